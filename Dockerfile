@@ -1,0 +1,38 @@
+# Hearth in a container: serves over HTTP as a non-root user and writes nothing, so a read-only root file system suits it.
+#
+#   DOCKER_BUILDKIT=1 docker build -t hearth .
+#   docker run --rm --read-only -p 8080:8080 hearth                                       the bundled model
+#   docker run --rm --read-only -p 8080:8080 -v "$PWD/DIR:/data:ro" hearth serve --model /data
+#   docker run --rm --user "$(id -u)" -v "$PWD:/data" --entrypoint hearth-train hearth quickstart FILE.txt --out DIR
+
+FROM rust:1.95-bookworm AS build
+WORKDIR /src
+COPY . .
+# The registry and cargo's output stay with the builder from one build to the next: a change of our code compiles our code alone.
+# The output is not in the image, so what is wanted of it is copied out, without its symbols.
+RUN --mount=type=cache,target=/usr/local/cargo/registry \
+    --mount=type=cache,target=/target,sharing=locked \
+    CARGO_TARGET_DIR=/target cargo build --release --locked --workspace --bins \
+    && mkdir /out \
+    && for name in hearth hearth-train; do strip -o "/out/$name" "/target/release/$name"; done
+
+FROM debian:bookworm-slim
+LABEL org.opencontainers.image.title="Hearth" \
+      org.opencontainers.image.description="Trains and serves GPT-style language models, on any GPU through Vulkan and on a plain CPU" \
+      org.opencontainers.image.licenses="MIT OR Apache-2.0"
+# The Vulkan loader, for a GPU whose driver the container is given. Without one, Hearth runs on the CPU.
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends libvulkan1 \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt /var/log/apt /var/log/dpkg.log
+COPY --from=build /out/ /usr/local/bin/
+ENV HEARTH_HOST=0.0.0.0 HEARTH_PORT=8080
+# A number, so that an orchestrator can see that it is not root. It has no home, and the working directory is not its to write.
+USER 10001:10001
+WORKDIR /data
+EXPOSE 8080
+STOPSIGNAL SIGTERM
+# Bash opens the connection itself: the image has no HTTP client.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s CMD ["bash", "-c", \
+    "exec 3<>/dev/tcp/127.0.0.1/$HEARTH_PORT && printf 'GET /health HTTP/1.0\\r\\n\\r\\n' >&3 && read -r _ status _ <&3 && [ \"$status\" = 200 ]"]
+ENTRYPOINT ["hearth"]
+CMD ["serve"]

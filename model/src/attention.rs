@@ -1,0 +1,159 @@
+//! Causal self-attention: projections, positions and grouped heads around the attention operations.
+
+use burn::{
+    module::Module,
+    tensor::{Device, Tensor, TensorData},
+};
+
+use crate::{
+    config::{GptConfig, Positions},
+    error::Result,
+    gpt::{Linear, ParamSource, ParamVisitor},
+    kv_cache::PagedStep,
+    ops::{self, AttentionOptions, Rotation},
+    position,
+};
+
+/// How the rows of a forward pass attend.
+#[derive(Debug)]
+pub enum AttentionContext<'a> {
+    /// Whole sequences side by side, each causally over itself: training and evaluation.
+    Dense(Dense<'a>),
+    /// Rows behind what a cache holds: prefill and decoding, mixed in any lengths.
+    Paged(PagedStep<'a>),
+}
+
+/// `batch` sequences of `seq_len` rows, one after the other.
+#[derive(Debug)]
+pub struct Dense<'a> {
+    /// How many sequences.
+    pub batch: usize,
+    /// Rows in each.
+    pub seq_len: usize,
+    /// Where to leave each layer's attention weights, `[batch, n_heads, seq_len, seq_len]`, if they are wanted.
+    pub maps: Option<&'a mut Vec<Tensor<4>>>,
+}
+
+impl AttentionContext<'_> {
+    /// Whole sequences, without attention maps.
+    pub fn dense(batch: usize, seq_len: usize) -> Self {
+        Self::Dense(Dense { batch, seq_len, maps: None })
+    }
+
+    /// The position of each row within its sequence; of one sequence where all sequences' are alike.
+    fn positions(&self) -> Vec<usize> {
+        match self {
+            Self::Dense(dense) => (0..dense.seq_len).collect(),
+            Self::Paged(step) => step.positions.clone(),
+        }
+    }
+
+    /// How often [`positions`](Self::positions) repeats to cover all rows.
+    fn repeats(&self) -> usize {
+        match self {
+            Self::Dense(dense) => dense.batch,
+            Self::Paged(_) => 1,
+        }
+    }
+}
+
+/// What every layer of one forward pass needs and none should compute again.
+#[derive(Debug)]
+pub(crate) struct Pass<'a> {
+    context: AttentionContext<'a>,
+    options: AttentionOptions,
+    rotation: Option<Rotation>,
+    dense_bias: Option<Tensor<4>>,
+}
+
+impl<'a> Pass<'a> {
+    pub(crate) fn new(config: &GptConfig, context: AttentionContext<'a>, device: &Device) -> Self {
+        let options = AttentionOptions {
+            n_heads: config.n_heads,
+            n_kv_heads: config.n_kv_heads,
+            head_dim: config.head_dim,
+            scale: (config.head_dim as f64).sqrt().recip(),
+            sliding_window: config.sliding_window,
+            alibi_slopes: (config.positions == Positions::Alibi).then(|| position::alibi_slopes(config.n_heads)),
+        };
+        let rotation = match &config.positions {
+            Positions::Rope(rope) => {
+                let positions = context.positions();
+                let angles = position::rope_angles(&positions, rope);
+                Some(Rotation::new(&angles, positions.len(), device).repeat(context.repeats()))
+            }
+            _ => None,
+        };
+        let dense_bias = match &context {
+            AttentionContext::Dense(dense) => ops::causal_bias(0..dense.seq_len, 0, &options, device),
+            AttentionContext::Paged(_) => None,
+        };
+        Self { context, options, rotation, dense_bias }
+    }
+
+    /// The position of each row, as [`GptConfig::positions`] of the added kinds needs them.
+    pub(crate) fn row_positions(&self) -> Vec<usize> {
+        self.context.positions().repeat(self.context.repeats())
+    }
+}
+
+/// Masked multi-head self-attention with grouped key and value heads.
+#[derive(Module, Debug)]
+pub(crate) struct CausalSelfAttention {
+    // Queries, keys and values in one matrix: one product instead of three.
+    qkv: Linear,
+    out: Linear,
+}
+
+impl CausalSelfAttention {
+    pub(crate) fn new(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
+        Ok(Self { qkv: Linear::new(&format!("{path}.qkv"), params)?, out: Linear::new(&format!("{path}.out"), params)? })
+    }
+
+    pub(crate) fn read(&self, path: &str, visit: &mut ParamVisitor<'_>) -> Result<()> {
+        self.qkv.read(&format!("{path}.qkv"), visit)?;
+        self.out.read(&format!("{path}.out"), visit)
+    }
+
+    /// `x [n_rows, d_model]` to the same.
+    pub(crate) fn forward(&self, layer: usize, x: Tensor<2>, pass: &mut Pass<'_>) -> Tensor<2> {
+        let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = pass.options;
+        let [n_rows, _] = x.dims();
+        let qkv = self.qkv.forward(x).reshape([n_rows, n_heads + 2 * n_kv_heads, head_dim]);
+        let heads = |range: std::ops::Range<usize>| qkv.clone().slice([0..n_rows, range, 0..head_dim]);
+        // Queries and keys turn alike, so they turn together.
+        let qk = heads(0..n_heads + n_kv_heads);
+        let qk = match &pass.rotation {
+            Some(rotation) => ops::rope(qk, rotation),
+            None => qk,
+        };
+        let flat = |x: Tensor<3>| {
+            let [_, n_heads, _] = x.dims();
+            x.reshape([n_rows, n_heads * head_dim])
+        };
+        let q = flat(qk.clone().slice([0..n_rows, 0..n_heads, 0..head_dim]));
+        let k = flat(qk.slice([0..n_rows, n_heads..n_heads + n_kv_heads, 0..head_dim]));
+        let v = flat(heads(n_heads + n_kv_heads..n_heads + 2 * n_kv_heads));
+        let mixed = match &mut pass.context {
+            AttentionContext::Dense(dense) => {
+                let (mixed, probs) =
+                    ops::attention_dense([q, k, v], pass.dense_bias.clone(), dense.batch, &pass.options);
+                if let Some(maps) = &mut dense.maps {
+                    maps.push(probs);
+                }
+                mixed
+            }
+            AttentionContext::Paged(step) => {
+                step.append(layer, k, v);
+                ops::attention_paged(q, step.pools(layer), &step.sequences, &pass.options)
+            }
+        };
+        self.out.forward(mixed)
+    }
+}
+
+/// The sinusoidal vectors of rows at `positions`, `[n_rows, d_model]`.
+pub(crate) fn sinusoidal_rows(positions: &[usize], d_model: usize, device: &Device) -> Tensor<2> {
+    let rows = position::sinusoidal(positions, d_model);
+    Tensor::from_data(TensorData::new(rows, [positions.len(), d_model]), device)
+}

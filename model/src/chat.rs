@@ -1,0 +1,218 @@
+//! Chat templates: the only place that turns messages into the text, and the token ids, that a model was tuned on.
+//!
+//! What may come in: reading templates from a model dir, rendering them as `transformers` does, and encoding the
+//! result. Serving and fine-tuning share it, so they cannot drift apart.
+//!
+//! A template is a Jinja program that comes with the model. It runs without access to anything but its arguments, and
+//! within a limit on its instructions.
+
+mod environment;
+mod files;
+mod json;
+mod marks;
+
+use std::{path::Path, sync::Arc};
+
+use minijinja::{Environment, value::Serde};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::{
+    TokenId,
+    error::{Error, Result},
+    tokenizer::Tokenizer,
+};
+
+/// One message of a conversation, as clients send it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Message {
+    /// Who speaks: `system`, `user`, `assistant`, `tool`, or what else the template knows.
+    pub role: String,
+    /// What is said.
+    pub content: String,
+    /// Whatever else the template reads, such as `name` or `tool_calls`.
+    #[serde(flatten)]
+    pub extra: Map<String, Value>,
+}
+
+impl Message {
+    /// A message of nothing but text.
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
+        Self { role: role.into(), content: content.into(), extra: Map::new() }
+    }
+}
+
+/// What a template sees besides the messages.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RenderContext {
+    /// End with the opening of the assistant's turn, so that the model answers.
+    pub add_generation_prompt: bool,
+    /// The string of the tokenizer's `bos` token. `None` leaves the variable undefined, here and below.
+    pub bos_token: Option<String>,
+    /// The string of the tokenizer's `eos` token.
+    pub eos_token: Option<String>,
+    /// The string of the tokenizer's `pad` token.
+    pub pad_token: Option<String>,
+    /// The string of the tokenizer's `unk` token.
+    pub unk_token: Option<String>,
+    /// The tools that the model may call: a list of JSON schemas.
+    pub tools: Option<Value>,
+    /// Further variables, such as `enable_thinking`; what a client sends as `chat_template_kwargs`.
+    pub kwargs: Map<String, Value>,
+}
+
+impl RenderContext {
+    /// A context with the tokenizer's special tokens, that asks for an answer and offers no tools.
+    pub fn new(tokenizer: &Tokenizer) -> Self {
+        Self {
+            add_generation_prompt: true,
+            bos_token: tokenizer.bos().map(|token| token.content),
+            eos_token: tokenizer.eos().map(|token| token.content),
+            pad_token: tokenizer.pad().map(|token| token.content),
+            unk_token: tokenizer.unk().map(|token| token.content),
+            tools: None,
+            kwargs: Map::new(),
+        }
+    }
+}
+
+/// The chat template of a model. Clones share one compiled copy.
+#[derive(Clone, Debug)]
+pub struct ChatTemplate {
+    environment: Arc<Environment<'static>>,
+}
+
+/// The sources of a model's templates.
+struct Sources {
+    default: String,
+    /// Used in place of the default when there are tools.
+    tool_use: Option<String>,
+}
+
+const DEFAULT: &str = "default";
+const TOOL_USE: &str = "tool_use";
+
+/// Variables that are arguments of their own.
+const RESERVED: [&str; 3] = ["messages", "tools", "add_generation_prompt"];
+
+impl ChatTemplate {
+    /// Reads the template of a model dir: `chat_template.jinja` or, as older dirs have it, `chat_template` in
+    /// `tokenizer_config.json`, a string or a list of named templates. `None` if the dir has none.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if a file is there but cannot be read, [`Error::File`] if it does not hold a template.
+    pub fn from_dir(dir: &Path) -> Result<Option<Self>> {
+        let found = files::find(dir)?;
+        found.map(|(sources, origin)| Self::from_sources(sources, &origin)).transpose()
+    }
+
+    /// Compiles one template. `origin` is the file that messages name.
+    ///
+    /// # Errors
+    /// [`Error::File`] with the line if the source is not a template.
+    pub fn new(source: &str, origin: &Path) -> Result<Self> {
+        Self::from_sources(Sources { default: source.into(), tool_use: None }, origin)
+    }
+
+    fn from_sources(sources: Sources, origin: &Path) -> Result<Self> {
+        let mut environment = environment::like_transformers(origin)?;
+        let named = [(DEFAULT, Some(sources.default)), (TOOL_USE, sources.tool_use)];
+        for (name, source) in named.into_iter().filter_map(|(name, source)| Some((name, source?))) {
+            environment
+                .add_template_owned(name, environment::without_generation_tags(&source))
+                .map_err(|error| environment::compile_error(&error, origin))?;
+        }
+        Ok(Self { environment: Arc::new(environment) })
+    }
+
+    /// The text of a conversation.
+    ///
+    /// # Errors
+    /// [`Error::Template`] if the template refuses the messages, fails on them or does not come to an end;
+    /// [`Error::Param`] if the further variables take a name that is not theirs.
+    pub fn render(&self, messages: &[Message], context: &RenderContext) -> Result<String> {
+        self.render_inputs(&Inputs::new(messages, context)?, context)
+    }
+
+    /// The token ids of a conversation.
+    ///
+    /// Special-token strings that the template writes become tokens. The same strings in what comes from outside (the
+    /// messages, the tools, the further variables) stay text, so that nobody can end their own turn and speak as
+    /// someone else. To tell them apart, they are broken up by a mark while the template runs: a template that looks
+    /// for such a string within a message does not find it there. A special token of one character cannot be broken
+    /// up and is parsed wherever it is.
+    ///
+    /// # Errors
+    /// As [`render`](Self::render) and [`Tokenizer::encode`].
+    pub fn encode(&self, tokenizer: &Tokenizer, messages: &[Message], context: &RenderContext) -> Result<Vec<TokenId>> {
+        let mut inputs = Inputs::new(messages, context)?;
+        let mark = marks::unused(&inputs, &self.sources())?;
+        marks::break_up(&mut inputs, &tokenizer.special_tokens(), mark);
+        tokenizer.encode_marked(&self.render_inputs(&inputs, context)?, mark)
+    }
+
+    fn render_inputs(&self, inputs: &Inputs, context: &RenderContext) -> Result<String> {
+        let has_tools = inputs.tools.as_ref().is_some_and(|tools| !tools.is_null());
+        let template = match self.environment.get_template(TOOL_USE) {
+            Ok(template) if has_tools => template,
+            _ => self.environment.get_template(DEFAULT).map_err(|error| environment::render_error(&error))?,
+        };
+        template.render(variables(inputs, context)).map_err(|error| environment::render_error(&error))
+    }
+
+    fn sources(&self) -> String {
+        self.environment.templates().map(|(_, template)| template.source().to_owned()).collect()
+    }
+}
+
+/// Everything in a rendering that comes from outside, as JSON.
+struct Inputs {
+    messages: Vec<Value>,
+    tools: Option<Value>,
+    kwargs: Map<String, Value>,
+}
+
+impl Inputs {
+    fn new(messages: &[Message], context: &RenderContext) -> Result<Self> {
+        if let Some(name) = RESERVED.into_iter().find(|name| context.kwargs.contains_key(*name)) {
+            let what = format!("must not hold `{name}`, which is a parameter of its own");
+            return Err(Error::Param { name: "chat_template_kwargs", what });
+        }
+        Ok(Self {
+            messages: messages.iter().map(message_json).collect(),
+            tools: context.tools.clone(),
+            kwargs: context.kwargs.clone(),
+        })
+    }
+}
+
+fn message_json(message: &Message) -> Value {
+    let mut json = Map::new();
+    json.insert("role".into(), message.role.clone().into());
+    json.insert("content".into(), message.content.clone().into());
+    json.extend(message.extra.clone());
+    Value::Object(json)
+}
+
+/// The template's variables, as `transformers` passes them: `tools` and `documents` are none, not undefined, when
+/// there are none, and further variables may replace the special tokens.
+fn variables(inputs: &Inputs, context: &RenderContext) -> minijinja::Value {
+    let special_tokens = [
+        ("bos_token", &context.bos_token),
+        ("eos_token", &context.eos_token),
+        ("pad_token", &context.pad_token),
+        ("unk_token", &context.unk_token),
+    ];
+    let mut variables = Map::new();
+    for (name, token) in special_tokens {
+        if let Some(token) = token {
+            variables.insert(name.into(), token.clone().into());
+        }
+    }
+    variables.insert("documents".into(), Value::Null);
+    variables.extend(inputs.kwargs.clone());
+    variables.insert("messages".into(), inputs.messages.clone().into());
+    variables.insert("tools".into(), inputs.tools.clone().unwrap_or(Value::Null));
+    variables.insert("add_generation_prompt".into(), context.add_generation_prompt.into());
+    minijinja::Value::from(Serde(variables))
+}

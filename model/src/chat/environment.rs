@@ -1,0 +1,124 @@
+//! The Jinja environment that templates of `transformers` expect, and its errors in our words.
+
+use std::{error::Error as _, fmt, path::Path};
+
+use minijinja::{Environment, ErrorKind, UndefinedBehavior, syntax::SyntaxConfig};
+use minijinja_contrib::pycompat;
+
+use super::json;
+use crate::error::{Error, Result};
+
+/// Instructions that one rendering may take, a second or two. Long conversations take some thousands per message.
+const MAX_INSTRUCTIONS: u64 = 50_000_000;
+
+/// An environment with the settings, filters and functions that `transformers` gives templates.
+pub(super) fn like_transformers(origin: &Path) -> Result<Environment<'static>> {
+    let syntax = SyntaxConfig::builder()
+        .trim_blocks(true)
+        .lstrip_blocks(true)
+        .build()
+        .map_err(|error| compile_error(&error, origin))?;
+    let mut environment = Environment::new();
+    environment.set_syntax(syntax);
+    environment.set_undefined_behavior(UndefinedBehavior::Lenient);
+    environment.set_unknown_method_callback(pycompat::unknown_method_callback);
+    environment.set_fuel(Some(MAX_INSTRUCTIONS));
+    environment.add_filter("tojson", json::tojson);
+    environment.add_function("raise_exception", raise_exception);
+    environment.add_function("strftime_now", strftime_now);
+    Ok(environment)
+}
+
+/// Training marks what the assistant says with `{% generation %}` blocks, which render as their content.
+pub(super) fn without_generation_tags(source: &str) -> String {
+    let mut plain = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let Some(len) = rest[start..].find("%}").map(|end| end + 2) else { break };
+        let tag = &rest[start..start + len];
+        plain.push_str(&rest[..start]);
+        match tag[2..len - 2].trim_matches(['-', '+']).trim() {
+            "generation" => plain.push_str(&tag.replacen("generation", "if true", 1)),
+            "endgeneration" => plain.push_str(&tag.replacen("endgeneration", "endif", 1)),
+            _ => plain.push_str(tag),
+        }
+        rest = &rest[start + len..];
+    }
+    plain + rest
+}
+
+/// A template's own word that it cannot render these messages.
+#[derive(Debug)]
+struct Refusal(String);
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+fn raise_exception(message: String) -> Result<(), minijinja::Error> {
+    Err(minijinja::Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Refusal(message)))
+}
+
+/// The local time, formatted as Python's `strftime` does.
+fn strftime_now(format: &str) -> Result<String, minijinja::Error> {
+    jiff::fmt::strtime::format(format, &jiff::Zoned::now())
+        .map_err(|error| minijinja::Error::new(ErrorKind::InvalidOperation, format!("strftime_now: {error}")))
+}
+
+pub(super) fn compile_error(error: &minijinja::Error, origin: &Path) -> Error {
+    Error::File {
+        path: origin.to_owned(),
+        what: format!("the chat template does not parse: {}", describe(error)),
+        hint: String::new(),
+    }
+}
+
+pub(super) fn render_error(error: &minijinja::Error) -> Error {
+    if let Some(refusal) = find_refusal(error) {
+        return Error::Template {
+            what: format!("refuses these messages: {refusal}"),
+            hint: "change the messages as the template asks".into(),
+        };
+    }
+    if error.kind() == ErrorKind::OutOfFuel {
+        return Error::Template {
+            what: format!("did not come to an end within {MAX_INSTRUCTIONS} instructions"),
+            hint: "the template has a loop that is too long; use a corrected one".into(),
+        };
+    }
+    Error::Template { what: describe(error), hint: String::new() }
+}
+
+fn find_refusal(error: &minijinja::Error) -> Option<&Refusal> {
+    let mut source = error.source();
+    while let Some(error) = source {
+        if let Some(refusal) = error.downcast_ref() {
+            return Some(refusal);
+        }
+        source = error.source();
+    }
+    None
+}
+
+fn describe(error: &minijinja::Error) -> String {
+    let what = error.detail().map_or_else(|| error.kind().to_string(), |detail| format!("{}: {detail}", error.kind()));
+    match error.line() {
+        Some(line) => format!("line {line}: {what}"),
+        None => what,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn generation_tags_become_conditions_that_hold() {
+        let source = "a{%- generation -%}b{% set x = '%' %}c{% endgeneration +%}d{% unclosed";
+        assert_eq!(without_generation_tags(source), "a{%- if true -%}b{% set x = '%' %}c{% endif +%}d{% unclosed");
+    }
+}

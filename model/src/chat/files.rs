@@ -1,0 +1,73 @@
+//! Where a model dir keeps its chat template.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+
+use super::{DEFAULT, Sources, TOOL_USE};
+use crate::error::{Error, Result};
+
+/// What Hearth reads here of `tokenizer_config.json`.
+#[derive(Deserialize)]
+struct ConfigJson {
+    chat_template: Option<TemplateJson>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum TemplateJson {
+    Single(String),
+    Named(Vec<NamedTemplate>),
+}
+
+#[derive(Deserialize)]
+struct NamedTemplate {
+    name: String,
+    template: String,
+}
+
+/// The templates of a model dir, and the file that they are from.
+pub(super) fn find(dir: &Path) -> Result<Option<(Sources, PathBuf)>> {
+    let path = dir.join("chat_template.jinja");
+    if let Some(default) = read(&path)? {
+        let tool_use = read(&dir.join("additional_chat_templates").join(format!("{TOOL_USE}.jinja")))?;
+        return Ok(Some((Sources { default, tool_use }, path)));
+    }
+    let path = dir.join("tokenizer_config.json");
+    let Some(json) = read(&path)? else { return Ok(None) };
+    let config: ConfigJson = serde_json::from_str(&json).map_err(|error| Error::File {
+        path: path.clone(),
+        what: format!("does not hold a chat template as expected: {error}"),
+        hint: "`chat_template` is a string, or a list of objects with `name` and `template`".into(),
+    })?;
+    let sources = match config.chat_template {
+        None => return Ok(None),
+        Some(TemplateJson::Single(default)) => Sources { default, tool_use: None },
+        Some(TemplateJson::Named(named)) => choose(named, &path)?,
+    };
+    Ok(Some((sources, path)))
+}
+
+fn choose(named: Vec<NamedTemplate>, path: &Path) -> Result<Sources> {
+    let source = |name| named.iter().find(|named| named.name == name).map(|named| named.template.clone());
+    let Some(default) = source(DEFAULT) else {
+        let names: Vec<String> = named.iter().map(|named| format!("`{}`", named.name)).collect();
+        return Err(Error::File {
+            path: path.to_owned(),
+            what: format!("has no chat template named `{DEFAULT}`, only: {}", names.join(", ")),
+            hint: "save the one to use as `chat_template.jinja` in the same folder".into(),
+        });
+    };
+    Ok(Sources { default, tool_use: source(TOOL_USE) })
+}
+
+fn read(path: &Path) -> Result<Option<String>> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(Error::Io { action: "read", path: path.to_owned(), source }),
+    }
+}

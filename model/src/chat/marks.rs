@@ -1,0 +1,94 @@
+//! Telling the special tokens that a template writes from the same strings in what people write.
+//!
+//! A character that occurs nowhere is put into such a string, after its first character. The tokenizer parses the
+//! rendered text, where only the template's own special tokens are whole, and takes the marks out.
+
+use std::collections::HashSet;
+
+use serde_json::{Map, Value};
+
+use super::Inputs;
+use crate::{
+    TokenId,
+    error::{Error, Result},
+};
+
+/// A character for private use that neither the inputs nor the templates have.
+pub(super) fn unused(inputs: &Inputs, template_sources: &str) -> Result<char> {
+    let mut used: HashSet<char> = template_sources.chars().filter(|character| is_private(*character)).collect();
+    for_each_input(inputs, &mut |text| used.extend(text.chars().filter(|character| is_private(*character))));
+    ('\u{E000}'..='\u{F8FF}').find(|character| !used.contains(character)).ok_or_else(|| Error::Template {
+        what: "the messages use every private-use character of Unicode, U+E000 to U+F8FF; one must be free".into(),
+        hint: String::new(),
+    })
+}
+
+fn is_private(character: char) -> bool {
+    ('\u{E000}'..='\u{F8FF}').contains(&character)
+}
+
+fn for_each_input(inputs: &Inputs, visit: &mut impl FnMut(&str)) {
+    let values = inputs.messages.iter().chain(&inputs.tools).chain(inputs.kwargs.values());
+    values.for_each(|value| for_each_string(value, visit));
+}
+
+fn for_each_string(value: &Value, visit: &mut impl FnMut(&str)) {
+    match value {
+        Value::String(text) => visit(text),
+        Value::Array(items) => items.iter().for_each(|item| for_each_string(item, visit)),
+        Value::Object(fields) => fields.iter().for_each(|(key, value)| {
+            visit(key);
+            for_each_string(value, visit);
+        }),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+/// Puts `mark` into every special-token string of the inputs.
+pub(super) fn break_up(inputs: &mut Inputs, special_tokens: &[(TokenId, String)], mark: char) {
+    let breaks: Vec<Break> = special_tokens.iter().filter_map(|(_, content)| Break::new(content, mark)).collect();
+    let values = inputs.messages.iter_mut().chain(&mut inputs.tools).chain(inputs.kwargs.values_mut());
+    values.for_each(|value| break_up_value(value, &breaks));
+}
+
+/// A special-token string, and the same with the mark in it.
+struct Break<'a> {
+    whole: &'a str,
+    broken: String,
+}
+
+impl<'a> Break<'a> {
+    /// `None` for a string of one character, which nothing can break.
+    fn new(whole: &'a str, mark: char) -> Option<Self> {
+        let (at, _) = whole.char_indices().nth(1)?;
+        let (first, rest) = whole.split_at(at);
+        Some(Self { whole, broken: format!("{first}{mark}{rest}") })
+    }
+}
+
+fn break_up_value(value: &mut Value, breaks: &[Break]) {
+    match value {
+        Value::String(text) => break_up_text(text, breaks),
+        Value::Array(items) => items.iter_mut().for_each(|item| break_up_value(item, breaks)),
+        Value::Object(fields) => {
+            *fields = std::mem::take(fields)
+                .into_iter()
+                .map(|(mut key, mut value)| {
+                    break_up_text(&mut key, breaks);
+                    break_up_value(&mut value, breaks);
+                    (key, value)
+                })
+                .collect::<Map<_, _>>();
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+fn break_up_text(text: &mut String, breaks: &[Break]) {
+    for Break { whole, broken } in breaks {
+        // Again where two occurrences overlap: replacing the first leaves the second whole.
+        while text.contains(whole) {
+            *text = text.replace(whole, broken);
+        }
+    }
+}

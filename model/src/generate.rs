@@ -1,0 +1,107 @@
+//! The plain loop for one sequence: prefill, then one token at a time. The command line and training samples use it, and
+//! the server's engine is tested against it.
+
+use std::ops::ControlFlow;
+
+use burn::tensor::{Int, Tensor, TensorData};
+
+use crate::{
+    TokenId,
+    attention::AttentionContext,
+    error::{Error, Result},
+    gpt::{self, Gpt},
+    kv_cache::{KvCache, PAGE_SIZE, PageTable, StepPart},
+    sampling::{Sampler, SamplingParams},
+};
+
+/// Rows of a prompt that go through the model at a time, so that a long one needs no more memory than this many rows.
+const PREFILL_CHUNK: usize = 512;
+
+/// What to generate.
+#[derive(Clone, Debug)]
+pub struct GenerateOptions {
+    /// At most this many tokens; fewer when the model's context ends.
+    pub max_tokens: usize,
+    /// How tokens are chosen.
+    pub sampling: SamplingParams,
+    /// Tokens that end the text. The one that ended it is part of the result.
+    pub eos_token_ids: Vec<TokenId>,
+}
+
+/// Continues `prompt_ids`; `on_token` sees each token as it comes and may stop there.
+///
+/// Gives the new tokens.
+///
+/// # Errors
+/// [`Error::Param`] when the prompt is empty, too long, or has ids beyond the vocabulary, or when a sampling parameter is
+/// out of range; [`Error::Execution`] when the device fails.
+pub fn generate(
+    gpt: &Gpt,
+    prompt_ids: &[TokenId],
+    options: &GenerateOptions,
+    mut on_token: impl FnMut(TokenId) -> ControlFlow<()>,
+) -> Result<Vec<TokenId>> {
+    let config = gpt.config();
+    check_prompt(prompt_ids, config.vocab_size, config.max_seq_len)?;
+    options.sampling.validate(config.vocab_size)?;
+    let max_tokens = options.max_tokens.min(config.max_seq_len - prompt_ids.len());
+    let n_pages = (prompt_ids.len() + max_tokens).div_ceil(PAGE_SIZE);
+    let mut cache = KvCache::new(config, n_pages, &gpt.device());
+    let mut table = cache.table();
+    let mut sampler = Sampler::new(options.sampling.clone(), 0, prompt_ids);
+    let mut generated = Vec::new();
+    let mut pending = prompt_ids.to_vec();
+    while generated.len() < max_tokens {
+        let logits = next_logits(gpt, &mut cache, &mut table, &pending)?;
+        let id = sampler.sample(&logits, prompt_ids.len() + generated.len())?;
+        sampler.accept(id);
+        generated.push(id);
+        if on_token(id).is_break() || options.eos_token_ids.contains(&id) {
+            break;
+        }
+        pending = vec![id];
+    }
+    Ok(generated)
+}
+
+/// Appends `token_ids` to the sequence in `table` and gives the logits of what comes next, `[vocab_size]`.
+///
+/// # Errors
+/// [`Error::Execution`] when the cache has too few pages or the device fails.
+pub fn next_logits(
+    gpt: &Gpt,
+    cache: &mut KvCache,
+    table: &mut PageTable,
+    token_ids: &[TokenId],
+) -> Result<Vec<f32>> {
+    let mut last = None;
+    for chunk in token_ids.chunks(PREFILL_CHUNK) {
+        let step = cache.step(&mut [StepPart { table, n_new: chunk.len() }]);
+        let step = step.map_err(|error| Error::Execution { what: error.to_string() })?;
+        let hidden = gpt.forward(token_tensor(gpt, chunk), AttentionContext::Paged(step));
+        last = Some(hidden.slice(chunk.len() - 1..chunk.len()));
+    }
+    let hidden = last.ok_or(Error::Param { name: "prompt", what: "must not be empty".to_owned() })?;
+    gpt::to_f32(gpt::read(gpt.logits(hidden))?)
+}
+
+/// Ids as the model takes them, `[n]`, on its device.
+pub fn token_tensor(gpt: &Gpt, token_ids: &[TokenId]) -> Tensor<1, Int> {
+    let ids: Vec<i32> = token_ids.iter().map(|&id| id as i32).collect();
+    Tensor::from_data(TensorData::new(ids, [token_ids.len()]), &gpt.device())
+}
+
+fn check_prompt(prompt_ids: &[TokenId], vocab_size: usize, max_seq_len: usize) -> Result<()> {
+    let refuse = |what: String| Err(Error::Param { name: "prompt", what });
+    if prompt_ids.is_empty() {
+        return refuse("must have at least one token".to_owned());
+    }
+    if let Some(id) = prompt_ids.iter().find(|id| **id as usize >= vocab_size) {
+        return refuse(format!("has token id {id}, the vocabulary has {vocab_size}"));
+    }
+    if prompt_ids.len() >= max_seq_len {
+        let n = prompt_ids.len();
+        return refuse(format!("must leave room in the context of {max_seq_len} tokens, got {n} tokens"));
+    }
+    Ok(())
+}

@@ -1,0 +1,454 @@
+//! The architecture, from token ids to logits, and every parameter it has.
+
+use std::collections::HashMap;
+
+use burn::{
+    module::{Module, Param},
+    nn::{Dropout, DropoutConfig},
+    tensor::{Device, Distribution, Int, Tensor, TensorData},
+};
+
+use crate::{
+    attention::{AttentionContext, CausalSelfAttention, Pass, sinusoidal_rows},
+    config::{Activation, GptConfig, NormPosition, Positions},
+    error::{Error, Result},
+    ops::{self, Dtype, NormOptions, Weight},
+};
+
+/// Standard deviation of fresh matrices and embeddings, GPT-2's.
+const INIT_STD: f64 = 0.02;
+
+/// A decoder-only transformer.
+#[derive(Module, Debug)]
+pub struct Gpt {
+    embed: Embedding,
+    pos_embed: Option<Embedding>,
+    dropout: Dropout,
+    blocks: Vec<Block>,
+    norm: Option<Norm>,
+    lm_head: Option<Linear>,
+    #[module(skip)]
+    config: GptConfig,
+}
+
+impl Gpt {
+    /// A model with random weights; the same `seed` gives the same weights on the same device.
+    ///
+    /// Matrices and embeddings are normal with deviation 0.02, the two projections that write into the residual stream
+    /// with `0.02 / sqrt(2 n_layers)` (GPT-2, 2.3); biases are 0, norm weights act as 1.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when `config` makes no model.
+    pub fn init(config: &GptConfig, seed: u64, device: &Device) -> Result<Self> {
+        // The random numbers come from the plain device; autodiff records nothing of them.
+        let plain = device.clone().inner();
+        plain.seed(seed);
+        Self::from_params(config, Dtype::F32, device, &mut |spec| {
+            let n = spec.shape.iter().product();
+            Ok(match spec.init {
+                Init::Normal { std } => {
+                    let values = Tensor::<1>::random([n], Distribution::Normal(0.0, std), &plain);
+                    TensorData::new(to_f32(read(values)?)?, spec.shape.as_slice())
+                }
+                Init::Constant(value) => TensorData::new(vec![value; n], spec.shape.as_slice()),
+            })
+        })
+    }
+
+    /// A model whose parameters come from `read`, one at a time. Matrices are kept in `dtype`, all else in f32.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when `config` makes no model, and whatever `read` reports.
+    pub fn from_params(
+        config: &GptConfig,
+        dtype: Dtype,
+        device: &Device,
+        read: &mut dyn FnMut(&ParamSpec) -> Result<TensorData>,
+    ) -> Result<Self> {
+        config.validate()?;
+        let specs = param_specs(config).into_iter().map(|spec| (spec.path.clone(), spec)).collect();
+        let params = &mut ParamSource { specs, read, dtype, device, config };
+        Ok(Self {
+            embed: Embedding::new("embed", params)?,
+            pos_embed: params.has("pos_embed.weight").then(|| Embedding::new("pos_embed", params)).transpose()?,
+            dropout: DropoutConfig::new(config.dropout).init(),
+            blocks: (0..config.n_layers).map(|layer| Block::new(layer, params)).collect::<Result<_>>()?,
+            norm: params.has("norm.weight").then(|| Norm::new("norm", params)).transpose()?,
+            lm_head: params.has("lm_head.weight").then(|| Linear::new("lm_head", params)).transpose()?,
+            config: config.clone(),
+        })
+    }
+
+    /// The architecture.
+    pub fn config(&self) -> &GptConfig {
+        &self.config
+    }
+
+    /// Where the weights are.
+    pub fn device(&self) -> Device {
+        self.embed.weight.device()
+    }
+
+    /// Token ids to hidden states: `[n_tokens]` to `[n_tokens, d_model]`. `context` says which row sees which.
+    ///
+    /// Ids must be below `vocab_size` and, with learned positions, rows must stand below `max_seq_len`.
+    pub fn forward(&self, token_ids: Tensor<1, Int>, context: AttentionContext<'_>) -> Tensor<2> {
+        let device = token_ids.device();
+        let mut pass = Pass::new(&self.config, context, &device);
+        let mut x = self.embed.forward(token_ids);
+        if self.config.scale_embeddings {
+            x = x * (self.config.d_model as f64).sqrt();
+        }
+        if let Some(pos_embed) = &self.pos_embed {
+            let positions: Vec<i32> = pass.row_positions().iter().map(|&position| position as i32).collect();
+            x = x + pos_embed.forward(Tensor::from_data(positions.as_slice(), &device));
+        } else if self.config.positions == Positions::Sinusoidal {
+            x = x + sinusoidal_rows(&pass.row_positions(), self.config.d_model, &device);
+        }
+        x = self.dropout.forward(x);
+        for (layer, block) in self.blocks.iter().enumerate() {
+            x = block.forward(layer, x, &mut pass);
+        }
+        match &self.norm {
+            Some(norm) => norm.forward(x),
+            None => x,
+        }
+    }
+
+    /// Scores of every token to come next: `[n_rows, d_model]` to `[n_rows, vocab_size]`.
+    pub fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
+        ops::linear(hidden, self.output_weight(), None)
+    }
+
+    /// Mean cross entropy in nats per token: hidden `[n_rows, d_model]` and the ids that follow, `[n_rows]`, to `[1]`.
+    pub fn loss(&self, hidden: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
+        ops::linear_cross_entropy(hidden, self.output_weight(), targets)
+    }
+
+    /// Every parameter's path and value as f32, in the order of the layers. Reads one tensor at a time off the device.
+    ///
+    /// # Errors
+    /// [`Error::Execution`] when the device cannot be read, and whatever `visit` reports.
+    pub fn read_params(&self, visit: &mut ParamVisitor<'_>) -> Result<()> {
+        self.embed.read("embed", visit)?;
+        self.pos_embed.iter().try_for_each(|embed| embed.read("pos_embed", visit))?;
+        for (layer, block) in self.blocks.iter().enumerate() {
+            block.read(&format!("blocks.{layer}"), visit)?;
+        }
+        self.norm.iter().try_for_each(|norm| norm.read("norm", visit))?;
+        self.lm_head.iter().try_for_each(|head| head.read("lm_head", visit))
+    }
+
+    fn output_weight(&self) -> &Weight {
+        self.lm_head.as_ref().map_or(&self.embed.weight, |head| &head.weight)
+    }
+}
+
+/// Is shown a parameter's path and value.
+pub type ParamVisitor<'a> = dyn FnMut(&str, TensorData) -> Result<()> + 'a;
+
+/// Attention, then the feed-forward network, each added to the residual stream.
+#[derive(Module, Debug)]
+struct Block {
+    attn_norm: Norm,
+    attn: CausalSelfAttention,
+    mlp_norm: Norm,
+    mlp: Mlp,
+    dropout: Dropout,
+    #[module(skip)]
+    wiring: Wiring,
+}
+
+/// How a block's two parts read from the residual stream and write to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wiring {
+    PreNorm,
+    PostNorm,
+    Parallel,
+}
+
+impl Block {
+    fn new(layer: usize, params: &mut ParamSource<'_>) -> Result<Self> {
+        let path = format!("blocks.{layer}");
+        let config = params.config;
+        Ok(Self {
+            attn_norm: Norm::new(&format!("{path}.attn_norm"), params)?,
+            attn: CausalSelfAttention::new(&format!("{path}.attn"), params)?,
+            mlp_norm: Norm::new(&format!("{path}.mlp_norm"), params)?,
+            mlp: Mlp::new(&format!("{path}.mlp"), params)?,
+            dropout: DropoutConfig::new(config.dropout).init(),
+            wiring: match (config.parallel_residual, config.norm_position) {
+                (true, _) => Wiring::Parallel,
+                (false, NormPosition::Pre) => Wiring::PreNorm,
+                (false, NormPosition::Post) => Wiring::PostNorm,
+            },
+        })
+    }
+
+    fn read(&self, path: &str, visit: &mut ParamVisitor<'_>) -> Result<()> {
+        self.attn_norm.read(&format!("{path}.attn_norm"), visit)?;
+        self.attn.read(&format!("{path}.attn"), visit)?;
+        self.mlp_norm.read(&format!("{path}.mlp_norm"), visit)?;
+        self.mlp.up.read(&format!("{path}.mlp.up"), visit)?;
+        self.mlp.down.read(&format!("{path}.mlp.down"), visit)
+    }
+
+    fn forward(&self, layer: usize, x: Tensor<2>, pass: &mut Pass<'_>) -> Tensor<2> {
+        let mut attn = |x| self.dropout.forward(self.attn.forward(layer, x, pass));
+        let mlp = |x| self.dropout.forward(self.mlp.forward(x));
+        match self.wiring {
+            Wiring::PreNorm => {
+                let x = x.clone() + attn(self.attn_norm.forward(x));
+                x.clone() + mlp(self.mlp_norm.forward(x))
+            }
+            Wiring::PostNorm => {
+                let x = self.attn_norm.forward(x.clone() + attn(x));
+                self.mlp_norm.forward(x.clone() + mlp(x))
+            }
+            Wiring::Parallel => {
+                x.clone() + attn(self.attn_norm.forward(x.clone())) + mlp(self.mlp_norm.forward(x))
+            }
+        }
+    }
+}
+
+/// The feed-forward network: `down(act(up(x)))`, or gated.
+#[derive(Module, Debug)]
+struct Mlp {
+    // Gated: the gate's rows, then those of `up`; one product instead of two.
+    up: Linear,
+    down: Linear,
+    #[module(skip)]
+    activation: Activation,
+    #[module(skip)]
+    gated: bool,
+}
+
+impl Mlp {
+    fn new(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
+        let GptConfig { activation, gated_mlp, .. } = *params.config;
+        Ok(Self {
+            up: Linear::new(&format!("{path}.up"), params)?,
+            down: Linear::new(&format!("{path}.down"), params)?,
+            activation,
+            gated: gated_mlp,
+        })
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        let x = self.up.forward(x);
+        let x = if self.gated { ops::gated(x, self.activation) } else { ops::activate(x, self.activation) };
+        self.down.forward(x)
+    }
+}
+
+/// A matrix, and a bias where the architecture has one.
+#[derive(Module, Debug)]
+pub(crate) struct Linear {
+    weight: Weight,
+    bias: Option<Param<Tensor<1>>>,
+}
+
+impl Linear {
+    pub(crate) fn new(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
+        Ok(Self { weight: params.matrix(&format!("{path}.weight"))?, bias: params.vector(&format!("{path}.bias"))? })
+    }
+
+    pub(crate) fn read(&self, path: &str, visit: &mut ParamVisitor<'_>) -> Result<()> {
+        visit(&format!("{path}.weight"), self.weight.read()?)?;
+        self.bias.iter().try_for_each(|bias| visit(&format!("{path}.bias"), read(bias.val())?))
+    }
+
+    /// `[n_rows, d_in]` to `[n_rows, d_out]`.
+    pub(crate) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        ops::linear(x, &self.weight, self.bias.as_ref().map(Param::val))
+    }
+}
+
+/// Rows of a matrix by number.
+#[derive(Module, Debug)]
+struct Embedding {
+    weight: Weight,
+}
+
+impl Embedding {
+    fn new(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
+        Ok(Self { weight: params.matrix(&format!("{path}.weight"))? })
+    }
+
+    fn read(&self, path: &str, visit: &mut ParamVisitor<'_>) -> Result<()> {
+        visit(&format!("{path}.weight"), self.weight.read()?)
+    }
+
+    fn forward(&self, ids: Tensor<1, Int>) -> Tensor<2> {
+        ops::embedding(&self.weight, ids)
+    }
+}
+
+/// LayerNorm or RMSNorm with its parameters.
+#[derive(Module, Debug)]
+struct Norm {
+    weight: Param<Tensor<1>>,
+    bias: Option<Param<Tensor<1>>>,
+    #[module(skip)]
+    options: NormOptions,
+}
+
+impl Norm {
+    fn new(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
+        let config = params.config;
+        Ok(Self {
+            weight: params.required_vector(&format!("{path}.weight"))?,
+            bias: params.vector(&format!("{path}.bias"))?,
+            options: NormOptions { kind: config.norm, eps: config.norm_eps, weight_offset: config.norm_weight_offset },
+        })
+    }
+
+    fn read(&self, path: &str, visit: &mut ParamVisitor<'_>) -> Result<()> {
+        visit(&format!("{path}.weight"), read(self.weight.val())?)?;
+        self.bias.iter().try_for_each(|bias| visit(&format!("{path}.bias"), read(bias.val())?))
+    }
+
+    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+        ops::norm(x, self.weight.val(), self.bias.as_ref().map(Param::val), self.options)
+    }
+}
+
+/// One parameter that an architecture has.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParamSpec {
+    /// Its path in the model, such as `blocks.3.attn.qkv.weight`.
+    pub path: String,
+    /// `[d_out, d_in]` for matrices, `[width]` for norms and biases.
+    pub shape: Vec<usize>,
+    /// Its value in a fresh model.
+    pub init: Init,
+}
+
+/// The value of a parameter in a fresh model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// Normal around 0.
+    Normal {
+        /// Standard deviation.
+        std: f64,
+    },
+    /// The same value everywhere.
+    Constant(f32),
+}
+
+/// Every parameter of the architecture: the one place that knows which there are, their shapes and their first values.
+pub fn param_specs(config: &GptConfig) -> Vec<ParamSpec> {
+    let GptConfig { vocab_size, d_model, d_ff, .. } = *config;
+    let residual = INIT_STD / (2.0 * config.n_layers as f64).sqrt();
+    let mut specs = Vec::new();
+    let matrix = |specs: &mut Vec<ParamSpec>, path: String, [d_out, d_in]: [usize; 2], std: f64, bias: bool| {
+        specs.push(ParamSpec { path: format!("{path}.weight"), shape: vec![d_out, d_in], init: Init::Normal { std } });
+        if bias {
+            specs.push(ParamSpec { path: format!("{path}.bias"), shape: vec![d_out], init: Init::Constant(0.0) });
+        }
+    };
+    let norm = |specs: &mut Vec<ParamSpec>, path: String| {
+        let one = Init::Constant(1.0 - config.norm_weight_offset);
+        specs.push(ParamSpec { path: format!("{path}.weight"), shape: vec![d_model], init: one });
+        if config.norm_bias {
+            specs.push(ParamSpec { path: format!("{path}.bias"), shape: vec![d_model], init: Init::Constant(0.0) });
+        }
+    };
+    matrix(&mut specs, "embed".into(), [vocab_size, d_model], INIT_STD, false);
+    if config.positions == Positions::Learned {
+        matrix(&mut specs, "pos_embed".into(), [config.max_seq_len, d_model], INIT_STD, false);
+    }
+    let d_up = if config.gated_mlp { 2 * d_ff } else { d_ff };
+    for layer in 0..config.n_layers {
+        let path = |part: &str| format!("blocks.{layer}.{part}");
+        norm(&mut specs, path("attn_norm"));
+        let d_qkv = config.q_width() + 2 * config.kv_width();
+        matrix(&mut specs, path("attn.qkv"), [d_qkv, d_model], INIT_STD, config.qkv_bias);
+        matrix(&mut specs, path("attn.out"), [d_model, config.q_width()], residual, config.attn_out_bias);
+        norm(&mut specs, path("mlp_norm"));
+        matrix(&mut specs, path("mlp.up"), [d_up, d_model], INIT_STD, config.mlp_bias);
+        matrix(&mut specs, path("mlp.down"), [d_model, d_ff], residual, config.mlp_bias);
+    }
+    if config.norm_position == NormPosition::Pre {
+        norm(&mut specs, "norm".into());
+    }
+    if !config.tie_embeddings {
+        matrix(&mut specs, "lm_head".into(), [vocab_size, d_model], INIT_STD, false);
+    }
+    specs
+}
+
+/// Hands out the parameters of a model under construction.
+pub(crate) struct ParamSource<'a> {
+    specs: HashMap<String, ParamSpec>,
+    read: &'a mut dyn FnMut(&ParamSpec) -> Result<TensorData>,
+    dtype: Dtype,
+    device: &'a Device,
+    config: &'a GptConfig,
+}
+
+impl ParamSource<'_> {
+    fn has(&self, path: &str) -> bool {
+        self.specs.contains_key(path)
+    }
+
+    fn matrix(&mut self, path: &str) -> Result<Weight> {
+        let data = self.data(path)?;
+        Weight::new(data, self.dtype, self.device)
+    }
+
+    /// The vector at `path`, if the architecture has it.
+    fn vector(&mut self, path: &str) -> Result<Option<Param<Tensor<1>>>> {
+        if self.has(path) { self.required_vector(path).map(Some) } else { Ok(None) }
+    }
+
+    fn required_vector(&mut self, path: &str) -> Result<Param<Tensor<1>>> {
+        let data = self.data(path)?.convert::<f32>();
+        Ok(Param::from_tensor(Tensor::from_data(data, self.device)))
+    }
+
+    fn data(&mut self, path: &str) -> Result<TensorData> {
+        let Some(spec) = self.specs.get(path) else {
+            unreachable!("`param_specs` lists every parameter that the model asks for: `{path}`")
+        };
+        (self.read)(spec)
+    }
+}
+
+/// Follows a module visitor or mapper through the model, so that it knows the path of the parameter at hand: call
+/// [`enter`](Self::enter) and [`exit`](Self::exit) from its methods of the same purpose.
+#[derive(Clone, Debug, Default)]
+pub struct ParamPath {
+    parts: Vec<String>,
+}
+
+impl ParamPath {
+    /// A module is entered; `container` is the kind of the module that holds it.
+    pub fn enter(&mut self, name: &str, container: &str) {
+        // How a weight stores its values is its own affair: it shows as one parameter.
+        self.parts.push(if WITHIN_WEIGHT.contains(&container) { String::new() } else { name.to_owned() });
+    }
+
+    /// The module entered last is left.
+    pub fn exit(&mut self) {
+        self.parts.pop();
+    }
+
+    /// The path of the parameter being visited, such as `blocks.3.attn.qkv.weight`.
+    pub fn path(&self) -> String {
+        self.parts.iter().filter(|part| !part.is_empty()).map(String::as_str).collect::<Vec<_>>().join(".")
+    }
+}
+
+const WITHIN_WEIGHT: [&str; 2] = ["Enum:Weight", "Struct:StoredWeight"];
+
+/// Reads a tensor off its device.
+pub(crate) fn read<const D: usize>(tensor: Tensor<D>) -> Result<TensorData> {
+    tensor.try_into_data().map_err(|error| Error::Execution { what: error.to_string() })
+}
+
+/// The values of data read as f32, in row order.
+pub(crate) fn to_f32(data: TensorData) -> Result<Vec<f32>> {
+    data.try_into_vec().map_err(|error| Error::Execution { what: format!("unexpected data: {error:?}") })
+}

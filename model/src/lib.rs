@@ -1,0 +1,35 @@
+//! Decoder-only language models: tensors and tokens.
+//!
+//! What training and serving share lives here: the architecture ([`gpt`]), its weights as files ([`weights`]), the
+//! operations it is made of ([`ops`]), the paged KV cache ([`kv_cache`]), tokenizers, chat templates, sampling and the
+//! plain generation loop. No tokio, no axum, no clap, and nothing here prints.
+//!
+//! # Layout
+//! - [`config`]: [`GptConfig`](config::GptConfig), the one architecture struct
+//! - [`gpt`]: the model; [`attention`]: how rows attend; [`position`]: where they stand
+//! - [`ops`]: the boundary to speed, one file per operation
+//! - [`kv_cache`]: pages of keys and values
+//! - [`weights`]: model dirs in Hugging Face's format
+//! - [`tokenizer`], [`chat`]: text to ids and back
+//! - [`sampling`], [`generate`](mod@generate): from logits to tokens
+//! - [`device`]: which device to run on
+
+pub mod attention;
+pub mod chat;
+pub mod config;
+pub mod device;
+pub mod error;
+pub mod generate;
+pub mod gpt;
+pub mod kv_cache;
+mod mmap;
+pub mod ops;
+pub mod position;
+pub mod sampling;
+pub mod tokenizer;
+pub mod weights;
+
+pub use error::{Error, Result};
+
+/// The number of a token in the vocabulary.
+pub type TokenId = u32;

@@ -1,0 +1,34 @@
+//! The one memory map: weights are read from it, never from a copy of the file.
+
+use std::{fs::File, ops::Deref, path::Path};
+
+use crate::error::{Error, Result};
+
+/// A whole file, mapped for reading.
+#[derive(Debug)]
+pub(crate) struct Mmap(memmap2::Mmap);
+
+impl Mmap {
+    /// Maps the file at `path`.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when it cannot be opened or mapped.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        let io = |source| Error::Io { action: "read", path: path.to_owned(), source };
+        let file = File::open(path).map_err(io)?;
+        // SAFETY: the map is only read, as bytes, which any content makes valid. What cannot be ruled out is another
+        // process that cuts the file short while it is mapped: then the system ends this one, as it does every
+        // program that maps its weights. Hearth itself never writes in place: it renames whole files.
+        #[expect(unsafe_code, reason = "mapping a file is unsafe by nature; see the comment above")]
+        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
+        Ok(Self(map))
+    }
+}
+
+impl Deref for Mmap {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}

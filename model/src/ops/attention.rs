@@ -1,0 +1,200 @@
+//! Softmax attention: over the rows of a batch, and over the pages of a cache.
+
+use std::{cell::OnceCell, ops::Range};
+
+use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation::softmax};
+
+use super::cpu;
+
+/// Added to the score of a pair that must not see each other. Finite, since WGSL promises nothing about infinities; so
+/// far below any score that its exponential is exactly zero.
+const HIDDEN: f32 = -1e30;
+
+/// What shapes the scores, the same for every layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionOptions {
+    /// Query heads.
+    pub n_heads: usize,
+    /// Key and value heads; divides `n_heads`.
+    pub n_kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Scores are multiplied by this before the softmax; usually `1 / sqrt(head_dim)`.
+    pub scale: f64,
+    /// Each row sees itself and this many positions less one before it.
+    pub sliding_window: Option<usize>,
+    /// One slope per query head: `slope * (key position - query position)` is added to the score.
+    pub alibi_slopes: Option<Vec<f32>>,
+}
+
+/// What attention gives: the mixed values, and the weights they were mixed by.
+#[derive(Clone, Debug)]
+pub struct Attended {
+    /// `[batch, n_heads, n_queries, head_dim]`.
+    pub output: Tensor<4>,
+    /// `[batch, n_heads, n_queries, n_keys]`; each row sums to 1.
+    pub probs: Tensor<4>,
+}
+
+/// The rows of one sequence in a step over the cache.
+#[derive(Debug)]
+pub struct PagedRows {
+    /// Which rows of the step.
+    pub rows: Range<usize>,
+    /// Position of the first of these rows in its sequence.
+    pub start: usize,
+    /// Position of the first key; above 0 when earlier ones have left the sliding window of every row.
+    pub first_key: usize,
+    /// Where the sequence's keys lie in the pool, from `first_key` to the last row's own: `[n_keys]`.
+    pub slots: Slots,
+}
+
+/// Numbers of slots of a pool: on the host, and on a device once an operation wants them there.
+#[derive(Debug)]
+pub struct Slots {
+    host: Vec<i32>,
+    device: Device,
+    tensor: OnceCell<Tensor<1, Int>>,
+}
+
+impl Slots {
+    /// Slots of pools on `device`.
+    pub fn new(host: Vec<i32>, device: &Device) -> Self {
+        Self { host, device: device.clone(), tensor: OnceCell::new() }
+    }
+
+    /// As plain numbers.
+    pub fn host(&self) -> &[i32] {
+        &self.host
+    }
+
+    /// On the device; uploaded at the first call.
+    pub fn tensor(&self) -> Tensor<1, Int> {
+        self.tensor.get_or_init(|| Tensor::from_data(self.host.as_slice(), &self.device)).clone()
+    }
+}
+
+/// Attention of `batch` sequences of `seq_len` rows, each causally over itself.
+///
+/// `q [batch * seq_len, n_heads * head_dim]`, `k` and `v [batch * seq_len, n_kv_heads * head_dim]`; `bias` as
+/// [`causal_bias`] makes it for `0..seq_len`. The output's rows are put back in `[batch * seq_len, n_heads * head_dim]`.
+pub fn attention_dense(
+    [q, k, v]: [Tensor<2>; 3],
+    bias: Option<Tensor<4>>,
+    batch: usize,
+    options: &AttentionOptions,
+) -> (Tensor<2>, Tensor<4>) {
+    let seq_len = q.dims()[0] / batch.max(1);
+    let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
+    let q = split_heads(q, [batch, seq_len, n_heads, head_dim]);
+    let k = split_heads(k, [batch, seq_len, n_kv_heads, head_dim]);
+    let v = split_heads(v, [batch, seq_len, n_kv_heads, head_dim]);
+    let Attended { output, probs } = attend(q, k, v, bias, options.scale);
+    (join_heads(output), probs)
+}
+
+/// Attention of a step's rows over the pages of a cache: decoding rows and chunks of prefill side by side.
+///
+/// `q [n_rows, n_heads * head_dim]`; `keys` and `values` are whole pools `[n_slots, n_kv_heads * head_dim]` that already
+/// hold the step's own rows. Gives `[n_rows, n_heads * head_dim]`.
+pub fn attention_paged(
+    q: Tensor<2>,
+    [keys, values]: [&Tensor<2>; 2],
+    sequences: &[PagedRows],
+    options: &AttentionOptions,
+) -> Tensor<2> {
+    let device = q.device();
+    if cpu::is_cpu(&device) && keys.dtype() == DType::F32 {
+        let dims = q.dims();
+        let pools = [keys, values].map(|pool| cpu::values(pool.clone()));
+        let output =
+            cpu::attention_paged(cpu::values(q).as_slice(), [pools[0].as_slice(), pools[1].as_slice()], sequences, options);
+        return cpu::tensor(output, dims);
+    }
+    attention_paged_reference(q, [keys, values], sequences, options)
+}
+
+/// [`attention_paged`] in plain Burn operations: the oracle of faster bodies, and what runs where there is none.
+pub fn attention_paged_reference(
+    q: Tensor<2>,
+    [keys, values]: [&Tensor<2>; 2],
+    sequences: &[PagedRows],
+    options: &AttentionOptions,
+) -> Tensor<2> {
+    let AttentionOptions { n_heads, n_kv_heads, head_dim, scale, .. } = *options;
+    let device = q.device();
+    let outputs = sequences.iter().map(|sequence| {
+        let n_keys = sequence.slots.host().len();
+        let gather = |pool: &Tensor<2>| {
+            let rows = pool.clone().select(0, sequence.slots.tensor()).cast(DType::F32);
+            split_heads(rows, [1, n_keys, n_kv_heads, head_dim])
+        };
+        let queries = q.clone().slice([sequence.rows.clone(), 0..n_heads * head_dim]);
+        let queries = split_heads(queries, [1, sequence.rows.len(), n_heads, head_dim]);
+        let span = sequence.start..sequence.start + sequence.rows.len();
+        let bias = causal_bias(span, sequence.first_key, options, &device);
+        join_heads(attend(queries, gather(keys), gather(values), bias, scale).output)
+    });
+    Tensor::cat(outputs.collect(), 0)
+}
+
+/// The reference: `softmax(q k^T * scale + bias) v`, grouped heads included.
+///
+/// `q [batch, n_heads, n_queries, head_dim]`, `k` and `v [batch, n_kv_heads, n_keys, head_dim]`, `bias` broadcastable to
+/// `[batch, n_heads, n_queries, n_keys]`. ["Attention is all you need"](https://arxiv.org/abs/1706.03762), 3.2.1.
+pub fn attend(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, bias: Option<Tensor<4>>, scale: f64) -> Attended {
+    let [batch, n_heads, n_queries, head_dim] = q.dims();
+    let [_, n_kv_heads, n_keys, _] = k.dims();
+    // The query heads that share a key head are stacked as if they were more queries: nothing is repeated.
+    let stacked = [batch, n_kv_heads, n_heads / n_kv_heads * n_queries, head_dim];
+    let scores = (q * scale).reshape(stacked).matmul(k.swap_dims(2, 3));
+    let scores = scores.reshape([batch, n_heads, n_queries, n_keys]);
+    let scores = match bias {
+        Some(bias) => scores + bias,
+        None => scores,
+    };
+    let probs = softmax(scores, 3);
+    let stacked = [batch, n_kv_heads, n_heads / n_kv_heads * n_queries, n_keys];
+    let output = probs.clone().reshape(stacked).matmul(v);
+    let [_, _, _, value_dim] = output.dims();
+    Attended { output: output.reshape([batch, n_heads, n_queries, value_dim]), probs }
+}
+
+/// What is added to the scores of queries at positions `queries` over keys from `first_key` to the last query's own
+/// position: `[1, 1 or n_heads, n_queries, n_keys]`, or nothing where every pair sees each other alike.
+pub fn causal_bias(
+    queries: Range<usize>,
+    first_key: usize,
+    options: &AttentionOptions,
+    device: &Device,
+) -> Option<Tensor<4>> {
+    let keys = first_key..queries.end;
+    let sees = |query: usize, key: usize| key <= query && options.sliding_window.is_none_or(|w| key + w > query);
+    let (first, last) = (queries.start, queries.end.saturating_sub(1));
+    let all_visible = sees(first, last) && sees(last, first_key);
+    if all_visible && options.alibi_slopes.is_none() {
+        return None;
+    }
+    let slopes = options.alibi_slopes.as_deref().unwrap_or(&[0.0]);
+    let mut bias = Vec::with_capacity(slopes.len() * queries.len() * keys.len());
+    for slope in slopes {
+        for query in queries.clone() {
+            bias.extend(keys.clone().map(|key| {
+                if sees(query, key) { slope * (key as f32 - query as f32) } else { HIDDEN }
+            }));
+        }
+    }
+    let shape = [1, slopes.len(), queries.len(), keys.len()];
+    Some(Tensor::from_data(TensorData::new(bias, shape), device))
+}
+
+/// `[batch * seq_len, n_heads * head_dim]` to `[batch, n_heads, seq_len, head_dim]`.
+fn split_heads(x: Tensor<2>, [batch, seq_len, n_heads, head_dim]: [usize; 4]) -> Tensor<4> {
+    x.reshape([batch, seq_len, n_heads, head_dim]).swap_dims(1, 2)
+}
+
+/// `[batch, n_heads, seq_len, head_dim]` to `[batch * seq_len, n_heads * head_dim]`.
+fn join_heads(x: Tensor<4>) -> Tensor<2> {
+    let [batch, n_heads, seq_len, head_dim] = x.dims();
+    x.swap_dims(1, 2).reshape([batch * seq_len, n_heads * head_dim])
+}

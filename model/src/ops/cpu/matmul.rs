@@ -1,0 +1,319 @@
+//! `x W^T + b` over packed weights.
+//!
+//! Every output is one chain of fused multiply-adds over the inner dimension, in its order, starting from zero: in a
+//! block of twelve rows, in a row by itself, on either instruction set. Threads share out the panels, so no sum is ever
+//! split.
+
+use std::ops::Range;
+
+use half::f16;
+use rayon::prelude::*;
+
+use super::{
+    BASELINE_IS_FUSED, Isa, isa, multiply_add,
+    panels::{Line, PANEL, PanelValues, Panels},
+};
+
+/// Rows of the input that a kernel takes at a time: 12 rows of 2 registers leave 8 of the 32 AVX-512 registers.
+const MAX_ROWS: usize = 12;
+/// Work below which other threads cost more than they bring, in multiply-adds.
+const PARALLEL_WORK: usize = 1 << 17;
+/// Pieces of work per thread: when one thread is held up, the others take over what it has not begun.
+const PIECES_PER_THREAD: usize = 4;
+
+/// `x [n_rows, d_in]` in row order, times the transposed matrix: `[n_rows, d_out]`.
+pub(in crate::ops) fn linear(x: &[f32], weight: &Panels, bias: Option<&[f32]>) -> Vec<f32> {
+    let &Panels { d_out, d_in, .. } = weight;
+    let n_rows = x.len() / d_in;
+    let mut output = vec![0.0; n_rows * d_out];
+    let n_panels = d_out.div_ceil(PANEL);
+    let target = Target { output: output.as_mut_ptr(), n_rows, d_out };
+    let run = |panels: Range<usize>| {
+        for panel in panels {
+            multiply_panel(x, weight, bias, panel, &target);
+        }
+    };
+    if n_rows * d_out * d_in < PARALLEL_WORK {
+        run(0..n_panels);
+    } else {
+        let n_pieces = n_panels.min(rayon::current_num_threads() * PIECES_PER_THREAD);
+        let piece = |n: usize| n_panels * n / n_pieces;
+        (0..n_pieces).into_par_iter().for_each(|n| run(piece(n)..piece(n + 1)));
+    }
+    output
+}
+
+/// The output matrix, which threads fill column by column.
+struct Target {
+    output: *mut f32,
+    n_rows: usize,
+    d_out: usize,
+}
+
+#[expect(unsafe_code, reason = "threads write disjoint columns of one matrix")]
+// SAFETY: `store` is given each (row, panel) once, so no two threads write the same value, and nobody reads before all
+// threads have ended.
+unsafe impl Sync for Target {}
+
+impl Target {
+    /// Writes the outputs of one panel in one row.
+    #[inline(always)]
+    fn store(&self, row: usize, panel: usize, sums: &[f32; PANEL], bias: Option<&[f32]>) {
+        let first = panel * PANEL;
+        let width = PANEL.min(self.d_out - first);
+        debug_assert!(row < self.n_rows);
+        #[expect(unsafe_code, reason = "threads write disjoint columns of one matrix")]
+        // SAFETY: `row < n_rows` and `first + width <= d_out`, so the span is within the output; see `Sync` above for
+        // why nobody else touches it.
+        let output = unsafe { std::slice::from_raw_parts_mut(self.output.add(row * self.d_out + first), width) };
+        match bias {
+            Some(bias) => {
+                let bias = &bias[first..first + width];
+                output.iter_mut().zip(sums).zip(bias).for_each(|((output, sum), bias)| *output = sum + bias);
+            }
+            None => output.copy_from_slice(&sums[..width]),
+        }
+    }
+}
+
+/// All rows of one panel.
+fn multiply_panel(x: &[f32], weight: &Panels, bias: Option<&[f32]>, panel: usize, target: &Target) {
+    let d_in = weight.d_in;
+    match &weight.values {
+        PanelValues::F32(lines) => {
+            let lines = &lines[panel * d_in * PANEL / 16..][..d_in * PANEL / 16];
+            each_block(x, d_in, |row, block| multiply_block(block, lines, d_in, |n, sums| {
+                target.store(row + n, panel, sums, bias);
+            }));
+        }
+        PanelValues::F16(lines) => {
+            let lines = &lines[panel * d_in * PANEL / 32..][..d_in * PANEL / 32];
+            each_block(x, d_in, |row, block| multiply_block(block, lines, d_in, |n, sums| {
+                target.store(row + n, panel, sums, bias);
+            }));
+        }
+    }
+}
+
+/// Cuts the rows of `x` into blocks of at most [`MAX_ROWS`].
+fn each_block(x: &[f32], d_in: usize, mut run: impl FnMut(usize, &[f32])) {
+    for (number, block) in x.chunks(MAX_ROWS * d_in).enumerate() {
+        run(number * MAX_ROWS, block);
+    }
+}
+
+/// What a panel is made of: 32 values per input.
+trait PanelLine: Copy + Sync {
+    /// Lines per input.
+    const LINES: usize;
+
+    /// The 32 values at one input, as f32.
+    fn widen(lines: &[Self]) -> [f32; PANEL];
+
+    /// The same in two registers.
+    ///
+    /// # Safety
+    /// `lines` points to [`Self::LINES`] lines.
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    unsafe fn load(lines: *const Self) -> [std::arch::x86_64::__m512; 2];
+}
+
+impl PanelLine for Line<f32, 16> {
+    const LINES: usize = 2;
+
+    #[inline(always)]
+    fn widen(lines: &[Self]) -> [f32; PANEL] {
+        std::array::from_fn(|lane| lines[lane / 16].0[lane % 16])
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn load(lines: *const Self) -> [std::arch::x86_64::__m512; 2] {
+        use std::arch::x86_64::_mm512_load_ps;
+        // SAFETY: the caller vouches for two lines, and lines are aligned to 64 bytes.
+        unsafe { [_mm512_load_ps(lines.cast()), _mm512_load_ps(lines.add(1).cast())] }
+    }
+}
+
+impl PanelLine for Line<f16, 32> {
+    const LINES: usize = 1;
+
+    #[inline(always)]
+    fn widen(lines: &[Self]) -> [f32; PANEL] {
+        std::array::from_fn(|lane| lines[0].0[lane].to_f32())
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn load(lines: *const Self) -> [std::arch::x86_64::__m512; 2] {
+        use std::arch::x86_64::{__m256i, _mm256_load_si256, _mm512_cvtph_ps};
+        let halves = lines.cast::<__m256i>();
+        // SAFETY: the caller vouches for one line of 64 bytes, aligned as such.
+        unsafe { [_mm512_cvtph_ps(_mm256_load_si256(halves)), _mm512_cvtph_ps(_mm256_load_si256(halves.add(1)))] }
+    }
+}
+
+/// Up to [`MAX_ROWS`] rows, `block [n, d_in]`, against one panel; `store` is given each row's sums.
+fn multiply_block<L: PanelLine>(block: &[f32], lines: &[L], d_in: usize, store: impl FnMut(usize, &[f32; PANEL])) {
+    match isa() {
+        #[cfg(target_arch = "x86_64")]
+        #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
+        // SAFETY: `isa` found the instructions.
+        Isa::Avx512 => unsafe { avx512(block, lines, d_in, store) },
+        #[cfg(target_arch = "x86_64")]
+        #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
+        // SAFETY: `isa` found the instructions.
+        Isa::Avx2 => unsafe { avx2(block, lines, d_in, store) },
+        Isa::Baseline => portable::<L, BASELINE_IS_FUSED>(block, lines, d_in, store),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
+#[target_feature(enable = "avx512f")]
+unsafe fn avx512<L: PanelLine>(block: &[f32], lines: &[L], d_in: usize, mut store: impl FnMut(usize, &[f32; PANEL])) {
+    // One kernel per number of rows: the compiler keeps all sums in registers.
+    macro_rules! rows {
+        ($($n:literal)*) => {
+            match block.len() / d_in {
+                // SAFETY: this function's own target features, and the lengths are checked within.
+                $($n => unsafe { avx512_rows::<L, $n>(block, lines, d_in, &mut store) },)*
+                _ => {}
+            }
+        };
+    }
+    rows!(1 2 3 4 5 6 7 8 9 10 11 12);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads")]
+#[target_feature(enable = "avx512f")]
+unsafe fn avx512_rows<L: PanelLine, const N: usize>(
+    block: &[f32],
+    lines: &[L],
+    d_in: usize,
+    store: &mut impl FnMut(usize, &[f32; PANEL]),
+) {
+    use std::arch::x86_64::{_mm512_fmadd_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps};
+    assert!(block.len() == N * d_in && lines.len() == L::LINES * d_in);
+    let mut sums = [[_mm512_setzero_ps(); 2]; N];
+    for input in 0..d_in {
+        // SAFETY: `lines` has `LINES` lines per input, and `block` has `d_in` values per row: asserted above.
+        let [left, right] = unsafe { L::load(lines.as_ptr().add(input * L::LINES)) };
+        for (row, sums) in sums.iter_mut().enumerate() {
+            let x = _mm512_set1_ps(unsafe { *block.get_unchecked(row * d_in + input) });
+            sums[0] = _mm512_fmadd_ps(x, left, sums[0]);
+            sums[1] = _mm512_fmadd_ps(x, right, sums[1]);
+        }
+    }
+    for (row, sums) in sums.iter().enumerate() {
+        let mut values = [0.0; PANEL];
+        // SAFETY: two registers of 16 values fill the array of 32.
+        unsafe {
+            _mm512_storeu_ps(values.as_mut_ptr(), sums[0]);
+            _mm512_storeu_ps(values.as_mut_ptr().add(16), sums[1]);
+        }
+        store(row, &values);
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn avx2<L: PanelLine>(block: &[f32], lines: &[L], d_in: usize, store: impl FnMut(usize, &[f32; PANEL])) {
+    portable::<L, true>(block, lines, d_in, store);
+}
+
+/// Plain Rust, for the compiler to vectorise: two rows at a time, as 16 registers of 8 values allow.
+#[inline(always)]
+fn portable<L: PanelLine, const FUSED: bool>(
+    block: &[f32],
+    lines: &[L],
+    d_in: usize,
+    mut store: impl FnMut(usize, &[f32; PANEL]),
+) {
+    let rows: Vec<&[f32]> = block.chunks_exact(d_in).collect();
+    for (number, pair) in rows.chunks(2).enumerate() {
+        let mut sums = [[0.0; PANEL]; 2];
+        for (input, lines) in lines.chunks_exact(L::LINES).enumerate() {
+            let weights = L::widen(lines);
+            for (row, sums) in pair.iter().zip(&mut sums) {
+                for (sum, weight) in sums.iter_mut().zip(weights) {
+                    *sum = multiply_add::<FUSED>(row[input], weight, *sum);
+                }
+            }
+        }
+        for (row, sums) in sums.iter().take(pair.len()).enumerate() {
+            store(2 * number + row, sums);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn noise(n: usize, seed: u32) -> Vec<f32> {
+        let mut state = seed;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        };
+        (0..n).map(|_| next()).collect()
+    }
+
+    /// Sizes around every edge: a part of a panel, whole panels, enough work for threads.
+    const SHAPES: [[usize; 2]; 6] = [[1, 1], [5, 3], [32, 8], [33, 7], [95, 64], [400, 330]];
+
+    #[test]
+    fn sums_are_those_of_the_definition() {
+        for [d_out, d_in] in SHAPES {
+            let (matrix, bias) = (noise(d_out * d_in, 1), noise(d_out, 2));
+            for n_rows in [1, 2, 3, 11, 12, 13, 25, 40] {
+                let x = noise(n_rows * d_in, 3);
+                for panels in [Panels::f32(&matrix, d_out, d_in), Panels::f16(&matrix, d_out, d_in)] {
+                    let found = linear(&x, &panels, Some(&bias));
+                    for row in 0..n_rows {
+                        for (output, weights) in (0..d_out).map(|output| (output, panels.row(output))) {
+                            let products = weights.zip(&x[row * d_in..]).map(|(w, x)| f64::from(w) * f64::from(*x));
+                            let expected = products.sum::<f64>() + f64::from(bias[output]);
+                            let found = f64::from(found[row * d_out + output]);
+                            assert!((found - expected).abs() < 1e-4, "{d_out}x{d_in}, row {row}: {found}, {expected}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_row_is_the_same_bits_whatever_its_neighbours() {
+        for [d_out, d_in] in SHAPES {
+            let panels = Panels::f32(&noise(d_out * d_in, 4), d_out, d_in);
+            let x = noise(40 * d_in, 5);
+            let alone: Vec<f32> = x.chunks(d_in).flat_map(|row| linear(row, &panels, None)).collect();
+            for n_rows in 1..=40 {
+                assert_eq!(linear(&x[..n_rows * d_in], &panels, None), alone[..n_rows * d_out]);
+            }
+        }
+    }
+
+    /// The fused kernels agree to the bit, so a text does not depend on which processor wrote it.
+    #[test]
+    fn instruction_sets_agree() {
+        let (d_out, d_in, n_rows) = (32, 77, 5);
+        let panels = Panels::f32(&noise(d_out * d_in, 6), d_out, d_in);
+        let PanelValues::F32(lines) = &panels.values else { unreachable!() };
+        let x = noise(n_rows * d_in, 7);
+        let mut expected = vec![0.0; n_rows * d_out];
+        portable::<_, true>(&x, lines, d_in, |row, sums| expected[row * d_out..][..d_out].copy_from_slice(sums));
+        if isa() != Isa::Baseline {
+            assert_eq!(linear(&x, &panels, None), expected);
+        }
+    }
+}

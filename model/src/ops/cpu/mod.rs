@@ -1,0 +1,60 @@
+//! Bodies for the CPU, over Flex's own memory.
+//!
+//! They run where a tensor lives on the plain CPU device (no gradients recorded): serving, evaluation, samples. Two
+//! rules hold in all of them. **Rows never depend on their neighbours**: a row of the output is the same bits whatever
+//! other rows are computed with it, because every sum has one order, that of the inner dimension or of the key
+//! positions, for any number of rows. And **one source for every machine**: the same code is compiled for AVX-512, for
+//! AVX2 with FMA and for the baseline, and the best one is chosen when the program runs.
+
+mod attention;
+mod math;
+mod matmul;
+mod panels;
+mod tensors;
+
+pub(super) use attention::attention_paged;
+pub(super) use matmul::linear;
+pub(super) use panels::Panels;
+pub(super) use tensors::{ints, is_cpu, tensor, values};
+
+use std::sync::OnceLock;
+
+/// The instructions that kernels are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Isa {
+    /// 512-bit registers.
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    /// 256-bit registers and fused multiply-add.
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    /// What every machine of the target has (on 64-bit ARM, that is NEON).
+    Baseline,
+}
+
+/// What this machine has.
+pub(super) fn isa() -> Isa {
+    static ISA: OnceLock<Isa> = OnceLock::new();
+    *ISA.get_or_init(|| {
+        #[cfg(target_arch = "x86_64")]
+        {
+            if is_x86_feature_detected!("avx512f") {
+                return Isa::Avx512;
+            }
+            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
+                return Isa::Avx2;
+            }
+        }
+        Isa::Baseline
+    })
+}
+
+/// `a * b + c`: fused, so rounded once, wherever the machine has the instruction.
+#[inline(always)]
+pub(super) fn multiply_add<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
+    // Without the instruction, `mul_add` would call a slow library function.
+    if FUSED { a.mul_add(b, c) } else { a * b + c }
+}
+
+/// Whether the baseline of this target has fused multiply-add.
+pub(super) const BASELINE_IS_FUSED: bool = cfg!(any(target_arch = "aarch64", target_feature = "fma"));

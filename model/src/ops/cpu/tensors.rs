@@ -1,0 +1,44 @@
+//! Flex tensors as slices, and back.
+
+use burn::{
+    backend::{Flex, flex::FlexTensor},
+    tensor::{Device, Int, Tensor, TensorData},
+};
+
+/// Whether tensors on `device` are plain CPU memory, with no gradients recorded.
+pub(in crate::ops) fn is_cpu(device: &Device) -> bool {
+    !device.is_autodiff() && *device == Device::flex()
+}
+
+/// The values of a CPU tensor; contiguous, in row order.
+pub(in crate::ops) struct Values(FlexTensor);
+
+impl Values {
+    pub(in crate::ops) fn as_slice(&self) -> &[f32] {
+        self.0.as_slice().unwrap_or_else(|| unreachable!("`values` made the tensor contiguous f32"))
+    }
+}
+
+/// The memory of an f32 tensor on the plain CPU device; copies only what is not contiguous.
+///
+/// # Panics
+/// When the tensor is elsewhere or of another type: operands of one operation share a device.
+pub(in crate::ops) fn values<const D: usize>(tensor: Tensor<D>) -> Values {
+    match tensor.try_into_primitive::<Flex>() {
+        Ok(flex) => Values(flex.to_contiguous()),
+        Err(error) => unreachable!("an operand of a CPU operation is not on the CPU: {error:?}"),
+    }
+}
+
+/// The values of a CPU tensor of ids.
+pub(in crate::ops) fn ints(tensor: Tensor<1, Int>) -> Vec<i32> {
+    match tensor.try_into_data().map(|data| data.try_into_vec_as::<i32>()) {
+        Ok(Ok(values)) => values,
+        failed => unreachable!("memory of the CPU is always readable: {failed:?}"),
+    }
+}
+
+/// A CPU tensor of `values`.
+pub(in crate::ops) fn tensor<const D: usize>(values: Vec<f32>, dims: [usize; D]) -> Tensor<D> {
+    Tensor::from_primitive::<Flex>(FlexTensor::from_data(TensorData::new(values, dims)))
+}

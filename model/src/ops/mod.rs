@@ -1,0 +1,26 @@
+//! The boundary to speed: one file per operation.
+//!
+//! Model code calls these functions and reads the same whichever body runs. Each operation has a **reference body** in
+//! plain Burn operations, differentiable and right on every device: it is the oracle for faster bodies and what runs
+//! where there is none. Only this module knows how a [`Weight`] is stored.
+
+mod activation;
+mod attention;
+mod cpu;
+mod cross_entropy;
+mod embedding;
+mod kv_append;
+mod linear;
+mod norm;
+mod rope;
+mod weight;
+
+pub use activation::{activate, gated};
+pub use attention::{Attended, AttentionOptions, PagedRows, Slots, attend, attention_dense, attention_paged, attention_paged_reference, causal_bias};
+pub use cross_entropy::linear_cross_entropy;
+pub use embedding::embedding;
+pub use kv_append::kv_append;
+pub use linear::linear;
+pub use norm::{NormOptions, norm};
+pub use rope::{Rotation, rope};
+pub use weight::{Dtype, Weight};

@@ -1,0 +1,37 @@
+//! LayerNorm and RMSNorm over the last dimension.
+
+use burn::tensor::Tensor;
+
+use crate::config::NormKind;
+
+/// How to normalise; see the fields of the same names in [`GptConfig`](crate::config::GptConfig).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NormOptions {
+    /// Which normalisation.
+    pub kind: NormKind,
+    /// Added to the variance (LayerNorm) or the mean square (RMSNorm) under the root.
+    pub eps: f64,
+    /// Added to the weight before use.
+    pub weight_offset: f32,
+}
+
+/// Normalises each row of `x [n_rows, width]` and scales it by `weight [width]`, plus `bias [width]`.
+///
+/// LayerNorm: `(x - mean) / sqrt(var + eps)`; RMSNorm: `x / sqrt(mean(x^2) + eps)`.
+pub fn norm(x: Tensor<2>, weight: Tensor<1>, bias: Option<Tensor<1>>, options: NormOptions) -> Tensor<2> {
+    let centred = match options.kind {
+        NormKind::LayerNorm => {
+            let mean = x.clone().mean_dim(1);
+            x - mean
+        }
+        NormKind::RmsNorm => x,
+    };
+    let mean_square = centred.clone().square().mean_dim(1);
+    let normed = centred * (mean_square + options.eps).sqrt().recip();
+    let weight = if options.weight_offset == 0.0 { weight } else { weight + options.weight_offset };
+    let scaled = normed * weight.unsqueeze();
+    match bias {
+        Some(bias) => scaled + bias.unsqueeze(),
+        None => scaled,
+    }
+}

@@ -1,0 +1,69 @@
+//! Where tokens stand: rotary angles, sinusoidal vectors and ALiBi slopes, as plain numbers on the host.
+//!
+//! They are made per step for the rows at hand, so that a context of 100,000 tokens costs no table.
+
+use crate::config::Rope;
+
+/// The rotary angles of rows at `positions`, row after row: `[n_rows, rotary_dim / 2]` in radians.
+///
+/// Frequency `i` is `theta^(-2i / rotary_dim)` ([RoFormer](https://arxiv.org/abs/2104.09864), 3.2.2). In f32 throughout,
+/// as `transformers` computes them: at large positions the rounding shows, and weights were trained with it.
+pub fn rope_angles(positions: &[usize], rope: &Rope) -> Vec<f32> {
+    let frequencies: Vec<f32> = (0..rope.rotary_dim / 2)
+        .map(|i| 1.0 / (rope.theta as f32).powf((2 * i) as f32 / rope.rotary_dim as f32))
+        .collect();
+    positions.iter().flat_map(|&position| frequencies.iter().map(move |f| position as f32 * f)).collect()
+}
+
+/// The sinusoidal vectors of rows at `positions`: `[n_rows, d_model]`, the first half of each row sines, the second
+/// cosines, of `position * 10000^(-2i / d_model)` (["Attention is all you need"](https://arxiv.org/abs/1706.03762), 3.5,
+/// with the two halves side by side rather than interleaved, as CTRL has them).
+pub fn sinusoidal(positions: &[usize], d_model: usize) -> Vec<f32> {
+    let half = d_model.div_ceil(2);
+    let angle = |position: usize, i: usize| position as f64 / 10_000f64.powf((2 * i) as f64 / d_model as f64);
+    positions
+        .iter()
+        .flat_map(|&position| {
+            let sines = (0..half).map(move |i| angle(position, i).sin() as f32);
+            let cosines = (0..d_model - half).map(move |i| angle(position, i).cos() as f32);
+            sines.chain(cosines)
+        })
+        .collect()
+}
+
+/// One slope per head: a geometric sequence from `2^(-8 / n)` down to `2^-8`; where the number of heads is no power of
+/// two, the nearest lower power's sequence, then every other slope of the next one's
+/// ([ALiBi](https://arxiv.org/abs/2108.12409), 3, and its reference code for the other counts).
+pub fn alibi_slopes(n_heads: usize) -> Vec<f32> {
+    let slopes = |n: usize| (1..=n).map(move |i| 2f64.powf(-8.0 * i as f64 / n as f64) as f32);
+    let power = if n_heads.is_power_of_two() { n_heads } else { n_heads.next_power_of_two() / 2 };
+    slopes(power).chain(slopes(2 * power).step_by(2)).take(n_heads).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alibi_slopes_of_the_paper() {
+        assert_eq!(alibi_slopes(8), [0.5, 0.25, 0.125, 0.0625, 0.03125, 0.015625, 0.0078125, 0.00390625]);
+        // Twelve heads: the eight of a power of two, then every other of the sixteen.
+        let slopes = alibi_slopes(12);
+        assert_eq!(slopes[..8], alibi_slopes(8));
+        assert_eq!(slopes[8..], [0.70710677, 0.35355338, 0.17677669, 0.088388346]);
+    }
+
+    #[test]
+    fn angles_grow_with_position_and_shrink_with_dimension() {
+        let rope = Rope { theta: 10_000.0, rotary_dim: 4 };
+        assert_eq!(rope_angles(&[0, 3], &rope), [0.0, 0.0, 3.0, 0.03]);
+    }
+
+    #[test]
+    fn sinusoids_start_at_sine_zero_and_cosine_one() {
+        assert_eq!(sinusoidal(&[0], 4), [0.0, 0.0, 1.0, 1.0]);
+        let row = sinusoidal(&[2], 4);
+        let expected = [2f32.sin(), 0.02f32.sin(), 2f32.cos(), 0.02f32.cos()];
+        assert!(row.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6), "{row:?}");
+    }
+}

@@ -1,0 +1,18 @@
+//! The choice of the next token: what a client asks for ([`SamplingParams`]), the chain of logits processors, the
+//! [`Sampler`] that runs it for one sequence, its random stream, and log-probabilities.
+//!
+//! What may come in: anything from a row of logits to one token. Tensors stay outside: a row is a slice of `f32`.
+//! The order of the chain is documented in one place, at [`Sampler`].
+
+mod chain;
+mod logprobs;
+mod params;
+mod random;
+mod sampler;
+
+pub use self::{
+    logprobs::{TokenLogprobs, token_logprobs},
+    params::SamplingParams,
+    random::{Purpose, RandomStream},
+    sampler::Sampler,
+};

@@ -1,0 +1,229 @@
+//! Reading `tokenizer.json` and `tokenizer_config.json`.
+
+use std::{collections::BTreeMap, fs, io, path::Path, sync::Arc};
+
+use serde::Deserialize;
+use tokenizers::AddedToken;
+
+use super::{
+    Inner, Roles, SpecialToken, Tokenizer,
+    pieces::{Decoder, DecoderJson, Entry, PieceTable},
+};
+use crate::{
+    TokenId,
+    error::{Error, Result},
+};
+
+const TOKENIZER: &str = "tokenizer.json";
+const CONFIG: &str = "tokenizer_config.json";
+
+/// No vocabulary comes near; an id beyond it is a damaged file, and tables are as long as the largest id.
+const MAX_TOKEN_ID: TokenId = (1 << 24) - 1;
+
+/// What Hearth itself reads of `tokenizer.json`; the library reads the rest.
+#[derive(Deserialize)]
+struct TokenizerJson {
+    #[serde(default)]
+    added_tokens: Vec<AddedTokenJson>,
+    decoder: Option<DecoderJson>,
+    model: ModelJson,
+}
+
+#[derive(Deserialize)]
+struct AddedTokenJson {
+    id: TokenId,
+    content: String,
+}
+
+#[derive(Deserialize)]
+struct ModelJson {
+    unk_token: Option<String>,
+    unk_id: Option<TokenId>,
+}
+
+/// What Hearth reads of `tokenizer_config.json`.
+#[derive(Default, Deserialize)]
+struct ConfigJson {
+    bos_token: Option<TokenJson>,
+    eos_token: Option<TokenJson>,
+    pad_token: Option<TokenJson>,
+    unk_token: Option<TokenJson>,
+    additional_special_tokens: Option<Vec<TokenJson>>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum TokenJson {
+    Plain(String),
+    Full { content: String },
+}
+
+impl TokenJson {
+    fn content(&self) -> &str {
+        match self {
+            Self::Plain(content) | Self::Full { content } => content,
+        }
+    }
+}
+
+pub(super) fn read_dir(dir: &Path) -> Result<Tokenizer> {
+    let path = dir.join(TOKENIZER);
+    let tokenizer_json = fs::read(&path).map_err(|source| unreadable(dir, &path, source))?;
+    let config_path = dir.join(CONFIG);
+    let config_json = match fs::read(&config_path) {
+        Ok(bytes) => Some(bytes),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(source) => {
+            return Err(Error::Io { action: "read", path: config_path, source });
+        }
+    };
+    parse(&tokenizer_json, config_json.as_deref(), &path)
+}
+
+/// Says what to do when the file is missing: older model dirs have the vocabulary in another form.
+fn unreadable(dir: &Path, path: &Path, source: io::Error) -> Error {
+    let older = ["tokenizer.model", "vocab.json", "vocab.txt"].into_iter().find(|name| dir.join(name).exists());
+    let source = match (source.kind(), older) {
+        (io::ErrorKind::NotFound, Some(older)) => io::Error::new(
+            source.kind(),
+            format!(
+                "{source}; the folder has `{older}` instead: write `{TOKENIZER}` with \
+                 `AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)` of transformers"
+            ),
+        ),
+        (io::ErrorKind::NotFound, None) => io::Error::new(
+            source.kind(),
+            format!("{source}; a model dir holds `config.json`, `model.safetensors` and `{TOKENIZER}`"),
+        ),
+        _ => source,
+    };
+    Error::Io { action: "read", path: path.to_owned(), source }
+}
+
+pub(super) fn parse(tokenizer_json: &[u8], config_json: Option<&[u8]>, origin: &Path) -> Result<Tokenizer> {
+    let json: TokenizerJson = parse_json(tokenizer_json, origin)?;
+    let config_path = origin.with_file_name(CONFIG);
+    let config: ConfigJson = config_json.map(|bytes| parse_json(bytes, &config_path)).transpose()?.unwrap_or_default();
+
+    let mut library = tokenizers::Tokenizer::from_bytes(tokenizer_json)
+        .map_err(|error| unsupported(origin, format!("the `tokenizers` library cannot read it: {error}")))?;
+    check_added_ids(&library, &json.added_tokens, origin)?;
+    mark_special(&mut library, &config, origin)?;
+
+    let decoder = Decoder::new(json.decoder.as_ref()).map_err(|what| unsupported(origin, what))?;
+    let pieces = PieceTable::new(&decoder, &entries(&library, origin)?);
+    let mut text_vocabulary = library.get_added_vocabulary().clone();
+    text_vocabulary.set_encode_special_tokens(true);
+    let model_unk = json.model.unk_token.and_then(|token| library.token_to_id(&token)).or(json.model.unk_id);
+    let inner = Inner {
+        roles: roles(&library, &config, &config_path),
+        special_tokens: special_tokens(&library),
+        text_vocabulary,
+        pieces,
+        model_unk,
+        library,
+    };
+    Ok(Tokenizer { inner: Arc::new(inner) })
+}
+
+fn parse_json<'a, T: Deserialize<'a>>(bytes: &'a [u8], path: &Path) -> Result<T> {
+    serde_json::from_slice(bytes).map_err(|error| {
+        if bytes.starts_with(b"version https://git-lfs") {
+            return Error::File {
+                path: path.to_owned(),
+                what: "is a Git LFS pointer, not the file itself".into(),
+                hint: "run `git lfs pull` in that folder, or download the file again".into(),
+            };
+        }
+        if error.is_data() {
+            return unsupported(path, error.to_string());
+        }
+        Error::File {
+            path: path.to_owned(),
+            what: format!("is not JSON: {error}"),
+            hint: "the file may be cut short: download or save it again".into(),
+        }
+    })
+}
+
+fn unsupported(path: &Path, what: String) -> Error {
+    Error::File {
+        path: path.to_owned(),
+        what,
+        hint: "Hearth reads Hugging Face tokenizers with the decoders `ByteLevel`, `ByteFallback`, `Metaspace`, \
+               `Replace`, `Strip` and `Fuse`, or a `Sequence` of them"
+            .into(),
+    }
+}
+
+/// The library numbers added tokens anew where their ids do not follow on; the model's weights would not know.
+fn check_added_ids(library: &tokenizers::Tokenizer, added: &[AddedTokenJson], path: &Path) -> Result<()> {
+    let moved = added.iter().find(|token| library.token_to_id(&token.content) != Some(token.id));
+    moved.map_or(Ok(()), |token| {
+        Err(Error::File {
+            path: path.to_owned(),
+            what: format!("the added token `{}` has the id {}, which does not follow on", token.content, token.id),
+            hint: "save the tokenizer again with a current version of transformers".into(),
+        })
+    })
+}
+
+/// What the configuration names is special, even where `tokenizer.json` does not say so.
+fn mark_special(library: &mut tokenizers::Tokenizer, config: &ConfigJson, path: &Path) -> Result<()> {
+    let named = [&config.bos_token, &config.eos_token, &config.pad_token, &config.unk_token];
+    let unmarked: Vec<AddedToken> = named
+        .into_iter()
+        .flatten()
+        .chain(config.additional_special_tokens.iter().flatten())
+        .map(TokenJson::content)
+        .filter(|content| library.token_to_id(content).is_some())
+        .filter(|content| !library.get_added_vocabulary().is_special_token(content))
+        .map(|content| AddedToken::from(content, true))
+        .collect();
+    library.add_special_tokens(unmarked).map_err(|error| unsupported(path, error.to_string()))?;
+    Ok(())
+}
+
+fn entries(library: &tokenizers::Tokenizer, path: &Path) -> Result<Vec<Entry>> {
+    let added = library.get_added_vocabulary().get_added_tokens_decoder();
+    let mut entries: Vec<Entry> = library
+        .get_vocab(true)
+        .into_iter()
+        .map(|(token, id)| Entry { id, token, is_added: added.contains_key(&id) })
+        .collect();
+    entries.sort_unstable_by_key(|entry| entry.id);
+    if let Some(last) = entries.last()
+        && last.id > MAX_TOKEN_ID
+    {
+        let what =
+            format!("the token `{}` has the id {}, past the largest allowed, {MAX_TOKEN_ID}", last.token, last.id);
+        return Err(unsupported(path, what));
+    }
+    if let Some(pair) = entries.windows(2).find(|pair| pair[0].id == pair[1].id) {
+        let what = format!("the tokens `{}` and `{}` share the id {}", pair[0].token, pair[1].token, pair[0].id);
+        return Err(unsupported(path, what));
+    }
+    Ok(entries)
+}
+
+fn special_tokens(library: &tokenizers::Tokenizer) -> BTreeMap<TokenId, String> {
+    let added = library.get_added_vocabulary().get_added_tokens_decoder();
+    added.iter().filter(|(_, token)| token.special).map(|(&id, token)| (id, token.content.clone())).collect()
+}
+
+fn roles(library: &tokenizers::Tokenizer, config: &ConfigJson, path: &Path) -> Roles {
+    let role = |name: &str, token: &Option<TokenJson>| {
+        let content = token.as_ref()?.content();
+        let id = library.token_to_id(content);
+        if id.is_none() {
+            tracing::warn!(path = %path.display(), "`{name}` is `{content}`, which is not in the vocabulary: left out");
+        }
+        Some(SpecialToken { id: id?, content: content.to_owned() })
+    };
+    Roles {
+        bos: role("bos_token", &config.bos_token),
+        eos: role("eos_token", &config.eos_token),
+        pad: role("pad_token", &config.pad_token),
+        unk: role("unk_token", &config.unk_token),
+    }
+}

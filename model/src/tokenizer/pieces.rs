@@ -1,0 +1,262 @@
+//! What each token stands for, as bytes: the `decoder` of `tokenizer.json`, applied to the whole vocabulary once.
+//!
+//! Every decoder of a language model works token by token, apart from what it takes off at the start of the text, so
+//! a table of bytes is all that decoding needs. It equals the library's decoding with two exceptions, both where the
+//! library loses text: byte-fallback tokens that are no UTF-8 cost only the characters they spoil, not the whole run,
+//! and a `Metaspace` decoder takes one space off the start, not all that the first token has.
+
+use serde::Deserialize;
+
+use crate::TokenId;
+
+/// The `decoder` field of `tokenizer.json`.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "type")]
+pub(super) enum DecoderJson {
+    ByteLevel,
+    ByteFallback,
+    Fuse,
+    Metaspace { replacement: char, prepend_scheme: Option<String>, add_prefix_space: Option<bool> },
+    Replace { pattern: PatternJson, content: String },
+    Strip { content: char, start: usize, stop: usize },
+    Sequence { decoders: Vec<DecoderJson> },
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) enum PatternJson {
+    String(String),
+    Regex(String),
+}
+
+/// What the decoder takes off the start of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Leading {
+    pub(super) character: char,
+    /// At most so many of them.
+    pub(super) count: usize,
+}
+
+/// One stage of decoding a single token.
+#[derive(Debug)]
+enum Step {
+    ByteLevel,
+    ByteFallback,
+    Replace {
+        from: String,
+        to: String,
+    },
+    Strip {
+        character: char,
+        start: usize,
+        stop: usize,
+    },
+    /// In front of every token.
+    Prefix(char),
+}
+
+/// The stages of a decoder.
+#[derive(Debug, Default)]
+pub(super) struct Decoder {
+    steps: Vec<Step>,
+    leading: Option<Leading>,
+    /// Whether the tokens are one text already: what follows then acts on the text, not on each token.
+    fused: bool,
+}
+
+impl Decoder {
+    /// Compiles the JSON form. The error says what is not supported.
+    pub(super) fn new(json: Option<&DecoderJson>) -> Result<Self, String> {
+        let mut decoder = Self::default();
+        match json {
+            Some(json) => decoder.add(json)?,
+            // Without a decoder, tokens are words with a space between them.
+            None => {
+                decoder.steps.push(Step::Prefix(' '));
+                decoder.leading = Some(Leading { character: ' ', count: 1 });
+            }
+        }
+        Ok(decoder)
+    }
+
+    fn add(&mut self, json: &DecoderJson) -> Result<(), String> {
+        match json {
+            DecoderJson::Sequence { decoders } => decoders.iter().try_for_each(|decoder| self.add(decoder))?,
+            DecoderJson::ByteLevel => {
+                self.steps.push(Step::ByteLevel);
+                self.fused = true;
+            }
+            DecoderJson::ByteFallback => self.steps.push(Step::ByteFallback),
+            DecoderJson::Fuse => self.fused = true,
+            DecoderJson::Metaspace { replacement, prepend_scheme, add_prefix_space } => {
+                self.steps.push(Step::Replace { from: replacement.to_string(), to: " ".into() });
+                if prepend_scheme.as_deref() != Some("never") && *add_prefix_space != Some(false) {
+                    self.leading = Some(Leading { character: ' ', count: 1 });
+                }
+            }
+            DecoderJson::Replace { pattern, content } => self.add_replace(pattern, content)?,
+            &DecoderJson::Strip { content, start, stop } => self.add_strip(content, start, stop)?,
+        }
+        Ok(())
+    }
+
+    fn add_replace(&mut self, pattern: &PatternJson, content: &str) -> Result<(), String> {
+        match pattern {
+            PatternJson::String(from) if !self.fused || from.chars().count() == 1 => {
+                self.steps.push(Step::Replace { from: from.clone(), to: content.into() });
+                Ok(())
+            }
+            PatternJson::String(pattern) => {
+                Err(format!("decoder `Replace` of `{pattern}` across tokens is not supported"))
+            }
+            PatternJson::Regex(pattern) => Err(format!("decoder `Replace` of the regex `{pattern}` is not supported")),
+        }
+    }
+
+    fn add_strip(&mut self, character: char, start: usize, stop: usize) -> Result<(), String> {
+        if !self.fused {
+            self.steps.push(Step::Strip { character, start, stop });
+        } else if stop == 0 {
+            self.leading = (start > 0).then_some(Leading { character, count: start });
+        } else {
+            return Err(format!("decoder `Strip` at the end of a text (`stop`: {stop}) is not supported"));
+        }
+        Ok(())
+    }
+
+    /// The bytes of one token. An added token of a byte-level vocabulary is spelled literally, not in the alphabet
+    /// that stands for bytes.
+    fn bytes(&self, token: &str, is_added: bool) -> Vec<u8> {
+        let mut text = token.to_owned();
+        for step in &self.steps {
+            match step {
+                Step::ByteLevel if is_added => {}
+                Step::ByteLevel => return byte_level(&text).unwrap_or_else(|| text.into_bytes()),
+                Step::ByteFallback => {
+                    if let Some(byte) = fallback_byte(&text) {
+                        return vec![byte];
+                    }
+                }
+                Step::Replace { from, to } => text = text.replace(from, to),
+                &Step::Strip { character, start, stop } => text = strip(&text, character, start, stop),
+                &Step::Prefix(prefix) => text.insert(0, prefix),
+            }
+        }
+        text.into_bytes()
+    }
+}
+
+/// A token to enter into the table.
+pub(super) struct Entry {
+    pub(super) id: TokenId,
+    pub(super) token: String,
+    pub(super) is_added: bool,
+}
+
+/// The bytes of every token, by id.
+#[derive(Debug)]
+pub(super) struct PieceTable {
+    bytes: Vec<u8>,
+    /// `ends[id]`: where the bytes of `id` end; they begin where those of the id before end.
+    ends: Vec<usize>,
+    leading: Option<Leading>,
+}
+
+impl PieceTable {
+    /// The table of `entries`, sorted by id. Ids that no entry has stand for no bytes.
+    pub(super) fn new(decoder: &Decoder, entries: &[Entry]) -> Self {
+        let mut table = Self { bytes: Vec::new(), ends: Vec::new(), leading: decoder.leading };
+        for entry in entries {
+            // Holes end where the id before them ends.
+            table.ends.resize(entry.id as usize, table.bytes.len());
+            table.bytes.extend(decoder.bytes(&entry.token, entry.is_added));
+            table.ends.push(table.bytes.len());
+        }
+        table
+    }
+
+    /// The bytes of `id`, none if it has no token.
+    pub(super) fn bytes(&self, id: TokenId) -> &[u8] {
+        let id = id as usize;
+        let Some(&end) = self.ends.get(id) else {
+            return &[];
+        };
+        let start = id.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.bytes[start..end]
+    }
+
+    /// One more than the largest id.
+    pub(super) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    pub(super) fn leading(&self) -> Option<Leading> {
+        self.leading
+    }
+}
+
+/// `<0x0A>` is the byte 10.
+fn fallback_byte(token: &str) -> Option<u8> {
+    let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    let is_byte = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    is_byte.then(|| u8::from_str_radix(digits, 16).ok()).flatten()
+}
+
+fn strip(text: &str, character: char, start: usize, stop: usize) -> String {
+    let mut text = text;
+    for _ in 0..start {
+        text = text.strip_prefix(character).unwrap_or(text);
+    }
+    for _ in 0..stop {
+        text = text.strip_suffix(character).unwrap_or(text);
+    }
+    text.to_owned()
+}
+
+/// Undoes GPT-2's byte alphabet; `None` if a character is not one of its 256.
+fn byte_level(token: &str) -> Option<Vec<u8>> {
+    token.chars().map(byte_of).collect()
+}
+
+/// GPT-2 writes printable Latin-1 as itself and the other 68 bytes, in order, as U+0100 and up.
+fn byte_of(character: char) -> Option<u8> {
+    let code = u32::from(character);
+    match code {
+        0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF => u8::try_from(code).ok(),
+        0x100..=0x120 => u8::try_from(code - 0x100).ok(),
+        0x121..=0x142 => u8::try_from(code - 0x121 + 0x7F).ok(),
+        0x143 => Some(0xAD),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_byte_alphabet_covers_each_byte_once() {
+        let mut bytes: Vec<u8> = (0..0x200).filter_map(char::from_u32).filter_map(byte_of).collect();
+        bytes.sort_unstable();
+        assert_eq!(bytes, (0..=255).collect::<Vec<u8>>());
+        assert_eq!(byte_of('Ġ'), Some(b' '));
+        assert_eq!(byte_of('Ċ'), Some(b'\n'));
+    }
+
+    #[test]
+    fn holes_in_the_ids_stand_for_nothing() {
+        let entry = |id, token: &str| Entry { id, token: token.into(), is_added: false };
+        let decoder = Decoder { fused: true, ..Decoder::default() };
+        let table = PieceTable::new(&decoder, &[entry(1, "ab"), entry(4, "c")]);
+        let pieces: Vec<&[u8]> = (0..6).map(|id| table.bytes(id)).collect();
+        assert_eq!(pieces, [b"", b"ab" as &[u8], b"", b"", b"c", b""]);
+        assert_eq!(table.len(), 5);
+    }
+
+    #[test]
+    fn byte_fallback_is_exactly_two_hex_digits() {
+        assert_eq!(fallback_byte("<0x0A>"), Some(10));
+        for token in ["<0x+A>", "<0x0>", "<0x0AB>", "0x0A", "<0x0A"] {
+            assert_eq!(fallback_byte(token), None, "{token}");
+        }
+    }
+}

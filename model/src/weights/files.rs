@@ -1,0 +1,309 @@
+//! Tensors in safetensors files: one file, or shards with an index.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use burn::tensor::TensorData;
+use half::{bf16, f16};
+use safetensors::{Dtype, SafeTensors, tensor::Metadata, tensor::TensorView};
+use serde_json::{Value, json};
+
+use crate::{
+    error::{Error, Result},
+    mmap::Mmap,
+};
+
+/// The file name of unsharded weights.
+pub(super) const WEIGHTS_FILE: &str = "model.safetensors";
+/// The file name of the index of sharded weights.
+pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
+
+/// How values are stored on disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DiskDtype {
+    /// 4 bytes a value.
+    #[default]
+    F32,
+    /// IEEE half precision, 2 bytes a value.
+    F16,
+    /// The upper half of an f32, 2 bytes a value.
+    Bf16,
+}
+
+impl DiskDtype {
+    /// The name in `config.json`.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "float32",
+            Self::F16 => "float16",
+            Self::Bf16 => "bfloat16",
+        }
+    }
+
+    fn encode(self, values: &[f32]) -> Vec<u8> {
+        match self {
+            Self::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
+            Self::F16 => values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect(),
+            Self::Bf16 => values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect(),
+        }
+    }
+
+    fn safetensors(self) -> Dtype {
+        match self {
+            Self::F32 => Dtype::F32,
+            Self::F16 => Dtype::F16,
+            Self::Bf16 => Dtype::BF16,
+        }
+    }
+}
+
+impl FromStr for DiskDtype {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        match name {
+            "f32" => Ok(Self::F32),
+            "f16" => Ok(Self::F16),
+            "bf16" => Ok(Self::Bf16),
+            other => Err(format!("must be `f32`, `f16` or `bf16`, got `{other}`")),
+        }
+    }
+}
+
+/// The tensors of a model dir, mapped, not read.
+#[derive(Debug)]
+pub(super) struct TensorFiles {
+    shards: Vec<Shard>,
+    /// Name to the shard that holds it.
+    holders: HashMap<String, usize>,
+}
+
+#[derive(Debug)]
+struct Shard {
+    path: PathBuf,
+    map: Mmap,
+    metadata: Metadata,
+    /// Where the values start in the file.
+    data_start: usize,
+}
+
+/// A tensor as it lies in a file.
+#[derive(Debug)]
+pub(super) struct StoredTensor<'a> {
+    pub(super) path: &'a Path,
+    pub(super) name: String,
+    pub(super) shape: &'a [usize],
+    dtype: Dtype,
+    bytes: &'a [u8],
+}
+
+impl TensorFiles {
+    /// Opens the weights of the model dir `dir`.
+    pub(super) fn open(dir: &Path) -> Result<Self> {
+        let index = dir.join(INDEX_FILE);
+        let single = dir.join(WEIGHTS_FILE);
+        if single.exists() {
+            return Self::from_shards(vec![Shard::open(&single)?]);
+        }
+        if index.exists() {
+            return Self::open_sharded(dir, &index);
+        }
+        Err(Error::File {
+            path: dir.to_owned(),
+            what: format!("has neither `{WEIGHTS_FILE}` nor `{INDEX_FILE}`"),
+            hint: "a model dir holds `config.json`, `model.safetensors` and `tokenizer.json`".to_owned(),
+        })
+    }
+
+    fn open_sharded(dir: &Path, index: &Path) -> Result<Self> {
+        let broken = |what: String| Error::File { path: index.to_owned(), what, hint: String::new() };
+        let text = fs::read(index).map_err(|source| Error::Io { action: "read", path: index.to_owned(), source })?;
+        let json: Value = serde_json::from_slice(&text).map_err(|error| broken(format!("is not JSON: {error}")))?;
+        let weight_map = json["weight_map"].as_object().ok_or_else(|| broken("has no object `weight_map`".to_owned()))?;
+        let mut files: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for (tensor, file) in weight_map {
+            let file = file.as_str().filter(|file| is_plain_name(file)).ok_or_else(|| {
+                broken(format!("tensor `{tensor}` is said to be in {file}, which is no file name within the folder"))
+            })?;
+            files.entry(file).or_default().push(tensor);
+        }
+        let shards = files.keys().map(|file| Shard::open(&dir.join(file))).collect::<Result<_>>()?;
+        let files_of = Self::from_shards(shards)?;
+        for (file, tensors) in files {
+            if let Some(missing) = tensors.iter().find(|tensor| !files_of.contains(tensor)) {
+                return Err(broken(format!("tensor `{missing}` is said to be in `{file}`, which does not hold it")));
+            }
+        }
+        Ok(files_of)
+    }
+
+    fn from_shards(shards: Vec<Shard>) -> Result<Self> {
+        let mut holders = HashMap::new();
+        for (number, shard) in shards.iter().enumerate() {
+            for name in shard.metadata.offset_keys() {
+                if let Some(other) = holders.insert(name.clone(), number) {
+                    let first: &Shard = &shards[other];
+                    return Err(Error::Tensor {
+                        path: shard.path.clone(),
+                        tensor: name,
+                        what: format!("is also in `{}`", first.path.display()),
+                        hint: String::new(),
+                    });
+                }
+            }
+        }
+        Ok(Self { shards, holders })
+    }
+
+    pub(super) fn contains(&self, name: &str) -> bool {
+        self.holders.contains_key(name)
+    }
+
+    /// All names, in no order.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.holders.keys().map(String::as_str)
+    }
+
+    /// One of the files, for messages about what none of them holds.
+    pub(super) fn path(&self) -> &Path {
+        self.shards.first().map_or(Path::new(WEIGHTS_FILE), |shard| &shard.path)
+    }
+
+    pub(super) fn get(&self, name: &str) -> Option<StoredTensor<'_>> {
+        let shard = &self.shards[*self.holders.get(name)?];
+        let info = shard.metadata.info(name)?;
+        let (start, end) = info.data_offsets;
+        let bytes = shard.map.get(shard.data_start + start..shard.data_start + end)?;
+        Some(StoredTensor { path: &shard.path, name: name.to_owned(), shape: &info.shape, dtype: info.dtype, bytes })
+    }
+}
+
+impl Shard {
+    fn open(path: &Path) -> Result<Self> {
+        let map = Mmap::open(path)?;
+        // Checks that the header is within bounds, that offsets are in order, without gaps or overlaps, that they fit
+        // the shapes, and that the file is exactly as long as they say.
+        let (header_len, metadata) = SafeTensors::read_metadata(&map).map_err(|error| Error::File {
+            path: path.to_owned(),
+            what: format!("is not a safetensors file: {error}"),
+            hint: "the file may be cut short or may still be downloading".to_owned(),
+        })?;
+        Ok(Self { path: path.to_owned(), map, metadata, data_start: 8 + header_len })
+    }
+}
+
+impl StoredTensor<'_> {
+    /// The values as f32, in row order.
+    pub(super) fn to_f32(&self) -> Result<Vec<f32>> {
+        Ok(match self.dtype {
+            Dtype::F32 => decode(self.bytes, f32::from_le_bytes),
+            Dtype::F16 => decode(self.bytes, |bytes| f16::from_le_bytes(bytes).to_f32()),
+            Dtype::BF16 => decode(self.bytes, |bytes| bf16::from_le_bytes(bytes).to_f32()),
+            other => {
+                return Err(self.error(format!("has type {other:?}, supported are F32, F16 and BF16")));
+            }
+        })
+    }
+
+    /// Refuses another shape than `expected`.
+    pub(super) fn require_shape(&self, expected: &[usize]) -> Result<()> {
+        if self.shape == expected {
+            return Ok(());
+        }
+        Err(self.error(format!("has shape {:?}, `config.json` asks for {expected:?}", self.shape)))
+    }
+
+    fn error(&self, what: String) -> Error {
+        Error::Tensor { path: self.path.to_owned(), tensor: self.name.clone(), what, hint: String::new() }
+    }
+}
+
+fn decode<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f32) -> Vec<f32> {
+    let (chunks, _) = bytes.as_chunks::<N>();
+    chunks.iter().map(|&chunk| value(chunk)).collect()
+}
+
+/// Whether `name` stays within its folder.
+fn is_plain_name(name: &str) -> bool {
+    let mut components = Path::new(name).components();
+    matches!((components.next(), components.next()), (Some(std::path::Component::Normal(_)), None))
+}
+
+/// Collects tensors and writes them as one file, or as shards with an index once they pass `max_shard_bytes`.
+#[derive(Debug)]
+pub(super) struct TensorWriter {
+    dtype: DiskDtype,
+    max_shard_bytes: usize,
+    shards: Vec<BTreeMap<String, (Vec<usize>, Vec<u8>)>>,
+    current_bytes: usize,
+    total_bytes: usize,
+}
+
+impl TensorWriter {
+    pub(super) fn new(dtype: DiskDtype, max_shard_bytes: usize) -> Self {
+        Self { dtype, max_shard_bytes, shards: vec![BTreeMap::new()], current_bytes: 0, total_bytes: 0 }
+    }
+
+    pub(super) fn push(&mut self, name: String, shape: Vec<usize>, values: &[f32]) {
+        let bytes = self.dtype.encode(values);
+        if self.current_bytes > 0 && self.current_bytes + bytes.len() > self.max_shard_bytes {
+            self.shards.push(BTreeMap::new());
+            self.current_bytes = 0;
+        }
+        self.current_bytes += bytes.len();
+        self.total_bytes += bytes.len();
+        if let Some(shard) = self.shards.last_mut() {
+            shard.insert(name, (shape, bytes));
+        }
+    }
+
+    /// The files, by name: the shards, and the index if there is more than one.
+    ///
+    /// # Errors
+    /// [`Error::File`] when a tensor does not fit its own shape.
+    pub(super) fn finish(self) -> Result<Vec<(String, Vec<u8>)>> {
+        let n_shards = self.shards.len();
+        let mut weight_map = serde_json::Map::new();
+        let mut files = Vec::with_capacity(n_shards + 1);
+        for (number, shard) in self.shards.iter().enumerate() {
+            let file = match n_shards {
+                1 => WEIGHTS_FILE.to_owned(),
+                _ => format!("model-{:05}-of-{n_shards:05}.safetensors", number + 1),
+            };
+            for name in shard.keys() {
+                weight_map.insert(name.clone(), json!(file));
+            }
+            files.push((file.clone(), serialize(shard, self.dtype, &file)?));
+        }
+        if n_shards > 1 {
+            let index = json!({ "metadata": { "total_size": self.total_bytes }, "weight_map": weight_map });
+            files.push((INDEX_FILE.to_owned(), format!("{index:#}\n").into_bytes()));
+        }
+        Ok(files)
+    }
+}
+
+fn serialize(shard: &BTreeMap<String, (Vec<usize>, Vec<u8>)>, dtype: DiskDtype, file: &str) -> Result<Vec<u8>> {
+    let error = |error: safetensors::SafeTensorError| Error::File {
+        path: file.into(),
+        what: format!("cannot be made: {error}"),
+        hint: String::new(),
+    };
+    let views = shard
+        .iter()
+        .map(|(name, (shape, bytes))| Ok((name, TensorView::new(dtype.safetensors(), shape.clone(), bytes)?)))
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(error)?;
+    // `transformers` wants to know which framework the tensors are for, and has no name for ours.
+    let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    safetensors::serialize(views, Some(metadata)).map_err(error)
+}
+
+/// The values of a parameter, in row order.
+pub(super) fn values(data: &TensorData) -> Result<&[f32]> {
+    data.as_slice::<f32>().map_err(|error| Error::Execution { what: format!("a parameter could not be read: {error:?}") })
+}

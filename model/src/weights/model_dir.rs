@@ -1,0 +1,212 @@
+//! The model dir: the folder in Hugging Face's format that training writes and serving reads.
+//!
+//! `config.json`, `model.safetensors` (or shards with an index), `tokenizer.json`, `tokenizer_config.json`,
+//! `chat_template.jinja`, `generation_config.json`. There is no other format and no export step.
+
+use std::{
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+use burn::tensor::Device;
+use serde_json::{Map, Value};
+
+use super::{
+    files::{DiskDtype, TensorFiles, TensorWriter},
+    hf::{self, Spelling},
+};
+use crate::{
+    TokenId,
+    chat::ChatTemplate,
+    config::GptConfig,
+    error::{Error, Result},
+    gpt::Gpt,
+    ops::Dtype,
+    tokenizer::Tokenizer,
+};
+
+const CONFIG_FILE: &str = "config.json";
+const GENERATION_FILE: &str = "generation_config.json";
+
+/// Shards are kept below this, as `transformers` keeps them: 5 GB.
+const MAX_SHARD_BYTES: usize = 5_000_000_000;
+
+/// Where to put a model, and how to hold its matrices.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// The device.
+    pub device: Device,
+    /// How matrices are held.
+    pub dtype: Dtype,
+}
+
+/// Everything that a model dir holds, ready to use.
+#[derive(Debug)]
+pub struct LoadedModel {
+    /// The model.
+    pub gpt: Gpt,
+    /// Text to ids and back.
+    pub tokenizer: Tokenizer,
+    /// How a conversation becomes a prompt, if the model knows conversations.
+    pub chat_template: Option<ChatTemplate>,
+    /// Tokens that end a text: those of `generation_config.json`, else of `config.json`, else the tokenizer's `eos`.
+    pub eos_token_ids: Vec<TokenId>,
+}
+
+/// Opens the model dir `dir` as a whole.
+///
+/// # Errors
+/// An error that names the file, and within it the field or tensor, that is missing, broken or not supported.
+pub fn load(dir: &Path, options: &LoadOptions) -> Result<LoadedModel> {
+    let (gpt, config_json) = load_gpt_and_config(dir, options)?;
+    let tokenizer = Tokenizer::from_dir(dir)?;
+    let (n_tokens, vocab_size) = (tokenizer.vocab_size(), gpt.config().vocab_size);
+    if n_tokens > vocab_size {
+        return Err(Error::File {
+            path: dir.join("tokenizer.json"),
+            what: format!("has {n_tokens} tokens, but the model's `vocab_size` is {vocab_size}"),
+            hint: "tokenizer and weights are of different models".to_owned(),
+        });
+    }
+    let chat_template = ChatTemplate::from_dir(dir)?;
+    let generation = dir.join(GENERATION_FILE);
+    let generation = if generation.exists() { read_object(&generation)? } else { Map::new() };
+    let eos_token_ids = [&generation, &config_json]
+        .into_iter()
+        .map(|json| token_ids(json.get("eos_token_id")))
+        .find(|ids| !ids.is_empty())
+        .unwrap_or_else(|| tokenizer.eos().map(|eos| eos.id).into_iter().collect());
+    Ok(LoadedModel { gpt, tokenizer, chat_template, eos_token_ids })
+}
+
+/// Opens only the model of the model dir `dir`; there need not be a tokenizer.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_gpt(dir: &Path, options: &LoadOptions) -> Result<Gpt> {
+    load_gpt_and_config(dir, options).map(|(gpt, _)| gpt)
+}
+
+fn load_gpt_and_config(dir: &Path, options: &LoadOptions) -> Result<(Gpt, Map<String, Value>)> {
+    let path = dir.join(CONFIG_FILE);
+    if !dir.is_dir() {
+        return Err(Error::File {
+            path: dir.to_owned(),
+            what: if dir.exists() { "is not a folder" } else { "does not exist" }.to_owned(),
+            hint: "give a model dir: a folder with `config.json`, `model.safetensors` and `tokenizer.json`".to_owned(),
+        });
+    }
+    let json = read_object(&path)?;
+    let spelling = Spelling::of(&json, &path)?;
+    let config = spelling.read_config(&json, &path)?;
+    let files = TensorFiles::open(dir)?;
+    let gpt = hf::load_params(&files, spelling, &config, (options.dtype, &options.device))?;
+    Ok((gpt, json))
+}
+
+/// Reads the architecture of the model dir `dir`, without its weights.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_config(dir: &Path) -> Result<GptConfig> {
+    let path = dir.join(CONFIG_FILE);
+    let json = read_object(&path)?;
+    Spelling::of(&json, &path)?.read_config(&json, &path)
+}
+
+/// How to save a model, and what goes beside its weights.
+#[derive(Clone, Debug)]
+pub struct SaveOptions {
+    /// How values are stored.
+    pub dtype: DiskDtype,
+    /// Weights beyond this many bytes are split over several files.
+    pub max_shard_bytes: usize,
+    /// Tokens that end a text, for `config.json` and `generation_config.json`.
+    pub eos_token_ids: Vec<TokenId>,
+    /// Files to put beside the weights as they are: `tokenizer.json` and its like, by name.
+    pub extra_files: Vec<(String, Vec<u8>)>,
+}
+
+impl Default for SaveOptions {
+    fn default() -> Self {
+        Self { dtype: DiskDtype::F32, max_shard_bytes: MAX_SHARD_BYTES, eos_token_ids: Vec::new(), extra_files: Vec::new() }
+    }
+}
+
+/// Writes `gpt` as a model dir that Hearth and `transformers` open.
+///
+/// An architecture that no Hugging Face class expresses is written under `HearthForCausalLM`, with Hearth's own names.
+/// Each file is written under another name, flushed to the disk and then renamed, so that a crash leaves the old file or
+/// the new one whole.
+///
+/// # Errors
+/// [`Error::Io`] with the file that could not be written; [`Error::Execution`] when the device cannot be read.
+pub fn save(dir: &Path, gpt: &Gpt, options: &SaveOptions) -> Result<()> {
+    let (spelling, mut config) = hf::config_json(gpt.config(), options.dtype.name());
+    let mut generation = Map::new();
+    if let Some(eos) = eos_json(&options.eos_token_ids) {
+        config.insert("eos_token_id".to_owned(), eos.clone());
+        generation.insert("eos_token_id".to_owned(), eos);
+    }
+    let mut writer = TensorWriter::new(options.dtype, options.max_shard_bytes);
+    hf::save_params(gpt, spelling, &mut writer)?;
+    let mut files = writer.finish()?;
+    files.extend(options.extra_files.iter().cloned());
+    files.push((GENERATION_FILE.to_owned(), json_file(generation)));
+    // Last, so that a folder with a `config.json` has all the rest.
+    files.push((CONFIG_FILE.to_owned(), json_file(config)));
+    fs::create_dir_all(dir).map_err(|source| Error::Io { action: "create", path: dir.to_owned(), source })?;
+    files.iter().try_for_each(|(name, bytes)| write_file(&dir.join(name), bytes))?;
+    sync_dir(dir)
+}
+
+fn json_file(object: Map<String, Value>) -> Vec<u8> {
+    format!("{:#}\n", Value::Object(object)).into_bytes()
+}
+
+fn eos_json(ids: &[TokenId]) -> Option<Value> {
+    match ids {
+        [] => None,
+        [id] => Some(Value::from(*id)),
+        ids => Some(Value::from(ids)),
+    }
+}
+
+/// One id, or a list of them.
+fn token_ids(value: Option<&Value>) -> Vec<TokenId> {
+    let id = |value: &Value| value.as_u64().and_then(|id| TokenId::try_from(id).ok());
+    match value {
+        Some(Value::Array(ids)) => ids.iter().filter_map(id).collect(),
+        Some(value) => id(value).into_iter().collect(),
+        None => Vec::new(),
+    }
+}
+
+fn read_object(path: &Path) -> Result<Map<String, Value>> {
+    let text = fs::read(path).map_err(|source| Error::Io { action: "read", path: path.to_owned(), source })?;
+    serde_json::from_slice(&text).map_err(|error| Error::File {
+        path: path.to_owned(),
+        what: format!("is not a JSON object: {error}"),
+        hint: String::new(),
+    })
+}
+
+/// Replaces the file at `path` at once: readers see the old one or the new one, whole.
+fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    let partial = PathBuf::from(partial);
+    let io = |source| Error::Io { action: "write", path: path.to_owned(), source };
+    let mut file = fs::File::create(&partial).map_err(io)?;
+    file.write_all(bytes).map_err(io)?;
+    file.sync_all().map_err(io)?;
+    fs::rename(&partial, path).map_err(io)
+}
+
+/// Makes the renames in `dir` last.
+fn sync_dir(dir: &Path) -> Result<()> {
+    let sync = || fs::File::open(dir)?.sync_all();
+    // Only Unix opens folders as files; elsewhere the file system sees to it.
+    if cfg!(unix) { sync().map_err(|source| Error::Io { action: "write", path: dir.to_owned(), source }) } else { Ok(()) }
+}

@@ -1,0 +1,135 @@
+//! Attention against numbers worked out by hand, and the properties that make it causal.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use burn::tensor::{Device, Tensor, TensorData};
+use hearth_model::ops::{self, AttentionOptions, attend};
+
+/// `[1, 1, n, width]` from rows.
+fn rows<const N: usize, const W: usize>(rows: [[f32; W]; N]) -> Tensor<4> {
+    Tensor::from_data(TensorData::new(rows.concat(), [1, 1, N, W]), &Device::flex())
+}
+
+fn values(tensor: Tensor<4>) -> Vec<f32> {
+    tensor.into_data().try_into_vec().unwrap()
+}
+
+fn options(n_heads: usize, n_kv_heads: usize, head_dim: usize) -> AttentionOptions {
+    AttentionOptions { n_heads, n_kv_heads, head_dim, scale: 1.0, sliding_window: None, alibi_slopes: None }
+}
+
+fn assert_close(found: &[f32], expected: &[f32], tolerance: f32) {
+    assert_eq!(found.len(), expected.len());
+    for (found, expected) in found.iter().zip(expected) {
+        assert!((found - expected).abs() <= tolerance, "found {found}, expected {expected}");
+    }
+}
+
+/// The lectures' first example: scores 2 and 3, so the weights are 0.269 and 0.731.
+#[test]
+fn one_query_of_the_lectures() {
+    let keys = rows([[1.0, 0.0], [1.0, 1.0]]);
+    let attended = attend(rows([[2.0, 1.0]]), keys, rows([[3.0, 6.0], [7.0, 12.0]]), None, 1.0);
+    assert_close(&values(attended.probs), &[0.26894, 0.73106], 1e-5);
+    assert_close(&values(attended.output), &[5.924, 10.386], 1e-3);
+}
+
+/// The lectures' second example. The slide prints 4.240 and 8.480 for the second query: it rounds the weight first.
+#[test]
+fn three_queries_of_the_lectures() {
+    let queries = rows([[1.0, 0.0], [2.0, 1.0], [0.0, 1.0]]);
+    let keys = rows([[1.0, 1.0], [0.0, 1.0]]);
+    let attended = attend(queries, keys, rows([[4.0, 8.0], [6.0, 12.0]]), None, 1.0);
+    assert_close(&values(attended.output), &[4.538, 9.076, 4.238, 8.477, 5.0, 10.0], 1e-3);
+}
+
+/// Rows of a seeded random matrix.
+fn noise(n_rows: usize, width: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..n_rows * width).map(|_| next()).collect()
+}
+
+fn dense(q: &[f32], k: &[f32], v: &[f32], options: &AttentionOptions, batch: usize) -> (Vec<f32>, Vec<f32>) {
+    let device = Device::flex();
+    let kv_width = options.n_kv_heads * options.head_dim;
+    let n_rows = k.len() / kv_width;
+    let matrix = |values: &[f32], width| Tensor::from_data(TensorData::new(values.to_vec(), [n_rows, width]), &device);
+    let bias = ops::causal_bias(0..n_rows / batch, 0, options, &device);
+    let inputs = [matrix(q, options.n_heads * options.head_dim), matrix(k, kv_width), matrix(v, kv_width)];
+    let (output, probs) = ops::attention_dense(inputs, bias, batch, options);
+    (output.into_data().try_into_vec().unwrap(), values(probs))
+}
+
+/// The same, by the definition: one row and one head at a time, in f64.
+fn by_definition(q: &[f32], k: &[f32], v: &[f32], options: &AttentionOptions) -> Vec<f32> {
+    let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
+    let n_rows = k.len() / (n_kv_heads * head_dim);
+    let at = |x: &[f32], heads: usize, row: usize, head: usize, i: usize| {
+        f64::from(x[(row * heads + head) * head_dim + i])
+    };
+    let mut output = Vec::new();
+    for row in 0..n_rows {
+        for head in 0..n_heads {
+            let kv_head = head * n_kv_heads / n_heads;
+            let first = options.sliding_window.map_or(0, |window| (row + 1).saturating_sub(window));
+            let scores: Vec<f64> = (first..=row)
+                .map(|key| {
+                    let dot: f64 = (0..head_dim).map(|i| at(q, n_heads, row, head, i) * at(k, n_kv_heads, key, kv_head, i)).sum();
+                    let slope = options.alibi_slopes.as_ref().map_or(0.0, |slopes| f64::from(slopes[head]));
+                    dot * options.scale + slope * (key as f64 - row as f64)
+                })
+                .collect();
+            let total: f64 = scores.iter().map(|score| score.exp()).sum();
+            output.extend((0..head_dim).map(|i| {
+                let mixed = scores.iter().enumerate().map(|(n, score)| score.exp() * at(v, n_kv_heads, first + n, kv_head, i));
+                (mixed.sum::<f64>() / total) as f32
+            }));
+        }
+    }
+    output
+}
+
+#[test]
+fn the_reference_is_the_definition() {
+    for (n_heads, n_kv_heads) in [(1, 1), (4, 4), (4, 2), (6, 1)] {
+        for sliding_window in [None, Some(1), Some(3)] {
+            for alibi_slopes in [None, Some(hearth_model::position::alibi_slopes(n_heads))] {
+                let options = AttentionOptions { scale: 0.7, sliding_window, alibi_slopes, ..options(n_heads, n_kv_heads, 6) };
+                let (q, k, v) = (noise(7, n_heads * 6, 1), noise(7, n_kv_heads * 6, 2), noise(7, n_kv_heads * 6, 3));
+                let (found, _) = dense(&q, &k, &v, &options, 1);
+                assert_close(&found, &by_definition(&q, &k, &v, &options), 1e-5);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_sees_itself_and_those_before_it_alone() {
+    let options = options(2, 1, 4);
+    let (n_rows, batch) = (6, 2);
+    let (q, k, v) = (noise(batch * n_rows, 8, 4), noise(batch * n_rows, 4, 5), noise(batch * n_rows, 4, 6));
+    let (before, _) = dense(&q, &k, &v, &options, batch);
+    for changed in 0..n_rows {
+        let mut v = v.clone();
+        v[changed * 4..(changed + 1) * 4].fill(100.0);
+        let (after, _) = dense(&q, &k, &v, &options, batch);
+        for row in 0..batch * n_rows {
+            let same = before[row * 8..(row + 1) * 8] == after[row * 8..(row + 1) * 8];
+            let sees = (changed..n_rows).contains(&row);
+            assert_eq!(same, !sees, "row {row} of both sequences, value {changed} changed");
+        }
+    }
+}
+
+#[test]
+fn weights_of_a_row_sum_to_one() {
+    let options = options(2, 1, 4);
+    let (_, probs) = dense(&noise(5, 8, 7), &noise(5, 4, 8), &noise(5, 4, 9), &options, 1);
+    for (number, row) in probs.chunks(5).enumerate() {
+        assert!((row.iter().sum::<f32>() - 1.0).abs() < 1e-6);
+        assert!(row[number % 5 + 1..].iter().all(|&weight| weight == 0.0), "row {number} sees what comes after it");
+    }
+}

@@ -1,0 +1,342 @@
+//! The model against `transformers`: logits, loss and the gradient of every parameter of tiny models with sharp
+//! attention, and a check that the comparison has teeth. The golden dirs are made by `golden/make_golden.py`.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+use std::{
+    collections::HashMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use burn::{
+    module::{Module, ModuleVisitor, Param},
+    tensor::{Device, Gradients, Int, Tensor, TensorData},
+};
+use hearth_model::{
+    attention::AttentionContext,
+    config::{Activation, GptConfig, Positions, Rope},
+    device::{DeviceChoice, choose},
+    gpt::{Gpt, ParamPath},
+    ops::Dtype,
+    weights::model_dir::{self, LoadOptions, SaveOptions},
+};
+use safetensors::SafeTensors;
+
+/// Full oracles: logits, loss and gradients.
+const CASES: &[&str] = &["gpt2", "gpt2-untied", "llama", "llama-tied-bias"];
+/// The weights of `llama`, stored in other ways; logits and loss only.
+const STORED: &[&str] = &["llama-sharded", "llama-f16", "llama-bf16"];
+
+/// Of the spread (standard deviation) of the logits.
+const LOGITS_TOLERANCE: f32 = 1e-4;
+/// Relative.
+const LOSS_TOLERANCE: f32 = 1e-5;
+/// Of the gradient's norm.
+const GRAD_TOLERANCE: f32 = 1e-3;
+/// Where the true gradient is zero, such as that of a bias on the keys: of the largest norm of the case.
+const GRAD_FLOOR: f32 = 1e-6;
+
+fn golden(case: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(case)
+}
+
+struct Oracle {
+    batch: usize,
+    seq_len: usize,
+    input_ids: Vec<i32>,
+    logits: Vec<f32>,
+    loss: f32,
+    grads: HashMap<String, (Vec<usize>, Vec<f32>)>,
+}
+
+impl Oracle {
+    fn read(case: &str) -> Self {
+        let bytes = fs::read(golden(case).join("oracle.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let floats = |name: &str| f32s(file.tensor(name).unwrap().data());
+        let ids = file.tensor("input_ids").unwrap();
+        let grads = file.names().into_iter().filter_map(|name| {
+            let parameter = name.strip_prefix("grad.")?;
+            Some((parameter.to_owned(), (file.tensor(name).unwrap().shape().to_vec(), floats(name))))
+        });
+        Self {
+            batch: ids.shape()[0],
+            seq_len: ids.shape()[1],
+            input_ids: ids.data().chunks(4).map(|b| i32::from_le_bytes(b.try_into().unwrap())).collect(),
+            logits: floats("logits"),
+            loss: floats("loss")[0],
+            grads: grads.collect(),
+        }
+    }
+
+    fn ids(&self, device: &Device) -> Tensor<1, Int> {
+        Tensor::from_data(TensorData::new(self.input_ids.clone(), [self.input_ids.len()]), device)
+    }
+}
+
+fn f32s(bytes: &[u8]) -> Vec<f32> {
+    bytes.chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+}
+
+fn load(case: &str, device: &Device) -> Gpt {
+    model_dir::load_gpt(&golden(case), &LoadOptions { device: device.clone(), dtype: Dtype::F32 }).unwrap()
+}
+
+fn params(gpt: &Gpt) -> HashMap<String, TensorData> {
+    let mut params = HashMap::new();
+    let read = gpt.read_params(&mut |path, data| {
+        params.insert(path.to_owned(), data);
+        Ok(())
+    });
+    read.unwrap();
+    params
+}
+
+/// The same model on `device`, with nothing dropped where gradients are recorded: the oracles are.
+fn without_dropout(gpt: &Gpt, device: &Device) -> Gpt {
+    let params = params(gpt);
+    let config = GptConfig { dropout: 0.0, ..gpt.config().clone() };
+    Gpt::from_params(&config, Dtype::F32, device, &mut |spec| Ok(params[&spec.path].clone())).unwrap()
+}
+
+fn logits(gpt: &Gpt, oracle: &Oracle) -> Vec<f32> {
+    let context = AttentionContext::dense(oracle.batch, oracle.seq_len);
+    gpt.logits(gpt.forward(oracle.ids(&gpt.device()), context)).into_data().try_into_vec().unwrap()
+}
+
+/// The loss as language models are trained: every id but the first is a target.
+fn loss(gpt: &Gpt, oracle: &Oracle) -> Tensor<1> {
+    let device = gpt.device();
+    let hidden = gpt.forward(oracle.ids(&device), AttentionContext::dense(oracle.batch, oracle.seq_len));
+    let rows = |skip: usize| {
+        let rows = (0..oracle.batch)
+            .flat_map(|b| (0..oracle.seq_len - 1).map(move |s| (b * oracle.seq_len + s + skip) as i32));
+        Tensor::<1, Int>::from_data(rows.collect::<Vec<_>>().as_slice(), &device)
+    };
+    gpt.loss(hidden.select(0, rows(0)), oracle.ids(&device).select(0, rows(1)))
+}
+
+/// The largest difference, in spreads of `expected`.
+fn distance(found: &[f32], expected: &[f32]) -> f32 {
+    assert_eq!(found.len(), expected.len());
+    let mean = expected.iter().sum::<f32>() / expected.len() as f32;
+    let spread = (expected.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / expected.len() as f32).sqrt();
+    let differences = found.iter().zip(expected).map(|(a, b)| (a - b).abs());
+    // A NaN must not hide behind `max`.
+    differences.fold(0.0, |worst: f32, d| if d.is_nan() { f32::INFINITY } else { worst.max(d) }) / spread
+}
+
+#[test]
+fn logits_and_loss_are_those_of_transformers() {
+    let device = Device::flex();
+    for case in CASES.iter().chain(STORED) {
+        let (gpt, oracle) = (load(case, &device), Oracle::read(case));
+        let far = distance(&logits(&gpt, &oracle), &oracle.logits);
+        assert!(far < LOGITS_TOLERANCE, "{case}: logits are {far} spreads away");
+        let loss = loss(&gpt, &oracle).into_scalar::<f32>();
+        let far = (loss / oracle.loss - 1.0).abs();
+        assert!(far < LOSS_TOLERANCE, "{case}: loss {loss}, expected {}", oracle.loss);
+    }
+}
+
+#[test]
+fn logits_on_wgpu_are_those_of_transformers() {
+    if std::env::var_os("HEARTH_TEST_WGPU").is_none() {
+        println!("skipped: set HEARTH_TEST_WGPU=1 to run on the software wgpu adapter");
+        return;
+    }
+    let device = choose(DeviceChoice::WgpuSoftware).unwrap().device;
+    for case in CASES {
+        let (gpt, oracle) = (load(case, &device), Oracle::read(case));
+        let far = distance(&logits(&gpt, &oracle), &oracle.logits);
+        assert!(far < LOGITS_TOLERANCE, "{case}: logits are {far} spreads away");
+    }
+}
+
+/// Collects gradients by our path.
+struct GradReader<'a> {
+    path: ParamPath,
+    gradients: &'a Gradients,
+    found: HashMap<String, (Vec<usize>, Vec<f32>)>,
+}
+
+impl ModuleVisitor for GradReader<'_> {
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        let grad = param.val().grad(self.gradients).unwrap();
+        let shape = grad.dims().to_vec();
+        self.found.insert(self.path.path(), (shape, grad.into_data().try_into_vec().unwrap()));
+    }
+
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.enter(name, container);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.exit();
+    }
+}
+
+/// The gradients of `gpt` under the names of its Hugging Face class: a model whose parameters are the gradients is
+/// saved, and the file read.
+fn gradients_by_hf_name(gpt: &Gpt, oracle: &Oracle) -> HashMap<String, (Vec<usize>, Vec<f32>)> {
+    let gradients = loss(gpt, oracle).backward();
+    let mut reader = GradReader { path: ParamPath::default(), gradients: &gradients, found: HashMap::new() };
+    gpt.visit(&mut reader);
+    let found = reader.found;
+    let as_model = Gpt::from_params(gpt.config(), Dtype::F32, &Device::flex(), &mut |spec| {
+        let (shape, values) = &found[&spec.path];
+        assert_eq!(*shape, spec.shape);
+        Ok(TensorData::new(values.clone(), shape.as_slice()))
+    });
+    let dir = tempfile::tempdir().unwrap();
+    model_dir::save(dir.path(), &as_model.unwrap(), &SaveOptions::default()).unwrap();
+    let bytes = fs::read(dir.path().join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    file.iter().map(|(name, tensor)| (name.to_owned(), (tensor.shape().to_vec(), f32s(tensor.data())))).collect()
+}
+
+fn norm(values: &[f32]) -> f32 {
+    values.iter().map(|x| x * x).sum::<f32>().sqrt()
+}
+
+#[test]
+fn every_gradient_is_that_of_transformers() {
+    for case in CASES {
+        let oracle = Oracle::read(case);
+        let gpt = without_dropout(&load(case, &Device::flex()), &Device::flex().autodiff());
+        let found = gradients_by_hf_name(&gpt, &oracle);
+        let mut names: Vec<_> = found.keys().collect();
+        names.sort();
+        let mut expected_names: Vec<_> = oracle.grads.keys().collect();
+        expected_names.sort();
+        assert_eq!(names, expected_names, "{case}");
+        let largest = oracle.grads.values().map(|(_, grad)| norm(grad)).fold(0.0, f32::max);
+        for (name, (shape, expected)) in &oracle.grads {
+            let (found_shape, grad) = &found[name];
+            assert_eq!(found_shape, shape, "{case}: {name}");
+            let difference: Vec<_> = grad.iter().zip(expected).map(|(a, b)| a - b).collect();
+            let far = norm(&difference);
+            let allowed = (GRAD_TOLERANCE * norm(expected)).max(GRAD_FLOOR * largest);
+            assert!(far <= allowed, "{case}: gradient of {name} is {far} away, allowed {allowed}");
+        }
+    }
+}
+
+/// Every way in which the configuration of `case` could be read wrong while the weights still fit.
+fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
+    let mut mutations = Vec::new();
+    let mut mutate = |field: &'static str, change: &dyn Fn(&mut GptConfig)| {
+        let mut mutant = config.clone();
+        change(&mut mutant);
+        mutations.push((field, mutant));
+    };
+    mutate("norm_eps", &|c| c.norm_eps = 1e-6);
+    mutate("norm_weight_offset", &|c| c.norm_weight_offset = 1.0);
+    mutate("scale_embeddings", &|c| c.scale_embeddings = true);
+    mutate("parallel_residual", &|c| c.parallel_residual = true);
+    mutate("sliding_window", &|c| c.sliding_window = Some(5));
+    for activation in [Activation::Relu, Activation::Gelu, Activation::GeluTanh, Activation::Silu] {
+        if activation != config.activation {
+            mutate("activation", &|c| c.activation = activation);
+        }
+    }
+    mutate("positions", &|c| c.positions = Positions::None);
+    mutate("positions", &|c| c.positions = Positions::Alibi);
+    mutate("positions", &|c| c.positions = Positions::Sinusoidal);
+    if let Positions::Rope(rope) = config.positions {
+        mutate("rope.theta", &|c| c.positions = Positions::Rope(Rope { theta: 10_000.0, ..rope }));
+        let rotary_dim = config.head_dim - 2;
+        mutate("rope.rotary_dim", &|c| c.positions = Positions::Rope(Rope { rotary_dim, ..rope }));
+    }
+    if config.norm_bias {
+        mutate("norm_bias", &|c| c.norm_bias = false);
+        mutate("norm", &|c| {
+            c.norm_bias = false;
+            c.norm = hearth_model::config::NormKind::RmsNorm;
+        });
+    } else {
+        mutate("norm", &|c| c.norm = hearth_model::config::NormKind::LayerNorm);
+    }
+    if config.qkv_bias {
+        mutate("qkv_bias", &|c| c.qkv_bias = false);
+    }
+    if config.attn_out_bias {
+        mutate("attn_out_bias", &|c| c.attn_out_bias = false);
+    }
+    if config.mlp_bias {
+        mutate("mlp_bias", &|c| c.mlp_bias = false);
+    }
+    if !config.tie_embeddings {
+        mutate("tie_embeddings", &|c| c.tie_embeddings = true);
+    }
+    mutate("norm_position", &|c| c.norm_position = hearth_model::config::NormPosition::Post);
+    // The same matrices, cut into heads another way.
+    let (n_heads, n_kv_heads, head_dim) = (config.n_heads, config.n_kv_heads, config.head_dim);
+    if head_dim % 4 == 0 {
+        mutate("head_dim", &|c| {
+            (c.n_heads, c.n_kv_heads, c.head_dim) = (2 * n_heads, 2 * n_kv_heads, head_dim / 2);
+            if let Positions::Rope(rope) = c.positions {
+                c.positions = Positions::Rope(Rope { rotary_dim: head_dim / 2, ..rope });
+            }
+        });
+    }
+    mutations
+}
+
+#[test]
+fn any_field_read_wrong_is_noticed() {
+    let device = Device::flex();
+    for case in CASES {
+        let (gpt, oracle) = (load(case, &device), Oracle::read(case));
+        let params = params(&gpt);
+        for (field, mutant) in mutations(gpt.config()) {
+            let mutant = Gpt::from_params(&mutant, Dtype::F32, &device, &mut |spec| {
+                Ok(params.get(&spec.path).unwrap_or_else(|| panic!("{case}, {field}: {}", spec.path)).clone())
+            });
+            let far = distance(&logits(&mutant.unwrap(), &oracle), &oracle.logits);
+            assert!(far > 5.0 * LOGITS_TOLERANCE, "{case}: a wrong `{field}` moves the logits by {far} spreads only");
+        }
+    }
+}
+
+#[test]
+fn saved_models_reopen_with_the_same_parameters() {
+    let device = Device::flex();
+    for case in CASES {
+        let (gpt, oracle) = (load(case, &device), Oracle::read(case));
+        let dir = tempfile::tempdir().unwrap();
+        // Small shards: the index is exercised too.
+        let options = SaveOptions { max_shard_bytes: 20_000, ..SaveOptions::default() };
+        model_dir::save(dir.path(), &gpt, &options).unwrap();
+        assert!(dir.path().join("model.safetensors.index.json").exists());
+        let options = LoadOptions { device: device.clone(), dtype: Dtype::F32 };
+        let reopened = model_dir::load_gpt(dir.path(), &options).unwrap();
+        assert_eq!(reopened.config(), &GptConfig { dropout: reopened.config().dropout, ..gpt.config().clone() });
+        assert_eq!(logits(&reopened, &oracle), logits(&gpt, &oracle), "{case}");
+    }
+}
+
+/// Leaves every case as Hearth saves it in `$HEARTH_SAVE_DIR/<case>`, with the logits that Hearth computes, for
+/// `golden/check_reopened.py` to open with `transformers`.
+#[test]
+fn saved_models_for_transformers() {
+    let Some(out) = std::env::var_os("HEARTH_SAVE_DIR").map(PathBuf::from) else {
+        println!("skipped: set HEARTH_SAVE_DIR=DIR to save models there for golden/check_reopened.py");
+        return;
+    };
+    for case in CASES {
+        let (gpt, oracle) = (load(case, &Device::flex()), Oracle::read(case));
+        let dir = out.join(case);
+        model_dir::save(&dir, &gpt, &SaveOptions::default()).unwrap();
+        let logits = logits(&gpt, &oracle);
+        let shape = [oracle.batch, oracle.seq_len, gpt.config().vocab_size];
+        let ids: Vec<u8> = oracle.input_ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        let logits: Vec<u8> = logits.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let view = |dtype, shape: &[usize], bytes| safetensors::tensor::TensorView::new(dtype, shape.to_vec(), bytes);
+        let tensors = [
+            ("input_ids", view(safetensors::Dtype::I32, &shape[..2], &ids).unwrap()),
+            ("logits", view(safetensors::Dtype::F32, &shape, &logits).unwrap()),
+        ];
+        fs::write(dir.join("expected.safetensors"), safetensors::serialize(tensors, None).unwrap()).unwrap();
+    }
+}

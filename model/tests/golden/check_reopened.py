@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Opens model folders that Hearth saved with transformers, and compares the logits.
+
+Usage:
+    python check_reopened.py DIR [DIR...]
+
+Each DIR is a Hugging Face model folder with `expected.safetensors` beside the weights, which holds
+    input_ids   [batch, seq] int32
+    logits      [batch, seq, vocab] f32, as Hearth computed them before it saved
+The folder must open with `AutoModelForCausalLM.from_pretrained` as the class its config.json names, with no
+tensor missing, left over or of another shape, and give those logits within 1e-4 of their standard deviation
+(float32, eager attention). Prints one line per folder; exits with 1 if any fails, 2 if called wrongly.
+
+Needs torch, transformers and safetensors; no GPU, no network.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+import transformers
+from safetensors.torch import load_file
+
+TOLERANCE = 1e-4  # of the logits' standard deviation
+
+
+class Refused(Exception):
+    """What is wrong with a folder."""
+
+
+def read_expected(folder):
+    path = folder / "expected.safetensors"
+    if not path.is_file():
+        raise Refused(f"there is no {path.name}")
+    tensors = load_file(path)
+    if set(tensors) != {"input_ids", "logits"}:
+        raise Refused(f"{path.name} holds {sorted(tensors)}, expected input_ids and logits")
+    input_ids, logits = tensors["input_ids"], tensors["logits"]
+    if input_ids.ndim != 2 or input_ids.dtype != torch.int32:
+        raise Refused(f"input_ids is {input_ids.dtype} {list(input_ids.shape)}, expected int32 [batch, seq]")
+    if logits.ndim != 3 or logits.shape[:2] != input_ids.shape or logits.dtype != torch.float32:
+        raise Refused(
+            f"logits is {logits.dtype} {list(logits.shape)}, expected float32 {[*input_ids.shape, 'vocab']}"
+        )
+    if logits.numel() == 0 or not torch.isfinite(logits).all():
+        raise Refused("logits is empty or not finite")
+    if logits.std() == 0:
+        raise Refused("logits are all equal, which would prove nothing")
+    return input_ids, logits
+
+
+def open_model(folder):
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True, output_loading_info=True
+    )
+    found = {what: sorted(map(str, keys)) for what, keys in info.items() if keys}
+    if found:
+        raise Refused(f"loading reports {found}")
+    named = json.loads((folder / "config.json").read_text()).get("architectures")
+    if named != [type(model).__name__]:
+        raise Refused(f"config.json names {named}, transformers opened {type(model).__name__}")
+    return model.eval()
+
+
+def check(folder):
+    """What to say about a folder that passes."""
+    input_ids, expected = read_expected(folder)
+    model = open_model(folder)
+    with torch.no_grad():
+        logits = model(input_ids=input_ids.long(), use_cache=False).logits
+    if logits.shape != expected.shape:
+        raise Refused(f"logits are {list(expected.shape)}, transformers gives {list(logits.shape)}")
+    difference = ((logits - expected).abs().max() / logits.std()).item()
+    if not difference <= TOLERANCE:
+        raise Refused(f"logits differ by {difference:.1e} of their spread, allowed {TOLERANCE:.0e}")
+    return f"{type(model).__name__}, logits within {difference:.1e} of their spread"
+
+
+def main():
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        print(__doc__.strip(), file=sys.stderr)
+        sys.exit(2)
+    torch.set_num_threads(2)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    failed = False
+    for name in sys.argv[1:]:
+        try:
+            print(f"ok      {name}: {check(Path(name))}", flush=True)
+        # Whatever stops a folder from opening is a failure of that folder; the others are still looked at.
+        except Exception as error:
+            kind = "" if isinstance(error, Refused) else f"{type(error).__name__}: "
+            print(f"FAILED  {name}: {kind}{error}", flush=True)
+            failed = True
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

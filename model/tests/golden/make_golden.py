@@ -1,0 +1,593 @@
+#!/usr/bin/env python3
+"""Makes the golden references that the model crate is compared with.
+
+Usage:
+    python make_golden.py               every case of the table below, and versions.json
+    python make_golden.py gpt2 llama    these cases only (needs the library versions of versions.json)
+    python make_golden.py --list        the names of the cases
+
+Needs torch, transformers and safetensors (no GPU, no network). The versions that made the committed
+files, the seed of every case and the numbers measured on it are in `versions.json` beside this file.
+
+Each case becomes a folder `<case>/`:
+    config.json, model.safetensors (or an index and its shards), generation_config.json
+        written by transformers' `save_pretrained`; there is no tokenizer
+    oracle.safetensors
+        input_ids       [batch, seq] int32, uniform random ids
+        logits          [batch, seq, vocab] f32
+        loss            [1] f32: mean cross entropy, in nats, of input_ids[:, 1:] under logits[:, :-1]
+        grad.<name>     f32, the shape of the tensor <name> of model.safetensors: d loss / d parameter.
+                        A tied embedding appears once, with the sum of both uses. Absent in the cases that
+                        store another case's weights in another way (`storage_of` in the table).
+
+How the numbers come about. All weights are random, drawn in the order of `named_parameters` from one
+generator per case. Everything is computed twice with eager attention, in float32 and in float64, where
+the places that transformers pins to float32 (softmax, RMSNorm, rotary tables) are lifted to float64 too.
+The float64 results are the ones stored, cast to f32.
+
+A reference is only as good as what it would notice, so a case is refused unless
+    - attention is sharp but not saturated, and the logits spread (see `check_not_gentle`),
+    - float32 and float64 agree far better than Hearth is asked to agree with either,
+    - every parameter has a gradient, but for those whose true gradient is zero (`zero_gradients`),
+    - each change of the configuration listed under `teeth` moves the logits well beyond the tolerance,
+    - the folder opens again with `AutoModelForCausalLM` with no key missing or left over, same logits.
+
+A new case is one entry in CASES. Run it twice: the bytes must not change.
+"""
+
+import argparse
+import contextlib
+import copy
+import json
+import os
+import platform
+import shutil
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import safetensors
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+from torch.overrides import TorchFunctionMode
+
+HERE = Path(__file__).resolve().parent
+VERSIONS_FILE = HERE / "versions.json"
+
+# What Hearth is held to is 1e-4 of the logits' spread and 1e-3 of a gradient's norm.
+MAX_LOGIT_DISAGREEMENT = 1e-5  # of the spread, float32 against float64
+MAX_GRADIENT_DISAGREEMENT = 1e-4  # of the norm, float32 against float64
+MIN_TOOTH = 1e-3  # of the spread: ten times the tolerance
+
+
+@dataclass(frozen=True)
+class Case:
+    """One tiny model: what to build, and how wide its weights are.
+
+    `weight_std` is the standard deviation of every matrix, embeddings included, unless `std_of` names a
+    part of a parameter's name with its own. `norm_mean` is the centre of the norm weights (0 where the
+    family adds the 1 itself). `teeth` are changes of the configuration, by field, that must show in the
+    logits. `zero_gradients` are parts of names whose true gradient is zero, with the reason in a comment.
+    `saved_as` is what `save_pretrained` calls a parameter, where that is not its name in the module.
+    """
+
+    architecture: str
+    config: dict
+    seed: int
+    weight_std: float
+    std_of: dict = field(default_factory=dict)
+    norm_mean: float = 1.0
+    seq_len: int = 24
+    teeth: tuple = ()
+    zero_gradients: tuple = ()
+    saved_as: dict = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The weights of another case, stored in another way."""
+
+    storage_of: str
+    dtype: torch.dtype = torch.float32
+    max_shard_size: str = "5GB"
+
+
+# Kept inside the tiny vocabularies. No padding id: torch zeroes the gradient of that row of an embedding.
+IDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
+
+GPT2 = {
+    "vocab_size": 61,
+    "n_positions": 40,
+    "n_embd": 24,
+    "n_layer": 3,
+    "n_head": 3,
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-3,
+    **IDS,
+}
+GPT2_TEETH = (
+    {"layer_norm_epsilon": 1e-5},
+    {"activation_function": "gelu"},
+    {"n_head": 2},
+    {"scale_attn_weights": False},
+    {"scale_attn_by_inverse_layer_idx": True},
+)
+
+LLAMA = {
+    "vocab_size": 61,
+    "max_position_embeddings": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 52,
+    "rms_norm_eps": 1e-3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    "tie_word_embeddings": False,
+    **IDS,
+}
+LLAMA_TEETH = (
+    {"rms_norm_eps": 1e-5},
+    {"hidden_act": "gelu"},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+)
+
+# The families below are smaller still: hidden 16, two layers, 37 ids.
+SMALL = {
+    "vocab_size": 37,
+    "max_position_embeddings": 64,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 28,
+    **IDS,
+}
+SMALL_ROPE = {
+    **SMALL,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "rms_norm_eps": 1e-3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    "tie_word_embeddings": False,
+}
+ROPE_TEETH = (
+    {"rms_norm_eps": 1e-5},
+    {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}},
+)
+# What a rope scaling must differ from: the same theta, unscaled.
+UNSCALED = ({"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},)
+
+
+def rope_case(seed, rope_parameters, **config):
+    """A small Llama with the given rope scaling."""
+    return Case(
+        "LlamaForCausalLM",
+        {**SMALL_ROPE, **config, "rope_parameters": {"rope_theta": 500.0, **rope_parameters}},
+        seed=seed,
+        weight_std=0.5,
+        teeth=UNSCALED,
+    )
+
+
+CASES = {
+    "gpt2": Case("GPT2LMHeadModel", GPT2, seed=101, weight_std=0.35, teeth=GPT2_TEETH),
+    # An MLP width that is not 4 * n_embd comes with it.
+    "gpt2-untied": Case(
+        "GPT2LMHeadModel",
+        {**GPT2, "tie_word_embeddings": False, "n_inner": 52},
+        seed=112,
+        weight_std=0.35,
+        teeth=GPT2_TEETH,
+    ),
+    "llama": Case("LlamaForCausalLM", LLAMA, seed=201, weight_std=0.35, teeth=LLAMA_TEETH),
+    "llama-tied-bias": Case(
+        "LlamaForCausalLM",
+        {
+            **LLAMA,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "head_dim": 12,
+            "num_key_value_heads": 1,
+            "tie_word_embeddings": True,
+        },
+        seed=202,
+        weight_std=0.35,
+        teeth=LLAMA_TEETH,
+    ),
+    "llama-sharded": Stored("llama", max_shard_size="20KB"),
+    "llama-f16": Stored("llama", dtype=torch.float16),
+    "llama-bf16": Stored("llama", dtype=torch.bfloat16),
+    # The rest of the family.
+    "mistral": Case(
+        "MistralForCausalLM",
+        {**SMALL_ROPE, "sliding_window": 5},
+        seed=301,
+        weight_std=0.5,
+        teeth=(*ROPE_TEETH, {"sliding_window": None}, {"sliding_window": 6}),
+    ),
+    "qwen2": Case("Qwen2ForCausalLM", SMALL_ROPE, seed=302, weight_std=0.5, teeth=ROPE_TEETH),
+    "qwen3": Case(
+        "Qwen3ForCausalLM",
+        {**SMALL_ROPE, "head_dim": 12},
+        seed=303,
+        weight_std=0.5,
+        teeth=ROPE_TEETH,
+    ),
+    "phi3": Case("Phi3ForCausalLM", SMALL_ROPE, seed=304, weight_std=0.5, teeth=ROPE_TEETH),
+    "gpt-neox-parallel": Case(
+        "GPTNeoXForCausalLM",
+        {
+            **SMALL,
+            "num_attention_heads": 2,
+            "use_parallel_residual": True,
+            "layer_norm_eps": 1e-3,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+        },
+        seed=355,
+        weight_std=0.5,
+        teeth=(
+            {"use_parallel_residual": False},
+            {"layer_norm_eps": 1e-5},
+            {"hidden_act": "gelu_new"},
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0}},
+        ),
+        saved_as={"lm_head.weight": "embed_out.weight"},
+    ),
+    "gpt-neox-serial": Case(
+        "GPTNeoXForCausalLM",
+        {
+            **SMALL,
+            "num_attention_heads": 2,
+            "use_parallel_residual": False,
+            "layer_norm_eps": 1e-3,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25},
+        },
+        seed=306,
+        weight_std=0.5,
+        teeth=({"use_parallel_residual": True},),
+        saved_as={"lm_head.weight": "embed_out.weight"},
+    ),
+    "gemma": Case(
+        "GemmaForCausalLM",
+        {**SMALL_ROPE, "head_dim": 12, "tie_word_embeddings": True},
+        seed=307,
+        weight_std=0.35,
+        norm_mean=0.0,
+        teeth=(*ROPE_TEETH, {"hidden_act": "silu"}),
+    ),
+    "opt": Case(
+        "OPTForCausalLM",
+        {
+            "vocab_size": 37,
+            "max_position_embeddings": 40,
+            "hidden_size": 16,
+            "word_embed_proj_dim": 16,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "ffn_dim": 28,
+            **IDS,
+        },
+        seed=308,
+        weight_std=0.5,
+        teeth=({"activation_function": "gelu"}, {"num_attention_heads": 4}),
+        # A key bias adds the same to every score of a row, which softmax does not see.
+        zero_gradients=("k_proj.bias",),
+    ),
+    "bloom": Case(
+        "BloomForCausalLM",
+        {
+            "vocab_size": 37,
+            "hidden_size": 16,
+            "n_layer": 2,
+            "n_head": 4,
+            "layer_norm_epsilon": 1e-3,
+            **IDS,
+        },
+        seed=309,
+        weight_std=0.4,
+        teeth=({"layer_norm_epsilon": 1e-5}, {"n_head": 2}),
+    ),
+    # Post-norm blocks. Its config's "gelu" is what other families call "gelu_new".
+    "openai-gpt": Case(
+        "OpenAIGPTLMHeadModel",
+        {
+            "vocab_size": 37,
+            "n_positions": 40,
+            "n_embd": 16,
+            "n_layer": 2,
+            "n_head": 2,
+            "layer_norm_epsilon": 1e-3,
+        },
+        seed=310,
+        weight_std=0.5,
+        teeth=({"layer_norm_epsilon": 1e-5}, {"afn": "relu"}, {"n_head": 4}),
+    ),
+    "ctrl": Case(
+        "CTRLLMHeadModel",
+        {
+            "vocab_size": 37,
+            "n_positions": 40,
+            "n_embd": 16,
+            "dff": 28,
+            "n_layer": 2,
+            "n_head": 2,
+            "layer_norm_epsilon": 1e-3,
+        },
+        seed=311,
+        weight_std=0.4,
+        teeth=({"n_head": 4},),
+        zero_gradients=("Wk.bias",),  # as for OPT
+    ),
+    "rope-linear": rope_case(401, {"rope_type": "linear", "factor": 3.0}),
+    # Wave lengths of the four frequencies: 6.3, 30, 140 and 660. The band is 16..64, so that one is kept,
+    # one blended and two divided by the factor.
+    "rope-llama3": rope_case(
+        402,
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+        max_position_embeddings=512,
+    ),
+    # The ramp runs over all four frequencies.
+    "rope-yarn": rope_case(
+        403,
+        {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "beta_fast": 4.0,
+            "beta_slow": 0.05,
+            "original_max_position_embeddings": 64,
+        },
+        max_position_embeddings=256,
+    ),
+    # Longer than max_position_embeddings, which is where this one begins to act.
+    "rope-dynamic": rope_case(404, {"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=12),
+}
+
+
+class Float64(TorchFunctionMode):
+    """Lifts what a model pins to float32 to float64, while a float64 copy of it runs."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        def lift(value):
+            return torch.float64 if value is torch.float32 else value
+
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        return func(*map(lift, args), **{name: lift(value) for name, value in (kwargs or {}).items()})
+
+
+def model_class(architecture):
+    return getattr(transformers, architecture)
+
+
+def make_config(architecture, fields):
+    return model_class(architecture).config_class(**copy.deepcopy(fields))
+
+
+def make_model(architecture, config):
+    """An untrained model in evaluation mode, in float32, with eager attention."""
+    return model_class(architecture)._from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
+
+
+def draw_weights(model, case):
+    """Overwrites every parameter with random numbers: norm weights about `norm_mean`, the rest about 0."""
+    generator = torch.Generator().manual_seed(case.seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim >= 2:
+                std = next((std for part, std in case.std_of.items() if part in name), case.weight_std)
+                parameter.copy_(std * noise)
+            elif name.endswith("bias"):
+                parameter.copy_(0.3 * noise)
+            else:
+                parameter.copy_(case.norm_mean + 0.3 * noise)
+
+
+def draw_input_ids(case):
+    generator = torch.Generator().manual_seed(case.seed + 1_000_000)
+    return torch.randint(0, case.config["vocab_size"], (2, case.seq_len), generator=generator)
+
+
+def loss_of(logits, input_ids):
+    return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), input_ids[:, 1:].flatten())
+
+
+def run(model, input_ids, dtype):
+    """Logits, attention probabilities, loss and gradients by name, of a copy of `model` in `dtype`."""
+    model = copy.deepcopy(model).to(dtype)
+    with Float64() if dtype == torch.float64 else contextlib.nullcontext():
+        output = model(input_ids=input_ids, use_cache=False, output_attentions=True)
+        loss = loss_of(output.logits, input_ids)
+        loss.backward()
+    attentions = [layer.detach() for layer in output.attentions]
+    assert output.logits.dtype == dtype and attentions[0].dtype == dtype, (output.logits.dtype, dtype)
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters()}
+    missing = [name for name, gradient in gradients.items() if gradient is None]
+    assert not missing, f"the loss does not depend on {missing}"
+    return output.logits.detach(), attentions, loss.detach(), gradients
+
+
+def of_spread(difference, logits):
+    """The largest difference in units of the logits' standard deviation."""
+    return (difference.abs().max() / logits.std()).item()
+
+
+def check_not_gentle(attentions, logits):
+    """Mean of each row's largest attention weight, over rows that see at least eight keys."""
+    peaks = []
+    uniform = []
+    for probabilities in attentions:
+        visible = (probabilities > 0).sum(-1)
+        rows = visible >= min(8, int(visible.max()))  # fewer where the window is smaller
+        peaks.append(probabilities.max(-1).values[rows])
+        uniform.append(1 / visible[rows])
+    peak = torch.cat(peaks).mean().item()
+    uniform = torch.cat(uniform).mean().item()
+    assert peak > 3 * uniform or peak > 0.6, f"attention is too even: {peak:.3f}, uniform would be {uniform:.3f}"
+    assert peak < 0.95, f"attention is saturated: {peak:.3f}"
+    spread = logits.std().item()
+    assert 1 < spread < 30, f"logits have standard deviation {spread:.3f}"
+    return {"attention_peak": peak, "attention_uniform": uniform, "logits_std": spread}
+
+
+def check_precision(single, double):
+    """float32 against float64: logits by spread, gradients by norm."""
+    logits = of_spread(single[0] - double[0], double[0])
+    assert logits < MAX_LOGIT_DISAGREEMENT, f"float32 is {logits:.1e} of the spread away from float64"
+    worst = 0.0
+    for name, gradient in double[3].items():
+        if gradient.norm() > 1e-9:
+            error = ((single[3][name] - gradient).norm() / gradient.norm()).item()
+            assert error < MAX_GRADIENT_DISAGREEMENT, f"gradient of {name}: {error:.1e} away from float64"
+            worst = max(worst, error)
+    return {"logits_f32_error": logits, "gradients_f32_error": worst}
+
+
+def check_gradients(gradients, zero_gradients):
+    """Every parameter matters, and those said not to do not."""
+    for name, gradient in gradients.items():
+        norm = gradient.norm().item()
+        if any(part in name for part in zero_gradients):
+            assert norm < 1e-12, f"gradient of {name} is {norm:.1e}, expected zero"
+        else:
+            assert norm > 1e-4, f"gradient of {name} is only {norm:.1e}"
+    return {"smallest_gradient_norm": min(g.norm().item() for g in gradients.values() if g.norm() > 1e-12)}
+
+
+def check_teeth(case, state, input_ids, logits):
+    """How far each change of the configuration moves the logits, in units of their spread."""
+    moved = {}
+    for change in case.teeth:
+        other = make_model(case.architecture, make_config(case.architecture, {**case.config, **change}))
+        other.load_state_dict(state)
+        label = ", ".join(f"{name}={value}" for name, value in change.items())
+        difference = of_spread(run(other, input_ids, torch.float64)[0] - logits, logits)
+        assert difference > MIN_TOOTH, f"{label} moves the logits by only {difference:.1e} of their spread"
+        moved[label] = difference
+    return {"teeth": moved}
+
+
+def check_reopens(folder, architecture, input_ids, expected):
+    """The saved folder is a model that transformers opens: same class, all keys, same float32 logits."""
+    model, info = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+    )
+    assert not any(info.values()), info
+    assert type(model).__name__ == architecture, type(model)
+    with torch.no_grad():
+        logits = model.eval()(input_ids=input_ids, use_cache=False).logits
+    assert torch.equal(logits, expected), "the folder gives other logits when opened again"
+
+
+def rounded(numbers):
+    """For versions.json: enough digits to read, few enough not to change with the machine."""
+    if isinstance(numbers, dict):
+        return {name: rounded(value) for name, value in numbers.items()}
+    return float(f"{numbers:.2g}")
+
+
+def make(name):
+    """Makes the folder of one case. Returns what versions.json says about it."""
+    entry = CASES[name]
+    case = CASES[entry.storage_of] if isinstance(entry, Stored) else entry
+    model = make_model(case.architecture, make_config(case.architecture, case.config))
+    draw_weights(model, case)
+    stored = copy.deepcopy(model)
+    if isinstance(entry, Stored):
+        stored.to(entry.dtype)
+        model.load_state_dict(stored.state_dict())  # the rounded weights, in float32
+    input_ids = draw_input_ids(case)
+    single = run(model, input_ids, torch.float32)
+    double = run(model, input_ids, torch.float64)
+    logits, attentions, loss, gradients = double
+    numbers = {
+        **check_not_gentle(attentions, logits),
+        **check_precision(single, double),
+        **check_gradients(gradients, case.zero_gradients),
+    }
+    if not isinstance(entry, Stored):
+        numbers |= check_teeth(case, model.state_dict(), input_ids, logits)
+
+    folder = HERE / name
+    shutil.rmtree(folder, ignore_errors=True)
+    stored.config.dtype = next(stored.parameters()).dtype
+    sharding = {"max_shard_size": entry.max_shard_size} if isinstance(entry, Stored) else {}
+    stored.save_pretrained(folder, **sharding)
+    check_reopens(folder, case.architecture, input_ids, single[0])
+    oracle = {
+        "input_ids": input_ids.to(torch.int32),
+        "logits": logits.to(torch.float32),
+        "loss": loss.reshape(1).to(torch.float32),
+    }
+    if not isinstance(entry, Stored):
+        gradients = {case.saved_as.get(name, name): gradient for name, gradient in gradients.items()}
+        saved = {key: list(tensor.shape) for key, tensor in load_file(folder / "model.safetensors").items()}
+        computed = {key: list(gradient.shape) for key, gradient in gradients.items()}
+        assert saved == computed, f"gradients and saved tensors differ: {sorted(saved.keys() ^ computed.keys())}"
+        oracle |= {f"grad.{key}": gradient.to(torch.float32) for key, gradient in gradients.items()}
+    save_file({key: tensor.contiguous() for key, tensor in oracle.items()}, folder / "oracle.safetensors")
+
+    for file in folder.iterdir():
+        file.chmod(0o644)  # safetensors writes files for the owner alone
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    print(
+        f"{name}: {size / 1024:.0f} KiB, loss {loss.item():.3f}, logits std {numbers['logits_std']:.2f}, attention"
+        f" peak {numbers['attention_peak']:.2f} (uniform {numbers['attention_uniform']:.2f}), f32 error"
+        f" {numbers['logits_f32_error']:.1e} logits {numbers['gradients_f32_error']:.1e} gradients",
+        flush=True,
+    )
+    for label, moved in numbers.get("teeth", {}).items():
+        print(f"    {label}: moves the logits by {moved:.2g} of their spread")
+    return {"architecture": case.architecture, "seed": case.seed, **rounded(numbers)}
+
+
+def versions():
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "safetensors": safetensors.__version__,
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description="Makes the golden references of the model crate.")
+    parser.add_argument("case", nargs="*", help="cases to make (default: all)")
+    parser.add_argument("--list", action="store_true", help="print the names of the cases")
+    arguments = parser.parse_args()
+    if arguments.list:
+        print("\n".join(CASES))
+        return
+    unknown = [name for name in arguments.case if name not in CASES]
+    if unknown:
+        sys.exit(f"no case named {', '.join(unknown)}; there are {', '.join(CASES)}")
+
+    torch.set_num_threads(2)
+    torch.use_deterministic_algorithms(True)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    record = {"versions": versions(), "cases": {}}
+    if arguments.case and VERSIONS_FILE.exists():
+        record = json.loads(VERSIONS_FILE.read_text())
+        if record["versions"] != versions():
+            sys.exit(f"versions.json says {record['versions']}, here are {versions()}\nhint: remake all cases")
+    for name in arguments.case or CASES:
+        try:
+            record["cases"][name] = make(name)
+        except AssertionError as error:
+            sys.exit(f"{name}: {error}")
+    record["cases"] = {name: record["cases"][name] for name in CASES if name in record["cases"]}
+    VERSIONS_FILE.write_text(json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

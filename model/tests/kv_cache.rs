@@ -1,0 +1,182 @@
+//! The cache: what comes out of it is what an uncached pass computes, whatever the split, and no page is ever lost.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use burn::tensor::Device;
+use hearth_model::{
+    TokenId,
+    attention::AttentionContext,
+    config::{GptConfig, NormPosition, Positions, Sizes},
+    generate::token_tensor,
+    gpt::Gpt,
+    kv_cache::{KvCache, OutOfPages, PAGE_SIZE, PageTable, StepPart},
+};
+use proptest::prelude::*;
+
+const VOCAB: usize = 50;
+
+fn sizes() -> Sizes {
+    Sizes { vocab_size: VOCAB, max_seq_len: 128, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 16, d_ff: 24 }
+}
+
+/// Architectures whose caches could go wrong in different ways.
+fn configs() -> Vec<GptConfig> {
+    let llama = GptConfig::llama(sizes());
+    let window = |config: &GptConfig| GptConfig { sliding_window: Some(7), ..config.clone() };
+    let alibi = GptConfig { positions: Positions::Alibi, ..llama.clone() };
+    vec![
+        GptConfig::gpt2(Sizes { n_kv_heads: 4, ..sizes() }),
+        window(&llama),
+        window(&alibi),
+        alibi,
+        GptConfig { parallel_residual: true, ..llama.clone() },
+        GptConfig {
+            positions: Positions::Sinusoidal,
+            scale_embeddings: true,
+            norm_position: NormPosition::Post,
+            ..GptConfig::gpt2(Sizes { n_kv_heads: 4, ..sizes() })
+        },
+        llama,
+    ]
+}
+
+/// Fresh weights are small: attention would be nearly uniform and hide mistakes, so they are made wider.
+fn model(config: &GptConfig) -> Gpt {
+    let fresh = Gpt::init(config, 7, &Device::flex()).unwrap();
+    let mut params = std::collections::HashMap::new();
+    fresh
+        .read_params(&mut |path, data| {
+            let factor = if path.contains("norm") { 1.0 } else { 12.0 };
+            let wide: Vec<f32> = data.as_slice::<f32>().unwrap().iter().map(|x| x * factor).collect();
+            params.insert(path.to_owned(), burn::tensor::TensorData::new(wide, data.shape().clone()));
+            Ok(())
+        })
+        .unwrap();
+    Gpt::from_params(config, hearth_model::ops::Dtype::F32, &Device::flex(), &mut |spec| Ok(params[&spec.path].clone()))
+        .unwrap()
+}
+
+fn uncached(gpt: &Gpt, ids: &[TokenId]) -> Vec<f32> {
+    let hidden = gpt.forward(token_tensor(gpt, ids), AttentionContext::dense(1, ids.len()));
+    gpt.logits(hidden).into_data().try_into_vec().unwrap()
+}
+
+/// Logits of every row of one step over several sequences.
+fn step(gpt: &Gpt, cache: &mut KvCache, parts: &mut [(&mut PageTable, &[TokenId])]) -> Vec<f32> {
+    let ids: Vec<TokenId> = parts.iter().flat_map(|(_, ids)| ids.iter().copied()).collect();
+    let mut parts: Vec<_> = parts.iter_mut().map(|(table, ids)| StepPart { table, n_new: ids.len() }).collect();
+    let step = cache.step(&mut parts).unwrap();
+    let hidden = gpt.forward(token_tensor(gpt, &ids), AttentionContext::Paged(step));
+    gpt.logits(hidden).into_data().try_into_vec().unwrap()
+}
+
+fn assert_close(found: &[f32], expected: &[f32]) {
+    assert_eq!(found.len(), expected.len());
+    let spread = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+    let far = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(far <= 1e-4 * spread, "{far} away, of values up to {spread}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn cached_equals_uncached_for_every_split(
+        ids in prop::collection::vec(0..VOCAB as TokenId, 1..60),
+        cuts in prop::collection::vec(1..20usize, 1..60),
+    ) {
+        for config in configs() {
+            let gpt = model(&config);
+            let mut cache = KvCache::new(&config, 8, &Device::flex());
+            let mut table = cache.table();
+            let (mut found, mut rest, mut cuts) = (Vec::new(), ids.as_slice(), cuts.iter().cycle());
+            while !rest.is_empty() {
+                let (chunk, tail) = rest.split_at((*cuts.next().unwrap()).min(rest.len()));
+                found.extend(step(&gpt, &mut cache, &mut [(&mut table, chunk)]));
+                rest = tail;
+            }
+            assert_close(&found, &uncached(&gpt, &ids));
+        }
+    }
+
+    /// Two sequences in one step, and a fork that goes its own way, do not see each other.
+    #[test]
+    fn sequences_and_forks_are_apart(
+        a in prop::collection::vec(0..VOCAB as TokenId, 1..40),
+        b in prop::collection::vec(0..VOCAB as TokenId, 1..40),
+        tails in prop::collection::vec(0..VOCAB as TokenId, 2..10),
+    ) {
+        let config = GptConfig::llama(sizes());
+        let gpt = model(&config);
+        let mut cache = KvCache::new(&config, 16, &Device::flex());
+        let (mut table_a, mut table_b) = (cache.table(), cache.table());
+        let found = step(&gpt, &mut cache, &mut [(&mut table_a, &a), (&mut table_b, &b)]);
+        assert_close(&found[..a.len() * VOCAB], &uncached(&gpt, &a));
+        assert_close(&found[a.len() * VOCAB..], &uncached(&gpt, &b));
+        let mut fork = table_a.fork();
+        let other: Vec<TokenId> = tails.iter().map(|id| (id + 1) % VOCAB as TokenId).collect();
+        let found = step(&gpt, &mut cache, &mut [(&mut fork, &other), (&mut table_a, &tails)]);
+        let whole = |tail: &[TokenId]| uncached(&gpt, &[&a, tail].concat())[a.len() * VOCAB..].to_vec();
+        assert_close(&found[..other.len() * VOCAB], &whole(&other));
+        assert_close(&found[other.len() * VOCAB..], &whole(&tails));
+    }
+
+    /// Tables that grow, fork and end in any order hold each page as often as they say, and give all of them back.
+    #[test]
+    fn pages_are_never_lost(actions in prop::collection::vec((0..4u8, 0..8usize, 0..40usize), 1..80)) {
+        let config = GptConfig { n_layers: 1, ..GptConfig::llama(sizes()) };
+        let n_pages = 12;
+        let mut cache = KvCache::new(&config, n_pages, &Device::flex());
+        let mut tables: Vec<PageTable> = Vec::new();
+        for (action, which, n) in actions {
+            let which = which % tables.len().max(1);
+            match action {
+                0 => tables.push(cache.table()),
+                1 if !tables.is_empty() => {
+                    let (len, free) = (tables[which].len(), cache.n_free_pages());
+                    let needed = tables[which].pages_needed(n);
+                    let outcome = cache.step(&mut [StepPart { table: &mut tables[which], n_new: n }]).map(drop);
+                    if needed <= free {
+                        prop_assert_eq!(outcome, Ok(()));
+                        prop_assert_eq!(tables[which].len(), len + n);
+                        prop_assert_eq!(cache.n_free_pages(), free - needed);
+                    } else {
+                        prop_assert_eq!(outcome, Err(OutOfPages { needed, free }));
+                        prop_assert_eq!(tables[which].len(), len);
+                        prop_assert_eq!(cache.n_free_pages(), free);
+                    }
+                }
+                2 if !tables.is_empty() => {
+                    let free = cache.n_free_pages();
+                    let fork = tables[which].fork();
+                    tables.push(fork);
+                    prop_assert_eq!(cache.n_free_pages(), free);
+                }
+                3 if !tables.is_empty() => drop(tables.swap_remove(which)),
+                _ => {}
+            }
+            let most: usize = tables.iter().map(|table| table.len().div_ceil(PAGE_SIZE)).sum();
+            let least = tables.iter().map(|table| table.len().div_ceil(PAGE_SIZE)).max().unwrap_or(0);
+            let held = n_pages - cache.n_free_pages();
+            prop_assert!(least <= held && held <= most, "{held} pages held, tables want {least}..={most}");
+        }
+        drop(tables);
+        prop_assert_eq!(cache.n_free_pages(), n_pages);
+    }
+}
+
+/// Two forks of a half-full page and one free page: only one of them can have its own copy.
+#[test]
+fn all_parts_of_a_step_fit_or_none() {
+    let config = GptConfig { n_layers: 1, ..GptConfig::llama(sizes()) };
+    let mut cache = KvCache::new(&config, 2, &Device::flex());
+    let mut first = cache.table();
+    drop(cache.step(&mut [StepPart { table: &mut first, n_new: PAGE_SIZE - 1 }]).unwrap());
+    let (mut second, third) = (first.fork(), first.fork());
+    let mut parts = [StepPart { table: &mut first, n_new: 1 }, StepPart { table: &mut second, n_new: 1 }];
+    assert_eq!(cache.step(&mut parts).map(drop), Err(OutOfPages { needed: 2, free: 1 }));
+    assert_eq!((first.len(), second.len(), cache.n_free_pages()), (PAGE_SIZE - 1, PAGE_SIZE - 1, 1));
+    drop(third);
+    drop(second);
+    drop(cache.step(&mut [StepPart { table: &mut first, n_new: 2 }]).unwrap());
+    assert_eq!(cache.n_free_pages(), 0);
+}

@@ -1,0 +1,397 @@
+//! The chain of logits processors against hand-computed numbers, and samplers' frequencies against their
+//! distributions.
+//!
+//! The statistical tests draw from fixed seeds, so they pass or fail for good. The odds given are those that a right
+//! sampler had to fail for a freely chosen seed.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use hearth_model::{
+    TokenId,
+    error::Error,
+    sampling::{Purpose, RandomStream, Sampler, SamplingParams, token_logprobs},
+};
+use proptest::prelude::*;
+
+/// Probabilities 0.5, 0.25, 0.15 and 0.1 as logits.
+fn four_logits() -> Vec<f32> {
+    [0.5_f32, 0.25, 0.15, 0.1].map(f32::ln).to_vec()
+}
+
+fn distribution(params: SamplingParams, logits: &[f32]) -> Vec<(TokenId, f32)> {
+    Sampler::new(params, 0, &[]).distribution(logits).unwrap()
+}
+
+fn assert_close(given: &[(TokenId, f32)], expected: &[(TokenId, f32)]) {
+    let ids = |pairs: &[(TokenId, f32)]| pairs.iter().map(|pair| pair.0).collect::<Vec<_>>();
+    assert_eq!(ids(given), ids(expected), "{given:?}, expected {expected:?}");
+    for (given, expected) in given.iter().zip(expected) {
+        assert!((given.1 - expected.1).abs() < 1e-6, "{given:?}, expected {expected:?}");
+    }
+}
+
+#[test]
+fn defaults_change_nothing() {
+    let params = SamplingParams::default();
+    assert_close(&distribution(params, &four_logits()), &[(0, 0.5), (1, 0.25), (2, 0.15), (3, 0.1)]);
+}
+
+#[test]
+fn temperature_raises_probabilities_to_its_inverse() {
+    // Squares: 0.25, 0.0625, 0.0225, 0.01, of 0.345 in all.
+    let params = SamplingParams { temperature: 0.5, ..SamplingParams::default() };
+    let expected = [(0, 0.25 / 0.345), (1, 0.0625 / 0.345), (2, 0.0225 / 0.345), (3, 0.01 / 0.345)];
+    assert_close(&distribution(params, &four_logits()), &expected);
+}
+
+#[test]
+fn top_k_keeps_k() {
+    let params = |top_k| SamplingParams { top_k, ..SamplingParams::default() };
+    assert_close(&distribution(params(2), &four_logits()), &[(0, 2.0 / 3.0), (1, 1.0 / 3.0)]);
+    assert_eq!(distribution(params(9), &four_logits()).len(), 4);
+    // Among equals, the lowest ids stay.
+    assert_close(&distribution(params(2), &[0.0; 5]), &[(0, 0.5), (1, 0.5)]);
+}
+
+#[test]
+fn top_p_keeps_the_token_that_crosses() {
+    let kept = |top_p| distribution(SamplingParams { top_p, ..SamplingParams::default() }, &four_logits()).len();
+    assert_eq!([0.01, 0.49, 0.51, 0.74, 0.76, 0.89, 0.91, 1.0].map(kept), [1, 1, 2, 2, 3, 3, 4, 4]);
+    // A mass equal to p is enough: halves and quarters are exact.
+    let logits = [0.5_f32, 0.25, 0.25].map(f32::ln);
+    let exact = SamplingParams { top_p: 0.5, ..SamplingParams::default() };
+    assert_close(&distribution(exact, &logits), &[(0, 1.0)]);
+}
+
+#[test]
+fn top_p_is_of_what_top_k_left() {
+    // Of 0.5 and 0.25, the first is two thirds: enough for 0.6, though it is only half of all.
+    let params = SamplingParams { top_k: 2, top_p: 0.6, ..SamplingParams::default() };
+    assert_close(&distribution(params, &four_logits()), &[(0, 1.0)]);
+}
+
+#[test]
+fn min_p_is_relative_to_the_most_likely() {
+    // The bar is 0.26 * 0.5 = 0.13: 0.15 passes, 0.1 does not.
+    let params = |min_p| SamplingParams { min_p, ..SamplingParams::default() };
+    assert_close(&distribution(params(0.26), &four_logits()), &[(0, 0.5 / 0.9), (1, 0.25 / 0.9), (2, 0.15 / 0.9)]);
+    assert_close(&distribution(params(1.0), &four_logits()), &[(0, 1.0)]);
+}
+
+/// `exp` of the expected logits, as probabilities, is what the sampler should give.
+fn assert_logits(sampler: &Sampler, logits: &[f32], expected: &[f32]) {
+    let total: f32 = expected.iter().map(|logit| logit.exp()).sum();
+    let mut given = sampler.distribution(logits).unwrap();
+    given.sort_unstable_by_key(|pair| pair.0);
+    let expected: Vec<(TokenId, f32)> = expected.iter().zip(0..).map(|(logit, id)| (id, logit.exp() / total)).collect();
+    assert_close(&given, &expected);
+}
+
+#[test]
+fn penalties_give_hand_computed_logits() {
+    let logits = [2.0, -1.0, 0.5, 1.0];
+    let repetition = SamplingParams { repetition_penalty: 2.0, ..SamplingParams::default() };
+    let mut sampler = Sampler::new(repetition, 0, &[0, 1, 0]);
+    assert_logits(&sampler, &logits, &[1.0, -2.0, 0.5, 1.0]);
+    // A token of both the prompt and the output is penalized once.
+    sampler.accept(0);
+    sampler.accept(2);
+    assert_logits(&sampler, &logits, &[1.0, -2.0, 0.25, 1.0]);
+
+    let additive = SamplingParams { presence_penalty: 0.5, frequency_penalty: 0.25, ..SamplingParams::default() };
+    let mut sampler = Sampler::new(additive, 0, &[1]);
+    assert_logits(&sampler, &logits, &logits);
+    [0, 0, 0, 3].into_iter().for_each(|id| sampler.accept(id));
+    assert_logits(&sampler, &logits, &[2.0 - 0.5 - 0.75, -1.0, 0.5, 1.0 - 0.5 - 0.25]);
+}
+
+#[test]
+fn bias_comes_before_penalties() {
+    let params = SamplingParams {
+        logit_bias: [(0, -3.0), (3, 1.0), (99, 5.0)].into(),
+        repetition_penalty: 2.0,
+        ..SamplingParams::default()
+    };
+    // 2 - 3 = -1, then times 2.
+    assert_logits(&Sampler::new(params, 0, &[0]), &[2.0, -1.0, 0.5, 1.0], &[-2.0, -1.0, 0.5, 2.0]);
+}
+
+#[test]
+fn impossible_tokens_are_never_drawn() {
+    let logits = [f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY, -200.0];
+    for temperature in [0.0, f32::MIN_POSITIVE, 1.0, f32::MAX] {
+        let params = SamplingParams {
+            temperature,
+            logit_bias: [(0, 100.0)].into(),
+            repetition_penalty: 0.5,
+            ..SamplingParams::default()
+        };
+        let sampler = Sampler::new(params, 0, &[2]);
+        for position in 0..500 {
+            let id = sampler.sample(&logits, position).unwrap();
+            assert!(id == 1 || id == 3, "temperature {temperature}: {id}");
+        }
+    }
+}
+
+#[test]
+fn broken_logits_are_an_error() {
+    for params in [SamplingParams::greedy(), SamplingParams::default()] {
+        let sampler = Sampler::new(params, 0, &[]);
+        for logits in [&[0.0, f32::NAN] as &[f32], &[f32::INFINITY, 0.0], &[f32::NEG_INFINITY; 3], &[]] {
+            let error = sampler.sample(logits, 0).unwrap_err();
+            assert!(matches!(error, Error::Execution { .. }), "{error}");
+        }
+    }
+    let error = Sampler::new(SamplingParams::greedy(), 0, &[]).sample(&[0.0, f32::NAN], 0).unwrap_err();
+    assert_eq!(error.to_string(), "the device failed: the model gave token 1 the logit NaN");
+}
+
+#[test]
+fn huge_logits_do_not_overflow() {
+    let params = SamplingParams {
+        temperature: f32::MIN_POSITIVE,
+        logit_bias: [(1, 100.0)].into(),
+        repetition_penalty: f32::MIN_POSITIVE,
+        ..SamplingParams::default()
+    };
+    assert_eq!(Sampler::new(params, 0, &[1]).sample(&[0.0, f32::MAX, f32::MIN], 0).unwrap(), 1);
+}
+
+proptest! {
+    #[test]
+    fn top_k_of_one_is_argmax(
+        logits in prop::collection::vec(prop_oneof![Just(0.0), Just(-0.0), Just(1.0), -30.0..30.0_f32], 1..300),
+        temperature in 0.001..5.0_f32,
+        seed: u64,
+    ) {
+        let largest = logits.iter().copied().fold(f32::MIN, f32::max);
+        let expected = logits.iter().position(|&logit| logit == largest).unwrap() as TokenId;
+        let one = SamplingParams { top_k: 1, temperature, seed, ..SamplingParams::default() };
+        let sample = |params| Sampler::new(params, 0, &[]).sample(&logits, 7).unwrap();
+        prop_assert_eq!(sample(one), expected);
+        prop_assert_eq!(sample(SamplingParams::greedy()), expected);
+    }
+
+    /// Against the definition: sort all, sum up, cut.
+    #[test]
+    fn top_p_is_the_smallest_set(
+        logits in prop::collection::vec(-12.0..12.0_f32, 1..2000),
+        top_p in 0.01..1.0_f32,
+    ) {
+        let all = distribution(SamplingParams::default(), &logits);
+        let kept = distribution(SamplingParams { top_p, ..SamplingParams::default() }, &logits);
+        let mass = |n: usize| all[..n].iter().map(|pair| f64::from(pair.1)).sum::<f64>();
+        prop_assert!(kept.iter().zip(&all).all(|(kept, all)| kept.0 == all.0), "the most likely ones, in order");
+        // The bounds leave room for the rounding of the probabilities in `all`.
+        prop_assert!(mass(kept.len()) >= f64::from(top_p) - 1e-5);
+        prop_assert!(mass(kept.len() - 1) < f64::from(top_p) + 1e-5);
+    }
+
+    #[test]
+    fn what_is_drawn_is_in_the_distribution(
+        logits in prop::collection::vec(prop_oneof![9 => -20.0..20.0_f32, 1 => Just(f32::NEG_INFINITY)], 1..600),
+        temperature in 0.05..3.0_f32,
+        top_k in 0..50_usize,
+        top_p in 0.05..1.0_f32,
+        min_p in 0.0..1.0_f32,
+        seed: u64,
+    ) {
+        prop_assume!(logits.iter().any(|logit| logit.is_finite()));
+        let params = SamplingParams { temperature, top_k, top_p, min_p, seed, ..SamplingParams::default() };
+        let sampler = Sampler::new(params, 0, &[]);
+        let distribution = sampler.distribution(&logits).unwrap();
+        let total: f64 = distribution.iter().map(|pair| f64::from(pair.1)).sum();
+        prop_assert!((total - 1.0).abs() < 1e-4);
+        for position in 0..20 {
+            let id = sampler.sample(&logits, position).unwrap();
+            prop_assert!(distribution.iter().any(|pair| pair.0 == id && pair.1 > 0.0));
+        }
+    }
+
+    #[test]
+    fn logprobs_are_a_distribution(logits in prop::collection::vec(-50.0..50.0_f32, 1..400), n_top in 0..500_usize, pick: u32) {
+        let id = pick % logits.len() as u32;
+        let given = token_logprobs(&logits, id, n_top);
+        prop_assert_eq!(given.top.len(), n_top.min(logits.len()));
+        prop_assert!(given.top.is_sorted_by(|a, b| a.1 >= b.1));
+        if let Some(entry) = given.top.iter().find(|entry| entry.0 == id) {
+            prop_assert_eq!(entry.1.to_bits(), given.logprob.to_bits());
+        }
+        let all = token_logprobs(&logits, id, logits.len());
+        let total: f64 = all.top.iter().map(|entry| f64::from(entry.1).exp()).sum();
+        // Each log-probability, at most 100 + ln 400, is rounded to 24 bits: a relative error of 2^-18 at the most.
+        prop_assert!((total - 1.0).abs() < 1e-5, "{}", total);
+    }
+}
+
+#[test]
+fn logprobs_of_four_tokens() {
+    let given = token_logprobs(&four_logits(), 2, 2);
+    assert!((given.logprob - 0.15_f32.ln()).abs() < 1e-6);
+    assert_close(&given.top, &[(0, 0.5_f32.ln()), (1, 0.25_f32.ln())]);
+    assert_eq!(token_logprobs(&four_logits(), 4, 0).logprob, f32::NEG_INFINITY);
+    assert_eq!(token_logprobs(&[0.0, f32::NEG_INFINITY], 1, 1).logprob, f32::NEG_INFINITY);
+    // Among equals the lower id comes first, and NaN neither panics nor leads.
+    let ids = |logits: &[f32]| token_logprobs(logits, 0, 3).top.iter().map(|entry| entry.0).collect::<Vec<_>>();
+    assert_eq!(ids(&[-0.0, 0.0, 1.0, 0.0]), [2, 0, 1]);
+    assert_eq!(ids(&[f32::NAN, 0.0, 1.0]), [2, 1, 0]);
+}
+
+#[test]
+fn parameters_out_of_range_are_refused_by_name() {
+    let change = |change: fn(&mut SamplingParams)| {
+        let mut params = SamplingParams::default();
+        change(&mut params);
+        params.validate(10).unwrap_err().to_string()
+    };
+    assert_eq!(change(|params| params.temperature = -0.5), "`temperature` must be a number, 0 or more, given -0.5");
+    assert_eq!(
+        change(|params| params.temperature = f32::INFINITY),
+        "`temperature` must be a number, 0 or more, given inf"
+    );
+    assert_eq!(change(|params| params.top_p = 0.0), "`top_p` must be above 0 and at most 1, given 0");
+    assert_eq!(change(|params| params.top_p = f32::NAN), "`top_p` must be above 0 and at most 1, given NaN");
+    assert_eq!(change(|params| params.min_p = 1.5), "`min_p` must be between 0 and 1, given 1.5");
+    assert_eq!(
+        change(|params| params.repetition_penalty = 0.0),
+        "`repetition_penalty` must be a number above 0, given 0"
+    );
+    assert_eq!(
+        change(|params| params.presence_penalty = 2.5),
+        "`presence_penalty` must be between -2 and 2, given 2.5"
+    );
+    assert_eq!(
+        change(|params| params.frequency_penalty = -3.0),
+        "`frequency_penalty` must be between -2 and 2, given -3"
+    );
+    assert_eq!(
+        change(|params| params.logit_bias = [(10, 0.0)].into()),
+        "`logit_bias` has the token id 10: allowed are ids below 10, the vocabulary's size"
+    );
+    assert_eq!(
+        change(|params| params.logit_bias = [(9, 101.0)].into()),
+        "`logit_bias` must be between -100 and 100, given 101"
+    );
+    assert!(SamplingParams::default().validate(10).is_ok());
+    assert!(SamplingParams::greedy().validate(10).is_ok());
+}
+
+/// Pearson's statistic: the squared deviations from the expected counts, in units of those counts.
+fn chi_squared(counts: &[u32], probabilities: &[f64]) -> f64 {
+    let n_draws = f64::from(counts.iter().sum::<u32>());
+    counts
+        .iter()
+        .zip(probabilities)
+        .map(|(&count, probability)| {
+            let expected = n_draws * probability;
+            (f64::from(count) - expected).powi(2) / expected
+        })
+        .sum()
+}
+
+/// Each of these draws 40 000 tokens from at most 4: a chi-squared of 3 degrees of freedom or fewer, which exceeds 36
+/// in fewer than 1 of 10^7 cases. Ten cases: a right sampler fails with odds below 10^-6.
+#[test]
+fn frequencies_match_hand_computed_distributions() {
+    const N_DRAWS: usize = 40_000;
+    let base = SamplingParams::default;
+    let with = |change: fn(&mut SamplingParams)| {
+        let mut params = base();
+        change(&mut params);
+        params
+    };
+    let cases: [(SamplingParams, &[f64]); 10] = [
+        (base(), &[0.5, 0.25, 0.15, 0.1]),
+        (SamplingParams::greedy(), &[1.0]),
+        (with(|params| params.temperature = 0.5), &[0.25 / 0.345, 0.0625 / 0.345, 0.0225 / 0.345, 0.01 / 0.345]),
+        (with(|params| params.top_k = 3), &[0.5 / 0.9, 0.25 / 0.9, 0.15 / 0.9]),
+        (with(|params| params.top_p = 0.7), &[2.0 / 3.0, 1.0 / 3.0]),
+        (with(|params| params.min_p = 0.26), &[0.5 / 0.9, 0.25 / 0.9, 0.15 / 0.9]),
+        // ln 2 added doubles the odds of token 3.
+        (
+            with(|params| params.logit_bias = [(3, 2.0_f32.ln())].into()),
+            &[0.5 / 1.1, 0.25 / 1.1, 0.15 / 1.1, 0.2 / 1.1],
+        ),
+        // The output has token 0 twice: 2 * ln 2 taken off leaves a quarter of its odds.
+        (
+            with(|params| params.frequency_penalty = 2.0_f32.ln()),
+            &[0.125 / 0.625, 0.25 / 0.625, 0.15 / 0.625, 0.1 / 0.625],
+        ),
+        (with(|params| params.presence_penalty = 2.0_f32.ln()), &[0.25 / 0.75, 0.25 / 0.75, 0.15 / 0.75, 0.1 / 0.75]),
+        // The logit of token 0 is negative: doubled, its odds are squared.
+        (with(|params| params.repetition_penalty = 2.0), &[0.25 / 0.75, 0.25 / 0.75, 0.15 / 0.75, 0.1 / 0.75]),
+    ];
+    for (seed, (params, probabilities)) in cases.into_iter().enumerate() {
+        let params = SamplingParams { seed: seed as u64, ..params };
+        let mut sampler = Sampler::new(params.clone(), 0, &[]);
+        [0, 0].into_iter().for_each(|id| sampler.accept(id));
+        let mut counts = vec![0; probabilities.len()];
+        for position in 0..N_DRAWS {
+            counts[sampler.sample(&four_logits(), position).unwrap() as usize] += 1;
+        }
+        let statistic = chi_squared(&counts, probabilities);
+        assert!(statistic < 36.0, "{params:?}: {counts:?}, chi-squared {statistic}");
+    }
+}
+
+/// 256 cells, 2^16 numbers: 255 degrees of freedom, mean 255, deviation 22.6. A right stream leaves 100..450 with
+/// odds below 10^-10. Checked for each purpose, and for numbers along positions, choices and seeds.
+#[test]
+fn the_random_stream_is_uniform_along_every_axis() {
+    const N: u32 = 1 << 16;
+    type Number = fn(u32) -> f64;
+    let axes: [(&str, Number); 5] = [
+        ("positions", |index| RandomStream::new(3, 1).uniform(index as usize, Purpose::Token)),
+        ("positions, coin", |index| RandomStream::new(3, 1).uniform(index as usize, Purpose::Coin)),
+        ("choices", |index| RandomStream::new(3, index).uniform(5, Purpose::Token)),
+        ("seeds", |index| RandomStream::new(u64::from(index), 0).uniform(5, Purpose::Token)),
+        ("high seeds", |index| RandomStream::new(u64::from(index) << 40, 0).uniform(5, Purpose::Token)),
+    ];
+    for (name, number) in axes {
+        let mut counts = [0; 256];
+        for uniform in (0..N).map(number) {
+            assert!((0.0..1.0).contains(&uniform));
+            counts[(uniform * 256.0) as usize] += 1;
+        }
+        let statistic = chi_squared(&counts, &[1.0 / 256.0; 256]);
+        assert!((100.0..450.0).contains(&statistic), "{name}: {statistic}");
+    }
+}
+
+/// Pairs of numbers that differ in one coordinate fill a 16 x 16 grid evenly: as above, 255 degrees of freedom.
+#[test]
+fn streams_are_independent_of_each_other() {
+    const N: u32 = 1 << 16;
+    type Pair<'a> = &'a dyn Fn(usize) -> (f64, f64);
+    let stream = |choice| RandomStream::new(42, choice);
+    let token = |choice, position| stream(choice).uniform(position, Purpose::Token);
+    let pairs: [(&str, Pair<'_>); 4] = [
+        ("purposes", &|position| (token(0, position), stream(0).uniform(position, Purpose::Coin))),
+        ("neighbours", &|position| (token(0, position), token(0, position + 1))),
+        ("choices", &|position| (token(0, position), token(1, position))),
+        ("seeds", &|position| (token(0, position), RandomStream::new(43, 0).uniform(position, Purpose::Token))),
+    ];
+    for (name, pair) in pairs {
+        let mut counts = [0; 256];
+        for (a, b) in (0..N as usize).map(pair) {
+            counts[(a * 16.0) as usize * 16 + (b * 16.0) as usize] += 1;
+        }
+        let statistic = chi_squared(&counts, &[1.0 / 256.0; 256]);
+        assert!((100.0..450.0).contains(&statistic), "{name}: {statistic}");
+    }
+}
+
+#[test]
+fn tokens_depend_on_seed_choice_and_position_alone() {
+    let logits = vec![0.0; 1000];
+    let tokens = |seed, choice, positions: &[usize]| {
+        let sampler = Sampler::new(SamplingParams { seed, ..SamplingParams::default() }, choice, &[]);
+        positions.iter().map(|&position| sampler.sample(&logits, position).unwrap()).collect::<Vec<_>>()
+    };
+    let forward = tokens(1, 0, &[0, 1, 2, 3, 4]);
+    let mut backward = tokens(1, 0, &[4, 3, 2, 1, 0]);
+    backward.reverse();
+    assert_eq!(forward, backward);
+    assert_ne!(forward, tokens(2, 0, &[0, 1, 2, 3, 4]));
+    assert_ne!(forward, tokens(1, 1, &[0, 1, 2, 3, 4]));
+}

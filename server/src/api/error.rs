@@ -1,0 +1,123 @@
+//! What a client is told when something is refused or fails: always OpenAI's envelope,
+//! `{"error": {"message", "type", "param", "code"}}`, with the status that tells its library whether to try again.
+
+use axum::{
+    Json,
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use serde_json::{Value, json};
+
+use crate::engine::{SubmitError, request::ValidationError};
+
+/// An error on its way to a client.
+#[derive(Clone, Debug)]
+pub struct ApiError {
+    status: StatusCode,
+    message: String,
+    kind: &'static str,
+    param: Option<&'static str>,
+    code: Option<&'static str>,
+    context: Option<ContextSizes>,
+}
+
+/// Two more members of the `error` object, which clients read to shorten their prompt.
+#[derive(Clone, Copy, Debug)]
+struct ContextSizes {
+    n_prompt_tokens: usize,
+    n_ctx: usize,
+}
+
+/// Seconds after which a client may try again: a place in the queue comes free with every request that starts.
+const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
+
+impl ApiError {
+    /// 400: the parameter `param` cannot be served. `message` names it, what was given and what is allowed.
+    pub fn invalid(param: &'static str, message: impl Into<String>) -> Self {
+        Self { param: Some(param), ..Self::bad_request(message) }
+    }
+
+    /// 400: the request as a whole cannot be understood.
+    pub fn bad_request(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
+    }
+
+    /// 404: no such path.
+    pub fn unknown_path(path: &str) -> Self {
+        let message = format!("`{path}` does not exist\nhint: completions are at `POST /v1/completions`");
+        Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).with_code("unknown_url")
+    }
+
+    /// 404: no such model.
+    pub fn unknown_model(name: &str, served: &str) -> Self {
+        let message = format!("the model `{name}` does not exist, this server has `{served}`");
+        let error = Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).with_code("model_not_found");
+        Self { param: Some("model"), ..error }
+    }
+
+    /// 503: not now; `message` says why.
+    pub fn unavailable(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message)
+    }
+
+    /// 500: not the client's fault.
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+    }
+
+    /// An error of another status.
+    pub fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        Self { status, message: message.into(), kind, param: None, code: None, context: None }
+    }
+
+    fn with_code(self, code: &'static str) -> Self {
+        Self { code: Some(code), ..self }
+    }
+
+    /// The envelope, as it also goes into a stream that has begun.
+    pub fn envelope(&self) -> Value {
+        let Self { message, kind, param, code, .. } = self;
+        let mut error = json!({ "message": message, "type": kind, "param": param, "code": code });
+        if let Some(ContextSizes { n_prompt_tokens, n_ctx }) = self.context {
+            error["n_prompt_tokens"] = json!(n_prompt_tokens);
+            error["n_ctx"] = json!(n_ctx);
+        }
+        json!({ "error": error })
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let may_retry = matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+        let mut response = (self.status, Json(self.envelope())).into_response();
+        if may_retry {
+            response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
+        }
+        response
+    }
+}
+
+impl From<ValidationError> for ApiError {
+    fn from(error: ValidationError) -> Self {
+        let refusal = Self { param: error.param(), ..Self::bad_request(error.to_string()) };
+        match error {
+            ValidationError::ContextLength { n_prompt, max_seq_len } => {
+                let context = Some(ContextSizes { n_prompt_tokens: n_prompt, n_ctx: max_seq_len });
+                Self { context, ..refusal.with_code("context_length_exceeded") }
+            }
+            _ => refusal,
+        }
+    }
+}
+
+impl From<SubmitError> for ApiError {
+    fn from(error: SubmitError) -> Self {
+        let message = error.to_string();
+        match error {
+            SubmitError::QueueFull { .. } => {
+                Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message).with_code("queue_full")
+            }
+            SubmitError::Stopped => Self::unavailable(message),
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Reads a JSON object field by field, so that whatever is wrong with one is said with its name, what it is and what it
+//! may be. `null` is the same as absent. Fields that nobody asks for are ignored: clients send new ones all the time.
+
+use std::ops::RangeInclusive;
+
+use axum::{
+    body::Bytes,
+    extract::{FromRequest, Request},
+    http::{StatusCode, header},
+};
+use hearth_model::TokenId;
+use serde_json::{Map, Value};
+
+use super::error::ApiError;
+
+/// The fields of a request's body.
+#[derive(Debug)]
+pub(crate) struct Fields(Map<String, Value>);
+
+impl<S: Send + Sync> FromRequest<S> for Fields {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        if let Some(given) = request.headers().get(header::CONTENT_TYPE) {
+            let given = String::from_utf8_lossy(given.as_bytes()).to_ascii_lowercase();
+            let essence = given.split(';').next().unwrap_or_default().trim();
+            if essence != "application/json" && !essence.ends_with("+json") {
+                let message = format!(
+                    "the body's content type must be `application/json`, got `{essence}`\n\
+                     hint: send the header `content-type: application/json`"
+                );
+                return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message));
+            }
+        }
+        let body = Bytes::from_request(request, state)
+            .await
+            .map_err(|rejection| ApiError::new(rejection.status(), "invalid_request_error", rejection.body_text()))?;
+        Self::parse(&body)
+    }
+}
+
+impl Fields {
+    pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        match serde_json::from_slice(body) {
+            Ok(Value::Object(fields)) => Ok(Self(fields)),
+            Ok(other) => Err(ApiError::bad_request(format!("the body must be a JSON object, got {}", shown(&other)))),
+            Err(error) => Err(ApiError::bad_request(format!("the body must be a JSON object: {error}"))),
+        }
+    }
+
+    /// The field as it is.
+    pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
+        self.0.remove(name).filter(|value| !value.is_null())
+    }
+
+    /// A number within `range`.
+    pub(crate) fn number(&mut self, name: &'static str, range: RangeInclusive<f32>) -> Result<Option<f32>, ApiError> {
+        self.read(name, |value| {
+            let number = value.as_f64().map(|number| number as f32).filter(|number| range.contains(number));
+            let allowed = match (*range.start(), *range.end()) {
+                (start, end) if end.is_finite() => format!("a number from {start} to {end}"),
+                (start, _) => format!("a number from {start} up"),
+            };
+            number.ok_or(allowed)
+        })
+    }
+
+    /// A whole number within `range`.
+    pub(crate) fn integer(&mut self, name: &'static str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
+        self.read(name, |value| {
+            let allowed = match (*range.start(), *range.end()) {
+                (start, i64::MAX) => format!("a whole number from {start} up"),
+                (start, end) => format!("a whole number from {start} to {end}"),
+            };
+            whole(value).filter(|number| range.contains(number)).ok_or(allowed)
+        })
+    }
+
+    /// A count within `range`.
+    pub(crate) fn count(
+        &mut self,
+        name: &'static str,
+        range: RangeInclusive<usize>,
+    ) -> Result<Option<usize>, ApiError> {
+        let bound = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        let number = self.integer(name, bound(*range.start())..=bound(*range.end()))?;
+        Ok(number.map(|number| usize::try_from(number).unwrap_or_default()))
+    }
+
+    /// A random seed: any 64-bit number, with or without sign.
+    pub(crate) fn seed(&mut self, name: &'static str) -> Result<Option<u64>, ApiError> {
+        self.read(name, |value| {
+            let seed = value.as_u64().or_else(|| whole(value).map(i64::cast_unsigned));
+            seed.ok_or_else(|| "a whole number of at most 64 bits".into())
+        })
+    }
+
+    /// `true` or `false`.
+    pub(crate) fn flag(&mut self, name: &'static str) -> Result<Option<bool>, ApiError> {
+        self.read(name, |value| value.as_bool().ok_or_else(|| "true or false".into()))
+    }
+
+    /// A string.
+    pub(crate) fn string(&mut self, name: &'static str) -> Result<Option<String>, ApiError> {
+        self.read(name, |value| value.as_str().map(str::to_owned).ok_or_else(|| "a string".into()))
+    }
+
+    /// A string or an array of strings.
+    pub(crate) fn strings(&mut self, name: &'static str) -> Result<Vec<String>, ApiError> {
+        let strings = self.read(name, |value| {
+            let strings = match value {
+                Value::String(string) => Some(vec![string.clone()]),
+                Value::Array(items) => items.iter().map(|item| item.as_str().map(str::to_owned)).collect(),
+                _ => None,
+            };
+            strings.ok_or_else(|| "a string or an array of strings".into())
+        })?;
+        Ok(strings.unwrap_or_default())
+    }
+
+    /// An array of token ids.
+    pub(crate) fn token_ids(&mut self, name: &'static str) -> Result<Vec<TokenId>, ApiError> {
+        let ids = self.read(name, |value| token_ids(value).ok_or_else(|| "an array of token ids".into()))?;
+        Ok(ids.unwrap_or_default())
+    }
+
+    /// An object, whose own fields are read in turn.
+    pub(crate) fn object(&mut self, name: &'static str) -> Result<Option<Self>, ApiError> {
+        let object = self.read(name, |value| value.as_object().cloned().ok_or_else(|| "an object".into()))?;
+        Ok(object.map(Self))
+    }
+
+    /// The entries that are left, in the order of the text.
+    pub(crate) fn into_entries(self) -> impl Iterator<Item = (String, Value)> {
+        self.0.into_iter()
+    }
+
+    fn read<T>(
+        &mut self,
+        name: &'static str,
+        parse: impl FnOnce(&Value) -> Result<T, String>,
+    ) -> Result<Option<T>, ApiError> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        parse(&value).map(Some).map_err(|allowed| must_be(name, &allowed, &value))
+    }
+}
+
+/// The refusal of a parameter: its name, what it may be and what it is.
+pub(crate) fn must_be(name: &'static str, allowed: &str, given: &Value) -> ApiError {
+    ApiError::invalid(name, format!("`{name}` must be {allowed}, got {}", shown(given)))
+}
+
+/// Token ids, if that is what the value holds.
+pub(crate) fn token_ids(value: &Value) -> Option<Vec<TokenId>> {
+    let ids = value.as_array()?.iter().map(|id| TokenId::try_from(whole(id)?).ok());
+    ids.collect()
+}
+
+fn whole(value: &Value) -> Option<i64> {
+    // Some clients write whole numbers as 16.0. Up to 2^53 such a number is exact.
+    let from_float =
+        || value.as_f64().filter(|number| number.fract() == 0.0 && number.abs() <= 9e15).map(|number| number as i64);
+    value.as_i64().or_else(from_float)
+}
+
+/// The value as JSON, cut where it gets long.
+fn shown(value: &Value) -> String {
+    const MAX_CHARS: usize = 60;
+    let text = value.to_string();
+    match text.char_indices().nth(MAX_CHARS) {
+        Some((end, _)) => format!("`{}...`", text.get(..end).unwrap_or_default()),
+        None => format!("`{text}`"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    fn fields(json: &str) -> Fields {
+        Fields::parse(json.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn null_is_absent() {
+        assert_eq!(fields(r#"{"n": null}"#).count("n", 1..=3).unwrap(), None);
+    }
+
+    #[test]
+    fn refusals_say_what_is_allowed_and_what_was_given() {
+        let message =
+            |error: ApiError| error.envelope().pointer("/error/message").unwrap().as_str().unwrap().to_owned();
+        let error = fields(r#"{"temperature": "hot"}"#).number("temperature", 0.0..=2.0).unwrap_err();
+        assert_eq!(message(error), r#"`temperature` must be a number from 0 to 2, got `"hot"`"#);
+        let error = fields(r#"{"n": 1.5}"#).count("n", 1..=128).unwrap_err();
+        assert_eq!(message(error), "`n` must be a whole number from 1 to 128, got `1.5`");
+        let error = fields(r#"{"stop": [1]}"#).strings("stop").unwrap_err();
+        assert_eq!(message(error), "`stop` must be a string or an array of strings, got `[1]`");
+    }
+
+    #[test]
+    fn seeds_may_be_negative_or_use_all_bits() {
+        assert_eq!(fields(r#"{"seed": -1}"#).seed("seed").unwrap(), Some(u64::MAX));
+        assert_eq!(fields(r#"{"seed": 18446744073709551615}"#).seed("seed").unwrap(), Some(u64::MAX));
+        assert!(fields(r#"{"seed": 1.5}"#).seed("seed").is_err());
+    }
+
+    #[test]
+    fn bodies_that_are_no_objects_are_refused() {
+        for body in ["", "[]", "3", "{", "{\"a\": \u{1}}", &"[".repeat(100_000)] {
+            assert!(Fields::parse(body.as_bytes()).is_err(), "{body:.20}");
+        }
+        assert!(Fields::parse(b"{\"a\": \"\xff\"}").is_err());
+    }
+}

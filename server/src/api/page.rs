@@ -1,0 +1,32 @@
+//! The playground at `/`: the files of `web/`, held in the binary.
+
+use axum::{
+    http::{HeaderName, header},
+    response::{IntoResponse, Response},
+};
+
+/// The page and all it loads come from this server, but for its icon, which is empty and lies in the page.
+const CONTENT_SECURITY_POLICY: &str = "default-src 'self'; img-src 'self' data:";
+
+pub(crate) async fn index() -> Response {
+    file("text/html; charset=utf-8", include_str!("../../../web/index.html"))
+}
+
+pub(crate) async fn script() -> Response {
+    file("text/javascript; charset=utf-8", include_str!("../../../web/app.js"))
+}
+
+pub(crate) async fn style() -> Response {
+    file("text/css; charset=utf-8", include_str!("../../../web/style.css"))
+}
+
+fn file(content_type: &'static str, text: &'static str) -> Response {
+    let headers: [(HeaderName, &str); 4] = [
+        (header::CONTENT_TYPE, content_type),
+        (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        // A new binary may hold a new page.
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
+    (headers, text).into_response()
+}

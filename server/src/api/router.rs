@@ -1,0 +1,42 @@
+//! The table of all routes.
+
+use axum::{
+    Router,
+    extract::DefaultBodyLimit,
+    http::{Method, StatusCode, Uri},
+    middleware::from_fn,
+    routing::{get, post},
+};
+
+use super::{completions, error::ApiError, health, middleware, models, page, state::AppState};
+
+/// Largest body that is read; larger ones are answered with 413.
+const MAX_BODY_BYTES: usize = 8 << 20;
+
+/// The whole HTTP service.
+pub fn app(state: AppState) -> Router {
+    Router::new()
+        .route("/", get(page::index))
+        .route("/app.js", get(page::script))
+        .route("/style.css", get(page::style))
+        .route("/health", get(health::health))
+        .route("/ready", get(health::ready))
+        .route("/v1/models", get(models::list))
+        .route("/v1/models/{*id}", get(models::get))
+        .route("/v1/completions", post(completions::create))
+        .fallback(unknown_path)
+        .method_not_allowed_fallback(unknown_method)
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .layer(from_fn(middleware::allow_other_origins))
+        .layer(from_fn(middleware::identify))
+        .with_state(state)
+}
+
+async fn unknown_path(uri: Uri) -> ApiError {
+    ApiError::unknown_path(uri.path())
+}
+
+async fn unknown_method(method: Method, uri: Uri) -> ApiError {
+    let message = format!("`{}` does not take `{method}`", uri.path());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
+}

@@ -1,0 +1,103 @@
+//! What all endpoints share: the engine, once it is there, and whether the server still takes work.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use tokio::sync::SetOnce;
+
+use super::error::ApiError;
+use crate::engine::{Engine, EngineState};
+
+/// Shared by all requests; clones are the same state.
+#[derive(Clone, Debug)]
+pub struct AppState(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    model_id: String,
+    created: u64,
+    engine: SetOnce<Engine>,
+    draining: AtomicBool,
+}
+
+impl AppState {
+    /// A server whose model is still being loaded. `model_id` is its name for clients.
+    pub fn loading(model_id: impl Into<String>) -> Self {
+        let inner = Inner {
+            model_id: model_id.into(),
+            created: unix_seconds(),
+            engine: SetOnce::new(),
+            draining: AtomicBool::new(false),
+        };
+        Self(Arc::new(inner))
+    }
+
+    /// A server that is ready.
+    pub fn ready(model_id: impl Into<String>, engine: Engine) -> Self {
+        let state = Self::loading(model_id);
+        state.set_engine(engine);
+        state
+    }
+
+    /// The model is loaded. Later calls change nothing.
+    pub fn set_engine(&self, engine: Engine) {
+        let _ = self.0.engine.set(engine);
+    }
+
+    /// From now on no new work is taken.
+    pub fn start_draining(&self) {
+        self.0.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// The engine, if the model is loaded.
+    pub fn engine(&self) -> Option<&Engine> {
+        self.0.engine.get()
+    }
+
+    /// What made inference fail, once it has: waits for the model and then for as long as it works.
+    pub async fn inference_failure(&self) -> String {
+        let mut stats = self.0.engine.wait().await.stats();
+        let failed = stats.wait_for(|stats| matches!(stats.state, EngineState::Failed(_))).await;
+        match failed.map(|stats| stats.state.clone()) {
+            Ok(EngineState::Failed(what)) => what,
+            // The engine was stopped, so it cannot fail any more.
+            _ => std::future::pending().await,
+        }
+    }
+
+    /// The engine, if it takes work.
+    ///
+    /// # Errors
+    /// 503 while the model is loading, while the server drains, and after the engine has failed.
+    pub fn working_engine(&self) -> Result<&Engine, ApiError> {
+        if self.0.draining.load(Ordering::Relaxed) {
+            return Err(ApiError::unavailable("the server is shutting down"));
+        }
+        let engine = self.engine().ok_or_else(|| ApiError::unavailable("the model is still being loaded"))?;
+        match &engine.stats().borrow().state {
+            EngineState::Running => Ok(engine),
+            EngineState::Stopped => Err(ApiError::unavailable("the server is shutting down")),
+            EngineState::Failed(what) => Err(ApiError::unavailable(format!("inference failed: {what}"))),
+        }
+    }
+
+    /// The served model's name.
+    pub fn model_id(&self) -> &str {
+        &self.0.model_id
+    }
+
+    /// When the server started, in seconds since 1970.
+    pub fn created(&self) -> u64 {
+        self.0.created
+    }
+}
+
+/// Now, in seconds since 1970.
+pub(crate) fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
+}

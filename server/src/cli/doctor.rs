@@ -1,0 +1,166 @@
+//! `hearth doctor`: what this machine offers, and where a model would run.
+
+use std::{
+    fmt::{self, Write as _},
+    fs,
+    io::{self, Write as _},
+    thread,
+};
+
+use anyhow::Context;
+use burn::tensor::Device;
+use clap::Args;
+use hearth_model::device::{self, DeviceChoice};
+use serde::Serialize;
+
+/// The arguments of `hearth doctor`.
+#[derive(Args, Debug)]
+pub(crate) struct DoctorArgs {
+    /// Report which device this choice leads to
+    #[arg(long, env = "HEARTH_DEVICE", default_value_t = DeviceChoice::Auto)]
+    device: DeviceChoice,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    version: &'static str,
+    os: &'static str,
+    arch: &'static str,
+    cpu: Option<String>,
+    cpu_features: Vec<&'static str>,
+    threads: usize,
+    memory_bytes: Option<u64>,
+    memory_available_bytes: Option<u64>,
+    adapters: Vec<Adapter>,
+    asked_for: String,
+    chosen: Option<Chosen>,
+    /// Why no device could be chosen.
+    problem: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Adapter {
+    kind: String,
+    software: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Chosen {
+    device: String,
+    reason: String,
+}
+
+/// Prints the report to standard output; fails when the device asked for is not there.
+pub(crate) fn run(args: DoctorArgs) -> anyhow::Result<()> {
+    let report = Report::collect(args.device);
+    let text = if args.json { format!("{}\n", serde_json::to_string_pretty(&report)?) } else { report.to_string() };
+    io::stdout().write_all(text.as_bytes()).context("cannot write to standard output")?;
+    match report.problem {
+        Some(problem) => Err(anyhow::anyhow!(problem)),
+        None => Ok(()),
+    }
+}
+
+impl Report {
+    fn collect(choice: DeviceChoice) -> Self {
+        let adapters = device::adapters();
+        let adapters = adapters.into_iter().map(|adapter| Adapter { kind: adapter.kind, software: adapter.software });
+        let (chosen, problem) = match device::choose(choice) {
+            Ok(chosen) => (Some(Chosen { device: device_name(&chosen.device), reason: chosen.reason }), None),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        Self {
+            version: env!("CARGO_PKG_VERSION"),
+            os: std::env::consts::OS,
+            arch: std::env::consts::ARCH,
+            cpu: field(&cpu, "model name").map(str::to_owned),
+            cpu_features: cpu_features(),
+            threads: thread::available_parallelism().map_or(1, usize::from),
+            memory_bytes: kibibytes(&memory, "MemTotal"),
+            memory_available_bytes: kibibytes(&memory, "MemAvailable"),
+            adapters: adapters.collect(),
+            asked_for: choice.to_string(),
+            chosen,
+            problem,
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let features = if self.cpu_features.is_empty() { "none known".to_owned() } else { self.cpu_features.join(" ") };
+        writeln!(f, "hearth    {} on {} {}", self.version, self.os, self.arch)?;
+        writeln!(f, "cpu       {}", self.cpu.as_deref().unwrap_or("unknown"))?;
+        writeln!(f, "features  {features}")?;
+        writeln!(f, "threads   {}", self.threads)?;
+        let total = self.memory_bytes.map_or("unknown".to_owned(), gibibytes);
+        let available = self.memory_available_bytes.map_or("unknown".to_owned(), gibibytes);
+        writeln!(f, "memory    {total}, {available} available")?;
+        let adapters = self.adapters.iter().fold(String::new(), |mut line, adapter| {
+            let separator = if line.is_empty() { "" } else { ", " };
+            let software = if adapter.software { " (software)" } else { "" };
+            // Writing to a string cannot fail.
+            let _ = write!(line, "{separator}{}{software}", adapter.kind);
+            line
+        });
+        writeln!(f, "adapters  {}", if adapters.is_empty() { "none" } else { &adapters })?;
+        match (&self.chosen, &self.problem) {
+            (Some(chosen), _) => {
+                writeln!(f, "device    {} (`--device {}`: {})", chosen.device, self.asked_for, chosen.reason)
+            }
+            (None, Some(_)) => writeln!(f, "device    none for `--device {}`", self.asked_for),
+            (None, None) => Ok(()),
+        }
+    }
+}
+
+/// Burn prints a device as `Device<Flex(Cpu)>`.
+fn device_name(device: &Device) -> String {
+    let name = format!("{device:?}");
+    let inner = name.strip_prefix("Device<").and_then(|name| name.strip_suffix('>'));
+    inner.unwrap_or(&name).to_owned()
+}
+
+/// The instructions that the CPU kernels make use of, as far as this CPU has them.
+fn cpu_features() -> Vec<&'static str> {
+    #[cfg(target_arch = "x86_64")]
+    let known = [
+        ("avx2", is_x86_feature_detected!("avx2")),
+        ("fma", is_x86_feature_detected!("fma")),
+        ("f16c", is_x86_feature_detected!("f16c")),
+        ("avx512f", is_x86_feature_detected!("avx512f")),
+        ("avx512vnni", is_x86_feature_detected!("avx512vnni")),
+        ("avx512bf16", is_x86_feature_detected!("avx512bf16")),
+    ];
+    #[cfg(target_arch = "aarch64")]
+    let known = [
+        ("neon", std::arch::is_aarch64_feature_detected!("neon")),
+        ("fp16", std::arch::is_aarch64_feature_detected!("fp16")),
+        ("dotprod", std::arch::is_aarch64_feature_detected!("dotprod")),
+    ];
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let known: [(&str, bool); 0] = [];
+    known.into_iter().filter_map(|(name, found)| found.then_some(name)).collect()
+}
+
+/// The value behind `name:` in the format of `/proc`.
+fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    text.lines().find_map(|line| {
+        let (key, value) = line.split_once(':')?;
+        (key.trim() == name).then_some(value.trim())
+    })
+}
+
+fn kibibytes(meminfo: &str, name: &str) -> Option<u64> {
+    let count: u64 = field(meminfo, name)?.strip_suffix("kB")?.trim().parse().ok()?;
+    Some(count * 1024)
+}
+
+fn gibibytes(bytes: u64) -> String {
+    format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30))
+}

@@ -1,0 +1,178 @@
+//! `hearth generate`: continues a prompt in the terminal, without server and engine.
+
+use std::{
+    io::{self, Read, Write},
+    ops::ControlFlow,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context;
+use clap::Args;
+use hearth_model::{
+    generate::{GenerateOptions, generate},
+    sampling::SamplingParams,
+    tokenizer::{DecodeOptions, Detokenizer, EncodeOptions},
+};
+
+use crate::{
+    config::ModelConfig,
+    engine::text::{Matched, TextAssembler},
+    random::random_u64,
+};
+
+/// The arguments of `hearth generate`.
+#[derive(Args, Debug)]
+pub(crate) struct GenerateArgs {
+    /// Text to continue; `-` reads it from standard input
+    prompt: String,
+    #[command(flatten)]
+    model: ModelConfig,
+    /// Most tokens to generate
+    #[arg(long, value_name = "TOKENS", default_value_t = 128)]
+    max_tokens: usize,
+    /// Text that ends the generation and is cut off; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+    #[command(flatten)]
+    sampling: SamplingArgs,
+}
+
+/// How tokens are drawn. The names are those of the API.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Sampling")]
+struct SamplingArgs {
+    /// Divides the logits; 0 always takes the most likely token
+    #[arg(long, default_value_t = SamplingParams::default().temperature, allow_negative_numbers = true)]
+    temperature: f32,
+    /// Keep this many of the most likely tokens; 0 keeps all
+    #[arg(long, default_value_t = SamplingParams::default().top_k)]
+    top_k: usize,
+    /// Keep the fewest tokens whose probabilities reach this sum; 1 keeps all
+    #[arg(long, default_value_t = SamplingParams::default().top_p, allow_negative_numbers = true)]
+    top_p: f32,
+    /// Keep tokens at least this probable, as a share of the most likely one's probability; 0 keeps all
+    #[arg(long, default_value_t = SamplingParams::default().min_p, allow_negative_numbers = true)]
+    min_p: f32,
+    /// Above 1, tokens that were seen become less likely
+    #[arg(long, default_value_t = SamplingParams::default().repetition_penalty, allow_negative_numbers = true)]
+    repetition_penalty: f32,
+    /// Equal seeds draw equal texts [default: another one each time]
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+impl From<SamplingArgs> for SamplingParams {
+    fn from(args: SamplingArgs) -> Self {
+        Self {
+            temperature: args.temperature,
+            top_k: args.top_k,
+            top_p: args.top_p,
+            min_p: args.min_p,
+            repetition_penalty: args.repetition_penalty,
+            seed: args.seed.unwrap_or_else(random_u64),
+            ..Self::default()
+        }
+    }
+}
+
+/// Streams the text to standard output and the speed to standard error.
+pub(crate) fn run(args: GenerateArgs) -> anyhow::Result<()> {
+    anyhow::ensure!(!args.stop.iter().any(String::is_empty), "`--stop` must not be empty");
+    let prompt = read_prompt(args.prompt)?;
+    let model = args.model.load()?;
+    let prompt_ids = model.tokenizer.encode(&prompt, EncodeOptions::PROMPT)?;
+    let options = GenerateOptions {
+        max_tokens: args.max_tokens,
+        sampling: args.sampling.into(),
+        eos_token_ids: model.eos_token_ids,
+    };
+    let detokenizer = Detokenizer::new(&model.tokenizer, DecodeOptions { skip_special_tokens: true });
+    let mut text = TextAssembler::new(detokenizer.with_prefix(&prompt_ids), args.stop);
+
+    let mut written = Ok(());
+    let mut is_stopped = false;
+    let mut timer = Timer::start();
+    generate(&model.gpt, &prompt_ids, &options, |id| {
+        timer.token();
+        if options.eos_token_ids.contains(&id) {
+            return ControlFlow::Break(());
+        }
+        let (delta, flow) = match text.push(id) {
+            Matched::Text(delta) => (delta, ControlFlow::Continue(())),
+            Matched::Stopped(delta) => (delta, ControlFlow::Break(())),
+        };
+        is_stopped = flow.is_break();
+        written = write_delta(&delta);
+        if written.is_err() { ControlFlow::Break(()) } else { flow }
+    })?;
+    if written.is_ok() {
+        let tail = match (is_stopped, text.finish()) {
+            (true, _) => String::new(),
+            (false, Matched::Text(tail) | Matched::Stopped(tail)) => tail,
+        };
+        written = write_delta(&format!("{tail}\n"));
+    }
+    match written {
+        // The reader has what it wanted, as `head` does.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
+        written => written.context("cannot write to standard output")?,
+    }
+    // The text is out; that its statistics cannot be written is no failure.
+    let _ = writeln!(io::stderr(), "{}", timer.summary(prompt_ids.len()));
+    Ok(())
+}
+
+fn read_prompt(given: String) -> anyhow::Result<String> {
+    if given != "-" {
+        return Ok(given);
+    }
+    let mut prompt = String::new();
+    io::stdin().read_to_string(&mut prompt).context("cannot read the prompt from standard input")?;
+    Ok(prompt)
+}
+
+fn write_delta(delta: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(delta.as_bytes())?;
+    stdout.flush()
+}
+
+/// Measures the prompt's time (to the first token) and the tokens' after it.
+struct Timer {
+    started: Instant,
+    first_token: Option<Instant>,
+    n_tokens: usize,
+}
+
+impl Timer {
+    fn start() -> Self {
+        Self { started: Instant::now(), first_token: None, n_tokens: 0 }
+    }
+
+    fn token(&mut self) {
+        self.first_token.get_or_insert_with(Instant::now);
+        self.n_tokens += 1;
+    }
+
+    fn summary(&self, n_prompt: usize) -> String {
+        let Some(first_token) = self.first_token else {
+            return format!("prompt {n_prompt} tokens, no tokens generated");
+        };
+        let ttft = first_token - self.started;
+        let decoding = first_token.elapsed();
+        let decoded = match self.n_tokens - 1 {
+            0 => String::new(),
+            n_decoded => format!(", then {:.1} tok/s", per_second(n_decoded, decoding)),
+        };
+        format!(
+            "prompt {n_prompt} tokens in {:.2} s ({:.1} tok/s), generated {} tokens{decoded}",
+            ttft.as_secs_f64(),
+            per_second(n_prompt, ttft),
+            self.n_tokens,
+        )
+    }
+}
+
+fn per_second(n_tokens: usize, elapsed: Duration) -> f64 {
+    n_tokens as f64 / elapsed.as_secs_f64().max(1e-9)
+}

@@ -1,0 +1,130 @@
+//! The command line: one file per subcommand, each with its arguments and `run`.
+
+mod doctor;
+mod generate;
+mod serve;
+
+use std::{
+    ffi::OsString,
+    io::{self, IsTerminal},
+};
+
+use anyhow::Context;
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+/// Serves language models over HTTP and in the terminal.
+///
+/// Without a subcommand it serves: `hearth --port 9000` is `hearth serve --port 9000`.
+#[derive(Debug, Parser)]
+#[command(name = "hearth", version, subcommand_required = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve a model over HTTP, with OpenAI's API (what `hearth` alone does)
+    Serve(serve::ServeArgs),
+    /// Continue a prompt in the terminal
+    Generate(generate::GenerateArgs),
+    /// Show what this machine offers and where a model would run
+    Doctor(doctor::DoctorArgs),
+}
+
+impl Cli {
+    /// Reads the process's command line and environment. Ends the process where that makes no sense (exit code 2) or
+    /// help is asked for.
+    pub fn from_env() -> Self {
+        Self::parse_from(with_subcommand(std::env::args_os().collect()))
+    }
+
+    /// Does what was asked.
+    ///
+    /// # Errors
+    /// Whatever keeps it from being done, for a person to read.
+    pub fn run(self) -> anyhow::Result<()> {
+        match self.command {
+            Command::Serve(args) => {
+                log_to_stderr("warn,hearth_server=info")?;
+                serve::run(args)
+            }
+            Command::Generate(args) => {
+                log_to_stderr("warn")?;
+                generate::run(args)
+            }
+            Command::Doctor(args) => {
+                log_to_stderr("error")?;
+                doctor::run(args)
+            }
+        }
+    }
+}
+
+/// `hearth` with nothing but flags serves.
+fn with_subcommand(mut args: Vec<OsString>) -> Vec<OsString> {
+    let serves = match args.get(1).and_then(|arg| arg.to_str()) {
+        None => args.len() <= 1,
+        Some("-h" | "--help" | "-V" | "--version") => false,
+        Some(first) => first.starts_with('-'),
+    };
+    if serves {
+        args.insert(args.len().min(1), "serve".into());
+    }
+    args
+}
+
+/// Logs go to stderr; `HEARTH_LOG`, or `RUST_LOG`, says which, in the syntax of `tracing`'s filters.
+fn log_to_stderr(default: &str) -> anyhow::Result<()> {
+    let given = ["HEARTH_LOG", "RUST_LOG"].into_iter().find_map(|name| Some((name, std::env::var(name).ok()?)));
+    let filter = match given {
+        Some((name, filter)) => {
+            EnvFilter::try_new(&filter).with_context(|| format!("cannot read `{name}={filter}`"))?
+        }
+        None => EnvFilter::try_new(default)?,
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
+        .with_target(false)
+        .init();
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn parse(args: &[&str]) -> Result<Cli, clap::Error> {
+        let args = [&["hearth"], args].concat().into_iter().map(OsString::from).collect();
+        Cli::try_parse_from(with_subcommand(args))
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn serving_needs_no_subcommand() {
+        for args in [&["--port", "9"][..], &["serve", "--port", "9"], &["--port=9"]] {
+            let Command::Serve(serve) = parse(args).unwrap().command else { unreachable!("{args:?}") };
+            assert_eq!(serve.config.port, 9);
+        }
+        assert!(matches!(parse(&[]).unwrap().command, Command::Serve(_)));
+    }
+
+    #[test]
+    fn bad_usage_exits_with_2() {
+        for args in [&["--port", "high"][..], &["sing"], &["--device", "abacus"], &["generate"], &["--nonsense"]] {
+            assert_eq!(parse(args).unwrap_err().exit_code(), 2, "{args:?}");
+        }
+        assert_eq!(parse(&["--help"]).unwrap_err().exit_code(), 0);
+    }
+}

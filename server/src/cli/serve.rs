@@ -1,0 +1,108 @@
+//! `hearth serve`: the HTTP server.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+use clap::Args;
+use tokio::{net::TcpListener, runtime, sync::mpsc, task::spawn_blocking};
+
+use crate::{
+    api::state::AppState,
+    config::ServerConfig,
+    engine::Engine,
+    serve::{Ended, serve},
+};
+
+/// The arguments of `hearth serve`.
+#[derive(Args, Debug)]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    pub(crate) config: ServerConfig,
+}
+
+/// Serves until SIGTERM or ctrl-c.
+pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
+    let runtime = runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")?;
+    let outcome = runtime.block_on(run_async(&args.config));
+    // Loading a model cannot be interrupted, and cut off requests are not waited for.
+    runtime.shutdown_background();
+    outcome
+}
+
+async fn run_async(config: &ServerConfig) -> anyhow::Result<()> {
+    // Before the model is loaded, which takes longer than finding out that the port is taken.
+    let listener = bind(&config.host, config.port).await?;
+    tracing::info!("listening on http://{}", listener.local_addr().context("cannot tell the address")?);
+    let state = AppState::loading(config.model.model_id());
+    let serving = serve(listener, state.clone(), signals()?, config.drain_timeout());
+    tokio::pin!(serving);
+
+    let (started, model, options) = (Instant::now(), config.model.clone(), config.engine_options());
+    let ended = tokio::select! {
+        ended = &mut serving => ended?,
+        engine = spawn_blocking(move || Engine::start(move || model.load(), options)) => {
+            let engine = engine.map_err(|error| anyhow!("cannot start the engine: {error}"))??;
+            log_ready(&state, &engine, started.elapsed());
+            state.set_engine(engine);
+            serving.await?
+        }
+    };
+    if ended == Ended::Drained
+        && let Some(engine) = state.engine()
+    {
+        engine.stop();
+    }
+    tracing::info!("stopped");
+    Ok(())
+}
+
+async fn bind(host: &str, port: u16) -> anyhow::Result<TcpListener> {
+    TcpListener::bind((host, port)).await.map_err(|error| {
+        let hint = match error.kind() {
+            std::io::ErrorKind::AddrInUse => "\nhint: another program listens there, choose another port with `--port`",
+            std::io::ErrorKind::PermissionDenied => {
+                "\nhint: ports below 1024 need privileges, choose another with `--port`"
+            }
+            _ => "",
+        };
+        anyhow!("cannot listen on `{host}:{port}`: {error}{hint}")
+    })
+}
+
+fn log_ready(state: &AppState, engine: &Engine, elapsed: Duration) {
+    let model = engine.model();
+    let n_pages = engine.stats().borrow().n_pages;
+    tracing::info!(
+        parameters = model.config.n_params(),
+        context_tokens = model.limits.max_seq_len,
+        kv_cache_pages = n_pages,
+        load_ms = elapsed.as_millis() as u64,
+        "model `{}` is ready",
+        state.model_id()
+    );
+}
+
+/// Each SIGTERM or ctrl-c is one message.
+fn signals() -> anyhow::Result<mpsc::Receiver<()>> {
+    let (sender, receiver) = mpsc::channel(2);
+    #[cfg(unix)]
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())
+        .context("cannot listen for SIGTERM")?;
+    tokio::spawn(async move {
+        loop {
+            #[cfg(unix)]
+            tokio::select! {
+                _ = terminate.recv() => {}
+                interrupted = tokio::signal::ctrl_c() => if interrupted.is_err() { return },
+            }
+            #[cfg(not(unix))]
+            if tokio::signal::ctrl_c().await.is_err() {
+                return;
+            }
+            if sender.send(()).await.is_err() {
+                return;
+            }
+        }
+    });
+    Ok(receiver)
+}

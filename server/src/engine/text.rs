@@ -1,0 +1,187 @@
+//! From token ids to the text that a client sees: characters are held back until they are whole, and text that may
+//! become a stop string until that is settled.
+//!
+//! Pure. The deltas concatenate to the text that an unstreamed answer holds, whatever the borders of the tokens: up to
+//! the first stop string, or all of it when none appears.
+
+use hearth_model::{TokenId, tokenizer::Detokenizer};
+
+/// Finds stop strings in text that arrives in pieces.
+///
+/// Holds back the shortest tail that could still grow into a stop string: never more characters than the longest stop
+/// string has, less one.
+#[derive(Clone, Debug)]
+pub struct StopMatcher {
+    stop_strings: Vec<String>,
+    held: String,
+}
+
+/// What a piece of text led to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Matched {
+    /// No stop string yet: the text that cannot be part of one any more.
+    Text(String),
+    /// The text before the stop string that was complete first; the stop string and what follows it are cut.
+    Stopped(String),
+}
+
+impl StopMatcher {
+    /// A matcher for `stop_strings`, none of them empty.
+    pub fn new(stop_strings: Vec<String>) -> Self {
+        Self { stop_strings, held: String::new() }
+    }
+
+    /// Adds text and gives out what is settled. After [`Matched::Stopped`] nothing may be added.
+    pub fn push(&mut self, text: &str) -> Matched {
+        self.held.push_str(text);
+        // The one that is complete first wins, then the one that starts first: so the borders of the pieces do not matter.
+        let found = self.stop_strings.iter().filter_map(|stop| {
+            let start = self.held.find(stop.as_str())?;
+            Some((start + stop.len(), start))
+        });
+        if let Some((_end, start)) = found.min() {
+            self.held.truncate(start);
+            return Matched::Stopped(std::mem::take(&mut self.held));
+        }
+        let longest = self.stop_strings.iter().map(String::len).max().unwrap_or(0);
+        let earliest = self.held.len().saturating_sub(longest.saturating_sub(1));
+        let settled = (earliest..self.held.len())
+            .find(|&start| {
+                self.held.get(start..).is_some_and(|tail| self.stop_strings.iter().any(|stop| stop.starts_with(tail)))
+            })
+            .unwrap_or(self.held.len());
+        let tail = self.held.split_off(settled);
+        Matched::Text(std::mem::replace(&mut self.held, tail))
+    }
+
+    /// Adds text without looking for stop strings in it or in what was held back, and gives out all of it.
+    pub fn pass(&mut self, text: &str) -> String {
+        self.held.push_str(text);
+        std::mem::take(&mut self.held)
+    }
+}
+
+/// Detokenizes, then looks for stop strings.
+#[derive(Debug)]
+pub struct TextAssembler {
+    detokenizer: Detokenizer,
+    matcher: StopMatcher,
+    n_chars: usize,
+}
+
+impl TextAssembler {
+    /// Starts at the place where `detokenizer` stands.
+    pub fn new(detokenizer: Detokenizer, stop_strings: Vec<String>) -> Self {
+        Self { detokenizer, matcher: StopMatcher::new(stop_strings), n_chars: 0 }
+    }
+
+    /// Characters (Unicode scalar values) detokenized so far, held back for a stop string or not: the offset at which
+    /// the next token's text starts.
+    pub fn n_chars(&self) -> usize {
+        self.n_chars
+    }
+
+    /// Adds a token.
+    pub fn push(&mut self, id: TokenId) -> Matched {
+        let text = self.detokenize(id);
+        self.matcher.push(&text)
+    }
+
+    /// Adds a token whose text must not stop the generation, for instance because too few tokens were generated.
+    pub fn pass(&mut self, id: TokenId) -> String {
+        let text = self.detokenize(id);
+        self.matcher.pass(&text)
+    }
+
+    /// Ends the text: gives out what was held back.
+    pub fn finish(&mut self) -> Matched {
+        let text = self.detokenizer.finish();
+        self.n_chars += text.chars().count();
+        match self.matcher.push(&text) {
+            Matched::Stopped(text) => Matched::Stopped(text),
+            Matched::Text(text) => Matched::Text(text + &self.matcher.pass("")),
+        }
+    }
+
+    fn detokenize(&mut self, id: TokenId) -> String {
+        let text = self.detokenizer.push(id);
+        self.n_chars += text.chars().count();
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn matcher(stop_strings: &[&str]) -> StopMatcher {
+        StopMatcher::new(stop_strings.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn without_stop_strings_nothing_is_held_back() {
+        assert_eq!(matcher(&[]).push("abc"), Matched::Text("abc".into()));
+    }
+
+    #[test]
+    fn the_start_of_a_stop_string_is_held_back_until_it_is_settled() {
+        let mut stops = matcher(&["END", "\n\n"]);
+        assert_eq!(stops.push("one E"), Matched::Text("one ".into()));
+        assert_eq!(stops.push("N"), Matched::Text(String::new()));
+        assert_eq!(stops.push("T\n"), Matched::Text("ENT".into()));
+        assert_eq!(stops.push("EN"), Matched::Text("\n".into()));
+        assert_eq!(stops.push("D and more"), Matched::Stopped(String::new()));
+    }
+
+    #[test]
+    fn overlapping_starts_are_kept() {
+        let mut stops = matcher(&["aab"]);
+        assert_eq!(stops.push("aa"), Matched::Text(String::new()));
+        assert_eq!(stops.push("a"), Matched::Text("a".into()));
+        assert_eq!(stops.push("b"), Matched::Stopped(String::new()));
+    }
+
+    #[test]
+    fn the_stop_string_that_is_complete_first_wins() {
+        assert_eq!(matcher(&["lo", "hell"]).push("say hello"), Matched::Stopped("say ".into()));
+        assert_eq!(matcher(&["hello", "el"]).push("say hello"), Matched::Stopped("say h".into()));
+    }
+
+    #[test]
+    fn stop_strings_of_several_bytes_per_character() {
+        let mut stops = matcher(&["é日"]);
+        assert_eq!(stops.push("caé"), Matched::Text("ca".into()));
+        assert_eq!(stops.push("日本"), Matched::Stopped(String::new()));
+    }
+
+    proptest! {
+        #[test]
+        fn deltas_concatenate_to_the_text_before_the_first_stop(
+            pieces in proptest::collection::vec("[abé]{0,4}", 0..20),
+            stop_strings in proptest::collection::vec("[abé]{1,4}", 0..4),
+        ) {
+            let whole = pieces.concat();
+            // The oracle lets the text grow by one character at a time until it ends with a stop string.
+            let expected = whole
+                .char_indices()
+                .map(|(at, c)| &whole[..at + c.len_utf8()])
+                .find_map(|text| stop_strings.iter().filter_map(|stop| text.strip_suffix(stop.as_str())).min_by_key(|before| before.len()));
+            let mut stops = StopMatcher::new(stop_strings.clone());
+            let mut streamed = String::new();
+            let mut stopped = false;
+            for piece in &pieces {
+                match stops.push(piece) {
+                    Matched::Text(text) => streamed += &text,
+                    Matched::Stopped(text) => { streamed += &text; stopped = true; break; }
+                }
+            }
+            if !stopped {
+                streamed += &stops.pass("");
+            }
+            prop_assert_eq!(stopped, expected.is_some());
+            prop_assert_eq!(&streamed, expected.unwrap_or(&whole));
+        }
+    }
+}

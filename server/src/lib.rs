@@ -1,0 +1,22 @@
+//! Serves language models over HTTP and in the terminal.
+//!
+//! The binary `hearth` is a thin shell around this library, so that tests drive the same code with their own sockets
+//! and models.
+//!
+//! # Layout
+//! - [`cli`]: the command line, one file per subcommand
+//! - [`config`]: flags and `HEARTH_*` variables
+//! - [`api`]: HTTP and OpenAI's wire format
+//! - [`engine`]: scheduling, the inference thread, text assembly
+//! - [`serve`](mod@serve): a listener, an API and an orderly end
+//! - [`bundled`]: the model that the binary carries
+//!
+//! Dependencies point one way: `cli -> serve -> api -> engine -> hearth_model`.
+
+pub mod api;
+pub mod bundled;
+pub mod cli;
+pub mod config;
+pub mod engine;
+mod random;
+pub mod serve;

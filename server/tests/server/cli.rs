@@ -1,0 +1,204 @@
+//! The binary as a user runs it: output, messages and exit codes.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::{TcpListener, TcpStream},
+    path::Path,
+    process::{Child, Command, Output, Stdio},
+};
+
+use hearth_model::{
+    TokenId,
+    weights::model_dir::{SaveOptions, save},
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::support::{EOS, events, gpt, tokenizer_files};
+
+/// The binary, with no settings but those of the test.
+fn hearth(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("HEARTH_") || name == "RUST_LOG" {
+            command.env_remove(name);
+        }
+    }
+    command
+}
+
+fn run(args: &[&str]) -> Output {
+    hearth(args).output().unwrap()
+}
+
+fn stdout(output: &Output) -> &str {
+    std::str::from_utf8(&output.stdout).unwrap()
+}
+
+fn stderr(output: &Output) -> &str {
+    std::str::from_utf8(&output.stderr).unwrap()
+}
+
+/// The tiny model as a model dir.
+fn model_dir() -> TempDir {
+    let [tokenizer, config] = tokenizer_files();
+    save_model(&[EOS], &[("tokenizer.json", tokenizer), ("tokenizer_config.json", config)])
+}
+
+/// The same, but nothing says that a token ends a text.
+fn endless_model_dir() -> TempDir {
+    let [tokenizer, _] = tokenizer_files();
+    save_model(&[], &[("tokenizer.json", tokenizer)])
+}
+
+fn save_model(eos_token_ids: &[TokenId], files: &[(&str, Vec<u8>)]) -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let extra_files = files.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.clone())).collect();
+    let options = SaveOptions { eos_token_ids: eos_token_ids.to_vec(), extra_files, ..SaveOptions::default() };
+    save(dir.path(), &gpt(), &options).unwrap();
+    dir
+}
+
+fn path(dir: &Path) -> &str {
+    dir.to_str().unwrap()
+}
+
+#[test]
+fn bad_usage_is_exit_code_2_and_failure_is_1() {
+    for args in [&["--port", "high"][..], &["sing"], &["generate"], &["serve", "--device", "abacus"]] {
+        let output = run(args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(stderr(&output).starts_with("error: "), "{}", stderr(&output));
+        assert_eq!(stdout(&output), "");
+    }
+    let output = run(&["--port", "0", "--model", "/nowhere/at/all"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("error: `/nowhere/at/all`: does not exist\nhint: "), "{}", stderr(&output));
+    let help = run(&["--help"]);
+    assert_eq!(help.status.code(), Some(0));
+    assert!(stdout(&help).contains("doctor"));
+    let help = run(&["serve", "--help"]);
+    for flag in ["--host", "--port", "--model", "--device", "--dtype", "--max-queue", "--drain-timeout"] {
+        let variable = format!("HEARTH_{}", flag.trim_start_matches('-').replace('-', "_").to_uppercase());
+        assert!(stdout(&help).contains(flag) && stdout(&help).contains(&variable), "{flag}");
+    }
+}
+
+#[test]
+fn a_busy_port_is_told_at_once() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    // Before the model is looked for.
+    let output = run(&["--port", &port, "--model", "/nowhere/at/all"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains(&format!("error: cannot listen on `127.0.0.1:{port}`")), "{}", stderr(&output));
+    assert!(stderr(&output).contains("hint: "));
+}
+
+#[test]
+fn doctor_reports_and_fails_for_a_device_that_is_not_there() {
+    let output = run(&["doctor", "--device", "cpu"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stdout(&output).contains("the CPU was asked for"));
+    let output = run(&["doctor", "--json", "--device", "cpu"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["asked_for"], "cpu");
+    assert!(report["threads"].as_u64().unwrap() >= 1);
+    assert!(report["adapters"].is_array());
+    assert_eq!(report["problem"], Value::Null);
+}
+
+#[test]
+fn generate_streams_text_to_stdout_and_speed_to_stderr() {
+    let dir = model_dir();
+    let args =
+        ["generate", "the hand", "--model", path(dir.path()), "--device", "cpu", "--max-tokens", "20", "--seed", "3"];
+    let output = run(&args);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let text = stdout(&output).strip_suffix('\n').unwrap();
+    assert!(stderr(&output).contains("prompt 4 tokens"), "{}", stderr(&output));
+    // From standard input, and stopped.
+    let stop: String = text.chars().skip(3).take(2).collect();
+    let mut child =
+        hearth(&["generate", "-"]).args(&args[2..]).args(["--stop", &stop]).stdin(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"the hand").unwrap();
+    let stopped = child.wait_with_output().unwrap();
+    assert_eq!(stdout(&stopped), format!("{}\n", &text[..text.find(&stop).unwrap()]));
+}
+
+#[test]
+fn generate_refuses_what_makes_no_sense() {
+    let dir = model_dir();
+    let with =
+        |more: &[&str]| run(&[&["generate", "x", "--device", "cpu", "--model", path(dir.path())], more].concat());
+    for (more, message) in [
+        (&["--temperature", "-1"][..], "`temperature` must be"),
+        (&["--top-p", "2"], "`top_p` must be"),
+        (&["--stop", ""], "`--stop` must not be empty"),
+    ] {
+        let output = with(more);
+        assert_eq!(output.status.code(), Some(1), "{more:?}");
+        assert!(stderr(&output).contains(message), "{}", stderr(&output));
+        assert_eq!(stdout(&output), "");
+    }
+}
+
+#[test]
+fn a_reader_that_has_enough_is_no_error() {
+    let dir = endless_model_dir();
+    let mut child = hearth(&["generate", "x", "--device", "cpu", "--model", path(dir.path()), "--max-tokens", "8000"])
+        .spawn()
+        .unwrap();
+    let mut first = [0];
+    child.stdout.take().unwrap().read_exact(&mut first).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    // Graphics drivers may have written there, the program has not.
+    assert!(!stderr(&output).contains("cannot write") && !stderr(&output).contains("tok/s"), "{}", stderr(&output));
+}
+
+#[test]
+#[cfg(unix)]
+fn serve_answers_and_stops_on_sigterm() {
+    let dir = model_dir();
+    let mut command = hearth(&["--port", "0", "--device", "cpu"]);
+    let mut child = command.env("HEARTH_MODEL", dir.path()).spawn().unwrap();
+    let mut log = BufReader::new(child.stderr.take().unwrap());
+    let address = wait_for_line(&mut log, "listening on http://");
+    let address = address.trim().rsplit_once("http://").unwrap().1.to_owned();
+    wait_for_line(&mut log, "is ready");
+
+    let body = json!({ "prompt": "the", "max_tokens": 5, "stream": true, "ignore_eos": true, "stream_options": { "include_usage": true } }).to_string();
+    let mut connection = TcpStream::connect(&address).unwrap();
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    connection.write_all(format!("{head}{body}").as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    connection.read_to_end(&mut answer).unwrap();
+    let answer = String::from_utf8_lossy(&answer);
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert_eq!(events(&answer).last().unwrap()["usage"]["total_tokens"], 6);
+
+    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    assert_eq!(exit_code(&mut child), Some(0));
+}
+
+#[cfg(unix)]
+fn wait_for_line(log: &mut impl BufRead, part: &str) -> String {
+    let mut seen = String::new();
+    loop {
+        let start = seen.len();
+        assert!(log.read_line(&mut seen).unwrap() > 0, "no `{part}` in: {seen}");
+        if seen[start..].contains(part) {
+            return seen[start..].to_owned();
+        }
+    }
+}
+
+#[cfg(unix)]
+fn exit_code(child: &mut Child) -> Option<i32> {
+    child.wait().unwrap().code()
+}

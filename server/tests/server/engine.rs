@@ -1,0 +1,216 @@
+//! The engine alone: its tokens are those of the plain loop, whatever else runs; refusals, cancellation and failure.
+
+use std::ops::ControlFlow;
+
+use hearth_model::{
+    TokenId,
+    generate::{GenerateOptions, generate},
+    sampling::SamplingParams,
+};
+use hearth_server::engine::{
+    Engine, EngineOptions, EngineState, Event, EventStream, FinishReason, StartError, SubmitError,
+    request::{GenerateRequest, ModelLimits, RequestParts, StopConditions},
+};
+
+use crate::support::{self, EOS, MAX_SEQ_LEN, OPTIONS, VOCAB_SIZE, engine, is_idle, wait_for};
+
+const LIMITS: ModelLimits = ModelLimits { vocab_size: VOCAB_SIZE, max_seq_len: MAX_SEQ_LEN };
+
+fn parts(prompt_ids: Vec<TokenId>, max_tokens: usize, sampling: SamplingParams) -> RequestParts {
+    let stop = StopConditions { max_tokens, ..StopConditions::default() };
+    RequestParts { prompt_ids, sampling, stop, ..RequestParts::default() }
+}
+
+fn request(parts: RequestParts) -> GenerateRequest {
+    GenerateRequest::new(parts, &LIMITS).unwrap()
+}
+
+fn prompt(n_tokens: usize, salt: u32) -> Vec<TokenId> {
+    (0..n_tokens as u32).map(|at| (at * 31 + salt * 17 + at * at * salt) % 256).collect()
+}
+
+/// Requests of mixed lengths, every second one greedy, the others sampled with their own seeds.
+fn mixed() -> Vec<RequestParts> {
+    let n_prompts = [1, 3, 150, 17, 64, 5, 33, 16, 2, 99, 7, 48, 1, 20, 130, 11];
+    let requests = n_prompts.into_iter().enumerate().map(|(index, n_prompt)| {
+        let seeded = SamplingParams {
+            temperature: 0.9,
+            top_p: 0.95,
+            repetition_penalty: 1.1,
+            seed: index as u64,
+            ..SamplingParams::default()
+        };
+        let sampling = if index % 2 == 0 { SamplingParams::greedy() } else { seeded };
+        parts(prompt(n_prompt, index as u32), 12 + 5 * (index % 4), sampling)
+    });
+    requests.collect()
+}
+
+async fn collect(mut events: EventStream, n_requests: usize) -> Vec<(Vec<TokenId>, Option<FinishReason>)> {
+    let mut outcomes = vec![(Vec::new(), None); n_requests];
+    while let Some((index, event)) = events.recv().await {
+        assert_eq!(outcomes[index].1, None, "nothing follows the end of a request");
+        match event {
+            Event::Token { id, .. } => outcomes[index].0.push(id),
+            Event::Finished { reason, .. } => outcomes[index].1 = Some(reason),
+            Event::PromptLogprobs(_) => {}
+            Event::Failed(message) => panic!("{message}"),
+        }
+    }
+    outcomes
+}
+
+async fn run(engine: &Engine, requests: &[RequestParts]) -> Vec<Vec<TokenId>> {
+    let events = engine.submit(requests.iter().cloned().map(request).collect()).unwrap();
+    collect(events, requests.len()).await.into_iter().map(|(ids, _)| ids).collect()
+}
+
+#[tokio::test]
+async fn a_batch_of_mixed_requests_gives_each_the_tokens_of_the_plain_loop() {
+    let model = support::model();
+    let requests = mixed();
+    let alone: Vec<Vec<TokenId>> = requests
+        .iter()
+        .map(|parts| {
+            let options = GenerateOptions {
+                max_tokens: parts.stop.max_tokens,
+                sampling: parts.sampling.clone(),
+                eos_token_ids: Vec::new(),
+            };
+            generate(&model.gpt, &parts.prompt_ids, &options, |_| ControlFlow::Continue(())).unwrap()
+        })
+        .collect();
+    // Budgets that cut prompts into chunks of all sizes, and batches that let some wait.
+    for (max_batch_size, max_batch_tokens) in [(16, 512), (16, 17), (3, 8), (1, 1)] {
+        let engine = engine(EngineOptions { max_batch_size, max_batch_tokens, ..OPTIONS });
+        let together = run(&engine, &requests).await;
+        assert_eq!(together, alone, "batch of {max_batch_size}, {max_batch_tokens} tokens per step");
+        wait_for(&engine, is_idle).await;
+    }
+}
+
+#[tokio::test]
+async fn a_cache_that_holds_one_sequence_at_a_time_serves_all() {
+    let engine = engine(EngineOptions { kv_cache_tokens: Some(192), ..OPTIONS });
+    let outcomes = run(&engine, &mixed()).await;
+    for (ids, parts) in outcomes.iter().zip(mixed()) {
+        assert_eq!(ids.len(), parts.stop.max_tokens);
+    }
+    wait_for(&engine, is_idle).await;
+}
+
+#[tokio::test]
+async fn requests_submitted_apart_run_together() {
+    let engine = engine(OPTIONS);
+    let requests = mixed();
+    let together = run(&engine, &requests).await;
+    let streams: Vec<EventStream> =
+        requests.iter().map(|parts| engine.submit(vec![request(parts.clone())]).unwrap()).collect();
+    for (events, expected) in streams.into_iter().zip(together) {
+        assert_eq!(collect(events, 1).await, [(expected, Some(FinishReason::Length))]);
+    }
+}
+
+#[tokio::test]
+async fn a_stop_token_ends_the_text_and_min_tokens_holds_it_off() {
+    let engine = engine(OPTIONS);
+    let greedy = parts(prompt(9, 2), 24, SamplingParams::greedy());
+    let free = run(&engine, std::slice::from_ref(&greedy)).await.remove(0);
+    let stopper = free[7];
+    let first = free.iter().position(|&id| id == stopper).unwrap();
+    let mut stopping = greedy.clone();
+    stopping.stop.stop_token_ids = [stopper, EOS].into();
+    let events = engine.submit(vec![request(stopping.clone())]).unwrap();
+    assert_eq!(collect(events, 1).await, [(free[..=first].to_vec(), Some(FinishReason::Stop))]);
+    stopping.stop.min_tokens = first + 2;
+    let events = engine.submit(vec![request(stopping)]).unwrap();
+    let outcome = collect(events, 1).await.remove(0);
+    assert!(outcome.0.len() > first + 1);
+    assert!(!outcome.0[..=first].contains(&stopper));
+}
+
+#[tokio::test]
+async fn a_full_queue_refuses_and_a_place_comes_free() {
+    let engine = engine(EngineOptions { max_queue: 1, max_batch_size: 1, ..OPTIONS });
+    let long = || vec![request(parts(prompt(4, 1), MAX_SEQ_LEN, SamplingParams::greedy()))];
+    let running = engine.submit(long()).unwrap();
+    wait_for(&engine, |stats| stats.running == 1).await;
+    let waiting = engine.submit(long()).unwrap();
+    assert_eq!(engine.submit(long()).unwrap_err(), SubmitError::QueueFull { max_queue: 1 });
+    // Cancelled in the queue, then while decoding.
+    wait_for(&engine, |stats| stats.waiting == 1).await;
+    drop(waiting);
+    wait_for(&engine, |stats| stats.waiting == 0).await;
+    let next = engine.submit(long()).unwrap();
+    drop(running);
+    wait_for(&engine, |stats| stats.running == 1 && stats.waiting == 0).await;
+    drop(next);
+    wait_for(&engine, is_idle).await;
+}
+
+#[tokio::test]
+async fn a_client_that_goes_during_prefill_frees_its_pages() {
+    // One token per step: the prefill takes 4,000 of them.
+    let engine = engine(EngineOptions { max_batch_size: 1, max_batch_tokens: 1, ..OPTIONS });
+    let events = engine.submit(vec![request(parts(prompt(4000, 1), 1, SamplingParams::greedy()))]).unwrap();
+    wait_for(&engine, |stats| stats.free_pages < stats.n_pages).await;
+    drop(events);
+    wait_for(&engine, is_idle).await;
+}
+
+#[tokio::test]
+async fn a_panic_in_a_step_ends_all_requests_with_an_error() {
+    let engine = engine(OPTIONS);
+    let mut healthy = engine.submit(vec![request(parts(prompt(4, 1), MAX_SEQ_LEN, SamplingParams::greedy()))]).unwrap();
+    assert!(matches!(healthy.recv().await, Some((0, Event::Token { .. }))));
+    // A request checked against another model's limits: its token is outside of this one's vocabulary.
+    let wrong = ModelLimits { vocab_size: 100_000, max_seq_len: 100 };
+    let wrong = GenerateRequest::new(parts(vec![99_999], 4, SamplingParams::greedy()), &wrong).unwrap();
+    let mut poison = engine.submit(vec![wrong]).unwrap();
+    assert!(matches!(poison.recv().await, Some((0, Event::Failed(_)))));
+    assert_eq!(poison.recv().await.map(|(index, _)| index), None);
+    let last = loop {
+        match healthy.recv().await {
+            Some((_, Event::Token { .. })) => {}
+            other => break other,
+        }
+    };
+    assert!(matches!(last, Some((0, Event::Failed(_)))), "{last:?}");
+    wait_for(&engine, |stats| matches!(stats.state, EngineState::Failed(_)) && is_idle(stats)).await;
+    let again = engine.submit(vec![request(parts(prompt(4, 1), 1, SamplingParams::greedy()))]);
+    assert_eq!(again.unwrap_err(), SubmitError::Stopped);
+}
+
+#[tokio::test]
+async fn stopping_tells_those_in_flight() {
+    let engine = engine(OPTIONS);
+    let mut events = engine.submit(vec![request(parts(prompt(4, 1), MAX_SEQ_LEN, SamplingParams::greedy()))]).unwrap();
+    engine.stop();
+    let last = loop {
+        match events.recv().await {
+            Some((_, Event::Token { .. })) => {}
+            other => break other,
+        }
+    };
+    assert!(matches!(&last, Some((0, Event::Failed(message))) if message.contains("shutting down")), "{last:?}");
+    assert_eq!(engine.submit(Vec::new()).unwrap_err(), SubmitError::Stopped);
+}
+
+#[test]
+fn limits_that_make_no_sense_are_refused() {
+    let start = |options| match Engine::start(|| Ok(support::model()), options) {
+        Err(StartError::Options(message)) => message,
+        other => panic!("{other:?}"),
+    };
+    assert!(start(EngineOptions { max_queue: 0, ..OPTIONS }).contains("`--max-queue` must be at least 1"));
+    let message = start(EngineOptions { max_batch_size: 9, max_batch_tokens: 8, ..OPTIONS });
+    assert!(message.contains("got 8 and 9"), "{message}");
+}
+
+#[test]
+fn a_model_that_does_not_load_is_an_error() {
+    let broken = hearth_model::Error::Param { name: "--model", what: "is not there".into() };
+    assert!(matches!(Engine::start(|| Err(broken), OPTIONS), Err(StartError::Model(_))));
+    let panicking = Engine::start(|| panic!("no weights"), OPTIONS);
+    assert!(matches!(panicking, Err(StartError::Thread(message)) if message == "no weights"));
+}

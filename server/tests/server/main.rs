@@ -1,0 +1,11 @@
+//! The server from outside: HTTP requests and engine submissions against a tiny model with random weights.
+//!
+//! One test binary, because each one links all of Burn.
+
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+mod api;
+mod cli;
+mod engine;
+mod streaming;
+mod support;

@@ -1,0 +1,249 @@
+//! A tiny model with random weights and a byte-level tokenizer, and ways to talk to a server around it.
+
+use std::{collections::BTreeMap, path::Path, time::Duration};
+
+use axum::{
+    body::Body,
+    http::{HeaderMap, Request, StatusCode, header},
+};
+use burn::tensor::{Device, TensorData};
+use hearth_model::{
+    config::{GptConfig, Sizes},
+    gpt::{Gpt, Init},
+    ops::Dtype,
+    tokenizer::Tokenizer,
+    weights::model_dir::LoadedModel,
+};
+use hearth_server::{
+    api::{router::app, state::AppState},
+    engine::{Engine, EngineOptions, EngineStats},
+};
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+pub(crate) const MODEL: &str = "tiny";
+pub(crate) const EOS: u32 = 262;
+pub(crate) const VOCAB_SIZE: usize = 263;
+pub(crate) const MAX_SEQ_LEN: usize = 8192;
+
+/// Long enough for anything that ends by itself on a slow machine, and shorter than what must be cancelled.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+pub(crate) const OPTIONS: EngineOptions =
+    EngineOptions { max_queue: 64, max_batch_size: 8, max_batch_tokens: 64, kv_cache_tokens: Some(4 * MAX_SEQ_LEN) };
+
+/// Weights are a function of their path and place, wide enough that tokens differ clearly in probability.
+pub(crate) fn gpt() -> Gpt {
+    let sizes = Sizes {
+        vocab_size: VOCAB_SIZE,
+        max_seq_len: MAX_SEQ_LEN,
+        n_layers: 2,
+        n_heads: 4,
+        n_kv_heads: 2,
+        d_model: 32,
+        d_ff: 64,
+    };
+    Gpt::from_params(&GptConfig::llama(sizes), Dtype::F32, &Device::flex(), &mut |spec| {
+        let mut state = spec.path.bytes().fold(7u64, |state, byte| mix(state ^ u64::from(byte)));
+        let mut value = |spread: f32| {
+            state = mix(state);
+            // Uniform in [-1, 1).
+            spread * ((state >> 40) as f32 / (1u64 << 23) as f32 - 1.0)
+        };
+        let n = spec.shape.iter().product();
+        let values: Vec<f32> = match spec.init {
+            Init::Normal { .. } => (0..n).map(|_| value(0.4)).collect(),
+            Init::Constant(constant) => (0..n).map(|_| constant + value(0.2)).collect(),
+        };
+        Ok(TensorData::new(values, spec.shape.as_slice()))
+    })
+    .unwrap()
+}
+
+/// The finalizer of SplitMix64.
+fn mix(state: u64) -> u64 {
+    let state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    state ^ (state >> 31)
+}
+
+/// Every byte is a token, a few words are too, and `<|end|>` ends a text.
+pub(crate) fn tokenizer() -> Tokenizer {
+    let [json, config] = tokenizer_files();
+    Tokenizer::from_json(&json, Some(&config), Path::new("tokenizer.json")).unwrap()
+}
+
+/// `tokenizer.json` and `tokenizer_config.json`.
+pub(crate) fn tokenizer_files() -> [Vec<u8>; 2] {
+    let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+    let mut next_stand_in = 256;
+    // The alphabet of GPT-2: printable bytes stand for themselves, the others for characters from 256 on.
+    let alphabet: Vec<String> = (0..=255u8)
+        .map(|byte| {
+            let code = if printable(byte) {
+                u32::from(byte)
+            } else {
+                next_stand_in += 1;
+                next_stand_in - 1
+            };
+            char::from_u32(code).unwrap().to_string()
+        })
+        .collect();
+    let merges = [("t", "h"), ("th", "e"), ("i", "n"), ("e", "r"), ("a", "n"), ("an", "d")];
+    let mut vocab: BTreeMap<String, usize> = alphabet.into_iter().zip(0..).collect();
+    for (left, right) in merges {
+        let id = vocab.len();
+        vocab.insert(format!("{left}{right}"), id);
+    }
+    assert_eq!(vocab.len(), EOS as usize);
+    let json = json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": [{
+            "id": EOS, "content": "<|end|>", "special": true,
+            "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+        }],
+        "normalizer": null,
+        "pre_tokenizer": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
+        "post_processor": null,
+        "decoder": { "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true },
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+            "vocab": vocab, "merges": merges.map(|(left, right)| format!("{left} {right}")),
+        },
+    });
+    let config = json!({ "eos_token": "<|end|>" });
+    [json, config].map(|value| value.to_string().into_bytes())
+}
+
+pub(crate) fn model() -> LoadedModel {
+    LoadedModel { gpt: gpt(), tokenizer: tokenizer(), chat_template: None, eos_token_ids: vec![EOS] }
+}
+
+pub(crate) fn engine(options: EngineOptions) -> Engine {
+    Engine::start(|| Ok(model()), options).unwrap()
+}
+
+/// A server with its own engine, without a socket.
+pub(crate) struct Server {
+    pub(crate) engine: Engine,
+    pub(crate) state: AppState,
+}
+
+impl Server {
+    pub(crate) fn start() -> Self {
+        Self::with_options(OPTIONS)
+    }
+
+    pub(crate) fn with_options(options: EngineOptions) -> Self {
+        let engine = engine(options);
+        Self { state: AppState::ready(MODEL, engine.clone()), engine }
+    }
+
+    pub(crate) async fn send(&self, request: Request<Body>) -> Answer {
+        let response = app(self.state.clone()).oneshot(request).await.unwrap();
+        let (head, body) = response.into_parts();
+        let bytes = body.collect().await.unwrap().to_bytes();
+        Answer { status: head.status, headers: head.headers, text: String::from_utf8(bytes.to_vec()).unwrap() }
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Answer {
+        self.send(Request::get(path).body(Body::empty()).unwrap()).await
+    }
+
+    pub(crate) async fn post(&self, body: impl Into<Body>) -> Answer {
+        let request = Request::post("/v1/completions").header(header::CONTENT_TYPE, "application/json");
+        self.send(request.body(body.into()).unwrap()).await
+    }
+
+    /// The answer to a request that must succeed.
+    pub(crate) async fn complete(&self, body: Value) -> Value {
+        let answer = self.post(body.to_string()).await;
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+        answer.json()
+    }
+
+    /// The events of a streamed answer, without the last one, `[DONE]`.
+    pub(crate) async fn stream(&self, mut body: Value) -> Vec<Value> {
+        body["stream"] = json!(true);
+        let answer = self.post(body.to_string()).await;
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+        events(&answer.text)
+    }
+
+    /// Waits until the engine is as it should be.
+    pub(crate) async fn wait_for(&self, is_so: impl FnMut(&EngineStats) -> bool) {
+        wait_for(&self.engine, is_so).await;
+    }
+}
+
+pub(crate) async fn wait_for(engine: &Engine, is_so: impl FnMut(&EngineStats) -> bool) {
+    let mut stats = engine.stats();
+    let reached = tokio::time::timeout(PATIENCE, stats.wait_for(is_so)).await;
+    assert!(reached.is_ok(), "the engine stays at {engine:?}");
+}
+
+/// Nothing runs, nothing waits, and every page is free.
+pub(crate) fn is_idle(stats: &EngineStats) -> bool {
+    stats.running == 0 && stats.waiting == 0 && stats.free_pages == stats.n_pages
+}
+
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) text: String,
+}
+
+impl Answer {
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.text).unwrap_or_else(|error| panic!("{error}: {}", self.text))
+    }
+
+    pub(crate) fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+    }
+
+    /// `error.message` of the envelope, whose shape is checked.
+    pub(crate) fn error(&self) -> String {
+        let json = self.json();
+        let error = json["error"].as_object().unwrap_or_else(|| panic!("no envelope: {json}"));
+        assert!(["message", "type", "param", "code"].iter().all(|name| error.contains_key(*name)), "{json}");
+        json["error"]["message"].as_str().unwrap().to_owned()
+    }
+}
+
+/// The data of each server-sent event; the last one must be `[DONE]` and is left out.
+pub(crate) fn events(text: &str) -> Vec<Value> {
+    let mut data: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
+    assert_eq!(data.pop(), Some("[DONE]"), "{text}");
+    data.into_iter().map(|data| serde_json::from_str(data).unwrap()).collect()
+}
+
+/// Streamed events folded into the choices of an unstreamed answer.
+pub(crate) fn fold(events: &[Value]) -> Vec<Value> {
+    let mut choices: BTreeMap<u64, Value> = BTreeMap::new();
+    for choice in events.iter().flat_map(|event| event["choices"].as_array().unwrap()) {
+        let index = choice["index"].as_u64().unwrap();
+        let Some(whole) = choices.get_mut(&index) else {
+            choices.insert(index, choice.clone());
+            continue;
+        };
+        assert_eq!(whole["finish_reason"], Value::Null, "nothing follows the end of a choice");
+        whole["finish_reason"] = choice["finish_reason"].clone();
+        whole["text"] = json!(whole["text"].as_str().unwrap().to_owned() + choice["text"].as_str().unwrap());
+        let Some(more) = choice["logprobs"].as_object() else { continue };
+        if whole["logprobs"].is_null() {
+            whole["logprobs"] = choice["logprobs"].clone();
+            continue;
+        }
+        for (name, values) in more {
+            whole["logprobs"][name].as_array_mut().unwrap().extend(values.as_array().unwrap().clone());
+        }
+    }
+    choices.into_values().collect()
+}

@@ -1,0 +1,3 @@
+//! One file per subcommand: its arguments, and `run`.
+
+pub(crate) mod quickstart;

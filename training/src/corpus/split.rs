@@ -1,0 +1,46 @@
+//! Which part of a text is trained on and which is held out.
+
+use anyhow::{Result, ensure};
+
+/// A text in two parts; together, in order, they are the whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Split<'a> {
+    /// What the model trains on.
+    pub train: &'a str,
+    /// What it is measured on and never sees.
+    pub val: &'a str,
+}
+
+/// Holds out the last `val_fraction` of the text's characters, as nanoGPT does with 0.1: the first
+/// `floor(n_chars * (1 - val_fraction))` characters are for training. Refuses a text too short to give both parts.
+pub fn split_by_chars(text: &str, val_fraction: f64) -> Result<Split<'_>> {
+    let n_chars = text.chars().count();
+    let n_train = (n_chars as f64 * (1.0 - val_fraction)) as usize;
+    ensure!(
+        n_train > 0 && n_train < n_chars,
+        "the text is too short to hold anything out: {n_chars} characters, of which {n_train} would be for training"
+    );
+    let at = text.char_indices().nth(n_train).map_or(text.len(), |(at, _)| at);
+    let (train, val) = text.split_at(at);
+    Ok(Split { train, val })
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    #[test]
+    fn the_last_tenth_of_the_characters_is_held_out_not_of_the_bytes() {
+        let split = split_by_chars("äöüßéèêëñç", 0.1).unwrap();
+        assert_eq!((split.train, split.val), ("äöüßéèêëñ", "ç"));
+        // As nanoGPT's prepare.py: int(15 * 0.9) == 13.
+        let split = split_by_chars("abcdefghijklmno", 0.1).unwrap();
+        assert_eq!((split.train.len(), split.val.len()), (13, 2));
+    }
+
+    #[test]
+    fn a_text_too_short_to_split_is_refused() {
+        assert!(split_by_chars("a", 0.1).unwrap_err().to_string().contains("too short"));
+    }
+}

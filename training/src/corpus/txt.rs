@@ -1,0 +1,45 @@
+//! A plain text file as one document.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result, ensure};
+
+/// The text of a UTF-8 file. Bytes that are not UTF-8 are refused with their offset, and so is an empty file.
+pub fn read_text(path: &Path) -> Result<String> {
+    let bytes = fs::read(path).with_context(|| format!("cannot read the text `{}`", path.display()))?;
+    let text = String::from_utf8(bytes).map_err(|error| {
+        let offset = error.utf8_error().valid_up_to();
+        let byte = error.as_bytes().get(offset).copied().unwrap_or_default();
+        anyhow::anyhow!(
+            "`{}` is not UTF-8 text: byte 0x{byte:02x} at offset {offset}\nhint: convert it first, for example with \
+             `iconv -f LATIN1 -t UTF-8`",
+            path.display()
+        )
+    })?;
+    ensure!(!text.is_empty(), "the text `{}` is empty", path.display());
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    #[test]
+    fn bytes_that_are_not_utf8_are_named_with_their_offset() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("latin1.txt");
+        fs::write(&path, b"caf\xe9 noir").unwrap();
+        let error = read_text(&path).unwrap_err().to_string();
+        assert!(error.contains("0xe9 at offset 3") && error.contains("latin1.txt"), "{error}");
+    }
+
+    #[test]
+    fn empty_and_missing_files_are_refused_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("nothing.txt");
+        assert!(read_text(&path).unwrap_err().to_string().contains("nothing.txt"));
+        fs::write(&path, "").unwrap();
+        assert!(read_text(&path).unwrap_err().to_string().contains("is empty"));
+    }
+}

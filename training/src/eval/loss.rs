@@ -1,0 +1,124 @@
+//! The loss over a whole split: windows of the context's length side by side, so that every token but the first is
+//! predicted exactly once, and the mean is over tokens, not over batches.
+
+use anyhow::{Result, ensure};
+use burn::tensor::{Tensor, Transaction};
+use hearth_model::{TokenId, attention::AttentionContext, gpt::Gpt};
+use std::f64::consts::LN_2;
+
+use crate::loader::Batch;
+
+/// A split's loss.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Score {
+    /// Mean cross entropy in nats per token.
+    pub loss: f64,
+    /// Tokens that were predicted: the split's, less its first.
+    pub n_targets: usize,
+}
+
+impl Score {
+    /// `exp(loss)`: among how many equally likely tokens the model hesitates.
+    pub fn perplexity(&self) -> f64 {
+        self.loss.exp()
+    }
+
+    /// Bits per byte of text, which compares across tokenizers. `n_bytes`: the bytes that the predicted tokens stand for.
+    pub fn bits_per_byte(&self, n_bytes: usize) -> f64 {
+        self.loss * self.n_targets as f64 / LN_2 / n_bytes as f64
+    }
+}
+
+/// How a split is cut for evaluation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Windows {
+    /// Windows in one forward pass.
+    pub batch_size: usize,
+    /// Tokens in a window; the last of a split may be shorter.
+    pub seq_len: usize,
+}
+
+impl Windows {
+    /// The batches that cover `token_ids`: each token but the first is a target once, in order.
+    pub fn batches(self, token_ids: &[TokenId]) -> impl Iterator<Item = Batch> {
+        let Windows { batch_size, seq_len } = self;
+        let n_targets = token_ids.len().saturating_sub(1);
+        let n_full = n_targets / seq_len;
+        let full = (0..n_full).step_by(batch_size).map(move |first| {
+            let mut batch = Batch::empty(seq_len);
+            for window in first..n_full.min(first + batch_size) {
+                batch.push_window(token_ids, window * seq_len);
+            }
+            batch
+        });
+        let rest = (n_targets % seq_len > 0).then(|| {
+            let mut batch = Batch::empty(n_targets % seq_len);
+            batch.push_window(token_ids, n_full * seq_len);
+            batch
+        });
+        full.chain(rest)
+    }
+}
+
+/// The loss of `gpt`, without autodiff and dropout (`valid()`), over all of `token_ids`. One read-back at the end.
+pub fn score(gpt: &Gpt, token_ids: &[TokenId], windows: Windows) -> Result<Score> {
+    ensure!(token_ids.len() > 1, "evaluation needs at least 2 tokens, got {}", token_ids.len());
+    let device = gpt.device();
+    let mut losses: Vec<Tensor<1>> = Vec::new();
+    let mut counts = Vec::new();
+    for batch in windows.batches(token_ids) {
+        let (inputs, targets) = batch.to_device(&device);
+        let hidden = gpt.forward(inputs, AttentionContext::dense(batch.batch_size, batch.seq_len));
+        losses.push(gpt.loss(hidden, targets));
+        counts.push(batch.n_targets());
+    }
+    let means = read_floats(Tensor::cat(losses, 0))?;
+    let n_targets = counts.iter().sum();
+    let total: f64 = means.iter().zip(&counts).map(|(&mean, &count)| f64::from(mean) * count as f64).sum();
+    Ok(Score { loss: total / n_targets as f64, n_targets })
+}
+
+/// Reads a row of numbers off the device.
+pub(crate) fn read_floats(values: Tensor<1>) -> Result<Vec<f32>> {
+    let data = Transaction::default()
+        .register(values)
+        .try_execute()
+        .map_err(|error| anyhow::anyhow!("the device failed: {error}"))?;
+    let mut floats = Vec::new();
+    for values in data {
+        floats
+            .extend(values.try_to_vec_as::<f32>().map_err(|error| anyhow::anyhow!("cannot read a number: {error:?}"))?);
+    }
+    Ok(floats)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_token_but_the_first_is_a_target_once_in_order() {
+        for n_tokens in [2, 8, 9, 10, 16, 17, 63, 64, 65] {
+            let ids: Vec<TokenId> = (0..n_tokens).collect();
+            for (batch_size, seq_len) in [(1, 8), (3, 8), (4, 1), (100, 100)] {
+                let batches: Vec<_> = Windows { batch_size, seq_len }.batches(&ids).collect();
+                let targets: Vec<TokenId> = batches.iter().flat_map(|batch| batch.target_ids.clone()).collect();
+                assert_eq!(targets, ids[1..], "{n_tokens} tokens, {batch_size} x {seq_len}");
+                for batch in batches {
+                    assert!(batch.batch_size <= batch_size && batch.seq_len <= seq_len);
+                    assert_eq!(batch.n_targets(), batch.batch_size * batch.seq_len);
+                    assert!(batch.input_ids.iter().zip(&batch.target_ids).all(|(input, target)| input + 1 == *target));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn one_bit_a_byte_is_ln_2_nats() {
+        let score = Score { loss: LN_2, n_targets: 100 };
+        assert!((score.bits_per_byte(100) - 1.0).abs() < 1e-12);
+        // Tokens of four bytes each: a quarter of the bits fall on each byte.
+        assert!((score.bits_per_byte(400) - 0.25).abs() < 1e-12);
+        assert!((score.perplexity() - 2.0).abs() < 1e-12);
+    }
+}
