@@ -108,7 +108,8 @@ pub fn adapters() -> Vec<Adapter> {
 /// [`Error::Device`] when there is none of that kind, or when it does not open. [`DeviceChoice::Auto`] never fails: it
 /// ends at the CPU.
 pub fn choose(choice: DeviceChoice) -> Result<Chosen> {
-    let adapters = adapters();
+    // Not for the CPU: drivers may take their time over it, and print what they like.
+    let adapters = if choice == DeviceChoice::Cpu { Vec::new() } else { adapters() };
     let found = |software| adapters.iter().any(|adapter| adapter.software == software);
     match choice {
         DeviceChoice::Cpu => Ok(cpu("the CPU was asked for")),

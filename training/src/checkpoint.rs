@@ -12,7 +12,10 @@ use anyhow::{Context, Result, bail};
 use hearth_model::{
     gpt::Gpt,
     tokenizer::Tokenizer,
-    weights::model_dir::{self, SaveOptions},
+    weights::{
+        DiskDtype,
+        model_dir::{self, SaveOptions},
+    },
 };
 
 use crate::{config::TrainConfig, tokenizer_build::BuiltTokenizer};
@@ -34,6 +37,7 @@ pub enum Existing {
 #[derive(Clone, Debug)]
 pub struct RunDir {
     path: PathBuf,
+    dtype: DiskDtype,
 }
 
 impl RunDir {
@@ -56,7 +60,12 @@ impl RunDir {
                 Existing::Replace => {}
             }
         }
-        Ok(RunDir { path: path.to_owned() })
+        Ok(RunDir { path: path.to_owned(), dtype: DiskDtype::default() })
+    }
+
+    /// The same folder, with the model's values stored in `dtype`.
+    pub fn with_dtype(self, dtype: DiskDtype) -> RunDir {
+        RunDir { dtype, ..self }
     }
 
     /// Makes the folder and writes down the settings of the run, all of them. This marks the folder as a run's.
@@ -77,6 +86,7 @@ impl RunDir {
     pub fn save_model(&self, gpt: &Gpt, built: &BuiltTokenizer, tokenizer: &Tokenizer) -> Result<()> {
         let file = |name: &str, text: &str| (name.to_owned(), text.as_bytes().to_vec());
         let options = SaveOptions {
+            dtype: self.dtype,
             eos_token_ids: tokenizer.eos().map(|eos| eos.id).into_iter().collect(),
             extra_files: vec![
                 file("tokenizer.json", &built.tokenizer_json),

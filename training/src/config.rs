@@ -247,15 +247,15 @@ impl TrainConfig {
             "`data.val_fraction` must be above 0 and below 1, got {}",
             data.val_fraction
         );
+        for (name, value) in [("optim.eps", optim.eps), ("schedule.lr", schedule.lr)] {
+            ensure!(value.is_finite() && value > 0.0, "`{name}` must be above 0, got {value}");
+        }
         for (name, value) in [
             ("optim.weight_decay", optim.weight_decay),
             ("optim.clip", optim.clip),
             ("schedule.min_lr", schedule.min_lr),
         ] {
             ensure!(value.is_finite() && value >= 0.0, "`{name}` must be 0 or more, got {value}");
-        }
-        for (name, value) in [("optim.eps", optim.eps), ("schedule.lr", schedule.lr)] {
-            ensure!(value.is_finite() && value > 0.0, "`{name}` must be above 0, got {value}");
         }
         ensure!(
             schedule.min_lr <= schedule.lr,

@@ -1,6 +1,6 @@
 //! The smoke test of the whole training path: a small model learns one batch by heart, in seconds.
 
-#![expect(clippy::unwrap_used, reason = "tests")]
+#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
 
 use burn::tensor::Device;
 use hearth_model::{

@@ -84,6 +84,12 @@ fn a_text_becomes_a_model_that_opens_and_has_learned_it() {
     let again = quickstart(&file, &out, &[]);
     assert_eq!(again.status.code(), Some(1));
     assert!(stderr(&again).contains("--overwrite"), "{}", stderr(&again));
+    let weights = || fs::read(out.join("model.safetensors")).unwrap();
+    let before = weights();
+    let again = quickstart(&file, &out, &["--overwrite", "--steps", "3", "--save-dtype", "bf16"]);
+    assert!(again.status.success(), "{}", stderr(&again));
+    assert!(weights().len() < before.len() * 2 / 3, "bf16 takes half the room");
+    open(&out);
 }
 
 #[test]

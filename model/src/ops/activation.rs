@@ -2,10 +2,20 @@
 
 use burn::tensor::{Tensor, activation};
 
+use super::cpu;
 use crate::config::Activation;
 
 /// Applies `kind` to each value of `x [n_rows, d_ff]`.
 pub fn activate(x: Tensor<2>, kind: Activation) -> Tensor<2> {
+    if !(cpu::is_cpu(&x.device()) && cpu::has_activation(kind)) {
+        return activate_reference(x, kind);
+    }
+    let dims = x.dims();
+    cpu::tensor(cpu::activate(cpu::values(x).as_slice(), dims[1], kind), dims)
+}
+
+/// [`activate`] in plain Burn operations.
+pub fn activate_reference(x: Tensor<2>, kind: Activation) -> Tensor<2> {
     match kind {
         Activation::Relu => activation::relu(x),
         Activation::Gelu => activation::gelu(x),
@@ -17,7 +27,16 @@ pub fn activate(x: Tensor<2>, kind: Activation) -> Tensor<2> {
 /// `act(gate) * up` for `gate_up [n_rows, 2 * d_ff]`, whose left half is the gate: `[n_rows, d_ff]`.
 pub fn gated(gate_up: Tensor<2>, kind: Activation) -> Tensor<2> {
     let [n_rows, width] = gate_up.dims();
+    if !(cpu::is_cpu(&gate_up.device()) && cpu::has_activation(kind)) {
+        return gated_reference(gate_up, kind);
+    }
+    cpu::tensor(cpu::gated(cpu::values(gate_up).as_slice(), width / 2, kind), [n_rows, width / 2])
+}
+
+/// [`gated`] in plain Burn operations.
+pub fn gated_reference(gate_up: Tensor<2>, kind: Activation) -> Tensor<2> {
+    let [n_rows, width] = gate_up.dims();
     let gate = gate_up.clone().slice([0..n_rows, 0..width / 2]);
     let up = gate_up.slice([0..n_rows, width / 2..width]);
-    activate(gate, kind) * up
+    activate_reference(gate, kind) * up
 }

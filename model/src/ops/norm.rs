@@ -2,6 +2,7 @@
 
 use burn::tensor::Tensor;
 
+use super::cpu;
 use crate::config::NormKind;
 
 /// How to normalise; see the fields of the same names in [`GptConfig`](crate::config::GptConfig).
@@ -19,6 +20,17 @@ pub struct NormOptions {
 ///
 /// LayerNorm: `(x - mean) / sqrt(var + eps)`; RMSNorm: `x / sqrt(mean(x^2) + eps)`.
 pub fn norm(x: Tensor<2>, weight: Tensor<1>, bias: Option<Tensor<1>>, options: NormOptions) -> Tensor<2> {
+    if !cpu::is_cpu(&x.device()) {
+        return norm_reference(x, weight, bias, options);
+    }
+    let dims = x.dims();
+    let (x, weight, bias) = (cpu::values(x), cpu::values(weight), bias.map(cpu::values));
+    let bias = bias.as_ref().map(|bias| bias.as_slice());
+    cpu::tensor(cpu::norm(x.as_slice(), weight.as_slice(), bias, options), dims)
+}
+
+/// [`norm`] in plain Burn operations.
+pub fn norm_reference(x: Tensor<2>, weight: Tensor<1>, bias: Option<Tensor<1>>, options: NormOptions) -> Tensor<2> {
     let centred = match options.kind {
         NormKind::LayerNorm => {
             let mean = x.clone().mean_dim(1);

@@ -1,38 +1,71 @@
 //! Rotary positions.
 
+use std::cell::OnceCell;
+
 use burn::tensor::{Device, Tensor, TensorData};
 
-/// The angles of one step's rows, as cosines and sines `[n_rows, 1, rotary_dim / 2]`; the same for all layers.
-#[derive(Clone, Debug)]
+use super::cpu;
+
+/// The angles of one step's rows, as cosines and sines `[n_rows, rotary_dim / 2]`; the same for all layers. On the host,
+/// and on the device once an operation wants them there.
+#[derive(Debug)]
 pub struct Rotation {
-    cos: Tensor<3>,
-    sin: Tensor<3>,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    n_rows: usize,
+    device: Device,
+    tensors: OnceCell<[Tensor<3>; 2]>,
 }
 
 impl Rotation {
     /// From `angles [n_rows, rotary_dim / 2]` in radians, row after row.
     pub fn new(angles: &[f32], n_rows: usize, device: &Device) -> Self {
-        let table = |f: fn(f32) -> f32| {
-            let values: Vec<f32> = angles.iter().map(|&angle| f(angle)).collect();
-            Tensor::from_data(TensorData::new(values, [n_rows, 1, angles.len() / n_rows.max(1)]), device)
-        };
-        Self { cos: table(f32::cos), sin: table(f32::sin) }
+        let cos = angles.iter().map(|angle| angle.cos()).collect();
+        let sin = angles.iter().map(|angle| angle.sin()).collect();
+        Self { cos, sin, n_rows, device: device.clone(), tensors: OnceCell::new() }
     }
 
     /// Repeats the rows for each of `batch` sequences that stand at the same positions.
-    pub fn repeat(self, batch: usize) -> Self {
-        Self { cos: self.cos.repeat_dim(0, batch), sin: self.sin.repeat_dim(0, batch) }
+    pub fn repeat(mut self, batch: usize) -> Self {
+        (self.cos, self.sin) = (self.cos.repeat(batch), self.sin.repeat(batch));
+        self.n_rows *= batch;
+        self.tensors = OnceCell::new();
+        self
+    }
+
+    /// Half of `rotary_dim`.
+    fn half(&self) -> usize {
+        self.cos.len() / self.n_rows.max(1)
+    }
+
+    /// Cosines and sines on the device, `[n_rows, 1, rotary_dim / 2]`; uploaded at the first call.
+    fn tensors(&self) -> [Tensor<3>; 2] {
+        let upload = |values: &[f32]| {
+            Tensor::from_data(TensorData::new(values.to_vec(), [self.n_rows, 1, self.half()]), &self.device)
+        };
+        self.tensors.get_or_init(|| [upload(&self.cos), upload(&self.sin)]).clone()
     }
 }
 
 /// Rotates the leading dimensions of each head of `x [n_rows, n_heads, head_dim]`: dimension `i` of the rotated part
 /// pairs with `i + rotary_dim / 2`. Dimensions past `rotary_dim` pass unchanged.
 pub fn rope(x: Tensor<3>, rotation: &Rotation) -> Tensor<3> {
+    if !cpu::is_cpu(&x.device()) {
+        return rope_reference(x, rotation);
+    }
+    let dims = x.dims();
+    let mut values = cpu::values(x).as_slice().to_vec();
+    cpu::rope(&mut values, [dims[1], dims[2]], &rotation.cos, &rotation.sin);
+    cpu::tensor(values, dims)
+}
+
+/// [`rope`] in plain Burn operations.
+pub fn rope_reference(x: Tensor<3>, rotation: &Rotation) -> Tensor<3> {
     let [n_rows, n_heads, head_dim] = x.dims();
-    let [_, _, half] = rotation.cos.dims();
+    let half = rotation.half();
     let part = |range: std::ops::Range<usize>| x.clone().slice([0..n_rows, 0..n_heads, range]);
     let (left, right) = (part(0..half), part(half..2 * half));
-    let (cos, sin) = (rotation.cos.clone(), rotation.sin.clone());
+    let [cos, sin] = rotation.tensors();
     let mut parts = vec![
         left.clone() * cos.clone() - right.clone() * sin.clone(),
         right * cos + left * sin,

@@ -13,6 +13,9 @@ use serde_json::{Map, Value};
 
 use super::error::ApiError;
 
+/// Largest body that is read; larger ones are answered with 413.
+pub(crate) const MAX_BODY_BYTES: usize = 8 << 20;
+
 /// The fields of a request's body.
 #[derive(Debug)]
 pub(crate) struct Fields(Map<String, Value>);
@@ -32,9 +35,13 @@ impl<S: Send + Sync> FromRequest<S> for Fields {
                 return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message));
             }
         }
-        let body = Bytes::from_request(request, state)
-            .await
-            .map_err(|rejection| ApiError::new(rejection.status(), "invalid_request_error", rejection.body_text()))?;
+        let body = Bytes::from_request(request, state).await.map_err(|rejection| {
+            let message = match rejection.status() {
+                StatusCode::PAYLOAD_TOO_LARGE => format!("the body must be at most {MAX_BODY_BYTES} bytes"),
+                _ => rejection.body_text(),
+            };
+            ApiError::new(rejection.status(), "invalid_request_error", message)
+        })?;
         Self::parse(&body)
     }
 }

@@ -8,10 +8,7 @@ use axum::{
     routing::{get, post},
 };
 
-use super::{completions, error::ApiError, health, middleware, models, page, state::AppState};
-
-/// Largest body that is read; larger ones are answered with 413.
-const MAX_BODY_BYTES: usize = 8 << 20;
+use super::{completions, error::ApiError, fields::MAX_BODY_BYTES, health, middleware, models, page, state::AppState};
 
 /// The whole HTTP service.
 pub fn app(state: AppState) -> Router {

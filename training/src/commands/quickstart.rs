@@ -6,7 +6,10 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use hearth_model::device::{self, DeviceChoice};
+use hearth_model::{
+    device::{self, DeviceChoice},
+    weights::DiskDtype,
+};
 use hearth_training::{
     checkpoint::{Existing, RunDir},
     config::{Arch, PRESETS, TrainConfig},
@@ -43,6 +46,10 @@ pub(crate) struct Args {
     /// Where to train: `auto` takes a GPU if there is one
     #[arg(long, env = "HEARTH_DEVICE", default_value = "auto")]
     device: DeviceChoice,
+
+    /// How the model's values are stored: `f32`, `f16` or `bf16`; training itself is in f32
+    #[arg(long, value_name = "DTYPE", default_value = "f32")]
+    save_dtype: DiskDtype,
 
     /// Print the result on stdout as one JSON object
     #[arg(long)]
@@ -161,7 +168,8 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let text = read_text(&args.text)?;
     let split = split_by_chars(&text, config.data.val_fraction)?;
     let chosen = device::choose(args.device)?;
-    let run_dir = RunDir::new(&args.out, if args.overwrite { Existing::Replace } else { Existing::Refuse })?;
+    let run_dir = RunDir::new(&args.out, if args.overwrite { Existing::Replace } else { Existing::Refuse })?
+        .with_dtype(args.save_dtype);
 
     let context = config.model.max_seq_len;
     let built = match config.data.vocab_size {

@@ -51,7 +51,7 @@ impl Windows {
             }
             batch
         });
-        let rest = (n_targets % seq_len > 0).then(|| {
+        let rest = (!n_targets.is_multiple_of(seq_len)).then(|| {
             let mut batch = Batch::empty(n_targets % seq_len);
             batch.push_window(token_ids, n_full * seq_len);
             batch

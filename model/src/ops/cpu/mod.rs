@@ -10,11 +10,13 @@ mod attention;
 mod math;
 mod matmul;
 mod panels;
+mod rowwise;
 mod tensors;
 
 pub(super) use attention::attention_paged;
 pub(super) use matmul::linear;
 pub(super) use panels::Panels;
+pub(super) use rowwise::{activate, gated, has_activation, norm, rope};
 pub(super) use tensors::{ints, is_cpu, tensor, values};
 
 use std::sync::OnceLock;

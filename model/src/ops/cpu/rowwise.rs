@@ -1,0 +1,164 @@
+//! Norms, rotary positions and gated activations: one pass over each row.
+
+use rayon::prelude::*;
+
+use super::{BASELINE_IS_FUSED, Isa, isa, math::exp, multiply_add};
+use crate::{
+    config::{Activation, NormKind},
+    ops::NormOptions,
+};
+
+/// Partial sums: one AVX-512 register.
+const LANES: usize = 16;
+/// Values below which other threads cost more than they bring.
+const PARALLEL_WORK: usize = 1 << 16;
+
+/// Compiles `$body` for each instruction set, as functions of rows, and runs the one that the machine has.
+macro_rules! for_each_isa {
+    ($name:ident($($arg:ident: $type:ty),*) = $body:ident) => {
+        fn $name($($arg: $type),*) {
+            #[cfg(target_arch = "x86_64")]
+            #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
+            #[target_feature(enable = "avx512f,fma")]
+            unsafe fn avx512($($arg: $type),*) {
+                $body::<true>($($arg),*);
+            }
+            #[cfg(target_arch = "x86_64")]
+            #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
+            #[target_feature(enable = "avx2,fma")]
+            unsafe fn avx2($($arg: $type),*) {
+                $body::<true>($($arg),*);
+            }
+            match isa() {
+                #[cfg(target_arch = "x86_64")]
+                #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
+                // SAFETY: `isa` found the instructions.
+                Isa::Avx512 => unsafe { avx512($($arg),*) },
+                #[cfg(target_arch = "x86_64")]
+                #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
+                // SAFETY: `isa` found the instructions.
+                Isa::Avx2 => unsafe { avx2($($arg),*) },
+                Isa::Baseline => $body::<BASELINE_IS_FUSED>($($arg),*),
+            }
+        }
+    };
+}
+
+/// Rows of `width` of `output`, each beside its row of `input`, shared out over threads where it pays.
+fn for_rows(output: &mut [f32], width: usize, run: impl Fn(usize, &mut [f32]) + Sync) {
+    if output.len() < PARALLEL_WORK {
+        output.chunks_mut(width).enumerate().for_each(|(row, output)| run(row, output));
+    } else {
+        output.par_chunks_mut(width).enumerate().for_each(|(row, output)| run(row, output));
+    }
+}
+
+/// [`norm`](crate::ops::norm) of `x [n_rows, width]`.
+pub(in crate::ops) fn norm(x: &[f32], weight: &[f32], bias: Option<&[f32]>, options: NormOptions) -> Vec<f32> {
+    let width = weight.len();
+    let mut output = x.to_vec();
+    for_rows(&mut output, width, |_, row| norm_row(row, weight, bias, options));
+    output
+}
+
+for_each_isa!(norm_row(row: &mut [f32], weight: &[f32], bias: Option<&[f32]>, options: NormOptions) = norm_row_body);
+
+#[inline(always)]
+fn norm_row_body<const FUSED: bool>(row: &mut [f32], weight: &[f32], bias: Option<&[f32]>, options: NormOptions) {
+    let n = row.len() as f32;
+    if options.kind == NormKind::LayerNorm {
+        let mean = sum(row, |value| value) / n;
+        row.iter_mut().for_each(|value| *value -= mean);
+    }
+    let mean_square = sum(row, |value| value * value) / n;
+    let scale = 1.0 / (mean_square + options.eps as f32).sqrt();
+    for (value, weight) in row.iter_mut().zip(weight) {
+        *value = *value * scale * (weight + options.weight_offset);
+    }
+    if let Some(bias) = bias {
+        row.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
+    }
+}
+
+/// The sum of `f` over the values, in [`LANES`] partial sums that are added in order at the end.
+#[inline(always)]
+fn sum(values: &[f32], f: impl Fn(f32) -> f32) -> f32 {
+    let mut sums = [0.0; LANES];
+    let (chunks, rest) = values.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (sum, &value) in sums.iter_mut().zip(chunk) {
+            *sum += f(value);
+        }
+    }
+    for (sum, &value) in sums.iter_mut().zip(rest) {
+        *sum += f(value);
+    }
+    sums.iter().sum()
+}
+
+/// [`rope`](crate::ops::rope) of `x [n_rows, n_heads, head_dim]`, in place; `cos` and `sin` are `[n_rows, half]`.
+pub(in crate::ops) fn rope(x: &mut [f32], [n_heads, head_dim]: [usize; 2], cos: &[f32], sin: &[f32]) {
+    let width = n_heads * head_dim;
+    let half = cos.len() * width / x.len().max(1);
+    for_rows(x, width, |row, values| {
+        let angles = row * half..(row + 1) * half;
+        rope_row(values, head_dim, &cos[angles.clone()], &sin[angles]);
+    });
+}
+
+for_each_isa!(rope_row(row: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32]) = rope_row_body);
+
+#[inline(always)]
+fn rope_row_body<const FUSED: bool>(row: &mut [f32], head_dim: usize, cos: &[f32], sin: &[f32]) {
+    let half = cos.len();
+    for head in row.chunks_exact_mut(head_dim) {
+        let (left, right) = head[..2 * half].split_at_mut(half);
+        for (((left, right), &cos), &sin) in left.iter_mut().zip(right).zip(cos).zip(sin) {
+            (*left, *right) = (*left * cos - *right * sin, *right * cos + *left * sin);
+        }
+    }
+}
+
+/// [`gated`](crate::ops::gated) of `gate_up [n_rows, 2 * d_ff]`: `[n_rows, d_ff]`.
+pub(in crate::ops) fn gated(gate_up: &[f32], d_ff: usize, kind: Activation) -> Vec<f32> {
+    let mut output = vec![0.0; gate_up.len() / 2];
+    for_rows(&mut output, d_ff, |row, output| {
+        let (gate, up) = gate_up[row * 2 * d_ff..][..2 * d_ff].split_at(d_ff);
+        output.copy_from_slice(gate);
+        activate_row(output, kind);
+        output.iter_mut().zip(up).for_each(|(output, up)| *output *= up);
+    });
+    output
+}
+
+/// Whether there is a body for `kind`.
+pub(in crate::ops) fn has_activation(kind: Activation) -> bool {
+    kind != Activation::Gelu
+}
+
+/// [`activate`](crate::ops::activate) of `x [n_rows, d_ff]`.
+pub(in crate::ops) fn activate(x: &[f32], d_ff: usize, kind: Activation) -> Vec<f32> {
+    let mut output = x.to_vec();
+    for_rows(&mut output, d_ff, |_, row| activate_row(row, kind));
+    output
+}
+
+for_each_isa!(activate_row(row: &mut [f32], kind: Activation) = activate_row_body);
+
+#[inline(always)]
+fn activate_row_body<const FUSED: bool>(row: &mut [f32], kind: Activation) {
+    match kind {
+        Activation::Relu => row.iter_mut().for_each(|x| *x = x.max(0.0)),
+        Activation::Silu => row.iter_mut().for_each(|x| *x /= 1.0 + exp::<FUSED>(-*x)),
+        Activation::GeluTanh => row.iter_mut().for_each(|x| *x = gelu_tanh::<FUSED>(*x)),
+        // `ops::activate` keeps it for the reference body: `erf` has no short series that holds everywhere.
+        Activation::Gelu => {}
+    }
+}
+
+/// `x / 2 (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3)))`, where `(1 + tanh(y)) / 2` is `1 / (1 + e^(-2y))`.
+#[inline(always)]
+fn gelu_tanh<const FUSED: bool>(x: f32) -> f32 {
+    let cubed = multiply_add::<FUSED>(0.044_715 * x * x, x, x);
+    x / (1.0 + exp::<FUSED>(-2.0 * (2.0 / std::f32::consts::PI).sqrt() * cubed))
+}

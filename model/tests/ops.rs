@@ -1,0 +1,158 @@
+//! Fast bodies against their references, on random shapes: odd sizes, one row, window edges. The references are the same
+//! operations in plain Burn operations.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use burn::tensor::{Device, Distribution, Tensor};
+use hearth_model::{
+    config::{Activation, GptConfig, NormKind, Positions, Sizes},
+    kv_cache::PAGE_SIZE,
+    ops::{self, AttentionOptions, Dtype, NormOptions, PagedRows, Rotation, Slots, Weight},
+    position,
+};
+use proptest::prelude::*;
+
+/// Of the largest value of the reference.
+const TOLERANCE: f32 = 2e-6;
+
+fn random<const D: usize>(dims: [usize; D], width: f64) -> Tensor<D> {
+    Tensor::random(dims, Distribution::Normal(0.0, width), &Device::flex())
+}
+
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_into_vec().unwrap()
+}
+
+fn assert_close<const D: usize>(found: Tensor<D>, expected: Tensor<D>) {
+    assert_eq!(found.dims(), expected.dims());
+    let (found, expected) = (values(found), values(expected));
+    let largest = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+    for (found, expected) in found.iter().zip(&expected) {
+        assert!((found - expected).abs() <= TOLERANCE * largest, "{found}, expected {expected}, largest {largest}");
+    }
+}
+
+fn attention_options() -> impl Strategy<Value = AttentionOptions> {
+    let heads = prop_oneof![Just((1, 1)), Just((4, 2)), Just((6, 2)), Just((3, 3)), Just((8, 1))];
+    (heads, prop_oneof![Just(4usize), Just(12), Just(16), Just(64)], prop::option::of(1..40usize), any::<bool>()).prop_map(
+        |((n_heads, n_kv_heads), head_dim, sliding_window, alibi)| AttentionOptions {
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            scale: 0.3,
+            sliding_window,
+            alibi_slopes: alibi.then(|| position::alibi_slopes(n_heads)),
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn norms(n_rows in 1..40usize, width in 1..300usize, kind in 0..3usize, offset in 0..2u8) {
+        let kind = [NormKind::RmsNorm, NormKind::LayerNorm, NormKind::LayerNorm][kind];
+        let options = NormOptions { kind, eps: 1e-5, weight_offset: f32::from(offset) };
+        let (x, weight) = (random([n_rows, width], 3.0), random([width], 1.0));
+        for bias in [None, Some(random([width], 1.0))] {
+            let found = ops::norm(x.clone(), weight.clone(), bias.clone(), options);
+            assert_close(found, ops::norm_reference(x.clone(), weight.clone(), bias, options));
+        }
+    }
+
+    #[test]
+    fn activations(n_rows in 1..40usize, width in 1..300usize) {
+        for kind in [Activation::Relu, Activation::Gelu, Activation::GeluTanh, Activation::Silu] {
+            let x = random([n_rows, 2 * width], 4.0);
+            assert_close(ops::activate(x.clone(), kind), ops::activate_reference(x.clone(), kind));
+            assert_close(ops::gated(x.clone(), kind), ops::gated_reference(x, kind));
+        }
+    }
+
+    #[test]
+    fn rotations(n_rows in 1..40usize, n_heads in 1..5usize, half in 1..20usize, rest in 0..9usize) {
+        let angles = values(random([n_rows * half], 10.0));
+        let rotation = Rotation::new(&angles, n_rows, &Device::flex());
+        let x = random([n_rows, n_heads, 2 * half + rest], 1.0);
+        assert_close(ops::rope(x.clone(), &rotation), ops::rope_reference(x, &rotation));
+    }
+
+    #[test]
+    fn linear(n_rows in 1..40usize, d_in in 1..200usize, d_out in 1..200usize) {
+        let (x, matrix, bias) = (random([n_rows, d_in], 1.0), random([d_out, d_in], 1.0), random([d_out], 1.0));
+        let expected = x.clone().matmul(matrix.clone().transpose()) + bias.clone().unsqueeze();
+        let weight = Weight::new(matrix.clone().into_data(), Dtype::F32, &Device::flex()).unwrap();
+        assert_close(ops::linear(x.clone(), &weight, Some(bias.clone())), expected);
+        prop_assert_eq!(values(matrix.clone()), weight.read().unwrap().try_into_vec::<f32>().unwrap());
+        // f16: exactly what f32 gives for the rounded weights.
+        let weight = Weight::new(matrix.into_data(), Dtype::F16, &Device::flex()).unwrap();
+        let rounded = Weight::new(weight.read().unwrap(), Dtype::F32, &Device::flex()).unwrap();
+        let found = values(ops::linear(x.clone(), &weight, Some(bias.clone())));
+        prop_assert_eq!(found, values(ops::linear(x, &rounded, Some(bias))));
+    }
+
+    #[test]
+    fn paged_attention(
+        options in attention_options(),
+        shapes in prop::collection::vec((0..70usize, 1..20usize), 1..4),
+        shuffle in any::<u64>(),
+    ) {
+        let n_slots = 8 * PAGE_SIZE * shapes.len();
+        let pool = || random([n_slots, options.n_kv_heads * options.head_dim], 1.0);
+        let (keys, values_pool) = (pool(), pool());
+        let (mut n_rows, mut sequences) = (0, Vec::new());
+        for &(start, len) in &shapes {
+            let first_key = options.sliding_window.map_or(0, |window| (start + 1).saturating_sub(window));
+            // Any slots will do, as long as they are spread over the pool.
+            let slot = |key: usize| ((key as u64 * 2_654_435_761 + shuffle) % n_slots as u64) as i32;
+            let slots = Slots::new((first_key..start + len).map(slot).collect(), &Device::flex());
+            sequences.push(PagedRows { rows: n_rows..n_rows + len, start, first_key, slots });
+            n_rows += len;
+        }
+        let q = random([n_rows, options.n_heads * options.head_dim], 1.0);
+        let found = ops::attention_paged(q.clone(), [&keys, &values_pool], &sequences, &options);
+        assert_close(found, ops::attention_paged_reference(q, [&keys, &values_pool], &sequences, &options));
+    }
+}
+
+/// A row's bits do not depend on which rows are computed with it: solo, in a batch, in any chunks.
+#[test]
+fn rows_are_the_same_bits_in_any_company() {
+    use hearth_model::{attention::AttentionContext, generate::token_tensor, gpt::Gpt, kv_cache::{KvCache, StepPart}};
+    let sizes = Sizes { vocab_size: 99, max_seq_len: 128, n_layers: 2, n_heads: 6, n_kv_heads: 2, d_model: 48, d_ff: 100 };
+    let llama = GptConfig::llama(sizes);
+    let gpt2 = GptConfig { positions: Positions::Alibi, ..GptConfig::gpt2(Sizes { n_kv_heads: 6, ..sizes }) };
+    for config in [llama.clone(), gpt2, GptConfig { sliding_window: Some(9), ..llama }] {
+        let gpt = Gpt::init(&config, 3, &Device::flex()).unwrap();
+        let texts: Vec<Vec<u32>> = (0..16).map(|n| (0..10 + 4 * n).map(|i| (i * 7 + n * 13) % 99).collect()).collect();
+        // All logits of each text, cut into steps of `cut` tokens, `together` texts side by side.
+        let run = |cut: usize, together: usize| {
+            let mut logits = vec![Vec::new(); texts.len()];
+            for group in (0..texts.len()).collect::<Vec<_>>().chunks(together) {
+                let mut cache = KvCache::new(&config, 128, &Device::flex());
+                let mut tables: Vec<_> = group.iter().map(|_| cache.table()).collect();
+                while let Some(live) = Some(group).filter(|group| group.iter().zip(&tables).any(|(&n, t)| t.len() < texts[n].len())) {
+                    let (mut parts, mut ids, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
+                    for (&number, table) in live.iter().zip(&mut tables) {
+                        let chunk: Vec<u32> = texts[number][table.len()..].iter().take(cut).copied().collect();
+                        if !chunk.is_empty() {
+                            lengths.push((number, chunk.len()));
+                            parts.push(StepPart { table, n_new: chunk.len() });
+                            ids.extend(chunk);
+                        }
+                    }
+                    let step = cache.step(&mut parts).unwrap();
+                    let hidden = gpt.forward(token_tensor(&gpt, &ids), AttentionContext::Paged(step));
+                    let mut rows = values(gpt.logits(hidden)).into_iter();
+                    for (number, len) in lengths {
+                        logits[number].extend(rows.by_ref().take(len * 99).map(f32::to_bits));
+                    }
+                }
+            }
+            logits
+        };
+        let solo = run(usize::MAX, 1);
+        for (cut, together) in [(1, 1), (1, 16), (5, 3), (13, 16), (usize::MAX, 16)] {
+            assert!(run(cut, together) == solo, "steps of {cut} tokens, {together} texts together");
+        }
+    }
+}
