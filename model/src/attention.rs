@@ -8,9 +8,9 @@ use burn::{
 use crate::{
     config::{GptConfig, Positions},
     error::Result,
-    gpt::{Linear, ParamSource, ParamVisitor},
+    gpt::{Linear, Norm, ParamSource, ParamVisitor},
     kv_cache::PagedStep,
-    ops::{self, AttentionOptions, Rotation},
+    ops::{self, AttentionOptions, Rotation, Weight},
     position,
 };
 
@@ -80,7 +80,8 @@ impl<'a> Pass<'a> {
             Positions::Rope(rope) => {
                 let positions = context.positions();
                 let angles = position::rope_angles(&positions, rope);
-                Some(Rotation::new(&angles, positions.len(), device).repeat(context.repeats()))
+                let rotation = Rotation::new(&angles, positions.len(), device);
+                Some(rotation.scaled(position::rope_attention_factor(rope)).repeat(context.repeats()))
             }
             _ => None,
         };
@@ -102,16 +103,29 @@ impl<'a> Pass<'a> {
 pub(crate) struct CausalSelfAttention {
     // Queries, keys and values in one matrix: one product instead of three.
     qkv: Linear,
+    q_norm: Option<Norm>,
+    k_norm: Option<Norm>,
     out: Linear,
 }
 
 impl CausalSelfAttention {
     pub(crate) fn new(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
-        Ok(Self { qkv: Linear::new(&format!("{path}.qkv"), params)?, out: Linear::new(&format!("{path}.out"), params)? })
+        Ok(Self {
+            qkv: Linear::new(&format!("{path}.qkv"), params)?,
+            q_norm: Norm::if_any(&format!("{path}.q_norm"), params)?,
+            k_norm: Norm::if_any(&format!("{path}.k_norm"), params)?,
+            out: Linear::new(&format!("{path}.out"), params)?,
+        })
+    }
+
+    pub(crate) fn matrices(&self) -> [&Weight; 2] {
+        [&self.qkv, &self.out].map(Linear::weight)
     }
 
     pub(crate) fn read(&self, path: &str, visit: &mut ParamVisitor<'_>) -> Result<()> {
         self.qkv.read(&format!("{path}.qkv"), visit)?;
+        self.q_norm.iter().try_for_each(|norm| norm.read(&format!("{path}.q_norm"), visit))?;
+        self.k_norm.iter().try_for_each(|norm| norm.read(&format!("{path}.k_norm"), visit))?;
         self.out.read(&format!("{path}.out"), visit)
     }
 
@@ -122,7 +136,13 @@ impl CausalSelfAttention {
         let qkv = self.qkv.forward(x).reshape([n_rows, n_heads + 2 * n_kv_heads, head_dim]);
         let heads = |range: std::ops::Range<usize>| qkv.clone().slice([0..n_rows, range, 0..head_dim]);
         // Queries and keys turn alike, so they turn together.
-        let qk = heads(0..n_heads + n_kv_heads);
+        let qk = match (&self.q_norm, &self.k_norm) {
+            (Some(q_norm), Some(k_norm)) => {
+                let (q, k) = (heads(0..n_heads), heads(n_heads..n_heads + n_kv_heads));
+                Tensor::cat(vec![q_norm.forward_heads(q), k_norm.forward_heads(k)], 1)
+            }
+            _ => heads(0..n_heads + n_kv_heads),
+        };
         let qk = match &pass.rotation {
             Some(rotation) => ops::rope(qk, rotation),
             None => qk,

@@ -20,7 +20,7 @@ use serde_json::{Map, Value};
 use crate::{
     TokenId,
     error::{Error, Result},
-    tokenizer::Tokenizer,
+    tokenizer::{EncodeOptions, Tokenizer},
 };
 
 /// One message of a conversation, as clients send it.
@@ -45,8 +45,8 @@ impl Message {
 /// What a template sees besides the messages.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RenderContext {
-    /// End with the opening of the assistant's turn, so that the model answers.
-    pub add_generation_prompt: bool,
+    /// How the conversation ends.
+    pub ending: Ending,
     /// The string of the tokenizer's `bos` token. `None` leaves the variable undefined, here and below.
     pub bos_token: Option<String>,
     /// The string of the tokenizer's `eos` token.
@@ -59,19 +59,34 @@ pub struct RenderContext {
     pub tools: Option<Value>,
     /// Further variables, such as `enable_thinking`; what a client sends as `chat_template_kwargs`.
     pub kwargs: Map<String, Value>,
+    /// For [`ChatTemplate::encode`]: add what the tokenizer's own post-processor adds, for templates that leave it out.
+    pub add_special_tokens: bool,
+}
+
+/// How a rendered conversation ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Ending {
+    /// With the last message and what the template closes it with.
+    #[default]
+    Closed,
+    /// With the opening of the assistant's turn, so that the model answers: `add_generation_prompt`.
+    GenerationPrompt,
+    /// Within the last message, behind its text, so that the model goes on with it: `continue_final_message`.
+    OpenMessage,
 }
 
 impl RenderContext {
     /// A context with the tokenizer's special tokens, that asks for an answer and offers no tools.
     pub fn new(tokenizer: &Tokenizer) -> Self {
         Self {
-            add_generation_prompt: true,
+            ending: Ending::GenerationPrompt,
             bos_token: tokenizer.bos().map(|token| token.content),
             eos_token: tokenizer.eos().map(|token| token.content),
             pad_token: tokenizer.pad().map(|token| token.content),
             unk_token: tokenizer.unk().map(|token| token.content),
             tools: None,
             kwargs: Map::new(),
+            add_special_tokens: false,
         }
     }
 }
@@ -128,10 +143,13 @@ impl ChatTemplate {
     /// The text of a conversation.
     ///
     /// # Errors
-    /// [`Error::Template`] if the template refuses the messages, fails on them or does not come to an end;
-    /// [`Error::Param`] if the further variables take a name that is not theirs.
+    /// [`Error::Template`] if the template refuses the messages, fails on them or does not come to an end, or if the
+    /// last message is to stay open and the template does not write its text; [`Error::Param`] if the further variables
+    /// take a name that is not theirs, or if there is no message to stay open.
     pub fn render(&self, messages: &[Message], context: &RenderContext) -> Result<String> {
-        self.render_inputs(&Inputs::new(messages, context)?, context)
+        let inputs = Inputs::new(messages, context)?;
+        let [_, end] = marks::unused(&inputs, &self.sources())?;
+        self.render_to_end(inputs, context, end)
     }
 
     /// The token ids of a conversation.
@@ -146,9 +164,40 @@ impl ChatTemplate {
     /// As [`render`](Self::render) and [`Tokenizer::encode`].
     pub fn encode(&self, tokenizer: &Tokenizer, messages: &[Message], context: &RenderContext) -> Result<Vec<TokenId>> {
         let mut inputs = Inputs::new(messages, context)?;
-        let mark = marks::unused(&inputs, &self.sources())?;
+        let [mark, end] = marks::unused(&inputs, &self.sources())?;
         marks::break_up(&mut inputs, &tokenizer.special_tokens(), mark);
-        tokenizer.encode_marked(&self.render_inputs(&inputs, context)?, mark)
+        let text = self.render_to_end(inputs, context, end)?;
+        let options = EncodeOptions { add_special_tokens: context.add_special_tokens, ..EncodeOptions::RENDERED };
+        tokenizer.encode_marked(&text, mark, options)
+    }
+
+    /// The source of the template, as the model dir or the caller gave it; not the one for tools, where there are two.
+    pub fn source(&self) -> String {
+        self.environment.get_template(DEFAULT).map(|template| template.source().to_owned()).unwrap_or_default()
+    }
+
+    /// Renders as far as `context.ending` says. `end` is a character that occurs nowhere.
+    fn render_to_end(&self, mut inputs: Inputs, context: &RenderContext, end: char) -> Result<String> {
+        if context.ending != Ending::OpenMessage {
+            return self.render_inputs(&inputs, context);
+        }
+        let content = inputs.messages.last_mut().and_then(|message| message.get_mut("content"));
+        let Some(Value::String(content)) = content else {
+            return Err(Error::Param { name: "messages", what: "must hold a last message to continue".into() });
+        };
+        // The space tells whether the template trims what it is given; then the text is trimmed too.
+        content.extend([end, ' ']);
+        let mut text = self.render_inputs(&inputs, context)?;
+        let Some(at) = text.rfind(end) else {
+            let what = "does not write the last message's text, so that it cannot be continued".into();
+            return Err(Error::Template { what, hint: String::new() });
+        };
+        let is_trimmed = text.split_at(at).1.chars().nth(1) != Some(' ');
+        text.truncate(at);
+        if is_trimmed {
+            text.truncate(text.trim_end().len());
+        }
+        Ok(text)
     }
 
     fn render_inputs(&self, inputs: &Inputs, context: &RenderContext) -> Result<String> {
@@ -213,6 +262,6 @@ fn variables(inputs: &Inputs, context: &RenderContext) -> minijinja::Value {
     variables.extend(inputs.kwargs.clone());
     variables.insert("messages".into(), inputs.messages.clone().into());
     variables.insert("tools".into(), inputs.tools.clone().unwrap_or(Value::Null));
-    variables.insert("add_generation_prompt".into(), context.add_generation_prompt.into());
+    variables.insert("add_generation_prompt".into(), (context.ending == Ending::GenerationPrompt).into());
     minijinja::Value::from(Serde(variables))
 }

@@ -4,6 +4,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
+/// Far deeper than any model; it bounds the list of parameters that a file can ask for.
+const MAX_LAYERS: usize = 1 << 12;
+/// A thousand times the largest models, and far from where sizes in bytes overflow.
+const MAX_PARAMS: usize = 1 << 50;
+
 /// What distinguishes one decoder-only transformer from another.
 ///
 /// It is passed whole to every part of the model. Names follow the field's common words; what Hugging Face calls them
@@ -38,6 +43,15 @@ pub struct GptConfig {
     pub norm_weight_offset: f32,
     /// Where a block normalises: before its two parts, or after each residual sum.
     pub norm_position: NormPosition,
+    /// One more norm after the last block.
+    pub final_norm: bool,
+    /// That norm's own [`norm_eps`](Self::norm_eps); `None`: the same as everywhere.
+    pub final_norm_eps: Option<f64>,
+    /// Embeddings are normalised before positions are added to them ([BLOOM](https://arxiv.org/abs/2211.05100), 3.2).
+    pub embed_norm: bool,
+    /// Each head's query and key are normalised before they are rotated, with one weight for all heads of a layer and
+    /// no bias ([Dehghani et al. 2023](https://arxiv.org/abs/2302.05442), 2).
+    pub qk_norm: bool,
     /// Nonlinearity of the feed-forward network.
     pub activation: Activation,
     /// Whether the network is gated: `down(act(gate(x)) * up(x))` ([GLU variants](https://arxiv.org/abs/2002.05202)).
@@ -54,6 +68,8 @@ pub struct GptConfig {
     pub mlp_bias: bool,
     /// `lm_head` is the embedding matrix itself ([Press and Wolf](https://arxiv.org/abs/1608.05859)).
     pub tie_embeddings: bool,
+    /// A bias on the logits.
+    pub lm_head_bias: bool,
     /// Embeddings are multiplied by `sqrt(d_model)` (["Attention is all you need"](https://arxiv.org/abs/1706.03762), 3.4).
     pub scale_embeddings: bool,
     /// Each position sees itself and this many positions less one before it; `None`: all before it.
@@ -76,9 +92,9 @@ pub enum NormKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NormPosition {
-    /// `x + f(norm(x))`, with one more norm after the last block (GPT-2 and nearly everything since).
+    /// `x + f(norm(x))` (GPT-2 and nearly everything since).
     Pre,
-    /// `norm(x + f(x))`, and none at the end (the original transformer, GPT-1).
+    /// `norm(x + f(x))` (the original transformer, GPT-1).
     Post,
 }
 
@@ -120,6 +136,68 @@ pub struct Rope {
     pub theta: f64,
     /// How many leading dimensions of each head turn; the rest pass unchanged. Even, at most `head_dim`.
     pub rotary_dim: usize,
+    /// How the wavelengths were stretched for longer contexts than the model was first trained on.
+    pub scaling: RopeScaling,
+}
+
+impl Rope {
+    /// Unscaled.
+    pub fn new(theta: f64, rotary_dim: usize) -> Self {
+        Self { theta, rotary_dim, scaling: RopeScaling::None }
+    }
+}
+
+/// How rotary wavelengths are stretched.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum RopeScaling {
+    /// Not at all.
+    None,
+    /// All by the same factor ([position interpolation](https://arxiv.org/abs/2306.15595)).
+    Linear {
+        /// At least 1.
+        factor: f64,
+    },
+    /// A larger base, so that long wavelengths stretch more than short ones (["NTK-aware"
+    /// scaling](https://arxiv.org/abs/2309.00071), 3.1), for a context of `factor * original_max_seq_len`.
+    ///
+    /// `transformers` chooses the base anew for every length of the text so far, so what it computes for a token
+    /// depends on how the text was cut into calls: keys in its cache keep the base of the call that wrote them. Here
+    /// the base is that of the whole extended context, whatever the length, so that a cached pass is an uncached one;
+    /// the two agree where the text fills the context.
+    Dynamic {
+        /// At least 1.
+        factor: f64,
+        /// Longest sequence before scaling.
+        original_max_seq_len: usize,
+    },
+    /// Long wavelengths by the factor, short ones not at all, blended between ([Llama
+    /// 3.1](https://arxiv.org/abs/2407.21783)).
+    Llama3 {
+        /// At least 1.
+        factor: f64,
+        /// Wavelengths above `original_max_seq_len / low_freq_factor` are stretched in full.
+        low_freq_factor: f64,
+        /// Wavelengths below `original_max_seq_len / high_freq_factor` are left alone.
+        high_freq_factor: f64,
+        /// Longest sequence before scaling.
+        original_max_seq_len: usize,
+    },
+    /// The same, blended by dimension, and attention made sharper ([YaRN](https://arxiv.org/abs/2309.00071)).
+    Yarn {
+        /// At least 1.
+        factor: f64,
+        /// Multiplies cosines and sines, and so scores by its square.
+        attention_factor: f64,
+        /// Dimensions that turn more often than this over the original context are left alone.
+        beta_fast: f64,
+        /// Dimensions that turn less often than this are stretched in full.
+        beta_slow: f64,
+        /// Longest sequence before scaling.
+        original_max_seq_len: usize,
+        /// Whether the blend's ends are rounded outwards to whole dimensions.
+        truncate: bool,
+    },
 }
 
 /// The sizes that a preset leaves open.
@@ -176,14 +254,19 @@ impl GptConfig {
             norm_bias: false,
             norm_weight_offset: 0.0,
             norm_position: NormPosition::Pre,
+            final_norm: true,
+            final_norm_eps: None,
+            embed_norm: false,
+            qk_norm: false,
             activation: Activation::Silu,
             gated_mlp: true,
-            positions: Positions::Rope(Rope { theta: 10_000.0, rotary_dim: head_dim }),
+            positions: Positions::Rope(Rope::new(10_000.0, head_dim)),
             parallel_residual: false,
             qkv_bias: false,
             attn_out_bias: false,
             mlp_bias: false,
             tie_embeddings: false,
+            lm_head_bias: false,
             scale_embeddings: false,
             sliding_window: None,
             dropout: 0.0,
@@ -209,11 +292,18 @@ impl GptConfig {
             // The upper bound keeps every product of two sizes far from overflow; no real model comes near it.
             require(field, (1..=1 << 28).contains(&size), || format!("must be in 1..=2^28, got {size}"))?;
         }
+        require("n_layers", self.n_layers <= MAX_LAYERS, || {
+            format!("must be at most {MAX_LAYERS}, got {}", self.n_layers)
+        })?;
         require("n_kv_heads", self.n_heads.is_multiple_of(self.n_kv_heads), || {
             format!("must divide n_heads = {}, got {}", self.n_heads, self.n_kv_heads)
         })?;
-        require("norm_eps", self.norm_eps.is_finite() && self.norm_eps >= 0.0, || {
-            format!("must be finite and not negative, got {}", self.norm_eps)
+        for (field, eps) in [("norm_eps", Some(self.norm_eps)), ("final_norm_eps", self.final_norm_eps)] {
+            let eps = eps.unwrap_or(self.norm_eps);
+            require(field, eps.is_finite() && eps >= 0.0, || format!("must be finite and not negative, got {eps}"))?;
+        }
+        require("final_norm_eps", self.final_norm || self.final_norm_eps.is_none(), || {
+            "must be absent with final_norm = false".to_owned()
         })?;
         require("norm_bias", !(self.norm_bias && self.norm == NormKind::RmsNorm), || {
             "must be false with norm = rms_norm".to_owned()
@@ -225,17 +315,16 @@ impl GptConfig {
             "must be false with norm_position = post".to_owned()
         })?;
         require("dropout", (0.0..1.0).contains(&self.dropout), || format!("must be in [0, 1), got {}", self.dropout))?;
-        require("sliding_window", self.sliding_window != Some(0), || "must be at least 1, got 0".to_owned())?;
-        if let Positions::Rope(Rope { theta, rotary_dim }) = self.positions {
-            require("positions.rope.theta", theta.is_finite() && theta > 0.0, || {
-                format!("must be finite and positive, got {theta}")
-            })?;
-            let fits = rotary_dim.is_multiple_of(2) && (2..=self.head_dim).contains(&rotary_dim);
-            require("positions.rope.rotary_dim", fits, || {
-                format!("must be even and in 2..=head_dim = {}, got {rotary_dim}", self.head_dim)
-            })?;
+        if let Some(window) = self.sliding_window {
+            require("sliding_window", (1..=1 << 32).contains(&window), || format!("must be in 1..=2^32, got {window}"))?;
         }
-        Ok(())
+        if let Positions::Rope(rope) = self.positions {
+            rope.validate(self.head_dim)?;
+        }
+        // Sizes that pass one by one may still make a product that no memory holds.
+        require("n_layers", self.n_params() <= MAX_PARAMS, || {
+            format!("and the other sizes must make at most {MAX_PARAMS} parameters, got {}", self.n_params())
+        })
     }
 
     /// Width of all query heads together.
@@ -248,14 +337,79 @@ impl GptConfig {
         self.n_kv_heads * self.head_dim
     }
 
-    /// Number of trained values; tied embeddings count once.
+    /// Number of trained values; tied embeddings count once. Saturates where sizes make no model.
     pub fn n_params(&self) -> usize {
-        crate::gpt::param_specs(self).iter().map(|spec| spec.shape.iter().product::<usize>()).sum()
+        let count = |n_layers| {
+            let specs = crate::param_specs::param_specs(&Self { n_layers, ..self.clone() });
+            let sizes = specs.iter().map(|spec| spec.shape.iter().fold(1, |n: usize, &dim| n.saturating_mul(dim)));
+            sizes.fold(0, usize::saturating_add)
+        };
+        // Blocks are alike.
+        let outside = count(0);
+        let block = count(1).saturating_sub(outside);
+        outside.saturating_add(block.saturating_mul(self.n_layers))
     }
 
     /// Bytes of KV cache that one token takes over all layers, at `bytes_per_value` (4 for f32).
     pub fn kv_bytes_per_token(&self, bytes_per_value: usize) -> usize {
         2 * self.n_layers * self.kv_width() * bytes_per_value
+    }
+}
+
+impl Rope {
+    fn validate(&self, head_dim: usize) -> Result<()> {
+        let Self { theta, rotary_dim, scaling } = *self;
+        // Where theta is 1 or less, wavelengths do not grow with the dimension, and YaRN divides by its logarithm.
+        require("positions.rope.theta", theta.is_finite() && theta > 1.0, || {
+            format!("must be finite and above 1, got {theta}")
+        })?;
+        let fits = rotary_dim.is_multiple_of(2) && (2..=head_dim).contains(&rotary_dim);
+        require("positions.rope.rotary_dim", fits, || {
+            format!("must be even and in 2..=head_dim = {head_dim}, got {rotary_dim}")
+        })?;
+        let at_least_one = |factor: f64| {
+            require("positions.rope.scaling.factor", factor.is_finite() && factor >= 1.0, || {
+                format!("must be finite and at least 1, got {factor}")
+            })
+        };
+        let above_zero = |field, value: f64| {
+            require(field, value.is_finite() && value > 0.0, || format!("must be finite and positive, got {value}"))
+        };
+        let length = |length: usize| {
+            require("positions.rope.scaling.original_max_seq_len", (1..=1 << 28).contains(&length), || {
+                format!("must be in 1..=2^28, got {length}")
+            })
+        };
+        match scaling {
+            RopeScaling::None => Ok(()),
+            RopeScaling::Linear { factor } => at_least_one(factor),
+            RopeScaling::Dynamic { factor, original_max_seq_len } => {
+                require("positions.rope.rotary_dim", rotary_dim > 2, || {
+                    "must be above 2 with dynamic scaling, got 2".to_owned()
+                })?;
+                at_least_one(factor)?;
+                length(original_max_seq_len)
+            }
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_seq_len } => {
+                at_least_one(factor)?;
+                above_zero("positions.rope.scaling.low_freq_factor", low_freq_factor)?;
+                let above = high_freq_factor.is_finite() && high_freq_factor > low_freq_factor;
+                require("positions.rope.scaling.high_freq_factor", above, || {
+                    format!("must be finite and above low_freq_factor = {low_freq_factor}, got {high_freq_factor}")
+                })?;
+                length(original_max_seq_len)
+            }
+            RopeScaling::Yarn { factor, attention_factor, beta_fast, beta_slow, original_max_seq_len, .. } => {
+                at_least_one(factor)?;
+                above_zero("positions.rope.scaling.attention_factor", attention_factor)?;
+                above_zero("positions.rope.scaling.beta_slow", beta_slow)?;
+                let above = beta_fast.is_finite() && beta_fast >= beta_slow;
+                require("positions.rope.scaling.beta_fast", above, || {
+                    format!("must be finite and not below beta_slow = {beta_slow}, got {beta_fast}")
+                })?;
+                length(original_max_seq_len)
+            }
+        }
     }
 }
 

@@ -122,10 +122,16 @@ pub fn choose(choice: DeviceChoice) -> Result<Chosen> {
         DeviceChoice::Gpu if found(false) => {
             open(DeviceKind::DefaultDevice, "a GPU was asked for").map_err(|error| does_not_open(choice, &error))
         }
-        DeviceChoice::Gpu => Err(absent(choice, "no GPU adapter was found", match found(true) {
-            true => "there is a software adapter: `wgpu-software`; or use `cpu`",
-            false => "install the GPU's Vulkan driver and loader, or use `cpu`; `hearth doctor` shows what is found",
-        })),
+        DeviceChoice::Gpu => Err(absent(
+            choice,
+            "no GPU adapter was found",
+            match found(true) {
+                true => "there is a software adapter: `wgpu-software`; or use `cpu`",
+                false => {
+                    "install the GPU's Vulkan driver and loader, or use `cpu`; `hearth doctor` shows what is found"
+                }
+            },
+        )),
         DeviceChoice::WgpuSoftware if found(true) => {
             open(DeviceKind::Cpu, "the software adapter was asked for").map_err(|error| does_not_open(choice, &error))
         }

@@ -68,12 +68,7 @@ pub fn generate(
 ///
 /// # Errors
 /// [`Error::Execution`] when the cache has too few pages or the device fails.
-pub fn next_logits(
-    gpt: &Gpt,
-    cache: &mut KvCache,
-    table: &mut PageTable,
-    token_ids: &[TokenId],
-) -> Result<Vec<f32>> {
+pub fn next_logits(gpt: &Gpt, cache: &mut KvCache, table: &mut PageTable, token_ids: &[TokenId]) -> Result<Vec<f32>> {
     let mut last = None;
     for chunk in token_ids.chunks(PREFILL_CHUNK) {
         let step = cache.step(&mut [StepPart { table, n_new: chunk.len() }]);

@@ -15,18 +15,18 @@ use crate::{
     ops::{self, Dtype, NormOptions, Weight},
 };
 
-/// Standard deviation of fresh matrices and embeddings, GPT-2's.
-const INIT_STD: f64 = 0.02;
+pub use crate::param_specs::{Init, ParamSpec, param_specs};
 
 /// A decoder-only transformer.
 #[derive(Module, Debug)]
 pub struct Gpt {
     embed: Embedding,
+    embed_norm: Option<Norm>,
     pos_embed: Option<Embedding>,
     dropout: Dropout,
     blocks: Vec<Block>,
     norm: Option<Norm>,
-    lm_head: Option<Linear>,
+    lm_head: LmHead,
     #[module(skip)]
     config: GptConfig,
 }
@@ -70,11 +70,12 @@ impl Gpt {
         let params = &mut ParamSource { specs, read, dtype, device, config };
         Ok(Self {
             embed: Embedding::new("embed", params)?,
+            embed_norm: Norm::if_any("embed_norm", params)?,
             pos_embed: params.has("pos_embed.weight").then(|| Embedding::new("pos_embed", params)).transpose()?,
             dropout: DropoutConfig::new(config.dropout).init(),
             blocks: (0..config.n_layers).map(|layer| Block::new(layer, params)).collect::<Result<_>>()?,
-            norm: params.has("norm.weight").then(|| Norm::new("norm", params)).transpose()?,
-            lm_head: params.has("lm_head.weight").then(|| Linear::new("lm_head", params)).transpose()?,
+            norm: Norm::if_any("norm", params)?.map(|norm| norm.with_eps(config.final_norm_eps)),
+            lm_head: LmHead::new("lm_head", params)?,
             config: config.clone(),
         })
     }
@@ -99,6 +100,9 @@ impl Gpt {
         if self.config.scale_embeddings {
             x = x * (self.config.d_model as f64).sqrt();
         }
+        if let Some(norm) = &self.embed_norm {
+            x = norm.forward(x);
+        }
         if let Some(pos_embed) = &self.pos_embed {
             let positions: Vec<i32> = pass.row_positions().iter().map(|&position| position as i32).collect();
             x = x + pos_embed.forward(Tensor::from_data(positions.as_slice(), &device));
@@ -117,12 +121,19 @@ impl Gpt {
 
     /// Scores of every token to come next: `[n_rows, d_model]` to `[n_rows, vocab_size]`.
     pub fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
-        ops::linear(hidden, self.output_weight(), None)
+        let (weight, bias) = self.output();
+        ops::linear(hidden, weight, bias)
     }
 
     /// Mean cross entropy in nats per token: hidden `[n_rows, d_model]` and the ids that follow, `[n_rows]`, to `[1]`.
     pub fn loss(&self, hidden: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
-        ops::linear_cross_entropy(hidden, self.output_weight(), targets)
+        ops::linear_cross_entropy(hidden, self.output(), targets)
+    }
+
+    /// Bytes of matrices that one decoding step reads: all but embeddings of which it takes single rows.
+    pub fn step_bytes(&self) -> usize {
+        let blocks = self.blocks.iter().flat_map(Block::matrices);
+        blocks.map(Weight::n_bytes).sum::<usize>() + self.output().0.n_bytes()
     }
 
     /// Every parameter's path and value as f32, in the order of the layers. Reads one tensor at a time off the device.
@@ -131,16 +142,19 @@ impl Gpt {
     /// [`Error::Execution`] when the device cannot be read, and whatever `visit` reports.
     pub fn read_params(&self, visit: &mut ParamVisitor<'_>) -> Result<()> {
         self.embed.read("embed", visit)?;
+        self.embed_norm.iter().try_for_each(|norm| norm.read("embed_norm", visit))?;
         self.pos_embed.iter().try_for_each(|embed| embed.read("pos_embed", visit))?;
         for (layer, block) in self.blocks.iter().enumerate() {
             block.read(&format!("blocks.{layer}"), visit)?;
         }
         self.norm.iter().try_for_each(|norm| norm.read("norm", visit))?;
-        self.lm_head.iter().try_for_each(|head| head.read("lm_head", visit))
+        self.lm_head.read("lm_head", visit)
     }
 
-    fn output_weight(&self) -> &Weight {
-        self.lm_head.as_ref().map_or(&self.embed.weight, |head| &head.weight)
+    /// What hidden states become logits by.
+    fn output(&self) -> (&Weight, Option<Tensor<1>>) {
+        let weight = self.lm_head.weight.as_ref().unwrap_or(&self.embed.weight);
+        (weight, self.lm_head.bias.as_ref().map(Param::val))
     }
 }
 
@@ -185,6 +199,11 @@ impl Block {
         })
     }
 
+    fn matrices(&self) -> impl Iterator<Item = &Weight> {
+        let attn = self.attn.matrices();
+        attn.into_iter().chain([&self.mlp.up, &self.mlp.down].map(Linear::weight))
+    }
+
     fn read(&self, path: &str, visit: &mut ParamVisitor<'_>) -> Result<()> {
         self.attn_norm.read(&format!("{path}.attn_norm"), visit)?;
         self.attn.read(&format!("{path}.attn"), visit)?;
@@ -205,9 +224,7 @@ impl Block {
                 let x = self.attn_norm.forward(x.clone() + attn(x));
                 self.mlp_norm.forward(x.clone() + mlp(x))
             }
-            Wiring::Parallel => {
-                x.clone() + attn(self.attn_norm.forward(x.clone())) + mlp(self.mlp_norm.forward(x))
-            }
+            Wiring::Parallel => x.clone() + attn(self.attn_norm.forward(x.clone())) + mlp(self.mlp_norm.forward(x)),
         }
     }
 }
@@ -254,6 +271,10 @@ impl Linear {
         Ok(Self { weight: params.matrix(&format!("{path}.weight"))?, bias: params.vector(&format!("{path}.bias"))? })
     }
 
+    pub(crate) fn weight(&self) -> &Weight {
+        &self.weight
+    }
+
     pub(crate) fn read(&self, path: &str, visit: &mut ParamVisitor<'_>) -> Result<()> {
         visit(&format!("{path}.weight"), self.weight.read()?)?;
         self.bias.iter().try_for_each(|bias| visit(&format!("{path}.bias"), read(bias.val())?))
@@ -265,6 +286,28 @@ impl Linear {
     }
 }
 
+/// Where logits come from: a matrix of its own unless the embedding serves as such, and in few architectures a bias.
+#[derive(Module, Debug)]
+struct LmHead {
+    weight: Option<Weight>,
+    bias: Option<Param<Tensor<1>>>,
+}
+
+impl LmHead {
+    fn new(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
+        let weight = format!("{path}.weight");
+        Ok(Self {
+            weight: params.has(&weight).then(|| params.matrix(&weight)).transpose()?,
+            bias: params.vector(&format!("{path}.bias"))?,
+        })
+    }
+
+    fn read(&self, path: &str, visit: &mut ParamVisitor<'_>) -> Result<()> {
+        self.weight.iter().try_for_each(|weight| visit(&format!("{path}.weight"), weight.read()?))?;
+        self.bias.iter().try_for_each(|bias| visit(&format!("{path}.bias"), read(bias.val())?))
+    }
+}
+
 /// Rows of a matrix by number.
 #[derive(Module, Debug)]
 struct Embedding {
@@ -273,7 +316,8 @@ struct Embedding {
 
 impl Embedding {
     fn new(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
-        Ok(Self { weight: params.matrix(&format!("{path}.weight"))? })
+        let data = params.data(&format!("{path}.weight"))?;
+        Ok(Self { weight: Weight::new(data, params.dtype.for_embeddings(), params.device)? })
     }
 
     fn read(&self, path: &str, visit: &mut ParamVisitor<'_>) -> Result<()> {
@@ -287,7 +331,7 @@ impl Embedding {
 
 /// LayerNorm or RMSNorm with its parameters.
 #[derive(Module, Debug)]
-struct Norm {
+pub(crate) struct Norm {
     weight: Param<Tensor<1>>,
     bias: Option<Param<Tensor<1>>>,
     #[module(skip)]
@@ -304,7 +348,17 @@ impl Norm {
         })
     }
 
-    fn read(&self, path: &str, visit: &mut ParamVisitor<'_>) -> Result<()> {
+    /// The norm at `path`, if the architecture has it.
+    pub(crate) fn if_any(path: &str, params: &mut ParamSource<'_>) -> Result<Option<Self>> {
+        params.has(&format!("{path}.weight")).then(|| Self::new(path, params)).transpose()
+    }
+
+    fn with_eps(mut self, eps: Option<f64>) -> Self {
+        self.options.eps = eps.unwrap_or(self.options.eps);
+        self
+    }
+
+    pub(crate) fn read(&self, path: &str, visit: &mut ParamVisitor<'_>) -> Result<()> {
         visit(&format!("{path}.weight"), read(self.weight.val())?)?;
         self.bias.iter().try_for_each(|bias| visit(&format!("{path}.bias"), read(bias.val())?))
     }
@@ -312,71 +366,12 @@ impl Norm {
     fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         ops::norm(x, self.weight.val(), self.bias.as_ref().map(Param::val), self.options)
     }
-}
 
-/// One parameter that an architecture has.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ParamSpec {
-    /// Its path in the model, such as `blocks.3.attn.qkv.weight`.
-    pub path: String,
-    /// `[d_out, d_in]` for matrices, `[width]` for norms and biases.
-    pub shape: Vec<usize>,
-    /// Its value in a fresh model.
-    pub init: Init,
-}
-
-/// The value of a parameter in a fresh model.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Init {
-    /// Normal around 0.
-    Normal {
-        /// Standard deviation.
-        std: f64,
-    },
-    /// The same value everywhere.
-    Constant(f32),
-}
-
-/// Every parameter of the architecture: the one place that knows which there are, their shapes and their first values.
-pub fn param_specs(config: &GptConfig) -> Vec<ParamSpec> {
-    let GptConfig { vocab_size, d_model, d_ff, .. } = *config;
-    let residual = INIT_STD / (2.0 * config.n_layers as f64).sqrt();
-    let mut specs = Vec::new();
-    let matrix = |specs: &mut Vec<ParamSpec>, path: String, [d_out, d_in]: [usize; 2], std: f64, bias: bool| {
-        specs.push(ParamSpec { path: format!("{path}.weight"), shape: vec![d_out, d_in], init: Init::Normal { std } });
-        if bias {
-            specs.push(ParamSpec { path: format!("{path}.bias"), shape: vec![d_out], init: Init::Constant(0.0) });
-        }
-    };
-    let norm = |specs: &mut Vec<ParamSpec>, path: String| {
-        let one = Init::Constant(1.0 - config.norm_weight_offset);
-        specs.push(ParamSpec { path: format!("{path}.weight"), shape: vec![d_model], init: one });
-        if config.norm_bias {
-            specs.push(ParamSpec { path: format!("{path}.bias"), shape: vec![d_model], init: Init::Constant(0.0) });
-        }
-    };
-    matrix(&mut specs, "embed".into(), [vocab_size, d_model], INIT_STD, false);
-    if config.positions == Positions::Learned {
-        matrix(&mut specs, "pos_embed".into(), [config.max_seq_len, d_model], INIT_STD, false);
+    /// Each head of `x [n_rows, n_heads, head_dim]` by itself.
+    pub(crate) fn forward_heads(&self, x: Tensor<3>) -> Tensor<3> {
+        let dims @ [n_rows, n_heads, head_dim] = x.dims();
+        self.forward(x.reshape([n_rows * n_heads, head_dim])).reshape(dims)
     }
-    let d_up = if config.gated_mlp { 2 * d_ff } else { d_ff };
-    for layer in 0..config.n_layers {
-        let path = |part: &str| format!("blocks.{layer}.{part}");
-        norm(&mut specs, path("attn_norm"));
-        let d_qkv = config.q_width() + 2 * config.kv_width();
-        matrix(&mut specs, path("attn.qkv"), [d_qkv, d_model], INIT_STD, config.qkv_bias);
-        matrix(&mut specs, path("attn.out"), [d_model, config.q_width()], residual, config.attn_out_bias);
-        norm(&mut specs, path("mlp_norm"));
-        matrix(&mut specs, path("mlp.up"), [d_up, d_model], INIT_STD, config.mlp_bias);
-        matrix(&mut specs, path("mlp.down"), [d_model, d_ff], residual, config.mlp_bias);
-    }
-    if config.norm_position == NormPosition::Pre {
-        norm(&mut specs, "norm".into());
-    }
-    if !config.tie_embeddings {
-        matrix(&mut specs, "lm_head".into(), [vocab_size, d_model], INIT_STD, false);
-    }
-    specs
 }
 
 /// Hands out the parameters of a model under construction.

@@ -5,10 +5,19 @@
 //! are reference counted: a fork shares all of them, a shared page is copied before one of its owners writes into it,
 //! and a dropped table gives back what nobody else holds. The idea is
 //! [PagedAttention](https://arxiv.org/abs/2309.06180)'s.
+//!
+//! A full page can be kept under a [`PageKey`] that names what is in it. While nobody holds it, it counts as free, but
+//! it is the last to be handed out, the least recently used first; until then a new sequence with the same start takes
+//! it as it is instead of computing it again.
+//!
+//! Who holds what is the [`PagePool`]'s business, which has no tensors: whoever plans what runs can do so without them.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, Tensor};
 
 use crate::{
     config::GptConfig,
@@ -32,7 +41,7 @@ pub struct OutOfPages {
 #[derive(Debug)]
 pub struct KvCache {
     layers: Vec<LayerPool>,
-    pages: Arc<Mutex<Pages>>,
+    pages: PagePool,
     sliding_window: Option<usize>,
     device: Device,
 }
@@ -43,11 +52,27 @@ struct LayerPool {
     values: Tensor<2>,
 }
 
-/// Free list and reference counts; no tensors.
+/// Names the contents of a full page: its tokens and all tokens before them. Equal keys must mean equal tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PageKey(pub u128);
+
+/// Who holds which page. Clones are the same pool; no tensors.
+#[derive(Clone, Debug)]
+pub struct PagePool(Arc<Mutex<Pages>>);
+
+/// Free list, reference counts, and the pages that are kept for what is in them.
 #[derive(Debug)]
 struct Pages {
+    /// Pages that nobody holds and whose contents nobody can ask for.
     free: Vec<usize>,
     owners: Vec<u32>,
+    /// Under which key each page is kept, if it is.
+    keys: Vec<Option<PageKey>>,
+    kept: HashMap<PageKey, usize>,
+    /// Kept pages that nobody holds, by the time at which they were last given back.
+    unused: BTreeMap<u64, usize>,
+    given_back: Vec<u64>,
+    clock: u64,
 }
 
 /// The pages of one sequence. Dropping it frees them.
@@ -55,7 +80,7 @@ struct Pages {
 pub struct PageTable {
     pages: Vec<usize>,
     len: usize,
-    pool: Arc<Mutex<Pages>>,
+    pool: PagePool,
 }
 
 /// A sequence's part in a step: `n_new` tokens to append behind those that `table` holds.
@@ -73,7 +98,7 @@ pub struct PagedStep<'a> {
     layers: &'a mut [LayerPool],
     pub(crate) positions: Vec<usize>,
     pub(crate) sequences: Vec<PagedRows>,
-    slots: Tensor<1, Int>,
+    slots: Slots,
 }
 
 impl KvCache {
@@ -81,11 +106,9 @@ impl KvCache {
     pub fn new(config: &GptConfig, n_pages: usize, device: &Device) -> Self {
         let pool = || Tensor::zeros([n_pages * PAGE_SIZE, config.kv_width()], device);
         let layers = (0..config.n_layers).map(|_| LayerPool { keys: pool(), values: pool() }).collect();
-        // The free list is a stack: the lowest page comes first.
-        let pages = Pages { free: (0..n_pages).rev().collect(), owners: vec![0; n_pages] };
         Self {
             layers,
-            pages: Arc::new(Mutex::new(pages)),
+            pages: PagePool::new(n_pages),
             sliding_window: config.sliding_window,
             device: device.clone(),
         }
@@ -93,17 +116,22 @@ impl KvCache {
 
     /// A table that holds nothing yet.
     pub fn table(&self) -> PageTable {
-        PageTable { pages: Vec::new(), len: 0, pool: Arc::clone(&self.pages) }
+        self.pages.table()
+    }
+
+    /// Who holds which page.
+    pub fn pool(&self) -> &PagePool {
+        &self.pages
     }
 
     /// Pages that nobody holds.
     pub fn n_free_pages(&self) -> usize {
-        lock(&self.pages).free.len()
+        self.pages.n_free()
     }
 
     /// All pages.
     pub fn n_pages(&self) -> usize {
-        lock(&self.pages).owners.len()
+        self.pages.n_pages()
     }
 
     /// Makes room for the new tokens of every part and says where they go. All or nothing: when the pages do not
@@ -114,7 +142,7 @@ impl KvCache {
     /// # Errors
     /// [`OutOfPages`], with the numbers.
     pub fn step(&mut self, parts: &mut [StepPart<'_>]) -> Result<PagedStep<'_>, OutOfPages> {
-        let needed = parts.iter().map(|part| part.table.pages_needed(part.n_new)).sum();
+        let needed = self.pages.pages_needed(parts.iter().map(|part| (&*part.table, part.n_new)));
         let free = self.n_free_pages();
         if needed > free {
             return Err(OutOfPages { needed, free });
@@ -134,16 +162,16 @@ impl KvCache {
             positions.extend(start..part.table.len);
             sequences.push(PagedRows { rows, start, first_key, slots: Slots::new(key_slots, &self.device) });
         }
-        Ok(PagedStep { layers: &mut self.layers, positions, sequences, slots: ints(row_slots, &self.device) })
+        Ok(PagedStep { layers: &mut self.layers, positions, sequences, slots: Slots::new(row_slots, &self.device) })
     }
 
     /// Gives `copied.to` the contents of `copied.from`, in every layer.
     fn copy_page(&mut self, copied: CopiedPage) {
-        let slots = |page: usize| ints(page_slots(page).collect(), &self.device);
+        let slots = |page: usize| Slots::new(page_slots(page).collect(), &self.device);
         for layer in &mut self.layers {
             for pool in [&mut layer.keys, &mut layer.values] {
-                let rows = pool.clone().select(0, slots(copied.from));
-                ops::kv_append(pool, rows, slots(copied.to));
+                let rows = pool.clone().select(0, slots(copied.from).tensor());
+                ops::append_rows(pool, rows, &slots(copied.to));
             }
         }
     }
@@ -153,8 +181,8 @@ impl PagedStep<'_> {
     /// Stores the step's keys and values of `layer`, both `[n_rows, kv_width]`.
     pub(crate) fn append(&mut self, layer: usize, keys: Tensor<2>, values: Tensor<2>) {
         let pool = &mut self.layers[layer];
-        ops::kv_append(&mut pool.keys, keys, self.slots.clone());
-        ops::kv_append(&mut pool.values, values, self.slots.clone());
+        ops::append_keys(&mut pool.keys, keys, &self.slots);
+        ops::append_values(&mut pool.values, values, &self.slots);
     }
 
     /// The keys and values of `layer`, `[n_slots, kv_width]` each.
@@ -171,6 +199,63 @@ struct CopiedPage {
     to: usize,
 }
 
+impl PagePool {
+    /// A pool of `n_pages` pages, all free.
+    pub fn new(n_pages: usize) -> Self {
+        let pages = Pages {
+            // A stack: the lowest page comes first.
+            free: (0..n_pages).rev().collect(),
+            owners: vec![0; n_pages],
+            keys: vec![None; n_pages],
+            kept: HashMap::new(),
+            unused: BTreeMap::new(),
+            given_back: vec![0; n_pages],
+            clock: 0,
+        };
+        Self(Arc::new(Mutex::new(pages)))
+    }
+
+    /// A table that holds nothing yet.
+    pub fn table(&self) -> PageTable {
+        PageTable { pages: Vec::new(), len: 0, pool: self.clone() }
+    }
+
+    /// Pages that nobody holds.
+    pub fn n_free(&self) -> usize {
+        let pages = self.lock();
+        pages.free.len() + pages.unused.len()
+    }
+
+    /// All pages.
+    pub fn n_pages(&self) -> usize {
+        self.lock().owners.len()
+    }
+
+    /// Pages that appending so many tokens to each of these tables would take from the free ones, counting the copies
+    /// of shared last pages.
+    pub fn pages_needed<'a>(&self, growth: impl IntoIterator<Item = (&'a PageTable, usize)>) -> usize {
+        let pages = self.lock();
+        let mut needed = 0;
+        let mut writers: HashMap<usize, usize> = HashMap::new();
+        for (table, n_new) in growth {
+            needed += (table.len + n_new).div_ceil(PAGE_SIZE) - table.pages.len();
+            if n_new > 0
+                && let Some(page) = table.shared_last_page(&pages)
+            {
+                *writers.entry(page).or_default() += 1;
+            }
+        }
+        // Where all owners write into a page, the last one needs no copy.
+        let copies = writers.into_iter().map(|(page, n_writers)| n_writers.min(pages.owners[page] as usize - 1));
+        needed + copies.sum::<usize>()
+    }
+
+    /// The counts are consistent between any two statements that could panic, so a poisoned lock is no reason to stop.
+    fn lock(&self) -> MutexGuard<'_, Pages> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl PageTable {
     /// Tokens that the table holds.
     pub fn len(&self) -> usize {
@@ -184,34 +269,77 @@ impl PageTable {
 
     /// Another sequence with the same past: shares every page.
     pub fn fork(&self) -> Self {
-        let mut pool = lock(&self.pool);
+        let mut pool = self.pool.lock();
         for &page in &self.pages {
-            pool.owners[page] += 1;
+            pool.hold(page);
         }
-        Self { pages: self.pages.clone(), len: self.len, pool: Arc::clone(&self.pool) }
+        Self { pages: self.pages.clone(), len: self.len, pool: self.pool.clone() }
+    }
+
+    /// Puts the pages kept under `keys`, the keys of a sequence's first pages in order, into a table that holds nothing
+    /// yet: as far as they are there without a gap. Gives the number of tokens that need not be computed.
+    pub fn share_kept(&mut self, keys: &[PageKey]) -> usize {
+        if !self.pages.is_empty() {
+            return 0;
+        }
+        let mut pool = self.pool.lock();
+        for key in keys {
+            let Some(&page) = pool.kept.get(key) else { break };
+            pool.hold(page);
+            self.pages.push(page);
+        }
+        self.len = self.pages.len() * PAGE_SIZE;
+        self.len
+    }
+
+    /// Keeps the `index`-th page, which must be full, for sequences that start alike. Where another page is kept under
+    /// the key already, nothing changes.
+    pub fn keep(&self, index: usize, key: PageKey) {
+        let is_full = (index + 1) * PAGE_SIZE <= self.len;
+        let Some(&page) = self.pages.get(index).filter(|_| is_full) else { return };
+        let mut pool = self.pool.lock();
+        if pool.keys[page].is_none() && !pool.kept.contains_key(&key) {
+            pool.keys[page] = Some(key);
+            pool.kept.insert(key, page);
+        }
     }
 
     /// Pages that appending `n_new` tokens would take from the free ones, counting the copy of a shared last page.
     pub fn pages_needed(&self, n_new: usize) -> usize {
-        let fresh = (self.len + n_new).div_ceil(PAGE_SIZE) - self.pages.len();
-        fresh + usize::from(n_new > 0 && self.last_page_is_shared(&lock(&self.pool)))
+        self.pool.pages_needed([(self, n_new)])
     }
 
-    /// Whether the next token goes into a page that others hold too.
-    fn last_page_is_shared(&self, pool: &Pages) -> bool {
+    /// Takes the pages for `n_new` more tokens, as [`KvCache::step`] does, without tensors: for rehearsing what a
+    /// scheduler does.
+    ///
+    /// # Errors
+    /// [`OutOfPages`]; nothing was taken.
+    pub fn append(&mut self, n_new: usize) -> Result<(), OutOfPages> {
+        let (needed, free) = (self.pages_needed(n_new), self.pool.n_free());
+        if needed > free {
+            return Err(OutOfPages { needed, free });
+        }
+        self.grow(n_new);
+        Ok(())
+    }
+
+    /// The last page, if the next token goes into it and others hold it too.
+    fn shared_last_page(&self, pool: &Pages) -> Option<usize> {
         let partly_filled = !self.len.is_multiple_of(PAGE_SIZE);
-        partly_filled && self.pages.last().is_some_and(|&page| pool.owners[page] > 1)
+        self.pages.last().copied().filter(|&page| partly_filled && pool.owners[page] > 1)
     }
 
     /// Takes the pages for `n_new` more tokens; the caller has made sure that there are enough. Gives the page to copy,
     /// if a shared one had to be replaced.
     fn grow(&mut self, n_new: usize) -> Option<CopiedPage> {
-        let mut pool = lock(&self.pool);
+        let mut pool = self.pool.lock();
         let mut copied = None;
-        if n_new > 0 && self.last_page_is_shared(&pool) {
+        if n_new > 0
+            && let Some(from) = self.shared_last_page(&pool)
+        {
             let to = pool.take();
-            let from = self.pages.pop()?;
             pool.release(from);
+            self.pages.pop();
             self.pages.push(to);
             copied = Some(CopiedPage { from, to });
         }
@@ -230,8 +358,9 @@ impl PageTable {
 
 impl Drop for PageTable {
     fn drop(&mut self) {
-        let mut pool = lock(&self.pool);
-        for &page in &self.pages {
+        let mut pool = self.pool.lock();
+        // The last page first: the start of a text is worth more than its end, which is of no use without it.
+        for &page in self.pages.iter().rev() {
             pool.release(page);
         }
     }
@@ -239,17 +368,41 @@ impl Drop for PageTable {
 
 impl Pages {
     fn take(&mut self) -> usize {
-        // `step` has counted the free pages before anything is taken.
-        let page = self.free.pop().unwrap_or_else(|| unreachable!("`step` checks that enough pages are free"));
+        let page = self.free.pop().or_else(|| self.evict());
+        // The free pages are counted before anything is taken.
+        let page = page.unwrap_or_else(|| unreachable!("enough pages are free before any is taken"));
         self.owners[page] = 1;
         page
     }
 
+    /// Forgets what is in the kept page that has been of no use for longest.
+    fn evict(&mut self) -> Option<usize> {
+        let (_, page) = self.unused.pop_first()?;
+        if let Some(key) = self.keys[page].take() {
+            self.kept.remove(&key);
+        }
+        Some(page)
+    }
+
+    fn hold(&mut self, page: usize) {
+        if self.owners[page] == 0 {
+            self.unused.remove(&self.given_back[page]);
+        }
+        self.owners[page] += 1;
+    }
+
     fn release(&mut self, page: usize) {
         self.owners[page] -= 1;
-        if self.owners[page] == 0 {
-            self.free.push(page);
+        if self.owners[page] > 0 {
+            return;
         }
+        if self.keys[page].is_none() {
+            self.free.push(page);
+            return;
+        }
+        self.clock += 1;
+        self.given_back[page] = self.clock;
+        self.unused.insert(self.clock, page);
     }
 }
 
@@ -257,12 +410,3 @@ fn page_slots(page: usize) -> impl Iterator<Item = i32> {
     (page * PAGE_SIZE..(page + 1) * PAGE_SIZE).map(|slot| slot as i32)
 }
 
-fn ints(values: Vec<i32>, device: &Device) -> Tensor<1, Int> {
-    let n = values.len();
-    Tensor::from_data(TensorData::new(values, [n]), device)
-}
-
-/// The counts are consistent between any two statements that could panic, so a poisoned lock is no reason to stop.
-fn lock(pages: &Mutex<Pages>) -> MutexGuard<'_, Pages> {
-    pages.lock().unwrap_or_else(PoisonError::into_inner)
-}

@@ -1,8 +1,11 @@
 //! The one memory map: weights are read from it, never from a copy of the file.
 
-use std::{fs::File, ops::Deref, path::Path};
+use std::{ops::Deref, path::Path};
 
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    regular_file,
+};
 
 /// A whole file, mapped for reading.
 #[derive(Debug)]
@@ -15,7 +18,7 @@ impl Mmap {
     /// [`Error::Io`] when it cannot be opened or mapped.
     pub(crate) fn open(path: &Path) -> Result<Self> {
         let io = |source| Error::Io { action: "read", path: path.to_owned(), source };
-        let file = File::open(path).map_err(io)?;
+        let file = regular_file::open(path).map_err(io)?;
         // SAFETY: the map is only read, as bytes, which any content makes valid. What cannot be ruled out is another
         // process that cuts the file short while it is mapped: then the system ends this one, as it does every
         // program that maps its weights. Hearth itself never writes in place: it renames whole files.

@@ -2,17 +2,65 @@
 //!
 //! They are made per step for the rows at hand, so that a context of 100,000 tokens costs no table.
 
-use crate::config::Rope;
+use crate::config::{Rope, RopeScaling};
 
 /// The rotary angles of rows at `positions`, row after row: `[n_rows, rotary_dim / 2]` in radians.
 ///
-/// Frequency `i` is `theta^(-2i / rotary_dim)` ([RoFormer](https://arxiv.org/abs/2104.09864), 3.2.2). In f32 throughout,
-/// as `transformers` computes them: at large positions the rounding shows, and weights were trained with it.
+/// In f32 throughout, as `transformers` computes them: at large positions the rounding shows, and weights were trained
+/// with it.
 pub fn rope_angles(positions: &[usize], rope: &Rope) -> Vec<f32> {
-    let frequencies: Vec<f32> = (0..rope.rotary_dim / 2)
-        .map(|i| 1.0 / (rope.theta as f32).powf((2 * i) as f32 / rope.rotary_dim as f32))
-        .collect();
+    let frequencies = rope_frequencies(rope);
     positions.iter().flat_map(|&position| frequencies.iter().map(move |f| position as f32 * f)).collect()
+}
+
+/// Radians per position of each pair of dimensions: `theta^(-2i / rotary_dim)`
+/// ([RoFormer](https://arxiv.org/abs/2104.09864), 3.2.2), scaled as [`RopeScaling`] says.
+pub fn rope_frequencies(rope: &Rope) -> Vec<f32> {
+    let dim = rope.rotary_dim as f64;
+    let plain = |theta: f64| (0..rope.rotary_dim / 2).map(move |i| 1.0 / (theta as f32).powf((2 * i) as f32 / dim as f32));
+    match rope.scaling {
+        RopeScaling::None => plain(rope.theta).collect(),
+        RopeScaling::Linear { factor } => plain(rope.theta).map(|f| f / factor as f32).collect(),
+        RopeScaling::Dynamic { factor, .. } => {
+            // The paper's `factor * length / original - (factor - 1)`, where length is `factor * original`.
+            let stretch = factor * factor - (factor - 1.0);
+            plain(rope.theta * stretch.powf(dim / (dim - 2.0))).collect()
+        }
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_seq_len } => {
+            let (factor, low, high) = (factor as f32, low_freq_factor as f32, high_freq_factor as f32);
+            let turns = |f: f32| original_max_seq_len as f32 * f / std::f32::consts::TAU;
+            let scale = |f: f32| {
+                // Share of the unscaled frequency: 0 below `low` turns over the original context, 1 above `high`.
+                let share = ((turns(f) - low) / (high - low)).clamp(0.0, 1.0);
+                (1.0 - share) * f / factor + share * f
+            };
+            plain(rope.theta).map(scale).collect()
+        }
+        RopeScaling::Yarn { factor, beta_fast, beta_slow, original_max_seq_len, truncate, .. } => {
+            // The dimension, as a real number, that turns `beta` times over the original context.
+            let dimension = |beta: f64| {
+                dim * (original_max_seq_len as f64 / (beta * std::f64::consts::TAU)).ln() / (2.0 * rope.theta.ln())
+            };
+            let (low, high) = (dimension(beta_fast), dimension(beta_slow));
+            let (low, high) = if truncate { (low.floor(), high.ceil()) } else { (low, high) };
+            let (low, high) = (low.max(0.0), high.min(dim - 1.0));
+            // Where both ends meet, the paper's code makes the ramp this steep.
+            let width = if low == high { 0.001 } else { high - low };
+            let scale = |(i, f): (usize, f32)| {
+                let share = (((i as f64 - low) / width) as f32).clamp(0.0, 1.0);
+                f / factor as f32 * share + f * (1.0 - share)
+            };
+            plain(rope.theta).enumerate().map(scale).collect()
+        }
+    }
+}
+
+/// What cosines and sines are multiplied by: 1, but for YaRN.
+pub fn rope_attention_factor(rope: &Rope) -> f32 {
+    match rope.scaling {
+        RopeScaling::Yarn { attention_factor, .. } => attention_factor as f32,
+        _ => 1.0,
+    }
 }
 
 /// The sinusoidal vectors of rows at `positions`: `[n_rows, d_model]`, the first half of each row sines, the second
@@ -55,7 +103,7 @@ mod tests {
 
     #[test]
     fn angles_grow_with_position_and_shrink_with_dimension() {
-        let rope = Rope { theta: 10_000.0, rotary_dim: 4 };
+        let rope = Rope::new(10_000.0, 4);
         assert_eq!(rope_angles(&[0, 3], &rope), [0.0, 0.0, 3.0, 0.03]);
     }
 

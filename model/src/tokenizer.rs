@@ -112,17 +112,12 @@ impl Tokenizer {
         let library = &self.inner.library;
         let added =
             if options.parse_special_tokens { library.get_added_vocabulary() } else { &self.inner.text_vocabulary };
-        let split = added.extract_and_normalize(library.get_normalizer(), text);
-        let split = self.tokenize(split)?;
-        match library.get_post_processor() {
-            Some(post_processor) if options.add_special_tokens => post_process(post_processor, split),
-            _ => Ok(ids_of(&split)),
-        }
+        self.finish(added.extract_and_normalize(library.get_normalizer(), text), options)
     }
 
     /// The ids of a rendered chat in which `mark` breaks up those special-token strings that must stay text. Special
     /// tokens are parsed first, then the marks are taken out.
-    pub(crate) fn encode_marked(&self, text: &str, mark: char) -> Result<Vec<TokenId>> {
+    pub(crate) fn encode_marked(&self, text: &str, mark: char, options: EncodeOptions) -> Result<Vec<TokenId>> {
         let library = &self.inner.library;
         let mut split = library.get_added_vocabulary().extract_and_normalize(library.get_normalizer(), text);
         split
@@ -131,7 +126,15 @@ impl Tokenizer {
                 Ok(())
             })
             .map_err(from_library)?;
-        Ok(ids_of(&self.tokenize(split)?))
+        self.finish(split, options)
+    }
+
+    fn finish(&self, split: PreTokenizedString, options: EncodeOptions) -> Result<Vec<TokenId>> {
+        let split = self.tokenize(split)?;
+        match self.inner.library.get_post_processor() {
+            Some(post_processor) if options.add_special_tokens => post_process(post_processor, split),
+            _ => Ok(ids_of(&split)),
+        }
     }
 
     /// The text of `ids`.

@@ -67,9 +67,8 @@ fn dense(q: &[f32], k: &[f32], v: &[f32], options: &AttentionOptions, batch: usi
 fn by_definition(q: &[f32], k: &[f32], v: &[f32], options: &AttentionOptions) -> Vec<f32> {
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
     let n_rows = k.len() / (n_kv_heads * head_dim);
-    let at = |x: &[f32], heads: usize, row: usize, head: usize, i: usize| {
-        f64::from(x[(row * heads + head) * head_dim + i])
-    };
+    let at =
+        |x: &[f32], heads: usize, row: usize, head: usize, i: usize| f64::from(x[(row * heads + head) * head_dim + i]);
     let mut output = Vec::new();
     for row in 0..n_rows {
         for head in 0..n_heads {
@@ -77,14 +76,16 @@ fn by_definition(q: &[f32], k: &[f32], v: &[f32], options: &AttentionOptions) ->
             let first = options.sliding_window.map_or(0, |window| (row + 1).saturating_sub(window));
             let scores: Vec<f64> = (first..=row)
                 .map(|key| {
-                    let dot: f64 = (0..head_dim).map(|i| at(q, n_heads, row, head, i) * at(k, n_kv_heads, key, kv_head, i)).sum();
+                    let dot: f64 =
+                        (0..head_dim).map(|i| at(q, n_heads, row, head, i) * at(k, n_kv_heads, key, kv_head, i)).sum();
                     let slope = options.alibi_slopes.as_ref().map_or(0.0, |slopes| f64::from(slopes[head]));
                     dot * options.scale + slope * (key as f64 - row as f64)
                 })
                 .collect();
             let total: f64 = scores.iter().map(|score| score.exp()).sum();
             output.extend((0..head_dim).map(|i| {
-                let mixed = scores.iter().enumerate().map(|(n, score)| score.exp() * at(v, n_kv_heads, first + n, kv_head, i));
+                let mixed =
+                    scores.iter().enumerate().map(|(n, score)| score.exp() * at(v, n_kv_heads, first + n, kv_head, i));
                 (mixed.sum::<f64>() / total) as f32
             }));
         }
@@ -97,7 +98,8 @@ fn the_reference_is_the_definition() {
     for (n_heads, n_kv_heads) in [(1, 1), (4, 4), (4, 2), (6, 1)] {
         for sliding_window in [None, Some(1), Some(3)] {
             for alibi_slopes in [None, Some(hearth_model::position::alibi_slopes(n_heads))] {
-                let options = AttentionOptions { scale: 0.7, sliding_window, alibi_slopes, ..options(n_heads, n_kv_heads, 6) };
+                let options =
+                    AttentionOptions { scale: 0.7, sliding_window, alibi_slopes, ..options(n_heads, n_kv_heads, 6) };
                 let (q, k, v) = (noise(7, n_heads * 6, 1), noise(7, n_kv_heads * 6, 2), noise(7, n_kv_heads * 6, 3));
                 let (found, _) = dense(&q, &k, &v, &options, 1);
                 assert_close(&found, &by_definition(&q, &k, &v, &options), 1e-5);

@@ -8,7 +8,7 @@ use std::{
 };
 
 use hearth_model::{
-    chat::{ChatTemplate, Message, RenderContext},
+    chat::{ChatTemplate, Ending, Message, RenderContext},
     error::Error,
     tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
 };
@@ -54,6 +54,10 @@ fn template(source: &str) -> ChatTemplate {
     ChatTemplate::new(source, Path::new("template")).unwrap()
 }
 
+fn ending(add_generation_prompt: bool) -> Ending {
+    if add_generation_prompt { Ending::GenerationPrompt } else { Ending::Closed }
+}
+
 fn error_of(source: &str) -> String {
     template(source).render(&[Message::new("user", "hi")], &RenderContext::default()).unwrap_err().to_string()
 }
@@ -72,7 +76,7 @@ fn templates_render_as_transformers_renders_them() {
         let path = golden_dir().join("templates").join(&case.template).with_extension("jinja");
         let template = ChatTemplate::new(&fs::read_to_string(&path).unwrap(), &path).unwrap();
         let context = RenderContext {
-            add_generation_prompt: case.add_generation_prompt,
+            ending: ending(case.add_generation_prompt),
             bos_token: Some("<s>".into()),
             eos_token: Some("</s>".into()),
             tools: case.tools,
@@ -97,8 +101,7 @@ fn smollm2_is_token_for_token_as_transformers() {
     let tokenizer = Tokenizer::from_dir(&dir).unwrap();
     let template = ChatTemplate::from_dir(&dir).unwrap().unwrap();
     for case in golden().smollm2 {
-        let context =
-            RenderContext { add_generation_prompt: case.add_generation_prompt, ..RenderContext::new(&tokenizer) };
+        let context = RenderContext { ending: ending(case.add_generation_prompt), ..RenderContext::new(&tokenizer) };
         assert_eq!(template.render(&case.messages, &context).unwrap(), case.text);
         assert_eq!(template.encode(&tokenizer, &case.messages, &context).unwrap(), case.ids);
     }
@@ -276,4 +279,26 @@ fn a_model_dir_keeps_its_template_in_one_of_three_forms() {
     assert!(from_dir().unwrap_err().to_string().contains("tokenizer_config.json"));
     write("chat_template.jinja", "file\n");
     assert_eq!((render(&plain), render(&with_tools)), ("file".into(), "file".into()));
+}
+
+#[test]
+fn the_last_message_can_stay_open() {
+    let open = RenderContext { ending: Ending::OpenMessage, ..RenderContext::default() };
+    let render = |source: &str, content: &str| {
+        let messages = [Message::new("user", "hi"), Message::new("assistant", content)];
+        template(source).render(&messages, &open)
+    };
+    const KEEPS: &str = "{% for message in messages %}<{{ message.role }}>{{ message.content }}</end>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}";
+    const TRIMS: &str =
+        "{% for message in messages %}<{{ message.role }}>{{ message.content | trim }}</end>{% endfor %}";
+    assert_eq!(render(KEEPS, "Once upon ").unwrap(), "<user>hi</end><assistant>Once upon ");
+    assert_eq!(render(TRIMS, "Once upon ").unwrap(), "<user>hi</end><assistant>Once upon");
+    // Text that the template itself writes later is no place to stop.
+    assert_eq!(render(KEEPS, "end").unwrap(), "<user>hi</end><assistant>end");
+    assert_eq!(render(KEEPS, "").unwrap(), "<user>hi</end><assistant>");
+    let error = render("{{ messages[0].content }}", "x").unwrap_err();
+    assert!(error.to_string().contains("cannot be continued"), "{error}");
+    let error = template(KEEPS).render(&[], &open).unwrap_err();
+    assert!(matches!(error, Error::Param { name: "messages", .. }), "{error}");
+    assert_eq!(template(KEEPS).source(), KEEPS);
 }

@@ -8,7 +8,8 @@ use hearth_model::{
     config::{GptConfig, NormPosition, Positions, Sizes},
     generate::token_tensor,
     gpt::Gpt,
-    kv_cache::{KvCache, OutOfPages, PAGE_SIZE, PageTable, StepPart},
+    kv_cache::{KvCache, OutOfPages, PAGE_SIZE, PageKey, PagePool, PageTable, StepPart},
+    weights::model_dir::{self, LoadOptions},
 };
 use proptest::prelude::*;
 
@@ -33,6 +34,7 @@ fn configs() -> Vec<GptConfig> {
             positions: Positions::Sinusoidal,
             scale_embeddings: true,
             norm_position: NormPosition::Post,
+            final_norm: false,
             ..GptConfig::gpt2(Sizes { n_kv_heads: 4, ..sizes() })
         },
         llama,
@@ -164,6 +166,36 @@ proptest! {
     }
 }
 
+/// Every architecture that there is a golden dir of, against what `transformers` computes without a cache: texts longer
+/// than the windows, and than the contexts before rotary scaling; row by row, in chunks that straddle pages and windows,
+/// and whole.
+#[test]
+fn cached_is_what_transformers_computes_uncached() {
+    let dirs = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden")).unwrap();
+    let mut n_cases = 0;
+    for dir in dirs.map(|dir| dir.unwrap().path()).filter(|dir| dir.join("config.json").exists()) {
+        let options = LoadOptions { device: Device::flex(), dtype: hearth_model::ops::Dtype::F32 };
+        let gpt = model_dir::load_gpt(&dir, &options).unwrap();
+        let bytes = std::fs::read(dir.join("oracle.safetensors")).unwrap();
+        let oracle = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        let ids = oracle.tensor("input_ids").unwrap();
+        let (batch, seq_len) = (ids.shape()[0], ids.shape()[1]);
+        let ids: Vec<TokenId> = ids.data().as_chunks().0.iter().map(|&id| TokenId::from_le_bytes(id)).collect();
+        let logits = oracle.tensor("logits").unwrap();
+        let logits: Vec<f32> = logits.data().as_chunks().0.iter().map(|&x| f32::from_le_bytes(x)).collect();
+        for cut in [1, 3, 7, 17, seq_len] {
+            let mut cache = KvCache::new(gpt.config(), 2 * batch, &Device::flex());
+            for (ids, logits) in ids.chunks(seq_len).zip(logits.chunks(logits.len() / batch)) {
+                let mut table = cache.table();
+                let found = ids.chunks(cut).flat_map(|chunk| step(&gpt, &mut cache, &mut [(&mut table, chunk)]));
+                assert_close(&found.collect::<Vec<_>>(), logits);
+            }
+        }
+        n_cases += 1;
+    }
+    assert!(n_cases >= 19, "{n_cases} golden dirs found");
+}
+
 /// Two forks of a half-full page and one free page: only one of them can have its own copy.
 #[test]
 fn all_parts_of_a_step_fit_or_none() {
@@ -179,4 +211,65 @@ fn all_parts_of_a_step_fit_or_none() {
     drop(second);
     drop(cache.step(&mut [StepPart { table: &mut first, n_new: 2 }]).unwrap());
     assert_eq!(cache.n_free_pages(), 0);
+}
+
+/// Pages of a text that was computed before give what computing it again gives.
+#[test]
+fn kept_pages_stand_for_their_tokens() {
+    let config = GptConfig::llama(sizes());
+    let gpt = model(&config);
+    let mut cache = KvCache::new(&config, 16, &Device::flex());
+    let ids: Vec<TokenId> = (0..50).map(|at| (at * 7 + 3) % VOCAB as TokenId).collect();
+    let keys = [PageKey(1), PageKey(2), PageKey(3)];
+    let mut first = cache.table();
+    step(&gpt, &mut cache, &mut [(&mut first, &ids)]);
+    keys.iter().enumerate().for_each(|(index, &key)| first.keep(index, key));
+    let expected = uncached(&gpt, &ids);
+    for still_held in [true, false] {
+        if !still_held {
+            first = cache.table();
+        }
+        let mut second = cache.table();
+        assert_eq!(second.share_kept(&keys[..2]), 2 * PAGE_SIZE);
+        let found = step(&gpt, &mut cache, &mut [(&mut second, &ids[2 * PAGE_SIZE..])]);
+        assert_close(&found, &expected[2 * PAGE_SIZE * VOCAB..]);
+    }
+    drop(first);
+    assert_eq!(cache.n_free_pages(), 16);
+}
+
+#[test]
+fn kept_pages_are_handed_out_last_the_least_recently_used_first() {
+    let pool = PagePool::new(6);
+    let key = |text: u128, page: u128| PageKey(text << 8 | page);
+    let compute = |text: u128| {
+        let mut table = pool.table();
+        table.append(2 * PAGE_SIZE).unwrap();
+        (0..2).for_each(|page| table.keep(page as usize, key(text, page)));
+    };
+    let n_kept = |text: u128| pool.table().share_kept(&[key(text, 0), key(text, 1)]);
+    compute(1);
+    compute(2);
+    assert_eq!(pool.n_free(), 6);
+    // Looking makes the first text the more recently used one.
+    assert_eq!((n_kept(2), n_kept(1)), (2 * PAGE_SIZE, 2 * PAGE_SIZE));
+    let mut other = pool.table();
+    other.append(2 * PAGE_SIZE).unwrap();
+    assert_eq!((n_kept(2), n_kept(1)), (2 * PAGE_SIZE, 2 * PAGE_SIZE), "unkept pages go first");
+    // The last page of the second text, then its first.
+    assert_eq!((n_kept(2), n_kept(1)), (2 * PAGE_SIZE, 2 * PAGE_SIZE));
+    other.append(PAGE_SIZE).unwrap();
+    assert_eq!((n_kept(2), n_kept(1)), (PAGE_SIZE, 2 * PAGE_SIZE));
+    other.append(PAGE_SIZE).unwrap();
+    assert_eq!((n_kept(2), n_kept(1)), (0, 2 * PAGE_SIZE));
+    // A page in use is never handed out, and a page that is not full is never kept.
+    let mut held = pool.table();
+    assert_eq!(held.share_kept(&[key(1, 0), key(1, 1)]), 2 * PAGE_SIZE);
+    assert_eq!(other.append(1), Err(OutOfPages { needed: 1, free: 0 }));
+    drop(other);
+    held.append(PAGE_SIZE - 1).unwrap();
+    held.keep(2, key(1, 2));
+    assert_eq!(pool.table().share_kept(&[key(1, 0), key(1, 1), key(1, 2)]), 2 * PAGE_SIZE);
+    drop(held);
+    assert_eq!(pool.n_free(), 6);
 }

@@ -33,16 +33,15 @@ fn assert_close<const D: usize>(found: Tensor<D>, expected: Tensor<D>) {
 
 fn attention_options() -> impl Strategy<Value = AttentionOptions> {
     let heads = prop_oneof![Just((1, 1)), Just((4, 2)), Just((6, 2)), Just((3, 3)), Just((8, 1))];
-    (heads, prop_oneof![Just(4usize), Just(12), Just(16), Just(64)], prop::option::of(1..40usize), any::<bool>()).prop_map(
-        |((n_heads, n_kv_heads), head_dim, sliding_window, alibi)| AttentionOptions {
+    (heads, prop_oneof![Just(4usize), Just(12), Just(16), Just(64)], prop::option::of(1..40usize), any::<bool>())
+        .prop_map(|((n_heads, n_kv_heads), head_dim, sliding_window, alibi)| AttentionOptions {
             n_heads,
             n_kv_heads,
             head_dim,
             scale: 0.3,
             sliding_window,
             alibi_slopes: alibi.then(|| position::alibi_slopes(n_heads)),
-        },
-    )
+        })
 }
 
 proptest! {
@@ -96,29 +95,41 @@ proptest! {
         shapes in prop::collection::vec((0..70usize, 1..20usize), 1..4),
         shuffle in any::<u64>(),
     ) {
-        let n_slots = 8 * PAGE_SIZE * shapes.len();
+        let n_pages = 8 * shapes.len();
+        let n_slots = n_pages * PAGE_SIZE;
         let pool = || random([n_slots, options.n_kv_heads * options.head_dim], 1.0);
-        let (keys, values_pool) = (pool(), pool());
+        let (key_rows, values_pool) = (pool(), pool());
+        // As the CPU keeps them, and row by row as the reference takes them.
+        let mut keys = pool().zeros_like();
+        let all_slots = Slots::new((0..n_slots as i32).collect(), &Device::flex());
+        ops::append_keys(&mut keys, key_rows.clone(), &all_slots);
         let (mut n_rows, mut sequences) = (0, Vec::new());
-        for &(start, len) in &shapes {
+        for (number, &(start, len)) in shapes.iter().enumerate() {
             let first_key = options.sliding_window.map_or(0, |window| (start + 1).saturating_sub(window));
-            // Any slots will do, as long as they are spread over the pool.
-            let slot = |key: usize| ((key as u64 * 2_654_435_761 + shuffle) % n_slots as u64) as i32;
+            // Each sequence's pages are its own, in any order.
+            let page = |key: usize| number * 8 + (key / PAGE_SIZE * 3 + shuffle as usize % 8) % 8;
+            let slot = |key: usize| (page(key) * PAGE_SIZE + key % PAGE_SIZE) as i32;
             let slots = Slots::new((first_key..start + len).map(slot).collect(), &Device::flex());
             sequences.push(PagedRows { rows: n_rows..n_rows + len, start, first_key, slots });
             n_rows += len;
         }
         let q = random([n_rows, options.n_heads * options.head_dim], 1.0);
         let found = ops::attention_paged(q.clone(), [&keys, &values_pool], &sequences, &options);
-        assert_close(found, ops::attention_paged_reference(q, [&keys, &values_pool], &sequences, &options));
+        assert_close(found, ops::attention_paged_reference(q, [&key_rows, &values_pool], &sequences, &options));
     }
 }
 
 /// A row's bits do not depend on which rows are computed with it: solo, in a batch, in any chunks.
 #[test]
 fn rows_are_the_same_bits_in_any_company() {
-    use hearth_model::{attention::AttentionContext, generate::token_tensor, gpt::Gpt, kv_cache::{KvCache, StepPart}};
-    let sizes = Sizes { vocab_size: 99, max_seq_len: 128, n_layers: 2, n_heads: 6, n_kv_heads: 2, d_model: 48, d_ff: 100 };
+    use hearth_model::{
+        attention::AttentionContext,
+        generate::token_tensor,
+        gpt::Gpt,
+        kv_cache::{KvCache, StepPart},
+    };
+    let sizes =
+        Sizes { vocab_size: 99, max_seq_len: 128, n_layers: 2, n_heads: 6, n_kv_heads: 2, d_model: 48, d_ff: 100 };
     let llama = GptConfig::llama(sizes);
     let gpt2 = GptConfig { positions: Positions::Alibi, ..GptConfig::gpt2(Sizes { n_kv_heads: 6, ..sizes }) };
     for config in [llama.clone(), gpt2, GptConfig { sliding_window: Some(9), ..llama }] {
@@ -130,7 +141,9 @@ fn rows_are_the_same_bits_in_any_company() {
             for group in (0..texts.len()).collect::<Vec<_>>().chunks(together) {
                 let mut cache = KvCache::new(&config, 128, &Device::flex());
                 let mut tables: Vec<_> = group.iter().map(|_| cache.table()).collect();
-                while let Some(live) = Some(group).filter(|group| group.iter().zip(&tables).any(|(&n, t)| t.len() < texts[n].len())) {
+                while let Some(live) =
+                    Some(group).filter(|group| group.iter().zip(&tables).any(|(&n, t)| t.len() < texts[n].len()))
+                {
                     let (mut parts, mut ids, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
                     for (&number, table) in live.iter().zip(&mut tables) {
                         let chunk: Vec<u32> = texts[number][table.len()..].iter().take(cut).copied().collect();

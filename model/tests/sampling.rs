@@ -8,7 +8,9 @@
 use hearth_model::{
     TokenId,
     error::Error,
-    sampling::{Purpose, RandomStream, Sampler, SamplingParams, token_logprobs},
+    sampling::{
+        ChainStep, Dry, Mirostat, MirostatVersion, Purpose, RandomStream, Sampler, SamplingParams, Xtc, token_logprobs,
+    },
 };
 use proptest::prelude::*;
 
@@ -125,7 +127,7 @@ fn impossible_tokens_are_never_drawn() {
             repetition_penalty: 0.5,
             ..SamplingParams::default()
         };
-        let sampler = Sampler::new(params, 0, &[2]);
+        let mut sampler = Sampler::new(params, 0, &[2]);
         for position in 0..500 {
             let id = sampler.sample(&logits, position).unwrap();
             assert!(id == 1 || id == 3, "temperature {temperature}: {id}");
@@ -136,7 +138,7 @@ fn impossible_tokens_are_never_drawn() {
 #[test]
 fn broken_logits_are_an_error() {
     for params in [SamplingParams::greedy(), SamplingParams::default()] {
-        let sampler = Sampler::new(params, 0, &[]);
+        let mut sampler = Sampler::new(params, 0, &[]);
         for logits in [&[0.0, f32::NAN] as &[f32], &[f32::INFINITY, 0.0], &[f32::NEG_INFINITY; 3], &[]] {
             let error = sampler.sample(logits, 0).unwrap_err();
             assert!(matches!(error, Error::Execution { .. }), "{error}");
@@ -155,6 +157,279 @@ fn huge_logits_do_not_overflow() {
         ..SamplingParams::default()
     };
     assert_eq!(Sampler::new(params, 0, &[1]).sample(&[0.0, f32::MAX, f32::MIN], 0).unwrap(), 1);
+}
+
+/// Surprises of 0.5, 0.25, 0.15 and 0.1 in nats: 0.693, 1.386, 1.897, 2.303. Their mean, the entropy: 1.208.
+#[test]
+fn typical_p_keeps_what_is_nearest_to_the_entropy() {
+    let kept = |typical_p| {
+        let params = SamplingParams { typical_p, ..SamplingParams::default() };
+        distribution(params, &four_logits()).iter().map(|pair| pair.0).collect::<Vec<_>>()
+    };
+    // Distances: 0.515, 0.178, 0.689, 1.095. So the order is 1, 0, 2, 3, with sums of 0.25, 0.75, 0.9 and 1.
+    assert_eq!(kept(0.2), [1]);
+    assert_eq!(kept(0.26), [0, 1]);
+    assert_eq!(kept(0.74), [0, 1]);
+    assert_eq!(kept(0.76), [0, 1, 2]);
+    assert_eq!(kept(1.0), [0, 1, 2, 3]);
+    let params = SamplingParams { typical_p: 0.74, ..SamplingParams::default() };
+    assert_close(&distribution(params, &four_logits()), &[(0, 2.0 / 3.0), (1, 1.0 / 3.0)]);
+}
+
+#[test]
+fn top_n_sigma_counts_standard_deviations_from_the_largest_logit() {
+    // Mean 3, variance (25 + 1 + 1 + 9 + 4) / 5 = 8, deviation 2.828.
+    let logits = [8.0, 4.0, 2.0, 0.0, 1.0];
+    let kept = |top_n_sigma, temperature| {
+        let params = SamplingParams { top_n_sigma, temperature, ..SamplingParams::default() };
+        distribution(params, &logits).iter().map(|pair| pair.0).collect::<Vec<_>>()
+    };
+    assert_eq!(kept(1.0, 1.0), [0]);
+    // 8 - 1.5 * 2.828 = 3.757, 8 - 2.2 * 2.828 = 1.777, 8 - 2.5 * 2.828 = 0.929.
+    assert_eq!(kept(1.5, 1.0), [0, 1]);
+    assert_eq!(kept(2.2, 1.0), [0, 1, 2]);
+    assert_eq!(kept(2.5, 1.0), [0, 1, 2, 4]);
+    // The temperature makes no difference to what is kept.
+    assert_eq!(kept(2.5, 7.0), [0, 1, 2, 4]);
+    // What is ruled out does not count.
+    let ruled_out = [8.0, 4.0, f32::NEG_INFINITY, 2.0, 0.0, 1.0];
+    let params = SamplingParams { top_n_sigma: 1.5, ..SamplingParams::default() };
+    assert_eq!(distribution(params, &ruled_out).len(), 2);
+}
+
+#[test]
+fn xtc_takes_all_top_choices_but_the_least() {
+    let params =
+        |probability, threshold| SamplingParams { xtc: Xtc { probability, threshold }, ..SamplingParams::default() };
+    // Above 0.14 are 0.5, 0.25 and 0.15; the last of them stays.
+    assert_close(&distribution(params(1.0, 0.14), &four_logits()), &[(2, 0.6), (3, 0.4)]);
+    // A threshold that one token reaches, or none, changes nothing.
+    for threshold in [0.3, 0.6] {
+        assert_eq!(distribution(params(1.0, threshold), &four_logits()).len(), 4);
+    }
+    // Every fourth time: 0.75 * [0.5, 0.25, 0.15, 0.1] + 0.25 * [0, 0, 0.6, 0.4].
+    let mixed = [(0, 0.375), (2, 0.2625), (1, 0.1875), (3, 0.175)];
+    assert_close(&distribution(params(0.25, 0.14), &four_logits()), &mixed);
+    // The coin shares nothing with the draw: the frequencies are those of the mixture.
+    let mut sampler = Sampler::new(params(0.25, 0.14), 0, &[]);
+    let mut counts = [0; 4];
+    for position in 0..40_000 {
+        counts[sampler.sample(&four_logits(), position).unwrap() as usize] += 1;
+    }
+    // 3 degrees of freedom, as below.
+    assert!(chi_squared(&counts, &[0.375, 0.1875, 0.2625, 0.175]) < 36.0, "{counts:?}");
+}
+
+#[test]
+fn dynamic_temperature_follows_the_entropy() {
+    let params = |dynatemp_range, dynatemp_exponent| SamplingParams {
+        dynatemp_range,
+        dynatemp_exponent,
+        ..SamplingParams::default()
+    };
+    // Equal probabilities have all the entropy there is: temperature 1 + 0.5, which keeps them equal.
+    assert_close(&distribution(params(0.5, 1.0), &[3.0; 4]), &[(0, 0.25), (1, 0.25), (2, 0.25), (3, 0.25)]);
+    // 0.9 and 0.1: entropy 0.3251 of 0.6931 nats, a share of 0.4690. Between 0.5 and 1.5 that is 0.9690, and with the
+    // exponent 2 it is 0.7200.
+    let logits = [0.9_f32.ln(), 0.1_f32.ln()];
+    for (exponent, temperature) in [(1.0, 0.968_996), (2.0, 0.719_957)] {
+        let given = distribution(params(0.5, exponent), &logits);
+        let odds = 9.0_f32.powf(1.0 / temperature);
+        assert!((given[0].1 / given[1].1 / odds - 1.0).abs() < 1e-4, "{given:?}, expected odds of {odds}");
+    }
+    // A range beyond the temperature stops at 0: the surest distribution becomes greedy.
+    assert_eq!(distribution(params(2.0, 1.0), &[50.0, -50.0]).len(), 1);
+}
+
+#[test]
+fn mirostat_2_bounds_the_surprise_and_follows_it() {
+    let mirostat = Mirostat { version: MirostatVersion::V2, tau: 1.21, eta: 0.5 };
+    let params = SamplingParams { mirostat: Some(mirostat), ..SamplingParams::default() };
+    let mut sampler = Sampler::new(params, 0, &[]);
+    let kept = |sampler: &Sampler| sampler.distribution(&four_logits()).unwrap();
+    // Surprises in bits: 1, 2, 2.737, 3.322. The bound starts at 2 * 1.21 = 2.42.
+    assert_close(&kept(&sampler), &[(0, 2.0 / 3.0), (1, 1.0 / 3.0)]);
+    // Token 0 has 1 bit, 0.21 below the target: the bound rises by 0.105, token 1 (2 bits) takes it down by 0.395.
+    let mut bound = 2.42;
+    for position in 0..200 {
+        let id = sampler.sample(&four_logits(), position).unwrap();
+        sampler.accept(id);
+        bound -= 0.5 * ([1.0, 2.0, -(0.15_f64.log2()), -(0.1_f64.log2())][id as usize] - 1.21);
+        let expected = [1.0, 2.0, 2.737, 3.322].iter().filter(|&&surprise| surprise <= bound).count().max(1);
+        assert_eq!(kept(&sampler).len(), expected, "bound {bound}");
+    }
+}
+
+#[test]
+fn mirostat_1_keeps_k_of_a_zipf_distribution() {
+    // Rank i has the probability i^-2 / 1.49139: the exponent is found to be 2. With tau = 1 the bound is 2 bits, and
+    // k = sqrt(1 * 2^2 / (1 - 8^-1)) = sqrt(4.571) = 2.14, which rounds to 2.
+    let logits: Vec<f32> = (1..=8).map(|rank| -2.0 * (rank as f32).ln()).collect();
+    let kept = |tau| {
+        let mirostat = Mirostat { version: MirostatVersion::V1, tau, eta: 0.1 };
+        let params = SamplingParams { mirostat: Some(mirostat), ..SamplingParams::default() };
+        distribution(params, &logits)
+    };
+    // 1 and 1/4 remain.
+    assert_close(&kept(1.0), &[(0, 0.8), (1, 0.2)]);
+    // 2^(2 * 1.5) = 8: sqrt(9.14) = 3.02. 1, 1/4 and 1/9 sum to 49/36.
+    assert_close(&kept(1.5), &[(0, 36.0 / 49.0), (1, 9.0 / 49.0), (2, 4.0 / 49.0)]);
+    assert_eq!(kept(9.0).len(), 8);
+    assert_eq!(kept(0.0).len(), 1);
+    // One token alone has no exponent.
+    let alone = SamplingParams {
+        mirostat: Some(Mirostat { version: MirostatVersion::V1, ..Mirostat::default() }),
+        ..SamplingParams::default()
+    };
+    assert_close(&distribution(alone, &[1.0, f32::NEG_INFINITY]), &[(0, 1.0)]);
+}
+
+#[test]
+fn the_last_n_tokens_are_penalized() {
+    let logits = [2.0, -1.0, 0.5, 1.0];
+    let params = |n| SamplingParams { repetition_penalty: 2.0, repeat_last_n: Some(n), ..SamplingParams::default() };
+    let mut sampler = Sampler::new(params(2), 0, &[0, 1, 3]);
+    assert_logits(&sampler, &logits, &[2.0, -2.0, 0.5, 0.5]);
+    sampler.accept(3);
+    assert_logits(&sampler, &logits, &[2.0, -1.0, 0.5, 0.5]);
+    assert_logits(&Sampler::new(params(0), 0, &[0, 1]), &logits, &logits);
+    assert_logits(&Sampler::new(params(9), 0, &[0, 1]), &logits, &[1.0, -2.0, 0.5, 1.0]);
+}
+
+#[test]
+fn dry_grows_with_the_length_of_the_repetition() {
+    let logits = [0.0; 6];
+    let params = |dry: Dry| SamplingParams { dry, ..SamplingParams::default() };
+    let dry = Dry { multiplier: 0.5, base: 2.0, ..Dry::default() };
+    // The text ends in 1 2 3, which 4 followed, and in 3, which 5 followed: one token is short of the two allowed.
+    let text = [1, 2, 3, 4, 3, 5, 1, 2, 3];
+    let sampler = |dry: Dry| Sampler::new(params(dry), 0, &text);
+    assert_logits(&sampler(dry.clone()), &logits, &[0.0, 0.0, 0.0, 0.0, -0.5 * 2.0, 0.0]);
+    let one_is_enough = Dry { allowed_length: 1, ..dry.clone() };
+    assert_logits(&sampler(one_is_enough), &logits, &[0.0, 0.0, 0.0, 0.0, -0.5 * 4.0, -0.5]);
+    // Behind a breaker nothing is a repetition: 2 3 is left, then nothing.
+    let broken = |breaker| Dry { sequence_breakers: [breaker].into(), ..dry.clone() };
+    assert_logits(&sampler(broken(1)), &logits, &[0.0, 0.0, 0.0, 0.0, -0.5, 0.0]);
+    for breaker in [2, 3, 4] {
+        assert_logits(&sampler(broken(breaker)), &logits, &logits);
+    }
+    // The first passage is out of sight, or half of it.
+    let near = |n| Dry { penalty_last_n: Some(n), ..dry.clone() };
+    assert_logits(&sampler(near(7)), &logits, &logits);
+    assert_logits(&sampler(near(8)), &logits, &[0.0, 0.0, 0.0, 0.0, -0.5, 0.0]);
+    // The output counts, and the longest of several repetitions decides.
+    let mut grown = sampler(dry.clone());
+    [4, 1, 2, 3].into_iter().for_each(|id| grown.accept(id));
+    // 1 2 3 came with 4 twice (3 tokens), the last time 3 4 1 2 3 is no repetition of 5 1 2 3.
+    assert_logits(&grown, &logits, &[0.0, 0.0, 0.0, 0.0, -1.0, 0.0]);
+    // An absurd penalty leaves the token possible: one that is alone is still drawn.
+    let absurd = Dry { multiplier: f32::MAX, base: f32::MAX, allowed_length: 1, ..dry };
+    let mut sampler = Sampler::new(params(absurd), 0, &[0, 0, 0, 0]);
+    assert_eq!(sampler.sample(&[1.0, f32::NEG_INFINITY], 0).unwrap(), 0);
+}
+
+#[test]
+fn bans_rule_tokens_out() {
+    let allowed = SamplingParams {
+        allowed_token_ids: Some([1, 3].into()),
+        logit_bias: [(0, 100.0)].into(),
+        ..SamplingParams::default()
+    };
+    assert_close(&distribution(allowed, &four_logits()), &[(1, 0.25 / 0.35), (3, 0.1 / 0.35)]);
+    // Token 0 never, token 2 not behind 1 1.
+    let bad_words = vec![vec![0], vec![1, 1, 2]];
+    let mut sampler = Sampler::new(SamplingParams { bad_words, ..SamplingParams::default() }, 0, &[1, 1]);
+    let all_but_0 = [(1, 0.5), (2, 0.3), (3, 0.2)];
+    // The prompt is no part of a word.
+    assert_close(&sampler.distribution(&four_logits()).unwrap(), &all_but_0);
+    sampler.accept(1);
+    assert_close(&sampler.distribution(&four_logits()).unwrap(), &all_but_0);
+    sampler.accept(1);
+    assert_close(&sampler.distribution(&four_logits()).unwrap(), &[(1, 0.25 / 0.35), (3, 0.1 / 0.35)]);
+    sampler.accept(3);
+    assert_close(&sampler.distribution(&four_logits()).unwrap(), &all_but_0);
+    // Greedy choices keep to it.
+    let greedy = SamplingParams { bad_words: vec![vec![0]], ..SamplingParams::greedy() };
+    assert_eq!(Sampler::new(greedy.clone(), 0, &[]).sample(&four_logits(), 0).unwrap(), 1);
+    // Nothing left is an error that names the parameter.
+    let error = Sampler::new(greedy, 0, &[]).sample(&[0.0, f32::NEG_INFINITY], 0).unwrap_err();
+    assert!(matches!(error, Error::Param { name: "bad_words", .. }), "{error}");
+}
+
+#[test]
+fn samplers_act_in_the_order_given() {
+    let with = |samplers: &[ChainStep]| SamplingParams {
+        samplers: samplers.to_vec(),
+        temperature: 0.5,
+        top_p: 0.7,
+        ..SamplingParams::default()
+    };
+    // Squares first: 0.25 of 0.345 is 0.72, enough alone.
+    let tempered_first = with(&[ChainStep::Temperature, ChainStep::TopP]);
+    assert_close(&distribution(tempered_first, &four_logits()), &[(0, 1.0)]);
+    // Cut first: 0.5 and 0.25 reach 0.7, and their squares are 4 to 1.
+    let cut_first = with(&[ChainStep::TopP, ChainStep::Temperature]);
+    assert_close(&distribution(cut_first, &four_logits()), &[(0, 0.8), (1, 0.2)]);
+    // A penalty behind the temperature acts on the logits that it left: ln 2 halves odds that were squared.
+    let params = SamplingParams {
+        samplers: vec![ChainStep::Temperature, ChainStep::TopK, ChainStep::Penalties],
+        temperature: 0.5,
+        top_k: 2,
+        presence_penalty: 2.0_f32.ln(),
+        ..SamplingParams::default()
+    };
+    let mut sampler = Sampler::new(params, 0, &[]);
+    // Token 3 is gone by then.
+    [0, 3].into_iter().for_each(|id| sampler.accept(id));
+    assert_close(&sampler.distribution(&four_logits()).unwrap(), &[(0, 2.0 / 3.0), (1, 1.0 / 3.0)]);
+    // Names, llama.cpp's among them.
+    assert_eq!("typ_p".parse::<ChainStep>().unwrap(), ChainStep::TypicalP);
+    for step in ChainStep::DEFAULT_ORDER {
+        assert_eq!(step.to_string().parse::<ChainStep>().unwrap(), step);
+    }
+    assert!("heat".parse::<ChainStep>().unwrap_err().to_string().ends_with("given `heat`"));
+}
+
+#[test]
+fn contradictions_name_both_parameters() {
+    let default = SamplingParams::default;
+    let mirostat = Some(Mirostat::default());
+    let cases: [(SamplingParams, &str, &str); 10] = [
+        (SamplingParams { mirostat, top_k: 5, ..default() }, "`mirostat`", "`top_k`"),
+        (SamplingParams { mirostat, typical_p: 0.5, ..default() }, "`mirostat`", "`typical_p`"),
+        (SamplingParams { mirostat, ..SamplingParams::greedy() }, "`mirostat`", "`temperature`"),
+        (SamplingParams { dynatemp_range: 0.5, ..SamplingParams::greedy() }, "`dynatemp_range`", "`temperature`"),
+        (
+            SamplingParams { allowed_token_ids: Some([1].into()), bad_words: vec![vec![1]], ..default() },
+            "`bad_words`",
+            "`allowed_token_ids`",
+        ),
+        (SamplingParams { samplers: Vec::new(), temperature: 0.5, ..default() }, "`samplers`", "`temperature`"),
+        (SamplingParams { samplers: vec![ChainStep::TopK], min_p: 0.5, ..default() }, "`samplers`", "`min_p`"),
+        (SamplingParams { samplers: vec![ChainStep::TopK; 2], ..default() }, "`samplers`", "`top_k` twice"),
+        (SamplingParams { allowed_token_ids: Some([].into()), ..default() }, "`allowed_token_ids`", "none"),
+        (SamplingParams { bad_words: vec![vec![]], ..default() }, "`bad_words`", "empty"),
+    ];
+    for (params, one, other) in cases {
+        let message = params.validate(10).unwrap_err().to_string();
+        assert!(message.contains(one) && message.contains(other), "{message}");
+    }
+    // Left out is fine where nothing is set.
+    assert!(SamplingParams { samplers: Vec::new(), ..default() }.validate(10).is_ok());
+}
+
+#[test]
+fn logprobs_after_the_parameters() {
+    let params = SamplingParams { top_k: 2, ..SamplingParams::default() };
+    let sampler = Sampler::new(params, 0, &[]);
+    let given = sampler.logprobs(&four_logits(), 0, (1, 3)).unwrap();
+    assert!((given.logprob - (1.0_f32 / 3.0).ln()).abs() < 1e-6);
+    assert_eq!(given.rank, 2);
+    assert_close(&given.top, &[(0, (2.0_f32 / 3.0).ln()), (1, (1.0_f32 / 3.0).ln())]);
+    assert_eq!(given.top[1].1.to_bits(), given.logprob.to_bits());
+    assert_eq!(sampler.logprobs(&four_logits(), 0, (3, 0)).unwrap().logprob, f32::NEG_INFINITY);
+    assert_eq!(token_logprobs(&four_logits(), 2, 0).rank, 3);
+    assert_eq!(token_logprobs(&[0.0; 3], 2, 0).rank, 1);
 }
 
 proptest! {
@@ -198,7 +473,7 @@ proptest! {
     ) {
         prop_assume!(logits.iter().any(|logit| logit.is_finite()));
         let params = SamplingParams { temperature, top_k, top_p, min_p, seed, ..SamplingParams::default() };
-        let sampler = Sampler::new(params, 0, &[]);
+        let mut sampler = Sampler::new(params, 0, &[]);
         let distribution = sampler.distribution(&logits).unwrap();
         let total: f64 = distribution.iter().map(|pair| f64::from(pair.1)).sum();
         prop_assert!((total - 1.0).abs() < 1e-4);
@@ -385,7 +660,7 @@ fn streams_are_independent_of_each_other() {
 fn tokens_depend_on_seed_choice_and_position_alone() {
     let logits = vec![0.0; 1000];
     let tokens = |seed, choice, positions: &[usize]| {
-        let sampler = Sampler::new(SamplingParams { seed, ..SamplingParams::default() }, choice, &[]);
+        let mut sampler = Sampler::new(SamplingParams { seed, ..SamplingParams::default() }, choice, &[]);
         positions.iter().map(|&position| sampler.sample(&logits, position).unwrap()).collect::<Vec<_>>()
     };
     let forward = tokens(1, 0, &[0, 1, 2, 3, 4]);

@@ -1,18 +1,17 @@
 //! The small model that the binary carries, for when no `--model` is given.
+//!
+//! `bundled/README.md` says what it is and how it was made.
+
+use hearth_model::weights::model_dir::EmbeddedDir;
 
 /// Its name for clients.
 pub const NAME: &str = "hearth-bundled";
 
-/// One file of a model dir.
-#[derive(Clone, Copy, Debug)]
-pub struct BundledFile {
-    /// Its name in the model dir.
-    pub name: &'static str,
-    /// What it holds.
-    pub bytes: &'static [u8],
-}
-
-/// The bundled model dir, if this build carries one.
-pub fn files() -> Option<&'static [BundledFile]> {
-    None
-}
+/// Its files.
+pub const DIR: EmbeddedDir = EmbeddedDir {
+    name: NAME,
+    config: include_bytes!("../bundled/config.json"),
+    weights: include_bytes!("../bundled/model.safetensors"),
+    tokenizer: include_bytes!("../bundled/tokenizer.json"),
+    tokenizer_config: include_bytes!("../bundled/tokenizer_config.json"),
+};

@@ -1,21 +1,17 @@
 //! What can be set, by flag or by environment variable. The doc comments here are the help texts, and the defaults are
 //! here alone.
 
-use std::{fs, path::Path, path::PathBuf, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use clap::Args;
 use hearth_model::{
-    Error, Result,
+    Result,
     device::{self, DeviceChoice},
-    ops::Dtype,
+    ops::{self, Dtype},
     weights::model_dir::{self, LoadOptions, LoadedModel},
 };
 
-use crate::{
-    bundled::{self, BundledFile},
-    engine::EngineOptions,
-    random::fresh_id,
-};
+use crate::{bundled, engine::EngineOptions};
 
 /// How the server runs.
 #[derive(Args, Clone, Debug)]
@@ -74,7 +70,7 @@ pub struct ModelConfig {
     /// the build holds
     #[arg(long, env = "HEARTH_DEVICE", default_value_t = DeviceChoice::Auto)]
     pub device: DeviceChoice,
-    /// How weight matrices are held: `f32` or `f16`
+    /// How weight matrices are held: `f32`, `f16`, or rounded to `q8` or `q4` (on the CPU)
     #[arg(long, env = "HEARTH_DTYPE", default_value_t = Dtype::F32)]
     pub dtype: Dtype,
 }
@@ -89,43 +85,19 @@ impl ModelConfig {
         name.map_or_else(|| dir.display().to_string(), |name| name.to_string_lossy().into_owned())
     }
 
-    /// Opens the device and loads the model, on the calling thread.
+    /// Opens the device and loads the model, on the thread that is to compute with it.
     ///
     /// # Errors
-    /// No such device, a broken model dir, or no model at all.
+    /// No such device, or a broken model dir.
     pub fn load(&self) -> Result<LoadedModel> {
+        // Before anything shares work: this thread takes part in it.
+        ops::lead_threads();
         let chosen = device::choose(self.device)?;
         tracing::info!("device: {:?}: {}", chosen.device, chosen.reason);
         let options = LoadOptions { device: chosen.device, dtype: self.dtype };
-        match (&self.model, bundled::files()) {
-            (Some(dir), _) => model_dir::load(dir, &options),
-            (None, Some(files)) => load_bundled(files, &options),
-            (None, None) => Err(Error::Param {
-                name: "--model",
-                what: "is not given and this build carries no bundled model\n\
-                       hint: `hearth --model DIR` with a folder that holds `config.json`, `model.safetensors` and \
-                       `tokenizer.json`"
-                    .to_owned(),
-            }),
+        match &self.model {
+            Some(dir) => model_dir::load(dir, &options),
+            None => model_dir::load_embedded(&bundled::DIR, &options),
         }
     }
-}
-
-/// Model dirs are opened from disk, so the files go there for as long as that takes.
-fn load_bundled(files: &[BundledFile], options: &LoadOptions) -> Result<LoadedModel> {
-    let dir = std::env::temp_dir().join(fresh_id("hearth-bundled-"));
-    let loaded = write_files(files, &dir).and_then(|()| model_dir::load(&dir, options));
-    if let Err(error) = fs::remove_dir_all(&dir) {
-        tracing::warn!("cannot remove `{}`: {error}", dir.display());
-    }
-    loaded
-}
-
-fn write_files(files: &[BundledFile], dir: &Path) -> Result<()> {
-    let io = |path: PathBuf| move |source| Error::Io { action: "write", path, source };
-    fs::create_dir_all(dir).map_err(io(dir.to_owned()))?;
-    files.iter().try_for_each(|file| {
-        let path = dir.join(file.name);
-        fs::write(&path, file.bytes).map_err(io(path))
-    })
 }

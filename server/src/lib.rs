@@ -8,6 +8,7 @@
 //! - [`config`]: flags and `HEARTH_*` variables
 //! - [`api`]: HTTP and OpenAI's wire format
 //! - [`engine`]: scheduling, the inference thread, text assembly
+//! - [`metrics`]: what the engine counts, for Prometheus
 //! - [`serve`](mod@serve): a listener, an API and an orderly end
 //! - [`bundled`]: the model that the binary carries
 //!
@@ -18,5 +19,6 @@ pub mod bundled;
 pub mod cli;
 pub mod config;
 pub mod engine;
+pub mod metrics;
 mod random;
 pub mod serve;

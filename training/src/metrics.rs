@@ -11,6 +11,9 @@ use std::{
 use anyhow::{Context, Result};
 use serde::Serialize;
 
+/// Back to the start of the line, and clear what stood there.
+const CLEAR_LINE: &str = "\r\x1b[K";
+
 /// One line of `metrics.jsonl`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
@@ -102,9 +105,12 @@ impl Reporter {
     }
 
     /// A line of its own: what was chosen, what was saved.
-    pub fn note(&mut self, line: &str) -> Result<()> {
-        self.clear()?;
-        writeln!(self.shown, "{line}").context("cannot write to stderr")
+    pub fn note(&mut self, line: &str) {
+        let clear = match self.style {
+            Style::Plain => "",
+            Style::Terminal => CLEAR_LINE,
+        };
+        self.show(&format!("{clear}{line}\n"));
     }
 
     /// Steps in order, the latest last: all are written down, the latest is shown.
@@ -112,11 +118,9 @@ impl Reporter {
         if let Some(latest) = records.last() {
             let line = step_line(latest, self.max_steps, self.elapsed());
             match self.style {
-                Style::Plain => writeln!(self.shown, "{line}"),
-                // Back to the start of the line, and clear what a longer line left.
-                Style::Terminal => write!(self.shown, "\r{line}\x1b[K").and_then(|()| self.shown.flush()),
+                Style::Plain => self.show(&format!("{line}\n")),
+                Style::Terminal => self.show(&format!("{CLEAR_LINE}{line}")),
             }
-            .context("cannot write to stderr")?;
         }
         records.into_iter().try_for_each(|record| self.write_down(&Record::Step(record)))
     }
@@ -128,15 +132,15 @@ impl Reporter {
         self.note(&format!(
             "step {step}: val loss {val_loss:.4} over the whole split, perplexity {val_perplexity:.3}, {val_bpb:.4} bits \
              per byte{mark}"
-        ))?;
+        ));
         self.write_down(&Record::Eval(record))
     }
 
     /// A text that the model wrote after `step` steps.
     pub fn sample(&mut self, step: usize, sample: String) -> Result<()> {
-        self.note(&format!("step {step}, the model writes:"))?;
+        self.note(&format!("step {step}, the model writes:"));
         for line in sample.lines() {
-            self.note(&format!("  | {line}"))?;
+            self.note(&format!("  | {line}"));
         }
         self.write_down(&Record::Sample { step, sample })
     }
@@ -148,11 +152,9 @@ impl Reporter {
         writeln!(jsonl, "{line}").and_then(|()| jsonl.flush()).context("cannot write `metrics.jsonl`")
     }
 
-    fn clear(&mut self) -> Result<()> {
-        match self.style {
-            Style::Plain => Ok(()),
-            Style::Terminal => write!(self.shown, "\r\x1b[K").context("cannot write to stderr"),
-        }
+    /// A run goes on when nobody can watch it any more: a closed terminal is no reason to lose hours of training.
+    fn show(&mut self, text: &str) {
+        let _ = self.shown.write_all(text.as_bytes()).and_then(|()| self.shown.flush());
     }
 }
 

@@ -1,14 +1,17 @@
 //! Where a model dir keeps its chat template.
 
 use std::{
-    fs, io,
+    io,
     path::{Path, PathBuf},
 };
 
 use serde::Deserialize;
 
 use super::{DEFAULT, Sources, TOOL_USE};
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    regular_file,
+};
 
 /// What Hearth reads here of `tokenizer_config.json`.
 #[derive(Deserialize)]
@@ -65,7 +68,7 @@ fn choose(named: Vec<NamedTemplate>, path: &Path) -> Result<Sources> {
 }
 
 fn read(path: &Path) -> Result<Option<String>> {
-    match fs::read_to_string(path) {
+    match regular_file::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(source) => Err(Error::Io { action: "read", path: path.to_owned(), source }),

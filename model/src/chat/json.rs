@@ -7,6 +7,9 @@ use minijinja::{
     value::{Kwargs, ValueKind},
 };
 
+/// More is no indentation but an attempt to fill the memory.
+const MAX_INDENT: usize = 100;
+
 /// Arguments of Python's `json.dumps`.
 struct Style {
     is_ascii: bool,
@@ -33,7 +36,13 @@ impl Style {
             Some(indent) if indent.is_none() => None,
             Some(indent) => Some(match indent.as_str() {
                 Some(text) => text.to_owned(),
-                None => " ".repeat(usize::try_from(indent)?),
+                None => match usize::try_from(indent)? {
+                    width if width <= MAX_INDENT => " ".repeat(width),
+                    width => {
+                        let what = format!("`indent` must be at most {MAX_INDENT}, got {width}");
+                        return Err(Error::new(ErrorKind::InvalidOperation, what));
+                    }
+                },
             }),
         };
         let (item_separator, key_separator) = match arguments.get::<Option<Vec<String>>>("separators")?.as_deref() {

@@ -13,14 +13,18 @@ use crate::{
     error::{Error, Result},
 };
 
-/// A character for private use that neither the inputs nor the templates have.
-pub(super) fn unused(inputs: &Inputs, template_sources: &str) -> Result<char> {
+/// Two characters for private use that neither the inputs nor the templates have.
+pub(super) fn unused(inputs: &Inputs, template_sources: &str) -> Result<[char; 2]> {
     let mut used: HashSet<char> = template_sources.chars().filter(|character| is_private(*character)).collect();
     for_each_input(inputs, &mut |text| used.extend(text.chars().filter(|character| is_private(*character))));
-    ('\u{E000}'..='\u{F8FF}').find(|character| !used.contains(character)).ok_or_else(|| Error::Template {
-        what: "the messages use every private-use character of Unicode, U+E000 to U+F8FF; one must be free".into(),
-        hint: String::new(),
-    })
+    let mut free = ('\u{E000}'..='\u{F8FF}').filter(|character| !used.contains(character));
+    match (free.next(), free.next()) {
+        (Some(one), Some(other)) => Ok([one, other]),
+        _ => Err(Error::Template {
+            what: "the messages use every private-use character of Unicode, U+E000 to U+F8FF; two must be free".into(),
+            hint: String::new(),
+        }),
+    }
 }
 
 fn is_private(character: char) -> bool {

@@ -1,6 +1,6 @@
 //! Softmax attention: over the rows of a batch, and over the pages of a cache.
 
-use std::{cell::OnceCell, ops::Range};
+use std::{ops::Range, sync::OnceLock};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation::softmax};
 
@@ -54,13 +54,13 @@ pub struct PagedRows {
 pub struct Slots {
     host: Vec<i32>,
     device: Device,
-    tensor: OnceCell<Tensor<1, Int>>,
+    tensor: OnceLock<Tensor<1, Int>>,
 }
 
 impl Slots {
     /// Slots of pools on `device`.
     pub fn new(host: Vec<i32>, device: &Device) -> Self {
-        Self { host, device: device.clone(), tensor: OnceCell::new() }
+        Self { host, device: device.clone(), tensor: OnceLock::new() }
     }
 
     /// As plain numbers.
@@ -107,8 +107,12 @@ pub fn attention_paged(
     if cpu::is_cpu(&device) && keys.dtype() == DType::F32 {
         let dims = q.dims();
         let pools = [keys, values].map(|pool| cpu::values(pool.clone()));
-        let output =
-            cpu::attention_paged(cpu::values(q).as_slice(), [pools[0].as_slice(), pools[1].as_slice()], sequences, options);
+        let output = cpu::attention_paged(
+            cpu::values(q).as_slice(),
+            [pools[0].as_slice(), pools[1].as_slice()],
+            sequences,
+            options,
+        );
         return cpu::tensor(output, dims);
     }
     attention_paged_reference(q, [keys, values], sequences, options)
@@ -179,9 +183,11 @@ pub fn causal_bias(
     let mut bias = Vec::with_capacity(slopes.len() * queries.len() * keys.len());
     for slope in slopes {
         for query in queries.clone() {
-            bias.extend(keys.clone().map(|key| {
-                if sees(query, key) { slope * (key as f32 - query as f32) } else { HIDDEN }
-            }));
+            bias.extend(keys.clone().map(
+                |key| {
+                    if sees(query, key) { slope * (key as f32 - query as f32) } else { HIDDEN }
+                },
+            ));
         }
     }
     let shape = [1, slopes.len(), queries.len(), keys.len()];

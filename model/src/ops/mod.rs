@@ -16,10 +16,14 @@ mod rope;
 mod weight;
 
 pub use activation::{activate, activate_reference, gated, gated_reference};
-pub use attention::{Attended, AttentionOptions, PagedRows, Slots, attend, attention_dense, attention_paged, attention_paged_reference, causal_bias};
+pub use attention::{
+    Attended, AttentionOptions, PagedRows, Slots, attend, attention_dense, attention_paged, attention_paged_reference,
+    causal_bias,
+};
+pub use cpu::{lead_threads, read_bandwidth};
 pub use cross_entropy::linear_cross_entropy;
 pub use embedding::embedding;
-pub use kv_append::kv_append;
+pub use kv_append::{append_keys, append_rows, append_values};
 pub use linear::linear;
 pub use norm::{NormOptions, norm, norm_reference};
 pub use rope::{Rotation, rope, rope_reference};

@@ -1,6 +1,6 @@
 //! Rotary positions.
 
-use std::cell::OnceCell;
+use std::sync::OnceLock;
 
 use burn::tensor::{Device, Tensor, TensorData};
 
@@ -14,7 +14,7 @@ pub struct Rotation {
     sin: Vec<f32>,
     n_rows: usize,
     device: Device,
-    tensors: OnceCell<[Tensor<3>; 2]>,
+    tensors: OnceLock<[Tensor<3>; 2]>,
 }
 
 impl Rotation {
@@ -22,14 +22,23 @@ impl Rotation {
     pub fn new(angles: &[f32], n_rows: usize, device: &Device) -> Self {
         let cos = angles.iter().map(|angle| angle.cos()).collect();
         let sin = angles.iter().map(|angle| angle.sin()).collect();
-        Self { cos, sin, n_rows, device: device.clone(), tensors: OnceCell::new() }
+        Self { cos, sin, n_rows, device: device.clone(), tensors: OnceLock::new() }
+    }
+
+    /// Multiplies cosines and sines by `factor`: what is rotated grows by as much.
+    pub fn scaled(mut self, factor: f32) -> Self {
+        if factor != 1.0 {
+            self.cos.iter_mut().chain(&mut self.sin).for_each(|value| *value *= factor);
+            self.tensors = OnceLock::new();
+        }
+        self
     }
 
     /// Repeats the rows for each of `batch` sequences that stand at the same positions.
     pub fn repeat(mut self, batch: usize) -> Self {
         (self.cos, self.sin) = (self.cos.repeat(batch), self.sin.repeat(batch));
         self.n_rows *= batch;
-        self.tensors = OnceCell::new();
+        self.tensors = OnceLock::new();
         self
     }
 
@@ -66,10 +75,7 @@ pub fn rope_reference(x: Tensor<3>, rotation: &Rotation) -> Tensor<3> {
     let part = |range: std::ops::Range<usize>| x.clone().slice([0..n_rows, 0..n_heads, range]);
     let (left, right) = (part(0..half), part(half..2 * half));
     let [cos, sin] = rotation.tensors();
-    let mut parts = vec![
-        left.clone() * cos.clone() - right.clone() * sin.clone(),
-        right * cos + left * sin,
-    ];
+    let mut parts = vec![left.clone() * cos.clone() - right.clone() * sin.clone(), right * cos + left * sin];
     if 2 * half < head_dim {
         parts.push(part(2 * half..head_dim));
     }

@@ -9,7 +9,7 @@ use burn::{
 
 use super::cpu::{self, Panels};
 use crate::{
-    error::Result,
+    error::{Error, Result},
     gpt::{read, to_f32},
 };
 
@@ -21,23 +21,27 @@ pub enum Dtype {
     F32,
     /// 2 bytes a value: IEEE half precision.
     F16,
+    /// 8 bits a value in blocks of 32 with a scale: 8.5 bits in all. On the CPU.
+    Q8,
+    /// 4 bits a value in blocks of 32 with a scale: 4.5 bits in all. On the CPU. Embeddings keep 8 bits.
+    Q4,
 }
 
 impl Dtype {
-    fn burn(self) -> DType {
-        match self {
-            Self::F32 => DType::F32,
-            Self::F16 => DType::F16,
-        }
+    /// Every dtype, with its name.
+    pub const ALL: &'static [(&'static str, Self)] =
+        &[("f32", Self::F32), ("f16", Self::F16), ("q8", Self::Q8), ("q4", Self::Q4)];
+
+    /// How embeddings are held in a model of this dtype. They are where rounding hurts most (they are `lm_head` too
+    /// where the two are tied), so they keep 8 bits.
+    pub fn for_embeddings(self) -> Self {
+        if self == Self::Q4 { Self::Q8 } else { self }
     }
 }
 
 impl fmt::Display for Dtype {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-        })
+        f.write_str(Self::ALL.iter().find(|(_, dtype)| dtype == self).map_or("", |(name, _)| name))
     }
 }
 
@@ -45,11 +49,11 @@ impl FromStr for Dtype {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, String> {
-        match name {
-            "f32" => Ok(Self::F32),
-            "f16" => Ok(Self::F16),
-            other => Err(format!("must be `f32` or `f16`, got `{other}`")),
-        }
+        let known = Self::ALL.iter().find(|(known, _)| *known == name);
+        known.map(|(_, dtype)| *dtype).ok_or_else(|| {
+            let names: Vec<_> = Self::ALL.iter().map(|(name, _)| format!("`{name}`")).collect();
+            format!("must be one of {}, got `{name}`", names.join(", "))
+        })
     }
 }
 
@@ -84,19 +88,23 @@ impl Weight {
     /// Puts `data`, `[d_out, d_in]` in f32, on `device` in the form `dtype`.
     ///
     /// # Errors
-    /// [`Error::Execution`] when `data` is not f32.
+    /// [`Error::Execution`] when `data` is not f32; [`Error::Param`] when the device does not compute with `dtype`.
     pub fn new(data: TensorData, dtype: Dtype, device: &Device) -> Result<Self> {
-        if !cpu::is_cpu(device) {
-            let values = Tensor::from_data(data.convert_dtype(dtype.burn()), (device, dtype.burn()));
-            return Ok(Self::Stored(StoredWeight { values: Param::from_tensor(values) }));
+        if cpu::is_cpu(device) {
+            let dims = data.shape().dims();
+            let panels = Panels::new(&to_f32(data)?, dims, dtype);
+            return Ok(Self::Packed(PackedWeight { panels: Arc::new(panels) }));
         }
-        let [d_out, d_in] = data.shape().dims();
-        let values = to_f32(data)?;
-        let panels = match dtype {
-            Dtype::F32 => Panels::f32(&values, d_out, d_in),
-            Dtype::F16 => Panels::f16(&values, d_out, d_in),
+        let stored = match dtype {
+            Dtype::F32 => DType::F32,
+            Dtype::F16 => DType::F16,
+            Dtype::Q8 | Dtype::Q4 => {
+                let what = format!("`{dtype}` is for the CPU\nhint: use `f16`, or the device `cpu`");
+                return Err(Error::Param { name: "dtype", what });
+            }
         };
-        Ok(Self::Packed(PackedWeight { panels: Arc::new(panels) }))
+        let values = Tensor::from_data(data.convert_dtype(stored), (device, stored));
+        Ok(Self::Stored(StoredWeight { values: Param::from_tensor(values) }))
     }
 
     /// `[d_out, d_in]`.
@@ -109,11 +117,22 @@ impl Weight {
 
     /// How the values are stored.
     pub fn dtype(&self) -> Dtype {
-        let is_f16 = match self {
-            Self::Stored(stored) => stored.values.val().dtype() == DType::F16,
-            Self::Packed(packed) => packed.panels.is_f16(),
-        };
-        if is_f16 { Dtype::F16 } else { Dtype::F32 }
+        match self {
+            Self::Stored(stored) if stored.values.val().dtype() == DType::F16 => Dtype::F16,
+            Self::Stored(_) => Dtype::F32,
+            Self::Packed(packed) => packed.panels.dtype(),
+        }
+    }
+
+    /// Bytes that the values take, scales and padding included.
+    pub fn n_bytes(&self) -> usize {
+        match self {
+            Self::Stored(stored) => {
+                let values = stored.values.val();
+                values.shape().num_elements() * values.dtype().size()
+            }
+            Self::Packed(packed) => packed.panels.n_bytes(),
+        }
     }
 
     /// Where the values are.

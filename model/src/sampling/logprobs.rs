@@ -11,6 +11,8 @@ pub struct TokenLogprobs {
     pub id: TokenId,
     /// Its log-probability, in nats; -infinity if its logit is, or if the vocabulary has no such id.
     pub logprob: f32,
+    /// How many tokens are more likely, plus 1: the most likely token has rank 1, and so have its equals.
+    pub rank: usize,
     /// The most likely tokens with their log-probabilities, the most likely first, the lower id among equals.
     pub top: Vec<(TokenId, f32)>,
 }
@@ -23,11 +25,13 @@ pub fn token_logprobs(logits: &[f32], id: TokenId, n_top: usize) -> TokenLogprob
     let logprob =
         |id: TokenId| logits.get(id as usize).map_or(f32::NEG_INFINITY, |&logit| (f64::from(logit) - log_total) as f32);
     let top = top_ids(logits, n_top).into_iter().map(|id| (id, logprob(id))).collect();
-    TokenLogprobs { id, logprob: logprob(id), top }
+    let own = logits.get(id as usize).copied().unwrap_or(f32::NEG_INFINITY);
+    let rank = logits.iter().filter(|logit| **logit > own).count() + 1;
+    TokenLogprobs { id, logprob: logprob(id), rank, top }
 }
 
 /// `ln(sum(exp(logits)))`, in double precision.
-fn log_sum_exp(logits: &[f32]) -> f64 {
+pub(super) fn log_sum_exp(logits: &[f32]) -> f64 {
     let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
     let total: f64 = logits.iter().map(|&logit| (f64::from(logit) - largest).exp()).sum();
     largest + total.ln()

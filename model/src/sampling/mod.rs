@@ -4,6 +4,7 @@
 //! What may come in: anything from a row of logits to one token. Tensors stay outside: a row is a slice of `f32`.
 //! The order of the chain is documented in one place, at [`Sampler`].
 
+pub mod beam;
 mod chain;
 mod logprobs;
 mod params;
@@ -12,7 +13,7 @@ mod sampler;
 
 pub use self::{
     logprobs::{TokenLogprobs, token_logprobs},
-    params::SamplingParams,
+    params::{ChainStep, Dry, Mirostat, MirostatVersion, SamplingParams, Xtc},
     random::{Purpose, RandomStream},
     sampler::Sampler,
 };

@@ -1,19 +1,32 @@
 //! What a client may ask of the choice of tokens, as plain data.
 
-use std::{collections::BTreeMap, ops::RangeInclusive};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    ops::RangeInclusive,
+    str::FromStr,
+};
 
 use crate::{
     TokenId,
     error::{Error, Result},
 };
 
-/// The sampling parameters of one request, with OpenAI's names and, where OpenAI has none, vLLM's.
+/// The sampling parameters of one request, with the names of OpenAI, vLLM and llama.cpp, in this order of precedence.
 ///
-/// The defaults change nothing: a token is drawn from the model's own distribution.
+/// The defaults change nothing: a token is drawn from the model's own distribution. In which order the parameters act is
+/// said at [`Sampler`](super::Sampler).
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
     /// Divides the logits; below 1 the likely tokens gain. 0 takes the most likely token always.
     pub temperature: f32,
+    /// Dynamic temperature: how far the temperature may go up and down with the entropy of the distribution. 0 keeps it
+    /// where it is. See [`SamplingParams::dynatemp_exponent`].
+    pub dynatemp_range: f32,
+    /// The temperature is `low + (high - low) * (entropy / largest possible entropy)^exponent`, from
+    /// `low = temperature - range` (but not below 0) to `high = temperature + range`
+    /// ([the proposal in llama.cpp](https://github.com/ggml-org/llama.cpp/pull/4972)).
+    pub dynatemp_exponent: f32,
     /// Keep this many of the most likely tokens. 0 keeps all.
     pub top_k: usize,
     /// Keep the fewest tokens whose probabilities reach this sum
@@ -22,30 +35,205 @@ pub struct SamplingParams {
     /// Keep the tokens at least this probable, as a share of the most likely token's probability
     /// ([Nguyen et al. 2024](https://arxiv.org/abs/2407.01082)). 0 keeps all.
     pub min_p: f32,
+    /// Keep the fewest tokens that reach this sum of probabilities, those first whose surprise is nearest to the
+    /// distribution's entropy ([Meister et al. 2022](https://arxiv.org/abs/2202.00666)). 1 keeps all.
+    pub typical_p: f32,
+    /// Keep the tokens whose logit is within so many standard deviations of the largest
+    /// ([Tang et al. 2024](https://arxiv.org/abs/2411.07641)). 0 keeps all.
+    pub top_n_sigma: f32,
+    /// Now and then take away the most likely tokens.
+    pub xtc: Xtc,
+    /// Keep the surprise of the text at a level. Takes the place of all that cuts tokens away.
+    pub mirostat: Option<Mirostat>,
     /// Makes tokens of the prompt and the output less likely if above 1: positive logits are divided by it, negative
     /// ones multiplied ([Keskar et al. 2019](https://arxiv.org/abs/1909.05858)).
     pub repetition_penalty: f32,
+    /// How many of the last tokens `repetition_penalty` looks at. `None`: all.
+    pub repeat_last_n: Option<usize>,
     /// Subtracted from the logit of each token that the output has.
     pub presence_penalty: f32,
     /// Subtracted from the logit of each token once for every time that the output has it.
     pub frequency_penalty: f32,
+    /// Makes tokens less likely that would go on repeating a passage.
+    pub dry: Dry,
     /// Added to the logits of these tokens.
     pub logit_bias: BTreeMap<TokenId, f32>,
+    /// The only tokens that may come. `None`: all.
+    pub allowed_token_ids: Option<BTreeSet<TokenId>>,
+    /// Sequences of tokens that must not appear in the output: the last of one is ruled out where the others precede.
+    pub bad_words: Vec<Vec<TokenId>>,
+    /// What acts, in which order; what is not listed does not act.
+    pub samplers: Vec<ChainStep>,
     /// Equal seeds draw equal tokens from equal logits.
     pub seed: u64,
+}
+
+/// XTC, "exclude top choices": with a certain probability, all tokens above a threshold are taken away but the least
+/// likely of them ([the proposal](https://github.com/oobabooga/text-generation-webui/pull/6335)).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Xtc {
+    /// How often it acts, 0 (never) to 1.
+    pub probability: f32,
+    /// Tokens at least this probable may be taken away, 0 to 1. Above 0.5 there is never more than one such token, and
+    /// nothing happens.
+    pub threshold: f32,
+}
+
+/// Mirostat: a bound on the surprise of a token that follows the surprise of the text so far
+/// ([Basu et al. 2020](https://arxiv.org/abs/2007.14966)).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mirostat {
+    /// Which of the paper's algorithms.
+    pub version: MirostatVersion,
+    /// The target, in bits per token.
+    pub tau: f32,
+    /// How fast the bound follows.
+    pub eta: f32,
+}
+
+/// Which of the two algorithms of the paper on mirostat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MirostatVersion {
+    /// Algorithm 1: keeps `k` tokens, from an estimate of how the distribution falls off.
+    V1,
+    /// Algorithm 2: keeps the tokens whose surprise is at most the bound.
+    V2,
+}
+
+/// DRY, "don't repeat yourself": a penalty that grows with the length of the passage that a token would go on repeating
+/// ([the proposal](https://github.com/oobabooga/text-generation-webui/pull/5637)).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Dry {
+    /// The penalty of a repetition of `allowed_length` tokens. 0: none at all.
+    pub multiplier: f32,
+    /// What the penalty is multiplied by for each further token of the repetition, at least 1.
+    pub base: f32,
+    /// The shortest repetition that has a penalty, at least 1 token.
+    pub allowed_length: usize,
+    /// How many of the last tokens are searched for repetitions. `None`: all.
+    pub penalty_last_n: Option<usize>,
+    /// Tokens across which no repetition is seen.
+    pub sequence_breakers: BTreeSet<TokenId>,
+}
+
+/// A step of the chain, by its name in `samplers`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChainStep {
+    /// `repetition_penalty`, `presence_penalty` and `frequency_penalty`.
+    Penalties,
+    /// [`Dry`].
+    Dry,
+    /// `temperature`, dynamic or not.
+    Temperature,
+    /// `top_n_sigma`.
+    TopNSigma,
+    /// `top_k`.
+    TopK,
+    /// `typical_p`.
+    TypicalP,
+    /// `top_p`.
+    TopP,
+    /// `min_p`.
+    MinP,
+    /// [`Xtc`].
+    Xtc,
+}
+
+impl ChainStep {
+    /// All steps, in the order in which they act where a request does not say otherwise.
+    pub const DEFAULT_ORDER: [Self; 9] = [
+        Self::Penalties,
+        Self::Dry,
+        Self::Temperature,
+        Self::TopNSigma,
+        Self::TopK,
+        Self::TypicalP,
+        Self::TopP,
+        Self::MinP,
+        Self::Xtc,
+    ];
+
+    /// The step's name in requests, llama.cpp's.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Penalties => "penalties",
+            Self::Dry => "dry",
+            Self::Temperature => "temperature",
+            Self::TopNSigma => "top_n_sigma",
+            Self::TopK => "top_k",
+            Self::TypicalP => "typical_p",
+            Self::TopP => "top_p",
+            Self::MinP => "min_p",
+            Self::Xtc => "xtc",
+        }
+    }
+}
+
+impl fmt::Display for ChainStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for ChainStep {
+    type Err = Error;
+
+    /// llama.cpp also writes `typ_p` for `typical_p`.
+    fn from_str(name: &str) -> Result<Self> {
+        let name = if name == "typ_p" { "typical_p" } else { name };
+        Self::DEFAULT_ORDER.into_iter().find(|step| step.name() == name).ok_or_else(|| {
+            let names = Self::DEFAULT_ORDER.map(|step| format!("`{step}`")).join(", ");
+            Error::Param { name: "samplers", what: format!("must hold names out of {names}, given `{name}`") }
+        })
+    }
+}
+
+impl Default for Xtc {
+    fn default() -> Self {
+        Self { probability: 0.0, threshold: 0.1 }
+    }
+}
+
+impl Default for Mirostat {
+    fn default() -> Self {
+        Self { version: MirostatVersion::V2, tau: 5.0, eta: 0.1 }
+    }
+}
+
+impl Default for Dry {
+    fn default() -> Self {
+        Self {
+            multiplier: 0.0,
+            base: 1.75,
+            allowed_length: 2,
+            penalty_last_n: None,
+            sequence_breakers: BTreeSet::new(),
+        }
+    }
 }
 
 impl Default for SamplingParams {
     fn default() -> Self {
         Self {
             temperature: 1.0,
+            dynatemp_range: 0.0,
+            dynatemp_exponent: 1.0,
             top_k: 0,
             top_p: 1.0,
             min_p: 0.0,
+            typical_p: 1.0,
+            top_n_sigma: 0.0,
+            xtc: Xtc::default(),
+            mirostat: None,
             repetition_penalty: 1.0,
+            repeat_last_n: None,
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
+            dry: Dry::default(),
             logit_bias: BTreeMap::new(),
+            allowed_token_ids: None,
+            bad_words: Vec::new(),
+            samplers: ChainStep::DEFAULT_ORDER.to_vec(),
             seed: 0,
         }
     }
@@ -62,27 +250,140 @@ impl SamplingParams {
         self.temperature == 0.0
     }
 
-    /// Checks every field against what it allows. `vocab_size` is the model's: it bounds the ids of `logit_bias`.
+    /// Checks every field against what it allows, and the fields against each other. `vocab_size` is the model's: it
+    /// bounds token ids.
     ///
     /// # Errors
-    /// [`Error::Param`] for the first field that is out of range, infinite or not a number.
+    /// [`Error::Param`] for the first field that is out of range, infinite or not a number, or that contradicts another;
+    /// the message then names both.
     pub fn validate(&self, vocab_size: usize) -> Result<()> {
+        self.validate_shape()?;
+        self.validate_penalties()?;
+        self.validate_ids(vocab_size)?;
+        self.validate_order()?;
+        self.validate_together()
+    }
+
+    /// The fields that shape the distribution or cut it.
+    fn validate_shape(&self) -> Result<()> {
         check("temperature", self.temperature, self.temperature >= 0.0, "a number, 0 or more")?;
+        check("dynatemp_range", self.dynatemp_range, self.dynatemp_range >= 0.0, "a number, 0 or more")?;
+        check("dynatemp_exponent", self.dynatemp_exponent, self.dynatemp_exponent > 0.0, "a number above 0")?;
         check("top_p", self.top_p, self.top_p > 0.0 && self.top_p <= 1.0, "above 0 and at most 1")?;
         check_range("min_p", self.min_p, 0.0..=1.0)?;
+        check("typical_p", self.typical_p, self.typical_p > 0.0 && self.typical_p <= 1.0, "above 0 and at most 1")?;
+        check("top_n_sigma", self.top_n_sigma, self.top_n_sigma >= 0.0, "a number, 0 or more")?;
+        check_range("xtc_probability", self.xtc.probability, 0.0..=1.0)?;
+        check_range("xtc_threshold", self.xtc.threshold, 0.0..=1.0)?;
+        let Some(Mirostat { tau, eta, .. }) = self.mirostat else { return Ok(()) };
+        check("mirostat_tau", tau, tau >= 0.0, "a number, 0 or more")?;
+        check("mirostat_eta", eta, eta >= 0.0, "a number, 0 or more")
+    }
+
+    fn validate_penalties(&self) -> Result<()> {
         check("repetition_penalty", self.repetition_penalty, self.repetition_penalty > 0.0, "a number above 0")?;
         check_range("presence_penalty", self.presence_penalty, -2.0..=2.0)?;
         check_range("frequency_penalty", self.frequency_penalty, -2.0..=2.0)?;
-        self.logit_bias.iter().try_for_each(|(&id, &bias)| check_bias(id, bias, vocab_size))
+        let Dry { multiplier, base, allowed_length, .. } = self.dry;
+        check("dry_multiplier", multiplier, multiplier >= 0.0, "a number, 0 or more")?;
+        check("dry_base", base, base >= 1.0, "a number, 1 or more")?;
+        if allowed_length == 0 {
+            return refuse("dry_allowed_length", "must be at least 1, given 0");
+        }
+        Ok(())
+    }
+
+    fn validate_ids(&self, vocab_size: usize) -> Result<()> {
+        for (&id, &bias) in &self.logit_bias {
+            check_id("logit_bias", id, vocab_size)?;
+            check_range("logit_bias", bias, -100.0..=100.0)?;
+        }
+        if let Some(allowed) = &self.allowed_token_ids {
+            if allowed.is_empty() {
+                return refuse("allowed_token_ids", "must hold at least one token id, given none");
+            }
+            allowed.iter().try_for_each(|&id| check_id("allowed_token_ids", id, vocab_size))?;
+        }
+        if self.bad_words.iter().any(Vec::is_empty) {
+            return refuse("bad_words", "must not hold an empty word");
+        }
+        self.bad_words.iter().flatten().try_for_each(|&id| check_id("bad_words", id, vocab_size))?;
+        let single: BTreeSet<TokenId> =
+            self.bad_words.iter().filter(|word| word.len() == 1).flatten().copied().collect();
+        if single.len() >= vocab_size {
+            return refuse("bad_words", "must leave at least one token of the vocabulary");
+        }
+        Ok(())
+    }
+
+    /// A field that is set acts in some step, and no step acts twice.
+    fn validate_order(&self) -> Result<()> {
+        for (at, step) in self.samplers.iter().enumerate() {
+            if self.samplers.iter().take(at).any(|earlier| earlier == step) {
+                return refuse("samplers", format!("must name each step once, given `{step}` twice"));
+            }
+        }
+        let missing = |step: ChainStep| !self.samplers.contains(&step);
+        let set = [
+            ("temperature", ChainStep::Temperature, self.temperature != 1.0),
+            ("dynatemp_range", ChainStep::Temperature, self.dynatemp_range > 0.0),
+            ("repetition_penalty", ChainStep::Penalties, self.repetition_penalty != 1.0),
+            ("presence_penalty", ChainStep::Penalties, self.presence_penalty != 0.0),
+            ("frequency_penalty", ChainStep::Penalties, self.frequency_penalty != 0.0),
+            ("dry_multiplier", ChainStep::Dry, self.dry.multiplier > 0.0),
+        ];
+        let unused = set.into_iter().chain(self.cuts()).find(|&(_, step, is_set)| is_set && missing(step));
+        unused.map_or(Ok(()), |(name, step, _)| {
+            refuse("samplers", format!("must hold `{step}` where `{name}` is set, given {}", listed(&self.samplers)))
+        })
+    }
+
+    /// The fields that cut tokens away, their steps, and whether they are set.
+    fn cuts(&self) -> [(&'static str, ChainStep, bool); 6] {
+        [
+            ("top_n_sigma", ChainStep::TopNSigma, self.top_n_sigma > 0.0),
+            ("top_k", ChainStep::TopK, self.top_k > 0),
+            ("typical_p", ChainStep::TypicalP, self.typical_p < 1.0),
+            ("top_p", ChainStep::TopP, self.top_p < 1.0),
+            ("min_p", ChainStep::MinP, self.min_p > 0.0),
+            ("xtc_probability", ChainStep::Xtc, self.xtc.probability > 0.0),
+        ]
+    }
+
+    fn validate_together(&self) -> Result<()> {
+        if self.mirostat.is_some() {
+            if let Some((name, ..)) = self.cuts().into_iter().find(|&(_, _, is_set)| is_set) {
+                return refuse("mirostat", format!("cannot be combined with `{name}`, whose place it takes"));
+            }
+            if self.is_greedy() {
+                return refuse("mirostat", "cannot be combined with `temperature` 0, which leaves nothing to draw");
+            }
+        }
+        if self.dynatemp_range > 0.0 && self.is_greedy() {
+            return refuse("dynatemp_range", "cannot be combined with `temperature` 0, which is no temperature");
+        }
+        if self.allowed_token_ids.is_some() && !self.bad_words.is_empty() {
+            return refuse(
+                "bad_words",
+                "cannot be combined with `allowed_token_ids`: together they could leave no token",
+            );
+        }
+        Ok(())
     }
 }
 
-fn check_bias(id: TokenId, bias: f32, vocab_size: usize) -> Result<()> {
-    if id as usize >= vocab_size {
-        let what = format!("has the token id {id}: allowed are ids below {vocab_size}, the vocabulary's size");
-        return Err(Error::Param { name: "logit_bias", what });
+fn listed(steps: &[ChainStep]) -> String {
+    if steps.is_empty() {
+        return "none".into();
     }
-    check_range("logit_bias", bias, -100.0..=100.0)
+    steps.iter().map(|step| format!("`{step}`")).collect::<Vec<_>>().join(", ")
+}
+
+fn check_id(name: &'static str, id: TokenId, vocab_size: usize) -> Result<()> {
+    if (id as usize) < vocab_size {
+        return Ok(());
+    }
+    refuse(name, format!("has the token id {id}: allowed are ids below {vocab_size}, the vocabulary's size"))
 }
 
 fn check_range(name: &'static str, given: f32, allowed: RangeInclusive<f32>) -> Result<()> {
@@ -94,5 +395,9 @@ fn check(name: &'static str, given: f32, is_allowed: bool, allowed: &str) -> Res
     if is_allowed && given.is_finite() {
         return Ok(());
     }
-    Err(Error::Param { name, what: format!("must be {allowed}, given {given}") })
+    refuse(name, format!("must be {allowed}, given {given}"))
+}
+
+fn refuse(name: &'static str, what: impl Into<String>) -> Result<()> {
+    Err(Error::Param { name, what: what.into() })
 }

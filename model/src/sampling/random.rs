@@ -14,6 +14,10 @@ pub enum Purpose {
     Token = 0,
     /// Whether a step that acts only at times acts here.
     Coin = 1,
+    /// The noise of a stochastic beam search.
+    Gumbel = 2,
+    /// The name of a branch of a stochastic beam search.
+    Branch = 3,
 }
 
 /// The random numbers of one choice of one request.
@@ -31,11 +35,15 @@ impl RandomStream {
 
     /// A number in `[0, 1)`, a multiple of 2^-53. `position` is the token's index in its sequence.
     pub fn uniform(&self, position: usize, purpose: Purpose) -> f64 {
+        (self.bits(position, purpose) >> 11) as f64 * (1.0 / (1_u64 << 53) as f64)
+    }
+
+    /// 64 random bits.
+    pub(super) fn bits(&self, position: usize, purpose: Purpose) -> u64 {
         let [position_low, position_high] = halves(position as u64);
         let [word_0, word_1, ..] =
             philox(halves(self.seed), [position_low, position_high, self.choice, purpose as u32]);
-        let bits = (u64::from(word_0) << 32 | u64::from(word_1)) >> 11;
-        bits as f64 * (1.0 / (1_u64 << 53) as f64)
+        u64::from(word_0) << 32 | u64::from(word_1)
     }
 }
 

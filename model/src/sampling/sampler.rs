@@ -1,26 +1,38 @@
 //! One sequence's sampler: its parameters, its random stream and the tokens it has seen.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 
 use super::{
-    SamplingParams,
-    chain::{self, Candidate},
+    ChainStep, SamplingParams, TokenLogprobs,
+    chain::{self, Candidates},
     random::{Purpose, RandomStream},
 };
-use crate::{TokenId, error::Result};
+use crate::{
+    TokenId,
+    error::{Error, Result},
+};
 
 /// Chooses the tokens of one sequence.
 ///
 /// A row of logits passes, in this order:
-/// 1. `logit_bias`,
-/// 2. `repetition_penalty` over the tokens of the prompt and of the output,
-/// 3. `presence_penalty` and `frequency_penalty` over the tokens of the output,
-/// 4. at `temperature` 0, the largest logit is taken (the lowest id among equals) and the rest does not apply,
-/// 5. `temperature`,
-/// 6. `top_k`,
-/// 7. `top_p`, of what `top_k` left,
-/// 8. `min_p`, of what `top_p` left,
-/// 9. the draw.
+/// 1. `allowed_token_ids` and `bad_words`, which rule tokens out,
+/// 2. `logit_bias`,
+/// 3. the steps of `samplers`, by default
+///    1. `penalties`: `repetition_penalty` over the last `repeat_last_n` tokens of prompt and output, then
+///       `presence_penalty` and `frequency_penalty` over the tokens of the output,
+///    2. `dry`, over the last `dry_penalty_last_n` tokens of prompt and output,
+///    3. `temperature`, dynamic where `dynatemp_range` is set; at 0, the largest logit is taken (the lowest id among
+///       equals) and what follows does not matter,
+///    4. `top_n_sigma`,
+///    5. `top_k`,
+///    6. `typical_p`,
+///    7. `top_p`,
+///    8. `min_p`,
+///    9. `xtc`,
+/// 4. `mirostat`, which is set only where 3.4 to 3.9 are not,
+/// 5. the draw.
+///
+/// Each step sees the distribution that the ones before it left, as probabilities that sum to 1.
 ///
 /// Logits that are NaN or +infinity are an error, and so is a row of nothing but -infinity: the model's computation
 /// failed. A single logit of -infinity rules its token out.
@@ -28,19 +40,38 @@ use crate::{TokenId, error::Result};
 pub struct Sampler {
     params: SamplingParams,
     random: RandomStream,
-    prompt_ids: HashSet<TokenId>,
+    /// Prompt and output.
+    tokens: Vec<TokenId>,
+    n_prompt: usize,
+    /// The tokens of prompt and output, where the repetition penalty looks at all of them.
+    seen: BTreeSet<TokenId>,
     /// How often the output has each token.
     output_counts: HashMap<TokenId, u32>,
+    /// Mirostat's bound, in bits.
+    bound: f32,
+    /// The surprise of the token drawn last, in bits, until it is accepted.
+    surprise: Option<f32>,
+}
+
+/// Whether XTC acts this time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum XtcCoin {
+    Acts,
+    Rests,
 }
 
 impl Sampler {
     /// A sampler for the `choice`-th answer to a prompt. `params` are valid, see [`SamplingParams::validate`].
     pub fn new(params: SamplingParams, choice: u32, prompt_ids: &[TokenId]) -> Self {
         // Only this penalty looks at the prompt, which may be long.
-        let is_prompt_used = params.repetition_penalty != 1.0;
+        let is_all_seen = params.repetition_penalty != 1.0 && params.repeat_last_n.is_none();
         Self {
             random: RandomStream::new(params.seed, choice),
-            prompt_ids: if is_prompt_used { prompt_ids.iter().copied().collect() } else { HashSet::new() },
+            seen: if is_all_seen { prompt_ids.iter().copied().collect() } else { BTreeSet::new() },
+            tokens: prompt_ids.to_vec(),
+            n_prompt: prompt_ids.len(),
+            bound: params.mirostat.map_or(0.0, |mirostat| 2.0 * mirostat.tau),
+            surprise: None,
             params,
             output_counts: HashMap::new(),
         }
@@ -50,71 +81,177 @@ impl Sampler {
     /// [`accept`](Self::accept) for a token that joins the output.
     ///
     /// # Errors
-    /// [`Error::Execution`](crate::error::Error::Execution) if the logits are not what a working model gives.
-    pub fn sample(&self, logits: &[f32], position: usize) -> Result<TokenId> {
-        let logits = self.adjust(logits)?;
-        if self.params.is_greedy() {
-            return chain::argmax(&logits);
-        }
-        let candidates = self.candidates(&logits)?;
+    /// [`Error::Execution`] if the logits are not what a working model gives, [`Error::Param`] if the parameters rule
+    /// every token out.
+    pub fn sample(&mut self, logits: &[f32], position: usize) -> Result<TokenId> {
         let uniform = self.random.uniform(position, Purpose::Token);
-        // Never without a candidate: the largest logit survives every step.
-        chain::draw(uniform, &candidates).map_or_else(|| chain::argmax(&logits), Ok)
+        let mut shaped = self.shaped(logits, self.xtc_coin(position))?;
+        let Some(mirostat) = self.params.mirostat else {
+            return shaped.draw(uniform).ok_or_else(ruled_out);
+        };
+        let mut kept = shaped.clone();
+        kept.keep_unsurprising(mirostat, self.bound);
+        let id = kept.draw(uniform).ok_or_else(ruled_out)?;
+        // Of the distribution before the cut, as in the paper.
+        self.surprise = Some(-shaped.probability(id).log2() as f32);
+        Ok(id)
     }
 
     /// Adds a token to the output that the penalties count.
     pub fn accept(&mut self, id: TokenId) {
+        if let (Some(mirostat), Some(surprise)) = (self.params.mirostat, self.surprise.take()) {
+            self.bound -= mirostat.eta * (surprise - mirostat.tau);
+        }
+        if self.params.repetition_penalty != 1.0 && self.params.repeat_last_n.is_none() {
+            self.seen.insert(id);
+        }
+        self.tokens.push(id);
         *self.output_counts.entry(id).or_insert(0) += 1;
     }
 
     /// The tokens that [`sample`](Self::sample) may return for these logits, each with its probability, the most
-    /// likely first.
+    /// likely first. Over all positions: XTC acts at some of them only.
     ///
     /// # Errors
     /// As [`sample`](Self::sample).
     pub fn distribution(&self, logits: &[f32]) -> Result<Vec<(TokenId, f32)>> {
-        let logits = self.adjust(logits)?;
-        if self.params.is_greedy() {
-            return Ok(vec![(chain::argmax(&logits)?, 1.0)]);
+        let share = f64::from(self.params.xtc.probability);
+        let mut total: HashMap<TokenId, f64> = HashMap::new();
+        for (coin, share) in [(XtcCoin::Rests, 1.0 - share), (XtcCoin::Acts, share)] {
+            if share > 0.0 {
+                for (id, probability) in self.candidates(logits, coin)?.into_distribution() {
+                    *total.entry(id).or_insert(0.0) += share * probability;
+                }
+            }
         }
-        let mut candidates = self.candidates(&logits)?;
-        let n_candidates = candidates.len();
-        chain::rank_first(n_candidates, &mut candidates);
-        let total = chain::total_weight(&candidates);
-        let probability = |candidate: &Candidate| (f64::from(candidate.weight) / total) as f32;
-        Ok(candidates.iter().map(|candidate| (candidate.id, probability(candidate))).collect())
+        let mut ranked: Vec<(TokenId, f64)> = total.into_iter().collect();
+        ranked.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        Ok(ranked.into_iter().map(|(id, probability)| (id, probability as f32)).collect())
     }
 
-    /// Steps 1 to 3: what changes single logits.
-    fn adjust(&self, logits: &[f32]) -> Result<Vec<f32>> {
-        let params = &self.params;
-        let mut logits = chain::checked(logits)?.to_vec();
-        chain::add_logit_bias(params, &mut logits);
-        if params.repetition_penalty != 1.0 {
-            let output_only = self.output_counts.keys().filter(|id| !self.prompt_ids.contains(id));
-            let seen = self.prompt_ids.iter().chain(output_only).copied();
-            chain::penalize_repetition(params.repetition_penalty, seen, &mut logits);
-        }
-        if params.presence_penalty != 0.0 || params.frequency_penalty != 0.0 {
-            let counts = self.output_counts.iter().map(|(&id, &count)| (id, count));
-            chain::penalize_output(params, counts, &mut logits);
-        }
-        Ok(logits)
+    /// The log-probability of `id` in the distribution from which the token at `position` is drawn, and the `n_top`
+    /// largest ones: after all parameters, where [`token_logprobs`](super::token_logprobs) is before them. -infinity for
+    /// a token that cannot be drawn.
+    ///
+    /// # Errors
+    /// As [`sample`](Self::sample).
+    pub fn logprobs(&self, logits: &[f32], position: usize, wanted: (TokenId, usize)) -> Result<TokenLogprobs> {
+        let (id, n_top) = wanted;
+        let distribution = self.candidates(logits, self.xtc_coin(position))?.into_distribution();
+        let at = distribution.iter().position(|(other, _)| *other == id);
+        let logprob = |probability: f64| probability.ln() as f32;
+        Ok(TokenLogprobs {
+            id,
+            logprob: at.map_or(f32::NEG_INFINITY, |at| logprob(distribution[at].1)),
+            rank: at.unwrap_or(distribution.len()) + 1,
+            top: distribution.iter().take(n_top).map(|&(id, probability)| (id, logprob(probability))).collect(),
+        })
     }
 
-    /// Steps 5 to 8: which tokens are left, and their weights.
-    fn candidates(&self, logits: &[f32]) -> Result<Vec<Candidate>> {
-        let params = &self.params;
-        let mut candidates = chain::candidates(logits, params.temperature)?;
-        if params.top_k > 0 {
-            chain::keep_top_k(params.top_k, &mut candidates);
+    fn xtc_coin(&self, position: usize) -> XtcCoin {
+        let probability = f64::from(self.params.xtc.probability);
+        if probability > 0.0 && self.random.uniform(position, Purpose::Coin) < probability {
+            XtcCoin::Acts
+        } else {
+            XtcCoin::Rests
         }
-        if params.top_p < 1.0 {
-            chain::keep_top_p(params.top_p, &mut candidates);
-        }
-        if params.min_p > 0.0 {
-            chain::keep_min_p(params.min_p, &mut candidates);
+    }
+
+    /// All steps before the draw.
+    fn candidates(&self, logits: &[f32], coin: XtcCoin) -> Result<Candidates> {
+        let mut candidates = self.shaped(logits, coin)?;
+        if let Some(mirostat) = self.params.mirostat {
+            candidates.keep_unsurprising(mirostat, self.bound);
         }
         Ok(candidates)
     }
+
+    /// All steps before mirostat.
+    fn shaped(&self, logits: &[f32], coin: XtcCoin) -> Result<Candidates> {
+        let params = &self.params;
+        let mut candidates = Candidates::new(logits)?;
+        self.ban(&mut candidates)?;
+        for (&id, &bias) in &params.logit_bias {
+            candidates.change(id, |logit| logit + bias);
+        }
+        for step in &params.samplers {
+            match step {
+                ChainStep::Penalties => self.penalize(&mut candidates),
+                ChainStep::Dry if params.dry.multiplier > 0.0 => self.penalize_repetitions(&mut candidates),
+                ChainStep::Temperature if params.dynatemp_range > 0.0 => {
+                    let (middle, range) = (params.temperature, params.dynatemp_range);
+                    candidates.heat_by_entropy((middle - range).max(0.0), middle + range, params.dynatemp_exponent);
+                }
+                ChainStep::Temperature => candidates.heat(params.temperature),
+                ChainStep::TopNSigma if params.top_n_sigma > 0.0 => candidates.keep_top_n_sigma(params.top_n_sigma),
+                ChainStep::TopK if params.top_k > 0 => candidates.keep_top_k(params.top_k),
+                ChainStep::TypicalP if params.typical_p < 1.0 => candidates.keep_typical_p(params.typical_p),
+                ChainStep::TopP if params.top_p < 1.0 => candidates.keep_top_p(params.top_p),
+                ChainStep::MinP if params.min_p > 0.0 => candidates.keep_min_p(params.min_p),
+                ChainStep::Xtc if coin == XtcCoin::Acts => candidates.exclude_top_choices(params.xtc),
+                _ => {}
+            }
+        }
+        Ok(candidates)
+    }
+
+    fn ban(&self, candidates: &mut Candidates) -> Result<()> {
+        let SamplingParams { allowed_token_ids, bad_words, .. } = &self.params;
+        if let Some(allowed) = allowed_token_ids {
+            candidates.ban(|id| !allowed.contains(&id));
+        }
+        let output = &self.tokens[self.n_prompt..];
+        let banned: BTreeSet<TokenId> = bad_words
+            .iter()
+            .filter_map(|word| word.split_last())
+            .filter(|(_, before)| output.ends_with(before))
+            .map(|(&last, _)| last)
+            .collect();
+        if !banned.is_empty() {
+            candidates.ban(|id| banned.contains(&id));
+        }
+        if candidates.is_nothing_left() { Err(ruled_out()) } else { Ok(()) }
+    }
+
+    fn penalize(&self, candidates: &mut Candidates) {
+        let SamplingParams { repetition_penalty, presence_penalty, frequency_penalty, repeat_last_n, .. } = self.params;
+        if repetition_penalty != 1.0 {
+            let window: BTreeSet<TokenId>;
+            let seen = match repeat_last_n {
+                None => &self.seen,
+                Some(n) => {
+                    window = last(&self.tokens, Some(n)).iter().copied().collect();
+                    &window
+                }
+            };
+            for &id in seen {
+                let penalize =
+                    |logit: f32| if logit > 0.0 { logit / repetition_penalty } else { logit * repetition_penalty };
+                candidates.change(id, penalize);
+            }
+        }
+        if presence_penalty != 0.0 || frequency_penalty != 0.0 {
+            for (&id, &count) in &self.output_counts {
+                candidates.change(id, |logit| logit - presence_penalty - frequency_penalty * count as f32);
+            }
+        }
+    }
+
+    fn penalize_repetitions(&self, candidates: &mut Candidates) {
+        let dry = &self.params.dry;
+        let window = last(&self.tokens, dry.penalty_last_n);
+        for (id, length) in chain::repetitions(window, dry) {
+            let excess = (length - dry.allowed_length) as f32;
+            candidates.change(id, |logit| logit - dry.multiplier * dry.base.powf(excess));
+        }
+    }
+}
+
+/// The last `n` tokens, or all.
+fn last(tokens: &[TokenId], n: Option<usize>) -> &[TokenId] {
+    &tokens[n.map_or(0, |n| tokens.len().saturating_sub(n))..]
+}
+
+fn ruled_out() -> Error {
+    Error::Param { name: "bad_words", what: "and the other parameters that rule tokens out leave none to draw".into() }
 }

@@ -1,6 +1,6 @@
 //! Reading `tokenizer.json` and `tokenizer_config.json`.
 
-use std::{collections::BTreeMap, fs, io, path::Path, sync::Arc};
+use std::{collections::BTreeMap, io, path::Path, sync::Arc};
 
 use serde::Deserialize;
 use tokenizers::AddedToken;
@@ -12,6 +12,7 @@ use super::{
 use crate::{
     TokenId,
     error::{Error, Result},
+    regular_file,
 };
 
 const TOKENIZER: &str = "tokenizer.json";
@@ -68,9 +69,9 @@ impl TokenJson {
 
 pub(super) fn read_dir(dir: &Path) -> Result<Tokenizer> {
     let path = dir.join(TOKENIZER);
-    let tokenizer_json = fs::read(&path).map_err(|source| unreadable(dir, &path, source))?;
+    let tokenizer_json = regular_file::read(&path).map_err(|source| unreadable(dir, &path, source))?;
     let config_path = dir.join(CONFIG);
-    let config_json = match fs::read(&config_path) {
+    let config_json = match regular_file::read(&config_path) {
         Ok(bytes) => Some(bytes),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(source) => {

@@ -1,10 +1,49 @@
 //! Reading `config.json` field by field, with messages that name the field.
 
-use std::path::Path;
+use std::{fmt, path::Path};
 
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
+
+/// The one value that a key may have.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Fixed {
+    /// This.
+    Flag(bool),
+    /// This number, however it is written.
+    Number(f64),
+    /// This string.
+    Text(&'static str),
+    /// `null`, `false`, 0, or an empty list or object.
+    Nothing,
+}
+
+impl Fixed {
+    fn is(self, value: &Value) -> bool {
+        match (self, value) {
+            (Self::Flag(flag), Value::Bool(value)) => flag == *value,
+            (Self::Number(number), Value::Number(value)) => value.as_f64() == Some(number),
+            (Self::Text(text), Value::String(value)) => text == value,
+            (Self::Nothing, Value::Bool(value)) => !value,
+            (Self::Nothing, Value::Number(value)) => value.as_f64() == Some(0.0),
+            (Self::Nothing, Value::Array(value)) => value.is_empty(),
+            (Self::Nothing, Value::Object(value)) => value.is_empty(),
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Display for Fixed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flag(flag) => write!(f, "{flag}"),
+            Self::Number(number) => write!(f, "{number}"),
+            Self::Text(text) => write!(f, "\"{text}\""),
+            Self::Nothing => f.write_str("null"),
+        }
+    }
+}
 
 /// An object of a JSON file.
 #[derive(Clone, Copy, Debug)]
@@ -31,14 +70,40 @@ impl<'a> Fields<'a> {
         Ok(Some(Fields { map, path: self.path }))
     }
 
-    pub(super) fn size_or(&self, key: &str, default: usize) -> Result<usize> {
-        Ok(self.size_opt(key)?.unwrap_or(default))
+    /// Whether `key` is there, `null` or not.
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.map.contains_key(key)
     }
 
-    fn size_opt(&self, key: &str) -> Result<Option<usize>> {
+    pub(super) fn is_empty(&self) -> bool {
+        self.map.is_empty()
+    }
+
+    pub(super) fn keys(&self) -> impl Iterator<Item = &'a str> {
+        self.map.keys().map(String::as_str)
+    }
+
+    /// Another object of the same file.
+    pub(super) fn within<'b>(&'b self, map: &'b Map<String, Value>) -> Fields<'b> {
+        Fields { map, path: self.path }
+    }
+
+    pub(super) fn size_or(&self, key: &str, default: usize) -> Result<usize> {
+        Ok(self.size(key)?.unwrap_or(default))
+    }
+
+    pub(super) fn size(&self, key: &str) -> Result<Option<usize>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let size = value.as_u64().and_then(|size| usize::try_from(size).ok());
         size.map(Some).ok_or_else(|| self.wrong(key, "a whole number that is not negative", value))
+    }
+
+    /// A number that must be there.
+    pub(super) fn number(&self, key: &'static str) -> Result<f64> {
+        if self.get(key).is_none() {
+            return Err(self.missing(&[key]));
+        }
+        self.number_or(key, f64::NAN)
     }
 
     pub(super) fn number_or(&self, key: &str, default: f64) -> Result<f64> {
@@ -57,9 +122,9 @@ impl<'a> Fields<'a> {
     }
 
     /// Refuses a field that would change the maths, unless it has the one value (or is absent) that Hearth computes.
-    pub(super) fn only(&self, key: &str, allowed: &Value) -> Result<()> {
+    pub(super) fn only(&self, key: &str, allowed: Fixed) -> Result<()> {
         match self.get(key) {
-            Some(value) if value != allowed => Err(self.unsupported(key, value, &allowed.to_string())),
+            Some(value) if !allowed.is(value) => Err(self.unsupported(key, value, &allowed.to_string())),
             _ => Ok(()),
         }
     }
@@ -68,6 +133,11 @@ impl<'a> Fields<'a> {
     pub(super) fn unsupported(&self, key: &str, found: &Value, supported: &str) -> Error {
         let what = format!("field `{key}` is {found}, which is not supported; supported: {supported}");
         self.error(what, "the model would compute something else than it was trained for, so it is not opened")
+    }
+
+    /// None of the names that a field may go by is there.
+    pub(super) fn missing(&self, keys: &[&str]) -> Error {
+        self.error(format!("field `{}` is missing", keys.join("` or `")), "")
     }
 
     fn wrong(&self, key: &str, expected: &str, found: &Value) -> Error {

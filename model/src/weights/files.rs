@@ -2,12 +2,11 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fs,
+    ops::Deref,
     path::{Path, PathBuf},
     str::FromStr,
 };
 
-use burn::tensor::TensorData;
 use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors, tensor::Metadata, tensor::TensorView};
 use serde_json::{Value, json};
@@ -15,12 +14,16 @@ use serde_json::{Value, json};
 use crate::{
     error::{Error, Result},
     mmap::Mmap,
+    regular_file,
 };
 
 /// The file name of unsharded weights.
 pub(super) const WEIGHTS_FILE: &str = "model.safetensors";
 /// The file name of the index of sharded weights.
 pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
+
+/// The library's bound on the header of a file, which lists its tensors.
+const MAX_HEADER_BYTES: usize = 100_000_000;
 
 /// How values are stored on disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -85,10 +88,29 @@ pub(super) struct TensorFiles {
 #[derive(Debug)]
 struct Shard {
     path: PathBuf,
-    map: Mmap,
+    bytes: FileBytes,
     metadata: Metadata,
     /// Where the values start in the file.
     data_start: usize,
+}
+
+/// The contents of a file.
+#[derive(Debug)]
+enum FileBytes {
+    Mapped(Mmap),
+    /// Part of the program.
+    Embedded(&'static [u8]),
+}
+
+impl Deref for FileBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Self::Mapped(map) => map,
+            Self::Embedded(bytes) => bytes,
+        }
+    }
 }
 
 /// A tensor as it lies in a file.
@@ -119,11 +141,17 @@ impl TensorFiles {
         })
     }
 
+    /// Weights that are part of the program; `path` is for messages.
+    pub(super) fn embedded(path: &Path, bytes: &'static [u8]) -> Result<Self> {
+        Self::from_shards(vec![Shard::new(path, FileBytes::Embedded(bytes))?])
+    }
+
     fn open_sharded(dir: &Path, index: &Path) -> Result<Self> {
         let broken = |what: String| Error::File { path: index.to_owned(), what, hint: String::new() };
-        let text = fs::read(index).map_err(|source| Error::Io { action: "read", path: index.to_owned(), source })?;
+        let text = regular_file::read(index).map_err(|source| Error::Io { action: "read", path: index.to_owned(), source })?;
         let json: Value = serde_json::from_slice(&text).map_err(|error| broken(format!("is not JSON: {error}")))?;
-        let weight_map = json["weight_map"].as_object().ok_or_else(|| broken("has no object `weight_map`".to_owned()))?;
+        let weight_map =
+            json["weight_map"].as_object().ok_or_else(|| broken("has no object `weight_map`".to_owned()))?;
         let mut files: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for (tensor, file) in weight_map {
             let file = file.as_str().filter(|file| is_plain_name(file)).ok_or_else(|| {
@@ -177,23 +205,50 @@ impl TensorFiles {
         let shard = &self.shards[*self.holders.get(name)?];
         let info = shard.metadata.info(name)?;
         let (start, end) = info.data_offsets;
-        let bytes = shard.map.get(shard.data_start + start..shard.data_start + end)?;
+        let bytes = shard.bytes.get(shard.data_start..)?.get(start..end)?;
         Some(StoredTensor { path: &shard.path, name: name.to_owned(), shape: &info.shape, dtype: info.dtype, bytes })
     }
 }
 
 impl Shard {
     fn open(path: &Path) -> Result<Self> {
-        let map = Mmap::open(path)?;
+        Self::new(path, FileBytes::Mapped(Mmap::open(path)?))
+    }
+
+    fn new(path: &Path, bytes: FileBytes) -> Result<Self> {
+        check_ends(path, &bytes)?;
         // Checks that the header is within bounds, that offsets are in order, without gaps or overlaps, that they fit
         // the shapes, and that the file is exactly as long as they say.
-        let (header_len, metadata) = SafeTensors::read_metadata(&map).map_err(|error| Error::File {
+        let (header_len, metadata) = SafeTensors::read_metadata(&bytes).map_err(|error| Error::File {
             path: path.to_owned(),
             what: format!("is not a safetensors file: {error}"),
             hint: "the file may be cut short or may still be downloading".to_owned(),
         })?;
-        Ok(Self { path: path.to_owned(), map, metadata, data_start: 8 + header_len })
+        Ok(Self { path: path.to_owned(), bytes, metadata, data_start: 8 + header_len })
     }
+}
+
+/// Refuses tensors that end behind the end of the file, before their ends are added up. What is wrong otherwise, the
+/// library says.
+fn check_ends(path: &Path, bytes: &[u8]) -> Result<()> {
+    let Some((&len, rest)) = bytes.split_first_chunk() else { return Ok(()) };
+    let header = usize::try_from(u64::from_le_bytes(len)).ok().filter(|&len| len <= MAX_HEADER_BYTES);
+    let Some((header, data)) = header.and_then(|len| rest.split_at_checked(len)) else { return Ok(()) };
+    let Ok(header) = serde_json::from_slice::<HashMap<String, Value>>(header) else { return Ok(()) };
+    for (tensor, info) in header {
+        match info["data_offsets"][1].as_u64() {
+            Some(end) if end > data.len() as u64 => {
+                return Err(Error::Tensor {
+                    path: path.to_owned(),
+                    tensor,
+                    what: format!("ends at byte {end}, the file has {} bytes of values", data.len()),
+                    hint: "the file may be cut short or may still be downloading".to_owned(),
+                });
+            }
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 impl StoredTensor<'_> {
@@ -301,9 +356,4 @@ fn serialize(shard: &BTreeMap<String, (Vec<usize>, Vec<u8>)>, dtype: DiskDtype, 
     // `transformers` wants to know which framework the tensors are for, and has no name for ours.
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     safetensors::serialize(views, Some(metadata)).map_err(error)
-}
-
-/// The values of a parameter, in row order.
-pub(super) fn values(data: &TensorData) -> Result<&[f32]> {
-    data.as_slice::<f32>().map_err(|error| Error::Execution { what: format!("a parameter could not be read: {error:?}") })
 }

@@ -9,9 +9,9 @@ use burn::tensor::{Device, TensorData};
 use serde_json::{Map, Value, json};
 
 use super::{
-    architectures::{ARCHITECTURES, Architecture, Tensors, expresses, known_architectures},
+    architectures::{ARCHITECTURES, Architecture, NameRow, Tensors, known_architectures},
     fields::Fields,
-    files::{StoredTensor, TensorFiles, TensorWriter, values},
+    files::{StoredTensor, TensorFiles, TensorWriter},
 };
 use crate::{
     config::GptConfig,
@@ -55,20 +55,23 @@ impl Spelling {
         })
     }
 
-    /// The spelling that expresses `config`: the first class of the table that does, else Hearth's own.
-    pub(super) fn for_config(config: &GptConfig) -> (Self, Map<String, Value>) {
-        for architecture in ARCHITECTURES {
-            if let Value::Object(written) = (architecture.write)(config)
-                && expresses(architecture, config, &written)
-            {
-                return (Self::Class(architecture), written);
-            }
+    /// The spelling that expresses `config`: the class asked for, else the first of the table that does, else Hearth's
+    /// own.
+    pub(super) fn for_config(config: &GptConfig, class: Option<&str>) -> Result<(Self, Map<String, Value>)> {
+        let mut candidates = ARCHITECTURES.iter().filter(|known| class.is_none_or(|class| known.class == class));
+        if let Some(found) = candidates.find_map(|known| Some((Self::Class(known), known.write(config)?))) {
+            return Ok(found);
+        }
+        if let Some(class) = class.filter(|class| *class != OWN_CLASS) {
+            let known = known_architectures().contains(&class);
+            let what = if known { "cannot express this configuration" } else { "is not known" };
+            return Err(Error::Config { field: "architecture", what: format!("class `{class}` {what}") });
         }
         let written = match serde_json::to_value(config) {
             Ok(Value::Object(map)) => map,
             _ => unreachable!("a struct of plain fields is a JSON object"),
         };
-        (Self::Own, written)
+        Ok((Self::Own, written))
     }
 
     pub(super) fn class(self) -> &'static str {
@@ -88,7 +91,7 @@ impl Spelling {
     /// Reads the architecture from `config.json`.
     pub(super) fn read_config(self, config: &Map<String, Value>, path: &Path) -> Result<GptConfig> {
         let read = match self {
-            Self::Class(architecture) => (architecture.read)(&Fields::new(config, path))?,
+            Self::Class(architecture) => architecture.read(&Fields::new(config, path))?,
             Self::Own => {
                 let own = config.iter().filter(|(key, _)| !SHARED_KEYS.contains(&key.as_str()));
                 let own: Map<_, _> = own.map(|(key, value)| (key.clone(), value.clone())).collect();
@@ -123,6 +126,8 @@ impl Spelling {
             Tensors::Stacked(tensors) => {
                 Parts::Stacked(tensors.iter().map(|(tensor, rows)| (name(tensor), rows.count(config))).collect())
             }
+            Tensors::HeadByHead(tensor) => Parts::HeadByHead(name(tensor), config.n_heads),
+            Tensors::Behind(n_rows, tensor) => Parts::Behind(n_rows, name(tensor)),
         }
     }
 
@@ -135,7 +140,10 @@ impl Spelling {
 
     fn is_ignored(self, tensor: &str, config: &GptConfig) -> bool {
         let Self::Class(architecture) = self else { return false };
-        let tied_copy = config.tie_embeddings && tensor == "lm_head.weight";
+        let is_head = |row: &NameRow| {
+            row.path == "lm_head.weight" && matches!(row.tensors, Tensors::Same(name) if name == tensor)
+        };
+        let tied_copy = config.tie_embeddings && architecture.names.iter().any(is_head);
         tied_copy || architecture.ignored.iter().any(|ending| tensor.ends_with(ending))
     }
 }
@@ -149,6 +157,9 @@ enum Parts {
     Same(String),
     Transposed(String),
     Stacked(Vec<(String, usize)>),
+    /// With the number of heads.
+    HeadByHead(String, usize),
+    Behind(usize, String),
 }
 
 /// `blocks.3.attn.out.weight` to `blocks.{}.attn.out.weight` and `3`.
@@ -164,20 +175,16 @@ pub(super) fn load_params(
     config: &GptConfig,
     (dtype, device): (Dtype, &Device),
 ) -> Result<Gpt> {
-    let mut used = HashSet::new();
+    let mut reader = ParamReader { files, spelling, used: HashSet::new(), not_finite: Vec::new() };
     let gpt = Gpt::from_params(config, dtype, device, &mut |spec| {
-        let mut find = |name: String| {
-            // Base models were saved without the prefix of the class that holds them.
-            let short = name.strip_prefix(spelling.base_prefix()).unwrap_or(&name);
-            let found = [name.as_str(), short].into_iter().find(|name| files.contains(name));
-            let tensor = found.and_then(|name| files.get(name)).ok_or_else(|| missing(files, &name))?;
-            used.insert(tensor.name.clone());
-            Ok(tensor)
-        };
-        let values = read_param(spec, spelling.parts(spec, config), &mut find)?;
+        let values = reader.read(spec, spelling.parts(spec, config))?;
         Ok(TensorData::new(values, spec.shape.as_slice()))
     })?;
-    let surplus = files.names().find(|name| !used.contains(*name) && !spelling.is_ignored(name, config));
+    if !reader.not_finite.is_empty() {
+        let (path, tensors) = (files.path().display(), reader.not_finite.join("`, `"));
+        tracing::warn!("`{path}`: some values are infinite or no numbers, so the model's output will be too: `{tensors}`");
+    }
+    let surplus = files.names().find(|name| !reader.used.contains(*name) && !spelling.is_ignored(name, config));
     match surplus {
         None => Ok(gpt),
         Some(tensor) => Err(Error::Tensor {
@@ -189,34 +196,81 @@ pub(super) fn load_params(
     }
 }
 
-fn read_param<'a>(
-    spec: &ParamSpec,
-    parts: Parts,
-    find: &mut dyn FnMut(String) -> Result<StoredTensor<'a>>,
-) -> Result<Vec<f32>> {
-    match parts {
-        Parts::Same(name) => {
-            let tensor = find(name)?;
-            tensor.require_shape(&spec.shape)?;
-            tensor.to_f32()
-        }
-        Parts::Transposed(name) => {
-            let tensor = find(name)?;
-            let (d_out, d_in) = (spec.shape[0], spec.shape[1]);
-            tensor.require_shape(&[d_in, d_out])?;
-            Ok(transpose(&tensor.to_f32()?, d_out))
-        }
-        Parts::Stacked(names) => {
-            let mut values = Vec::with_capacity(spec.shape.iter().product());
-            for (name, n_rows) in names {
-                let tensor = find(name)?;
-                let shape: Vec<usize> = std::iter::once(n_rows).chain(spec.shape[1..].iter().copied()).collect();
-                tensor.require_shape(&shape)?;
-                values.extend(tensor.to_f32()?);
+/// Puts parameters together from tensors, and remembers which.
+struct ParamReader<'a> {
+    files: &'a TensorFiles,
+    spelling: Spelling,
+    used: HashSet<String>,
+    /// Tensors with values that are infinite or no numbers.
+    not_finite: Vec<String>,
+}
+
+impl<'a> ParamReader<'a> {
+    fn read(&mut self, spec: &ParamSpec, parts: Parts) -> Result<Vec<f32>> {
+        match parts {
+            Parts::Same(name) => {
+                let tensor = self.find(name, &spec.shape)?;
+                self.values(&tensor)
             }
-            Ok(values)
+            Parts::Transposed(name) => {
+                let (d_out, d_in) = (spec.shape[0], spec.shape[1]);
+                let tensor = self.find(name, &[d_in, d_out])?;
+                Ok(transpose(&self.values(&tensor)?, d_out))
+            }
+            Parts::Stacked(names) => {
+                // All shapes are checked before anything is allocated.
+                let tensors = names.into_iter().map(|(name, n_rows)| self.find(name, &with_rows(spec, n_rows)));
+                let tensors: Vec<_> = tensors.collect::<Result<_>>()?;
+                let mut values = Vec::with_capacity(spec.shape.iter().product());
+                for tensor in tensors {
+                    values.extend(self.values(&tensor)?);
+                }
+                Ok(values)
+            }
+            Parts::HeadByHead(name, n_heads) => {
+                let tensor = self.find(name, &spec.shape)?;
+                Ok(swap_groups(&self.values(&tensor)?, [n_heads, 3]))
+            }
+            Parts::Behind(n_rows, name) => {
+                let n_all = spec.shape[0] + n_rows;
+                let tensor = self.find(name, &with_rows(spec, n_all))?;
+                let mut values = self.values(&tensor)?;
+                values.drain(..values.len() / n_all * n_rows);
+                Ok(values)
+            }
         }
     }
+
+    /// The tensor `name`, which must have this shape.
+    fn find(&mut self, name: String, shape: &[usize]) -> Result<StoredTensor<'a>> {
+        // Base models were saved without the prefix of the class that holds them.
+        let short = name.strip_prefix(self.spelling.base_prefix()).unwrap_or(&name);
+        let found = [name.as_str(), short].into_iter().find_map(|name| self.files.get(name));
+        let tensor = found.ok_or_else(|| missing(self.files, &name))?;
+        tensor.require_shape(shape)?;
+        self.used.insert(tensor.name.clone());
+        Ok(tensor)
+    }
+
+    fn values(&mut self, tensor: &StoredTensor<'_>) -> Result<Vec<f32>> {
+        let values = tensor.to_f32()?;
+        if !values.iter().all(|value| value.is_finite()) {
+            self.not_finite.push(tensor.name.clone());
+        }
+        Ok(values)
+    }
+}
+
+/// The shape of `spec`, but for the number of rows.
+fn with_rows(spec: &ParamSpec, n_rows: usize) -> Vec<usize> {
+    std::iter::once(n_rows).chain(spec.shape[1..].iter().copied()).collect()
+}
+
+/// `values` are `outer` groups of `inner` groups; in what comes back they are `inner` groups of `outer`.
+fn swap_groups(values: &[f32], [outer, inner]: [usize; 2]) -> Vec<f32> {
+    let len = (values.len() / (outer * inner)).max(1);
+    let group = |at: usize| values.chunks(len).nth(at).unwrap_or_default();
+    (0..inner).flat_map(|i| (0..outer).flat_map(move |o| group(o * inner + i).iter().copied())).collect()
 }
 
 fn missing(files: &TensorFiles, name: &str) -> Error {
@@ -254,10 +308,17 @@ pub(super) fn save_params(gpt: &Gpt, spelling: Spelling, writer: &mut TensorWrit
                 let mut rest = values;
                 for (name, n_rows) in names {
                     let (part, tail) = rest.split_at(n_rows * width);
-                    let shape = std::iter::once(n_rows).chain(spec.shape[1..].iter().copied()).collect();
-                    writer.push(name, shape, part);
+                    writer.push(name, with_rows(spec, n_rows), part);
                     rest = tail;
                 }
+            }
+            Parts::HeadByHead(name, n_heads) => {
+                writer.push(name, spec.shape.clone(), &swap_groups(values, [3, n_heads]));
+            }
+            Parts::Behind(n_rows, name) => {
+                let mut rows = vec![0.0; values.len() / spec.shape[0] * n_rows];
+                rows.extend(values);
+                writer.push(name, with_rows(spec, spec.shape[0] + n_rows), &rows);
             }
         }
         Ok(())
@@ -265,12 +326,25 @@ pub(super) fn save_params(gpt: &Gpt, spelling: Spelling, writer: &mut TensorWrit
 }
 
 /// `config.json` for `config`: how it is spelled, and its fields.
-pub(super) fn config_json(config: &GptConfig, dtype_name: &str) -> (Spelling, Map<String, Value>) {
-    let (spelling, fields) = Spelling::for_config(config);
+///
+/// # Errors
+/// [`Error::Config`] when `class` is not known or cannot express `config`.
+pub(super) fn config_json(
+    config: &GptConfig,
+    class: Option<&str>,
+    dtype_name: &str,
+) -> Result<(Spelling, Map<String, Value>)> {
+    let (spelling, fields) = Spelling::for_config(config, class)?;
     let mut json = Map::new();
     json.insert("architectures".to_owned(), json!([spelling.class()]));
     json.insert("model_type".to_owned(), json!(spelling.model_type()));
     json.insert("dtype".to_owned(), json!(dtype_name));
     json.extend(fields);
-    (spelling, json)
+    Ok((spelling, json))
+}
+
+/// The values of a parameter, in row order.
+fn values(data: &TensorData) -> Result<&[f32]> {
+    data.as_slice::<f32>()
+        .map_err(|error| Error::Execution { what: format!("a parameter could not be read: {error:?}") })
 }

@@ -23,6 +23,7 @@ use crate::{
     error::{Error, Result},
     gpt::Gpt,
     ops::Dtype,
+    regular_file,
     tokenizer::Tokenizer,
 };
 
@@ -61,23 +62,61 @@ pub struct LoadedModel {
 pub fn load(dir: &Path, options: &LoadOptions) -> Result<LoadedModel> {
     let (gpt, config_json) = load_gpt_and_config(dir, options)?;
     let tokenizer = Tokenizer::from_dir(dir)?;
-    let (n_tokens, vocab_size) = (tokenizer.vocab_size(), gpt.config().vocab_size);
-    if n_tokens > vocab_size {
-        return Err(Error::File {
+    let generation = dir.join(GENERATION_FILE);
+    let generation = if generation.exists() { read_object(&generation)? } else { Map::new() };
+    let eos_token_ids = eos_token_ids(&[generation, config_json], &tokenizer);
+    LoadedModel { gpt, tokenizer, chat_template: ChatTemplate::from_dir(dir)?, eos_token_ids }.checked(dir)
+}
+
+/// A model dir that is part of a program: its files' contents. There is no chat template.
+#[derive(Clone, Copy, Debug)]
+pub struct EmbeddedDir {
+    /// For messages.
+    pub name: &'static str,
+    /// `config.json`.
+    pub config: &'static [u8],
+    /// `model.safetensors`.
+    pub weights: &'static [u8],
+    /// `tokenizer.json`.
+    pub tokenizer: &'static [u8],
+    /// `tokenizer_config.json`.
+    pub tokenizer_config: &'static [u8],
+}
+
+/// Opens a model dir that is part of the program.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_embedded(dir: &EmbeddedDir, options: &LoadOptions) -> Result<LoadedModel> {
+    let name = Path::new(dir.name);
+    let config_path = name.join(CONFIG_FILE);
+    let config_json = parse_object(&config_path, dir.config)?;
+    let files = TensorFiles::embedded(&name.join("model.safetensors"), dir.weights)?;
+    let gpt = build(&config_json, &config_path, &files, options)?;
+    let tokenizer = Tokenizer::from_json(dir.tokenizer, Some(dir.tokenizer_config), &name.join("tokenizer.json"))?;
+    let eos_token_ids = eos_token_ids(&[config_json], &tokenizer);
+    LoadedModel { gpt, tokenizer, chat_template: None, eos_token_ids }.checked(name)
+}
+
+impl LoadedModel {
+    /// Refuses a tokenizer that knows tokens which the model does not.
+    fn checked(self, dir: &Path) -> Result<Self> {
+        let (n_tokens, vocab_size) = (self.tokenizer.vocab_size(), self.gpt.config().vocab_size);
+        if n_tokens <= vocab_size {
+            return Ok(self);
+        }
+        Err(Error::File {
             path: dir.join("tokenizer.json"),
             what: format!("has {n_tokens} tokens, but the model's `vocab_size` is {vocab_size}"),
             hint: "tokenizer and weights are of different models".to_owned(),
-        });
+        })
     }
-    let chat_template = ChatTemplate::from_dir(dir)?;
-    let generation = dir.join(GENERATION_FILE);
-    let generation = if generation.exists() { read_object(&generation)? } else { Map::new() };
-    let eos_token_ids = [&generation, &config_json]
-        .into_iter()
-        .map(|json| token_ids(json.get("eos_token_id")))
-        .find(|ids| !ids.is_empty())
-        .unwrap_or_else(|| tokenizer.eos().map(|eos| eos.id).into_iter().collect());
-    Ok(LoadedModel { gpt, tokenizer, chat_template, eos_token_ids })
+}
+
+/// The first of the files that names tokens that end a text decides; else it is the tokenizer's `eos`.
+fn eos_token_ids(files: &[Map<String, Value>], tokenizer: &Tokenizer) -> Vec<TokenId> {
+    let named = files.iter().map(|json| token_ids(json.get("eos_token_id"))).find(|ids| !ids.is_empty());
+    named.unwrap_or_else(|| tokenizer.eos().map(|eos| eos.id).into_iter().collect())
 }
 
 /// Opens only the model of the model dir `dir`; there need not be a tokenizer.
@@ -98,11 +137,15 @@ fn load_gpt_and_config(dir: &Path, options: &LoadOptions) -> Result<(Gpt, Map<St
         });
     }
     let json = read_object(&path)?;
-    let spelling = Spelling::of(&json, &path)?;
-    let config = spelling.read_config(&json, &path)?;
-    let files = TensorFiles::open(dir)?;
-    let gpt = hf::load_params(&files, spelling, &config, (options.dtype, &options.device))?;
+    let gpt = build(&json, &path, &TensorFiles::open(dir)?, options)?;
     Ok((gpt, json))
+}
+
+/// The model that `config.json` (at `path`) and the weights make.
+fn build(config_json: &Map<String, Value>, path: &Path, files: &TensorFiles, options: &LoadOptions) -> Result<Gpt> {
+    let spelling = Spelling::of(config_json, path)?;
+    let config = spelling.read_config(config_json, path)?;
+    hf::load_params(files, spelling, &config, (options.dtype, &options.device))
 }
 
 /// Reads the architecture of the model dir `dir`, without its weights.
@@ -115,6 +158,16 @@ pub fn load_config(dir: &Path) -> Result<GptConfig> {
     Spelling::of(&json, &path)?.read_config(&json, &path)
 }
 
+/// The class that `config.json` of the model dir `dir` names: one of
+/// [`known_architectures`](super::known_architectures).
+///
+/// # Errors
+/// As [`load`].
+pub fn load_class(dir: &Path) -> Result<&'static str> {
+    let path = dir.join(CONFIG_FILE);
+    Ok(Spelling::of(&read_object(&path)?, &path)?.class())
+}
+
 /// How to save a model, and what goes beside its weights.
 #[derive(Clone, Debug)]
 pub struct SaveOptions {
@@ -122,6 +175,9 @@ pub struct SaveOptions {
     pub dtype: DiskDtype,
     /// Weights beyond this many bytes are split over several files.
     pub max_shard_bytes: usize,
+    /// The Hugging Face class to save as, such as the one that the model was loaded from ([`load_class`]). `None`: the
+    /// first that expresses the architecture; some architectures go by several names.
+    pub class: Option<String>,
     /// Tokens that end a text, for `config.json` and `generation_config.json`.
     pub eos_token_ids: Vec<TokenId>,
     /// Files to put beside the weights as they are: `tokenizer.json` and its like, by name.
@@ -130,7 +186,13 @@ pub struct SaveOptions {
 
 impl Default for SaveOptions {
     fn default() -> Self {
-        Self { dtype: DiskDtype::F32, max_shard_bytes: MAX_SHARD_BYTES, eos_token_ids: Vec::new(), extra_files: Vec::new() }
+        Self {
+            dtype: DiskDtype::F32,
+            max_shard_bytes: MAX_SHARD_BYTES,
+            class: None,
+            eos_token_ids: Vec::new(),
+            extra_files: Vec::new(),
+        }
     }
 }
 
@@ -141,14 +203,18 @@ impl Default for SaveOptions {
 /// the new one whole.
 ///
 /// # Errors
-/// [`Error::Io`] with the file that could not be written; [`Error::Execution`] when the device cannot be read.
+/// [`Error::Io`] with the file that could not be written; [`Error::Execution`] when the device cannot be read;
+/// [`Error::Config`] when the class asked for is not known or cannot express the architecture.
 pub fn save(dir: &Path, gpt: &Gpt, options: &SaveOptions) -> Result<()> {
-    let (spelling, mut config) = hf::config_json(gpt.config(), options.dtype.name());
+    let (spelling, mut config) = hf::config_json(gpt.config(), options.class.as_deref(), options.dtype.name())?;
     let mut generation = Map::new();
-    if let Some(eos) = eos_json(&options.eos_token_ids) {
-        config.insert("eos_token_id".to_owned(), eos.clone());
-        generation.insert("eos_token_id".to_owned(), eos);
+    // Said even where there is none: `transformers` would fill in the ids of the class's first model.
+    for key in ["bos_token_id", "pad_token_id"] {
+        config.insert(key.to_owned(), Value::Null);
     }
+    let eos = eos_json(&options.eos_token_ids);
+    config.insert("eos_token_id".to_owned(), eos.clone());
+    generation.insert("eos_token_id".to_owned(), eos);
     let mut writer = TensorWriter::new(options.dtype, options.max_shard_bytes);
     hf::save_params(gpt, spelling, &mut writer)?;
     let mut files = writer.finish()?;
@@ -165,11 +231,11 @@ fn json_file(object: Map<String, Value>) -> Vec<u8> {
     format!("{:#}\n", Value::Object(object)).into_bytes()
 }
 
-fn eos_json(ids: &[TokenId]) -> Option<Value> {
+fn eos_json(ids: &[TokenId]) -> Value {
     match ids {
-        [] => None,
-        [id] => Some(Value::from(*id)),
-        ids => Some(Value::from(ids)),
+        [] => Value::Null,
+        [id] => Value::from(*id),
+        ids => Value::from(ids),
     }
 }
 
@@ -184,8 +250,12 @@ fn token_ids(value: Option<&Value>) -> Vec<TokenId> {
 }
 
 fn read_object(path: &Path) -> Result<Map<String, Value>> {
-    let text = fs::read(path).map_err(|source| Error::Io { action: "read", path: path.to_owned(), source })?;
-    serde_json::from_slice(&text).map_err(|error| Error::File {
+    let text = regular_file::read(path).map_err(|source| Error::Io { action: "read", path: path.to_owned(), source })?;
+    parse_object(path, &text)
+}
+
+fn parse_object(path: &Path, text: &[u8]) -> Result<Map<String, Value>> {
+    serde_json::from_slice(text).map_err(|error| Error::File {
         path: path.to_owned(),
         what: format!("is not a JSON object: {error}"),
         hint: String::new(),
@@ -208,5 +278,9 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
 fn sync_dir(dir: &Path) -> Result<()> {
     let sync = || fs::File::open(dir)?.sync_all();
     // Only Unix opens folders as files; elsewhere the file system sees to it.
-    if cfg!(unix) { sync().map_err(|source| Error::Io { action: "write", path: dir.to_owned(), source }) } else { Ok(()) }
+    if cfg!(unix) {
+        sync().map_err(|source| Error::Io { action: "write", path: dir.to_owned(), source })
+    } else {
+        Ok(())
+    }
 }

@@ -1,6 +1,8 @@
 //! What a client is told when something is refused or fails: always OpenAI's envelope,
 //! `{"error": {"message", "type", "param", "code"}}`, with the status that tells its library whether to try again.
 
+use std::time::Duration;
+
 use axum::{
     Json,
     http::{HeaderValue, StatusCode, header},
@@ -44,7 +46,9 @@ impl ApiError {
 
     /// 404: no such path.
     pub fn unknown_path(path: &str) -> Self {
-        let message = format!("`{path}` does not exist\nhint: completions are at `POST /v1/completions`");
+        let message = format!(
+            "`{path}` does not exist\nhint: completions are at `POST /v1/completions` and `POST /v1/chat/completions`"
+        );
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).with_code("unknown_url")
     }
 
@@ -60,6 +64,12 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message)
     }
 
+    /// 504: the request's own deadline has passed.
+    pub fn timed_out(deadline: Duration) -> Self {
+        let message = format!("the request's deadline of {} ms has passed", deadline.as_millis());
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout_error", message).with_code("deadline_exceeded")
+    }
+
     /// 500: not the client's fault.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
@@ -72,6 +82,11 @@ impl ApiError {
 
     fn with_code(self, code: &'static str) -> Self {
         Self { code: Some(code), ..self }
+    }
+
+    /// What the client is told.
+    pub fn message(&self) -> &str {
+        &self.message
     }
 
     /// The envelope, as it also goes into a stream that has begun.

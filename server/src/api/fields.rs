@@ -117,18 +117,39 @@ impl Fields {
         let strings = self.read(name, |value| {
             let strings = match value {
                 Value::String(string) => Some(vec![string.clone()]),
-                Value::Array(items) => items.iter().map(|item| item.as_str().map(str::to_owned)).collect(),
-                _ => None,
+                list => string_list(list),
             };
             strings.ok_or_else(|| "a string or an array of strings".into())
         })?;
         Ok(strings.unwrap_or_default())
     }
 
+    /// An array of strings.
+    pub(crate) fn string_list(&mut self, name: &'static str) -> Result<Option<Vec<String>>, ApiError> {
+        self.read(name, |value| string_list(value).ok_or_else(|| "an array of strings".into()))
+    }
+
+    /// One of some strings.
+    pub(crate) fn one_of<T: Copy>(
+        &mut self,
+        name: &'static str,
+        choices: &[(&'static str, T)],
+    ) -> Result<Option<T>, ApiError> {
+        self.read(name, |value| {
+            let chosen = choices.iter().find(|(choice, _)| value.as_str() == Some(choice));
+            let names = || choices.iter().map(|(choice, _)| format!("`{choice}`")).collect::<Vec<_>>().join(" or ");
+            chosen.map(|(_, meaning)| *meaning).ok_or_else(names)
+        })
+    }
+
     /// An array of token ids.
-    pub(crate) fn token_ids(&mut self, name: &'static str) -> Result<Vec<TokenId>, ApiError> {
-        let ids = self.read(name, |value| token_ids(value).ok_or_else(|| "an array of token ids".into()))?;
-        Ok(ids.unwrap_or_default())
+    pub(crate) fn token_ids(&mut self, name: &'static str) -> Result<Option<Vec<TokenId>>, ApiError> {
+        self.read(name, |value| token_ids(value).ok_or_else(|| "an array of token ids".into()))
+    }
+
+    /// Whether the field is there and says something.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.0.get(name).is_some_and(|value| !value.is_null())
     }
 
     /// An object, whose own fields are read in turn.
@@ -140,6 +161,11 @@ impl Fields {
     /// The entries that are left, in the order of the text.
     pub(crate) fn into_entries(self) -> impl Iterator<Item = (String, Value)> {
         self.0.into_iter()
+    }
+
+    /// The names of the fields that nobody has asked for.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
     }
 
     fn read<T>(
@@ -157,6 +183,11 @@ pub(crate) fn must_be(name: &'static str, allowed: &str, given: &Value) -> ApiEr
     ApiError::invalid(name, format!("`{name}` must be {allowed}, got {}", shown(given)))
 }
 
+/// Strings, if that is what the value holds.
+pub(crate) fn string_list(value: &Value) -> Option<Vec<String>> {
+    value.as_array()?.iter().map(|item| item.as_str().map(str::to_owned)).collect()
+}
+
 /// Token ids, if that is what the value holds.
 pub(crate) fn token_ids(value: &Value) -> Option<Vec<TokenId>> {
     let ids = value.as_array()?.iter().map(|id| TokenId::try_from(whole(id)?).ok());
@@ -171,7 +202,7 @@ fn whole(value: &Value) -> Option<i64> {
 }
 
 /// The value as JSON, cut where it gets long.
-fn shown(value: &Value) -> String {
+pub(crate) fn shown(value: &Value) -> String {
     const MAX_CHARS: usize = 60;
     let text = value.to_string();
     match text.char_indices().nth(MAX_CHARS) {

@@ -2,20 +2,31 @@
 //!
 //! # Layout
 //! - [`router`]: the table of all routes
-//! - `completions`, `models`, `health`, `page`: one endpoint each: wire types, handler, conversion
+//! - `completions`, `chat`, `models`, `health`, `metrics`, `page`: one endpoint each: wire types, handler, conversion
+//! - `tokens`: text to token ids and back, and what there is to know of the tokenizer
+//! - `generation`: what `completions` and `chat` share
+//! - `conversation`: messages to a prompt, by the model's chat template
+//! - `sampling`: the fields that shape the choice of tokens; `beams`: those that ask for a beam search
 //! - `fields`: request bodies, read so that errors name the parameter
 //! - `stream`: the engine's events as server-sent events, or folded into one answer
 //! - [`error`]: what clients are told when something is wrong
 //! - [`state`]: what all endpoints share
 //! - `middleware`: what happens to every request
 
+mod beams;
+mod chat;
 mod completions;
+mod conversation;
 pub mod error;
 mod fields;
+mod generation;
 mod health;
+mod metrics;
 mod middleware;
 mod models;
 mod page;
 pub mod router;
+mod sampling;
 pub mod state;
 mod stream;
+mod tokens;

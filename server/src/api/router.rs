@@ -8,7 +8,10 @@ use axum::{
     routing::{get, post},
 };
 
-use super::{completions, error::ApiError, fields::MAX_BODY_BYTES, health, middleware, models, page, state::AppState};
+use super::{
+    chat, completions, error::ApiError, fields::MAX_BODY_BYTES, health, metrics, middleware, models, page,
+    state::AppState, tokens,
+};
 
 /// The whole HTTP service.
 pub fn app(state: AppState) -> Router {
@@ -18,9 +21,18 @@ pub fn app(state: AppState) -> Router {
         .route("/style.css", get(page::style))
         .route("/health", get(health::health))
         .route("/ready", get(health::ready))
+        .route("/metrics", get(metrics::metrics))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::get))
         .route("/v1/completions", post(completions::create))
+        .route("/v1/chat/completions", post(chat::create))
+        // At the root as well, where lm-eval looks for them.
+        .route("/tokenize", post(tokens::tokenize))
+        .route("/v1/tokenize", post(tokens::tokenize))
+        .route("/detokenize", post(tokens::detokenize))
+        .route("/v1/detokenize", post(tokens::detokenize))
+        .route("/tokenizer_info", get(tokens::tokenizer_info))
+        .route("/v1/tokenizer_info", get(tokens::tokenizer_info))
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))

@@ -38,28 +38,51 @@ pub(crate) struct Usage {
     pub(crate) prompt_tokens: usize,
     pub(crate) completion_tokens: usize,
     pub(crate) total_tokens: usize,
+    pub(crate) prompt_tokens_details: PromptDetails,
+}
+
+/// What became of the prompts' tokens.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub(crate) struct PromptDetails {
+    /// Found in the cache. OpenAI's.
+    pub(crate) cached_tokens: usize,
+    /// Cut off in front, where the request asked for it: not among the prompt tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) truncated_tokens: Option<usize>,
+}
+
+/// A token by its text.
+#[derive(Clone, Debug)]
+pub(crate) struct TokenText {
+    /// Its text; `bytes:\x..` for bytes that are no text by themselves.
+    pub(crate) text: String,
+    pub(crate) bytes: Vec<u8>,
 }
 
 /// A token in an answer that reports log-probabilities.
 #[derive(Clone, Debug)]
 pub(crate) struct TokenEntry {
-    /// Its text; `bytes:\x..` for bytes that are no text by themselves.
-    pub(crate) token: String,
+    pub(crate) token: TokenText,
     /// `None` for the first token of a prompt.
     pub(crate) logprob: Option<f32>,
-    /// Alternatives, the most likely first, the token itself among them. `None` for the first token of a prompt.
-    pub(crate) top: Option<Vec<(String, f32)>>,
+    /// As many alternatives as were asked for, the most likely first. `None` for the first token of a prompt.
+    pub(crate) top: Option<Vec<(TokenText, f32)>>,
     /// Characters of the answer's text before the token's own.
     pub(crate) text_offset: usize,
 }
 
 /// What one choice of an answer grows by.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Delta {
     pub(crate) index: usize,
     pub(crate) text: String,
+    /// Tokens drawn since the delta before.
+    pub(crate) token_ids: Vec<TokenId>,
     /// `None` where nobody asked.
     pub(crate) logprobs: Option<Vec<TokenEntry>>,
+    /// The log-probabilities of the tokens drawn, summed up where the engine was asked for them.
+    logprob_sum: f64,
+    pub(crate) prompt_logprobs: Option<PromptLogprobs>,
     /// Set once, with the choice's last delta.
     pub(crate) finish_reason: Option<&'static str>,
 }
@@ -68,8 +91,23 @@ pub(crate) struct Delta {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Answer {
     pub(crate) text: String,
+    pub(crate) token_ids: Vec<TokenId>,
     pub(crate) logprobs: Option<Vec<TokenEntry>>,
+    logprob_sum: f64,
+    pub(crate) prompt_logprobs: Option<PromptLogprobs>,
     pub(crate) finish_reason: Option<&'static str>,
+}
+
+/// One entry per token of the prompt, the first one empty.
+pub(crate) type PromptLogprobs = Vec<Option<TokenLogprobs>>;
+
+/// How a choice starts, before any token is drawn.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Opening {
+    /// The answer starts with the prompt.
+    pub(crate) echo: Option<Echo>,
+    /// Hand on the prompt's log-probabilities, with so many alternatives.
+    pub(crate) prompt_logprobs: Option<usize>,
 }
 
 /// The prompt, where the answer is to start with it.
@@ -78,8 +116,8 @@ pub(crate) struct Echo {
     /// As the client gave it, or decoded.
     pub(crate) text: String,
     pub(crate) prompt_ids: Vec<TokenId>,
-    /// Wait for the engine to report the prompt's log-probabilities.
-    pub(crate) with_logprobs: bool,
+    /// Wait for the engine to report the prompt's log-probabilities, and tell so many alternatives.
+    pub(crate) logprobs: Option<usize>,
 }
 
 /// The events of a submission on their way to a client. Dropping it cancels what is not finished.
@@ -98,26 +136,24 @@ pub(crate) struct Deltas {
 
 #[derive(Debug)]
 struct Choice {
-    echo: Option<Echo>,
+    opening: Opening,
     /// Characters of the echoed prompt.
     text_start: usize,
+    /// Tokens that have said nothing yet.
+    silent: Vec<TokenId>,
 }
 
 impl Deltas {
-    /// `id` is for the log; `echoes` has one entry per request of the submission.
-    pub(crate) fn new(id: &str, events: EventStream, tokenizer: Tokenizer, echoes: Vec<Option<Echo>>) -> Self {
+    /// `id` is for the log; `openings` has one entry per answer of the submission.
+    pub(crate) fn new(id: &str, events: EventStream, tokenizer: Tokenizer, openings: Vec<Opening>) -> Self {
         let mut pending = VecDeque::new();
-        let n_open = echoes.len();
-        let choices = echoes.into_iter().enumerate().map(|(index, echo)| {
-            let text_start = echo.as_ref().map_or(0, |echo| echo.text.chars().count());
-            let echo = match echo {
-                Some(Echo { text, with_logprobs: false, .. }) => {
-                    pending.push_back(Delta { index, text, logprobs: None, finish_reason: None });
-                    None
-                }
-                waits => waits,
-            };
-            Choice { echo, text_start }
+        let n_open = openings.len();
+        let choices = openings.into_iter().enumerate().map(|(index, mut opening)| {
+            let text_start = opening.echo.as_ref().map_or(0, |echo| echo.text.chars().count());
+            if let Some(echo) = opening.echo.take_if(|echo| echo.logprobs.is_none()) {
+                pending.push_back(Delta { index, text: echo.text, ..Delta::default() });
+            }
+            Choice { opening, text_start, silent: Vec::new() }
         });
         let choices = choices.collect();
         Self {
@@ -133,9 +169,11 @@ impl Deltas {
         }
     }
 
-    /// Counts the prompts, each once however many choices it has.
-    pub(crate) fn with_prompt_tokens(mut self, n_prompt: usize) -> Self {
-        self.usage = Usage { prompt_tokens: n_prompt, completion_tokens: 0, total_tokens: n_prompt };
+    /// Counts the prompts, each once however many choices it has, and what was cut off them if that was asked for.
+    pub(crate) fn with_prompt_tokens(mut self, n_prompt: usize, n_truncated: Option<usize>) -> Self {
+        let prompt_tokens_details = PromptDetails { cached_tokens: 0, truncated_tokens: n_truncated };
+        self.usage =
+            Usage { prompt_tokens: n_prompt, completion_tokens: 0, total_tokens: n_prompt, prompt_tokens_details };
         self
     }
 
@@ -153,11 +191,7 @@ impl Deltas {
         while let Some(delta) = poll_fn(|context| self.poll_delta(context)).await {
             let delta = delta?;
             if let Some(answer) = answers.get_mut(delta.index) {
-                answer.text.push_str(&delta.text);
-                if let Some(entries) = delta.logprobs {
-                    answer.logprobs.get_or_insert_default().extend(entries);
-                }
-                answer.finish_reason = delta.finish_reason.or(answer.finish_reason);
+                answer.extend(delta);
             }
         }
         Ok((answers, self.usage))
@@ -172,10 +206,11 @@ impl Deltas {
                 return Poll::Ready(None);
             }
             let Some((index, event)) = ready!(self.events.poll_recv(context)) else {
-                return Poll::Ready(Some(Err(self.failure("the engine has stopped"))));
+                return Poll::Ready(Some(Err(self.failure(ApiError::internal("the engine has stopped")))));
             };
             match event {
-                Event::Failed(message) => return Poll::Ready(Some(Err(self.failure(&message)))),
+                Event::Failed(message) => return Poll::Ready(Some(Err(self.failure(ApiError::internal(message))))),
+                Event::TimedOut(after) => return Poll::Ready(Some(Err(self.failure(ApiError::timed_out(after))))),
                 event => self.take(index, event),
             }
         }
@@ -185,41 +220,60 @@ impl Deltas {
         let Some(choice) = self.choices.get_mut(index) else { return };
         let text_start = choice.text_start;
         let delta = match event {
-            Event::PromptLogprobs(logprobs) => choice.echo.take().map(|echo| {
-                let entries = prompt_entries(&self.tokenizer, &echo, &logprobs);
-                Delta { index, text: echo.text, logprobs: Some(entries), finish_reason: None }
-            }),
-            Event::Token { text, offset, logprobs, .. } => {
+            Event::PromptLogprobs(logprobs) => {
+                let Opening { echo, prompt_logprobs } = std::mem::take(&mut choice.opening);
+                let entries = echo.as_ref().map(|echo| prompt_entries(&self.tokenizer, echo, &logprobs));
+                Some(Delta {
+                    index,
+                    text: echo.map_or_else(String::new, |echo| echo.text),
+                    logprobs: entries,
+                    prompt_logprobs: prompt_logprobs.map(|n_top| with_top(logprobs, n_top)),
+                    ..Delta::default()
+                })
+            }
+            Event::Token { id, text, offset, logprobs } => {
                 self.usage.completion_tokens += 1;
                 self.usage.total_tokens += 1;
                 self.first_token_after.get_or_insert_with(|| self.started.elapsed());
+                choice.silent.push(id);
+                let logprob_sum = logprobs.as_ref().map_or(0.0, |logprobs| f64::from(logprobs.logprob));
                 let entry = logprobs.map(|logprobs| vec![entry(&self.tokenizer, &logprobs, text_start + offset)]);
                 let says_something = !text.is_empty() || entry.is_some();
-                says_something.then_some(Delta { index, text, logprobs: entry, finish_reason: None })
+                says_something.then(|| Delta {
+                    index,
+                    text,
+                    token_ids: std::mem::take(&mut choice.silent),
+                    logprobs: entry,
+                    logprob_sum,
+                    ..Delta::default()
+                })
             }
-            Event::Finished { reason, text } => {
+            Event::Finished { reason, text, cached_tokens } => {
+                let token_ids = std::mem::take(&mut choice.silent);
+                self.usage.prompt_tokens_details.cached_tokens += cached_tokens;
                 self.n_open -= 1;
                 if self.n_open == 0 {
                     self.log_end();
                 }
-                Some(Delta { index, text, logprobs: None, finish_reason: Some(wire_reason(reason)) })
+                Some(Delta { index, text, token_ids, finish_reason: Some(wire_reason(reason)), ..Delta::default() })
             }
             // Told apart by the caller.
-            Event::Failed(_) => None,
+            Event::TimedOut(_) | Event::Failed(_) => None,
         };
         self.pending.extend(delta);
     }
 
-    fn failure(&mut self, message: &str) -> ApiError {
-        tracing::warn!(id = self.id, "completion failed: {message}");
+    fn failure(&mut self, error: ApiError) -> ApiError {
+        tracing::warn!(id = self.id, "completion failed: {}", error.message());
         self.n_open = 0;
-        ApiError::internal(message)
+        error
     }
 
     fn log_end(&self) {
         tracing::info!(
             id = self.id,
             prompt_tokens = self.usage.prompt_tokens,
+            cached_tokens = self.usage.prompt_tokens_details.cached_tokens,
             completion_tokens = self.usage.completion_tokens,
             ttft_ms = self.first_token_after.map(|after| after.as_millis() as u64),
             total_ms = self.started.elapsed().as_millis() as u64,
@@ -240,20 +294,39 @@ impl Drop for Deltas {
     }
 }
 
+impl Answer {
+    fn extend(&mut self, delta: Delta) {
+        self.text.push_str(&delta.text);
+        self.token_ids.extend(delta.token_ids);
+        if let Some(entries) = delta.logprobs {
+            self.logprobs.get_or_insert_default().extend(entries);
+        }
+        self.logprob_sum += delta.logprob_sum;
+        self.prompt_logprobs = delta.prompt_logprobs.or(self.prompt_logprobs.take());
+        self.finish_reason = delta.finish_reason.or(self.finish_reason);
+    }
+
+    /// Log-probability per token, where the engine was asked for log-probabilities.
+    pub(crate) fn mean_logprob(&self) -> f64 {
+        self.logprob_sum / self.token_ids.len().max(1) as f64
+    }
+}
+
 /// A part of a stream, for the endpoint to write in its own format.
 #[derive(Debug)]
 pub(crate) enum Part {
-    Delta(Delta),
+    /// What a choice grows by, and the tokens so far.
+    Delta(Delta, Usage),
     /// After all deltas.
-    Usage(Usage),
+    End(Usage),
 }
 
-/// Streams the deltas. `write` gives the JSON of a part, or `None` to leave it out.
+/// Streams the deltas. `write` gives the JSON of each event that a part becomes.
 pub(crate) fn sse<Write>(deltas: Deltas, write: Write) -> Response
 where
-    Write: Fn(Part) -> Option<Value> + Send + Unpin + 'static,
+    Write: FnMut(Part) -> Vec<Value> + Send + Unpin + 'static,
 {
-    let body = SseBody { deltas, write, stage: Stage::Deltas };
+    let body = SseBody { deltas, write, stage: Stage::Deltas, written: VecDeque::new() };
     let mut response = Sse::new(body).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response();
     // nginx would otherwise collect the stream before it passes it on.
     let no_buffering = (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
@@ -265,6 +338,7 @@ struct SseBody<Write> {
     deltas: Deltas,
     write: Write,
     stage: Stage,
+    written: VecDeque<Value>,
 }
 
 #[derive(Clone, Copy)]
@@ -274,11 +348,14 @@ enum Stage {
     End,
 }
 
-impl<Write: Fn(Part) -> Option<Value> + Unpin> Stream for SseBody<Write> {
+impl<Write: FnMut(Part) -> Vec<Value> + Unpin> Stream for SseBody<Write> {
     type Item = Result<sse::Event, Infallible>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
+            if let Some(json) = self.written.pop_front() {
+                return Poll::Ready(Some(Ok(data(&json))));
+            }
             let part = match self.stage {
                 Stage::End => return Poll::Ready(None),
                 Stage::Done => {
@@ -286,7 +363,7 @@ impl<Write: Fn(Part) -> Option<Value> + Unpin> Stream for SseBody<Write> {
                     return Poll::Ready(Some(Ok(sse::Event::default().data("[DONE]"))));
                 }
                 Stage::Deltas => match ready!(self.deltas.poll_delta(context)) {
-                    Some(Ok(delta)) => Part::Delta(delta),
+                    Some(Ok(delta)) => Part::Delta(delta, self.deltas.usage()),
                     Some(Err(error)) => {
                         // The status has been sent; clients look for `error` in each event.
                         self.stage = Stage::End;
@@ -294,13 +371,12 @@ impl<Write: Fn(Part) -> Option<Value> + Unpin> Stream for SseBody<Write> {
                     }
                     None => {
                         self.stage = Stage::Done;
-                        Part::Usage(self.deltas.usage())
+                        Part::End(self.deltas.usage())
                     }
                 },
             };
-            if let Some(json) = (self.write)(part) {
-                return Poll::Ready(Some(Ok(data(&json))));
-            }
+            let events = (self.write)(part);
+            self.written.extend(events);
         }
     }
 }
@@ -317,26 +393,29 @@ fn wire_reason(reason: FinishReason) -> &'static str {
 }
 
 fn entry(tokenizer: &Tokenizer, logprobs: &TokenLogprobs, text_offset: usize) -> TokenEntry {
-    let token = token_text(tokenizer, logprobs.id);
-    let mut top: Vec<(String, f32)> =
-        logprobs.top.iter().map(|&(id, logprob)| (token_text(tokenizer, id), finite(logprob))).collect();
-    if logprobs.top.iter().all(|&(id, _)| id != logprobs.id) {
-        top.push((token.clone(), finite(logprobs.logprob)));
+    let alternative = |&(id, logprob): &(TokenId, f32)| (TokenText::new(tokenizer, id), finite(logprob));
+    TokenEntry {
+        token: TokenText::new(tokenizer, logprobs.id),
+        logprob: Some(finite(logprobs.logprob)),
+        top: Some(logprobs.top.iter().map(alternative).collect()),
+        text_offset,
     }
-    TokenEntry { token, logprob: Some(finite(logprobs.logprob)), top: Some(top), text_offset }
 }
 
 fn prompt_entries(tokenizer: &Tokenizer, echo: &Echo, logprobs: &[Option<TokenLogprobs>]) -> Vec<TokenEntry> {
+    let n_top = echo.logprobs.unwrap_or(0);
     let mut detokenizer = Detokenizer::new(tokenizer, DecodeOptions { skip_special_tokens: false });
     let mut text_offset = 0;
     let entries = echo.prompt_ids.iter().zip(logprobs).enumerate().map(|(position, (&id, logprobs))| {
-        let token = token_text(tokenizer, id);
-        let entry = match logprobs {
+        let mut entry = match logprobs {
             Some(logprobs) => entry(tokenizer, logprobs, text_offset),
-            None => TokenEntry { token: token.clone(), logprob: None, top: None, text_offset },
+            None => TokenEntry { token: TokenText::new(tokenizer, id), logprob: None, top: None, text_offset },
         };
+        if let Some(top) = &mut entry.top {
+            top.truncate(n_top);
+        }
         // A bos token that the tokenizer put in front is not in the text that the client gave.
-        let is_added = position == 0 && tokenizer.is_special(id) && !echo.text.starts_with(&token);
+        let is_added = position == 0 && tokenizer.is_special(id) && !echo.text.starts_with(&entry.token.text);
         if !is_added {
             text_offset += detokenizer.push(id).chars().count();
         }
@@ -345,15 +424,24 @@ fn prompt_entries(tokenizer: &Tokenizer, echo: &Echo, logprobs: &[Option<TokenLo
     entries.collect()
 }
 
-/// A token as text. Tokens may end within a character; such bytes are written as OpenAI writes them.
-fn token_text(tokenizer: &Tokenizer, id: TokenId) -> String {
-    String::from_utf8(tokenizer.token_bytes(id)).unwrap_or_else(|error| {
-        let bytes = error.as_bytes().iter().map(|byte| format!("\\x{byte:02x}"));
-        format!("bytes:{}", bytes.collect::<String>())
-    })
+fn with_top(mut logprobs: PromptLogprobs, n_top: usize) -> PromptLogprobs {
+    logprobs.iter_mut().flatten().for_each(|logprobs| logprobs.top.truncate(n_top));
+    logprobs
+}
+
+impl TokenText {
+    /// Tokens may end within a character; such bytes are written as OpenAI writes them.
+    pub(crate) fn new(tokenizer: &Tokenizer, id: TokenId) -> Self {
+        let bytes = tokenizer.token_bytes(id);
+        let text = str::from_utf8(&bytes).map_or_else(
+            |_| format!("bytes:{}", bytes.iter().map(|byte| format!("\\x{byte:02x}")).collect::<String>()),
+            str::to_owned,
+        );
+        Self { text, bytes }
+    }
 }
 
 /// JSON has no infinity; OpenAI writes -9999 for a token that cannot come.
-fn finite(logprob: f32) -> f32 {
+pub(crate) fn finite(logprob: f32) -> f32 {
     logprob.max(-9999.0)
 }

@@ -1,5 +1,6 @@
 //! The command line: one file per subcommand, each with its arguments and `run`.
 
+mod bench;
 mod doctor;
 mod generate;
 mod serve;
@@ -29,6 +30,8 @@ enum Command {
     Serve(serve::ServeArgs),
     /// Continue a prompt in the terminal
     Generate(generate::GenerateArgs),
+    /// Measure how fast a model runs here
+    Bench(bench::BenchArgs),
     /// Show what this machine offers and where a model would run
     Doctor(doctor::DoctorArgs),
 }
@@ -53,6 +56,10 @@ impl Cli {
             Command::Generate(args) => {
                 log_to_stderr("warn")?;
                 generate::run(args)
+            }
+            Command::Bench(args) => {
+                log_to_stderr("warn")?;
+                bench::run(args)
             }
             Command::Doctor(args) => {
                 log_to_stderr("error")?;

@@ -8,10 +8,14 @@
 //! - [`request`]: what may be asked
 //! - [`scheduler`]: what the next step computes; pure
 //! - `runner`: steps on the device; no decisions
-//! - `sequence`: one request on its way through
+//! - [`prefix_cache`]: names for what is in a page
+//! - `sequence`: one request on its way through; `beams`: one with several sequences; `generation`: either
 //! - [`text`]: token ids to text deltas and stop strings; pure
 //! - `worker`: the thread, and the loop `schedule -> run -> advance`
 
+mod beams;
+mod generation;
+pub mod prefix_cache;
 pub mod request;
 mod runner;
 pub mod scheduler;
@@ -28,21 +32,31 @@ use std::{
     },
     task::{Context, Poll},
     thread::{self, JoinHandle},
+    time::{Duration, Instant},
 };
 
 use hearth_model::{
-    TokenId, config::GptConfig, kv_cache::PAGE_SIZE, sampling::TokenLogprobs, tokenizer::Tokenizer,
+    TokenId,
+    chat::ChatTemplate,
+    config::GptConfig,
+    kv_cache::PAGE_SIZE,
+    sampling::{TokenLogprobs, beam::BeamParams},
+    tokenizer::Tokenizer,
     weights::model_dir::LoadedModel,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 use self::{
-    request::{GenerateRequest, ModelLimits},
+    beams::Beams,
+    generation::Generation,
+    prefix_cache::PrefixSecret,
+    request::{GenerateRequest, ModelLimits, Strategy},
     runner::Runner,
     scheduler::{Limits, Scheduler},
-    sequence::Sequence,
+    sequence::{Intake, Sequence},
     worker::Worker,
 };
+use crate::metrics::EngineMetrics;
 
 /// Bytes of keys and values that the cache may take where its size is not set.
 const DEFAULT_CACHE_BYTES: usize = 1 << 30;
@@ -111,7 +125,11 @@ pub enum Event {
         reason: FinishReason,
         /// Text that was held back until now.
         text: String,
+        /// Tokens of the prompt that were found in the cache. Answers that share a prompt tell it once.
+        cached_tokens: usize,
     },
+    /// The request's deadline, this long after its arrival, has passed.
+    TimedOut(Duration),
     /// The request cannot be finished; the message is for the client.
     Failed(String),
 }
@@ -176,6 +194,8 @@ pub struct ServedModel {
     pub limits: ModelLimits,
     /// Text to ids and back.
     pub tokenizer: Tokenizer,
+    /// How a conversation becomes a prompt, if the model knows conversations.
+    pub chat_template: Option<ChatTemplate>,
     /// Tokens that end a sequence.
     pub eos_token_ids: Vec<TokenId>,
 }
@@ -187,6 +207,8 @@ pub struct Engine {
     queue: Arc<Semaphore>,
     max_queue: usize,
     stats: watch::Receiver<EngineStats>,
+    metrics: Arc<EngineMetrics>,
+    secret: PrefixSecret,
     model: Arc<ServedModel>,
     thread: Arc<Mutex<Option<JoinHandle<()>>>>,
 }
@@ -214,19 +236,22 @@ impl Engine {
             n_pages: 0,
         });
         let (ready, is_ready) = sync_channel(1);
+        let metrics = Arc::new(EngineMetrics::default());
+        let workers_metrics = Arc::clone(&metrics);
         let body = move || {
             let (model, runner, limits) = match load().map(|loaded| prepare(loaded, &options)) {
                 Ok(prepared) => prepared,
                 Err(error) => return drop(ready.send(Err(error))),
             };
-            let (free_pages, n_pages) = (limits.n_pages, limits.n_pages);
-            stats_sender.send_modify(|stats| (stats.free_pages, stats.n_pages) = (free_pages, n_pages));
+            let pool = runner.pool().clone();
+            stats_sender.send_modify(|stats| (stats.free_pages, stats.n_pages) = (pool.n_free(), pool.n_pages()));
             let worker = Worker {
                 commands: inbox,
                 stats: stats_sender,
-                scheduler: Scheduler::new(limits),
+                metrics: workers_metrics,
+                scheduler: Scheduler::new(limits, pool),
                 runner,
-                sequences: BTreeMap::new(),
+                generations: BTreeMap::new(),
                 n_accepted: 0,
             };
             if ready.send(Ok(model)).is_ok() {
@@ -249,11 +274,14 @@ impl Engine {
             commands,
             max_queue,
             stats,
+            metrics,
+            secret: PrefixSecret::default(),
         })
     }
 
     /// Puts requests into the queue, all or none; together they take one place there. The stream numbers their events
-    /// by their index in `requests`.
+    /// by their index in `requests`, a beam search counting as often as it gives answers. Neighbours with the same prompt
+    /// have it computed once.
     ///
     /// # Errors
     /// The queue is full, or the engine is gone.
@@ -265,11 +293,33 @@ impl Engine {
         let place = Arc::clone(&self.queue).try_acquire_owned().map_err(|_| full.clone())?;
         let place = QueuePlace { _permit: Arc::new(place) };
         let (sender, receiver) = mpsc::unbounded_channel();
-        let sequences = requests.into_iter().enumerate().map(|(index, request)| {
-            let events = EventSender { index, sender: sender.clone() };
-            Sequence::new(request, events, place.clone(), &self.model.tokenizer)
-        });
-        let command = Command::Generate(sequences.collect());
+        let intake = Intake {
+            tokenizer: &self.model.tokenizer,
+            secret: &self.secret,
+            queue_place: place,
+            arrived: Instant::now(),
+        };
+        let mut generations: Vec<Generation> = Vec::new();
+        let mut n_answers = 0;
+        for request in requests {
+            let indices = n_answers..n_answers + request.n_answers();
+            n_answers = indices.end;
+            let mut events = indices.map(|index| EventSender { index, sender: sender.clone() });
+            if let Some(params) = beam_params(&request) {
+                let beams = Beams::new(request, events.collect(), params, &intake);
+                generations.push(Generation::Beams(Box::new(beams)));
+                continue;
+            }
+            let Some(events) = events.next() else { continue };
+            let sequence = Sequence::new(request, events, &intake);
+            match generations.last_mut() {
+                Some(Generation::Sequence(first)) if first.request().shares_prompt(sequence.request()) => {
+                    first.add_fork(sequence);
+                }
+                _ => generations.push(Generation::Sequence(Box::new(sequence))),
+            }
+        }
+        let command = Command::Generate(generations);
         self.commands.try_send(command).map_err(|error| match error {
             std::sync::mpsc::TrySendError::Full(_) => full,
             std::sync::mpsc::TrySendError::Disconnected(_) => SubmitError::Stopped,
@@ -285,6 +335,11 @@ impl Engine {
     /// What the engine is doing, as of its last step; can be awaited for changes.
     pub fn stats(&self) -> watch::Receiver<EngineStats> {
         self.stats.clone()
+    }
+
+    /// What the engine counts.
+    pub fn metrics(&self) -> &EngineMetrics {
+        &self.metrics
     }
 
     /// Ends what is in flight with an error to its clients and waits for the thread to finish its step and end.
@@ -308,7 +363,7 @@ impl fmt::Debug for Engine {
 /// What the inference thread is told.
 #[derive(Debug)]
 enum Command {
-    Generate(Vec<Sequence>),
+    Generate(Vec<Generation>),
     Stop,
 }
 
@@ -361,25 +416,39 @@ fn check(options: &EngineOptions) -> Result<(), StartError> {
     Ok(())
 }
 
+/// What a request asks of the search for beams, if that is its strategy.
+fn beam_params(request: &GenerateRequest) -> Option<BeamParams> {
+    let parts = request.parts();
+    let Strategy::Beams { width, kind, .. } = parts.strategy else { return None };
+    Some(BeamParams {
+        width,
+        kind,
+        temperature: parts.sampling.temperature,
+        end_ids: parts.stop.stop_token_ids.clone(),
+        min_tokens: parts.stop.min_tokens,
+        max_tokens: parts.stop.max_tokens,
+        n_top: parts.logprobs,
+    })
+}
+
 fn prepare(loaded: LoadedModel, options: &EngineOptions) -> (ServedModel, Runner, Limits) {
     let config = loaded.gpt.config().clone();
     let n_tokens = options.kv_cache_tokens.unwrap_or_else(|| default_cache_tokens(&config, options.max_batch_size));
-    let limits = Limits {
-        max_batch_size: options.max_batch_size,
-        max_batch_tokens: options.max_batch_tokens,
-        n_pages: n_tokens.div_ceil(PAGE_SIZE),
-        page_size: PAGE_SIZE,
-    };
+    let n_pages = n_tokens.div_ceil(PAGE_SIZE);
+    let limits = Limits { max_batch_size: options.max_batch_size, max_batch_tokens: options.max_batch_tokens };
     let model = ServedModel {
         limits: ModelLimits {
             vocab_size: config.vocab_size,
-            max_seq_len: config.max_seq_len.min(limits.n_pages * PAGE_SIZE),
+            max_seq_len: config.max_seq_len.min(n_pages * PAGE_SIZE),
+            max_batch_size: options.max_batch_size,
+            n_pages,
         },
         config,
         tokenizer: loaded.tokenizer,
+        chat_template: loaded.chat_template,
         eos_token_ids: loaded.eos_token_ids,
     };
-    (model, Runner::new(loaded.gpt, limits.n_pages), limits)
+    (model, Runner::new(loaded.gpt, n_pages), limits)
 }
 
 fn default_cache_tokens(config: &GptConfig, max_batch_size: usize) -> usize {

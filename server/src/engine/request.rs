@@ -1,12 +1,19 @@
 //! What a client may ask of the engine. A [`GenerateRequest`] that exists can be served: everything is checked here,
 //! once, and nothing behind this point checks again.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, ops::RangeInclusive, time::Duration};
 
-use hearth_model::{Error, TokenId, sampling::SamplingParams};
+use hearth_model::{
+    Error, TokenId,
+    kv_cache::PAGE_SIZE,
+    sampling::{SamplingParams, beam::BeamKind},
+};
 
 /// Alternatives per position that a request may ask for.
 pub const MAX_LOGPROBS: usize = 20;
+
+/// Priorities that a request may have; lower goes first.
+pub const PRIORITIES: RangeInclusive<i32> = -100..=100;
 
 /// What the served model allows.
 #[derive(Clone, Copy, Debug)]
@@ -15,6 +22,27 @@ pub struct ModelLimits {
     pub vocab_size: usize,
     /// Tokens of prompt and answer together: the model's context, or the KV cache where that is smaller.
     pub max_seq_len: usize,
+    /// Sequences that run at once.
+    pub max_batch_size: usize,
+    /// Pages in the KV cache.
+    pub n_pages: usize,
+}
+
+/// How an answer is looked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Strategy {
+    /// Token by token.
+    #[default]
+    Sample,
+    /// Several partial answers at once; of the sampling parameters, only the temperature and the seed apply.
+    Beams {
+        /// Partial answers that are followed.
+        width: usize,
+        /// How many of the answers are given out, `width` at most. They take as many indices in the stream of events.
+        n_best: usize,
+        /// How they compete.
+        kind: BeamKind,
+    },
 }
 
 /// When a generation ends.
@@ -31,6 +59,45 @@ pub struct StopConditions {
     pub stop_token_ids: BTreeSet<TokenId>,
 }
 
+/// How tokens become text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TextOptions {
+    /// What special tokens say.
+    pub special_tokens: SpecialTokens,
+    /// What becomes of the stop string or stop token that ends the text.
+    pub stop_text: StopText,
+}
+
+/// What special tokens say in a text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SpecialTokens {
+    /// Nothing.
+    #[default]
+    Skip,
+    /// Their strings.
+    Show,
+}
+
+/// What becomes of that which ends a text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StopText {
+    /// It is no part of the text.
+    #[default]
+    Cut,
+    /// The text ends with it.
+    Keep,
+}
+
+/// Which distribution the log-probabilities of generated tokens are of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogprobsMode {
+    /// The model's own.
+    #[default]
+    Raw,
+    /// The one that tokens are drawn from, after all sampling parameters.
+    Processed,
+}
+
 /// The parts of a request, not checked yet.
 #[derive(Clone, Debug, Default)]
 pub struct RequestParts {
@@ -44,8 +111,20 @@ pub struct RequestParts {
     pub choice: u32,
     /// Report each generated token's log-probability, with so many alternatives.
     pub logprobs: Option<usize>,
+    /// Of which distribution.
+    pub logprobs_mode: LogprobsMode,
     /// Report each prompt token's log-probability, with so many alternatives.
     pub prompt_logprobs: Option<usize>,
+    /// How tokens become text.
+    pub text: TextOptions,
+    /// How the answer is looked for.
+    pub strategy: Strategy,
+    /// Lower goes first, within [`PRIORITIES`]; see [`scheduler`](super::scheduler) for what it is worth.
+    pub priority: i32,
+    /// Computed prompts are shared with requests of the same salt only.
+    pub cache_salt: Option<String>,
+    /// From its arrival on, the request may take this long.
+    pub deadline: Option<Duration>,
 }
 
 /// A request that the engine can serve.
@@ -98,6 +177,49 @@ pub enum ValidationError {
         /// As given.
         given: usize,
     },
+    /// A priority out of range.
+    #[error("`priority` must be from {} to {}, got {given}", PRIORITIES.start(), PRIORITIES.end())]
+    Priority {
+        /// As given.
+        given: i32,
+    },
+    /// More beams than sequences may run at once, none, or fewer than are to be given out.
+    #[error(
+        "`best_of` must be from `n` to {max_batch_size} beams, the sequences that run at once, got {width} with `n` \
+         {n_best}"
+    )]
+    BeamWidth {
+        /// As given.
+        width: usize,
+        /// As given.
+        n_best: usize,
+        /// Sequences that run at once.
+        max_batch_size: usize,
+    },
+    /// The beams do not fit into the KV cache even when nobody else runs.
+    #[error(
+        "`best_of` of {width} beams with up to {n_tokens} tokens each needs {needed} pages of the KV cache, which has \
+         {n_pages}\nhint: lower `best_of` or `max_tokens`"
+    )]
+    BeamPages {
+        /// As given.
+        width: usize,
+        /// Tokens of prompt and answer.
+        n_tokens: usize,
+        /// Pages that all beams could fill.
+        needed: usize,
+        /// Pages that there are.
+        n_pages: usize,
+    },
+    /// Something that a beam search does not do.
+    #[error("`{param}` does not go with `use_beam_search`")]
+    NotWithBeams {
+        /// The parameter.
+        param: &'static str,
+    },
+    /// While there are too few tokens for the answer to end, no token may come.
+    #[error("`allowed_token_ids` must hold a token that does not end the answer while `min_tokens` is above 0")]
+    OnlyStopTokens,
     /// A sampling parameter out of range.
     #[error(transparent)]
     Sampling(Error),
@@ -111,6 +233,10 @@ impl ValidationError {
             Self::TokenId { param, .. } | Self::Logprobs { param, .. } => Some(param),
             Self::EmptyStopString => Some("stop"),
             Self::MinTokens { .. } => Some("min_tokens"),
+            Self::Priority { .. } => Some("priority"),
+            Self::BeamWidth { .. } | Self::BeamPages { .. } => Some("best_of"),
+            Self::NotWithBeams { param } => Some(param),
+            Self::OnlyStopTokens => Some("allowed_token_ids"),
             Self::Sampling(Error::Param { name, .. }) => Some(name),
             Self::Sampling(_) => None,
         }
@@ -124,7 +250,7 @@ impl GenerateRequest {
     /// # Errors
     /// The first part that the model cannot serve.
     pub fn new(mut parts: RequestParts, limits: &ModelLimits) -> Result<Self, ValidationError> {
-        let ModelLimits { vocab_size, max_seq_len } = *limits;
+        let ModelLimits { vocab_size, max_seq_len, .. } = *limits;
         let n_prompt = parts.prompt_ids.len();
         if n_prompt == 0 {
             return Err(ValidationError::EmptyPrompt);
@@ -152,8 +278,37 @@ impl GenerateRequest {
             }
         }
         parts.sampling.validate(vocab_size).map_err(ValidationError::Sampling)?;
+        if min_tokens > 0
+            && let Some(allowed) = &parts.sampling.allowed_token_ids
+            && allowed.is_subset(&parts.stop.stop_token_ids)
+        {
+            return Err(ValidationError::OnlyStopTokens);
+        }
+        if !PRIORITIES.contains(&parts.priority) {
+            return Err(ValidationError::Priority { given: parts.priority });
+        }
         parts.stop.max_tokens = max_tokens.min(max_seq_len - n_prompt);
+        check_beams(&parts, limits)?;
         Ok(Self(parts))
+    }
+
+    /// Answers that come of it, each with an index of its own in the stream of events.
+    pub fn n_answers(&self) -> usize {
+        match self.0.strategy {
+            Strategy::Sample => 1,
+            Strategy::Beams { n_best, .. } => n_best,
+        }
+    }
+
+    /// Whether another request starts alike, so that its prompt need not be computed twice.
+    pub(crate) fn shares_prompt(&self, other: &Self) -> bool {
+        let (ours, theirs) = (&self.0, &other.0);
+        ours.strategy == Strategy::Sample
+            && theirs.strategy == Strategy::Sample
+            && ours.prompt_logprobs == theirs.prompt_logprobs
+            && ours.priority == theirs.priority
+            && ours.cache_salt == theirs.cache_salt
+            && ours.prompt_ids == theirs.prompt_ids
     }
 
     /// The parts, checked.
@@ -162,13 +317,55 @@ impl GenerateRequest {
     }
 }
 
+fn check_beams(parts: &RequestParts, limits: &ModelLimits) -> Result<(), ValidationError> {
+    let Strategy::Beams { width, n_best, .. } = parts.strategy else { return Ok(()) };
+    let ModelLimits { max_batch_size, n_pages, .. } = *limits;
+    if width > max_batch_size || n_best > width || n_best == 0 {
+        return Err(ValidationError::BeamWidth { width, n_best, max_batch_size });
+    }
+    // All but the temperature and the seed. The last entry catches what is not named before.
+    let neutral = SamplingParams { temperature: 1.0, seed: 0, ..SamplingParams::default() };
+    let sampling = &parts.sampling;
+    let unsupported = [
+        ("stop", !parts.stop.stop_strings.is_empty()),
+        ("echo", parts.prompt_logprobs.is_some() || parts.stop.max_tokens == 0),
+        ("logit_bias", sampling.logit_bias != neutral.logit_bias),
+        ("repetition_penalty", sampling.repetition_penalty != neutral.repetition_penalty),
+        ("presence_penalty", sampling.presence_penalty != neutral.presence_penalty),
+        ("frequency_penalty", sampling.frequency_penalty != neutral.frequency_penalty),
+        ("top_k", sampling.top_k != neutral.top_k),
+        ("top_p", sampling.top_p != neutral.top_p),
+        ("min_p", sampling.min_p != neutral.min_p),
+        ("typical_p", sampling.typical_p != neutral.typical_p),
+        ("top_n_sigma", sampling.top_n_sigma != neutral.top_n_sigma),
+        ("xtc_probability", sampling.xtc.probability != neutral.xtc.probability),
+        ("dynatemp_range", sampling.dynatemp_range != neutral.dynatemp_range),
+        ("mirostat", sampling.mirostat.is_some()),
+        ("dry_multiplier", sampling.dry.multiplier != neutral.dry.multiplier),
+        ("allowed_token_ids", sampling.allowed_token_ids.is_some()),
+        ("bad_words", !sampling.bad_words.is_empty()),
+        ("samplers", sampling.samplers != neutral.samplers),
+        ("logprobs_mode", parts.logprobs_mode != LogprobsMode::default()),
+        ("sampling", SamplingParams { temperature: 1.0, seed: 0, ..sampling.clone() } != neutral),
+    ];
+    if let Some((param, _)) = unsupported.into_iter().find(|(_, is_given)| *is_given) {
+        return Err(ValidationError::NotWithBeams { param });
+    }
+    let n_tokens = parts.prompt_ids.len() + parts.stop.max_tokens;
+    let needed = width * n_tokens.div_ceil(PAGE_SIZE);
+    if needed > n_pages {
+        return Err(ValidationError::BeamPages { width, n_tokens, needed, n_pages });
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
 
-    const LIMITS: ModelLimits = ModelLimits { vocab_size: 10, max_seq_len: 8 };
+    const LIMITS: ModelLimits = ModelLimits { vocab_size: 10, max_seq_len: 8, max_batch_size: 4, n_pages: 3 };
 
     fn parts(n_prompt: usize, max_tokens: usize) -> RequestParts {
         let stop = StopConditions { max_tokens, ..StopConditions::default() };
@@ -211,5 +408,20 @@ mod tests {
         assert_eq!(refusal(RequestParts { logprobs: Some(21), ..parts(1, 1) }).0, Some("logprobs"));
         let sampling = SamplingParams { temperature: f32::NAN, ..SamplingParams::default() };
         assert_eq!(refusal(RequestParts { sampling, ..parts(1, 1) }).0, Some("temperature"));
+    }
+    #[test]
+    fn beams_that_can_never_fit_are_refused_with_the_numbers() {
+        use hearth_model::sampling::beam::{BeamKind, EarlyStopping};
+        let kind = BeamKind::Best { length_penalty: 1.0, early_stopping: EarlyStopping::Likely };
+        let beams = |width, n_best| RequestParts { strategy: Strategy::Beams { width, n_best, kind }, ..parts(2, 4) };
+        assert_eq!(GenerateRequest::new(beams(3, 2), &LIMITS).unwrap().n_answers(), 2);
+        let (param, message) = refusal(beams(4, 2));
+        assert_eq!(param, Some("best_of"));
+        assert!(message.contains("4 beams with up to 6 tokens each needs 4 pages") && message.contains("has 3"), "{message}");
+        assert!(refusal(beams(5, 2)).1.contains("got 5 with `n` 2"));
+        assert!(refusal(beams(2, 3)).1.contains("got 2 with `n` 3"));
+        let stop = StopConditions { stop_strings: vec!["x".into()], max_tokens: 1, ..StopConditions::default() };
+        assert_eq!(refusal(RequestParts { stop, ..beams(2, 2) }).0, Some("stop"));
+        assert_eq!(refusal(RequestParts { priority: 101, ..parts(1, 1) }).0, Some("priority"));
     }
 }

@@ -1,20 +1,50 @@
-//! Decides what the next step computes: which sequences run, and how many tokens of each.
+//! Decides what the next step computes: which requests run, how many tokens of each sequence, and who must give back
+//! pages.
 //!
-//! Pure: counts in, a [`Step`] out. No tensors, no clock, no channels and no token ids may come in here, so that whole
-//! workloads can be simulated in a test.
+//! Pure: counts and page tables in, a [`Step`] out. No tensors, no clock, no channels and no token ids may come in here,
+//! so that whole workloads can be simulated in a test. Its only time is the number of steps.
 //!
 //! The rules:
-//! - first come, first served: a waiting sequence starts only after every sequence that came before it has started;
-//! - a sequence starts when a place in the batch is free and its worst case (prompt and `max_tokens`) fits into the
-//!   pages that nobody else has reserved, so that a running sequence can never run out of pages;
-//! - a step serves decoding sequences first, then prefills in chunks with what is left of the step's token budget, so
-//!   that a long prompt delays the tokens of others by one chunk at most.
+//! - Requests are ranked by the step they arrived at plus [`AGEING_STEPS`] per level of `priority`, then by their
+//!   number: first come, first served among equals, and one level of priority is worth so many steps of waiting. The
+//!   rank never changes.
+//! - A waiting request starts when no better one waits, when the batch has places for all the sequences it may grow
+//!   into, and when every token known so far, its own and those of all who run, finds a page, with one page to spare for
+//!   each running sequence. Nothing is reserved for tokens to come.
+//! - When the pages do not suffice for a step, the running request with the worst rank gives back all of its pages and
+//!   waits again. What it had is computed anew later; its tokens and their random stream do not notice.
+//! - A step serves decoding sequences first, then prefills in order of rank with what is left of the token budget. A
+//!   prefill leaves half of that to those behind it, as far as they need it, so that a short prompt need not wait for the
+//!   end of a long one.
+//!
+//! # Nothing starves
+//! The running request with the best rank computes at least one token in every step and is never preempted (a request
+//! that could not run alone is refused before it gets here). So the best request of all, once it runs, ends after at
+//! most as many steps as it has tokens, `n_prompt + max_tokens`; and a request starts at the latest after the tokens of
+//! all requests that are ranked before it or came before it, each counted once more for every request that is ranked
+//! before it but came after it and so may have preempted it. Among requests of equal priority there is none of those:
+//! the wait is at most the tokens of the requests that came before, in steps. Requests of priority `p` that come more
+//! than `AGEING_STEPS * (p - p')` steps later do not count even if their priority `p'` is better.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, HashMap};
 
-/// Names a sequence for as long as the engine runs; later sequences have higher numbers.
+use hearth_model::kv_cache::{PAGE_SIZE, PageKey, PagePool, PageTable};
+
+/// Steps of waiting that one level of priority is worth.
+pub const AGEING_STEPS: i64 = 128;
+
+/// Names a request for as long as the engine runs; later requests have higher numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SequenceId(pub u64);
+pub struct RequestId(pub u64);
+
+/// Names one of a request's sequences. All but beam searches have one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SequenceId {
+    /// Whose it is.
+    pub request: RequestId,
+    /// Its index among the request's sequences.
+    pub branch: usize,
+}
 
 /// What a scheduler may spend.
 #[derive(Clone, Copy, Debug)]
@@ -23,33 +53,22 @@ pub struct Limits {
     pub max_batch_size: usize,
     /// Tokens computed in one step, over all sequences; at least `max_batch_size`, or decoding could starve.
     pub max_batch_tokens: usize,
-    /// Pages in the KV cache.
-    pub n_pages: usize,
-    /// Tokens that one page holds.
-    pub page_size: usize,
 }
 
-impl Limits {
-    /// Pages that the keys and values of `n_tokens` tokens fill.
-    pub fn pages_for(&self, n_tokens: usize) -> usize {
-        n_tokens.div_ceil(self.page_size)
-    }
-}
-
-/// The size of a sequence, all that the scheduler knows of it.
-#[derive(Clone, Copy, Debug)]
-pub struct Extent {
+/// A request as the scheduler sees it. The caller has made sure that it can run alone: that `width` places and the pages
+/// of `width` sequences of its greatest length are there.
+#[derive(Clone, Debug)]
+pub struct Arrival {
     /// Tokens of the prompt, at least 1.
     pub n_prompt: usize,
-    /// Tokens that may be generated.
-    pub max_tokens: usize,
-}
-
-impl Extent {
-    /// Tokens whose keys and values are cached in the worst case. The last generated token is never fed back.
-    pub fn max_cached(&self) -> usize {
-        self.n_prompt + self.max_tokens.saturating_sub(1)
-    }
+    /// Sequences that it may grow into, at least 1.
+    pub width: usize,
+    /// Lower goes first.
+    pub priority: i32,
+    /// Names of the prompt's full pages, in order.
+    pub keys: Vec<PageKey>,
+    /// Whether it takes what others have computed. Not where every position is wanted.
+    pub reads_kept_pages: bool,
 }
 
 /// The part of one sequence that a step computes.
@@ -72,243 +91,299 @@ pub struct Step {
     pub chunks: Vec<Chunk>,
 }
 
-#[derive(Clone, Debug)]
-struct Entry {
-    id: SequenceId,
-    extent: Extent,
-    /// Tokens known: prompt and generated.
-    n_tokens: usize,
-    /// Tokens whose keys and values are in the cache.
-    n_computed: usize,
+/// What the scheduler has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Running requests that had to give back their pages.
+    pub n_preemptions: u64,
+    /// Tokens that starting requests brought along, of those that read kept pages.
+    pub prefix_queries: u64,
+    /// Tokens of these that need not be computed.
+    pub prefix_hits: u64,
 }
 
-impl Entry {
+/// Smaller goes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Rank {
+    /// The step of arrival, shifted by the priority.
+    due: i64,
+    id: RequestId,
+}
+
+#[derive(Debug)]
+struct Request {
+    width: usize,
+    reads_kept_pages: bool,
+    /// Tokens of the prompt that need not be computed; known from its first start on.
+    n_cached: Option<usize>,
+    sequences: Vec<Sequence>,
+}
+
+/// Tokens whose keys and values are computed are in the table; while the request waits, it is empty.
+#[derive(Debug)]
+struct Sequence {
+    table: PageTable,
+    /// Tokens known: prompt and generated.
+    n_tokens: usize,
+    /// Names of its full pages.
+    keys: Vec<PageKey>,
+}
+
+impl Sequence {
     fn remaining(&self) -> usize {
-        self.n_tokens - self.n_computed
+        self.n_tokens - self.table.len()
     }
 }
 
 /// The state that decisions are made from.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Scheduler {
     limits: Limits,
-    waiting: VecDeque<Entry>,
-    /// In order of arrival.
-    running: Vec<Entry>,
-    n_reserved_pages: usize,
+    pool: PagePool,
+    ranks: HashMap<RequestId, Rank>,
+    waiting: BTreeMap<Rank, Request>,
+    running: BTreeMap<Rank, Request>,
+    n_steps: i64,
+    totals: Totals,
 }
 
 impl Scheduler {
-    /// A scheduler with nothing to do.
-    pub fn new(limits: Limits) -> Self {
-        Self { limits, waiting: VecDeque::new(), running: Vec::new(), n_reserved_pages: 0 }
+    /// A scheduler with nothing to do. `pool` is that of the cache that its steps are run on.
+    pub fn new(limits: Limits, pool: PagePool) -> Self {
+        Self {
+            limits,
+            pool,
+            ranks: HashMap::new(),
+            waiting: BTreeMap::new(),
+            running: BTreeMap::new(),
+            n_steps: 0,
+            totals: Totals::default(),
+        }
     }
 
-    /// Puts a sequence at the end of the queue. Its worst case must fit into the whole cache (the engine's limits see to
-    /// that before a request is accepted), or it would wait for ever.
-    pub fn add(&mut self, id: SequenceId, extent: Extent) {
-        self.waiting.push_back(Entry { id, extent, n_tokens: extent.n_prompt, n_computed: 0 });
+    /// Puts a request into the queue.
+    pub fn add(&mut self, id: RequestId, arrival: Arrival) {
+        let Arrival { n_prompt, width, priority, keys, reads_kept_pages } = arrival;
+        let rank = Rank { due: self.n_steps + i64::from(priority) * AGEING_STEPS, id };
+        let sequence = Sequence { table: self.pool.table(), n_tokens: n_prompt, keys };
+        self.ranks.insert(id, rank);
+        self.waiting.insert(rank, Request { width, reads_kept_pages, n_cached: None, sequences: vec![sequence] });
     }
 
-    /// Forgets a sequence, finished or cancelled, wherever it is, and what it reserved. Unknown ids change nothing.
-    pub fn remove(&mut self, id: SequenceId) {
-        self.waiting.retain(|entry| entry.id != id);
-        if let Some(index) = self.running.iter().position(|entry| entry.id == id) {
-            let entry = self.running.remove(index);
-            self.n_reserved_pages -= self.limits.pages_for(entry.extent.max_cached());
+    /// Adds a request that goes on from where another one stands, which shares its pages and ranks right behind it. Where
+    /// the batch has no place, or a better request waits, it joins the queue and shares what is kept.
+    pub fn fork(&mut self, parent: RequestId, child: RequestId) {
+        let Some(parent_rank) = self.ranks.get(&parent).copied() else { return };
+        let Some(request) = self.running.get(&parent_rank).or_else(|| self.waiting.get(&parent_rank)) else { return };
+        let rank = Rank { id: child, ..parent_rank };
+        let is_next = self.waiting.first_key_value().is_none_or(|(first, _)| rank < *first);
+        let starts = is_next && self.n_places_taken() < self.limits.max_batch_size;
+        let copies = request.sequences.iter().map(|sequence| Sequence {
+            table: if starts { sequence.table.fork() } else { self.pool.table() },
+            n_tokens: sequence.n_tokens,
+            keys: sequence.keys.clone(),
+        });
+        // What the child did not compute is told of its parent.
+        let child_request =
+            Request { width: 1, reads_kept_pages: true, n_cached: Some(0), sequences: copies.collect() };
+        self.ranks.insert(child, rank);
+        if starts { &mut self.running } else { &mut self.waiting }.insert(rank, child_request);
+    }
+
+    /// A sequence has one more token. `key` names its last page, where the token is the last in it.
+    pub fn push_token(&mut self, id: SequenceId, key: Option<PageKey>) {
+        if let Some(sequence) = self.sequence_mut(id) {
+            sequence.n_tokens += 1;
+            sequence.keys.extend(key);
+        }
+    }
+
+    /// Replaces a running request's sequences: each entry is one that continues the sequence with that index, which
+    /// several may, by a token. `key` as in [`push_token`](Self::push_token).
+    pub fn branch(&mut self, id: RequestId, parents: &[(usize, Option<PageKey>)]) {
+        let Some(request) = self.ranks.get(&id).and_then(|rank| self.running.get_mut(rank)) else { return };
+        let branches = parents.iter().filter_map(|&(parent, key)| {
+            let sequence = request.sequences.get(parent)?;
+            let mut keys = sequence.keys.clone();
+            keys.extend(key);
+            Some(Sequence { table: sequence.table.fork(), n_tokens: sequence.n_tokens + 1, keys })
+        });
+        request.sequences = branches.collect();
+    }
+
+    /// Forgets a request, finished or cancelled, wherever it is, and gives back its pages. Unknown ids change nothing.
+    pub fn remove(&mut self, id: RequestId) {
+        if let Some(rank) = self.ranks.remove(&id) {
+            self.waiting.remove(&rank);
+            self.running.remove(&rank);
         }
     }
 
     /// The next step. Empty exactly when there is nothing to do.
     pub fn schedule(&mut self) -> Step {
-        self.admit();
-        let mut budget = self.limits.max_batch_tokens;
-        let mut step = Step::default();
-        let (decoding, prefilling): (Vec<&Entry>, Vec<&Entry>) =
-            self.running.iter().partition(|entry| entry.remaining() == 1);
-        for entry in decoding.into_iter().chain(prefilling) {
-            let n_tokens = entry.remaining().min(budget);
-            if n_tokens == 0 {
-                break;
-            }
-            budget -= n_tokens;
-            let predicts = n_tokens == entry.remaining();
-            step.chunks.push(Chunk { id: entry.id, start: entry.n_computed, n_tokens, predicts });
+        self.n_steps += 1;
+        let mut step = self.plan();
+        if self.fits(&step) {
+            while self.admit() {}
+            return self.plan();
+        }
+        while !self.fits(&step) && self.running.len() > 1 {
+            self.preempt();
+            step = self.plan();
         }
         step
     }
 
-    /// Takes note that `step` was computed: each chunk that predicts gave its sequence one more token. Sequences that
-    /// have ended meanwhile are left out.
+    /// The page tables of a step's sequences, in the order of its chunks.
+    pub fn tables(&mut self, step: &Step) -> Vec<&mut PageTable> {
+        let mut tables = HashMap::new();
+        for (rank, request) in &mut self.running {
+            for (branch, sequence) in request.sequences.iter_mut().enumerate() {
+                tables.insert(SequenceId { request: rank.id, branch }, &mut sequence.table);
+            }
+        }
+        step.chunks.iter().filter_map(|chunk| tables.remove(&chunk.id)).collect()
+    }
+
+    /// Takes note that `step` was computed: pages that are full now are kept for requests that start alike. Requests
+    /// that have ended meanwhile are left out.
     pub fn advance(&mut self, step: &Step) {
         for chunk in &step.chunks {
-            if let Some(entry) = self.running.iter_mut().find(|entry| entry.id == chunk.id) {
-                entry.n_computed += chunk.n_tokens;
-                entry.n_tokens += usize::from(chunk.predicts);
+            let Some(sequence) = self.sequence_mut(chunk.id) else { continue };
+            let full_before = chunk.start / PAGE_SIZE;
+            let keys = sequence.keys.iter().enumerate().take(sequence.table.len() / PAGE_SIZE);
+            for (index, &key) in keys.skip(full_before) {
+                sequence.table.keep(index, key);
             }
         }
     }
 
-    /// Sequences in the queue.
+    /// Requests in the queue.
     pub fn n_waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Sequences that have started.
+    /// Requests that have started.
     pub fn n_running(&self) -> usize {
         self.running.len()
     }
 
-    fn admit(&mut self) {
-        while self.running.len() < self.limits.max_batch_size {
-            let Some(entry) = self.waiting.front() else { break };
-            let n_pages = self.limits.pages_for(entry.extent.max_cached());
-            if self.n_reserved_pages + n_pages > self.limits.n_pages {
-                break;
+    /// Tokens of a request's prompt that needed no computing when it started; `None` before.
+    pub fn n_cached(&self, id: RequestId) -> Option<usize> {
+        let rank = self.ranks.get(&id)?;
+        self.running.get(rank).or_else(|| self.waiting.get(rank))?.n_cached
+    }
+
+    /// What was done so far.
+    pub fn totals(&self) -> Totals {
+        self.totals
+    }
+
+    fn sequence_mut(&mut self, id: SequenceId) -> Option<&mut Sequence> {
+        let rank = self.ranks.get(&id.request)?;
+        let request = self.running.get_mut(rank).or_else(|| self.waiting.get_mut(rank))?;
+        request.sequences.get_mut(id.branch)
+    }
+
+    fn n_places_taken(&self) -> usize {
+        self.running.values().map(|request| request.width).sum()
+    }
+
+    fn running_sequences(&self) -> impl Iterator<Item = (SequenceId, &Sequence)> {
+        self.running.iter().flat_map(|(rank, request)| {
+            let named = |(branch, sequence)| (SequenceId { request: rank.id, branch }, sequence);
+            request.sequences.iter().enumerate().map(named)
+        })
+    }
+
+    /// What to compute of those who run.
+    fn plan(&self) -> Step {
+        let mut budget = self.limits.max_batch_tokens;
+        let mut chunks = Vec::new();
+        let mut plan = |id: SequenceId, sequence: &Sequence, n_tokens: usize| {
+            if n_tokens > 0 {
+                let (start, predicts) = (sequence.table.len(), n_tokens == sequence.remaining());
+                chunks.push(Chunk { id, start, n_tokens, predicts });
             }
-            self.n_reserved_pages += n_pages;
-            self.running.extend(self.waiting.pop_front());
+            n_tokens
+        };
+        for (id, sequence) in self.running_sequences().filter(|(_, sequence)| sequence.remaining() == 1) {
+            budget -= plan(id, sequence, budget.min(1));
+        }
+        let prefilling = || self.running_sequences().filter(|(_, sequence)| sequence.remaining() > 1);
+        let mut behind: usize = prefilling().map(|(_, sequence)| sequence.remaining()).sum();
+        for (id, sequence) in prefilling() {
+            behind -= sequence.remaining();
+            let share = budget.div_ceil(2).max(budget.saturating_sub(behind));
+            budget -= plan(id, sequence, sequence.remaining().min(share));
+        }
+        Step { chunks }
+    }
+
+    /// Whether the pages suffice for a step.
+    fn fits(&self, step: &Step) -> bool {
+        let n_new: HashMap<SequenceId, usize> = step.chunks.iter().map(|chunk| (chunk.id, chunk.n_tokens)).collect();
+        let growth = self.running_sequences().filter_map(|(id, sequence)| Some((&sequence.table, *n_new.get(&id)?)));
+        self.pool.pages_needed(growth) <= self.pool.n_free()
+    }
+
+    /// Starts the request that is next, if it can.
+    fn admit(&mut self) -> bool {
+        let n_taken = self.n_places_taken();
+        let Some(next) = self.waiting.first_entry() else { return false };
+        if n_taken + next.get().width > self.limits.max_batch_size {
+            return false;
+        }
+        let (rank, mut request) = next.remove_entry();
+        let mut n_shared = 0;
+        if request.reads_kept_pages {
+            for sequence in &mut request.sequences {
+                // One token at least has to be computed, for something to come out.
+                let usable = sequence.n_tokens.saturating_sub(1) / PAGE_SIZE;
+                n_shared += sequence.table.share_kept(sequence.keys.get(..usable).unwrap_or(&sequence.keys));
+            }
+        }
+        let is_alone = self.running.is_empty();
+        self.running.insert(rank, request);
+        if !is_alone && self.pages_wanted() > self.pool.n_free() {
+            self.put_back(rank);
+            return false;
+        }
+        if let Some(request) = self.running.get_mut(&rank) {
+            if request.reads_kept_pages {
+                self.totals.prefix_queries +=
+                    request.sequences.iter().map(|sequence| sequence.n_tokens as u64).sum::<u64>();
+                self.totals.prefix_hits += n_shared as u64;
+            }
+            request.n_cached.get_or_insert(n_shared);
+        }
+        true
+    }
+
+    /// The pages that every known token of those who run still needs, and one to spare for each sequence.
+    fn pages_wanted(&self) -> usize {
+        let known = self.running_sequences().map(|(_, sequence)| (&sequence.table, sequence.remaining()));
+        self.pool.pages_needed(known) + self.running_sequences().count()
+    }
+
+    /// Takes the pages of the running request with the worst rank.
+    fn preempt(&mut self) {
+        if let Some(&rank) = self.running.keys().next_back() {
+            self.put_back(rank);
+            self.totals.n_preemptions += 1;
+        }
+    }
+
+    fn put_back(&mut self, rank: Rank) {
+        if let Some(mut request) = self.running.remove(&rank) {
+            for sequence in &mut request.sequences {
+                sequence.table = self.pool.table();
+            }
+            self.waiting.insert(rank, request);
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::{BTreeMap, BTreeSet};
-
-    use proptest::prelude::*;
-
-    use super::*;
-
-    const LIMITS: Limits = Limits { max_batch_size: 4, max_batch_tokens: 8, n_pages: 100, page_size: 4 };
-
-    fn chunk(id: u64, start: usize, n_tokens: usize, predicts: bool) -> Chunk {
-        Chunk { id: SequenceId(id), start, n_tokens, predicts }
-    }
-
-    #[test]
-    fn decoding_goes_before_prefill_and_prefill_is_cut_to_the_budget() {
-        let mut scheduler = Scheduler::new(LIMITS);
-        scheduler.add(SequenceId(1), Extent { n_prompt: 3, max_tokens: 5 });
-        scheduler.add(SequenceId(2), Extent { n_prompt: 20, max_tokens: 5 });
-        let first = scheduler.schedule();
-        assert_eq!(first.chunks, [chunk(1, 0, 3, true), chunk(2, 0, 5, false)]);
-        scheduler.advance(&first);
-        let second = scheduler.schedule();
-        assert_eq!(second.chunks, [chunk(1, 3, 1, true), chunk(2, 5, 7, false)]);
-        scheduler.advance(&second);
-        scheduler.remove(SequenceId(1));
-        assert_eq!(scheduler.schedule().chunks, [chunk(2, 12, 8, true)]);
-    }
-
-    #[test]
-    fn a_sequence_waits_for_a_place_and_for_its_worst_case_in_pages() {
-        let mut scheduler = Scheduler::new(Limits { n_pages: 5, ..LIMITS });
-        // 8 + 8 = 16 tokens, of which 15 are cached: 4 of the 5 pages.
-        scheduler.add(SequenceId(1), Extent { n_prompt: 8, max_tokens: 8 });
-        scheduler.add(SequenceId(2), Extent { n_prompt: 4, max_tokens: 2 });
-        scheduler.add(SequenceId(3), Extent { n_prompt: 1, max_tokens: 1 });
-        assert_eq!(scheduler.schedule().chunks, [chunk(1, 0, 8, true)]);
-        // The third would fit, but the second came first.
-        assert_eq!((scheduler.n_running(), scheduler.n_waiting()), (1, 2));
-        scheduler.remove(SequenceId(1));
-        assert_eq!(scheduler.schedule().chunks, [chunk(3, 0, 1, true), chunk(2, 0, 4, true)]);
-    }
-
-    #[derive(Clone, Debug)]
-    struct Job {
-        arrives: usize,
-        n_prompt: usize,
-        /// Tokens after which it stops by itself, at most `max_tokens`.
-        stops_after: usize,
-        max_tokens: usize,
-        /// Steps after its arrival at which its client goes away.
-        cancelled_after: Option<usize>,
-    }
-
-    fn job() -> impl Strategy<Value = Job> {
-        (0usize..40, 1usize..60, 0usize..20, 0usize..20, proptest::option::weighted(0.2, 0usize..30)).prop_map(
-            |(arrives, n_prompt, stops_after, max_tokens, cancelled_after)| Job {
-                arrives,
-                n_prompt,
-                stops_after: stops_after.min(max_tokens),
-                max_tokens,
-                cancelled_after,
-            },
-        )
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(2000))]
-
-        #[test]
-        fn every_sequence_ends_once_within_the_limits(
-            mut jobs in proptest::collection::vec(job(), 1..25),
-            max_batch_size in 1usize..6,
-            extra_tokens in 0usize..20,
-            n_pages in 20usize..40,
-        ) {
-            jobs.sort_by_key(|job| job.arrives);
-            // 20 pages hold the largest job: 59 + 18 tokens.
-            let limits = Limits { max_batch_size, max_batch_tokens: max_batch_size + extra_tokens, n_pages, page_size: 4 };
-            let mut scheduler = Scheduler::new(limits);
-            let mut cached: BTreeMap<usize, usize> = BTreeMap::new();
-            let mut generated = vec![0usize; jobs.len()];
-            let mut ended = vec![0usize; jobs.len()];
-            let mut started: BTreeSet<usize> = BTreeSet::new();
-            // Every step computes at least one token, so the work bounds the time.
-            let deadline = 100 + jobs.iter().map(|job| job.n_prompt + job.max_tokens).sum::<usize>();
-            let mut clock = 0;
-            while ended.contains(&0) {
-                prop_assert!(clock < deadline, "no end after {clock} steps");
-                for (index, job) in jobs.iter().enumerate() {
-                    if job.arrives == clock {
-                        scheduler.add(SequenceId(index as u64), Extent { n_prompt: job.n_prompt, max_tokens: job.max_tokens });
-                    }
-                    if job.cancelled_after.is_some_and(|after| job.arrives + after == clock) && ended[index] == 0 {
-                        scheduler.remove(SequenceId(index as u64));
-                        cached.remove(&index);
-                        ended[index] += 1;
-                    }
-                }
-                let step = scheduler.schedule();
-                prop_assert!(step.chunks.iter().map(|chunk| chunk.n_tokens).sum::<usize>() <= limits.max_batch_tokens);
-                prop_assert!(scheduler.n_running() <= limits.max_batch_size);
-                prop_assert_eq!(step.chunks.is_empty(), scheduler.n_running() + scheduler.n_waiting() == 0);
-                for chunk in &step.chunks {
-                    let index = chunk.id.0 as usize;
-                    prop_assert!(chunk.n_tokens >= 1);
-                    let n_cached = cached.entry(index).or_default();
-                    prop_assert_eq!(chunk.start, *n_cached, "a chunk follows the one before");
-                    *n_cached += chunk.n_tokens;
-                    if started.insert(index) {
-                        let skipped = (0..index).find(|&other| jobs[other].arrives < jobs[index].arrives && ended[other] == 0 && !started.contains(&other) && scheduler.running.iter().all(|entry| entry.id != SequenceId(other as u64)));
-                        prop_assert_eq!(skipped, None, "first come, first served");
-                    }
-                }
-                // Whoever is decoding gets its token in every step.
-                for index in 0..jobs.len() {
-                    if generated[index] > 0 && ended[index] == 0 {
-                        prop_assert!(step.chunks.iter().any(|chunk| chunk.id.0 as usize == index && chunk.predicts));
-                    }
-                }
-                let n_used: usize = cached.values().map(|&n_tokens| limits.pages_for(n_tokens)).sum();
-                prop_assert!(n_used <= limits.n_pages, "{n_used} pages used of {}", limits.n_pages);
-                scheduler.advance(&step);
-                for chunk in step.chunks.iter().filter(|chunk| chunk.predicts) {
-                    let index = chunk.id.0 as usize;
-                    generated[index] += 1;
-                    if generated[index] >= jobs[index].stops_after.max(1) {
-                        scheduler.remove(chunk.id);
-                        cached.remove(&index);
-                        ended[index] += 1;
-                    }
-                }
-                clock += 1;
-            }
-            prop_assert!(ended.iter().all(|&times| times == 1));
-            prop_assert_eq!(scheduler.n_reserved_pages, 0);
-            prop_assert_eq!(scheduler.n_running() + scheduler.n_waiting(), 0);
-        }
-    }
-}
+#[path = "scheduler_tests.rs"]
+mod tests;

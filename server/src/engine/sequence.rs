@@ -1,19 +1,31 @@
 //! One growing sequence of tokens: what it was asked for, what it has so far, and where its events go.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Instant};
 
 use hearth_model::{
     Result, TokenId,
+    kv_cache::PageKey,
     sampling::{Sampler, TokenLogprobs, token_logprobs},
     tokenizer::{DecodeOptions, Detokenizer, Tokenizer},
 };
 
 use super::{
     Event, EventSender, FinishReason, QueuePlace,
-    request::{GenerateRequest, StopConditions},
-    scheduler::Extent,
+    prefix_cache::{PrefixChain, PrefixSecret},
+    request::{GenerateRequest, LogprobsMode, SpecialTokens, StopConditions, StopText},
+    scheduler::Arrival,
     text::{Matched, TextAssembler},
 };
+use crate::metrics::Timeline;
+
+/// What is the same for all requests that are submitted together.
+#[derive(Debug)]
+pub(crate) struct Intake<'a> {
+    pub(crate) tokenizer: &'a Tokenizer,
+    pub(crate) secret: &'a PrefixSecret,
+    pub(crate) queue_place: QueuePlace,
+    pub(crate) arrived: Instant,
+}
 
 /// What the worker keeps for a request from its arrival to its end.
 #[derive(Debug)]
@@ -26,40 +38,83 @@ pub(crate) struct Sequence {
     text: TextAssembler,
     /// Prompt and generated tokens.
     token_ids: Vec<TokenId>,
+    /// Of the prompt's rows so far, the first token's included. Never taken twice, even if rows are computed again.
     prompt_logprobs: Vec<Option<TokenLogprobs>>,
+    /// Other answers to the same prompt. They go on from where this one stands at the end of the prompt.
+    forks: Vec<Sequence>,
+    chain: PrefixChain,
+    /// Names of the prompt's pages, until the scheduler has them.
+    prompt_keys: Vec<PageKey>,
+    n_cached: usize,
+    pub(crate) timeline: Timeline,
 }
 
-/// Whether a sequence goes on.
+/// What a row of logits led to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    Goes,
-    Ended,
+    /// It belonged to the prompt.
+    PromptRow,
+    /// One more token; the name of the last page, if that is full now.
+    Token(Option<PageKey>),
+    /// The sequence has ended.
+    Ended(FinishReason),
 }
 
 impl Sequence {
-    pub(crate) fn new(
-        request: GenerateRequest,
-        events: EventSender,
-        queue_place: QueuePlace,
-        tokenizer: &Tokenizer,
-    ) -> Self {
+    pub(crate) fn new(request: GenerateRequest, events: EventSender, intake: &Intake<'_>) -> Self {
         let parts = request.parts();
-        let options = DecodeOptions { skip_special_tokens: true };
-        let detokenizer = Detokenizer::new(tokenizer, options).with_prefix(&parts.prompt_ids);
+        let options = DecodeOptions { skip_special_tokens: parts.text.special_tokens == SpecialTokens::Skip };
+        let detokenizer = Detokenizer::new(intake.tokenizer, options).with_prefix(&parts.prompt_ids);
+        let mut chain = PrefixChain::new(intake.secret, parts.cache_salt.as_deref());
+        let prompt_keys = chain.extend(&parts.prompt_ids);
         Self {
             sampler: Sampler::new(parts.sampling.clone(), parts.choice, &parts.prompt_ids),
-            text: TextAssembler::new(detokenizer, parts.stop.stop_strings.clone()),
+            text: TextAssembler::new(detokenizer, parts.stop.stop_strings.clone())
+                .with_stop_text(parts.text.stop_text),
             token_ids: parts.prompt_ids.clone(),
             // The first token of a prompt is predicted by nothing.
             prompt_logprobs: vec![None],
-            queue_place: Some(queue_place),
+            forks: Vec::new(),
+            chain,
+            prompt_keys,
+            n_cached: 0,
+            queue_place: Some(intake.queue_place.clone()),
+            timeline: Timeline::new(intake.arrived),
             events,
             request,
         }
     }
 
-    pub(crate) fn extent(&self) -> Extent {
-        Extent { n_prompt: self.n_prompt(), max_tokens: self.request.parts().stop.max_tokens }
+    pub(crate) fn request(&self) -> &GenerateRequest {
+        &self.request
+    }
+
+    pub(crate) fn arrival(&mut self) -> Arrival {
+        Arrival {
+            n_prompt: self.n_prompt(),
+            width: 1,
+            priority: self.request.parts().priority,
+            keys: std::mem::take(&mut self.prompt_keys),
+            reads_kept_pages: self.request.parts().prompt_logprobs.is_none(),
+        }
+    }
+
+    /// Adds another answer to the same prompt.
+    pub(crate) fn add_fork(&mut self, fork: Sequence) {
+        self.forks.push(fork);
+    }
+
+    /// At the last row of the prompt: the other answers, which need what this one has learned of the prompt.
+    pub(crate) fn take_forks(&mut self, position: usize) -> Vec<Sequence> {
+        if position + 1 != self.n_prompt() {
+            return Vec::new();
+        }
+        let mut forks = std::mem::take(&mut self.forks);
+        for fork in &mut forks {
+            fork.prompt_logprobs.clone_from(&self.prompt_logprobs);
+            fork.timeline = self.timeline.clone();
+        }
+        forks
     }
 
     pub(crate) fn token_ids(&self) -> &[TokenId] {
@@ -76,15 +131,17 @@ impl Sequence {
         self.events.is_closed()
     }
 
-    /// The sequence has left the queue.
-    pub(crate) fn started(&mut self) {
+    /// The sequence has left the queue; so many tokens of its prompt were computed before.
+    pub(crate) fn started(&mut self, n_cached: usize) {
         self.queue_place = None;
+        self.n_cached = n_cached;
     }
 
     /// Whether the row at `position`, which is computed now, says something that was asked for besides the next token:
     /// the log-probability of the prompt token behind it.
     pub(crate) fn wants_prompt_row(&self, position: usize) -> bool {
-        self.request.parts().prompt_logprobs.is_some() && position + 1 < self.n_prompt()
+        let is_new = position + 1 >= self.prompt_logprobs.len();
+        self.request.parts().prompt_logprobs.is_some() && position + 1 < self.n_prompt() && is_new
     }
 
     /// Takes the raw logits of the row at `position`, `[vocab_size]`: those of a prompt row that was asked for, or of
@@ -97,7 +154,7 @@ impl Sequence {
             let n_top = self.request.parts().prompt_logprobs.unwrap_or(0);
             let id = self.token_ids.get(position + 1).copied();
             self.prompt_logprobs.push(id.map(|id| token_logprobs(logits, id, n_top)));
-            return Ok(Progress::Goes);
+            return Ok(Progress::PromptRow);
         }
         if self.request.parts().prompt_logprobs.is_some() && self.n_completion() == 0 {
             let logprobs = std::mem::take(&mut self.prompt_logprobs);
@@ -109,12 +166,13 @@ impl Sequence {
         self.draw(logits)
     }
 
-    /// Ends the sequence with an error that its client gets to see.
-    pub(crate) fn fail(&self, message: &str) {
-        self.send(Event::Failed(message.to_owned()));
+    /// Ends the sequence, and those that would fork from it, with the same event.
+    pub(crate) fn end_with(&self, event: &Event) {
+        self.send(event.clone());
+        self.forks.iter().for_each(|fork| fork.end_with(event));
     }
 
-    fn n_prompt(&self) -> usize {
+    pub(crate) fn n_prompt(&self) -> usize {
         self.request.parts().prompt_ids.len()
     }
 
@@ -122,16 +180,21 @@ impl Sequence {
         let StopConditions { min_tokens, max_tokens, stop_token_ids, .. } = &self.request.parts().stop;
         let may_stop = self.n_completion() + 1 > *min_tokens;
         let barred = if may_stop { None } else { Some(without(logits, stop_token_ids)) };
-        let id = self.sampler.sample(barred.as_deref().unwrap_or(logits), self.token_ids.len())?;
-        let logprobs = self.request.parts().logprobs.map(|n_top| token_logprobs(logits, id, n_top));
+        let (allowed, position) = (barred.as_deref().unwrap_or(logits), self.token_ids.len());
+        let id = self.sampler.sample(allowed, position)?;
+        let logprobs = match (self.request.parts().logprobs, self.request.parts().logprobs_mode) {
+            (None, _) => None,
+            (Some(n_top), LogprobsMode::Raw) => Some(token_logprobs(logits, id, n_top)),
+            (Some(n_top), LogprobsMode::Processed) => Some(self.sampler.logprobs(allowed, position, (id, n_top))?),
+        };
         let (is_stop_token, is_last) = (stop_token_ids.contains(&id), self.n_completion() + 1 == *max_tokens);
         self.sampler.accept(id);
         self.token_ids.push(id);
         let offset = self.text.n_chars();
-        let matched = match (is_stop_token && may_stop, may_stop) {
-            (true, _) => Matched::Text(String::new()),
-            (false, true) => self.text.push(id),
-            (false, false) => Matched::Text(self.text.pass(id)),
+        let matched = match (is_stop_token && may_stop, self.request.parts().text.stop_text) {
+            (true, StopText::Cut) => Matched::Text(String::new()),
+            _ if may_stop => self.text.push(id),
+            _ => Matched::Text(self.text.pass(id)),
         };
         let (text, is_stopped) = match matched {
             Matched::Text(text) => (text, false),
@@ -139,14 +202,13 @@ impl Sequence {
         };
         self.send(Event::Token { id, text, offset, logprobs });
         Ok(if is_stopped {
-            self.send(Event::Finished { reason: FinishReason::Stop, text: String::new() });
-            Progress::Ended
+            self.finished(FinishReason::Stop, String::new())
         } else if is_stop_token && may_stop {
             self.end(FinishReason::Stop)
         } else if is_last {
             self.end(FinishReason::Length)
         } else {
-            Progress::Goes
+            Progress::Token(self.chain.grown(&self.token_ids))
         })
     }
 
@@ -156,8 +218,12 @@ impl Sequence {
             Matched::Text(text) => (reason, text),
             Matched::Stopped(text) => (FinishReason::Stop, text),
         };
-        self.send(Event::Finished { reason, text });
-        Progress::Ended
+        self.finished(reason, text)
+    }
+
+    fn finished(&self, reason: FinishReason, text: String) -> Progress {
+        self.send(Event::Finished { reason, text, cached_tokens: self.n_cached });
+        Progress::Ended(reason)
     }
 
     fn send(&self, event: Event) {

@@ -6,6 +6,8 @@
 
 use hearth_model::{TokenId, tokenizer::Detokenizer};
 
+use super::request::StopText;
+
 /// Finds stop strings in text that arrives in pieces.
 ///
 /// Holds back the shortest tail that could still grow into a stop string: never more characters than the longest stop
@@ -13,6 +15,7 @@ use hearth_model::{TokenId, tokenizer::Detokenizer};
 #[derive(Clone, Debug)]
 pub struct StopMatcher {
     stop_strings: Vec<String>,
+    stop_text: StopText,
     held: String,
 }
 
@@ -21,14 +24,19 @@ pub struct StopMatcher {
 pub enum Matched {
     /// No stop string yet: the text that cannot be part of one any more.
     Text(String),
-    /// The text before the stop string that was complete first; the stop string and what follows it are cut.
+    /// The text before the stop string that was complete first, or with it if it is to be kept; what follows is cut.
     Stopped(String),
 }
 
 impl StopMatcher {
     /// A matcher for `stop_strings`, none of them empty.
     pub fn new(stop_strings: Vec<String>) -> Self {
-        Self { stop_strings, held: String::new() }
+        Self { stop_strings, stop_text: StopText::Cut, held: String::new() }
+    }
+
+    /// The same, with a choice of what becomes of the stop string.
+    pub fn with_stop_text(self, stop_text: StopText) -> Self {
+        Self { stop_text, ..self }
     }
 
     /// Adds text and gives out what is settled. After [`Matched::Stopped`] nothing may be added.
@@ -39,8 +47,11 @@ impl StopMatcher {
             let start = self.held.find(stop.as_str())?;
             Some((start + stop.len(), start))
         });
-        if let Some((_end, start)) = found.min() {
-            self.held.truncate(start);
+        if let Some((end, start)) = found.min() {
+            self.held.truncate(match self.stop_text {
+                StopText::Cut => start,
+                StopText::Keep => end,
+            });
             return Matched::Stopped(std::mem::take(&mut self.held));
         }
         let longest = self.stop_strings.iter().map(String::len).max().unwrap_or(0);
@@ -73,6 +84,11 @@ impl TextAssembler {
     /// Starts at the place where `detokenizer` stands.
     pub fn new(detokenizer: Detokenizer, stop_strings: Vec<String>) -> Self {
         Self { detokenizer, matcher: StopMatcher::new(stop_strings), n_chars: 0 }
+    }
+
+    /// The same, with a choice of what becomes of the stop string.
+    pub fn with_stop_text(self, stop_text: StopText) -> Self {
+        Self { matcher: self.matcher.with_stop_text(stop_text), ..self }
     }
 
     /// Characters (Unicode scalar values) detokenized so far, held back for a stop string or not: the offset at which
@@ -118,6 +134,13 @@ mod tests {
 
     fn matcher(stop_strings: &[&str]) -> StopMatcher {
         StopMatcher::new(stop_strings.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn a_stop_string_can_be_kept() {
+        let mut keeping = matcher(&["stop"]).with_stop_text(StopText::Keep);
+        assert_eq!(keeping.push("a st"), Matched::Text("a ".into()));
+        assert_eq!(keeping.push("op it"), Matched::Stopped("stop".into()));
     }
 
     #[test]

@@ -5,18 +5,25 @@
 use std::{
     collections::BTreeMap,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::mpsc::{Receiver, TryRecvError},
+    sync::{
+        Arc,
+        mpsc::{Receiver, TryRecvError},
+    },
+    time::Instant,
 };
 
-use hearth_model::Result;
+use hearth_model::{Error, Result};
 use tokio::sync::watch;
 
 use super::{
-    Command, EngineState, EngineStats,
+    Command, EngineState, EngineStats, Event,
+    beams::BeamProgress,
+    generation::Generation,
     runner::{Hidden, Input, Runner},
-    scheduler::{Scheduler, SequenceId, Step},
+    scheduler::{RequestId, Scheduler, SequenceId, Step},
     sequence::{Progress, Sequence},
 };
+use crate::metrics::{EngineMetrics, Outcome};
 
 /// Rows whose logits are on the host at once. A row is the whole vocabulary, so this bounds the memory of requests
 /// that want the log-probabilities of a long prompt.
@@ -26,9 +33,10 @@ const LOGIT_ROWS: usize = 64;
 pub(crate) struct Worker {
     pub(crate) commands: Receiver<Command>,
     pub(crate) stats: watch::Sender<EngineStats>,
+    pub(crate) metrics: Arc<EngineMetrics>,
     pub(crate) scheduler: Scheduler,
     pub(crate) runner: Runner,
-    pub(crate) sequences: BTreeMap<SequenceId, Sequence>,
+    pub(crate) generations: BTreeMap<RequestId, Generation>,
     pub(crate) n_accepted: u64,
 }
 
@@ -68,31 +76,29 @@ impl Worker {
         let (state, message) = match end {
             End::Stopped => (EngineState::Stopped, "the server is shutting down".to_owned()),
             End::Failed(what) => {
-                tracing::error!(requests = self.sequences.len(), "inference failed, requests in flight end: {what}");
+                tracing::error!(requests = self.generations.len(), "inference failed, requests in flight end: {what}");
                 (EngineState::Failed(what.clone()), format!("inference failed: {what}"))
             }
         };
         // The state first: a request that arrives now is refused, or is in the channel and told below.
         self.publish(state);
-        for id in self.sequences.keys().copied().collect::<Vec<_>>() {
-            if let Some(sequence) = self.sequences.get(&id) {
-                sequence.fail(&message);
-            }
-            self.forget(id);
+        let event = Event::Failed(message);
+        for id in self.generations.keys().copied().collect::<Vec<_>>() {
+            self.end(id, &event, Outcome::Error);
         }
         while let Ok(command) = self.commands.try_recv() {
-            if let Command::Generate(sequences) = command {
-                sequences.iter().for_each(|sequence| sequence.fail(&message));
+            if let Command::Generate(generations) = command {
+                generations.iter().for_each(|generation| generation.end_with(&event));
             }
         }
         self.stats.send_modify(|stats| {
-            (stats.running, stats.waiting, stats.free_pages) = (0, 0, self.runner.n_free_pages());
+            (stats.running, stats.waiting, stats.free_pages) = (0, 0, self.runner.pool().n_free());
         });
     }
 
     /// Takes in what has arrived; waits for something while there is nothing to do.
     fn receive(&mut self) -> std::result::Result<(), End> {
-        if self.sequences.is_empty() {
+        if self.generations.is_empty() {
             let command = self.commands.recv().map_err(|_| End::Stopped)?;
             self.accept(command)?;
         }
@@ -108,23 +114,39 @@ impl Worker {
     fn accept(&mut self, command: Command) -> std::result::Result<(), End> {
         match command {
             Command::Stop => Err(End::Stopped),
-            Command::Generate(sequences) => {
-                for sequence in sequences {
-                    let id = SequenceId(self.n_accepted);
-                    self.n_accepted += 1;
-                    self.scheduler.add(id, sequence.extent());
-                    self.sequences.insert(id, sequence);
+            Command::Generate(generations) => {
+                for mut generation in generations {
+                    let id = self.next_id();
+                    self.scheduler.add(id, generation.arrival());
+                    self.generations.insert(id, generation);
                 }
                 Ok(())
             }
         }
     }
 
+    fn next_id(&mut self) -> RequestId {
+        self.n_accepted += 1;
+        RequestId(self.n_accepted)
+    }
+
+    /// Ends requests whose client has gone or whose time is up, wherever they are.
     fn drop_cancelled(&mut self) {
-        let gone = self.sequences.iter().filter(|(_, sequence)| sequence.is_cancelled());
-        for id in gone.map(|(&id, _)| id).collect::<Vec<_>>() {
-            tracing::debug!(sequence = id.0, "cancelled: the client has gone");
-            self.forget(id);
+        let now = Instant::now();
+        let mut gone = Vec::new();
+        for (&id, generation) in &mut self.generations {
+            if generation.is_cancelled() {
+                tracing::debug!(request = id.0, "cancelled: the client has gone");
+                gone.push((id, None));
+            } else if generation.is_late(now) {
+                gone.push((id, generation.request().parts().deadline));
+            }
+        }
+        for (id, deadline) in gone {
+            match deadline {
+                Some(deadline) => self.end(id, &Event::TimedOut(deadline), Outcome::Abort),
+                None => self.forget(id, Outcome::Abort),
+            }
         }
     }
 
@@ -133,40 +155,44 @@ impl Worker {
         if step.chunks.is_empty() {
             return Ok(());
         }
-        let inputs = self.inputs(&step);
-        let hidden = self.runner.run(&inputs)?;
+        let hidden = self.compute(&step)?;
         self.advance(&step, &hidden)
     }
 
-    fn inputs(&mut self, step: &Step) -> Vec<Input> {
-        let mut inputs = Vec::with_capacity(step.chunks.len());
+    fn compute(&mut self, step: &Step) -> Result<Hidden> {
         for chunk in &step.chunks {
-            if let Some(sequence) = self.sequences.get_mut(&chunk.id) {
-                sequence.started();
-                let token_ids = sequence.token_ids().iter().skip(chunk.start).take(chunk.n_tokens).copied().collect();
-                inputs.push(Input { id: chunk.id, token_ids });
+            if let Some(generation) = self.generations.get_mut(&chunk.id.request) {
+                generation.started(self.scheduler.n_cached(chunk.id.request).unwrap_or(0));
+                let n_prompt = generation.request().parts().prompt_ids.len();
+                self.metrics.started(generation.timeline(), n_prompt);
             }
         }
-        inputs
+        let tables = self.scheduler.tables(step);
+        let inputs = step.chunks.iter().zip(tables).map(|(chunk, table)| {
+            let generation = self.generations.get(&chunk.id.request);
+            Input { table, token_ids: generation.map_or(&[], |generation| generation.chunk(chunk)) }
+        });
+        self.runner.run(inputs.collect())
     }
 
-    /// Hands each wanted row's logits to its sequence.
+    /// Hands each wanted row's logits to its request.
     fn advance(&mut self, step: &Step, hidden: &Hidden) -> Result<()> {
         self.scheduler.advance(step);
+        let n_tokens = step.chunks.iter().map(|chunk| chunk.n_tokens).sum();
+        self.metrics.step(n_tokens, self.scheduler.totals());
         let vocab_size = self.runner.vocab_size();
         for rows in self.wanted_rows(step).chunks(LOGIT_ROWS) {
             let indices: Vec<usize> = rows.iter().map(|wanted| wanted.row).collect();
             let logits = self.runner.logits(hidden, &indices)?;
             for (wanted, logits) in rows.iter().zip(logits.chunks_exact(vocab_size)) {
-                // A sequence that failed at an earlier row of this step is gone.
-                let Some(sequence) = self.sequences.get_mut(&wanted.id) else { continue };
-                match sequence.advance(wanted.position, logits) {
-                    Ok(Progress::Goes) => {}
-                    Ok(Progress::Ended) => self.forget(wanted.id),
-                    Err(error) => {
-                        sequence.fail(&error.to_string());
-                        self.forget(wanted.id);
+                // A request that failed at an earlier row of this step is gone.
+                match self.generations.get_mut(&wanted.id.request) {
+                    Some(Generation::Sequence(sequence)) => {
+                        let forks = sequence.take_forks(wanted.position);
+                        self.advance_all(wanted, forks, logits);
                     }
+                    Some(Generation::Beams(_)) => self.advance_beam(wanted, logits),
+                    None => {}
                 }
             }
         }
@@ -177,11 +203,11 @@ impl Worker {
         let mut wanted = Vec::new();
         let mut first_row = 0;
         for chunk in &step.chunks {
-            let Some(sequence) = self.sequences.get(&chunk.id) else { continue };
+            let Some(generation) = self.generations.get(&chunk.id.request) else { continue };
             for offset in 0..chunk.n_tokens {
                 let position = chunk.start + offset;
                 let is_last = chunk.predicts && offset + 1 == chunk.n_tokens;
-                if is_last || sequence.wants_prompt_row(position) {
+                if is_last || generation.wants_prompt_row(position) {
                     wanted.push(WantedRow { row: first_row + offset, id: chunk.id, position });
                 }
             }
@@ -190,15 +216,82 @@ impl Worker {
         wanted
     }
 
-    fn forget(&mut self, id: SequenceId) {
+    /// Advances a sequence and those that fork from it here, by the same row of logits.
+    fn advance_all(&mut self, wanted: &WantedRow, forks: Vec<Sequence>, logits: &[f32]) {
+        let parent = wanted.id.request;
+        let mut ids = vec![parent];
+        for fork in forks {
+            let id = self.next_id();
+            self.scheduler.fork(parent, id);
+            self.generations.insert(id, Generation::Sequence(Box::new(fork)));
+            ids.push(id);
+        }
+        for id in ids {
+            self.advance_sequence(id, wanted.position, logits);
+        }
+    }
+
+    fn advance_sequence(&mut self, id: RequestId, position: usize, logits: &[f32]) {
+        let Some(Generation::Sequence(sequence)) = self.generations.get_mut(&id) else { return };
+        let n_before = sequence.n_completion();
+        let progress = sequence.advance(position, logits);
+        if sequence.n_completion() > n_before {
+            self.metrics.token(&mut sequence.timeline);
+        }
+        match progress {
+            Ok(Progress::PromptRow) => {}
+            Ok(Progress::Token(key)) => self.scheduler.push_token(SequenceId { request: id, branch: 0 }, key),
+            Ok(Progress::Ended(reason)) => self.forget(id, reason.into()),
+            Err(error) => self.end_failed(id, &error),
+        }
+    }
+
+    fn advance_beam(&mut self, wanted: &WantedRow, logits: &[f32]) {
+        let id = wanted.id.request;
+        let Some(Generation::Beams(beams)) = self.generations.get_mut(&id) else { return };
+        match beams.advance(wanted.id.branch, logits) {
+            Ok(BeamProgress::Waits) => {}
+            Ok(BeamProgress::Goes(parents)) => self.scheduler.branch(id, &parents),
+            Ok(BeamProgress::Ended(answers)) => {
+                for &(reason, n_tokens) in &answers {
+                    (0..n_tokens).for_each(|_| self.metrics.token(&mut beams.timeline));
+                    self.metrics.ended(&beams.timeline, reason.into(), n_tokens);
+                }
+                self.drop_request(id);
+            }
+            Err(error) => self.end_failed(id, &error),
+        }
+    }
+
+    fn end_failed(&mut self, id: RequestId, error: &Error) {
+        self.end(id, &Event::Failed(error.to_string()), Outcome::Error);
+    }
+
+    /// Ends a request with an event that its client gets to see.
+    fn end(&mut self, id: RequestId, event: &Event, outcome: Outcome) {
+        if let Some(generation) = self.generations.get(&id) {
+            generation.end_with(event);
+        }
+        self.forget(id, outcome);
+    }
+
+    /// Counts a request's end; its events are out.
+    fn forget(&mut self, id: RequestId, outcome: Outcome) {
+        if let Some(generation) = self.generations.get_mut(&id) {
+            let n_tokens = generation.n_completion();
+            self.metrics.ended(generation.timeline(), outcome, n_tokens);
+        }
+        self.drop_request(id);
+    }
+
+    fn drop_request(&mut self, id: RequestId) {
         self.scheduler.remove(id);
-        self.runner.release(id);
-        self.sequences.remove(&id);
+        self.generations.remove(&id);
     }
 
     fn publish(&self, state: EngineState) {
         let (running, waiting) = (self.scheduler.n_running(), self.scheduler.n_waiting());
-        let free_pages = self.runner.n_free_pages();
+        let free_pages = self.runner.pool().n_free();
         self.stats.send_if_modified(|stats| {
             let now = EngineStats { state, running, waiting, free_pages, n_pages: stats.n_pages };
             let modified = *stats != now;

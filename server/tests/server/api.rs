@@ -32,7 +32,7 @@ async fn a_completion_has_openais_shape() {
         (&json!(0), &Value::Null, &json!("length"))
     );
     // `the`, ` `, `h`, `and`
-    assert_eq!(answer["usage"], json!({ "prompt_tokens": 4, "completion_tokens": 5, "total_tokens": 9 }));
+    assert_eq!(answer["usage"], json!({ "prompt_tokens": 4, "completion_tokens": 5, "total_tokens": 9, "prompt_tokens_details": { "cached_tokens": 0 } }));
 }
 
 #[tokio::test]
@@ -220,7 +220,14 @@ async fn refusals_name_the_parameter() {
         (json!({ "n": 0 }), "n", "from 1 to 128"),
         (json!({ "n": 129 }), "n", "from 1 to 128"),
         (json!({ "prompt": vec!["a"; 100], "n": 100 }), "prompt", "at most 2048 answers"),
-        (json!({ "best_of": 3 }), "best_of", "not supported"),
+        (json!({ "best_of": 3, "stream": true }), "best_of", "equal to `n`"),
+        (json!({ "best_of": 2, "n": 3 }), "best_of", "at least `n`, got 2 and 3"),
+        (json!({ "use_beam_search": true, "best_of": 9 }), "best_of", "from `n` to 8 beams"),
+        (json!({ "use_beam_search": true, "stop": "x" }), "stop", "does not go with `use_beam_search`"),
+        (json!({ "use_beam_search": true, "early_stopping": "yes" }), "early_stopping", "or \"never\""),
+        (json!({ "use_beam_search": true, "stochastic_beam_search": true }), "stochastic_beam_search", "choose one"),
+        (json!({ "priority": 101 }), "priority", "from -100 to 100"),
+        (json!({ "deadline_ms": 0 }), "deadline_ms", "from 1 up"),
         (json!({ "suffix": "end" }), "suffix", "not supported"),
         (json!({ "stream": "yes" }), "stream", "true or false"),
         (json!({ "stream_options": 1 }), "stream_options", "an object"),

@@ -1,10 +1,11 @@
 //! The engine alone: its tokens are those of the plain loop, whatever else runs; refusals, cancellation and failure.
 
-use std::ops::ControlFlow;
+use std::{ops::ControlFlow, time::Duration};
 
 use hearth_model::{
     TokenId,
     generate::{GenerateOptions, generate},
+    gpt::Gpt,
     sampling::SamplingParams,
 };
 use hearth_server::engine::{
@@ -12,25 +13,25 @@ use hearth_server::engine::{
     request::{GenerateRequest, ModelLimits, RequestParts, StopConditions},
 };
 
-use crate::support::{self, EOS, MAX_SEQ_LEN, OPTIONS, VOCAB_SIZE, engine, is_idle, wait_for};
+use crate::support::{self, EOS, MAX_SEQ_LEN, OPTIONS, VOCAB_SIZE, engine, is_idle, metric, wait_for};
 
-const LIMITS: ModelLimits = ModelLimits { vocab_size: VOCAB_SIZE, max_seq_len: MAX_SEQ_LEN };
+pub(crate) const LIMITS: ModelLimits = ModelLimits { vocab_size: VOCAB_SIZE, max_seq_len: MAX_SEQ_LEN, max_batch_size: 8, n_pages: 2048 };
 
-fn parts(prompt_ids: Vec<TokenId>, max_tokens: usize, sampling: SamplingParams) -> RequestParts {
+pub(crate) fn parts(prompt_ids: Vec<TokenId>, max_tokens: usize, sampling: SamplingParams) -> RequestParts {
     let stop = StopConditions { max_tokens, ..StopConditions::default() };
     RequestParts { prompt_ids, sampling, stop, ..RequestParts::default() }
 }
 
-fn request(parts: RequestParts) -> GenerateRequest {
+pub(crate) fn request(parts: RequestParts) -> GenerateRequest {
     GenerateRequest::new(parts, &LIMITS).unwrap()
 }
 
-fn prompt(n_tokens: usize, salt: u32) -> Vec<TokenId> {
+pub(crate) fn prompt(n_tokens: usize, salt: u32) -> Vec<TokenId> {
     (0..n_tokens as u32).map(|at| (at * 31 + salt * 17 + at * at * salt) % 256).collect()
 }
 
 /// Requests of mixed lengths, every second one greedy, the others sampled with their own seeds.
-fn mixed() -> Vec<RequestParts> {
+pub(crate) fn mixed() -> Vec<RequestParts> {
     let n_prompts = [1, 3, 150, 17, 64, 5, 33, 16, 2, 99, 7, 48, 1, 20, 130, 11];
     let requests = n_prompts.into_iter().enumerate().map(|(index, n_prompt)| {
         let seeded = SamplingParams {
@@ -46,7 +47,7 @@ fn mixed() -> Vec<RequestParts> {
     requests.collect()
 }
 
-async fn collect(mut events: EventStream, n_requests: usize) -> Vec<(Vec<TokenId>, Option<FinishReason>)> {
+pub(crate) async fn collect(mut events: EventStream, n_requests: usize) -> Vec<(Vec<TokenId>, Option<FinishReason>)> {
     let mut outcomes = vec![(Vec::new(), None); n_requests];
     while let Some((index, event)) = events.recv().await {
         assert_eq!(outcomes[index].1, None, "nothing follows the end of a request");
@@ -55,31 +56,34 @@ async fn collect(mut events: EventStream, n_requests: usize) -> Vec<(Vec<TokenId
             Event::Finished { reason, .. } => outcomes[index].1 = Some(reason),
             Event::PromptLogprobs(_) => {}
             Event::Failed(message) => panic!("{message}"),
+            Event::TimedOut(deadline) => panic!("{deadline:?} have passed"),
         }
     }
     outcomes
 }
 
-async fn run(engine: &Engine, requests: &[RequestParts]) -> Vec<Vec<TokenId>> {
+pub(crate) async fn run(engine: &Engine, requests: &[RequestParts]) -> Vec<Vec<TokenId>> {
     let events = engine.submit(requests.iter().cloned().map(request).collect()).unwrap();
     collect(events, requests.len()).await.into_iter().map(|(ids, _)| ids).collect()
 }
 
+/// What the plain loop makes of each request.
+pub(crate) fn alone(gpt: &Gpt, requests: &[RequestParts]) -> Vec<Vec<TokenId>> {
+    let one = |parts: &RequestParts| {
+        let options = GenerateOptions {
+            max_tokens: parts.stop.max_tokens,
+            sampling: parts.sampling.clone(),
+            eos_token_ids: Vec::new(),
+        };
+        generate(gpt, &parts.prompt_ids, &options, |_| ControlFlow::Continue(())).unwrap()
+    };
+    requests.iter().map(one).collect()
+}
+
 #[tokio::test]
 async fn a_batch_of_mixed_requests_gives_each_the_tokens_of_the_plain_loop() {
-    let model = support::model();
     let requests = mixed();
-    let alone: Vec<Vec<TokenId>> = requests
-        .iter()
-        .map(|parts| {
-            let options = GenerateOptions {
-                max_tokens: parts.stop.max_tokens,
-                sampling: parts.sampling.clone(),
-                eos_token_ids: Vec::new(),
-            };
-            generate(&model.gpt, &parts.prompt_ids, &options, |_| ControlFlow::Continue(())).unwrap()
-        })
-        .collect();
+    let alone = alone(&support::gpt(), &requests);
     // Budgets that cut prompts into chunks of all sizes, and batches that let some wait.
     for (max_batch_size, max_batch_tokens) in [(16, 512), (16, 17), (3, 8), (1, 1)] {
         let engine = engine(EngineOptions { max_batch_size, max_batch_tokens, ..OPTIONS });
@@ -90,13 +94,70 @@ async fn a_batch_of_mixed_requests_gives_each_the_tokens_of_the_plain_loop() {
 }
 
 #[tokio::test]
-async fn a_cache_that_holds_one_sequence_at_a_time_serves_all() {
-    let engine = engine(EngineOptions { kv_cache_tokens: Some(192), ..OPTIONS });
-    let outcomes = run(&engine, &mixed()).await;
-    for (ids, parts) in outcomes.iter().zip(mixed()) {
-        assert_eq!(ids.len(), parts.stop.max_tokens);
+async fn preempted_requests_end_with_the_tokens_of_the_plain_loop() {
+    let requests = mixed();
+    let alone = alone(&support::gpt(), &requests);
+    // Sixteen places, and pages for little more than the longest request: 11 of the 12 pages.
+    for max_batch_tokens in [64, 16] {
+        let options = EngineOptions { kv_cache_tokens: Some(192), max_batch_size: 16, max_batch_tokens, ..OPTIONS };
+        let engine = engine(options);
+        assert_eq!(run(&engine, &requests).await, alone);
+        wait_for(&engine, is_idle).await;
+        assert!(metric(&engine, "num_preemptions_total") > 0.0, "the test shows nothing");
     }
+}
+
+#[tokio::test]
+async fn a_short_prompt_is_answered_before_a_long_one_that_came_first() {
+    let engine = engine(OPTIONS);
+    // 32 steps of 64 tokens alone.
+    let long = request(parts(prompt(2000, 1), 1, SamplingParams::greedy()));
+    let short = request(parts(prompt(20, 2), 1, SamplingParams::greedy()));
+    let mut events = engine.submit(vec![long, short]).unwrap();
+    assert!(matches!(events.recv().await, Some((1, Event::Token { .. }))));
+    // Both in one step, then what is left of the long one.
+    assert_eq!(collect(events, 2).await[0].0.len(), 1);
+    assert!(metric(&engine, "iteration_tokens_total_count") <= 33.0);
+}
+
+#[tokio::test]
+async fn a_deadline_ends_a_request_wherever_it_is() {
+    let engine = engine(EngineOptions { max_batch_size: 1, ..OPTIONS });
+    let deadline = Duration::from_millis(20);
+    let late = || RequestParts {
+        deadline: Some(deadline),
+        ..parts(prompt(4, 1), MAX_SEQ_LEN, SamplingParams::greedy())
+    };
+    // The second one never leaves the queue.
+    let mut events = engine.submit(vec![request(late()), request(RequestParts { choice: 1, ..late() })]).unwrap();
+    let mut ended = Vec::new();
+    while let Some((index, event)) = events.recv().await {
+        match event {
+            Event::Token { .. } => assert!(!ended.contains(&index)),
+            Event::TimedOut(after) => {
+                assert_eq!(after, deadline);
+                ended.push(index);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(ended.len(), 2);
     wait_for(&engine, is_idle).await;
+}
+
+#[tokio::test]
+async fn a_better_priority_leaves_the_queue_first() {
+    let engine = engine(EngineOptions { max_batch_size: 1, ..OPTIONS });
+    let with = |priority, salt| RequestParts { priority, ..parts(prompt(4, salt), 20, SamplingParams::greedy()) };
+    let requests = [with(0, 1), with(1, 2), with(0, 3), with(-1, 4)];
+    let mut events = engine.submit(requests.into_iter().map(request).collect()).unwrap();
+    let mut order = Vec::new();
+    while let Some((index, event)) = events.recv().await {
+        if let Event::Finished { .. } = event {
+            order.push(index);
+        }
+    }
+    assert_eq!(order, [3, 0, 2, 1]);
 }
 
 #[tokio::test]
@@ -164,7 +225,7 @@ async fn a_panic_in_a_step_ends_all_requests_with_an_error() {
     let mut healthy = engine.submit(vec![request(parts(prompt(4, 1), MAX_SEQ_LEN, SamplingParams::greedy()))]).unwrap();
     assert!(matches!(healthy.recv().await, Some((0, Event::Token { .. }))));
     // A request checked against another model's limits: its token is outside of this one's vocabulary.
-    let wrong = ModelLimits { vocab_size: 100_000, max_seq_len: 100 };
+    let wrong = ModelLimits { vocab_size: 100_000, max_seq_len: 100, ..LIMITS };
     let wrong = GenerateRequest::new(parts(vec![99_999], 4, SamplingParams::greedy()), &wrong).unwrap();
     let mut poison = engine.submit(vec![wrong]).unwrap();
     assert!(matches!(poison.recv().await, Some((0, Event::Failed(_)))));

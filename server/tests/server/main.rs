@@ -5,7 +5,15 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
 mod api;
+mod chat;
 mod cli;
 mod engine;
+mod parameters;
+mod beams;
+mod metrics;
+mod real;
+mod sharing;
+mod soak;
 mod streaming;
 mod support;
+mod tokens;

@@ -92,7 +92,7 @@ async fn a_stream_has_openais_shape() {
     let streamed = server.stream(with_usage).await;
     let (last, others) = streamed.split_last().unwrap();
     assert_eq!(last["choices"], json!([]));
-    assert_eq!(last["usage"], json!({ "prompt_tokens": 1, "completion_tokens": 4, "total_tokens": 5 }));
+    assert_eq!(last["usage"], json!({ "prompt_tokens": 1, "completion_tokens": 4, "total_tokens": 5, "prompt_tokens_details": { "cached_tokens": 0 } }));
     assert!(others.iter().all(|event| event.get("usage") == Some(&Value::Null)));
 }
 
@@ -293,7 +293,7 @@ async fn failed_inference_ends_streams_with_an_error_and_then_the_server() {
     let mut connection = live.post(&streamed(one)).await;
     connection.first_event().await;
     // A request checked against another model's limits panics in the embedding.
-    let wrong = ModelLimits { vocab_size: 100_000, max_seq_len: 100 };
+    let wrong = ModelLimits { vocab_size: 100_000, max_seq_len: 100, max_batch_size: 1, n_pages: 10 };
     let stop = StopConditions { max_tokens: 1, ..StopConditions::default() };
     let sampling = SamplingParams::greedy();
     let parts = RequestParts { prompt_ids: vec![99_999], sampling, stop, ..RequestParts::default() };

@@ -8,6 +8,7 @@ use axum::{
 };
 use burn::tensor::{Device, TensorData};
 use hearth_model::{
+    chat::ChatTemplate,
     config::{GptConfig, Sizes},
     gpt::{Gpt, Init},
     ops::Dtype,
@@ -23,6 +24,7 @@ use serde_json::{Value, json};
 use tower::ServiceExt;
 
 pub(crate) const MODEL: &str = "tiny";
+pub(crate) const CHAT: &str = "/v1/chat/completions";
 pub(crate) const EOS: u32 = 262;
 pub(crate) const VOCAB_SIZE: usize = 263;
 pub(crate) const MAX_SEQ_LEN: usize = 8192;
@@ -33,8 +35,12 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) const OPTIONS: EngineOptions =
     EngineOptions { max_queue: 64, max_batch_size: 8, max_batch_tokens: 64, kv_cache_tokens: Some(4 * MAX_SEQ_LEN) };
 
-/// Weights are a function of their path and place, wide enough that tokens differ clearly in probability.
 pub(crate) fn gpt() -> Gpt {
+    gpt_on(&Device::flex())
+}
+
+/// Weights are a function of their path and place, wide enough that tokens differ clearly in probability.
+pub(crate) fn gpt_on(device: &Device) -> Gpt {
     let sizes = Sizes {
         vocab_size: VOCAB_SIZE,
         max_seq_len: MAX_SEQ_LEN,
@@ -44,7 +50,7 @@ pub(crate) fn gpt() -> Gpt {
         d_model: 32,
         d_ff: 64,
     };
-    Gpt::from_params(&GptConfig::llama(sizes), Dtype::F32, &Device::flex(), &mut |spec| {
+    Gpt::from_params(&GptConfig::llama(sizes), Dtype::F32, device, &mut |spec| {
         let mut state = spec.path.bytes().fold(7u64, |state, byte| mix(state ^ u64::from(byte)));
         let mut value = |spread: f32| {
             state = mix(state);
@@ -120,8 +126,13 @@ pub(crate) fn tokenizer_files() -> [Vec<u8>; 2] {
     [json, config].map(|value| value.to_string().into_bytes())
 }
 
+/// `[role]` before and `<|end|>` behind each message.
+pub(crate) const CHAT_TEMPLATE: &str = "{% for message in messages %}[{{ message.role }}]{{ message.content }}<|end|>\
+    {% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}";
+
 pub(crate) fn model() -> LoadedModel {
-    LoadedModel { gpt: gpt(), tokenizer: tokenizer(), chat_template: None, eos_token_ids: vec![EOS] }
+    let chat_template = ChatTemplate::new(CHAT_TEMPLATE, Path::new("chat_template.jinja")).unwrap();
+    LoadedModel { gpt: gpt(), tokenizer: tokenizer(), chat_template: Some(chat_template), eos_token_ids: vec![EOS] }
 }
 
 pub(crate) fn engine(options: EngineOptions) -> Engine {
@@ -156,8 +167,27 @@ impl Server {
     }
 
     pub(crate) async fn post(&self, body: impl Into<Body>) -> Answer {
-        let request = Request::post("/v1/completions").header(header::CONTENT_TYPE, "application/json");
+        self.post_to("/v1/completions", body).await
+    }
+
+    pub(crate) async fn post_to(&self, path: &str, body: impl Into<Body>) -> Answer {
+        let request = Request::post(path).header(header::CONTENT_TYPE, "application/json");
         self.send(request.body(body.into()).unwrap()).await
+    }
+
+    /// The answer to a conversation that must succeed.
+    pub(crate) async fn chat(&self, body: Value) -> Value {
+        let answer = self.post_to(CHAT, body.to_string()).await;
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+        answer.json()
+    }
+
+    /// The events of a streamed answer to a conversation.
+    pub(crate) async fn stream_chat(&self, mut body: Value) -> Vec<Value> {
+        body["stream"] = json!(true);
+        let answer = self.post_to(CHAT, body.to_string()).await;
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+        events(&answer.text)
     }
 
     /// The answer to a request that must succeed.
@@ -185,6 +215,14 @@ pub(crate) async fn wait_for(engine: &Engine, is_so: impl FnMut(&EngineStats) ->
     let mut stats = engine.stats();
     let reached = tokio::time::timeout(PATIENCE, stats.wait_for(is_so)).await;
     assert!(reached.is_ok(), "the engine stays at {engine:?}");
+}
+
+/// What `/metrics` says under a name of vLLM's.
+pub(crate) fn metric(engine: &Engine, name: &str) -> f64 {
+    let text = engine.metrics().render(MODEL, &engine.stats().borrow());
+    let start = format!("vllm:{name}{{");
+    let line = text.lines().find(|line| line.starts_with(&start)).unwrap_or_else(|| panic!("no {name} in {text}"));
+    line.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
 /// Nothing runs, nothing waits, and every page is free.

@@ -193,20 +193,20 @@ pub(crate) fn run(args: Args) -> Result<()> {
 
     let mut reporter = Reporter::new(Box::new(io::stderr()), Style::of_stderr(), config.schedule.max_steps)
         .with_jsonl(&run_dir.metrics_path())?;
-    reporter.note(&format!("device: {}", chosen.reason))?;
+    reporter.note(&format!("device: {}", chosen.reason));
     reporter.note(&format!(
         "data: {} tokens to train on, {} held out, a vocabulary of {}",
         train_ids.len(),
         val_ids.len(),
         tokenizer.vocab_size()
-    ))?;
-    reporter.note(&format!("model: {n_params} parameters, {}", serde_json::to_string(&config.model)?))?;
+    ));
+    reporter.note(&format!("model: {n_params} parameters, {}", serde_json::to_string(&config.model)?));
     reporter.note(&format!(
         "run: {} steps of {} tokens, {:.1} passes over the data",
         config.schedule.max_steps,
         config.tokens_per_step(),
         (config.schedule.max_steps * config.tokens_per_step()) as f64 / train_ids.len() as f64
-    ))?;
+    ));
     let outcome = trainer.run(&mut reporter, &mut |gpt| run_dir.save_model(gpt, &built, &tokenizer))?;
 
     let report = Report {
@@ -227,7 +227,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         report.best_val_loss,
         report.out.display(),
         report.out.display()
-    ))?;
+    ));
     if args.json {
         writeln!(io::stdout(), "{}", serde_json::to_string(&report)?).context("cannot write to stdout")?;
     }

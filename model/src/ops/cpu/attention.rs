@@ -1,151 +1,401 @@
 //! Attention over the pages of a cache, read where they lie.
 //!
-//! Each (row, head) is computed by itself, over its keys in the order of their positions: the result is the same bits
-//! whether the row is decoded alone or is part of a chunk of prefill.
+//! Keys are stored with the 16 tokens of a page side by side (see [`append_keys`]), so that 16 scores are one chain of
+//! multiply-adds over the head's dimensions, with no sums across lanes; values are stored row by row, and a row of the
+//! output is one chain over the keys in the order of their positions. Rows are computed several at a time, and those
+//! that must not see a key give it the weight zero, which leaves their sums as they are: the result is the same bits
+//! whether a row is decoded alone or is part of a chunk of prefill.
 
 use std::ops::Range;
 
 use rayon::prelude::*;
 
 use super::{BASELINE_IS_FUSED, Isa, isa, math::exp, multiply_add};
-use crate::ops::{AttentionOptions, PagedRows};
+use crate::{
+    kv_cache::PAGE_SIZE,
+    ops::{AttentionOptions, PagedRows},
+};
 
-/// Partial sums of a dot product: one AVX-512 register.
+/// Keys of a page, and of an AVX-512 register.
 const LANES: usize = 16;
+const _: () = assert!(LANES == PAGE_SIZE);
+/// Queries (rows times heads that share a key head) that go through the keys together.
+const MAX_QUERIES: usize = 8;
 /// Work below which other threads cost more than they bring, in multiply-adds.
 const PARALLEL_WORK: usize = 1 << 17;
+
+/// Stores keys `rows [n, width]` at `slots` of `pool [n_slots, width]`: within a page, dimension after dimension, the 16
+/// tokens' values side by side.
+pub(in crate::ops) fn append_keys(pool: &mut [f32], rows: &[f32], slots: &[i32]) {
+    let width = rows.len() / slots.len().max(1);
+    for (row, &slot) in rows.chunks_exact(width.max(1)).zip(slots) {
+        let (page, lane) = (slot as usize / LANES, slot as usize % LANES);
+        let page = &mut pool[page * LANES * width..][..LANES * width];
+        for (lanes, value) in page.chunks_exact_mut(LANES).zip(row) {
+            lanes[lane] = *value;
+        }
+    }
+}
 
 /// Queries `[n_rows, n_heads * head_dim]` over pools `[n_slots, n_kv_heads * head_dim]`: `[n_rows, n_heads * head_dim]`.
 pub(in crate::ops) fn attention_paged(
     queries: &[f32],
-    pools: [&[f32]; 2],
+    [keys, values]: [&[f32]; 2],
     sequences: &[PagedRows],
     options: &AttentionOptions,
 ) -> Vec<f32> {
-    let AttentionOptions { n_heads, head_dim, .. } = *options;
     let mut output = vec![0.0; queries.len()];
-    let rows: Vec<Row<'_>> = sequences.iter().flat_map(|sequence| sequence_rows(sequence, options)).collect();
-    let n_keys: usize = rows.iter().map(|row| row.slots.len()).sum();
-    let mix = |(number, output): (usize, &mut [f32])| {
-        let query = &queries[number * head_dim..][..head_dim];
-        mix_head(query, pools, &rows[number / n_heads], Head { number: number % n_heads, options }, output);
-    };
-    if 2 * n_keys * n_heads * head_dim < PARALLEL_WORK {
-        output.chunks_mut(head_dim).enumerate().for_each(mix);
+    let target = Target(output.as_mut_ptr());
+    let pools = Pools { keys, values, options };
+    let tasks: Vec<Task<'_>> = sequences.iter().flat_map(|sequence| tasks_of(sequence, options)).collect();
+    let work: usize = tasks.iter().map(|task| task.n_keys() * task.rows.len()).sum();
+    let run = |task: &Task<'_>| task.run(queries, &pools, &target);
+    if 2 * work * options.n_heads / options.n_kv_heads * options.head_dim < PARALLEL_WORK {
+        tasks.iter().for_each(run);
     } else {
-        output.par_chunks_mut(head_dim).enumerate().for_each(mix);
+        tasks.par_iter().for_each(run);
     }
     output
 }
 
-/// One query row, and where its keys lie.
-struct Row<'a> {
-    /// In the order of their positions; the last is the row's own.
-    slots: &'a [i32],
-}
+/// The output, which threads fill head by head.
+struct Target(*mut f32);
 
-/// The rows of one sequence, each with the keys that it sees.
-fn sequence_rows<'a>(sequence: &'a PagedRows, options: &AttentionOptions) -> impl Iterator<Item = Row<'a>> {
-    let window = options.sliding_window;
-    let keys_of = move |position: usize| -> Range<usize> {
-        let first = window.map_or(0, |window| (position + 1).saturating_sub(window));
-        first.max(sequence.first_key) - sequence.first_key..position + 1 - sequence.first_key
-    };
-    let positions = sequence.start..sequence.start + sequence.rows.len();
-    positions.map(move |position| Row { slots: &sequence.slots.host()[keys_of(position)] })
-}
+#[expect(unsafe_code, reason = "threads write disjoint parts of one matrix")]
+// SAFETY: each (row, head) belongs to one task, and nobody reads before all tasks have ended.
+unsafe impl Sync for Target {}
 
-/// Which query head.
-struct Head<'a> {
-    number: usize,
+/// What all tasks read.
+struct Pools<'a> {
+    keys: &'a [f32],
+    values: &'a [f32],
     options: &'a AttentionOptions,
 }
 
-/// `softmax(q k^T * scale + bias) v` of one row and head.
-fn mix_head(query: &[f32], pools: [&[f32]; 2], row: &Row<'_>, head: Head<'_>, output: &mut [f32]) {
+/// Some rows of one sequence, and the query heads of one key head.
+struct Task<'a> {
+    sequence: &'a PagedRows,
+    /// Of the sequence's rows.
+    rows: Range<usize>,
+    kv_head: usize,
+}
+
+fn tasks_of<'a>(sequence: &'a PagedRows, options: &AttentionOptions) -> impl Iterator<Item = Task<'a>> {
+    let n_kv_heads = options.n_kv_heads;
+    let rows_per_task = (MAX_QUERIES * n_kv_heads / options.n_heads).max(1);
+    let n_rows = sequence.rows.len();
+    (0..n_rows).step_by(rows_per_task).flat_map(move |row| {
+        let rows = row..n_rows.min(row + rows_per_task);
+        (0..n_kv_heads).map(move |kv_head| Task { sequence, rows: rows.clone(), kv_head })
+    })
+}
+
+/// One row of one query head.
+struct Query<'a> {
+    values: &'a [f32],
+    /// Where its output goes.
+    output: usize,
+    /// The positions that it sees.
+    sees: Range<usize>,
+    slope: Option<f32>,
+}
+
+impl Task<'_> {
+    /// Positions that some row of the task sees.
+    fn sees(&self, options: &AttentionOptions) -> Range<usize> {
+        let first = self.sequence.start + self.rows.start;
+        window_start(first, options)..self.sequence.start + self.rows.end
+    }
+
+    fn n_keys(&self) -> usize {
+        self.sequence.start + self.rows.end - self.sequence.first_key
+    }
+
+    fn run(&self, queries: &[f32], pools: &Pools<'_>, target: &Target) {
+        let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *pools.options;
+        let group = n_heads / n_kv_heads;
+        let queries: Vec<Query<'_>> = self
+            .rows
+            .clone()
+            .flat_map(|row| (0..group).map(move |head| (row, self.kv_head * group + head)))
+            .map(|(row, head)| {
+                let output = ((self.sequence.rows.start + row) * n_heads + head) * head_dim;
+                let position = self.sequence.start + row;
+                let slope = pools.options.alibi_slopes.as_ref().map(|slopes| slopes[head]);
+                let sees = window_start(position, pools.options)..position + 1;
+                Query { values: &queries[output..][..head_dim], output, sees, slope }
+            })
+            .collect();
+        // More query heads to a key head than go together are cut here.
+        for queries in queries.chunks(MAX_QUERIES) {
+            mix(queries, self, pools, target);
+        }
+    }
+
+    /// The slot of the key at `position`.
+    fn slot(&self, position: usize) -> usize {
+        self.sequence.slots.host()[position - self.sequence.first_key] as usize
+    }
+
+    /// The page that holds the keys from position `tile * 16` on.
+    fn page(&self, tile: usize) -> usize {
+        self.slot((tile * LANES).max(self.sequence.first_key)) / LANES
+    }
+}
+
+fn window_start(position: usize, options: &AttentionOptions) -> usize {
+    options.sliding_window.map_or(0, |window| (position + 1).saturating_sub(window))
+}
+
+/// `softmax(q k^T * scale + bias) v` for at most [`MAX_QUERIES`] queries.
+fn mix(queries: &[Query<'_>], task: &Task<'_>, pools: &Pools<'_>, target: &Target) {
     match isa() {
         #[cfg(target_arch = "x86_64")]
         #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
         // SAFETY: `isa` found the instructions.
-        Isa::Avx512 => unsafe { avx512(query, pools, row, head, output) },
+        Isa::Avx512 => unsafe { avx512::mix(queries, task, pools, target) },
         #[cfg(target_arch = "x86_64")]
         #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
         // SAFETY: `isa` found the instructions.
-        Isa::Avx2 => unsafe { avx2(query, pools, row, head, output) },
-        Isa::Baseline => portable::<BASELINE_IS_FUSED>(query, pools, row, head, output),
+        Isa::Avx2 => unsafe { avx2(queries, task, pools, target) },
+        Isa::Baseline => portable::<BASELINE_IS_FUSED>(queries, task, pools, target),
     }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
-#[target_feature(enable = "avx512f,fma")]
-unsafe fn avx512(query: &[f32], pools: [&[f32]; 2], row: &Row<'_>, head: Head<'_>, output: &mut [f32]) {
-    portable::<true>(query, pools, row, head, output);
 }
 
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn avx2(query: &[f32], pools: [&[f32]; 2], row: &Row<'_>, head: Head<'_>, output: &mut [f32]) {
-    portable::<true>(query, pools, row, head, output);
+unsafe fn avx2(queries: &[Query<'_>], task: &Task<'_>, pools: &Pools<'_>, target: &Target) {
+    portable::<true>(queries, task, pools, target);
 }
 
+/// The tiles of 16 positions that `sees` touches.
+fn tiles(sees: &Range<usize>) -> Range<usize> {
+    sees.start / LANES..sees.end.div_ceil(LANES)
+}
+
+/// The keys of a page and head: `[head_dim]` lines of 16.
+fn key_lines<'a>(pools: &Pools<'a>, page: usize, kv_head: usize) -> &'a [f32] {
+    let AttentionOptions { n_kv_heads, head_dim, .. } = *pools.options;
+    &pools.keys[(page * n_kv_heads + kv_head) * head_dim * LANES..][..head_dim * LANES]
+}
+
+/// The value of a slot and head: `[head_dim]`.
+fn value_row<'a>(pools: &Pools<'a>, slot: usize, kv_head: usize) -> &'a [f32] {
+    let AttentionOptions { n_kv_heads, head_dim, .. } = *pools.options;
+    &pools.values[(slot * n_kv_heads + kv_head) * head_dim..][..head_dim]
+}
+
+/// Turns a query's scores, which start at position `first`, into weights; gives their sum.
 #[inline(always)]
-fn portable<const FUSED: bool>(
-    query: &[f32],
-    [keys, values]: [&[f32]; 2],
-    row: &Row<'_>,
-    head: Head<'_>,
-    output: &mut [f32],
-) {
-    let AttentionOptions { n_heads, n_kv_heads, head_dim, scale, .. } = *head.options;
-    let kv_head = head.number * n_kv_heads / n_heads;
-    let kv_row = |pool, slot: i32| -> &[f32] {
-        let pool: &[f32] = pool;
-        &pool[(slot as usize * n_kv_heads + kv_head) * head_dim..][..head_dim]
-    };
-    let slope = head.options.alibi_slopes.as_ref().map(|slopes| slopes[head.number]);
-    let mut weights = Vec::with_capacity(row.slots.len());
-    for (number, &slot) in row.slots.iter().enumerate() {
-        let score = dot::<FUSED>(query, kv_row(keys, slot)) * scale as f32;
-        let distance = (row.slots.len() - 1 - number) as f32;
-        weights.push(slope.map_or(score, |slope| score - slope * distance));
-    }
-    let largest = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    for weight in &mut weights {
-        *weight = exp::<FUSED>(*weight - largest);
-    }
-    let total: f32 = weights.iter().sum();
-    for (weight, &slot) in weights.iter().zip(row.slots) {
-        for (output, value) in output.iter_mut().zip(kv_row(values, slot)) {
-            *output = multiply_add::<FUSED>(*weight, *value, *output);
+fn softmax<const FUSED: bool>(scores: &mut [f32], first: usize, query: &Query<'_>, scale: f32) -> f32 {
+    let visible = query.sees.start.saturating_sub(first)..query.sees.end - first;
+    scores[..visible.start].fill(f32::NEG_INFINITY);
+    scores[visible.end..].fill(f32::NEG_INFINITY);
+    match query.slope {
+        None => scores[visible].iter_mut().for_each(|score| *score *= scale),
+        Some(slope) => {
+            let n_visible = visible.len();
+            for (n, score) in scores[visible].iter_mut().enumerate() {
+                *score = *score * scale - slope * (n_visible - 1 - n) as f32;
+            }
         }
     }
-    for output in output {
-        *output /= total;
+    let mut most = [f32::NEG_INFINITY; LANES];
+    for scores in scores.as_chunks::<LANES>().0 {
+        for (most, score) in most.iter_mut().zip(scores) {
+            *most = if score > most { *score } else { *most };
+        }
     }
-}
-
-/// The dot product, in [`LANES`] partial sums that are added pairwise at the end.
-#[inline(always)]
-fn dot<const FUSED: bool>(a: &[f32], b: &[f32]) -> f32 {
+    let largest = most.into_iter().fold(f32::NEG_INFINITY, f32::max);
+    // By lanes of absolute positions: the order of the sum does not depend on where the keys begin.
     let mut sums = [0.0; LANES];
-    let (a_chunks, a_rest) = a.as_chunks::<LANES>();
-    let (b_chunks, b_rest) = b.as_chunks::<LANES>();
-    for (a, b) in a_chunks.iter().zip(b_chunks) {
-        for lane in 0..LANES {
-            sums[lane] = multiply_add::<FUSED>(a[lane], b[lane], sums[lane]);
+    for scores in scores.as_chunks_mut::<LANES>().0 {
+        for (sum, score) in sums.iter_mut().zip(scores) {
+            *score = exp::<FUSED>(*score - largest);
+            *sum += *score;
         }
     }
-    for (lane, (a, b)) in a_rest.iter().zip(b_rest).enumerate() {
-        sums[lane] = multiply_add::<FUSED>(*a, *b, sums[lane]);
-    }
-    let mut width = LANES / 2;
-    while width > 0 {
-        for lane in 0..width {
-            sums[lane] += sums[lane + width];
+    sums.iter().sum()
+}
+
+/// Plain Rust, for the compiler to vectorise: one query at a time.
+#[inline(always)]
+fn portable<const FUSED: bool>(queries: &[Query<'_>], task: &Task<'_>, pools: &Pools<'_>, target: &Target) {
+    let head_dim = pools.options.head_dim;
+    let tiles = tiles(&task.sees(pools.options));
+    let first = tiles.start * LANES;
+    for query in queries {
+        let mut scores = Vec::with_capacity(tiles.len() * LANES);
+        for tile in tiles.clone() {
+            let mut sums = [0.0; LANES];
+            let lines = key_lines(pools, task.page(tile), task.kv_head);
+            for (line, &q) in lines.as_chunks::<LANES>().0.iter().zip(query.values) {
+                for (sum, key) in sums.iter_mut().zip(line) {
+                    *sum = multiply_add::<FUSED>(q, *key, *sum);
+                }
+            }
+            scores.extend(sums);
         }
-        width /= 2;
+        let total = softmax::<FUSED>(&mut scores, first, query, pools.options.scale as f32);
+        #[expect(unsafe_code, reason = "threads write disjoint parts of one matrix")]
+        // SAFETY: the span of this query's row and head is within the output and belongs to this task alone.
+        let output = unsafe { std::slice::from_raw_parts_mut(target.0.add(query.output), head_dim) };
+        for position in task.sees(pools.options) {
+            let weight = scores[position - first];
+            for (output, value) in output.iter_mut().zip(value_row(pools, task.slot(position), task.kv_head)) {
+                *output = multiply_add::<FUSED>(weight, *value, *output);
+            }
+        }
+        output.iter_mut().for_each(|output| *output /= total);
     }
-    sums[0]
+}
+
+/// The same sums, several queries and pages at a time.
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads")]
+mod avx512 {
+    use std::{
+        arch::x86_64::{
+            __mmask16, _mm512_div_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps,
+            _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
+        },
+        array,
+    };
+
+    use super::*;
+
+    #[target_feature(enable = "avx512f,fma")]
+    pub(super) unsafe fn mix(queries: &[Query<'_>], task: &Task<'_>, pools: &Pools<'_>, target: &Target) {
+        macro_rules! queries {
+            ($($n:literal)*) => {
+                match queries.len() {
+                    // SAFETY: this function's own target features.
+                    $($n => unsafe { mix_n::<$n>(array::from_fn(|n| &queries[n]), task, pools, target) },)*
+                    _ => {}
+                }
+            };
+        }
+        queries!(1 2 3 4 5 6 7 8);
+    }
+
+    #[target_feature(enable = "avx512f,fma")]
+    unsafe fn mix_n<const N: usize>(queries: [&Query<'_>; N], task: &Task<'_>, pools: &Pools<'_>, target: &Target) {
+        let tiles = tiles(&task.sees(pools.options));
+        let first = tiles.start * LANES;
+        let width = tiles.len() * LANES;
+        let mut scores = vec![0.0; N * width];
+        let mut tile = tiles.start;
+        while tile < tiles.end {
+            // Enough pages together for 8 chains of multiply-adds or more.
+            let together = if N <= 2 && tile + 4 <= tiles.end {
+                // SAFETY: this function's own target features.
+                unsafe { score_tiles::<N, 4>(queries, task, pools, tile, &mut scores[(tile * LANES - first)..], width) };
+                4
+            } else if tile + 2 <= tiles.end {
+                // SAFETY: as above.
+                unsafe { score_tiles::<N, 2>(queries, task, pools, tile, &mut scores[(tile * LANES - first)..], width) };
+                2
+            } else {
+                // SAFETY: as above.
+                unsafe { score_tiles::<N, 1>(queries, task, pools, tile, &mut scores[(tile * LANES - first)..], width) };
+                1
+            };
+            tile += together;
+        }
+        let totals: [f32; N] = array::from_fn(|n| {
+            softmax::<true>(&mut scores[n * width..][..width], first, queries[n], pools.options.scale as f32)
+        });
+        let mut from = 0;
+        while from < pools.options.head_dim {
+            // SAFETY: as above.
+            from += unsafe {
+                if N <= 6 && from + 4 * LANES <= pools.options.head_dim {
+                    mix_values::<N, 4>(queries, task, pools, (&scores, width), (from, totals), target)
+                } else if from + 2 * LANES <= pools.options.head_dim {
+                    mix_values::<N, 2>(queries, task, pools, (&scores, width), (from, totals), target)
+                } else {
+                    mix_values::<N, 1>(queries, task, pools, (&scores, width), (from, totals), target)
+                }
+            };
+        }
+    }
+
+    /// The products of `N` queries with the keys of `T` tiles, into `scores`: rows of `width`, from the first tile on.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn score_tiles<const N: usize, const T: usize>(
+        queries: [&Query<'_>; N],
+        task: &Task<'_>,
+        pools: &Pools<'_>,
+        tile: usize,
+        scores: &mut [f32],
+        width: usize,
+    ) {
+        let head_dim = pools.options.head_dim;
+        // The slices' lengths are checked here, once.
+        let lines: [&[f32]; T] = array::from_fn(|t| key_lines(pools, task.page(tile + t), task.kv_head));
+        let values: [&[f32]; N] = array::from_fn(|n| &queries[n].values[..head_dim]);
+        let mut sums = [[_mm512_setzero_ps(); T]; N];
+        for dim in 0..head_dim {
+            // SAFETY: `lines` have `head_dim` lines of 16, and `values` have `head_dim` values.
+            let keys: [_; T] = array::from_fn(|t| unsafe { _mm512_loadu_ps(lines[t].as_ptr().add(dim * LANES)) });
+            for (sums, values) in sums.iter_mut().zip(&values) {
+                let q = _mm512_set1_ps(unsafe { *values.get_unchecked(dim) });
+                for (sum, keys) in sums.iter_mut().zip(keys) {
+                    *sum = _mm512_fmadd_ps(q, keys, *sum);
+                }
+            }
+        }
+        for (n, sums) in sums.iter().enumerate() {
+            let scores = &mut scores[n * width..][..T * LANES];
+            for (scores, sum) in scores.chunks_exact_mut(LANES).zip(sums) {
+                // SAFETY: the chunk has 16 values.
+                unsafe { _mm512_storeu_ps(scores.as_mut_ptr(), *sum) };
+            }
+        }
+    }
+
+    /// The weighted values' dimensions from `from` on, `C` registers of them, into the output. Gives how many those were.
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn mix_values<const N: usize, const C: usize>(
+        queries: [&Query<'_>; N],
+        task: &Task<'_>,
+        pools: &Pools<'_>,
+        (scores, width): (&[f32], usize),
+        (from, totals): (usize, [f32; N]),
+        target: &Target,
+    ) -> usize {
+        let n_dims = (pools.options.head_dim - from).min(C * LANES);
+        let mask = |c: usize| -> __mmask16 {
+            let n = n_dims - (c * LANES).min(n_dims);
+            if n >= LANES { !0 } else { (1 << n) - 1 }
+        };
+        let sees = task.sees(pools.options);
+        let first = tiles(&sees).start * LANES;
+        let weights: [&[f32]; N] = array::from_fn(|n| &scores[n * width..][..width]);
+        let mut sums = [[_mm512_setzero_ps(); C]; N];
+        for position in sees {
+            let row = &value_row(pools, task.slot(position), task.kv_head)[from..][..n_dims];
+            // SAFETY: the mask leaves out what is beyond the row.
+            let values: [_; C] =
+                array::from_fn(|c| unsafe { _mm512_maskz_loadu_ps(mask(c), row.as_ptr().wrapping_add(c * LANES)) });
+            for (sums, weights) in sums.iter_mut().zip(&weights) {
+                let weight = _mm512_set1_ps(weights[position - first]);
+                for (sum, values) in sums.iter_mut().zip(values) {
+                    *sum = _mm512_fmadd_ps(weight, values, *sum);
+                }
+            }
+        }
+        for (n, sums) in sums.iter().enumerate() {
+            for (c, sum) in sums.iter().enumerate() {
+                let output = target.0.wrapping_add(queries[n].output + from + c * LANES);
+                // SAFETY: the span of this query's row and head is within the output and belongs to this task alone;
+                // the mask leaves out what is beyond it.
+                unsafe { _mm512_mask_storeu_ps(output, mask(c), _mm512_div_ps(*sum, _mm512_set1_ps(totals[n]))) };
+            }
+        }
+        n_dims
+    }
 }

@@ -12,6 +12,7 @@ use rayon::prelude::*;
 use super::{
     BASELINE_IS_FUSED, Isa, isa, multiply_add,
     panels::{Line, PANEL, PanelValues, Panels},
+    quantized::{self, BLOCK, QuantBlock, QuantRows},
 };
 
 /// Rows of the input that a kernel takes at a time: 12 rows of 2 registers leave 8 of the 32 AVX-512 registers.
@@ -28,9 +29,14 @@ pub(in crate::ops) fn linear(x: &[f32], weight: &Panels, bias: Option<&[f32]>) -
     let mut output = vec![0.0; n_rows * d_out];
     let n_panels = d_out.div_ceil(PANEL);
     let target = Target { output: output.as_mut_ptr(), n_rows, d_out };
+    // Rounded once, not once per panel.
+    let input = match weight.values {
+        PanelValues::Q8(_) | PanelValues::Q4(_) => Input::Rounded(QuantRows::new(x, d_in)),
+        PanelValues::F32(_) | PanelValues::F16(_) => Input::Exact(x),
+    };
     let run = |panels: Range<usize>| {
         for panel in panels {
-            multiply_panel(x, weight, bias, panel, &target);
+            multiply_panel(&input, weight, panel, |row, sums| target.store(row, panel, sums, bias));
         }
     };
     if n_rows * d_out * d_in < PARALLEL_WORK {
@@ -76,22 +82,40 @@ impl Target {
     }
 }
 
-/// All rows of one panel.
-fn multiply_panel(x: &[f32], weight: &Panels, bias: Option<&[f32]>, panel: usize, target: &Target) {
+/// The rows of the input, in the form that the weight's kernels take.
+enum Input<'a> {
+    Exact(&'a [f32]),
+    Rounded(QuantRows),
+}
+
+/// All rows against one panel; `store` is given each row's sums.
+fn multiply_panel(input: &Input<'_>, weight: &Panels, panel: usize, mut store: impl FnMut(usize, &[f32; PANEL])) {
     let d_in = weight.d_in;
-    match &weight.values {
-        PanelValues::F32(lines) => {
+    let n_blocks = d_in.div_ceil(BLOCK);
+    match (&weight.values, input) {
+        (PanelValues::F32(lines), Input::Exact(x)) => {
             let lines = &lines[panel * d_in * PANEL / 16..][..d_in * PANEL / 16];
-            each_block(x, d_in, |row, block| multiply_block(block, lines, d_in, |n, sums| {
-                target.store(row + n, panel, sums, bias);
-            }));
+            each_block(x, d_in, |first, block| multiply_block(block, lines, d_in, |n, sums| store(first + n, sums)));
         }
-        PanelValues::F16(lines) => {
+        (PanelValues::F16(lines), Input::Exact(x)) => {
             let lines = &lines[panel * d_in * PANEL / 32..][..d_in * PANEL / 32];
-            each_block(x, d_in, |row, block| multiply_block(block, lines, d_in, |n, sums| {
-                target.store(row + n, panel, sums, bias);
-            }));
+            each_block(x, d_in, |first, block| multiply_block(block, lines, d_in, |n, sums| store(first + n, sums)));
         }
+        (PanelValues::Q8(blocks), Input::Rounded(rows)) => {
+            let blocks = &blocks[panel * n_blocks..][..n_blocks];
+            multiply_quantized(rows, blocks, store);
+        }
+        (PanelValues::Q4(blocks), Input::Rounded(rows)) => {
+            let blocks = &blocks[panel * n_blocks..][..n_blocks];
+            multiply_quantized(rows, blocks, store);
+        }
+        _ => unreachable!("`linear` makes the input for its weight"),
+    }
+}
+
+fn multiply_quantized<B: QuantBlock>(rows: &QuantRows, blocks: &[B], mut store: impl FnMut(usize, &[f32; PANEL])) {
+    for first in (0..rows.n_rows()).step_by(quantized::MAX_ROWS) {
+        quantized::multiply_rows(rows, first, blocks, |n, sums| store(first + n, sums));
     }
 }
 
@@ -257,6 +281,7 @@ fn portable<L: PanelLine, const FUSED: bool>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::Dtype;
 
     fn noise(n: usize, seed: u32) -> Vec<f32> {
         let mut state = seed;
@@ -276,11 +301,12 @@ mod tests {
             let (matrix, bias) = (noise(d_out * d_in, 1), noise(d_out, 2));
             for n_rows in [1, 2, 3, 11, 12, 13, 25, 40] {
                 let x = noise(n_rows * d_in, 3);
-                for panels in [Panels::f32(&matrix, d_out, d_in), Panels::f16(&matrix, d_out, d_in)] {
+                for dtype in [Dtype::F32, Dtype::F16] {
+                    let panels = Panels::new(&matrix, [d_out, d_in], dtype);
                     let found = linear(&x, &panels, Some(&bias));
                     for row in 0..n_rows {
                         for (output, weights) in (0..d_out).map(|output| (output, panels.row(output))) {
-                            let products = weights.zip(&x[row * d_in..]).map(|(w, x)| f64::from(w) * f64::from(*x));
+                            let products = weights.iter().zip(&x[row * d_in..]).map(|(w, x)| f64::from(*w) * f64::from(*x));
                             let expected = products.sum::<f64>() + f64::from(bias[output]);
                             let found = f64::from(found[row * d_out + output]);
                             assert!((found - expected).abs() < 1e-4, "{d_out}x{d_in}, row {row}: {found}, {expected}");
@@ -294,11 +320,13 @@ mod tests {
     #[test]
     fn a_row_is_the_same_bits_whatever_its_neighbours() {
         for [d_out, d_in] in SHAPES {
-            let panels = Panels::f32(&noise(d_out * d_in, 4), d_out, d_in);
-            let x = noise(40 * d_in, 5);
-            let alone: Vec<f32> = x.chunks(d_in).flat_map(|row| linear(row, &panels, None)).collect();
-            for n_rows in 1..=40 {
-                assert_eq!(linear(&x[..n_rows * d_in], &panels, None), alone[..n_rows * d_out]);
+            for (_, dtype) in Dtype::ALL {
+                let panels = Panels::new(&noise(d_out * d_in, 4), [d_out, d_in], *dtype);
+                let x = noise(40 * d_in, 5);
+                let alone: Vec<f32> = x.chunks(d_in).flat_map(|row| linear(row, &panels, None)).collect();
+                for n_rows in 1..=40 {
+                    assert_eq!(linear(&x[..n_rows * d_in], &panels, None), alone[..n_rows * d_out]);
+                }
             }
         }
     }
@@ -307,7 +335,7 @@ mod tests {
     #[test]
     fn instruction_sets_agree() {
         let (d_out, d_in, n_rows) = (32, 77, 5);
-        let panels = Panels::f32(&noise(d_out * d_in, 6), d_out, d_in);
+        let panels = Panels::new(&noise(d_out * d_in, 6), [d_out, d_in], Dtype::F32);
         let PanelValues::F32(lines) = &panels.values else { unreachable!() };
         let x = noise(n_rows * d_in, 7);
         let mut expected = vec![0.0; n_rows * d_out];

@@ -9,15 +9,18 @@
 mod attention;
 mod math;
 mod matmul;
+mod measure;
 mod panels;
+mod quantized;
 mod rowwise;
 mod tensors;
 
-pub(super) use attention::attention_paged;
+pub(super) use attention::{append_keys, attention_paged};
 pub(super) use matmul::linear;
+pub use measure::read_bandwidth;
 pub(super) use panels::Panels;
 pub(super) use rowwise::{activate, gated, has_activation, norm, rope};
-pub(super) use tensors::{ints, is_cpu, tensor, values};
+pub(super) use tensors::{ints, is_cpu, tensor, update, values};
 
 use std::sync::OnceLock;
 
@@ -40,7 +43,7 @@ pub(super) fn isa() -> Isa {
     *ISA.get_or_init(|| {
         #[cfg(target_arch = "x86_64")]
         {
-            if is_x86_feature_detected!("avx512f") {
+            if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") {
                 return Isa::Avx512;
             }
             if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
@@ -49,6 +52,16 @@ pub(super) fn isa() -> Isa {
         }
         Isa::Baseline
     })
+}
+
+/// Makes the calling thread one of those that share the CPU's work, for the life of the process: what it asks for, it
+/// then helps to compute, instead of going to sleep and being woken for every operation. Without effect on one core, or
+/// once any work was shared.
+pub fn lead_threads() {
+    let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
+    if n_threads > 1 && let Err(error) = rayon::ThreadPoolBuilder::new().use_current_thread().build_global() {
+        tracing::debug!("threads are led by another: {error}");
+    }
 }
 
 /// `a * b + c`: fused, so rounded once, wherever the machine has the instruction.

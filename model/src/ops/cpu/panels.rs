@@ -2,6 +2,9 @@
 
 use half::f16;
 
+use super::quantized::{self, BLOCK, Q4Block, Q8Block, QuantBlock};
+use crate::ops::Dtype;
+
 /// Rows of the matrix (outputs) that lie side by side.
 pub(super) const PANEL: usize = 32;
 
@@ -20,6 +23,10 @@ pub(in crate::ops) struct Panels {
 pub(super) enum PanelValues {
     F32(Vec<Line<f32, 16>>),
     F16(Vec<Line<f16, 32>>),
+    /// Not by single inputs but in blocks of 32 of them.
+    Q8(Vec<Q8Block>),
+    /// As Q8.
+    Q4(Vec<Q4Block>),
 }
 
 /// A cache line.
@@ -28,41 +35,57 @@ pub(super) enum PanelValues {
 pub(super) struct Line<T, const N: usize>(pub(super) [T; N]);
 
 impl Panels {
-    /// Lays out `values`, `[d_out, d_in]` in row order, as f32.
-    pub(in crate::ops) fn f32(values: &[f32], d_out: usize, d_in: usize) -> Self {
-        Self { d_out, d_in, values: PanelValues::F32(lay_out(values, d_out, d_in, 0.0, |value| value)) }
-    }
-
-    /// Lays out `values`, `[d_out, d_in]` in row order, as f16.
-    pub(in crate::ops) fn f16(values: &[f32], d_out: usize, d_in: usize) -> Self {
-        Self { d_out, d_in, values: PanelValues::F16(lay_out(values, d_out, d_in, f16::ZERO, f16::from_f32)) }
+    /// Lays out `values`, `[d_out, d_in]` in row order, as `dtype` says.
+    pub(in crate::ops) fn new(values: &[f32], [d_out, d_in]: [usize; 2], dtype: Dtype) -> Self {
+        let values = match dtype {
+            Dtype::F32 => PanelValues::F32(lay_out(values, [d_out, d_in], 0.0, |value| value)),
+            Dtype::F16 => PanelValues::F16(lay_out(values, [d_out, d_in], f16::ZERO, f16::from_f32)),
+            Dtype::Q8 => PanelValues::Q8(quantized::lay_out(values, d_out, d_in)),
+            Dtype::Q4 => PanelValues::Q4(quantized::lay_out(values, d_out, d_in)),
+        };
+        Self { d_out, d_in, values }
     }
 
     pub(in crate::ops) fn dims(&self) -> [usize; 2] {
         [self.d_out, self.d_in]
     }
 
-    pub(in crate::ops) fn is_f16(&self) -> bool {
-        matches!(self.values, PanelValues::F16(_))
+    pub(in crate::ops) fn dtype(&self) -> Dtype {
+        match self.values {
+            PanelValues::F32(_) => Dtype::F32,
+            PanelValues::F16(_) => Dtype::F16,
+            PanelValues::Q8(_) => Dtype::Q8,
+            PanelValues::Q4(_) => Dtype::Q4,
+        }
+    }
+
+    pub(in crate::ops) fn n_bytes(&self) -> usize {
+        match &self.values {
+            PanelValues::F32(lines) => size_of_val(lines.as_slice()),
+            PanelValues::F16(lines) => size_of_val(lines.as_slice()),
+            PanelValues::Q8(blocks) => size_of_val(blocks.as_slice()),
+            PanelValues::Q4(blocks) => size_of_val(blocks.as_slice()),
+        }
     }
 
     /// Row `row` of the matrix: `[d_in]`.
-    pub(in crate::ops) fn row(&self, row: usize) -> impl Iterator<Item = f32> + '_ {
+    pub(in crate::ops) fn row(&self, row: usize) -> Vec<f32> {
         let (panel, lane) = (row / PANEL, row % PANEL);
-        (0..self.d_in).map(move |input| {
-            let at = (panel * self.d_in + input) * PANEL + lane;
-            match &self.values {
-                PanelValues::F32(lines) => lines[at / 16].0[at % 16],
-                PanelValues::F16(lines) => lines[at / 32].0[at % 32].to_f32(),
-            }
-        })
+        let at = |input: usize| (panel * self.d_in + input) * PANEL + lane;
+        let block = |input: usize| panel * self.d_in.div_ceil(BLOCK) + input / BLOCK;
+        let inputs = 0..self.d_in;
+        match &self.values {
+            PanelValues::F32(lines) => inputs.map(|input| lines[at(input) / 16].0[at(input) % 16]).collect(),
+            PanelValues::F16(lines) => inputs.map(|input| lines[at(input) / 32].0[at(input) % 32].to_f32()).collect(),
+            PanelValues::Q8(blocks) => inputs.map(|input| blocks[block(input)].weight(lane, input % BLOCK)).collect(),
+            PanelValues::Q4(blocks) => inputs.map(|input| blocks[block(input)].weight(lane, input % BLOCK)).collect(),
+        }
     }
 }
 
 fn lay_out<T: Copy, const N: usize>(
     values: &[f32],
-    d_out: usize,
-    d_in: usize,
+    [d_out, d_in]: [usize; 2],
     zero: T,
     convert: impl Fn(f32) -> T,
 ) -> Vec<Line<T, N>> {

@@ -42,3 +42,14 @@ pub(in crate::ops) fn ints(tensor: Tensor<1, Int>) -> Vec<i32> {
 pub(in crate::ops) fn tensor<const D: usize>(values: Vec<f32>, dims: [usize; D]) -> Tensor<D> {
     Tensor::from_primitive::<Flex>(FlexTensor::from_data(TensorData::new(values, dims)))
 }
+
+/// Changes the values of an f32 CPU tensor in place; copies them first only if another tensor shares them.
+pub(in crate::ops) fn update<const D: usize>(tensor: &mut Tensor<D>, change: impl FnOnce(&mut [f32])) {
+    tensor.inplace(|tensor| match tensor.try_into_primitive::<Flex>() {
+        Ok(mut flex) => {
+            change(flex.storage_mut());
+            Tensor::from_primitive::<Flex>(flex)
+        }
+        Err(error) => unreachable!("an operand of a CPU operation is not on the CPU: {error:?}"),
+    });
+}

@@ -1,0 +1,13 @@
+//! Bytes as a chat template, rendered for a short conversation.
+#![no_main]
+
+use std::path::Path;
+
+use hearth_fuzz::chat::{ChatTemplate, Message, RenderContext};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|source: &str| {
+    let Ok(template) = ChatTemplate::new(source, Path::new("chat_template.jinja")) else { return };
+    let messages = [Message::new("system", "be brief"), Message::new("user", "hi"), Message::new("assistant", "<|im_end|>")];
+    drop(template.render(&messages, &RenderContext::default()));
+});

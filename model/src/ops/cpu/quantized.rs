@@ -1,0 +1,396 @@
+//! `x W^T + b` over weights of 8 or 4 bits.
+//!
+//! Weights are symmetric in blocks of 32 along the inner dimension, each with an f16 scale, as in GGUF's `Q8_0` and
+//! `Q4_0`. A row of the input is rounded to 8 bits in the same blocks, by itself; products are summed exactly, in i32,
+//! within a block, and the blocks' sums are added in order, in f32. So a row's outputs do not depend on its neighbours.
+//!
+//! In memory, the 32 rows of a panel lie side by side and every register holds 4 inputs of 16 rows: what `vpdpbusd`
+//! multiplies and adds in one go. It takes unsigned by signed bytes, so weights are stored with an offset, and the
+//! offset times the sum of the input's block is where the sum starts.
+
+use std::array;
+
+use half::f16;
+
+use super::{
+    BASELINE_IS_FUSED, Isa, isa, multiply_add,
+    panels::{Line, PANEL},
+};
+
+/// Inputs that share a scale.
+pub(super) const BLOCK: usize = 32;
+/// Rows of the input that a kernel takes at a time: 6 rows of 2 sums and 2 running sums leave 8 of the 32 registers.
+pub(super) const MAX_ROWS: usize = 6;
+
+/// 32 inputs of the 32 rows of a panel.
+pub(super) trait QuantBlock: Copy + Sync {
+    /// What is added to a weight to make it unsigned.
+    const OFFSET: i32;
+
+    /// Rounds `weights`, the 32 rows' 32 inputs.
+    fn quantize(weights: &[[f32; BLOCK]; PANEL]) -> Self;
+
+    /// The rows' scales.
+    fn scales(&self) -> &Line<f16, PANEL>;
+
+    /// The stored number, offset included, of a row and an input.
+    fn stored(&self, row: usize, input: usize) -> u8;
+
+    /// Inputs `8 half ..` and `8 half + 4 ..`, four each, of rows 0 to 15 and of rows 16 to 31.
+    ///
+    /// # Safety
+    /// The machine must have AVX-512.
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
+    unsafe fn load(&self, half: usize) -> [[std::arch::x86_64::__m512i; 2]; 2];
+
+    /// The weight that is stored.
+    fn weight(&self, row: usize, input: usize) -> f32 {
+        (i32::from(self.stored(row, input)) - Self::OFFSET) as f32 * self.scales().0[row].to_f32()
+    }
+}
+
+/// 8 bits a weight: `-127..=127` times the scale; 8.5 bits with it.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct Q8Block {
+    scales: Line<f16, PANEL>,
+    /// For every 4 inputs: rows 0 to 15, then rows 16 to 31.
+    values: [Line<u8, 64>; 16],
+}
+
+impl QuantBlock for Q8Block {
+    const OFFSET: i32 = 128;
+
+    fn quantize(weights: &[[f32; BLOCK]; PANEL]) -> Self {
+        let mut block = Self { scales: Line([f16::ZERO; PANEL]), values: [Line([128; 64]); 16] };
+        for (row, weights) in weights.iter().enumerate() {
+            let scale = f16::from_f32(largest(weights) / 127.0);
+            block.scales.0[row] = scale;
+            for (input, weight) in weights.iter().enumerate() {
+                let rounded = round(*weight, scale.to_f32()).clamp(-127, 127);
+                block.values[input / 4 * 2 + row / 16].0[row % 16 * 4 + input % 4] = (rounded + Self::OFFSET) as u8;
+            }
+        }
+        block
+    }
+
+    fn scales(&self) -> &Line<f16, PANEL> {
+        &self.scales
+    }
+
+    fn stored(&self, row: usize, input: usize) -> u8 {
+        self.values[input / 4 * 2 + row / 16].0[row % 16 * 4 + input % 4]
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    unsafe fn load(&self, half: usize) -> [[std::arch::x86_64::__m512i; 2]; 2] {
+        use std::arch::x86_64::_mm512_load_si512;
+        // SAFETY: a line is 64 bytes, aligned as such.
+        let load = |line: usize| unsafe { _mm512_load_si512(self.values[line].0.as_ptr().cast()) };
+        [[load(4 * half), load(4 * half + 1)], [load(4 * half + 2), load(4 * half + 3)]]
+    }
+}
+
+/// 4 bits a weight: `-8..=7` times the scale; 4.5 bits with it.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct Q4Block {
+    scales: Line<f16, PANEL>,
+    /// For every 8 inputs: rows 0 to 15, then rows 16 to 31; the first 4 inputs in the low halves of the bytes.
+    values: [Line<u8, 64>; 8],
+}
+
+impl QuantBlock for Q4Block {
+    const OFFSET: i32 = 8;
+
+    fn quantize(weights: &[[f32; BLOCK]; PANEL]) -> Self {
+        let mut block = Self { scales: Line([f16::ZERO; PANEL]), values: [Line([0x88; 64]); 8] };
+        for (row, weights) in weights.iter().enumerate() {
+            let scale = best_q4_scale(weights);
+            block.scales.0[row] = scale;
+            for (input, weight) in weights.iter().enumerate() {
+                let stored = (round(*weight, scale.to_f32()).clamp(-8, 7) + Self::OFFSET) as u8;
+                let byte = &mut block.values[input / 8 * 2 + row / 16].0[row % 16 * 4 + input % 4];
+                *byte = if input % 8 < 4 { *byte & 0xf0 | stored } else { *byte & 0x0f | stored << 4 };
+            }
+        }
+        block
+    }
+
+    fn scales(&self) -> &Line<f16, PANEL> {
+        &self.scales
+    }
+
+    fn stored(&self, row: usize, input: usize) -> u8 {
+        let byte = self.values[input / 8 * 2 + row / 16].0[row % 16 * 4 + input % 4];
+        if input % 8 < 4 { byte & 0x0f } else { byte >> 4 }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    unsafe fn load(&self, half: usize) -> [[std::arch::x86_64::__m512i; 2]; 2] {
+        use std::arch::x86_64::{_mm512_and_si512, _mm512_load_si512, _mm512_set1_epi8, _mm512_srli_epi16};
+        // SAFETY: a line is 64 bytes, aligned as such.
+        let load = |line: usize| unsafe { _mm512_load_si512(self.values[line].0.as_ptr().cast()) };
+        let low = |bytes| _mm512_and_si512(bytes, _mm512_set1_epi8(0x0f));
+        let [left, right] = [load(2 * half), load(2 * half + 1)];
+        [[low(left), low(right)], [low(_mm512_srli_epi16::<4>(left)), low(_mm512_srli_epi16::<4>(right))]]
+    }
+}
+
+fn largest(values: &[f32]) -> f32 {
+    values.iter().fold(0.0, |most: f32, value| most.max(value.abs()))
+}
+
+fn round(value: f32, scale: f32) -> i32 {
+    if scale == 0.0 { 0 } else { (value / scale).round() as i32 }
+}
+
+/// The scale with the smallest sum of squared errors, among those that put the value farthest from zero at -8 or a
+/// little inside; a negative scale lets the side with the larger values have the extra step.
+fn best_q4_scale(weights: &[f32]) -> f16 {
+    let extreme = weights.iter().fold(0.0, |most: f32, value| if value.abs() > most.abs() { *value } else { most });
+    let error = |scale: f16| -> f32 {
+        let scale = scale.to_f32();
+        weights.iter().map(|&weight| (weight - round(weight, scale).clamp(-8, 7) as f32 * scale).powi(2)).sum()
+    };
+    let candidates = (0..=10).map(|step| f16::from_f32(extreme / -(8.0 - 0.15 * step as f32)));
+    candidates.min_by(|a, b| error(*a).total_cmp(&error(*b))).unwrap_or(f16::ZERO)
+}
+
+/// Lays out `values`, `[d_out, d_in]` in row order, in panels of blocks; filled up with zeros in both directions.
+pub(super) fn lay_out<B: QuantBlock>(values: &[f32], d_out: usize, d_in: usize) -> Vec<B> {
+    let n_blocks = d_in.div_ceil(BLOCK);
+    let weight = |row: usize, input: usize| {
+        if row < d_out && input < d_in { values[row * d_in + input] } else { 0.0 }
+    };
+    let block = |panel: usize, block: usize| {
+        B::quantize(&array::from_fn(|row| array::from_fn(|input| weight(panel * PANEL + row, block * BLOCK + input))))
+    };
+    (0..d_out.div_ceil(PANEL)).flat_map(|panel| (0..n_blocks).map(move |n| (panel, n))).map(|(p, n)| block(p, n)).collect()
+}
+
+/// Rows of the input, rounded to 8 bits in blocks.
+pub(super) struct QuantRows {
+    n_blocks: usize,
+    values: Vec<[i8; BLOCK]>,
+    scales: Vec<f32>,
+    sums: Vec<i32>,
+}
+
+impl QuantRows {
+    /// Rounds `x`, rows of `d_in` values.
+    pub(super) fn new(x: &[f32], d_in: usize) -> Self {
+        let n_blocks = d_in.div_ceil(BLOCK);
+        let n = x.len() / d_in * n_blocks;
+        let mut rows = Self {
+            n_blocks,
+            values: Vec::with_capacity(n),
+            scales: Vec::with_capacity(n),
+            sums: Vec::with_capacity(n),
+        };
+        for block in x.chunks_exact(d_in).flat_map(|row| row.chunks(BLOCK)) {
+            let scale = largest(block) / 127.0;
+            let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+            let mut values = [0; BLOCK];
+            for (value, x) in values.iter_mut().zip(block) {
+                *value = (x * inverse).round_ties_even() as i8;
+            }
+            rows.sums.push(values.iter().map(|&value| i32::from(value)).sum());
+            rows.values.push(values);
+            rows.scales.push(scale);
+        }
+        rows
+    }
+
+    pub(super) fn n_rows(&self) -> usize {
+        self.values.len() / self.n_blocks.max(1)
+    }
+}
+
+/// Rows `first ..` (at most [`MAX_ROWS`]) against one panel; `store` is given each row's sums.
+pub(super) fn multiply_rows<B: QuantBlock>(
+    rows: &QuantRows,
+    first: usize,
+    panel: &[B],
+    store: impl FnMut(usize, &[f32; PANEL]),
+) {
+    match isa() {
+        #[cfg(target_arch = "x86_64")]
+        #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
+        // SAFETY: both instruction sets were found.
+        Isa::Avx512 if is_x86_feature_detected!("avx512vnni") => unsafe { vnni(rows, first, panel, store) },
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 | Isa::Avx2 => portable::<B, true>(rows, first, panel, store),
+        Isa::Baseline => portable::<B, BASELINE_IS_FUSED>(rows, first, panel, store),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+unsafe fn vnni<B: QuantBlock>(rows: &QuantRows, first: usize, panel: &[B], mut store: impl FnMut(usize, &[f32; PANEL])) {
+    macro_rules! rows {
+        ($($n:literal)*) => {
+            match (rows.n_rows() - first).min(MAX_ROWS) {
+                // SAFETY: this function's own target features, and the lengths are checked within.
+                $($n => unsafe { vnni_rows::<B, $n>(rows, first, panel, &mut store) },)*
+                _ => {}
+            }
+        };
+    }
+    rows!(1 2 3 4 5 6);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+unsafe fn vnni_rows<B: QuantBlock, const N: usize>(
+    rows: &QuantRows,
+    first: usize,
+    panel: &[B],
+    store: &mut impl FnMut(usize, &[f32; PANEL]),
+) {
+    use std::arch::x86_64::{
+        __m256i, _mm256_load_si256, _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps,
+        _mm512_mul_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
+    };
+    let n_blocks = rows.n_blocks;
+    assert!(panel.len() == n_blocks && rows.values.len() >= (first + N) * n_blocks);
+    let mut totals = [[_mm512_setzero_ps(); 2]; N];
+    for (number, block) in panel.iter().enumerate() {
+        // Where in `rows` each row's block is.
+        let at = |row: usize| (first + row) * n_blocks + number;
+        let mut sums: [[_; 2]; N] = array::from_fn(|row| [_mm512_set1_epi32(-B::OFFSET * rows.sums[at(row)]); 2]);
+        for half in 0..4 {
+            // SAFETY: this function's own target features.
+            for (part, weights) in unsafe { block.load(half) }.into_iter().enumerate() {
+                for (row, sums) in sums.iter_mut().enumerate() {
+                    let from = 8 * half + 4 * part;
+                    let values = &rows.values[at(row)];
+                    let x = i32::from_le_bytes(array::from_fn(|n| values[from + n] as u8));
+                    let x = _mm512_set1_epi32(x);
+                    sums[0] = _mm512_dpbusd_epi32(sums[0], weights[0], x);
+                    sums[1] = _mm512_dpbusd_epi32(sums[1], weights[1], x);
+                }
+            }
+        }
+        let scales = block.scales().0.as_ptr().cast::<__m256i>();
+        // SAFETY: a line of 32 f16 is 64 bytes, aligned as such.
+        let scales = unsafe { [_mm512_cvtph_ps(_mm256_load_si256(scales)), _mm512_cvtph_ps(_mm256_load_si256(scales.add(1)))] };
+        for (row, (totals, sums)) in totals.iter_mut().zip(sums).enumerate() {
+            let x_scale = _mm512_set1_ps(rows.scales[at(row)]);
+            for part in 0..2 {
+                let scale = _mm512_mul_ps(scales[part], x_scale);
+                totals[part] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[part]), scale, totals[part]);
+            }
+        }
+    }
+    for (row, totals) in totals.iter().enumerate() {
+        let mut values = [0.0; PANEL];
+        // SAFETY: two registers of 16 values fill the array of 32.
+        unsafe {
+            _mm512_storeu_ps(values.as_mut_ptr(), totals[0]);
+            _mm512_storeu_ps(values.as_mut_ptr().add(16), totals[1]);
+        }
+        store(row, &values);
+    }
+}
+
+fn portable<B: QuantBlock, const FUSED: bool>(
+    rows: &QuantRows,
+    first: usize,
+    panel: &[B],
+    mut store: impl FnMut(usize, &[f32; PANEL]),
+) {
+    for row in first..rows.n_rows().min(first + MAX_ROWS) {
+        let mut totals = [0.0; PANEL];
+        for (number, block) in panel.iter().enumerate() {
+            let at = row * rows.n_blocks + number;
+            for (lane, total) in totals.iter_mut().enumerate() {
+                let products = rows.values[at].iter().enumerate().map(|(input, &x)| i32::from(block.stored(lane, input)) * i32::from(x));
+                let sum = products.sum::<i32>() - B::OFFSET * rows.sums[at];
+                *total = multiply_add::<FUSED>(sum as f32, block.scales().0[lane].to_f32() * rows.scales[at], *total);
+            }
+        }
+        store(row - first, &totals);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn noise(n: usize, seed: u32) -> Vec<f32> {
+        let mut state = seed;
+        let mut next = || {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        };
+        (0..n).map(|_| next()).collect()
+    }
+
+    fn outputs<B: QuantBlock>(rows: &QuantRows, blocks: &[B], portable_only: bool) -> Vec<Vec<[f32; PANEL]>> {
+        let mut found = vec![Vec::new(); rows.n_rows()];
+        for panel in blocks.chunks(rows.n_blocks) {
+            for first in (0..rows.n_rows()).step_by(MAX_ROWS) {
+                let store = |row: usize, sums: &[f32; PANEL]| found[first + row].push(*sums);
+                if portable_only { portable::<B, true>(rows, first, panel, store) } else { multiply_rows(rows, first, panel, store) }
+            }
+        }
+        found
+    }
+
+    /// What the stored weights and the rounded input say, in f64.
+    fn check<B: QuantBlock>() {
+        for [d_out, d_in, n_rows] in [[1, 1, 1], [33, 31, 2], [64, 96, 7], [40, 100, 13]] {
+            let blocks: Vec<B> = lay_out(&noise(d_out * d_in, 1), d_out, d_in);
+            let rows = QuantRows::new(&noise(n_rows * d_in, 2), d_in);
+            let found = outputs(&rows, &blocks, false);
+            for (row, found) in found.iter().enumerate() {
+                for (output, found) in found.iter().flatten().enumerate() {
+                    let expected: f64 = (0..rows.n_blocks * BLOCK)
+                        .map(|input| {
+                            let block = &blocks[output / PANEL * rows.n_blocks + input / BLOCK];
+                            let at = row * rows.n_blocks + input / BLOCK;
+                            let x = f64::from(rows.values[at][input % BLOCK]) * f64::from(rows.scales[at]);
+                            f64::from(block.weight(output % PANEL, input % BLOCK)) * x
+                        })
+                        .sum();
+                    assert!((f64::from(*found) - expected).abs() < 1e-4, "{found}, expected {expected}");
+                }
+            }
+            assert_eq!(found, outputs(&rows, &blocks, true), "instruction sets agree to the bit");
+            let alone: Vec<_> = noise(n_rows * d_in, 2)
+                .chunks(d_in)
+                .flat_map(|row| outputs(&QuantRows::new(row, d_in), &blocks, false))
+                .collect();
+            assert_eq!(found, alone, "rows do not depend on their neighbours");
+        }
+    }
+
+    #[test]
+    fn sums_are_those_of_the_definition() {
+        check::<Q8Block>();
+        check::<Q4Block>();
+    }
+
+    #[test]
+    fn rounding_is_as_good_as_its_bits() {
+        let weights = noise(32 * 32, 3);
+        let rows: [[f32; BLOCK]; PANEL] = array::from_fn(|row| array::from_fn(|input| weights[row * 32 + input]));
+        let error = |weight: &dyn Fn(usize, usize) -> f32| -> f32 {
+            let squares = (0..32 * 32).map(|n| (weights[n] - weight(n / 32, n % 32)).powi(2));
+            (squares.sum::<f32>() / weights.iter().map(|w| w * w).sum::<f32>()).sqrt()
+        };
+        let (q8, q4) = (Q8Block::quantize(&rows), Q4Block::quantize(&rows));
+        let (q8, q4) = (error(&|r, i| q8.weight(r, i)), error(&|r, i| q4.weight(r, i)));
+        assert!(q8 < 0.005 && q4 < 0.07, "relative errors {q8} and {q4}");
+    }
+}

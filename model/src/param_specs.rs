@@ -1,0 +1,83 @@
+//! Which parameters an architecture has: the one place that knows, without a tensor.
+
+use crate::config::{GptConfig, Positions};
+
+/// Standard deviation of fresh matrices and embeddings, GPT-2's.
+const INIT_STD: f64 = 0.02;
+
+/// One parameter that an architecture has.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParamSpec {
+    /// Its path in the model, such as `blocks.3.attn.qkv.weight`.
+    pub path: String,
+    /// `[d_out, d_in]` for matrices, `[width]` for norms and biases.
+    pub shape: Vec<usize>,
+    /// Its value in a fresh model.
+    pub init: Init,
+}
+
+/// The value of a parameter in a fresh model.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Init {
+    /// Normal around 0.
+    Normal {
+        /// Standard deviation.
+        std: f64,
+    },
+    /// The same value everywhere.
+    Constant(f32),
+}
+
+/// Every parameter of the architecture: the one place that knows which there are, their shapes and their first values.
+pub fn param_specs(config: &GptConfig) -> Vec<ParamSpec> {
+    let GptConfig { vocab_size, d_model, d_ff, .. } = *config;
+    let residual = INIT_STD / (2.0 * config.n_layers as f64).sqrt();
+    let mut specs = Vec::new();
+    let matrix = |specs: &mut Vec<ParamSpec>, path: String, [d_out, d_in]: [usize; 2], std: f64, bias: bool| {
+        specs.push(ParamSpec { path: format!("{path}.weight"), shape: vec![d_out, d_in], init: Init::Normal { std } });
+        if bias {
+            specs.push(ParamSpec { path: format!("{path}.bias"), shape: vec![d_out], init: Init::Constant(0.0) });
+        }
+    };
+    let norm = |specs: &mut Vec<ParamSpec>, path: String| {
+        let one = Init::Constant(1.0 - config.norm_weight_offset);
+        specs.push(ParamSpec { path: format!("{path}.weight"), shape: vec![d_model], init: one });
+        if config.norm_bias {
+            specs.push(ParamSpec { path: format!("{path}.bias"), shape: vec![d_model], init: Init::Constant(0.0) });
+        }
+    };
+    matrix(&mut specs, "embed".into(), [vocab_size, d_model], INIT_STD, false);
+    if config.embed_norm {
+        norm(&mut specs, "embed_norm".into());
+    }
+    if config.positions == Positions::Learned {
+        matrix(&mut specs, "pos_embed".into(), [config.max_seq_len, d_model], INIT_STD, false);
+    }
+    let d_up = if config.gated_mlp { 2 * d_ff } else { d_ff };
+    for layer in 0..config.n_layers {
+        let path = |part: &str| format!("blocks.{layer}.{part}");
+        norm(&mut specs, path("attn_norm"));
+        let d_qkv = config.q_width() + 2 * config.kv_width();
+        matrix(&mut specs, path("attn.qkv"), [d_qkv, d_model], INIT_STD, config.qkv_bias);
+        if config.qk_norm {
+            for part in ["attn.q_norm.weight", "attn.k_norm.weight"] {
+                let one = Init::Constant(1.0 - config.norm_weight_offset);
+                specs.push(ParamSpec { path: path(part), shape: vec![config.head_dim], init: one });
+            }
+        }
+        matrix(&mut specs, path("attn.out"), [d_model, config.q_width()], residual, config.attn_out_bias);
+        norm(&mut specs, path("mlp_norm"));
+        matrix(&mut specs, path("mlp.up"), [d_up, d_model], INIT_STD, config.mlp_bias);
+        matrix(&mut specs, path("mlp.down"), [d_model, d_ff], residual, config.mlp_bias);
+    }
+    if config.final_norm {
+        norm(&mut specs, "norm".into());
+    }
+    if !config.tie_embeddings {
+        matrix(&mut specs, "lm_head".into(), [vocab_size, d_model], INIT_STD, false);
+    }
+    if config.lm_head_bias {
+        specs.push(ParamSpec { path: "lm_head.bias".into(), shape: vec![vocab_size], init: Init::Constant(0.0) });
+    }
+    specs
+}

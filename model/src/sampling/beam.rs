@@ -1,0 +1,545 @@
+//! Beam search and stochastic beam search: which partial answers go on, step by step. Pure: rows of logits come in,
+//! tokens and their ancestors go out; who computes the rows and where keys and values lie is the caller's business.
+//!
+//! Beam search keeps the `width` most likely partial answers. One that ends counts as finished only if it is itself
+//! among the best `width` of its step, as in `transformers`. Finished answers are ranked by the sum of their tokens'
+//! log-probabilities divided by `length ^ length_penalty`.
+//!
+//! Stochastic beam search ([Kool, van Hoof and Welling 2019](https://arxiv.org/abs/1903.06059)) draws `width` different
+//! answers without replacement, exactly as if answers were drawn from the model one after the other and repetitions
+//! thrown away. Each answer's log-probability is perturbed with Gumbel noise, the `width` largest win, and the noise is
+//! drawn top-down along the tree of answers so that only `width` branches are ever looked at.
+
+use std::{cmp::Ordering, collections::BTreeSet};
+
+use super::{
+    RandomStream, TokenLogprobs,
+    logprobs::{log_sum_exp, token_logprobs},
+    random::Purpose,
+};
+use crate::{
+    TokenId,
+    error::{Error, Result},
+};
+
+/// What is searched for, and how far.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BeamParams {
+    /// Partial answers that are followed at once.
+    pub width: usize,
+    /// Beam search or a draw without replacement.
+    pub kind: BeamKind,
+    /// Divides the logits if above 0. At 0 and 1 they stay as they are.
+    pub temperature: f32,
+    /// Tokens that end an answer.
+    pub end_ids: BTreeSet<TokenId>,
+    /// Tokens that an answer must have before it may end.
+    pub min_tokens: usize,
+    /// Tokens of an answer at most, at least 1.
+    pub max_tokens: usize,
+    /// Alternatives per token to report; `None` for no log-probabilities at all.
+    pub n_top: Option<usize>,
+}
+
+/// How partial answers compete.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum BeamKind {
+    /// The most likely ones win.
+    Best {
+        /// Exponent of the length by which the log-probability of a finished answer is divided; above 0 favours long
+        /// answers.
+        length_penalty: f32,
+        /// When to stop looking for better answers.
+        early_stopping: EarlyStopping,
+    },
+    /// Drawn without replacement.
+    Stochastic {
+        /// Equal seeds draw equal answers from equal logits.
+        seed: u64,
+    },
+}
+
+/// When beam search stops before every answer is as long as allowed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EarlyStopping {
+    /// When `width` answers are finished and the best partial one, were it finished now, would not be among them.
+    #[default]
+    Likely,
+    /// As soon as `width` answers are finished.
+    Full,
+    /// When no partial answer can still get among the finished ones, however it goes on.
+    Certain,
+}
+
+/// An answer, finished or not.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Hypothesis {
+    /// Its tokens, with the one that ended it.
+    pub token_ids: Vec<TokenId>,
+    /// One entry per token, if they were asked for.
+    pub logprobs: Vec<TokenLogprobs>,
+    /// The sum of its tokens' log-probabilities, in nats, at the temperature of the search.
+    pub logprob: f64,
+    /// What it is ranked by: the penalized log-probability, or the perturbed one.
+    pub score: f64,
+    /// Whether a token ended it, rather than its length.
+    pub is_ended: bool,
+    /// Names the path of tokens for the random stream.
+    path: u64,
+}
+
+/// A token that may continue a partial answer.
+#[derive(Clone, Debug)]
+struct Continuation {
+    parent: usize,
+    id: TokenId,
+    logprob: f64,
+    score: f64,
+    reported: Option<TokenLogprobs>,
+}
+
+/// A search on its way.
+#[derive(Clone, Debug)]
+pub struct BeamSearch {
+    params: BeamParams,
+    beams: Vec<Hypothesis>,
+    continuations: Vec<Continuation>,
+    finished: Vec<Hypothesis>,
+}
+
+impl BeamSearch {
+    /// A search that has looked at the prompt only: one beam without tokens. `params.width` and `params.max_tokens` are
+    /// at least 1.
+    pub fn new(params: BeamParams) -> Self {
+        let path = match params.kind {
+            BeamKind::Best { .. } => 0,
+            BeamKind::Stochastic { seed } => seed,
+        };
+        let root = Hypothesis {
+            token_ids: Vec::new(),
+            logprobs: Vec::new(),
+            logprob: 0.0,
+            score: 0.0,
+            is_ended: false,
+            path,
+        };
+        Self { params, beams: vec![root], continuations: Vec::new(), finished: Vec::new() }
+    }
+
+    /// What is searched for.
+    pub fn params(&self) -> &BeamParams {
+        &self.params
+    }
+
+    /// The partial answers that go on.
+    pub fn beams(&self) -> &[Hypothesis] {
+        &self.beams
+    }
+
+    /// Takes the raw logits of what follows the `beam`-th partial answer, `[vocab_size]`. Each beam is expanded once,
+    /// in any order, before [`select`](Self::select).
+    ///
+    /// # Errors
+    /// [`Error::Execution`] if the logits are not what a working model gives.
+    pub fn expand(&mut self, beam: usize, logits: &[f32]) -> Result<()> {
+        let Some(parent) = self.beams.get(beam) else { return Ok(()) };
+        if let Some(id) = logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY) {
+            return Err(Error::Execution { what: format!("the model gave token {id} the logit {}", logits[id]) });
+        }
+        let scaled: Vec<f32>;
+        let at_temperature = if self.params.temperature > 0.0 && self.params.temperature != 1.0 {
+            scaled = logits.iter().map(|logit| logit / self.params.temperature).collect();
+            scaled.as_slice()
+        } else {
+            logits
+        };
+        let log_total = log_sum_exp(at_temperature);
+        let barred = self.barred(parent.token_ids.len());
+        let possible = at_temperature.iter().enumerate().filter(|(id, logit)| {
+            logit.is_finite() && !barred.is_some_and(|barred| barred.contains(&(*id as TokenId)))
+        });
+        let mut candidates: Vec<Continuation> = possible
+            .map(|(id, &logit)| {
+                let logprob = parent.logprob + f64::from(logit) - log_total;
+                Continuation { parent: beam, id: id as TokenId, logprob, score: logprob, reported: None }
+            })
+            .collect();
+        if candidates.is_empty() {
+            return Err(Error::Execution { what: "the model ruled out every token of a beam".into() });
+        }
+        let n_wanted = match self.params.kind {
+            // If all the ends are among them, there are still enough that go on.
+            BeamKind::Best { .. } => self.params.width * (1 + self.params.end_ids.len()),
+            BeamKind::Stochastic { .. } => {
+                perturb(parent, &mut candidates);
+                self.params.width
+            }
+        };
+        keep_best(n_wanted, &mut candidates);
+        if let Some(n_top) = self.params.n_top {
+            for candidate in &mut candidates {
+                candidate.reported = Some(token_logprobs(logits, candidate.id, n_top));
+            }
+        }
+        self.continuations.append(&mut candidates);
+        Ok(())
+    }
+
+    /// Chooses the next partial answers, once every beam is expanded. Gives the index of each one's parent among the
+    /// beams before; none when the search is over.
+    pub fn select(&mut self) -> Vec<usize> {
+        let mut continuations = std::mem::take(&mut self.continuations);
+        let parents = match self.params.kind {
+            BeamKind::Best { length_penalty, early_stopping } => {
+                keep_best(continuations.len(), &mut continuations);
+                self.select_best(continuations, length_penalty, early_stopping)
+            }
+            BeamKind::Stochastic { .. } => self.select_drawn(continuations),
+        };
+        if parents.is_empty() {
+            self.beams.clear();
+        }
+        parents
+    }
+
+    /// The finished answers, the best first; `n` at most.
+    pub fn into_best(mut self, n: usize) -> Vec<Hypothesis> {
+        self.finished.sort_by(by_score);
+        self.finished.truncate(n);
+        self.finished
+    }
+
+    fn select_best(
+        &mut self,
+        continuations: Vec<Continuation>,
+        length_penalty: f32,
+        early_stopping: EarlyStopping,
+    ) -> Vec<usize> {
+        let BeamParams { width, max_tokens, .. } = self.params;
+        let penalized = |logprob: f64, length: usize| logprob / (length as f64).powf(f64::from(length_penalty));
+        let (mut beams, mut parents) = (Vec::new(), Vec::new());
+        for (rank, continuation) in continuations.into_iter().enumerate() {
+            if beams.len() == width {
+                break;
+            }
+            let parent = continuation.parent;
+            let mut hypothesis = self.continued(continuation);
+            hypothesis.score = penalized(hypothesis.logprob, hypothesis.token_ids.len());
+            let is_last = hypothesis.token_ids.len() >= max_tokens;
+            if !hypothesis.is_ended && !is_last {
+                parents.push(parent);
+                beams.push(hypothesis);
+            } else if rank < width {
+                self.finished.push(hypothesis);
+            }
+        }
+        self.finished.sort_by(by_score);
+        self.finished.truncate(width);
+        let is_over = match (self.finished.get(width - 1), beams.first()) {
+            (_, None) => true,
+            (None, _) => false,
+            (Some(worst), Some(best)) => {
+                let length = match early_stopping {
+                    // The longest answer has the best score that a log-probability can still lead to.
+                    EarlyStopping::Certain if length_penalty > 0.0 => max_tokens,
+                    _ => best.token_ids.len(),
+                };
+                early_stopping == EarlyStopping::Full || worst.score >= penalized(best.logprob, length)
+            }
+        };
+        self.beams = beams;
+        if is_over { Vec::new() } else { parents }
+    }
+
+    /// Finished answers compete on, with the perturbed log-probability that they ended with.
+    fn select_drawn(&mut self, continuations: Vec<Continuation>) -> Vec<usize> {
+        let BeamParams { width, max_tokens, .. } = self.params;
+        let grown = continuations.into_iter().map(|continuation| {
+            let (parent, score) = (continuation.parent, continuation.score);
+            (Some(parent), Hypothesis { score, ..self.continued(continuation) })
+        });
+        let mut pool: Vec<(Option<usize>, Hypothesis)> = grown.collect();
+        pool.extend(self.finished.drain(..).map(|hypothesis| (None, hypothesis)));
+        pool.sort_by(|(_, a), (_, b)| by_score(a, b));
+        pool.truncate(width);
+        let (mut beams, mut parents) = (Vec::new(), Vec::new());
+        for (parent, hypothesis) in pool {
+            match parent.filter(|_| !hypothesis.is_ended && hypothesis.token_ids.len() < max_tokens) {
+                Some(parent) => {
+                    parents.push(parent);
+                    beams.push(hypothesis);
+                }
+                None => self.finished.push(hypothesis),
+            }
+        }
+        self.beams = beams;
+        parents
+    }
+
+    fn continued(&self, continuation: Continuation) -> Hypothesis {
+        let Continuation { parent, id, logprob, score, reported } = continuation;
+        let parent = &self.beams[parent];
+        let mut token_ids = parent.token_ids.clone();
+        token_ids.push(id);
+        let mut logprobs = parent.logprobs.clone();
+        logprobs.extend(reported);
+        let is_ended = self.params.end_ids.contains(&id);
+        let path = node_stream(parent.path).bits(id as usize, Purpose::Branch);
+        Hypothesis { token_ids, logprobs, logprob, score, is_ended, path }
+    }
+
+    /// Tokens that must not come now: ends, while the answer is too short.
+    fn barred(&self, n_tokens: usize) -> Option<&BTreeSet<TokenId>> {
+        (n_tokens < self.params.min_tokens).then_some(&self.params.end_ids)
+    }
+}
+
+/// Gives each continuation its perturbed log-probability: Gumbel noise around its own log-probability, on the condition
+/// that the largest among the children is the parent's (section 4.1 of the paper, its appendix B.3 for the arithmetic).
+fn perturb(parent: &Hypothesis, children: &mut [Continuation]) {
+    let noise = node_stream(parent.path);
+    for child in &mut *children {
+        let uniform = noise.uniform(child.id as usize, Purpose::Gumbel);
+        // The logarithms end at 0 and at 1.
+        let uniform = uniform.clamp(f64::MIN_POSITIVE, 1.0 - f64::EPSILON / 2.0);
+        child.score = child.logprob - (-uniform.ln()).ln();
+    }
+    let largest = children.iter().map(|child| child.score).fold(f64::NEG_INFINITY, f64::max);
+    for child in children {
+        let below = log_1m_exp(child.score - largest);
+        let v = parent.score - child.score + below;
+        child.score = parent.score - v.max(0.0) - (-v.abs()).exp().ln_1p();
+    }
+}
+
+/// `ln(1 - exp(x))` for `x` up to 0, without cancellation.
+fn log_1m_exp(x: f64) -> f64 {
+    if x > -std::f64::consts::LN_2 { (-x.exp_m1()).ln() } else { (-x.exp()).ln_1p() }
+}
+
+/// The noise of the children of a node. A node's number follows from its tokens alone, so that noise does not depend on
+/// which beam it is in.
+fn node_stream(path: u64) -> RandomStream {
+    RandomStream::new(path, 0)
+}
+
+/// Keeps the `n` best, the best first: by score, then by parent and token, so that equal scores have one order.
+fn keep_best(n: usize, continuations: &mut Vec<Continuation>) {
+    let order = |a: &Continuation, b: &Continuation| {
+        let by_score = b.score.partial_cmp(&a.score).unwrap_or(Ordering::Equal);
+        by_score.then(a.parent.cmp(&b.parent)).then(a.id.cmp(&b.id))
+    };
+    if n > 0 && n < continuations.len() {
+        continuations.select_nth_unstable_by(n - 1, order);
+    }
+    continuations.truncate(n);
+    continuations.sort_unstable_by(order);
+}
+
+fn by_score(a: &Hypothesis, b: &Hypothesis) -> Ordering {
+    b.score.partial_cmp(&a.score).unwrap_or(Ordering::Equal)
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    const VOCAB: usize = 5;
+    const END: TokenId = 0;
+
+    /// A model: logits as a function of the tokens before.
+    fn logits(prefix: &[TokenId]) -> Vec<f32> {
+        let path = prefix.iter().fold(3, |path, &id| RandomStream::new(path, 1).bits(id as usize, Purpose::Token));
+        let number = |id| RandomStream::new(path, 2).uniform(id, Purpose::Token) as f32;
+        (0..VOCAB).map(|id| 3.0 * number(id)).collect()
+    }
+
+    fn logprobs(prefix: &[TokenId]) -> Vec<f64> {
+        let logits = logits(prefix);
+        let total = log_sum_exp(&logits);
+        logits.iter().map(|&logit| f64::from(logit) - total).collect()
+    }
+
+    /// Every answer there is, with its log-probability.
+    fn answers(prefix: &[TokenId], logprob: f64, max_tokens: usize) -> Vec<(Vec<TokenId>, f64)> {
+        if prefix.last() == Some(&END) || prefix.len() == max_tokens {
+            return vec![(prefix.to_vec(), logprob)];
+        }
+        let next = logprobs(prefix);
+        let continued = (0..VOCAB).flat_map(|id| {
+            let longer = [prefix, &[id as TokenId]].concat();
+            answers(&longer, logprob + next[id], max_tokens)
+        });
+        continued.collect()
+    }
+
+    fn best(length_penalty: f32, early_stopping: EarlyStopping) -> BeamKind {
+        BeamKind::Best { length_penalty, early_stopping }
+    }
+
+    fn params(width: usize, max_tokens: usize, kind: BeamKind) -> BeamParams {
+        BeamParams { width, kind, temperature: 0.0, end_ids: [END].into(), min_tokens: 0, max_tokens, n_top: None }
+    }
+
+    fn search(params: BeamParams) -> Vec<Hypothesis> {
+        let n = params.width;
+        let mut search = BeamSearch::new(params);
+        loop {
+            let before = search.beams().to_vec();
+            // In any order.
+            for beam in (0..before.len()).rev() {
+                search.expand(beam, &logits(&before[beam].token_ids)).unwrap();
+            }
+            let parents = search.select();
+            if parents.is_empty() {
+                return search.into_best(n);
+            }
+            for (&parent, beam) in parents.iter().zip(search.beams()) {
+                let (_, start) = beam.token_ids.split_last().unwrap();
+                assert_eq!(start, before[parent].token_ids);
+            }
+        }
+    }
+
+    #[test]
+    fn a_beam_that_holds_everything_finds_the_best_of_all_answers() {
+        for length_penalty in [0.0, 0.6, 1.0, 2.0, -1.0] {
+            let mut all = answers(&[], 0.0, 4);
+            let score = |(ids, logprob): &(Vec<TokenId>, f64)| logprob / (ids.len() as f64).powf(f64::from(length_penalty));
+            all.sort_by(|a, b| score(b).total_cmp(&score(a)));
+            // The search leaves off only once it has `width` finished answers, and there are 341.
+            let found = search(params(400, 4, best(length_penalty, EarlyStopping::Likely)));
+            assert_eq!(found.len(), all.len());
+            for (found, expected) in found.iter().zip(&all) {
+                assert_eq!(found.token_ids, expected.0);
+                assert!((found.logprob - expected.1).abs() < 1e-9);
+                assert_eq!(found.is_ended, found.token_ids.last() == Some(&END));
+            }
+        }
+    }
+
+    /// The definition, written down naively: all continuations of all beams, sorted.
+    fn naive(width: usize, max_tokens: usize) -> Vec<Vec<TokenId>> {
+        let (mut beams, mut finished) = (vec![(Vec::new(), 0.0)], Vec::new());
+        for n_tokens in 1..=max_tokens {
+            let mut all: Vec<(Vec<TokenId>, f64)> = Vec::new();
+            for (prefix, logprob) in &beams {
+                let next = logprobs(prefix);
+                all.extend((0..VOCAB).map(|id| ([prefix.as_slice(), &[id as TokenId]].concat(), logprob + next[id])));
+            }
+            all.sort_by(|a, b| b.1.total_cmp(&a.1));
+            let ends = |ids: &[TokenId]| ids.last() == Some(&END) || n_tokens == max_tokens;
+            finished.extend(all.iter().take(width).filter(|(ids, _)| ends(ids)).cloned());
+            beams = all.into_iter().filter(|(ids, _)| !ends(ids)).take(width).collect();
+        }
+        finished.sort_by(|a, b| (b.1 / b.0.len() as f64).total_cmp(&(a.1 / a.0.len() as f64)));
+        finished.into_iter().map(|(ids, _)| ids).take(width).collect()
+    }
+
+    #[test]
+    fn every_width_follows_the_definition() {
+        for width in 1..12 {
+            for max_tokens in 1..7 {
+                let found = search(params(width, max_tokens, best(1.0, EarlyStopping::Certain)));
+                let expected = naive(width, max_tokens);
+                // Certain of the whole list only where the worst of it was beyond reach; of the best always.
+                assert_eq!(found[0].token_ids, expected[0], "{width} beams, {max_tokens} tokens");
+                let ids: Vec<_> = found.into_iter().map(|hypothesis| hypothesis.token_ids).collect();
+                assert_eq!(ids, expected, "{width} beams, {max_tokens} tokens");
+            }
+        }
+    }
+
+    #[test]
+    fn one_beam_is_greedy() {
+        let mut greedy = Vec::new();
+        while greedy.len() < 6 && greedy.last() != Some(&END) {
+            let next = logprobs(&greedy);
+            let id = (0..VOCAB).max_by(|&a, &b| next[a].total_cmp(&next[b])).unwrap();
+            greedy.push(id as TokenId);
+        }
+        let found = search(params(1, 6, best(0.0, EarlyStopping::Full)));
+        assert_eq!(found[0].token_ids, greedy);
+    }
+
+    #[test]
+    fn stopping_early_finds_no_better_answers() {
+        let score = |early_stopping| search(params(3, 8, best(1.0, early_stopping)))[0].score;
+        let [full, likely, certain] =
+            [EarlyStopping::Full, EarlyStopping::Likely, EarlyStopping::Certain].map(score);
+        assert!(full <= likely && likely <= certain, "{full} {likely} {certain}");
+    }
+
+    #[test]
+    fn answers_are_as_long_as_demanded_and_report_raw_log_probabilities() {
+        let found = search(BeamParams {
+            min_tokens: 3,
+            n_top: Some(2),
+            temperature: 0.5,
+            ..params(4, 5, best(1.0, EarlyStopping::Likely))
+        });
+        for hypothesis in found {
+            assert!(hypothesis.token_ids.iter().take(3).all(|&id| id != END));
+            assert_eq!(hypothesis.logprobs.len(), hypothesis.token_ids.len());
+            for (at, reported) in hypothesis.logprobs.iter().enumerate() {
+                let raw = logits(&hypothesis.token_ids[..at]);
+                assert_eq!(*reported, token_logprobs(&raw, hypothesis.token_ids[at], 2));
+            }
+        }
+    }
+
+    /// Drawing one answer after the other and throwing repetitions away: the probability that each is among `k`.
+    fn inclusion(probabilities: &[f64], k: usize) -> Vec<f64> {
+        fn draw(probabilities: &[f64], drawn: &mut Vec<usize>, chance: f64, k: usize, included: &mut [f64]) {
+            if drawn.len() == k {
+                drawn.iter().for_each(|&index| included[index] += chance);
+                return;
+            }
+            let left = 1.0 - drawn.iter().map(|&index| probabilities[index]).sum::<f64>();
+            for index in 0..probabilities.len() {
+                if !drawn.contains(&index) {
+                    drawn.push(index);
+                    draw(probabilities, drawn, chance * probabilities[index] / left, k, included);
+                    drawn.pop();
+                }
+            }
+        }
+        let mut included = vec![0.0; probabilities.len()];
+        draw(probabilities, &mut Vec::new(), 1.0, k, &mut included);
+        included
+    }
+
+    #[test]
+    fn stochastic_beams_draw_without_replacement() {
+        const N_TRIALS: u64 = 20_000;
+        let all = answers(&[], 0.0, 2);
+        let probabilities: Vec<f64> = all.iter().map(|(_, logprob)| logprob.exp()).collect();
+        assert!((probabilities.iter().sum::<f64>() - 1.0).abs() < 1e-9);
+        for k in [1, 3] {
+            let expected = inclusion(&probabilities, k);
+            let (mut n_included, mut n_first) = (vec![0usize; all.len()], vec![0usize; all.len()]);
+            for seed in 0..N_TRIALS {
+                let found = search(params(k, 2, BeamKind::Stochastic { seed }));
+                let places: Vec<usize> = found
+                    .iter()
+                    .map(|hypothesis| all.iter().position(|(ids, _)| *ids == hypothesis.token_ids).unwrap())
+                    .collect();
+                assert_eq!(places.iter().collect::<BTreeSet<_>>().len(), k, "no answer comes twice");
+                places.iter().for_each(|&place| n_included[place] += 1);
+                n_first[places[0]] += 1;
+            }
+            for (counts, expected) in [(&n_included, &expected), (&n_first, &probabilities)] {
+                for (&count, &chance) in counts.iter().zip(expected) {
+                    let frequency = count as f64 / N_TRIALS as f64;
+                    let deviation = (chance * (1.0 - chance) / N_TRIALS as f64).sqrt();
+                    assert!((frequency - chance).abs() < 4.5 * deviation, "{frequency} instead of {chance}, {k} drawn");
+                }
+            }
+        }
+        let draw = |seed| search(params(3, 4, BeamKind::Stochastic { seed }));
+        assert_eq!(draw(1), draw(1));
+        assert_ne!(draw(1), draw(2));
+    }
+}

@@ -1,0 +1,181 @@
+//! One key of `config.json`, and the field of [`GptConfig`] that it sets: the same row reads it and writes it.
+
+use serde_json::{Map, Value, json};
+
+use super::{super::fields::Fields, rope::RopeSpelling, window::WindowSpelling};
+use crate::{
+    config::{Activation, GptConfig, NormPosition},
+    error::Result,
+};
+
+/// A field of the configuration, to be read or set.
+type Of<T> = fn(&mut GptConfig) -> &mut T;
+
+/// What one key sets.
+pub(super) enum ConfigRow {
+    /// A size, under any of these names; the first is written. Where it is absent or `null` it follows from what was read
+    /// before it; without such a rule it must be there.
+    Size { keys: &'static [&'static str], of: Of<usize>, absent: Option<fn(&GptConfig) -> usize> },
+    /// A size that the class has no key for.
+    Derived { of: Of<usize>, from: fn(&GptConfig) -> usize },
+    /// A number.
+    Number { key: &'static str, of: Of<f64>, absent: f64 },
+    /// True or false.
+    Flag { key: &'static str, of: Of<bool>, absent: bool },
+    /// The nonlinearity, by the class's names; the first name of each is written.
+    Activation { key: &'static str, names: &'static [(&'static str, Activation)], absent: &'static str },
+    /// Rotary positions.
+    Rope(&'static RopeSpelling),
+    /// The sliding window.
+    Window(&'static WindowSpelling),
+    /// Written, never read: part of the class's training that Hearth has no field for.
+    Constant { key: &'static str, value: f64 },
+    /// What only one class has.
+    Custom { read: fn(&Fields<'_>, &mut GptConfig) -> Result<()>, write: fn(&GptConfig, &mut Map<String, Value>) },
+}
+
+/// A size that must be there.
+pub(super) const fn size(keys: &'static [&'static str], of: Of<usize>) -> ConfigRow {
+    ConfigRow::Size { keys, of, absent: None }
+}
+
+/// A size that may be left out.
+pub(super) const fn size_or(
+    keys: &'static [&'static str],
+    of: Of<usize>,
+    absent: fn(&GptConfig) -> usize,
+) -> ConfigRow {
+    ConfigRow::Size { keys, of, absent: Some(absent) }
+}
+
+pub(super) const fn derived(of: Of<usize>, from: fn(&GptConfig) -> usize) -> ConfigRow {
+    ConfigRow::Derived { of, from }
+}
+
+/// The class has no grouped heads.
+pub(super) const fn one_kv_head_each() -> ConfigRow {
+    derived(|c| &mut c.n_kv_heads, |c| c.n_heads)
+}
+
+pub(super) const fn number(key: &'static str, of: Of<f64>, absent: f64) -> ConfigRow {
+    ConfigRow::Number { key, of, absent }
+}
+
+pub(super) const fn flag(key: &'static str, of: Of<bool>, absent: bool) -> ConfigRow {
+    ConfigRow::Flag { key, of, absent }
+}
+
+pub(super) const fn constant(key: &'static str, value: f64) -> ConfigRow {
+    ConfigRow::Constant { key, value }
+}
+
+/// The width of a head where the file does not give it.
+pub(super) fn head_dim(config: &GptConfig) -> usize {
+    config.d_model / config.n_heads.max(1)
+}
+
+impl ConfigRow {
+    /// Sets what the row is about in `config`.
+    pub(super) fn read(&self, fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
+        match *self {
+            Self::Size { keys, of, absent } => {
+                let found = keys.iter().find_map(|key| fields.size(key).transpose()).transpose()?;
+                *of(config) = match (found, absent) {
+                    (Some(size), _) => size,
+                    (None, Some(absent)) => absent(config),
+                    (None, None) => return Err(fields.missing(keys)),
+                };
+            }
+            Self::Derived { of, from } => *of(config) = from(config),
+            Self::Number { key, of, absent } => *of(config) = fields.number_or(key, absent)?,
+            Self::Flag { key, of, absent } => *of(config) = fields.flag_or(key, absent)?,
+            Self::Activation { key, names, absent } => {
+                let found = fields.text_or(key, absent)?;
+                let known = names.iter().find(|(name, _)| *name == found);
+                config.activation = known.map(|(_, activation)| *activation).ok_or_else(|| {
+                    let names: Vec<_> = names.iter().map(|(name, _)| format!("\"{name}\"")).collect();
+                    fields.unsupported(key, &json!(found), &names.join(", "))
+                })?;
+            }
+            Self::Rope(spelling) => spelling.read(fields, config)?,
+            Self::Window(spelling) => config.sliding_window = spelling.read(fields, config.n_layers)?,
+            Self::Constant { .. } => {}
+            Self::Custom { read, .. } => read(fields, config)?,
+        }
+        Ok(())
+    }
+
+    /// Puts what `config` says into `written`. It need not check that the class can say it all: what is written is read
+    /// back and compared.
+    pub(super) fn write(&self, config: &GptConfig, written: &mut Map<String, Value>) {
+        let mut config = config.clone();
+        let (key, value) = match *self {
+            Self::Size { keys: [key, ..], of, .. } => (*key, json!(of(&mut config))),
+            Self::Size { .. } | Self::Derived { .. } => return,
+            Self::Number { key, of, .. } => (key, json!(of(&mut config))),
+            Self::Flag { key, of, .. } => (key, json!(of(&mut config))),
+            Self::Activation { key, names, .. } => {
+                let name = names.iter().find(|(_, activation)| *activation == config.activation);
+                (key, json!(name.map(|(name, _)| name)))
+            }
+            Self::Rope(spelling) => return spelling.write(&config, written),
+            Self::Window(spelling) => return spelling.write(&config, written),
+            Self::Constant { key, value } => (key, json!(value)),
+            Self::Custom { write, .. } => return write(&config, written),
+        };
+        written.insert(key.to_owned(), value);
+    }
+}
+
+/// The nonlinearities by the names of most classes.
+pub(super) const ACTIVATIONS: &[(&str, Activation)] = &[
+    ("relu", Activation::Relu),
+    ("gelu", Activation::Gelu),
+    ("gelu_python", Activation::Gelu),
+    ("gelu_new", Activation::GeluTanh),
+    ("gelu_pytorch_tanh", Activation::GeluTanh),
+    ("gelu_fast", Activation::GeluTanh),
+    ("silu", Activation::Silu),
+    ("swish", Activation::Silu),
+];
+
+/// OPT says with one flag where blocks normalise and, since only the first kind has it, whether a norm follows the last.
+pub(super) const OPT_NORMS: ConfigRow = ConfigRow::Custom {
+    read: |fields, config| {
+        let before = fields.flag_or("do_layer_norm_before", true)?;
+        config.norm_position = if before { NormPosition::Pre } else { NormPosition::Post };
+        config.final_norm = before && !fields.flag_or("_remove_final_layer_norm", false)?;
+        Ok(())
+    },
+    write: |config, written| {
+        let before = config.norm_position == NormPosition::Pre;
+        written.insert("do_layer_norm_before".to_owned(), json!(before));
+        written.insert("_remove_final_layer_norm".to_owned(), json!(before && !config.final_norm));
+    },
+};
+
+/// One OPT model has embeddings narrower than its blocks, with matrices between; the others say that they have not.
+pub(super) const OPT_EMBEDDING_WIDTH: ConfigRow = ConfigRow::Custom {
+    read: |fields, config| match fields.size("word_embed_proj_dim")? {
+        Some(width) if width != config.d_model => {
+            Err(fields.unsupported("word_embed_proj_dim", &json!(width), &format!("{}, as `hidden_size`", config.d_model)))
+        }
+        _ => Ok(()),
+    },
+    write: |config, written| {
+        written.insert("word_embed_proj_dim".to_owned(), json!(config.d_model));
+    },
+};
+
+/// CTRL's key is for the last norm alone; those of the blocks have a constant of their own.
+pub(super) const CTRL_FINAL_NORM_EPS: ConfigRow = ConfigRow::Custom {
+    read: |fields, config| {
+        let eps = fields.number_or("layer_norm_epsilon", config.norm_eps)?;
+        config.final_norm_eps = (eps != config.norm_eps).then_some(eps);
+        Ok(())
+    },
+    write: |config, written| {
+        let eps = config.final_norm_eps.unwrap_or(config.norm_eps);
+        written.insert("layer_norm_epsilon".to_owned(), json!(eps));
+    },
+};

@@ -1,0 +1,356 @@
+//! `config.json`: both spellings of what transformers has spelled in two ways, what no class expresses, and what is
+//! refused by name.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use burn::tensor::Device;
+use hearth_model::{
+    attention::AttentionContext,
+    config::{Activation, GptConfig, NormKind, NormPosition, Positions, Rope, RopeScaling, Sizes},
+    error::Error,
+    generate::token_tensor,
+    gpt::Gpt,
+    ops::Dtype,
+    weights::{
+        known_architectures,
+        model_dir::{self, LoadOptions, SaveOptions},
+    },
+};
+use serde_json::{Map, Value, json};
+
+fn golden(case: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(case)
+}
+
+fn config_json(case: &str) -> Map<String, Value> {
+    serde_json::from_slice(&fs::read(golden(case).join("config.json")).unwrap()).unwrap()
+}
+
+/// What is read from such a `config.json`.
+fn read(json: &Map<String, Value>) -> Result<GptConfig, Error> {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("config.json"), Value::Object(json.clone()).to_string()).unwrap();
+    model_dir::load_config(dir.path())
+}
+
+fn with(case: &str, key: &str, value: Value) -> Map<String, Value> {
+    let mut json = config_json(case);
+    json.insert(key.to_owned(), value);
+    json
+}
+
+const ROPE_CASES: &[&str] = &[
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "phi3",
+    "gemma",
+    "gpt-neox-parallel",
+    "gpt-neox-serial",
+    "rope-linear",
+    "rope-llama3",
+    "rope-yarn",
+    "rope-dynamic",
+];
+
+/// The golden files are transformers 5's; before it the same was spelled otherwise.
+#[test]
+fn the_older_spelling_reads_as_the_newer_one() {
+    for case in ROPE_CASES {
+        let newer = config_json(case);
+        for kind_key in ["rope_type", "type"] {
+            let mut older = newer.clone();
+            let Some(Value::Object(mut nested)) = older.remove("rope_parameters") else { unreachable!() };
+            let is_neox = case.starts_with("gpt-neox");
+            let (theta, share) =
+                if is_neox { ("rotary_emb_base", "rotary_pct") } else { ("rope_theta", "partial_rotary_factor") };
+            older.insert(theta.to_owned(), nested.remove("rope_theta").unwrap());
+            if let Some(value) = nested.remove("partial_rotary_factor") {
+                older.insert(share.to_owned(), value);
+            }
+            let kind = nested.remove("rope_type").unwrap();
+            if kind == "default" {
+                older.insert("rope_scaling".to_owned(), Value::Null);
+            } else {
+                nested.insert(kind_key.to_owned(), kind);
+                older.insert("rope_scaling".to_owned(), Value::Object(nested));
+            }
+            let dtype = older.remove("dtype").unwrap();
+            older.insert("torch_dtype".to_owned(), dtype);
+            assert_eq!(read(&older).unwrap(), read(&newer).unwrap(), "{case}");
+        }
+    }
+}
+
+#[test]
+fn the_goldens_scalings_are_read() {
+    let scaling = |case| match read(&config_json(case)).unwrap().positions {
+        Positions::Rope(rope) => rope.scaling,
+        _ => unreachable!(),
+    };
+    assert_eq!(scaling("llama"), RopeScaling::None);
+    assert_eq!(scaling("rope-linear"), RopeScaling::Linear { factor: 3.0 });
+    assert_eq!(scaling("rope-dynamic"), RopeScaling::Dynamic { factor: 2.0, original_max_seq_len: 12 });
+    // The context that the scaling is for.
+    assert_eq!(read(&config_json("rope-dynamic")).unwrap().max_seq_len, 24);
+    let llama3 =
+        RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_seq_len: 64 };
+    assert_eq!(scaling("rope-llama3"), llama3);
+    let RopeScaling::Yarn { attention_factor, .. } = scaling("rope-yarn") else { unreachable!() };
+    assert!((attention_factor - (0.1 * 4f64.ln() + 1.0)).abs() < 1e-12);
+}
+
+fn sizes() -> Sizes {
+    Sizes { vocab_size: 23, max_seq_len: 40, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 24, d_ff: 20 }
+}
+
+/// What no Hugging Face class expresses, each in a way of its own.
+fn own_configs() -> Vec<GptConfig> {
+    let llama = GptConfig::llama(sizes());
+    let gpt2 = GptConfig::gpt2(Sizes { n_kv_heads: 4, ..sizes() });
+    let yarn = RopeScaling::Yarn {
+        factor: 3.5,
+        attention_factor: 1.1,
+        beta_fast: 16.0,
+        beta_slow: 0.5,
+        original_max_seq_len: 13,
+        truncate: false,
+    };
+    vec![
+        GptConfig { positions: Positions::Alibi, ..llama.clone() },
+        // nanoGPT without biases.
+        GptConfig { norm_bias: false, qkv_bias: false, attn_out_bias: false, mlp_bias: false, ..gpt2.clone() },
+        GptConfig { norm_position: NormPosition::Post, qk_norm: true, embed_norm: true, ..llama.clone() },
+        GptConfig {
+            norm: NormKind::LayerNorm,
+            norm_bias: true,
+            lm_head_bias: true,
+            norm_weight_offset: 0.5,
+            final_norm_eps: Some(0.1),
+            ..llama.clone()
+        },
+        GptConfig {
+            positions: Positions::Rope(Rope { theta: 123.25, rotary_dim: 4, scaling: yarn }),
+            activation: Activation::Relu,
+            sliding_window: Some(3),
+            dropout: 0.25,
+            ..llama.clone()
+        },
+        GptConfig { positions: Positions::None, final_norm: false, ..llama },
+        GptConfig { positions: Positions::Sinusoidal, scale_embeddings: true, tie_embeddings: false, ..gpt2 },
+    ]
+}
+
+fn logits(gpt: &Gpt) -> Vec<f32> {
+    let ids: Vec<u32> = (0..17).map(|n| n * 5 % 23).collect();
+    let hidden = gpt.forward(token_tensor(gpt, &ids), AttentionContext::dense(1, ids.len()));
+    gpt.logits(hidden).into_data().try_into_vec().unwrap()
+}
+
+#[test]
+fn what_no_class_expresses_is_saved_as_our_own_and_reopens_exactly() {
+    let device = Device::flex();
+    for config in own_configs() {
+        let gpt = Gpt::init(&config, 3, &device).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        model_dir::save(dir.path(), &gpt, &SaveOptions::default()).unwrap();
+        assert_eq!(model_dir::load_class(dir.path()).unwrap(), "HearthForCausalLM", "{config:?}");
+        let options = LoadOptions { device: device.clone(), dtype: Dtype::F32 };
+        let reopened = model_dir::load_gpt(dir.path(), &options).unwrap();
+        assert_eq!(reopened.config(), &config);
+        assert_eq!(logits(&reopened), logits(&gpt), "{config:?}");
+        // No other class takes it, and it says so.
+        for class in known_architectures().into_iter().filter(|class| *class != "HearthForCausalLM") {
+            let options = SaveOptions { class: Some(class.to_owned()), ..SaveOptions::default() };
+            let error = model_dir::save(dir.path(), &gpt, &options).unwrap_err().to_string();
+            assert!(error.contains(class) && error.contains("cannot express"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn the_class_asked_for_is_saved_or_refused() {
+    let gpt = Gpt::init(&GptConfig::llama(sizes()), 3, &Device::flex()).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let save = |class: Option<&str>| {
+        let options = SaveOptions { class: class.map(str::to_owned), ..SaveOptions::default() };
+        model_dir::save(dir.path(), &gpt, &options).map(|()| model_dir::load_class(dir.path()).unwrap())
+    };
+    // The same architecture by five names.
+    assert_eq!(save(None).unwrap(), "LlamaForCausalLM");
+    for class in ["LlamaForCausalLM", "MistralForCausalLM", "Phi3ForCausalLM", "HearthForCausalLM"] {
+        assert_eq!(save(Some(class)).unwrap(), class);
+        assert_eq!(&model_dir::load_config(dir.path()).unwrap(), gpt.config());
+    }
+    let error = save(Some("NoSuchModel")).unwrap_err().to_string();
+    assert!(error.contains("`NoSuchModel` is not known"), "{error}");
+}
+
+#[test]
+fn unknown_architectures_are_refused_with_the_list_of_the_known_ones() {
+    let refused = [
+        (with("llama", "architectures", json!(["MambaForCausalLM"])), "architecture `MambaForCausalLM`"),
+        (with("llama", "architectures", json!(["LlamaForSequenceClassification"])), "LlamaForSequenceClassification"),
+    ];
+    let mut by_type = with("llama", "model_type", json!("mamba"));
+    by_type.remove("architectures");
+    for (json, named) in refused.into_iter().chain([(by_type, "model type `mamba`")]) {
+        let error = read(&json).unwrap_err().to_string();
+        assert!(error.contains(named), "{error}");
+        assert!(known_architectures().iter().all(|class| error.contains(class)), "{error}");
+    }
+    let error = read(&Map::new()).unwrap_err().to_string();
+    assert!(error.contains("neither `architectures` nor `model_type`"), "{error}");
+}
+
+/// The `model_type` alone says which class it is, as in transformers.
+#[test]
+fn the_model_type_stands_in_for_the_class() {
+    for case in ["gpt2", "llama", "bloom", "ctrl"] {
+        let mut json = config_json(case);
+        json.remove("architectures");
+        assert_eq!(read(&json).unwrap(), read(&config_json(case)).unwrap());
+    }
+}
+
+#[test]
+fn maths_that_is_not_computed_is_refused_by_name() {
+    let layers = |kinds: [&str; 2]| json!(kinds);
+    let refused = [
+        ("llama", "quantization_config", json!({ "quant_method": "gptq", "bits": 4 })),
+        ("llama", "hidden_act", json!("relu2")),
+        ("llama", "attn_logit_softcapping", json!(50.0)),
+        ("llama", "final_logit_softcapping", json!(30.0)),
+        ("llama", "query_pre_attn_scalar", json!(256)),
+        ("llama", "attention_multiplier", json!(0.015)),
+        ("llama", "embedding_multiplier", json!(12)),
+        ("llama", "residual_multiplier", json!(0.22)),
+        ("llama", "logits_scaling", json!(8.0)),
+        ("llama", "num_local_experts", json!(8)),
+        ("llama", "is_causal", json!(false)),
+        ("llama", "partial_rotary_factor", json!(0.5)),
+        ("llama", "sliding_window", json!(5)),
+        ("llama", "layer_types", layers(["full_attention", "linear_attention"])),
+        ("gpt2", "scale_attn_weights", json!(false)),
+        ("gpt2", "scale_attn_by_inverse_layer_idx", json!(true)),
+        ("gpt2", "add_cross_attention", json!(true)),
+        ("gpt2", "activation_function", json!("tanh")),
+        ("mistral", "attention_bias", json!(true)),
+        ("mistral", "layer_types", layers(["full_attention", "sliding_attention"])),
+        ("qwen2", "layer_types", layers(["full_attention", "sliding_attention"])),
+        ("qwen3", "mlp_bias", json!(true)),
+        ("gemma", "use_bidirectional_attention", json!(true)),
+        ("gemma", "hidden_act", json!("tanh")),
+        ("gemma", "hidden_activation", json!("gelu")),
+        ("opt", "word_embed_proj_dim", json!(8)),
+        ("opt", "layer_norm_elementwise_affine", json!(false)),
+        ("bloom", "apply_residual_connection_post_layernorm", json!(true)),
+        ("openai-gpt", "afn", json!("gelu_new")),
+        ("ctrl", "is_encoder_decoder", json!(true)),
+    ];
+    for (case, key, value) in refused {
+        let error = read(&with(case, key, value.clone())).unwrap_err().to_string();
+        assert!(error.contains(&format!("`{key}`")) && error.contains("not supported"), "{case}, {key}: {error}");
+        assert!(error.contains("config.json"), "{error}");
+    }
+    // As numbers that mean the same, they pass.
+    for (key, value) in [("logits_scaling", json!(1)), ("num_local_experts", json!(0)), ("layer_types", Value::Null)] {
+        read(&with("llama", key, value)).unwrap();
+    }
+}
+
+#[test]
+fn rotary_positions_that_are_not_computed_are_refused_by_name() {
+    let rope = |extra: Value| {
+        let mut nested = json!({ "rope_type": "default", "rope_theta": 500.0 });
+        nested.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        nested
+    };
+    let refused = [
+        ("llama", json!({ "rope_type": "longrope", "short_factor": [1.0] }), "short_factor"),
+        ("llama", json!({ "rope_type": "proportional" }), "rope_type"),
+        ("llama", json!({ "mrope_section": [1, 2] }), "mrope_section"),
+        ("llama", json!({ "partial_rotary_factor": 0.5 }), "partial_rotary_factor"),
+        ("llama", json!({ "rope_type": "linear" }), "factor"),
+        ("llama", json!({ "rope_type": "linear", "factor": "2" }), "factor"),
+        ("llama", json!({ "rope_type": "linear", "factor": 0.5 }), "factor"),
+        ("llama", json!({ "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0 }), "high_freq_factor"),
+        ("llama", json!({ "rope_type": "dynamic", "factor": f64::MAX }), "max_seq_len"),
+        // Transformers reads YaRN in Phi 3's files as another scaling.
+        ("phi3", json!({ "rope_type": "yarn", "factor": 2.0 }), "rope_type"),
+        ("gpt-neox-parallel", json!({ "partial_rotary_factor": 0.1 }), "rotary_dim"),
+    ];
+    for (case, extra, named) in refused {
+        let error = read(&with(case, "rope_parameters", rope(extra))).unwrap_err().to_string();
+        assert!(error.contains(named), "{case}, {named}: {error}");
+    }
+    let per_layer = json!({ "full_attention": { "rope_type": "default" } });
+    let error = read(&with("llama", "rope_parameters", per_layer)).unwrap_err().to_string();
+    assert!(error.contains("`full_attention`"), "{error}");
+}
+
+/// Qwen's windows have four keys.
+#[test]
+fn windows_of_all_layers_or_of_none_are_read_and_others_refused() {
+    let read = |changes: Value| {
+        let mut json = config_json("qwen2");
+        json.remove("layer_types");
+        json.extend(changes.as_object().unwrap().clone());
+        read(&json)
+    };
+    let used = |max_window_layers: usize| {
+        json!({ "use_sliding_window": true, "sliding_window": 5, "max_window_layers": max_window_layers })
+    };
+    assert_eq!(read(json!({ "sliding_window": 5 })).unwrap().sliding_window, None);
+    assert_eq!(read(used(0)).unwrap().sliding_window, Some(5));
+    assert_eq!(read(used(2)).unwrap().sliding_window, None);
+    let error = read(used(1)).unwrap_err().to_string();
+    assert!(error.contains("`max_window_layers`"), "{error}");
+    // Absent is not null.
+    let mut json = config_json("mistral");
+    json.remove("sliding_window");
+    assert_eq!(self::read(&json).unwrap().sliding_window, Some(4096));
+    assert_eq!(self::read(&with("mistral", "sliding_window", Value::Null)).unwrap().sliding_window, None);
+}
+
+#[test]
+fn fields_of_the_wrong_kind_are_refused_by_name() {
+    let wrong = [
+        ("llama", "hidden_size", json!("32")),
+        ("llama", "hidden_size", json!(-32)),
+        ("llama", "hidden_size", json!(32.5)),
+        ("llama", "rms_norm_eps", json!(true)),
+        ("llama", "tie_word_embeddings", json!("false")),
+        ("llama", "rope_parameters", json!([1])),
+        ("llama", "num_attention_heads", Value::Null),
+        ("gpt2", "activation_function", json!(["gelu"])),
+    ];
+    for (case, key, value) in wrong {
+        let error = read(&with(case, key, value)).unwrap_err().to_string();
+        assert!(error.contains(&format!("`{key}`")), "{case}, {key}: {error}");
+    }
+    let own = json!({ "architectures": ["HearthForCausalLM"], "vocab_size": 3, "no_such_field": 1 });
+    let error = read(own.as_object().unwrap()).unwrap_err().to_string();
+    assert!(error.contains("no_such_field"), "{error}");
+}
+
+/// Older files go by other names, and leave out what the class's first version had not.
+#[test]
+fn older_names_of_sizes_are_read() {
+    let mut older = config_json("bloom");
+    for (new, old) in [("hidden_size", "n_embed"), ("n_head", "num_attention_heads"), ("n_layer", "num_hidden_layers")] {
+        let value = older.remove(new).unwrap();
+        older.insert(old.to_owned(), value);
+    }
+    older.insert("offset_alibi".to_owned(), json!(100));
+    assert_eq!(read(&older).unwrap(), read(&config_json("bloom")).unwrap());
+    let mut older = config_json("gemma");
+    older.insert("hidden_act".to_owned(), json!("gelu"));
+    older.remove("tie_word_embeddings");
+    assert_eq!(read(&older).unwrap(), read(&config_json("gemma")).unwrap());
+}

@@ -1,0 +1,36 @@
+//! The fields that ask for a beam search, under vLLM's names.
+
+use hearth_model::sampling::beam::{BeamKind, EarlyStopping};
+
+use super::{
+    error::ApiError,
+    fields::{Fields, must_be},
+};
+use crate::engine::request::Strategy;
+
+/// How the answers are looked for: `n` of them, of `best_of` that are followed. `use_beam_search` asks for the most likely
+/// ones, with `length_penalty` and `early_stopping`; `stochastic_beam_search` for a draw of different ones by `seed`.
+pub(crate) fn strategy(fields: &mut Fields, [n, best_of]: [usize; 2], seed: u64) -> Result<Strategy, ApiError> {
+    let searches = fields.flag("use_beam_search")?.unwrap_or(false);
+    let draws = fields.flag("stochastic_beam_search")?.unwrap_or(false);
+    let length_penalty = fields.number("length_penalty", -10.0..=10.0)?.unwrap_or(1.0);
+    let early_stopping = match fields.take("early_stopping") {
+        None => EarlyStopping::Likely,
+        Some(value) => match (value.as_bool(), value.as_str()) {
+            (Some(false), _) => EarlyStopping::Likely,
+            (Some(true), _) => EarlyStopping::Full,
+            (None, Some("never")) => EarlyStopping::Certain,
+            _ => return Err(must_be("early_stopping", "true, false or \"never\"", &value)),
+        },
+    };
+    let kind = match (searches, draws) {
+        (false, false) => return Ok(Strategy::Sample),
+        (true, false) => BeamKind::Best { length_penalty, early_stopping },
+        (false, true) => BeamKind::Stochastic { seed },
+        (true, true) => {
+            let message = "`stochastic_beam_search` and `use_beam_search` are two ways, choose one";
+            return Err(ApiError::invalid("stochastic_beam_search", message));
+        }
+    };
+    Ok(Strategy::Beams { width: best_of, n_best: n, kind })
+}

@@ -1,0 +1,277 @@
+//! `POST /v1/chat/completions`: [OpenAI's endpoint](https://platform.openai.com/docs/api-reference/chat) with the
+//! parameters that local servers add.
+
+use axum::{
+    Json,
+    extract::State,
+    response::{IntoResponse, Response},
+};
+use hearth_model::{TokenId, tokenizer::Tokenizer};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::{
+    conversation::Conversation,
+    error::ApiError,
+    fields::Fields,
+    generation::{Generation, Head, Started, UsageReports, prompt_logprobs_json},
+    state::AppState,
+    stream::{self, Answer, Delta, Part, TokenEntry, TokenText, Usage},
+};
+use crate::engine::{ServedModel, request::MAX_LOGPROBS};
+
+/// What a client asks for, its types and ranges checked.
+#[derive(Debug)]
+struct ChatRequest {
+    conversation: Conversation,
+    generation: Generation,
+}
+
+#[derive(Debug, Serialize)]
+struct ChatCompletion {
+    #[serde(flatten)]
+    head: Head,
+    choices: Vec<WireChoice>,
+    usage: Usage,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<Vec<TokenId>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<Value>,
+}
+
+#[derive(Debug, Serialize)]
+struct WireChoice {
+    index: usize,
+    message: WireMessage,
+    logprobs: Option<Logprobs>,
+    finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<TokenId>>,
+}
+
+#[derive(Debug, Serialize)]
+struct WireMessage {
+    role: &'static str,
+    content: String,
+    /// There for clients that read it; no model served here refuses in this way.
+    refusal: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct ChunkChoice {
+    index: usize,
+    delta: WireDelta,
+    logprobs: Option<Logprobs>,
+    finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<TokenId>>,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct WireDelta {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    content: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Logprobs {
+    content: Vec<WireToken>,
+    refusal: Option<Vec<WireToken>>,
+}
+
+#[derive(Debug, Serialize)]
+struct WireToken {
+    #[serde(flatten)]
+    token: Alternative,
+    top_logprobs: Vec<Alternative>,
+}
+
+#[derive(Debug, Serialize)]
+struct Alternative {
+    token: String,
+    /// `f64`, as in the other endpoint.
+    logprob: f64,
+    bytes: Vec<u8>,
+}
+
+const ASSISTANT: &str = "assistant";
+
+/// Answers a conversation, streamed or not.
+pub(crate) async fn create(State(state): State<AppState>, fields: Fields) -> Result<Response, ApiError> {
+    let ChatRequest { conversation, generation } = ChatRequest::from_fields(fields)?;
+    let prepare = move |generation: &Generation, model: &ServedModel| {
+        Ok(vec![generation.prompt(conversation.encode(model)?, model)])
+    };
+    let Started { head, deltas, tokenizer, prompt_ids } = generation.start(&state, "chatcmpl-", prepare).await?;
+    let prompt_token_ids = generation.token_ids.and_then(|_| prompt_ids.into_iter().next());
+    let response = if let Some(reports) = generation.stream {
+        let writer = ChunkWriter {
+            head: head.with_object("chat.completion.chunk"),
+            reports,
+            prompt_token_ids,
+            is_begun: vec![false; generation.n],
+            generation: generation.clone(),
+        };
+        stream::sse(deltas, writer.into_write())
+    } else {
+        let (answers, usage) = generation.fold(deltas).await?;
+        Json(whole(head, answers, Rest { usage, prompt_token_ids, generation: &generation, tokenizer: &tokenizer }))
+            .into_response()
+    };
+    Ok(generation.remark(response))
+}
+
+impl ChatRequest {
+    fn from_fields(mut fields: Fields) -> Result<Self, ApiError> {
+        let conversation = Conversation::from_fields(&mut fields)?;
+        if let Some(modalities) = fields.string_list("modalities")?
+            && modalities != ["text"]
+        {
+            let message = format!("`modalities` is not supported but for `[\"text\"]`, got `{}`", json!(modalities));
+            return Err(ApiError::invalid("modalities", message));
+        }
+        let logprobs = logprobs(&mut fields)?;
+        let max_tokens = max_tokens(&mut fields)?;
+        let generation = Generation::from_fields(fields, max_tokens)?.with_logprobs(logprobs);
+        Ok(Self { conversation, generation })
+    }
+}
+
+fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+    let is_asked = fields.flag("logprobs")?.unwrap_or(false);
+    let n_top = fields.count("top_logprobs", 0..=MAX_LOGPROBS)?;
+    if n_top.is_some_and(|n_top| n_top > 0) && !is_asked {
+        return Err(ApiError::invalid("top_logprobs", "`top_logprobs` must come with `logprobs` true"));
+    }
+    Ok(is_asked.then(|| n_top.unwrap_or(0)))
+}
+
+/// Without a limit, an answer may be as long as the context has room for.
+fn max_tokens(fields: &mut Fields) -> Result<usize, ApiError> {
+    let newer = fields.count("max_completion_tokens", 1..=usize::MAX)?;
+    let older = fields.count("max_tokens", 1..=usize::MAX)?;
+    match (newer, older) {
+        (Some(newer), Some(older)) if newer != older => {
+            let message = format!(
+                "`max_completion_tokens` and `max_tokens` are the same limit and must be equal, got {newer} and {older}"
+            );
+            Err(ApiError::invalid("max_completion_tokens", message))
+        }
+        _ => Ok(newer.or(older).unwrap_or(usize::MAX)),
+    }
+}
+
+/// What an answer has besides its head and its choices.
+struct Rest<'a> {
+    usage: Usage,
+    prompt_token_ids: Option<Vec<TokenId>>,
+    generation: &'a Generation,
+    tokenizer: &'a Tokenizer,
+}
+
+fn whole(head: Head, mut answers: Vec<Answer>, rest: Rest<'_>) -> ChatCompletion {
+    let Rest { usage, prompt_token_ids, generation, tokenizer } = rest;
+    // The choices have the prompt in common.
+    let prompt_logprobs = answers.first_mut().and_then(|answer| answer.prompt_logprobs.take());
+    let choices = answers.into_iter().enumerate().map(|(index, answer)| WireChoice {
+        index,
+        message: WireMessage { role: ASSISTANT, content: answer.text, refusal: None },
+        // Asked for, but no token drawn to report: an empty list, not none.
+        logprobs: generation.logprobs.map(|_| Logprobs::new(answer.logprobs.unwrap_or_default())),
+        finish_reason: answer.finish_reason,
+        token_ids: generation.token_ids.map(|_| answer.token_ids),
+    });
+    ChatCompletion {
+        head: head.with_object("chat.completion"),
+        choices: choices.collect(),
+        usage,
+        prompt_token_ids,
+        prompt_logprobs: prompt_logprobs.map(|logprobs| prompt_logprobs_json(&logprobs, tokenizer)),
+    }
+}
+
+/// Writes the events of a stream.
+struct ChunkWriter {
+    head: Head,
+    reports: UsageReports,
+    prompt_token_ids: Option<Vec<TokenId>>,
+    /// Of each choice: whether its role was told.
+    is_begun: Vec<bool>,
+    generation: Generation,
+}
+
+impl ChunkWriter {
+    fn into_write(mut self) -> impl FnMut(Part) -> Vec<Value> {
+        move |part| match part {
+            Part::Delta(delta, usage) => {
+                let opening = self.opening(delta.index, usage);
+                opening.into_iter().chain([self.delta(delta, usage)]).collect()
+            }
+            Part::End(_) if self.reports == UsageReports::Nowhere => Vec::new(),
+            Part::End(usage) => {
+                let mut chunk = json!(self.head);
+                chunk["choices"] = json!([]);
+                chunk["usage"] = json!(usage);
+                vec![chunk]
+            }
+        }
+    }
+
+    /// The choice's first event: who speaks.
+    fn opening(&mut self, index: usize, usage: Usage) -> Option<Value> {
+        let is_begun = self.is_begun.get_mut(index)?;
+        if std::mem::replace(is_begun, true) {
+            return None;
+        }
+        let delta = WireDelta { role: Some(ASSISTANT), content: Some(String::new()) };
+        let choice = ChunkChoice { index, delta, logprobs: None, finish_reason: None, token_ids: None };
+        let mut chunk = self.chunk(choice, usage);
+        if let Some(ids) = &self.prompt_token_ids {
+            chunk["prompt_token_ids"] = json!(ids);
+        }
+        Some(chunk)
+    }
+
+    fn delta(&self, delta: Delta, usage: Usage) -> Value {
+        let Delta { index, text, token_ids, logprobs, finish_reason, .. } = delta;
+        // The last event is often nothing but the end.
+        let content = (finish_reason.is_none() || !text.is_empty()).then_some(text);
+        let choice = ChunkChoice {
+            index,
+            delta: WireDelta { role: None, content },
+            logprobs: logprobs.map(Logprobs::new),
+            finish_reason,
+            token_ids: self.generation.token_ids.map(|_| token_ids),
+        };
+        self.chunk(choice, usage)
+    }
+
+    fn chunk(&self, choice: ChunkChoice, usage: Usage) -> Value {
+        let mut chunk = json!(self.head);
+        chunk["choices"] = json!([choice]);
+        match self.reports {
+            UsageReports::Nowhere => {}
+            UsageReports::AtTheEnd => chunk["usage"] = Value::Null,
+            UsageReports::Everywhere => chunk["usage"] = json!(usage),
+        }
+        chunk
+    }
+}
+
+impl Logprobs {
+    fn new(entries: Vec<TokenEntry>) -> Self {
+        let alternative = |TokenText { text, bytes }: TokenText, logprob: f32| Alternative {
+            token: text,
+            logprob: f64::from(logprob),
+            bytes,
+        };
+        let content = entries.into_iter().filter_map(|TokenEntry { token, logprob, top, .. }| {
+            let top = top.unwrap_or_default().into_iter().map(|(token, logprob)| alternative(token, logprob));
+            // Only the first token of a prompt has none, which is no part of a message.
+            Some(WireToken { token: alternative(token, logprob?), top_logprobs: top.collect() })
+        });
+        Self { content: content.collect(), refusal: None }
+    }
+}

@@ -1,0 +1,185 @@
+//! Messages to a prompt: what `/v1/chat/completions` and `/tokenize` take alike, and the way through the chat template.
+
+use std::path::Path;
+
+use hearth_model::{
+    Error, TokenId,
+    chat::{ChatTemplate, Ending, Message, RenderContext},
+};
+use serde_json::{Map, Value};
+
+use super::{
+    error::ApiError,
+    fields::{Fields, must_be, shown},
+};
+use crate::engine::ServedModel;
+
+/// Who may speak; OpenAI's.
+const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
+
+/// A conversation, and how it becomes a prompt.
+#[derive(Clone, Debug)]
+pub(crate) struct Conversation {
+    messages: Vec<Message>,
+    /// In place of the model's own.
+    template: Option<ChatTemplate>,
+    ending: Ending,
+    kwargs: Map<String, Value>,
+    special_tokens: AddedTokens,
+}
+
+/// Whether the tokenizer adds its own special tokens to those that the template writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AddedTokens {
+    None,
+    TheTokenizers,
+}
+
+impl Conversation {
+    /// Reads `messages` and the fields about the template.
+    pub(crate) fn from_fields(fields: &mut Fields) -> Result<Self, ApiError> {
+        refuse_tools(fields)?;
+        let template = fields.string("chat_template")?;
+        let template = template.map(|source| ChatTemplate::new(&source, Path::new("chat_template"))).transpose();
+        let adds = fields.flag("add_special_tokens")?.unwrap_or(false);
+        Ok(Self {
+            messages: messages(fields)?,
+            template: template.map_err(|error| ApiError::invalid("chat_template", error.to_string()))?,
+            ending: ending(fields)?,
+            kwargs: match fields.object("chat_template_kwargs")? {
+                Some(kwargs) => kwargs.into_entries().collect(),
+                None => Map::new(),
+            },
+            special_tokens: if adds { AddedTokens::TheTokenizers } else { AddedTokens::None },
+        })
+    }
+
+    /// The prompt. Strings in the messages that look like special tokens stay text.
+    pub(crate) fn encode(self, model: &ServedModel) -> Result<Vec<TokenId>, ApiError> {
+        let Some(template) = self.template.as_ref().or(model.chat_template.as_ref()) else {
+            let message = "`messages` need a chat template, and the model has none\n\
+                           hint: give one as `chat_template`, or use `POST /v1/completions`";
+            return Err(ApiError::invalid("messages", message));
+        };
+        let knows_developer = template.source().contains("developer");
+        let messages = self.messages.into_iter().map(|message| match message.role.as_str() {
+            // OpenAI's newer name for the same thing.
+            "developer" if !knows_developer => Message { role: "system".into(), ..message },
+            _ => message,
+        });
+        let context = RenderContext {
+            ending: self.ending,
+            kwargs: self.kwargs,
+            add_special_tokens: self.special_tokens == AddedTokens::TheTokenizers,
+            ..RenderContext::new(&model.tokenizer)
+        };
+        let ids = template.encode(&model.tokenizer, &messages.collect::<Vec<_>>(), &context);
+        ids.map_err(|error| match error {
+            Error::Param { name, .. } => ApiError::invalid(name, error.to_string()),
+            error => ApiError::invalid("messages", format!("`messages` cannot be encoded: {error}")),
+        })
+    }
+}
+
+/// Tools are taken where they are not to be called.
+fn refuse_tools(fields: &mut Fields) -> Result<(), ApiError> {
+    let tools = fields.take("tools");
+    let has_tools = match &tools {
+        None => false,
+        Some(Value::Array(tools)) => !tools.is_empty(),
+        Some(other) => return Err(must_be("tools", "an array", other)),
+    };
+    let hint = "\nhint: `tool_choice` `none` leaves the tools out";
+    match fields.take("tool_choice") {
+        None if has_tools => Err(ApiError::invalid("tools", format!("`tools` are not supported{hint}"))),
+        Some(choice) if choice == "none" || (choice == "auto" && !has_tools) => Ok(()),
+        Some(choice) => {
+            let message = format!("`tool_choice` is not supported but for `none`, got {}{hint}", shown(&choice));
+            Err(ApiError::invalid("tool_choice", message))
+        }
+        None => Ok(()),
+    }
+}
+
+fn ending(fields: &mut Fields) -> Result<Ending, ApiError> {
+    let continues = fields.flag("continue_final_message")?.unwrap_or(false);
+    match (fields.flag("add_generation_prompt")?, continues) {
+        (Some(true), true) => {
+            let message = "`continue_final_message` cannot be combined with `add_generation_prompt`: the answer goes on \
+                           with the last message, or starts a new one";
+            Err(ApiError::invalid("continue_final_message", message))
+        }
+        (_, true) => Ok(Ending::OpenMessage),
+        (Some(false), false) => Ok(Ending::Closed),
+        (_, false) => Ok(Ending::GenerationPrompt),
+    }
+}
+
+fn messages(fields: &mut Fields) -> Result<Vec<Message>, ApiError> {
+    const ALLOWED: &str = "an array of at least one message";
+    match fields.take("messages") {
+        None => Err(ApiError::invalid("messages", format!("`messages` is required: {ALLOWED}"))),
+        Some(Value::Array(items)) if !items.is_empty() => {
+            items.into_iter().enumerate().map(|(index, item)| message(index, item)).collect()
+        }
+        Some(other) => Err(must_be("messages", ALLOWED, &other)),
+    }
+}
+
+fn message(index: usize, item: Value) -> Result<Message, ApiError> {
+    let at = format!("`messages[{index}]`");
+    let Value::Object(mut extra) = item else {
+        return Err(invalid(format!("{at} must be an object with `role` and `content`, got {}", shown(&item))));
+    };
+    let role = match extra.remove("role") {
+        Some(Value::String(role)) if ROLES.contains(&role.as_str()) => role,
+        other => {
+            let roles = ROLES.map(|role| format!("`{role}`")).join(", ");
+            let given = shown(&other.unwrap_or_default());
+            return Err(invalid(format!("{at} must have a `role` out of {roles}, got {given}")));
+        }
+    };
+    let content = match extra.remove("content").unwrap_or_default() {
+        Value::String(text) => text,
+        Value::Array(parts) => text_of(&parts, &at)?,
+        // A message that only calls tools says nothing.
+        Value::Null if role == "assistant" => String::new(),
+        other => {
+            let given = shown(&other);
+            return Err(invalid(format!("{at} must have a `content`: a string or an array of parts, got {given}")));
+        }
+    };
+    if let Some(Value::Array(calls)) = extra.get_mut("tool_calls") {
+        calls.iter_mut().for_each(parse_arguments);
+    }
+    Ok(Message { role, content, extra })
+}
+
+/// The text parts, one line each.
+fn text_of(parts: &[Value], at: &str) -> Result<String, ApiError> {
+    let texts = parts.iter().enumerate().map(|(index, part)| {
+        let field = |name: &str| part.get(name).unwrap_or(&Value::Null);
+        let at = format!("{at}: `content[{index}]`");
+        match (field("type"), field("text")) {
+            (Value::String(kind), Value::String(text)) if kind == "text" => Ok(text.as_str()),
+            (Value::String(kind), _) if kind != "text" => {
+                Err(invalid(format!("{at} has the type `{kind}`, but only `text` is supported")))
+            }
+            _ => Err(invalid(format!("{at} must be an object with `type` and `text`, got {}", shown(part)))),
+        }
+    });
+    Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
+}
+
+/// OpenAI sends the arguments of a call as JSON within a string; templates expect the object itself.
+fn parse_arguments(call: &mut Value) {
+    if let Some(arguments) = call.pointer_mut("/function/arguments")
+        && let Some(parsed) = arguments.as_str().and_then(|text| serde_json::from_str::<Map<_, _>>(text).ok())
+    {
+        *arguments = Value::Object(parsed);
+    }
+}
+
+fn invalid(message: String) -> ApiError {
+    ApiError::invalid("messages", message)
+}

@@ -1,0 +1,483 @@
+//! What both generation endpoints share: the fields besides the prompt, the way from prompts to a running submission,
+//! and the parts of an answer that both write alike.
+
+use std::{cmp::Ordering, time::Duration};
+
+use axum::{
+    http::{HeaderName, HeaderValue},
+    response::Response,
+};
+use hearth_model::{
+    TokenId,
+    tokenizer::{DecodeOptions, Tokenizer},
+};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use super::{
+    beams,
+    error::ApiError,
+    fields::{Fields, must_be, shown},
+    sampling::Sampling,
+    state::{AppState, unix_seconds},
+    stream::{Answer, Deltas, Echo, Opening, PromptLogprobs, Usage, finite},
+};
+use crate::{
+    engine::{
+        ServedModel,
+        request::{
+            GenerateRequest, LogprobsMode, MAX_LOGPROBS, PRIORITIES, RequestParts, SpecialTokens, StopConditions,
+            StopText, Strategy, TextOptions,
+        },
+    },
+    random::fresh_id,
+};
+
+/// Most answers to one prompt.
+const MAX_N: usize = 128;
+
+/// Most answers to one request: prompts times `n`.
+const MAX_CHOICES: usize = 2048;
+
+/// Tells a client which of its fields nobody has read.
+const X_IGNORED_PARAMS: HeaderName = HeaderName::from_static("x-ignored-params");
+
+/// Longest list of ignored fields that is told.
+const MAX_IGNORED_BYTES: usize = 512;
+
+/// Fields that do nothing here and need no remark: they do not change the text at OpenAI either.
+const WITHOUT_EFFECT: [&str; 7] =
+    ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id"];
+
+/// Fields that would change the answer and that are not served: a clear no instead of another answer.
+const UNSUPPORTED: [&str; 9] = [
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "grammar",
+    "json_schema",
+    "functions",
+    "logits_processors",
+];
+
+/// What a client asks for besides the prompt, its types and ranges checked.
+#[derive(Clone, Debug)]
+pub(crate) struct Generation {
+    pub(crate) n: usize,
+    /// `None`: the answer comes as a whole.
+    pub(crate) stream: Option<UsageReports>,
+    /// Alternatives per generated token to report. `None`: no log-probabilities at all.
+    pub(crate) logprobs: Option<usize>,
+    /// The same for the prompt, in an answer's `prompt_logprobs`.
+    pub(crate) prompt_logprobs: Option<usize>,
+    /// Whether token ids are told.
+    pub(crate) token_ids: Option<WithTokenIds>,
+    model: Option<String>,
+    /// Answers that are generated or followed, of which `n` are given.
+    best_of: usize,
+    strategy: Strategy,
+    sampling: Sampling,
+    stop: StopConditions,
+    ends_on: EndsOn,
+    text: TextOptions,
+    logprobs_mode: LogprobsMode,
+    truncation: Option<Truncation>,
+    priority: i32,
+    cache_salt: Option<String>,
+    deadline: Option<Duration>,
+    /// Of `truncation`: how many tokens an answer needs.
+    wanted_tokens: usize,
+    ignored: Option<HeaderValue>,
+}
+
+/// Where a stream tells its usage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum UsageReports {
+    Nowhere,
+    AtTheEnd,
+    /// In every event.
+    Everywhere,
+}
+
+/// `return_token_ids` was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WithTokenIds;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum EndsOn {
+    /// The model's end-of-sequence tokens, and those of the request.
+    EosToo,
+    /// Only what the request says.
+    StopTokens,
+}
+
+/// What a prompt may keep of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Truncation {
+    /// As much as the context has room for beside the answer.
+    Fitting,
+    /// So many of its last tokens.
+    Last(usize),
+}
+
+/// A prompt as token ids, and how its answer starts.
+#[derive(Debug)]
+pub(crate) struct Prompt {
+    ids: Vec<TokenId>,
+    /// Text to start the answer with.
+    echo: Option<String>,
+    /// Tokens that were cut off in front.
+    n_cut: usize,
+}
+
+/// A submission on its way, and what its answer needs besides.
+#[derive(Debug)]
+pub(crate) struct Started {
+    pub(crate) head: Head,
+    pub(crate) deltas: Deltas,
+    pub(crate) tokenizer: Tokenizer,
+    pub(crate) prompt_ids: Vec<Vec<TokenId>>,
+}
+
+/// What every part of an answer repeats.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Head {
+    pub(crate) id: String,
+    object: &'static str,
+    created: u64,
+    model: String,
+    system_fingerprint: Option<String>,
+}
+
+impl Head {
+    /// The same, of another kind.
+    pub(crate) fn with_object(self, object: &'static str) -> Self {
+        Self { object, ..self }
+    }
+}
+
+impl Generation {
+    /// Reads all fields that both endpoints have. The endpoint has read its own before: what is left then is ignored.
+    pub(crate) fn from_fields(mut fields: Fields, max_tokens: usize) -> Result<Self, ApiError> {
+        refuse_unsupported(&mut fields)?;
+        let given = &mut fields;
+        let n = given.count("n", 1..=MAX_N)?.unwrap_or(1);
+        let best_of = given.count("best_of", 1..=MAX_N)?.unwrap_or(n);
+        let stream = stream_options(given)?;
+        let sampling = Sampling::from_fields(given)?;
+        let strategy = beams::strategy(given, [n, best_of], sampling.seed())?;
+        check_best_of([n, best_of], strategy, stream)?;
+        let stop = StopConditions {
+            max_tokens,
+            min_tokens: given.count("min_tokens", 0..=usize::MAX)?.unwrap_or(0),
+            stop_strings: given.strings("stop")?,
+            stop_token_ids: given.token_ids("stop_token_ids")?.unwrap_or_default().into_iter().collect(),
+        };
+        let prompt_logprobs = given.count("prompt_logprobs", 0..=MAX_LOGPROBS)?;
+        if prompt_logprobs.is_some() && stream.is_some() {
+            let message = "`prompt_logprobs` cannot be combined with `stream`\nhint: `echo` with `logprobs` can";
+            return Err(ApiError::invalid("prompt_logprobs", message));
+        }
+        let generation = Self {
+            n,
+            stream,
+            logprobs: None,
+            prompt_logprobs,
+            token_ids: given.flag("return_token_ids")?.unwrap_or(false).then_some(WithTokenIds),
+            model: given.string("model")?,
+            best_of,
+            strategy,
+            sampling,
+            stop,
+            ends_on: if given.flag("ignore_eos")?.unwrap_or(false) { EndsOn::StopTokens } else { EndsOn::EosToo },
+            text: text_options(given)?,
+            logprobs_mode: given
+                .one_of(
+                    "logprobs_mode",
+                    &[("raw_logprobs", LogprobsMode::Raw), ("processed_logprobs", LogprobsMode::Processed)],
+                )?
+                .unwrap_or_default(),
+            truncation: truncation(given)?,
+            priority: priority(given)?,
+            cache_salt: given.string("cache_salt")?,
+            deadline: given.count("deadline_ms", 1..=usize::MAX)?.map(|ms| Duration::from_millis(ms as u64)),
+            wanted_tokens: max_tokens,
+            ignored: None,
+        };
+        Ok(Self { ignored: ignored(&fields), ..generation })
+    }
+
+    /// Reports log-probabilities, with so many alternatives per token.
+    pub(crate) fn with_logprobs(self, logprobs: Option<usize>) -> Self {
+        Self { logprobs, ..self }
+    }
+
+    /// A prompt, cut where the request asks for it.
+    pub(crate) fn prompt(&self, mut ids: Vec<TokenId>, model: &ServedModel) -> Prompt {
+        let max_seq_len = model.limits.max_seq_len;
+        let n_kept = match self.truncation {
+            None => ids.len(),
+            Some(Truncation::Last(n)) => n,
+            // An answer without a limit takes what is left.
+            Some(Truncation::Fitting) if self.wanted_tokens >= max_seq_len => max_seq_len - 1,
+            Some(Truncation::Fitting) => max_seq_len - self.wanted_tokens,
+        };
+        let n_cut = ids.len().saturating_sub(n_kept);
+        ids.drain(..n_cut);
+        Prompt { ids, echo: None, n_cut }
+    }
+
+    /// Checks the model's name, prepares the prompts and submits them.
+    ///
+    /// # Errors
+    /// 404 for another model, 400 for what the model cannot serve, 429 and 503 for an engine that takes nothing.
+    pub(crate) async fn start<Prepare>(
+        &self,
+        state: &AppState,
+        id_prefix: &str,
+        prepare: Prepare,
+    ) -> Result<Started, ApiError>
+    where
+        Prepare: FnOnce(&Self, &ServedModel) -> Result<Vec<Prompt>, ApiError> + Send + 'static,
+    {
+        if let Some(name) = self.model.as_deref().filter(|name| *name != state.model_id()) {
+            return Err(ApiError::unknown_model(name, state.model_id()));
+        }
+        let engine = state.working_engine()?.clone();
+        let tokenizer = engine.model().tokenizer.clone();
+        let generation = self.clone();
+        // Tokenizing a long text takes a while, and this thread serves others.
+        let submitted = tokio::task::spawn_blocking(move || {
+            let prompts = prepare(&generation, engine.model())?;
+            let n_cut = generation.truncation.map(|_| prompts.iter().map(|prompt| prompt.n_cut).sum());
+            let openings = generation.openings(&prompts);
+            let events = engine.submit(generation.requests(&prompts, engine.model())?)?;
+            Ok::<_, ApiError>((prompts, n_cut, openings, events))
+        });
+        let (prompts, n_cut, openings, events) =
+            submitted.await.map_err(|error| ApiError::internal(format!("preparing the prompt failed: {error}")))??;
+        let head = Head {
+            id: fresh_id(id_prefix),
+            object: "",
+            created: unix_seconds(),
+            model: state.model_id().to_owned(),
+            system_fingerprint: None,
+        };
+        let prompt_ids: Vec<Vec<TokenId>> = prompts.into_iter().map(|prompt| prompt.ids).collect();
+        let n_prompt = prompt_ids.iter().map(Vec::len).sum();
+        let deltas = Deltas::new(&head.id, events, tokenizer.clone(), openings).with_prompt_tokens(n_prompt, n_cut);
+        Ok(Started { head, deltas, tokenizer, prompt_ids })
+    }
+
+    /// The `n` answers to each prompt, as a whole: of more, the best.
+    pub(crate) async fn fold(&self, deltas: Deltas) -> Result<(Vec<Answer>, Usage), ApiError> {
+        let (mut answers, usage) = deltas.fold().await?;
+        if self.n_answers() > self.n {
+            answers = answers.chunks(self.n_answers()).flat_map(|of_one_prompt| best(of_one_prompt, self.n)).collect();
+            if self.logprobs.is_none() {
+                answers.iter_mut().for_each(|answer| answer.logprobs = None);
+            }
+        }
+        Ok((answers, usage))
+    }
+
+    /// Puts what the client should know besides into the answer's headers.
+    pub(crate) fn remark(&self, mut response: Response) -> Response {
+        if let Some(names) = &self.ignored {
+            response.headers_mut().insert(X_IGNORED_PARAMS, names.clone());
+        }
+        response
+    }
+
+    /// Answers that the engine gives to each prompt.
+    fn n_answers(&self) -> usize {
+        match self.strategy {
+            Strategy::Sample => self.best_of,
+            // The search itself gives its best only.
+            Strategy::Beams { .. } => self.n,
+        }
+    }
+
+    fn openings(&self, prompts: &[Prompt]) -> Vec<Opening> {
+        let openings = prompts.iter().flat_map(|prompt| {
+            let echo = prompt.echo.as_ref().map(|text| Echo {
+                text: text.clone(),
+                prompt_ids: prompt.ids.clone(),
+                logprobs: self.logprobs,
+            });
+            vec![Opening { echo, prompt_logprobs: self.prompt_logprobs }; self.n_answers()]
+        });
+        openings.collect()
+    }
+
+    /// One request per choice: the first prompt's choices, then the second's. A beam search is one request.
+    fn requests(self, prompts: &[Prompt], model: &ServedModel) -> Result<Vec<GenerateRequest>, ApiError> {
+        let n_requests = if self.strategy == Strategy::Sample { self.best_of } else { 1 };
+        if prompts.len() * self.best_of > MAX_CHOICES {
+            let (given, each) = (prompts.len(), self.best_of);
+            let message = format!("`prompt` times `n` must be at most {MAX_CHOICES} answers, got {given} times {each}");
+            return Err(ApiError::invalid("prompt", message));
+        }
+        let mut stop = self.stop;
+        if self.ends_on == EndsOn::EosToo {
+            stop.stop_token_ids.extend(&model.eos_token_ids);
+        }
+        let sampling = self.sampling.resolve(&model.tokenizer)?;
+        // The best ones are told by their log-probabilities.
+        let logprobs = self.logprobs.or((n_requests > self.n).then_some(0));
+        let mut requests = Vec::with_capacity(prompts.len() * n_requests);
+        for prompt in prompts {
+            let echoed = self.logprobs.filter(|_| prompt.echo.is_some());
+            for choice in 0..n_requests {
+                let parts = RequestParts {
+                    prompt_ids: prompt.ids.clone(),
+                    sampling: sampling.clone(),
+                    stop: stop.clone(),
+                    choice: choice as u32,
+                    logprobs,
+                    logprobs_mode: self.logprobs_mode,
+                    prompt_logprobs: echoed.max(self.prompt_logprobs),
+                    text: self.text,
+                    strategy: self.strategy,
+                    priority: self.priority,
+                    cache_salt: self.cache_salt.clone(),
+                    deadline: self.deadline,
+                };
+                requests.push(GenerateRequest::new(parts, &model.limits)?);
+            }
+        }
+        Ok(requests)
+    }
+}
+
+impl Prompt {
+    /// Starts the answer with the prompt's text: `given` if it is all there, else what is left of it.
+    pub(crate) fn echoed(self, given: Option<String>, tokenizer: &Tokenizer) -> Self {
+        let text = given.filter(|_| self.n_cut == 0);
+        let decode = || tokenizer.decode(&self.ids, DecodeOptions { skip_special_tokens: false });
+        Self { echo: Some(text.unwrap_or_else(decode)), ..self }
+    }
+}
+
+/// The prompt's log-probabilities as vLLM writes them: for each token but the first an object by token id.
+pub(crate) fn prompt_logprobs_json(logprobs: &PromptLogprobs, tokenizer: &Tokenizer) -> Value {
+    let entries = logprobs.iter().map(|logprobs| {
+        let Some(logprobs) = logprobs else { return Value::Null };
+        let ranked = logprobs.top.iter().zip(1..).map(|(&(id, logprob), rank)| (id, logprob, rank));
+        let own = (logprobs.id, logprobs.logprob, logprobs.rank);
+        let mut object = Map::new();
+        for (id, logprob, rank) in ranked.chain([own]) {
+            let token = tokenizer.decode(&[id], DecodeOptions { skip_special_tokens: false });
+            object.entry(id.to_string()).or_insert_with(
+                || json!({ "logprob": f64::from(finite(logprob)), "rank": rank, "decoded_token": token }),
+            );
+        }
+        Value::Object(object)
+    });
+    entries.collect()
+}
+
+fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
+    for name in UNSUPPORTED {
+        if fields.take(name).is_some() {
+            return Err(ApiError::invalid(name, format!("`{name}` is not supported")));
+        }
+    }
+    if let Some(mut format) = fields.object("response_format")? {
+        let kind = format.take("type").unwrap_or_default();
+        if kind != "text" {
+            let message = format!("`response_format` is not supported but for the type `text`, got {}", shown(&kind));
+            return Err(ApiError::invalid("response_format", message));
+        }
+    }
+    Ok(())
+}
+
+/// `None` if the answer is to come as a whole. Its options are checked all the same.
+fn stream_options(fields: &mut Fields) -> Result<Option<UsageReports>, ApiError> {
+    let streams = fields.flag("stream")?.unwrap_or(false);
+    let mut reports = UsageReports::Nowhere;
+    if let Some(mut options) = fields.object("stream_options")? {
+        let (usage, continuous) = (options.flag("include_usage")?, options.flag("continuous_usage_stats")?);
+        reports = match (usage.unwrap_or(false), continuous.unwrap_or(false)) {
+            (true, true) => UsageReports::Everywhere,
+            (true, false) => UsageReports::AtTheEnd,
+            (false, true) => {
+                let message = "`continuous_usage_stats` must come with `include_usage`";
+                return Err(ApiError::invalid("continuous_usage_stats", message));
+            }
+            (false, false) => UsageReports::Nowhere,
+        };
+    }
+    Ok(streams.then_some(reports))
+}
+
+fn check_best_of([n, best_of]: [usize; 2], strategy: Strategy, stream: Option<UsageReports>) -> Result<(), ApiError> {
+    if best_of < n {
+        let message = format!("`best_of` must be at least `n`, got {best_of} and {n}");
+        return Err(ApiError::invalid("best_of", message));
+    }
+    if best_of > n && stream.is_some() && strategy == Strategy::Sample {
+        let message = format!(
+            "`best_of` must be equal to `n` with `stream`, got {best_of} and {n}\nhint: which answers are best is known \
+             only when all are complete"
+        );
+        return Err(ApiError::invalid("best_of", message));
+    }
+    Ok(())
+}
+
+fn text_options(fields: &mut Fields) -> Result<TextOptions, ApiError> {
+    let skips = fields.flag("skip_special_tokens")?.unwrap_or(true);
+    let keeps = fields.flag("include_stop_str_in_output")?.unwrap_or(false);
+    Ok(TextOptions {
+        special_tokens: if skips { SpecialTokens::Skip } else { SpecialTokens::Show },
+        stop_text: if keeps { StopText::Keep } else { StopText::Cut },
+    })
+}
+
+fn truncation(fields: &mut Fields) -> Result<Option<Truncation>, ApiError> {
+    const NAME: &str = "truncate_prompt_tokens";
+    match fields.integer(NAME, -1..=i64::MAX)? {
+        None => Ok(None),
+        Some(0) => Err(must_be(NAME, "-1, for what the context has room for, or at least 1", &json!(0))),
+        Some(n) => Ok(Some(usize::try_from(n).map_or(Truncation::Fitting, Truncation::Last))),
+    }
+}
+
+fn priority(fields: &mut Fields) -> Result<i32, ApiError> {
+    let range = i64::from(*PRIORITIES.start())..=i64::from(*PRIORITIES.end());
+    Ok(fields.integer("priority", range)?.and_then(|priority| i32::try_from(priority).ok()).unwrap_or(0))
+}
+
+/// The `n` answers with the largest mean log-probability per token, the best first.
+fn best(answers: &[Answer], n: usize) -> Vec<Answer> {
+    let mut ranked = answers.to_vec();
+    ranked.sort_by(|a, b| b.mean_logprob().partial_cmp(&a.mean_logprob()).unwrap_or(Ordering::Equal));
+    ranked.truncate(n);
+    ranked
+}
+
+/// The names of the fields that were not read, for a header: what is not plain in one is percent-encoded.
+fn ignored(fields: &Fields) -> Option<HeaderValue> {
+    let names = fields.names().filter(|name| !WITHOUT_EFFECT.contains(name)).map(|name| {
+        let encoded = name.bytes().map(|byte| match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'-' | b'.' => char::from(byte).to_string(),
+            other => format!("%{other:02X}"),
+        });
+        encoded.collect::<String>()
+    });
+    let mut list = String::new();
+    for name in names {
+        let separator = if list.is_empty() { "" } else { ", " };
+        if list.len() + separator.len() + name.len() > MAX_IGNORED_BYTES {
+            list.push_str(if list.is_empty() { "..." } else { ", ..." });
+            break;
+        }
+        list.push_str(separator);
+        list.push_str(&name);
+    }
+    if list.is_empty() { None } else { HeaderValue::from_str(&list).ok() }
+}

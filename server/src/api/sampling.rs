@@ -1,0 +1,200 @@
+//! The sampling parameters of a request, as both generation endpoints take them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hearth_model::{
+    TokenId,
+    sampling::{ChainStep, Dry, Mirostat, MirostatVersion, SamplingParams, Xtc},
+    tokenizer::{EncodeOptions, Tokenizer},
+};
+use serde_json::{Value, json};
+
+use super::{
+    error::ApiError,
+    fields::{Fields, must_be, string_list, token_ids},
+};
+use crate::random::random_u64;
+
+/// Where repetitions end if a request does not say; the proposal's.
+const DRY_SEQUENCE_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
+
+/// What a client asks for: the parameters, and texts that only the tokenizer can make part of them.
+#[derive(Clone, Debug)]
+pub(crate) struct Sampling {
+    params: SamplingParams,
+    bad_words: Vec<String>,
+    dry_sequence_breakers: Vec<String>,
+}
+
+impl Sampling {
+    pub(crate) fn from_fields(fields: &mut Fields) -> Result<Self, ApiError> {
+        let default = SamplingParams::default();
+        let positive = 0.0..=f32::INFINITY;
+        let params = SamplingParams {
+            temperature: fields.number("temperature", 0.0..=2.0)?.unwrap_or(default.temperature),
+            dynatemp_range: fields.number("dynatemp_range", positive.clone())?.unwrap_or(default.dynatemp_range),
+            dynatemp_exponent: fields
+                .number("dynatemp_exponent", positive.clone())?
+                .unwrap_or(default.dynatemp_exponent),
+            // 0 and -1 both mean that nothing is cut off.
+            top_k: fields
+                .integer("top_k", -1..=i64::MAX)?
+                .map_or(default.top_k, |top_k| usize::try_from(top_k).unwrap_or(0)),
+            // OpenAI allows 0, "the fewest tokens that reach nothing": the most likely one.
+            top_p: fields.number("top_p", 0.0..=1.0)?.map_or(default.top_p, |top_p| top_p.max(f32::MIN_POSITIVE)),
+            min_p: fields.number("min_p", 0.0..=1.0)?.unwrap_or(default.min_p),
+            typical_p: fields.number("typical_p", 0.0..=1.0)?.unwrap_or(default.typical_p),
+            // llama.cpp's -1 means off.
+            top_n_sigma: fields
+                .number("top_n_sigma", -1.0..=f32::INFINITY)?
+                .map_or(default.top_n_sigma, |top_n_sigma| top_n_sigma.max(0.0)),
+            xtc: Xtc {
+                probability: fields.number("xtc_probability", 0.0..=1.0)?.unwrap_or(default.xtc.probability),
+                threshold: fields.number("xtc_threshold", 0.0..=1.0)?.unwrap_or(default.xtc.threshold),
+            },
+            mirostat: mirostat(fields)?,
+            repetition_penalty: repetition_penalty(fields)?.unwrap_or(default.repetition_penalty),
+            repeat_last_n: last_n(fields, "repeat_last_n")?,
+            presence_penalty: fields.number("presence_penalty", -2.0..=2.0)?.unwrap_or(default.presence_penalty),
+            frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?.unwrap_or(default.frequency_penalty),
+            dry: Dry {
+                multiplier: fields.number("dry_multiplier", positive)?.unwrap_or(default.dry.multiplier),
+                base: fields.number("dry_base", 1.0..=f32::INFINITY)?.unwrap_or(default.dry.base),
+                allowed_length: fields
+                    .count("dry_allowed_length", 1..=usize::MAX)?
+                    .unwrap_or(default.dry.allowed_length),
+                penalty_last_n: last_n(fields, "dry_penalty_last_n")?,
+                sequence_breakers: BTreeSet::new(),
+            },
+            logit_bias: logit_bias(fields)?,
+            allowed_token_ids: allowed_token_ids(fields)?,
+            bad_words: Vec::new(),
+            samplers: samplers(fields)?.unwrap_or(default.samplers),
+            // Without a seed, no two requests are alike.
+            seed: fields.seed("seed")?.unwrap_or_else(random_u64),
+        };
+        let breakers = fields.string_list("dry_sequence_breakers")?;
+        Ok(Self {
+            params,
+            bad_words: fields.string_list("bad_words")?.unwrap_or_default(),
+            dry_sequence_breakers: breakers.unwrap_or_else(|| DRY_SEQUENCE_BREAKERS.map(str::to_owned).to_vec()),
+        })
+    }
+
+    /// Of the random stream.
+    pub(crate) fn seed(&self) -> u64 {
+        self.params.seed
+    }
+
+    /// The parameters with the texts as token ids.
+    pub(crate) fn resolve(self, tokenizer: &Tokenizer) -> Result<SamplingParams, ApiError> {
+        let Self { mut params, bad_words, dry_sequence_breakers } = self;
+        params.bad_words = resolve_bad_words(&bad_words, tokenizer)?;
+        if params.dry.multiplier > 0.0 {
+            params.dry.sequence_breakers = resolve_breakers(&dry_sequence_breakers, tokenizer)?;
+        }
+        Ok(params)
+    }
+}
+
+fn repetition_penalty(fields: &mut Fields) -> Result<Option<f32>, ApiError> {
+    let penalty = fields.number("repetition_penalty", 0.0..=f32::INFINITY)?;
+    let alias = fields.number("repeat_penalty", 0.0..=f32::INFINITY)?;
+    match (penalty, alias) {
+        (Some(penalty), Some(alias)) if penalty != alias => {
+            let message = format!(
+                "`repetition_penalty` and `repeat_penalty` are the same parameter and must be equal, got {penalty} and \
+                 {alias}"
+            );
+            Err(ApiError::invalid("repetition_penalty", message))
+        }
+        _ => Ok(penalty.or(alias)),
+    }
+}
+
+fn mirostat(fields: &mut Fields) -> Result<Option<Mirostat>, ApiError> {
+    let default = Mirostat::default();
+    let version = fields.count("mirostat", 0..=2)?.unwrap_or(0);
+    let tau = fields.number("mirostat_tau", 0.0..=f32::INFINITY)?.unwrap_or(default.tau);
+    let eta = fields.number("mirostat_eta", 0.0..=f32::INFINITY)?.unwrap_or(default.eta);
+    let version = match version {
+        0 => return Ok(None),
+        1 => MirostatVersion::V1,
+        _ => MirostatVersion::V2,
+    };
+    Ok(Some(Mirostat { version, tau, eta }))
+}
+
+/// How many of the last tokens; -1 is all of them.
+fn last_n(fields: &mut Fields, name: &'static str) -> Result<Option<usize>, ApiError> {
+    Ok(fields.integer(name, -1..=i64::MAX)?.and_then(|n| usize::try_from(n).ok()))
+}
+
+fn logit_bias(fields: &mut Fields) -> Result<BTreeMap<TokenId, f32>, ApiError> {
+    const ALLOWED: &str = "an object of token ids with numbers from -100 to 100";
+    let Some(entries) = fields.object("logit_bias")? else { return Ok(BTreeMap::new()) };
+    let biases = entries.into_entries().map(|(id, bias)| {
+        let number = bias.as_f64().map(|bias| bias as f32).filter(|bias| (-100.0..=100.0).contains(bias));
+        let parsed = id.parse().ok().zip(number);
+        parsed.ok_or_else(|| must_be("logit_bias", ALLOWED, &json!({ id: bias })))
+    });
+    biases.collect()
+}
+
+fn allowed_token_ids(fields: &mut Fields) -> Result<Option<BTreeSet<TokenId>>, ApiError> {
+    let Some(value) = fields.take("allowed_token_ids") else { return Ok(None) };
+    match token_ids(&value) {
+        Some(ids) if !ids.is_empty() => Ok(Some(ids.into_iter().collect())),
+        _ => Err(must_be("allowed_token_ids", "an array of at least one token id", &value)),
+    }
+}
+
+fn samplers(fields: &mut Fields) -> Result<Option<Vec<ChainStep>>, ApiError> {
+    let Some(value) = fields.take("samplers") else { return Ok(None) };
+    let names = string_list(&value).ok_or_else(|| must_be("samplers", "an array of strings", &value))?;
+    let steps: Result<Vec<ChainStep>, _> = names.iter().map(|name| name.parse()).collect();
+    steps.map(Some).map_err(|error: hearth_model::Error| ApiError::invalid("samplers", error.to_string()))
+}
+
+/// Each word as it is at the start of a line and behind a space: to most vocabularies these are different tokens.
+fn resolve_bad_words(words: &[String], tokenizer: &Tokenizer) -> Result<Vec<Vec<TokenId>>, ApiError> {
+    let mut sequences = BTreeSet::new();
+    for word in words {
+        let bare = word.trim_start();
+        if bare.is_empty() {
+            return Err(must_be("bad_words", "strings of more than spaces", &Value::from(word.as_str())));
+        }
+        for text in [bare.to_owned(), format!(" {bare}")] {
+            let ids = tokenizer.encode(&text, EncodeOptions::TEXT);
+            let ids = ids.map_err(|error| {
+                ApiError::invalid("bad_words", format!("`bad_words` has `{word}`, which cannot be encoded: {error}"))
+            })?;
+            sequences.insert(ids);
+        }
+    }
+    Ok(sequences.into_iter().collect())
+}
+
+/// All tokens whose text holds a breaker; for a breaker that no token holds, the last of its own tokens.
+fn resolve_breakers(breakers: &[String], tokenizer: &Tokenizer) -> Result<BTreeSet<TokenId>, ApiError> {
+    let mut ids = BTreeSet::new();
+    for breaker in breakers {
+        if breaker.is_empty() {
+            return Err(ApiError::invalid(
+                "dry_sequence_breakers",
+                "`dry_sequence_breakers` must not hold an empty string",
+            ));
+        }
+        let holds = |id: &TokenId| contains(&tokenizer.token_bytes(*id), breaker.as_bytes());
+        let holding: Vec<TokenId> = (0..tokenizer.vocab_size() as TokenId).filter(holds).collect();
+        if holding.is_empty() {
+            ids.extend(tokenizer.encode(breaker, EncodeOptions::TEXT).ok().and_then(|ids| ids.last().copied()));
+        }
+        ids.extend(holding);
+    }
+    Ok(ids)
+}
+
+fn contains(bytes: &[u8], part: &[u8]) -> bool {
+    bytes.windows(part.len()).any(|window| window == part)
+}

@@ -1,0 +1,159 @@
+//! `hearth bench`: how fast a model runs here, and what the machine would allow.
+
+use std::time::Instant;
+
+use anyhow::Context;
+use burn::tensor::Tensor;
+use clap::Args;
+use hearth_model::{
+    TokenId,
+    attention::AttentionContext,
+    generate::token_tensor,
+    gpt::Gpt,
+    kv_cache::{KvCache, PAGE_SIZE, PageTable, StepPart},
+    ops,
+};
+use serde::Serialize;
+
+use crate::config::ModelConfig;
+
+/// What to measure.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct BenchArgs {
+    #[command(flatten)]
+    model: ModelConfig,
+    /// Tokens of the prompt whose prefill is timed
+    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    prefill: usize,
+    /// Tokens of the prompts that decoding follows
+    #[arg(long, value_name = "TOKENS", default_value_t = 128)]
+    prompt: usize,
+    /// Steps of decoding that are timed
+    #[arg(long, default_value_t = 64)]
+    steps: usize,
+    /// Sequences that decode side by side; several numbers for several runs
+    #[arg(long, value_name = "SEQUENCES", num_args = 1.., default_values_t = [1, 8, 16])]
+    batch: Vec<usize>,
+    /// Runs of each; the fastest counts, since whatever disturbs a run only makes it slower
+    #[arg(long, default_value_t = 3)]
+    runs: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    model: String,
+    dtype: String,
+    n_params: usize,
+    weight_bytes_per_step: usize,
+    /// Of a buffer of as many bytes, read in the same run.
+    read_gb_per_sec: f64,
+    results: Vec<Measured>,
+}
+
+#[derive(Debug, Serialize)]
+struct Measured {
+    job: String,
+    tok_per_sec: f64,
+    /// Of the rate at which memory could give the weights, once per step; decoding only.
+    fraction_of_bandwidth: Option<f64>,
+}
+
+/// Prints a table, and last of all one line of JSON.
+pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
+    let gpt = args.model.load()?.gpt;
+    let longest = args.prefill.max(args.prompt + args.steps + 1);
+    let context = gpt.config().max_seq_len;
+    anyhow::ensure!(longest <= context, "the runs need {longest} tokens of context, the model has {context}");
+    anyhow::ensure!(args.prefill > 0 && args.prompt > 0 && args.steps > 0 && args.runs > 0, "counts must not be 0");
+    anyhow::ensure!(args.batch.iter().all(|&batch| batch > 0), "`--batch` must not be 0");
+
+    let weight_bytes = gpt.step_bytes();
+    let mut bandwidth = ops::read_bandwidth(weight_bytes);
+    let mut results = vec![prefill(&gpt, &args)?];
+    for &batch in &args.batch {
+        results.push(decode(&gpt, &args, batch)?);
+    }
+    // Once more at the end: the machine may have been busy at the beginning.
+    bandwidth = bandwidth.max(ops::read_bandwidth(weight_bytes));
+    for (result, &batch) in results.iter_mut().skip(1).zip(&args.batch) {
+        let steps_per_sec = result.tok_per_sec / batch as f64;
+        result.fraction_of_bandwidth = Some(steps_per_sec * weight_bytes as f64 / bandwidth);
+    }
+    let report = Report {
+        model: args.model.model_id(),
+        dtype: args.model.dtype.to_string(),
+        n_params: gpt.config().n_params(),
+        weight_bytes_per_step: weight_bytes,
+        read_gb_per_sec: bandwidth / 1e9,
+        results,
+    };
+    print(&report)
+}
+
+#[expect(clippy::print_stdout, reason = "the result of the command")]
+fn print(report: &Report) -> anyhow::Result<()> {
+    println!("{} in {}, {:.1} M parameters", report.model, report.dtype, report.n_params as f64 / 1e6);
+    let megabytes = report.weight_bytes_per_step as f64 / 1e6;
+    println!("{megabytes:.0} MB of weights per step; memory gives {:.1} GB/s of that size", report.read_gb_per_sec);
+    for Measured { job, tok_per_sec, fraction_of_bandwidth } in &report.results {
+        let fraction = fraction_of_bandwidth.map(|f| format!("  {:.0} % of the bandwidth", 100.0 * f));
+        println!("{job:<24} {tok_per_sec:>9.1} tok/s{}", fraction.unwrap_or_default());
+    }
+    println!("{}", serde_json::to_string(report)?);
+    Ok(())
+}
+
+fn prefill(gpt: &Gpt, args: &BenchArgs) -> anyhow::Result<Measured> {
+    let prompt = token_ids(gpt, 0, args.prefill);
+    let mut best = f64::INFINITY;
+    for _ in 0..args.runs {
+        let mut cache = KvCache::new(gpt.config(), args.prefill.div_ceil(PAGE_SIZE), &gpt.device());
+        let mut tables = [cache.table()];
+        let start = Instant::now();
+        step(gpt, &mut cache, &mut tables, &[&prompt])?;
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    let job = format!("prefill of {}", args.prefill);
+    Ok(Measured { job, tok_per_sec: args.prefill as f64 / best, fraction_of_bandwidth: None })
+}
+
+fn decode(gpt: &Gpt, args: &BenchArgs, batch: usize) -> anyhow::Result<Measured> {
+    let n_pages = batch * (args.prompt + args.steps + 1).div_ceil(PAGE_SIZE);
+    let mut cache = KvCache::new(gpt.config(), n_pages, &gpt.device());
+    let mut best = f64::INFINITY;
+    for _ in 0..args.runs {
+        let mut tables: Vec<PageTable> = (0..batch).map(|_| cache.table()).collect();
+        for (number, table) in tables.iter_mut().enumerate() {
+            step(gpt, &mut cache, std::slice::from_mut(table), &[&token_ids(gpt, number, args.prompt)])?;
+        }
+        let start = Instant::now();
+        for number in 0..args.steps {
+            let ids: Vec<Vec<TokenId>> = (0..batch).map(|sequence| token_ids(gpt, sequence + number, 1)).collect();
+            step(gpt, &mut cache, &mut tables, &ids.iter().map(Vec::as_slice).collect::<Vec<_>>())?;
+        }
+        best = best.min(start.elapsed().as_secs_f64());
+    }
+    let job = format!("decode, {batch} sequences");
+    Ok(Measured { job, tok_per_sec: (args.steps * batch) as f64 / best, fraction_of_bandwidth: None })
+}
+
+/// One forward pass, up to the logits of each sequence's last row, read back.
+fn step(gpt: &Gpt, cache: &mut KvCache, tables: &mut [PageTable], ids: &[&[TokenId]]) -> anyhow::Result<()> {
+    let mut parts: Vec<StepPart<'_>> =
+        tables.iter_mut().zip(ids).map(|(table, ids)| StepPart { table, n_new: ids.len() }).collect();
+    let step = cache.step(&mut parts)?;
+    let hidden = gpt.forward(token_tensor(gpt, &ids.concat()), AttentionContext::Paged(step));
+    let ends = ids.iter().scan(0, |end, ids| {
+        *end += ids.len();
+        Some(*end as i32 - 1)
+    });
+    let last = Tensor::from_data(ends.collect::<Vec<i32>>().as_slice(), &gpt.device());
+    let logits = gpt.logits(hidden.select(0, last)).try_into_data();
+    logits.map(drop).context("the device failed")
+}
+
+/// Any tokens will do.
+fn token_ids(gpt: &Gpt, seed: usize, n: usize) -> Vec<TokenId> {
+    let vocab_size = gpt.config().vocab_size;
+    (0..n).map(|i| ((i * 7919 + seed * 104_729) % vocab_size) as TokenId).collect()
+}

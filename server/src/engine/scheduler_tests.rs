@@ -1,0 +1,432 @@
+//! Whole workloads against the scheduler, with page tables but without a model, and a step for a clock.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::*;
+
+const LIMITS: Limits = Limits { max_batch_size: 4, max_batch_tokens: 8 };
+
+fn id(request: u64) -> SequenceId {
+    SequenceId { request: RequestId(request), branch: 0 }
+}
+
+fn chunk(request: u64, start: usize, n_tokens: usize, predicts: bool) -> Chunk {
+    Chunk { id: id(request), start, n_tokens, predicts }
+}
+
+fn arrival(n_prompt: usize) -> Arrival {
+    Arrival { n_prompt, width: 1, priority: 0, keys: Vec::new(), reads_kept_pages: true }
+}
+
+/// Computes a step: tables grow, and each sequence that predicts gets a token.
+fn run(scheduler: &mut Scheduler, step: &Step) {
+    for (table, chunk) in scheduler.tables(step).into_iter().zip(&step.chunks) {
+        assert_eq!(table.len(), chunk.start);
+        table.append(chunk.n_tokens).expect("the scheduler counts pages");
+    }
+    scheduler.advance(step);
+    for chunk in step.chunks.iter().filter(|chunk| chunk.predicts) {
+        scheduler.push_token(chunk.id, None);
+    }
+}
+
+fn step(scheduler: &mut Scheduler) -> Vec<Chunk> {
+    let step = scheduler.schedule();
+    run(scheduler, &step);
+    step.chunks
+}
+
+#[test]
+fn decoding_goes_before_prefill_and_prefill_is_cut_to_the_budget() {
+    let mut scheduler = Scheduler::new(LIMITS, PagePool::new(100));
+    scheduler.add(RequestId(1), arrival(3));
+    scheduler.add(RequestId(2), arrival(20));
+    assert_eq!(step(&mut scheduler), [chunk(1, 0, 3, true), chunk(2, 0, 5, false)]);
+    assert_eq!(step(&mut scheduler), [chunk(1, 3, 1, true), chunk(2, 5, 7, false)]);
+    scheduler.remove(RequestId(1));
+    assert_eq!(step(&mut scheduler), [chunk(2, 12, 8, true)]);
+}
+
+#[test]
+fn a_short_prompt_does_not_wait_for_the_end_of_a_long_one() {
+    let mut scheduler = Scheduler::new(LIMITS, PagePool::new(100));
+    scheduler.add(RequestId(1), arrival(1000));
+    assert_eq!(step(&mut scheduler), [chunk(1, 0, 8, false)]);
+    scheduler.add(RequestId(2), arrival(2));
+    scheduler.add(RequestId(3), arrival(9));
+    // The long one leaves half of the budget to those behind it, and the second what it does not need to the third.
+    assert_eq!(step(&mut scheduler), [chunk(1, 8, 4, false), chunk(2, 0, 2, true), chunk(3, 0, 2, false)]);
+    assert_eq!(step(&mut scheduler), [chunk(2, 2, 1, true), chunk(1, 12, 4, false), chunk(3, 2, 3, false)]);
+}
+
+#[test]
+fn pages_are_taken_as_needed_and_the_newest_gives_its_own_back() {
+    // 4 pages of 16 tokens. Each request could grow to all of them.
+    let mut scheduler = Scheduler::new(Limits { max_batch_tokens: 64, ..LIMITS }, PagePool::new(4));
+    scheduler.add(RequestId(1), arrival(15));
+    scheduler.add(RequestId(2), arrival(15));
+    assert_eq!(step(&mut scheduler).len(), 2);
+    // One page each, and one more each.
+    for _ in 0..17 {
+        assert_eq!(step(&mut scheduler).len(), 2);
+    }
+    assert_eq!(scheduler.totals().n_preemptions, 0);
+    // At 33 tokens the first one needs a third page: the second one goes back into the queue, for it does not fit.
+    assert_eq!(step(&mut scheduler), [chunk(1, 32, 1, true)]);
+    assert_eq!((scheduler.n_running(), scheduler.n_waiting(), scheduler.totals().n_preemptions), (1, 1, 1));
+    assert_eq!(step(&mut scheduler), [chunk(1, 33, 1, true)]);
+    scheduler.remove(RequestId(1));
+    // All 33 tokens that it had, prompt and generated, are computed anew.
+    assert_eq!(step(&mut scheduler), [chunk(2, 0, 33, true)]);
+}
+
+#[test]
+fn a_better_priority_starts_first_and_is_preempted_last() {
+    let mut scheduler = Scheduler::new(Limits { max_batch_size: 1, max_batch_tokens: 64 }, PagePool::new(8));
+    for (request, priority) in [(1, 0), (2, 0), (3, -1), (4, 1)] {
+        scheduler.add(RequestId(request), Arrival { priority, ..arrival(5) });
+    }
+    for expected in [3, 1, 2, 4] {
+        assert_eq!(step(&mut scheduler), [chunk(expected, 0, 5, true)]);
+        scheduler.remove(RequestId(expected));
+    }
+    let mut scheduler = Scheduler::new(Limits { max_batch_tokens: 64, ..LIMITS }, PagePool::new(4));
+    scheduler.add(RequestId(1), Arrival { priority: 1, ..arrival(32) });
+    scheduler.add(RequestId(2), arrival(15));
+    assert_eq!(step(&mut scheduler).len(), 1, "a page to spare for each");
+    scheduler.remove(RequestId(2));
+    assert_eq!(step(&mut scheduler), [chunk(1, 0, 32, true)]);
+}
+
+/// Ten steps of waiting per request that comes: without ageing the last one would never start.
+#[test]
+fn waiting_makes_up_for_priority() {
+    let mut scheduler = Scheduler::new(Limits { max_batch_size: 1, max_batch_tokens: 8 }, PagePool::new(8));
+    scheduler.add(RequestId(0), Arrival { priority: 2, ..arrival(4) });
+    let mut started = None;
+    for clock in 0..2 * AGEING_STEPS + 10 {
+        scheduler.add(RequestId(clock as u64 + 1), arrival(4));
+        for chunk in step(&mut scheduler) {
+            if chunk.id == id(0) {
+                started.get_or_insert(clock);
+            }
+            scheduler.remove(chunk.id.request);
+        }
+    }
+    assert_eq!(started, Some(2 * AGEING_STEPS));
+}
+
+#[test]
+fn a_kept_prefix_is_not_computed_again_but_its_last_token_is() {
+    let keys: Vec<PageKey> = (0..2).map(PageKey).collect();
+    let known = |n_prompt| Arrival { keys: keys.clone(), ..arrival(n_prompt) };
+    let mut scheduler = Scheduler::new(Limits { max_batch_tokens: 64, ..LIMITS }, PagePool::new(16));
+    scheduler.add(RequestId(1), known(35));
+    assert_eq!(step(&mut scheduler), [chunk(1, 0, 35, true)]);
+    scheduler.add(RequestId(2), known(40));
+    scheduler.add(RequestId(3), known(32));
+    let mut chunks = step(&mut scheduler);
+    chunks.sort_by_key(|chunk| chunk.id);
+    assert_eq!(chunks, [chunk(1, 35, 1, true), chunk(2, 32, 8, true), chunk(3, 16, 16, true)]);
+    assert_eq!(scheduler.n_cached(RequestId(2)), Some(32));
+    let totals = Totals { n_preemptions: 0, prefix_queries: 35 + 40 + 32, prefix_hits: 32 + 16 };
+    assert_eq!(scheduler.totals(), totals);
+    // Whoever needs every position computes every position.
+    scheduler.add(RequestId(4), Arrival { reads_kept_pages: false, ..known(33) });
+    assert!(step(&mut scheduler).contains(&chunk(4, 0, 33, true)));
+}
+
+fn chunk_of(chunks: &[Chunk], request: u64) -> Option<&Chunk> {
+    chunks.iter().find(|chunk| chunk.id == id(request))
+}
+
+#[test]
+fn a_fork_shares_pages_where_it_can_start_and_joins_the_queue_where_not() {
+    let pool = PagePool::new(8);
+    let mut scheduler = Scheduler::new(Limits { max_batch_size: 2, max_batch_tokens: 64 }, pool.clone());
+    scheduler.add(RequestId(1), Arrival { keys: vec![PageKey(0)], ..arrival(20) });
+    let first = scheduler.schedule();
+    for (table, chunk) in scheduler.tables(&first).into_iter().zip(&first.chunks) {
+        table.append(chunk.n_tokens).unwrap();
+    }
+    scheduler.advance(&first);
+    scheduler.fork(RequestId(1), RequestId(2));
+    scheduler.fork(RequestId(1), RequestId(3));
+    (1..=3).for_each(|request| scheduler.push_token(id(request), None));
+    assert_eq!((scheduler.n_running(), scheduler.n_waiting(), pool.n_free()), (2, 1, 6));
+    assert_eq!(step(&mut scheduler), [chunk(1, 20, 1, true), chunk(2, 20, 1, true)]);
+    // The first to write into the shared page has a copy of its own.
+    assert_eq!(pool.n_free(), 5);
+    scheduler.remove(RequestId(1));
+    let chunks = step(&mut scheduler);
+    assert_eq!(chunk_of(&chunks, 3), Some(&chunk(3, 16, 5, true)), "the full page is shared, the rest computed anew");
+}
+
+#[derive(Clone, Debug)]
+struct Job {
+    arrives: usize,
+    n_prompt: usize,
+    /// Tokens after which it stops by itself, at most `max_tokens`.
+    stops_after: usize,
+    max_tokens: usize,
+    priority: i32,
+    /// Steps after its arrival at which its client goes away.
+    cancelled_after: Option<usize>,
+    /// Prompts of the same text start alike.
+    text: u128,
+    n_forks: usize,
+    width: usize,
+}
+
+impl Job {
+    /// Steps that it takes if each computes one token of it.
+    fn work(&self) -> usize {
+        (self.n_prompt + self.max_tokens) * self.width * (1 + self.n_forks)
+    }
+
+    fn due(&self) -> i64 {
+        self.arrives as i64 + i64::from(self.priority) * AGEING_STEPS
+    }
+
+    fn n_pages(&self) -> usize {
+        self.width * (self.n_prompt + self.max_tokens).div_ceil(PAGE_SIZE)
+    }
+}
+
+fn job() -> impl Strategy<Value = Job> {
+    let sizes = (1usize..90, 0usize..40, 1usize..40);
+    let shape = (0u128..3, prop_oneof![4 => Just((0, 1)), 1 => (1usize..4).prop_map(|n| (n, 1)), 1 => (1usize..4).prop_map(|n| (0, n))]);
+    let priority = prop_oneof![3 => Just(0), 1 => -1..=1];
+    (0usize..60, sizes, priority, proptest::option::weighted(0.2, 0usize..30), shape).prop_map(
+        |(arrives, (n_prompt, stops_after, max_tokens), priority, cancelled_after, (text, (n_forks, width)))| Job {
+            arrives,
+            n_prompt,
+            stops_after: stops_after.clamp(1, max_tokens),
+            max_tokens,
+            priority,
+            cancelled_after,
+            text,
+            n_forks,
+            width,
+        },
+    )
+}
+
+/// What is known of a request in the simulation.
+struct Live {
+    job: usize,
+    /// Tokens generated by each of its sequences.
+    n_generated: usize,
+    /// Beams of this length that have reported.
+    reported: BTreeSet<usize>,
+}
+
+struct Simulation {
+    jobs: Vec<Job>,
+    limits: Limits,
+    pool: PagePool,
+    scheduler: Scheduler,
+    live: BTreeMap<RequestId, Live>,
+    /// Ends of each job's answers.
+    n_ended: Vec<usize>,
+    forked: BTreeSet<usize>,
+    first_step: Vec<Option<usize>>,
+    clock: usize,
+}
+
+impl Simulation {
+    fn new(mut jobs: Vec<Job>, limits: Limits, n_pages: usize) -> Self {
+        jobs.sort_by_key(|job| job.arrives);
+        for job in &mut jobs {
+            // As requests are checked before they get here.
+            job.width = job.width.min(limits.max_batch_size);
+            if job.n_pages() > n_pages {
+                job.width = 1;
+            }
+            assert!(job.n_pages() <= n_pages);
+        }
+        let pool = PagePool::new(n_pages);
+        Self {
+            n_ended: vec![0; jobs.len()],
+            first_step: vec![None; jobs.len()],
+            scheduler: Scheduler::new(limits, pool.clone()),
+            forked: BTreeSet::new(),
+            live: BTreeMap::new(),
+            clock: 0,
+            jobs,
+            limits,
+            pool,
+        }
+    }
+
+    fn n_answers(&self, job: usize) -> usize {
+        1 + self.jobs[job].n_forks
+    }
+
+    /// Requests are numbered by their job, the forks of one after all jobs.
+    fn arrive_and_leave(&mut self) {
+        for (index, job) in self.jobs.iter().enumerate() {
+            if job.arrives == self.clock {
+                let keys = (0..job.n_prompt / PAGE_SIZE).map(|page| PageKey(job.text << 64 | page as u128));
+                let arrival = Arrival {
+                    n_prompt: job.n_prompt,
+                    width: job.width,
+                    priority: job.priority,
+                    keys: keys.collect(),
+                    reads_kept_pages: index % 5 != 0,
+                };
+                let request = RequestId(index as u64);
+                self.scheduler.add(request, arrival);
+                self.live.insert(request, Live { job: index, n_generated: 0, reported: BTreeSet::new() });
+            }
+            if job.cancelled_after.is_some_and(|after| job.arrives + after == self.clock) {
+                let gone: Vec<RequestId> =
+                    self.live.iter().filter(|(_, live)| live.job == index).map(|(&request, _)| request).collect();
+                let was_forked = self.forked.contains(&index);
+                for request in gone {
+                    self.scheduler.remove(request);
+                    self.live.remove(&request);
+                    // Answers that have not forked yet go with the one that they would fork from.
+                    self.n_ended[index] += if was_forked { 1 } else { 1 + job.n_forks };
+                }
+            }
+        }
+    }
+
+    fn ranks(requests: &BTreeMap<Rank, Request>) -> Vec<Rank> {
+        requests.keys().copied().collect()
+    }
+
+    fn step(&mut self) {
+        self.arrive_and_leave();
+        let before = Self::ranks(&self.scheduler.running);
+        let step = self.scheduler.schedule();
+        let (running, waiting) = (Self::ranks(&self.scheduler.running), Self::ranks(&self.scheduler.waiting));
+        if let Some(best) = before.first() {
+            assert!(running.contains(best), "the best is never preempted");
+        }
+        for started in running.iter().filter(|rank| !before.contains(rank)) {
+            assert!(waiting.iter().all(|waits| started < waits), "{started:?} overtakes one of {waiting:?}");
+        }
+        assert_eq!(step.chunks.is_empty(), running.is_empty() && waiting.is_empty());
+        assert!(step.chunks.iter().map(|chunk| chunk.n_tokens).sum::<usize>() <= self.limits.max_batch_tokens);
+        assert!(self.scheduler.running.values().map(|request| request.sequences.len()).sum::<usize>() <= self.limits.max_batch_size);
+        for (sequence_id, sequence) in self.scheduler.running_sequences() {
+            let chunk = step.chunks.iter().find(|chunk| chunk.id == sequence_id);
+            assert!(sequence.remaining() != 1 || chunk.is_some_and(|chunk| chunk.predicts), "who decodes gets its token");
+        }
+        for request in self.scheduler.waiting.values() {
+            assert!(request.sequences.iter().all(|sequence| sequence.table.is_empty()), "who waits holds no page");
+        }
+        for (table, chunk) in self.scheduler.tables(&step).into_iter().zip(&step.chunks) {
+            assert!(chunk.n_tokens >= 1);
+            assert_eq!(chunk.start, table.len(), "a chunk follows the one before");
+            table.append(chunk.n_tokens).expect("the pool is never over-committed");
+        }
+        self.scheduler.advance(&step);
+        for chunk in &step.chunks {
+            if let Some(first) = self.first_step.get_mut(chunk.id.request.0 as usize) {
+                first.get_or_insert(self.clock);
+            }
+        }
+        step.chunks.iter().filter(|chunk| chunk.predicts).for_each(|chunk| self.predicted(chunk.id));
+        self.clock += 1;
+    }
+
+    fn predicted(&mut self, sequence: SequenceId) {
+        let request = sequence.request;
+        let live = self.live.get_mut(&request).expect("only live requests are computed");
+        let index = live.job;
+        let job = &self.jobs[index];
+        if job.width > 1 {
+            live.reported.insert(sequence.branch);
+            let n_branches = if live.n_generated == 0 { 1 } else { job.width };
+            if live.reported.len() < n_branches {
+                return;
+            }
+            live.reported.clear();
+            live.n_generated += 1;
+            if live.n_generated == job.stops_after {
+                return self.end(request);
+            }
+            let parents: Vec<_> = (0..job.width).map(|branch| ((self.clock + branch * branch) % n_branches, None)).collect();
+            return self.scheduler.branch(request, &parents);
+        }
+        let mut grown = vec![request];
+        if job.n_forks > 0 && self.forked.insert(index) {
+            for fork in 0..job.n_forks {
+                let child = RequestId((1000 * (fork + 1) + index) as u64);
+                self.scheduler.fork(request, child);
+                self.live.insert(child, Live { job: index, n_generated: 0, reported: BTreeSet::new() });
+                grown.push(child);
+            }
+        }
+        for request in grown {
+            let live = self.live.get_mut(&request).expect("live");
+            live.n_generated += 1;
+            let job = &self.jobs[index];
+            if live.n_generated == job.stops_after {
+                self.end(request);
+                continue;
+            }
+            let n_tokens = job.n_prompt + live.n_generated;
+            let name = PageKey(1 << 100 | u128::from(request.0) << 32 | n_tokens as u128);
+            self.scheduler.push_token(SequenceId { request, branch: 0 }, n_tokens.is_multiple_of(PAGE_SIZE).then_some(name));
+        }
+    }
+
+    fn end(&mut self, request: RequestId) {
+        self.scheduler.remove(request);
+        let live = self.live.remove(&request).expect("ends once");
+        self.n_ended[live.job] += 1;
+    }
+
+    fn is_over(&self) -> bool {
+        (0..self.jobs.len()).all(|job| self.n_ended[job] >= self.n_answers(job))
+    }
+
+    /// The bound that the module's documentation states.
+    fn longest_wait(&self, index: usize) -> usize {
+        let job = &self.jobs[index];
+        let rank = |index: usize| (self.jobs[index].due(), index);
+        let before: Vec<usize> = (0..self.jobs.len())
+            .filter(|&other| other != index && (rank(other) < rank(index) || self.jobs[other].arrives <= job.arrives && other < index))
+            .collect();
+        let overtakers = |of: usize| before.iter().filter(|&&other| other > of && rank(other) < rank(of)).map(|&other| 1 + self.jobs[other].n_forks).sum::<usize>();
+        before.iter().map(|&other| self.jobs[other].work() * (1 + overtakers(other))).sum()
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(3000))]
+
+    #[test]
+    fn every_request_ends_once_within_the_limits(
+        jobs in proptest::collection::vec(job(), 1..25),
+        max_batch_size in 1usize..6,
+        extra_tokens in 0usize..60,
+        // 9 pages hold the largest job: 89 + 39 tokens.
+        n_pages in 9usize..30,
+    ) {
+        let limits = Limits { max_batch_size, max_batch_tokens: max_batch_size + extra_tokens };
+        let mut simulation = Simulation::new(jobs, limits, n_pages);
+        let total: usize = simulation.jobs.iter().map(Job::work).sum();
+        let deadline = 100 + total * (1 + 4 * simulation.jobs.len());
+        while !simulation.is_over() {
+            prop_assert!(simulation.clock < deadline, "no end after {} steps", simulation.clock);
+            simulation.step();
+        }
+        for job in 0..simulation.jobs.len() {
+            prop_assert_eq!(simulation.n_ended[job], simulation.n_answers(job), "every answer ends exactly once");
+            if let Some(first) = simulation.first_step[job] {
+                let (waited, bound) = (first - simulation.jobs[job].arrives, simulation.longest_wait(job));
+                prop_assert!(waited <= bound, "waited {waited} steps, the bound is {bound}");
+            }
+        }
+        prop_assert_eq!(simulation.pool.n_free(), n_pages, "no page leaks");
+        prop_assert_eq!(simulation.scheduler.n_running() + simulation.scheduler.n_waiting(), 0);
+        prop_assert!(simulation.scheduler.ranks.is_empty());
+    }
+}

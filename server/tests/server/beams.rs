@@ -1,0 +1,161 @@
+//! Beam searches in the engine: what the pure search finds when every beam is computed from scratch.
+
+use hearth_model::{
+    TokenId,
+    generate::next_logits,
+    gpt::Gpt,
+    kv_cache::KvCache,
+    sampling::{
+        SamplingParams,
+        beam::{BeamKind, BeamParams, BeamSearch, EarlyStopping, Hypothesis},
+    },
+};
+use hearth_server::engine::{
+    Engine, EngineOptions, Event, FinishReason,
+    request::{RequestParts, Strategy},
+};
+use serde_json::json;
+
+use crate::{
+    engine::{mixed, parts, prompt, request},
+    support::{self, OPTIONS, Server, engine, is_idle, metric, wait_for},
+};
+
+const BEST: BeamKind = BeamKind::Best { length_penalty: 1.0, early_stopping: EarlyStopping::Likely };
+
+fn beams(prompt_ids: Vec<TokenId>, [width, n_best]: [usize; 2], kind: BeamKind) -> RequestParts {
+    let mut parts = parts(prompt_ids, 30, SamplingParams::default());
+    // Ends that are likely enough for some answers to end.
+    parts.stop.stop_token_ids = (0..40).collect();
+    RequestParts { strategy: Strategy::Beams { width, n_best, kind }, logprobs: Some(1), ..parts }
+}
+
+/// No cache, no batch: each beam's whole text goes through the model at every step.
+fn from_scratch(gpt: &Gpt, parts: &RequestParts) -> Vec<Hypothesis> {
+    let Strategy::Beams { width, n_best, kind } = parts.strategy else { panic!("no beams") };
+    let mut search = BeamSearch::new(BeamParams {
+        width,
+        kind,
+        temperature: parts.sampling.temperature,
+        end_ids: parts.stop.stop_token_ids.clone(),
+        min_tokens: 0,
+        max_tokens: parts.stop.max_tokens,
+        n_top: parts.logprobs,
+    });
+    let mut cache = KvCache::new(gpt.config(), 32, &gpt.device());
+    loop {
+        for beam in 0..search.beams().len() {
+            let text = [parts.prompt_ids.as_slice(), &search.beams()[beam].token_ids].concat();
+            let mut table = cache.table();
+            let logits = next_logits(gpt, &mut cache, &mut table, &text).unwrap();
+            search.expand(beam, &logits).unwrap();
+        }
+        if search.select().is_empty() {
+            return search.into_best(n_best);
+        }
+    }
+}
+
+type Answer = (Vec<TokenId>, Vec<f32>, Option<FinishReason>);
+
+fn as_told(hypothesis: Hypothesis) -> Answer {
+    let reason = if hypothesis.is_ended { FinishReason::Stop } else { FinishReason::Length };
+    let logprobs = hypothesis.logprobs.iter().map(|logprobs| logprobs.logprob).collect();
+    (hypothesis.token_ids, logprobs, Some(reason))
+}
+
+/// The answers by index, the cached tokens of all.
+async fn run(engine: &Engine, requests: &[RequestParts]) -> Vec<Answer> {
+    let requests: Vec<_> = requests.iter().cloned().map(request).collect();
+    let n_answers = requests.iter().map(hearth_server::engine::request::GenerateRequest::n_answers).sum();
+    let mut told: Vec<Answer> = vec![Default::default(); n_answers];
+    let mut events = engine.submit(requests).unwrap();
+    while let Some((index, event)) = events.recv().await {
+        let (token_ids, logprobs, end) = &mut told[index];
+        assert_eq!(*end, None);
+        match event {
+            Event::Token { id, logprobs: reported, .. } => {
+                token_ids.push(id);
+                logprobs.extend(reported.map(|reported| reported.logprob));
+            }
+            Event::Finished { reason, .. } => *end = Some(reason),
+            other => panic!("{other:?}"),
+        }
+    }
+    told
+}
+
+#[tokio::test]
+async fn beams_find_what_a_search_from_scratch_finds() {
+    let gpt = support::gpt();
+    let stochastic = BeamKind::Stochastic { seed: 11 };
+    let searches = [
+        beams(prompt(30, 1), [4, 4], BEST),
+        beams(prompt(3, 2), [3, 2], BeamKind::Best { length_penalty: 0.0, early_stopping: EarlyStopping::Certain }),
+        beams(prompt(47, 3), [5, 5], stochastic),
+        beams(prompt(12, 4), [1, 1], BEST),
+    ];
+    let expected: Vec<Answer> = searches.iter().flat_map(|parts| from_scratch(&gpt, parts)).map(as_told).collect();
+    assert!(expected.iter().any(|(.., reason)| *reason == Some(FinishReason::Stop)), "the test shows too little");
+    // Alone, among others, in small chunks so that beams wait for each other, and short of pages.
+    let mut n_preempted = 0.0;
+    for (max_batch_size, max_batch_tokens, n_pages) in [(16, 64, 400), (5, 7, 400), (16, 16, 26), (8, 8, 25)] {
+        let options = EngineOptions { max_batch_size, max_batch_tokens, kv_cache_tokens: Some(n_pages * 16), ..OPTIONS };
+        let engine = engine(options);
+        let others = mixed().into_iter().map(|parts| engine.submit(vec![request(parts)]).unwrap()).collect::<Vec<_>>();
+        assert_eq!(run(&engine, &searches).await, expected, "{max_batch_size} places, {n_pages} pages");
+        for events in others {
+            crate::engine::collect(events, 1).await;
+        }
+        n_preempted += metric(&engine, "num_preemptions_total");
+        wait_for(&engine, is_idle).await;
+    }
+    assert!(n_preempted > 0.0, "the test shows too little");
+}
+
+#[tokio::test]
+async fn beams_share_the_pages_of_their_past() {
+    let engine = engine(EngineOptions { max_batch_tokens: 512, ..OPTIONS });
+    let mut parts = beams(prompt(400, 5), [8, 1], BEST);
+    parts.stop.max_tokens = 3;
+    let (mut stats, mut least_free) = (engine.stats(), usize::MAX);
+    let mut events = engine.submit(vec![request(parts)]).unwrap();
+    loop {
+        tokio::select! {
+            event = events.recv() => if event.is_none() { break },
+            _ = stats.changed() => least_free = least_free.min(stats.borrow_and_update().free_pages),
+        }
+    }
+    let n_pages = stats.borrow().n_pages;
+    // 25 pages of prompt and one per beam, instead of 26 per beam.
+    assert!(n_pages - least_free <= 25 + 8, "{} pages", n_pages - least_free);
+    assert_eq!(metric(&engine, "iteration_tokens_total_sum"), 400.0 + 2.0 * 8.0);
+}
+
+#[tokio::test]
+async fn a_beam_search_over_http() {
+    let server = Server::start();
+    let body = json!({
+        "prompt": "the", "use_beam_search": true, "best_of": 4, "n": 2, "max_tokens": 5, "length_penalty": 0.5,
+        "early_stopping": "never", "temperature": 0, "logprobs": 1, "ignore_eos": true,
+    });
+    let whole = server.complete(body.clone()).await;
+    let choices = whole["choices"].as_array().unwrap();
+    assert_eq!(choices.len(), 2);
+    let total = |choice: &serde_json::Value| {
+        choice["logprobs"]["token_logprobs"].as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).sum::<f64>()
+    };
+    assert!(total(&choices[0]) >= total(&choices[1]));
+    assert_eq!(whole["usage"]["completion_tokens"], 10);
+    assert_eq!(json!(support::fold(&server.stream(body.clone()).await)), whole["choices"]);
+    let mut drawn = body;
+    drawn["use_beam_search"] = json!(false);
+    drawn["stochastic_beam_search"] = json!(true);
+    drawn["seed"] = json!(4);
+    let drawn = server.complete(drawn).await;
+    assert_ne!(drawn["choices"][0]["logprobs"]["tokens"], drawn["choices"][1]["logprobs"]["tokens"]);
+    let refused = json!({ "prompt": "x", "use_beam_search": true, "best_of": 8, "max_tokens": 8000 });
+    let small = Server::with_options(EngineOptions { kv_cache_tokens: Some(1024), ..OPTIONS });
+    let answer = small.post(refused.to_string()).await;
+    assert!(answer.error().contains("needs 512 pages of the KV cache, which has 64"), "{}", answer.text);
+}

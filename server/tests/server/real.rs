@@ -1,0 +1,127 @@
+//! The engine on other models and devices than the tiny one on the CPU.
+
+use hearth_model::{
+    TokenId,
+    device::{DeviceChoice, choose},
+    generate::next_logits,
+    gpt::Gpt,
+    kv_cache::KvCache,
+    ops::Dtype,
+    sampling::SamplingParams,
+    tokenizer::EncodeOptions,
+    weights::model_dir::{LoadOptions, LoadedModel, load},
+};
+use hearth_server::{
+    api::state::AppState,
+    engine::{Engine, EngineOptions, request::{GenerateRequest, ModelLimits, RequestParts}},
+};
+use serde_json::json;
+
+use crate::{
+    engine::{alone, collect, mixed, parts, run},
+    support::{self, MODEL, OPTIONS, Server, is_idle, metric, wait_for},
+};
+
+const TEXT: &str = "Once upon a time a small ship sailed out of a quiet harbour. Its captain, who had never been further \
+    than the next island, wanted to see where the sun goes at night. The crew laughed, but they came along. On the third \
+    day the wind died and the sea lay flat like a plate. ";
+
+/// Sixteen requests of mixed lengths, some with the same start, half of them sampled.
+fn texts(model: &LoadedModel) -> Vec<RequestParts> {
+    let ids = model.tokenizer.encode(&TEXT.repeat(3), EncodeOptions::TEXT).unwrap();
+    let n_prompts = [1, 3, 150, 17, 64, 5, 33, 16, 2, 99, 7, 48, 1, 20, 130, 11];
+    let requests = n_prompts.into_iter().enumerate().map(|(index, n_prompt)| {
+        let seeded = SamplingParams { temperature: 0.8, top_p: 0.95, seed: index as u64, ..SamplingParams::default() };
+        let sampling = if index % 2 == 0 { SamplingParams::greedy() } else { seeded };
+        let start = if index % 3 == 0 { 0 } else { index };
+        parts(ids[start..start + n_prompt].to_vec(), 8 + 3 * (index % 4), sampling)
+    });
+    requests.collect()
+}
+
+async fn run_on(engine: &Engine, requests: &[RequestParts]) -> Vec<Vec<TokenId>> {
+    let limits: ModelLimits = engine.model().limits;
+    let requests: Vec<_> =
+        requests.iter().map(|parts| GenerateRequest::new(parts.clone(), &limits).unwrap()).collect();
+    let n_requests = requests.len();
+    let outcomes = collect(engine.submit(requests).unwrap(), n_requests).await;
+    outcomes.into_iter().map(|(ids, _)| ids).collect()
+}
+
+#[tokio::test]
+async fn smollm2_gives_each_of_sixteen_the_tokens_it_gives_it_alone() {
+    let Some(dir) = std::env::var_os("HEARTH_SMOLLM2") else {
+        println!("skipped: set HEARTH_SMOLLM2=DIR to the Hugging Face dir of SmolLM2-135M-Instruct to run");
+        return;
+    };
+    let load = move || {
+        let device = choose(DeviceChoice::Cpu)?.device;
+        load(dir.as_ref(), &LoadOptions { device, dtype: Dtype::F32 })
+    };
+    let model = load().unwrap();
+    let requests = texts(&model);
+    let alone = alone(&model.gpt, &requests);
+    drop(model);
+    // All at once, then from the prefix cache; in small chunks; and short of pages.
+    for (max_batch_size, max_batch_tokens, n_pages) in [(16, 512, 512), (5, 40, 512), (16, 64, 16)] {
+        let kv_cache_tokens = Some(n_pages * 16);
+        let engine = Engine::start(load.clone(), EngineOptions { max_batch_size, max_batch_tokens, kv_cache_tokens, ..OPTIONS }).unwrap();
+        for round in 0..2 {
+            assert_eq!(run_on(&engine, &requests).await, alone, "{max_batch_tokens} tokens, round {round}");
+            wait_for(&engine, is_idle).await;
+        }
+        let [preemptions, hits] = ["num_preemptions_total", "prefix_cache_hits_total"].map(|name| metric(&engine, name));
+        println!("{max_batch_size} at once, {n_pages} pages: {preemptions} preemptions, {hits} tokens from the cache");
+        assert!(n_pages > 16 || preemptions > 0.0, "the test shows too little");
+        assert!(hits > 0.0);
+    }
+}
+
+/// Where the two tokens' logits are nearer than this share of all logits' spread, either is right.
+const NEAR_TIE: f32 = 1e-4;
+
+/// On a GPU sums are taken in an order that depends on the shape of the batch, so a near-tie may go either way.
+fn is_near_tie(gpt: &Gpt, parts: &RequestParts, found: &[TokenId], expected: &[TokenId]) -> bool {
+    let at = found.iter().zip(expected).position(|(a, b)| a != b).expect("they differ");
+    let text = [parts.prompt_ids.as_slice(), &expected[..at]].concat();
+    let mut cache = KvCache::new(gpt.config(), text.len().div_ceil(16), &gpt.device());
+    let mut table = cache.table();
+    let logits = next_logits(gpt, &mut cache, &mut table, &text).unwrap();
+    let [low, high] = [f32::min, f32::max].map(|pick| logits.iter().copied().reduce(pick).unwrap());
+    let [a, b] = [found[at], expected[at]].map(|id| logits[id as usize]);
+    (a - b).abs() <= NEAR_TIE * (high - low)
+}
+
+#[tokio::test]
+async fn wgpu_gives_each_of_sixteen_the_tokens_it_gives_it_alone_and_streams() {
+    if std::env::var_os("HEARTH_TEST_WGPU").is_none() {
+        println!("skipped: set HEARTH_TEST_WGPU=1 to run on the software wgpu adapter");
+        return;
+    }
+    let load = || {
+        let device = choose(DeviceChoice::WgpuSoftware)?.device;
+        Ok(LoadedModel { gpt: support::gpt_on(&device), ..support::model() })
+    };
+    let requests = mixed();
+    let gpt = load().unwrap().gpt;
+    let alone = alone(&gpt, &requests);
+    let engine = Engine::start(load, EngineOptions { max_batch_size: 16, kv_cache_tokens: Some(16 * 40), ..OPTIONS }).unwrap();
+    for round in 0..2 {
+        let together = run(&engine, &requests).await;
+        let mut n_near_ties = 0;
+        for ((parts, found), expected) in requests.iter().zip(&together).zip(&alone) {
+            if found != expected {
+                assert!(parts.sampling.is_greedy() && is_near_tie(&gpt, parts, found, expected), "{found:?} {expected:?}");
+                n_near_ties += 1;
+            }
+        }
+        println!("round {round}: {n_near_ties} of {} went the other way at a near-tie", requests.len());
+        assert!(n_near_ties <= 1);
+        wait_for(&engine, is_idle).await;
+    }
+    let server = Server { state: AppState::ready(MODEL, engine.clone()), engine };
+    let body = json!({ "prompt": "the hand", "max_tokens": 12, "temperature": 0, "ignore_eos": true });
+    let whole = server.complete(body.clone()).await;
+    assert_eq!(json!(support::fold(&server.stream(body).await)), whole["choices"]);
+    assert_eq!(whole["usage"]["completion_tokens"], 12);
+}

@@ -1,0 +1,210 @@
+//! Requests that have a past in common: kept prefixes and forks. Tokens and log-probabilities are those of a request
+//! that shares nothing.
+
+use hearth_model::{TokenId, sampling::SamplingParams};
+use hearth_server::engine::{
+    Engine, EngineOptions, Event, EventStream,
+    request::{GenerateRequest, RequestParts},
+};
+use serde_json::json;
+
+use crate::{
+    engine::{alone, mixed, parts, prompt, request, run},
+    support::{self, OPTIONS, Server, engine, is_idle, metric, wait_for},
+};
+
+/// Everything that a client gets of one request, log-probabilities to the last bit.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Told {
+    token_ids: Vec<TokenId>,
+    text: String,
+    logprobs: Vec<u32>,
+    prompt_logprobs: Vec<Option<u32>>,
+}
+
+async fn tell(mut events: EventStream, n_answers: usize) -> (Vec<Told>, usize) {
+    let (mut told, mut n_cached) = (vec![Told::default(); n_answers], 0);
+    while let Some((index, event)) = events.recv().await {
+        let told = &mut told[index];
+        match event {
+            Event::Token { id, text, logprobs, .. } => {
+                told.token_ids.push(id);
+                told.text += &text;
+                told.logprobs.extend(logprobs.map(|logprobs| logprobs.logprob.to_bits()));
+            }
+            Event::PromptLogprobs(logprobs) => {
+                assert!(told.prompt_logprobs.is_empty(), "told once");
+                let bits = logprobs.into_iter().map(|logprobs| logprobs.map(|logprobs| logprobs.logprob.to_bits()));
+                told.prompt_logprobs = bits.collect();
+            }
+            Event::Finished { text, cached_tokens, .. } => {
+                told.text += &text;
+                n_cached += cached_tokens;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    (told, n_cached)
+}
+
+async fn answers(engine: &Engine, requests: &[RequestParts]) -> (Vec<Told>, usize) {
+    let requests: Vec<GenerateRequest> = requests.iter().cloned().map(request).collect();
+    let n_answers = requests.len();
+    tell(engine.submit(requests).unwrap(), n_answers).await
+}
+
+fn with_start(start: &[TokenId], salt: u32) -> Vec<TokenId> {
+    [start, &prompt(5 + salt as usize * 7, salt)].concat()
+}
+
+#[tokio::test]
+async fn kept_prefixes_change_nothing_but_the_work() {
+    let start = prompt(100, 9);
+    let sampled = SamplingParams { temperature: 0.8, seed: 5, ..SamplingParams::default() };
+    let requests: Vec<RequestParts> = (0..6)
+        .map(|salt| RequestParts {
+            logprobs: Some(2),
+            ..parts(with_start(&start, salt), 25, if salt % 2 == 0 { SamplingParams::greedy() } else { sampled.clone() })
+        })
+        .collect();
+    let mut fresh = Vec::new();
+    for parts in &requests {
+        let engine = engine(OPTIONS);
+        let (told, n_cached) = answers(&engine, std::slice::from_ref(parts)).await;
+        assert_eq!(n_cached, 0);
+        fresh.extend(told);
+    }
+    let engine = engine(OPTIONS);
+    let (first, _) = answers(&engine, &requests[..1]).await;
+    assert_eq!(first, fresh[..1]);
+    let before = metric(&engine, "iteration_tokens_total_sum");
+    let (told, n_cached) = answers(&engine, &requests).await;
+    assert_eq!(told, fresh);
+    // The start has 6 full pages; the first request knows its whole prompt of 105 tokens.
+    assert_eq!(n_cached, 6 * 96);
+    let n_computed = metric(&engine, "iteration_tokens_total_sum") - before;
+    let n_tokens: usize = requests.iter().map(|parts| parts.prompt_ids.len() + 24 - 96).sum();
+    assert_eq!(n_computed, n_tokens as f64);
+    assert_eq!(metric(&engine, "prefix_cache_hits_total"), 6.0 * 96.0);
+    // What was generated is kept too: a prompt that goes on from an answer.
+    let continued = [requests[0].prompt_ids.as_slice(), &fresh[0].token_ids].concat();
+    let (_, n_cached) = answers(&engine, &[parts(continued, 1, SamplingParams::greedy())]).await;
+    assert_eq!(n_cached, 128, "of 130 tokens, the last of which was never computed");
+    // Another salt shares nothing, with itself it does.
+    let salted = RequestParts { cache_salt: Some("mine".into()), ..requests[0].clone() };
+    for expected in [0, 96] {
+        let (told, n_cached) = answers(&engine, std::slice::from_ref(&salted)).await;
+        assert_eq!((told.as_slice(), n_cached), (&fresh[..1], expected));
+    }
+    wait_for(&engine, is_idle).await;
+}
+
+#[tokio::test]
+async fn a_full_cache_forgets_the_oldest_and_stays_right() {
+    let requests = mixed();
+    let alone = alone(&support::gpt(), &requests);
+    // 16 pages: what is kept of one round is thrown out in the same round.
+    let engine = engine(EngineOptions { kv_cache_tokens: Some(256), max_batch_size: 3, ..OPTIONS });
+    for _ in 0..3 {
+        assert_eq!(run(&engine, &requests).await, alone);
+        wait_for(&engine, is_idle).await;
+    }
+}
+
+#[tokio::test]
+async fn requests_that_need_every_position_compute_every_position() {
+    let scored = RequestParts {
+        logprobs: Some(0),
+        prompt_logprobs: Some(1),
+        ..parts(prompt(90, 3), 4, SamplingParams::greedy())
+    };
+    let engine = engine(OPTIONS);
+    let (first, _) = answers(&engine, std::slice::from_ref(&scored)).await;
+    let (again, n_cached) = answers(&engine, std::slice::from_ref(&scored)).await;
+    assert_eq!((&again, n_cached), (&first, 0));
+    assert_eq!(first[0].prompt_logprobs.len(), 90);
+    assert!(first[0].prompt_logprobs.iter().skip(1).all(Option::is_some));
+}
+
+/// Choices of one prompt: with their own random streams, and their prompt's log-probabilities.
+fn choices(n: u32, prompt_logprobs: Option<usize>) -> Vec<RequestParts> {
+    let sampling = SamplingParams { temperature: 1.2, seed: 77, ..SamplingParams::default() };
+    let one = |choice| RequestParts {
+        choice,
+        logprobs: Some(1),
+        prompt_logprobs,
+        ..parts(prompt(70, 4), 20 + choice as usize, sampling.clone())
+    };
+    (0..n).map(one).collect()
+}
+
+#[tokio::test]
+async fn forks_give_what_each_gives_alone_and_compute_the_prompt_once() {
+    for prompt_logprobs in [None, Some(1)] {
+        let requests = choices(7, prompt_logprobs);
+        let mut fresh = Vec::new();
+        for parts in &requests {
+            let engine = engine(OPTIONS);
+            fresh.extend(answers(&engine, std::slice::from_ref(parts)).await.0);
+        }
+        // All at once; some in the queue; one at a time; and with so few pages that they preempt each other.
+        let pages = |n_pages: usize| Some(n_pages * 16);
+        for (max_batch_size, kv_cache_tokens) in [(8, None), (3, None), (1, None), (8, pages(12)), (8, pages(7))] {
+            let engine = engine(EngineOptions { max_batch_size, kv_cache_tokens, max_batch_tokens: 24, ..OPTIONS });
+            let (told, n_cached) = answers(&engine, &requests).await;
+            assert_eq!(told, fresh, "{max_batch_size} at once, {kv_cache_tokens:?} tokens");
+            assert_eq!(n_cached, 0, "the prompt was computed for this submission");
+            wait_for(&engine, is_idle).await;
+            assert_eq!(metric(&engine, "prompt_tokens_total"), 70.0);
+            let n_generated: usize = fresh.iter().map(|told| told.token_ids.len()).sum();
+            assert_eq!(metric(&engine, "generation_tokens_total"), n_generated as f64);
+            if max_batch_size == 8 && kv_cache_tokens.is_none() {
+                // Each answer's last token is never fed back.
+                let n_computed = metric(&engine, "iteration_tokens_total_sum");
+                assert_eq!(n_computed, (70 + n_generated - requests.len()) as f64);
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn the_best_of_many_answers_are_given() {
+    let server = Server::start();
+    let body = |n: usize, best_of: usize| {
+        json!({ "prompt": ["one and", "x"], "max_tokens": 6, "n": n, "best_of": best_of, "seed": 3, "logprobs": 0,
+                "ignore_eos": true })
+    };
+    let all = server.complete(body(6, 6)).await;
+    let best = server.complete(body(2, 6)).await;
+    let mean = |choice: &serde_json::Value| {
+        let logprobs = choice["logprobs"]["token_logprobs"].as_array().unwrap();
+        logprobs.iter().map(|logprob| logprob.as_f64().unwrap()).sum::<f64>() / logprobs.len() as f64
+    };
+    for of_prompt in 0..2usize {
+        let mut expected = all["choices"].as_array().unwrap()[of_prompt * 6..][..6].to_vec();
+        expected.sort_by(|a, b| mean(b).total_cmp(&mean(a)));
+        for rank in 0..2 {
+            let choice = &best["choices"][of_prompt * 2 + rank];
+            assert_eq!(choice["text"], expected[rank]["text"]);
+            assert_eq!(choice["index"], of_prompt * 2 + rank);
+        }
+    }
+    assert_eq!(best["choices"].as_array().unwrap().len(), 4);
+    assert_eq!(best["usage"]["completion_tokens"], 72, "all that were generated count");
+    let mut unasked = body(2, 6);
+    unasked["logprobs"] = json!(null);
+    let unasked = server.complete(unasked).await;
+    assert_eq!(unasked["choices"][0]["text"], best["choices"][0]["text"]);
+    assert!(unasked["choices"][0]["logprobs"].is_null());
+}
+
+#[tokio::test]
+async fn usage_tells_what_was_cached() {
+    let server = Server::start();
+    let body = |salt: &str| json!({ "prompt": prompt(40, 1), "max_tokens": 1, "cache_salt": salt, "n": 2 });
+    for (salt, expected) in [("a", 0), ("a", 32), ("b", 0)] {
+        let answer = server.complete(body(salt)).await;
+        assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], expected);
+        assert_eq!(answer["usage"]["prompt_tokens"], 40);
+    }
+}
