@@ -8,6 +8,7 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|source: &str| {
     let Ok(template) = ChatTemplate::new(source, Path::new("chat_template.jinja")) else { return };
-    let messages = [Message::new("system", "be brief"), Message::new("user", "hi"), Message::new("assistant", "<|im_end|>")];
+    let messages =
+        [Message::new("system", "be brief"), Message::new("user", "hi"), Message::new("assistant", "<|im_end|>")];
     drop(template.render(&messages, &RenderContext::default()));
 });

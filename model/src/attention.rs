@@ -1,5 +1,7 @@
 //! Causal self-attention: projections, positions and grouped heads around the attention operations.
 
+use std::ops::Range;
+
 use burn::{
     module::Module,
     tensor::{Device, Tensor, TensorData},
@@ -11,7 +13,7 @@ use crate::{
     gpt::{Linear, Norm, ParamSource, ParamVisitor},
     kv_cache::PagedStep,
     ops::{self, AttentionOptions, Rotation, Weight},
-    position,
+    position::{self, Span},
 };
 
 /// How the rows of a forward pass attend.
@@ -40,12 +42,20 @@ impl AttentionContext<'_> {
         Self::Dense(Dense { batch, seq_len, maps: None })
     }
 
-    /// The position of each row within its sequence; of one sequence where all sequences' are alike.
-    fn positions(&self) -> Vec<usize> {
+    /// Where the rows stand in their texts; of one text where all are alike.
+    fn spans(&self) -> Vec<Span> {
+        let span = |positions: Range<usize>| Span { text_len: positions.end, positions };
         match self {
-            Self::Dense(dense) => (0..dense.seq_len).collect(),
-            Self::Paged(step) => step.positions.clone(),
+            Self::Dense(dense) => vec![span(0..dense.seq_len)],
+            Self::Paged(step) => {
+                step.sequences.iter().map(|sequence| span(sequence.start..sequence.start + sequence.rows.len())).collect()
+            }
         }
+    }
+
+    /// The position of each row within its text; of one text where all are alike.
+    fn positions(&self) -> Vec<usize> {
+        self.spans().into_iter().flat_map(|span| span.positions).collect()
     }
 
     /// How often [`positions`](Self::positions) repeats to cover all rows.
@@ -78,9 +88,9 @@ impl<'a> Pass<'a> {
         };
         let rotation = match &config.positions {
             Positions::Rope(rope) => {
-                let positions = context.positions();
-                let angles = position::rope_angles(&positions, rope);
-                let rotation = Rotation::new(&angles, positions.len(), device);
+                let angles = position::rope_angles(&context.spans(), rope);
+                let n_rows = angles.len() / (rope.rotary_dim / 2);
+                let rotation = Rotation::new(&angles, n_rows, device);
                 Some(rotation.scaled(position::rope_attention_factor(rope)).repeat(context.repeats()))
             }
             _ => None,
@@ -134,7 +144,7 @@ impl CausalSelfAttention {
         let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = pass.options;
         let [n_rows, _] = x.dims();
         let qkv = self.qkv.forward(x).reshape([n_rows, n_heads + 2 * n_kv_heads, head_dim]);
-        let heads = |range: std::ops::Range<usize>| qkv.clone().slice([0..n_rows, range, 0..head_dim]);
+        let heads = |range: Range<usize>| qkv.clone().slice([0..n_rows, range, 0..head_dim]);
         // Queries and keys turn alike, so they turn together.
         let qk = match (&self.q_norm, &self.k_norm) {
             (Some(q_norm), Some(k_norm)) => {

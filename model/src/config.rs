@@ -159,12 +159,12 @@ pub enum RopeScaling {
         factor: f64,
     },
     /// A larger base, so that long wavelengths stretch more than short ones (["NTK-aware"
-    /// scaling](https://arxiv.org/abs/2309.00071), 3.1), for a context of `factor * original_max_seq_len`.
+    /// scaling](https://arxiv.org/abs/2309.00071), 3.1), the larger the longer the text is; none up to
+    /// `original_max_seq_len`.
     ///
-    /// `transformers` chooses the base anew for every length of the text so far, so what it computes for a token
-    /// depends on how the text was cut into calls: keys in its cache keep the base of the call that wrote them. Here
-    /// the base is that of the whole extended context, whatever the length, so that a cached pass is an uncached one;
-    /// the two agree where the text fills the context.
+    /// As in `transformers`, the base is that of the text's length when its tokens are computed: keys in the cache keep
+    /// the base that they were written with. So beyond `original_max_seq_len`, and there alone, what is computed for a
+    /// token depends on how the text was cut into steps.
     Dynamic {
         /// At least 1.
         factor: f64,
@@ -316,7 +316,9 @@ impl GptConfig {
         })?;
         require("dropout", (0.0..1.0).contains(&self.dropout), || format!("must be in [0, 1), got {}", self.dropout))?;
         if let Some(window) = self.sliding_window {
-            require("sliding_window", (1..=1 << 32).contains(&window), || format!("must be in 1..=2^32, got {window}"))?;
+            require("sliding_window", (1..=1 << 32).contains(&window), || {
+                format!("must be in 1..=2^32, got {window}")
+            })?;
         }
         if let Positions::Rope(rope) = self.positions {
             rope.validate(self.head_dim)?;

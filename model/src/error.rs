@@ -11,14 +11,14 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// The operating system refused to read or write a file.
-    #[error("cannot {action} `{path}`: {source}")]
+    #[error("cannot {action} `{path}`: {reason}")]
     Io {
         /// What was being done: `read`, `write`, `create`, ...
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// The system's reason.
-        source: io::Error,
+        /// The system's reason. Part of the message, so it is no `source` to be printed once more.
+        reason: io::Error,
     },
     /// A file is there but does not hold what it should, or asks for something that is not supported.
     #[error("`{path}`: {what}{}", hint_line(hint))]

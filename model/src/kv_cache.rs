@@ -96,7 +96,6 @@ pub struct StepPart<'a> {
 #[derive(Debug)]
 pub struct PagedStep<'a> {
     layers: &'a mut [LayerPool],
-    pub(crate) positions: Vec<usize>,
     pub(crate) sequences: Vec<PagedRows>,
     slots: Slots,
 }
@@ -106,12 +105,7 @@ impl KvCache {
     pub fn new(config: &GptConfig, n_pages: usize, device: &Device) -> Self {
         let pool = || Tensor::zeros([n_pages * PAGE_SIZE, config.kv_width()], device);
         let layers = (0..config.n_layers).map(|_| LayerPool { keys: pool(), values: pool() }).collect();
-        Self {
-            layers,
-            pages: PagePool::new(n_pages),
-            sliding_window: config.sliding_window,
-            device: device.clone(),
-        }
+        Self { layers, pages: PagePool::new(n_pages), sliding_window: config.sliding_window, device: device.clone() }
     }
 
     /// A table that holds nothing yet.
@@ -147,22 +141,21 @@ impl KvCache {
         if needed > free {
             return Err(OutOfPages { needed, free });
         }
-        let (mut positions, mut row_slots) = (Vec::new(), Vec::new());
+        let mut row_slots = Vec::new();
         let mut sequences = Vec::with_capacity(parts.len());
         for part in parts {
             if let Some(copied) = part.table.grow(part.n_new) {
                 self.copy_page(copied);
             }
             let start = part.table.len - part.n_new;
-            let rows = positions.len()..positions.len() + part.n_new;
+            let rows = row_slots.len()..row_slots.len() + part.n_new;
             // The first row sees furthest back.
             let first_key = self.sliding_window.map_or(0, |window| (start + 1).saturating_sub(window));
             let key_slots: Vec<i32> = (first_key..part.table.len).map(|at| part.table.slot(at)).collect();
             row_slots.extend_from_slice(&key_slots[start - first_key..]);
-            positions.extend(start..part.table.len);
             sequences.push(PagedRows { rows, start, first_key, slots: Slots::new(key_slots, &self.device) });
         }
-        Ok(PagedStep { layers: &mut self.layers, positions, sequences, slots: Slots::new(row_slots, &self.device) })
+        Ok(PagedStep { layers: &mut self.layers, sequences, slots: Slots::new(row_slots, &self.device) })
     }
 
     /// Gives `copied.to` the contents of `copied.from`, in every layer.
@@ -409,4 +402,3 @@ impl Pages {
 fn page_slots(page: usize) -> impl Iterator<Item = i32> {
     (page * PAGE_SIZE..(page + 1) * PAGE_SIZE).map(|slot| slot as i32)
 }
-

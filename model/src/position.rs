@@ -2,28 +2,47 @@
 //!
 //! They are made per step for the rows at hand, so that a context of 100,000 tokens costs no table.
 
+use std::ops::Range;
+
 use crate::config::{Rope, RopeScaling};
 
-/// The rotary angles of rows at `positions`, row after row: `[n_rows, rotary_dim / 2]` in radians.
+/// Rows that follow each other in a text, and how long the text is with them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The rows' positions.
+    pub positions: Range<usize>,
+    /// Tokens of the text so far, these rows included.
+    pub text_len: usize,
+}
+
+/// The rotary angles of the rows of `spans`, row after row: `[n_rows, rotary_dim / 2]` in radians.
 ///
 /// In f32 throughout, as `transformers` computes them: at large positions the rounding shows, and weights were trained
 /// with it.
-pub fn rope_angles(positions: &[usize], rope: &Rope) -> Vec<f32> {
-    let frequencies = rope_frequencies(rope);
-    positions.iter().flat_map(|&position| frequencies.iter().map(move |f| position as f32 * f)).collect()
+pub fn rope_angles(spans: &[Span], rope: &Rope) -> Vec<f32> {
+    let mut angles = Vec::new();
+    for span in spans {
+        let frequencies = rope_frequencies(rope, span.text_len);
+        for position in span.positions.clone() {
+            angles.extend(frequencies.iter().map(|frequency| position as f32 * frequency));
+        }
+    }
+    angles
 }
 
 /// Radians per position of each pair of dimensions: `theta^(-2i / rotary_dim)`
-/// ([RoFormer](https://arxiv.org/abs/2104.09864), 3.2.2), scaled as [`RopeScaling`] says.
-pub fn rope_frequencies(rope: &Rope) -> Vec<f32> {
+/// ([RoFormer](https://arxiv.org/abs/2104.09864), 3.2.2), scaled as [`RopeScaling`] says for a text of `text_len`
+/// tokens.
+pub fn rope_frequencies(rope: &Rope, text_len: usize) -> Vec<f32> {
     let dim = rope.rotary_dim as f64;
-    let plain = |theta: f64| (0..rope.rotary_dim / 2).map(move |i| 1.0 / (theta as f32).powf((2 * i) as f32 / dim as f32));
+    let plain =
+        |theta: f64| (0..rope.rotary_dim / 2).map(move |i| 1.0 / (theta as f32).powf((2 * i) as f32 / dim as f32));
     match rope.scaling {
         RopeScaling::None => plain(rope.theta).collect(),
         RopeScaling::Linear { factor } => plain(rope.theta).map(|f| f / factor as f32).collect(),
-        RopeScaling::Dynamic { factor, .. } => {
-            // The paper's `factor * length / original - (factor - 1)`, where length is `factor * original`.
-            let stretch = factor * factor - (factor - 1.0);
+        RopeScaling::Dynamic { factor, original_max_seq_len } => {
+            let length = text_len.max(original_max_seq_len) as f64 / original_max_seq_len as f64;
+            let stretch = factor * length - (factor - 1.0);
             plain(rope.theta * stretch.powf(dim / (dim - 2.0))).collect()
         }
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_seq_len } => {
@@ -104,7 +123,8 @@ mod tests {
     #[test]
     fn angles_grow_with_position_and_shrink_with_dimension() {
         let rope = Rope::new(10_000.0, 4);
-        assert_eq!(rope_angles(&[0, 3], &rope), [0.0, 0.0, 3.0, 0.03]);
+        let spans = [0..1, 3..4].map(|positions| Span { text_len: positions.end, positions });
+        assert_eq!(rope_angles(&spans, &rope), [0.0, 0.0, 3.0, 0.03]);
     }
 
     #[test]

@@ -95,9 +95,9 @@ fn the_goldens_scalings_are_read() {
     };
     assert_eq!(scaling("llama"), RopeScaling::None);
     assert_eq!(scaling("rope-linear"), RopeScaling::Linear { factor: 3.0 });
-    assert_eq!(scaling("rope-dynamic"), RopeScaling::Dynamic { factor: 2.0, original_max_seq_len: 12 });
+    assert_eq!(scaling("rope-dynamic"), RopeScaling::Dynamic { factor: 3.0, original_max_seq_len: 12 });
     // The context that the scaling is for.
-    assert_eq!(read(&config_json("rope-dynamic")).unwrap().max_seq_len, 24);
+    assert_eq!(read(&config_json("rope-dynamic")).unwrap().max_seq_len, 36);
     let llama3 =
         RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_max_seq_len: 64 };
     assert_eq!(scaling("rope-llama3"), llama3);
@@ -303,9 +303,7 @@ fn windows_of_all_layers_or_of_none_are_read_and_others_refused() {
         json.extend(changes.as_object().unwrap().clone());
         read(&json)
     };
-    let used = |max_window_layers: usize| {
-        json!({ "use_sliding_window": true, "sliding_window": 5, "max_window_layers": max_window_layers })
-    };
+    let used = |max_window_layers: usize| json!({ "use_sliding_window": true, "sliding_window": 5, "max_window_layers": max_window_layers });
     assert_eq!(read(json!({ "sliding_window": 5 })).unwrap().sliding_window, None);
     assert_eq!(read(used(0)).unwrap().sliding_window, Some(5));
     assert_eq!(read(used(2)).unwrap().sliding_window, None);
@@ -343,7 +341,8 @@ fn fields_of_the_wrong_kind_are_refused_by_name() {
 #[test]
 fn older_names_of_sizes_are_read() {
     let mut older = config_json("bloom");
-    for (new, old) in [("hidden_size", "n_embed"), ("n_head", "num_attention_heads"), ("n_layer", "num_hidden_layers")] {
+    for (new, old) in [("hidden_size", "n_embed"), ("n_head", "num_attention_heads"), ("n_layer", "num_hidden_layers")]
+    {
         let value = older.remove(new).unwrap();
         older.insert(old.to_owned(), value);
     }

@@ -1,6 +1,7 @@
 //! The model against `transformers`: logits, loss and the gradient of every parameter of tiny models with sharp
 //! attention, and a check that the comparison has teeth. The golden dirs are made by `golden/make_golden.py`.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
+#![expect(clippy::print_stdout, reason = "a skipped test says so")]
 
 use std::{
     collections::HashMap,
@@ -402,17 +403,21 @@ fn scaling_mutations(rope: Rope) -> Vec<(&'static str, RopeScaling)> {
             mutations.push(("beta_slow", with(attention_factor, beta_fast, 50.0 * beta_slow, truncate)));
             mutations.push(("truncate", with(attention_factor, beta_fast, beta_slow, !truncate)));
             let (factor, original_max_seq_len) = (factor + 0.5, original_max_seq_len * 8);
-            for (field, factor, original_max_seq_len) in
-                [("factor", factor, original_max_seq_len / 8), ("original_max_seq_len", factor - 0.5, original_max_seq_len)]
-            {
-                mutations.push((field, RopeScaling::Yarn {
-                    factor,
-                    attention_factor,
-                    beta_fast,
-                    beta_slow,
-                    original_max_seq_len,
-                    truncate,
-                }));
+            for (field, factor, original_max_seq_len) in [
+                ("factor", factor, original_max_seq_len / 8),
+                ("original_max_seq_len", factor - 0.5, original_max_seq_len),
+            ] {
+                mutations.push((
+                    field,
+                    RopeScaling::Yarn {
+                        factor,
+                        attention_factor,
+                        beta_fast,
+                        beta_slow,
+                        original_max_seq_len,
+                        truncate,
+                    },
+                ));
             }
         }
     }

@@ -131,7 +131,8 @@ fn headers_of_any_claimed_length_are_refused() {
 fn headers_that_are_no_lists_of_tensors_are_refused() {
     let dir = Dir::copy("llama");
     let deep = "[".repeat(100_000);
-    let headers: [&[u8]; 6] = [b"", b"{", b"[]", b"\xff\xfe{}", deep.as_bytes(), br#"{"a": {"dtype": "F31", "shape": []}}"#];
+    let headers: [&[u8]; 6] =
+        [b"", b"{", b"[]", b"\xff\xfe{}", deep.as_bytes(), br#"{"a": {"dtype": "F31", "shape": []}}"#];
     for header in headers {
         dir.write(WEIGHTS, with_header(header, &[]));
         dir.assert_refused(&[WEIGHTS, "is not a safetensors file"]);
@@ -190,17 +191,23 @@ fn missing_surplus_and_misshapen_tensors_are_named() {
     let position = |tensors: &[(String, Vec<usize>, Vec<u8>)]| tensors.iter().position(|(n, ..)| n == name).unwrap();
     dir.write(WEIGHTS, rewritten(&whole, |tensors| drop(tensors.remove(position(tensors)))));
     dir.assert_refused(&[WEIGHTS, name, "is missing"]);
-    dir.write(WEIGHTS, rewritten(&whole, |tensors| {
-        let (at, extra) = (position(tensors), "model.layers.1.self_attn.k_proj.lora_A");
-        let (_, shape, data) = tensors[at].clone();
-        tensors.push((extra.to_owned(), shape, data));
-    }));
+    dir.write(
+        WEIGHTS,
+        rewritten(&whole, |tensors| {
+            let (at, extra) = (position(tensors), "model.layers.1.self_attn.k_proj.lora_A");
+            let (_, shape, data) = tensors[at].clone();
+            tensors.push((extra.to_owned(), shape, data));
+        }),
+    );
     dir.assert_refused(&[WEIGHTS, "k_proj.lora_A", "is no part of `LlamaForCausalLM`"]);
     for shape in [vec![32, 16], vec![512], vec![16, 32, 1], vec![4, 4, 32]] {
-        dir.write(WEIGHTS, rewritten(&whole, |tensors| {
-            let at = position(tensors);
-            tensors[at].1 = shape;
-        }));
+        dir.write(
+            WEIGHTS,
+            rewritten(&whole, |tensors| {
+                let at = position(tensors);
+                tensors[at].1 = shape;
+            }),
+        );
         dir.assert_refused(&[WEIGHTS, name, "asks for [16, 32]"]);
     }
     // One layer less than the file has, and one more.
@@ -216,7 +223,8 @@ fn missing_surplus_and_misshapen_tensors_are_named() {
 fn sizes_that_the_files_do_not_have_are_refused_in_every_class() {
     for case in ["gpt2", "phi3", "gpt-neox-serial", "opt", "bloom", "openai-gpt", "ctrl", "qwen3", "gemma"] {
         let dir = Dir::copy(case);
-        let key = if fs::read_to_string(dir.path(CONFIG)).unwrap().contains("n_embd") { "n_embd" } else { "hidden_size" };
+        let key =
+            if fs::read_to_string(dir.path(CONFIG)).unwrap().contains("n_embd") { "n_embd" } else { "hidden_size" };
         for width in [8, 32, 1 << 20] {
             dir.set(json!({ key: width, "word_embed_proj_dim": width }));
             dir.assert_refused(&["config.json"]);
@@ -417,12 +425,15 @@ fn weights_that_are_no_numbers_are_opened_with_a_warning_that_names_them() {
     assert_eq!(open(), "");
     let damaged = ["model.layers.0.mlp.up_proj.weight", "model.norm.weight"];
     let whole = dir.weights();
-    dir.write(WEIGHTS, rewritten(&whole, |tensors| {
-        for (name, value) in damaged.iter().zip([f32::NAN, f32::INFINITY]) {
-            let (.., data) = tensors.iter_mut().find(|(n, ..)| n == name).unwrap();
-            data[4..8].copy_from_slice(&value.to_le_bytes());
-        }
-    }));
+    dir.write(
+        WEIGHTS,
+        rewritten(&whole, |tensors| {
+            for (name, value) in damaged.iter().zip([f32::NAN, f32::INFINITY]) {
+                let (.., data) = tensors.iter_mut().find(|(n, ..)| n == name).unwrap();
+                data[4..8].copy_from_slice(&value.to_le_bytes());
+            }
+        }),
+    );
     let warning = open();
     assert!(damaged.iter().all(|name| warning.contains(&format!("`{name}`"))), "{warning}");
     assert!(!warning.contains("gate_proj") && !warning.contains("layers.1"), "{warning}");
@@ -449,6 +460,14 @@ fn templates_without_an_end_are_stopped() {
         let message = Message::new("user", "hi");
         let error = template.render(&[message], &RenderContext::new(&tokenizer)).map(|text| text.len()).unwrap_err();
         assert!(matches!(error, Error::Template { .. }), "{source}: {error:?}");
+    }
+}
+
+/// Found by `fuzz/fuzz_targets/chat_template.rs`: the opening of a tag and its end share a character.
+#[test]
+fn a_tag_of_three_characters_is_no_tag() {
+    for source in ["{%}", "a{%}b %}", "{%", "%}", "{%}{% generation %}x{% endgeneration %}"] {
+        drop(ChatTemplate::new(source, Path::new("chat_template.jinja")));
     }
 }
 

@@ -14,15 +14,14 @@ use hearth_model::kv_cache::PAGE_SIZE;
 use crate::engine::{EngineStats, FinishReason, scheduler::Totals};
 
 const TTFT_BUCKETS: &[f64] = &[
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0,
-    640.0, 2560.0,
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+    160.0, 640.0, 2560.0,
 ];
-const TOKEN_BUCKETS: &[f64] = &[
-    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
-];
+const TOKEN_BUCKETS: &[f64] =
+    &[0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0];
 const REQUEST_BUCKETS: &[f64] = &[
-    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0,
-    7680.0,
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+    1920.0, 7680.0,
 ];
 const COUNT_BUCKETS: &[f64] = &[
     1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0, 50000.0, 100000.0,
@@ -201,7 +200,8 @@ impl EngineMetrics {
 
     /// All metrics as text, version 0.0.4 of the format.
     pub fn render(&self, model_name: &str, stats: &EngineStats) -> String {
-        let mut page = Page { labels: format!("model_name=\"{}\",engine=\"0\"", escaped(model_name)), text: String::new() };
+        let mut page =
+            Page { labels: format!("model_name=\"{}\",engine=\"0\"", escaped(model_name)), text: String::new() };
         let used = stats.n_pages - stats.free_pages;
         let usage = used as f64 / stats.n_pages.max(1) as f64;
         page.gauge("num_requests_running", "Requests in the batch.", stats.running as f64);

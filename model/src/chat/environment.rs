@@ -34,7 +34,8 @@ pub(super) fn without_generation_tags(source: &str) -> String {
     let mut plain = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
-        let Some(len) = rest[start..].find("%}").map(|end| end + 2) else { break };
+        // Behind the opening: in `{%}` the two share a character.
+        let Some(len) = rest[start + 2..].find("%}").map(|end| end + 4) else { break };
         let tag = &rest[start..start + len];
         plain.push_str(&rest[..start]);
         match tag[2..len - 2].trim_matches(['-', '+']).trim() {

@@ -71,6 +71,6 @@ fn read(path: &Path) -> Result<Option<String>> {
     match regular_file::read_to_string(path) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(Error::Io { action: "read", path: path.to_owned(), source }),
+        Err(source) => Err(Error::Io { action: "read", path: path.to_owned(), reason: source }),
     }
 }

@@ -115,14 +115,8 @@ impl BeamSearch {
             BeamKind::Best { .. } => 0,
             BeamKind::Stochastic { seed } => seed,
         };
-        let root = Hypothesis {
-            token_ids: Vec::new(),
-            logprobs: Vec::new(),
-            logprob: 0.0,
-            score: 0.0,
-            is_ended: false,
-            path,
-        };
+        let root =
+            Hypothesis { token_ids: Vec::new(), logprobs: Vec::new(), logprob: 0.0, score: 0.0, is_ended: false, path };
         Self { params, beams: vec![root], continuations: Vec::new(), finished: Vec::new() }
     }
 
@@ -407,7 +401,8 @@ mod tests {
     fn a_beam_that_holds_everything_finds_the_best_of_all_answers() {
         for length_penalty in [0.0, 0.6, 1.0, 2.0, -1.0] {
             let mut all = answers(&[], 0.0, 4);
-            let score = |(ids, logprob): &(Vec<TokenId>, f64)| logprob / (ids.len() as f64).powf(f64::from(length_penalty));
+            let score =
+                |(ids, logprob): &(Vec<TokenId>, f64)| logprob / (ids.len() as f64).powf(f64::from(length_penalty));
             all.sort_by(|a, b| score(b).total_cmp(&score(a)));
             // The search leaves off only once it has `width` finished answers, and there are 341.
             let found = search(params(400, 4, best(length_penalty, EarlyStopping::Likely)));
@@ -467,8 +462,7 @@ mod tests {
     #[test]
     fn stopping_early_finds_no_better_answers() {
         let score = |early_stopping| search(params(3, 8, best(1.0, early_stopping)))[0].score;
-        let [full, likely, certain] =
-            [EarlyStopping::Full, EarlyStopping::Likely, EarlyStopping::Certain].map(score);
+        let [full, likely, certain] = [EarlyStopping::Full, EarlyStopping::Likely, EarlyStopping::Certain].map(score);
         assert!(full <= likely && likely <= certain, "{full} {likely} {certain}");
     }
 

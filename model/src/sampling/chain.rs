@@ -32,14 +32,9 @@ pub(super) struct Candidates {
 }
 
 impl Candidates {
-    /// All tokens. NaN and +infinity are a computation that failed, not a choice, and so is a row that rules out all.
+    /// All tokens.
     pub(super) fn new(logits: &[f32]) -> Result<Self> {
-        if let Some(id) = logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY) {
-            return Err(Error::Execution { what: format!("the model gave token {id} the logit {}", logits[id]) });
-        }
-        if logits.iter().all(|&logit| logit == f32::NEG_INFINITY) {
-            return Err(Error::Execution { what: "the model ruled out every token: all logits are -inf".into() });
-        }
+        check(logits)?;
         let list = logits.iter().zip(0..).map(|(&logit, id)| Candidate { id, logit, weight: 0.0 }).collect();
         Ok(Self { list, temperature: 1.0, is_weighed: false })
     }
@@ -100,32 +95,16 @@ impl Candidates {
     /// Keeps the `k` most likely, most likely first.
     pub(super) fn keep_top_k(&mut self, k: usize) {
         if k < self.list.len() {
-            rank_first(k, &mut self.list);
+            sort_first(k, &mut self.list, by_rank);
             self.list.truncate(k);
         }
     }
 
     /// Keeps the fewest, most likely first, whose probabilities sum to `p` or more: the one that crosses `p` stays.
-    /// Sorts only as far as the sum needs.
     pub(super) fn keep_top_p(&mut self, p: f32) {
-        const FIRST_BATCH: usize = 256;
         self.weigh();
         let wanted = f64::from(p) * self.total_weight();
-        let (mut n_kept, mut mass, mut batch) = (0, 0.0, FIRST_BATCH);
-        while n_kept < self.list.len() {
-            let rest = &mut self.list[n_kept..];
-            let n_ranked = batch.min(rest.len());
-            rank_first(n_ranked, rest);
-            for candidate in &rest[..n_ranked] {
-                mass += f64::from(candidate.weight);
-                n_kept += 1;
-                if mass >= wanted {
-                    self.list.truncate(n_kept);
-                    return;
-                }
-            }
-            batch *= 4;
-        }
+        keep_first(&mut self.list, by_rank, |candidate| candidate.weight, wanted);
     }
 
     /// Keeps those with at least `p` times the largest probability.
@@ -146,13 +125,9 @@ impl Candidates {
             .iter()
             .map(|&candidate| ((-(f64::from(candidate.weight) / total).ln() - entropy).abs(), candidate))
             .collect();
-        by_distance.sort_by(|a, b| a.0.total_cmp(&b.0).then_with(|| by_rank(&a.1, &b.1)));
-        let mut mass = 0.0;
-        let n_kept = by_distance.iter().position(|(_, candidate)| {
-            mass += f64::from(candidate.weight);
-            mass >= f64::from(p) * total
-        });
-        by_distance.truncate(n_kept.map_or(by_distance.len(), |at| at + 1));
+        let nearest =
+            |a: &(f64, Candidate), b: &(f64, Candidate)| a.0.total_cmp(&b.0).then_with(|| by_rank(&a.1, &b.1));
+        keep_first(&mut by_distance, nearest, |(_, candidate)| candidate.weight, f64::from(p) * total);
         self.list = by_distance.into_iter().map(|(_, candidate)| candidate).collect();
         // The most likely one may be gone.
         self.is_weighed = false;
@@ -188,7 +163,7 @@ impl Candidates {
         let n = self.list.len();
         let n_kept = match mirostat.version {
             MirostatVersion::V1 => {
-                rank_first(n.min(N_ESTIMATED), &mut self.list);
+                sort_first(n.min(N_ESTIMATED), &mut self.list, by_rank);
                 k_of_surprise(self.fall_off(), n, f64::from(bound))
             }
             MirostatVersion::V2 => {
@@ -284,6 +259,29 @@ impl Candidates {
     }
 }
 
+/// NaN and +infinity are a computation that failed, not a choice, and so is a row that rules out all.
+fn check(logits: &[f32]) -> Result<()> {
+    let is_broken = |logit: f32| logit.is_nan() || logit == f32::INFINITY;
+    // Without an early end, so that the compiler looks at many at a time.
+    if logits.iter().fold(false, |any, &logit| any | is_broken(logit))
+        && let Some(id) = logits.iter().position(|&logit| is_broken(logit))
+    {
+        return Err(Error::Execution { what: format!("the model gave token {id} the logit {}", logits[id]) });
+    }
+    if logits.iter().all(|&logit| logit == f32::NEG_INFINITY) {
+        return Err(Error::Execution { what: "the model ruled out every token: all logits are -inf".into() });
+    }
+    Ok(())
+}
+
+/// The token with the largest logit, the lowest id among equals: what all steps come to where only the temperature is
+/// set, to 0.
+pub(super) fn argmax(logits: &[f32]) -> Result<Option<TokenId>> {
+    check(logits)?;
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    Ok(logits.iter().position(|&logit| logit == largest).map(|id| id as TokenId))
+}
+
 /// How many tokens the estimate of mirostat 1 looks at: the paper's `m`.
 const N_ESTIMATED: usize = 100;
 
@@ -323,15 +321,40 @@ pub(super) fn repetitions(tokens: &[TokenId], dry: &Dry) -> Vec<(TokenId, usize)
     found
 }
 
-/// Moves the `n` most likely candidates to the front, in order; the others follow in any order.
-fn rank_first(n: usize, candidates: &mut [Candidate]) {
+/// Keeps the fewest of the first in `order` whose weights sum to `wanted` or more. Sorts only as far as the sum needs.
+fn keep_first<T>(
+    list: &mut Vec<T>,
+    order: impl Fn(&T, &T) -> Ordering + Copy,
+    weight: impl Fn(&T) -> f32,
+    wanted: f64,
+) {
+    const FIRST_BATCH: usize = 256;
+    let (mut n_kept, mut mass, mut batch) = (0, 0.0, FIRST_BATCH);
+    while n_kept < list.len() {
+        let rest = &mut list[n_kept..];
+        let n_sorted = batch.min(rest.len());
+        sort_first(n_sorted, rest, order);
+        for item in &rest[..n_sorted] {
+            mass += f64::from(weight(item));
+            n_kept += 1;
+            if mass >= wanted {
+                list.truncate(n_kept);
+                return;
+            }
+        }
+        batch *= 4;
+    }
+}
+
+/// Moves the `n` first in `order` to the front and sorts them; the others follow in any order.
+fn sort_first<T>(n: usize, list: &mut [T], order: impl Fn(&T, &T) -> Ordering + Copy) {
     if n == 0 {
         return;
     }
-    if n < candidates.len() {
-        candidates.select_nth_unstable_by(n - 1, by_rank);
+    if n < list.len() {
+        list.select_nth_unstable_by(n - 1, order);
     }
-    candidates[..n].sort_unstable_by(by_rank);
+    list[..n].sort_unstable_by(order);
 }
 
 /// The larger logit first, the lower id among equals. Logits, not weights: a low temperature makes weights equal.

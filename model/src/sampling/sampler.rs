@@ -47,6 +47,8 @@ pub struct Sampler {
     seen: BTreeSet<TokenId>,
     /// How often the output has each token.
     output_counts: HashMap<TokenId, u32>,
+    /// Nothing acts but a temperature of 0: the most frequent case, and worth a short way.
+    is_plain_greedy: bool,
     /// Mirostat's bound, in bits.
     bound: f32,
     /// The surprise of the token drawn last, in bits, until it is accepted.
@@ -65,7 +67,9 @@ impl Sampler {
     pub fn new(params: SamplingParams, choice: u32, prompt_ids: &[TokenId]) -> Self {
         // Only this penalty looks at the prompt, which may be long.
         let is_all_seen = params.repetition_penalty != 1.0 && params.repeat_last_n.is_none();
+        let greedy = SamplingParams { seed: params.seed, ..SamplingParams::greedy() };
         Self {
+            is_plain_greedy: params == greedy,
             random: RandomStream::new(params.seed, choice),
             seen: if is_all_seen { prompt_ids.iter().copied().collect() } else { BTreeSet::new() },
             tokens: prompt_ids.to_vec(),
@@ -84,6 +88,9 @@ impl Sampler {
     /// [`Error::Execution`] if the logits are not what a working model gives, [`Error::Param`] if the parameters rule
     /// every token out.
     pub fn sample(&mut self, logits: &[f32], position: usize) -> Result<TokenId> {
+        if self.is_plain_greedy {
+            return chain::argmax(logits)?.ok_or_else(ruled_out);
+        }
         let uniform = self.random.uniform(position, Purpose::Token);
         let mut shaped = self.shaped(logits, self.xtc_coin(position))?;
         let Some(mirostat) = self.params.mirostat else {

@@ -75,7 +75,7 @@ pub(super) fn read_dir(dir: &Path) -> Result<Tokenizer> {
         Ok(bytes) => Some(bytes),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(source) => {
-            return Err(Error::Io { action: "read", path: config_path, source });
+            return Err(Error::Io { action: "read", path: config_path, reason: source });
         }
     };
     parse(&tokenizer_json, config_json.as_deref(), &path)
@@ -98,7 +98,7 @@ fn unreadable(dir: &Path, path: &Path, source: io::Error) -> Error {
         ),
         _ => source,
     };
-    Error::Io { action: "read", path: path.to_owned(), source }
+    Error::Io { action: "read", path: path.to_owned(), reason: source }
 }
 
 pub(super) fn parse(tokenizer_json: &[u8], config_json: Option<&[u8]>, origin: &Path) -> Result<Tokenizer> {

@@ -148,7 +148,11 @@ impl TensorFiles {
 
     fn open_sharded(dir: &Path, index: &Path) -> Result<Self> {
         let broken = |what: String| Error::File { path: index.to_owned(), what, hint: String::new() };
-        let text = regular_file::read(index).map_err(|source| Error::Io { action: "read", path: index.to_owned(), source })?;
+        let text = regular_file::read(index).map_err(|source| Error::Io {
+            action: "read",
+            path: index.to_owned(),
+            reason: source,
+        })?;
         let json: Value = serde_json::from_slice(&text).map_err(|error| broken(format!("is not JSON: {error}")))?;
         let weight_map =
             json["weight_map"].as_object().ok_or_else(|| broken("has no object `weight_map`".to_owned()))?;
@@ -288,12 +292,15 @@ fn is_plain_name(name: &str) -> bool {
     matches!((components.next(), components.next()), (Some(std::path::Component::Normal(_)), None))
 }
 
+/// Shapes and bytes of the tensors of a file to be written, by name.
+type NewShard = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
+
 /// Collects tensors and writes them as one file, or as shards with an index once they pass `max_shard_bytes`.
 #[derive(Debug)]
 pub(super) struct TensorWriter {
     dtype: DiskDtype,
     max_shard_bytes: usize,
-    shards: Vec<BTreeMap<String, (Vec<usize>, Vec<u8>)>>,
+    shards: Vec<NewShard>,
     current_bytes: usize,
     total_bytes: usize,
 }
@@ -342,7 +349,7 @@ impl TensorWriter {
     }
 }
 
-fn serialize(shard: &BTreeMap<String, (Vec<usize>, Vec<u8>)>, dtype: DiskDtype, file: &str) -> Result<Vec<u8>> {
+fn serialize(shard: &NewShard, dtype: DiskDtype, file: &str) -> Result<Vec<u8>> {
     let error = |error: safetensors::SafeTensorError| Error::File {
         path: file.into(),
         what: format!("cannot be made: {error}"),

@@ -182,7 +182,9 @@ pub(super) fn load_params(
     })?;
     if !reader.not_finite.is_empty() {
         let (path, tensors) = (files.path().display(), reader.not_finite.join("`, `"));
-        tracing::warn!("`{path}`: some values are infinite or no numbers, so the model's output will be too: `{tensors}`");
+        tracing::warn!(
+            "`{path}`: some values are infinite or no numbers, so the model's output will be too: `{tensors}`"
+        );
     }
     let surplus = files.names().find(|name| !reader.used.contains(*name) && !spelling.is_ignored(name, config));
     match surplus {

@@ -222,7 +222,7 @@ pub fn save(dir: &Path, gpt: &Gpt, options: &SaveOptions) -> Result<()> {
     files.push((GENERATION_FILE.to_owned(), json_file(generation)));
     // Last, so that a folder with a `config.json` has all the rest.
     files.push((CONFIG_FILE.to_owned(), json_file(config)));
-    fs::create_dir_all(dir).map_err(|source| Error::Io { action: "create", path: dir.to_owned(), source })?;
+    fs::create_dir_all(dir).map_err(|source| Error::Io { action: "create", path: dir.to_owned(), reason: source })?;
     files.iter().try_for_each(|(name, bytes)| write_file(&dir.join(name), bytes))?;
     sync_dir(dir)
 }
@@ -250,7 +250,11 @@ fn token_ids(value: Option<&Value>) -> Vec<TokenId> {
 }
 
 fn read_object(path: &Path) -> Result<Map<String, Value>> {
-    let text = regular_file::read(path).map_err(|source| Error::Io { action: "read", path: path.to_owned(), source })?;
+    let text = regular_file::read(path).map_err(|source| Error::Io {
+        action: "read",
+        path: path.to_owned(),
+        reason: source,
+    })?;
     parse_object(path, &text)
 }
 
@@ -267,7 +271,7 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
     let partial = PathBuf::from(partial);
-    let io = |source| Error::Io { action: "write", path: path.to_owned(), source };
+    let io = |source| Error::Io { action: "write", path: path.to_owned(), reason: source };
     let mut file = fs::File::create(&partial).map_err(io)?;
     file.write_all(bytes).map_err(io)?;
     file.sync_all().map_err(io)?;
@@ -279,7 +283,7 @@ fn sync_dir(dir: &Path) -> Result<()> {
     let sync = || fs::File::open(dir)?.sync_all();
     // Only Unix opens folders as files; elsewhere the file system sees to it.
     if cfg!(unix) {
-        sync().map_err(|source| Error::Io { action: "write", path: dir.to_owned(), source })
+        sync().map_err(|source| Error::Io { action: "write", path: dir.to_owned(), reason: source })
     } else {
         Ok(())
     }

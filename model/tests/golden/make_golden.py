@@ -347,8 +347,8 @@ CASES = {
         },
         max_position_embeddings=256,
     ),
-    # Longer than max_position_embeddings, which is where this one begins to act.
-    "rope-dynamic": rope_case(404, {"rope_type": "dynamic", "factor": 2.0}, max_position_embeddings=12),
+    # Longer than max_position_embeddings, where this one begins to act, and shorter than three times that.
+    "rope-dynamic": rope_case(404, {"rope_type": "dynamic", "factor": 3.0}, max_position_embeddings=12),
 }
 
 

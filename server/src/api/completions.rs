@@ -123,10 +123,9 @@ impl CompletionRequest {
         let logprobs = fields.count("logprobs", 0..=MAX_LOGPROBS)?;
         let max_tokens = max_tokens(&mut fields, start)?;
         let encode = EncodeOptions { add_special_tokens, ..EncodeOptions::PROMPT };
-        Ok(Self {
-            prompts: Prompts { sources, encode, start },
-            generation: Generation::from_fields(fields, max_tokens)?.with_logprobs(logprobs),
-        })
+        let generation = Generation::from_fields(fields, max_tokens)?.with_logprobs(logprobs);
+        generation.check_answers(sources.len())?;
+        Ok(Self { prompts: Prompts { sources, encode, start }, generation })
     }
 }
 

@@ -214,6 +214,19 @@ impl Generation {
         Self { logprobs, ..self }
     }
 
+    /// Refuses more answers than one request may have.
+    ///
+    /// # Errors
+    /// 400 with both counts.
+    pub(crate) fn check_answers(&self, n_prompts: usize) -> Result<(), ApiError> {
+        if n_prompts * self.best_of <= MAX_CHOICES {
+            return Ok(());
+        }
+        let each = self.best_of;
+        let message = format!("`prompt` times `n` must be at most {MAX_CHOICES} answers, got {n_prompts} times {each}");
+        Err(ApiError::invalid("prompt", message))
+    }
+
     /// A prompt, cut where the request asks for it.
     pub(crate) fn prompt(&self, mut ids: Vec<TokenId>, model: &ServedModel) -> Prompt {
         let max_seq_len = model.limits.max_seq_len;
@@ -315,11 +328,6 @@ impl Generation {
     /// One request per choice: the first prompt's choices, then the second's. A beam search is one request.
     fn requests(self, prompts: &[Prompt], model: &ServedModel) -> Result<Vec<GenerateRequest>, ApiError> {
         let n_requests = if self.strategy == Strategy::Sample { self.best_of } else { 1 };
-        if prompts.len() * self.best_of > MAX_CHOICES {
-            let (given, each) = (prompts.len(), self.best_of);
-            let message = format!("`prompt` times `n` must be at most {MAX_CHOICES} answers, got {given} times {each}");
-            return Err(ApiError::invalid("prompt", message));
-        }
         let mut stop = self.stop;
         if self.ends_on == EndsOn::EosToo {
             stop.stop_token_ids.extend(&model.eos_token_ids);
@@ -462,7 +470,9 @@ fn best(answers: &[Answer], n: usize) -> Vec<Answer> {
 
 /// The names of the fields that were not read, for a header: what is not plain in one is percent-encoded.
 fn ignored(fields: &Fields) -> Option<HeaderValue> {
-    let names = fields.names().filter(|name| !WITHOUT_EFFECT.contains(name)).map(|name| {
+    let mut names: Vec<&str> = fields.names().filter(|name| !WITHOUT_EFFECT.contains(name)).collect();
+    names.sort_unstable();
+    let names = names.into_iter().map(|name| {
         let encoded = name.bytes().map(|byte| match byte {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'-' | b'.' => char::from(byte).to_string(),
             other => format!("%{other:02X}"),

@@ -28,10 +28,11 @@ pub struct PrefixChain {
 impl PrefixChain {
     /// A chain that stands before the first page. Chains of different salts have no name in common.
     pub fn new(secret: &PrefixSecret, salt: Option<&str>) -> Self {
-        let last = secret.hash(|hasher| match salt {
-            // The 0xff, which no text has, keeps an empty salt apart from none.
-            Some(salt) => hasher.write(&[salt.as_bytes(), &[0xff]].concat()),
-            None => {}
+        let last = secret.hash(|hasher| {
+            if let Some(salt) = salt {
+                // The 0xff, which no text has, keeps an empty salt apart from none.
+                hasher.write(&[salt.as_bytes(), &[0xff]].concat());
+            }
         });
         Self { secret: secret.clone(), last }
     }

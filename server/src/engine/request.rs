@@ -417,7 +417,10 @@ mod tests {
         assert_eq!(GenerateRequest::new(beams(3, 2), &LIMITS).unwrap().n_answers(), 2);
         let (param, message) = refusal(beams(4, 2));
         assert_eq!(param, Some("best_of"));
-        assert!(message.contains("4 beams with up to 6 tokens each needs 4 pages") && message.contains("has 3"), "{message}");
+        assert!(
+            message.contains("4 beams with up to 6 tokens each needs 4 pages") && message.contains("has 3"),
+            "{message}"
+        );
         assert!(refusal(beams(5, 2)).1.contains("got 5 with `n` 2"));
         assert!(refusal(beams(2, 3)).1.contains("got 2 with `n` 3"));
         let stop = StopConditions { stop_strings: vec!["x".into()], max_tokens: 1, ..StopConditions::default() };

@@ -42,10 +42,8 @@ impl Runner {
     /// [`Error::Execution`] when the pages do not suffice; the scheduler sees to it that they do.
     pub(crate) fn run(&mut self, inputs: Vec<Input<'_>>) -> Result<Hidden> {
         let token_ids: Vec<TokenId> = inputs.iter().flat_map(|input| input.token_ids).copied().collect();
-        let mut parts: Vec<StepPart<'_>> = inputs
-            .into_iter()
-            .map(|Input { table, token_ids }| StepPart { table, n_new: token_ids.len() })
-            .collect();
+        let mut parts: Vec<StepPart<'_>> =
+            inputs.into_iter().map(|Input { table, token_ids }| StepPart { table, n_new: token_ids.len() }).collect();
         let step = self.cache.step(&mut parts).map_err(|error| Error::Execution { what: error.to_string() })?;
         Ok(Hidden(self.gpt.forward(token_tensor(&self.gpt, &token_ids), AttentionContext::Paged(step))))
     }

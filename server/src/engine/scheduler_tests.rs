@@ -1,5 +1,7 @@
 //! Whole workloads against the scheduler, with page tables but without a model, and a step for a clock.
 
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;
@@ -197,7 +199,10 @@ impl Job {
 
 fn job() -> impl Strategy<Value = Job> {
     let sizes = (1usize..90, 0usize..40, 1usize..40);
-    let shape = (0u128..3, prop_oneof![4 => Just((0, 1)), 1 => (1usize..4).prop_map(|n| (n, 1)), 1 => (1usize..4).prop_map(|n| (0, n))]);
+    let shape = (
+        0u128..3,
+        prop_oneof![4 => Just((0, 1)), 1 => (1usize..4).prop_map(|n| (n, 1)), 1 => (1usize..4).prop_map(|n| (0, n))],
+    );
     let priority = prop_oneof![3 => Just(0), 1 => -1..=1];
     (0usize..60, sizes, priority, proptest::option::weighted(0.2, 0usize..30), shape).prop_map(
         |(arrives, (n_prompt, stops_after, max_tokens), priority, cancelled_after, (text, (n_forks, width)))| Job {
@@ -312,10 +317,16 @@ impl Simulation {
         }
         assert_eq!(step.chunks.is_empty(), running.is_empty() && waiting.is_empty());
         assert!(step.chunks.iter().map(|chunk| chunk.n_tokens).sum::<usize>() <= self.limits.max_batch_tokens);
-        assert!(self.scheduler.running.values().map(|request| request.sequences.len()).sum::<usize>() <= self.limits.max_batch_size);
+        assert!(
+            self.scheduler.running.values().map(|request| request.sequences.len()).sum::<usize>()
+                <= self.limits.max_batch_size
+        );
         for (sequence_id, sequence) in self.scheduler.running_sequences() {
             let chunk = step.chunks.iter().find(|chunk| chunk.id == sequence_id);
-            assert!(sequence.remaining() != 1 || chunk.is_some_and(|chunk| chunk.predicts), "who decodes gets its token");
+            assert!(
+                sequence.remaining() != 1 || chunk.is_some_and(|chunk| chunk.predicts),
+                "who decodes gets its token"
+            );
         }
         for request in self.scheduler.waiting.values() {
             assert!(request.sequences.iter().all(|sequence| sequence.table.is_empty()), "who waits holds no page");
@@ -351,7 +362,8 @@ impl Simulation {
             if live.n_generated == job.stops_after {
                 return self.end(request);
             }
-            let parents: Vec<_> = (0..job.width).map(|branch| ((self.clock + branch * branch) % n_branches, None)).collect();
+            let parents: Vec<_> =
+                (0..job.width).map(|branch| ((self.clock + branch * branch) % n_branches, None)).collect();
             return self.scheduler.branch(request, &parents);
         }
         let mut grown = vec![request];
@@ -373,7 +385,8 @@ impl Simulation {
             }
             let n_tokens = job.n_prompt + live.n_generated;
             let name = PageKey(1 << 100 | u128::from(request.0) << 32 | n_tokens as u128);
-            self.scheduler.push_token(SequenceId { request, branch: 0 }, n_tokens.is_multiple_of(PAGE_SIZE).then_some(name));
+            self.scheduler
+                .push_token(SequenceId { request, branch: 0 }, n_tokens.is_multiple_of(PAGE_SIZE).then_some(name));
         }
     }
 
@@ -392,9 +405,18 @@ impl Simulation {
         let job = &self.jobs[index];
         let rank = |index: usize| (self.jobs[index].due(), index);
         let before: Vec<usize> = (0..self.jobs.len())
-            .filter(|&other| other != index && (rank(other) < rank(index) || self.jobs[other].arrives <= job.arrives && other < index))
+            .filter(|&other| {
+                other != index
+                    && (rank(other) < rank(index) || self.jobs[other].arrives <= job.arrives && other < index)
+            })
             .collect();
-        let overtakers = |of: usize| before.iter().filter(|&&other| other > of && rank(other) < rank(of)).map(|&other| 1 + self.jobs[other].n_forks).sum::<usize>();
+        let overtakers = |of: usize| {
+            before
+                .iter()
+                .filter(|&&other| other > of && rank(other) < rank(of))
+                .map(|&other| 1 + self.jobs[other].n_forks)
+                .sum::<usize>()
+        };
         before.iter().map(|&other| self.jobs[other].work() * (1 + overtakers(other))).sum()
     }
 }

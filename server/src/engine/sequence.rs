@@ -69,8 +69,7 @@ impl Sequence {
         let prompt_keys = chain.extend(&parts.prompt_ids);
         Self {
             sampler: Sampler::new(parts.sampling.clone(), parts.choice, &parts.prompt_ids),
-            text: TextAssembler::new(detokenizer, parts.stop.stop_strings.clone())
-                .with_stop_text(parts.text.stop_text),
+            text: TextAssembler::new(detokenizer, parts.stop.stop_strings.clone()).with_stop_text(parts.text.stop_text),
             token_ids: parts.prompt_ids.clone(),
             // The first token of a prompt is predicted by nothing.
             prompt_logprobs: vec![None],

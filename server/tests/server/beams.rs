@@ -100,7 +100,8 @@ async fn beams_find_what_a_search_from_scratch_finds() {
     // Alone, among others, in small chunks so that beams wait for each other, and short of pages.
     let mut n_preempted = 0.0;
     for (max_batch_size, max_batch_tokens, n_pages) in [(16, 64, 400), (5, 7, 400), (16, 16, 26), (8, 8, 25)] {
-        let options = EngineOptions { max_batch_size, max_batch_tokens, kv_cache_tokens: Some(n_pages * 16), ..OPTIONS };
+        let options =
+            EngineOptions { max_batch_size, max_batch_tokens, kv_cache_tokens: Some(n_pages * 16), ..OPTIONS };
         let engine = engine(options);
         let others = mixed().into_iter().map(|parts| engine.submit(vec![request(parts)]).unwrap()).collect::<Vec<_>>();
         assert_eq!(run(&engine, &searches).await, expected, "{max_batch_size} places, {n_pages} pages");
@@ -143,7 +144,12 @@ async fn a_beam_search_over_http() {
     let choices = whole["choices"].as_array().unwrap();
     assert_eq!(choices.len(), 2);
     let total = |choice: &serde_json::Value| {
-        choice["logprobs"]["token_logprobs"].as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).sum::<f64>()
+        choice["logprobs"]["token_logprobs"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|number| number.as_f64().unwrap())
+            .sum::<f64>()
     };
     assert!(total(&choices[0]) >= total(&choices[1]));
     assert_eq!(whole["usage"]["completion_tokens"], 10);

@@ -15,7 +15,8 @@ use hearth_server::engine::{
 
 use crate::support::{self, EOS, MAX_SEQ_LEN, OPTIONS, VOCAB_SIZE, engine, is_idle, metric, wait_for};
 
-pub(crate) const LIMITS: ModelLimits = ModelLimits { vocab_size: VOCAB_SIZE, max_seq_len: MAX_SEQ_LEN, max_batch_size: 8, n_pages: 2048 };
+pub(crate) const LIMITS: ModelLimits =
+    ModelLimits { vocab_size: VOCAB_SIZE, max_seq_len: MAX_SEQ_LEN, max_batch_size: 8, n_pages: 2048 };
 
 pub(crate) fn parts(prompt_ids: Vec<TokenId>, max_tokens: usize, sampling: SamplingParams) -> RequestParts {
     let stop = StopConditions { max_tokens, ..StopConditions::default() };
@@ -124,10 +125,8 @@ async fn a_short_prompt_is_answered_before_a_long_one_that_came_first() {
 async fn a_deadline_ends_a_request_wherever_it_is() {
     let engine = engine(EngineOptions { max_batch_size: 1, ..OPTIONS });
     let deadline = Duration::from_millis(20);
-    let late = || RequestParts {
-        deadline: Some(deadline),
-        ..parts(prompt(4, 1), MAX_SEQ_LEN, SamplingParams::greedy())
-    };
+    let late =
+        || RequestParts { deadline: Some(deadline), ..parts(prompt(4, 1), MAX_SEQ_LEN, SamplingParams::greedy()) };
     // The second one never leaves the queue.
     let mut events = engine.submit(vec![request(late()), request(RequestParts { choice: 1, ..late() })]).unwrap();
     let mut ended = Vec::new();

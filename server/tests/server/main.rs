@@ -2,15 +2,15 @@
 //!
 //! One test binary, because each one links all of Burn.
 
-#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout, reason = "tests")]
 
 mod api;
+mod beams;
 mod chat;
 mod cli;
 mod engine;
-mod parameters;
-mod beams;
 mod metrics;
+mod parameters;
 mod real;
 mod sharing;
 mod soak;

@@ -53,12 +53,9 @@ async fn every_cut_can_leave_only_the_most_likely_token() {
     for fields in [
         json!({ "typical_p": 0.05 }),
         json!({ "xtc_probability": 1, "xtc_threshold": 0.001 }),
-        json!({ "dry_multiplier": 100, "dry_allowed_length": 1, "prompt": "ononononon" }),
         json!({ "dynatemp_range": 1, "dynatemp_exponent": 3 }),
     ] {
-        let other = with(&base, fields.clone());
-        let without = with(&base, json!({ "prompt": other["prompt"] }));
-        assert_ne!(text(&server.complete(other).await), text(&server.complete(without).await), "{fields}");
+        assert_ne!(text(&server.complete(with(&base, fields.clone())).await), text(&plain), "{fields}");
     }
 }
 

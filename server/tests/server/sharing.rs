@@ -64,7 +64,11 @@ async fn kept_prefixes_change_nothing_but_the_work() {
     let requests: Vec<RequestParts> = (0..6)
         .map(|salt| RequestParts {
             logprobs: Some(2),
-            ..parts(with_start(&start, salt), 25, if salt % 2 == 0 { SamplingParams::greedy() } else { sampled.clone() })
+            ..parts(
+                with_start(&start, salt),
+                25,
+                if salt % 2 == 0 { SamplingParams::greedy() } else { sampled.clone() },
+            )
         })
         .collect();
     let mut fresh = Vec::new();

@@ -157,9 +157,11 @@ pub(super) const OPT_NORMS: ConfigRow = ConfigRow::Custom {
 /// One OPT model has embeddings narrower than its blocks, with matrices between; the others say that they have not.
 pub(super) const OPT_EMBEDDING_WIDTH: ConfigRow = ConfigRow::Custom {
     read: |fields, config| match fields.size("word_embed_proj_dim")? {
-        Some(width) if width != config.d_model => {
-            Err(fields.unsupported("word_embed_proj_dim", &json!(width), &format!("{}, as `hidden_size`", config.d_model)))
-        }
+        Some(width) if width != config.d_model => Err(fields.unsupported(
+            "word_embed_proj_dim",
+            &json!(width),
+            &format!("{}, as `hidden_size`", config.d_model),
+        )),
         _ => Ok(()),
     },
     write: |config, written| {

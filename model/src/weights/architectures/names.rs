@@ -81,29 +81,35 @@ pub(super) const GPT2: &[NameRow] = &[
 pub(super) const LLAMA: &[NameRow] = &[
     same("embed.weight", "model.embed_tokens.weight"),
     same("blocks.{}.attn_norm.weight", "model.layers.{}.input_layernorm.weight"),
-    stacked("blocks.{}.attn.qkv.weight", &[
-        ("model.layers.{}.self_attn.q_proj.weight", Rows::Queries),
-        ("model.layers.{}.self_attn.k_proj.weight", Rows::KeysOrValues),
-        ("model.layers.{}.self_attn.v_proj.weight", Rows::KeysOrValues),
-    ]),
-    stacked("blocks.{}.attn.qkv.bias", &[
-        ("model.layers.{}.self_attn.q_proj.bias", Rows::Queries),
-        ("model.layers.{}.self_attn.k_proj.bias", Rows::KeysOrValues),
-        ("model.layers.{}.self_attn.v_proj.bias", Rows::KeysOrValues),
-    ]),
+    stacked(
+        "blocks.{}.attn.qkv.weight",
+        &[
+            ("model.layers.{}.self_attn.q_proj.weight", Rows::Queries),
+            ("model.layers.{}.self_attn.k_proj.weight", Rows::KeysOrValues),
+            ("model.layers.{}.self_attn.v_proj.weight", Rows::KeysOrValues),
+        ],
+    ),
+    stacked(
+        "blocks.{}.attn.qkv.bias",
+        &[
+            ("model.layers.{}.self_attn.q_proj.bias", Rows::Queries),
+            ("model.layers.{}.self_attn.k_proj.bias", Rows::KeysOrValues),
+            ("model.layers.{}.self_attn.v_proj.bias", Rows::KeysOrValues),
+        ],
+    ),
     same("blocks.{}.attn.q_norm.weight", "model.layers.{}.self_attn.q_norm.weight"),
     same("blocks.{}.attn.k_norm.weight", "model.layers.{}.self_attn.k_norm.weight"),
     same("blocks.{}.attn.out.weight", "model.layers.{}.self_attn.o_proj.weight"),
     same("blocks.{}.attn.out.bias", "model.layers.{}.self_attn.o_proj.bias"),
     same("blocks.{}.mlp_norm.weight", "model.layers.{}.post_attention_layernorm.weight"),
-    stacked("blocks.{}.mlp.up.weight", &[
-        ("model.layers.{}.mlp.gate_proj.weight", Rows::Ff),
-        ("model.layers.{}.mlp.up_proj.weight", Rows::Ff),
-    ]),
-    stacked("blocks.{}.mlp.up.bias", &[
-        ("model.layers.{}.mlp.gate_proj.bias", Rows::Ff),
-        ("model.layers.{}.mlp.up_proj.bias", Rows::Ff),
-    ]),
+    stacked(
+        "blocks.{}.mlp.up.weight",
+        &[("model.layers.{}.mlp.gate_proj.weight", Rows::Ff), ("model.layers.{}.mlp.up_proj.weight", Rows::Ff)],
+    ),
+    stacked(
+        "blocks.{}.mlp.up.bias",
+        &[("model.layers.{}.mlp.gate_proj.bias", Rows::Ff), ("model.layers.{}.mlp.up_proj.bias", Rows::Ff)],
+    ),
     same("blocks.{}.mlp.down.weight", "model.layers.{}.mlp.down_proj.weight"),
     same("blocks.{}.mlp.down.bias", "model.layers.{}.mlp.down_proj.bias"),
     same("norm.weight", "model.norm.weight"),
@@ -148,16 +154,22 @@ pub(super) const OPT: &[NameRow] = &[
     NameRow { path: "pos_embed.weight", tensors: Tensors::Behind(2, "model.decoder.embed_positions.weight") },
     same("blocks.{}.attn_norm.weight", "model.decoder.layers.{}.self_attn_layer_norm.weight"),
     same("blocks.{}.attn_norm.bias", "model.decoder.layers.{}.self_attn_layer_norm.bias"),
-    stacked("blocks.{}.attn.qkv.weight", &[
-        ("model.decoder.layers.{}.self_attn.q_proj.weight", Rows::Queries),
-        ("model.decoder.layers.{}.self_attn.k_proj.weight", Rows::KeysOrValues),
-        ("model.decoder.layers.{}.self_attn.v_proj.weight", Rows::KeysOrValues),
-    ]),
-    stacked("blocks.{}.attn.qkv.bias", &[
-        ("model.decoder.layers.{}.self_attn.q_proj.bias", Rows::Queries),
-        ("model.decoder.layers.{}.self_attn.k_proj.bias", Rows::KeysOrValues),
-        ("model.decoder.layers.{}.self_attn.v_proj.bias", Rows::KeysOrValues),
-    ]),
+    stacked(
+        "blocks.{}.attn.qkv.weight",
+        &[
+            ("model.decoder.layers.{}.self_attn.q_proj.weight", Rows::Queries),
+            ("model.decoder.layers.{}.self_attn.k_proj.weight", Rows::KeysOrValues),
+            ("model.decoder.layers.{}.self_attn.v_proj.weight", Rows::KeysOrValues),
+        ],
+    ),
+    stacked(
+        "blocks.{}.attn.qkv.bias",
+        &[
+            ("model.decoder.layers.{}.self_attn.q_proj.bias", Rows::Queries),
+            ("model.decoder.layers.{}.self_attn.k_proj.bias", Rows::KeysOrValues),
+            ("model.decoder.layers.{}.self_attn.v_proj.bias", Rows::KeysOrValues),
+        ],
+    ),
     same("blocks.{}.attn.out.weight", "model.decoder.layers.{}.self_attn.out_proj.weight"),
     same("blocks.{}.attn.out.bias", "model.decoder.layers.{}.self_attn.out_proj.bias"),
     same("blocks.{}.mlp_norm.weight", "model.decoder.layers.{}.final_layer_norm.weight"),
@@ -214,16 +226,22 @@ pub(super) const CTRL: &[NameRow] = &[
     same("embed.weight", "transformer.w.weight"),
     same("blocks.{}.attn_norm.weight", "transformer.h.{}.layernorm1.weight"),
     same("blocks.{}.attn_norm.bias", "transformer.h.{}.layernorm1.bias"),
-    stacked("blocks.{}.attn.qkv.weight", &[
-        ("transformer.h.{}.multi_head_attention.Wq.weight", Rows::Queries),
-        ("transformer.h.{}.multi_head_attention.Wk.weight", Rows::KeysOrValues),
-        ("transformer.h.{}.multi_head_attention.Wv.weight", Rows::KeysOrValues),
-    ]),
-    stacked("blocks.{}.attn.qkv.bias", &[
-        ("transformer.h.{}.multi_head_attention.Wq.bias", Rows::Queries),
-        ("transformer.h.{}.multi_head_attention.Wk.bias", Rows::KeysOrValues),
-        ("transformer.h.{}.multi_head_attention.Wv.bias", Rows::KeysOrValues),
-    ]),
+    stacked(
+        "blocks.{}.attn.qkv.weight",
+        &[
+            ("transformer.h.{}.multi_head_attention.Wq.weight", Rows::Queries),
+            ("transformer.h.{}.multi_head_attention.Wk.weight", Rows::KeysOrValues),
+            ("transformer.h.{}.multi_head_attention.Wv.weight", Rows::KeysOrValues),
+        ],
+    ),
+    stacked(
+        "blocks.{}.attn.qkv.bias",
+        &[
+            ("transformer.h.{}.multi_head_attention.Wq.bias", Rows::Queries),
+            ("transformer.h.{}.multi_head_attention.Wk.bias", Rows::KeysOrValues),
+            ("transformer.h.{}.multi_head_attention.Wv.bias", Rows::KeysOrValues),
+        ],
+    ),
     same("blocks.{}.attn.out.weight", "transformer.h.{}.multi_head_attention.dense.weight"),
     same("blocks.{}.attn.out.bias", "transformer.h.{}.multi_head_attention.dense.bias"),
     same("blocks.{}.mlp_norm.weight", "transformer.h.{}.layernorm2.weight"),

@@ -63,7 +63,11 @@ impl RopeSpelling {
         };
         if let Some(key) = nested.keys().find(|key| !NESTED_KEYS.contains(key) && nested.get(key).is_some()) {
             let value = nested.get(key).unwrap_or(&Value::Null);
-            return Err(nested.unsupported(key, value, &format!("in the rotary positions are {}", NESTED_KEYS.join(", "))));
+            return Err(nested.unsupported(
+                key,
+                value,
+                &format!("in the rotary positions are {}", NESTED_KEYS.join(", ")),
+            ));
         }
         let theta = fields.number_or("rope_theta", 10_000.0)?;
         let theta = nested.number_or("rope_theta", fields.number_or(self.theta, theta)?)?;
@@ -100,10 +104,13 @@ impl RopeSpelling {
         }
         // Both spellings: transformers 5 reads either, all before it the older one only.
         written.insert(self.theta.to_owned(), json!(rope.theta));
-        written.insert("rope_scaling".to_owned(), match rope.scaling {
-            RopeScaling::None => Value::Null,
-            _ => Value::Object(scaling.clone()),
-        });
+        written.insert(
+            "rope_scaling".to_owned(),
+            match rope.scaling {
+                RopeScaling::None => Value::Null,
+                _ => Value::Object(scaling.clone()),
+            },
+        );
         scaling.insert("rope_theta".to_owned(), json!(rope.theta));
         if let Some((key, _)) = self.share {
             let share = rope.rotary_dim as f64 / config.head_dim as f64;
@@ -130,7 +137,8 @@ fn scaling(kind: &str, fields: &Fields<'_>, nested: &Fields<'_>, max_seq_len: us
         "yarn" => {
             let factor = factor()?;
             // Zero counts as absent, as in transformers.
-            let beta = |key, absent| Ok(Some(nested.number_or(key, absent)?).filter(|&beta| beta != 0.0).unwrap_or(absent));
+            let beta =
+                |key, absent| Ok(Some(nested.number_or(key, absent)?).filter(|&beta| beta != 0.0).unwrap_or(absent));
             RopeScaling::Yarn {
                 factor,
                 attention_factor: nested.number_or("attention_factor", yarn_attention_factor(factor, nested)?)?,
