@@ -18,6 +18,7 @@ use crate::{
 
 /// How the rows of a forward pass attend.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "lives for one forward pass")]
 pub enum AttentionContext<'a> {
     /// Whole sequences side by side, each causally over itself: training and evaluation.
     Dense(Dense<'a>),
@@ -47,9 +48,11 @@ impl AttentionContext<'_> {
         let span = |positions: Range<usize>| Span { text_len: positions.end, positions };
         match self {
             Self::Dense(dense) => vec![span(0..dense.seq_len)],
-            Self::Paged(step) => {
-                step.sequences.iter().map(|sequence| span(sequence.start..sequence.start + sequence.rows.len())).collect()
-            }
+            Self::Paged(step) => step
+                .sequences
+                .iter()
+                .map(|sequence| span(sequence.start..sequence.start + sequence.rows.len()))
+                .collect(),
         }
     }
 

@@ -1,5 +1,5 @@
 //! A real model, SmolLM2-135M-Instruct, against what `transformers` makes of it (`golden/make_smollm2.py`).
-#![expect(clippy::unwrap_used, reason = "tests")]
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
 
 use std::{fs, ops::ControlFlow, path::Path};
 

@@ -60,7 +60,6 @@ impl FromStr for Dtype {
 /// A matrix `[d_out, d_in]`: what [`linear`](super::linear) multiplies by and [`embedding`](super::embedding) takes
 /// rows of. Opaque: it is held in the form that the device's kernels want, and in no other.
 #[derive(Module, Debug)]
-#[expect(clippy::large_enum_variant, reason = "models hold few of them, and nearly always of one kind")]
 pub enum Weight {
     /// As the file has it: trainable, and what GPUs compute with.
     #[doc(hidden)]
@@ -168,6 +167,7 @@ impl Weight {
 }
 
 /// How a weight is held.
+#[expect(clippy::large_enum_variant, reason = "lives for one call")]
 pub(super) enum Form<'a> {
     /// `[d_out, d_in]`, in the weight's dtype.
     Stored(Tensor<2>),

@@ -32,7 +32,10 @@ async fn a_completion_has_openais_shape() {
         (&json!(0), &Value::Null, &json!("length"))
     );
     // `the`, ` `, `h`, `and`
-    assert_eq!(answer["usage"], json!({ "prompt_tokens": 4, "completion_tokens": 5, "total_tokens": 9, "prompt_tokens_details": { "cached_tokens": 0 } }));
+    assert_eq!(
+        answer["usage"],
+        json!({ "prompt_tokens": 4, "completion_tokens": 5, "total_tokens": 9, "prompt_tokens_details": { "cached_tokens": 0 } })
+    );
 }
 
 #[tokio::test]

@@ -92,7 +92,10 @@ async fn a_stream_has_openais_shape() {
     let streamed = server.stream(with_usage).await;
     let (last, others) = streamed.split_last().unwrap();
     assert_eq!(last["choices"], json!([]));
-    assert_eq!(last["usage"], json!({ "prompt_tokens": 1, "completion_tokens": 4, "total_tokens": 5, "prompt_tokens_details": { "cached_tokens": 0 } }));
+    assert_eq!(
+        last["usage"],
+        json!({ "prompt_tokens": 1, "completion_tokens": 4, "total_tokens": 5, "prompt_tokens_details": { "cached_tokens": 0 } })
+    );
     assert!(others.iter().all(|event| event.get("usage") == Some(&Value::Null)));
 }
 

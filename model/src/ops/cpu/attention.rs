@@ -290,15 +290,21 @@ mod avx512 {
             // Enough pages together for 8 chains of multiply-adds or more.
             let together = if N <= 2 && tile + 4 <= tiles.end {
                 // SAFETY: this function's own target features.
-                unsafe { score_tiles::<N, 4>(queries, task, pools, tile, &mut scores[(tile * LANES - first)..], width) };
+                unsafe {
+                    score_tiles::<N, 4>(queries, task, pools, tile, &mut scores[(tile * LANES - first)..], width)
+                };
                 4
             } else if tile + 2 <= tiles.end {
                 // SAFETY: as above.
-                unsafe { score_tiles::<N, 2>(queries, task, pools, tile, &mut scores[(tile * LANES - first)..], width) };
+                unsafe {
+                    score_tiles::<N, 2>(queries, task, pools, tile, &mut scores[(tile * LANES - first)..], width)
+                };
                 2
             } else {
                 // SAFETY: as above.
-                unsafe { score_tiles::<N, 1>(queries, task, pools, tile, &mut scores[(tile * LANES - first)..], width) };
+                unsafe {
+                    score_tiles::<N, 1>(queries, task, pools, tile, &mut scores[(tile * LANES - first)..], width)
+                };
                 1
             };
             tile += together;

@@ -306,7 +306,8 @@ mod tests {
                     let found = linear(&x, &panels, Some(&bias));
                     for row in 0..n_rows {
                         for (output, weights) in (0..d_out).map(|output| (output, panels.row(output))) {
-                            let products = weights.iter().zip(&x[row * d_in..]).map(|(w, x)| f64::from(*w) * f64::from(*x));
+                            let products =
+                                weights.iter().zip(&x[row * d_in..]).map(|(w, x)| f64::from(*w) * f64::from(*x));
                             let expected = products.sum::<f64>() + f64::from(bias[output]);
                             let found = f64::from(found[row * d_out + output]);
                             assert!((found - expected).abs() < 1e-4, "{d_out}x{d_in}, row {row}: {found}, {expected}");

@@ -59,7 +59,9 @@ pub(super) fn isa() -> Isa {
 /// once any work was shared.
 pub fn lead_threads() {
     let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
-    if n_threads > 1 && let Err(error) = rayon::ThreadPoolBuilder::new().use_current_thread().build_global() {
+    if n_threads > 1
+        && let Err(error) = rayon::ThreadPoolBuilder::new().use_current_thread().build_global()
+    {
         tracing::debug!("threads are led by another: {error}");
     }
 }

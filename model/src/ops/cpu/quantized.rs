@@ -173,7 +173,10 @@ pub(super) fn lay_out<B: QuantBlock>(values: &[f32], d_out: usize, d_in: usize) 
     let block = |panel: usize, block: usize| {
         B::quantize(&array::from_fn(|row| array::from_fn(|input| weight(panel * PANEL + row, block * BLOCK + input))))
     };
-    (0..d_out.div_ceil(PANEL)).flat_map(|panel| (0..n_blocks).map(move |n| (panel, n))).map(|(p, n)| block(p, n)).collect()
+    (0..d_out.div_ceil(PANEL))
+        .flat_map(|panel| (0..n_blocks).map(move |n| (panel, n)))
+        .map(|(p, n)| block(p, n))
+        .collect()
 }
 
 /// Rows of the input, rounded to 8 bits in blocks.
@@ -235,7 +238,12 @@ pub(super) fn multiply_rows<B: QuantBlock>(
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn vnni<B: QuantBlock>(rows: &QuantRows, first: usize, panel: &[B], mut store: impl FnMut(usize, &[f32; PANEL])) {
+unsafe fn vnni<B: QuantBlock>(
+    rows: &QuantRows,
+    first: usize,
+    panel: &[B],
+    mut store: impl FnMut(usize, &[f32; PANEL]),
+) {
     macro_rules! rows {
         ($($n:literal)*) => {
             match (rows.n_rows() - first).min(MAX_ROWS) {
@@ -283,7 +291,8 @@ unsafe fn vnni_rows<B: QuantBlock, const N: usize>(
         }
         let scales = block.scales().0.as_ptr().cast::<__m256i>();
         // SAFETY: a line of 32 f16 is 64 bytes, aligned as such.
-        let scales = unsafe { [_mm512_cvtph_ps(_mm256_load_si256(scales)), _mm512_cvtph_ps(_mm256_load_si256(scales.add(1)))] };
+        let scales =
+            unsafe { [_mm512_cvtph_ps(_mm256_load_si256(scales)), _mm512_cvtph_ps(_mm256_load_si256(scales.add(1)))] };
         for (row, (totals, sums)) in totals.iter_mut().zip(sums).enumerate() {
             let x_scale = _mm512_set1_ps(rows.scales[at(row)]);
             for part in 0..2 {
@@ -314,7 +323,10 @@ fn portable<B: QuantBlock, const FUSED: bool>(
         for (number, block) in panel.iter().enumerate() {
             let at = row * rows.n_blocks + number;
             for (lane, total) in totals.iter_mut().enumerate() {
-                let products = rows.values[at].iter().enumerate().map(|(input, &x)| i32::from(block.stored(lane, input)) * i32::from(x));
+                let products = rows.values[at]
+                    .iter()
+                    .enumerate()
+                    .map(|(input, &x)| i32::from(block.stored(lane, input)) * i32::from(x));
                 let sum = products.sum::<i32>() - B::OFFSET * rows.sums[at];
                 *total = multiply_add::<FUSED>(sum as f32, block.scales().0[lane].to_f32() * rows.scales[at], *total);
             }
@@ -341,7 +353,11 @@ mod tests {
         for panel in blocks.chunks(rows.n_blocks) {
             for first in (0..rows.n_rows()).step_by(MAX_ROWS) {
                 let store = |row: usize, sums: &[f32; PANEL]| found[first + row].push(*sums);
-                if portable_only { portable::<B, true>(rows, first, panel, store) } else { multiply_rows(rows, first, panel, store) }
+                if portable_only {
+                    portable::<B, true>(rows, first, panel, store)
+                } else {
+                    multiply_rows(rows, first, panel, store)
+                }
             }
         }
         found
