@@ -8,6 +8,7 @@ use std::{
 use anyhow::{Context, Result};
 use hearth_model::{
     device::{self, DeviceChoice},
+    ops,
     weights::DiskDtype,
 };
 use hearth_training::{
@@ -163,6 +164,8 @@ struct Report {
 
 /// Reads, trains, saves, reports.
 pub(crate) fn run(args: Args) -> Result<()> {
+    // Before anything shares work: this thread takes part in it.
+    ops::lead_threads();
     let config = args.settings.apply(TrainConfig::preset(&args.preset)?);
     config.validate()?;
     let text = read_text(&args.text)?;

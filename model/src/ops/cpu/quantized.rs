@@ -182,7 +182,8 @@ pub(super) fn lay_out<B: QuantBlock>(values: &[f32], d_out: usize, d_in: usize) 
 /// Rows of the input, rounded to 8 bits in blocks.
 pub(super) struct QuantRows {
     n_blocks: usize,
-    values: Vec<[i8; BLOCK]>,
+    /// Four signed bytes to a number, the first lowest, as they are broadcast.
+    values: Vec<[i32; BLOCK / 4]>,
     scales: Vec<f32>,
     sums: Vec<i32>,
 }
@@ -199,21 +200,50 @@ impl QuantRows {
             sums: Vec::with_capacity(n),
         };
         for block in x.chunks_exact(d_in).flat_map(|row| row.chunks(BLOCK)) {
-            let scale = largest(block) / 127.0;
-            let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
-            let mut values = [0; BLOCK];
-            for (value, x) in values.iter_mut().zip(block) {
-                *value = (x * inverse).round_ties_even() as i8;
-            }
-            rows.sums.push(values.iter().map(|&value| i32::from(value)).sum());
-            rows.values.push(values);
-            rows.scales.push(scale);
+            let mut padded = [0.0; BLOCK];
+            padded[..block.len()].copy_from_slice(block);
+            let rounded = RoundedBlock::new(&padded);
+            rows.values.push(rounded.values);
+            rows.scales.push(rounded.scale);
+            rows.sums.push(rounded.sum);
         }
         rows
     }
 
+    /// The rounded value of a block's input.
+    fn value(&self, block: usize, input: usize) -> i8 {
+        self.values[block][input / 4].to_le_bytes()[input % 4].cast_signed()
+    }
+
     pub(super) fn n_rows(&self) -> usize {
         self.values.len() / self.n_blocks.max(1)
+    }
+}
+
+/// 32 values of the input, rounded to 8 bits.
+struct RoundedBlock {
+    values: [i32; BLOCK / 4],
+    scale: f32,
+    sum: i32,
+}
+
+impl RoundedBlock {
+    #[inline(always)]
+    fn new(block: &[f32; BLOCK]) -> Self {
+        // Adding 1.5 * 2^23 rounds to the nearest whole number and leaves its low byte lowest: no calls, so the compiler
+        // vectorises it.
+        const ROUND: f32 = 12_582_912.0;
+        let mut largest = [0.0; 8];
+        for values in block.as_chunks::<8>().0 {
+            for (largest, value) in largest.iter_mut().zip(values) {
+                *largest = if value.abs() > *largest { value.abs() } else { *largest };
+            }
+        }
+        let scale = largest.into_iter().fold(0.0, f32::max) / 127.0;
+        let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+        let bytes = block.map(|value| (value * inverse + ROUND).to_bits() as u8);
+        let sum = bytes.iter().map(|&byte| i32::from(byte.cast_signed())).sum();
+        Self { values: array::from_fn(|n| i32::from_le_bytes(array::from_fn(|byte| bytes[4 * n + byte]))), scale, sum }
     }
 }
 
@@ -280,10 +310,7 @@ unsafe fn vnni_rows<B: QuantBlock, const N: usize>(
             // SAFETY: this function's own target features.
             for (part, weights) in unsafe { block.load(half) }.into_iter().enumerate() {
                 for (row, sums) in sums.iter_mut().enumerate() {
-                    let from = 8 * half + 4 * part;
-                    let values = &rows.values[at(row)];
-                    let x = i32::from_le_bytes(array::from_fn(|n| values[from + n] as u8));
-                    let x = _mm512_set1_epi32(x);
+                    let x = _mm512_set1_epi32(rows.values[at(row)][2 * half + part]);
                     sums[0] = _mm512_dpbusd_epi32(sums[0], weights[0], x);
                     sums[1] = _mm512_dpbusd_epi32(sums[1], weights[1], x);
                 }
@@ -323,10 +350,8 @@ fn portable<B: QuantBlock, const FUSED: bool>(
         for (number, block) in panel.iter().enumerate() {
             let at = row * rows.n_blocks + number;
             for (lane, total) in totals.iter_mut().enumerate() {
-                let products = rows.values[at]
-                    .iter()
-                    .enumerate()
-                    .map(|(input, &x)| i32::from(block.stored(lane, input)) * i32::from(x));
+                let products =
+                    (0..BLOCK).map(|input| i32::from(block.stored(lane, input)) * i32::from(rows.value(at, input)));
                 let sum = products.sum::<i32>() - B::OFFSET * rows.sums[at];
                 *total = multiply_add::<FUSED>(sum as f32, block.scales().0[lane].to_f32() * rows.scales[at], *total);
             }
@@ -375,7 +400,7 @@ mod tests {
                         .map(|input| {
                             let block = &blocks[output / PANEL * rows.n_blocks + input / BLOCK];
                             let at = row * rows.n_blocks + input / BLOCK;
-                            let x = f64::from(rows.values[at][input % BLOCK]) * f64::from(rows.scales[at]);
+                            let x = f64::from(rows.value(at, input % BLOCK)) * f64::from(rows.scales[at]);
                             f64::from(block.weight(output % PANEL, input % BLOCK)) * x
                         })
                         .sum();
