@@ -1,6 +1,9 @@
 //! The architecture, from token ids to logits, and every parameter it has.
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+};
 
 use burn::{
     module::{Module, Param},
@@ -40,7 +43,10 @@ impl Gpt {
     /// # Errors
     /// [`Error::Config`] when `config` makes no model.
     pub fn init(config: &GptConfig, seed: u64, device: &Device) -> Result<Self> {
-        // The random numbers come from the plain device; autodiff records nothing of them.
+        // Burn's random numbers are one stream for the whole process: two models made at once would mix theirs up.
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        // They come from the plain device; autodiff records nothing of them.
         let plain = device.clone().inner();
         plain.seed(seed);
         Self::from_params(config, Dtype::F32, device, &mut |spec| {
