@@ -63,7 +63,10 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     let gpt = args.model.load()?.gpt;
     let longest = args.prefill.max(args.prompt + args.steps + 1);
     let context = gpt.config().max_seq_len;
-    anyhow::ensure!(longest <= context, "the runs need {longest} tokens of context, the model has {context}");
+    anyhow::ensure!(
+        longest <= context,
+        "the runs need {longest} tokens of context, the model has {context}\nhint: smaller `--prefill`, `--prompt` and `--steps`"
+    );
     anyhow::ensure!(args.prefill > 0 && args.prompt > 0 && args.steps > 0 && args.runs > 0, "counts must not be 0");
     anyhow::ensure!(args.batch.iter().all(|&batch| batch > 0), "`--batch` must not be 0");
 
