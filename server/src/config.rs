@@ -1,9 +1,17 @@
 //! What can be set, by flag or by environment variable. The doc comments here are the help texts, and the defaults are
 //! here alone.
 
-use std::{path::PathBuf, time::Duration};
+use std::{
+    convert::Infallible,
+    fmt,
+    path::{Path, PathBuf},
+    str::FromStr,
+    time::Duration,
+};
 
-use clap::Args;
+use anyhow::{Context, anyhow, bail};
+use axum::http::HeaderValue;
+use clap::{Args, ValueEnum, value_parser};
 use hearth_model::{
     Result,
     device::{self, DeviceChoice},
@@ -11,7 +19,14 @@ use hearth_model::{
     weights::model_dir::{self, LoadOptions, LoadedModel},
 };
 
-use crate::{bundled, engine::EngineOptions};
+use crate::{
+    api::options::{ApiKeys, ApiOptions, CorsOrigins, PromptLog},
+    bundled,
+    connection::ConnectionTimeouts,
+    engine::EngineOptions,
+    serve::ServeOptions,
+    tls,
+};
 
 /// How the server runs.
 #[derive(Args, Clone, Debug)]
@@ -41,6 +56,12 @@ pub struct ServerConfig {
     /// Seconds that requests in flight get to finish after SIGTERM or ctrl-c; a second signal ends them at once
     #[arg(long, env = "HEARTH_DRAIN_TIMEOUT", value_name = "SECONDS", default_value_t = 30)]
     pub drain_timeout: u64,
+    /// How clients are served.
+    #[command(flatten)]
+    pub http: HttpConfig,
+    /// What is logged, and how.
+    #[command(flatten)]
+    pub log: LogConfig,
 }
 
 impl ServerConfig {
@@ -54,10 +75,182 @@ impl ServerConfig {
         }
     }
 
-    /// How long draining may take.
-    pub fn drain_timeout(&self) -> Duration {
-        Duration::from_secs(self.drain_timeout)
+    /// The listener's part.
+    ///
+    /// # Errors
+    /// The certificate or its key cannot be used.
+    pub fn serve_options(&self) -> anyhow::Result<ServeOptions> {
+        let http = &self.http;
+        let tls = match (&http.tls_cert, &http.tls_key) {
+            (Some(certificates), Some(key)) => Some(tls::acceptor(certificates, key)?),
+            _ => None,
+        };
+        Ok(ServeOptions {
+            drain_timeout: Duration::from_secs(self.drain_timeout),
+            timeouts: ConnectionTimeouts {
+                head: Duration::from_secs(http.header_timeout),
+                idle: Duration::from_secs(http.idle_timeout),
+            },
+            max_connections: http.max_connections,
+            tls,
+        })
     }
+
+    /// The API's part.
+    ///
+    /// # Errors
+    /// A key or an origin is none, or the file of keys cannot be read.
+    pub fn api_options(&self) -> anyhow::Result<ApiOptions> {
+        let http = &self.http;
+        Ok(ApiOptions {
+            keys: http.keys()?,
+            cors: http.cors()?,
+            max_body_bytes: http.max_body_bytes,
+            body_timeout: Duration::from_secs(http.body_timeout),
+            keep_alive: Duration::from_secs(http.sse_keep_alive),
+            prompt_log: if self.log.log_prompts { PromptLog::Whole } else { PromptLog::Never },
+        })
+    }
+}
+
+const MAX_BODY_BYTES: usize = 8 << 20;
+const BODY_TIMEOUT: u64 = 60;
+const SSE_KEEP_ALIVE: u64 = 15;
+
+impl Default for ApiOptions {
+    fn default() -> Self {
+        Self {
+            keys: ApiKeys::default(),
+            cors: CorsOrigins::Any,
+            max_body_bytes: MAX_BODY_BYTES,
+            body_timeout: Duration::from_secs(BODY_TIMEOUT),
+            keep_alive: Duration::from_secs(SSE_KEEP_ALIVE),
+            prompt_log: PromptLog::Never,
+        }
+    }
+}
+
+/// How clients are served.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "HTTP")]
+pub struct HttpConfig {
+    /// A key that clients must send, as `authorization: Bearer KEY`; may be given several times [default: none, and
+    /// the API is open to all]
+    #[arg(long, env = "HEARTH_API_KEY", hide_env_values = true, value_name = "KEY")]
+    pub api_key: Vec<Secret>,
+    /// File with such keys, one a line: other users of this machine see a command line, but not this file
+    #[arg(long, env = "HEARTH_API_KEY_FILE", value_name = "FILE")]
+    pub api_key_file: Option<PathBuf>,
+    /// Whose pages may use the API from a browser: `*` for all, `none`, or an origin such as `https://example.org`,
+    /// which may be given several times
+    #[arg(long, env = "HEARTH_CORS_ORIGIN", value_name = "ORIGIN", value_delimiter = ',', default_value = "*")]
+    pub cors_origin: Vec<String>,
+    /// Largest body of a request; larger ones are answered with 413
+    #[arg(long, env = "HEARTH_MAX_BODY_BYTES", value_name = "BYTES", default_value_t = MAX_BODY_BYTES)]
+    pub max_body_bytes: usize,
+    /// Connections that are served at once; others wait
+    #[arg(long, env = "HEARTH_MAX_CONNECTIONS", value_name = "CONNECTIONS", default_value_t = 1024, value_parser = at_least_1)]
+    pub max_connections: usize,
+    /// Seconds that a client may take for the head of a request, or a TLS handshake
+    #[arg(long, env = "HEARTH_HEADER_TIMEOUT", value_name = "SECONDS", default_value_t = 10, value_parser = value_parser!(u64).range(1..))]
+    pub header_timeout: u64,
+    /// Seconds that a client may take for the body of a request
+    #[arg(long, env = "HEARTH_BODY_TIMEOUT", value_name = "SECONDS", default_value_t = BODY_TIMEOUT, value_parser = value_parser!(u64).range(1..))]
+    pub body_timeout: u64,
+    /// Seconds that a connection is kept without a request, or with a client that takes nothing of its answer
+    #[arg(long, env = "HEARTH_IDLE_TIMEOUT", value_name = "SECONDS", default_value_t = 75, value_parser = value_parser!(u64).range(1..))]
+    pub idle_timeout: u64,
+    /// Seconds between the comments that keep a stream without news alive
+    #[arg(long, env = "HEARTH_SSE_KEEP_ALIVE", value_name = "SECONDS", default_value_t = SSE_KEEP_ALIVE, value_parser = value_parser!(u64).range(1..))]
+    pub sse_keep_alive: u64,
+    /// PEM file with the certificate, and those that vouch for it: makes the server speak HTTPS
+    #[arg(long, env = "HEARTH_TLS_CERT", value_name = "FILE", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// PEM file with the certificate's private key
+    #[arg(long, env = "HEARTH_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+}
+
+impl HttpConfig {
+    fn keys(&self) -> anyhow::Result<ApiKeys> {
+        let given = ApiKeys::new(self.api_key.iter().map(|key| key.0.as_str())).context("`--api-key`")?;
+        let Some(path) = &self.api_key_file else { return Ok(given) };
+        Ok(given.and(keys_in(path).with_context(|| format!("`--api-key-file`: `{}`", path.display()))?))
+    }
+
+    fn cors(&self) -> anyhow::Result<CorsOrigins> {
+        match self.cors_origin.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+            ["*"] => Ok(CorsOrigins::Any),
+            ["none"] => Ok(CorsOrigins::These(Vec::new())),
+            ref origins => {
+                Ok(CorsOrigins::These(origins.iter().map(|origin| self::origin(origin)).collect::<Result<_, _>>()?))
+            }
+        }
+    }
+}
+
+fn keys_in(path: &Path) -> anyhow::Result<ApiKeys> {
+    let text = std::fs::read_to_string(path).context("cannot be read")?;
+    let keys: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    if keys.is_empty() {
+        // The API would be open to all, which is not what a file of keys is for.
+        bail!("holds no key\nhint: it must have one key a line");
+    }
+    Ok(ApiKeys::new(keys)?)
+}
+
+/// An origin as browsers write it.
+fn origin(text: &str) -> anyhow::Result<HeaderValue> {
+    let host = text.split_once("://").filter(|(scheme, _)| matches!(*scheme, "http" | "https")).map(|(_, host)| host);
+    let is_host = |host: &str| !host.is_empty() && !host.contains(['/', '*', '?', '#', '@', ' ']);
+    let value = HeaderValue::from_str(&text.to_ascii_lowercase()).ok().filter(|_| host.is_some_and(is_host));
+    value.ok_or_else(|| {
+        anyhow!("`--cors-origin` must be `*`, `none` or origins such as `https://example.org`, got `{text}`\nhint: an origin has no path and no slash at its end")
+    })
+}
+
+fn at_least_1(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|number| *number >= 1);
+    number.ok_or_else(|| "it must be a whole number from 1 up".to_owned())
+}
+
+/// A text that is shown to nobody.
+#[derive(Clone)]
+pub struct Secret(String);
+
+impl FromStr for Secret {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+/// What is logged, and how.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Logs")]
+pub struct LogConfig {
+    /// How log lines are written, to stderr
+    #[arg(long, env = "HEARTH_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
+    pub log_format: LogFormat,
+    /// Log prompts too, as they are
+    #[arg(long, env = "HEARTH_LOG_PROMPTS")]
+    pub log_prompts: bool,
+}
+
+/// How log lines are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line, for machines.
+    Json,
 }
 
 /// Which model, and where it runs.

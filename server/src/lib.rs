@@ -9,7 +9,7 @@
 //! - [`api`]: HTTP and OpenAI's wire format
 //! - [`engine`]: scheduling, the inference thread, text assembly
 //! - [`metrics`]: what the engine counts, for Prometheus
-//! - [`serve`](mod@serve): a listener, an API and an orderly end
+//! - [`serve`](mod@serve): a listener, an API and an orderly end; [`connection`]: one client's; [`tls`]: certificates
 //! - [`bundled`]: the model that the binary carries
 //!
 //! Dependencies point one way: `cli -> serve -> api -> engine -> hearth_model`.
@@ -18,7 +18,9 @@ pub mod api;
 pub mod bundled;
 pub mod cli;
 pub mod config;
+pub mod connection;
 pub mod engine;
 pub mod metrics;
 mod random;
 pub mod serve;
+pub mod tls;

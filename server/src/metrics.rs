@@ -6,7 +6,7 @@
 use std::{
     fmt::Write,
     sync::atomic::{AtomicU64, Ordering},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use hearth_model::kv_cache::PAGE_SIZE;
@@ -60,19 +60,43 @@ impl From<FinishReason> for Outcome {
 #[derive(Clone, Debug)]
 pub struct Timeline {
     arrived: Instant,
-    is_started: bool,
+    started: Option<Instant>,
+    first_token: Option<Instant>,
     last_token: Option<Instant>,
+}
+
+/// Where a request's time went.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Spans {
+    /// From its arrival to the first step that computed something of it.
+    pub queue: Duration,
+    /// From there to its first token.
+    pub prefill: Duration,
+    /// From there to its end.
+    pub decode: Duration,
 }
 
 impl Timeline {
     /// A request that has just come.
     pub fn new(arrived: Instant) -> Self {
-        Self { arrived, is_started: false, last_token: None }
+        Self { arrived, started: None, first_token: None, last_token: None }
     }
 
     /// When the request came.
     pub fn arrived(&self) -> Instant {
         self.arrived
+    }
+
+    /// Where the time went, of a request that ends now.
+    pub fn spans(&self) -> Spans {
+        let now = Instant::now();
+        let started = self.started.unwrap_or(now);
+        let first_token = self.first_token.unwrap_or(now);
+        Spans {
+            queue: started.saturating_duration_since(self.arrived),
+            prefill: first_token.saturating_duration_since(started),
+            decode: now.saturating_duration_since(first_token),
+        }
     }
 }
 
@@ -170,9 +194,10 @@ impl EngineMetrics {
 
     /// A request with such a prompt starts. Later calls, and those for answers that share the prompt, change nothing.
     pub fn started(&self, timeline: &mut Timeline, n_prompt: usize) {
-        if !timeline.is_started {
-            timeline.is_started = true;
-            self.queue_time.observe_since(timeline.arrived, Instant::now());
+        if timeline.started.is_none() {
+            let now = Instant::now();
+            timeline.started = Some(now);
+            self.queue_time.observe_since(timeline.arrived, now);
             self.prompt_tokens.add(n_prompt as u64);
             self.request_prompt_tokens.observe(n_prompt as f64);
         }
@@ -182,6 +207,7 @@ impl EngineMetrics {
     pub fn token(&self, timeline: &mut Timeline) {
         let now = Instant::now();
         self.generation_tokens.add(1);
+        timeline.first_token.get_or_insert(now);
         match timeline.last_token.replace(now) {
             None => self.time_to_first_token.observe_since(timeline.arrived, now),
             Some(before) => self.inter_token_latency.observe_since(before, now),

@@ -1,19 +1,40 @@
 //! Runs the API on a listener until it is told to stop, and then in an orderly way: no new work, what is in flight may
 //! finish within a time limit. The caller owns the socket and the signals, so that tests bring their own.
 
-use std::{future::pending, io, time::Duration};
+use std::{future::pending, io, sync::Arc, time::Duration};
 
-use axum::serve::ListenerExt;
+use axum::Router;
 use tokio::{
-    net::TcpListener,
-    sync::{mpsc, oneshot},
-    time::timeout,
+    net::{TcpListener, TcpStream},
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
+    task::JoinSet,
+    time::{sleep, timeout},
 };
+use tokio_rustls::TlsAcceptor;
 
-use crate::api::{router::app, state::AppState};
+use crate::{
+    api::{router::app, state::AppState},
+    connection::{ConnectionTimeouts, serve_connection},
+};
 
 /// After inference has failed, connections get this long to be told.
 const FAREWELL: Duration = Duration::from_secs(5);
+
+/// When the system gives no more sockets, it is asked again after this long.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+
+/// How connections are served.
+#[derive(Clone)]
+pub struct ServeOptions {
+    /// How long draining may take.
+    pub drain_timeout: Duration,
+    /// How long a client may take.
+    pub timeouts: ConnectionTimeouts,
+    /// Connections that are served at once; others wait until one of these ends.
+    pub max_connections: usize,
+    /// `None`: plain HTTP.
+    pub tls: Option<TlsAcceptor>,
+}
 
 /// How serving ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,46 +48,35 @@ pub enum Ended {
 /// Why serving failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The socket broke.
-    #[error("cannot accept connections: {0}")]
-    Io(#[from] io::Error),
     /// The engine is gone; only a restart helps.
     #[error("inference failed: {0}")]
     Inference(String),
 }
 
-/// Serves until the first of `signals`, then drains for `drain_timeout` at most; a second signal ends it at once.
+/// Serves until the first of `signals`, then drains for a time; a second signal ends it at once.
 ///
 /// # Errors
-/// The listener fails, or inference does.
+/// Inference fails.
 pub async fn serve(
     listener: TcpListener,
     state: AppState,
     mut signals: mpsc::Receiver<()>,
-    drain_timeout: Duration,
+    options: ServeOptions,
 ) -> Result<Ended, ServeError> {
-    // A token is a small packet, and waiting to fill a larger one would delay it.
-    let listener = listener.tap_io(|connection| {
-        if let Err(error) = connection.set_nodelay(true) {
-            tracing::debug!("cannot set TCP_NODELAY: {error}");
-        }
-    });
-    let (stop_accepting, stopped) = oneshot::channel::<()>();
-    let server = axum::serve(listener, app(state.clone())).with_graceful_shutdown(async {
-        // The sender is dropped only when this function ends, and the server with it.
-        let _ = stopped.await;
-    });
-    let mut server = Box::pin(server.into_future());
+    let drain_timeout = options.drain_timeout;
+    let mut connections = Connections::new(app(state.clone()), options);
     let failed = tokio::select! {
-        outcome = &mut server => return finished(outcome),
+        () = connections.accept_all(&listener) => None,
         what = state.inference_failure() => Some(what),
         () = next(&mut signals) => None,
     };
     state.start_draining();
-    let _ = stop_accepting.send(());
+    // Whoever knocks from now on is turned away by the system.
+    drop(listener);
+    connections.start_draining();
     if let Some(what) = failed {
         // Clients in flight have their error events; this lets them arrive.
-        let _ = timeout(FAREWELL, server).await;
+        let _ = timeout(FAREWELL, connections.all_ended()).await;
         return Err(ServeError::Inference(what));
     }
     tracing::info!(
@@ -74,9 +84,9 @@ pub async fn serve(
         drain_timeout.as_secs()
     );
     tokio::select! {
-        outcome = &mut server => finished(outcome),
+        () = connections.all_ended() => Ok(Ended::Drained),
         what = state.inference_failure() => Err(ServeError::Inference(what)),
-        () = tokio::time::sleep(drain_timeout) => {
+        () = sleep(drain_timeout) => {
             tracing::warn!("the drain timeout of {} s is over, requests in flight are cut off", drain_timeout.as_secs());
             Ok(Ended::CutShort)
         }
@@ -87,13 +97,72 @@ pub async fn serve(
     }
 }
 
-fn finished(outcome: io::Result<()>) -> Result<Ended, ServeError> {
-    outcome.map(|()| Ended::Drained).map_err(ServeError::Io)
-}
-
 /// The next signal; never, when nobody is left to give one.
 async fn next(signals: &mut mpsc::Receiver<()>) {
     if signals.recv().await.is_none() {
         pending().await
+    }
+}
+
+/// All connections. Dropping it cuts them off.
+struct Connections {
+    router: Router,
+    options: ServeOptions,
+    places: Arc<Semaphore>,
+    draining: watch::Sender<bool>,
+    tasks: JoinSet<()>,
+}
+
+impl Connections {
+    fn new(router: Router, options: ServeOptions) -> Self {
+        let places = Arc::new(Semaphore::new(options.max_connections.min(Semaphore::MAX_PERMITS)));
+        Self { router, options, places, draining: watch::Sender::new(false), tasks: JoinSet::new() }
+    }
+
+    /// Takes in connections for ever.
+    async fn accept_all(&mut self, listener: &TcpListener) {
+        loop {
+            // A place first: while there is none, clients wait in the system's own queue.
+            let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return };
+            match listener.accept().await {
+                Ok((stream, _)) => self.serve(stream, place),
+                // The client has given up already.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) => {
+                    tracing::warn!("cannot accept a connection: {error}");
+                    sleep(ACCEPT_PAUSE).await;
+                }
+            }
+            while self.tasks.try_join_next().is_some() {}
+        }
+    }
+
+    fn serve(&mut self, stream: TcpStream, place: OwnedSemaphorePermit) {
+        // A token is a small packet, and waiting to fill a larger one would delay it.
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!("cannot set TCP_NODELAY: {error}");
+        }
+        let (router, timeouts, tls) = (self.router.clone(), self.options.timeouts, self.options.tls.clone());
+        let draining = self.draining.subscribe();
+        self.tasks.spawn(async move {
+            let _place = place;
+            match tls {
+                None => serve_connection(stream, router, timeouts, draining).await,
+                Some(tls) => match timeout(timeouts.head, tls.accept(stream)).await {
+                    Ok(Ok(stream)) => serve_connection(stream, router, timeouts, draining).await,
+                    Ok(Err(error)) => tracing::debug!("a TLS handshake failed: {error}"),
+                    Err(_) => tracing::debug!("a TLS handshake took too long"),
+                },
+            }
+        });
+    }
+
+    /// Tells connections to end with the request in flight.
+    fn start_draining(&self) {
+        self.draining.send_replace(true);
+    }
+
+    async fn all_ended(&mut self) {
+        while self.tasks.join_next().await.is_some() {}
     }
 }

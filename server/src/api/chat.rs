@@ -114,7 +114,7 @@ pub(crate) async fn create(State(state): State<AppState>, fields: Fields) -> Res
             is_begun: vec![false; generation.n],
             generation: generation.clone(),
         };
-        stream::sse(deltas, writer.into_write())
+        stream::sse(deltas, state.options(), writer.into_write())
     } else {
         let (answers, usage) = generation.fold(deltas).await?;
         Json(whole(head, answers, Rest { usage, prompt_token_ids, generation: &generation, tokenizer: &tokenizer }))

@@ -96,7 +96,7 @@ pub(crate) async fn create(State(state): State<AppState>, fields: Fields) -> Res
     let writer = Writer { head, tokenizer, prompt_ids, generation: generation.clone() };
     let response = if let Some(reports) = generation.stream {
         let mut is_begun = vec![false; writer.prompt_ids.len() * generation.n];
-        stream::sse(deltas, move |part| {
+        stream::sse(deltas, state.options(), move |part| {
             let begun = match &part {
                 Part::Delta(delta, _) => is_begun.get_mut(delta.index),
                 Part::End(_) => None,

@@ -44,6 +44,11 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
     }
 
+    /// 401: who asks has no key, or a wrong one. `message` does not repeat it.
+    pub fn unauthorized(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, "invalid_request_error", message).with_code("invalid_api_key")
+    }
+
     /// 404: no such path.
     pub fn unknown_path(path: &str) -> Self {
         let message = format!(
@@ -89,6 +94,11 @@ impl ApiError {
         &self.message
     }
 
+    /// Its kind, as the envelope's `type` says it.
+    pub(crate) fn kind(&self) -> &'static str {
+        self.kind
+    }
+
     /// The envelope, as it also goes into a stream that has begun.
     pub fn envelope(&self) -> Value {
         let Self { message, kind, param, code, .. } = self;
@@ -103,10 +113,14 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let may_retry = matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
-        let mut response = (self.status, Json(self.envelope())).into_response();
+        let status = self.status;
+        let may_retry = matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+        let mut response = (status, Json(self.envelope())).into_response();
         if may_retry {
             response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
+        }
+        if status == StatusCode::UNAUTHORIZED {
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
     }

@@ -10,20 +10,23 @@ use axum::{
 };
 use hearth_model::TokenId;
 use serde_json::{Map, Value};
+use tokio::time::timeout;
 
-use super::error::ApiError;
-
-/// Largest body that is read; larger ones are answered with 413.
-pub(crate) const MAX_BODY_BYTES: usize = 8 << 20;
+use super::{error::ApiError, request_log::RequestLog, state::AppState};
 
 /// The fields of a request's body.
 #[derive(Debug)]
-pub(crate) struct Fields(Map<String, Value>);
+pub(crate) struct Fields {
+    entries: Map<String, Value>,
+    log: RequestLog,
+}
 
-impl<S: Send + Sync> FromRequest<S> for Fields {
+impl FromRequest<AppState> for Fields {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+    async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
+        let options = state.options();
+        let log = request.extensions().get().cloned().unwrap_or_default();
         if let Some(given) = request.headers().get(header::CONTENT_TYPE) {
             let given = String::from_utf8_lossy(given.as_bytes()).to_ascii_lowercase();
             let essence = given.split(';').next().unwrap_or_default().trim();
@@ -35,21 +38,25 @@ impl<S: Send + Sync> FromRequest<S> for Fields {
                 return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message));
             }
         }
-        let body = Bytes::from_request(request, state).await.map_err(|rejection| {
+        let body = timeout(options.body_timeout, Bytes::from_request(request, state)).await.map_err(|_| {
+            let message = format!("the body must arrive within {} s", options.body_timeout.as_secs_f64());
+            ApiError::new(StatusCode::REQUEST_TIMEOUT, "timeout_error", message)
+        })?;
+        let body = body.map_err(|rejection| {
             let message = match rejection.status() {
-                StatusCode::PAYLOAD_TOO_LARGE => format!("the body must be at most {MAX_BODY_BYTES} bytes"),
+                StatusCode::PAYLOAD_TOO_LARGE => format!("the body must be at most {} bytes", options.max_body_bytes),
                 _ => rejection.body_text(),
             };
             ApiError::new(rejection.status(), "invalid_request_error", message)
         })?;
-        Self::parse(&body)
+        Self::parse(&body, log)
     }
 }
 
 impl Fields {
-    pub(crate) fn parse(body: &[u8]) -> Result<Self, ApiError> {
+    pub(crate) fn parse(body: &[u8], log: RequestLog) -> Result<Self, ApiError> {
         match serde_json::from_slice(body) {
-            Ok(Value::Object(fields)) => Ok(Self(fields)),
+            Ok(Value::Object(entries)) => Ok(Self { entries, log }),
             Ok(other) => Err(ApiError::bad_request(format!("the body must be a JSON object, got {}", shown(&other)))),
             Err(error) => Err(ApiError::bad_request(format!("the body must be a JSON object: {error}"))),
         }
@@ -57,7 +64,7 @@ impl Fields {
 
     /// The field as it is.
     pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
-        self.0.remove(name).filter(|value| !value.is_null())
+        self.entries.remove(name).filter(|value| !value.is_null())
     }
 
     /// A number within `range`.
@@ -147,25 +154,30 @@ impl Fields {
         self.read(name, |value| token_ids(value).ok_or_else(|| "an array of token ids".into()))
     }
 
+    /// The request's line in the log.
+    pub(crate) fn log(&self) -> &RequestLog {
+        &self.log
+    }
+
     /// Whether the field is there and says something.
     pub(crate) fn has(&self, name: &str) -> bool {
-        self.0.get(name).is_some_and(|value| !value.is_null())
+        self.entries.get(name).is_some_and(|value| !value.is_null())
     }
 
     /// An object, whose own fields are read in turn.
     pub(crate) fn object(&mut self, name: &'static str) -> Result<Option<Self>, ApiError> {
         let object = self.read(name, |value| value.as_object().cloned().ok_or_else(|| "an object".into()))?;
-        Ok(object.map(Self))
+        Ok(object.map(|entries| Self { entries, log: self.log.clone() }))
     }
 
     /// The entries that are left, in the order of the text.
     pub(crate) fn into_entries(self) -> impl Iterator<Item = (String, Value)> {
-        self.0.into_iter()
+        self.entries.into_iter()
     }
 
     /// The names of the fields that nobody has asked for.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
-        self.0.keys().map(String::as_str)
+        self.entries.keys().map(String::as_str)
     }
 
     fn read<T>(
@@ -218,7 +230,7 @@ mod tests {
     use super::*;
 
     fn fields(json: &str) -> Fields {
-        Fields::parse(json.as_bytes()).unwrap()
+        Fields::parse(json.as_bytes(), RequestLog::default()).unwrap()
     }
 
     #[test]
@@ -248,8 +260,8 @@ mod tests {
     #[test]
     fn bodies_that_are_no_objects_are_refused() {
         for body in ["", "[]", "3", "{", "{\"a\": \u{1}}", &"[".repeat(100_000)] {
-            assert!(Fields::parse(body.as_bytes()).is_err(), "{body:.20}");
+            assert!(Fields::parse(body.as_bytes(), RequestLog::default()).is_err(), "{body:.20}");
         }
-        assert!(Fields::parse(b"{\"a\": \"\xff\"}").is_err());
+        assert!(Fields::parse(b"{\"a\": \"\xff\"}", RequestLog::default()).is_err());
     }
 }

@@ -18,6 +18,8 @@ use super::{
     beams,
     error::ApiError,
     fields::{Fields, must_be, shown},
+    options::PromptLog,
+    request_log::RequestLog,
     sampling::Sampling,
     state::{AppState, unix_seconds},
     stream::{Answer, Deltas, Echo, Opening, PromptLogprobs, Usage, finite},
@@ -90,6 +92,7 @@ pub(crate) struct Generation {
     /// Of `truncation`: how many tokens an answer needs.
     wanted_tokens: usize,
     ignored: Option<HeaderValue>,
+    log: RequestLog,
 }
 
 /// Where a stream tells its usage.
@@ -205,6 +208,7 @@ impl Generation {
             deadline: given.count("deadline_ms", 1..=usize::MAX)?.map(|ms| Duration::from_millis(ms as u64)),
             wanted_tokens: max_tokens,
             ignored: None,
+            log: given.log().clone(),
         };
         Ok(Self { ignored: ignored(&fields), ..generation })
     }
@@ -278,9 +282,18 @@ impl Generation {
             model: state.model_id().to_owned(),
             system_fingerprint: None,
         };
+        self.log.work(|work| {
+            (work.id, work.model) = (Some(head.id.clone()), Some(head.model.clone()));
+            if state.options().prompt_log == PromptLog::Whole {
+                let options = DecodeOptions { skip_special_tokens: false };
+                let texts = prompts.iter().map(|prompt| tokenizer.decode(&prompt.ids, options));
+                work.prompts = Some(json!(texts.collect::<Vec<_>>()).to_string());
+            }
+        });
         let prompt_ids: Vec<Vec<TokenId>> = prompts.into_iter().map(|prompt| prompt.ids).collect();
         let n_prompt = prompt_ids.iter().map(Vec::len).sum();
-        let deltas = Deltas::new(&head.id, events, tokenizer.clone(), openings).with_prompt_tokens(n_prompt, n_cut);
+        let deltas =
+            Deltas::new(self.log.clone(), events, tokenizer.clone(), openings).with_prompt_tokens(n_prompt, n_cut);
         Ok(Started { head, deltas, tokenizer, prompt_ids })
     }
 

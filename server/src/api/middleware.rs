@@ -1,14 +1,14 @@
-//! What happens to every request: it gets an id, a line in the log, and answers that browsers let their pages read.
-
-use std::time::Instant;
+//! What happens to every request: it gets an id and a line in the log, it needs a key where keys are set, and browsers
+//! are told whose pages may use the answer.
 
 use axum::{
-    extract::Request,
+    extract::{Request, State},
     http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header},
     middleware::Next,
     response::{IntoResponse, Response},
 };
 
+use super::{error::ApiError, guarded::guarded, options::CorsOrigins, request_log::RequestLog, state::AppState};
 use crate::random::fresh_id;
 
 /// Names a request in logs here and at the client; OpenAI's libraries show it with errors.
@@ -17,47 +17,87 @@ const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longest id that is taken over from a client.
 const MAX_ID_BYTES: usize = 128;
 
-/// Gives the answer the request's `x-request-id`, or a new one, and logs the outcome.
-pub(crate) async fn identify(request: Request, next: Next) -> Response {
-    let started = Instant::now();
-    let given = request.headers().get(&X_REQUEST_ID).filter(|id| id.len() <= MAX_ID_BYTES && id.to_str().is_ok());
-    let id = given.cloned().or_else(|| HeaderValue::from_str(&fresh_id("req-")).ok());
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+/// What needs no key: what probes, scrapers and browsers ask for before they could have one. It tells nothing that was
+/// ever sent to the model.
+const OPEN_PATHS: [&str; 10] =
+    ["/", "/app.js", "/style.css", "/docs", "/docs.js", "/docs.css", "/openapi.json", "/health", "/ready", "/metrics"];
+
+/// Gives the answer the request's `x-request-id`, or a new one, and logs the request when it has ended.
+pub(crate) async fn identify(mut request: Request, next: Next) -> Response {
+    // What others could forge lines with, or could not print, is not taken over.
+    let is_fit =
+        |id: &&HeaderValue| (1..=MAX_ID_BYTES).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic);
+    let given = request.headers().get(&X_REQUEST_ID).filter(is_fit).and_then(|id| id.to_str().ok());
+    let id = given.map_or_else(|| fresh_id("req-"), str::to_owned);
+    let log = RequestLog::new(&id, request.method(), request.uri().path());
+    request.extensions_mut().insert(log.clone());
+    // Told when the last of the answer is sent, or when nobody waits for it any more.
+    let ending = log.ending();
     let mut response = next.run(request).await;
-    tracing::info!(
-        request_id = id.as_ref().and_then(|id| id.to_str().ok()),
-        status = response.status().as_u16(),
-        // A stream goes on after its head; its own line follows when it ends.
-        head_ms = started.elapsed().as_millis() as u64,
-        "{method} {path}"
-    );
-    if let Some(id) = id {
+    log.answered(response.status());
+    if let Ok(id) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(X_REQUEST_ID, id);
     }
-    response
+    response.map(|body| guarded(body, ending))
 }
 
-/// Lets pages of other origins use the API (CORS), and answers the browser's question whether they may.
-pub(crate) async fn allow_other_origins(request: Request, next: Next) -> Response {
+/// Refuses whoever has none of the keys, if there are keys.
+pub(crate) async fn authorize(State(state): State<AppState>, request: Request, next: Next) -> Response {
+    let keys = &state.options().keys;
+    if keys.is_open() || OPEN_PATHS.contains(&request.uri().path()) {
+        return next.run(request).await;
+    }
+    let given = request.headers().get(header::AUTHORIZATION);
+    match given.and_then(bearer) {
+        Some(key) if keys.contain(key) => next.run(request).await,
+        Some(_) => ApiError::unauthorized("the API key is none of this server's").into_response(),
+        None => ApiError::unauthorized("an API key is required\nhint: send the header `authorization: Bearer KEY`")
+            .into_response(),
+    }
+}
+
+/// The key of an `authorization` header.
+fn bearer(value: &HeaderValue) -> Option<&[u8]> {
+    let (scheme, key) = value.as_bytes().split_at_checked("Bearer ".len())?;
+    scheme.eq_ignore_ascii_case(b"Bearer ").then(|| key.trim_ascii())
+}
+
+/// Tells browsers whose pages may use the API (CORS), and answers their question whether a page may.
+pub(crate) async fn allow_origins(State(state): State<AppState>, request: Request, next: Next) -> Response {
+    let cors = &state.options().cors;
+    let allowed = cors.allowed(request.headers().get(header::ORIGIN));
     let is_preflight =
         request.method() == Method::OPTIONS && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
     let mut response = if is_preflight {
-        let mut headers = HeaderMap::new();
-        headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, OPTIONS"));
-        // `*` does not cover `authorization`, so what is asked for is what is allowed.
-        let asked = request.headers().get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
-        headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, asked.unwrap_or(HeaderValue::from_static("*")));
-        headers.insert(header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("86400"));
-        headers.insert(header::VARY, HeaderValue::from_static("access-control-request-headers"));
-        (StatusCode::NO_CONTENT, headers).into_response()
+        // Without headers it says no.
+        let headers = allowed.as_ref().map(|_| permission(request.headers()));
+        (StatusCode::NO_CONTENT, headers.unwrap_or_default()).into_response()
     } else {
         next.run(request).await
     };
     let headers = response.headers_mut();
-    headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, HeaderValue::from_static("*"));
-    headers.insert(
-        header::ACCESS_CONTROL_EXPOSE_HEADERS,
-        HeaderValue::from_static("x-request-id, retry-after, x-ignored-params"),
-    );
+    if *cors != CorsOrigins::Any {
+        // A cache must not give one origin's answer to another.
+        headers.append(header::VARY, HeaderValue::from_static("origin"));
+    }
+    if let Some(allowed) = allowed {
+        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, allowed);
+        headers.insert(
+            header::ACCESS_CONTROL_EXPOSE_HEADERS,
+            HeaderValue::from_static("x-request-id, retry-after, x-ignored-params"),
+        );
+    }
     response
+}
+
+/// What a page may do, as a browser's preflight asks.
+fn permission(asked: &HeaderMap) -> HeaderMap {
+    // `*` does not cover `authorization`, so what is asked for is what is allowed.
+    let headers = asked.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
+    HeaderMap::from_iter([
+        (header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, OPTIONS")),
+        (header::ACCESS_CONTROL_ALLOW_HEADERS, headers.unwrap_or(HeaderValue::from_static("*"))),
+        (header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("86400")),
+        (header::VARY, HeaderValue::from_static("access-control-request-headers")),
+    ])
 }

@@ -11,7 +11,8 @@
 //! - `stream`: the engine's events as server-sent events, or folded into one answer
 //! - [`error`]: what clients are told when something is wrong
 //! - [`state`]: what all endpoints share
-//! - `middleware`: what happens to every request
+//! - [`options`]: what the API's owner may set
+//! - `middleware`: what happens to every request; `request_log`: its line in the log; `guarded`: what goes with its end
 
 mod beams;
 mod chat;
@@ -20,11 +21,14 @@ mod conversation;
 pub mod error;
 mod fields;
 mod generation;
+pub(crate) mod guarded;
 mod health;
 mod metrics;
 mod middleware;
 mod models;
+pub mod options;
 mod page;
+mod request_log;
 pub mod router;
 mod sampling;
 pub mod state;

@@ -4,14 +4,11 @@ use axum::{
     Router,
     extract::DefaultBodyLimit,
     http::{Method, StatusCode, Uri},
-    middleware::from_fn,
+    middleware::{from_fn, from_fn_with_state},
     routing::{get, post},
 };
 
-use super::{
-    chat, completions, error::ApiError, fields::MAX_BODY_BYTES, health, metrics, middleware, models, page,
-    state::AppState, tokens,
-};
+use super::{chat, completions, error::ApiError, health, metrics, middleware, models, page, state::AppState, tokens};
 
 /// The whole HTTP service.
 pub fn app(state: AppState) -> Router {
@@ -35,8 +32,9 @@ pub fn app(state: AppState) -> Router {
         .route("/v1/tokenizer_info", get(tokens::tokenizer_info))
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
-        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
-        .layer(from_fn(middleware::allow_other_origins))
+        .layer(DefaultBodyLimit::max(state.options().max_body_bytes))
+        .layer(from_fn_with_state(state.clone(), middleware::authorize))
+        .layer(from_fn_with_state(state.clone(), middleware::allow_origins))
         .layer(from_fn(middleware::identify))
         .with_state(state)
 }

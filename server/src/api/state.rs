@@ -10,7 +10,7 @@ use std::{
 
 use tokio::sync::SetOnce;
 
-use super::error::ApiError;
+use super::{error::ApiError, options::ApiOptions};
 use crate::engine::{Engine, EngineState};
 
 /// Shared by all requests; clones are the same state.
@@ -20,16 +20,23 @@ pub struct AppState(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     model_id: String,
+    options: ApiOptions,
     created: u64,
     engine: SetOnce<Engine>,
     draining: AtomicBool,
 }
 
 impl AppState {
-    /// A server whose model is still being loaded. `model_id` is its name for clients.
+    /// A server whose model is still being loaded, with the default settings. `model_id` is its name for clients.
     pub fn loading(model_id: impl Into<String>) -> Self {
+        Self::loading_with(model_id, ApiOptions::default())
+    }
+
+    /// The same, with other settings.
+    pub fn loading_with(model_id: impl Into<String>, options: ApiOptions) -> Self {
         let inner = Inner {
             model_id: model_id.into(),
+            options,
             created: unix_seconds(),
             engine: SetOnce::new(),
             draining: AtomicBool::new(false),
@@ -84,6 +91,11 @@ impl AppState {
             EngineState::Stopped => Err(ApiError::unavailable("the server is shutting down")),
             EngineState::Failed(what) => Err(ApiError::unavailable(format!("inference failed: {what}"))),
         }
+    }
+
+    /// The API's settings.
+    pub fn options(&self) -> &ApiOptions {
+        &self.0.options
     }
 
     /// The served model's name.

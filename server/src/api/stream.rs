@@ -26,11 +26,15 @@ use serde::Serialize;
 use serde_json::Value;
 use tokio_stream::Stream;
 
-use super::error::ApiError;
-use crate::engine::{Event, EventStream, FinishReason};
-
-/// Comments are sent this often while a stream has nothing to say, so that proxies do not take it for dead.
-const KEEP_ALIVE: Duration = Duration::from_secs(15);
+use super::{
+    error::ApiError,
+    options::ApiOptions,
+    request_log::{RequestLog, Work},
+};
+use crate::{
+    engine::{Event, EventStream, FinishReason},
+    metrics::Spans,
+};
 
 /// The tokens of a whole answer, as clients are billed elsewhere.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
@@ -123,7 +127,7 @@ pub(crate) struct Echo {
 /// The events of a submission on their way to a client. Dropping it cancels what is not finished.
 #[derive(Debug)]
 pub(crate) struct Deltas {
-    id: String,
+    log: RequestLog,
     events: EventStream,
     tokenizer: Tokenizer,
     choices: Vec<Choice>,
@@ -132,6 +136,9 @@ pub(crate) struct Deltas {
     usage: Usage,
     started: Instant,
     first_token_after: Option<Duration>,
+    /// Of the answer that took longest.
+    spans: Option<Spans>,
+    finish_reasons: Vec<&'static str>,
 }
 
 #[derive(Debug)]
@@ -144,8 +151,8 @@ struct Choice {
 }
 
 impl Deltas {
-    /// `id` is for the log; `openings` has one entry per answer of the submission.
-    pub(crate) fn new(id: &str, events: EventStream, tokenizer: Tokenizer, openings: Vec<Opening>) -> Self {
+    /// `log` is told the counts and times; `openings` has one entry per answer of the submission.
+    pub(crate) fn new(log: RequestLog, events: EventStream, tokenizer: Tokenizer, openings: Vec<Opening>) -> Self {
         let mut pending = VecDeque::new();
         let n_open = openings.len();
         let choices = openings.into_iter().enumerate().map(|(index, mut opening)| {
@@ -157,7 +164,7 @@ impl Deltas {
         });
         let choices = choices.collect();
         Self {
-            id: id.to_owned(),
+            log,
             events,
             tokenizer,
             choices,
@@ -166,6 +173,8 @@ impl Deltas {
             usage: Usage::default(),
             started: Instant::now(),
             first_token_after: None,
+            spans: None,
+            finish_reasons: Vec::new(),
         }
     }
 
@@ -248,14 +257,20 @@ impl Deltas {
                     ..Delta::default()
                 })
             }
-            Event::Finished { reason, text, cached_tokens } => {
+            Event::Finished { reason, text, cached_tokens, spans } => {
                 let token_ids = std::mem::take(&mut choice.silent);
                 self.usage.prompt_tokens_details.cached_tokens += cached_tokens;
+                // The last one to end is the one that took longest.
+                self.spans = Some(spans);
+                let reason = wire_reason(reason);
+                if !self.finish_reasons.contains(&reason) {
+                    self.finish_reasons.push(reason);
+                }
                 self.n_open -= 1;
                 if self.n_open == 0 {
-                    self.log_end();
+                    self.log_end(self.finish_reasons.join(","));
                 }
-                Some(Delta { index, text, token_ids, finish_reason: Some(wire_reason(reason)), ..Delta::default() })
+                Some(Delta { index, text, token_ids, finish_reason: Some(reason), ..Delta::default() })
             }
             // Told apart by the caller.
             Event::TimedOut(_) | Event::Failed(_) => None,
@@ -264,32 +279,31 @@ impl Deltas {
     }
 
     fn failure(&mut self, error: ApiError) -> ApiError {
-        tracing::warn!(id = self.id, "completion failed: {}", error.message());
+        self.log_end(error.kind().to_owned());
         self.n_open = 0;
         error
     }
 
-    fn log_end(&self) {
-        tracing::info!(
-            id = self.id,
-            prompt_tokens = self.usage.prompt_tokens,
-            cached_tokens = self.usage.prompt_tokens_details.cached_tokens,
-            completion_tokens = self.usage.completion_tokens,
-            ttft_ms = self.first_token_after.map(|after| after.as_millis() as u64),
-            total_ms = self.started.elapsed().as_millis() as u64,
-            "completion ended"
-        );
+    fn log_end(&self, end: String) {
+        let Usage { prompt_tokens, completion_tokens, prompt_tokens_details, .. } = self.usage;
+        self.log.work(|work| {
+            *work = Work {
+                prompt_tokens: Some(prompt_tokens),
+                cached_tokens: Some(prompt_tokens_details.cached_tokens),
+                completion_tokens: Some(completion_tokens),
+                ttft: self.first_token_after,
+                spans: self.spans,
+                end: Some(end),
+                ..std::mem::take(work)
+            };
+        });
     }
 }
 
 impl Drop for Deltas {
     fn drop(&mut self) {
         if self.n_open > 0 {
-            tracing::info!(
-                id = self.id,
-                completion_tokens = self.usage.completion_tokens,
-                "completion cancelled: the client has gone"
-            );
+            self.log_end("cancelled".to_owned());
         }
     }
 }
@@ -322,12 +336,12 @@ pub(crate) enum Part {
 }
 
 /// Streams the deltas. `write` gives the JSON of each event that a part becomes.
-pub(crate) fn sse<Write>(deltas: Deltas, write: Write) -> Response
+pub(crate) fn sse<Write>(deltas: Deltas, options: &ApiOptions, write: Write) -> Response
 where
     Write: FnMut(Part) -> Vec<Value> + Send + Unpin + 'static,
 {
     let body = SseBody { deltas, write, stage: Stage::Deltas, written: VecDeque::new() };
-    let mut response = Sse::new(body).keep_alive(KeepAlive::new().interval(KEEP_ALIVE)).into_response();
+    let mut response = Sse::new(body).keep_alive(KeepAlive::new().interval(options.keep_alive)).into_response();
     // nginx would otherwise collect the stream before it passes it on.
     let no_buffering = (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
     response.headers_mut().extend([no_buffering]);
@@ -354,7 +368,7 @@ impl<Write: FnMut(Part) -> Vec<Value> + Unpin> Stream for SseBody<Write> {
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
             if let Some(json) = self.written.pop_front() {
-                return Poll::Ready(Some(Ok(data(&json))));
+                return Poll::Ready(Some(Ok(data(sse::Event::default(), &json))));
             }
             let part = match self.stage {
                 Stage::End => return Poll::Ready(None),
@@ -367,7 +381,7 @@ impl<Write: FnMut(Part) -> Vec<Value> + Unpin> Stream for SseBody<Write> {
                     Some(Err(error)) => {
                         // The status has been sent; clients look for `error` in each event.
                         self.stage = Stage::End;
-                        return Poll::Ready(Some(Ok(data(&error.envelope()))));
+                        return Poll::Ready(Some(Ok(data(sse::Event::default().event("error"), &error.envelope()))));
                     }
                     None => {
                         self.stage = Stage::Done;
@@ -381,8 +395,8 @@ impl<Write: FnMut(Part) -> Vec<Value> + Unpin> Stream for SseBody<Write> {
     }
 }
 
-fn data(json: &Value) -> sse::Event {
-    sse::Event::default().data(json.to_string())
+fn data(event: sse::Event, json: &Value) -> sse::Event {
+    event.data(json.to_string())
 }
 
 fn wire_reason(reason: FinishReason) -> &'static str {

@@ -14,6 +14,8 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
+use crate::config::LogFormat;
+
 /// Serves language models over HTTP and in the terminal.
 ///
 /// Without a subcommand it serves: `hearth --port 9000` is `hearth serve --port 9000`.
@@ -50,19 +52,19 @@ impl Cli {
     pub fn run(self) -> anyhow::Result<()> {
         match self.command {
             Command::Serve(args) => {
-                log_to_stderr("warn,hearth_server=info")?;
+                log_to_stderr("warn,hearth_server=info", args.config.log.log_format)?;
                 serve::run(args)
             }
             Command::Generate(args) => {
-                log_to_stderr("warn")?;
+                log_to_stderr("warn", LogFormat::Text)?;
                 generate::run(args)
             }
             Command::Bench(args) => {
-                log_to_stderr("warn")?;
+                log_to_stderr("warn", LogFormat::Text)?;
                 bench::run(args)
             }
             Command::Doctor(args) => {
-                log_to_stderr("error")?;
+                log_to_stderr("error", LogFormat::Text)?;
                 doctor::run(args)
             }
         }
@@ -83,7 +85,7 @@ fn with_subcommand(mut args: Vec<OsString>) -> Vec<OsString> {
 }
 
 /// Logs go to stderr; `HEARTH_LOG`, or `RUST_LOG`, says which, in the syntax of `tracing`'s filters.
-fn log_to_stderr(default: &str) -> anyhow::Result<()> {
+fn log_to_stderr(default: &str, format: LogFormat) -> anyhow::Result<()> {
     let given = ["HEARTH_LOG", "RUST_LOG"].into_iter().find_map(|name| Some((name, std::env::var(name).ok()?)));
     let filter = match given {
         Some((name, filter)) => {
@@ -91,12 +93,12 @@ fn log_to_stderr(default: &str) -> anyhow::Result<()> {
         }
         None => EnvFilter::try_new(default)?,
     };
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal())
-        .with_target(false)
-        .init();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);
+    match format {
+        LogFormat::Text => log.with_ansi(io::stderr().is_terminal()).init(),
+        // Fields side by side with the message, so that a query needs no path.
+        LogFormat::Json => log.json().flatten_event(true).init(),
+    }
     Ok(())
 }
 

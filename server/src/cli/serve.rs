@@ -31,10 +31,12 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
 
 async fn run_async(config: &ServerConfig) -> anyhow::Result<()> {
     // Before the model is loaded, which takes longer than finding out that the port is taken.
+    let (api_options, serve_options) = (config.api_options()?, config.serve_options()?);
     let listener = bind(&config.host, config.port).await?;
-    tracing::info!("listening on http://{}", listener.local_addr().context("cannot tell the address")?);
-    let state = AppState::loading(config.model.model_id());
-    let serving = serve(listener, state.clone(), signals()?, config.drain_timeout());
+    let scheme = if serve_options.tls.is_some() { "https" } else { "http" };
+    tracing::info!("listening on {scheme}://{}", listener.local_addr().context("cannot tell the address")?);
+    let state = AppState::loading_with(config.model.model_id(), api_options);
+    let serving = serve(listener, state.clone(), signals()?, serve_options);
     tokio::pin!(serving);
 
     let (started, model, options) = (Instant::now(), config.model.clone(), config.engine_options());

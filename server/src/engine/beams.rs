@@ -153,7 +153,8 @@ impl Beams {
                 // There are fewer answers than were asked for.
                 None => {
                     let reason = FinishReason::Stop;
-                    events.send(Event::Finished { reason, text: String::new(), cached_tokens: n_cached });
+                    let (text, spans) = (String::new(), self.timeline.spans());
+                    events.send(Event::Finished { reason, text, cached_tokens: n_cached, spans });
                     (reason, 0)
                 }
             }
@@ -177,7 +178,7 @@ impl Beams {
         }
         let reason = if is_ended { FinishReason::Stop } else { FinishReason::Length };
         let (Matched::Text(text) | Matched::Stopped(text)) = text.finish();
-        events.send(Event::Finished { reason, text, cached_tokens });
+        events.send(Event::Finished { reason, text, cached_tokens, spans: self.timeline.spans() });
         (reason, n_tokens)
     }
 }

@@ -56,7 +56,7 @@ use self::{
     sequence::{Intake, Sequence},
     worker::Worker,
 };
-use crate::metrics::EngineMetrics;
+use crate::metrics::{EngineMetrics, Spans};
 
 /// Bytes of keys and values that the cache may take where its size is not set.
 const DEFAULT_CACHE_BYTES: usize = 1 << 30;
@@ -127,6 +127,8 @@ pub enum Event {
         text: String,
         /// Tokens of the prompt that were found in the cache. Answers that share a prompt tell it once.
         cached_tokens: usize,
+        /// Where the time went.
+        spans: Spans,
     },
     /// The request's deadline, this long after its arrival, has passed.
     TimedOut(Duration),

@@ -221,7 +221,8 @@ impl Sequence {
     }
 
     fn finished(&self, reason: FinishReason, text: String) -> Progress {
-        self.send(Event::Finished { reason, text, cached_tokens: self.n_cached });
+        let spans = self.timeline.spans();
+        self.send(Event::Finished { reason, text, cached_tokens: self.n_cached, spans });
         Progress::Ended(reason)
     }
 

@@ -186,6 +186,88 @@ fn serve_answers_and_stops_on_sigterm() {
     assert_eq!(exit_code(&mut child), Some(0));
 }
 
+#[test]
+#[cfg(unix)]
+fn each_request_is_one_line_in_the_log_without_keys_and_prompts() {
+    let dir = model_dir();
+    let keys = dir.path().join("keys");
+    std::fs::write(&keys, "sk-from-the-file\n\n  sk-another  \n").unwrap();
+    for logs_prompts in [false, true] {
+        let mut command =
+            hearth(&["--port", "0", "--device", "cpu", "--log-format", "json", "--model", path(dir.path())]);
+        command.args(["--api-key", "sk-from-the-flag", "--api-key-file", path(&keys)]);
+        command.args(logs_prompts.then_some("--log-prompts"));
+        let mut child = command.spawn().unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap());
+        let line = |log: &mut _, part: &str| -> Value { serde_json::from_str(&wait_for_line(log, part)).unwrap() };
+        let listening = line(&mut log, "listening on http://")["message"].as_str().unwrap().to_owned();
+        let address = listening.rsplit_once("http://").unwrap().1.to_owned();
+        line(&mut log, "is ready");
+        let ask = |key: &str, id: &str| {
+            let body = json!({ "prompt": "the secret", "max_tokens": 5, "n": 2, "ignore_eos": true }).to_string();
+            let head = format!(
+                "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\nx-request-id: {id}\r\n\
+                 authorization: Bearer {key}\r\n\r\n",
+                body.len()
+            );
+            let mut connection = TcpStream::connect(&address).unwrap();
+            connection.write_all(format!("{head}{body}").as_bytes()).unwrap();
+            let mut answer = String::new();
+            connection.read_to_string(&mut answer).unwrap();
+            answer
+        };
+        let mut texts = String::new();
+        for (key, id, status) in [("sk-wrong", "a", 401), ("sk-from-the-flag", "b", 200), ("sk-another", "c", 200)] {
+            assert!(ask(key, id).starts_with(&format!("HTTP/1.1 {status}")));
+            let line = line(&mut log, "POST /v1/completions");
+            texts += &line.to_string();
+            assert_eq!((&line["request_id"], &line["status"]), (&json!(id), &json!(status)));
+            assert!(line["total_ms"].as_f64().unwrap() > 0.0);
+            if status == 200 {
+                assert_eq!((&line["end"], &line["completion_tokens"]), (&json!("length"), &json!(10)));
+                assert_eq!(line["prompt_tokens"], 8);
+                let ms = |name: &str| line[name].as_f64().unwrap_or_else(|| panic!("no {name}: {line}"));
+                assert!(ms("ttft_ms") > 0.0 && ms("prefill_ms") > 0.0);
+                assert!(ms("queue_ms") + ms("prefill_ms") + ms("decode_ms") <= ms("total_ms"), "{line}");
+                assert_eq!(line["cached_tokens"], 0);
+            }
+        }
+        assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+        log.read_to_string(&mut texts).unwrap();
+        assert_eq!(exit_code(&mut child), Some(0));
+        assert!(!texts.contains("sk-"), "{texts}");
+        assert_eq!(texts.contains("the secret"), logs_prompts, "{texts}");
+    }
+}
+
+#[test]
+fn settings_that_make_no_sense_are_refused_without_telling_keys() {
+    let dir = tempfile::tempdir().unwrap();
+    let empty = dir.path().join("keys");
+    std::fs::write(&empty, "\n").unwrap();
+    for (args, message) in [
+        (&["--api-key", "sk two"][..], "`--api-key`: an API key must be of visible ASCII"),
+        (&["--api-key-file", path(&empty)], "holds no key"),
+        (&["--api-key-file", "/nowhere/at/all"], "cannot be read"),
+        (&["--cors-origin", "example.org"], "`--cors-origin` must be `*`, `none` or origins"),
+        (&["--cors-origin", "https://example.org/"], "no slash at its end"),
+        (&["--tls-cert", "/nowhere/at/all", "--tls-key", "/nowhere/at/all"], "`--tls-cert`: cannot read"),
+    ] {
+        let output = run(&[&["--port", "0"], args].concat());
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        assert!(stderr(&output).contains(message), "{}", stderr(&output));
+        assert!(!stderr(&output).contains("sk two"));
+    }
+    for args in
+        [&["--tls-cert", "x"][..], &["--header-timeout", "0"], &["--max-connections", "0"], &["--log-format", "xml"]]
+    {
+        assert_eq!(run(args).status.code(), Some(2), "{args:?}");
+    }
+    let mut help = hearth(&["serve", "--help"]);
+    let help = help.env("HEARTH_API_KEY", "sk-in-the-environment").output().unwrap();
+    assert!(!stdout(&help).contains("sk-in"), "{}", stdout(&help));
+}
+
 #[cfg(unix)]
 fn wait_for_line(log: &mut impl BufRead, part: &str) -> String {
     let mut seen = String::new();

@@ -1,27 +1,24 @@
 //! Streamed answers: the same text as unstreamed ones, over real sockets, with clients that leave and servers that stop.
 
-use std::{io::ErrorKind, time::Duration};
+use std::time::Duration;
 
 use axum::{
     body::Body,
     http::{Request, header},
 };
 use hearth_server::{
-    api::{router::app, state::AppState},
-    engine::EngineOptions,
-    serve::{Ended, ServeError, serve},
+    api::router::app,
+    serve::{Ended, ServeError},
 };
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
-use tokio::{
-    net::{TcpListener, TcpStream},
-    sync::mpsc,
-    task::JoinHandle,
-    time::timeout,
-};
+use tokio::net::TcpStream;
 use tower::ServiceExt;
 
-use crate::support::{MAX_SEQ_LEN, MODEL, OPTIONS, PATIENCE, Server, engine, events, fold, is_idle};
+use crate::{
+    live::Live,
+    support::{MAX_SEQ_LEN, MODEL, Server, events, fold, is_idle},
+};
 
 /// More tokens than this machine makes in the time that a test waits: 128 choices of 8,000 tokens.
 fn endless() -> Value {
@@ -124,101 +121,9 @@ async fn dropping_the_body_frees_everything() {
     server.wait_for(is_idle).await;
 }
 
-/// A server on a port of its own.
-struct Live {
-    server: Server,
-    address: std::net::SocketAddr,
-    signals: mpsc::Sender<()>,
-    ended: JoinHandle<Result<Ended, ServeError>>,
-}
-
-impl Live {
-    async fn start() -> Self {
-        Self::with_options(OPTIONS, PATIENCE).await
-    }
-
-    async fn with_options(options: EngineOptions, drain_timeout: Duration) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let engine = engine(options);
-        let server = Server { state: AppState::ready(MODEL, engine.clone()), engine };
-        let (signals, receiver) = mpsc::channel(2);
-        let ended = tokio::spawn(serve(listener, server.state.clone(), receiver, drain_timeout));
-        Self { server, address, signals, ended }
-    }
-
-    /// A connection on which a request was sent.
-    async fn post(&self, body: &Value) -> Connection {
-        let body = body.to_string();
-        let head = format!(
-            "POST /v1/completions HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-type: application/json\r\n\
-             content-length: {}\r\n\r\n",
-            body.len()
-        );
-        let mut connection =
-            Connection { stream: TcpStream::connect(self.address).await.unwrap(), received: Vec::new() };
-        connection.send(format!("{head}{body}").as_bytes()).await;
-        connection
-    }
-
-    async fn ended(self) -> Result<Ended, ServeError> {
-        timeout(PATIENCE, self.ended).await.expect("the server ends").unwrap()
-    }
-}
-
 fn streamed(mut body: Value) -> Value {
     body["stream"] = json!(true);
     body
-}
-
-/// A client's end of a connection.
-struct Connection {
-    stream: TcpStream,
-    received: Vec<u8>,
-}
-
-impl Connection {
-    async fn send(&mut self, mut bytes: &[u8]) {
-        while !bytes.is_empty() {
-            self.stream.writable().await.unwrap();
-            match self.stream.try_write(bytes) {
-                Ok(n) => bytes = &bytes[n..],
-                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
-            }
-        }
-    }
-
-    /// Takes in what has arrived; `false` at the end.
-    async fn receive(&mut self) -> bool {
-        let mut buffer = [0; 4096];
-        loop {
-            self.stream.readable().await.unwrap();
-            match self.stream.try_read(&mut buffer) {
-                Ok(n) => {
-                    self.received.extend_from_slice(&buffer[..n]);
-                    return n > 0;
-                }
-                Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
-            }
-        }
-    }
-
-    async fn first_event(&mut self) {
-        while !self.text().contains("\ndata: ") {
-            assert!(self.receive().await, "no event: {}", self.text());
-        }
-    }
-
-    /// Everything, once the server has closed the connection.
-    async fn all(mut self) -> String {
-        let to_the_end = async { while self.receive().await {} };
-        timeout(PATIENCE, to_the_end).await.expect("the answer ends");
-        self.text()
-    }
-
-    fn text(&self) -> String {
-        String::from_utf8_lossy(&self.received).into_owned()
-    }
 }
 
 #[tokio::test]
@@ -278,7 +183,7 @@ async fn a_second_signal_ends_at_once() {
 
 #[tokio::test]
 async fn draining_has_a_time_limit() {
-    let live = Live::with_options(OPTIONS, Duration::from_millis(1)).await;
+    let live = Live::with(|_, serve| serve.drain_timeout = Duration::from_millis(1)).await;
     let mut connection = live.post(&streamed(endless())).await;
     connection.first_event().await;
     live.signals.send(()).await.unwrap();

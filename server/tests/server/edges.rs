@@ -1,0 +1,380 @@
+//! Clients that are slow, hostile, unknown or gone: each gets a clean refusal or a closed connection, and the next request
+//! is answered.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    body::Body,
+    http::{HeaderValue, Request, StatusCode, header},
+};
+use hearth_server::{
+    api::{
+        options::{ApiKeys, ApiOptions, CorsOrigins},
+        state::AppState,
+    },
+    serve::Ended,
+    tls,
+};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    time::timeout,
+};
+use tokio_rustls::{
+    TlsConnector,
+    rustls::{
+        ClientConfig, RootCertStore,
+        crypto::ring,
+        pki_types::{CertificateDer, ServerName, pem::PemObject},
+    },
+};
+
+use crate::{
+    live::{Live, post},
+    support::{MAX_SEQ_LEN, MODEL, OPTIONS, PATIENCE, Server, engine, is_idle},
+};
+
+/// Over at once, for timeouts that a test waits for.
+const SOON: Duration = Duration::from_millis(50);
+
+fn with_options(set: impl FnOnce(&mut ApiOptions)) -> Server {
+    let mut options = ApiOptions::default();
+    set(&mut options);
+    let engine = engine(OPTIONS);
+    let state = AppState::loading_with(MODEL, options);
+    state.set_engine(engine.clone());
+    Server { engine, state }
+}
+
+#[tokio::test]
+async fn keys_open_the_api() {
+    let server = with_options(|options| options.keys = ApiKeys::new(["sk-one", "sk-two"]).unwrap());
+    let get = |path: &str, authorization: &[u8]| {
+        let request = Request::get(path).header(header::AUTHORIZATION, HeaderValue::from_bytes(authorization).unwrap());
+        server.send(request.body(Body::empty()).unwrap())
+    };
+    for good in ["Bearer sk-one", "bearer sk-two", "Bearer  sk-two "] {
+        assert_eq!(get("/v1/models", good.as_bytes()).await.status, StatusCode::OK, "{good}");
+    }
+    for bad in [
+        &b"Bearer sk-three"[..],
+        b"Bearer sk-on",
+        b"Bearer sk-one2",
+        b"Bearer ",
+        b"Basic sk-one",
+        b"sk-one",
+        b"Bearer \xff",
+    ] {
+        let answer = get("/v1/models", bad).await;
+        assert_eq!(answer.status, StatusCode::UNAUTHORIZED);
+        assert_eq!(answer.header("www-authenticate"), "Bearer");
+        assert_eq!(answer.json()["error"]["code"], "invalid_api_key");
+        assert!(!answer.error().contains("sk-"), "{}", answer.text);
+        assert!(answer.header("x-request-id").starts_with("req-"));
+    }
+    for path in ["/v1/models", "/tokenize", "/v1/nowhere", "/tokenizer_info"] {
+        assert_eq!(server.get(path).await.status, StatusCode::UNAUTHORIZED, "{path}");
+    }
+    for open in ["/", "/app.js", "/style.css", "/health", "/ready", "/metrics"] {
+        assert_eq!(server.get(open).await.status, StatusCode::OK, "{open}");
+    }
+}
+
+#[tokio::test]
+async fn pages_of_chosen_origins_may_use_the_api() {
+    let server = with_options(|options| {
+        options.cors = CorsOrigins::These(vec![HeaderValue::from_static("https://good.test")]);
+        options.keys = ApiKeys::new(["sk"]).unwrap();
+    });
+    let preflight = |origin: &str| {
+        let request = Request::options("/v1/completions").header("origin", origin);
+        server.send(request.header("access-control-request-method", "POST").body(Body::empty()).unwrap())
+    };
+    // Browsers send no key with the question.
+    let answer = preflight("https://good.test").await;
+    assert_eq!(answer.status, StatusCode::NO_CONTENT);
+    assert_eq!(answer.header("access-control-allow-origin"), "https://good.test");
+    assert!(answer.header("access-control-allow-methods").contains("POST"));
+    let answer = preflight("https://good.test.evil.test").await;
+    assert_eq!((answer.status, answer.header("access-control-allow-origin")), (StatusCode::NO_CONTENT, ""));
+    assert_eq!(answer.header("access-control-allow-methods"), "");
+    // A refusal can be read too.
+    let request = Request::get("/v1/models").header("origin", "https://good.test").body(Body::empty()).unwrap();
+    let answer = server.send(request).await;
+    assert_eq!(answer.status, StatusCode::UNAUTHORIZED);
+    assert_eq!(answer.header("access-control-allow-origin"), "https://good.test");
+    assert!(answer.header("access-control-expose-headers").contains("x-request-id"));
+    assert!(answer.headers.get_all("vary").iter().any(|value| value == "origin"));
+}
+
+#[tokio::test]
+async fn request_ids_are_taken_over_if_they_can_be_printed() {
+    let server = Server::start();
+    let id_of = |given: &[u8]| {
+        let request = Request::get("/health").header("x-request-id", HeaderValue::from_bytes(given).unwrap());
+        let answer = server.send(request.body(Body::empty()).unwrap());
+        async { answer.await.header("x-request-id").to_owned() }
+    };
+    assert_eq!(id_of(b"trace/7-a.b").await, "trace/7-a.b");
+    assert_eq!(id_of(&[b'a'; 128]).await, "a".repeat(128));
+    for unfit in [&[b'a'; 129][..], b"", b"two words", b"caf\xc3\xa9", b"tab\tbed"] {
+        assert!(id_of(unfit).await.starts_with("req-"), "{unfit:?}");
+    }
+}
+
+#[tokio::test]
+async fn slow_clients_are_cut_off() {
+    let live = Live::with(|api, serve| {
+        api.body_timeout = SOON;
+        serve.timeouts.head = SOON;
+        serve.timeouts.idle = SOON;
+    })
+    .await;
+    // Says nothing; stops in the head; says nothing after an answer; half-closed without a request.
+    let silent = live.connect().await;
+    let mut half = live.connect().await;
+    half.send(b"POST /v1/completions HTTP/1.1\r\nhost: te").await;
+    let mut kept = live.connect().await;
+    kept.send(b"GET /health HTTP/1.1\r\nhost: test\r\n\r\n").await;
+    assert_eq!(silent.all().await, "");
+    let text = half.all().await;
+    assert!(text.is_empty() || text.starts_with("HTTP/1.1 408"), "{text}");
+    let text = kept.all().await;
+    assert!(text.starts_with("HTTP/1.1 200") && text.ends_with("{\"status\":\"ok\"}"), "{text}");
+    // Stops in the body.
+    let mut body = live.connect().await;
+    body.send(b"POST /v1/completions HTTP/1.1\r\nhost: test\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{\"pro").await;
+    let text = body.all().await;
+    assert!(text.starts_with("HTTP/1.1 408") && text.contains("the body must arrive within"), "{text}");
+    live.answers().await;
+}
+
+#[tokio::test]
+async fn a_head_in_drops_does_not_outlive_its_time() {
+    let live = Live::with(|_, serve| serve.timeouts.head = SOON).await;
+    let mut slow = live.connect().await;
+    slow.send(b"GET /health HTTP/1.1\r\n").await;
+    let drops = async {
+        // Each drop comes well within the time, all together do not.
+        while let Err(_) | Ok(true) = timeout(SOON / 10, slow.receive()).await {
+            if slow.stream.try_write(b"x: y\r\n").is_err() {
+                break;
+            }
+        }
+    };
+    timeout(PATIENCE, drops).await.expect("the connection is closed");
+    live.answers().await;
+}
+
+#[tokio::test]
+async fn an_idle_connection_is_kept_longer_than_a_head_may_take() {
+    let live = Live::with(|_, serve| serve.timeouts.head = SOON).await;
+    let mut kept = live.connect().await;
+    for round in 1..=3 {
+        kept.send(b"GET /health HTTP/1.1\r\nhost: test\r\n\r\n").await;
+        while kept.text().matches("{\"status\":\"ok\"}").count() < round {
+            assert!(kept.receive().await, "closed after {}", kept.text());
+        }
+        // When one that came later is cut off, the time is over for a head.
+        assert_eq!(live.connect().await.all().await, "");
+    }
+}
+
+#[tokio::test]
+async fn a_long_answer_outlives_every_timeout_of_its_client() {
+    let live = Live::with(|api, serve| {
+        api.body_timeout = SOON;
+        serve.timeouts.head = SOON;
+        serve.timeouts.idle = SOON;
+    })
+    .await;
+    let body = json!({ "prompt": "x", "max_tokens": 3000, "ignore_eos": true });
+    let answer = live.post(&body).await.all().await;
+    assert!(answer.contains("\"completion_tokens\":3000"), "{answer:.200}");
+}
+
+#[tokio::test]
+async fn hostile_bytes_get_a_clean_refusal_or_a_closed_connection() {
+    let live = Live::start().await;
+    let flood: String = (0..5000).map(|number| format!("x-{number}: y\r\n")).collect();
+    let cases: [(&str, Vec<u8>, &[&str]); 10] = [
+        ("many headers", format!("GET /health HTTP/1.1\r\nhost: test\r\n{flood}\r\n").into(), &["431", ""]),
+        ("a large header", format!("GET /health HTTP/1.1\r\nx: {}\r\n\r\n", "y".repeat(1 << 20)).into(), &["431", ""]),
+        (
+            "a long path",
+            format!("GET /{} HTTP/1.1\r\nhost: test\r\n\r\n", "y".repeat(1 << 20)).into(),
+            &["414", "431", ""],
+        ),
+        ("no HTTP", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03".to_vec(), &["400", ""]),
+        ("no headers end", b"nonsense\r\n\r\n".to_vec(), &["400", ""]),
+        (
+            "two lengths",
+            b"POST /v1/completions HTTP/1.1\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n{}".to_vec(),
+            &["400", ""],
+        ),
+        (
+            "chunks that are none",
+            b"POST /v1/completions HTTP/1.1\r\nhost: test\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n{}\r\n".to_vec(),
+            &["400"],
+        ),
+        ("nested brackets", post(&"[".repeat(7 << 20)).into(), &["400"]),
+        ("nested brackets, too many", post(&"[".repeat(10 << 20)).into(), &["413", ""]),
+        (
+            "bytes that are no text",
+            [post(&"x".repeat(9)).strip_suffix(&"x".repeat(9)).unwrap().as_bytes(), b"{\"p\": \"\xff\xfe"].concat(),
+            &["400"],
+        ),
+    ];
+    for (what, bytes, expected) in cases {
+        let mut connection = live.connect().await;
+        let sent = connection.send_all(&bytes).await;
+        let text = connection.all().await;
+        let status = text.split(' ').nth(1).unwrap_or_default();
+        assert!(expected.contains(&status), "{what}: {sent} bytes sent, got {text:.200}");
+        live.answers().await;
+    }
+}
+
+#[tokio::test]
+async fn clients_that_die_harm_nobody() {
+    let live = Live::start().await;
+    // In the head, in the body, and as one who has sent all and reads nothing: closed with a reset, as the system does it
+    // for a killed process with unread bytes.
+    for part in ["POST /v1/comp", &post(&"x".repeat(1000))[..500], &post(&endless().to_string())] {
+        let mut connection = live.connect().await;
+        connection.send(part.as_bytes()).await;
+        connection.stream.set_zero_linger().unwrap();
+        drop(connection);
+        live.answers().await;
+    }
+    live.server.wait_for(is_idle).await;
+    // Half-open: the client's end is closed, the server's stays for what it wants to say.
+    let mut connection = live.connect().await;
+    connection.send(b"GET /health HTTP/1.1\r\nhost: te").await;
+    connection.stream.shutdown().await.unwrap();
+    let text = connection.all().await;
+    assert!(text.is_empty() || text.starts_with("HTTP/1.1 400"), "{text}");
+    live.answers().await;
+}
+
+fn endless() -> Value {
+    json!({ "prompt": "x", "max_tokens": MAX_SEQ_LEN, "n": 128, "ignore_eos": true, "stream": true })
+}
+
+#[tokio::test]
+async fn a_client_that_takes_nothing_is_cut_off() {
+    let live = Live::with(|_, serve| serve.timeouts.idle = SOON).await;
+    let _unread = live.post(&endless()).await;
+    live.server.wait_for(|stats| stats.running > 0).await;
+    live.server.wait_for(is_idle).await;
+    live.answers().await;
+}
+
+#[tokio::test]
+async fn connections_beyond_the_limit_wait_for_a_place() {
+    let live = Live::with(|_, serve| serve.max_connections = 2).await;
+    let mut held = [live.connect().await, live.connect().await];
+    for connection in &mut held {
+        connection.send(b"GET /health HTTP/1.1\r\nhost: test\r\n\r\n").await;
+        connection.until("ok\"}").await;
+    }
+    let mut third = live.connect().await;
+    third.send(b"GET /health HTTP/1.1\r\nhost: test\r\nconnection: close\r\n\r\n").await;
+    assert!(timeout(SOON, third.receive()).await.is_err(), "served beyond the limit");
+    drop(held);
+    assert!(third.all().await.ends_with("{\"status\":\"ok\"}"));
+}
+
+#[tokio::test]
+async fn comments_keep_a_stream_alive_in_the_queue() {
+    let live = Live::with(|api, _| api.keep_alive = Duration::from_millis(5)).await;
+    // Every place is taken, so that the next request waits.
+    let mut busy = live.post(&endless()).await;
+    busy.first_event().await;
+    let mut waiting = live.post(&json!({ "prompt": "x", "max_tokens": 1, "stream": true, "priority": 100 })).await;
+    waiting.until("\n:").await;
+    waiting.until(":\n\n\r\n3\r\n:").await;
+    let text = waiting.text();
+    assert!(text.contains("x-accel-buffering: no") && !text.contains("\ndata: "), "{text}");
+    drop(busy);
+    let text = waiting.all().await;
+    assert!(text.contains("data: [DONE]"), "{text}");
+}
+
+#[tokio::test]
+async fn a_deadline_in_mid_stream_is_an_error_event_and_the_end() {
+    let server = Server::start();
+    let mut body = endless();
+    body["deadline_ms"] = json!(50);
+    let answer = server.post(body.to_string()).await;
+    assert_eq!(answer.status, StatusCode::OK);
+    let last = answer.text.trim_end().rsplit("\n\n").next().unwrap();
+    let (event, data) = last.split_once('\n').unwrap();
+    assert_eq!(event, "event: error");
+    let error: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
+    assert_eq!(error["error"]["code"], "deadline_exceeded");
+}
+
+/// A certificate for `localhost`, its key, and another key; made by `tls/make.sh`.
+fn tls_file(name: &str) -> std::path::PathBuf {
+    std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/server/tls").join(name)
+}
+
+#[tokio::test]
+async fn tls_serves_the_same_and_drains_the_same() {
+    let acceptor = tls::acceptor(&tls_file("cert.pem"), &tls_file("key.pem")).unwrap();
+    let live = Live::with(|_, serve| {
+        serve.tls = Some(acceptor);
+        serve.timeouts.head = Duration::from_secs(5);
+    })
+    .await;
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(tls_file("cert.pem")).unwrap()).unwrap();
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let connector = TlsConnector::from(Arc::new(config));
+    let name = || ServerName::try_from("localhost").unwrap();
+    let mut secure = connector.connect(name(), live.connect().await.stream).await.unwrap();
+    // Plain HTTP is no handshake.
+    let mut plain = live.connect().await;
+    plain.send(b"GET /health HTTP/1.1\r\nhost: test\r\n\r\n").await;
+    assert!(!plain.all().await.contains("200"));
+
+    let body = json!({ "prompt": "x", "max_tokens": 300, "ignore_eos": true, "stream": true });
+    secure.write_all(post(&body.to_string()).as_bytes()).await.unwrap();
+    let mut text = vec![0; 1000];
+    let n_read = secure.read(&mut text).await.unwrap();
+    text.truncate(n_read);
+    live.signals.send(()).await.unwrap();
+    secure.read_to_end(&mut text).await.unwrap();
+    let text = String::from_utf8(text).unwrap();
+    assert!(text.starts_with("HTTP/1.1 200") && text.contains("data: [DONE]"), "{text:.200}");
+    assert_eq!(live.ended().await.unwrap(), Ended::Drained);
+}
+
+#[test]
+fn tls_files_that_do_not_fit_are_refused() {
+    let refusal = |cert: &str, key: &str| tls::acceptor(&tls_file(cert), &tls_file(key)).err().unwrap().to_string();
+    assert!(refusal("nowhere.pem", "key.pem").starts_with("`--tls-cert`: cannot read"));
+    assert!(refusal("key.pem", "key.pem").contains("holds no certificate"));
+    assert!(refusal("cert.pem", "cert.pem").starts_with("`--tls-key`: cannot read"));
+    assert!(refusal("cert.pem", "other-key.pem").contains("cannot be used together"));
+}
+
+#[tokio::test]
+async fn draining_waits_for_nobody_who_has_not_asked() {
+    let live = Live::start().await;
+    // New, idle after a request, and in mid-head.
+    let _new = live.connect().await;
+    let mut idle = live.connect().await;
+    idle.send(b"GET /health HTTP/1.1\r\nhost: test\r\n\r\n").await;
+    idle.until("ok\"}").await;
+    let mut head = live.connect().await;
+    head.send(b"GET /hea").await;
+    live.answers().await;
+    live.signals.send(()).await.unwrap();
+    assert_eq!(live.ended().await.unwrap(), Ended::Drained);
+}
