@@ -4,12 +4,13 @@
 //! result. Serving and fine-tuning share it, so they cannot drift apart.
 //!
 //! A template is a Jinja program that comes with the model. It runs without access to anything but its arguments, and
-//! within a limit on its instructions.
+//! within limits on its instructions and on the text it writes (`rendering` says what they do not cover).
 
 mod environment;
 mod files;
 mod json;
 mod marks;
+mod rendering;
 
 use std::{path::Path, sync::Arc};
 
@@ -206,7 +207,7 @@ impl ChatTemplate {
             Ok(template) if has_tools => template,
             _ => self.environment.get_template(DEFAULT).map_err(|error| environment::render_error(&error))?,
         };
-        template.render(variables(inputs, context)).map_err(|error| environment::render_error(&error))
+        rendering::render(&template, variables(inputs, context))
     }
 
     fn sources(&self) -> String {

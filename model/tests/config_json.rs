@@ -49,6 +49,7 @@ const ROPE_CASES: &[&str] = &[
     "qwen2",
     "qwen3",
     "phi3",
+    "stablelm",
     "gemma",
     "gpt-neox-parallel",
     "gpt-neox-serial",
@@ -247,6 +248,8 @@ fn maths_that_is_not_computed_is_refused_by_name() {
         ("gemma", "use_bidirectional_attention", json!(true)),
         ("gemma", "hidden_act", json!("tanh")),
         ("gemma", "hidden_activation", json!("gelu")),
+        ("stablelm", "use_parallel_residual", json!(true)),
+        ("stablelm", "qk_layernorm", json!(true)),
         ("opt", "word_embed_proj_dim", json!(8)),
         ("opt", "layer_norm_elementwise_affine", json!(false)),
         ("bloom", "apply_residual_connection_post_layernorm", json!(true)),
@@ -284,6 +287,7 @@ fn rotary_positions_that_are_not_computed_are_refused_by_name() {
         // Transformers reads YaRN in Phi 3's files as another scaling.
         ("phi3", json!({ "rope_type": "yarn", "factor": 2.0 }), "rope_type"),
         ("gpt-neox-parallel", json!({ "partial_rotary_factor": 0.1 }), "rotary_dim"),
+        ("stablelm", json!({ "rope_type": "longrope" }), "rope_type"),
     ];
     for (case, extra, named) in refused {
         let error = read(&with(case, "rope_parameters", rope(extra))).unwrap_err().to_string();
@@ -292,6 +296,37 @@ fn rotary_positions_that_are_not_computed_are_refused_by_name() {
     let per_layer = json!({ "full_attention": { "rope_type": "default" } });
     let error = read(&with("llama", "rope_parameters", per_layer)).unwrap_err().to_string();
     assert!(error.contains("`full_attention`"), "{error}");
+}
+
+/// Some versions of transformers read GPT-NeoX's base under the other classes' key, others do not.
+#[test]
+fn a_base_that_versions_read_differently_is_refused() {
+    let mut json = config_json("gpt-neox-parallel");
+    json.remove("rope_parameters");
+    json.insert("rotary_emb_base".to_owned(), json!(500));
+    let plain = read(&json).unwrap();
+    json.insert("rope_theta".to_owned(), json!(500.0));
+    assert_eq!(read(&json).unwrap(), plain);
+    json.insert("rope_theta".to_owned(), json!(10_000.0));
+    let error = read(&json).unwrap_err().to_string();
+    assert!(error.contains("`rope_theta`") && error.contains("500"), "{error}");
+}
+
+/// `null` is not absent.
+#[test]
+fn key_heads_that_are_not_given_are_those_of_the_class() {
+    let n_kv_heads = |case: &str, value: Option<Value>| {
+        let mut json = config_json(case);
+        json.remove("num_key_value_heads");
+        json.extend(value.map(|value| ("num_key_value_heads".to_owned(), value)));
+        json.insert("num_attention_heads".to_owned(), json!(64));
+        json.insert("hidden_size".to_owned(), json!(1024));
+        read(&json).unwrap().n_kv_heads
+    };
+    for (case, absent) in [("mistral", 8), ("qwen2", 32), ("qwen3", 32), ("gemma", 16), ("llama", 64), ("phi3", 64)] {
+        assert_eq!(n_kv_heads(case, None), absent, "{case}");
+        assert_eq!(n_kv_heads(case, Some(Value::Null)), 64, "{case}");
+    }
 }
 
 /// Qwen's windows have four keys.

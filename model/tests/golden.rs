@@ -33,6 +33,7 @@ const CASES: &[&str] = &[
     "qwen2",
     "qwen3",
     "phi3",
+    "stablelm",
     "gpt-neox-parallel",
     "gpt-neox-serial",
     "gemma",

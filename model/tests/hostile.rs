@@ -221,7 +221,8 @@ fn missing_surplus_and_misshapen_tensors_are_named() {
 /// In every class: the layouts that are taken apart check shapes before they do.
 #[test]
 fn sizes_that_the_files_do_not_have_are_refused_in_every_class() {
-    for case in ["gpt2", "phi3", "gpt-neox-serial", "opt", "bloom", "openai-gpt", "ctrl", "qwen3", "gemma"] {
+    for case in ["gpt2", "phi3", "gpt-neox-serial", "opt", "bloom", "openai-gpt", "ctrl", "qwen3", "gemma", "stablelm"]
+    {
         let dir = Dir::copy(case);
         let key =
             if fs::read_to_string(dir.path(CONFIG)).unwrap().contains("n_embd") { "n_embd" } else { "hidden_size" };
@@ -380,6 +381,36 @@ fn a_tokenizer_with_ids_beyond_the_vocabulary_is_refused() {
         let error = open().map(drop).unwrap_err().to_string();
         assert!(error.contains("tokenizer.json"), "{error}");
     }
+    dir.write("tokenizer.json", tokenizer_json(&[]).replace("\"t0\"", "\"\""));
+    let error = open().map(drop).unwrap_err().to_string();
+    assert!(error.contains("tokenizer.json") && error.contains("has no tokens"), "{error}");
+}
+
+/// Small models are often saved with the ids of the large ones.
+#[test]
+fn tokens_that_end_a_text_are_those_that_the_model_has() {
+    let dir = Dir::copy("llama");
+    dir.write("tokenizer.json", tokenizer_json(&[0, 1, 60]));
+    let log = Log::default();
+    let open = |config: Value, generation: Value| {
+        dir.set(json!({ "eos_token_id": config }));
+        dir.write("generation_config.json", json!({ "eos_token_id": generation }).to_string());
+        let options = LoadOptions { device: Device::flex(), dtype: Dtype::F32 };
+        let opened = tracing::subscriber::with_default(log.clone(), || model_dir::load(dir.0.path(), &options));
+        let warning = std::mem::take(&mut *log.0.lock().unwrap());
+        opened.map(|model| (model.eos_token_ids, warning)).map_err(|error| error.to_string())
+    };
+    assert_eq!(open(json!(5), json!([60, 2])), Ok((vec![60, 2], String::new())));
+    let (ids, warning) = open(json!(50256), json!([60, 61])).unwrap();
+    assert_eq!(ids, [60]);
+    assert!(warning.contains("generation_config.json") && warning.contains("[61]"), "{warning}");
+    let (ids, warning) = open(json!(7), json!([-1, 4_294_967_298i64])).unwrap();
+    assert_eq!(ids, [7]);
+    assert!(warning.contains("[-1, 4294967298]"), "{warning}");
+    for wrong in [json!("</s>"), json!(1.5), json!([1, null]), json!({ "id": 1 }), json!([[1]])] {
+        let error = open(json!(5), wrong).unwrap_err();
+        assert!(error.contains("generation_config.json") && error.contains("`eos_token_id`"), "{error}");
+    }
 }
 
 /// Keeps the messages of what is logged.
@@ -461,6 +492,23 @@ fn templates_without_an_end_are_stopped() {
         let error = template.render(&[message], &RenderContext::new(&tokenizer)).map(|text| text.len()).unwrap_err();
         assert!(matches!(error, Error::Template { .. }), "{source}: {error:?}");
     }
+}
+
+/// Found by `fuzz/fuzz_targets/chat_template.rs`: the engine reads past the end of what it slices backwards.
+#[test]
+fn templates_that_break_their_engine_are_an_error() {
+    let template = ChatTemplate::new("{{ [][3::-1] }}", Path::new("chat_template.jinja")).unwrap();
+    let error = template.render(&[Message::new("user", "hi")], &RenderContext::default()).unwrap_err();
+    assert!(matches!(error, Error::Template { .. }), "{error:?}");
+}
+
+#[test]
+fn texts_without_an_end_are_stopped() {
+    let word = "x".repeat(10_000);
+    let source = format!("{{% for i in range(100000) %}}{word}{{% endfor %}}");
+    let template = ChatTemplate::new(&source, Path::new("chat_template.jinja")).unwrap();
+    let error = template.render(&[], &RenderContext::default()).unwrap_err().to_string();
+    assert!(error.contains("a text of more than"), "{error}");
 }
 
 /// Found by `fuzz/fuzz_targets/chat_template.rs`: the opening of a tag and its end share a character.

@@ -193,9 +193,14 @@ fn entries(library: &tokenizers::Tokenizer, path: &Path) -> Result<Vec<Entry>> {
         .map(|(token, id)| Entry { id, token, is_added: added.contains_key(&id) })
         .collect();
     entries.sort_unstable_by_key(|entry| entry.id);
-    if let Some(last) = entries.last()
-        && last.id > MAX_TOKEN_ID
-    {
+    let Some(last) = entries.last() else {
+        return Err(Error::File {
+            path: path.to_owned(),
+            what: "has no tokens".into(),
+            hint: "save the tokenizer again".into(),
+        });
+    };
+    if last.id > MAX_TOKEN_ID {
         let what =
             format!("the token `{}` has the id {}, past the largest allowed, {MAX_TOKEN_ID}", last.token, last.id);
         return Err(unsupported(path, what));

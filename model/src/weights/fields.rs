@@ -98,6 +98,14 @@ impl<'a> Fields<'a> {
         size.map(Some).ok_or_else(|| self.wrong(key, "a whole number that is not negative", value))
     }
 
+    /// One whole number or a list of them; none where the key is absent.
+    pub(super) fn whole_numbers(&self, key: &str) -> Result<Vec<i64>> {
+        let Some(value) = self.get(key) else { return Ok(Vec::new()) };
+        let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+        let numbers = list.iter().map(Value::as_i64).collect::<Option<Vec<_>>>();
+        numbers.ok_or_else(|| self.wrong(key, "a whole number or a list of them", value))
+    }
+
     /// A number that must be there.
     pub(super) fn number(&self, key: &'static str) -> Result<f64> {
         if self.get(key).is_none() {

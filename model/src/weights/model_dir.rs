@@ -13,6 +13,7 @@ use burn::tensor::Device;
 use serde_json::{Map, Value};
 
 use super::{
+    fields::Fields,
     files::{DiskDtype, TensorFiles, TensorWriter},
     hf::{self, Spelling},
 };
@@ -29,6 +30,7 @@ use crate::{
 
 const CONFIG_FILE: &str = "config.json";
 const GENERATION_FILE: &str = "generation_config.json";
+const EOS: &str = "eos_token_id";
 
 /// Shards are kept below this, as `transformers` keeps them: 5 GB.
 const MAX_SHARD_BYTES: usize = 5_000_000_000;
@@ -62,9 +64,10 @@ pub struct LoadedModel {
 pub fn load(dir: &Path, options: &LoadOptions) -> Result<LoadedModel> {
     let (gpt, config_json) = load_gpt_and_config(dir, options)?;
     let tokenizer = Tokenizer::from_dir(dir)?;
-    let generation = dir.join(GENERATION_FILE);
-    let generation = if generation.exists() { read_object(&generation)? } else { Map::new() };
-    let eos_token_ids = eos_token_ids(&[generation, config_json], &tokenizer);
+    let generation_path = dir.join(GENERATION_FILE);
+    let generation = if generation_path.exists() { read_object(&generation_path)? } else { Map::new() };
+    let files = [(generation_path, generation), (dir.join(CONFIG_FILE), config_json)];
+    let eos_token_ids = eos_token_ids(&files, &gpt, &tokenizer)?;
     LoadedModel { gpt, tokenizer, chat_template: ChatTemplate::from_dir(dir)?, eos_token_ids }.checked(dir)
 }
 
@@ -94,7 +97,7 @@ pub fn load_embedded(dir: &EmbeddedDir, options: &LoadOptions) -> Result<LoadedM
     let files = TensorFiles::embedded(&name.join("model.safetensors"), dir.weights)?;
     let gpt = build(&config_json, &config_path, &files, options)?;
     let tokenizer = Tokenizer::from_json(dir.tokenizer, Some(dir.tokenizer_config), &name.join("tokenizer.json"))?;
-    let eos_token_ids = eos_token_ids(&[config_json], &tokenizer);
+    let eos_token_ids = eos_token_ids(&[(config_path, config_json)], &gpt, &tokenizer)?;
     LoadedModel { gpt, tokenizer, chat_template: None, eos_token_ids }.checked(name)
 }
 
@@ -114,9 +117,26 @@ impl LoadedModel {
 }
 
 /// The first of the files that names tokens that end a text decides; else it is the tokenizer's `eos`.
-fn eos_token_ids(files: &[Map<String, Value>], tokenizer: &Tokenizer) -> Vec<TokenId> {
-    let named = files.iter().map(|json| token_ids(json.get("eos_token_id"))).find(|ids| !ids.is_empty());
-    named.unwrap_or_else(|| tokenizer.eos().map(|eos| eos.id).into_iter().collect())
+///
+/// Ids that the model does not have are left out with a warning: they can never be drawn, and small models are often
+/// saved with the ids of the large ones.
+fn eos_token_ids(files: &[(PathBuf, Map<String, Value>)], gpt: &Gpt, tokenizer: &Tokenizer) -> Result<Vec<TokenId>> {
+    let vocab_size = gpt.config().vocab_size;
+    for (path, json) in files {
+        let named = Fields::new(json, path).whole_numbers(EOS)?;
+        let id = |number: i64| TokenId::try_from(number).ok().filter(|&id| (id as usize) < vocab_size);
+        let (known, unknown): (Vec<_>, Vec<_>) = named.into_iter().partition(|&number| id(number).is_some());
+        if !unknown.is_empty() {
+            tracing::warn!(
+                "`{}`: `{EOS}` names {unknown:?}, but the model's `vocab_size` is {vocab_size}: they end nothing",
+                path.display()
+            );
+        }
+        if !known.is_empty() {
+            return Ok(known.into_iter().filter_map(id).collect());
+        }
+    }
+    Ok(tokenizer.eos().map(|eos| eos.id).into_iter().collect())
 }
 
 /// Opens only the model of the model dir `dir`; there need not be a tokenizer.
@@ -213,8 +233,8 @@ pub fn save(dir: &Path, gpt: &Gpt, options: &SaveOptions) -> Result<()> {
         config.insert(key.to_owned(), Value::Null);
     }
     let eos = eos_json(&options.eos_token_ids);
-    config.insert("eos_token_id".to_owned(), eos.clone());
-    generation.insert("eos_token_id".to_owned(), eos);
+    config.insert(EOS.to_owned(), eos.clone());
+    generation.insert(EOS.to_owned(), eos);
     let mut writer = TensorWriter::new(options.dtype, options.max_shard_bytes);
     hf::save_params(gpt, spelling, &mut writer)?;
     let mut files = writer.finish()?;
@@ -236,16 +256,6 @@ fn eos_json(ids: &[TokenId]) -> Value {
         [] => Value::Null,
         [id] => Value::from(*id),
         ids => Value::from(ids),
-    }
-}
-
-/// One id, or a list of them.
-fn token_ids(value: Option<&Value>) -> Vec<TokenId> {
-    let id = |value: &Value| value.as_u64().and_then(|id| TokenId::try_from(id).ok());
-    match value {
-        Some(Value::Array(ids)) => ids.iter().filter_map(id).collect(),
-        Some(value) => id(value).into_iter().collect(),
-        None => Vec::new(),
     }
 }
 

@@ -217,6 +217,24 @@ CASES = {
         teeth=ROPE_TEETH,
     ),
     "phi3": Case("Phi3ForCausalLM", SMALL_ROPE, seed=304, weight_std=0.5, teeth=ROPE_TEETH),
+    "stablelm": Case(
+        "StableLmForCausalLM",
+        {
+            **SMALL,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "layer_norm_eps": 1e-3,
+            "use_qkv_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+        },
+        seed=371,
+        weight_std=0.5,
+        teeth=(
+            {"layer_norm_eps": 1e-5},
+            {"hidden_act": "gelu"},
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0}},
+        ),
+    ),
     "gpt-neox-parallel": Case(
         "GPTNeoXForCausalLM",
         {

@@ -11,11 +11,15 @@ use crate::{
 /// A field of the configuration, to be read or set.
 type Of<T> = fn(&mut GptConfig) -> &mut T;
 
+const KV_HEADS: &str = "num_key_value_heads";
+
 /// What one key sets.
 pub(super) enum ConfigRow {
     /// A size, under any of these names; the first is written. Where it is absent or `null` it follows from what was read
     /// before it; without such a rule it must be there.
     Size { keys: &'static [&'static str], of: Of<usize>, absent: Option<fn(&GptConfig) -> usize> },
+    /// How many key heads: as many as query heads where the key is `null`, but this many where a file does not have it.
+    KvHeads { absent: usize },
     /// A size that the class has no key for.
     Derived { of: Of<usize>, from: fn(&GptConfig) -> usize },
     /// A number.
@@ -52,6 +56,10 @@ pub(super) const fn derived(of: Of<usize>, from: fn(&GptConfig) -> usize) -> Con
     ConfigRow::Derived { of, from }
 }
 
+pub(super) const fn kv_heads(absent: usize) -> ConfigRow {
+    ConfigRow::KvHeads { absent }
+}
+
 /// The class has no grouped heads.
 pub(super) const fn one_kv_head_each() -> ConfigRow {
     derived(|c| &mut c.n_kv_heads, |c| c.n_heads)
@@ -86,6 +94,10 @@ impl ConfigRow {
                     (None, None) => return Err(fields.missing(keys)),
                 };
             }
+            Self::KvHeads { absent } => {
+                let absent = if fields.has(KV_HEADS) { config.n_heads } else { absent };
+                config.n_kv_heads = fields.size_or(KV_HEADS, absent)?;
+            }
             Self::Derived { of, from } => *of(config) = from(config),
             Self::Number { key, of, absent } => *of(config) = fields.number_or(key, absent)?,
             Self::Flag { key, of, absent } => *of(config) = fields.flag_or(key, absent)?,
@@ -112,6 +124,7 @@ impl ConfigRow {
         let (key, value) = match *self {
             Self::Size { keys: [key, ..], of, .. } => (*key, json!(of(&mut config))),
             Self::Size { .. } | Self::Derived { .. } => return,
+            Self::KvHeads { .. } => (KV_HEADS, json!(config.n_kv_heads)),
             Self::Number { key, of, .. } => (key, json!(of(&mut config))),
             Self::Flag { key, of, .. } => (key, json!(of(&mut config))),
             Self::Activation { key, names, .. } => {
@@ -134,7 +147,9 @@ pub(super) const ACTIVATIONS: &[(&str, Activation)] = &[
     ("gelu_python", Activation::Gelu),
     ("gelu_new", Activation::GeluTanh),
     ("gelu_pytorch_tanh", Activation::GeluTanh),
+    ("gelu_python_tanh", Activation::GeluTanh),
     ("gelu_fast", Activation::GeluTanh),
+    ("gelu_accurate", Activation::GeluTanh),
     ("silu", Activation::Silu),
     ("swish", Activation::Silu),
 ];

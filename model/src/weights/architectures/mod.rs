@@ -12,12 +12,12 @@ mod window;
 use serde_json::{Map, Value};
 
 use self::config_rows::{
-    ACTIVATIONS, ConfigRow, constant, derived, flag, head_dim, number, one_kv_head_each, size, size_or,
+    ACTIVATIONS, ConfigRow, constant, derived, flag, head_dim, kv_heads, number, one_kv_head_each, size, size_or,
 };
 pub(super) use self::names::{NameRow, Tensors};
 use super::fields::{Fields, Fixed};
 use crate::{
-    config::{Activation, GptConfig, NormPosition, Positions, Sizes},
+    config::{Activation, GptConfig, NormKind, NormPosition, Positions, Sizes},
     error::Result,
 };
 
@@ -156,7 +156,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         config: &[
             LLAMA_SIZES,
             &[
-                size(&["num_key_value_heads"], |c| &mut c.n_kv_heads),
+                kv_heads(8),
                 size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
                 ConfigRow::Rope(&rope::WHOLE_HEADS),
                 ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "silu" },
@@ -177,7 +177,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         config: &[
             LLAMA_SIZES,
             &[
-                size(&["num_key_value_heads"], |c| &mut c.n_kv_heads),
+                kv_heads(32),
                 size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
                 ConfigRow::Rope(&rope::WHOLE_HEADS),
                 ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "silu" },
@@ -198,7 +198,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         config: &[
             LLAMA_SIZES,
             &[
-                size(&["num_key_value_heads"], |c| &mut c.n_kv_heads),
+                kv_heads(32),
                 size_or(&["head_dim"], |c| &mut c.head_dim, |_| 128),
                 ConfigRow::Rope(&rope::WHOLE_HEADS),
                 ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "silu" },
@@ -222,7 +222,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
             LLAMA_SIZES,
             &[
                 size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
-                derived(|c| &mut c.head_dim, head_dim),
+                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
                 ConfigRow::Rope(&rope::PHI3),
                 ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "silu" },
                 number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
@@ -262,13 +262,37 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         ignored: &[".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"],
     },
     Architecture {
+        class: "StableLmForCausalLM",
+        model_type: "stablelm",
+        base: || GptConfig { norm: NormKind::LayerNorm, norm_bias: true, ..llama() },
+        config: &[
+            LLAMA_SIZES,
+            &[
+                kv_heads(32),
+                derived(|c| &mut c.head_dim, head_dim),
+                ConfigRow::Rope(&rope::STABLELM),
+                ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "silu" },
+                number("layer_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                number("hidden_dropout", |c| &mut c.dropout, 0.0),
+                flag("use_qkv_bias", |c| &mut c.qkv_bias, false),
+                flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false),
+                window::NONE,
+            ],
+        ],
+        // In parallel, its two parts share one norm.
+        fixed: &[("use_parallel_residual", Fixed::Flag(false))],
+        names: names::LLAMA,
+        base_prefix: "model.",
+        ignored: &[".rotary_emb.inv_freq"],
+    },
+    Architecture {
         class: "GemmaForCausalLM",
         model_type: "gemma",
         base: || GptConfig { norm_weight_offset: 1.0, scale_embeddings: true, tie_embeddings: true, ..llama() },
         config: &[
             LLAMA_SIZES,
             &[
-                size(&["num_key_value_heads"], |c| &mut c.n_kv_heads),
+                kv_heads(16),
                 size_or(&["head_dim"], |c| &mut c.head_dim, |_| 256),
                 ConfigRow::Rope(&rope::WHOLE_HEADS),
                 // `gelu` was written by mistake: the weights were trained with the approximation.
@@ -418,8 +442,13 @@ const GEMMA_ACTIVATIONS: &[(&str, Activation)] = &[
     ("gelu_pytorch_tanh", Activation::GeluTanh),
     ("gelu", Activation::GeluTanh),
     ("gelu_new", Activation::GeluTanh),
+    ("gelu_python_tanh", Activation::GeluTanh),
+    ("gelu_fast", Activation::GeluTanh),
+    ("gelu_accurate", Activation::GeluTanh),
+    ("gelu_python", Activation::Gelu),
     ("relu", Activation::Relu),
     ("silu", Activation::Silu),
+    ("swish", Activation::Silu),
 ];
 
 /// Filled in by the rows.

@@ -81,6 +81,7 @@ pub(super) const GPT2: &[NameRow] = &[
 pub(super) const LLAMA: &[NameRow] = &[
     same("embed.weight", "model.embed_tokens.weight"),
     same("blocks.{}.attn_norm.weight", "model.layers.{}.input_layernorm.weight"),
+    same("blocks.{}.attn_norm.bias", "model.layers.{}.input_layernorm.bias"),
     stacked(
         "blocks.{}.attn.qkv.weight",
         &[
@@ -102,6 +103,7 @@ pub(super) const LLAMA: &[NameRow] = &[
     same("blocks.{}.attn.out.weight", "model.layers.{}.self_attn.o_proj.weight"),
     same("blocks.{}.attn.out.bias", "model.layers.{}.self_attn.o_proj.bias"),
     same("blocks.{}.mlp_norm.weight", "model.layers.{}.post_attention_layernorm.weight"),
+    same("blocks.{}.mlp_norm.bias", "model.layers.{}.post_attention_layernorm.bias"),
     stacked(
         "blocks.{}.mlp.up.weight",
         &[("model.layers.{}.mlp.gate_proj.weight", Rows::Ff), ("model.layers.{}.mlp.up_proj.weight", Rows::Ff)],
@@ -113,6 +115,7 @@ pub(super) const LLAMA: &[NameRow] = &[
     same("blocks.{}.mlp.down.weight", "model.layers.{}.mlp.down_proj.weight"),
     same("blocks.{}.mlp.down.bias", "model.layers.{}.mlp.down_proj.bias"),
     same("norm.weight", "model.norm.weight"),
+    same("norm.bias", "model.norm.bias"),
     same("lm_head.weight", "lm_head.weight"),
 ];
 

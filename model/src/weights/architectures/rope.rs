@@ -9,6 +9,7 @@ use crate::{
     error::Result,
 };
 
+const THETA: &str = "rope_theta";
 const MAX_LENGTH: &str = "max_position_embeddings";
 const ORIGINAL_LENGTH: &str = "original_max_position_embeddings";
 
@@ -23,12 +24,14 @@ pub(super) struct RopeSpelling {
     types: &'static [&'static str],
 }
 
-pub(super) const WHOLE_HEADS: RopeSpelling = RopeSpelling { theta: "rope_theta", share: None, types: TYPES };
+pub(super) const WHOLE_HEADS: RopeSpelling = RopeSpelling { theta: THETA, share: None, types: TYPES };
 pub(super) const NEOX: RopeSpelling =
     RopeSpelling { theta: "rotary_emb_base", share: Some(("rotary_pct", 0.25)), types: TYPES };
 /// Phi 3 knows one scaling more, `longrope`, and no other.
 pub(super) const PHI3: RopeSpelling =
-    RopeSpelling { theta: "rope_theta", share: Some(("partial_rotary_factor", 1.0)), types: &["default"] };
+    RopeSpelling { theta: THETA, share: Some(("partial_rotary_factor", 1.0)), types: &["default"] };
+pub(super) const STABLELM: RopeSpelling =
+    RopeSpelling { theta: THETA, share: Some(("partial_rotary_factor", 0.25)), types: TYPES };
 
 const TYPES: &[&str] = &["default", "linear", "dynamic", "llama3", "yarn"];
 
@@ -36,7 +39,7 @@ const TYPES: &[&str] = &["default", "linear", "dynamic", "llama3", "yarn"];
 const NESTED_KEYS: &[&str] = &[
     "rope_type",
     "type",
-    "rope_theta",
+    THETA,
     "partial_rotary_factor",
     "factor",
     "low_freq_factor",
@@ -69,8 +72,11 @@ impl RopeSpelling {
                 &format!("in the rotary positions are {}", NESTED_KEYS.join(", ")),
             ));
         }
-        let theta = fields.number_or("rope_theta", 10_000.0)?;
-        let theta = nested.number_or("rope_theta", fields.number_or(self.theta, theta)?)?;
+        let theta = nested.number_or(THETA, fields.number_or(self.theta, 10_000.0)?)?;
+        if self.theta != THETA && nested.get(THETA).is_none() {
+            // Some versions of transformers read it for such a class, others do not.
+            fields.only(THETA, super::Fixed::Number(theta))?;
+        }
         let rotary_dim = match self.share {
             None => {
                 for fields in [fields, &nested] {
@@ -111,7 +117,7 @@ impl RopeSpelling {
                 _ => Value::Object(scaling.clone()),
             },
         );
-        scaling.insert("rope_theta".to_owned(), json!(rope.theta));
+        scaling.insert(THETA.to_owned(), json!(rope.theta));
         if let Some((key, _)) = self.share {
             let share = rope.rotary_dim as f64 / config.head_dim as f64;
             written.insert(key.to_owned(), json!(share));
