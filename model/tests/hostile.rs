@@ -218,6 +218,22 @@ fn missing_surplus_and_misshapen_tensors_are_named() {
     dir.assert_refused(&["model.layers.2.", "is missing"]);
 }
 
+#[test]
+fn two_matrices_for_tied_embeddings_are_refused_unless_they_are_one() {
+    let dir = Dir::copy("gpt2-untied");
+    dir.set(json!({ "tie_word_embeddings": true }));
+    dir.assert_refused(&["`lm_head.weight`", "`transformer.wte.weight`", "tie_word_embeddings"]);
+    let whole = dir.weights();
+    dir.write(
+        WEIGHTS,
+        rewritten(&whole, |tensors| {
+            let embed = tensors.iter().find(|(name, ..)| name == "transformer.wte.weight").unwrap().2.clone();
+            tensors.iter_mut().find(|(name, ..)| name == "lm_head.weight").unwrap().2 = embed;
+        }),
+    );
+    dir.open().unwrap();
+}
+
 /// In every class: the layouts that are taken apart check shapes before they do.
 #[test]
 fn sizes_that_the_files_do_not_have_are_refused_in_every_class() {

@@ -268,6 +268,12 @@ impl StoredTensor<'_> {
         })
     }
 
+    /// Whether `other` holds the same values, however they are stored.
+    pub(super) fn has_values_of(&self, other: &StoredTensor<'_>) -> Result<bool> {
+        let stored_alike = self.dtype == other.dtype && self.bytes == other.bytes;
+        Ok(self.shape == other.shape && (stored_alike || self.to_f32()? == other.to_f32()?))
+    }
+
     /// Refuses another shape than `expected`.
     pub(super) fn require_shape(&self, expected: &[usize]) -> Result<()> {
         if self.shape == expected {

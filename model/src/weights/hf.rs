@@ -140,11 +140,17 @@ impl Spelling {
 
     fn is_ignored(self, tensor: &str, config: &GptConfig) -> bool {
         let Self::Class(architecture) = self else { return false };
-        let is_head = |row: &NameRow| {
-            row.path == "lm_head.weight" && matches!(row.tensors, Tensors::Same(name) if name == tensor)
+        self.tied_copy(config) == Some(tensor) || architecture.ignored.iter().any(|ending| tensor.ends_with(ending))
+    }
+
+    /// The tensor that holds tied embeddings a second time, in files that have it.
+    fn tied_copy(self, config: &GptConfig) -> Option<&'static str> {
+        let Self::Class(architecture) = self else { return None };
+        let head = |row: &NameRow| match row.tensors {
+            Tensors::Same(name) if row.path == "lm_head.weight" => Some(name),
+            _ => None,
         };
-        let tied_copy = config.tie_embeddings && architecture.names.iter().any(is_head);
-        tied_copy || architecture.ignored.iter().any(|ending| tensor.ends_with(ending))
+        architecture.names.iter().find_map(head).filter(|_| config.tie_embeddings)
     }
 }
 
@@ -175,7 +181,8 @@ pub(super) fn load_params(
     config: &GptConfig,
     (dtype, device): (Dtype, &Device),
 ) -> Result<Gpt> {
-    let mut reader = ParamReader { files, spelling, used: HashSet::new(), not_finite: Vec::new() };
+    let tied_copy = spelling.tied_copy(config).and_then(|name| files.get(name));
+    let mut reader = ParamReader { files, spelling, tied_copy, used: HashSet::new(), not_finite: Vec::new() };
     let gpt = Gpt::from_params(config, dtype, device, &mut |spec| {
         let values = reader.read(spec, spelling.parts(spec, config))?;
         Ok(TensorData::new(values, spec.shape.as_slice()))
@@ -202,6 +209,8 @@ pub(super) fn load_params(
 struct ParamReader<'a> {
     files: &'a TensorFiles,
     spelling: Spelling,
+    /// The embeddings once more.
+    tied_copy: Option<StoredTensor<'a>>,
     used: HashSet<String>,
     /// Tensors with values that are infinite or no numbers.
     not_finite: Vec<String>,
@@ -212,6 +221,9 @@ impl<'a> ParamReader<'a> {
         match parts {
             Parts::Same(name) => {
                 let tensor = self.find(name, &spec.shape)?;
+                if spec.path == "embed.weight" {
+                    self.check_tied_copy(&tensor)?;
+                }
                 self.values(&tensor)
             }
             Parts::Transposed(name) => {
@@ -252,6 +264,19 @@ impl<'a> ParamReader<'a> {
         tensor.require_shape(shape)?;
         self.used.insert(tensor.name.clone());
         Ok(tensor)
+    }
+
+    /// Versions of transformers differ in which of two matrices they take where a file has two for one.
+    fn check_tied_copy(&self, embed: &StoredTensor<'_>) -> Result<()> {
+        match &self.tied_copy {
+            Some(copy) if !copy.has_values_of(embed)? => Err(Error::Tensor {
+                path: copy.path.to_owned(),
+                tensor: copy.name.clone(),
+                what: format!("differs from `{}`, but `config.json` ties the two", embed.name),
+                hint: "if the model has two matrices, say `\"tie_word_embeddings\": false`".to_owned(),
+            }),
+            _ => Ok(()),
+        }
     }
 
     fn values(&mut self, tensor: &StoredTensor<'_>) -> Result<Vec<f32>> {
