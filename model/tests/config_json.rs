@@ -261,6 +261,11 @@ fn maths_that_is_not_computed_is_refused_by_name() {
         assert!(error.contains(&format!("`{key}`")) && error.contains("not supported"), "{case}, {key}: {error}");
         assert!(error.contains("config.json"), "{error}");
     }
+    let mut slices = with("bloom", "slow_but_exact", json!(true));
+    read(&slices).unwrap();
+    slices.insert("pretraining_tp".to_owned(), json!(2));
+    let error = read(&slices).unwrap_err().to_string();
+    assert!(error.contains("`slow_but_exact`"), "{error}");
     // As numbers that mean the same, they pass.
     for (key, value) in [("logits_scaling", json!(1)), ("num_local_experts", json!(0)), ("layer_types", Value::Null)] {
         read(&with("llama", key, value)).unwrap();

@@ -2,7 +2,11 @@
 
 use std::{error::Error as _, fmt, path::Path};
 
-use minijinja::{Environment, ErrorKind, UndefinedBehavior, syntax::SyntaxConfig};
+use minijinja::{
+    Environment, ErrorKind, State, UndefinedBehavior, Value,
+    syntax::SyntaxConfig,
+    value::{ValueKind, from_args},
+};
 use minijinja_contrib::pycompat;
 
 use super::json;
@@ -21,12 +25,46 @@ pub(super) fn like_transformers(origin: &Path) -> Result<Environment<'static>> {
     let mut environment = Environment::new();
     environment.set_syntax(syntax);
     environment.set_undefined_behavior(UndefinedBehavior::Lenient);
-    environment.set_unknown_method_callback(pycompat::unknown_method_callback);
+    environment.set_unknown_method_callback(python_method);
     environment.set_fuel(Some(MAX_INSTRUCTIONS));
+    environment.add_test("sequence", is_sequence);
     environment.add_filter("tojson", json::tojson);
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
     Ok(environment)
+}
+
+/// The methods of Python's values that templates call: `pycompat`'s, and what it lacks.
+fn python_method(
+    state: &mut State<'_, '_>,
+    value: &Value,
+    method: &str,
+    args: &[Value],
+) -> Result<Value, minijinja::Error> {
+    match value.as_str() {
+        Some(text) if method == "rsplit" => rsplit(text, args),
+        _ => pycompat::unknown_method_callback(state, value, method, args),
+    }
+}
+
+/// Python's `str.rsplit` with a separator: the splits that `maxsplit` allows are those furthest to the right.
+fn rsplit(text: &str, args: &[Value]) -> Result<Value, minijinja::Error> {
+    let (separator, max): (&str, Option<i64>) = from_args(args)?;
+    if separator.is_empty() {
+        return Err(minijinja::Error::new(ErrorKind::InvalidOperation, "rsplit: empty separator"));
+    }
+    let mut parts: Vec<_> = match max.map(usize::try_from) {
+        Some(Ok(max)) => text.rsplitn(max.saturating_add(1), separator).collect(),
+        // As in Python, a negative number is no limit.
+        Some(Err(_)) | None => text.rsplit(separator).collect(),
+    };
+    parts.reverse();
+    Ok(Value::from(parts))
+}
+
+/// As in Python's Jinja, whatever has a length and is looked into by key or number: texts and objects too.
+fn is_sequence(value: &Value) -> bool {
+    matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String)
 }
 
 /// Training marks what the assistant says with `{% generation %}` blocks, which render as their content.

@@ -2,7 +2,11 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{super::fields::Fields, rope::RopeSpelling, window::WindowSpelling};
+use super::{
+    super::fields::{Fields, Fixed},
+    rope::RopeSpelling,
+    window::WindowSpelling,
+};
 use crate::{
     config::{Activation, GptConfig, NormPosition},
     error::Result,
@@ -182,6 +186,16 @@ pub(super) const OPT_EMBEDDING_WIDTH: ConfigRow = ConfigRow::Custom {
     write: |config, written| {
         written.insert("word_embed_proj_dim".to_owned(), json!(config.d_model));
     },
+};
+
+/// Where BLOOM adds its products up slice by slice, as it was trained on several devices, transformers leaves out two
+/// biases.
+pub(super) const BLOOM_SLICES: ConfigRow = ConfigRow::Custom {
+    read: |fields, _| match fields.size_or("pretraining_tp", 1)? {
+        0 | 1 => Ok(()),
+        _ => fields.only("slow_but_exact", Fixed::Flag(false)),
+    },
+    write: |_, _| {},
 };
 
 /// CTRL's key is for the last norm alone; those of the blocks have a constant of their own.

@@ -354,6 +354,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
             number("layer_norm_epsilon", |c| &mut c.norm_eps, 1e-5),
             number("hidden_dropout", |c| &mut c.dropout, 0.0),
             flag("tie_word_embeddings", |c| &mut c.tie_embeddings, true),
+            config_rows::BLOOM_SLICES,
         ]],
         fixed: &[("apply_residual_connection_post_layernorm", Fixed::Flag(false))],
         names: names::BLOOM,
