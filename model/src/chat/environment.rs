@@ -59,7 +59,7 @@ fn rsplit(text: &str, args: &[Value]) -> Result<Value, minijinja::Error> {
         Some(Err(_)) | None => text.rsplit(separator).collect(),
     };
     parts.reverse();
-    Ok(Value::from(parts))
+    Ok(parts.into_iter().map(Value::from).collect())
 }
 
 /// As in Python's Jinja, whatever has a length and is looked into by key or number: texts and objects too.
