@@ -103,7 +103,7 @@ pub struct PagedStep<'a> {
 impl KvCache {
     /// A cache of `n_pages` pages for the model that `config` describes, in f32.
     pub fn new(config: &GptConfig, n_pages: usize, device: &Device) -> Self {
-        let pool = || Tensor::zeros([n_pages * PAGE_SIZE, config.kv_width()], device);
+        let pool = || ops::new_pool([n_pages * PAGE_SIZE, config.kv_width()], device);
         let layers = (0..config.n_layers).map(|_| LayerPool { keys: pool(), values: pool() }).collect();
         Self { layers, pages: PagePool::new(n_pages), sliding_window: config.sliding_window, device: device.clone() }
     }
@@ -316,6 +316,18 @@ impl PageTable {
         Ok(())
     }
 
+    /// Forgets the tokens from position `len` on, and gives back the pages that hold nothing else.
+    pub fn truncate(&mut self, len: usize) {
+        if len >= self.len {
+            return;
+        }
+        let mut pool = self.pool.lock();
+        for page in self.pages.drain(len.div_ceil(PAGE_SIZE)..).rev() {
+            pool.release(page);
+        }
+        self.len = len;
+    }
+
     /// The last page, if the next token goes into it and others hold it too.
     fn shared_last_page(&self, pool: &Pages) -> Option<usize> {
         let partly_filled = !self.len.is_multiple_of(PAGE_SIZE);
@@ -335,6 +347,13 @@ impl PageTable {
             self.pages.pop();
             self.pages.push(to);
             copied = Some(CopiedPage { from, to });
+        }
+        if n_new > 0
+            && !self.len.is_multiple_of(PAGE_SIZE)
+            && let Some(&page) = self.pages.last()
+        {
+            // It was full once, or it would have no name, and what it will hold is something else.
+            pool.forget(page);
         }
         self.len += n_new;
         while self.pages.len() * PAGE_SIZE < self.len {
@@ -371,10 +390,15 @@ impl Pages {
     /// Forgets what is in the kept page that has been of no use for longest.
     fn evict(&mut self) -> Option<usize> {
         let (_, page) = self.unused.pop_first()?;
+        self.forget(page);
+        Some(page)
+    }
+
+    /// Nobody can ask for the page's contents any more.
+    fn forget(&mut self, page: usize) {
         if let Some(key) = self.keys[page].take() {
             self.kept.remove(&key);
         }
-        Some(page)
     }
 
     fn hold(&mut self, page: usize) {

@@ -279,3 +279,44 @@ fn kept_pages_are_handed_out_last_the_least_recently_used_first() {
     drop(held);
     assert_eq!(pool.n_free(), 6);
 }
+
+#[test]
+fn what_was_truncated_leaves_no_trace() {
+    let config = GptConfig::llama(sizes());
+    let gpt = model(&config);
+    let mut cache = KvCache::new(&config, 8, &Device::flex());
+    let ids: Vec<TokenId> = (0..50).map(|at| (at * 7 + 3) % VOCAB as TokenId).collect();
+    let wrong: Vec<TokenId> = (0..30).map(|at| (at * 5 + 1) % VOCAB as TokenId).collect();
+    let expected = uncached(&gpt, &ids);
+    let mut table = cache.table();
+    step(&gpt, &mut cache, &mut [(&mut table, &ids[..20])]);
+    step(&gpt, &mut cache, &mut [(&mut table, &wrong)]);
+    assert_eq!(cache.n_free_pages(), 4);
+    // Longer than it is: nothing happens. Into the second page.
+    table.truncate(51);
+    assert_eq!(table.len(), 50);
+    table.truncate(20);
+    assert_eq!((table.len(), cache.n_free_pages()), (20, 6));
+    // A fork keeps what its parent gives up.
+    let mut fork = table.fork();
+    table.truncate(10);
+    let found = step(&gpt, &mut cache, &mut [(&mut table, &ids[10..]), (&mut fork, &ids[20..])]);
+    assert_close(&found, &[&expected[10 * VOCAB..], &expected[20 * VOCAB..]].concat());
+    drop((table, fork));
+    assert_eq!(cache.n_free_pages(), 8);
+}
+
+#[test]
+fn a_kept_page_that_is_written_to_again_is_kept_no_more() {
+    let pool = PagePool::new(4);
+    let key = PageKey(5);
+    let mut table = pool.table();
+    table.append(PAGE_SIZE).unwrap();
+    table.keep(0, key);
+    table.truncate(PAGE_SIZE - 1);
+    assert_eq!(pool.table().share_kept(&[key]), PAGE_SIZE, "as long as it is whole");
+    table.append(1).unwrap();
+    assert_eq!(pool.table().share_kept(&[key]), 0);
+    drop(table);
+    assert_eq!(pool.n_free(), 4);
+}

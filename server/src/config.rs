@@ -13,7 +13,7 @@ use anyhow::{Context, anyhow, bail};
 use axum::http::HeaderValue;
 use clap::{Args, ValueEnum, value_parser};
 use hearth_model::{
-    Result,
+    Error, Result,
     device::{self, DeviceChoice},
     ops::{self, Dtype},
     weights::model_dir::{self, LoadOptions, LoadedModel},
@@ -23,7 +23,7 @@ use crate::{
     api::options::{ApiKeys, ApiOptions, CorsOrigins, PromptLog},
     bundled,
     connection::ConnectionTimeouts,
-    engine::EngineOptions,
+    engine::{EngineOptions, Models, Speculation},
     serve::ServeOptions,
     tls,
 };
@@ -49,10 +49,24 @@ pub struct ServerConfig {
     /// Tokens computed in one step: a long prompt delays other streams by one such step at a time
     #[arg(long, env = "HEARTH_MAX_BATCH_TOKENS", value_name = "TOKENS", default_value_t = 512)]
     pub max_batch_tokens: usize,
-    /// Tokens whose keys and values are kept, over all sequences [default: what the running sequences can fill, within
-    /// 1 GiB, and one full context at least]
+    /// Tokens whose keys and values are kept, over all sequences; their memory is taken at the start [default: what the
+    /// running sequences can fill within 1 GiB, but one full context, and on the CPU within half of the memory left]
     #[arg(long, env = "HEARTH_KV_CACHE_TOKENS", value_name = "TOKENS")]
     pub kv_cache_tokens: Option<usize>,
+    /// Guess tokens ahead and compute them together; answers stay the same, and come faster where guesses come true:
+    /// `prompt-lookup` guesses what followed the same words before, `draft` asks a smaller model [default: off, or
+    /// `draft` with `--draft-model`]
+    #[arg(long, env = "HEARTH_SPECULATIVE", value_name = "METHOD")]
+    pub speculative: Option<SpeculativeMethod>,
+    /// Model dir of a smaller model with the same tokens, to guess with
+    #[arg(long, env = "HEARTH_DRAFT_MODEL", value_name = "DIR")]
+    pub draft_model: Option<PathBuf>,
+    /// How the draft model's weight matrices are held [default: as those of the served model]
+    #[arg(long, env = "HEARTH_DRAFT_DTYPE", value_name = "DTYPE")]
+    pub draft_dtype: Option<Dtype>,
+    /// Tokens that are guessed ahead at most
+    #[arg(long, env = "HEARTH_NUM_SPECULATIVE_TOKENS", value_name = "TOKENS", default_value_t = 8)]
+    pub num_speculative_tokens: usize,
     /// Seconds that requests in flight get to finish after SIGTERM or ctrl-c; a second signal ends them at once
     #[arg(long, env = "HEARTH_DRAIN_TIMEOUT", value_name = "SECONDS", default_value_t = 30)]
     pub drain_timeout: u64,
@@ -64,15 +78,52 @@ pub struct ServerConfig {
     pub log: LogConfig,
 }
 
+/// How tokens are guessed ahead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SpeculativeMethod {
+    /// Not at all.
+    Off,
+    /// By what followed before.
+    PromptLookup,
+    /// By a smaller model.
+    Draft,
+}
+
 impl ServerConfig {
     /// The engine's part.
     pub fn engine_options(&self) -> EngineOptions {
+        let n_tokens = self.num_speculative_tokens;
+        let speculation = match (self.speculative, &self.draft_model) {
+            (Some(SpeculativeMethod::Off), _) | (None, None) => Speculation::Off,
+            (Some(SpeculativeMethod::PromptLookup), _) => Speculation::PromptLookup { n_tokens },
+            (Some(SpeculativeMethod::Draft), _) | (None, Some(_)) => Speculation::DraftModel { n_tokens },
+        };
         EngineOptions {
+            speculation,
             max_queue: self.max_queue,
             max_batch_size: self.max_batch_size,
             max_batch_tokens: self.max_batch_tokens,
             kv_cache_tokens: self.kv_cache_tokens,
         }
+    }
+
+    /// Opens the device and loads the models, on the thread that is to compute with them.
+    ///
+    /// # Errors
+    /// No such device, a broken model dir, or a draft model that nobody asks.
+    pub fn load(&self) -> Result<Models> {
+        if self.draft_model.is_some() && self.speculative == Some(SpeculativeMethod::PromptLookup) {
+            let what = "goes with `--speculative draft`, got `prompt-lookup`".to_owned();
+            return Err(Error::Param { name: "--draft-model", what });
+        }
+        let served = self.model.load()?;
+        let wanted = matches!(self.engine_options().speculation, Speculation::DraftModel { .. });
+        let draft = self.draft_model.as_ref().filter(|_| wanted);
+        let draft = draft.map(|dir| {
+            let dtype = self.draft_dtype.unwrap_or(self.model.dtype);
+            ModelConfig { model: Some(dir.clone()), dtype, ..self.model.clone() }.load()
+        });
+        Ok(Models { served, draft: draft.transpose()? })
     }
 
     /// The listener's part.

@@ -20,6 +20,7 @@ pub mod cli;
 pub mod config;
 pub mod connection;
 pub mod engine;
+mod memory;
 pub mod metrics;
 mod random;
 pub mod serve;

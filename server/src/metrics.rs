@@ -153,6 +153,10 @@ pub struct EngineMetrics {
     preemptions: AtomicU64,
     prefix_queries: AtomicU64,
     prefix_hits: AtomicU64,
+    drafts: Counter,
+    draft_tokens: Counter,
+    /// Guesses that came true, by how far ahead they were.
+    accepted_tokens: Vec<Counter>,
     ended: [Counter; Outcome::ALL.len()],
     time_to_first_token: Histogram,
     inter_token_latency: Histogram,
@@ -163,9 +167,13 @@ pub struct EngineMetrics {
     step_tokens: Histogram,
 }
 
-impl Default for EngineMetrics {
-    fn default() -> Self {
+impl EngineMetrics {
+    /// Nothing has happened. Up to `n_speculative_tokens` are guessed ahead.
+    pub fn new(n_speculative_tokens: usize) -> Self {
         Self {
+            drafts: Counter::default(),
+            draft_tokens: Counter::default(),
+            accepted_tokens: (0..n_speculative_tokens).map(|_| Counter::default()).collect(),
             prompt_tokens: Counter::default(),
             generation_tokens: Counter::default(),
             preemptions: AtomicU64::new(0),
@@ -181,9 +189,16 @@ impl Default for EngineMetrics {
             step_tokens: Histogram::new(STEP_BUCKETS),
         }
     }
-}
 
-impl EngineMetrics {
+    /// Of so many guesses at a sequence's next tokens, the first so many came true.
+    pub fn drafted(&self, n_tokens: usize, n_accepted: usize) {
+        if n_tokens > 0 {
+            self.drafts.add(1);
+            self.draft_tokens.add(n_tokens as u64);
+            self.accepted_tokens.iter().take(n_accepted).for_each(|counter| counter.add(1));
+        }
+    }
+
     /// A step over so many tokens was computed.
     pub fn step(&self, n_tokens: usize, totals: Totals) {
         self.step_tokens.observe(n_tokens as f64);
@@ -246,6 +261,15 @@ impl EngineMetrics {
         page.counter("prefix_cache_hits_total", "Tokens found in the prefix cache.", hits);
         page.counter("gpu_prefix_cache_queries_total", "The same under an older name.", queries);
         page.counter("gpu_prefix_cache_hits_total", "The same under an older name.", hits);
+        page.counter("spec_decode_num_drafts_total", "Times that tokens were guessed ahead.", self.drafts.get());
+        page.counter("spec_decode_num_draft_tokens_total", "Tokens guessed ahead.", self.draft_tokens.get());
+        let accepted = self.accepted_tokens.iter().map(Counter::get).sum();
+        page.counter("spec_decode_num_accepted_tokens_total", "Guesses that came true.", accepted);
+        page.head("spec_decode_num_accepted_tokens_per_pos_total", "counter", "The same by how far ahead.");
+        for (position, counter) in self.accepted_tokens.iter().enumerate() {
+            let label = format!("position=\"{position}\"");
+            page.sample("spec_decode_num_accepted_tokens_per_pos_total", &label, counter.get() as f64);
+        }
         page.head("request_success_total", "counter", "Answers that have ended.");
         for ((_, name), counter) in Outcome::ALL.iter().zip(&self.ended) {
             page.sample("request_success_total", &format!("finished_reason=\"{name}\""), counter.get() as f64);

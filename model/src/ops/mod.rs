@@ -20,10 +20,10 @@ pub use attention::{
     Attended, AttentionOptions, PagedRows, Slots, attend, attention_dense, attention_paged, attention_paged_reference,
     causal_bias,
 };
-pub use cpu::{lead_threads, read_bandwidth};
+pub use cpu::{lead_threads, limit_arenas, read_bandwidth};
 pub use cross_entropy::linear_cross_entropy;
 pub use embedding::embedding;
-pub use kv_append::{append_keys, append_rows, append_values};
+pub use kv_append::{append_keys, append_rows, append_values, new_pool};
 pub use linear::linear;
 pub use norm::{NormOptions, norm, norm_reference};
 pub use rope::{Rotation, rope, rope_reference};

@@ -13,6 +13,8 @@ use clap::Args;
 use hearth_model::device::{self, DeviceChoice};
 use serde::Serialize;
 
+use crate::memory;
+
 /// The arguments of `hearth doctor`.
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
@@ -72,7 +74,6 @@ impl Report {
             Ok(chosen) => (Some(Chosen { device: device_name(&chosen.device), reason: chosen.reason }), None),
             Err(error) => (None, Some(error.to_string())),
         };
-        let memory = fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         Self {
             version: env!("CARGO_PKG_VERSION"),
@@ -81,8 +82,8 @@ impl Report {
             cpu: field(&cpu, "model name").map(str::to_owned),
             cpu_features: cpu_features(),
             threads: thread::available_parallelism().map_or(1, usize::from),
-            memory_bytes: kibibytes(&memory, "MemTotal"),
-            memory_available_bytes: kibibytes(&memory, "MemAvailable"),
+            memory_bytes: memory::total_bytes(),
+            memory_available_bytes: memory::available_bytes(),
             adapters: adapters.collect(),
             asked_for: choice.to_string(),
             chosen,
@@ -154,11 +155,6 @@ fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
         let (key, value) = line.split_once(':')?;
         (key.trim() == name).then_some(value.trim())
     })
-}
-
-fn kibibytes(meminfo: &str, name: &str) -> Option<u64> {
-    let count: u64 = field(meminfo, name)?.strip_suffix("kB")?.trim().parse().ok()?;
-    Some(count * 1024)
 }
 
 fn gibibytes(bytes: u64) -> String {

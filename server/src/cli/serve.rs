@@ -1,9 +1,13 @@
 //! `hearth serve`: the HTTP server.
 
-use std::time::{Duration, Instant};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, anyhow};
 use clap::Args;
+use hearth_model::ops;
 use tokio::{net::TcpListener, runtime, sync::mpsc, task::spawn_blocking};
 
 use crate::{
@@ -22,7 +26,11 @@ pub(crate) struct ServeArgs {
 
 /// Serves until SIGTERM or ctrl-c.
 pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
-    let runtime = runtime::Builder::new_multi_thread().enable_all().build().context("cannot start the runtime")?;
+    ops::limit_arenas();
+    // They tokenize prompts: more of them than there are cores only spread memory over more of the allocator's arenas.
+    let n_blocking = thread::available_parallelism().map_or(2, usize::from).max(2);
+    let runtime = runtime::Builder::new_multi_thread().enable_all().max_blocking_threads(n_blocking).build();
+    let runtime = runtime.context("cannot start the runtime")?;
     let outcome = runtime.block_on(run_async(&args.config));
     // Loading a model cannot be interrupted, and cut off requests are not waited for.
     runtime.shutdown_background();
@@ -39,10 +47,10 @@ async fn run_async(config: &ServerConfig) -> anyhow::Result<()> {
     let serving = serve(listener, state.clone(), signals()?, serve_options);
     tokio::pin!(serving);
 
-    let (started, model, options) = (Instant::now(), config.model.clone(), config.engine_options());
+    let (started, models, options) = (Instant::now(), config.clone(), config.engine_options());
     let ended = tokio::select! {
         ended = &mut serving => ended?,
-        engine = spawn_blocking(move || Engine::start(move || model.load(), options)) => {
+        engine = spawn_blocking(move || Engine::start(move || models.load(), options)) => {
             let engine = engine.map_err(|error| anyhow!("cannot start the engine: {error}"))??;
             log_ready(&state, &engine, started.elapsed());
             state.set_engine(engine);

@@ -45,9 +45,9 @@ impl Generation {
         }
     }
 
-    /// The tokens that a chunk computes.
+    /// The known tokens that a chunk computes.
     pub(crate) fn chunk(&self, chunk: &Chunk) -> &[TokenId] {
-        self.token_ids(chunk.id.branch).get(chunk.start..chunk.start + chunk.n_tokens).unwrap_or_default()
+        self.token_ids(chunk.id.branch).get(chunk.start..chunk.known_end()).unwrap_or_default()
     }
 
     pub(crate) fn timeline(&mut self) -> &mut Timeline {

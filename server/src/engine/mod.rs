@@ -10,6 +10,7 @@
 //! - `runner`: steps on the device; no decisions
 //! - [`prefix_cache`]: names for what is in a page
 //! - `sequence`: one request on its way through; `beams`: one with several sequences; `generation`: either
+//! - `speculation`: guesses at the tokens to come
 //! - [`text`]: token ids to text deltas and stop strings; pure
 //! - `worker`: the thread, and the loop `schedule -> run -> advance`
 
@@ -20,6 +21,7 @@ pub mod request;
 mod runner;
 pub mod scheduler;
 mod sequence;
+mod speculation;
 pub mod text;
 mod worker;
 
@@ -35,10 +37,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use burn::tensor::Device;
 use hearth_model::{
     TokenId,
     chat::ChatTemplate,
-    config::GptConfig,
+    config::{GptConfig, Positions, Rope, RopeScaling},
     kv_cache::PAGE_SIZE,
     sampling::{TokenLogprobs, beam::BeamParams},
     tokenizer::Tokenizer,
@@ -46,6 +49,7 @@ use hearth_model::{
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
+pub use self::speculation::{MAX_SPECULATIVE_TOKENS, Speculation};
 use self::{
     beams::Beams,
     generation::Generation,
@@ -54,9 +58,13 @@ use self::{
     runner::Runner,
     scheduler::{Limits, Scheduler},
     sequence::{Intake, Sequence},
+    speculation::Speculator,
     worker::Worker,
 };
-use crate::metrics::{EngineMetrics, Spans};
+use crate::{
+    memory,
+    metrics::{EngineMetrics, Spans},
+};
 
 /// Bytes of keys and values that the cache may take where its size is not set.
 const DEFAULT_CACHE_BYTES: usize = 1 << 30;
@@ -71,8 +79,25 @@ pub struct EngineOptions {
     /// Tokens computed in one step, at least `max_batch_size`.
     pub max_batch_tokens: usize,
     /// Tokens whose keys and values are kept, over all sequences. `None`: every running sequence gets a full context,
-    /// as far as 1 GiB holds it, and one sequence always does.
+    /// as far as 1 GiB holds it, and one sequence even beyond that; on the CPU within half of the memory that is left.
     pub kv_cache_tokens: Option<usize>,
+    /// Whether tokens are guessed ahead, and by what.
+    pub speculation: Speculation,
+}
+
+/// What the engine runs.
+#[derive(Debug)]
+pub struct Models {
+    /// The model that is served.
+    pub served: LoadedModel,
+    /// A smaller one with the same tokens, to guess ahead with: for [`Speculation::DraftModel`].
+    pub draft: Option<LoadedModel>,
+}
+
+impl From<LoadedModel> for Models {
+    fn from(served: LoadedModel) -> Self {
+        Self { served, draft: None }
+    }
 }
 
 /// Why the engine did not start.
@@ -222,9 +247,10 @@ impl Engine {
     ///
     /// # Errors
     /// What `load` reports, limits that make no sense, or a system that gives no thread.
-    pub fn start<Load>(load: Load, options: EngineOptions) -> Result<Self, StartError>
+    pub fn start<Load, Loaded>(load: Load, options: EngineOptions) -> Result<Self, StartError>
     where
-        Load: FnOnce() -> hearth_model::Result<LoadedModel> + Send + 'static,
+        Load: FnOnce() -> hearth_model::Result<Loaded> + Send + 'static,
+        Loaded: Into<Models>,
     {
         check(&options)?;
         let max_queue = options.max_queue;
@@ -238,10 +264,11 @@ impl Engine {
             n_pages: 0,
         });
         let (ready, is_ready) = sync_channel(1);
-        let metrics = Arc::new(EngineMetrics::default());
+        let metrics = Arc::new(EngineMetrics::new(options.speculation.n_tokens()));
         let workers_metrics = Arc::clone(&metrics);
         let body = move || {
-            let (model, runner, limits) = match load().map(|loaded| prepare(loaded, &options)) {
+            let prepared = load().map_err(StartError::from).and_then(|loaded| prepare(loaded.into(), &options));
+            let Prepared { model, runner, speculator, limits } = match prepared {
                 Ok(prepared) => prepared,
                 Err(error) => return drop(ready.send(Err(error))),
             };
@@ -253,6 +280,7 @@ impl Engine {
                 metrics: workers_metrics,
                 scheduler: Scheduler::new(limits, pool),
                 runner,
+                speculator,
                 generations: BTreeMap::new(),
                 n_accepted: 0,
             };
@@ -394,7 +422,13 @@ struct QueuePlace {
 }
 
 fn check(options: &EngineOptions) -> Result<(), StartError> {
-    let EngineOptions { max_queue, max_batch_size, max_batch_tokens, kv_cache_tokens } = *options;
+    let EngineOptions { max_queue, max_batch_size, max_batch_tokens, kv_cache_tokens, speculation } = *options;
+    if speculation != Speculation::Off && !(1..=MAX_SPECULATIVE_TOKENS).contains(&speculation.n_tokens()) {
+        return Err(StartError::Options(format!(
+            "`--num-speculative-tokens` must be from 1 to {MAX_SPECULATIVE_TOKENS}, got {}",
+            speculation.n_tokens()
+        )));
+    }
     let least_one = [
         ("--max-queue", max_queue),
         ("--max-batch-size", max_batch_size),
@@ -433,11 +467,24 @@ fn beam_params(request: &GenerateRequest) -> Option<BeamParams> {
     })
 }
 
-fn prepare(loaded: LoadedModel, options: &EngineOptions) -> (ServedModel, Runner, Limits) {
+/// All that the thread needs.
+struct Prepared {
+    model: ServedModel,
+    runner: Runner,
+    speculator: Option<Speculator>,
+    limits: Limits,
+}
+
+fn prepare(models: Models, options: &EngineOptions) -> Result<Prepared, StartError> {
+    let Models { served: loaded, draft } = models;
     let config = loaded.gpt.config().clone();
-    let n_tokens = options.kv_cache_tokens.unwrap_or_else(|| default_cache_tokens(&config, options.max_batch_size));
+    let n_tokens = options.kv_cache_tokens.unwrap_or_else(|| {
+        let available = if loaded.gpt.device() == Device::flex() { memory::available_bytes() } else { None };
+        default_cache_tokens(&config, options.max_batch_size, available)
+    });
     let n_pages = n_tokens.div_ceil(PAGE_SIZE);
     let limits = Limits { max_batch_size: options.max_batch_size, max_batch_tokens: options.max_batch_tokens };
+    let speculator = speculator(&loaded, draft, options.speculation, n_pages)?;
     let model = ServedModel {
         limits: ModelLimits {
             vocab_size: config.vocab_size,
@@ -450,10 +497,75 @@ fn prepare(loaded: LoadedModel, options: &EngineOptions) -> (ServedModel, Runner
         chat_template: loaded.chat_template,
         eos_token_ids: loaded.eos_token_ids,
     };
-    (model, Runner::new(loaded.gpt, n_pages), limits)
+    Ok(Prepared { model, runner: Runner::new(loaded.gpt, n_pages), speculator, limits })
 }
 
-fn default_cache_tokens(config: &GptConfig, max_batch_size: usize) -> usize {
-    let affordable = DEFAULT_CACHE_BYTES / config.kv_bytes_per_token(size_of::<f32>()).max(1);
-    config.max_seq_len.saturating_mul(max_batch_size).min(affordable.max(config.max_seq_len))
+fn speculator(
+    served: &LoadedModel,
+    draft: Option<LoadedModel>,
+    speculation: Speculation,
+    n_pages: usize,
+) -> Result<Option<Speculator>, StartError> {
+    let refuse = |what: String| Err(StartError::Options(what));
+    if speculation != Speculation::Off
+        && let Positions::Rope(Rope { scaling: RopeScaling::Dynamic { .. }, .. }) = served.gpt.config().positions
+    {
+        // Its rotations depend on how a text was cut into steps.
+        return refuse("`--speculative` does not go with a model whose rotary scaling is `dynamic`".to_owned());
+    }
+    match (speculation, draft) {
+        (Speculation::Off, _) => Ok(None),
+        (Speculation::PromptLookup { n_tokens }, _) => Ok(Some(Speculator::by_prompt_lookup(n_tokens))),
+        (Speculation::DraftModel { .. }, None) => refuse("`--speculative draft` needs a `--draft-model`".to_owned()),
+        (Speculation::DraftModel { n_tokens }, Some(draft)) => {
+            if let Some(what) = speculation::difference(&served.tokenizer, &draft.tokenizer) {
+                return refuse(format!(
+                    "`--draft-model` must have the tokens of the served model: {what}\n\
+                     hint: a draft model is a smaller one of the same family"
+                ));
+            }
+            let max_seq_len = draft.gpt.config().max_seq_len;
+            let runner = Runner::new(draft.gpt, n_pages);
+            Ok(Some(Speculator::by_draft_model(runner, max_seq_len, n_tokens)))
+        }
+    }
+}
+
+/// Enough for every running sequence to get a full context, within [`DEFAULT_CACHE_BYTES`]; one full context even beyond
+/// that; on the CPU never more than half of the memory that is left.
+fn default_cache_tokens(config: &GptConfig, max_batch_size: usize, available_bytes: Option<u64>) -> usize {
+    let context = config.max_seq_len;
+    let held_by = |n_bytes: usize| n_bytes / config.kv_bytes_per_token(size_of::<f32>()).max(1);
+    let wanted = context.saturating_mul(max_batch_size).min(held_by(DEFAULT_CACHE_BYTES).max(context));
+    let Some(available) = available_bytes else { return wanted };
+    let affordable = held_by(usize::try_from(available / 2).unwrap_or(usize::MAX)).max(PAGE_SIZE);
+    if affordable < context {
+        tracing::warn!("memory holds a context of {affordable} tokens, the model could have {context}");
+    }
+    wanted.min(affordable)
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_model::config::Sizes;
+
+    use super::*;
+
+    #[test]
+    fn the_cache_is_as_large_as_it_can_be_of_use_and_as_memory_allows() {
+        let sizes =
+            Sizes { vocab_size: 8, max_seq_len: 1000, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 256, d_ff: 64 };
+        // Two layers of keys and values of 128 numbers, 4 bytes each: 2 KiB per token.
+        let config = GptConfig::llama(sizes);
+        assert_eq!(config.kv_bytes_per_token(4), 2048);
+        let gib = 1 << 30;
+        assert_eq!(default_cache_tokens(&config, 4, Some(16 * gib)), 4000, "no more than can be used");
+        assert_eq!(default_cache_tokens(&config, 4000, Some(16 * gib)), 524_288, "1 GiB");
+        assert_eq!(default_cache_tokens(&config, 4000, Some(gib)), 262_144, "half of what is left");
+        let long = GptConfig { max_seq_len: 1_000_000, ..config };
+        assert_eq!(default_cache_tokens(&long, 4, Some(16 * gib)), 1_000_000, "one context");
+        assert_eq!(default_cache_tokens(&long, 4, None), 1_000_000);
+        assert_eq!(default_cache_tokens(&long, 4, Some(2 * gib)), 524_288, "a part of one");
+        assert_eq!(default_cache_tokens(&long, 4, Some(0)), 16);
+    }
 }

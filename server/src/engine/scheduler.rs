@@ -16,6 +16,8 @@
 //! - A step serves decoding sequences first, then prefills in order of rank with what is left of the token budget. A
 //!   prefill leaves half of that to those behind it, as far as they need it, so that a short prompt need not wait for the
 //!   end of a long one.
+//! - What room is left may go to guesses at the next tokens of decoding sequences. They take no part in any of the above,
+//!   and the pages that they took are free again after the step.
 //!
 //! # Nothing starves
 //! The running request with the best rank computes at least one token in every step and is never preempted (a request
@@ -80,8 +82,17 @@ pub struct Chunk {
     pub start: usize,
     /// Tokens to compute, at least 1.
     pub n_tokens: usize,
-    /// Whether the chunk reaches the last token known so far, so that its last row predicts a new one.
+    /// How many of them, the last ones, are not known but guessed: see [`Scheduler::add_drafts`].
+    pub n_drafts: usize,
+    /// Whether the chunk reaches the last token known so far, so that this one's row predicts a new one.
     pub predicts: bool,
+}
+
+impl Chunk {
+    /// Position behind the last token that is known.
+    pub fn known_end(&self) -> usize {
+        self.start + self.n_tokens - self.n_drafts
+    }
 }
 
 /// What one forward pass computes: a flat mix of decoding rows and chunks of prefill.
@@ -132,6 +143,14 @@ struct Sequence {
 impl Sequence {
     fn remaining(&self) -> usize {
         self.n_tokens - self.table.len()
+    }
+
+    /// Keeps the pages that are full, from the one on that holds position `start`.
+    fn keep_from(&self, start: usize) {
+        let keys = self.keys.iter().enumerate().take(self.table.len() / PAGE_SIZE);
+        for (index, &key) in keys.skip(start / PAGE_SIZE) {
+            self.table.keep(index, key);
+        }
     }
 }
 
@@ -234,6 +253,30 @@ impl Scheduler {
         step
     }
 
+    /// Tokens that a step has room for besides its own.
+    pub fn room(&self, step: &Step) -> usize {
+        let n_tokens: usize = step.chunks.iter().map(|chunk| chunk.n_tokens).sum();
+        self.limits.max_batch_tokens.saturating_sub(n_tokens)
+    }
+
+    /// Lengthens the chunks of decoding sequences by guesses at the tokens to come, as many as are `offered` for each,
+    /// as far as the step has room and pages are free. Nobody else's part in the step changes, and nobody gives back a
+    /// page for it. After the step, [`roll_back`](Self::roll_back) undoes what was guessed wrong.
+    pub fn add_drafts(&self, step: &mut Step, offered: impl Fn(SequenceId) -> usize) {
+        let (mut room, needed) = (self.room(step), self.pages_needed(step));
+        let mut free = self.pool.n_free().saturating_sub(needed);
+        for chunk in step.chunks.iter_mut().filter(|chunk| chunk.predicts && chunk.n_tokens == 1) {
+            let end = chunk.start + chunk.n_tokens;
+            // What is left of the last page costs nothing.
+            let room_in_pages = end.next_multiple_of(PAGE_SIZE) - end + free * PAGE_SIZE;
+            let n_drafts = offered(chunk.id).min(room).min(room_in_pages);
+            room -= n_drafts;
+            free -= (end + n_drafts).div_ceil(PAGE_SIZE) - end.div_ceil(PAGE_SIZE);
+            chunk.n_drafts = n_drafts;
+            chunk.n_tokens += n_drafts;
+        }
+    }
+
     /// The page tables of a step's sequences, in the order of its chunks.
     pub fn tables(&mut self, step: &Step) -> Vec<&mut PageTable> {
         let mut tables = HashMap::new();
@@ -249,12 +292,19 @@ impl Scheduler {
     /// that have ended meanwhile are left out.
     pub fn advance(&mut self, step: &Step) {
         for chunk in &step.chunks {
-            let Some(sequence) = self.sequence_mut(chunk.id) else { continue };
-            let full_before = chunk.start / PAGE_SIZE;
-            let keys = sequence.keys.iter().enumerate().take(sequence.table.len() / PAGE_SIZE);
-            for (index, &key) in keys.skip(full_before) {
-                sequence.table.keep(index, key);
+            if let Some(sequence) = self.sequence_mut(chunk.id) {
+                sequence.keep_from(chunk.start);
             }
+        }
+    }
+
+    /// Forgets what a step computed of guesses that did not come true, once the tokens that it led to are known. A
+    /// sequence's last token is never computed yet.
+    pub fn roll_back(&mut self, step: &Step) {
+        for chunk in step.chunks.iter().filter(|chunk| chunk.n_drafts > 0) {
+            let Some(sequence) = self.sequence_mut(chunk.id) else { continue };
+            sequence.table.truncate(sequence.n_tokens - 1);
+            sequence.keep_from(chunk.start);
         }
     }
 
@@ -303,7 +353,7 @@ impl Scheduler {
         let mut plan = |id: SequenceId, sequence: &Sequence, n_tokens: usize| {
             if n_tokens > 0 {
                 let (start, predicts) = (sequence.table.len(), n_tokens == sequence.remaining());
-                chunks.push(Chunk { id, start, n_tokens, predicts });
+                chunks.push(Chunk { id, start, n_tokens, n_drafts: 0, predicts });
             }
             n_tokens
         };
@@ -322,9 +372,13 @@ impl Scheduler {
 
     /// Whether the pages suffice for a step.
     fn fits(&self, step: &Step) -> bool {
+        self.pages_needed(step) <= self.pool.n_free()
+    }
+
+    fn pages_needed(&self, step: &Step) -> usize {
         let n_new: HashMap<SequenceId, usize> = step.chunks.iter().map(|chunk| (chunk.id, chunk.n_tokens)).collect();
         let growth = self.running_sequences().filter_map(|(id, sequence)| Some((&sequence.table, *n_new.get(&id)?)));
-        self.pool.pages_needed(growth) <= self.pool.n_free()
+        self.pool.pages_needed(growth)
     }
 
     /// Starts the request that is next, if it can.

@@ -15,7 +15,7 @@ fn id(request: u64) -> SequenceId {
 }
 
 fn chunk(request: u64, start: usize, n_tokens: usize, predicts: bool) -> Chunk {
-    Chunk { id: id(request), start, n_tokens, predicts }
+    Chunk { id: id(request), start, n_tokens, n_drafts: 0, predicts }
 }
 
 fn arrival(n_prompt: usize) -> Arrival {
@@ -166,6 +166,60 @@ fn a_fork_shares_pages_where_it_can_start_and_joins_the_queue_where_not() {
     assert_eq!(chunk_of(&chunks, 3), Some(&chunk(3, 16, 5, true)), "the full page is shared, the rest computed anew");
 }
 
+#[test]
+fn guesses_take_what_is_left_and_wrong_ones_are_undone() {
+    let pool = PagePool::new(4);
+    let mut scheduler = Scheduler::new(Limits { max_batch_size: 4, max_batch_tokens: 32 }, pool.clone());
+    scheduler.add(RequestId(1), arrival(14));
+    scheduler.add(RequestId(2), arrival(14));
+    assert_eq!(step(&mut scheduler).len(), 2);
+    let mut others = pool.table();
+    others.append(1).unwrap();
+    let mut guessing = scheduler.schedule();
+    scheduler.add_drafts(&mut guessing, |_| 10);
+    // 15 tokens are to be in the pages of each, so one more costs nothing; the last page is for the first alone.
+    let with = |request, n_drafts| Chunk { n_tokens: 1 + n_drafts, n_drafts, ..chunk(request, 14, 1, true) };
+    assert_eq!(guessing.chunks, [with(1, 10), with(2, 1)]);
+    for (table, chunk) in scheduler.tables(&guessing).into_iter().zip(&guessing.chunks) {
+        table.append(chunk.n_tokens).unwrap();
+    }
+    assert_eq!(pool.n_free(), 0);
+    scheduler.advance(&guessing);
+    // Of the first one's, one comes true, of the other one's none.
+    [1, 1, 2].into_iter().for_each(|request| scheduler.push_token(id(request), None));
+    scheduler.roll_back(&guessing);
+    assert_eq!(pool.n_free(), 1);
+    assert_eq!(step(&mut scheduler), [chunk(1, 16, 1, true), chunk(2, 15, 1, true)]);
+    // The budget: two known tokens, and the rest.
+    scheduler = Scheduler::new(Limits { max_batch_size: 2, max_batch_tokens: 7 }, PagePool::new(20));
+    scheduler.add(RequestId(1), arrival(3));
+    scheduler.add(RequestId(2), arrival(3));
+    assert_eq!(step(&mut scheduler).len(), 2);
+    let mut guessing = scheduler.schedule();
+    assert_eq!(scheduler.room(&guessing), 5);
+    scheduler.add_drafts(&mut guessing, |_| 4);
+    assert_eq!(guessing.chunks.iter().map(|chunk| chunk.n_drafts).collect::<Vec<_>>(), [4, 1]);
+}
+
+#[test]
+fn pages_that_guesses_filled_are_kept_once_they_are_true() {
+    let key = PageKey(7);
+    let mut scheduler = Scheduler::new(Limits { max_batch_tokens: 64, ..LIMITS }, PagePool::new(16));
+    scheduler.add(RequestId(1), arrival(10));
+    step(&mut scheduler);
+    let mut guessing = scheduler.schedule();
+    scheduler.add_drafts(&mut guessing, |_| 9);
+    for (table, chunk) in scheduler.tables(&guessing).into_iter().zip(&guessing.chunks) {
+        table.append(chunk.n_tokens).unwrap();
+    }
+    scheduler.advance(&guessing);
+    // Five are known to be followed by seven more; the fifth of these fills the page.
+    (12..=18).for_each(|n_tokens| scheduler.push_token(id(1), (n_tokens == 16).then_some(key)));
+    scheduler.roll_back(&guessing);
+    scheduler.add(RequestId(2), Arrival { keys: vec![key], ..arrival(17) });
+    assert_eq!(chunk_of(&step(&mut scheduler), 2), Some(&chunk(2, 16, 1, true)));
+}
+
 #[derive(Clone, Debug)]
 struct Job {
     arrives: usize,
@@ -180,6 +234,8 @@ struct Job {
     text: u128,
     n_forks: usize,
     width: usize,
+    /// Tokens that are guessed ahead, and how many of them come true at most.
+    guesses: [usize; 2],
 }
 
 impl Job {
@@ -204,8 +260,15 @@ fn job() -> impl Strategy<Value = Job> {
         prop_oneof![4 => Just((0, 1)), 1 => (1usize..4).prop_map(|n| (n, 1)), 1 => (1usize..4).prop_map(|n| (0, n))],
     );
     let priority = prop_oneof![3 => Just(0), 1 => -1..=1];
-    (0usize..60, sizes, priority, proptest::option::weighted(0.2, 0usize..30), shape).prop_map(
-        |(arrives, (n_prompt, stops_after, max_tokens), priority, cancelled_after, (text, (n_forks, width)))| Job {
+    let guesses = prop_oneof![Just([0, 0]), [0usize..20, 0usize..20]];
+    (0usize..60, sizes, (priority, guesses), proptest::option::weighted(0.2, 0usize..30), shape).prop_map(
+        |(
+            arrives,
+            (n_prompt, stops_after, max_tokens),
+            (priority, guesses),
+            cancelled_after,
+            (text, (n_forks, width)),
+        )| Job {
             arrives,
             n_prompt,
             stops_after: stops_after.clamp(1, max_tokens),
@@ -215,6 +278,7 @@ fn job() -> impl Strategy<Value = Job> {
             text,
             n_forks,
             width,
+            guesses,
         },
     )
 }
@@ -307,7 +371,11 @@ impl Simulation {
     fn step(&mut self) {
         self.arrive_and_leave();
         let before = Self::ranks(&self.scheduler.running);
-        let step = self.scheduler.schedule();
+        let planned = self.scheduler.schedule();
+        let mut step = planned.clone();
+        self.scheduler.add_drafts(&mut step, |id| self.n_guesses(id));
+        let known = |chunk: &Chunk| Chunk { n_tokens: chunk.n_tokens - chunk.n_drafts, n_drafts: 0, ..*chunk };
+        assert!(step.chunks.iter().map(known).eq(planned.chunks), "guesses change nothing else");
         let (running, waiting) = (Self::ranks(&self.scheduler.running), Self::ranks(&self.scheduler.waiting));
         if let Some(best) = before.first() {
             assert!(running.contains(best), "the best is never preempted");
@@ -342,8 +410,30 @@ impl Simulation {
                 first.get_or_insert(self.clock);
             }
         }
-        step.chunks.iter().filter(|chunk| chunk.predicts).for_each(|chunk| self.predicted(chunk.id));
+        for chunk in step.chunks.iter().filter(|chunk| chunk.predicts) {
+            let n_right = self.jobs.get(chunk.id.request.0 as usize).map_or(0, |job| job.guesses[1]);
+            for _ in 0..=n_right.min(chunk.n_drafts) {
+                // It may have ended with a guess that came true.
+                if self.live.contains_key(&chunk.id.request) {
+                    self.predicted(chunk.id);
+                }
+            }
+        }
+        self.scheduler.roll_back(&step);
+        let held: usize =
+            self.scheduler.running_sequences().map(|(_, sequence)| sequence.table.len().div_ceil(PAGE_SIZE)).sum();
+        assert!(self.pool.n_free() + held >= self.pool.n_pages(), "a page is held for nothing");
         self.clock += 1;
+    }
+
+    fn n_guesses(&self, id: SequenceId) -> usize {
+        let Some(live) = self.live.get(&id.request) else { return 0 };
+        let job = &self.jobs[live.job];
+        if live.n_generated == 0 || job.width > 1 {
+            0
+        } else {
+            job.guesses[0].min(job.max_tokens - live.n_generated - 1)
+        }
     }
 
     fn predicted(&mut self, sequence: SequenceId) {

@@ -14,6 +14,7 @@ use super::{
     prefix_cache::{PrefixChain, PrefixSecret},
     request::{GenerateRequest, LogprobsMode, SpecialTokens, StopConditions, StopText},
     scheduler::Arrival,
+    speculation::Acceptance,
     text::{Matched, TextAssembler},
 };
 use crate::metrics::Timeline;
@@ -47,6 +48,8 @@ pub(crate) struct Sequence {
     prompt_keys: Vec<PageKey>,
     n_cached: usize,
     pub(crate) timeline: Timeline,
+    /// How guesses at its tokens fared.
+    pub(crate) acceptance: Acceptance,
 }
 
 /// What a row of logits led to.
@@ -79,6 +82,7 @@ impl Sequence {
             n_cached: 0,
             queue_place: Some(intake.queue_place.clone()),
             timeline: Timeline::new(intake.arrived),
+            acceptance: Acceptance::default(),
             events,
             request,
         }
@@ -123,6 +127,35 @@ impl Sequence {
     /// Tokens generated so far.
     pub(crate) fn n_completion(&self) -> usize {
         self.token_ids.len() - self.n_prompt()
+    }
+
+    /// Tokens that may be guessed ahead: as many as it can take besides the one that the next step gives anyway. None
+    /// before the first, at which others may fork.
+    pub(crate) fn n_guessable(&self) -> usize {
+        match self.n_completion() {
+            0 => 0,
+            n_completion => self.request.parts().stop.max_tokens.saturating_sub(n_completion + 1),
+        }
+    }
+
+    /// As it stands, for guessing what it will draw.
+    pub(crate) fn sampler(&self) -> &Sampler {
+        &self.sampler
+    }
+
+    /// What it would draw from such logits after `n_ahead` more tokens, which `sampler`, a copy of its own, has accepted.
+    /// `None` where it could draw nothing.
+    pub(crate) fn guess(&self, sampler: &mut Sampler, n_ahead: usize, logits: &[f32]) -> Option<TokenId> {
+        let barred = self.barred(n_ahead, logits);
+        let id = sampler.sample(barred.as_deref().unwrap_or(logits), self.token_ids.len() + n_ahead).ok()?;
+        sampler.accept(id);
+        Some(id)
+    }
+
+    /// The logits after `n_ahead` more tokens without those that would end the sequence too early, if it is too early.
+    fn barred(&self, n_ahead: usize, logits: &[f32]) -> Option<Vec<f32>> {
+        let StopConditions { min_tokens, stop_token_ids, .. } = &self.request.parts().stop;
+        (self.n_completion() + n_ahead < *min_tokens).then(|| without(logits, stop_token_ids))
     }
 
     /// Whether the client has gone.
@@ -178,7 +211,7 @@ impl Sequence {
     fn draw(&mut self, logits: &[f32]) -> Result<Progress> {
         let StopConditions { min_tokens, max_tokens, stop_token_ids, .. } = &self.request.parts().stop;
         let may_stop = self.n_completion() + 1 > *min_tokens;
-        let barred = if may_stop { None } else { Some(without(logits, stop_token_ids)) };
+        let barred = self.barred(0, logits);
         let (allowed, position) = (barred.as_deref().unwrap_or(logits), self.token_ids.len());
         let id = self.sampler.sample(allowed, position)?;
         let logprobs = match (self.request.parts().logprobs, self.request.parts().logprobs_mode) {

@@ -3,7 +3,7 @@
 //! Its spine is [`Worker::step`]: `schedule` decides, `run` computes, `advance` turns logits into tokens and events.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet, HashMap},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
@@ -12,7 +12,7 @@ use std::{
     time::Instant,
 };
 
-use hearth_model::{Error, Result};
+use hearth_model::{Error, Result, TokenId};
 use tokio::sync::watch;
 
 use super::{
@@ -22,6 +22,7 @@ use super::{
     runner::{Hidden, Input, Runner},
     scheduler::{RequestId, Scheduler, SequenceId, Step},
     sequence::{Progress, Sequence},
+    speculation::{Decoding, Drafts, Outcome as DraftOutcome, Speculator},
 };
 use crate::metrics::{EngineMetrics, Outcome};
 
@@ -36,6 +37,7 @@ pub(crate) struct Worker {
     pub(crate) metrics: Arc<EngineMetrics>,
     pub(crate) scheduler: Scheduler,
     pub(crate) runner: Runner,
+    pub(crate) speculator: Option<Speculator>,
     pub(crate) generations: BTreeMap<RequestId, Generation>,
     pub(crate) n_accepted: u64,
 }
@@ -48,6 +50,8 @@ struct WantedRow {
     id: SequenceId,
     /// Its place in its sequence.
     position: usize,
+    /// Its token was guessed.
+    is_guess: bool,
 }
 
 /// Why the thread ends.
@@ -151,15 +155,52 @@ impl Worker {
     }
 
     fn step(&mut self) -> Result<()> {
-        let step = self.scheduler.schedule();
+        let mut step = self.scheduler.schedule();
         if step.chunks.is_empty() {
             return Ok(());
         }
-        let hidden = self.compute(&step)?;
-        self.advance(&step, &hidden)
+        let started = Instant::now();
+        let drafts = self.draft(&mut step)?;
+        let token_ids = self.token_ids(&step, &drafts);
+        let hidden = self.compute(&step, &token_ids)?;
+        let n_accepted = self.advance(&step, &token_ids, &hidden)?;
+        self.scheduler.roll_back(&step);
+        self.learn(&step, &drafts, &n_accepted, started);
+        Ok(())
     }
 
-    fn compute(&mut self, step: &Step) -> Result<Hidden> {
+    /// Guesses at what follows the sequences that decode, and room for them in the step.
+    fn draft(&mut self, step: &mut Step) -> Result<Drafts> {
+        let Some(speculator) = &mut self.speculator else { return Ok(Drafts::new()) };
+        let decoding: BTreeSet<RequestId> = step
+            .chunks
+            .iter()
+            .filter(|chunk| chunk.n_tokens == 1 && chunk.predicts)
+            .map(|chunk| chunk.id.request)
+            .collect();
+        let sequences = self.generations.iter_mut().filter_map(|(&id, generation)| match generation {
+            Generation::Sequence(sequence) if decoding.contains(&id) => Some(Decoding { id, sequence }),
+            _ => None,
+        });
+        let drafts = speculator.draft(sequences.collect(), self.scheduler.room(step))?;
+        self.scheduler.add_drafts(step, |id| drafts.get(&id.request).map_or(0, |draft| draft.token_ids.len()));
+        Ok(drafts)
+    }
+
+    /// The tokens of a step's rows.
+    fn token_ids(&self, step: &Step, drafts: &Drafts) -> Vec<TokenId> {
+        let mut token_ids = Vec::new();
+        for chunk in &step.chunks {
+            let known = self.generations.get(&chunk.id.request).map_or(&[][..], |generation| generation.chunk(chunk));
+            token_ids.extend_from_slice(known);
+            if let Some(draft) = drafts.get(&chunk.id.request) {
+                token_ids.extend(draft.token_ids.iter().take(chunk.n_drafts));
+            }
+        }
+        token_ids
+    }
+
+    fn compute(&mut self, step: &Step, token_ids: &[TokenId]) -> Result<Hidden> {
         for chunk in &step.chunks {
             if let Some(generation) = self.generations.get_mut(&chunk.id.request) {
                 generation.started(self.scheduler.n_cached(chunk.id.request).unwrap_or(0));
@@ -168,15 +209,18 @@ impl Worker {
             }
         }
         let tables = self.scheduler.tables(step);
+        let mut rest = token_ids;
         let inputs = step.chunks.iter().zip(tables).map(|(chunk, table)| {
-            let generation = self.generations.get(&chunk.id.request);
-            Input { table, token_ids: generation.map_or(&[], |generation| generation.chunk(chunk)) }
+            let (token_ids, others) = rest.split_at(chunk.n_tokens.min(rest.len()));
+            rest = others;
+            Input { table, token_ids }
         });
         self.runner.run(inputs.collect())
     }
 
-    /// Hands each wanted row's logits to its request.
-    fn advance(&mut self, step: &Step, hidden: &Hidden) -> Result<()> {
+    /// Hands each wanted row's logits to its request. Gives the number of guesses that came true, by request.
+    fn advance(&mut self, step: &Step, token_ids: &[TokenId], hidden: &Hidden) -> Result<HashMap<RequestId, usize>> {
+        let mut n_accepted = HashMap::new();
         self.scheduler.advance(step);
         let n_tokens = step.chunks.iter().map(|chunk| chunk.n_tokens).sum();
         self.metrics.step(n_tokens, self.scheduler.totals());
@@ -185,7 +229,13 @@ impl Worker {
             let indices: Vec<usize> = rows.iter().map(|wanted| wanted.row).collect();
             let logits = self.runner.logits(hidden, &indices)?;
             for (wanted, logits) in rows.iter().zip(logits.chunks_exact(vocab_size)) {
-                // A request that failed at an earlier row of this step is gone.
+                // Not what was drawn, or behind such a one: a guess that was wrong.
+                if !self.is_true(wanted, token_ids) {
+                    continue;
+                }
+                if wanted.is_guess {
+                    *n_accepted.entry(wanted.id.request).or_default() += 1;
+                }
                 match self.generations.get_mut(&wanted.id.request) {
                     Some(Generation::Sequence(sequence)) => {
                         let forks = sequence.take_forks(wanted.position);
@@ -196,7 +246,40 @@ impl Worker {
                 }
             }
         }
-        Ok(())
+        Ok(n_accepted)
+    }
+
+    /// Whether a row was computed of the token that its sequence has at that place. A request that ended at an earlier
+    /// row of this step has none.
+    fn is_true(&self, wanted: &WantedRow, token_ids: &[TokenId]) -> bool {
+        let generation = self.generations.get(&wanted.id.request);
+        let known = generation.and_then(|generation| generation.token_ids(wanted.id.branch).get(wanted.position));
+        known.is_some() && known == token_ids.get(wanted.row)
+    }
+
+    /// Tells the speculator what became of its guesses and of the time that they took.
+    fn learn(&mut self, step: &Step, drafts: &Drafts, n_accepted: &HashMap<RequestId, usize>, started: Instant) {
+        let Some(speculator) = &mut self.speculator else { return };
+        for chunk in step.chunks.iter().filter(|chunk| chunk.predicts && chunk.n_tokens - chunk.n_drafts == 1) {
+            let id = chunk.id.request;
+            let Some(draft) = drafts.get(&id) else { continue };
+            let outcome = DraftOutcome {
+                id,
+                n_known: chunk.known_end(),
+                n_verified: chunk.n_drafts,
+                n_accepted: n_accepted.get(&id).copied().unwrap_or(0),
+            };
+            let sequence = match self.generations.get_mut(&id) {
+                Some(Generation::Sequence(sequence)) => Some(sequence.as_mut()),
+                _ => None,
+            };
+            speculator.learn(sequence, draft, &outcome);
+            self.metrics.drafted(outcome.n_verified, outcome.n_accepted);
+        }
+        let n_guesses: usize = step.chunks.iter().map(|chunk| chunk.n_drafts).sum();
+        if speculator.is_steady() && step.chunks.iter().all(|chunk| chunk.n_tokens - chunk.n_drafts == 1) {
+            speculator.took(started.elapsed(), n_guesses);
+        }
     }
 
     fn wanted_rows(&self, step: &Step) -> Vec<WantedRow> {
@@ -206,9 +289,10 @@ impl Worker {
             let Some(generation) = self.generations.get(&chunk.id.request) else { continue };
             for offset in 0..chunk.n_tokens {
                 let position = chunk.start + offset;
-                let is_last = chunk.predicts && offset + 1 == chunk.n_tokens;
-                if is_last || generation.wants_prompt_row(position) {
-                    wanted.push(WantedRow { row: first_row + offset, id: chunk.id, position });
+                let predicts = chunk.predicts && position + 1 >= chunk.known_end();
+                if predicts || generation.wants_prompt_row(position) {
+                    let is_guess = position >= chunk.known_end();
+                    wanted.push(WantedRow { row: first_row + offset, id: chunk.id, position, is_guess });
                 }
             }
             first_row += chunk.n_tokens;
@@ -287,6 +371,9 @@ impl Worker {
     fn drop_request(&mut self, id: RequestId) {
         self.scheduler.remove(id);
         self.generations.remove(&id);
+        if let Some(speculator) = &mut self.speculator {
+            speculator.forget(id);
+        }
     }
 
     fn publish(&self, state: EngineState) {

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use crate::support::{EOS, events, gpt, tokenizer_files};
 
 /// The binary, with no settings but those of the test.
-fn hearth(args: &[&str]) -> Command {
+pub(crate) fn hearth(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     for (name, _) in std::env::vars_os() {
@@ -41,7 +41,7 @@ fn stderr(output: &Output) -> &str {
 }
 
 /// The tiny model as a model dir.
-fn model_dir() -> TempDir {
+pub(crate) fn model_dir() -> TempDir {
     let [tokenizer, config] = tokenizer_files();
     save_model(&[EOS], &[("tokenizer.json", tokenizer), ("tokenizer_config.json", config)])
 }
@@ -269,7 +269,7 @@ fn settings_that_make_no_sense_are_refused_without_telling_keys() {
 }
 
 #[cfg(unix)]
-fn wait_for_line(log: &mut impl BufRead, part: &str) -> String {
+pub(crate) fn wait_for_line(log: &mut impl BufRead, part: &str) -> String {
     let mut seen = String::new();
     loop {
         let start = seen.len();

@@ -7,6 +7,7 @@ use hearth_model::{
     generate::{GenerateOptions, generate},
     gpt::Gpt,
     sampling::SamplingParams,
+    weights::model_dir::LoadedModel,
 };
 use hearth_server::engine::{
     Engine, EngineOptions, EngineState, Event, EventStream, FinishReason, StartError, SubmitError,
@@ -270,7 +271,7 @@ fn limits_that_make_no_sense_are_refused() {
 #[test]
 fn a_model_that_does_not_load_is_an_error() {
     let broken = hearth_model::Error::Param { name: "--model", what: "is not there".into() };
-    assert!(matches!(Engine::start(|| Err(broken), OPTIONS), Err(StartError::Model(_))));
-    let panicking = Engine::start(|| panic!("no weights"), OPTIONS);
+    assert!(matches!(Engine::start(|| Err::<LoadedModel, _>(broken), OPTIONS), Err(StartError::Model(_))));
+    let panicking = Engine::start(|| -> hearth_model::Result<LoadedModel> { panic!("no weights") }, OPTIONS);
     assert!(matches!(panicking, Err(StartError::Thread(message)) if message == "no weights"));
 }

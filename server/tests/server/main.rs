@@ -16,6 +16,7 @@ mod parameters;
 mod real;
 mod sharing;
 mod soak;
+mod speculation;
 mod streaming;
 mod support;
 mod tokens;

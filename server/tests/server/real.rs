@@ -14,7 +14,7 @@ use hearth_model::{
 use hearth_server::{
     api::state::AppState,
     engine::{
-        Engine, EngineOptions,
+        Engine, EngineOptions, Models, Speculation,
         request::{GenerateRequest, ModelLimits, RequestParts},
     },
 };
@@ -22,6 +22,7 @@ use serde_json::json;
 
 use crate::{
     engine::{alone, collect, mixed, parts, run},
+    sharing::choices,
     support::{self, MODEL, OPTIONS, Server, is_idle, metric, wait_for},
 };
 
@@ -94,6 +95,56 @@ async fn smollm2_gives_each_of_sixteen_the_tokens_it_gives_it_alone() {
     }
 }
 
+#[tokio::test]
+async fn guessing_changes_nothing_of_what_smollm2_says() {
+    let Some(dir) = std::env::var_os("HEARTH_SMOLLM2") else {
+        println!("skipped: set HEARTH_SMOLLM2=DIR to the Hugging Face dir of SmolLM2-135M-Instruct to run");
+        return;
+    };
+    let load = move |dtype| {
+        let device = choose(DeviceChoice::Cpu)?.device;
+        load(dir.as_ref(), &LoadOptions { device, dtype })
+    };
+    let model = load(Dtype::F32).unwrap();
+    let mut requests = texts(&model);
+    // A text that says the same three times, and goes on in three ways.
+    let ids = model.tokenizer.encode(&TEXT.repeat(3), EncodeOptions::TEXT).unwrap();
+    let sampling = SamplingParams { temperature: 0.5, repetition_penalty: 1.02, seed: 9, ..SamplingParams::default() };
+    requests.truncate(8);
+    requests.extend((0..3).map(|choice| RequestParts { choice, ..parts(ids.clone(), 40, sampling.clone()) }));
+    requests.push(parts(ids, 60, SamplingParams::greedy()));
+    drop(model);
+    let mut expected = None;
+    for speculation in
+        [Speculation::Off, Speculation::PromptLookup { n_tokens: 8 }, Speculation::DraftModel { n_tokens: 4 }]
+    {
+        for n_pages in [512, 40] {
+            // The draft model is the same one, rounded to four bits.
+            let load = load.clone();
+            let models = move || {
+                let is_drafted = matches!(speculation, Speculation::DraftModel { .. });
+                let draft = is_drafted.then(|| load(Dtype::Q4)).transpose()?;
+                Ok(Models { served: load(Dtype::F32)?, draft })
+            };
+            let options =
+                EngineOptions { kv_cache_tokens: Some(n_pages * 16), max_batch_size: 6, speculation, ..OPTIONS };
+            let engine = Engine::start(models, options).unwrap();
+            let told = run_on(&engine, &requests).await;
+            wait_for(&engine, is_idle).await;
+            let expected = expected.get_or_insert_with(|| told.clone());
+            assert_eq!(told, *expected, "{speculation:?} with {n_pages} pages");
+            let [guessed, accepted, preemptions] = [
+                "spec_decode_num_draft_tokens_total",
+                "spec_decode_num_accepted_tokens_total",
+                "num_preemptions_total",
+            ]
+            .map(|name| metric(&engine, name));
+            println!("{speculation:?}, {n_pages} pages: {accepted} of {guessed} guesses, {preemptions} preemptions");
+            assert!(accepted > 0.0 || speculation == Speculation::Off, "the test shows too little");
+        }
+    }
+}
+
 /// Where the two tokens' logits are nearer than this share of all logits' spread, either is right.
 const NEAR_TIE: f32 = 1e-4;
 
@@ -119,27 +170,40 @@ async fn wgpu_gives_each_of_sixteen_the_tokens_it_gives_it_alone_and_streams() {
         let device = choose(DeviceChoice::WgpuSoftware)?.device;
         Ok(LoadedModel { gpt: support::gpt_on(&device), ..support::model() })
     };
-    let requests = mixed();
+    // The last three fork.
+    let forks = choices(3, None).into_iter().map(|parts| RequestParts { sampling: SamplingParams::greedy(), ..parts });
+    let requests: Vec<RequestParts> = mixed().into_iter().chain(forks).collect();
     let gpt = load().unwrap().gpt;
     let alone = alone(&gpt, &requests);
-    let engine =
-        Engine::start(load, EngineOptions { max_batch_size: 16, kv_cache_tokens: Some(16 * 40), ..OPTIONS }).unwrap();
-    for round in 0..2 {
-        let together = run(&engine, &requests).await;
-        let mut n_near_ties = 0;
-        for ((parts, found), expected) in requests.iter().zip(&together).zip(&alone) {
-            if found != expected {
-                assert!(
-                    parts.sampling.is_greedy() && is_near_tie(&gpt, parts, found, expected),
-                    "{found:?} {expected:?}"
-                );
-                n_near_ties += 1;
+    // From the prefix cache in the second round; in small chunks, and short of pages.
+    let mut n_preemptions = 0.0;
+    for (max_batch_tokens, n_pages) in [(64, 40), (24, 20)] {
+        let options =
+            EngineOptions { max_batch_size: 16, max_batch_tokens, kv_cache_tokens: Some(16 * n_pages), ..OPTIONS };
+        let engine = Engine::start(load, options).unwrap();
+        for round in 0..2 {
+            let together = run(&engine, &requests).await;
+            let mut n_near_ties = 0;
+            for ((parts, found), expected) in requests.iter().zip(&together).zip(&alone) {
+                if found != expected {
+                    assert!(
+                        parts.sampling.is_greedy() && is_near_tie(&gpt, parts, found, expected),
+                        "{found:?} {expected:?}"
+                    );
+                    n_near_ties += 1;
+                }
             }
+            println!(
+                "{n_pages} pages, round {round}: {n_near_ties} of {} went the other way at a near-tie",
+                requests.len()
+            );
+            assert!(n_near_ties <= 1);
+            wait_for(&engine, is_idle).await;
         }
-        println!("round {round}: {n_near_ties} of {} went the other way at a near-tie", requests.len());
-        assert!(n_near_ties <= 1);
-        wait_for(&engine, is_idle).await;
+        n_preemptions += metric(&engine, "num_preemptions_total");
     }
+    assert!(n_preemptions > 0.0, "the test shows too little");
+    let engine = Engine::start(load, OPTIONS).unwrap();
     let server = Server { state: AppState::ready(MODEL, engine.clone()), engine };
     let body = json!({ "prompt": "the hand", "max_tokens": 12, "temperature": 0, "ignore_eos": true });
     let whole = server.complete(body.clone()).await;

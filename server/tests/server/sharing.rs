@@ -15,8 +15,8 @@ use crate::{
 
 /// Everything that a client gets of one request, log-probabilities to the last bit.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Told {
-    token_ids: Vec<TokenId>,
+pub(crate) struct Told {
+    pub(crate) token_ids: Vec<TokenId>,
     text: String,
     logprobs: Vec<u32>,
     prompt_logprobs: Vec<Option<u32>>,
@@ -47,7 +47,7 @@ async fn tell(mut events: EventStream, n_answers: usize) -> (Vec<Told>, usize) {
     (told, n_cached)
 }
 
-async fn answers(engine: &Engine, requests: &[RequestParts]) -> (Vec<Told>, usize) {
+pub(crate) async fn answers(engine: &Engine, requests: &[RequestParts]) -> (Vec<Told>, usize) {
     let requests: Vec<GenerateRequest> = requests.iter().cloned().map(request).collect();
     let n_answers = requests.len();
     tell(engine.submit(requests).unwrap(), n_answers).await
@@ -131,7 +131,7 @@ async fn requests_that_need_every_position_compute_every_position() {
 }
 
 /// Choices of one prompt: with their own random streams, and their prompt's log-probabilities.
-fn choices(n: u32, prompt_logprobs: Option<usize>) -> Vec<RequestParts> {
+pub(crate) fn choices(n: u32, prompt_logprobs: Option<usize>) -> Vec<RequestParts> {
     let sampling = SamplingParams { temperature: 1.2, seed: 77, ..SamplingParams::default() };
     let one = |choice| RequestParts {
         choice,

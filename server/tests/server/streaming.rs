@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use axum::{
     body::Body,
-    http::{Request, header},
+    http::{Request, StatusCode, header},
 };
 use hearth_server::{
     api::router::app,
@@ -191,24 +191,40 @@ async fn draining_has_a_time_limit() {
 }
 
 #[tokio::test]
-async fn failed_inference_ends_streams_with_an_error_and_then_the_server() {
+async fn failed_inference_ends_every_request_with_an_error_and_then_the_server() {
     use hearth_model::sampling::SamplingParams;
     use hearth_server::engine::request::{GenerateRequest, ModelLimits, RequestParts, StopConditions};
 
     let live = Live::start().await;
-    let mut one = endless();
-    one["n"] = json!(1);
-    let mut connection = live.post(&streamed(one)).await;
-    connection.first_event().await;
-    // A request checked against another model's limits panics in the embedding.
+    let [mut one, mut six] = [endless(), endless()];
+    (one["n"], six["n"]) = (json!(1), json!(6));
+    let mut streaming = live.post(&streamed(one.clone())).await;
+    streaming.first_event().await;
+    let unstreamed = live.post(&six).await;
+    let leaving = live.post(&one).await;
+    // Every place is taken.
+    live.server.wait_for(|stats| stats.running == 8).await;
+    let queued = [live.post(&streamed(one.clone())).await, live.post(&one).await];
+    live.server.wait_for(|stats| stats.waiting == 2).await;
+    // A request checked against another model's limits panics in the embedding. It is the next to start.
     let wrong = ModelLimits { vocab_size: 100_000, max_seq_len: 100, max_batch_size: 1, n_pages: 10 };
     let stop = StopConditions { max_tokens: 1, ..StopConditions::default() };
     let sampling = SamplingParams::greedy();
-    let parts = RequestParts { prompt_ids: vec![99_999], sampling, stop, ..RequestParts::default() };
+    let parts = RequestParts { prompt_ids: vec![99_999], sampling, stop, priority: -1, ..RequestParts::default() };
     let _poison = live.server.engine.submit(vec![GenerateRequest::new(parts, &wrong).unwrap()]).unwrap();
-    let text = connection.all().await;
-    let last = text.lines().filter_map(|line| line.strip_prefix("data: ")).next_back().unwrap();
-    let error: Value = serde_json::from_str(last).unwrap();
-    assert!(error["error"]["message"].as_str().unwrap().contains("inference failed"), "{error}");
+    live.server.wait_for(|stats| stats.waiting == 3).await;
+    drop(leaving);
+    let [queued_stream, queued_whole] = queued;
+    for stream in [streaming, queued_stream] {
+        let text = stream.all().await;
+        let last = text.lines().filter_map(|line| line.strip_prefix("data: ")).next_back().unwrap();
+        let error: Value = serde_json::from_str(last).unwrap();
+        assert!(error["error"]["message"].as_str().unwrap().contains("inference failed"), "{error}");
+    }
+    for whole in [unstreamed, queued_whole] {
+        let text = whole.all().await;
+        assert!(text.starts_with("HTTP/1.1 5") && text.contains("inference failed"), "{text}");
+    }
+    assert_eq!(live.server.get("/ready").await.status, StatusCode::SERVICE_UNAVAILABLE);
     assert!(matches!(live.ended().await, Err(ServeError::Inference(_))));
 }

@@ -17,7 +17,7 @@ use hearth_model::{
 };
 use hearth_server::{
     api::{router::app, state::AppState},
-    engine::{Engine, EngineOptions, EngineStats},
+    engine::{Engine, EngineOptions, EngineStats, Speculation},
 };
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
@@ -32,8 +32,13 @@ pub(crate) const MAX_SEQ_LEN: usize = 8192;
 /// Long enough for anything that ends by itself on a slow machine, and shorter than what must be cancelled.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-pub(crate) const OPTIONS: EngineOptions =
-    EngineOptions { max_queue: 64, max_batch_size: 8, max_batch_tokens: 64, kv_cache_tokens: Some(4 * MAX_SEQ_LEN) };
+pub(crate) const OPTIONS: EngineOptions = EngineOptions {
+    max_queue: 64,
+    max_batch_size: 8,
+    max_batch_tokens: 64,
+    kv_cache_tokens: Some(4 * MAX_SEQ_LEN),
+    speculation: Speculation::Off,
+};
 
 pub(crate) fn gpt() -> Gpt {
     gpt_on(&Device::flex())
@@ -41,15 +46,22 @@ pub(crate) fn gpt() -> Gpt {
 
 /// Weights are a function of their path and place, wide enough that tokens differ clearly in probability.
 pub(crate) fn gpt_on(device: &Device) -> Gpt {
-    let sizes = Sizes {
-        vocab_size: VOCAB_SIZE,
-        max_seq_len: MAX_SEQ_LEN,
-        n_layers: 2,
-        n_heads: 4,
-        n_kv_heads: 2,
-        d_model: 32,
-        d_ff: 64,
-    };
+    gpt_like(device, 0.0)
+}
+
+/// The same but for some noise in the weights: a model that is often of one mind with it, and often not.
+pub(crate) fn gpt_like(device: &Device, noise: f32) -> Gpt {
+    gpt_with_context(device, noise, MAX_SEQ_LEN)
+}
+
+/// The same with another length of context.
+pub(crate) fn short_gpt(max_seq_len: usize) -> Gpt {
+    gpt_with_context(&Device::flex(), 0.0, max_seq_len)
+}
+
+fn gpt_with_context(device: &Device, noise: f32, max_seq_len: usize) -> Gpt {
+    let sizes =
+        Sizes { vocab_size: VOCAB_SIZE, max_seq_len, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 32, d_ff: 64 };
     Gpt::from_params(&GptConfig::llama(sizes), Dtype::F32, device, &mut |spec| {
         let mut state = spec.path.bytes().fold(7u64, |state, byte| mix(state ^ u64::from(byte)));
         let mut value = |spread: f32| {
@@ -62,6 +74,7 @@ pub(crate) fn gpt_on(device: &Device) -> Gpt {
             Init::Normal { .. } => (0..n).map(|_| value(0.4)).collect(),
             Init::Constant(constant) => (0..n).map(|_| constant + value(0.2)).collect(),
         };
+        let values: Vec<f32> = values.into_iter().map(|exact| exact + value(noise)).collect();
         Ok(TensorData::new(values, spec.shape.as_slice()))
     })
     .unwrap()

@@ -6,6 +6,7 @@
 //! positions, for any number of rows. And **one source for every machine**: the same code is compiled for AVX-512, for
 //! AVX2 with FMA and for the baseline, and the best one is chosen when the program runs.
 
+mod arenas;
 mod attention;
 mod math;
 mod matmul;
@@ -15,6 +16,7 @@ mod quantized;
 mod rowwise;
 mod tensors;
 
+pub use arenas::limit_arenas;
 pub(super) use attention::{append_keys, attention_paged};
 pub(super) use matmul::linear;
 pub use measure::read_bandwidth;

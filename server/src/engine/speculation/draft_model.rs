@@ -1,0 +1,183 @@
+//! Guesses by a smaller model that knows the same tokens. It draws with a copy of the sequence's own sampler, random
+//! stream included: where both models find the same tokens likely, the same number leads to the same token.
+
+use std::collections::HashMap;
+
+use hearth_model::{Result, TokenId, kv_cache::PageTable, sampling::Sampler};
+
+use crate::engine::{
+    runner::{Input, Runner},
+    scheduler::RequestId,
+    sequence::Sequence,
+};
+
+/// Rows that it computes at once to catch up with a prompt.
+const MAX_ROWS: usize = 512;
+
+/// Tokens to catch up with that take about as long as one.
+const SHORT_LAG: usize = 4;
+
+/// A sequence to guess for.
+#[derive(Debug)]
+pub(super) struct Job<'a> {
+    pub(super) id: RequestId,
+    pub(super) sequence: &'a Sequence,
+    /// How many tokens, at least 1.
+    pub(super) n_tokens: usize,
+}
+
+/// The draft model and its own cache.
+#[derive(Debug)]
+pub(super) struct DraftModel {
+    runner: Runner,
+    max_seq_len: usize,
+    /// What it has computed of each sequence: a prefix of its tokens.
+    tables: HashMap<RequestId, PageTable>,
+    /// The last draft had no long text to catch up with.
+    is_steady: bool,
+}
+
+/// A sequence while it is guessed for.
+struct Guessing<'a> {
+    job: Job<'a>,
+    table: PageTable,
+    sampler: Sampler,
+    token_ids: Vec<TokenId>,
+    is_done: bool,
+}
+
+impl Guessing<'_> {
+    /// What it computes next: what it lacks of the text, or the last guess.
+    fn input(&self, room: usize) -> &[TokenId] {
+        let known = self.job.sequence.token_ids();
+        let lacking = known.get(self.table.len()..).unwrap_or_default();
+        if lacking.is_empty() {
+            self.token_ids.get(self.table.len() - known.len()..).unwrap_or_default()
+        } else {
+            &lacking[..lacking.len().min(room)]
+        }
+    }
+
+    fn is_caught_up(&self) -> bool {
+        self.table.len() >= self.job.sequence.token_ids().len()
+    }
+}
+
+impl DraftModel {
+    pub(super) fn new(runner: Runner, max_seq_len: usize) -> Self {
+        Self { runner, max_seq_len, tables: HashMap::new(), is_steady: true }
+    }
+
+    /// Whether the last draft had no long text to catch up with.
+    pub(super) fn is_steady(&self) -> bool {
+        self.is_steady
+    }
+
+    /// Up to `n_tokens` guesses for each job, `room` in all. A sequence that it has to catch up with at length gets
+    /// none yet.
+    ///
+    /// # Errors
+    /// The device failed.
+    pub(super) fn draft(&mut self, jobs: Vec<Job<'_>>, mut room: usize) -> Result<Vec<(RequestId, Vec<TokenId>)>> {
+        self.is_steady = true;
+        let mut guessing = Vec::new();
+        for mut job in jobs {
+            let n_known = job.sequence.token_ids().len();
+            // The last guess is never computed.
+            job.n_tokens = job.n_tokens.min(room).min((self.max_seq_len + 1).saturating_sub(n_known));
+            if job.n_tokens == 0 || !job.sequence.token_ids().iter().all(|&id| self.knows(id)) {
+                continue;
+            }
+            room -= job.n_tokens;
+            let table = self.tables.remove(&job.id).unwrap_or_else(|| self.runner.pool().table());
+            self.is_steady &= n_known - table.len() <= SHORT_LAG;
+            let (sampler, token_ids) = (job.sequence.sampler().clone(), Vec::new());
+            guessing.push(Guessing { job, table, sampler, token_ids, is_done: false });
+        }
+        self.make_room(&mut guessing);
+        while self.round(&mut guessing)? {}
+        let mut drafted = Vec::new();
+        for Guessing { job, table, token_ids, .. } in guessing {
+            self.tables.insert(job.id, table);
+            drafted.push((job.id, token_ids));
+        }
+        drafted.retain(|(_, token_ids)| !token_ids.is_empty());
+        Ok(drafted)
+    }
+
+    /// The first `n_known` tokens of what was computed are the sequence's own.
+    pub(super) fn roll_back(&mut self, id: RequestId, n_known: usize) {
+        if let Some(table) = self.tables.get_mut(&id) {
+            table.truncate(n_known);
+        }
+    }
+
+    pub(super) fn forget(&mut self, id: RequestId) {
+        self.tables.remove(&id);
+    }
+
+    fn knows(&self, id: TokenId) -> bool {
+        (id as usize) < self.runner.vocab_size()
+    }
+
+    /// Sees to it that pages for all of it are free, and leaves out sequences for which there are none.
+    fn make_room(&mut self, guessing: &mut [Guessing<'_>]) {
+        let pages_needed = |one: &Guessing<'_>| {
+            let n_tokens = one.job.sequence.token_ids().len() + one.job.n_tokens - 1;
+            one.table.pages_needed(n_tokens.saturating_sub(one.table.len()))
+        };
+        let pool = self.runner.pool().clone();
+        if guessing.iter().map(&pages_needed).sum::<usize>() > pool.n_free() {
+            // Those that are not in this step can be computed again.
+            self.tables.clear();
+        }
+        let mut free = pool.n_free();
+        for one in guessing {
+            let needed = pages_needed(one);
+            one.is_done = needed > free;
+            free = free.saturating_sub(if one.is_done { 0 } else { needed });
+        }
+    }
+
+    /// One forward pass over all that need it; `false` if none does.
+    fn round(&mut self, guessing: &mut [Guessing<'_>]) -> Result<bool> {
+        let mut room = MAX_ROWS;
+        let (mut inputs, mut ends, mut in_round) = (Vec::new(), Vec::new(), Vec::new());
+        let mut n_rows = 0;
+        for (index, one) in guessing.iter_mut().enumerate().filter(|(_, one)| !one.is_done) {
+            let token_ids = one.input(room).to_vec();
+            if token_ids.is_empty() {
+                // Others catch up first.
+                one.is_done = true;
+                continue;
+            }
+            room -= token_ids.len();
+            n_rows += token_ids.len();
+            ends.push(n_rows - 1);
+            in_round.push(index);
+            inputs.push((&mut one.table, token_ids));
+        }
+        if inputs.is_empty() {
+            return Ok(false);
+        }
+        let inputs = inputs.iter_mut().map(|(table, token_ids)| Input { table, token_ids });
+        let hidden = self.runner.run(inputs.collect())?;
+        let logits = self.runner.logits(&hidden, &ends)?;
+        for (index, logits) in in_round.into_iter().zip(logits.chunks_exact(self.runner.vocab_size())) {
+            let Some(one) = guessing.get_mut(index) else { continue };
+            if !one.is_caught_up() {
+                // The rest of a long text comes with the next step.
+                one.is_done = true;
+                continue;
+            }
+            match one.job.sequence.guess(&mut one.sampler, one.token_ids.len(), logits) {
+                Some(id) => {
+                    one.token_ids.push(id);
+                    one.is_done = one.token_ids.len() == one.job.n_tokens || !self.knows(id);
+                }
+                None => one.is_done = true,
+            }
+        }
+        Ok(true)
+    }
+}
