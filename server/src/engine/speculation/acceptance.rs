@@ -111,6 +111,12 @@ const FIRST_PRICE: f64 = 0.1;
 /// What the last step weighs against those before.
 const NEWEST: f64 = 0.1;
 
+/// The same for those with guesses, which are few where guessing is dear.
+const SHARE_NEWEST: f64 = 0.3;
+
+/// A dearer guess is taken for a hiccup of the machine: so much is forgotten in some hundred steps.
+const HIGHEST_PRICE: f64 = 4.0;
+
 impl Costs {
     /// A step took so long, with so many guesses among its rows.
     pub(super) fn observe(&mut self, time: Duration, n_guesses: usize) {
@@ -124,7 +130,7 @@ impl Costs {
             }
             (_, Some(plain)) => {
                 let share = (seconds - plain) / (plain * n_guesses as f64);
-                self.share += (share.clamp(0.0, 1.0) - self.share) * NEWEST;
+                self.share += (share.clamp(0.0, HIGHEST_PRICE) - self.share) * SHARE_NEWEST;
             }
             (_, None) => {}
         }
@@ -184,7 +190,7 @@ mod tests {
         // A hiccup of the machine stops the guessing, but not for ever.
         (0..30).for_each(|_| costs.observe(Duration::from_secs(1), 1));
         assert!(costs.price(1) > 0.9);
-        (0..300).for_each(|_| costs.observe(Duration::from_millis(10), 0));
+        (0..600).for_each(|_| costs.observe(Duration::from_millis(10), 0));
         assert!(costs.price(1) < 0.12);
     }
 }
