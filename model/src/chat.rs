@@ -14,7 +14,7 @@ mod rendering;
 
 use std::{path::Path, sync::Arc};
 
-use minijinja::{Environment, value::Serde};
+use minijinja::{Environment, Template, value::Serde};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -175,6 +175,21 @@ impl ChatTemplate {
     /// The source of the template, as the model dir or the caller gave it; not the one for tools, where there are two.
     pub fn source(&self) -> String {
         self.environment.get_template(DEFAULT).map(|template| template.source().to_owned()).unwrap_or_default()
+    }
+
+    /// The source of the template that is used with tools.
+    pub fn tools_source(&self) -> String {
+        self.with_tools().map(|template| template.source().to_owned()).unwrap_or_default()
+    }
+
+    /// Whether the template that is used with tools reads them.
+    pub fn takes_tools(&self) -> bool {
+        self.with_tools().is_some_and(|template| template.undeclared_variables(false).contains("tools"))
+    }
+
+    fn with_tools(&self) -> Option<Template<'_, '_>> {
+        let template = self.environment.get_template(TOOL_USE);
+        template.or_else(|_| self.environment.get_template(DEFAULT)).ok()
     }
 
     /// Renders as far as `context.ending` says. `end` is a character that occurs nowhere.

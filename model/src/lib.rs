@@ -11,12 +11,14 @@
 //! - [`kv_cache`]: pages of keys and values
 //! - [`weights`]: model dirs in Hugging Face's format
 //! - [`tokenizer`], [`chat`]: text to ids and back
+//! - [`constraint`]: grammars that a text must follow
 //! - [`sampling`], [`generate`](mod@generate): from logits to tokens
 //! - [`device`]: which device to run on
 
 pub mod attention;
 pub mod chat;
 pub mod config;
+pub mod constraint;
 pub mod device;
 pub mod error;
 pub mod generate;

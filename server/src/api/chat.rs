@@ -17,6 +17,8 @@ use super::{
     generation::{Generation, Head, Started, UsageReports, prompt_logprobs_json},
     state::AppState,
     stream::{self, Answer, Delta, Part, TokenEntry, TokenText, Usage},
+    tool_calls::{self, CallDeltas, WireCall, WireCallDelta},
+    tool_parser::ToolParser,
 };
 use crate::engine::{ServedModel, request::MAX_LOGPROBS};
 
@@ -52,7 +54,10 @@ struct WireChoice {
 #[derive(Debug, Serialize)]
 struct WireMessage {
     role: &'static str,
-    content: String,
+    /// Null where there are calls and nothing else.
+    content: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<WireCall>,
     /// There for clients that read it; no model served here refuses in this way.
     refusal: Option<String>,
 }
@@ -73,6 +78,8 @@ struct WireDelta {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_calls: Option<[WireCallDelta; 1]>,
 }
 
 #[derive(Debug, Serialize)]
@@ -101,6 +108,7 @@ const ASSISTANT: &str = "assistant";
 /// Answers a conversation, streamed or not.
 pub(crate) async fn create(State(state): State<AppState>, fields: Fields) -> Result<Response, ApiError> {
     let ChatRequest { conversation, generation } = ChatRequest::from_fields(fields)?;
+    let (generation, parser) = with_tools(&conversation, generation, state.working_engine()?.model())?;
     let prepare = move |generation: &Generation, model: &ServedModel| {
         Ok(vec![generation.prompt(conversation.encode(model)?, model)])
     };
@@ -111,16 +119,32 @@ pub(crate) async fn create(State(state): State<AppState>, fields: Fields) -> Res
             head: head.with_object("chat.completion.chunk"),
             reports,
             prompt_token_ids,
-            is_begun: vec![false; generation.n],
+            choices: vec![ChoiceState { is_begun: false, calls: parser.map(CallDeltas::new) }; generation.n],
             generation: generation.clone(),
         };
         stream::sse(deltas, state.options(), writer.into_write())
     } else {
         let (answers, usage) = generation.fold(deltas).await?;
-        Json(whole(head, answers, Rest { usage, prompt_token_ids, generation: &generation, tokenizer: &tokenizer }))
-            .into_response()
+        let rest = Rest { usage, prompt_token_ids, parser, generation: &generation, tokenizer: &tokenizer };
+        Json(whole(head, answers, rest)).into_response()
     };
     Ok(generation.remark(response))
+}
+
+/// What tools make of a request: the form of its answer, and how calls are found in it.
+fn with_tools(
+    conversation: &Conversation,
+    mut generation: Generation,
+    model: &ServedModel,
+) -> Result<(Generation, Option<ToolParser>), ApiError> {
+    let Some((tools, style)) = conversation.tools(model)? else { return Ok((generation, None)) };
+    if let Some(structure) = tools.structure(style, generation.structure())? {
+        generation = generation.with_structure(structure);
+    }
+    if tools.hides_marks(style, &model.tokenizer) {
+        generation = generation.showing_special_tokens();
+    }
+    Ok((generation, Some(tools.parser(style))))
 }
 
 impl ChatRequest {
@@ -167,21 +191,28 @@ fn max_tokens(fields: &mut Fields) -> Result<usize, ApiError> {
 struct Rest<'a> {
     usage: Usage,
     prompt_token_ids: Option<Vec<TokenId>>,
+    parser: Option<ToolParser>,
     generation: &'a Generation,
     tokenizer: &'a Tokenizer,
 }
 
 fn whole(head: Head, mut answers: Vec<Answer>, rest: Rest<'_>) -> ChatCompletion {
-    let Rest { usage, prompt_token_ids, generation, tokenizer } = rest;
+    let Rest { usage, prompt_token_ids, parser, generation, tokenizer } = rest;
     // The choices have the prompt in common.
     let prompt_logprobs = answers.first_mut().and_then(|answer| answer.prompt_logprobs.take());
-    let choices = answers.into_iter().enumerate().map(|(index, answer)| WireChoice {
-        index,
-        message: WireMessage { role: ASSISTANT, content: answer.text, refusal: None },
-        // Asked for, but no token drawn to report: an empty list, not none.
-        logprobs: generation.logprobs.map(|_| Logprobs::new(answer.logprobs.unwrap_or_default())),
-        finish_reason: answer.finish_reason,
-        token_ids: generation.token_ids.map(|_| answer.token_ids),
+    let choices = answers.into_iter().enumerate().map(|(index, answer)| {
+        let (content, tool_calls) = match &parser {
+            None => (Some(answer.text), Vec::new()),
+            Some(parser) => tool_calls::read(parser.clone(), &answer.text),
+        };
+        WireChoice {
+            index,
+            finish_reason: tool_calls::finish_reason(answer.finish_reason, !tool_calls.is_empty()),
+            message: WireMessage { role: ASSISTANT, content, tool_calls, refusal: None },
+            // Asked for, but no token drawn to report: an empty list, not none.
+            logprobs: generation.logprobs.map(|_| Logprobs::new(answer.logprobs.unwrap_or_default())),
+            token_ids: generation.token_ids.map(|_| answer.token_ids),
+        }
     });
     ChatCompletion {
         head: head.with_object("chat.completion"),
@@ -197,9 +228,17 @@ struct ChunkWriter {
     head: Head,
     reports: UsageReports,
     prompt_token_ids: Option<Vec<TokenId>>,
-    /// Of each choice: whether its role was told.
-    is_begun: Vec<bool>,
+    choices: Vec<ChoiceState>,
     generation: Generation,
+}
+
+/// How far a choice of a stream is.
+#[derive(Clone, Debug)]
+struct ChoiceState {
+    /// Whether its role was told.
+    is_begun: bool,
+    /// The calls in its text, if there may be some.
+    calls: Option<CallDeltas>,
 }
 
 impl ChunkWriter {
@@ -207,7 +246,7 @@ impl ChunkWriter {
         move |part| match part {
             Part::Delta(delta, usage) => {
                 let opening = self.opening(delta.index, usage);
-                opening.into_iter().chain([self.delta(delta, usage)]).collect()
+                opening.into_iter().chain(self.deltas(delta, usage)).collect()
             }
             Part::End(_) if self.reports == UsageReports::Nowhere => Vec::new(),
             Part::End(usage) => {
@@ -221,11 +260,11 @@ impl ChunkWriter {
 
     /// The choice's first event: who speaks.
     fn opening(&mut self, index: usize, usage: Usage) -> Option<Value> {
-        let is_begun = self.is_begun.get_mut(index)?;
-        if std::mem::replace(is_begun, true) {
+        let choice = self.choices.get_mut(index)?;
+        if std::mem::replace(&mut choice.is_begun, true) {
             return None;
         }
-        let delta = WireDelta { role: Some(ASSISTANT), content: Some(String::new()) };
+        let delta = WireDelta { role: Some(ASSISTANT), content: Some(String::new()), tool_calls: None };
         let choice = ChunkChoice { index, delta, logprobs: None, finish_reason: None, token_ids: None };
         let mut chunk = self.chunk(choice, usage);
         if let Some(ids) = &self.prompt_token_ids {
@@ -234,13 +273,41 @@ impl ChunkWriter {
         Some(chunk)
     }
 
+    fn deltas(&mut self, mut delta: Delta, usage: Usage) -> Vec<Value> {
+        let calls = self.choices.get_mut(delta.index).and_then(|choice| choice.calls.as_mut());
+        let Some(calls) = calls else { return vec![self.delta(delta, usage)] };
+        let pieces = calls.push(&std::mem::take(&mut delta.text), delta.finish_reason.is_some());
+        delta.finish_reason = tool_calls::finish_reason(delta.finish_reason, calls.has_calls());
+        let choices = pieces.into_iter().map(|(content, call)| ChunkChoice {
+            index: delta.index,
+            delta: WireDelta { role: None, content, tool_calls: call.map(|call| [call]) },
+            logprobs: None,
+            finish_reason: None,
+            token_ids: self.generation.token_ids.map(|_| Vec::new()),
+        });
+        let mut chunks: Vec<Value> = choices.map(|choice| self.chunk(choice, usage)).collect();
+        // What belongs to tokens has an event of its own, where somebody asked.
+        let is_said = delta.finish_reason.is_none() && delta.logprobs.is_none() && self.generation.token_ids.is_none();
+        if !is_said {
+            let choice = ChunkChoice {
+                index: delta.index,
+                delta: WireDelta::default(),
+                logprobs: delta.logprobs.map(Logprobs::new),
+                finish_reason: delta.finish_reason,
+                token_ids: self.generation.token_ids.map(|_| delta.token_ids),
+            };
+            chunks.push(self.chunk(choice, usage));
+        }
+        chunks
+    }
+
     fn delta(&self, delta: Delta, usage: Usage) -> Value {
         let Delta { index, text, token_ids, logprobs, finish_reason, .. } = delta;
         // The last event is often nothing but the end.
         let content = (finish_reason.is_none() || !text.is_empty()).then_some(text);
         let choice = ChunkChoice {
             index,
-            delta: WireDelta { role: None, content },
+            delta: WireDelta { role: None, content, tool_calls: None },
             logprobs: logprobs.map(Logprobs::new),
             finish_reason,
             token_ids: self.generation.token_ids.map(|_| token_ids),

@@ -11,6 +11,8 @@ use serde_json::{Map, Value};
 use super::{
     error::ApiError,
     fields::{Fields, must_be, shown},
+    structured::missing,
+    tools::{ToolStyle, Tools},
 };
 use crate::engine::ServedModel;
 
@@ -21,6 +23,8 @@ const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 #[derive(Clone, Debug)]
 pub(crate) struct Conversation {
     messages: Vec<Message>,
+    /// What may be called.
+    tools: Option<Tools>,
     /// In place of the model's own.
     template: Option<ChatTemplate>,
     ending: Ending,
@@ -38,12 +42,13 @@ enum AddedTokens {
 impl Conversation {
     /// Reads `messages` and the fields about the template.
     pub(crate) fn from_fields(fields: &mut Fields) -> Result<Self, ApiError> {
-        refuse_tools(fields)?;
+        let tools = Tools::from_fields(fields)?;
         let template = fields.string("chat_template")?;
         let template = template.map(|source| ChatTemplate::new(&source, Path::new("chat_template"))).transpose();
         let adds = fields.flag("add_special_tokens")?.unwrap_or(false);
         Ok(Self {
             messages: messages(fields)?,
+            tools,
             template: template.map_err(|error| ApiError::invalid("chat_template", error.to_string()))?,
             ending: ending(fields)?,
             kwargs: match fields.object("chat_template_kwargs")? {
@@ -54,15 +59,30 @@ impl Conversation {
         })
     }
 
-    /// The prompt. Strings in the messages that look like special tokens stay text.
-    pub(crate) fn encode(self, model: &ServedModel) -> Result<Vec<TokenId>, ApiError> {
-        let Some(template) = self.template.as_ref().or(model.chat_template.as_ref()) else {
+    /// What may be called, and how this model calls it.
+    ///
+    /// # Errors
+    /// 400 if there is no template.
+    pub(crate) fn tools(&self, model: &ServedModel) -> Result<Option<(Tools, ToolStyle)>, ApiError> {
+        let Some(tools) = &self.tools else { return Ok(None) };
+        Ok(Some((tools.clone(), ToolStyle::of(self.template(model)?))))
+    }
+
+    fn template<'a>(&'a self, model: &'a ServedModel) -> Result<&'a ChatTemplate, ApiError> {
+        self.template.as_ref().or(model.chat_template.as_ref()).ok_or_else(|| {
             let message = "`messages` need a chat template, and the model has none\n\
                            hint: give one as `chat_template`, or use `POST /v1/completions`";
-            return Err(ApiError::invalid("messages", message));
-        };
+            ApiError::invalid("messages", message)
+        })
+    }
+
+    /// The prompt. Strings in the messages that look like special tokens stay text.
+    pub(crate) fn encode(self, model: &ServedModel) -> Result<Vec<TokenId>, ApiError> {
+        let template = self.template(model)?.clone();
+        let style = ToolStyle::of(&template);
         let knows_developer = template.source().contains("developer");
-        let messages = self.messages.into_iter().map(|message| match message.role.as_str() {
+        let messages = style.messages(self.messages, self.tools.as_ref());
+        let messages = messages.into_iter().map(|message| match message.role.as_str() {
             // OpenAI's newer name for the same thing.
             "developer" if !knows_developer => Message { role: "system".into(), ..message },
             _ => message,
@@ -70,6 +90,7 @@ impl Conversation {
         let context = RenderContext {
             ending: self.ending,
             kwargs: self.kwargs,
+            tools: style.template_tools(self.tools.as_ref()),
             add_special_tokens: self.special_tokens == AddedTokens::TheTokenizers,
             ..RenderContext::new(&model.tokenizer)
         };
@@ -78,26 +99,6 @@ impl Conversation {
             Error::Param { name, .. } => ApiError::invalid(name, error.to_string()),
             error => ApiError::invalid("messages", format!("`messages` cannot be encoded: {error}")),
         })
-    }
-}
-
-/// Tools are taken where they are not to be called.
-fn refuse_tools(fields: &mut Fields) -> Result<(), ApiError> {
-    let tools = fields.take("tools");
-    let has_tools = match &tools {
-        None => false,
-        Some(Value::Array(tools)) => !tools.is_empty(),
-        Some(other) => return Err(must_be("tools", "an array", other)),
-    };
-    let hint = "\nhint: `tool_choice` `none` leaves the tools out";
-    match fields.take("tool_choice") {
-        None if has_tools => Err(ApiError::invalid("tools", format!("`tools` are not supported{hint}"))),
-        Some(choice) if choice == "none" || (choice == "auto" && !has_tools) => Ok(()),
-        Some(choice) => {
-            let message = format!("`tool_choice` is not supported but for `none`, got {}{hint}", shown(&choice));
-            Err(ApiError::invalid("tool_choice", message))
-        }
-        None => Ok(()),
     }
 }
 
@@ -149,8 +150,28 @@ fn message(index: usize, item: Value) -> Result<Message, ApiError> {
             return Err(invalid(format!("{at} must have a `content`: a string or an array of parts, got {given}")));
         }
     };
-    if let Some(Value::Array(calls)) = extra.get_mut("tool_calls") {
-        calls.iter_mut().for_each(parse_arguments);
+    let path = |name: &str| format!("messages[{index}].{name}");
+    if role == "tool" && !extra.get("tool_call_id").is_some_and(Value::is_string) {
+        return Err(missing(path("tool_call_id")));
+    }
+    match extra.get_mut("tool_calls") {
+        None => {}
+        Some(Value::Null) => {
+            extra.remove("tool_calls");
+        }
+        Some(Value::Array(calls)) => {
+            for (at, call) in calls.iter_mut().enumerate() {
+                if !call.pointer("/function/name").is_some_and(Value::is_string) {
+                    return Err(missing(path(&format!("tool_calls[{at}].function.name"))));
+                }
+                parse_arguments(call);
+            }
+        }
+        Some(other) => {
+            let path = path("tool_calls");
+            let message = format!("Invalid type for `{path}`: expected an array, but got {} instead.", shown(other));
+            return Err(ApiError::invalid(path, message));
+        }
     }
     Ok(Message { role, content, extra })
 }

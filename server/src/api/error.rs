@@ -1,7 +1,7 @@
 //! What a client is told when something is refused or fails: always OpenAI's envelope,
 //! `{"error": {"message", "type", "param", "code"}}`, with the status that tells its library whether to try again.
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 use axum::{
     Json,
@@ -18,7 +18,7 @@ pub struct ApiError {
     status: StatusCode,
     message: String,
     kind: &'static str,
-    param: Option<&'static str>,
+    param: Option<Cow<'static, str>>,
     code: Option<&'static str>,
     context: Option<ContextSizes>,
 }
@@ -35,8 +35,8 @@ const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
 impl ApiError {
     /// 400: the parameter `param` cannot be served. `message` names it, what was given and what is allowed.
-    pub fn invalid(param: &'static str, message: impl Into<String>) -> Self {
-        Self { param: Some(param), ..Self::bad_request(message) }
+    pub fn invalid(param: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        Self { param: Some(param.into()), ..Self::bad_request(message) }
     }
 
     /// 400: the request as a whole cannot be understood.
@@ -61,7 +61,7 @@ impl ApiError {
     pub fn unknown_model(name: &str, served: &str) -> Self {
         let message = format!("the model `{name}` does not exist, this server has `{served}`");
         let error = Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).with_code("model_not_found");
-        Self { param: Some("model"), ..error }
+        Self { param: Some("model".into()), ..error }
     }
 
     /// 503: not now; `message` says why.
@@ -87,6 +87,12 @@ impl ApiError {
 
     fn with_code(self, code: &'static str) -> Self {
         Self { code: Some(code), ..self }
+    }
+
+    /// The same for a parameter that stands within another.
+    pub(crate) fn within(self, outer: &str) -> Self {
+        let param = self.param.map(|param| Cow::Owned(format!("{outer}.{param}")));
+        Self { param, ..self }
     }
 
     /// What the client is told.
@@ -128,7 +134,7 @@ impl IntoResponse for ApiError {
 
 impl From<ValidationError> for ApiError {
     fn from(error: ValidationError) -> Self {
-        let refusal = Self { param: error.param(), ..Self::bad_request(error.to_string()) };
+        let refusal = Self { param: error.param().map(Cow::Borrowed), ..Self::bad_request(error.to_string()) };
         match error {
             ValidationError::ContextLength { n_prompt, max_seq_len } => {
                 let context = Some(ContextSizes { n_prompt_tokens: n_prompt, n_ctx: max_seq_len });

@@ -17,12 +17,13 @@ use serde_json::{Map, Value, json};
 use super::{
     beams,
     error::ApiError,
-    fields::{Fields, must_be, shown},
+    fields::{Fields, must_be},
     options::PromptLog,
     request_log::RequestLog,
     sampling::Sampling,
     state::{AppState, unix_seconds},
     stream::{Answer, Deltas, Echo, Opening, PromptLogprobs, Usage, finite},
+    structured::Structure,
 };
 use crate::{
     engine::{
@@ -52,17 +53,7 @@ const WITHOUT_EFFECT: [&str; 7] =
     ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id"];
 
 /// Fields that would change the answer and that are not served: a clear no instead of another answer.
-const UNSUPPORTED: [&str; 9] = [
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "grammar",
-    "json_schema",
-    "functions",
-    "logits_processors",
-];
+const UNSUPPORTED: [&str; 5] = ["grammar", "json_schema", "functions", "function_call", "logits_processors"];
 
 /// What a client asks for besides the prompt, its types and ranges checked.
 #[derive(Clone, Debug)]
@@ -80,6 +71,7 @@ pub(crate) struct Generation {
     /// Answers that are generated or followed, of which `n` are given.
     best_of: usize,
     strategy: Strategy,
+    structure: Option<Structure>,
     sampling: Sampling,
     stop: StopConditions,
     ends_on: EndsOn,
@@ -192,6 +184,7 @@ impl Generation {
             model: given.string("model")?,
             best_of,
             strategy,
+            structure: Structure::from_fields(given)?,
             sampling,
             stop,
             ends_on: if given.flag("ignore_eos")?.unwrap_or(false) { EndsOn::StopTokens } else { EndsOn::EosToo },
@@ -216,6 +209,22 @@ impl Generation {
     /// Reports log-probabilities, with so many alternatives per token.
     pub(crate) fn with_logprobs(self, logprobs: Option<usize>) -> Self {
         Self { logprobs, ..self }
+    }
+
+    /// What the answer must look like.
+    pub(crate) fn structure(&self) -> Option<&Structure> {
+        self.structure.as_ref()
+    }
+
+    /// Gives the answer another form.
+    pub(crate) fn with_structure(self, structure: Structure) -> Self {
+        Self { structure: Some(structure), ..self }
+    }
+
+    /// Writes special tokens out.
+    pub(crate) fn showing_special_tokens(mut self) -> Self {
+        self.text.special_tokens = SpecialTokens::Show;
+        self
     }
 
     /// Refuses more answers than one request may have.
@@ -326,6 +335,20 @@ impl Generation {
         }
     }
 
+    /// A form says itself where the answer ends.
+    fn check_ends(&self, structure: &Structure) -> Result<(), ApiError> {
+        let param = if self.ends_on == EndsOn::StopTokens {
+            "ignore_eos"
+        } else if !self.stop.stop_token_ids.is_empty() {
+            "stop_token_ids"
+        } else {
+            return Ok(());
+        };
+        let form = structure.param();
+        let message = format!("`{param}` cannot be combined with `{form}`: the answer ends where it is complete");
+        Err(ApiError::invalid(param, message))
+    }
+
     fn openings(&self, prompts: &[Prompt]) -> Vec<Opening> {
         let openings = prompts.iter().flat_map(|prompt| {
             let echo = prompt.echo.as_ref().map(|text| Echo {
@@ -341,6 +364,13 @@ impl Generation {
     /// One request per choice: the first prompt's choices, then the second's. A beam search is one request.
     fn requests(self, prompts: &[Prompt], model: &ServedModel) -> Result<Vec<GenerateRequest>, ApiError> {
         let n_requests = if self.strategy == Strategy::Sample { self.best_of } else { 1 };
+        let constraint = match &self.structure {
+            Some(structure) => {
+                self.check_ends(structure)?;
+                Some(structure.compile(model)?)
+            }
+            None => None,
+        };
         let mut stop = self.stop;
         if self.ends_on == EndsOn::EosToo {
             stop.stop_token_ids.extend(&model.eos_token_ids);
@@ -362,6 +392,7 @@ impl Generation {
                     prompt_logprobs: echoed.max(self.prompt_logprobs),
                     text: self.text,
                     strategy: self.strategy,
+                    constraint: constraint.clone(),
                     priority: self.priority,
                     cache_salt: self.cache_salt.clone(),
                     deadline: self.deadline,
@@ -404,13 +435,6 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     for name in UNSUPPORTED {
         if fields.take(name).is_some() {
             return Err(ApiError::invalid(name, format!("`{name}` is not supported")));
-        }
-    }
-    if let Some(mut format) = fields.object("response_format")? {
-        let kind = format.take("type").unwrap_or_default();
-        if kind != "text" {
-            let message = format!("`response_format` is not supported but for the type `text`, got {}", shown(&kind));
-            return Err(ApiError::invalid("response_format", message));
         }
     }
     Ok(())

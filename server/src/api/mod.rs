@@ -7,6 +7,8 @@
 //! - `generation`: what `completions` and `chat` share
 //! - `conversation`: messages to a prompt, by the model's chat template
 //! - `sampling`: the fields that shape the choice of tokens; `beams`: those that ask for a beam search
+//! - `structured`: the fields that give an answer its form
+//! - `tools`: what may be called, and how a model is told; `tool_parser`: the calls in what it writes; `tool_calls`: on the wire
 //! - `fields`: request bodies, read so that errors name the parameter
 //! - `stream`: the engine's events as server-sent events, or folded into one answer
 //! - [`error`]: what clients are told when something is wrong
@@ -33,4 +35,8 @@ pub mod router;
 mod sampling;
 pub mod state;
 mod stream;
+mod structured;
 mod tokens;
+mod tool_calls;
+mod tool_parser;
+mod tools;

@@ -219,6 +219,9 @@ impl Deltas {
             };
             match event {
                 Event::Failed(message) => return Poll::Ready(Some(Err(self.failure(ApiError::internal(message))))),
+                Event::Refused { param, message } => {
+                    return Poll::Ready(Some(Err(self.failure(ApiError::invalid(param, message)))));
+                }
                 Event::TimedOut(after) => return Poll::Ready(Some(Err(self.failure(ApiError::timed_out(after))))),
                 event => self.take(index, event),
             }
@@ -273,7 +276,7 @@ impl Deltas {
                 Some(Delta { index, text, token_ids, finish_reason: Some(reason), ..Delta::default() })
             }
             // Told apart by the caller.
-            Event::TimedOut(_) | Event::Failed(_) => None,
+            Event::TimedOut(_) | Event::Refused { .. } | Event::Failed(_) => None,
         };
         self.pending.extend(delta);
     }

@@ -29,7 +29,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         mpsc::{SyncSender, sync_channel},
     },
     task::{Context, Poll},
@@ -42,6 +42,7 @@ use hearth_model::{
     TokenId,
     chat::ChatTemplate,
     config::{GptConfig, Positions, Rope, RopeScaling},
+    constraint::GrammarCompiler,
     kv_cache::PAGE_SIZE,
     sampling::{TokenLogprobs, beam::BeamParams},
     tokenizer::Tokenizer,
@@ -157,6 +158,13 @@ pub enum Event {
     },
     /// The request's deadline, this long after its arrival, has passed.
     TimedOut(Duration),
+    /// The request cannot be finished as it is: a parameter, and what is wrong with it.
+    Refused {
+        /// The parameter, as clients write it.
+        param: &'static str,
+        /// For the client.
+        message: String,
+    },
     /// The request cannot be finished; the message is for the client.
     Failed(String),
 }
@@ -225,6 +233,18 @@ pub struct ServedModel {
     pub chat_template: Option<ChatTemplate>,
     /// Tokens that end a sequence.
     pub eos_token_ids: Vec<TokenId>,
+    /// What structured output is compiled with, from its first use on.
+    grammars: OnceLock<hearth_model::Result<GrammarCompiler>>,
+}
+
+impl ServedModel {
+    /// What structured output is compiled with. The first call takes a moment.
+    ///
+    /// # Errors
+    /// A vocabulary that cannot be used for it.
+    pub fn grammars(&self) -> Result<&GrammarCompiler, &hearth_model::Error> {
+        self.grammars.get_or_init(|| GrammarCompiler::new(&self.tokenizer)).as_ref()
+    }
 }
 
 /// A handle to the engine; clones share it. When the last one goes, the thread ends.
@@ -496,6 +516,7 @@ fn prepare(models: Models, options: &EngineOptions) -> Result<Prepared, StartErr
         tokenizer: loaded.tokenizer,
         chat_template: loaded.chat_template,
         eos_token_ids: loaded.eos_token_ids,
+        grammars: OnceLock::new(),
     };
     Ok(Prepared { model, runner: Runner::new(loaded.gpt, n_pages), speculator, limits })
 }

@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, ops::RangeInclusive, time::Duration};
 
 use hearth_model::{
     Error, TokenId,
+    constraint::Constraint,
     kv_cache::PAGE_SIZE,
     sampling::{SamplingParams, beam::BeamKind},
 };
@@ -119,6 +120,8 @@ pub struct RequestParts {
     pub text: TextOptions,
     /// How the answer is looked for.
     pub strategy: Strategy,
+    /// What the answer must look like.
+    pub constraint: Option<Constraint>,
     /// Lower goes first, within [`PRIORITIES`]; see [`scheduler`](super::scheduler) for what it is worth.
     pub priority: i32,
     /// Computed prompts are shared with requests of the same salt only.
@@ -217,6 +220,16 @@ pub enum ValidationError {
         /// The parameter.
         param: &'static str,
     },
+    /// Something that could leave a constrained answer without a token to go on with, or cut it.
+    #[error("`{param}` cannot be combined with `{constraint}`: {why}")]
+    NotWithConstraint {
+        /// The parameter.
+        param: &'static str,
+        /// The parameter that constrains the answer.
+        constraint: &'static str,
+        /// What would happen.
+        why: &'static str,
+    },
     /// While there are too few tokens for the answer to end, no token may come.
     #[error("`allowed_token_ids` must hold a token that does not end the answer while `min_tokens` is above 0")]
     OnlyStopTokens,
@@ -235,7 +248,7 @@ impl ValidationError {
             Self::MinTokens { .. } => Some("min_tokens"),
             Self::Priority { .. } => Some("priority"),
             Self::BeamWidth { .. } | Self::BeamPages { .. } => Some("best_of"),
-            Self::NotWithBeams { param } => Some(param),
+            Self::NotWithBeams { param } | Self::NotWithConstraint { param, .. } => Some(param),
             Self::OnlyStopTokens => Some("allowed_token_ids"),
             Self::Sampling(Error::Param { name, .. }) => Some(name),
             Self::Sampling(_) => None,
@@ -284,6 +297,7 @@ impl GenerateRequest {
         {
             return Err(ValidationError::OnlyStopTokens);
         }
+        check_constraint(&parts)?;
         if !PRIORITIES.contains(&parts.priority) {
             return Err(ValidationError::Priority { given: parts.priority });
         }
@@ -314,6 +328,23 @@ impl GenerateRequest {
     /// The parts, checked.
     pub fn parts(&self) -> &RequestParts {
         &self.0
+    }
+}
+
+fn check_constraint(parts: &RequestParts) -> Result<(), ValidationError> {
+    let Some(constraint) = &parts.constraint else { return Ok(()) };
+    let no_token = "together they could leave no token to go on with";
+    let cut = "the answer would be cut before it is complete";
+    let conflicts = [
+        ("use_beam_search", parts.strategy != Strategy::Sample, "beams know of no constraint"),
+        ("min_tokens", parts.stop.min_tokens > 0, "the answer ends when it is complete"),
+        ("allowed_token_ids", parts.sampling.allowed_token_ids.is_some(), no_token),
+        ("bad_words", !parts.sampling.bad_words.is_empty(), no_token),
+        ("stop", constraint.is_json() && !parts.stop.stop_strings.is_empty(), cut),
+    ];
+    match conflicts.into_iter().find(|(_, is_given, _)| *is_given) {
+        Some((param, _, why)) => Err(ValidationError::NotWithConstraint { param, constraint: constraint.param(), why }),
+        None => Ok(()),
     }
 }
 

@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, time::Instant};
 
 use hearth_model::{
     Result, TokenId,
+    constraint::Constraint,
     kv_cache::PageKey,
     sampling::{Sampler, TokenLogprobs, token_logprobs},
     tokenizer::{DecodeOptions, Detokenizer, Tokenizer},
@@ -36,6 +37,8 @@ pub(crate) struct Sequence {
     /// Held while the sequence waits; given back when it starts.
     queue_place: Option<QueuePlace>,
     sampler: Sampler,
+    /// Where the answer stands in its grammar. What a preemption computes again is not drawn again, so it stays.
+    constraint: Option<Constraint>,
     text: TextAssembler,
     /// Prompt and generated tokens.
     token_ids: Vec<TokenId>,
@@ -71,6 +74,7 @@ impl Sequence {
         let mut chain = PrefixChain::new(intake.secret, parts.cache_salt.as_deref());
         let prompt_keys = chain.extend(&parts.prompt_ids);
         Self {
+            constraint: parts.constraint.clone(),
             sampler: Sampler::new(parts.sampling.clone(), parts.choice, &parts.prompt_ids),
             text: TextAssembler::new(detokenizer, parts.stop.stop_strings.clone()).with_stop_text(parts.text.stop_text),
             token_ids: parts.prompt_ids.clone(),
@@ -211,7 +215,11 @@ impl Sequence {
     fn draw(&mut self, logits: &[f32]) -> Result<Progress> {
         let StopConditions { min_tokens, max_tokens, stop_token_ids, .. } = &self.request.parts().stop;
         let may_stop = self.n_completion() + 1 > *min_tokens;
-        let barred = self.barred(0, logits);
+        let barred = match &self.constraint {
+            // Its answer ends where it is complete: there is no least number of tokens.
+            Some(constraint) => Some(constraint.restrict(logits, stop_token_ids)?),
+            None => self.barred(0, logits),
+        };
         let (allowed, position) = (barred.as_deref().unwrap_or(logits), self.token_ids.len());
         let id = self.sampler.sample(allowed, position)?;
         let logprobs = match (self.request.parts().logprobs, self.request.parts().logprobs_mode) {
@@ -223,7 +231,12 @@ impl Sequence {
         self.sampler.accept(id);
         self.token_ids.push(id);
         let offset = self.text.n_chars();
-        let matched = match (is_stop_token && may_stop, self.request.parts().text.stop_text) {
+        let is_complete = match &mut self.constraint {
+            Some(constraint) if !is_stop_token => constraint.accept(id)?,
+            _ => false,
+        };
+        let stop_text = if self.constraint.is_some() { StopText::Cut } else { self.request.parts().text.stop_text };
+        let matched = match (is_stop_token && may_stop, stop_text) {
             (true, StopText::Cut) => Matched::Text(String::new()),
             _ if may_stop => self.text.push(id),
             _ => Matched::Text(self.text.pass(id)),
@@ -235,11 +248,14 @@ impl Sequence {
         self.send(Event::Token { id, text, offset, logprobs });
         Ok(if is_stopped {
             self.finished(FinishReason::Stop, String::new())
-        } else if is_stop_token && may_stop {
+        } else if is_complete || is_stop_token && may_stop {
             self.end(FinishReason::Stop)
         } else if is_last {
             self.end(FinishReason::Length)
         } else {
+            if let Some(constraint) = &self.constraint {
+                constraint.prepare();
+            }
             Progress::Token(self.chain.grown(&self.token_ids))
         })
     }

@@ -348,7 +348,11 @@ impl Worker {
     }
 
     fn end_failed(&mut self, id: RequestId, error: &Error) {
-        self.end(id, &Event::Failed(error.to_string()), Outcome::Error);
+        let event = match error {
+            Error::Param { name, .. } => Event::Refused { param: name, message: error.to_string() },
+            error => Event::Failed(error.to_string()),
+        };
+        self.end(id, &event, Outcome::Error);
     }
 
     /// Ends a request with an event that its client gets to see.

@@ -162,8 +162,6 @@ def errors():
     refused(openai.BadRequestError, "messages", chat, model=MODEL, messages=[])
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]
     assert "image_url" in refused(openai.BadRequestError, "messages", chat, model=MODEL, messages=image).message
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    refused(openai.BadRequestError, "tools", chat, model=MODEL, messages=MESSAGES, tools=tools)
     long = refused(openai.BadRequestError, "prompt", completions, model=MODEL, prompt=[1] * 100_000)
     assert long.code == "context_length_exceeded" and long.body["n_prompt_tokens"] == 100_000
     assert long.request_id

@@ -18,5 +18,7 @@ mod sharing;
 mod soak;
 mod speculation;
 mod streaming;
+mod structured;
 mod support;
 mod tokens;
+mod tools;

@@ -214,7 +214,7 @@ async fn parameters_that_contradict_each_other_name_both() {
         (json!({ "prompt_logprobs": 21 }), "prompt_logprobs", "from 0 to 20"),
         (json!({ "stream_options": { "continuous_usage_stats": true } }), "continuous_usage_stats", "`include_usage`"),
         (json!({ "use_beam_search": true, "typical_p": 0.5 }), "typical_p", "`use_beam_search`"),
-        (json!({ "guided_json": {} }), "guided_json", "not supported"),
+        (json!({ "json_schema": {} }), "json_schema", "not supported"),
     ];
     for (fields, param, message) in cases {
         let answer = server.post(with(&json!({ "prompt": "x" }), fields.clone()).to_string()).await;

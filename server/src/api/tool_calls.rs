@@ -1,0 +1,115 @@
+//! Calls as they go out: in a whole message, and as the deltas of a stream.
+
+use serde::Serialize;
+
+use super::tool_parser::{Piece, ToolParser};
+use crate::random::fresh_id;
+
+/// A call in a whole message.
+#[derive(Debug, Serialize)]
+pub(crate) struct WireCall {
+    id: String,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    function: WireFunction,
+}
+
+#[derive(Debug, Serialize)]
+struct WireFunction {
+    name: String,
+    /// JSON as text.
+    arguments: String,
+}
+
+/// What a stream says of a call: first who is called, then piece by piece with what.
+#[derive(Debug, Serialize)]
+pub(crate) struct WireCallDelta {
+    index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    kind: Option<&'static str>,
+    function: WireFunctionDelta,
+}
+
+#[derive(Debug, Serialize)]
+struct WireFunctionDelta {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    arguments: String,
+}
+
+const FUNCTION: &str = "function";
+
+/// The calls of one choice of a stream.
+#[derive(Clone, Debug)]
+pub(crate) struct CallDeltas {
+    parser: ToolParser,
+    n_calls: usize,
+}
+
+impl CallDeltas {
+    pub(crate) fn new(parser: ToolParser) -> Self {
+        Self { parser, n_calls: 0 }
+    }
+
+    /// Content or part of a call for each event that more text gives rise to, the last of it if `is_last`.
+    pub(crate) fn push(&mut self, text: &str, is_last: bool) -> Vec<(Option<String>, Option<WireCallDelta>)> {
+        let mut pieces = self.parser.push(text);
+        if is_last {
+            pieces.extend(self.parser.finish());
+        }
+        pieces.into_iter().map(|piece| self.delta(piece)).collect()
+    }
+
+    pub(crate) fn has_calls(&self) -> bool {
+        self.n_calls > 0
+    }
+
+    fn delta(&mut self, piece: Piece) -> (Option<String>, Option<WireCallDelta>) {
+        match piece {
+            Piece::Content(text) => (Some(text), None),
+            Piece::Call(name) => {
+                self.n_calls += 1;
+                let function = WireFunctionDelta { name: Some(name), arguments: String::new() };
+                let (id, kind) = (Some(fresh_id("call_")), Some(FUNCTION));
+                (None, Some(WireCallDelta { index: self.n_calls - 1, id, kind, function }))
+            }
+            Piece::Arguments(arguments) => {
+                let function = WireFunctionDelta { name: None, arguments };
+                (None, Some(WireCallDelta { index: self.n_calls.saturating_sub(1), id: None, kind: None, function }))
+            }
+        }
+    }
+}
+
+/// The content and the calls of a whole answer. Content is none where there are calls only.
+pub(crate) fn read(mut parser: ToolParser, text: &str) -> (Option<String>, Vec<WireCall>) {
+    let (mut content, mut calls) = (String::new(), Vec::<WireCall>::new());
+    let mut pieces = parser.push(text);
+    pieces.extend(parser.finish());
+    for piece in pieces {
+        match piece {
+            Piece::Content(text) => content.push_str(&text),
+            Piece::Call(name) => {
+                let function = WireFunction { name, arguments: String::new() };
+                calls.push(WireCall { id: fresh_id("call_"), kind: FUNCTION, function });
+            }
+            Piece::Arguments(text) => {
+                if let Some(call) = calls.last_mut() {
+                    call.function.arguments.push_str(&text);
+                }
+            }
+        }
+    }
+    let is_nothing = content.is_empty() && !calls.is_empty();
+    ((!is_nothing).then_some(content), calls)
+}
+
+/// A message that ends with calls says so; one that was cut says that it was cut.
+pub(crate) fn finish_reason(reason: Option<&'static str>, has_calls: bool) -> Option<&'static str> {
+    match reason {
+        Some("stop") if has_calls => Some("tool_calls"),
+        reason => reason,
+    }
+}

@@ -1,0 +1,460 @@
+//! Structured output: whatever is drawn, a finished answer has the form that was asked for.
+
+use axum::http::StatusCode;
+use hearth_model::{
+    device::{DeviceChoice, choose},
+    ops::Dtype,
+    weights::model_dir::{LoadOptions, load},
+};
+use hearth_server::{
+    api::state::AppState,
+    engine::{Engine, EngineOptions},
+};
+use serde_json::{Value, json};
+
+use crate::support::{CHAT, EOS, MODEL, OPTIONS, Server, fold, is_idle, metric, wait_for};
+
+/// Schemas with everything that clients use most. Strings are short, so that a model without sense comes to their end.
+pub(crate) fn schemas() -> Vec<Value> {
+    vec![
+        json!({
+            "type": "object",
+            "properties": {
+                "name": { "type": "string", "maxLength": 12 },
+                "age": { "type": "integer", "minimum": 0, "maximum": 120 },
+                "address": {
+                    "type": "object",
+                    "properties": { "city": { "type": "string", "maxLength": 8 }, "zip": { "type": ["string", "null"], "maxLength": 5 } },
+                    "required": ["city"],
+                    "additionalProperties": false,
+                },
+            },
+            "required": ["name", "age", "address"],
+            "additionalProperties": false,
+        }),
+        json!({
+            "type": "array",
+            "minItems": 1,
+            "maxItems": 4,
+            "items": { "enum": ["red", "gr\u{fc}n", 3, null, "\u{1F600}", ["x"], "say \"hi\""] },
+        }),
+        json!({
+            "type": "object",
+            "properties": {
+                "score": { "type": "number", "exclusiveMinimum": -1, "maximum": 2.5 },
+                "flags": { "type": "array", "items": { "type": "boolean" }, "maxItems": 3 },
+                "kind": { "const": "a\u{e9}b" },
+                "note": { "type": "string", "maxLength": 6 },
+            },
+            "required": ["score", "kind"],
+            "additionalProperties": false,
+        }),
+        json!({
+            "$defs": {
+                "leaf": { "type": "string", "maxLength": 4 },
+                "tree": {
+                    "type": "object",
+                    "properties": { "value": { "$ref": "#/$defs/leaf" }, "next": { "anyOf": [{ "type": "null" }, { "$ref": "#/$defs/end" }] } },
+                    "required": ["value", "next"],
+                    "additionalProperties": false,
+                },
+                "end": { "type": "object", "properties": { "n": { "type": "integer", "minimum": -5, "maximum": 5 } }, "required": ["n"], "additionalProperties": false },
+            },
+            "$ref": "#/$defs/tree",
+        }),
+        json!({
+            "anyOf": [
+                { "type": "object", "properties": { "ok": { "type": "boolean" } }, "required": ["ok"], "additionalProperties": false },
+                { "type": "array", "items": { "type": "integer", "minimum": 10, "maximum": 99 }, "minItems": 2, "maxItems": 2 },
+                { "type": "string", "maxLength": 5 },
+            ],
+        }),
+    ]
+}
+
+/// Whether a value is as its schema says, for the keywords of the schemas here; the wrong ones by their place.
+pub(crate) fn check(schema: &Value, value: &Value, root: &Value) -> Result<(), String> {
+    let fail = |what: &str| Err(format!("{value} is not {what} of {schema}"));
+    if let Some(reference) = schema["$ref"].as_str() {
+        check(root.pointer(&reference[1..]).unwrap(), value, root)?;
+    }
+    if let Some(options) = schema["anyOf"].as_array()
+        && !options.iter().any(|option| check(option, value, root).is_ok())
+    {
+        return fail("anyOf");
+    }
+    if let Some(options) = schema["enum"].as_array()
+        && !options.contains(value)
+    {
+        return fail("enum");
+    }
+    if !schema["const"].is_null() && schema["const"] != *value {
+        return fail("const");
+    }
+    let kinds: Vec<&str> = match &schema["type"] {
+        Value::String(kind) => vec![kind],
+        Value::Array(kinds) => kinds.iter().map(|kind| kind.as_str().unwrap()).collect(),
+        _ => Vec::new(),
+    };
+    let is_kind = |kind: &&str| match *kind {
+        "object" => value.is_object(),
+        "array" => value.is_array(),
+        "string" => value.is_string(),
+        "boolean" => value.is_boolean(),
+        "null" => value.is_null(),
+        "integer" => value.as_f64().is_some_and(|number| number.fract() == 0.0),
+        _ => value.is_number(),
+    };
+    if !kinds.is_empty() && !kinds.iter().any(is_kind) {
+        return fail("type");
+    }
+    if let Some(number) = value.as_f64() {
+        let bound = |name: &str| schema[name].as_f64();
+        let is_within = bound("minimum").is_none_or(|least| number >= least)
+            && bound("maximum").is_none_or(|most| number <= most)
+            && bound("exclusiveMinimum").is_none_or(|least| number > least);
+        if !is_within {
+            return fail("within the bounds");
+        }
+    }
+    if let Some(text) = value.as_str()
+        && schema["maxLength"].as_u64().is_some_and(|most| text.chars().count() > most as usize)
+    {
+        return fail("maxLength");
+    }
+    if let Some(items) = value.as_array() {
+        let n = items.len() as u64;
+        if schema["minItems"].as_u64().is_some_and(|least| n < least)
+            || schema["maxItems"].as_u64().is_some_and(|most| n > most)
+        {
+            return fail("the number of items");
+        }
+        items.iter().try_for_each(|item| check(&schema["items"], item, root))?;
+    }
+    if let Some(members) = value.as_object() {
+        for name in schema["required"].as_array().into_iter().flatten() {
+            if !members.contains_key(name.as_str().unwrap()) {
+                return fail("required");
+            }
+        }
+        for (name, member) in members {
+            match schema["properties"].get(name) {
+                Some(schema) => check(schema, member, root)?,
+                None if schema["additionalProperties"] == false => return fail("additionalProperties"),
+                None => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+fn response_format(schema: &Value) -> Value {
+    json!({ "type": "json_schema", "json_schema": { "name": "answer", "strict": true, "schema": schema } })
+}
+
+/// A hundred answers for each schema at a high temperature. Returns how many came to their end.
+async fn answers_follow_their_schemas(server: &Server, max_tokens: usize) -> usize {
+    let mut n_finished = 0;
+    for schema in schemas() {
+        for seed in 0..5 {
+            let body = json!({
+                "messages": [{ "role": "user", "content": "Answer in JSON." }],
+                "response_format": response_format(&schema),
+                "n": 20, "seed": seed, "temperature": 1.5, "max_tokens": max_tokens,
+            });
+            let answer = server.chat(body).await;
+            for choice in answer["choices"].as_array().unwrap() {
+                if choice["finish_reason"] == "length" {
+                    continue;
+                }
+                assert_eq!(choice["finish_reason"], "stop");
+                let text = choice["message"]["content"].as_str().unwrap();
+                let value = serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"));
+                check(&schema, &value, &schema).unwrap();
+                n_finished += 1;
+            }
+        }
+    }
+    n_finished
+}
+
+#[tokio::test]
+async fn a_finished_answer_follows_its_schema() {
+    let n_finished = answers_follow_their_schemas(&Server::start(), 300).await;
+    assert!(n_finished > 450, "{n_finished} of 500 came to their end");
+}
+
+#[tokio::test]
+async fn smollm2_follows_schemas() {
+    let Some(dir) = std::env::var_os("HEARTH_SMOLLM2") else {
+        println!("skipped: set HEARTH_SMOLLM2=DIR to the Hugging Face dir of SmolLM2-135M-Instruct to run");
+        return;
+    };
+    let load = move || {
+        let device = choose(DeviceChoice::Cpu)?.device;
+        load(dir.as_ref(), &LoadOptions { device, dtype: Dtype::F32 })
+    };
+    let options = EngineOptions { max_batch_size: 20, max_batch_tokens: 128, kv_cache_tokens: Some(8192), ..OPTIONS };
+    let engine = Engine::start(load, options).unwrap();
+    let server = Server { state: AppState::ready(MODEL, engine.clone()), engine };
+    let n_finished = answers_follow_their_schemas(&server, 120).await;
+    assert!(n_finished > 450, "{n_finished} of 500 came to their end");
+}
+
+#[tokio::test]
+async fn streamed_equals_unstreamed_under_every_constraint() {
+    let server = Server::start();
+    let lark = "start: \"a\" (\"b\" | \"\u{e9}\")+ \"z\"";
+    let constraints = [
+        json!({ "response_format": response_format(&schemas()[0]) }),
+        json!({ "structured_outputs": { "json": schemas()[1] } }),
+        json!({ "structured_outputs": { "regex": "[a-f\u{65e5}]{3,9}!" }, "stop": ["fa"] }),
+        json!({ "structured_outputs": { "choice": ["the", "then", "\"a\\ b\"\n"] }, "logprobs": 2 }),
+        json!({ "structured_outputs": { "grammar": lark } }),
+        json!({ "guided_choice": ["one", "two"], "logit_bias": { "262": 50 } }),
+    ];
+    for (seed, constraint) in constraints.iter().cycle().take(24).enumerate() {
+        let mut body =
+            json!({ "prompt": ["x", "the hand"], "n": 2, "seed": seed, "max_tokens": 60, "temperature": 1.3 });
+        body.as_object_mut().unwrap().extend(constraint.as_object().unwrap().clone());
+        let whole = server.complete(body.clone()).await;
+        assert_eq!(json!(fold(&server.stream(body).await)), whole["choices"], "{constraint}");
+    }
+}
+
+#[tokio::test]
+async fn every_kind_of_constraint_is_kept() {
+    let server = Server::start();
+    type Check = fn(&str) -> bool;
+    let is_json_object: Check = |text| serde_json::from_str::<Value>(text).is_ok_and(|value| value.is_object());
+    let is_date: Check = |text| {
+        let parts: Vec<&str> = text.split('-').collect();
+        parts.len() == 2
+            && parts.iter().zip([4, 2]).all(|(part, n)| part.len() == n && part.bytes().all(|b| b.is_ascii_digit()))
+    };
+    let is_choice: Check = |text| ["yes", "yes please", "\u{65e5}\u{672c} \"x\""].contains(&text);
+    let is_sum: Check =
+        |text| text.split('+').all(|number| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()));
+    let choices = json!(["yes", "yes please", "\u{65e5}\u{672c} \"x\""]);
+    let cases: [(Value, Check); 9] = [
+        (json!({ "response_format": { "type": "json_object" } }), is_json_object),
+        (json!({ "structured_outputs": { "json_object": true } }), is_json_object),
+        (json!({ "structured_outputs": { "json": "{\"type\": \"object\"}" } }), is_json_object),
+        (json!({ "structured_outputs": { "regex": r"\d{4}-\d{2}" } }), is_date),
+        (json!({ "guided_regex": "[0-9]{4}-[0-9]{2}" }), is_date),
+        (json!({ "structured_outputs": { "choice": choices } }), is_choice),
+        (json!({ "guided_choice": choices }), is_choice),
+        (
+            json!({ "structured_outputs": { "grammar": "start: NUMBER (\"+\" NUMBER){0,2}\nNUMBER: /[0-9]{1,3}/" } }),
+            is_sum,
+        ),
+        (json!({ "guided_grammar": "start: NUMBER\nNUMBER: /[0-9]{1,3}/" }), is_sum),
+    ];
+    for (constraint, is_right) in cases {
+        let mut body = json!({
+            "messages": [{ "role": "user", "content": "x" }], "n": 10, "seed": 3, "temperature": 1.5, "max_tokens": 200,
+            "return_token_ids": true, "skip_special_tokens": false,
+        });
+        body.as_object_mut().unwrap().extend(constraint.as_object().unwrap().clone());
+        let answer = server.chat(body).await;
+        let mut n_finished = 0;
+        for choice in answer["choices"].as_array().unwrap() {
+            let ids = choice["token_ids"].as_array().unwrap();
+            assert!(!ids[..ids.len() - 1].contains(&json!(EOS)), "a special token within the text: {choice}");
+            if choice["finish_reason"] == "stop" {
+                let text = choice["message"]["content"].as_str().unwrap();
+                assert!(is_right(text), "{constraint}: {text:?}");
+                n_finished += 1;
+            }
+        }
+        assert!(n_finished > 0, "{constraint}");
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_is_cut_says_so_and_one_that_is_complete_ends() {
+    let server = Server::start();
+    let complete = |body: Value| {
+        let server = &server;
+        async move { server.complete(body).await["choices"][0].clone() }
+    };
+    let choice = json!({ "choice": ["abcdefgh"] });
+    let cut = complete(json!({ "prompt": "x", "structured_outputs": choice, "max_tokens": 3 })).await;
+    assert_eq!((&cut["text"], &cut["finish_reason"]), (&json!("abc"), &json!("length")));
+    // Complete with its last token, which is also the last one allowed.
+    let whole = complete(json!({ "prompt": "x", "structured_outputs": choice, "max_tokens": 8 })).await;
+    assert_eq!((&whole["text"], &whole["finish_reason"]), (&json!("abcdefgh"), &json!("stop")));
+    // Echo is outside of it, log-probabilities are the model's own.
+    let body = json!({
+        "prompt": "xy", "structured_outputs": choice, "max_tokens": 9, "echo": true, "logprobs": 0,
+        "include_stop_str_in_output": true, "skip_special_tokens": false,
+    });
+    let echoed = complete(body).await;
+    assert_eq!(echoed["text"], "xyabcdefgh");
+    let logprobs = echoed["logprobs"]["token_logprobs"].as_array().unwrap();
+    assert!(logprobs[2..].iter().any(|logprob| logprob.as_f64().unwrap() < -0.1), "{logprobs:?}");
+    // A stop string may end what is no JSON.
+    let stopped = json!({ "prompt": "x", "structured_outputs": choice, "max_tokens": 9, "stop": ["de"] });
+    assert_eq!(complete(stopped).await["text"], "abc");
+    let best = json!({ "prompt": "x", "structured_outputs": { "regex": "[ab]{3}" }, "best_of": 4, "seed": 1 });
+    assert_eq!(complete(best).await["text"].as_str().unwrap().len(), 3);
+}
+
+#[tokio::test]
+async fn preemption_does_not_show_in_a_constrained_answer() {
+    let body = json!({
+        "prompt": ["one", "two", "three", "four", "five", "six"], "seed": 5, "temperature": 1.5, "max_tokens": 60,
+        "structured_outputs": { "regex": "([a-f]{3}-){11}[a-f]" },
+    });
+    let roomy = Server::start().complete(body.clone()).await;
+    let tight = Server::with_options(EngineOptions { kv_cache_tokens: Some(16 * 12), ..OPTIONS });
+    let answer = tight.complete(body).await;
+    assert_eq!(answer["choices"], roomy["choices"]);
+    assert!(metric(&tight.engine, "num_preemptions_total") > 0.0, "the test shows too little");
+    wait_for(&tight.engine, is_idle).await;
+}
+
+#[tokio::test]
+async fn refusals_say_where_the_mistake_is() {
+    let server = Server::start();
+    let schema = |schema: Value| json!({ "response_format": response_format(&schema) });
+    let whole = "response_format.json_schema.schema";
+    let choice = json!({ "choice": ["a"] });
+    let cases = [
+        (json!({ "response_format": { "type": "xml" } }), "response_format.type", "got `\"xml\"`"),
+        (json!({ "response_format": "json" }), "response_format", "an object"),
+        (json!({ "response_format": { "type": "json_schema" } }), "response_format.json_schema", "Missing required"),
+        (
+            json!({ "response_format": { "type": "json_schema", "json_schema": { "schema": {} } } }),
+            "response_format.json_schema.name",
+            "Missing required",
+        ),
+        (
+            json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "a b", "schema": {} } } }),
+            "response_format.json_schema.name",
+            "`^[a-zA-Z0-9_-]+$`",
+        ),
+        (
+            json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "a" } } }),
+            whole,
+            "Missing required",
+        ),
+        (
+            json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "a", "strict": 1, "schema": {} } } }),
+            "response_format.json_schema.strict",
+            "true or false",
+        ),
+        (schema(json!({ "type": "thing" })), whole, "thing"),
+        (
+            schema(json!({ "type": "object", "properties": { "a": { "type": "array", "items": { "type": "int" } } } })),
+            "response_format.json_schema.schema.properties.a.items",
+            "int",
+        ),
+        (
+            schema(json!({ "properties": { "a": { "anyOf": [{ "type": "null" }, { "pattern": "(" }] } } })),
+            "response_format.json_schema.schema.properties.a.anyOf.1",
+            "",
+        ),
+        (schema(json!({ "$ref": "#/$defs/gone" })), whole, "gone"),
+        (
+            schema(json!({ "properties": { "a": { "type": "string", "maxLength": 10_000_000 } } })),
+            "response_format.json_schema.schema.properties.a.maxLength",
+            "at most",
+        ),
+        (schema(json!({ "enum": [] })), whole, ""),
+        (json!({ "structured_outputs": {} }), "structured_outputs", "got none"),
+        (json!({ "structured_outputs": { "xml": 1 } }), "structured_outputs", "got `xml`"),
+        (json!({ "structured_outputs": { "regex": "a(" } }), "structured_outputs.regex", ""),
+        (json!({ "structured_outputs": { "regex": "" } }), "structured_outputs.regex", "empty"),
+        (json!({ "structured_outputs": { "regex": 3 } }), "structured_outputs.regex", "a string"),
+        (json!({ "structured_outputs": { "choice": [] } }), "structured_outputs.choice", "at least one"),
+        (json!({ "structured_outputs": { "choice": ["a", 1] } }), "structured_outputs.choice", "an array of strings"),
+        (json!({ "structured_outputs": { "json": "{" } }), "structured_outputs.json", "JSON Schema"),
+        (json!({ "structured_outputs": { "grammar": "start: (" } }), "structured_outputs.grammar", "1("),
+        (json!({ "guided_json": { "type": "thing" } }), "guided_json", "thing"),
+        // One form only.
+        (
+            json!({ "structured_outputs": { "json": {}, "regex": "a" } }),
+            "structured_outputs.regex",
+            "`structured_outputs.json`",
+        ),
+        (
+            json!({ "structured_outputs": choice, "response_format": { "type": "json_object" } }),
+            "structured_outputs.choice",
+            "`response_format`",
+        ),
+        (json!({ "structured_outputs": choice, "guided_regex": "a" }), "guided_regex", "`structured_outputs.choice`"),
+        // What else says how the answer goes on or ends.
+        (json!({ "structured_outputs": choice, "min_tokens": 1 }), "min_tokens", "`structured_outputs`"),
+        (json!({ "structured_outputs": choice, "ignore_eos": true }), "ignore_eos", "`structured_outputs`"),
+        (json!({ "structured_outputs": choice, "stop_token_ids": [3] }), "stop_token_ids", "`structured_outputs`"),
+        (json!({ "structured_outputs": choice, "bad_words": ["a"] }), "bad_words", "`structured_outputs`"),
+        (
+            json!({ "structured_outputs": choice, "allowed_token_ids": [3] }),
+            "allowed_token_ids",
+            "`structured_outputs`",
+        ),
+        (json!({ "structured_outputs": choice, "use_beam_search": true }), "use_beam_search", "`structured_outputs`"),
+        (json!({ "response_format": { "type": "json_object" }, "stop": "x" }), "stop", "`response_format`"),
+    ];
+    for (mut body, param, message) in cases {
+        body["messages"] = json!([{ "role": "user", "content": "x" }]);
+        body["max_tokens"] = json!(4);
+        let answer = server.post_to(CHAT, body.to_string()).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{body}");
+        assert!(answer.error().contains(message), "{body}: {}", answer.error());
+        assert!(answer.error().len() < 1500 && !answer.error().contains("backtrace"), "{}", answer.error());
+        assert_eq!(answer.json()["error"]["param"], param, "{body}: {}", answer.error());
+    }
+}
+
+#[tokio::test]
+async fn hostile_grammars_are_refused_or_served_within_bounds() {
+    let server = Server::start();
+    let nested = |depth: usize, open: &str, close: &str| open.repeat(depth) + "1" + &close.repeat(depth);
+    let deep_schema = nested(60, "{\"items\":", "}").replace('1', "{}");
+    let huge: Vec<String> = (0..200_000).map(|index| format!("v{index}")).collect();
+    let wide: Vec<String> = (0..3000).map(|index| format!("value {index}")).collect();
+    let doubling: serde_json::Map<String, Value> = (0..40)
+        .map(|index| (format!("d{index}"), json!({ "allOf": [{ "$ref": format!("#/$defs/d{}", index + 1) }, { "$ref": format!("#/$defs/d{}", index + 1) }] })))
+        .chain([("d40".to_owned(), json!({ "type": "object" }))])
+        .collect();
+    let constraints = [
+        json!({ "regex": "(a{1000}){1000}" }),
+        json!({ "regex": "((a|b)*c){500}((a|b)*d){500}" }),
+        json!({ "regex": format!("(a|b)*a(a|b){{{}}}", 30) }),
+        json!({ "regex": nested(150, "(", ")") }),
+        json!({ "regex": nested(5000, "(", ")") }),
+        json!({ "regex": r"\w{1,5000}x" }),
+        json!({ "json": deep_schema }),
+        json!({ "json": { "enum": huge } }),
+        json!({ "json": { "enum": wide } }),
+        json!({ "json": { "$defs": { "a": { "$ref": "#/$defs/a" } }, "$ref": "#/$defs/a" } }),
+        json!({ "json": { "$defs": { "a": { "allOf": [{ "$ref": "#/$defs/a" }] } }, "$ref": "#/$defs/a" } }),
+        json!({ "json": { "$defs": doubling, "$ref": "#/$defs/d0" } }),
+        json!({ "json": { "type": "array", "minItems": 10_000, "maxItems": 10_000, "items": { "type": "array", "minItems": 10_000 } } }),
+        json!({ "json": { "x-guidance": { "lenient": true, "key_separator": "=" }, "type": "object" } }),
+        json!({ "choice": huge }),
+        json!({ "grammar": format!("start: {}", nested(5000, "(", ")")) }),
+        json!({ "grammar": "start: start start | \"a\"" }),
+        json!({ "grammar": "start: a a a a a a\na: b b b b b b b b\nb: c c c c c c c c\nc: d d d d d d d\nd: \"x\"?" }),
+        json!({ "grammar": "start: <[262]> \"a\"" }),
+        json!({ "grammar": "start: \"a\"{100000}" }),
+        json!({ "grammar": "start: /(?s:.*)/ \"a\" /(?s:.*)/" }),
+    ];
+    for constraint in constraints {
+        let shown: String = constraint.to_string().chars().take(80).collect();
+        let body =
+            json!({ "prompt": "x", "structured_outputs": constraint, "max_tokens": 12, "seed": 1, "temperature": 1.5 });
+        let answer = server.post(body.to_string()).await;
+        assert!(
+            answer.status == StatusCode::OK || answer.status == StatusCode::BAD_REQUEST,
+            "{shown}: {}",
+            answer.text
+        );
+        let told: String = answer.text.chars().take(200).collect();
+        println!("{shown}\n  -> {} {told}", answer.status);
+        server.complete(json!({ "prompt": "x", "max_tokens": 1 })).await;
+    }
+    wait_for(&server.engine, is_idle).await;
+}

@@ -1,0 +1,276 @@
+//! Tools: what the model is told, what it must write, and the calls in what it wrote.
+
+use std::path::Path;
+
+use axum::http::StatusCode;
+use hearth_model::{chat::ChatTemplate, tokenizer::EncodeOptions, weights::model_dir::LoadedModel};
+use hearth_server::{api::state::AppState, engine::Engine};
+use serde_json::{Value, json};
+
+use crate::{
+    structured::{check, schemas},
+    support::{CHAT, MODEL, OPTIONS, Server, model, tokenizer},
+};
+
+/// Templates as the families have them, cut short.
+const HERMES: &str = "{% if tools %}<tools>{{ tools | tojson }}</tools> like <tool_call>{% endif %}{% for message in \
+    messages %}[{{ message.role }}]{{ message.content }}{% for call in message.tool_calls or [] %}<tool_call>\
+    {{ call.function.arguments | tojson }}</tool_call>{% endfor %}<|end|>{% endfor %}[assistant]";
+const LLAMA: &str = "{% if tools %}{{ tools | tojson }} Respond with {\"name\": .., \"parameters\": ..}{% endif %}\
+    {% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}[assistant]";
+const OTHER: &str = "{% if tools %}[AVAILABLE]{{ tools | tojson }}{% endif %}{{ messages[0].content }}";
+
+fn server(template: &'static str) -> Server {
+    let load = move || {
+        let chat_template = Some(ChatTemplate::new(template, Path::new("chat_template.jinja"))?);
+        Ok(LoadedModel { chat_template, ..model() })
+    };
+    let engine = Engine::start(load, OPTIONS).unwrap();
+    Server { state: AppState::ready(MODEL, engine.clone()), engine }
+}
+
+fn user() -> Value {
+    json!([{ "role": "user", "content": "x" }])
+}
+
+fn tool(name: &str, parameters: &Value) -> Value {
+    json!({ "type": "function", "function": { "name": name, "description": "d", "parameters": parameters } })
+}
+
+fn two_tools() -> Value {
+    json!([tool("first", &schemas()[0]), tool("second-2", &schemas()[2])])
+}
+
+/// The message and the reason that the events of one choice fold to, with OpenAI's rules for deltas.
+fn fold(events: &[Value]) -> (Value, Value) {
+    let (mut content, mut calls, mut reason) = (String::new(), Vec::<Value>::new(), Value::Null);
+    for (at, event) in events.iter().enumerate() {
+        let choice = &event["choices"][0];
+        let delta = &choice["delta"];
+        assert_eq!(delta.get("role").is_some(), at == 0, "{event}");
+        assert_eq!(reason, Value::Null, "nothing follows the end");
+        reason = choice["finish_reason"].clone();
+        content += delta["content"].as_str().unwrap_or_default();
+        for call in delta["tool_calls"].as_array().into_iter().flatten() {
+            let index = call["index"].as_u64().unwrap() as usize;
+            if index == calls.len() {
+                assert!(call["id"].as_str().unwrap().starts_with("call_") && call["type"] == "function", "{call}");
+                assert_eq!(call["function"]["arguments"], "");
+                calls.push(json!({ "name": call["function"]["name"], "arguments": "" }));
+            } else {
+                assert_eq!(index + 1, calls.len());
+                assert!(
+                    call.get("id").is_none() && call.get("type").is_none() && call["function"].get("name").is_none()
+                );
+                let so_far = calls[index]["arguments"].as_str().unwrap().to_owned();
+                calls[index]["arguments"] = json!(so_far + call["function"]["arguments"].as_str().unwrap());
+            }
+        }
+    }
+    (json!({ "content": content, "calls": calls }), reason)
+}
+
+/// The same of an answer that came as a whole.
+fn message(choice: &Value) -> (Value, Value) {
+    let message = &choice["message"];
+    let calls = message["tool_calls"].as_array().cloned().unwrap_or_default();
+    assert!(calls.is_empty() || message["content"] != "", "no content is null beside calls");
+    let calls: Vec<Value> = calls.into_iter().map(|mut call| call["function"].take()).collect();
+    let content = message["content"].as_str().unwrap_or_default();
+    (json!({ "content": content, "calls": calls }), choice["finish_reason"].clone())
+}
+
+/// Every call is of a tool that there is, with arguments that follow its schema.
+fn check_calls(calls: &Value) -> usize {
+    let calls = calls.as_array().unwrap();
+    for call in calls {
+        let tools = two_tools();
+        let tool = tools.as_array().unwrap().iter().find(|tool| tool["function"]["name"] == call["name"]).unwrap();
+        let arguments: Value = serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap();
+        let schema = &tool["function"]["parameters"];
+        check(schema, &arguments, schema).unwrap();
+    }
+    calls.len()
+}
+
+#[tokio::test]
+async fn calls_that_must_come_follow_their_schemas_and_stream_alike() {
+    for template in [HERMES, LLAMA, OTHER, crate::support::CHAT_TEMPLATE] {
+        let server = server(template);
+        let mut n_calls = 0;
+        for seed in 0..16 {
+            let named = json!({ "type": "function", "function": { "name": "second-2" } });
+            let choice = if seed % 2 == 0 { json!("required") } else { named };
+            let body = json!({
+                "messages": user(), "tools": two_tools(), "tool_choice": choice, "seed": seed, "temperature": 1.5,
+                "max_tokens": 400, "parallel_tool_calls": seed % 4 == 0,
+            });
+            let whole = message(&server.chat(body.clone()).await["choices"][0]);
+            assert_eq!(fold(&server.stream_chat(body).await), whole, "seed {seed}");
+            let (message, reason) = whole;
+            if reason == "tool_calls" {
+                let n = check_calls(&message["calls"]);
+                assert!(n >= 1 && (seed % 4 == 0 || n == 1));
+                assert_eq!(message["content"], "");
+                assert!(seed % 2 == 0 || message["calls"][0]["name"] == "second-2");
+                n_calls += n;
+            } else {
+                assert_eq!(reason, "length");
+            }
+        }
+        assert!(n_calls >= 12, "{n_calls} calls");
+    }
+}
+
+#[tokio::test]
+async fn with_a_schema_for_the_answer_the_model_answers_or_calls() {
+    for template in [HERMES, LLAMA] {
+        let server = server(template);
+        let (mut n_calls, mut n_answers) = (0, 0);
+        let schema = &schemas()[4];
+        for seed in 0..40 {
+            let body = json!({
+                "messages": user(), "tools": two_tools(), "seed": seed, "temperature": 1.8, "max_tokens": 400,
+                "response_format": { "type": "json_schema", "json_schema": { "name": "a", "schema": schema } },
+                "logit_bias": { "91": 2.0, "27": 8.0 },
+            });
+            let whole = message(&server.chat(body.clone()).await["choices"][0]);
+            assert_eq!(fold(&server.stream_chat(body).await), whole, "seed {seed}");
+            let (message, reason) = whole;
+            if reason == "tool_calls" {
+                n_calls += check_calls(&message["calls"]);
+            } else if reason == "stop" {
+                let value = serde_json::from_str(message["content"].as_str().unwrap()).unwrap();
+                check(schema, &value, schema).unwrap();
+                n_answers += 1;
+            }
+        }
+        assert!(n_calls > 0 && n_answers > 0, "{n_calls} calls, {n_answers} answers");
+    }
+}
+
+#[tokio::test]
+async fn templates_get_tools_calls_and_results() {
+    let prompt = async |template: &'static str, messages: Value, tools: Value| {
+        let mut body = json!({ "messages": messages, "max_tokens": 1, "return_token_ids": true });
+        if !tools.is_null() {
+            body["tools"] = tools;
+        }
+        let ids = server(template).chat(body).await["prompt_token_ids"].clone();
+        let ids: Vec<u32> = serde_json::from_value(ids).unwrap();
+        let options = hearth_model::tokenizer::DecodeOptions { skip_special_tokens: false };
+        let text = tokenizer().decode(&ids, options);
+        assert_eq!(tokenizer().encode(&text, EncodeOptions::RENDERED).unwrap(), ids);
+        text
+    };
+    let one = json!([tool("f", &json!({ "type": "object" }))]);
+    let listed =
+        r#"[{"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}]"#;
+    assert!(prompt(HERMES, user(), one.clone()).await.starts_with(&format!("<tools>{listed}</tools>")));
+    let call =
+        |arguments: &str| json!({ "id": "1", "type": "function", "function": { "name": "f", "arguments": arguments } });
+    let history = json!([
+        { "role": "user", "content": "q" },
+        { "role": "assistant", "content": null, "tool_calls": [call("{\"a\": 1}"), call("{}")] },
+        { "role": "tool", "tool_call_id": "1", "content": "r1" },
+        { "role": "tool", "tool_call_id": "2", "content": "r2" },
+    ]);
+    // A template that knows calls gets the arguments as an object.
+    let text = prompt(HERMES, history.clone(), one.clone()).await;
+    assert!(
+        text.contains("[assistant]<tool_call>{\"a\": 1}</tool_call><tool_call>{}</tool_call><|end|>[tool]r1"),
+        "{text}"
+    );
+    // One that does not gets all of it as text.
+    let text = prompt(crate::support::CHAT_TEMPLATE, history, one.clone()).await;
+    assert!(text.starts_with("[system]You can call the functions"), "{text}");
+    assert!(text.contains("<tools>\n{\"type\":\"function\","), "{text}");
+    let said =
+        "[user]q<|end|>[assistant]<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\":1}}\n</tool_call>\n<tool_call>";
+    assert!(text.contains(said), "{text}");
+    let results =
+        "[user]<tool_response>\nr1\n</tool_response>\n<tool_response>\nr2\n</tool_response><|end|>[assistant]";
+    assert!(text.ends_with(results), "{text}");
+    let system = json!([{ "role": "system", "content": "s" }, { "role": "user", "content": "q" }]);
+    let text = prompt(crate::support::CHAT_TEMPLATE, system, one).await;
+    assert!(text.starts_with("[system]s\n\nYou can call"), "{text}");
+}
+
+#[tokio::test]
+async fn refusals_of_tools_name_their_place() {
+    let server = server(HERMES);
+    let named = |name: &str| json!({ "type": "function", "function": { "name": name } });
+    let tools = |tools: Value| json!({ "tools": tools });
+    let f = || named("f");
+    let forced = |parameters: Value| json!({ "tools": [tool("f", &parameters)], "tool_choice": "required" });
+    let cases = [
+        (tools(json!(1)), "tools", "an array"),
+        (tools(json!([1])), "tools[0]", "expected an object"),
+        (tools(json!([{ "function": {} }])), "tools[0].type", "Missing required"),
+        (tools(json!([{ "type": "web_search" }])), "tools[0].type", "`function`"),
+        (tools(json!([{ "type": "function" }])), "tools[0].function", "Missing required"),
+        (tools(json!([{ "type": "function", "function": {} }])), "tools[0].function.name", "Missing required"),
+        (tools(json!([f(), named("a b")])), "tools[1].function.name", "`^[a-zA-Z0-9_-]+$`"),
+        (tools(json!([named(&"x".repeat(65))])), "tools[0].function.name", "maximum length 64"),
+        (tools(json!([named("")])), "tools[0].function.name", "empty string"),
+        (tools(json!([f(), f()])), "tools[1].function.name", "unique"),
+        (
+            tools(json!([{ "type": "function", "function": { "name": "f", "parameters": 1 } }])),
+            "tools[0].function.parameters",
+            "an object",
+        ),
+        (forced(json!({ "type": "string" })), "tools[0].function.parameters", "`type: \"object\"`"),
+        (
+            forced(json!({ "type": "object", "properties": { "a": { "type": "int" } } })),
+            "tools[0].function.parameters.properties.a",
+            "int",
+        ),
+        (json!({ "tools": [f()], "tool_choice": "any" }), "tool_choice", "`required`"),
+        (json!({ "tools": [f()], "tool_choice": named("g") }), "tool_choice", "not found in `tools`"),
+        (
+            json!({ "tools": [f()], "tool_choice": { "type": "function" } }),
+            "tool_choice.function.name",
+            "Missing required",
+        ),
+        (json!({ "tool_choice": "required" }), "tool_choice", "only allowed when `tools`"),
+        (json!({ "tool_choice": "auto" }), "tool_choice", "only allowed when `tools`"),
+        (json!({ "parallel_tool_calls": false }), "parallel_tool_calls", "only allowed when `tools`"),
+        (
+            json!({ "tools": [f()], "tool_choice": "required", "response_format": { "type": "json_object" } }),
+            "response_format",
+            "`tool_choice`",
+        ),
+        (json!({ "tools": [f()], "guided_regex": "a" }), "guided_regex", "`tools`"),
+        (json!({ "tools": [f()], "tool_choice": "required", "stop": "x" }), "stop", "`tool_choice`"),
+        (json!({ "tools": [f()], "tool_choice": "auto", "chat_template": OTHER }), "tool_choice", "`required`"),
+        (json!({ "messages": [{ "role": "tool", "content": "r" }] }), "messages[0].tool_call_id", "Missing required"),
+        (json!({ "messages": [{ "role": "assistant", "tool_calls": 1 }] }), "messages[0].tool_calls", "an array"),
+        (
+            json!({ "messages": [{ "role": "assistant", "tool_calls": [{}] }] }),
+            "messages[0].tool_calls[0].function.name",
+            "Missing",
+        ),
+    ];
+    for (mut body, param, message) in cases {
+        if body.get("messages").is_none() {
+            body["messages"] = user();
+        }
+        body["max_tokens"] = json!(2);
+        let answer = server.post_to(CHAT, body.to_string()).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{body}");
+        assert!(answer.error().contains(message), "{body}: {}", answer.error());
+        assert_eq!(answer.json()["error"]["param"], param, "{body}: {}", answer.error());
+    }
+    // `none` leaves the tools out, and nothing offered is nothing chosen.
+    for body in [
+        json!({ "tools": [f()], "tool_choice": "none" }),
+        json!({ "tools": [], "tool_choice": "none" }),
+        json!({ "tools": null }),
+    ] {
+        let mut body = body;
+        body["messages"] = user();
+        body["max_tokens"] = json!(2);
+        let answer = server.chat(body).await;
+        assert!(answer["choices"][0]["message"].get("tool_calls").is_none());
+    }
+}
