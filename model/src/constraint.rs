@@ -51,7 +51,7 @@ pub enum Grammar {
     /// JSON that a [JSON Schema](https://json-schema.org/draft/2020-12) describes. What comes between its tokens is at
     /// most one space, or a line break with up to 20 spaces.
     Json(Value),
-    /// A regular expression that the whole text matches.
+    /// A regular expression that the whole text matches, with or without anchors at its ends; `\d` is one of ten digits.
     Regex(String),
     /// One of some texts.
     Choice(Vec<String>),
@@ -79,6 +79,8 @@ impl GrammarError {
 /// Compiles grammars for one vocabulary.
 pub struct GrammarCompiler {
     factory: ParserFactory,
+    /// The tokens that are text. A grammar can name others by their ids.
+    text_tokens: Arc<SimpleVob>,
 }
 
 impl GrammarCompiler {
@@ -94,11 +96,16 @@ impl GrammarCompiler {
         let ids = 0..tokenizer.vocab_size() as TokenId;
         let words: Vec<Vec<u8>> = ids.map(|id| text_bytes(tokenizer, id)).collect();
         let info = TokRxInfo::new(words.len() as u32, INVALID_TOKEN);
-        let environment: TokEnv = Arc::new(ApproximateTokEnv::new(TokTrie::from(&info, &words)));
+        let trie = TokTrie::from(&info, &words);
+        let mut text_tokens = trie.alloc_token_set();
+        for (id, _) in (0..).zip(&words).filter(|(_, word)| !word.is_empty()) {
+            text_tokens.allow_token(id);
+        }
+        let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
         let mut factory = ParserFactory::new_simple(&environment).map_err(|error| no_trie(error.to_string()))?;
         factory.quiet();
         *factory.limits_mut() = limits();
-        Ok(Self { factory })
+        Ok(Self { factory, text_tokens: Arc::new(text_tokens) })
     }
 
     /// Compiles a grammar, within limits. `param` is the parameter that asked for it, as clients write it.
@@ -107,14 +114,16 @@ impl GrammarCompiler {
     /// What is wrong with the grammar and where, or what this vocabulary cannot write.
     pub fn compile(&self, grammar: &Grammar, param: &'static str) -> Result<Constraint, GrammarError> {
         check_size(grammar)?;
-        self.on_a_deep_stack(|| match self.compile_source(grammar) {
-            Ok(mut matcher) => {
+        on_a_deep_stack(|| match self.compile_source(grammar) {
+            Ok(matcher) => {
                 if matcher.is_stopped() {
                     return Err(GrammarError::whole("allows no text but the empty one"));
                 }
-                let mask = matcher.compute_mask().map_err(|error| GrammarError::whole(self.first_line(&error)))?;
+                let mut state = State { matcher, text_tokens: Arc::clone(&self.text_tokens), mask: None };
+                if let Err(error) = state.mask() {
+                    return Err(GrammarError::whole(format!("cannot be used: {}", first_line(error))));
+                }
                 let is_json = matches!(grammar, Grammar::Json(_));
-                let state = State { matcher, mask: Some(Ok(mask)) };
                 Ok(Constraint { state: Arc::new(Mutex::new(state)), param, is_json })
             }
             Err(what) => Err(match grammar {
@@ -129,7 +138,7 @@ impl GrammarCompiler {
     fn compile_source(&self, grammar: &Grammar) -> Result<Matcher, String> {
         let source = match grammar {
             Grammar::Json(value) => TopLevelGrammar::from_json_schema(schema::with_settings(value.clone())),
-            Grammar::Regex(regex) => TopLevelGrammar::from_regex(regex),
+            Grammar::Regex(regex) => TopLevelGrammar::from_regex(&with_plain_digits(without_anchors(regex))),
             Grammar::Choice(choices) => {
                 let choices: Vec<String> =
                     choices.iter().map(|choice| Value::from(choice.as_str()).to_string()).collect();
@@ -139,34 +148,8 @@ impl GrammarCompiler {
         };
         let mut matcher = Matcher::new(self.factory.create_parser(source));
         // Notices a grammar that is complete from the start.
-        matcher.consume_tokens(&[]).map_err(|error| self.first_line(&error))?;
+        matcher.consume_tokens(&[]).map_err(|error| format!("cannot be used: {}", first_line(&error)))?;
         Ok(matcher)
-    }
-
-    /// What the library says, without its notes for its own developers.
-    fn first_line(&self, error: &impl fmt::Display) -> String {
-        const MAX_CHARS: usize = 400;
-        let text = error.to_string();
-        let text = text.replace("<non-verbose/>", "");
-        let text = text.split("<backtrace>").next().unwrap_or_default().trim();
-        let text = text.split_once("<state>").map_or(text, |(before, _)| before.trim());
-        match text.char_indices().nth(MAX_CHARS) {
-            Some((end, _)) => format!("{}...", text.get(..end).unwrap_or_default()),
-            None if text.is_empty() => "the vocabulary has no token for what must come first".into(),
-            None => text.to_owned(),
-        }
-    }
-
-    fn on_a_deep_stack<T: Send>(
-        &self,
-        work: impl FnOnce() -> Result<T, GrammarError> + Send,
-    ) -> Result<T, GrammarError> {
-        thread::scope(|scope| {
-            let builder = thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES);
-            let worker = builder.spawn_scoped(scope, work);
-            let worker = worker.map_err(|error| GrammarError::whole(format!("cannot be compiled now: {error}")))?;
-            worker.join().unwrap_or_else(|_| Err(GrammarError::whole("is beyond what can be compiled")))
-        })
     }
 }
 
@@ -174,6 +157,31 @@ impl fmt::Debug for GrammarCompiler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GrammarCompiler").finish_non_exhaustive()
     }
+}
+
+/// What the library says, without its notes for its own developers.
+fn first_line(error: &impl fmt::Display) -> String {
+    const MAX_CHARS: usize = 400;
+    let text = error.to_string();
+    let text = text.replace("<non-verbose/>", "");
+    let text = text.split("<backtrace>").next().unwrap_or_default().trim();
+    let text = text.split_once("<state>").map_or(text, |(before, _)| before.trim());
+    match text.char_indices().nth(MAX_CHARS) {
+        Some((end, _)) => format!("{}...", text.get(..end).unwrap_or_default()),
+        None if text.is_empty() || text == "NoExtensionBias" => {
+            "no text has this form, or none that the vocabulary can write".into()
+        }
+        None => text.to_owned(),
+    }
+}
+
+fn on_a_deep_stack<T: Send>(work: impl FnOnce() -> Result<T, GrammarError> + Send) -> Result<T, GrammarError> {
+    thread::scope(|scope| {
+        let builder = thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES);
+        let worker = builder.spawn_scoped(scope, work);
+        let worker = worker.map_err(|error| GrammarError::whole(format!("cannot be compiled now: {error}")))?;
+        worker.join().unwrap_or_else(|_| Err(GrammarError::whole("is beyond what can be compiled")))
+    })
 }
 
 /// What a token adds to a text; nothing for special tokens, and for bytes that no text has: the trie marks its own
@@ -211,6 +219,31 @@ fn check_size(grammar: &Grammar) -> Result<(), GrammarError> {
     Ok(())
 }
 
+/// The whole text is to match, so anchors at both ends say nothing; the library knows none.
+fn without_anchors(regex: &str) -> &str {
+    let regex = regex.strip_prefix('^').unwrap_or(regex);
+    match regex.strip_suffix('$') {
+        Some(before) if before.bytes().rev().take_while(|byte| *byte == b'\\').count() % 2 == 0 => before,
+        _ => regex,
+    }
+}
+
+/// `\d` as the ten digits, which it means everywhere; which others it means, depends on whom one asks.
+fn with_plain_digits(regex: &str) -> String {
+    let mut plain = String::with_capacity(regex.len());
+    let mut characters = regex.chars();
+    while let Some(character) = characters.next() {
+        match (character, if character == '\\' { characters.next() } else { None }) {
+            (_, Some('d')) => plain.push_str("[0-9]"),
+            (_, escaped) => {
+                plain.push(character);
+                plain.extend(escaped);
+            }
+        }
+    }
+    plain
+}
+
 /// How deep brackets nest, those behind a backslash and within double quotes not counted.
 fn bracket_depth(source: &str) -> usize {
     let (mut depth, mut deepest, mut is_quoted, mut is_escaped) = (0usize, 0, false, false);
@@ -238,14 +271,19 @@ pub struct Constraint {
 
 struct State {
     matcher: Matcher,
+    text_tokens: Arc<SimpleVob>,
     /// Which tokens may come next, once that is known.
     mask: Option<Result<SimpleVob, String>>,
 }
 
 impl State {
     fn mask(&mut self) -> &Result<SimpleVob, String> {
-        let matcher = &mut self.matcher;
-        self.mask.get_or_insert_with(|| matcher.compute_mask().map_err(|error| error.to_string()))
+        let Self { matcher, text_tokens, mask } = self;
+        mask.get_or_insert_with(|| {
+            let mut mask = matcher.compute_mask().map_err(|error| error.to_string())?;
+            mask.and(text_tokens);
+            if mask.is_zero() && !matcher.is_accepting().unwrap_or(false) { Err(String::new()) } else { Ok(mask) }
+        })
     }
 }
 
@@ -315,7 +353,11 @@ impl Constraint {
 
     fn failed(&self, what: &str) -> Error {
         let what = what.split(['\n', '<']).next().unwrap_or_default();
-        let what = if what.is_empty() { "no token of the vocabulary can go on with the text" } else { what };
+        let what = if what.is_empty() || what == "NoExtensionBias" {
+            "no token of the vocabulary can go on with the text"
+        } else {
+            what
+        };
         Error::Param { name: self.param, what: format!("cannot be kept to the end: {what}") }
     }
 }
@@ -324,7 +366,11 @@ impl Clone for Constraint {
     fn clone(&self) -> Self {
         let state = lock(&self.state);
         // The lexer, which learns as it goes, is shared.
-        let copy = State { matcher: state.matcher.clone(), mask: state.mask.clone() };
+        let copy = State {
+            matcher: state.matcher.clone(),
+            text_tokens: Arc::clone(&state.text_tokens),
+            mask: state.mask.clone(),
+        };
         Self { state: Arc::new(Mutex::new(copy)), param: self.param, is_json: self.is_json }
     }
 }

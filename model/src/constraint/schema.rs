@@ -14,7 +14,7 @@ const MAX_VALUES: usize = 20_000;
 const MAX_COUNT: u64 = 10_000;
 
 /// Attempts to find the place of a mistake.
-const MAX_ATTEMPTS: usize = 200;
+const MAX_ATTEMPTS: usize = 100;
 
 /// Keywords whose values are bounds on numbers of things.
 const COUNTS: [&str; 6] = ["minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"];

@@ -317,7 +317,7 @@ fn overlap(text: &str, mark: &str) -> usize {
 fn may_become_call(json: &str) -> bool {
     let Some(inside) = json.strip_prefix('{') else { return false };
     let inside = inside.trim_start();
-    ["\"name\"", "\"type\"", "\"parameters\"", "\"arguments\"", "\"function\""]
+    ["\"name\"", "\"type\"", "\"parameters\"", "\"arguments\""]
         .iter()
         .any(|member| inside.starts_with(member) || member.starts_with(inside))
 }
