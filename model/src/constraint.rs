@@ -327,8 +327,9 @@ impl Constraint {
             }
         };
         match state.mask() {
-            Ok(mask) => mask.iter_set_entries(&mut allow),
             // The text can end, and nothing else.
+            Ok(mask) if mask.is_zero() && end_ids.is_empty() => return Err(self.failed("")),
+            Ok(mask) => mask.iter_set_entries(&mut allow),
             Err(_) if may_end && !end_ids.is_empty() => {}
             Err(what) => return Err(self.failed(what)),
         }

@@ -12,7 +12,7 @@ use super::{
     error::ApiError,
     fields::{Fields, must_be, shown},
     structured::missing,
-    tools::{ToolStyle, Tools},
+    tools::{Place, ToolStyle, Tools},
 };
 use crate::engine::ServedModel;
 
@@ -81,20 +81,26 @@ impl Conversation {
         let template = self.template(model)?.clone();
         let style = ToolStyle::of(&template);
         let knows_developer = template.source().contains("developer");
-        let messages = style.messages(self.messages, self.tools.as_ref());
-        let messages = messages.into_iter().map(|message| match message.role.as_str() {
-            // OpenAI's newer name for the same thing.
-            "developer" if !knows_developer => Message { role: "system".into(), ..message },
-            _ => message,
-        });
+        let told = |place| {
+            let messages = style.messages(self.messages.clone(), self.tools.as_ref(), place);
+            let messages = messages.into_iter().map(|message| match message.role.as_str() {
+                // OpenAI's newer name for the same thing.
+                "developer" if !knows_developer => Message { role: "system".into(), ..message },
+                _ => message,
+            });
+            messages.collect::<Vec<_>>()
+        };
         let context = RenderContext {
             ending: self.ending,
-            kwargs: self.kwargs,
+            kwargs: self.kwargs.clone(),
             tools: style.template_tools(self.tools.as_ref()),
             add_special_tokens: self.special_tokens == AddedTokens::TheTokenizers,
             ..RenderContext::new(&model.tokenizer)
         };
-        let ids = template.encode(&model.tokenizer, &messages.collect::<Vec<_>>(), &context);
+        let mut ids = template.encode(&model.tokenizer, &told(Place::System), &context);
+        if matches!(ids, Err(Error::Template { .. })) && self.tools.is_some() && style.is_by_messages() {
+            ids = template.encode(&model.tokenizer, &told(Place::First), &context);
+        }
         ids.map_err(|error| match error {
             Error::Param { name, .. } => ApiError::invalid(name, error.to_string()),
             error => ApiError::invalid("messages", format!("`messages` cannot be encoded: {error}")),

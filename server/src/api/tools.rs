@@ -57,6 +57,15 @@ pub(crate) enum Calls {
     Several,
 }
 
+/// Where the tools are told if the template does not tell them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In the system message, which may be there for them alone.
+    System,
+    /// In the first message, whoever speaks: some templates know no system message.
+    First,
+}
+
 /// How tools reach a model and calls come back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ToolStyle {
@@ -82,22 +91,28 @@ impl ToolStyle {
         Self { format, is_in_template, has_history: is_in_template || source.contains("tool_call") }
     }
 
+    /// Whether the tools are told by messages.
+    pub(crate) fn is_by_messages(self) -> bool {
+        !self.is_in_template
+    }
+
     /// What the template is given as tools.
     pub(crate) fn template_tools(self, tools: Option<&Tools>) -> Option<Value> {
         tools.filter(|_| self.is_in_template).map(|tools| tools.list.iter().map(|tool| tool.json.clone()).collect())
     }
 
     /// The messages with what the template does not write by itself.
-    pub(crate) fn messages(self, mut messages: Vec<Message>, tools: Option<&Tools>) -> Vec<Message> {
+    pub(crate) fn messages(self, mut messages: Vec<Message>, tools: Option<&Tools>, place: Place) -> Vec<Message> {
         if !self.has_history {
             messages = messages.into_iter().map(as_text).fold(Vec::new(), joined);
         }
         if let Some(tools) = tools.filter(|_| !self.is_in_template) {
             let section = tools.section();
-            match messages.first_mut() {
-                Some(first) if matches!(first.role.as_str(), "system" | "developer") => {
+            match (messages.first_mut(), place) {
+                (Some(first), _) if matches!(first.role.as_str(), "system" | "developer") => {
                     first.content = format!("{}\n\n{section}", first.content);
                 }
+                (Some(first), Place::First) => first.content = format!("{section}\n\n{}", first.content),
                 _ => messages.insert(0, Message::new("system", section)),
             }
         }

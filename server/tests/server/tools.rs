@@ -16,8 +16,11 @@ use crate::{
 const HERMES: &str = "{% if tools %}<tools>{{ tools | tojson }}</tools> like <tool_call>{% endif %}{% for message in \
     messages %}[{{ message.role }}]{{ message.content }}{% for call in message.tool_calls or [] %}<tool_call>\
     {{ call.function.arguments | tojson }}</tool_call>{% endfor %}<|end|>{% endfor %}[assistant]";
-const LLAMA: &str = "{% if tools %}{{ tools | tojson }} Respond with {\"name\": .., \"parameters\": ..}{% endif %}\
+const LLAMA: &str = "{% if custom_tools is defined %}{% set tools = custom_tools %}{% endif %}{% if not tools is defined %}\
+    {% set tools = none %}{% endif %}{% if tools %}{{ tools | tojson }} Respond with {\"name\": .., \"parameters\": ..}{% endif %}\
     {% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}[assistant]";
+const NO_SYSTEM: &str = "{% for message in messages %}{% if message.role == 'system' %}{{ raise_exception('no system') }}\
+    {% endif %}[{{ message.role }}]{{ message.content }}{% endfor %}";
 const OTHER: &str = "{% if tools %}[AVAILABLE]{{ tools | tojson }}{% endif %}{{ messages[0].content }}";
 
 fn server(template: &'static str) -> Server {
@@ -194,6 +197,8 @@ async fn templates_get_tools_calls_and_results() {
     let system = json!([{ "role": "system", "content": "s" }, { "role": "user", "content": "q" }]);
     let text = prompt(crate::support::CHAT_TEMPLATE, system, one).await;
     assert!(text.starts_with("[system]s\n\nYou can call"), "{text}");
+    let text = prompt(NO_SYSTEM, user(), json!([tool("f", &json!({}))])).await;
+    assert!(text.starts_with("[user]You can call") && text.ends_with("</tool_call>\n\nx"), "{text}");
 }
 
 #[tokio::test]
