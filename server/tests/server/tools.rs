@@ -135,7 +135,8 @@ async fn with_a_schema_for_the_answer_the_model_answers_or_calls() {
             let body = json!({
                 "messages": user(), "tools": two_tools(), "seed": seed, "temperature": 1.8, "max_tokens": 400,
                 "response_format": { "type": "json_schema", "json_schema": { "name": "a", "schema": schema } },
-                "logit_bias": { "60": 4.0, "123": 4.0, "110": 4.0 },
+                // `<`, `{` and `n`: from answers to calls.
+                "logit_bias": { "60": f64::from(seed) / 2.0, "123": 6.0, "110": f64::from(seed) / 2.0 },
             });
             let whole = message(&server.chat(body.clone()).await["choices"][0]);
             assert_eq!(fold(&server.stream_chat(body).await), whole, "seed {seed}");
