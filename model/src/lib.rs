@@ -10,7 +10,7 @@
 //! - [`ops`]: the boundary to speed, one file per operation
 //! - [`kv_cache`]: pages of keys and values
 //! - [`weights`]: model dirs in Hugging Face's format
-//! - [`tokenizer`], [`chat`]: text to ids and back
+//! - [`tokenizer`], [`chat`], [`infill`]: text to ids and back
 //! - [`constraint`]: grammars that a text must follow
 //! - [`sampling`], [`generate`](mod@generate): from logits to tokens
 //! - [`device`]: which device to run on
@@ -23,6 +23,7 @@ pub mod device;
 pub mod error;
 pub mod generate;
 pub mod gpt;
+pub mod infill;
 pub mod kv_cache;
 mod mmap;
 pub mod ops;

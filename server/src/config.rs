@@ -16,6 +16,7 @@ use hearth_model::{
     Error, Result,
     device::{self, DeviceChoice},
     ops::{self, Dtype},
+    sampling::SamplingParams,
     weights::model_dir::{self, LoadOptions, LoadedModel},
 };
 
@@ -67,6 +68,10 @@ pub struct ServerConfig {
     /// Tokens that are guessed ahead at most
     #[arg(long, env = "HEARTH_NUM_SPECULATIVE_TOKENS", value_name = "TOKENS", default_value_t = 8)]
     pub num_speculative_tokens: usize,
+    /// Where sampling parameters come from that a request leaves out: `model`, what the model's generation_config.json
+    /// advises, or `openai`, OpenAI's defaults
+    #[arg(long, env = "HEARTH_SAMPLING_DEFAULTS", value_name = "WHOSE", value_enum, default_value_t = SamplingDefaults::Model)]
+    pub sampling_defaults: SamplingDefaults,
     /// Seconds that requests in flight get to finish after SIGTERM or ctrl-c; a second signal ends them at once
     #[arg(long, env = "HEARTH_DRAIN_TIMEOUT", value_name = "SECONDS", default_value_t = 30)]
     pub drain_timeout: u64,
@@ -116,7 +121,7 @@ impl ServerConfig {
             let what = "goes with `--speculative draft`, got `prompt-lookup`".to_owned();
             return Err(Error::Param { name: "--draft-model", what });
         }
-        let served = self.model.load()?;
+        let served = self.sampling_defaults.of(self.model.load()?);
         let wanted = matches!(self.engine_options().speculation, Speculation::DraftModel { .. });
         let draft = self.draft_model.as_ref().filter(|_| wanted);
         let draft = draft.map(|dir| {
@@ -302,6 +307,25 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line, for machines.
     Json,
+}
+
+/// Whose sampling parameters a request gets where it does not say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum SamplingDefaults {
+    /// Those that the model's makers advise.
+    Model,
+    /// Those that change nothing.
+    Openai,
+}
+
+impl SamplingDefaults {
+    /// The model, to be served so.
+    pub fn of(self, model: LoadedModel) -> LoadedModel {
+        match self {
+            Self::Model => model,
+            Self::Openai => LoadedModel { sampling_defaults: SamplingParams::default(), ..model },
+        }
+    }
 }
 
 /// Which model, and where it runs.

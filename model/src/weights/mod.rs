@@ -3,6 +3,7 @@
 mod architectures;
 mod fields;
 mod files;
+mod generation_config;
 mod hf;
 pub mod model_dir;
 

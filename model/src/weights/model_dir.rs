@@ -15,6 +15,7 @@ use serde_json::{Map, Value};
 use super::{
     fields::Fields,
     files::{DiskDtype, TensorFiles, TensorWriter},
+    generation_config::sampling_defaults,
     hf::{self, Spelling},
 };
 use crate::{
@@ -25,6 +26,7 @@ use crate::{
     gpt::Gpt,
     ops::Dtype,
     regular_file,
+    sampling::SamplingParams,
     tokenizer::Tokenizer,
 };
 
@@ -55,6 +57,8 @@ pub struct LoadedModel {
     pub chat_template: Option<ChatTemplate>,
     /// Tokens that end a text: those of `generation_config.json`, else of `config.json`, else the tokenizer's `eos`.
     pub eos_token_ids: Vec<TokenId>,
+    /// The sampling parameters that `generation_config.json` advises; those it does not name change nothing.
+    pub sampling_defaults: SamplingParams,
 }
 
 /// Opens the model dir `dir` as a whole.
@@ -66,9 +70,11 @@ pub fn load(dir: &Path, options: &LoadOptions) -> Result<LoadedModel> {
     let tokenizer = Tokenizer::from_dir(dir)?;
     let generation_path = dir.join(GENERATION_FILE);
     let generation = if generation_path.exists() { read_object(&generation_path)? } else { Map::new() };
+    let sampling_defaults = sampling_defaults(&generation, &generation_path, gpt.config().vocab_size)?;
     let files = [(generation_path, generation), (dir.join(CONFIG_FILE), config_json)];
     let eos_token_ids = eos_token_ids(&files, &gpt, &tokenizer)?;
-    LoadedModel { gpt, tokenizer, chat_template: ChatTemplate::from_dir(dir)?, eos_token_ids }.checked(dir)
+    let chat_template = ChatTemplate::from_dir(dir)?;
+    LoadedModel { gpt, tokenizer, chat_template, eos_token_ids, sampling_defaults }.checked(dir)
 }
 
 /// A model dir that is part of a program: its files' contents. There is no chat template.
@@ -98,7 +104,8 @@ pub fn load_embedded(dir: &EmbeddedDir, options: &LoadOptions) -> Result<LoadedM
     let gpt = build(&config_json, &config_path, &files, options)?;
     let tokenizer = Tokenizer::from_json(dir.tokenizer, Some(dir.tokenizer_config), &name.join("tokenizer.json"))?;
     let eos_token_ids = eos_token_ids(&[(config_path, config_json)], &gpt, &tokenizer)?;
-    LoadedModel { gpt, tokenizer, chat_template: None, eos_token_ids }.checked(name)
+    let sampling_defaults = SamplingParams::default();
+    LoadedModel { gpt, tokenizer, chat_template: None, eos_token_ids, sampling_defaults }.checked(name)
 }
 
 impl LoadedModel {

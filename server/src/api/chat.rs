@@ -6,7 +6,7 @@ use axum::{
     extract::State,
     response::{IntoResponse, Response},
 };
-use hearth_model::{TokenId, tokenizer::Tokenizer};
+use hearth_model::{TokenId, sampling::SamplingParams, tokenizer::Tokenizer};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -47,6 +47,7 @@ struct WireChoice {
     message: WireMessage,
     logprobs: Option<Logprobs>,
     finish_reason: Option<&'static str>,
+    stop_reason: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     token_ids: Option<Vec<TokenId>>,
 }
@@ -68,6 +69,7 @@ struct ChunkChoice {
     delta: WireDelta,
     logprobs: Option<Logprobs>,
     finish_reason: Option<&'static str>,
+    stop_reason: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     token_ids: Option<Vec<TokenId>>,
 }
@@ -107,7 +109,7 @@ const ASSISTANT: &str = "assistant";
 
 /// Answers a conversation, streamed or not.
 pub(crate) async fn create(State(state): State<AppState>, fields: Fields) -> Result<Response, ApiError> {
-    let ChatRequest { conversation, generation } = ChatRequest::from_fields(fields)?;
+    let ChatRequest { conversation, generation } = ChatRequest::from_fields(fields, state.sampling_defaults())?;
     let (generation, parser) = with_tools(&conversation, generation, state.working_engine()?.model())?;
     let prepare = move |generation: &Generation, model: &ServedModel| {
         Ok(vec![generation.prompt(conversation.encode(model)?, model)])
@@ -148,7 +150,7 @@ fn with_tools(
 }
 
 impl ChatRequest {
-    fn from_fields(mut fields: Fields) -> Result<Self, ApiError> {
+    fn from_fields(mut fields: Fields, defaults: SamplingParams) -> Result<Self, ApiError> {
         let conversation = Conversation::from_fields(&mut fields)?;
         if let Some(modalities) = fields.string_list("modalities")?
             && modalities != ["text"]
@@ -158,7 +160,7 @@ impl ChatRequest {
         }
         let logprobs = logprobs(&mut fields)?;
         let max_tokens = max_tokens(&mut fields)?;
-        let generation = Generation::from_fields(fields, max_tokens)?.with_logprobs(logprobs);
+        let generation = Generation::from_fields(fields, max_tokens, defaults)?.with_logprobs(logprobs);
         Ok(Self { conversation, generation })
     }
 }
@@ -209,6 +211,7 @@ fn whole(head: Head, mut answers: Vec<Answer>, rest: Rest<'_>) -> ChatCompletion
             index,
             finish_reason: tool_calls::finish_reason(answer.finish_reason, !tool_calls.is_empty()),
             message: WireMessage { role: ASSISTANT, content, tool_calls, refusal: None },
+            stop_reason: generation.stop_reason(answer.stop_cause),
             // Asked for, but no token drawn to report: an empty list, not none.
             logprobs: generation.logprobs.map(|_| Logprobs::new(answer.logprobs.unwrap_or_default())),
             token_ids: generation.token_ids.map(|_| answer.token_ids),
@@ -265,7 +268,8 @@ impl ChunkWriter {
             return None;
         }
         let delta = WireDelta { role: Some(ASSISTANT), content: Some(String::new()), tool_calls: None };
-        let choice = ChunkChoice { index, delta, logprobs: None, finish_reason: None, token_ids: None };
+        let choice =
+            ChunkChoice { index, delta, logprobs: None, finish_reason: None, stop_reason: None, token_ids: None };
         let mut chunk = self.chunk(choice, usage);
         if let Some(ids) = &self.prompt_token_ids {
             chunk["prompt_token_ids"] = json!(ids);
@@ -283,6 +287,7 @@ impl ChunkWriter {
             delta: WireDelta { role: None, content, tool_calls: call.map(|call| [call]) },
             logprobs: None,
             finish_reason: None,
+            stop_reason: None,
             token_ids: self.generation.token_ids.map(|_| Vec::new()),
         });
         let mut chunks: Vec<Value> = choices.map(|choice| self.chunk(choice, usage)).collect();
@@ -294,6 +299,7 @@ impl ChunkWriter {
                 delta: WireDelta::default(),
                 logprobs: delta.logprobs.map(Logprobs::new),
                 finish_reason: delta.finish_reason,
+                stop_reason: self.generation.stop_reason(delta.stop_cause),
                 token_ids: self.generation.token_ids.map(|_| delta.token_ids),
             };
             chunks.push(self.chunk(choice, usage));
@@ -302,7 +308,7 @@ impl ChunkWriter {
     }
 
     fn delta(&self, delta: Delta, usage: Usage) -> Value {
-        let Delta { index, text, token_ids, logprobs, finish_reason, .. } = delta;
+        let Delta { index, text, token_ids, logprobs, finish_reason, stop_cause, .. } = delta;
         // The last event is often nothing but the end.
         let content = (finish_reason.is_none() || !text.is_empty()).then_some(text);
         let choice = ChunkChoice {
@@ -310,6 +316,7 @@ impl ChunkWriter {
             delta: WireDelta { role: None, content, tool_calls: None },
             logprobs: logprobs.map(Logprobs::new),
             finish_reason,
+            stop_reason: self.generation.stop_reason(stop_cause),
             token_ids: self.generation.token_ids.map(|_| token_ids),
         };
         self.chunk(choice, usage)

@@ -8,6 +8,8 @@ use axum::{
 };
 use hearth_model::{
     TokenId,
+    infill::Infill,
+    sampling::SamplingParams,
     tokenizer::{EncodeOptions, Tokenizer},
 };
 use serde::Serialize;
@@ -15,10 +17,11 @@ use serde_json::{Map, Value, json};
 
 use super::{
     error::ApiError,
-    fields::{Fields, must_be, token_ids},
+    fields::Fields,
     generation::{Generation, Head, Prompt, Started, UsageReports, prompt_logprobs_json},
     state::AppState,
     stream::{self, Answer, Delta, Part, TokenEntry, Usage},
+    texts::Source,
 };
 use crate::engine::{ServedModel, request::MAX_LOGPROBS};
 
@@ -38,12 +41,8 @@ struct Prompts {
     sources: Vec<Source>,
     encode: EncodeOptions,
     start: Start,
-}
-
-#[derive(Clone, Debug)]
-enum Source {
-    Text(String),
-    Ids(Vec<TokenId>),
+    /// The text behind the gap that the answer fills.
+    suffix: Option<String>,
 }
 
 /// What the answer starts with.
@@ -67,6 +66,7 @@ struct WireChoice {
     index: usize,
     logprobs: Option<Logprobs>,
     finish_reason: Option<&'static str>,
+    stop_reason: Option<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     token_ids: Option<Vec<TokenId>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -89,7 +89,7 @@ struct Logprobs {
 
 /// Answers a completion request, streamed or not.
 pub(crate) async fn create(State(state): State<AppState>, fields: Fields) -> Result<Response, ApiError> {
-    let CompletionRequest { prompts, generation } = CompletionRequest::from_fields(fields)?;
+    let CompletionRequest { prompts, generation } = CompletionRequest::from_fields(fields, state.sampling_defaults())?;
     let prepare = move |generation: &Generation, model: &ServedModel| prompts.prepare(generation, model);
     let Started { head, deltas, tokenizer, prompt_ids } = generation.start(&state, "cmpl-", prepare).await?;
     let head = head.with_object("text_completion");
@@ -113,55 +113,72 @@ pub(crate) async fn create(State(state): State<AppState>, fields: Fields) -> Res
 }
 
 impl CompletionRequest {
-    fn from_fields(mut fields: Fields) -> Result<Self, ApiError> {
-        let sources = sources(&mut fields)?;
+    fn from_fields(mut fields: Fields, defaults: SamplingParams) -> Result<Self, ApiError> {
+        let sources = Source::from_fields(&mut fields, "prompt")?;
         let start = if fields.flag("echo")?.unwrap_or(false) { Start::Echo } else { Start::FirstToken };
-        if fields.string("suffix")?.is_some_and(|suffix| !suffix.is_empty()) {
-            return Err(ApiError::invalid("suffix", "`suffix` is not supported: the model cannot fill in the middle"));
-        }
+        let suffix = suffix(&mut fields, start)?;
         let add_special_tokens = fields.flag("add_special_tokens")?.unwrap_or(true);
         let logprobs = fields.count("logprobs", 0..=MAX_LOGPROBS)?;
         let max_tokens = max_tokens(&mut fields, start)?;
         let encode = EncodeOptions { add_special_tokens, ..EncodeOptions::PROMPT };
-        let generation = Generation::from_fields(fields, max_tokens)?.with_logprobs(logprobs);
+        let generation = Generation::from_fields(fields, max_tokens, defaults)?.with_logprobs(logprobs);
         generation.check_answers(sources.len())?;
-        Ok(Self { prompts: Prompts { sources, encode, start }, generation })
+        if start == Start::Echo {
+            generation.check_echo()?;
+        }
+        Ok(Self { prompts: Prompts { sources, encode, start, suffix }, generation })
     }
 }
 
 impl Prompts {
     fn prepare(self, generation: &Generation, model: &ServedModel) -> Result<Vec<Prompt>, ApiError> {
+        if let Some(suffix) = &self.suffix {
+            return self.with_gap(suffix, generation, model);
+        }
         let prompts = self.sources.into_iter().map(|source| {
-            let (ids, text) = match source {
-                Source::Ids(ids) => (ids, None),
-                Source::Text(text) => {
-                    let ids = model.tokenizer.encode(&text, self.encode);
-                    let refusal = |error| ApiError::invalid("prompt", format!("`prompt` cannot be encoded: {error}"));
-                    (ids.map_err(refusal)?, Some(text))
-                }
-            };
+            let ids = source.encode("prompt", &model.tokenizer, self.encode)?;
             let prompt = generation.prompt(ids, model);
+            let text = match source {
+                Source::Text(text) => Some(text),
+                Source::Ids(_) => None,
+            };
             Ok(if self.start == Start::Echo { prompt.echoed(text, &model.tokenizer) } else { prompt })
+        });
+        prompts.collect()
+    }
+
+    /// The prompts, each with the text behind the gap.
+    fn with_gap(&self, suffix: &str, generation: &Generation, model: &ServedModel) -> Result<Vec<Prompt>, ApiError> {
+        let tokenizer = &model.tokenizer;
+        let Some(infill) = Infill::of(tokenizer) else {
+            let message = "`suffix` needs a model that was trained to fill in the middle, and this one's vocabulary has no \
+                           tokens for it\nhint: leave `suffix` out to continue `prompt`";
+            return Err(ApiError::invalid("suffix", message));
+        };
+        let prompts = self.sources.iter().map(|source| {
+            let before = source.encode("prompt", tokenizer, self.encode)?;
+            let refusal = |error| ApiError::invalid("suffix", format!("`suffix` cannot be encoded: {error}"));
+            let ids = infill.prompt(tokenizer, &before, suffix).map_err(refusal)?;
+            Ok(generation.prompt(ids, model).ending_on(infill.end_ids()))
         });
         prompts.collect()
     }
 }
 
-fn sources(fields: &mut Fields) -> Result<Vec<Source>, ApiError> {
-    const ALLOWED: &str = "a string, an array of strings, an array of token ids, or an array of such arrays";
-    let Some(value) = fields.take("prompt") else {
-        return Err(ApiError::invalid("prompt", format!("`prompt` is required: {ALLOWED}")));
-    };
-    let one = |value: &Value| match value {
-        Value::String(text) => Some(Source::Text(text.clone())),
-        value => token_ids(value).map(Source::Ids),
-    };
-    let prompts = match &value {
-        Value::Array(items) if items.iter().any(|item| !item.is_number()) => items.iter().map(one).collect(),
-        Value::Array(items) if items.is_empty() => None,
-        single => one(single).map(|prompt| vec![prompt]),
-    };
-    prompts.ok_or_else(|| must_be("prompt", ALLOWED, &value))
+/// An empty one is none.
+fn suffix(fields: &mut Fields, start: Start) -> Result<Option<String>, ApiError> {
+    let Some(suffix) = fields.string("suffix")?.filter(|suffix| !suffix.is_empty()) else { return Ok(None) };
+    if start == Start::Echo {
+        let message =
+            "`suffix` cannot be combined with `echo`: the answer stands between the two texts, not behind one";
+        return Err(ApiError::invalid("suffix", message));
+    }
+    if fields.has("truncate_prompt_tokens") {
+        let message = "`suffix` cannot be combined with `truncate_prompt_tokens`: what is cut off in front holds the \
+                       tokens that tell the texts apart";
+        return Err(ApiError::invalid("suffix", message));
+    }
+    Ok(Some(suffix))
 }
 
 fn max_tokens(fields: &mut Fields, start: Start) -> Result<usize, ApiError> {
@@ -183,12 +200,13 @@ struct Writer {
 
 impl Writer {
     fn whole(&self, index: usize, answer: Answer) -> WireChoice {
-        let Answer { text, token_ids, logprobs, prompt_logprobs, finish_reason, .. } = answer;
+        let Answer { text, token_ids, logprobs, prompt_logprobs, finish_reason, stop_cause, .. } = answer;
         WireChoice {
             text,
             index,
             logprobs: logprobs.map(Logprobs::new),
             finish_reason,
+            stop_reason: self.generation.stop_reason(stop_cause),
             token_ids: self.generation.token_ids.map(|_| token_ids),
             prompt_token_ids: self.prompt_token_ids(index),
             prompt_logprobs: prompt_logprobs.map(|logprobs| prompt_logprobs_json(&logprobs, &self.tokenizer)),
@@ -200,12 +218,13 @@ impl Writer {
         let mut chunk = json!(self.head);
         let usage = match part {
             Part::Delta(delta, usage) => {
-                let Delta { index, text, token_ids, logprobs, finish_reason, .. } = delta;
+                let Delta { index, text, token_ids, logprobs, finish_reason, stop_cause, .. } = delta;
                 let choice = WireChoice {
                     text,
                     index,
                     logprobs: logprobs.map(Logprobs::new),
                     finish_reason,
+                    stop_reason: self.generation.stop_reason(stop_cause),
                     token_ids: self.generation.token_ids.map(|_| token_ids),
                     prompt_token_ids: self.prompt_token_ids(index).filter(|_| is_first),
                     prompt_logprobs: None,

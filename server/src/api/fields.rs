@@ -195,6 +195,14 @@ pub(crate) fn must_be(name: &'static str, allowed: &str, given: &Value) -> ApiEr
     ApiError::invalid(name, format!("`{name}` must be {allowed}, got {}", shown(given)))
 }
 
+/// The list, if it is no longer than `limit`.
+pub(crate) fn at_most<T>(limit: usize, name: &'static str, list: Vec<T>) -> Result<Vec<T>, ApiError> {
+    if list.len() <= limit {
+        return Ok(list);
+    }
+    Err(ApiError::invalid(name, format!("`{name}` must hold at most {limit} entries, got {}", list.len())))
+}
+
 /// Strings, if that is what the value holds.
 pub(crate) fn string_list(value: &Value) -> Option<Vec<String>> {
     value.as_array()?.iter().map(|item| item.as_str().map(str::to_owned)).collect()

@@ -9,6 +9,7 @@ use axum::{
 };
 use hearth_model::{
     TokenId,
+    sampling::SamplingParams,
     tokenizer::{DecodeOptions, Tokenizer},
 };
 use serde::Serialize;
@@ -17,7 +18,7 @@ use serde_json::{Map, Value, json};
 use super::{
     beams,
     error::ApiError,
-    fields::{Fields, must_be},
+    fields::{Fields, at_most, must_be},
     options::PromptLog,
     request_log::RequestLog,
     sampling::Sampling,
@@ -27,10 +28,10 @@ use super::{
 };
 use crate::{
     engine::{
-        ServedModel,
+        ServedModel, StopCause,
         request::{
             GenerateRequest, LogprobsMode, MAX_LOGPROBS, PRIORITIES, RequestParts, SpecialTokens, StopConditions,
-            StopText, Strategy, TextOptions,
+            StopText, Strategy, TextOptions, ValidationError,
         },
     },
     random::fresh_id,
@@ -41,6 +42,9 @@ const MAX_N: usize = 128;
 
 /// Most answers to one request: prompts times `n`.
 const MAX_CHOICES: usize = 2048;
+
+/// Most stop strings in one request: each is looked for behind every token.
+const MAX_STOP_STRINGS: usize = 128;
 
 /// Tells a client which of its fields nobody has read.
 const X_IGNORED_PARAMS: HeaderName = HeaderName::from_static("x-ignored-params");
@@ -110,7 +114,7 @@ enum EndsOn {
 
 /// What a prompt may keep of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Truncation {
+pub(crate) enum Truncation {
     /// As much as the context has room for beside the answer.
     Fitting,
     /// So many of its last tokens.
@@ -125,6 +129,8 @@ pub(crate) struct Prompt {
     echo: Option<String>,
     /// Tokens that were cut off in front.
     n_cut: usize,
+    /// Tokens that end its answer as the model's end-of-sequence tokens do.
+    end_ids: Vec<TokenId>,
 }
 
 /// A submission on its way, and what its answer needs besides.
@@ -155,19 +161,24 @@ impl Head {
 
 impl Generation {
     /// Reads all fields that both endpoints have. The endpoint has read its own before: what is left then is ignored.
-    pub(crate) fn from_fields(mut fields: Fields, max_tokens: usize) -> Result<Self, ApiError> {
+    /// `defaults` are the served model's.
+    pub(crate) fn from_fields(
+        mut fields: Fields,
+        max_tokens: usize,
+        defaults: SamplingParams,
+    ) -> Result<Self, ApiError> {
         refuse_unsupported(&mut fields)?;
         let given = &mut fields;
         let n = given.count("n", 1..=MAX_N)?.unwrap_or(1);
         let best_of = given.count("best_of", 1..=MAX_N)?.unwrap_or(n);
         let stream = stream_options(given)?;
-        let sampling = Sampling::from_fields(given)?;
+        let sampling = Sampling::from_fields(given, applicable(defaults, given))?;
         let strategy = beams::strategy(given, [n, best_of], sampling.seed())?;
         check_best_of([n, best_of], strategy, stream)?;
         let stop = StopConditions {
             max_tokens,
             min_tokens: given.count("min_tokens", 0..=usize::MAX)?.unwrap_or(0),
-            stop_strings: given.strings("stop")?,
+            stop_strings: at_most(MAX_STOP_STRINGS, "stop", given.strings("stop")?)?,
             stop_token_ids: given.token_ids("stop_token_ids")?.unwrap_or_default().into_iter().collect(),
         };
         let prompt_logprobs = given.count("prompt_logprobs", 0..=MAX_LOGPROBS)?;
@@ -198,7 +209,7 @@ impl Generation {
             truncation: truncation(given)?,
             priority: priority(given)?,
             cache_salt: given.string("cache_salt")?,
-            deadline: given.count("deadline_ms", 1..=usize::MAX)?.map(|ms| Duration::from_millis(ms as u64)),
+            deadline: deadline(given)?,
             wanted_tokens: max_tokens,
             ignored: None,
             log: given.log().clone(),
@@ -240,6 +251,19 @@ impl Generation {
         Err(ApiError::invalid("prompt", message))
     }
 
+    /// Refuses to start answers with the prompt where that needs what a beam search does not compute.
+    ///
+    /// # Errors
+    /// 400 with both names.
+    pub(crate) fn check_echo(&self) -> Result<(), ApiError> {
+        match self.strategy {
+            Strategy::Beams { kind, .. } if self.logprobs.is_some() || self.stop.max_tokens == 0 => {
+                Err(ValidationError::NotWithBeams { param: "echo", kind }.into())
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// A prompt, cut where the request asks for it.
     pub(crate) fn prompt(&self, mut ids: Vec<TokenId>, model: &ServedModel) -> Prompt {
         let max_seq_len = model.limits.max_seq_len;
@@ -252,7 +276,7 @@ impl Generation {
         };
         let n_cut = ids.len().saturating_sub(n_kept);
         ids.drain(..n_cut);
-        Prompt { ids, echo: None, n_cut }
+        Prompt { ids, echo: None, n_cut, end_ids: Vec::new() }
     }
 
     /// Checks the model's name, prepares the prompts and submits them.
@@ -318,12 +342,18 @@ impl Generation {
         Ok((answers, usage))
     }
 
-    /// Puts what the client should know besides into the answer's headers.
-    pub(crate) fn remark(&self, mut response: Response) -> Response {
-        if let Some(names) = &self.ignored {
-            response.headers_mut().insert(X_IGNORED_PARAMS, names.clone());
+    /// What stopped a choice, as vLLM tells it: the stop string, or the request's own stop token. The model's
+    /// end-of-sequence token goes without saying.
+    pub(crate) fn stop_reason(&self, cause: Option<StopCause>) -> Option<Value> {
+        match cause? {
+            StopCause::Text(text) => Some(json!(text)),
+            StopCause::Token(id) => self.stop.stop_token_ids.contains(&id).then(|| json!(id)),
         }
-        response
+    }
+
+    /// Puts what the client should know besides into the answer's headers.
+    pub(crate) fn remark(&self, response: Response) -> Response {
+        remark(self.ignored.clone(), response)
     }
 
     /// Answers that the engine gives to each prompt.
@@ -371,16 +401,16 @@ impl Generation {
             }
             None => None,
         };
-        let mut stop = self.stop;
-        if self.ends_on == EndsOn::EosToo {
-            stop.stop_token_ids.extend(&model.eos_token_ids);
-        }
         let sampling = self.sampling.resolve(&model.tokenizer)?;
         // The best ones are told by their log-probabilities.
         let logprobs = self.logprobs.or((n_requests > self.n).then_some(0));
         let mut requests = Vec::with_capacity(prompts.len() * n_requests);
         for prompt in prompts {
             let echoed = self.logprobs.filter(|_| prompt.echo.is_some());
+            let mut stop = self.stop.clone();
+            if self.ends_on == EndsOn::EosToo {
+                stop.stop_token_ids.extend(model.eos_token_ids.iter().chain(&prompt.end_ids));
+            }
             for choice in 0..n_requests {
                 let parts = RequestParts {
                     prompt_ids: prompt.ids.clone(),
@@ -411,6 +441,11 @@ impl Prompt {
         let decode = || tokenizer.decode(&self.ids, DecodeOptions { skip_special_tokens: false });
         Self { echo: Some(text.unwrap_or_else(decode)), ..self }
     }
+
+    /// Ends the answer on more tokens than the model's own.
+    pub(crate) fn ending_on(self, end_ids: &[TokenId]) -> Self {
+        Self { end_ids: end_ids.to_vec(), ..self }
+    }
 }
 
 /// The prompt's log-probabilities as vLLM writes them: for each token but the first an object by token id.
@@ -438,6 +473,13 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
         }
     }
     Ok(())
+}
+
+/// The model's defaults advise on plain sampling. A request that chooses another strategy or another order chooses
+/// without them; else a parameter that it does not know of would contradict it.
+fn applicable(defaults: SamplingParams, fields: &Fields) -> SamplingParams {
+    const CHOICES: [&str; 4] = ["mirostat", "samplers", "use_beam_search", "stochastic_beam_search"];
+    if CHOICES.iter().any(|name| fields.has(name)) { SamplingParams::default() } else { defaults }
 }
 
 /// `None` if the answer is to come as a whole. Its options are checked all the same.
@@ -483,7 +525,7 @@ fn text_options(fields: &mut Fields) -> Result<TextOptions, ApiError> {
     })
 }
 
-fn truncation(fields: &mut Fields) -> Result<Option<Truncation>, ApiError> {
+pub(crate) fn truncation(fields: &mut Fields) -> Result<Option<Truncation>, ApiError> {
     const NAME: &str = "truncate_prompt_tokens";
     match fields.integer(NAME, -1..=i64::MAX)? {
         None => Ok(None),
@@ -492,9 +534,13 @@ fn truncation(fields: &mut Fields) -> Result<Option<Truncation>, ApiError> {
     }
 }
 
-fn priority(fields: &mut Fields) -> Result<i32, ApiError> {
+pub(crate) fn priority(fields: &mut Fields) -> Result<i32, ApiError> {
     let range = i64::from(*PRIORITIES.start())..=i64::from(*PRIORITIES.end());
     Ok(fields.integer("priority", range)?.and_then(|priority| i32::try_from(priority).ok()).unwrap_or(0))
+}
+
+pub(crate) fn deadline(fields: &mut Fields) -> Result<Option<Duration>, ApiError> {
+    Ok(fields.count("deadline_ms", 1..=usize::MAX)?.map(|ms| Duration::from_millis(ms as u64)))
 }
 
 /// The `n` answers with the largest mean log-probability per token, the best first.
@@ -505,8 +551,16 @@ fn best(answers: &[Answer], n: usize) -> Vec<Answer> {
     ranked
 }
 
+/// Tells in the headers of a response which fields were not read.
+pub(crate) fn remark(ignored: Option<HeaderValue>, mut response: Response) -> Response {
+    if let Some(names) = ignored {
+        response.headers_mut().insert(X_IGNORED_PARAMS, names);
+    }
+    response
+}
+
 /// The names of the fields that were not read, for a header: what is not plain in one is percent-encoded.
-fn ignored(fields: &Fields) -> Option<HeaderValue> {
+pub(crate) fn ignored(fields: &Fields) -> Option<HeaderValue> {
     let mut names: Vec<&str> = fields.names().filter(|name| !WITHOUT_EFFECT.contains(name)).collect();
     names.sort_unstable();
     let names = names.into_iter().map(|name| {

@@ -2,10 +2,11 @@
 //!
 //! # Layout
 //! - [`router`]: the table of all routes
-//! - `completions`, `chat`, `models`, `health`, `metrics`, `page`: one endpoint each: wire types, handler, conversion
+//! - `completions`, `chat`, `embeddings`, `models`, `health`, `metrics`, `page`: one endpoint each: wire types, handler, conversion
 //! - `tokens`: text to token ids and back, and what there is to know of the tokenizer
 //! - `generation`: what `completions` and `chat` share
 //! - `conversation`: messages to a prompt, by the model's chat template
+//! - `texts`: strings or token ids, one or several
 //! - `sampling`: the fields that shape the choice of tokens; `beams`: those that ask for a beam search
 //! - `structured`: the fields that give an answer its form
 //! - `tools`: what may be called, and how a model is told; `tool_parser`: the calls in what it writes; `tool_calls`: on the wire
@@ -20,6 +21,7 @@ mod beams;
 mod chat;
 mod completions;
 mod conversation;
+mod embeddings;
 pub mod error;
 mod fields;
 mod generation;
@@ -36,6 +38,7 @@ mod sampling;
 pub mod state;
 mod stream;
 mod structured;
+mod texts;
 mod tokens;
 mod tool_calls;
 mod tool_parser;

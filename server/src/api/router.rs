@@ -8,7 +8,9 @@ use axum::{
     routing::{get, post},
 };
 
-use super::{chat, completions, error::ApiError, health, metrics, middleware, models, page, state::AppState, tokens};
+use super::{
+    chat, completions, embeddings, error::ApiError, health, metrics, middleware, models, page, state::AppState, tokens,
+};
 
 /// The whole HTTP service.
 pub fn app(state: AppState) -> Router {
@@ -23,6 +25,7 @@ pub fn app(state: AppState) -> Router {
         .route("/v1/models/{*id}", get(models::get))
         .route("/v1/completions", post(completions::create))
         .route("/v1/chat/completions", post(chat::create))
+        .route("/v1/embeddings", post(embeddings::create))
         // At the root as well, where lm-eval looks for them.
         .route("/tokenize", post(tokens::tokenize))
         .route("/v1/tokenize", post(tokens::tokenize))

@@ -11,12 +11,18 @@ use serde_json::{Value, json};
 
 use super::{
     error::ApiError,
-    fields::{Fields, must_be, string_list, token_ids},
+    fields::{Fields, at_most, must_be, string_list, token_ids},
 };
 use crate::random::random_u64;
 
 /// Where repetitions end if a request does not say; the proposal's.
 const DRY_SEQUENCE_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
+
+/// Most entries of `dry_sequence_breakers`: each is looked for in every token of the vocabulary.
+const MAX_BREAKERS: usize = 64;
+
+/// Most entries of `bad_words`: all of them are looked at for every token.
+const MAX_BAD_WORDS: usize = 1024;
 
 /// What a client asks for: the parameters, and texts that only the tokenizer can make part of them.
 #[derive(Clone, Debug)]
@@ -27,8 +33,8 @@ pub(crate) struct Sampling {
 }
 
 impl Sampling {
-    pub(crate) fn from_fields(fields: &mut Fields) -> Result<Self, ApiError> {
-        let default = SamplingParams::default();
+    /// Reads the fields; `default` is for those that are not there.
+    pub(crate) fn from_fields(fields: &mut Fields, default: SamplingParams) -> Result<Self, ApiError> {
         let positive = 0.0..=f32::INFINITY;
         let params = SamplingParams {
             temperature: fields.number("temperature", 0.0..=2.0)?.unwrap_or(default.temperature),
@@ -74,10 +80,12 @@ impl Sampling {
             seed: fields.seed("seed")?.unwrap_or_else(random_u64),
         };
         let breakers = fields.string_list("dry_sequence_breakers")?;
+        let breakers = breakers.unwrap_or_else(|| DRY_SEQUENCE_BREAKERS.map(str::to_owned).to_vec());
+        let bad_words = fields.string_list("bad_words")?.unwrap_or_default();
         Ok(Self {
             params,
-            bad_words: fields.string_list("bad_words")?.unwrap_or_default(),
-            dry_sequence_breakers: breakers.unwrap_or_else(|| DRY_SEQUENCE_BREAKERS.map(str::to_owned).to_vec()),
+            bad_words: at_most(MAX_BAD_WORDS, "bad_words", bad_words)?,
+            dry_sequence_breakers: at_most(MAX_BREAKERS, "dry_sequence_breakers", breakers)?,
         })
     }
 

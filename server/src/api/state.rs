@@ -8,6 +8,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use hearth_model::sampling::SamplingParams;
 use tokio::sync::SetOnce;
 
 use super::{error::ApiError, options::ApiOptions};
@@ -96,6 +97,11 @@ impl AppState {
     /// The API's settings.
     pub fn options(&self) -> &ApiOptions {
         &self.0.options
+    }
+
+    /// The sampling parameters where a request does not say: the served model's.
+    pub fn sampling_defaults(&self) -> SamplingParams {
+        self.engine().map(|engine| engine.model().sampling_defaults.clone()).unwrap_or_default()
     }
 
     /// The served model's name.

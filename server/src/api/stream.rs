@@ -32,7 +32,7 @@ use super::{
     request_log::{RequestLog, Work},
 };
 use crate::{
-    engine::{Event, EventStream, FinishReason},
+    engine::{Event, EventStream, FinishReason, StopCause},
     metrics::Spans,
 };
 
@@ -89,6 +89,7 @@ pub(crate) struct Delta {
     pub(crate) prompt_logprobs: Option<PromptLogprobs>,
     /// Set once, with the choice's last delta.
     pub(crate) finish_reason: Option<&'static str>,
+    pub(crate) stop_cause: Option<StopCause>,
 }
 
 /// One choice as a whole.
@@ -100,6 +101,7 @@ pub(crate) struct Answer {
     logprob_sum: f64,
     pub(crate) prompt_logprobs: Option<PromptLogprobs>,
     pub(crate) finish_reason: Option<&'static str>,
+    pub(crate) stop_cause: Option<StopCause>,
 }
 
 /// One entry per token of the prompt, the first one empty.
@@ -260,7 +262,7 @@ impl Deltas {
                     ..Delta::default()
                 })
             }
-            Event::Finished { reason, text, cached_tokens, spans } => {
+            Event::Finished { reason, cause, text, cached_tokens, spans } => {
                 let token_ids = std::mem::take(&mut choice.silent);
                 self.usage.prompt_tokens_details.cached_tokens += cached_tokens;
                 // The last one to end is the one that took longest.
@@ -273,10 +275,11 @@ impl Deltas {
                 if self.n_open == 0 {
                     self.log_end(self.finish_reasons.join(","));
                 }
-                Some(Delta { index, text, token_ids, finish_reason: Some(reason), ..Delta::default() })
+                let finish_reason = Some(reason);
+                Some(Delta { index, text, token_ids, finish_reason, stop_cause: cause, ..Delta::default() })
             }
-            // Told apart by the caller.
-            Event::TimedOut(_) | Event::Refused { .. } | Event::Failed(_) => None,
+            // Told apart by the caller; embeddings have no deltas.
+            Event::Embedding(_) | Event::TimedOut(_) | Event::Refused { .. } | Event::Failed(_) => None,
         };
         self.pending.extend(delta);
     }
@@ -321,6 +324,7 @@ impl Answer {
         self.logprob_sum += delta.logprob_sum;
         self.prompt_logprobs = delta.prompt_logprobs.or(self.prompt_logprobs.take());
         self.finish_reason = delta.finish_reason.or(self.finish_reason);
+        self.stop_cause = delta.stop_cause.or(self.stop_cause.take());
     }
 
     /// Log-probability per token, where the engine was asked for log-probabilities.

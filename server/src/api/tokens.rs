@@ -99,7 +99,8 @@ pub(crate) async fn tokenizer_info(State(state): State<AppState>) -> Result<Json
     }))
 }
 
-fn model(state: &AppState, fields: &mut Fields) -> Result<std::sync::Arc<ServedModel>, ApiError> {
+/// The served model, if that is the one that `model` names.
+pub(crate) fn model(state: &AppState, fields: &mut Fields) -> Result<std::sync::Arc<ServedModel>, ApiError> {
     if let Some(name) = fields.string("model")?.filter(|name| name != state.model_id()) {
         return Err(ApiError::unknown_model(&name, state.model_id()));
     }

@@ -10,7 +10,7 @@ use hearth_model::{
 };
 
 use super::{
-    Event, EventSender, FinishReason, QueuePlace,
+    Event, EventSender, FinishReason, QueuePlace, StopCause,
     prefix_cache::PrefixChain,
     request::{GenerateRequest, SpecialTokens, StopText},
     scheduler::Arrival,
@@ -153,8 +153,8 @@ impl Beams {
                 // There are fewer answers than were asked for.
                 None => {
                     let reason = FinishReason::Stop;
-                    let (text, spans) = (String::new(), self.timeline.spans());
-                    events.send(Event::Finished { reason, text, cached_tokens: n_cached, spans });
+                    let (text, cause, spans) = (String::new(), None, self.timeline.spans());
+                    events.send(Event::Finished { reason, cause, text, cached_tokens: n_cached, spans });
                     (reason, 0)
                 }
             }
@@ -170,6 +170,7 @@ impl Beams {
         let mut text = TextAssembler::new(detokenizer, Vec::new());
         let mut logprobs = logprobs.into_iter();
         let n_tokens = token_ids.len();
+        let cause = token_ids.last().filter(|_| is_ended).map(|&id| StopCause::Token(id));
         for (index, id) in token_ids.into_iter().enumerate() {
             let offset = text.n_chars();
             let is_end = is_ended && index + 1 == n_tokens && parts.text.stop_text == StopText::Cut;
@@ -178,7 +179,7 @@ impl Beams {
         }
         let reason = if is_ended { FinishReason::Stop } else { FinishReason::Length };
         let (Matched::Text(text) | Matched::Stopped(text)) = text.finish();
-        events.send(Event::Finished { reason, text, cached_tokens, spans: self.timeline.spans() });
+        events.send(Event::Finished { reason, cause, text, cached_tokens, spans: self.timeline.spans() });
         (reason, n_tokens)
     }
 }

@@ -1,13 +1,13 @@
-//! What the worker keeps per request: one sequence, or a beam search with several.
+//! What the worker keeps per request: one sequence, a beam search with several, or a text to embed.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hearth_model::TokenId;
 
 use super::{
     Event,
     beams::Beams,
-    request::GenerateRequest,
+    embedding::Embedding,
     scheduler::{Arrival, Chunk},
     sequence::Sequence,
 };
@@ -20,13 +20,25 @@ pub(crate) enum Generation {
     Sequence(Box<Sequence>),
     /// Several partial answers at once.
     Beams(Box<Beams>),
+    /// A prefill without an answer.
+    Embedding(Box<Embedding>),
 }
 
 impl Generation {
-    pub(crate) fn request(&self) -> &GenerateRequest {
+    pub(crate) fn n_prompt(&self) -> usize {
         match self {
-            Self::Sequence(sequence) => sequence.request(),
-            Self::Beams(beams) => beams.request(),
+            Self::Sequence(sequence) => sequence.n_prompt(),
+            Self::Beams(beams) => beams.request().parts().prompt_ids.len(),
+            Self::Embedding(embedding) => embedding.parts().token_ids.len(),
+        }
+    }
+
+    /// How long it may take, from its arrival on.
+    pub(crate) fn deadline(&self) -> Option<Duration> {
+        match self {
+            Self::Sequence(sequence) => sequence.request().parts().deadline,
+            Self::Beams(beams) => beams.request().parts().deadline,
+            Self::Embedding(embedding) => embedding.parts().deadline,
         }
     }
 
@@ -35,6 +47,7 @@ impl Generation {
         match self {
             Self::Sequence(sequence) => sequence.arrival(),
             Self::Beams(beams) => beams.arrival(),
+            Self::Embedding(embedding) => embedding.arrival(),
         }
     }
 
@@ -42,6 +55,7 @@ impl Generation {
         match self {
             Self::Sequence(sequence) => sequence.token_ids(),
             Self::Beams(beams) => beams.token_ids(branch),
+            Self::Embedding(embedding) => &embedding.parts().token_ids,
         }
     }
 
@@ -54,6 +68,7 @@ impl Generation {
         match self {
             Self::Sequence(sequence) => &mut sequence.timeline,
             Self::Beams(beams) => &mut beams.timeline,
+            Self::Embedding(embedding) => &mut embedding.timeline,
         }
     }
 
@@ -62,13 +77,13 @@ impl Generation {
         match self {
             Self::Sequence(sequence) => sequence.is_cancelled(),
             Self::Beams(beams) => beams.is_cancelled(),
+            Self::Embedding(embedding) => embedding.is_cancelled(),
         }
     }
 
     /// Whether its time is up.
     pub(crate) fn is_late(&mut self, now: Instant) -> bool {
-        let deadline = self.request().parts().deadline;
-        deadline.is_some_and(|deadline| now.saturating_duration_since(self.timeline().arrived()) > deadline)
+        self.deadline().is_some_and(|deadline| now.saturating_duration_since(self.timeline().arrived()) > deadline)
     }
 
     /// It has left the queue; so many tokens of its prompt were computed before.
@@ -76,6 +91,7 @@ impl Generation {
         match self {
             Self::Sequence(sequence) => sequence.started(n_cached),
             Self::Beams(beams) => beams.started(n_cached),
+            Self::Embedding(embedding) => embedding.started(),
         }
     }
 
@@ -84,6 +100,7 @@ impl Generation {
         match self {
             Self::Sequence(sequence) => sequence.end_with(event),
             Self::Beams(beams) => beams.end_with(event),
+            Self::Embedding(embedding) => embedding.end_with(event),
         }
     }
 
@@ -91,15 +108,20 @@ impl Generation {
     pub(crate) fn n_completion(&self) -> usize {
         match self {
             Self::Sequence(sequence) => sequence.n_completion(),
-            Self::Beams(_) => 0,
+            Self::Beams(_) | Self::Embedding(_) => 0,
         }
+    }
+
+    /// Whether logits are wanted of the last row of what is known: the next token is to be drawn.
+    pub(crate) fn wants_next_token(&self) -> bool {
+        !matches!(self, Self::Embedding(_))
     }
 
     /// Whether the row at `position` of a chunk says something about the prompt that was asked for.
     pub(crate) fn wants_prompt_row(&self, position: usize) -> bool {
         match self {
             Self::Sequence(sequence) => sequence.wants_prompt_row(position),
-            Self::Beams(_) => false,
+            Self::Beams(_) | Self::Embedding(_) => false,
         }
     }
 }

@@ -9,12 +9,14 @@
 //! - [`scheduler`]: what the next step computes; pure
 //! - `runner`: steps on the device; no decisions
 //! - [`prefix_cache`]: names for what is in a page
-//! - `sequence`: one request on its way through; `beams`: one with several sequences; `generation`: either
+//! - `sequence`: one request on its way through; `beams`: one with several sequences; [`embedding`]: one without an
+//!   answer; `generation`: any of them
 //! - `speculation`: guesses at the tokens to come
 //! - [`text`]: token ids to text deltas and stop strings; pure
 //! - `worker`: the thread, and the loop `schedule -> run -> advance`
 
 mod beams;
+pub mod embedding;
 mod generation;
 pub mod prefix_cache;
 pub mod request;
@@ -44,7 +46,7 @@ use hearth_model::{
     config::{GptConfig, Positions, Rope, RopeScaling},
     constraint::GrammarCompiler,
     kv_cache::PAGE_SIZE,
-    sampling::{TokenLogprobs, beam::BeamParams},
+    sampling::{SamplingParams, TokenLogprobs, beam::BeamParams},
     tokenizer::Tokenizer,
     weights::model_dir::LoadedModel,
 };
@@ -53,6 +55,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 pub use self::speculation::{MAX_SPECULATIVE_TOKENS, Speculation};
 use self::{
     beams::Beams,
+    embedding::{EmbedRequest, Embedding},
     generation::Generation,
     prefix_cache::PrefixSecret,
     request::{GenerateRequest, ModelLimits, Strategy},
@@ -149,6 +152,8 @@ pub enum Event {
     Finished {
         /// Why.
         reason: FinishReason,
+        /// What exactly, if it is [`FinishReason::Stop`].
+        cause: Option<StopCause>,
         /// Text that was held back until now.
         text: String,
         /// Tokens of the prompt that were found in the cache. Answers that share a prompt tell it once.
@@ -156,6 +161,8 @@ pub enum Event {
         /// Where the time went.
         spans: Spans,
     },
+    /// The whole answer to a request for an embedding, `[d_model]`.
+    Embedding(Vec<f32>),
     /// The request's deadline, this long after its arrival, has passed.
     TimedOut(Duration),
     /// The request cannot be finished as it is: a parameter, and what is wrong with it.
@@ -176,6 +183,15 @@ pub enum FinishReason {
     Stop,
     /// `max_tokens`, or the end of the context.
     Length,
+}
+
+/// What stopped a generation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StopCause {
+    /// One of the tokens that end it.
+    Token(TokenId),
+    /// One of the stop strings.
+    Text(String),
 }
 
 /// The events of the requests submitted together. Dropping it cancels what has not ended.
@@ -233,6 +249,8 @@ pub struct ServedModel {
     pub chat_template: Option<ChatTemplate>,
     /// Tokens that end a sequence.
     pub eos_token_ids: Vec<TokenId>,
+    /// The sampling parameters where a request does not say.
+    pub sampling_defaults: SamplingParams,
     /// What structured output is compiled with, from its first use on.
     grammars: OnceLock<hearth_model::Result<GrammarCompiler>>,
 }
@@ -336,6 +354,51 @@ impl Engine {
     /// # Errors
     /// The queue is full, or the engine is gone.
     pub fn submit(&self, requests: Vec<GenerateRequest>) -> Result<EventStream, SubmitError> {
+        self.enqueue(|intake, sender| {
+            let mut generations: Vec<Generation> = Vec::new();
+            let mut n_answers = 0;
+            for request in requests {
+                let indices = n_answers..n_answers + request.n_answers();
+                n_answers = indices.end;
+                let mut events = indices.map(|index| EventSender { index, sender: sender.clone() });
+                if let Some(params) = beam_params(&request) {
+                    let beams = Beams::new(request, events.collect(), params, intake);
+                    generations.push(Generation::Beams(Box::new(beams)));
+                    continue;
+                }
+                let Some(events) = events.next() else { continue };
+                let sequence = Sequence::new(request, events, intake);
+                match generations.last_mut() {
+                    Some(Generation::Sequence(first)) if first.request().shares_prompt(sequence.request()) => {
+                        first.add_fork(sequence);
+                    }
+                    _ => generations.push(Generation::Sequence(Box::new(sequence))),
+                }
+            }
+            generations
+        })
+    }
+
+    /// Puts requests for embeddings into the queue, as [`submit`](Self::submit) does. Each is answered by one event:
+    /// [`Event::Embedding`], or the reason why there is none.
+    ///
+    /// # Errors
+    /// The queue is full, or the engine is gone.
+    pub fn embed(&self, requests: Vec<EmbedRequest>) -> Result<EventStream, SubmitError> {
+        self.enqueue(|intake, sender| {
+            let generations = requests.into_iter().enumerate().map(|(index, request)| {
+                let events = EventSender { index, sender: sender.clone() };
+                Generation::Embedding(Box::new(Embedding::new(request, events, intake)))
+            });
+            generations.collect()
+        })
+    }
+
+    /// Sends what `make` gives to the inference thread, if there is a place in the queue.
+    fn enqueue<Make>(&self, make: Make) -> Result<EventStream, SubmitError>
+    where
+        Make: FnOnce(&Intake<'_>, &mpsc::UnboundedSender<(usize, Event)>) -> Vec<Generation>,
+    {
         if self.stats.borrow().state != EngineState::Running {
             return Err(SubmitError::Stopped);
         }
@@ -349,27 +412,7 @@ impl Engine {
             queue_place: place,
             arrived: Instant::now(),
         };
-        let mut generations: Vec<Generation> = Vec::new();
-        let mut n_answers = 0;
-        for request in requests {
-            let indices = n_answers..n_answers + request.n_answers();
-            n_answers = indices.end;
-            let mut events = indices.map(|index| EventSender { index, sender: sender.clone() });
-            if let Some(params) = beam_params(&request) {
-                let beams = Beams::new(request, events.collect(), params, &intake);
-                generations.push(Generation::Beams(Box::new(beams)));
-                continue;
-            }
-            let Some(events) = events.next() else { continue };
-            let sequence = Sequence::new(request, events, &intake);
-            match generations.last_mut() {
-                Some(Generation::Sequence(first)) if first.request().shares_prompt(sequence.request()) => {
-                    first.add_fork(sequence);
-                }
-                _ => generations.push(Generation::Sequence(Box::new(sequence))),
-            }
-        }
-        let command = Command::Generate(generations);
+        let command = Command::Generate(make(&intake, &sender));
         self.commands.try_send(command).map_err(|error| match error {
             std::sync::mpsc::TrySendError::Full(_) => full,
             std::sync::mpsc::TrySendError::Disconnected(_) => SubmitError::Stopped,
@@ -419,7 +462,7 @@ enum Command {
 
 /// Where a sequence's events go. Never blocks: a slow client's events pile up here, at most `max_tokens` of them.
 #[derive(Debug)]
-struct EventSender {
+pub(crate) struct EventSender {
     index: usize,
     sender: mpsc::UnboundedSender<(usize, Event)>,
 }
@@ -437,7 +480,7 @@ impl EventSender {
 
 /// A place in the queue, shared by the requests that were submitted together and free when the last of them starts.
 #[derive(Clone, Debug)]
-struct QueuePlace {
+pub(crate) struct QueuePlace {
     _permit: Arc<OwnedSemaphorePermit>,
 }
 
@@ -517,6 +560,7 @@ fn prepare(models: Models, options: &EngineOptions) -> Result<Prepared, StartErr
         chat_template: loaded.chat_template,
         eos_token_ids: loaded.eos_token_ids,
         grammars: OnceLock::new(),
+        sampling_defaults: loaded.sampling_defaults,
     };
     Ok(Prepared { model, runner: Runner::new(loaded.gpt, n_pages), speculator, limits })
 }

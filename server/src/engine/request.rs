@@ -161,6 +161,19 @@ pub enum ValidationError {
         /// Tokens that the context holds.
         max_seq_len: usize,
     },
+    /// The text to embed has no tokens.
+    #[error("`input` must hold at least one token, got none")]
+    EmptyInput,
+    /// The text to embed does not fit into the context.
+    #[error(
+        "`input` has {n_tokens} tokens, but the context holds {max_seq_len}\nhint: `truncate_prompt_tokens` cuts it"
+    )]
+    InputLength {
+        /// Tokens in the text.
+        n_tokens: usize,
+        /// Tokens that the context holds.
+        max_seq_len: usize,
+    },
     /// A stop string without characters: it would end every text before it starts.
     #[error("`stop` must not hold an empty string")]
     EmptyStopString,
@@ -215,10 +228,12 @@ pub enum ValidationError {
         n_pages: usize,
     },
     /// Something that a beam search does not do.
-    #[error("`{param}` does not go with `use_beam_search`")]
+    #[error("`{param}` does not go with `{}`", strategy_name(*kind))]
     NotWithBeams {
         /// The parameter.
         param: &'static str,
+        /// Which search.
+        kind: BeamKind,
     },
     /// Something that could leave a constrained answer without a token to go on with, or cut it.
     #[error("`{param}` cannot be combined with `{constraint}`: {why}")]
@@ -233,6 +248,9 @@ pub enum ValidationError {
     /// While there are too few tokens for the answer to end, no token may come.
     #[error("`allowed_token_ids` must hold a token that does not end the answer while `min_tokens` is above 0")]
     OnlyStopTokens,
+    /// Every token is one that ends the answer, and it must not end yet.
+    #[error("`stop_token_ids` must leave a token of the vocabulary while `min_tokens` is above 0")]
+    AllStopTokens,
     /// A sampling parameter out of range.
     #[error(transparent)]
     Sampling(Error),
@@ -243,13 +261,15 @@ impl ValidationError {
     pub fn param(&self) -> Option<&'static str> {
         match self {
             Self::EmptyPrompt | Self::ContextLength { .. } => Some("prompt"),
+            Self::EmptyInput | Self::InputLength { .. } => Some("input"),
             Self::TokenId { param, .. } | Self::Logprobs { param, .. } => Some(param),
             Self::EmptyStopString => Some("stop"),
             Self::MinTokens { .. } => Some("min_tokens"),
             Self::Priority { .. } => Some("priority"),
             Self::BeamWidth { .. } | Self::BeamPages { .. } => Some("best_of"),
-            Self::NotWithBeams { param } | Self::NotWithConstraint { param, .. } => Some(param),
+            Self::NotWithBeams { param, .. } | Self::NotWithConstraint { param, .. } => Some(param),
             Self::OnlyStopTokens => Some("allowed_token_ids"),
+            Self::AllStopTokens => Some("stop_token_ids"),
             Self::Sampling(Error::Param { name, .. }) => Some(name),
             Self::Sampling(_) => None,
         }
@@ -298,6 +318,9 @@ impl GenerateRequest {
             return Err(ValidationError::OnlyStopTokens);
         }
         check_constraint(&parts)?;
+        if min_tokens > 0 && parts.stop.stop_token_ids.len() >= vocab_size {
+            return Err(ValidationError::AllStopTokens);
+        }
         if !PRIORITIES.contains(&parts.priority) {
             return Err(ValidationError::Priority { given: parts.priority });
         }
@@ -348,8 +371,16 @@ fn check_constraint(parts: &RequestParts) -> Result<(), ValidationError> {
     }
 }
 
+/// The field that asks for it.
+fn strategy_name(kind: BeamKind) -> &'static str {
+    match kind {
+        BeamKind::Best { .. } => "use_beam_search",
+        BeamKind::Stochastic { .. } => "stochastic_beam_search",
+    }
+}
+
 fn check_beams(parts: &RequestParts, limits: &ModelLimits) -> Result<(), ValidationError> {
-    let Strategy::Beams { width, n_best, .. } = parts.strategy else { return Ok(()) };
+    let Strategy::Beams { width, n_best, kind } = parts.strategy else { return Ok(()) };
     let ModelLimits { max_batch_size, n_pages, .. } = *limits;
     if width > max_batch_size || n_best > width || n_best == 0 {
         return Err(ValidationError::BeamWidth { width, n_best, max_batch_size });
@@ -359,7 +390,8 @@ fn check_beams(parts: &RequestParts, limits: &ModelLimits) -> Result<(), Validat
     let sampling = &parts.sampling;
     let unsupported = [
         ("stop", !parts.stop.stop_strings.is_empty()),
-        ("echo", parts.prompt_logprobs.is_some() || parts.stop.max_tokens == 0),
+        ("prompt_logprobs", parts.prompt_logprobs.is_some()),
+        ("max_tokens", parts.stop.max_tokens == 0),
         ("logit_bias", sampling.logit_bias != neutral.logit_bias),
         ("repetition_penalty", sampling.repetition_penalty != neutral.repetition_penalty),
         ("presence_penalty", sampling.presence_penalty != neutral.presence_penalty),
@@ -380,7 +412,7 @@ fn check_beams(parts: &RequestParts, limits: &ModelLimits) -> Result<(), Validat
         ("sampling", SamplingParams { temperature: 1.0, seed: 0, ..sampling.clone() } != neutral),
     ];
     if let Some((param, _)) = unsupported.into_iter().find(|(_, is_given)| *is_given) {
-        return Err(ValidationError::NotWithBeams { param });
+        return Err(ValidationError::NotWithBeams { param, kind });
     }
     let n_tokens = parts.prompt_ids.len() + parts.stop.max_tokens;
     let needed = width * n_tokens.div_ceil(PAGE_SIZE);

@@ -1,6 +1,8 @@
 //! Runs steps on the device: token ids in, logits out. Tensors and no decisions: what is in a step and what becomes of
 //! its logits is said elsewhere.
 
+use std::ops::Range;
+
 use burn::tensor::{DType, Int, Tensor, TensorData};
 use hearth_model::{
     Error, Result, TokenId,
@@ -61,10 +63,19 @@ impl Runner {
             let rows = Tensor::<1, Int>::from_data(TensorData::from(rows.as_slice()), &hidden.0.device());
             hidden.0.clone().select(0, rows)
         };
-        let failed = |what: String| Error::Execution { what };
-        let data =
-            self.gpt.logits(picked).cast(DType::F32).try_into_data().map_err(|error| failed(error.to_string()))?;
-        data.try_to_vec::<f32>().map_err(|error| failed(format!("{error:?}")))
+        read(self.gpt.logits(picked))
+    }
+
+    /// The final hidden states of neighbouring rows of a step: `rows.len() * d_model` numbers, row by row.
+    ///
+    /// # Errors
+    /// [`Error::Execution`] when the device failed in this step.
+    pub(crate) fn hidden_rows(&self, hidden: &Hidden, rows: Range<usize>) -> Result<Vec<f32>> {
+        read(hidden.0.clone().slice(rows))
+    }
+
+    pub(crate) fn d_model(&self) -> usize {
+        self.gpt.config().d_model
     }
 
     pub(crate) fn vocab_size(&self) -> usize {
@@ -75,4 +86,10 @@ impl Runner {
     pub(crate) fn pool(&self) -> &PagePool {
         self.cache.pool()
     }
+}
+
+fn read(tensor: Tensor<2>) -> Result<Vec<f32>> {
+    let failed = |what: String| Error::Execution { what };
+    let data = tensor.cast(DType::F32).try_into_data().map_err(|error| failed(error.to_string()))?;
+    data.try_to_vec::<f32>().map_err(|error| failed(format!("{error:?}")))
 }

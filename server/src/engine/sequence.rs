@@ -11,7 +11,7 @@ use hearth_model::{
 };
 
 use super::{
-    Event, EventSender, FinishReason, QueuePlace,
+    Event, EventSender, FinishReason, QueuePlace, StopCause,
     prefix_cache::{PrefixChain, PrefixSecret},
     request::{GenerateRequest, LogprobsMode, SpecialTokens, StopConditions, StopText},
     scheduler::Arrival,
@@ -197,7 +197,7 @@ impl Sequence {
             self.send(Event::PromptLogprobs(logprobs));
         }
         if self.request.parts().stop.max_tokens == 0 {
-            return Ok(self.end(FinishReason::Length));
+            return Ok(self.end(FinishReason::Length, None));
         }
         self.draw(logits)
     }
@@ -247,11 +247,11 @@ impl Sequence {
         };
         self.send(Event::Token { id, text, offset, logprobs });
         Ok(if is_stopped {
-            self.finished(FinishReason::Stop, String::new())
+            self.finished(FinishReason::Stop, self.stop_string(), String::new())
         } else if is_complete || is_stop_token && may_stop {
-            self.end(FinishReason::Stop)
+            self.end(FinishReason::Stop, is_stop_token.then_some(StopCause::Token(id)))
         } else if is_last {
-            self.end(FinishReason::Length)
+            self.end(FinishReason::Length, None)
         } else {
             if let Some(constraint) = &self.constraint {
                 constraint.prepare();
@@ -261,18 +261,21 @@ impl Sequence {
     }
 
     /// Gives out what was held back, which may hold a stop string after all once it is whole.
-    fn end(&mut self, reason: FinishReason) -> Progress {
-        let (reason, text) = match self.text.finish() {
-            Matched::Text(text) => (reason, text),
-            Matched::Stopped(text) => (FinishReason::Stop, text),
-        };
-        self.finished(reason, text)
+    fn end(&mut self, reason: FinishReason, cause: Option<StopCause>) -> Progress {
+        match self.text.finish() {
+            Matched::Text(text) => self.finished(reason, cause, text),
+            Matched::Stopped(text) => self.finished(FinishReason::Stop, self.stop_string(), text),
+        }
     }
 
-    fn finished(&self, reason: FinishReason, text: String) -> Progress {
+    fn finished(&self, reason: FinishReason, cause: Option<StopCause>, text: String) -> Progress {
         let spans = self.timeline.spans();
-        self.send(Event::Finished { reason, text, cached_tokens: self.n_cached, spans });
+        self.send(Event::Finished { reason, cause, text, cached_tokens: self.n_cached, spans });
         Progress::Ended(reason)
+    }
+
+    fn stop_string(&self) -> Option<StopCause> {
+        self.text.stop_string().map(|stop| StopCause::Text(stop.to_owned()))
     }
 
     fn send(&self, event: Event) {

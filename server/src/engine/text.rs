@@ -17,6 +17,7 @@ pub struct StopMatcher {
     stop_strings: Vec<String>,
     stop_text: StopText,
     held: String,
+    found: Option<String>,
 }
 
 /// What a piece of text led to.
@@ -31,7 +32,7 @@ pub enum Matched {
 impl StopMatcher {
     /// A matcher for `stop_strings`, none of them empty.
     pub fn new(stop_strings: Vec<String>) -> Self {
-        Self { stop_strings, stop_text: StopText::Cut, held: String::new() }
+        Self { stop_strings, stop_text: StopText::Cut, held: String::new(), found: None }
     }
 
     /// The same, with a choice of what becomes of the stop string.
@@ -45,9 +46,10 @@ impl StopMatcher {
         // The one that is complete first wins, then the one that starts first: so the borders of the pieces do not matter.
         let found = self.stop_strings.iter().filter_map(|stop| {
             let start = self.held.find(stop.as_str())?;
-            Some((start + stop.len(), start))
+            Some((start + stop.len(), start, stop))
         });
-        if let Some((end, start)) = found.min() {
+        if let Some((end, start, stop)) = found.min() {
+            self.found = Some(stop.clone());
             self.held.truncate(match self.stop_text {
                 StopText::Cut => start,
                 StopText::Keep => end,
@@ -63,6 +65,11 @@ impl StopMatcher {
             .unwrap_or(self.held.len());
         let tail = self.held.split_off(settled);
         Matched::Text(std::mem::replace(&mut self.held, tail))
+    }
+
+    /// The stop string that ended the text.
+    pub fn found(&self) -> Option<&str> {
+        self.found.as_deref()
     }
 
     /// Adds text without looking for stop strings in it or in what was held back, and gives out all of it.
@@ -95,6 +102,11 @@ impl TextAssembler {
     /// the next token's text starts.
     pub fn n_chars(&self) -> usize {
         self.n_chars
+    }
+
+    /// The stop string that ended the text.
+    pub fn stop_string(&self) -> Option<&str> {
+        self.matcher.found()
     }
 
     /// Adds a token.
@@ -141,6 +153,7 @@ mod tests {
         let mut keeping = matcher(&["stop"]).with_stop_text(StopText::Keep);
         assert_eq!(keeping.push("a st"), Matched::Text("a ".into()));
         assert_eq!(keeping.push("op it"), Matched::Stopped("stop".into()));
+        assert_eq!(keeping.found(), Some("stop"));
     }
 
     #[test]

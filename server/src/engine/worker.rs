@@ -143,7 +143,7 @@ impl Worker {
                 tracing::debug!(request = id.0, "cancelled: the client has gone");
                 gone.push((id, None));
             } else if generation.is_late(now) {
-                gone.push((id, generation.request().parts().deadline));
+                gone.push((id, generation.deadline()));
             }
         }
         for (id, deadline) in gone {
@@ -204,7 +204,7 @@ impl Worker {
         for chunk in &step.chunks {
             if let Some(generation) = self.generations.get_mut(&chunk.id.request) {
                 generation.started(self.scheduler.n_cached(chunk.id.request).unwrap_or(0));
-                let n_prompt = generation.request().parts().prompt_ids.len();
+                let n_prompt = generation.n_prompt();
                 self.metrics.started(generation.timeline(), n_prompt);
             }
         }
@@ -224,6 +224,7 @@ impl Worker {
         self.scheduler.advance(step);
         let n_tokens = step.chunks.iter().map(|chunk| chunk.n_tokens).sum();
         self.metrics.step(n_tokens, self.scheduler.totals());
+        self.pool(step, hidden)?;
         let vocab_size = self.runner.vocab_size();
         for rows in self.wanted_rows(step).chunks(LOGIT_ROWS) {
             let indices: Vec<usize> = rows.iter().map(|wanted| wanted.row).collect();
@@ -242,7 +243,7 @@ impl Worker {
                         self.advance_all(wanted, forks, logits);
                     }
                     Some(Generation::Beams(_)) => self.advance_beam(wanted, logits),
-                    None => {}
+                    Some(Generation::Embedding(_)) | None => {}
                 }
             }
         }
@@ -282,20 +283,41 @@ impl Worker {
         }
     }
 
+    /// Hands each embedding request the hidden states of its rows.
+    fn pool(&mut self, step: &Step, hidden: &Hidden) -> Result<()> {
+        let mut first_row = 0;
+        for chunk in &step.chunks {
+            let rows = first_row..first_row + chunk.n_tokens;
+            first_row = rows.end;
+            let id = chunk.id.request;
+            let Some(Generation::Embedding(embedding)) = self.generations.get_mut(&id) else { continue };
+            let states = self.runner.hidden_rows(hidden, rows)?;
+            match embedding.advance(chunk.start, &states, self.runner.d_model()) {
+                Ok(false) => {}
+                Ok(true) => self.forget(id, Outcome::Stop),
+                Err(error) => self.end_failed(id, &error),
+            }
+        }
+        Ok(())
+    }
+
     fn wanted_rows(&self, step: &Step) -> Vec<WantedRow> {
         let mut wanted = Vec::new();
         let mut first_row = 0;
         for chunk in &step.chunks {
+            let start = first_row;
+            first_row += chunk.n_tokens;
+            // An embedding that this step has finished is gone.
             let Some(generation) = self.generations.get(&chunk.id.request) else { continue };
+            let predicts = chunk.predicts && generation.wants_next_token();
             for offset in 0..chunk.n_tokens {
                 let position = chunk.start + offset;
-                let predicts = chunk.predicts && position + 1 >= chunk.known_end();
+                let predicts = predicts && position + 1 >= chunk.known_end();
                 if predicts || generation.wants_prompt_row(position) {
                     let is_guess = position >= chunk.known_end();
-                    wanted.push(WantedRow { row: first_row + offset, id: chunk.id, position, is_guess });
+                    wanted.push(WantedRow { row: start + offset, id: chunk.id, position, is_guess });
                 }
             }
-            first_row += chunk.n_tokens;
         }
         wanted
     }

@@ -13,7 +13,7 @@ import math
 import os
 
 import openai
-from openai.types import Completion, Model
+from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 URL = os.environ["HEARTH_URL"]
@@ -145,6 +145,20 @@ def extensions():
     assert str(ids[1]) in choice.model_extra["prompt_logprobs"][1]
 
 
+def embeddings():
+    create = CLIENT.embeddings.with_raw_response.create
+    numbers = strict(CreateEmbeddingResponse, create(model=MODEL, input=["One", "Two"], encoding_format="float"))
+    assert [entry.index for entry in numbers.data] == [0, 1] and numbers.usage.prompt_tokens == numbers.usage.total_tokens
+    # Left to itself the package asks for base64 and decodes it.
+    coded = CLIENT.embeddings.create(model=MODEL, input=["One", "Two"])
+    for left, right in zip(numbers.data, coded.data):
+        assert all(math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9) for a, b in zip(left.embedding, right.embedding))
+        assert math.isclose(sum(value * value for value in right.embedding), 1, rel_tol=1e-5)
+    same = CLIENT.embeddings.create(model=MODEL, input="Two", extra_body={"pooling": "mean", "normalize": True})
+    assert same.data[0].embedding == coded.data[1].embedding
+    refused(openai.BadRequestError, "dimensions", CLIENT.embeddings.create, model=MODEL, input="One", dimensions=1)
+
+
 def refused(kind, param, call, **body):
     try:
         call(**body)
@@ -214,7 +228,9 @@ def as_lm_eval_asks():
             assert number in top.values() and number <= max(top.values())
 
 
-CHECKS = [models, completions, streamed_completions, chat, streamed_chat, extensions, errors, as_lm_eval_asks]
+CHECKS = [
+    models, completions, streamed_completions, chat, streamed_chat, embeddings, extensions, errors, as_lm_eval_asks
+]
 
 if __name__ == "__main__":
     for check in CHECKS:

@@ -231,7 +231,7 @@ async fn refusals_name_the_parameter() {
         (json!({ "use_beam_search": true, "stochastic_beam_search": true }), "stochastic_beam_search", "choose one"),
         (json!({ "priority": 101 }), "priority", "from -100 to 100"),
         (json!({ "deadline_ms": 0 }), "deadline_ms", "from 1 up"),
-        (json!({ "suffix": "end" }), "suffix", "not supported"),
+        (json!({ "suffix": "end" }), "suffix", "trained to fill in the middle"),
         (json!({ "stream": "yes" }), "stream", "true or false"),
         (json!({ "stream_options": 1 }), "stream_options", "an object"),
         (json!({ "stream_options": { "include_usage": 1 } }), "include_usage", "true or false"),

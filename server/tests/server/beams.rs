@@ -134,6 +134,45 @@ async fn beams_share_the_pages_of_their_past() {
 }
 
 #[tokio::test]
+async fn each_kind_of_beam_search_is_asked_for_by_request_fields() {
+    let (server, gpt) = (Server::start(), support::gpt());
+    let ends: Vec<TokenId> = (0..40).collect();
+    let base = json!({
+        "prompt": prompt(30, 1), "max_tokens": 30, "best_of": 4, "n": 3, "stop_token_ids": ends, "ignore_eos": true,
+        "return_token_ids": true, "logprobs": 1,
+    });
+    let likely = |length_penalty, early_stopping| BeamKind::Best { length_penalty, early_stopping };
+    for (fields, kind, temperature) in [
+        (json!({ "use_beam_search": true }), BEST, 1.0),
+        (json!({ "use_beam_search": true, "early_stopping": true }), likely(1.0, EarlyStopping::Full), 1.0),
+        (
+            json!({ "use_beam_search": true, "length_penalty": -1, "early_stopping": "never", "temperature": 1.7 }),
+            likely(-1.0, EarlyStopping::Certain),
+            1.7,
+        ),
+        (json!({ "stochastic_beam_search": true, "seed": 11 }), BeamKind::Stochastic { seed: 11 }, 1.0),
+    ] {
+        let mut parts = beams(prompt(30, 1), [4, 3], kind);
+        parts.sampling.temperature = temperature;
+        let expected: Vec<Answer> = from_scratch(&gpt, &parts).into_iter().map(as_told).collect();
+        let mut body = base.clone();
+        for (name, value) in fields.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        let answer = server.complete(body).await;
+        for (choice, (ids, logprobs, reason)) in answer["choices"].as_array().unwrap().iter().zip(&expected) {
+            assert_eq!(choice["token_ids"], json!(ids), "{fields}");
+            let told = choice["logprobs"]["token_logprobs"].as_array().unwrap();
+            let told: Vec<f32> = told.iter().map(|number| number.as_f64().unwrap() as f32).collect();
+            assert_eq!(told, *logprobs, "{fields}");
+            let reason = if *reason == Some(FinishReason::Stop) { "stop" } else { "length" };
+            assert_eq!(choice["finish_reason"], reason, "{fields}");
+        }
+        assert_eq!(answer["choices"].as_array().unwrap().len(), 3);
+    }
+}
+
+#[tokio::test]
 async fn a_beam_search_over_http() {
     let server = Server::start();
     let body = json!({

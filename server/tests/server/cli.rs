@@ -7,10 +7,14 @@ use std::{
     process::{Child, Command, Output, Stdio},
 };
 
+use burn::tensor::Device;
 use hearth_model::{
     TokenId,
-    weights::model_dir::{SaveOptions, save},
+    ops::Dtype,
+    sampling::SamplingParams,
+    weights::model_dir::{LoadOptions, SaveOptions, load, save},
 };
+use hearth_server::config::SamplingDefaults;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -266,6 +270,20 @@ fn settings_that_make_no_sense_are_refused_without_telling_keys() {
     let mut help = hearth(&["serve", "--help"]);
     let help = help.env("HEARTH_API_KEY", "sk-in-the-environment").output().unwrap();
     assert!(!stdout(&help).contains("sk-in"), "{}", stdout(&help));
+}
+
+#[test]
+fn the_models_advice_on_sampling_can_be_left_out() {
+    let dir = model_dir();
+    std::fs::write(dir.path().join("generation_config.json"), r#"{"temperature": 0.5, "top_k": 7}"#).unwrap();
+    let load = || load(dir.path(), &LoadOptions { device: Device::flex(), dtype: Dtype::F32 }).unwrap();
+    let advised = SamplingParams { temperature: 0.5, top_k: 7, ..SamplingParams::default() };
+    assert_eq!(SamplingDefaults::Model.of(load()).sampling_defaults, advised);
+    assert_eq!(SamplingDefaults::Openai.of(load()).sampling_defaults, SamplingParams::default());
+    assert_eq!(run(&["--sampling-defaults", "mine"]).status.code(), Some(2));
+    std::fs::write(dir.path().join("generation_config.json"), r#"{"top_p": 2}"#).unwrap();
+    let output = run(&["--port", "0", "--device", "cpu", "--model", path(dir.path())]);
+    assert!(stderr(&output).contains("generation_config.json`: `top_p` must be above 0"), "{}", stderr(&output));
 }
 
 #[cfg(unix)]

@@ -57,6 +57,7 @@ pub(crate) async fn collect(mut events: EventStream, n_requests: usize) -> Vec<(
             Event::Token { id, .. } => outcomes[index].0.push(id),
             Event::Finished { reason, .. } => outcomes[index].1 = Some(reason),
             Event::PromptLogprobs(_) => {}
+            Event::Embedding(_) => panic!("nobody asked for one"),
             Event::Refused { message, .. } | Event::Failed(message) => panic!("{message}"),
             Event::TimedOut(deadline) => panic!("{deadline:?} have passed"),
         }

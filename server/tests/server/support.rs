@@ -12,6 +12,7 @@ use hearth_model::{
     config::{GptConfig, Sizes},
     gpt::{Gpt, Init},
     ops::Dtype,
+    sampling::SamplingParams,
     tokenizer::Tokenizer,
     weights::model_dir::LoadedModel,
 };
@@ -145,7 +146,13 @@ pub(crate) const CHAT_TEMPLATE: &str = "{% for message in messages %}[{{ message
 
 pub(crate) fn model() -> LoadedModel {
     let chat_template = ChatTemplate::new(CHAT_TEMPLATE, Path::new("chat_template.jinja")).unwrap();
-    LoadedModel { gpt: gpt(), tokenizer: tokenizer(), chat_template: Some(chat_template), eos_token_ids: vec![EOS] }
+    LoadedModel {
+        gpt: gpt(),
+        tokenizer: tokenizer(),
+        chat_template: Some(chat_template),
+        eos_token_ids: vec![EOS],
+        sampling_defaults: SamplingParams::default(),
+    }
 }
 
 pub(crate) fn engine(options: EngineOptions) -> Engine {
@@ -285,8 +292,13 @@ pub(crate) fn fold(events: &[Value]) -> Vec<Value> {
             continue;
         };
         assert_eq!(whole["finish_reason"], Value::Null, "nothing follows the end of a choice");
-        whole["finish_reason"] = choice["finish_reason"].clone();
+        for name in ["finish_reason", "stop_reason"] {
+            whole[name] = choice[name].clone();
+        }
         whole["text"] = json!(whole["text"].as_str().unwrap().to_owned() + choice["text"].as_str().unwrap());
+        if let Some(ids) = choice.get("token_ids") {
+            whole["token_ids"].as_array_mut().unwrap().extend(ids.as_array().unwrap().clone());
+        }
         let Some(more) = choice["logprobs"].as_object() else { continue };
         if whole["logprobs"].is_null() {
             whole["logprobs"] = choice["logprobs"].clone();

@@ -1,0 +1,221 @@
+//! Fill in the middle: how models that were trained for it read the text before and behind a gap.
+//!
+//! One table of families, told apart by the special tokens of their vocabularies. What may come in: the order in which a
+//! family wants its parts. Whether a request has a gap, and what else it asks for, is said elsewhere.
+
+use crate::{
+    TokenId,
+    error::Result,
+    tokenizer::{EncodeOptions, Tokenizer},
+};
+
+/// A family's special tokens and the order of its parts.
+struct Family {
+    /// Before the text that comes before the gap.
+    prefix: &'static str,
+    /// Before the text that comes behind it.
+    suffix: &'static str,
+    /// Where the model starts to write.
+    middle: Option<&'static str>,
+    order: Order,
+    /// Tokens with which such a model ends what it has filled in, besides its end of a text.
+    ends: &'static [&'static str],
+    /// The tokenizer puts a space in front of every text that it encodes.
+    adds_space: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    /// Prefix, suffix, middle.
+    PrefixFirst,
+    /// Suffix, prefix, and then on without a further token.
+    SuffixFirst,
+}
+
+/// Where two families share their tokens, the order is the same.
+const FAMILIES: &[Family] = &[
+    // Qwen2.5-Coder, CodeGemma, Granite 3.
+    Family {
+        middle: Some("<|fim_middle|>"),
+        ends: &["<|file_separator|>", "<|file_sep|>", "<|repo_name|>", "<|fim_pad|>", "<|cursor|>"],
+        ..Family::new("<|fim_prefix|>", "<|fim_suffix|>")
+    },
+    // StarCoder and StarCoder2, Stable Code, Granite Code (https://arxiv.org/abs/2305.06161).
+    Family {
+        middle: Some("<fim_middle>"),
+        ends: &["<file_sep>", "<repo_name>", "<filename>", "<fim_pad>"],
+        ..Family::new("<fim_prefix>", "<fim_suffix>")
+    },
+    // SantaCoder.
+    Family { middle: Some("<fim-middle>"), ends: &["<fim-pad>"], ..Family::new("<fim-prefix>", "<fim-suffix>") },
+    // Code Llama (https://arxiv.org/abs/2308.12950).
+    Family { middle: Some("▁<MID>"), ends: &["▁<EOT>"], adds_space: true, ..Family::new("▁<PRE>", "▁<SUF>") },
+    // DeepSeek-Coder (https://arxiv.org/abs/2401.14196): its third token says where the text ends, not where the gap is.
+    Family { middle: Some("<｜fim▁end｜>"), ..Family::new("<｜fim▁begin｜>", "<｜fim▁hole｜>") },
+    // Codestral.
+    Family { order: Order::SuffixFirst, adds_space: true, ..Family::new("[PREFIX]", "[SUFFIX]") },
+];
+
+impl Family {
+    const fn new(prefix: &'static str, suffix: &'static str) -> Self {
+        Self { prefix, suffix, middle: None, order: Order::PrefixFirst, ends: &[], adds_space: false }
+    }
+}
+
+/// How the served model fills in a gap.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Infill {
+    prefix: TokenId,
+    suffix: TokenId,
+    middle: Option<TokenId>,
+    order: Order,
+    end_ids: Vec<TokenId>,
+    adds_space: bool,
+}
+
+impl Infill {
+    /// As the special tokens in the vocabulary say; `None` if they say nothing of it.
+    pub fn of(tokenizer: &Tokenizer) -> Option<Self> {
+        FAMILIES.iter().find_map(|family| {
+            let id = |token: &str| tokenizer.token_id(token);
+            let (prefix, suffix) = (id(family.prefix)?, id(family.suffix)?);
+            let middle = match family.middle {
+                Some(token) => Some(id(token)?),
+                None => None,
+            };
+            let own = [Some(prefix), Some(suffix), middle].into_iter().flatten();
+            let ends = family.ends.iter().filter_map(|token| id(token));
+            Some(Self {
+                prefix,
+                suffix,
+                middle,
+                order: family.order,
+                end_ids: own.chain(ends).collect(),
+                adds_space: family.adds_space,
+            })
+        })
+    }
+
+    /// The prompt that asks for what belongs between `before`, as token ids, and `behind`. A bos token at the start of
+    /// `before` stays in front of all. Strings in `behind` that look like special tokens stay text.
+    ///
+    /// # Errors
+    /// [`Error::Tokenizer`](crate::Error::Tokenizer) if `behind` has a character that the vocabulary lacks.
+    pub fn prompt(&self, tokenizer: &Tokenizer, before: &[TokenId], behind: &str) -> Result<Vec<TokenId>> {
+        let behind = self.encode(tokenizer, behind)?;
+        let bos = tokenizer.bos().map(|bos| bos.id);
+        let (start, before) = match before.split_first() {
+            Some((first, rest)) if Some(*first) == bos => (Some(*first), rest),
+            _ => (None, before),
+        };
+        let before = [&[self.prefix], before].concat();
+        let behind = [&[self.suffix], behind.as_slice()].concat();
+        let [first, second] = match self.order {
+            Order::PrefixFirst => [before, behind],
+            Order::SuffixFirst => [behind, before],
+        };
+        Ok(start.into_iter().chain(first).chain(second).chain(self.middle).collect())
+    }
+
+    /// Tokens that end what was filled in, besides the model's end-of-sequence tokens.
+    pub fn end_ids(&self) -> &[TokenId] {
+        &self.end_ids
+    }
+
+    /// The text as it goes on behind a gap: without the space that some tokenizers put in front of all.
+    fn encode(&self, tokenizer: &Tokenizer, text: &str) -> Result<Vec<TokenId>> {
+        /// Stands in front of the text and takes the space upon itself, as in Code Llama's own code.
+        const MARK: &str = "☺";
+        let encode = |text: &str| tokenizer.encode(text, EncodeOptions::TEXT);
+        if !self.adds_space {
+            return encode(text);
+        }
+        let marked = encode(&format!("{MARK}{text}"))?;
+        match marked.strip_prefix(encode(MARK)?.as_slice()) {
+            Some(ids) => Ok(ids.to_vec()),
+            // The mark has melted into the text, which this vocabulary does not do.
+            None => encode(text),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use std::path::Path;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// Characters for tokens, `special` behind them; with `normalizer` as in a `tokenizer.json`.
+    fn tokenizer(special: &[&str], normalizer: Value) -> Tokenizer {
+        let characters = ["▁", "☺", "a", "b", "c"];
+        let vocab: serde_json::Map<_, _> = characters.iter().zip(0..).map(|(c, id)| ((*c).into(), id.into())).collect();
+        let added = special.iter().zip(characters.len()..).map(|(content, id)| {
+            json!({ "id": id, "content": content, "special": true, "single_word": false, "lstrip": false,
+                    "rstrip": false, "normalized": false })
+        });
+        let json = json!({
+            "version": "1.0", "truncation": null, "padding": null, "added_tokens": added.collect::<Vec<_>>(),
+            "normalizer": normalizer, "pre_tokenizer": null, "post_processor": null, "decoder": null,
+            "model": { "type": "BPE", "vocab": vocab, "merges": [] },
+        });
+        let config = json!({ "bos_token": "<s>" }).to_string();
+        Tokenizer::from_json(json.to_string().as_bytes(), Some(config.as_bytes()), Path::new("tokenizer.json")).unwrap()
+    }
+
+    fn spelled(tokenizer: &Tokenizer, before: &str, behind: &str) -> String {
+        let before = tokenizer.encode(before, EncodeOptions::RENDERED).unwrap();
+        let ids = Infill::of(tokenizer).unwrap().prompt(tokenizer, &before, behind).unwrap();
+        ids.iter().map(|&id| tokenizer.token(id).unwrap()).collect()
+    }
+
+    #[test]
+    fn each_family_has_its_tokens_and_its_order() {
+        let families: [(&[&str], &str, usize); 5] = [
+            (
+                &["<|fim_middle|>", "<|fim_prefix|>", "<|fim_suffix|>", "<|file_sep|>"],
+                "<|fim_prefix|>ab<|fim_suffix|>c<|fim_middle|>",
+                4,
+            ),
+            (&["<fim_prefix>", "<fim_middle>", "<fim_suffix>"], "<fim_prefix>ab<fim_suffix>c<fim_middle>", 3),
+            (&["<fim-prefix>", "<fim-middle>", "<fim-suffix>"], "<fim-prefix>ab<fim-suffix>c<fim-middle>", 3),
+            (
+                &["<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"],
+                "<｜fim▁begin｜>ab<｜fim▁hole｜>c<｜fim▁end｜>",
+                3,
+            ),
+            (&["[PREFIX]", "[MIDDLE]", "[SUFFIX]"], "[SUFFIX]c[PREFIX]ab", 2),
+        ];
+        for (special, expected, n_ends) in families {
+            let tokenizer = tokenizer(special, Value::Null);
+            assert_eq!(spelled(&tokenizer, "ab", "c"), expected);
+            assert_eq!(Infill::of(&tokenizer).unwrap().end_ids().len(), n_ends);
+        }
+        // One of three tokens is none of a family.
+        assert_eq!(Infill::of(&tokenizer(&["<fim_prefix>", "<fim_suffix>"], Value::Null)), None);
+        assert_eq!(Infill::of(&tokenizer(&["<s>"], Value::Null)), None);
+    }
+
+    #[test]
+    fn bos_stays_in_front_and_the_suffix_stays_text() {
+        let special = ["<s>", "<fim_prefix>", "<fim_middle>", "<fim_suffix>"];
+        let tokenizer = tokenizer(&special, Value::Null);
+        assert_eq!(spelled(&tokenizer, "<s>a", "b"), "<s><fim_prefix>a<fim_suffix>b<fim_middle>");
+        let infill = Infill::of(&tokenizer).unwrap();
+        // Its characters are not in this vocabulary, as a special token it would be.
+        assert!(infill.prompt(&tokenizer, &[2], "<s>").is_err());
+    }
+
+    #[test]
+    fn code_llamas_suffix_has_no_space_of_the_tokenizers() {
+        let spaced = json!({ "type": "Sequence", "normalizers": [
+            { "type": "Prepend", "prepend": "▁" }, { "type": "Replace", "pattern": { "String": " " }, "content": "▁" },
+        ]});
+        let tokenizer = tokenizer(&["<s>", "▁<PRE>", "▁<MID>", "▁<SUF>", "▁<EOT>"], spaced);
+        assert_eq!(spelled(&tokenizer, "a b", "c"), "▁<PRE>▁a▁b▁<SUF>c▁<MID>");
+        assert_eq!(spelled(&tokenizer, "a", " c"), "▁<PRE>▁a▁<SUF>▁c▁<MID>");
+    }
+}

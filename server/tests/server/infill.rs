@@ -1,0 +1,99 @@
+//! `suffix`: the model fills the gap between two texts, if its vocabulary has tokens for that.
+
+use std::path::Path;
+
+use axum::http::StatusCode;
+use hearth_model::{
+    tokenizer::{EncodeOptions, Tokenizer},
+    weights::model_dir::LoadedModel,
+};
+use hearth_server::{
+    api::state::AppState,
+    engine::{Engine, EngineStats},
+};
+use serde_json::{Value, json};
+
+use crate::support::{MODEL, OPTIONS, Server, fold, is_idle, model, tokenizer_files};
+
+const PREFIX: u32 = 259;
+const SUFFIX: u32 = 260;
+const MIDDLE: u32 = 261;
+
+/// The tiny model's, with StarCoder's special tokens in the place of `er`, `an` and `and`.
+fn tokenizer() -> Tokenizer {
+    let [json, config] = tokenizer_files();
+    let mut json: Value = serde_json::from_slice(&json).unwrap();
+    let special = [("<fim_prefix>", PREFIX), ("<fim_suffix>", SUFFIX), ("<fim_middle>", MIDDLE)];
+    for (at, (token, (content, id))) in ["er", "an", "and"].into_iter().zip(special).enumerate() {
+        assert_eq!(json["model"]["vocab"].as_object_mut().unwrap().remove(token), Some(json!(id)));
+        let added = json!({
+            "id": id, "content": content, "special": true,
+            "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+        });
+        // Their ids follow on each other.
+        json["added_tokens"].as_array_mut().unwrap().insert(at, added);
+    }
+    json["model"]["merges"].as_array_mut().unwrap().truncate(3);
+    Tokenizer::from_json(json.to_string().as_bytes(), Some(&config), Path::new("tokenizer.json")).unwrap()
+}
+
+fn server() -> Server {
+    let engine = Engine::start(|| Ok(LoadedModel { tokenizer: tokenizer(), ..model() }), OPTIONS).unwrap();
+    Server { state: AppState::ready(MODEL, engine.clone()), engine }
+}
+
+#[tokio::test]
+async fn a_suffix_is_put_in_the_order_that_the_model_knows() {
+    let server = server();
+    let ids = |text: &str| tokenizer().encode(text, EncodeOptions::TEXT).unwrap();
+    let body = json!({
+        "prompt": ["def the(", ids("x = ")], "suffix": ")\n<fim_middle>", "max_tokens": 6, "temperature": 0,
+        "ignore_eos": true, "return_token_ids": true, "logprobs": 1,
+    });
+    let filled = server.complete(body.clone()).await;
+    for (choice, before) in filled["choices"].as_array().unwrap().iter().zip(["def the(", "x = "]) {
+        // What looks like a special token in the suffix is text.
+        let expected = [&[PREFIX], ids(before).as_slice(), &[SUFFIX], &ids(")\n<fim_middle>"), &[MIDDLE]].concat();
+        assert_eq!(choice["prompt_token_ids"], json!(expected));
+        let same = json!({ "prompt": expected, "max_tokens": 6, "temperature": 0, "ignore_eos": true });
+        assert_eq!(server.complete(same).await["choices"][0]["text"], choice["text"]);
+    }
+    let n_prompt: usize = filled["choices"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|choice| choice["prompt_token_ids"].as_array().unwrap().len())
+        .sum();
+    assert_eq!(filled["usage"]["prompt_tokens"], n_prompt);
+    assert_eq!(json!(fold(&server.stream(body).await))[0]["text"], filled["choices"][0]["text"]);
+    // A model that starts another part has filled the gap.
+    let ends = json!({ "prompt": "x", "suffix": "y", "logit_bias": { (PREFIX.to_string()): 100 } });
+    let ended = server.complete(ends.clone()).await;
+    let choice = &ended["choices"][0];
+    assert_eq!(
+        (&choice["text"], &choice["finish_reason"], &choice["stop_reason"]),
+        (&json!(""), &json!("stop"), &Value::Null)
+    );
+    let mut plain = ends;
+    plain["suffix"] = json!("");
+    assert_eq!(server.complete(plain).await["choices"][0]["finish_reason"], "length", "an empty suffix is none");
+    server.wait_for(|stats: &EngineStats| is_idle(stats)).await;
+}
+
+#[tokio::test]
+async fn a_suffix_is_refused_where_it_cannot_be_served() {
+    let (knows, knows_not) = (server(), Server::start());
+    let cases = [
+        (&knows_not, json!({}), "trained to fill in the middle"),
+        (&knows, json!({ "echo": true }), "cannot be combined with `echo`"),
+        (&knows, json!({ "truncate_prompt_tokens": 3 }), "cannot be combined with `truncate_prompt_tokens`"),
+    ];
+    for (server, mut body, message) in cases {
+        body["prompt"] = json!("x");
+        body["suffix"] = json!("y");
+        let answer = server.post(body.to_string()).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+        assert!(answer.error().contains(message), "{}", answer.text);
+        assert_eq!(answer.json()["error"]["param"], "suffix");
+    }
+}

@@ -1,0 +1,174 @@
+//! Every strategy and every sampling parameter by request fields alone: the tokens are those of the plain loop with the
+//! same parameters, and not those without them. What each parameter does to a distribution is in the model's tests.
+
+use std::ops::ControlFlow;
+
+use hearth_model::{
+    TokenId,
+    generate::{GenerateOptions, generate},
+    gpt::Gpt,
+    sampling::{ChainStep, Dry, Mirostat, MirostatVersion, SamplingParams, Xtc},
+    tokenizer::EncodeOptions,
+};
+use serde_json::{Value, json};
+
+use crate::support::{self, CHAT_TEMPLATE, EOS, Server, tokenizer};
+
+const N_TOKENS: usize = 40;
+const SEED: u64 = 11;
+/// Repetitive, so that what looks at repetitions finds some.
+const PROMPT: &str = "the hand in the hand in the end, the hand in the";
+
+/// What the plain loop writes behind the prompt.
+fn plain_loop(gpt: &Gpt, prompt_ids: &[TokenId], sampling: SamplingParams) -> Vec<TokenId> {
+    let sampling = SamplingParams { seed: SEED, ..sampling };
+    let options = GenerateOptions { max_tokens: N_TOKENS, sampling, eos_token_ids: Vec::new() };
+    generate(gpt, prompt_ids, &options, |_| ControlFlow::Continue(())).unwrap()
+}
+
+fn ids(text: &str) -> Vec<TokenId> {
+    tokenizer().encode(text, EncodeOptions::TEXT).unwrap()
+}
+
+fn token_ids(answer: &Value) -> Vec<TokenId> {
+    serde_json::from_value(answer["choices"][0]["token_ids"].clone()).unwrap()
+}
+
+/// A body with fields put over it.
+fn body(fields: &Value) -> Value {
+    let mut body = json!({
+        "prompt": PROMPT, "max_tokens": N_TOKENS, "seed": SEED, "ignore_eos": true, "return_token_ids": true,
+    });
+    for (name, value) in fields.as_object().unwrap() {
+        body[name] = value.clone();
+    }
+    body
+}
+
+/// The fields of a request, and what they are to the sampler.
+fn parameters() -> Vec<(Value, SamplingParams)> {
+    let with = |change: &dyn Fn(&mut SamplingParams)| {
+        let mut params = SamplingParams::default();
+        change(&mut params);
+        params
+    };
+    let tokens_with = |text: &str| -> Vec<TokenId> {
+        let holds =
+            |id: &TokenId| String::from_utf8(tokenizer().token_bytes(*id)).is_ok_and(|token| token.contains(text));
+        (0..=EOS).filter(holds).collect()
+    };
+    let breakers = ["\n", ":", "\"", "*"].into_iter().flat_map(tokens_with).collect();
+    let dry = Dry { multiplier: 2.0, sequence_breakers: breakers, ..Dry::default() };
+    let mirostat = |version| Some(Mirostat { version, ..Mirostat::default() });
+    let order = vec![ChainStep::TopP, ChainStep::Temperature];
+    vec![
+        (json!({ "temperature": 0 }), SamplingParams::greedy()),
+        (json!({ "temperature": 0.4 }), with(&|params| params.temperature = 0.4)),
+        (json!({ "top_k": 5 }), with(&|params| params.top_k = 5)),
+        (json!({ "top_p": 0.6 }), with(&|params| params.top_p = 0.6)),
+        (json!({ "min_p": 0.2 }), with(&|params| params.min_p = 0.2)),
+        (json!({ "typical_p": 0.3 }), with(&|params| params.typical_p = 0.3)),
+        (json!({ "top_n_sigma": 1.2 }), with(&|params| params.top_n_sigma = 1.2)),
+        (
+            json!({ "dynatemp_range": 0.8, "dynatemp_exponent": 2 }),
+            with(&|params| (params.dynatemp_range, params.dynatemp_exponent) = (0.8, 2.0)),
+        ),
+        (
+            json!({ "xtc_probability": 0.7, "xtc_threshold": 0.02 }),
+            with(&|params| params.xtc = Xtc { probability: 0.7, threshold: 0.02 }),
+        ),
+        (
+            json!({ "mirostat": 1, "mirostat_tau": 2, "mirostat_eta": 0.3 }),
+            with(&|params| params.mirostat = Some(Mirostat { version: MirostatVersion::V1, tau: 2.0, eta: 0.3 })),
+        ),
+        (
+            json!({ "mirostat": 2, "mirostat_tau": 2, "mirostat_eta": 0.3 }),
+            with(&|params| params.mirostat = Some(Mirostat { version: MirostatVersion::V2, tau: 2.0, eta: 0.3 })),
+        ),
+        (json!({ "mirostat": 2 }), with(&|params| params.mirostat = mirostat(MirostatVersion::V2))),
+        (json!({ "repetition_penalty": 1.8 }), with(&|params| params.repetition_penalty = 1.8)),
+        (json!({ "repeat_penalty": 1.8 }), with(&|params| params.repetition_penalty = 1.8)),
+        (
+            json!({ "repetition_penalty": 1.8, "repeat_last_n": 4 }),
+            with(&|params| (params.repetition_penalty, params.repeat_last_n) = (1.8, Some(4))),
+        ),
+        (json!({ "presence_penalty": 2 }), with(&|params| params.presence_penalty = 2.0)),
+        (json!({ "frequency_penalty": 2 }), with(&|params| params.frequency_penalty = 2.0)),
+        (
+            json!({ "dry_multiplier": 2, "logit_bias": { "97": 4, "98": 4 } }),
+            with(&|params| (params.dry, params.logit_bias) = (dry.clone(), [(97, 4.0), (98, 4.0)].into())),
+        ),
+        (
+            json!({
+                "dry_multiplier": 2, "dry_base": 1.2, "dry_allowed_length": 1, "dry_penalty_last_n": 9,
+                "dry_sequence_breakers": ["q"], "logit_bias": { "97": 5, "98": 5 },
+            }),
+            with(&|params| {
+                params.logit_bias = [(97, 5.0), (98, 5.0)].into();
+                params.dry = Dry {
+                    multiplier: 2.0,
+                    base: 1.2,
+                    allowed_length: 1,
+                    penalty_last_n: Some(9),
+                    sequence_breakers: tokens_with("q").into_iter().collect(),
+                };
+            }),
+        ),
+        (
+            json!({ "logit_bias": { "101": 3.5, "32": -100 } }),
+            with(&|params| params.logit_bias = [(101, 3.5), (32, -100.0)].into()),
+        ),
+        (
+            json!({ "allowed_token_ids": [97, 98, 99, 256] }),
+            with(&|params| params.allowed_token_ids = Some([97, 98, 99, 256].into())),
+        ),
+        (
+            json!({ "bad_words": ["e"], "top_k": 3 }),
+            with(&|params| (params.bad_words, params.top_k) = (vec![ids("e"), ids(" e")], 3)),
+        ),
+        (
+            json!({ "samplers": ["top_p", "temperature"], "temperature": 1.8, "top_p": 0.5 }),
+            with(&|params| (params.samplers, params.temperature, params.top_p) = (order.clone(), 1.8, 0.5)),
+        ),
+        (
+            json!({ "samplers": ["typ_p"], "typical_p": 0.3 }),
+            with(&|params| (params.samplers, params.typical_p) = (vec![ChainStep::TypicalP], 0.3)),
+        ),
+        (
+            json!({ "temperature": 1.5, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "typical_p": 0.95, "frequency_penalty": 0.4 }),
+            with(&|params| {
+                (params.temperature, params.top_k, params.top_p, params.min_p) = (1.5, 20, 0.9, 0.01);
+                (params.typical_p, params.frequency_penalty) = (0.95, 0.4);
+            }),
+        ),
+    ]
+}
+
+#[tokio::test]
+async fn each_parameter_gives_the_tokens_of_the_plain_loop() {
+    let (server, gpt) = (Server::start(), support::gpt());
+    let plain = plain_loop(&gpt, &ids(PROMPT), SamplingParams::default());
+    // Pure sampling: nothing is set.
+    assert_eq!(token_ids(&server.complete(body(&json!({}))).await), plain);
+    for (fields, sampling) in parameters() {
+        let expected = plain_loop(&gpt, &ids(PROMPT), sampling);
+        assert_eq!(token_ids(&server.complete(body(&fields)).await), expected, "{fields}");
+        assert_ne!(expected, plain, "{fields} changes nothing: the test shows too little");
+    }
+}
+
+#[tokio::test]
+async fn a_conversation_takes_the_same_parameters() {
+    let (server, gpt) = (Server::start(), support::gpt());
+    assert!(CHAT_TEMPLATE.contains("[assistant]"));
+    let prompt = tokenizer().encode("[user]hi<|end|>[assistant]", EncodeOptions::RENDERED).unwrap();
+    for (fields, sampling) in parameters() {
+        let mut body = body(&fields);
+        body["messages"] = json!([{ "role": "user", "content": "hi" }]);
+        let fields = body.as_object_mut().unwrap();
+        fields.remove("prompt");
+        let limit = fields.remove("max_tokens").unwrap();
+        fields.insert("max_completion_tokens".to_owned(), limit);
+        assert_eq!(token_ids(&server.chat(body.clone()).await), plain_loop(&gpt, &prompt, sampling), "{body}");
+    }
+}
