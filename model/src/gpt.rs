@@ -15,7 +15,7 @@ use crate::{
     attention::{AttentionContext, CausalSelfAttention, Pass, sinusoidal_rows},
     config::{Activation, GptConfig, NormPosition, Positions},
     error::{Error, Result},
-    ops::{self, Dtype, NormOptions, Weight},
+    ops::{self, Dtype, NormOptions, QuantizedMatrix, Weight},
 };
 
 pub use crate::param_specs::{Init, ParamSpec, param_specs};
@@ -61,19 +61,21 @@ impl Gpt {
         })
     }
 
-    /// A model whose parameters come from `read`, one at a time. Matrices are kept in `dtype`, all else in f32.
+    /// A model whose parameters come from `read`, one at a time. Matrices are kept in `dtype`, but those that come
+    /// rounded already stay as they are; all else is f32.
     ///
     /// # Errors
     /// [`Error::Config`] when `config` makes no model, and whatever `read` reports.
-    pub fn from_params(
+    pub fn from_params<P: Into<ParamData>>(
         config: &GptConfig,
         dtype: Dtype,
         device: &Device,
-        read: &mut dyn FnMut(&ParamSpec) -> Result<TensorData>,
+        read: &mut dyn FnMut(&ParamSpec) -> Result<P>,
     ) -> Result<Self> {
         config.validate()?;
         let specs = param_specs(config).into_iter().map(|spec| (spec.path.clone(), spec)).collect();
-        let params = &mut ParamSource { specs, read, dtype, device, config };
+        let mut read = |spec: &ParamSpec| read(spec).map(Into::into);
+        let params = &mut ParamSource { specs, read: &mut read, dtype, device, config };
         Ok(Self {
             embed: Embedding::new("embed", params)?,
             embed_norm: Norm::if_any("embed_norm", params)?,
@@ -157,10 +159,43 @@ impl Gpt {
         self.lm_head.read("lm_head", visit)
     }
 
+    /// How the matrices of the blocks are held; embeddings may be wider.
+    pub fn dtype(&self) -> Dtype {
+        self.blocks.first().map_or(Dtype::F32, |block| block.mlp.down.weight.dtype())
+    }
+
+    /// Every matrix with its path.
+    pub fn matrices(&self) -> Vec<(String, &Weight)> {
+        let mut matrices = vec![("embed.weight".to_owned(), &self.embed.weight)];
+        matrices.extend(self.pos_embed.iter().map(|embed| ("pos_embed.weight".to_owned(), &embed.weight)));
+        for (layer, block) in self.blocks.iter().enumerate() {
+            let names = ["attn.qkv", "attn.out", "mlp.up", "mlp.down"];
+            let paths = names.map(|name| format!("blocks.{layer}.{name}.weight"));
+            matrices.extend(paths.into_iter().zip(block.matrices()));
+        }
+        matrices.extend(self.lm_head.weight.iter().map(|weight| ("lm_head.weight".to_owned(), weight)));
+        matrices
+    }
+
     /// What hidden states become logits by.
     fn output(&self) -> (&Weight, Option<Tensor<1>>) {
         let weight = self.lm_head.weight.as_ref().unwrap_or(&self.embed.weight);
         (weight, self.lm_head.bias.as_ref().map(Param::val))
+    }
+}
+
+/// The value of a parameter, off any device.
+#[derive(Clone, Debug)]
+pub enum ParamData {
+    /// Plain values.
+    Values(TensorData),
+    /// A matrix that is rounded already.
+    Quantized(QuantizedMatrix),
+}
+
+impl From<TensorData> for ParamData {
+    fn from(values: TensorData) -> Self {
+        Self::Values(values)
     }
 }
 
@@ -322,8 +357,8 @@ struct Embedding {
 
 impl Embedding {
     fn new(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
-        let data = params.data(&format!("{path}.weight"))?;
-        Ok(Self { weight: Weight::new(data, params.dtype.for_embeddings(), params.device)? })
+        let dtype = params.dtype.for_embeddings();
+        Ok(Self { weight: params.matrix_as(&format!("{path}.weight"), dtype)? })
     }
 
     fn read(&self, path: &str, visit: &mut ParamVisitor<'_>) -> Result<()> {
@@ -383,7 +418,7 @@ impl Norm {
 /// Hands out the parameters of a model under construction.
 pub(crate) struct ParamSource<'a> {
     specs: HashMap<String, ParamSpec>,
-    read: &'a mut dyn FnMut(&ParamSpec) -> Result<TensorData>,
+    read: &'a mut dyn FnMut(&ParamSpec) -> Result<ParamData>,
     dtype: Dtype,
     device: &'a Device,
     config: &'a GptConfig,
@@ -395,8 +430,15 @@ impl ParamSource<'_> {
     }
 
     fn matrix(&mut self, path: &str) -> Result<Weight> {
-        let data = self.data(path)?;
-        Weight::new(data, self.dtype, self.device)
+        let dtype = self.dtype;
+        self.matrix_as(path, dtype)
+    }
+
+    fn matrix_as(&mut self, path: &str, dtype: Dtype) -> Result<Weight> {
+        match self.data(path)? {
+            ParamData::Values(values) => Weight::new(values, dtype, self.device),
+            ParamData::Quantized(matrix) => Weight::from_quantized(&matrix, self.device),
+        }
     }
 
     /// The vector at `path`, if the architecture has it.
@@ -405,11 +447,15 @@ impl ParamSource<'_> {
     }
 
     fn required_vector(&mut self, path: &str) -> Result<Param<Tensor<1>>> {
-        let data = self.data(path)?.convert::<f32>();
-        Ok(Param::from_tensor(Tensor::from_data(data, self.device)))
+        match self.data(path)? {
+            ParamData::Values(values) => {
+                Ok(Param::from_tensor(Tensor::from_data(values.convert::<f32>(), self.device)))
+            }
+            ParamData::Quantized(_) => Err(Error::Execution { what: format!("`{path}` is a vector, got a matrix") }),
+        }
     }
 
-    fn data(&mut self, path: &str) -> Result<TensorData> {
+    fn data(&mut self, path: &str) -> Result<ParamData> {
         let Some(spec) = self.specs.get(path) else {
             unreachable!("`param_specs` lists every parameter that the model asks for: `{path}`")
         };

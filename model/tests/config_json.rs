@@ -14,7 +14,6 @@ use hearth_model::{
     error::Error,
     generate::token_tensor,
     gpt::Gpt,
-    ops::Dtype,
     weights::{
         known_architectures,
         model_dir::{self, LoadOptions, SaveOptions},
@@ -161,7 +160,7 @@ fn what_no_class_expresses_is_saved_as_our_own_and_reopens_exactly() {
         let dir = tempfile::tempdir().unwrap();
         model_dir::save(dir.path(), &gpt, &SaveOptions::default()).unwrap();
         assert_eq!(model_dir::load_class(dir.path()).unwrap(), "HearthForCausalLM", "{config:?}");
-        let options = LoadOptions { device: device.clone(), dtype: Dtype::F32 };
+        let options = LoadOptions { device: device.clone(), dtype: None };
         let reopened = model_dir::load_gpt(dir.path(), &options).unwrap();
         assert_eq!(reopened.config(), &config);
         assert_eq!(logits(&reopened), logits(&gpt), "{config:?}");

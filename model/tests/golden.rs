@@ -101,7 +101,7 @@ fn f32s(bytes: &[u8]) -> Vec<f32> {
 }
 
 fn load(case: &str, device: &Device) -> Gpt {
-    model_dir::load_gpt(&golden(case), &LoadOptions { device: device.clone(), dtype: Dtype::F32 }).unwrap()
+    model_dir::load_gpt(&golden(case), &LoadOptions { device: device.clone(), dtype: None }).unwrap()
 }
 
 fn params(gpt: &Gpt) -> HashMap<String, TensorData> {
@@ -456,7 +456,7 @@ fn saved_models_reopen_with_the_same_parameters() {
         model_dir::save(dir.path(), &gpt, &options).unwrap();
         assert_eq!(model_dir::load_class(dir.path()).unwrap(), model_dir::load_class(&golden(case)).unwrap());
         assert!(dir.path().join("model.safetensors.index.json").exists());
-        let options = LoadOptions { device: device.clone(), dtype: Dtype::F32 };
+        let options = LoadOptions { device: device.clone(), dtype: None };
         let reopened = model_dir::load_gpt(dir.path(), &options).unwrap();
         assert_eq!(reopened.config(), &GptConfig { dropout: reopened.config().dropout, ..gpt.config().clone() });
         assert_eq!(logits(&reopened, &oracle), logits(&gpt, &oracle), "{case}");

@@ -15,7 +15,6 @@ use hearth_model::{
     config::GptConfig,
     error::Error,
     gpt::Gpt,
-    ops::Dtype,
     tokenizer::Tokenizer,
     weights::model_dir::{self, LoadOptions},
 };
@@ -59,7 +58,7 @@ impl Dir {
     }
 
     fn open(&self) -> Result<Gpt, Error> {
-        let options = LoadOptions { device: Device::flex(), dtype: Dtype::F32 };
+        let options = LoadOptions { device: Device::flex(), dtype: None };
         model_dir::load_gpt(self.0.path(), &options)
     }
 
@@ -388,7 +387,7 @@ fn tokenizer_json(ids: &[u32]) -> String {
 #[test]
 fn a_tokenizer_with_ids_beyond_the_vocabulary_is_refused() {
     let dir = Dir::copy("llama");
-    let open = || model_dir::load(dir.0.path(), &LoadOptions { device: Device::flex(), dtype: Dtype::F32 });
+    let open = || model_dir::load(dir.0.path(), &LoadOptions { device: Device::flex(), dtype: None });
     dir.write("tokenizer.json", tokenizer_json(&[0, 1, 60]));
     assert_eq!(open().unwrap().gpt.config().vocab_size, 61);
     // Two tokens, one of which is too far out.

@@ -174,7 +174,7 @@ fn cached_is_what_transformers_computes_uncached() {
     let dirs = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden")).unwrap();
     let mut n_cases = 0;
     for dir in dirs.map(|dir| dir.unwrap().path()).filter(|dir| dir.join("config.json").exists()) {
-        let options = LoadOptions { device: Device::flex(), dtype: hearth_model::ops::Dtype::F32 };
+        let options = LoadOptions { device: Device::flex(), dtype: None };
         let gpt = model_dir::load_gpt(&dir, &options).unwrap();
         let bytes = std::fs::read(dir.join("oracle.safetensors")).unwrap();
         let oracle = safetensors::SafeTensors::deserialize(&bytes).unwrap();

@@ -9,7 +9,6 @@ use hearth_model::{
     device::{DeviceChoice, choose},
     generate::{GenerateOptions, generate, next_logits},
     kv_cache::KvCache,
-    ops::Dtype,
     sampling::SamplingParams,
     tokenizer::EncodeOptions,
     weights::model_dir::{LoadOptions, LoadedModel, load},
@@ -50,7 +49,7 @@ fn model(choice: DeviceChoice) -> Option<LoadedModel> {
         return None;
     };
     let device = choose(choice).unwrap().device;
-    Some(load(Path::new(&dir), &LoadOptions { device, dtype: Dtype::F32 }).unwrap())
+    Some(load(Path::new(&dir), &LoadOptions { device, dtype: None }).unwrap())
 }
 
 fn golden() -> Golden {

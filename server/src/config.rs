@@ -62,8 +62,9 @@ pub struct ServerConfig {
     /// Model dir of a smaller model with the same tokens, to guess with
     #[arg(long, env = "HEARTH_DRAFT_MODEL", value_name = "DIR")]
     pub draft_model: Option<PathBuf>,
-    /// How the draft model's weight matrices are held [default: as those of the served model]
-    #[arg(long, env = "HEARTH_DRAFT_DTYPE", value_name = "DTYPE")]
+    /// How the draft model's weight matrices are held: `f32`, `f16`, or rounded to `q8` or `q4` [default: as those of the
+    /// served model]
+    #[arg(long, env = "HEARTH_DRAFT_DTYPE", value_name = "DTYPE", value_parser = |name: &str| Dtype::parse(name, |_| true))]
     pub draft_dtype: Option<Dtype>,
     /// Tokens that are guessed ahead at most
     #[arg(long, env = "HEARTH_NUM_SPECULATIVE_TOKENS", value_name = "TOKENS", default_value_t = 8)]
@@ -125,8 +126,11 @@ impl ServerConfig {
         let wanted = matches!(self.engine_options().speculation, Speculation::DraftModel { .. });
         let draft = self.draft_model.as_ref().filter(|_| wanted);
         let draft = draft.map(|dir| {
-            let dtype = self.draft_dtype.unwrap_or(self.model.dtype);
-            ModelConfig { model: Some(dir.clone()), dtype, ..self.model.clone() }.load()
+            let (dtype, quantize) = match self.draft_dtype {
+                Some(dtype) => (Some(dtype), None),
+                None => (self.model.dtype, self.model.quantize),
+            };
+            ModelConfig { model: Some(dir.clone()), dtype, quantize, device: self.model.device }.load()
         });
         Ok(Models { served, draft: draft.transpose()? })
     }
@@ -338,9 +342,13 @@ pub struct ModelConfig {
     /// the build holds
     #[arg(long, env = "HEARTH_DEVICE", default_value_t = DeviceChoice::Auto)]
     pub device: DeviceChoice,
-    /// How weight matrices are held: `f32`, `f16`, or rounded to `q8` or `q4` (on the CPU)
-    #[arg(long, env = "HEARTH_DTYPE", default_value_t = Dtype::F32)]
-    pub dtype: Dtype,
+    /// How weight matrices are held: `f32` or `f16` [default: f32, or rounded as the model dir has them]
+    #[arg(long, env = "HEARTH_DTYPE", value_parser = |name: &str| Dtype::parse(name, |dtype| !dtype.is_quantized()))]
+    pub dtype: Option<Dtype>,
+    /// Round weight matrices to `q8` (8.5 bits a weight) or `q4` (4.5 bits; embeddings as in q8); on the CPU
+    #[arg(long, env = "HEARTH_QUANTIZE", value_name = "DTYPE", conflicts_with = "dtype",
+        value_parser = |name: &str| Dtype::parse(name, Dtype::is_quantized))]
+    pub quantize: Option<Dtype>,
 }
 
 impl ModelConfig {
@@ -362,7 +370,7 @@ impl ModelConfig {
         ops::lead_threads();
         let chosen = device::choose(self.device)?;
         tracing::info!("device: {:?}: {}", chosen.device, chosen.reason);
-        let options = LoadOptions { device: chosen.device, dtype: self.dtype };
+        let options = LoadOptions { device: chosen.device, dtype: self.quantize.or(self.dtype) };
         match &self.model {
             Some(dir) => model_dir::load(dir, &options),
             None => model_dir::load_embedded(&bundled::DIR, &options),

@@ -12,7 +12,6 @@ use std::{
 use burn::tensor::Device;
 use hearth_model::{
     generate::{GenerateOptions, generate},
-    ops::Dtype,
     sampling::SamplingParams,
     tokenizer::{DecodeOptions, EncodeOptions},
     weights::model_dir::{LoadOptions, LoadedModel, load},
@@ -39,7 +38,7 @@ fn quickstart(text: &Path, out: &Path, flags: &[&str]) -> Output {
 }
 
 fn open(dir: &Path) -> LoadedModel {
-    load(dir, &LoadOptions { device: Device::flex(), dtype: Dtype::F32 }).unwrap()
+    load(dir, &LoadOptions { device: Device::flex(), dtype: None }).unwrap()
 }
 
 fn continue_text(model: &LoadedModel, prompt: &str) -> String {

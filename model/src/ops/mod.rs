@@ -12,6 +12,7 @@ mod embedding;
 mod kv_append;
 mod linear;
 mod norm;
+mod quantized_matrix;
 mod rope;
 mod weight;
 
@@ -26,5 +27,6 @@ pub use embedding::embedding;
 pub use kv_append::{append_keys, append_rows, append_values, new_pool};
 pub use linear::linear;
 pub use norm::{NormOptions, norm, norm_reference};
+pub use quantized_matrix::{BLOCK_SIZE, QuantizedBlock, QuantizedMatrix};
 pub use rope::{Rotation, rope, rope_reference};
 pub use weight::{Dtype, Weight};

@@ -1,13 +1,16 @@
 //! A matrix of the model, stored as the device's kernels want it.
 
-use std::{fmt, str::FromStr, sync::Arc};
+use std::{fmt, sync::Arc};
 
 use burn::{
     module::{Module, Param},
     tensor::{DType, Device, Tensor, TensorData},
 };
 
-use super::cpu::{self, Panels};
+use super::{
+    QuantizedMatrix,
+    cpu::{self, Panels},
+};
 use crate::{
     error::{Error, Result},
     gpt::{read, to_f32},
@@ -32,6 +35,23 @@ impl Dtype {
     pub const ALL: &'static [(&'static str, Self)] =
         &[("f32", Self::F32), ("f16", Self::F16), ("q8", Self::Q8), ("q4", Self::Q4)];
 
+    /// Whether values are rounded to whole numbers in blocks with a scale.
+    pub fn is_quantized(self) -> bool {
+        matches!(self, Self::Q8 | Self::Q4)
+    }
+
+    /// The dtype called `name`, if it is one of those that `is_allowed` says.
+    ///
+    /// # Errors
+    /// The names that are allowed.
+    pub fn parse(name: &str, is_allowed: impl Fn(Self) -> bool) -> Result<Self, String> {
+        let mut allowed = Self::ALL.iter().filter(|(_, dtype)| is_allowed(*dtype));
+        allowed.clone().find(|(allowed, _)| *allowed == name).map(|(_, dtype)| *dtype).ok_or_else(|| {
+            let names: Vec<_> = allowed.by_ref().map(|(name, _)| format!("`{name}`")).collect();
+            format!("must be {}, got `{name}`", names.join(" or "))
+        })
+    }
+
     /// How embeddings are held in a model of this dtype. They are where rounding hurts most (they are `lm_head` too
     /// where the two are tied), so they keep 8 bits.
     pub fn for_embeddings(self) -> Self {
@@ -42,18 +62,6 @@ impl Dtype {
 impl fmt::Display for Dtype {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(Self::ALL.iter().find(|(_, dtype)| dtype == self).map_or("", |(name, _)| name))
-    }
-}
-
-impl FromStr for Dtype {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Self, String> {
-        let known = Self::ALL.iter().find(|(known, _)| *known == name);
-        known.map(|(_, dtype)| *dtype).ok_or_else(|| {
-            let names: Vec<_> = Self::ALL.iter().map(|(name, _)| format!("`{name}`")).collect();
-            format!("must be one of {}, got `{name}`", names.join(", "))
-        })
     }
 }
 
@@ -97,13 +105,21 @@ impl Weight {
         let stored = match dtype {
             Dtype::F32 => DType::F32,
             Dtype::F16 => DType::F16,
-            Dtype::Q8 | Dtype::Q4 => {
-                let what = format!("`{dtype}` is for the CPU\nhint: use `f16`, or the device `cpu`");
-                return Err(Error::Param { name: "dtype", what });
-            }
+            Dtype::Q8 | Dtype::Q4 => return Err(not_on_this_device(dtype)),
         };
         let values = Tensor::from_data(data.convert_dtype(stored), (device, stored));
         Ok(Self::Stored(StoredWeight { values: Param::from_tensor(values) }))
+    }
+
+    /// Puts a matrix that is rounded already on `device`, with the very same numbers.
+    ///
+    /// # Errors
+    /// [`Error::Param`] when the device does not compute with its dtype.
+    pub fn from_quantized(matrix: &QuantizedMatrix, device: &Device) -> Result<Self> {
+        if cpu::is_cpu(device) {
+            return Ok(Self::Packed(PackedWeight { panels: Arc::new(Panels::from_quantized(matrix)) }));
+        }
+        Err(not_on_this_device(matrix.dtype()))
     }
 
     /// `[d_out, d_in]`.
@@ -157,6 +173,20 @@ impl Weight {
         }
     }
 
+    /// The rounded numbers as they are, off the device; nothing for a weight that is not rounded.
+    ///
+    /// # Errors
+    /// [`Error::Execution`](crate::Error::Execution) when the device cannot be read.
+    pub fn read_quantized(&self) -> Result<Option<QuantizedMatrix>> {
+        let Self::Packed(packed) = self else { return Ok(None) };
+        let (dims, dtype) = (packed.panels.dims(), packed.panels.dtype());
+        if !dtype.is_quantized() {
+            return Ok(None);
+        }
+        let blocks = (0..dims[0]).filter_map(|row| packed.panels.quantized_row(row)).flatten().collect();
+        QuantizedMatrix::new(dims, dtype, blocks).map(Some)
+    }
+
     /// The form that the bodies of operations choose by.
     pub(super) fn form(&self) -> Form<'_> {
         match self {
@@ -164,6 +194,11 @@ impl Weight {
             Self::Packed(packed) => Form::Packed(&packed.panels),
         }
     }
+}
+
+fn not_on_this_device(dtype: Dtype) -> Error {
+    let what = format!("`{dtype}` is for the CPU\nhint: use `--dtype f16`, or the device `cpu`");
+    Error::Param { name: "quantize", what }
 }
 
 /// How a weight is held.

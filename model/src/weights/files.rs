@@ -1,6 +1,7 @@
 //! Tensors in safetensors files: one file, or shards with an index.
 
 use std::{
+    array,
     collections::{BTreeMap, HashMap},
     ops::Deref,
     path::{Path, PathBuf},
@@ -14,6 +15,7 @@ use serde_json::{Value, json};
 use crate::{
     error::{Error, Result},
     mmap::Mmap,
+    ops::{self, BLOCK_SIZE, QuantizedBlock, QuantizedMatrix},
     regular_file,
 };
 
@@ -274,6 +276,34 @@ impl StoredTensor<'_> {
         Ok(self.shape == other.shape && (stored_alike || self.to_f32()? == other.to_f32()?))
     }
 
+    /// The matrix `[d_out, d_in]` whose numbers this tensor holds and whose scales are `scales`: see
+    /// [`TensorWriter::push_quantized`].
+    pub(super) fn to_quantized(&self, scales: &StoredTensor<'_>, [d_out, d_in]: [usize; 2]) -> Result<QuantizedMatrix> {
+        let n_blocks = d_in.div_ceil(BLOCK_SIZE);
+        let (dtype, width) = match self.dtype {
+            Dtype::I8 => (ops::Dtype::Q8, BLOCK_SIZE),
+            Dtype::U8 => (ops::Dtype::Q4, BLOCK_SIZE / 2),
+            other => return Err(self.error(format!("has type {other:?}, supported are I8 (q8) and U8 (q4)"))),
+        };
+        self.require_shape(&[d_out, n_blocks * width])?;
+        scales.require_shape(&[d_out, n_blocks])?;
+        if scales.dtype != Dtype::F16 {
+            return Err(scales.error(format!("has type {:?}, scales are F16", scales.dtype)));
+        }
+        let scales = scales.bytes.as_chunks::<2>().0.iter().map(|&bytes| f16::from_le_bytes(bytes));
+        let values = self.bytes.chunks_exact(width).map(|bytes| match dtype {
+            ops::Dtype::Q4 => array::from_fn(|n| (bytes[n % width] >> (n / width * 4) & 0x0f) as i8 - 8),
+            _ => array::from_fn(|n| bytes[n].cast_signed()),
+        });
+        let blocks = scales.zip(values).map(|(scale, values)| QuantizedBlock { scale, values }).collect();
+        QuantizedMatrix::new([d_out, d_in], dtype, blocks)
+    }
+
+    /// Whether the tensor holds the numbers of a matrix of blocks.
+    pub(super) fn is_quantized(&self) -> bool {
+        matches!(self.dtype, Dtype::I8 | Dtype::U8)
+    }
+
     /// Refuses another shape than `expected`.
     pub(super) fn require_shape(&self, expected: &[usize]) -> Result<()> {
         if self.shape == expected {
@@ -287,6 +317,17 @@ impl StoredTensor<'_> {
     }
 }
 
+/// The name of the scales of the matrix of blocks called `name`.
+pub(super) fn scales_of(name: &str) -> String {
+    format!("{name}.scales")
+}
+
+/// Two numbers in a byte, plus 8: the first half of the block in the low bits.
+fn nibbles(values: &[i8; BLOCK_SIZE]) -> [u8; BLOCK_SIZE / 2] {
+    let stored = |n: usize| (values[n] + 8).cast_unsigned();
+    array::from_fn(|n| stored(n) | stored(n + BLOCK_SIZE / 2) << 4)
+}
+
 fn decode<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f32) -> Vec<f32> {
     let (chunks, _) = bytes.as_chunks::<N>();
     chunks.iter().map(|&chunk| value(chunk)).collect()
@@ -298,8 +339,16 @@ fn is_plain_name(name: &str) -> bool {
     matches!((components.next(), components.next()), (Some(std::path::Component::Normal(_)), None))
 }
 
-/// Shapes and bytes of the tensors of a file to be written, by name.
-type NewShard = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
+/// A tensor to be written.
+#[derive(Debug)]
+struct NewTensor {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+/// The tensors of a file to be written, by name.
+type NewShard = BTreeMap<String, NewTensor>;
 
 /// Collects tensors and writes them as one file, or as shards with an index once they pass `max_shard_bytes`.
 #[derive(Debug)]
@@ -317,15 +366,36 @@ impl TensorWriter {
     }
 
     pub(super) fn push(&mut self, name: String, shape: Vec<usize>, values: &[f32]) {
-        let bytes = self.dtype.encode(values);
-        if self.current_bytes > 0 && self.current_bytes + bytes.len() > self.max_shard_bytes {
+        self.push_tensor(name, NewTensor { dtype: self.dtype.safetensors(), shape, bytes: self.dtype.encode(values) });
+    }
+
+    /// A matrix of blocks is two tensors: the numbers under its name, and its scales.
+    pub(super) fn push_quantized(&mut self, name: String, matrix: &QuantizedMatrix) {
+        let ([d_out, d_in], is_q4) = (matrix.dims(), matrix.dtype() == ops::Dtype::Q4);
+        let n_blocks = d_in.div_ceil(BLOCK_SIZE);
+        let scales = matrix.blocks().iter().flat_map(|block| block.scale.to_le_bytes()).collect();
+        let scales = NewTensor { dtype: Dtype::F16, shape: vec![d_out, n_blocks], bytes: scales };
+        let values = if is_q4 {
+            let bytes = matrix.blocks().iter().flat_map(|block| nibbles(&block.values)).collect();
+            NewTensor { dtype: Dtype::U8, shape: vec![d_out, n_blocks * BLOCK_SIZE / 2], bytes }
+        } else {
+            let bytes = matrix.blocks().iter().flat_map(|block| block.values.map(i8::cast_unsigned)).collect();
+            NewTensor { dtype: Dtype::I8, shape: vec![d_out, n_blocks * BLOCK_SIZE], bytes }
+        };
+        self.push_tensor(scales_of(&name), scales);
+        self.push_tensor(name, values);
+    }
+
+    fn push_tensor(&mut self, name: String, tensor: NewTensor) {
+        let n_bytes = tensor.bytes.len();
+        if self.current_bytes > 0 && self.current_bytes + n_bytes > self.max_shard_bytes {
             self.shards.push(BTreeMap::new());
             self.current_bytes = 0;
         }
-        self.current_bytes += bytes.len();
-        self.total_bytes += bytes.len();
+        self.current_bytes += n_bytes;
+        self.total_bytes += n_bytes;
         if let Some(shard) = self.shards.last_mut() {
-            shard.insert(name, (shape, bytes));
+            shard.insert(name, tensor);
         }
     }
 
@@ -345,7 +415,7 @@ impl TensorWriter {
             for name in shard.keys() {
                 weight_map.insert(name.clone(), json!(file));
             }
-            files.push((file.clone(), serialize(shard, self.dtype, &file)?));
+            files.push((file.clone(), serialize(shard, &file)?));
         }
         if n_shards > 1 {
             let index = json!({ "metadata": { "total_size": self.total_bytes }, "weight_map": weight_map });
@@ -355,7 +425,7 @@ impl TensorWriter {
     }
 }
 
-fn serialize(shard: &NewShard, dtype: DiskDtype, file: &str) -> Result<Vec<u8>> {
+fn serialize(shard: &NewShard, file: &str) -> Result<Vec<u8>> {
     let error = |error: safetensors::SafeTensorError| Error::File {
         path: file.into(),
         what: format!("cannot be made: {error}"),
@@ -363,7 +433,7 @@ fn serialize(shard: &NewShard, dtype: DiskDtype, file: &str) -> Result<Vec<u8>> 
     };
     let views = shard
         .iter()
-        .map(|(name, (shape, bytes))| Ok((name, TensorView::new(dtype.safetensors(), shape.clone(), bytes)?)))
+        .map(|(name, tensor)| Ok((name, TensorView::new(tensor.dtype, tensor.shape.clone(), &tensor.bytes)?)))
         .collect::<Result<Vec<_>, _>>()
         .map_err(error)?;
     // `transformers` wants to know which framework the tensors are for, and has no name for ours.

@@ -11,13 +11,13 @@ use serde_json::{Map, Value, json};
 use super::{
     architectures::{ARCHITECTURES, Architecture, NameRow, Tensors, known_architectures},
     fields::Fields,
-    files::{StoredTensor, TensorFiles, TensorWriter},
+    files::{StoredTensor, TensorFiles, TensorWriter, scales_of},
 };
 use crate::{
     config::GptConfig,
     error::{Error, Result},
-    gpt::{Gpt, ParamSpec, param_specs},
-    ops::Dtype,
+    gpt::{Gpt, ParamData, ParamSpec, param_specs},
+    ops::{BLOCK_SIZE, Dtype, Weight},
 };
 
 /// The class under which configurations are saved that no Hugging Face class expresses: Hearth's own field and
@@ -154,9 +154,47 @@ impl Spelling {
     }
 }
 
+/// The key of `config.json` that says how matrices are rounded.
+const QUANTIZATION: &str = "quantization_config";
+/// The value of `quant_method` in it for matrices in Hearth's blocks.
+const OWN_METHOD: &str = "hearth";
+
+/// How `config.json` says that matrices are rounded, if they are.
+///
+/// # Errors
+/// [`Error::File`] for any other way than Hearth's.
+pub(super) fn stored_dtype(config: &Map<String, Value>, path: &Path) -> Result<Option<Dtype>> {
+    let Some(quantization) = config.get(QUANTIZATION).filter(|value| !value.is_null()) else { return Ok(None) };
+    let refuse = |what: String| {
+        let hint = format!("what `hearth quantize` writes has the method `{OWN_METHOD}` and the dtype `q8` or `q4`");
+        Err(Error::File { path: path.to_owned(), what, hint })
+    };
+    if quantization["quant_method"] != OWN_METHOD {
+        return refuse(format!("`{QUANTIZATION}` has method {}, which is not supported", quantization["quant_method"]));
+    }
+    match Dtype::parse(quantization["dtype"].as_str().unwrap_or_default(), Dtype::is_quantized) {
+        Ok(dtype) => Ok(Some(dtype)),
+        Err(what) => refuse(format!("`{QUANTIZATION}.dtype` {what}")),
+    }
+}
+
+/// What `config.json` says of matrices in blocks of `dtype`.
+pub(super) fn quantization_json(dtype: Dtype) -> (String, Value) {
+    let json = json!({ "quant_method": OWN_METHOD, "dtype": dtype.to_string(), "block_size": BLOCK_SIZE });
+    (QUANTIZATION.to_owned(), json)
+}
+
 /// Keys of `config.json` that are not the architecture's.
-const SHARED_KEYS: &[&str] =
-    &["architectures", "model_type", "dtype", "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id"];
+const SHARED_KEYS: &[&str] = &[
+    "architectures",
+    "model_type",
+    "dtype",
+    "torch_dtype",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    QUANTIZATION,
+];
 
 /// What a parameter is made of in the files.
 enum Parts {
@@ -183,10 +221,8 @@ pub(super) fn load_params(
 ) -> Result<Gpt> {
     let tied_copy = spelling.tied_copy(config).and_then(|name| files.get(name));
     let mut reader = ParamReader { files, spelling, tied_copy, used: HashSet::new(), not_finite: Vec::new() };
-    let gpt = Gpt::from_params(config, dtype, device, &mut |spec| {
-        let values = reader.read(spec, spelling.parts(spec, config))?;
-        Ok(TensorData::new(values, spec.shape.as_slice()))
-    })?;
+    let gpt =
+        Gpt::from_params(config, dtype, device, &mut |spec| reader.read_param(spec, spelling.parts(spec, config)))?;
     if !reader.not_finite.is_empty() {
         let (path, tensors) = (files.path().display(), reader.not_finite.join("`, `"));
         tracing::warn!(
@@ -217,6 +253,24 @@ struct ParamReader<'a> {
 }
 
 impl<'a> ParamReader<'a> {
+    fn read_param(&mut self, spec: &ParamSpec, parts: Parts) -> Result<ParamData> {
+        // Matrices of blocks go by Hearth's own names, as they are.
+        if let (Parts::Same(name), &[d_out, d_in]) = (&parts, spec.shape.as_slice())
+            && let Some(values) = self.files.get(name).filter(StoredTensor::is_quantized)
+        {
+            let scales = scales_of(name);
+            let scales = self.files.get(&scales).ok_or_else(|| missing(self.files, &scales))?;
+            let matrix = values.to_quantized(&scales, [d_out, d_in])?;
+            if !matrix.blocks().iter().all(|block| block.scale.is_finite()) {
+                self.not_finite.push(scales.name.clone());
+            }
+            self.used.extend([values.name, scales.name]);
+            return Ok(ParamData::Quantized(matrix));
+        }
+        let values = self.read(spec, parts)?;
+        Ok(TensorData::new(values, spec.shape.as_slice()).into())
+    }
+
     fn read(&mut self, spec: &ParamSpec, parts: Parts) -> Result<Vec<f32>> {
         match parts {
             Parts::Same(name) => {
@@ -319,7 +373,14 @@ fn transpose(values: &[f32], n_columns: usize) -> Vec<f32> {
 pub(super) fn save_params(gpt: &Gpt, spelling: Spelling, writer: &mut TensorWriter) -> Result<()> {
     let config = gpt.config();
     let specs: HashMap<_, _> = param_specs(config).into_iter().map(|spec| (spec.path.clone(), spec)).collect();
+    let matrices: HashMap<String, &Weight> = gpt.matrices().into_iter().collect();
     gpt.read_params(&mut |path, data| {
+        if let Some(matrix) = matrices.get(path)
+            && let Some(matrix) = matrix.read_quantized()?
+        {
+            writer.push_quantized(path.to_owned(), &matrix);
+            return Ok(());
+        }
         let Some(spec) = specs.get(path) else {
             unreachable!("`param_specs` lists every parameter of the model: `{path}`")
         };

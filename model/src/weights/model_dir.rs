@@ -42,8 +42,8 @@ const MAX_SHARD_BYTES: usize = 5_000_000_000;
 pub struct LoadOptions {
     /// The device.
     pub device: Device,
-    /// How matrices are held.
-    pub dtype: Dtype,
+    /// How matrices are held. `None`: in f32, or as the files have them where they are rounded already.
+    pub dtype: Option<Dtype>,
 }
 
 /// Everything that a model dir holds, ready to use.
@@ -172,7 +172,16 @@ fn load_gpt_and_config(dir: &Path, options: &LoadOptions) -> Result<(Gpt, Map<St
 fn build(config_json: &Map<String, Value>, path: &Path, files: &TensorFiles, options: &LoadOptions) -> Result<Gpt> {
     let spelling = Spelling::of(config_json, path)?;
     let config = spelling.read_config(config_json, path)?;
-    hf::load_params(files, spelling, &config, (options.dtype, &options.device))
+    let stored = hf::stored_dtype(config_json, path)?;
+    if let (Some(stored), Some(asked)) = (stored, options.dtype)
+        && stored != asked
+    {
+        let name = if asked.is_quantized() { "quantize" } else { "dtype" };
+        let what = format!("is `{asked}`, but the weights are stored in `{stored}`\nhint: leave it out");
+        return Err(Error::Param { name, what });
+    }
+    let dtype = options.dtype.or(stored).unwrap_or_default();
+    hf::load_params(files, spelling, &config, (dtype, &options.device))
 }
 
 /// Reads the architecture of the model dir `dir`, without its weights.
@@ -225,7 +234,12 @@ impl Default for SaveOptions {
 
 /// Writes `gpt` as a model dir that Hearth and `transformers` open.
 ///
-/// An architecture that no Hugging Face class expresses is written under `HearthForCausalLM`, with Hearth's own names.
+/// An architecture that no Hugging Face class expresses is written under `HearthForCausalLM`, with Hearth's own names. So
+/// is a model whose matrices are rounded, with the very same numbers, and only Hearth opens it: a matrix `[d_out, d_in]`
+/// is a tensor of whole numbers, I8 `[d_out, 32 n]` in q8 or U8 `[d_out, 16 n]` in q4 (plus 8, two in a byte, the first
+/// 16 of 32 in the low bits), and under its name with `.scales`, F16 `[d_out, n]`, what each 32 of them are multiplied
+/// by. `quantization_config` in `config.json` says which.
+///
 /// Each file is written under another name, flushed to the disk and then renamed, so that a crash leaves the old file or
 /// the new one whole.
 ///
@@ -233,7 +247,10 @@ impl Default for SaveOptions {
 /// [`Error::Io`] with the file that could not be written; [`Error::Execution`] when the device cannot be read;
 /// [`Error::Config`] when the class asked for is not known or cannot express the architecture.
 pub fn save(dir: &Path, gpt: &Gpt, options: &SaveOptions) -> Result<()> {
-    let (spelling, mut config) = hf::config_json(gpt.config(), options.class.as_deref(), options.dtype.name())?;
+    let dtype = gpt.dtype();
+    let class = if dtype.is_quantized() { Some(hf::OWN_CLASS) } else { options.class.as_deref() };
+    let (spelling, mut config) = hf::config_json(gpt.config(), class, options.dtype.name())?;
+    config.extend(dtype.is_quantized().then(|| hf::quantization_json(dtype)));
     let mut generation = Map::new();
     // Said even where there is none: `transformers` would fill in the ids of the class's first model.
     for key in ["bos_token_id", "pad_token_id"] {

@@ -84,7 +84,7 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     }
     let report = Report {
         model: args.model.model_id(),
-        dtype: args.model.dtype.to_string(),
+        dtype: gpt.dtype().to_string(),
         n_params: gpt.config().n_params(),
         weight_bytes_per_step: weight_bytes,
         read_gb_per_sec: bandwidth / 1e9,

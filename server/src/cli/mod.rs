@@ -3,6 +3,8 @@
 mod bench;
 mod doctor;
 mod generate;
+mod perplexity;
+mod quantize;
 mod serve;
 
 use std::{
@@ -34,6 +36,10 @@ enum Command {
     Generate(generate::GenerateArgs),
     /// Measure how fast a model runs here
     Bench(bench::BenchArgs),
+    /// Measure how well a model predicts a text
+    Perplexity(perplexity::PerplexityArgs),
+    /// Store a model with its weights rounded
+    Quantize(quantize::QuantizeArgs),
     /// Show what this machine offers and where a model would run
     Doctor(doctor::DoctorArgs),
 }
@@ -62,6 +68,14 @@ impl Cli {
             Command::Bench(args) => {
                 log_to_stderr("warn", LogFormat::Text)?;
                 bench::run(args)
+            }
+            Command::Perplexity(args) => {
+                log_to_stderr("warn")?;
+                perplexity::run(args)
+            }
+            Command::Quantize(args) => {
+                log_to_stderr("warn")?;
+                quantize::run(args)
             }
             Command::Doctor(args) => {
                 log_to_stderr("error", LogFormat::Text)?;

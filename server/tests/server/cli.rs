@@ -10,8 +10,10 @@ use std::{
 use burn::tensor::Device;
 use hearth_model::{
     TokenId,
-    ops::Dtype,
+    generate::next_logits,
+    kv_cache::KvCache,
     sampling::SamplingParams,
+    tokenizer::{EncodeOptions, Tokenizer},
     weights::model_dir::{LoadOptions, SaveOptions, load, save},
 };
 use hearth_server::config::SamplingDefaults;
@@ -83,7 +85,7 @@ fn bad_usage_is_exit_code_2_and_failure_is_1() {
     assert_eq!(help.status.code(), Some(0));
     assert!(stdout(&help).contains("doctor"));
     let help = run(&["serve", "--help"]);
-    for flag in ["--host", "--port", "--model", "--device", "--dtype", "--max-queue", "--drain-timeout"] {
+    for flag in ["--host", "--port", "--model", "--device", "--dtype", "--quantize", "--max-queue", "--drain-timeout"] {
         let variable = format!("HEARTH_{}", flag.trim_start_matches('-').replace('-', "_").to_uppercase());
         assert!(stdout(&help).contains(flag) && stdout(&help).contains(&variable), "{flag}");
     }
@@ -98,6 +100,61 @@ fn a_busy_port_is_told_at_once() {
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains(&format!("error: cannot listen on `127.0.0.1:{port}`")), "{}", stderr(&output));
     assert!(stderr(&output).contains("hint: "));
+}
+
+/// Rounded once and stored, or at every load: the same text, with tokenizer and end of text copied.
+#[test]
+fn a_quantized_model_dir_is_served_as_it_is() {
+    let (model, parent) = (model_dir(), tempfile::tempdir().unwrap());
+    let out = parent.path().join("rounded");
+    let output = run(&["quantize", path(model.path()), path(&out), "--quantize", "q4"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stdout(&output).contains("of weights in q4, from "), "{}", stdout(&output));
+    let generate = |dir: &Path, more: &[&str]| {
+        let args = ["generate", "abcab", "--model", path(dir), "--device", "cpu", "--temperature", "0"];
+        let output = run(&[&args[..], more].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        stdout(&output).to_owned()
+    };
+    assert_eq!(generate(&out, &[]), generate(model.path(), &["--quantize", "q4"]));
+    let again = run(&["quantize", path(model.path()), path(&out)]);
+    assert_eq!(again.status.code(), Some(1));
+    assert!(stderr(&again).contains("is there already\nhint: "), "{}", stderr(&again));
+    let both = run(&["generate", "a", "--dtype", "f16", "--quantize", "q8"]);
+    assert_eq!(both.status.code(), Some(2), "{}", stderr(&both));
+}
+
+/// The definition by hand: the second half of each window but its first token, by the log-probabilities of the API.
+#[test]
+fn perplexity_is_what_its_definition_says() {
+    let (model, parent) = (model_dir(), tempfile::tempdir().unwrap());
+    let text = parent.path().join("text");
+    std::fs::write(&text, "abcabcaabbcc".repeat(5)).unwrap();
+    let perplexity = |context: &str| {
+        let args = ["perplexity", path(&text), "--model", path(model.path()), "--device", "cpu", "--context", context];
+        let output = run(&args);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let json = stdout(&output).lines().last().unwrap().to_owned();
+        serde_json::from_str::<Value>(&json).unwrap()
+    };
+    let report = perplexity("16");
+    let gpt = gpt();
+    let tokenizer = Tokenizer::from_dir(model.path()).unwrap();
+    let ids = tokenizer.encode(&"abcabcaabbcc".repeat(5), EncodeOptions::TEXT).unwrap();
+    let (mut loss, mut n) = (0.0, 0);
+    for window in ids.chunks_exact(16) {
+        for end in 9..16 {
+            let mut cache = KvCache::new(gpt.config(), 1, &gpt.device());
+            let mut table = cache.table();
+            let logits = next_logits(&gpt, &mut cache, &mut table, &window[..end]).unwrap();
+            let total: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
+            loss += total.ln() - f64::from(logits[window[end] as usize]);
+            n += 1;
+        }
+    }
+    assert_eq!(report["n_predicted"], n);
+    let found = report["perplexity"].as_f64().unwrap();
+    assert!((found / (loss / f64::from(n)).exp() - 1.0).abs() < 1e-4, "{report}");
 }
 
 #[test]

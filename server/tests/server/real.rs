@@ -59,7 +59,7 @@ async fn smollm2_gives_each_of_sixteen_the_tokens_it_gives_it_alone() {
     };
     let load = move || {
         let device = choose(DeviceChoice::Cpu)?.device;
-        load(dir.as_ref(), &LoadOptions { device, dtype: Dtype::F32 })
+        load(dir.as_ref(), &LoadOptions { device, dtype: None })
     };
     let model = load().unwrap();
     let mixed = texts(&model);
@@ -105,7 +105,7 @@ async fn guessing_changes_nothing_of_what_smollm2_says() {
         let device = choose(DeviceChoice::Cpu)?.device;
         load(dir.as_ref(), &LoadOptions { device, dtype })
     };
-    let model = load(Dtype::F32).unwrap();
+    let model = load(None).unwrap();
     let mut requests = texts(&model);
     // A text that says the same three times, and goes on in three ways.
     let ids = model.tokenizer.encode(&TEXT.repeat(3), EncodeOptions::TEXT).unwrap();
@@ -123,8 +123,8 @@ async fn guessing_changes_nothing_of_what_smollm2_says() {
             let load = load.clone();
             let models = move || {
                 let is_drafted = matches!(speculation, Speculation::DraftModel { .. });
-                let draft = is_drafted.then(|| load(Dtype::Q4)).transpose()?;
-                Ok(Models { served: load(Dtype::F32)?, draft })
+                let draft = is_drafted.then(|| load(Some(Dtype::Q4))).transpose()?;
+                Ok(Models { served: load(None)?, draft })
             };
             let options =
                 EngineOptions { kv_cache_tokens: Some(n_pages * 16), max_batch_size: 6, speculation, ..OPTIONS };

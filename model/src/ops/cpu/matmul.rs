@@ -12,8 +12,9 @@ use rayon::prelude::*;
 use super::{
     BASELINE_IS_FUSED, Isa, isa, multiply_add,
     panels::{Line, PANEL, PanelValues, Panels},
-    quantized::{self, BLOCK, QuantBlock, QuantRows},
+    quantized::{self, QuantBlock, QuantRows},
 };
+use crate::ops::BLOCK_SIZE as BLOCK;
 
 /// Rows of the input that a kernel takes at a time: 12 rows of 2 registers leave 8 of the 32 AVX-512 registers.
 const MAX_ROWS: usize = 12;

@@ -1,9 +1,10 @@
 //! A matrix laid out for the CPU's kernels.
 
 use half::f16;
+use rayon::prelude::*;
 
-use super::quantized::{self, BLOCK, Q4Block, Q8Block, QuantBlock};
-use crate::ops::Dtype;
+use super::quantized::{self, Q4Block, Q8Block, QuantBlock};
+use crate::ops::{BLOCK_SIZE as BLOCK, Dtype, QuantizedBlock, QuantizedMatrix};
 
 /// Rows of the matrix (outputs) that lie side by side.
 pub(super) const PANEL: usize = 32;
@@ -46,6 +47,27 @@ impl Panels {
         Self { d_out, d_in, values }
     }
 
+    /// Lays out a matrix that is rounded already.
+    pub(in crate::ops) fn from_quantized(matrix: &QuantizedMatrix) -> Self {
+        let values = match matrix.dtype() {
+            Dtype::Q8 => PanelValues::Q8(quantized::pack(matrix)),
+            Dtype::Q4 => PanelValues::Q4(quantized::pack(matrix)),
+            Dtype::F32 | Dtype::F16 => unreachable!("no quantized matrix is of these"),
+        };
+        let [d_out, d_in] = matrix.dims();
+        Self { d_out, d_in, values }
+    }
+
+    /// The blocks of row `row`, if the matrix is rounded to blocks.
+    pub(in crate::ops) fn quantized_row(&self, row: usize) -> Option<Vec<QuantizedBlock>> {
+        let n_blocks = self.d_in.div_ceil(BLOCK);
+        match &self.values {
+            PanelValues::Q8(blocks) => Some(quantized::unpack_row(blocks, n_blocks, row)),
+            PanelValues::Q4(blocks) => Some(quantized::unpack_row(blocks, n_blocks, row)),
+            PanelValues::F32(_) | PanelValues::F16(_) => None,
+        }
+    }
+
     pub(in crate::ops) fn dims(&self) -> [usize; 2] {
         [self.d_out, self.d_in]
     }
@@ -83,19 +105,20 @@ impl Panels {
     }
 }
 
-fn lay_out<T: Copy, const N: usize>(
+fn lay_out<T: Copy + Send + Sync, const N: usize>(
     values: &[f32],
     [d_out, d_in]: [usize; 2],
     zero: T,
-    convert: impl Fn(f32) -> T,
+    convert: impl Fn(f32) -> T + Sync,
 ) -> Vec<Line<T, N>> {
     let mut lines = vec![Line([zero; N]); d_out.div_ceil(PANEL) * d_in * PANEL / N];
-    for (row, values) in values.chunks_exact(d_in).enumerate() {
-        let (panel, lane) = (row / PANEL, row % PANEL);
-        for (input, &value) in values.iter().enumerate() {
-            let at = (panel * d_in + input) * PANEL + lane;
-            lines[at / N].0[at % N] = convert(value);
+    lines.par_chunks_mut(d_in * PANEL / N).zip(values.par_chunks(PANEL * d_in)).for_each(|(lines, rows)| {
+        for (lane, row) in rows.chunks_exact(d_in).enumerate() {
+            for (input, &value) in row.iter().enumerate() {
+                let at = input * PANEL + lane;
+                lines[at / N].0[at % N] = convert(value);
+            }
         }
-    }
+    });
     lines
 }

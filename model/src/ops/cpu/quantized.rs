@@ -11,24 +11,27 @@
 use std::array;
 
 use half::f16;
+use rayon::prelude::*;
 
 use super::{
     BASELINE_IS_FUSED, Isa, isa, multiply_add,
     panels::{Line, PANEL},
 };
+use crate::ops::{BLOCK_SIZE as BLOCK, QuantizedBlock, QuantizedMatrix};
 
-/// Inputs that share a scale.
-pub(super) const BLOCK: usize = 32;
 /// Rows of the input that a kernel takes at a time: 6 rows of 2 sums and 2 running sums leave 8 of the 32 registers.
 pub(super) const MAX_ROWS: usize = 6;
 
 /// 32 inputs of the 32 rows of a panel.
-pub(super) trait QuantBlock: Copy + Sync {
+pub(super) trait QuantBlock: Copy + Send + Sync {
     /// What is added to a weight to make it unsigned.
     const OFFSET: i32;
 
-    /// Rounds `weights`, the 32 rows' 32 inputs.
-    fn quantize(weights: &[[f32; BLOCK]; PANEL]) -> Self;
+    /// Rounds one row's 32 weights.
+    fn quantize(weights: &[f32; BLOCK]) -> QuantizedBlock;
+
+    /// Lays out the 32 rows' blocks.
+    fn pack(rows: &[QuantizedBlock; PANEL]) -> Self;
 
     /// The rows' scales.
     fn scales(&self) -> &Line<f16, PANEL>;
@@ -62,14 +65,18 @@ pub(super) struct Q8Block {
 impl QuantBlock for Q8Block {
     const OFFSET: i32 = 128;
 
-    fn quantize(weights: &[[f32; BLOCK]; PANEL]) -> Self {
-        let mut block = Self { scales: Line([f16::ZERO; PANEL]), values: [Line([128; 64]); 16] };
-        for (row, weights) in weights.iter().enumerate() {
-            let scale = f16::from_f32(largest(weights) / 127.0);
-            block.scales.0[row] = scale;
-            for (input, weight) in weights.iter().enumerate() {
-                let rounded = round(*weight, scale.to_f32()).clamp(-127, 127);
-                block.values[input / 4 * 2 + row / 16].0[row % 16 * 4 + input % 4] = (rounded + Self::OFFSET) as u8;
+    fn quantize(weights: &[f32; BLOCK]) -> QuantizedBlock {
+        let scale = f16::from_f32(largest(weights) / 127.0);
+        let inverse = inverse(scale);
+        QuantizedBlock { scale, values: weights.map(|weight| (weight * inverse).round().clamp(-127.0, 127.0) as i8) }
+    }
+
+    fn pack(rows: &[QuantizedBlock; PANEL]) -> Self {
+        let mut block = Self { scales: Line(array::from_fn(|row| rows[row].scale)), values: [Line([0; 64]); 16] };
+        for (row, QuantizedBlock { values, .. }) in rows.iter().enumerate() {
+            for (input, value) in values.iter().enumerate() {
+                // Plus the offset, as an unsigned byte.
+                block.values[input / 4 * 2 + row / 16].0[row % 16 * 4 + input % 4] = value.cast_unsigned() ^ 0x80;
             }
         }
         block
@@ -107,15 +114,19 @@ pub(super) struct Q4Block {
 impl QuantBlock for Q4Block {
     const OFFSET: i32 = 8;
 
-    fn quantize(weights: &[[f32; BLOCK]; PANEL]) -> Self {
-        let mut block = Self { scales: Line([f16::ZERO; PANEL]), values: [Line([0x88; 64]); 8] };
-        for (row, weights) in weights.iter().enumerate() {
-            let scale = best_q4_scale(weights);
-            block.scales.0[row] = scale;
-            for (input, weight) in weights.iter().enumerate() {
-                let stored = (round(*weight, scale.to_f32()).clamp(-8, 7) + Self::OFFSET) as u8;
+    fn quantize(weights: &[f32; BLOCK]) -> QuantizedBlock {
+        let scale = best_q4_scale(weights);
+        let inverse = inverse(scale);
+        QuantizedBlock { scale, values: weights.map(|weight| q4_level(weight * inverse) as i8) }
+    }
+
+    fn pack(rows: &[QuantizedBlock; PANEL]) -> Self {
+        let mut block = Self { scales: Line(array::from_fn(|row| rows[row].scale)), values: [Line([0; 64]); 8] };
+        for (row, QuantizedBlock { values, .. }) in rows.iter().enumerate() {
+            for (input, value) in values.iter().enumerate() {
+                let stored = (value + Self::OFFSET as i8).cast_unsigned();
                 let byte = &mut block.values[input / 8 * 2 + row / 16].0[row % 16 * 4 + input % 4];
-                *byte = if input % 8 < 4 { *byte & 0xf0 | stored } else { *byte & 0x0f | stored << 4 };
+                *byte |= if input % 8 < 4 { stored } else { stored << 4 };
             }
         }
         block
@@ -148,35 +159,84 @@ fn largest(values: &[f32]) -> f32 {
     values.iter().fold(0.0, |most: f32, value| most.max(value.abs()))
 }
 
-fn round(value: f32, scale: f32) -> i32 {
-    if scale == 0.0 { 0 } else { (value / scale).round() as i32 }
+fn inverse(scale: f16) -> f32 {
+    if scale == f16::ZERO { 0.0 } else { 1.0 / scale.to_f32() }
 }
 
-/// The scale with the smallest sum of squared errors, among those that put the value farthest from zero at -8 or a
-/// little inside; a negative scale lets the side with the larger values have the extra step.
-fn best_q4_scale(weights: &[f32]) -> f16 {
+/// The nearest of the 16 levels.
+#[inline(always)]
+fn q4_level(value: f32) -> f32 {
+    value.round().clamp(-8.0, 7.0)
+}
+
+/// The scale with the smallest sum of squared errors that a search finds. It puts the value farthest from zero at a level
+/// from -5 to -9 (beyond -8 it is cut off), so that the side with the larger values has the extra level, rounds with
+/// that, and takes the scale that fits those levels best.
+fn best_q4_scale(weights: &[f32; BLOCK]) -> f16 {
+    const STEPS: usize = 32;
     let extreme = weights.iter().fold(0.0, |most: f32, value| if value.abs() > most.abs() { *value } else { most });
-    let error = |scale: f16| -> f32 {
-        let scale = scale.to_f32();
-        weights.iter().map(|&weight| (weight - round(weight, scale).clamp(-8, 7) as f32 * scale).powi(2)).sum()
-    };
-    let candidates = (0..=10).map(|step| f16::from_f32(extreme / -(8.0 - 0.15 * step as f32)));
-    candidates.min_by(|a, b| error(*a).total_cmp(&error(*b))).unwrap_or(f16::ZERO)
+    let mut best = (f32::INFINITY, f16::ZERO);
+    for step in 0..=STEPS {
+        let inverse = -(5.0 + 4.0 * step as f32 / STEPS as f32) / extreme;
+        // With these levels, the error is smallest for the scale `weights . levels / levels . levels`.
+        let (mut dot, mut square) = (0.0, 0.0);
+        for weight in weights {
+            let level = q4_level(weight * inverse);
+            dot += weight * level;
+            square += level * level;
+        }
+        let scale = f16::from_f32(if square > 0.0 { dot / square } else { 0.0 });
+        let inverse = self::inverse(scale);
+        let error: f32 =
+            weights.iter().map(|weight| (weight - q4_level(weight * inverse) * scale.to_f32()).powi(2)).sum();
+        if error < best.0 {
+            best = (error, scale);
+        }
+    }
+    best.1
 }
 
-/// Lays out `values`, `[d_out, d_in]` in row order, in panels of blocks; filled up with zeros in both directions.
+/// Rounds `values`, `[d_out, d_in]` in row order, into panels of blocks; filled up with zeros in both directions.
 pub(super) fn lay_out<B: QuantBlock>(values: &[f32], d_out: usize, d_in: usize) -> Vec<B> {
-    let n_blocks = d_in.div_ceil(BLOCK);
-    let weight = |row: usize, input: usize| {
-        if row < d_out && input < d_in { values[row * d_in + input] } else { 0.0 }
+    from_rows(d_out, d_in.div_ceil(BLOCK), |row, number| {
+        let inputs = number * BLOCK..d_in.min((number + 1) * BLOCK);
+        let mut weights = [0.0; BLOCK];
+        weights[..inputs.len()].copy_from_slice(&values[row * d_in..][inputs]);
+        B::quantize(&weights)
+    })
+}
+
+/// Lays out a matrix that is rounded already.
+pub(super) fn pack<B: QuantBlock>(matrix: &QuantizedMatrix) -> Vec<B> {
+    let [d_out, d_in] = matrix.dims();
+    from_rows(d_out, d_in.div_ceil(BLOCK), |row, number| matrix.row(row)[number])
+}
+
+/// Panels of blocks from a function of row and block.
+fn from_rows<B: QuantBlock>(
+    d_out: usize,
+    n_blocks: usize,
+    block: impl Fn(usize, usize) -> QuantizedBlock + Sync,
+) -> Vec<B> {
+    let zeros = QuantizedBlock { scale: f16::ZERO, values: [0; BLOCK] };
+    let packed = |panel: usize, number: usize| {
+        B::pack(&array::from_fn(|lane| {
+            let row = panel * PANEL + lane;
+            if row < d_out { block(row, number) } else { zeros }
+        }))
     };
-    let block = |panel: usize, block: usize| {
-        B::quantize(&array::from_fn(|row| array::from_fn(|input| weight(panel * PANEL + row, block * BLOCK + input))))
+    (0..d_out.div_ceil(PANEL) * n_blocks).into_par_iter().map(|n| packed(n / n_blocks, n % n_blocks)).collect()
+}
+
+/// The blocks of row `row` of the matrix that `panels` holds, `n_blocks` to a row.
+pub(super) fn unpack_row<B: QuantBlock>(panels: &[B], n_blocks: usize, row: usize) -> Vec<QuantizedBlock> {
+    let panel = &panels[row / PANEL * n_blocks..][..n_blocks];
+    let lane = row % PANEL;
+    let unpack = |block: &B| QuantizedBlock {
+        scale: block.scales().0[lane],
+        values: array::from_fn(|input| (i32::from(block.stored(lane, input)) - B::OFFSET) as i8),
     };
-    (0..d_out.div_ceil(PANEL))
-        .flat_map(|panel| (0..n_blocks).map(move |n| (panel, n)))
-        .map(|(p, n)| block(p, n))
-        .collect()
+    panel.iter().map(unpack).collect()
 }
 
 /// Rows of the input, rounded to 8 bits in blocks.
@@ -430,7 +490,8 @@ mod tests {
             let squares = (0..32 * 32).map(|n| (weights[n] - weight(n / 32, n % 32)).powi(2));
             (squares.sum::<f32>() / weights.iter().map(|w| w * w).sum::<f32>()).sqrt()
         };
-        let (q8, q4) = (Q8Block::quantize(&rows), Q4Block::quantize(&rows));
+        let q8 = Q8Block::pack(&rows.map(|row| Q8Block::quantize(&row)));
+        let q4 = Q4Block::pack(&rows.map(|row| Q4Block::quantize(&row)));
         let (q8, q4) = (error(&|r, i| q8.weight(r, i)), error(&|r, i| q4.weight(r, i)));
         assert!(q8 < 0.005 && q4 < 0.07, "relative errors {q8} and {q4}");
     }

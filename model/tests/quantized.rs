@@ -1,0 +1,141 @@
+//! Weights of 8 and 4 bits: stored models are what rounding at load gives, to the bit, and broken ones are refused.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::{fs, path::Path};
+
+use burn::tensor::{Device, Tensor};
+use half::f16;
+use hearth_model::{
+    attention::AttentionContext,
+    generate::token_tensor,
+    gpt::Gpt,
+    ops::{self, BLOCK_SIZE, Dtype, QuantizedBlock, QuantizedMatrix, Weight},
+    weights::model_dir::{self, LoadOptions, SaveOptions},
+};
+use safetensors::SafeTensors;
+
+const QUANTIZED: [Dtype; 2] = [Dtype::Q8, Dtype::Q4];
+
+fn golden(case: &str) -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(case)
+}
+
+fn load(dir: &Path, dtype: Option<Dtype>) -> hearth_model::Result<Gpt> {
+    model_dir::load_gpt(dir, &LoadOptions { device: Device::flex(), dtype })
+}
+
+fn logits(gpt: &Gpt) -> Vec<u32> {
+    let ids: Vec<u32> = (0..12).map(|n| n * 5 % gpt.config().vocab_size as u32).collect();
+    let hidden = gpt.forward(token_tensor(gpt, &ids), AttentionContext::dense(1, ids.len()));
+    let logits: Vec<f32> = gpt.logits(hidden).into_data().try_into_vec().unwrap();
+    logits.into_iter().map(f32::to_bits).collect()
+}
+
+/// Transposed, stacked, tied, with biases: whatever a class does with its tensors, blocks go by our own names.
+#[test]
+fn a_stored_model_is_what_rounding_at_load_gives() {
+    for case in ["gpt2", "gpt2-untied", "llama", "qwen3", "phi3", "gpt-neox-parallel", "bloom", "opt"] {
+        for dtype in QUANTIZED {
+            let rounded = load(&golden(case), Some(dtype)).unwrap();
+            let dir = tempfile::tempdir().unwrap();
+            model_dir::save(dir.path(), &rounded, &SaveOptions::default()).unwrap();
+            for asked in [None, Some(dtype)] {
+                let reopened = load(dir.path(), asked).unwrap();
+                assert_eq!(reopened.dtype(), dtype);
+                assert_eq!(reopened.config(), rounded.config(), "{case}");
+                assert!(logits(&reopened) == logits(&rounded), "{case} in {dtype}");
+            }
+            for other in [Dtype::F32, Dtype::F16, Dtype::Q8, Dtype::Q4].into_iter().filter(|other| *other != dtype) {
+                let message = load(dir.path(), Some(other)).unwrap_err().to_string();
+                let flag = if other.is_quantized() { "quantize" } else { "dtype" };
+                assert!(message.starts_with(&format!("`{flag}` is `{other}`, but the weights")), "{message}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_stored_model_is_as_small_as_its_bits() {
+    let rounded = load(&golden("llama"), Some(Dtype::Q4)).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    model_dir::save(dir.path(), &rounded, &SaveOptions::default()).unwrap();
+    let bytes = fs::read(dir.path().join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    for (path, matrix) in rounded.matrices() {
+        let [d_out, d_in] = matrix.dims();
+        let n_blocks = d_in.div_ceil(BLOCK_SIZE);
+        let per_block = if matrix.dtype() == Dtype::Q8 { 32 } else { 16 };
+        assert_eq!(file.tensor(&path).unwrap().data().len(), d_out * n_blocks * per_block, "{path}");
+        assert_eq!(file.tensor(&format!("{path}.scales")).unwrap().data().len(), d_out * n_blocks * 2, "{path}");
+    }
+    assert_eq!(rounded.matrices()[0].1.dtype(), Dtype::Q8, "embeddings keep 8 bits");
+}
+
+/// What a file says is what is computed with: every number of a block, at any place, multiplied by its scale.
+#[test]
+fn blocks_are_taken_as_they_are() {
+    let [d_out, d_in] = [37, 70];
+    for dtype in QUANTIZED {
+        let span = if dtype == Dtype::Q8 { 256 } else { 16 };
+        let block = |row: usize, number: usize| QuantizedBlock {
+            scale: f16::from_f32(0.01 * (1 + row + number) as f32 * if row % 2 == 0 { 1.0 } else { -1.0 }),
+            values: std::array::from_fn(|n| {
+                let value = (row * 31 + number * 7 + n * 11) % span;
+                if number * BLOCK_SIZE + n < d_in { (value as i32 - span as i32 / 2) as i8 } else { 0 }
+            }),
+        };
+        let blocks: Vec<_> = (0..d_out).flat_map(|row| (0..3).map(move |number| block(row, number))).collect();
+        let matrix = QuantizedMatrix::new([d_out, d_in], dtype, blocks).unwrap();
+        let weight = Weight::from_quantized(&matrix, &Device::flex()).unwrap();
+        assert_eq!(weight.read_quantized().unwrap().unwrap(), matrix);
+        let values: Vec<f32> = weight.read().unwrap().try_into_vec().unwrap();
+        for (at, value) in values.iter().enumerate() {
+            let block = &matrix.row(at / d_in)[at % d_in / BLOCK_SIZE];
+            assert_eq!(*value, f32::from(block.values[at % d_in % BLOCK_SIZE]) * block.scale.to_f32());
+        }
+        // An input of one number only is rounded without loss, so the product is exact.
+        for input in [0, 31, 32, 69] {
+            let mut x = vec![0.0; d_in];
+            x[input] = 127.0;
+            let product =
+                ops::linear(Tensor::<1>::from_floats(x.as_slice(), &Device::flex()).unsqueeze(), &weight, None);
+            let product: Vec<f32> = product.into_data().try_into_vec().unwrap();
+            for (row, product) in product.iter().enumerate() {
+                assert!((product - 127.0 * values[row * d_in + input]).abs() <= 1e-6 * product.abs(), "{dtype}");
+            }
+        }
+    }
+}
+
+#[test]
+fn what_makes_no_matrix_is_refused() {
+    let block = QuantizedBlock { scale: f16::ONE, values: [-9; BLOCK_SIZE] };
+    let refused = |dims, dtype, n| QuantizedMatrix::new(dims, dtype, vec![block; n]).unwrap_err().to_string();
+    assert_eq!(refused([2, 33], Dtype::Q8, 3), "`blocks` must be 4 for a matrix of 2 by 33, got 3");
+    assert!(refused([1, 32], Dtype::Q4, 1).contains("-8..=7"));
+    assert!(refused([1, 32], Dtype::F16, 1).contains("must be of `q8` or `q4`"));
+
+    let rounded = load(&golden("llama"), Some(Dtype::Q8)).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    model_dir::save(dir.path(), &rounded, &SaveOptions::default()).unwrap();
+    let (config, weights) = (dir.path().join("config.json"), dir.path().join("model.safetensors"));
+    let (good_config, good_weights) = (fs::read_to_string(&config).unwrap(), fs::read(&weights).unwrap());
+    for (from, to, expected) in [
+        ("\"hearth\",\n    \"dtype\"", "\"gptq\",\n    \"dtype\"", "method \"gptq\", which is not supported"),
+        ("\"q8\"", "\"q2\"", "`quantization_config.dtype` must be `q8` or `q4`, got `q2`"),
+    ] {
+        assert!(good_config.contains(from), "{good_config}");
+        fs::write(&config, good_config.replace(from, to)).unwrap();
+        let message = load(dir.path(), None).unwrap_err().to_string();
+        assert!(message.contains(expected), "{message}");
+    }
+    fs::write(&config, good_config).unwrap();
+    // The header alone is changed, to a name of the same length.
+    let (from, to) = (b"embed.weight.scales", b"embed.weight.scalez");
+    let mut broken = good_weights;
+    let at = broken.windows(from.len()).position(|window| window == from).unwrap();
+    broken[at..at + to.len()].copy_from_slice(to);
+    fs::write(&weights, broken).unwrap();
+    let message = load(dir.path(), None).unwrap_err().to_string();
+    assert!(message.contains("`embed.weight.scales`: is missing"), "{message}");
+}

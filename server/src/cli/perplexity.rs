@@ -1,0 +1,106 @@
+//! `hearth perplexity`: how well a model predicts a text, as llama.cpp's tool of that name measures it, so that the two
+//! can be compared.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use burn::tensor::{Int, Tensor, TensorData};
+use clap::Args;
+use hearth_model::{
+    TokenId,
+    attention::AttentionContext,
+    generate::token_tensor,
+    gpt::Gpt,
+    kv_cache::{KvCache, PAGE_SIZE, StepPart},
+    tokenizer::EncodeOptions,
+};
+use serde::Serialize;
+
+use crate::config::ModelConfig;
+
+/// Rows whose logits are held at once; a row is the whole vocabulary.
+const LOGIT_ROWS: usize = 64;
+
+/// The arguments of `hearth perplexity`.
+#[derive(Args, Debug)]
+pub(crate) struct PerplexityArgs {
+    /// Text to predict
+    text: PathBuf,
+    #[command(flatten)]
+    model: ModelConfig,
+    /// Tokens of the windows that the text is cut into; the second half of each is predicted
+    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    context: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct Report {
+    model: String,
+    dtype: String,
+    n_windows: usize,
+    n_predicted: usize,
+    /// Nats per token.
+    loss: f64,
+    perplexity: f64,
+}
+
+/// Prints the perplexity, and last of all one line of JSON.
+#[expect(clippy::print_stdout, reason = "the result of the command")]
+pub(crate) fn run(args: PerplexityArgs) -> anyhow::Result<()> {
+    let text = std::fs::read_to_string(&args.text).with_context(|| format!("cannot read `{}`", args.text.display()))?;
+    let model = args.model.load()?;
+    let limit = model.gpt.config().max_seq_len;
+    anyhow::ensure!(
+        (4..=limit).contains(&args.context),
+        "`--context` must be in 4..={limit} for this model, got {}",
+        args.context
+    );
+    let ids = model.tokenizer.encode(&text, EncodeOptions::TEXT)?;
+    let windows = ids.chunks_exact(args.context);
+    anyhow::ensure!(
+        windows.len() > 0,
+        "`{}` has {} tokens, fewer than one window of {}\nhint: a longer text, or a smaller `--context`",
+        args.text.display(),
+        ids.len(),
+        args.context
+    );
+    let (n_windows, mut total) = (windows.len(), 0.0);
+    for window in windows {
+        total += window_loss(&model.gpt, window)?;
+    }
+    let n_predicted = n_windows * (args.context - args.context / 2 - 1);
+    let loss = total / n_predicted as f64;
+    let report = Report {
+        model: args.model.model_id(),
+        dtype: model.gpt.dtype().to_string(),
+        n_windows,
+        n_predicted,
+        loss,
+        perplexity: loss.exp(),
+    };
+    println!(
+        "{} in {}: perplexity {:.4}, {:.4} nats per token, {n_predicted} tokens predicted in {n_windows} windows",
+        report.model, report.dtype, report.perplexity, report.loss
+    );
+    println!("{}", serde_json::to_string(&report)?);
+    Ok(())
+}
+
+/// Minus the log-probability of the tokens in the second half of `window`, all but the first of them.
+fn window_loss(gpt: &Gpt, window: &[TokenId]) -> anyhow::Result<f64> {
+    let mut cache = KvCache::new(gpt.config(), window.len().div_ceil(PAGE_SIZE), &gpt.device());
+    let mut table = cache.table();
+    let step = cache.step(&mut [StepPart { table: &mut table, n_new: window.len() }])?;
+    let hidden = gpt.forward(token_tensor(gpt, window), AttentionContext::Paged(step));
+    let mut loss = 0.0;
+    let rows = (window.len() / 2..window.len() - 1).collect::<Vec<_>>();
+    for rows in rows.chunks(LOGIT_ROWS) {
+        let targets: Vec<i32> = rows.iter().map(|row| window[row + 1] as i32).collect();
+        let targets = Tensor::<1, Int>::from_data(TensorData::from(targets.as_slice()), &gpt.device());
+        let first = rows.first().copied().unwrap_or_default();
+        let mean = gpt.loss(hidden.clone().slice(first..first + rows.len()), targets);
+        let mean: f32 = mean.try_into_scalar().context("the device failed")?;
+        loss += f64::from(mean) * rows.len() as f64;
+    }
+    Ok(loss)
+}

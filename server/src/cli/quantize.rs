@@ -1,0 +1,80 @@
+//! `hearth quantize`: stores a model with its weights rounded, so that it is small on disk and opens without rounding.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context;
+use clap::Args;
+use hearth_model::{
+    device::{self, DeviceChoice},
+    ops::Dtype,
+    weights::model_dir::{self, LoadOptions, SaveOptions},
+};
+
+/// Files of a model dir that are copied as they are, where they are there.
+const COPIED: [&str; 8] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "generation_config.json",
+];
+
+/// The arguments of `hearth quantize`.
+#[derive(Args, Debug)]
+pub(crate) struct QuantizeArgs {
+    /// Model dir to read
+    model: PathBuf,
+    /// Model dir to write; must not exist, or be empty
+    out: PathBuf,
+    /// How weight matrices are rounded: `q8` (8.5 bits a weight) or `q4` (4.5 bits; embeddings as in q8)
+    #[arg(long, value_name = "DTYPE", default_value_t = Dtype::Q8, value_parser = |name: &str| Dtype::parse(name, Dtype::is_quantized))]
+    quantize: Dtype,
+}
+
+/// Writes the new model dir and says what became of the size.
+#[expect(clippy::print_stdout, reason = "the result of the command")]
+pub(crate) fn run(args: QuantizeArgs) -> anyhow::Result<()> {
+    let QuantizeArgs { model, out, quantize } = args;
+    let is_taken = out.exists() && fs::read_dir(&out).map_or(true, |mut entries| entries.next().is_some());
+    anyhow::ensure!(!is_taken, "`{}` is there already\nhint: name a folder that does not exist", out.display());
+    let device = device::choose(DeviceChoice::Cpu)?.device;
+    let loaded = model_dir::load(&model, &LoadOptions { device, dtype: Some(quantize) })?;
+    let options = SaveOptions {
+        eos_token_ids: loaded.eos_token_ids,
+        extra_files: copied_files(&model)?,
+        ..SaveOptions::default()
+    };
+    model_dir::save(&out, &loaded.gpt, &options)?;
+    let megabytes = |dir: &Path| anyhow::Ok(weight_bytes(dir)? as f64 / 1e6);
+    println!(
+        "`{}`: {:.1} MB of weights in {quantize}, from {:.1} MB; serve it with `hearth serve --model {}`",
+        out.display(),
+        megabytes(&out)?,
+        megabytes(&model)?,
+        out.display()
+    );
+    Ok(())
+}
+
+fn copied_files(model: &Path) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
+    let there = COPIED.iter().map(|name| (*name, model.join(name))).filter(|(_, path)| path.is_file());
+    there
+        .map(|(name, path)| {
+            let bytes = fs::read(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
+            Ok((name.to_owned(), bytes))
+        })
+        .collect()
+}
+
+fn weight_bytes(dir: &Path) -> anyhow::Result<u64> {
+    let entries = fs::read_dir(dir).with_context(|| format!("cannot read `{}`", dir.display()))?;
+    let is_weights = |path: &Path| path.extension().is_some_and(|extension| extension == "safetensors");
+    let sizes = entries.flatten().filter(|entry| is_weights(&entry.path())).map(|entry| entry.metadata());
+    sizes.map(|metadata| anyhow::Ok(metadata?.len())).sum()
+}
