@@ -12,7 +12,7 @@ use crate::{
     error::Result,
     gpt::{Linear, Norm, ParamSource, ParamVisitor},
     kv_cache::PagedStep,
-    ops::{self, AttentionOptions, Rotation, Weight},
+    ops::{self, AttentionOptions, BlockScratch, LinearParts, PagedAttention, Rotation, Weight},
     position::{self, Span},
 };
 
@@ -77,6 +77,7 @@ pub(crate) struct Pass<'a> {
     options: AttentionOptions,
     rotation: Option<Rotation>,
     dense_bias: Option<Tensor<4>>,
+    scratch: BlockScratch,
 }
 
 impl<'a> Pass<'a> {
@@ -102,7 +103,15 @@ impl<'a> Pass<'a> {
             AttentionContext::Dense(dense) => ops::causal_bias(0..dense.seq_len, 0, &options, device),
             AttentionContext::Paged(_) => None,
         };
-        Self { context, options, rotation, dense_bias }
+        Self { context, options, rotation, dense_bias, scratch: BlockScratch::default() }
+    }
+
+    /// What a whole block attends to, and the memory for it, where rows attend over a cache.
+    pub(crate) fn paged(&mut self, layer: usize) -> Option<(PagedAttention<'_>, &mut BlockScratch)> {
+        let AttentionContext::Paged(step) = &mut self.context else { return None };
+        let (pools, slots, sequences) = step.parts(layer);
+        let (options, rotation) = (&self.options, self.rotation.as_ref());
+        Some((PagedAttention { pools, slots, sequences, options, rotation }, &mut self.scratch))
     }
 
     /// The position of each row, as [`GptConfig::positions`] of the added kinds needs them.
@@ -129,6 +138,11 @@ impl CausalSelfAttention {
             k_norm: Norm::if_any(&format!("{path}.k_norm"), params)?,
             out: Linear::new(&format!("{path}.out"), params)?,
         })
+    }
+
+    /// The two products, if there is nothing but positions and attention between them.
+    pub(crate) fn plain_parts(&self) -> Option<[LinearParts<'_>; 2]> {
+        (self.q_norm.is_none() && self.k_norm.is_none()).then(|| [self.qkv.parts(), self.out.parts()])
     }
 
     pub(crate) fn matrices(&self) -> [&Weight; 2] {

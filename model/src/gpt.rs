@@ -15,7 +15,7 @@ use crate::{
     attention::{AttentionContext, CausalSelfAttention, Pass, sinusoidal_rows},
     config::{Activation, GptConfig, NormPosition, Positions},
     error::{Error, Result},
-    ops::{self, Dtype, NormOptions, QuantizedMatrix, Weight},
+    ops::{self, BlockParts, Dtype, LinearParts, NormOptions, NormParts, QuantizedMatrix, Weight},
 };
 
 pub use crate::param_specs::{Init, ParamSpec, param_specs};
@@ -254,6 +254,11 @@ impl Block {
     }
 
     fn forward(&self, layer: usize, x: Tensor<2>, pass: &mut Pass<'_>) -> Tensor<2> {
+        if let (Some(parts), Some((attention, scratch))) = (self.parts(), pass.paged(layer))
+            && ops::has_block(&x, &parts, &attention)
+        {
+            return ops::block(x, &parts, attention, scratch);
+        }
         let mut attn = |x| self.dropout.forward(self.attn.forward(layer, x, pass));
         let mlp = |x| self.dropout.forward(self.mlp.forward(x));
         match self.wiring {
@@ -267,6 +272,23 @@ impl Block {
             }
             Wiring::Parallel => x.clone() + attn(self.attn_norm.forward(x.clone())) + mlp(self.mlp_norm.forward(x)),
         }
+    }
+}
+
+impl Block {
+    /// The parameters, if the block is of the kind that devices have bodies for.
+    fn parts(&self) -> Option<BlockParts<'_>> {
+        let [qkv, out] = self.attn.plain_parts().filter(|_| self.wiring == Wiring::PreNorm)?;
+        Some(BlockParts {
+            attn_norm: self.attn_norm.parts(),
+            qkv,
+            out,
+            mlp_norm: self.mlp_norm.parts(),
+            up: self.mlp.up.parts(),
+            down: self.mlp.down.parts(),
+            activation: self.mlp.activation,
+            gated: self.mlp.gated,
+        })
     }
 }
 
@@ -319,6 +341,10 @@ impl Linear {
     pub(crate) fn read(&self, path: &str, visit: &mut ParamVisitor<'_>) -> Result<()> {
         visit(&format!("{path}.weight"), self.weight.read()?)?;
         self.bias.iter().try_for_each(|bias| visit(&format!("{path}.bias"), read(bias.val())?))
+    }
+
+    pub(crate) fn parts(&self) -> LinearParts<'_> {
+        LinearParts { weight: &self.weight, bias: self.bias.as_ref().map(Param::val) }
     }
 
     /// `[n_rows, d_in]` to `[n_rows, d_out]`.
@@ -402,6 +428,11 @@ impl Norm {
     pub(crate) fn read(&self, path: &str, visit: &mut ParamVisitor<'_>) -> Result<()> {
         visit(&format!("{path}.weight"), read(self.weight.val())?)?;
         self.bias.iter().try_for_each(|bias| visit(&format!("{path}.bias"), read(bias.val())?))
+    }
+
+    fn parts(&self) -> NormParts {
+        let bias = self.bias.as_ref().map(Param::val);
+        NormParts { weight: self.weight.val(), bias, options: self.options }
     }
 
     fn forward(&self, x: Tensor<2>) -> Tensor<2> {

@@ -178,6 +178,12 @@ impl PagedStep<'_> {
         ops::append_values(&mut pool.values, values, &self.slots);
     }
 
+    /// The pools of `layer`, where the step's rows go in them, and which rows are whose.
+    pub(crate) fn parts(&mut self, layer: usize) -> ([&mut Tensor<2>; 2], &Slots, &[PagedRows]) {
+        let LayerPool { keys, values } = &mut self.layers[layer];
+        ([keys, values], &self.slots, &self.sequences)
+    }
+
     /// The keys and values of `layer`, `[n_slots, kv_width]` each.
     pub(crate) fn pools(&self, layer: usize) -> [&Tensor<2>; 2] {
         let pool = &self.layers[layer];

@@ -6,6 +6,7 @@
 
 mod activation;
 mod attention;
+mod block;
 mod cpu;
 mod cross_entropy;
 mod embedding;
@@ -21,6 +22,7 @@ pub use attention::{
     Attended, AttentionOptions, PagedRows, Slots, attend, attention_dense, attention_paged, attention_paged_reference,
     causal_bias,
 };
+pub use block::{BlockParts, BlockScratch, LinearParts, NormParts, PagedAttention, block, has_block};
 pub use cpu::{lead_threads, limit_arenas, read_bandwidth};
 pub use cross_entropy::linear_cross_entropy;
 pub use embedding::embedding;

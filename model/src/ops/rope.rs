@@ -42,6 +42,11 @@ impl Rotation {
         self
     }
 
+    /// Cosines and sines, row after row.
+    pub(super) fn host(&self) -> [&[f32]; 2] {
+        [&self.cos, &self.sin]
+    }
+
     /// Half of `rotary_dim`.
     fn half(&self) -> usize {
         self.cos.len() / self.n_rows.max(1)
@@ -62,10 +67,9 @@ pub fn rope(x: Tensor<3>, rotation: &Rotation) -> Tensor<3> {
     if !cpu::is_cpu(&x.device()) {
         return rope_reference(x, rotation);
     }
-    let dims = x.dims();
-    let mut values = cpu::values(x).as_slice().to_vec();
-    cpu::rope(&mut values, [dims[1], dims[2]], &rotation.cos, &rotation.sin);
-    cpu::tensor(values, dims)
+    let [_, n_heads, head_dim] = x.dims();
+    let width = n_heads * head_dim;
+    cpu::changed(x, |x| cpu::rope(x, [width, width, head_dim], &rotation.cos, &rotation.sin))
 }
 
 /// [`rope`] in plain Burn operations.

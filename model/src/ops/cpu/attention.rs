@@ -8,9 +8,7 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
-use super::{BASELINE_IS_FUSED, Isa, isa, math::exp, multiply_add};
+use super::{BASELINE_IS_FUSED, Isa, crew, isa, math::exp, multiply_add};
 use crate::{
     kv_cache::PAGE_SIZE,
     ops::{AttentionOptions, PagedRows},
@@ -40,22 +38,33 @@ pub(in crate::ops) fn append_keys(pool: &mut [f32], rows: &[f32], slots: &[i32])
 /// Queries `[n_rows, n_heads * head_dim]` over pools `[n_slots, n_kv_heads * head_dim]`: `[n_rows, n_heads * head_dim]`.
 pub(in crate::ops) fn attention_paged(
     queries: &[f32],
-    [keys, values]: [&[f32]; 2],
+    pools: [&[f32]; 2],
     sequences: &[PagedRows],
     options: &AttentionOptions,
 ) -> Vec<f32> {
     let mut output = vec![0.0; queries.len()];
+    attention_paged_into(queries, options.n_heads * options.head_dim, pools, (sequences, options), &mut output);
+    output
+}
+
+/// The same into `output`; a row of queries begins every `stride` values.
+pub(super) fn attention_paged_into(
+    queries: &[f32],
+    stride: usize,
+    [keys, values]: [&[f32]; 2],
+    (sequences, options): (&[PagedRows], &AttentionOptions),
+    output: &mut [f32],
+) {
     let target = Target(output.as_mut_ptr());
-    let pools = Pools { keys, values, options };
+    let pools = Pools { queries, stride, keys, values, options };
     let tasks: Vec<Task<'_>> = sequences.iter().flat_map(|sequence| tasks_of(sequence, options)).collect();
     let work: usize = tasks.iter().map(|task| task.n_keys() * task.rows.len()).sum();
-    let run = |task: &Task<'_>| task.run(queries, &pools, &target);
     if 2 * work * options.n_heads / options.n_kv_heads * options.head_dim < PARALLEL_WORK {
-        tasks.iter().for_each(run);
+        tasks.iter().for_each(|task| task.run(&pools, &target));
     } else {
-        tasks.par_iter().for_each(run);
+        // The last tasks of a prompt have the most keys: they come first, so that none is left over at the end.
+        crew::share(tasks.len(), |n| tasks[tasks.len() - 1 - n].run(&pools, &target));
     }
-    output
 }
 
 /// The output, which threads fill head by head.
@@ -67,6 +76,9 @@ unsafe impl Sync for Target {}
 
 /// What all tasks read.
 struct Pools<'a> {
+    queries: &'a [f32],
+    /// Values from one row of queries to the next.
+    stride: usize,
     keys: &'a [f32],
     values: &'a [f32],
     options: &'a AttentionOptions,
@@ -111,7 +123,7 @@ impl Task<'_> {
         self.sequence.start + self.rows.end - self.sequence.first_key
     }
 
-    fn run(&self, queries: &[f32], pools: &Pools<'_>, target: &Target) {
+    fn run(&self, pools: &Pools<'_>, target: &Target) {
         let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *pools.options;
         let group = n_heads / n_kv_heads;
         let queries: Vec<Query<'_>> = self
@@ -119,11 +131,13 @@ impl Task<'_> {
             .clone()
             .flat_map(|row| (0..group).map(move |head| (row, self.kv_head * group + head)))
             .map(|(row, head)| {
-                let output = ((self.sequence.rows.start + row) * n_heads + head) * head_dim;
+                let place = self.sequence.rows.start + row;
+                let output = (place * n_heads + head) * head_dim;
+                let values = &pools.queries[place * pools.stride + head * head_dim..][..head_dim];
                 let position = self.sequence.start + row;
                 let slope = pools.options.alibi_slopes.as_ref().map(|slopes| slopes[head]);
                 let sees = window_start(position, pools.options)..position + 1;
-                Query { values: &queries[output..][..head_dim], output, sees, slope }
+                Query { values, output, sees, slope }
             })
             .collect();
         // More query heads to a key head than go together are cut here.
@@ -241,6 +255,7 @@ fn portable<const FUSED: bool>(queries: &[Query<'_>], task: &Task<'_>, pools: &P
         #[expect(unsafe_code, reason = "threads write disjoint parts of one matrix")]
         // SAFETY: the span of this query's row and head is within the output and belongs to this task alone.
         let output = unsafe { std::slice::from_raw_parts_mut(target.0.add(query.output), head_dim) };
+        output.fill(0.0);
         for position in task.sees(pools.options) {
             let weight = scores[position - first];
             for (output, value) in output.iter_mut().zip(value_row(pools, task.slot(position), task.kv_head)) {

@@ -7,78 +7,134 @@
 use std::ops::Range;
 
 use half::f16;
-use rayon::prelude::*;
 
 use super::{
-    BASELINE_IS_FUSED, Isa, isa, multiply_add,
+    BASELINE_IS_FUSED, Isa,
+    crew::{self, SharedMut},
+    isa, multiply_add,
     panels::{Line, PANEL, PanelValues, Panels},
     quantized::{self, QuantBlock, QuantRows},
+    rowwise::activate_row,
 };
-use crate::ops::BLOCK_SIZE as BLOCK;
+use crate::{config::Activation, ops::BLOCK_SIZE as BLOCK};
 
 /// Rows of the input that a kernel takes at a time: 12 rows of 2 registers leave 8 of the 32 AVX-512 registers.
 const MAX_ROWS: usize = 12;
 /// Work below which other threads cost more than they bring, in multiply-adds.
 const PARALLEL_WORK: usize = 1 << 17;
-/// Pieces of work per thread: when one thread is held up, the others take over what it has not begun.
-const PIECES_PER_THREAD: usize = 4;
+/// Bytes of weights to a piece of work at least: enough that claiming one costs little beside it.
+const PIECE_BYTES: usize = 1 << 14;
+/// Pieces of work per thread at most: when one thread is held up, the others take over what it has not begun.
+const PIECES_PER_THREAD: usize = 16;
+
+/// What becomes of the products.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Store {
+    /// They are the output.
+    Set,
+    /// They are added to the output: `[n_rows, d_out]`.
+    Add,
+    /// `act(gate) * up`, where the weight's first half makes the gate and the second `up`: `[n_rows, d_out / 2]`.
+    Gated(Activation),
+}
 
 /// `x [n_rows, d_in]` in row order, times the transposed matrix: `[n_rows, d_out]`.
 pub(in crate::ops) fn linear(x: &[f32], weight: &Panels, bias: Option<&[f32]>) -> Vec<f32> {
+    let mut output = vec![0.0; x.len() / weight.d_in * weight.d_out];
+    linear_into(x, weight, bias, Store::Set, &mut output);
+    output
+}
+
+/// Whether [`Store::Gated`] can be had of a weight: the two halves must be whole panels.
+pub(super) fn has_gated(weight: &Panels) -> bool {
+    weight.d_out.is_multiple_of(2 * PANEL)
+}
+
+/// [`linear`] into `output`, as `store` says.
+pub(super) fn linear_into(x: &[f32], weight: &Panels, bias: Option<&[f32]>, store: Store, output: &mut [f32]) {
     let &Panels { d_out, d_in, .. } = weight;
     let n_rows = x.len() / d_in;
-    let mut output = vec![0.0; n_rows * d_out];
-    let n_panels = d_out.div_ceil(PANEL);
-    let target = Target { output: output.as_mut_ptr(), n_rows, d_out };
+    let is_shared = n_rows * d_out * d_in >= PARALLEL_WORK;
+    let width = if matches!(store, Store::Gated(_)) { d_out / 2 } else { d_out };
+    debug_assert!(output.len() == n_rows * width);
+    let target = Target { output: SharedMut::new(output), width };
     // Rounded once, not once per panel.
     let input = match weight.values {
         PanelValues::Q8(_) | PanelValues::Q4(_) => Input::Rounded(QuantRows::new(x, d_in)),
         PanelValues::F32(_) | PanelValues::F16(_) => Input::Exact(x),
     };
+    let n_panels = width.div_ceil(PANEL);
+    let bias_of = |panel: usize| bias.map(|bias| &bias[panel * PANEL..bias.len().min((panel + 1) * PANEL)]);
     let run = |panels: Range<usize>| {
         for panel in panels {
-            multiply_panel(&input, weight, panel, |row, sums| target.store(row, panel, sums, bias));
+            let bias = bias_of(panel);
+            match store {
+                Store::Set => multiply_panel(&input, weight, panel, |row, sums| {
+                    target.change(row, panel, sums, bias, |output, sum| *output = sum);
+                }),
+                Store::Add => multiply_panel(&input, weight, panel, |row, sums| {
+                    target.change(row, panel, sums, bias, |output, sum| *output += sum);
+                }),
+                Store::Gated(kind) => {
+                    multiply_panel(&input, weight, panel, |row, sums| {
+                        target.change(row, panel, sums, bias, |output, sum| *output = sum);
+                        activate_row(target.part(row, panel), kind);
+                    });
+                    let up = panel + n_panels;
+                    let bias = bias_of(up);
+                    multiply_panel(&input, weight, up, |row, sums| {
+                        target.change(row, panel, sums, bias, |output, sum| *output *= sum);
+                    });
+                }
+            }
         }
     };
-    if n_rows * d_out * d_in < PARALLEL_WORK {
-        run(0..n_panels);
-    } else {
-        let n_pieces = n_panels.min(rayon::current_num_threads() * PIECES_PER_THREAD);
+    if is_shared {
+        let most = (weight.n_bytes() / PIECE_BYTES).max(crew::n_threads());
+        let n_pieces = n_panels.min(crew::n_threads() * PIECES_PER_THREAD).min(most);
         let piece = |n: usize| n_panels * n / n_pieces;
-        (0..n_pieces).into_par_iter().for_each(|n| run(piece(n)..piece(n + 1)));
+        crew::share(n_pieces, |n| run(piece(n)..piece(n + 1)));
+    } else {
+        run(0..n_panels);
     }
-    output
 }
 
 /// The output matrix, which threads fill column by column.
-struct Target {
-    output: *mut f32,
-    n_rows: usize,
-    d_out: usize,
+struct Target<'a> {
+    output: SharedMut<'a, f32>,
+    width: usize,
 }
 
-#[expect(unsafe_code, reason = "threads write disjoint columns of one matrix")]
-// SAFETY: `store` is given each (row, panel) once, so no two threads write the same value, and nobody reads before all
-// threads have ended.
-unsafe impl Sync for Target {}
-
-impl Target {
-    /// Writes the outputs of one panel in one row.
+impl Target<'_> {
+    /// The outputs of one panel in one row.
     #[inline(always)]
-    fn store(&self, row: usize, panel: usize, sums: &[f32; PANEL], bias: Option<&[f32]>) {
-        let first = panel * PANEL;
-        let width = PANEL.min(self.d_out - first);
-        debug_assert!(row < self.n_rows);
+    #[expect(clippy::mut_from_ref, reason = "each piece of work has columns of its own")]
+    fn part(&self, row: usize, panel: usize) -> &mut [f32] {
+        let first = row * self.width + panel * PANEL;
+        let last = (row + 1) * self.width;
         #[expect(unsafe_code, reason = "threads write disjoint columns of one matrix")]
-        // SAFETY: `row < n_rows` and `first + width <= d_out`, so the span is within the output; see `Sync` above for
-        // why nobody else touches it.
-        let output = unsafe { std::slice::from_raw_parts_mut(self.output.add(row * self.d_out + first), width) };
+        // SAFETY: a panel's columns belong to the one piece of work that has the panel, which holds one part at a time.
+        unsafe {
+            self.output.part(first..last.min(first + PANEL))
+        }
+    }
+
+    /// Changes the outputs of one panel in one row by its sums.
+    #[inline(always)]
+    fn change(
+        &self,
+        row: usize,
+        panel: usize,
+        sums: &[f32; PANEL],
+        bias: Option<&[f32]>,
+        change: impl Fn(&mut f32, f32),
+    ) {
+        let output = self.part(row, panel);
         match bias {
             Some(bias) => {
-                let bias = &bias[first..first + width];
-                output.iter_mut().zip(sums).zip(bias).for_each(|((output, sum), bias)| *output = sum + bias);
+                output.iter_mut().zip(sums).zip(bias).for_each(|((output, sum), bias)| change(output, sum + bias));
             }
-            None => output.copy_from_slice(&sums[..width]),
+            None => output.iter_mut().zip(sums).for_each(|(output, sum)| change(output, *sum)),
         }
     }
 }

@@ -8,6 +8,8 @@
 
 mod arenas;
 mod attention;
+mod block;
+mod crew;
 mod math;
 mod matmul;
 mod measure;
@@ -18,11 +20,12 @@ mod tensors;
 
 pub use arenas::limit_arenas;
 pub(super) use attention::{append_keys, attention_paged};
+pub(super) use block::{BlockValues, LinearValues, NormValues, PagedValues, Scratch, block};
 pub(super) use matmul::linear;
 pub use measure::read_bandwidth;
 pub(super) use panels::Panels;
 pub(super) use rowwise::{activate, gated, has_activation, norm, rope};
-pub(super) use tensors::{ints, is_cpu, tensor, update, values};
+pub(super) use tensors::{Values, changed, ints, is_cpu, tensor, update, values};
 
 use std::sync::OnceLock;
 
@@ -45,7 +48,11 @@ pub(super) fn isa() -> Isa {
     *ISA.get_or_init(|| {
         #[cfg(target_arch = "x86_64")]
         {
-            if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw") {
+            let has_avx512 = is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl");
+            if has_avx512 {
                 return Isa::Avx512;
             }
             if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {

@@ -8,19 +8,26 @@
 //! multiplies and adds in one go. It takes unsigned by signed bytes, so weights are stored with an offset, and the
 //! offset times the sum of the input's block is where the sum starts.
 
-use std::array;
+use std::{array, ops::Range};
 
 use half::f16;
 use rayon::prelude::*;
 
 use super::{
-    BASELINE_IS_FUSED, Isa, isa, multiply_add,
+    BASELINE_IS_FUSED, Isa,
+    crew::{self, SharedMut},
+    isa, multiply_add,
     panels::{Line, PANEL},
+    rowwise::for_each_isa,
 };
 use crate::ops::{BLOCK_SIZE as BLOCK, QuantizedBlock, QuantizedMatrix};
 
 /// Rows of the input that a kernel takes at a time: 6 rows of 2 sums and 2 running sums leave 8 of the 32 registers.
 pub(super) const MAX_ROWS: usize = 6;
+
+/// Values of the input below which other threads cost more than they bring.
+const PARALLEL_WORK: usize = 1 << 15;
+const PIECES_PER_THREAD: usize = 4;
 
 /// 32 inputs of the 32 rows of a panel.
 pub(super) trait QuantBlock: Copy + Send + Sync {
@@ -252,20 +259,24 @@ impl QuantRows {
     /// Rounds `x`, rows of `d_in` values.
     pub(super) fn new(x: &[f32], d_in: usize) -> Self {
         let n_blocks = d_in.div_ceil(BLOCK);
-        let n = x.len() / d_in * n_blocks;
-        let mut rows = Self {
-            n_blocks,
-            values: Vec::with_capacity(n),
-            scales: Vec::with_capacity(n),
-            sums: Vec::with_capacity(n),
+        let n_rows = x.len() / d_in;
+        let n = n_rows * n_blocks;
+        let mut rows = Self { n_blocks, values: vec![[0; BLOCK / 4]; n], scales: vec![0.0; n], sums: vec![0; n] };
+        let values = SharedMut::new(&mut rows.values);
+        let (scales, sums) = (SharedMut::new(&mut rows.scales), SharedMut::new(&mut rows.sums));
+        let round = |rows: Range<usize>| {
+            let blocks = rows.start * n_blocks..rows.end * n_blocks;
+            #[expect(unsafe_code, reason = "threads write disjoint parts of one slice")]
+            // SAFETY: each row is rounded by one piece of work.
+            let (values, scales, sums) =
+                unsafe { (values.part(blocks.clone()), scales.part(blocks.clone()), sums.part(blocks)) };
+            round_rows(&x[rows.start * d_in..rows.end * d_in], d_in, values, scales, sums);
         };
-        for block in x.chunks_exact(d_in).flat_map(|row| row.chunks(BLOCK)) {
-            let mut padded = [0.0; BLOCK];
-            padded[..block.len()].copy_from_slice(block);
-            let rounded = RoundedBlock::new(&padded);
-            rows.values.push(rounded.values);
-            rows.scales.push(rounded.scale);
-            rows.sums.push(rounded.sum);
+        if x.len() < PARALLEL_WORK {
+            round(0..n_rows);
+        } else {
+            let n_pieces = n_rows.min(crew::n_threads() * PIECES_PER_THREAD);
+            crew::share(n_pieces, |n| round(n_rows * n / n_pieces..n_rows * (n + 1) / n_pieces));
         }
         rows
     }
@@ -277,6 +288,36 @@ impl QuantRows {
 
     pub(super) fn n_rows(&self) -> usize {
         self.values.len() / self.n_blocks.max(1)
+    }
+}
+
+for_each_isa!(round_rows(
+    x: &[f32],
+    d_in: usize,
+    values: &mut [[i32; BLOCK / 4]],
+    scales: &mut [f32],
+    sums: &mut [i32]
+) = round_rows_body);
+
+#[inline(always)]
+fn round_rows_body<const FUSED: bool>(
+    x: &[f32],
+    d_in: usize,
+    values: &mut [[i32; BLOCK / 4]],
+    scales: &mut [f32],
+    sums: &mut [i32],
+) {
+    let blocks = x.chunks_exact(d_in).flat_map(|row| row.chunks(BLOCK));
+    for (((block, values), scale), sum) in blocks.zip(values).zip(scales).zip(sums) {
+        let rounded = match block.as_array() {
+            Some(block) => RoundedBlock::new(block),
+            None => {
+                let mut padded = [0.0; BLOCK];
+                padded[..block.len()].copy_from_slice(block);
+                RoundedBlock::new(&padded)
+            }
+        };
+        (*values, *scale, *sum) = (rounded.values, rounded.scale, rounded.sum);
     }
 }
 

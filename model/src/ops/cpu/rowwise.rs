@@ -1,8 +1,6 @@
 //! Norms, rotary positions and gated activations: one pass over each row.
 
-use rayon::prelude::*;
-
-use super::{BASELINE_IS_FUSED, Isa, isa, math::exp, multiply_add};
+use super::{BASELINE_IS_FUSED, Isa, crew, isa, math::exp, multiply_add};
 use crate::{
     config::{Activation, NormKind},
     ops::NormOptions,
@@ -16,10 +14,10 @@ const PARALLEL_WORK: usize = 1 << 16;
 /// Compiles `$body` for each instruction set, as functions of rows, and runs the one that the machine has.
 macro_rules! for_each_isa {
     ($name:ident($($arg:ident: $type:ty),*) = $body:ident) => {
-        fn $name($($arg: $type),*) {
+        pub(super) fn $name($($arg: $type),*) {
             #[cfg(target_arch = "x86_64")]
             #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
-            #[target_feature(enable = "avx512f,fma")]
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
             unsafe fn avx512($($arg: $type),*) {
                 $body::<true>($($arg),*);
             }
@@ -44,21 +42,31 @@ macro_rules! for_each_isa {
     };
 }
 
+pub(super) use for_each_isa;
+
 /// Rows of `width` of `output`, each beside its row of `input`, shared out over threads where it pays.
 fn for_rows(output: &mut [f32], width: usize, run: impl Fn(usize, &mut [f32]) + Sync) {
     if output.len() < PARALLEL_WORK {
         output.chunks_mut(width).enumerate().for_each(|(row, output)| run(row, output));
     } else {
-        output.par_chunks_mut(width).enumerate().for_each(|(row, output)| run(row, output));
+        crew::share_chunks(output, width, run);
     }
 }
 
 /// [`norm`](crate::ops::norm) of `x [n_rows, width]`.
 pub(in crate::ops) fn norm(x: &[f32], weight: &[f32], bias: Option<&[f32]>, options: NormOptions) -> Vec<f32> {
-    let width = weight.len();
-    let mut output = x.to_vec();
-    for_rows(&mut output, width, |_, row| norm_row(row, weight, bias, options));
+    let mut output = vec![0.0; x.len()];
+    norm_into(x, weight, bias, options, &mut output);
     output
+}
+
+/// The same into `output`.
+pub(super) fn norm_into(x: &[f32], weight: &[f32], bias: Option<&[f32]>, options: NormOptions, output: &mut [f32]) {
+    let width = weight.len();
+    for_rows(output, width, |row, output| {
+        output.copy_from_slice(&x[row * width..][..width]);
+        norm_row(output, weight, bias, options);
+    });
 }
 
 for_each_isa!(norm_row(row: &mut [f32], weight: &[f32], bias: Option<&[f32]>, options: NormOptions) = norm_row_body);
@@ -96,13 +104,13 @@ fn sum(values: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     sums.iter().sum()
 }
 
-/// [`rope`](crate::ops::rope) of `x [n_rows, n_heads, head_dim]`, in place; `cos` and `sin` are `[n_rows, half]`.
-pub(in crate::ops) fn rope(x: &mut [f32], [n_heads, head_dim]: [usize; 2], cos: &[f32], sin: &[f32]) {
-    let width = n_heads * head_dim;
-    let half = cos.len() * width / x.len().max(1);
-    for_rows(x, width, |row, values| {
+/// [`rope`](crate::ops::rope) of rows of `row_width` values, of which the first `width` are heads of `head_dim`, in place;
+/// `cos` and `sin` are `[n_rows, half]`.
+pub(in crate::ops) fn rope(x: &mut [f32], [row_width, width, head_dim]: [usize; 3], cos: &[f32], sin: &[f32]) {
+    let half = cos.len() * row_width / x.len().max(1);
+    for_rows(x, row_width, |row, values| {
         let angles = row * half..(row + 1) * half;
-        rope_row(values, head_dim, &cos[angles.clone()], &sin[angles]);
+        rope_row(&mut values[..width], head_dim, &cos[angles.clone()], &sin[angles]);
     });
 }
 
@@ -122,13 +130,18 @@ fn rope_row_body<const FUSED: bool>(row: &mut [f32], head_dim: usize, cos: &[f32
 /// [`gated`](crate::ops::gated) of `gate_up [n_rows, 2 * d_ff]`: `[n_rows, d_ff]`.
 pub(in crate::ops) fn gated(gate_up: &[f32], d_ff: usize, kind: Activation) -> Vec<f32> {
     let mut output = vec![0.0; gate_up.len() / 2];
-    for_rows(&mut output, d_ff, |row, output| {
+    gated_into(gate_up, d_ff, kind, &mut output);
+    output
+}
+
+/// The same into `output`.
+pub(super) fn gated_into(gate_up: &[f32], d_ff: usize, kind: Activation, output: &mut [f32]) {
+    for_rows(output, d_ff, |row, output| {
         let (gate, up) = gate_up[row * 2 * d_ff..][..2 * d_ff].split_at(d_ff);
         output.copy_from_slice(gate);
         activate_row(output, kind);
         output.iter_mut().zip(up).for_each(|(output, up)| *output *= up);
     });
-    output
 }
 
 /// Whether there is a body for `kind`.
@@ -139,8 +152,13 @@ pub(in crate::ops) fn has_activation(kind: Activation) -> bool {
 /// [`activate`](crate::ops::activate) of `x [n_rows, d_ff]`.
 pub(in crate::ops) fn activate(x: &[f32], d_ff: usize, kind: Activation) -> Vec<f32> {
     let mut output = x.to_vec();
-    for_rows(&mut output, d_ff, |_, row| activate_row(row, kind));
+    activate_rows(&mut output, d_ff, kind);
     output
+}
+
+/// The same in place.
+pub(super) fn activate_rows(x: &mut [f32], d_ff: usize, kind: Activation) {
+    for_rows(x, d_ff, |_, row| activate_row(row, kind));
 }
 
 for_each_isa!(activate_row(row: &mut [f32], kind: Activation) = activate_row_body);

@@ -43,6 +43,23 @@ pub(in crate::ops) fn tensor<const D: usize>(values: Vec<f32>, dims: [usize; D])
     Tensor::from_primitive::<Flex>(FlexTensor::from_data(TensorData::new(values, dims)))
 }
 
+/// Changes the values of an f32 CPU tensor, in row order, in place if no other tensor shares them.
+pub(in crate::ops) fn changed<const D: usize>(tensor: Tensor<D>, change: impl FnOnce(&mut [f32])) -> Tensor<D> {
+    match tensor.try_into_primitive::<Flex>() {
+        Ok(flex) => {
+            // A view of a larger tensor, or one with other strides, is copied first.
+            let mut flex = if flex.is_contiguous() { flex } else { flex.to_contiguous() };
+            if flex.storage::<f32>().len() != flex.layout().num_elements() {
+                let values = flex.as_slice::<f32>().unwrap_or_default().to_vec();
+                flex = FlexTensor::from_data(TensorData::new(values, flex.layout().shape().clone()));
+            }
+            change(flex.storage_mut());
+            Tensor::from_primitive::<Flex>(flex)
+        }
+        Err(error) => unreachable!("an operand of a CPU operation is not on the CPU: {error:?}"),
+    }
+}
+
 /// Changes the values of an f32 CPU tensor in place; copies them first only if another tensor shares them.
 pub(in crate::ops) fn update<const D: usize>(tensor: &mut Tensor<D>, change: impl FnOnce(&mut [f32])) {
     tensor.inplace(|tensor| match tensor.try_into_primitive::<Flex>() {

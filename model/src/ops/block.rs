@@ -1,0 +1,134 @@
+//! A whole block of the model at once, for devices that have a body for it. There is no reference here: the block's
+//! operations one by one are that.
+
+use burn::tensor::{DType, Tensor};
+
+use super::{
+    AttentionOptions, NormOptions, PagedRows, Rotation, Slots, Weight,
+    cpu::{self, Panels},
+    weight::Form,
+};
+use crate::config::Activation;
+
+/// A norm's parameters.
+#[derive(Debug)]
+pub struct NormParts {
+    /// `[width]`.
+    pub weight: Tensor<1>,
+    /// `[width]`.
+    pub bias: Option<Tensor<1>>,
+    /// How to normalise.
+    pub options: NormOptions,
+}
+
+/// A matrix and its bias.
+#[derive(Debug)]
+pub struct LinearParts<'a> {
+    /// `[d_out, d_in]`.
+    pub weight: &'a Weight,
+    /// `[d_out]`.
+    pub bias: Option<Tensor<1>>,
+}
+
+/// The parameters of a block that computes `x + attn(norm(x))`, and of that, `x + mlp(norm(x))`.
+#[derive(Debug)]
+pub struct BlockParts<'a> {
+    /// The norm before attention.
+    pub attn_norm: NormParts,
+    /// Queries, keys and values, one below the other.
+    pub qkv: LinearParts<'a>,
+    /// What mixes the heads.
+    pub out: LinearParts<'a>,
+    /// The norm before the feed-forward network.
+    pub mlp_norm: NormParts,
+    /// The first matrix of the feed-forward network; gated: the gate's rows, then those of `up`.
+    pub up: LinearParts<'a>,
+    /// The second.
+    pub down: LinearParts<'a>,
+    /// Between the two.
+    pub activation: Activation,
+    /// Whether it gates.
+    pub gated: bool,
+}
+
+/// Attention over the pages of a cache, to which a step's own rows are appended first.
+#[derive(Debug)]
+pub struct PagedAttention<'a> {
+    /// Keys and values of the layer: whole pools `[n_slots, n_kv_heads * head_dim]`.
+    pub pools: [&'a mut Tensor<2>; 2],
+    /// Where the step's keys and values go.
+    pub slots: &'a Slots,
+    /// Which rows are whose.
+    pub sequences: &'a [PagedRows],
+    /// What shapes the scores.
+    pub options: &'a AttentionOptions,
+    /// How queries and keys turn, if they do.
+    pub rotation: Option<&'a Rotation>,
+}
+
+/// Memory that the blocks of a pass share.
+#[derive(Debug, Default)]
+pub struct BlockScratch(cpu::Scratch);
+
+/// Whether [`block`] has a body for this block where `x` lives.
+pub fn has_block(x: &Tensor<2>, parts: &BlockParts<'_>, attention: &PagedAttention<'_>) -> bool {
+    let linears = [&parts.qkv, &parts.out, &parts.up, &parts.down];
+    cpu::is_cpu(&x.device())
+        && attention.pools[0].dtype() == DType::F32
+        && cpu::has_activation(parts.activation)
+        && linears.iter().all(|linear| matches!(linear.weight.form(), Form::Packed(_)))
+}
+
+/// The block's output for `x [n_rows, d_model]`, in place where nobody shares `x`. Only where [`has_block`].
+pub fn block(
+    x: Tensor<2>,
+    parts: &BlockParts<'_>,
+    attention: PagedAttention<'_>,
+    scratch: &mut BlockScratch,
+) -> Tensor<2> {
+    let vectors = |norm: &NormParts| [Some(norm.weight.clone()), norm.bias.clone()].map(|v| v.map(cpu::values));
+    let (attn_norm, mlp_norm) = (vectors(&parts.attn_norm), vectors(&parts.mlp_norm));
+    let bias = |linear: &LinearParts<'_>| linear.bias.clone().map(cpu::values);
+    let biases = [&parts.qkv, &parts.out, &parts.up, &parts.down].map(bias);
+    let values = cpu::BlockValues {
+        attn_norm: norm_values(&attn_norm, parts.attn_norm.options),
+        qkv: linear_values(&parts.qkv, &biases[0]),
+        out: linear_values(&parts.out, &biases[1]),
+        mlp_norm: norm_values(&mlp_norm, parts.mlp_norm.options),
+        up: linear_values(&parts.up, &biases[2]),
+        down: linear_values(&parts.down, &biases[3]),
+        activation: parts.activation,
+        gated: parts.gated,
+    };
+    let PagedAttention { pools: [keys, key_values], slots, sequences, options, rotation } = attention;
+    let mut output = None;
+    cpu::update(keys, |keys| {
+        cpu::update(key_values, |key_values| {
+            let paged = cpu::PagedValues {
+                pools: [keys, key_values],
+                slots: slots.host(),
+                sequences,
+                options,
+                rotation: rotation.map(Rotation::host),
+            };
+            output = Some(cpu::changed(x, |x| cpu::block(x, &values, paged, &mut scratch.0)));
+        });
+    });
+    output.unwrap_or_else(|| unreachable!("`update` calls its closure"))
+}
+
+fn norm_values(values: &[Option<cpu::Values>; 2], options: NormOptions) -> cpu::NormValues<'_> {
+    let [weight, bias] = values.each_ref().map(|values| values.as_ref().map(cpu::Values::as_slice));
+    cpu::NormValues { weight: weight.unwrap_or_default(), bias, options }
+}
+
+fn linear_values<'a>(linear: &LinearParts<'a>, bias: &'a Option<cpu::Values>) -> cpu::LinearValues<'a> {
+    cpu::LinearValues { weight: packed(linear.weight), bias: bias.as_ref().map(cpu::Values::as_slice) }
+}
+
+fn packed(weight: &Weight) -> &Panels {
+    match weight.form() {
+        Form::Packed(panels) => panels,
+        Form::Stored(_) => unreachable!("`has_block` saw packed weights"),
+    }
+}

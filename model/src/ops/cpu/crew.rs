@@ -1,0 +1,306 @@
+//! The threads that share the work of one operation, and how they meet.
+//!
+//! A decoding step is some 150 operations of 5 to 20 microseconds. Waking a sleeping thread takes longer than that, so
+//! helpers that run out of work look out for more for a moment ([`PATIENCE`]) before they go to sleep. Nobody is waited
+//! for but a thread that has a piece of work in hand: pieces are claimed one by one, and while a helper's core serves an
+//! HTTP request, the others do its share.
+//!
+//! One thread at a time leads; another that calls meanwhile does its work alone. There is one crew for the process, as
+//! there is one set of cores.
+
+use std::{
+    any::Any,
+    hint::spin_loop,
+    marker::PhantomData,
+    ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    ptr, slice,
+    sync::{
+        Mutex, OnceLock, PoisonError, TryLockError,
+        atomic::{
+            AtomicPtr, AtomicU64, AtomicUsize, Ordering,
+            Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst},
+            fence,
+        },
+    },
+    thread::{self, Thread},
+    time::{Duration, Instant},
+};
+
+/// How long a helper without work stays awake: longer than what a forward pass does on one thread between two shared
+/// operations, shorter than what a scheduler would notice.
+const PATIENCE: Duration = Duration::from_micros(60);
+/// Looks at the board between two looks at the clock.
+const LOOKS: usize = 32;
+/// Looks of the leader at a piece in another thread's hands before it lets others have its core.
+const LEADER_LOOKS: usize = 2000;
+
+/// Runs `run` for each number in `0..n_pieces`, shared out over the threads, and returns when all have ended. Which
+/// thread runs which is left open, so the result must not depend on it.
+pub(super) fn share<F: Fn(usize) + Sync>(n_pieces: usize, run: F) {
+    let crew = crew();
+    let alone = || (0..n_pieces).for_each(&run);
+    if crew.helpers.is_empty() || n_pieces < 2 {
+        return alone();
+    }
+    match crew.board.leader.try_lock() {
+        Ok(_leading) => crew.lead(n_pieces, &run),
+        // A panic in a piece of work leaves nothing behind.
+        Err(TryLockError::Poisoned(leading)) => {
+            let _leading = leading.into_inner();
+            crew.lead(n_pieces, &run);
+        }
+        // Another thread leads.
+        Err(TryLockError::WouldBlock) => alone(),
+    }
+}
+
+/// Threads that work together, the caller included.
+pub(super) fn n_threads() -> usize {
+    crew().helpers.len() + 1
+}
+
+struct Crew {
+    board: &'static Board,
+    helpers: Vec<Thread>,
+}
+
+/// Where the leader puts up work.
+#[derive(Default)]
+struct Board {
+    leader: Mutex<()>,
+    /// The number of the job, and in the low half the next piece that nobody has claimed. One number, so that a piece is
+    /// claimed of the very job that was looked at.
+    next: Line<AtomicU64>,
+    /// Pieces that have ended.
+    n_done: Line<AtomicUsize>,
+    n_asleep: Line<AtomicUsize>,
+    n_pieces: AtomicUsize,
+    /// The closure, and the function that calls it.
+    run: AtomicPtr<()>,
+    call: AtomicPtr<()>,
+    /// What a helper's piece panicked with.
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+/// On a cache line of its own: threads write to these all the time.
+#[derive(Default)]
+#[repr(align(128))]
+struct Line<T>(T);
+
+/// In the low half of [`Board::next`]: there is nothing to claim, whatever the other fields say.
+const CLOSED: u64 = u32::MAX as u64;
+
+/// As [`share`], with `width` values of `output` at a time: the number of each such chunk, and the chunk.
+pub(super) fn share_chunks(output: &mut [f32], width: usize, run: impl Fn(usize, &mut [f32]) + Sync) {
+    let shared = SharedMut::new(output);
+    share(shared.len().div_ceil(width.max(1)), |chunk| {
+        let start = chunk * width;
+        #[expect(unsafe_code, reason = "threads write disjoint parts of one slice")]
+        // SAFETY: chunks do not overlap, and each number is given once.
+        run(chunk, unsafe { shared.part(start..shared.len().min(start + width)) });
+    });
+}
+
+/// A slice that threads write disjoint parts of.
+pub(super) struct SharedMut<'a, T> {
+    start: *mut T,
+    len: usize,
+    _slice: PhantomData<&'a mut [T]>,
+}
+
+#[expect(unsafe_code, reason = "threads write disjoint parts of one slice")]
+// SAFETY: whoever asks for a part vouches that nobody else has it.
+unsafe impl<T: Send> Sync for SharedMut<'_, T> {}
+
+impl<'a, T> SharedMut<'a, T> {
+    pub(super) fn new(slice: &'a mut [T]) -> Self {
+        Self { start: slice.as_mut_ptr(), len: slice.len(), _slice: PhantomData }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// A part of the slice.
+    ///
+    /// # Safety
+    /// Nobody else holds a part that overlaps this one.
+    #[expect(unsafe_code, reason = "threads write disjoint parts of one slice")]
+    #[expect(clippy::mut_from_ref, reason = "the caller vouches that parts are disjoint")]
+    #[inline(always)]
+    pub(super) unsafe fn part(&self, range: Range<usize>) -> &mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len);
+        // SAFETY: within the slice, and the caller's alone.
+        unsafe { slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+}
+
+fn crew() -> &'static Crew {
+    static CREW: OnceLock<Crew> = OnceLock::new();
+    CREW.get_or_init(|| {
+        let board: &'static Board = Box::leak(Box::default());
+        // As many as the pool that Flex uses has, so that one setting rules both.
+        let helpers = (1..rayon::current_num_threads()).filter_map(|number| {
+            let builder = thread::Builder::new().name(format!("hearth-cpu-{number}"));
+            builder.spawn(|| board.help()).map(|handle| handle.thread().clone()).ok()
+        });
+        Crew { board, helpers: helpers.collect() }
+    })
+}
+
+#[expect(unsafe_code, reason = "calls the leader's closure through a plain pointer")]
+/// # Safety
+/// `run` points to a living `F`.
+unsafe fn call<F: Fn(usize)>(run: *const (), piece: usize) {
+    // SAFETY: as above.
+    unsafe { (*run.cast::<F>())(piece) }
+}
+
+type Call = unsafe fn(*const (), usize);
+
+impl Crew {
+    /// Puts `run` up, takes part in it, and returns when every piece has ended. The caller holds the leader's lock.
+    fn lead<F: Fn(usize) + Sync>(&self, n_pieces: usize, run: &F) {
+        let board = self.board;
+        let last = board.next.0.load(Relaxed);
+        // From here on, nobody can claim a piece of the last job; all its pieces have ended.
+        board.next.0.store(last | CLOSED, Relaxed);
+        fence(Release);
+        board.n_done.0.store(0, Relaxed);
+        board.n_pieces.store(n_pieces, Relaxed);
+        board.run.store(ptr::from_ref(run).cast_mut().cast(), Relaxed);
+        board.call.store(call::<F> as Call as *mut (), Relaxed);
+        // Sequentially consistent, with `n_asleep`: a helper sees the job before it goes to sleep, or it is seen asleep.
+        board.next.0.store((last >> 32).wrapping_add(1) << 32, SeqCst);
+        if board.n_asleep.0.load(SeqCst) > 0 {
+            self.helpers.iter().for_each(Thread::unpark);
+        }
+        let mut panic = None;
+        while let Some(piece) = board.claim() {
+            panic = panic.or(catch_unwind(AssertUnwindSafe(|| run(piece.number))).err());
+            board.n_done.0.fetch_add(1, Release);
+        }
+        let mut looks = 0;
+        while board.n_done.0.load(Acquire) < n_pieces {
+            looks += 1;
+            // A helper lost its core with a piece in hand: it may want this one.
+            if looks < LEADER_LOOKS { spin_loop() } else { thread::yield_now() }
+        }
+        let panic = panic.or_else(|| board.panic.lock().unwrap_or_else(PoisonError::into_inner).take());
+        if let Some(panic) = panic {
+            resume_unwind(panic);
+        }
+    }
+}
+
+/// A piece of the current job that belongs to whoever holds this.
+struct Piece {
+    number: usize,
+    run: *const (),
+    call: *mut (),
+}
+
+impl Board {
+    /// The next piece, if there is any left.
+    fn claim(&self) -> Option<Piece> {
+        loop {
+            let next = self.next.0.load(Acquire);
+            let number = (next & CLOSED) as usize;
+            let (run, call) = (self.run.load(Relaxed), self.call.load(Relaxed));
+            if next & CLOSED == CLOSED || number >= self.n_pieces.load(Relaxed) {
+                return None;
+            }
+            // What was read belongs to the job in `next`: had the leader begun to write the next one, it would have
+            // changed `next` before, and this would fail.
+            fence(Acquire);
+            if self.next.0.compare_exchange(next, next + 1, AcqRel, Relaxed).is_ok() {
+                return Some(Piece { number, run, call });
+            }
+        }
+    }
+
+    fn help(&self) {
+        loop {
+            let seen = self.job(Relaxed);
+            while let Some(piece) = self.claim() {
+                self.run(&piece);
+                self.n_done.0.fetch_add(1, Release);
+            }
+            self.wait_for_other_than(seen);
+        }
+    }
+
+    fn run(&self, piece: &Piece) {
+        #[expect(unsafe_code, reason = "calls the leader's closure through a plain pointer")]
+        // SAFETY: `call` was made from a `Call` for the closure behind `run`, by the leader that put this job up; it
+        // keeps the closure alive until every claimed piece has ended, and this one has not.
+        let run = || unsafe { std::mem::transmute::<*mut (), Call>(piece.call)(piece.run, piece.number) };
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(run)) {
+            self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
+        }
+    }
+
+    /// The number of the job that is up.
+    fn job(&self, ordering: Ordering) -> u64 {
+        self.next.0.load(ordering) >> 32
+    }
+
+    fn wait_for_other_than(&self, seen: u64) {
+        let start = Instant::now();
+        while start.elapsed() < PATIENCE {
+            for _ in 0..LOOKS {
+                if self.job(Relaxed) != seen {
+                    return;
+                }
+                spin_loop();
+            }
+        }
+        self.n_asleep.0.fetch_add(1, SeqCst);
+        while self.job(SeqCst) == seen {
+            thread::park();
+        }
+        self.n_asleep.0.fetch_sub(1, SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::panic, reason = "tests")]
+
+    use super::*;
+
+    /// Every piece runs once, from many leaders at a time, with helpers asleep and awake.
+    #[test]
+    fn every_piece_runs_exactly_once() {
+        thread::scope(|scope| {
+            for leader in 0..4 {
+                scope.spawn(move || {
+                    for round in 0..2000 {
+                        let n_pieces = (round * 7 + leader) % 40;
+                        let runs: Vec<AtomicUsize> = (0..n_pieces).map(|_| AtomicUsize::new(0)).collect();
+                        share(n_pieces, |piece| {
+                            runs[piece].fetch_add(1, Relaxed);
+                        });
+                        assert!(runs.iter().all(|runs| runs.load(Relaxed) == 1));
+                        if round % 500 == 0 {
+                            thread::park_timeout(2 * PATIENCE);
+                        }
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_panic_reaches_the_leader_and_the_crew_lives_on() {
+        let outcome = catch_unwind(|| share(100, |piece| assert!(piece != 57, "piece 57")));
+        let panic = outcome.err().and_then(|panic| panic.downcast::<&str>().ok());
+        assert!(panic.is_some_and(|panic| panic.contains("piece 57")));
+        let sum = AtomicUsize::new(0);
+        share(100, |piece| {
+            sum.fetch_add(piece, Relaxed);
+        });
+        assert_eq!(sum.load(Relaxed), 4950);
+    }
+}
