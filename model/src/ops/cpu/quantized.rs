@@ -28,6 +28,8 @@ pub(super) const MAX_ROWS: usize = 6;
 /// Values of the input below which other threads cost more than they bring.
 const PARALLEL_WORK: usize = 1 << 15;
 const PIECES_PER_THREAD: usize = 4;
+/// 1.5 * 2^23: what is added to it loses its fraction.
+const ROUND: f32 = 12_582_912.0;
 
 /// 32 inputs of the 32 rows of a panel.
 pub(super) trait QuantBlock: Copy + Send + Sync {
@@ -75,7 +77,7 @@ impl QuantBlock for Q8Block {
     fn quantize(weights: &[f32; BLOCK]) -> QuantizedBlock {
         let scale = f16::from_f32(largest(weights) / 127.0);
         let inverse = inverse(scale);
-        QuantizedBlock { scale, values: weights.map(|weight| (weight * inverse).round().clamp(-127.0, 127.0) as i8) }
+        QuantizedBlock { scale, values: weights.map(|weight| whole((weight * inverse).clamp(-127.0, 127.0)) as i8) }
     }
 
     fn pack(rows: &[QuantizedBlock; PANEL]) -> Self {
@@ -122,7 +124,9 @@ impl QuantBlock for Q4Block {
     const OFFSET: i32 = 8;
 
     fn quantize(weights: &[f32; BLOCK]) -> QuantizedBlock {
-        let scale = best_q4_scale(weights);
+        let mut scale = 0.0;
+        search_q4_scale(weights, &mut scale);
+        let scale = f16::from_f32(scale);
         let inverse = inverse(scale);
         QuantizedBlock { scale, values: weights.map(|weight| q4_level(weight * inverse) as i8) }
     }
@@ -170,37 +174,47 @@ fn inverse(scale: f16) -> f32 {
     if scale == f16::ZERO { 0.0 } else { 1.0 / scale.to_f32() }
 }
 
+/// The nearest whole number of a small value. Adding 1.5 * 2^23 rounds without a call, so the compiler vectorises it.
+#[inline(always)]
+fn whole(value: f32) -> f32 {
+    (value + ROUND) - ROUND
+}
+
 /// The nearest of the 16 levels.
 #[inline(always)]
 fn q4_level(value: f32) -> f32 {
-    value.round().clamp(-8.0, 7.0)
+    whole(value.clamp(-8.0, 7.0))
 }
+
+for_each_isa!(search_q4_scale(weights: &[f32; BLOCK], scale: &mut f32) = search_q4_scale_body);
 
 /// The scale with the smallest sum of squared errors that a search finds. It puts the value farthest from zero at a level
 /// from -5 to -9 (beyond -8 it is cut off), so that the side with the larger values has the extra level, rounds with
 /// that, and takes the scale that fits those levels best.
-fn best_q4_scale(weights: &[f32; BLOCK]) -> f16 {
+#[inline(always)]
+fn search_q4_scale_body<const FUSED: bool>(weights: &[f32; BLOCK], scale: &mut f32) {
     const STEPS: usize = 32;
+    const LANES: usize = 16;
     let extreme = weights.iter().fold(0.0, |most: f32, value| if value.abs() > most.abs() { *value } else { most });
-    let mut best = (f32::INFINITY, f16::ZERO);
+    let mut best = 0.0;
+    *scale = 0.0;
     for step in 0..=STEPS {
         let inverse = -(5.0 + 4.0 * step as f32 / STEPS as f32) / extreme;
-        // With these levels, the error is smallest for the scale `weights . levels / levels . levels`.
-        let (mut dot, mut square) = (0.0, 0.0);
-        for weight in weights {
-            let level = q4_level(weight * inverse);
-            dot += weight * level;
-            square += level * level;
+        let (mut dots, mut squares) = ([0.0; LANES], [0.0; LANES]);
+        for weights in weights.as_chunks::<LANES>().0 {
+            for ((weight, dot), square) in weights.iter().zip(&mut dots).zip(&mut squares) {
+                let level = q4_level(weight * inverse);
+                *dot += weight * level;
+                *square += level * level;
+            }
         }
-        let scale = f16::from_f32(if square > 0.0 { dot / square } else { 0.0 });
-        let inverse = self::inverse(scale);
-        let error: f32 =
-            weights.iter().map(|weight| (weight - q4_level(weight * inverse) * scale.to_f32()).powi(2)).sum();
-        if error < best.0 {
-            best = (error, scale);
+        let (dot, square): (f32, f32) = (dots.iter().sum(), squares.iter().sum());
+        // For these levels the best scale is `dot / square`, and leaves `|weights|^2 - dot^2 / square`.
+        if dot * dot > best * square {
+            best = dot * dot / square;
+            *scale = dot / square;
         }
     }
-    best.1
 }
 
 /// Rounds `values`, `[d_out, d_in]` in row order, into panels of blocks; filled up with zeros in both directions.
@@ -331,9 +345,7 @@ struct RoundedBlock {
 impl RoundedBlock {
     #[inline(always)]
     fn new(block: &[f32; BLOCK]) -> Self {
-        // Adding 1.5 * 2^23 rounds to the nearest whole number and leaves its low byte lowest: no calls, so the compiler
-        // vectorises it.
-        const ROUND: f32 = 12_582_912.0;
+        // As `whole`, but the low byte of the sum is the number: no conversion.
         let mut largest = [0.0; 8];
         for values in block.as_chunks::<8>().0 {
             for (largest, value) in largest.iter_mut().zip(values) {
