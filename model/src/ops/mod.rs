@@ -17,7 +17,7 @@ mod quantized_matrix;
 mod rope;
 mod weight;
 
-pub use activation::{activate, activate_reference, gated, gated_reference};
+pub use activation::{activate, activate_reference, exp_all, gated, gated_reference};
 pub use attention::{
     Attended, AttentionOptions, PagedRows, Slots, attend, attention_dense, attention_paged, attention_paged_reference,
     causal_bias,

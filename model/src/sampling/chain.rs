@@ -8,6 +8,7 @@ use super::{Dry, Mirostat, MirostatVersion, Xtc};
 use crate::{
     TokenId,
     error::{Error, Result},
+    ops,
 };
 
 /// A token that may be drawn.
@@ -224,9 +225,13 @@ impl Candidates {
             return;
         }
         let largest = self.list.iter().map(|candidate| candidate.logit).fold(f32::NEG_INFINITY, f32::max);
-        for candidate in &mut self.list {
-            // The largest is taken off first, so that no temperature overflows.
-            candidate.weight = ((candidate.logit - largest) / self.temperature).exp();
+        // The largest is taken off first, so that no temperature overflows. All at once: a vocabulary has 50,000 of them
+        // and more, for each sequence of a step.
+        let mut weights: Vec<f32> =
+            self.list.iter().map(|candidate| (candidate.logit - largest) / self.temperature).collect();
+        ops::exp_all(&mut weights);
+        for (candidate, weight) in self.list.iter_mut().zip(weights) {
+            candidate.weight = weight;
         }
         self.is_weighed = true;
     }

@@ -24,7 +24,7 @@ pub(super) use block::{BlockValues, LinearValues, NormValues, PagedValues, Scrat
 pub(super) use matmul::linear;
 pub use measure::read_bandwidth;
 pub(super) use panels::Panels;
-pub(super) use rowwise::{activate, gated, has_activation, norm, rope};
+pub(super) use rowwise::{activate, exp_all, gated, has_activation, norm, rope};
 pub(super) use tensors::{Values, changed, ints, is_cpu, tensor, update, values};
 
 use std::sync::OnceLock;

@@ -92,15 +92,19 @@ impl Panels {
 
     /// Row `row` of the matrix: `[d_in]`.
     pub(in crate::ops) fn row(&self, row: usize) -> Vec<f32> {
+        if let Some(blocks) = self.quantized_row(row) {
+            let values = blocks.iter().flat_map(|block| {
+                let scale = block.scale.to_f32();
+                block.values.map(|value| f32::from(value) * scale)
+            });
+            return values.take(self.d_in).collect();
+        }
         let (panel, lane) = (row / PANEL, row % PANEL);
-        let at = |input: usize| (panel * self.d_in + input) * PANEL + lane;
-        let block = |input: usize| panel * self.d_in.div_ceil(BLOCK) + input / BLOCK;
-        let inputs = 0..self.d_in;
+        let places = (0..self.d_in).map(|input| (panel * self.d_in + input) * PANEL + lane);
         match &self.values {
-            PanelValues::F32(lines) => inputs.map(|input| lines[at(input) / 16].0[at(input) % 16]).collect(),
-            PanelValues::F16(lines) => inputs.map(|input| lines[at(input) / 32].0[at(input) % 32].to_f32()).collect(),
-            PanelValues::Q8(blocks) => inputs.map(|input| blocks[block(input)].weight(lane, input % BLOCK)).collect(),
-            PanelValues::Q4(blocks) => inputs.map(|input| blocks[block(input)].weight(lane, input % BLOCK)).collect(),
+            PanelValues::F32(lines) => places.map(|at| lines[at / 16].0[at % 16]).collect(),
+            PanelValues::F16(lines) => places.map(|at| lines[at / 32].0[at % 32].to_f32()).collect(),
+            PanelValues::Q8(_) | PanelValues::Q4(_) => unreachable!("these have rows of blocks"),
         }
     }
 }

@@ -57,6 +57,7 @@ pub(super) trait QuantBlock: Copy + Send + Sync {
     unsafe fn load(&self, half: usize) -> [[std::arch::x86_64::__m512i; 2]; 2];
 
     /// The weight that is stored.
+    #[cfg(test)]
     fn weight(&self, row: usize, input: usize) -> f32 {
         (i32::from(self.stored(row, input)) - Self::OFFSET) as f32 * self.scales().0[row].to_f32()
     }
