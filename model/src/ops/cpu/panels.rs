@@ -3,7 +3,7 @@
 use half::f16;
 use rayon::prelude::*;
 
-use super::quantized::{self, Q4Block, Q8Block, QuantBlock};
+use super::quantized::{self, Q4Block, Q8Block};
 use crate::ops::{BLOCK_SIZE as BLOCK, Dtype, QuantizedBlock, QuantizedMatrix};
 
 /// Rows of the matrix (outputs) that lie side by side.
