@@ -70,11 +70,11 @@ impl Cli {
                 bench::run(args)
             }
             Command::Perplexity(args) => {
-                log_to_stderr("warn")?;
+                log_to_stderr("warn", LogFormat::Text)?;
                 perplexity::run(args)
             }
             Command::Quantize(args) => {
-                log_to_stderr("warn")?;
+                log_to_stderr("warn", LogFormat::Text)?;
                 quantize::run(args)
             }
             Command::Doctor(args) => {
