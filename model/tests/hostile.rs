@@ -410,7 +410,7 @@ fn tokens_that_end_a_text_are_those_that_the_model_has() {
     let open = |config: Value, generation: Value| {
         dir.set(json!({ "eos_token_id": config }));
         dir.write("generation_config.json", json!({ "eos_token_id": generation }).to_string());
-        let options = LoadOptions { device: Device::flex(), dtype: Dtype::F32 };
+        let options = LoadOptions { device: Device::flex(), dtype: None };
         let opened = tracing::subscriber::with_default(log.clone(), || model_dir::load(dir.0.path(), &options));
         let warning = std::mem::take(&mut *log.0.lock().unwrap());
         opened.map(|model| (model.eos_token_ids, warning)).map_err(|error| error.to_string())
