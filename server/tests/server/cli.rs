@@ -333,7 +333,7 @@ fn settings_that_make_no_sense_are_refused_without_telling_keys() {
 fn the_models_advice_on_sampling_can_be_left_out() {
     let dir = model_dir();
     std::fs::write(dir.path().join("generation_config.json"), r#"{"temperature": 0.5, "top_k": 7}"#).unwrap();
-    let load = || load(dir.path(), &LoadOptions { device: Device::flex(), dtype: Dtype::F32 }).unwrap();
+    let load = || load(dir.path(), &LoadOptions { device: Device::flex(), dtype: None }).unwrap();
     let advised = SamplingParams { temperature: 0.5, top_k: 7, ..SamplingParams::default() };
     assert_eq!(SamplingDefaults::Model.of(load()).sampling_defaults, advised);
     assert_eq!(SamplingDefaults::Openai.of(load()).sampling_defaults, SamplingParams::default());

@@ -9,7 +9,6 @@ use hearth_model::{
     generate::token_tensor,
     gpt::Gpt,
     kv_cache::{KvCache, StepPart},
-    ops::Dtype,
     sampling::SamplingParams,
     tokenizer::EncodeOptions,
     weights::model_dir::{LoadOptions, LoadedModel, load, load_embedded},
@@ -260,7 +259,7 @@ where
 
 #[tokio::test]
 async fn the_bundled_model_embeds_as_transformers_does() {
-    let load = || load_embedded(&bundled::DIR, &LoadOptions { device: Device::flex(), dtype: Dtype::F32 });
+    let load = || load_embedded(&bundled::DIR, &LoadOptions { device: Device::flex(), dtype: None });
     compare_with_transformers("bundled", load).await;
 }
 
@@ -270,6 +269,6 @@ async fn smollm2_embeds_as_transformers_does() {
         println!("skipped: set HEARTH_SMOLLM2=DIR to the Hugging Face dir of SmolLM2-135M-Instruct to run");
         return;
     };
-    let load = move || load(dir.as_ref(), &LoadOptions { device: Device::flex(), dtype: Dtype::F32 });
+    let load = move || load(dir.as_ref(), &LoadOptions { device: Device::flex(), dtype: None });
     compare_with_transformers("smollm2", load).await;
 }

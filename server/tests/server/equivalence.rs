@@ -2,10 +2,7 @@
 //! of requests drawn at random.
 
 use burn::tensor::Device;
-use hearth_model::{
-    ops::Dtype,
-    weights::model_dir::{LoadOptions, load},
-};
+use hearth_model::weights::model_dir::{LoadOptions, load};
 use hearth_server::{
     api::state::AppState,
     engine::{Engine, EngineOptions},
@@ -183,7 +180,7 @@ async fn streamed_is_unstreamed_on_smollm2() {
         println!("skipped: set HEARTH_SMOLLM2=DIR to the Hugging Face dir of SmolLM2-135M-Instruct to run");
         return;
     };
-    let load = move || load(dir.as_ref(), &LoadOptions { device: Device::flex(), dtype: Dtype::F32 });
+    let load = move || load(dir.as_ref(), &LoadOptions { device: Device::flex(), dtype: None });
     let engine = Engine::start(load, EngineOptions { kv_cache_tokens: Some(2048), ..OPTIONS }).unwrap();
     let server = Server { state: AppState::ready(MODEL, engine.clone()), engine };
     let mut draws = Draws(7);

@@ -3,7 +3,6 @@
 use axum::http::StatusCode;
 use hearth_model::{
     device::{DeviceChoice, choose},
-    ops::Dtype,
     weights::model_dir::{LoadOptions, load},
 };
 use hearth_server::{
@@ -192,7 +191,7 @@ async fn smollm2_follows_schemas() {
     };
     let load = move || {
         let device = choose(DeviceChoice::Cpu)?.device;
-        load(dir.as_ref(), &LoadOptions { device, dtype: Dtype::F32 })
+        load(dir.as_ref(), &LoadOptions { device, dtype: None })
     };
     let options = EngineOptions { max_batch_size: 20, max_batch_tokens: 128, kv_cache_tokens: Some(8192), ..OPTIONS };
     let engine = Engine::start(load, options).unwrap();
