@@ -266,8 +266,6 @@ impl Board {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::panic, reason = "tests")]
-
     use super::*;
 
     /// Every piece runs once, from many leaders at a time, with helpers asleep and awake.
