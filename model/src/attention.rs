@@ -50,6 +50,7 @@ impl AttentionContext<'_> {
             Self::Dense(dense) => vec![span(0..dense.seq_len)],
             Self::Paged(step) => step
                 .sequences
+                .as_slice()
                 .iter()
                 .map(|sequence| span(sequence.start..sequence.start + sequence.rows.len()))
                 .collect(),
@@ -156,46 +157,55 @@ impl CausalSelfAttention {
         self.out.read(&format!("{path}.out"), visit)
     }
 
-    /// `x [n_rows, d_model]` to the same.
+    /// `x [n_rows, d_model]` to the heads' mixed values, `[n_rows, n_heads * head_dim]`, which [`out`](Self::out) takes back.
     pub(crate) fn forward(&self, layer: usize, x: Tensor<2>, pass: &mut Pass<'_>) -> Tensor<2> {
         let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = pass.options;
         let [n_rows, _] = x.dims();
-        let qkv = self.qkv.forward(x).reshape([n_rows, n_heads + 2 * n_kv_heads, head_dim]);
-        let heads = |range: Range<usize>| qkv.clone().slice([0..n_rows, range, 0..head_dim]);
-        // Queries and keys turn alike, so they turn together.
-        let qk = match (&self.q_norm, &self.k_norm) {
-            (Some(q_norm), Some(k_norm)) => {
-                let (q, k) = (heads(0..n_heads), heads(n_heads..n_heads + n_kv_heads));
-                Tensor::cat(vec![q_norm.forward_heads(q), k_norm.forward_heads(k)], 1)
-            }
-            _ => heads(0..n_heads + n_kv_heads),
-        };
-        let qk = match &pass.rotation {
-            Some(rotation) => ops::rope(qk, rotation),
-            None => qk,
+        let qkv = self.qkv.forward(x);
+        let split = |qkv: Tensor<2>| {
+            let qkv = qkv.reshape([n_rows, n_heads + 2 * n_kv_heads, head_dim]);
+            let heads = |range: Range<usize>| qkv.clone().slice([0..n_rows, range, 0..head_dim]);
+            [
+                heads(0..n_heads),
+                heads(n_heads..n_heads + n_kv_heads),
+                heads(n_heads + n_kv_heads..n_heads + 2 * n_kv_heads),
+            ]
         };
         let flat = |x: Tensor<3>| {
             let [_, n_heads, _] = x.dims();
             x.reshape([n_rows, n_heads * head_dim])
         };
-        let q = flat(qk.clone().slice([0..n_rows, 0..n_heads, 0..head_dim]));
-        let k = flat(qk.slice([0..n_rows, n_heads..n_heads + n_kv_heads, 0..head_dim]));
-        let v = flat(heads(n_heads + n_kv_heads..n_heads + 2 * n_kv_heads));
-        let mixed = match &mut pass.context {
+        let qkv = match (&self.q_norm, &self.k_norm) {
+            (Some(q_norm), Some(k_norm)) => {
+                let [q, k, v] = split(qkv);
+                flat(Tensor::cat(vec![q_norm.forward_heads(q), k_norm.forward_heads(k), v], 1))
+            }
+            _ => qkv,
+        };
+        match &mut pass.context {
             AttentionContext::Dense(dense) => {
-                let (mixed, probs) =
-                    ops::attention_dense([q, k, v], pass.dense_bias.clone(), dense.batch, &pass.options);
+                let [q, k, v] = split(qkv);
+                let turn = |x: Tensor<3>| match &pass.rotation {
+                    Some(rotation) => ops::rope(x, rotation),
+                    None => x,
+                };
+                let qkv = [turn(q), turn(k), v].map(flat);
+                let (mixed, probs) = ops::attention_dense(qkv, pass.dense_bias.clone(), dense.batch, &pass.options);
                 if let Some(maps) = &mut dense.maps {
                     maps.push(probs);
                 }
                 mixed
             }
             AttentionContext::Paged(step) => {
-                step.append(layer, k, v);
+                let q = step.rope_append(layer, qkv, pass.rotation.as_ref(), &pass.options);
                 ops::attention_paged(q, step.pools(layer), &step.sequences, &pass.options)
             }
-        };
-        self.out.forward(mixed)
+        }
+    }
+
+    /// The projection back to `d_model`.
+    pub(crate) fn out(&self) -> &Linear {
+        &self.out
     }
 }
 

@@ -99,7 +99,7 @@ pub enum NormPosition {
 }
 
 /// Nonlinearity of the feed-forward network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
     /// `max(0, x)`.

@@ -259,19 +259,34 @@ impl Block {
         {
             return ops::block(x, &parts, attention, scratch);
         }
-        let mut attn = |x| self.dropout.forward(self.attn.forward(layer, x, pass));
-        let mlp = |x| self.dropout.forward(self.mlp.forward(x));
+        let attn_out = self.attn.out();
         match self.wiring {
             Wiring::PreNorm => {
-                let x = x.clone() + attn(self.attn_norm.forward(x));
-                x.clone() + mlp(self.mlp_norm.forward(x))
+                let mixed = self.attn.forward(layer, self.attn_norm.forward(x.clone()), pass);
+                let x = self.add(x, attn_out, mixed);
+                let hidden = self.mlp.hidden(self.mlp_norm.forward(x.clone()));
+                self.add(x, &self.mlp.down, hidden)
             }
             Wiring::PostNorm => {
-                let x = self.attn_norm.forward(x.clone() + attn(x));
-                self.mlp_norm.forward(x.clone() + mlp(x))
+                let mixed = self.attn.forward(layer, x.clone(), pass);
+                let x = self.attn_norm.forward(self.add(x, attn_out, mixed));
+                let hidden = self.mlp.hidden(x.clone());
+                self.mlp_norm.forward(self.add(x, &self.mlp.down, hidden))
             }
-            Wiring::Parallel => x.clone() + attn(self.attn_norm.forward(x.clone())) + mlp(self.mlp_norm.forward(x)),
+            Wiring::Parallel => {
+                let mixed = self.attn.forward(layer, self.attn_norm.forward(x.clone()), pass);
+                let hidden = self.mlp.hidden(self.mlp_norm.forward(x.clone()));
+                self.add(self.add(x, attn_out, mixed), &self.mlp.down, hidden)
+            }
         }
+    }
+
+    /// Adds what `out` makes of `input` to the residual stream.
+    fn add(&self, residual: Tensor<2>, out: &Linear, input: Tensor<2>) -> Tensor<2> {
+        if input.device().is_autodiff() {
+            return residual + self.dropout.forward(out.forward(input));
+        }
+        out.forward_add(input, residual)
     }
 }
 
@@ -315,10 +330,10 @@ impl Mlp {
         })
     }
 
-    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
+    /// What `down` takes: `[n_rows, d_ff]`.
+    fn hidden(&self, x: Tensor<2>) -> Tensor<2> {
         let x = self.up.forward(x);
-        let x = if self.gated { ops::gated(x, self.activation) } else { ops::activate(x, self.activation) };
-        self.down.forward(x)
+        if self.gated { ops::gated(x, self.activation) } else { ops::activate(x, self.activation) }
     }
 }
 
@@ -350,6 +365,11 @@ impl Linear {
     /// `[n_rows, d_in]` to `[n_rows, d_out]`.
     pub(crate) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         ops::linear(x, &self.weight, self.bias.as_ref().map(Param::val))
+    }
+
+    /// [`forward`](Self::forward), plus `residual [n_rows, d_out]`.
+    fn forward_add(&self, x: Tensor<2>, residual: Tensor<2>) -> Tensor<2> {
+        ops::linear_add(x, &self.weight, self.bias.as_ref().map(Param::val), residual)
     }
 }
 

@@ -21,7 +21,7 @@ use burn::tensor::{Device, Tensor};
 
 use crate::{
     config::GptConfig,
-    ops::{self, PagedRows, Slots},
+    ops::{self, AttentionOptions, PagedRows, PagedSequences, Rotation, Slots},
 };
 
 /// Tokens in a page.
@@ -96,7 +96,7 @@ pub struct StepPart<'a> {
 #[derive(Debug)]
 pub struct PagedStep<'a> {
     layers: &'a mut [LayerPool],
-    pub(crate) sequences: Vec<PagedRows>,
+    pub(crate) sequences: PagedSequences,
     slots: Slots,
 }
 
@@ -155,6 +155,7 @@ impl KvCache {
             row_slots.extend_from_slice(&key_slots[start - first_key..]);
             sequences.push(PagedRows { rows, start, first_key, slots: Slots::new(key_slots, &self.device) });
         }
+        let sequences = PagedSequences::new(sequences, &self.device);
         Ok(PagedStep { layers: &mut self.layers, sequences, slots: Slots::new(row_slots, &self.device) })
     }
 
@@ -171,17 +172,22 @@ impl KvCache {
 }
 
 impl PagedStep<'_> {
-    /// Stores the step's keys and values of `layer`, both `[n_rows, kv_width]`.
-    pub(crate) fn append(&mut self, layer: usize, keys: Tensor<2>, values: Tensor<2>) {
-        let pool = &mut self.layers[layer];
-        ops::append_keys(&mut pool.keys, keys, &self.slots);
-        ops::append_values(&mut pool.values, values, &self.slots);
+    /// Rotates the step's queries and keys in `qkv` and stores its keys and values of `layer`; gives the queries.
+    pub(crate) fn rope_append(
+        &mut self,
+        layer: usize,
+        qkv: Tensor<2>,
+        rotation: Option<&Rotation>,
+        options: &AttentionOptions,
+    ) -> Tensor<2> {
+        let LayerPool { keys, values } = &mut self.layers[layer];
+        ops::rope_append(qkv, rotation, [keys, values], &self.slots, options)
     }
 
     /// The pools of `layer`, where the step's rows go in them, and which rows are whose.
     pub(crate) fn parts(&mut self, layer: usize) -> ([&mut Tensor<2>; 2], &Slots, &[PagedRows]) {
         let LayerPool { keys, values } = &mut self.layers[layer];
-        ([keys, values], &self.slots, &self.sequences)
+        ([keys, values], &self.slots, self.sequences.as_slice())
     }
 
     /// The keys and values of `layer`, `[n_slots, kv_width]` each.

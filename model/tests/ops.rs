@@ -6,7 +6,7 @@ use burn::tensor::{Device, Distribution, Tensor};
 use hearth_model::{
     config::{Activation, GptConfig, NormKind, Positions, Sizes},
     kv_cache::PAGE_SIZE,
-    ops::{self, AttentionOptions, Dtype, NormOptions, PagedRows, Rotation, Slots, Weight},
+    ops::{self, AttentionOptions, Dtype, NormOptions, PagedRows, PagedSequences, Rotation, Slots, Weight},
     position,
 };
 use proptest::prelude::*;
@@ -114,8 +114,10 @@ proptest! {
             n_rows += len;
         }
         let q = random([n_rows, options.n_heads * options.head_dim], 1.0);
+        let sequences = PagedSequences::new(sequences, &Device::flex());
         let found = ops::attention_paged(q.clone(), [&keys, &values_pool], &sequences, &options);
-        assert_close(found, ops::attention_paged_reference(q, [&key_rows, &values_pool], &sequences, &options));
+        let expected = ops::attention_paged_reference(q, [&key_rows, &values_pool], sequences.as_slice(), &options);
+        assert_close(found, expected);
     }
 }
 

@@ -2,11 +2,14 @@
 
 use burn::tensor::{Tensor, activation};
 
-use super::cpu;
+use super::{cpu, cube};
 use crate::config::Activation;
 
 /// Applies `kind` to each value of `x [n_rows, d_ff]`.
 pub fn activate(x: Tensor<2>, kind: Activation) -> Tensor<2> {
+    if cube::is_cube(&x.device()) {
+        return cube::activate(x, kind);
+    }
     if !(cpu::is_cpu(&x.device()) && cpu::has_activation(kind)) {
         return activate_reference(x, kind);
     }
@@ -27,6 +30,9 @@ pub fn activate_reference(x: Tensor<2>, kind: Activation) -> Tensor<2> {
 /// `act(gate) * up` for `gate_up [n_rows, 2 * d_ff]`, whose left half is the gate: `[n_rows, d_ff]`.
 pub fn gated(gate_up: Tensor<2>, kind: Activation) -> Tensor<2> {
     let [n_rows, width] = gate_up.dims();
+    if cube::is_cube(&gate_up.device()) {
+        return cube::gated(gate_up, kind);
+    }
     if !(cpu::is_cpu(&gate_up.device()) && cpu::has_activation(kind)) {
         return gated_reference(gate_up, kind);
     }

@@ -4,7 +4,11 @@ use std::{ops::Range, sync::OnceLock};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation::softmax};
 
-use super::cpu;
+use super::{
+    cpu,
+    cube::{self, AttentionPlan, AttentionStep, BLOCK_LEN, TILE},
+};
+use crate::kv_cache::PAGE_SIZE;
 
 /// Added to the score of a pair that must not see each other. Finite, since WGSL promises nothing about infinities; so
 /// far below any score that its exponential is exactly zero.
@@ -47,6 +51,69 @@ pub struct PagedRows {
     pub first_key: usize,
     /// Where the sequence's keys lie in the pool, from `first_key` to the last row's own: `[n_keys]`.
     pub slots: Slots,
+}
+
+/// The sequences of a step, and on a GPU how its kernel goes through them.
+#[derive(Debug)]
+pub struct PagedSequences {
+    sequences: Vec<PagedRows>,
+    device: Device,
+    // All layers of a step attend alike.
+    on_gpu: OnceLock<(Tensor<1, Int>, AttentionStep)>,
+}
+
+impl PagedSequences {
+    /// Of a step over pools on `device`. Every layer of the step has the same [`AttentionOptions`].
+    pub fn new(sequences: Vec<PagedRows>, device: &Device) -> Self {
+        Self { sequences, device: device.clone(), on_gpu: OnceLock::new() }
+    }
+
+    /// The sequences in the order of their rows.
+    pub fn as_slice(&self) -> &[PagedRows] {
+        &self.sequences
+    }
+
+    /// What the GPU's kernel wants to know; uploaded at the first call. `None` where it cannot do it.
+    fn on_gpu(&self, options: &AttentionOptions) -> Option<(Tensor<1, Int>, AttentionStep)> {
+        let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
+        let plan = AttentionPlan {
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            sliding_window: options.sliding_window,
+            has_slopes: options.alibi_slopes.is_some(),
+            block_rows: 1,
+        };
+        plan.is_possible().then(|| self.on_gpu.get_or_init(|| self.lay_out(plan, options)).clone())
+    }
+
+    /// One table: the blocks of rows, as [`BLOCK_LEN`] says; the pages of each sequence; the slopes.
+    fn lay_out(&self, plan: AttentionPlan, options: &AttentionOptions) -> (Tensor<1, Int>, AttentionStep) {
+        let longest = self.sequences.iter().map(|sequence| sequence.rows.len()).max().unwrap_or(0);
+        let plan = AttentionPlan { block_rows: plan.most_rows().min(longest.max(1)), ..plan };
+        let n_blocks: usize = self.sequences.iter().map(|s| s.rows.len().div_ceil(plan.block_rows)).sum();
+        let (mut blocks, mut pages, mut n_tiles) = (Vec::new(), Vec::new(), 1);
+        for sequence in &self.sequences {
+            let first_page = sequence.first_key / PAGE_SIZE;
+            let at = n_blocks * BLOCK_LEN + pages.len();
+            for first in sequence.rows.clone().step_by(plan.block_rows) {
+                let position = sequence.start + first - sequence.rows.start;
+                let n_rows = plan.block_rows.min(sequence.rows.end - first);
+                blocks.extend([first, n_rows, position, at, first_page].map(|number| number as i32));
+                let first_key = options.sliding_window.map_or(0, |window| (position + 1).saturating_sub(window));
+                n_tiles = n_tiles.max((position + n_rows - 1) / TILE - first_key / TILE + 1);
+            }
+            let slots = sequence.slots.host();
+            // The first key may stand anywhere in its page, the others are the first of theirs.
+            let firsts = (first_page..).map(|page| (page * PAGE_SIZE).saturating_sub(sequence.first_key));
+            pages.extend(firsts.map_while(|at| slots.get(at)).map(|slot| slot / PAGE_SIZE as i32));
+        }
+        let slopes = blocks.len() + pages.len();
+        let slope_bits = options.alibi_slopes.iter().flatten().map(|slope| slope.to_bits().cast_signed());
+        let table: Vec<i32> = blocks.into_iter().chain(pages).chain(slope_bits).collect();
+        let step = AttentionStep { plan, scale: options.scale as f32, n_blocks, n_tiles, slopes };
+        (Tensor::from_data(table.as_slice(), &self.device), step)
+    }
 }
 
 /// Numbers of slots of a pool: on the host, and on a device once an operation wants them there.
@@ -100,10 +167,17 @@ pub fn attention_dense(
 pub fn attention_paged(
     q: Tensor<2>,
     [keys, values]: [&Tensor<2>; 2],
-    sequences: &[PagedRows],
+    sequences: &PagedSequences,
     options: &AttentionOptions,
 ) -> Tensor<2> {
     let device = q.device();
+    if cube::is_cube(&device)
+        && keys.dtype() == DType::F32
+        && let Some((table, step)) = sequences.on_gpu(options)
+    {
+        return cube::attention(q, [keys, values], table, step);
+    }
+    let sequences = sequences.as_slice();
     if cpu::is_cpu(&device) && keys.dtype() == DType::F32 {
         let dims = q.dims();
         let pools = [keys, values].map(|pool| cpu::values(pool.clone()));

@@ -3,10 +3,16 @@
 //! Pools are `[n_slots, kv_width]`, in pages of [`PAGE_SIZE`](crate::kv_cache::PAGE_SIZE) slots. How keys lie within
 //! their page is the device's affair: [`attention_paged`](super::attention_paged) on the same device knows.
 
-use burn::tensor::{Device, IndexingUpdateOp, Tensor};
+use std::ops::Range;
+
+use burn::tensor::{DType, Device, IndexingUpdateOp, Tensor};
 use rayon::{iter::ParallelIterator, slice::ParallelSliceMut};
 
-use super::{Slots, cpu};
+use super::{
+    AttentionOptions, Rotation, Slots, cpu,
+    cube::{self, Heads},
+    rope,
+};
 
 /// A pool of zeros, `[n_slots, width]`, that has its memory already: the system would give it page by page, as slots are
 /// written to for the first time, and might have none left by then.
@@ -36,4 +42,36 @@ pub fn append_values(pool: &mut Tensor<2>, rows: Tensor<2>, slots: &Slots) {
 pub fn append_rows(pool: &mut Tensor<2>, rows: Tensor<2>, slots: &Slots) {
     let dtype = pool.dtype();
     pool.inplace(|pool| pool.select_assign(0, slots.tensor(), rows.cast(dtype), IndexingUpdateOp::Assign));
+}
+
+/// Rotates the queries and keys in `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]`, where there is a rotation, and
+/// stores keys and values in their pools, in place. Gives the queries, `[n_rows, n_heads * head_dim]`.
+pub fn rope_append(
+    qkv: Tensor<2>,
+    rotation: Option<&Rotation>,
+    [keys, values]: [&mut Tensor<2>; 2],
+    slots: &Slots,
+    options: &AttentionOptions,
+) -> Tensor<2> {
+    let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
+    let [n_rows, _] = qkv.dims();
+    if cube::is_cube(&qkv.device()) && keys.dtype() == DType::F32 {
+        let heads = Heads { n_heads, n_kv_heads, head_dim, half: rotation.map_or(0, Rotation::half) };
+        return cube::rope_append(qkv, rotation.map(Rotation::table), [keys, values], slots.tensor(), heads);
+    }
+    let qkv = qkv.reshape([n_rows, n_heads + 2 * n_kv_heads, head_dim]);
+    let part = |x: &Tensor<3>, heads: Range<usize>| {
+        let width = heads.len() * head_dim;
+        x.clone().slice([0..n_rows, heads, 0..head_dim]).reshape([n_rows, width])
+    };
+    // Queries and keys turn alike, so they turn together.
+    let n_turning = n_heads + n_kv_heads;
+    let qk = qkv.clone().slice([0..n_rows, 0..n_turning, 0..head_dim]);
+    let qk = match rotation {
+        Some(rotation) => rope(qk, rotation),
+        None => qk,
+    };
+    append_keys(keys, part(&qk, n_heads..n_turning), slots);
+    append_values(values, part(&qkv, n_turning..n_turning + n_kv_heads), slots);
+    part(&qk, 0..n_heads)
 }

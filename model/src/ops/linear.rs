@@ -5,6 +5,7 @@ use burn::tensor::{DType, Tensor};
 use super::{
     Weight,
     cpu::{self, Panels},
+    cube,
     weight::Form,
 };
 
@@ -18,12 +19,21 @@ const WIDENED_ROWS: usize = 2048;
 pub fn linear(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>) -> Tensor<2> {
     let product = match weight.form() {
         Form::Packed(panels) => return packed(x, panels, bias),
+        Form::OnGpu(matrix) => return cube::linear(x, matrix, bias, None),
         Form::Stored(weight) if weight.dtype() == DType::F32 => x.matmul(weight.transpose()),
         Form::Stored(weight) => widened(x, weight),
     };
     match bias {
         Some(bias) => product + bias.unsqueeze(),
         None => product,
+    }
+}
+
+/// [`linear`], plus `residual [n_rows, d_out]`.
+pub fn linear_add(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>, residual: Tensor<2>) -> Tensor<2> {
+    match weight.form() {
+        Form::OnGpu(matrix) => cube::linear(x, matrix, bias, Some(residual)),
+        _ => residual + linear(x, weight, bias),
     }
 }
 

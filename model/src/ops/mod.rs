@@ -9,6 +9,7 @@ mod attention;
 mod block;
 mod cpu;
 mod cross_entropy;
+mod cube;
 mod embedding;
 mod kv_append;
 mod linear;
@@ -19,15 +20,15 @@ mod weight;
 
 pub use activation::{activate, activate_reference, exp_all, gated, gated_reference};
 pub use attention::{
-    Attended, AttentionOptions, PagedRows, Slots, attend, attention_dense, attention_paged, attention_paged_reference,
-    causal_bias,
+    Attended, AttentionOptions, PagedRows, PagedSequences, Slots, attend, attention_dense, attention_paged,
+    attention_paged_reference, causal_bias,
 };
 pub use block::{BlockParts, BlockScratch, LinearParts, NormParts, PagedAttention, block, has_block};
 pub use cpu::{lead_threads, limit_arenas, read_bandwidth};
 pub use cross_entropy::linear_cross_entropy;
 pub use embedding::embedding;
-pub use kv_append::{append_keys, append_rows, append_values, new_pool};
-pub use linear::linear;
+pub use kv_append::{append_keys, append_rows, append_values, new_pool, rope_append};
+pub use linear::{linear, linear_add};
 pub use norm::{NormOptions, norm, norm_reference};
 pub use quantized_matrix::{BLOCK_SIZE, QuantizedBlock, QuantizedMatrix};
 pub use rope::{Rotation, rope, rope_reference};

@@ -2,7 +2,7 @@
 
 use burn::tensor::Tensor;
 
-use super::cpu;
+use super::{cpu, cube};
 use crate::config::NormKind;
 
 /// How to normalise; see the fields of the same names in [`GptConfig`](crate::config::GptConfig).
@@ -20,7 +20,11 @@ pub struct NormOptions {
 ///
 /// LayerNorm: `(x - mean) / sqrt(var + eps)`; RMSNorm: `x / sqrt(mean(x^2) + eps)`.
 pub fn norm(x: Tensor<2>, weight: Tensor<1>, bias: Option<Tensor<1>>, options: NormOptions) -> Tensor<2> {
-    if !cpu::is_cpu(&x.device()) {
+    let device = x.device();
+    if cube::is_cube(&device) {
+        return cube::norm(x, weight, bias, options);
+    }
+    if !cpu::is_cpu(&device) {
         return norm_reference(x, weight, bias, options);
     }
     let dims = x.dims();

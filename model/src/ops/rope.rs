@@ -15,6 +15,7 @@ pub struct Rotation {
     n_rows: usize,
     device: Device,
     tensors: OnceLock<[Tensor<3>; 2]>,
+    table: OnceLock<Tensor<2>>,
 }
 
 impl Rotation {
@@ -22,14 +23,14 @@ impl Rotation {
     pub fn new(angles: &[f32], n_rows: usize, device: &Device) -> Self {
         let cos = angles.iter().map(|angle| angle.cos()).collect();
         let sin = angles.iter().map(|angle| angle.sin()).collect();
-        Self { cos, sin, n_rows, device: device.clone(), tensors: OnceLock::new() }
+        Self { cos, sin, n_rows, device: device.clone(), tensors: OnceLock::new(), table: OnceLock::new() }
     }
 
     /// Multiplies cosines and sines by `factor`: what is rotated grows by as much.
     pub fn scaled(mut self, factor: f32) -> Self {
         if factor != 1.0 {
             self.cos.iter_mut().chain(&mut self.sin).for_each(|value| *value *= factor);
-            self.tensors = OnceLock::new();
+            self.forget_tensors();
         }
         self
     }
@@ -38,7 +39,7 @@ impl Rotation {
     pub fn repeat(mut self, batch: usize) -> Self {
         (self.cos, self.sin) = (self.cos.repeat(batch), self.sin.repeat(batch));
         self.n_rows *= batch;
-        self.tensors = OnceLock::new();
+        self.forget_tensors();
         self
     }
 
@@ -47,8 +48,12 @@ impl Rotation {
         [&self.cos, &self.sin]
     }
 
+    fn forget_tensors(&mut self) {
+        (self.tensors, self.table) = (OnceLock::new(), OnceLock::new());
+    }
+
     /// Half of `rotary_dim`.
-    fn half(&self) -> usize {
+    pub(super) fn half(&self) -> usize {
         self.cos.len() / self.n_rows.max(1)
     }
 
@@ -58,6 +63,17 @@ impl Rotation {
             Tensor::from_data(TensorData::new(values.to_vec(), [self.n_rows, 1, self.half()]), &self.device)
         };
         self.tensors.get_or_init(|| [upload(&self.cos), upload(&self.sin)]).clone()
+    }
+
+    /// Each row's cosines, then its sines, on the device: `[n_rows, rotary_dim]`; uploaded at the first call.
+    pub(super) fn table(&self) -> Tensor<2> {
+        let table = self.table.get_or_init(|| {
+            let half = self.half().max(1);
+            let rows = self.cos.chunks(half).zip(self.sin.chunks(half));
+            let table: Vec<f32> = rows.flat_map(|(cos, sin)| cos.iter().chain(sin)).copied().collect();
+            Tensor::from_data(TensorData::new(table, [self.n_rows, 2 * self.half()]), &self.device)
+        });
+        table.clone()
     }
 }
 

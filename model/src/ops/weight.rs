@@ -10,6 +10,7 @@ use burn::{
 use super::{
     QuantizedMatrix,
     cpu::{self, Panels},
+    cube::{self, Matrix},
 };
 use crate::{
     error::{Error, Result},
@@ -24,9 +25,9 @@ pub enum Dtype {
     F32,
     /// 2 bytes a value: IEEE half precision.
     F16,
-    /// 8 bits a value in blocks of 32 with a scale: 8.5 bits in all. On the CPU.
+    /// 8 bits a value in blocks of 32 with a scale: 8.5 bits in all.
     Q8,
-    /// 4 bits a value in blocks of 32 with a scale: 4.5 bits in all. On the CPU. Embeddings keep 8 bits.
+    /// 4 bits a value in blocks of 32 with a scale: 4.5 bits in all. Embeddings keep 8 bits.
     Q4,
 }
 
@@ -69,12 +70,15 @@ impl fmt::Display for Dtype {
 /// rows of. Opaque: it is held in the form that the device's kernels want, and in no other.
 #[derive(Module, Debug)]
 pub enum Weight {
-    /// As the file has it: trainable, and what GPUs compute with.
+    /// As the file has it: trainable.
     #[doc(hidden)]
     Stored(StoredWeight),
     /// Laid out for the CPU's kernels; does not train.
     #[doc(hidden)]
     Packed(PackedWeight),
+    /// Laid out for a GPU's kernels; does not train.
+    #[doc(hidden)]
+    OnGpu(GpuWeight),
 }
 
 #[doc(hidden)]
@@ -91,16 +95,32 @@ pub struct PackedWeight {
     panels: Arc<Panels>,
 }
 
+#[doc(hidden)]
+#[derive(Module, Debug)]
+pub struct GpuWeight {
+    #[module(skip)]
+    matrix: Arc<Matrix>,
+}
+
 impl Weight {
     /// Puts `data`, `[d_out, d_in]` in f32, on `device` in the form `dtype`.
     ///
     /// # Errors
     /// [`Error::Execution`] when `data` is not f32; [`Error::Param`] when the device does not compute with `dtype`.
     pub fn new(data: TensorData, dtype: Dtype, device: &Device) -> Result<Self> {
+        let dims = data.shape().dims();
         if cpu::is_cpu(device) {
-            let dims = data.shape().dims();
             let panels = Panels::new(&to_f32(data)?, dims, dtype);
             return Ok(Self::Packed(PackedWeight { panels: Arc::new(panels) }));
+        }
+        if cube::is_cube(device) {
+            let values = to_f32(data)?;
+            let matrix = if dtype.is_quantized() {
+                Matrix::from_quantized(&quantized(&Panels::new(&values, dims, dtype))?, device)
+            } else {
+                Matrix::new(&values, dims, dtype, device)
+            };
+            return Ok(Self::OnGpu(GpuWeight { matrix: Arc::new(matrix) }));
         }
         let stored = match dtype {
             Dtype::F32 => DType::F32,
@@ -119,6 +139,9 @@ impl Weight {
         if cpu::is_cpu(device) {
             return Ok(Self::Packed(PackedWeight { panels: Arc::new(Panels::from_quantized(matrix)) }));
         }
+        if cube::is_cube(device) {
+            return Ok(Self::OnGpu(GpuWeight { matrix: Arc::new(Matrix::from_quantized(matrix, device)) }));
+        }
         Err(not_on_this_device(matrix.dtype()))
     }
 
@@ -127,6 +150,7 @@ impl Weight {
         match self {
             Self::Stored(stored) => stored.values.val().dims(),
             Self::Packed(packed) => packed.panels.dims(),
+            Self::OnGpu(weight) => weight.matrix.dims(),
         }
     }
 
@@ -136,6 +160,7 @@ impl Weight {
             Self::Stored(stored) if stored.values.val().dtype() == DType::F16 => Dtype::F16,
             Self::Stored(_) => Dtype::F32,
             Self::Packed(packed) => packed.panels.dtype(),
+            Self::OnGpu(weight) => weight.matrix.dtype(),
         }
     }
 
@@ -147,6 +172,7 @@ impl Weight {
                 values.shape().num_elements() * values.dtype().size()
             }
             Self::Packed(packed) => packed.panels.n_bytes(),
+            Self::OnGpu(weight) => weight.matrix.n_bytes(),
         }
     }
 
@@ -155,6 +181,7 @@ impl Weight {
         match self {
             Self::Stored(stored) => stored.values.val().device(),
             Self::Packed(_) => Device::flex(),
+            Self::OnGpu(weight) => weight.matrix.device(),
         }
     }
 
@@ -170,6 +197,7 @@ impl Weight {
                 let values: Vec<f32> = (0..d_out).flat_map(|row| packed.panels.row(row)).collect();
                 Ok(TensorData::new(values, [d_out, d_in]))
             }
+            Self::OnGpu(weight) => Ok(TensorData::new(weight.matrix.read()?, weight.matrix.dims())),
         }
     }
 
@@ -178,13 +206,14 @@ impl Weight {
     /// # Errors
     /// [`Error::Execution`](crate::Error::Execution) when the device cannot be read.
     pub fn read_quantized(&self) -> Result<Option<QuantizedMatrix>> {
-        let Self::Packed(packed) = self else { return Ok(None) };
-        let (dims, dtype) = (packed.panels.dims(), packed.panels.dtype());
-        if !dtype.is_quantized() {
+        if !self.dtype().is_quantized() {
             return Ok(None);
         }
-        let blocks = (0..dims[0]).filter_map(|row| packed.panels.quantized_row(row)).flatten().collect();
-        QuantizedMatrix::new(dims, dtype, blocks).map(Some)
+        match self {
+            Self::Stored(_) => Ok(None),
+            Self::Packed(packed) => quantized(&packed.panels).map(Some),
+            Self::OnGpu(weight) => weight.matrix.read_quantized().map(Some),
+        }
     }
 
     /// The form that the bodies of operations choose by.
@@ -192,12 +221,19 @@ impl Weight {
         match self {
             Self::Stored(stored) => Form::Stored(stored.values.val()),
             Self::Packed(packed) => Form::Packed(&packed.panels),
+            Self::OnGpu(weight) => Form::OnGpu(&weight.matrix),
         }
     }
 }
 
+/// The rounded numbers of `panels`, in row order.
+fn quantized(panels: &Panels) -> Result<QuantizedMatrix> {
+    let blocks = (0..panels.dims()[0]).filter_map(|row| panels.quantized_row(row)).flatten().collect();
+    QuantizedMatrix::new(panels.dims(), panels.dtype(), blocks)
+}
+
 fn not_on_this_device(dtype: Dtype) -> Error {
-    let what = format!("`{dtype}` is for the CPU\nhint: use `--dtype f16`, or the device `cpu`");
+    let what = format!("`{dtype}` does not train\nhint: use `f32`");
     Error::Param { name: "quantize", what }
 }
 
@@ -208,4 +244,6 @@ pub(super) enum Form<'a> {
     Stored(Tensor<2>),
     /// For the CPU's kernels.
     Packed(&'a Panels),
+    /// For a GPU's kernels.
+    OnGpu(&'a Arc<Matrix>),
 }

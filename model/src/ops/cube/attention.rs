@@ -1,0 +1,388 @@
+//! Attention over the pages of a cache, where they lie.
+//!
+//! Keys are taken in tiles of [`TILE`] at absolute positions, each by a workgroup of its own, so that few rows with long
+//! pasts keep a whole card busy; a second kernel puts the tiles' results together in order. A workgroup takes a block of
+//! rows of one sequence and all query heads that share a key head, and reads keys and values once for them. What a row
+//! gives does not depend on the block it is in.
+
+use burn_cubecl::{
+    cubecl::{self, prelude::*},
+    kernel::into_contiguous,
+    tensor::CubeTensor,
+};
+
+use super::rowwise::empty;
+use crate::kv_cache::PAGE_SIZE;
+
+/// Keys of a workgroup, one to a lane.
+pub(in crate::ops) const TILE: usize = 128;
+/// Queries (rows times heads) of a workgroup, at most.
+const MAX_QUERIES: usize = 8;
+/// Parts in which a tile's maxima and sums are taken, whatever the number of queries.
+const PARTS: usize = 8;
+/// Values of tiles' results that are held at a time.
+const MAX_PARTIAL: usize = 16 << 20;
+/// The score of a pair that must not see each other, as in the reference.
+const HIDDEN: f32 = -1e30;
+/// Numbers that describe a block in the table: its first row, its rows, the position of the first, where its pages are
+/// listed, and the position of the first listed page in pages.
+pub(in crate::ops) const BLOCK_LEN: usize = 5;
+
+/// What all steps of a model have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::ops) struct AttentionPlan {
+    pub(in crate::ops) n_heads: usize,
+    pub(in crate::ops) n_kv_heads: usize,
+    pub(in crate::ops) head_dim: usize,
+    pub(in crate::ops) sliding_window: Option<usize>,
+    /// Whether the table ends with a slope for each query head, as the bits of an f32.
+    pub(in crate::ops) has_slopes: bool,
+    /// Rows of a block.
+    pub(in crate::ops) block_rows: usize,
+}
+
+impl AttentionPlan {
+    /// Values that a lane reads at a time.
+    fn vector(&self) -> usize {
+        if self.head_dim.is_multiple_of(4) { 4 } else { 1 }
+    }
+
+    /// Vectors in a head.
+    fn vectors(&self) -> usize {
+        self.head_dim / self.vector()
+    }
+
+    /// Whether there is a kernel for it.
+    pub(in crate::ops) fn is_possible(&self) -> bool {
+        self.vectors() <= TILE && self.head_dim * MAX_QUERIES * size_of::<f32>() <= 16 << 10
+    }
+
+    /// Query heads of a workgroup: as many as divide those that share a key head.
+    fn heads(&self) -> usize {
+        let shared = self.n_heads / self.n_kv_heads;
+        (1..=MAX_QUERIES).rev().find(|n| shared.is_multiple_of(*n)).unwrap_or(1)
+    }
+
+    /// Rows of a block of a sequence with many.
+    pub(in crate::ops) fn most_rows(&self) -> usize {
+        MAX_QUERIES / self.heads()
+    }
+}
+
+/// The size of a step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(in crate::ops) struct AttentionStep {
+    pub(in crate::ops) plan: AttentionPlan,
+    pub(in crate::ops) scale: f32,
+    pub(in crate::ops) n_blocks: usize,
+    /// Tiles of the block that has most.
+    pub(in crate::ops) n_tiles: usize,
+    /// Where the slopes are in the table.
+    pub(in crate::ops) slopes: usize,
+}
+
+/// `q [n_rows, n_heads * head_dim]` over pools `[n_slots, n_kv_heads * head_dim]`: as `q`.
+pub(super) fn attention([q, keys, values]: [CubeTensor; 3], table: CubeTensor, step: AttentionStep) -> CubeTensor {
+    let [q, keys, values, table] = [q, keys, values, table].map(into_contiguous);
+    let AttentionStep { plan, scale, n_blocks, n_tiles, slopes } = step;
+    let output = empty(&q, q.meta.shape().dims::<2>());
+    // A single tile needs no second kernel.
+    let is_whole = n_tiles == 1;
+    let block_len = plan.block_rows * plan.n_heads * n_tiles * plan.head_dim;
+    let most_blocks = if is_whole { n_blocks } else { (MAX_PARTIAL / block_len.max(1)).clamp(1, n_blocks.max(1)) };
+    let most_blocks = most_blocks.min(u16::MAX as usize);
+    let groups = plan.n_heads / plan.heads();
+    let mut first = 0;
+    while first < n_blocks {
+        let n = most_blocks.min(n_blocks - first);
+        let (partial, sums) = if is_whole {
+            (output.clone(), None)
+        } else {
+            let sums = empty(&q, [n * plan.block_rows, plan.n_heads, n_tiles, 2]);
+            (empty(&q, [n, block_len]), Some(sums))
+        };
+        let client = output.client.clone();
+        let sums_or_any = sums.clone().unwrap_or_else(|| q.clone());
+        #[expect(unsafe_code, reason = "kernels without bounds checks")]
+        // SAFETY: the table names rows of the input and pages of the pools; tiles and heads are kept below their number.
+        unsafe {
+            attend_tile::launch_unchecked(
+                &client,
+                CubeCount::Static(n_tiles as u32, groups as u32, n as u32),
+                CubeDim::new_1d(TILE as u32),
+                plan.vector(),
+                q.clone().into_buffer_arg(),
+                keys.clone().into_buffer_arg(),
+                values.clone().into_buffer_arg(),
+                table.clone().into_buffer_arg(),
+                partial.clone().into_buffer_arg(),
+                sums_or_any.into_buffer_arg(),
+                scale,
+                first,
+                n_tiles,
+                slopes,
+                is_whole,
+                plan,
+            );
+            if let Some(sums) = sums {
+                combine_tiles::launch_unchecked(
+                    &client,
+                    CubeCount::Static((n * plan.block_rows) as u32, plan.n_heads as u32, 1),
+                    CubeDim::new_1d(64),
+                    partial.into_buffer_arg(),
+                    sums.into_buffer_arg(),
+                    table.clone().into_buffer_arg(),
+                    output.clone().into_buffer_arg(),
+                    first,
+                    n_tiles,
+                    plan,
+                );
+            }
+        }
+        first += n;
+    }
+    output
+}
+
+#[cube(launch_unchecked)]
+#[expect(clippy::too_many_arguments, reason = "the buffers and sizes of a kernel")]
+fn attend_tile<V: Size>(
+    q: &[Vector<f32, V>],
+    keys: &[Vector<f32, V>],
+    values: &[Vector<f32, V>],
+    table: &[i32],
+    output: &mut [Vector<f32, V>],
+    sums: &mut [f32],
+    scale: f32,
+    first_block: usize,
+    n_tiles: usize,
+    slopes: usize,
+    #[comptime] is_whole: bool,
+    #[comptime] plan: AttentionPlan,
+) {
+    let heads = comptime!(plan.heads());
+    let block_rows = comptime!(plan.block_rows);
+    let n_queries = comptime!(heads * block_rows);
+    let vectors = comptime!(plan.vectors());
+    let vector = comptime!(plan.vector());
+    let kv_vectors = comptime!(plan.n_kv_heads * vectors);
+    let q_vectors = comptime!(plan.n_heads * vectors);
+    let lane = UNIT_POS_X as usize;
+
+    let block = (CUBE_POS_Z as usize + first_block) * BLOCK_LEN;
+    let first_row = usize::cast_from(table[block]);
+    let n_rows = usize::cast_from(table[block + 1]);
+    let position = usize::cast_from(table[block + 2]);
+    let pages = usize::cast_from(table[block + 3]);
+    let first_page = usize::cast_from(table[block + 4]);
+    let first_head = CUBE_POS_Y as usize * heads;
+    let kv_head = first_head / comptime!(plan.n_heads / plan.n_kv_heads);
+
+    let last_key = position + n_rows - 1;
+    let mut first_key = usize::cast_from(0u32);
+    if comptime!(plan.sliding_window.is_some()) {
+        let window = comptime!(plan.sliding_window.unwrap_or(0));
+        if position + 1 > window {
+            first_key = position + 1 - window;
+        }
+    }
+    let tile_start = (first_key / TILE + CUBE_POS_X as usize) * TILE;
+    // Where this block has fewer tiles than the longest, all keys are hidden: the sums say so, and no value is read.
+    let is_inside = tile_start <= last_key;
+
+    // The block's queries, scaled.
+    let mut queries = Shared::<[Vector<f32, V>]>::new_slice(comptime!(n_queries * vectors));
+    let mut at = lane;
+    while at < comptime!(n_queries * vectors) {
+        let row = select(at / vectors / heads < n_rows, first_row + at / vectors / heads, first_row);
+        let head = first_head + at / vectors % heads;
+        queries[at] = q[row * q_vectors + head * vectors + at % vectors] * Vector::new(scale);
+        at += TILE;
+    }
+    sync_cube();
+
+    // Each lane scores a key.
+    let key = tile_start + lane;
+    let known = key >= first_key && key <= last_key;
+    let near = select(known, key, last_key);
+    let page = usize::cast_from(table[pages + near / PAGE_SIZE - first_page]);
+    let slot = page * PAGE_SIZE + near % PAGE_SIZE;
+    let mut scores = Array::<f32>::new(n_queries);
+    #[unroll]
+    for n in 0..n_queries {
+        scores[n] = 0.0f32;
+    }
+    for v in 0..vectors {
+        let part = keys[slot * kv_vectors + kv_head * vectors + v];
+        #[unroll]
+        for n in 0..n_queries {
+            let query = queries[n * vectors + v];
+            let mut score = scores[n];
+            #[unroll]
+            for i in 0..vector {
+                score = fma(part.extract(i), query.extract(i), score);
+            }
+            scores[n] = score;
+        }
+    }
+    let mut probs = Shared::<[f32]>::new_slice(comptime!(n_queries * TILE));
+    #[unroll]
+    for n in 0..n_queries {
+        let row_position = position + comptime!(n / heads);
+        let mut visible = known && key <= row_position;
+        if comptime!(plan.sliding_window.is_some()) {
+            visible = visible && key + comptime!(plan.sliding_window.unwrap_or(0)) > row_position;
+        }
+        let mut score = scores[n];
+        if comptime!(plan.has_slopes) {
+            let slope = f32::reinterpret(table[slopes + first_head + comptime!(n % heads)]);
+            score += slope * (f32::cast_from(key) - f32::cast_from(row_position));
+        }
+        probs[n * TILE + lane] = select(visible, score, HIDDEN);
+    }
+    sync_cube();
+
+    // The maximum of each query, then the sum of its exponentials: in parts, then over the parts.
+    let mut parts = Shared::<[f32]>::new_slice(comptime!(n_queries * PARTS));
+    let mut largest = Shared::<[f32]>::new_slice(n_queries);
+    let part_len = comptime!(TILE / PARTS);
+    if lane < comptime!(n_queries * PARTS) {
+        let start = lane / PARTS * TILE + lane % PARTS * part_len;
+        let mut most = probs[start];
+        for i in 1..part_len {
+            most = max(most, probs[start + i]);
+        }
+        parts[lane] = most;
+    }
+    sync_cube();
+    if lane < n_queries {
+        let mut most = parts[lane * PARTS];
+        for i in 1..PARTS {
+            most = max(most, parts[lane * PARTS + i]);
+        }
+        largest[lane] = most;
+    }
+    sync_cube();
+    #[unroll]
+    for n in 0..n_queries {
+        probs[n * TILE + lane] = (probs[n * TILE + lane] - largest[n]).exp();
+    }
+    sync_cube();
+    if lane < comptime!(n_queries * PARTS) {
+        let start = lane / PARTS * TILE + lane % PARTS * part_len;
+        let mut sum = f32::new(0.0);
+        for i in 0..part_len {
+            sum += probs[start + i];
+        }
+        parts[lane] = sum;
+    }
+    sync_cube();
+    let mut totals = Shared::<[f32]>::new_slice(n_queries);
+    if lane < n_queries {
+        let mut sum = f32::new(0.0);
+        for i in 0..PARTS {
+            sum += parts[lane * PARTS + i];
+        }
+        totals[lane] = sum;
+        let row = lane / heads;
+        if comptime!(!is_whole) {
+            let head = first_head + lane % heads;
+            let row = CUBE_POS_Z as usize * block_rows + row;
+            let at = ((row * comptime!(plan.n_heads) + head) * n_tiles + CUBE_POS_X as usize) * 2;
+            sums[at] = select(is_inside, largest[lane], HIDDEN);
+            sums[at + 1] = select(is_inside, sum, 0.0f32);
+        }
+    }
+    sync_cube();
+
+    // Values: a lane has one vector of the head and every `spread`-th key.
+    let spread = comptime!(TILE / plan.vectors());
+    let column = lane % vectors;
+    let first = lane / vectors;
+    let mut mixed = Array::<Vector<f32, V>>::new(n_queries);
+    #[unroll]
+    for n in 0..n_queries {
+        mixed[n] = Vector::new(0.0f32);
+    }
+    let mut end = usize::cast_from(0u32);
+    if is_inside && first < spread {
+        end = select(last_key + 1 - tile_start < TILE, last_key + 1 - tile_start, TILE);
+    }
+    let mut start = first;
+    if first_key > tile_start {
+        // The first of this lane's keys that is not hidden from all.
+        start = first + (first_key - tile_start) / spread * spread;
+    }
+    let mut at = start;
+    while at < end {
+        let key = select(tile_start + at < first_key, first_key, tile_start + at);
+        let page = usize::cast_from(table[pages + key / PAGE_SIZE - first_page]);
+        let value = values[(page * PAGE_SIZE + key % PAGE_SIZE) * kv_vectors + kv_head * vectors + column];
+        #[unroll]
+        for n in 0..n_queries {
+            mixed[n] = fma(Vector::new(probs[n * TILE + at]), value, mixed[n]);
+        }
+        at += spread;
+    }
+    let mut spreads = Shared::<[Vector<f32, V>]>::new_slice(TILE);
+    #[unroll]
+    for n in 0..n_queries {
+        spreads[lane] = mixed[n];
+        sync_cube();
+        let row = comptime!(n / heads);
+        if lane < vectors && row < n_rows {
+            let mut total = spreads[lane];
+            for i in 1..spread {
+                total += spreads[i * vectors + lane];
+            }
+            let head = first_head + comptime!(n % heads);
+            if comptime!(is_whole) {
+                output[(first_row + row) * q_vectors + head * vectors + lane] = total / Vector::new(totals[n]);
+            } else {
+                let row = CUBE_POS_Z as usize * block_rows + row;
+                let at = (row * comptime!(plan.n_heads) + head) * n_tiles + CUBE_POS_X as usize;
+                output[at * vectors + lane] = total;
+            }
+        }
+        sync_cube();
+    }
+}
+
+#[cube(launch_unchecked)]
+#[expect(clippy::too_many_arguments, reason = "the buffers and sizes of a kernel")]
+fn combine_tiles(
+    partial: &[f32],
+    sums: &[f32],
+    table: &[i32],
+    output: &mut [f32],
+    first_block: usize,
+    n_tiles: usize,
+    #[comptime] plan: AttentionPlan,
+) {
+    let head_dim = comptime!(plan.head_dim);
+    let in_chunk = CUBE_POS_X as usize;
+    let head = CUBE_POS_Y as usize;
+    let block = (in_chunk / comptime!(plan.block_rows) + first_block) * BLOCK_LEN;
+    let row = in_chunk % comptime!(plan.block_rows);
+    if row >= usize::cast_from(table[block + 1]) {
+        terminate!();
+    }
+    let first = (in_chunk * comptime!(plan.n_heads) + head) * n_tiles;
+    let mut most = sums[first * 2];
+    for tile in 1..n_tiles {
+        most = max(most, sums[(first + tile) * 2]);
+    }
+    let row = usize::cast_from(table[block]) + row;
+    let mut dim = UNIT_POS_X as usize;
+    while dim < head_dim {
+        let mut total = f32::new(0.0);
+        let mut mixed = f32::new(0.0);
+        for tile in 0..n_tiles {
+            let weight = (sums[(first + tile) * 2] - most).exp();
+            total = fma(weight, sums[(first + tile) * 2 + 1], total);
+            mixed = fma(weight, partial[(first + tile) * head_dim + dim], mixed);
+        }
+        output[(row * comptime!(plan.n_heads) + head) * head_dim + dim] = mixed / total;
+        dim += 64;
+    }
+}

@@ -1,0 +1,19 @@
+//! Which devices our kernels run on.
+
+use burn::{
+    backend::{CubeDevice, DispatchDevice},
+    tensor::Device,
+};
+
+/// The GPU behind `device`, unless it records gradients.
+pub(super) fn cube_device(device: &Device) -> Option<&CubeDevice> {
+    match device.as_dispatch() {
+        DispatchDevice::Cube(cube) if !device.is_autodiff() => Some(cube),
+        _ => None,
+    }
+}
+
+/// Whether our kernels run on `device`: a GPU, with no gradients recorded.
+pub(in crate::ops) fn is_cube(device: &Device) -> bool {
+    cube_device(device).is_some()
+}

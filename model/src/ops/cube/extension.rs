@@ -1,0 +1,219 @@
+//! Where our kernels meet Burn's tensors.
+
+use std::sync::Arc;
+
+use burn::{
+    backend::{
+        Backend, Dispatch, ExtensionType, backend_extension,
+        fusion::custom::TensorSpec,
+        tensor::{FloatTensor, IntTensor},
+    },
+    tensor::{DType, Int, Shape, Tensor},
+};
+use burn_cubecl::CubeBackend;
+
+use super::{
+    attention::{self, AttentionStep},
+    linear as kernels,
+    matrix::Matrix,
+    rope::{self, Heads},
+    rowwise,
+};
+use crate::{config::Activation, ops::NormOptions};
+
+/// What [`CubeOps::linear`] adds to the product: `bias [d_out]`, `residual [n_rows, d_out]`.
+#[derive(ExtensionType)]
+#[extension_type(fusion)]
+pub(super) enum Added<B: Backend> {
+    Nothing,
+    Bias { bias: FloatTensor<B> },
+    Residual { residual: FloatTensor<B> },
+    Both { bias: FloatTensor<B>, residual: FloatTensor<B> },
+}
+
+#[backend_extension(Cube, Fusion)]
+pub(super) trait CubeOps: Backend {
+    #[fusion(meta = |x, _added, matrix| TensorSpec::new(Shape::new([x.shape[0], matrix.dims()[0]]), DType::F32))]
+    fn linear(x: FloatTensor<Self>, #[extension_type] added: Added<Self>, matrix: Arc<Matrix>) -> FloatTensor<Self>;
+
+    #[fusion(meta = |ids, matrix| TensorSpec::new(Shape::new([ids.shape[0], matrix.dims()[1]]), DType::F32))]
+    fn embedding(ids: IntTensor<Self>, matrix: Arc<Matrix>) -> FloatTensor<Self>;
+
+    #[fusion(meta = |x, _weight, _added, _options| x.clone())]
+    fn norm(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        #[extension_type] added: Added<Self>,
+        options: NormOptions,
+    ) -> FloatTensor<Self>;
+
+    #[fusion(meta = |x, _kind, is_gated| TensorSpec::new(
+        Shape::new([x.shape[0], if *is_gated { x.shape[1] / 2 } else { x.shape[1] }]),
+        DType::F32,
+    ))]
+    fn activate(x: FloatTensor<Self>, kind: Activation, is_gated: bool) -> FloatTensor<Self>;
+
+    #[fusion(meta = |qkv, _angles, _slots, keys, values, heads| (
+        TensorSpec::new(Shape::new([qkv.shape[0], heads.n_heads * heads.head_dim]), DType::F32),
+        keys.clone(),
+        values.clone(),
+    ))]
+    fn rope_append(
+        qkv: FloatTensor<Self>,
+        angles: FloatTensor<Self>,
+        slots: IntTensor<Self>,
+        keys: FloatTensor<Self>,
+        values: FloatTensor<Self>,
+        heads: Heads,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
+    #[fusion(meta = |q, _keys, _values, _table, _step| q.clone())]
+    fn attention(
+        q: FloatTensor<Self>,
+        keys: FloatTensor<Self>,
+        values: FloatTensor<Self>,
+        table: IntTensor<Self>,
+        step: AttentionStep,
+    ) -> FloatTensor<Self>;
+}
+
+impl CubeOps for CubeBackend {
+    fn linear(x: FloatTensor<Self>, added: Added<Self>, matrix: Arc<Matrix>) -> FloatTensor<Self> {
+        kernels::linear(x, &matrix, added.into())
+    }
+
+    fn embedding(ids: IntTensor<Self>, matrix: Arc<Matrix>) -> FloatTensor<Self> {
+        rowwise::embedding(ids, &matrix)
+    }
+
+    fn norm(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        added: Added<Self>,
+        options: NormOptions,
+    ) -> FloatTensor<Self> {
+        rowwise::norm(x, weight, kernels::Added::from(added).bias, options)
+    }
+
+    fn activate(x: FloatTensor<Self>, kind: Activation, is_gated: bool) -> FloatTensor<Self> {
+        rowwise::activate(x, kind, is_gated)
+    }
+
+    fn rope_append(
+        qkv: FloatTensor<Self>,
+        angles: FloatTensor<Self>,
+        slots: IntTensor<Self>,
+        keys: FloatTensor<Self>,
+        values: FloatTensor<Self>,
+        heads: Heads,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        rope::rope_append([qkv, angles, slots], [keys, values], heads).into()
+    }
+
+    fn attention(
+        q: FloatTensor<Self>,
+        keys: FloatTensor<Self>,
+        values: FloatTensor<Self>,
+        table: IntTensor<Self>,
+        step: AttentionStep,
+    ) -> FloatTensor<Self> {
+        attention::attention([q, keys, values], table, step)
+    }
+}
+
+impl From<Added<CubeBackend>> for kernels::Added {
+    fn from(added: Added<CubeBackend>) -> Self {
+        let (bias, residual) = match added {
+            Added::Nothing => (None, None),
+            Added::Bias { bias } => (Some(bias), None),
+            Added::Residual { residual } => (None, Some(residual)),
+            Added::Both { bias, residual } => (Some(bias), Some(residual)),
+        };
+        Self { bias, residual }
+    }
+}
+
+/// `x W^T`, plus what is given of `bias [d_out]` and `residual [n_rows, d_out]`.
+pub(in crate::ops) fn linear(
+    x: Tensor<2>,
+    matrix: &Arc<Matrix>,
+    bias: Option<Tensor<1>>,
+    residual: Option<Tensor<2>>,
+) -> Tensor<2> {
+    let bias = bias.map(Tensor::into_dispatch);
+    let residual = residual.map(Tensor::into_dispatch);
+    let added = match (bias, residual) {
+        (None, None) => Added::Nothing,
+        (Some(bias), None) => Added::Bias { bias },
+        (None, Some(residual)) => Added::Residual { residual },
+        (Some(bias), Some(residual)) => Added::Both { bias, residual },
+    };
+    Tensor::from_dispatch(Dispatch::linear(x.into_dispatch(), added, matrix.clone()))
+}
+
+/// Rows `ids [n]` of the matrix: `[n, d_in]`.
+pub(in crate::ops) fn embedding(matrix: &Arc<Matrix>, ids: Tensor<1, Int>) -> Tensor<2> {
+    Tensor::from_dispatch(Dispatch::embedding(ids.into_dispatch(), matrix.clone()))
+}
+
+/// [`norm`](crate::ops::norm).
+pub(in crate::ops) fn norm(
+    x: Tensor<2>,
+    weight: Tensor<1>,
+    bias: Option<Tensor<1>>,
+    options: NormOptions,
+) -> Tensor<2> {
+    let added = bias.map_or(Added::Nothing, |bias| Added::Bias { bias: bias.into_dispatch() });
+    Tensor::from_dispatch(Dispatch::norm(x.into_dispatch(), weight.into_dispatch(), added, options))
+}
+
+/// [`activate`](crate::ops::activate).
+pub(in crate::ops) fn activate(x: Tensor<2>, kind: Activation) -> Tensor<2> {
+    Tensor::from_dispatch(Dispatch::activate(x.into_dispatch(), kind, false))
+}
+
+/// [`gated`](crate::ops::gated).
+pub(in crate::ops) fn gated(gate_up: Tensor<2>, kind: Activation) -> Tensor<2> {
+    Tensor::from_dispatch(Dispatch::activate(gate_up.into_dispatch(), kind, true))
+}
+
+/// Rotates the queries and keys in `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]` by `angles [n_rows, 2 half]`, where
+/// there are any, and stores keys and values at `slots` of their pools, in place. Gives the queries.
+pub(in crate::ops) fn rope_append(
+    qkv: Tensor<2>,
+    angles: Option<Tensor<2>>,
+    [keys, values]: [&mut Tensor<2>; 2],
+    slots: Tensor<1, Int>,
+    heads: Heads,
+) -> Tensor<2> {
+    let angles = angles.unwrap_or_else(|| qkv.clone());
+    let mut queries = None;
+    keys.inplace(|all_keys| {
+        let mut stored = None;
+        values.inplace(|all_values| {
+            let (q, k, v) = Dispatch::rope_append(
+                qkv.into_dispatch(),
+                angles.into_dispatch(),
+                slots.into_dispatch(),
+                all_keys.into_dispatch(),
+                all_values.into_dispatch(),
+                heads,
+            );
+            (queries, stored) = (Some(q), Some(k));
+            Tensor::from_dispatch(v)
+        });
+        Tensor::from_dispatch(stored.unwrap_or_else(|| unreachable!("`inplace` calls its closure")))
+    });
+    Tensor::from_dispatch(queries.unwrap_or_else(|| unreachable!("`inplace` calls its closure")))
+}
+
+/// Attention of `q [n_rows, n_heads * head_dim]` over pools `[n_slots, n_kv_heads * head_dim]`; `table` as `step` says.
+pub(in crate::ops) fn attention(
+    q: Tensor<2>,
+    [keys, values]: [&Tensor<2>; 2],
+    table: Tensor<1, Int>,
+    step: AttentionStep,
+) -> Tensor<2> {
+    let [q, keys, values] = [q, keys.clone(), values.clone()].map(Tensor::into_dispatch);
+    Tensor::from_dispatch(Dispatch::attention(q, keys, values, table.into_dispatch(), step))
+}

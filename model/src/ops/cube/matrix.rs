@@ -1,0 +1,242 @@
+//! A matrix laid out for the GPU's kernels.
+
+use burn::tensor::{DType, Device, Shape};
+use burn_cubecl::{cubecl::prelude::CubeElement, tensor::CubeTensor};
+use half::f16;
+
+use super::device::cube_device;
+use crate::{
+    error::{Error, Result},
+    ops::{BLOCK_SIZE, Dtype, QuantizedBlock, QuantizedMatrix},
+};
+
+/// How a weight lies in its word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Format {
+    F32,
+    F16,
+    Q8,
+    Q4,
+}
+
+impl Format {
+    /// Weights in a word of 32 bits.
+    pub(super) fn per_word(self) -> usize {
+        match self {
+            Self::F32 => 1,
+            Self::F16 => 2,
+            Self::Q8 => 4,
+            Self::Q4 => 8,
+        }
+    }
+
+    /// Words that a lane reads at a time.
+    pub(super) fn unit_words(self) -> usize {
+        // More would take a lane's inputs too far from its neighbours'.
+        if self == Self::Q4 { 2 } else { 4 }
+    }
+
+    /// Weights that a lane reads at a time: its unit.
+    pub(super) fn unit(self) -> usize {
+        self.per_word() * self.unit_words()
+    }
+
+    pub(super) fn is_quantized(self) -> bool {
+        matches!(self, Self::Q8 | Self::Q4)
+    }
+
+    /// What is added to a whole number to store it.
+    fn offset(self) -> i32 {
+        if self == Self::Q8 { 128 } else { 8 }
+    }
+}
+
+impl From<Dtype> for Format {
+    fn from(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::F32 => Self::F32,
+            Dtype::F16 => Self::F16,
+            Dtype::Q8 => Self::Q8,
+            Dtype::Q4 => Self::Q4,
+        }
+    }
+}
+
+/// A matrix `[d_out, d_in]` on a GPU, row after row, packed into words of 32 bits. Rows are filled up with zeros to whole
+/// units, those of whole numbers to whole blocks.
+#[derive(Clone, Debug)]
+pub(in crate::ops) struct Matrix {
+    pub(super) d_out: usize,
+    pub(super) d_in: usize,
+    pub(super) format: Format,
+    dtype: Dtype,
+    /// `[d_out * units * unit_words]`.
+    pub(super) words: CubeTensor,
+    /// For each row its blocks' f16 scales, two to a word: `[d_out * scale_words]`; one unused word without blocks.
+    pub(super) scales: CubeTensor,
+    device: Device,
+}
+
+impl Matrix {
+    /// Lays out `values`, `[d_out, d_in]` in row order, as f32 or f16 on a GPU.
+    pub(in crate::ops) fn new(values: &[f32], dims: [usize; 2], dtype: Dtype, device: &Device) -> Self {
+        let words = match Format::from(dtype) {
+            Format::F16 => pack_halves(values, dims),
+            _ => pack_floats(values, dims),
+        };
+        Self::upload(&Packed { words, scales: vec![0] }, dims, dtype, device)
+    }
+
+    /// Lays out a matrix that is rounded already, on a GPU.
+    pub(in crate::ops) fn from_quantized(matrix: &QuantizedMatrix, device: &Device) -> Self {
+        Self::upload(&pack_blocks(matrix), matrix.dims(), matrix.dtype(), device)
+    }
+
+    fn upload(packed: &Packed, [d_out, d_in]: [usize; 2], dtype: Dtype, device: &Device) -> Self {
+        let cube = cube_device(device).unwrap_or_else(|| unreachable!("the caller asked `is_cube`"));
+        let upload = |words: &[u32]| {
+            let client = cube.client();
+            let handle = client.create_from_slice(u32::as_bytes(words));
+            CubeTensor::new_contiguous(client, cube.clone(), Shape::new([words.len()]), handle, DType::U32)
+        };
+        let (words, scales) = (upload(&packed.words), upload(&packed.scales));
+        Self { d_out, d_in, format: dtype.into(), dtype, words, scales, device: device.clone() }
+    }
+
+    pub(in crate::ops) fn dims(&self) -> [usize; 2] {
+        [self.d_out, self.d_in]
+    }
+
+    pub(in crate::ops) fn dtype(&self) -> Dtype {
+        self.dtype
+    }
+
+    pub(in crate::ops) fn device(&self) -> Device {
+        self.device.clone()
+    }
+
+    pub(in crate::ops) fn n_bytes(&self) -> usize {
+        let n_words = |words: &CubeTensor| words.meta.shape().num_elements();
+        let scales = if self.format.is_quantized() { n_words(&self.scales) } else { 0 };
+        (n_words(&self.words) + scales) * size_of::<u32>()
+    }
+
+    /// The values in row order, off the device.
+    pub(in crate::ops) fn read(&self) -> Result<Vec<f32>> {
+        if self.format.is_quantized() {
+            let matrix = self.read_quantized()?;
+            let row = |row: usize| {
+                let values = matrix.row(row).iter().flat_map(|block| {
+                    let scale = block.scale.to_f32();
+                    block.values.map(|value| f32::from(value) * scale)
+                });
+                values.take(self.d_in).collect::<Vec<_>>()
+            };
+            return Ok((0..self.d_out).flat_map(row).collect());
+        }
+        let words = read_words(&self.words)?;
+        let rows = words.chunks(self.units() * self.format.unit_words());
+        let row = |row: &[u32]| -> Vec<f32> {
+            let values: Vec<f32> = match self.format {
+                Format::F16 => row.iter().flat_map(|word| [half(*word), half(word >> 16)].map(f16::to_f32)).collect(),
+                _ => row.iter().map(|word| f32::from_bits(*word)).collect(),
+            };
+            values[..self.d_in].to_vec()
+        };
+        Ok(rows.flat_map(row).collect())
+    }
+
+    /// The rounded numbers as they are, off the device.
+    pub(in crate::ops) fn read_quantized(&self) -> Result<QuantizedMatrix> {
+        let (words, scales) = (read_words(&self.words)?, read_words(&self.scales)?);
+        let per_word = self.format.per_word();
+        let n_bits = 32 / per_word;
+        let row_words = self.units() * self.format.unit_words();
+        let block = |row: usize, number: usize| {
+            let scale = half(scales[row * self.scale_words() + number / 2] >> (16 * (number % 2)));
+            let values = std::array::from_fn(|at| {
+                let input = number * BLOCK_SIZE + at;
+                let word = words[row * row_words + input / per_word] >> (n_bits * (input % per_word));
+                ((word & ((1 << n_bits) - 1)) as i32 - self.format.offset()) as i8
+            });
+            QuantizedBlock { scale, values }
+        };
+        let n_blocks = self.d_in.div_ceil(BLOCK_SIZE);
+        let blocks = (0..self.d_out).flat_map(|row| (0..n_blocks).map(move |number| (row, number)));
+        QuantizedMatrix::new(self.dims(), self.dtype, blocks.map(|(row, number)| block(row, number)).collect())
+    }
+
+    /// Units in a row.
+    pub(super) fn units(&self) -> usize {
+        units(self.d_in, self.format)
+    }
+
+    /// Words of scales in a row.
+    pub(super) fn scale_words(&self) -> usize {
+        scale_words(self.d_in)
+    }
+}
+
+fn units(d_in: usize, format: Format) -> usize {
+    let width = if format.is_quantized() { d_in.next_multiple_of(BLOCK_SIZE) } else { d_in };
+    width.div_ceil(format.unit())
+}
+
+fn scale_words(d_in: usize) -> usize {
+    d_in.div_ceil(2 * BLOCK_SIZE_SIZE)
+}
+
+struct Packed {
+    words: Vec<u32>,
+    scales: Vec<u32>,
+}
+
+fn half(bits: u32) -> f16 {
+    f16::from_bits(bits as u16)
+}
+
+fn read_words(tensor: &CubeTensor) -> Result<Vec<u32>> {
+    let bytes = tensor.client.read_one(tensor.handle.clone());
+    let bytes = bytes.map_err(|error| Error::Execution { what: format!("a weight could not be read: {error:?}") })?;
+    Ok(u32::from_bytes(&bytes).to_vec())
+}
+
+fn pack_floats(values: &[f32], [d_out, d_in]: [usize; 2]) -> Vec<u32> {
+    let row_words = units(d_in, Format::F32) * Format::F32.unit_words();
+    let mut words = vec![0; d_out * row_words];
+    for (row, values) in words.chunks_mut(row_words.max(1)).zip(values.chunks(d_in.max(1))) {
+        row.iter_mut().zip(values).for_each(|(word, value)| *word = value.to_bits());
+    }
+    words
+}
+
+fn pack_halves(values: &[f32], [d_out, d_in]: [usize; 2]) -> Vec<u32> {
+    let row_words = units(d_in, Format::F16) * Format::F16.unit_words();
+    let mut words = vec![0; d_out * row_words];
+    for (row, values) in words.chunks_mut(row_words.max(1)).zip(values.chunks(d_in.max(1))) {
+        for (word, pair) in row.iter_mut().zip(values.chunks(2)) {
+            let halves = pair.iter().rev().map(|value| u32::from(f16::from_f32(*value).to_bits()));
+            *word = halves.fold(0, |word, half| word << 16 | half);
+        }
+    }
+    words
+}
+
+fn pack_blocks(matrix: &QuantizedMatrix) -> Packed {
+    let [d_out, d_in] = matrix.dims();
+    let format = Format::from(matrix.dtype());
+    let per_word = format.per_word();
+    let mut words = Vec::with_capacity(d_out * units(d_in, format) * format.unit_words());
+    let mut scales = Vec::with_capacity(d_out * scale_words(d_in));
+    for row in 0..d_out {
+        for pair in matrix.row(row).chunks(2) {
+            let halves = pair.iter().rev().map(|block| u32::from(block.scale.to_bits()));
+            scales.push(halves.fold(0, |word, half| word << 16 | half));
+        }
+        for values in matrix.row(row).iter().flat_map(|block| block.values.chunks(per_word)) {
+            let stored = values.iter().rev().map(|&value| (i32::from(value) + format.offset()) as u32);
+            words.push(stored.fold(0, |word, value| word << (32 / per_word) | value));
+        }
+    }
+    Packed { words, scales }
+}

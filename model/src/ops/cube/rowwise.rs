@@ -1,0 +1,247 @@
+//! Embeddings, norms and the nonlinearities of the feed-forward network: one pass over each row.
+
+use burn::tensor::{DType, Shape};
+use burn_cubecl::{
+    cubecl::{self, prelude::*},
+    kernel::into_contiguous,
+    ops::numeric::empty_device_contiguous_dtype,
+    tensor::CubeTensor,
+};
+
+use super::{
+    decode::{decode, scale_of},
+    linear::{grid, workgroup},
+    matrix::{Format, Matrix},
+};
+use crate::{
+    config::{Activation, NormKind},
+    ops::NormOptions,
+};
+
+/// Lanes of a workgroup.
+const LANES: usize = 256;
+
+/// An f32 tensor with no values yet, where `like` is.
+pub(super) fn empty<const D: usize>(like: &CubeTensor, dims: [usize; D]) -> CubeTensor {
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), Shape::new(dims), DType::F32)
+}
+
+/// Rows `ids` of the matrix: `[n, d_in]`.
+pub(super) fn embedding(ids: CubeTensor, matrix: &Matrix) -> CubeTensor {
+    let ids = into_contiguous(ids);
+    let n = ids.meta.shape()[0];
+    let output = empty(&ids, [n, matrix.d_in]);
+    let n_units = n * matrix.units();
+    #[expect(unsafe_code, reason = "a kernel without bounds checks")]
+    // SAFETY: a unit is one of the output's, inputs are kept below the row's width; ids are rows by contract.
+    unsafe {
+        embed::launch_unchecked(
+            &output.client,
+            grid(n_units.div_ceil(LANES), 1),
+            CubeDim::new_1d(LANES as u32),
+            matrix.format.unit_words(),
+            ids.into_buffer_arg(),
+            matrix.words.clone().into_buffer_arg(),
+            matrix.scales.clone().into_buffer_arg(),
+            output.clone().into_buffer_arg(),
+            n_units,
+            matrix.units(),
+            matrix.d_in,
+            matrix.scale_words(),
+            matrix.format,
+        );
+    }
+    output
+}
+
+#[cube(launch_unchecked)]
+#[expect(clippy::too_many_arguments, reason = "the buffers and sizes of a kernel")]
+fn embed<W: Size>(
+    ids: &[i32],
+    words: &[Vector<u32, W>],
+    scales: &[u32],
+    output: &mut [f32],
+    n_units: usize,
+    units: usize,
+    d_in: usize,
+    scale_words: usize,
+    #[comptime] format: Format,
+) {
+    let at = workgroup() * LANES + UNIT_POS_X as usize;
+    if at < n_units {
+        let row = usize::cast_from(ids[at / units]);
+        let unit = at % units;
+        let loaded = words[row * units + unit];
+        let scale = scale_of(scales, row * scale_words, unit, format);
+        #[unroll]
+        for i in 0..comptime!(format.unit()) {
+            let input = unit * comptime!(format.unit()) + i;
+            if input < d_in {
+                output[at / units * d_in + input] = decode(loaded, i, format) * scale;
+            }
+        }
+    }
+}
+
+/// [`norm`](crate::ops::norm) of `x [n_rows, width]`.
+pub(super) fn norm(x: CubeTensor, weight: CubeTensor, bias: Option<CubeTensor>, options: NormOptions) -> CubeTensor {
+    let [x, weight] = [x, weight].map(into_contiguous);
+    let [n_rows, width] = x.meta.shape().dims::<2>();
+    let output = empty(&x, [n_rows, width]);
+    if n_rows == 0 {
+        return output;
+    }
+    let has_bias = bias.is_some();
+    let bias = bias.map_or_else(|| weight.clone(), into_contiguous);
+    #[expect(unsafe_code, reason = "a kernel without bounds checks")]
+    // SAFETY: a workgroup has a row of its own and stays within its width.
+    unsafe {
+        norm_rows::launch_unchecked(
+            &output.client,
+            grid(n_rows, 1),
+            CubeDim::new_1d(LANES as u32),
+            x.into_buffer_arg(),
+            weight.into_buffer_arg(),
+            bias.into_buffer_arg(),
+            output.clone().into_buffer_arg(),
+            n_rows,
+            width,
+            options.eps as f32,
+            options.weight_offset,
+            options.kind == NormKind::LayerNorm,
+            has_bias,
+        );
+    }
+    output
+}
+
+#[cube(launch_unchecked)]
+#[expect(clippy::too_many_arguments, reason = "the buffers and sizes of a kernel")]
+fn norm_rows(
+    x: &[f32],
+    weight: &[f32],
+    bias: &[f32],
+    output: &mut [f32],
+    n_rows: usize,
+    width: usize,
+    eps: f32,
+    weight_offset: f32,
+    #[comptime] centred: bool,
+    #[comptime] has_bias: bool,
+) {
+    let row = workgroup();
+    if row >= n_rows {
+        terminate!();
+    }
+    let lane = UNIT_POS_X as usize;
+    let mut sums = Shared::<[f32]>::new_slice(LANES);
+    let mut mean = f32::new(0.0);
+    if comptime!(centred) {
+        let mut sum = f32::new(0.0);
+        let mut at = lane;
+        while at < width {
+            sum += x[row * width + at];
+            at += LANES;
+        }
+        sums[lane] = sum;
+        add_up(&mut sums);
+        mean = sums[0] / f32::cast_from(width);
+        // Everyone has read it before it is written again.
+        sync_cube();
+    }
+    let mut sum = f32::new(0.0);
+    let mut at = lane;
+    while at < width {
+        let value = x[row * width + at] - mean;
+        sum = fma(value, value, sum);
+        at += LANES;
+    }
+    sums[lane] = sum;
+    add_up(&mut sums);
+    let scale = 1.0f32 / (sums[0] / f32::cast_from(width) + eps).sqrt();
+    let mut at = lane;
+    while at < width {
+        let mut value = (x[row * width + at] - mean) * scale * (weight[at] + weight_offset);
+        if comptime!(has_bias) {
+            value += bias[at];
+        }
+        output[row * width + at] = value;
+        at += LANES;
+    }
+}
+
+/// The sum of all lanes' values, as a tree, into the first.
+#[cube]
+fn add_up(sums: &mut Shared<[f32]>) {
+    let lane = UNIT_POS_X as usize;
+    sync_cube();
+    #[unroll]
+    for step in 0..comptime!(LANES.ilog2() as usize) {
+        let half = comptime!(LANES >> (step + 1));
+        if lane < half {
+            sums[lane] = sums[lane] + sums[lane + half];
+        }
+        sync_cube();
+    }
+}
+
+/// [`activate`](crate::ops::activate) of `x [n_rows, width]`, or [`gated`](crate::ops::gated) to half the width.
+pub(super) fn activate(x: CubeTensor, kind: Activation, is_gated: bool) -> CubeTensor {
+    let x = into_contiguous(x);
+    let [n_rows, width] = x.meta.shape().dims::<2>();
+    let d_ff = if is_gated { width / 2 } else { width };
+    let output = empty(&x, [n_rows, d_ff]);
+    #[expect(unsafe_code, reason = "a kernel without bounds checks")]
+    // SAFETY: a lane has one value of the output, and reads its row's.
+    unsafe {
+        activate_values::launch_unchecked(
+            &output.client,
+            grid((n_rows * d_ff).div_ceil(LANES), 1),
+            CubeDim::new_1d(LANES as u32),
+            x.into_buffer_arg(),
+            output.clone().into_buffer_arg(),
+            n_rows * d_ff,
+            d_ff,
+            kind,
+            is_gated,
+        );
+    }
+    output
+}
+
+#[cube(launch_unchecked)]
+fn activate_values(
+    x: &[f32],
+    output: &mut [f32],
+    len: usize,
+    d_ff: usize,
+    #[comptime] kind: Activation,
+    #[comptime] is_gated: bool,
+) {
+    let at = workgroup() * LANES + UNIT_POS_X as usize;
+    if at < len {
+        if comptime!(is_gated) {
+            let gate = at / d_ff * 2 * d_ff + at % d_ff;
+            output[at] = nonlinear(x[gate], kind) * x[gate + d_ff];
+        } else {
+            output[at] = nonlinear(x[at], kind);
+        }
+    }
+}
+
+#[cube]
+fn nonlinear(x: f32, #[comptime] kind: Activation) -> f32 {
+    match comptime!(kind) {
+        Activation::Relu => max(x, 0.0f32),
+        Activation::Silu => x * sigmoid(x),
+        // (1 + tanh(y)) / 2 is sigmoid(2 y).
+        Activation::GeluTanh => x * sigmoid(1.595_769_1f32 * (x + 0.044_715f32 * x * x * x)),
+        Activation::Gelu => 0.5f32 * x * (1.0f32 + Erf::erf(x * 0.707_106_77f32)),
+    }
+}
+
+#[cube]
+fn sigmoid(x: f32) -> f32 {
+    // WGSL promises nothing about infinities.
+    1.0f32 / (1.0f32 + min(-x, 80.0f32).exp())
+}

@@ -1,0 +1,208 @@
+//! The GPU's kernels against the references, which run on the CPU in plain Burn operations: random shapes, odd sizes, one
+//! row, window edges. On the software adapter of wgpu.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::sync::OnceLock;
+
+use burn::tensor::{DType, Device, Distribution, Int, Tensor};
+use hearth_model::{
+    config::{Activation, NormKind},
+    device::{DeviceChoice, choose},
+    kv_cache::PAGE_SIZE,
+    ops::{self, AttentionOptions, Dtype, NormOptions, PagedRows, PagedSequences, Rotation, Slots, Weight},
+    position,
+};
+use proptest::prelude::*;
+
+/// Of the largest value of the reference.
+const TOLERANCE: f32 = 3e-6;
+
+/// The software adapter, if it is to be tested.
+fn gpu() -> Option<Device> {
+    static DEVICE: OnceLock<Option<Device>> = OnceLock::new();
+    let device = DEVICE.get_or_init(|| {
+        if std::env::var_os("HEARTH_TEST_WGPU").is_none() {
+            println!("skipped: set HEARTH_TEST_WGPU=1 to run on the software wgpu adapter");
+            return None;
+        }
+        Some(choose(DeviceChoice::WgpuSoftware).unwrap().device)
+    });
+    device.clone()
+}
+
+fn random<const D: usize>(dims: [usize; D], width: f64) -> Tensor<D> {
+    Tensor::random(dims, Distribution::Normal(0.0, width), &Device::flex())
+}
+
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    tensor.into_data().try_into_vec().unwrap()
+}
+
+fn ints(values: &[i32], device: &Device) -> Tensor<1, Int> {
+    Tensor::from_data(values, device)
+}
+
+fn assert_close<const D: usize>(found: Tensor<D>, expected: Tensor<D>) {
+    assert_eq!(found.dims(), expected.dims());
+    let (found, expected) = (values(found), values(expected));
+    let largest = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+    for (found, expected) in found.iter().zip(&expected) {
+        assert!((found - expected).abs() <= TOLERANCE * largest, "{found}, expected {expected}, largest {largest}");
+    }
+}
+
+fn dtype() -> impl Strategy<Value = Dtype> {
+    prop::sample::select(Dtype::ALL.iter().map(|(_, dtype)| *dtype).collect::<Vec<_>>())
+}
+
+/// The matrix as the GPU holds it, on the CPU in f32.
+fn held(weight: &Weight) -> Tensor<2> {
+    Tensor::from_data(weight.read().unwrap(), (&Device::flex(), DType::F32))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn linear(
+        dtype in dtype(),
+        n_rows in prop_oneof![1..20usize, Just(70), Just(129)],
+        d_in in prop_oneof![1..200usize, Just(64), Just(96), Just(576)],
+        d_out in 1..200usize,
+    ) {
+        let Some(gpu) = gpu() else { return Ok(()) };
+        let (x, matrix) = (random([n_rows, d_in], 1.0), random([d_out, d_in], 1.0));
+        let weight = Weight::new(matrix.clone().into_data(), dtype, &gpu).unwrap();
+        prop_assert_eq!(weight.dtype(), dtype);
+        let held = held(&weight);
+        // The same rounding as on the CPU.
+        let on_cpu = Weight::new(matrix.into_data(), dtype, &Device::flex()).unwrap();
+        prop_assert_eq!(values(held.clone()), on_cpu.read().unwrap().try_into_vec::<f32>().unwrap());
+        let product = x.clone().matmul(held.transpose());
+        let on_gpu = x.to_device(&gpu);
+        assert_close(ops::linear(on_gpu.clone(), &weight, None), product.clone());
+        let (bias, residual) = (random([d_out], 1.0), random([n_rows, d_out], 1.0));
+        let product = product + bias.clone().unsqueeze();
+        let bias = bias.to_device(&gpu);
+        assert_close(ops::linear(on_gpu.clone(), &weight, Some(bias.clone())), product.clone());
+        let found = ops::linear_add(on_gpu, &weight, Some(bias), residual.clone().to_device(&gpu));
+        assert_close(found, product + residual);
+    }
+
+    #[test]
+    fn embeddings(dtype in dtype(), n_entries in 1..50usize, d_model in 1..200usize, ids in prop::collection::vec(0..50usize, 1..20)) {
+        let Some(gpu) = gpu() else { return Ok(()) };
+        let table = Weight::new(random([n_entries, d_model], 1.0).into_data(), dtype, &gpu).unwrap();
+        let ids: Vec<i32> = ids.iter().map(|id| (id % n_entries) as i32).collect();
+        let expected = held(&table).select(0, ints(&ids, &Device::flex()));
+        prop_assert_eq!(values(ops::embedding(&table, ints(&ids, &gpu))), values(expected));
+    }
+
+    #[test]
+    fn norms(n_rows in 1..40usize, width in 1..600usize, kind in 0..2usize, offset in 0..2u8, with_bias in any::<bool>()) {
+        let Some(gpu) = gpu() else { return Ok(()) };
+        let kind = [NormKind::RmsNorm, NormKind::LayerNorm][kind];
+        let options = NormOptions { kind, eps: 1e-5, weight_offset: f32::from(offset) };
+        let (x, weight) = (random([n_rows, width], 3.0), random([width], 1.0));
+        let bias = with_bias.then(|| random([width], 1.0));
+        let expected = ops::norm_reference(x.clone(), weight.clone(), bias.clone(), options);
+        let bias = bias.map(|bias| bias.to_device(&gpu));
+        assert_close(ops::norm(x.to_device(&gpu), weight.to_device(&gpu), bias, options), expected);
+    }
+
+    #[test]
+    fn activations(n_rows in 1..40usize, width in 1..300usize) {
+        let Some(gpu) = gpu() else { return Ok(()) };
+        for kind in [Activation::Relu, Activation::Gelu, Activation::GeluTanh, Activation::Silu] {
+            let x = random([n_rows, 2 * width], 4.0);
+            let on_gpu = x.clone().to_device(&gpu);
+            assert_close(ops::activate(on_gpu.clone(), kind), ops::activate_reference(x.clone(), kind));
+            assert_close(ops::gated(on_gpu, kind), ops::gated_reference(x, kind));
+        }
+    }
+
+    #[test]
+    fn rotation_and_storing(
+        n_rows in 1..20usize,
+        heads in prop::sample::select(vec![(1usize, 1usize), (4, 2), (9, 3)]),
+        half in 0..9usize,
+        rest in 1..5usize,
+    ) {
+        let Some(gpu) = gpu() else { return Ok(()) };
+        let (n_heads, n_kv_heads) = heads;
+        let head_dim = 2 * half + rest;
+        let options =
+            AttentionOptions { n_heads, n_kv_heads, head_dim, scale: 1.0, sliding_window: None, alibi_slopes: None };
+        let qkv = random([n_rows, (n_heads + 2 * n_kv_heads) * head_dim], 1.0);
+        let angles = values(random([n_rows * half.max(1)], 10.0));
+        let slots: Vec<i32> = (0..n_rows as i32).map(|row| (row * 7 + 3) % 32).collect();
+        let run = |device: &Device| {
+            // Anything but the plain CPU has the rows of a pool in order.
+            let pool = || Tensor::<2>::zeros([32, n_kv_heads * head_dim], device);
+            let (mut keys, mut stored) = (pool(), pool());
+            let rotation = (half > 0).then(|| Rotation::new(&angles, n_rows, device));
+            let slots = Slots::new(slots.clone(), device);
+            let qkv = qkv.clone().to_device(device);
+            let q = ops::rope_append(qkv, rotation.as_ref(), [&mut keys, &mut stored], &slots, &options);
+            [q, keys, stored]
+        };
+        let expected = run(&Device::flex().autodiff()).map(Tensor::inner);
+        for (found, expected) in run(&gpu).into_iter().zip(expected) {
+            assert_close(found, expected);
+        }
+    }
+
+    #[test]
+    fn paged_attention(
+        heads in prop::sample::select(vec![(1usize, 1usize), (4, 2), (6, 2), (3, 3), (16, 1), (9, 3)]),
+        head_dim in prop::sample::select(vec![4usize, 6, 12, 16, 64, 80]),
+        sliding_window in prop::option::of(prop_oneof![1..40usize, 100..200usize]),
+        alibi in any::<bool>(),
+        shapes in prop::collection::vec((prop_oneof![0..40usize, 100..300usize], prop_oneof![Just(1usize), 1..20usize]), 1..4),
+        shuffle in any::<u64>(),
+    ) {
+        let Some(gpu) = gpu() else { return Ok(()) };
+        let (n_heads, n_kv_heads) = heads;
+        let alibi_slopes = alibi.then(|| position::alibi_slopes(n_heads));
+        let options = AttentionOptions { n_heads, n_kv_heads, head_dim, scale: 0.3, sliding_window, alibi_slopes };
+        let each = 320 / PAGE_SIZE;
+        let n_pages = each * shapes.len();
+        let pool = || random([n_pages * PAGE_SIZE, n_kv_heads * head_dim], 1.0);
+        let (keys, stored) = (pool(), pool());
+        let n_rows: usize = shapes.iter().map(|(_, len)| len).sum();
+        let sequences = |device: &Device| {
+            let mut first = 0;
+            let sequence = |(number, &(start, len)): (usize, &(usize, usize))| {
+                let first_key = sliding_window.map_or(0, |window| (start + 1).saturating_sub(window));
+                // Each sequence's pages are its own, in any order.
+                let page = |key: usize| number * each + (key / PAGE_SIZE * 3 + shuffle as usize % each) % each;
+                let slot = |key: usize| (page(key) * PAGE_SIZE + key % PAGE_SIZE) as i32;
+                let slots = Slots::new((first_key..start + len).map(slot).collect(), device);
+                first += len;
+                PagedRows { rows: first - len..first, start, first_key, slots }
+            };
+            PagedSequences::new(shapes.iter().enumerate().map(sequence).collect(), device)
+        };
+        let q = random([n_rows, n_heads * head_dim], 1.0);
+        let on_cpu = sequences(&Device::flex());
+        let expected = ops::attention_paged_reference(q.clone(), [&keys, &stored], on_cpu.as_slice(), &options);
+        let pools = [keys, stored].map(|pool| pool.to_device(&gpu));
+        let found = ops::attention_paged(q.to_device(&gpu), [&pools[0], &pools[1]], &sequences(&gpu), &options);
+        assert_close(found, expected);
+    }
+}
+
+/// Few rows at a time, a row's bits are its own: they do not change with the rows beside it.
+#[test]
+fn rows_are_the_same_bits_in_any_company() {
+    let Some(gpu) = gpu() else { return };
+    for (_, dtype) in Dtype::ALL {
+        let weight = Weight::new(random([300, 576], 1.0).into_data(), *dtype, &gpu).unwrap();
+        let x = random([16, 576], 1.0).to_device(&gpu);
+        let together = values(ops::linear(x.clone(), &weight, None));
+        for row in 0..16 {
+            let alone = values(ops::linear(x.clone().slice([row..row + 1, 0..576]), &weight, None));
+            assert!(alone == together[row * 300..][..300], "row {row} in {dtype}");
+        }
+    }
+}
