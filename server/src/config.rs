@@ -345,7 +345,7 @@ pub struct ModelConfig {
     /// How weight matrices are held: `f32` or `f16` [default: f32, or rounded as the model dir has them]
     #[arg(long, env = "HEARTH_DTYPE", value_parser = |name: &str| Dtype::parse(name, |dtype| !dtype.is_quantized()))]
     pub dtype: Option<Dtype>,
-    /// Round weight matrices to `q8` (8.5 bits a weight) or `q4` (4.5 bits; embeddings as in q8); on the CPU
+    /// Round weight matrices to `q8` (8.5 bits a weight) or `q4` (4.5 bits; embeddings as in q8)
     #[arg(long, env = "HEARTH_QUANTIZE", value_name = "DTYPE", conflicts_with = "dtype",
         value_parser = |name: &str| Dtype::parse(name, Dtype::is_quantized))]
     pub quantize: Option<Dtype>,
