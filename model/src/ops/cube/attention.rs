@@ -349,7 +349,6 @@ fn attend_tile<V: Size>(
 }
 
 #[cube(launch_unchecked)]
-#[expect(clippy::too_many_arguments, reason = "the buffers and sizes of a kernel")]
 fn combine_tiles(
     partial: &[f32],
     sums: &[f32],

@@ -129,8 +129,8 @@ pub(super) fn workgroup() -> usize {
 
 #[cube(launch_unchecked)]
 #[expect(clippy::too_many_arguments, reason = "the buffers and sizes of a kernel")]
-fn gemv<X: Size, W: Size>(
-    x: &[Vector<f32, X>],
+fn gemv<N: Size, W: Size>(
+    x: &[Vector<f32, N>],
     words: &[Vector<u32, W>],
     scales: &[u32],
     bias: &[f32],
@@ -148,7 +148,7 @@ fn gemv<X: Size, W: Size>(
     let outputs = comptime!(plan.outputs);
     let rows = comptime!(plan.rows);
     let unit_len = comptime!(plan.format.unit());
-    let x_len = X::value();
+    let x_len = N::value();
     let n_sums = comptime!(outputs * rows);
 
     let lane = UNIT_POS_X as usize % lanes;
@@ -232,7 +232,7 @@ fn gemv<X: Size, W: Size>(
             #[unroll]
             for n in 0..n_sums {
                 let at = n * WORKGROUP + UNIT_POS_X as usize;
-                shared[at] = shared[at] + shared[at + half];
+                shared[at] += shared[at + half];
             }
         }
         sync_cube();

@@ -179,7 +179,7 @@ fn add_up(sums: &mut Shared<[f32]>) {
     for step in 0..comptime!(LANES.ilog2() as usize) {
         let half = comptime!(LANES >> (step + 1));
         if lane < half {
-            sums[lane] = sums[lane] + sums[lane + half];
+            sums[lane] += sums[lane + half];
         }
         sync_cube();
     }
@@ -235,7 +235,7 @@ fn nonlinear(x: f32, #[comptime] kind: Activation) -> f32 {
         Activation::Relu => max(x, 0.0f32),
         Activation::Silu => x * sigmoid(x),
         // (1 + tanh(y)) / 2 is sigmoid(2 y).
-        Activation::GeluTanh => x * sigmoid(1.595_769_1f32 * (x + 0.044_715f32 * x * x * x)),
+        Activation::GeluTanh => x * sigmoid(1.595_769_f32 * (x + 0.044_715f32 * x * x * x)),
         Activation::Gelu => 0.5f32 * x * (1.0f32 + Erf::erf(x * 0.707_106_77f32)),
     }
 }
