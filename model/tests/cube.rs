@@ -1,6 +1,6 @@
 //! The GPU's kernels against the references, which run on the CPU in plain Burn operations: random shapes, odd sizes, one
 //! row, window edges. On the software adapter of wgpu.
-#![expect(clippy::unwrap_used, reason = "tests")]
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
 
 use std::sync::OnceLock;
 
