@@ -183,7 +183,7 @@ fn units(d_in: usize, format: Format) -> usize {
 }
 
 fn scale_words(d_in: usize) -> usize {
-    d_in.div_ceil(2 * BLOCK_SIZE_SIZE)
+    d_in.div_ceil(2 * BLOCK_SIZE)
 }
 
 struct Packed {
