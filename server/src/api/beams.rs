@@ -1,6 +1,7 @@
 //! The fields that ask for a beam search, under vLLM's names.
 
 use hearth_model::sampling::beam::{BeamKind, EarlyStopping};
+use serde_json::json;
 
 use super::{
     error::ApiError,
@@ -11,10 +12,10 @@ use crate::engine::request::Strategy;
 /// How the answers are looked for: `n` of them, of `best_of` that are followed. `use_beam_search` asks for the most likely
 /// ones, with `length_penalty` and `early_stopping`; `stochastic_beam_search` for a draw of different ones by `seed`.
 pub(crate) fn strategy(fields: &mut Fields, [n, best_of]: [usize; 2], seed: u64) -> Result<Strategy, ApiError> {
-    let searches = fields.flag("use_beam_search")?.unwrap_or(false);
-    let draws = fields.flag("stochastic_beam_search")?.unwrap_or(false);
-    let length_penalty = fields.number("length_penalty", -10.0..=10.0)?.unwrap_or(1.0);
-    let early_stopping = match fields.take("early_stopping") {
+    let searches = fields.flag_or("use_beam_search", false)?;
+    let draws = fields.flag_or("stochastic_beam_search", false)?;
+    let length_penalty = fields.number_or("length_penalty", -10.0..=10.0, 1.0)?;
+    let early_stopping = match fields.take_as("early_stopping", || json!({ "enum": [true, false, "never"] })) {
         None => EarlyStopping::Likely,
         Some(value) => match (value.as_bool(), value.as_str()) {
             (Some(false), _) => EarlyStopping::Likely,

@@ -7,6 +7,8 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use hearth_model::{TokenId, sampling::SamplingParams, tokenizer::Tokenizer};
+use hearth_model::{TokenId, tokenizer::Tokenizer};
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -14,7 +16,9 @@ use super::{
     conversation::Conversation,
     error::ApiError,
     fields::Fields,
-    generation::{Generation, Head, Started, UsageReports, prompt_logprobs_json},
+    generation::{Generation, Head, Started, UsageReports, examples, prompt_logprobs_json},
+    openapi::{Access, Answer as OpenApiAnswer, Operation, POST_REFUSALS, Request, answer},
+    schema::Shape,
     state::AppState,
     stream::{self, Answer, Delta, Part, TokenEntry, TokenText, Usage},
     tool_calls::{self, CallDeltas, WireCall, WireCallDelta},
@@ -29,7 +33,7 @@ struct ChatRequest {
     generation: Generation,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct ChatCompletion {
     #[serde(flatten)]
     head: Head,
@@ -41,7 +45,8 @@ struct ChatCompletion {
     prompt_logprobs: Option<Value>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "ChatChoice")]
 struct WireChoice {
     index: usize,
     message: WireMessage,
@@ -52,7 +57,8 @@ struct WireChoice {
     token_ids: Option<Vec<TokenId>>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "ChatMessage")]
 struct WireMessage {
     role: &'static str,
     /// Null where there are calls and nothing else.
@@ -84,20 +90,23 @@ struct WireDelta {
     tool_calls: Option<[WireCallDelta; 1]>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "ChatLogprobs")]
 struct Logprobs {
     content: Vec<WireToken>,
     refusal: Option<Vec<WireToken>>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "ChatToken")]
 struct WireToken {
     #[serde(flatten)]
     token: Alternative,
     top_logprobs: Vec<Alternative>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "ChatAlternative")]
 struct Alternative {
     token: String,
     /// `f64`, as in the other endpoint.
@@ -106,6 +115,21 @@ struct Alternative {
 }
 
 const ASSISTANT: &str = "assistant";
+
+/// How `/openapi.json` tells of it.
+pub(crate) const OPERATION: Operation = Operation {
+    summary: "Answer a conversation",
+    request: Request::Body(describe),
+    answer: OpenApiAnswer::JsonOrEvents(answer::<ChatCompletion>),
+    refusals: POST_REFUSALS,
+    access: Access::WithKey,
+};
+
+fn describe(state: &AppState, shape: &Shape) -> Result<(), ApiError> {
+    examples(&json!({ "messages": [{ "role": "user", "content": "x" }] })).into_iter().try_for_each(|example| {
+        ChatRequest::from_fields(Fields::describing(example, shape), state.sampling_defaults()).map(drop)
+    })
+}
 
 /// Answers a conversation, streamed or not.
 pub(crate) async fn create(State(state): State<AppState>, fields: Fields) -> Result<Response, ApiError> {
@@ -166,7 +190,7 @@ impl ChatRequest {
 }
 
 fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
-    let is_asked = fields.flag("logprobs")?.unwrap_or(false);
+    let is_asked = fields.flag_or("logprobs", false)?;
     let n_top = fields.count("top_logprobs", 0..=MAX_LOGPROBS)?;
     if n_top.is_some_and(|n_top| n_top > 0) && !is_asked {
         return Err(ApiError::invalid("top_logprobs", "`top_logprobs` must come with `logprobs` true"));

@@ -12,13 +12,16 @@ use hearth_model::{
     sampling::SamplingParams,
     tokenizer::{EncodeOptions, Tokenizer},
 };
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::{
     error::ApiError,
     fields::Fields,
-    generation::{Generation, Head, Prompt, Started, UsageReports, prompt_logprobs_json},
+    generation::{Generation, Head, Prompt, Started, UsageReports, examples, prompt_logprobs_json},
+    openapi::{Access, Answer as OpenApiAnswer, Operation, POST_REFUSALS, Request, answer},
+    schema::Shape,
     state::AppState,
     stream::{self, Answer, Delta, Part, TokenEntry, Usage},
     texts::Source,
@@ -52,7 +55,7 @@ enum Start {
     FirstToken,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Completion {
     #[serde(flatten)]
     head: Head,
@@ -60,7 +63,8 @@ struct Completion {
     usage: Usage,
 }
 
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, JsonSchema)]
+#[schemars(rename = "CompletionChoice")]
 struct WireChoice {
     text: String,
     index: usize,
@@ -79,12 +83,28 @@ struct WireChoice {
 ///
 /// All log-probabilities go out as `f64`: an `f32` would be written with fewer digits in one place than as a JSON value
 /// in another, and lm-eval compares a token's with the largest alternative's for equality.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, JsonSchema)]
+#[schemars(rename = "CompletionLogprobs")]
 struct Logprobs {
     tokens: Vec<String>,
     token_logprobs: Vec<Option<f64>>,
     top_logprobs: Vec<Option<Map<String, Value>>>,
     text_offset: Vec<usize>,
+}
+
+/// How `/openapi.json` tells of it.
+pub(crate) const OPERATION: Operation = Operation {
+    summary: "Continue a prompt",
+    request: Request::Body(describe),
+    answer: OpenApiAnswer::JsonOrEvents(answer::<Completion>),
+    refusals: POST_REFUSALS,
+    access: Access::WithKey,
+};
+
+fn describe(state: &AppState, shape: &Shape) -> Result<(), ApiError> {
+    examples(&json!({ "prompt": "x" })).into_iter().try_for_each(|example| {
+        CompletionRequest::from_fields(Fields::describing(example, shape), state.sampling_defaults()).map(drop)
+    })
 }
 
 /// Answers a completion request, streamed or not.
@@ -115,9 +135,9 @@ pub(crate) async fn create(State(state): State<AppState>, fields: Fields) -> Res
 impl CompletionRequest {
     fn from_fields(mut fields: Fields, defaults: SamplingParams) -> Result<Self, ApiError> {
         let sources = Source::from_fields(&mut fields, "prompt")?;
-        let start = if fields.flag("echo")?.unwrap_or(false) { Start::Echo } else { Start::FirstToken };
+        let start = if fields.flag_or("echo", false)? { Start::Echo } else { Start::FirstToken };
         let suffix = suffix(&mut fields, start)?;
-        let add_special_tokens = fields.flag("add_special_tokens")?.unwrap_or(true);
+        let add_special_tokens = fields.flag_or("add_special_tokens", true)?;
         let logprobs = fields.count("logprobs", 0..=MAX_LOGPROBS)?;
         let max_tokens = max_tokens(&mut fields, start)?;
         let encode = EncodeOptions { add_special_tokens, ..EncodeOptions::PROMPT };
@@ -182,7 +202,7 @@ fn suffix(fields: &mut Fields, start: Start) -> Result<Option<String>, ApiError>
 }
 
 fn max_tokens(fields: &mut Fields, start: Start) -> Result<usize, ApiError> {
-    let max_tokens = fields.count("max_tokens", 0..=usize::MAX)?.unwrap_or(DEFAULT_MAX_TOKENS);
+    let max_tokens = fields.count_or("max_tokens", 0..=usize::MAX, DEFAULT_MAX_TOKENS)?;
     if max_tokens == 0 && start != Start::Echo {
         let message = "`max_tokens` must be at least 1, got `0`\nhint: 0 is allowed with `echo`";
         return Err(ApiError::invalid("max_tokens", message));

@@ -6,11 +6,12 @@ use hearth_model::{
     Error, TokenId,
     chat::{ChatTemplate, Ending, Message, RenderContext},
 };
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::{
     error::ApiError,
     fields::{Fields, must_be, shown},
+    schema,
     structured::missing,
     tools::{Place, ToolStyle, Tools},
 };
@@ -18,6 +19,9 @@ use crate::engine::ServedModel;
 
 /// Who may speak; OpenAI's.
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
+
+/// The one who may say nothing.
+const ASSISTANT: &str = "assistant";
 
 /// A conversation, and how it becomes a prompt.
 #[derive(Clone, Debug)]
@@ -45,7 +49,7 @@ impl Conversation {
         let tools = Tools::from_fields(fields)?;
         let template = fields.string("chat_template")?;
         let template = template.map(|source| ChatTemplate::new(&source, Path::new("chat_template"))).transpose();
-        let adds = fields.flag("add_special_tokens")?.unwrap_or(false);
+        let adds = fields.flag_or("add_special_tokens", false)?;
         Ok(Self {
             messages: messages(fields)?,
             tools,
@@ -109,7 +113,7 @@ impl Conversation {
 }
 
 fn ending(fields: &mut Fields) -> Result<Ending, ApiError> {
-    let continues = fields.flag("continue_final_message")?.unwrap_or(false);
+    let continues = fields.flag_or("continue_final_message", false)?;
     match (fields.flag("add_generation_prompt")?, continues) {
         (Some(true), true) => {
             let message = "`continue_final_message` cannot be combined with `add_generation_prompt`: the answer goes on \
@@ -124,13 +128,27 @@ fn ending(fields: &mut Fields) -> Result<Ending, ApiError> {
 
 fn messages(fields: &mut Fields) -> Result<Vec<Message>, ApiError> {
     const ALLOWED: &str = "an array of at least one message";
-    match fields.take("messages") {
-        None => Err(ApiError::invalid("messages", format!("`messages` is required: {ALLOWED}"))),
-        Some(Value::Array(items)) if !items.is_empty() => {
+    match fields.require_as("messages", ALLOWED, || schema::array(message_schema(), 1))? {
+        Value::Array(items) if !items.is_empty() => {
             items.into_iter().enumerate().map(|(index, item)| message(index, item)).collect()
         }
-        Some(other) => Err(must_be("messages", ALLOWED, &other)),
+        other => Err(must_be("messages", ALLOWED, &other)),
     }
+}
+
+fn message_schema() -> Value {
+    let part = json!({
+        "type": "object",
+        "properties": { "type": { "enum": ["text"] }, "text": schema::string() },
+        "required": ["type", "text"],
+    });
+    let content = schema::any_of([schema::string(), schema::array(part, 0)]);
+    let said = |roles: &[&str], content: Value, required: &[&str]| json!({ "type": "object", "properties": { "role": { "enum": roles }, "content": content }, "required": required });
+    let (silent, others): (Vec<&str>, Vec<&str>) = ROLES.into_iter().partition(|role| *role == ASSISTANT);
+    schema::any_of([
+        said(&others, content.clone(), &["role", "content"]),
+        said(&silent, schema::nullable(content), &["role"]),
+    ])
 }
 
 fn message(index: usize, item: Value) -> Result<Message, ApiError> {
@@ -150,7 +168,7 @@ fn message(index: usize, item: Value) -> Result<Message, ApiError> {
         Value::String(text) => text,
         Value::Array(parts) => text_of(&parts, &at)?,
         // A message that only calls tools says nothing.
-        Value::Null if role == "assistant" => String::new(),
+        Value::Null if role == ASSISTANT => String::new(),
         other => {
             let given = shown(&other);
             return Err(invalid(format!("{at} must have a `content`: a string or an array of parts, got {given}")));

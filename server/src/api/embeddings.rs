@@ -8,6 +8,7 @@ use axum::{
 };
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use hearth_model::tokenizer::EncodeOptions;
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
 
@@ -15,6 +16,8 @@ use super::{
     error::ApiError,
     fields::{Fields, must_be},
     generation::{self, Truncation},
+    openapi::{Access, Answer, Operation, POST_REFUSALS, Request, answer},
+    schema::Shape,
     state::AppState,
     texts::Source,
     tokens,
@@ -32,6 +35,7 @@ const MAX_INPUTS: usize = 2048;
 
 /// What a client asks for, its types and ranges checked.
 struct EmbeddingRequest {
+    model: Option<String>,
     sources: Vec<Source>,
     encode: EncodeOptions,
     /// Of every text; without its tokens.
@@ -47,7 +51,7 @@ enum Format {
     Base64,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct EmbeddingList {
     object: &'static str,
     data: Vec<WireEmbedding>,
@@ -55,14 +59,14 @@ struct EmbeddingList {
     usage: EmbeddingUsage,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct WireEmbedding {
     object: &'static str,
     index: usize,
     embedding: Vector,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 #[serde(untagged)]
 enum Vector {
     Numbers(Vec<f32>),
@@ -70,7 +74,7 @@ enum Vector {
     Base64(String),
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct EmbeddingUsage {
     prompt_tokens: usize,
     total_tokens: usize,
@@ -78,17 +82,30 @@ struct EmbeddingUsage {
     prompt_tokens_details: Option<TruncationDetails>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct TruncationDetails {
     /// Cut off in front, where the request asked for it: not among the prompt tokens.
     truncated_tokens: usize,
 }
 
+/// How `/openapi.json` tells of it.
+pub(crate) const OPERATION: Operation = Operation {
+    summary: "Turn texts into vectors",
+    request: Request::Body(describe),
+    answer: Answer::Json(answer::<EmbeddingList>),
+    refusals: POST_REFUSALS,
+    access: Access::WithKey,
+};
+
+fn describe(_: &AppState, shape: &Shape) -> Result<(), ApiError> {
+    EmbeddingRequest::from_fields(&mut Fields::describing(json!({ "input": "x" }), shape)).map(drop)
+}
+
 /// One vector per text.
 pub(crate) async fn create(State(state): State<AppState>, mut fields: Fields) -> Result<Response, ApiError> {
     // Before the engine is asked for: what is wrong with a request is said while the model is loading, too.
-    let request = EmbeddingRequest::from_fields(&mut fields)?;
-    let model = tokens::model(&state, &mut fields)?;
+    let mut request = EmbeddingRequest::from_fields(&mut fields)?;
+    let model = tokens::model(&state, request.model.take())?;
     let engine = state.working_engine()?.clone();
     let ignored = generation::ignored(&fields);
     let (n_inputs, format) = (request.sources.len(), request.format);
@@ -128,9 +145,10 @@ impl EmbeddingRequest {
         let format = fields.one_of("encoding_format", &[("float", Format::Numbers), ("base64", Format::Base64)])?;
         let pooling =
             fields.one_of("pooling", &[("mean", Pooling::Mean), ("last", Pooling::Last), ("max", Pooling::Max)])?;
-        let normalizes = fields.flag("normalize")?.unwrap_or(true);
-        let add_special_tokens = fields.flag("add_special_tokens")?.unwrap_or(true);
+        let normalizes = fields.flag_or("normalize", true)?;
+        let add_special_tokens = fields.flag_or("add_special_tokens", true)?;
         Ok(Self {
+            model: fields.string("model")?,
             sources,
             encode: EncodeOptions { add_special_tokens, ..EncodeOptions::PROMPT },
             parts: EmbedParts {

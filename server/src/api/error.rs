@@ -8,6 +8,8 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use schemars::JsonSchema;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::engine::{SubmitError, request::ValidationError};
@@ -21,6 +23,33 @@ pub struct ApiError {
     param: Option<Cow<'static, str>>,
     code: Option<&'static str>,
     context: Option<ContextSizes>,
+}
+
+/// What is sent.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Error")]
+pub(crate) struct Envelope {
+    error: Refusal,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "ErrorBody")]
+struct Refusal {
+    /// What is wrong, for a person to read.
+    message: String,
+    /// What kind of error it is.
+    #[serde(rename = "type")]
+    kind: &'static str,
+    /// The parameter to blame.
+    param: Option<Cow<'static, str>>,
+    /// What is wrong, for a program to read.
+    code: Option<&'static str>,
+    /// Tokens of a prompt that the context has no room for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    n_prompt_tokens: Option<usize>,
+    /// Tokens that the context has room for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    n_ctx: Option<usize>,
 }
 
 /// Two more members of the `error` object, which clients read to shorten their prompt.
@@ -107,13 +136,11 @@ impl ApiError {
 
     /// The envelope, as it also goes into a stream that has begun.
     pub fn envelope(&self) -> Value {
-        let Self { message, kind, param, code, .. } = self;
-        let mut error = json!({ "message": message, "type": kind, "param": param, "code": code });
-        if let Some(ContextSizes { n_prompt_tokens, n_ctx }) = self.context {
-            error["n_prompt_tokens"] = json!(n_prompt_tokens);
-            error["n_ctx"] = json!(n_ctx);
-        }
-        json!({ "error": error })
+        let Self { message, kind, param, code, context, .. } = self;
+        let message = message.clone();
+        let n_prompt_tokens = context.map(|context| context.n_prompt_tokens);
+        let n_ctx = context.map(|context| context.n_ctx);
+        json!(Envelope { error: Refusal { message, kind, param: param.clone(), code: *code, n_prompt_tokens, n_ctx } })
     }
 }
 

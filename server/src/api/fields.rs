@@ -9,16 +9,24 @@ use axum::{
     http::{StatusCode, header},
 };
 use hearth_model::TokenId;
-use serde_json::{Map, Value};
+use serde::Serialize;
+use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
-use super::{error::ApiError, request_log::RequestLog, state::AppState};
+use super::{
+    error::ApiError,
+    request_log::RequestLog,
+    schema::{self, NumberRange, Shape},
+    state::AppState,
+};
 
 /// The fields of a request's body.
 #[derive(Debug)]
 pub(crate) struct Fields {
     entries: Map<String, Value>,
     log: RequestLog,
+    /// Where there is one, the parser is being watched: it says what it reads.
+    shape: Option<Shape>,
 }
 
 impl FromRequest<AppState> for Fields {
@@ -56,38 +64,99 @@ impl FromRequest<AppState> for Fields {
 impl Fields {
     pub(crate) fn parse(body: &[u8], log: RequestLog) -> Result<Self, ApiError> {
         match serde_json::from_slice(body) {
-            Ok(Value::Object(entries)) => Ok(Self { entries, log }),
+            Ok(Value::Object(entries)) => Ok(Self { entries, log, shape: None }),
             Ok(other) => Err(ApiError::bad_request(format!("the body must be a JSON object, got {}", shown(&other)))),
             Err(error) => Err(ApiError::bad_request(format!("the body must be a JSON object: {error}"))),
         }
     }
 
-    /// The field as it is.
+    /// An example whose parser is to note in `shape` what it reads.
+    pub(crate) fn describing(example: Value, shape: &Shape) -> Self {
+        let Value::Object(entries) = example else { return Self::describing(json!({}), shape) };
+        Self { entries, log: RequestLog::default(), shape: Some(shape.clone()) }
+    }
+
+    /// The field as it is, for a caller who checks that it is what `schema` says.
+    pub(crate) fn take_as(&mut self, name: &'static str, schema: impl FnOnce() -> Value) -> Option<Value> {
+        if let Some(shape) = &self.shape {
+            shape.note(name, schema());
+        }
+        self.take(name)
+    }
+
+    /// The same of a field that must be there; `allowed` says in words what it may be.
+    pub(crate) fn require_as(
+        &mut self,
+        name: &'static str,
+        allowed: &str,
+        schema: impl FnOnce() -> Value,
+    ) -> Result<Value, ApiError> {
+        let value = self.take_as(name, schema);
+        if let Some(shape) = &self.shape {
+            shape.note_required(name);
+        }
+        value.ok_or_else(|| ApiError::invalid(name, format!("`{name}` is required: {allowed}")))
+    }
+
+    /// Takes out a field that does nothing here.
+    pub(crate) fn ignore(&mut self, name: &'static str) {
+        self.take_as(name, || json!({}));
+    }
+
+    /// The field as it is; it is in no description.
     pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
         self.entries.remove(name).filter(|value| !value.is_null())
     }
 
+    /// Tells what an absent field means, if the parser is being watched.
+    pub(crate) fn note_default<T: Serialize>(&self, name: &str, default: &T) {
+        if let Some(shape) = &self.shape {
+            shape.note_default(name, json!(default));
+        }
+    }
+
     /// A number within `range`.
-    pub(crate) fn number(&mut self, name: &'static str, range: RangeInclusive<f32>) -> Result<Option<f32>, ApiError> {
-        self.read(name, |value| {
-            let number = value.as_f64().map(|number| number as f32).filter(|number| range.contains(number));
-            let allowed = match (*range.start(), *range.end()) {
-                (start, end) if end.is_finite() => format!("a number from {start} to {end}"),
-                (start, _) => format!("a number from {start} up"),
-            };
-            number.ok_or(allowed)
-        })
+    pub(crate) fn number(
+        &mut self,
+        name: &'static str,
+        range: impl Into<NumberRange>,
+    ) -> Result<Option<f32>, ApiError> {
+        let range = range.into();
+        self.read(
+            name,
+            || schema::number(range),
+            |value| {
+                let number = value.as_f64().filter(|number| range.contains(*number)).map(|number| number as f32);
+                number.ok_or_else(|| range.to_string())
+            },
+        )
+    }
+
+    /// A number within `range`; `default` if it is absent.
+    pub(crate) fn number_or(
+        &mut self,
+        name: &'static str,
+        range: impl Into<NumberRange>,
+        default: f32,
+    ) -> Result<f32, ApiError> {
+        let number = self.number(name, range)?;
+        self.note_default(name, &schema::exact(default));
+        Ok(number.unwrap_or(default))
     }
 
     /// A whole number within `range`.
     pub(crate) fn integer(&mut self, name: &'static str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
-        self.read(name, |value| {
-            let allowed = match (*range.start(), *range.end()) {
-                (start, i64::MAX) => format!("a whole number from {start} up"),
-                (start, end) => format!("a whole number from {start} to {end}"),
-            };
-            whole(value).filter(|number| range.contains(number)).ok_or(allowed)
-        })
+        self.read(
+            name,
+            || schema::integer(&range),
+            |value| {
+                let allowed = match (*range.start(), *range.end()) {
+                    (start, i64::MAX) => format!("a whole number from {start} up"),
+                    (start, end) => format!("a whole number from {start} to {end}"),
+                };
+                whole(value).filter(|number| range.contains(number)).ok_or(allowed)
+            },
+        )
     }
 
     /// A count within `range`.
@@ -101,9 +170,22 @@ impl Fields {
         Ok(number.map(|number| usize::try_from(number).unwrap_or_default()))
     }
 
+    /// A count within `range`; `default` if it is absent.
+    pub(crate) fn count_or(
+        &mut self,
+        name: &'static str,
+        range: RangeInclusive<usize>,
+        default: usize,
+    ) -> Result<usize, ApiError> {
+        let count = self.count(name, range)?;
+        self.note_default(name, &default);
+        Ok(count.unwrap_or(default))
+    }
+
     /// A random seed: any 64-bit number, with or without sign.
     pub(crate) fn seed(&mut self, name: &'static str) -> Result<Option<u64>, ApiError> {
-        self.read(name, |value| {
+        let schema = || json!({ "type": "integer", "minimum": i64::MIN, "maximum": u64::MAX });
+        self.read(name, schema, |value| {
             let seed = value.as_u64().or_else(|| whole(value).map(i64::cast_unsigned));
             seed.ok_or_else(|| "a whole number of at most 64 bits".into())
         })
@@ -111,17 +193,25 @@ impl Fields {
 
     /// `true` or `false`.
     pub(crate) fn flag(&mut self, name: &'static str) -> Result<Option<bool>, ApiError> {
-        self.read(name, |value| value.as_bool().ok_or_else(|| "true or false".into()))
+        self.read(name, schema::flag, |value| value.as_bool().ok_or_else(|| "true or false".into()))
+    }
+
+    /// `true` or `false`; `default` if it is absent.
+    pub(crate) fn flag_or(&mut self, name: &'static str, default: bool) -> Result<bool, ApiError> {
+        let flag = self.flag(name)?;
+        self.note_default(name, &default);
+        Ok(flag.unwrap_or(default))
     }
 
     /// A string.
     pub(crate) fn string(&mut self, name: &'static str) -> Result<Option<String>, ApiError> {
-        self.read(name, |value| value.as_str().map(str::to_owned).ok_or_else(|| "a string".into()))
+        self.read(name, schema::string, |value| value.as_str().map(str::to_owned).ok_or_else(|| "a string".into()))
     }
 
     /// A string or an array of strings.
     pub(crate) fn strings(&mut self, name: &'static str) -> Result<Vec<String>, ApiError> {
-        let strings = self.read(name, |value| {
+        let schema = || schema::any_of([schema::string(), schema::array(schema::string(), 0)]);
+        let strings = self.read(name, schema, |value| {
             let strings = match value {
                 Value::String(string) => Some(vec![string.clone()]),
                 list => string_list(list),
@@ -133,7 +223,8 @@ impl Fields {
 
     /// An array of strings.
     pub(crate) fn string_list(&mut self, name: &'static str) -> Result<Option<Vec<String>>, ApiError> {
-        self.read(name, |value| string_list(value).ok_or_else(|| "an array of strings".into()))
+        let schema = || schema::array(schema::string(), 0);
+        self.read(name, schema, |value| string_list(value).ok_or_else(|| "an array of strings".into()))
     }
 
     /// One of some strings.
@@ -142,7 +233,8 @@ impl Fields {
         name: &'static str,
         choices: &[(&'static str, T)],
     ) -> Result<Option<T>, ApiError> {
-        self.read(name, |value| {
+        let schema = || json!({ "type": "string", "enum": choices.iter().map(|(name, _)| name).collect::<Vec<_>>() });
+        self.read(name, schema, |value| {
             let chosen = choices.iter().find(|(choice, _)| value.as_str() == Some(choice));
             let names = || choices.iter().map(|(choice, _)| format!("`{choice}`")).collect::<Vec<_>>().join(" or ");
             chosen.map(|(_, meaning)| *meaning).ok_or_else(names)
@@ -151,7 +243,8 @@ impl Fields {
 
     /// An array of token ids.
     pub(crate) fn token_ids(&mut self, name: &'static str) -> Result<Option<Vec<TokenId>>, ApiError> {
-        self.read(name, |value| token_ids(value).ok_or_else(|| "an array of token ids".into()))
+        let schema = || schema::array(schema::token_id(), 0);
+        self.read(name, schema, |value| token_ids(value).ok_or_else(|| "an array of token ids".into()))
     }
 
     /// The request's line in the log.
@@ -166,8 +259,12 @@ impl Fields {
 
     /// An object, whose own fields are read in turn.
     pub(crate) fn object(&mut self, name: &'static str) -> Result<Option<Self>, ApiError> {
-        let object = self.read(name, |value| value.as_object().cloned().ok_or_else(|| "an object".into()))?;
-        Ok(object.map(|entries| Self { entries, log: self.log.clone() }))
+        let shape = self.shape.as_ref().map(|shape| shape.note_object(name));
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::Object(entries)) => Ok(Some(Self { entries, log: self.log.clone(), shape })),
+            Some(other) => Err(must_be(name, "an object", &other)),
+        }
     }
 
     /// The entries that are left, in the order of the text.
@@ -183,9 +280,10 @@ impl Fields {
     fn read<T>(
         &mut self,
         name: &'static str,
+        schema: impl FnOnce() -> Value,
         parse: impl FnOnce(&Value) -> Result<T, String>,
     ) -> Result<Option<T>, ApiError> {
-        let Some(value) = self.take(name) else { return Ok(None) };
+        let Some(value) = self.take_as(name, schema) else { return Ok(None) };
         parse(&value).map(Some).map_err(|allowed| must_be(name, &allowed, &value))
     }
 }

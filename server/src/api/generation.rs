@@ -12,6 +12,7 @@ use hearth_model::{
     sampling::SamplingParams,
     tokenizer::{DecodeOptions, Tokenizer},
 };
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -143,7 +144,7 @@ pub(crate) struct Started {
 }
 
 /// What every part of an answer repeats.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub(crate) struct Head {
     pub(crate) id: String,
     object: &'static str,
@@ -169,15 +170,15 @@ impl Generation {
     ) -> Result<Self, ApiError> {
         refuse_unsupported(&mut fields)?;
         let given = &mut fields;
-        let n = given.count("n", 1..=MAX_N)?.unwrap_or(1);
-        let best_of = given.count("best_of", 1..=MAX_N)?.unwrap_or(n);
+        let n = given.count_or("n", 1..=MAX_N, 1)?;
+        let best_of = given.count_or("best_of", 1..=MAX_N, n)?;
         let stream = stream_options(given)?;
         let sampling = Sampling::from_fields(given, applicable(defaults, given))?;
         let strategy = beams::strategy(given, [n, best_of], sampling.seed())?;
         check_best_of([n, best_of], strategy, stream)?;
         let stop = StopConditions {
             max_tokens,
-            min_tokens: given.count("min_tokens", 0..=usize::MAX)?.unwrap_or(0),
+            min_tokens: given.count_or("min_tokens", 0..=usize::MAX, 0)?,
             stop_strings: at_most(MAX_STOP_STRINGS, "stop", given.strings("stop")?)?,
             stop_token_ids: given.token_ids("stop_token_ids")?.unwrap_or_default().into_iter().collect(),
         };
@@ -191,14 +192,14 @@ impl Generation {
             stream,
             logprobs: None,
             prompt_logprobs,
-            token_ids: given.flag("return_token_ids")?.unwrap_or(false).then_some(WithTokenIds),
+            token_ids: given.flag_or("return_token_ids", false)?.then_some(WithTokenIds),
             model: given.string("model")?,
             best_of,
             strategy,
             structure: Structure::from_fields(given)?,
             sampling,
             stop,
-            ends_on: if given.flag("ignore_eos")?.unwrap_or(false) { EndsOn::StopTokens } else { EndsOn::EosToo },
+            ends_on: if given.flag_or("ignore_eos", false)? { EndsOn::StopTokens } else { EndsOn::EosToo },
             text: text_options(given)?,
             logprobs_mode: given
                 .one_of(
@@ -214,6 +215,9 @@ impl Generation {
             ignored: None,
             log: given.log().clone(),
         };
+        for name in WITHOUT_EFFECT {
+            fields.ignore(name);
+        }
         Ok(Self { ignored: ignored(&fields), ..generation })
     }
 
@@ -466,6 +470,23 @@ pub(crate) fn prompt_logprobs_json(logprobs: &PromptLogprobs, tokenizer: &Tokeni
     entries.collect()
 }
 
+/// The smallest request, and some with the objects whose fields are to be seen.
+pub(crate) fn examples(smallest: &Value) -> Vec<Value> {
+    let schema = json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": {} } });
+    let objects = [
+        ("stream_options", json!({})),
+        ("response_format", schema),
+        ("structured_outputs", json!({ "regex": "x" })),
+        ("chat_template_kwargs", json!({})),
+    ];
+    let with = objects.into_iter().map(|(name, object)| {
+        let mut example = smallest.clone();
+        example[name] = object;
+        example
+    });
+    [smallest.clone()].into_iter().chain(with).collect()
+}
+
 fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     for name in UNSUPPORTED {
         if fields.take(name).is_some() {
@@ -484,7 +505,7 @@ fn applicable(defaults: SamplingParams, fields: &Fields) -> SamplingParams {
 
 /// `None` if the answer is to come as a whole. Its options are checked all the same.
 fn stream_options(fields: &mut Fields) -> Result<Option<UsageReports>, ApiError> {
-    let streams = fields.flag("stream")?.unwrap_or(false);
+    let streams = fields.flag_or("stream", false)?;
     let mut reports = UsageReports::Nowhere;
     if let Some(mut options) = fields.object("stream_options")? {
         let (usage, continuous) = (options.flag("include_usage")?, options.flag("continuous_usage_stats")?);
@@ -517,8 +538,8 @@ fn check_best_of([n, best_of]: [usize; 2], strategy: Strategy, stream: Option<Us
 }
 
 fn text_options(fields: &mut Fields) -> Result<TextOptions, ApiError> {
-    let skips = fields.flag("skip_special_tokens")?.unwrap_or(true);
-    let keeps = fields.flag("include_stop_str_in_output")?.unwrap_or(false);
+    let skips = fields.flag_or("skip_special_tokens", true)?;
+    let keeps = fields.flag_or("include_stop_str_in_output", false)?;
     Ok(TextOptions {
         special_tokens: if skips { SpecialTokens::Skip } else { SpecialTokens::Show },
         stop_text: if keeps { StopText::Keep } else { StopText::Cut },

@@ -6,7 +6,20 @@ use axum::{
     response::{IntoResponse, Response},
 };
 
-use super::{error::ApiError, state::AppState};
+use super::{
+    error::ApiError,
+    openapi::{Access, Answer, Operation, Request},
+    state::AppState,
+};
+
+/// How `/openapi.json` tells of it.
+pub(crate) const METRICS: Operation = Operation {
+    summary: "What the engine counts, for Prometheus",
+    request: Request::Nothing,
+    answer: Answer::Text("text/plain"),
+    refusals: &[503],
+    access: Access::Open,
+};
 
 /// All metrics; 503 while the model is loading.
 pub(crate) async fn metrics(State(state): State<AppState>) -> Result<Response, ApiError> {

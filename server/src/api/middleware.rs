@@ -19,8 +19,8 @@ const MAX_ID_BYTES: usize = 128;
 
 /// What needs no key: what probes, scrapers and browsers ask for before they could have one. It tells nothing that was
 /// ever sent to the model.
-const OPEN_PATHS: [&str; 10] =
-    ["/", "/app.js", "/style.css", "/docs", "/docs.js", "/docs.css", "/openapi.json", "/health", "/ready", "/metrics"];
+const OPEN_PATHS: [&str; 9] =
+    ["/", "/app.js", "/style.css", "/docs", "/docs.js", "/openapi.json", "/health", "/ready", "/metrics"];
 
 /// Gives the answer the request's `x-request-id`, or a new one, and logs the request when it has ended.
 pub(crate) async fn identify(mut request: Request, next: Next) -> Response {

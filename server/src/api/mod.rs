@@ -10,7 +10,8 @@
 //! - `sampling`: the fields that shape the choice of tokens; `beams`: those that ask for a beam search
 //! - `structured`: the fields that give an answer its form
 //! - `tools`: what may be called, and how a model is told; `tool_parser`: the calls in what it writes; `tool_calls`: on the wire
-//! - `fields`: request bodies, read so that errors name the parameter
+//! - `fields`: request bodies, read so that errors name the parameter; `schema`: what they note while they are read
+//! - `openapi`: the description of all this, put together from what is described here and there
 //! - `stream`: the engine's events as server-sent events, or folded into one answer
 //! - [`error`]: what clients are told when something is wrong
 //! - [`state`]: what all endpoints share
@@ -30,11 +31,13 @@ mod health;
 mod metrics;
 mod middleware;
 mod models;
+mod openapi;
 pub mod options;
 mod page;
 mod request_log;
 pub mod router;
 mod sampling;
+mod schema;
 pub mod state;
 mod stream;
 mod structured;

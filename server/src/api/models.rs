@@ -4,17 +4,22 @@ use axum::{
     Json,
     extract::{Path, State},
 };
+use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{error::ApiError, state::AppState};
+use super::{
+    error::ApiError,
+    openapi::{Access, Answer, Operation, Request, answer},
+    state::AppState,
+};
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct ModelList {
     object: &'static str,
     data: Vec<Model>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Model {
     id: String,
     object: &'static str,
@@ -27,13 +32,31 @@ pub(crate) struct Model {
 }
 
 /// Sizes that clients of local servers show.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Meta {
     n_vocab: usize,
     n_ctx_train: usize,
     n_embd: usize,
     n_params: usize,
 }
+
+/// How `/openapi.json` tells of it.
+pub(crate) const LIST: Operation = Operation {
+    summary: "The models that are served: one",
+    request: Request::Nothing,
+    answer: Answer::Json(answer::<ModelList>),
+    refusals: &[503],
+    access: Access::WithKey,
+};
+
+/// How `/openapi.json` tells of it.
+pub(crate) const GET: Operation = Operation {
+    summary: "One model",
+    request: Request::ModelInPath,
+    answer: Answer::Json(answer::<Model>),
+    refusals: &[404, 503],
+    access: Access::WithKey,
+};
 
 /// All models: one.
 pub(crate) async fn list(State(state): State<AppState>) -> Result<Json<ModelList>, ApiError> {

@@ -1,4 +1,4 @@
-//! The playground at `/`: the files of `web/`, held in the binary.
+//! The playground at `/` and the API's description at `/docs`: the files of `web/`, held in the binary.
 
 use axum::{
     http::{HeaderName, header},
@@ -14,6 +14,14 @@ pub(crate) async fn index() -> Response {
 
 pub(crate) async fn script() -> Response {
     file("text/javascript; charset=utf-8", include_str!("../../../web/app.js"))
+}
+
+pub(crate) async fn docs() -> Response {
+    file("text/html; charset=utf-8", include_str!("../../../web/docs.html"))
+}
+
+pub(crate) async fn docs_script() -> Response {
+    file("text/javascript; charset=utf-8", include_str!("../../../web/docs.js"))
 }
 
 pub(crate) async fn style() -> Response {

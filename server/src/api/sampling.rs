@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::{
     error::ApiError,
     fields::{Fields, at_most, must_be, string_list, token_ids},
+    schema::{self, NumberRange},
 };
 use crate::random::random_u64;
 
@@ -37,38 +38,38 @@ impl Sampling {
     pub(crate) fn from_fields(fields: &mut Fields, default: SamplingParams) -> Result<Self, ApiError> {
         let positive = 0.0..=f32::INFINITY;
         let params = SamplingParams {
-            temperature: fields.number("temperature", 0.0..=2.0)?.unwrap_or(default.temperature),
-            dynatemp_range: fields.number("dynatemp_range", positive.clone())?.unwrap_or(default.dynatemp_range),
-            dynatemp_exponent: fields
-                .number("dynatemp_exponent", positive.clone())?
-                .unwrap_or(default.dynatemp_exponent),
+            temperature: fields.number_or("temperature", 0.0..=2.0, default.temperature)?,
+            dynatemp_range: fields.number_or("dynatemp_range", positive.clone(), default.dynatemp_range)?,
+            dynatemp_exponent: fields.number_or(
+                "dynatemp_exponent",
+                NumberRange::above(0.0, f32::INFINITY),
+                default.dynatemp_exponent,
+            )?,
             // 0 and -1 both mean that nothing is cut off.
             top_k: fields
                 .integer("top_k", -1..=i64::MAX)?
                 .map_or(default.top_k, |top_k| usize::try_from(top_k).unwrap_or(0)),
             // OpenAI allows 0, "the fewest tokens that reach nothing": the most likely one.
             top_p: fields.number("top_p", 0.0..=1.0)?.map_or(default.top_p, |top_p| top_p.max(f32::MIN_POSITIVE)),
-            min_p: fields.number("min_p", 0.0..=1.0)?.unwrap_or(default.min_p),
-            typical_p: fields.number("typical_p", 0.0..=1.0)?.unwrap_or(default.typical_p),
+            min_p: fields.number_or("min_p", 0.0..=1.0, default.min_p)?,
+            typical_p: fields.number_or("typical_p", NumberRange::above(0.0, 1.0), default.typical_p)?,
             // llama.cpp's -1 means off.
             top_n_sigma: fields
                 .number("top_n_sigma", -1.0..=f32::INFINITY)?
                 .map_or(default.top_n_sigma, |top_n_sigma| top_n_sigma.max(0.0)),
             xtc: Xtc {
-                probability: fields.number("xtc_probability", 0.0..=1.0)?.unwrap_or(default.xtc.probability),
-                threshold: fields.number("xtc_threshold", 0.0..=1.0)?.unwrap_or(default.xtc.threshold),
+                probability: fields.number_or("xtc_probability", 0.0..=1.0, default.xtc.probability)?,
+                threshold: fields.number_or("xtc_threshold", 0.0..=1.0, default.xtc.threshold)?,
             },
             mirostat: mirostat(fields)?,
             repetition_penalty: repetition_penalty(fields)?.unwrap_or(default.repetition_penalty),
             repeat_last_n: last_n(fields, "repeat_last_n")?,
-            presence_penalty: fields.number("presence_penalty", -2.0..=2.0)?.unwrap_or(default.presence_penalty),
-            frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?.unwrap_or(default.frequency_penalty),
+            presence_penalty: fields.number_or("presence_penalty", -2.0..=2.0, default.presence_penalty)?,
+            frequency_penalty: fields.number_or("frequency_penalty", -2.0..=2.0, default.frequency_penalty)?,
             dry: Dry {
-                multiplier: fields.number("dry_multiplier", positive)?.unwrap_or(default.dry.multiplier),
-                base: fields.number("dry_base", 1.0..=f32::INFINITY)?.unwrap_or(default.dry.base),
-                allowed_length: fields
-                    .count("dry_allowed_length", 1..=usize::MAX)?
-                    .unwrap_or(default.dry.allowed_length),
+                multiplier: fields.number_or("dry_multiplier", positive, default.dry.multiplier)?,
+                base: fields.number_or("dry_base", 1.0..=f32::INFINITY, default.dry.base)?,
+                allowed_length: fields.count_or("dry_allowed_length", 1..=usize::MAX, default.dry.allowed_length)?,
                 penalty_last_n: last_n(fields, "dry_penalty_last_n")?,
                 sequence_breakers: BTreeSet::new(),
             },
@@ -106,8 +107,8 @@ impl Sampling {
 }
 
 fn repetition_penalty(fields: &mut Fields) -> Result<Option<f32>, ApiError> {
-    let penalty = fields.number("repetition_penalty", 0.0..=f32::INFINITY)?;
-    let alias = fields.number("repeat_penalty", 0.0..=f32::INFINITY)?;
+    let penalty = fields.number("repetition_penalty", NumberRange::above(0.0, f32::INFINITY))?;
+    let alias = fields.number("repeat_penalty", NumberRange::above(0.0, f32::INFINITY))?;
     match (penalty, alias) {
         (Some(penalty), Some(alias)) if penalty != alias => {
             let message = format!(
@@ -122,9 +123,9 @@ fn repetition_penalty(fields: &mut Fields) -> Result<Option<f32>, ApiError> {
 
 fn mirostat(fields: &mut Fields) -> Result<Option<Mirostat>, ApiError> {
     let default = Mirostat::default();
-    let version = fields.count("mirostat", 0..=2)?.unwrap_or(0);
-    let tau = fields.number("mirostat_tau", 0.0..=f32::INFINITY)?.unwrap_or(default.tau);
-    let eta = fields.number("mirostat_eta", 0.0..=f32::INFINITY)?.unwrap_or(default.eta);
+    let version = fields.count_or("mirostat", 0..=2, 0)?;
+    let tau = fields.number_or("mirostat_tau", 0.0..=f32::INFINITY, default.tau)?;
+    let eta = fields.number_or("mirostat_eta", 0.0..=f32::INFINITY, default.eta)?;
     let version = match version {
         0 => return Ok(None),
         1 => MirostatVersion::V1,
@@ -140,8 +141,15 @@ fn last_n(fields: &mut Fields, name: &'static str) -> Result<Option<usize>, ApiE
 
 fn logit_bias(fields: &mut Fields) -> Result<BTreeMap<TokenId, f32>, ApiError> {
     const ALLOWED: &str = "an object of token ids with numbers from -100 to 100";
-    let Some(entries) = fields.object("logit_bias")? else { return Ok(BTreeMap::new()) };
-    let biases = entries.into_entries().map(|(id, bias)| {
+    let bias = || schema::number(NumberRange::from(-100.0..=100.0));
+    let schema =
+        || json!({ "type": "object", "propertyNames": { "pattern": "^[0-9]+$" }, "additionalProperties": bias() });
+    let entries = match fields.take_as("logit_bias", schema) {
+        None => return Ok(BTreeMap::new()),
+        Some(Value::Object(entries)) => entries,
+        Some(other) => return Err(must_be("logit_bias", ALLOWED, &other)),
+    };
+    let biases = entries.into_iter().map(|(id, bias)| {
         let number = bias.as_f64().map(|bias| bias as f32).filter(|bias| (-100.0..=100.0).contains(bias));
         let parsed = id.parse().ok().zip(number);
         parsed.ok_or_else(|| must_be("logit_bias", ALLOWED, &json!({ id: bias })))
@@ -150,7 +158,9 @@ fn logit_bias(fields: &mut Fields) -> Result<BTreeMap<TokenId, f32>, ApiError> {
 }
 
 fn allowed_token_ids(fields: &mut Fields) -> Result<Option<BTreeSet<TokenId>>, ApiError> {
-    let Some(value) = fields.take("allowed_token_ids") else { return Ok(None) };
+    let Some(value) = fields.take_as("allowed_token_ids", || schema::array(schema::token_id(), 1)) else {
+        return Ok(None);
+    };
     match token_ids(&value) {
         Some(ids) if !ids.is_empty() => Ok(Some(ids.into_iter().collect())),
         _ => Err(must_be("allowed_token_ids", "an array of at least one token id", &value)),
@@ -158,7 +168,13 @@ fn allowed_token_ids(fields: &mut Fields) -> Result<Option<BTreeSet<TokenId>>, A
 }
 
 fn samplers(fields: &mut Fields) -> Result<Option<Vec<ChainStep>>, ApiError> {
-    let Some(value) = fields.take("samplers") else { return Ok(None) };
+    let schema = || {
+        let names: Vec<&str> = ChainStep::DEFAULT_ORDER.map(ChainStep::name).into_iter().chain(["typ_p"]).collect();
+        let mut schema = schema::array(json!({ "type": "string", "enum": names }), 0);
+        schema["uniqueItems"] = json!(true);
+        schema
+    };
+    let Some(value) = fields.take_as("samplers", schema) else { return Ok(None) };
     let names = string_list(&value).ok_or_else(|| must_be("samplers", "an array of strings", &value))?;
     let steps: Result<Vec<ChainStep>, _> = names.iter().map(|name| name.parse()).collect();
     steps.map(Some).map_err(|error: hearth_model::Error| ApiError::invalid("samplers", error.to_string()))

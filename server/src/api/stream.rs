@@ -22,6 +22,7 @@ use hearth_model::{
     sampling::TokenLogprobs,
     tokenizer::{DecodeOptions, Detokenizer, Tokenizer},
 };
+use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::Value;
 use tokio_stream::Stream;
@@ -37,7 +38,7 @@ use crate::{
 };
 
 /// The tokens of a whole answer, as clients are billed elsewhere.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, JsonSchema)]
 pub(crate) struct Usage {
     pub(crate) prompt_tokens: usize,
     pub(crate) completion_tokens: usize,
@@ -46,7 +47,7 @@ pub(crate) struct Usage {
 }
 
 /// What became of the prompts' tokens.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Copy, Debug, Default, Serialize, JsonSchema)]
 pub(crate) struct PromptDetails {
     /// Found in the cache. OpenAI's.
     pub(crate) cached_tokens: usize,

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::{
     error::ApiError,
     fields::{Fields, must_be, shown, string_list},
+    schema,
 };
 use crate::engine::ServedModel;
 
@@ -55,7 +56,7 @@ impl Structure {
         if let Some(mut members) = fields.object("structured_outputs")? {
             let before = found.len();
             for (member, _, path) in MEMBERS {
-                if let Some(value) = members.take(member) {
+                if let Some(value) = members.take_as(member, || member_schema(member)) {
                     found.extend(Self::from_member(member, "structured_outputs", path, value)?);
                 }
             }
@@ -70,7 +71,7 @@ impl Structure {
             }
         }
         for (member, older, _) in MEMBERS {
-            if let Some(value) = fields.take(older) {
+            if let Some(value) = fields.take_as(older, || member_schema(member)) {
                 found.extend(Self::from_member(member, older, older, value)?);
             }
         }
@@ -147,6 +148,16 @@ pub(crate) fn refusal(path: &str, error: &GrammarError) -> ApiError {
     ApiError::invalid(place, message)
 }
 
+/// What a member may be.
+fn member_schema(member: &str) -> Value {
+    match member {
+        "json" => json!({ "type": ["object", "boolean", "string"] }),
+        "choice" => schema::array(schema::string(), 0),
+        "json_object" => schema::flag(),
+        _ => schema::string(),
+    }
+}
+
 /// The schema of `json_object`: any object.
 fn any_object() -> Value {
     json!({ "type": "object" })
@@ -171,7 +182,8 @@ fn response_format(fields: &mut Fields) -> Result<Option<Structure>, ApiError> {
     const PARAM: &str = "response_format";
     const SCHEMA: &str = "response_format.json_schema.schema";
     let Some(mut format) = fields.object(PARAM)? else { return Ok(None) };
-    let kind = format.take("type").unwrap_or_default();
+    let kinds = || json!({ "type": "string", "enum": ["text", "json_object", "json_schema"] });
+    let kind = format.take_as("type", kinds).unwrap_or_default();
     let (grammar, path) = match kind.as_str() {
         Some("text") => return Ok(None),
         Some("json_object") => (any_object(), PARAM),
@@ -180,7 +192,7 @@ fn response_format(fields: &mut Fields) -> Result<Option<Structure>, ApiError> {
                 return Err(missing("response_format.json_schema"));
             };
             read_description(&mut described)?;
-            match described.take("schema") {
+            match described.take_as("schema", || json!({ "type": ["object", "boolean"] })) {
                 Some(value @ (Value::Object(_) | Value::Bool(_))) => (value, SCHEMA),
                 Some(other) => return Err(must_be(SCHEMA, "a JSON Schema: an object", &other)),
                 None => return Err(missing(SCHEMA)),

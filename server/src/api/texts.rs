@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::{
     error::ApiError,
     fields::{Fields, must_be, token_ids},
+    schema,
 };
 
 /// One text.
@@ -22,9 +23,12 @@ impl Source {
     /// The texts in the field `name`, which must be there.
     pub(crate) fn from_fields(fields: &mut Fields, name: &'static str) -> Result<Vec<Self>, ApiError> {
         const ALLOWED: &str = "a string, an array of strings, an array of token ids, or an array of such arrays";
-        let Some(value) = fields.take(name) else {
-            return Err(ApiError::invalid(name, format!("`{name}` is required: {ALLOWED}")));
+        let schema = || {
+            let ids = || schema::array(schema::token_id(), 1);
+            let one = schema::any_of([schema::string(), ids()]);
+            schema::any_of([schema::string(), ids(), schema::array(one, 1)])
         };
+        let value = fields.require_as(name, ALLOWED, schema)?;
         let one = |value: &Value| match value {
             Value::String(text) => Some(Self::Text(text.clone())),
             value => token_ids(value).map(Self::Ids),

@@ -6,12 +6,21 @@ use hearth_model::{
     TokenId,
     tokenizer::{DecodeOptions, EncodeOptions, SpecialToken},
 };
+use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::json;
 
-use super::{conversation::Conversation, error::ApiError, fields::Fields, state::AppState};
+use super::{
+    conversation::Conversation,
+    error::ApiError,
+    fields::{Fields, must_be, token_ids},
+    openapi::{Access, Answer, Operation, POST_REFUSALS, Request, answer},
+    schema::{self, Shape},
+    state::AppState,
+};
 use crate::engine::ServedModel;
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Tokens {
     count: usize,
     /// Tokens of prompt and answer together.
@@ -21,12 +30,12 @@ pub(crate) struct Tokens {
     token_strs: Option<Vec<Option<String>>>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Text {
     prompt: String,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct TokenizerInfo {
     tokenizer_class: &'static str,
     vocab_size: usize,
@@ -38,17 +47,93 @@ pub(crate) struct TokenizerInfo {
     chat_template: Option<String>,
 }
 
+/// What a client asks of `/tokenize`.
+struct TokenizeRequest {
+    model: Option<String>,
+    returns_strings: bool,
+    source: Source,
+}
+
+impl TokenizeRequest {
+    fn from_fields(fields: &mut Fields) -> Result<Self, ApiError> {
+        Ok(Self {
+            model: fields.string("model")?,
+            returns_strings: fields.flag_or("return_token_strs", false)?,
+            source: source(fields)?,
+        })
+    }
+}
+
+/// What a client asks of `/detokenize`.
+struct DetokenizeRequest {
+    model: Option<String>,
+    ids: Vec<TokenId>,
+    options: DecodeOptions,
+}
+
+impl DetokenizeRequest {
+    fn from_fields(fields: &mut Fields) -> Result<Self, ApiError> {
+        const ALLOWED: &str = "an array of token ids";
+        let value = fields.require_as("tokens", ALLOWED, || schema::array(schema::token_id(), 0))?;
+        Ok(Self {
+            model: fields.string("model")?,
+            ids: token_ids(&value).ok_or_else(|| must_be("tokens", ALLOWED, &value))?,
+            options: DecodeOptions { skip_special_tokens: fields.flag_or("skip_special_tokens", false)? },
+        })
+    }
+}
+
 /// What to encode.
 enum Source {
     Prompt(String, EncodeOptions),
     Conversation(Box<Conversation>),
 }
 
+/// How `/openapi.json` tells of it.
+pub(crate) const TOKENIZE: Operation = Operation {
+    summary: "The token ids of a prompt or of a conversation",
+    request: Request::Body(describe_tokenize),
+    answer: Answer::Json(answer::<Tokens>),
+    refusals: POST_REFUSALS,
+    access: Access::WithKey,
+};
+
+/// How `/openapi.json` tells of it.
+pub(crate) const DETOKENIZE: Operation = Operation {
+    summary: "The text of token ids",
+    request: Request::Body(describe_detokenize),
+    answer: Answer::Json(answer::<Text>),
+    refusals: POST_REFUSALS,
+    access: Access::WithKey,
+};
+
+/// How `/openapi.json` tells of it.
+pub(crate) const TOKENIZER_INFO: Operation = Operation {
+    summary: "The tokenizer's special tokens and the chat template",
+    request: Request::Nothing,
+    answer: Answer::Json(answer::<TokenizerInfo>),
+    refusals: &[503],
+    access: Access::WithKey,
+};
+
+fn describe_tokenize(_: &AppState, shape: &Shape) -> Result<(), ApiError> {
+    let message = json!({ "role": "user", "content": "x" });
+    for example in [json!({ "prompt": "x" }), json!({ "messages": [message] })] {
+        TokenizeRequest::from_fields(&mut Fields::describing(example, shape))?;
+    }
+    // Only where there is no prompt.
+    shape.note_optional("messages");
+    Ok(())
+}
+
+fn describe_detokenize(_: &AppState, shape: &Shape) -> Result<(), ApiError> {
+    DetokenizeRequest::from_fields(&mut Fields::describing(json!({ "tokens": [0] }), shape)).map(drop)
+}
+
 /// The ids of a prompt or of a conversation, as the generation endpoints would read them.
 pub(crate) async fn tokenize(State(state): State<AppState>, mut fields: Fields) -> Result<Json<Tokens>, ApiError> {
-    let model = model(&state, &mut fields)?;
-    let returns_strings = fields.flag("return_token_strs")?.unwrap_or(false);
-    let source = source(&mut fields)?;
+    let TokenizeRequest { model: name, returns_strings, source } = TokenizeRequest::from_fields(&mut fields)?;
+    let model = model(&state, name)?;
     // Tokenizing a long text takes a while, and this thread serves others.
     let encoded = tokio::task::spawn_blocking(move || {
         let tokens = match source {
@@ -71,16 +156,13 @@ pub(crate) async fn tokenize(State(state): State<AppState>, mut fields: Fields) 
 
 /// The text of token ids, special tokens included.
 pub(crate) async fn detokenize(State(state): State<AppState>, mut fields: Fields) -> Result<Json<Text>, ApiError> {
-    let model = model(&state, &mut fields)?;
-    let Some(ids) = fields.token_ids("tokens")? else {
-        return Err(ApiError::invalid("tokens", "`tokens` is required: an array of token ids"));
-    };
+    let DetokenizeRequest { model: name, ids, options } = DetokenizeRequest::from_fields(&mut fields)?;
+    let model = model(&state, name)?;
     let vocab_size = model.limits.vocab_size;
     if let Some(id) = ids.iter().find(|id| **id as usize >= vocab_size) {
         return Err(ApiError::invalid("tokens", format!("`tokens` must hold token ids below {vocab_size}, got {id}")));
     }
-    let skips = fields.flag("skip_special_tokens")?.unwrap_or(false);
-    Ok(Json(Text { prompt: model.tokenizer.decode(&ids, DecodeOptions { skip_special_tokens: skips }) }))
+    Ok(Json(Text { prompt: model.tokenizer.decode(&ids, options) }))
 }
 
 /// The special tokens and the chat template.
@@ -100,8 +182,8 @@ pub(crate) async fn tokenizer_info(State(state): State<AppState>) -> Result<Json
 }
 
 /// The served model, if that is the one that `model` names.
-pub(crate) fn model(state: &AppState, fields: &mut Fields) -> Result<std::sync::Arc<ServedModel>, ApiError> {
-    if let Some(name) = fields.string("model")?.filter(|name| name != state.model_id()) {
+pub(crate) fn model(state: &AppState, name: Option<String>) -> Result<std::sync::Arc<ServedModel>, ApiError> {
+    if let Some(name) = name.filter(|name| name != state.model_id()) {
         return Err(ApiError::unknown_model(&name, state.model_id()));
     }
     Ok(state.working_engine()?.model().clone())
@@ -114,7 +196,7 @@ fn source(fields: &mut Fields) -> Result<Source, ApiError> {
         }
         (None, false) => Err(ApiError::invalid("prompt", "`prompt` is required: a string; or else `messages`")),
         (Some(prompt), false) => {
-            let add_special_tokens = fields.flag("add_special_tokens")?.unwrap_or(true);
+            let add_special_tokens = fields.flag_or("add_special_tokens", true)?;
             Ok(Source::Prompt(prompt, EncodeOptions { add_special_tokens, ..EncodeOptions::PROMPT }))
         }
         (None, true) => Ok(Source::Conversation(Box::new(Conversation::from_fields(fields)?))),

@@ -1,12 +1,13 @@
 //! Calls as they go out: in a whole message, and as the deltas of a stream.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::tool_parser::{Piece, ToolParser};
 use crate::random::fresh_id;
 
 /// A call in a whole message.
-#[derive(Debug, Serialize)]
+#[derive(Debug, JsonSchema, Serialize)]
 pub(crate) struct WireCall {
     id: String,
     #[serde(rename = "type")]
@@ -14,7 +15,7 @@ pub(crate) struct WireCall {
     function: WireFunction,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, JsonSchema, Serialize)]
 struct WireFunction {
     name: String,
     /// JSON as text.

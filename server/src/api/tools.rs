@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 use super::{
     error::ApiError,
     fields::{Fields, must_be, shown},
+    schema,
     structured::{Structure, check_name, missing, one_only},
     tool_parser::{CallFormat, ToolParser},
 };
@@ -148,10 +149,42 @@ fn joined(mut messages: Vec<Message>, message: Message) -> Vec<Message> {
     messages
 }
 
+fn tool_schema() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "type": { "enum": ["function"] },
+            "function": {
+                "type": "object",
+                "properties": {
+                    "name": { "type": "string", "minLength": 1, "maxLength": 64, "pattern": "^[a-zA-Z0-9_-]+$" },
+                    "description": { "type": ["string", "null"] },
+                    "parameters": { "type": ["object", "null"] },
+                    "strict": { "type": ["boolean", "null"] },
+                },
+                "required": ["name"],
+            },
+        },
+        "required": ["type", "function"],
+    })
+}
+
+fn choice_schema() -> Value {
+    let named = json!({
+        "type": "object",
+        "properties": {
+            "type": { "enum": ["function"] },
+            "function": { "type": "object", "properties": { "name": schema::string() }, "required": ["name"] },
+        },
+        "required": ["type", "function"],
+    });
+    schema::any_of([json!({ "type": "string", "enum": ["none", "auto", "required"] }), named])
+}
+
 impl Tools {
     /// Reads `tools`, `tool_choice` and `parallel_tool_calls`. `None` if nothing may be called.
     pub(crate) fn from_fields(fields: &mut Fields) -> Result<Option<Self>, ApiError> {
-        let list = match fields.take("tools") {
+        let list = match fields.take_as("tools", || schema::array(tool_schema(), 0)) {
             None => Vec::new(),
             Some(Value::Array(items)) if items.len() <= MAX_TOOLS => tools(items)?,
             Some(Value::Array(items)) => {
@@ -168,7 +201,7 @@ impl Tools {
             let message = format!("Invalid value for `{name}`: `{name}` is only allowed when `tools` are specified.");
             ApiError::invalid(name, message)
         };
-        let choice = choice(fields.take("tool_choice"), &list)?;
+        let choice = choice(fields.take_as("tool_choice", choice_schema), &list)?;
         let parallel = fields.flag("parallel_tool_calls")?;
         if list.is_empty() {
             return match (choice, parallel) {

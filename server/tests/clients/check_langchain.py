@@ -6,11 +6,12 @@ from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_openai import ChatOpenAI, OpenAI
 
 URL = f"{os.environ['HEARTH_URL']}/v1"
+KEY = os.environ.get("HEARTH_KEY", "none")
 
 
 def main():
-    name = ChatOpenAI(base_url=URL, api_key="none", model="x").root_client.models.list().data[0].id
-    shared = dict(base_url=URL, api_key="none", model=name, seed=5, max_retries=0)
+    name = ChatOpenAI(base_url=URL, api_key=KEY, model="x").root_client.models.list().data[0].id
+    shared = dict(base_url=URL, api_key=KEY, model=name, seed=5, max_retries=0)
     chat = ChatOpenAI(**shared, max_tokens=12, temperature=0, stream_usage=True)
     messages = [SystemMessage("Be brief."), HumanMessage("Hello?"), AIMessage("Yes."), HumanMessage("Name a colour.")]
     answer = chat.invoke(messages)

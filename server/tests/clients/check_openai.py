@@ -4,7 +4,7 @@ Every answer is validated strictly against the package's own types.
 
     pip install -r requirements.txt
     hearth serve --model <a model with a chat template> --port 8000 &
-    HEARTH_URL=http://127.0.0.1:8000 python check_openai.py
+    HEARTH_URL=http://127.0.0.1:8000 python check_openai.py        # and HEARTH_KEY=..., if the server has keys
 """
 
 import asyncio
@@ -17,7 +17,8 @@ from openai.types import Completion, CreateEmbeddingResponse, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 URL = os.environ["HEARTH_URL"]
-CLIENT = openai.OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0)
+KEY = os.environ.get("HEARTH_KEY", "none")
+CLIENT = openai.OpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0)
 MODEL = CLIENT.models.list().data[0].id
 MESSAGES = [{"role": "user", "content": "Name three colours."}]
 
@@ -184,7 +185,7 @@ def errors():
 
 
 async def asynchronous():
-    client = openai.AsyncOpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0)
+    client = openai.AsyncOpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0)
 
     async def one(seed):
         body = dict(model=MODEL, messages=MESSAGES, max_tokens=8, seed=seed)
@@ -204,14 +205,14 @@ async def asynchronous():
 
 def post(path, body):
     # The package's own HTTP client: no other dependency.
-    answer = CLIENT._client.post(f"{URL}{path}", json=body)
+    answer = CLIENT._client.post(f"{URL}{path}", json=body, headers=CLIENT.auth_headers)
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
 def as_lm_eval_asks():
     """The requests of lm-eval's `local-completions`, with the server as its tokenizer."""
-    info = CLIENT._client.get(f"{URL}/tokenizer_info").json()
+    info = CLIENT._client.get(f"{URL}/tokenizer_info", headers=CLIENT.auth_headers).json()
     assert info["eos_token"]
     ids = [post("/tokenize", {"prompt": text, "add_special_tokens": False})["tokens"] for text in ("The cat sat", "A b")]
     assert post("/detokenize", {"tokens": ids[0]})["prompt"] == "The cat sat"

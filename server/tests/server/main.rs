@@ -16,6 +16,7 @@ mod equivalence;
 mod infill;
 mod live;
 mod metrics;
+mod openapi;
 mod parameters;
 mod real;
 mod sharing;

@@ -1,0 +1,191 @@
+//! `/openapi.json` against the server it describes, and the reference page against `/openapi.json`.
+
+use std::collections::BTreeMap;
+
+use axum::http::StatusCode;
+use serde_json::{Value, json};
+
+use crate::support::{MODEL, Server, VOCAB_SIZE};
+
+const PAGE: &str = include_str!("../../../docs/parameters.md");
+
+/// The smallest request that each endpoint takes.
+fn smallest(path: &str) -> Value {
+    match path.trim_start_matches("/v1") {
+        "/chat/completions" => json!({ "messages": [{ "role": "user", "content": "x" }] }),
+        "/detokenize" => json!({ "tokens": [0] }),
+        "/embeddings" => json!({ "input": "x" }),
+        _ => json!({ "prompt": "x" }),
+    }
+}
+
+async fn document(server: &Server) -> Value {
+    let answer = server.get("/openapi.json").await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+    answer.json()
+}
+
+/// The schemas of the bodies, by path.
+fn bodies(document: &Value) -> BTreeMap<String, Value> {
+    let paths = document["paths"].as_object().unwrap().iter();
+    let bodies = paths.filter_map(|(path, methods)| {
+        Some((path.clone(), methods.pointer("/post/requestBody/content/application~1json/schema")?.clone()))
+    });
+    bodies.collect()
+}
+
+/// Every parameter with its schema, those within objects by dotted names, and whether it is required.
+fn parameters(schema: &Value, within: &str) -> Vec<(String, Value, bool)> {
+    let Some(properties) = schema["properties"].as_object() else { return Vec::new() };
+    let required = schema["required"].as_array().cloned().unwrap_or_default();
+    let each = properties.iter().flat_map(|(name, property)| {
+        let full = format!("{within}{name}");
+        let inner = parameters(property, &format!("{full}."));
+        [(full, property.clone(), required.contains(&json!(name)))].into_iter().chain(inner)
+    });
+    each.collect()
+}
+
+/// What a parameter may be, as the page says it.
+fn in_words(schema: &Value) -> String {
+    if let Some(kinds) = schema["anyOf"].as_array() {
+        let mut words: Vec<String> = kinds.iter().filter(|kind| kind["type"] != "null").map(in_words).collect();
+        let mut seen = Vec::new();
+        words.retain(|word| {
+            !seen.contains(word) && {
+                seen.push(word.clone());
+                true
+            }
+        });
+        return words.join(" or ");
+    }
+    if let Some(choices) = schema["enum"].as_array() {
+        let choices = choices.iter().filter(|choice| !choice.is_null());
+        return choices.map(|choice| format!("`{choice}`")).collect::<Vec<_>>().join(", ");
+    }
+    let kind = match &schema["type"] {
+        Value::Array(kinds) => {
+            let kinds: Vec<&str> = kinds.iter().filter_map(Value::as_str).filter(|kind| *kind != "null").collect();
+            let [kind] = kinds[..] else { return kinds.join(" or ") };
+            json!(kind)
+        }
+        kind => kind.clone(),
+    };
+    let bound = |name: &str| schema[name].as_f64();
+    match kind.as_str() {
+        None => "anything".into(),
+        Some("array") => format!("array of {}", in_words(&schema["items"])),
+        Some("integer" | "number") if schema["format"] == "token-id" => "token id".into(),
+        Some("integer") if bound("minimum").is_some_and(|start| start < -1e18) => "64-bit integer".into(),
+        Some(kind @ ("integer" | "number")) => {
+            let end = bound("maximum").filter(|end| *end < 9e18);
+            match (bound("minimum"), bound("exclusiveMinimum"), end) {
+                (Some(start), _, None) => format!("{kind} from {start}"),
+                (Some(start), _, Some(end)) => format!("{kind} from {start} to {end}"),
+                (_, Some(start), None) => format!("{kind} above {start}"),
+                (_, Some(start), Some(end)) => format!("{kind} above {start} up to {end}"),
+                _ => kind.into(),
+            }
+        }
+        Some(kind) => kind.into(),
+    }
+}
+
+/// The cells of the page's tables, by the path in the heading and the parameter in the first cell.
+fn page() -> BTreeMap<(String, String), Vec<String>> {
+    let mut rows = BTreeMap::new();
+    let mut paths: Vec<&str> = Vec::new();
+    for line in PAGE.lines() {
+        if let Some(heading) = line.strip_prefix("## ") {
+            paths = heading.split('`').filter(|part| part.starts_with('/')).collect();
+        }
+        if !line.starts_with("| `") {
+            continue;
+        }
+        let cells: Vec<String> = line.trim_matches('|').split(" | ").map(|cell| cell.trim().to_owned()).collect();
+        for path in &paths {
+            let name = cells[0].trim_matches('`').to_owned();
+            let before = rows.insert(((*path).to_owned(), name), cells.clone());
+            assert_eq!(before, None, "{path} has it twice: {line}");
+        }
+    }
+    rows
+}
+
+#[tokio::test]
+async fn the_reference_page_has_every_parameter_as_it_is() {
+    let server = Server::start();
+    let mut rows = page();
+    let mut wrong = Vec::new();
+    for (path, schema) in bodies(&document(&server).await) {
+        for (name, schema, is_required) in parameters(&schema, "") {
+            // The enum of `model` holds whatever is served.
+            let may_be = if name == "model" { "string".into() } else { in_words(&schema) };
+            let default = match (&schema["default"], is_required) {
+                (_, true) => "required".into(),
+                (Value::Null, false) => "–".into(),
+                (default, false) => format!("`{default}`"),
+            };
+            let expected = format!("| `{name}` | {may_be} | {default} |");
+            match rows.remove(&(path.clone(), name.clone())) {
+                None => wrong.push(format!("{path} lacks {expected}")),
+                Some(cells) if cells.len() != 8 => {
+                    wrong.push(format!("{path}: {name} has {} cells, not 8", cells.len()))
+                }
+                Some(cells) if cells[1] != may_be || cells[2] != default => {
+                    wrong.push(format!("{path} has {:?}, but it is {expected}", &cells[..3]));
+                }
+                Some(cells) => assert_eq!(schema["description"], cells[7].as_str(), "{path}: {name}"),
+            }
+        }
+    }
+    wrong.extend(rows.keys().map(|(path, name)| format!("{path} has no `{name}`")));
+    assert!(wrong.is_empty(), "docs/parameters.md:\n{}", wrong.join("\n"));
+}
+
+#[tokio::test]
+async fn each_range_is_the_range() {
+    let server = Server::start();
+    let mut n_tried = 0;
+    for (path, schema) in bodies(&document(&server).await) {
+        for (name, schema, _) in parameters(&schema, "").into_iter().filter(|(name, ..)| !name.contains('.')) {
+            let beyond = [
+                schema["minimum"].as_f64().filter(|start| *start > -1e18).map(|start| start - 1.0),
+                schema["exclusiveMinimum"].as_f64(),
+                schema["maximum"].as_f64().filter(|end| *end < 1e18).map(|end| end + 1.0),
+                schema["enum"].as_array().map(|_| -0.5),
+            ];
+            for beyond in beyond.into_iter().flatten() {
+                let mut body = smallest(&path);
+                body[&name] = json!(beyond);
+                let answer = server.post_to(&path, body.to_string()).await;
+                assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{path} {body}");
+                assert_eq!(answer.json()["error"]["param"], name, "{path} {body}");
+                n_tried += 1;
+            }
+        }
+    }
+    assert!(n_tried > 60, "{n_tried} values tried");
+}
+
+#[tokio::test]
+async fn the_document_is_whole() {
+    let server = Server::start();
+    let document = document(&server).await;
+    for (path, schema) in bodies(&document) {
+        assert_eq!(server.post_to(&path, smallest(&path).to_string()).await.status, StatusCode::OK, "{path}");
+        let parameters = parameters(&schema, "");
+        if parameters.iter().any(|(name, ..)| name == "model") {
+            assert_eq!(schema["properties"]["model"]["enum"], json!([MODEL, null]), "{path}");
+        }
+    }
+    let text = document.to_string();
+    assert!(text.contains(&format!("\"maximum\":{}", VOCAB_SIZE - 1)), "token ids end with the vocabulary");
+    for reference in text.split("\"$ref\":\"#").skip(1) {
+        let pointer = reference.split('"').next().unwrap();
+        assert!(document.pointer(pointer).is_some(), "{pointer} leads nowhere");
+    }
+    for path in ["/docs", "/docs.js"] {
+        assert_eq!(server.get(path).await.status, StatusCode::OK);
+    }
+}
