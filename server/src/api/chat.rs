@@ -7,7 +7,6 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use hearth_model::{TokenId, sampling::SamplingParams, tokenizer::Tokenizer};
-use hearth_model::{TokenId, tokenizer::Tokenizer};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
