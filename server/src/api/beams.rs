@@ -15,7 +15,9 @@ pub(crate) fn strategy(fields: &mut Fields, [n, best_of]: [usize; 2], seed: u64)
     let searches = fields.flag_or("use_beam_search", false)?;
     let draws = fields.flag_or("stochastic_beam_search", false)?;
     let length_penalty = fields.number_or("length_penalty", -10.0..=10.0, 1.0)?;
-    let early_stopping = match fields.take_as("early_stopping", || json!({ "enum": [true, false, "never"] })) {
+    let early_stopping = fields.take_as("early_stopping", || json!({ "enum": [true, false, "never"] }));
+    fields.note_default("early_stopping", &false);
+    let early_stopping = match early_stopping {
         None => EarlyStopping::Likely,
         Some(value) => match (value.as_bool(), value.as_str()) {
             (Some(false), _) => EarlyStopping::Likely,

@@ -142,9 +142,10 @@ impl EmbeddingRequest {
             let message = format!("`input` must hold at most {MAX_INPUTS} texts, got {}", sources.len());
             return Err(ApiError::invalid("input", message));
         }
-        let format = fields.one_of("encoding_format", &[("float", Format::Numbers), ("base64", Format::Base64)])?;
-        let pooling =
-            fields.one_of("pooling", &[("mean", Pooling::Mean), ("last", Pooling::Last), ("max", Pooling::Max)])?;
+        let formats = [("float", Format::Numbers), ("base64", Format::Base64)];
+        let format = fields.one_of_or("encoding_format", &formats, Format::Numbers)?;
+        let poolings = [("mean", Pooling::Mean), ("last", Pooling::Last), ("max", Pooling::Max)];
+        let pooling = fields.one_of_or("pooling", &poolings, Pooling::default())?;
         let normalizes = fields.flag_or("normalize", true)?;
         let add_special_tokens = fields.flag_or("add_special_tokens", true)?;
         Ok(Self {
@@ -153,13 +154,13 @@ impl EmbeddingRequest {
             encode: EncodeOptions { add_special_tokens, ..EncodeOptions::PROMPT },
             parts: EmbedParts {
                 token_ids: Vec::new(),
-                pooling: pooling.unwrap_or_default(),
+                pooling,
                 scale: if normalizes { VectorScale::Unit } else { VectorScale::AsIs },
                 priority: generation::priority(fields)?,
                 deadline: generation::deadline(fields)?,
             },
             truncation: generation::truncation(fields)?,
-            format: format.unwrap_or(Format::Numbers),
+            format,
             dimensions: fields.count("dimensions", 1..=usize::MAX)?,
         })
     }

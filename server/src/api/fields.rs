@@ -159,6 +159,18 @@ impl Fields {
         )
     }
 
+    /// A whole number within `range`; `default` if it is absent.
+    pub(crate) fn integer_or(
+        &mut self,
+        name: &'static str,
+        range: RangeInclusive<i64>,
+        default: i64,
+    ) -> Result<i64, ApiError> {
+        let number = self.integer(name, range)?;
+        self.note_default(name, &default);
+        Ok(number.unwrap_or(default))
+    }
+
     /// A count within `range`.
     pub(crate) fn count(
         &mut self,
@@ -208,9 +220,10 @@ impl Fields {
         self.read(name, schema::string, |value| value.as_str().map(str::to_owned).ok_or_else(|| "a string".into()))
     }
 
-    /// A string or an array of strings.
+    /// A string or an array of strings; that none is empty is for the caller to check.
     pub(crate) fn strings(&mut self, name: &'static str) -> Result<Vec<String>, ApiError> {
-        let schema = || schema::any_of([schema::string(), schema::array(schema::string(), 0)]);
+        let one = || json!({ "type": "string", "minLength": 1 });
+        let schema = || schema::any_of([one(), schema::array(one(), 0)]);
         let strings = self.read(name, schema, |value| {
             let strings = match value {
                 Value::String(string) => Some(vec![string.clone()]),
@@ -227,8 +240,22 @@ impl Fields {
         self.read(name, schema, |value| string_list(value).ok_or_else(|| "an array of strings".into()))
     }
 
+    /// One of some strings; the one that means `default` if it is absent.
+    pub(crate) fn one_of_or<T: Copy + PartialEq>(
+        &mut self,
+        name: &'static str,
+        choices: &[(&'static str, T)],
+        default: T,
+    ) -> Result<T, ApiError> {
+        let chosen = self.one_of(name, choices)?;
+        if let Some((choice, _)) = choices.iter().find(|(_, meaning)| *meaning == default) {
+            self.note_default(name, choice);
+        }
+        Ok(chosen.unwrap_or(default))
+    }
+
     /// One of some strings.
-    pub(crate) fn one_of<T: Copy>(
+    fn one_of<T: Copy>(
         &mut self,
         name: &'static str,
         choices: &[(&'static str, T)],

@@ -201,12 +201,11 @@ impl Generation {
             stop,
             ends_on: if given.flag_or("ignore_eos", false)? { EndsOn::StopTokens } else { EndsOn::EosToo },
             text: text_options(given)?,
-            logprobs_mode: given
-                .one_of(
-                    "logprobs_mode",
-                    &[("raw_logprobs", LogprobsMode::Raw), ("processed_logprobs", LogprobsMode::Processed)],
-                )?
-                .unwrap_or_default(),
+            logprobs_mode: given.one_of_or(
+                "logprobs_mode",
+                &[("raw_logprobs", LogprobsMode::Raw), ("processed_logprobs", LogprobsMode::Processed)],
+                LogprobsMode::default(),
+            )?,
             truncation: truncation(given)?,
             priority: priority(given)?,
             cache_salt: given.string("cache_salt")?,
@@ -508,8 +507,8 @@ fn stream_options(fields: &mut Fields) -> Result<Option<UsageReports>, ApiError>
     let streams = fields.flag_or("stream", false)?;
     let mut reports = UsageReports::Nowhere;
     if let Some(mut options) = fields.object("stream_options")? {
-        let (usage, continuous) = (options.flag("include_usage")?, options.flag("continuous_usage_stats")?);
-        reports = match (usage.unwrap_or(false), continuous.unwrap_or(false)) {
+        let usage = options.flag_or("include_usage", false)?;
+        reports = match (usage, options.flag_or("continuous_usage_stats", false)?) {
             (true, true) => UsageReports::Everywhere,
             (true, false) => UsageReports::AtTheEnd,
             (false, true) => {
@@ -557,7 +556,7 @@ pub(crate) fn truncation(fields: &mut Fields) -> Result<Option<Truncation>, ApiE
 
 pub(crate) fn priority(fields: &mut Fields) -> Result<i32, ApiError> {
     let range = i64::from(*PRIORITIES.start())..=i64::from(*PRIORITIES.end());
-    Ok(fields.integer("priority", range)?.and_then(|priority| i32::try_from(priority).ok()).unwrap_or(0))
+    Ok(i32::try_from(fields.integer_or("priority", range, 0)?).unwrap_or(0))
 }
 
 pub(crate) fn deadline(fields: &mut Fields) -> Result<Option<Duration>, ApiError> {

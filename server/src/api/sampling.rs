@@ -46,23 +46,19 @@ impl Sampling {
                 default.dynatemp_exponent,
             )?,
             // 0 and -1 both mean that nothing is cut off.
-            top_k: fields
-                .integer("top_k", -1..=i64::MAX)?
-                .map_or(default.top_k, |top_k| usize::try_from(top_k).unwrap_or(0)),
+            top_k: usize::try_from(fields.integer_or("top_k", -1..=i64::MAX, signed(default.top_k))?).unwrap_or(0),
             // OpenAI allows 0, "the fewest tokens that reach nothing": the most likely one.
-            top_p: fields.number("top_p", 0.0..=1.0)?.map_or(default.top_p, |top_p| top_p.max(f32::MIN_POSITIVE)),
+            top_p: fields.number_or("top_p", 0.0..=1.0, default.top_p)?.max(f32::MIN_POSITIVE),
             min_p: fields.number_or("min_p", 0.0..=1.0, default.min_p)?,
             typical_p: fields.number_or("typical_p", NumberRange::above(0.0, 1.0), default.typical_p)?,
             // llama.cpp's -1 means off.
-            top_n_sigma: fields
-                .number("top_n_sigma", -1.0..=f32::INFINITY)?
-                .map_or(default.top_n_sigma, |top_n_sigma| top_n_sigma.max(0.0)),
+            top_n_sigma: fields.number_or("top_n_sigma", -1.0..=f32::INFINITY, default.top_n_sigma)?.max(0.0),
             xtc: Xtc {
                 probability: fields.number_or("xtc_probability", 0.0..=1.0, default.xtc.probability)?,
                 threshold: fields.number_or("xtc_threshold", 0.0..=1.0, default.xtc.threshold)?,
             },
             mirostat: mirostat(fields)?,
-            repetition_penalty: repetition_penalty(fields)?.unwrap_or(default.repetition_penalty),
+            repetition_penalty: repetition_penalty(fields, default.repetition_penalty)?,
             repeat_last_n: last_n(fields, "repeat_last_n")?,
             presence_penalty: fields.number_or("presence_penalty", -2.0..=2.0, default.presence_penalty)?,
             frequency_penalty: fields.number_or("frequency_penalty", -2.0..=2.0, default.frequency_penalty)?,
@@ -76,11 +72,12 @@ impl Sampling {
             logit_bias: logit_bias(fields)?,
             allowed_token_ids: allowed_token_ids(fields)?,
             bad_words: Vec::new(),
-            samplers: samplers(fields)?.unwrap_or(default.samplers),
+            samplers: samplers(fields, default.samplers)?,
             // Without a seed, no two requests are alike.
             seed: fields.seed("seed")?.unwrap_or_else(random_u64),
         };
         let breakers = fields.string_list("dry_sequence_breakers")?;
+        fields.note_default("dry_sequence_breakers", &DRY_SEQUENCE_BREAKERS);
         let breakers = breakers.unwrap_or_else(|| DRY_SEQUENCE_BREAKERS.map(str::to_owned).to_vec());
         let bad_words = fields.string_list("bad_words")?.unwrap_or_default();
         Ok(Self {
@@ -106,9 +103,14 @@ impl Sampling {
     }
 }
 
-fn repetition_penalty(fields: &mut Fields) -> Result<Option<f32>, ApiError> {
+fn signed(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+fn repetition_penalty(fields: &mut Fields, default: f32) -> Result<f32, ApiError> {
     let penalty = fields.number("repetition_penalty", NumberRange::above(0.0, f32::INFINITY))?;
     let alias = fields.number("repeat_penalty", NumberRange::above(0.0, f32::INFINITY))?;
+    fields.note_default("repetition_penalty", &schema::exact(default));
     match (penalty, alias) {
         (Some(penalty), Some(alias)) if penalty != alias => {
             let message = format!(
@@ -117,7 +119,7 @@ fn repetition_penalty(fields: &mut Fields) -> Result<Option<f32>, ApiError> {
             );
             Err(ApiError::invalid("repetition_penalty", message))
         }
-        _ => Ok(penalty.or(alias)),
+        _ => Ok(penalty.or(alias).unwrap_or(default)),
     }
 }
 
@@ -136,7 +138,7 @@ fn mirostat(fields: &mut Fields) -> Result<Option<Mirostat>, ApiError> {
 
 /// How many of the last tokens; -1 is all of them.
 fn last_n(fields: &mut Fields, name: &'static str) -> Result<Option<usize>, ApiError> {
-    Ok(fields.integer(name, -1..=i64::MAX)?.and_then(|n| usize::try_from(n).ok()))
+    Ok(usize::try_from(fields.integer_or(name, -1..=i64::MAX, -1)?).ok())
 }
 
 fn logit_bias(fields: &mut Fields) -> Result<BTreeMap<TokenId, f32>, ApiError> {
@@ -167,17 +169,19 @@ fn allowed_token_ids(fields: &mut Fields) -> Result<Option<BTreeSet<TokenId>>, A
     }
 }
 
-fn samplers(fields: &mut Fields) -> Result<Option<Vec<ChainStep>>, ApiError> {
+fn samplers(fields: &mut Fields, default: Vec<ChainStep>) -> Result<Vec<ChainStep>, ApiError> {
     let schema = || {
         let names: Vec<&str> = ChainStep::DEFAULT_ORDER.map(ChainStep::name).into_iter().chain(["typ_p"]).collect();
         let mut schema = schema::array(json!({ "type": "string", "enum": names }), 0);
         schema["uniqueItems"] = json!(true);
         schema
     };
-    let Some(value) = fields.take_as("samplers", schema) else { return Ok(None) };
+    let given = fields.take_as("samplers", schema);
+    fields.note_default("samplers", &default.iter().map(|step| step.name()).collect::<Vec<_>>());
+    let Some(value) = given else { return Ok(default) };
     let names = string_list(&value).ok_or_else(|| must_be("samplers", "an array of strings", &value))?;
     let steps: Result<Vec<ChainStep>, _> = names.iter().map(|name| name.parse()).collect();
-    steps.map(Some).map_err(|error: hearth_model::Error| ApiError::invalid("samplers", error.to_string()))
+    steps.map_err(|error: hearth_model::Error| ApiError::invalid("samplers", error.to_string()))
 }
 
 /// Each word as it is at the start of a line and behind a space: to most vocabularies these are different tokens.

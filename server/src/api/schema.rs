@@ -51,7 +51,8 @@ impl Shape {
 
     /// What an absent field means.
     pub(crate) fn note_default(&self, name: &str, default: Value) {
-        self.change(name, |property| property.default = Some(default));
+        // Of several examples, the first is the usual one.
+        self.change(name, |property| _ = property.default.get_or_insert(default));
     }
 
     /// That a field must not be absent.

@@ -16,7 +16,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic import BaseModel, Field
 
 URL = os.environ["HEARTH_URL"]
-CLIENT = openai.OpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0)
+CLIENT = openai.OpenAI(base_url=f"{URL}/v1", api_key=os.environ.get("HEARTH_KEY", "none"), max_retries=0)
 MODEL = CLIENT.models.list().data[0].id
 MESSAGES = [{"role": "user", "content": "What is the weather in Paris?"}]
 SEEDS = int(os.environ.get("SEEDS", "6"))
