@@ -255,11 +255,7 @@ impl Fields {
     }
 
     /// One of some strings.
-    fn one_of<T: Copy>(
-        &mut self,
-        name: &'static str,
-        choices: &[(&'static str, T)],
-    ) -> Result<Option<T>, ApiError> {
+    fn one_of<T: Copy>(&mut self, name: &'static str, choices: &[(&'static str, T)]) -> Result<Option<T>, ApiError> {
         let schema = || json!({ "type": "string", "enum": choices.iter().map(|(name, _)| name).collect::<Vec<_>>() });
         self.read(name, schema, |value| {
             let chosen = choices.iter().find(|(choice, _)| value.as_str() == Some(choice));
