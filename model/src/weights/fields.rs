@@ -51,11 +51,18 @@ pub(super) struct Fields<'a> {
     map: &'a Map<String, Value>,
     /// For messages.
     path: &'a Path,
+    /// What the file's own keys have in front of those here, for messages.
+    prefix: &'a str,
 }
 
 impl<'a> Fields<'a> {
     pub(super) fn new(map: &'a Map<String, Value>, path: &'a Path) -> Self {
-        Self { map, path }
+        Self { map, path, prefix: "" }
+    }
+
+    /// The same fields, whose keys have `prefix` in front in the file.
+    pub(super) fn with_prefix(self, prefix: &'a str) -> Self {
+        Self { prefix, ..self }
     }
 
     /// The value of `key`; `null` counts as absent.
@@ -67,7 +74,7 @@ impl<'a> Fields<'a> {
     pub(super) fn object(&self, key: &str) -> Result<Option<Fields<'a>>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let map = value.as_object().ok_or_else(|| self.wrong(key, "an object", value))?;
-        Ok(Some(Fields { map, path: self.path }))
+        Ok(Some(Fields { map, path: self.path, prefix: "" }))
     }
 
     /// Whether `key` is there, `null` or not.
@@ -85,7 +92,7 @@ impl<'a> Fields<'a> {
 
     /// Another object of the same file.
     pub(super) fn within<'b>(&'b self, map: &'b Map<String, Value>) -> Fields<'b> {
-        Fields { map, path: self.path }
+        Fields { map, path: self.path, prefix: "" }
     }
 
     pub(super) fn size_or(&self, key: &str, default: usize) -> Result<usize> {
@@ -139,17 +146,18 @@ impl<'a> Fields<'a> {
 
     /// The field asks for something that Hearth does not compute.
     pub(super) fn unsupported(&self, key: &str, found: &Value, supported: &str) -> Error {
-        let what = format!("field `{key}` is {found}, which is not supported; supported: {supported}");
+        let what = format!("field `{}{key}` is {found}, which is not supported; supported: {supported}", self.prefix);
         self.error(what, "the model would compute something else than it was trained for, so it is not opened")
     }
 
     /// None of the names that a field may go by is there.
     pub(super) fn missing(&self, keys: &[&str]) -> Error {
-        self.error(format!("field `{}` is missing", keys.join("` or `")), "")
+        let keys: Vec<_> = keys.iter().map(|key| format!("`{}{key}`", self.prefix)).collect();
+        self.error(format!("field {} is missing", keys.join(" or ")), "")
     }
 
     fn wrong(&self, key: &str, expected: &str, found: &Value) -> Error {
-        self.error(format!("field `{key}` must be {expected}, got {found}"), "")
+        self.error(format!("field `{}{key}` must be {expected}, got {found}", self.prefix), "")
     }
 
     fn error(&self, what: String, hint: &str) -> Error {

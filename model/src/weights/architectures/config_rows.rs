@@ -39,7 +39,12 @@ pub(super) enum ConfigRow {
     /// Written, never read: part of the class's training that Hearth has no field for.
     Constant { key: &'static str, value: f64 },
     /// What only one class has.
-    Custom { read: fn(&Fields<'_>, &mut GptConfig) -> Result<()>, write: fn(&GptConfig, &mut Map<String, Value>) },
+    Custom {
+        /// Every key that it reads.
+        keys: &'static [&'static str],
+        read: fn(&Fields<'_>, &mut GptConfig) -> Result<()>,
+        write: fn(&GptConfig, &mut Map<String, Value>),
+    },
 }
 
 /// A size that must be there.
@@ -121,6 +126,15 @@ impl ConfigRow {
         Ok(())
     }
 
+    /// Whether the row reads `key` by itself, not by a spelling of rotary positions or windows.
+    pub(super) fn reads(&self, key: &str) -> bool {
+        match self {
+            Self::Size { keys, .. } | Self::Custom { keys, .. } => keys.contains(&key),
+            Self::Number { key: own, .. } | Self::Flag { key: own, .. } | Self::Activation { key: own, .. } => *own == key,
+            Self::Derived { .. } | Self::Rope(_) | Self::Window(_) | Self::Constant { .. } => false,
+        }
+    }
+
     /// Puts what `config` says into `written`. It need not check that the class can say it all: what is written is read
     /// back and compared.
     pub(super) fn write(&self, config: &GptConfig, written: &mut Map<String, Value>) {
@@ -160,6 +174,7 @@ pub(super) const ACTIVATIONS: &[(&str, Activation)] = &[
 
 /// OPT says with one flag where blocks normalise and, since only the first kind has it, whether a norm follows the last.
 pub(super) const OPT_NORMS: ConfigRow = ConfigRow::Custom {
+    keys: &["do_layer_norm_before", "_remove_final_layer_norm"],
     read: |fields, config| {
         let before = fields.flag_or("do_layer_norm_before", true)?;
         config.norm_position = if before { NormPosition::Pre } else { NormPosition::Post };
@@ -175,6 +190,7 @@ pub(super) const OPT_NORMS: ConfigRow = ConfigRow::Custom {
 
 /// One OPT model has embeddings narrower than its blocks, with matrices between; the others say that they have not.
 pub(super) const OPT_EMBEDDING_WIDTH: ConfigRow = ConfigRow::Custom {
+    keys: &["word_embed_proj_dim"],
     read: |fields, config| match fields.size("word_embed_proj_dim")? {
         Some(width) if width != config.d_model => Err(fields.unsupported(
             "word_embed_proj_dim",
@@ -200,6 +216,7 @@ pub(super) const BLOOM_SLICES: ConfigRow = ConfigRow::Custom {
 
 /// CTRL's key is for the last norm alone; those of the blocks have a constant of their own.
 pub(super) const CTRL_FINAL_NORM_EPS: ConfigRow = ConfigRow::Custom {
+    keys: &["layer_norm_epsilon"],
     read: |fields, config| {
         let eps = fields.number_or("layer_norm_epsilon", config.norm_eps)?;
         config.final_norm_eps = (eps != config.norm_eps).then_some(eps);

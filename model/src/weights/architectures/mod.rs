@@ -5,6 +5,7 @@
 //! its tensors make which of our parameters. CONTRIBUTING.md goes through one step by step.
 
 mod config_rows;
+mod gguf;
 mod names;
 mod rope;
 mod window;
@@ -14,7 +15,10 @@ use serde_json::{Map, Value};
 use self::config_rows::{
     ACTIVATIONS, ConfigRow, constant, derived, flag, head_dim, kv_heads, number, one_kv_head_each, size, size_or,
 };
-pub(super) use self::names::{NameRow, Tensors};
+pub(super) use self::{
+    gguf::{Gguf, GgufRows},
+    names::{NameRow, Tensors},
+};
 use super::fields::{Fields, Fixed};
 use crate::{
     config::{Activation, GptConfig, NormKind, NormPosition, Positions, Sizes},
@@ -39,6 +43,8 @@ pub(super) struct Architecture {
     pub(super) base_prefix: &'static str,
     /// Endings of tensors that old versions saved and that hold no parameters.
     pub(super) ignored: &'static [&'static str],
+    /// How GGUF files spell it, for those that they know. Several classes may share a spelling.
+    pub(super) gguf: Option<&'static Gguf>,
 }
 
 impl Architecture {
@@ -65,6 +71,16 @@ impl Architecture {
 /// The Hugging Face classes that Hearth opens and saves, and its own.
 pub fn known_architectures() -> Vec<&'static str> {
     ARCHITECTURES.iter().map(|architecture| architecture.class).chain([super::hf::OWN_CLASS]).collect()
+}
+
+/// The spelling of the architecture that GGUF files call `name`. The error lists those that there are.
+pub(super) fn gguf(name: &str) -> Result<&'static Gguf, String> {
+    let known = || ARCHITECTURES.iter().filter_map(|architecture| architecture.gguf);
+    known().find(|known| known.name == name).ok_or_else(|| {
+        let mut names: Vec<_> = known().map(|known| format!("`{}`", known.name)).collect();
+        names.dedup();
+        names.join(", ")
+    })
 }
 
 /// Keys that change the maths wherever a class or a fork of one knows them, and the value that means "not at all". The
@@ -124,6 +140,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         names: names::GPT2,
         base_prefix: "transformer.",
         ignored: &[".attn.bias", ".attn.masked_bias"],
+        gguf: Some(&gguf::GPT2),
     },
     Architecture {
         class: "LlamaForCausalLM",
@@ -148,6 +165,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         names: names::LLAMA,
         base_prefix: "model.",
         ignored: &[".rotary_emb.inv_freq"],
+        gguf: Some(&gguf::LLAMA),
     },
     Architecture {
         class: "MistralForCausalLM",
@@ -169,6 +187,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         names: names::LLAMA,
         base_prefix: "model.",
         ignored: &[".rotary_emb.inv_freq"],
+        gguf: Some(&gguf::LLAMA),
     },
     Architecture {
         class: "Qwen2ForCausalLM",
@@ -190,6 +209,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         names: names::LLAMA,
         base_prefix: "model.",
         ignored: &[".rotary_emb.inv_freq"],
+        gguf: Some(&gguf::QWEN2),
     },
     Architecture {
         class: "Qwen3ForCausalLM",
@@ -213,6 +233,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         names: names::LLAMA,
         base_prefix: "model.",
         ignored: &[],
+        gguf: Some(&gguf::QWEN3),
     },
     Architecture {
         class: "Phi3ForCausalLM",
@@ -236,6 +257,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         names: names::PHI3,
         base_prefix: "model.",
         ignored: &[".rotary_emb.inv_freq"],
+        gguf: Some(&gguf::PHI3),
     },
     Architecture {
         class: "GPTNeoXForCausalLM",
@@ -260,6 +282,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         names: names::NEOX,
         base_prefix: "gpt_neox.",
         ignored: &[".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"],
+        gguf: Some(&gguf::NEOX),
     },
     Architecture {
         class: "StableLmForCausalLM",
@@ -309,6 +332,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         names: names::LLAMA,
         base_prefix: "model.",
         ignored: &[".rotary_emb.inv_freq"],
+        gguf: Some(&gguf::GEMMA),
     },
     Architecture {
         class: "OPTForCausalLM",
@@ -336,6 +360,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         names: names::OPT,
         base_prefix: "model.",
         ignored: &[],
+        gguf: None,
     },
     Architecture {
         class: "BloomForCausalLM",
@@ -360,6 +385,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         names: names::BLOOM,
         base_prefix: "transformer.",
         ignored: &[],
+        gguf: Some(&gguf::BLOOM),
     },
     Architecture {
         class: "OpenAIGPTLMHeadModel",
@@ -381,6 +407,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         names: names::GPT1,
         base_prefix: "transformer.",
         ignored: &[".attn.bias", "position_ids"],
+        gguf: None,
     },
     Architecture {
         class: "CTRLLMHeadModel",
@@ -407,6 +434,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         names: names::CTRL,
         base_prefix: "transformer.",
         ignored: &[],
+        gguf: None,
     },
 ];
 

@@ -1,0 +1,121 @@
+//! How text is cut into words before byte-level BPE merges them: what `tokenizer.ggml.pre` names.
+//!
+//! The expressions are those of the `tokenizer.json` that each family was trained with, so that ids are the family's own;
+//! llama.cpp's are adaptations of them to its own regex engine.
+
+use serde_json::{Value, json};
+
+/// What a name of `tokenizer.ggml.pre` stands for.
+pub(super) struct PreTokenizer {
+    /// The names; families that cut alike share a row.
+    names: &'static [&'static str],
+    /// Text is brought into Unicode's composed form first.
+    pub(super) nfc: bool,
+    /// Expressions whose matches become words of their own, one after the other.
+    splits: &'static [&'static str],
+    /// A word that is a token is that token, whatever merges would make of it.
+    pub(super) ignore_merges: bool,
+    /// Whether texts begin with `bos` where the file does not say.
+    pub(super) add_bos: bool,
+}
+
+const PLAIN: PreTokenizer = PreTokenizer {
+    names: &[],
+    nfc: false,
+    splits: &[],
+    ignore_merges: false,
+    add_bos: false,
+};
+
+const SINGLE_DIGITS: &str = r"\p{N}";
+/// Knows English contractions.
+const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const BLOOM: &str = r" ?[^(\s|[.,!?…。，、।۔،])]+";
+
+const ALL: &[PreTokenizer] = &[
+    PreTokenizer {
+        names: &["gpt-2", "phi-2", "gigachat", "a.x-4.0", "mellum", "exaone4", "jais", "trillion", "granite-docling"],
+        splits: &[GPT2],
+        ..PLAIN
+    },
+    // Those of GPT-NeoX.
+    PreTokenizer { names: &["mpt", "olmo"], nfc: true, splits: &[GPT2], ..PLAIN },
+    PreTokenizer {
+        names: &["smollm", "starcoder", "refact", "codeshell", "exaone", "minerva-7b", "mellum2"],
+        splits: &[SINGLE_DIGITS, GPT2],
+        ..PLAIN
+    },
+    PreTokenizer { names: &["command-r"], nfc: true, splits: &[SINGLE_DIGITS, GPT2], ..PLAIN },
+    PreTokenizer {
+        names: &["llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"],
+        splits: &[LLAMA3],
+        ignore_merges: true,
+        add_bos: true,
+        ..PLAIN
+    },
+    PreTokenizer { names: &["dbrx", "smaug-bpe", "chatglm-bpe"], splits: &[LLAMA3], ..PLAIN },
+    PreTokenizer { names: &["glm4", "glm5"], splits: &[LLAMA3], ignore_merges: true, ..PLAIN },
+    PreTokenizer {
+        names: &["qwen2", "deepseek-r1-qwen", "kormo", "f2llmv2", "megrez"],
+        nfc: true,
+        splits: &[QWEN2],
+        ..PLAIN
+    },
+    PreTokenizer { names: &["stablelm2", "hunyuan", "solar-open", "grok-2"], splits: &[QWEN2], ..PLAIN },
+    PreTokenizer { names: &["qwen35"], nfc: true, splits: &[QWEN35], ..PLAIN },
+    PreTokenizer { names: &["gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"], splits: &[GPT4O], ..PLAIN },
+    PreTokenizer { names: &["tekken"], splits: &[TEKKEN], ignore_merges: true, add_bos: true, ..PLAIN },
+    PreTokenizer {
+        names: &["deepseek-coder"],
+        splits: &[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", SINGLE_DIGITS],
+        ..PLAIN
+    },
+    PreTokenizer {
+        names: &["deepseek-v3", "hunyuan-dense", "joyai-llm"],
+        splits: &[
+            r"\p{N}{1,3}",
+            r"[一-龥぀-ゟ゠-ヿ]+",
+            r##"[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"##,
+        ],
+        ..PLAIN
+    },
+    PreTokenizer {
+        names: &["falcon"],
+        splits: &[r"[\p{P}\$\+<=>\^~\|`]+", GPT2, r"[0-9][0-9][0-9]"],
+        ..PLAIN
+    },
+    PreTokenizer { names: &["bloom", "poro-chat", "gpt3-finnish"], splits: &[BLOOM], ..PLAIN },
+    PreTokenizer { names: &["viking"], splits: &[BLOOM, SINGLE_DIGITS], ..PLAIN },
+    // What llama.cpp does with files that do not say.
+    PreTokenizer {
+        names: &["default"],
+        splits: &[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"],
+        ..PLAIN
+    },
+];
+
+/// The one called `name`. The error lists the names that there are.
+pub(super) fn find(name: &str) -> Result<&'static PreTokenizer, String> {
+    ALL.iter().find(|known| known.names.contains(&name)).ok_or_else(|| {
+        let names: Vec<_> = ALL.iter().flat_map(|known| known.names).copied().collect();
+        names.join(", ")
+    })
+}
+
+impl PreTokenizer {
+    /// As `tokenizer.json` says it.
+    pub(super) fn json(&self) -> Value {
+        let split = |pattern: &str| {
+            json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false })
+        };
+        let bytes =
+            json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false });
+        let steps = self.splits.iter().copied().map(split).chain([bytes]);
+        json!({ "type": "Sequence", "pretokenizers": steps.collect::<Vec<_>>() })
+    }
+}

@@ -1,0 +1,354 @@
+//! The tokenizer of a GGUF file, put into the words of `tokenizer.json`: there is one reader of tokenizers.
+//!
+//! `gpt2` is byte-level BPE with merges. `llama` is SentencePiece's BPE, which has no merges but scores: a merge makes
+//! the piece with the highest score first. That is said in merges by listing, from the highest score down, every pair of
+//! pieces that makes a piece, as `transformers` does.
+
+use std::collections::{HashMap, HashSet};
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    header::Metadata,
+    pre_tokenizers::{self, PreTokenizer},
+};
+use crate::{
+    TokenId,
+    error::{Error, Result},
+    tokenizer::Tokenizer,
+};
+
+/// Looking for merges costs the square of a piece's length; vocabularies cost a hundredth of this.
+const MAX_MERGE_WORK: usize = 1 << 31;
+
+/// Special tokens that end a turn or a text in some family, as llama.cpp knows them: files name one `eos` only.
+const ENDS: &[&str] = &[
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<|return|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|eom_id|>",
+    "<EOT>",
+    "_<EOT>",
+    "<|end_of_text|>",
+    "<end_of_utterance>",
+    "<｜end▁of▁sentence｜>",
+];
+
+/// The tokenizer, and which tokens end a text.
+pub(super) struct Vocabulary {
+    pub(super) tokenizer: Tokenizer,
+    pub(super) eos_token_ids: Vec<TokenId>,
+}
+
+/// What a token is, by `tokenizer.ggml.token_type`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TokenType {
+    Normal,
+    Unknown,
+    Control,
+    UserDefined,
+    Unused,
+    Byte,
+}
+
+/// What the file says of its tokens.
+struct Tokens<'a> {
+    metadata: &'a Metadata<'a>,
+    tokens: Vec<&'a str>,
+    types: Vec<TokenType>,
+    roles: Roles,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Roles {
+    bos: Option<TokenId>,
+    eos: Option<TokenId>,
+    pad: Option<TokenId>,
+    unk: Option<TokenId>,
+}
+
+/// Reads the tokenizer that the file carries.
+pub(super) fn read(metadata: &Metadata<'_>) -> Result<Vocabulary> {
+    let tokens = Tokens::read(metadata)?;
+    let json = match metadata.text(MODEL)? {
+        Some("gpt2") => tokens.byte_level()?,
+        Some("llama") => tokens.sentence_piece()?,
+        Some(other) => {
+            let what = format!("`{MODEL}` is `{other}`, which is not supported; supported: `gpt2`, `llama`");
+            return Err(metadata.error(what));
+        }
+        None => return Err(metadata.missing(MODEL)),
+    };
+    let tokenizer = Tokenizer::from_json(
+        Value::Object(json).to_string().as_bytes(),
+        Some(tokens.config_json().to_string().as_bytes()),
+        metadata.path,
+    )?;
+    Ok(Vocabulary { tokenizer, eos_token_ids: tokens.ends()? })
+}
+
+const MODEL: &str = "tokenizer.ggml.model";
+const PRE: &str = "tokenizer.ggml.pre";
+const TOKENS: &str = "tokenizer.ggml.tokens";
+const TYPES: &str = "tokenizer.ggml.token_type";
+const SCORES: &str = "tokenizer.ggml.scores";
+const MERGES: &str = "tokenizer.ggml.merges";
+
+impl<'a> Tokens<'a> {
+    fn read(metadata: &'a Metadata<'a>) -> Result<Self> {
+        let tokens = metadata.texts(TOKENS)?.ok_or_else(|| metadata.missing(TOKENS))?;
+        let mut first = HashMap::with_capacity(tokens.len());
+        for (id, token) in tokens.iter().enumerate() {
+            if let Some(first) = first.insert(token, id) {
+                return Err(metadata.error(format!("`{TOKENS}` has `{}` twice, as {first} and {id}", token.escape_debug())));
+            }
+        }
+        let mut types = match metadata.ints(TYPES)? {
+            None => vec![TokenType::Normal; tokens.len()],
+            Some(numbers) => {
+                require_len(metadata, TYPES, numbers.len(), tokens.len())?;
+                numbers.into_iter().map(|number| token_type(metadata, number)).collect::<Result<_>>()?
+            }
+        };
+        // Files differ in what they call tokens that nobody should write; these are never text.
+        for (token, kind) in tokens.iter().zip(&mut types) {
+            if ENDS.contains(token) {
+                *kind = TokenType::Control;
+            }
+        }
+        let roles = Roles::read(metadata, tokens.len())?;
+        Ok(Self { metadata, tokens, types, roles })
+    }
+
+    /// Byte-level BPE.
+    fn byte_level(&self) -> Result<Map<String, Value>> {
+        let name = self.metadata.text(PRE)?;
+        if name.is_none() {
+            tracing::warn!("`{}` does not say how its tokenizer cuts words: `{PRE}` is missing", self.metadata.path.display());
+        }
+        let name = name.unwrap_or("default");
+        let pre = pre_tokenizers::find(name).map_err(|names| Error::File {
+            path: self.metadata.path.to_owned(),
+            what: format!("`{PRE}` is `{name}`, which is not supported"),
+            hint: format!("supported are {names}"),
+        })?;
+        let merges = self.metadata.texts(MERGES)?.ok_or_else(|| self.metadata.missing(MERGES))?;
+        // A token may begin with a space, but none holds one.
+        let pair = |merge: &str| {
+            let space = merge.char_indices().skip(1).find(|(_, character)| *character == ' ');
+            space.map(|(at, _)| json!([merge[..at], merge[at + 1..]]))
+        };
+        let merges: Option<Vec<Value>> = merges.iter().map(|merge| pair(merge)).collect();
+        let merges = merges.ok_or_else(|| self.metadata.error(format!("`{MERGES}` has one that is no pair")))?;
+        let PreTokenizer { nfc, ignore_merges, add_bos, .. } = *pre;
+        let normalizer = if nfc { json!({ "type": "NFC" }) } else { Value::Null };
+        let model = json!({
+            "type": "BPE",
+            "ignore_merges": ignore_merges,
+            "vocab": self.vocab(),
+            "merges": merges,
+        });
+        let decoder = json!({ "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true });
+        self.tokenizer_json((normalizer, pre.json()), (model, decoder), add_bos)
+    }
+
+    /// SentencePiece's BPE.
+    fn sentence_piece(&self) -> Result<Map<String, Value>> {
+        let prefix = self.metadata.flag("tokenizer.ggml.add_space_prefix")?.unwrap_or(true);
+        let all_bytes: HashSet<&str> = self.of_type(TokenType::Byte).map(|(_, token)| token).collect();
+        let replace = json!({ "type": "Replace", "pattern": { "String": " " }, "content": "▁" });
+        let prepend = prefix.then(|| json!({ "type": "Prepend", "prepend": "▁" }));
+        let normalizers: Vec<Value> = prepend.into_iter().chain([replace]).collect();
+        let model = json!({
+            "type": "BPE",
+            "unk_token": self.roles.unk.map(|unk| self.tokens[unk as usize]),
+            "fuse_unk": true,
+            "byte_fallback": all_bytes.len() == 256,
+            "vocab": self.vocab(),
+            "merges": self.merges_of_scores()?,
+        });
+        let strip = prefix.then(|| json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 }));
+        let decoders: Vec<Value> = [
+            json!({ "type": "Replace", "pattern": { "String": "▁" }, "content": " " }),
+            json!({ "type": "ByteFallback" }),
+            json!({ "type": "Fuse" }),
+        ]
+        .into_iter()
+        .chain(strip)
+        .collect();
+        let normalizer = json!({ "type": "Sequence", "normalizers": normalizers });
+        let decoder = json!({ "type": "Sequence", "decoders": decoders });
+        self.tokenizer_json((normalizer, Value::Null), (model, decoder), true)
+    }
+
+    fn tokenizer_json(
+        &self,
+        (normalizer, pre_tokenizer): (Value, Value),
+        (model, decoder): (Value, Value),
+        add_bos: bool,
+    ) -> Result<Map<String, Value>> {
+        let flag = |key: &str, absent| Ok::<_, Error>(self.metadata.flag(key)?.unwrap_or(absent));
+        let bos = self.roles.bos;
+        let bos = if flag("tokenizer.ggml.add_bos_token", add_bos)? { bos } else { None };
+        let eos = if flag("tokenizer.ggml.add_eos_token", false)? { self.roles.eos } else { None };
+        let mut json = Map::new();
+        json.insert("version".into(), "1.0".into());
+        json.insert("added_tokens".into(), self.added_tokens().into());
+        json.insert("normalizer".into(), normalizer);
+        json.insert("pre_tokenizer".into(), pre_tokenizer);
+        json.insert("post_processor".into(), self.post_processor(bos, eos));
+        json.insert("decoder".into(), decoder);
+        json.insert("model".into(), model);
+        Ok(json)
+    }
+
+    fn vocab(&self) -> Map<String, Value> {
+        self.tokens.iter().enumerate().map(|(id, token)| ((*token).to_owned(), id.into())).collect()
+    }
+
+    fn of_type(&self, kind: TokenType) -> impl Iterator<Item = (TokenId, &'a str)> {
+        let tokens = self.tokens.iter().zip(&self.types).enumerate();
+        tokens.filter(move |(_, (_, own))| **own == kind).map(|(id, (token, _))| (id as TokenId, *token))
+    }
+
+    /// Tokens that are looked for in a text before it is cut into words.
+    fn added_tokens(&self) -> Vec<Value> {
+        let strips = self.strips_behind();
+        let added = |(id, (token, kind)): (usize, (&&str, &TokenType))| {
+            let special = match kind {
+                TokenType::Control | TokenType::Unknown => true,
+                TokenType::UserDefined => false,
+                TokenType::Normal | TokenType::Unused | TokenType::Byte => return None,
+            };
+            Some(json!({
+                "id": id,
+                "content": token,
+                "single_word": false,
+                "lstrip": false,
+                "rstrip": strips && special && !matches!(**token, "<unk>" | "<s>" | "<|endoftext|>"),
+                // Spelled as pieces are, a token is found only in a text that is.
+                "normalized": token.contains('▁'),
+                "special": special,
+            }))
+        };
+        self.tokens.iter().zip(&self.types).enumerate().filter_map(added).collect()
+    }
+
+    /// Phi 3's special tokens take the spaces behind them; files do not say so, llama.cpp goes by the architecture's name
+    /// too.
+    fn strips_behind(&self) -> bool {
+        let is = |key: &str, value: &str| matches!(self.metadata.text(key), Ok(Some(found)) if found == value);
+        is("general.architecture", "phi3") && is(MODEL, "llama")
+    }
+
+    fn post_processor(&self, bos: Option<TokenId>, eos: Option<TokenId>) -> Value {
+        let token = |id: TokenId| self.tokens[id as usize];
+        let special = |id: Option<TokenId>| id.map(|id| json!({ "SpecialToken": { "id": token(id), "type_id": 0 } }));
+        let text = json!({ "Sequence": { "id": "A", "type_id": 0 } });
+        let template: Vec<Value> = special(bos).into_iter().chain([text]).chain(special(eos)).collect();
+        let tokens: Map<String, Value> = bos
+            .into_iter()
+            .chain(eos)
+            .map(|id| (token(id).to_owned(), json!({ "id": token(id), "ids": [id], "tokens": [token(id)] })))
+            .collect();
+        if tokens.is_empty() {
+            return Value::Null;
+        }
+        json!({ "type": "TemplateProcessing", "single": template, "pair": template, "special_tokens": tokens })
+    }
+
+    /// What `tokenizer_config.json` would say.
+    fn config_json(&self) -> Value {
+        let token = |id: Option<TokenId>| id.map(|id| self.tokens[id as usize]);
+        let Roles { bos, eos, pad, unk } = self.roles;
+        json!({ "bos_token": token(bos), "eos_token": token(eos), "pad_token": token(pad), "unk_token": token(unk) })
+    }
+
+    /// Every pair of pieces that makes a piece, the best first.
+    fn merges_of_scores(&self) -> Result<Vec<Value>> {
+        let scores = self.metadata.floats(SCORES)?.ok_or_else(|| self.metadata.missing(SCORES))?;
+        require_len(self.metadata, SCORES, scores.len(), self.tokens.len())?;
+        let is_piece = |kind: TokenType| matches!(kind, TokenType::Normal | TokenType::UserDefined);
+        let pieces = self.tokens.iter().zip(&self.types).enumerate();
+        let ids: HashMap<&str, usize> =
+            pieces.filter(|(_, (_, kind))| is_piece(**kind)).map(|(id, (token, _))| (*token, id)).collect();
+        let work = ids.keys().fold(0usize, |work, piece| work.saturating_add(piece.len().saturating_mul(piece.len())));
+        if work > MAX_MERGE_WORK {
+            return Err(self.metadata.error(format!("`{TOKENS}` has pieces that are too long to look for merges in")));
+        }
+        let mut merges = Vec::new();
+        for (piece, &id) in &ids {
+            for (at, _) in piece.char_indices().skip(1) {
+                let (left, right) = piece.split_at(at);
+                if let (Some(&left_id), Some(&right_id)) = (ids.get(left), ids.get(right)) {
+                    merges.push((scores[id], id, (left, left_id), (right, right_id)));
+                }
+            }
+        }
+        // Between pairs of equal score the order is that of `transformers`: the longer left half first.
+        let length = |text: &str| text.chars().count();
+        merges.sort_by(|a, b| {
+            let by_length = || length(b.2.0).cmp(&length(a.2.0)).then_with(|| length(b.3.0).cmp(&length(a.3.0)));
+            b.0.total_cmp(&a.0).then_with(by_length).then_with(|| (a.1, a.2.1, a.3.1).cmp(&(b.1, b.2.1, b.3.1)))
+        });
+        Ok(merges.into_iter().map(|(_, _, (left, _), (right, _))| json!([left, right])).collect())
+    }
+
+    /// Tokens that end a text: those that the file gives the role, and those that are known to have it.
+    fn ends(&self) -> Result<Vec<TokenId>> {
+        let role = |key: &str| id_of_role(self.metadata, key, self.tokens.len());
+        let mut ends: Vec<TokenId> = self.roles.eos.into_iter().collect();
+        ends.extend(role("tokenizer.ggml.eot_token_id")?);
+        ends.extend(role("tokenizer.ggml.eom_token_id")?);
+        ends.extend(self.of_type(TokenType::Control).filter(|(_, token)| ENDS.contains(token)).map(|(id, _)| id));
+        let mut seen = HashSet::new();
+        ends.retain(|id| seen.insert(*id));
+        Ok(ends)
+    }
+}
+
+impl Roles {
+    fn read(metadata: &Metadata<'_>, n_tokens: usize) -> Result<Self> {
+        let role = |key: &str| id_of_role(metadata, key, n_tokens);
+        // What SentencePiece gives them where nobody says otherwise.
+        let is_sentence_piece = metadata.text(MODEL)? == Some("llama");
+        let usual = |id: TokenId| Some(id).filter(|id| is_sentence_piece && (*id as usize) < n_tokens);
+        Ok(Self {
+            bos: role("tokenizer.ggml.bos_token_id")?.or(usual(1)),
+            eos: role("tokenizer.ggml.eos_token_id")?.or(usual(2)),
+            pad: role("tokenizer.ggml.padding_token_id")?,
+            unk: role("tokenizer.ggml.unknown_token_id")?.or(usual(0)),
+        })
+    }
+}
+
+fn id_of_role(metadata: &Metadata<'_>, key: &str, n_tokens: usize) -> Result<Option<TokenId>> {
+    let Some(id) = metadata.unsigned(key)? else { return Ok(None) };
+    match TokenId::try_from(id) {
+        Ok(id) if (id as usize) < n_tokens => Ok(Some(id)),
+        _ => Err(metadata.error(format!("`{key}` is {id}, there are {n_tokens} tokens"))),
+    }
+}
+
+fn token_type(metadata: &Metadata<'_>, number: i32) -> Result<TokenType> {
+    Ok(match number {
+        // 0 is what files say that do not know.
+        0 | 1 => TokenType::Normal,
+        2 => TokenType::Unknown,
+        3 => TokenType::Control,
+        4 => TokenType::UserDefined,
+        5 => TokenType::Unused,
+        6 => TokenType::Byte,
+        _ => return Err(metadata.error(format!("`{TYPES}` has the type {number}, allowed are 0 to 6"))),
+    })
+}
+
+fn require_len(metadata: &Metadata<'_>, key: &str, found: usize, expected: usize) -> Result<()> {
+    if found == expected {
+        return Ok(());
+    }
+    Err(metadata.error(format!("`{key}` has {found} entries, there are {expected} tokens")))
+}
