@@ -184,13 +184,15 @@ impl Gpt {
     }
 }
 
-/// The value of a parameter, off any device.
+/// The value of a parameter.
 #[derive(Clone, Debug)]
 pub enum ParamData {
     /// Plain values.
     Values(TensorData),
     /// A matrix that is rounded already.
     Quantized(QuantizedMatrix),
+    /// A matrix that is on its device already.
+    Placed(Weight),
 }
 
 impl From<TensorData> for ParamData {
@@ -489,6 +491,7 @@ impl ParamSource<'_> {
         match self.data(path)? {
             ParamData::Values(values) => Weight::new(values, dtype, self.device),
             ParamData::Quantized(matrix) => Weight::from_quantized(&matrix, self.device),
+            ParamData::Placed(weight) => Ok(weight),
         }
     }
 
@@ -502,7 +505,7 @@ impl ParamSource<'_> {
             ParamData::Values(values) => {
                 Ok(Param::from_tensor(Tensor::from_data(values.convert::<f32>(), self.device)))
             }
-            ParamData::Quantized(_) => Err(Error::Execution { what: format!("`{path}` is a vector, got a matrix") }),
+            ParamData::Quantized(_) | ParamData::Placed(_) => Err(Error::Execution { what: format!("`{path}` is a vector, got a matrix") }),
         }
     }
 

@@ -24,7 +24,7 @@ pub use attention::{
     attention_paged_reference, causal_bias,
 };
 pub use block::{BlockParts, BlockScratch, LinearParts, NormParts, PagedAttention, block, has_block};
-pub use cpu::{lead_threads, limit_arenas, read_bandwidth};
+pub use cpu::{lead_threads, limit_arenas, nearest_q8, read_bandwidth};
 pub use cross_entropy::linear_cross_entropy;
 pub use embedding::embedding;
 pub use kv_append::{append_keys, append_rows, append_values, new_pool, rope_append};

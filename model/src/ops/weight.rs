@@ -41,6 +41,11 @@ impl Dtype {
         matches!(self, Self::Q8 | Self::Q4)
     }
 
+    /// Whether `device` computes with it.
+    pub fn is_for(self, device: &Device) -> bool {
+        !self.is_quantized() || cpu::is_cpu(device)
+    }
+
     /// The dtype called `name`, if it is one of those that `is_allowed` says.
     ///
     /// # Errors

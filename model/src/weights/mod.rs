@@ -1,9 +1,10 @@
-//! Models as files: Hugging Face's format, read and written.
+//! Models as files: Hugging Face's format, read and written, and GGUF, read.
 
 mod architectures;
 mod fields;
 mod files;
 mod generation_config;
+mod gguf;
 mod hf;
 pub mod model_dir;
 

@@ -16,6 +16,7 @@ use super::{
     fields::Fields,
     files::{DiskDtype, TensorFiles, TensorWriter},
     generation_config::sampling_defaults,
+    gguf,
     hf::{self, Spelling},
 };
 use crate::{
@@ -31,6 +32,7 @@ use crate::{
 };
 
 const CONFIG_FILE: &str = "config.json";
+const TOKENIZER_FILE: &str = "tokenizer.json";
 const GENERATION_FILE: &str = "generation_config.json";
 const EOS: &str = "eos_token_id";
 
@@ -42,7 +44,8 @@ const MAX_SHARD_BYTES: usize = 5_000_000_000;
 pub struct LoadOptions {
     /// The device.
     pub device: Device,
-    /// How matrices are held. `None`: in f32, or as the files have them where they are rounded already.
+    /// How matrices are held. `None`: in f32, or as the files have them where they are rounded already; as a GGUF file
+    /// has them, as nearly as the device can.
     pub dtype: Option<Dtype>,
 }
 
@@ -55,26 +58,30 @@ pub struct LoadedModel {
     pub tokenizer: Tokenizer,
     /// How a conversation becomes a prompt, if the model knows conversations.
     pub chat_template: Option<ChatTemplate>,
-    /// Tokens that end a text: those of `generation_config.json`, else of `config.json`, else the tokenizer's `eos`.
+    /// Tokens that end a text: those of `generation_config.json`, else of `config.json`, else the tokenizer's `eos`. In a
+    /// GGUF file, those that it names and those that are known to end turns.
     pub eos_token_ids: Vec<TokenId>,
     /// The sampling parameters that `generation_config.json` advises; those it does not name change nothing.
     pub sampling_defaults: SamplingParams,
 }
 
-/// Opens the model dir `dir` as a whole.
+/// Opens the model dir `dir` as a whole, or the model in a GGUF file.
 ///
 /// # Errors
 /// An error that names the file, and within it the field or tensor, that is missing, broken or not supported.
 pub fn load(dir: &Path, options: &LoadOptions) -> Result<LoadedModel> {
+    if gguf::is_gguf(dir) {
+        return gguf::load(dir, options)?.checked(dir);
+    }
     let (gpt, config_json) = load_gpt_and_config(dir, options)?;
-    let tokenizer = Tokenizer::from_dir(dir)?;
+    let tokenizer = load_tokenizer(dir)?;
     let generation_path = dir.join(GENERATION_FILE);
     let generation = if generation_path.exists() { read_object(&generation_path)? } else { Map::new() };
     let sampling_defaults = sampling_defaults(&generation, &generation_path, gpt.config().vocab_size)?;
     let files = [(generation_path, generation), (dir.join(CONFIG_FILE), config_json)];
     let eos_token_ids = eos_token_ids(&files, &gpt, &tokenizer)?;
     let chat_template = ChatTemplate::from_dir(dir)?;
-    LoadedModel { gpt, tokenizer, chat_template, eos_token_ids, sampling_defaults }.checked(dir)
+    LoadedModel { gpt, tokenizer, chat_template, eos_token_ids, sampling_defaults }.checked(&dir.join(TOKENIZER_FILE))
 }
 
 /// A model dir that is part of a program: its files' contents. There is no chat template.
@@ -105,18 +112,19 @@ pub fn load_embedded(dir: &EmbeddedDir, options: &LoadOptions) -> Result<LoadedM
     let tokenizer = Tokenizer::from_json(dir.tokenizer, Some(dir.tokenizer_config), &name.join("tokenizer.json"))?;
     let eos_token_ids = eos_token_ids(&[(config_path, config_json)], &gpt, &tokenizer)?;
     let sampling_defaults = SamplingParams::default();
-    LoadedModel { gpt, tokenizer, chat_template: None, eos_token_ids, sampling_defaults }.checked(name)
+    LoadedModel { gpt, tokenizer, chat_template: None, eos_token_ids, sampling_defaults }.checked(&name.join(TOKENIZER_FILE))
 }
 
 impl LoadedModel {
     /// Refuses a tokenizer that knows tokens which the model does not.
-    fn checked(self, dir: &Path) -> Result<Self> {
+    /// `path` is the tokenizer's file.
+    fn checked(self, path: &Path) -> Result<Self> {
         let (n_tokens, vocab_size) = (self.tokenizer.vocab_size(), self.gpt.config().vocab_size);
         if n_tokens <= vocab_size {
             return Ok(self);
         }
         Err(Error::File {
-            path: dir.join("tokenizer.json"),
+            path: path.to_owned(),
             what: format!("has {n_tokens} tokens, but the model's `vocab_size` is {vocab_size}"),
             hint: "tokenizer and weights are of different models".to_owned(),
         })
@@ -146,11 +154,14 @@ fn eos_token_ids(files: &[(PathBuf, Map<String, Value>)], gpt: &Gpt, tokenizer: 
     Ok(tokenizer.eos().map(|eos| eos.id).into_iter().collect())
 }
 
-/// Opens only the model of the model dir `dir`; there need not be a tokenizer.
+/// Opens only the model of the model dir `dir`, or of a GGUF file; there need not be a tokenizer.
 ///
 /// # Errors
 /// As [`load`].
 pub fn load_gpt(dir: &Path, options: &LoadOptions) -> Result<Gpt> {
+    if gguf::is_gguf(dir) {
+        return gguf::load_gpt(dir, options);
+    }
     load_gpt_and_config(dir, options).map(|(gpt, _)| gpt)
 }
 
@@ -160,7 +171,8 @@ fn load_gpt_and_config(dir: &Path, options: &LoadOptions) -> Result<(Gpt, Map<St
         return Err(Error::File {
             path: dir.to_owned(),
             what: if dir.exists() { "is not a folder" } else { "does not exist" }.to_owned(),
-            hint: "give a model dir: a folder with `config.json`, `model.safetensors` and `tokenizer.json`".to_owned(),
+            hint: "give a model dir, a folder with `config.json`, `model.safetensors` and `tokenizer.json`, or a GGUF file"
+                .to_owned(),
         });
     }
     let json = read_object(&path)?;
@@ -184,11 +196,22 @@ fn build(config_json: &Map<String, Value>, path: &Path, files: &TensorFiles, opt
     hf::load_params(files, spelling, &config, (dtype, &options.device))
 }
 
-/// Reads the architecture of the model dir `dir`, without its weights.
+/// Opens only the tokenizer of the model dir `dir`, or of a GGUF file.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_tokenizer(dir: &Path) -> Result<Tokenizer> {
+    if gguf::is_gguf(dir) { gguf::load_tokenizer(dir) } else { Tokenizer::from_dir(dir) }
+}
+
+/// Reads the architecture of the model dir `dir`, or of a GGUF file, without its weights.
 ///
 /// # Errors
 /// As [`load`].
 pub fn load_config(dir: &Path) -> Result<GptConfig> {
+    if gguf::is_gguf(dir) {
+        return gguf::load_config(dir);
+    }
     let path = dir.join(CONFIG_FILE);
     let json = read_object(&path)?;
     Spelling::of(&json, &path)?.read_config(&json, &path)

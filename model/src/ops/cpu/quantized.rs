@@ -181,6 +181,11 @@ fn whole(value: f32) -> f32 {
     (value + ROUND) - ROUND
 }
 
+/// The numbers of 8 bits that are nearest to `weights`.
+pub fn nearest_q8(weights: &[f32; BLOCK]) -> QuantizedBlock {
+    Q8Block::quantize(weights)
+}
+
 /// The nearest of the 16 levels.
 #[inline(always)]
 fn q4_level(value: f32) -> f32 {
@@ -219,7 +224,7 @@ fn search_q4_scale_body<const FUSED: bool>(weights: &[f32; BLOCK], scale: &mut f
 }
 
 /// Rounds `values`, `[d_out, d_in]` in row order, into panels of blocks; filled up with zeros in both directions.
-pub(super) fn lay_out<B: QuantBlock>(values: &[f32], d_out: usize, d_in: usize) -> Vec<B> {
+pub(super) fn lay_out<B: QuantBlock + Send>(values: &[f32], d_out: usize, d_in: usize) -> Vec<B> {
     from_rows(d_out, d_in.div_ceil(BLOCK), |row, number| {
         let inputs = number * BLOCK..d_in.min((number + 1) * BLOCK);
         let mut weights = [0.0; BLOCK];
@@ -229,13 +234,13 @@ pub(super) fn lay_out<B: QuantBlock>(values: &[f32], d_out: usize, d_in: usize) 
 }
 
 /// Lays out a matrix that is rounded already.
-pub(super) fn pack<B: QuantBlock>(matrix: &QuantizedMatrix) -> Vec<B> {
+pub(super) fn pack<B: QuantBlock + Send>(matrix: &QuantizedMatrix) -> Vec<B> {
     let [d_out, d_in] = matrix.dims();
     from_rows(d_out, d_in.div_ceil(BLOCK), |row, number| matrix.row(row)[number])
 }
 
 /// Panels of blocks from a function of row and block.
-fn from_rows<B: QuantBlock>(
+fn from_rows<B: QuantBlock + Send>(
     d_out: usize,
     n_blocks: usize,
     block: impl Fn(usize, usize) -> QuantizedBlock + Sync,

@@ -1,6 +1,5 @@
-//! How files store values: one by one, or rounded in blocks that share a scale.
-//!
-//! The blocks are those of GGML, bit for bit as its `ggml-quants.c` lays them out. All is little-endian.
+//! How GGUF files store values: one by one, or rounded in blocks that share a scale, bit for bit as GGML lays them out.
+//! All is little-endian.
 
 use half::{bf16, f16};
 
@@ -105,6 +104,11 @@ impl ElementType {
             Self::Q5K => 4 + 12 + 32 + 128,
             Self::Q6K => 128 + 64 + 16 + 2,
         }
+    }
+
+    /// Bytes that so many values take, which are whole blocks.
+    pub(super) fn bytes_of(self, n_values: usize) -> usize {
+        n_values / self.block_len() * self.block_bytes()
     }
 
     /// The values of whole blocks, in order. `bytes` and `out` hold the same number of blocks.
@@ -250,4 +254,39 @@ fn scales_and_minima(block: &[u8]) -> [(f32, f32); 8] {
         };
         (scale * f32::from(own_scale), minimum * f32::from(own_minimum))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    /// Random blocks of every type, against the values that the package `gguf` makes of them (`tests/gguf/make_gguf.py`).
+    #[test]
+    fn blocks_have_the_values_of_the_reference() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gguf/blocks.safetensors");
+        let file = std::fs::read(path).unwrap();
+        let file = safetensors::SafeTensors::deserialize(&file).unwrap();
+        for &(element, _, name) in ElementType::ALL.iter().filter(|(element, ..)| *element != ElementType::F32) {
+            let tensor = |part: &str| file.tensor(&format!("{name}.{part}")).unwrap().data().to_vec();
+            let (bytes, mut expected) = (tensor("bytes"), Vec::new());
+            expected.resize(tensor("values").len() / 4, 0.0);
+            ElementType::F32.decode(&tensor("values"), &mut expected);
+            assert_eq!(element.bytes_of(expected.len()), bytes.len(), "{name}");
+            let mut found = vec![f32::NAN; expected.len()];
+            element.decode(&bytes, &mut found);
+            for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
+                let near = (found - expected).abs() <= 1e-6 * expected.abs().max(1e-3);
+                assert!(near, "{name}, value {at}: {found}, expected {expected}");
+            }
+            if element.has_codes() {
+                let codes = bytes.chunks(element.block_bytes()).flat_map(|block| {
+                    let Codes { codes, scale } = element.codes(block);
+                    codes.map(|code| f32::from(code) * scale.to_f32())
+                });
+                assert!(codes.eq(found.iter().copied()), "{name}");
+            }
+        }
+    }
 }

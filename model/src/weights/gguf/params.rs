@@ -1,6 +1,9 @@
 //! Parameters from the tensors of GGUF files: in the form that they are stored in, as nearly as the device can.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    path::Path,
+};
 
 use burn::tensor::{Device, TensorData};
 use rayon::prelude::*;
@@ -14,7 +17,7 @@ use crate::{
     config::{GptConfig, Positions},
     error::{Error, Result},
     gpt::{Gpt, ParamData, ParamSpec},
-    ops::{BLOCK_SIZE, Dtype, QuantizedBlock, QuantizedMatrix, Weight},
+    ops::{BLOCK_SIZE, Dtype, QuantizedBlock, QuantizedMatrix, Weight, nearest_q8},
 };
 
 /// The largest f16.
@@ -24,6 +27,8 @@ const MAX_F16: f32 = 65_504.0;
 #[derive(Debug)]
 pub(super) struct TensorTable<'a> {
     tensors: HashMap<&'a str, StoredTensor<'a>>,
+    /// The model's first file, for messages about what none of them holds.
+    path: &'a Path,
 }
 
 impl<'a> TensorTable<'a> {
@@ -31,15 +36,14 @@ impl<'a> TensorTable<'a> {
     ///
     /// # Errors
     /// [`Error::Tensor`] when a name is there twice.
-    pub(super) fn new(tensors: impl IntoIterator<Item = StoredTensor<'a>>) -> Result<Self> {
+    pub(super) fn new(path: &'a Path, tensors: impl IntoIterator<Item = StoredTensor<'a>>) -> Result<Self> {
         let mut table = HashMap::new();
         for tensor in tensors {
             if let Some(first) = table.insert(tensor.name, tensor) {
-                let what = format!("of `{}` is also in another file of the model", first.path.display());
-                return Err(first.error(what));
+                return Err(first.error("is also in another file of the model".to_owned()));
             }
         }
-        Ok(Self { tensors: table })
+        Ok(Self { tensors: table, path })
     }
 
     pub(super) fn contains(&self, name: &str) -> bool {
@@ -51,8 +55,21 @@ impl<'a> TensorTable<'a> {
         self.tensors.remove(name)
     }
 
-    pub(super) fn get(&self, name: &str) -> Option<&StoredTensor<'a>> {
-        self.tensors.get(name)
+    /// The tensor `name`.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] when there is none.
+    pub(super) fn require(&self, name: &str) -> Result<&StoredTensor<'a>> {
+        self.tensors.get(name).ok_or_else(|| Error::Tensor {
+            path: self.path.to_owned(),
+            tensor: name.to_owned(),
+            what: "is missing, the metadata asks for it".to_owned(),
+            hint: String::new(),
+        })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.tensors.len()
     }
 }
 
@@ -144,8 +161,7 @@ impl<'t, 'a> Param<'t, 'a> {
         };
         // All shapes are checked before anything is allocated.
         let part = |&(pattern, rows): &(&str, GgufRows)| {
-            let name = pattern.replacen("{}", layer, 1);
-            let tensor = table.get(&name).ok_or_else(|| missing(table, name))?;
+            let tensor = table.require(&pattern.replacen("{}", layer, 1))?;
             let n_rows = rows.count(config, spec.shape[0]);
             let expected: Vec<usize> = [n_rows].into_iter().chain(spec.shape[1..].iter().copied()).collect();
             if tensor.shape != expected {
@@ -181,10 +197,10 @@ impl<'t, 'a> Param<'t, 'a> {
 
     /// A matrix in the form nearest to the file's, of those that the device computes with.
     fn as_stored(&self, dims: [usize; 2], device: &Device) -> Result<ParamData> {
-        let dtype = self.parts.iter().map(|part| part.nearest_dtype()).max_by_key(|dtype| dtype.width());
+        let dtype = self.parts.iter().map(|part| part.nearest_dtype()).max_by_key(|dtype| rank(*dtype));
         let dtype = dtype.unwrap_or_default();
         if dtype.is_quantized() && dtype.is_for(device) {
-            let blocks = self.rows().flat_map_iter(|(part, row)| part.blocks(row, self.width, dtype)).collect();
+            let blocks = self.rows().flat_map_iter(|(part, row)| part.blocks(row, self.width)).collect();
             return QuantizedMatrix::new(dims, dtype, blocks).map(ParamData::Quantized);
         }
         // What a device has no form for is computed in full.
@@ -193,10 +209,66 @@ impl<'t, 'a> Param<'t, 'a> {
     }
 }
 
+/// Of two dtypes, the one of higher rank holds the other's values.
+fn rank(dtype: Dtype) -> usize {
+    [Dtype::Q4, Dtype::Q8, Dtype::F16, Dtype::F32].iter().position(|known| *known == dtype).unwrap_or_default()
+}
+
 impl Part<'_, '_> {
-    fn row(&self, n: usize, out: &mut [f32]) {
-        let ElementType { .. } = self.tensor.element;
-        let n_bytes = self.tensor.element.bytes_of(out.len());
-        self.tensor.element.decode(&self.tensor.bytes[n * n_bytes..][..n_bytes], out);
+    /// Row `row` of the tensor, in f32.
+    fn row(&self, row: usize, out: &mut [f32]) {
+        let element = self.tensor.element;
+        let n_bytes = element.bytes_of(out.len());
+        element.decode(&self.tensor.bytes[row * n_bytes..][..n_bytes], out);
     }
+
+    /// Row `row` of the tensor in blocks: the file's own numbers where its type has such, else the nearest of 8 bits.
+    fn blocks(&self, row: usize, width: usize) -> Vec<QuantizedBlock> {
+        let element = self.tensor.element;
+        if element.has_codes() {
+            let n_bytes = element.bytes_of(width);
+            let blocks = self.tensor.bytes[row * n_bytes..][..n_bytes].chunks_exact(element.block_bytes());
+            let block = |Codes { codes, scale }| QuantizedBlock { scale, values: codes };
+            return blocks.map(|bytes| block(element.codes(bytes))).collect();
+        }
+        let mut values = vec![0.0; width];
+        self.row(row, &mut values);
+        values.as_chunks::<BLOCK_SIZE>().0.iter().map(nearest_q8).collect()
+    }
+
+    /// The dtype that has the type's very values or, where there is none, the one nearest to them.
+    fn nearest_dtype(&self) -> Dtype {
+        match self.tensor.element {
+            ElementType::F32 => Dtype::F32,
+            // All that models hold, but not all that there is.
+            ElementType::Bf16 if self.largest() > MAX_F16 => Dtype::F32,
+            ElementType::F16 | ElementType::Bf16 => Dtype::F16,
+            ElementType::Q4_0 => Dtype::Q4,
+            _ => Dtype::Q8,
+        }
+    }
+
+    fn is_finite(&self) -> bool {
+        self.chunks().all(|(n, values)| values[..n].iter().all(|value| value.is_finite()))
+    }
+
+    fn largest(&self) -> f32 {
+        self.chunks().map(|(n, values)| values[..n].iter().fold(0.0, |most: f32, value| most.max(value.abs()))).reduce(|| 0.0, f32::max)
+    }
+
+    /// All values of the tensor, up to [`MAX_BLOCK`] at a time.
+    fn chunks(&self) -> impl ParallelIterator<Item = (usize, [f32; MAX_BLOCK])> {
+        let element = self.tensor.element;
+        self.tensor.bytes.par_chunks(element.bytes_of(MAX_BLOCK)).map(move |bytes| {
+            let (n, mut values) = (bytes.len() / element.block_bytes() * element.block_len(), [0.0; MAX_BLOCK]);
+            element.decode(bytes, &mut values[..n]);
+            (n, values)
+        })
+    }
+}
+
+/// `blocks.3.attn.out.weight` to `blocks.{}.attn.out.weight` and `3`.
+fn split_layer(path: &str) -> (String, &str) {
+    let layer = path.strip_prefix("blocks.").and_then(|rest| rest.split('.').next()).unwrap_or_default();
+    if layer.is_empty() { (path.to_owned(), "") } else { (path.replacen(layer, "{}", 1), layer) }
 }

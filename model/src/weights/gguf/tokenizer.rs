@@ -228,7 +228,7 @@ impl<'a> Tokens<'a> {
                 "content": token,
                 "single_word": false,
                 "lstrip": false,
-                "rstrip": strips && special && !matches!(**token, "<unk>" | "<s>" | "<|endoftext|>"),
+                "rstrip": strips && special && !matches!(*token, "<unk>" | "<s>" | "<|endoftext|>"),
                 // Spelled as pieces are, a token is found only in a text that is.
                 "normalized": token.contains('▁'),
                 "special": special,

@@ -1,0 +1,179 @@
+//! Models in llama.cpp's format: one GGUF file, or several, with weights, configuration, tokenizer and chat template.
+//!
+//! [`header`](self) and the tokenizer know no tensors; [`params`](self) makes a model of the rest. What GGUF calls an
+//! architecture is a column of the table in `weights::architectures`.
+
+mod blocks;
+mod header;
+mod params;
+mod pre_tokenizers;
+mod rope_factors;
+mod tokenizer;
+
+use std::{
+    fs::File,
+    io::Read,
+    path::{Path, PathBuf},
+};
+
+use serde_json::{Map, Value as Json, json};
+
+use self::{
+    header::{Header, Metadata, Value},
+    params::TensorTable,
+    tokenizer::Vocabulary,
+};
+use super::{
+    architectures::{self, Gguf},
+    fields::Fields,
+    model_dir::{LoadOptions, LoadedModel},
+};
+use crate::{
+    chat::ChatTemplate,
+    config::GptConfig,
+    error::{Error, Result},
+    gpt::Gpt,
+    mmap::Mmap,
+    regular_file,
+    tokenizer::Tokenizer,
+};
+
+const ARCHITECTURE: &str = "general.architecture";
+const TEMPLATE: &str = "tokenizer.chat_template";
+const SPLIT_COUNT: &str = "split.count";
+const SPLIT_NUMBER: &str = "split.no";
+const SPLIT_TENSORS: &str = "split.tensors.count";
+/// A model of a terabyte in files of a gigabyte has as many.
+const MAX_FILES: u64 = 1000;
+
+/// Whether `path` is to be read as GGUF: a file of that name or that content.
+pub(super) fn is_gguf(path: &Path) -> bool {
+    let begins_with_magic = || {
+        let mut magic = [0; 4];
+        let read = regular_file::open(path).and_then(|mut file: File| file.read_exact(&mut magic));
+        read.is_ok() && magic == *b"GGUF"
+    };
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf")) && !path.is_dir()
+        || begins_with_magic()
+}
+
+/// Opens the model in the file `path` as a whole.
+pub(super) fn load(path: &Path, options: &LoadOptions) -> Result<LoadedModel> {
+    with_files(path, |metadata, tensors| {
+        let Vocabulary { tokenizer, eos_token_ids } = tokenizer::read(metadata)?;
+        let gpt = build(metadata, tensors, options)?;
+        Ok(LoadedModel { gpt, tokenizer, chat_template: chat_template(metadata)?, eos_token_ids })
+    })
+}
+
+/// Opens only the tokenizer in the file `path`; there need not be tensors.
+pub(super) fn load_tokenizer(path: &Path) -> Result<Tokenizer> {
+    let map = Mmap::open(path)?;
+    Ok(tokenizer::read(&Header::parse(&map, path)?.metadata)?.tokenizer)
+}
+
+/// Opens only the model in the file `path`; there need not be a tokenizer.
+pub(super) fn load_gpt(path: &Path, options: &LoadOptions) -> Result<Gpt> {
+    with_files(path, |metadata, tensors| build(metadata, tensors, options))
+}
+
+/// Reads the architecture of the model in the file `path`.
+pub(super) fn load_config(path: &Path) -> Result<GptConfig> {
+    with_files(path, |metadata, mut tensors| Ok(read_config(metadata, &mut tensors)?.1))
+}
+
+fn build(metadata: &Metadata<'_>, mut tensors: TensorTable<'_>, options: &LoadOptions) -> Result<Gpt> {
+    let (gguf, config) = read_config(metadata, &mut tensors)?;
+    params::load(&tensors, gguf, &config, (options.dtype, &options.device))
+}
+
+/// Maps the file at `path`, and the others of its model where it is one of several, for as long as `read` runs.
+fn with_files<T>(path: &Path, read: impl FnOnce(&Metadata<'_>, TensorTable<'_>) -> Result<T>) -> Result<T> {
+    let first = Mmap::open(path)?;
+    let Header { metadata, mut tensors } = Header::parse(&first, path)?;
+    let others = match metadata.unsigned(SPLIT_COUNT)? {
+        None | Some(0 | 1) => Vec::new(),
+        Some(n_files) => other_files(&metadata, n_files)?,
+    };
+    let maps = others.iter().map(|path| Ok((path, Mmap::open(path)?))).collect::<Result<Vec<_>>>()?;
+    for (number, (path, map)) in maps.iter().enumerate() {
+        let other = Header::parse(map, path)?;
+        let found = other.metadata.unsigned(SPLIT_NUMBER)?;
+        if found != Some(number as u64 + 1) {
+            let what = format!("`{SPLIT_NUMBER}` must be {}, got {found:?}", number + 1);
+            return Err(other.metadata.error(what));
+        }
+        tensors.extend(other.tensors);
+    }
+    let tensors = TensorTable::new(path, tensors)?;
+    match metadata.unsigned(SPLIT_TENSORS)? {
+        Some(n_tensors) if n_tensors != tensors.len() as u64 => {
+            Err(metadata.error(format!("`{SPLIT_TENSORS}` is {n_tensors}, the files have {}", tensors.len())))
+        }
+        _ => read(&metadata, tensors),
+    }
+}
+
+/// The paths of the files that belong to the first of `n_files`: `NAME-00001-of-00003.gguf` has two more.
+fn other_files(metadata: &Metadata<'_>, n_files: u64) -> Result<Vec<PathBuf>> {
+    let refuse = |what: String, hint: &str| {
+        Err(Error::File { path: metadata.path.to_owned(), what, hint: hint.to_owned() })
+    };
+    if n_files > MAX_FILES {
+        return refuse(format!("`{SPLIT_COUNT}` is {n_files}, allowed are up to {MAX_FILES}"), "");
+    }
+    if metadata.unsigned(SPLIT_NUMBER)? != Some(0) {
+        return refuse(format!("is not the first of its model's {n_files} files"), "give the first one");
+    }
+    let ending = |number: u64| format!("-{number:05}-of-{n_files:05}.gguf");
+    let name = metadata.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    match name.strip_suffix(&ending(1)) {
+        Some(stem) => {
+            Ok((2..=n_files).map(|number| metadata.path.with_file_name(format!("{stem}{}", ending(number)))).collect())
+        }
+        None => refuse(
+            format!("is the first of {n_files} files, but its name does not end in `{}`", ending(1)),
+            "the files find each other by their names: give them back those that they were made with",
+        ),
+    }
+}
+
+/// The architecture, and how GGUF spells it. What shapes it but is no parameter is taken out of `tensors`.
+fn read_config(metadata: &Metadata<'_>, tensors: &mut TensorTable<'_>) -> Result<(&'static Gguf, GptConfig)> {
+    let name = metadata.text(ARCHITECTURE)?.ok_or_else(|| metadata.missing(ARCHITECTURE))?;
+    let gguf = architectures::gguf(name).map_err(|known| Error::File {
+        path: metadata.path.to_owned(),
+        what: format!("architecture `{name}` is not supported"),
+        hint: format!("supported are {known}"),
+    })?;
+    let prefix = format!("{name}.");
+    let own = metadata.keys().filter_map(|key| Some((key.strip_prefix(&prefix)?.to_owned(), json_of(metadata.get(key)?))));
+    let own: Map<String, Json> = own.collect();
+    let fields = Fields::new(&own, metadata.path).with_prefix(&prefix);
+    let mut config = gguf.read(&fields, &|name| tensors.contains(name))?;
+    config.vocab_size = tensors.require("token_embd.weight")?.shape[0];
+    rope_factors::apply(&mut config, tensors)?;
+    config.validate().map_err(|error| metadata.error(error.to_string()))?;
+    Ok((gguf, config))
+}
+
+/// A value as a `config.json` would have it.
+fn json_of(value: Value<'_>) -> Json {
+    match value {
+        Value::Unsigned(number) => json!(number),
+        Value::Signed(number) => json!(number),
+        // 1e-5 became an f32 on its way into the file; in f64 it is to be 1e-5 again, not 9.999999747e-6.
+        Value::F32(number) => json!(number.to_string().parse::<f64>().unwrap_or(f64::NAN)),
+        Value::F64(number) => json!(number),
+        Value::Flag(flag) => json!(flag),
+        Value::Text(text) => json!(text),
+        Value::Array(array) if array.len == 0 => Json::Null,
+        Value::Array(array) => json!(format!("{array:?}")),
+    }
+}
+
+fn chat_template(metadata: &Metadata<'_>) -> Result<Option<ChatTemplate>> {
+    let Some(default) = metadata.text(TEMPLATE)? else { return Ok(None) };
+    let tool_use = metadata.text(&format!("{TEMPLATE}.tool_use"))?;
+    ChatTemplate::with_tools(default, tool_use, metadata.path).map(Some)
+}

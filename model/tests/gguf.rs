@@ -1,0 +1,450 @@
+//! GGUF files: what llama.cpp's own converter and quantizer write, against the goldens and against `transformers`
+//! (`gguf/make_gguf.py`); broken and hostile ones.
+#![expect(clippy::unwrap_used, reason = "tests")]
+#![expect(clippy::print_stdout, reason = "a skipped test says so")]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use hearth_model::{
+    attention::AttentionContext,
+    config::GptConfig,
+    error::Error,
+    gpt::Gpt,
+    ops::Dtype,
+    tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
+    weights::model_dir::{self, LoadOptions},
+};
+use safetensors::SafeTensors;
+use tempfile::TempDir;
+
+/// Each is a golden dir of the same name.
+const CASES: &[&str] = &[
+    "gpt2",
+    "gpt2-untied",
+    "llama",
+    "llama-tied-bias",
+    "llama-f16",
+    "llama-bf16",
+    "qwen2",
+    "qwen3",
+    "phi3",
+    "gpt-neox-parallel",
+    "gpt-neox-serial",
+    "gemma",
+    "bloom",
+    "rope-linear",
+    "rope-llama3",
+    "rope-yarn",
+];
+
+fn tests() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")
+}
+
+fn gguf(name: &str) -> PathBuf {
+    tests().join("gguf").join(format!("{name}.gguf"))
+}
+
+fn options(dtype: Option<Dtype>) -> LoadOptions {
+    LoadOptions { device: Device::flex(), dtype }
+}
+
+/// The ids and the logits called `logits` in the file at `path`: ids, rows, logits.
+fn oracle(path: &Path, logits: &str) -> (Vec<i32>, [usize; 2], Vec<f32>) {
+    let bytes = fs::read(path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let ids = file.tensor("input_ids").unwrap();
+    let numbers = |name: &str| -> Vec<[u8; 4]> { file.tensor(name).unwrap().data().as_chunks().0.to_vec() };
+    (
+        numbers("input_ids").into_iter().map(i32::from_le_bytes).collect(),
+        [ids.shape()[0], ids.shape()[1]],
+        numbers(logits).into_iter().map(f32::from_le_bytes).collect(),
+    )
+}
+
+/// The largest difference between the model's logits and the oracle's, as a share of the logits' spread.
+fn error(gpt: &Gpt, (ids, [batch, seq_len], expected): &(Vec<i32>, [usize; 2], Vec<f32>)) -> f32 {
+    let ids: Tensor<1, Int> = Tensor::from_data(TensorData::new(ids.clone(), [ids.len()]), &gpt.device());
+    let hidden = gpt.forward(ids, AttentionContext::Dense { batch: *batch, seq_len: *seq_len });
+    let found: Vec<f32> = gpt.logits(hidden).into_data().try_into_vec().unwrap();
+    assert_eq!(found.len(), expected.len());
+    let mean = expected.iter().sum::<f32>() / expected.len() as f32;
+    let spread = (expected.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / expected.len() as f32).sqrt();
+    found.iter().zip(expected).fold(0.0, |most: f32, (a, b)| most.max((a - b).abs())) / spread
+}
+
+#[test]
+fn logits_are_those_of_the_goldens() {
+    for case in CASES {
+        let gpt = model_dir::load_gpt(&gguf(case), &options(None)).unwrap();
+        let error = error(&gpt, &oracle(&tests().join("golden").join(case).join("oracle.safetensors"), "logits"));
+        // In f16 and bf16 the CPU's kernels round activations nowhere, so the weights are the only difference: none.
+        assert!(error < 1e-4, "{case}: {error}");
+    }
+}
+
+#[test]
+fn configurations_are_those_of_the_dirs() {
+    for case in CASES {
+        let of_file = model_dir::load_config(&gguf(case)).unwrap();
+        let of_dir = model_dir::load_config(&tests().join("golden").join(case)).unwrap();
+        // Nothing is dropped when serving. Gemma's offset is in the file's weights already.
+        let common = |config: GptConfig| GptConfig { dropout: 0.0, norm_weight_offset: 0.0, ..config };
+        let (mut found, expected) = (common(of_file), common(of_dir));
+        if *case == "rope-llama3" {
+            // The same frequencies, by other figures; the logits show it.
+            found.positions = expected.positions;
+        }
+        assert_eq!(found, expected, "{case}");
+    }
+}
+
+#[test]
+fn a_model_in_several_files_is_one() {
+    let first = |dir: &Path| {
+        let mut files: Vec<_> = fs::read_dir(dir).unwrap().map(|file| file.unwrap().path()).collect();
+        files.retain(|path| path.file_name().unwrap().to_str().unwrap().starts_with("split-"));
+        files.sort();
+        files
+    };
+    let files = first(&tests().join("gguf"));
+    assert!(files.len() > 1);
+    let gpt = model_dir::load_gpt(&files[0], &options(None)).unwrap();
+    let error = error(&gpt, &oracle(&tests().join("golden/qwen2/oracle.safetensors"), "logits"));
+    assert!(error < 1e-4, "{error}");
+    assert_refused(&files[1], &["is not the first of its model's"]);
+    // Without the others.
+    let dir = tempfile::tempdir().unwrap();
+    let alone = dir.path().join(files[0].file_name().unwrap());
+    fs::copy(&files[0], &alone).unwrap();
+    assert_refused(&alone, &["cannot read", "00002-of-"]);
+    let renamed = dir.path().join("renamed.gguf");
+    fs::rename(&alone, &renamed).unwrap();
+    assert_refused(&renamed, &["its name does not end in `-00001-of-"]);
+}
+
+#[test]
+fn rounded_weights_are_the_files_own() {
+    let oracle = |name: &str| oracle(&tests().join("gguf/quantized.safetensors"), &format!("logits.{name}"));
+    for (name, tolerance) in [("Q4_0", 0.06), ("Q8_0", 0.06), ("Q4_K", 0.06)] {
+        let path = gguf(&format!("quantized-{name}"));
+        // In f32, exactly the dequantized weights.
+        let exact = error(&model_dir::load_gpt(&path, &options(Some(Dtype::F32))).unwrap(), &oracle(name));
+        assert!(exact < 1e-4, "{name}: {exact}");
+        // As stored, with activations rounded to 8 bits.
+        let gpt = model_dir::load_gpt(&path, &options(None)).unwrap();
+        let rounded = error(&gpt, &oracle(name));
+        assert!(rounded < tolerance, "{name}: {rounded}");
+    }
+    // The very numbers, also through the detour over f32.
+    let read = |path: &Path, dtype| {
+        let mut values = Vec::new();
+        let gpt = model_dir::load_gpt(path, &options(dtype)).unwrap();
+        gpt.read_params(&mut |path, data| {
+            values.push((path.to_owned(), data));
+            Ok(())
+        })
+        .unwrap();
+        values
+    };
+    for name in ["Q4_0", "Q8_0"] {
+        let path = gguf(&format!("quantized-{name}"));
+        assert_eq!(read(&path, None), read(&path, Some(Dtype::F32)), "{name}");
+    }
+}
+
+/// A damaged copy of a file.
+struct Damaged(TempDir);
+
+impl Damaged {
+    fn new(bytes: &[u8]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("model.gguf"), bytes).unwrap();
+        Self(dir)
+    }
+
+    fn path(&self) -> PathBuf {
+        self.0.path().join("model.gguf")
+    }
+}
+
+fn assert_refused(path: &Path, parts: &[&str]) {
+    let error = model_dir::load(path, &options(None)).map(drop).unwrap_err();
+    let message = error.to_string();
+    assert!(parts.iter().all(|part| message.contains(part)), "{parts:?} are not all in: {message}");
+    assert!(matches!(error, Error::File { .. } | Error::Tensor { .. } | Error::Io { .. }), "{error:?}");
+}
+
+/// A file's parts, to be put together wrongly.
+#[derive(Clone)]
+struct File {
+    magic: &'static [u8],
+    version: u32,
+    pairs: Vec<(&'static str, Vec<u8>)>,
+    /// Name, dimensions (innermost first), type, offset.
+    tensors: Vec<(String, Vec<u64>, u32, u64)>,
+    counts: Option<(u64, u64)>,
+    data: Vec<u8>,
+}
+
+fn text(text: &str) -> Vec<u8> {
+    [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
+}
+
+fn u32_value(number: u32) -> Vec<u8> {
+    [4u32.to_le_bytes(), number.to_le_bytes()].concat()
+}
+
+fn f32_value(number: f32) -> Vec<u8> {
+    [6u32.to_le_bytes(), number.to_le_bytes()].concat()
+}
+
+fn text_value(value: &str) -> Vec<u8> {
+    [8u32.to_le_bytes().to_vec(), text(value)].concat()
+}
+
+fn list_value(kind: u32, len: u64, items: &[u8]) -> Vec<u8> {
+    [&9u32.to_le_bytes()[..], &kind.to_le_bytes(), &len.to_le_bytes(), items].concat()
+}
+
+fn texts_value(texts: &[&str]) -> Vec<u8> {
+    list_value(8, texts.len() as u64, &texts.iter().flat_map(|item| text(item)).collect::<Vec<_>>())
+}
+
+impl File {
+    /// A Llama of one layer, 32 wide, that opens.
+    fn right() -> Self {
+        let mut file = Self {
+            magic: b"GGUF",
+            version: 3,
+            pairs: vec![
+                ("general.architecture", text_value("llama")),
+                ("llama.context_length", u32_value(16)),
+                ("llama.embedding_length", u32_value(32)),
+                ("llama.block_count", u32_value(1)),
+                ("llama.feed_forward_length", u32_value(32)),
+                ("llama.attention.head_count", u32_value(2)),
+                ("llama.attention.layer_norm_rms_epsilon", f32_value(1e-5)),
+                ("tokenizer.ggml.model", text_value("gpt2")),
+                ("tokenizer.ggml.pre", text_value("gpt-2")),
+                ("tokenizer.ggml.tokens", texts_value(&["a", "b", "ab", "<|end|>"])),
+                ("tokenizer.ggml.token_type", list_value(5, 4, &[1i32, 1, 1, 3].map(i32::to_le_bytes).concat())),
+                ("tokenizer.ggml.merges", texts_value(&["a b"])),
+            ],
+            tensors: Vec::new(),
+            counts: None,
+            data: Vec::new(),
+        };
+        file.add("token_embd.weight", &[32, 4]);
+        file.add("output_norm.weight", &[32]);
+        for name in ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"] {
+            file.add(&format!("blk.0.{name}.weight"), &[32, 32]);
+        }
+        file.add("blk.0.attn_norm.weight", &[32]);
+        file.add("blk.0.ffn_norm.weight", &[32]);
+        file
+    }
+
+    fn add(&mut self, name: &str, dims: &[u64]) {
+        self.tensors.push((name.to_owned(), dims.to_vec(), 0, self.data.len() as u64));
+        self.data.resize(self.data.len() + dims.iter().product::<u64>() as usize * 4, 0);
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        let counts = self.counts.unwrap_or((self.tensors.len() as u64, self.pairs.len() as u64));
+        let mut bytes = [self.magic, &self.version.to_le_bytes()].concat();
+        bytes.extend(counts.0.to_le_bytes());
+        bytes.extend(counts.1.to_le_bytes());
+        for (key, value) in &self.pairs {
+            bytes.extend(text(key));
+            bytes.extend(value);
+        }
+        for (name, dims, kind, offset) in &self.tensors {
+            bytes.extend(text(name));
+            bytes.extend((dims.len() as u32).to_le_bytes());
+            bytes.extend(dims.iter().flat_map(|dim| dim.to_le_bytes()));
+            bytes.extend(kind.to_le_bytes());
+            bytes.extend(offset.to_le_bytes());
+        }
+        bytes.resize(bytes.len().next_multiple_of(32), 0);
+        bytes.extend(&self.data);
+        bytes
+    }
+
+    fn set(&mut self, key: &'static str, value: Vec<u8>) {
+        self.pairs.retain(|(known, _)| *known != key);
+        self.pairs.push((key, value));
+    }
+
+    fn tensor(&mut self, name: &str) -> &mut (String, Vec<u64>, u32, u64) {
+        self.tensors.iter_mut().find(|tensor| tensor.0 == name).unwrap()
+    }
+}
+
+#[track_caller]
+fn refused(parts: &[&str], damage: impl FnOnce(&mut File)) {
+    let mut file = File::right();
+    damage(&mut file);
+    assert_refused(&Damaged::new(&file.bytes()).path(), parts);
+}
+
+#[test]
+fn the_file_that_is_damaged_below_opens() {
+    let mut file = File::right();
+    let open = |file: &File| model_dir::load(&Damaged::new(&file.bytes()).path(), &options(None)).unwrap();
+    let model = open(&file);
+    assert_eq!(model.tokenizer.encode("abba<|end|>", EncodeOptions::PROMPT).unwrap(), [2, 1, 0, 3]);
+    assert_eq!(model.eos_token_ids, [3]);
+    // What changes nothing.
+    file.version = 2;
+    file.set("llama.expert_count", u32_value(0));
+    file.set("llama.vocab_size", u32_value(4));
+    file.set("general.alignment", u32_value(64));
+    file.set("some.other.key", list_value(9, 1, &list_value(0, 2, &[1, 2])[4..]));
+    open(&file);
+}
+
+#[test]
+fn hostile_files_are_refused() {
+    refused(&["does not begin with `GGUF`"], |file| file.magic = b"GGML");
+    refused(&["version 1"], |file| file.version = 1);
+    refused(&["version 4"], |file| file.version = 4);
+    refused(&["big-endian"], |file| file.version = 3u32.swap_bytes());
+    refused(&["tensors, which"], |file| file.counts = Some((u64::MAX, 1)));
+    refused(&["metadata, which"], |file| file.counts = Some((1, u64::MAX / 2)));
+    refused(&["`tokenizer.ggml.model` is there twice"], |file| {
+        file.pairs.push(("tokenizer.ggml.model", text_value("gpt2")));
+    });
+    refused(&["a string that goes beyond its end"], |file| {
+        file.pairs.push(("a", [&8u32.to_le_bytes()[..], &u64::MAX.to_le_bytes()].concat()));
+    });
+    refused(&["not UTF-8"], |file| {
+        file.pairs.insert(0, ("a", [&8u32.to_le_bytes()[..], &1u64.to_le_bytes(), &[0xff]].concat()));
+    });
+    for kind in [0, 8, 9, 10] {
+        refused(&["a list of 18446744073709551615"], |file| file.pairs.insert(0, ("a", list_value(kind, u64::MAX, &[]))));
+    }
+    refused(&["`a` has the type 13"], |file| file.pairs.insert(0, ("a", 13u32.to_le_bytes().to_vec())));
+    refused(&["more than 4 deep"], |file| {
+        let deep = (0..50).fold(list_value(0, 0, &[]), |inner, _| list_value(9, 1, &inner[4..]));
+        file.pairs.insert(0, ("a", deep));
+    });
+    refused(&["general.alignment", "power of two"], |file| file.set("general.alignment", u32_value(0)));
+    refused(&["general.alignment", "got 48"], |file| file.set("general.alignment", u32_value(48)));
+    refused(&["general.alignment", "whole number"], |file| file.set("general.alignment", text_value("32")));
+}
+
+#[test]
+fn hostile_tensors_are_refused() {
+    const NORM: &str = "output_norm.weight";
+    refused(&[NORM, "0 dimensions"], |file| file.tensor(NORM).1 = vec![]);
+    refused(&[NORM, "5 dimensions"], |file| file.tensor(NORM).1 = vec![1; 5]);
+    refused(&[NORM, "no whole number of blocks"], |file| file.tensor(NORM).1 = vec![0]);
+    refused(&[NORM, "too large"], |file| file.tensor(NORM).1 = vec![1 << 40, 1 << 40]);
+    refused(&[NORM, "the file has"], |file| file.tensor(NORM).1 = vec![1 << 60]);
+    refused(&[NORM, "type 10 (Q2_K)"], |file| file.tensor(NORM).2 = 10);
+    refused(&[NORM, "type 4294967295"], |file| file.tensor(NORM).2 = u32::MAX);
+    refused(&[NORM, "the file has"], |file| file.tensor(NORM).3 = u64::MAX - 31);
+    refused(&[NORM, "no multiple of 32"], |file| file.tensor(NORM).3 += 4);
+    refused(&["within `"], |file| file.tensor(NORM).3 = 32);
+    refused(&[NORM, "is there twice"], |file| file.tensor("blk.0.attn_norm.weight").0 = NORM.to_owned());
+    refused(&["a tensor's name has 0 bytes"], |file| file.tensor(NORM).0.clear());
+    refused(&["a tensor's name has 1000 bytes"], |file| file.tensor(NORM).0 = "x".repeat(1000));
+    refused(&[NORM, "is missing"], |file| file.tensor(NORM).0 = "another".to_owned());
+    refused(&["`another`", "is no part of a `llama`"], |file| file.add("another", &[32]));
+    refused(&["blk.0.attn_k.weight", "has shape [32, 32]", "asks for [16, 32]"], |file| {
+        file.set("llama.attention.head_count_kv", u32_value(1));
+    });
+    refused(&["`token_embd.weight`", "is missing"], |file| file.tensors.retain(|tensor| tensor.0 != "token_embd.weight"));
+    refused(&["rope_freqs.weight", "has shape [7]"], |file| file.add("rope_freqs.weight", &[7]));
+    refused(&["rope_freqs.weight", "other factors"], |file| file.add("rope_freqs.weight", &[8]));
+}
+
+#[test]
+fn hostile_metadata_is_refused() {
+    refused(&["architecture `mamba` is not supported", "`qwen3`"], |file| {
+        file.set("general.architecture", text_value("mamba"));
+    });
+    refused(&["`general.architecture` is missing"], |file| drop(file.pairs.remove(0)));
+    refused(&["`llama.block_count` must be a whole number", "\"one\""], |file| {
+        file.set("llama.block_count", text_value("one"));
+    });
+    refused(&["`llama.block_count` is missing"], |file| {
+        file.pairs.retain(|(key, _)| *key != "llama.block_count");
+    });
+    refused(&["n_layers"], |file| file.set("llama.block_count", u32_value(u32::MAX)));
+    refused(&["blk.1.", "is missing"], |file| file.set("llama.block_count", u32_value(2)));
+    refused(&["n_heads"], |file| file.set("llama.attention.head_count", u32_value(0)));
+    refused(&["`llama.expert_count` is 8, which is not supported"], |file| {
+        file.set("llama.expert_count", u32_value(8));
+    });
+    refused(&["`llama.logit_scale` is 2"], |file| file.set("llama.logit_scale", f32_value(2.0)));
+    refused(&["`llama.feed_forward_length` must be a whole number", "a list of 1"], |file| {
+        file.set("llama.feed_forward_length", list_value(4, 1, &[32, 0, 0, 0]));
+    });
+    refused(&["`llama.rope.scaling.type`", "longrope"], |file| {
+        file.set("llama.rope.scaling.type", text_value("longrope"));
+    });
+    refused(&["norm_eps"], |file| file.set("llama.attention.layer_norm_rms_epsilon", f32_value(f32::NAN)));
+}
+
+#[test]
+fn hostile_tokenizers_are_refused() {
+    refused(&["`tokenizer.ggml.model` is missing"], |file| {
+        file.pairs.retain(|(key, _)| *key != "tokenizer.ggml.model");
+    });
+    refused(&["`tokenizer.ggml.model` is `bert`"], |file| file.set("tokenizer.ggml.model", text_value("bert")));
+    refused(&["`tokenizer.ggml.pre` is `nonsense`", "smollm"], |file| {
+        file.set("tokenizer.ggml.pre", text_value("nonsense"));
+    });
+    refused(&["`tokenizer.ggml.tokens` must be a list of strings"], |file| {
+        file.set("tokenizer.ggml.tokens", u32_value(1));
+    });
+    refused(&["has `a` twice"], |file| file.set("tokenizer.ggml.tokens", texts_value(&["a", "b", "ab", "a"])));
+    refused(&["has 3 entries, there are 4 tokens"], |file| {
+        file.set("tokenizer.ggml.token_type", list_value(5, 3, &[1; 12]));
+    });
+    refused(&["has the type 16843009"], |file| file.set("tokenizer.ggml.token_type", list_value(5, 4, &[1; 16])));
+    refused(&["one that is no pair"], |file| file.set("tokenizer.ggml.merges", texts_value(&["ab"])));
+    refused(&["`tokenizers` library", "out of vocabulary"], |file| {
+        file.set("tokenizer.ggml.merges", texts_value(&["b b"]));
+    });
+    refused(&["`tokenizer.ggml.bos_token_id` is 4, there are 4 tokens"], |file| {
+        file.set("tokenizer.ggml.bos_token_id", u32_value(4));
+    });
+    refused(&["has 5 tokens", "`vocab_size` is 4"], |file| {
+        file.set("tokenizer.ggml.tokens", texts_value(&["a", "b", "ab", "<|end|>", "c"]));
+        file.pairs.retain(|(key, _)| *key != "tokenizer.ggml.token_type");
+    });
+    refused(&["`tokenizer.ggml.scores` is missing"], |file| file.set("tokenizer.ggml.model", text_value("llama")));
+    refused(&["too long to look for merges"], |file| {
+        file.set("tokenizer.ggml.model", text_value("llama"));
+        file.set("tokenizer.ggml.scores", list_value(6, 4, &[0; 16]));
+        file.set("tokenizer.ggml.tokens", texts_value(&["a", "b", "c", &"x".repeat(1 << 16)]));
+    });
+    refused(&["model.gguf", "template"], |file| {
+        file.set("tokenizer.chat_template", text_value("{% for %}"));
+    });
+}
+
+/// Every length that a file can be cut to, and every byte of its front changed: an error or a model, and nothing else.
+#[test]
+fn no_damage_makes_it_panic() {
+    let bytes = File::right().bytes();
+    for len in 0..bytes.len() {
+        if len < 2000 || len % 97 == 0 {
+            assert!(model_dir::load(&Damaged::new(&bytes[..len]).path(), &options(None)).is_err(), "{len}");
+        }
+    }
+    for at in 0..bytes.len() - File::right().data.len() {
+        for change in [0x01, 0x80, 0xff] {
+            let mut bytes = bytes.clone();
+            bytes[at] ^= change;
+            drop(model_dir::load(&Damaged::new(&bytes).path(), &options(None)));
+        }
+    }
+}

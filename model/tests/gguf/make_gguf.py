@@ -1,0 +1,159 @@
+#!/usr/bin/env python3
+"""Makes the GGUF files of this folder, and what they are compared with.
+
+Usage:
+    LLAMA_CPP=<checkout with build/bin> python make_gguf.py
+
+Needs torch, transformers, safetensors and gguf, llama.cpp's `convert_hf_to_gguf.py` and its `llama-quantize`.
+
+<case>.gguf
+    The dir ../golden/<case>, by llama.cpp's own converter, in f32. The tokenizer is a stand-in: the goldens have none.
+    Compared with the oracle of the golden.
+blocks.safetensors
+    For each type of blocks, <TYPE>.bytes (U8), random but for the scales, and <TYPE>.values (F32): what the package
+    `gguf` makes of them.
+quantized-<type>.gguf
+    A random Llama, 256 wide since K-quants need it, by `llama-quantize`; with quantized.safetensors: `input_ids` and, by
+    type, the `logits` that transformers computes from the dequantized weights.
+split-*.gguf
+    The case `qwen2` in several files.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+LLAMA_CPP = Path(os.environ["LLAMA_CPP"])
+sys.path[:0] = [str(LLAMA_CPP), str(LLAMA_CPP / "gguf-py")]
+
+import gguf
+import numpy as np
+import torch
+import transformers
+from conversion import get_model_class
+from conversion.base import ModelBase
+from safetensors.torch import load_file, save_file
+
+HERE = Path(__file__).resolve().parent
+GOLDEN = HERE.parent / "golden"
+CASES = ["gpt2", "gpt2-untied", "llama", "llama-tied-bias", "llama-f16", "llama-bf16", "qwen2", "qwen3", "phi3",
+         "gpt-neox-parallel", "gpt-neox-serial", "gemma", "bloom", "rope-linear", "rope-llama3", "rope-yarn"]
+TYPES = {"Q4_0": "Q4_0", "Q4_1": "Q4_1", "Q5_0": "Q5_0", "Q5_1": "Q5_1", "Q8_0": "Q8_0", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M",
+         "Q6_K": "Q6_K"}
+# Committed; the others are covered by their blocks.
+KEPT = ["Q4_0", "Q8_0", "Q4_K"]
+
+
+def convert(source: Path, target: Path, vocab_size: int, ftype: gguf.LlamaFileType, split: int = 0) -> None:
+    """Runs the converter, with a vocabulary of single characters in place of the tokenizer's."""
+    hparams = ModelBase.load_hparams(source, False)
+    model_class = get_model_class(hparams["architectures"][0])
+
+    def set_vocab(self) -> None:
+        alphabet = [chr(code) for code in [*range(0x21, 0x7F), *range(0xA1, 0xAD)]][: vocab_size - 1]
+        tokens = ["<|endoftext|>", *alphabet]
+        self.gguf_writer.add_tokenizer_model("gpt2")
+        self.gguf_writer.add_tokenizer_pre("gpt-2")
+        self.gguf_writer.add_token_list(tokens)
+        self.gguf_writer.add_token_types([gguf.TokenType.CONTROL] + [gguf.TokenType.NORMAL] * len(alphabet))
+        self.gguf_writer.add_token_merges([])
+        self.gguf_writer.add_bos_token_id(0)
+        self.gguf_writer.add_eos_token_id(0)
+
+    def set_gguf_parameters(self) -> None:
+        # Names that transformers 5 no longer has.
+        rope = self.hparams.get("rope_parameters") or {}
+        self.hparams.setdefault("rotary_pct", rope.get("partial_rotary_factor", 1.0))
+        self.hparams.setdefault("n_ctx", self.hparams.get("n_positions"))
+        model_class.set_gguf_parameters(self)
+
+    methods = {"set_vocab": set_vocab, "set_gguf_parameters": set_gguf_parameters}
+    patched = type(model_class.__name__, (model_class,), {**methods, "model_arch": model_class.model_arch})
+    with torch.inference_mode():
+        patched(source, ftype, target, model_name=target.stem, split_max_tensors=split).write()
+
+
+def make_cases() -> None:
+    for case in CASES:
+        hparams = ModelBase.load_hparams(GOLDEN / case, False)
+        ftype = {"llama-f16": gguf.LlamaFileType.MOSTLY_F16, "llama-bf16": gguf.LlamaFileType.MOSTLY_BF16}
+        convert(GOLDEN / case, HERE / f"{case}.gguf", hparams["vocab_size"], ftype.get(case, gguf.LlamaFileType.ALL_F32))
+    convert(GOLDEN / "qwen2", HERE / "split.gguf", 37, gguf.LlamaFileType.ALL_F32, split=9)
+
+
+def make_blocks() -> None:
+    rng = np.random.default_rng(5)
+    arrays = {}
+    for name in ["F16", "BF16", *TYPES]:
+        kind = gguf.GGMLQuantizationType[name]
+        block_len, n_bytes = gguf.GGML_QUANT_SIZES[kind]
+        n_blocks = max(3, 32 // block_len)
+        bytes_ = rng.integers(0, 256, (n_blocks, n_bytes), dtype=np.uint8)
+        # Scales that are numbers.
+        at = {"Q4_0": [0], "Q5_0": [0], "Q8_0": [0], "Q4_1": [0, 2], "Q5_1": [0, 2], "Q4_K": [0, 2], "Q5_K": [0, 2],
+              "Q6_K": [208]}.get(name)
+        values = rng.normal(size=(n_blocks, 8)).astype(np.float16)
+        if at is None:
+            plain = rng.normal(size=n_blocks).astype(np.float32)
+            bytes_ = plain.astype(np.float16).view(np.uint8).reshape(n_blocks, 2) if name == "F16" else (
+                (plain.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8).reshape(n_blocks, 2))
+        for n, start in enumerate(at or []):
+            bytes_[:, start : start + 2] = values[:, n : n + 1].copy().view(np.uint8)
+        decoded = gguf.quants.dequantize(np.ascontiguousarray(bytes_), kind)
+        arrays[f"{name}.bytes"] = torch.from_numpy(bytes_.reshape(-1).copy())
+        arrays[f"{name}.values"] = torch.from_numpy(decoded.astype(np.float32).reshape(-1).copy())
+    save_file(arrays, HERE / "blocks.safetensors")
+
+
+def make_quantized() -> None:
+    torch.manual_seed(6)
+    config = transformers.LlamaConfig(
+        vocab_size=96, hidden_size=256, intermediate_size=256, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=True, rope_theta=500.0)
+    model = transformers.LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0 if parameter.ndim == 2 else 1.0, 0.12)
+    ids = torch.randint(0, 96, (1, 24))
+    oracle = {"input_ids": ids.to(torch.int32)}
+    with tempfile.TemporaryDirectory() as scratch:
+        source, full = Path(scratch) / "model", Path(scratch) / "full.gguf"
+        model.save_pretrained(source)
+        convert(source, full, 96, gguf.LlamaFileType.ALL_F32)
+        for name, ftype in TYPES.items():
+            target = (HERE if name in KEPT else Path(scratch)) / f"quantized-{name}.gguf"
+            subprocess.run([LLAMA_CPP / "build/bin/llama-quantize", "--allow-requantize", full, target, ftype], check=True,
+                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            if name in KEPT:
+                oracle[f"logits.{name}"] = dequantized_logits(model, target, ids)
+    save_file(oracle, HERE / "quantized.safetensors")
+
+
+def dequantized_logits(model: transformers.LlamaForCausalLM, path: Path, ids: torch.Tensor) -> torch.Tensor:
+    """What transformers computes from the file's values, in f64."""
+    names = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "attn_norm": "input_layernorm",
+             "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+             "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
+             "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+    state = {}
+    for tensor in gguf.GGUFReader(path).tensors:
+        values = torch.from_numpy(gguf.quants.dequantize(tensor.data, tensor.tensor_type).astype(np.float64))
+        parts = tensor.name.removesuffix(".weight").split(".")
+        name = names[parts[-1]]
+        if parts[-1] in ("attn_q", "attn_k"):
+            n_heads = {"attn_q": 4, "attn_k": 2}[parts[-1]]
+            values = values.reshape(n_heads, values.shape[0] // n_heads // 2, 2, -1).swapaxes(1, 2).reshape(values.shape)
+        state[(f"model.layers.{parts[1]}.{name}" if parts[0] == "blk" else name) + ".weight"] = values
+    copy = transformers.LlamaForCausalLM(model.config).double().eval()
+    copy.load_state_dict(state, strict=False)
+    with torch.inference_mode():
+        return copy(ids).logits[0].float().contiguous()
+
+
+if __name__ == "__main__":
+    make_cases()
+    make_blocks()
+    make_quantized()
