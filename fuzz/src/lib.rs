@@ -9,6 +9,28 @@ mod model {
     pub mod config;
     pub mod error;
     pub(crate) mod mmap;
+    pub mod ops {
+        mod quantized_matrix;
+
+        use std::fmt;
+
+        pub use quantized_matrix::{BLOCK_SIZE, QuantizedBlock, QuantizedMatrix};
+
+        // What the files want of the module that computes.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Dtype {
+            F32,
+            F16,
+            Q8,
+            Q4,
+        }
+
+        impl fmt::Display for Dtype {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{self:?}")
+            }
+        }
+    }
     pub mod param_specs;
     pub(crate) mod regular_file;
     pub mod tokenizer;
@@ -16,6 +38,38 @@ mod model {
         mod architectures;
         mod fields;
         mod files;
+
+        // The parts of `weights::gguf` that know no tensors.
+        pub mod gguf {
+            mod blocks;
+            mod header;
+            mod pre_tokenizers;
+            mod tokenizer;
+
+            use std::path::Path;
+
+            use super::architectures;
+            use crate::tokenizer::EncodeOptions;
+
+            /// Reads the front of a GGUF file, every tensor's values and, where there is one, the tokenizer.
+            pub fn read(bytes: &[u8]) {
+                let Ok(file) = header::Header::parse(bytes, Path::new("model.gguf")) else { return };
+                for tensor in &file.tensors {
+                    let n_values: usize = tensor.shape.iter().product();
+                    assert_eq!(tensor.bytes.len(), tensor.element.bytes_of(n_values));
+                    let mut values = vec![0.0; n_values];
+                    tensor.element.decode(tensor.bytes, &mut values);
+                }
+                if let Ok(Some(name)) = file.metadata.text("general.architecture") {
+                    drop(architectures::gguf(name).map(|gguf| gguf.name));
+                }
+                let Ok(vocabulary) = tokenizer::read(&file.metadata) else { return };
+                assert!(vocabulary.eos_token_ids.iter().all(|id| (*id as usize) < vocabulary.tokenizer.vocab_size()));
+                if let Ok(ids) = vocabulary.tokenizer.encode("Once upon a time, 3 naïve 猫s\n", EncodeOptions::PROMPT) {
+                    drop(vocabulary.tokenizer.decode(&ids, Default::default()));
+                }
+            }
+        }
 
         // What the table wants of the module that turns tensors into parameters.
         mod hf {
@@ -64,7 +118,7 @@ mod model {
     }
 }
 
-pub use model::{chat, config, error, tokenizer, weights};
+pub use model::{chat, config, error, ops, tokenizer, weights};
 pub(crate) use model::{mmap, param_specs, regular_file};
 
 /// As in `hearth-model`.

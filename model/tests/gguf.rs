@@ -4,21 +4,25 @@
 #![expect(clippy::print_stdout, reason = "a skipped test says so")]
 
 use std::{
+    ffi::OsStr,
     fs,
     path::{Path, PathBuf},
 };
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use hearth_model::{
+    TokenId,
     attention::AttentionContext,
+    chat::{Message, RenderContext},
     config::GptConfig,
     error::Error,
     gpt::Gpt,
     ops::Dtype,
-    tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
-    weights::model_dir::{self, LoadOptions},
+    tokenizer::{DecodeOptions, EncodeOptions},
+    weights::model_dir::{self, LoadOptions, LoadedModel},
 };
 use safetensors::SafeTensors;
+use serde::Deserialize;
 use tempfile::TempDir;
 
 /// Each is a golden dir of the same name.
@@ -69,7 +73,7 @@ fn oracle(path: &Path, logits: &str) -> (Vec<i32>, [usize; 2], Vec<f32>) {
 /// The largest difference between the model's logits and the oracle's, as a share of the logits' spread.
 fn error(gpt: &Gpt, (ids, [batch, seq_len], expected): &(Vec<i32>, [usize; 2], Vec<f32>)) -> f32 {
     let ids: Tensor<1, Int> = Tensor::from_data(TensorData::new(ids.clone(), [ids.len()]), &gpt.device());
-    let hidden = gpt.forward(ids, AttentionContext::Dense { batch: *batch, seq_len: *seq_len });
+    let hidden = gpt.forward(ids, AttentionContext::dense(*batch, *seq_len));
     let found: Vec<f32> = gpt.logits(hidden).into_data().try_into_vec().unwrap();
     assert_eq!(found.len(), expected.len());
     let mean = expected.iter().sum::<f32>() / expected.len() as f32;
@@ -155,6 +159,99 @@ fn rounded_weights_are_the_files_own() {
         let path = gguf(&format!("quantized-{name}"));
         assert_eq!(read(&path, None), read(&path, Some(Dtype::F32)), "{name}");
     }
+}
+
+#[derive(Deserialize)]
+struct Encoded {
+    text: String,
+    ids: Vec<TokenId>,
+}
+
+/// What the `sentencepiece` library makes of texts by a model of its own (`gguf/make_sentencepiece.py`).
+#[test]
+fn pieces_are_those_of_sentencepiece() {
+    let tokenizer = model_dir::load_tokenizer(&gguf("sentencepiece")).unwrap();
+    let cases = fs::read(tests().join("gguf/sentencepiece.json")).unwrap();
+    for Encoded { text, ids } in serde_json::from_slice::<Vec<Encoded>>(&cases).unwrap() {
+        assert_eq!(tokenizer.encode(&text, EncodeOptions::TEXT).unwrap(), ids, "{text:?}");
+        assert_eq!(tokenizer.decode(&ids, DecodeOptions::default()), text);
+        let prompt = tokenizer.encode(&text, EncodeOptions::PROMPT).unwrap();
+        assert_eq!(prompt.split_first(), Some((&1, ids.as_slice())), "a text begins with `bos`");
+    }
+}
+
+/// The vocabularies that llama.cpp has for its own tests, with texts and the ids that Hugging Face's tokenizers have.
+#[test]
+fn ids_are_those_of_the_families() {
+    let Some(folder) = std::env::var_os("HEARTH_LLAMA_CPP") else {
+        println!("skipped: set HEARTH_LLAMA_CPP=DIR to a checkout of llama.cpp to run");
+        return;
+    };
+    let models = Path::new(&folder).join("models");
+    let families =
+        ["command-r", "deepseek-coder", "falcon", "gpt-2", "llama-bpe", "llama-spm", "mpt", "phi-3", "qwen2", "refact", "starcoder"];
+    for family in families {
+        let path = models.join(format!("ggml-vocab-{family}.gguf"));
+        let tokenizer = model_dir::load_tokenizer(&path).unwrap();
+        let read = |ending: &str| fs::read_to_string(path.with_extension(format!("gguf.{ending}"))).unwrap();
+        let (texts, ids) = (read("inp"), read("out"));
+        let mut ids = ids.lines();
+        for text in texts.split("\n__ggml_vocab_test__\n").filter(|text| !text.is_empty()) {
+            let expected: Vec<TokenId> =
+                ids.next().unwrap_or_default().split_whitespace().map(|id| id.parse().unwrap()).collect();
+            assert_eq!(tokenizer.encode(text, EncodeOptions::TEXT).unwrap(), expected, "{family}: {text:?}");
+        }
+    }
+}
+
+/// The real model by its dir and by a file that llama.cpp made of it: the same configuration, ids and chats.
+#[test]
+fn smollm2_is_the_same_model() {
+    let (Some(dir), Some(file)) = (std::env::var_os("HEARTH_SMOLLM2"), std::env::var_os("HEARTH_SMOLLM2_GGUF")) else {
+        println!("skipped: set HEARTH_SMOLLM2=DIR and HEARTH_SMOLLM2_GGUF=FILE, the same in F32, to run");
+        return;
+    };
+    let of = |path: &OsStr| model_dir::load(Path::new(path), &options(None)).unwrap();
+    let (of_dir, of_file) = (of(&dir), of(&file));
+    assert_eq!(of_file.gpt.config(), of_dir.gpt.config());
+    assert_eq!(of_file.tokenizer.special_tokens(), of_dir.tokenizer.special_tokens());
+    assert!(of_file.eos_token_ids.starts_with(&of_dir.eos_token_ids), "{:?}", of_file.eos_token_ids);
+    let alphabet: Vec<&str> =
+        ["the", " a", "  ", "\n", "\t", "0", "1234", "é", "e\u{301}", "猫", "😀", "👩‍👩‍👧", "\u{a0}", "\u{200b}", "'s", "'LL", "-", "...", "<|im_start|>", "<|im_", "end|>", "\r\n", "\u{0}", "한국어", "Ω", "١٢"]
+            .to_vec();
+    let mut state = 1u32;
+    let mut random = |n: usize| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as usize % n
+    };
+    for _ in 0..3000 {
+        let text: String = (0..1 + random(12)).map(|_| alphabet[random(alphabet.len())]).collect();
+        for options in [EncodeOptions::TEXT, EncodeOptions::PROMPT] {
+            let encode = |model: &LoadedModel| model.tokenizer.encode(&text, options).unwrap();
+            let ids = encode(&of_file);
+            assert_eq!(ids, encode(&of_dir), "{text:?}");
+            let decode = |model: &LoadedModel| model.tokenizer.decode(&ids, DecodeOptions::default());
+            assert_eq!(decode(&of_file), decode(&of_dir));
+        }
+    }
+    let chat = |model: &LoadedModel| {
+        let messages = [Message::new("user", "Hi <|im_end|>"), Message::new("assistant", "Yes?"), Message::new("user", "1")];
+        let context = RenderContext::new(&model.tokenizer);
+        let template = model.chat_template.as_ref().unwrap();
+        (template.render(&messages, &context).unwrap(), template.encode(&model.tokenizer, &messages, &context).unwrap())
+    };
+    assert_eq!(chat(&of_file), chat(&of_dir));
+    // In f32, the very weights.
+    let read = |model: &LoadedModel| {
+        let mut values = Vec::new();
+        model.gpt.read_params(&mut |_, data| {
+            values.push(data);
+            Ok(())
+        })
+        .unwrap();
+        values
+    };
+    assert!(read(&of_file) == read(&of_dir));
 }
 
 /// A damaged copy of a file.

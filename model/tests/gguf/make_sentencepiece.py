@@ -45,7 +45,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         (Path(scratch) / "tokenizer.model").write_bytes(model.getvalue())
         writer = gguf.GGUFWriter(HERE / "sentencepiece.gguf", "llama")
-        reader = type("Reader", (), {"dir_model": Path(scratch), "find_hparam": lambda *_: 700})()
+        reader = type("Reader", (), {"dir_model": Path(scratch), "find_hparam": lambda *_, **__: 700})()
         tokens, scores, kinds = TextModel._create_vocab_sentencepiece(reader)
     writer.add_tokenizer_model("llama")
     writer.add_tokenizer_pre("default")
