@@ -1,6 +1,6 @@
 //! GGUF files: what llama.cpp's own converter and quantizer write, against the goldens and against `transformers`
 //! (`gguf/make_gguf.py`); broken and hostile ones.
-#![expect(clippy::unwrap_used, reason = "tests")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
 #![expect(clippy::print_stdout, reason = "a skipped test says so")]
 
 use std::{
@@ -28,7 +28,6 @@ use tempfile::TempDir;
 /// Each is a golden dir of the same name.
 const CASES: &[&str] = &[
     "gpt2",
-    "gpt2-untied",
     "llama",
     "llama-tied-bias",
     "llama-f16",
@@ -36,6 +35,7 @@ const CASES: &[&str] = &[
     "qwen2",
     "qwen3",
     "phi3",
+    "stablelm",
     "gpt-neox-parallel",
     "gpt-neox-serial",
     "gemma",
@@ -134,30 +134,30 @@ fn a_model_in_several_files_is_one() {
 #[test]
 fn rounded_weights_are_the_files_own() {
     let oracle = |name: &str| oracle(&tests().join("gguf/quantized.safetensors"), &format!("logits.{name}"));
-    for (name, tolerance) in [("Q4_0", 0.06), ("Q8_0", 0.06), ("Q4_K", 0.06)] {
-        let path = gguf(&format!("quantized-{name}"));
-        // In f32, exactly the dequantized weights.
-        let exact = error(&model_dir::load_gpt(&path, &options(Some(Dtype::F32))).unwrap(), &oracle(name));
-        assert!(exact < 1e-4, "{name}: {exact}");
-        // As stored, with activations rounded to 8 bits.
-        let gpt = model_dir::load_gpt(&path, &options(None)).unwrap();
-        let rounded = error(&gpt, &oracle(name));
-        assert!(rounded < tolerance, "{name}: {rounded}");
-    }
-    // The very numbers, also through the detour over f32.
     let read = |path: &Path, dtype| {
-        let mut values = Vec::new();
         let gpt = model_dir::load_gpt(path, &options(dtype)).unwrap();
+        let mut values = Vec::new();
         gpt.read_params(&mut |path, data| {
-            values.push((path.to_owned(), data));
+            values.push((path.to_owned(), data.try_into_vec::<f32>().unwrap()));
             Ok(())
         })
         .unwrap();
-        values
+        (gpt, values)
     };
-    for name in ["Q4_0", "Q8_0"] {
+    // Of what is rounded to 8 bits once more, relative.
+    for (name, most) in [("Q4_0", 0.0), ("Q8_0", 0.0), ("Q4_K", 0.006)] {
         let path = gguf(&format!("quantized-{name}"));
-        assert_eq!(read(&path, None), read(&path, Some(Dtype::F32)), "{name}");
+        let (gpt, exact) = read(&path, Some(Dtype::F32));
+        let error = error(&gpt, &oracle(name));
+        assert!(error < 1e-4, "{name}: {error}");
+        let (gpt, stored) = read(&path, None);
+        assert!(gpt.dtype().is_quantized());
+        for ((path, exact), (_, stored)) in exact.iter().zip(&stored) {
+            let sum = |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>();
+            let difference = sum(&mut exact.iter().zip(stored).map(|(a, b)| a - b));
+            let error = (difference / sum(&mut exact.iter().copied())).sqrt();
+            assert!(error <= most, "{name}: {path}: {error}");
+        }
     }
 }
 
@@ -174,7 +174,8 @@ fn pieces_are_those_of_sentencepiece() {
     let cases = fs::read(tests().join("gguf/sentencepiece.json")).unwrap();
     for Encoded { text, ids } in serde_json::from_slice::<Vec<Encoded>>(&cases).unwrap() {
         assert_eq!(tokenizer.encode(&text, EncodeOptions::TEXT).unwrap(), ids, "{text:?}");
-        assert_eq!(tokenizer.decode(&ids, DecodeOptions::default()), text);
+        // Pieces spell a space so.
+        assert_eq!(tokenizer.decode(&ids, DecodeOptions::default()), text.replace('▁', " "));
         let prompt = tokenizer.encode(&text, EncodeOptions::PROMPT).unwrap();
         assert_eq!(prompt.split_first(), Some((&1, ids.as_slice())), "a text begins with `bos`");
     }
@@ -196,9 +197,11 @@ fn ids_are_those_of_the_families() {
         let read = |ending: &str| fs::read_to_string(path.with_extension(format!("gguf.{ending}"))).unwrap();
         let (texts, ids) = (read("inp"), read("out"));
         let mut ids = ids.lines();
-        for text in texts.split("\n__ggml_vocab_test__\n").filter(|text| !text.is_empty()) {
-            let expected: Vec<TokenId> =
-                ids.next().unwrap_or_default().split_whitespace().map(|id| id.parse().unwrap()).collect();
+        assert!(ids.clone().count() > 40);
+        // The last text has no end of its own.
+        for text in texts.split("\n__ggml_vocab_test__\n") {
+            let Some(line) = ids.next() else { break };
+            let expected: Vec<TokenId> = line.split_whitespace().map(|id| id.parse().unwrap()).collect();
             assert_eq!(tokenizer.encode(text, EncodeOptions::TEXT).unwrap(), expected, "{family}: {text:?}");
         }
     }
@@ -213,7 +216,11 @@ fn smollm2_is_the_same_model() {
     };
     let of = |path: &OsStr| model_dir::load(Path::new(path), &options(None)).unwrap();
     let (of_dir, of_file) = (of(&dir), of(&file));
-    assert_eq!(of_file.gpt.config(), of_dir.gpt.config());
+    // In the dir it may be what f32 made of it.
+    let norm_eps = of_dir.gpt.config().norm_eps as f32;
+    assert_eq!(of_file.gpt.config().norm_eps as f32, norm_eps);
+    let config = |model: &LoadedModel| GptConfig { norm_eps: norm_eps.into(), ..model.gpt.config().clone() };
+    assert_eq!(config(&of_file), config(&of_dir));
     assert_eq!(of_file.tokenizer.special_tokens(), of_dir.tokenizer.special_tokens());
     assert!(of_file.eos_token_ids.starts_with(&of_dir.eos_token_ids), "{:?}", of_file.eos_token_ids);
     let alphabet: Vec<&str> =
@@ -269,8 +276,9 @@ impl Damaged {
     }
 }
 
+#[track_caller]
 fn assert_refused(path: &Path, parts: &[&str]) {
-    let error = model_dir::load(path, &options(None)).map(drop).unwrap_err();
+    let Err(error) = model_dir::load(path, &options(None)) else { panic!("opened, expected {parts:?}") };
     let message = error.to_string();
     assert!(parts.iter().all(|part| message.contains(part)), "{parts:?} are not all in: {message}");
     assert!(matches!(error, Error::File { .. } | Error::Tensor { .. } | Error::Io { .. }), "{error:?}");
@@ -486,7 +494,9 @@ fn hostile_metadata_is_refused() {
     refused(&["`llama.rope.scaling.type`", "longrope"], |file| {
         file.set("llama.rope.scaling.type", text_value("longrope"));
     });
-    refused(&["norm_eps"], |file| file.set("llama.attention.layer_norm_rms_epsilon", f32_value(f32::NAN)));
+    refused(&["layer_norm_rms_epsilon` must be a number", "NaN"], |file| {
+        file.set("llama.attention.layer_norm_rms_epsilon", f32_value(f32::NAN));
+    });
 }
 
 #[test]

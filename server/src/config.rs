@@ -335,14 +335,15 @@ impl SamplingDefaults {
 /// Which model, and where it runs.
 #[derive(Args, Clone, Debug)]
 pub struct ModelConfig {
-    /// Model dir in Hugging Face's format [default: the bundled model]
-    #[arg(long, env = "HEARTH_MODEL", value_name = "DIR")]
+    /// Model dir in Hugging Face's format, or GGUF file [default: the bundled model]
+    #[arg(long, env = "HEARTH_MODEL", value_name = "DIR|FILE")]
     pub model: Option<PathBuf>,
     /// Where to compute: `auto` (a real GPU if there is one, else the CPU), `gpu`, `cpu`, `wgpu-software`, and what else
     /// the build holds
     #[arg(long, env = "HEARTH_DEVICE", default_value_t = DeviceChoice::Auto)]
     pub device: DeviceChoice,
-    /// How weight matrices are held: `f32` or `f16` [default: f32, or rounded as the model dir has them]
+    /// How weight matrices are held: `f32` or `f16` [default: f32, or as the
+    /// files have them where they are rounded or GGUF]
     #[arg(long, env = "HEARTH_DTYPE", value_parser = |name: &str| Dtype::parse(name, |dtype| !dtype.is_quantized()))]
     pub dtype: Option<Dtype>,
     /// Round weight matrices to `q8` (8.5 bits a weight) or `q4` (4.5 bits; embeddings as in q8)
@@ -352,13 +353,14 @@ pub struct ModelConfig {
 }
 
 impl ModelConfig {
-    /// The model's name for clients: that of its folder.
+    /// The model's name for clients: that of its folder, or of its file without `.gguf`.
     pub fn model_id(&self) -> String {
         let Some(dir) = &self.model else { return bundled::NAME.to_owned() };
         // `.` and `models/..` have a name too, once resolved.
         let resolved = dir.canonicalize();
         let name = resolved.as_deref().unwrap_or(dir).file_name();
-        name.map_or_else(|| dir.display().to_string(), |name| name.to_string_lossy().into_owned())
+        let name = name.map_or_else(|| dir.display().to_string(), |name| name.to_string_lossy().into_owned());
+        name.strip_suffix(".gguf").map(str::to_owned).unwrap_or(name)
     }
 
     /// Opens the device and loads the model, on the thread that is to compute with it.

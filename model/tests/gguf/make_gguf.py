@@ -39,8 +39,8 @@ from safetensors.torch import load_file, save_file
 
 HERE = Path(__file__).resolve().parent
 GOLDEN = HERE.parent / "golden"
-CASES = ["gpt2", "gpt2-untied", "llama", "llama-tied-bias", "llama-f16", "llama-bf16", "qwen2", "qwen3", "phi3",
-         "gpt-neox-parallel", "gpt-neox-serial", "gemma", "bloom", "rope-linear", "rope-llama3", "rope-yarn"]
+CASES = ["gpt2", "llama", "llama-tied-bias", "llama-f16", "llama-bf16", "qwen2", "qwen3", "phi3",
+         "stablelm", "gpt-neox-parallel", "gpt-neox-serial", "gemma", "bloom", "rope-linear", "rope-llama3", "rope-yarn"]
 TYPES = {"Q4_0": "Q4_0", "Q4_1": "Q4_1", "Q5_0": "Q5_0", "Q5_1": "Q5_1", "Q8_0": "Q8_0", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M",
          "Q6_K": "Q6_K"}
 # Committed; the others are covered by their blocks.

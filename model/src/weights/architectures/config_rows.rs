@@ -131,6 +131,7 @@ impl ConfigRow {
         match self {
             Self::Size { keys, .. } | Self::Custom { keys, .. } => keys.contains(&key),
             Self::Number { key: own, .. } | Self::Flag { key: own, .. } | Self::Activation { key: own, .. } => *own == key,
+            Self::KvHeads { .. } => key == KV_HEADS,
             Self::Derived { .. } | Self::Rope(_) | Self::Window(_) | Self::Constant { .. } => false,
         }
     }
@@ -207,6 +208,7 @@ pub(super) const OPT_EMBEDDING_WIDTH: ConfigRow = ConfigRow::Custom {
 /// Where BLOOM adds its products up slice by slice, as it was trained on several devices, transformers leaves out two
 /// biases.
 pub(super) const BLOOM_SLICES: ConfigRow = ConfigRow::Custom {
+    keys: &["pretraining_tp", "slow_but_exact"],
     read: |fields, _| match fields.size_or("pretraining_tp", 1)? {
         0 | 1 => Ok(()),
         _ => fields.only("slow_but_exact", Fixed::Flag(false)),

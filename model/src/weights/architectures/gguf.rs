@@ -12,7 +12,7 @@ use super::{
     gpt2, llama,
 };
 use crate::{
-    config::{Activation, GptConfig, Positions, Rope, RopeScaling},
+    config::{Activation, GptConfig, NormKind, Positions, Rope, RopeScaling},
     error::Result,
 };
 
@@ -204,6 +204,13 @@ pub(super) const QWEN3: Gguf = Gguf {
     name: "qwen3",
     base: || GptConfig { qk_norm: true, ..llama() },
     config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS]],
+    params: &[OUTSIDE, SEPARATE_QKV, BLOCK, GATED],
+};
+
+pub(super) const STABLELM: Gguf = Gguf {
+    name: "stablelm",
+    base: || GptConfig { norm: NormKind::LayerNorm, norm_bias: true, ..llama() },
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, LAYER_NORM_EPS]],
     params: &[OUTSIDE, SEPARATE_QKV, BLOCK, GATED],
 };
 

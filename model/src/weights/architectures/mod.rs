@@ -307,6 +307,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         names: names::LLAMA,
         base_prefix: "model.",
         ignored: &[".rotary_emb.inv_freq"],
+        gguf: Some(&gguf::STABLELM),
     },
     Architecture {
         class: "GemmaForCausalLM",

@@ -163,8 +163,13 @@ fn json_of(value: Value<'_>) -> Json {
         Value::Unsigned(number) => json!(number),
         Value::Signed(number) => json!(number),
         // 1e-5 became an f32 on its way into the file; in f64 it is to be 1e-5 again, not 9.999999747e-6.
-        Value::F32(number) => json!(number.to_string().parse::<f64>().unwrap_or(f64::NAN)),
-        Value::F64(number) => json!(number),
+        Value::F32(number) if number.is_finite() => {
+            json!(number.to_string().parse().unwrap_or_else(|_| f64::from(number)))
+        }
+        // JSON has no such numbers, and no field may be one.
+        Value::F32(number) => json!(number.to_string()),
+        Value::F64(number) => json!(number.to_string()),
+        Value::F64(number) if number.is_finite() => json!(number),
         Value::Flag(flag) => json!(flag),
         Value::Text(text) => json!(text),
         Value::Array(array) if array.len == 0 => Json::Null,
