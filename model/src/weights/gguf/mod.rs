@@ -168,8 +168,8 @@ fn json_of(value: Value<'_>) -> Json {
         }
         // JSON has no such numbers, and no field may be one.
         Value::F32(number) => json!(number.to_string()),
-        Value::F64(number) => json!(number.to_string()),
         Value::F64(number) if number.is_finite() => json!(number),
+        Value::F64(number) => json!(number.to_string()),
         Value::Flag(flag) => json!(flag),
         Value::Text(text) => json!(text),
         Value::Array(array) if array.len == 0 => Json::Null,
