@@ -505,7 +505,9 @@ impl ParamSource<'_> {
             ParamData::Values(values) => {
                 Ok(Param::from_tensor(Tensor::from_data(values.convert::<f32>(), self.device)))
             }
-            ParamData::Quantized(_) | ParamData::Placed(_) => Err(Error::Execution { what: format!("`{path}` is a vector, got a matrix") }),
+            ParamData::Quantized(_) | ParamData::Placed(_) => {
+                Err(Error::Execution { what: format!("`{path}` is a vector, got a matrix") })
+            }
         }
     }
 

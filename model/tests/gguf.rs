@@ -189,8 +189,19 @@ fn ids_are_those_of_the_families() {
         return;
     };
     let models = Path::new(&folder).join("models");
-    let families =
-        ["command-r", "deepseek-coder", "falcon", "gpt-2", "llama-bpe", "llama-spm", "mpt", "phi-3", "qwen2", "refact", "starcoder"];
+    let families = [
+        "command-r",
+        "deepseek-coder",
+        "falcon",
+        "gpt-2",
+        "llama-bpe",
+        "llama-spm",
+        "mpt",
+        "phi-3",
+        "qwen2",
+        "refact",
+        "starcoder",
+    ];
     for family in families {
         let path = models.join(format!("ggml-vocab-{family}.gguf"));
         let tokenizer = model_dir::load_tokenizer(&path).unwrap();
@@ -223,9 +234,35 @@ fn smollm2_is_the_same_model() {
     assert_eq!(config(&of_file), config(&of_dir));
     assert_eq!(of_file.tokenizer.special_tokens(), of_dir.tokenizer.special_tokens());
     assert!(of_file.eos_token_ids.starts_with(&of_dir.eos_token_ids), "{:?}", of_file.eos_token_ids);
-    let alphabet: Vec<&str> =
-        ["the", " a", "  ", "\n", "\t", "0", "1234", "é", "e\u{301}", "猫", "😀", "👩‍👩‍👧", "\u{a0}", "\u{200b}", "'s", "'LL", "-", "...", "<|im_start|>", "<|im_", "end|>", "\r\n", "\u{0}", "한국어", "Ω", "١٢"]
-            .to_vec();
+    let alphabet: Vec<&str> = [
+        "the",
+        " a",
+        "  ",
+        "\n",
+        "\t",
+        "0",
+        "1234",
+        "é",
+        "e\u{301}",
+        "猫",
+        "😀",
+        "👩‍👩‍👧",
+        "\u{a0}",
+        "\u{200b}",
+        "'s",
+        "'LL",
+        "-",
+        "...",
+        "<|im_start|>",
+        "<|im_",
+        "end|>",
+        "\r\n",
+        "\u{0}",
+        "한국어",
+        "Ω",
+        "١٢",
+    ]
+    .to_vec();
     let mut state = 1u32;
     let mut random = |n: usize| {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -242,7 +279,8 @@ fn smollm2_is_the_same_model() {
         }
     }
     let chat = |model: &LoadedModel| {
-        let messages = [Message::new("user", "Hi <|im_end|>"), Message::new("assistant", "Yes?"), Message::new("user", "1")];
+        let messages =
+            [Message::new("user", "Hi <|im_end|>"), Message::new("assistant", "Yes?"), Message::new("user", "1")];
         let context = RenderContext::new(&model.tokenizer);
         let template = model.chat_template.as_ref().unwrap();
         (template.render(&messages, &context).unwrap(), template.encode(&model.tokenizer, &messages, &context).unwrap())
@@ -251,11 +289,13 @@ fn smollm2_is_the_same_model() {
     // In f32, the very weights.
     let read = |model: &LoadedModel| {
         let mut values = Vec::new();
-        model.gpt.read_params(&mut |_, data| {
-            values.push(data);
-            Ok(())
-        })
-        .unwrap();
+        model
+            .gpt
+            .read_params(&mut |_, data| {
+                values.push(data);
+                Ok(())
+            })
+            .unwrap();
         values
     };
     assert!(read(&of_file) == read(&of_dir));
@@ -431,7 +471,9 @@ fn hostile_files_are_refused() {
         file.pairs.insert(0, ("a", [&8u32.to_le_bytes()[..], &1u64.to_le_bytes(), &[0xff]].concat()));
     });
     for kind in [0, 8, 9, 10] {
-        refused(&["a list of 18446744073709551615"], |file| file.pairs.insert(0, ("a", list_value(kind, u64::MAX, &[]))));
+        refused(&["a list of 18446744073709551615"], |file| {
+            file.pairs.insert(0, ("a", list_value(kind, u64::MAX, &[])))
+        });
     }
     refused(&["`a` has the type 13"], |file| file.pairs.insert(0, ("a", 13u32.to_le_bytes().to_vec())));
     refused(&["more than 4 deep"], |file| {
@@ -464,7 +506,9 @@ fn hostile_tensors_are_refused() {
     refused(&["blk.0.attn_k.weight", "has shape [32, 32]", "asks for [16, 32]"], |file| {
         file.set("llama.attention.head_count_kv", u32_value(1));
     });
-    refused(&["`token_embd.weight`", "is missing"], |file| file.tensors.retain(|tensor| tensor.0 != "token_embd.weight"));
+    refused(&["`token_embd.weight`", "is missing"], |file| {
+        file.tensors.retain(|tensor| tensor.0 != "token_embd.weight")
+    });
     refused(&["rope_freqs.weight", "has shape [7]"], |file| file.add("rope_freqs.weight", &[7]));
     refused(&["rope_freqs.weight", "other factors"], |file| file.add("rope_freqs.weight", &[8]));
 }

@@ -112,7 +112,8 @@ pub fn load_embedded(dir: &EmbeddedDir, options: &LoadOptions) -> Result<LoadedM
     let tokenizer = Tokenizer::from_json(dir.tokenizer, Some(dir.tokenizer_config), &name.join("tokenizer.json"))?;
     let eos_token_ids = eos_token_ids(&[(config_path, config_json)], &gpt, &tokenizer)?;
     let sampling_defaults = SamplingParams::default();
-    LoadedModel { gpt, tokenizer, chat_template: None, eos_token_ids, sampling_defaults }.checked(&name.join(TOKENIZER_FILE))
+    LoadedModel { gpt, tokenizer, chat_template: None, eos_token_ids, sampling_defaults }
+        .checked(&name.join(TOKENIZER_FILE))
 }
 
 impl LoadedModel {

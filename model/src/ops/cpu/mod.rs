@@ -23,8 +23,8 @@ pub(super) use attention::{append_keys, attention_paged};
 pub(super) use block::{BlockValues, LinearValues, NormValues, PagedValues, Scratch, block};
 pub(super) use matmul::linear;
 pub use measure::read_bandwidth;
-pub use quantized::nearest_q8;
 pub(super) use panels::Panels;
+pub use quantized::nearest_q8;
 pub(super) use rowwise::{activate, exp_all, gated, has_activation, norm, rope};
 pub(super) use tensors::{Values, changed, ints, is_cpu, tensor, update, values};
 

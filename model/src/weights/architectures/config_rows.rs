@@ -130,7 +130,9 @@ impl ConfigRow {
     pub(super) fn reads(&self, key: &str) -> bool {
         match self {
             Self::Size { keys, .. } | Self::Custom { keys, .. } => keys.contains(&key),
-            Self::Number { key: own, .. } | Self::Flag { key: own, .. } | Self::Activation { key: own, .. } => *own == key,
+            Self::Number { key: own, .. } | Self::Flag { key: own, .. } | Self::Activation { key: own, .. } => {
+                *own == key
+            }
             Self::KvHeads { .. } => key == KV_HEADS,
             Self::Derived { .. } | Self::Rope(_) | Self::Window(_) | Self::Constant { .. } => false,
         }

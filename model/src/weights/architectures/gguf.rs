@@ -317,11 +317,7 @@ const SEPARATE_QKV: &[GgufParam] = &[
     ),
     stacked(
         "blocks.{}.attn.qkv.bias",
-        &[
-            ("blk.{}.attn_q.bias", Queries),
-            ("blk.{}.attn_k.bias", KeysOrValues),
-            ("blk.{}.attn_v.bias", KeysOrValues),
-        ],
+        &[("blk.{}.attn_q.bias", Queries), ("blk.{}.attn_k.bias", KeysOrValues), ("blk.{}.attn_v.bias", KeysOrValues)],
     ),
 ];
 

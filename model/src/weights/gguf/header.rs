@@ -403,7 +403,9 @@ impl<'a> Reader<'a> {
         let width = kind.width();
         let left = (self.bytes.len() - self.at) as u64;
         if len > left / width.unwrap_or(kind.min_width()) {
-            return Err(self.cut_short(format!("`{key}` is said to be a list of {len}, which {left} bytes cannot hold")));
+            return Err(
+                self.cut_short(format!("`{key}` is said to be a list of {len}, which {left} bytes cannot hold"))
+            );
         }
         let start = self.at;
         match width {

@@ -35,6 +35,7 @@ use crate::{
     gpt::Gpt,
     mmap::Mmap,
     regular_file,
+    sampling::SamplingParams,
     tokenizer::Tokenizer,
 };
 
@@ -62,7 +63,8 @@ pub(super) fn load(path: &Path, options: &LoadOptions) -> Result<LoadedModel> {
     with_files(path, |metadata, tensors| {
         let Vocabulary { tokenizer, eos_token_ids } = tokenizer::read(metadata)?;
         let gpt = build(metadata, tensors, options)?;
-        Ok(LoadedModel { gpt, tokenizer, chat_template: chat_template(metadata)?, eos_token_ids })
+        let (chat_template, sampling_defaults) = (chat_template(metadata)?, SamplingParams::default());
+        Ok(LoadedModel { gpt, tokenizer, chat_template, eos_token_ids, sampling_defaults })
     })
 }
 
@@ -116,9 +118,8 @@ fn with_files<T>(path: &Path, read: impl FnOnce(&Metadata<'_>, TensorTable<'_>) 
 
 /// The paths of the files that belong to the first of `n_files`: `NAME-00001-of-00003.gguf` has two more.
 fn other_files(metadata: &Metadata<'_>, n_files: u64) -> Result<Vec<PathBuf>> {
-    let refuse = |what: String, hint: &str| {
-        Err(Error::File { path: metadata.path.to_owned(), what, hint: hint.to_owned() })
-    };
+    let refuse =
+        |what: String, hint: &str| Err(Error::File { path: metadata.path.to_owned(), what, hint: hint.to_owned() });
     if n_files > MAX_FILES {
         return refuse(format!("`{SPLIT_COUNT}` is {n_files}, allowed are up to {MAX_FILES}"), "");
     }
@@ -147,7 +148,8 @@ fn read_config(metadata: &Metadata<'_>, tensors: &mut TensorTable<'_>) -> Result
         hint: format!("supported are {known}"),
     })?;
     let prefix = format!("{name}.");
-    let own = metadata.keys().filter_map(|key| Some((key.strip_prefix(&prefix)?.to_owned(), json_of(metadata.get(key)?))));
+    let own =
+        metadata.keys().filter_map(|key| Some((key.strip_prefix(&prefix)?.to_owned(), json_of(metadata.get(key)?))));
     let own: Map<String, Json> = own.collect();
     let fields = Fields::new(&own, metadata.path).with_prefix(&prefix);
     let mut config = gguf.read(&fields, &|name| tensors.contains(name))?;

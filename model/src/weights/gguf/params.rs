@@ -191,7 +191,10 @@ impl<'t, 'a> Param<'t, 'a> {
             return values;
         }
         let mut values = vec![0.0; self.parts.iter().map(|part| part.n_rows).sum::<usize>() * self.width];
-        values.par_chunks_exact_mut(self.width).zip(self.rows()).for_each(|(values, (part, row))| part.row(row, values));
+        values
+            .par_chunks_exact_mut(self.width)
+            .zip(self.rows())
+            .for_each(|(values, (part, row))| part.row(row, values));
         values
     }
 
@@ -253,7 +256,9 @@ impl Part<'_, '_> {
     }
 
     fn largest(&self) -> f32 {
-        self.chunks().map(|(n, values)| values[..n].iter().fold(0.0, |most: f32, value| most.max(value.abs()))).reduce(|| 0.0, f32::max)
+        self.chunks()
+            .map(|(n, values)| values[..n].iter().fold(0.0, |most: f32, value| most.max(value.abs())))
+            .reduce(|| 0.0, f32::max)
     }
 
     /// All values of the tensor, up to [`MAX_BLOCK`] at a time.

@@ -19,19 +19,14 @@ pub(super) struct PreTokenizer {
     pub(super) add_bos: bool,
 }
 
-const PLAIN: PreTokenizer = PreTokenizer {
-    names: &[],
-    nfc: false,
-    splits: &[],
-    ignore_merges: false,
-    add_bos: false,
-};
+const PLAIN: PreTokenizer = PreTokenizer { names: &[], nfc: false, splits: &[], ignore_merges: false, add_bos: false };
 
 const SINGLE_DIGITS: &str = r"\p{N}";
 /// Knows English contractions.
 const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+const QWEN2: &str =
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN35: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const GPT4O: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -84,11 +79,7 @@ const ALL: &[PreTokenizer] = &[
         ],
         ..PLAIN
     },
-    PreTokenizer {
-        names: &["falcon"],
-        splits: &[r"[\p{P}\$\+<=>\^~\|`]+", GPT2, r"[0-9][0-9][0-9]"],
-        ..PLAIN
-    },
+    PreTokenizer { names: &["falcon"], splits: &[r"[\p{P}\$\+<=>\^~\|`]+", GPT2, r"[0-9][0-9][0-9]"], ..PLAIN },
     PreTokenizer { names: &["bloom", "poro-chat", "gpt3-finnish"], splits: &[BLOOM], ..PLAIN },
     PreTokenizer { names: &["viking"], splits: &[BLOOM, SINGLE_DIGITS], ..PLAIN },
     // What llama.cpp does with files that do not say.
@@ -110,11 +101,8 @@ pub(super) fn find(name: &str) -> Result<&'static PreTokenizer, String> {
 impl PreTokenizer {
     /// As `tokenizer.json` says it.
     pub(super) fn json(&self) -> Value {
-        let split = |pattern: &str| {
-            json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false })
-        };
-        let bytes =
-            json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false });
+        let split = |pattern: &str| json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
+        let bytes = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false });
         let steps = self.splits.iter().copied().map(split).chain([bytes]);
         json!({ "type": "Sequence", "pretokenizers": steps.collect::<Vec<_>>() })
     }

@@ -20,7 +20,11 @@ pub(super) fn apply(config: &mut GptConfig, tensors: &mut TensorTable<'_>) -> Re
     let Positions::Rope(rope) = &mut config.positions else { return Ok(()) };
     let Some(tensor) = tensors.take(TENSOR) else { return Ok(()) };
     if tensor.shape != [rope.rotary_dim / 2] || tensor.element.block_len() != 1 {
-        return Err(tensor.error(format!("has shape {:?}, the metadata asks for {}", tensor.shape, rope.rotary_dim / 2)));
+        return Err(tensor.error(format!(
+            "has shape {:?}, the metadata asks for {}",
+            tensor.shape,
+            rope.rotary_dim / 2
+        )));
     }
     let mut factors = vec![0.0; rope.rotary_dim / 2];
     tensor.element.decode(tensor.bytes, &mut factors);

@@ -103,7 +103,9 @@ impl<'a> Tokens<'a> {
         let mut first = HashMap::with_capacity(tokens.len());
         for (id, token) in tokens.iter().enumerate() {
             if let Some(first) = first.insert(token, id) {
-                return Err(metadata.error(format!("`{TOKENS}` has `{}` twice, as {first} and {id}", token.escape_debug())));
+                return Err(
+                    metadata.error(format!("`{TOKENS}` has `{}` twice, as {first} and {id}", token.escape_debug()))
+                );
             }
         }
         let mut types = match metadata.ints(TYPES)? {
@@ -127,7 +129,10 @@ impl<'a> Tokens<'a> {
     fn byte_level(&self) -> Result<Map<String, Value>> {
         let name = self.metadata.text(PRE)?;
         if name.is_none() {
-            tracing::warn!("`{}` does not say how its tokenizer cuts words: `{PRE}` is missing", self.metadata.path.display());
+            tracing::warn!(
+                "`{}` does not say how its tokenizer cuts words: `{PRE}` is missing",
+                self.metadata.path.display()
+            );
         }
         let name = name.unwrap_or("default");
         let pre = pre_tokenizers::find(name).map_err(|names| Error::File {
