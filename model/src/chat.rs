@@ -127,14 +127,14 @@ impl ChatTemplate {
     /// # Errors
     /// [`Error::File`] with the line if the source is not a template.
     pub fn new(source: &str, origin: &Path) -> Result<Self> {
-        Self::with_tools(source, None, origin)
+        Self::with_tool_use(source, None, origin)
     }
 
     /// Compiles a template, and the one to use in its place when there are tools.
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    pub fn with_tools(source: &str, tool_use: Option<&str>, origin: &Path) -> Result<Self> {
+    pub fn with_tool_use(source: &str, tool_use: Option<&str>, origin: &Path) -> Result<Self> {
         Self::from_sources(Sources { default: source.into(), tool_use: tool_use.map(str::to_owned) }, origin)
     }
 

@@ -182,5 +182,5 @@ fn json_of(value: Value<'_>) -> Json {
 fn chat_template(metadata: &Metadata<'_>) -> Result<Option<ChatTemplate>> {
     let Some(default) = metadata.text(TEMPLATE)? else { return Ok(None) };
     let tool_use = metadata.text(&format!("{TEMPLATE}.tool_use"))?;
-    ChatTemplate::with_tools(default, tool_use, metadata.path).map(Some)
+    ChatTemplate::with_tool_use(default, tool_use, metadata.path).map(Some)
 }
