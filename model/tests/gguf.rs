@@ -70,15 +70,24 @@ fn oracle(path: &Path, logits: &str) -> (Vec<i32>, [usize; 2], Vec<f32>) {
     )
 }
 
-/// The largest difference between the model's logits and the oracle's, as a share of the logits' spread.
-fn error(gpt: &Gpt, (ids, [batch, seq_len], expected): &(Vec<i32>, [usize; 2], Vec<f32>)) -> f32 {
+/// How far the model's logits are from the oracle's, each as a share of the logits' spread.
+fn errors(gpt: &Gpt, (ids, [batch, seq_len], expected): &(Vec<i32>, [usize; 2], Vec<f32>)) -> Vec<f32> {
     let ids: Tensor<1, Int> = Tensor::from_data(TensorData::new(ids.clone(), [ids.len()]), &gpt.device());
     let hidden = gpt.forward(ids, AttentionContext::dense(*batch, *seq_len));
     let found: Vec<f32> = gpt.logits(hidden).into_data().try_into_vec().unwrap();
     assert_eq!(found.len(), expected.len());
     let mean = expected.iter().sum::<f32>() / expected.len() as f32;
     let spread = (expected.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / expected.len() as f32).sqrt();
-    found.iter().zip(expected).fold(0.0, |most: f32, (a, b)| most.max((a - b).abs())) / spread
+    found.iter().zip(expected).map(|(a, b)| (a - b).abs() / spread).collect()
+}
+
+fn error(gpt: &Gpt, oracle: &(Vec<i32>, [usize; 2], Vec<f32>)) -> f32 {
+    errors(gpt, oracle).into_iter().fold(0.0, f32::max)
+}
+
+fn rms_error(gpt: &Gpt, oracle: &(Vec<i32>, [usize; 2], Vec<f32>)) -> f32 {
+    let errors = errors(gpt, oracle);
+    (errors.iter().map(|error| error * error).sum::<f32>() / errors.len() as f32).sqrt()
 }
 
 #[test]
@@ -144,19 +153,25 @@ fn rounded_weights_are_the_files_own() {
         .unwrap();
         (gpt, values)
     };
-    // Of what is rounded to 8 bits once more, relative.
-    for (name, most) in [("Q4_0", 0.0), ("Q8_0", 0.0), ("Q4_K", 0.006)] {
+    for name in ["Q4_0", "Q8_0", "Q4_K"] {
         let path = gguf(&format!("quantized-{name}"));
         let (gpt, exact) = read(&path, Some(Dtype::F32));
-        let error = error(&gpt, &oracle(name));
+        let error = self::error(&gpt, &oracle(name));
         assert!(error < 1e-4, "{name}: {error}");
         let (gpt, stored) = read(&path, None);
         assert!(gpt.dtype().is_quantized());
+        // The kernels round activations to 8 bits.
+        let error = rms_error(&gpt, &oracle(name));
+        println!("{name} as stored: {error} {}", self::error(&gpt, &oracle(name)));
+        assert!(error < 0.05, "{name} as stored: {error}");
         for ((path, exact), (_, stored)) in exact.iter().zip(&stored) {
             let sum = |values: &mut dyn Iterator<Item = f32>| values.map(|x| x * x).sum::<f32>();
             let difference = sum(&mut exact.iter().zip(stored).map(|(a, b)| a - b));
             let error = (difference / sum(&mut exact.iter().copied())).sqrt();
-            assert!(error <= most, "{name}: {path}: {error}");
+            // K-quants have no form of their own: they are rounded to 8 bits once more. Where embeddings are `lm_head` too,
+            // `llama-quantize` makes them one in all files but those of Q8_0.
+            let is_rounded_again = name == "Q4_K" || name == "Q4_0" && path == "embed.weight";
+            assert!(error <= if is_rounded_again { 0.006 } else { 0.0 }, "{name}: {path}: {error}");
         }
     }
 }
@@ -176,8 +191,11 @@ fn pieces_are_those_of_sentencepiece() {
         assert_eq!(tokenizer.encode(&text, EncodeOptions::TEXT).unwrap(), ids, "{text:?}");
         // Pieces spell a space so.
         assert_eq!(tokenizer.decode(&ids, DecodeOptions::default()), text.replace('▁', " "));
-        let prompt = tokenizer.encode(&text, EncodeOptions::PROMPT).unwrap();
-        assert_eq!(prompt.split_first(), Some((&1, ids.as_slice())), "a text begins with `bos`");
+        // In a prompt, `<s>` is no text.
+        if !text.contains("<s") && !text.contains("</s") {
+            let prompt = tokenizer.encode(&text, EncodeOptions::PROMPT).unwrap();
+            assert_eq!(prompt.split_first(), Some((&1, ids.as_slice())), "a text begins with `bos`: {text:?}");
+        }
     }
 }
 
@@ -575,7 +593,7 @@ fn hostile_tokenizers_are_refused() {
     refused(&["too long to look for merges"], |file| {
         file.set("tokenizer.ggml.model", text_value("llama"));
         file.set("tokenizer.ggml.scores", list_value(6, 4, &[0; 16]));
-        file.set("tokenizer.ggml.tokens", texts_value(&["a", "b", "c", &"x".repeat(1 << 16)]));
+        file.set("tokenizer.ggml.tokens", texts_value(&["a", "b", &"x".repeat(1 << 16), "<|end|>"]));
     });
     refused(&["model.gguf", "template"], |file| {
         file.set("tokenizer.chat_template", text_value("{% for %}"));

@@ -43,7 +43,7 @@ impl Dtype {
 
     /// Whether `device` computes with it.
     pub fn is_for(self, device: &Device) -> bool {
-        !self.is_quantized() || cpu::is_cpu(device)
+        !self.is_quantized() || cpu::is_cpu(device) || cube::is_cube(device)
     }
 
     /// The dtype called `name`, if it is one of those that `is_allowed` says.

@@ -43,6 +43,12 @@ pub(crate) fn run(args: QuantizeArgs) -> anyhow::Result<()> {
     let QuantizeArgs { model, out, quantize } = args;
     let is_taken = out.exists() && fs::read_dir(&out).map_or(true, |mut entries| entries.next().is_some());
     anyhow::ensure!(!is_taken, "`{}` is there already\nhint: name a folder that does not exist", out.display());
+    anyhow::ensure!(
+        !model.is_file(),
+        "`{0}` is a file, and `quantize` reads model dirs only\nhint: a GGUF file is served as it is, or rounded when it is \
+         opened: `hearth serve --model {0} --quantize {quantize}`",
+        model.display()
+    );
     let device = device::choose(DeviceChoice::Cpu)?.device;
     let loaded = model_dir::load(&model, &LoadOptions { device, dtype: Some(quantize) })?;
     let options = SaveOptions {

@@ -124,6 +124,18 @@ fn a_quantized_model_dir_is_served_as_it_is() {
     assert_eq!(both.status.code(), Some(2), "{}", stderr(&both));
 }
 
+/// It needs no folder; `quantize` stores folders, with files that it does not have.
+#[test]
+fn a_gguf_file_is_served_but_not_stored_rounded() {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/gguf/quantized-Q8_0.gguf");
+    let output = run(&["generate", "ABBA", "--model", path(&file), "--device", "cpu", "--max-tokens", "8"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let parent = tempfile::tempdir().unwrap();
+    let refused = run(&["quantize", path(&file), path(&parent.path().join("rounded"))]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(stderr(&refused).contains("reads model dirs only\nhint: a GGUF file is served"), "{}", stderr(&refused));
+}
+
 /// The definition by hand: the second half of each window but its first token, by the log-probabilities of the API.
 #[test]
 fn perplexity_is_what_its_definition_says() {

@@ -207,10 +207,20 @@ pub(super) const QWEN3: Gguf = Gguf {
     params: &[OUTSIDE, SEPARATE_QKV, BLOCK, GATED],
 };
 
+/// The converter says `use_parallel_residual` of models that know nothing of it; as in llama.cpp, a second norm counts,
+/// which is asked for here.
 pub(super) const STABLELM: Gguf = Gguf {
     name: "stablelm",
     base: || GptConfig { norm: NormKind::LayerNorm, norm_bias: true, ..llama() },
-    config: &[SIZES, GROUPED_HEADS, &[ROPE, LAYER_NORM_EPS]],
+    config: &[
+        SIZES,
+        GROUPED_HEADS,
+        &[
+            ROPE,
+            LAYER_NORM_EPS,
+            ConfigRow::Custom { keys: &["use_parallel_residual"], read: |_, _| Ok(()), write: |_, _| {} },
+        ],
+    ],
     params: &[OUTSIDE, SEPARATE_QKV, BLOCK, GATED],
 };
 
