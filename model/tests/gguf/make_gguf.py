@@ -68,10 +68,13 @@ def convert(source: Path, target: Path, vocab_size: int, ftype: gguf.LlamaFileTy
         rope = self.hparams.get("rope_parameters") or {}
         self.hparams.setdefault("rotary_pct", rope.get("partial_rotary_factor", 1.0))
         self.hparams.setdefault("n_ctx", self.hparams.get("n_positions"))
+        # What transformers 5 no longer writes of BLOOM, and the model's own files have.
+        if model_class.model_arch == gguf.MODEL_ARCH.BLOOM:
+            self.hparams.setdefault("seq_length", 2048)
         model_class.set_gguf_parameters(self)
         base = gguf.Keys.Rope.FREQ_BASE.format(arch=self.gguf_writer.arch)
         if "rope_theta" in rope and base not in self.gguf_writer.kv_data[0]:
-            # The converters of StableLM and GPT-NeoX leave it out: released models have the 10,000 that is then taken.
+            # Those of StableLM, GPT-NeoX and Gemma leave it out: released models have the 10,000 that is then taken.
             self.gguf_writer.add_rope_freq_base(rope["rope_theta"])
 
     methods = {"set_vocab": set_vocab, "set_gguf_parameters": set_gguf_parameters}

@@ -63,12 +63,18 @@ fn fit(frequencies: &[f32], factors: &[f32]) -> Vec<RopeScaling> {
         original_max_seq_len: ORIGINAL_MAX_SEQ_LEN,
     };
     // The factors of all released models.
-    let mut found = vec![llama3(1.0, 4.0)];
+    let (released_low, released_high) = (1.0, 4.0);
+    let mut found = vec![llama3(released_low, released_high)];
     // Between the two ends, the share that is not scaled grows in proportion to the frequency: two points tell how.
     let turns = |frequency: f32| ORIGINAL_MAX_SEQ_LEN as f64 * f64::from(frequency) / std::f64::consts::TAU;
     let share = |own: f32| (1.0 / f64::from(own) - 1.0 / factor) / (1.0 - 1.0 / factor);
     let points = frequencies.iter().zip(factors).map(|(&frequency, &own)| (turns(frequency), share(own)));
     let between: Vec<_> = points.filter(|(_, share)| (0.001..0.999).contains(share)).collect();
+    // One point tells as much where the two ends are as far apart as in the released models.
+    found.extend(between.first().map(|&(turns, share)| {
+        let unit = turns / (released_low + share * (released_high - released_low));
+        llama3(released_low * unit, released_high * unit)
+    }));
     if let (Some(first), Some(last)) = (between.first(), between.last())
         && first.0 != last.0
     {
