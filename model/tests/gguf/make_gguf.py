@@ -53,13 +53,14 @@ def convert(source: Path, target: Path, vocab_size: int, ftype: gguf.LlamaFileTy
     model_class = get_model_class(hparams["architectures"][0])
 
     def set_vocab(self) -> None:
-        alphabet = [chr(code) for code in [*range(0x21, 0x7F), *range(0xA1, 0xAD)]][: vocab_size - 1]
-        tokens = ["<|endoftext|>", *alphabet]
+        alphabet = [chr(code) for code in [*range(0x21, 0x7F), *range(0xA1, 0xAD)]][: vocab_size - 2]
+        # A list of merges that is empty would not be written.
+        tokens = ["<|endoftext|>", *alphabet, "!" + '"']
         self.gguf_writer.add_tokenizer_model("gpt2")
         self.gguf_writer.add_tokenizer_pre("gpt-2")
         self.gguf_writer.add_token_list(tokens)
-        self.gguf_writer.add_token_types([gguf.TokenType.CONTROL] + [gguf.TokenType.NORMAL] * len(alphabet))
-        self.gguf_writer.add_token_merges([])
+        self.gguf_writer.add_token_types([gguf.TokenType.CONTROL] + [gguf.TokenType.NORMAL] * (vocab_size - 1))
+        self.gguf_writer.add_token_merges(['! "'])
         self.gguf_writer.add_bos_token_id(0)
         self.gguf_writer.add_eos_token_id(0)
 
