@@ -3,7 +3,8 @@
 //! A decoding step is some 150 operations of 5 to 20 microseconds. Waking a sleeping thread takes longer than that, so
 //! helpers that run out of work look out for more for a moment ([`PATIENCE`]) before they go to sleep. Nobody is waited
 //! for but a thread that has a piece of work in hand: pieces are claimed one by one, and while a helper's core serves an
-//! HTTP request, the others do its share.
+//! HTTP request, the others do its share. Each thread begins with a range of pieces of its own, from front to back:
+//! weights are then read in long runs, which the hardware fetches ahead. Threads that took turns read them a tenth slower.
 //!
 //! One thread at a time leads; another that calls meanwhile does its work alone. There is one crew for the process, as
 //! there is one set of cores.
@@ -66,12 +67,11 @@ struct Crew {
 }
 
 /// Where the leader puts up work.
-#[derive(Default)]
 struct Board {
     leader: Mutex<()>,
-    /// The number of the job, and in the low half the next piece that nobody has claimed. One number, so that a piece is
-    /// claimed of the very job that was looked at.
-    next: Line<AtomicU64>,
+    /// For each thread's range of pieces: the number of the job, and in the low half the next piece that nobody has
+    /// claimed. One number, so that a piece is claimed of the very job that was looked at. The first is the leader's.
+    next: Box<[Line<AtomicU64>]>,
     /// Pieces that have ended.
     n_done: Line<AtomicUsize>,
     n_asleep: Line<AtomicUsize>,
@@ -87,6 +87,9 @@ struct Board {
 #[derive(Default)]
 #[repr(align(128))]
 struct Line<T>(T);
+
+/// The place in [`Board::next`] of whoever leads.
+const LEADER: usize = 0;
 
 /// In the low half of [`Board::next`]: there is nothing to claim, whatever the other fields say.
 const CLOSED: u64 = u32::MAX as u64;
@@ -139,11 +142,12 @@ impl<'a, T> SharedMut<'a, T> {
 fn crew() -> &'static Crew {
     static CREW: OnceLock<Crew> = OnceLock::new();
     CREW.get_or_init(|| {
-        let board: &'static Board = Box::leak(Box::default());
         // As many as the pool that Flex uses has, so that one setting rules both.
-        let helpers = (1..rayon::current_num_threads()).filter_map(|number| {
+        let n_threads = rayon::current_num_threads().max(1);
+        let board: &'static Board = Box::leak(Box::new(Board::new(n_threads)));
+        let helpers = (1..n_threads).filter_map(|number| {
             let builder = thread::Builder::new().name(format!("hearth-cpu-{number}"));
-            builder.spawn(|| board.help()).map(|handle| handle.thread().clone()).ok()
+            builder.spawn(move || board.help(number)).map(|handle| handle.thread().clone()).ok()
         });
         Crew { board, helpers: helpers.collect() }
     })
@@ -163,21 +167,25 @@ impl Crew {
     /// Puts `run` up, takes part in it, and returns when every piece has ended. The caller holds the leader's lock.
     fn lead<F: Fn(usize) + Sync>(&self, n_pieces: usize, run: &F) {
         let board = self.board;
-        let last = board.next.0.load(Relaxed);
+        let last = board.job(Relaxed);
         // From here on, nobody can claim a piece of the last job; all its pieces have ended.
-        board.next.0.store(last | CLOSED, Relaxed);
+        board.next.iter().for_each(|next| next.0.store(last << 32 | CLOSED, Relaxed));
         fence(Release);
         board.n_done.0.store(0, Relaxed);
         board.n_pieces.store(n_pieces, Relaxed);
         board.run.store(ptr::from_ref(run).cast_mut().cast(), Relaxed);
         board.call.store(call::<F> as Call as *mut (), Relaxed);
-        // Sequentially consistent, with `n_asleep`: a helper sees the job before it goes to sleep, or it is seen asleep.
-        board.next.0.store((last >> 32).wrapping_add(1) << 32, SeqCst);
+        let job = last.wrapping_add(1) << 32;
+        // The first range, which tells that there is a job, opens last. Sequentially consistent, with `n_asleep`: a helper
+        // sees the job before it goes to sleep, or it is seen asleep.
+        for (thread, next) in board.next.iter().enumerate().rev() {
+            next.0.store(job | board.range(thread, n_pieces).start as u64, SeqCst);
+        }
         if board.n_asleep.0.load(SeqCst) > 0 {
             self.helpers.iter().for_each(Thread::unpark);
         }
         let mut panic = None;
-        while let Some(piece) = board.claim() {
+        while let Some(piece) = board.claim(LEADER) {
             panic = panic.or(catch_unwind(AssertUnwindSafe(|| run(piece.number))).err());
             board.n_done.0.fetch_add(1, Release);
         }
@@ -202,28 +210,53 @@ struct Piece {
 }
 
 impl Board {
-    /// The next piece, if there is any left.
-    fn claim(&self) -> Option<Piece> {
+    fn new(n_threads: usize) -> Self {
+        Self {
+            leader: Mutex::default(),
+            next: (0..n_threads).map(|_| Line(AtomicU64::new(CLOSED))).collect(),
+            n_done: Line::default(),
+            n_asleep: Line::default(),
+            n_pieces: AtomicUsize::default(),
+            run: AtomicPtr::default(),
+            call: AtomicPtr::default(),
+            panic: Mutex::default(),
+        }
+    }
+
+    /// The pieces that `thread` begins with.
+    fn range(&self, thread: usize, n_pieces: usize) -> Range<usize> {
+        let n_threads = self.next.len();
+        n_pieces * thread / n_threads..n_pieces * (thread + 1) / n_threads
+    }
+
+    /// The next piece of `thread`'s range; behind its end, of the next thread's that has any left.
+    fn claim(&self, thread: usize) -> Option<Piece> {
+        let n_threads = self.next.len();
+        (thread..thread + n_threads).find_map(|owner| self.claim_of(owner % n_threads))
+    }
+
+    fn claim_of(&self, owner: usize) -> Option<Piece> {
+        let cursor = &self.next.get(owner)?.0;
         loop {
-            let next = self.next.0.load(Acquire);
+            let next = cursor.load(Acquire);
             let number = (next & CLOSED) as usize;
             let (run, call) = (self.run.load(Relaxed), self.call.load(Relaxed));
-            if next & CLOSED == CLOSED || number >= self.n_pieces.load(Relaxed) {
+            if next & CLOSED == CLOSED || number >= self.range(owner, self.n_pieces.load(Relaxed)).end {
                 return None;
             }
             // What was read belongs to the job in `next`: had the leader begun to write the next one, it would have
             // changed `next` before, and this would fail.
             fence(Acquire);
-            if self.next.0.compare_exchange(next, next + 1, AcqRel, Relaxed).is_ok() {
+            if cursor.compare_exchange(next, next + 1, AcqRel, Relaxed).is_ok() {
                 return Some(Piece { number, run, call });
             }
         }
     }
 
-    fn help(&self) {
+    fn help(&self, thread: usize) {
         loop {
             let seen = self.job(Relaxed);
-            while let Some(piece) = self.claim() {
+            while let Some(piece) = self.claim(thread) {
                 self.run(&piece);
                 self.n_done.0.fetch_add(1, Release);
             }
@@ -243,7 +276,7 @@ impl Board {
 
     /// The number of the job that is up.
     fn job(&self, ordering: Ordering) -> u64 {
-        self.next.0.load(ordering) >> 32
+        self.next[LEADER].0.load(ordering) >> 32
     }
 
     fn wait_for_other_than(&self, seen: u64) {

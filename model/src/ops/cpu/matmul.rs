@@ -25,7 +25,7 @@ const PARALLEL_WORK: usize = 1 << 17;
 /// Bytes of weights to a piece of work at least: enough that claiming one costs little beside it.
 const PIECE_BYTES: usize = 1 << 14;
 /// Pieces of work per thread at most: when one thread is held up, the others take over what it has not begun.
-const PIECES_PER_THREAD: usize = 16;
+const PIECES_PER_THREAD: usize = 8;
 
 /// What becomes of the products.
 #[derive(Clone, Copy, Debug)]
