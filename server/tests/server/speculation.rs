@@ -13,7 +13,7 @@ use hearth_server::{
         request::{LogprobsMode, RequestParts},
     },
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
     engine::{mixed, parts, prompt},
@@ -134,17 +134,19 @@ async fn right_guesses_save_steps_and_are_counted() {
 #[tokio::test]
 async fn over_http_too() {
     let plain = Server::start();
-    let engine = engine(LOOKUP, 0.0, OPTIONS);
-    let guessing = Server { state: AppState::ready(MODEL, engine.clone()), engine };
-    for body in bodies() {
-        let expected = plain.complete(body.clone()).await;
-        let found = guessing.complete(body.clone()).await;
-        assert_eq!(
-            (&found["choices"], &found["usage"]["completion_tokens"]),
-            (&expected["choices"], &expected["usage"]["completion_tokens"]),
-            "{body}"
-        );
-        assert_eq!(json!(fold(&guessing.stream(body).await)), expected["choices"]);
+    let structured = |regex: &str, seed: u32| json!({ "prompt": "x", "structured_outputs": { "regex": regex }, "max_tokens": 40, "seed": seed });
+    let structured = [structured("(abcd){8}", 1), structured("([ab]c){4,9}e", 2), structured("[a-z]+ [0-9]{3}", 3)];
+    let bodies: Vec<Value> = bodies().into_iter().chain(structured).collect();
+    for speculation in [LOOKUP, DRAFT] {
+        let engine = engine(speculation, 0.02, OPTIONS);
+        let guessing = Server { state: AppState::ready(MODEL, engine.clone()), engine };
+        for body in &bodies {
+            let expected = plain.complete(body.clone()).await;
+            let found = guessing.complete(body.clone()).await;
+            assert_eq!(found["choices"], expected["choices"], "{body}");
+            assert_eq!(found["usage"]["completion_tokens"], expected["usage"]["completion_tokens"]);
+            assert_eq!(json!(fold(&guessing.stream(body.clone()).await)), expected["choices"]);
+        }
     }
 }
 
