@@ -170,33 +170,46 @@ async fn wgpu_gives_each_of_sixteen_the_tokens_it_gives_it_alone_and_streams() {
         let device = choose(DeviceChoice::WgpuSoftware)?.device;
         Ok(LoadedModel { gpt: support::gpt_on(&device), ..support::model() })
     };
-    // The last three fork.
+    let gpt = load().unwrap().gpt;
+    // Prompts cut into chunks, three of them forks, and a second round from the prefix cache.
     let forks = choices(3, None).into_iter().map(|parts| RequestParts { sampling: SamplingParams::greedy(), ..parts });
     let requests: Vec<RequestParts> = mixed().into_iter().chain(forks).collect();
-    let gpt = load().unwrap().gpt;
-    let alone = alone(&gpt, &requests); // Prompts cut into chunks, pages for half of the requests at a time, and a second round from the prefix cache.
-    let options = EngineOptions { max_batch_size: 16, kv_cache_tokens: Some(16 * 24), ..OPTIONS };
-    let engine = Engine::start(load, options).unwrap();
-    for round in 0..2 {
-        let together = run(&engine, &requests).await;
-        let mut n_near_ties = 0;
-        for ((parts, found), expected) in requests.iter().zip(&together).zip(&alone) {
-            if found != expected {
-                assert!(
-                    parts.sampling.is_greedy() && is_near_tie(&gpt, parts, found, expected),
-                    "{found:?} {expected:?}"
-                );
-                n_near_ties += 1;
-            }
-        }
-        println!("round {round}: {n_near_ties} of {} went the other way at a near-tie", requests.len());
-        assert!(n_near_ties <= 1);
-        wait_for(&engine, is_idle).await;
+    let engine =
+        Engine::start(load, EngineOptions { max_batch_size: 16, kv_cache_tokens: Some(16 * 24), ..OPTIONS }).unwrap();
+    for _ in 0..2 {
+        near_ties_are_all_that_differs(&gpt, &engine, &requests).await;
     }
-    assert!(metric(&engine, "num_preemptions_total") > 0.0, "the test shows too little");
+    assert!(metric(&engine, "prefix_cache_hits_total") > 0.0, "the test shows too little");
+    // Short prompts that all get in, and answers that grow until not all of them fit.
+    let crowd: Vec<RequestParts> = mixed()
+        .into_iter()
+        .map(|mut parts| {
+            parts.prompt_ids.truncate(12);
+            parts.stop.max_tokens = 44;
+            parts
+        })
+        .collect();
+    let crowded =
+        Engine::start(load, EngineOptions { max_batch_size: 16, kv_cache_tokens: Some(16 * 16), ..OPTIONS }).unwrap();
+    near_ties_are_all_that_differs(&gpt, &crowded, &crowd).await;
+    assert!(metric(&crowded, "num_preemptions_total") > 0.0, "the test shows too little");
     let server = Server { state: AppState::ready(MODEL, engine.clone()), engine };
     let body = json!({ "prompt": "the hand", "max_tokens": 12, "temperature": 0, "ignore_eos": true });
     let whole = server.complete(body.clone()).await;
     assert_eq!(json!(support::fold(&server.stream(body).await)), whole["choices"]);
     assert_eq!(whole["usage"]["completion_tokens"], 12);
+}
+
+/// Runs the requests together, and compares with each alone: one of them may have gone the other way at a near-tie.
+async fn near_ties_are_all_that_differs(gpt: &Gpt, engine: &Engine, requests: &[RequestParts]) {
+    let mut n_near_ties = 0;
+    for ((parts, found), expected) in requests.iter().zip(run(engine, requests).await).zip(alone(gpt, requests)) {
+        if found != expected {
+            assert!(parts.sampling.is_greedy() && is_near_tie(gpt, parts, &found, &expected), "{found:?} {expected:?}");
+            n_near_ties += 1;
+        }
+    }
+    println!("{n_near_ties} of {} went the other way at a near-tie", requests.len());
+    assert!(n_near_ties <= 1);
+    wait_for(engine, is_idle).await;
 }
