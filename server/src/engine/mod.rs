@@ -5,7 +5,7 @@
 //! in here, HTTP and JSON do not.
 //!
 //! # Layout
-//! - [`request`]: what may be asked
+//! - [`request`]: what may be asked; `event`: what comes back; `start`: options, and what the thread needs
 //! - [`scheduler`]: what the next step computes; pure
 //! - `runner`: steps on the device; no decisions
 //! - [`prefix_cache`]: names for what is in a page
@@ -17,6 +17,7 @@
 
 mod beams;
 pub mod embedding;
+mod event;
 mod generation;
 pub mod prefix_cache;
 pub mod request;
@@ -24,6 +25,7 @@ mod runner;
 pub mod scheduler;
 mod sequence;
 mod speculation;
+mod start;
 pub mod text;
 mod worker;
 
@@ -34,89 +36,38 @@ use std::{
         Arc, Mutex, OnceLock, PoisonError,
         mpsc::{SyncSender, sync_channel},
     },
-    task::{Context, Poll},
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
-use burn::tensor::Device;
 use hearth_model::{
     TokenId,
     chat::ChatTemplate,
-    config::{GptConfig, Positions, Rope, RopeScaling},
+    config::GptConfig,
     constraint::GrammarCompiler,
-    kv_cache::PAGE_SIZE,
-    sampling::{SamplingParams, TokenLogprobs, beam::BeamParams},
+    sampling::{SamplingParams, beam::BeamParams},
     tokenizer::Tokenizer,
-    weights::model_dir::LoadedModel,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
-pub use self::speculation::{MAX_SPECULATIVE_TOKENS, Speculation};
 use self::{
     beams::Beams,
     embedding::{EmbedRequest, Embedding},
+    event::EventSender,
     generation::Generation,
     prefix_cache::PrefixSecret,
     request::{GenerateRequest, ModelLimits, Strategy},
-    runner::Runner,
-    scheduler::{Limits, Scheduler},
+    scheduler::Scheduler,
     sequence::{Intake, Sequence},
-    speculation::Speculator,
+    start::Prepared,
     worker::Worker,
 };
-use crate::{
-    memory,
-    metrics::{EngineMetrics, Spans},
+pub use self::{
+    event::{Event, EventStream, FinishReason, StopCause},
+    speculation::Speculation,
+    start::{EngineOptions, Models, StartError},
 };
-
-/// Bytes of keys and values that the cache may take where its size is not set.
-const DEFAULT_CACHE_BYTES: usize = 1 << 30;
-
-/// The engine's limits.
-#[derive(Clone, Debug)]
-pub struct EngineOptions {
-    /// Requests that may wait; beyond them new ones are refused.
-    pub max_queue: usize,
-    /// Sequences that run at once.
-    pub max_batch_size: usize,
-    /// Tokens computed in one step, at least `max_batch_size`.
-    pub max_batch_tokens: usize,
-    /// Tokens whose keys and values are kept, over all sequences. `None`: every running sequence gets a full context,
-    /// as far as 1 GiB holds it, and one sequence even beyond that; on the CPU within half of the memory that is left.
-    pub kv_cache_tokens: Option<usize>,
-    /// Whether tokens are guessed ahead, and by what.
-    pub speculation: Speculation,
-}
-
-/// What the engine runs.
-#[derive(Debug)]
-pub struct Models {
-    /// The model that is served.
-    pub served: LoadedModel,
-    /// A smaller one with the same tokens, to guess ahead with: for [`Speculation::DraftModel`].
-    pub draft: Option<LoadedModel>,
-}
-
-impl From<LoadedModel> for Models {
-    fn from(served: LoadedModel) -> Self {
-        Self { served, draft: None }
-    }
-}
-
-/// Why the engine did not start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// The model could not be loaded.
-    #[error(transparent)]
-    Model(#[from] hearth_model::Error),
-    /// A limit makes no sense.
-    #[error("{0}")]
-    Options(String),
-    /// The inference thread could not be started, or panicked on its way.
-    #[error("the inference thread failed to start: {0}")]
-    Thread(String),
-}
+use crate::metrics::EngineMetrics;
 
 /// Why requests were not taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -130,84 +81,6 @@ pub enum SubmitError {
     /// The engine has stopped or failed.
     #[error("the engine has stopped")]
     Stopped,
-}
-
-/// What happens to a request, in this order: prompt log-probabilities if asked for, tokens, then one end.
-#[derive(Clone, Debug)]
-pub enum Event {
-    /// One entry per prompt token; the first has none, as nothing predicts it.
-    PromptLogprobs(Vec<Option<TokenLogprobs>>),
-    /// A token was generated.
-    Token {
-        /// Its id.
-        id: TokenId,
-        /// Text that is settled by now. May be empty, and may stem from earlier tokens.
-        text: String,
-        /// Characters of generated text before the token's own.
-        offset: usize,
-        /// Its log-probability and the alternatives, if asked for.
-        logprobs: Option<TokenLogprobs>,
-    },
-    /// The request is done.
-    Finished {
-        /// Why.
-        reason: FinishReason,
-        /// What exactly, if it is [`FinishReason::Stop`].
-        cause: Option<StopCause>,
-        /// Text that was held back until now.
-        text: String,
-        /// Tokens of the prompt that were found in the cache. Answers that share a prompt tell it once.
-        cached_tokens: usize,
-        /// Where the time went.
-        spans: Spans,
-    },
-    /// The whole answer to a request for an embedding, `[d_model]`.
-    Embedding(Vec<f32>),
-    /// The request's deadline, this long after its arrival, has passed.
-    TimedOut(Duration),
-    /// The request cannot be finished as it is: a parameter, and what is wrong with it.
-    Refused {
-        /// The parameter, as clients write it.
-        param: &'static str,
-        /// For the client.
-        message: String,
-    },
-    /// The request cannot be finished; the message is for the client.
-    Failed(String),
-}
-
-/// Why a generation ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FinishReason {
-    /// An end-of-sequence token, a stop token or a stop string.
-    Stop,
-    /// `max_tokens`, or the end of the context.
-    Length,
-}
-
-/// What stopped a generation.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum StopCause {
-    /// One of the tokens that end it.
-    Token(TokenId),
-    /// One of the stop strings.
-    Text(String),
-}
-
-/// The events of the requests submitted together. Dropping it cancels what has not ended.
-#[derive(Debug)]
-pub struct EventStream(mpsc::UnboundedReceiver<(usize, Event)>);
-
-impl EventStream {
-    /// The next event and the index of its request. `None` after the last one, or when the engine is gone.
-    pub async fn recv(&mut self) -> Option<(usize, Event)> {
-        self.0.recv().await
-    }
-
-    /// As [`recv`](Self::recv), for hand-written streams.
-    pub fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Option<(usize, Event)>> {
-        self.0.poll_recv(context)
-    }
 }
 
 /// What the engine is doing.
@@ -290,7 +163,7 @@ impl Engine {
         Load: FnOnce() -> hearth_model::Result<Loaded> + Send + 'static,
         Loaded: Into<Models>,
     {
-        check(&options)?;
+        start::check(&options)?;
         let max_queue = options.max_queue;
         // Each queued request holds a place, so there is always room in the channel; one more for `Stop`.
         let (commands, inbox) = sync_channel(max_queue + 1);
@@ -305,7 +178,7 @@ impl Engine {
         let metrics = Arc::new(EngineMetrics::new(options.speculation.n_tokens()));
         let workers_metrics = Arc::clone(&metrics);
         let body = move || {
-            let prepared = load().map_err(StartError::from).and_then(|loaded| prepare(loaded.into(), &options));
+            let prepared = load().map_err(StartError::from).and_then(|loaded| start::prepare(loaded.into(), &options));
             let Prepared { model, runner, speculator, limits } = match prepared {
                 Ok(prepared) => prepared,
                 Err(error) => return drop(ready.send(Err(error))),
@@ -460,59 +333,10 @@ enum Command {
     Stop,
 }
 
-/// Where a sequence's events go. Never blocks: a slow client's events pile up here, at most `max_tokens` of them.
-#[derive(Debug)]
-pub(crate) struct EventSender {
-    index: usize,
-    sender: mpsc::UnboundedSender<(usize, Event)>,
-}
-
-impl EventSender {
-    /// A client that has gone is noticed before the next step.
-    fn send(&self, event: Event) {
-        let _ = self.sender.send((self.index, event));
-    }
-
-    fn is_closed(&self) -> bool {
-        self.sender.is_closed()
-    }
-}
-
 /// A place in the queue, shared by the requests that were submitted together and free when the last of them starts.
 #[derive(Clone, Debug)]
 pub(crate) struct QueuePlace {
     _permit: Arc<OwnedSemaphorePermit>,
-}
-
-fn check(options: &EngineOptions) -> Result<(), StartError> {
-    let EngineOptions { max_queue, max_batch_size, max_batch_tokens, kv_cache_tokens, speculation } = *options;
-    if speculation != Speculation::Off && !(1..=MAX_SPECULATIVE_TOKENS).contains(&speculation.n_tokens()) {
-        return Err(StartError::Options(format!(
-            "`--num-speculative-tokens` must be from 1 to {MAX_SPECULATIVE_TOKENS}, got {}",
-            speculation.n_tokens()
-        )));
-    }
-    let least_one = [
-        ("--max-queue", max_queue),
-        ("--max-batch-size", max_batch_size),
-        ("--kv-cache-tokens", kv_cache_tokens.unwrap_or(1)),
-    ];
-    if let Some((flag, _)) = least_one.iter().find(|(_, value)| *value == 0) {
-        return Err(StartError::Options(format!("`{flag}` must be at least 1, got 0")));
-    }
-    if max_queue >= Semaphore::MAX_PERMITS {
-        return Err(StartError::Options(format!(
-            "`--max-queue` must be below {}, got {max_queue}",
-            Semaphore::MAX_PERMITS
-        )));
-    }
-    if max_batch_tokens < max_batch_size {
-        return Err(StartError::Options(format!(
-            "`--max-batch-tokens` must be at least `--max-batch-size`, got {max_batch_tokens} and {max_batch_size}\n\
-             hint: every running sequence needs one token per step"
-        )));
-    }
-    Ok(())
 }
 
 /// What a request asks of the search for beams, if that is its strategy.
@@ -528,109 +352,4 @@ fn beam_params(request: &GenerateRequest) -> Option<BeamParams> {
         max_tokens: parts.stop.max_tokens,
         n_top: parts.logprobs,
     })
-}
-
-/// All that the thread needs.
-struct Prepared {
-    model: ServedModel,
-    runner: Runner,
-    speculator: Option<Speculator>,
-    limits: Limits,
-}
-
-fn prepare(models: Models, options: &EngineOptions) -> Result<Prepared, StartError> {
-    let Models { served: loaded, draft } = models;
-    let config = loaded.gpt.config().clone();
-    let n_tokens = options.kv_cache_tokens.unwrap_or_else(|| {
-        let available = if loaded.gpt.device() == Device::flex() { memory::available_bytes() } else { None };
-        default_cache_tokens(&config, options.max_batch_size, available)
-    });
-    let n_pages = n_tokens.div_ceil(PAGE_SIZE);
-    let limits = Limits { max_batch_size: options.max_batch_size, max_batch_tokens: options.max_batch_tokens };
-    let speculator = speculator(&loaded, draft, options.speculation, n_pages)?;
-    let model = ServedModel {
-        limits: ModelLimits {
-            vocab_size: config.vocab_size,
-            max_seq_len: config.max_seq_len.min(n_pages * PAGE_SIZE),
-            max_batch_size: options.max_batch_size,
-            n_pages,
-        },
-        config,
-        tokenizer: loaded.tokenizer,
-        chat_template: loaded.chat_template,
-        eos_token_ids: loaded.eos_token_ids,
-        grammars: OnceLock::new(),
-        sampling_defaults: loaded.sampling_defaults,
-    };
-    Ok(Prepared { model, runner: Runner::new(loaded.gpt, n_pages), speculator, limits })
-}
-
-fn speculator(
-    served: &LoadedModel,
-    draft: Option<LoadedModel>,
-    speculation: Speculation,
-    n_pages: usize,
-) -> Result<Option<Speculator>, StartError> {
-    let refuse = |what: String| Err(StartError::Options(what));
-    if speculation != Speculation::Off
-        && let Positions::Rope(Rope { scaling: RopeScaling::Dynamic { .. }, .. }) = served.gpt.config().positions
-    {
-        // Its rotations depend on how a text was cut into steps.
-        return refuse("`--speculative` does not go with a model whose rotary scaling is `dynamic`".to_owned());
-    }
-    match (speculation, draft) {
-        (Speculation::Off, _) => Ok(None),
-        (Speculation::PromptLookup { n_tokens }, _) => Ok(Some(Speculator::by_prompt_lookup(n_tokens))),
-        (Speculation::DraftModel { .. }, None) => refuse("`--speculative draft` needs a `--draft-model`".to_owned()),
-        (Speculation::DraftModel { n_tokens }, Some(draft)) => {
-            if let Some(what) = speculation::difference(&served.tokenizer, &draft.tokenizer) {
-                return refuse(format!(
-                    "`--draft-model` must have the tokens of the served model: {what}\n\
-                     hint: a draft model is a smaller one of the same family"
-                ));
-            }
-            let max_seq_len = draft.gpt.config().max_seq_len;
-            let runner = Runner::new(draft.gpt, n_pages);
-            Ok(Some(Speculator::by_draft_model(runner, max_seq_len, n_tokens)))
-        }
-    }
-}
-
-/// Enough for every running sequence to get a full context, within [`DEFAULT_CACHE_BYTES`]; one full context even beyond
-/// that; on the CPU never more than half of the memory that is left.
-fn default_cache_tokens(config: &GptConfig, max_batch_size: usize, available_bytes: Option<u64>) -> usize {
-    let context = config.max_seq_len;
-    let held_by = |n_bytes: usize| n_bytes / config.kv_bytes_per_token(size_of::<f32>()).max(1);
-    let wanted = context.saturating_mul(max_batch_size).min(held_by(DEFAULT_CACHE_BYTES).max(context));
-    let Some(available) = available_bytes else { return wanted };
-    let affordable = held_by(usize::try_from(available / 2).unwrap_or(usize::MAX)).max(PAGE_SIZE);
-    if affordable < context {
-        tracing::warn!("memory holds a context of {affordable} tokens, the model could have {context}");
-    }
-    wanted.min(affordable)
-}
-
-#[cfg(test)]
-mod tests {
-    use hearth_model::config::Sizes;
-
-    use super::*;
-
-    #[test]
-    fn the_cache_is_as_large_as_it_can_be_of_use_and_as_memory_allows() {
-        let sizes =
-            Sizes { vocab_size: 8, max_seq_len: 1000, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 256, d_ff: 64 };
-        // Two layers of keys and values of 128 numbers, 4 bytes each: 2 KiB per token.
-        let config = GptConfig::llama(sizes);
-        assert_eq!(config.kv_bytes_per_token(4), 2048);
-        let gib = 1 << 30;
-        assert_eq!(default_cache_tokens(&config, 4, Some(16 * gib)), 4000, "no more than can be used");
-        assert_eq!(default_cache_tokens(&config, 4000, Some(16 * gib)), 524_288, "1 GiB");
-        assert_eq!(default_cache_tokens(&config, 4000, Some(gib)), 262_144, "half of what is left");
-        let long = GptConfig { max_seq_len: 1_000_000, ..config };
-        assert_eq!(default_cache_tokens(&long, 4, Some(16 * gib)), 1_000_000, "one context");
-        assert_eq!(default_cache_tokens(&long, 4, None), 1_000_000);
-        assert_eq!(default_cache_tokens(&long, 4, Some(2 * gib)), 524_288, "a part of one");
-        assert_eq!(default_cache_tokens(&long, 4, Some(0)), 16);
-    }
 }

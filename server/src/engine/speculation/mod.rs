@@ -24,7 +24,7 @@ use self::{
 use super::{runner::Runner, scheduler::RequestId, sequence::Sequence};
 
 /// Tokens that may be guessed ahead at most: more never pay, as one wrong guess spoils all behind it.
-pub const MAX_SPECULATIVE_TOKENS: usize = 16;
+pub(super) const MAX_SPECULATIVE_TOKENS: usize = 16;
 
 /// Where guesses come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub enum Speculation {
     Off,
     /// What followed when the last few tokens appeared before, in the prompt or the answer.
     PromptLookup {
-        /// Tokens that are guessed ahead at most, from 1 to [`MAX_SPECULATIVE_TOKENS`].
+        /// Tokens that are guessed ahead at most, from 1 to 16.
         n_tokens: usize,
     },
     /// A smaller model with the same tokens.

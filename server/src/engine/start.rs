@@ -1,0 +1,206 @@
+//! What the engine is started with, and the way from options and a loaded model to what the inference thread needs.
+
+use std::sync::OnceLock;
+
+use burn::tensor::Device;
+use hearth_model::{
+    config::{GptConfig, Positions, Rope, RopeScaling},
+    kv_cache::PAGE_SIZE,
+    weights::model_dir::LoadedModel,
+};
+use tokio::sync::Semaphore;
+
+use super::{
+    ServedModel,
+    request::ModelLimits,
+    runner::Runner,
+    scheduler::Limits,
+    speculation::{self, MAX_SPECULATIVE_TOKENS, Speculation, Speculator},
+};
+use crate::memory;
+
+/// Bytes of keys and values that the cache may take where its size is not set.
+const DEFAULT_CACHE_BYTES: usize = 1 << 30;
+
+/// The engine's limits.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// Requests that may wait; beyond them new ones are refused.
+    pub max_queue: usize,
+    /// Sequences that run at once.
+    pub max_batch_size: usize,
+    /// Tokens computed in one step, at least `max_batch_size`.
+    pub max_batch_tokens: usize,
+    /// Tokens whose keys and values are kept, over all sequences. `None`: every running sequence gets a full context,
+    /// as far as 1 GiB holds it, and one sequence even beyond that; on the CPU within half of the memory that is left.
+    pub kv_cache_tokens: Option<usize>,
+    /// Whether tokens are guessed ahead, and by what.
+    pub speculation: Speculation,
+}
+
+/// What the engine runs.
+#[derive(Debug)]
+pub struct Models {
+    /// The model that is served.
+    pub served: LoadedModel,
+    /// A smaller one with the same tokens, to guess ahead with: for [`Speculation::DraftModel`].
+    pub draft: Option<LoadedModel>,
+}
+
+impl From<LoadedModel> for Models {
+    fn from(served: LoadedModel) -> Self {
+        Self { served, draft: None }
+    }
+}
+
+/// Why the engine did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// The model could not be loaded.
+    #[error(transparent)]
+    Model(#[from] hearth_model::Error),
+    /// A limit makes no sense.
+    #[error("{0}")]
+    Options(String),
+    /// The inference thread could not be started, or panicked on its way.
+    #[error("the inference thread failed to start: {0}")]
+    Thread(String),
+}
+
+/// Refuses limits that make no sense.
+pub(super) fn check(options: &EngineOptions) -> Result<(), StartError> {
+    let EngineOptions { max_queue, max_batch_size, max_batch_tokens, kv_cache_tokens, speculation } = *options;
+    if speculation != Speculation::Off && !(1..=MAX_SPECULATIVE_TOKENS).contains(&speculation.n_tokens()) {
+        return Err(StartError::Options(format!(
+            "`--num-speculative-tokens` must be from 1 to {MAX_SPECULATIVE_TOKENS}, got {}",
+            speculation.n_tokens()
+        )));
+    }
+    let least_one = [
+        ("--max-queue", max_queue),
+        ("--max-batch-size", max_batch_size),
+        ("--kv-cache-tokens", kv_cache_tokens.unwrap_or(1)),
+    ];
+    if let Some((flag, _)) = least_one.iter().find(|(_, value)| *value == 0) {
+        return Err(StartError::Options(format!("`{flag}` must be at least 1, got 0")));
+    }
+    if max_queue >= Semaphore::MAX_PERMITS {
+        return Err(StartError::Options(format!(
+            "`--max-queue` must be below {}, got {max_queue}",
+            Semaphore::MAX_PERMITS
+        )));
+    }
+    if max_batch_tokens < max_batch_size {
+        return Err(StartError::Options(format!(
+            "`--max-batch-tokens` must be at least `--max-batch-size`, got {max_batch_tokens} and {max_batch_size}\n\
+             hint: every running sequence needs one token per step"
+        )));
+    }
+    Ok(())
+}
+
+/// All that the thread needs.
+pub(super) struct Prepared {
+    pub(super) model: ServedModel,
+    pub(super) runner: Runner,
+    pub(super) speculator: Option<Speculator>,
+    pub(super) limits: Limits,
+}
+
+/// Sizes the cache and puts together what the thread works with.
+pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepared, StartError> {
+    let Models { served: loaded, draft } = models;
+    let config = loaded.gpt.config().clone();
+    let n_tokens = options.kv_cache_tokens.unwrap_or_else(|| {
+        let available = if loaded.gpt.device() == Device::flex() { memory::available_bytes() } else { None };
+        default_cache_tokens(&config, options.max_batch_size, available)
+    });
+    let n_pages = n_tokens.div_ceil(PAGE_SIZE);
+    let limits = Limits { max_batch_size: options.max_batch_size, max_batch_tokens: options.max_batch_tokens };
+    let speculator = speculator(&loaded, draft, options.speculation, n_pages)?;
+    let model = ServedModel {
+        limits: ModelLimits {
+            vocab_size: config.vocab_size,
+            max_seq_len: config.max_seq_len.min(n_pages * PAGE_SIZE),
+            max_batch_size: options.max_batch_size,
+            n_pages,
+        },
+        config,
+        tokenizer: loaded.tokenizer,
+        chat_template: loaded.chat_template,
+        eos_token_ids: loaded.eos_token_ids,
+        grammars: OnceLock::new(),
+        sampling_defaults: loaded.sampling_defaults,
+    };
+    Ok(Prepared { model, runner: Runner::new(loaded.gpt, n_pages), speculator, limits })
+}
+
+fn speculator(
+    served: &LoadedModel,
+    draft: Option<LoadedModel>,
+    speculation: Speculation,
+    n_pages: usize,
+) -> Result<Option<Speculator>, StartError> {
+    let refuse = |what: String| Err(StartError::Options(what));
+    if speculation != Speculation::Off
+        && let Positions::Rope(Rope { scaling: RopeScaling::Dynamic { .. }, .. }) = served.gpt.config().positions
+    {
+        // Its rotations depend on how a text was cut into steps.
+        return refuse("`--speculative` does not go with a model whose rotary scaling is `dynamic`".to_owned());
+    }
+    match (speculation, draft) {
+        (Speculation::Off, _) => Ok(None),
+        (Speculation::PromptLookup { n_tokens }, _) => Ok(Some(Speculator::by_prompt_lookup(n_tokens))),
+        (Speculation::DraftModel { .. }, None) => refuse("`--speculative draft` needs a `--draft-model`".to_owned()),
+        (Speculation::DraftModel { n_tokens }, Some(draft)) => {
+            if let Some(what) = speculation::difference(&served.tokenizer, &draft.tokenizer) {
+                return refuse(format!(
+                    "`--draft-model` must have the tokens of the served model: {what}\n\
+                     hint: a draft model is a smaller one of the same family"
+                ));
+            }
+            let max_seq_len = draft.gpt.config().max_seq_len;
+            let runner = Runner::new(draft.gpt, n_pages);
+            Ok(Some(Speculator::by_draft_model(runner, max_seq_len, n_tokens)))
+        }
+    }
+}
+
+/// Enough for every running sequence to get a full context, within [`DEFAULT_CACHE_BYTES`]; one full context even beyond
+/// that; on the CPU never more than half of the memory that is left.
+fn default_cache_tokens(config: &GptConfig, max_batch_size: usize, available_bytes: Option<u64>) -> usize {
+    let context = config.max_seq_len;
+    let held_by = |n_bytes: usize| n_bytes / config.kv_bytes_per_token(size_of::<f32>()).max(1);
+    let wanted = context.saturating_mul(max_batch_size).min(held_by(DEFAULT_CACHE_BYTES).max(context));
+    let Some(available) = available_bytes else { return wanted };
+    let affordable = held_by(usize::try_from(available / 2).unwrap_or(usize::MAX)).max(PAGE_SIZE);
+    if affordable < context {
+        tracing::warn!("memory holds a context of {affordable} tokens, the model could have {context}");
+    }
+    wanted.min(affordable)
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_model::config::Sizes;
+
+    use super::*;
+
+    #[test]
+    fn the_cache_is_as_large_as_it_can_be_of_use_and_as_memory_allows() {
+        let sizes =
+            Sizes { vocab_size: 8, max_seq_len: 1000, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 256, d_ff: 64 };
+        // Two layers of keys and values of 128 numbers, 4 bytes each: 2 KiB per token.
+        let config = GptConfig::llama(sizes);
+        assert_eq!(config.kv_bytes_per_token(4), 2048);
+        let gib = 1 << 30;
+        assert_eq!(default_cache_tokens(&config, 4, Some(16 * gib)), 4000, "no more than can be used");
+        assert_eq!(default_cache_tokens(&config, 4000, Some(16 * gib)), 524_288, "1 GiB");
+        assert_eq!(default_cache_tokens(&config, 4000, Some(gib)), 262_144, "half of what is left");
+        let long = GptConfig { max_seq_len: 1_000_000, ..config };
+        assert_eq!(default_cache_tokens(&long, 4, Some(16 * gib)), 1_000_000, "one context");
+        assert_eq!(default_cache_tokens(&long, 4, None), 1_000_000);
+        assert_eq!(default_cache_tokens(&long, 4, Some(2 * gib)), 524_288, "a part of one");
+        assert_eq!(default_cache_tokens(&long, 4, Some(0)), 16);
+    }
+}
