@@ -393,19 +393,31 @@ mod avx512 {
             let n = n_dims - (c * LANES).min(n_dims);
             if n >= LANES { !0 } else { (1 << n) - 1 }
         };
+        let AttentionOptions { n_kv_heads, head_dim, .. } = *pools.options;
         let sees = task.sees(pools.options);
-        let first = tiles(&sees).start * LANES;
-        let weights: [&[f32]; N] = array::from_fn(|n| &scores[n * width..][..width]);
+        let tiles = tiles(&sees);
+        let first = tiles.start * LANES;
+        // The slices' lengths are checked here and once for each page.
+        let weights: [&[f32]; N] = array::from_fn(|n| &scores[n * width..][..tiles.len() * LANES]);
         let mut sums = [[_mm512_setzero_ps(); C]; N];
-        for position in sees {
-            let row = &value_row(pools, task.slot(position), task.kv_head)[from..][..n_dims];
-            // SAFETY: the mask leaves out what is beyond the row.
-            let values: [_; C] =
-                array::from_fn(|c| unsafe { _mm512_maskz_loadu_ps(mask(c), row.as_ptr().wrapping_add(c * LANES)) });
-            for (sums, weights) in sums.iter_mut().zip(&weights) {
-                let weight = _mm512_set1_ps(weights[position - first]);
-                for (sum, values) in sums.iter_mut().zip(values) {
-                    *sum = _mm512_fmadd_ps(weight, values, *sum);
+        for tile in tiles {
+            let page =
+                &pools.values[task.page(tile) * LANES * n_kv_heads * head_dim..][..LANES * n_kv_heads * head_dim];
+            let positions = sees.start.max(tile * LANES)..sees.end.min((tile + 1) * LANES);
+            for position in positions {
+                let row = ((position % LANES) * n_kv_heads + task.kv_head) * head_dim + from;
+                // SAFETY: `row` and the `n_dims` values behind it are within the page; the mask leaves out what is
+                // beyond them. `position - first` is below the number of tiles times their length.
+                unsafe {
+                    let row = page.as_ptr().add(row);
+                    let values: [_; C] =
+                        array::from_fn(|c| _mm512_maskz_loadu_ps(mask(c), row.wrapping_add(c * LANES)));
+                    for (sums, weights) in sums.iter_mut().zip(&weights) {
+                        let weight = _mm512_set1_ps(*weights.get_unchecked(position - first));
+                        for (sum, values) in sums.iter_mut().zip(values) {
+                            *sum = _mm512_fmadd_ps(weight, values, *sum);
+                        }
+                    }
                 }
             }
         }

@@ -338,16 +338,10 @@ fn portable<L: PanelLine, const FUSED: bool>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::Dtype;
-
-    fn noise(n: usize, seed: u32) -> Vec<f32> {
-        let mut state = seed;
-        let mut next = || {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
-        };
-        (0..n).map(|_| next()).collect()
-    }
+    use crate::ops::{
+        Dtype,
+        cpu::levels::{is_fused, levels, noise, with_isa},
+    };
 
     /// Sizes around every edge: a part of a panel, whole panels, enough work for threads.
     const SHAPES: [[usize; 2]; 6] = [[1, 1], [5, 3], [32, 8], [33, 7], [95, 64], [400, 330]];
@@ -392,14 +386,40 @@ mod tests {
     /// The fused kernels agree to the bit, so a text does not depend on which processor wrote it.
     #[test]
     fn instruction_sets_agree() {
-        let (d_out, d_in, n_rows) = (32, 77, 5);
-        let panels = Panels::new(&noise(d_out * d_in, 6), [d_out, d_in], Dtype::F32);
-        let PanelValues::F32(lines) = &panels.values else { unreachable!() };
+        let ([d_out, d_in], n_rows) = ([37, 77], 15);
         let x = noise(n_rows * d_in, 7);
-        let mut expected = vec![0.0; n_rows * d_out];
-        portable::<_, true>(&x, lines, d_in, |row, sums| expected[row * d_out..][..d_out].copy_from_slice(sums));
-        if isa() != Isa::Baseline {
-            assert_eq!(linear(&x, &panels, None), expected);
+        for (_, dtype) in Dtype::ALL {
+            let panels = Panels::new(&noise(d_out * d_in, 6), [d_out, d_in], *dtype);
+            let expected = linear(&x, &panels, None);
+            for level in levels() {
+                let found = with_isa(level, || linear(&x, &panels, None));
+                if is_fused(level) == is_fused(isa()) {
+                    assert_eq!(found, expected, "{dtype} with {level:?}");
+                }
+                for (found, expected) in found.iter().zip(&expected) {
+                    assert!((found - expected).abs() < 1e-4, "{dtype} with {level:?}: {found}, {expected}");
+                }
+            }
+        }
+    }
+
+    /// What is done with the products on the way is what would be done with them afterwards.
+    #[test]
+    fn stores_are_separate_steps() {
+        for (d_out, d_in, n_rows) in [(64, 33, 1), (128, 50, 14), (768, 288, 3)] {
+            let (x, bias) = (noise(n_rows * d_in, 1), noise(d_out, 2));
+            for (_, dtype) in Dtype::ALL {
+                let panels = Panels::new(&noise(d_out * d_in, 3), [d_out, d_in], *dtype);
+                let products = linear(&x, &panels, Some(&bias));
+                let mut added = noise(n_rows * d_out, 4);
+                let expected: Vec<f32> = added.iter().zip(&products).map(|(old, product)| old + product).collect();
+                linear_into(&x, &panels, Some(&bias), Store::Add, &mut added);
+                assert_eq!(added, expected);
+                assert!(has_gated(&panels));
+                let mut gated = vec![0.0; n_rows * d_out / 2];
+                linear_into(&x, &panels, Some(&bias), Store::Gated(Activation::Silu), &mut gated);
+                assert_eq!(gated, crate::ops::cpu::gated(&products, d_out / 2, Activation::Silu));
+            }
         }
     }
 }

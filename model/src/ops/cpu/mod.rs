@@ -10,6 +10,8 @@ mod arenas;
 mod attention;
 mod block;
 mod crew;
+#[cfg(test)]
+mod levels;
 mod math;
 mod matmul;
 mod measure;
@@ -43,8 +45,16 @@ pub(super) enum Isa {
     Baseline,
 }
 
-/// What this machine has.
+/// What kernels are chosen by: the best of what this machine has.
 pub(super) fn isa() -> Isa {
+    #[cfg(test)]
+    if let Some(forced) = levels::forced() {
+        return forced;
+    }
+    best_isa()
+}
+
+fn best_isa() -> Isa {
     static ISA: OnceLock<Isa> = OnceLock::new();
     *ISA.get_or_init(|| {
         #[cfg(target_arch = "x86_64")]

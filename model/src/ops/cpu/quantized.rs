@@ -48,6 +48,9 @@ pub(super) trait QuantBlock: Copy + Send + Sync {
     /// The stored number, offset included, of a row and an input.
     fn stored(&self, row: usize, input: usize) -> u8;
 
+    /// The stored numbers of inputs `4 group ..`, four of them, of all rows.
+    fn group(&self, group: usize) -> [[u8; 4]; PANEL];
+
     /// Inputs `8 half ..` and `8 half + 4 ..`, four each, of rows 0 to 15 and of rows 16 to 31.
     ///
     /// # Safety
@@ -55,6 +58,14 @@ pub(super) trait QuantBlock: Copy + Send + Sync {
     #[cfg(target_arch = "x86_64")]
     #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
     unsafe fn load(&self, half: usize) -> [[std::arch::x86_64::__m512i; 2]; 2];
+
+    /// Inputs `4 group ..`, four of them, of rows 0 to 7, 8 to 15, 16 to 23 and 24 to 31.
+    ///
+    /// # Safety
+    /// The machine must have AVX2.
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
+    unsafe fn load_group(&self, group: usize) -> [std::arch::x86_64::__m256i; 4];
 
     /// The weight that is stored.
     #[cfg(test)]
@@ -100,6 +111,11 @@ impl QuantBlock for Q8Block {
         self.values[input / 4 * 2 + row / 16].0[row % 16 * 4 + input % 4]
     }
 
+    #[inline(always)]
+    fn group(&self, group: usize) -> [[u8; 4]; PANEL] {
+        array::from_fn(|row| self.values[2 * group + row / 16].0.as_chunks::<4>().0[row % 16])
+    }
+
     #[cfg(target_arch = "x86_64")]
     #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
     #[target_feature(enable = "avx512f,avx512bw")]
@@ -109,6 +125,15 @@ impl QuantBlock for Q8Block {
         // SAFETY: a line is 64 bytes, aligned as such.
         let load = |line: usize| unsafe { _mm512_load_si512(self.values[line].0.as_ptr().cast()) };
         [[load(4 * half), load(4 * half + 1)], [load(4 * half + 2), load(4 * half + 3)]]
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    unsafe fn load_group(&self, group: usize) -> [std::arch::x86_64::__m256i; 4] {
+        // SAFETY: a line is 64 bytes, aligned as such: two registers.
+        array::from_fn(|n| unsafe { half_line(&self.values[2 * group + n / 2], n % 2) })
     }
 }
 
@@ -153,6 +178,14 @@ impl QuantBlock for Q4Block {
         if input % 8 < 4 { byte & 0x0f } else { byte >> 4 }
     }
 
+    #[inline(always)]
+    fn group(&self, group: usize) -> [[u8; 4]; PANEL] {
+        array::from_fn(|row| {
+            let bytes = self.values[group / 2 * 2 + row / 16].0.as_chunks::<4>().0[row % 16];
+            if group % 2 == 0 { bytes.map(|byte| byte & 0x0f) } else { bytes.map(|byte| byte >> 4) }
+        })
+    }
+
     #[cfg(target_arch = "x86_64")]
     #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
     #[target_feature(enable = "avx512f,avx512bw")]
@@ -165,6 +198,33 @@ impl QuantBlock for Q4Block {
         let [left, right] = [load(2 * half), load(2 * half + 1)];
         [[low(left), low(right)], [low(_mm512_srli_epi16::<4>(left)), low(_mm512_srli_epi16::<4>(right))]]
     }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    unsafe fn load_group(&self, group: usize) -> [std::arch::x86_64::__m256i; 4] {
+        use std::arch::x86_64::{_mm256_and_si256, _mm256_set1_epi8, _mm256_srli_epi16};
+        array::from_fn(|n| {
+            // SAFETY: as above.
+            let bytes = unsafe { half_line(&self.values[group / 2 * 2 + n / 2], n % 2) };
+            let bytes = if group % 2 == 0 { bytes } else { _mm256_srli_epi16::<4>(bytes) };
+            _mm256_and_si256(bytes, _mm256_set1_epi8(0x0f))
+        })
+    }
+}
+
+/// Half a line of bytes.
+///
+/// # Safety
+/// The machine must have AVX2.
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+#[target_feature(enable = "avx2")]
+#[inline]
+unsafe fn half_line(line: &Line<u8, 64>, half: usize) -> std::arch::x86_64::__m256i {
+    // SAFETY: a line is 64 bytes, aligned as such.
+    unsafe { std::arch::x86_64::_mm256_load_si256(line.0.as_ptr().cast::<std::arch::x86_64::__m256i>().add(half)) }
 }
 
 fn largest(values: &[f32]) -> f32 {
@@ -302,6 +362,7 @@ impl QuantRows {
     }
 
     /// The rounded value of a block's input.
+    #[cfg(test)]
     fn value(&self, block: usize, input: usize) -> i8 {
         self.values[block][input / 4].to_le_bytes()[input % 4].cast_signed()
     }
@@ -379,7 +440,9 @@ pub(super) fn multiply_rows<B: QuantBlock>(
         // SAFETY: both instruction sets were found.
         Isa::Avx512 if is_x86_feature_detected!("avx512vnni") => unsafe { vnni(rows, first, panel, store) },
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 | Isa::Avx2 => portable::<B, true>(rows, first, panel, store),
+        #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
+        // SAFETY: `isa` found the instructions.
+        Isa::Avx512 | Isa::Avx2 => unsafe { avx2(rows, first, panel, store) },
         Isa::Baseline => portable::<B, BASELINE_IS_FUSED>(rows, first, panel, store),
     }
 }
@@ -458,6 +521,58 @@ unsafe fn vnni_rows<B: QuantBlock, const N: usize>(
     }
 }
 
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads")]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn avx2<B: QuantBlock>(
+    rows: &QuantRows,
+    first: usize,
+    panel: &[B],
+    mut store: impl FnMut(usize, &[f32; PANEL]),
+) {
+    use std::arch::x86_64::{
+        __m128i, _mm_load_si128, _mm_set1_epi32, _mm256_add_epi32, _mm256_castsi256_si128, _mm256_cvtepi8_epi16,
+        _mm256_cvtepi32_ps, _mm256_cvtepu8_epi16, _mm256_cvtph_ps, _mm256_extracti128_si256, _mm256_fmadd_ps,
+        _mm256_hadd_epi32, _mm256_madd_epi16, _mm256_mul_ps, _mm256_permute4x64_epi64, _mm256_set1_epi32,
+        _mm256_set1_ps, _mm256_setzero_ps, _mm256_setzero_si256, _mm256_storeu_ps,
+    };
+    for row in first..rows.n_rows().min(first + MAX_ROWS) {
+        let mut totals = [_mm256_setzero_ps(); 4];
+        for (number, block) in panel.iter().enumerate() {
+            let at = row * rows.n_blocks + number;
+            // Two numbers to each of four rows, which are added up at the end.
+            let mut sums = [_mm256_setzero_si256(); 8];
+            for (group, x) in rows.values[at].iter().enumerate() {
+                let x = _mm256_cvtepi8_epi16(_mm_set1_epi32(*x));
+                // SAFETY: this function's own target features.
+                for (n, weights) in unsafe { block.load_group(group) }.into_iter().enumerate() {
+                    let low = _mm256_cvtepu8_epi16(_mm256_castsi256_si128(weights));
+                    let high = _mm256_cvtepu8_epi16(_mm256_extracti128_si256::<1>(weights));
+                    sums[2 * n] = _mm256_add_epi32(sums[2 * n], _mm256_madd_epi16(low, x));
+                    sums[2 * n + 1] = _mm256_add_epi32(sums[2 * n + 1], _mm256_madd_epi16(high, x));
+                }
+            }
+            let offset = _mm256_set1_epi32(-B::OFFSET * rows.sums[at]);
+            let x_scale = _mm256_set1_ps(rows.scales[at]);
+            for (n, total) in totals.iter_mut().enumerate() {
+                // Rows 0, 1, 4, 5, 2, 3, 6, 7, and then in order.
+                let pairs = _mm256_hadd_epi32(sums[2 * n], sums[2 * n + 1]);
+                let sum = _mm256_add_epi32(_mm256_permute4x64_epi64::<0b11_01_10_00>(pairs), offset);
+                // SAFETY: a line of 32 f16 is 64 bytes, aligned as such.
+                let scale = unsafe { _mm_load_si128(block.scales().0.as_ptr().cast::<__m128i>().add(n)) };
+                let scale = _mm256_mul_ps(_mm256_cvtph_ps(scale), x_scale);
+                *total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, *total);
+            }
+        }
+        let mut values = [0.0; PANEL];
+        for (values, total) in values.as_chunks_mut::<8>().0.iter_mut().zip(totals) {
+            // SAFETY: a register of 8 values fills the chunk.
+            unsafe { _mm256_storeu_ps(values.as_mut_ptr(), total) };
+        }
+        store(row - first, &values);
+    }
+}
+
 fn portable<B: QuantBlock, const FUSED: bool>(
     rows: &QuantRows,
     first: usize,
@@ -468,11 +583,16 @@ fn portable<B: QuantBlock, const FUSED: bool>(
         let mut totals = [0.0; PANEL];
         for (number, block) in panel.iter().enumerate() {
             let at = row * rows.n_blocks + number;
-            for (lane, total) in totals.iter_mut().enumerate() {
-                let products =
-                    (0..BLOCK).map(|input| i32::from(block.stored(lane, input)) * i32::from(rows.value(at, input)));
-                let sum = products.sum::<i32>() - B::OFFSET * rows.sums[at];
-                *total = multiply_add::<FUSED>(sum as f32, block.scales().0[lane].to_f32() * rows.scales[at], *total);
+            let mut sums = [-B::OFFSET * rows.sums[at]; PANEL];
+            for (group, x) in rows.values[at].iter().enumerate() {
+                let x = x.to_le_bytes().map(|byte| i32::from(byte.cast_signed()));
+                for (sum, weights) in sums.iter_mut().zip(block.group(group)) {
+                    let products = weights.iter().zip(x).map(|(weight, x)| i32::from(*weight) * x);
+                    *sum += products.sum::<i32>();
+                }
+            }
+            for ((total, sum), scale) in totals.iter_mut().zip(sums).zip(&block.scales().0) {
+                *total = multiply_add::<FUSED>(sum as f32, scale.to_f32() * rows.scales[at], *total);
             }
         }
         store(row - first, &totals);
@@ -482,26 +602,13 @@ fn portable<B: QuantBlock, const FUSED: bool>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::cpu::levels::{is_fused, levels, noise, with_isa};
 
-    fn noise(n: usize, seed: u32) -> Vec<f32> {
-        let mut state = seed;
-        let mut next = || {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
-        };
-        (0..n).map(|_| next()).collect()
-    }
-
-    fn outputs<B: QuantBlock>(rows: &QuantRows, blocks: &[B], portable_only: bool) -> Vec<Vec<[f32; PANEL]>> {
+    fn outputs<B: QuantBlock>(rows: &QuantRows, blocks: &[B]) -> Vec<Vec<[f32; PANEL]>> {
         let mut found = vec![Vec::new(); rows.n_rows()];
         for panel in blocks.chunks(rows.n_blocks) {
             for first in (0..rows.n_rows()).step_by(MAX_ROWS) {
-                let store = |row: usize, sums: &[f32; PANEL]| found[first + row].push(*sums);
-                if portable_only {
-                    portable::<B, true>(rows, first, panel, store)
-                } else {
-                    multiply_rows(rows, first, panel, store)
-                }
+                multiply_rows(rows, first, panel, |row, sums| found[first + row].push(*sums));
             }
         }
         found
@@ -512,7 +619,7 @@ mod tests {
         for [d_out, d_in, n_rows] in [[1, 1, 1], [33, 31, 2], [64, 96, 7], [40, 100, 13]] {
             let blocks: Vec<B> = lay_out(&noise(d_out * d_in, 1), d_out, d_in);
             let rows = QuantRows::new(&noise(n_rows * d_in, 2), d_in);
-            let found = outputs(&rows, &blocks, false);
+            let found = outputs(&rows, &blocks);
             for (row, found) in found.iter().enumerate() {
                 for (output, found) in found.iter().flatten().enumerate() {
                     let expected: f64 = (0..rows.n_blocks * BLOCK)
@@ -526,10 +633,12 @@ mod tests {
                     assert!((f64::from(*found) - expected).abs() < 1e-4, "{found}, expected {expected}");
                 }
             }
-            assert_eq!(found, outputs(&rows, &blocks, true), "instruction sets agree to the bit");
+            for level in levels().filter(|level| is_fused(*level) == is_fused(isa())) {
+                assert_eq!(found, with_isa(level, || outputs(&rows, &blocks)), "{level:?}");
+            }
             let alone: Vec<_> = noise(n_rows * d_in, 2)
                 .chunks(d_in)
-                .flat_map(|row| outputs(&QuantRows::new(row, d_in), &blocks, false))
+                .flat_map(|row| outputs(&QuantRows::new(row, d_in), &blocks))
                 .collect();
             assert_eq!(found, alone, "rows do not depend on their neighbours");
         }

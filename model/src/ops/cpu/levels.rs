@@ -1,0 +1,107 @@
+//! Tests run every body that the machine can, not only the best.
+
+use std::cell::Cell;
+
+use super::{BASELINE_IS_FUSED, Isa, best_isa};
+
+thread_local! {
+    /// What [`isa`](super::isa) gives on this thread instead of the best; helpers go on with the best.
+    static FORCED: Cell<Option<Isa>> = const { Cell::new(None) };
+}
+
+/// Runs `run` as on a machine that has no more than `level`.
+pub(super) fn with_isa<T>(level: Isa, run: impl FnOnce() -> T) -> T {
+    FORCED.set(Some(level));
+    let result = run();
+    FORCED.set(None);
+    result
+}
+
+pub(super) fn forced() -> Option<Isa> {
+    FORCED.get()
+}
+
+/// All that this machine has.
+pub(super) fn levels() -> impl Iterator<Item = Isa> {
+    let best = best_isa();
+    let all = [
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2,
+        Isa::Baseline,
+    ];
+    all.into_iter().skip_while(move |level| *level != best)
+}
+
+/// Whether products are added without being rounded first: such bodies agree to the bit.
+pub(super) fn is_fused(level: Isa) -> bool {
+    level != Isa::Baseline || BASELINE_IS_FUSED
+}
+
+/// Numbers in -1..1, the same for equal seeds.
+pub(super) fn noise(n: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+    use crate::{
+        config::{Activation, NormKind},
+        ops::{AttentionOptions, NormOptions, PagedRows, Slots, cpu},
+    };
+
+    /// What every level computes, beside what the best one does.
+    fn check(what: &str, run: impl Fn() -> Vec<f32>) {
+        let expected = run();
+        let largest = expected.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+        for level in levels() {
+            let found = with_isa(level, &run);
+            let is_equal = found.iter().zip(&expected).all(|(found, expected)| found.to_bits() == expected.to_bits());
+            assert!(is_equal || !is_fused(level), "{what} with {level:?}: other bits");
+            let is_close = found.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= 2e-6 * largest);
+            assert!(is_close && found.len() == expected.len(), "{what} with {level:?}");
+        }
+    }
+
+    #[test]
+    fn row_operations_agree_at_every_level() {
+        for width in [1, 16, 33, 576] {
+            let (x, weight) = (noise(3 * width, 1), noise(width, 2));
+            for kind in [NormKind::LayerNorm, NormKind::RmsNorm] {
+                let options = NormOptions { kind, eps: 1e-5, weight_offset: 0.0 };
+                check("norm", || cpu::norm(&x, &weight, Some(&weight), options));
+            }
+            for kind in [Activation::Relu, Activation::Silu, Activation::GeluTanh] {
+                check("activate", || cpu::activate(&x, width, kind));
+            }
+        }
+    }
+
+    #[test]
+    fn attention_agrees_at_every_level() {
+        for (n_heads, n_kv_heads, head_dim, sliding_window) in
+            [(3, 3, 20, None), (6, 2, 64, Some(19)), (9, 1, 48, None), (8, 4, 128, None)]
+        {
+            let options =
+                AttentionOptions { n_heads, n_kv_heads, head_dim, scale: 0.2, sliding_window, alibi_slopes: None };
+            let width = n_kv_heads * head_dim;
+            let (keys, values) = (noise(96 * width, 1), noise(96 * width, 2));
+            let queries = noise(3 * n_heads * head_dim, 3);
+            let sequence = |rows: std::ops::Range<usize>, start: usize| {
+                let end = (start + rows.len()) as i32;
+                let slots = Slots::new((0..end).collect(), &Device::flex());
+                PagedRows { rows, start, first_key: 0, slots }
+            };
+            let sequences = [sequence(0..2, 70), sequence(2..3, 0)];
+            check("attention", || cpu::attention_paged(&queries, [&keys, &values], &sequences, &options));
+        }
+    }
+}
