@@ -182,7 +182,7 @@ impl QuantBlock for Q4Block {
     fn group(&self, group: usize) -> [[u8; 4]; PANEL] {
         array::from_fn(|row| {
             let bytes = self.values[group / 2 * 2 + row / 16].0.as_chunks::<4>().0[row % 16];
-            if group % 2 == 0 { bytes.map(|byte| byte & 0x0f) } else { bytes.map(|byte| byte >> 4) }
+            if group.is_multiple_of(2) { bytes.map(|byte| byte & 0x0f) } else { bytes.map(|byte| byte >> 4) }
         })
     }
 
@@ -208,7 +208,7 @@ impl QuantBlock for Q4Block {
         array::from_fn(|n| {
             // SAFETY: as above.
             let bytes = unsafe { half_line(&self.values[group / 2 * 2 + n / 2], n % 2) };
-            let bytes = if group % 2 == 0 { bytes } else { _mm256_srli_epi16::<4>(bytes) };
+            let bytes = if group.is_multiple_of(2) { bytes } else { _mm256_srli_epi16::<4>(bytes) };
             _mm256_and_si256(bytes, _mm256_set1_epi8(0x0f))
         })
     }
