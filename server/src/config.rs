@@ -48,7 +48,7 @@ pub struct ServerConfig {
     #[arg(long, env = "HEARTH_MAX_BATCH_SIZE", value_name = "SEQUENCES", default_value_t = 32)]
     pub max_batch_size: usize,
     /// Tokens computed in one step: a long prompt delays other streams by one such step at a time
-    #[arg(long, env = "HEARTH_MAX_BATCH_TOKENS", value_name = "TOKENS", default_value_t = 512)]
+    #[arg(long, env = "HEARTH_MAX_BATCH_TOKENS", value_name = "TOKENS", default_value_t = 256)]
     pub max_batch_tokens: usize,
     /// Tokens whose keys and values are kept, over all sequences; their memory is taken at the start [default: what the
     /// running sequences can fill within 1 GiB, but one full context, and on the CPU within half of the memory left]
