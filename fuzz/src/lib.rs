@@ -71,11 +71,6 @@ mod model {
             }
         }
 
-        // What the table wants of the module that turns tensors into parameters.
-        mod hf {
-            pub(super) const OWN_CLASS: &str = "HearthForCausalLM";
-        }
-
         use std::path::Path;
 
         use serde_json::{Map, Value};

@@ -339,19 +339,6 @@ impl GptConfig {
         self.n_kv_heads * self.head_dim
     }
 
-    /// Number of trained values; tied embeddings count once. Saturates where sizes make no model.
-    pub fn n_params(&self) -> usize {
-        let count = |n_layers| {
-            let specs = crate::param_specs::param_specs(&Self { n_layers, ..self.clone() });
-            let sizes = specs.iter().map(|spec| spec.shape.iter().fold(1, |n: usize, &dim| n.saturating_mul(dim)));
-            sizes.fold(0, usize::saturating_add)
-        };
-        // Blocks are alike.
-        let outside = count(0);
-        let block = count(1).saturating_sub(outside);
-        outside.saturating_add(block.saturating_mul(self.n_layers))
-    }
-
     /// Bytes of KV cache that one token takes over all layers, at `bytes_per_value` (4 for f32).
     pub fn kv_bytes_per_token(&self, bytes_per_value: usize) -> usize {
         2 * self.n_layers * self.kv_width() * bytes_per_value

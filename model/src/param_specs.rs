@@ -81,3 +81,18 @@ pub fn param_specs(config: &GptConfig) -> Vec<ParamSpec> {
     }
     specs
 }
+
+impl GptConfig {
+    /// Number of trained values; tied embeddings count once. Saturates where sizes make no model.
+    pub fn n_params(&self) -> usize {
+        let count = |n_layers| {
+            let specs = param_specs(&Self { n_layers, ..self.clone() });
+            let sizes = specs.iter().map(|spec| spec.shape.iter().fold(1, |n: usize, &dim| n.saturating_mul(dim)));
+            sizes.fold(0, usize::saturating_add)
+        };
+        // Blocks are alike.
+        let outside = count(0);
+        let block = count(1).saturating_sub(outside);
+        outside.saturating_add(block.saturating_mul(self.n_layers))
+    }
+}

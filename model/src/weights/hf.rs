@@ -9,7 +9,7 @@ use burn::tensor::{Device, TensorData};
 use serde_json::{Map, Value, json};
 
 use super::{
-    architectures::{ARCHITECTURES, Architecture, NameRow, Tensors, known_architectures},
+    architectures::{ARCHITECTURES, Architecture, NameRow, OWN_CLASS, Tensors, known_architectures},
     fields::Fields,
     files::{StoredTensor, TensorFiles, TensorWriter, scales_of},
 };
@@ -20,9 +20,6 @@ use crate::{
     ops::{BLOCK_SIZE, Dtype, Weight},
 };
 
-/// The class under which configurations are saved that no Hugging Face class expresses: Hearth's own field and
-/// parameter names.
-pub(super) const OWN_CLASS: &str = "HearthForCausalLM";
 const OWN_MODEL_TYPE: &str = "hearth";
 
 /// How a model dir spells its model: a row of the table, or Hearth's own names.

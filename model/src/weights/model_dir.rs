@@ -13,6 +13,7 @@ use burn::tensor::Device;
 use serde_json::{Map, Value};
 
 use super::{
+    architectures::OWN_CLASS,
     fields::Fields,
     files::{DiskDtype, TensorFiles, TensorWriter},
     generation_config::sampling_defaults,
@@ -272,7 +273,7 @@ impl Default for SaveOptions {
 /// [`Error::Config`] when the class asked for is not known or cannot express the architecture.
 pub fn save(dir: &Path, gpt: &Gpt, options: &SaveOptions) -> Result<()> {
     let dtype = gpt.dtype();
-    let class = if dtype.is_quantized() { Some(hf::OWN_CLASS) } else { options.class.as_deref() };
+    let class = if dtype.is_quantized() { Some(OWN_CLASS) } else { options.class.as_deref() };
     let (spelling, mut config) = hf::config_json(gpt.config(), class, options.dtype.name())?;
     config.extend(dtype.is_quantized().then(|| hf::quantization_json(dtype)));
     let mut generation = Map::new();

@@ -25,6 +25,10 @@ use crate::{
     error::Result,
 };
 
+/// The class under which configurations are saved that no Hugging Face class expresses: Hearth's own field and
+/// parameter names.
+pub(super) const OWN_CLASS: &str = "HearthForCausalLM";
+
 /// How one Hugging Face class spells its configuration and its parameters.
 pub(super) struct Architecture {
     /// As in `architectures` of `config.json`.
@@ -70,7 +74,7 @@ impl Architecture {
 
 /// The Hugging Face classes that Hearth opens and saves, and its own.
 pub fn known_architectures() -> Vec<&'static str> {
-    ARCHITECTURES.iter().map(|architecture| architecture.class).chain([super::hf::OWN_CLASS]).collect()
+    ARCHITECTURES.iter().map(|architecture| architecture.class).chain([OWN_CLASS]).collect()
 }
 
 /// The spelling of the architecture that GGUF files call `name`. The error lists those that there are.
@@ -158,7 +162,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
                 flag("attention_bias", |c| &mut c.attn_out_bias, false),
                 flag("mlp_bias", |c| &mut c.mlp_bias, false),
                 flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false),
-                window::NONE,
+                ConfigRow::Window(&window::NONE),
             ],
         ],
         fixed: &[],
@@ -180,7 +184,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
                 ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "silu" },
                 number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
                 flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false),
-                window::MISTRAL,
+                ConfigRow::Window(&window::MISTRAL),
             ],
         ],
         fixed: &[("attention_bias", Fixed::Flag(false)), ("mlp_bias", Fixed::Flag(false))],
@@ -202,7 +206,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
                 ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "silu" },
                 number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
                 flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false),
-                window::QWEN,
+                ConfigRow::Window(&window::QWEN),
             ],
         ],
         fixed: &[("mlp_bias", Fixed::Flag(false))],
@@ -226,7 +230,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
                 flag("attention_bias", |c| &mut c.qkv_bias, false),
                 flag("attention_bias", |c| &mut c.attn_out_bias, false),
                 flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false),
-                window::QWEN,
+                ConfigRow::Window(&window::QWEN),
             ],
         ],
         fixed: &[("mlp_bias", Fixed::Flag(false))],
@@ -250,7 +254,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
                 number("embd_pdrop", |c| &mut c.dropout, 0.0),
                 number("resid_pdrop", |c| &mut c.dropout, 0.0),
                 flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false),
-                window::PHI3,
+                ConfigRow::Window(&window::PHI3),
             ],
         ],
         fixed: &[("attention_bias", Fixed::Flag(false)), ("mlp_bias", Fixed::Flag(false))],
@@ -299,7 +303,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
                 number("hidden_dropout", |c| &mut c.dropout, 0.0),
                 flag("use_qkv_bias", |c| &mut c.qkv_bias, false),
                 flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false),
-                window::NONE,
+                ConfigRow::Window(&window::NONE),
             ],
         ],
         // In parallel, its two parts share one norm.
@@ -325,7 +329,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
                 flag("attention_bias", |c| &mut c.qkv_bias, false),
                 flag("attention_bias", |c| &mut c.attn_out_bias, false),
                 flag("tie_word_embeddings", |c| &mut c.tie_embeddings, true),
-                window::NONE,
+                ConfigRow::Window(&window::NONE),
             ],
         ],
         // Versions 4.38 to 4.57 of transformers read this key in place of `hidden_act`.

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{super::fields::Fields, config_rows::ConfigRow};
+use super::super::fields::Fields;
 use crate::{config::GptConfig, error::Result};
 
 const WINDOW: &str = "sliding_window";
@@ -26,10 +26,10 @@ pub(super) enum WindowSpelling {
     },
 }
 
-pub(super) const NONE: ConfigRow = ConfigRow::Window(&WindowSpelling::None);
-pub(super) const MISTRAL: ConfigRow = ConfigRow::Window(&WindowSpelling::All { absent: Some(4096) });
-pub(super) const PHI3: ConfigRow = ConfigRow::Window(&WindowSpelling::All { absent: None });
-pub(super) const QWEN: ConfigRow = ConfigRow::Window(&WindowSpelling::From { absent: 28 });
+pub(super) const NONE: WindowSpelling = WindowSpelling::None;
+pub(super) const MISTRAL: WindowSpelling = WindowSpelling::All { absent: Some(4096) };
+pub(super) const PHI3: WindowSpelling = WindowSpelling::All { absent: None };
+pub(super) const QWEN: WindowSpelling = WindowSpelling::From { absent: 28 };
 
 impl WindowSpelling {
     /// The window of every layer. Windows on some layers only are refused.
