@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, anyhow, bail};
-use axum::http::HeaderValue;
+use axum::http::{HeaderName, HeaderValue};
 use clap::{Args, ValueEnum, value_parser};
 use hearth_model::{
     Error, Result,
@@ -19,6 +19,7 @@ use hearth_model::{
     sampling::SamplingParams,
     weights::model_dir::{self, LoadOptions, LoadedModel},
 };
+use percent_encoding::percent_decode_str;
 
 use crate::{
     api::options::{ApiKeys, ApiOptions, CorsOrigins, PromptLog},
@@ -26,6 +27,7 @@ use crate::{
     connection::ConnectionTimeouts,
     engine::{EngineOptions, Models, Speculation},
     serve::ServeOptions,
+    telemetry::exporter::{ExportOptions, Exporter},
     tls,
 };
 
@@ -82,6 +84,9 @@ pub struct ServerConfig {
     /// What is logged, and how.
     #[command(flatten)]
     pub log: LogConfig,
+    /// Where traces go.
+    #[command(flatten)]
+    pub traces: TraceConfig,
 }
 
 /// How tokens are guessed ahead.
@@ -169,9 +174,30 @@ impl ServerConfig {
             body_timeout: Duration::from_secs(http.body_timeout),
             keep_alive: Duration::from_secs(http.sse_keep_alive),
             prompt_log: if self.log.log_prompts { PromptLog::Whole } else { PromptLog::Never },
+            spans: None,
         })
     }
+
+    /// What exports spans, if they are to be exported.
+    ///
+    /// # Errors
+    /// The address is none, or what goes with it cannot be used.
+    pub fn exporter(&self) -> anyhow::Result<Option<Exporter>> {
+        // A variable that is empty is one that is not set.
+        let Some(endpoint) = self.traces.otlp_endpoint.as_ref().filter(|url| !url.is_empty()) else { return Ok(None) };
+        let options = ExportOptions {
+            endpoint: endpoint.clone(),
+            headers: self.traces.headers()?,
+            certificate: self.traces.otlp_certificate.clone(),
+            service_name: self.traces.otlp_service_name.clone(),
+            delay: EXPORT_DELAY,
+        };
+        Ok(Some(Exporter::start(options)?))
+    }
 }
+
+/// OpenTelemetry's default.
+const EXPORT_DELAY: Duration = Duration::from_secs(5);
 
 const MAX_BODY_BYTES: usize = 8 << 20;
 const BODY_TIMEOUT: u64 = 60;
@@ -186,6 +212,7 @@ impl Default for ApiOptions {
             body_timeout: Duration::from_secs(BODY_TIMEOUT),
             keep_alive: Duration::from_secs(SSE_KEEP_ALIVE),
             prompt_log: PromptLog::Never,
+            spans: None,
         }
     }
 }
@@ -311,6 +338,48 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line, for machines.
     Json,
+}
+
+/// Where traces go. The variables are OpenTelemetry's own.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Traces")]
+pub struct TraceConfig {
+    /// OpenTelemetry collector that gets one span per request, as OTLP over HTTP with JSON (not gRPC): an address such as
+    /// `http://localhost:4318` [default: none]
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
+    /// Header for the collector; may be given several times
+    #[arg(
+        long,
+        env = "OTEL_EXPORTER_OTLP_HEADERS",
+        hide_env_values = true,
+        value_name = "NAME=VALUE",
+        value_delimiter = ','
+    )]
+    pub otlp_header: Vec<Secret>,
+    /// PEM file of the certificates that vouch for an https collector [default: those that browsers trust]
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_CERTIFICATE", value_name = "FILE")]
+    pub otlp_certificate: Option<PathBuf>,
+    /// What this server is called in traces
+    #[arg(long, env = "OTEL_SERVICE_NAME", value_name = "NAME", default_value = "hearth")]
+    pub otlp_service_name: String,
+}
+
+impl TraceConfig {
+    fn headers(&self) -> anyhow::Result<Vec<(HeaderName, HeaderValue)>> {
+        let header = |given: &Secret| {
+            let (name, value) = given.0.split_once('=')?;
+            // The variable's values are percent-encoded, as in the header `baggage`.
+            let value = percent_decode_str(value.trim()).decode_utf8().ok()?;
+            Some((name.trim().parse().ok()?, HeaderValue::from_str(&value).ok()?))
+        };
+        let headers = self.otlp_header.iter().filter(|given| !given.0.trim().is_empty()).map(|given| {
+            // The value is shown to nobody.
+            header(given)
+                .context("`--otlp-header` must be `NAME=VALUE`, its value percent-encoded where it is not plain")
+        });
+        headers.collect()
+    }
 }
 
 /// Whose sampling parameters a request gets where it does not say.

@@ -17,6 +17,7 @@ use super::{
     fields::{Fields, must_be},
     generation::{self, Truncation},
     openapi::{Access, Answer, Operation, POST_REFUSALS, Request, answer},
+    request_log::End,
     schema::Shape,
     state::AppState,
     texts::Source,
@@ -125,7 +126,7 @@ pub(crate) async fn create(State(state): State<AppState>, mut fields: Fields) ->
         work.prompt_tokens = Some(usage.prompt_tokens);
     });
     let vectors = collect(events, n_inputs).await?;
-    fields.log().work(|work| work.end = Some("stop".to_owned()));
+    fields.log().work(|work| work.end = Some(End::Complete(vec!["stop"])));
     let data = vectors.into_iter().enumerate().map(|(index, vector)| WireEmbedding {
         object: "embedding",
         index,

@@ -21,7 +21,7 @@ use super::{
     error::ApiError,
     fields::{Fields, at_most, must_be},
     options::PromptLog,
-    request_log::RequestLog,
+    request_log::{Asked, RequestLog},
     sampling::Sampling,
     state::{AppState, unix_seconds},
     stream::{Answer, Deltas, Echo, Opening, PromptLogprobs, Usage, finite},
@@ -320,6 +320,7 @@ impl Generation {
         };
         self.log.work(|work| {
             (work.id, work.model) = (Some(head.id.clone()), Some(head.model.clone()));
+            work.asked = Some(self.asked());
             if state.options().prompt_log == PromptLog::Whole {
                 let options = DecodeOptions { skip_special_tokens: false };
                 let texts = prompts.iter().map(|prompt| tokenizer.decode(&prompt.ids, options));
@@ -357,6 +358,18 @@ impl Generation {
     /// Puts what the client should know besides into the answer's headers.
     pub(crate) fn remark(&self, response: Response) -> Response {
         remark(self.ignored.clone(), response)
+    }
+
+    fn asked(&self) -> Asked {
+        let params = self.sampling.params();
+        Asked {
+            max_tokens: Some(self.stop.max_tokens).filter(|max_tokens| *max_tokens < usize::MAX),
+            temperature: params.temperature,
+            top_p: params.top_p,
+            top_k: params.top_k,
+            n: self.n,
+            streams: self.stream.is_some(),
+        }
     }
 
     /// Answers that the engine gives to each prompt.

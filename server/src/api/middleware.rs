@@ -8,8 +8,14 @@ use axum::{
     response::{IntoResponse, Response},
 };
 
-use super::{error::ApiError, guarded::guarded, options::CorsOrigins, request_log::RequestLog, state::AppState};
-use crate::random::fresh_id;
+use super::{
+    error::ApiError,
+    guarded::guarded,
+    options::CorsOrigins,
+    request_log::{RequestLog, Trace},
+    state::AppState,
+};
+use crate::{random::fresh_id, telemetry::trace_context::TraceContext};
 
 /// Names a request in logs here and at the client; OpenAI's libraries show it with errors.
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -22,14 +28,18 @@ const MAX_ID_BYTES: usize = 128;
 const OPEN_PATHS: [&str; 9] =
     ["/", "/app.js", "/style.css", "/docs", "/docs.js", "/openapi.json", "/health", "/ready", "/metrics"];
 
-/// Gives the answer the request's `x-request-id`, or a new one, and logs the request when it has ended.
-pub(crate) async fn identify(mut request: Request, next: Next) -> Response {
+/// Gives the answer the request's `x-request-id`, or a new one, and logs the request when it has ended, as a part of its
+/// caller's trace if it has one.
+pub(crate) async fn identify(State(state): State<AppState>, mut request: Request, next: Next) -> Response {
     // What others could forge lines with, or could not print, is not taken over.
     let is_fit =
         |id: &&HeaderValue| (1..=MAX_ID_BYTES).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic);
     let given = request.headers().get(&X_REQUEST_ID).filter(is_fit).and_then(|id| id.to_str().ok());
     let id = given.map_or_else(|| fresh_id("req-"), str::to_owned);
-    let log = RequestLog::new(&id, request.method(), request.uri().path());
+    let spans = state.options().spans.clone();
+    let context = TraceContext::below_caller(request.headers()).or_else(|| spans.is_some().then(TraceContext::root));
+    let trace = context.map(|context| Trace { context, spans });
+    let log = RequestLog::new(&id, request.method(), request.uri().path(), trace);
     request.extensions_mut().insert(log.clone());
     // Told when the last of the answer is sent, or when nobody waits for it any more.
     let ending = log.ending();

@@ -16,7 +16,8 @@
 //! - [`error`]: what clients are told when something is wrong
 //! - [`state`]: what all endpoints share
 //! - [`options`]: what the API's owner may set
-//! - `middleware`: what happens to every request; `request_log`: its line in the log; `guarded`: what goes with its end
+//! - `middleware`: what happens to every request; `request_log`: its line in the log; `request_span`: its
+//!   part of a trace; `guarded`: what goes with its end
 
 mod beams;
 mod chat;
@@ -35,6 +36,7 @@ mod openapi;
 pub mod options;
 mod page;
 mod request_log;
+mod request_span;
 pub mod router;
 mod sampling;
 mod schema;

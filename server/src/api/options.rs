@@ -6,6 +6,8 @@ use axum::http::HeaderValue;
 use ring::digest::{SHA256, digest};
 use subtle::ConstantTimeEq;
 
+use crate::telemetry::exporter::SpanSender;
+
 /// The API's settings. Their defaults are in [`config`](crate::config).
 #[derive(Clone, Debug)]
 pub struct ApiOptions {
@@ -21,6 +23,8 @@ pub struct ApiOptions {
     pub keep_alive: Duration,
     /// Whether prompts are logged.
     pub prompt_log: PromptLog,
+    /// Where requests are told as spans. `None`: nowhere.
+    pub spans: Option<SpanSender>,
 }
 
 /// Whether prompts are logged.

@@ -4,7 +4,7 @@ use axum::{
     Router,
     extract::DefaultBodyLimit,
     http::{Method, StatusCode, Uri},
-    middleware::{from_fn, from_fn_with_state},
+    middleware::from_fn_with_state,
     routing::{MethodRouter, get, post},
 };
 
@@ -36,7 +36,7 @@ pub fn app(state: AppState) -> Router {
         .layer(DefaultBodyLimit::max(state.options().max_body_bytes))
         .layer(from_fn_with_state(state.clone(), middleware::authorize))
         .layer(from_fn_with_state(state.clone(), middleware::allow_origins))
-        .layer(from_fn(middleware::identify))
+        .layer(from_fn_with_state(state.clone(), middleware::identify))
         .with_state(state)
 }
 

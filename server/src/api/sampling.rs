@@ -87,6 +87,11 @@ impl Sampling {
         })
     }
 
+    /// The parameters, without what the texts add.
+    pub(crate) fn params(&self) -> &SamplingParams {
+        &self.params
+    }
+
     /// Of the random stream.
     pub(crate) fn seed(&self) -> u64 {
         self.params.seed

@@ -30,7 +30,7 @@ use tokio_stream::Stream;
 use super::{
     error::ApiError,
     options::ApiOptions,
-    request_log::{RequestLog, Work},
+    request_log::{End, RequestLog, Work},
 };
 use crate::{
     engine::{Event, EventStream, FinishReason, StopCause},
@@ -274,7 +274,7 @@ impl Deltas {
                 }
                 self.n_open -= 1;
                 if self.n_open == 0 {
-                    self.log_end(self.finish_reasons.join(","));
+                    self.log_end(End::Complete(self.finish_reasons.clone()));
                 }
                 let finish_reason = Some(reason);
                 Some(Delta { index, text, token_ids, finish_reason, stop_cause: cause, ..Delta::default() })
@@ -286,12 +286,12 @@ impl Deltas {
     }
 
     fn failure(&mut self, error: ApiError) -> ApiError {
-        self.log_end(error.kind().to_owned());
+        self.log_end(End::Failed(error.kind()));
         self.n_open = 0;
         error
     }
 
-    fn log_end(&self, end: String) {
+    fn log_end(&self, end: End) {
         let Usage { prompt_tokens, completion_tokens, prompt_tokens_details, .. } = self.usage;
         self.log.work(|work| {
             *work = Work {
@@ -310,7 +310,7 @@ impl Deltas {
 impl Drop for Deltas {
     fn drop(&mut self) {
         if self.n_open > 0 {
-            self.log_end("cancelled".to_owned());
+            self.log_end(End::Cancelled);
         }
     }
 }

@@ -11,11 +11,15 @@ use hearth_model::ops;
 use tokio::{net::TcpListener, runtime, sync::mpsc, task::spawn_blocking};
 
 use crate::{
-    api::state::AppState,
+    api::{options::ApiOptions, state::AppState},
     config::ServerConfig,
     engine::Engine,
     serve::{Ended, serve},
+    telemetry::exporter::{Exporter, SpanSender},
 };
+
+/// How long the last spans may take to be exported.
+const LAST_SPANS: Duration = Duration::from_secs(3);
 
 /// The arguments of `hearth serve`.
 #[derive(Args, Debug)]
@@ -31,15 +35,20 @@ pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
     let n_blocking = thread::available_parallelism().map_or(2, usize::from).max(2);
     let runtime = runtime::Builder::new_multi_thread().enable_all().max_blocking_threads(n_blocking).build();
     let runtime = runtime.context("cannot start the runtime")?;
-    let outcome = runtime.block_on(run_async(&args.config));
+    let exporter = args.config.exporter()?;
+    let outcome = runtime.block_on(run_async(&args.config, exporter.as_ref().map(Exporter::sender)));
     // Loading a model cannot be interrupted, and cut off requests are not waited for.
     runtime.shutdown_background();
+    if exporter.is_some_and(|exporter| !exporter.finish(LAST_SPANS)) {
+        tracing::warn!("the last spans were not exported within {} s", LAST_SPANS.as_secs());
+    }
     outcome
 }
 
-async fn run_async(config: &ServerConfig) -> anyhow::Result<()> {
+async fn run_async(config: &ServerConfig, spans: Option<SpanSender>) -> anyhow::Result<()> {
     // Before the model is loaded, which takes longer than finding out that the port is taken.
-    let (api_options, serve_options) = (config.api_options()?, config.serve_options()?);
+    let api_options = ApiOptions { spans, ..config.api_options()? };
+    let serve_options = config.serve_options()?;
     let listener = bind(&config.host, config.port).await?;
     let scheme = if serve_options.tls.is_some() { "https" } else { "http" };
     tracing::info!("listening on {scheme}://{}", listener.local_addr().context("cannot tell the address")?);

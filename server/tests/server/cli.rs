@@ -27,7 +27,8 @@ pub(crate) fn hearth(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     for (name, _) in std::env::vars_os() {
-        if name.to_string_lossy().starts_with("HEARTH_") || name == "RUST_LOG" {
+        let name_text = name.to_string_lossy();
+        if ["HEARTH_", "OTEL_"].iter().any(|start| name_text.starts_with(start)) || name == "RUST_LOG" {
             command.env_remove(name);
         }
     }
@@ -280,8 +281,10 @@ fn each_request_is_one_line_in_the_log_without_keys_and_prompts() {
             let body = json!({ "prompt": "the secret", "max_tokens": 5, "n": 2, "ignore_eos": true }).to_string();
             let head = format!(
                 "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\nx-request-id: {id}\r\n\
-                 authorization: Bearer {key}\r\n\r\n",
-                body.len()
+                 authorization: Bearer {key}\r\ntraceparent: 00-{:032x}-{:016x}-01\r\n\r\n",
+                body.len(),
+                0xabc,
+                1
             );
             let mut connection = TcpStream::connect(&address).unwrap();
             connection.write_all(format!("{head}{body}").as_bytes()).unwrap();
@@ -295,6 +298,7 @@ fn each_request_is_one_line_in_the_log_without_keys_and_prompts() {
             let line = line(&mut log, "POST /v1/completions");
             texts += &line.to_string();
             assert_eq!((&line["request_id"], &line["status"]), (&json!(id), &json!(status)));
+            assert_eq!(line["trace_id"], format!("{:032x}", 0xabc));
             assert!(line["total_ms"].as_f64().unwrap() > 0.0);
             if status == 200 {
                 assert_eq!((&line["end"], &line["completion_tokens"]), (&json!("length"), &json!(10)));
@@ -325,6 +329,9 @@ fn settings_that_make_no_sense_are_refused_without_telling_keys() {
         (&["--cors-origin", "example.org"], "`--cors-origin` must be `*`, `none` or origins"),
         (&["--cors-origin", "https://example.org/"], "no slash at its end"),
         (&["--tls-cert", "/nowhere/at/all", "--tls-key", "/nowhere/at/all"], "`--tls-cert`: cannot read"),
+        (&["--otlp-endpoint", "localhost:4318"], "`--otlp-endpoint` must be an http or https address"),
+        (&["--otlp-endpoint", "http://x", "--otlp-header", "sk two"], "`--otlp-header` must be `NAME=VALUE`"),
+        (&["--otlp-endpoint", "http://x", "--otlp-certificate", "/nowhere"], "`--otlp-certificate`: cannot read"),
     ] {
         let output = run(&[&["--port", "0"], args].concat());
         assert_eq!(output.status.code(), Some(1), "{args:?}");

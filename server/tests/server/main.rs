@@ -28,3 +28,4 @@ mod structured;
 mod support;
 mod tokens;
 mod tools;
+mod traces;
