@@ -31,7 +31,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Serve a model over HTTP, with OpenAI's API (what `hearth` alone does)
-    Serve(serve::ServeArgs),
+    Serve(Box<serve::ServeArgs>),
     /// Continue a prompt in the terminal
     Generate(generate::GenerateArgs),
     /// Measure how fast a model runs here
@@ -59,7 +59,7 @@ impl Cli {
         match self.command {
             Command::Serve(args) => {
                 log_to_stderr("warn,hearth_server=info", args.config.log.log_format)?;
-                serve::run(args)
+                serve::run(&args)
             }
             Command::Generate(args) => {
                 log_to_stderr("warn", LogFormat::Text)?;

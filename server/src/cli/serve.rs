@@ -29,7 +29,7 @@ pub(crate) struct ServeArgs {
 }
 
 /// Serves until SIGTERM or ctrl-c.
-pub(crate) fn run(args: ServeArgs) -> anyhow::Result<()> {
+pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     ops::limit_arenas();
     // They tokenize prompts: more of them than there are cores only spread memory over more of the allocator's arenas.
     let n_blocking = thread::available_parallelism().map_or(2, usize::from).max(2);
