@@ -157,11 +157,15 @@ impl CausalSelfAttention {
         self.out.read(&format!("{path}.out"), visit)
     }
 
-    /// `x [n_rows, d_model]` to the heads' mixed values, `[n_rows, n_heads * head_dim]`, which [`out`](Self::out) takes back.
-    pub(crate) fn forward(&self, layer: usize, x: Tensor<2>, pass: &mut Pass<'_>) -> Tensor<2> {
+    /// `x [n_rows, d_model]`, normalised first where there is a norm, to the heads' mixed values,
+    /// `[n_rows, n_heads * head_dim]`, which [`out`](Self::out) takes back.
+    pub(crate) fn forward(&self, layer: usize, x: Tensor<2>, norm: Option<&Norm>, pass: &mut Pass<'_>) -> Tensor<2> {
         let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = pass.options;
         let [n_rows, _] = x.dims();
-        let qkv = self.qkv.forward(x);
+        let qkv = match norm {
+            Some(norm) => self.qkv.forward_normed(x, norm),
+            None => self.qkv.forward(x),
+        };
         let split = |qkv: Tensor<2>| {
             let qkv = qkv.reshape([n_rows, n_heads + 2 * n_kv_heads, head_dim]);
             let heads = |range: Range<usize>| qkv.clone().slice([0..n_rows, range, 0..head_dim]);

@@ -102,6 +102,11 @@ pub fn adapters() -> Vec<Adapter> {
         .collect()
 }
 
+/// What the device calls itself.
+pub fn name(device: &Device) -> String {
+    device.identity().map_or_else(|| "CPU".to_owned(), |identity| identity.name)
+}
+
 /// Opens the device that `choice` asks for.
 ///
 /// # Errors

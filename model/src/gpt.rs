@@ -264,20 +264,20 @@ impl Block {
         let attn_out = self.attn.out();
         match self.wiring {
             Wiring::PreNorm => {
-                let mixed = self.attn.forward(layer, self.attn_norm.forward(x.clone()), pass);
+                let mixed = self.attn.forward(layer, x.clone(), Some(&self.attn_norm), pass);
                 let x = self.add(x, attn_out, mixed);
-                let hidden = self.mlp.hidden(self.mlp_norm.forward(x.clone()));
+                let hidden = self.mlp.hidden(x.clone(), Some(&self.mlp_norm));
                 self.add(x, &self.mlp.down, hidden)
             }
             Wiring::PostNorm => {
-                let mixed = self.attn.forward(layer, x.clone(), pass);
+                let mixed = self.attn.forward(layer, x.clone(), None, pass);
                 let x = self.attn_norm.forward(self.add(x, attn_out, mixed));
-                let hidden = self.mlp.hidden(x.clone());
+                let hidden = self.mlp.hidden(x.clone(), None);
                 self.mlp_norm.forward(self.add(x, &self.mlp.down, hidden))
             }
             Wiring::Parallel => {
-                let mixed = self.attn.forward(layer, self.attn_norm.forward(x.clone()), pass);
-                let hidden = self.mlp.hidden(self.mlp_norm.forward(x.clone()));
+                let mixed = self.attn.forward(layer, x.clone(), Some(&self.attn_norm), pass);
+                let hidden = self.mlp.hidden(x.clone(), Some(&self.mlp_norm));
                 self.add(self.add(x, attn_out, mixed), &self.mlp.down, hidden)
             }
         }
@@ -332,9 +332,13 @@ impl Mlp {
         })
     }
 
-    /// What `down` takes: `[n_rows, d_ff]`.
-    fn hidden(&self, x: Tensor<2>) -> Tensor<2> {
-        let x = self.up.forward(x);
+    /// What `down` takes, `[n_rows, d_ff]`; `x` is normalised first where there is a norm.
+    fn hidden(&self, x: Tensor<2>, norm: Option<&Norm>) -> Tensor<2> {
+        let x = match norm {
+            Some(norm) if self.gated => return self.up.forward_gated(x, norm, self.activation),
+            Some(norm) => self.up.forward_normed(x, norm),
+            None => self.up.forward(x),
+        };
         if self.gated { ops::gated(x, self.activation) } else { ops::activate(x, self.activation) }
     }
 }
@@ -367,6 +371,16 @@ impl Linear {
     /// `[n_rows, d_in]` to `[n_rows, d_out]`.
     pub(crate) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         ops::linear(x, &self.weight, self.bias.as_ref().map(Param::val))
+    }
+
+    /// [`forward`](Self::forward) of the normalised rows.
+    pub(crate) fn forward_normed(&self, x: Tensor<2>, norm: &Norm) -> Tensor<2> {
+        ops::normed_linear(x, norm.parts(), &self.weight, self.bias.as_ref().map(Param::val))
+    }
+
+    /// The left half of [`forward_normed`](Self::forward_normed) gates the right: `[n_rows, d_out / 2]`.
+    fn forward_gated(&self, x: Tensor<2>, norm: &Norm, activation: Activation) -> Tensor<2> {
+        ops::normed_gated(x, norm.parts(), &self.weight, self.bias.as_ref().map(Param::val), activation)
     }
 
     /// [`forward`](Self::forward), plus `residual [n_rows, d_out]`.

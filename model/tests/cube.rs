@@ -9,7 +9,7 @@ use hearth_model::{
     config::{Activation, NormKind},
     device::{DeviceChoice, choose},
     kv_cache::PAGE_SIZE,
-    ops::{self, AttentionOptions, Dtype, NormOptions, PagedRows, PagedSequences, Rotation, Slots, Weight},
+    ops::{self, AttentionOptions, Dtype, NormOptions, NormParts, PagedRows, PagedSequences, Rotation, Slots, Weight},
     position,
 };
 use proptest::prelude::*;
@@ -60,8 +60,29 @@ fn held(weight: &Weight) -> Tensor<2> {
     Tensor::from_data(weight.read().unwrap(), (&Device::flex(), DType::F32))
 }
 
+fn check_linear(dtype: Dtype, n_rows: usize, [d_out, d_in]: [usize; 2]) -> Result<(), TestCaseError> {
+    let Some(gpu) = gpu() else { return Ok(()) };
+    let (x, matrix) = (random([n_rows, d_in], 1.0), random([d_out, d_in], 1.0));
+    let weight = Weight::new(matrix.clone().into_data(), dtype, &gpu).unwrap();
+    prop_assert_eq!(weight.dtype(), dtype);
+    let held = held(&weight);
+    // The same rounding as on the CPU.
+    let on_cpu = Weight::new(matrix.into_data(), dtype, &Device::flex()).unwrap();
+    prop_assert_eq!(values(held.clone()), on_cpu.read().unwrap().try_into_vec::<f32>().unwrap());
+    let product = x.clone().matmul(held.transpose());
+    let on_gpu = x.to_device(&gpu);
+    assert_close(ops::linear(on_gpu.clone(), &weight, None), product.clone());
+    let (bias, residual) = (random([d_out], 1.0), random([n_rows, d_out], 1.0));
+    let product = product + bias.clone().unsqueeze();
+    let bias = bias.to_device(&gpu);
+    assert_close(ops::linear(on_gpu.clone(), &weight, Some(bias.clone())), product.clone());
+    let found = ops::linear_add(on_gpu, &weight, Some(bias), residual.clone().to_device(&gpu));
+    assert_close(found, product + residual);
+    Ok(())
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(12))]
 
     #[test]
     fn linear(
@@ -70,23 +91,34 @@ proptest! {
         d_in in prop_oneof![1..200usize, Just(64), Just(96), Just(576)],
         d_out in 1..200usize,
     ) {
+        check_linear(dtype, n_rows, [d_out, d_in])?;
+    }
+
+    // So many rows and outputs that tiles are used.
+    #[test]
+    fn linear_in_tiles(dtype in dtype(), n_rows in 129..200usize, d_in in 1..80usize, d_out in 2753..2820usize) {
+        check_linear(dtype, n_rows, [d_out, d_in])?;
+    }
+
+    #[test]
+    fn joined_with_norm_and_gate(
+        dtype in dtype(),
+        n_rows in prop_oneof![1..20usize, Just(129)],
+        d_in in prop_oneof![1..200usize, Just(576)],
+        d_ff in 1..200usize,
+        kind in prop::sample::select(vec![Activation::Relu, Activation::Gelu, Activation::GeluTanh, Activation::Silu]),
+        offset in 0..2u8,
+    ) {
         let Some(gpu) = gpu() else { return Ok(()) };
-        let (x, matrix) = (random([n_rows, d_in], 1.0), random([d_out, d_in], 1.0));
-        let weight = Weight::new(matrix.clone().into_data(), dtype, &gpu).unwrap();
-        prop_assert_eq!(weight.dtype(), dtype);
-        let held = held(&weight);
-        // The same rounding as on the CPU.
-        let on_cpu = Weight::new(matrix.into_data(), dtype, &Device::flex()).unwrap();
-        prop_assert_eq!(values(held.clone()), on_cpu.read().unwrap().try_into_vec::<f32>().unwrap());
-        let product = x.clone().matmul(held.transpose());
-        let on_gpu = x.to_device(&gpu);
-        assert_close(ops::linear(on_gpu.clone(), &weight, None), product.clone());
-        let (bias, residual) = (random([d_out], 1.0), random([n_rows, d_out], 1.0));
-        let product = product + bias.clone().unsqueeze();
-        let bias = bias.to_device(&gpu);
-        assert_close(ops::linear(on_gpu.clone(), &weight, Some(bias.clone())), product.clone());
-        let found = ops::linear_add(on_gpu, &weight, Some(bias), residual.clone().to_device(&gpu));
-        assert_close(found, product + residual);
+        let weight = Weight::new(random([2 * d_ff, d_in], 1.0).into_data(), dtype, &gpu).unwrap();
+        let (x, norm_weight, bias) = (random([n_rows, d_in], 3.0), random([d_in], 1.0), random([2 * d_ff], 1.0));
+        let options = NormOptions { kind: NormKind::RmsNorm, eps: 1e-5, weight_offset: f32::from(offset) };
+        let normed = ops::norm_reference(x.clone(), norm_weight.clone(), None, options);
+        let expected = normed.matmul(held(&weight).transpose()) + bias.clone().unsqueeze();
+        let (x, bias) = (x.to_device(&gpu), Some(bias.to_device(&gpu)));
+        let norm = NormParts { weight: norm_weight.to_device(&gpu), bias: None, options };
+        assert_close(ops::normed_linear(x.clone(), norm.clone(), &weight, bias.clone()), expected.clone());
+        assert_close(ops::normed_gated(x, norm, &weight, bias, kind), ops::gated_reference(expected, kind));
     }
 
     #[test]
@@ -198,9 +230,9 @@ fn rows_are_the_same_bits_in_any_company() {
     let Some(gpu) = gpu() else { return };
     for (_, dtype) in Dtype::ALL {
         let weight = Weight::new(random([300, 576], 1.0).into_data(), *dtype, &gpu).unwrap();
-        let x = random([16, 576], 1.0).to_device(&gpu);
+        let x = random([40, 576], 1.0).to_device(&gpu);
         let together = values(ops::linear(x.clone(), &weight, None));
-        for row in 0..16 {
+        for row in 0..40 {
             let alone = values(ops::linear(x.clone().slice([row..row + 1, 0..576]), &weight, None));
             assert!(alone == together[row * 300..][..300], "row {row} in {dtype}");
         }

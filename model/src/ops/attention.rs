@@ -90,7 +90,7 @@ impl PagedSequences {
     /// One table: the blocks of rows, as [`BLOCK_LEN`] says; the pages of each sequence; the slopes.
     fn lay_out(&self, plan: AttentionPlan, options: &AttentionOptions) -> (Tensor<1, Int>, AttentionStep) {
         let longest = self.sequences.iter().map(|sequence| sequence.rows.len()).max().unwrap_or(0);
-        let plan = AttentionPlan { block_rows: plan.most_rows().min(longest.max(1)), ..plan };
+        let plan = if longest > 1 { AttentionPlan { block_rows: plan.most_rows(), ..plan } } else { plan };
         let n_blocks: usize = self.sequences.iter().map(|s| s.rows.len().div_ceil(plan.block_rows)).sum();
         let (mut blocks, mut pages, mut n_tiles) = (Vec::new(), Vec::new(), 1);
         for sequence in &self.sequences {

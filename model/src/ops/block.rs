@@ -11,7 +11,7 @@ use super::{
 use crate::config::Activation;
 
 /// A norm's parameters.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct NormParts {
     /// `[width]`.
     pub weight: Tensor<1>,

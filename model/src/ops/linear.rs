@@ -1,13 +1,17 @@
 //! `x W^T + b`.
 
+use std::sync::Arc;
+
 use burn::tensor::{DType, Tensor};
 
 use super::{
-    Weight,
+    NormOptions, NormParts, Weight,
     cpu::{self, Panels},
-    cube,
+    cube::{self, LinearOptions, Matrix},
+    gated,
     weight::Form,
 };
+use crate::config::{Activation, NormKind};
 
 /// Rows of the weight that are widened at a time when it is stored narrower than f32: the scratch stays small, and the
 /// matrix is never held twice.
@@ -35,6 +39,41 @@ pub fn linear_add(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>, residu
         Form::OnGpu(matrix) => cube::linear(x, matrix, bias, Some(residual)),
         _ => residual + linear(x, weight, bias),
     }
+}
+
+/// [`linear`] of the normalised rows.
+pub fn normed_linear(x: Tensor<2>, norm: NormParts, weight: &Weight, bias: Option<Tensor<1>>) -> Tensor<2> {
+    match joined(&x, &norm, weight) {
+        Some(matrix) => cube::normed_linear(x, norm.weight, matrix, bias, joined_options(norm.options, None)),
+        None => linear(super::norm(x, norm.weight, norm.bias, norm.options), weight, bias),
+    }
+}
+
+/// [`gated`] of what [`normed_linear`] gives: `[n_rows, d_out / 2]`.
+pub fn normed_gated(
+    x: Tensor<2>,
+    norm: NormParts,
+    weight: &Weight,
+    bias: Option<Tensor<1>>,
+    kind: Activation,
+) -> Tensor<2> {
+    match joined(&x, &norm, weight) {
+        Some(matrix) => cube::normed_linear(x, norm.weight, matrix, bias, joined_options(norm.options, Some(kind))),
+        None => gated(normed_linear(x, norm, weight, bias), kind),
+    }
+}
+
+/// The GPU's matrix, if one kernel does all of it.
+fn joined<'a>(x: &Tensor<2>, norm: &NormParts, weight: &'a Weight) -> Option<&'a Arc<Matrix>> {
+    let is_simple = norm.options.kind == NormKind::RmsNorm && norm.bias.is_none();
+    match weight.form() {
+        Form::OnGpu(matrix) if is_simple && cube::joins(x.dims()[0], matrix) => Some(matrix),
+        _ => None,
+    }
+}
+
+fn joined_options(norm: NormOptions, gate: Option<Activation>) -> LinearOptions {
+    LinearOptions { eps: norm.eps as f32, weight_offset: norm.weight_offset, gate }
 }
 
 fn packed(x: Tensor<2>, panels: &Panels, bias: Option<Tensor<1>>) -> Tensor<2> {

@@ -28,7 +28,7 @@ pub use cpu::{lead_threads, limit_arenas, nearest_q8, read_bandwidth};
 pub use cross_entropy::linear_cross_entropy;
 pub use embedding::embedding;
 pub use kv_append::{append_keys, append_rows, append_values, new_pool, rope_append};
-pub use linear::{linear, linear_add};
+pub use linear::{linear, linear_add, normed_gated, normed_linear};
 pub use norm::{NormOptions, norm, norm_reference};
 pub use quantized_matrix::{BLOCK_SIZE, QuantizedBlock, QuantizedMatrix};
 pub use rope::{Rotation, rope, rope_reference};

@@ -3,11 +3,12 @@
 use std::time::Instant;
 
 use anyhow::Context;
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use clap::Args;
 use hearth_model::{
     TokenId,
     attention::AttentionContext,
+    device,
     generate::token_tensor,
     gpt::Gpt,
     kv_cache::{KvCache, PAGE_SIZE, PageTable, StepPart},
@@ -42,11 +43,12 @@ pub(crate) struct BenchArgs {
 #[derive(Debug, Serialize)]
 struct Report {
     model: String,
+    device: String,
     dtype: String,
     n_params: usize,
     weight_bytes_per_step: usize,
-    /// Of a buffer of as many bytes, read in the same run.
-    read_gb_per_sec: f64,
+    /// Of a buffer of as many bytes, read in the same run; on the CPU.
+    read_gb_per_sec: Option<f64>,
     results: Vec<Measured>,
 }
 
@@ -71,23 +73,25 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     anyhow::ensure!(args.batch.iter().all(|&batch| batch > 0), "`--batch` must not be 0");
 
     let weight_bytes = gpt.step_bytes();
-    let mut bandwidth = ops::read_bandwidth(weight_bytes);
+    let on_cpu = gpt.device() == Device::flex();
+    let mut bandwidth = on_cpu.then(|| ops::read_bandwidth(weight_bytes));
     let mut results = vec![prefill(&gpt, &args)?];
     for &batch in &args.batch {
         results.push(decode(&gpt, &args, batch)?);
     }
     // Once more at the end: the machine may have been busy at the beginning.
-    bandwidth = bandwidth.max(ops::read_bandwidth(weight_bytes));
+    bandwidth = bandwidth.map(|bandwidth| bandwidth.max(ops::read_bandwidth(weight_bytes)));
     for (result, &batch) in results.iter_mut().skip(1).zip(&args.batch) {
         let steps_per_sec = result.tok_per_sec / batch as f64;
-        result.fraction_of_bandwidth = Some(steps_per_sec * weight_bytes as f64 / bandwidth);
+        result.fraction_of_bandwidth = bandwidth.map(|bandwidth| steps_per_sec * weight_bytes as f64 / bandwidth);
     }
     let report = Report {
         model: args.model.model_id(),
+        device: device::name(&gpt.device()),
         dtype: gpt.dtype().to_string(),
         n_params: gpt.config().n_params(),
         weight_bytes_per_step: weight_bytes,
-        read_gb_per_sec: bandwidth / 1e9,
+        read_gb_per_sec: bandwidth.map(|bandwidth| bandwidth / 1e9),
         results,
     };
     print(&report)
@@ -95,9 +99,11 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
 
 #[expect(clippy::print_stdout, reason = "the result of the command")]
 fn print(report: &Report) -> anyhow::Result<()> {
-    println!("{} in {}, {:.1} M parameters", report.model, report.dtype, report.n_params as f64 / 1e6);
+    let n_params = report.n_params as f64 / 1e6;
+    println!("{} in {}, {n_params:.1} M parameters, on {}", report.model, report.dtype, report.device);
     let megabytes = report.weight_bytes_per_step as f64 / 1e6;
-    println!("{megabytes:.0} MB of weights per step; memory gives {:.1} GB/s of that size", report.read_gb_per_sec);
+    let bandwidth = report.read_gb_per_sec.map(|rate| format!("; memory gives {rate:.1} GB/s of that size"));
+    println!("{megabytes:.0} MB of weights per step{}", bandwidth.unwrap_or_default());
     for Measured { job, tok_per_sec, fraction_of_bandwidth } in &report.results {
         let fraction = fraction_of_bandwidth.map(|f| format!("  {:.0} % of the bandwidth", 100.0 * f));
         println!("{job:<24} {tok_per_sec:>9.1} tok/s{}", fraction.unwrap_or_default());

@@ -3,14 +3,18 @@
 
 use std::ops::Range;
 
-use burn::tensor::{DType, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use hearth_model::{
     Error, Result, TokenId,
     attention::AttentionContext,
     generate::token_tensor,
     gpt::Gpt,
-    kv_cache::{KvCache, PagePool, PageTable, StepPart},
+    kv_cache::{KvCache, PAGE_SIZE, PagePool, PageTable, StepPart},
 };
+
+/// Numbers of rows that together use every kernel: a GPU's kernels are made for 1, 2, 4, 8 or any rows, and for keys that
+/// fill one tile of attention or several.
+const WARM_UP_ROWS: [usize; 6] = [1, 2, 4, 8, 32, 160];
 
 /// The tokens of one sequence that a step appends to its cache.
 #[derive(Debug)]
@@ -36,6 +40,26 @@ impl Runner {
     pub(crate) fn new(gpt: Gpt, n_pages: usize) -> Self {
         let cache = KvCache::new(gpt.config(), n_pages, &gpt.device());
         Self { gpt, cache }
+    }
+
+    /// Lets a GPU compile its kernels, for every number of rows that has kernels of its own. Nothing on a CPU.
+    ///
+    /// # Errors
+    /// [`Error::Execution`] when the device fails.
+    pub(crate) fn warm_up(&mut self, max_batch_tokens: usize) -> Result<()> {
+        if self.gpt.device() == Device::flex() {
+            return Ok(());
+        }
+        let most = self.gpt.config().max_seq_len.min(self.pool().n_pages() * PAGE_SIZE).min(max_batch_tokens);
+        for n_rows in WARM_UP_ROWS.into_iter().filter(|&n_rows| n_rows < most) {
+            // So many rows at once, then one behind them, as in decoding.
+            let mut table = self.pool().table();
+            for n_rows in [n_rows, 1] {
+                let hidden = self.run(vec![Input { table: &mut table, token_ids: &vec![0; n_rows] }])?;
+                self.logits(&hidden, &(0..n_rows).collect::<Vec<_>>())?;
+            }
+        }
+        Ok(())
     }
 
     /// One forward pass over all inputs, at least one.

@@ -132,7 +132,9 @@ pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
         grammars: OnceLock::new(),
         sampling_defaults: loaded.sampling_defaults,
     };
-    Ok(Prepared { model, runner: Runner::new(loaded.gpt, n_pages), speculator, limits })
+    let mut runner = Runner::new(loaded.gpt, n_pages);
+    runner.warm_up(limits.max_batch_tokens)?;
+    Ok(Prepared { model, runner, speculator, limits })
 }
 
 fn speculator(

@@ -14,36 +14,67 @@ use burn_cubecl::CubeBackend;
 
 use super::{
     attention::{self, AttentionStep},
-    linear as kernels,
+    linear::{self as kernels, Joined, LinearOptions},
     matrix::Matrix,
     rope::{self, Heads},
     rowwise,
 };
 use crate::{config::Activation, ops::NormOptions};
 
-/// What [`CubeOps::linear`] adds to the product: `bias [d_out]`, `residual [n_rows, d_out]`.
+/// An operand that may be absent.
 #[derive(ExtensionType)]
 #[extension_type(fusion)]
-pub(super) enum Added<B: Backend> {
-    Nothing,
-    Bias { bias: FloatTensor<B> },
-    Residual { residual: FloatTensor<B> },
-    Both { bias: FloatTensor<B>, residual: FloatTensor<B> },
+pub(super) enum Maybe<B: Backend> {
+    Absent,
+    Present { tensor: FloatTensor<B> },
+}
+
+impl<B: Backend> Maybe<B> {
+    fn into_option(self) -> Option<FloatTensor<B>> {
+        match self {
+            Self::Absent => None,
+            Self::Present { tensor } => Some(tensor),
+        }
+    }
+}
+
+fn maybe<const D: usize>(tensor: Option<Tensor<D>>) -> Maybe<Dispatch> {
+    tensor.map_or(Maybe::Absent, |tensor| Maybe::Present { tensor: tensor.into_dispatch() })
+}
+
+/// What joins a product; see [`LinearOptions`].
+#[derive(ExtensionType)]
+#[extension_type(fusion)]
+pub(super) struct Operands<B: Backend> {
+    #[extension_type]
+    bias: Maybe<B>,
+    #[extension_type]
+    residual: Maybe<B>,
+    #[extension_type]
+    norm: Maybe<B>,
 }
 
 #[backend_extension(Cube, Fusion)]
 pub(super) trait CubeOps: Backend {
-    #[fusion(meta = |x, _added, matrix| TensorSpec::new(Shape::new([x.shape[0], matrix.dims()[0]]), DType::F32))]
-    fn linear(x: FloatTensor<Self>, #[extension_type] added: Added<Self>, matrix: Arc<Matrix>) -> FloatTensor<Self>;
+    #[fusion(meta = |x, _operands, matrix, options| TensorSpec::new(
+        Shape::new([x.shape[0], if options.gate.is_some() { matrix.dims()[0] / 2 } else { matrix.dims()[0] }]),
+        DType::F32,
+    ))]
+    fn linear(
+        x: FloatTensor<Self>,
+        #[extension_type] operands: Operands<Self>,
+        matrix: Arc<Matrix>,
+        options: LinearOptions,
+    ) -> FloatTensor<Self>;
 
     #[fusion(meta = |ids, matrix| TensorSpec::new(Shape::new([ids.shape[0], matrix.dims()[1]]), DType::F32))]
     fn embedding(ids: IntTensor<Self>, matrix: Arc<Matrix>) -> FloatTensor<Self>;
 
-    #[fusion(meta = |x, _weight, _added, _options| x.clone())]
+    #[fusion(meta = |x, _weight, _bias, _options| x.clone())]
     fn norm(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
-        #[extension_type] added: Added<Self>,
+        #[extension_type] bias: Maybe<Self>,
         options: NormOptions,
     ) -> FloatTensor<Self>;
 
@@ -78,8 +109,14 @@ pub(super) trait CubeOps: Backend {
 }
 
 impl CubeOps for CubeBackend {
-    fn linear(x: FloatTensor<Self>, added: Added<Self>, matrix: Arc<Matrix>) -> FloatTensor<Self> {
-        kernels::linear(x, &matrix, added.into())
+    fn linear(
+        x: FloatTensor<Self>,
+        operands: Operands<Self>,
+        matrix: Arc<Matrix>,
+        options: LinearOptions,
+    ) -> FloatTensor<Self> {
+        let [bias, residual, norm] = [operands.bias, operands.residual, operands.norm].map(Maybe::into_option);
+        kernels::linear(x, &matrix, Joined { bias, residual, norm }, options)
     }
 
     fn embedding(ids: IntTensor<Self>, matrix: Arc<Matrix>) -> FloatTensor<Self> {
@@ -89,10 +126,10 @@ impl CubeOps for CubeBackend {
     fn norm(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
-        added: Added<Self>,
+        bias: Maybe<Self>,
         options: NormOptions,
     ) -> FloatTensor<Self> {
-        rowwise::norm(x, weight, kernels::Added::from(added).bias, options)
+        rowwise::norm(x, weight, bias.into_option(), options)
     }
 
     fn activate(x: FloatTensor<Self>, kind: Activation, is_gated: bool) -> FloatTensor<Self> {
@@ -121,34 +158,28 @@ impl CubeOps for CubeBackend {
     }
 }
 
-impl From<Added<CubeBackend>> for kernels::Added {
-    fn from(added: Added<CubeBackend>) -> Self {
-        let (bias, residual) = match added {
-            Added::Nothing => (None, None),
-            Added::Bias { bias } => (Some(bias), None),
-            Added::Residual { residual } => (None, Some(residual)),
-            Added::Both { bias, residual } => (Some(bias), Some(residual)),
-        };
-        Self { bias, residual }
-    }
-}
-
-/// `x W^T`, plus what is given of `bias [d_out]` and `residual [n_rows, d_out]`.
+/// `x W^T` with bias and residual, where there are any: `[n_rows, d_out]`.
 pub(in crate::ops) fn linear(
     x: Tensor<2>,
     matrix: &Arc<Matrix>,
     bias: Option<Tensor<1>>,
     residual: Option<Tensor<2>>,
 ) -> Tensor<2> {
-    let bias = bias.map(Tensor::into_dispatch);
-    let residual = residual.map(Tensor::into_dispatch);
-    let added = match (bias, residual) {
-        (None, None) => Added::Nothing,
-        (Some(bias), None) => Added::Bias { bias },
-        (None, Some(residual)) => Added::Residual { residual },
-        (Some(bias), Some(residual)) => Added::Both { bias, residual },
-    };
-    Tensor::from_dispatch(Dispatch::linear(x.into_dispatch(), added, matrix.clone()))
+    let operands = Operands { bias: maybe(bias), residual: maybe(residual), norm: Maybe::Absent };
+    let options = LinearOptions { eps: 0.0, weight_offset: 0.0, gate: None };
+    Tensor::from_dispatch(Dispatch::linear(x.into_dispatch(), operands, matrix.clone(), options))
+}
+
+/// RMSNorm of `x`, the product, and the gate, where there is one. For [as few rows](super::joins) as one kernel takes.
+pub(in crate::ops) fn normed_linear(
+    x: Tensor<2>,
+    norm: Tensor<1>,
+    matrix: &Arc<Matrix>,
+    bias: Option<Tensor<1>>,
+    options: LinearOptions,
+) -> Tensor<2> {
+    let operands = Operands { bias: maybe(bias), residual: Maybe::Absent, norm: maybe(Some(norm)) };
+    Tensor::from_dispatch(Dispatch::linear(x.into_dispatch(), operands, matrix.clone(), options))
 }
 
 /// Rows `ids [n]` of the matrix: `[n, d_in]`.
@@ -163,8 +194,7 @@ pub(in crate::ops) fn norm(
     bias: Option<Tensor<1>>,
     options: NormOptions,
 ) -> Tensor<2> {
-    let added = bias.map_or(Added::Nothing, |bias| Added::Bias { bias: bias.into_dispatch() });
-    Tensor::from_dispatch(Dispatch::norm(x.into_dispatch(), weight.into_dispatch(), added, options))
+    Tensor::from_dispatch(Dispatch::norm(x.into_dispatch(), weight.into_dispatch(), maybe(bias), options))
 }
 
 /// [`activate`](crate::ops::activate).

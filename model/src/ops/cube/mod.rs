@@ -18,6 +18,7 @@ mod tiled;
 
 pub(super) use attention::{AttentionPlan, AttentionStep, BLOCK_LEN, TILE};
 pub(super) use device::is_cube;
-pub(super) use extension::{activate, attention, embedding, gated, linear, norm, rope_append};
+pub(super) use extension::{activate, attention, embedding, gated, linear, norm, normed_linear, rope_append};
+pub(super) use linear::{LinearOptions, joins};
 pub(super) use matrix::Matrix;
 pub(super) use rope::Heads;

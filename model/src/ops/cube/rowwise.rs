@@ -230,7 +230,7 @@ fn activate_values(
 }
 
 #[cube]
-fn nonlinear(x: f32, #[comptime] kind: Activation) -> f32 {
+pub(super) fn nonlinear(x: f32, #[comptime] kind: Activation) -> f32 {
     match comptime!(kind) {
         Activation::Relu => max(x, 0.0f32),
         Activation::Silu => x * sigmoid(x),

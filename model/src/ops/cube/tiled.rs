@@ -7,12 +7,12 @@ use burn_cubecl::{
 
 use super::{
     decode::{decode, scale_of},
-    linear::{Added, grid, workgroup},
+    linear::{Joined, grid, workgroup},
     matrix::{Format, Matrix},
 };
 
 /// Rows and outputs of a tile.
-const TILE: usize = 64;
+pub(super) const TILE: usize = 64;
 /// Inputs of a step.
 const DEPTH: usize = 16;
 /// Rows and outputs of a lane.
@@ -29,10 +29,10 @@ struct Plan {
     has_residual: bool,
 }
 
-pub(super) fn launch(x: CubeTensor, matrix: &Matrix, added: Added, output: &CubeTensor) {
+pub(super) fn launch(x: CubeTensor, matrix: &Matrix, joined: Joined, output: &CubeTensor) {
     let n_rows = x.meta.shape()[0];
     let Matrix { d_out, d_in, format, .. } = *matrix;
-    let plan = Plan { format, has_bias: added.bias.is_some(), has_residual: added.residual.is_some() };
+    let plan = Plan { format, has_bias: joined.bias.is_some(), has_residual: joined.residual.is_some() };
     let row_tiles = n_rows.div_ceil(TILE);
     let client = output.client.clone();
     let absent = || matrix.scales.clone().into_buffer_arg();
@@ -48,8 +48,8 @@ pub(super) fn launch(x: CubeTensor, matrix: &Matrix, added: Added, output: &Cube
             x.into_buffer_arg(),
             matrix.words.clone().into_buffer_arg(),
             matrix.scales.clone().into_buffer_arg(),
-            or_absent(added.bias),
-            or_absent(added.residual),
+            or_absent(joined.bias),
+            or_absent(joined.residual),
             output.clone().into_buffer_arg(),
             n_rows,
             d_in,
