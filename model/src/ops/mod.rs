@@ -15,6 +15,7 @@ mod kv_append;
 mod linear;
 mod norm;
 mod quantized_matrix;
+mod read_back;
 mod rope;
 mod weight;
 
@@ -31,5 +32,6 @@ pub use kv_append::{append_keys, append_rows, append_values, new_pool, rope_appe
 pub use linear::{linear, linear_add, normed_gated, normed_linear};
 pub use norm::{NormOptions, norm, norm_reference};
 pub use quantized_matrix::{BLOCK_SIZE, QuantizedBlock, QuantizedMatrix};
+pub(crate) use read_back::{read, to_f32};
 pub use rope::{Rotation, rope, rope_reference};
 pub use weight::{Dtype, Weight};
