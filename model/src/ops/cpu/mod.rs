@@ -10,6 +10,8 @@ mod arenas;
 mod attention;
 mod block;
 mod crew;
+#[cfg(target_arch = "x86_64")]
+mod fetch;
 #[cfg(test)]
 mod levels;
 mod math;

@@ -13,6 +13,8 @@ use std::{array, ops::Range};
 use half::f16;
 use rayon::prelude::*;
 
+#[cfg(target_arch = "x86_64")]
+use super::fetch::fetch_ahead;
 use super::{
     BASELINE_IS_FUSED, Isa,
     crew::{self, SharedMut},
@@ -485,6 +487,10 @@ unsafe fn vnni_rows<B: QuantBlock, const N: usize>(
     assert!(panel.len() == n_blocks && rows.values.len() >= (first + N) * n_blocks);
     let mut totals = [[_mm512_setzero_ps(); 2]; N];
     for (number, block) in panel.iter().enumerate() {
+        // Later rows find it in a cache.
+        if first == 0 {
+            fetch_ahead(block);
+        }
         // Where in `rows` each row's block is.
         let at = |row: usize| (first + row) * n_blocks + number;
         let mut sums: [[_; 2]; N] = array::from_fn(|row| [_mm512_set1_epi32(-B::OFFSET * rows.sums[at(row)]); 2]);
