@@ -12,6 +12,7 @@ mod block;
 mod crew;
 #[cfg(target_arch = "x86_64")]
 mod fetch;
+mod huge_pages;
 #[cfg(test)]
 mod levels;
 mod math;
@@ -25,6 +26,7 @@ mod tensors;
 pub use arenas::limit_arenas;
 pub(super) use attention::{append_keys, attention_paged};
 pub(super) use block::{BlockValues, LinearValues, NormValues, PagedValues, Scratch, block};
+pub(super) use huge_pages::prefer_huge_pages;
 pub(super) use matmul::linear;
 pub use measure::read_bandwidth;
 pub(super) use panels::Panels;

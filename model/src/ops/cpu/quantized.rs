@@ -18,6 +18,7 @@ use super::fetch::fetch_ahead;
 use super::{
     BASELINE_IS_FUSED, Isa,
     crew::{self, SharedMut},
+    huge_pages::Stored,
     isa, multiply_add,
     panels::{Line, PANEL},
     rowwise::for_each_isa,
@@ -286,7 +287,7 @@ fn search_q4_scale_body<const FUSED: bool>(weights: &[f32; BLOCK], scale: &mut f
 }
 
 /// Rounds `values`, `[d_out, d_in]` in row order, into panels of blocks; filled up with zeros in both directions.
-pub(super) fn lay_out<B: QuantBlock + Send>(values: &[f32], d_out: usize, d_in: usize) -> Vec<B> {
+pub(super) fn lay_out<B: QuantBlock>(values: &[f32], d_out: usize, d_in: usize) -> Stored<B> {
     from_rows(d_out, d_in.div_ceil(BLOCK), |row, number| {
         let inputs = number * BLOCK..d_in.min((number + 1) * BLOCK);
         let mut weights = [0.0; BLOCK];
@@ -296,17 +297,17 @@ pub(super) fn lay_out<B: QuantBlock + Send>(values: &[f32], d_out: usize, d_in: 
 }
 
 /// Lays out a matrix that is rounded already.
-pub(super) fn pack<B: QuantBlock + Send>(matrix: &QuantizedMatrix) -> Vec<B> {
+pub(super) fn pack<B: QuantBlock>(matrix: &QuantizedMatrix) -> Stored<B> {
     let [d_out, d_in] = matrix.dims();
     from_rows(d_out, d_in.div_ceil(BLOCK), |row, number| matrix.row(row)[number])
 }
 
 /// Panels of blocks from a function of row and block.
-fn from_rows<B: QuantBlock + Send>(
+fn from_rows<B: QuantBlock>(
     d_out: usize,
     n_blocks: usize,
     block: impl Fn(usize, usize) -> QuantizedBlock + Sync,
-) -> Vec<B> {
+) -> Stored<B> {
     let zeros = QuantizedBlock { scale: f16::ZERO, values: [0; BLOCK] };
     let packed = |panel: usize, number: usize| {
         B::pack(&array::from_fn(|lane| {
@@ -314,7 +315,9 @@ fn from_rows<B: QuantBlock + Send>(
             if row < d_out { block(row, number) } else { zeros }
         }))
     };
-    (0..d_out.div_ceil(PANEL) * n_blocks).into_par_iter().map(|n| packed(n / n_blocks, n % n_blocks)).collect()
+    Stored::new(d_out.div_ceil(PANEL) * n_blocks, B::pack(&[zeros; PANEL]), |blocks| {
+        blocks.par_iter_mut().enumerate().for_each(|(n, block)| *block = packed(n / n_blocks, n % n_blocks));
+    })
 }
 
 /// The blocks of row `row` of the matrix that `panels` holds, `n_blocks` to a row.
@@ -623,7 +626,7 @@ mod tests {
     /// What the stored weights and the rounded input say, in f64.
     fn check<B: QuantBlock>() {
         for [d_out, d_in, n_rows] in [[1, 1, 1], [33, 31, 2], [64, 96, 7], [40, 100, 13]] {
-            let blocks: Vec<B> = lay_out(&noise(d_out * d_in, 1), d_out, d_in);
+            let blocks: Stored<B> = lay_out(&noise(d_out * d_in, 1), d_out, d_in);
             let rows = QuantRows::new(&noise(n_rows * d_in, 2), d_in);
             let found = outputs(&rows, &blocks);
             for (row, found) in found.iter().enumerate() {
