@@ -115,5 +115,5 @@ impl Runner {
 fn read(tensor: Tensor<2>) -> Result<Vec<f32>> {
     let failed = |what: String| Error::Execution { what };
     let data = tensor.cast(DType::F32).try_into_data().map_err(|error| failed(error.to_string()))?;
-    data.try_to_vec::<f32>().map_err(|error| failed(format!("{error:?}")))
+    data.try_into_vec::<f32>().map_err(|error| failed(format!("{error:?}")))
 }
