@@ -15,7 +15,7 @@ pub use super::loaded::{LoadOptions, LoadedModel};
 use super::{
     architectures::OWN_CLASS,
     fields::Fields,
-    files::{DiskDtype, TensorFiles, TensorWriter},
+    files::{DiskDtype, TensorFiles, TensorWriter, what_else_it_is},
     generation_config::sampling_defaults,
     gguf,
     hf::{self, Spelling},
@@ -126,13 +126,22 @@ pub fn load_gpt(dir: &Path, options: &LoadOptions) -> Result<Gpt> {
 
 fn load_gpt_and_config(dir: &Path, options: &LoadOptions) -> Result<(Gpt, Map<String, Value>)> {
     let path = dir.join(CONFIG_FILE);
+    let refuse =
+        |what: &str, hint: &str| Err(Error::File { path: dir.to_owned(), what: what.into(), hint: hint.into() });
+    if !dir.exists() {
+        return refuse(
+            "does not exist",
+            "give a model dir or a GGUF file that is on this machine: nothing is downloaded",
+        );
+    }
     if !dir.is_dir() {
-        return Err(Error::File {
-            path: dir.to_owned(),
-            what: if dir.exists() { "is not a folder" } else { "does not exist" }.to_owned(),
-            hint: "give a model dir, a folder with `config.json`, `model.safetensors` and `tokenizer.json`, or a GGUF file"
-                .to_owned(),
-        });
+        return refuse(
+            "is neither a folder nor a GGUF file",
+            "give a model dir, a folder with `config.json`, `model.safetensors` and `tokenizer.json`, or a GGUF file",
+        );
+    }
+    if !path.exists() {
+        return refuse(&format!("has no `{CONFIG_FILE}`"), &what_else_it_is(dir));
     }
     let json = read_object(&path)?;
     let gpt = build(&json, &path, &TensorFiles::open(dir)?, options)?;
@@ -288,10 +297,12 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     partial.push(".partial");
     let partial = PathBuf::from(partial);
     let io = |source| Error::Io { action: "write", path: path.to_owned(), reason: source };
-    let mut file = fs::File::create(&partial).map_err(io)?;
-    file.write_all(bytes).map_err(io)?;
-    file.sync_all().map_err(io)?;
-    fs::rename(&partial, path).map_err(io)
+    let written = fs::File::create(&partial).and_then(|mut file| {
+        file.write_all(bytes)?;
+        file.sync_all()
+    });
+    let placed = written.and_then(|()| fs::rename(&partial, path));
+    placed.inspect_err(|_| drop(fs::remove_file(&partial))).map_err(io)
 }
 
 /// Makes the renames in `dir` last.
