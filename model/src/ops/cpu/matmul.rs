@@ -95,7 +95,8 @@ pub(super) fn linear_into(x: &[f32], weight: &Panels, bias: Option<&[f32]>, stor
         let most = (weight.n_bytes() / PIECE_BYTES).max(crew::n_threads());
         let n_pieces = n_panels.min(crew::n_threads() * PIECES_PER_THREAD).min(most);
         let piece = |n: usize| n_panels * n / n_pieces;
-        crew::share(n_pieces, |n| run(piece(n)..piece(n + 1)));
+        let n_parts = if matches!(store, Store::Gated(_)) { 2 } else { 1 };
+        crew::share_reading(weight.reading(n_parts), n_pieces, |n| run(piece(n)..piece(n + 1)));
     } else {
         run(0..n_panels);
     }

@@ -10,8 +10,8 @@ mod arenas;
 mod attention;
 mod block;
 mod crew;
-#[cfg(target_arch = "x86_64")]
 mod fetch;
+mod foresight;
 mod huge_pages;
 #[cfg(test)]
 mod levels;

@@ -4,6 +4,7 @@ use half::f16;
 use rayon::prelude::*;
 
 use super::{
+    foresight::Reading,
     huge_pages::Stored,
     quantized::{self, Q4Block, Q8Block},
 };
@@ -90,6 +91,16 @@ impl Panels {
             PanelValues::F16(lines) => size_of_val(&**lines),
             PanelValues::Q8(blocks) => size_of_val(&**blocks),
             PanelValues::Q4(blocks) => size_of_val(&**blocks),
+        }
+    }
+
+    /// The whole of it, in `n_parts` parts that are read side by side.
+    pub(super) fn reading(&self, n_parts: usize) -> Reading {
+        match &self.values {
+            PanelValues::F32(lines) => Reading::of(lines, n_parts),
+            PanelValues::F16(lines) => Reading::of(lines, n_parts),
+            PanelValues::Q8(blocks) => Reading::of(blocks, n_parts),
+            PanelValues::Q4(blocks) => Reading::of(blocks, n_parts),
         }
     }
 
