@@ -16,6 +16,7 @@ use hearth_model::{
 };
 use serde::Serialize;
 
+use super::bench_grammars;
 use crate::config::ModelConfig;
 
 /// What to measure.
@@ -38,6 +39,9 @@ pub(crate) struct BenchArgs {
     /// Runs of each; the fastest counts, since whatever disturbs a run only makes it slower
     #[arg(long, default_value_t = 3)]
     runs: usize,
+    /// Measure instead what structured output costs: grammars compiled, and the masks of tokens that they allow
+    #[arg(long, conflicts_with_all = ["prefill", "prompt", "steps", "batch", "runs"])]
+    grammars: bool,
 }
 
 #[derive(Debug, Serialize)]
@@ -62,7 +66,11 @@ struct Measured {
 
 /// Prints a table, and last of all one line of JSON.
 pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
-    let gpt = args.model.load()?.gpt;
+    let model = args.model.load()?;
+    if args.grammars {
+        return bench_grammars::run(args.model.model_id(), &model);
+    }
+    let gpt = model.gpt;
     let longest = args.prefill.max(args.prompt + args.steps + 1);
     let context = gpt.config().max_seq_len;
     anyhow::ensure!(

@@ -1,6 +1,7 @@
 //! The command line: one file per subcommand, each with its arguments and `run`.
 
 mod bench;
+mod bench_grammars;
 mod doctor;
 mod generate;
 mod perplexity;
