@@ -8,6 +8,7 @@ use hearth_model::{
     kv_cache::PAGE_SIZE,
     weights::model_dir::LoadedModel,
 };
+use ring::digest::{SHA256, digest};
 use tokio::sync::Semaphore;
 
 use super::{
@@ -120,6 +121,7 @@ pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
     let limits = Limits { max_batch_size: options.max_batch_size, max_batch_tokens: options.max_batch_tokens };
     let speculator = speculator(&loaded, draft, options.speculation, n_pages)?;
     let model = ServedModel {
+        fingerprint: fingerprint(&loaded),
         limits: ModelLimits {
             vocab_size: config.vocab_size,
             max_seq_len: config.max_seq_len.min(n_pages * PAGE_SIZE),
@@ -136,6 +138,16 @@ pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
     let mut runner = Runner::new(loaded.gpt, n_pages);
     runner.warm_up(limits.max_batch_tokens)?;
     Ok(Prepared { model, runner, speculator, limits })
+}
+
+/// Of the program's version, the architecture, how weights are held and where. Weights themselves are too many to be read
+/// for it; the model's name stands for them.
+fn fingerprint(loaded: &LoadedModel) -> String {
+    let gpt = &loaded.gpt;
+    let (version, dtype, device) = (env!("CARGO_PKG_VERSION"), gpt.dtype(), gpt.device());
+    let digest = digest(&SHA256, format!("{version} {dtype} {device:?} {:?}", gpt.config()).as_bytes());
+    let hex: String = digest.as_ref().iter().take(5).map(|byte| format!("{byte:02x}")).collect();
+    format!("fp_{hex}")
 }
 
 fn speculator(
