@@ -161,7 +161,7 @@ impl Fields {
             name,
             || schema::integer(&range),
             |value| {
-                let is_beyond = value.as_f64().is_some_and(|number| number > i64::MAX as f64 - 1.0);
+                let is_beyond = value.as_f64().is_some_and(|number| number >= i64::MAX as f64);
                 let allowed = match (*range.start(), *range.end()) {
                     (start, i64::MAX) if !is_beyond => format!("a whole number from {start} up"),
                     (start, end) => format!("a whole number from {start} to {end}"),
