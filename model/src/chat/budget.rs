@@ -252,10 +252,9 @@ impl Budget {
             }
             ("format", rest) => {
                 let format = value.as_str().unwrap_or_default();
-                let widths = format.split(|char: char| !char.is_ascii_digit()).filter_map(|digits| {
-                    // A number that is none is too large for one.
-                    (!digits.is_empty()).then(|| digits.parse::<usize>().unwrap_or(usize::MAX))
-                });
+                let numbers = format.split(|char: char| !char.is_ascii_digit()).filter(|digits| !digits.is_empty());
+                // A number that is none is too large for one.
+                let widths = numbers.map(|digits| digits.parse::<usize>().unwrap_or(usize::MAX));
                 let widths = widths.fold(0usize, usize::saturating_add);
                 let n_places = format.matches(['%', '{']).count();
                 // With `*`, a width is an argument.
