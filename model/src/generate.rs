@@ -9,9 +9,8 @@ use crate::{
     TokenId,
     attention::AttentionContext,
     error::{Error, Result},
-    gpt::Gpt,
+    gpt::{self, Gpt},
     kv_cache::{KvCache, PAGE_SIZE, PageTable, StepPart},
-    ops::{read, to_f32},
     sampling::{Sampler, SamplingParams},
 };
 
@@ -78,7 +77,7 @@ pub fn next_logits(gpt: &Gpt, cache: &mut KvCache, table: &mut PageTable, token_
         last = Some(hidden.slice(chunk.len() - 1..chunk.len()));
     }
     let hidden = last.ok_or(Error::Param { name: "prompt", what: "must not be empty".to_owned() })?;
-    to_f32(read(gpt.logits(hidden))?)
+    gpt::to_f32(gpt::read(gpt.logits(hidden))?)
 }
 
 /// Ids as the model takes them, `[n]`, on its device.

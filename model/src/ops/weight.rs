@@ -11,9 +11,11 @@ use super::{
     QuantizedMatrix,
     cpu::{self, Panels},
     cube::{self, Matrix},
-    read, to_f32,
 };
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    gpt::{read, to_f32},
+};
 
 /// How matrices are stored. Norms, biases and activations are always f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

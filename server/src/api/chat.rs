@@ -122,7 +122,6 @@ pub(crate) const OPERATION: Operation = Operation {
     answer: OpenApiAnswer::JsonOrEvents(answer::<ChatCompletion>),
     refusals: POST_REFUSALS,
     access: Access::WithKey,
-    links: &[],
 };
 
 fn describe(state: &AppState, shape: &Shape) -> Result<(), ApiError> {
@@ -134,9 +133,7 @@ fn describe(state: &AppState, shape: &Shape) -> Result<(), ApiError> {
 /// Answers a conversation, streamed or not.
 pub(crate) async fn create(State(state): State<AppState>, fields: Fields) -> Result<Response, ApiError> {
     let ChatRequest { conversation, generation } = ChatRequest::from_fields(fields, state.sampling_defaults())?;
-    let model = state.working_engine()?.model();
-    let generation = generation.ignoring(conversation.unread(model));
-    let (generation, parser) = with_tools(&conversation, generation, model)?;
+    let (generation, parser) = with_tools(&conversation, generation, state.working_engine()?.model())?;
     let prepare = move |generation: &Generation, model: &ServedModel| {
         Ok(vec![generation.prompt(conversation.encode(model)?, model)])
     };

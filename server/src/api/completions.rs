@@ -99,7 +99,6 @@ pub(crate) const OPERATION: Operation = Operation {
     answer: OpenApiAnswer::JsonOrEvents(answer::<Completion>),
     refusals: POST_REFUSALS,
     access: Access::WithKey,
-    links: &[],
 };
 
 fn describe(state: &AppState, shape: &Shape) -> Result<(), ApiError> {

@@ -88,8 +88,7 @@ pub(crate) struct Generation {
     deadline: Option<Duration>,
     /// Of `truncation`: how many tokens an answer needs.
     wanted_tokens: usize,
-    /// The paths of fields that nobody has read.
-    ignored: Vec<String>,
+    ignored: Option<HeaderValue>,
     log: RequestLog,
 }
 
@@ -151,8 +150,7 @@ pub(crate) struct Head {
     object: &'static str,
     created: u64,
     model: String,
-    /// Changes with what answers are computed with.
-    system_fingerprint: String,
+    system_fingerprint: Option<String>,
 }
 
 impl Head {
@@ -213,13 +211,13 @@ impl Generation {
             cache_salt: given.string("cache_salt")?,
             deadline: deadline(given)?,
             wanted_tokens: max_tokens,
-            ignored: Vec::new(),
+            ignored: None,
             log: given.log().clone(),
         };
         for name in WITHOUT_EFFECT {
             fields.ignore(name);
         }
-        Ok(Self { ignored: fields.all_unread(), ..generation })
+        Ok(Self { ignored: ignored(&fields), ..generation })
     }
 
     /// Reports log-probabilities, with so many alternatives per token.
@@ -301,7 +299,7 @@ impl Generation {
             return Err(ApiError::unknown_model(name, state.model_id()));
         }
         let engine = state.working_engine()?.clone();
-        let (tokenizer, fingerprint) = (engine.model().tokenizer.clone(), engine.model().fingerprint.clone());
+        let tokenizer = engine.model().tokenizer.clone();
         let generation = self.clone();
         // Tokenizing a long text takes a while, and this thread serves others.
         let submitted = tokio::task::spawn_blocking(move || {
@@ -318,7 +316,7 @@ impl Generation {
             object: "",
             created: unix_seconds(),
             model: state.model_id().to_owned(),
-            system_fingerprint: fingerprint,
+            system_fingerprint: None,
         };
         self.log.work(|work| {
             (work.id, work.model) = (Some(head.id.clone()), Some(head.model.clone()));
@@ -359,13 +357,7 @@ impl Generation {
 
     /// Puts what the client should know besides into the answer's headers.
     pub(crate) fn remark(&self, response: Response) -> Response {
-        remark(in_a_header(self.ignored.clone()), response)
-    }
-
-    /// Tells of more that nobody reads.
-    pub(crate) fn ignoring(mut self, paths: impl IntoIterator<Item = String>) -> Self {
-        self.ignored.extend(paths);
-        self
+        remark(self.ignored.clone(), response)
     }
 
     fn asked(&self) -> Asked {
@@ -600,18 +592,13 @@ pub(crate) fn remark(ignored: Option<HeaderValue>, mut response: Response) -> Re
     response
 }
 
-/// The paths of what was not read, for a header.
+/// The names of the fields that were not read, for a header: what is not plain in one is percent-encoded.
 pub(crate) fn ignored(fields: &Fields) -> Option<HeaderValue> {
-    in_a_header(fields.all_unread())
-}
-
-/// Names for a header: what is not plain in one is percent-encoded.
-fn in_a_header(mut names: Vec<String>) -> Option<HeaderValue> {
-    names.retain(|name| !WITHOUT_EFFECT.contains(&name.as_str()));
+    let mut names: Vec<&str> = fields.names().filter(|name| !WITHOUT_EFFECT.contains(name)).collect();
     names.sort_unstable();
     let names = names.into_iter().map(|name| {
         let encoded = name.bytes().map(|byte| match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'-' | b'.' | b'[' | b']' => char::from(byte).to_string(),
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'-' | b'.' => char::from(byte).to_string(),
             other => format!("%{other:02X}"),
         });
         encoded.collect::<String>()

@@ -26,7 +26,7 @@ use self::{
 use super::{
     architectures::{self, Gguf},
     fields::Fields,
-    loaded::{LoadOptions, LoadedModel},
+    model_dir::{LoadOptions, LoadedModel},
 };
 use crate::{
     chat::ChatTemplate,
