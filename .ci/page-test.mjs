@@ -151,6 +151,36 @@ pageTest("shows the server's error as it said it", {}, async (page, seen) => {
   assert.deepEqual(seen.errors.filter((text) => !text.startsWith("Failed to load resource")), []);
 });
 
+pageTest("asks for a key where the server does", {
+  // The server of this test is open; this one in front of it is not.
+  before: (page) => page.route("**/v1/**", (route) => {
+    if (route.request().headers().authorization === "Bearer sk-right") return route.continue();
+    const error = { message: "an API key is required", type: "invalid_request_error", param: null, code: "invalid_api_key" };
+    return route.fulfill({ status: 401, contentType: "application/json", body: JSON.stringify({ error }) });
+  }),
+}, async (page, seen) => {
+  assert.equal(await textOf(page, "#error"), "an API key is required");
+  await shoot(page, "key");
+  for (const [key, model] of [["sk-wrong", "unknown"], ["sk-right", undefined]]) {
+    const answer = page.waitForResponse("**/v1/models");
+    await page.getByLabel("API key").fill(key);
+    await page.getByLabel("API key").press("Enter");
+    await answer;
+    await page.waitForFunction((hidden) => document.querySelector("#key").hidden === hidden, model === undefined, { timeout });
+  }
+  assert.equal(await page.locator("#error").isVisible(), false);
+  await page.getByLabel("Max tokens").fill("4");
+  await page.getByRole("button", { name: "Complete" }).click();
+  await finished(page);
+  assert.match(await textOf(page, "#status"), /^finish reason/);
+  // Kept as long as the tab is, and nowhere else.
+  await page.reload();
+  await page.waitForFunction(() => !["loading…", "unknown"].includes(document.querySelector("#model").textContent), null, { timeout });
+  assert.equal(await page.locator("#key").isVisible(), false);
+  assert.equal(await page.evaluate(() => localStorage.length), 0);
+  assert.deepEqual(seen.errors.filter((text) => !text.startsWith("Failed to load resource")), []);
+});
+
 const chunk = (value) => `data: ${JSON.stringify(value)}`;
 const piece = (text) => chunk({ choices: [{ index: 0, text, finish_reason: null }] });
 

@@ -9,6 +9,9 @@ let model;
 /** Aborts the request under way; null when there is none. */
 let running = null;
 
+/** Under which the browser keeps the key of a server that asks for one, until the tab is closed. */
+const KEY = "hearth-api-key";
+
 /** Yields the data of each server-sent event. A chunk may end anywhere: in a character, a line end, an event. */
 async function* eventData(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
@@ -42,10 +45,18 @@ function errorMessage(status, text) {
   return message ?? `HTTP status ${status}: ${text.trim() || "no explanation"}`;
 }
 
-async function fetchOk(url, options) {
-  const response = await fetch(url, options);
+async function fetchOk(url, options = {}) {
+  const key = sessionStorage.getItem(KEY);
+  const headers = key === null ? options.headers : { ...options.headers, Authorization: `Bearer ${key}` };
+  const response = await fetch(url, { ...options, headers });
+  if (response.status === 401) askForKey();
   if (!response.ok) throw new Error(errorMessage(response.status, await response.text()));
   return response;
+}
+
+function askForKey() {
+  byId("key").hidden = false;
+  byId("key-input").select();
 }
 
 async function* completionChunks(body, signal) {
@@ -157,6 +168,13 @@ async function showModel() {
   }
 }
 
+byId("key").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem(KEY, byId("key-input").value);
+  byId("key").hidden = true;
+  byId("error").hidden = true;
+  showModel();
+});
 form.addEventListener("submit", (event) => {
   event.preventDefault();
   if (!running) complete();

@@ -10,9 +10,10 @@ use burn::{
 use crate::{
     config::{GptConfig, Positions},
     error::Result,
-    gpt::{Linear, Norm, ParamSource, ParamVisitor},
     kv_cache::PagedStep,
+    layers::{Linear, Norm},
     ops::{self, AttentionOptions, BlockScratch, LinearParts, PagedAttention, Rotation, Weight},
+    params::{ParamSource, ParamVisitor},
     position::{self, Span},
 };
 

@@ -4,8 +4,10 @@
 //! result. Serving and fine-tuning share it, so they cannot drift apart.
 //!
 //! A template is a Jinja program that comes with the model. It runs without access to anything but its arguments, and
-//! within limits on its instructions and on the text it writes (`rendering` says what they do not cover).
+//! within bounds on its size, its instructions, its time and on all that it makes (`environment` and `budget`): clients
+//! may bring their own.
 
+mod budget;
 mod environment;
 mod files;
 mod json;
@@ -96,6 +98,7 @@ impl RenderContext {
 #[derive(Clone, Debug)]
 pub struct ChatTemplate {
     environment: Arc<Environment<'static>>,
+    takes_tools: bool,
 }
 
 /// The sources of a model's templates.
@@ -141,12 +144,12 @@ impl ChatTemplate {
     fn from_sources(sources: Sources, origin: &Path) -> Result<Self> {
         let mut environment = environment::like_transformers(origin)?;
         let named = [(DEFAULT, Some(sources.default)), (TOOL_USE, sources.tool_use)];
+        let mut takes_tools = false;
         for (name, source) in named.into_iter().filter_map(|(name, source)| Some((name, source?))) {
-            environment
-                .add_template_owned(name, environment::without_generation_tags(&source))
-                .map_err(|error| environment::compile_error(&error, origin))?;
+            // The last one is used with tools.
+            takes_tools = environment::add_template(&mut environment, name, &source, origin)?;
         }
-        Ok(Self { environment: Arc::new(environment) })
+        Ok(Self { environment: Arc::new(environment), takes_tools })
     }
 
     /// The text of a conversation.
@@ -192,7 +195,7 @@ impl ChatTemplate {
 
     /// Whether the template that is used with tools reads them.
     pub fn takes_tools(&self) -> bool {
-        self.with_tools().is_some_and(|template| template.undeclared_variables(false).contains("tools"))
+        self.takes_tools
     }
 
     fn with_tools(&self) -> Option<Template<'_, '_>> {
@@ -226,11 +229,9 @@ impl ChatTemplate {
 
     fn render_inputs(&self, inputs: &Inputs, context: &RenderContext) -> Result<String> {
         let has_tools = inputs.tools.as_ref().is_some_and(|tools| !tools.is_null());
-        let template = match self.environment.get_template(TOOL_USE) {
-            Ok(template) if has_tools => template,
-            _ => self.environment.get_template(DEFAULT).map_err(|error| environment::render_error(&error))?,
-        };
-        rendering::render(&template, variables(inputs, context))
+        let has_own = self.environment.get_template(TOOL_USE).is_ok();
+        let name = if has_tools && has_own { TOOL_USE } else { DEFAULT };
+        rendering::render(&self.environment, name, variables(inputs, context))
     }
 
     fn sources(&self) -> String {

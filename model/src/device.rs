@@ -1,7 +1,7 @@
 //! Which device to run on: a real GPU if there is one, else the CPU. Nothing here panics on a machine without a GPU,
 //! without a Vulkan loader, or with a software adapter only.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, path::Path, str::FromStr};
 
 use burn::{
     backend::{CubeDevice, DispatchDevice, WgpuDeviceKind},
@@ -113,8 +113,12 @@ pub fn name(device: &Device) -> String {
 /// [`Error::Device`] when there is none of that kind, or when it does not open. [`DeviceChoice::Auto`] never fails: it
 /// ends at the CPU.
 pub fn choose(choice: DeviceChoice) -> Result<Chosen> {
-    // Not for the CPU: drivers may take their time over it, and print what they like.
-    let adapters = if choice == DeviceChoice::Cpu { Vec::new() } else { adapters() };
+    // Not without need: drivers may take their time over it, and print what they like.
+    let adapters = match choice {
+        DeviceChoice::Cpu => Vec::new(),
+        DeviceChoice::Auto if !has_device_file() => return Ok(cpu("there is no GPU")),
+        _ => adapters(),
+    };
     let found = |software| adapters.iter().any(|adapter| adapter.software == software);
     match choice {
         DeviceChoice::Cpu => Ok(cpu("the CPU was asked for")),
@@ -150,6 +154,13 @@ pub fn choose(choice: DeviceChoice) -> Result<Chosen> {
         #[cfg(feature = "metal")]
         DeviceChoice::Metal => native(choice, DeviceType::Metal),
     }
+}
+
+/// Whether the system shows anything that a GPU's driver could talk to. Elsewhere than on Linux nobody knows.
+fn has_device_file() -> bool {
+    const DEVICE_FILES: [&str; 6] =
+        ["/dev/dri", "/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/kgsl-3d0", "/dev/mali0"];
+    !cfg!(target_os = "linux") || DEVICE_FILES.iter().any(|file| Path::new(file).exists())
 }
 
 fn cpu(reason: &str) -> Chosen {

@@ -84,6 +84,15 @@ pub enum Error {
         /// What is allowed, and what was given.
         what: String,
     },
+    /// The model computed something that no token can be drawn from.
+    #[error(
+        "the model's logits cannot be used: {what}\nhint: its weights may be broken, or too large for their dtype; weights \
+         that are not finite are named when it is loaded"
+    )]
+    Logits {
+        /// What is wrong with them.
+        what: String,
+    },
     /// The computation failed on the device: out of memory, device lost, a kernel that did not compile.
     #[error("the device failed: {what}")]
     Execution {

@@ -9,8 +9,9 @@ use crate::{
     TokenId,
     attention::AttentionContext,
     error::{Error, Result},
-    gpt::{self, Gpt},
+    gpt::Gpt,
     kv_cache::{KvCache, PAGE_SIZE, PageTable, StepPart},
+    ops::{read, to_f32},
     sampling::{Sampler, SamplingParams},
 };
 
@@ -77,7 +78,7 @@ pub fn next_logits(gpt: &Gpt, cache: &mut KvCache, table: &mut PageTable, token_
         last = Some(hidden.slice(chunk.len() - 1..chunk.len()));
     }
     let hidden = last.ok_or(Error::Param { name: "prompt", what: "must not be empty".to_owned() })?;
-    gpt::to_f32(gpt::read(gpt.logits(hidden))?)
+    to_f32(read(gpt.logits(hidden))?)
 }
 
 /// Ids as the model takes them, `[n]`, on its device.

@@ -1,9 +1,6 @@
 //! The architecture, from token ids to logits, and every parameter it has.
 
-use std::{
-    collections::HashMap,
-    sync::{Mutex, PoisonError},
-};
+use std::sync::{Mutex, PoisonError};
 
 use burn::{
     module::{Module, Param},
@@ -14,11 +11,15 @@ use burn::{
 use crate::{
     attention::{AttentionContext, CausalSelfAttention, Pass, sinusoidal_rows},
     config::{Activation, GptConfig, NormPosition, Positions},
-    error::{Error, Result},
-    ops::{self, BlockParts, Dtype, LinearParts, NormOptions, NormParts, QuantizedMatrix, Weight},
+    error::Result,
+    layers::{Embedding, Linear, LmHead, Norm},
+    ops::{self, BlockParts, Dtype, Weight, read, to_f32},
+    params::ParamSource,
 };
-
-pub use crate::param_specs::{Init, ParamSpec, param_specs};
+pub use crate::{
+    param_specs::{Init, ParamSpec, param_specs},
+    params::{ParamData, ParamPath, ParamVisitor},
+};
 
 /// A decoder-only transformer.
 #[derive(Module, Debug)]
@@ -161,7 +162,7 @@ impl Gpt {
 
     /// How the matrices of the blocks are held; embeddings may be wider.
     pub fn dtype(&self) -> Dtype {
-        self.blocks.first().map_or(Dtype::F32, |block| block.mlp.down.weight.dtype())
+        self.blocks.first().map_or(Dtype::F32, |block| block.mlp.down.weight().dtype())
     }
 
     /// Every matrix with its path.
@@ -183,26 +184,6 @@ impl Gpt {
         (weight, self.lm_head.bias.as_ref().map(Param::val))
     }
 }
-
-/// The value of a parameter.
-#[derive(Clone, Debug)]
-pub enum ParamData {
-    /// Plain values.
-    Values(TensorData),
-    /// A matrix that is rounded already.
-    Quantized(QuantizedMatrix),
-    /// A matrix that is on its device already.
-    Placed(Weight),
-}
-
-impl From<TensorData> for ParamData {
-    fn from(values: TensorData) -> Self {
-        Self::Values(values)
-    }
-}
-
-/// Is shown a parameter's path and value.
-pub type ParamVisitor<'a> = dyn FnMut(&str, TensorData) -> Result<()> + 'a;
 
 /// Attention, then the feed-forward network, each added to the residual stream.
 #[derive(Module, Debug)]
@@ -341,231 +322,4 @@ impl Mlp {
         };
         if self.gated { ops::gated(x, self.activation) } else { ops::activate(x, self.activation) }
     }
-}
-
-/// A matrix, and a bias where the architecture has one.
-#[derive(Module, Debug)]
-pub(crate) struct Linear {
-    weight: Weight,
-    bias: Option<Param<Tensor<1>>>,
-}
-
-impl Linear {
-    pub(crate) fn new(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
-        Ok(Self { weight: params.matrix(&format!("{path}.weight"))?, bias: params.vector(&format!("{path}.bias"))? })
-    }
-
-    pub(crate) fn weight(&self) -> &Weight {
-        &self.weight
-    }
-
-    pub(crate) fn read(&self, path: &str, visit: &mut ParamVisitor<'_>) -> Result<()> {
-        visit(&format!("{path}.weight"), self.weight.read()?)?;
-        self.bias.iter().try_for_each(|bias| visit(&format!("{path}.bias"), read(bias.val())?))
-    }
-
-    pub(crate) fn parts(&self) -> LinearParts<'_> {
-        LinearParts { weight: &self.weight, bias: self.bias.as_ref().map(Param::val) }
-    }
-
-    /// `[n_rows, d_in]` to `[n_rows, d_out]`.
-    pub(crate) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        ops::linear(x, &self.weight, self.bias.as_ref().map(Param::val))
-    }
-
-    /// [`forward`](Self::forward) of the normalised rows.
-    pub(crate) fn forward_normed(&self, x: Tensor<2>, norm: &Norm) -> Tensor<2> {
-        ops::normed_linear(x, norm.parts(), &self.weight, self.bias.as_ref().map(Param::val))
-    }
-
-    /// The left half of [`forward_normed`](Self::forward_normed) gates the right: `[n_rows, d_out / 2]`.
-    fn forward_gated(&self, x: Tensor<2>, norm: &Norm, activation: Activation) -> Tensor<2> {
-        ops::normed_gated(x, norm.parts(), &self.weight, self.bias.as_ref().map(Param::val), activation)
-    }
-
-    /// [`forward`](Self::forward), plus `residual [n_rows, d_out]`.
-    fn forward_add(&self, x: Tensor<2>, residual: Tensor<2>) -> Tensor<2> {
-        ops::linear_add(x, &self.weight, self.bias.as_ref().map(Param::val), residual)
-    }
-}
-
-/// Where logits come from: a matrix of its own unless the embedding serves as such, and in few architectures a bias.
-#[derive(Module, Debug)]
-struct LmHead {
-    weight: Option<Weight>,
-    bias: Option<Param<Tensor<1>>>,
-}
-
-impl LmHead {
-    fn new(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
-        let weight = format!("{path}.weight");
-        Ok(Self {
-            weight: params.has(&weight).then(|| params.matrix(&weight)).transpose()?,
-            bias: params.vector(&format!("{path}.bias"))?,
-        })
-    }
-
-    fn read(&self, path: &str, visit: &mut ParamVisitor<'_>) -> Result<()> {
-        self.weight.iter().try_for_each(|weight| visit(&format!("{path}.weight"), weight.read()?))?;
-        self.bias.iter().try_for_each(|bias| visit(&format!("{path}.bias"), read(bias.val())?))
-    }
-}
-
-/// Rows of a matrix by number.
-#[derive(Module, Debug)]
-struct Embedding {
-    weight: Weight,
-}
-
-impl Embedding {
-    fn new(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
-        let dtype = params.dtype.for_embeddings();
-        Ok(Self { weight: params.matrix_as(&format!("{path}.weight"), dtype)? })
-    }
-
-    fn read(&self, path: &str, visit: &mut ParamVisitor<'_>) -> Result<()> {
-        visit(&format!("{path}.weight"), self.weight.read()?)
-    }
-
-    fn forward(&self, ids: Tensor<1, Int>) -> Tensor<2> {
-        ops::embedding(&self.weight, ids)
-    }
-}
-
-/// LayerNorm or RMSNorm with its parameters.
-#[derive(Module, Debug)]
-pub(crate) struct Norm {
-    weight: Param<Tensor<1>>,
-    bias: Option<Param<Tensor<1>>>,
-    #[module(skip)]
-    options: NormOptions,
-}
-
-impl Norm {
-    fn new(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
-        let config = params.config;
-        Ok(Self {
-            weight: params.required_vector(&format!("{path}.weight"))?,
-            bias: params.vector(&format!("{path}.bias"))?,
-            options: NormOptions { kind: config.norm, eps: config.norm_eps, weight_offset: config.norm_weight_offset },
-        })
-    }
-
-    /// The norm at `path`, if the architecture has it.
-    pub(crate) fn if_any(path: &str, params: &mut ParamSource<'_>) -> Result<Option<Self>> {
-        params.has(&format!("{path}.weight")).then(|| Self::new(path, params)).transpose()
-    }
-
-    fn with_eps(mut self, eps: Option<f64>) -> Self {
-        self.options.eps = eps.unwrap_or(self.options.eps);
-        self
-    }
-
-    pub(crate) fn read(&self, path: &str, visit: &mut ParamVisitor<'_>) -> Result<()> {
-        visit(&format!("{path}.weight"), read(self.weight.val())?)?;
-        self.bias.iter().try_for_each(|bias| visit(&format!("{path}.bias"), read(bias.val())?))
-    }
-
-    fn parts(&self) -> NormParts {
-        let bias = self.bias.as_ref().map(Param::val);
-        NormParts { weight: self.weight.val(), bias, options: self.options }
-    }
-
-    fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        ops::norm(x, self.weight.val(), self.bias.as_ref().map(Param::val), self.options)
-    }
-
-    /// Each head of `x [n_rows, n_heads, head_dim]` by itself.
-    pub(crate) fn forward_heads(&self, x: Tensor<3>) -> Tensor<3> {
-        let dims @ [n_rows, n_heads, head_dim] = x.dims();
-        self.forward(x.reshape([n_rows * n_heads, head_dim])).reshape(dims)
-    }
-}
-
-/// Hands out the parameters of a model under construction.
-pub(crate) struct ParamSource<'a> {
-    specs: HashMap<String, ParamSpec>,
-    read: &'a mut dyn FnMut(&ParamSpec) -> Result<ParamData>,
-    dtype: Dtype,
-    device: &'a Device,
-    config: &'a GptConfig,
-}
-
-impl ParamSource<'_> {
-    fn has(&self, path: &str) -> bool {
-        self.specs.contains_key(path)
-    }
-
-    fn matrix(&mut self, path: &str) -> Result<Weight> {
-        let dtype = self.dtype;
-        self.matrix_as(path, dtype)
-    }
-
-    fn matrix_as(&mut self, path: &str, dtype: Dtype) -> Result<Weight> {
-        match self.data(path)? {
-            ParamData::Values(values) => Weight::new(values, dtype, self.device),
-            ParamData::Quantized(matrix) => Weight::from_quantized(&matrix, self.device),
-            ParamData::Placed(weight) => Ok(weight),
-        }
-    }
-
-    /// The vector at `path`, if the architecture has it.
-    fn vector(&mut self, path: &str) -> Result<Option<Param<Tensor<1>>>> {
-        if self.has(path) { self.required_vector(path).map(Some) } else { Ok(None) }
-    }
-
-    fn required_vector(&mut self, path: &str) -> Result<Param<Tensor<1>>> {
-        match self.data(path)? {
-            ParamData::Values(values) => {
-                Ok(Param::from_tensor(Tensor::from_data(values.convert::<f32>(), self.device)))
-            }
-            ParamData::Quantized(_) | ParamData::Placed(_) => {
-                Err(Error::Execution { what: format!("`{path}` is a vector, got a matrix") })
-            }
-        }
-    }
-
-    fn data(&mut self, path: &str) -> Result<ParamData> {
-        let Some(spec) = self.specs.get(path) else {
-            unreachable!("`param_specs` lists every parameter that the model asks for: `{path}`")
-        };
-        (self.read)(spec)
-    }
-}
-
-/// Follows a module visitor or mapper through the model, so that it knows the path of the parameter at hand: call
-/// [`enter`](Self::enter) and [`exit`](Self::exit) from its methods of the same purpose.
-#[derive(Clone, Debug, Default)]
-pub struct ParamPath {
-    parts: Vec<String>,
-}
-
-impl ParamPath {
-    /// A module is entered; `container` is the kind of the module that holds it.
-    pub fn enter(&mut self, name: &str, container: &str) {
-        // How a weight stores its values is its own affair: it shows as one parameter.
-        self.parts.push(if WITHIN_WEIGHT.contains(&container) { String::new() } else { name.to_owned() });
-    }
-
-    /// The module entered last is left.
-    pub fn exit(&mut self) {
-        self.parts.pop();
-    }
-
-    /// The path of the parameter being visited, such as `blocks.3.attn.qkv.weight`.
-    pub fn path(&self) -> String {
-        self.parts.iter().filter(|part| !part.is_empty()).map(String::as_str).collect::<Vec<_>>().join(".")
-    }
-}
-
-const WITHIN_WEIGHT: [&str; 2] = ["Enum:Weight", "Struct:StoredWeight"];
-
-/// Reads a tensor off its device.
-pub(crate) fn read<const D: usize>(tensor: Tensor<D>) -> Result<TensorData> {
-    tensor.try_into_data().map_err(|error| Error::Execution { what: error.to_string() })
-}
-
-/// The values of data read as f32, in row order.
-pub(crate) fn to_f32(data: TensorData) -> Result<Vec<f32>> {
-    data.try_into_vec().map_err(|error| Error::Execution { what: format!("unexpected data: {error:?}") })
 }

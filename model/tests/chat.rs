@@ -209,6 +209,45 @@ fn a_refusal_is_the_templates_own_word() {
     assert!(error.starts_with("chat template: refuses these messages: no `user` allowed"), "{error}");
 }
 
+/// All that is counted on its way comes out as if it were not.
+#[test]
+fn what_is_counted_stays_as_it_is() {
+    let messages = [Message::new("user", "hello world"), Message::new("assistant", "hi")];
+    for (source, text) in [
+        (
+            "{% set ns = namespace(x=0, l=[]) %}{% for m in messages %}{% set ns.x = ns.x + 1 %}\
+             {% set ns.l = ns.l + [m.role] %}{% endfor %}{{ ns.x }} {{ ns.l }} {{ messages[1:]|length }} {{ messages[::-1][0].content }}",
+            "2 ['user', 'assistant'] 1 hi",
+        ),
+        (
+            "{% macro f(x, n=3) %}{% if n > 0 %}[{{ f(x, n=n-1) }}]{% else %}{{ x }}{% endif %}{% endmacro %}{{ f('a') }} \
+             {{ 'a,b'.split(',')|join('-') }} {{ '-'.join(['x','y']) }} {{ 3 * 'ab' }} {{ [1]*3 }} {{ 2 ~ 20251120 }}",
+            "[[[a]]] a-b x-y ababab [1, 1, 1] 220251120",
+        ),
+        (
+            "{% set x %}captured {{ 1+1 }}{% endset %}{{ x|upper|replace('CAP','cap')|indent(4) }} {{ '%s-%d'|format('a', 3) }} \
+             {{ messages|selectattr('role','equalto','user')|list|length }} {{ messages|map(attribute='content')|join(' ') }}",
+            "capTURED 2 a-3 1 hello world hi",
+        ),
+        (
+            "{% for i in range(3) %}{{ i }}{% if loop.last %}L{% endif %}{% else %}none{% endfor %}{% for i in [] %}x{% else %}empty\
+             {% endfor %}{% for i in range(9) %}{% if i == 2 %}{% continue %}{% endif %}{% if i > 4 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+            "012Lempty0134",
+        ),
+        (
+            "{% macro m() %}<{{ caller('in') }}>{% endmacro %}{% call(x) m() %}{{ x }}{% endcall %}{% filter upper %}low{% endfilter %}\
+             {% set a, b = [1, 2] %}{{ a }}{{ b }} {{ (1,2) }} {{ 'a' in 'abc' }} {{ 1 < 2 < 3 }} {{ 1 if false }}|{{ none }} {{ nothing or 5 }}",
+            "<in>LOW12 (1, 2) True True |None 5",
+        ),
+        (
+            "{{ {'a': [1, {'b': 2}]}|tojson(indent=1) }} {{ 'x{}'.format(2) }} {{ dict(a=1).items()|list }}",
+            "{\n \"a\": [\n  1,\n  {\n   \"b\": 2\n  }\n ]\n} x2 [('a', 1)]",
+        ),
+    ] {
+        assert_eq!(template(source).render(&messages, &RenderContext::default()).unwrap(), text, "{source}");
+    }
+}
+
 #[test]
 fn a_template_without_end_is_stopped() {
     let loops = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% set x = 1 %}\

@@ -523,7 +523,84 @@ fn texts_without_an_end_are_stopped() {
     let source = format!("{{% for i in range(100000) %}}{word}{{% endfor %}}");
     let template = ChatTemplate::new(&source, Path::new("chat_template.jinja")).unwrap();
     let error = template.render(&[], &RenderContext::default()).unwrap_err().to_string();
-    assert!(error.contains("a text of more than"), "{error}");
+    assert!(error.contains("made more than"), "{error}");
+}
+
+/// Little that becomes much: each is refused before it has filled a memory or a stack.
+#[test]
+fn templates_are_bounded_in_all_that_they_make() {
+    let much = "made more than";
+    let deep = "nests lists and objects more than 64 deep";
+    let product = "multiplies a text or a list by too much, in line 1";
+    let circle = "keeps a namespace within a namespace";
+    let tokens = "has more than 2000 tokens in one tag, in line 1";
+    let long = "must be at most 262144 bytes, got";
+    // Starts with `x`, and makes another one of it so many times.
+    let again = |start: &str, n: usize, next: &str| {
+        format!(
+            "{{% set ns = namespace(x={start}) %}}{{% for i in range({n}) %}}{{% set ns.x = {next} %}}{{% endfor %}}{{{{ ns.x }}}}"
+        )
+    };
+    // 16 MiB, in a way that the compiler does not see through.
+    let large = again("'a'", 24, "ns.x + ns.x");
+    let with_large = |expression: &str| format!("{large}{{{{ {expression} }}}}").replace("{{ ns.x }}", "");
+    for (source, limit) in [
+        (again("'a'", 40, "ns.x ~ ns.x"), much),
+        (again("'a'", 40, "ns.x + ns.x"), much),
+        (again("'a'", 40, "ns.x * 2"), much),
+        (again("[1]", 40, "ns.x + ns.x"), much),
+        (again("[1]", 40, "ns.x * 2"), much),
+        (again("[1]", 40, "[ns.x, ns.x]"), much),
+        (again("'a'", 40, "'%s%s'|format(ns.x, ns.x)"), much),
+        (again("'a'", 40, "'{}{}'.format(ns.x, ns.x)"), much),
+        (again("'a'", 40, "ns.x|replace('a', 'aa')"), much),
+        (again("'a'", 40, "ns.x.replace('a', 'aa')"), much),
+        (again("'a'", 40, "[ns.x, ns.x]|join"), much),
+        (again("'a'", 40, "''.join([ns.x, ns.x])"), much),
+        (again("'a'", 40, "[ns.x, ns.x]|string"), much),
+        (again("'a'", 40, "[ns.x, ns.x]|tojson"), much),
+        (again("'a'", 40, "['a']|map('replace', 'a', ns.x ~ ns.x)|first"), much),
+        ("{% set x = 'a' %}".to_owned() + &"{% set x %}{{ x }}{{ x }}{% endset %}".repeat(40), much),
+        ("{% set x %}{% for i in range(99999) %}{% for j in range(999) %}xxxxxxxx{% endfor %}{% endfor %}{% endset %}".into(), much),
+        (with_large("ns.x|list|length"), much),
+        (with_large("ns.x|replace('a', ns.x)"), much),
+        (with_large("ns.x.split('a')|length"), much),
+        ("{{ range(99999)|list|join(range(99999)|join) }}".into(), much),
+        ("{{ 'a'|indent(1000000000, true) }}".into(), much),
+        ("{{ '%1000000000d'|format(1) }}".into(), much),
+        ("{{ '%*d'|format(1000000000, 1) }}".into(), much),
+        ("{{ '{:1000000000}'.format(1) }}".into(), much),
+        ("{{ [1]|batch(1000000000, 'x')|list }}".into(), much),
+        ("{{ [1]|slice(1000000000)|list }}".into(), much),
+        ("{{ [1]|map('indent', 1000000000)|list }}".into(), much),
+        ("{{ 'a' * 90000000 }}".into(), product),
+        ("{{ (1, 2) * 90000000 }}".into(), product),
+        ("{{ 'a' * (9 ** 9) }}".into(), product),
+        (again("[]", 100_000, "[ns.x]"), deep),
+        (again("{}", 100_000, "{'a': ns.x}"), deep),
+        (again("{}", 100_000, "dict(a=ns.x)"), deep),
+        ("{% macro f(x) %}{{ f([x]) }}{% endmacro %}{{ f(1) }}".into(), deep),
+        (again("1", 1, "ns"), circle),
+        (again("1", 1, "{'a': [ns]}"), circle),
+        (again("1", 1, "[none]|map('default', ns, true)|list"), circle),
+        (format!("{{{{ a{} }}}}", ".b".repeat(20_000)), tokens),
+        (format!("{{{{ {} a }}}}", "not ".repeat(20_000)), tokens),
+        (format!("{{{{ 1{} }}}}", "+1".repeat(20_000)), tokens),
+        (format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}".repeat(30_000)), long),
+        ("{{ 'a'.replace(*['a', 'b']) }}".into(), "spreads a list over arguments"),
+        ("{% include 'default' %}".into(), "template not found"),
+        ("{{ debug() }}".into(), "unknown function"),
+    ] {
+        let template = ChatTemplate::new(&source, Path::new("chat_template.jinja"));
+        let rendered = template.and_then(|template| template.render(&[], &RenderContext::default()));
+        let error = rendered.map(|text| text.len()).unwrap_err().to_string();
+        assert!(error.contains(limit), "{source:.100}: {error}");
+    }
+    // What is deep in its source, but not too deep, is compiled and thrown away.
+    let elif = format!("{{% if 0 %}}{}{{% endif %}}ok", "{% elif 0 %}".repeat(20_000));
+    let template = ChatTemplate::new(&elif, Path::new("chat_template.jinja")).unwrap();
+    assert_eq!(template.render(&[], &RenderContext::default()).unwrap(), "ok");
+    assert!(!template.takes_tools());
 }
 
 /// Found by `fuzz/fuzz_targets/chat_template.rs`: the opening of a tag and its end share a character.

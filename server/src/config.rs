@@ -11,8 +11,7 @@ use std::{
 
 use anyhow::{Context, anyhow, bail};
 use axum::http::{HeaderName, HeaderValue};
-use burn::tensor::Device;
-use clap::{Args, ValueEnum, value_parser};
+use clap::{Args, ValueEnum, builder::BoolishValueParser, value_parser};
 use hearth_model::{
     Error, Result,
     device::{self, DeviceChoice},
@@ -54,7 +53,7 @@ pub struct ServerConfig {
     #[arg(long, env = "HEARTH_MAX_BATCH_TOKENS", value_name = "TOKENS", default_value_t = 256)]
     pub max_batch_tokens: usize,
     /// Tokens whose keys and values are kept, over all sequences; their memory is taken at the start [default: what the
-    /// running sequences can fill within 1 GiB, but one full context, and on the CPU within half of the memory left]
+    /// running sequences can fill within 1 GiB, but one full context, and on the CPU within a quarter of the memory left]
     #[arg(long, env = "HEARTH_KV_CACHE_TOKENS", value_name = "TOKENS")]
     pub kv_cache_tokens: Option<usize>,
     /// Guess tokens ahead and compute them together; answers stay the same, and come faster where guesses come true:
@@ -328,7 +327,7 @@ pub struct LogConfig {
     #[arg(long, env = "HEARTH_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
     /// Log prompts too, as they are
-    #[arg(long, env = "HEARTH_LOG_PROMPTS")]
+    #[arg(long, env = "HEARTH_LOG_PROMPTS", value_parser = BoolishValueParser::new())]
     pub log_prompts: bool,
 }
 
@@ -438,27 +437,14 @@ impl ModelConfig {
     /// # Errors
     /// No such device, or a broken model dir.
     pub fn load(&self) -> Result<LoadedModel> {
-        let options = LoadOptions { device: self.device()?, dtype: self.held_as() };
-        match &self.model {
-            Some(dir) => model_dir::load(dir, &options),
-            None => model_dir::load_embedded(&bundled::DIR, &options),
-        }
-    }
-
-    /// How weight matrices are to be held, where the command line says.
-    pub(crate) fn held_as(&self) -> Option<Dtype> {
-        self.quantize.or(self.dtype)
-    }
-
-    /// Opens the device, on the thread that is to compute with it.
-    ///
-    /// # Errors
-    /// No such device.
-    pub(crate) fn device(&self) -> Result<Device> {
         // Before anything shares work: this thread takes part in it.
         ops::lead_threads();
         let chosen = device::choose(self.device)?;
         tracing::info!("device: {:?}: {}", chosen.device, chosen.reason);
-        Ok(chosen.device)
+        let options = LoadOptions { device: chosen.device, dtype: self.quantize.or(self.dtype) };
+        match &self.model {
+            Some(dir) => model_dir::load(dir, &options),
+            None => model_dir::load_embedded(&bundled::DIR, &options),
+        }
     }
 }

@@ -125,6 +125,12 @@ pub struct Preset {
 }
 
 /// What every preset starts from: each row of [`PRESETS`] lists only what differs.
+/// More micro batches in a step than any batch is large.
+const MAX_GRAD_ACCUM_STEPS: usize = 1 << 16;
+
+/// More tokens at once than the activations of any model leave room for.
+const MAX_MICRO_BATCH_TOKENS: usize = 1 << 26;
+
 const BASE: TrainConfig = TrainConfig {
     seed: 1337,
     model: ModelSettings {
@@ -213,6 +219,19 @@ impl TrainConfig {
         ] {
             ensure!(value > 0, "`{name}` must be at least 1, got 0");
         }
+        ensure!(model.max_seq_len >= 2, "`model.max_seq_len` must be at least 2, a token and the next, got 1");
+        ensure!(
+            data.grad_accum_steps <= MAX_GRAD_ACCUM_STEPS,
+            "`data.grad_accum_steps` must be at most {MAX_GRAD_ACCUM_STEPS}, got {}",
+            data.grad_accum_steps
+        );
+        ensure!(
+            data.micro_batch_size.saturating_mul(model.max_seq_len) <= MAX_MICRO_BATCH_TOKENS,
+            "`data.micro_batch_size` times `model.max_seq_len` must be at most {MAX_MICRO_BATCH_TOKENS} tokens, got {} \
+             times {}\nhint: `--grad-accum` makes larger batches without more memory",
+            data.micro_batch_size,
+            model.max_seq_len
+        );
         for (name, value) in [("model.n_kv_heads", model.n_kv_heads), ("model.d_ff", model.d_ff)] {
             ensure!(value != Some(0), "`{name}` must be at least 1, got 0");
         }
@@ -337,7 +356,10 @@ mod tests {
     #[test]
     fn a_bad_setting_is_refused_with_its_name_and_value() {
         type Spoil = fn(&mut TrainConfig);
-        let spoils: [(&str, &str, Spoil); 8] = [
+        let spoils: [(&str, &str, Spoil); 11] = [
+            ("model.max_seq_len", "1", |config| config.model.max_seq_len = 1),
+            ("data.grad_accum_steps", "1000000000", |config| config.data.grad_accum_steps = 1_000_000_000),
+            ("data.micro_batch_size", "18446744073709551615", |config| config.data.micro_batch_size = usize::MAX),
             ("model.n_layers", "0", |config| config.model.n_layers = 0),
             ("model.d_model", "130", |config| config.model.d_model = 130),
             ("model.n_kv_heads", "3", |config| config.model.n_kv_heads = Some(3)),

@@ -22,6 +22,9 @@ const END_OF_TEXT: &str = "<|endoftext|>";
 /// Byte-level BPE holds every byte and [`END_OF_TEXT`] before any merge.
 const SMALLEST_BPE: usize = 256 + 1;
 
+/// More tokens than any model has today.
+const LARGEST_BPE: usize = 1 << 20;
+
 /// A tokenizer as the two files of a model dir.
 #[derive(Clone, Debug)]
 pub struct BuiltTokenizer {
@@ -65,9 +68,9 @@ impl BuiltTokenizer {
     /// pairs to fill the vocabulary; it encodes any text.
     pub fn bpe(text: &str, vocab_size: usize, max_seq_len: usize) -> Result<BuiltTokenizer> {
         ensure!(
-            vocab_size >= SMALLEST_BPE,
-            "`data.vocab_size` must be at least {SMALLEST_BPE} (256 bytes and `{END_OF_TEXT}`), got {vocab_size}\nhint: \
-             leave it out for a tokenizer at character level"
+            (SMALLEST_BPE..=LARGEST_BPE).contains(&vocab_size),
+            "`data.vocab_size` must be from {SMALLEST_BPE} (256 bytes and `{END_OF_TEXT}`) to {LARGEST_BPE}, got \
+             {vocab_size}\nhint: leave it out for a tokenizer at character level"
         );
         let byte_level = ByteLevel::default().add_prefix_space(false);
         let mut tokenizer = TokenizerBuilder::<_, NormalizerWrapper, _, PostProcessorWrapper, DecoderWrapper>::new()

@@ -1,16 +1,29 @@
 //! The Jinja environment that templates of `transformers` expect, and its errors in our words.
 
-use std::{error::Error as _, fmt, path::Path};
+use std::{error::Error as _, fmt, path::Path, thread};
 
 use minijinja::{
     Environment, ErrorKind, State, UndefinedBehavior, Value,
+    machinery::{Token, tokenize},
     syntax::SyntaxConfig,
     value::{ValueKind, from_args},
 };
 use minijinja_contrib::pycompat;
 
-use super::json;
+use super::{budget::Exceeded, json};
 use crate::error::{Error, Result};
+
+/// Longest source of a template; the longest that models come with are a tenth of it.
+const MAX_SOURCE_BYTES: usize = 256 << 10;
+
+/// Tokens between `{{` and `}}`, or `{%` and `%}`: expressions are compiled recursively.
+const MAX_TAG_TOKENS: usize = 2000;
+
+/// Stack for it; chains of `elif` are what goes deepest.
+const STACK_BYTES: usize = 128 << 20;
+
+/// Bytes of a text or a list that a template may write down as a product, which is computed when it is compiled.
+const MAX_PRODUCT: f64 = 1e6;
 
 /// Instructions that one rendering may take, a second or two. Long conversations take some thousands per message.
 const MAX_INSTRUCTIONS: u64 = 50_000_000;
@@ -32,6 +45,65 @@ pub(super) fn like_transformers(origin: &Path) -> Result<Environment<'static>> {
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
     Ok(environment)
+}
+
+/// Compiles a template and adds it to the environment. Gives whether it reads the variable `tools`.
+pub(super) fn add_template(
+    environment: &mut Environment<'static>,
+    name: &'static str,
+    source: &str,
+    origin: &Path,
+) -> Result<bool> {
+    let source = without_generation_tags(source);
+    let refuse = |what: String| Error::File { path: origin.to_owned(), what, hint: String::new() };
+    if source.len() > MAX_SOURCE_BYTES {
+        let n = source.len();
+        return Err(refuse(format!("the chat template must be at most {MAX_SOURCE_BYTES} bytes, got {n}")));
+    }
+    let syntax = environment.syntax().clone();
+    check_tags(&source, syntax).map_err(|what| refuse(format!("the chat template {what}")))?;
+    thread::scope(|scope| {
+        let builder = thread::Builder::new().name("template".into()).stack_size(STACK_BYTES);
+        let compiler = builder.spawn_scoped(scope, || {
+            environment.add_template_owned(name, source)?;
+            Ok(environment.get_template(name)?.undeclared_variables(false).contains("tools"))
+        });
+        let compiler =
+            compiler.map_err(|error| refuse(format!("the chat template cannot be compiled now: {error}")))?;
+        let compiled = compiler.join().unwrap_or_else(|_| Err(ErrorKind::SyntaxError.into()));
+        compiled.map_err(|error: minijinja::Error| compile_error(&error, origin))
+    })
+}
+
+/// Refuses tags whose compilation would take what no template is worth. What does not parse is left to the compiler.
+fn check_tags(source: &str, syntax: SyntaxConfig) -> Result<(), String> {
+    // Of the tag so far: its tokens, the bytes of its texts, its brackets, and what its numbers come to at most.
+    let (mut n_tokens, mut n_bytes, mut product, mut multiplies) = (0, 0, 1f64, false);
+    for token in tokenize(source, false, syntax) {
+        let Ok((token, span)) = token else { return Ok(()) };
+        n_tokens += 1;
+        match token {
+            Token::BlockStart | Token::VariableStart | Token::TemplateData(_) => {
+                (n_tokens, n_bytes, product, multiplies) = (0, 0, 1.0, false);
+            }
+            Token::Str(text) => n_bytes += text.len(),
+            Token::String(text) => n_bytes += text.len(),
+            Token::BracketOpen | Token::ParenOpen => n_bytes += 32,
+            Token::Int(number) => product *= number as f64 + 2.0,
+            Token::Int128(number) => product *= *number as f64 + 2.0,
+            Token::Float(number) => product *= number.abs() + 2.0,
+            Token::Mul => multiplies = true,
+            Token::Pow => product = f64::INFINITY,
+            _ => {}
+        }
+        if n_tokens > MAX_TAG_TOKENS {
+            return Err(format!("has more than {MAX_TAG_TOKENS} tokens in one tag, in line {}", span.start_line));
+        }
+        if multiplies && n_bytes as f64 * product > MAX_PRODUCT {
+            return Err(format!("multiplies a text or a list by too much, in line {}", span.start_line));
+        }
+    }
+    Ok(())
 }
 
 /// The methods of Python's values that templates call: `pycompat`'s, and what it lacks.
@@ -68,7 +140,7 @@ fn is_sequence(value: &Value) -> bool {
 }
 
 /// Training marks what the assistant says with `{% generation %}` blocks, which render as their content.
-pub(super) fn without_generation_tags(source: &str) -> String {
+fn without_generation_tags(source: &str) -> String {
     let mut plain = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
@@ -117,11 +189,14 @@ pub(super) fn compile_error(error: &minijinja::Error, origin: &Path) -> Error {
 }
 
 pub(super) fn render_error(error: &minijinja::Error) -> Error {
-    if let Some(refusal) = find_refusal(error) {
+    if let Some(refusal) = find::<Refusal>(error) {
         return Error::Template {
             what: format!("refuses these messages: {refusal}"),
             hint: "change the messages as the template asks".into(),
         };
+    }
+    if let Some(exceeded) = find::<Exceeded>(error) {
+        return Error::Template { what: exceeded.to_string(), hint: "use a template that makes less".into() };
     }
     if error.kind() == ErrorKind::OutOfFuel {
         return Error::Template {
@@ -132,11 +207,12 @@ pub(super) fn render_error(error: &minijinja::Error) -> Error {
     Error::Template { what: describe(error), hint: String::new() }
 }
 
-fn find_refusal(error: &minijinja::Error) -> Option<&Refusal> {
+/// What is behind an error, if it is of this type.
+fn find<T: std::error::Error + 'static>(error: &minijinja::Error) -> Option<&T> {
     let mut source = error.source();
     while let Some(error) = source {
-        if let Some(refusal) = error.downcast_ref() {
-            return Some(refusal);
+        if let Some(found) = error.downcast_ref() {
+            return Some(found);
         }
         source = error.source();
     }

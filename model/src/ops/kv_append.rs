@@ -19,7 +19,10 @@ use super::{
 pub fn new_pool([n_slots, width]: [usize; 2], device: &Device) -> Tensor<2> {
     let mut pool = Tensor::zeros([n_slots, width], device);
     if cpu::is_cpu(device) {
-        cpu::update(&mut pool, |pool| pool.par_chunks_mut(1 << 20).for_each(|part| part.fill(0.0)));
+        cpu::update(&mut pool, |pool| {
+            cpu::prefer_huge_pages(pool);
+            pool.par_chunks_mut(1 << 20).for_each(|part| part.fill(0.0));
+        });
     }
     pool
 }

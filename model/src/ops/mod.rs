@@ -6,7 +6,6 @@
 
 mod activation;
 mod attention;
-mod bandwidth;
 mod block;
 mod cpu;
 mod cross_entropy;
@@ -16,6 +15,7 @@ mod kv_append;
 mod linear;
 mod norm;
 mod quantized_matrix;
+mod read_back;
 mod rope;
 mod weight;
 
@@ -24,14 +24,14 @@ pub use attention::{
     Attended, AttentionOptions, PagedRows, PagedSequences, Slots, attend, attention_dense, attention_paged,
     attention_paged_reference, causal_bias,
 };
-pub use bandwidth::read_bandwidth;
 pub use block::{BlockParts, BlockScratch, LinearParts, NormParts, PagedAttention, block, has_block};
-pub use cpu::{lead_threads, limit_arenas, nearest_q8};
+pub use cpu::{lead_threads, limit_arenas, nearest_q8, read_bandwidth};
 pub use cross_entropy::linear_cross_entropy;
-pub use embedding::{embedding, take_rows};
+pub use embedding::embedding;
 pub use kv_append::{append_keys, append_rows, append_values, new_pool, rope_append};
 pub use linear::{linear, linear_add, normed_gated, normed_linear};
 pub use norm::{NormOptions, norm, norm_reference};
 pub use quantized_matrix::{BLOCK_SIZE, QuantizedBlock, QuantizedMatrix};
+pub(crate) use read_back::{read, to_f32};
 pub use rope::{Rotation, rope, rope_reference};
 pub use weight::{Dtype, Weight};

@@ -11,11 +11,9 @@ use super::{
     QuantizedMatrix,
     cpu::{self, Panels},
     cube::{self, Matrix},
+    read, to_f32,
 };
-use crate::{
-    error::{Error, Result},
-    gpt::{read, to_f32},
-};
+use crate::error::{Error, Result};
 
 /// How matrices are stored. Norms, biases and activations are always f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

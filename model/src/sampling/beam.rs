@@ -134,11 +134,11 @@ impl BeamSearch {
     /// in any order, before [`select`](Self::select).
     ///
     /// # Errors
-    /// [`Error::Execution`] if the logits are not what a working model gives.
+    /// [`Error::Logits`] if the logits are not what a working model gives.
     pub fn expand(&mut self, beam: usize, logits: &[f32]) -> Result<()> {
         let Some(parent) = self.beams.get(beam) else { return Ok(()) };
         if let Some(id) = logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY) {
-            return Err(Error::Execution { what: format!("the model gave token {id} the logit {}", logits[id]) });
+            return Err(Error::Logits { what: format!("token {id} has the logit {}", logits[id]) });
         }
         let scaled: Vec<f32>;
         let at_temperature = if self.params.temperature > 0.0 && self.params.temperature != 1.0 {
@@ -159,7 +159,7 @@ impl BeamSearch {
             })
             .collect();
         if candidates.is_empty() {
-            return Err(Error::Execution { what: "the model ruled out every token of a beam".into() });
+            return Err(Error::Logits { what: "every token of a beam is ruled out".into() });
         }
         let n_wanted = match self.params.kind {
             // If all the ends are among them, there are still enough that go on.

@@ -271,10 +271,10 @@ fn check(logits: &[f32]) -> Result<()> {
     if logits.iter().fold(false, |any, &logit| any | is_broken(logit))
         && let Some(id) = logits.iter().position(|&logit| is_broken(logit))
     {
-        return Err(Error::Execution { what: format!("the model gave token {id} the logit {}", logits[id]) });
+        return Err(Error::Logits { what: format!("token {id} has the logit {}", logits[id]) });
     }
     if logits.iter().all(|&logit| logit == f32::NEG_INFINITY) {
-        return Err(Error::Execution { what: "the model ruled out every token: all logits are -inf".into() });
+        return Err(Error::Logits { what: "every token is ruled out, all are -inf".into() });
     }
     Ok(())
 }

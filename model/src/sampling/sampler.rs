@@ -85,7 +85,7 @@ impl Sampler {
     /// [`accept`](Self::accept) for a token that joins the output.
     ///
     /// # Errors
-    /// [`Error::Execution`] if the logits are not what a working model gives, [`Error::Param`] if the parameters rule
+    /// [`Error::Logits`] if the logits are not what a working model gives, [`Error::Param`] if the parameters rule
     /// every token out.
     pub fn sample(&mut self, logits: &[f32], position: usize) -> Result<TokenId> {
         if self.is_plain_greedy {

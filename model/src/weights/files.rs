@@ -125,6 +125,20 @@ pub(super) struct StoredTensor<'a> {
     bytes: &'a [u8],
 }
 
+/// What to do about a folder that is no model dir.
+pub(super) fn what_else_it_is(dir: &Path) -> String {
+    let mut files = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    if dir.join("adapter_config.json").exists() {
+        "this is an adapter without its model: merge them first (`merge_and_unload` of `peft`)".to_owned()
+    } else if dir.join("pytorch_model.bin").exists() || dir.join("pytorch_model.bin.index.json").exists() {
+        "pickled weights are not read: open them with `transformers` and save them again (`save_pretrained`)".to_owned()
+    } else if let Some(file) = files.find(|file| file.extension().is_some_and(|extension| extension == "gguf")) {
+        format!("there is a GGUF file in it: give `{}`", file.display())
+    } else {
+        "a model dir holds `config.json`, `model.safetensors` and `tokenizer.json`".to_owned()
+    }
+}
+
 impl TensorFiles {
     /// Opens the weights of the model dir `dir`.
     pub(super) fn open(dir: &Path) -> Result<Self> {
@@ -139,7 +153,7 @@ impl TensorFiles {
         Err(Error::File {
             path: dir.to_owned(),
             what: format!("has neither `{WEIGHTS_FILE}` nor `{INDEX_FILE}`"),
-            hint: "a model dir holds `config.json`, `model.safetensors` and `tokenizer.json`".to_owned(),
+            hint: what_else_it_is(dir),
         })
     }
 

@@ -6,6 +6,7 @@ mod files;
 mod generation_config;
 mod gguf;
 mod hf;
+mod loaded;
 pub mod model_dir;
 
 pub use architectures::known_architectures;

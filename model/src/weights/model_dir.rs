@@ -9,13 +9,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use burn::tensor::Device;
 use serde_json::{Map, Value};
 
+pub use super::loaded::{LoadOptions, LoadedModel};
 use super::{
     architectures::OWN_CLASS,
     fields::Fields,
-    files::{DiskDtype, TensorFiles, TensorWriter},
+    files::{DiskDtype, TensorFiles, TensorWriter, what_else_it_is},
     generation_config::sampling_defaults,
     gguf,
     hf::{self, Spelling},
@@ -26,7 +26,6 @@ use crate::{
     config::GptConfig,
     error::{Error, Result},
     gpt::Gpt,
-    ops::Dtype,
     regular_file,
     sampling::SamplingParams,
     tokenizer::Tokenizer,
@@ -39,32 +38,6 @@ const EOS: &str = "eos_token_id";
 
 /// Shards are kept below this, as `transformers` keeps them: 5 GB.
 const MAX_SHARD_BYTES: usize = 5_000_000_000;
-
-/// Where to put a model, and how to hold its matrices.
-#[derive(Clone, Debug)]
-pub struct LoadOptions {
-    /// The device.
-    pub device: Device,
-    /// How matrices are held. `None`: in f32, or as the files have them where they are rounded already; as a GGUF file
-    /// has them, as nearly as the device can.
-    pub dtype: Option<Dtype>,
-}
-
-/// Everything that a model dir holds, ready to use.
-#[derive(Debug)]
-pub struct LoadedModel {
-    /// The model.
-    pub gpt: Gpt,
-    /// Text to ids and back.
-    pub tokenizer: Tokenizer,
-    /// How a conversation becomes a prompt, if the model knows conversations.
-    pub chat_template: Option<ChatTemplate>,
-    /// Tokens that end a text: those of `generation_config.json`, else of `config.json`, else the tokenizer's `eos`. In a
-    /// GGUF file, those that it names and those that are known to end turns.
-    pub eos_token_ids: Vec<TokenId>,
-    /// The sampling parameters that `generation_config.json` advises; those it does not name change nothing.
-    pub sampling_defaults: SamplingParams,
-}
 
 /// Opens the model dir `dir` as a whole, or the model in a GGUF file.
 ///
@@ -117,22 +90,6 @@ pub fn load_embedded(dir: &EmbeddedDir, options: &LoadOptions) -> Result<LoadedM
         .checked(&name.join(TOKENIZER_FILE))
 }
 
-impl LoadedModel {
-    /// Refuses a tokenizer that knows tokens which the model does not.
-    /// `path` is the tokenizer's file.
-    fn checked(self, path: &Path) -> Result<Self> {
-        let (n_tokens, vocab_size) = (self.tokenizer.vocab_size(), self.gpt.config().vocab_size);
-        if n_tokens <= vocab_size {
-            return Ok(self);
-        }
-        Err(Error::File {
-            path: path.to_owned(),
-            what: format!("has {n_tokens} tokens, but the model's `vocab_size` is {vocab_size}"),
-            hint: "tokenizer and weights are of different models".to_owned(),
-        })
-    }
-}
-
 /// The first of the files that names tokens that end a text decides; else it is the tokenizer's `eos`.
 ///
 /// Ids that the model does not have are left out with a warning: they can never be drawn, and small models are often
@@ -169,13 +126,22 @@ pub fn load_gpt(dir: &Path, options: &LoadOptions) -> Result<Gpt> {
 
 fn load_gpt_and_config(dir: &Path, options: &LoadOptions) -> Result<(Gpt, Map<String, Value>)> {
     let path = dir.join(CONFIG_FILE);
+    let refuse =
+        |what: &str, hint: &str| Err(Error::File { path: dir.to_owned(), what: what.into(), hint: hint.into() });
+    if !dir.exists() {
+        return refuse(
+            "does not exist",
+            "give a model dir or a GGUF file that is on this machine: nothing is downloaded",
+        );
+    }
     if !dir.is_dir() {
-        return Err(Error::File {
-            path: dir.to_owned(),
-            what: if dir.exists() { "is not a folder" } else { "does not exist" }.to_owned(),
-            hint: "give a model dir, a folder with `config.json`, `model.safetensors` and `tokenizer.json`, or a GGUF file"
-                .to_owned(),
-        });
+        return refuse(
+            "is neither a folder nor a GGUF file",
+            "give a model dir, a folder with `config.json`, `model.safetensors` and `tokenizer.json`, or a GGUF file",
+        );
+    }
+    if !path.exists() {
+        return refuse(&format!("has no `{CONFIG_FILE}`"), &what_else_it_is(dir));
     }
     let json = read_object(&path)?;
     let gpt = build(&json, &path, &TensorFiles::open(dir)?, options)?;
@@ -331,10 +297,12 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     partial.push(".partial");
     let partial = PathBuf::from(partial);
     let io = |source| Error::Io { action: "write", path: path.to_owned(), reason: source };
-    let mut file = fs::File::create(&partial).map_err(io)?;
-    file.write_all(bytes).map_err(io)?;
-    file.sync_all().map_err(io)?;
-    fs::rename(&partial, path).map_err(io)
+    let written = fs::File::create(&partial).and_then(|mut file| {
+        file.write_all(bytes)?;
+        file.sync_all()
+    });
+    let placed = written.and_then(|()| fs::rename(&partial, path));
+    placed.inspect_err(|_| drop(fs::remove_file(&partial))).map_err(io)
 }
 
 /// Makes the renames in `dir` last.

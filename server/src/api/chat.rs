@@ -122,6 +122,7 @@ pub(crate) const OPERATION: Operation = Operation {
     answer: OpenApiAnswer::JsonOrEvents(answer::<ChatCompletion>),
     refusals: POST_REFUSALS,
     access: Access::WithKey,
+    links: &[],
 };
 
 fn describe(state: &AppState, shape: &Shape) -> Result<(), ApiError> {
@@ -133,7 +134,9 @@ fn describe(state: &AppState, shape: &Shape) -> Result<(), ApiError> {
 /// Answers a conversation, streamed or not.
 pub(crate) async fn create(State(state): State<AppState>, fields: Fields) -> Result<Response, ApiError> {
     let ChatRequest { conversation, generation } = ChatRequest::from_fields(fields, state.sampling_defaults())?;
-    let (generation, parser) = with_tools(&conversation, generation, state.working_engine()?.model())?;
+    let model = state.working_engine()?.model();
+    let generation = generation.ignoring(conversation.unread(model));
+    let (generation, parser) = with_tools(&conversation, generation, model)?;
     let prepare = move |generation: &Generation, model: &ServedModel| {
         Ok(vec![generation.prompt(conversation.encode(model)?, model)])
     };

@@ -99,6 +99,7 @@ pub(crate) const OPERATION: Operation = Operation {
     answer: OpenApiAnswer::JsonOrEvents(answer::<Completion>),
     refusals: POST_REFUSALS,
     access: Access::WithKey,
+    links: &[],
 };
 
 fn describe(state: &AppState, shape: &Shape) -> Result<(), ApiError> {

@@ -36,6 +36,9 @@ pub(crate) struct Conversation {
     special_tokens: AddedTokens,
 }
 
+/// Members of a message that OpenAI has: those that say nothing here are no mistake.
+const MEMBERS: [&str; 4] = ["name", "tool_calls", "tool_call_id", "refusal"];
+
 /// Whether the tokenizer adds its own special tokens to those that the template writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AddedTokens {
@@ -70,6 +73,18 @@ impl Conversation {
     pub(crate) fn tools(&self, model: &ServedModel) -> Result<Option<(Tools, ToolStyle)>, ApiError> {
         let Some(tools) = &self.tools else { return Ok(None) };
         Ok(Some((tools.clone(), ToolStyle::of(self.template(model)?))))
+    }
+
+    /// The members of messages that the template does not mention, by their paths.
+    pub(crate) fn unread(&self, model: &ServedModel) -> Vec<String> {
+        let Ok(template) = self.template(model) else { return Vec::new() };
+        let source = template.source();
+        let unread = self.messages.iter().enumerate().flat_map(|(index, message)| {
+            let names =
+                message.extra.keys().filter(|name| !MEMBERS.contains(&name.as_str()) && !source.contains(*name));
+            names.map(move |name| format!("messages[{index}].{name}"))
+        });
+        unread.collect()
     }
 
     fn template<'a>(&'a self, model: &'a ServedModel) -> Result<&'a ChatTemplate, ApiError> {
@@ -130,7 +145,7 @@ fn messages(fields: &mut Fields) -> Result<Vec<Message>, ApiError> {
     const ALLOWED: &str = "an array of at least one message";
     match fields.require_as("messages", ALLOWED, || schema::array(message_schema(), 1))? {
         Value::Array(items) if !items.is_empty() => {
-            items.into_iter().enumerate().map(|(index, item)| message(index, item)).collect()
+            items.into_iter().enumerate().map(|(index, item)| message(index, item, fields)).collect()
         }
         other => Err(must_be("messages", ALLOWED, &other)),
     }
@@ -151,7 +166,7 @@ fn message_schema() -> Value {
     ])
 }
 
-fn message(index: usize, item: Value) -> Result<Message, ApiError> {
+fn message(index: usize, item: Value, fields: &Fields) -> Result<Message, ApiError> {
     let at = format!("`messages[{index}]`");
     let Value::Object(mut extra) = item else {
         return Err(invalid(format!("{at} must be an object with `role` and `content`, got {}", shown(&item))));
@@ -166,7 +181,14 @@ fn message(index: usize, item: Value) -> Result<Message, ApiError> {
     };
     let content = match extra.remove("content").unwrap_or_default() {
         Value::String(text) => text,
-        Value::Array(parts) => text_of(&parts, &at)?,
+        Value::Array(parts) => {
+            for (at, part) in parts.iter().enumerate() {
+                let names = part.as_object().into_iter().flat_map(Map::keys);
+                let unread = names.filter(|name| !["type", "text"].contains(&name.as_str()));
+                unread.for_each(|name| fields.note_unread(format!("messages[{index}].content[{at}].{name}")));
+            }
+            text_of(&parts, &at)?
+        }
         // A message that only calls tools says nothing.
         Value::Null if role == ASSISTANT => String::new(),
         other => {

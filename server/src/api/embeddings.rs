@@ -96,6 +96,7 @@ pub(crate) const OPERATION: Operation = Operation {
     answer: Answer::Json(answer::<EmbeddingList>),
     refusals: POST_REFUSALS,
     access: Access::WithKey,
+    links: &[],
 };
 
 fn describe(_: &AppState, shape: &Shape) -> Result<(), ApiError> {

@@ -1,7 +1,10 @@
 //! Reads a JSON object field by field, so that whatever is wrong with one is said with its name, what it is and what it
 //! may be. `null` is the same as absent. Fields that nobody asks for are ignored: clients send new ones all the time.
 
-use std::ops::RangeInclusive;
+use std::{
+    ops::RangeInclusive,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use axum::{
     body::Bytes,
@@ -20,10 +23,14 @@ use super::{
     state::AppState,
 };
 
-/// The fields of a request's body.
+/// The fields of a request's body, or of an object in it.
 #[derive(Debug)]
 pub(crate) struct Fields {
     entries: Map<String, Value>,
+    /// Where the object is in the body, with a dot behind; empty at the top.
+    place: String,
+    /// The fields of such objects that nobody has read, by their paths.
+    unread: Arc<Mutex<Vec<String>>>,
     log: RequestLog,
     /// Where there is one, the parser is being watched: it says what it reads.
     shape: Option<Shape>,
@@ -64,7 +71,7 @@ impl FromRequest<AppState> for Fields {
 impl Fields {
     pub(crate) fn parse(body: &[u8], log: RequestLog) -> Result<Self, ApiError> {
         match serde_json::from_slice(body) {
-            Ok(Value::Object(entries)) => Ok(Self { entries, log, shape: None }),
+            Ok(Value::Object(entries)) => Ok(Self::of_body(entries, log, None)),
             Ok(other) => Err(ApiError::bad_request(format!("the body must be a JSON object, got {}", shown(&other)))),
             Err(error) => Err(ApiError::bad_request(format!("the body must be a JSON object: {error}"))),
         }
@@ -73,7 +80,11 @@ impl Fields {
     /// An example whose parser is to note in `shape` what it reads.
     pub(crate) fn describing(example: Value, shape: &Shape) -> Self {
         let Value::Object(entries) = example else { return Self::describing(json!({}), shape) };
-        Self { entries, log: RequestLog::default(), shape: Some(shape.clone()) }
+        Self::of_body(entries, RequestLog::default(), Some(shape.clone()))
+    }
+
+    fn of_body(entries: Map<String, Value>, log: RequestLog, shape: Option<Shape>) -> Self {
+        Self { entries, place: String::new(), unread: Arc::default(), log, shape }
     }
 
     /// The field as it is, for a caller who checks that it is what `schema` says.
@@ -150,8 +161,9 @@ impl Fields {
             name,
             || schema::integer(&range),
             |value| {
+                let is_beyond = value.as_f64().is_some_and(|number| number >= i64::MAX as f64);
                 let allowed = match (*range.start(), *range.end()) {
-                    (start, i64::MAX) => format!("a whole number from {start} up"),
+                    (start, i64::MAX) if !is_beyond => format!("a whole number from {start} up"),
                     (start, end) => format!("a whole number from {start} to {end}"),
                 };
                 whole(value).filter(|number| range.contains(number)).ok_or(allowed)
@@ -285,14 +297,31 @@ impl Fields {
         let shape = self.shape.as_ref().map(|shape| shape.note_object(name));
         match self.take(name) {
             None => Ok(None),
-            Some(Value::Object(entries)) => Ok(Some(Self { entries, log: self.log.clone(), shape })),
+            Some(Value::Object(entries)) => Ok(Some(Self {
+                entries,
+                place: format!("{}{name}.", self.place),
+                unread: Arc::clone(&self.unread),
+                log: self.log.clone(),
+                shape,
+            })),
             Some(other) => Err(must_be(name, "an object", &other)),
         }
     }
 
     /// The entries that are left, in the order of the text.
-    pub(crate) fn into_entries(self) -> impl Iterator<Item = (String, Value)> {
-        self.entries.into_iter()
+    pub(crate) fn into_entries(mut self) -> impl Iterator<Item = (String, Value)> {
+        std::mem::take(&mut self.entries).into_iter()
+    }
+
+    /// What was found within that nobody reads, by its path.
+    pub(crate) fn note_unread(&self, path: String) {
+        self.unread.lock().unwrap_or_else(PoisonError::into_inner).push(path);
+    }
+
+    /// The paths of what nobody has read: of the object's own fields, and of those of objects in it that are read by now.
+    pub(crate) fn all_unread(&self) -> Vec<String> {
+        let within = self.unread.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        self.names().map(str::to_owned).chain(within).collect()
     }
 
     /// The names of the fields that nobody has asked for.
@@ -308,6 +337,15 @@ impl Fields {
     ) -> Result<Option<T>, ApiError> {
         let Some(value) = self.take_as(name, schema) else { return Ok(None) };
         parse(&value).map(Some).map_err(|allowed| must_be(name, &allowed, &value))
+    }
+}
+
+impl Drop for Fields {
+    /// Who has read an object forgets it; what is left in it was not read.
+    fn drop(&mut self) {
+        if !self.place.is_empty() {
+            self.entries.keys().for_each(|name| self.note_unread(format!("{}{name}", self.place)));
+        }
     }
 }
 
@@ -336,9 +374,10 @@ pub(crate) fn token_ids(value: &Value) -> Option<Vec<TokenId>> {
 }
 
 fn whole(value: &Value) -> Option<i64> {
-    // Some clients write whole numbers as 16.0. Up to 2^53 such a number is exact.
-    let from_float =
-        || value.as_f64().filter(|number| number.fract() == 0.0 && number.abs() <= 9e15).map(|number| number as i64);
+    // Some clients write whole numbers as 16.0, or as 1e18.
+    const BEYOND: f64 = 9_223_372_036_854_775_808.0;
+    let is_whole = |number: &f64| number.fract() == 0.0 && number.abs() < BEYOND;
+    let from_float = || value.as_f64().filter(is_whole).map(|number| number as i64);
     value.as_i64().or_else(from_float)
 }
 
@@ -375,6 +414,12 @@ mod tests {
         assert_eq!(message(error), r#"`temperature` must be a number from 0 to 2, got `"hot"`"#);
         let error = fields(r#"{"n": 1.5}"#).count("n", 1..=128).unwrap_err();
         assert_eq!(message(error), "`n` must be a whole number from 1 to 128, got `1.5`");
+        for given in ["9223372036854775808", "1e30"] {
+            let error = fields(&format!(r#"{{"n": {given}}}"#)).count("n", 1..=usize::MAX).unwrap_err();
+            let allowed = format!("`n` must be a whole number from 1 to {}, got", i64::MAX);
+            assert!(message(error.clone()).starts_with(&allowed), "{}", message(error));
+        }
+        assert_eq!(fields(r#"{"n": 1e18}"#).count("n", 1..=usize::MAX).unwrap(), Some(1_000_000_000_000_000_000));
         let error = fields(r#"{"stop": [1]}"#).strings("stop").unwrap_err();
         assert_eq!(message(error), "`stop` must be a string or an array of strings, got `[1]`");
     }

@@ -88,7 +88,8 @@ pub(crate) struct Generation {
     deadline: Option<Duration>,
     /// Of `truncation`: how many tokens an answer needs.
     wanted_tokens: usize,
-    ignored: Option<HeaderValue>,
+    /// The paths of fields that nobody has read.
+    ignored: Vec<String>,
     log: RequestLog,
 }
 
@@ -150,7 +151,8 @@ pub(crate) struct Head {
     object: &'static str,
     created: u64,
     model: String,
-    system_fingerprint: Option<String>,
+    /// Changes with what answers are computed with.
+    system_fingerprint: String,
 }
 
 impl Head {
@@ -211,13 +213,13 @@ impl Generation {
             cache_salt: given.string("cache_salt")?,
             deadline: deadline(given)?,
             wanted_tokens: max_tokens,
-            ignored: None,
+            ignored: Vec::new(),
             log: given.log().clone(),
         };
         for name in WITHOUT_EFFECT {
             fields.ignore(name);
         }
-        Ok(Self { ignored: ignored(&fields), ..generation })
+        Ok(Self { ignored: fields.all_unread(), ..generation })
     }
 
     /// Reports log-probabilities, with so many alternatives per token.
@@ -299,7 +301,7 @@ impl Generation {
             return Err(ApiError::unknown_model(name, state.model_id()));
         }
         let engine = state.working_engine()?.clone();
-        let tokenizer = engine.model().tokenizer.clone();
+        let (tokenizer, fingerprint) = (engine.model().tokenizer.clone(), engine.model().fingerprint.clone());
         let generation = self.clone();
         // Tokenizing a long text takes a while, and this thread serves others.
         let submitted = tokio::task::spawn_blocking(move || {
@@ -316,7 +318,7 @@ impl Generation {
             object: "",
             created: unix_seconds(),
             model: state.model_id().to_owned(),
-            system_fingerprint: None,
+            system_fingerprint: fingerprint,
         };
         self.log.work(|work| {
             (work.id, work.model) = (Some(head.id.clone()), Some(head.model.clone()));
@@ -357,7 +359,13 @@ impl Generation {
 
     /// Puts what the client should know besides into the answer's headers.
     pub(crate) fn remark(&self, response: Response) -> Response {
-        remark(self.ignored.clone(), response)
+        remark(in_a_header(self.ignored.clone()), response)
+    }
+
+    /// Tells of more that nobody reads.
+    pub(crate) fn ignoring(mut self, paths: impl IntoIterator<Item = String>) -> Self {
+        self.ignored.extend(paths);
+        self
     }
 
     fn asked(&self) -> Asked {
@@ -592,13 +600,18 @@ pub(crate) fn remark(ignored: Option<HeaderValue>, mut response: Response) -> Re
     response
 }
 
-/// The names of the fields that were not read, for a header: what is not plain in one is percent-encoded.
+/// The paths of what was not read, for a header.
 pub(crate) fn ignored(fields: &Fields) -> Option<HeaderValue> {
-    let mut names: Vec<&str> = fields.names().filter(|name| !WITHOUT_EFFECT.contains(name)).collect();
+    in_a_header(fields.all_unread())
+}
+
+/// Names for a header: what is not plain in one is percent-encoded.
+fn in_a_header(mut names: Vec<String>) -> Option<HeaderValue> {
+    names.retain(|name| !WITHOUT_EFFECT.contains(&name.as_str()));
     names.sort_unstable();
     let names = names.into_iter().map(|name| {
         let encoded = name.bytes().map(|byte| match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'-' | b'.' => char::from(byte).to_string(),
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'-' | b'.' | b'[' | b']' => char::from(byte).to_string(),
             other => format!("%{other:02X}"),
         });
         encoded.collect::<String>()

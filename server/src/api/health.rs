@@ -18,6 +18,7 @@ pub(crate) const HEALTH: Operation = Operation {
     answer: Answer::Json(answer::<Health>),
     refusals: &[503],
     access: Access::Open,
+    links: &[],
 };
 
 /// How `/openapi.json` tells of it.
@@ -27,6 +28,7 @@ pub(crate) const READY: Operation = Operation {
     answer: Answer::Json(answer::<Health>),
     refusals: &[503],
     access: Access::Open,
+    links: &[],
 };
 
 /// How it is.

@@ -19,6 +19,7 @@ pub(crate) const METRICS: Operation = Operation {
     answer: Answer::Text("text/plain"),
     refusals: &[503],
     access: Access::Open,
+    links: &[],
 };
 
 /// All metrics; 503 while the model is loading.

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::{
     error::ApiError,
-    openapi::{Access, Answer, Operation, Request, answer},
+    openapi::{Access, Answer, Link, Operation, Place, Request, answer},
     state::AppState,
 };
 
@@ -47,6 +47,7 @@ pub(crate) const LIST: Operation = Operation {
     answer: Answer::Json(answer::<ModelList>),
     refusals: &[503],
     access: Access::WithKey,
+    links: &[Link { name: "Model", to: "/v1/models/{*id}", place: Place::Path, param: "id", from: "/data/0/id" }],
 };
 
 /// How `/openapi.json` tells of it.
@@ -56,6 +57,7 @@ pub(crate) const GET: Operation = Operation {
     answer: Answer::Json(answer::<Model>),
     refusals: &[404, 503],
     access: Access::WithKey,
+    links: &[],
 };
 
 /// All models: one.

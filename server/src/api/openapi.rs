@@ -26,6 +26,29 @@ pub(crate) struct Operation {
     /// Statuses beside 200 that it may answer with.
     pub(crate) refusals: &'static [u16],
     pub(crate) access: Access,
+    /// What its answer can be asked with next.
+    pub(crate) links: &'static [Link],
+}
+
+/// A value of an answer that is a parameter elsewhere.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Link {
+    pub(crate) name: &'static str,
+    /// The other endpoint's path, as the table of routes has it.
+    pub(crate) to: &'static str,
+    /// Where its parameter is.
+    pub(crate) place: Place,
+    pub(crate) param: &'static str,
+    /// The value, as a JSON pointer into the answer.
+    pub(crate) from: &'static str,
+}
+
+/// Where a parameter is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place {
+    Path,
+    /// Alone in it.
+    Body,
 }
 
 /// What is sent.
@@ -90,7 +113,7 @@ fn document(state: &AppState) -> Result<Value, ApiError> {
             described["responses"]["401"] = refusal(401, &envelope);
         }
         if let Some(properties) = described.pointer_mut("/requestBody/content/application~1json/schema/properties") {
-            explain(properties, &meanings, &Place { path: route.path, within: "" });
+            explain(properties, &meanings, &Explained { path: route.path, within: "" });
         }
         let method = if matches!(operation.request, Request::Body(_)) { "post" } else { "get" };
         paths.insert(route.path.replace("{*id}", "{id}"), json!({ method: described }));
@@ -130,6 +153,10 @@ impl Operation {
         for &status in self.refusals {
             responses[status.to_string()] = refusal(status, envelope);
         }
+        if !self.links.is_empty() {
+            let links = self.links.iter().map(|link| (link.name.to_owned(), link.describe()));
+            responses["200"]["links"] = links.collect::<Map<_, _>>().into();
+        }
         let mut described = json!({ "summary": self.summary, "responses": responses });
         match self.request {
             Request::Nothing => {}
@@ -149,6 +176,17 @@ impl Operation {
             }
         }
         Ok(described)
+    }
+}
+
+impl Link {
+    fn describe(&self) -> Value {
+        let value = json!({ self.param: format!("$response.body#{}", self.from) });
+        let place = match self.place {
+            Place::Path => "parameters",
+            Place::Body => "requestBody",
+        };
+        json!({ "operationId": operation_id(self.to), place: value })
     }
 }
 
@@ -175,16 +213,16 @@ fn operation_id(path: &str) -> String {
     words.collect::<Vec<_>>().join("_")
 }
 
-/// Where a parameter is.
+/// The parameters that are explained.
 #[derive(Clone, Copy)]
-struct Place<'a> {
+struct Explained<'a> {
     path: &'a str,
     /// The object that it is part of, with a dot; empty at the top.
     within: &'a str,
 }
 
 /// Adds what each parameter means.
-fn explain(properties: &mut Value, meanings: &BTreeMap<(String, String), String>, place: &Place<'_>) {
+fn explain(properties: &mut Value, meanings: &BTreeMap<(String, String), String>, place: &Explained<'_>) {
     let Some(properties) = properties.as_object_mut() else { return };
     for (name, schema) in properties {
         let full = format!("{}{name}", place.within);
@@ -194,7 +232,7 @@ fn explain(properties: &mut Value, meanings: &BTreeMap<(String, String), String>
             schema["description"] = json!(meaning);
         }
         if let Some(inner) = schema.get_mut("properties") {
-            explain(inner, meanings, &Place { within: &format!("{full}."), ..*place });
+            explain(inner, meanings, &Explained { within: &format!("{full}."), ..*place });
         }
     }
 }

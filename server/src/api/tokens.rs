@@ -1,7 +1,11 @@
 //! `POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`, under vLLM's names, with which lm-eval takes the
 //! server for its tokenizer.
 
-use axum::{Json, extract::State};
+use axum::{
+    Json,
+    extract::State,
+    response::{IntoResponse, Response},
+};
 use hearth_model::{
     TokenId,
     tokenizer::{DecodeOptions, EncodeOptions, SpecialToken},
@@ -14,7 +18,8 @@ use super::{
     conversation::Conversation,
     error::ApiError,
     fields::{Fields, must_be, token_ids},
-    openapi::{Access, Answer, Operation, POST_REFUSALS, Request, answer},
+    generation,
+    openapi::{Access, Answer, Link, Operation, POST_REFUSALS, Place, Request, answer},
     schema::{self, Shape},
     state::AppState,
 };
@@ -96,6 +101,7 @@ pub(crate) const TOKENIZE: Operation = Operation {
     answer: Answer::Json(answer::<Tokens>),
     refusals: POST_REFUSALS,
     access: Access::WithKey,
+    links: &[Link { name: "Detokenize", to: "/detokenize", place: Place::Body, param: "tokens", from: "/tokens" }],
 };
 
 /// How `/openapi.json` tells of it.
@@ -105,6 +111,7 @@ pub(crate) const DETOKENIZE: Operation = Operation {
     answer: Answer::Json(answer::<Text>),
     refusals: POST_REFUSALS,
     access: Access::WithKey,
+    links: &[Link { name: "Tokenize", to: "/tokenize", place: Place::Body, param: "prompt", from: "/prompt" }],
 };
 
 /// How `/openapi.json` tells of it.
@@ -114,6 +121,7 @@ pub(crate) const TOKENIZER_INFO: Operation = Operation {
     answer: Answer::Json(answer::<TokenizerInfo>),
     refusals: &[503],
     access: Access::WithKey,
+    links: &[],
 };
 
 fn describe_tokenize(_: &AppState, shape: &Shape) -> Result<(), ApiError> {
@@ -131,9 +139,9 @@ fn describe_detokenize(_: &AppState, shape: &Shape) -> Result<(), ApiError> {
 }
 
 /// The ids of a prompt or of a conversation, as the generation endpoints would read them.
-pub(crate) async fn tokenize(State(state): State<AppState>, mut fields: Fields) -> Result<Json<Tokens>, ApiError> {
+pub(crate) async fn tokenize(State(state): State<AppState>, mut fields: Fields) -> Result<Response, ApiError> {
     let TokenizeRequest { model: name, returns_strings, source } = TokenizeRequest::from_fields(&mut fields)?;
-    let model = model(&state, name)?;
+    let (model, ignored) = (model(&state, name)?, generation::ignored(&fields));
     // Tokenizing a long text takes a while, and this thread serves others.
     let encoded = tokio::task::spawn_blocking(move || {
         let tokens = match source {
@@ -144,25 +152,27 @@ pub(crate) async fn tokenize(State(state): State<AppState>, mut fields: Fields) 
             Source::Conversation(conversation) => conversation.encode(&model)?,
         };
         let strings = || tokens.iter().map(|&id| model.tokenizer.token(id)).collect();
-        Ok(Json(Tokens {
+        Ok::<_, ApiError>(Json(Tokens {
             count: tokens.len(),
             max_model_len: model.limits.max_seq_len,
             token_strs: returns_strings.then(strings),
             tokens,
         }))
     });
-    encoded.await.map_err(|error| ApiError::internal(format!("encoding failed: {error}")))?
+    let encoded = encoded.await.map_err(|error| ApiError::internal(format!("encoding failed: {error}")))??;
+    Ok(generation::remark(ignored, encoded.into_response()))
 }
 
 /// The text of token ids, special tokens included.
-pub(crate) async fn detokenize(State(state): State<AppState>, mut fields: Fields) -> Result<Json<Text>, ApiError> {
+pub(crate) async fn detokenize(State(state): State<AppState>, mut fields: Fields) -> Result<Response, ApiError> {
     let DetokenizeRequest { model: name, ids, options } = DetokenizeRequest::from_fields(&mut fields)?;
-    let model = model(&state, name)?;
+    let (model, ignored) = (model(&state, name)?, generation::ignored(&fields));
     let vocab_size = model.limits.vocab_size;
     if let Some(id) = ids.iter().find(|id| **id as usize >= vocab_size) {
         return Err(ApiError::invalid("tokens", format!("`tokens` must hold token ids below {vocab_size}, got {id}")));
     }
-    Ok(Json(Text { prompt: model.tokenizer.decode(&ids, options) }))
+    let text = Text { prompt: model.tokenizer.decode(&ids, options) };
+    Ok(generation::remark(ignored, Json(text).into_response()))
 }
 
 /// The special tokens and the chat template.

@@ -28,7 +28,7 @@ pub(crate) struct GenerateArgs {
     #[command(flatten)]
     model: ModelConfig,
     /// Most tokens to generate
-    #[arg(long, value_name = "TOKENS", default_value_t = 128)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 128, allow_negative_numbers = true)]
     max_tokens: usize,
     /// Text that ends the generation and is cut off; may be given several times
     #[arg(long, value_name = "TEXT")]
@@ -44,8 +44,8 @@ struct SamplingArgs {
     /// Divides the logits; 0 always takes the most likely token
     #[arg(long, default_value_t = SamplingParams::default().temperature, allow_negative_numbers = true)]
     temperature: f32,
-    /// Keep this many of the most likely tokens; 0 keeps all
-    #[arg(long, default_value_t = SamplingParams::default().top_k)]
+    /// Keep this many of the most likely tokens; 0 and -1 keep all
+    #[arg(long, default_value_t = SamplingParams::default().top_k, allow_negative_numbers = true, value_parser = top_k)]
     top_k: usize,
     /// Keep the fewest tokens whose probabilities reach this sum; 1 keeps all
     #[arg(long, default_value_t = SamplingParams::default().top_p, allow_negative_numbers = true)]
@@ -57,8 +57,19 @@ struct SamplingArgs {
     #[arg(long, default_value_t = SamplingParams::default().repetition_penalty, allow_negative_numbers = true)]
     repetition_penalty: f32,
     /// Equal seeds draw equal texts [default: another one each time]
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true, value_parser = seed)]
     seed: Option<u64>,
+}
+
+/// As in the API, -1 is off.
+fn top_k(given: &str) -> Result<usize, String> {
+    if given == "-1" { Ok(0) } else { given.parse().map_err(|_| "must be a whole number from -1".to_owned()) }
+}
+
+/// As in the API, seeds may be negative.
+fn seed(given: &str) -> Result<u64, String> {
+    let negative = || given.parse::<i64>().map(i64::cast_unsigned);
+    given.parse().or_else(|_| negative()).map_err(|_| "must be a whole number of 64 bits".to_owned())
 }
 
 impl From<SamplingArgs> for SamplingParams {

@@ -1,6 +1,7 @@
 //! The command line: one file per subcommand, each with its arguments and `run`.
 
 mod bench;
+mod bench_grammars;
 mod doctor;
 mod generate;
 mod perplexity;
@@ -8,12 +9,12 @@ mod quantize;
 mod serve;
 
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     io::{self, IsTerminal},
 };
 
 use anyhow::Context;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, builder::Resettable};
 use tracing_subscriber::EnvFilter;
 
 use crate::config::LogFormat;
@@ -48,7 +49,9 @@ impl Cli {
     /// Reads the process's command line and environment. Ends the process where that makes no sense (exit code 2) or
     /// help is asked for.
     pub fn from_env() -> Self {
-        Self::parse_from(with_subcommand(std::env::args_os().collect()))
+        let command = without_empty_variables(Self::command());
+        let matches = command.get_matches_from(with_subcommand(std::env::args_os().collect()));
+        Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }
 
     /// Does what was asked.
@@ -85,6 +88,14 @@ impl Cli {
     }
 }
 
+/// A variable that is set to nothing says nothing, as it comes from compose files.
+fn without_empty_variables(command: clap::Command) -> clap::Command {
+    let says_nothing = |name: &OsStr| std::env::var_os(name).is_some_and(|value| value.is_empty());
+    let command =
+        command.mut_args(|arg| if arg.get_env().is_some_and(says_nothing) { arg.env(Resettable::Reset) } else { arg });
+    command.mut_subcommands(without_empty_variables)
+}
+
 /// `hearth` with nothing but flags serves.
 fn with_subcommand(mut args: Vec<OsString>) -> Vec<OsString> {
     let serves = match args.get(1).and_then(|arg| arg.to_str()) {
@@ -119,8 +130,6 @@ fn log_to_stderr(default: &str, format: LogFormat) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
-
-    use clap::CommandFactory;
 
     use super::*;
 

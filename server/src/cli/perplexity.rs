@@ -18,6 +18,9 @@ use serde::Serialize;
 
 use crate::config::ModelConfig;
 
+/// Tokens of a window where nothing is said, llama.cpp's default.
+const DEFAULT_CONTEXT: usize = 512;
+
 /// Rows whose logits are held at once; a row is the whole vocabulary.
 const LOGIT_ROWS: usize = 64;
 
@@ -28,9 +31,10 @@ pub(crate) struct PerplexityArgs {
     text: PathBuf,
     #[command(flatten)]
     model: ModelConfig,
-    /// Tokens of the windows that the text is cut into; the second half of each is predicted
-    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
-    context: usize,
+    /// Tokens of the windows that the text is cut into; the second half of each is predicted [default: 512, or the model's
+    /// context if that is shorter]
+    #[arg(long, value_name = "TOKENS")]
+    context: Option<usize>,
 }
 
 #[derive(Debug, Serialize)]
@@ -48,27 +52,25 @@ struct Report {
 #[expect(clippy::print_stdout, reason = "the result of the command")]
 pub(crate) fn run(args: PerplexityArgs) -> anyhow::Result<()> {
     let text = std::fs::read_to_string(&args.text).with_context(|| format!("cannot read `{}`", args.text.display()))?;
+    anyhow::ensure!(!text.is_empty(), "`{}` is empty", args.text.display());
     let model = args.model.load()?;
     let limit = model.gpt.config().max_seq_len;
-    anyhow::ensure!(
-        (4..=limit).contains(&args.context),
-        "`--context` must be in 4..={limit} for this model, got {}",
-        args.context
-    );
+    let context = args.context.unwrap_or(DEFAULT_CONTEXT.min(limit));
+    anyhow::ensure!((4..=limit).contains(&context), "`--context` must be in 4..={limit} for this model, got {context}");
     let ids = model.tokenizer.encode(&text, EncodeOptions::TEXT)?;
-    let windows = ids.chunks_exact(args.context);
+    let windows = ids.chunks_exact(context);
     anyhow::ensure!(
         windows.len() > 0,
         "`{}` has {} tokens, fewer than one window of {}\nhint: a longer text, or a smaller `--context`",
         args.text.display(),
         ids.len(),
-        args.context
+        context
     );
     let (n_windows, mut total) = (windows.len(), 0.0);
     for window in windows {
         total += window_loss(&model.gpt, window)?;
     }
-    let n_predicted = n_windows * (args.context - args.context / 2 - 1);
+    let n_predicted = n_windows * (context - context / 2 - 1);
     let loss = total / n_predicted as f64;
     let report = Report {
         model: args.model.model_id(),

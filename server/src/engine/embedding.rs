@@ -140,7 +140,7 @@ impl Embedding {
     /// A hidden state is no number.
     pub(crate) fn advance(&mut self, start: usize, hidden: &[f32], d_model: usize) -> Result<bool> {
         if let Some(value) = hidden.iter().find(|value| !value.is_finite()) {
-            return Err(Error::Execution { what: format!("the model gave the hidden state {value}") });
+            return Err(Error::Logits { what: format!("there is a hidden state of {value}") });
         }
         let n_seen = self.pool.n_rows.saturating_sub(start);
         hidden.chunks_exact(d_model).skip(n_seen).for_each(|row| self.pool.add(row));

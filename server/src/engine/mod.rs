@@ -124,6 +124,8 @@ pub struct ServedModel {
     pub eos_token_ids: Vec<TokenId>,
     /// The sampling parameters where a request does not say.
     pub sampling_defaults: SamplingParams,
+    /// A short name of what decides on its answers, for clients: another one says that equal seeds may give others.
+    pub fingerprint: String,
     /// What structured output is compiled with, from its first use on.
     grammars: OnceLock<hearth_model::Result<GrammarCompiler>>,
 }

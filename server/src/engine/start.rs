@@ -8,6 +8,7 @@ use hearth_model::{
     kv_cache::PAGE_SIZE,
     weights::model_dir::LoadedModel,
 };
+use ring::digest::{SHA256, digest};
 use tokio::sync::Semaphore;
 
 use super::{
@@ -32,7 +33,7 @@ pub struct EngineOptions {
     /// Tokens computed in one step, at least `max_batch_size`.
     pub max_batch_tokens: usize,
     /// Tokens whose keys and values are kept, over all sequences. `None`: every running sequence gets a full context,
-    /// as far as 1 GiB holds it, and one sequence even beyond that; on the CPU within half of the memory that is left.
+    /// as far as 1 GiB holds it, and one sequence even beyond that; on the CPU within a quarter of the memory left.
     pub kv_cache_tokens: Option<usize>,
     /// Whether tokens are guessed ahead, and by what.
     pub speculation: Speculation,
@@ -111,14 +112,16 @@ pub(super) struct Prepared {
 pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepared, StartError> {
     let Models { served: loaded, draft } = models;
     let config = loaded.gpt.config().clone();
-    let n_tokens = options.kv_cache_tokens.unwrap_or_else(|| {
-        let available = if loaded.gpt.device() == Device::flex() { memory::available_bytes() } else { None };
-        default_cache_tokens(&config, options.max_batch_size, available)
-    });
+    let available = if loaded.gpt.device() == Device::flex() { memory::available_bytes() } else { None };
+    let n_tokens = match options.kv_cache_tokens {
+        Some(n_tokens) => affordable(n_tokens, &config, available)?,
+        None => default_cache_tokens(&config, options.max_batch_size, available),
+    };
     let n_pages = n_tokens.div_ceil(PAGE_SIZE);
     let limits = Limits { max_batch_size: options.max_batch_size, max_batch_tokens: options.max_batch_tokens };
-    let speculator = speculator(&loaded, draft, options, n_pages)?;
+    let speculator = speculator(&loaded, draft, options.speculation, n_pages)?;
     let model = ServedModel {
+        fingerprint: fingerprint(&loaded),
         limits: ModelLimits {
             vocab_size: config.vocab_size,
             max_seq_len: config.max_seq_len.min(n_pages * PAGE_SIZE),
@@ -137,13 +140,22 @@ pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
     Ok(Prepared { model, runner, speculator, limits })
 }
 
+/// Of the program's version, the architecture, how weights are held and where. Weights themselves are too many to be read
+/// for it; the model's name stands for them.
+fn fingerprint(loaded: &LoadedModel) -> String {
+    let gpt = &loaded.gpt;
+    let (version, dtype, device) = (env!("CARGO_PKG_VERSION"), gpt.dtype(), gpt.device());
+    let digest = digest(&SHA256, format!("{version} {dtype} {device:?} {:?}", gpt.config()).as_bytes());
+    let hex: String = digest.as_ref().iter().take(5).map(|byte| format!("{byte:02x}")).collect();
+    format!("fp_{hex}")
+}
+
 fn speculator(
     served: &LoadedModel,
     draft: Option<LoadedModel>,
-    options: &EngineOptions,
+    speculation: Speculation,
     n_pages: usize,
 ) -> Result<Option<Speculator>, StartError> {
-    let speculation = options.speculation;
     let refuse = |what: String| Err(StartError::Options(what));
     if speculation != Speculation::Off
         && let Positions::Rope(Rope { scaling: RopeScaling::Dynamic { .. }, .. }) = served.gpt.config().positions
@@ -163,29 +175,49 @@ fn speculator(
                 ));
             }
             let max_seq_len = draft.gpt.config().max_seq_len;
-            let mut runner = Runner::new(draft.gpt, n_pages);
-            runner.warm_up(options.max_batch_tokens)?;
+            let runner = Runner::new(draft.gpt, n_pages);
             Ok(Some(Speculator::by_draft_model(runner, max_seq_len, n_tokens)))
         }
     }
 }
 
+/// Refuses a cache that cannot be had.
+fn affordable(n_tokens: usize, config: &GptConfig, available_bytes: Option<u64>) -> Result<usize, StartError> {
+    let n_bytes = n_tokens as u128 * config.kv_bytes_per_token(size_of::<f32>()) as u128;
+    // No memory is larger than an address can tell.
+    let most = available_bytes.unwrap_or(isize::MAX as u64);
+    if n_bytes <= u128::from(most) {
+        return Ok(n_tokens);
+    }
+    let gib = |n_bytes: u128| n_bytes as f64 / f64::from(1 << 30);
+    Err(StartError::Options(format!(
+        "`--kv-cache-tokens` {n_tokens} takes {:.1} GiB of keys and values, and {:.1} GiB of memory are left",
+        gib(n_bytes),
+        gib(most.into())
+    )))
+}
+
 /// Enough for every running sequence to get a full context, within [`DEFAULT_CACHE_BYTES`]; one full context even beyond
-/// that; on the CPU never more than half of the memory that is left.
+/// that; on the CPU never more than a quarter of the memory that is left.
 fn default_cache_tokens(config: &GptConfig, max_batch_size: usize, available_bytes: Option<u64>) -> usize {
     let context = config.max_seq_len;
     let held_by = |n_bytes: usize| n_bytes / config.kv_bytes_per_token(size_of::<f32>()).max(1);
     let wanted = context.saturating_mul(max_batch_size).min(held_by(DEFAULT_CACHE_BYTES).max(context));
     let Some(available) = available_bytes else { return wanted };
-    let affordable = held_by(usize::try_from(available / 2).unwrap_or(usize::MAX)).max(PAGE_SIZE);
+    let affordable = held_by(usize::try_from(available / 4).unwrap_or(usize::MAX)).max(PAGE_SIZE);
     if affordable < context {
-        tracing::warn!("memory holds a context of {affordable} tokens, the model could have {context}");
+        tracing::warn!(
+            "the KV cache has room for {affordable} tokens within a quarter of the memory left, the model could have \
+             {context} (`--kv-cache-tokens` says otherwise)"
+        );
     }
     wanted.min(affordable)
 }
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
     use hearth_model::config::Sizes;
 
     use super::*;
@@ -200,11 +232,24 @@ mod tests {
         let gib = 1 << 30;
         assert_eq!(default_cache_tokens(&config, 4, Some(16 * gib)), 4000, "no more than can be used");
         assert_eq!(default_cache_tokens(&config, 4000, Some(16 * gib)), 524_288, "1 GiB");
-        assert_eq!(default_cache_tokens(&config, 4000, Some(gib)), 262_144, "half of what is left");
+        assert_eq!(default_cache_tokens(&config, 4000, Some(2 * gib)), 262_144, "a quarter of what is left");
         let long = GptConfig { max_seq_len: 1_000_000, ..config };
         assert_eq!(default_cache_tokens(&long, 4, Some(16 * gib)), 1_000_000, "one context");
         assert_eq!(default_cache_tokens(&long, 4, None), 1_000_000);
-        assert_eq!(default_cache_tokens(&long, 4, Some(2 * gib)), 524_288, "a part of one");
+        assert_eq!(default_cache_tokens(&long, 4, Some(4 * gib)), 524_288, "a part of one");
         assert_eq!(default_cache_tokens(&long, 4, Some(0)), 16);
+    }
+    #[test]
+    fn a_cache_beyond_all_memory_is_refused_with_the_numbers() {
+        let sizes =
+            Sizes { vocab_size: 8, max_seq_len: 1000, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 256, d_ff: 64 };
+        let config = GptConfig::llama(sizes);
+        assert_eq!(affordable(524_288, &config, Some(1 << 30)).unwrap(), 524_288);
+        let message = affordable(524_289, &config, Some(1 << 30)).unwrap_err().to_string();
+        assert_eq!(
+            message,
+            "`--kv-cache-tokens` 524289 takes 1.0 GiB of keys and values, and 1.0 GiB of memory are left"
+        );
+        assert!(affordable(usize::MAX, &config, None).is_err());
     }
 }

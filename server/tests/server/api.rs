@@ -24,7 +24,8 @@ async fn a_completion_has_openais_shape() {
     assert!(answer["created"].as_u64().unwrap() > 1_700_000_000);
     assert_eq!(answer["object"], "text_completion");
     assert_eq!(answer["model"], MODEL);
-    assert_eq!(answer["system_fingerprint"], Value::Null);
+    let fingerprint = answer["system_fingerprint"].as_str().unwrap();
+    assert!(fingerprint.starts_with("fp_") && fingerprint.len() == 13, "{fingerprint}");
     assert_eq!(answer["choices"].as_array().unwrap().len(), 1);
     let choice = &answer["choices"][0];
     assert_eq!(

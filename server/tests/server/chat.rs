@@ -246,6 +246,26 @@ async fn fields_that_nobody_reads_are_told() {
         json!({ "messages": user("x"), "max_tokens": 1, "user": "me", "brand_new": 1, "caf\u{e9}\n": null, "x,y": 2 });
     let answer = server.post_to(CHAT, body.to_string()).await;
     assert_eq!(answer.header("x-ignored-params"), "brand_new, caf%C3%A9%0A, x%2Cy");
+    let message = json!({
+        "role": "user", "name": "me", "mood": "good",
+        "content": [{ "type": "text", "text": "x" }, { "type": "text", "text": "y", "cache_control": {} }],
+    });
+    let within = json!({
+        "messages": [message], "max_tokens": 1, "stream_options": { "include_usage": true, "foo": 1 },
+        "response_format": { "type": "json_schema", "foo": 2, "json_schema": { "name": "x", "schema": {}, "foo": 3 } },
+        "chat_template_kwargs": { "anything": 1 },
+    });
+    let answer = server.post_to(CHAT, within.to_string()).await;
+    assert_eq!(
+        answer.header("x-ignored-params"),
+        "messages[0].content[1].cache_control, messages[0].mood, response_format.foo, response_format.json_schema.foo, \
+         stream_options.foo"
+    );
+    for (path, body) in
+        [("/tokenize", json!({ "prompt": "x", "foo": 1 })), ("/detokenize", json!({ "tokens": [1], "foo": 1 }))]
+    {
+        assert_eq!(server.post_to(path, body.to_string()).await.header("x-ignored-params"), "foo");
+    }
     let plain = server.post(json!({ "prompt": "x", "max_tokens": 1, "user": "me" }).to_string()).await;
     assert_eq!(plain.header("x-ignored-params"), "");
     let mut many = json!({ "prompt": "x", "max_tokens": 1, "stream": true });

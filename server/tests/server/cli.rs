@@ -171,6 +171,21 @@ fn perplexity_is_what_its_definition_says() {
 }
 
 #[test]
+fn bench_measures_the_masks_of_grammars() {
+    let dir = model_dir();
+    let output = run(&["bench", "--grammars", "--device", "cpu", "--model", path(dir.path())]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let report: Value = serde_json::from_str(stdout(&output).lines().last().unwrap()).unwrap();
+    let grammars = report["grammars"].as_array().unwrap();
+    assert_eq!(grammars.len(), 4);
+    for measured in grammars {
+        let number = |name: &str| measured[name].as_f64().unwrap();
+        assert!(number("n_tokens") > 0.0 && number("mean_mask_us") > 0.0 && number("compile_ms") > 0.0, "{measured}");
+        assert!(number("mean_mask_us") <= number("worst_mask_us") && number("mean_step_us") > 0.0, "{measured}");
+    }
+}
+
+#[test]
 fn doctor_reports_and_fails_for_a_device_that_is_not_there() {
     let output = run(&["doctor", "--device", "cpu"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));

@@ -189,3 +189,25 @@ async fn the_document_is_whole() {
         assert_eq!(server.get(path).await.status, StatusCode::OK);
     }
 }
+
+#[tokio::test]
+async fn links_lead_to_what_there_is() {
+    let server = Server::start();
+    let document = document(&server).await;
+    let operations: Vec<&Value> = document["paths"].as_object().unwrap().values().collect();
+    let links: Vec<&Value> = operations.iter().flat_map(|path| path.as_object().unwrap().values()).collect();
+    let links = links.iter().filter_map(|operation| operation.pointer("/responses/200/links")?.as_object());
+    let links: Vec<&Value> = links.flat_map(|links| links.values()).collect();
+    assert_eq!(links.len(), 5, "{links:?}");
+    for link in links {
+        let target = operations.iter().flat_map(|path| path.as_object().unwrap().values());
+        let target = target.into_iter().find(|operation| operation["operationId"] == link["operationId"]);
+        let target = target.unwrap_or_else(|| panic!("{link} leads nowhere"));
+        if let Some(body) = link["requestBody"].as_object() {
+            let known = &target["requestBody"]["content"]["application/json"]["schema"]["properties"];
+            assert!(body.keys().all(|name| known.get(name).is_some()), "{link}");
+        } else {
+            assert_eq!(link["parameters"], json!({ "id": "$response.body#/data/0/id" }));
+        }
+    }
+}

@@ -278,7 +278,10 @@ mod avx512 {
         array,
     };
 
-    use super::*;
+    use super::{super::fetch::fetch, *};
+
+    /// Pages between values that are mixed and those that are fetched meanwhile.
+    const AHEAD: usize = 2;
 
     #[target_feature(enable = "avx512f,fma")]
     pub(super) unsafe fn mix(queries: &[Query<'_>], task: &Task<'_>, pools: &Pools<'_>, target: &Target) {
@@ -324,6 +327,13 @@ mod avx512 {
             };
             tile += together;
         }
+        // The first values are on their way while weights are made of the scores.
+        for tile in tiles.clone().take(AHEAD) {
+            for lane in 0..LANES {
+                let row = value_row(pools, task.page(tile) * LANES + lane, task.kv_head);
+                row.iter().step_by(LANES).for_each(|value| fetch(value));
+            }
+        }
         let totals: [f32; N] = array::from_fn(|n| {
             softmax::<true>(&mut scores[n * width..][..width], first, queries[n], pools.options.scale as f32)
         });
@@ -357,10 +367,14 @@ mod avx512 {
         // The slices' lengths are checked here, once.
         let lines: [&[f32]; T] = array::from_fn(|t| key_lines(pools, task.page(tile + t), task.kv_head));
         let values: [&[f32]; N] = array::from_fn(|n| &queries[n].values[..head_dim]);
+        // The next ones are fetched meanwhile; behind the last, the last once more.
+        let last = tiles(&task.sees(pools.options)).end - 1;
+        let next: [&[f32]; T] = array::from_fn(|t| key_lines(pools, task.page((tile + T + t).min(last)), task.kv_head));
         let mut sums = [[_mm512_setzero_ps(); T]; N];
         for dim in 0..head_dim {
             // SAFETY: `lines` have `head_dim` lines of 16, and `values` have `head_dim` values.
             let keys: [_; T] = array::from_fn(|t| unsafe { _mm512_loadu_ps(lines[t].as_ptr().add(dim * LANES)) });
+            next.iter().for_each(|next| fetch(next.as_ptr().wrapping_add(dim * LANES)));
             for (sums, values) in sums.iter_mut().zip(&values) {
                 let q = _mm512_set1_ps(unsafe { *values.get_unchecked(dim) });
                 for (sum, keys) in sums.iter_mut().zip(keys) {
@@ -396,16 +410,19 @@ mod avx512 {
         let AttentionOptions { n_kv_heads, head_dim, .. } = *pools.options;
         let sees = task.sees(pools.options);
         let tiles = tiles(&sees);
-        let first = tiles.start * LANES;
+        let (first, last) = (tiles.start * LANES, tiles.end - 1);
+        let page_len = LANES * n_kv_heads * head_dim;
+        let page_values = |page: usize| &pools.values[page * page_len..][..page_len];
         // The slices' lengths are checked here and once for each page.
         let weights: [&[f32]; N] = array::from_fn(|n| &scores[n * width..][..tiles.len() * LANES]);
         let mut sums = [[_mm512_setzero_ps(); C]; N];
         for tile in tiles {
-            let page =
-                &pools.values[task.page(tile) * LANES * n_kv_heads * head_dim..][..LANES * n_kv_heads * head_dim];
+            let page = page_values(task.page(tile));
+            let next = page_values(task.page((tile + AHEAD).min(last)));
             let positions = sees.start.max(tile * LANES)..sees.end.min((tile + 1) * LANES);
             for position in positions {
                 let row = ((position % LANES) * n_kv_heads + task.kv_head) * head_dim + from;
+                (0..C).for_each(|c| fetch(next.as_ptr().wrapping_add(row + c * LANES)));
                 // SAFETY: `row` and the `n_dims` values behind it are within the page; the mask leaves out what is
                 // beyond them. `position - first` is below the number of tiles times their length.
                 unsafe {

@@ -9,6 +9,7 @@
 //! One thread at a time leads; another that calls meanwhile does its work alone. There is one crew for the process, as
 //! there is one set of cores.
 
+use super::foresight::{Foresight, Reading};
 use std::{
     any::Any,
     hint::spin_loop,
@@ -39,18 +40,26 @@ const LEADER_LOOKS: usize = 2000;
 /// Runs `run` for each number in `0..n_pieces`, shared out over the threads, and returns when all have ended. Which
 /// thread runs which is left open, so the result must not depend on it.
 pub(super) fn share<F: Fn(usize) + Sync>(n_pieces: usize, run: F) {
+    share_reading(Reading::default(), n_pieces, run);
+}
+
+/// The same, where the pieces in their order read `reading` from front to back, as they do again in the next pass.
+pub(super) fn share_reading<F: Fn(usize) + Sync>(reading: Reading, n_pieces: usize, run: F) {
     let crew = crew();
     let alone = || (0..n_pieces).for_each(&run);
     if crew.helpers.is_empty() || n_pieces < 2 {
         return alone();
     }
+    let lead = |foresight: &mut Foresight| {
+        let is_read_again = reading != Reading::default();
+        let next = if is_read_again { foresight.after(reading) } else { None };
+        crew.board.next_reading.store(next.unwrap_or_default());
+        crew.lead(n_pieces, &run);
+    };
     match crew.board.leader.try_lock() {
-        Ok(_leading) => crew.lead(n_pieces, &run),
+        Ok(mut foresight) => lead(&mut foresight),
         // A panic in a piece of work leaves nothing behind.
-        Err(TryLockError::Poisoned(leading)) => {
-            let _leading = leading.into_inner();
-            crew.lead(n_pieces, &run);
-        }
+        Err(TryLockError::Poisoned(foresight)) => lead(&mut foresight.into_inner()),
         // Another thread leads.
         Err(TryLockError::WouldBlock) => alone(),
     }
@@ -68,7 +77,9 @@ struct Crew {
 
 /// Where the leader puts up work.
 struct Board {
-    leader: Mutex<()>,
+    leader: Mutex<Foresight>,
+    /// What the job after this one is likely to read.
+    next_reading: NextReading,
     /// For each thread's range of pieces: the number of the job, and in the low half the next piece that nobody has
     /// claimed. One number, so that a piece is claimed of the very job that was looked at. The first is the leader's.
     next: Box<[Line<AtomicU64>]>,
@@ -87,6 +98,27 @@ struct Board {
 #[derive(Default)]
 #[repr(align(128))]
 struct Line<T>(T);
+
+/// A [`Reading`] for all threads to see. One that is put together of two does no harm: nothing is read by it.
+#[derive(Default)]
+struct NextReading {
+    start: AtomicUsize,
+    len: AtomicUsize,
+    n_parts: AtomicUsize,
+}
+
+impl NextReading {
+    fn store(&self, reading: Reading) {
+        self.start.store(reading.start, Relaxed);
+        self.len.store(reading.len, Relaxed);
+        self.n_parts.store(reading.n_parts, Relaxed);
+    }
+
+    fn load(&self) -> Reading {
+        let [start, len, n_parts] = [&self.start, &self.len, &self.n_parts].map(|number| number.load(Relaxed));
+        Reading { start, len, n_parts }
+    }
+}
 
 /// The place in [`Board::next`] of whoever leads.
 const LEADER: usize = 0;
@@ -212,7 +244,8 @@ struct Piece {
 impl Board {
     fn new(n_threads: usize) -> Self {
         Self {
-            leader: Mutex::default(),
+            leader: Mutex::new(Foresight::new()),
+            next_reading: NextReading::default(),
             next: (0..n_threads).map(|_| Line(AtomicU64::new(CLOSED))).collect(),
             n_done: Line::default(),
             n_asleep: Line::default(),
@@ -260,6 +293,7 @@ impl Board {
                 self.run(&piece);
                 self.n_done.0.fetch_add(1, Release);
             }
+            self.next_reading.load().fetch(thread, self.next.len(), || self.job(Relaxed) != seen);
             self.wait_for_other_than(seen);
         }
     }

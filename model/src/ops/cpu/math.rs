@@ -13,14 +13,16 @@ pub(super) fn exp<const FUSED: bool>(x: f32) -> f32 {
     // Adding and subtracting 1.5 * 2^23 rounds to the nearest whole number.
     const ROUND: f32 = 12_582_912.0;
     let clamped = x.clamp(-87.3, 88.7);
-    let n = multiply_add::<FUSED>(clamped, std::f32::consts::LOG2_E, ROUND) - ROUND;
+    let rounded = multiply_add::<FUSED>(clamped, std::f32::consts::LOG2_E, ROUND);
+    let n = rounded - ROUND;
     let r = multiply_add::<FUSED>(n, -LN2_LOW, multiply_add::<FUSED>(n, -LN2_HIGH, clamped));
     let mut series = 1.0 / 720.0;
     for coefficient in [1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
         series = multiply_add::<FUSED>(series, r, coefficient);
     }
-    // n is in -126..=128; 128 is the exponent field of infinity.
-    let power = f32::from_bits(((n as i32 + 127) << 23) as u32);
+    // n is in -126..=128; 128 is the exponent field of infinity. The lowest bits of `rounded` are those of n: a
+    // conversion, which saturates, would be done value by value.
+    let power = f32::from_bits(rounded.to_bits().wrapping_add(127) << 23);
     if x < -87.3 { 0.0 } else { series * power }
 }
 

@@ -8,6 +8,8 @@ use std::ops::Range;
 
 use half::f16;
 
+#[cfg(target_arch = "x86_64")]
+use super::fetch::fetch_ahead;
 use super::{
     BASELINE_IS_FUSED, Isa,
     crew::{self, SharedMut},
@@ -93,7 +95,8 @@ pub(super) fn linear_into(x: &[f32], weight: &Panels, bias: Option<&[f32]>, stor
         let most = (weight.n_bytes() / PIECE_BYTES).max(crew::n_threads());
         let n_pieces = n_panels.min(crew::n_threads() * PIECES_PER_THREAD).min(most);
         let piece = |n: usize| n_panels * n / n_pieces;
-        crew::share(n_pieces, |n| run(piece(n)..piece(n + 1)));
+        let n_parts = if matches!(store, Store::Gated(_)) { 2 } else { 1 };
+        crew::share_reading(weight.reading(n_parts), n_pieces, |n| run(piece(n)..piece(n + 1)));
     } else {
         run(0..n_panels);
     }
@@ -152,11 +155,15 @@ fn multiply_panel(input: &Input<'_>, weight: &Panels, panel: usize, mut store: i
     match (&weight.values, input) {
         (PanelValues::F32(lines), Input::Exact(x)) => {
             let lines = &lines[panel * d_in * PANEL / 16..][..d_in * PANEL / 16];
-            each_block(x, d_in, |first, block| multiply_block(block, lines, d_in, |n, sums| store(first + n, sums)));
+            each_block(x, d_in, |first, block| {
+                multiply_block(block, lines, d_in, first == 0, |n, sums| store(first + n, sums));
+            });
         }
         (PanelValues::F16(lines), Input::Exact(x)) => {
             let lines = &lines[panel * d_in * PANEL / 32..][..d_in * PANEL / 32];
-            each_block(x, d_in, |first, block| multiply_block(block, lines, d_in, |n, sums| store(first + n, sums)));
+            each_block(x, d_in, |first, block| {
+                multiply_block(block, lines, d_in, first == 0, |n, sums| store(first + n, sums));
+            });
         }
         (PanelValues::Q8(blocks), Input::Rounded(rows)) => {
             let blocks = &blocks[panel * n_blocks..][..n_blocks];
@@ -239,13 +246,20 @@ impl PanelLine for Line<f16, 32> {
     }
 }
 
-/// Up to [`MAX_ROWS`] rows, `block [n, d_in]`, against one panel; `store` is given each row's sums.
-fn multiply_block<L: PanelLine>(block: &[f32], lines: &[L], d_in: usize, store: impl FnMut(usize, &[f32; PANEL])) {
+/// Up to [`MAX_ROWS`] rows, `block [n, d_in]`, against one panel; `store` is given each row's sums. The first block of
+/// rows has the weights fetched from memory, the others find them in a cache.
+fn multiply_block<L: PanelLine>(
+    block: &[f32],
+    lines: &[L],
+    d_in: usize,
+    fetches: bool,
+    store: impl FnMut(usize, &[f32; PANEL]),
+) {
     match isa() {
         #[cfg(target_arch = "x86_64")]
         #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
         // SAFETY: `isa` found the instructions.
-        Isa::Avx512 => unsafe { avx512(block, lines, d_in, store) },
+        Isa::Avx512 => unsafe { avx512(block, lines, d_in, fetches, store) },
         #[cfg(target_arch = "x86_64")]
         #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
         // SAFETY: `isa` found the instructions.
@@ -257,13 +271,19 @@ fn multiply_block<L: PanelLine>(block: &[f32], lines: &[L], d_in: usize, store: 
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
 #[target_feature(enable = "avx512f")]
-unsafe fn avx512<L: PanelLine>(block: &[f32], lines: &[L], d_in: usize, mut store: impl FnMut(usize, &[f32; PANEL])) {
+unsafe fn avx512<L: PanelLine>(
+    block: &[f32],
+    lines: &[L],
+    d_in: usize,
+    fetches: bool,
+    mut store: impl FnMut(usize, &[f32; PANEL]),
+) {
     // One kernel per number of rows: the compiler keeps all sums in registers.
     macro_rules! rows {
         ($($n:literal)*) => {
             match block.len() / d_in {
                 // SAFETY: this function's own target features, and the lengths are checked within.
-                $($n => unsafe { avx512_rows::<L, $n>(block, lines, d_in, &mut store) },)*
+                $($n => unsafe { avx512_rows::<L, $n>(block, lines, d_in, fetches, &mut store) },)*
                 _ => {}
             }
         };
@@ -278,6 +298,7 @@ unsafe fn avx512_rows<L: PanelLine, const N: usize>(
     block: &[f32],
     lines: &[L],
     d_in: usize,
+    fetches: bool,
     store: &mut impl FnMut(usize, &[f32; PANEL]),
 ) {
     use std::arch::x86_64::{_mm512_fmadd_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps};
@@ -286,6 +307,9 @@ unsafe fn avx512_rows<L: PanelLine, const N: usize>(
     for input in 0..d_in {
         // SAFETY: `lines` has `LINES` lines per input, and `block` has `d_in` values per row: asserted above.
         let [left, right] = unsafe { L::load(lines.as_ptr().add(input * L::LINES)) };
+        if fetches {
+            (0..L::LINES).for_each(|line| fetch_ahead(lines.as_ptr().wrapping_add(input * L::LINES + line)));
+        }
         for (row, sums) in sums.iter_mut().enumerate() {
             let x = _mm512_set1_ps(unsafe { *block.get_unchecked(row * d_in + input) });
             sums[0] = _mm512_fmadd_ps(x, left, sums[0]);

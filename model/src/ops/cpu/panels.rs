@@ -3,7 +3,11 @@
 use half::f16;
 use rayon::prelude::*;
 
-use super::quantized::{self, Q4Block, Q8Block};
+use super::{
+    foresight::Reading,
+    huge_pages::Stored,
+    quantized::{self, Q4Block, Q8Block},
+};
 use crate::ops::{BLOCK_SIZE as BLOCK, Dtype, QuantizedBlock, QuantizedMatrix};
 
 /// Rows of the matrix (outputs) that lie side by side.
@@ -12,7 +16,7 @@ pub(super) const PANEL: usize = 32;
 /// A matrix `[d_out, d_in]`, in panels of [`PANEL`] rows: within a panel, the values of all its rows at the first input,
 /// then at the second, and so on. A kernel walks through it in order, 32 outputs at a time, with no sums across lanes.
 /// The last panel is filled up with zeros.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(in crate::ops) struct Panels {
     pub(super) d_out: usize,
     pub(super) d_in: usize,
@@ -20,14 +24,14 @@ pub(in crate::ops) struct Panels {
 }
 
 /// The values of all panels, one panel after the other.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) enum PanelValues {
-    F32(Vec<Line<f32, 16>>),
-    F16(Vec<Line<f16, 32>>),
+    F32(Stored<Line<f32, 16>>),
+    F16(Stored<Line<f16, 32>>),
     /// Not by single inputs but in blocks of 32 of them.
-    Q8(Vec<Q8Block>),
+    Q8(Stored<Q8Block>),
     /// As Q8.
-    Q4(Vec<Q4Block>),
+    Q4(Stored<Q4Block>),
 }
 
 /// A cache line.
@@ -83,10 +87,20 @@ impl Panels {
 
     pub(in crate::ops) fn n_bytes(&self) -> usize {
         match &self.values {
-            PanelValues::F32(lines) => size_of_val(lines.as_slice()),
-            PanelValues::F16(lines) => size_of_val(lines.as_slice()),
-            PanelValues::Q8(blocks) => size_of_val(blocks.as_slice()),
-            PanelValues::Q4(blocks) => size_of_val(blocks.as_slice()),
+            PanelValues::F32(lines) => size_of_val(&**lines),
+            PanelValues::F16(lines) => size_of_val(&**lines),
+            PanelValues::Q8(blocks) => size_of_val(&**blocks),
+            PanelValues::Q4(blocks) => size_of_val(&**blocks),
+        }
+    }
+
+    /// The whole of it, in `n_parts` parts that are read side by side.
+    pub(super) fn reading(&self, n_parts: usize) -> Reading {
+        match &self.values {
+            PanelValues::F32(lines) => Reading::of(lines, n_parts),
+            PanelValues::F16(lines) => Reading::of(lines, n_parts),
+            PanelValues::Q8(blocks) => Reading::of(blocks, n_parts),
+            PanelValues::Q4(blocks) => Reading::of(blocks, n_parts),
         }
     }
 
@@ -114,15 +128,15 @@ fn lay_out<T: Copy + Send + Sync, const N: usize>(
     [d_out, d_in]: [usize; 2],
     zero: T,
     convert: impl Fn(f32) -> T + Sync,
-) -> Vec<Line<T, N>> {
-    let mut lines = vec![Line([zero; N]); d_out.div_ceil(PANEL) * d_in * PANEL / N];
-    lines.par_chunks_mut(d_in * PANEL / N).zip(values.par_chunks(PANEL * d_in)).for_each(|(lines, rows)| {
-        for (lane, row) in rows.chunks_exact(d_in).enumerate() {
-            for (input, &value) in row.iter().enumerate() {
-                let at = input * PANEL + lane;
-                lines[at / N].0[at % N] = convert(value);
+) -> Stored<Line<T, N>> {
+    Stored::new(d_out.div_ceil(PANEL) * d_in * PANEL / N, Line([zero; N]), |lines| {
+        lines.par_chunks_mut(d_in * PANEL / N).zip(values.par_chunks(PANEL * d_in)).for_each(|(lines, rows)| {
+            for (lane, row) in rows.chunks_exact(d_in).enumerate() {
+                for (input, &value) in row.iter().enumerate() {
+                    let at = input * PANEL + lane;
+                    lines[at / N].0[at % N] = convert(value);
+                }
             }
-        }
-    });
-    lines
+        });
+    })
 }

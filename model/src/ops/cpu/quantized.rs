@@ -13,9 +13,12 @@ use std::{array, ops::Range};
 use half::f16;
 use rayon::prelude::*;
 
+#[cfg(target_arch = "x86_64")]
+use super::fetch::fetch_ahead;
 use super::{
     BASELINE_IS_FUSED, Isa,
     crew::{self, SharedMut},
+    huge_pages::Stored,
     isa, multiply_add,
     panels::{Line, PANEL},
     rowwise::for_each_isa,
@@ -26,7 +29,7 @@ use crate::ops::{BLOCK_SIZE as BLOCK, QuantizedBlock, QuantizedMatrix};
 pub(super) const MAX_ROWS: usize = 6;
 
 /// Values of the input below which other threads cost more than they bring.
-const PARALLEL_WORK: usize = 1 << 15;
+const PARALLEL_WORK: usize = 1 << 13;
 const PIECES_PER_THREAD: usize = 4;
 /// 1.5 * 2^23: what is added to it loses its fraction.
 const ROUND: f32 = 12_582_912.0;
@@ -284,7 +287,7 @@ fn search_q4_scale_body<const FUSED: bool>(weights: &[f32; BLOCK], scale: &mut f
 }
 
 /// Rounds `values`, `[d_out, d_in]` in row order, into panels of blocks; filled up with zeros in both directions.
-pub(super) fn lay_out<B: QuantBlock + Send>(values: &[f32], d_out: usize, d_in: usize) -> Vec<B> {
+pub(super) fn lay_out<B: QuantBlock>(values: &[f32], d_out: usize, d_in: usize) -> Stored<B> {
     from_rows(d_out, d_in.div_ceil(BLOCK), |row, number| {
         let inputs = number * BLOCK..d_in.min((number + 1) * BLOCK);
         let mut weights = [0.0; BLOCK];
@@ -294,17 +297,17 @@ pub(super) fn lay_out<B: QuantBlock + Send>(values: &[f32], d_out: usize, d_in: 
 }
 
 /// Lays out a matrix that is rounded already.
-pub(super) fn pack<B: QuantBlock + Send>(matrix: &QuantizedMatrix) -> Vec<B> {
+pub(super) fn pack<B: QuantBlock>(matrix: &QuantizedMatrix) -> Stored<B> {
     let [d_out, d_in] = matrix.dims();
     from_rows(d_out, d_in.div_ceil(BLOCK), |row, number| matrix.row(row)[number])
 }
 
 /// Panels of blocks from a function of row and block.
-fn from_rows<B: QuantBlock + Send>(
+fn from_rows<B: QuantBlock>(
     d_out: usize,
     n_blocks: usize,
     block: impl Fn(usize, usize) -> QuantizedBlock + Sync,
-) -> Vec<B> {
+) -> Stored<B> {
     let zeros = QuantizedBlock { scale: f16::ZERO, values: [0; BLOCK] };
     let packed = |panel: usize, number: usize| {
         B::pack(&array::from_fn(|lane| {
@@ -312,7 +315,9 @@ fn from_rows<B: QuantBlock + Send>(
             if row < d_out { block(row, number) } else { zeros }
         }))
     };
-    (0..d_out.div_ceil(PANEL) * n_blocks).into_par_iter().map(|n| packed(n / n_blocks, n % n_blocks)).collect()
+    Stored::new(d_out.div_ceil(PANEL) * n_blocks, B::pack(&[zeros; PANEL]), |blocks| {
+        blocks.par_iter_mut().enumerate().for_each(|(n, block)| *block = packed(n / n_blocks, n % n_blocks));
+    })
 }
 
 /// The blocks of row `row` of the matrix that `panels` holds, `n_blocks` to a row.
@@ -326,84 +331,76 @@ pub(super) fn unpack_row<B: QuantBlock>(panels: &[B], n_blocks: usize, row: usiz
     panel.iter().map(unpack).collect()
 }
 
-/// Rows of the input, rounded to 8 bits in blocks.
+/// Rows of the input, rounded to 8 bits in blocks. They lie in groups of [`MAX_ROWS`], as kernels take them: in each, the
+/// first blocks of all its rows, then the second ones, and so on.
 pub(super) struct QuantRows {
+    n_rows: usize,
     n_blocks: usize,
-    /// Four signed bytes to a number, the first lowest, as they are broadcast.
-    values: Vec<[i32; BLOCK / 4]>,
-    scales: Vec<f32>,
-    sums: Vec<i32>,
+    blocks: Vec<RoundedBlock>,
 }
 
 impl QuantRows {
     /// Rounds `x`, rows of `d_in` values.
     pub(super) fn new(x: &[f32], d_in: usize) -> Self {
-        let n_blocks = d_in.div_ceil(BLOCK);
-        let n_rows = x.len() / d_in;
-        let n = n_rows * n_blocks;
-        let mut rows = Self { n_blocks, values: vec![[0; BLOCK / 4]; n], scales: vec![0.0; n], sums: vec![0; n] };
-        let values = SharedMut::new(&mut rows.values);
-        let (scales, sums) = (SharedMut::new(&mut rows.scales), SharedMut::new(&mut rows.sums));
-        let round = |rows: Range<usize>| {
-            let blocks = rows.start * n_blocks..rows.end * n_blocks;
+        let (n_rows, n_blocks) = (x.len() / d_in, d_in.div_ceil(BLOCK));
+        let mut blocks = vec![RoundedBlock::default(); n_rows * n_blocks];
+        let shared = SharedMut::new(&mut blocks);
+        let n_groups = n_rows.div_ceil(MAX_ROWS);
+        let round = |groups: Range<usize>| {
+            let rows = groups.start * MAX_ROWS..n_rows.min(groups.end * MAX_ROWS);
             #[expect(unsafe_code, reason = "threads write disjoint parts of one slice")]
-            // SAFETY: each row is rounded by one piece of work.
-            let (values, scales, sums) =
-                unsafe { (values.part(blocks.clone()), scales.part(blocks.clone()), sums.part(blocks)) };
-            round_rows(&x[rows.start * d_in..rows.end * d_in], d_in, values, scales, sums);
+            // SAFETY: each group is rounded by one piece of work.
+            let blocks = unsafe { shared.part(rows.start * n_blocks..rows.end * n_blocks) };
+            round_rows(&x[rows.start * d_in..rows.end * d_in], d_in, blocks);
         };
         if x.len() < PARALLEL_WORK {
-            round(0..n_rows);
+            round(0..n_groups);
         } else {
-            let n_pieces = n_rows.min(crew::n_threads() * PIECES_PER_THREAD);
-            crew::share(n_pieces, |n| round(n_rows * n / n_pieces..n_rows * (n + 1) / n_pieces));
+            let n_pieces = n_groups.min(crew::n_threads() * PIECES_PER_THREAD);
+            crew::share(n_pieces, |n| round(n_groups * n / n_pieces..n_groups * (n + 1) / n_pieces));
         }
-        rows
+        Self { n_rows, n_blocks, blocks }
     }
 
-    /// The rounded value of a block's input.
-    #[cfg(test)]
-    fn value(&self, block: usize, input: usize) -> i8 {
-        self.values[block][input / 4].to_le_bytes()[input % 4].cast_signed()
+    /// The blocks `number` of the rows from `first` on that go together.
+    #[inline(always)]
+    fn blocks(&self, first: usize, number: usize) -> &[RoundedBlock] {
+        let n = MAX_ROWS.min(self.n_rows - first);
+        &self.blocks[first * self.n_blocks + number * n..][..n]
     }
 
     pub(super) fn n_rows(&self) -> usize {
-        self.values.len() / self.n_blocks.max(1)
+        self.n_rows
     }
 }
 
-for_each_isa!(round_rows(
-    x: &[f32],
-    d_in: usize,
-    values: &mut [[i32; BLOCK / 4]],
-    scales: &mut [f32],
-    sums: &mut [i32]
-) = round_rows_body);
+for_each_isa!(round_rows(x: &[f32], d_in: usize, blocks: &mut [RoundedBlock]) = round_rows_body);
 
+/// Whole groups of rows; the last one may be smaller.
 #[inline(always)]
-fn round_rows_body<const FUSED: bool>(
-    x: &[f32],
-    d_in: usize,
-    values: &mut [[i32; BLOCK / 4]],
-    scales: &mut [f32],
-    sums: &mut [i32],
-) {
-    let blocks = x.chunks_exact(d_in).flat_map(|row| row.chunks(BLOCK));
-    for (((block, values), scale), sum) in blocks.zip(values).zip(scales).zip(sums) {
-        let rounded = match block.as_array() {
-            Some(block) => RoundedBlock::new(block),
-            None => {
-                let mut padded = [0.0; BLOCK];
-                padded[..block.len()].copy_from_slice(block);
-                RoundedBlock::new(&padded)
+fn round_rows_body<const FUSED: bool>(x: &[f32], d_in: usize, blocks: &mut [RoundedBlock]) {
+    let n_blocks = d_in.div_ceil(BLOCK);
+    for (x, blocks) in x.chunks(MAX_ROWS * d_in).zip(blocks.chunks_mut(MAX_ROWS * n_blocks)) {
+        let n = x.len() / d_in;
+        for (row, x) in x.chunks_exact(d_in).enumerate() {
+            for (x, rounded) in x.chunks(BLOCK).zip(blocks[row..].iter_mut().step_by(n)) {
+                match x.as_array() {
+                    Some(x) => rounded.round(x),
+                    None => {
+                        let mut padded = [0.0; BLOCK];
+                        padded[..x.len()].copy_from_slice(x);
+                        rounded.round(&padded);
+                    }
+                }
             }
-        };
-        (*values, *scale, *sum) = (rounded.values, rounded.scale, rounded.sum);
+        }
     }
 }
 
 /// 32 values of the input, rounded to 8 bits.
-struct RoundedBlock {
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct RoundedBlock {
+    /// Four signed bytes to a number, the first lowest, as they are broadcast.
     values: [i32; BLOCK / 4],
     scale: f32,
     sum: i32,
@@ -411,19 +408,30 @@ struct RoundedBlock {
 
 impl RoundedBlock {
     #[inline(always)]
-    fn new(block: &[f32; BLOCK]) -> Self {
-        // As `whole`, but the low byte of the sum is the number: no conversion.
+    fn round(&mut self, block: &[f32; BLOCK]) {
         let mut largest = [0.0; 8];
         for values in block.as_chunks::<8>().0 {
             for (largest, value) in largest.iter_mut().zip(values) {
                 *largest = if value.abs() > *largest { value.abs() } else { *largest };
             }
         }
-        let scale = largest.into_iter().fold(0.0, f32::max) / 127.0;
-        let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
-        let bytes = block.map(|value| (value * inverse + ROUND).to_bits() as u8);
-        let sum = bytes.iter().map(|&byte| i32::from(byte.cast_signed())).sum();
-        Self { values: array::from_fn(|n| i32::from_le_bytes(array::from_fn(|byte| bytes[4 * n + byte]))), scale, sum }
+        self.scale = largest.into_iter().fold(0.0, f32::max) / 127.0;
+        let inverse = if self.scale == 0.0 { 0.0 } else { 1.0 / self.scale };
+        // As `whole`, but the low byte of the sum is the number: no conversion.
+        let mut bytes = [0; BLOCK];
+        for (byte, value) in bytes.iter_mut().zip(block) {
+            *byte = (value * inverse + ROUND).to_bits() as u8;
+        }
+        self.sum = bytes.iter().map(|&byte| i32::from(byte.cast_signed())).sum();
+        for (values, bytes) in self.values.iter_mut().zip(bytes.as_chunks().0) {
+            *values = i32::from_le_bytes(*bytes);
+        }
+    }
+
+    /// The rounded value of an input.
+    #[cfg(test)]
+    fn value(&self, input: usize) -> i8 {
+        self.values[input / 4].to_le_bytes()[input % 4].cast_signed()
     }
 }
 
@@ -481,18 +489,21 @@ unsafe fn vnni_rows<B: QuantBlock, const N: usize>(
         __m256i, _mm256_load_si256, _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps,
         _mm512_mul_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
     };
-    let n_blocks = rows.n_blocks;
-    assert!(panel.len() == n_blocks && rows.values.len() >= (first + N) * n_blocks);
+    assert!(panel.len() == rows.n_blocks);
     let mut totals = [[_mm512_setzero_ps(); 2]; N];
     for (number, block) in panel.iter().enumerate() {
-        // Where in `rows` each row's block is.
-        let at = |row: usize| (first + row) * n_blocks + number;
-        let mut sums: [[_; 2]; N] = array::from_fn(|row| [_mm512_set1_epi32(-B::OFFSET * rows.sums[at(row)]); 2]);
+        // Later rows find it in a cache.
+        if first == 0 {
+            fetch_ahead(block);
+        }
+        let inputs = rows.blocks(first, number).as_array::<N>();
+        let inputs = inputs.unwrap_or_else(|| unreachable!("the caller counted the rows"));
+        let mut sums: [[_; 2]; N] = array::from_fn(|row| [_mm512_set1_epi32(-B::OFFSET * inputs[row].sum); 2]);
         for half in 0..4 {
             // SAFETY: this function's own target features.
             for (part, weights) in unsafe { block.load(half) }.into_iter().enumerate() {
-                for (row, sums) in sums.iter_mut().enumerate() {
-                    let x = _mm512_set1_epi32(rows.values[at(row)][2 * half + part]);
+                for (input, sums) in inputs.iter().zip(&mut sums) {
+                    let x = _mm512_set1_epi32(input.values[2 * half + part]);
                     sums[0] = _mm512_dpbusd_epi32(sums[0], weights[0], x);
                     sums[1] = _mm512_dpbusd_epi32(sums[1], weights[1], x);
                 }
@@ -502,8 +513,8 @@ unsafe fn vnni_rows<B: QuantBlock, const N: usize>(
         // SAFETY: a line of 32 f16 is 64 bytes, aligned as such.
         let scales =
             unsafe { [_mm512_cvtph_ps(_mm256_load_si256(scales)), _mm512_cvtph_ps(_mm256_load_si256(scales.add(1)))] };
-        for (row, (totals, sums)) in totals.iter_mut().zip(sums).enumerate() {
-            let x_scale = _mm512_set1_ps(rows.scales[at(row)]);
+        for ((totals, sums), input) in totals.iter_mut().zip(sums).zip(inputs) {
+            let x_scale = _mm512_set1_ps(input.scale);
             for part in 0..2 {
                 let scale = _mm512_mul_ps(scales[part], x_scale);
                 totals[part] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[part]), scale, totals[part]);
@@ -536,13 +547,13 @@ unsafe fn avx2<B: QuantBlock>(
         _mm256_hadd_epi32, _mm256_madd_epi16, _mm256_mul_ps, _mm256_permute4x64_epi64, _mm256_set1_epi32,
         _mm256_set1_ps, _mm256_setzero_ps, _mm256_setzero_si256, _mm256_storeu_ps,
     };
-    for row in first..rows.n_rows().min(first + MAX_ROWS) {
+    for row in 0..MAX_ROWS.min(rows.n_rows() - first) {
         let mut totals = [_mm256_setzero_ps(); 4];
         for (number, block) in panel.iter().enumerate() {
-            let at = row * rows.n_blocks + number;
+            let input = &rows.blocks(first, number)[row];
             // Two numbers to each of four rows, which are added up at the end.
             let mut sums = [_mm256_setzero_si256(); 8];
-            for (group, x) in rows.values[at].iter().enumerate() {
+            for (group, x) in input.values.iter().enumerate() {
                 let x = _mm256_cvtepi8_epi16(_mm_set1_epi32(*x));
                 // SAFETY: this function's own target features.
                 for (n, weights) in unsafe { block.load_group(group) }.into_iter().enumerate() {
@@ -552,8 +563,8 @@ unsafe fn avx2<B: QuantBlock>(
                     sums[2 * n + 1] = _mm256_add_epi32(sums[2 * n + 1], _mm256_madd_epi16(high, x));
                 }
             }
-            let offset = _mm256_set1_epi32(-B::OFFSET * rows.sums[at]);
-            let x_scale = _mm256_set1_ps(rows.scales[at]);
+            let offset = _mm256_set1_epi32(-B::OFFSET * input.sum);
+            let x_scale = _mm256_set1_ps(input.scale);
             for (n, total) in totals.iter_mut().enumerate() {
                 // Rows 0, 1, 4, 5, 2, 3, 6, 7, and then in order.
                 let pairs = _mm256_hadd_epi32(sums[2 * n], sums[2 * n + 1]);
@@ -569,7 +580,7 @@ unsafe fn avx2<B: QuantBlock>(
             // SAFETY: a register of 8 values fills the chunk.
             unsafe { _mm256_storeu_ps(values.as_mut_ptr(), total) };
         }
-        store(row - first, &values);
+        store(row, &values);
     }
 }
 
@@ -579,12 +590,12 @@ fn portable<B: QuantBlock, const FUSED: bool>(
     panel: &[B],
     mut store: impl FnMut(usize, &[f32; PANEL]),
 ) {
-    for row in first..rows.n_rows().min(first + MAX_ROWS) {
+    for row in 0..MAX_ROWS.min(rows.n_rows() - first) {
         let mut totals = [0.0; PANEL];
         for (number, block) in panel.iter().enumerate() {
-            let at = row * rows.n_blocks + number;
-            let mut sums = [-B::OFFSET * rows.sums[at]; PANEL];
-            for (group, x) in rows.values[at].iter().enumerate() {
+            let input = &rows.blocks(first, number)[row];
+            let mut sums = [-B::OFFSET * input.sum; PANEL];
+            for (group, x) in input.values.iter().enumerate() {
                 let x = x.to_le_bytes().map(|byte| i32::from(byte.cast_signed()));
                 for (sum, weights) in sums.iter_mut().zip(block.group(group)) {
                     let products = weights.iter().zip(x).map(|(weight, x)| i32::from(*weight) * x);
@@ -592,10 +603,10 @@ fn portable<B: QuantBlock, const FUSED: bool>(
                 }
             }
             for ((total, sum), scale) in totals.iter_mut().zip(sums).zip(&block.scales().0) {
-                *total = multiply_add::<FUSED>(sum as f32, scale.to_f32() * rows.scales[at], *total);
+                *total = multiply_add::<FUSED>(sum as f32, scale.to_f32() * input.scale, *total);
             }
         }
-        store(row - first, &totals);
+        store(row, &totals);
     }
 }
 
@@ -617,7 +628,7 @@ mod tests {
     /// What the stored weights and the rounded input say, in f64.
     fn check<B: QuantBlock>() {
         for [d_out, d_in, n_rows] in [[1, 1, 1], [33, 31, 2], [64, 96, 7], [40, 100, 13]] {
-            let blocks: Vec<B> = lay_out(&noise(d_out * d_in, 1), d_out, d_in);
+            let blocks: Stored<B> = lay_out(&noise(d_out * d_in, 1), d_out, d_in);
             let rows = QuantRows::new(&noise(n_rows * d_in, 2), d_in);
             let found = outputs(&rows, &blocks);
             for (row, found) in found.iter().enumerate() {
@@ -625,8 +636,9 @@ mod tests {
                     let expected: f64 = (0..rows.n_blocks * BLOCK)
                         .map(|input| {
                             let block = &blocks[output / PANEL * rows.n_blocks + input / BLOCK];
-                            let at = row * rows.n_blocks + input / BLOCK;
-                            let x = f64::from(rows.value(at, input % BLOCK)) * f64::from(rows.scales[at]);
+                            let group = row / MAX_ROWS * MAX_ROWS;
+                            let rounded = rows.blocks(group, input / BLOCK)[row - group];
+                            let x = f64::from(rounded.value(input % BLOCK)) * f64::from(rounded.scale);
                             f64::from(block.weight(output % PANEL, input % BLOCK)) * x
                         })
                         .sum();

@@ -26,7 +26,7 @@ use self::{
 use super::{
     architectures::{self, Gguf},
     fields::Fields,
-    model_dir::{LoadOptions, LoadedModel},
+    loaded::{LoadOptions, LoadedModel},
 };
 use crate::{
     chat::ChatTemplate,

@@ -1,0 +1,113 @@
+//! Parameters on their way into a model and out of it, by path.
+
+use std::collections::HashMap;
+
+use burn::{
+    module::Param,
+    tensor::{Device, Tensor, TensorData},
+};
+
+use crate::{
+    config::GptConfig,
+    error::{Error, Result},
+    ops::{Dtype, QuantizedMatrix, Weight},
+    param_specs::ParamSpec,
+};
+
+/// The value of a parameter.
+#[derive(Clone, Debug)]
+pub enum ParamData {
+    /// Plain values.
+    Values(TensorData),
+    /// A matrix that is rounded already.
+    Quantized(QuantizedMatrix),
+    /// A matrix that is on its device already.
+    Placed(Weight),
+}
+
+impl From<TensorData> for ParamData {
+    fn from(values: TensorData) -> Self {
+        Self::Values(values)
+    }
+}
+
+/// Is shown a parameter's path and value.
+pub type ParamVisitor<'a> = dyn FnMut(&str, TensorData) -> Result<()> + 'a;
+
+/// Hands out the parameters of a model under construction.
+pub(crate) struct ParamSource<'a> {
+    pub(crate) specs: HashMap<String, ParamSpec>,
+    pub(crate) read: &'a mut dyn FnMut(&ParamSpec) -> Result<ParamData>,
+    pub(crate) dtype: Dtype,
+    pub(crate) device: &'a Device,
+    pub(crate) config: &'a GptConfig,
+}
+
+impl ParamSource<'_> {
+    pub(crate) fn has(&self, path: &str) -> bool {
+        self.specs.contains_key(path)
+    }
+
+    pub(crate) fn matrix(&mut self, path: &str) -> Result<Weight> {
+        let dtype = self.dtype;
+        self.matrix_as(path, dtype)
+    }
+
+    pub(crate) fn matrix_as(&mut self, path: &str, dtype: Dtype) -> Result<Weight> {
+        match self.data(path)? {
+            ParamData::Values(values) => Weight::new(values, dtype, self.device),
+            ParamData::Quantized(matrix) => Weight::from_quantized(&matrix, self.device),
+            ParamData::Placed(weight) => Ok(weight),
+        }
+    }
+
+    /// The vector at `path`, if the architecture has it.
+    pub(crate) fn vector(&mut self, path: &str) -> Result<Option<Param<Tensor<1>>>> {
+        if self.has(path) { self.required_vector(path).map(Some) } else { Ok(None) }
+    }
+
+    pub(crate) fn required_vector(&mut self, path: &str) -> Result<Param<Tensor<1>>> {
+        match self.data(path)? {
+            ParamData::Values(values) => {
+                Ok(Param::from_tensor(Tensor::from_data(values.convert::<f32>(), self.device)))
+            }
+            ParamData::Quantized(_) | ParamData::Placed(_) => {
+                Err(Error::Execution { what: format!("`{path}` is a vector, got a matrix") })
+            }
+        }
+    }
+
+    fn data(&mut self, path: &str) -> Result<ParamData> {
+        let Some(spec) = self.specs.get(path) else {
+            unreachable!("`param_specs` lists every parameter that the model asks for: `{path}`")
+        };
+        (self.read)(spec)
+    }
+}
+
+/// Follows a module visitor or mapper through the model, so that it knows the path of the parameter at hand: call
+/// [`enter`](Self::enter) and [`exit`](Self::exit) from its methods of the same purpose.
+#[derive(Clone, Debug, Default)]
+pub struct ParamPath {
+    parts: Vec<String>,
+}
+
+impl ParamPath {
+    /// A module is entered; `container` is the kind of the module that holds it.
+    pub fn enter(&mut self, name: &str, container: &str) {
+        // How a weight stores its values is its own affair: it shows as one parameter.
+        self.parts.push(if WITHIN_WEIGHT.contains(&container) { String::new() } else { name.to_owned() });
+    }
+
+    /// The module entered last is left.
+    pub fn exit(&mut self) {
+        self.parts.pop();
+    }
+
+    /// The path of the parameter being visited, such as `blocks.3.attn.qkv.weight`.
+    pub fn path(&self) -> String {
+        self.parts.iter().filter(|part| !part.is_empty()).map(String::as_str).collect::<Vec<_>>().join(".")
+    }
+}
+
+const WITHIN_WEIGHT: [&str; 2] = ["Enum:Weight", "Struct:StoredWeight"];

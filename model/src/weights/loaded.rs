@@ -1,0 +1,57 @@
+//! What opening a model gives, whatever it was stored as.
+
+use std::path::Path;
+
+use burn::tensor::Device;
+
+use crate::{
+    TokenId,
+    chat::ChatTemplate,
+    error::{Error, Result},
+    gpt::Gpt,
+    ops::Dtype,
+    sampling::SamplingParams,
+    tokenizer::Tokenizer,
+};
+
+/// Where to put a model, and how to hold its matrices.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// The device.
+    pub device: Device,
+    /// How matrices are held. `None`: in f32, or as the files have them where they are rounded already; as a GGUF file
+    /// has them, as nearly as the device can.
+    pub dtype: Option<Dtype>,
+}
+
+/// Everything that a model dir holds, ready to use.
+#[derive(Debug)]
+pub struct LoadedModel {
+    /// The model.
+    pub gpt: Gpt,
+    /// Text to ids and back.
+    pub tokenizer: Tokenizer,
+    /// How a conversation becomes a prompt, if the model knows conversations.
+    pub chat_template: Option<ChatTemplate>,
+    /// Tokens that end a text: those of `generation_config.json`, else of `config.json`, else the tokenizer's `eos`. In a
+    /// GGUF file, those that it names and those that are known to end turns.
+    pub eos_token_ids: Vec<TokenId>,
+    /// The sampling parameters that `generation_config.json` advises; those it does not name change nothing.
+    pub sampling_defaults: SamplingParams,
+}
+
+impl LoadedModel {
+    /// Refuses a tokenizer that knows tokens which the model does not.
+    /// `path` is the tokenizer's file.
+    pub(super) fn checked(self, path: &Path) -> Result<Self> {
+        let (n_tokens, vocab_size) = (self.tokenizer.vocab_size(), self.gpt.config().vocab_size);
+        if n_tokens <= vocab_size {
+            return Ok(self);
+        }
+        Err(Error::File {
+            path: path.to_owned(),
+            what: format!("has {n_tokens} tokens, but the model's `vocab_size` is {vocab_size}"),
+            hint: "tokenizer and weights are of different models".to_owned(),
+        })
+    }
+}
