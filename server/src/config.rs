@@ -11,6 +11,7 @@ use std::{
 
 use anyhow::{Context, anyhow, bail};
 use axum::http::{HeaderName, HeaderValue};
+use burn::tensor::Device;
 use clap::{Args, ValueEnum, builder::BoolishValueParser, value_parser};
 use hearth_model::{
     Error, Result,
@@ -437,14 +438,27 @@ impl ModelConfig {
     /// # Errors
     /// No such device, or a broken model dir.
     pub fn load(&self) -> Result<LoadedModel> {
-        // Before anything shares work: this thread takes part in it.
-        ops::lead_threads();
-        let chosen = device::choose(self.device)?;
-        tracing::info!("device: {:?}: {}", chosen.device, chosen.reason);
-        let options = LoadOptions { device: chosen.device, dtype: self.quantize.or(self.dtype) };
+        let options = LoadOptions { device: self.device()?, dtype: self.held_as() };
         match &self.model {
             Some(dir) => model_dir::load(dir, &options),
             None => model_dir::load_embedded(&bundled::DIR, &options),
         }
+    }
+
+    /// How weight matrices are to be held, where the command line says.
+    pub(crate) fn held_as(&self) -> Option<Dtype> {
+        self.quantize.or(self.dtype)
+    }
+
+    /// Opens the device, on the thread that is to compute with it.
+    ///
+    /// # Errors
+    /// No such device.
+    pub(crate) fn device(&self) -> Result<Device> {
+        // Before anything shares work: this thread takes part in it.
+        ops::lead_threads();
+        let chosen = device::choose(self.device)?;
+        tracing::info!("device: {:?}: {}", chosen.device, chosen.reason);
+        Ok(chosen.device)
     }
 }

@@ -16,3 +16,16 @@ pub fn embedding(table: &Weight, ids: Tensor<1, Int>) -> Tensor<2> {
         }
     }
 }
+
+/// Rows of `x [n_rows, width]` by number, in f32: `[rows.len(), width]`. Numbers must be below `n_rows`.
+pub fn take_rows(x: Tensor<2>, rows: &[usize]) -> Tensor<2> {
+    let [n_rows, _] = x.dims();
+    if rows.iter().copied().eq(0..n_rows) {
+        return x;
+    }
+    let device = x.device();
+    let rows: Vec<i32> = rows.iter().map(|&row| row as i32).collect();
+    let rows = Tensor::<1, Int>::from_data(rows.as_slice(), &device);
+    // Burn makes another kernel for other numbers of rows.
+    if cube::is_cube(&device) { cube::take_rows(x, rows) } else { x.select(0, rows) }
+}

@@ -6,6 +6,7 @@
 
 mod activation;
 mod attention;
+mod bandwidth;
 mod block;
 mod cpu;
 mod cross_entropy;
@@ -24,10 +25,11 @@ pub use attention::{
     Attended, AttentionOptions, PagedRows, PagedSequences, Slots, attend, attention_dense, attention_paged,
     attention_paged_reference, causal_bias,
 };
+pub use bandwidth::read_bandwidth;
 pub use block::{BlockParts, BlockScratch, LinearParts, NormParts, PagedAttention, block, has_block};
-pub use cpu::{lead_threads, limit_arenas, nearest_q8, read_bandwidth};
+pub use cpu::{lead_threads, limit_arenas, nearest_q8};
 pub use cross_entropy::linear_cross_entropy;
-pub use embedding::embedding;
+pub use embedding::{embedding, take_rows};
 pub use kv_append::{append_keys, append_rows, append_values, new_pool, rope_append};
 pub use linear::{linear, linear_add, normed_gated, normed_linear};
 pub use norm::{NormOptions, norm, norm_reference};

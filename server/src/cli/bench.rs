@@ -1,18 +1,22 @@
 //! `hearth bench`: how fast a model runs here, and what the machine would allow.
 
-use std::time::Instant;
+use std::{
+    path::{Path, PathBuf},
+    time::Instant,
+};
 
 use anyhow::Context;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::TensorData;
 use clap::Args;
 use hearth_model::{
     TokenId,
     attention::AttentionContext,
     device,
     generate::token_tensor,
-    gpt::Gpt,
+    gpt::{Gpt, Init, ParamSpec},
     kv_cache::{KvCache, PAGE_SIZE, PageTable, StepPart},
     ops,
+    weights::model_dir,
 };
 use serde::Serialize;
 
@@ -24,6 +28,9 @@ use crate::config::ModelConfig;
 pub(crate) struct BenchArgs {
     #[command(flatten)]
     model: ModelConfig,
+    /// Folder with a `config.json`: its shape with random weights, instead of a model
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["model", "grammars"])]
+    random: Option<PathBuf>,
     /// Tokens of the prompt whose prefill is timed
     #[arg(long, value_name = "TOKENS", default_value_t = 512)]
     prefill: usize,
@@ -51,8 +58,8 @@ struct Report {
     dtype: String,
     n_params: usize,
     weight_bytes_per_step: usize,
-    /// Of a buffer of as many bytes, read in the same run; on the CPU.
-    read_gb_per_sec: Option<f64>,
+    /// Of as many bytes, read by the same device in the same run.
+    read_gb_per_sec: f64,
     results: Vec<Measured>,
 }
 
@@ -66,11 +73,16 @@ struct Measured {
 
 /// Prints a table, and last of all one line of JSON.
 pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
-    let model = args.model.load()?;
-    if args.grammars {
-        return bench_grammars::run(args.model.model_id(), &model);
-    }
-    let gpt = model.gpt;
+    let gpt = match &args.random {
+        Some(dir) => random(dir, &args.model)?,
+        None => {
+            let model = args.model.load()?;
+            if args.grammars {
+                return bench_grammars::run(args.model.model_id(), &model);
+            }
+            model.gpt
+        }
+    };
     let longest = args.prefill.max(args.prompt + args.steps + 1);
     let context = gpt.config().max_seq_len;
     anyhow::ensure!(
@@ -81,28 +93,50 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     anyhow::ensure!(args.batch.iter().all(|&batch| batch > 0), "`--batch` must not be 0");
 
     let weight_bytes = gpt.step_bytes();
-    let on_cpu = gpt.device() == Device::flex();
-    let mut bandwidth = on_cpu.then(|| ops::read_bandwidth(weight_bytes));
+    let bandwidth = || ops::read_bandwidth(weight_bytes, &gpt.device());
+    let before = bandwidth()?;
     let mut results = vec![prefill(&gpt, &args)?];
     for &batch in &args.batch {
         results.push(decode(&gpt, &args, batch)?);
     }
     // Once more at the end: the machine may have been busy at the beginning.
-    bandwidth = bandwidth.map(|bandwidth| bandwidth.max(ops::read_bandwidth(weight_bytes)));
+    let bandwidth = before.max(bandwidth()?);
     for (result, &batch) in results.iter_mut().skip(1).zip(&args.batch) {
         let steps_per_sec = result.tok_per_sec / batch as f64;
-        result.fraction_of_bandwidth = bandwidth.map(|bandwidth| steps_per_sec * weight_bytes as f64 / bandwidth);
+        result.fraction_of_bandwidth = Some(steps_per_sec * weight_bytes as f64 / bandwidth);
     }
     let report = Report {
-        model: args.model.model_id(),
+        model: args.random.as_ref().map_or_else(|| args.model.model_id(), |dir| format!("random {}", dir.display())),
         device: device::name(&gpt.device()),
         dtype: gpt.dtype().to_string(),
         n_params: gpt.config().n_params(),
         weight_bytes_per_step: weight_bytes,
-        read_gb_per_sec: bandwidth.map(|bandwidth| bandwidth / 1e9),
+        read_gb_per_sec: bandwidth / 1e9,
         results,
     };
     print(&report)
+}
+
+/// A model of the shape that `config.json` in `dir` describes. Its numbers are random and its text is none.
+fn random(dir: &Path, options: &ModelConfig) -> anyhow::Result<Gpt> {
+    let config = model_dir::load_config(dir)?;
+    let device = options.device()?;
+    let dtype = options.held_as().unwrap_or_default();
+    let mut state = 1u64;
+    // Uniform, by multiplication modulo 2^64: a billion of them in a second.
+    let mut next = |std: f64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((state >> 40) as f32 / (1u32 << 23) as f32 - 1.0) * (3.0f64.sqrt() * std) as f32
+    };
+    let values = &mut |spec: &ParamSpec| {
+        let n = spec.shape.iter().product();
+        let values: Vec<f32> = match spec.init {
+            Init::Normal { std } => (0..n).map(|_| next(std)).collect(),
+            Init::Constant(value) => vec![value; n],
+        };
+        Ok(TensorData::new(values, spec.shape.as_slice()))
+    };
+    Ok(Gpt::from_params(&config, dtype, &device, values)?)
 }
 
 #[expect(clippy::print_stdout, reason = "the result of the command")]
@@ -110,8 +144,7 @@ fn print(report: &Report) -> anyhow::Result<()> {
     let n_params = report.n_params as f64 / 1e6;
     println!("{} in {}, {n_params:.1} M parameters, on {}", report.model, report.dtype, report.device);
     let megabytes = report.weight_bytes_per_step as f64 / 1e6;
-    let bandwidth = report.read_gb_per_sec.map(|rate| format!("; memory gives {rate:.1} GB/s of that size"));
-    println!("{megabytes:.0} MB of weights per step{}", bandwidth.unwrap_or_default());
+    println!("{megabytes:.0} MB of weights per step; memory gives {:.1} GB/s of that size", report.read_gb_per_sec);
     for Measured { job, tok_per_sec, fraction_of_bandwidth } in &report.results {
         let fraction = fraction_of_bandwidth.map(|f| format!("  {:.0} % of the bandwidth", 100.0 * f));
         println!("{job:<24} {tok_per_sec:>9.1} tok/s{}", fraction.unwrap_or_default());
@@ -162,10 +195,9 @@ fn step(gpt: &Gpt, cache: &mut KvCache, tables: &mut [PageTable], ids: &[&[Token
     let hidden = gpt.forward(token_tensor(gpt, &ids.concat()), AttentionContext::Paged(step));
     let ends = ids.iter().scan(0, |end, ids| {
         *end += ids.len();
-        Some(*end as i32 - 1)
+        Some(*end - 1)
     });
-    let last = Tensor::from_data(ends.collect::<Vec<i32>>().as_slice(), &gpt.device());
-    let logits = gpt.logits(hidden.select(0, last)).try_into_data();
+    let logits = gpt.logits(ops::take_rows(hidden, &ends.collect::<Vec<_>>())).try_into_data();
     logits.map(drop).context("the device failed")
 }
 

@@ -3,18 +3,20 @@
 
 use std::ops::Range;
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor};
 use hearth_model::{
     Error, Result, TokenId,
     attention::AttentionContext,
     generate::token_tensor,
     gpt::Gpt,
     kv_cache::{KvCache, PAGE_SIZE, PagePool, PageTable, StepPart},
+    ops,
 };
 
-/// Numbers of rows that together use every kernel: a GPU's kernels are made for 1, 2, 4, 8 or any rows, and for keys that
-/// fill one tile of attention or several.
-const WARM_UP_ROWS: [usize; 6] = [1, 2, 4, 8, 32, 160];
+/// Numbers of rows that together use every kernel: a GPU's are made for 1, 2, 4, 8, any, or 256 and more.
+const WARM_UP_ROWS: [usize; 5] = [1, 2, 4, 8, 256];
+/// So many tokens fill more than one tile of attention, which has kernels of its own.
+const WARM_UP_CONTEXT: usize = 160;
 
 /// The tokens of one sequence that a step appends to its cache.
 #[derive(Debug)]
@@ -42,7 +44,7 @@ impl Runner {
         Self { gpt, cache }
     }
 
-    /// Lets a GPU compile its kernels, for every number of rows that has kernels of its own. Nothing on a CPU.
+    /// Lets a GPU compile its kernels: afterwards no step needs one that is not there. Nothing on a CPU.
     ///
     /// # Errors
     /// [`Error::Execution`] when the device fails.
@@ -50,14 +52,25 @@ impl Runner {
         if self.gpt.device() == Device::flex() {
             return Ok(());
         }
-        let most = self.gpt.config().max_seq_len.min(self.pool().n_pages() * PAGE_SIZE).min(max_batch_tokens);
-        for n_rows in WARM_UP_ROWS.into_iter().filter(|&n_rows| n_rows < most) {
-            // So many rows at once, then one behind them, as in decoding.
+        let context = self.gpt.config().max_seq_len.min(self.pool().n_pages() * PAGE_SIZE);
+        let most = context.saturating_sub(1).min(max_batch_tokens);
+        for n_rows in WARM_UP_ROWS.map(|n_rows| n_rows.min(most).max(1)) {
             let mut table = self.pool().table();
-            for n_rows in [n_rows, 1] {
-                let hidden = self.run(vec![Input { table: &mut table, token_ids: &vec![0; n_rows] }])?;
-                self.logits(&hidden, &(0..n_rows).collect::<Vec<_>>())?;
-            }
+            let hidden = self.run(vec![Input { table: &mut table, token_ids: &vec![0; n_rows] }])?;
+            self.logits(&hidden, &(0..n_rows.min(9)).collect::<Vec<_>>())?;
+            self.logits(&hidden, &[n_rows - 1])?;
+            self.hidden_rows(&hidden, 0..1)?;
+        }
+        // A long text in several steps, what follows it, and what follows it in a fork, whose last page is its own.
+        let mut table = self.pool().table();
+        while table.len() < context.saturating_sub(PAGE_SIZE).min(WARM_UP_CONTEXT) {
+            let token_ids = vec![0; most.min(WARM_UP_CONTEXT + 1 - table.len())];
+            self.run(vec![Input { table: &mut table, token_ids: &token_ids }])?;
+        }
+        let mut fork = table.fork();
+        for table in [&mut fork, &mut table] {
+            let hidden = self.run(vec![Input { table, token_ids: &[0] }])?;
+            self.logits(&hidden, &[0])?;
         }
         Ok(())
     }
@@ -79,15 +92,7 @@ impl Runner {
     /// # Errors
     /// [`Error::Execution`] when the device failed in this step.
     pub(crate) fn logits(&self, hidden: &Hidden, rows: &[usize]) -> Result<Vec<f32>> {
-        let [n_rows, _] = hidden.0.dims();
-        let picked = if rows.iter().copied().eq(0..n_rows) {
-            hidden.0.clone()
-        } else {
-            let rows: Vec<i32> = rows.iter().map(|&row| row as i32).collect();
-            let rows = Tensor::<1, Int>::from_data(TensorData::from(rows.as_slice()), &hidden.0.device());
-            hidden.0.clone().select(0, rows)
-        };
-        read(self.gpt.logits(picked))
+        read(self.gpt.logits(ops::take_rows(hidden.0.clone(), rows)))
     }
 
     /// The final hidden states of neighbouring rows of a step: `rows.len() * d_model` numbers, row by row.
@@ -95,7 +100,7 @@ impl Runner {
     /// # Errors
     /// [`Error::Execution`] when the device failed in this step.
     pub(crate) fn hidden_rows(&self, hidden: &Hidden, rows: Range<usize>) -> Result<Vec<f32>> {
-        read(hidden.0.clone().slice(rows))
+        read(ops::take_rows(hidden.0.clone(), &rows.collect::<Vec<_>>()))
     }
 
     pub(crate) fn d_model(&self) -> usize {
@@ -116,4 +121,60 @@ fn read(tensor: Tensor<2>) -> Result<Vec<f32>> {
     let failed = |what: String| Error::Execution { what };
     let data = tensor.cast(DType::F32).try_into_data().map_err(|error| failed(error.to_string()))?;
     data.try_into_vec::<f32>().map_err(|error| failed(format!("{error:?}")))
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
+mod tests {
+    use cubecl_runtime::launched::LaunchedKernels;
+    use hearth_model::{
+        config::{GptConfig, Sizes},
+        device::{DeviceChoice, choose},
+    };
+
+    use super::*;
+
+    /// Every batch up to 16, chunks of many lengths beside decoding, forks: nothing of it launches a kernel that was not
+    /// compiled before.
+    #[test]
+    fn after_warming_up_no_step_needs_another_kernel() {
+        if std::env::var_os("HEARTH_TEST_WGPU").is_none() {
+            println!("skipped: set HEARTH_TEST_WGPU=1 to run on the software wgpu adapter");
+            return;
+        }
+        let device = choose(DeviceChoice::WgpuSoftware).unwrap().device;
+        let sizes =
+            Sizes { vocab_size: 96, max_seq_len: 512, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 64, d_ff: 96 };
+        let gpt = Gpt::init(&GptConfig::llama(sizes), 1, &device).unwrap();
+        let mut runner = Runner::new(gpt, 80);
+        let collection = LaunchedKernels::new();
+        runner.warm_up(300).unwrap();
+        let compiled = collection.finish();
+        assert!(compiled.len() > 10, "{} kernels", compiled.len());
+
+        let collection = LaunchedKernels::new();
+        let mut tables: Vec<PageTable> = (0..16).map(|_| runner.pool().table()).collect();
+        let mut step = |tables: &mut [PageTable], n_new: &dyn Fn(usize) -> usize| {
+            let token_ids: Vec<Vec<TokenId>> = (0..tables.len()).map(|at| vec![at as TokenId; n_new(at)]).collect();
+            let inputs = tables.iter_mut().zip(&token_ids).map(|(table, token_ids)| Input { table, token_ids });
+            let hidden = runner.run(inputs.collect()).unwrap();
+            let ends = token_ids.iter().scan(0, |end, ids| {
+                *end += ids.len();
+                Some(*end - 1)
+            });
+            assert!(runner.logits(&hidden, &ends.collect::<Vec<_>>()).unwrap().iter().all(|logit| logit.is_finite()));
+            runner.hidden_rows(&hidden, 0..2.min(token_ids[0].len())).unwrap();
+        };
+        for n in 1..=16 {
+            step(&mut tables[..n], &|_| 1);
+        }
+        for n in [3, 37, 260, 7] {
+            step(&mut tables[..3], &|at| if at == 0 { n } else { 1 });
+        }
+        step(&mut tables[..1], &|_| 33);
+        let mut forks: Vec<PageTable> = tables[..2].iter().map(PageTable::fork).collect();
+        step(&mut forks, &|_| 1);
+        let others = &collection.finish() - &compiled;
+        assert!(others.is_empty(), "{} kernels were compiled while serving", others.len());
+    }
 }

@@ -119,7 +119,7 @@ pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
     };
     let n_pages = n_tokens.div_ceil(PAGE_SIZE);
     let limits = Limits { max_batch_size: options.max_batch_size, max_batch_tokens: options.max_batch_tokens };
-    let speculator = speculator(&loaded, draft, options.speculation, n_pages)?;
+    let speculator = speculator(&loaded, draft, options, n_pages)?;
     let model = ServedModel {
         fingerprint: fingerprint(&loaded),
         limits: ModelLimits {
@@ -153,9 +153,10 @@ fn fingerprint(loaded: &LoadedModel) -> String {
 fn speculator(
     served: &LoadedModel,
     draft: Option<LoadedModel>,
-    speculation: Speculation,
+    options: &EngineOptions,
     n_pages: usize,
 ) -> Result<Option<Speculator>, StartError> {
+    let speculation = options.speculation;
     let refuse = |what: String| Err(StartError::Options(what));
     if speculation != Speculation::Off
         && let Positions::Rope(Rope { scaling: RopeScaling::Dynamic { .. }, .. }) = served.gpt.config().positions
@@ -175,7 +176,8 @@ fn speculator(
                 ));
             }
             let max_seq_len = draft.gpt.config().max_seq_len;
-            let runner = Runner::new(draft.gpt, n_pages);
+            let mut runner = Runner::new(draft.gpt, n_pages);
+            runner.warm_up(options.max_batch_tokens)?;
             Ok(Some(Speculator::by_draft_model(runner, max_seq_len, n_tokens)))
         }
     }

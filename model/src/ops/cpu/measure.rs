@@ -11,7 +11,7 @@ const PASSES: usize = 12;
 
 /// Bytes per second at which all threads together read a buffer of `n_bytes`, again and again; a small one may live in
 /// a cache, as small weights do.
-pub fn read_bandwidth(n_bytes: usize) -> f64 {
+pub(in crate::ops) fn read_bandwidth(n_bytes: usize) -> f64 {
     let values = vec![1u64; n_bytes / 8];
     let pass = || {
         let start = Instant::now();

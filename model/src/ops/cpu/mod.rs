@@ -28,7 +28,7 @@ pub(super) use attention::{append_keys, attention_paged};
 pub(super) use block::{BlockValues, LinearValues, NormValues, PagedValues, Scratch, block};
 pub(super) use huge_pages::prefer_huge_pages;
 pub(super) use matmul::linear;
-pub use measure::read_bandwidth;
+pub(super) use measure::read_bandwidth;
 pub(super) use panels::Panels;
 pub use quantized::nearest_q8;
 pub(super) use rowwise::{activate, exp_all, gated, has_activation, norm, rope};

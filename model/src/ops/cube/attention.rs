@@ -20,6 +20,8 @@ pub(in crate::ops) const TILE: usize = 128;
 const MAX_QUERIES: usize = 8;
 /// Parts in which a tile's maxima and sums are taken, whatever the number of queries.
 const PARTS: usize = 8;
+/// Values of a lane that are asked of memory together.
+const VALUES_AT_A_TIME: usize = 4;
 /// Values of tiles' results that are held at a time.
 const MAX_PARTIAL: usize = 16 << 20;
 /// The score of a pair that must not see each other, as in the reference.
@@ -207,6 +209,8 @@ fn attend_tile<V: Size>(
     let near = select(known, key, last_key);
     let page = usize::cast_from(table[pages + near / PAGE_SIZE - first_page]);
     let slot = page * PAGE_SIZE + near % PAGE_SIZE;
+    let mut slots = Shared::<[u32]>::new_slice(TILE);
+    slots[lane] = slot as u32;
     let mut scores = Array::<f32>::new(n_queries);
     #[unroll]
     for n in 0..n_queries {
@@ -315,14 +319,23 @@ fn attend_tile<V: Size>(
     }
     let mut at = start;
     while at < end {
-        let key = select(tile_start + at < first_key, first_key, tile_start + at);
-        let page = usize::cast_from(table[pages + key / PAGE_SIZE - first_page]);
-        let value = values[(page * PAGE_SIZE + key % PAGE_SIZE) * kv_vectors + kv_head * vectors + column];
+        // Several values are asked for before the first is used.
+        let mut several = Array::<Vector<f32, V>>::new(VALUES_AT_A_TIME);
         #[unroll]
-        for n in 0..n_queries {
-            mixed[n] = fma(Vector::new(probs[n * TILE + at]), value, mixed[n]);
+        for i in 0..VALUES_AT_A_TIME {
+            let inside = select(at + i * spread < end, at + i * spread, at);
+            several[i] = values[slots[inside] as usize * kv_vectors + kv_head * vectors + column];
         }
-        at += spread;
+        #[unroll]
+        for i in 0..VALUES_AT_A_TIME {
+            if at + i * spread < end {
+                #[unroll]
+                for n in 0..n_queries {
+                    mixed[n] = fma(Vector::new(probs[n * TILE + at + i * spread]), several[i], mixed[n]);
+                }
+            }
+        }
+        at += comptime!(VALUES_AT_A_TIME * spread);
     }
     let mut spreads = Shared::<[Vector<f32, V>]>::new_slice(TILE);
     #[unroll]

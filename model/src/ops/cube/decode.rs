@@ -7,18 +7,43 @@ use crate::ops::BLOCK_SIZE;
 
 /// Weight `index` of a unit; a whole number where there are scales.
 #[cube]
-pub(super) fn decode<W: Size>(words: Vector<u32, W>, #[comptime] index: usize, #[comptime] format: Format) -> f32 {
+pub(super) fn decode<E: Numeric, W: Size>(
+    elements: Vector<E, W>,
+    #[comptime] index: usize,
+    #[comptime] format: Format,
+) -> f32 {
     let per_word = comptime!(format.per_word());
-    let bits = comptime!((32 / format.per_word()) as u32);
-    let shift = comptime!(bits * (index % per_word) as u32);
-    let word = words.extract(comptime!(index / per_word)) >> shift;
     match comptime!(format) {
-        Format::F32 => f32::reinterpret(word),
-        Format::F16 => half_to_f32(word),
-        // As the last bits of 2^23, a whole number is a float without a conversion.
-        Format::Q8 => f32::reinterpret((word & 0xffu32) | 0x4b00_0000u32) - 8_388_736.0f32,
-        Format::Q4 => f32::reinterpret((word & 0xfu32) | 0x4b00_0000u32) - 8_388_616.0f32,
+        Format::F32 => f32::reinterpret(elements.extract(index)),
+        Format::F16 => f32::cast_from(elements.extract(index)),
+        Format::F16Words => {
+            let word = u32::reinterpret(elements.extract(comptime!(index / per_word)));
+            half_to_f32(word >> comptime!(16 * (index % per_word) as u32))
+        }
+        Format::Q8 | Format::Q4 => {
+            let word = u32::reinterpret(elements.extract(comptime!(index / per_word)));
+            whole(word, comptime!(index % per_word), format)
+        }
     }
+}
+
+/// Number `index` of a word. As the last bits of a float, a whole number is one without a conversion; with an exponent
+/// that suits its place in the word, most need no shift either.
+#[cube]
+fn whole(word: u32, #[comptime] index: usize, #[comptime] format: Format) -> f32 {
+    let bits = comptime!((32 / format.per_word()) as u32);
+    let place = comptime!(bits * index as u32);
+    let is_high = comptime!(place + bits > 23);
+    let place = comptime!(if is_high { place - 16 } else { place });
+    let mask = comptime!(((1u32 << bits) - 1) << place);
+    // 2^(23 - place), whose last bit at `place` stands for 1.
+    let base = comptime!((127 + 23 - place) << 23);
+    let offset = comptime!((1u32 << (23 - place)) as f32 + (1u32 << (bits - 1)) as f32);
+    let mut low = word;
+    if comptime!(is_high) {
+        low = word >> 16u32;
+    }
+    f32::reinterpret((low & mask) | base) - offset
 }
 
 /// The scale of a row's unit: 1 where there are none. `first` is the row's first word of scales.
@@ -33,13 +58,15 @@ pub(super) fn scale_of(scales: &[u32], first: usize, unit: usize, #[comptime] fo
     }
 }
 
-/// The f16 in the low half of a word. WGSL has no f16 on every device, so in whole numbers.
+/// The f16 in the low half of a word, in operations that every device has.
 #[cube]
 fn half_to_f32(word: u32) -> f32 {
-    let magnitude = word & 0x7fffu32;
+    let magnitude = (word & 0x7fffu32) << 13u32;
     let sign = (word & 0x8000u32) << 16u32;
-    // Exponents count from 15 in f16, from 127 in f32.
-    let normal = (magnitude << 13u32) + 0x3800_0000u32;
-    let subnormal = u32::reinterpret(f32::cast_from(magnitude) * 5.960_464_5e-8f32);
-    f32::reinterpret(sign | select(magnitude < 0x400u32, subnormal, normal))
+    // Exponents count from 15 in f16, from 127 in f32. Below the smallest normal number there is no leading 1: it is
+    // put in, and subtracted, since devices may take f32's own such numbers for 0.
+    let normal = f32::reinterpret(magnitude + 0x3800_0000u32);
+    let subnormal = f32::reinterpret(magnitude + 0x3880_0000u32) - 6.103_515_6e-5f32;
+    let value = select(magnitude < 0x0080_0000u32, subnormal, normal);
+    f32::reinterpret(sign | u32::reinterpret(value))
 }

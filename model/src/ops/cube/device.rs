@@ -6,7 +6,7 @@ use burn::{
 };
 
 /// The GPU behind `device`, unless it records gradients.
-pub(super) fn cube_device(device: &Device) -> Option<&CubeDevice> {
+pub(in crate::ops) fn cube_device(device: &Device) -> Option<&CubeDevice> {
     match device.as_dispatch() {
         DispatchDevice::Cube(cube) if !device.is_autodiff() => Some(cube),
         _ => None,

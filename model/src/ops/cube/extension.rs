@@ -70,6 +70,9 @@ pub(super) trait CubeOps: Backend {
     #[fusion(meta = |ids, matrix| TensorSpec::new(Shape::new([ids.shape[0], matrix.dims()[1]]), DType::F32))]
     fn embedding(ids: IntTensor<Self>, matrix: Arc<Matrix>) -> FloatTensor<Self>;
 
+    #[fusion(meta = |x, rows| TensorSpec::new(Shape::new([rows.shape[0], x.shape[1]]), DType::F32))]
+    fn take_rows(x: FloatTensor<Self>, rows: IntTensor<Self>) -> FloatTensor<Self>;
+
     #[fusion(meta = |x, _weight, _bias, _options| x.clone())]
     fn norm(
         x: FloatTensor<Self>,
@@ -121,6 +124,10 @@ impl CubeOps for CubeBackend {
 
     fn embedding(ids: IntTensor<Self>, matrix: Arc<Matrix>) -> FloatTensor<Self> {
         rowwise::embedding(ids, &matrix)
+    }
+
+    fn take_rows(x: FloatTensor<Self>, rows: IntTensor<Self>) -> FloatTensor<Self> {
+        rowwise::take_rows(x, rows)
     }
 
     fn norm(
@@ -185,6 +192,11 @@ pub(in crate::ops) fn normed_linear(
 /// Rows `ids [n]` of the matrix: `[n, d_in]`.
 pub(in crate::ops) fn embedding(matrix: &Arc<Matrix>, ids: Tensor<1, Int>) -> Tensor<2> {
     Tensor::from_dispatch(Dispatch::embedding(ids.into_dispatch(), matrix.clone()))
+}
+
+/// [`take_rows`](crate::ops::take_rows).
+pub(in crate::ops) fn take_rows(x: Tensor<2>, rows: Tensor<1, Int>) -> Tensor<2> {
+    Tensor::from_dispatch(Dispatch::take_rows(x.into_dispatch(), rows.into_dispatch()))
 }
 
 /// [`norm`](crate::ops::norm).

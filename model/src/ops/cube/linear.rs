@@ -5,7 +5,7 @@
 //! has one order of summation, however many rows are computed with it.
 
 use burn_cubecl::{
-    cubecl::{self, prelude::*},
+    cubecl::{self, ir::ElemType, prelude::*},
     kernel::into_contiguous,
     tensor::CubeTensor,
 };
@@ -14,7 +14,6 @@ use super::{
     decode::{decode, scale_of},
     matrix::{Format, Matrix},
     rowwise::{empty, nonlinear},
-    tiled::TILE,
 };
 use crate::config::Activation;
 
@@ -24,10 +23,9 @@ const WORKGROUP: usize = 128;
 const MAX_ROWS: usize = 8;
 /// Bytes of weights to ask of memory at the same time: a big card's bandwidth times its latency.
 const BYTES_IN_FLIGHT: usize = 4 << 20;
-/// Rows of the input from which tiles in shared memory are used ...
-const TILED_FROM: usize = 64;
-/// ... where there are so many of them that a big card is not left idle.
-const TILED_FROM_TILES: usize = 128;
+/// Rows of the input from which tiles in shared memory are used: enough that they leave no part of a big card idle.
+/// Below that a row's bits do not depend on its neighbours.
+const TILED_FROM: usize = 256;
 
 /// What a product is joined with.
 #[derive(Clone, Debug, Default)]
@@ -59,30 +57,21 @@ struct Plan {
     lanes: usize,
     /// Outputs of a lane: the inputs that it reads serve all of them.
     outputs: usize,
+    /// Units of each output that a lane asks memory for at the same time.
+    depth: usize,
     /// Rows of the input.
     rows: usize,
     /// Whether the weight's rows are whole units, so that the input is read in vectors.
     whole_units: bool,
     has_bias: bool,
-    beside: Beside,
+    has_residual: bool,
+    has_norm: bool,
     gate: Option<Activation>,
 }
 
-/// What the buffer beside the bias is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Beside {
-    Nothing,
-    Residual,
-    Norm,
-}
-
 /// Whether the kernel for so many rows takes the norm before and the gate after into itself.
-pub(in crate::ops) fn joins(n_rows: usize, matrix: &Matrix) -> bool {
-    !takes_tiles(n_rows, matrix)
-}
-
-fn takes_tiles(n_rows: usize, matrix: &Matrix) -> bool {
-    n_rows >= TILED_FROM && n_rows.div_ceil(TILE) * matrix.d_out.div_ceil(TILE) >= TILED_FROM_TILES
+pub(in crate::ops) fn joins(n_rows: usize) -> bool {
+    n_rows < TILED_FROM
 }
 
 /// `x [n_rows, d_in]` to `[n_rows, d_out]`, or half of it where there is a gate.
@@ -96,7 +85,7 @@ pub(super) fn linear(x: CubeTensor, matrix: &Matrix, joined: Joined, options: Li
         residual: joined.residual.map(into_contiguous),
         norm: joined.norm.map(into_contiguous),
     };
-    if takes_tiles(n_rows, matrix) {
+    if n_rows >= TILED_FROM {
         super::tiled::launch(x, matrix, joined, &output);
     } else if n_rows > 0 {
         launch(x, matrix, joined, options, &output);
@@ -111,19 +100,18 @@ fn launch(x: CubeTensor, matrix: &Matrix, joined: Joined, options: LinearOptions
     // Few outputs need many lanes each to keep the memory busy.
     let enough = BYTES_IN_FLIGHT / (format.unit_words() * size_of::<u32>() * d_out).max(1);
     let lanes = enough.min(units).next_power_of_two().clamp(32, WORKGROUP);
-    let (beside, tensor) = match (joined.residual, joined.norm) {
-        (Some(residual), _) => (Beside::Residual, Some(residual)),
-        (None, Some(norm)) => (Beside::Norm, Some(norm)),
-        (None, None) => (Beside::Nothing, None),
-    };
+    let rows = n_rows.next_power_of_two().min(MAX_ROWS);
     let plan = Plan {
         format,
         lanes,
-        outputs: 4,
-        rows: n_rows.next_power_of_two().min(MAX_ROWS),
+        // Whole numbers are so short that reading the inputs would take longer than reading them.
+        outputs: if rows == 1 && format.is_quantized() { 8 } else { 4 },
+        depth: if format == Format::F16 { 2 } else { 1 },
+        rows,
         whole_units: d_in.is_multiple_of(format.unit()),
         has_bias: joined.bias.is_some(),
-        beside,
+        has_residual: joined.residual.is_some(),
+        has_norm: joined.norm.is_some(),
         gate: options.gate,
     };
     let row_groups = n_rows.div_ceil(plan.rows);
@@ -139,12 +127,13 @@ fn launch(x: CubeTensor, matrix: &Matrix, joined: Joined, options: LinearOptions
             grid(row_groups, out_groups),
             CubeDim::new_1d(WORKGROUP as u32),
             if plan.whole_units { 4 } else { 1 },
-            format.unit_words(),
-            x.into_buffer_arg(),
+            format.vector(),
+            x.clone().into_buffer_arg(),
             matrix.words.clone().into_buffer_arg(),
             matrix.scales.clone().into_buffer_arg(),
             or_absent(joined.bias),
-            or_absent(tensor),
+            or_absent(joined.residual),
+            joined.norm.unwrap_or(x).into_buffer_arg(),
             output.clone().into_buffer_arg(),
             n_rows,
             d_in,
@@ -155,6 +144,7 @@ fn launch(x: CubeTensor, matrix: &Matrix, joined: Joined, options: LinearOptions
             options.eps,
             options.weight_offset,
             plan,
+            format.element(),
         );
     }
 }
@@ -175,12 +165,13 @@ pub(super) fn workgroup() -> usize {
 
 #[cube(launch_unchecked)]
 #[expect(clippy::too_many_arguments, reason = "the buffers and sizes of a kernel")]
-fn gemv<N: Size, W: Size>(
+fn gemv<E: Numeric, N: Size, W: Size>(
     x: &[Vector<f32, N>],
-    words: &[Vector<u32, W>],
+    words: &[Vector<E, W>],
     scales: &[u32],
     bias: &[f32],
-    beside: &[f32],
+    residual: &[f32],
+    norm: &[Vector<f32, N>],
     output: &mut [f32],
     n_rows: usize,
     d_in: usize,
@@ -191,12 +182,13 @@ fn gemv<N: Size, W: Size>(
     eps: f32,
     weight_offset: f32,
     #[comptime] plan: Plan,
+    #[define(E)] _element: ElemType,
 ) {
     let lanes = comptime!(plan.lanes);
     let outputs = comptime!(plan.outputs);
+    let depth = comptime!(plan.depth);
     let rows = comptime!(plan.rows);
     let unit_len = comptime!(plan.format.unit());
-    let x_len = N::value();
     let n_sums = comptime!(outputs * rows);
     // Of a gated lane's outputs, half are gates and half are what they let through.
     let distinct = comptime!(if plan.gate.is_some() { outputs / 2 } else { outputs });
@@ -220,74 +212,73 @@ fn gemv<N: Size, W: Size>(
         squares[r] = 0.0f32;
     }
 
-    let mut unit = lane;
-    while unit < units {
-        let mut loaded = Array::<Vector<u32, W>>::new(outputs);
-        let mut scale = Array::<f32>::new(outputs);
+    let mut first_unit = lane;
+    while first_unit < units {
+        // All that is wanted of memory is asked for before the first of it is used.
+        let mut loaded = Array::<Vector<E, W>>::new(comptime!(outputs * depth));
+        let mut scales_of = Array::<f32>::new(comptime!(outputs * depth));
         #[unroll]
-        for o in 0..outputs {
-            let place = clamp_max(first_output + comptime!(o % distinct), width - 1);
-            let row = place + comptime!(o / distinct) * width;
-            loaded[o] = words[row * units + unit];
-            scale[o] = scale_of(scales, row * scale_words, unit, comptime!(plan.format));
-        }
-        #[unroll]
-        for part in 0..comptime!(unit_len / 4) {
-            let mut weights = Array::<f32>::new(comptime!(outputs * 4));
+        for d in 0..depth {
+            let unit = clamp_max(first_unit + d * lanes, units - 1);
             #[unroll]
             for o in 0..outputs {
-                #[unroll]
-                for i in 0..4usize {
-                    let weight = decode(loaded[o], comptime!(part * 4 + i), comptime!(plan.format));
-                    weights[comptime!(o * 4 + i)] = weight * scale[o];
-                }
+                let place = clamp_max(first_output + comptime!(o % distinct), width - 1);
+                let row = place + comptime!(o / distinct) * width;
+                let n = comptime!(d * outputs + o);
+                loaded[n] = words[row * units + unit];
+                scales_of[n] = scale_of(scales, row * scale_words, unit, comptime!(plan.format));
             }
-            #[unroll]
-            for r in 0..rows {
-                let row = clamp_max(first_row + r, n_rows - 1);
-                let mut inputs = Array::<f32>::new(4usize);
-                if comptime!(plan.whole_units) {
-                    let vector = x[(row * d_in + unit * unit_len) / x_len + part];
+        }
+        #[unroll]
+        for d in 0..depth {
+            let unit = first_unit + d * lanes;
+            if unit < units {
+                #[unroll]
+                for part in 0..comptime!(unit_len / 4) {
+                    let mut weights = Array::<f32>::new(comptime!(outputs * 4));
                     #[unroll]
-                    for i in 0..4usize {
-                        inputs[i] = vector.extract(i);
+                    for o in 0..outputs {
+                        #[unroll]
+                        for i in 0..4usize {
+                            let n = comptime!(d * outputs + o);
+                            let weight = decode(loaded[n], comptime!(part * 4 + i), comptime!(plan.format));
+                            weights[comptime!(o * 4 + i)] = weight * scales_of[n];
+                        }
                     }
-                } else {
+                    let mut norms = Array::<f32>::new(4usize);
+                    if comptime!(plan.has_norm) {
+                        norms = four(norm, 0, unit * unit_len, part, d_in, comptime!(plan.whole_units));
+                    }
                     #[unroll]
-                    for i in 0..4usize {
-                        let input = unit * unit_len + comptime!(part * 4 + i);
-                        inputs[i] = 0.0f32;
-                        if input < d_in {
-                            inputs[i] = x[row * d_in + input].extract(0usize);
+                    for r in 0..rows {
+                        let row = clamp_max(first_row + r, n_rows - 1);
+                        let mut inputs = four(x, row * d_in, unit * unit_len, part, d_in, comptime!(plan.whole_units));
+                        if comptime!(plan.has_norm) {
+                            #[unroll]
+                            for i in 0..4usize {
+                                squares[r] = fma(inputs[i], inputs[i], squares[r]);
+                                inputs[i] *= norms[i] + weight_offset;
+                            }
+                        }
+                        #[unroll]
+                        for o in 0..outputs {
+                            let n = comptime!(o * rows + r);
+                            let mut sum = sums[n];
+                            #[unroll]
+                            for i in 0..4usize {
+                                sum = fma(weights[comptime!(o * 4 + i)], inputs[i], sum);
+                            }
+                            sums[n] = sum;
                         }
                     }
                 }
-                if comptime!(plan.beside == Beside::Norm) {
-                    #[unroll]
-                    for i in 0..4usize {
-                        let input = unit * unit_len + comptime!(part * 4 + i);
-                        squares[r] = fma(inputs[i], inputs[i], squares[r]);
-                        // Where there is no such input, it is 0.
-                        inputs[i] *= beside[clamp_max(input, d_in - 1)] + weight_offset;
-                    }
-                }
-                #[unroll]
-                for o in 0..outputs {
-                    let n = comptime!(o * rows + r);
-                    let mut sum = sums[n];
-                    #[unroll]
-                    for i in 0..4usize {
-                        sum = fma(weights[comptime!(o * 4 + i)], inputs[i], sum);
-                    }
-                    sums[n] = sum;
-                }
             }
         }
-        unit += lanes;
+        first_unit += comptime!(depth * lanes);
     }
 
     let mut shared = Shared::<[f32]>::new_slice(comptime!(n_sums * WORKGROUP));
-    if comptime!(plan.beside == Beside::Norm) {
+    if comptime!(plan.has_norm) {
         #[unroll]
         for r in 0..rows {
             shared[r * WORKGROUP + UNIT_POS_X as usize] = squares[r];
@@ -328,8 +319,8 @@ fn gemv<N: Size, W: Size>(
                 }
                 value = nonlinear(value, comptime!(plan.gate.unwrap_or(Activation::Relu))) * other;
             }
-            if comptime!(plan.beside == Beside::Residual) {
-                value += beside[row * width + out];
+            if comptime!(plan.has_residual) {
+                value += residual[row * width + out];
             }
             output[row * width + out] = value;
         }
@@ -354,6 +345,36 @@ fn add_lanes(values: &mut Shared<[f32]>, #[comptime] n: usize, #[comptime] lanes
         }
         sync_cube();
     }
+}
+
+/// The values `4 part` to `4 part + 3` behind `column` of a row of width `d_in` that starts at `row`; 0 past its end.
+#[cube]
+fn four<N: Size>(
+    values: &[Vector<f32, N>],
+    row: usize,
+    column: usize,
+    #[comptime] part: usize,
+    d_in: usize,
+    #[comptime] in_vectors: bool,
+) -> Array<f32> {
+    let mut four = Array::<f32>::new(4usize);
+    if comptime!(in_vectors) {
+        let vector = values[(row + column) / N::value() + part];
+        #[unroll]
+        for i in 0..4usize {
+            four[i] = vector.extract(i);
+        }
+    } else {
+        #[unroll]
+        for i in 0..4usize {
+            let at = column + comptime!(part * 4 + i);
+            four[i] = 0.0f32;
+            if at < d_in {
+                four[i] = values[row + at].extract(0usize);
+            }
+        }
+    }
+    four
 }
 
 #[cube]

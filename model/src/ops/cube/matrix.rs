@@ -1,7 +1,16 @@
 //! A matrix laid out for the GPU's kernels.
 
-use burn::tensor::{DType, Device, Shape};
-use burn_cubecl::{cubecl::prelude::CubeElement, tensor::CubeTensor};
+use burn::{
+    backend::CubeDevice,
+    tensor::{DType, Device, Shape},
+};
+use burn_cubecl::{
+    cubecl::{
+        ir::{ElemType, FloatKind, UIntKind},
+        prelude::CubeElement,
+    },
+    tensor::CubeTensor,
+};
 use half::f16;
 
 use super::device::cube_device;
@@ -14,7 +23,10 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Format {
     F32,
+    /// Read as what it is, by devices that have f16.
     F16,
+    /// Read as words of two, by the others.
+    F16Words,
     Q8,
     Q4,
 }
@@ -24,7 +36,7 @@ impl Format {
     pub(super) fn per_word(self) -> usize {
         match self {
             Self::F32 => 1,
-            Self::F16 => 2,
+            Self::F16 | Self::F16Words => 2,
             Self::Q8 => 4,
             Self::Q4 => 8,
         }
@@ -33,7 +45,17 @@ impl Format {
     /// Words that a lane reads at a time.
     pub(super) fn unit_words(self) -> usize {
         // More would take a lane's inputs too far from its neighbours'.
-        if self == Self::Q4 { 2 } else { 4 }
+        if matches!(self, Self::Q4 | Self::F16) { 2 } else { 4 }
+    }
+
+    /// Elements that a lane reads at a time: words, or weights where they are read as what they are.
+    pub(super) fn vector(self) -> usize {
+        if self == Self::F16 { self.unit() } else { self.unit_words() }
+    }
+
+    /// What the buffer of weights holds.
+    pub(super) fn element(self) -> ElemType {
+        if self == Self::F16 { ElemType::Float(FloatKind::F16) } else { ElemType::UInt(UIntKind::U32) }
     }
 
     /// Weights that a lane reads at a time: its unit.
@@ -51,11 +73,13 @@ impl Format {
     }
 }
 
-impl From<Dtype> for Format {
-    fn from(dtype: Dtype) -> Self {
+impl Format {
+    /// How weights of `dtype` lie on `device`.
+    fn of(dtype: Dtype, device: &CubeDevice) -> Self {
         match dtype {
             Dtype::F32 => Self::F32,
-            Dtype::F16 => Self::F16,
+            Dtype::F16 if device.client().properties().supports_type(Self::F16.element()) => Self::F16,
+            Dtype::F16 => Self::F16Words,
             Dtype::Q8 => Self::Q8,
             Dtype::Q4 => Self::Q4,
         }
@@ -69,7 +93,6 @@ pub(in crate::ops) struct Matrix {
     pub(super) d_out: usize,
     pub(super) d_in: usize,
     pub(super) format: Format,
-    dtype: Dtype,
     /// `[d_out * units * unit_words]`.
     pub(super) words: CubeTensor,
     /// For each row its blocks' f16 scales, two to a word: `[d_out * scale_words]`; one unused word without blocks.
@@ -80,27 +103,32 @@ pub(in crate::ops) struct Matrix {
 impl Matrix {
     /// Lays out `values`, `[d_out, d_in]` in row order, as f32 or f16 on a GPU.
     pub(in crate::ops) fn new(values: &[f32], dims: [usize; 2], dtype: Dtype, device: &Device) -> Self {
-        let words = match Format::from(dtype) {
-            Format::F16 => pack_halves(values, dims),
+        Self::with_format(values, dims, Format::of(dtype, on_cube(device)), device)
+    }
+
+    fn with_format(values: &[f32], dims: [usize; 2], format: Format, device: &Device) -> Self {
+        let words = match format {
+            Format::F16 | Format::F16Words => pack_halves(values, dims, format),
             _ => pack_floats(values, dims),
         };
-        Self::upload(&Packed { words, scales: vec![0] }, dims, dtype, device)
+        Self::upload(&Packed { words, scales: vec![0] }, dims, format, device)
     }
 
     /// Lays out a matrix that is rounded already, on a GPU.
     pub(in crate::ops) fn from_quantized(matrix: &QuantizedMatrix, device: &Device) -> Self {
-        Self::upload(&pack_blocks(matrix), matrix.dims(), matrix.dtype(), device)
+        let format = Format::of(matrix.dtype(), on_cube(device));
+        Self::upload(&pack_blocks(matrix, format), matrix.dims(), format, device)
     }
 
-    fn upload(packed: &Packed, [d_out, d_in]: [usize; 2], dtype: Dtype, device: &Device) -> Self {
-        let cube = cube_device(device).unwrap_or_else(|| unreachable!("the caller asked `is_cube`"));
+    fn upload(packed: &Packed, [d_out, d_in]: [usize; 2], format: Format, device: &Device) -> Self {
+        let cube = on_cube(device);
         let upload = |words: &[u32]| {
             let client = cube.client();
             let handle = client.create_from_slice(u32::as_bytes(words));
             CubeTensor::new_contiguous(client, cube.clone(), Shape::new([words.len()]), handle, DType::U32)
         };
         let (words, scales) = (upload(&packed.words), upload(&packed.scales));
-        Self { d_out, d_in, format: dtype.into(), dtype, words, scales, device: device.clone() }
+        Self { d_out, d_in, format, words, scales, device: device.clone() }
     }
 
     pub(in crate::ops) fn dims(&self) -> [usize; 2] {
@@ -108,7 +136,12 @@ impl Matrix {
     }
 
     pub(in crate::ops) fn dtype(&self) -> Dtype {
-        self.dtype
+        match self.format {
+            Format::F32 => Dtype::F32,
+            Format::F16 | Format::F16Words => Dtype::F16,
+            Format::Q8 => Dtype::Q8,
+            Format::Q4 => Dtype::Q4,
+        }
     }
 
     pub(in crate::ops) fn device(&self) -> Device {
@@ -138,7 +171,9 @@ impl Matrix {
         let rows = words.chunks(self.units() * self.format.unit_words());
         let row = |row: &[u32]| -> Vec<f32> {
             let values: Vec<f32> = match self.format {
-                Format::F16 => row.iter().flat_map(|word| [half(*word), half(word >> 16)].map(f16::to_f32)).collect(),
+                Format::F16 | Format::F16Words => {
+                    row.iter().flat_map(|word| [half(*word), half(word >> 16)].map(f16::to_f32)).collect()
+                }
                 _ => row.iter().map(|word| f32::from_bits(*word)).collect(),
             };
             values[..self.d_in].to_vec()
@@ -163,7 +198,7 @@ impl Matrix {
         };
         let n_blocks = self.d_in.div_ceil(BLOCK_SIZE);
         let blocks = (0..self.d_out).flat_map(|row| (0..n_blocks).map(move |number| (row, number)));
-        QuantizedMatrix::new(self.dims(), self.dtype, blocks.map(|(row, number)| block(row, number)).collect())
+        QuantizedMatrix::new(self.dims(), self.dtype(), blocks.map(|(row, number)| block(row, number)).collect())
     }
 
     /// Units in a row.
@@ -175,6 +210,10 @@ impl Matrix {
     pub(super) fn scale_words(&self) -> usize {
         scale_words(self.d_in)
     }
+}
+
+fn on_cube(device: &Device) -> &CubeDevice {
+    cube_device(device).unwrap_or_else(|| unreachable!("the caller asked `is_cube`"))
 }
 
 fn units(d_in: usize, format: Format) -> usize {
@@ -210,8 +249,8 @@ fn pack_floats(values: &[f32], [d_out, d_in]: [usize; 2]) -> Vec<u32> {
     words
 }
 
-fn pack_halves(values: &[f32], [d_out, d_in]: [usize; 2]) -> Vec<u32> {
-    let row_words = units(d_in, Format::F16) * Format::F16.unit_words();
+fn pack_halves(values: &[f32], [d_out, d_in]: [usize; 2], format: Format) -> Vec<u32> {
+    let row_words = units(d_in, format) * format.unit_words();
     let mut words = vec![0; d_out * row_words];
     for (row, values) in words.chunks_mut(row_words.max(1)).zip(values.chunks(d_in.max(1))) {
         for (word, pair) in row.iter_mut().zip(values.chunks(2)) {
@@ -222,9 +261,8 @@ fn pack_halves(values: &[f32], [d_out, d_in]: [usize; 2]) -> Vec<u32> {
     words
 }
 
-fn pack_blocks(matrix: &QuantizedMatrix) -> Packed {
+fn pack_blocks(matrix: &QuantizedMatrix, format: Format) -> Packed {
     let [d_out, d_in] = matrix.dims();
-    let format = Format::from(matrix.dtype());
     let per_word = format.per_word();
     let mut words = Vec::with_capacity(d_out * units(d_in, format) * format.unit_words());
     let mut scales = Vec::with_capacity(d_out * scale_words(d_in));
@@ -239,4 +277,51 @@ fn pack_blocks(matrix: &QuantizedMatrix) -> Packed {
         }
     }
     Packed { words, scales }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
+mod tests {
+    use std::sync::Arc;
+
+    use burn::tensor::{Int, Tensor, TensorData};
+
+    use super::*;
+    use crate::{
+        device::{DeviceChoice, choose},
+        ops::cube,
+    };
+
+    fn floats(tensor: Tensor<2>) -> Vec<f32> {
+        tensor.into_data().try_to_vec().unwrap()
+    }
+
+    /// Devices with f16 and devices without take the same numbers from the same bits.
+    #[test]
+    fn both_forms_of_f16_are_the_same_numbers() {
+        if std::env::var_os("HEARTH_TEST_WGPU").is_none() {
+            println!("skipped: set HEARTH_TEST_WGPU=1 to run on the software wgpu adapter");
+            return;
+        }
+        let device = choose(DeviceChoice::WgpuSoftware).unwrap().device;
+        assert_eq!(Format::of(Dtype::F16, on_cube(&device)), Format::F16, "the adapter has f16");
+        // All finite numbers of f16, in rows whose ends are no whole units.
+        let dims @ [d_out, d_in] = [1017, 62];
+        let bits = (0..=u16::MAX).filter(|bits| bits & 0x7c00 != 0x7c00);
+        let mut values: Vec<f32> = bits.map(|bits| f16::from_bits(bits).to_f32()).collect();
+        values.resize(d_out * d_in, 0.5);
+        let ids = || Tensor::<1, Int>::arange(0..d_out as i64, &device);
+        let x: Vec<f32> = (0..5 * d_in).map(|at| (at as f32).sin()).collect();
+        let x = || Tensor::<2>::from_data(TensorData::new(x.clone(), [5, d_in]), &device);
+        let [native, words] = [Format::F16, Format::F16Words].map(|format| {
+            let matrix = Arc::new(Matrix::with_format(&values, dims, format, &device));
+            assert_eq!(matrix.dtype(), Dtype::F16);
+            assert!(matrix.read().unwrap() == values);
+            assert!(floats(cube::embedding(&matrix, ids())) == values, "{format:?}");
+            floats(cube::linear(x(), &matrix, None, None))
+        });
+        for (native, words) in native.iter().zip(&words) {
+            assert!((native - words).abs() <= 1e-5 * native.abs().max(1e4), "{native} and {words}");
+        }
+    }
 }

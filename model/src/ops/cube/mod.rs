@@ -4,7 +4,7 @@
 //! its fusion, which keeps the order of operations and tells which buffers may be written in place. Weights travel with
 //! the operation and are no tensors of Burn's.
 //!
-//! Kernels want no subgroup operations and no f16, which WGSL does not have everywhere.
+//! Kernels want no subgroup operations, which WGSL does not have everywhere, and f16 only where the device has it.
 
 mod attention;
 mod decode;
@@ -12,13 +12,17 @@ mod device;
 mod extension;
 mod linear;
 mod matrix;
+mod measure;
 mod rope;
 mod rowwise;
 mod tiled;
 
 pub(super) use attention::{AttentionPlan, AttentionStep, BLOCK_LEN, TILE};
-pub(super) use device::is_cube;
-pub(super) use extension::{activate, attention, embedding, gated, linear, norm, normed_linear, rope_append};
+pub(super) use device::{cube_device, is_cube};
+pub(super) use extension::{
+    activate, attention, embedding, gated, linear, norm, normed_linear, rope_append, take_rows,
+};
 pub(super) use linear::{LinearOptions, joins};
 pub(super) use matrix::Matrix;
+pub(super) use measure::read_bandwidth;
 pub(super) use rope::Heads;

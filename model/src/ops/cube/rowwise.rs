@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Shape};
 use burn_cubecl::{
-    cubecl::{self, prelude::*},
+    cubecl::{self, ir::ElemType, prelude::*},
     kernel::into_contiguous,
     ops::numeric::empty_device_contiguous_dtype,
     tensor::CubeTensor,
@@ -39,7 +39,7 @@ pub(super) fn embedding(ids: CubeTensor, matrix: &Matrix) -> CubeTensor {
             &output.client,
             grid(n_units.div_ceil(LANES), 1),
             CubeDim::new_1d(LANES as u32),
-            matrix.format.unit_words(),
+            matrix.format.vector(),
             ids.into_buffer_arg(),
             matrix.words.clone().into_buffer_arg(),
             matrix.scales.clone().into_buffer_arg(),
@@ -49,6 +49,7 @@ pub(super) fn embedding(ids: CubeTensor, matrix: &Matrix) -> CubeTensor {
             matrix.d_in,
             matrix.scale_words(),
             matrix.format,
+            matrix.format.element(),
         );
     }
     output
@@ -56,9 +57,9 @@ pub(super) fn embedding(ids: CubeTensor, matrix: &Matrix) -> CubeTensor {
 
 #[cube(launch_unchecked)]
 #[expect(clippy::too_many_arguments, reason = "the buffers and sizes of a kernel")]
-fn embed<W: Size>(
+fn embed<E: Numeric, W: Size>(
     ids: &[i32],
-    words: &[Vector<u32, W>],
+    words: &[Vector<E, W>],
     scales: &[u32],
     output: &mut [f32],
     n_units: usize,
@@ -66,6 +67,7 @@ fn embed<W: Size>(
     d_in: usize,
     scale_words: usize,
     #[comptime] format: Format,
+    #[define(E)] _element: ElemType,
 ) {
     let at = workgroup() * LANES + UNIT_POS_X as usize;
     if at < n_units {
@@ -80,6 +82,38 @@ fn embed<W: Size>(
                 output[at / units * d_in + input] = decode(loaded, i, format) * scale;
             }
         }
+    }
+}
+
+/// [`take_rows`](crate::ops::take_rows) of `x [n_rows, width]`.
+pub(super) fn take_rows(x: CubeTensor, rows: CubeTensor) -> CubeTensor {
+    let [x, rows] = [x, rows].map(into_contiguous);
+    let ([_, width], [n]) = (x.meta.shape().dims::<2>(), rows.meta.shape().dims::<1>());
+    let output = empty(&x, [n, width]);
+    if n > 0 {
+        #[expect(unsafe_code, reason = "a kernel without bounds checks")]
+        // SAFETY: a lane has one value of the output; rows are those of the input by contract.
+        unsafe {
+            take::launch_unchecked(
+                &output.client,
+                grid((n * width).div_ceil(LANES), 1),
+                CubeDim::new_1d(LANES as u32),
+                x.into_buffer_arg(),
+                rows.into_buffer_arg(),
+                output.clone().into_buffer_arg(),
+                n * width,
+                width,
+            );
+        }
+    }
+    output
+}
+
+#[cube(launch_unchecked)]
+fn take(x: &[f32], rows: &[i32], output: &mut [f32], len: usize, width: usize) {
+    let at = workgroup() * LANES + UNIT_POS_X as usize;
+    if at < len {
+        output[at] = x[usize::cast_from(rows[at / width]) * width + at % width];
     }
 }
 

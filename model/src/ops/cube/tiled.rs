@@ -1,7 +1,7 @@
 //! `x W^T` for many rows: tiles of both in shared memory.
 
 use burn_cubecl::{
-    cubecl::{self, prelude::*},
+    cubecl::{self, ir::ElemType, prelude::*},
     tensor::CubeTensor,
 };
 
@@ -12,15 +12,15 @@ use super::{
 };
 
 /// Rows and outputs of a tile.
-pub(super) const TILE: usize = 64;
+const TILE: usize = 64;
 /// Inputs of a step.
 const DEPTH: usize = 16;
 /// Rows and outputs of a lane.
 const PART: usize = 4;
 /// Lanes along a side of a tile.
 const SIDE: usize = TILE / PART;
-/// Keeps lanes that write one column away from the same bank.
-const PITCH: usize = TILE + 1;
+/// Keeps lanes that write one column away from the same bank, and what a lane reads at a multiple of 16 bytes.
+const PITCH: usize = TILE + 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Plan {
@@ -44,7 +44,7 @@ pub(super) fn launch(x: CubeTensor, matrix: &Matrix, joined: Joined, output: &Cu
             &client,
             grid(row_tiles, d_out.div_ceil(TILE)),
             CubeDim::new_1d((SIDE * SIDE) as u32),
-            format.unit_words(),
+            format.vector(),
             x.into_buffer_arg(),
             matrix.words.clone().into_buffer_arg(),
             matrix.scales.clone().into_buffer_arg(),
@@ -58,15 +58,16 @@ pub(super) fn launch(x: CubeTensor, matrix: &Matrix, joined: Joined, output: &Cu
             matrix.scale_words(),
             row_tiles,
             plan,
+            format.element(),
         );
     }
 }
 
 #[cube(launch_unchecked)]
 #[expect(clippy::too_many_arguments, reason = "the buffers and sizes of a kernel")]
-fn tiled<W: Size>(
+fn tiled<E: Numeric, W: Size>(
     x: &[f32],
-    words: &[Vector<u32, W>],
+    words: &[Vector<E, W>],
     scales: &[u32],
     bias: &[f32],
     residual: &[f32],
@@ -78,6 +79,7 @@ fn tiled<W: Size>(
     scale_words: usize,
     row_tiles: usize,
     #[comptime] plan: Plan,
+    #[define(E)] _element: ElemType,
 ) {
     let unit_len = comptime!(plan.format.unit());
     // Units of the weight in a step's tile, and in one of its rows.

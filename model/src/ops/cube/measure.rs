@@ -1,0 +1,89 @@
+//! What the device's memory gives: the limit that decoding is measured against.
+
+use std::time::Instant;
+
+use burn::{backend::CubeDevice, tensor::DType};
+use burn_cubecl::{
+    cubecl::{self, prelude::*, server::Handle},
+    tensor::CubeTensor,
+};
+
+use super::linear::{grid, workgroup};
+use crate::error::{Error, Result};
+
+/// Lanes of a workgroup.
+const LANES: usize = 256;
+/// Vectors that a lane reads.
+const READS: usize = 32;
+/// Vectors that it asks for at the same time.
+const AT_A_TIME: usize = 4;
+/// A buffer is no larger than this, nor than the device allows.
+const MAX_BYTES: usize = 1 << 30;
+/// Passes that are sent together, so that the way to the device and back does not count.
+const TOGETHER: usize = 8;
+/// The best of so many passes: what disturbs a pass only makes it slower.
+const PASSES: usize = 4;
+
+/// Bytes per second at which the device reads `n_bytes`, again and again.
+pub(in crate::ops) fn read_bandwidth(n_bytes: usize, device: &CubeDevice) -> Result<f64> {
+    let client = device.client();
+    let block = LANES * READS * 16;
+    let limit = usize::try_from(client.properties().memory.max_page_size).unwrap_or(usize::MAX).min(MAX_BYTES);
+    let n_buffers = n_bytes.div_ceil((limit / block).max(1) * block).max(1);
+    let n_blocks = n_bytes.div_ceil(n_buffers * block).max(1);
+    let buffers: Vec<Handle> = (0..n_buffers).map(|_| client.empty(n_blocks * block)).collect();
+    let buffer = |handle: &Handle, len: usize| {
+        CubeTensor::new_contiguous(client.clone(), device.clone(), [len].into(), handle.clone(), DType::U32)
+            .into_buffer_arg()
+    };
+    let found = client.create_from_slice(&[0; 4]);
+    let mut best = f64::INFINITY;
+    for _ in 0..PASSES {
+        let start = Instant::now();
+        for handle in (0..TOGETHER).flat_map(|_| &buffers) {
+            #[expect(unsafe_code, reason = "a kernel without bounds checks")]
+            // SAFETY: a workgroup reads a block of its own, of as many as there are.
+            unsafe {
+                read_all::launch_unchecked(
+                    &client,
+                    grid(n_blocks, 1),
+                    CubeDim::new_1d(LANES as u32),
+                    buffer(handle, n_blocks * block / 4),
+                    buffer(&found, 1),
+                    n_blocks,
+                );
+            }
+        }
+        let read = client.read_one(found.clone());
+        read.map_err(|error| Error::Execution { what: format!("the device's memory could not be read: {error:?}") })?;
+        best = best.min(start.elapsed().as_secs_f64() / TOGETHER as f64);
+    }
+    Ok((n_buffers * n_blocks * block) as f64 / best)
+}
+
+#[cube(launch_unchecked)]
+fn read_all(values: &[Vector<u32, Const<4>>], found: &mut [u32], n_blocks: usize) {
+    let block = workgroup();
+    if block < n_blocks {
+        let first = block * comptime!(LANES * READS) + UNIT_POS_X as usize;
+        let mut sum = 0u32;
+        for turn in 0..comptime!(READS / AT_A_TIME) {
+            let mut several = Array::<Vector<u32, Const<4>>>::new(AT_A_TIME);
+            #[unroll]
+            for i in 0..AT_A_TIME {
+                several[i] = values[first + (turn * AT_A_TIME + i) * LANES];
+            }
+            #[unroll]
+            for i in 0..AT_A_TIME {
+                #[unroll]
+                for j in 0..4usize {
+                    sum ^= several[i].extract(j);
+                }
+            }
+        }
+        // Hardly ever so; but what is not used would not be read.
+        if sum == 0x9e37_79b9u32 {
+            found[0] = sum;
+        }
+    }
+}
