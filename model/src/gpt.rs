@@ -42,7 +42,7 @@ impl Gpt {
     /// with `0.02 / sqrt(2 n_layers)` (GPT-2, 2.3); biases are 0, norm weights act as 1.
     ///
     /// # Errors
-    /// [`Error::Config`] when `config` makes no model.
+    /// [`Error::Config`](crate::error::Error::Config) when `config` makes no model.
     pub fn init(config: &GptConfig, seed: u64, device: &Device) -> Result<Self> {
         // Burn's random numbers are one stream for the whole process: two models made at once would mix theirs up.
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -66,7 +66,7 @@ impl Gpt {
     /// rounded already stay as they are; all else is f32.
     ///
     /// # Errors
-    /// [`Error::Config`] when `config` makes no model, and whatever `read` reports.
+    /// [`Error::Config`](crate::error::Error::Config) when `config` makes no model, and whatever `read` reports.
     pub fn from_params<P: Into<ParamData>>(
         config: &GptConfig,
         dtype: Dtype,
@@ -148,7 +148,7 @@ impl Gpt {
     /// Every parameter's path and value as f32, in the order of the layers. Reads one tensor at a time off the device.
     ///
     /// # Errors
-    /// [`Error::Execution`] when the device cannot be read, and whatever `visit` reports.
+    /// [`Error::Execution`](crate::error::Error::Execution) when the device cannot be read, and whatever `visit` reports.
     pub fn read_params(&self, visit: &mut ParamVisitor<'_>) -> Result<()> {
         self.embed.read("embed", visit)?;
         self.embed_norm.iter().try_for_each(|norm| norm.read("embed_norm", visit))?;

@@ -82,7 +82,7 @@ pub struct Hypothesis {
     pub logprob: f64,
     /// What it is ranked by: the penalized log-probability, or the perturbed one.
     pub score: f64,
-    /// Whether a token ended it, rather than its length.
+    /// Whether its last token ended it, rather than its length.
     pub is_ended: bool,
     /// Names the path of tokens for the random stream.
     path: u64,
@@ -95,6 +95,7 @@ struct Continuation {
     id: TokenId,
     logprob: f64,
     score: f64,
+    is_ended: bool,
     reported: Option<TokenLogprobs>,
 }
 
@@ -130,12 +131,13 @@ impl BeamSearch {
         &self.beams
     }
 
-    /// Takes the raw logits of what follows the `beam`-th partial answer, `[vocab_size]`. Each beam is expanded once,
-    /// in any order, before [`select`](Self::select).
+    /// Takes the raw logits of what follows the `beam`-th partial answer, `[vocab_size]`. `completes` says of a token that is
+    /// none of `end_ids` whether it ends the answer all the same, because a stop string is complete with it. Each beam is
+    /// expanded once, in any order, before [`select`](Self::select).
     ///
     /// # Errors
     /// [`Error::Logits`] if the logits are not what a working model gives.
-    pub fn expand(&mut self, beam: usize, logits: &[f32]) -> Result<()> {
+    pub fn expand(&mut self, beam: usize, logits: &[f32], completes: impl Fn(TokenId) -> bool) -> Result<()> {
         let Some(parent) = self.beams.get(beam) else { return Ok(()) };
         if let Some(id) = logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY) {
             return Err(Error::Logits { what: format!("token {id} has the logit {}", logits[id]) });
@@ -155,21 +157,29 @@ impl BeamSearch {
         let mut candidates: Vec<Continuation> = possible
             .map(|(id, &logit)| {
                 let logprob = parent.logprob + f64::from(logit) - log_total;
-                Continuation { parent: beam, id: id as TokenId, logprob, score: logprob, reported: None }
+                Continuation {
+                    parent: beam,
+                    id: id as TokenId,
+                    logprob,
+                    score: logprob,
+                    is_ended: false,
+                    reported: None,
+                }
             })
             .collect();
         if candidates.is_empty() {
             return Err(Error::Logits { what: "every token of a beam is ruled out".into() });
         }
-        let n_wanted = match self.params.kind {
-            // If all the ends are among them, there are still enough that go on.
-            BeamKind::Best { .. } => self.params.width * (1 + self.params.end_ids.len()),
+        let BeamParams { width, kind, end_ids, .. } = &self.params;
+        let ends = |id: TokenId| end_ids.contains(&id) || completes(id);
+        match kind {
+            BeamKind::Best { .. } => keep_best_that_go_on(*width, &mut candidates, ends),
             BeamKind::Stochastic { .. } => {
                 perturb(parent, &mut candidates);
-                self.params.width
+                keep_best(*width, &mut candidates);
+                candidates.iter_mut().for_each(|candidate| candidate.is_ended = ends(candidate.id));
             }
-        };
-        keep_best(n_wanted, &mut candidates);
+        }
         if let Some(n_top) = self.params.n_top {
             for candidate in &mut candidates {
                 candidate.reported = Some(token_logprobs(logits, candidate.id, n_top));
@@ -271,13 +281,12 @@ impl BeamSearch {
     }
 
     fn continued(&self, continuation: Continuation) -> Hypothesis {
-        let Continuation { parent, id, logprob, score, reported } = continuation;
+        let Continuation { parent, id, logprob, score, is_ended, reported } = continuation;
         let parent = &self.beams[parent];
         let mut token_ids = parent.token_ids.clone();
         token_ids.push(id);
         let mut logprobs = parent.logprobs.clone();
         logprobs.extend(reported);
-        let is_ended = self.params.end_ids.contains(&id);
         let path = node_stream(parent.path).bits(id as usize, Purpose::Branch);
         Hypothesis { token_ids, logprobs, logprob, score, is_ended, path }
     }
@@ -317,17 +326,34 @@ fn node_stream(path: u64) -> RandomStream {
     RandomStream::new(path, 0)
 }
 
-/// Keeps the `n` best, the best first: by score, then by parent and token, so that equal scores have one order.
+/// Keeps the `n` best, the best first.
 fn keep_best(n: usize, continuations: &mut Vec<Continuation>) {
-    let order = |a: &Continuation, b: &Continuation| {
-        let by_score = b.score.partial_cmp(&a.score).unwrap_or(Ordering::Equal);
-        by_score.then(a.parent.cmp(&b.parent)).then(a.id.cmp(&b.id))
-    };
     if n > 0 && n < continuations.len() {
-        continuations.select_nth_unstable_by(n - 1, order);
+        continuations.select_nth_unstable_by(n - 1, by_rank);
     }
     continuations.truncate(n);
-    continuations.sort_unstable_by(order);
+    continuations.sort_unstable_by(by_rank);
+}
+
+/// Keeps the best, the best first, as many as it takes for `width` of them to go on if there are so many, and notes which
+/// ones end.
+fn keep_best_that_go_on(width: usize, continuations: &mut Vec<Continuation>, ends: impl Fn(TokenId) -> bool) {
+    let mut n = 2 * width;
+    while n < continuations.len() {
+        continuations.select_nth_unstable_by(n - 1, by_rank);
+        if continuations.iter().take(n).filter(|continuation| !ends(continuation.id)).count() >= width {
+            break;
+        }
+        n *= 4;
+    }
+    keep_best(n, continuations);
+    continuations.iter_mut().for_each(|continuation| continuation.is_ended = ends(continuation.id));
+}
+
+/// By score, then by parent and token, so that equal scores have one order.
+fn by_rank(a: &Continuation, b: &Continuation) -> Ordering {
+    let by_score = b.score.partial_cmp(&a.score).unwrap_or(Ordering::Equal);
+    by_score.then(a.parent.cmp(&b.parent)).then(a.id.cmp(&b.id))
 }
 
 fn by_score(a: &Hypothesis, b: &Hypothesis) -> Ordering {
@@ -378,13 +404,20 @@ mod tests {
     }
 
     fn search(params: BeamParams) -> Vec<Hypothesis> {
+        search_with_stop(params, &[])
+    }
+
+    /// `stop` is a run of tokens that ends an answer.
+    fn search_with_stop(params: BeamParams, stop: &[TokenId]) -> Vec<Hypothesis> {
         let n = params.width;
         let mut search = BeamSearch::new(params);
         loop {
             let before = search.beams().to_vec();
             // In any order.
             for beam in (0..before.len()).rev() {
-                search.expand(beam, &logits(&before[beam].token_ids)).unwrap();
+                let ids = &before[beam].token_ids;
+                let completes = |id| !stop.is_empty() && [ids.as_slice(), &[id]].concat().ends_with(stop);
+                search.expand(beam, &logits(ids), completes).unwrap();
             }
             let parents = search.select();
             if parents.is_empty() {
@@ -416,7 +449,7 @@ mod tests {
     }
 
     /// The definition, written down naively: all continuations of all beams, sorted.
-    fn naive(width: usize, max_tokens: usize) -> Vec<Vec<TokenId>> {
+    fn naive(width: usize, max_tokens: usize, stop: &[TokenId]) -> Vec<Vec<TokenId>> {
         let (mut beams, mut finished) = (vec![(Vec::new(), 0.0)], Vec::new());
         for n_tokens in 1..=max_tokens {
             let mut all: Vec<(Vec<TokenId>, f64)> = Vec::new();
@@ -425,7 +458,8 @@ mod tests {
                 all.extend((0..VOCAB).map(|id| ([prefix.as_slice(), &[id as TokenId]].concat(), logprob + next[id])));
             }
             all.sort_by(|a, b| b.1.total_cmp(&a.1));
-            let ends = |ids: &[TokenId]| ids.last() == Some(&END) || n_tokens == max_tokens;
+            let is_stopped = |ids: &[TokenId]| !stop.is_empty() && ids.ends_with(stop);
+            let ends = |ids: &[TokenId]| ids.last() == Some(&END) || is_stopped(ids) || n_tokens == max_tokens;
             finished.extend(all.iter().take(width).filter(|(ids, _)| ends(ids)).cloned());
             beams = all.into_iter().filter(|(ids, _)| !ends(ids)).take(width).collect();
         }
@@ -437,12 +471,12 @@ mod tests {
     fn every_width_follows_the_definition() {
         for width in 1..12 {
             for max_tokens in 1..7 {
-                let found = search(params(width, max_tokens, best(1.0, EarlyStopping::Certain)));
-                let expected = naive(width, max_tokens);
-                // Certain of the whole list only where the worst of it was beyond reach; of the best always.
-                assert_eq!(found[0].token_ids, expected[0], "{width} beams, {max_tokens} tokens");
-                let ids: Vec<_> = found.into_iter().map(|hypothesis| hypothesis.token_ids).collect();
-                assert_eq!(ids, expected, "{width} beams, {max_tokens} tokens");
+                for stop in [&[][..], &[2], &[3, 1]] {
+                    let found = search_with_stop(params(width, max_tokens, best(1.0, EarlyStopping::Certain)), stop);
+                    let expected = naive(width, max_tokens, stop);
+                    let ids: Vec<_> = found.into_iter().map(|hypothesis| hypothesis.token_ids).collect();
+                    assert_eq!(ids, expected, "{width} beams, {max_tokens} tokens, stop {stop:?}");
+                }
             }
         }
     }

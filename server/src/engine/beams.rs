@@ -12,7 +12,7 @@ use hearth_model::{
 use super::{
     Event, EventSender, FinishReason, QueuePlace, StopCause,
     prefix_cache::PrefixChain,
-    request::{GenerateRequest, SpecialTokens, StopText},
+    request::{GenerateRequest, SpecialTokens, StopConditions, StopText},
     scheduler::Arrival,
     sequence::Intake,
     text::{Matched, TextAssembler},
@@ -41,6 +41,8 @@ struct Branch {
     /// Prompt and generated tokens.
     token_ids: Vec<TokenId>,
     chain: PrefixChain,
+    /// The generated text, looked through for stop strings.
+    text: TextAssembler,
     /// Its logits were seen, but not yet those of all others: a step has room for some only.
     is_expanded: bool,
 }
@@ -67,10 +69,11 @@ impl Beams {
         let token_ids = request.parts().prompt_ids.clone();
         let mut chain = PrefixChain::new(intake.secret, request.parts().cache_salt.as_deref());
         let prompt_keys = chain.extend(&token_ids);
+        let text = assembler(&request, intake.tokenizer);
         Self {
             width: params.width,
             search: BeamSearch::new(params),
-            branches: vec![Branch { token_ids, chain, is_expanded: false }],
+            branches: vec![Branch { token_ids, chain, text, is_expanded: false }],
             prompt_keys,
             events,
             queue_place: Some(intake.queue_place.clone()),
@@ -118,11 +121,17 @@ impl Beams {
     /// # Errors
     /// The logits are not what a working model gives; the search cannot go on.
     pub(crate) fn advance(&mut self, branch: usize, logits: &[f32]) -> Result<BeamProgress> {
-        match self.branches.get_mut(branch) {
-            Some(branch) if !branch.is_expanded => branch.is_expanded = true,
-            _ => return Ok(BeamProgress::Waits),
+        let Some(Branch { text, token_ids, is_expanded, .. }) = self.branches.get_mut(branch) else {
+            return Ok(BeamProgress::Waits);
+        };
+        if std::mem::replace(is_expanded, true) {
+            return Ok(BeamProgress::Waits);
         }
-        self.search.expand(branch, logits)?;
+        let parts = self.request.parts();
+        let may_stop = token_ids.len() + 1 - parts.prompt_ids.len() > parts.stop.min_tokens;
+        let looks = may_stop && !parts.stop.stop_strings.is_empty();
+        let completes = |id| looks && matches!(text.clone().push(id), Matched::Stopped(_));
+        self.search.expand(branch, logits, completes)?;
         if !self.branches.iter().all(|branch| branch.is_expanded) {
             return Ok(BeamProgress::Waits);
         }
@@ -131,10 +140,12 @@ impl Beams {
             return Ok(BeamProgress::Ended(self.finish()));
         }
         let grown = parents.iter().zip(self.search.beams()).filter_map(|(&parent, beam)| {
-            let Branch { mut token_ids, mut chain, .. } = self.branches.get(parent)?.clone();
-            token_ids.extend(beam.token_ids.last());
+            let Branch { mut token_ids, mut chain, mut text, .. } = self.branches.get(parent)?.clone();
+            let id = *beam.token_ids.last()?;
+            token_ids.push(id);
+            push(&mut text, id, beam.token_ids.len(), self.request.parts().stop.min_tokens);
             let key = chain.grown(&token_ids);
-            Some((Branch { token_ids, chain, is_expanded: false }, (parent, key)))
+            Some((Branch { token_ids, chain, text, is_expanded: false }, (parent, key)))
         });
         let (branches, steps): (Vec<Branch>, Vec<_>) = grown.unzip();
         self.branches = branches;
@@ -164,22 +175,43 @@ impl Beams {
 
     fn tell(&self, events: &EventSender, hypothesis: Hypothesis, cached_tokens: usize) -> (FinishReason, usize) {
         let Hypothesis { token_ids, logprobs, is_ended, .. } = hypothesis;
-        let parts = self.request.parts();
-        let options = DecodeOptions { skip_special_tokens: parts.text.special_tokens == SpecialTokens::Skip };
-        let detokenizer = Detokenizer::new(&self.tokenizer, options).with_prefix(&parts.prompt_ids);
-        let mut text = TextAssembler::new(detokenizer, Vec::new());
+        let StopConditions { min_tokens, stop_token_ids, .. } = &self.request.parts().stop;
+        let cuts = self.request.parts().text.stop_text == StopText::Cut;
+        let mut text = assembler(&self.request, &self.tokenizer);
         let mut logprobs = logprobs.into_iter();
         let n_tokens = token_ids.len();
-        let cause = token_ids.last().filter(|_| is_ended).map(|&id| StopCause::Token(id));
-        for (index, id) in token_ids.into_iter().enumerate() {
+        let end_id = token_ids.last().copied().filter(|id| is_ended && stop_token_ids.contains(id));
+        for (n, id) in (1..).zip(token_ids) {
             let offset = text.n_chars();
-            let is_end = is_ended && index + 1 == n_tokens && parts.text.stop_text == StopText::Cut;
-            let text = if is_end { String::new() } else { text.pass(id) };
+            let is_cut = end_id.is_some() && n == n_tokens && cuts;
+            let text = if is_cut { String::new() } else { push(&mut text, id, n, *min_tokens) };
             events.send(Event::Token { id, text, offset, logprobs: logprobs.next() });
         }
-        let reason = if is_ended { FinishReason::Stop } else { FinishReason::Length };
-        let (Matched::Text(text) | Matched::Stopped(text)) = text.finish();
-        events.send(Event::Finished { reason, cause, text, cached_tokens, spans: self.timeline.spans() });
+        let is_stopped = text.stop_string().is_some();
+        // What was held back may hold a stop string after all once it is whole.
+        let (Matched::Text(rest) | Matched::Stopped(rest)) =
+            if is_stopped { Matched::Text(String::new()) } else { text.finish() };
+        let stop_string = text.stop_string().map(|stop| StopCause::Text(stop.to_owned()));
+        let cause = stop_string.or(end_id.map(StopCause::Token));
+        let reason = if cause.is_some() { FinishReason::Stop } else { FinishReason::Length };
+        events.send(Event::Finished { reason, cause, text: rest, cached_tokens, spans: self.timeline.spans() });
         (reason, n_tokens)
     }
+}
+
+/// At the start of an answer.
+fn assembler(request: &GenerateRequest, tokenizer: &Tokenizer) -> TextAssembler {
+    let parts = request.parts();
+    let options = DecodeOptions { skip_special_tokens: parts.text.special_tokens == SpecialTokens::Skip };
+    let detokenizer = Detokenizer::new(tokenizer, options).with_prefix(&parts.prompt_ids);
+    TextAssembler::new(detokenizer, parts.stop.stop_strings.clone()).with_stop_text(parts.text.stop_text)
+}
+
+/// Adds the `n`-th token. Before there are `min_tokens`, none stops the answer.
+fn push(text: &mut TextAssembler, id: TokenId, n: usize, min_tokens: usize) -> String {
+    if n <= min_tokens {
+        return text.pass(id);
+    }
+    let (Matched::Text(text) | Matched::Stopped(text)) = text.push(id);
+    text
 }

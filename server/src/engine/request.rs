@@ -389,7 +389,6 @@ fn check_beams(parts: &RequestParts, limits: &ModelLimits) -> Result<(), Validat
     let neutral = SamplingParams { temperature: 1.0, seed: 0, ..SamplingParams::default() };
     let sampling = &parts.sampling;
     let unsupported = [
-        ("stop", !parts.stop.stop_strings.is_empty()),
         ("prompt_logprobs", parts.prompt_logprobs.is_some()),
         ("max_tokens", parts.stop.max_tokens == 0),
         ("logit_bias", sampling.logit_bias != neutral.logit_bias),

@@ -80,7 +80,7 @@ impl StopMatcher {
 }
 
 /// Detokenizes, then looks for stop strings.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct TextAssembler {
     detokenizer: Detokenizer,
     matcher: StopMatcher,

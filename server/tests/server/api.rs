@@ -227,7 +227,7 @@ async fn refusals_name_the_parameter() {
         (json!({ "best_of": 3, "stream": true }), "best_of", "equal to `n`"),
         (json!({ "best_of": 2, "n": 3 }), "best_of", "at least `n`, got 2 and 3"),
         (json!({ "use_beam_search": true, "best_of": 9 }), "best_of", "from `n` to 8 beams"),
-        (json!({ "use_beam_search": true, "stop": "x" }), "stop", "does not go with `use_beam_search`"),
+        (json!({ "use_beam_search": true, "top_k": 5 }), "top_k", "does not go with `use_beam_search`"),
         (json!({ "use_beam_search": true, "early_stopping": "yes" }), "early_stopping", "or \"never\""),
         (json!({ "use_beam_search": true, "stochastic_beam_search": true }), "stochastic_beam_search", "choose one"),
         (json!({ "priority": 101 }), "priority", "from -100 to 100"),

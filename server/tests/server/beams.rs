@@ -9,6 +9,7 @@ use hearth_model::{
         SamplingParams,
         beam::{BeamKind, BeamParams, BeamSearch, EarlyStopping, Hypothesis},
     },
+    tokenizer::DecodeOptions,
 };
 use hearth_server::engine::{
     Engine, EngineOptions, Event, FinishReason,
@@ -30,6 +31,15 @@ fn beams(prompt_ids: Vec<TokenId>, [width, n_best]: [usize; 2], kind: BeamKind) 
     RequestParts { strategy: Strategy::Beams { width, n_best, kind }, logprobs: Some(1), ..parts }
 }
 
+/// Stop strings that come up, in place of stop tokens.
+fn stopped_by(mut parts: RequestParts) -> RequestParts {
+    parts.stop.stop_token_ids.clear();
+    parts.stop.stop_strings = STOPS.map(str::to_owned).to_vec();
+    parts
+}
+
+const STOPS: [&str; 6] = ["a", "e", "o", "x", "1", "T"];
+
 /// No cache, no batch: each beam's whole text goes through the model at every step.
 fn from_scratch(gpt: &Gpt, parts: &RequestParts) -> Vec<Hypothesis> {
     let Strategy::Beams { width, n_best, kind } = parts.strategy else { panic!("no beams") };
@@ -43,12 +53,18 @@ fn from_scratch(gpt: &Gpt, parts: &RequestParts) -> Vec<Hypothesis> {
         n_top: parts.logprobs,
     });
     let mut cache = KvCache::new(gpt.config(), 32, &gpt.device());
+    let tokenizer = support::tokenizer();
     loop {
         for beam in 0..search.beams().len() {
-            let text = [parts.prompt_ids.as_slice(), &search.beams()[beam].token_ids].concat();
+            let ids = search.beams()[beam].token_ids.clone();
+            let text = [parts.prompt_ids.as_slice(), &ids].concat();
             let mut table = cache.table();
             let logits = next_logits(gpt, &mut cache, &mut table, &text).unwrap();
-            search.expand(beam, &logits).unwrap();
+            let completes = |id| {
+                let text = tokenizer.decode(&[ids.as_slice(), &[id]].concat(), DecodeOptions::default());
+                parts.stop.stop_strings.iter().any(|stop| text.contains(stop.as_str()))
+            };
+            search.expand(beam, &logits, completes).unwrap();
         }
         if search.select().is_empty() {
             return search.into_best(n_best);
@@ -94,9 +110,13 @@ async fn beams_find_what_a_search_from_scratch_finds() {
         beams(prompt(3, 2), [3, 2], BeamKind::Best { length_penalty: 0.0, early_stopping: EarlyStopping::Certain }),
         beams(prompt(47, 3), [5, 5], stochastic),
         beams(prompt(12, 4), [1, 1], BEST),
+        stopped_by(beams(prompt(9, 5), [4, 4], BEST)),
+        stopped_by(beams(prompt(21, 6), [3, 3], stochastic)),
     ];
     let expected: Vec<Answer> = searches.iter().flat_map(|parts| from_scratch(&gpt, parts)).map(as_told).collect();
     assert!(expected.iter().any(|(.., reason)| *reason == Some(FinishReason::Stop)), "the test shows too little");
+    let n_of_strings = expected.iter().rev().take(7).filter(|(.., reason)| *reason == Some(FinishReason::Stop)).count();
+    assert!(n_of_strings > 0, "the test shows too little");
     // Among others, in small chunks so that beams wait for each other, and short of pages.
     for (max_batch_size, max_batch_tokens, n_pages) in [(16, 64, 400), (5, 7, 400), (16, 16, 26), (8, 8, 25)] {
         let options =
@@ -200,6 +220,29 @@ async fn a_beam_search_over_http() {
     drawn["seed"] = json!(4);
     let drawn = server.complete(drawn).await;
     assert_ne!(drawn["choices"][0]["logprobs"]["tokens"], drawn["choices"][1]["logprobs"]["tokens"]);
+    let mut stopped =
+        json!({ "prompt": "the", "best_of": 4, "n": 4, "max_tokens": 40, "ignore_eos": true, "stop": STOPS });
+    for strategy in ["use_beam_search", "stochastic_beam_search"] {
+        let mut n_stopped = 0;
+        for keeps in [false, true] {
+            stopped["include_stop_str_in_output"] = json!(keeps);
+            let mut body = stopped.clone();
+            body[strategy] = json!(true);
+            body["seed"] = json!(5);
+            let answer = server.complete(body.clone()).await;
+            for choice in answer["choices"].as_array().unwrap() {
+                let text = choice["text"].as_str().unwrap();
+                if let Some(stop) = choice["stop_reason"].as_str() {
+                    n_stopped += 1;
+                    assert_eq!(choice["finish_reason"], "stop");
+                    assert!(text.ends_with(stop) == keeps && STOPS.contains(&stop), "{choice}");
+                }
+                assert!(keeps || !STOPS.iter().any(|stop| text.contains(stop)), "{choice}");
+            }
+            assert_eq!(json!(support::fold(&server.stream(body).await)), answer["choices"]);
+        }
+        assert!(n_stopped >= 2, "the test shows too little");
+    }
     let refused = json!({ "prompt": "x", "use_beam_search": true, "best_of": 8, "max_tokens": 8000 });
     let small = Server::with_options(EngineOptions { kv_cache_tokens: Some(1024), ..OPTIONS });
     let answer = small.post(refused.to_string()).await;

@@ -57,7 +57,6 @@ async fn what_does_not_go_together_is_refused_with_both_names() {
     }
     for strategy in ["use_beam_search", "stochastic_beam_search"] {
         for (fields, param) in [
-            (json!({ "stop": "x" }), "stop"),
             (json!({ "echo": true, "logprobs": 1 }), "echo"),
             (json!({ "echo": true, "max_tokens": 0 }), "echo"),
             (json!({ "prompt_logprobs": 1 }), "prompt_logprobs"),
