@@ -485,8 +485,8 @@ mod tests {
         );
         assert!(refusal(beams(5, 2)).1.contains("got 5 with `n` 2"));
         assert!(refusal(beams(2, 3)).1.contains("got 2 with `n` 3"));
-        let stop = StopConditions { stop_strings: vec!["x".into()], max_tokens: 1, ..StopConditions::default() };
-        assert_eq!(refusal(RequestParts { stop, ..beams(2, 2) }).0, Some("stop"));
+        let sampling = SamplingParams { top_k: 5, ..SamplingParams::default() };
+        assert_eq!(refusal(RequestParts { sampling, ..beams(2, 2) }).0, Some("top_k"));
         assert_eq!(refusal(RequestParts { priority: 101, ..parts(1, 1) }).0, Some("priority"));
     }
 }
