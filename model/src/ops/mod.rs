@@ -27,7 +27,7 @@ pub use attention::{
 };
 pub use bandwidth::read_bandwidth;
 pub use block::{BlockParts, BlockScratch, LinearParts, NormParts, PagedAttention, block, has_block};
-pub use cpu::{lead_threads, limit_arenas, nearest_q8};
+pub use cpu::{give_back_memory, lead_threads, limit_arenas, nearest_q8};
 pub use cross_entropy::linear_cross_entropy;
 pub use embedding::{embedding, take_rows};
 pub use kv_append::{append_keys, append_rows, append_values, new_pool, rope_append};

@@ -6,6 +6,7 @@ use burn::tensor::Device;
 use hearth_model::{
     config::{GptConfig, Positions, Rope, RopeScaling},
     kv_cache::PAGE_SIZE,
+    ops,
     weights::model_dir::LoadedModel,
 };
 use ring::digest::{SHA256, digest};
@@ -137,6 +138,8 @@ pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
     };
     let mut runner = Runner::new(loaded.gpt, n_pages);
     runner.warm_up(limits.max_batch_tokens)?;
+    // What loading took beside the weights is no use any more.
+    ops::give_back_memory();
     Ok(Prepared { model, runner, speculator, limits })
 }
 

@@ -23,7 +23,7 @@ mod quantized;
 mod rowwise;
 mod tensors;
 
-pub use arenas::limit_arenas;
+pub use arenas::{give_back_memory, limit_arenas};
 pub(super) use attention::{append_keys, attention_paged};
 pub(super) use block::{BlockValues, LinearValues, NormValues, PagedValues, Scratch, block};
 pub(super) use huge_pages::prefer_huge_pages;
