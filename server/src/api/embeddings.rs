@@ -111,17 +111,15 @@ pub(crate) async fn create(State(state): State<AppState>, mut fields: Fields) ->
     let engine = state.working_engine()?.clone();
     let ignored = generation::ignored(&fields);
     let (n_inputs, format) = (request.sources.len(), request.format);
-    // Tokenizing a long text takes a while, and this thread serves others.
-    let submitted = tokio::task::spawn_blocking(move || {
+    let prepare = move || {
         let truncates = request.truncation.is_some();
         let (requests, n_cut) = request.prepare(&model)?;
         let n_tokens: usize = requests.iter().map(|request| request.parts().token_ids.len()).sum();
         let details = truncates.then_some(TruncationDetails { truncated_tokens: n_cut });
         let usage = EmbeddingUsage { prompt_tokens: n_tokens, total_tokens: n_tokens, prompt_tokens_details: details };
-        Ok::<_, ApiError>((usage, engine.embed(requests)?))
-    });
-    let (usage, events) =
-        submitted.await.map_err(|error| ApiError::internal(format!("preparing the input failed: {error}")))??;
+        Ok((usage, engine.embed(requests)?))
+    };
+    let (usage, events) = state.prepare(fields.n_bytes(), prepare).await?;
     fields.log().work(|work| {
         (work.id, work.model) = (Some(fresh_id("embd-")), Some(state.model_id().to_owned()));
         work.prompt_tokens = Some(usage.prompt_tokens);

@@ -32,6 +32,8 @@ pub(crate) struct Fields {
     /// The fields of such objects that nobody has read, by their paths.
     unread: Arc<Mutex<Vec<String>>>,
     log: RequestLog,
+    /// Bytes of the whole body.
+    n_bytes: usize,
     /// Where there is one, the parser is being watched: it says what it reads.
     shape: Option<Shape>,
 }
@@ -53,13 +55,24 @@ impl FromRequest<AppState> for Fields {
                 return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message));
             }
         }
+        if let Some(given) = request.headers().get(header::CONTENT_ENCODING).filter(|given| *given != "identity") {
+            let given = String::from_utf8_lossy(given.as_bytes());
+            let message = format!("the body must not be compressed, got the content encoding `{given}`");
+            return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message));
+        }
+        let too_large = || format!("the body must be at most {} bytes", options.max_body_bytes);
+        // Said before it is sent, where the client tells.
+        let length = request.headers().get(header::CONTENT_LENGTH).and_then(|given| given.to_str().ok()?.parse().ok());
+        if length.is_some_and(|length: u64| length > options.max_body_bytes as u64) {
+            return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", too_large()));
+        }
         let body = timeout(options.body_timeout, Bytes::from_request(request, state)).await.map_err(|_| {
             let message = format!("the body must arrive within {} s", options.body_timeout.as_secs_f64());
             ApiError::new(StatusCode::REQUEST_TIMEOUT, "timeout_error", message)
         })?;
         let body = body.map_err(|rejection| {
             let message = match rejection.status() {
-                StatusCode::PAYLOAD_TOO_LARGE => format!("the body must be at most {} bytes", options.max_body_bytes),
+                StatusCode::PAYLOAD_TOO_LARGE => too_large(),
                 _ => rejection.body_text(),
             };
             ApiError::new(rejection.status(), "invalid_request_error", message)
@@ -71,7 +84,7 @@ impl FromRequest<AppState> for Fields {
 impl Fields {
     pub(crate) fn parse(body: &[u8], log: RequestLog) -> Result<Self, ApiError> {
         match serde_json::from_slice(body) {
-            Ok(Value::Object(entries)) => Ok(Self::of_body(entries, log, None)),
+            Ok(Value::Object(entries)) => Ok(Self::of_body(entries, log, body.len(), None)),
             Ok(other) => Err(ApiError::bad_request(format!("the body must be a JSON object, got {}", shown(&other)))),
             Err(error) => Err(ApiError::bad_request(format!("the body must be a JSON object: {error}"))),
         }
@@ -80,11 +93,11 @@ impl Fields {
     /// An example whose parser is to note in `shape` what it reads.
     pub(crate) fn describing(example: Value, shape: &Shape) -> Self {
         let Value::Object(entries) = example else { return Self::describing(json!({}), shape) };
-        Self::of_body(entries, RequestLog::default(), Some(shape.clone()))
+        Self::of_body(entries, RequestLog::default(), 0, Some(shape.clone()))
     }
 
-    fn of_body(entries: Map<String, Value>, log: RequestLog, shape: Option<Shape>) -> Self {
-        Self { entries, place: String::new(), unread: Arc::default(), log, shape }
+    fn of_body(entries: Map<String, Value>, log: RequestLog, n_bytes: usize, shape: Option<Shape>) -> Self {
+        Self { entries, place: String::new(), unread: Arc::default(), log, n_bytes, shape }
     }
 
     /// The field as it is, for a caller who checks that it is what `schema` says.
@@ -282,6 +295,11 @@ impl Fields {
         self.read(name, schema, |value| token_ids(value).ok_or_else(|| "an array of token ids".into()))
     }
 
+    /// Bytes of the whole body.
+    pub(crate) fn n_bytes(&self) -> usize {
+        self.n_bytes
+    }
+
     /// The request's line in the log.
     pub(crate) fn log(&self) -> &RequestLog {
         &self.log
@@ -302,6 +320,7 @@ impl Fields {
                 place: format!("{}{name}.", self.place),
                 unread: Arc::clone(&self.unread),
                 log: self.log.clone(),
+                n_bytes: self.n_bytes,
                 shape,
             })),
             Some(other) => Err(must_be(name, "an object", &other)),

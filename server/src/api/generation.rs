@@ -90,6 +90,8 @@ pub(crate) struct Generation {
     wanted_tokens: usize,
     /// The paths of fields that nobody has read.
     ignored: Vec<String>,
+    /// Bytes of the body that all this came in.
+    n_bytes: usize,
     log: RequestLog,
 }
 
@@ -214,6 +216,7 @@ impl Generation {
             deadline: deadline(given)?,
             wanted_tokens: max_tokens,
             ignored: Vec::new(),
+            n_bytes: given.n_bytes(),
             log: given.log().clone(),
         };
         for name in WITHOUT_EFFECT {
@@ -303,16 +306,14 @@ impl Generation {
         let engine = state.working_engine()?.clone();
         let (tokenizer, fingerprint) = (engine.model().tokenizer.clone(), engine.model().fingerprint.clone());
         let generation = self.clone();
-        // Tokenizing a long text takes a while, and this thread serves others.
-        let submitted = tokio::task::spawn_blocking(move || {
+        let prepare = move || {
             let prompts = prepare(&generation, engine.model())?;
             let n_cut = generation.truncation.map(|_| prompts.iter().map(|prompt| prompt.n_cut).sum());
             let openings = generation.openings(&prompts);
             let events = engine.submit(generation.requests(&prompts, engine.model())?)?;
-            Ok::<_, ApiError>((prompts, n_cut, openings, events))
-        });
-        let (prompts, n_cut, openings, events) =
-            submitted.await.map_err(|error| ApiError::internal(format!("preparing the prompt failed: {error}")))??;
+            Ok((prompts, n_cut, openings, events))
+        };
+        let (prompts, n_cut, openings, events) = state.prepare(self.n_bytes, prepare).await?;
         let head = Head {
             id: fresh_id(id_prefix),
             object: "",

@@ -9,10 +9,16 @@ use std::{
 };
 
 use hearth_model::sampling::SamplingParams;
-use tokio::sync::SetOnce;
+use tokio::{
+    sync::{Semaphore, SetOnce},
+    task::spawn_blocking,
+};
 
 use super::{error::ApiError, options::ApiOptions};
 use crate::engine::{Engine, EngineState};
+
+/// A body of more bytes takes long to tokenize: tens of milliseconds and more.
+const LONG_BODY_BYTES: usize = 1 << 16;
 
 /// Shared by all requests; clones are the same state.
 #[derive(Clone, Debug)]
@@ -25,6 +31,8 @@ struct Inner {
     created: u64,
     engine: SetOnce<Engine>,
     draining: AtomicBool,
+    /// Whose turn it is among the requests with long bodies.
+    long_body: Arc<Semaphore>,
 }
 
 impl AppState {
@@ -41,6 +49,7 @@ impl AppState {
             created: unix_seconds(),
             engine: SetOnce::new(),
             draining: AtomicBool::new(false),
+            long_body: Arc::new(Semaphore::new(1)),
         };
         Self(Arc::new(inner))
     }
@@ -94,6 +103,29 @@ impl AppState {
         }
     }
 
+    /// Does `work`, such as tokenizing a prompt that came in a body of `n_bytes`, on a thread that serves nobody else.
+    /// Long bodies take turns, so that there is always a thread for short ones, whatever is sent.
+    ///
+    /// # Errors
+    /// What `work` reports; 500 if it panics.
+    pub(crate) async fn prepare<Work, T>(&self, n_bytes: usize, work: Work) -> Result<T, ApiError>
+    where
+        Work: FnOnce() -> Result<T, ApiError> + Send + 'static,
+        T: Send + 'static,
+    {
+        let turn = match n_bytes {
+            0..=LONG_BODY_BYTES => None,
+            // Never closed, so there is a turn for everybody.
+            _ => Arc::clone(&self.0.long_body).acquire_owned().await.ok(),
+        };
+        let done = spawn_blocking(move || {
+            // Kept to the end, even when the client does not wait for it.
+            let _turn = turn;
+            work()
+        });
+        done.await.map_err(|error| ApiError::internal(format!("preparing the request failed: {error}")))?
+    }
+
     /// The API's settings.
     pub fn options(&self) -> &ApiOptions {
         &self.0.options
@@ -118,4 +150,37 @@ impl AppState {
 /// Now, in seconds since 1970.
 pub(crate) fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use std::{sync::mpsc, time::Duration};
+
+    use tokio::runtime;
+
+    use super::*;
+
+    #[test]
+    fn however_many_long_bodies_there_are_a_short_one_finds_a_thread() {
+        let runtime = runtime::Builder::new_multi_thread().enable_all().max_blocking_threads(2).build().unwrap();
+        runtime.block_on(async {
+            let state = AppState::loading("x");
+            let (go, goes) = mpsc::channel::<()>();
+            let goes = Arc::new(std::sync::Mutex::new(goes));
+            let long = (0..5).map(|_| {
+                let (state, goes) = (state.clone(), Arc::clone(&goes));
+                let work = move || Ok(goes.lock().unwrap().recv().unwrap());
+                tokio::spawn(async move { state.prepare(LONG_BODY_BYTES + 1, work).await })
+            });
+            let long: Vec<_> = long.collect();
+            let short = state.prepare(LONG_BODY_BYTES, || Ok(7));
+            assert_eq!(tokio::time::timeout(Duration::from_secs(30), short).await.unwrap().unwrap(), 7);
+            for done in long {
+                go.send(()).unwrap();
+                done.await.unwrap().unwrap();
+            }
+        });
+    }
 }

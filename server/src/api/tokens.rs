@@ -142,8 +142,7 @@ fn describe_detokenize(_: &AppState, shape: &Shape) -> Result<(), ApiError> {
 pub(crate) async fn tokenize(State(state): State<AppState>, mut fields: Fields) -> Result<Response, ApiError> {
     let TokenizeRequest { model: name, returns_strings, source } = TokenizeRequest::from_fields(&mut fields)?;
     let (model, ignored) = (model(&state, name)?, generation::ignored(&fields));
-    // Tokenizing a long text takes a while, and this thread serves others.
-    let encoded = tokio::task::spawn_blocking(move || {
+    let encode = move || {
         let tokens = match source {
             Source::Prompt(text, options) => model
                 .tokenizer
@@ -152,14 +151,14 @@ pub(crate) async fn tokenize(State(state): State<AppState>, mut fields: Fields) 
             Source::Conversation(conversation) => conversation.encode(&model)?,
         };
         let strings = || tokens.iter().map(|&id| model.tokenizer.token(id)).collect();
-        Ok::<_, ApiError>(Json(Tokens {
+        Ok(Json(Tokens {
             count: tokens.len(),
             max_model_len: model.limits.max_seq_len,
             token_strs: returns_strings.then(strings),
             tokens,
         }))
-    });
-    let encoded = encoded.await.map_err(|error| ApiError::internal(format!("encoding failed: {error}")))??;
+    };
+    let encoded = state.prepare(fields.n_bytes(), encode).await?;
     Ok(generation::remark(ignored, encoded.into_response()))
 }
 
