@@ -114,7 +114,7 @@ mod model {
 }
 
 pub use model::{chat, config, error, ops, tokenizer, weights};
-pub(crate) use model::{mmap, param_specs, regular_file};
+pub(crate) use model::{mmap, regular_file};
 
 /// As in `hearth-model`.
 pub type TokenId = u32;

@@ -171,7 +171,10 @@ mod tests {
             let goes = Arc::new(std::sync::Mutex::new(goes));
             let long = (0..5).map(|_| {
                 let (state, goes) = (state.clone(), Arc::clone(&goes));
-                let work = move || Ok(goes.lock().unwrap().recv().unwrap());
+                let work = move || {
+                    goes.lock().unwrap().recv().unwrap();
+                    Ok(())
+                };
                 tokio::spawn(async move { state.prepare(LONG_BODY_BYTES + 1, work).await })
             });
             let long: Vec<_> = long.collect();

@@ -23,6 +23,9 @@ use serde::Serialize;
 use super::bench_grammars;
 use crate::config::ModelConfig;
 
+/// Tokens of the prompt whose prefill is timed, where nothing is said.
+const DEFAULT_PREFILL: usize = 512;
+
 /// What to measure.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct BenchArgs {
@@ -31,9 +34,9 @@ pub(crate) struct BenchArgs {
     /// Folder with a `config.json`: its shape with random weights, instead of a model
     #[arg(long, value_name = "DIR", conflicts_with_all = ["model", "grammars"])]
     random: Option<PathBuf>,
-    /// Tokens of the prompt whose prefill is timed
-    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
-    prefill: usize,
+    /// Tokens of the prompt whose prefill is timed [default: 512, or the model's context if that is shorter]
+    #[arg(long, value_name = "TOKENS")]
+    prefill: Option<usize>,
     /// Tokens of the prompts that decoding follows
     #[arg(long, value_name = "TOKENS", default_value_t = 128)]
     prompt: usize,
@@ -83,19 +86,23 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
             model.gpt
         }
     };
-    let longest = args.prefill.max(args.prompt + args.steps + 1);
     let context = gpt.config().max_seq_len;
+    let n_prefill = args.prefill.unwrap_or(DEFAULT_PREFILL.min(context));
+    let longest = n_prefill.max(args.prompt.saturating_add(args.steps).saturating_add(1));
     anyhow::ensure!(
         longest <= context,
         "the runs need {longest} tokens of context, the model has {context}\nhint: smaller `--prefill`, `--prompt` and `--steps`"
     );
-    anyhow::ensure!(args.prefill > 0 && args.prompt > 0 && args.steps > 0 && args.runs > 0, "counts must not be 0");
-    anyhow::ensure!(args.batch.iter().all(|&batch| batch > 0), "`--batch` must not be 0");
+    let counts = [("prefill", n_prefill), ("prompt", args.prompt), ("steps", args.steps), ("runs", args.runs)];
+    if let Some((flag, _)) = counts.iter().find(|(_, count)| *count == 0) {
+        anyhow::bail!("`--{flag}` must be at least 1, got 0");
+    }
+    anyhow::ensure!(args.batch.iter().all(|&batch| batch > 0), "`--batch` must be at least 1, got 0");
 
     let weight_bytes = gpt.step_bytes();
     let bandwidth = || ops::read_bandwidth(weight_bytes, &gpt.device());
     let before = bandwidth()?;
-    let mut results = vec![prefill(&gpt, &args)?];
+    let mut results = vec![prefill(&gpt, n_prefill, args.runs)?];
     for &batch in &args.batch {
         results.push(decode(&gpt, &args, batch)?);
     }
@@ -153,18 +160,18 @@ fn print(report: &Report) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn prefill(gpt: &Gpt, args: &BenchArgs) -> anyhow::Result<Measured> {
-    let prompt = token_ids(gpt, 0, args.prefill);
+fn prefill(gpt: &Gpt, n_tokens: usize, n_runs: usize) -> anyhow::Result<Measured> {
+    let prompt = token_ids(gpt, 0, n_tokens);
     let mut best = f64::INFINITY;
-    for _ in 0..args.runs {
-        let mut cache = KvCache::new(gpt.config(), args.prefill.div_ceil(PAGE_SIZE), &gpt.device());
+    for _ in 0..n_runs {
+        let mut cache = KvCache::new(gpt.config(), n_tokens.div_ceil(PAGE_SIZE), &gpt.device());
         let mut tables = [cache.table()];
         let start = Instant::now();
         step(gpt, &mut cache, &mut tables, &[&prompt])?;
         best = best.min(start.elapsed().as_secs_f64());
     }
-    let job = format!("prefill of {}", args.prefill);
-    Ok(Measured { job, tok_per_sec: args.prefill as f64 / best, fraction_of_bandwidth: None })
+    let job = format!("prefill of {}", n_tokens);
+    Ok(Measured { job, tok_per_sec: n_tokens as f64 / best, fraction_of_bandwidth: None })
 }
 
 fn decode(gpt: &Gpt, args: &BenchArgs, batch: usize) -> anyhow::Result<Measured> {
