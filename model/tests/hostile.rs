@@ -566,6 +566,7 @@ fn templates_are_bounded_in_all_that_they_make() {
         (with_large("ns.x|replace('a', ns.x)"), much),
         (with_large("ns.x.split('a')|length"), much),
         ("{{ range(99999)|list|join(range(99999)|join) }}".into(), much),
+        ("{{ range(99999)|string|sum(start='') }}".into(), much),
         ("{{ 'a'|indent(1000000000, true) }}".into(), much),
         ("{{ '%1000000000d'|format(1) }}".into(), much),
         ("{{ '%*d'|format(1000000000, 1) }}".into(), much),

@@ -34,6 +34,9 @@ const MAX_DEPTH: usize = 64;
 /// Bytes that an entry of a list takes, roughly; also the text of a number.
 const ENTRY: usize = 32;
 
+/// Bytes that may be copied in place of one that is made.
+const COPIED_PER_BYTE: usize = 256;
+
 /// How long a rendering may take. Instructions are counted, but some take long over long texts.
 const MAX_TIME: Duration = Duration::from_secs(5);
 
@@ -269,7 +272,14 @@ impl Budget {
                     rest.iter().try_fold(8, |sum: usize, value| Ok::<_, Error>(sum.saturating_add(text(value)?)))?;
                 text(value)?.saturating_mul(style)
             }
-            ("string" | "pprint" | "sum", _) => text(value)?.saturating_mul(4),
+            ("string" | "pprint", _) => text(value)?.saturating_mul(4),
+            // Of texts, each sum is a copy of the one before.
+            ("sum", rest) => {
+                let each = rest
+                    .iter()
+                    .try_fold(text(value)?, |sum, value| Ok::<_, Error>(sum.saturating_add(text(value)?)))?;
+                each.saturating_mul(length(value)) / COPIED_PER_BYTE
+            }
             ("map", [filter, rest @ ..]) => {
                 if let (Some(filter), Some(_)) = (filter.as_str(), value.len()) {
                     for entry in value.try_iter()? {
