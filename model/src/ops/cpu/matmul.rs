@@ -252,6 +252,7 @@ fn multiply_block<L: PanelLine>(
     block: &[f32],
     lines: &[L],
     d_in: usize,
+    #[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables, reason = "asks for memory on x86-64 only"))]
     fetches: bool,
     store: impl FnMut(usize, &[f32; PANEL]),
 ) {
