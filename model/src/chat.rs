@@ -10,6 +10,7 @@
 mod budget;
 mod environment;
 mod files;
+mod instructions;
 mod json;
 mod marks;
 mod rendering;

@@ -1,14 +1,11 @@
-//! Runs a compiled template: within bounds on its instructions, on what it makes and on its time ([`budget`]), and so that
+//! Runs a compiled template: within bounds on its instructions, on what it makes and on its time ([`budget`](super::budget)), and so that
 //! a fault of the template engine is an error like any other.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use minijinja::{AutoEscape, Environment, Value, machinery};
 
-use super::{
-    budget::{Budget, watched},
-    environment,
-};
+use super::{budget::Budget, environment, instructions::watched};
 use crate::error::{Error, Result};
 
 /// The text that the template of this name makes of `variables`.
