@@ -15,7 +15,9 @@ use super::{
     crew::{self, SharedMut},
     isa, multiply_add,
     panels::{Line, PANEL, PanelValues, Panels},
-    quantized::{self, QuantBlock, QuantRows},
+    quant_blocks::QuantBlock,
+    quant_rows::{self, QuantRows},
+    quantized,
     rowwise::activate_row,
 };
 use crate::{config::Activation, ops::BLOCK_SIZE as BLOCK};
@@ -178,7 +180,7 @@ fn multiply_panel(input: &Input<'_>, weight: &Panels, panel: usize, mut store: i
 }
 
 fn multiply_quantized<B: QuantBlock>(rows: &QuantRows, blocks: &[B], mut store: impl FnMut(usize, &[f32; PANEL])) {
-    for first in (0..rows.n_rows()).step_by(quantized::MAX_ROWS) {
+    for first in (0..rows.n_rows()).step_by(quant_rows::MAX_ROWS) {
         quantized::multiply_rows(rows, first, blocks, |n, sums| store(first + n, sums));
     }
 }

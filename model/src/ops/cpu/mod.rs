@@ -19,6 +19,8 @@ mod math;
 mod matmul;
 mod measure;
 mod panels;
+mod quant_blocks;
+mod quant_rows;
 mod quantized;
 mod rowwise;
 mod tensors;
@@ -30,7 +32,7 @@ pub(super) use huge_pages::prefer_huge_pages;
 pub(super) use matmul::linear;
 pub(super) use measure::read_bandwidth;
 pub(super) use panels::Panels;
-pub use quantized::nearest_q8;
+pub use quant_blocks::nearest_q8;
 pub(super) use rowwise::{activate, exp_all, gated, has_activation, norm, rope};
 pub(super) use tensors::{Values, changed, ints, is_cpu, tensor, update, values};
 

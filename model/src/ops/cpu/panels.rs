@@ -6,7 +6,7 @@ use rayon::prelude::*;
 use super::{
     foresight::Reading,
     huge_pages::Stored,
-    quantized::{self, Q4Block, Q8Block},
+    quant_blocks::{self, Q4Block, Q8Block},
 };
 use crate::ops::{BLOCK_SIZE as BLOCK, Dtype, QuantizedBlock, QuantizedMatrix};
 
@@ -45,8 +45,8 @@ impl Panels {
         let values = match dtype {
             Dtype::F32 => PanelValues::F32(lay_out(values, [d_out, d_in], 0.0, |value| value)),
             Dtype::F16 => PanelValues::F16(lay_out(values, [d_out, d_in], f16::ZERO, f16::from_f32)),
-            Dtype::Q8 => PanelValues::Q8(quantized::lay_out(values, d_out, d_in)),
-            Dtype::Q4 => PanelValues::Q4(quantized::lay_out(values, d_out, d_in)),
+            Dtype::Q8 => PanelValues::Q8(quant_blocks::lay_out(values, d_out, d_in)),
+            Dtype::Q4 => PanelValues::Q4(quant_blocks::lay_out(values, d_out, d_in)),
         };
         Self { d_out, d_in, values }
     }
@@ -54,8 +54,8 @@ impl Panels {
     /// Lays out a matrix that is rounded already.
     pub(in crate::ops) fn from_quantized(matrix: &QuantizedMatrix) -> Self {
         let values = match matrix.dtype() {
-            Dtype::Q8 => PanelValues::Q8(quantized::pack(matrix)),
-            Dtype::Q4 => PanelValues::Q4(quantized::pack(matrix)),
+            Dtype::Q8 => PanelValues::Q8(quant_blocks::pack(matrix)),
+            Dtype::Q4 => PanelValues::Q4(quant_blocks::pack(matrix)),
             Dtype::F32 | Dtype::F16 => unreachable!("no quantized matrix is of these"),
         };
         let [d_out, d_in] = matrix.dims();
@@ -66,8 +66,8 @@ impl Panels {
     pub(in crate::ops) fn quantized_row(&self, row: usize) -> Option<Vec<QuantizedBlock>> {
         let n_blocks = self.d_in.div_ceil(BLOCK);
         match &self.values {
-            PanelValues::Q8(blocks) => Some(quantized::unpack_row(blocks, n_blocks, row)),
-            PanelValues::Q4(blocks) => Some(quantized::unpack_row(blocks, n_blocks, row)),
+            PanelValues::Q8(blocks) => Some(quant_blocks::unpack_row(blocks, n_blocks, row)),
+            PanelValues::Q4(blocks) => Some(quant_blocks::unpack_row(blocks, n_blocks, row)),
             PanelValues::F32(_) | PanelValues::F16(_) => None,
         }
     }
