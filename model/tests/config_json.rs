@@ -241,6 +241,7 @@ fn maths_that_is_not_computed_is_refused_by_name() {
         ("gpt2", "add_cross_attention", json!(true)),
         ("gpt2", "activation_function", json!("tanh")),
         ("mistral", "attention_bias", json!(true)),
+        ("llama", "layer_types", json!(["full_attention"])),
         ("mistral", "layer_types", layers(["full_attention", "sliding_attention"])),
         ("qwen2", "layer_types", layers(["full_attention", "sliding_attention"])),
         ("qwen3", "mlp_bias", json!(true)),

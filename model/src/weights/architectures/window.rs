@@ -55,6 +55,9 @@ impl WindowSpelling {
                 _ => refuse(FULL_LAYERS, "0 (all layers have the window), or the number of layers (none has)"),
             };
         };
+        if types.as_array().is_none_or(|types| types.len() != n_layers) {
+            return refuse(LAYER_TYPES, &format!("a list with an entry for each of the {n_layers} layers"));
+        }
         let all = |kind: &str| types.as_array().is_some_and(|types| types.iter().all(|found| found == kind));
         match window {
             None if all("full_attention") => Ok(None),
