@@ -129,7 +129,7 @@ fn bad_input_is_refused_with_its_name_and_touches_nothing() {
         (&short, &[], 1, "needs at least 33"),
         (&file, &["--preset", "huge"], 1, "`huge`"),
         (&file, &["--heads", "5"], 1, "`model.n_heads`"),
-        (&file, &["--vocab-size", "100"], 1, "at least 257"),
+        (&file, &["--vocab-size", "100"], 1, "from 257"),
         (&file, &["--lr", "-1"], 1, "`schedule.lr`"),
         (&file, &["--steps", "many"], 2, "--steps"),
     ];
