@@ -1,7 +1,10 @@
 //! What both generation endpoints share: the fields besides the prompt, the way from prompts to a running submission,
 //! and the parts of an answer that both write alike.
 
-use std::{cmp::Ordering, time::Duration};
+use std::{
+    cmp::Ordering,
+    time::{Duration, Instant},
+};
 
 use axum::{
     http::{HeaderName, HeaderValue},
@@ -303,6 +306,7 @@ impl Generation {
         if let Some(name) = self.model.as_deref().filter(|name| *name != state.model_id()) {
             return Err(ApiError::unknown_model(name, state.model_id()));
         }
+        let arrived = Instant::now();
         let engine = state.working_engine()?.clone();
         let (tokenizer, fingerprint) = (engine.model().tokenizer.clone(), engine.model().fingerprint.clone());
         let generation = self.clone();
@@ -332,8 +336,9 @@ impl Generation {
         });
         let prompt_ids: Vec<Vec<TokenId>> = prompts.into_iter().map(|prompt| prompt.ids).collect();
         let n_prompt = prompt_ids.iter().map(Vec::len).sum();
-        let deltas =
-            Deltas::new(self.log.clone(), events, tokenizer.clone(), openings).with_prompt_tokens(n_prompt, n_cut);
+        let deltas = Deltas::new(self.log.clone(), events, tokenizer.clone(), openings)
+            .since(arrived)
+            .with_prompt_tokens(n_prompt, n_cut);
         Ok(Started { head, deltas, tokenizer, prompt_ids })
     }
 

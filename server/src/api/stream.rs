@@ -181,6 +181,12 @@ impl Deltas {
         }
     }
 
+    /// Counts from `arrived` on: when these come to be, the first token may be there already.
+    pub(crate) fn since(mut self, arrived: Instant) -> Self {
+        self.started = arrived;
+        self
+    }
+
     /// Counts the prompts, each once however many choices it has, and what was cut off them if that was asked for.
     pub(crate) fn with_prompt_tokens(mut self, n_prompt: usize, n_truncated: Option<usize>) -> Self {
         let prompt_tokens_details = PromptDetails { cached_tokens: 0, truncated_tokens: n_truncated };
