@@ -46,15 +46,9 @@ impl AttentionContext<'_> {
 
     /// Where the rows stand in their texts; of one text where all are alike.
     fn spans(&self) -> Vec<Span> {
-        let span = |positions: Range<usize>| Span { text_len: positions.end, positions };
         match self {
-            Self::Dense(dense) => vec![span(0..dense.seq_len)],
-            Self::Paged(step) => step
-                .sequences
-                .as_slice()
-                .iter()
-                .map(|sequence| span(sequence.start..sequence.start + sequence.rows.len()))
-                .collect(),
+            Self::Dense(dense) => Span::of_rows(0..dense.seq_len, dense.seq_len).collect(),
+            Self::Paged(step) => step.spans.clone(),
         }
     }
 

@@ -162,9 +162,10 @@ pub enum RopeScaling {
     /// scaling](https://arxiv.org/abs/2309.00071), 3.1), the larger the longer the text is; none up to
     /// `original_max_seq_len`.
     ///
-    /// As in `transformers`, the base is that of the text's length when its tokens are computed: keys in the cache keep
-    /// the base that they were written with. So beyond `original_max_seq_len`, and there alone, what is computed for a
-    /// token depends on how the text was cut into steps.
+    /// As with `generate` of `transformers`, the base is that of the text's length when a token comes in: the prompt's
+    /// tokens have that of the whole prompt, in however many steps they are computed, each generated one that of the
+    /// text up to itself, and keys in the cache keep what they were written with. So beyond `original_max_seq_len`, and
+    /// there alone, what is computed for a token depends on whether it was given or generated.
     Dynamic {
         /// At least 1.
         factor: f64,
@@ -327,6 +328,17 @@ impl GptConfig {
         require("n_layers", self.n_params() <= MAX_PARAMS, || {
             format!("and the other sizes must make at most {MAX_PARAMS} parameters, got {}", self.n_params())
         })
+    }
+
+    /// Beyond how many tokens what is computed for a token depends on how long its text was when it came in; `None`:
+    /// nowhere. See [`RopeScaling::Dynamic`].
+    pub fn text_len_matters_beyond(&self) -> Option<usize> {
+        match self.positions {
+            Positions::Rope(Rope { scaling: RopeScaling::Dynamic { original_max_seq_len, .. }, .. }) => {
+                Some(original_max_seq_len)
+            }
+            _ => None,
+        }
     }
 
     /// Width of all query heads together.

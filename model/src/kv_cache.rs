@@ -22,6 +22,7 @@ use burn::tensor::{Device, Tensor};
 use crate::{
     config::GptConfig,
     ops::{self, AttentionOptions, PagedRows, PagedSequences, Rotation, Slots},
+    position::Span,
 };
 
 /// Tokens in a page.
@@ -80,6 +81,7 @@ struct Pages {
 pub struct PageTable {
     pages: Vec<usize>,
     len: usize,
+    n_prompt: usize,
     pool: PagePool,
 }
 
@@ -97,6 +99,7 @@ pub struct StepPart<'a> {
 pub struct PagedStep<'a> {
     layers: &'a mut [LayerPool],
     pub(crate) sequences: PagedSequences,
+    pub(crate) spans: Vec<Span>,
     slots: Slots,
 }
 
@@ -143,6 +146,7 @@ impl KvCache {
         }
         let mut row_slots = Vec::new();
         let mut sequences = Vec::with_capacity(parts.len());
+        let mut spans = Vec::with_capacity(parts.len());
         for part in parts {
             if let Some(copied) = part.table.grow(part.n_new) {
                 self.copy_page(copied);
@@ -153,10 +157,11 @@ impl KvCache {
             let first_key = self.sliding_window.map_or(0, |window| (start + 1).saturating_sub(window));
             let key_slots: Vec<i32> = (first_key..part.table.len).map(|at| part.table.slot(at)).collect();
             row_slots.extend_from_slice(&key_slots[start - first_key..]);
+            spans.extend(Span::of_rows(start..part.table.len, part.table.n_prompt));
             sequences.push(PagedRows { rows, start, first_key, slots: Slots::new(key_slots, &self.device) });
         }
         let sequences = PagedSequences::new(sequences, &self.device);
-        Ok(PagedStep { layers: &mut self.layers, sequences, slots: Slots::new(row_slots, &self.device) })
+        Ok(PagedStep { layers: &mut self.layers, sequences, spans, slots: Slots::new(row_slots, &self.device) })
     }
 
     /// Gives `copied.to` the contents of `copied.from`, in every layer.
@@ -222,7 +227,7 @@ impl PagePool {
 
     /// A table that holds nothing yet.
     pub fn table(&self) -> PageTable {
-        PageTable { pages: Vec::new(), len: 0, pool: self.clone() }
+        PageTable { pages: Vec::new(), len: 0, n_prompt: 0, pool: self.clone() }
     }
 
     /// Pages that nobody holds.
@@ -262,6 +267,15 @@ impl PagePool {
 }
 
 impl PageTable {
+    /// The table of a text whose first `n_prompt` tokens are there from the start, in however many steps they are
+    /// computed; the others follow one by one. Only [`RopeScaling::Dynamic`](crate::config::RopeScaling::Dynamic) asks.
+    /// Unless it is said, none are.
+    #[must_use]
+    pub fn of_prompt(mut self, n_prompt: usize) -> Self {
+        self.n_prompt = n_prompt;
+        self
+    }
+
     /// Tokens that the table holds.
     pub fn len(&self) -> usize {
         self.len
@@ -278,7 +292,7 @@ impl PageTable {
         for &page in &self.pages {
             pool.hold(page);
         }
-        Self { pages: self.pages.clone(), len: self.len, pool: self.pool.clone() }
+        Self { pages: self.pages.clone(), len: self.len, n_prompt: self.n_prompt, pool: self.pool.clone() }
     }
 
     /// Puts the pages kept under `keys`, the keys of a sequence's first pages in order, into a table that holds nothing

@@ -6,13 +6,25 @@ use std::ops::Range;
 
 use crate::config::{Rope, RopeScaling};
 
-/// Rows that follow each other in a text, and how long the text is with them.
+/// Rows that follow each other in a text, and how long the text was when they came in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Span {
     /// The rows' positions.
     pub positions: Range<usize>,
-    /// Tokens of the text so far, these rows included.
+    /// Tokens of the text when it got the last of these: of the prompt, or up to the one row that was generated.
     pub text_len: usize,
+}
+
+impl Span {
+    /// The rows at `positions` of a text whose first `n_prompt` tokens came in together and whose others followed one
+    /// by one. What it says of a row depends on that row alone, not on which rows are computed together.
+    pub fn of_rows(positions: Range<usize>, n_prompt: usize) -> impl Iterator<Item = Self> {
+        let split = n_prompt.clamp(positions.start, positions.end);
+        let prompt =
+            (positions.start < split).then_some(Self { positions: positions.start..split, text_len: n_prompt });
+        let generated = (split..positions.end).map(|at| Self { positions: at..at + 1, text_len: at + 1 });
+        prompt.into_iter().chain(generated)
+    }
 }
 
 /// The rotary angles of the rows of `spans`, row after row: `[n_rows, rotary_dim / 2]` in radians.

@@ -6,6 +6,7 @@
 use std::{
     collections::HashMap,
     fs,
+    ops::ControlFlow,
     path::{Path, PathBuf},
 };
 
@@ -14,11 +15,14 @@ use burn::{
     tensor::{Device, Gradients, Int, Tensor, TensorData},
 };
 use hearth_model::{
+    TokenId,
     attention::AttentionContext,
     config::{Activation, GptConfig, NormPosition, Positions, Rope, RopeScaling},
     device::{DeviceChoice, choose},
+    generate::{GenerateOptions, generate},
     gpt::{Gpt, ParamPath},
     ops::Dtype,
+    sampling::SamplingParams,
     weights::model_dir::{self, LoadOptions, SaveOptions},
 };
 use safetensors::SafeTensors;
@@ -112,6 +116,28 @@ fn params(gpt: &Gpt) -> HashMap<String, TensorData> {
     });
     read.unwrap();
     params
+}
+
+/// What is computed for a generated token can differ from what a whole pass computes at its place: with a cache,
+/// transformers rotates each token by the text's length when it comes in.
+#[test]
+fn dynamic_scaling_generates_what_transformers_generates() {
+    let (gpt, oracle) = (load("rope-dynamic", &Device::flex()), Oracle::read("rope-dynamic"));
+    let bytes = fs::read(golden("rope-dynamic").join("oracle.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let ids = |name: &str| -> Vec<TokenId> {
+        let data = file.tensor(name).unwrap().data();
+        data.chunks(4).map(|b| TokenId::from_le_bytes(b.try_into().unwrap())).collect()
+    };
+    let (starts, generated) = (ids("generates_from"), ids("generated"));
+    let n_generated = generated.len() / starts.len();
+    for (start, expected) in starts.into_iter().zip(generated.chunks(n_generated)) {
+        let prompt: Vec<TokenId> = oracle.input_ids[..start as usize].iter().map(|&id| id as TokenId).collect();
+        let options =
+            GenerateOptions { max_tokens: n_generated, sampling: SamplingParams::greedy(), eos_token_ids: Vec::new() };
+        let found = generate(&gpt, &prompt, &options, |_| ControlFlow::Continue(())).unwrap();
+        assert_eq!(found, expected, "after {start} tokens");
+    }
 }
 
 /// The same model on `device`, with nothing dropped where gradients are recorded: the oracles are.

@@ -126,6 +126,7 @@ proptest! {
 fn rows_are_the_same_bits_in_any_company() {
     use hearth_model::{
         attention::AttentionContext,
+        config::{Rope, RopeScaling},
         generate::token_tensor,
         gpt::Gpt,
         kv_cache::{KvCache, StepPart},
@@ -134,7 +135,10 @@ fn rows_are_the_same_bits_in_any_company() {
         Sizes { vocab_size: 99, max_seq_len: 128, n_layers: 2, n_heads: 6, n_kv_heads: 2, d_model: 48, d_ff: 100 };
     let llama = GptConfig::llama(sizes);
     let gpt2 = GptConfig { positions: Positions::Alibi, ..GptConfig::gpt2(Sizes { n_kv_heads: 6, ..sizes }) };
-    for config in [llama.clone(), gpt2, GptConfig { sliding_window: Some(9), ..llama }] {
+    let scaling = RopeScaling::Dynamic { factor: 2.0, original_max_seq_len: 20 };
+    let dynamic =
+        GptConfig { positions: Positions::Rope(Rope { theta: 100.0, rotary_dim: 8, scaling }), ..llama.clone() };
+    for config in [llama.clone(), gpt2, dynamic, GptConfig { sliding_window: Some(9), ..llama }] {
         let gpt = Gpt::init(&config, 3, &Device::flex()).unwrap();
         let texts: Vec<Vec<u32>> = (0..16).map(|n| (0..10 + 4 * n).map(|i| (i * 7 + n * 13) % 99).collect()).collect();
         // All logits of each text, cut into steps of `cut` tokens, `together` texts side by side.
@@ -142,7 +146,7 @@ fn rows_are_the_same_bits_in_any_company() {
             let mut logits = vec![Vec::new(); texts.len()];
             for group in (0..texts.len()).collect::<Vec<_>>().chunks(together) {
                 let mut cache = KvCache::new(&config, 128, &Device::flex());
-                let mut tables: Vec<_> = group.iter().map(|_| cache.table()).collect();
+                let mut tables: Vec<_> = group.iter().map(|&n| cache.table().of_prompt(texts[n].len() - 7)).collect();
                 while let Some(live) =
                     Some(group).filter(|group| group.iter().zip(&tables).any(|(&n, t)| t.len() < texts[n].len()))
                 {

@@ -19,6 +19,9 @@ Each case becomes a folder `<case>/`:
         grad.<name>     f32, the shape of the tensor <name> of model.safetensors: d loss / d parameter.
                         A tied embedding appears once, with the sum of both uses. Absent in the cases that
                         store another case's weights in another way (`storage_of` in the table).
+        generated       [starts, N_GENERATED] int32, where `generates_from` is given: what greedy `generate` adds to
+                        the first so many ids of the first sequence
+        generates_from  [starts] int32
 
 How the numbers come about. All weights are random, drawn in the order of `named_parameters` from one
 generator per case. Everything is computed twice with eager attention, in float32 and in float64, where
@@ -56,6 +59,7 @@ from torch.overrides import TorchFunctionMode
 
 HERE = Path(__file__).resolve().parent
 VERSIONS_FILE = HERE / "versions.json"
+N_GENERATED = 10
 
 # What Hearth is held to is 1e-4 of the logits' spread and 1e-3 of a gradient's norm.
 MAX_LOGIT_DISAGREEMENT = 1e-5  # of the spread, float32 against float64
@@ -72,6 +76,7 @@ class Case:
     family adds the 1 itself). `teeth` are changes of the configuration, by field, that must show in the
     logits. `zero_gradients` are parts of names whose true gradient is zero, with the reason in a comment.
     `saved_as` is what `save_pretrained` calls a parameter, where that is not its name in the module.
+    `generates_from` are lengths of prompts, for what cached decoding computes differently from a whole pass.
     """
 
     architecture: str
@@ -84,6 +89,7 @@ class Case:
     teeth: tuple = ()
     zero_gradients: tuple = ()
     saved_as: dict = field(default_factory=dict)
+    generates_from: tuple = ()
 
 
 @dataclass(frozen=True)
@@ -161,7 +167,7 @@ ROPE_TEETH = (
 UNSCALED = ({"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},)
 
 
-def rope_case(seed, rope_parameters, **config):
+def rope_case(seed, rope_parameters, generates_from=(), **config):
     """A small Llama with the given rope scaling."""
     return Case(
         "LlamaForCausalLM",
@@ -169,6 +175,7 @@ def rope_case(seed, rope_parameters, **config):
         seed=seed,
         weight_std=0.5,
         teeth=UNSCALED,
+        generates_from=generates_from,
     )
 
 
@@ -366,7 +373,10 @@ CASES = {
         max_position_embeddings=256,
     ),
     # Longer than max_position_embeddings, where this one begins to act, and shorter than three times that.
-    "rope-dynamic": rope_case(404, {"rope_type": "dynamic", "factor": 3.0}, max_position_embeddings=12),
+    # Prompts well within the original context, nearly as long, and longer.
+    "rope-dynamic": rope_case(
+        404, {"rope_type": "dynamic", "factor": 3.0}, generates_from=(8, 11, 16, 20), max_position_embeddings=12
+    ),
 }
 
 
@@ -506,6 +516,32 @@ def check_reopens(folder, architecture, input_ids, expected):
     assert torch.equal(logits, expected), "the folder gives other logits when opened again"
 
 
+def generate(folder, input_ids, starts):
+    """What greedy decoding with a cache adds to the first `starts` ids, which must not be what it adds without one."""
+    generated, differ = [], False
+    for start in starts:
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+        state = copy.deepcopy(model.model.rotary_emb)  # it remembers the longest text
+        prompt = input_ids[:1, :start]
+        with Float64():
+            ids = model.generate(
+                prompt, max_new_tokens=N_GENERATED, min_new_tokens=N_GENERATED, do_sample=False, eos_token_id=None,
+                output_logits=True, return_dict_in_generate=True,
+            )
+            margin = min(float(step.topk(2).values.diff().abs()) for step in ids.logits)
+            assert margin > 1e-4, f"from {start}: the two best tokens are only {margin} apart"
+            generated.append(ids.sequences[0, start:])
+            whole = prompt
+            for _ in range(N_GENERATED):
+                model.model.rotary_emb = copy.deepcopy(state)
+                with torch.no_grad():
+                    best = model(whole, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)
+                whole = torch.cat([whole, best], 1)
+            differ |= not torch.equal(whole[0, start:], generated[-1])
+    assert differ, "decoding with and without a cache agree: `generates_from` shows nothing"
+    return torch.stack(generated)
+
+
 def rounded(numbers):
     """For versions.json: enough digits to read, few enough not to change with the machine."""
     if isinstance(numbers, dict):
@@ -552,6 +588,9 @@ def make(name):
         computed = {key: list(gradient.shape) for key, gradient in gradients.items()}
         assert saved == computed, f"gradients and saved tensors differ: {sorted(saved.keys() ^ computed.keys())}"
         oracle |= {f"grad.{key}": gradient.to(torch.float32) for key, gradient in gradients.items()}
+    if case.generates_from and not isinstance(entry, Stored):
+        oracle["generates_from"] = torch.tensor(case.generates_from, dtype=torch.int32)
+        oracle["generated"] = generate(folder, input_ids, case.generates_from).to(torch.int32)
     save_file({key: tensor.contiguous() for key, tensor in oracle.items()}, folder / "oracle.safetensors")
 
     for file in folder.iterdir():

@@ -91,7 +91,7 @@ pub(crate) fn run(args: PerplexityArgs) -> anyhow::Result<()> {
 /// Minus the log-probability of the tokens in the second half of `window`, all but the first of them.
 fn window_loss(gpt: &Gpt, window: &[TokenId]) -> anyhow::Result<f64> {
     let mut cache = KvCache::new(gpt.config(), window.len().div_ceil(PAGE_SIZE), &gpt.device());
-    let mut table = cache.table();
+    let mut table = cache.table().of_prompt(window.len());
     let step = cache.step(&mut [StepPart { table: &mut table, n_new: window.len() }])?;
     let hidden = gpt.forward(token_tensor(gpt, window), AttentionContext::Paged(step));
     let mut loss = 0.0;

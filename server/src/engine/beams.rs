@@ -67,7 +67,7 @@ impl Beams {
         intake: &Intake<'_>,
     ) -> Self {
         let token_ids = request.parts().prompt_ids.clone();
-        let mut chain = PrefixChain::new(intake.secret, request.parts().cache_salt.as_deref());
+        let mut chain = intake.chain(request.parts());
         let prompt_keys = chain.extend(&token_ids);
         let text = assembler(&request, intake.tokenizer);
         Self {

@@ -284,6 +284,7 @@ impl Engine {
         let intake = Intake {
             tokenizer: &self.model.tokenizer,
             secret: &self.secret,
+            text_len_matters_beyond: self.model.config.text_len_matters_beyond(),
             queue_place: place,
             arrived: Instant::now(),
         };

@@ -26,12 +26,16 @@ pub struct PrefixChain {
 }
 
 impl PrefixChain {
-    /// A chain that stands before the first page. Chains of different salts have no name in common.
-    pub fn new(secret: &PrefixSecret, salt: Option<&str>) -> Self {
+    /// A chain that stands before the first page. Chains of different salts have no name in common, nor have those of
+    /// prompts of different lengths, where these are given because what is in the pages depends on them.
+    pub fn new(secret: &PrefixSecret, salt: Option<&str>, n_prompt: Option<usize>) -> Self {
         let last = secret.hash(|hasher| {
+            // No text has 0xff or 0xfe: an empty salt is apart from none.
             if let Some(salt) = salt {
-                // The 0xff, which no text has, keeps an empty salt apart from none.
                 hasher.write(&[salt.as_bytes(), &[0xff]].concat());
+            }
+            if let Some(n_prompt) = n_prompt {
+                hasher.write(&[&[0xfe], &n_prompt.to_le_bytes()[..]].concat());
             }
         });
         Self { secret: secret.clone(), last }
@@ -79,7 +83,7 @@ mod tests {
     #[test]
     fn a_name_stands_for_everything_from_the_start() {
         let secret = PrefixSecret::default();
-        let names = |salt, ids: &[TokenId]| PrefixChain::new(&secret, salt).extend(ids);
+        let names = |salt, ids: &[TokenId]| PrefixChain::new(&secret, salt, None).extend(ids);
         let text: Vec<TokenId> = (0..50).collect();
         let keys = names(None, &text);
         assert_eq!(keys.len(), 3);
@@ -94,16 +98,19 @@ mod tests {
             assert_ne!(names(salt, &text)[0], keys[0]);
         }
         assert_ne!(names(Some("a"), &text), names(Some("b"), &text));
-        assert_ne!(PrefixChain::new(&PrefixSecret::default(), None).extend(&text), keys, "keyed by the process");
+        let of_length = |n_prompt| PrefixChain::new(&secret, None, n_prompt).extend(&text);
+        assert_ne!(of_length(Some(50)), of_length(Some(51)));
+        assert_ne!(of_length(Some(50)), keys);
+        assert_ne!(PrefixChain::new(&PrefixSecret::default(), None, None).extend(&text), keys, "keyed by the process");
     }
 
     #[test]
     fn growing_by_tokens_names_the_same_pages() {
         let secret = PrefixSecret::default();
         let text: Vec<TokenId> = (7..60).collect();
-        let mut chain = PrefixChain::new(&secret, None);
+        let mut chain = PrefixChain::new(&secret, None, None);
         let mut keys = chain.extend(&text[..20]);
         keys.extend((21..=text.len()).filter_map(|end| chain.grown(&text[..end])));
-        assert_eq!(keys, PrefixChain::new(&secret, None).extend(&text));
+        assert_eq!(keys, PrefixChain::new(&secret, None, None).extend(&text));
     }
 }

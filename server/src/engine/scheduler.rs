@@ -184,7 +184,7 @@ impl Scheduler {
     pub fn add(&mut self, id: RequestId, arrival: Arrival) {
         let Arrival { n_prompt, width, priority, keys, reads_kept_pages } = arrival;
         let rank = Rank { due: self.n_steps + i64::from(priority) * AGEING_STEPS, id };
-        let sequence = Sequence { table: self.pool.table(), n_tokens: n_prompt, keys };
+        let sequence = Sequence { table: self.pool.table().of_prompt(n_prompt), n_tokens: n_prompt, keys };
         self.ranks.insert(id, rank);
         self.waiting.insert(rank, Request { width, reads_kept_pages, n_cached: None, sequences: vec![sequence] });
     }
@@ -197,10 +197,12 @@ impl Scheduler {
         let rank = Rank { id: child, ..parent_rank };
         let is_next = self.waiting.first_key_value().is_none_or(|(first, _)| rank < *first);
         let starts = is_next && self.n_places_taken() < self.limits.max_batch_size;
-        let copies = request.sequences.iter().map(|sequence| Sequence {
-            table: if starts { sequence.table.fork() } else { self.pool.table() },
-            n_tokens: sequence.n_tokens,
-            keys: sequence.keys.clone(),
+        let copies = request.sequences.iter().map(|sequence| {
+            let mut table = sequence.table.fork();
+            if !starts {
+                table.truncate(0);
+            }
+            Sequence { table, n_tokens: sequence.n_tokens, keys: sequence.keys.clone() }
         });
         // What the child did not compute is told of its parent.
         let child_request =
@@ -431,7 +433,7 @@ impl Scheduler {
     fn put_back(&mut self, rank: Rank) {
         if let Some(mut request) = self.running.remove(&rank) {
             for sequence in &mut request.sequences {
-                sequence.table = self.pool.table();
+                sequence.table.truncate(0);
             }
             self.waiting.insert(rank, request);
         }

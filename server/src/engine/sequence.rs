@@ -13,7 +13,7 @@ use hearth_model::{
 use super::{
     Event, EventSender, FinishReason, QueuePlace, StopCause,
     prefix_cache::{PrefixChain, PrefixSecret},
-    request::{GenerateRequest, LogprobsMode, SpecialTokens, StopConditions, StopText},
+    request::{GenerateRequest, LogprobsMode, RequestParts, SpecialTokens, StopConditions, StopText},
     scheduler::Arrival,
     speculation::Acceptance,
     text::{Matched, TextAssembler},
@@ -25,8 +25,20 @@ use crate::metrics::Timeline;
 pub(crate) struct Intake<'a> {
     pub(crate) tokenizer: &'a Tokenizer,
     pub(crate) secret: &'a PrefixSecret,
+    /// See [`GptConfig::text_len_matters_beyond`].
+    pub(crate) text_len_matters_beyond: Option<usize>,
     pub(crate) queue_place: QueuePlace,
     pub(crate) arrived: Instant,
+}
+
+impl Intake<'_> {
+    /// Names for the pages of a request's text.
+    pub(crate) fn chain(&self, parts: &RequestParts) -> PrefixChain {
+        let n_prompt = parts.prompt_ids.len();
+        // Prompts up to there give the same pages, whatever their length.
+        let length = self.text_len_matters_beyond.is_some_and(|most| n_prompt > most).then_some(n_prompt);
+        PrefixChain::new(self.secret, parts.cache_salt.as_deref(), length)
+    }
 }
 
 /// What the worker keeps for a request from its arrival to its end.
@@ -71,7 +83,7 @@ impl Sequence {
         let parts = request.parts();
         let options = DecodeOptions { skip_special_tokens: parts.text.special_tokens == SpecialTokens::Skip };
         let detokenizer = Detokenizer::new(intake.tokenizer, options).with_prefix(&parts.prompt_ids);
-        let mut chain = PrefixChain::new(intake.secret, parts.cache_salt.as_deref());
+        let mut chain = intake.chain(parts);
         let prompt_keys = chain.extend(&parts.prompt_ids);
         Self {
             constraint: parts.constraint.clone(),

@@ -3,12 +3,7 @@
 use std::sync::OnceLock;
 
 use burn::tensor::Device;
-use hearth_model::{
-    config::{GptConfig, Positions, Rope, RopeScaling},
-    kv_cache::PAGE_SIZE,
-    ops,
-    weights::model_dir::LoadedModel,
-};
+use hearth_model::{config::GptConfig, kv_cache::PAGE_SIZE, ops, weights::model_dir::LoadedModel};
 use ring::digest::{SHA256, digest};
 use tokio::sync::Semaphore;
 
@@ -161,12 +156,6 @@ fn speculator(
 ) -> Result<Option<Speculator>, StartError> {
     let speculation = options.speculation;
     let refuse = |what: String| Err(StartError::Options(what));
-    if speculation != Speculation::Off
-        && let Positions::Rope(Rope { scaling: RopeScaling::Dynamic { .. }, .. }) = served.gpt.config().positions
-    {
-        // Its rotations depend on how a text was cut into steps.
-        return refuse("`--speculative` does not go with a model whose rotary scaling is `dynamic`".to_owned());
-    }
     match (speculation, draft) {
         (Speculation::Off, _) => Ok(None),
         (Speculation::PromptLookup { n_tokens }, _) => Ok(Some(Speculator::by_prompt_lookup(n_tokens))),

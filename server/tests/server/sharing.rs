@@ -1,16 +1,22 @@
 //! Requests that have a past in common: kept prefixes and forks. Tokens and log-probabilities are those of a request
 //! that shares nothing.
 
-use hearth_model::{TokenId, sampling::SamplingParams};
+use burn::tensor::Device;
+use hearth_model::{
+    TokenId,
+    config::{GptConfig, Positions, Rope, RopeScaling},
+    sampling::SamplingParams,
+    weights::model_dir::LoadedModel,
+};
 use hearth_server::engine::{
-    Engine, EngineOptions, Event, EventStream,
+    Engine, EngineOptions, Event, EventStream, Speculation,
     request::{GenerateRequest, RequestParts},
 };
 use serde_json::json;
 
 use crate::{
     engine::{alone, mixed, parts, prompt, request, run},
-    support::{self, OPTIONS, Server, engine, is_idle, metric, wait_for},
+    support::{self, OPTIONS, Server, config, engine, is_idle, metric, wait_for},
 };
 
 /// Everything that a client gets of one request, log-probabilities to the last bit.
@@ -112,6 +118,48 @@ async fn a_full_cache_forgets_the_oldest_and_stays_right() {
     for _ in 0..3 {
         assert_eq!(run(&engine, &requests).await, alone);
         wait_for(&engine, is_idle).await;
+    }
+}
+
+/// A model whose rotations depend on how long a text was when a token came in, with prompts on both sides of its original
+/// context: in chunks, preempted, from kept pages and with guesses, each gets the tokens of the plain loop.
+#[tokio::test]
+async fn dynamic_positions_do_not_depend_on_how_texts_are_cut() {
+    let scaling = RopeScaling::Dynamic { factor: 4.0, original_max_seq_len: 40 };
+    let config = GptConfig { positions: Positions::Rope(Rope { theta: 100.0, rotary_dim: 8, scaling }), ..config() };
+    let gpt = move || support::gpt_of(&config, &Device::flex(), 0.0);
+    let start = prompt(64, 9);
+    // Another prompt with the start of a text that was computed as part of a longer one, and an answer gone on with.
+    let longer = with_start(&start, 4);
+    let mut requests: Vec<RequestParts> = [&longer[..70], &longer[..34], &longer, &longer[..90]]
+        .into_iter()
+        .map(|ids| parts(ids.to_vec(), 30, SamplingParams::greedy()))
+        .chain(mixed())
+        .collect();
+    // What repeats itself can be guessed.
+    requests.extend([4, 12].map(|n| parts(prompt(6, 5).repeat(n), 60, SamplingParams::greedy())));
+    let answer = alone(&gpt(), &requests[..2]);
+    requests.extend(
+        answer
+            .iter()
+            .zip([70, 34])
+            .map(|(answer, n_prompt)| parts([&longer[..n_prompt], answer].concat(), 20, SamplingParams::greedy())),
+    );
+    let expected = alone(&gpt(), &requests);
+    let few_pages = EngineOptions { max_batch_size: 16, kv_cache_tokens: Some(192), ..OPTIONS };
+    let guessing = EngineOptions { speculation: Speculation::PromptLookup { n_tokens: 4 }, ..OPTIONS };
+    for options in [OPTIONS, EngineOptions { max_batch_size: 4, max_batch_tokens: 7, ..OPTIONS }, few_pages, guessing] {
+        let gpt = gpt.clone();
+        let load = move || Ok(LoadedModel { gpt: gpt(), ..support::model() });
+        let engine = Engine::start(load, options.clone()).unwrap();
+        for round in 0..2 {
+            assert_eq!(run(&engine, &requests).await, expected, "{options:?}, round {round}");
+            wait_for(&engine, is_idle).await;
+        }
+        let names = ["prefix_cache_hits_total", "num_preemptions_total", "spec_decode_num_accepted_tokens_total"];
+        let shown = names.map(|name| metric(&engine, name) > 0.0);
+        let has_few_pages = options.kv_cache_tokens == Some(192);
+        assert_eq!(shown, [true, has_few_pages, options.speculation != Speculation::Off], "{options:?}");
     }
 }
 

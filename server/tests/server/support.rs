@@ -52,18 +52,28 @@ pub(crate) fn gpt_on(device: &Device) -> Gpt {
 
 /// The same but for some noise in the weights: a model that is often of one mind with it, and often not.
 pub(crate) fn gpt_like(device: &Device, noise: f32) -> Gpt {
-    gpt_with_context(device, noise, MAX_SEQ_LEN)
+    gpt_of(&config(), device, noise)
 }
 
 /// The same with another length of context.
 pub(crate) fn short_gpt(max_seq_len: usize) -> Gpt {
-    gpt_with_context(&Device::flex(), 0.0, max_seq_len)
+    gpt_of(&GptConfig { max_seq_len, ..config() }, &Device::flex(), 0.0)
 }
 
-fn gpt_with_context(device: &Device, noise: f32, max_seq_len: usize) -> Gpt {
-    let sizes =
-        Sizes { vocab_size: VOCAB_SIZE, max_seq_len, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 32, d_ff: 64 };
-    Gpt::from_params(&GptConfig::llama(sizes), Dtype::F32, device, &mut |spec| {
+pub(crate) fn config() -> GptConfig {
+    GptConfig::llama(Sizes {
+        vocab_size: VOCAB_SIZE,
+        max_seq_len: MAX_SEQ_LEN,
+        n_layers: 2,
+        n_heads: 4,
+        n_kv_heads: 2,
+        d_model: 32,
+        d_ff: 64,
+    })
+}
+
+pub(crate) fn gpt_of(config: &GptConfig, device: &Device, noise: f32) -> Gpt {
+    Gpt::from_params(config, Dtype::F32, device, &mut |spec| {
         let mut state = spec.path.bytes().fold(7u64, |state, byte| mix(state ^ u64::from(byte)));
         let mut value = |spread: f32| {
             state = mix(state);

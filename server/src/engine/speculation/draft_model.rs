@@ -89,7 +89,8 @@ impl DraftModel {
                 continue;
             }
             room -= job.n_tokens;
-            let table = self.tables.remove(&job.id).unwrap_or_else(|| self.runner.pool().table());
+            let fresh = || self.runner.pool().table().of_prompt(job.sequence.n_prompt());
+            let table = self.tables.remove(&job.id).unwrap_or_else(fresh);
             self.is_steady &= n_known - table.len() <= SHORT_LAG;
             let (sampler, token_ids) = (job.sequence.sampler().clone(), Vec::new());
             guessing.push(Guessing { job, table, sampler, token_ids, is_done: false });
