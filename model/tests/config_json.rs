@@ -273,6 +273,22 @@ fn maths_that_is_not_computed_is_refused_by_name() {
 }
 
 #[test]
+fn what_is_out_of_range_is_named_as_the_file_names_it() {
+    let cases = [
+        ("llama", "num_hidden_layers", json!(0), "`n_layers`"),
+        ("gpt2", "n_layer", json!(5000), "`n_layers`"),
+        ("llama", "rms_norm_eps", json!(-1.0), "`norm_eps`"),
+        ("mistral", "sliding_window", json!(1u64 << 40), "`sliding_window`"),
+        ("llama", "rope_parameters", json!({ "rope_type": "default", "rope_theta": 0.5 }), "rope.theta"),
+    ];
+    for (case, key, value, field) in cases {
+        let error = read(&with(case, key, value)).unwrap_err().to_string();
+        assert!(error.contains(field), "{case}, {key}: {error}");
+        assert_eq!(error.contains(&format!("hint: it comes from `{key}`")), key != "sliding_window", "{error}");
+    }
+}
+
+#[test]
 fn rotary_positions_that_are_not_computed_are_refused_by_name() {
     let rope = |extra: Value| {
         let mut nested = json!({ "rope_type": "default", "rope_theta": 500.0 });

@@ -338,6 +338,10 @@ fn an_index_that_points_outside_its_folder_is_refused() {
         dir.write(INDEX, index.to_string());
         dir.assert_refused(&[INDEX, name, "no file name within the folder"]);
     }
+    let mut dotted = index.clone();
+    dotted["weight_map"][name] = json!(format!("./{}", index["weight_map"][name].as_str().unwrap()));
+    dir.write(INDEX, dotted.to_string());
+    dir.open().unwrap();
     let mut missing = index.clone();
     missing["weight_map"][name] = json!("model-00009-of-00005.safetensors");
     dir.write(INDEX, missing.to_string());

@@ -14,7 +14,7 @@ use axum::http::{HeaderName, HeaderValue};
 use burn::tensor::Device;
 use clap::{Args, ValueEnum, builder::BoolishValueParser, value_parser};
 use hearth_model::{
-    Error, Result,
+    Result,
     device::{self, DeviceChoice},
     ops::{self, Dtype},
     sampling::SamplingParams,
@@ -26,7 +26,7 @@ use crate::{
     api::options::{ApiKeys, ApiOptions, CorsOrigins, PromptLog},
     bundled,
     connection::ConnectionTimeouts,
-    engine::{EngineOptions, Models, Speculation},
+    engine::{EngineOptions, Models, Speculation, StartError},
     serve::ServeOptions,
     telemetry::exporter::{ExportOptions, Exporter},
     tls,
@@ -69,9 +69,9 @@ pub struct ServerConfig {
     /// served model]
     #[arg(long, env = "HEARTH_DRAFT_DTYPE", value_name = "DTYPE", value_parser = |name: &str| Dtype::parse(name, |_| true))]
     pub draft_dtype: Option<Dtype>,
-    /// Tokens that are guessed ahead at most
-    #[arg(long, env = "HEARTH_NUM_SPECULATIVE_TOKENS", value_name = "TOKENS", default_value_t = 8)]
-    pub num_speculative_tokens: usize,
+    /// Tokens that are guessed ahead at most [default: 8 with `prompt-lookup`, which costs nothing, 3 with `draft`]
+    #[arg(long, env = "HEARTH_NUM_SPECULATIVE_TOKENS", value_name = "TOKENS")]
+    pub num_speculative_tokens: Option<usize>,
     /// Where sampling parameters come from that a request leaves out: `model`, what the model's generation_config.json
     /// advises, or `openai`, OpenAI's defaults
     #[arg(long, env = "HEARTH_SAMPLING_DEFAULTS", value_name = "WHOSE", value_enum, default_value_t = SamplingDefaults::Model)]
@@ -104,11 +104,11 @@ pub enum SpeculativeMethod {
 impl ServerConfig {
     /// The engine's part.
     pub fn engine_options(&self) -> EngineOptions {
-        let n_tokens = self.num_speculative_tokens;
+        let n_tokens = |default| self.num_speculative_tokens.unwrap_or(default);
         let speculation = match (self.speculative, &self.draft_model) {
             (Some(SpeculativeMethod::Off), _) | (None, None) => Speculation::Off,
-            (Some(SpeculativeMethod::PromptLookup), _) => Speculation::PromptLookup { n_tokens },
-            (Some(SpeculativeMethod::Draft), _) | (None, Some(_)) => Speculation::DraftModel { n_tokens },
+            (Some(SpeculativeMethod::PromptLookup), _) => Speculation::PromptLookup { n_tokens: n_tokens(8) },
+            (Some(SpeculativeMethod::Draft), _) | (None, Some(_)) => Speculation::DraftModel { n_tokens: n_tokens(3) },
         };
         EngineOptions {
             speculation,
@@ -119,15 +119,33 @@ impl ServerConfig {
         }
     }
 
+    /// Refuses settings that make no sense, as far as that can be told without the model.
+    ///
+    /// # Errors
+    /// Which setting, what was given, and what it goes with.
+    pub fn check(&self) -> Result<(), StartError> {
+        self.engine_options().check()?;
+        let refuse = |flag: &str, what: &str| Err(StartError::Options(format!("`{flag}` goes with {what}")));
+        let is_off = self.speculative.is_none() && self.draft_model.is_none();
+        match self.speculative {
+            Some(SpeculativeMethod::PromptLookup) if self.draft_model.is_some() => {
+                refuse("--draft-model", "`--speculative draft`, got `prompt-lookup`")
+            }
+            _ if self.draft_dtype.is_some() && self.draft_model.is_none() => {
+                refuse("--draft-dtype", "`--draft-model`, which is not given")
+            }
+            _ if self.num_speculative_tokens.is_some() && is_off => {
+                refuse("--num-speculative-tokens", "`--speculative` or `--draft-model`, neither of which is given")
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Opens the device and loads the models, on the thread that is to compute with them.
     ///
     /// # Errors
-    /// No such device, a broken model dir, or a draft model that nobody asks.
+    /// No such device, or a broken model dir.
     pub fn load(&self) -> Result<Models> {
-        if self.draft_model.is_some() && self.speculative == Some(SpeculativeMethod::PromptLookup) {
-            let what = "goes with `--speculative draft`, got `prompt-lookup`".to_owned();
-            return Err(Error::Param { name: "--draft-model", what });
-        }
         let served = self.sampling_defaults.of(self.model.load()?);
         let wanted = matches!(self.engine_options().speculation, Speculation::DraftModel { .. });
         let draft = self.draft_model.as_ref().filter(|_| wanted);

@@ -174,7 +174,8 @@ impl TensorFiles {
             json["weight_map"].as_object().ok_or_else(|| broken("has no object `weight_map`".to_owned()))?;
         let mut files: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for (tensor, file) in weight_map {
-            let file = file.as_str().filter(|file| is_plain_name(file)).ok_or_else(|| {
+            let name = file.as_str().map(|name| name.strip_prefix("./").unwrap_or(name));
+            let file = name.filter(|name| is_plain_name(name)).ok_or_else(|| {
                 broken(format!("tensor `{tensor}` is said to be in {file}, which is no file name within the folder"))
             })?;
             files.entry(file).or_default().push(tensor);

@@ -102,9 +102,18 @@ impl Spelling {
         read.validate().map_err(|error| Error::File {
             path: path.to_owned(),
             what: error.to_string(),
-            hint: String::new(),
+            hint: self.spelling_of(&error, &read, config),
         })?;
         Ok(read)
+    }
+
+    /// What the file calls the field that `error` names, where that is another word.
+    fn spelling_of(self, error: &Error, config: &GptConfig, file: &Map<String, Value>) -> String {
+        let (Self::Class(architecture), Error::Config { field, .. }) = (self, error) else { return String::new() };
+        let keys = architecture.keys_of(field, config);
+        let keys: Vec<_> =
+            keys.iter().filter(|key| key != field && file.contains_key(*key)).map(String::as_str).collect();
+        if keys.is_empty() { String::new() } else { format!("it comes from `{}`", keys.join("`, `")) }
     }
 
     /// What makes up the parameter at `path`: the tensors' names, their rows where they are stacked, and whether the

@@ -47,6 +47,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
 
 async fn run_async(config: &ServerConfig, spans: Option<SpanSender>) -> anyhow::Result<()> {
     // Before the model is loaded, which takes longer than finding out that the port is taken.
+    config.check()?;
     let api_options = ApiOptions { spans, ..config.api_options()? };
     let serve_options = config.serve_options()?;
     let listener = bind(&config.host, config.port).await?;

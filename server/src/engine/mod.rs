@@ -165,7 +165,7 @@ impl Engine {
         Load: FnOnce() -> hearth_model::Result<Loaded> + Send + 'static,
         Loaded: Into<Models>,
     {
-        start::check(&options)?;
+        options.check()?;
         let max_queue = options.max_queue;
         // Each queued request holds a place, so there is always room in the channel; one more for `Stop`.
         let (commands, inbox) = sync_channel(max_queue + 1);

@@ -50,6 +50,43 @@ impl From<LoadedModel> for Models {
     }
 }
 
+impl EngineOptions {
+    /// Refuses limits that make no sense.
+    ///
+    /// # Errors
+    /// The flag, what was given, and what is allowed.
+    pub fn check(&self) -> Result<(), StartError> {
+        let EngineOptions { max_queue, max_batch_size, max_batch_tokens, kv_cache_tokens, speculation } = *self;
+        if speculation != Speculation::Off && !(1..=MAX_SPECULATIVE_TOKENS).contains(&speculation.n_tokens()) {
+            return Err(StartError::Options(format!(
+                "`--num-speculative-tokens` must be from 1 to {MAX_SPECULATIVE_TOKENS}, got {}",
+                speculation.n_tokens()
+            )));
+        }
+        let least_one = [
+            ("--max-queue", max_queue),
+            ("--max-batch-size", max_batch_size),
+            ("--kv-cache-tokens", kv_cache_tokens.unwrap_or(1)),
+        ];
+        if let Some((flag, _)) = least_one.iter().find(|(_, value)| *value == 0) {
+            return Err(StartError::Options(format!("`{flag}` must be at least 1, got 0")));
+        }
+        if max_queue >= Semaphore::MAX_PERMITS {
+            return Err(StartError::Options(format!(
+                "`--max-queue` must be below {}, got {max_queue}",
+                Semaphore::MAX_PERMITS
+            )));
+        }
+        if max_batch_tokens < max_batch_size {
+            return Err(StartError::Options(format!(
+                "`--max-batch-tokens` must be at least `--max-batch-size`, got {max_batch_tokens} and {max_batch_size}\n\
+                 hint: every running sequence needs one token per step"
+            )));
+        }
+        Ok(())
+    }
+}
+
 /// Why the engine did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -62,38 +99,6 @@ pub enum StartError {
     /// The inference thread could not be started, or panicked on its way.
     #[error("the inference thread failed to start: {0}")]
     Thread(String),
-}
-
-/// Refuses limits that make no sense.
-pub(super) fn check(options: &EngineOptions) -> Result<(), StartError> {
-    let EngineOptions { max_queue, max_batch_size, max_batch_tokens, kv_cache_tokens, speculation } = *options;
-    if speculation != Speculation::Off && !(1..=MAX_SPECULATIVE_TOKENS).contains(&speculation.n_tokens()) {
-        return Err(StartError::Options(format!(
-            "`--num-speculative-tokens` must be from 1 to {MAX_SPECULATIVE_TOKENS}, got {}",
-            speculation.n_tokens()
-        )));
-    }
-    let least_one = [
-        ("--max-queue", max_queue),
-        ("--max-batch-size", max_batch_size),
-        ("--kv-cache-tokens", kv_cache_tokens.unwrap_or(1)),
-    ];
-    if let Some((flag, _)) = least_one.iter().find(|(_, value)| *value == 0) {
-        return Err(StartError::Options(format!("`{flag}` must be at least 1, got 0")));
-    }
-    if max_queue >= Semaphore::MAX_PERMITS {
-        return Err(StartError::Options(format!(
-            "`--max-queue` must be below {}, got {max_queue}",
-            Semaphore::MAX_PERMITS
-        )));
-    }
-    if max_batch_tokens < max_batch_size {
-        return Err(StartError::Options(format!(
-            "`--max-batch-tokens` must be at least `--max-batch-size`, got {max_batch_tokens} and {max_batch_size}\n\
-             hint: every running sequence needs one token per step"
-        )));
-    }
-    Ok(())
 }
 
 /// All that the thread needs.

@@ -204,7 +204,7 @@ async fn each_request_is_a_span_below_its_caller_s() {
         let [queue, prefill, decode, ttft, all] =
             ["time_in_queue", "time_in_model_prefill", "time_in_model_decode", "time_to_first_token", "e2e"]
                 .map(|name| span.number(&format!("gen_ai.latency.{name}")));
-        assert!(prefill > 0.0 && decode > 0.0 && ttft > 0.0 && queue + prefill + decode <= all, "{json}");
+        assert!(prefill > 0.0 && decode > 0.0 && ttft >= queue + prefill && queue + prefill + decode <= all, "{json}");
     }
     let streams = ask(&server, "/v1/completions", &parent, &streamed).await;
     let id = crate::support::events(&streams.text)[0]["id"].clone();

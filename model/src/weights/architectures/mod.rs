@@ -10,7 +10,7 @@ mod names;
 mod rope;
 mod window;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use self::config_rows::{
     ACTIVATIONS, ConfigRow, constant, derived, flag, head_dim, kv_heads, number, one_kv_head_each, size, size_or,
@@ -65,10 +65,33 @@ impl Architecture {
     /// To `config.json`, if the class can express `config`: what is written is read back and compared. Dropout may
     /// differ: serving has no use for it, and most classes have no field for it.
     pub(super) fn write(&self, config: &GptConfig) -> Option<Map<String, Value>> {
-        let mut written = Map::new();
-        self.config.iter().copied().flatten().for_each(|row| row.write(config, &mut written));
+        let written = self.write_rows(config);
         let read = self.read(&Fields::new(&written, std::path::Path::new("config.json"))).ok()?;
         (GptConfig { dropout: config.dropout, ..read } == *config).then_some(written)
+    }
+
+    /// What the class calls `field` of `config` (the path within it, with dots): the keys that are written differently
+    /// when the field is another. None where it follows from other keys.
+    pub(super) fn keys_of(&self, field: &str, config: &GptConfig) -> Vec<String> {
+        let changed = || -> Option<GptConfig> {
+            let mut fields = serde_json::to_value(config).ok()?;
+            let value = fields.pointer_mut(&format!("/{}", field.replace('.', "/")))?;
+            *value = match &*value {
+                Value::Bool(flag) => json!(!flag),
+                Value::Number(size) if size.is_u64() => json!(size.as_u64()?.checked_add(1)?),
+                number => json!(number.as_f64()? + 1.0),
+            };
+            serde_json::from_value(fields).ok()
+        };
+        let Some(changed) = changed() else { return Vec::new() };
+        let (before, after) = (self.write_rows(config), self.write_rows(&changed));
+        after.into_iter().filter(|(key, value)| before.get(key) != Some(value)).map(|(key, _)| key).collect()
+    }
+
+    fn write_rows(&self, config: &GptConfig) -> Map<String, Value> {
+        let mut written = Map::new();
+        self.config.iter().copied().flatten().for_each(|row| row.write(config, &mut written));
+        written
     }
 }
 
