@@ -8,7 +8,7 @@ use burn::{
 };
 
 use crate::{
-    config::{GptConfig, Positions},
+    config::{GptConfig, Positions, QkNormSpan, Rope},
     error::Result,
     kv_cache::PagedStep,
     layers::{Linear, Norm},
@@ -66,54 +66,90 @@ impl AttentionContext<'_> {
     }
 }
 
-/// What every layer of one forward pass needs and none should compute again.
+/// What the layers of one forward pass need and none should compute again.
 #[derive(Debug)]
 pub(crate) struct Pass<'a> {
     context: AttentionContext<'a>,
-    options: AttentionOptions,
-    rotation: Option<Rotation>,
-    dense_bias: Option<Tensor<4>>,
+    config: &'a GptConfig,
+    /// Of layers without the window, and of those with it; one of them where all layers are alike.
+    reaches: [Option<Reach>; 2],
+    /// The same.
+    rotations: [Option<Rotation>; 2],
     scratch: BlockScratch,
 }
 
-impl<'a> Pass<'a> {
-    pub(crate) fn new(config: &GptConfig, context: AttentionContext<'a>, device: &Device) -> Self {
+/// How far rows see.
+#[derive(Debug)]
+struct Reach {
+    options: AttentionOptions,
+    dense_bias: Option<Tensor<4>>,
+}
+
+impl Reach {
+    fn new(config: &GptConfig, window: Option<usize>, context: &AttentionContext<'_>, device: &Device) -> Self {
         let options = AttentionOptions {
             n_heads: config.n_heads,
             n_kv_heads: config.n_kv_heads,
             head_dim: config.head_dim,
-            scale: (config.head_dim as f64).sqrt().recip(),
-            sliding_window: config.sliding_window,
+            scale: config.score_scale(),
+            sliding_window: window,
             alibi_slopes: (config.positions == Positions::Alibi).then(|| position::alibi_slopes(config.n_heads)),
         };
-        let rotation = match &config.positions {
-            Positions::Rope(rope) => {
-                let angles = position::rope_angles(&context.spans(), rope);
-                let n_rows = angles.len() / (rope.rotary_dim / 2);
-                let rotation = Rotation::new(&angles, n_rows, device);
-                Some(rotation.scaled(position::rope_attention_factor(rope)).repeat(context.repeats()))
-            }
-            _ => None,
-        };
-        let dense_bias = match &context {
+        let dense_bias = match context {
             AttentionContext::Dense(dense) => ops::causal_bias(0..dense.seq_len, 0, &options, device),
             AttentionContext::Paged(_) => None,
         };
-        Self { context, options, rotation, dense_bias, scratch: BlockScratch::default() }
+        Self { options, dense_bias }
+    }
+}
+
+/// The rotation of the context's rows.
+fn rotation_of(rope: &Rope, context: &AttentionContext<'_>, device: &Device) -> Rotation {
+    let angles = position::rope_angles(&context.spans(), rope);
+    let n_rows = angles.len() / (rope.rotary_dim / 2);
+    let rotation = Rotation::new(&angles, n_rows, device);
+    rotation.scaled(position::rope_attention_factor(rope)).repeat(context.repeats())
+}
+
+impl<'a> Pass<'a> {
+    pub(crate) fn new(config: &'a GptConfig, context: AttentionContext<'a>, device: &Device) -> Self {
+        let has = |windowed: bool| (0..config.n_layers).any(|layer| config.window_of(layer).is_some() == windowed);
+        let reach = |window: Option<usize>| has(window.is_some()).then(|| Reach::new(config, window, &context, device));
+        let reaches = [reach(None), config.sliding_window.and_then(|window| reach(Some(window)))];
+        let rotation = |rope: &Rope| rotation_of(rope, &context, device);
+        let rotations = match &config.positions {
+            Positions::Rope(rope) => [Some(rotation(rope)), config.window_rope.as_ref().map(rotation)],
+            _ => [None, None],
+        };
+        Self { context, config, reaches, rotations, scratch: BlockScratch::default() }
     }
 
     /// What a whole block attends to, and the memory for it, where rows attend over a cache.
     pub(crate) fn paged(&mut self, layer: usize) -> Option<(PagedAttention<'_>, &mut BlockScratch)> {
-        let AttentionContext::Paged(step) = &mut self.context else { return None };
+        let Self { context, config, reaches, rotations, scratch } = self;
+        let AttentionContext::Paged(step) = context else { return None };
         let (pools, slots, sequences) = step.parts(layer);
-        let (options, rotation) = (&self.options, self.rotation.as_ref());
-        Some((PagedAttention { pools, slots, sequences, options, rotation }, &mut self.scratch))
+        let (options, rotation) = (&reach_of(reaches, config, layer).options, rotation_at(rotations, config, layer));
+        Some((PagedAttention { pools, slots, sequences, options, rotation }, scratch))
     }
 
     /// The position of each row, as [`GptConfig::positions`] of the added kinds needs them.
     pub(crate) fn row_positions(&self) -> Vec<usize> {
         self.context.positions().repeat(self.context.repeats())
     }
+}
+
+/// How far the rows of `layer` see.
+fn reach_of<'a>(reaches: &'a [Option<Reach>; 2], config: &GptConfig, layer: usize) -> &'a Reach {
+    let of_kind = &reaches[usize::from(config.window_of(layer).is_some())];
+    of_kind.as_ref().unwrap_or_else(|| unreachable!("`Pass::new` asked every layer"))
+}
+
+/// How `layer` rotates, if it does.
+fn rotation_at<'a>(rotations: &'a [Option<Rotation>; 2], config: &GptConfig, layer: usize) -> Option<&'a Rotation> {
+    config.rope_of(layer)?;
+    let [usual, windowed] = rotations;
+    windowed.as_ref().filter(|_| config.window_of(layer).is_some()).or(usual.as_ref())
 }
 
 /// Masked multi-head self-attention with grouped key and value heads.
@@ -124,6 +160,8 @@ pub(crate) struct CausalSelfAttention {
     q_norm: Option<Norm>,
     k_norm: Option<Norm>,
     out: Linear,
+    #[module(skip)]
+    norm_span: QkNormSpan,
 }
 
 impl CausalSelfAttention {
@@ -133,6 +171,7 @@ impl CausalSelfAttention {
             q_norm: Norm::if_any(&format!("{path}.q_norm"), params)?,
             k_norm: Norm::if_any(&format!("{path}.k_norm"), params)?,
             out: Linear::new(&format!("{path}.out"), params)?,
+            norm_span: params.config.qk_norm_span,
         })
     }
 
@@ -155,7 +194,10 @@ impl CausalSelfAttention {
     /// `x [n_rows, d_model]`, normalised first where there is a norm, to the heads' mixed values,
     /// `[n_rows, n_heads * head_dim]`, which [`out`](Self::out) takes back.
     pub(crate) fn forward(&self, layer: usize, x: Tensor<2>, norm: Option<&Norm>, pass: &mut Pass<'_>) -> Tensor<2> {
-        let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = pass.options;
+        let Pass { context, config, reaches, rotations, .. } = pass;
+        let Reach { options, dense_bias } = reach_of(reaches, config, layer);
+        let rotation = rotation_at(rotations, config, layer);
+        let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
         let [n_rows, _] = x.dims();
         let qkv = match norm {
             Some(norm) => self.qkv.forward_normed(x, norm),
@@ -177,27 +219,32 @@ impl CausalSelfAttention {
         let qkv = match (&self.q_norm, &self.k_norm) {
             (Some(q_norm), Some(k_norm)) => {
                 let [q, k, v] = split(qkv);
-                flat(Tensor::cat(vec![q_norm.forward_heads(q), k_norm.forward_heads(k), v], 1))
+                match self.norm_span {
+                    QkNormSpan::Head => flat(Tensor::cat(vec![q_norm.forward_heads(q), k_norm.forward_heads(k), v], 1)),
+                    QkNormSpan::AllHeads => {
+                        Tensor::cat(vec![q_norm.forward(flat(q)), k_norm.forward(flat(k)), flat(v)], 1)
+                    }
+                }
             }
             _ => qkv,
         };
-        match &mut pass.context {
+        match context {
             AttentionContext::Dense(dense) => {
                 let [q, k, v] = split(qkv);
-                let turn = |x: Tensor<3>| match &pass.rotation {
+                let turn = |x: Tensor<3>| match rotation {
                     Some(rotation) => ops::rope(x, rotation),
                     None => x,
                 };
                 let qkv = [turn(q), turn(k), v].map(flat);
-                let (mixed, probs) = ops::attention_dense(qkv, pass.dense_bias.clone(), dense.batch, &pass.options);
+                let (mixed, probs) = ops::attention_dense(qkv, dense_bias.clone(), dense.batch, options);
                 if let Some(maps) = &mut dense.maps {
                     maps.push(probs);
                 }
                 mixed
             }
             AttentionContext::Paged(step) => {
-                let q = step.rope_append(layer, qkv, pass.rotation.as_ref(), &pass.options);
-                ops::attention_paged(q, step.pools(layer), &step.sequences, &pass.options)
+                let q = step.rope_append(layer, qkv, rotation, options);
+                ops::attention_paged(q, step.pools(layer), &step.sequences, options)
             }
         }
     }

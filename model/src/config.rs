@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Error, Result};
 
 /// Far deeper than any model; it bounds the list of parameters that a file can ask for.
-const MAX_LAYERS: usize = 1 << 12;
+pub(crate) const MAX_LAYERS: usize = 1 << 12;
 /// A thousand times the largest models, and far from where sizes in bytes overflow.
 const MAX_PARAMS: usize = 1 << 50;
 
@@ -41,7 +41,7 @@ pub struct GptConfig {
     pub norm_bias: bool,
     /// Added to every norm's stored weight before use: 1 in Gemma, which stores `weight - 1`.
     pub norm_weight_offset: f32,
-    /// Where a block normalises: before its two parts, or after each residual sum.
+    /// Where a block normalises: before or behind its two parts, or after each residual sum.
     pub norm_position: NormPosition,
     /// One more norm after the last block.
     pub final_norm: bool,
@@ -49,9 +49,12 @@ pub struct GptConfig {
     pub final_norm_eps: Option<f64>,
     /// Embeddings are normalised before positions are added to them ([BLOOM](https://arxiv.org/abs/2211.05100), 3.2).
     pub embed_norm: bool,
-    /// Each head's query and key are normalised before they are rotated, with one weight for all heads of a layer and
-    /// no bias ([Dehghani et al. 2023](https://arxiv.org/abs/2302.05442), 2).
+    /// Queries and keys are normalised before they are rotated, without bias ([Dehghani et al.
+    /// 2023](https://arxiv.org/abs/2302.05442), 2).
     pub qk_norm: bool,
+    /// What those norms go over.
+    #[serde(default)]
+    pub qk_norm_span: QkNormSpan,
     /// Nonlinearity of the feed-forward network.
     pub activation: Activation,
     /// Whether the network is gated: `down(act(gate(x)) * up(x))` ([GLU variants](https://arxiv.org/abs/2002.05202)).
@@ -60,6 +63,9 @@ pub struct GptConfig {
     pub positions: Positions,
     /// Attention and feed-forward read the same input and are summed ([GPT-J](https://github.com/kingoflolz/mesh-transformer-jax)).
     pub parallel_residual: bool,
+    /// In parallel, the two share one norm, that of attention (GPT-J). Apart, each has its own (GPT-NeoX).
+    #[serde(default)]
+    pub shared_norm: bool,
     /// Biases on the query, key and value projections.
     pub qkv_bias: bool,
     /// Bias on the attention's output projection.
@@ -72,8 +78,39 @@ pub struct GptConfig {
     pub lm_head_bias: bool,
     /// Embeddings are multiplied by `sqrt(d_model)` (["Attention is all you need"](https://arxiv.org/abs/1706.03762), 3.4).
     pub scale_embeddings: bool,
+    /// Embeddings are multiplied by this too ([Granite 3.0](https://huggingface.co/ibm-granite/granite-3.0-8b-base), whose
+    /// four multipliers come of [muP](https://arxiv.org/abs/2203.03466)).
+    #[serde(default = "one")]
+    pub embedding_multiplier: f64,
+    /// What attention and the feed-forward network add to the residual stream is multiplied by this.
+    #[serde(default = "one")]
+    pub residual_multiplier: f64,
+    /// Logits are multiplied by this.
+    #[serde(default = "one")]
+    pub logit_multiplier: f64,
+    /// Logits become `c * tanh(logit / c)`, and so stay within `-c..c` ([Gemma 2](https://arxiv.org/abs/2408.00118), 2).
+    #[serde(default)]
+    pub logit_softcap: Option<f64>,
+    /// Scores of attention are multiplied by this; `None`: `1 / sqrt(head_dim)`.
+    #[serde(default)]
+    pub attention_scale: Option<f64>,
+    /// Scores of attention, multiplied, become `c * tanh(score / c)` before the softmax (Gemma 2, as above).
+    #[serde(default)]
+    pub attention_softcap: Option<f64>,
     /// Each position sees itself and this many positions less one before it; `None`: all before it.
     pub sliding_window: Option<usize>,
+    /// The layers, counted from 0, that see all positions in spite of [`sliding_window`](Self::sliding_window), as in
+    /// [Longformer](https://arxiv.org/abs/2004.05150) and Gemma 2. Ascending; empty where there is no window.
+    #[serde(default)]
+    pub full_layers: Vec<usize>,
+    /// The layers, counted from 0, that do not rotate queries and keys, and know order by the causal mask alone
+    /// ([NoPE](https://arxiv.org/abs/2305.19466), here [among layers that do](https://arxiv.org/abs/2501.18795)). Ascending.
+    #[serde(default)]
+    pub unrotated_layers: Vec<usize>,
+    /// How the layers with the window rotate, where it is otherwise than [`positions`](Self::positions) says for the rest
+    /// ([Gemma 3](https://arxiv.org/abs/2503.19786), 2.1).
+    #[serde(default)]
+    pub window_rope: Option<Rope>,
     /// Share of activations dropped while training, in `[0, 1)`; never applied when serving.
     pub dropout: f64,
 }
@@ -96,6 +133,21 @@ pub enum NormPosition {
     Pre,
     /// `norm(x + f(x))` (the original transformer, GPT-1).
     Post,
+    /// `x + norm(f(x))` ([OLMo 2](https://arxiv.org/abs/2501.00656), 3.2).
+    Inside,
+    /// `x + norm(f(norm(x)))`, two norms for each part ([CogView](https://arxiv.org/abs/2105.13290), 2.4; Gemma 2).
+    Sandwich,
+}
+
+/// What norms of queries and keys go over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum QkNormSpan {
+    /// Each head by itself, with one weight for all heads of a layer (Qwen 3).
+    #[default]
+    Head,
+    /// All heads of a row together (OLMo 2).
+    AllHeads,
 }
 
 /// Nonlinearity of the feed-forward network.
@@ -259,17 +311,28 @@ impl GptConfig {
             final_norm_eps: None,
             embed_norm: false,
             qk_norm: false,
+            qk_norm_span: QkNormSpan::Head,
             activation: Activation::Silu,
             gated_mlp: true,
             positions: Positions::Rope(Rope::new(10_000.0, head_dim)),
             parallel_residual: false,
+            shared_norm: false,
             qkv_bias: false,
             attn_out_bias: false,
             mlp_bias: false,
             tie_embeddings: false,
             lm_head_bias: false,
             scale_embeddings: false,
+            embedding_multiplier: 1.0,
+            residual_multiplier: 1.0,
+            logit_multiplier: 1.0,
+            logit_softcap: None,
+            attention_scale: None,
+            attention_softcap: None,
             sliding_window: None,
+            full_layers: Vec::new(),
+            unrotated_layers: Vec::new(),
+            window_rope: None,
             dropout: 0.0,
         }
     }
@@ -312,18 +375,20 @@ impl GptConfig {
         require("norm_weight_offset", self.norm_weight_offset.is_finite(), || {
             format!("must be finite, got {}", self.norm_weight_offset)
         })?;
-        require("parallel_residual", !(self.parallel_residual && self.norm_position == NormPosition::Post), || {
-            "must be false with norm_position = post".to_owned()
+        require("parallel_residual", !self.parallel_residual || self.norm_position == NormPosition::Pre, || {
+            "must be false where norm_position is not pre".to_owned()
         })?;
+        require("shared_norm", !self.shared_norm || self.parallel_residual, || {
+            "must be false with parallel_residual = false".to_owned()
+        })?;
+        self.validate_factors()?;
         require("dropout", (0.0..1.0).contains(&self.dropout), || format!("must be in [0, 1), got {}", self.dropout))?;
         if let Some(window) = self.sliding_window {
             require("sliding_window", (1..=1 << 32).contains(&window), || {
                 format!("must be in 1..=2^32, got {window}")
             })?;
         }
-        if let Positions::Rope(rope) = self.positions {
-            rope.validate(self.head_dim)?;
-        }
+        self.validate_layers()?;
         // Sizes that pass one by one may still make a product that no memory holds.
         require("n_layers", self.n_params() <= MAX_PARAMS, || {
             format!("and the other sizes must make at most {MAX_PARAMS} parameters, got {}", self.n_params())
@@ -333,12 +398,77 @@ impl GptConfig {
     /// Beyond how many tokens what is computed for a token depends on how long its text was when it came in; `None`:
     /// nowhere. See [`RopeScaling::Dynamic`].
     pub fn text_len_matters_beyond(&self) -> Option<usize> {
-        match self.positions {
-            Positions::Rope(Rope { scaling: RopeScaling::Dynamic { original_max_seq_len, .. }, .. }) => {
-                Some(original_max_seq_len)
-            }
+        let usual = if let Positions::Rope(rope) = &self.positions { Some(rope) } else { None };
+        let lengths = usual.into_iter().chain(&self.window_rope).filter_map(|rope| match rope.scaling {
+            RopeScaling::Dynamic { original_max_seq_len, .. } => Some(original_max_seq_len),
             _ => None,
+        });
+        lengths.min()
+    }
+
+    /// What multiplies and caps.
+    fn validate_factors(&self) -> Result<()> {
+        let factors = [
+            ("embedding_multiplier", Some(self.embedding_multiplier)),
+            ("residual_multiplier", Some(self.residual_multiplier)),
+            ("logit_multiplier", Some(self.logit_multiplier)),
+            ("logit_softcap", self.logit_softcap),
+            ("attention_scale", self.attention_scale),
+            ("attention_softcap", self.attention_softcap),
+        ];
+        for (field, factor) in factors {
+            // They are applied in f32.
+            let holds = factor.is_none_or(|factor| factor > 0.0 && (factor as f32).is_normal());
+            require(field, holds, || {
+                format!("must be positive and within the range of f32, got {}", factor.unwrap_or_default())
+            })?;
         }
+        Ok(())
+    }
+
+    /// What differs from layer to layer.
+    fn validate_layers(&self) -> Result<()> {
+        for (field, layers) in [("full_layers", &self.full_layers), ("unrotated_layers", &self.unrotated_layers)] {
+            let ascending = layers.is_sorted_by(|a, b| a < b);
+            require(field, ascending && layers.last().is_none_or(|&last| last < self.n_layers), || {
+                format!("must be ascending and below n_layers = {}", self.n_layers)
+            })?;
+        }
+        let windowed = self.sliding_window.is_some();
+        require("full_layers", windowed || self.full_layers.is_empty(), || {
+            "must be empty without sliding_window".to_owned()
+        })?;
+        if let Positions::Rope(rope) = &self.positions {
+            rope.validate(self.head_dim)?;
+        } else {
+            require("unrotated_layers", self.unrotated_layers.is_empty(), || {
+                "must be empty without rotary positions".to_owned()
+            })?;
+            require("window_rope", self.window_rope.is_none(), || {
+                "must be absent without rotary positions".to_owned()
+            })?;
+        }
+        require("window_rope", windowed || self.window_rope.is_none(), || {
+            "must be absent without sliding_window".to_owned()
+        })?;
+        self.window_rope.iter().try_for_each(|rope| rope.validate(self.head_dim))
+    }
+
+    /// The window of `layer`, counted from 0, if it has one.
+    pub fn window_of(&self, layer: usize) -> Option<usize> {
+        self.sliding_window.filter(|_| self.full_layers.binary_search(&layer).is_err())
+    }
+
+    /// How `layer` rotates queries and keys, if it does.
+    pub fn rope_of(&self, layer: usize) -> Option<&Rope> {
+        let Positions::Rope(rope) = &self.positions else { return None };
+        let rotates = self.unrotated_layers.binary_search(&layer).is_err();
+        rotates.then(|| self.window_rope.as_ref().filter(|_| self.window_of(layer).is_some()).unwrap_or(rope))
+    }
+
+    /// What scores of attention are multiplied by.
+    pub fn score_scale(&self) -> f64 {
+        self.attention_scale.unwrap_or_else(|| (self.head_dim as f64).sqrt().recip())
     }
 
     /// Width of all query heads together.
@@ -412,6 +542,11 @@ impl Rope {
             }
         }
     }
+}
+
+/// For files from before there were multipliers.
+fn one() -> f64 {
+    1.0
 }
 
 fn require(field: &'static str, holds: bool, what: impl FnOnce() -> String) -> Result<()> {

@@ -109,6 +109,9 @@ impl Gpt {
         if self.config.scale_embeddings {
             x = x * (self.config.d_model as f64).sqrt();
         }
+        if self.config.embedding_multiplier != 1.0 {
+            x = x * self.config.embedding_multiplier;
+        }
         if let Some(norm) = &self.embed_norm {
             x = norm.forward(x);
         }
@@ -131,12 +134,16 @@ impl Gpt {
     /// Scores of every token to come next: `[n_rows, d_model]` to `[n_rows, vocab_size]`.
     pub fn logits(&self, hidden: Tensor<2>) -> Tensor<2> {
         let (weight, bias) = self.output();
-        ops::linear(hidden, weight, bias)
+        let logits = ops::linear(self.multiplied(hidden), weight, bias);
+        match self.config.logit_softcap {
+            Some(cap) => ops::soft_cap(logits, cap),
+            None => logits,
+        }
     }
 
     /// Mean cross entropy in nats per token: hidden `[n_rows, d_model]` and the ids that follow, `[n_rows]`, to `[1]`.
     pub fn loss(&self, hidden: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
-        ops::linear_cross_entropy(hidden, self.output(), targets)
+        ops::linear_cross_entropy(self.multiplied(hidden), self.output(), self.config.logit_softcap, targets)
     }
 
     /// Bytes of matrices that one decoding step reads: all but embeddings of which it takes single rows.
@@ -178,10 +185,18 @@ impl Gpt {
         matrices
     }
 
-    /// What hidden states become logits by.
+    /// What hidden states become logits by, once they are [`multiplied`](Self::multiplied).
     fn output(&self) -> (&Weight, Option<Tensor<1>>) {
         let weight = self.lm_head.weight.as_ref().unwrap_or(&self.embed.weight);
-        (weight, self.lm_head.bias.as_ref().map(Param::val))
+        let multiplier = self.config.logit_multiplier;
+        let multiplied = |bias: Tensor<1>| if multiplier == 1.0 { bias } else { bias * multiplier };
+        (weight, self.lm_head.bias.as_ref().map(Param::val).map(multiplied))
+    }
+
+    /// Hidden states whose logits are multiplied: they are fewer than the logits.
+    fn multiplied(&self, hidden: Tensor<2>) -> Tensor<2> {
+        let multiplier = self.config.logit_multiplier;
+        if multiplier == 1.0 { hidden } else { hidden * multiplier }
     }
 }
 
@@ -190,18 +205,24 @@ impl Gpt {
 struct Block {
     attn_norm: Norm,
     attn: CausalSelfAttention,
-    mlp_norm: Norm,
+    attn_out_norm: Option<Norm>,
+    mlp_norm: Option<Norm>,
     mlp: Mlp,
+    mlp_out_norm: Option<Norm>,
     dropout: Dropout,
     #[module(skip)]
     wiring: Wiring,
+    #[module(skip)]
+    residual_multiplier: f64,
 }
 
 /// How a block's two parts read from the residual stream and write to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wiring {
-    PreNorm,
-    PostNorm,
+    Pre,
+    Post,
+    Inside,
+    Sandwich,
     Parallel,
 }
 
@@ -212,14 +233,19 @@ impl Block {
         Ok(Self {
             attn_norm: Norm::new(&format!("{path}.attn_norm"), params)?,
             attn: CausalSelfAttention::new(&format!("{path}.attn"), params)?,
-            mlp_norm: Norm::new(&format!("{path}.mlp_norm"), params)?,
+            attn_out_norm: Norm::if_any(&format!("{path}.attn_out_norm"), params)?,
+            mlp_norm: Norm::if_any(&format!("{path}.mlp_norm"), params)?,
             mlp: Mlp::new(&format!("{path}.mlp"), params)?,
+            mlp_out_norm: Norm::if_any(&format!("{path}.mlp_out_norm"), params)?,
             dropout: DropoutConfig::new(config.dropout).init(),
-            wiring: match (config.parallel_residual, config.norm_position) {
-                (true, _) => Wiring::Parallel,
-                (false, NormPosition::Pre) => Wiring::PreNorm,
-                (false, NormPosition::Post) => Wiring::PostNorm,
+            wiring: match config.norm_position {
+                _ if config.parallel_residual => Wiring::Parallel,
+                NormPosition::Pre => Wiring::Pre,
+                NormPosition::Post => Wiring::Post,
+                NormPosition::Inside => Wiring::Inside,
+                NormPosition::Sandwich => Wiring::Sandwich,
             },
+            residual_multiplier: config.residual_multiplier,
         })
     }
 
@@ -231,9 +257,11 @@ impl Block {
     fn read(&self, path: &str, visit: &mut ParamVisitor<'_>) -> Result<()> {
         self.attn_norm.read(&format!("{path}.attn_norm"), visit)?;
         self.attn.read(&format!("{path}.attn"), visit)?;
-        self.mlp_norm.read(&format!("{path}.mlp_norm"), visit)?;
+        self.attn_out_norm.iter().try_for_each(|norm| norm.read(&format!("{path}.attn_out_norm"), visit))?;
+        self.mlp_norm.iter().try_for_each(|norm| norm.read(&format!("{path}.mlp_norm"), visit))?;
         self.mlp.up.read(&format!("{path}.mlp.up"), visit)?;
-        self.mlp.down.read(&format!("{path}.mlp.down"), visit)
+        self.mlp.down.read(&format!("{path}.mlp.down"), visit)?;
+        self.mlp_out_norm.iter().try_for_each(|norm| norm.read(&format!("{path}.mlp_out_norm"), visit))
     }
 
     fn forward(&self, layer: usize, x: Tensor<2>, pass: &mut Pass<'_>) -> Tensor<2> {
@@ -242,46 +270,71 @@ impl Block {
         {
             return ops::block(x, &parts, attention, scratch);
         }
-        let attn_out = self.attn.out();
+        let (attn_out, mlp_out) = (self.attn.out(), &self.mlp.down);
+        // Where the two parts share a norm, it is that of attention.
+        let mlp_norm = self.mlp_norm.as_ref().unwrap_or(&self.attn_norm);
         match self.wiring {
-            Wiring::PreNorm => {
+            Wiring::Pre => {
                 let mixed = self.attn.forward(layer, x.clone(), Some(&self.attn_norm), pass);
                 let x = self.add(x, attn_out, mixed);
-                let hidden = self.mlp.hidden(x.clone(), Some(&self.mlp_norm));
-                self.add(x, &self.mlp.down, hidden)
+                let hidden = self.mlp.hidden(x.clone(), Some(mlp_norm));
+                self.add(x, mlp_out, hidden)
             }
-            Wiring::PostNorm => {
+            Wiring::Post => {
                 let mixed = self.attn.forward(layer, x.clone(), None, pass);
                 let x = self.attn_norm.forward(self.add(x, attn_out, mixed));
                 let hidden = self.mlp.hidden(x.clone(), None);
-                self.mlp_norm.forward(self.add(x, &self.mlp.down, hidden))
+                mlp_norm.forward(self.add(x, mlp_out, hidden))
+            }
+            Wiring::Inside => {
+                let mixed = self.attn.forward(layer, x.clone(), None, pass);
+                let x = self.add_normed(x, attn_out.forward(mixed), Some(&self.attn_norm));
+                let hidden = self.mlp.hidden(x.clone(), None);
+                self.add_normed(x, mlp_out.forward(hidden), Some(mlp_norm))
+            }
+            Wiring::Sandwich => {
+                let mixed = self.attn.forward(layer, x.clone(), Some(&self.attn_norm), pass);
+                let x = self.add_normed(x, attn_out.forward(mixed), self.attn_out_norm.as_ref());
+                let hidden = self.mlp.hidden(x.clone(), Some(mlp_norm));
+                self.add_normed(x, mlp_out.forward(hidden), self.mlp_out_norm.as_ref())
             }
             Wiring::Parallel => {
                 let mixed = self.attn.forward(layer, x.clone(), Some(&self.attn_norm), pass);
-                let hidden = self.mlp.hidden(x.clone(), Some(&self.mlp_norm));
-                self.add(self.add(x, attn_out, mixed), &self.mlp.down, hidden)
+                let hidden = self.mlp.hidden(x.clone(), Some(mlp_norm));
+                self.add(self.add(x, attn_out, mixed), mlp_out, hidden)
             }
         }
     }
 
     /// Adds what `out` makes of `input` to the residual stream.
     fn add(&self, residual: Tensor<2>, out: &Linear, input: Tensor<2>) -> Tensor<2> {
-        if input.device().is_autodiff() {
-            return residual + self.dropout.forward(out.forward(input));
+        if input.device().is_autodiff() || self.residual_multiplier != 1.0 {
+            return self.add_normed(residual, out.forward(input), None);
         }
         out.forward_add(input, residual)
+    }
+
+    /// Adds `update`, normalised where there is a norm, to the residual stream.
+    fn add_normed(&self, residual: Tensor<2>, update: Tensor<2>, norm: Option<&Norm>) -> Tensor<2> {
+        let update = match norm {
+            Some(norm) => norm.forward(update),
+            None => update,
+        };
+        let update = if update.device().is_autodiff() { self.dropout.forward(update) } else { update };
+        residual + if self.residual_multiplier == 1.0 { update } else { update * self.residual_multiplier }
     }
 }
 
 impl Block {
     /// The parameters, if the block is of the kind that devices have bodies for.
     fn parts(&self) -> Option<BlockParts<'_>> {
-        let [qkv, out] = self.attn.plain_parts().filter(|_| self.wiring == Wiring::PreNorm)?;
+        let is_plain = self.wiring == Wiring::Pre && self.residual_multiplier == 1.0;
+        let [qkv, out] = self.attn.plain_parts().filter(|_| is_plain)?;
         Some(BlockParts {
             attn_norm: self.attn_norm.parts(),
             qkv,
             out,
-            mlp_norm: self.mlp_norm.parts(),
+            mlp_norm: self.mlp_norm.as_ref()?.parts(),
             up: self.mlp.up.parts(),
             down: self.mlp.down.parts(),
             activation: self.mlp.activation,

@@ -108,7 +108,9 @@ impl KvCache {
     pub fn new(config: &GptConfig, n_pages: usize, device: &Device) -> Self {
         let pool = || ops::new_pool([n_pages * PAGE_SIZE, config.kv_width()], device);
         let layers = (0..config.n_layers).map(|_| LayerPool { keys: pool(), values: pool() }).collect();
-        Self { layers, pages: PagePool::new(n_pages), sliding_window: config.sliding_window, device: device.clone() }
+        // Where some layers see everything, the step's keys are all of them.
+        let sliding_window = config.sliding_window.filter(|_| config.full_layers.is_empty());
+        Self { layers, pages: PagePool::new(n_pages), sliding_window, device: device.clone() }
     }
 
     /// A table that holds nothing yet.

@@ -1,6 +1,6 @@
 //! Which parameters an architecture has: the one place that knows, without a tensor.
 
-use crate::config::{GptConfig, Positions};
+use crate::config::{GptConfig, NormPosition, Positions, QkNormSpan};
 
 /// Standard deviation of fresh matrices and embeddings, GPT-2's.
 const INIT_STD: f64 = 0.02;
@@ -60,15 +60,27 @@ pub fn param_specs(config: &GptConfig) -> Vec<ParamSpec> {
         let d_qkv = config.q_width() + 2 * config.kv_width();
         matrix(&mut specs, path("attn.qkv"), [d_qkv, d_model], INIT_STD, config.qkv_bias);
         if config.qk_norm {
-            for part in ["attn.q_norm.weight", "attn.k_norm.weight"] {
+            for (part, width) in [("attn.q_norm.weight", config.q_width()), ("attn.k_norm.weight", config.kv_width())] {
+                let width = match config.qk_norm_span {
+                    QkNormSpan::Head => config.head_dim,
+                    QkNormSpan::AllHeads => width,
+                };
                 let one = Init::Constant(1.0 - config.norm_weight_offset);
-                specs.push(ParamSpec { path: path(part), shape: vec![config.head_dim], init: one });
+                specs.push(ParamSpec { path: path(part), shape: vec![width], init: one });
             }
         }
         matrix(&mut specs, path("attn.out"), [d_model, config.q_width()], residual, config.attn_out_bias);
-        norm(&mut specs, path("mlp_norm"));
+        if config.norm_position == NormPosition::Sandwich {
+            norm(&mut specs, path("attn_out_norm"));
+        }
+        if !config.shared_norm {
+            norm(&mut specs, path("mlp_norm"));
+        }
         matrix(&mut specs, path("mlp.up"), [d_up, d_model], INIT_STD, config.mlp_bias);
         matrix(&mut specs, path("mlp.down"), [d_model, d_ff], residual, config.mlp_bias);
+        if config.norm_position == NormPosition::Sandwich {
+            norm(&mut specs, path("mlp_out_norm"));
+        }
     }
     if config.final_norm {
         norm(&mut specs, "norm".into());

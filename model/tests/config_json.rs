@@ -47,6 +47,9 @@ const ROPE_CASES: &[&str] = &[
     "mistral",
     "qwen2",
     "qwen3",
+    "smollm3",
+    "granite",
+    "olmo2",
     "phi3",
     "stablelm",
     "gemma",
@@ -141,6 +144,18 @@ fn own_configs() -> Vec<GptConfig> {
             dropout: 0.25,
             ..llama.clone()
         },
+        GptConfig { norm_position: NormPosition::Sandwich, qk_norm: true, residual_multiplier: 0.3, ..llama.clone() },
+        GptConfig { parallel_residual: true, shared_norm: true, logit_softcap: Some(7.5), ..llama.clone() },
+        GptConfig {
+            sliding_window: Some(3),
+            full_layers: vec![1],
+            unrotated_layers: vec![0],
+            window_rope: Some(Rope::new(77.0, 4)),
+            embedding_multiplier: 1.1,
+            logit_multiplier: 0.3,
+            attention_scale: Some(0.3),
+            ..llama.clone()
+        },
         GptConfig { positions: Positions::None, final_norm: false, ..llama },
         GptConfig { positions: Positions::Sinusoidal, scale_embeddings: true, tie_embeddings: false, ..gpt2 },
     ]
@@ -171,6 +186,32 @@ fn what_no_class_expresses_is_saved_as_our_own_and_reopens_exactly() {
             assert!(error.contains(class) && error.contains("cannot express"), "{error}");
         }
     }
+}
+
+/// Files of our own from before there were layers of different kinds, multipliers and soft caps.
+#[test]
+fn older_files_of_our_own_are_read() {
+    let config = GptConfig { positions: Positions::Alibi, ..GptConfig::llama(sizes()) };
+    let mut json = serde_json::to_value(&config).unwrap();
+    let json = json.as_object_mut().unwrap();
+    json.insert("architectures".to_owned(), json!(["HearthForCausalLM"]));
+    let newer = [
+        "qk_norm_span",
+        "shared_norm",
+        "embedding_multiplier",
+        "residual_multiplier",
+        "logit_multiplier",
+        "logit_softcap",
+        "attention_scale",
+        "attention_softcap",
+        "full_layers",
+        "unrotated_layers",
+        "window_rope",
+    ];
+    for key in newer {
+        json.remove(key).unwrap();
+    }
+    assert_eq!(read(json).unwrap(), config);
 }
 
 #[test]
@@ -245,6 +286,13 @@ fn maths_that_is_not_computed_is_refused_by_name() {
         ("mistral", "layer_types", layers(["full_attention", "sliding_attention"])),
         ("qwen2", "layer_types", layers(["full_attention", "sliding_attention"])),
         ("qwen3", "mlp_bias", json!(true)),
+        ("smollm3", "no_rope_layers", json!([1, 0])),
+        ("smollm3", "no_rope_layers", json!([1, 0, 2])),
+        ("smollm3", "layer_types", json!(["full_attention", "full_attention", "chunked_attention"])),
+        ("gemma3", "attn_logit_softcapping", json!(50.0)),
+        ("gemma3", "use_bidirectional_attention", json!(true)),
+        ("gemma3", "hidden_activation", json!("tanh")),
+        ("olmo2", "clip_qkv", json!(8.0)),
         ("gemma", "use_bidirectional_attention", json!(true)),
         ("gemma", "hidden_act", json!("tanh")),
         ("gemma", "hidden_activation", json!("gelu")),
@@ -319,6 +367,49 @@ fn rotary_positions_that_are_not_computed_are_refused_by_name() {
     assert!(error.contains("`full_attention`"), "{error}");
 }
 
+/// The layers without rotary positions by their interval, and the windows that follow from them.
+#[test]
+fn layers_without_rotary_positions_are_read() {
+    let mut json = config_json("smollm3");
+    for key in ["no_rope_layers", "layer_types"] {
+        json.remove(key).unwrap();
+    }
+    json.insert("num_hidden_layers".to_owned(), json!(5));
+    let config = read(&json).unwrap();
+    assert_eq!((config.unrotated_layers, config.full_layers), (vec![3], vec![0, 1, 2, 4]));
+    json.insert("no_rope_layer_interval".to_owned(), json!(2));
+    json.insert("use_sliding_window".to_owned(), json!(false));
+    let config = read(&json).unwrap();
+    assert_eq!((config.unrotated_layers, config.sliding_window), (vec![1, 3], None));
+    json.insert("no_rope_layer_interval".to_owned(), json!(0));
+    let error = read(&json).unwrap_err().to_string();
+    assert!(error.contains("`no_rope_layer_interval`"), "{error}");
+}
+
+#[test]
+fn factors_and_layers_out_of_range_are_refused_by_name() {
+    let refused = [
+        ("granite", "residual_multiplier", json!(0.0), "residual_multiplier"),
+        ("granite", "logits_scaling", json!(0), "logit_multiplier"),
+        ("granite", "attention_multiplier", json!(-1.0), "attention_scale"),
+        ("granite", "embedding_multiplier", json!(1e40), "embedding_multiplier"),
+    ];
+    for (case, key, value, named) in refused {
+        let error = read(&with(case, key, value)).unwrap_err().to_string();
+        assert!(error.contains(named), "{case}, {key}: {error}");
+    }
+    let own = |change: &dyn Fn(&mut GptConfig)| {
+        let mut config = GptConfig::llama(sizes());
+        change(&mut config);
+        config.validate().unwrap_err().to_string()
+    };
+    assert!(own(&|c| c.full_layers = vec![0]).contains("`full_layers`"));
+    assert!(own(&|c| c.unrotated_layers = vec![1, 0]).contains("`unrotated_layers`"));
+    assert!(own(&|c| c.unrotated_layers = vec![2]).contains("`unrotated_layers`"));
+    assert!(own(&|c| c.window_rope = Some(Rope::new(9.0, 2))).contains("`window_rope`"));
+    assert!(own(&|c| c.shared_norm = true).contains("`shared_norm`"));
+}
+
 /// Some versions of transformers read GPT-NeoX's base under the other classes' key, others do not.
 #[test]
 fn a_base_that_versions_read_differently_is_refused() {
@@ -352,7 +443,7 @@ fn key_heads_that_are_not_given_are_those_of_the_class() {
 
 /// Qwen's windows have four keys.
 #[test]
-fn windows_of_all_layers_or_of_none_are_read_and_others_refused() {
+fn windows_of_some_layers_of_all_or_of_none_are_read() {
     let read = |changes: Value| {
         let mut json = config_json("qwen2");
         json.remove("layer_types");
@@ -363,8 +454,11 @@ fn windows_of_all_layers_or_of_none_are_read_and_others_refused() {
     assert_eq!(read(json!({ "sliding_window": 5 })).unwrap().sliding_window, None);
     assert_eq!(read(used(0)).unwrap().sliding_window, Some(5));
     assert_eq!(read(used(2)).unwrap().sliding_window, None);
-    let error = read(used(1)).unwrap_err().to_string();
-    assert!(error.contains("`max_window_layers`"), "{error}");
+    let some = read(used(1)).unwrap();
+    assert_eq!((some.sliding_window, some.full_layers), (Some(5), vec![0]));
+    let mut listed = used(0);
+    listed["layer_types"] = json!(["sliding_attention", "full_attention"]);
+    assert_eq!(read(listed).unwrap().full_layers, [1]);
     // Absent is not null.
     let mut json = config_json("mistral");
     json.remove("sliding_window");

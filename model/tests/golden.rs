@@ -36,11 +36,16 @@ const CASES: &[&str] = &[
     "mistral",
     "qwen2",
     "qwen3",
+    "smollm3",
+    "granite",
+    "olmo2",
+    "olmo3",
     "phi3",
     "stablelm",
     "gpt-neox-parallel",
     "gpt-neox-serial",
     "gemma",
+    "gemma3",
     "opt",
     "bloom",
     "openai-gpt",
@@ -294,20 +299,41 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     }
     mutate("norm_weight_offset", &|c| c.norm_weight_offset = 1.0 - c.norm_weight_offset);
     mutate("scale_embeddings", &|c| c.scale_embeddings = !c.scale_embeddings);
+    mutate("embedding_multiplier", &|c| c.embedding_multiplier *= 1.5);
+    mutate("residual_multiplier", &|c| c.residual_multiplier *= 1.5);
+    mutate("logit_multiplier", &|c| c.logit_multiplier *= 1.5);
+    mutate("logit_softcap", &|c| c.logit_softcap = Some(c.logit_softcap.unwrap_or(15.0) * 1.5));
+    mutate("attention_scale", &|c| c.attention_scale = Some(1.5 * c.score_scale()));
     mutate("sliding_window", &|c| c.sliding_window = Some(c.sliding_window.map_or(5, |window| window + 1)));
     if config.sliding_window.is_some() {
-        mutate("sliding_window", &|c| c.sliding_window = None);
+        mutate("sliding_window", &|c| {
+            (c.sliding_window, c.full_layers, c.window_rope) = (None, Vec::new(), None);
+        });
     }
-    if config.norm_position == NormPosition::Pre {
+    if config.window_rope.is_some() {
+        mutate("window_rope", &|c| c.window_rope = None);
+    }
+    // One layer more or less.
+    let toggled =
+        |layers: &[usize]| if layers.first() == Some(&0) { layers[1..].to_vec() } else { [&[0], layers].concat() };
+    mutate("full_layers", &|c| {
+        c.sliding_window.get_or_insert(5);
+        c.full_layers = toggled(&c.full_layers);
+    });
+    if matches!(config.positions, Positions::Rope(_)) {
+        mutate("unrotated_layers", &|c| c.unrotated_layers = toggled(&c.unrotated_layers));
+    }
+    if config.norm_position == NormPosition::Pre && !config.shared_norm {
         mutate("parallel_residual", &|c| c.parallel_residual = !c.parallel_residual);
     }
     if !config.parallel_residual {
-        mutate("norm_position", &|c| {
-            c.norm_position = match c.norm_position {
-                NormPosition::Pre => NormPosition::Post,
-                NormPosition::Post => NormPosition::Pre,
-            };
-        });
+        let others = [NormPosition::Pre, NormPosition::Post, NormPosition::Inside];
+        for norm_position in others.into_iter().filter(|&other| other != config.norm_position) {
+            mutate("norm_position", &|c| c.norm_position = norm_position);
+        }
+    }
+    if config.parallel_residual && !config.shared_norm {
+        mutate("shared_norm", &|c| c.shared_norm = true);
     }
     if config.embed_norm {
         mutate("embed_norm", &|c| c.embed_norm = false);
@@ -326,7 +352,10 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     let whole_heads = Positions::Rope(Rope::new(10_000.0, config.head_dim));
     for positions in [Positions::None, Positions::Alibi, Positions::Sinusoidal, whole_heads] {
         if positions != config.positions {
-            mutate("positions", &|c| c.positions = positions);
+            mutate("positions", &|c| {
+                c.positions = positions;
+                (c.unrotated_layers, c.window_rope) = (Vec::new(), None);
+            });
         }
     }
     if let Positions::Rope(rope) = config.positions {

@@ -1,11 +1,12 @@
 //! The cache: what comes out of it is what an uncached pass computes, whatever the split, and no page is ever lost.
-#![expect(clippy::unwrap_used, reason = "tests")]
+#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
 
 use burn::tensor::Device;
 use hearth_model::{
     TokenId,
     attention::AttentionContext,
-    config::{GptConfig, NormPosition, Positions, Sizes},
+    config::{GptConfig, NormPosition, Positions, Rope, Sizes},
+    device::{DeviceChoice, choose},
     generate::token_tensor,
     gpt::Gpt,
     kv_cache::{KvCache, OutOfPages, PAGE_SIZE, PageKey, PagePool, PageTable, StepPart},
@@ -30,6 +31,8 @@ fn configs() -> Vec<GptConfig> {
         window(&alibi),
         alibi,
         GptConfig { parallel_residual: true, ..llama.clone() },
+        GptConfig { full_layers: vec![1], unrotated_layers: vec![0], ..window(&llama) },
+        GptConfig { norm_position: NormPosition::Sandwich, window_rope: Some(Rope::new(50.0, 2)), ..window(&llama) },
         GptConfig {
             positions: Positions::Sinusoidal,
             scale_embeddings: true,
@@ -43,6 +46,10 @@ fn configs() -> Vec<GptConfig> {
 
 /// Fresh weights are small: attention would be nearly uniform and hide mistakes, so they are made wider.
 fn model(config: &GptConfig) -> Gpt {
+    model_on(config, &Device::flex())
+}
+
+fn model_on(config: &GptConfig, device: &Device) -> Gpt {
     let fresh = Gpt::init(config, 7, &Device::flex()).unwrap();
     let mut params = std::collections::HashMap::new();
     fresh
@@ -53,8 +60,7 @@ fn model(config: &GptConfig) -> Gpt {
             Ok(())
         })
         .unwrap();
-    Gpt::from_params(config, hearth_model::ops::Dtype::F32, &Device::flex(), &mut |spec| Ok(params[&spec.path].clone()))
-        .unwrap()
+    Gpt::from_params(config, hearth_model::ops::Dtype::F32, device, &mut |spec| Ok(params[&spec.path].clone())).unwrap()
 }
 
 fn uncached(gpt: &Gpt, ids: &[TokenId]) -> Vec<f32> {
@@ -194,6 +200,32 @@ fn cached_is_what_transformers_computes_uncached() {
         n_cases += 1;
     }
     assert!(n_cases >= 19, "{n_cases} golden dirs found");
+}
+
+/// On a GPU too, layers that see all and layers that see a window go by tables of their own.
+#[test]
+fn layers_with_and_without_windows_on_wgpu() {
+    if std::env::var_os("HEARTH_TEST_WGPU").is_none() {
+        println!("skipped: set HEARTH_TEST_WGPU=1 to run on the software wgpu adapter");
+        return;
+    }
+    let gpu = choose(DeviceChoice::WgpuSoftware).unwrap().device;
+    let config = GptConfig {
+        sliding_window: Some(19),
+        full_layers: vec![1],
+        unrotated_layers: vec![2],
+        window_rope: Some(Rope::new(50.0, 4)),
+        ..GptConfig::llama(Sizes { n_layers: 3, max_seq_len: 400, ..sizes() })
+    };
+    let ids: Vec<TokenId> = (0..300).map(|at| (at * 7 + at / 9) % VOCAB as TokenId).collect();
+    let expected = uncached(&model(&config), &ids);
+    let gpt = model_on(&config, &gpu);
+    for cut in [33, ids.len()] {
+        let mut cache = KvCache::new(&config, 20, &gpu);
+        let mut table = cache.table();
+        let found = ids.chunks(cut).flat_map(|chunk| step(&gpt, &mut cache, &mut [(&mut table, chunk)]));
+        assert_close(&found.collect::<Vec<_>>(), &expected);
+    }
 }
 
 /// Two forks of a half-full page and one free page: only one of them can have its own copy.

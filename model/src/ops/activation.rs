@@ -27,6 +27,12 @@ pub fn activate_reference(x: Tensor<2>, kind: Activation) -> Tensor<2> {
     }
 }
 
+/// `cap * tanh(x / cap)` of each value: within `-cap..cap`, and nearly what it was where it is small
+/// ([Gemma 2](https://arxiv.org/abs/2408.00118), 2).
+pub fn soft_cap<const D: usize>(x: Tensor<D>, cap: f64) -> Tensor<D> {
+    (x / cap).tanh() * cap
+}
+
 /// `act(gate) * up` for `gate_up [n_rows, 2 * d_ff]`, whose left half is the gate: `[n_rows, d_ff]`.
 pub fn gated(gate_up: Tensor<2>, kind: Activation) -> Tensor<2> {
     let [n_rows, width] = gate_up.dims();

@@ -58,14 +58,15 @@ pub struct PagedRows {
 pub struct PagedSequences {
     sequences: Vec<PagedRows>,
     device: Device,
-    // All layers of a step attend alike.
-    on_gpu: OnceLock<(Tensor<1, Int>, AttentionStep)>,
+    // Of layers without the window and of those with it: else all layers of a step attend alike.
+    on_gpu: [OnceLock<(Tensor<1, Int>, AttentionStep)>; 2],
 }
 
 impl PagedSequences {
-    /// Of a step over pools on `device`. Every layer of the step has the same [`AttentionOptions`].
+    /// Of a step over pools on `device`. Every layer of the step has the same [`AttentionOptions`], but that some may have
+    /// a window and others none.
     pub fn new(sequences: Vec<PagedRows>, device: &Device) -> Self {
-        Self { sequences, device: device.clone(), on_gpu: OnceLock::new() }
+        Self { sequences, device: device.clone(), on_gpu: Default::default() }
     }
 
     /// The sequences in the order of their rows.
@@ -84,7 +85,8 @@ impl PagedSequences {
             has_slopes: options.alibi_slopes.is_some(),
             block_rows: 1,
         };
-        plan.is_possible().then(|| self.on_gpu.get_or_init(|| self.lay_out(plan, options)).clone())
+        let laid_out = &self.on_gpu[usize::from(options.sliding_window.is_some())];
+        plan.is_possible().then(|| laid_out.get_or_init(|| self.lay_out(plan, options)).clone())
     }
 
     /// One table: the blocks of rows, as [`BLOCK_LEN`] says; the pages of each sequence; the slopes.

@@ -20,7 +20,7 @@ mod read_back;
 mod rope;
 mod weight;
 
-pub use activation::{activate, activate_reference, exp_all, gated, gated_reference};
+pub use activation::{activate, activate_reference, exp_all, gated, gated_reference, soft_cap};
 pub use attention::{
     Attended, AttentionOptions, PagedRows, PagedSequences, Slots, attend, attention_dense, attention_paged,
     attention_paged_reference, causal_bias,

@@ -77,6 +77,11 @@ impl<'a> Fields<'a> {
         Ok(Some(Fields { map, path: self.path, prefix: "" }))
     }
 
+    /// Its own copy of the object.
+    pub(super) fn to_map(self) -> Map<String, Value> {
+        self.map.clone()
+    }
+
     /// Whether `key` is there, `null` or not.
     pub(super) fn has(&self, key: &str) -> bool {
         self.map.contains_key(key)
@@ -122,8 +127,12 @@ impl<'a> Fields<'a> {
     }
 
     pub(super) fn number_or(&self, key: &str, default: f64) -> Result<f64> {
-        let Some(value) = self.get(key) else { return Ok(default) };
-        value.as_f64().ok_or_else(|| self.wrong(key, "a number", value))
+        Ok(self.number_if_any(key)?.unwrap_or(default))
+    }
+
+    pub(super) fn number_if_any(&self, key: &str) -> Result<Option<f64>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        value.as_f64().map(Some).ok_or_else(|| self.wrong(key, "a number", value))
     }
 
     pub(super) fn flag_or(&self, key: &str, default: bool) -> Result<bool> {

@@ -223,6 +223,82 @@ CASES = {
         weight_std=0.5,
         teeth=ROPE_TEETH,
     ),
+    # A layer without rotary positions, and windows on some layers, not the same.
+    "smollm3": Case(
+        "SmolLM3ForCausalLM",
+        {
+            **SMALL_ROPE,
+            "num_hidden_layers": 3,
+            "no_rope_layers": [1, 0, 1],
+            "use_sliding_window": True,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+        seed=314,
+        weight_std=0.45,
+        teeth=(
+            *ROPE_TEETH,
+            {"no_rope_layers": [1, 1, 1]},
+            {"no_rope_layers": [0, 1, 1]},
+            {"layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+            {"layer_types": ["full_attention", "full_attention", "full_attention"]},
+            {"sliding_window": 7},
+        ),
+        zero_gradients=("layers.1.self_attn.k_proj.bias",),  # not rotated: as for OPT
+    ),
+    "granite": Case(
+        "GraniteForCausalLM",
+        {
+            **SMALL_ROPE,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.6,
+            "logits_scaling": 0.7,
+            "attention_multiplier": 0.25,
+        },
+        seed=315,
+        weight_std=0.5,
+        teeth=(
+            *ROPE_TEETH,
+            {"embedding_multiplier": 1.0},
+            {"residual_multiplier": 1.0},
+            {"logits_scaling": 1.0},
+            {"attention_multiplier": 12**-0.5},
+        ),
+    ),
+    "olmo2": Case(
+        "Olmo2ForCausalLM",
+        {**SMALL_ROPE, "attention_bias": True},
+        seed=316,
+        weight_std=0.5,
+        teeth=(*ROPE_TEETH, {"hidden_act": "gelu"}),
+    ),
+    # Its layers with the window rotate without the scaling.
+    "olmo3": Case(
+        "Olmo3ForCausalLM",
+        {
+            **SMALL_ROPE,
+            "sliding_window": 6,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_theta": 500.0, "rope_type": "yarn", "factor": 4.0, "beta_fast": 4.0,
+                                   "beta_slow": 0.05, "original_max_position_embeddings": 64},
+                "sliding_attention": {"rope_theta": 500.0, "rope_type": "default"},
+            },
+            "max_position_embeddings": 256,
+        },
+        seed=317,
+        weight_std=0.5,
+        norm_mean=1.4,
+        teeth=(
+            {"rms_norm_eps": 1e-5},
+            {"sliding_window": 7},
+            {"layer_types": ["sliding_attention", "full_attention"]},
+            {"rope_parameters": {kind: {"rope_theta": 500.0, "rope_type": "default"}
+                                 for kind in ("full_attention", "sliding_attention")}},
+        ),
+    ),
     "phi3": Case("Phi3ForCausalLM", SMALL_ROPE, seed=304, weight_std=0.5, teeth=ROPE_TEETH),
     "stablelm": Case(
         "StableLmForCausalLM",
@@ -282,6 +358,36 @@ CASES = {
         weight_std=0.35,
         norm_mean=0.0,
         teeth=(*ROPE_TEETH, {"hidden_act": "silu"}),
+    ),
+    "gemma3": Case(
+        "Gemma3ForCausalLM",
+        {
+            **SMALL_ROPE,
+            "num_hidden_layers": 3,
+            "head_dim": 12,
+            "tie_word_embeddings": True,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {"rope_theta": 2000.0, "rope_type": "linear", "factor": 3.0},
+                "sliding_attention": {"rope_theta": 100.0, "rope_type": "default"},
+            },
+            "query_pre_attn_scalar": 7,
+            "final_logit_softcapping": 9.0,
+        },
+        seed=318,
+        weight_std=0.35,
+        norm_mean=0.0,
+        teeth=(
+            {"rms_norm_eps": 1e-5},
+            {"hidden_activation": "silu"},
+            {"sliding_window": 7},
+            {"query_pre_attn_scalar": 12},
+            {"final_logit_softcapping": None},
+            {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+            {"rope_parameters": {kind: {"rope_theta": 100.0, "rope_type": "default"}
+                                 for kind in ("full_attention", "sliding_attention")}},
+        ),
     ),
     "opt": Case(
         "OPTForCausalLM",

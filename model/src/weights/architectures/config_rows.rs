@@ -8,7 +8,7 @@ use super::{
     window::WindowSpelling,
 };
 use crate::{
-    config::{Activation, GptConfig, NormPosition},
+    config::{Activation, GptConfig, MAX_LAYERS, NormPosition},
     error::Result,
 };
 
@@ -28,6 +28,10 @@ pub(super) enum ConfigRow {
     Derived { of: Of<usize>, from: fn(&GptConfig) -> usize },
     /// A number.
     Number { key: &'static str, of: Of<f64>, absent: f64 },
+    /// A number that divides where ours multiplies.
+    Divisor { key: &'static str, of: Of<f64>, absent: f64 },
+    /// A number or `null`, and which where the key is not there at all.
+    Cap { key: &'static str, of: Of<Option<f64>>, absent: Option<f64> },
     /// True or false.
     Flag { key: &'static str, of: Of<bool>, absent: bool },
     /// The nonlinearity, by the class's names; the first name of each is written.
@@ -109,6 +113,10 @@ impl ConfigRow {
             }
             Self::Derived { of, from } => *of(config) = from(config),
             Self::Number { key, of, absent } => *of(config) = fields.number_or(key, absent)?,
+            Self::Divisor { key, of, absent } => *of(config) = fields.number_or(key, absent)?.recip(),
+            Self::Cap { key, of, absent } => {
+                *of(config) = if fields.has(key) { fields.number_if_any(key)? } else { absent };
+            }
             Self::Flag { key, of, absent } => *of(config) = fields.flag_or(key, absent)?,
             Self::Activation { key, names, absent } => {
                 let found = fields.text_or(key, absent)?;
@@ -119,7 +127,7 @@ impl ConfigRow {
                 })?;
             }
             Self::Rope(spelling) => spelling.read(fields, config)?,
-            Self::Window(spelling) => config.sliding_window = spelling.read(fields, config.n_layers)?,
+            Self::Window(spelling) => spelling.read(fields, config)?,
             Self::Constant { .. } => {}
             Self::Custom { read, .. } => read(fields, config)?,
         }
@@ -130,9 +138,11 @@ impl ConfigRow {
     pub(super) fn reads(&self, key: &str) -> bool {
         match self {
             Self::Size { keys, .. } | Self::Custom { keys, .. } => keys.contains(&key),
-            Self::Number { key: own, .. } | Self::Flag { key: own, .. } | Self::Activation { key: own, .. } => {
-                *own == key
-            }
+            Self::Number { key: own, .. }
+            | Self::Divisor { key: own, .. }
+            | Self::Cap { key: own, .. }
+            | Self::Flag { key: own, .. }
+            | Self::Activation { key: own, .. } => *own == key,
             Self::KvHeads { .. } => key == KV_HEADS,
             Self::Derived { .. } | Self::Rope(_) | Self::Window(_) | Self::Constant { .. } => false,
         }
@@ -147,6 +157,8 @@ impl ConfigRow {
             Self::Size { .. } | Self::Derived { .. } => return,
             Self::KvHeads { .. } => (KV_HEADS, json!(config.n_kv_heads)),
             Self::Number { key, of, .. } => (key, json!(of(&mut config))),
+            Self::Divisor { key, of, .. } => (key, inverse(*of(&mut config), f64::recip, f64::recip)),
+            Self::Cap { key, of, .. } => (key, json!(of(&mut config))),
             Self::Flag { key, of, .. } => (key, json!(of(&mut config))),
             Self::Activation { key, names, .. } => {
                 let name = names.iter().find(|(_, activation)| *activation == config.activation);
@@ -160,6 +172,83 @@ impl ConfigRow {
         written.insert(key.to_owned(), value);
     }
 }
+
+/// What `back` makes `value` of, by `forth`: a whole number where there is one, as files have it.
+fn inverse(value: f64, forth: fn(f64) -> f64, back: fn(f64) -> f64) -> Value {
+    let exact = forth(value);
+    let whole = exact.round();
+    if back(whole) == value && (1.0..1e15).contains(&whole) { json!(whole as u64) } else { json!(exact) }
+}
+
+/// Granite's scale of the scores.
+pub(super) const GRANITE_ATTENTION: ConfigRow = ConfigRow::Custom {
+    keys: &["attention_multiplier"],
+    read: |fields, config| {
+        set_score_scale(config, fields.number_or("attention_multiplier", 1.0)?);
+        Ok(())
+    },
+    write: |config, written| {
+        written.insert("attention_multiplier".to_owned(), json!(config.score_scale()));
+    },
+};
+
+/// Gemma's scale of the scores: the root of this divides them.
+pub(super) const GEMMA_ATTENTION: ConfigRow = ConfigRow::Custom {
+    keys: &["query_pre_attn_scalar"],
+    read: |fields, config| {
+        set_score_scale(config, inverse_root(fields.number_or("query_pre_attn_scalar", 256.0)?));
+        Ok(())
+    },
+    write: |config, written| {
+        let scalar = inverse(config.score_scale(), |scale| scale.powi(-2), inverse_root);
+        written.insert("query_pre_attn_scalar".to_owned(), scalar);
+    },
+};
+
+fn inverse_root(value: f64) -> f64 {
+    value.sqrt().recip()
+}
+
+fn set_score_scale(config: &mut GptConfig, scale: f64) {
+    config.attention_scale = None;
+    if scale != config.score_scale() {
+        config.attention_scale = Some(scale);
+    }
+}
+
+/// Which layers do not rotate: the zeros of a list, or every so many-th.
+pub(super) const NO_ROPE_LAYERS: ConfigRow = ConfigRow::Custom {
+    keys: &["no_rope_layers", "no_rope_layer_interval"],
+    read: |fields, config| {
+        // A size of the file that is not checked yet: no list is made of what `validate` will refuse.
+        let layers = 0..config.n_layers.min(MAX_LAYERS + 1);
+        config.unrotated_layers = match fields.get("no_rope_layers") {
+            Some(found) => {
+                let rotates = |value: &Value| match value.as_u64() {
+                    Some(0) => Some(false),
+                    Some(1) => Some(true),
+                    _ => None,
+                };
+                let list = found.as_array().and_then(|list| list.iter().map(rotates).collect::<Option<Vec<_>>>());
+                // As in transformers, there may be more.
+                let Some(list) = list.filter(|list| list.len() >= config.n_layers) else {
+                    let supported = format!("a list with 0 or 1 for each of the {} layers", config.n_layers);
+                    return Err(fields.unsupported("no_rope_layers", found, &supported));
+                };
+                layers.filter(|&layer| !list[layer]).collect()
+            }
+            None => match fields.size_or("no_rope_layer_interval", 4)? {
+                0 => return Err(fields.unsupported("no_rope_layer_interval", &json!(0), "1 and above")),
+                interval => layers.filter(|layer| (layer + 1).is_multiple_of(interval)).collect(),
+            },
+        };
+        Ok(())
+    },
+    write: |config, written| {
+        let rotates = |layer| u8::from(!config.unrotated_layers.contains(&layer));
+        written.insert("no_rope_layers".to_owned(), json!((0..config.n_layers).map(rotates).collect::<Vec<_>>()));
+    },
+};
 
 /// The nonlinearities by the names of most classes.
 pub(super) const ACTIVATIONS: &[(&str, Activation)] = &[

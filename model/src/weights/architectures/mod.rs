@@ -21,7 +21,7 @@ pub(super) use self::{
 };
 use super::fields::{Fields, Fixed};
 use crate::{
-    config::{Activation, GptConfig, NormKind, NormPosition, Positions, Sizes},
+    config::{Activation, GptConfig, NormKind, NormPosition, Positions, QkNormSpan, Sizes},
     error::Result,
 };
 
@@ -54,7 +54,9 @@ pub(super) struct Architecture {
 impl Architecture {
     /// From `config.json`; refuses by name what would change the maths and is not computed.
     pub(super) fn read(&self, fields: &Fields<'_>) -> Result<GptConfig> {
-        for (key, only) in self.fixed.iter().chain(NEUTRAL) {
+        let neutral =
+            NEUTRAL.iter().filter(|(key, _)| !self.config.iter().copied().flatten().any(|row| row.reads(key)));
+        for (key, only) in self.fixed.iter().chain(neutral) {
             fields.only(key, *only)?;
         }
         let mut config = (self.base)();
@@ -110,8 +112,8 @@ pub(super) fn gguf(name: &str) -> Result<&'static Gguf, String> {
     })
 }
 
-/// Keys that change the maths wherever a class or a fork of one knows them, and the value that means "not at all". The
-/// keys that some class of the table computes are not here but in its row.
+/// Keys that change the maths wherever a class or a fork of one knows them, and the value that means "not at all"; but
+/// for the classes whose rows read them.
 const NEUTRAL: &[(&str, Fixed)] = &[
     ("quantization_config", Fixed::Nothing),
     ("is_encoder_decoder", Fixed::Flag(false)),
@@ -263,6 +265,83 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         gguf: Some(&gguf::QWEN3),
     },
     Architecture {
+        class: "SmolLM3ForCausalLM",
+        model_type: "smollm3",
+        base: || GptConfig { tie_embeddings: true, ..llama() },
+        config: &[
+            LLAMA_SIZES,
+            &[
+                kv_heads(4),
+                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                ConfigRow::Rope(&rope::SMOLLM3),
+                config_rows::NO_ROPE_LAYERS,
+                ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "silu" },
+                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
+                flag("attention_bias", |c| &mut c.qkv_bias, false),
+                flag("attention_bias", |c| &mut c.attn_out_bias, false),
+                flag("mlp_bias", |c| &mut c.mlp_bias, false),
+                flag("tie_word_embeddings", |c| &mut c.tie_embeddings, true),
+                ConfigRow::Window(&window::SMOLLM3),
+            ],
+        ],
+        fixed: &[],
+        names: names::LLAMA,
+        base_prefix: "model.",
+        ignored: &[],
+        gguf: None,
+    },
+    Architecture {
+        class: "GraniteForCausalLM",
+        model_type: "granite",
+        base: llama,
+        config: &[
+            LLAMA_SIZES,
+            &[
+                size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
+                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                ConfigRow::Rope(&rope::WHOLE_HEADS),
+                ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "silu" },
+                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
+                number("embedding_multiplier", |c| &mut c.embedding_multiplier, 1.0),
+                number("residual_multiplier", |c| &mut c.residual_multiplier, 1.0),
+                ConfigRow::Divisor { key: "logits_scaling", of: |c| &mut c.logit_multiplier, absent: 1.0 },
+                config_rows::GRANITE_ATTENTION,
+                flag("attention_bias", |c| &mut c.qkv_bias, false),
+                flag("attention_bias", |c| &mut c.attn_out_bias, false),
+                flag("mlp_bias", |c| &mut c.mlp_bias, false),
+                flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false),
+                ConfigRow::Window(&window::NONE),
+            ],
+        ],
+        fixed: &[],
+        names: names::LLAMA,
+        base_prefix: "model.",
+        ignored: &[],
+        gguf: None,
+    },
+    Architecture {
+        class: "Olmo2ForCausalLM",
+        model_type: "olmo2",
+        base: olmo2,
+        config: &[OLMO2, &[ConfigRow::Rope(&rope::WHOLE_HEADS), ConfigRow::Window(&window::NONE)]],
+        fixed: &[("mlp_bias", Fixed::Flag(false))],
+        names: names::OLMO2,
+        base_prefix: "model.",
+        ignored: &[],
+        gguf: None,
+    },
+    Architecture {
+        class: "Olmo3ForCausalLM",
+        model_type: "olmo3",
+        base: olmo2,
+        config: &[OLMO2, &[ConfigRow::Window(&window::OLMO3), ConfigRow::Rope(&rope::OLMO3)]],
+        fixed: &[("mlp_bias", Fixed::Flag(false))],
+        names: names::OLMO2,
+        base_prefix: "model.",
+        ignored: &[],
+        gguf: None,
+    },
+    Architecture {
         class: "Phi3ForCausalLM",
         model_type: "phi3",
         base: llama,
@@ -361,6 +440,17 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         base_prefix: "model.",
         ignored: &[".rotary_emb.inv_freq"],
         gguf: Some(&gguf::GEMMA),
+    },
+    Architecture {
+        class: "Gemma3ForCausalLM",
+        model_type: "gemma3_text",
+        base: || GptConfig { qk_norm: true, ..gemma2() },
+        config: &[GEMMA2, &[ConfigRow::Window(&window::GEMMA3), ConfigRow::Rope(&rope::GEMMA3)]],
+        fixed: &[("mlp_bias", Fixed::Flag(false))],
+        names: names::GEMMA2,
+        base_prefix: "model.",
+        ignored: &[],
+        gguf: None,
     },
     Architecture {
         class: "OPTForCausalLM",
@@ -476,6 +566,42 @@ const LLAMA_SIZES: &[ConfigRow] = &[
     size(&["intermediate_size"], |c| &mut c.d_ff),
 ];
 
+/// OLMo 2 and what follows it.
+const OLMO2: &[ConfigRow] = &[
+    size(&["vocab_size"], |c| &mut c.vocab_size),
+    size(&["max_position_embeddings"], |c| &mut c.max_seq_len),
+    size(&["num_hidden_layers"], |c| &mut c.n_layers),
+    size(&["num_attention_heads"], |c| &mut c.n_heads),
+    size(&["hidden_size"], |c| &mut c.d_model),
+    size(&["intermediate_size"], |c| &mut c.d_ff),
+    size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
+    size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+    ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "silu" },
+    number("rms_norm_eps", |c| &mut c.norm_eps, 1e-5),
+    flag("attention_bias", |c| &mut c.qkv_bias, false),
+    flag("attention_bias", |c| &mut c.attn_out_bias, false),
+    flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false),
+];
+
+/// Gemma 2 and what follows it, but for windows and rotary positions.
+const GEMMA2: &[ConfigRow] = &[
+    size(&["vocab_size"], |c| &mut c.vocab_size),
+    size(&["max_position_embeddings"], |c| &mut c.max_seq_len),
+    size(&["num_hidden_layers"], |c| &mut c.n_layers),
+    size(&["num_attention_heads"], |c| &mut c.n_heads),
+    size(&["hidden_size"], |c| &mut c.d_model),
+    size(&["intermediate_size"], |c| &mut c.d_ff),
+    kv_heads(4),
+    size_or(&["head_dim"], |c| &mut c.head_dim, |_| 256),
+    ConfigRow::Activation { key: "hidden_activation", names: ACTIVATIONS, absent: "gelu_pytorch_tanh" },
+    number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
+    config_rows::GEMMA_ATTENTION,
+    ConfigRow::Cap { key: "final_logit_softcapping", of: |c| &mut c.logit_softcap, absent: None },
+    flag("attention_bias", |c| &mut c.qkv_bias, false),
+    flag("attention_bias", |c| &mut c.attn_out_bias, false),
+    flag("tie_word_embeddings", |c| &mut c.tie_embeddings, true),
+];
+
 /// The sizes as the first GPTs name them, of which transformers reads the newer names too.
 const GPT2_SIZES: &[ConfigRow] = &[
     size(&["vocab_size"], |c| &mut c.vocab_size),
@@ -518,4 +644,12 @@ fn gpt2() -> GptConfig {
 
 fn llama() -> GptConfig {
     GptConfig::llama(OPEN)
+}
+
+fn olmo2() -> GptConfig {
+    GptConfig { norm_position: NormPosition::Inside, qk_norm: true, qk_norm_span: QkNormSpan::AllHeads, ..llama() }
+}
+
+fn gemma2() -> GptConfig {
+    GptConfig { norm_position: NormPosition::Sandwich, norm_weight_offset: 1.0, scale_embeddings: true, ..llama() }
 }

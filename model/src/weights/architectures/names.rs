@@ -119,6 +119,76 @@ pub(super) const LLAMA: &[NameRow] = &[
     same("lm_head.weight", "lm_head.weight"),
 ];
 
+/// Norms stand behind the two parts.
+pub(super) const OLMO2: &[NameRow] = &[
+    same("embed.weight", "model.embed_tokens.weight"),
+    same("blocks.{}.attn_norm.weight", "model.layers.{}.post_attention_layernorm.weight"),
+    stacked(
+        "blocks.{}.attn.qkv.weight",
+        &[
+            ("model.layers.{}.self_attn.q_proj.weight", Rows::Queries),
+            ("model.layers.{}.self_attn.k_proj.weight", Rows::KeysOrValues),
+            ("model.layers.{}.self_attn.v_proj.weight", Rows::KeysOrValues),
+        ],
+    ),
+    stacked(
+        "blocks.{}.attn.qkv.bias",
+        &[
+            ("model.layers.{}.self_attn.q_proj.bias", Rows::Queries),
+            ("model.layers.{}.self_attn.k_proj.bias", Rows::KeysOrValues),
+            ("model.layers.{}.self_attn.v_proj.bias", Rows::KeysOrValues),
+        ],
+    ),
+    same("blocks.{}.attn.q_norm.weight", "model.layers.{}.self_attn.q_norm.weight"),
+    same("blocks.{}.attn.k_norm.weight", "model.layers.{}.self_attn.k_norm.weight"),
+    same("blocks.{}.attn.out.weight", "model.layers.{}.self_attn.o_proj.weight"),
+    same("blocks.{}.attn.out.bias", "model.layers.{}.self_attn.o_proj.bias"),
+    same("blocks.{}.mlp_norm.weight", "model.layers.{}.post_feedforward_layernorm.weight"),
+    stacked(
+        "blocks.{}.mlp.up.weight",
+        &[("model.layers.{}.mlp.gate_proj.weight", Rows::Ff), ("model.layers.{}.mlp.up_proj.weight", Rows::Ff)],
+    ),
+    same("blocks.{}.mlp.down.weight", "model.layers.{}.mlp.down_proj.weight"),
+    same("norm.weight", "model.norm.weight"),
+    same("lm_head.weight", "lm_head.weight"),
+];
+
+/// Norms stand before and behind the two parts.
+pub(super) const GEMMA2: &[NameRow] = &[
+    same("embed.weight", "model.embed_tokens.weight"),
+    same("blocks.{}.attn_norm.weight", "model.layers.{}.input_layernorm.weight"),
+    stacked(
+        "blocks.{}.attn.qkv.weight",
+        &[
+            ("model.layers.{}.self_attn.q_proj.weight", Rows::Queries),
+            ("model.layers.{}.self_attn.k_proj.weight", Rows::KeysOrValues),
+            ("model.layers.{}.self_attn.v_proj.weight", Rows::KeysOrValues),
+        ],
+    ),
+    stacked(
+        "blocks.{}.attn.qkv.bias",
+        &[
+            ("model.layers.{}.self_attn.q_proj.bias", Rows::Queries),
+            ("model.layers.{}.self_attn.k_proj.bias", Rows::KeysOrValues),
+            ("model.layers.{}.self_attn.v_proj.bias", Rows::KeysOrValues),
+        ],
+    ),
+    same("blocks.{}.attn.q_norm.weight", "model.layers.{}.self_attn.q_norm.weight"),
+    same("blocks.{}.attn.k_norm.weight", "model.layers.{}.self_attn.k_norm.weight"),
+    same("blocks.{}.attn.out.weight", "model.layers.{}.self_attn.o_proj.weight"),
+    same("blocks.{}.attn.out.bias", "model.layers.{}.self_attn.o_proj.bias"),
+    same("blocks.{}.attn_out_norm.weight", "model.layers.{}.post_attention_layernorm.weight"),
+    same("blocks.{}.mlp_norm.weight", "model.layers.{}.pre_feedforward_layernorm.weight"),
+    stacked(
+        "blocks.{}.mlp.up.weight",
+        &[("model.layers.{}.mlp.gate_proj.weight", Rows::Ff), ("model.layers.{}.mlp.up_proj.weight", Rows::Ff)],
+    ),
+    same("blocks.{}.mlp.down.weight", "model.layers.{}.mlp.down_proj.weight"),
+    same("blocks.{}.mlp_out_norm.weight", "model.layers.{}.post_feedforward_layernorm.weight"),
+    same("norm.weight", "model.norm.weight"),
+    same("lm_head.weight", "lm_head.weight"),
+];
+
 /// Its fused matrices lie as ours do.
 pub(super) const PHI3: &[NameRow] = &[
     same("embed.weight", "model.embed_tokens.weight"),

@@ -17,23 +17,72 @@ const ORIGINAL_LENGTH: &str = "original_max_position_embeddings";
 pub(super) struct RopeSpelling {
     /// The older key of the base.
     theta: &'static str,
+    /// The base where the file does not have it.
+    absent_theta: f64,
     /// The older key of the share of each head that turns, and that share where the key is absent. Without a key it is
     /// all of the head.
     share: Option<(&'static str, f64)>,
     /// The names of the scalings that the class computes.
     types: &'static [&'static str],
+    /// The layers with the window have an object of their own.
+    windowed: Option<WindowedTheta>,
 }
 
-pub(super) const WHOLE_HEADS: RopeSpelling = RopeSpelling { theta: THETA, share: None, types: TYPES };
-pub(super) const NEOX: RopeSpelling =
-    RopeSpelling { theta: "rotary_emb_base", share: Some(("rotary_pct", 0.25)), types: TYPES };
+/// The base of the layers with the window.
+struct WindowedTheta {
+    /// The older key, if there is one.
+    key: Option<&'static str>,
+    /// The base where the file does not have it.
+    absent: f64,
+}
+
+pub(super) const WHOLE_HEADS: RopeSpelling =
+    RopeSpelling { theta: THETA, absent_theta: USUAL_THETA, share: None, types: TYPES, windowed: None };
+pub(super) const SMOLLM3: RopeSpelling = RopeSpelling { absent_theta: 2_000_000.0, ..WHOLE_HEADS };
+pub(super) const NEOX: RopeSpelling = RopeSpelling {
+    theta: "rotary_emb_base",
+    absent_theta: USUAL_THETA,
+    share: Some(("rotary_pct", 0.25)),
+    types: TYPES,
+    windowed: None,
+};
 /// Phi 3 knows one scaling more, `longrope`, and no other.
-pub(super) const PHI3: RopeSpelling =
-    RopeSpelling { theta: THETA, share: Some(("partial_rotary_factor", 1.0)), types: &["default"] };
-pub(super) const STABLELM: RopeSpelling =
-    RopeSpelling { theta: THETA, share: Some(("partial_rotary_factor", 0.25)), types: TYPES };
+pub(super) const PHI3: RopeSpelling = RopeSpelling {
+    theta: THETA,
+    absent_theta: USUAL_THETA,
+    share: Some(("partial_rotary_factor", 1.0)),
+    types: &["default"],
+    windowed: None,
+};
+pub(super) const STABLELM: RopeSpelling = RopeSpelling {
+    theta: THETA,
+    absent_theta: USUAL_THETA,
+    share: Some(("partial_rotary_factor", 0.25)),
+    types: TYPES,
+    windowed: None,
+};
+
+pub(super) const OLMO3: RopeSpelling = RopeSpelling {
+    absent_theta: 500_000.0,
+    types: PER_KIND_TYPES,
+    windowed: Some(WindowedTheta { key: None, absent: 500_000.0 }),
+    ..WHOLE_HEADS
+};
+pub(super) const GEMMA3: RopeSpelling = RopeSpelling {
+    absent_theta: 1_000_000.0,
+    types: PER_KIND_TYPES,
+    windowed: Some(WindowedTheta { key: Some("rope_local_base_freq"), absent: USUAL_THETA }),
+    ..WHOLE_HEADS
+};
+
+const USUAL_THETA: f64 = 10_000.0;
 
 const TYPES: &[&str] = &["default", "linear", "dynamic", "llama3", "yarn"];
+
+/// Of the classes whose layers have different ones.
+const PER_KIND_TYPES: &[&str] = &["default", "linear", "llama3", "yarn"];
+const FULL: &str = "full_attention";
+const WINDOWED: &str = "sliding_attention";
 
 /// The keys of the nested object that are understood, whatever its type. Others are refused: they may change the maths.
 const NESTED_KEYS: &[&str] = &[
@@ -56,14 +105,61 @@ const NESTED_KEYS: &[&str] = &[
 ];
 
 impl RopeSpelling {
-    /// Sets `config.positions`, and the longest sequence where the scaling decides it.
+    /// Sets `config.positions`, and the longest sequence where the scaling decides it. Windows are read before.
     pub(super) fn read(&self, fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
+        if let Some(windowed) = &self.windowed {
+            return self.read_per_kind(windowed, fields, config);
+        }
         let empty = Map::new();
         // As in transformers, the older key wins where a file has both.
         let nested = match fields.object("rope_scaling")?.filter(|nested| !nested.is_empty()) {
             Some(nested) => nested,
             None => fields.object("rope_parameters")?.unwrap_or_else(|| fields.within(&empty)),
         };
+        let theta = fields.number_or(self.theta, self.absent_theta)?;
+        let rope = self.read_one(theta, fields, &nested, config)?;
+        if let RopeScaling::Dynamic { factor, original_max_seq_len } = rope.scaling {
+            config.max_seq_len = (factor * original_max_seq_len as f64) as usize;
+        }
+        config.positions = Positions::Rope(rope);
+        Ok(())
+    }
+
+    /// The same where layers with the window rotate in a way of their own.
+    fn read_per_kind(&self, windowed: &WindowedTheta, fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
+        let empty = Map::new();
+        let kinds = fields.object("rope_parameters")?.unwrap_or_else(|| fields.within(&empty));
+        if let Some(key) = kinds.keys().find(|key| ![FULL, WINDOWED].contains(key) && kinds.get(key).is_some()) {
+            let value = kinds.get(key).unwrap_or(&Value::Null);
+            return Err(kinds.unsupported(key, value, "an object for each kind of layer"));
+        }
+        let object = |key: &str| Ok(kinds.object(key)?.map_or_else(Map::new, |object| object.to_map()));
+        let (mut full, own) = (object(FULL)?, object(WINDOWED)?);
+        // As in transformers, the older key goes before the newer, but for `type`, which it then does not read.
+        if let Some(scaling) = fields.object("rope_scaling")? {
+            if !scaling.has("rope_type") {
+                scaling.only("type", super::Fixed::Text("default"))?;
+            }
+            full.extend(scaling.to_map());
+        }
+        let theta = fields.number_or(self.theta, self.absent_theta)?;
+        let rope = self.read_one(theta, fields, &fields.within(&full), config)?;
+        config.positions = Positions::Rope(rope);
+        if config.sliding_window.is_none() {
+            return Ok(());
+        }
+        if windowed.key.is_none() && !own.contains_key(THETA) {
+            // Some versions of transformers read it for these layers too, others do not.
+            fields.only(self.theta, super::Fixed::Number(windowed.absent))?;
+        }
+        let theta = windowed.key.map_or(Ok(windowed.absent), |key| fields.number_or(key, windowed.absent))?;
+        let own = self.read_one(theta, fields, &fields.within(&own), config)?;
+        config.window_rope = (own != rope).then_some(own);
+        Ok(())
+    }
+
+    /// The rotation that `nested` describes, where `theta` is the base if it has none.
+    fn read_one(&self, theta: f64, fields: &Fields<'_>, nested: &Fields<'_>, config: &GptConfig) -> Result<Rope> {
         if let Some(key) = nested.keys().find(|key| !NESTED_KEYS.contains(key) && nested.get(key).is_some()) {
             let value = nested.get(key).unwrap_or(&Value::Null);
             return Err(nested.unsupported(
@@ -72,14 +168,14 @@ impl RopeSpelling {
                 &format!("in the rotary positions are {}", NESTED_KEYS.join(", ")),
             ));
         }
-        let theta = nested.number_or(THETA, fields.number_or(self.theta, 10_000.0)?)?;
+        let theta = nested.number_or(THETA, theta)?;
         if self.theta != THETA && nested.get(THETA).is_none() {
             // Some versions of transformers read it for such a class, others do not.
             fields.only(THETA, super::Fixed::Number(theta))?;
         }
         let rotary_dim = match self.share {
             None => {
-                for fields in [fields, &nested] {
+                for fields in [fields, nested] {
                     fields.only("partial_rotary_factor", super::Fixed::Number(1.0))?;
                 }
                 config.head_dim
@@ -94,12 +190,8 @@ impl RopeSpelling {
         if !self.types.contains(&kind) {
             return Err(nested.unsupported("rope_type", &json!(kind), &self.types.join(", ")));
         }
-        let scaling = scaling(kind, fields, &nested, config.max_seq_len)?;
-        if let RopeScaling::Dynamic { factor, original_max_seq_len } = scaling {
-            config.max_seq_len = (factor * original_max_seq_len as f64) as usize;
-        }
-        config.positions = Positions::Rope(Rope { theta, rotary_dim, scaling });
-        Ok(())
+        let scaling = scaling(kind, fields, nested, config.max_seq_len)?;
+        Ok(Rope { theta, rotary_dim, scaling })
     }
 
     pub(super) fn write(&self, config: &GptConfig, written: &mut Map<String, Value>) {
@@ -118,6 +210,15 @@ impl RopeSpelling {
             },
         );
         scaling.insert(THETA.to_owned(), json!(rope.theta));
+        if let Some(windowed) = &self.windowed {
+            let own = config.window_rope.unwrap_or(rope);
+            written.extend(windowed.key.map(|key| (key.to_owned(), json!(own.theta))));
+            let mut own_scaling = scaling_json(own.scaling);
+            own_scaling.insert(THETA.to_owned(), json!(own.theta));
+            let kinds = json!({ FULL: scaling, WINDOWED: own_scaling });
+            written.insert("rope_parameters".to_owned(), kinds);
+            return;
+        }
         if let Some((key, _)) = self.share {
             let share = rope.rotary_dim as f64 / config.head_dim as f64;
             written.insert(key.to_owned(), json!(share));

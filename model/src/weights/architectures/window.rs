@@ -9,6 +9,9 @@ const WINDOW: &str = "sliding_window";
 const USED: &str = "use_sliding_window";
 const FULL_LAYERS: &str = "max_window_layers";
 const LAYER_TYPES: &str = "layer_types";
+const PERIOD: &str = "sliding_window_pattern";
+const FULL: &str = "full_attention";
+const SLIDING: &str = "sliding_attention";
 
 /// How a class says which layers see how far.
 pub(super) enum WindowSpelling {
@@ -24,64 +27,121 @@ pub(super) enum WindowSpelling {
         /// `max_window_layers` where it is not there.
         absent: usize,
     },
+    /// A window for the layers without rotary positions, if `use_sliding_window`. Files may list the layers' kinds.
+    Unrotated,
+    /// A window for all but every so many-th layer. Newer files list the layers' kinds.
+    Periodic {
+        /// How many, where the file does not say.
+        period: usize,
+        /// Whether it may say so by `sliding_window_pattern`.
+        has_key: bool,
+    },
 }
 
 pub(super) const NONE: WindowSpelling = WindowSpelling::None;
-pub(super) const MISTRAL: WindowSpelling = WindowSpelling::All { absent: Some(4096) };
+pub(super) const MISTRAL: WindowSpelling = WindowSpelling::All { absent: Some(USUAL) };
 pub(super) const PHI3: WindowSpelling = WindowSpelling::All { absent: None };
 pub(super) const QWEN: WindowSpelling = WindowSpelling::From { absent: 28 };
+pub(super) const OLMO3: WindowSpelling = WindowSpelling::Periodic { period: 4, has_key: false };
+pub(super) const GEMMA3: WindowSpelling = WindowSpelling::Periodic { period: 6, has_key: true };
+pub(super) const SMOLLM3: WindowSpelling = WindowSpelling::Unrotated;
+
+/// The window of most classes where the key is not there at all.
+const USUAL: usize = 4096;
 
 impl WindowSpelling {
-    /// The window of every layer. Windows on some layers only are refused.
-    pub(super) fn read(&self, fields: &Fields<'_>, n_layers: usize) -> Result<Option<usize>> {
+    /// Sets the window and the layers that have none in spite of it.
+    pub(super) fn read(&self, fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
         let refuse = |key: &str, supported: &str| {
             Err(fields.unsupported(key, fields.get(key).unwrap_or(&Value::Null), supported))
         };
+        let n_layers = config.n_layers;
         let window = match *self {
             Self::None if fields.get(WINDOW).is_some() => return refuse(WINDOW, "null, this class has no window"),
             Self::None => None,
             Self::All { absent } if !fields.has(WINDOW) => absent,
-            Self::All { .. } => fields.size(WINDOW)?,
-            Self::From { .. } if !fields.flag_or(USED, false)? => None,
-            Self::From { .. } if !fields.has(WINDOW) => Some(4096),
-            Self::From { .. } => fields.size(WINDOW)?,
+            Self::From { .. } | Self::Unrotated if !fields.flag_or(USED, false)? => None,
+            Self::From { .. } | Self::Periodic { .. } if !fields.has(WINDOW) => Some(USUAL),
+            _ => fields.size(WINDOW)?,
         };
-        let Some(types) = fields.get(LAYER_TYPES) else {
-            let Self::From { absent } = *self else { return Ok(window) };
-            return match fields.size_or(FULL_LAYERS, absent)? {
-                0 => Ok(window),
-                n_full if n_full >= n_layers => Ok(None),
-                _ if window.is_none() => Ok(None),
-                _ => refuse(FULL_LAYERS, "0 (all layers have the window), or the number of layers (none has)"),
-            };
+        let full_layers = if fields.get(LAYER_TYPES).is_some() {
+            self.listed(fields, window, n_layers)?
+        } else {
+            self.usual(fields, config)?
         };
-        if types.as_array().is_none_or(|types| types.len() != n_layers) {
-            return refuse(LAYER_TYPES, &format!("a list with an entry for each of the {n_layers} layers"));
+        let windowed = window.is_some() && full_layers.len() < n_layers;
+        config.sliding_window = window.filter(|_| windowed);
+        config.full_layers = if windowed { full_layers } else { Vec::new() };
+        Ok(())
+    }
+
+    /// The layers that see everything, by the list of the layers' kinds.
+    fn listed(&self, fields: &Fields<'_>, window: Option<usize>, n_layers: usize) -> Result<Vec<usize>> {
+        let types = fields.get(LAYER_TYPES).unwrap_or(&Value::Null);
+        let refuse = |supported: &str| Err(fields.unsupported(LAYER_TYPES, types, supported));
+        let Some(list) = types.as_array().filter(|list| list.len() == n_layers) else {
+            return refuse(&format!("a list with an entry for each of the {n_layers} layers"));
+        };
+        if window.is_none() && list.iter().any(|kind| kind != FULL) {
+            return refuse("\"full_attention\" for all layers, where there is no window");
         }
-        let all = |kind: &str| types.as_array().is_some_and(|types| types.iter().all(|found| found == kind));
-        match window {
-            None if all("full_attention") => Ok(None),
-            Some(_) if all("sliding_attention") => Ok(window),
-            // Qwen's window is for the layers that are listed as having it.
-            Some(_) if matches!(self, Self::From { .. }) && all("full_attention") => Ok(None),
-            None => refuse(LAYER_TYPES, "\"full_attention\" for all layers"),
-            Some(_) => refuse(LAYER_TYPES, "\"sliding_attention\" for all layers"),
+        if matches!(self, Self::All { .. }) && window.is_some() && list.iter().any(|kind| kind != SLIDING) {
+            return refuse("\"sliding_attention\" for all layers");
         }
+        if list.iter().any(|kind| kind != FULL && kind != SLIDING) {
+            return refuse("\"full_attention\" or \"sliding_attention\" for each layer");
+        }
+        Ok((0..n_layers).filter(|&layer| list[layer] == FULL).collect())
+    }
+
+    /// The same where the file has no list.
+    fn usual(&self, fields: &Fields<'_>, config: &GptConfig) -> Result<Vec<usize>> {
+        // A size of the file that is not checked yet: no list is made of what `validate` will refuse.
+        let layers = 0..config.n_layers.min(crate::config::MAX_LAYERS + 1);
+        Ok(match *self {
+            Self::None | Self::All { .. } => Vec::new(),
+            Self::From { absent } => {
+                let n_full = fields.size_or(FULL_LAYERS, absent)?;
+                layers.filter(|&layer| layer < n_full).collect()
+            }
+            Self::Unrotated => layers.filter(|layer| !config.unrotated_layers.contains(layer)).collect(),
+            Self::Periodic { period, has_key } => {
+                let period = if has_key { fields.size_or(PERIOD, period)? } else { period };
+                if period == 0 {
+                    return Err(fields.unsupported(PERIOD, &json!(0), "1 and above"));
+                }
+                layers.filter(|layer| (layer + 1).is_multiple_of(period)).collect()
+            }
+        })
     }
 
     pub(super) fn write(&self, config: &GptConfig, written: &mut Map<String, Value>) {
         let mut write = |key: &str, value: Value| written.insert(key.to_owned(), value);
+        let windowed = config.sliding_window.is_some();
+        // A list per layer: bounded, as `validate` bounds the layers.
+        let kinds = || {
+            let kind = |layer| if config.window_of(layer).is_some() { SLIDING } else { FULL };
+            json!((0..config.n_layers).map(kind).collect::<Vec<_>>())
+        };
         match self {
             Self::None => {}
             Self::All { .. } => drop(write(WINDOW, json!(config.sliding_window))),
             Self::From { .. } => {
-                let windowed = config.sliding_window.is_some();
-                let kind = if windowed { "sliding_attention" } else { "full_attention" };
                 write(USED, json!(windowed));
                 write(WINDOW, json!(config.sliding_window));
-                write(FULL_LAYERS, json!(if windowed { 0 } else { config.n_layers }));
-                // A list per layer: bounded, as `validate` bounds the layers.
-                write(LAYER_TYPES, json!(vec![kind; config.n_layers]));
+                let n_full = if windowed { config.full_layers.len() } else { config.n_layers };
+                write(FULL_LAYERS, json!(n_full));
+                write(LAYER_TYPES, kinds());
+            }
+            Self::Unrotated => {
+                write(USED, json!(windowed));
+                write(WINDOW, json!(config.sliding_window));
+                write(LAYER_TYPES, kinds());
+            }
+            Self::Periodic { .. } => {
+                // Transformers wants one, whether a layer has it or not.
+                write(WINDOW, json!(config.sliding_window.unwrap_or(USUAL)));
+                write(LAYER_TYPES, kinds());
             }
         }
     }
