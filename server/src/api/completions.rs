@@ -19,8 +19,9 @@ use serde_json::{Map, Value, json};
 use super::{
     error::ApiError,
     fields::Fields,
-    generation::{Generation, Head, Prompt, Started, UsageReports, examples, prompt_logprobs_json},
+    generation::{Generation, Head, Started, UsageReports, examples},
     openapi::{Access, Answer as OpenApiAnswer, Operation, POST_REFUSALS, Request, answer},
+    prompt::{Prompt, prompt_logprobs_json},
     schema::Shape,
     state::AppState,
     stream::{self, Answer, Delta, Part, TokenEntry, Usage},

@@ -15,8 +15,10 @@ use serde_json::json;
 use super::{
     error::ApiError,
     fields::{Fields, must_be},
-    generation::{self, Truncation},
+    generation,
     openapi::{Access, Answer, Operation, POST_REFUSALS, Request, answer},
+    prompt::{self, Truncation},
+    remarks,
     request_log::End,
     schema::Shape,
     state::AppState,
@@ -109,7 +111,7 @@ pub(crate) async fn create(State(state): State<AppState>, mut fields: Fields) ->
     let mut request = EmbeddingRequest::from_fields(&mut fields)?;
     let model = tokens::model(&state, request.model.take())?;
     let engine = state.working_engine()?.clone();
-    let ignored = generation::ignored(&fields);
+    let ignored = remarks::ignored(&fields);
     let (n_inputs, format) = (request.sources.len(), request.format);
     let prepare = move || {
         let truncates = request.truncation.is_some();
@@ -132,7 +134,7 @@ pub(crate) async fn create(State(state): State<AppState>, mut fields: Fields) ->
         embedding: format.write(vector),
     });
     let list = EmbeddingList { object: "list", data: data.collect(), model: state.model_id().to_owned(), usage };
-    Ok(generation::remark(ignored, Json(list).into_response()))
+    Ok(remarks::told(ignored, Json(list).into_response()))
 }
 
 impl EmbeddingRequest {
@@ -159,7 +161,7 @@ impl EmbeddingRequest {
                 priority: generation::priority(fields)?,
                 deadline: generation::deadline(fields)?,
             },
-            truncation: generation::truncation(fields)?,
+            truncation: prompt::truncation(fields)?,
             format,
             dimensions: fields.count("dimensions", 1..=usize::MAX)?,
         })

@@ -1,15 +1,12 @@
 //! What both generation endpoints share: the fields besides the prompt, the way from prompts to a running submission,
-//! and the parts of an answer that both write alike.
+//! and the parts of an answer that both write alike. One prompt is `prompt`.
 
 use std::{
     cmp::Ordering,
     time::{Duration, Instant},
 };
 
-use axum::{
-    http::{HeaderName, HeaderValue},
-    response::Response,
-};
+use axum::response::Response;
 use hearth_model::{
     TokenId,
     sampling::SamplingParams,
@@ -17,17 +14,19 @@ use hearth_model::{
 };
 use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::{
     beams,
     error::ApiError,
-    fields::{Fields, at_most, must_be},
+    fields::{Fields, at_most},
     options::PromptLog,
+    prompt::{Prompt, Truncation, truncation},
+    remarks,
     request_log::{Asked, RequestLog},
     sampling::Sampling,
     state::{AppState, unix_seconds},
-    stream::{Answer, Deltas, Echo, Opening, PromptLogprobs, Usage, finite},
+    stream::{Answer, Deltas, Echo, Opening, Usage},
     structured::Structure,
 };
 use crate::{
@@ -49,16 +48,6 @@ const MAX_CHOICES: usize = 2048;
 
 /// Most stop strings in one request: each is looked for behind every token.
 const MAX_STOP_STRINGS: usize = 128;
-
-/// Tells a client which of its fields nobody has read.
-const X_IGNORED_PARAMS: HeaderName = HeaderName::from_static("x-ignored-params");
-
-/// Longest list of ignored fields that is told.
-const MAX_IGNORED_BYTES: usize = 512;
-
-/// Fields that do nothing here and need no remark: they do not change the text at OpenAI either.
-const WITHOUT_EFFECT: [&str; 7] =
-    ["user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id"];
 
 /// Fields that would change the answer and that are not served: a clear no instead of another answer.
 const UNSUPPORTED: [&str; 5] = ["grammar", "json_schema", "functions", "function_call", "logits_processors"];
@@ -117,27 +106,6 @@ enum EndsOn {
     EosToo,
     /// Only what the request says.
     StopTokens,
-}
-
-/// What a prompt may keep of itself.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Truncation {
-    /// As much as the context has room for beside the answer.
-    Fitting,
-    /// So many of its last tokens.
-    Last(usize),
-}
-
-/// A prompt as token ids, and how its answer starts.
-#[derive(Debug)]
-pub(crate) struct Prompt {
-    ids: Vec<TokenId>,
-    /// Text to start the answer with.
-    echo: Option<String>,
-    /// Tokens that were cut off in front.
-    n_cut: usize,
-    /// Tokens that end its answer as the model's end-of-sequence tokens do.
-    end_ids: Vec<TokenId>,
 }
 
 /// A submission on its way, and what its answer needs besides.
@@ -222,7 +190,7 @@ impl Generation {
             n_bytes: given.n_bytes(),
             log: given.log().clone(),
         };
-        for name in WITHOUT_EFFECT {
+        for name in remarks::WITHOUT_EFFECT {
             fields.ignore(name);
         }
         Ok(Self { ignored: fields.all_unread(), ..generation })
@@ -276,18 +244,8 @@ impl Generation {
     }
 
     /// A prompt, cut where the request asks for it.
-    pub(crate) fn prompt(&self, mut ids: Vec<TokenId>, model: &ServedModel) -> Prompt {
-        let max_seq_len = model.limits.max_seq_len;
-        let n_kept = match self.truncation {
-            None => ids.len(),
-            Some(Truncation::Last(n)) => n,
-            // An answer without a limit takes what is left.
-            Some(Truncation::Fitting) if self.wanted_tokens >= max_seq_len => max_seq_len - 1,
-            Some(Truncation::Fitting) => max_seq_len - self.wanted_tokens,
-        };
-        let n_cut = ids.len().saturating_sub(n_kept);
-        ids.drain(..n_cut);
-        Prompt { ids, echo: None, n_cut, end_ids: Vec::new() }
+    pub(crate) fn prompt(&self, ids: Vec<TokenId>, model: &ServedModel) -> Prompt {
+        Prompt::cut(ids, self.truncation, [self.wanted_tokens, model.limits.max_seq_len])
     }
 
     /// Checks the model's name, prepares the prompts and submits them.
@@ -365,7 +323,7 @@ impl Generation {
 
     /// Puts what the client should know besides into the answer's headers.
     pub(crate) fn remark(&self, response: Response) -> Response {
-        remark(in_a_header(self.ignored.clone()), response)
+        remarks::told(remarks::header(self.ignored.clone()), response)
     }
 
     /// Tells of more that nobody reads.
@@ -464,38 +422,6 @@ impl Generation {
     }
 }
 
-impl Prompt {
-    /// Starts the answer with the prompt's text: `given` if it is all there, else what is left of it.
-    pub(crate) fn echoed(self, given: Option<String>, tokenizer: &Tokenizer) -> Self {
-        let text = given.filter(|_| self.n_cut == 0);
-        let decode = || tokenizer.decode(&self.ids, DecodeOptions { skip_special_tokens: false });
-        Self { echo: Some(text.unwrap_or_else(decode)), ..self }
-    }
-
-    /// Ends the answer on more tokens than the model's own.
-    pub(crate) fn ending_on(self, end_ids: &[TokenId]) -> Self {
-        Self { end_ids: end_ids.to_vec(), ..self }
-    }
-}
-
-/// The prompt's log-probabilities as vLLM writes them: for each token but the first an object by token id.
-pub(crate) fn prompt_logprobs_json(logprobs: &PromptLogprobs, tokenizer: &Tokenizer) -> Value {
-    let entries = logprobs.iter().map(|logprobs| {
-        let Some(logprobs) = logprobs else { return Value::Null };
-        let ranked = logprobs.top.iter().zip(1..).map(|(&(id, logprob), rank)| (id, logprob, rank));
-        let own = (logprobs.id, logprobs.logprob, logprobs.rank);
-        let mut object = Map::new();
-        for (id, logprob, rank) in ranked.chain([own]) {
-            let token = tokenizer.decode(&[id], DecodeOptions { skip_special_tokens: false });
-            object.entry(id.to_string()).or_insert_with(
-                || json!({ "logprob": f64::from(finite(logprob)), "rank": rank, "decoded_token": token }),
-            );
-        }
-        Value::Object(object)
-    });
-    entries.collect()
-}
-
 /// The smallest request, and some with the objects whose fields are to be seen.
 pub(crate) fn examples(smallest: &Value) -> Vec<Value> {
     let schema = json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": {} } });
@@ -572,15 +498,6 @@ fn text_options(fields: &mut Fields) -> Result<TextOptions, ApiError> {
     })
 }
 
-pub(crate) fn truncation(fields: &mut Fields) -> Result<Option<Truncation>, ApiError> {
-    const NAME: &str = "truncate_prompt_tokens";
-    match fields.integer(NAME, -1..=i64::MAX)? {
-        None => Ok(None),
-        Some(0) => Err(must_be(NAME, "-1, for what the context has room for, or at least 1", &json!(0))),
-        Some(n) => Ok(Some(usize::try_from(n).map_or(Truncation::Fitting, Truncation::Last))),
-    }
-}
-
 pub(crate) fn priority(fields: &mut Fields) -> Result<i32, ApiError> {
     let range = i64::from(*PRIORITIES.start())..=i64::from(*PRIORITIES.end());
     Ok(i32::try_from(fields.integer_or("priority", range, 0)?).unwrap_or(0))
@@ -596,41 +513,4 @@ fn best(answers: &[Answer], n: usize) -> Vec<Answer> {
     ranked.sort_by(|a, b| b.mean_logprob().partial_cmp(&a.mean_logprob()).unwrap_or(Ordering::Equal));
     ranked.truncate(n);
     ranked
-}
-
-/// Tells in the headers of a response which fields were not read.
-pub(crate) fn remark(ignored: Option<HeaderValue>, mut response: Response) -> Response {
-    if let Some(names) = ignored {
-        response.headers_mut().insert(X_IGNORED_PARAMS, names);
-    }
-    response
-}
-
-/// The paths of what was not read, for a header.
-pub(crate) fn ignored(fields: &Fields) -> Option<HeaderValue> {
-    in_a_header(fields.all_unread())
-}
-
-/// Names for a header: what is not plain in one is percent-encoded.
-fn in_a_header(mut names: Vec<String>) -> Option<HeaderValue> {
-    names.retain(|name| !WITHOUT_EFFECT.contains(&name.as_str()));
-    names.sort_unstable();
-    let names = names.into_iter().map(|name| {
-        let encoded = name.bytes().map(|byte| match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'-' | b'.' | b'[' | b']' => char::from(byte).to_string(),
-            other => format!("%{other:02X}"),
-        });
-        encoded.collect::<String>()
-    });
-    let mut list = String::new();
-    for name in names {
-        let separator = if list.is_empty() { "" } else { ", " };
-        if list.len() + separator.len() + name.len() > MAX_IGNORED_BYTES {
-            list.push_str(if list.is_empty() { "..." } else { ", ..." });
-            break;
-        }
-        list.push_str(separator);
-        list.push_str(&name);
-    }
-    if list.is_empty() { None } else { HeaderValue::from_str(&list).ok() }
 }

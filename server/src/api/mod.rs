@@ -4,7 +4,7 @@
 //! - [`router`]: the table of all routes
 //! - `completions`, `chat`, `embeddings`, `models`, `health`, `metrics`, `page`: one endpoint each: wire types, handler, conversion
 //! - `tokens`: text to token ids and back, and what there is to know of the tokenizer
-//! - `generation`: what `completions` and `chat` share
+//! - `generation`: what `completions` and `chat` share; `prompt`: one of its prompts; `remarks`: what nobody has read
 //! - `conversation`: messages to a prompt, by the model's chat template
 //! - `texts`: strings or token ids, one or several
 //! - `sampling`: the fields that shape the choice of tokens; `beams`: those that ask for a beam search
@@ -35,6 +35,8 @@ mod models;
 mod openapi;
 pub mod options;
 mod page;
+mod prompt;
+mod remarks;
 mod request_log;
 mod request_span;
 pub mod router;

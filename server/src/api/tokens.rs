@@ -18,8 +18,8 @@ use super::{
     conversation::Conversation,
     error::ApiError,
     fields::{Fields, must_be, token_ids},
-    generation,
     openapi::{Access, Answer, Link, Operation, POST_REFUSALS, Place, Request, answer},
+    remarks,
     schema::{self, Shape},
     state::AppState,
 };
@@ -141,7 +141,7 @@ fn describe_detokenize(_: &AppState, shape: &Shape) -> Result<(), ApiError> {
 /// The ids of a prompt or of a conversation, as the generation endpoints would read them.
 pub(crate) async fn tokenize(State(state): State<AppState>, mut fields: Fields) -> Result<Response, ApiError> {
     let TokenizeRequest { model: name, returns_strings, source } = TokenizeRequest::from_fields(&mut fields)?;
-    let (model, ignored) = (model(&state, name)?, generation::ignored(&fields));
+    let (model, ignored) = (model(&state, name)?, remarks::ignored(&fields));
     let encode = move || {
         let tokens = match source {
             Source::Prompt(text, options) => model
@@ -159,19 +159,19 @@ pub(crate) async fn tokenize(State(state): State<AppState>, mut fields: Fields) 
         }))
     };
     let encoded = state.prepare(fields.n_bytes(), encode).await?;
-    Ok(generation::remark(ignored, encoded.into_response()))
+    Ok(remarks::told(ignored, encoded.into_response()))
 }
 
 /// The text of token ids, special tokens included.
 pub(crate) async fn detokenize(State(state): State<AppState>, mut fields: Fields) -> Result<Response, ApiError> {
     let DetokenizeRequest { model: name, ids, options } = DetokenizeRequest::from_fields(&mut fields)?;
-    let (model, ignored) = (model(&state, name)?, generation::ignored(&fields));
+    let (model, ignored) = (model(&state, name)?, remarks::ignored(&fields));
     let vocab_size = model.limits.vocab_size;
     if let Some(id) = ids.iter().find(|id| **id as usize >= vocab_size) {
         return Err(ApiError::invalid("tokens", format!("`tokens` must hold token ids below {vocab_size}, got {id}")));
     }
     let text = Text { prompt: model.tokenizer.decode(&ids, options) };
-    Ok(generation::remark(ignored, Json(text).into_response()))
+    Ok(remarks::told(ignored, Json(text).into_response()))
 }
 
 /// The special tokens and the chat template.
