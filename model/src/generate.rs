@@ -11,7 +11,7 @@ use crate::{
     error::{Error, Result},
     gpt::Gpt,
     kv_cache::{KvCache, PAGE_SIZE, PageTable, StepPart},
-    ops::{read, to_f32},
+    ops::{KvDtype, read, to_f32},
     sampling::{Sampler, SamplingParams},
 };
 
@@ -23,6 +23,8 @@ const PREFILL_CHUNK: usize = 512;
 pub struct GenerateOptions {
     /// At most this many tokens; fewer when the model's context ends.
     pub max_tokens: usize,
+    /// How keys and values are held; `None`: as [suits](KvDtype::choose) the model.
+    pub kv_dtype: Option<KvDtype>,
     /// How tokens are chosen.
     pub sampling: SamplingParams,
     /// Tokens that end the text. The one that ended it is part of the result.
@@ -35,7 +37,7 @@ pub struct GenerateOptions {
 ///
 /// # Errors
 /// [`Error::Param`] when the prompt is empty, too long, or has ids beyond the vocabulary, or when a sampling parameter is
-/// out of range; [`Error::Execution`] when the device fails.
+/// out of range; [`Error::Device`] when the device cannot hold keys and values so; [`Error::Execution`] when it fails.
 pub fn generate(
     gpt: &Gpt,
     prompt_ids: &[TokenId],
@@ -47,7 +49,8 @@ pub fn generate(
     options.sampling.validate(config.vocab_size)?;
     let max_tokens = options.max_tokens.min(config.max_seq_len - prompt_ids.len());
     let n_pages = (prompt_ids.len() + max_tokens).div_ceil(PAGE_SIZE);
-    let mut cache = KvCache::new(config, n_pages, &gpt.device());
+    let kv_dtype = KvDtype::choose(options.kv_dtype, gpt.dtype(), &gpt.device())?;
+    let mut cache = KvCache::new(config, n_pages, kv_dtype, &gpt.device());
     let mut table = cache.table().of_prompt(prompt_ids.len());
     let mut sampler = Sampler::new(options.sampling.clone(), 0, prompt_ids);
     let mut generated = Vec::new();

@@ -266,7 +266,7 @@ impl Block {
 
     fn forward(&self, layer: usize, x: Tensor<2>, pass: &mut Pass<'_>) -> Tensor<2> {
         if let (Some(parts), Some((attention, scratch))) = (self.parts(), pass.paged(layer))
-            && ops::has_block(&x, &parts, &attention)
+            && ops::has_block(&x, &parts)
         {
             return ops::block(x, &parts, attention, scratch);
         }

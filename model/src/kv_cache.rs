@@ -21,7 +21,7 @@ use burn::tensor::{Device, Tensor};
 
 use crate::{
     config::GptConfig,
-    ops::{self, AttentionOptions, PagedRows, PagedSequences, Rotation, Slots},
+    ops::{self, AttentionOptions, KvDtype, PagedRows, PagedSequences, Rotation, Slots},
     position::Span,
 };
 
@@ -104,9 +104,9 @@ pub struct PagedStep<'a> {
 }
 
 impl KvCache {
-    /// A cache of `n_pages` pages for the model that `config` describes, in f32.
-    pub fn new(config: &GptConfig, n_pages: usize, device: &Device) -> Self {
-        let pool = || ops::new_pool([n_pages * PAGE_SIZE, config.kv_width()], device);
+    /// A cache of `n_pages` pages for the model that `config` describes, its numbers held as `dtype`.
+    pub fn new(config: &GptConfig, n_pages: usize, dtype: KvDtype, device: &Device) -> Self {
+        let pool = || ops::new_pool([n_pages * PAGE_SIZE, config.kv_width()], dtype, device);
         let layers = (0..config.n_layers).map(|_| LayerPool { keys: pool(), values: pool() }).collect();
         // Where some layers see everything, the step's keys are all of them.
         let sliding_window = config.sliding_window.filter(|_| config.full_layers.is_empty());
@@ -169,11 +169,10 @@ impl KvCache {
     /// Gives `copied.to` the contents of `copied.from`, in every layer.
     fn copy_page(&mut self, copied: CopiedPage) {
         let slots = |page: usize| Slots::new(page_slots(page).collect(), &self.device);
+        let (from, to) = (slots(copied.from), slots(copied.to));
         for layer in &mut self.layers {
-            for pool in [&mut layer.keys, &mut layer.values] {
-                let rows = pool.clone().select(0, slots(copied.from).tensor());
-                ops::append_rows(pool, rows, &slots(copied.to));
-            }
+            ops::copy_pages(&mut layer.keys, &from, &to);
+            ops::copy_pages(&mut layer.values, &from, &to);
         }
     }
 }

@@ -9,13 +9,18 @@ use hearth_model::{
     config::{Activation, NormKind},
     device::{DeviceChoice, choose},
     kv_cache::PAGE_SIZE,
-    ops::{self, AttentionOptions, Dtype, NormOptions, NormParts, PagedRows, PagedSequences, Rotation, Slots, Weight},
+    ops::{
+        self, AttentionOptions, Dtype, KvDtype, NormOptions, NormParts, PagedRows, PagedSequences, Rotation, Slots,
+        Weight,
+    },
     position,
 };
 use proptest::prelude::*;
 
 /// Of the largest value of the reference.
 const TOLERANCE: f32 = 3e-6;
+/// Of a number that is rounded to 11 bits: devices need not round to the nearest.
+const TOLERANCE_F16: f32 = 1e-3;
 
 /// The software adapter, if it is to be tested.
 fn gpu() -> Option<Device> {
@@ -43,12 +48,20 @@ fn ints(values: &[i32], device: &Device) -> Tensor<1, Int> {
 }
 
 fn assert_close<const D: usize>(found: Tensor<D>, expected: Tensor<D>) {
+    assert_within(TOLERANCE, found, expected);
+}
+
+fn assert_within<const D: usize>(tolerance: f32, found: Tensor<D>, expected: Tensor<D>) {
     assert_eq!(found.dims(), expected.dims());
     let (found, expected) = (values(found), values(expected));
     let largest = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
     for (found, expected) in found.iter().zip(&expected) {
-        assert!((found - expected).abs() <= TOLERANCE * largest, "{found}, expected {expected}, largest {largest}");
+        assert!((found - expected).abs() <= tolerance * largest, "{found}, expected {expected}, largest {largest}");
     }
+}
+
+fn kv_dtype() -> impl Strategy<Value = KvDtype> {
+    prop::sample::select(KvDtype::ALL.iter().map(|(_, dtype)| *dtype).collect::<Vec<_>>())
 }
 
 fn dtype() -> impl Strategy<Value = Dtype> {
@@ -161,28 +174,32 @@ proptest! {
         heads in prop::sample::select(vec![(1usize, 1usize), (4, 2), (9, 3)]),
         half in 0..9usize,
         rest in 1..5usize,
+        dtype in kv_dtype(),
+        width in prop_oneof![Just(1.0), Just(1e6)],
     ) {
         let Some(gpu) = gpu() else { return Ok(()) };
         let (n_heads, n_kv_heads) = heads;
         let head_dim = 2 * half + rest;
         let options =
             AttentionOptions { n_heads, n_kv_heads, head_dim, scale: 1.0, sliding_window: None, alibi_slopes: None };
-        let qkv = random([n_rows, (n_heads + 2 * n_kv_heads) * head_dim], 1.0);
+        let qkv = random([n_rows, (n_heads + 2 * n_kv_heads) * head_dim], width);
         let angles = values(random([n_rows * half.max(1)], 10.0));
         let slots: Vec<i32> = (0..n_rows as i32).map(|row| (row * 7 + 3) % 32).collect();
         let run = |device: &Device| {
             // Anything but the plain CPU has the rows of a pool in order.
-            let pool = || Tensor::<2>::zeros([32, n_kv_heads * head_dim], device);
+            let pool = || ops::new_pool([32, n_kv_heads * head_dim], dtype, device);
             let (mut keys, mut stored) = (pool(), pool());
             let rotation = (half > 0).then(|| Rotation::new(&angles, n_rows, device));
             let slots = Slots::new(slots.clone(), device);
             let qkv = qkv.clone().to_device(device);
             let q = ops::rope_append(qkv, rotation.as_ref(), [&mut keys, &mut stored], &slots, &options);
-            [q, keys, stored]
+            [q, keys.cast(DType::F32), stored.cast(DType::F32)]
         };
         let expected = run(&Device::flex().autodiff()).map(Tensor::inner);
-        for (found, expected) in run(&gpu).into_iter().zip(expected) {
-            assert_close(found, expected);
+        // What is beyond the range of f16 ends where that does, on every device.
+        let rounded = if dtype == KvDtype::F16 { TOLERANCE_F16 } else { TOLERANCE };
+        for ((found, expected), tolerance) in run(&gpu).into_iter().zip(expected).zip([TOLERANCE, rounded, rounded]) {
+            assert_within(tolerance, found, expected);
         }
     }
 
@@ -194,6 +211,7 @@ proptest! {
         alibi in any::<bool>(),
         shapes in prop::collection::vec((prop_oneof![0..40usize, 100..300usize], prop_oneof![Just(1usize), 1..20usize]), 1..4),
         shuffle in any::<u64>(),
+        dtype in kv_dtype(),
     ) {
         let Some(gpu) = gpu() else { return Ok(()) };
         let (n_heads, n_kv_heads) = heads;
@@ -201,7 +219,8 @@ proptest! {
         let options = AttentionOptions { n_heads, n_kv_heads, head_dim, scale: 0.3, sliding_window, alibi_slopes };
         let each = 320 / PAGE_SIZE;
         let n_pages = each * shapes.len();
-        let pool = || random([n_pages * PAGE_SIZE, n_kv_heads * head_dim], 1.0);
+        let held = if dtype == KvDtype::F16 { DType::F16 } else { DType::F32 };
+        let pool = || random([n_pages * PAGE_SIZE, n_kv_heads * head_dim], 1.0).cast(held);
         let (keys, stored) = (pool(), pool());
         let n_rows: usize = shapes.iter().map(|(_, len)| len).sum();
         let sequences = |device: &Device| {
@@ -237,6 +256,22 @@ fn rows_are_the_same_bits_in_any_company() {
         for row in 0..40 {
             let alone = values(ops::linear(x.clone().slice([row..row + 1, 0..576]), &weight, None));
             assert!(alone == together[row * 300..][..300], "row {row} in {dtype}");
+        }
+    }
+}
+
+#[test]
+fn the_cache_is_in_16_bits_where_weights_are_and_the_device_can() {
+    let devices = [Some(Device::flex()), gpu()];
+    for device in devices.iter().flatten() {
+        for (asked, weights, expected) in [
+            (None, Dtype::F32, KvDtype::F32),
+            (None, Dtype::F16, KvDtype::F16),
+            (None, Dtype::Q4, KvDtype::F16),
+            (Some(KvDtype::F32), Dtype::Q8, KvDtype::F32),
+            (Some(KvDtype::F16), Dtype::F32, KvDtype::F16),
+        ] {
+            assert_eq!(KvDtype::choose(asked, weights, device).unwrap(), expected, "{asked:?} with {weights}");
         }
     }
 }

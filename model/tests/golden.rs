@@ -138,8 +138,12 @@ fn dynamic_scaling_generates_what_transformers_generates() {
     let n_generated = generated.len() / starts.len();
     for (start, expected) in starts.into_iter().zip(generated.chunks(n_generated)) {
         let prompt: Vec<TokenId> = oracle.input_ids[..start as usize].iter().map(|&id| id as TokenId).collect();
-        let options =
-            GenerateOptions { max_tokens: n_generated, sampling: SamplingParams::greedy(), eos_token_ids: Vec::new() };
+        let options = GenerateOptions {
+            max_tokens: n_generated,
+            kv_dtype: None,
+            sampling: SamplingParams::greedy(),
+            eos_token_ids: Vec::new(),
+        };
         let found = generate(&gpt, &prompt, &options, |_| ControlFlow::Continue(())).unwrap();
         assert_eq!(found, expected, "after {start} tokens");
     }

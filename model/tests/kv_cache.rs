@@ -10,11 +10,16 @@ use hearth_model::{
     generate::token_tensor,
     gpt::Gpt,
     kv_cache::{KvCache, OutOfPages, PAGE_SIZE, PageKey, PagePool, PageTable, StepPart},
+    ops::KvDtype,
     weights::model_dir::{self, LoadOptions},
 };
 use proptest::prelude::*;
 
 const VOCAB: usize = 50;
+
+/// How far logits may be from those without a cache, of the largest of them. Rounding to 11 bits, through layers of sharp
+/// attention.
+const TOLERANCES: [(KvDtype, f32); 2] = [(KvDtype::F32, 1e-4), (KvDtype::F16, 2e-2)];
 
 fn sizes() -> Sizes {
     Sizes { vocab_size: VOCAB, max_seq_len: 128, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 16, d_ff: 24 }
@@ -78,10 +83,14 @@ fn step(gpt: &Gpt, cache: &mut KvCache, parts: &mut [(&mut PageTable, &[TokenId]
 }
 
 fn assert_close(found: &[f32], expected: &[f32]) {
+    assert_within(TOLERANCES[0].1, found, expected);
+}
+
+fn assert_within(tolerance: f32, found: &[f32], expected: &[f32]) {
     assert_eq!(found.len(), expected.len());
     let spread = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
     let far = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
-    assert!(far <= 1e-4 * spread, "{far} away, of values up to {spread}");
+    assert!(far <= tolerance * spread, "{far} away, of values up to {spread}");
 }
 
 proptest! {
@@ -92,9 +101,9 @@ proptest! {
         ids in prop::collection::vec(0..VOCAB as TokenId, 1..60),
         cuts in prop::collection::vec(1..20usize, 1..60),
     ) {
-        for config in configs() {
-            let gpt = model(&config);
-            let mut cache = KvCache::new(&config, 8, &Device::flex());
+        for (config, (dtype, tolerance)) in configs().iter().flat_map(|config| TOLERANCES.map(|each| (config, each))) {
+            let gpt = model(config);
+            let mut cache = KvCache::new(config, 8, dtype, &Device::flex());
             let mut table = cache.table();
             let (mut found, mut rest, mut cuts) = (Vec::new(), ids.as_slice(), cuts.iter().cycle());
             while !rest.is_empty() {
@@ -102,7 +111,7 @@ proptest! {
                 found.extend(step(&gpt, &mut cache, &mut [(&mut table, chunk)]));
                 rest = tail;
             }
-            assert_close(&found, &uncached(&gpt, &ids));
+            assert_within(tolerance, &found, &uncached(&gpt, &ids));
         }
     }
 
@@ -115,17 +124,19 @@ proptest! {
     ) {
         let config = GptConfig::llama(sizes());
         let gpt = model(&config);
-        let mut cache = KvCache::new(&config, 16, &Device::flex());
+        for (dtype, tolerance) in TOLERANCES {
+        let mut cache = KvCache::new(&config, 16, dtype, &Device::flex());
         let (mut table_a, mut table_b) = (cache.table(), cache.table());
         let found = step(&gpt, &mut cache, &mut [(&mut table_a, &a), (&mut table_b, &b)]);
-        assert_close(&found[..a.len() * VOCAB], &uncached(&gpt, &a));
-        assert_close(&found[a.len() * VOCAB..], &uncached(&gpt, &b));
+        assert_within(tolerance, &found[..a.len() * VOCAB], &uncached(&gpt, &a));
+        assert_within(tolerance, &found[a.len() * VOCAB..], &uncached(&gpt, &b));
         let mut fork = table_a.fork();
         let other: Vec<TokenId> = tails.iter().map(|id| (id + 1) % VOCAB as TokenId).collect();
         let found = step(&gpt, &mut cache, &mut [(&mut fork, &other), (&mut table_a, &tails)]);
         let whole = |tail: &[TokenId]| uncached(&gpt, &[&a, tail].concat())[a.len() * VOCAB..].to_vec();
-        assert_close(&found[..other.len() * VOCAB], &whole(&other));
-        assert_close(&found[other.len() * VOCAB..], &whole(&tails));
+        assert_within(tolerance, &found[..other.len() * VOCAB], &whole(&other));
+        assert_within(tolerance, &found[other.len() * VOCAB..], &whole(&tails));
+        }
     }
 
     /// Tables that grow, fork and end in any order hold each page as often as they say, and give all of them back.
@@ -133,7 +144,7 @@ proptest! {
     fn pages_are_never_lost(actions in prop::collection::vec((0..4u8, 0..8usize, 0..40usize), 1..80)) {
         let config = GptConfig { n_layers: 1, ..GptConfig::llama(sizes()) };
         let n_pages = 12;
-        let mut cache = KvCache::new(&config, n_pages, &Device::flex());
+        let mut cache = KvCache::new(&config, n_pages, KvDtype::F32, &Device::flex());
         let mut tables: Vec<PageTable> = Vec::new();
         for (action, which, n) in actions {
             let which = which % tables.len().max(1);
@@ -189,12 +200,15 @@ fn cached_is_what_transformers_computes_uncached() {
         let ids: Vec<TokenId> = ids.data().as_chunks().0.iter().map(|&id| TokenId::from_le_bytes(id)).collect();
         let logits = oracle.tensor("logits").unwrap();
         let logits: Vec<f32> = logits.data().as_chunks().0.iter().map(|&x| f32::from_le_bytes(x)).collect();
+        let texts = ids.chunks(seq_len).zip(logits.chunks(logits.len() / batch));
         for cut in [1, 3, 7, 17, seq_len] {
-            let mut cache = KvCache::new(gpt.config(), 2 * batch, &Device::flex());
-            for (ids, logits) in ids.chunks(seq_len).zip(logits.chunks(logits.len() / batch)) {
+            for ((dtype, tolerance), (ids, logits)) in
+                TOLERANCES.iter().flat_map(|each| texts.clone().map(move |text| (*each, text)))
+            {
+                let mut cache = KvCache::new(gpt.config(), 2, dtype, &Device::flex());
                 let mut table = cache.table().of_prompt(seq_len);
                 let found = ids.chunks(cut).flat_map(|chunk| step(&gpt, &mut cache, &mut [(&mut table, chunk)]));
-                assert_close(&found.collect::<Vec<_>>(), logits);
+                assert_within(tolerance, &found.collect::<Vec<_>>(), logits);
             }
         }
         n_cases += 1;
@@ -232,7 +246,7 @@ fn layers_with_and_without_windows_on_wgpu() {
 #[test]
 fn all_parts_of_a_step_fit_or_none() {
     let config = GptConfig { n_layers: 1, ..GptConfig::llama(sizes()) };
-    let mut cache = KvCache::new(&config, 2, &Device::flex());
+    let mut cache = KvCache::new(&config, 2, KvDtype::F32, &Device::flex());
     let mut first = cache.table();
     drop(cache.step(&mut [StepPart { table: &mut first, n_new: PAGE_SIZE - 1 }]).unwrap());
     let (mut second, third) = (first.fork(), first.fork());
@@ -250,7 +264,7 @@ fn all_parts_of_a_step_fit_or_none() {
 fn kept_pages_stand_for_their_tokens() {
     let config = GptConfig::llama(sizes());
     let gpt = model(&config);
-    let mut cache = KvCache::new(&config, 16, &Device::flex());
+    let mut cache = KvCache::new(&config, 16, KvDtype::F32, &Device::flex());
     let ids: Vec<TokenId> = (0..50).map(|at| (at * 7 + 3) % VOCAB as TokenId).collect();
     let keys = [PageKey(1), PageKey(2), PageKey(3)];
     let mut first = cache.table();
@@ -310,7 +324,7 @@ fn kept_pages_are_handed_out_last_the_least_recently_used_first() {
 fn what_was_truncated_leaves_no_trace() {
     let config = GptConfig::llama(sizes());
     let gpt = model(&config);
-    let mut cache = KvCache::new(&config, 8, &Device::flex());
+    let mut cache = KvCache::new(&config, 8, KvDtype::F32, &Device::flex());
     let ids: Vec<TokenId> = (0..50).map(|at| (at * 7 + 3) % VOCAB as TokenId).collect();
     let wrong: Vec<TokenId> = (0..30).map(|at| (at * 5 + 1) % VOCAB as TokenId).collect();
     let expected = uncached(&gpt, &ids);

@@ -2,17 +2,19 @@
 //! operations in plain Burn operations.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use burn::tensor::{Device, Distribution, Tensor};
+use burn::tensor::{DType, Device, Distribution, Tensor};
 use hearth_model::{
     config::{Activation, GptConfig, NormKind, Positions, Sizes},
     kv_cache::PAGE_SIZE,
-    ops::{self, AttentionOptions, Dtype, NormOptions, PagedRows, PagedSequences, Rotation, Slots, Weight},
+    ops::{self, AttentionOptions, Dtype, KvDtype, NormOptions, PagedRows, PagedSequences, Rotation, Slots, Weight},
     position,
 };
 use proptest::prelude::*;
 
 /// Of the largest value of the reference.
 const TOLERANCE: f32 = 2e-6;
+/// The same, where keys and values are rounded to 11 bits on their way into the cache.
+const TOLERANCE_F16: f32 = 5e-3;
 
 fn random<const D: usize>(dims: [usize; D], width: f64) -> Tensor<D> {
     Tensor::random(dims, Distribution::Normal(0.0, width), &Device::flex())
@@ -23,11 +25,15 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 }
 
 fn assert_close<const D: usize>(found: Tensor<D>, expected: Tensor<D>) {
+    assert_within(TOLERANCE, found, expected);
+}
+
+fn assert_within<const D: usize>(tolerance: f32, found: Tensor<D>, expected: Tensor<D>) {
     assert_eq!(found.dims(), expected.dims());
     let (found, expected) = (values(found), values(expected));
     let largest = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
     for (found, expected) in found.iter().zip(&expected) {
-        assert!((found - expected).abs() <= TOLERANCE * largest, "{found}, expected {expected}, largest {largest}");
+        assert!((found - expected).abs() <= tolerance * largest, "{found}, expected {expected}, largest {largest}");
     }
 }
 
@@ -94,15 +100,19 @@ proptest! {
         options in attention_options(),
         shapes in prop::collection::vec((0..70usize, 1..20usize), 1..4),
         shuffle in any::<u64>(),
+        dtype in prop::sample::select(KvDtype::ALL.iter().map(|(_, dtype)| *dtype).collect::<Vec<_>>()),
     ) {
         let n_pages = 8 * shapes.len();
         let n_slots = n_pages * PAGE_SIZE;
-        let pool = || random([n_slots, options.n_kv_heads * options.head_dim], 1.0);
-        let (key_rows, values_pool) = (pool(), pool());
+        let dims = [n_slots, options.n_kv_heads * options.head_dim];
+        let rows = || random(dims, 1.0);
+        let (key_rows, value_rows) = (rows(), rows());
         // As the CPU keeps them, and row by row as the reference takes them.
-        let mut keys = pool().zeros_like();
+        let pool = || ops::new_pool(dims, dtype, &Device::flex());
+        let (mut keys, mut values_pool) = (pool(), pool());
         let all_slots = Slots::new((0..n_slots as i32).collect(), &Device::flex());
         ops::append_keys(&mut keys, key_rows.clone(), &all_slots);
+        ops::append_values(&mut values_pool, value_rows.clone(), &all_slots);
         let (mut n_rows, mut sequences) = (0, Vec::new());
         for (number, &(start, len)) in shapes.iter().enumerate() {
             let first_key = options.sliding_window.map_or(0, |window| (start + 1).saturating_sub(window));
@@ -116,8 +126,17 @@ proptest! {
         let q = random([n_rows, options.n_heads * options.head_dim], 1.0);
         let sequences = PagedSequences::new(sequences, &Device::flex());
         let found = ops::attention_paged(q.clone(), [&keys, &values_pool], &sequences, &options);
-        let expected = ops::attention_paged_reference(q, [&key_rows, &values_pool], sequences.as_slice(), &options);
-        assert_close(found, expected);
+        let expected = |keys: &Tensor<2>, values: &Tensor<2>| {
+            ops::attention_paged_reference(q.clone(), [keys, values], sequences.as_slice(), &options)
+        };
+        if dtype == KvDtype::F16 {
+            // The very numbers that were rounded, and not far from those that were not.
+            let [keys, values] = [&key_rows, &value_rows].map(|rows| rows.clone().cast(DType::F16));
+            assert_close(found.clone(), expected(&keys, &values));
+            assert_within(TOLERANCE_F16, found, expected(&key_rows, &value_rows));
+        } else {
+            assert_close(found, expected(&key_rows, &value_rows));
+        }
     }
 }
 
@@ -138,14 +157,16 @@ fn rows_are_the_same_bits_in_any_company() {
     let scaling = RopeScaling::Dynamic { factor: 2.0, original_max_seq_len: 20 };
     let dynamic =
         GptConfig { positions: Positions::Rope(Rope { theta: 100.0, rotary_dim: 8, scaling }), ..llama.clone() };
-    for config in [llama.clone(), gpt2, dynamic, GptConfig { sliding_window: Some(9), ..llama }] {
-        let gpt = Gpt::init(&config, 3, &Device::flex()).unwrap();
+    let configs = [llama.clone(), gpt2, dynamic, GptConfig { sliding_window: Some(9), ..llama }];
+    for (config, (name, dtype)) in configs.iter().flat_map(|config| KvDtype::ALL.iter().map(move |each| (config, each)))
+    {
+        let gpt = Gpt::init(config, 3, &Device::flex()).unwrap();
         let texts: Vec<Vec<u32>> = (0..16).map(|n| (0..10 + 4 * n).map(|i| (i * 7 + n * 13) % 99).collect()).collect();
         // All logits of each text, cut into steps of `cut` tokens, `together` texts side by side.
         let run = |cut: usize, together: usize| {
             let mut logits = vec![Vec::new(); texts.len()];
             for group in (0..texts.len()).collect::<Vec<_>>().chunks(together) {
-                let mut cache = KvCache::new(&config, 128, &Device::flex());
+                let mut cache = KvCache::new(config, 128, *dtype, &Device::flex());
                 let mut tables: Vec<_> = group.iter().map(|&n| cache.table().of_prompt(texts[n].len() - 7)).collect();
                 while let Some(live) =
                     Some(group).filter(|group| group.iter().zip(&tables).any(|(&n, t)| t.len() < texts[n].len()))
@@ -171,7 +192,7 @@ fn rows_are_the_same_bits_in_any_company() {
         };
         let solo = run(usize::MAX, 1);
         for (cut, together) in [(1, 1), (1, 16), (5, 3), (13, 16), (usize::MAX, 16)] {
-            assert!(run(cut, together) == solo, "steps of {cut} tokens, {together} texts together");
+            assert!(run(cut, together) == solo, "{name}: steps of {cut} tokens, {together} texts together");
         }
     }
 }

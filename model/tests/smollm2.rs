@@ -9,6 +9,7 @@ use hearth_model::{
     device::{DeviceChoice, choose},
     generate::{GenerateOptions, generate, next_logits},
     kv_cache::KvCache,
+    ops::KvDtype,
     sampling::SamplingParams,
     tokenizer::EncodeOptions,
     weights::model_dir::{LoadOptions, LoadedModel, load},
@@ -60,7 +61,7 @@ fn golden() -> Golden {
 /// Greedy tokens, fed with the reference's own choice at each step, so that one near tie does not hide all that follow.
 fn check_greedy(model: &LoadedModel, expected: &Continuation) {
     let n_pages = (expected.prompt_ids.len() + expected.greedy_ids.len()).div_ceil(16);
-    let mut cache = KvCache::new(model.gpt.config(), n_pages, &model.gpt.device());
+    let mut cache = KvCache::new(model.gpt.config(), n_pages, KvDtype::F32, &model.gpt.device());
     let mut table = cache.table();
     let mut pending = expected.prompt_ids.clone();
     let steps = expected.greedy_ids.iter().zip(&expected.runner_up_ids).zip(&expected.gaps);
@@ -85,7 +86,8 @@ fn greedy_tokens_are_those_of_transformers() {
     // And once through the loop that people use.
     let expected = &golden.prompts[0];
     let sampling = SamplingParams::greedy();
-    let options = GenerateOptions { max_tokens: expected.greedy_ids.len(), sampling, eos_token_ids: Vec::new() };
+    let options =
+        GenerateOptions { max_tokens: expected.greedy_ids.len(), kv_dtype: None, sampling, eos_token_ids: Vec::new() };
     let found = generate(&model.gpt, &expected.prompt_ids, &options, |_| ControlFlow::Continue(())).unwrap();
     assert_eq!(found, expected.greedy_ids);
 }

@@ -16,7 +16,8 @@ use clap::{Args, ValueEnum, builder::BoolishValueParser, value_parser};
 use hearth_model::{
     Result,
     device::{self, DeviceChoice},
-    ops::{self, Dtype},
+    gpt::Gpt,
+    ops::{self, Dtype, KvDtype},
     sampling::SamplingParams,
     weights::model_dir::{self, LoadOptions, LoadedModel},
 };
@@ -116,6 +117,7 @@ impl ServerConfig {
             max_batch_size: self.max_batch_size,
             max_batch_tokens: self.max_batch_tokens,
             kv_cache_tokens: self.kv_cache_tokens,
+            kv_cache_dtype: self.model.kv_cache_dtype.asked(),
         }
     }
 
@@ -154,7 +156,7 @@ impl ServerConfig {
                 Some(dtype) => (Some(dtype), None),
                 None => (self.model.dtype, self.model.quantize),
             };
-            ModelConfig { model: Some(dir.clone()), dtype, quantize, device: self.model.device }.load()
+            ModelConfig { model: Some(dir.clone()), dtype, quantize, ..self.model.clone() }.load()
         });
         Ok(Models { served, draft: draft.transpose()? })
     }
@@ -438,6 +440,32 @@ pub struct ModelConfig {
     #[arg(long, env = "HEARTH_QUANTIZE", value_name = "DTYPE", conflicts_with = "dtype",
         value_parser = |name: &str| Dtype::parse(name, Dtype::is_quantized))]
     pub quantize: Option<Dtype>,
+    /// How keys and values are held in the cache: `f32`, `f16` (half the memory), or `auto`: `f16` where weight matrices
+    /// are not f32 and the device has such numbers, else `f32`
+    #[arg(long, env = "HEARTH_KV_CACHE_DTYPE", value_name = "DTYPE", value_enum, default_value_t = KvCacheDtype::Auto, hide_possible_values = true)]
+    pub kv_cache_dtype: KvCacheDtype,
+}
+
+/// How keys and values are held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KvCacheDtype {
+    /// As suits the model.
+    Auto,
+    /// As they are computed.
+    F32,
+    /// Rounded to half precision.
+    F16,
+}
+
+impl KvCacheDtype {
+    /// What was asked for, if anything.
+    pub(crate) fn asked(self) -> Option<KvDtype> {
+        match self {
+            Self::Auto => None,
+            Self::F32 => Some(KvDtype::F32),
+            Self::F16 => Some(KvDtype::F16),
+        }
+    }
 }
 
 impl ModelConfig {
@@ -466,6 +494,14 @@ impl ModelConfig {
     /// How weight matrices are to be held, where the command line says.
     pub(crate) fn held_as(&self) -> Option<Dtype> {
         self.quantize.or(self.dtype)
+    }
+
+    /// How a cache of the model holds keys and values.
+    ///
+    /// # Errors
+    /// The model's device has no such numbers.
+    pub(crate) fn kv_dtype(&self, gpt: &Gpt) -> Result<KvDtype> {
+        KvDtype::choose(self.kv_cache_dtype.asked(), gpt.dtype(), &gpt.device())
     }
 
     /// Opens the device, on the thread that is to compute with it.

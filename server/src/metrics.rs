@@ -250,7 +250,10 @@ impl EngineMetrics {
         page.gauge("kv_cache_usage_perc", "Share of the KV cache's pages in use, 0 to 1.", usage);
         page.gauge("gpu_cache_usage_perc", "The same under the name that older routers read.", usage);
         page.head("cache_config_info", "gauge", "How the KV cache is laid out.");
-        let layout = format!("block_size=\"{PAGE_SIZE}\",num_gpu_blocks=\"{}\"", stats.n_pages);
+        let layout = format!(
+            "block_size=\"{PAGE_SIZE}\",cache_dtype=\"{}\",num_gpu_blocks=\"{}\"",
+            stats.kv_dtype, stats.n_pages
+        );
         page.sample("cache_config_info", &layout, 1.0);
         page.counter("prompt_tokens_total", "Tokens of prompts.", self.prompt_tokens.get());
         page.counter("generation_tokens_total", "Tokens generated.", self.generation_tokens.get());

@@ -306,6 +306,7 @@ fn sample(gpt: &Gpt, tokenizer: &Tokenizer, config: &TrainConfig, step: usize) -
     let room = gpt.config().max_seq_len.saturating_sub(prompt_ids.len());
     let options = GenerateOptions {
         max_tokens: config.eval.sample_tokens.min(room),
+        kv_dtype: None,
         sampling: SamplingParams { seed: mix(config.seed) ^ step as u64, ..SamplingParams::default() },
         eos_token_ids: tokenizer.eos().map(|eos| eos.id).into_iter().collect(),
     };

@@ -43,7 +43,12 @@ fn open(dir: &Path) -> LoadedModel {
 
 fn continue_text(model: &LoadedModel, prompt: &str) -> String {
     let prompt_ids = model.tokenizer.encode(prompt, EncodeOptions::PROMPT).unwrap();
-    let options = GenerateOptions { max_tokens: 12, sampling: SamplingParams::greedy(), eos_token_ids: Vec::new() };
+    let options = GenerateOptions {
+        max_tokens: 12,
+        kv_dtype: None,
+        sampling: SamplingParams::greedy(),
+        eos_token_ids: Vec::new(),
+    };
     let ids = generate(&model.gpt, &prompt_ids, &options, |_| ControlFlow::Continue(())).unwrap();
     model.tokenizer.decode(&ids, DecodeOptions { skip_special_tokens: true })
 }

@@ -3,6 +3,7 @@
 use std::{ops::Range, sync::OnceLock};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation::softmax};
+use half::f16;
 
 use super::{
     cpu,
@@ -174,21 +175,25 @@ pub fn attention_paged(
 ) -> Tensor<2> {
     let device = q.device();
     if cube::is_cube(&device)
-        && keys.dtype() == DType::F32
         && let Some((table, step)) = sequences.on_gpu(options)
     {
         return cube::attention(q, [keys, values], table, step);
     }
     let sequences = sequences.as_slice();
-    if cpu::is_cpu(&device) && keys.dtype() == DType::F32 {
+    if cpu::is_cpu(&device) {
         let dims = q.dims();
-        let pools = [keys, values].map(|pool| cpu::values(pool.clone()));
-        let output = cpu::attention_paged(
-            cpu::values(q).as_slice(),
-            [pools[0].as_slice(), pools[1].as_slice()],
-            sequences,
-            options,
-        );
+        let (q, pools) = (cpu::values(q), [keys, values].map(cpu::pool));
+        let [keys_pool, values_pool] = &pools;
+        let output = match keys.dtype() {
+            DType::F16 => {
+                let pools = [keys_pool.as_slice::<f16>(), values_pool.as_slice()];
+                cpu::attention_paged(q.as_slice(), pools, sequences, options)
+            }
+            _ => {
+                let pools = [keys_pool.as_slice::<f32>(), values_pool.as_slice()];
+                cpu::attention_paged(q.as_slice(), pools, sequences, options)
+            }
+        };
         return cpu::tensor(output, dims);
     }
     attention_paged_reference(q, [keys, values], sequences, options)

@@ -2,10 +2,11 @@
 //! operations one by one are that.
 
 use burn::tensor::{DType, Tensor};
+use half::f16;
 
 use super::{
     AttentionOptions, NormOptions, PagedRows, Rotation, Slots, Weight,
-    cpu::{self, Panels},
+    cpu::{self, KvElement, Panels},
     weight::Form,
 };
 use crate::config::Activation;
@@ -71,10 +72,9 @@ pub struct PagedAttention<'a> {
 pub struct BlockScratch(cpu::Scratch);
 
 /// Whether [`block`] has a body for this block where `x` lives.
-pub fn has_block(x: &Tensor<2>, parts: &BlockParts<'_>, attention: &PagedAttention<'_>) -> bool {
+pub fn has_block(x: &Tensor<2>, parts: &BlockParts<'_>) -> bool {
     let linears = [&parts.qkv, &parts.out, &parts.up, &parts.down];
     cpu::is_cpu(&x.device())
-        && attention.pools[0].dtype() == DType::F32
         && cpu::has_activation(parts.activation)
         && linears.iter().all(|linear| matches!(linear.weight.form(), Form::Packed(_)))
 }
@@ -100,10 +100,22 @@ pub fn block(
         activation: parts.activation,
         gated: parts.gated,
     };
+    match attention.pools[0].dtype() {
+        DType::F16 => over_pools::<f16>(x, &values, attention, scratch),
+        _ => over_pools::<f32>(x, &values, attention, scratch),
+    }
+}
+
+fn over_pools<E: KvElement>(
+    x: Tensor<2>,
+    values: &cpu::BlockValues<'_>,
+    attention: PagedAttention<'_>,
+    scratch: &mut BlockScratch,
+) -> Tensor<2> {
     let PagedAttention { pools: [keys, key_values], slots, sequences, options, rotation } = attention;
     let mut output = None;
-    cpu::update(keys, |keys| {
-        cpu::update(key_values, |key_values| {
+    cpu::update::<E>(keys, |keys| {
+        cpu::update::<E>(key_values, |key_values| {
             let paged = cpu::PagedValues {
                 pools: [keys, key_values],
                 slots: slots.host(),
@@ -111,7 +123,7 @@ pub fn block(
                 options,
                 rotation: rotation.map(Rotation::host),
             };
-            output = Some(cpu::changed(x, |x| cpu::block(x, &values, paged, &mut scratch.0)));
+            output = Some(cpu::changed(x, |x| cpu::block(x, values, paged, &mut scratch.0)));
         });
     });
     output.unwrap_or_else(|| unreachable!("`update` calls its closure"))

@@ -6,45 +6,74 @@
 use std::ops::Range;
 
 use burn::tensor::{DType, Device, IndexingUpdateOp, Tensor};
+use half::f16;
 use rayon::{iter::ParallelIterator, slice::ParallelSliceMut};
 
 use super::{
-    AttentionOptions, Rotation, Slots, cpu,
+    AttentionOptions, KvDtype, Rotation, Slots,
+    cpu::{self, KvElement},
     cube::{self, Heads},
     rope,
 };
 
 /// A pool of zeros, `[n_slots, width]`, that has its memory already: the system would give it page by page, as slots are
 /// written to for the first time, and might have none left by then.
-pub fn new_pool([n_slots, width]: [usize; 2], device: &Device) -> Tensor<2> {
-    let mut pool = Tensor::zeros([n_slots, width], device);
+pub fn new_pool([n_slots, width]: [usize; 2], dtype: KvDtype, device: &Device) -> Tensor<2> {
+    let mut pool = Tensor::zeros([n_slots, width], (device, dtype.of_tensors()));
     if cpu::is_cpu(device) {
-        cpu::update(&mut pool, |pool| {
-            cpu::prefer_huge_pages(pool);
-            pool.par_chunks_mut(1 << 20).for_each(|part| part.fill(0.0));
-        });
+        match dtype {
+            KvDtype::F32 => cpu::update::<f32>(&mut pool, touch),
+            KvDtype::F16 => cpu::update::<f16>(&mut pool, touch),
+        }
     }
     pool
 }
 
+fn touch<E: KvElement>(pool: &mut [E]) {
+    cpu::prefer_huge_pages(pool);
+    pool.par_chunks_mut(1 << 20).for_each(|part| part.fill(E::default()));
+}
+
 /// Stores keys `rows [n_rows, kv_width]` at `slots`, in place. Slots must differ.
 pub fn append_keys(pool: &mut Tensor<2>, rows: Tensor<2>, slots: &Slots) {
-    if cpu::is_cpu(&pool.device()) {
-        cpu::update(pool, |pool| cpu::append_keys(pool, cpu::values(rows).as_slice(), slots.host()));
-    } else {
-        append_rows(pool, rows, slots);
+    if !cpu::is_cpu(&pool.device()) {
+        return append_rows(pool, rows, slots);
+    }
+    let (rows, slots) = (cpu::values(rows), slots.host());
+    match pool.dtype() {
+        DType::F16 => cpu::update::<f16>(pool, |pool| cpu::append_keys(pool, rows.as_slice(), slots)),
+        _ => cpu::update::<f32>(pool, |pool| cpu::append_keys(pool, rows.as_slice(), slots)),
     }
 }
 
 /// Stores values `rows [n_rows, kv_width]` at `slots`, in place. Slots must differ.
 pub fn append_values(pool: &mut Tensor<2>, rows: Tensor<2>, slots: &Slots) {
-    append_rows(pool, rows, slots);
+    if !cpu::is_cpu(&pool.device()) {
+        return append_rows(pool, rows, slots);
+    }
+    let (rows, slots) = (cpu::values(rows), slots.host());
+    match pool.dtype() {
+        DType::F16 => cpu::update::<f16>(pool, |pool| cpu::append_values(pool, rows.as_slice(), slots)),
+        _ => cpu::update::<f32>(pool, |pool| cpu::append_values(pool, rows.as_slice(), slots)),
+    }
 }
 
-/// Stores `rows [n_rows, width]` in the rows `slots` of `pool [n_slots, width]`, in place.
-pub fn append_rows(pool: &mut Tensor<2>, rows: Tensor<2>, slots: &Slots) {
-    let dtype = pool.dtype();
-    pool.inplace(|pool| pool.select_assign(0, slots.tensor(), rows.cast(dtype), IndexingUpdateOp::Assign));
+/// Stores `rows [n_rows, width]` in the rows `slots` of `pool [n_slots, width]`, in place: the reference. What is beyond
+/// the pool's range becomes the end of it, so that nothing infinite comes out of finite numbers.
+fn append_rows(pool: &mut Tensor<2>, rows: Tensor<2>, slots: &Slots) {
+    let rows = match pool.dtype() {
+        DType::F16 => rows.clamp(-f16::MAX.to_f32(), f16::MAX.to_f32()).cast(DType::F16),
+        _ => rows,
+    };
+    pool.inplace(|pool| pool.select_assign(0, slots.tensor(), rows, IndexingUpdateOp::Assign));
+}
+
+/// Gives the slots `to` of `pool [n_slots, width]`, which are whole pages, what the pages `from` hold, in place.
+pub fn copy_pages(pool: &mut Tensor<2>, from: &Slots, to: &Slots) {
+    pool.inplace(|pool| {
+        let rows = pool.clone().select(0, from.tensor());
+        pool.select_assign(0, to.tensor(), rows, IndexingUpdateOp::Assign)
+    });
 }
 
 /// Rotates the queries and keys in `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]`, where there is a rotation, and
@@ -58,7 +87,7 @@ pub fn rope_append(
 ) -> Tensor<2> {
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
     let [n_rows, _] = qkv.dims();
-    if cube::is_cube(&qkv.device()) && keys.dtype() == DType::F32 {
+    if cube::is_cube(&qkv.device()) {
         let heads = Heads { n_heads, n_kv_heads, head_dim, half: rotation.map_or(0, Rotation::half) };
         return cube::rope_append(qkv, rotation.map(Rotation::table), [keys, values], slots.tensor(), heads);
     }

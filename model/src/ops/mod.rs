@@ -13,6 +13,7 @@ mod cross_entropy;
 mod cube;
 mod embedding;
 mod kv_append;
+mod kv_dtype;
 mod linear;
 mod norm;
 mod quantized_matrix;
@@ -30,7 +31,8 @@ pub use block::{BlockParts, BlockScratch, LinearParts, NormParts, PagedAttention
 pub use cpu::{give_back_memory, lead_threads, limit_arenas, nearest_q8};
 pub use cross_entropy::linear_cross_entropy;
 pub use embedding::{embedding, take_rows};
-pub use kv_append::{append_keys, append_rows, append_values, new_pool, rope_append};
+pub use kv_append::{append_keys, append_values, copy_pages, new_pool, rope_append};
+pub use kv_dtype::KvDtype;
 pub use linear::{linear, linear_add, normed_gated, normed_linear};
 pub use norm::{NormOptions, norm, norm_reference};
 pub use quantized_matrix::{BLOCK_SIZE, QuantizedBlock, QuantizedMatrix};

@@ -15,7 +15,7 @@ use hearth_model::{
     generate::token_tensor,
     gpt::{Gpt, Init, ParamSpec},
     kv_cache::{KvCache, PAGE_SIZE, PageTable, StepPart},
-    ops,
+    ops::{self, KvDtype},
     weights::model_dir,
 };
 use serde::Serialize;
@@ -59,6 +59,7 @@ struct Report {
     model: String,
     device: String,
     dtype: String,
+    kv_cache_dtype: String,
     n_params: usize,
     weight_bytes_per_step: usize,
     /// Of as many bytes, read by the same device in the same run.
@@ -70,6 +71,8 @@ struct Report {
 struct Measured {
     job: String,
     tok_per_sec: f64,
+    /// Keys and values that a step reads beside the weights, on average; decoding only.
+    kv_bytes_per_step: Option<usize>,
     /// Of the rate at which memory could give the weights, once per step; decoding only.
     fraction_of_bandwidth: Option<f64>,
 }
@@ -81,7 +84,8 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
         None => {
             let model = args.model.load()?;
             if args.grammars {
-                return bench_grammars::run(args.model.model_id(), &model);
+                let kv_dtype = args.model.kv_dtype(&model.gpt)?;
+                return bench_grammars::run(args.model.model_id(), &model, kv_dtype);
             }
             model.gpt
         }
@@ -102,9 +106,10 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     let weight_bytes = gpt.step_bytes();
     let bandwidth = || ops::read_bandwidth(weight_bytes, &gpt.device());
     let before = bandwidth()?;
-    let mut results = vec![prefill(&gpt, n_prefill, args.runs)?];
+    let kv_dtype = args.model.kv_dtype(&gpt)?;
+    let mut results = vec![prefill(&gpt, kv_dtype, n_prefill, args.runs)?];
     for &batch in &args.batch {
-        results.push(decode(&gpt, &args, batch)?);
+        results.push(decode(&gpt, kv_dtype, &args, batch)?);
     }
     // Once more at the end: the machine may have been busy at the beginning.
     let bandwidth = before.max(bandwidth()?);
@@ -116,6 +121,7 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
         model: args.random.as_ref().map_or_else(|| args.model.model_id(), |dir| format!("random {}", dir.display())),
         device: device::name(&gpt.device()),
         dtype: gpt.dtype().to_string(),
+        kv_cache_dtype: kv_dtype.to_string(),
         n_params: gpt.config().n_params(),
         weight_bytes_per_step: weight_bytes,
         read_gb_per_sec: bandwidth / 1e9,
@@ -152,31 +158,33 @@ fn print(report: &Report) -> anyhow::Result<()> {
     println!("{} in {}, {n_params:.1} M parameters, on {}", report.model, report.dtype, report.device);
     let megabytes = report.weight_bytes_per_step as f64 / 1e6;
     println!("{megabytes:.0} MB of weights per step; memory gives {:.1} GB/s of that size", report.read_gb_per_sec);
-    for Measured { job, tok_per_sec, fraction_of_bandwidth } in &report.results {
+    for Measured { job, tok_per_sec, kv_bytes_per_step, fraction_of_bandwidth } in &report.results {
         let fraction = fraction_of_bandwidth.map(|f| format!("  {:.0} % of the bandwidth", 100.0 * f));
-        println!("{job:<24} {tok_per_sec:>9.1} tok/s{}", fraction.unwrap_or_default());
+        let kv =
+            kv_bytes_per_step.map(|n| format!(", {:.0} MB of KV cache in {}", n as f64 / 1e6, report.kv_cache_dtype));
+        println!("{job:<24} {tok_per_sec:>9.1} tok/s{}{}", fraction.unwrap_or_default(), kv.unwrap_or_default());
     }
     println!("{}", serde_json::to_string(report)?);
     Ok(())
 }
 
-fn prefill(gpt: &Gpt, n_tokens: usize, n_runs: usize) -> anyhow::Result<Measured> {
+fn prefill(gpt: &Gpt, kv_dtype: KvDtype, n_tokens: usize, n_runs: usize) -> anyhow::Result<Measured> {
     let prompt = token_ids(gpt, 0, n_tokens);
     let mut best = f64::INFINITY;
     for _ in 0..n_runs {
-        let mut cache = KvCache::new(gpt.config(), n_tokens.div_ceil(PAGE_SIZE), &gpt.device());
+        let mut cache = KvCache::new(gpt.config(), n_tokens.div_ceil(PAGE_SIZE), kv_dtype, &gpt.device());
         let mut tables = [cache.table()];
         let start = Instant::now();
         step(gpt, &mut cache, &mut tables, &[&prompt])?;
         best = best.min(start.elapsed().as_secs_f64());
     }
     let job = format!("prefill of {}", n_tokens);
-    Ok(Measured { job, tok_per_sec: n_tokens as f64 / best, fraction_of_bandwidth: None })
+    Ok(Measured { job, tok_per_sec: n_tokens as f64 / best, kv_bytes_per_step: None, fraction_of_bandwidth: None })
 }
 
-fn decode(gpt: &Gpt, args: &BenchArgs, batch: usize) -> anyhow::Result<Measured> {
+fn decode(gpt: &Gpt, kv_dtype: KvDtype, args: &BenchArgs, batch: usize) -> anyhow::Result<Measured> {
     let n_pages = batch * (args.prompt + args.steps + 1).div_ceil(PAGE_SIZE);
-    let mut cache = KvCache::new(gpt.config(), n_pages, &gpt.device());
+    let mut cache = KvCache::new(gpt.config(), n_pages, kv_dtype, &gpt.device());
     let mut best = f64::INFINITY;
     for _ in 0..args.runs {
         let mut tables: Vec<PageTable> = (0..batch).map(|_| cache.table()).collect();
@@ -191,7 +199,14 @@ fn decode(gpt: &Gpt, args: &BenchArgs, batch: usize) -> anyhow::Result<Measured>
         best = best.min(start.elapsed().as_secs_f64());
     }
     let job = format!("decode, {batch} sequences");
-    Ok(Measured { job, tok_per_sec: (args.steps * batch) as f64 / best, fraction_of_bandwidth: None })
+    // Those of the step in the middle.
+    let n_keys = batch * (args.prompt + args.steps.div_ceil(2));
+    Ok(Measured {
+        job,
+        tok_per_sec: (args.steps * batch) as f64 / best,
+        kv_bytes_per_step: Some(n_keys * gpt.config().kv_bytes_per_token(kv_dtype.n_bytes())),
+        fraction_of_bandwidth: None,
+    })
 }
 
 /// One forward pass, up to the logits of each sequence's last row, read back.

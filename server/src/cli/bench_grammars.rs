@@ -11,6 +11,7 @@ use hearth_model::{
     generate::next_logits,
     gpt::Gpt,
     kv_cache::{KvCache, PAGE_SIZE},
+    ops::KvDtype,
     sampling::{Sampler, SamplingParams},
     tokenizer::{EncodeOptions, Tokenizer},
     weights::model_dir::LoadedModel,
@@ -131,7 +132,7 @@ enum Timing {
 }
 
 /// Prints a table, and last of all one line of JSON.
-pub(crate) fn run(name: String, model: &LoadedModel) -> anyhow::Result<()> {
+pub(crate) fn run(name: String, model: &LoadedModel, kv_dtype: KvDtype) -> anyhow::Result<()> {
     let LoadedModel { gpt, tokenizer, eos_token_ids, .. } = model;
     let start = Instant::now();
     let compiler = GrammarCompiler::new(tokenizer)?;
@@ -148,7 +149,7 @@ pub(crate) fn run(name: String, model: &LoadedModel) -> anyhow::Result<()> {
         let mut compile_ms = f64::INFINITY;
         let (mut alone, mut again, mut beside) = (Times::default(), Times::default(), Times::default());
         for seed in 0..N_TEXTS {
-            let text = Text { gpt, tokenizer, end_ids: &end_ids, seed };
+            let text = Text { gpt, kv_dtype, tokenizer, end_ids: &end_ids, seed };
             let start = Instant::now();
             let constraint = compile()?;
             compile_ms = compile_ms.min(start.elapsed().as_secs_f64() * 1e3);
@@ -192,6 +193,7 @@ impl Times {
 /// One text that the model writes.
 struct Text<'a> {
     gpt: &'a Gpt,
+    kv_dtype: KvDtype,
     tokenizer: &'a Tokenizer,
     end_ids: &'a BTreeSet<u32>,
     seed: u64,
@@ -201,7 +203,7 @@ impl Text<'_> {
     fn write(&self, mut constraint: Constraint, timing: Timing) -> anyhow::Result<Times> {
         let prompt_ids = self.tokenizer.encode(PROMPT, EncodeOptions::PROMPT)?;
         let n_pages = (prompt_ids.len() + MAX_TOKENS).div_ceil(PAGE_SIZE);
-        let mut cache = KvCache::new(self.gpt.config(), n_pages, &self.gpt.device());
+        let mut cache = KvCache::new(self.gpt.config(), n_pages, self.kv_dtype, &self.gpt.device());
         let mut table = cache.table();
         let mut sampler = Sampler::new(SamplingParams { seed: self.seed, ..SamplingParams::default() }, 0, &prompt_ids);
         let mut times = Times::default();

@@ -94,6 +94,7 @@ pub(crate) fn run(args: GenerateArgs) -> anyhow::Result<()> {
     let prompt_ids = model.tokenizer.encode(&prompt, EncodeOptions::PROMPT)?;
     let options = GenerateOptions {
         max_tokens: args.max_tokens,
+        kv_dtype: args.model.kv_cache_dtype.asked(),
         sampling: args.sampling.into(),
         eos_token_ids: model.eos_token_ids,
     };

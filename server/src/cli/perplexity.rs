@@ -12,6 +12,7 @@ use hearth_model::{
     generate::token_tensor,
     gpt::Gpt,
     kv_cache::{KvCache, PAGE_SIZE, StepPart},
+    ops::KvDtype,
     tokenizer::EncodeOptions,
 };
 use serde::Serialize;
@@ -41,6 +42,7 @@ pub(crate) struct PerplexityArgs {
 struct Report {
     model: String,
     dtype: String,
+    kv_cache_dtype: String,
     n_windows: usize,
     n_predicted: usize,
     /// Nats per token.
@@ -67,30 +69,33 @@ pub(crate) fn run(args: PerplexityArgs) -> anyhow::Result<()> {
         context
     );
     let (n_windows, mut total) = (windows.len(), 0.0);
+    let kv_dtype = args.model.kv_dtype(&model.gpt)?;
     for window in windows {
-        total += window_loss(&model.gpt, window)?;
+        total += window_loss(&model.gpt, kv_dtype, window)?;
     }
     let n_predicted = n_windows * (context - context / 2 - 1);
     let loss = total / n_predicted as f64;
     let report = Report {
         model: args.model.model_id(),
         dtype: model.gpt.dtype().to_string(),
+        kv_cache_dtype: kv_dtype.to_string(),
         n_windows,
         n_predicted,
         loss,
         perplexity: loss.exp(),
     };
     println!(
-        "{} in {}: perplexity {:.4}, {:.4} nats per token, {n_predicted} tokens predicted in {n_windows} windows",
-        report.model, report.dtype, report.perplexity, report.loss
+        "{} in {}, KV cache in {}: perplexity {:.4}, {:.4} nats per token, {n_predicted} tokens predicted in {n_windows} \
+         windows",
+        report.model, report.dtype, report.kv_cache_dtype, report.perplexity, report.loss
     );
     println!("{}", serde_json::to_string(&report)?);
     Ok(())
 }
 
 /// Minus the log-probability of the tokens in the second half of `window`, all but the first of them.
-fn window_loss(gpt: &Gpt, window: &[TokenId]) -> anyhow::Result<f64> {
-    let mut cache = KvCache::new(gpt.config(), window.len().div_ceil(PAGE_SIZE), &gpt.device());
+fn window_loss(gpt: &Gpt, kv_dtype: KvDtype, window: &[TokenId]) -> anyhow::Result<f64> {
+    let mut cache = KvCache::new(gpt.config(), window.len().div_ceil(PAGE_SIZE), kv_dtype, &gpt.device());
     let mut table = cache.table().of_prompt(window.len());
     let step = cache.step(&mut [StepPart { table: &mut table, n_new: window.len() }])?;
     let hidden = gpt.forward(token_tensor(gpt, window), AttentionContext::Paged(step));

@@ -91,11 +91,12 @@ async fn bind(host: &str, port: u16) -> anyhow::Result<TcpListener> {
 
 fn log_ready(state: &AppState, engine: &Engine, elapsed: Duration) {
     let model = engine.model();
-    let n_pages = engine.stats().borrow().n_pages;
+    let stats = engine.stats().borrow().clone();
     tracing::info!(
         parameters = model.config.n_params(),
         context_tokens = model.limits.max_seq_len,
-        kv_cache_pages = n_pages,
+        kv_cache_pages = stats.n_pages,
+        kv_cache_dtype = %stats.kv_dtype,
         load_ms = elapsed.as_millis() as u64,
         "model `{}` is ready",
         state.model_id()

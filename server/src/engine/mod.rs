@@ -45,6 +45,7 @@ use hearth_model::{
     chat::ChatTemplate,
     config::GptConfig,
     constraint::GrammarCompiler,
+    ops::KvDtype,
     sampling::{SamplingParams, beam::BeamParams},
     tokenizer::Tokenizer,
 };
@@ -96,6 +97,8 @@ pub struct EngineStats {
     pub free_pages: usize,
     /// Pages of the KV cache.
     pub n_pages: usize,
+    /// How they hold keys and values.
+    pub kv_dtype: KvDtype,
 }
 
 /// Whether the engine works.
@@ -175,18 +178,21 @@ impl Engine {
             waiting: 0,
             free_pages: 0,
             n_pages: 0,
+            kv_dtype: KvDtype::default(),
         });
         let (ready, is_ready) = sync_channel(1);
         let metrics = Arc::new(EngineMetrics::new(options.speculation.n_tokens()));
         let workers_metrics = Arc::clone(&metrics);
         let body = move || {
             let prepared = load().map_err(StartError::from).and_then(|loaded| start::prepare(loaded.into(), &options));
-            let Prepared { model, runner, speculator, limits } = match prepared {
+            let Prepared { model, runner, kv_dtype, speculator, limits } = match prepared {
                 Ok(prepared) => prepared,
                 Err(error) => return drop(ready.send(Err(error))),
             };
             let pool = runner.pool().clone();
-            stats_sender.send_modify(|stats| (stats.free_pages, stats.n_pages) = (pool.n_free(), pool.n_pages()));
+            stats_sender.send_modify(|stats| {
+                (stats.free_pages, stats.n_pages, stats.kv_dtype) = (pool.n_free(), pool.n_pages(), kv_dtype);
+            });
             let worker = Worker {
                 commands: inbox,
                 stats: stats_sender,

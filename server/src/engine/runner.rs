@@ -10,7 +10,7 @@ use hearth_model::{
     generate::token_tensor,
     gpt::Gpt,
     kv_cache::{KvCache, PAGE_SIZE, PagePool, PageTable, StepPart},
-    ops,
+    ops::{self, KvDtype},
 };
 
 /// Numbers of rows that together use every kernel: a GPU's are made for 1, 2, 4, 8, any, or 256 and more.
@@ -39,8 +39,8 @@ pub(crate) struct Runner {
 
 impl Runner {
     /// Allocates the cache: all the memory that requests will ever need.
-    pub(crate) fn new(gpt: Gpt, n_pages: usize) -> Self {
-        let cache = KvCache::new(gpt.config(), n_pages, &gpt.device());
+    pub(crate) fn new(gpt: Gpt, n_pages: usize, kv_dtype: KvDtype) -> Self {
+        let cache = KvCache::new(gpt.config(), n_pages, kv_dtype, &gpt.device());
         Self { gpt, cache }
     }
 
@@ -145,8 +145,13 @@ mod tests {
         let device = choose(DeviceChoice::WgpuSoftware).unwrap().device;
         let sizes =
             Sizes { vocab_size: 96, max_seq_len: 512, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 64, d_ff: 96 };
-        let gpt = Gpt::init(&GptConfig::llama(sizes), 1, &device).unwrap();
-        let mut runner = Runner::new(gpt, 80);
+        for (_, kv_dtype) in KvDtype::ALL {
+            let gpt = Gpt::init(&GptConfig::llama(sizes), 1, &device).unwrap();
+            check_warm_up(Runner::new(gpt, 80, *kv_dtype));
+        }
+    }
+
+    fn check_warm_up(mut runner: Runner) {
         let collection = LaunchedKernels::new();
         runner.warm_up(300).unwrap();
         let compiled = collection.finish();

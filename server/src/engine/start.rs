@@ -3,7 +3,12 @@
 use std::sync::OnceLock;
 
 use burn::tensor::Device;
-use hearth_model::{config::GptConfig, kv_cache::PAGE_SIZE, ops, weights::model_dir::LoadedModel};
+use hearth_model::{
+    config::GptConfig,
+    kv_cache::PAGE_SIZE,
+    ops::{self, KvDtype},
+    weights::model_dir::LoadedModel,
+};
 use ring::digest::{SHA256, digest};
 use tokio::sync::Semaphore;
 
@@ -31,6 +36,8 @@ pub struct EngineOptions {
     /// Tokens whose keys and values are kept, over all sequences. `None`: every running sequence gets a full context,
     /// as far as 1 GiB holds it, and one sequence even beyond that; on the CPU within a quarter of the memory left.
     pub kv_cache_tokens: Option<usize>,
+    /// How keys and values are held. `None`: as [suits](KvDtype::choose) each model.
+    pub kv_cache_dtype: Option<KvDtype>,
     /// Whether tokens are guessed ahead, and by what.
     pub speculation: Speculation,
 }
@@ -56,7 +63,7 @@ impl EngineOptions {
     /// # Errors
     /// The flag, what was given, and what is allowed.
     pub fn check(&self) -> Result<(), StartError> {
-        let EngineOptions { max_queue, max_batch_size, max_batch_tokens, kv_cache_tokens, speculation } = *self;
+        let EngineOptions { max_queue, max_batch_size, max_batch_tokens, kv_cache_tokens, speculation, .. } = *self;
         if speculation != Speculation::Off && !(1..=MAX_SPECULATIVE_TOKENS).contains(&speculation.n_tokens()) {
             return Err(StartError::Options(format!(
                 "`--num-speculative-tokens` must be from 1 to {MAX_SPECULATIVE_TOKENS}, got {}",
@@ -105,6 +112,7 @@ pub enum StartError {
 pub(super) struct Prepared {
     pub(super) model: ServedModel,
     pub(super) runner: Runner,
+    pub(super) kv_dtype: KvDtype,
     pub(super) speculator: Option<Speculator>,
     pub(super) limits: Limits,
 }
@@ -114,15 +122,17 @@ pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
     let Models { served: loaded, draft } = models;
     let config = loaded.gpt.config().clone();
     let available = if loaded.gpt.device() == Device::flex() { memory::available_bytes() } else { None };
+    let kv_dtype = kv_dtype(&loaded, options)?;
+    let bytes_per_token = config.kv_bytes_per_token(kv_dtype.n_bytes());
     let n_tokens = match options.kv_cache_tokens {
-        Some(n_tokens) => affordable(n_tokens, &config, available)?,
-        None => default_cache_tokens(&config, options.max_batch_size, available),
+        Some(n_tokens) => affordable(n_tokens, bytes_per_token, available)?,
+        None => default_cache_tokens(&config, bytes_per_token, options.max_batch_size, available),
     };
     let n_pages = n_tokens.div_ceil(PAGE_SIZE);
     let limits = Limits { max_batch_size: options.max_batch_size, max_batch_tokens: options.max_batch_tokens };
     let speculator = speculator(&loaded, draft, options, n_pages)?;
     let model = ServedModel {
-        fingerprint: fingerprint(&loaded),
+        fingerprint: fingerprint(&loaded, kv_dtype),
         limits: ModelLimits {
             vocab_size: config.vocab_size,
             max_seq_len: config.max_seq_len.min(n_pages * PAGE_SIZE),
@@ -136,19 +146,23 @@ pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
         grammars: OnceLock::new(),
         sampling_defaults: loaded.sampling_defaults,
     };
-    let mut runner = Runner::new(loaded.gpt, n_pages);
+    let mut runner = Runner::new(loaded.gpt, n_pages, kv_dtype);
     runner.warm_up(limits.max_batch_tokens)?;
     // What loading took beside the weights is no use any more.
     ops::give_back_memory();
-    Ok(Prepared { model, runner, speculator, limits })
+    Ok(Prepared { model, runner, kv_dtype, speculator, limits })
 }
 
-/// Of the program's version, the architecture, how weights are held and where. Weights themselves are too many to be read
+fn kv_dtype(loaded: &LoadedModel, options: &EngineOptions) -> Result<KvDtype, StartError> {
+    Ok(KvDtype::choose(options.kv_cache_dtype, loaded.gpt.dtype(), &loaded.gpt.device())?)
+}
+
+/// Of the program's version, the architecture, how weights, keys and values are held and where. Weights themselves are too many to be read
 /// for it; the model's name stands for them.
-fn fingerprint(loaded: &LoadedModel) -> String {
+fn fingerprint(loaded: &LoadedModel, kv_dtype: KvDtype) -> String {
     let gpt = &loaded.gpt;
     let (version, dtype, device) = (env!("CARGO_PKG_VERSION"), gpt.dtype(), gpt.device());
-    let digest = digest(&SHA256, format!("{version} {dtype} {device:?} {:?}", gpt.config()).as_bytes());
+    let digest = digest(&SHA256, format!("{version} {dtype} {kv_dtype} {device:?} {:?}", gpt.config()).as_bytes());
     let hex: String = digest.as_ref().iter().take(5).map(|byte| format!("{byte:02x}")).collect();
     format!("fp_{hex}")
 }
@@ -172,8 +186,8 @@ fn speculator(
                      hint: a draft model is a smaller one of the same family"
                 ));
             }
-            let max_seq_len = draft.gpt.config().max_seq_len;
-            let mut runner = Runner::new(draft.gpt, n_pages);
+            let (max_seq_len, kv_dtype) = (draft.gpt.config().max_seq_len, kv_dtype(&draft, options)?);
+            let mut runner = Runner::new(draft.gpt, n_pages, kv_dtype);
             runner.warm_up(options.max_batch_tokens)?;
             Ok(Some(Speculator::by_draft_model(runner, max_seq_len, n_tokens)))
         }
@@ -181,8 +195,8 @@ fn speculator(
 }
 
 /// Refuses a cache that cannot be had.
-fn affordable(n_tokens: usize, config: &GptConfig, available_bytes: Option<u64>) -> Result<usize, StartError> {
-    let n_bytes = n_tokens as u128 * config.kv_bytes_per_token(size_of::<f32>()) as u128;
+fn affordable(n_tokens: usize, bytes_per_token: usize, available_bytes: Option<u64>) -> Result<usize, StartError> {
+    let n_bytes = n_tokens as u128 * bytes_per_token as u128;
     // No memory is larger than an address can tell.
     let most = available_bytes.unwrap_or(isize::MAX as u64);
     if n_bytes <= u128::from(most) {
@@ -198,9 +212,14 @@ fn affordable(n_tokens: usize, config: &GptConfig, available_bytes: Option<u64>)
 
 /// Enough for every running sequence to get a full context, within [`DEFAULT_CACHE_BYTES`]; one full context even beyond
 /// that; on the CPU never more than a quarter of the memory that is left.
-fn default_cache_tokens(config: &GptConfig, max_batch_size: usize, available_bytes: Option<u64>) -> usize {
+fn default_cache_tokens(
+    config: &GptConfig,
+    bytes_per_token: usize,
+    max_batch_size: usize,
+    available_bytes: Option<u64>,
+) -> usize {
     let context = config.max_seq_len;
-    let held_by = |n_bytes: usize| n_bytes / config.kv_bytes_per_token(size_of::<f32>()).max(1);
+    let held_by = |n_bytes: usize| n_bytes / bytes_per_token.max(1);
     let wanted = context.saturating_mul(max_batch_size).min(held_by(DEFAULT_CACHE_BYTES).max(context));
     let Some(available) = available_bytes else { return wanted };
     let affordable = held_by(usize::try_from(available / 4).unwrap_or(usize::MAX)).max(PAGE_SIZE);
@@ -229,26 +248,24 @@ mod tests {
         let config = GptConfig::llama(sizes);
         assert_eq!(config.kv_bytes_per_token(4), 2048);
         let gib = 1 << 30;
-        assert_eq!(default_cache_tokens(&config, 4, Some(16 * gib)), 4000, "no more than can be used");
-        assert_eq!(default_cache_tokens(&config, 4000, Some(16 * gib)), 524_288, "1 GiB");
-        assert_eq!(default_cache_tokens(&config, 4000, Some(2 * gib)), 262_144, "a quarter of what is left");
+        assert_eq!(default_cache_tokens(&config, 2048, 4, Some(16 * gib)), 4000, "no more than can be used");
+        assert_eq!(default_cache_tokens(&config, 2048, 4000, Some(16 * gib)), 524_288, "1 GiB");
+        assert_eq!(default_cache_tokens(&config, 2048, 4000, Some(2 * gib)), 262_144, "a quarter of what is left");
+        assert_eq!(default_cache_tokens(&config, 1024, 4000, Some(2 * gib)), 524_288, "twice as many in f16");
         let long = GptConfig { max_seq_len: 1_000_000, ..config };
-        assert_eq!(default_cache_tokens(&long, 4, Some(16 * gib)), 1_000_000, "one context");
-        assert_eq!(default_cache_tokens(&long, 4, None), 1_000_000);
-        assert_eq!(default_cache_tokens(&long, 4, Some(4 * gib)), 524_288, "a part of one");
-        assert_eq!(default_cache_tokens(&long, 4, Some(0)), 16);
+        assert_eq!(default_cache_tokens(&long, 2048, 4, Some(16 * gib)), 1_000_000, "one context");
+        assert_eq!(default_cache_tokens(&long, 2048, 4, None), 1_000_000);
+        assert_eq!(default_cache_tokens(&long, 2048, 4, Some(4 * gib)), 524_288, "a part of one");
+        assert_eq!(default_cache_tokens(&long, 2048, 4, Some(0)), 16);
     }
     #[test]
     fn a_cache_beyond_all_memory_is_refused_with_the_numbers() {
-        let sizes =
-            Sizes { vocab_size: 8, max_seq_len: 1000, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 256, d_ff: 64 };
-        let config = GptConfig::llama(sizes);
-        assert_eq!(affordable(524_288, &config, Some(1 << 30)).unwrap(), 524_288);
-        let message = affordable(524_289, &config, Some(1 << 30)).unwrap_err().to_string();
+        assert_eq!(affordable(524_288, 2048, Some(1 << 30)).unwrap(), 524_288);
+        let message = affordable(524_289, 2048, Some(1 << 30)).unwrap_err().to_string();
         assert_eq!(
             message,
             "`--kv-cache-tokens` 524289 takes 1.0 GiB of keys and values, and 1.0 GiB of memory are left"
         );
-        assert!(affordable(usize::MAX, &config, None).is_err());
+        assert!(affordable(usize::MAX, 2048, None).is_err());
     }
 }

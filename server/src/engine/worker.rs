@@ -406,7 +406,7 @@ impl Worker {
         let (running, waiting) = (self.scheduler.n_running(), self.scheduler.n_waiting());
         let free_pages = self.runner.pool().n_free();
         self.stats.send_if_modified(|stats| {
-            let now = EngineStats { state, running, waiting, free_pages, n_pages: stats.n_pages };
+            let now = EngineStats { state, running, waiting, free_pages, ..*stats };
             let modified = *stats != now;
             *stats = now;
             modified

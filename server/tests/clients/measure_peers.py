@@ -84,7 +84,11 @@ def main():
         for format, flags in FORMATS.items():
             file = ggufs / f"{model.name}.{format}.gguf"
             note(f"{format} llama.cpp", llama_cpp(llama, file, threads))
-            for name, source, how in [(f"{format} Hearth", model, flags), (f"{format} Hearth, GGUF", file, [])]:
+            runs = [(f"{format} Hearth", model, flags), (f"{format} Hearth, GGUF", file, [])]
+            if format == "F32":
+                # Hearth's cache is f32 beside weights in f32, llama.cpp's is f16 beside any.
+                runs.append(("F32 Hearth, f16 cache", model, [*flags, "--kv-cache-dtype", "f16"]))
+            for name, source, how in runs:
                 rates, share = hearth(binary, source, how)
                 note(name, rates)
                 shares[name] = max(share, shares.get(name, 0))

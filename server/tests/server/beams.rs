@@ -5,6 +5,7 @@ use hearth_model::{
     generate::next_logits,
     gpt::Gpt,
     kv_cache::KvCache,
+    ops::KvDtype,
     sampling::{
         SamplingParams,
         beam::{BeamKind, BeamParams, BeamSearch, EarlyStopping, Hypothesis},
@@ -52,7 +53,7 @@ fn from_scratch(gpt: &Gpt, parts: &RequestParts) -> Vec<Hypothesis> {
         max_tokens: parts.stop.max_tokens,
         n_top: parts.logprobs,
     });
-    let mut cache = KvCache::new(gpt.config(), 32, &gpt.device());
+    let mut cache = KvCache::new(gpt.config(), 32, KvDtype::F32, &gpt.device());
     let tokenizer = support::tokenizer();
     loop {
         for beam in 0..search.beams().len() {

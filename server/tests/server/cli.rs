@@ -1,6 +1,7 @@
 //! The binary as a user runs it: output, messages and exit codes.
 
 use std::{
+    fs,
     io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
     path::Path,
@@ -12,6 +13,7 @@ use hearth_model::{
     TokenId,
     generate::next_logits,
     kv_cache::KvCache,
+    ops::KvDtype,
     sampling::SamplingParams,
     tokenizer::{EncodeOptions, Tokenizer},
     weights::model_dir::{LoadOptions, SaveOptions, load, save},
@@ -86,10 +88,54 @@ fn bad_usage_is_exit_code_2_and_failure_is_1() {
     assert_eq!(help.status.code(), Some(0));
     assert!(stdout(&help).contains("doctor"));
     let help = run(&["serve", "--help"]);
-    for flag in ["--host", "--port", "--model", "--device", "--dtype", "--quantize", "--max-queue", "--drain-timeout"] {
+    for flag in [
+        "--host",
+        "--port",
+        "--model",
+        "--device",
+        "--dtype",
+        "--quantize",
+        "--kv-cache-dtype",
+        "--max-queue",
+        "--drain-timeout",
+    ] {
         let variable = format!("HEARTH_{}", flag.trim_start_matches('-').replace('-', "_").to_uppercase());
         assert!(stdout(&help).contains(flag) && stdout(&help).contains(&variable), "{flag}");
     }
+}
+
+/// Every command that has a cache takes the flag, and says what its cache was.
+#[test]
+fn the_cache_is_held_as_asked_for() {
+    let (model, parent) = (model_dir(), tempfile::tempdir().unwrap());
+    let text = parent.path().join("text");
+    fs::write(&text, "abcabcaabbcc".repeat(8)).unwrap();
+    let last_line = |args: &[&str]| {
+        let output = run(&[args, &["--model", path(model.path()), "--device", "cpu"]].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        serde_json::from_str::<Value>(stdout(&output).lines().last().unwrap()).unwrap()
+    };
+    let bench = ["bench", "--prefill", "8", "--prompt", "24", "--steps", "16", "--batch", "2", "--runs", "1"];
+    let perplexity = ["perplexity", path(&text), "--context", "32"];
+    for (more, expected) in [
+        (&[][..], "f32"),
+        (&["--quantize", "q8"], "f16"),
+        (&["--dtype", "f16", "--kv-cache-dtype", "auto"], "f16"),
+        (&["--quantize", "q8", "--kv-cache-dtype", "f32"], "f32"),
+        (&["--kv-cache-dtype", "f16"], "f16"),
+    ] {
+        let report = last_line(&[&bench[..], more].concat());
+        assert_eq!(report["kv_cache_dtype"], expected, "{more:?}");
+        // Two sequences of 24 + 8 tokens in the middle of the run.
+        let n_values = 2 * 32 * gpt().config().kv_bytes_per_token(1);
+        let n_bytes = n_values * if expected == "f32" { 4 } else { 2 };
+        assert_eq!(report["results"][1]["kv_bytes_per_step"], n_bytes, "{more:?}");
+        assert_eq!(last_line(&[&perplexity[..], more].concat())["kv_cache_dtype"], expected, "{more:?}");
+    }
+    let wrong = run(&["generate", "a", "--kv-cache-dtype", "q8"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    let message = stderr(&wrong);
+    assert!(message.contains("'q8' for '--kv-cache-dtype") && message.contains("auto, f32, f16"), "{message}");
 }
 
 #[test]
@@ -157,7 +203,7 @@ fn perplexity_is_what_its_definition_says() {
     let (mut loss, mut n) = (0.0, 0);
     for window in ids.chunks_exact(16) {
         for end in 9..16 {
-            let mut cache = KvCache::new(gpt.config(), 1, &gpt.device());
+            let mut cache = KvCache::new(gpt.config(), 1, KvDtype::F32, &gpt.device());
             let mut table = cache.table();
             let logits = next_logits(&gpt, &mut cache, &mut table, &window[..end]).unwrap();
             let total: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();

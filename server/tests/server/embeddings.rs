@@ -9,6 +9,7 @@ use hearth_model::{
     generate::token_tensor,
     gpt::Gpt,
     kv_cache::{KvCache, StepPart},
+    ops::KvDtype,
     sampling::SamplingParams,
     tokenizer::EncodeOptions,
     weights::model_dir::{LoadOptions, LoadedModel, load, load_embedded},
@@ -55,7 +56,7 @@ fn norm(vector: &[f32]) -> f64 {
 
 /// The whole text in one step, no engine.
 fn by_hand(gpt: &Gpt, ids: &[TokenId], pooling: Pooling) -> Vec<f32> {
-    let mut cache = KvCache::new(gpt.config(), ids.len().div_ceil(16), &gpt.device());
+    let mut cache = KvCache::new(gpt.config(), ids.len().div_ceil(16), KvDtype::F32, &gpt.device());
     let mut table = cache.table();
     let mut step = [StepPart { table: &mut table, n_new: ids.len() }];
     let hidden = gpt.forward(token_tensor(gpt, ids), AttentionContext::Paged(cache.step(&mut step).unwrap()));

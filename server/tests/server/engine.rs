@@ -6,6 +6,7 @@ use hearth_model::{
     TokenId,
     generate::{GenerateOptions, generate},
     gpt::Gpt,
+    ops::KvDtype,
     sampling::SamplingParams,
     weights::model_dir::LoadedModel,
 };
@@ -72,9 +73,15 @@ pub(crate) async fn run(engine: &Engine, requests: &[RequestParts]) -> Vec<Vec<T
 
 /// What the plain loop makes of each request.
 pub(crate) fn alone(gpt: &Gpt, requests: &[RequestParts]) -> Vec<Vec<TokenId>> {
+    alone_over(gpt, None, requests)
+}
+
+/// The same, over a cache that holds its numbers so.
+fn alone_over(gpt: &Gpt, kv_dtype: Option<KvDtype>, requests: &[RequestParts]) -> Vec<Vec<TokenId>> {
     let one = |parts: &RequestParts| {
         let options = GenerateOptions {
             max_tokens: parts.stop.max_tokens,
+            kv_dtype,
             sampling: parts.sampling.clone(),
             eos_token_ids: Vec::new(),
         };
@@ -86,24 +93,30 @@ pub(crate) fn alone(gpt: &Gpt, requests: &[RequestParts]) -> Vec<Vec<TokenId>> {
 #[tokio::test]
 async fn a_batch_of_mixed_requests_gives_each_the_tokens_of_the_plain_loop() {
     let requests = mixed();
-    let alone = alone(&support::gpt(), &requests);
-    // Budgets that cut prompts into chunks of all sizes, and batches that let some wait.
-    for (max_batch_size, max_batch_tokens) in [(16, 512), (16, 17), (3, 8), (1, 1)] {
-        let engine = engine(EngineOptions { max_batch_size, max_batch_tokens, ..OPTIONS });
-        let together = run(&engine, &requests).await;
-        assert_eq!(together, alone, "batch of {max_batch_size}, {max_batch_tokens} tokens per step");
-        wait_for(&engine, is_idle).await;
+    for kv_cache_dtype in [None, Some(KvDtype::F16)] {
+        let alone = alone_over(&support::gpt(), kv_cache_dtype, &requests);
+        // Budgets that cut prompts into chunks of all sizes, and batches that let some wait.
+        for (max_batch_size, max_batch_tokens) in [(16, 512), (16, 17), (3, 8), (1, 1)] {
+            let engine = engine(EngineOptions { max_batch_size, max_batch_tokens, kv_cache_dtype, ..OPTIONS });
+            // The second time with pages from the prefix cache.
+            for round in 0..2 {
+                let together = run(&engine, &requests).await;
+                let how = format!("batch of {max_batch_size}, {max_batch_tokens} tokens per step, round {round}");
+                assert_eq!(together, alone, "{how}, {kv_cache_dtype:?}");
+                wait_for(&engine, is_idle).await;
+            }
+        }
     }
 }
 
 #[tokio::test]
 async fn preempted_requests_end_with_the_tokens_of_the_plain_loop() {
     let requests = mixed();
-    let alone = alone(&support::gpt(), &requests);
     // Sixteen places, and pages for little more than the longest request: 11 of the 12 pages.
-    for max_batch_tokens in [64, 16] {
-        let options = EngineOptions { kv_cache_tokens: Some(192), max_batch_size: 16, max_batch_tokens, ..OPTIONS };
-        let engine = engine(options);
+    let options = EngineOptions { kv_cache_tokens: Some(192), max_batch_size: 16, ..OPTIONS };
+    for (max_batch_tokens, kv_cache_dtype) in [(64, None), (16, None), (16, Some(KvDtype::F16))] {
+        let alone = alone_over(&support::gpt(), kv_cache_dtype, &requests);
+        let engine = engine(EngineOptions { max_batch_tokens, kv_cache_dtype, ..options.clone() });
         assert_eq!(run(&engine, &requests).await, alone);
         wait_for(&engine, is_idle).await;
         assert!(metric(&engine, "num_preemptions_total") > 0.0, "the test shows nothing");

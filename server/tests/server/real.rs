@@ -6,7 +6,7 @@ use hearth_model::{
     generate::next_logits,
     gpt::Gpt,
     kv_cache::KvCache,
-    ops::Dtype,
+    ops::{Dtype, KvDtype},
     sampling::SamplingParams,
     tokenizer::EncodeOptions,
     weights::model_dir::{LoadOptions, LoadedModel, load},
@@ -53,13 +53,23 @@ async fn run_on(engine: &Engine, requests: &[RequestParts]) -> Vec<Vec<TokenId>>
 
 #[tokio::test]
 async fn smollm2_gives_each_of_sixteen_the_tokens_it_gives_it_alone() {
+    each_of_sixteen_as_alone(None).await;
+}
+
+/// The same with keys and values in 16 bits, as they are where weights are rounded.
+#[tokio::test]
+async fn smollm2_in_q8_gives_each_of_sixteen_the_tokens_it_gives_it_alone() {
+    each_of_sixteen_as_alone(Some(Dtype::Q8)).await;
+}
+
+async fn each_of_sixteen_as_alone(dtype: Option<Dtype>) {
     let Some(dir) = std::env::var_os("HEARTH_SMOLLM2") else {
         println!("skipped: set HEARTH_SMOLLM2=DIR to the Hugging Face dir of SmolLM2-135M-Instruct to run");
         return;
     };
     let load = move || {
         let device = choose(DeviceChoice::Cpu)?.device;
-        load(dir.as_ref(), &LoadOptions { device, dtype: None })
+        load(dir.as_ref(), &LoadOptions { device, dtype })
     };
     let model = load().unwrap();
     let mixed = texts(&model);
@@ -84,6 +94,8 @@ async fn smollm2_gives_each_of_sixteen_the_tokens_it_gives_it_alone() {
         let kv_cache_tokens = Some(n_pages * 16);
         let options = EngineOptions { max_batch_size, max_batch_tokens, kv_cache_tokens, ..OPTIONS };
         let engine = Engine::start(load.clone(), options).unwrap();
+        let kv_dtype = if dtype.is_none() { KvDtype::F32 } else { KvDtype::F16 };
+        assert_eq!(engine.stats().borrow().kv_dtype, kv_dtype);
         for round in 0..2 {
             assert_eq!(run_on(&engine, requests).await, *alone, "{max_batch_tokens} tokens, round {round}");
             wait_for(&engine, is_idle).await;
@@ -152,7 +164,7 @@ const NEAR_TIE: f32 = 1e-4;
 fn is_near_tie(gpt: &Gpt, parts: &RequestParts, found: &[TokenId], expected: &[TokenId]) -> bool {
     let at = found.iter().zip(expected).position(|(a, b)| a != b).expect("they differ");
     let text = [parts.prompt_ids.as_slice(), &expected[..at]].concat();
-    let mut cache = KvCache::new(gpt.config(), text.len().div_ceil(16), &gpt.device());
+    let mut cache = KvCache::new(gpt.config(), text.len().div_ceil(16), KvDtype::F32, &gpt.device());
     let mut table = cache.table();
     let logits = next_logits(gpt, &mut cache, &mut table, &text).unwrap();
     let [low, high] = [f32::min, f32::max].map(|pick| logits.iter().copied().reduce(pick).unwrap());

@@ -22,7 +22,7 @@ const PROMPT: &str = "the hand in the hand in the end, the hand in the";
 /// What the plain loop writes behind the prompt.
 fn plain_loop(gpt: &Gpt, prompt_ids: &[TokenId], sampling: SamplingParams) -> Vec<TokenId> {
     let sampling = SamplingParams { seed: SEED, ..sampling };
-    let options = GenerateOptions { max_tokens: N_TOKENS, sampling, eos_token_ids: Vec::new() };
+    let options = GenerateOptions { max_tokens: N_TOKENS, kv_dtype: None, sampling, eos_token_ids: Vec::new() };
     generate(gpt, prompt_ids, &options, |_| ControlFlow::Continue(())).unwrap()
 }
 

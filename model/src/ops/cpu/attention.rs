@@ -4,11 +4,12 @@
 //! multiply-adds over the head's dimensions, with no sums across lanes; values are stored row by row, and a row of the
 //! output is one chain over the keys in the order of their positions. Rows are computed several at a time, and those
 //! that must not see a key give it the weight zero, which leaves their sums as they are: the result is the same bits
-//! whether a row is decoded alone or is part of a chunk of prefill.
+//! whether a row is decoded alone or is part of a chunk of prefill. Pages in f16 are widened in registers, and every row
+//! finds its own key and value rounded as later rows will.
 
 use std::ops::Range;
 
-use super::{BASELINE_IS_FUSED, Isa, crew, isa, math::exp, multiply_add};
+use super::{BASELINE_IS_FUSED, Isa, KvElement, crew, isa, math::exp, multiply_add};
 use crate::{
     kv_cache::PAGE_SIZE,
     ops::{AttentionOptions, PagedRows},
@@ -24,21 +25,33 @@ const PARALLEL_WORK: usize = 1 << 17;
 
 /// Stores keys `rows [n, width]` at `slots` of `pool [n_slots, width]`: within a page, dimension after dimension, the 16
 /// tokens' values side by side.
-pub(in crate::ops) fn append_keys(pool: &mut [f32], rows: &[f32], slots: &[i32]) {
-    let width = rows.len() / slots.len().max(1);
-    for (row, &slot) in rows.chunks_exact(width.max(1)).zip(slots) {
+pub(in crate::ops) fn append_keys<E: KvElement>(pool: &mut [E], rows: &[f32], slots: &[i32]) {
+    let width = (rows.len() / slots.len().max(1)).max(1);
+    for (row, &slot) in rows.chunks_exact(width).zip(slots) {
         let (page, lane) = (slot as usize / LANES, slot as usize % LANES);
         let page = &mut pool[page * LANES * width..][..LANES * width];
-        for (lanes, value) in page.chunks_exact_mut(LANES).zip(row) {
-            lanes[lane] = *value;
+        for (lines, values) in page.chunks_mut(LANES * LANES).zip(row.chunks(LANES)) {
+            let mut stored = [E::default(); LANES];
+            E::store(values, &mut stored[..values.len()]);
+            for (line, value) in lines.chunks_exact_mut(LANES).zip(stored) {
+                line[lane] = value;
+            }
         }
     }
 }
 
+/// Stores values `rows [n, width]` at `slots` of `pool [n_slots, width]`.
+pub(in crate::ops) fn append_values<E: KvElement>(pool: &mut [E], rows: &[f32], slots: &[i32]) {
+    let width = (rows.len() / slots.len().max(1)).max(1);
+    for (row, &slot) in rows.chunks_exact(width).zip(slots) {
+        E::store(row, &mut pool[slot as usize * width..][..width]);
+    }
+}
+
 /// Queries `[n_rows, n_heads * head_dim]` over pools `[n_slots, n_kv_heads * head_dim]`: `[n_rows, n_heads * head_dim]`.
-pub(in crate::ops) fn attention_paged(
+pub(in crate::ops) fn attention_paged<E: KvElement>(
     queries: &[f32],
-    pools: [&[f32]; 2],
+    pools: [&[E]; 2],
     sequences: &[PagedRows],
     options: &AttentionOptions,
 ) -> Vec<f32> {
@@ -48,10 +61,10 @@ pub(in crate::ops) fn attention_paged(
 }
 
 /// The same into `output`; a row of queries begins every `stride` values.
-pub(super) fn attention_paged_into(
+pub(super) fn attention_paged_into<E: KvElement>(
     queries: &[f32],
     stride: usize,
-    [keys, values]: [&[f32]; 2],
+    [keys, values]: [&[E]; 2],
     (sequences, options): (&[PagedRows], &AttentionOptions),
     output: &mut [f32],
 ) {
@@ -75,12 +88,12 @@ struct Target(*mut f32);
 unsafe impl Sync for Target {}
 
 /// What all tasks read.
-struct Pools<'a> {
+struct Pools<'a, E> {
     queries: &'a [f32],
     /// Values from one row of queries to the next.
     stride: usize,
-    keys: &'a [f32],
-    values: &'a [f32],
+    keys: &'a [E],
+    values: &'a [E],
     options: &'a AttentionOptions,
 }
 
@@ -123,7 +136,7 @@ impl Task<'_> {
         self.sequence.start + self.rows.end - self.sequence.first_key
     }
 
-    fn run(&self, pools: &Pools<'_>, target: &Target) {
+    fn run<E: KvElement>(&self, pools: &Pools<'_, E>, target: &Target) {
         let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *pools.options;
         let group = n_heads / n_kv_heads;
         let queries: Vec<Query<'_>> = self
@@ -162,7 +175,7 @@ fn window_start(position: usize, options: &AttentionOptions) -> usize {
 }
 
 /// `softmax(q k^T * scale + bias) v` for at most [`MAX_QUERIES`] queries.
-fn mix(queries: &[Query<'_>], task: &Task<'_>, pools: &Pools<'_>, target: &Target) {
+fn mix<E: KvElement>(queries: &[Query<'_>], task: &Task<'_>, pools: &Pools<'_, E>, target: &Target) {
     match isa() {
         #[cfg(target_arch = "x86_64")]
         #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
@@ -172,15 +185,15 @@ fn mix(queries: &[Query<'_>], task: &Task<'_>, pools: &Pools<'_>, target: &Targe
         #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
         // SAFETY: `isa` found the instructions.
         Isa::Avx2 => unsafe { avx2(queries, task, pools, target) },
-        Isa::Baseline => portable::<BASELINE_IS_FUSED>(queries, task, pools, target),
+        Isa::Baseline => portable::<E, BASELINE_IS_FUSED>(queries, task, pools, target),
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn avx2(queries: &[Query<'_>], task: &Task<'_>, pools: &Pools<'_>, target: &Target) {
-    portable::<true>(queries, task, pools, target);
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn avx2<E: KvElement>(queries: &[Query<'_>], task: &Task<'_>, pools: &Pools<'_, E>, target: &Target) {
+    portable::<E, true>(queries, task, pools, target);
 }
 
 /// The tiles of 16 positions that `sees` touches.
@@ -189,13 +202,13 @@ fn tiles(sees: &Range<usize>) -> Range<usize> {
 }
 
 /// The keys of a page and head: `[head_dim]` lines of 16.
-fn key_lines<'a>(pools: &Pools<'a>, page: usize, kv_head: usize) -> &'a [f32] {
+fn key_lines<'a, E>(pools: &Pools<'a, E>, page: usize, kv_head: usize) -> &'a [E] {
     let AttentionOptions { n_kv_heads, head_dim, .. } = *pools.options;
     &pools.keys[(page * n_kv_heads + kv_head) * head_dim * LANES..][..head_dim * LANES]
 }
 
 /// The value of a slot and head: `[head_dim]`.
-fn value_row<'a>(pools: &Pools<'a>, slot: usize, kv_head: usize) -> &'a [f32] {
+fn value_row<'a, E>(pools: &Pools<'a, E>, slot: usize, kv_head: usize) -> &'a [E] {
     let AttentionOptions { n_kv_heads, head_dim, .. } = *pools.options;
     &pools.values[(slot * n_kv_heads + kv_head) * head_dim..][..head_dim]
 }
@@ -233,36 +246,50 @@ fn softmax<const FUSED: bool>(scores: &mut [f32], first: usize, query: &Query<'_
     sums.iter().sum()
 }
 
-/// Plain Rust, for the compiler to vectorise: one query at a time.
+/// Plain Rust, for the compiler to vectorise: what a page holds is widened once for all queries.
 #[inline(always)]
-fn portable<const FUSED: bool>(queries: &[Query<'_>], task: &Task<'_>, pools: &Pools<'_>, target: &Target) {
+fn portable<E: KvElement, const FUSED: bool>(
+    queries: &[Query<'_>],
+    task: &Task<'_>,
+    pools: &Pools<'_, E>,
+    target: &Target,
+) {
     let head_dim = pools.options.head_dim;
     let tiles = tiles(&task.sees(pools.options));
     let first = tiles.start * LANES;
-    for query in queries {
-        let mut scores = Vec::with_capacity(tiles.len() * LANES);
-        for tile in tiles.clone() {
+    let width = tiles.len() * LANES;
+    let mut scores = vec![0.0; queries.len() * width];
+    let mut buffer = vec![0.0; head_dim * LANES];
+    for tile in tiles {
+        let lines = E::widen(key_lines(pools, task.page(tile), task.kv_head), &mut buffer);
+        for (query, scores) in queries.iter().zip(scores.chunks_exact_mut(width)) {
             let mut sums = [0.0; LANES];
-            let lines = key_lines(pools, task.page(tile), task.kv_head);
             for (line, &q) in lines.as_chunks::<LANES>().0.iter().zip(query.values) {
                 for (sum, key) in sums.iter_mut().zip(line) {
                     *sum = multiply_add::<FUSED>(q, *key, *sum);
                 }
             }
-            scores.extend(sums);
+            scores[tile * LANES - first..][..LANES].copy_from_slice(&sums);
         }
-        let total = softmax::<FUSED>(&mut scores, first, query, pools.options.scale as f32);
+    }
+    let scale = pools.options.scale as f32;
+    let totals = queries.iter().zip(scores.chunks_exact_mut(width));
+    let totals: Vec<f32> = totals.map(|(query, scores)| softmax::<FUSED>(scores, first, query, scale)).collect();
+    let mut mixed = vec![0.0; queries.len() * head_dim];
+    for position in task.sees(pools.options) {
+        let values = E::widen(value_row(pools, task.slot(position), task.kv_head), &mut buffer);
+        for (scores, mixed) in scores.chunks_exact(width).zip(mixed.chunks_exact_mut(head_dim)) {
+            let weight = scores[position - first];
+            for (mixed, value) in mixed.iter_mut().zip(values) {
+                *mixed = multiply_add::<FUSED>(weight, *value, *mixed);
+            }
+        }
+    }
+    for ((query, mixed), total) in queries.iter().zip(mixed.chunks_exact(head_dim)).zip(totals) {
         #[expect(unsafe_code, reason = "threads write disjoint parts of one matrix")]
         // SAFETY: the span of this query's row and head is within the output and belongs to this task alone.
         let output = unsafe { std::slice::from_raw_parts_mut(target.0.add(query.output), head_dim) };
-        output.fill(0.0);
-        for position in task.sees(pools.options) {
-            let weight = scores[position - first];
-            for (output, value) in output.iter_mut().zip(value_row(pools, task.slot(position), task.kv_head)) {
-                *output = multiply_add::<FUSED>(weight, *value, *output);
-            }
-        }
-        output.iter_mut().for_each(|output| *output /= total);
+        output.iter_mut().zip(mixed).for_each(|(output, mixed)| *output = mixed / total);
     }
 }
 
@@ -272,8 +299,8 @@ fn portable<const FUSED: bool>(queries: &[Query<'_>], task: &Task<'_>, pools: &P
 mod avx512 {
     use std::{
         arch::x86_64::{
-            __mmask16, _mm512_div_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mask_storeu_ps, _mm512_maskz_loadu_ps,
-            _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
+            __mmask16, _mm512_div_ps, _mm512_fmadd_ps, _mm512_mask_storeu_ps, _mm512_set1_ps, _mm512_setzero_ps,
+            _mm512_storeu_ps,
         },
         array,
     };
@@ -283,13 +310,23 @@ mod avx512 {
     /// Pages between values that are mixed and those that are fetched meanwhile.
     const AHEAD: usize = 2;
 
-    #[target_feature(enable = "avx512f,fma")]
-    pub(super) unsafe fn mix(queries: &[Query<'_>], task: &Task<'_>, pools: &Pools<'_>, target: &Target) {
+    /// Numbers in a cache line.
+    const fn line<E>() -> usize {
+        64 / size_of::<E>()
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
+    pub(super) unsafe fn mix<E: KvElement>(
+        queries: &[Query<'_>],
+        task: &Task<'_>,
+        pools: &Pools<'_, E>,
+        target: &Target,
+    ) {
         macro_rules! queries {
             ($($n:literal)*) => {
                 match queries.len() {
                     // SAFETY: this function's own target features.
-                    $($n => unsafe { mix_n::<$n>(array::from_fn(|n| &queries[n]), task, pools, target) },)*
+                    $($n => unsafe { mix_n::<E, $n>(array::from_fn(|n| &queries[n]), task, pools, target) },)*
                     _ => {}
                 }
             };
@@ -297,8 +334,13 @@ mod avx512 {
         queries!(1 2 3 4 5 6 7 8);
     }
 
-    #[target_feature(enable = "avx512f,fma")]
-    unsafe fn mix_n<const N: usize>(queries: [&Query<'_>; N], task: &Task<'_>, pools: &Pools<'_>, target: &Target) {
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
+    unsafe fn mix_n<E: KvElement, const N: usize>(
+        queries: [&Query<'_>; N],
+        task: &Task<'_>,
+        pools: &Pools<'_, E>,
+        target: &Target,
+    ) {
         let tiles = tiles(&task.sees(pools.options));
         let first = tiles.start * LANES;
         let width = tiles.len() * LANES;
@@ -309,19 +351,19 @@ mod avx512 {
             let together = if N <= 2 && tile + 4 <= tiles.end {
                 // SAFETY: this function's own target features.
                 unsafe {
-                    score_tiles::<N, 4>(queries, task, pools, tile, &mut scores[(tile * LANES - first)..], width)
+                    score_tiles::<E, N, 4>(queries, task, pools, tile, &mut scores[(tile * LANES - first)..], width)
                 };
                 4
             } else if tile + 2 <= tiles.end {
                 // SAFETY: as above.
                 unsafe {
-                    score_tiles::<N, 2>(queries, task, pools, tile, &mut scores[(tile * LANES - first)..], width)
+                    score_tiles::<E, N, 2>(queries, task, pools, tile, &mut scores[(tile * LANES - first)..], width)
                 };
                 2
             } else {
                 // SAFETY: as above.
                 unsafe {
-                    score_tiles::<N, 1>(queries, task, pools, tile, &mut scores[(tile * LANES - first)..], width)
+                    score_tiles::<E, N, 1>(queries, task, pools, tile, &mut scores[(tile * LANES - first)..], width)
                 };
                 1
             };
@@ -331,7 +373,7 @@ mod avx512 {
         for tile in tiles.clone().take(AHEAD) {
             for lane in 0..LANES {
                 let row = value_row(pools, task.page(tile) * LANES + lane, task.kv_head);
-                row.iter().step_by(LANES).for_each(|value| fetch(value));
+                row.iter().step_by(line::<E>()).for_each(|value| fetch(value));
             }
         }
         let totals: [f32; N] = array::from_fn(|n| {
@@ -342,39 +384,41 @@ mod avx512 {
             // SAFETY: as above.
             from += unsafe {
                 if N <= 6 && from + 4 * LANES <= pools.options.head_dim {
-                    mix_values::<N, 4>(queries, task, pools, (&scores, width), (from, totals), target)
+                    mix_values::<E, N, 4>(queries, task, pools, (&scores, width), (from, totals), target)
                 } else if from + 2 * LANES <= pools.options.head_dim {
-                    mix_values::<N, 2>(queries, task, pools, (&scores, width), (from, totals), target)
+                    mix_values::<E, N, 2>(queries, task, pools, (&scores, width), (from, totals), target)
                 } else {
-                    mix_values::<N, 1>(queries, task, pools, (&scores, width), (from, totals), target)
+                    mix_values::<E, N, 1>(queries, task, pools, (&scores, width), (from, totals), target)
                 }
             };
         }
     }
 
     /// The products of `N` queries with the keys of `T` tiles, into `scores`: rows of `width`, from the first tile on.
-    #[target_feature(enable = "avx512f")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     #[inline]
-    unsafe fn score_tiles<const N: usize, const T: usize>(
+    unsafe fn score_tiles<E: KvElement, const N: usize, const T: usize>(
         queries: [&Query<'_>; N],
         task: &Task<'_>,
-        pools: &Pools<'_>,
+        pools: &Pools<'_, E>,
         tile: usize,
         scores: &mut [f32],
         width: usize,
     ) {
         let head_dim = pools.options.head_dim;
         // The slices' lengths are checked here, once.
-        let lines: [&[f32]; T] = array::from_fn(|t| key_lines(pools, task.page(tile + t), task.kv_head));
+        let lines: [&[E]; T] = array::from_fn(|t| key_lines(pools, task.page(tile + t), task.kv_head));
         let values: [&[f32]; N] = array::from_fn(|n| &queries[n].values[..head_dim]);
         // The next ones are fetched meanwhile; behind the last, the last once more.
         let last = tiles(&task.sees(pools.options)).end - 1;
-        let next: [&[f32]; T] = array::from_fn(|t| key_lines(pools, task.page((tile + T + t).min(last)), task.kv_head));
+        let next: [&[E]; T] = array::from_fn(|t| key_lines(pools, task.page((tile + T + t).min(last)), task.kv_head));
         let mut sums = [[_mm512_setzero_ps(); T]; N];
         for dim in 0..head_dim {
             // SAFETY: `lines` have `head_dim` lines of 16, and `values` have `head_dim` values.
-            let keys: [_; T] = array::from_fn(|t| unsafe { _mm512_loadu_ps(lines[t].as_ptr().add(dim * LANES)) });
-            next.iter().for_each(|next| fetch(next.as_ptr().wrapping_add(dim * LANES)));
+            let keys: [_; T] = array::from_fn(|t| unsafe { E::load(lines[t].as_ptr().add(dim * LANES)) });
+            if (dim * LANES).is_multiple_of(line::<E>()) {
+                next.iter().for_each(|next| fetch(next.as_ptr().wrapping_add(dim * LANES)));
+            }
             for (sums, values) in sums.iter_mut().zip(&values) {
                 let q = _mm512_set1_ps(unsafe { *values.get_unchecked(dim) });
                 for (sum, keys) in sums.iter_mut().zip(keys) {
@@ -392,12 +436,12 @@ mod avx512 {
     }
 
     /// The weighted values' dimensions from `from` on, `C` registers of them, into the output. Gives how many those were.
-    #[target_feature(enable = "avx512f")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     #[inline]
-    unsafe fn mix_values<const N: usize, const C: usize>(
+    unsafe fn mix_values<E: KvElement, const N: usize, const C: usize>(
         queries: [&Query<'_>; N],
         task: &Task<'_>,
-        pools: &Pools<'_>,
+        pools: &Pools<'_, E>,
         (scores, width): (&[f32], usize),
         (from, totals): (usize, [f32; N]),
         target: &Target,
@@ -422,13 +466,12 @@ mod avx512 {
             let positions = sees.start.max(tile * LANES)..sees.end.min((tile + 1) * LANES);
             for position in positions {
                 let row = ((position % LANES) * n_kv_heads + task.kv_head) * head_dim + from;
-                (0..C).for_each(|c| fetch(next.as_ptr().wrapping_add(row + c * LANES)));
+                (0..C * LANES).step_by(line::<E>()).for_each(|at| fetch(next.as_ptr().wrapping_add(row + at)));
                 // SAFETY: `row` and the `n_dims` values behind it are within the page; the mask leaves out what is
                 // beyond them. `position - first` is below the number of tiles times their length.
                 unsafe {
                     let row = page.as_ptr().add(row);
-                    let values: [_; C] =
-                        array::from_fn(|c| _mm512_maskz_loadu_ps(mask(c), row.wrapping_add(c * LANES)));
+                    let values: [_; C] = array::from_fn(|c| E::load_masked(mask(c), row.wrapping_add(c * LANES)));
                     for (sums, weights) in sums.iter_mut().zip(&weights) {
                         let weight = _mm512_set1_ps(*weights.get_unchecked(position - first));
                         for (sum, values) in sums.iter_mut().zip(values) {

@@ -2,7 +2,8 @@
 //! in between. A block meets its threads five times: four products and attention.
 
 use super::{
-    attention::{append_keys, attention_paged_into},
+    KvElement,
+    attention::{append_keys, append_values, attention_paged_into},
     matmul::{Store, has_gated, linear_into},
     panels::Panels,
     rowwise::{activate_rows, gated_into, norm_into, rope},
@@ -38,9 +39,9 @@ pub(in crate::ops) struct BlockValues<'a> {
 }
 
 /// What a step's rows attend to, and how.
-pub(in crate::ops) struct PagedValues<'a> {
+pub(in crate::ops) struct PagedValues<'a, E> {
     /// Keys and values.
-    pub(in crate::ops) pools: [&'a mut [f32]; 2],
+    pub(in crate::ops) pools: [&'a mut [E]; 2],
     pub(in crate::ops) slots: &'a [i32],
     pub(in crate::ops) sequences: &'a [PagedRows],
     pub(in crate::ops) options: &'a AttentionOptions,
@@ -59,7 +60,12 @@ pub(in crate::ops) struct Scratch {
 }
 
 /// `x [n_rows, d_model]` becomes `x + attn(norm(x))`, and that becomes itself plus `mlp(norm(itself))`.
-pub(in crate::ops) fn block(x: &mut [f32], block: &BlockValues<'_>, paged: PagedValues<'_>, scratch: &mut Scratch) {
+pub(in crate::ops) fn block<E: KvElement>(
+    x: &mut [f32],
+    block: &BlockValues<'_>,
+    paged: PagedValues<'_, E>,
+    scratch: &mut Scratch,
+) {
     let d_model = block.attn_norm.weight.len();
     let n_rows = x.len() / d_model;
     attend(x, n_rows, block, paged, scratch);
@@ -83,7 +89,13 @@ pub(in crate::ops) fn block(x: &mut [f32], block: &BlockValues<'_>, paged: Paged
     linear_into(inner, block.down.weight, block.down.bias, Store::Add, x);
 }
 
-fn attend(x: &mut [f32], n_rows: usize, block: &BlockValues<'_>, paged: PagedValues<'_>, scratch: &mut Scratch) {
+fn attend<E: KvElement>(
+    x: &mut [f32],
+    n_rows: usize,
+    block: &BlockValues<'_>,
+    paged: PagedValues<'_, E>,
+    scratch: &mut Scratch,
+) {
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *paged.options;
     let (q_width, kv_width) = (n_heads * head_dim, n_kv_heads * head_dim);
     let width = q_width + 2 * kv_width;
@@ -98,7 +110,7 @@ fn attend(x: &mut [f32], n_rows: usize, block: &BlockValues<'_>, paged: PagedVal
     for (row, &slot) in qkv.chunks_exact(width).zip(paged.slots) {
         let (k, v) = row[q_width..].split_at(kv_width);
         append_keys(keys, k, &[slot]);
-        values[slot as usize * kv_width..][..kv_width].copy_from_slice(v);
+        append_values(values, v, &[slot]);
     }
     resize(mixed, n_rows * q_width);
     attention_paged_into(qkv, width, [&*keys, &*values], (paged.sequences, paged.options), mixed);

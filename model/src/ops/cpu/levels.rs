@@ -51,11 +51,15 @@ pub(super) fn noise(n: usize, seed: u32) -> Vec<f32> {
 
 mod tests {
     use burn::tensor::Device;
+    use half::f16;
 
     use super::*;
     use crate::{
         config::{Activation, NormKind},
-        ops::{AttentionOptions, NormOptions, PagedRows, Slots, cpu},
+        ops::{
+            AttentionOptions, NormOptions, PagedRows, Slots,
+            cpu::{self, KvElement},
+        },
     };
 
     /// What every level computes, beside what the best one does.
@@ -94,6 +98,11 @@ mod tests {
                 AttentionOptions { n_heads, n_kv_heads, head_dim, scale: 0.2, sliding_window, alibi_slopes: None };
             let width = n_kv_heads * head_dim;
             let (keys, values) = (noise(96 * width, 1), noise(96 * width, 2));
+            let [half_keys, half_values] = [&keys, &values].map(|pool| {
+                let mut half = vec![f16::ZERO; pool.len()];
+                f16::store(pool, &mut half);
+                half
+            });
             let queries = noise(3 * n_heads * head_dim, 3);
             let sequence = |rows: std::ops::Range<usize>, start: usize| {
                 let end = (start + rows.len()) as i32;
@@ -101,7 +110,10 @@ mod tests {
                 PagedRows { rows, start, first_key: 0, slots }
             };
             let sequences = [sequence(0..2, 70), sequence(2..3, 0)];
-            check("attention", || cpu::attention_paged(&queries, [&keys, &values], &sequences, &options));
+            check("attention", || cpu::attention_paged::<f32>(&queries, [&keys, &values], &sequences, &options));
+            check("attention in f16", || {
+                cpu::attention_paged::<f16>(&queries, [&half_keys, &half_values], &sequences, &options)
+            });
         }
     }
 }

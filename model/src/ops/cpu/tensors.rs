@@ -5,6 +5,8 @@ use burn::{
     tensor::{Device, Int, Tensor, TensorData},
 };
 
+use super::KvElement;
+
 /// Whether tensors on `device` are plain CPU memory, with no gradients recorded.
 pub(in crate::ops) fn is_cpu(device: &Device) -> bool {
     !device.is_autodiff() && *device == Device::flex()
@@ -16,6 +18,26 @@ pub(in crate::ops) struct Values(FlexTensor);
 impl Values {
     pub(in crate::ops) fn as_slice(&self) -> &[f32] {
         self.0.as_slice().unwrap_or_else(|| unreachable!("`values` made the tensor contiguous f32"))
+    }
+}
+
+/// A pool of a cache, which is its own whole memory.
+pub(in crate::ops) struct Pool(FlexTensor);
+
+impl Pool {
+    pub(in crate::ops) fn as_slice<E: KvElement>(&self) -> &[E] {
+        E::stored(&self.0)
+    }
+}
+
+/// The memory of a pool on the plain CPU device.
+///
+/// # Panics
+/// When the tensor is elsewhere: operands of one operation share a device.
+pub(in crate::ops) fn pool(tensor: &Tensor<2>) -> Pool {
+    match tensor.clone().try_into_primitive::<Flex>() {
+        Ok(flex) => Pool(flex),
+        Err(error) => unreachable!("an operand of a CPU operation is not on the CPU: {error:?}"),
     }
 }
 
@@ -60,11 +82,11 @@ pub(in crate::ops) fn changed<const D: usize>(tensor: Tensor<D>, change: impl Fn
     }
 }
 
-/// Changes the values of an f32 CPU tensor in place; copies them first only if another tensor shares them.
-pub(in crate::ops) fn update<const D: usize>(tensor: &mut Tensor<D>, change: impl FnOnce(&mut [f32])) {
-    tensor.inplace(|tensor| match tensor.try_into_primitive::<Flex>() {
+/// Changes the values of a pool on the CPU in place; copies them first only if another tensor shares them.
+pub(in crate::ops) fn update<E: KvElement>(pool: &mut Tensor<2>, change: impl FnOnce(&mut [E])) {
+    pool.inplace(|pool| match pool.try_into_primitive::<Flex>() {
         Ok(mut flex) => {
-            change(flex.storage_mut());
+            change(E::stored_mut(&mut flex));
             Tensor::from_primitive::<Flex>(flex)
         }
         Err(error) => unreachable!("an operand of a CPU operation is not on the CPU: {error:?}"),

@@ -6,12 +6,12 @@
 //! gives does not depend on the block it is in.
 
 use burn_cubecl::{
-    cubecl::{self, prelude::*},
+    cubecl::{self, ir::ElemType, prelude::*},
     kernel::into_contiguous,
     tensor::CubeTensor,
 };
 
-use super::rowwise::empty;
+use super::{device::element, rowwise::empty};
 use crate::kv_cache::PAGE_SIZE;
 
 /// Keys of a workgroup, one to a lane.
@@ -125,6 +125,7 @@ pub(super) fn attention([q, keys, values]: [CubeTensor; 3], table: CubeTensor, s
                 slopes,
                 is_whole,
                 plan,
+                element(&keys),
             );
             if let Some(sums) = sums {
                 combine_tiles::launch_unchecked(
@@ -148,10 +149,10 @@ pub(super) fn attention([q, keys, values]: [CubeTensor; 3], table: CubeTensor, s
 
 #[cube(launch_unchecked)]
 #[expect(clippy::too_many_arguments, reason = "the buffers and sizes of a kernel")]
-fn attend_tile<V: Size>(
+fn attend_tile<E: Numeric, V: Size>(
     q: &[Vector<f32, V>],
-    keys: &[Vector<f32, V>],
-    values: &[Vector<f32, V>],
+    keys: &[Vector<E, V>],
+    values: &[Vector<E, V>],
     table: &[i32],
     output: &mut [Vector<f32, V>],
     sums: &mut [f32],
@@ -161,6 +162,7 @@ fn attend_tile<V: Size>(
     slopes: usize,
     #[comptime] is_whole: bool,
     #[comptime] plan: AttentionPlan,
+    #[define(E)] _element: ElemType,
 ) {
     let heads = comptime!(plan.heads());
     let block_rows = comptime!(plan.block_rows);
@@ -217,7 +219,7 @@ fn attend_tile<V: Size>(
         scores[n] = 0.0f32;
     }
     for v in 0..vectors {
-        let part = keys[slot * kv_vectors + kv_head * vectors + v];
+        let part = Vector::<f32, V>::cast_from(keys[slot * kv_vectors + kv_head * vectors + v]);
         #[unroll]
         for n in 0..n_queries {
             let query = queries[n * vectors + v];
@@ -320,7 +322,7 @@ fn attend_tile<V: Size>(
     let mut at = start;
     while at < end {
         // Several values are asked for before the first is used.
-        let mut several = Array::<Vector<f32, V>>::new(VALUES_AT_A_TIME);
+        let mut several = Array::<Vector<E, V>>::new(VALUES_AT_A_TIME);
         #[unroll]
         for i in 0..VALUES_AT_A_TIME {
             let inside = select(at + i * spread < end, at + i * spread, at);
@@ -329,9 +331,10 @@ fn attend_tile<V: Size>(
         #[unroll]
         for i in 0..VALUES_AT_A_TIME {
             if at + i * spread < end {
+                let value = Vector::<f32, V>::cast_from(several[i]);
                 #[unroll]
                 for n in 0..n_queries {
-                    mixed[n] = fma(Vector::new(probs[n * TILE + at + i * spread]), several[i], mixed[n]);
+                    mixed[n] = fma(Vector::new(probs[n * TILE + at + i * spread]), value, mixed[n]);
                 }
             }
         }

@@ -1,8 +1,12 @@
-//! Which devices our kernels run on.
+//! Which devices our kernels run on, and on what.
 
 use burn::{
     backend::{CubeDevice, DispatchDevice},
-    tensor::Device,
+    tensor::{DType, Device},
+};
+use burn_cubecl::{
+    cubecl::ir::{ElemType, FloatKind},
+    tensor::CubeTensor,
 };
 
 /// The GPU behind `device`, unless it records gradients.
@@ -16,4 +20,9 @@ pub(in crate::ops) fn cube_device(device: &Device) -> Option<&CubeDevice> {
 /// Whether our kernels run on `device`: a GPU, with no gradients recorded.
 pub(in crate::ops) fn is_cube(device: &Device) -> bool {
     cube_device(device).is_some()
+}
+
+/// What a pool of keys or values holds.
+pub(super) fn element(pool: &CubeTensor) -> ElemType {
+    ElemType::Float(if pool.dtype == DType::F16 { FloatKind::F16 } else { FloatKind::F32 })
 }

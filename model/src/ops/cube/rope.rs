@@ -1,18 +1,22 @@
 //! Rotary positions and the way into the cache, in one pass over what the projection gives.
 
+use burn::tensor::DType;
 use burn_cubecl::{
-    cubecl::{self, prelude::*},
+    cubecl::{self, ir::ElemType, prelude::*},
     kernel::into_contiguous,
     tensor::CubeTensor,
 };
 
 use super::{
+    device::element,
     linear::{grid, workgroup},
     rowwise::empty,
 };
 
 /// Lanes of a workgroup.
 const LANES: usize = 256;
+/// The largest number of f16.
+const MOST_F16: f32 = 65504.0;
 
 /// How a row of queries, keys and values is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -40,6 +44,7 @@ pub(super) fn rope_append(
     let Heads { n_heads, n_kv_heads, head_dim, .. } = heads;
     let queries = empty(&qkv, [n_rows, n_heads * head_dim]);
     let len = n_rows * (n_heads + 2 * n_kv_heads) * head_dim;
+    let is_f16 = keys.dtype == DType::F16;
     if len > 0 {
         #[expect(unsafe_code, reason = "a kernel without bounds checks")]
         // SAFETY: a lane has one value of `qkv`; slots are rows of the pools by contract.
@@ -56,6 +61,8 @@ pub(super) fn rope_append(
                 values.clone().into_buffer_arg(),
                 len,
                 heads,
+                is_f16,
+                element(&keys),
             );
         }
     }
@@ -64,15 +71,17 @@ pub(super) fn rope_append(
 
 #[cube(launch_unchecked)]
 #[expect(clippy::too_many_arguments, reason = "the buffers and sizes of a kernel")]
-fn rotate_and_store(
+fn rotate_and_store<E: Numeric>(
     qkv: &[f32],
     angles: &[f32],
     slots: &[i32],
     queries: &mut [f32],
-    keys: &mut [f32],
-    values: &mut [f32],
+    keys: &mut [E],
+    values: &mut [E],
     len: usize,
     #[comptime] heads: Heads,
+    #[comptime] is_f16: bool,
+    #[define(E)] _element: ElemType,
 ) {
     let head_dim = comptime!(heads.head_dim);
     let half = comptime!(heads.half);
@@ -98,10 +107,14 @@ fn rotate_and_store(
             queries[row * q_width + column] = value;
         } else {
             let slot = usize::cast_from(slots[row]);
+            if comptime!(is_f16) {
+                // Nothing infinite comes out of finite numbers.
+                value = min(max(value, f32::new(-MOST_F16)), f32::new(MOST_F16));
+            }
             if column < q_width + kv_width {
-                keys[slot * kv_width + column - q_width] = value;
+                keys[slot * kv_width + column - q_width] = E::cast_from(value);
             } else {
-                values[slot * kv_width + column - q_width - kv_width] = value;
+                values[slot * kv_width + column - q_width - kv_width] = E::cast_from(value);
             }
         }
     }

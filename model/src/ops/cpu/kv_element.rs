@@ -1,0 +1,136 @@
+//! What the pages of a cache hold: f32, or f16 that is widened in registers as it is read.
+
+use burn::backend::flex::FlexTensor;
+use half::{f16, slice::HalfFloatSliceExt};
+
+/// A key's or a value's number in a pool.
+pub(in crate::ops) trait KvElement: Copy + Default + Send + Sync {
+    /// The numbers of a contiguous tensor of this type.
+    fn stored(tensor: &FlexTensor) -> &[Self];
+
+    /// The same, to be written to; copied first if another tensor shares them.
+    fn stored_mut(tensor: &mut FlexTensor) -> &mut [Self];
+
+    /// Stores `values`, as many as there are places: rounded to the nearest, and what is out of range to the end of it.
+    fn store(values: &[f32], places: &mut [Self]);
+
+    /// Numbers as f32: themselves, or what is put into `buffer`, which has room for them.
+    fn widen<'a>(numbers: &'a [Self], buffer: &'a mut [f32]) -> &'a [f32];
+
+    /// 16 numbers as f32.
+    ///
+    /// # Safety
+    /// `numbers` points to 16 of them.
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    unsafe fn load(numbers: *const Self) -> std::arch::x86_64::__m512;
+
+    /// Those of 16 numbers that the mask says, as f32, and zeros.
+    ///
+    /// # Safety
+    /// `numbers` points to those that the mask says.
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    unsafe fn load_masked(mask: u16, numbers: *const Self) -> std::arch::x86_64::__m512;
+}
+
+impl KvElement for f32 {
+    fn stored(tensor: &FlexTensor) -> &[Self] {
+        tensor.storage()
+    }
+
+    fn stored_mut(tensor: &mut FlexTensor) -> &mut [Self] {
+        tensor.storage_mut()
+    }
+
+    fn store(values: &[f32], places: &mut [Self]) {
+        places.copy_from_slice(values);
+    }
+
+    #[inline(always)]
+    fn widen<'a>(numbers: &'a [Self], _: &'a mut [f32]) -> &'a [f32] {
+        numbers
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn load(numbers: *const Self) -> std::arch::x86_64::__m512 {
+        // SAFETY: the caller vouches for 16 numbers.
+        unsafe { std::arch::x86_64::_mm512_loadu_ps(numbers) }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn load_masked(mask: u16, numbers: *const Self) -> std::arch::x86_64::__m512 {
+        // SAFETY: the caller vouches for what the mask says.
+        unsafe { std::arch::x86_64::_mm512_maskz_loadu_ps(mask, numbers) }
+    }
+}
+
+/// Values that are rounded together.
+const CHUNK: usize = 64;
+
+impl KvElement for f16 {
+    fn stored(tensor: &FlexTensor) -> &[Self] {
+        tensor.storage()
+    }
+
+    fn stored_mut(tensor: &mut FlexTensor) -> &mut [Self] {
+        tensor.storage_mut()
+    }
+
+    fn store(values: &[f32], places: &mut [Self]) {
+        let most = f16::MAX.to_f32();
+        for (values, places) in values.chunks(CHUNK).zip(places.chunks_mut(CHUNK)) {
+            let mut within = [0.0; CHUNK];
+            within.iter_mut().zip(values).for_each(|(within, value)| *within = value.clamp(-most, most));
+            places.convert_from_f32_slice(&within[..values.len()]);
+        }
+    }
+
+    #[inline(always)]
+    fn widen<'a>(numbers: &'a [Self], buffer: &'a mut [f32]) -> &'a [f32] {
+        let buffer = &mut buffer[..numbers.len()];
+        numbers.convert_to_f32_slice(buffer);
+        buffer
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn load(numbers: *const Self) -> std::arch::x86_64::__m512 {
+        use std::arch::x86_64::{_mm256_loadu_si256, _mm512_cvtph_ps};
+        // SAFETY: the caller vouches for 16 numbers of 2 bytes.
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(numbers.cast())) }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    #[inline]
+    unsafe fn load_masked(mask: u16, numbers: *const Self) -> std::arch::x86_64::__m512 {
+        use std::arch::x86_64::{_mm256_maskz_loadu_epi16, _mm512_cvtph_ps};
+        // SAFETY: the caller vouches for what the mask says.
+        unsafe { _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, numbers.cast())) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_beyond_half_precision_stays_finite() {
+        let values = [1e30, -1e30, 65504.0, 65519.9, f32::INFINITY, 1.0 + 1.0 / 4096.0, 1e-12];
+        let mut places = [f16::ONE; 7];
+        f16::store(&values, &mut places);
+        assert_eq!(places.map(f16::to_f32), [65504.0, -65504.0, 65504.0, 65504.0, 65504.0, 1.0, 0.0]);
+        f16::store(&[f32::NAN], &mut places[..1]);
+        assert!(places[0].is_nan(), "what is no number stays none");
+    }
+}
