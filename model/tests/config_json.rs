@@ -52,6 +52,12 @@ const ROPE_CASES: &[&str] = &[
     "olmo2",
     "phi3",
     "stablelm",
+    "stablelm-parallel",
+    "phi",
+    "falcon",
+    "falcon-new",
+    "cohere",
+    "cohere2",
     "gemma",
     "gpt-neox-parallel",
     "gpt-neox-serial",
@@ -296,7 +302,13 @@ fn maths_that_is_not_computed_is_refused_by_name() {
         ("gemma", "use_bidirectional_attention", json!(true)),
         ("gemma", "hidden_act", json!("tanh")),
         ("gemma", "hidden_activation", json!("gelu")),
-        ("stablelm", "use_parallel_residual", json!(true)),
+        ("phi", "qk_layernorm", json!(true)),
+        ("gptj", "rotary_dim", Value::Null),
+        ("falcon", "alibi", json!(true)),
+        ("falcon", "num_ln_in_parallel_attn", json!(2)),
+        ("falcon-new", "parallel_attn", json!(false)),
+        ("cohere", "use_qk_norm", json!(true)),
+        ("cohere2", "layer_types", json!(["full_attention"])),
         ("stablelm", "qk_layernorm", json!(true)),
         ("opt", "word_embed_proj_dim", json!(8)),
         ("opt", "layer_norm_elementwise_affine", json!(false)),
@@ -408,6 +420,34 @@ fn factors_and_layers_out_of_range_are_refused_by_name() {
     assert!(own(&|c| c.unrotated_layers = vec![2]).contains("`unrotated_layers`"));
     assert!(own(&|c| c.window_rope = Some(Rope::new(9.0, 2))).contains("`window_rope`"));
     assert!(own(&|c| c.shared_norm = true).contains("`shared_norm`"));
+}
+
+/// The object for each kind of layers, and the older keys in its place.
+#[test]
+fn rotary_positions_by_kind_of_layer_are_read() {
+    let mut json = config_json("gemma3");
+    let newer = read(&json).unwrap();
+    let own = newer.window_rope.unwrap();
+    let Positions::Rope(usual) = newer.positions else { unreachable!() };
+    assert_eq!((own.theta, own.scaling), (100.0, RopeScaling::None));
+    assert_eq!((usual.theta, usual.scaling), (2000.0, RopeScaling::Linear { factor: 3.0 }));
+    json.remove("rope_parameters");
+    json.insert("rope_theta".to_owned(), json!(2000.0));
+    json.insert("rope_local_base_freq".to_owned(), json!(100.0));
+    json.insert("rope_scaling".to_owned(), json!({ "rope_type": "linear", "factor": 3.0 }));
+    assert_eq!(read(&json).unwrap(), newer);
+    // What transformers reads as no scaling, and what says nothing of the kinds.
+    json.insert("rope_scaling".to_owned(), json!({ "type": "linear", "factor": 3.0 }));
+    assert!(read(&json).unwrap_err().to_string().contains("`type`"));
+    let flat = with("gemma3", "rope_parameters", json!({ "rope_type": "default", "rope_theta": 5.0 }));
+    assert!(read(&flat).unwrap_err().to_string().contains("an object for each kind of layer"));
+    // Versions differ in which layers this base is for.
+    let mut olmo = config_json("olmo3");
+    olmo.remove("rope_parameters");
+    olmo.insert("rope_theta".to_owned(), json!(500_000.0));
+    assert_eq!(read(&olmo).unwrap().window_rope, None);
+    olmo.insert("rope_theta".to_owned(), json!(500.0));
+    assert!(read(&olmo).unwrap_err().to_string().contains("`rope_theta`"));
 }
 
 /// Some versions of transformers read GPT-NeoX's base under the other classes' key, others do not.

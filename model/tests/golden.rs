@@ -17,7 +17,7 @@ use burn::{
 use hearth_model::{
     TokenId,
     attention::AttentionContext,
-    config::{Activation, GptConfig, NormPosition, Positions, Rope, RopeScaling},
+    config::{Activation, GptConfig, NormKind, NormPosition, Positions, Rope, RopeScaling},
     device::{DeviceChoice, choose},
     generate::{GenerateOptions, generate},
     gpt::{Gpt, ParamPath},
@@ -46,6 +46,14 @@ const CASES: &[&str] = &[
     "gpt-neox-serial",
     "gemma",
     "gemma3",
+    "phi",
+    "stablelm-parallel",
+    "gptj",
+    "gpt-bigcode",
+    "falcon",
+    "falcon-new",
+    "cohere",
+    "cohere2",
     "opt",
     "bloom",
     "openai-gpt",
@@ -365,7 +373,8 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     if let Positions::Rope(rope) = config.positions {
         // The first frequency is 1 whatever the base is.
         if rope.rotary_dim > 2 {
-            mutate("rope.theta", &|c| c.positions = Positions::Rope(Rope { theta: 10_000.0, ..rope }));
+            let theta = if rope.theta == 10_000.0 { 500.0 } else { 10_000.0 };
+            mutate("rope.theta", &|c| c.positions = Positions::Rope(Rope { theta, ..rope }));
         }
         let rotary_dim = if rope.rotary_dim == config.head_dim { config.head_dim - 2 } else { rope.rotary_dim + 2 };
         mutate("rope.rotary_dim", &|c| c.positions = Positions::Rope(Rope { rotary_dim, ..rope }));
@@ -377,10 +386,15 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
         mutate("norm_bias", &|c| c.norm_bias = false);
         mutate("norm", &|c| {
             c.norm_bias = false;
-            c.norm = hearth_model::config::NormKind::RmsNorm;
+            c.norm = NormKind::RmsNorm;
         });
     } else {
-        mutate("norm", &|c| c.norm = hearth_model::config::NormKind::LayerNorm);
+        mutate("norm", &|c| {
+            c.norm = match c.norm {
+                NormKind::LayerNorm => NormKind::RmsNorm,
+                NormKind::RmsNorm => NormKind::LayerNorm,
+            };
+        });
     }
     if config.qkv_bias {
         mutate("qkv_bias", &|c| c.qkv_bias = false);

@@ -9,9 +9,10 @@ use burn::tensor::{Device, TensorData};
 use serde_json::{Map, Value, json};
 
 use super::{
-    architectures::{ARCHITECTURES, Architecture, NameRow, OWN_CLASS, Tensors, known_architectures},
+    architectures::{ARCHITECTURES, Architecture, NameRow, OWN_CLASS, Rows, Tensors, known_architectures},
     fields::Fields,
     files::{StoredTensor, TensorFiles, TensorWriter, scales_of},
+    row_order::RowOrder,
 };
 use crate::{
     config::GptConfig,
@@ -129,10 +130,21 @@ impl Spelling {
         match row.tensors {
             Tensors::Same(tensor) => Parts::Same(name(tensor)),
             Tensors::Transposed(tensor) => Parts::Transposed(name(tensor)),
-            Tensors::Stacked(tensors) => {
-                Parts::Stacked(tensors.iter().map(|(tensor, rows)| (name(tensor), rows.count(config))).collect())
+            Tensors::SameIf(holds, tensor, otherwise) => {
+                Parts::Same(name(if holds(config) { tensor } else { otherwise }))
             }
-            Tensors::HeadByHead(tensor) => Parts::HeadByHead(name(tensor), config.n_heads),
+            Tensors::Stacked(tensors) => {
+                let part = |&(tensor, rows): &(_, Rows)| Part {
+                    name: name(tensor),
+                    n_rows: rows.count(config),
+                    order: if rows.are_interleaved() { RowOrder::interleaved(config) } else { RowOrder::Same },
+                };
+                Parts::Stacked(tensors.iter().map(part).collect())
+            }
+            Tensors::ByKeyHead(tensor) => {
+                let (n_rows, order) = (spec.shape[0], RowOrder::by_key_head(config));
+                Parts::Stacked(vec![Part { name: name(tensor), n_rows, order }])
+            }
             Tensors::Behind(n_rows, tensor) => Parts::Behind(n_rows, name(tensor)),
         }
     }
@@ -206,10 +218,15 @@ const SHARED_KEYS: &[&str] = &[
 enum Parts {
     Same(String),
     Transposed(String),
-    Stacked(Vec<(String, usize)>),
-    /// With the number of heads.
-    HeadByHead(String, usize),
+    Stacked(Vec<Part>),
     Behind(usize, String),
+}
+
+/// Some of a parameter's rows.
+struct Part {
+    name: String,
+    n_rows: usize,
+    order: RowOrder,
 }
 
 /// `blocks.3.attn.out.weight` to `blocks.{}.attn.out.weight` and `3`.
@@ -291,19 +308,21 @@ impl<'a> ParamReader<'a> {
                 let tensor = self.find(name, &[d_in, d_out])?;
                 Ok(transpose(&self.values(&tensor)?, d_out))
             }
-            Parts::Stacked(names) => {
+            Parts::Stacked(parts) => {
                 // All shapes are checked before anything is allocated.
-                let tensors = names.into_iter().map(|(name, n_rows)| self.find(name, &with_rows(spec, n_rows)));
-                let tensors: Vec<_> = tensors.collect::<Result<_>>()?;
+                let find =
+                    |Part { name, n_rows, order }| Ok((self.find(name, &with_rows(spec, n_rows))?, n_rows, order));
+                let tensors: Vec<_> = parts.into_iter().map(find).collect::<Result<_>>()?;
                 let mut values = Vec::with_capacity(spec.shape.iter().product());
-                for tensor in tensors {
-                    values.extend(self.values(&tensor)?);
+                for (tensor, n_rows, order) in tensors {
+                    let found = self.values(&tensor)?;
+                    let width = found.len() / n_rows.max(1);
+                    match order {
+                        RowOrder::Same => values.extend(found),
+                        _ => (0..n_rows).for_each(|n| values.extend(&found[order.place(n) * width..][..width])),
+                    }
                 }
                 Ok(values)
-            }
-            Parts::HeadByHead(name, n_heads) => {
-                let tensor = self.find(name, &spec.shape)?;
-                Ok(swap_groups(&self.values(&tensor)?, [n_heads, 3]))
             }
             Parts::Behind(n_rows, name) => {
                 let n_all = spec.shape[0] + n_rows;
@@ -353,13 +372,6 @@ fn with_rows(spec: &ParamSpec, n_rows: usize) -> Vec<usize> {
     std::iter::once(n_rows).chain(spec.shape[1..].iter().copied()).collect()
 }
 
-/// `values` are `outer` groups of `inner` groups; in what comes back they are `inner` groups of `outer`.
-fn swap_groups(values: &[f32], [outer, inner]: [usize; 2]) -> Vec<f32> {
-    let len = (values.len() / (outer * inner)).max(1);
-    let group = |at: usize| values.chunks(len).nth(at).unwrap_or_default();
-    (0..inner).flat_map(|i| (0..outer).flat_map(move |o| group(o * inner + i).iter().copied())).collect()
-}
-
 fn missing(files: &TensorFiles, name: &str) -> Error {
     Error::Tensor {
         path: files.path().to_owned(),
@@ -397,17 +409,18 @@ pub(super) fn save_params(gpt: &Gpt, spelling: Spelling, writer: &mut TensorWrit
                 let (d_out, d_in) = (spec.shape[0], spec.shape[1]);
                 writer.push(name, vec![d_in, d_out], &transpose(values, d_in));
             }
-            Parts::Stacked(names) => {
+            Parts::Stacked(parts) => {
                 let width: usize = spec.shape[1..].iter().product();
                 let mut rest = values;
-                for (name, n_rows) in names {
+                for Part { name, n_rows, order } in parts {
                     let (part, tail) = rest.split_at(n_rows * width);
-                    writer.push(name, with_rows(spec, n_rows), part);
                     rest = tail;
+                    let mut placed = part.to_vec();
+                    for (n, row) in part.chunks_exact(width).enumerate() {
+                        placed[order.place(n) * width..][..width].copy_from_slice(row);
+                    }
+                    writer.push(name, with_rows(spec, n_rows), &placed);
                 }
-            }
-            Parts::HeadByHead(name, n_heads) => {
-                writer.push(name, spec.shape.clone(), &swap_groups(values, [3, n_heads]));
             }
             Parts::Behind(n_rows, name) => {
                 let mut rows = vec![0.0; values.len() / spec.shape[0] * n_rows];

@@ -8,6 +8,7 @@ mod gguf;
 mod hf;
 mod loaded;
 pub mod model_dir;
+mod row_order;
 
 pub use architectures::known_architectures;
 pub use files::DiskDtype;

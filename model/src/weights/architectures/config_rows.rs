@@ -8,7 +8,7 @@ use super::{
     window::WindowSpelling,
 };
 use crate::{
-    config::{Activation, GptConfig, MAX_LAYERS, NormPosition},
+    config::{Activation, GptConfig, MAX_LAYERS, NormPosition, Positions, Rope},
     error::Result,
 };
 
@@ -247,6 +247,101 @@ pub(super) const NO_ROPE_LAYERS: ConfigRow = ConfigRow::Custom {
     write: |config, written| {
         let rotates = |layer| u8::from(!config.unrotated_layers.contains(&layer));
         written.insert("no_rope_layers".to_owned(), json!((0..config.n_layers).map(rotates).collect::<Vec<_>>()));
+    },
+};
+
+/// The layers without the window do not rotate.
+pub(super) const ONLY_WINDOWS_ROTATE: ConfigRow = ConfigRow::Custom {
+    keys: &[],
+    read: |_, config| {
+        let layers = 0..config.n_layers.min(MAX_LAYERS + 1);
+        config.unrotated_layers = layers.filter(|&layer| config.window_of(layer).is_none()).collect();
+        Ok(())
+    },
+    write: |_, _| {},
+};
+
+/// GPT-J's base is no key of its own.
+pub(super) const GPTJ_ROTARY_DIM: ConfigRow = ConfigRow::Custom {
+    keys: &["rotary_dim"],
+    read: |fields, config| {
+        if fields.has("rotary_dim") && fields.get("rotary_dim").is_none() {
+            return Err(fields.unsupported("rotary_dim", &Value::Null, "a whole number"));
+        }
+        let rotary_dim = fields.size_or("rotary_dim", 64)?;
+        config.positions = Positions::Rope(Rope::new(10_000.0, rotary_dim));
+        Ok(())
+    },
+    write: |config, written| {
+        if let Positions::Rope(rope) = &config.positions {
+            written.insert("rotary_dim".to_owned(), json!(rope.rotary_dim));
+        }
+    },
+};
+
+/// One key head or as many as queries.
+pub(super) const BIGCODE_KV_HEADS: ConfigRow = ConfigRow::Custom {
+    keys: &["multi_query"],
+    read: |fields, config| {
+        config.n_kv_heads = if fields.flag_or("multi_query", true)? { 1 } else { config.n_heads };
+        Ok(())
+    },
+    write: |config, written| {
+        written.insert("multi_query".to_owned(), json!(config.n_kv_heads == 1));
+    },
+};
+
+/// How Falcon's blocks are wired and how many key heads they have: `new_decoder_architecture` overrides what the others
+/// say.
+pub(super) const FALCON_BLOCKS: ConfigRow = ConfigRow::Custom {
+    keys: &[
+        "new_decoder_architecture",
+        "parallel_attn",
+        "multi_query",
+        "num_kv_heads",
+        "n_head_kv",
+        "num_ln_in_parallel_attn",
+    ],
+    read: |fields, config| {
+        let is_new = fields.flag_or("new_decoder_architecture", false)?;
+        let n_norms = fields.size("num_ln_in_parallel_attn")?;
+        if !matches!(n_norms, None | Some(1)) && !(is_new && n_norms == Some(2)) {
+            let supported = if is_new { "1 or 2" } else { "null or 1, with `new_decoder_architecture` false" };
+            return Err(fields.unsupported("num_ln_in_parallel_attn", &json!(n_norms), supported));
+        }
+        if is_new {
+            fields.only("parallel_attn", Fixed::Flag(true))?;
+        }
+        config.parallel_residual = is_new || fields.flag_or("parallel_attn", true)?;
+        config.shared_norm = config.parallel_residual && !(is_new && n_norms != Some(1));
+        let n_kv_heads = match fields.size("num_kv_heads")? {
+            Some(n) => n,
+            None => fields.size_or("n_head_kv", config.n_heads)?,
+        };
+        config.n_kv_heads = match () {
+            () if is_new => n_kv_heads,
+            () if fields.flag_or("multi_query", true)? => 1,
+            // Transformers takes this number for the cache, but the matrices have as many as queries.
+            () => {
+                fields.only("num_kv_heads", Fixed::Number(config.n_heads as f64))?;
+                config.n_heads
+            }
+        };
+        Ok(())
+    },
+    write: |config, written| {
+        let mut write = |key: &str, value: Value| written.insert(key.to_owned(), value);
+        let (n_heads, n_kv_heads) = (config.n_heads, config.n_kv_heads);
+        let is_grouped = n_kv_heads != 1 && n_kv_heads != n_heads;
+        let is_new = config.parallel_residual && (!config.shared_norm || is_grouped);
+        write("new_decoder_architecture", json!(is_new));
+        write("parallel_attn", json!(config.parallel_residual));
+        write("multi_query", json!(n_kv_heads == 1));
+        write("num_kv_heads", json!(n_kv_heads));
+        write(
+            "num_ln_in_parallel_attn",
+            if is_new { json!(if config.shared_norm { 1 } else { 2 }) } else { Value::Null },
+        );
     },
 };
 

@@ -17,7 +17,7 @@ use self::config_rows::{
 };
 pub(super) use self::{
     gguf::{Gguf, GgufRows},
-    names::{NameRow, Tensors},
+    names::{NameRow, Rows, Tensors},
 };
 use super::fields::{Fields, Fixed};
 use crate::{
@@ -403,13 +403,14 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
                 ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "silu" },
                 number("layer_norm_eps", |c| &mut c.norm_eps, 1e-5),
                 number("hidden_dropout", |c| &mut c.dropout, 0.0),
+                flag("use_parallel_residual", |c| &mut c.parallel_residual, false),
+                flag("use_parallel_residual", |c| &mut c.shared_norm, false),
                 flag("use_qkv_bias", |c| &mut c.qkv_bias, false),
                 flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false),
                 ConfigRow::Window(&window::NONE),
             ],
         ],
-        // In parallel, its two parts share one norm.
-        fixed: &[("use_parallel_residual", Fixed::Flag(false))],
+        fixed: &[],
         names: names::LLAMA,
         base_prefix: "model.",
         ignored: &[".rotary_emb.inv_freq"],
@@ -448,6 +449,147 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         config: &[GEMMA2, &[ConfigRow::Window(&window::GEMMA3), ConfigRow::Rope(&rope::GEMMA3)]],
         fixed: &[("mlp_bias", Fixed::Flag(false))],
         names: names::GEMMA2,
+        base_prefix: "model.",
+        ignored: &[],
+        gguf: None,
+    },
+    Architecture {
+        class: "PhiForCausalLM",
+        model_type: "phi",
+        base: || GptConfig { tie_embeddings: false, lm_head_bias: true, ..shared_norm() },
+        config: &[
+            LLAMA_SIZES,
+            &[
+                size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
+                derived(|c| &mut c.head_dim, head_dim),
+                ConfigRow::Rope(&rope::PHI),
+                ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "gelu_new" },
+                number("layer_norm_eps", |c| &mut c.norm_eps, 1e-5),
+                number("embd_pdrop", |c| &mut c.dropout, 0.0),
+                number("resid_pdrop", |c| &mut c.dropout, 0.0),
+                flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false),
+                ConfigRow::Window(&window::NONE),
+            ],
+        ],
+        fixed: &[],
+        names: names::PHI,
+        base_prefix: "model.",
+        ignored: &[".rotary_emb.inv_freq"],
+        gguf: None,
+    },
+    Architecture {
+        class: "GPTJForCausalLM",
+        model_type: "gptj",
+        base: || GptConfig {
+            qkv_bias: false,
+            attn_out_bias: false,
+            tie_embeddings: false,
+            lm_head_bias: true,
+            ..shared_norm()
+        },
+        config: &[
+            GPT2_SIZES,
+            &[
+                size_or(&["n_inner"], |c| &mut c.d_ff, |c| c.d_model.saturating_mul(4)),
+                config_rows::GPTJ_ROTARY_DIM,
+                ConfigRow::Activation { key: "activation_function", names: ACTIVATIONS, absent: "gelu_new" },
+                number("layer_norm_epsilon", |c| &mut c.norm_eps, 1e-5),
+                number("embd_pdrop", |c| &mut c.dropout, 0.0),
+                number("resid_pdrop", |c| &mut c.dropout, 0.0),
+                flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false),
+            ],
+        ],
+        fixed: &[],
+        names: names::GPTJ,
+        base_prefix: "transformer.",
+        ignored: &[".attn.bias", ".attn.masked_bias"],
+        gguf: None,
+    },
+    Architecture {
+        class: "GPTBigCodeForCausalLM",
+        model_type: "gpt_bigcode",
+        base: gpt2,
+        config: &[
+            GPT2_SIZES,
+            &[
+                config_rows::BIGCODE_KV_HEADS,
+                size_or(&["n_inner"], |c| &mut c.d_ff, |c| c.d_model.saturating_mul(4)),
+                ConfigRow::Activation { key: "activation_function", names: ACTIVATIONS, absent: "gelu_pytorch_tanh" },
+                number("layer_norm_epsilon", |c| &mut c.norm_eps, 1e-5),
+                number("embd_pdrop", |c| &mut c.dropout, 0.1),
+                number("resid_pdrop", |c| &mut c.dropout, 0.1),
+                constant("attn_pdrop", 0.0),
+                flag("tie_word_embeddings", |c| &mut c.tie_embeddings, true),
+            ],
+        ],
+        fixed: &[],
+        names: names::BIGCODE,
+        base_prefix: "transformer.",
+        ignored: &[".attn.bias", ".attn.masked_bias"],
+        gguf: None,
+    },
+    Architecture {
+        class: "FalconForCausalLM",
+        model_type: "falcon",
+        base: || GptConfig { positions: llama().positions, ..gpt2() },
+        config: &[&[
+            size(&["vocab_size"], |c| &mut c.vocab_size),
+            size_or(&["max_position_embeddings"], |c| &mut c.max_seq_len, |_| 2048),
+            size(&["num_hidden_layers", "n_layer"], |c| &mut c.n_layers),
+            size(&["num_attention_heads", "n_head"], |c| &mut c.n_heads),
+            size(&["hidden_size", "n_embed"], |c| &mut c.d_model),
+            size_or(&["ffn_hidden_size"], |c| &mut c.d_ff, |c| c.d_model.saturating_mul(4)),
+            derived(|c| &mut c.head_dim, head_dim),
+            config_rows::FALCON_BLOCKS,
+            ConfigRow::Rope(&rope::WHOLE_HEADS),
+            ConfigRow::Activation { key: "activation", names: ACTIVATIONS, absent: "gelu" },
+            number("layer_norm_epsilon", |c| &mut c.norm_eps, 1e-5),
+            number("hidden_dropout", |c| &mut c.dropout, 0.0),
+            flag("bias", |c| &mut c.qkv_bias, false),
+            flag("bias", |c| &mut c.attn_out_bias, false),
+            flag("bias", |c| &mut c.mlp_bias, false),
+            flag("tie_word_embeddings", |c| &mut c.tie_embeddings, true),
+        ]],
+        // Its slopes are scaled with the scores.
+        fixed: &[("alibi", Fixed::Flag(false))],
+        names: names::FALCON,
+        base_prefix: "transformer.",
+        ignored: &[".rotary_emb.inv_freq"],
+        gguf: None,
+    },
+    Architecture {
+        class: "CohereForCausalLM",
+        model_type: "cohere",
+        base: cohere,
+        config: &[
+            COHERE,
+            &[
+                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                ConfigRow::Rope(&rope::COHERE),
+                ConfigRow::Window(&window::NONE),
+            ],
+        ],
+        fixed: &[("mlp_bias", Fixed::Flag(false))],
+        names: names::COHERE,
+        base_prefix: "model.",
+        ignored: &[],
+        gguf: None,
+    },
+    Architecture {
+        class: "Cohere2ForCausalLM",
+        model_type: "cohere2",
+        base: cohere,
+        config: &[
+            COHERE,
+            &[
+                derived(|c| &mut c.head_dim, head_dim),
+                ConfigRow::Rope(&rope::WHOLE_HEADS),
+                ConfigRow::Window(&window::COHERE2),
+                config_rows::ONLY_WINDOWS_ROTATE,
+            ],
+        ],
+        fixed: &[("mlp_bias", Fixed::Flag(false))],
+        names: names::COHERE,
         base_prefix: "model.",
         ignored: &[],
         gguf: None,
@@ -602,6 +744,23 @@ const GEMMA2: &[ConfigRow] = &[
     flag("tie_word_embeddings", |c| &mut c.tie_embeddings, true),
 ];
 
+/// Cohere's, but for windows and rotary positions.
+const COHERE: &[ConfigRow] = &[
+    size(&["vocab_size"], |c| &mut c.vocab_size),
+    size(&["max_position_embeddings"], |c| &mut c.max_seq_len),
+    size(&["num_hidden_layers"], |c| &mut c.n_layers),
+    size(&["num_attention_heads"], |c| &mut c.n_heads),
+    size(&["hidden_size"], |c| &mut c.d_model),
+    size(&["intermediate_size"], |c| &mut c.d_ff),
+    size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
+    ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "silu" },
+    number("layer_norm_eps", |c| &mut c.norm_eps, 1e-5),
+    number("logit_scale", |c| &mut c.logit_multiplier, 0.0625),
+    flag("attention_bias", |c| &mut c.qkv_bias, false),
+    flag("attention_bias", |c| &mut c.attn_out_bias, false),
+    flag("tie_word_embeddings", |c| &mut c.tie_embeddings, true),
+];
+
 /// The sizes as the first GPTs name them, of which transformers reads the newer names too.
 const GPT2_SIZES: &[ConfigRow] = &[
     size(&["vocab_size"], |c| &mut c.vocab_size),
@@ -652,4 +811,13 @@ fn olmo2() -> GptConfig {
 
 fn gemma2() -> GptConfig {
     GptConfig { norm_position: NormPosition::Sandwich, norm_weight_offset: 1.0, scale_embeddings: true, ..llama() }
+}
+
+/// GPT-2's parts side by side behind one norm, with rotary positions.
+fn shared_norm() -> GptConfig {
+    GptConfig { positions: llama().positions, parallel_residual: true, shared_norm: true, ..gpt2() }
+}
+
+fn cohere() -> GptConfig {
+    GptConfig { norm: NormKind::LayerNorm, parallel_residual: true, shared_norm: true, ..llama() }
 }

@@ -16,9 +16,11 @@ pub(in super::super) enum Tensors {
     Transposed(&'static str),
     /// Several, stacked along `d_out`.
     Stacked(&'static [(&'static str, Rows)]),
-    /// One tensor whose rows go head by head: each head's query, its key, its value. Ours go all queries, all keys, all
+    /// One tensor, of the same shape: the first where the configuration is so, otherwise the second.
+    SameIf(fn(&GptConfig) -> bool, &'static str, &'static str),
+    /// One tensor whose rows go key head by key head: its queries, its key, its value. Ours go all queries, all keys, all
     /// values.
-    HeadByHead(&'static str),
+    ByKeyHead(&'static str),
     /// The rows of one matrix behind its first few, which no text reaches; they are saved as zeros.
     Behind(usize, &'static str),
 }
@@ -29,20 +31,37 @@ pub(in super::super) enum Rows {
     Queries,
     KeysOrValues,
     Ff,
+    /// Queries whose two dimensions that turn together are next to each other, head by head.
+    InterleavedQueries,
+    /// Keys laid out like that.
+    InterleavedKeys,
 }
 
 impl Rows {
     pub(in super::super) fn count(self, config: &GptConfig) -> usize {
         match self {
-            Self::Queries => config.q_width(),
-            Self::KeysOrValues => config.kv_width(),
+            Self::Queries | Self::InterleavedQueries => config.q_width(),
+            Self::KeysOrValues | Self::InterleavedKeys => config.kv_width(),
             Self::Ff => config.d_ff,
         }
+    }
+
+    pub(in super::super) fn are_interleaved(self) -> bool {
+        matches!(self, Self::InterleavedQueries | Self::InterleavedKeys)
     }
 }
 
 const fn same(path: &'static str, tensor: &'static str) -> NameRow {
     NameRow { path, tensors: Tensors::Same(tensor) }
+}
+
+const fn same_if(
+    path: &'static str,
+    holds: fn(&GptConfig) -> bool,
+    tensor: &'static str,
+    otherwise: &'static str,
+) -> NameRow {
+    NameRow { path, tensors: Tensors::SameIf(holds, tensor, otherwise) }
 }
 
 const fn transposed(path: &'static str, tensor: &'static str) -> NameRow {
@@ -53,8 +72,8 @@ const fn stacked(path: &'static str, tensors: &'static [(&'static str, Rows)]) -
     NameRow { path, tensors: Tensors::Stacked(tensors) }
 }
 
-const fn head_by_head(path: &'static str, tensor: &'static str) -> NameRow {
-    NameRow { path, tensors: Tensors::HeadByHead(tensor) }
+const fn by_key_head(path: &'static str, tensor: &'static str) -> NameRow {
+    NameRow { path, tensors: Tensors::ByKeyHead(tensor) }
 }
 
 pub(super) const GPT2: &[NameRow] = &[
@@ -206,8 +225,8 @@ pub(super) const NEOX: &[NameRow] = &[
     same("embed.weight", "gpt_neox.embed_in.weight"),
     same("blocks.{}.attn_norm.weight", "gpt_neox.layers.{}.input_layernorm.weight"),
     same("blocks.{}.attn_norm.bias", "gpt_neox.layers.{}.input_layernorm.bias"),
-    head_by_head("blocks.{}.attn.qkv.weight", "gpt_neox.layers.{}.attention.query_key_value.weight"),
-    head_by_head("blocks.{}.attn.qkv.bias", "gpt_neox.layers.{}.attention.query_key_value.bias"),
+    by_key_head("blocks.{}.attn.qkv.weight", "gpt_neox.layers.{}.attention.query_key_value.weight"),
+    by_key_head("blocks.{}.attn.qkv.bias", "gpt_neox.layers.{}.attention.query_key_value.bias"),
     same("blocks.{}.attn.out.weight", "gpt_neox.layers.{}.attention.dense.weight"),
     same("blocks.{}.attn.out.bias", "gpt_neox.layers.{}.attention.dense.bias"),
     same("blocks.{}.mlp_norm.weight", "gpt_neox.layers.{}.post_attention_layernorm.weight"),
@@ -262,8 +281,8 @@ pub(super) const BLOOM: &[NameRow] = &[
     same("embed_norm.bias", "transformer.word_embeddings_layernorm.bias"),
     same("blocks.{}.attn_norm.weight", "transformer.h.{}.input_layernorm.weight"),
     same("blocks.{}.attn_norm.bias", "transformer.h.{}.input_layernorm.bias"),
-    head_by_head("blocks.{}.attn.qkv.weight", "transformer.h.{}.self_attention.query_key_value.weight"),
-    head_by_head("blocks.{}.attn.qkv.bias", "transformer.h.{}.self_attention.query_key_value.bias"),
+    by_key_head("blocks.{}.attn.qkv.weight", "transformer.h.{}.self_attention.query_key_value.weight"),
+    by_key_head("blocks.{}.attn.qkv.bias", "transformer.h.{}.self_attention.query_key_value.bias"),
     same("blocks.{}.attn.out.weight", "transformer.h.{}.self_attention.dense.weight"),
     same("blocks.{}.attn.out.bias", "transformer.h.{}.self_attention.dense.bias"),
     same("blocks.{}.mlp_norm.weight", "transformer.h.{}.post_attention_layernorm.weight"),
@@ -327,4 +346,153 @@ pub(super) const CTRL: &[NameRow] = &[
     same("norm.bias", "transformer.layernorm.bias"),
     same("lm_head.weight", "lm_head.weight"),
     same("lm_head.bias", "lm_head.bias"),
+];
+
+/// One norm for both parts.
+pub(super) const PHI: &[NameRow] = &[
+    same("embed.weight", "model.embed_tokens.weight"),
+    same("blocks.{}.attn_norm.weight", "model.layers.{}.input_layernorm.weight"),
+    same("blocks.{}.attn_norm.bias", "model.layers.{}.input_layernorm.bias"),
+    stacked(
+        "blocks.{}.attn.qkv.weight",
+        &[
+            ("model.layers.{}.self_attn.q_proj.weight", Rows::Queries),
+            ("model.layers.{}.self_attn.k_proj.weight", Rows::KeysOrValues),
+            ("model.layers.{}.self_attn.v_proj.weight", Rows::KeysOrValues),
+        ],
+    ),
+    stacked(
+        "blocks.{}.attn.qkv.bias",
+        &[
+            ("model.layers.{}.self_attn.q_proj.bias", Rows::Queries),
+            ("model.layers.{}.self_attn.k_proj.bias", Rows::KeysOrValues),
+            ("model.layers.{}.self_attn.v_proj.bias", Rows::KeysOrValues),
+        ],
+    ),
+    same("blocks.{}.attn.out.weight", "model.layers.{}.self_attn.dense.weight"),
+    same("blocks.{}.attn.out.bias", "model.layers.{}.self_attn.dense.bias"),
+    same("blocks.{}.mlp.up.weight", "model.layers.{}.mlp.fc1.weight"),
+    same("blocks.{}.mlp.up.bias", "model.layers.{}.mlp.fc1.bias"),
+    same("blocks.{}.mlp.down.weight", "model.layers.{}.mlp.fc2.weight"),
+    same("blocks.{}.mlp.down.bias", "model.layers.{}.mlp.fc2.bias"),
+    same("norm.weight", "model.final_layernorm.weight"),
+    same("norm.bias", "model.final_layernorm.bias"),
+    same("lm_head.weight", "lm_head.weight"),
+    same("lm_head.bias", "lm_head.bias"),
+];
+
+/// One norm for both parts.
+pub(super) const GPTJ: &[NameRow] = &[
+    same("embed.weight", "transformer.wte.weight"),
+    same("blocks.{}.attn_norm.weight", "transformer.h.{}.ln_1.weight"),
+    same("blocks.{}.attn_norm.bias", "transformer.h.{}.ln_1.bias"),
+    stacked(
+        "blocks.{}.attn.qkv.weight",
+        &[
+            ("transformer.h.{}.attn.q_proj.weight", Rows::InterleavedQueries),
+            ("transformer.h.{}.attn.k_proj.weight", Rows::InterleavedKeys),
+            ("transformer.h.{}.attn.v_proj.weight", Rows::KeysOrValues),
+        ],
+    ),
+    same("blocks.{}.attn.out.weight", "transformer.h.{}.attn.out_proj.weight"),
+    same("blocks.{}.mlp.up.weight", "transformer.h.{}.mlp.fc_in.weight"),
+    same("blocks.{}.mlp.up.bias", "transformer.h.{}.mlp.fc_in.bias"),
+    same("blocks.{}.mlp.down.weight", "transformer.h.{}.mlp.fc_out.weight"),
+    same("blocks.{}.mlp.down.bias", "transformer.h.{}.mlp.fc_out.bias"),
+    same("norm.weight", "transformer.ln_f.weight"),
+    same("norm.bias", "transformer.ln_f.bias"),
+    same("lm_head.weight", "lm_head.weight"),
+    same("lm_head.bias", "lm_head.bias"),
+];
+
+/// GPT-2 with plain matrices.
+pub(super) const BIGCODE: &[NameRow] = &[
+    same("embed.weight", "transformer.wte.weight"),
+    same("pos_embed.weight", "transformer.wpe.weight"),
+    same("blocks.{}.attn_norm.weight", "transformer.h.{}.ln_1.weight"),
+    same("blocks.{}.attn_norm.bias", "transformer.h.{}.ln_1.bias"),
+    by_key_head("blocks.{}.attn.qkv.weight", "transformer.h.{}.attn.c_attn.weight"),
+    by_key_head("blocks.{}.attn.qkv.bias", "transformer.h.{}.attn.c_attn.bias"),
+    same("blocks.{}.attn.out.weight", "transformer.h.{}.attn.c_proj.weight"),
+    same("blocks.{}.attn.out.bias", "transformer.h.{}.attn.c_proj.bias"),
+    same("blocks.{}.mlp_norm.weight", "transformer.h.{}.ln_2.weight"),
+    same("blocks.{}.mlp_norm.bias", "transformer.h.{}.ln_2.bias"),
+    same("blocks.{}.mlp.up.weight", "transformer.h.{}.mlp.c_fc.weight"),
+    same("blocks.{}.mlp.up.bias", "transformer.h.{}.mlp.c_fc.bias"),
+    same("blocks.{}.mlp.down.weight", "transformer.h.{}.mlp.c_proj.weight"),
+    same("blocks.{}.mlp.down.bias", "transformer.h.{}.mlp.c_proj.bias"),
+    same("norm.weight", "transformer.ln_f.weight"),
+    same("norm.bias", "transformer.ln_f.bias"),
+    same("lm_head.weight", "lm_head.weight"),
+];
+
+/// One norm for both parts.
+pub(super) const COHERE: &[NameRow] = &[
+    same("embed.weight", "model.embed_tokens.weight"),
+    same("blocks.{}.attn_norm.weight", "model.layers.{}.input_layernorm.weight"),
+    stacked(
+        "blocks.{}.attn.qkv.weight",
+        &[
+            ("model.layers.{}.self_attn.q_proj.weight", Rows::InterleavedQueries),
+            ("model.layers.{}.self_attn.k_proj.weight", Rows::InterleavedKeys),
+            ("model.layers.{}.self_attn.v_proj.weight", Rows::KeysOrValues),
+        ],
+    ),
+    stacked(
+        "blocks.{}.attn.qkv.bias",
+        &[
+            ("model.layers.{}.self_attn.q_proj.bias", Rows::InterleavedQueries),
+            ("model.layers.{}.self_attn.k_proj.bias", Rows::InterleavedKeys),
+            ("model.layers.{}.self_attn.v_proj.bias", Rows::KeysOrValues),
+        ],
+    ),
+    same("blocks.{}.attn.out.weight", "model.layers.{}.self_attn.o_proj.weight"),
+    same("blocks.{}.attn.out.bias", "model.layers.{}.self_attn.o_proj.bias"),
+    stacked(
+        "blocks.{}.mlp.up.weight",
+        &[("model.layers.{}.mlp.gate_proj.weight", Rows::Ff), ("model.layers.{}.mlp.up_proj.weight", Rows::Ff)],
+    ),
+    same("blocks.{}.mlp.down.weight", "model.layers.{}.mlp.down_proj.weight"),
+    same("norm.weight", "model.norm.weight"),
+    same("lm_head.weight", "lm_head.weight"),
+];
+
+/// Its norms are called otherwise where its two parts have one each and are side by side.
+pub(super) const FALCON: &[NameRow] = &[
+    same("embed.weight", "transformer.word_embeddings.weight"),
+    same_if(
+        "blocks.{}.attn_norm.weight",
+        |c| c.parallel_residual && !c.shared_norm,
+        "transformer.h.{}.ln_attn.weight",
+        "transformer.h.{}.input_layernorm.weight",
+    ),
+    same_if(
+        "blocks.{}.attn_norm.bias",
+        |c| c.parallel_residual && !c.shared_norm,
+        "transformer.h.{}.ln_attn.bias",
+        "transformer.h.{}.input_layernorm.bias",
+    ),
+    same_if(
+        "blocks.{}.mlp_norm.weight",
+        |c| c.parallel_residual && !c.shared_norm,
+        "transformer.h.{}.ln_mlp.weight",
+        "transformer.h.{}.post_attention_layernorm.weight",
+    ),
+    same_if(
+        "blocks.{}.mlp_norm.bias",
+        |c| c.parallel_residual && !c.shared_norm,
+        "transformer.h.{}.ln_mlp.bias",
+        "transformer.h.{}.post_attention_layernorm.bias",
+    ),
+    by_key_head("blocks.{}.attn.qkv.weight", "transformer.h.{}.self_attention.query_key_value.weight"),
+    by_key_head("blocks.{}.attn.qkv.bias", "transformer.h.{}.self_attention.query_key_value.bias"),
+    same("blocks.{}.attn.out.weight", "transformer.h.{}.self_attention.dense.weight"),
+    same("blocks.{}.attn.out.bias", "transformer.h.{}.self_attention.dense.bias"),
+    same("blocks.{}.mlp.up.weight", "transformer.h.{}.mlp.dense_h_to_4h.weight"),
+    same("blocks.{}.mlp.up.bias", "transformer.h.{}.mlp.dense_h_to_4h.bias"),
+    same("blocks.{}.mlp.down.weight", "transformer.h.{}.mlp.dense_4h_to_h.weight"),
+    same("blocks.{}.mlp.down.bias", "transformer.h.{}.mlp.dense_4h_to_h.bias"),
+    same("norm.weight", "transformer.ln_f.weight"),
+    same("norm.bias", "transformer.ln_f.bias"),
+    same("lm_head.weight", "lm_head.weight"),
 ];

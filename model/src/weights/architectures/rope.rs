@@ -75,6 +75,9 @@ pub(super) const GEMMA3: RopeSpelling = RopeSpelling {
     ..WHOLE_HEADS
 };
 
+pub(super) const PHI: RopeSpelling = RopeSpelling { share: Some(("partial_rotary_factor", 0.5)), ..WHOLE_HEADS };
+pub(super) const COHERE: RopeSpelling = RopeSpelling { absent_theta: 500_000.0, ..WHOLE_HEADS };
+
 const USUAL_THETA: f64 = 10_000.0;
 
 const TYPES: &[&str] = &["default", "linear", "dynamic", "llama3", "yarn"];

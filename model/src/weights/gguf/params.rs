@@ -9,12 +9,15 @@ use burn::tensor::{Device, TensorData};
 use rayon::prelude::*;
 
 use super::{
-    super::architectures::{Gguf, GgufRows},
+    super::{
+        architectures::{Gguf, GgufRows},
+        row_order::RowOrder,
+    },
     blocks::{Codes, ElementType, MAX_BLOCK},
     header::StoredTensor,
 };
 use crate::{
-    config::{GptConfig, Positions},
+    config::GptConfig,
     error::{Error, Result},
     gpt::{Gpt, ParamData, ParamSpec},
     ops::{BLOCK_SIZE, Dtype, QuantizedBlock, QuantizedMatrix, Weight, nearest_q8},
@@ -117,38 +120,13 @@ struct Param<'t, 'a> {
 struct Part<'t, 'a> {
     tensor: &'t StoredTensor<'a>,
     n_rows: usize,
-    order: Order,
+    order: RowOrder,
 }
 
-/// Where in a tensor a parameter's rows are.
-#[derive(Clone, Copy)]
-enum Order {
-    /// In the same place.
-    Same,
-    /// Of each head, the two dimensions that turn together are next to each other; ours are half the rotated part apart.
-    Interleaved { head_dim: usize, rotary_dim: usize },
-}
-
-impl Order {
-    fn of(rows: GgufRows, config: &GptConfig) -> Self {
-        match (rows, config.positions) {
-            (GgufRows::InterleavedQueries | GgufRows::InterleavedKeys, Positions::Rope(rope)) => {
-                Self::Interleaved { head_dim: config.head_dim, rotary_dim: rope.rotary_dim }
-            }
-            _ => Self::Same,
-        }
-    }
-
-    /// The row of the tensor that is row `n` of the parameter.
-    fn place(self, n: usize) -> usize {
-        let Self::Interleaved { head_dim, rotary_dim } = self else { return n };
-        let (dim, half) = (n % head_dim, rotary_dim / 2);
-        n - dim
-            + match dim {
-                _ if dim < half => 2 * dim,
-                _ if dim < rotary_dim => 2 * (dim - half) + 1,
-                _ => dim,
-            }
+fn order_of(rows: GgufRows, config: &GptConfig) -> RowOrder {
+    match rows {
+        GgufRows::InterleavedQueries | GgufRows::InterleavedKeys => RowOrder::interleaved(config),
+        _ => RowOrder::Same,
     }
 }
 
@@ -167,7 +145,7 @@ impl<'t, 'a> Param<'t, 'a> {
             if tensor.shape != expected {
                 return Err(tensor.error(format!("has shape {:?}, the metadata asks for {expected:?}", tensor.shape)));
             }
-            Ok(Part { tensor, n_rows, order: Order::of(rows, config) })
+            Ok(Part { tensor, n_rows, order: order_of(rows, config) })
         };
         let parts = row.tensors.iter().map(part).collect::<Result<_>>()?;
         Ok(Self { parts, width: spec.shape[1..].iter().product() })
@@ -183,7 +161,7 @@ impl<'t, 'a> Param<'t, 'a> {
     /// In f32, in row order.
     fn values(&self) -> Vec<f32> {
         if let ([part], 1) = (&self.parts[..], self.width)
-            && matches!(part.order, Order::Same)
+            && part.order == RowOrder::Same
         {
             // A vector is one row to its tensor.
             let mut values = vec![0.0; part.n_rows];
