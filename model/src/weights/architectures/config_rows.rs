@@ -305,7 +305,8 @@ pub(super) const FALCON_BLOCKS: ConfigRow = ConfigRow::Custom {
     read: |fields, config| {
         let is_new = fields.flag_or("new_decoder_architecture", false)?;
         let n_norms = fields.size("num_ln_in_parallel_attn")?;
-        if !matches!(n_norms, None | Some(1)) && !(is_new && n_norms == Some(2)) {
+        let is_known = matches!(n_norms, None | Some(1)) || (is_new && n_norms == Some(2));
+        if !is_known {
             let supported = if is_new { "1 or 2" } else { "null or 1, with `new_decoder_architecture` false" };
             return Err(fields.unsupported("num_ln_in_parallel_attn", &json!(n_norms), supported));
         }
