@@ -6,12 +6,9 @@
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
 
-/// How far ahead of the arithmetic weights are fetched, in bytes.
-#[cfg(target_arch = "x86_64")]
-const AHEAD: usize = 1 << 13;
 /// Bytes of a cache line.
 #[cfg(target_arch = "x86_64")]
-const LINE: usize = 64;
+pub(super) const LINE: usize = 64;
 
 /// Asks for the cache line at `address`, which need not be ours.
 #[cfg(target_arch = "x86_64")]
@@ -22,14 +19,6 @@ pub(super) fn fetch<T>(address: *const T) {
     unsafe {
         _mm_prefetch::<_MM_HINT_T0>(address.cast());
     }
-}
-
-/// Asks for what lies [`AHEAD`] bytes behind `part` and is as long. At the end of a panel that is the next one.
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-pub(super) fn fetch_ahead<T>(part: *const T) {
-    let ahead = part.cast::<u8>().wrapping_add(AHEAD);
-    (0..size_of::<T>()).step_by(LINE).for_each(|line| fetch(ahead.wrapping_add(line)));
 }
 
 /// Asks for `len` bytes from `address` on, which need not be ours, to be brought nearer than memory: not into the

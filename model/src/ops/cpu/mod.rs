@@ -10,6 +10,7 @@ mod arenas;
 mod attention;
 mod block;
 mod crew;
+mod exact;
 mod fetch;
 mod foresight;
 mod huge_pages;

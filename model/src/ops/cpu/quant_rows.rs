@@ -14,7 +14,7 @@ use crate::ops::BLOCK_SIZE as BLOCK;
 pub(super) const MAX_ROWS: usize = 6;
 
 /// Values of the input below which other threads cost more than they bring.
-const PARALLEL_WORK: usize = 1 << 13;
+const PARALLEL_WORK: usize = 1 << 15;
 const PIECES_PER_THREAD: usize = 4;
 
 /// 1.5 * 2^23: what is added to it loses its fraction.
@@ -29,8 +29,8 @@ pub(super) struct QuantRows {
 }
 
 impl QuantRows {
-    /// Rounds `x`, rows of `d_in` values.
-    pub(super) fn new(x: &[f32], d_in: usize) -> Self {
+    /// Rounds `x`, rows of `d_in` values, to go with weights that are stored with `offset`.
+    pub(super) fn new(x: &[f32], d_in: usize, offset: i32) -> Self {
         let (n_rows, n_blocks) = (x.len() / d_in, d_in.div_ceil(BLOCK));
         let mut blocks = vec![RoundedBlock::default(); n_rows * n_blocks];
         let shared = SharedMut::new(&mut blocks);
@@ -40,7 +40,7 @@ impl QuantRows {
             #[expect(unsafe_code, reason = "threads write disjoint parts of one slice")]
             // SAFETY: each group is rounded by one piece of work.
             let blocks = unsafe { shared.part(rows.start * n_blocks..rows.end * n_blocks) };
-            round_rows(&x[rows.start * d_in..rows.end * d_in], d_in, blocks);
+            round_rows(&x[rows.start * d_in..rows.end * d_in], d_in, offset, blocks);
         };
         if x.len() < PARALLEL_WORK {
             round(0..n_groups);
@@ -63,22 +63,22 @@ impl QuantRows {
     }
 }
 
-for_each_isa!(round_rows(x: &[f32], d_in: usize, blocks: &mut [RoundedBlock]) = round_rows_body);
+for_each_isa!(round_rows(x: &[f32], d_in: usize, offset: i32, blocks: &mut [RoundedBlock]) = round_rows_body);
 
 /// Whole groups of rows; the last one may be smaller.
 #[inline(always)]
-fn round_rows_body<const FUSED: bool>(x: &[f32], d_in: usize, blocks: &mut [RoundedBlock]) {
+fn round_rows_body<const FUSED: bool>(x: &[f32], d_in: usize, offset: i32, blocks: &mut [RoundedBlock]) {
     let n_blocks = d_in.div_ceil(BLOCK);
     for (x, blocks) in x.chunks(MAX_ROWS * d_in).zip(blocks.chunks_mut(MAX_ROWS * n_blocks)) {
         let n = x.len() / d_in;
         for (row, x) in x.chunks_exact(d_in).enumerate() {
             for (x, rounded) in x.chunks(BLOCK).zip(blocks[row..].iter_mut().step_by(n)) {
                 match x.as_array() {
-                    Some(x) => rounded.round(x),
+                    Some(x) => rounded.round(x, offset),
                     None => {
                         let mut padded = [0.0; BLOCK];
                         padded[..x.len()].copy_from_slice(x);
-                        rounded.round(&padded);
+                        rounded.round(&padded, offset);
                     }
                 }
             }
@@ -92,27 +92,23 @@ pub(super) struct RoundedBlock {
     /// Four signed bytes to a number, the first lowest, as they are broadcast.
     pub(super) values: [i32; BLOCK / 4],
     pub(super) scale: f32,
-    /// Of the rounded values.
-    pub(super) sum: i32,
+    /// What the sum of products starts at: what the weights' offset adds to it, taken away.
+    pub(super) start: i32,
 }
 
 impl RoundedBlock {
+    /// Adding [`ROUND`] puts the nearest whole number into the low bits. All loops are over whole numbers, which may be
+    /// put together in any order, so the compiler vectorises them.
     #[inline(always)]
-    fn round(&mut self, block: &[f32; BLOCK]) {
-        let mut largest = [0.0; 8];
-        for values in block.as_chunks::<8>().0 {
-            for (largest, value) in largest.iter_mut().zip(values) {
-                *largest = if value.abs() > *largest { value.abs() } else { *largest };
-            }
-        }
-        self.scale = largest.into_iter().fold(0.0, f32::max) / 127.0;
+    fn round(&mut self, block: &[f32; BLOCK], offset: i32) {
+        // The bits of positive numbers are in the order of the numbers.
+        let largest = block.iter().fold(0, |most: u32, value| most.max(value.abs().to_bits()));
+        self.scale = f32::from_bits(largest) / 127.0;
         let inverse = if self.scale == 0.0 { 0.0 } else { 1.0 / self.scale };
-        // As `whole`, but the low byte of the sum is the number: no conversion.
-        let mut bytes = [0; BLOCK];
-        for (byte, value) in bytes.iter_mut().zip(block) {
-            *byte = (value * inverse + ROUND).to_bits() as u8;
-        }
-        self.sum = bytes.iter().map(|&byte| i32::from(byte.cast_signed())).sum();
+        let rounded = block.map(|value| (value * inverse + ROUND).to_bits().wrapping_sub(ROUND.to_bits()));
+        self.start =
+            offset.wrapping_neg().wrapping_mul(rounded.iter().fold(0, |sum: u32, n| sum.wrapping_add(*n)) as i32);
+        let bytes = rounded.map(|n| n as u8);
         for (values, bytes) in self.values.iter_mut().zip(bytes.as_chunks().0) {
             *values = i32::from_le_bytes(*bytes);
         }

@@ -9,9 +9,11 @@
 //! offset times the sum of the input's block is where the sum starts.
 
 use std::array;
+#[cfg(target_arch = "x86_64")]
+use std::ops::Range;
 
 #[cfg(target_arch = "x86_64")]
-use super::fetch::fetch_ahead;
+use super::fetch::{LINE, fetch};
 use super::{
     BASELINE_IS_FUSED, Isa, isa, multiply_add,
     panels::PANEL,
@@ -19,40 +21,94 @@ use super::{
     quant_rows::{MAX_ROWS, QuantRows},
 };
 
-/// Rows `first ..` (at most [`MAX_ROWS`]) against one panel; `store` is given each row's sums.
-pub(super) fn multiply_rows<B: QuantBlock>(
-    rows: &QuantRows,
-    first: usize,
-    panel: &[B],
-    store: impl FnMut(usize, &[f32; PANEL]),
-) {
-    match isa() {
-        #[cfg(target_arch = "x86_64")]
+/// How far ahead of the arithmetic weights are fetched, in bytes. At the end of a panel that is the next one.
+#[cfg(target_arch = "x86_64")]
+const AHEAD: usize = 1 << 13;
+/// Kernels' rows that bring a panel from memory together.
+#[cfg(target_arch = "x86_64")]
+const TOGETHER: usize = 3;
+/// Blocks that these go through in turn.
+#[cfg(target_arch = "x86_64")]
+const CHUNK: usize = 2;
+
+/// All rows against one panel; `store` is given each row's sums.
+pub(super) fn multiply_rows<B: QuantBlock>(rows: &QuantRows, panel: &[B], mut store: impl FnMut(usize, &[f32; PANEL])) {
+    let isa = isa();
+    #[cfg(target_arch = "x86_64")]
+    if isa == Isa::Avx512 && is_x86_feature_detected!("avx512vnni") {
         #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
         // SAFETY: both instruction sets were found.
-        Isa::Avx512 if is_x86_feature_detected!("avx512vnni") => unsafe { vnni(rows, first, panel, store) },
-        #[cfg(target_arch = "x86_64")]
-        #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
-        // SAFETY: `isa` found the instructions.
-        Isa::Avx512 | Isa::Avx2 => unsafe { avx2(rows, first, panel, store) },
-        Isa::Baseline => portable::<B, BASELINE_IS_FUSED>(rows, first, panel, store),
+        return unsafe { vnni(rows, panel, store) };
+    }
+    for first in (0..rows.n_rows()).step_by(MAX_ROWS) {
+        let store = |row: usize, sums: &[f32; PANEL]| store(first + row, sums);
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
+            // SAFETY: `isa` found the instructions.
+            Isa::Avx512 | Isa::Avx2 => unsafe { avx2(rows, first, panel, store) },
+            Isa::Baseline => portable::<B, BASELINE_IS_FUSED>(rows, first, panel, store),
+        }
     }
 }
 
+/// The first rows bring the panel from memory, the others find it in a cache. If the first ones are too many for one
+/// kernel, they go [`CHUNK`] blocks at a time: memory is then asked for weights all the time, not only while the first
+/// of them compute.
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn vnni<B: QuantBlock>(
+unsafe fn vnni<B: QuantBlock>(rows: &QuantRows, panel: &[B], mut store: impl FnMut(usize, &[f32; PANEL])) {
+    assert!(panel.len() == rows.n_blocks);
+    let n_first = rows.n_rows().min(TOGETHER * MAX_ROWS);
+    let mut store_all = |first: usize, sums: &[[f32; PANEL]]| {
+        sums.iter().enumerate().for_each(|(row, sums)| store(first + row, sums));
+    };
+    if n_first <= MAX_ROWS {
+        let sums = &mut [[0.0; PANEL]; MAX_ROWS][..n_first];
+        // SAFETY: this function's own target features.
+        unsafe { vnni_block::<B, 1>(rows, 0, (panel, 0..panel.len()), sums) };
+        store_all(0, sums);
+    } else {
+        let sums = &mut [[0.0; PANEL]; TOGETHER * MAX_ROWS][..n_first];
+        for start in (0..panel.len()).step_by(CHUNK) {
+            let blocks = start..panel.len().min(start + CHUNK);
+            for (part, sums) in sums.chunks_mut(MAX_ROWS).enumerate() {
+                let panel = (panel, blocks.clone());
+                // SAFETY: as above.
+                if n_first <= 2 * MAX_ROWS {
+                    unsafe { vnni_block::<B, 2>(rows, part * MAX_ROWS, panel, sums) };
+                } else {
+                    unsafe { vnni_block::<B, 3>(rows, part * MAX_ROWS, panel, sums) };
+                }
+            }
+        }
+        store_all(0, sums);
+    }
+    for first in (n_first..rows.n_rows()).step_by(MAX_ROWS) {
+        let sums = &mut [[0.0; PANEL]; MAX_ROWS][..MAX_ROWS.min(rows.n_rows() - first)];
+        // SAFETY: as above.
+        unsafe { vnni_block::<B, 0>(rows, first, (panel, 0..panel.len()), sums) };
+        store_all(first, sums);
+    }
+}
+
+/// Rows `first ..` (at most [`MAX_ROWS`]) against some blocks of a panel: their products are added to `sums`. Of what
+/// lies ahead, one of `N_PARTS` parts is fetched on the way.
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+unsafe fn vnni_block<B: QuantBlock, const N_PARTS: usize>(
     rows: &QuantRows,
     first: usize,
-    panel: &[B],
-    mut store: impl FnMut(usize, &[f32; PANEL]),
+    panel: (&[B], Range<usize>),
+    sums: &mut [[f32; PANEL]],
 ) {
     macro_rules! rows {
         ($($n:literal)*) => {
-            match (rows.n_rows() - first).min(MAX_ROWS) {
+            match sums.len() {
                 // SAFETY: this function's own target features, and the lengths are checked within.
-                $($n => unsafe { vnni_rows::<B, $n>(rows, first, panel, &mut store) },)*
+                $($n => unsafe { vnni_rows::<B, $n, N_PARTS>(rows, first, panel, sums) },)*
                 _ => {}
             }
         };
@@ -63,26 +119,33 @@ unsafe fn vnni<B: QuantBlock>(
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-unsafe fn vnni_rows<B: QuantBlock, const N: usize>(
+unsafe fn vnni_rows<B: QuantBlock, const N: usize, const N_PARTS: usize>(
     rows: &QuantRows,
     first: usize,
-    panel: &[B],
-    store: &mut impl FnMut(usize, &[f32; PANEL]),
+    (panel, blocks): (&[B], Range<usize>),
+    stored: &mut [[f32; PANEL]],
 ) {
     use std::arch::x86_64::{
         __m256i, _mm256_load_si256, _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps,
-        _mm512_mul_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
+        _mm512_loadu_ps, _mm512_mul_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
     };
-    assert!(panel.len() == rows.n_blocks);
+    assert!(stored.len() == N);
     let mut totals = [[_mm512_setzero_ps(); 2]; N];
-    for (number, block) in panel.iter().enumerate() {
-        // Later rows find it in a cache.
-        if first == 0 {
-            fetch_ahead(block);
-        }
+    for (totals, stored) in totals.iter_mut().zip(&*stored) {
+        // SAFETY: two registers of 16 values are the array of 32.
+        *totals = unsafe { [_mm512_loadu_ps(stored.as_ptr()), _mm512_loadu_ps(stored.as_ptr().add(16))] };
+    }
+    // Each part of the rows fetches its part of the next blocks.
+    let n_lines = if N_PARTS == 0 { 0 } else { (size_of::<B>() / LINE).div_ceil(N_PARTS) };
+    let part = first / MAX_ROWS * blocks.len() * n_lines * LINE;
+    let mut fetched = panel.as_ptr().wrapping_add(blocks.start).wrapping_byte_add(AHEAD + part);
+    for number in blocks {
+        let block = &panel[number];
+        (0..n_lines).for_each(|line| fetch(fetched.wrapping_byte_add(line * LINE)));
+        fetched = fetched.wrapping_byte_add(n_lines * LINE);
         let inputs = rows.blocks(first, number).as_array::<N>();
         let inputs = inputs.unwrap_or_else(|| unreachable!("the caller counted the rows"));
-        let mut sums: [[_; 2]; N] = array::from_fn(|row| [_mm512_set1_epi32(-B::OFFSET * inputs[row].sum); 2]);
+        let mut sums: [[_; 2]; N] = array::from_fn(|row| [_mm512_set1_epi32(inputs[row].start); 2]);
         for half in 0..4 {
             // SAFETY: this function's own target features.
             for (part, weights) in unsafe { block.load(half) }.into_iter().enumerate() {
@@ -105,14 +168,12 @@ unsafe fn vnni_rows<B: QuantBlock, const N: usize>(
             }
         }
     }
-    for (row, totals) in totals.iter().enumerate() {
-        let mut values = [0.0; PANEL];
-        // SAFETY: two registers of 16 values fill the array of 32.
+    for (totals, stored) in totals.iter().zip(stored) {
+        // SAFETY: as for loading.
         unsafe {
-            _mm512_storeu_ps(values.as_mut_ptr(), totals[0]);
-            _mm512_storeu_ps(values.as_mut_ptr().add(16), totals[1]);
+            _mm512_storeu_ps(stored.as_mut_ptr(), totals[0]);
+            _mm512_storeu_ps(stored.as_mut_ptr().add(16), totals[1]);
         }
-        store(row, &values);
     }
 }
 
@@ -147,7 +208,7 @@ unsafe fn avx2<B: QuantBlock>(
                     sums[2 * n + 1] = _mm256_add_epi32(sums[2 * n + 1], _mm256_madd_epi16(high, x));
                 }
             }
-            let offset = _mm256_set1_epi32(-B::OFFSET * input.sum);
+            let offset = _mm256_set1_epi32(input.start);
             let x_scale = _mm256_set1_ps(input.scale);
             for (n, total) in totals.iter_mut().enumerate() {
                 // Rows 0, 1, 4, 5, 2, 3, 6, 7, and then in order.
@@ -178,7 +239,7 @@ fn portable<B: QuantBlock, const FUSED: bool>(
         let mut totals = [0.0; PANEL];
         for (number, block) in panel.iter().enumerate() {
             let input = &rows.blocks(first, number)[row];
-            let mut sums = [-B::OFFSET * input.sum; PANEL];
+            let mut sums = [input.start; PANEL];
             for (group, x) in input.values.iter().enumerate() {
                 let x = x.to_le_bytes().map(|byte| i32::from(byte.cast_signed()));
                 for (sum, weights) in sums.iter_mut().zip(block.group(group)) {
@@ -209,18 +270,16 @@ mod tests {
     fn outputs<B: QuantBlock>(rows: &QuantRows, blocks: &[B]) -> Vec<Vec<[f32; PANEL]>> {
         let mut found = vec![Vec::new(); rows.n_rows()];
         for panel in blocks.chunks(rows.n_blocks) {
-            for first in (0..rows.n_rows()).step_by(MAX_ROWS) {
-                multiply_rows(rows, first, panel, |row, sums| found[first + row].push(*sums));
-            }
+            multiply_rows(rows, panel, |row, sums| found[row].push(*sums));
         }
         found
     }
 
     /// What the stored weights and the rounded input say, in f64.
     fn check<B: QuantBlock>() {
-        for [d_out, d_in, n_rows] in [[1, 1, 1], [33, 31, 2], [64, 96, 7], [40, 100, 13]] {
+        for [d_out, d_in, n_rows] in [[1, 1, 1], [33, 31, 2], [64, 96, 7], [40, 100, 13], [32, 160, 25]] {
             let blocks: Stored<B> = lay_out(&noise(d_out * d_in, 1), d_out, d_in);
-            let rows = QuantRows::new(&noise(n_rows * d_in, 2), d_in);
+            let rows = QuantRows::new(&noise(n_rows * d_in, 2), d_in, B::OFFSET);
             let found = outputs(&rows, &blocks);
             for (row, found) in found.iter().enumerate() {
                 for (output, found) in found.iter().flatten().enumerate() {
@@ -241,7 +300,7 @@ mod tests {
             }
             let alone: Vec<_> = noise(n_rows * d_in, 2)
                 .chunks(d_in)
-                .flat_map(|row| outputs(&QuantRows::new(row, d_in), &blocks))
+                .flat_map(|row| outputs(&QuantRows::new(row, d_in, B::OFFSET), &blocks))
                 .collect();
             assert_eq!(found, alone, "rows do not depend on their neighbours");
         }
