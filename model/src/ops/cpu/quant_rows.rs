@@ -1,6 +1,6 @@
 //! Rows of the input, rounded to 8 bits as they go into a product with weights of few bits.
 
-use std::ops::Range;
+use std::{array, ops::Range};
 
 use super::{
     BASELINE_IS_FUSED, Isa,
@@ -63,24 +63,45 @@ impl QuantRows {
     }
 }
 
-for_each_isa!(round_rows(x: &[f32], d_in: usize, offset: i32, blocks: &mut [RoundedBlock]) = round_rows_body);
-
 /// Whole groups of rows; the last one may be smaller.
+fn round_rows(x: &[f32], d_in: usize, offset: i32, blocks: &mut [RoundedBlock]) {
+    match isa() {
+        #[cfg(target_arch = "x86_64")]
+        #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
+        // SAFETY: `isa` found the instructions.
+        Isa::Avx512 => unsafe { round_rows_avx512(x, d_in, offset, blocks) },
+        _ => round_rows_plainly(x, d_in, offset, blocks),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn round_rows_avx512(x: &[f32], d_in: usize, offset: i32, blocks: &mut [RoundedBlock]) {
+    // SAFETY: this function's own target features.
+    each_block(x, d_in, blocks, |x| unsafe { RoundedBlock::new_avx512(x, offset) });
+}
+
+for_each_isa!(round_rows_plainly(x: &[f32], d_in: usize, offset: i32, blocks: &mut [RoundedBlock]) = plain_body);
+
 #[inline(always)]
-fn round_rows_body<const FUSED: bool>(x: &[f32], d_in: usize, offset: i32, blocks: &mut [RoundedBlock]) {
+fn plain_body<const FUSED: bool>(x: &[f32], d_in: usize, offset: i32, blocks: &mut [RoundedBlock]) {
+    each_block(x, d_in, blocks, |x| RoundedBlock::new(x, offset));
+}
+
+#[inline(always)]
+fn each_block(x: &[f32], d_in: usize, blocks: &mut [RoundedBlock], round: impl Fn(&[f32; BLOCK]) -> RoundedBlock) {
     let n_blocks = d_in.div_ceil(BLOCK);
     for (x, blocks) in x.chunks(MAX_ROWS * d_in).zip(blocks.chunks_mut(MAX_ROWS * n_blocks)) {
         let n = x.len() / d_in;
         for (row, x) in x.chunks_exact(d_in).enumerate() {
-            for (x, rounded) in x.chunks(BLOCK).zip(blocks[row..].iter_mut().step_by(n)) {
-                match x.as_array() {
-                    Some(x) => rounded.round(x, offset),
-                    None => {
-                        let mut padded = [0.0; BLOCK];
-                        padded[..x.len()].copy_from_slice(x);
-                        rounded.round(&padded, offset);
-                    }
-                }
+            let (whole, rest) = x.as_chunks();
+            let mut blocks = blocks[row..].iter_mut().step_by(n);
+            whole.iter().zip(&mut blocks).for_each(|(x, block)| *block = round(x));
+            if let Some(block) = blocks.next() {
+                let mut padded = [0.0; BLOCK];
+                padded[..rest.len()].copy_from_slice(rest);
+                *block = round(&padded);
             }
         }
     }
@@ -97,21 +118,53 @@ pub(super) struct RoundedBlock {
 }
 
 impl RoundedBlock {
-    /// Adding [`ROUND`] puts the nearest whole number into the low bits. All loops are over whole numbers, which may be
-    /// put together in any order, so the compiler vectorises them.
     #[inline(always)]
-    fn round(&mut self, block: &[f32; BLOCK], offset: i32) {
+    fn new(block: &[f32; BLOCK], offset: i32) -> Self {
+        let largest = block.iter().fold(0.0, |most: f32, value| if value.abs() > most { value.abs() } else { most });
+        let (scale, inverse) = Self::scale(largest);
+        // The low byte of the sum is the number: no conversion.
+        let bytes: [u8; BLOCK] = array::from_fn(|n| (block[n] * inverse + ROUND).to_bits() as u8);
+        let sum: i32 = bytes.iter().map(|&byte| i32::from(byte.cast_signed())).sum();
+        Self { values: array::from_fn(|n| i32::from_le_bytes(bytes.as_chunks().0[n])), scale, start: -offset * sum }
+    }
+
+    /// The same bits, in a fifth of the time: the compiler takes registers apart to add up their lanes.
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+    #[inline]
+    unsafe fn new_avx512(block: &[f32; BLOCK], offset: i32) -> Self {
+        use std::arch::x86_64::{
+            _mm_storeu_si128, _mm512_abs_ps, _mm512_add_epi32, _mm512_add_ps, _mm512_castps_si512,
+            _mm512_cvtepi32_epi8, _mm512_loadu_ps, _mm512_max_epu32, _mm512_mul_ps, _mm512_reduce_add_epi32,
+            _mm512_reduce_max_epu32, _mm512_set1_ps, _mm512_sub_epi32,
+        };
+        // SAFETY: two registers of 16 values are the array of 32.
+        let [left, right] = unsafe { [_mm512_loadu_ps(block.as_ptr()), _mm512_loadu_ps(block.as_ptr().add(16))] };
         // The bits of positive numbers are in the order of the numbers.
-        let largest = block.iter().fold(0, |most: u32, value| most.max(value.abs().to_bits()));
-        self.scale = f32::from_bits(largest) / 127.0;
-        let inverse = if self.scale == 0.0 { 0.0 } else { 1.0 / self.scale };
-        let rounded = block.map(|value| (value * inverse + ROUND).to_bits().wrapping_sub(ROUND.to_bits()));
-        self.start =
-            offset.wrapping_neg().wrapping_mul(rounded.iter().fold(0, |sum: u32, n| sum.wrapping_add(*n)) as i32);
-        let bytes = rounded.map(|n| n as u8);
-        for (values, bytes) in self.values.iter_mut().zip(bytes.as_chunks().0) {
-            *values = i32::from_le_bytes(*bytes);
+        let bits = |x| _mm512_castps_si512(_mm512_abs_ps(x));
+        let largest = _mm512_reduce_max_epu32(_mm512_max_epu32(bits(left), bits(right)));
+        let (scale, inverse) = Self::scale(f32::from_bits(largest));
+        let (inverse, round) = (_mm512_set1_ps(inverse), _mm512_set1_ps(ROUND));
+        let whole = |x| {
+            let sum = _mm512_add_ps(_mm512_mul_ps(x, inverse), round);
+            _mm512_sub_epi32(_mm512_castps_si512(sum), _mm512_castps_si512(round))
+        };
+        let (left, right) = (whole(left), whole(right));
+        let mut values = [0; BLOCK / 4];
+        // SAFETY: two registers of 16 bytes are the array of 32.
+        unsafe {
+            _mm_storeu_si128(values.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(left));
+            _mm_storeu_si128(values.as_mut_ptr().add(4).cast(), _mm512_cvtepi32_epi8(right));
         }
+        Self { values, scale, start: -offset * _mm512_reduce_add_epi32(_mm512_add_epi32(left, right)) }
+    }
+
+    /// The scale that makes `largest` 127, and its inverse.
+    #[inline(always)]
+    fn scale(largest: f32) -> (f32, f32) {
+        let scale = largest / 127.0;
+        (scale, if scale == 0.0 { 0.0 } else { 1.0 / scale })
     }
 
     /// The rounded value of an input.
