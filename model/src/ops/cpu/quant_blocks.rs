@@ -20,6 +20,10 @@ pub(super) trait QuantBlock: Copy + Send + Sync {
     /// What is added to a weight to make it unsigned.
     const OFFSET: i32;
 
+    /// Kernels' rows that bring a panel from memory together, 1 to 3: more where the arithmetic waits for memory.
+    #[cfg(target_arch = "x86_64")]
+    const TOGETHER: usize;
+
     /// Rounds one row's 32 weights.
     fn quantize(weights: &[f32; BLOCK]) -> QuantizedBlock;
 
@@ -69,6 +73,8 @@ pub(super) struct Q8Block {
 
 impl QuantBlock for Q8Block {
     const OFFSET: i32 = 128;
+    #[cfg(target_arch = "x86_64")]
+    const TOGETHER: usize = 3;
 
     fn quantize(weights: &[f32; BLOCK]) -> QuantizedBlock {
         let scale = f16::from_f32(largest(weights) / 127.0);
@@ -132,6 +138,8 @@ pub(super) struct Q4Block {
 
 impl QuantBlock for Q4Block {
     const OFFSET: i32 = 8;
+    #[cfg(target_arch = "x86_64")]
+    const TOGETHER: usize = 1;
 
     fn quantize(weights: &[f32; BLOCK]) -> QuantizedBlock {
         let mut scale = 0.0;

@@ -24,10 +24,10 @@ use super::{
 /// How far ahead of the arithmetic weights are fetched, in bytes. At the end of a panel that is the next one.
 #[cfg(target_arch = "x86_64")]
 const AHEAD: usize = 1 << 13;
-/// Kernels' rows that bring a panel from memory together.
+/// The largest [`QuantBlock::TOGETHER`].
 #[cfg(target_arch = "x86_64")]
-const TOGETHER: usize = 3;
-/// Blocks that these go through in turn.
+const MOST_TOGETHER: usize = 3;
+/// Blocks that several kernels' rows go through in turn.
 #[cfg(target_arch = "x86_64")]
 const CHUNK: usize = 2;
 
@@ -60,7 +60,7 @@ pub(super) fn multiply_rows<B: QuantBlock>(rows: &QuantRows, panel: &[B], mut st
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 unsafe fn vnni<B: QuantBlock>(rows: &QuantRows, panel: &[B], mut store: impl FnMut(usize, &[f32; PANEL])) {
     assert!(panel.len() == rows.n_blocks);
-    let n_first = rows.n_rows().min(TOGETHER * MAX_ROWS);
+    let n_first = rows.n_rows().min(B::TOGETHER * MAX_ROWS);
     let mut store_all = |first: usize, sums: &[[f32; PANEL]]| {
         sums.iter().enumerate().for_each(|(row, sums)| store(first + row, sums));
     };
@@ -70,7 +70,7 @@ unsafe fn vnni<B: QuantBlock>(rows: &QuantRows, panel: &[B], mut store: impl FnM
         unsafe { vnni_block::<B, 1>(rows, 0, (panel, 0..panel.len()), sums) };
         store_all(0, sums);
     } else {
-        let sums = &mut [[0.0; PANEL]; TOGETHER * MAX_ROWS][..n_first];
+        let sums = &mut [[0.0; PANEL]; MOST_TOGETHER * MAX_ROWS][..n_first];
         for start in (0..panel.len()).step_by(CHUNK) {
             let blocks = start..panel.len().min(start + CHUNK);
             for (part, sums) in sums.chunks_mut(MAX_ROWS).enumerate() {
