@@ -108,7 +108,7 @@ fn each_block(x: &[f32], d_in: usize, blocks: &mut [RoundedBlock], round: impl F
 }
 
 /// 32 values of the input, rounded to 8 bits.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct RoundedBlock {
     /// Four signed bytes to a number, the first lowest, as they are broadcast.
     pub(super) values: [i32; BLOCK / 4],
@@ -171,5 +171,31 @@ impl RoundedBlock {
     #[cfg(test)]
     pub(super) fn value(&self, input: usize) -> i8 {
         self.values[input / 4].to_le_bytes()[input % 4].cast_signed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::cpu::levels::{levels, noise, with_isa};
+
+    #[test]
+    fn rounding_is_the_same_bits_at_every_level() {
+        let (n_rows, d_in) = (7, 100);
+        let mut x = noise(n_rows * d_in, 1);
+        x[..BLOCK].fill(0.0);
+        x[BLOCK..2 * BLOCK].iter_mut().for_each(|value| *value *= 1e6);
+        let rounded = || QuantRows::new(&x, d_in, 128).blocks;
+        for level in levels() {
+            assert_eq!(with_isa(level, rounded), rounded(), "{level:?}");
+        }
+        let [first, second] = [0, MAX_ROWS].map(|n| rounded()[n]);
+        assert_eq!((first.values, first.scale, first.start), ([0; BLOCK / 4], 0.0, 0));
+        let whole: Vec<i32> = (0..BLOCK).map(|input| i32::from(second.value(input))).collect();
+        assert!(whole.iter().any(|value| value.abs() == 127));
+        assert_eq!(second.start, -128 * whole.iter().sum::<i32>());
+        for (value, whole) in x[BLOCK..].iter().zip(whole) {
+            assert!((value - whole as f32 * second.scale).abs() <= 0.501 * second.scale, "{value}, {whole}");
+        }
     }
 }
