@@ -92,6 +92,7 @@ impl Reach {
             n_kv_heads: config.n_kv_heads,
             head_dim: config.head_dim,
             scale: config.score_scale(),
+            softcap: config.attention_softcap,
             sliding_window: window,
             alibi_slopes: (config.positions == Positions::Alibi).then(|| position::alibi_slopes(config.n_heads)),
         };

@@ -14,7 +14,15 @@ fn values(tensor: Tensor<4>) -> Vec<f32> {
 }
 
 fn options(n_heads: usize, n_kv_heads: usize, head_dim: usize) -> AttentionOptions {
-    AttentionOptions { n_heads, n_kv_heads, head_dim, scale: 1.0, sliding_window: None, alibi_slopes: None }
+    AttentionOptions {
+        n_heads,
+        n_kv_heads,
+        head_dim,
+        scale: 1.0,
+        softcap: None,
+        sliding_window: None,
+        alibi_slopes: None,
+    }
 }
 
 fn assert_close(found: &[f32], expected: &[f32], tolerance: f32) {
@@ -28,7 +36,7 @@ fn assert_close(found: &[f32], expected: &[f32], tolerance: f32) {
 #[test]
 fn one_query_of_the_lectures() {
     let keys = rows([[1.0, 0.0], [1.0, 1.0]]);
-    let attended = attend(rows([[2.0, 1.0]]), keys, rows([[3.0, 6.0], [7.0, 12.0]]), None, 1.0);
+    let attended = attend([rows([[2.0, 1.0]]), keys, rows([[3.0, 6.0], [7.0, 12.0]])], None, &options(1, 1, 2));
     assert_close(&values(attended.probs), &[0.26894, 0.73106], 1e-5);
     assert_close(&values(attended.output), &[5.924, 10.386], 1e-3);
 }
@@ -38,7 +46,7 @@ fn one_query_of_the_lectures() {
 fn three_queries_of_the_lectures() {
     let queries = rows([[1.0, 0.0], [2.0, 1.0], [0.0, 1.0]]);
     let keys = rows([[1.0, 1.0], [0.0, 1.0]]);
-    let attended = attend(queries, keys, rows([[4.0, 8.0], [6.0, 12.0]]), None, 1.0);
+    let attended = attend([queries, keys, rows([[4.0, 8.0], [6.0, 12.0]])], None, &options(1, 1, 2));
     assert_close(&values(attended.output), &[4.538, 9.076, 4.238, 8.477, 5.0, 10.0], 1e-3);
 }
 

@@ -59,6 +59,7 @@ const ROPE_CASES: &[&str] = &[
     "cohere",
     "cohere2",
     "gemma",
+    "gemma2",
     "gpt-neox-parallel",
     "gpt-neox-serial",
     "rope-linear",
@@ -162,6 +163,7 @@ fn own_configs() -> Vec<GptConfig> {
             attention_scale: Some(0.3),
             ..llama.clone()
         },
+        GptConfig { attention_softcap: Some(3.0), ..llama.clone() },
         GptConfig { positions: Positions::None, final_norm: false, ..llama },
         GptConfig { positions: Positions::Sinusoidal, scale_embeddings: true, tie_embeddings: false, ..gpt2 },
     ]

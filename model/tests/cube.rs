@@ -181,7 +181,7 @@ proptest! {
         let (n_heads, n_kv_heads) = heads;
         let head_dim = 2 * half + rest;
         let options =
-            AttentionOptions { n_heads, n_kv_heads, head_dim, scale: 1.0, sliding_window: None, alibi_slopes: None };
+            AttentionOptions { n_heads, n_kv_heads, head_dim, scale: 1.0, softcap: None, sliding_window: None, alibi_slopes: None };
         let qkv = random([n_rows, (n_heads + 2 * n_kv_heads) * head_dim], width);
         let angles = values(random([n_rows * half.max(1)], 10.0));
         let slots: Vec<i32> = (0..n_rows as i32).map(|row| (row * 7 + 3) % 32).collect();
@@ -209,6 +209,7 @@ proptest! {
         head_dim in prop::sample::select(vec![4usize, 6, 12, 16, 64, 80]),
         sliding_window in prop::option::of(prop_oneof![1..40usize, 100..200usize]),
         alibi in any::<bool>(),
+        softcap in prop::option::of(0.5..50.0f64),
         shapes in prop::collection::vec((prop_oneof![0..40usize, 100..300usize], prop_oneof![Just(1usize), 1..20usize]), 1..4),
         shuffle in any::<u64>(),
         dtype in kv_dtype(),
@@ -216,7 +217,7 @@ proptest! {
         let Some(gpu) = gpu() else { return Ok(()) };
         let (n_heads, n_kv_heads) = heads;
         let alibi_slopes = alibi.then(|| position::alibi_slopes(n_heads));
-        let options = AttentionOptions { n_heads, n_kv_heads, head_dim, scale: 0.3, sliding_window, alibi_slopes };
+        let options = AttentionOptions { n_heads, n_kv_heads, head_dim, scale: 0.3, softcap, sliding_window, alibi_slopes };
         let each = 320 / PAGE_SIZE;
         let n_pages = each * shapes.len();
         let held = if dtype == KvDtype::F16 { DType::F16 } else { DType::F32 };

@@ -45,6 +45,7 @@ const CASES: &[&str] = &[
     "gpt-neox-parallel",
     "gpt-neox-serial",
     "gemma",
+    "gemma2",
     "gemma3",
     "phi",
     "stablelm-parallel",
@@ -315,6 +316,11 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     mutate("residual_multiplier", &|c| c.residual_multiplier *= 1.5);
     mutate("logit_multiplier", &|c| c.logit_multiplier *= 1.5);
     mutate("logit_softcap", &|c| c.logit_softcap = Some(c.logit_softcap.unwrap_or(15.0) * 1.5));
+    // A large cap is a small change.
+    mutate("attention_softcap", &|c| c.attention_softcap = Some(c.attention_softcap.unwrap_or(2.0) * 1.5));
+    if config.attention_softcap.is_some() {
+        mutate("attention_softcap", &|c| c.attention_softcap = None);
+    }
     mutate("attention_scale", &|c| c.attention_scale = Some(1.5 * c.score_scale()));
     mutate("sliding_window", &|c| c.sliding_window = Some(c.sliding_window.map_or(5, |window| window + 1)));
     if config.sliding_window.is_some() {

@@ -39,15 +39,19 @@ fn assert_within<const D: usize>(tolerance: f32, found: Tensor<D>, expected: Ten
 
 fn attention_options() -> impl Strategy<Value = AttentionOptions> {
     let heads = prop_oneof![Just((1, 1)), Just((4, 2)), Just((6, 2)), Just((3, 3)), Just((8, 1))];
-    (heads, prop_oneof![Just(4usize), Just(12), Just(16), Just(64)], prop::option::of(1..40usize), any::<bool>())
-        .prop_map(|((n_heads, n_kv_heads), head_dim, sliding_window, alibi)| AttentionOptions {
+    let head_dims = prop_oneof![Just(4usize), Just(12), Just(16), Just(64)];
+    let softcaps = prop::option::of(0.5..50.0f64);
+    (heads, head_dims, prop::option::of(1..40usize), any::<bool>(), softcaps).prop_map(
+        |((n_heads, n_kv_heads), head_dim, sliding_window, alibi, softcap)| AttentionOptions {
             n_heads,
             n_kv_heads,
             head_dim,
             scale: 0.3,
+            softcap,
             sliding_window,
             alibi_slopes: alibi.then(|| position::alibi_slopes(n_heads)),
-        })
+        },
+    )
 }
 
 proptest! {

@@ -8,6 +8,7 @@ use half::f16;
 use super::{
     cpu,
     cube::{self, AttentionPlan, AttentionStep, BLOCK_LEN, TILE},
+    soft_cap,
 };
 use crate::kv_cache::PAGE_SIZE;
 
@@ -26,6 +27,8 @@ pub struct AttentionOptions {
     pub head_dim: usize,
     /// Scores are multiplied by this before the softmax; usually `1 / sqrt(head_dim)`.
     pub scale: f64,
+    /// Scores, multiplied, become `c * tanh(score / c)`, before slopes are added; see [`soft_cap`].
+    pub softcap: Option<f64>,
     /// Each row sees itself and this many positions less one before it.
     pub sliding_window: Option<usize>,
     /// One slope per query head: `slope * (key position - query position)` is added to the score.
@@ -84,6 +87,7 @@ impl PagedSequences {
             head_dim,
             sliding_window: options.sliding_window,
             has_slopes: options.alibi_slopes.is_some(),
+            softcap_bits: options.softcap.map(|cap| (cap as f32).to_bits()),
             block_rows: 1,
         };
         let laid_out = &self.on_gpu[usize::from(options.sliding_window.is_some())];
@@ -159,7 +163,7 @@ pub fn attention_dense(
     let q = split_heads(q, [batch, seq_len, n_heads, head_dim]);
     let k = split_heads(k, [batch, seq_len, n_kv_heads, head_dim]);
     let v = split_heads(v, [batch, seq_len, n_kv_heads, head_dim]);
-    let Attended { output, probs } = attend(q, k, v, bias, options.scale);
+    let Attended { output, probs } = attend([q, k, v], bias, options);
     (join_heads(output), probs)
 }
 
@@ -206,7 +210,7 @@ pub fn attention_paged_reference(
     sequences: &[PagedRows],
     options: &AttentionOptions,
 ) -> Tensor<2> {
-    let AttentionOptions { n_heads, n_kv_heads, head_dim, scale, .. } = *options;
+    let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
     let device = q.device();
     let outputs = sequences.iter().map(|sequence| {
         let n_keys = sequence.slots.host().len();
@@ -218,22 +222,26 @@ pub fn attention_paged_reference(
         let queries = split_heads(queries, [1, sequence.rows.len(), n_heads, head_dim]);
         let span = sequence.start..sequence.start + sequence.rows.len();
         let bias = causal_bias(span, sequence.first_key, options, &device);
-        join_heads(attend(queries, gather(keys), gather(values), bias, scale).output)
+        join_heads(attend([queries, gather(keys), gather(values)], bias, options).output)
     });
     Tensor::cat(outputs.collect(), 0)
 }
 
-/// The reference: `softmax(q k^T * scale + bias) v`, grouped heads included.
+/// The reference: `softmax(q k^T * scale + bias) v`, grouped heads included. Of `options`, scale and soft cap count here.
 ///
 /// `q [batch, n_heads, n_queries, head_dim]`, `k` and `v [batch, n_kv_heads, n_keys, head_dim]`, `bias` broadcastable to
 /// `[batch, n_heads, n_queries, n_keys]`. ["Attention is all you need"](https://arxiv.org/abs/1706.03762), 3.2.1.
-pub fn attend(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, bias: Option<Tensor<4>>, scale: f64) -> Attended {
+pub fn attend([q, k, v]: [Tensor<4>; 3], bias: Option<Tensor<4>>, options: &AttentionOptions) -> Attended {
     let [batch, n_heads, n_queries, head_dim] = q.dims();
     let [_, n_kv_heads, n_keys, _] = k.dims();
     // The query heads that share a key head are stacked as if they were more queries: nothing is repeated.
     let stacked = [batch, n_kv_heads, n_heads / n_kv_heads * n_queries, head_dim];
-    let scores = (q * scale).reshape(stacked).matmul(k.swap_dims(2, 3));
+    let scores = (q * options.scale).reshape(stacked).matmul(k.swap_dims(2, 3));
     let scores = scores.reshape([batch, n_heads, n_queries, n_keys]);
+    let scores = match options.softcap {
+        Some(cap) => soft_cap(scores, cap),
+        None => scores,
+    };
     let scores = match bias {
         Some(bias) => scores + bias,
         None => scores,

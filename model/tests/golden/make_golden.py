@@ -359,6 +359,31 @@ CASES = {
         norm_mean=0.0,
         teeth=(*ROPE_TEETH, {"hidden_act": "silu"}),
     ),
+    "gemma2": Case(
+        "Gemma2ForCausalLM",
+        {
+            **SMALL_ROPE,
+            "head_dim": 12,
+            "tie_word_embeddings": True,
+            "sliding_window": 6,
+            "query_pre_attn_scalar": 7,
+            "attn_logit_softcapping": 3.0,
+            "final_logit_softcapping": 9.0,
+        },
+        seed=327,
+        weight_std=0.45,
+        norm_mean=0.0,
+        teeth=(
+            *ROPE_TEETH,
+            {"hidden_activation": "silu"},
+            {"sliding_window": 7},
+            {"query_pre_attn_scalar": 12},
+            {"attn_logit_softcapping": 4.0},
+            {"attn_logit_softcapping": None},
+            {"final_logit_softcapping": None},
+            {"layer_types": ["full_attention", "sliding_attention"]},
+        ),
+    ),
     "gemma3": Case(
         "Gemma3ForCausalLM",
         {

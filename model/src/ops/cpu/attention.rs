@@ -9,7 +9,11 @@
 
 use std::ops::Range;
 
-use super::{BASELINE_IS_FUSED, Isa, KvElement, crew, isa, math::exp, multiply_add};
+use super::{
+    BASELINE_IS_FUSED, Isa, KvElement, crew, isa,
+    math::{exp, tanh},
+    multiply_add,
+};
 use crate::{
     kv_cache::PAGE_SIZE,
     ops::{AttentionOptions, PagedRows},
@@ -123,6 +127,7 @@ struct Query<'a> {
     /// The positions that it sees.
     sees: Range<usize>,
     slope: Option<f32>,
+    softcap: Option<f32>,
 }
 
 impl Task<'_> {
@@ -150,7 +155,7 @@ impl Task<'_> {
                 let position = self.sequence.start + row;
                 let slope = pools.options.alibi_slopes.as_ref().map(|slopes| slopes[head]);
                 let sees = window_start(position, pools.options)..position + 1;
-                Query { values, output, sees, slope }
+                Query { values, output, sees, slope, softcap: pools.options.softcap.map(|cap| cap as f32) }
             })
             .collect();
         // More query heads to a key head than go together are cut here.
@@ -219,6 +224,15 @@ fn softmax<const FUSED: bool>(scores: &mut [f32], first: usize, query: &Query<'_
     let visible = query.sees.start.saturating_sub(first)..query.sees.end - first;
     scores[..visible.start].fill(f32::NEG_INFINITY);
     scores[visible.end..].fill(f32::NEG_INFINITY);
+    let scale = match query.softcap {
+        None => scale,
+        Some(cap) => {
+            for score in &mut scores[visible.clone()] {
+                *score = cap * tanh::<FUSED>(*score * scale / cap);
+            }
+            1.0
+        }
+    };
     match query.slope {
         None => scores[visible].iter_mut().for_each(|score| *score *= scale),
         Some(slope) => {

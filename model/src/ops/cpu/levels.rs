@@ -94,8 +94,15 @@ mod tests {
         for (n_heads, n_kv_heads, head_dim, sliding_window) in
             [(3, 3, 20, None), (6, 2, 64, Some(19)), (9, 1, 48, None), (8, 4, 128, None)]
         {
-            let options =
-                AttentionOptions { n_heads, n_kv_heads, head_dim, scale: 0.2, sliding_window, alibi_slopes: None };
+            let options = AttentionOptions {
+                n_heads,
+                n_kv_heads,
+                head_dim,
+                scale: 0.2,
+                softcap: None,
+                sliding_window,
+                alibi_slopes: None,
+            };
             let width = n_kv_heads * head_dim;
             let (keys, values) = (noise(96 * width, 1), noise(96 * width, 2));
             let [half_keys, half_values] = [&keys, &values].map(|pool| {

@@ -39,6 +39,8 @@ pub(in crate::ops) struct AttentionPlan {
     pub(in crate::ops) sliding_window: Option<usize>,
     /// Whether the table ends with a slope for each query head, as the bits of an f32.
     pub(in crate::ops) has_slopes: bool,
+    /// The soft cap of the scores, as the bits of an f32.
+    pub(in crate::ops) softcap_bits: Option<u32>,
     /// Rows of a block.
     pub(in crate::ops) block_rows: usize,
 }
@@ -240,6 +242,19 @@ fn attend_tile<E: Numeric, V: Size>(
             visible = visible && key + comptime!(plan.sliding_window.unwrap_or(0)) > row_position;
         }
         let mut score = scores[n];
+        if comptime!(plan.softcap_bits.is_some()) {
+            let cap = comptime!(f32::from_bits(plan.softcap_bits.unwrap_or(0)));
+            // As on the CPU; the exponential's argument is kept from infinity.
+            let x = score / cap;
+            let square = x * x;
+            let mut series = square * comptime!(-1382.0f32 / 155_925.0) + comptime!(62.0f32 / 2835.0);
+            series = series * square + comptime!(-17.0f32 / 315.0);
+            series = series * square + comptime!(2.0f32 / 15.0);
+            series = series * square + comptime!(-1.0f32 / 3.0);
+            series = series * square + 1.0f32;
+            let far = 1.0f32 - 2.0f32 / (clamp(2.0f32 * x, -80.0f32, 80.0f32).exp() + 1.0f32);
+            score = cap * select(square < 0.1225f32, x * series, far);
+        }
         if comptime!(plan.has_slopes) {
             let slope = f32::reinterpret(table[slopes + first_head + comptime!(n % heads)]);
             score += slope * (f32::cast_from(key) - f32::cast_from(row_position));

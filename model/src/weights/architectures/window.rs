@@ -43,6 +43,7 @@ pub(super) const MISTRAL: WindowSpelling = WindowSpelling::All { absent: Some(US
 pub(super) const PHI3: WindowSpelling = WindowSpelling::All { absent: None };
 pub(super) const QWEN: WindowSpelling = WindowSpelling::From { absent: 28 };
 pub(super) const OLMO3: WindowSpelling = WindowSpelling::Periodic { period: 4, has_key: false };
+pub(super) const GEMMA2: WindowSpelling = WindowSpelling::Periodic { period: 2, has_key: false };
 pub(super) const GEMMA3: WindowSpelling = WindowSpelling::Periodic { period: 6, has_key: true };
 pub(super) const COHERE2: WindowSpelling = WindowSpelling::Periodic { period: 4, has_key: true };
 pub(super) const SMOLLM3: WindowSpelling = WindowSpelling::Unrotated;
