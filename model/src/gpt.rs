@@ -152,6 +152,16 @@ impl Gpt {
         blocks.map(Weight::n_bytes).sum::<usize>() + self.output().0.n_bytes()
     }
 
+    /// Products that a forward pass adds up for `n_tokens` tokens, of which `n_logits` become logits, and which see
+    /// `n_keys` keys, all tokens together; those of matrices and of attention.
+    pub fn n_products(&self, n_tokens: usize, n_logits: usize, n_keys: usize) -> usize {
+        let size = |weight: &Weight| weight.dims().into_iter().product::<usize>();
+        let of_token: usize = self.blocks.iter().flat_map(Block::matrices).map(size).sum();
+        // A score, and a share of a value.
+        let of_key = 2 * self.config.n_layers * self.config.q_width();
+        n_tokens * of_token + n_logits * size(self.output().0) + n_keys * of_key
+    }
+
     /// Every parameter's path and value as f32, in the order of the layers. Reads one tensor at a time off the device.
     ///
     /// # Errors

@@ -6,7 +6,6 @@
 
 mod activation;
 mod attention;
-mod bandwidth;
 mod block;
 mod cpu;
 mod cross_entropy;
@@ -14,6 +13,7 @@ mod cube;
 mod embedding;
 mod kv_append;
 mod kv_dtype;
+mod limits;
 mod linear;
 mod norm;
 mod quantized_matrix;
@@ -26,13 +26,13 @@ pub use attention::{
     Attended, AttentionOptions, PagedRows, PagedSequences, Slots, attend, attention_dense, attention_paged,
     attention_paged_reference, causal_bias,
 };
-pub use bandwidth::read_bandwidth;
 pub use block::{BlockParts, BlockScratch, LinearParts, NormParts, PagedAttention, block, has_block};
 pub use cpu::{give_back_memory, lead_threads, limit_arenas, nearest_q8};
 pub use cross_entropy::linear_cross_entropy;
 pub use embedding::{embedding, take_rows};
 pub use kv_append::{append_keys, append_values, copy_pages, new_pool, rope_append};
 pub use kv_dtype::KvDtype;
+pub use limits::{multiply_rate, read_bandwidth};
 pub use linear::{linear, linear_add, normed_gated, normed_linear};
 pub use norm::{NormOptions, norm, norm_reference};
 pub use quantized_matrix::{BLOCK_SIZE, QuantizedBlock, QuantizedMatrix};

@@ -1,6 +1,7 @@
 //! `hearth bench`: how fast a model runs here, and what the machine would allow.
 
 use std::{
+    fmt::Write,
     path::{Path, PathBuf},
     time::Instant,
 };
@@ -20,7 +21,7 @@ use hearth_model::{
 };
 use serde::Serialize;
 
-use super::bench_grammars;
+use super::{bench_grammars, output};
 use crate::config::ModelConfig;
 
 /// Tokens of the prompt whose prefill is timed, where nothing is said.
@@ -64,6 +65,8 @@ struct Report {
     weight_bytes_per_step: usize,
     /// Of as many bytes, read by the same device in the same run.
     read_gb_per_sec: f64,
+    /// Products of numbers in registers, each added to a sum, in billions: in the arithmetic that the dtype takes.
+    gmacs_per_sec: f64,
     results: Vec<Measured>,
 }
 
@@ -75,6 +78,11 @@ struct Measured {
     kv_bytes_per_step: Option<usize>,
     /// Of the rate at which memory could give the weights, once per step; decoding only.
     fraction_of_bandwidth: Option<f64>,
+    /// Of the rate at which the device could compute the products of matrices and attention.
+    fraction_of_arithmetic: Option<f64>,
+    /// Products to a token.
+    #[serde(skip)]
+    n_products: f64,
 }
 
 /// Prints a table, and last of all one line of JSON.
@@ -104,18 +112,25 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     anyhow::ensure!(args.batch.iter().all(|&batch| batch > 0), "`--batch` must be at least 1, got 0");
 
     let weight_bytes = gpt.step_bytes();
-    let bandwidth = || ops::read_bandwidth(weight_bytes, &gpt.device());
-    let before = bandwidth()?;
+    let limits = || -> anyhow::Result<[f64; 2]> {
+        let device = gpt.device();
+        Ok([ops::read_bandwidth(weight_bytes, &device)?, ops::multiply_rate(gpt.dtype(), &device)?])
+    };
+    let before = limits()?;
     let kv_dtype = args.model.kv_dtype(&gpt)?;
     let mut results = vec![prefill(&gpt, kv_dtype, n_prefill, args.runs)?];
     for &batch in &args.batch {
         results.push(decode(&gpt, kv_dtype, &args, batch)?);
     }
     // Once more at the end: the machine may have been busy at the beginning.
-    let bandwidth = before.max(bandwidth()?);
+    let after = limits()?;
+    let [bandwidth, arithmetic] = [before[0].max(after[0]), before[1].max(after[1])];
     for (result, &batch) in results.iter_mut().skip(1).zip(&args.batch) {
         let steps_per_sec = result.tok_per_sec / batch as f64;
         result.fraction_of_bandwidth = Some(steps_per_sec * weight_bytes as f64 / bandwidth);
+    }
+    for result in &mut results {
+        result.fraction_of_arithmetic = Some(result.tok_per_sec * result.n_products / arithmetic);
     }
     let report = Report {
         model: args.random.as_ref().map_or_else(|| args.model.model_id(), |dir| format!("random {}", dir.display())),
@@ -125,6 +140,7 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
         n_params: gpt.config().n_params(),
         weight_bytes_per_step: weight_bytes,
         read_gb_per_sec: bandwidth / 1e9,
+        gmacs_per_sec: arithmetic / 1e9,
         results,
     };
     print(&report)
@@ -152,20 +168,31 @@ fn random(dir: &Path, options: &ModelConfig) -> anyhow::Result<Gpt> {
     Ok(Gpt::from_params(&config, dtype, &device, values)?)
 }
 
-#[expect(clippy::print_stdout, reason = "the result of the command")]
 fn print(report: &Report) -> anyhow::Result<()> {
+    let mut text = String::new();
     let n_params = report.n_params as f64 / 1e6;
-    println!("{} in {}, {n_params:.1} M parameters, on {}", report.model, report.dtype, report.device);
-    let megabytes = report.weight_bytes_per_step as f64 / 1e6;
-    println!("{megabytes:.0} MB of weights per step; memory gives {:.1} GB/s of that size", report.read_gb_per_sec);
-    for Measured { job, tok_per_sec, kv_bytes_per_step, fraction_of_bandwidth } in &report.results {
-        let fraction = fraction_of_bandwidth.map(|f| format!("  {:.0} % of the bandwidth", 100.0 * f));
-        let kv =
-            kv_bytes_per_step.map(|n| format!(", {:.0} MB of KV cache in {}", n as f64 / 1e6, report.kv_cache_dtype));
-        println!("{job:<24} {tok_per_sec:>9.1} tok/s{}{}", fraction.unwrap_or_default(), kv.unwrap_or_default());
+    writeln!(text, "{} in {}, {n_params:.1} M parameters, on {}", report.model, report.dtype, report.device)?;
+    writeln!(
+        text,
+        "{:.0} MB of weights per step; memory gives {:.1} GB/s of that size, arithmetic {:.0} G multiply-adds/s",
+        report.weight_bytes_per_step as f64 / 1e6,
+        report.read_gb_per_sec,
+        report.gmacs_per_sec
+    )?;
+    for Measured { job, tok_per_sec, kv_bytes_per_step, fraction_of_bandwidth, fraction_of_arithmetic, .. } in
+        &report.results
+    {
+        let percent = |fraction: &Option<f64>| fraction.map_or_else(String::new, |f| format!("{:.0} %", 100.0 * f));
+        let [bandwidth, arithmetic] = [percent(fraction_of_bandwidth), percent(fraction_of_arithmetic)];
+        let kv = kv_bytes_per_step.map(|n| format!(", KV cache {:.0} MB in {}", n as f64 / 1e6, report.kv_cache_dtype));
+        writeln!(
+            text,
+            "{job:<24} {tok_per_sec:>9.1} tok/s {bandwidth:>6} of bandwidth {arithmetic:>6} of arithmetic{}",
+            kv.unwrap_or_default()
+        )?;
     }
-    println!("{}", serde_json::to_string(report)?);
-    Ok(())
+    writeln!(text, "{}", serde_json::to_string(report)?)?;
+    output::print(&text)
 }
 
 fn prefill(gpt: &Gpt, kv_dtype: KvDtype, n_tokens: usize, n_runs: usize) -> anyhow::Result<Measured> {
@@ -179,7 +206,14 @@ fn prefill(gpt: &Gpt, kv_dtype: KvDtype, n_tokens: usize, n_runs: usize) -> anyh
         best = best.min(start.elapsed().as_secs_f64());
     }
     let job = format!("prefill of {}", n_tokens);
-    Ok(Measured { job, tok_per_sec: n_tokens as f64 / best, kv_bytes_per_step: None, fraction_of_bandwidth: None })
+    Ok(Measured {
+        job,
+        tok_per_sec: n_tokens as f64 / best,
+        kv_bytes_per_step: None,
+        fraction_of_bandwidth: None,
+        fraction_of_arithmetic: None,
+        n_products: gpt.n_products(n_tokens, 1, n_tokens * (n_tokens + 1) / 2) as f64 / n_tokens as f64,
+    })
 }
 
 fn decode(gpt: &Gpt, kv_dtype: KvDtype, args: &BenchArgs, batch: usize) -> anyhow::Result<Measured> {
@@ -206,6 +240,8 @@ fn decode(gpt: &Gpt, kv_dtype: KvDtype, args: &BenchArgs, batch: usize) -> anyho
         tok_per_sec: (args.steps * batch) as f64 / best,
         kv_bytes_per_step: Some(n_keys * gpt.config().kv_bytes_per_token(kv_dtype.n_bytes())),
         fraction_of_bandwidth: None,
+        fraction_of_arithmetic: None,
+        n_products: gpt.n_products(batch, batch, n_keys) as f64 / batch as f64,
     })
 }
 

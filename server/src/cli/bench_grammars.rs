@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeSet,
+    fmt::Write,
     time::{Duration, Instant},
 };
 
@@ -18,6 +19,8 @@ use hearth_model::{
 };
 use serde::Serialize;
 use serde_json::{Value, json};
+
+use super::output;
 
 /// Texts of each grammar; each has a seed of its own.
 const N_TEXTS: u64 = 4;
@@ -247,13 +250,24 @@ fn quantile(times: &mut [f64], share: f64) -> f64 {
     times.get(place).copied().unwrap_or_default()
 }
 
-#[expect(clippy::print_stdout, reason = "the result of the command")]
 fn print(report: &GrammarReport) -> anyhow::Result<()> {
-    println!("{}: the vocabulary's trie takes {:.0} ms, once; times in microseconds", report.model, report.trie_ms);
-    println!("             compiled   masks alone            the same again  model    and a mask  then a wait of");
-    println!("                         mean    p99  worst     mean   worst   a step   beside it    mean   worst");
+    let mut text = String::new();
+    writeln!(
+        text,
+        "{}: the vocabulary's trie takes {:.0} ms, once; times in microseconds",
+        report.model, report.trie_ms
+    )?;
+    writeln!(
+        text,
+        "             compiled   masks alone            the same again  model    and a mask  then a wait of"
+    )?;
+    writeln!(
+        text,
+        "                         mean    p99  worst     mean   worst   a step   beside it    mean   worst"
+    )?;
     for row in &report.grammars {
-        println!(
+        writeln!(
+            text,
             "{:<12} {:>5.1} ms {:>7.0} {:>6.0} {:>6.0} {:>8.0} {:>7.0} {:>8.0} {:>11.0} {:>7.0} {:>7.0}",
             row.grammar,
             row.compile_ms,
@@ -266,8 +280,8 @@ fn print(report: &GrammarReport) -> anyhow::Result<()> {
             row.mean_step_with_mask_us,
             row.mean_wait_us,
             row.worst_wait_us
-        );
+        )?;
     }
-    println!("{}", serde_json::to_string(report)?);
-    Ok(())
+    writeln!(text, "{}", serde_json::to_string(report)?)?;
+    output::print(&text)
 }

@@ -4,6 +4,7 @@ mod bench;
 mod bench_grammars;
 mod doctor;
 mod generate;
+mod output;
 mod perplexity;
 mod quantize;
 mod serve;

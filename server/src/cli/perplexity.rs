@@ -17,6 +17,7 @@ use hearth_model::{
 };
 use serde::Serialize;
 
+use super::output;
 use crate::config::ModelConfig;
 
 /// Tokens of a window where nothing is said, llama.cpp's default.
@@ -51,7 +52,6 @@ struct Report {
 }
 
 /// Prints the perplexity, and last of all one line of JSON.
-#[expect(clippy::print_stdout, reason = "the result of the command")]
 pub(crate) fn run(args: PerplexityArgs) -> anyhow::Result<()> {
     let text = std::fs::read_to_string(&args.text).with_context(|| format!("cannot read `{}`", args.text.display()))?;
     anyhow::ensure!(!text.is_empty(), "`{}` is empty", args.text.display());
@@ -84,13 +84,16 @@ pub(crate) fn run(args: PerplexityArgs) -> anyhow::Result<()> {
         loss,
         perplexity: loss.exp(),
     };
-    println!(
+    output::print(&format!(
         "{} in {}, KV cache in {}: perplexity {:.4}, {:.4} nats per token, {n_predicted} tokens predicted in {n_windows} \
-         windows",
-        report.model, report.dtype, report.kv_cache_dtype, report.perplexity, report.loss
-    );
-    println!("{}", serde_json::to_string(&report)?);
-    Ok(())
+         windows\n{}\n",
+        report.model,
+        report.dtype,
+        report.kv_cache_dtype,
+        report.perplexity,
+        report.loss,
+        serde_json::to_string(&report)?
+    ))
 }
 
 /// Minus the log-probability of the tokens in the second half of `window`, all but the first of them.

@@ -13,6 +13,8 @@ use hearth_model::{
     weights::model_dir::{self, LoadOptions, SaveOptions},
 };
 
+use super::output;
+
 /// Files of a model dir that are copied as they are, where they are there.
 const COPIED: [&str; 8] = [
     "tokenizer.json",
@@ -38,7 +40,6 @@ pub(crate) struct QuantizeArgs {
 }
 
 /// Writes the new model dir and says what became of the size.
-#[expect(clippy::print_stdout, reason = "the result of the command")]
 pub(crate) fn run(args: QuantizeArgs) -> anyhow::Result<()> {
     let QuantizeArgs { model, out, quantize } = args;
     let is_taken = out.exists() && fs::read_dir(&out).map_or(true, |mut entries| entries.next().is_some());
@@ -58,14 +59,13 @@ pub(crate) fn run(args: QuantizeArgs) -> anyhow::Result<()> {
     };
     model_dir::save(&out, &loaded.gpt, &options)?;
     let megabytes = |dir: &Path| anyhow::Ok(weight_bytes(dir)? as f64 / 1e6);
-    println!(
-        "`{}`: {:.1} MB of weights in {quantize}, from {:.1} MB; serve it with `hearth serve --model {}`",
+    output::print(&format!(
+        "`{}`: {:.1} MB of weights in {quantize}, from {:.1} MB; serve it with `hearth serve --model {}`\n",
         out.display(),
         megabytes(&out)?,
         megabytes(&model)?,
         out.display()
-    );
-    Ok(())
+    ))
 }
 
 fn copied_files(model: &Path) -> anyhow::Result<Vec<(String, Vec<u8>)>> {

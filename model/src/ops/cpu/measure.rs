@@ -1,13 +1,20 @@
-//! What this machine's memory gives: the limit that decoding is measured against.
+//! What this machine's memory and its arithmetic give: the limits that speed is measured against.
 
 use std::{hint::black_box, time::Instant};
 
 use rayon::prelude::*;
 
+use super::{BASELINE_IS_FUSED, Isa, crew, isa, multiply_add};
+use crate::ops::Dtype;
+
 /// Values that one thread sums at a time.
 const CHUNK: usize = 1 << 16;
 /// The best of so many passes: what disturbs a pass only makes it slower.
 const PASSES: usize = 12;
+/// Sums that a thread adds to in turn: enough that none waits for its last product, and they fit into 16 registers.
+const CHAINS: usize = 12;
+/// Products that are added to each sum in a piece of work: some hundred microseconds.
+const TURNS: usize = 1 << 16;
 
 /// Bytes per second at which all threads together read a buffer of `n_bytes`, again and again; a small one may live in
 /// a cache, as small weights do.
@@ -21,4 +28,84 @@ pub(in crate::ops) fn read_bandwidth(n_bytes: usize) -> f64 {
     };
     let best = (0..PASSES).map(|_| pass()).fold(f64::INFINITY, f64::min);
     (values.len() * 8) as f64 / best
+}
+
+/// Products per second, each added to a sum, of numbers in registers; in 8 bits where weights of `dtype` are multiplied
+/// in 8 bits and there are instructions that add up four products at once, else in f32.
+pub(in crate::ops) fn multiply_rate(dtype: Dtype) -> f64 {
+    let is_narrow = matches!(dtype, Dtype::Q8 | Dtype::Q4);
+    #[cfg(target_arch = "x86_64")]
+    if is_narrow && isa() == Isa::Avx512 && is_x86_feature_detected!("avx512vnni") {
+        #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
+        // SAFETY: both instruction sets were found.
+        return rate(CHAINS * 64, || unsafe { vnni() });
+    }
+    let _ = is_narrow;
+    match isa() {
+        #[cfg(target_arch = "x86_64")]
+        #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
+        // SAFETY: `isa` found the instructions.
+        Isa::Avx512 => rate(CHAINS * 16, || unsafe { avx512() }),
+        #[cfg(target_arch = "x86_64")]
+        #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
+        // SAFETY: `isa` found the instructions.
+        Isa::Avx2 => rate(CHAINS * 8, || unsafe { avx2() }),
+        Isa::Baseline => rate(CHAINS * 4, chains::<BASELINE_IS_FUSED, 4>),
+    }
+}
+
+/// How often per second all threads together do what `piece` does [`TURNS`] times, times `n_products`.
+fn rate(n_products: usize, piece: impl Fn() + Sync) -> f64 {
+    let n_pieces = 4 * crew::n_threads();
+    let pass = || {
+        let start = Instant::now();
+        crew::share(n_pieces, |_| piece());
+        start.elapsed().as_secs_f64()
+    };
+    let best = (0..PASSES).map(|_| pass()).fold(f64::INFINITY, f64::min);
+    (n_pieces * TURNS * n_products) as f64 / best
+}
+
+#[inline(always)]
+fn chains<const FUSED: bool, const LANES: usize>() {
+    let (factor, term) = (black_box([0.5; LANES]), black_box([1.0; LANES]));
+    let mut sums = [[0.0; LANES]; CHAINS];
+    for _ in 0..TURNS {
+        for sum in &mut sums {
+            for ((sum, factor), term) in sum.iter_mut().zip(factor).zip(term) {
+                *sum = multiply_add::<FUSED>(*sum, factor, term);
+            }
+        }
+    }
+    black_box(sums);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
+fn avx512() {
+    use std::arch::x86_64::{_mm512_fmadd_ps, _mm512_set1_ps};
+    let (factor, term) = (_mm512_set1_ps(black_box(0.5)), _mm512_set1_ps(black_box(1.0)));
+    let mut sums = [_mm512_set1_ps(0.0); CHAINS];
+    for _ in 0..TURNS {
+        sums = sums.map(|sum| _mm512_fmadd_ps(sum, factor, term));
+    }
+    black_box(sums);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+fn avx2() {
+    chains::<true, 8>();
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512vnni")]
+fn vnni() {
+    use std::arch::x86_64::{_mm512_dpbusd_epi32, _mm512_set1_epi32};
+    let (weights, x) = (_mm512_set1_epi32(black_box(0x0101_0101)), _mm512_set1_epi32(black_box(1)));
+    let mut sums = [_mm512_set1_epi32(0); CHAINS];
+    for _ in 0..TURNS {
+        sums = sums.map(|sum| _mm512_dpbusd_epi32(sum, weights, x));
+    }
+    black_box(sums);
 }

@@ -33,7 +33,7 @@ pub(super) use block::{BlockValues, LinearValues, NormValues, PagedValues, Scrat
 pub(super) use huge_pages::prefer_huge_pages;
 pub(super) use kv_element::KvElement;
 pub(super) use matmul::linear;
-pub(super) use measure::read_bandwidth;
+pub(super) use measure::{multiply_rate, read_bandwidth};
 pub(super) use panels::Panels;
 pub use quant_blocks::nearest_q8;
 pub(super) use rowwise::{activate, exp_all, gated, has_activation, norm, rope};

@@ -1,4 +1,4 @@
-//! What the device's memory gives: the limit that decoding is measured against.
+//! What the device's memory and its arithmetic give: the limits that speed is measured against.
 
 use std::time::Instant;
 
@@ -23,6 +23,16 @@ const MAX_BYTES: usize = 1 << 30;
 const TOGETHER: usize = 8;
 /// The best of so many passes: what disturbs a pass only makes it slower.
 const PASSES: usize = 4;
+/// Vectors that a lane adds products to in turn.
+const CHAINS: usize = 4;
+/// Products that are added to each.
+const TURNS: usize = 256;
+/// Workgroups to begin with.
+const FIRST_BLOCKS: usize = 64;
+/// A pass takes at least so many seconds, or the way to the device and back would count.
+const LONG_PASS: f64 = 0.02;
+/// Workgroups at most, whatever a pass takes.
+const MAX_BLOCKS: usize = 1 << 22;
 
 /// Bytes per second at which the device reads `n_bytes`, again and again.
 pub(in crate::ops) fn read_bandwidth(n_bytes: usize, device: &CubeDevice) -> Result<f64> {
@@ -59,6 +69,71 @@ pub(in crate::ops) fn read_bandwidth(n_bytes: usize, device: &CubeDevice) -> Res
         best = best.min(start.elapsed().as_secs_f64() / TOGETHER as f64);
     }
     Ok((n_buffers * n_blocks * block) as f64 / best)
+}
+
+/// Products per second, each added to a sum, that the device computes of f32 in registers.
+pub(in crate::ops) fn multiply_rate(device: &CubeDevice) -> Result<f64> {
+    let client = device.client();
+    let found = client.create_from_slice(&[0; 4]);
+    let pass = |n_blocks: usize| {
+        let start = Instant::now();
+        let found_arg =
+            CubeTensor::new_contiguous(client.clone(), device.clone(), [1].into(), found.clone(), DType::F32);
+        #[expect(unsafe_code, reason = "a kernel without bounds checks")]
+        // SAFETY: nothing is read, and the one number that is written is there.
+        unsafe {
+            multiply_all::launch_unchecked(
+                &client,
+                grid(n_blocks, 1),
+                CubeDim::new_1d(LANES as u32),
+                found_arg.into_buffer_arg(),
+                0.5,
+                1.0,
+            );
+        }
+        let read = client.read_one(found.clone());
+        read.map_err(|error| Error::Execution { what: format!("the device did not compute: {error:?}") })?;
+        Ok(start.elapsed().as_secs_f64())
+    };
+    // The kernel is compiled, and the device awake.
+    let mut n_blocks = FIRST_BLOCKS;
+    while pass(n_blocks)? < LONG_PASS && n_blocks < MAX_BLOCKS {
+        n_blocks *= 4;
+    }
+    let mut best = f64::INFINITY;
+    for _ in 0..PASSES {
+        best = best.min(pass(n_blocks)?);
+    }
+    Ok((n_blocks * LANES * CHAINS * 4 * TURNS) as f64 / best)
+}
+
+#[cube(launch_unchecked)]
+fn multiply_all(found: &mut [f32], factor: f32, term: f32) {
+    let factors = Vector::<f32, Const<4>>::new(factor);
+    let terms = Vector::<f32, Const<4>>::new(term);
+    let mut sums = Array::<Vector<f32, Const<4>>>::new(CHAINS);
+    #[unroll]
+    for i in 0..CHAINS {
+        sums[i] = Vector::<f32, Const<4>>::new(term * i as f32);
+    }
+    for _ in 0..TURNS {
+        #[unroll]
+        for i in 0..CHAINS {
+            sums[i] = fma(sums[i], factors, terms);
+        }
+    }
+    let mut sum = 0.0f32;
+    #[unroll]
+    for i in 0..CHAINS {
+        #[unroll]
+        for j in 0..4usize {
+            sum += sums[i].extract(j);
+        }
+    }
+    // Never so; but what is not used would not be computed.
+    if sum < 0.0f32 {
+        found[0] = sum;
+    }
 }
 
 #[cube(launch_unchecked)]

@@ -24,5 +24,5 @@ pub(super) use extension::{
 };
 pub(super) use linear::{LinearOptions, joins};
 pub(super) use matrix::Matrix;
-pub(super) use measure::read_bandwidth;
+pub(super) use measure::{multiply_rate, read_bandwidth};
 pub(super) use rope::Heads;

@@ -1,0 +1,31 @@
+//! What a device's memory and its arithmetic give: the limits that speed is measured against.
+
+use burn::tensor::Device;
+
+use super::{Dtype, cpu, cube};
+use crate::error::Result;
+
+/// Bytes per second at which `device` reads `n_bytes`, again and again, all its threads together; few may live in a
+/// cache, as small weights do.
+///
+/// # Errors
+/// [`Error::Execution`](crate::Error::Execution) when the device fails.
+pub fn read_bandwidth(n_bytes: usize, device: &Device) -> Result<f64> {
+    match cube::cube_device(device) {
+        Some(cube) => cube::read_bandwidth(n_bytes, cube),
+        None => Ok(cpu::read_bandwidth(n_bytes)),
+    }
+}
+
+/// Products per second, each added to a sum, that `device` computes of numbers in registers, all its threads together:
+/// in the arithmetic that products with weights of `dtype` take. That is f32, or 8 bits with sums of 32 where a CPU has
+/// instructions for them and weights are of 8 or 4 bits.
+///
+/// # Errors
+/// [`Error::Execution`](crate::Error::Execution) when the device fails.
+pub fn multiply_rate(dtype: Dtype, device: &Device) -> Result<f64> {
+    match cube::cube_device(device) {
+        Some(cube) => cube::multiply_rate(cube),
+        None => Ok(cpu::multiply_rate(dtype)),
+    }
+}
