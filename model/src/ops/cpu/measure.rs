@@ -87,7 +87,9 @@ fn avx512() {
     let (factor, term) = (_mm512_set1_ps(black_box(0.5)), _mm512_set1_ps(black_box(1.0)));
     let mut sums = [_mm512_set1_ps(0.0); CHAINS];
     for _ in 0..TURNS {
-        sums = sums.map(|sum| _mm512_fmadd_ps(sum, factor, term));
+        for sum in &mut sums {
+            *sum = _mm512_fmadd_ps(*sum, factor, term);
+        }
     }
     black_box(sums);
 }
@@ -105,7 +107,9 @@ fn vnni() {
     let (weights, x) = (_mm512_set1_epi32(black_box(0x0101_0101)), _mm512_set1_epi32(black_box(1)));
     let mut sums = [_mm512_set1_epi32(0); CHAINS];
     for _ in 0..TURNS {
-        sums = sums.map(|sum| _mm512_dpbusd_epi32(sum, weights, x));
+        for sum in &mut sums {
+            *sum = _mm512_dpbusd_epi32(*sum, weights, x);
+        }
     }
     black_box(sums);
 }

@@ -10,6 +10,8 @@ mod arenas;
 mod attention;
 mod block;
 mod crew;
+#[cfg(target_arch = "aarch64")]
+mod dot_product;
 mod exact;
 mod fetch;
 mod foresight;

@@ -55,6 +55,14 @@ pub(super) trait QuantBlock: Copy + Send + Sync {
     #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
     unsafe fn load_group(&self, group: usize) -> [std::arch::x86_64::__m256i; 4];
 
+    /// The weights of inputs `4 group ..`, four of them, of rows 0 to 3, 4 to 7 and so on: without the offset.
+    ///
+    /// # Safety
+    /// The machine must have NEON, as all of the target have.
+    #[cfg(target_arch = "aarch64")]
+    #[expect(unsafe_code, reason = "compiled for instructions that are named")]
+    unsafe fn load_signed(&self, group: usize) -> [std::arch::aarch64::int8x16_t; super::dot_product::REGISTERS];
+
     /// The weight that is stored.
     #[cfg(test)]
     fn weight(&self, row: usize, input: usize) -> f32 {
@@ -124,6 +132,18 @@ impl QuantBlock for Q8Block {
     unsafe fn load_group(&self, group: usize) -> [std::arch::x86_64::__m256i; 4] {
         // SAFETY: a line is 64 bytes, aligned as such: two registers.
         array::from_fn(|n| unsafe { half_line(&self.values[2 * group + n / 2], n % 2) })
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[expect(unsafe_code, reason = "compiled for instructions that are named")]
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn load_signed(&self, group: usize) -> [std::arch::aarch64::int8x16_t; super::dot_product::REGISTERS] {
+        use std::arch::aarch64::{vdupq_n_u8, veorq_u8, vreinterpretq_s8_u8};
+        array::from_fn(|n| {
+            let stored = quarter_line(&self.values[2 * group + n / 4], n % 4);
+            vreinterpretq_s8_u8(veorq_u8(stored, vdupq_n_u8(0x80)))
+        })
     }
 }
 
@@ -204,6 +224,20 @@ impl QuantBlock for Q4Block {
             _mm256_and_si256(bytes, _mm256_set1_epi8(0x0f))
         })
     }
+
+    #[cfg(target_arch = "aarch64")]
+    #[expect(unsafe_code, reason = "compiled for instructions that are named")]
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn load_signed(&self, group: usize) -> [std::arch::aarch64::int8x16_t; super::dot_product::REGISTERS] {
+        use std::arch::aarch64::{vandq_u8, vdupq_n_s8, vdupq_n_u8, vreinterpretq_s8_u8, vshrq_n_u8, vsubq_s8};
+        array::from_fn(|n| {
+            let bytes = quarter_line(&self.values[group / 2 * 2 + n / 4], n % 4);
+            let low = || vandq_u8(bytes, vdupq_n_u8(0x0f));
+            let stored = if group.is_multiple_of(2) { low() } else { vshrq_n_u8::<4>(bytes) };
+            vsubq_s8(vreinterpretq_s8_u8(stored), vdupq_n_s8(Self::OFFSET as i8))
+        })
+    }
 }
 
 /// Half a line of bytes.
@@ -217,6 +251,16 @@ impl QuantBlock for Q4Block {
 unsafe fn half_line(line: &Line<u8, 64>, half: usize) -> std::arch::x86_64::__m256i {
     // SAFETY: a line is 64 bytes, aligned as such.
     unsafe { std::arch::x86_64::_mm256_load_si256(line.0.as_ptr().cast::<std::arch::x86_64::__m256i>().add(half)) }
+}
+
+/// A quarter of a line of bytes.
+#[cfg(target_arch = "aarch64")]
+#[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+#[target_feature(enable = "neon")]
+#[inline]
+fn quarter_line(line: &Line<u8, 64>, quarter: usize) -> std::arch::aarch64::uint8x16_t {
+    // SAFETY: the sixteen bytes are there.
+    unsafe { std::arch::aarch64::vld1q_u8(line.0[16 * quarter..][..16].as_ptr()) }
 }
 
 fn largest(values: &[f32]) -> f32 {

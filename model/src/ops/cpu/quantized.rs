@@ -12,6 +12,8 @@ use std::array;
 #[cfg(target_arch = "x86_64")]
 use std::ops::Range;
 
+#[cfg(target_arch = "aarch64")]
+use super::dot_product;
 #[cfg(target_arch = "x86_64")]
 use super::fetch::{LINE, fetch};
 use super::{
@@ -47,6 +49,12 @@ pub(super) fn multiply_rows<B: QuantBlock>(rows: &QuantRows, panel: &[B], mut st
             #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
             // SAFETY: `isa` found the instructions.
             Isa::Avx512 | Isa::Avx2 => unsafe { avx2(rows, first, panel, store) },
+            #[cfg(target_arch = "aarch64")]
+            #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
+            // SAFETY: the instructions were found.
+            Isa::Baseline if std::arch::is_aarch64_feature_detected!("dotprod") => unsafe {
+                dot_product::sdot(rows, first, panel, store);
+            },
             Isa::Baseline => portable::<B, BASELINE_IS_FUSED>(rows, first, panel, store),
         }
     }
@@ -229,7 +237,7 @@ unsafe fn avx2<B: QuantBlock>(
     }
 }
 
-fn portable<B: QuantBlock, const FUSED: bool>(
+pub(super) fn portable<B: QuantBlock, const FUSED: bool>(
     rows: &QuantRows,
     first: usize,
     panel: &[B],

@@ -1,0 +1,165 @@
+//! Weights of 8 or 4 bits on 64-bit ARM with the dot product instructions (all since about 2018): `sdot` multiplies and
+//! adds four signed bytes in each of four lanes, and 32 outputs are eight registers.
+//!
+//! Sums within a block are exact, and blocks are added as everywhere else, so the bits are those of the portable body.
+//! In assembly where the standard library has no stable name for an instruction.
+
+use std::{
+    arch::{
+        aarch64::{
+            float32x4_t, int8x16_t, int32x4_t, uint16x4_t, vcvtq_f32_s32, vdupq_n_f32, vdupq_n_s32, vfmaq_f32,
+            vld1_u16, vmulq_n_f32, vreinterpretq_s8_s32, vst1q_f32,
+        },
+        asm,
+    },
+    array,
+};
+
+use super::{
+    panels::PANEL,
+    quant_blocks::QuantBlock,
+    quant_rows::{MAX_ROWS, QuantRows},
+};
+
+/// Registers of four outputs to a panel.
+pub(super) const REGISTERS: usize = PANEL / 4;
+
+/// Rows `first ..` (at most [`MAX_ROWS`]) against one panel, two at a time: their sums and the weights fill 24 of the 32
+/// registers.
+#[target_feature(enable = "dotprod")]
+pub(super) fn sdot<B: QuantBlock>(
+    rows: &QuantRows,
+    first: usize,
+    panel: &[B],
+    mut store: impl FnMut(usize, &[f32; PANEL]),
+) {
+    let n_rows = MAX_ROWS.min(rows.n_rows() - first);
+    for row in (0..n_rows).step_by(2) {
+        if row + 1 < n_rows {
+            let [left, right] = multiply::<B, 2>(rows, first, row, panel);
+            store(row, &left);
+            store(row + 1, &right);
+        } else {
+            let [only] = multiply::<B, 1>(rows, first, row, panel);
+            store(row, &only);
+        }
+    }
+}
+
+/// `N` rows from `row` on of those that go together from `first` on.
+#[expect(unsafe_code, reason = "raw loads and stores in the innermost loop")]
+#[target_feature(enable = "dotprod")]
+fn multiply<B: QuantBlock, const N: usize>(
+    rows: &QuantRows,
+    first: usize,
+    row: usize,
+    panel: &[B],
+) -> [[f32; PANEL]; N] {
+    let mut totals = [[vdupq_n_f32(0.0); REGISTERS]; N];
+    for (number, block) in panel.iter().enumerate() {
+        let inputs = rows.blocks(first, number)[row..].first_chunk::<N>();
+        let inputs = inputs.unwrap_or_else(|| unreachable!("the caller counted the rows"));
+        let mut sums = [[vdupq_n_s32(0); REGISTERS]; N];
+        for group in 0..8 {
+            // SAFETY: this function's own target features have it.
+            let weights = unsafe { block.load_signed(group) };
+            for (sums, input) in sums.iter_mut().zip(inputs) {
+                let x = vreinterpretq_s8_s32(vdupq_n_s32(input.values[group]));
+                for (sum, weights) in sums.iter_mut().zip(weights) {
+                    *sum = dot(*sum, weights, x);
+                }
+            }
+        }
+        let scales = scales(block);
+        for ((totals, sums), input) in totals.iter_mut().zip(sums).zip(inputs) {
+            for ((total, sum), scale) in totals.iter_mut().zip(sums).zip(scales) {
+                *total = vfmaq_f32(*total, vcvtq_f32_s32(sum), vmulq_n_f32(scale, input.scale));
+            }
+        }
+    }
+    totals.map(|totals| {
+        let mut values = [0.0; PANEL];
+        for (values, total) in values.as_chunks_mut::<4>().0.iter_mut().zip(totals) {
+            // SAFETY: a register of 4 values fills the chunk.
+            unsafe { vst1q_f32(values.as_mut_ptr(), total) };
+        }
+        values
+    })
+}
+
+/// The scales of a panel's rows, as f32.
+#[expect(unsafe_code, reason = "raw loads")]
+#[target_feature(enable = "neon")]
+fn scales<B: QuantBlock>(block: &B) -> [float32x4_t; REGISTERS] {
+    let halves = block.scales().0.as_ptr().cast::<u16>();
+    // SAFETY: eight registers of 4 values are the line of 32; an f16 is a u16 in memory.
+    array::from_fn(|n| widen(unsafe { vld1_u16(halves.add(4 * n)) }))
+}
+
+/// Four times four products of signed bytes, added up in fours and to `sum`.
+#[expect(unsafe_code, reason = "an instruction without a stable name")]
+#[target_feature(enable = "dotprod")]
+fn dot(mut sum: int32x4_t, weights: int8x16_t, x: int8x16_t) -> int32x4_t {
+    // SAFETY: works on registers alone, and this function's own target feature has it.
+    unsafe {
+        asm!(
+            "sdot {sum:v}.4s, {weights:v}.16b, {x:v}.16b",
+            sum = inout(vreg) sum, weights = in(vreg) weights, x = in(vreg) x,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    sum
+}
+
+/// Four f16 as f32.
+#[expect(unsafe_code, reason = "an instruction without a stable name")]
+fn widen(halves: uint16x4_t) -> float32x4_t {
+    let wide;
+    // SAFETY: works on registers alone, and every machine of the target has it.
+    unsafe {
+        asm!(
+            "fcvtl {wide:v}.4s, {halves:v}.4h",
+            wide = lateout(vreg) wide, halves = in(vreg) halves,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    wide
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::cpu::{
+        levels::noise,
+        quant_blocks::{Q4Block, Q8Block, lay_out},
+        quantized::portable,
+    };
+
+    fn check<B: QuantBlock>() {
+        for (n_rows, d_in) in [(1, 32), (2, 70), (5, 96), (13, 160)] {
+            let panel = lay_out::<B>(&noise(PANEL * d_in, 1), PANEL, d_in);
+            let rows = QuantRows::new(&noise(n_rows * d_in, 2), d_in, B::OFFSET);
+            for first in (0..n_rows).step_by(MAX_ROWS) {
+                let (mut expected, mut found) = (Vec::new(), Vec::new());
+                portable::<B, true>(&rows, first, &panel, |row, sums| expected.push((row, *sums)));
+                #[expect(
+                    unsafe_code,
+                    reason = "calls code compiled for instructions that the machine was found to have"
+                )]
+                // SAFETY: they were found.
+                unsafe {
+                    sdot(&rows, first, &panel, |row, sums| found.push((row, *sums)));
+                }
+                assert_eq!(found, expected, "{n_rows} rows of {d_in}");
+            }
+        }
+    }
+
+    #[test]
+    fn dot_products_give_the_bits_of_the_portable_body() {
+        if std::arch::is_aarch64_feature_detected!("dotprod") {
+            check::<Q8Block>();
+            check::<Q4Block>();
+        }
+    }
+}
