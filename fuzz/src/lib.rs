@@ -1,6 +1,6 @@
 //! What the fuzz targets call: the modules of `hearth-model` that read files and know no tensors, compiled from its
 //! sources.
-#![expect(dead_code, reason = "parts of another crate, not all of which are called here")]
+#![expect(dead_code, unused_imports, reason = "parts of another crate, not all of which are called here")]
 
 // Relative to the folder of the model's sources.
 #[path = "../../model/src"]

@@ -2,12 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::error::{Error, Result};
+mod validate;
 
-/// Far deeper than any model; it bounds the list of parameters that a file can ask for.
-pub(crate) const MAX_LAYERS: usize = 1 << 12;
-/// A thousand times the largest models, and far from where sizes in bytes overflow.
-const MAX_PARAMS: usize = 1 << 50;
+pub(crate) use validate::MAX_LAYERS;
 
 /// What distinguishes one decoder-only transformer from another.
 ///
@@ -337,64 +334,6 @@ impl GptConfig {
         }
     }
 
-    /// Refuses sizes that make no model, by field.
-    ///
-    /// # Errors
-    /// [`Error::Config`] with the first field that is out of range.
-    pub fn validate(&self) -> Result<()> {
-        let positive = [
-            ("vocab_size", self.vocab_size),
-            ("max_seq_len", self.max_seq_len),
-            ("n_layers", self.n_layers),
-            ("n_heads", self.n_heads),
-            ("n_kv_heads", self.n_kv_heads),
-            ("head_dim", self.head_dim),
-            ("d_model", self.d_model),
-            ("d_ff", self.d_ff),
-        ];
-        for (field, size) in positive {
-            // The upper bound keeps every product of two sizes far from overflow; no real model comes near it.
-            require(field, (1..=1 << 28).contains(&size), || format!("must be in 1..=2^28, got {size}"))?;
-        }
-        require("n_layers", self.n_layers <= MAX_LAYERS, || {
-            format!("must be at most {MAX_LAYERS}, got {}", self.n_layers)
-        })?;
-        require("n_kv_heads", self.n_heads.is_multiple_of(self.n_kv_heads), || {
-            format!("must divide n_heads = {}, got {}", self.n_heads, self.n_kv_heads)
-        })?;
-        for (field, eps) in [("norm_eps", Some(self.norm_eps)), ("final_norm_eps", self.final_norm_eps)] {
-            let eps = eps.unwrap_or(self.norm_eps);
-            require(field, eps.is_finite() && eps >= 0.0, || format!("must be finite and not negative, got {eps}"))?;
-        }
-        require("final_norm_eps", self.final_norm || self.final_norm_eps.is_none(), || {
-            "must be absent with final_norm = false".to_owned()
-        })?;
-        require("norm_bias", !(self.norm_bias && self.norm == NormKind::RmsNorm), || {
-            "must be false with norm = rms_norm".to_owned()
-        })?;
-        require("norm_weight_offset", self.norm_weight_offset.is_finite(), || {
-            format!("must be finite, got {}", self.norm_weight_offset)
-        })?;
-        require("parallel_residual", !self.parallel_residual || self.norm_position == NormPosition::Pre, || {
-            "must be false where norm_position is not pre".to_owned()
-        })?;
-        require("shared_norm", !self.shared_norm || self.parallel_residual, || {
-            "must be false with parallel_residual = false".to_owned()
-        })?;
-        self.validate_factors()?;
-        require("dropout", (0.0..1.0).contains(&self.dropout), || format!("must be in [0, 1), got {}", self.dropout))?;
-        if let Some(window) = self.sliding_window {
-            require("sliding_window", (1..=1 << 32).contains(&window), || {
-                format!("must be in 1..=2^32, got {window}")
-            })?;
-        }
-        self.validate_layers()?;
-        // Sizes that pass one by one may still make a product that no memory holds.
-        require("n_layers", self.n_params() <= MAX_PARAMS, || {
-            format!("and the other sizes must make at most {MAX_PARAMS} parameters, got {}", self.n_params())
-        })
-    }
-
     /// Beyond how many tokens what is computed for a token depends on how long its text was when it came in; `None`:
     /// nowhere. See [`RopeScaling::Dynamic`].
     pub fn text_len_matters_beyond(&self) -> Option<usize> {
@@ -404,54 +343,6 @@ impl GptConfig {
             _ => None,
         });
         lengths.min()
-    }
-
-    /// What multiplies and caps.
-    fn validate_factors(&self) -> Result<()> {
-        let factors = [
-            ("embedding_multiplier", Some(self.embedding_multiplier)),
-            ("residual_multiplier", Some(self.residual_multiplier)),
-            ("logit_multiplier", Some(self.logit_multiplier)),
-            ("logit_softcap", self.logit_softcap),
-            ("attention_scale", self.attention_scale),
-            ("attention_softcap", self.attention_softcap),
-        ];
-        for (field, factor) in factors {
-            // They are applied in f32.
-            let holds = factor.is_none_or(|factor| factor > 0.0 && (factor as f32).is_normal());
-            require(field, holds, || {
-                format!("must be positive and within the range of f32, got {}", factor.unwrap_or_default())
-            })?;
-        }
-        Ok(())
-    }
-
-    /// What differs from layer to layer.
-    fn validate_layers(&self) -> Result<()> {
-        for (field, layers) in [("full_layers", &self.full_layers), ("unrotated_layers", &self.unrotated_layers)] {
-            let ascending = layers.is_sorted_by(|a, b| a < b);
-            require(field, ascending && layers.last().is_none_or(|&last| last < self.n_layers), || {
-                format!("must be ascending and below n_layers = {}", self.n_layers)
-            })?;
-        }
-        let windowed = self.sliding_window.is_some();
-        require("full_layers", windowed || self.full_layers.is_empty(), || {
-            "must be empty without sliding_window".to_owned()
-        })?;
-        if let Positions::Rope(rope) = &self.positions {
-            rope.validate(self.head_dim)?;
-        } else {
-            require("unrotated_layers", self.unrotated_layers.is_empty(), || {
-                "must be empty without rotary positions".to_owned()
-            })?;
-            require("window_rope", self.window_rope.is_none(), || {
-                "must be absent without rotary positions".to_owned()
-            })?;
-        }
-        require("window_rope", windowed || self.window_rope.is_none(), || {
-            "must be absent without sliding_window".to_owned()
-        })?;
-        self.window_rope.iter().try_for_each(|rope| rope.validate(self.head_dim))
     }
 
     /// The window of `layer`, counted from 0, if it has one.
@@ -487,68 +378,7 @@ impl GptConfig {
     }
 }
 
-impl Rope {
-    fn validate(&self, head_dim: usize) -> Result<()> {
-        let Self { theta, rotary_dim, scaling } = *self;
-        // Where theta is 1 or less, wavelengths do not grow with the dimension, and YaRN divides by its logarithm.
-        require("positions.rope.theta", theta.is_finite() && theta > 1.0, || {
-            format!("must be finite and above 1, got {theta}")
-        })?;
-        let fits = rotary_dim.is_multiple_of(2) && (2..=head_dim).contains(&rotary_dim);
-        require("positions.rope.rotary_dim", fits, || {
-            format!("must be even and in 2..=head_dim = {head_dim}, got {rotary_dim}")
-        })?;
-        let at_least_one = |factor: f64| {
-            require("positions.rope.scaling.factor", factor.is_finite() && factor >= 1.0, || {
-                format!("must be finite and at least 1, got {factor}")
-            })
-        };
-        let above_zero = |field, value: f64| {
-            require(field, value.is_finite() && value > 0.0, || format!("must be finite and positive, got {value}"))
-        };
-        let length = |length: usize| {
-            require("positions.rope.scaling.original_max_seq_len", (1..=1 << 28).contains(&length), || {
-                format!("must be in 1..=2^28, got {length}")
-            })
-        };
-        match scaling {
-            RopeScaling::None => Ok(()),
-            RopeScaling::Linear { factor } => at_least_one(factor),
-            RopeScaling::Dynamic { factor, original_max_seq_len } => {
-                require("positions.rope.rotary_dim", rotary_dim > 2, || {
-                    "must be above 2 with dynamic scaling, got 2".to_owned()
-                })?;
-                at_least_one(factor)?;
-                length(original_max_seq_len)
-            }
-            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_seq_len } => {
-                at_least_one(factor)?;
-                above_zero("positions.rope.scaling.low_freq_factor", low_freq_factor)?;
-                let above = high_freq_factor.is_finite() && high_freq_factor > low_freq_factor;
-                require("positions.rope.scaling.high_freq_factor", above, || {
-                    format!("must be finite and above low_freq_factor = {low_freq_factor}, got {high_freq_factor}")
-                })?;
-                length(original_max_seq_len)
-            }
-            RopeScaling::Yarn { factor, attention_factor, beta_fast, beta_slow, original_max_seq_len, .. } => {
-                at_least_one(factor)?;
-                above_zero("positions.rope.scaling.attention_factor", attention_factor)?;
-                above_zero("positions.rope.scaling.beta_slow", beta_slow)?;
-                let above = beta_fast.is_finite() && beta_fast >= beta_slow;
-                require("positions.rope.scaling.beta_fast", above, || {
-                    format!("must be finite and not below beta_slow = {beta_slow}, got {beta_fast}")
-                })?;
-                length(original_max_seq_len)
-            }
-        }
-    }
-}
-
 /// For files from before there were multipliers.
 fn one() -> f64 {
     1.0
-}
-
-fn require(field: &'static str, holds: bool, what: impl FnOnce() -> String) -> Result<()> {
-    if holds { Ok(()) } else { Err(Error::Config { field, what: what() }) }
 }
