@@ -358,7 +358,8 @@ fn rotary_positions_that_are_not_computed_are_refused_by_name() {
         nested
     };
     let refused = [
-        ("llama", json!({ "rope_type": "longrope", "short_factor": [1.0] }), "short_factor"),
+        ("llama", json!({ "rope_type": "longrope", "short_factor": [1.0] }), "`rope_type` is \"longrope\""),
+        ("llama", json!({ "rope_type": "default", "short_factor": [1.0] }), "short_factor"),
         ("llama", json!({ "rope_type": "proportional" }), "rope_type"),
         ("llama", json!({ "mrope_section": [1, 2] }), "mrope_section"),
         ("llama", json!({ "partial_rotary_factor": 0.5 }), "partial_rotary_factor"),

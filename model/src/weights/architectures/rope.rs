@@ -163,6 +163,10 @@ impl RopeSpelling {
 
     /// The rotation that `nested` describes, where `theta` is the base if it has none.
     fn read_one(&self, theta: f64, fields: &Fields<'_>, nested: &Fields<'_>, config: &GptConfig) -> Result<Rope> {
+        let kind = nested.text_or("rope_type", nested.text_or("type", "default")?)?;
+        if !self.types.contains(&kind) {
+            return Err(nested.unsupported("rope_type", &json!(kind), &self.types.join(", ")));
+        }
         if let Some(key) = nested.keys().find(|key| !NESTED_KEYS.contains(key) && nested.get(key).is_some()) {
             let value = nested.get(key).unwrap_or(&Value::Null);
             return Err(nested.unsupported(
@@ -189,10 +193,6 @@ impl RopeSpelling {
                 (config.head_dim as f64 * share) as usize
             }
         };
-        let kind = nested.text_or("rope_type", nested.text_or("type", "default")?)?;
-        if !self.types.contains(&kind) {
-            return Err(nested.unsupported("rope_type", &json!(kind), &self.types.join(", ")));
-        }
         let scaling = scaling(kind, fields, nested, config.max_seq_len)?;
         Ok(Rope { theta, rotary_dim, scaling })
     }
