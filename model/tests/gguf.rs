@@ -43,7 +43,22 @@ const CASES: &[&str] = &[
     "rope-linear",
     "rope-llama3",
     "rope-yarn",
+    "granite",
+    "olmo2",
+    "olmo3",
+    "gpt-bigcode",
+    "cohere",
 ];
+
+/// Of these, the goldens have what a file cannot say: each has a configuration and an oracle of its own.
+const OWN: &[&str] = &["gemma2", "gemma3", "smollm3", "phi", "cohere2", "falcon", "falcon-new"];
+
+/// All cases, with the dirs that have their configurations and oracles.
+fn cases() -> impl Iterator<Item = (&'static str, PathBuf)> {
+    let in_folder =
+        |folder, names: &'static [&str]| names.iter().map(move |name| (*name, tests().join::<&str>(folder).join(name)));
+    in_folder("golden", CASES).chain(in_folder("gguf", OWN))
+}
 
 fn tests() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")
@@ -92,9 +107,9 @@ fn rms_error(gpt: &Gpt, oracle: &(Vec<i32>, [usize; 2], Vec<f32>)) -> f32 {
 
 #[test]
 fn logits_are_those_of_the_goldens() {
-    for case in CASES {
+    for (case, dir) in cases() {
         let gpt = model_dir::load_gpt(&gguf(case), &options(None)).unwrap();
-        let error = error(&gpt, &oracle(&tests().join("golden").join(case).join("oracle.safetensors"), "logits"));
+        let error = error(&gpt, &oracle(&dir.join("oracle.safetensors"), "logits"));
         // In f16 and bf16 the CPU's kernels round activations nowhere, so the weights are the only difference: none.
         assert!(error < 1e-4, "{case}: {error}");
     }
@@ -102,18 +117,91 @@ fn logits_are_those_of_the_goldens() {
 
 #[test]
 fn configurations_are_those_of_the_dirs() {
-    for case in CASES {
+    for (case, dir) in cases() {
         let of_file = model_dir::load_config(&gguf(case)).unwrap();
-        let of_dir = model_dir::load_config(&tests().join("golden").join(case)).unwrap();
+        let of_dir = model_dir::load_config(&dir).unwrap();
         // Nothing is dropped when serving. Gemma's offset is in the file's weights already.
         let common = |config: GptConfig| GptConfig { dropout: 0.0, norm_weight_offset: 0.0, ..config };
         let (mut found, expected) = (common(of_file), common(of_dir));
-        if *case == "rope-llama3" {
+        if case == "rope-llama3" {
             // The same frequencies, by other figures; the logits show it.
             found.positions = expected.positions;
         }
         assert_eq!(found, expected, "{case}");
     }
+}
+
+/// Keys of an architecture that are no sizes.
+type Keys<'a> = &'a [(&'a str, Vec<u8>)];
+
+/// A file of an architecture with 4 heads and, at 64 wide, heads of 8; with these keys besides.
+fn sized(name: &str, n_layers: u32, keys: Keys<'_>) -> File {
+    let mut file = File::right();
+    file.set("general.architecture", text_value(name));
+    let sizes = [
+        ("context_length", u32_value(16)),
+        ("embedding_length", u32_value(64)),
+        ("block_count", u32_value(n_layers)),
+        ("feed_forward_length", u32_value(32)),
+        ("attention.head_count", u32_value(4)),
+        ("attention.key_length", u32_value(8)),
+        ("attention.value_length", u32_value(8)),
+    ];
+    for (key, value) in sizes.iter().chain(keys) {
+        file.pairs.push((format!("{name}.{key}").leak(), value.clone()));
+    }
+    file
+}
+
+/// Where llama.cpp has constants in place of keys.
+#[test]
+fn what_files_do_not_say_is_known() {
+    let config = |name, n_layers, keys: Keys<'_>| {
+        model_dir::load_config(&Damaged::new(&sized(name, n_layers, keys).bytes()).path()).unwrap()
+    };
+    // Gemma 2 and 3 with 27 billion parameters scale scores by the width per head, the others by the head.
+    for (name, n_layers) in [("gemma2", 46), ("gemma3", 62)] {
+        assert_eq!(config(name, n_layers, &[]).attention_scale, Some(0.25));
+        assert_eq!(config(name, n_layers - 1, &[]).attention_scale, None);
+    }
+    let gemma2 = config("gemma2", 5, &[]);
+    assert_eq!((gemma2.sliding_window, &gemma2.full_layers[..]), (Some(4096), &[1, 3][..]));
+    assert_eq!((gemma2.attention_softcap, gemma2.logit_softcap), (Some(50.0), Some(30.0)));
+    // Of Gemma 3 as the first files have it, with a base for the layers without the window only.
+    let keys = [("rope.freq_base", f32_value(1e6)), ("attention.sliding_window", u32_value(7))];
+    let gemma3 = config("gemma3", 13, &keys);
+    assert_eq!((gemma3.sliding_window, &gemma3.full_layers[..]), (Some(7), &[5, 11][..]));
+    assert_eq!(gemma3.window_rope.map(|rope| rope.theta), Some(10_000.0));
+    assert_eq!((gemma3.attention_softcap, gemma3.logit_softcap), (None, None));
+    assert_eq!(config("gemma3", 13, &keys[..1]).sliding_window, None);
+    let pattern = ("attention.sliding_window_pattern", u32_value(3));
+    assert_eq!(config("gemma3", 7, &[keys[1].clone(), pattern]).full_layers, [2, 5]);
+    assert_eq!(config("smollm3", 9, &[]).unrotated_layers, [3, 7]);
+    let cohere2 = config("cohere2", 9, &keys[1..]);
+    assert_eq!((&cohere2.full_layers[..], &cohere2.unrotated_layers[..]), (&[3, 7][..], &[3, 7][..]));
+}
+
+/// What these architectures compute otherwise than the rest, where they do not.
+#[test]
+fn what_would_change_the_maths_is_refused() {
+    let refused = |name: &str, (key, value): (&str, Vec<u8>)| {
+        assert_refused(
+            &Damaged::new(&sized(name, 1, &[(key, value)]).bytes()).path(),
+            &[&format!("`{name}.{key}` is ")],
+        );
+    };
+    for name in ["gemma2", "gemma3", "smollm3", "olmo2", "phi2", "command-r", "falcon", "starcoder"] {
+        refused(name, ("attention.scale", f32_value(0.5)));
+        refused(name, ("residual_scale", f32_value(0.5)));
+        refused(name, ("expert_count", u32_value(4)));
+    }
+    refused("gemma3", ("attn_logit_softcapping", f32_value(50.0)));
+    refused("granite", ("rope.scaling.finetuned", [7u32.to_le_bytes().as_slice(), &[0]].concat()));
+    refused("granite", ("attention.sliding_window", u32_value(4)));
+    refused("smollm3", ("attention.sliding_window", u32_value(4)));
+    refused("gemma2", ("rope.freq_base_swa", f32_value(500.0)));
+    refused("olmo2", ("attention.sliding_window_pattern", list_value(7, 2, &[1, 0])));
+    refused("cohere2", ("logit_softcapping", f32_value(4.0)));
 }
 
 #[test]

@@ -9,6 +9,9 @@ Needs torch, transformers, safetensors and gguf, llama.cpp's `convert_hf_to_gguf
 <case>.gguf
     The dir ../golden/<case>, by llama.cpp's own converter, in f32. The tokenizer is a stand-in: the goldens have none.
     Compared with the oracle of the golden.
+<own>.gguf, with <own>/config.json and <own>/oracle.safetensors (`input_ids`, `logits`)
+    The same for families whose goldens have what a file cannot say, such as which layers have a window where llama.cpp
+    takes a constant: the golden with other figures.
 blocks.safetensors
     For each type of blocks, <TYPE>.bytes (U8), random but for the scales, and <TYPE>.values (F32): what the package
     `gguf` makes of them.
@@ -19,6 +22,8 @@ split-*.gguf
     The case `qwen2` in several files.
 """
 
+import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -29,7 +34,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 LLAMA_CPP = Path(os.environ["LLAMA_CPP"])
 sys.path[:0] = [str(LLAMA_CPP), str(LLAMA_CPP / "gguf-py")]
 
+sys.path.append(str(Path(__file__).resolve().parent.parent / "golden"))
+
 import gguf
+import make_golden
 import numpy as np
 import torch
 import transformers
@@ -40,7 +48,21 @@ from safetensors.torch import load_file, save_file
 HERE = Path(__file__).resolve().parent
 GOLDEN = HERE.parent / "golden"
 CASES = ["gpt2", "llama", "llama-tied-bias", "llama-f16", "llama-bf16", "qwen2", "qwen3", "phi3",
-         "stablelm", "gpt-neox-parallel", "gpt-neox-serial", "gemma", "bloom", "rope-linear", "rope-llama3", "rope-yarn"]
+         "stablelm", "gpt-neox-parallel", "gpt-neox-serial", "gemma", "bloom", "rope-linear", "rope-llama3", "rope-yarn",
+         "granite", "olmo2", "olmo3", "gpt-bigcode", "cohere"]
+# What is other than in the golden.
+OWN = {
+    "gemma2": {"query_pre_attn_scalar": 12},
+    "gemma3": {"query_pre_attn_scalar": 12, "num_hidden_layers": 6,
+               "layer_types": ["sliding_attention"] * 5 + ["full_attention"]},
+    "smollm3": {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0], "use_sliding_window": False,
+                "sliding_window": None, "layer_types": ["full_attention"] * 4},
+    "phi": {"intermediate_size": 64, "num_key_value_heads": 2},
+    "cohere2": {"num_hidden_layers": 4, "layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
+    # Transformers writes the number of queries, which the converter takes for that of keys.
+    "falcon": {"num_kv_heads": 1},
+    "falcon-new": {"ffn_hidden_size": 96, "bias": False},
+}
 TYPES = {"Q4_0": "Q4_0", "Q4_1": "Q4_1", "Q5_0": "Q5_0", "Q5_1": "Q5_1", "Q8_0": "Q8_0", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M",
          "Q6_K": "Q6_K"}
 # Committed; the others are covered by their blocks.
@@ -90,6 +112,28 @@ def make_cases() -> None:
         ftype = {"llama-f16": gguf.LlamaFileType.MOSTLY_F16, "llama-bf16": gguf.LlamaFileType.MOSTLY_BF16}
         convert(GOLDEN / case, HERE / f"{case}.gguf", hparams["vocab_size"], ftype.get(case, gguf.LlamaFileType.ALL_F32))
     convert(GOLDEN / "qwen2", HERE / "split.gguf", 37, gguf.LlamaFileType.ALL_F32, split=9)
+
+
+def make_own() -> None:
+    for name, changes in OWN.items():
+        case = make_golden.CASES[name]
+        case = dataclasses.replace(case, config={**case.config, **changes})
+        model = make_golden.make_model(case.architecture, make_golden.make_config(case.architecture, case.config))
+        make_golden.draw_weights(model, case)
+        ids = make_golden.draw_input_ids(case)
+        logits = make_golden.run(model, ids, torch.float64)[0]
+        with tempfile.TemporaryDirectory() as scratch:
+            source = Path(scratch)
+            model.save_pretrained(source)
+            # The converter of Gemma 3 counts its entries.
+            vocab = {str(id): id for id in range(case.config["vocab_size"])}
+            (source / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}, "added_tokens": []}))
+            convert(source, HERE / f"{name}.gguf", len(vocab), gguf.LlamaFileType.ALL_F32)
+            (HERE / name).mkdir(exist_ok=True)
+            (HERE / name / "config.json").write_text((source / "config.json").read_text())
+        save_file({"input_ids": ids.to(torch.int32), "logits": logits.float().contiguous()},
+                  HERE / name / "oracle.safetensors")
+        (HERE / name / "oracle.safetensors").chmod(0o644)
 
 
 def make_blocks() -> None:
@@ -163,5 +207,6 @@ def dequantized_logits(model: transformers.LlamaForCausalLM, path: Path, ids: to
 
 if __name__ == "__main__":
     make_cases()
+    make_own()
     make_blocks()
     make_quantized()

@@ -205,11 +205,11 @@ pub(super) const GEMMA_ATTENTION: ConfigRow = ConfigRow::Custom {
     },
 };
 
-fn inverse_root(value: f64) -> f64 {
+pub(super) fn inverse_root(value: f64) -> f64 {
     value.sqrt().recip()
 }
 
-fn set_score_scale(config: &mut GptConfig, scale: f64) {
+pub(super) fn set_score_scale(config: &mut GptConfig, scale: f64) {
     config.attention_scale = None;
     if scale != config.score_scale() {
         config.attention_scale = Some(scale);

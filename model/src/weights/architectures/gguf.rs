@@ -3,16 +3,21 @@
 //! Keys stand behind the architecture's own name: `llama.block_count`. What a file need not say, the class decides as
 //! llama.cpp does; biases and an output matrix of its own a model has where the file has their tensors.
 
-use serde_json::json;
+mod names;
+mod rows;
 
-use self::GgufRows::{All, Ff, InterleavedKeys, InterleavedQueries, KeysOrValues, Queries};
+use self::{
+    names::{BLOCK, FALCON_NORMS, FUSED_QKV, GATED, INSIDE, INTERLEAVED_QKV, OUTSIDE, SANDWICH, SEPARATE_QKV, UNGATED},
+    rows::{GROUPED_HEADS, LAYER_NORM_EPS, PLAIN_HEADS, RMS_EPS, ROPE, SIZES, WINDOW},
+};
 use super::{
     super::fields::{Fields, Fixed},
-    config_rows::{ConfigRow, derived, flag, head_dim, number, one_kv_head_each, size, size_or},
-    gpt2, llama,
+    cohere,
+    config_rows::{self, ConfigRow, flag, number},
+    gemma2, gpt2, llama, olmo2, shared_norm,
 };
 use crate::{
-    config::{Activation, GptConfig, NormKind, Positions, Rope, RopeScaling},
+    config::{Activation, GptConfig, NormKind, Positions},
     error::Result,
 };
 
@@ -24,7 +29,7 @@ pub(in super::super) struct Gguf {
     base: fn() -> GptConfig,
     /// Keys and what they set, in the order in which they are read.
     config: &'static [&'static [ConfigRow]],
-    /// Which tensors make which parameters.
+    /// Which tensors make which parameters. Of several rows for one, the first whose tensors are there.
     pub(in super::super) params: &'static [&'static [GgufParam]],
 }
 
@@ -75,6 +80,7 @@ impl Gguf {
         let any = |names: &[&str]| names.iter().any(|name| has(name));
         config.qkv_bias = any(&["blk.0.attn_qkv.bias", "blk.0.attn_q.bias"]);
         config.attn_out_bias = has("blk.0.attn_output.bias");
+        config.shared_norm &= !has("blk.0.attn_norm_2.weight");
         config.mlp_bias = any(&["blk.0.ffn_up.bias", "blk.0.ffn_down.bias"]);
         Ok(config)
     }
@@ -93,97 +99,6 @@ const NEUTRAL: &[(&str, Fixed)] = &[
 
 /// Keys of which the tensors' shapes tell as much.
 const SILENT: &[&str] = &["vocab_size", "tensor_data_layout"];
-
-const ROPE_KEYS: &[&str] = &[
-    "rope.dimension_count",
-    "rope.freq_base",
-    "rope.scale_linear",
-    "rope.scaling.type",
-    "rope.scaling.factor",
-    "rope.scaling.attn_factor",
-    "rope.scaling.yarn_attn_factor",
-    "rope.scaling.original_context_length",
-    "rope.scaling.finetuned",
-    "rope.scaling.yarn_beta_fast",
-    "rope.scaling.yarn_beta_slow",
-];
-
-const SIZES: &[ConfigRow] = &[
-    size(&["context_length"], |c| &mut c.max_seq_len),
-    size(&["embedding_length"], |c| &mut c.d_model),
-    size(&["block_count"], |c| &mut c.n_layers),
-    size(&["feed_forward_length"], |c| &mut c.d_ff),
-    size(&["attention.head_count"], |c| &mut c.n_heads),
-];
-
-const GROUPED_HEADS: &[ConfigRow] = &[
-    size_or(&["attention.head_count_kv"], |c| &mut c.n_kv_heads, |c| c.n_heads),
-    size_or(&["attention.key_length"], |c| &mut c.head_dim, head_dim),
-    VALUE_LENGTH,
-];
-
-const PLAIN_HEADS: &[ConfigRow] = &[
-    one_kv_head_each(),
-    derived(|c| &mut c.head_dim, head_dim),
-    ConfigRow::Custom {
-        keys: &["attention.head_count_kv", "attention.key_length", "attention.value_length"],
-        read: require_plain_heads,
-        write: |_, _| {},
-    },
-];
-
-const RMS_EPS: ConfigRow = number("attention.layer_norm_rms_epsilon", |c| &mut c.norm_eps, 1e-5);
-const LAYER_NORM_EPS: ConfigRow = number("attention.layer_norm_epsilon", |c| &mut c.norm_eps, 1e-5);
-const ROPE: ConfigRow = ConfigRow::Custom { keys: ROPE_KEYS, read: read_rope, write: |_, _| {} };
-const VALUE_LENGTH: ConfigRow =
-    ConfigRow::Custom { keys: &["attention.value_length"], read: require_value_length, write: |_, _| {} };
-const WINDOW: ConfigRow =
-    ConfigRow::Custom { keys: &["attention.sliding_window"], read: read_window, write: |_, _| {} };
-
-fn require_plain_heads(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
-    fields.only("attention.head_count_kv", Fixed::Number(config.n_heads as f64))?;
-    fields.only("attention.key_length", Fixed::Number(config.head_dim as f64))?;
-    require_value_length(fields, config)
-}
-
-fn require_value_length(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
-    fields.only("attention.value_length", Fixed::Number(config.head_dim as f64))
-}
-
-/// Phi 3 files say 0 where there is no window.
-fn read_window(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
-    config.sliding_window = fields.size("attention.sliding_window")?.filter(|&window| window > 0);
-    Ok(())
-}
-
-fn read_rope(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
-    let theta = fields.number_or("rope.freq_base", 10_000.0)?;
-    let rotary_dim = fields.size_or("rope.dimension_count", config.head_dim)?;
-    for key in ["rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor"] {
-        // Files differ in whether YaRN's own factor is part of it.
-        fields.only(key, Fixed::Number(1.0))?;
-    }
-    // 0 counts as absent, as in llama.cpp; the second key is that of the first files.
-    let factor = |key| Ok(fields.number_or(key, 0.0)?).map(|factor| (factor != 0.0).then_some(factor));
-    let factor = factor("rope.scaling.factor")?.or(factor("rope.scale_linear")?);
-    let kind = fields.text_or("rope.scaling.type", if factor.is_some() { "linear" } else { "none" })?;
-    let scaling = match (kind, factor) {
-        ("none", _) => RopeScaling::None,
-        ("linear" | "yarn", None | Some(1.0)) => RopeScaling::None,
-        ("linear", Some(factor)) => RopeScaling::Linear { factor },
-        ("yarn", Some(factor)) => RopeScaling::Yarn {
-            factor,
-            attention_factor: 0.1 * factor.max(1.0).ln() + 1.0,
-            beta_fast: fields.number_or("rope.scaling.yarn_beta_fast", 32.0)?,
-            beta_slow: fields.number_or("rope.scaling.yarn_beta_slow", 1.0)?,
-            original_max_seq_len: fields.size_or("rope.scaling.original_context_length", config.max_seq_len)?,
-            truncate: true,
-        },
-        _ => return Err(fields.unsupported("rope.scaling.type", &json!(kind), "none, linear, yarn")),
-    };
-    config.positions = Positions::Rope(Rope { theta, rotary_dim, scaling });
-    Ok(())
-}
 
 /// Llama and Mistral, whose converter lays queries and keys out for rotations of neighbours.
 pub(super) const LLAMA: Gguf = Gguf {
@@ -212,15 +127,7 @@ pub(super) const QWEN3: Gguf = Gguf {
 pub(super) const STABLELM: Gguf = Gguf {
     name: "stablelm",
     base: || GptConfig { norm: NormKind::LayerNorm, norm_bias: true, ..llama() },
-    config: &[
-        SIZES,
-        GROUPED_HEADS,
-        &[
-            ROPE,
-            LAYER_NORM_EPS,
-            ConfigRow::Custom { keys: &["use_parallel_residual"], read: |_, _| Ok(()), write: |_, _| {} },
-        ],
-    ],
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, LAYER_NORM_EPS, rows::of_key(&["use_parallel_residual"], |_, _| Ok(()))]],
     params: &[OUTSIDE, SEPARATE_QKV, BLOCK, GATED],
 };
 
@@ -265,87 +172,118 @@ pub(super) const BLOOM: Gguf = Gguf {
     params: &[OUTSIDE, FUSED_QKV, BLOCK, UNGATED],
 };
 
-const fn same(path: &'static str, tensor: &'static [(&'static str, GgufRows); 1]) -> GgufParam {
-    GgufParam { path, tensors: tensor }
+/// Its converter lays queries and keys out as Llama's does.
+pub(super) const SMOLLM3: Gguf = Gguf {
+    name: "smollm3",
+    base: llama,
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS, rows::SMOLLM3_UNROTATED]],
+    params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED],
+};
+
+/// The same.
+pub(super) const GRANITE: Gguf = Gguf {
+    name: "granite",
+    base: llama,
+    config: &[
+        &[rows::GRANITE_ROTATES],
+        SIZES,
+        GROUPED_HEADS,
+        &[
+            ROPE,
+            RMS_EPS,
+            rows::GRANITE_SCORES,
+            number("embedding_scale", |c| &mut c.embedding_multiplier, 1.0),
+            number("residual_scale", |c| &mut c.residual_multiplier, 1.0),
+            ConfigRow::Divisor { key: "logit_scale", of: |c| &mut c.logit_multiplier, absent: 1.0 },
+        ],
+    ],
+    params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED],
+};
+
+/// OLMo 3 is an OLMo 2 with windows.
+pub(super) const OLMO2: Gguf = Gguf {
+    name: "olmo2",
+    base: olmo2,
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS, rows::OLMO2_WINDOW, rows::OLMO2_WINDOW_ROPE]],
+    params: &[OUTSIDE, SEPARATE_QKV, INSIDE, BLOCK, GATED],
+};
+
+/// Norms as Gemma's.
+pub(super) const GEMMA2: Gguf = Gguf {
+    name: "gemma2",
+    base: gemma2_of_file,
+    config: &[
+        SIZES,
+        GROUPED_HEADS,
+        &[
+            ROPE,
+            RMS_EPS,
+            rows::GEMMA2_WINDOW,
+            rows::GEMMA2_SCORES,
+            ConfigRow::Cap { key: "final_logit_softcapping", of: |c| &mut c.logit_softcap, absent: Some(30.0) },
+            ConfigRow::Cap { key: "attn_logit_softcapping", of: |c| &mut c.attention_softcap, absent: Some(50.0) },
+        ],
+    ],
+    params: &[OUTSIDE, SEPARATE_QKV, SANDWICH, BLOCK, GATED],
+};
+
+/// Norms as Gemma's.
+pub(super) const GEMMA3: Gguf = Gguf {
+    name: "gemma3",
+    base: || GptConfig { qk_norm: true, ..gemma2_of_file() },
+    config: &[
+        SIZES,
+        GROUPED_HEADS,
+        &[ROPE, RMS_EPS, rows::GEMMA3_WINDOW, rows::GEMMA3_WINDOW_ROPE, rows::GEMMA3_SCORES, rows::GEMMA3_LOGIT_CAP],
+    ],
+    params: &[OUTSIDE, SEPARATE_QKV, SANDWICH, BLOCK, GATED],
+};
+
+fn gemma2_of_file() -> GptConfig {
+    GptConfig { norm_weight_offset: 0.0, activation: Activation::GeluTanh, ..gemma2() }
 }
 
-const fn stacked(path: &'static str, tensors: &'static [(&'static str, GgufRows)]) -> GgufParam {
-    GgufParam { path, tensors }
-}
+/// Older files have queries, keys and values in one.
+pub(super) const PHI2: Gguf = Gguf {
+    name: "phi2",
+    base: shared_norm,
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, LAYER_NORM_EPS]],
+    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, BLOCK, UNGATED],
+};
 
-/// What is not in blocks; each model has some of these.
-const OUTSIDE: &[GgufParam] = &[
-    same("embed.weight", &[("token_embd.weight", All)]),
-    same("embed_norm.weight", &[("token_embd_norm.weight", All)]),
-    same("embed_norm.bias", &[("token_embd_norm.bias", All)]),
-    same("pos_embed.weight", &[("position_embd.weight", All)]),
-    same("norm.weight", &[("output_norm.weight", All)]),
-    same("norm.bias", &[("output_norm.bias", All)]),
-    same("lm_head.weight", &[("output.weight", All)]),
-    same("lm_head.bias", &[("output.bias", All)]),
-];
+pub(super) const COMMAND_R: Gguf = Gguf {
+    name: "command-r",
+    base: cohere,
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, LAYER_NORM_EPS, LOGIT_SCALE]],
+    params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED],
+};
 
-/// What all blocks name alike.
-const BLOCK: &[GgufParam] = &[
-    same("blocks.{}.attn_norm.weight", &[("blk.{}.attn_norm.weight", All)]),
-    same("blocks.{}.attn_norm.bias", &[("blk.{}.attn_norm.bias", All)]),
-    same("blocks.{}.attn.q_norm.weight", &[("blk.{}.attn_q_norm.weight", All)]),
-    same("blocks.{}.attn.k_norm.weight", &[("blk.{}.attn_k_norm.weight", All)]),
-    same("blocks.{}.attn.out.weight", &[("blk.{}.attn_output.weight", All)]),
-    same("blocks.{}.attn.out.bias", &[("blk.{}.attn_output.bias", All)]),
-    same("blocks.{}.mlp_norm.weight", &[("blk.{}.ffn_norm.weight", All)]),
-    same("blocks.{}.mlp_norm.bias", &[("blk.{}.ffn_norm.bias", All)]),
-    same("blocks.{}.mlp.down.weight", &[("blk.{}.ffn_down.weight", All)]),
-    same("blocks.{}.mlp.down.bias", &[("blk.{}.ffn_down.bias", All)]),
-];
+pub(super) const COHERE2: Gguf = Gguf {
+    name: "cohere2",
+    base: cohere,
+    config: &[
+        SIZES,
+        GROUPED_HEADS,
+        &[ROPE, LAYER_NORM_EPS, LOGIT_SCALE, rows::COHERE2_WINDOW, config_rows::ONLY_WINDOWS_ROTATE],
+    ],
+    params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED],
+};
 
-const GATED: &[GgufParam] = &[
-    stacked("blocks.{}.mlp.up.weight", &[("blk.{}.ffn_gate.weight", Ff), ("blk.{}.ffn_up.weight", Ff)]),
-    stacked("blocks.{}.mlp.up.bias", &[("blk.{}.ffn_gate.bias", Ff), ("blk.{}.ffn_up.bias", Ff)]),
-];
+const LOGIT_SCALE: ConfigRow = number("logit_scale", |c| &mut c.logit_multiplier, 1.0);
 
-/// Not gated, or both matrices in one, as ours.
-const UNGATED: &[GgufParam] = &[
-    same("blocks.{}.mlp.up.weight", &[("blk.{}.ffn_up.weight", All)]),
-    same("blocks.{}.mlp.up.bias", &[("blk.{}.ffn_up.bias", All)]),
-];
+/// The activation is that which the models were trained with; llama.cpp approximates it. Those without parallel parts or
+/// with ALiBi its converter does not know.
+pub(super) const FALCON: Gguf = Gguf {
+    name: "falcon",
+    base: || GptConfig { activation: Activation::Gelu, ..shared_norm() },
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, LAYER_NORM_EPS]],
+    params: &[OUTSIDE, FUSED_QKV, FALCON_NORMS, BLOCK, UNGATED],
+};
 
-/// Queries, keys and values one after the other, as ours.
-const FUSED_QKV: &[GgufParam] = &[
-    same("blocks.{}.attn.qkv.weight", &[("blk.{}.attn_qkv.weight", All)]),
-    same("blocks.{}.attn.qkv.bias", &[("blk.{}.attn_qkv.bias", All)]),
-];
-
-const SEPARATE_QKV: &[GgufParam] = &[
-    stacked(
-        "blocks.{}.attn.qkv.weight",
-        &[
-            ("blk.{}.attn_q.weight", Queries),
-            ("blk.{}.attn_k.weight", KeysOrValues),
-            ("blk.{}.attn_v.weight", KeysOrValues),
-        ],
-    ),
-    stacked(
-        "blocks.{}.attn.qkv.bias",
-        &[("blk.{}.attn_q.bias", Queries), ("blk.{}.attn_k.bias", KeysOrValues), ("blk.{}.attn_v.bias", KeysOrValues)],
-    ),
-];
-
-const INTERLEAVED_QKV: &[GgufParam] = &[
-    stacked(
-        "blocks.{}.attn.qkv.weight",
-        &[
-            ("blk.{}.attn_q.weight", InterleavedQueries),
-            ("blk.{}.attn_k.weight", InterleavedKeys),
-            ("blk.{}.attn_v.weight", KeysOrValues),
-        ],
-    ),
-    stacked(
-        "blocks.{}.attn.qkv.bias",
-        &[
-            ("blk.{}.attn_q.bias", InterleavedQueries),
-            ("blk.{}.attn_k.bias", InterleavedKeys),
-            ("blk.{}.attn_v.bias", KeysOrValues),
-        ],
-    ),
-];
+/// GPT-BigCode.
+pub(super) const STARCODER: Gguf = Gguf {
+    name: "starcoder",
+    base: gpt2,
+    config: &[SIZES, GROUPED_HEADS, &[LAYER_NORM_EPS]],
+    params: &[OUTSIDE, FUSED_QKV, BLOCK, UNGATED],
+};

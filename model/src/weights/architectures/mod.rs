@@ -16,7 +16,7 @@ use self::config_rows::{
     ACTIVATIONS, ConfigRow, constant, derived, flag, head_dim, kv_heads, number, one_kv_head_each, size, size_or,
 };
 pub(super) use self::{
-    gguf::{Gguf, GgufRows},
+    gguf::{Gguf, GgufParam, GgufRows},
     names::{NameRow, Rows, Tensors},
 };
 use super::fields::{Fields, Fixed};
@@ -288,7 +288,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         names: names::LLAMA,
         base_prefix: "model.",
         ignored: &[],
-        gguf: None,
+        gguf: Some(&gguf::SMOLLM3),
     },
     Architecture {
         class: "GraniteForCausalLM",
@@ -317,7 +317,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         names: names::LLAMA,
         base_prefix: "model.",
         ignored: &[],
-        gguf: None,
+        gguf: Some(&gguf::GRANITE),
     },
     Architecture {
         class: "Olmo2ForCausalLM",
@@ -328,7 +328,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         names: names::OLMO2,
         base_prefix: "model.",
         ignored: &[],
-        gguf: None,
+        gguf: Some(&gguf::OLMO2),
     },
     Architecture {
         class: "Olmo3ForCausalLM",
@@ -339,7 +339,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         names: names::OLMO2,
         base_prefix: "model.",
         ignored: &[],
-        gguf: None,
+        gguf: Some(&gguf::OLMO2),
     },
     Architecture {
         class: "Phi3ForCausalLM",
@@ -459,7 +459,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         names: names::GEMMA2,
         base_prefix: "model.",
         ignored: &[],
-        gguf: None,
+        gguf: Some(&gguf::GEMMA2),
     },
     Architecture {
         class: "Gemma3ForCausalLM",
@@ -477,7 +477,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         names: names::GEMMA2,
         base_prefix: "model.",
         ignored: &[],
-        gguf: None,
+        gguf: Some(&gguf::GEMMA3),
     },
     Architecture {
         class: "PhiForCausalLM",
@@ -501,7 +501,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         names: names::PHI,
         base_prefix: "model.",
         ignored: &[".rotary_emb.inv_freq"],
-        gguf: None,
+        gguf: Some(&gguf::PHI2),
     },
     Architecture {
         class: "GPTJForCausalLM",
@@ -552,7 +552,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         names: names::BIGCODE,
         base_prefix: "transformer.",
         ignored: &[".attn.bias", ".attn.masked_bias"],
-        gguf: None,
+        gguf: Some(&gguf::STARCODER),
     },
     Architecture {
         class: "FalconForCausalLM",
@@ -581,7 +581,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         names: names::FALCON,
         base_prefix: "transformer.",
         ignored: &[".rotary_emb.inv_freq"],
-        gguf: None,
+        gguf: Some(&gguf::FALCON),
     },
     Architecture {
         class: "CohereForCausalLM",
@@ -599,7 +599,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         names: names::COHERE,
         base_prefix: "model.",
         ignored: &[],
-        gguf: None,
+        gguf: Some(&gguf::COMMAND_R),
     },
     Architecture {
         class: "Cohere2ForCausalLM",
@@ -618,7 +618,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         names: names::COHERE,
         base_prefix: "model.",
         ignored: &[],
-        gguf: None,
+        gguf: Some(&gguf::COHERE2),
     },
     Architecture {
         class: "OPTForCausalLM",

@@ -51,6 +51,13 @@ pub(super) const SMOLLM3: WindowSpelling = WindowSpelling::Unrotated;
 /// The window of most classes where the key is not there at all.
 const USUAL: usize = 4096;
 
+/// Sets the window and the layers that have none in spite of it, if there are others.
+pub(super) fn set(config: &mut GptConfig, window: Option<usize>, full_layers: Vec<usize>) {
+    let windowed = window.is_some() && full_layers.len() < config.n_layers;
+    config.sliding_window = window.filter(|_| windowed);
+    config.full_layers = if windowed { full_layers } else { Vec::new() };
+}
+
 impl WindowSpelling {
     /// Sets the window and the layers that have none in spite of it.
     pub(super) fn read(&self, fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
@@ -71,9 +78,7 @@ impl WindowSpelling {
         } else {
             self.usual(fields, config)?
         };
-        let windowed = window.is_some() && full_layers.len() < n_layers;
-        config.sliding_window = window.filter(|_| windowed);
-        config.full_layers = if windowed { full_layers } else { Vec::new() };
+        set(config, window, full_layers);
         Ok(())
     }
 

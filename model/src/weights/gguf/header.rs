@@ -60,6 +60,13 @@ pub(super) struct Array<'a> {
     bytes: &'a [u8],
 }
 
+impl Array<'_> {
+    /// Its values, if they are true or false.
+    pub(super) fn flags(&self) -> Option<impl Iterator<Item = bool>> {
+        (self.kind == Kind::Bool).then(|| self.bytes.iter().map(|&byte| byte != 0))
+    }
+}
+
 impl fmt::Debug for Array<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "a list of {} times {:?}", self.len, self.kind)

@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     chat::ChatTemplate,
-    config::GptConfig,
+    config::{GptConfig, MAX_LAYERS},
     error::{Error, Result},
     gpt::Gpt,
     mmap::Mmap,
@@ -175,7 +175,11 @@ fn json_of(value: Value<'_>) -> Json {
         Value::Flag(flag) => json!(flag),
         Value::Text(text) => json!(text),
         Value::Array(array) if array.len == 0 => Json::Null,
-        Value::Array(array) => json!(format!("{array:?}")),
+        // What is said layer by layer; of longer ones no copy is made.
+        Value::Array(array) => match array.flags().filter(|_| array.len <= MAX_LAYERS) {
+            Some(flags) => flags.collect(),
+            None => json!(format!("{array:?}")),
+        },
     }
 }
 

@@ -10,7 +10,7 @@ use rayon::prelude::*;
 
 use super::{
     super::{
-        architectures::{Gguf, GgufRows},
+        architectures::{Gguf, GgufParam, GgufRows},
         row_order::RowOrder,
     },
     blocks::{Codes, ElementType, MAX_BLOCK},
@@ -133,13 +133,16 @@ fn order_of(rows: GgufRows, config: &GptConfig) -> RowOrder {
 impl<'t, 'a> Param<'t, 'a> {
     fn find(table: &'t TensorTable<'a>, gguf: &Gguf, config: &GptConfig, spec: &ParamSpec) -> Result<Self> {
         let (path, layer) = split_layer(&spec.path);
-        let Some(row) = gguf.params.iter().copied().flatten().find(|row| row.path == path) else {
+        let of_layer = |pattern: &str| pattern.replacen("{}", layer, 1);
+        let rows = || gguf.params.iter().copied().flatten().filter(|row| row.path == path);
+        let is_there = |row: &&GgufParam| row.tensors.iter().all(|(pattern, _)| table.contains(&of_layer(pattern)));
+        let Some(row) = rows().find(is_there).or_else(|| rows().next()) else {
             // An architecture that can have this parameter names it; it read the configuration.
             unreachable!("`{}` has no name for `{path}`", gguf.name)
         };
         // All shapes are checked before anything is allocated.
         let part = |&(pattern, rows): &(&str, GgufRows)| {
-            let tensor = table.require(&pattern.replacen("{}", layer, 1))?;
+            let tensor = table.require(&of_layer(pattern))?;
             let n_rows = rows.count(config, spec.shape[0]);
             let expected: Vec<usize> = [n_rows].into_iter().chain(spec.shape[1..].iter().copied()).collect();
             if tensor.shape != expected {
