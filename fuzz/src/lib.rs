@@ -21,6 +21,7 @@ mod model {
         pub enum Dtype {
             F32,
             F16,
+            Bf16,
             Q8,
             Q4,
         }

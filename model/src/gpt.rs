@@ -177,9 +177,16 @@ impl Gpt {
         self.lm_head.read("lm_head", visit)
     }
 
-    /// How the matrices of the blocks are held; embeddings may be wider.
+    /// How most values of the blocks' matrices are held: files may mix; embeddings may be wider.
     pub fn dtype(&self) -> Dtype {
-        self.blocks.first().map_or(Dtype::F32, |block| block.mlp.down.weight().dtype())
+        let matrices: Vec<_> = self.blocks.iter().flat_map(Block::matrices).collect();
+        let n_values = |dtype: Dtype| -> usize {
+            let held_so = matrices.iter().filter(|matrix| matrix.dtype() == dtype);
+            held_so.map(|matrix| matrix.dims().iter().product::<usize>()).sum()
+        };
+        // Of several, the widest.
+        let dtypes = Dtype::ALL.iter().rev().map(|(_, dtype)| *dtype);
+        dtypes.max_by_key(|dtype| n_values(*dtype)).unwrap_or_default()
     }
 
     /// Every matrix with its path.

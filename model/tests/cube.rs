@@ -267,6 +267,7 @@ fn the_cache_is_in_16_bits_where_weights_are_and_the_device_can() {
     for device in devices.iter().flatten() {
         for (asked, weights, expected) in [
             (None, Dtype::F32, KvDtype::F32),
+            (None, Dtype::Bf16, KvDtype::F32),
             (None, Dtype::F16, KvDtype::F16),
             (None, Dtype::Q4, KvDtype::F16),
             (Some(KvDtype::F32), Dtype::Q8, KvDtype::F32),

@@ -99,11 +99,13 @@ proptest! {
         let weight = Weight::new(matrix.clone().into_data(), Dtype::F32, &Device::flex()).unwrap();
         assert_close(ops::linear(x.clone(), &weight, Some(bias.clone())), expected);
         prop_assert_eq!(values(matrix.clone()), weight.read().unwrap().try_into_vec::<f32>().unwrap());
-        // f16: exactly what f32 gives for the rounded weights.
-        let weight = Weight::new(matrix.into_data(), Dtype::F16, &Device::flex()).unwrap();
-        let rounded = Weight::new(weight.read().unwrap(), Dtype::F32, &Device::flex()).unwrap();
-        let found = values(ops::linear(x.clone(), &weight, Some(bias.clone())));
-        prop_assert_eq!(found, values(ops::linear(x, &rounded, Some(bias))));
+        // In 16 bits: exactly what f32 gives for the rounded weights.
+        for dtype in [Dtype::F16, Dtype::Bf16] {
+            let weight = Weight::new(matrix.clone().into_data(), dtype, &Device::flex()).unwrap();
+            let rounded = Weight::new(weight.read().unwrap(), Dtype::F32, &Device::flex()).unwrap();
+            let found = values(ops::linear(x.clone(), &weight, Some(bias.clone())));
+            prop_assert_eq!(found, values(ops::linear(x.clone(), &rounded, Some(bias.clone()))));
+        }
     }
 
     #[test]

@@ -45,7 +45,7 @@ fn a_stored_model_is_what_rounding_at_load_gives() {
                 assert_eq!(reopened.config(), rounded.config(), "{case}");
                 assert!(logits(&reopened) == logits(&rounded), "{case} in {dtype}");
             }
-            for other in [Dtype::F32, Dtype::F16, Dtype::Q8, Dtype::Q4].into_iter().filter(|other| *other != dtype) {
+            for other in Dtype::ALL.iter().map(|(_, other)| *other).filter(|other| *other != dtype) {
                 let message = load(dir.path(), Some(other)).unwrap_err().to_string();
                 let flag = if other.is_quantized() { "quantize" } else { "dtype" };
                 assert!(message.starts_with(&format!("`{flag}` is `{other}`, but the weights")), "{message}");

@@ -66,7 +66,7 @@ pub struct ServerConfig {
     /// Model dir of a smaller model with the same tokens, to guess with
     #[arg(long, env = "HEARTH_DRAFT_MODEL", value_name = "DIR")]
     pub draft_model: Option<PathBuf>,
-    /// How the draft model's weight matrices are held: `f32`, `f16`, or rounded to `q8` or `q4` [default: as those of the
+    /// How the draft model's weight matrices are held: `f32`, `f16`, `bf16`, or rounded to `q8` or `q4` [default: as those of the
     /// served model]
     #[arg(long, env = "HEARTH_DRAFT_DTYPE", value_name = "DTYPE", value_parser = |name: &str| Dtype::parse(name, |_| true))]
     pub draft_dtype: Option<Dtype>,
@@ -432,8 +432,8 @@ pub struct ModelConfig {
     /// the build holds
     #[arg(long, env = "HEARTH_DEVICE", default_value_t = DeviceChoice::Auto)]
     pub device: DeviceChoice,
-    /// How weight matrices are held: `f32` or `f16` [default: f32, or as the
-    /// files have them where they are rounded or GGUF]
+    /// How weight matrices are held: `f32`, `f16` or `bf16` [default: as the files have them where that is bf16, q8, q4 or
+    /// GGUF, else f32]
     #[arg(long, env = "HEARTH_DTYPE", value_parser = |name: &str| Dtype::parse(name, |dtype| !dtype.is_quantized()))]
     pub dtype: Option<Dtype>,
     /// Round weight matrices to `q8` (8.5 bits a weight) or `q4` (4.5 bits; embeddings as in q8)
@@ -441,7 +441,7 @@ pub struct ModelConfig {
         value_parser = |name: &str| Dtype::parse(name, Dtype::is_quantized))]
     pub quantize: Option<Dtype>,
     /// How keys and values are held in the cache: `f32`, `f16` (half the memory), or `auto`: `f16` where weight matrices
-    /// are not f32 and the device has such numbers, else `f32`
+    /// are f16, q8 or q4 and the device has such numbers, else `f32`
     #[arg(long, env = "HEARTH_KV_CACHE_DTYPE", value_name = "DTYPE", value_enum, default_value_t = KvCacheDtype::Auto, hide_possible_values = true)]
     pub kv_cache_dtype: KvCacheDtype,
 }

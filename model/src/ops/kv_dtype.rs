@@ -21,8 +21,8 @@ impl KvDtype {
     /// Every dtype, with its name.
     pub const ALL: &'static [(&'static str, Self)] = &[("f32", Self::F32), ("f16", Self::F16)];
 
-    /// What was asked for, or where nothing was, what suits a model on `device` with matrices held as `weights`: as exact
-    /// as they are, and no larger than that.
+    /// What was asked for, or where nothing was, what suits a model on `device` with matrices held as `weights`: f32 beside
+    /// f32, and beside bf16, which is how models are held that were stored so and is to give what f32 gives; else f16.
     ///
     /// # Errors
     /// [`Error::Device`] when the device has no such numbers.
@@ -34,7 +34,7 @@ impl KvDtype {
                 hint: "`f32` goes everywhere".to_owned(),
             }),
             Some(asked) => Ok(asked),
-            None if weights != Dtype::F32 && Self::F16.is_for(device) => Ok(Self::F16),
+            None if !matches!(weights, Dtype::F32 | Dtype::Bf16) && Self::F16.is_for(device) => Ok(Self::F16),
             None => Ok(Self::F32),
         }
     }

@@ -37,7 +37,7 @@ impl QuantizedMatrix {
         let range = match dtype {
             Dtype::Q8 => i8::MIN..=i8::MAX,
             Dtype::Q4 => -8..=7,
-            Dtype::F32 | Dtype::F16 => return refuse(format!("must be of `q8` or `q4`, got `{dtype}`")),
+            Dtype::F32 | Dtype::F16 | Dtype::Bf16 => return refuse(format!("must be of `q8` or `q4`, got `{dtype}`")),
         };
         let expected = d_out * d_in.div_ceil(BLOCK_SIZE);
         if blocks.len() != expected {

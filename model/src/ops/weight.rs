@@ -23,6 +23,8 @@ pub enum Dtype {
     F32,
     /// 2 bytes a value: IEEE half precision.
     F16,
+    /// 2 bytes a value: the upper half of an f32. Most models are published so, and are then the very numbers of f32.
+    Bf16,
     /// 8 bits a value in blocks of 32 with a scale: 8.5 bits in all.
     Q8,
     /// 4 bits a value in blocks of 32 with a scale: 4.5 bits in all. Embeddings keep 8 bits.
@@ -32,7 +34,7 @@ pub enum Dtype {
 impl Dtype {
     /// Every dtype, with its name.
     pub const ALL: &'static [(&'static str, Self)] =
-        &[("f32", Self::F32), ("f16", Self::F16), ("q8", Self::Q8), ("q4", Self::Q4)];
+        &[("f32", Self::F32), ("f16", Self::F16), ("bf16", Self::Bf16), ("q8", Self::Q8), ("q4", Self::Q4)];
 
     /// Whether values are rounded to whole numbers in blocks with a scale.
     pub fn is_quantized(self) -> bool {
@@ -41,7 +43,7 @@ impl Dtype {
 
     /// Whether `device` computes with it.
     pub fn is_for(self, device: &Device) -> bool {
-        !self.is_quantized() || cpu::is_cpu(device) || cube::is_cube(device)
+        matches!(self, Self::F32 | Self::F16) || cpu::is_cpu(device) || cube::is_cube(device)
     }
 
     /// The dtype called `name`, if it is one of those that `is_allowed` says.
@@ -106,7 +108,7 @@ pub struct GpuWeight {
 }
 
 impl Weight {
-    /// Puts `data`, `[d_out, d_in]` in f32, on `device` in the form `dtype`.
+    /// Puts `data`, `[d_out, d_in]` in f32, on `device` in the form `dtype`, rounded to the nearest (of two, the even).
     ///
     /// # Errors
     /// [`Error::Execution`] when `data` is not f32; [`Error::Param`] when the device does not compute with `dtype`.
@@ -128,7 +130,7 @@ impl Weight {
         let stored = match dtype {
             Dtype::F32 => DType::F32,
             Dtype::F16 => DType::F16,
-            Dtype::Q8 | Dtype::Q4 => return Err(not_on_this_device(dtype)),
+            Dtype::Bf16 | Dtype::Q8 | Dtype::Q4 => return Err(not_on_this_device(dtype)),
         };
         let values = Tensor::from_data(data.convert_dtype(stored), (device, stored));
         Ok(Self::Stored(StoredWeight { values: Param::from_tensor(values) }))
@@ -237,7 +239,7 @@ fn quantized(panels: &Panels) -> Result<QuantizedMatrix> {
 
 fn not_on_this_device(dtype: Dtype) -> Error {
     let what = format!("`{dtype}` does not train\nhint: use `f32`");
-    Error::Param { name: "quantize", what }
+    Error::Param { name: if dtype.is_quantized() { "quantize" } else { "dtype" }, what }
 }
 
 /// How a weight is held.

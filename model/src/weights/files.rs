@@ -285,6 +285,11 @@ impl StoredTensor<'_> {
         })
     }
 
+    /// Whether the values are bf16.
+    pub(super) fn is_bf16(&self) -> bool {
+        self.dtype == Dtype::BF16
+    }
+
     /// Whether `other` holds the same values, however they are stored.
     pub(super) fn has_values_of(&self, other: &StoredTensor<'_>) -> Result<bool> {
         let stored_alike = self.dtype == other.dtype && self.bytes == other.bytes;

@@ -235,17 +235,20 @@ fn split_layer(path: &str) -> (String, &str) {
     if layer.is_empty() { (path.to_owned(), "") } else { (path.replacen(layer, "{}", 1), layer) }
 }
 
-/// Builds the model from the tensors of a model dir.
+/// Builds the model from the tensors of a model dir. Without a `dtype`, matrices that are bf16 stay so where the device
+/// computes with it, and the others become f32.
 pub(super) fn load_params(
     files: &TensorFiles,
     spelling: Spelling,
     config: &GptConfig,
-    (dtype, device): (Dtype, &Device),
+    (dtype, device): (Option<Dtype>, &Device),
 ) -> Result<Gpt> {
+    let keeps_bf16_on = Some(device).filter(|device| dtype.is_none() && Dtype::Bf16.is_for(device));
     let tied_copy = spelling.tied_copy(config).and_then(|name| files.get(name));
-    let mut reader = ParamReader { files, spelling, tied_copy, used: HashSet::new(), not_finite: Vec::new() };
-    let gpt =
-        Gpt::from_params(config, dtype, device, &mut |spec| reader.read_param(spec, spelling.parts(spec, config)))?;
+    let (used, not_finite) = (HashSet::new(), Vec::new());
+    let mut reader = ParamReader { files, spelling, tied_copy, keeps_bf16_on, used, not_finite };
+    let mut read = |spec: &ParamSpec| reader.read_param(spec, spelling.parts(spec, config));
+    let gpt = Gpt::from_params(config, dtype.unwrap_or_default(), device, &mut read)?;
     if !reader.not_finite.is_empty() {
         let (path, tensors) = (files.path().display(), reader.not_finite.join("`, `"));
         tracing::warn!(
@@ -270,6 +273,8 @@ struct ParamReader<'a> {
     spelling: Spelling,
     /// The embeddings once more.
     tied_copy: Option<StoredTensor<'a>>,
+    /// Where matrices of bf16 are put as they are, if they are to be.
+    keeps_bf16_on: Option<&'a Device>,
     used: HashSet<String>,
     /// Tensors with values that are infinite or no numbers.
     not_finite: Vec<String>,
@@ -290,8 +295,21 @@ impl<'a> ParamReader<'a> {
             self.used.extend([values.name, scales.name]);
             return Ok(ParamData::Quantized(matrix));
         }
-        let values = self.read(spec, parts)?;
-        Ok(TensorData::new(values, spec.shape.as_slice()).into())
+        let kept_on = self.keeps_bf16_on.filter(|_| spec.shape.len() == 2 && self.are_bf16(&parts));
+        let values = TensorData::new(self.read(spec, parts)?, spec.shape.as_slice());
+        match kept_on {
+            Some(device) => Weight::new(values, Dtype::Bf16, device).map(ParamData::Placed),
+            None => Ok(values.into()),
+        }
+    }
+
+    /// Whether all tensors that make up a parameter are bf16.
+    fn are_bf16(&self, parts: &Parts) -> bool {
+        let is_bf16 = |name: &String| self.get(name).is_some_and(|tensor| tensor.is_bf16());
+        match parts {
+            Parts::Same(name) | Parts::Transposed(name) | Parts::Behind(_, name) => is_bf16(name),
+            Parts::Stacked(parts) => parts.iter().all(|part| is_bf16(&part.name)),
+        }
     }
 
     fn read(&mut self, spec: &ParamSpec, parts: Parts) -> Result<Vec<f32>> {
@@ -334,12 +352,15 @@ impl<'a> ParamReader<'a> {
         }
     }
 
+    /// The tensor `name`. Base models were saved without the prefix of the class that holds them.
+    fn get(&self, name: &str) -> Option<StoredTensor<'a>> {
+        let short = name.strip_prefix(self.spelling.base_prefix()).unwrap_or(name);
+        [name, short].into_iter().find_map(|name| self.files.get(name))
+    }
+
     /// The tensor `name`, which must have this shape.
     fn find(&mut self, name: String, shape: &[usize]) -> Result<StoredTensor<'a>> {
-        // Base models were saved without the prefix of the class that holds them.
-        let short = name.strip_prefix(self.spelling.base_prefix()).unwrap_or(&name);
-        let found = [name.as_str(), short].into_iter().find_map(|name| self.files.get(name));
-        let tensor = found.ok_or_else(|| missing(self.files, &name))?;
+        let tensor = self.get(&name).ok_or_else(|| missing(self.files, &name))?;
         tensor.require_shape(shape)?;
         self.used.insert(tensor.name.clone());
         Ok(tensor)

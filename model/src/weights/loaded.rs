@@ -19,8 +19,8 @@ use crate::{
 pub struct LoadOptions {
     /// The device.
     pub device: Device,
-    /// How matrices are held. `None`: in f32, or as the files have them where they are rounded already; as a GGUF file
-    /// has them, as nearly as the device can.
+    /// How matrices are held. `None`: in f32, or as the files have them where they are bf16 or rounded to blocks and the
+    /// device computes with that; as a GGUF file has them, as nearly as the device can.
     pub dtype: Option<Dtype>,
 }
 

@@ -160,8 +160,7 @@ fn build(config_json: &Map<String, Value>, path: &Path, files: &TensorFiles, opt
         let what = format!("is `{asked}`, but the weights are stored in `{stored}`\nhint: leave it out");
         return Err(Error::Param { name, what });
     }
-    let dtype = options.dtype.or(stored).unwrap_or_default();
-    hf::load_params(files, spelling, &config, (dtype, &options.device))
+    hf::load_params(files, spelling, &config, (options.dtype.or(stored), &options.device))
 }
 
 /// Opens only the tokenizer of the model dir `dir`, or of a GGUF file.

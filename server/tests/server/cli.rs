@@ -121,6 +121,7 @@ fn the_cache_is_held_as_asked_for() {
         (&[][..], "f32"),
         (&["--quantize", "q8"], "f16"),
         (&["--dtype", "f16", "--kv-cache-dtype", "auto"], "f16"),
+        (&["--dtype", "bf16"], "f32"),
         (&["--quantize", "q8", "--kv-cache-dtype", "f32"], "f32"),
         (&["--kv-cache-dtype", "f16"], "f16"),
     ] {

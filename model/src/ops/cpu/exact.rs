@@ -1,4 +1,4 @@
-//! Rows against one panel of f32 or f16.
+//! Rows against one panel of f32, f16 or bf16.
 //!
 //! Every output is one chain of fused multiply-adds over the inner dimension, in its order, starting from zero.
 
@@ -11,7 +11,7 @@ use half::f16;
 use super::fetch::fetch;
 use super::{
     BASELINE_IS_FUSED, Isa, isa, multiply_add,
-    panels::{Line, PANEL},
+    panels::{Bf16Pair, Line, PANEL},
 };
 
 /// Rows of the input that a kernel takes at a time: 12 rows of 2 registers leave 8 of the 32 AVX-512 registers.
@@ -76,6 +76,29 @@ impl PanelLine for Line<f16, 32> {
         let halves = lines.cast::<__m256i>();
         // SAFETY: the caller vouches for one line of 64 bytes, aligned as such.
         unsafe { [_mm512_cvtph_ps(_mm256_load_si256(halves)), _mm512_cvtph_ps(_mm256_load_si256(halves.add(1)))] }
+    }
+}
+
+impl PanelLine for Line<Bf16Pair, 16> {
+    const LINES: usize = 1;
+
+    #[inline(always)]
+    fn widen(lines: &[Self]) -> [f32; PANEL] {
+        std::array::from_fn(|lane| lines[0].0[lane % 16].widen()[lane / 16])
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn load(lines: *const Self) -> [std::arch::x86_64::__m512; 2] {
+        use std::arch::x86_64::{
+            _mm512_and_si512, _mm512_castsi512_ps, _mm512_load_si512, _mm512_set1_epi32, _mm512_slli_epi32,
+        };
+        // SAFETY: the caller vouches for one line of 64 bytes, aligned as such.
+        let pairs = unsafe { _mm512_load_si512(lines.cast()) };
+        let high = _mm512_and_si512(pairs, _mm512_set1_epi32(-1 << 16));
+        [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)), _mm512_castsi512_ps(high)]
     }
 }
 

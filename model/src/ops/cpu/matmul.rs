@@ -58,7 +58,7 @@ pub(super) fn linear_into(x: &[f32], weight: &Panels, bias: Option<&[f32]>, stor
     let input = match weight.values {
         PanelValues::Q8(_) => Input::Rounded(QuantRows::new(x, d_in, Q8Block::OFFSET)),
         PanelValues::Q4(_) => Input::Rounded(QuantRows::new(x, d_in, Q4Block::OFFSET)),
-        PanelValues::F32(_) | PanelValues::F16(_) => Input::Exact(x),
+        PanelValues::F32(_) | PanelValues::F16(_) | PanelValues::Bf16(_) => Input::Exact(x),
     };
     let n_panels = width.div_ceil(PANEL);
     let bias_of = |panel: usize| bias.map(|bias| &bias[panel * PANEL..bias.len().min((panel + 1) * PANEL)]);
@@ -156,6 +156,9 @@ fn multiply_panel(input: &Input<'_>, weight: &Panels, panel: usize, store: impl 
             let lines = &lines[panel * d_in * PANEL / 32..][..d_in * PANEL / 32];
             exact::multiply_rows(x, lines, d_in, store);
         }
+        (PanelValues::Bf16(lines), Input::Exact(x)) => {
+            exact::multiply_rows(x, &lines[panel * d_in..][..d_in], d_in, store);
+        }
         (PanelValues::Q8(blocks), Input::Rounded(rows)) => {
             quantized::multiply_rows(rows, &blocks[panel * n_blocks..][..n_blocks], store);
         }
@@ -186,7 +189,7 @@ mod tests {
             let (matrix, bias) = (noise(d_out * d_in, 1), noise(d_out, 2));
             for n_rows in [1, 2, 3, 11, 12, 13, 25, 40] {
                 let x = noise(n_rows * d_in, 3);
-                for dtype in [Dtype::F32, Dtype::F16] {
+                for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16] {
                     let panels = Panels::new(&matrix, [d_out, d_in], dtype);
                     let found = linear(&x, &panels, Some(&bias));
                     for row in 0..n_rows {
@@ -232,6 +235,25 @@ mod tests {
                 }
                 for (found, expected) in found.iter().zip(&expected) {
                     assert!((found - expected).abs() < 1e-4, "{dtype} with {level:?}: {found}, {expected}");
+                }
+            }
+        }
+    }
+
+    /// bf16 is f32 with fewer bits in memory: whatever the rows, the shape and the processor.
+    #[test]
+    fn bf16_is_f32_to_the_bit() {
+        for [d_out, d_in] in SHAPES {
+            let rounded = Panels::new(&noise(d_out * d_in, 8), [d_out, d_in], Dtype::Bf16);
+            let values: Vec<f32> = (0..d_out).flat_map(|row| rounded.row(row)).collect();
+            let widened = Panels::new(&values, [d_out, d_in], Dtype::F32);
+            assert_eq!(2 * rounded.n_bytes(), widened.n_bytes());
+            for n_rows in [1, 2, 12, 13, 16, 24, 25, 40] {
+                let x = noise(n_rows * d_in, 9);
+                for level in levels() {
+                    let [found, expected] =
+                        [&rounded, &widened].map(|panels| with_isa(level, || linear(&x, panels, None)));
+                    assert!(found == expected, "{d_out}x{d_in}, {n_rows} rows with {level:?}");
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use burn_cubecl::cubecl::{self, prelude::*};
 
-use super::matrix::Format;
+use super::matrix::{Format, HIGH};
 use crate::ops::BLOCK_SIZE;
 
 /// Weight `index` of a unit; a whole number where there are scales.
@@ -19,6 +19,15 @@ pub(super) fn decode<E: Numeric, W: Size>(
         Format::F16Words => {
             let word = u32::reinterpret(elements.extract(comptime!(index / per_word)));
             half_to_f32(word >> comptime!(16 * (index % per_word) as u32))
+        }
+        Format::Bf16 => {
+            let word = u32::reinterpret(elements.extract(comptime!(index / per_word)));
+            // The upper half of an f32.
+            if comptime!(index % per_word == 0) {
+                f32::reinterpret(word << 16u32)
+            } else {
+                f32::reinterpret(word & HIGH)
+            }
         }
         Format::Q8 | Format::Q4 => {
             let word = u32::reinterpret(elements.extract(comptime!(index / per_word)));

@@ -11,13 +11,16 @@ use burn_cubecl::{
     },
     tensor::CubeTensor,
 };
-use half::f16;
+use half::{bf16, f16};
 
 use super::device::cube_device;
 use crate::{
     error::{Error, Result},
     ops::{BLOCK_SIZE, Dtype, QuantizedBlock, QuantizedMatrix},
 };
+
+/// The upper half of a word.
+pub(super) const HIGH: u32 = 0xffff_0000;
 
 /// How a weight lies in its word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,6 +30,8 @@ pub(super) enum Format {
     F16,
     /// Read as words of two, by the others.
     F16Words,
+    /// Read as words of two.
+    Bf16,
     Q8,
     Q4,
 }
@@ -36,7 +41,7 @@ impl Format {
     pub(super) fn per_word(self) -> usize {
         match self {
             Self::F32 => 1,
-            Self::F16 | Self::F16Words => 2,
+            Self::F16 | Self::F16Words | Self::Bf16 => 2,
             Self::Q8 => 4,
             Self::Q4 => 8,
         }
@@ -80,6 +85,7 @@ impl Format {
             Dtype::F32 => Self::F32,
             Dtype::F16 if device.client().properties().supports_type(Self::F16.element()) => Self::F16,
             Dtype::F16 => Self::F16Words,
+            Dtype::Bf16 => Self::Bf16,
             Dtype::Q8 => Self::Q8,
             Dtype::Q4 => Self::Q4,
         }
@@ -101,14 +107,15 @@ pub(in crate::ops) struct Matrix {
 }
 
 impl Matrix {
-    /// Lays out `values`, `[d_out, d_in]` in row order, as f32 or f16 on a GPU.
+    /// Lays out `values`, `[d_out, d_in]` in row order, as f32, f16 or bf16 on a GPU.
     pub(in crate::ops) fn new(values: &[f32], dims: [usize; 2], dtype: Dtype, device: &Device) -> Self {
         Self::with_format(values, dims, Format::of(dtype, on_cube(device)), device)
     }
 
     fn with_format(values: &[f32], dims: [usize; 2], format: Format, device: &Device) -> Self {
         let words = match format {
-            Format::F16 | Format::F16Words => pack_halves(values, dims, format),
+            Format::F16 | Format::F16Words => pack_halves(values, dims, format, |value| f16::from_f32(value).to_bits()),
+            Format::Bf16 => pack_halves(values, dims, format, |value| bf16::from_f32(value).to_bits()),
             _ => pack_floats(values, dims),
         };
         Self::upload(&Packed { words, scales: vec![0] }, dims, format, device)
@@ -139,6 +146,7 @@ impl Matrix {
         match self.format {
             Format::F32 => Dtype::F32,
             Format::F16 | Format::F16Words => Dtype::F16,
+            Format::Bf16 => Dtype::Bf16,
             Format::Q8 => Dtype::Q8,
             Format::Q4 => Dtype::Q4,
         }
@@ -174,6 +182,7 @@ impl Matrix {
                 Format::F16 | Format::F16Words => {
                     row.iter().flat_map(|word| [half(*word), half(word >> 16)].map(f16::to_f32)).collect()
                 }
+                Format::Bf16 => row.iter().flat_map(|word| [word << 16, word & HIGH].map(f32::from_bits)).collect(),
                 _ => row.iter().map(|word| f32::from_bits(*word)).collect(),
             };
             values[..self.d_in].to_vec()
@@ -249,12 +258,12 @@ fn pack_floats(values: &[f32], [d_out, d_in]: [usize; 2]) -> Vec<u32> {
     words
 }
 
-fn pack_halves(values: &[f32], [d_out, d_in]: [usize; 2], format: Format) -> Vec<u32> {
+fn pack_halves(values: &[f32], [d_out, d_in]: [usize; 2], format: Format, bits: impl Fn(f32) -> u16) -> Vec<u32> {
     let row_words = units(d_in, format) * format.unit_words();
     let mut words = vec![0; d_out * row_words];
     for (row, values) in words.chunks_mut(row_words.max(1)).zip(values.chunks(d_in.max(1))) {
         for (word, pair) in row.iter_mut().zip(values.chunks(2)) {
-            let halves = pair.iter().rev().map(|value| u32::from(f16::from_f32(*value).to_bits()));
+            let halves = pair.iter().rev().map(|value| u32::from(bits(*value)));
             *word = halves.fold(0, |word, half| word << 16 | half);
         }
     }

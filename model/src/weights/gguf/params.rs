@@ -23,9 +23,6 @@ use crate::{
     ops::{BLOCK_SIZE, Dtype, QuantizedBlock, QuantizedMatrix, Weight, nearest_q8},
 };
 
-/// The largest f16.
-const MAX_F16: f32 = 65_504.0;
-
 /// All tensors of a model, by name.
 #[derive(Debug)]
 pub(super) struct TensorTable<'a> {
@@ -181,21 +178,32 @@ impl<'t, 'a> Param<'t, 'a> {
 
     /// A matrix in the form nearest to the file's, of those that the device computes with.
     fn as_stored(&self, dims: [usize; 2], device: &Device) -> Result<ParamData> {
-        let dtype = self.parts.iter().map(|part| part.nearest_dtype()).max_by_key(|dtype| rank(*dtype));
-        let dtype = dtype.unwrap_or_default();
+        let dtype = self.parts.iter().map(|part| part.nearest_dtype()).reduce(wider).unwrap_or_default();
         if dtype.is_quantized() && dtype.is_for(device) {
             let blocks = self.rows().flat_map_iter(|(part, row)| part.blocks(row, self.width)).collect();
             return QuantizedMatrix::new(dims, dtype, blocks).map(ParamData::Quantized);
         }
         // What a device has no form for is computed in full.
-        let dtype = if dtype.is_quantized() { Dtype::F32 } else { dtype };
+        let dtype = if dtype.is_for(device) { dtype } else { Dtype::F32 };
         Weight::new(TensorData::new(self.values(), dims), dtype, device).map(ParamData::Placed)
     }
 }
 
-/// Of two dtypes, the one of higher rank holds the other's values.
-fn rank(dtype: Dtype) -> usize {
-    [Dtype::Q4, Dtype::Q8, Dtype::F16, Dtype::F32].iter().position(|known| *known == dtype).unwrap_or_default()
+/// A dtype for the values of both.
+fn wider(one: Dtype, other: Dtype) -> Dtype {
+    let rank = |dtype| [Dtype::Q4, Dtype::Q8, Dtype::F16].iter().position(|known| *known == dtype);
+    match (rank(one), rank(other)) {
+        _ if one == other => one,
+        (Some(rank), Some(other_rank)) => {
+            if rank > other_rank {
+                one
+            } else {
+                other
+            }
+        }
+        // bf16 has a range that the narrower ones have not, and they have digits that it has not.
+        _ => Dtype::F32,
+    }
 }
 
 impl Part<'_, '_> {
@@ -224,9 +232,8 @@ impl Part<'_, '_> {
     fn nearest_dtype(&self) -> Dtype {
         match self.tensor.element {
             ElementType::F32 => Dtype::F32,
-            // All that models hold, but not all that there is.
-            ElementType::Bf16 if self.largest() > MAX_F16 => Dtype::F32,
-            ElementType::F16 | ElementType::Bf16 => Dtype::F16,
+            ElementType::F16 => Dtype::F16,
+            ElementType::Bf16 => Dtype::Bf16,
             ElementType::Q4_0 => Dtype::Q4,
             _ => Dtype::Q8,
         }
@@ -234,12 +241,6 @@ impl Part<'_, '_> {
 
     fn is_finite(&self) -> bool {
         self.chunks().all(|(n, values)| values[..n].iter().all(|value| value.is_finite()))
-    }
-
-    fn largest(&self) -> f32 {
-        self.chunks()
-            .map(|(n, values)| values[..n].iter().fold(0.0, |most: f32, value| most.max(value.abs())))
-            .reduce(|| 0.0, f32::max)
     }
 
     /// All values of the tensor, up to [`MAX_BLOCK`] at a time.
