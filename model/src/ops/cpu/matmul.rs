@@ -250,7 +250,9 @@ mod tests {
             assert_eq!(2 * rounded.n_bytes(), widened.n_bytes());
             for n_rows in [1, 2, 12, 13, 16, 24, 25, 40] {
                 let x = noise(n_rows * d_in, 9);
-                for level in levels() {
+                let is_shared = n_rows * d_out * d_in >= PARALLEL_WORK;
+                // Other threads have the machine's own level.
+                for level in levels().filter(|level| !is_shared || *level == isa()) {
                     let [found, expected] =
                         [&rounded, &widened].map(|panels| with_isa(level, || linear(&x, panels, None)));
                     assert!(found == expected, "{d_out}x{d_in}, {n_rows} rows with {level:?}");
