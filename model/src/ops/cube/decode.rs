@@ -23,7 +23,7 @@ pub(super) fn decode<E: Numeric, W: Size>(
         Format::Bf16 => {
             let word = u32::reinterpret(elements.extract(comptime!(index / per_word)));
             // The upper half of an f32.
-            if comptime!(index % per_word == 0) {
+            if comptime!(index.is_multiple_of(per_word)) {
                 f32::reinterpret(word << 16u32)
             } else {
                 f32::reinterpret(word & HIGH)
