@@ -14,7 +14,7 @@ use hearth_model::{
     TokenId,
     attention::AttentionContext,
     chat::{Message, RenderContext},
-    config::GptConfig,
+    config::{GptConfig, Positions, Rope, RopeScaling},
     error::Error,
     gpt::Gpt,
     ops::Dtype,
@@ -131,6 +131,13 @@ fn configurations_are_those_of_the_dirs() {
     }
 }
 
+#[test]
+fn queries_keys_and_values_may_be_one_tensor() {
+    let gpt = model_dir::load_gpt(&gguf("fused-qkv"), &options(None)).unwrap();
+    let error = error(&gpt, &oracle(&tests().join("golden/qwen2/oracle.safetensors"), "logits"));
+    assert!(error < 1e-4, "{error}");
+}
+
 /// Keys of an architecture that are no sizes.
 type Keys<'a> = &'a [(&'a str, Vec<u8>)];
 
@@ -177,6 +184,15 @@ fn what_files_do_not_say_is_known() {
     let pattern = ("attention.sliding_window_pattern", u32_value(3));
     assert_eq!(config("gemma3", 7, &[keys[1].clone(), pattern]).full_layers, [2, 5]);
     assert_eq!(config("smollm3", 9, &[]).unrotated_layers, [3, 7]);
+    // As the converter writes OLMo 3: YaRN's own factor, and once.
+    let olmo3 = [
+        ("rope.scaling.type", text_value("yarn")),
+        ("rope.scaling.factor", f32_value(8.0)),
+        ("rope.scaling.yarn_attn_factor", f32_value(1.207_944_2)),
+    ];
+    let olmo3 = config("olmo2", 1, &olmo3).positions;
+    assert!(matches!(olmo3, Positions::Rope(Rope { scaling: RopeScaling::Yarn { attention_factor, .. }, .. })
+        if (attention_factor - 1.207_944_154).abs() < 1e-9));
     let cohere2 = config("cohere2", 9, &keys[1..]);
     assert_eq!((&cohere2.full_layers[..], &cohere2.unrotated_layers[..]), (&[3, 7][..], &[3, 7][..]));
 }
@@ -201,6 +217,7 @@ fn what_would_change_the_maths_is_refused() {
     refused("smollm3", ("attention.sliding_window", u32_value(4)));
     refused("gemma2", ("rope.freq_base_swa", f32_value(500.0)));
     refused("olmo2", ("attention.sliding_window_pattern", list_value(7, 2, &[1, 0])));
+    refused("olmo2", ("rope.scaling.yarn_attn_factor", f32_value(1.2)));
     refused("cohere2", ("logit_softcapping", f32_value(4.0)));
 }
 

@@ -20,6 +20,8 @@ quantized-<type>.gguf
     type, the `logits` that transformers computes from the dequantized weights.
 split-*.gguf
     The case `qwen2` in several files.
+fused-qkv.gguf
+    The same with queries, keys and values in one tensor.
 """
 
 import dataclasses
@@ -69,7 +71,8 @@ TYPES = {"Q4_0": "Q4_0", "Q4_1": "Q4_1", "Q5_0": "Q5_0", "Q5_1": "Q5_1", "Q8_0":
 KEPT = ["Q4_0", "Q8_0", "Q4_K"]
 
 
-def convert(source: Path, target: Path, vocab_size: int, ftype: gguf.LlamaFileType, split: int = 0) -> None:
+def convert(source: Path, target: Path, vocab_size: int, ftype: gguf.LlamaFileType, split: int = 0,
+            fuse_qkv: bool = False) -> None:
     """Runs the converter, with a vocabulary of single characters in place of the tokenizer's."""
     hparams = ModelBase.load_hparams(source, False)
     model_class = get_model_class(hparams["architectures"][0])
@@ -103,7 +106,7 @@ def convert(source: Path, target: Path, vocab_size: int, ftype: gguf.LlamaFileTy
     methods = {"set_vocab": set_vocab, "set_gguf_parameters": set_gguf_parameters}
     patched = type(model_class.__name__, (model_class,), {**methods, "model_arch": model_class.model_arch})
     with torch.inference_mode():
-        patched(source, ftype, target, model_name=target.stem, split_max_tensors=split).write()
+        patched(source, ftype, target, model_name=target.stem, split_max_tensors=split, fuse_qkv=fuse_qkv).write()
 
 
 def make_cases() -> None:
@@ -112,6 +115,7 @@ def make_cases() -> None:
         ftype = {"llama-f16": gguf.LlamaFileType.MOSTLY_F16, "llama-bf16": gguf.LlamaFileType.MOSTLY_BF16}
         convert(GOLDEN / case, HERE / f"{case}.gguf", hparams["vocab_size"], ftype.get(case, gguf.LlamaFileType.ALL_F32))
     convert(GOLDEN / "qwen2", HERE / "split.gguf", 37, gguf.LlamaFileType.ALL_F32, split=9)
+    convert(GOLDEN / "qwen2", HERE / "fused-qkv.gguf", 37, gguf.LlamaFileType.ALL_F32, fuse_qkv=True)
 
 
 def make_own() -> None:

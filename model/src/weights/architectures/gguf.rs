@@ -112,14 +112,14 @@ pub(super) const QWEN2: Gguf = Gguf {
     name: "qwen2",
     base: llama,
     config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS]],
-    params: &[OUTSIDE, SEPARATE_QKV, BLOCK, GATED],
+    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, BLOCK, GATED],
 };
 
 pub(super) const QWEN3: Gguf = Gguf {
     name: "qwen3",
     base: || GptConfig { qk_norm: true, ..llama() },
     config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS]],
-    params: &[OUTSIDE, SEPARATE_QKV, BLOCK, GATED],
+    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, BLOCK, GATED],
 };
 
 /// The converter says `use_parallel_residual` of models that know nothing of it; as in llama.cpp, a second norm counts,
@@ -128,7 +128,7 @@ pub(super) const STABLELM: Gguf = Gguf {
     name: "stablelm",
     base: || GptConfig { norm: NormKind::LayerNorm, norm_bias: true, ..llama() },
     config: &[SIZES, GROUPED_HEADS, &[ROPE, LAYER_NORM_EPS, rows::of_key(&["use_parallel_residual"], |_, _| Ok(()))]],
-    params: &[OUTSIDE, SEPARATE_QKV, BLOCK, GATED],
+    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, BLOCK, GATED],
 };
 
 pub(super) const PHI3: Gguf = Gguf {
@@ -143,7 +143,7 @@ pub(super) const GEMMA: Gguf = Gguf {
     name: "gemma",
     base: || GptConfig { scale_embeddings: true, activation: Activation::GeluTanh, ..llama() },
     config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS]],
-    params: &[OUTSIDE, SEPARATE_QKV, BLOCK, GATED],
+    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, BLOCK, GATED],
 };
 
 /// The activation is that which the models were trained with; llama.cpp approximates it.
@@ -205,7 +205,7 @@ pub(super) const OLMO2: Gguf = Gguf {
     name: "olmo2",
     base: olmo2,
     config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS, rows::OLMO2_WINDOW, rows::OLMO2_WINDOW_ROPE]],
-    params: &[OUTSIDE, SEPARATE_QKV, INSIDE, BLOCK, GATED],
+    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, INSIDE, BLOCK, GATED],
 };
 
 /// Norms as Gemma's.
@@ -224,7 +224,7 @@ pub(super) const GEMMA2: Gguf = Gguf {
             ConfigRow::Cap { key: "attn_logit_softcapping", of: |c| &mut c.attention_softcap, absent: Some(50.0) },
         ],
     ],
-    params: &[OUTSIDE, SEPARATE_QKV, SANDWICH, BLOCK, GATED],
+    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, SANDWICH, BLOCK, GATED],
 };
 
 /// Norms as Gemma's.
@@ -236,14 +236,13 @@ pub(super) const GEMMA3: Gguf = Gguf {
         GROUPED_HEADS,
         &[ROPE, RMS_EPS, rows::GEMMA3_WINDOW, rows::GEMMA3_WINDOW_ROPE, rows::GEMMA3_SCORES, rows::GEMMA3_LOGIT_CAP],
     ],
-    params: &[OUTSIDE, SEPARATE_QKV, SANDWICH, BLOCK, GATED],
+    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, SANDWICH, BLOCK, GATED],
 };
 
 fn gemma2_of_file() -> GptConfig {
     GptConfig { norm_weight_offset: 0.0, activation: Activation::GeluTanh, ..gemma2() }
 }
 
-/// Older files have queries, keys and values in one.
 pub(super) const PHI2: Gguf = Gguf {
     name: "phi2",
     base: shared_norm,

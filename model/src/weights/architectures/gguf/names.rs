@@ -76,6 +76,7 @@ pub(super) const FUSED_QKV: &[GgufParam] = &[
     same("blocks.{}.attn.qkv.bias", &[("blk.{}.attn_qkv.bias", All)]),
 ];
 
+/// Files may have them in one as well.
 pub(super) const SEPARATE_QKV: &[GgufParam] = &[
     stacked(
         "blocks.{}.attn.qkv.weight",

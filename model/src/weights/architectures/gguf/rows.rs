@@ -78,13 +78,14 @@ fn read_rope(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
     let factor = |key| Ok(fields.number_or(key, 0.0)?).map(|factor| (factor != 0.0).then_some(factor));
     let factor = factor("rope.scaling.factor")?.or(factor("rope.scale_linear")?);
     let kind = fields.text_or("rope.scaling.type", if factor.is_some() { "linear" } else { "none" })?;
+    let attention_factor = yarn_attention_factor(fields, factor.filter(|_| kind == "yarn").unwrap_or(1.0))?;
     let scaling = match (kind, factor) {
         ("none", _) => RopeScaling::None,
         ("linear" | "yarn", None | Some(1.0)) => RopeScaling::None,
         ("linear", Some(factor)) => RopeScaling::Linear { factor },
         ("yarn", Some(factor)) => RopeScaling::Yarn {
             factor,
-            attention_factor: yarn_attention_factor(fields, factor)?,
+            attention_factor,
             beta_fast: fields.number_or("rope.scaling.yarn_beta_fast", 32.0)?,
             beta_slow: fields.number_or("rope.scaling.yarn_beta_slow", 1.0)?,
             original_max_seq_len: fields.size_or("rope.scaling.original_context_length", config.max_seq_len)?,
@@ -103,7 +104,7 @@ fn yarn_attention_factor(fields: &Fields<'_>, factor: f64) -> Result<f64> {
     match fields.number_or(KEY, 1.0)? {
         // It was rounded on its way into the file.
         found if found == 1.0 || (found - own).abs() < 1e-6 * own => Ok(own),
-        found => Err(fields.unsupported(KEY, &json!(found), &format!("1, or YaRN's own {own}"))),
+        found => Err(fields.unsupported(KEY, &json!(found), &format!("1, or for YaRN its own, here {own}"))),
     }
 }
 
