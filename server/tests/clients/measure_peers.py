@@ -5,10 +5,11 @@ MODEL_DIR is a model as transformers saves it, LLAMA_BIN the folder with llama-b
 as NAME.F32.gguf, NAME.Q8_0.gguf and NAME.Q4_0.gguf, NAME being MODEL_DIR's last part. PyTorch takes part if this Python has it, with transformers.
 
 For each format and round: prefill of 512 tokens (logits of the last one), decoding of 1 and of 16 sequences after prompts of 128, tokens per
-second. Prints a table of each one's best round with the ratio to the better peer, then one line of JSON. Stop everything else first; figures
-of one run compare with each other, those of two machines or two days do not.
+second. Prints a table of each one's best round, with the median over the rounds of the ratio to the better peer of the same round (a machine's
+memory may change its speed from one round to the next), then one line of JSON. Stop everything else first; figures of one run compare with
+each other, those of two machines or two days do not.
 """
-import json, pathlib, subprocess, sys, time
+import json, pathlib, statistics, subprocess, sys, time
 
 FORMATS = {"F32": ["--dtype", "f32"], "Q8_0": ["--quantize", "q8"], "Q4_0": ["--quantize", "q4"]}
 JOBS = ["prefill 512", "1 sequence", "16 sequences"]
@@ -74,9 +75,10 @@ def main():
     binary, model, llama, ggufs = (pathlib.Path(arg).absolute() for arg in sys.argv[1:5])
     rounds, threads = [*map(int, sys.argv[5:]), 2, 2][:2] if len(sys.argv) < 7 else map(int, sys.argv[5:7])
     peer = torch_model(model, threads)
-    best, shares = {}, {}
+    best, runs, shares = {}, {}, {}
 
     def note(name, rates):
+        runs.setdefault(name, []).append(rates)
         of_name = best.setdefault(name, {})
         of_name.update({job: max(rate, of_name.get(job, 0)) for job, rate in rates.items()})
 
@@ -84,11 +86,11 @@ def main():
         for format, flags in FORMATS.items():
             file = ggufs / f"{model.name}.{format}.gguf"
             note(f"{format} llama.cpp", llama_cpp(llama, file, threads))
-            runs = [(f"{format} Hearth", model, flags), (f"{format} Hearth, GGUF", file, [])]
+            sources = [(f"{format} Hearth", model, flags), (f"{format} Hearth, GGUF", file, [])]
             if format == "F32":
                 # Hearth's cache is f32 beside weights in f32, llama.cpp's is f16 beside any.
-                runs.append(("F32 Hearth, f16 cache", model, [*flags, "--kv-cache-dtype", "f16"]))
-            for name, source, how in runs:
+                sources.append(("F32 Hearth, f16 cache", model, [*flags, "--kv-cache-dtype", "f16"]))
+            for name, source, how in sources:
                 rates, share = hearth(binary, source, how)
                 note(name, rates)
                 shares[name] = max(share, shares.get(name, 0))
@@ -97,8 +99,12 @@ def main():
 
     print("| tok/s | " + " | ".join(JOBS) + " | bandwidth, 1 sequence |\n|" + " --- |" * 5)
     for name in sorted(best, key=lambda name: (list(FORMATS).index(name.split()[0]), "Hearth" in name)):
-        peers = [rates for other, rates in best.items() if other.split()[0] == name.split()[0] and "Hearth" not in other]
-        ratio = lambda job: f" ({best[name][job] / max(rates[job] for rates in peers):.2f} times)" if "Hearth" in name else ""
+        peers = [of for other, of in runs.items() if other.split()[0] == name.split()[0] and "Hearth" not in other]
+
+        def ratio(job):
+            of_rounds = [own[job] / max(peer[job] for peer in others) for own, *others in zip(runs[name], *peers)]
+            return f" ({statistics.median(of_rounds):.2f} times)" if "Hearth" in name else ""
+
         cells = [f"{best[name][job]:.0f}{ratio(job)}" for job in JOBS]
         print(f"| {name} | " + " | ".join(cells) + f" | {f'{shares[name]:.0%}' if name in shares else ''} |")
     print(json.dumps({"best": best, "fraction_of_bandwidth": shares}))
