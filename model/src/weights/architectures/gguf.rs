@@ -12,9 +12,8 @@ use self::{
 };
 use super::{
     super::fields::{Fields, Fixed},
-    cohere,
+    bases::{cohere, gemma2, gpt2, llama, olmo2, shared_norm},
     config_rows::{self, ConfigRow, flag, number},
-    gemma2, gpt2, llama, olmo2, shared_norm,
 };
 use crate::{
     config::{Activation, GptConfig, NormKind, Positions},
