@@ -21,6 +21,7 @@ use minijinja::{Environment, Template, value::Serde};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+pub(crate) use self::files::{DEFAULT_FILE, TOOL_USE_FILE};
 use crate::{
     TokenId,
     error::{Error, Result},

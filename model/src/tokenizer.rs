@@ -25,6 +25,7 @@ use crate::{
 };
 
 pub use self::detokenizer::Detokenizer;
+pub(crate) use self::files::{TOKENIZER_CONFIG_FILE, TOKENIZER_FILE};
 
 /// How [`Tokenizer::encode`] reads a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -315,6 +315,7 @@ fn ids_are_those_of_the_families() {
     let families = [
         "command-r",
         "deepseek-coder",
+        "deepseek-llm",
         "falcon",
         "gpt-2",
         "llama-bpe",
@@ -322,6 +323,7 @@ fn ids_are_those_of_the_families() {
         "mpt",
         "phi-3",
         "qwen2",
+        "qwen35",
         "refact",
         "starcoder",
     ];

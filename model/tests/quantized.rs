@@ -54,6 +54,26 @@ fn a_stored_model_is_what_rounding_at_load_gives() {
     }
 }
 
+/// A file that cannot be written, behind those that can: as on a disk that is full.
+#[test]
+fn a_new_model_dir_is_whole_or_not_there() {
+    let rounded = load(&golden("llama"), Some(Dtype::Q8)).unwrap();
+    let parent = tempfile::tempdir().unwrap();
+    let n_entries = |dir: &Path| fs::read_dir(dir).unwrap().count();
+    let (absent, empty) = (parent.path().join("absent"), parent.path().join("empty"));
+    fs::create_dir(&empty).unwrap();
+    let unwritable = SaveOptions { extra_files: vec![("x".repeat(300), Vec::new())], ..SaveOptions::default() };
+    for dir in [&absent, &empty] {
+        assert!(model_dir::save_new(dir, &rounded, &unwritable).is_err());
+        assert_eq!((n_entries(parent.path()), n_entries(&empty)), (1, 0), "{}", dir.display());
+    }
+    for dir in [&absent, &empty] {
+        model_dir::save_new(dir, &rounded, &SaveOptions::default()).unwrap();
+        assert!(logits(&load(dir, None).unwrap()) == logits(&rounded));
+    }
+    assert_eq!(n_entries(parent.path()), 2);
+}
+
 #[test]
 fn a_stored_model_is_as_small_as_its_bits() {
     let rounded = load(&golden("llama"), Some(Dtype::Q4)).unwrap();

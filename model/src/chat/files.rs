@@ -11,7 +11,13 @@ use super::{DEFAULT, Sources, TOOL_USE};
 use crate::{
     error::{Error, Result},
     regular_file,
+    tokenizer::TOKENIZER_CONFIG_FILE,
 };
+
+/// The template of a model dir.
+pub(crate) const DEFAULT_FILE: &str = "chat_template.jinja";
+/// The one for conversations with tools, where there is one.
+pub(crate) const TOOL_USE_FILE: &str = "additional_chat_templates/tool_use.jinja";
 
 /// What Hearth reads here of `tokenizer_config.json`.
 #[derive(Deserialize)]
@@ -34,12 +40,12 @@ struct NamedTemplate {
 
 /// The templates of a model dir, and the file that they are from.
 pub(super) fn find(dir: &Path) -> Result<Option<(Sources, PathBuf)>> {
-    let path = dir.join("chat_template.jinja");
+    let path = dir.join(DEFAULT_FILE);
     if let Some(default) = read(&path)? {
-        let tool_use = read(&dir.join("additional_chat_templates").join(format!("{TOOL_USE}.jinja")))?;
+        let tool_use = read(&dir.join(TOOL_USE_FILE))?;
         return Ok(Some((Sources { default, tool_use }, path)));
     }
-    let path = dir.join("tokenizer_config.json");
+    let path = dir.join(TOKENIZER_CONFIG_FILE);
     let Some(json) = read(&path)? else { return Ok(None) };
     let config: ConfigJson = serde_json::from_str(&json).map_err(|error| Error::File {
         path: path.clone(),

@@ -15,8 +15,10 @@ use crate::{
     regular_file,
 };
 
-const TOKENIZER: &str = "tokenizer.json";
-const CONFIG: &str = "tokenizer_config.json";
+/// The vocabulary, and how text becomes tokens.
+pub(crate) const TOKENIZER_FILE: &str = "tokenizer.json";
+/// Which tokens have a role.
+pub(crate) const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
 
 /// No vocabulary comes near; an id beyond it is a damaged file, and tables are as long as the largest id.
 const MAX_TOKEN_ID: TokenId = (1 << 24) - 1;
@@ -68,9 +70,9 @@ impl TokenJson {
 }
 
 pub(super) fn read_dir(dir: &Path) -> Result<Tokenizer> {
-    let path = dir.join(TOKENIZER);
+    let path = dir.join(TOKENIZER_FILE);
     let tokenizer_json = regular_file::read(&path).map_err(|source| unreadable(dir, &path, source))?;
-    let config_path = dir.join(CONFIG);
+    let config_path = dir.join(TOKENIZER_CONFIG_FILE);
     let config_json = match regular_file::read(&config_path) {
         Ok(bytes) => Some(bytes),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
@@ -88,13 +90,13 @@ fn unreadable(dir: &Path, path: &Path, source: io::Error) -> Error {
         (io::ErrorKind::NotFound, Some(older)) => io::Error::new(
             source.kind(),
             format!(
-                "{source}; the folder has `{older}` instead: write `{TOKENIZER}` with \
+                "{source}; the folder has `{older}` instead: write `{TOKENIZER_FILE}` with \
                  `AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)` of transformers"
             ),
         ),
         (io::ErrorKind::NotFound, None) => io::Error::new(
             source.kind(),
-            format!("{source}; a model dir holds `config.json`, `model.safetensors` and `{TOKENIZER}`"),
+            format!("{source}; a model dir holds `config.json`, `model.safetensors` and `{TOKENIZER_FILE}`"),
         ),
         _ => source,
     };
@@ -103,7 +105,7 @@ fn unreadable(dir: &Path, path: &Path, source: io::Error) -> Error {
 
 pub(super) fn parse(tokenizer_json: &[u8], config_json: Option<&[u8]>, origin: &Path) -> Result<Tokenizer> {
     let json: TokenizerJson = parse_json(tokenizer_json, origin)?;
-    let config_path = origin.with_file_name(CONFIG);
+    let config_path = origin.with_file_name(TOKENIZER_CONFIG_FILE);
     let config: ConfigJson = config_json.map(|bytes| parse_json(bytes, &config_path)).transpose()?.unwrap_or_default();
 
     let mut library = tokenizers::Tokenizer::from_bytes(tokenizer_json)

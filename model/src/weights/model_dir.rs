@@ -5,7 +5,7 @@
 
 use std::{
     fs,
-    io::Write,
+    io::{self, Write},
     path::{Path, PathBuf},
 };
 
@@ -22,19 +22,31 @@ use super::{
 };
 use crate::{
     TokenId,
-    chat::ChatTemplate,
+    chat::{self, ChatTemplate},
     config::GptConfig,
     error::{Error, Result},
     gpt::Gpt,
     regular_file,
     sampling::SamplingParams,
-    tokenizer::Tokenizer,
+    tokenizer::{TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Tokenizer},
 };
 
 const CONFIG_FILE: &str = "config.json";
-const TOKENIZER_FILE: &str = "tokenizer.json";
 const GENERATION_FILE: &str = "generation_config.json";
 const EOS: &str = "eos_token_id";
+
+/// What a model dir may have beside its configuration and its weights.
+const BESIDE_WEIGHTS: [&str; 9] = [
+    TOKENIZER_FILE,
+    TOKENIZER_CONFIG_FILE,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    chat::DEFAULT_FILE,
+    chat::TOOL_USE_FILE,
+    GENERATION_FILE,
+];
 
 /// Shards are kept below this, as `transformers` keeps them: 5 GB.
 const MAX_SHARD_BYTES: usize = 5_000_000_000;
@@ -83,7 +95,7 @@ pub fn load_embedded(dir: &EmbeddedDir, options: &LoadOptions) -> Result<LoadedM
     let config_json = parse_object(&config_path, dir.config)?;
     let files = TensorFiles::embedded(&name.join("model.safetensors"), dir.weights)?;
     let gpt = build(&config_json, &config_path, &files, options)?;
-    let tokenizer = Tokenizer::from_json(dir.tokenizer, Some(dir.tokenizer_config), &name.join("tokenizer.json"))?;
+    let tokenizer = Tokenizer::from_json(dir.tokenizer, Some(dir.tokenizer_config), &name.join(TOKENIZER_FILE))?;
     let eos_token_ids = eos_token_ids(&[(config_path, config_json)], &gpt, &tokenizer)?;
     let sampling_defaults = SamplingParams::default();
     LoadedModel { gpt, tokenizer, chat_template: None, eos_token_ids, sampling_defaults }
@@ -157,7 +169,9 @@ fn build(config_json: &Map<String, Value>, path: &Path, files: &TensorFiles, opt
         && stored != asked
     {
         let name = if asked.is_quantized() { "quantize" } else { "dtype" };
-        let what = format!("is `{asked}`, but the weights are stored in `{stored}`\nhint: leave it out");
+        let what = format!(
+            "is `{asked}`, but the weights are stored in `{stored}`\nhint: leave it out, or give the model that it was made of"
+        );
         return Err(Error::Param { name, what });
     }
     hf::load_params(files, spelling, &config, (options.dtype.or(stored), &options.device))
@@ -194,6 +208,24 @@ pub fn load_class(dir: &Path) -> Result<&'static str> {
     Ok(Spelling::of(&read_object(&path)?, &path)?.class())
 }
 
+/// The files of the model dir `dir` beside its configuration and weights, by name: tokenizer, chat templates, advice on
+/// sampling. Of a GGUF file: what it holds of these, as files of a model dir.
+///
+/// # Errors
+/// [`Error::Io`] with the file that cannot be read; [`Error::File`] with what is wrong with a GGUF file.
+pub fn files_beside_weights(dir: &Path) -> Result<Vec<(String, Vec<u8>)>> {
+    if gguf::is_gguf(dir) {
+        return gguf::files_beside_weights(dir);
+    }
+    let there = BESIDE_WEIGHTS.iter().map(|name| (*name, dir.join(name))).filter(|(_, path)| path.is_file());
+    there
+        .map(|(name, path)| match regular_file::read(&path) {
+            Ok(bytes) => Ok((name.to_owned(), bytes)),
+            Err(reason) => Err(Error::Io { action: "read", path, reason }),
+        })
+        .collect()
+}
+
 /// How to save a model, and what goes beside its weights.
 #[derive(Clone, Debug)]
 pub struct SaveOptions {
@@ -206,7 +238,8 @@ pub struct SaveOptions {
     pub class: Option<String>,
     /// Tokens that end a text, for `config.json` and `generation_config.json`.
     pub eos_token_ids: Vec<TokenId>,
-    /// Files to put beside the weights as they are: `tokenizer.json` and its like, by name.
+    /// Files to put beside the weights as they are, by name: `tokenizer.json` and its like. A `generation_config.json`
+    /// among them is the model's.
     pub extra_files: Vec<(String, Vec<u8>)>,
 }
 
@@ -252,13 +285,64 @@ pub fn save(dir: &Path, gpt: &Gpt, options: &SaveOptions) -> Result<()> {
     let mut writer = TensorWriter::new(options.dtype, options.max_shard_bytes);
     hf::save_params(gpt, spelling, &mut writer)?;
     let mut files = writer.finish()?;
+    if options.extra_files.iter().all(|(name, _)| name != GENERATION_FILE) {
+        files.push((GENERATION_FILE.to_owned(), json_file(generation)));
+    }
     files.extend(options.extra_files.iter().cloned());
-    files.push((GENERATION_FILE.to_owned(), json_file(generation)));
     // Last, so that a folder with a `config.json` has all the rest.
     files.push((CONFIG_FILE.to_owned(), json_file(config)));
-    fs::create_dir_all(dir).map_err(|source| Error::Io { action: "create", path: dir.to_owned(), reason: source })?;
-    files.iter().try_for_each(|(name, bytes)| write_file(&dir.join(name), bytes))?;
+    create_dirs(dir)?;
+    for (name, bytes) in &files {
+        let path = dir.join(name);
+        if let Some(folder) = path.parent().filter(|folder| *folder != dir) {
+            create_dirs(folder)?;
+        }
+        write_file(&path, bytes)?;
+    }
     sync_dir(dir)
+}
+
+/// As [`save`], into a folder that is not there yet: it appears when it is whole, and not at all if something goes wrong
+/// or the process is killed. What is made until then is in `DIR.partial` beside it.
+///
+/// A folder that is there already and is empty, such as a volume, is written to in place, and empty again if something
+/// goes wrong.
+///
+/// # Errors
+/// As [`save`]; [`Error::File`] when `DIR.partial` is there.
+pub fn save_new(dir: &Path, gpt: &Gpt, options: &SaveOptions) -> Result<()> {
+    let Some(name) = dir.file_name().filter(|_| !dir.exists()) else {
+        return save(dir, gpt, options).inspect_err(|_| empty_dir(dir));
+    };
+    let mut partial_name = name.to_owned();
+    partial_name.push(".partial");
+    let partial = dir.with_file_name(partial_name);
+    let parent = dir.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+    create_dirs(parent)?;
+    fs::create_dir(&partial).map_err(|reason| match reason.kind() {
+        io::ErrorKind::AlreadyExists => Error::File {
+            path: partial.clone(),
+            what: "is there already: another process is at work on it, or one was killed".to_owned(),
+            hint: "remove it if no other process is".to_owned(),
+        },
+        _ => Error::Io { action: "create", path: partial.clone(), reason },
+    })?;
+    let place =
+        || fs::rename(&partial, dir).map_err(|reason| Error::Io { action: "create", path: dir.to_owned(), reason });
+    let placed = save(&partial, gpt, options).and_then(|()| place());
+    placed.inspect_err(|_| drop(fs::remove_dir_all(&partial)))?;
+    sync_dir(parent)
+}
+
+fn create_dirs(dir: &Path) -> Result<()> {
+    fs::create_dir_all(dir).map_err(|reason| Error::Io { action: "create", path: dir.to_owned(), reason })
+}
+
+/// As far as that is possible: what went wrong before matters more.
+fn empty_dir(dir: &Path) {
+    for path in fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()) {
+        drop(if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) });
+    }
 }
 
 fn json_file(object: Map<String, Value>) -> Vec<u8> {

@@ -15,24 +15,12 @@ use hearth_model::{
 
 use super::output;
 
-/// Files of a model dir that are copied as they are, where they are there.
-const COPIED: [&str; 8] = [
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.jinja",
-    "generation_config.json",
-];
-
 /// The arguments of `hearth quantize`.
 #[derive(Args, Debug)]
 pub(crate) struct QuantizeArgs {
-    /// Model dir to read
+    /// Model dir or GGUF file to read
     model: PathBuf,
-    /// Model dir to write; must not exist, or be empty
+    /// Model dir to write; must not exist, or be empty. It appears when it is complete
     out: PathBuf,
     /// How weight matrices are rounded: `q8` (8.5 bits a weight) or `q4` (4.5 bits; embeddings as in q8)
     #[arg(long, value_name = "DTYPE", default_value_t = Dtype::Q8, value_parser = |name: &str| Dtype::parse(name, Dtype::is_quantized))]
@@ -44,38 +32,27 @@ pub(crate) fn run(args: QuantizeArgs) -> anyhow::Result<()> {
     let QuantizeArgs { model, out, quantize } = args;
     let is_taken = out.exists() && fs::read_dir(&out).map_or(true, |mut entries| entries.next().is_some());
     anyhow::ensure!(!is_taken, "`{}` is there already\nhint: name a folder that does not exist", out.display());
-    anyhow::ensure!(
-        !model.is_file(),
-        "`{0}` is a file, and `quantize` reads model dirs only\nhint: a GGUF file is served as it is, or rounded when it is \
-         opened: `hearth serve --model {0} --quantize {quantize}`",
-        model.display()
-    );
     let device = device::choose(DeviceChoice::Cpu)?.device;
     let loaded = model_dir::load(&model, &LoadOptions { device, dtype: Some(quantize) })?;
     let options = SaveOptions {
         eos_token_ids: loaded.eos_token_ids,
-        extra_files: copied_files(&model)?,
+        extra_files: model_dir::files_beside_weights(&model)?,
         ..SaveOptions::default()
     };
-    model_dir::save(&out, &loaded.gpt, &options)?;
-    let megabytes = |dir: &Path| anyhow::Ok(weight_bytes(dir)? as f64 / 1e6);
+    model_dir::save_new(&out, &loaded.gpt, &options)?;
+    let was = match model.is_dir() {
+        true => format!(", from {:.1} MB", megabytes(&model)?),
+        false => String::new(),
+    };
     output::print(&format!(
-        "`{}`: {:.1} MB of weights in {quantize}, from {:.1} MB; serve it with `hearth serve --model {}`\n",
+        "`{0}`: {1:.1} MB of weights in {quantize}{was}; serve it with `hearth serve --model {0}`\n",
         out.display(),
-        megabytes(&out)?,
-        megabytes(&model)?,
-        out.display()
+        megabytes(&out)?
     ))
 }
 
-fn copied_files(model: &Path) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
-    let there = COPIED.iter().map(|name| (*name, model.join(name))).filter(|(_, path)| path.is_file());
-    there
-        .map(|(name, path)| {
-            let bytes = fs::read(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
-            Ok((name.to_owned(), bytes))
-        })
-        .collect()
+fn megabytes(dir: &Path) -> anyhow::Result<f64> {
+    Ok(weight_bytes(dir)? as f64 / 1e6)
 }
 
 fn weight_bytes(dir: &Path) -> anyhow::Result<u64> {

@@ -150,14 +150,32 @@ fn a_busy_port_is_told_at_once() {
     assert!(stderr(&output).contains("hint: "));
 }
 
-/// Rounded once and stored, or at every load: the same text, with tokenizer and end of text copied.
+/// Rounded once and stored, or at every load: the same text, with all files copied that are beside the weights.
 #[test]
 fn a_quantized_model_dir_is_served_as_it_is() {
     let (model, parent) = (model_dir(), tempfile::tempdir().unwrap());
+    let templates = model.path().join("additional_chat_templates");
+    fs::create_dir(&templates).unwrap();
+    fs::write(templates.join("tool_use.jinja"), "{{ tools }}").unwrap();
+    fs::write(model.path().join("chat_template.jinja"), "{{ messages }}").unwrap();
+    fs::write(model.path().join("generation_config.json"), r#"{"top_k": 3, "do_sample": true}"#).unwrap();
     let out = parent.path().join("rounded");
+    let partial = parent.path().join("rounded.partial");
+    fs::create_dir(&partial).unwrap();
+    let at_work = run(&["quantize", path(model.path()), path(&out), "--quantize", "q4"]);
+    assert_eq!(at_work.status.code(), Some(1));
+    assert!(stderr(&at_work).contains("rounded.partial`: is there already"), "{}", stderr(&at_work));
+    fs::remove_dir(&partial).unwrap();
     let output = run(&["quantize", path(model.path()), path(&out), "--quantize", "q4"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(stdout(&output).contains("of weights in q4, from "), "{}", stdout(&output));
+    assert!(!partial.exists());
+    for name in
+        ["tokenizer.json", "chat_template.jinja", "additional_chat_templates/tool_use.jinja", "generation_config.json"]
+    {
+        let read = |dir: &Path| fs::read(dir.join(name)).unwrap();
+        assert_eq!(read(&out), read(model.path()), "{name}");
+    }
     let generate = |dir: &Path, more: &[&str]| {
         let args = ["generate", "abcab", "--model", path(dir), "--device", "cpu", "--temperature", "0"];
         let output = run(&[&args[..], more].concat());
@@ -172,16 +190,22 @@ fn a_quantized_model_dir_is_served_as_it_is() {
     assert_eq!(both.status.code(), Some(2), "{}", stderr(&both));
 }
 
-/// It needs no folder; `quantize` stores folders, with files that it does not have.
+/// A file has all that a model dir has, so that one can be made of it.
 #[test]
-fn a_gguf_file_is_served_but_not_stored_rounded() {
+fn a_gguf_file_is_served_or_stored_rounded() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/gguf/quantized-Q8_0.gguf");
-    let output = run(&["generate", "ABBA", "--model", path(&file), "--device", "cpu", "--max-tokens", "8"]);
-    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let generate = |model: &Path, more: &[&str]| {
+        let args = ["generate", "ABBA", "--model", path(model), "--device", "cpu", "--temperature", "0"];
+        let output = run(&[&args[..], &["--max-tokens", "8"], more].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        stdout(&output).to_owned()
+    };
     let parent = tempfile::tempdir().unwrap();
-    let refused = run(&["quantize", path(&file), path(&parent.path().join("rounded"))]);
-    assert_eq!(refused.status.code(), Some(1));
-    assert!(stderr(&refused).contains("reads model dirs only\nhint: a GGUF file is served"), "{}", stderr(&refused));
+    let out = parent.path().join("rounded");
+    let output = run(&["quantize", path(&file), path(&out), "--quantize", "q4"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(generate(&out, &[]), generate(&file, &["--quantize", "q4"]));
+    assert_ne!(generate(&out, &[]), generate(&file, &[]), "nothing shows in the text");
 }
 
 /// The definition by hand: the second half of each window but its first token, by the log-probabilities of the API.

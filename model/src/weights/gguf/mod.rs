@@ -21,7 +21,7 @@ use serde_json::{Map, Value as Json, json};
 use self::{
     header::{Header, Metadata, Value},
     params::TensorTable,
-    tokenizer::Vocabulary,
+    tokenizer::{TokenizerFiles, Vocabulary},
 };
 use super::{
     architectures::{self, Gguf},
@@ -29,14 +29,14 @@ use super::{
     loaded::{LoadOptions, LoadedModel},
 };
 use crate::{
-    chat::ChatTemplate,
+    chat::{self, ChatTemplate},
     config::{GptConfig, MAX_LAYERS},
     error::{Error, Result},
     gpt::Gpt,
     mmap::Mmap,
     regular_file,
     sampling::SamplingParams,
-    tokenizer::Tokenizer,
+    tokenizer::{TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Tokenizer},
 };
 
 const ARCHITECTURE: &str = "general.architecture";
@@ -77,6 +77,19 @@ pub(super) fn load_tokenizer(path: &Path) -> Result<Tokenizer> {
 /// Opens only the model in the file `path`; there need not be a tokenizer.
 pub(super) fn load_gpt(path: &Path, options: &LoadOptions) -> Result<Gpt> {
     with_files(path, |metadata, tensors| build(metadata, tensors, options))
+}
+
+/// What the file `path` holds beside configuration and weights, as files of a model dir, by name.
+pub(super) fn files_beside_weights(path: &Path) -> Result<Vec<(String, Vec<u8>)>> {
+    let map = Mmap::open(path)?;
+    let metadata = Header::parse(&map, path)?.metadata;
+    let TokenizerFiles { tokenizer, config } = tokenizer::files(&metadata)?;
+    let templates = template_sources(&metadata)?.map(|(default, tool_use)| {
+        let files = [(chat::DEFAULT_FILE, Some(default)), (chat::TOOL_USE_FILE, tool_use)];
+        files.into_iter().filter_map(|(name, source)| Some((name, source?.as_bytes().to_vec())))
+    });
+    let files = [(TOKENIZER_FILE, tokenizer), (TOKENIZER_CONFIG_FILE, config)].into_iter();
+    Ok(files.chain(templates.into_iter().flatten()).map(|(name, bytes)| (name.to_owned(), bytes)).collect())
 }
 
 /// Reads the architecture of the model in the file `path`.
@@ -184,7 +197,12 @@ fn json_of(value: Value<'_>) -> Json {
 }
 
 fn chat_template(metadata: &Metadata<'_>) -> Result<Option<ChatTemplate>> {
-    let Some(default) = metadata.text(TEMPLATE)? else { return Ok(None) };
-    let tool_use = metadata.text(&format!("{TEMPLATE}.tool_use"))?;
+    let Some((default, tool_use)) = template_sources(metadata)? else { return Ok(None) };
     ChatTemplate::with_tool_use(default, tool_use, metadata.path).map(Some)
+}
+
+/// The chat template and the one for conversations with tools.
+fn template_sources<'a>(metadata: &Metadata<'a>) -> Result<Option<(&'a str, Option<&'a str>)>> {
+    let Some(default) = metadata.text(TEMPLATE)? else { return Ok(None) };
+    Ok(Some((default, metadata.text(&format!("{TEMPLATE}.tool_use"))?)))
 }

@@ -73,21 +73,22 @@ struct Roles {
 /// Reads the tokenizer that the file carries.
 pub(super) fn read(metadata: &Metadata<'_>) -> Result<Vocabulary> {
     let tokens = Tokens::read(metadata)?;
-    let json = match metadata.text(MODEL)? {
-        Some("gpt2") => tokens.byte_level()?,
-        Some("llama") => tokens.sentence_piece()?,
-        Some(other) => {
-            let what = format!("`{MODEL}` is `{other}`, which is not supported; supported: `gpt2`, `llama`");
-            return Err(metadata.error(what));
-        }
-        None => return Err(metadata.missing(MODEL)),
-    };
-    let tokenizer = Tokenizer::from_json(
-        Value::Object(json).to_string().as_bytes(),
-        Some(tokens.config_json().to_string().as_bytes()),
-        metadata.path,
-    )?;
+    let TokenizerFiles { tokenizer, config } = tokens.files()?;
+    let tokenizer = Tokenizer::from_json(&tokenizer, Some(&config), metadata.path)?;
     Ok(Vocabulary { tokenizer, eos_token_ids: tokens.ends()? })
+}
+
+/// A tokenizer as a model dir has it: what its files hold.
+pub(super) struct TokenizerFiles {
+    /// `tokenizer.json`.
+    pub(super) tokenizer: Vec<u8>,
+    /// `tokenizer_config.json`.
+    pub(super) config: Vec<u8>,
+}
+
+/// The tokenizer that the file carries, in a model dir's own words.
+pub(super) fn files(metadata: &Metadata<'_>) -> Result<TokenizerFiles> {
+    Tokens::read(metadata)?.files()
 }
 
 const MODEL: &str = "tokenizer.ggml.model";
@@ -123,6 +124,20 @@ impl<'a> Tokens<'a> {
         }
         let roles = Roles::read(metadata, tokens.len())?;
         Ok(Self { metadata, tokens, types, roles })
+    }
+
+    fn files(&self) -> Result<TokenizerFiles> {
+        let json = match self.metadata.text(MODEL)? {
+            Some("gpt2") => self.byte_level()?,
+            Some("llama") => self.sentence_piece()?,
+            Some(other) => {
+                let what = format!("`{MODEL}` is `{other}`, which is not supported; supported: `gpt2`, `llama`");
+                return Err(self.metadata.error(what));
+            }
+            None => return Err(self.metadata.missing(MODEL)),
+        };
+        let bytes = |json: Value| json.to_string().into_bytes();
+        Ok(TokenizerFiles { tokenizer: bytes(Value::Object(json)), config: bytes(self.config_json()) })
     }
 
     /// Byte-level BPE.
