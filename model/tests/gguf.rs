@@ -323,7 +323,6 @@ fn ids_are_those_of_the_families() {
         "mpt",
         "phi-3",
         "qwen2",
-        "qwen35",
         "refact",
         "starcoder",
     ];
