@@ -1,4 +1,4 @@
-//! What a device's memory and its arithmetic give: the limits that speed is measured against.
+//! What a device's memory and its arithmetic give: the limits that speed is measured against. And how often a GPU is called.
 
 use burn::tensor::Device;
 
@@ -28,4 +28,9 @@ pub fn multiply_rate(dtype: Dtype, device: &Device) -> Result<f64> {
         Some(cube) => cube::multiply_rate(cube),
         None => Ok(cpu::multiply_rate(dtype)),
     }
+}
+
+/// What `run` gives, and how many kernels were launched meanwhile, on all GPUs and from all threads.
+pub fn count_launches<T>(run: impl FnOnce() -> T) -> (T, usize) {
+    cube::count_launches(run)
 }

@@ -4,7 +4,7 @@
 
 use std::cmp::Ordering;
 
-use super::{Dry, Mirostat, MirostatVersion, Xtc};
+use super::{Dry, LogitRow, Mirostat, MirostatVersion, Xtc};
 use crate::{
     TokenId,
     error::{Error, Result},
@@ -21,8 +21,8 @@ pub(super) struct Candidate {
     pub(super) weight: f32,
 }
 
-/// The tokens that are left. Up to the first step that takes some away, all of them in the order of ids, those among
-/// them that are ruled out (a logit of -infinity).
+/// The tokens that are left. Up to the first step that takes some away, all of the row's in its order, those among them
+/// that are ruled out (a logit of -infinity).
 #[derive(Clone, Debug)]
 pub(super) struct Candidates {
     list: Vec<Candidate>,
@@ -33,10 +33,14 @@ pub(super) struct Candidates {
 }
 
 impl Candidates {
-    /// All tokens.
-    pub(super) fn new(logits: &[f32]) -> Result<Self> {
-        check(logits)?;
-        let list = logits.iter().zip(0..).map(|(&logit, id)| Candidate { id, logit, weight: 0.0 }).collect();
+    /// All tokens of the row.
+    pub(super) fn new(row: &LogitRow<'_>) -> Result<Self> {
+        check(row)?;
+        let candidate = |id, logit| Candidate { id, logit, weight: 0.0 };
+        let list = match row {
+            LogitRow::Whole(logits) => logits.iter().zip(0..).map(|(&logit, id)| candidate(id, logit)).collect(),
+            LogitRow::Best(logits) => logits.iter().map(|&(id, logit)| candidate(id, logit)).collect(),
+        };
         Ok(Self { list, temperature: 1.0, is_weighed: false })
     }
 
@@ -265,15 +269,22 @@ impl Candidates {
 }
 
 /// NaN and +infinity are a computation that failed, not a choice, and so is a row that rules out all.
-fn check(logits: &[f32]) -> Result<()> {
+fn check(row: &LogitRow<'_>) -> Result<()> {
+    match row {
+        LogitRow::Whole(logits) => check_all(logits.iter().copied(), |at| at as TokenId),
+        LogitRow::Best(logits) => check_all(logits.iter().map(|pair| pair.1), |at| logits[at].0),
+    }
+}
+
+fn check_all(mut logits: impl Iterator<Item = f32> + Clone, id_at: impl Fn(usize) -> TokenId) -> Result<()> {
     let is_broken = |logit: f32| logit.is_nan() || logit == f32::INFINITY;
     // Without an early end, so that the compiler looks at many at a time.
-    if logits.iter().fold(false, |any, &logit| any | is_broken(logit))
-        && let Some(id) = logits.iter().position(|&logit| is_broken(logit))
+    if logits.clone().fold(false, |any, logit| any | is_broken(logit))
+        && let Some((at, logit)) = logits.clone().enumerate().find(|&(_, logit)| is_broken(logit))
     {
-        return Err(Error::Logits { what: format!("token {id} has the logit {}", logits[id]) });
+        return Err(Error::Logits { what: format!("token {} has the logit {logit}", id_at(at)) });
     }
-    if logits.iter().all(|&logit| logit == f32::NEG_INFINITY) {
+    if logits.all(|logit| logit == f32::NEG_INFINITY) {
         return Err(Error::Logits { what: "every token is ruled out, all are -inf".into() });
     }
     Ok(())
@@ -281,10 +292,18 @@ fn check(logits: &[f32]) -> Result<()> {
 
 /// The token with the largest logit, the lowest id among equals: what all steps come to where only the temperature is
 /// set, to 0.
-pub(super) fn argmax(logits: &[f32]) -> Result<Option<TokenId>> {
-    check(logits)?;
-    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    Ok(logits.iter().position(|&logit| logit == largest).map(|id| id as TokenId))
+pub(super) fn argmax(row: &LogitRow<'_>) -> Result<Option<TokenId>> {
+    check(row)?;
+    Ok(match row {
+        LogitRow::Whole(logits) => {
+            let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            logits.iter().position(|&logit| logit == largest).map(|id| id as TokenId)
+        }
+        LogitRow::Best(logits) => {
+            let candidates = logits.iter().map(|&(id, logit)| Candidate { id, logit, weight: 0.0 });
+            candidates.min_by(by_rank).map(|candidate| candidate.id)
+        }
+    })
 }
 
 /// How many tokens the estimate of mirostat 1 looks at: the paper's `m`.

@@ -250,6 +250,23 @@ impl SamplingParams {
         self.temperature == 0.0
     }
 
+    /// Whether a step does anything, wherever in `samplers` it is. [`ChainStep::Xtc`] does at times only.
+    pub(super) fn acts(&self, step: ChainStep) -> bool {
+        match step {
+            ChainStep::Penalties => {
+                self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
+            }
+            ChainStep::Dry => self.dry.multiplier > 0.0,
+            ChainStep::Temperature => self.temperature != 1.0 || self.dynatemp_range > 0.0,
+            ChainStep::TopNSigma => self.top_n_sigma > 0.0,
+            ChainStep::TopK => self.top_k > 0,
+            ChainStep::TypicalP => self.typical_p < 1.0,
+            ChainStep::TopP => self.top_p < 1.0,
+            ChainStep::MinP => self.min_p > 0.0,
+            ChainStep::Xtc => self.xtc.probability > 0.0,
+        }
+    }
+
     /// Checks every field against what it allows, and the fields against each other. `vocab_size` is the model's: it
     /// bounds token ids.
     ///
@@ -330,7 +347,7 @@ impl SamplingParams {
             ("repetition_penalty", ChainStep::Penalties, self.repetition_penalty != 1.0),
             ("presence_penalty", ChainStep::Penalties, self.presence_penalty != 0.0),
             ("frequency_penalty", ChainStep::Penalties, self.frequency_penalty != 0.0),
-            ("dry_multiplier", ChainStep::Dry, self.dry.multiplier > 0.0),
+            ("dry_multiplier", ChainStep::Dry, self.acts(ChainStep::Dry)),
         ];
         let unused = set.into_iter().chain(self.cuts()).find(|&(_, step, is_set)| is_set && missing(step));
         unused.map_or(Ok(()), |(name, step, _)| {
@@ -341,13 +358,14 @@ impl SamplingParams {
     /// The fields that cut tokens away, their steps, and whether they are set.
     fn cuts(&self) -> [(&'static str, ChainStep, bool); 6] {
         [
-            ("top_n_sigma", ChainStep::TopNSigma, self.top_n_sigma > 0.0),
-            ("top_k", ChainStep::TopK, self.top_k > 0),
-            ("typical_p", ChainStep::TypicalP, self.typical_p < 1.0),
-            ("top_p", ChainStep::TopP, self.top_p < 1.0),
-            ("min_p", ChainStep::MinP, self.min_p > 0.0),
-            ("xtc_probability", ChainStep::Xtc, self.xtc.probability > 0.0),
+            ("top_n_sigma", ChainStep::TopNSigma),
+            ("top_k", ChainStep::TopK),
+            ("typical_p", ChainStep::TypicalP),
+            ("top_p", ChainStep::TopP),
+            ("min_p", ChainStep::MinP),
+            ("xtc_probability", ChainStep::Xtc),
         ]
+        .map(|(name, step)| (name, step, self.acts(step)))
     }
 
     fn validate_together(&self) -> Result<()> {

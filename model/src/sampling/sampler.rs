@@ -1,9 +1,12 @@
 //! One sequence's sampler: its parameters, its random stream and the tokens it has seen.
 
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    borrow::Cow,
+    collections::{BTreeSet, HashMap},
+};
 
 use super::{
-    ChainStep, SamplingParams, TokenLogprobs,
+    ChainStep, LogitRow, RowNeeds, SamplingParams, TokenLogprobs,
     chain::{self, Candidates},
     random::{Purpose, RandomStream},
 };
@@ -81,18 +84,51 @@ impl Sampler {
         }
     }
 
+    /// What of a row of logits [`sample`](Self::sample) needs, and [`logprobs`](Self::logprobs): the whole row, unless
+    /// what comes first in the chain changes few logits and the next step keeps few tokens. Before the row is sampled,
+    /// any of `barred` may be [ruled out](LogitRow::without), and `ahead` may have joined the output.
+    pub fn needs(&self, barred: &BTreeSet<TokenId>, ahead: &[TokenId]) -> RowNeeds {
+        let params = &self.params;
+        if params.allowed_token_ids.is_some() {
+            return RowNeeds::Whole;
+        }
+        // Of so many distinct tokens, a part is too many already.
+        const TOO_MANY: usize = RowNeeds::MAX_BEST + 1;
+        let mut changed = barred.clone();
+        changed.extend(params.logit_bias.keys().take(TOO_MANY));
+        changed.extend(params.bad_words.iter().filter_map(|word| word.last()));
+        let mut is_heated = false;
+        for step in params.samplers.iter().filter(|step| params.acts(**step)) {
+            match step {
+                // Not behind a temperature: they divide by it first, which may make two logits equal.
+                ChainStep::Penalties if !is_heated => {
+                    changed.extend(ahead);
+                    changed.extend(self.repeated().iter().take(TOO_MANY));
+                    changed.extend(self.output_counts.keys().take(TOO_MANY));
+                }
+                ChainStep::Temperature if params.is_greedy() => return RowNeeds::of_top(1, changed),
+                // It scales all logits alike, so the most likely tokens stay those.
+                ChainStep::Temperature if params.dynatemp_range == 0.0 => is_heated = true,
+                ChainStep::TopK => return RowNeeds::of_top(params.top_k, changed),
+                _ => break,
+            }
+        }
+        RowNeeds::Whole
+    }
+
     /// The token for `position`, its index in the sequence. Does not change what the sampler has seen: call
     /// [`accept`](Self::accept) for a token that joins the output.
     ///
     /// # Errors
     /// [`Error::Logits`] if the logits are not what a working model gives, [`Error::Param`] if the parameters rule
     /// every token out.
-    pub fn sample(&mut self, logits: &[f32], position: usize) -> Result<TokenId> {
+    pub fn sample<'a>(&mut self, row: impl Into<LogitRow<'a>>, position: usize) -> Result<TokenId> {
+        let row = row.into();
         if self.is_plain_greedy {
-            return chain::argmax(logits)?.ok_or_else(ruled_out);
+            return chain::argmax(&row)?.ok_or_else(ruled_out);
         }
         let uniform = self.random.uniform(position, Purpose::Token);
-        let mut shaped = self.shaped(logits, self.xtc_coin(position))?;
+        let mut shaped = self.shaped(&row, self.xtc_coin(position))?;
         let Some(mirostat) = self.params.mirostat else {
             return shaped.draw(uniform).ok_or_else(ruled_out);
         };
@@ -121,12 +157,13 @@ impl Sampler {
     ///
     /// # Errors
     /// As [`sample`](Self::sample).
-    pub fn distribution(&self, logits: &[f32]) -> Result<Vec<(TokenId, f32)>> {
+    pub fn distribution<'a>(&self, row: impl Into<LogitRow<'a>>) -> Result<Vec<(TokenId, f32)>> {
+        let row = row.into();
         let share = f64::from(self.params.xtc.probability);
         let mut total: HashMap<TokenId, f64> = HashMap::new();
         for (coin, share) in [(XtcCoin::Rests, 1.0 - share), (XtcCoin::Acts, share)] {
             if share > 0.0 {
-                for (id, probability) in self.candidates(logits, coin)?.into_distribution() {
+                for (id, probability) in self.candidates(&row, coin)?.into_distribution() {
                     *total.entry(id).or_insert(0.0) += share * probability;
                 }
             }
@@ -142,9 +179,14 @@ impl Sampler {
     ///
     /// # Errors
     /// As [`sample`](Self::sample).
-    pub fn logprobs(&self, logits: &[f32], position: usize, wanted: (TokenId, usize)) -> Result<TokenLogprobs> {
+    pub fn logprobs<'a>(
+        &self,
+        row: impl Into<LogitRow<'a>>,
+        position: usize,
+        wanted: (TokenId, usize),
+    ) -> Result<TokenLogprobs> {
         let (id, n_top) = wanted;
-        let distribution = self.candidates(logits, self.xtc_coin(position))?.into_distribution();
+        let distribution = self.candidates(&row.into(), self.xtc_coin(position))?.into_distribution();
         let at = distribution.iter().position(|(other, _)| *other == id);
         let logprob = |probability: f64| probability.ln() as f32;
         Ok(TokenLogprobs {
@@ -165,8 +207,8 @@ impl Sampler {
     }
 
     /// All steps before the draw.
-    fn candidates(&self, logits: &[f32], coin: XtcCoin) -> Result<Candidates> {
-        let mut candidates = self.shaped(logits, coin)?;
+    fn candidates(&self, row: &LogitRow<'_>, coin: XtcCoin) -> Result<Candidates> {
+        let mut candidates = self.shaped(row, coin)?;
         if let Some(mirostat) = self.params.mirostat {
             candidates.keep_unsurprising(mirostat, self.bound);
         }
@@ -174,29 +216,29 @@ impl Sampler {
     }
 
     /// All steps before mirostat.
-    fn shaped(&self, logits: &[f32], coin: XtcCoin) -> Result<Candidates> {
+    fn shaped(&self, row: &LogitRow<'_>, coin: XtcCoin) -> Result<Candidates> {
         let params = &self.params;
-        let mut candidates = Candidates::new(logits)?;
+        let mut candidates = Candidates::new(row)?;
         self.ban(&mut candidates)?;
         for (&id, &bias) in &params.logit_bias {
             candidates.change(id, |logit| logit + bias);
         }
-        for step in &params.samplers {
+        for step in params.samplers.iter().filter(|step| params.acts(**step)) {
             match step {
                 ChainStep::Penalties => self.penalize(&mut candidates),
-                ChainStep::Dry if params.dry.multiplier > 0.0 => self.penalize_repetitions(&mut candidates),
+                ChainStep::Dry => self.penalize_repetitions(&mut candidates),
                 ChainStep::Temperature if params.dynatemp_range > 0.0 => {
                     let (middle, range) = (params.temperature, params.dynatemp_range);
                     candidates.heat_by_entropy((middle - range).max(0.0), middle + range, params.dynatemp_exponent);
                 }
                 ChainStep::Temperature => candidates.heat(params.temperature),
-                ChainStep::TopNSigma if params.top_n_sigma > 0.0 => candidates.keep_top_n_sigma(params.top_n_sigma),
-                ChainStep::TopK if params.top_k > 0 => candidates.keep_top_k(params.top_k),
-                ChainStep::TypicalP if params.typical_p < 1.0 => candidates.keep_typical_p(params.typical_p),
-                ChainStep::TopP if params.top_p < 1.0 => candidates.keep_top_p(params.top_p),
-                ChainStep::MinP if params.min_p > 0.0 => candidates.keep_min_p(params.min_p),
+                ChainStep::TopNSigma => candidates.keep_top_n_sigma(params.top_n_sigma),
+                ChainStep::TopK => candidates.keep_top_k(params.top_k),
+                ChainStep::TypicalP => candidates.keep_typical_p(params.typical_p),
+                ChainStep::TopP => candidates.keep_top_p(params.top_p),
+                ChainStep::MinP => candidates.keep_min_p(params.min_p),
                 ChainStep::Xtc if coin == XtcCoin::Acts => candidates.exclude_top_choices(params.xtc),
-                _ => {}
+                ChainStep::Xtc => {}
             }
         }
         Ok(candidates)
@@ -221,26 +263,25 @@ impl Sampler {
     }
 
     fn penalize(&self, candidates: &mut Candidates) {
-        let SamplingParams { repetition_penalty, presence_penalty, frequency_penalty, repeat_last_n, .. } = self.params;
-        if repetition_penalty != 1.0 {
-            let window: BTreeSet<TokenId>;
-            let seen = match repeat_last_n {
-                None => &self.seen,
-                Some(n) => {
-                    window = last(&self.tokens, Some(n)).iter().copied().collect();
-                    &window
-                }
-            };
-            for &id in seen {
-                let penalize =
-                    |logit: f32| if logit > 0.0 { logit / repetition_penalty } else { logit * repetition_penalty };
-                candidates.change(id, penalize);
-            }
+        let SamplingParams { repetition_penalty, presence_penalty, frequency_penalty, .. } = self.params;
+        for &id in self.repeated().iter() {
+            let penalize =
+                |logit: f32| if logit > 0.0 { logit / repetition_penalty } else { logit * repetition_penalty };
+            candidates.change(id, penalize);
         }
         if presence_penalty != 0.0 || frequency_penalty != 0.0 {
             for (&id, &count) in &self.output_counts {
                 candidates.change(id, |logit| logit - presence_penalty - frequency_penalty * count as f32);
             }
+        }
+    }
+
+    /// The tokens that the repetition penalty acts on.
+    fn repeated(&self) -> Cow<'_, BTreeSet<TokenId>> {
+        match self.params.repeat_last_n {
+            _ if self.params.repetition_penalty == 1.0 => Cow::default(),
+            None => Cow::Borrowed(&self.seen),
+            window => Cow::Owned(last(&self.tokens, window).iter().copied().collect()),
         }
     }
 

@@ -1,13 +1,13 @@
 //! `hearth bench`: how fast a model runs here, and what the machine would allow.
 
 use std::{
+    collections::BTreeSet,
     fmt::Write,
     path::{Path, PathBuf},
     time::Instant,
 };
 
-use anyhow::Context;
-use burn::tensor::TensorData;
+use burn::tensor::{Device, TensorData};
 use clap::Args;
 use hearth_model::{
     TokenId,
@@ -17,6 +17,7 @@ use hearth_model::{
     gpt::{Gpt, Init, ParamSpec},
     kv_cache::{KvCache, PAGE_SIZE, PageTable, StepPart},
     ops::{self, KvDtype},
+    sampling::{Sampler, SamplingParams},
     weights::model_dir,
 };
 use serde::Serialize;
@@ -76,6 +77,10 @@ struct Measured {
     tok_per_sec: f64,
     /// Keys and values that a step reads beside the weights, on average; decoding only.
     kv_bytes_per_step: Option<usize>,
+    /// Kernels that a step launches; decoding on a GPU only.
+    launches_per_step: Option<usize>,
+    /// Bytes that a step reads off the device, as where each sequence takes the most likely token; decoding on a GPU only.
+    read_back_bytes_per_step: Option<usize>,
     /// Of the rate at which memory could give the weights, once per step; decoding only.
     fraction_of_bandwidth: Option<f64>,
     /// Of the rate at which the device could compute the products of matrices and attention.
@@ -179,16 +184,18 @@ fn print(report: &Report) -> anyhow::Result<()> {
         report.read_gb_per_sec,
         report.gmacs_per_sec
     )?;
-    for Measured { job, tok_per_sec, kv_bytes_per_step, fraction_of_bandwidth, fraction_of_arithmetic, .. } in
-        &report.results
-    {
-        let percent = |fraction: &Option<f64>| fraction.map_or_else(String::new, |f| format!("{:.0} %", 100.0 * f));
-        let [bandwidth, arithmetic] = [percent(fraction_of_bandwidth), percent(fraction_of_arithmetic)];
-        let kv = kv_bytes_per_step.map(|n| format!(", KV cache {:.0} MB in {}", n as f64 / 1e6, report.kv_cache_dtype));
+    for result in &report.results {
+        let Measured { job, tok_per_sec, .. } = result;
+        let percent = |fraction: Option<f64>| fraction.map_or_else(String::new, |f| format!("{:.0} %", 100.0 * f));
+        let [bandwidth, arithmetic] = [result.fraction_of_bandwidth, result.fraction_of_arithmetic].map(percent);
+        let kv_bytes = result.kv_bytes_per_step.map(|n| n as f64 / 1e6);
+        let kv = kv_bytes.map(|n| format!(", KV cache {n:.0} MB in {}", report.kv_cache_dtype));
+        let launches = result.launches_per_step.map(|n| format!(", {n} launches a step"));
+        let read_back = result.read_back_bytes_per_step.map(|n| format!(", {n} bytes read back"));
         writeln!(
             text,
             "{job:<24} {tok_per_sec:>9.1} tok/s {bandwidth:>6} of bandwidth {arithmetic:>6} of arithmetic{}",
-            kv.unwrap_or_default()
+            [kv, launches, read_back].map(Option::unwrap_or_default).concat()
         )?;
     }
     writeln!(text, "{}", serde_json::to_string(report)?)?;
@@ -210,6 +217,8 @@ fn prefill(gpt: &Gpt, kv_dtype: KvDtype, n_tokens: usize, n_runs: usize) -> anyh
         job,
         tok_per_sec: n_tokens as f64 / best,
         kv_bytes_per_step: None,
+        launches_per_step: None,
+        read_back_bytes_per_step: None,
         fraction_of_bandwidth: None,
         fraction_of_arithmetic: None,
         n_products: gpt.n_products(n_tokens, 1, n_tokens * (n_tokens + 1) / 2) as f64 / n_tokens as f64,
@@ -220,8 +229,11 @@ fn decode(gpt: &Gpt, kv_dtype: KvDtype, args: &BenchArgs, batch: usize) -> anyho
     let n_pages = batch * (args.prompt + args.steps + 1).div_ceil(PAGE_SIZE);
     let mut cache = KvCache::new(gpt.config(), n_pages, kv_dtype, &gpt.device());
     let mut best = f64::INFINITY;
+    let mut tables: Vec<PageTable> = Vec::new();
     for _ in 0..args.runs {
-        let mut tables: Vec<PageTable> = (0..batch).map(|_| cache.table()).collect();
+        // The pages of the run before are free again.
+        tables.clear();
+        tables.extend((0..batch).map(|_| cache.table()));
         for (number, table) in tables.iter_mut().enumerate() {
             step(gpt, &mut cache, std::slice::from_mut(table), &[&token_ids(gpt, number, args.prompt)])?;
         }
@@ -232,6 +244,12 @@ fn decode(gpt: &Gpt, kv_dtype: KvDtype, args: &BenchArgs, batch: usize) -> anyho
         }
         best = best.min(start.elapsed().as_secs_f64());
     }
+    // One more, to look at.
+    let ids: Vec<Vec<TokenId>> = (0..batch).map(|sequence| token_ids(gpt, sequence, 1)).collect();
+    let ids: Vec<&[TokenId]> = ids.iter().map(Vec::as_slice).collect();
+    let (n_read_bytes, n_launches) = ops::count_launches(|| step(gpt, &mut cache, &mut tables, &ids));
+    let n_read_bytes = n_read_bytes?;
+    let is_gpu = gpt.device() != Device::flex();
     let job = format!("decode, {batch} sequences");
     // Those of the step in the middle.
     let n_keys = batch * (args.prompt + args.steps.div_ceil(2));
@@ -239,14 +257,17 @@ fn decode(gpt: &Gpt, kv_dtype: KvDtype, args: &BenchArgs, batch: usize) -> anyho
         job,
         tok_per_sec: (args.steps * batch) as f64 / best,
         kv_bytes_per_step: Some(n_keys * gpt.config().kv_bytes_per_token(kv_dtype.n_bytes())),
+        launches_per_step: is_gpu.then_some(n_launches),
+        read_back_bytes_per_step: is_gpu.then_some(n_read_bytes),
         fraction_of_bandwidth: None,
         fraction_of_arithmetic: None,
         n_products: gpt.n_products(batch, batch, n_keys) as f64 / batch as f64,
     })
 }
 
-/// One forward pass, up to the logits of each sequence's last row, read back.
-fn step(gpt: &Gpt, cache: &mut KvCache, tables: &mut [PageTable], ids: &[&[TokenId]]) -> anyhow::Result<()> {
+/// One forward pass, up to the logits of each sequence's last row, read back as far as the most likely token needs them.
+/// Gives the bytes read.
+fn step(gpt: &Gpt, cache: &mut KvCache, tables: &mut [PageTable], ids: &[&[TokenId]]) -> anyhow::Result<usize> {
     let mut parts: Vec<StepPart<'_>> =
         tables.iter_mut().zip(ids).map(|(table, ids)| StepPart { table, n_new: ids.len() }).collect();
     let step = cache.step(&mut parts)?;
@@ -255,8 +276,9 @@ fn step(gpt: &Gpt, cache: &mut KvCache, tables: &mut [PageTable], ids: &[&[Token
         *end += ids.len();
         Some(*end - 1)
     });
-    let logits = gpt.logits(ops::take_rows(hidden, &ends.collect::<Vec<_>>())).try_into_data();
-    logits.map(drop).context("the device failed")
+    let logits = gpt.logits(ops::take_rows(hidden, &ends.collect::<Vec<_>>()));
+    let needs = Sampler::new(SamplingParams::greedy(), 0, &[]).needs(&BTreeSet::new(), &[]);
+    Ok(ops::read_logits(logits, &vec![needs; ids.len()])?.n_read_bytes())
 }
 
 /// Any tokens will do.

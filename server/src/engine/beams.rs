@@ -5,7 +5,10 @@
 use hearth_model::{
     Result, TokenId,
     kv_cache::PageKey,
-    sampling::beam::{BeamParams, BeamSearch, Hypothesis},
+    sampling::{
+        LogitRow,
+        beam::{BeamParams, BeamSearch, Hypothesis},
+    },
     tokenizer::{DecodeOptions, Detokenizer, Tokenizer},
 };
 
@@ -116,11 +119,11 @@ impl Beams {
         self.events.iter().for_each(|events| events.send(event.clone()));
     }
 
-    /// Takes the raw logits of a beam's last row, `[vocab_size]`. After a preemption they may come a second time.
+    /// Takes the raw logits of a beam's last row, all of them. After a preemption they may come a second time.
     ///
     /// # Errors
     /// The logits are not what a working model gives; the search cannot go on.
-    pub(crate) fn advance(&mut self, branch: usize, logits: &[f32]) -> Result<BeamProgress> {
+    pub(crate) fn advance(&mut self, branch: usize, logits: &LogitRow<'_>) -> Result<BeamProgress> {
         let Some(Branch { text, token_ids, is_expanded, .. }) = self.branches.get_mut(branch) else {
             return Ok(BeamProgress::Waits);
         };
@@ -131,7 +134,7 @@ impl Beams {
         let may_stop = token_ids.len() + 1 - parts.prompt_ids.len() > parts.stop.min_tokens;
         let looks = may_stop && !parts.stop.stop_strings.is_empty();
         let completes = |id| looks && matches!(text.clone().push(id), Matched::Stopped(_));
-        self.search.expand(branch, logits, completes)?;
+        self.search.expand(branch, logits.whole()?, completes)?;
         if !self.branches.iter().all(|branch| branch.is_expanded) {
             return Ok(BeamProgress::Waits);
         }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use hearth_model::TokenId;
+use hearth_model::{TokenId, sampling::RowNeeds};
 
 use super::{
     Event,
@@ -109,6 +109,14 @@ impl Generation {
         match self {
             Self::Sequence(sequence) => sequence.n_completion(),
             Self::Beams(_) | Self::Embedding(_) => 0,
+        }
+    }
+
+    /// What is needed of the row of logits at `position`, when `ahead` is what the text has more up to there than now.
+    pub(crate) fn needs(&self, position: usize, ahead: &[TokenId]) -> RowNeeds {
+        match self {
+            Self::Sequence(sequence) => sequence.needs(position, ahead),
+            Self::Beams(_) | Self::Embedding(_) => RowNeeds::Whole,
         }
     }
 

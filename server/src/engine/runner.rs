@@ -1,7 +1,7 @@
 //! Runs steps on the device: token ids in, logits out. Tensors and no decisions: what is in a step and what becomes of
 //! its logits is said elsewhere.
 
-use std::ops::Range;
+use std::{collections::BTreeSet, ops::Range};
 
 use burn::tensor::{DType, Device, Tensor};
 use hearth_model::{
@@ -10,7 +10,8 @@ use hearth_model::{
     generate::token_tensor,
     gpt::Gpt,
     kv_cache::{KvCache, PAGE_SIZE, PagePool, PageTable, StepPart},
-    ops::{self, KvDtype},
+    ops::{self, KvDtype, LogitRows},
+    sampling::RowNeeds,
 };
 
 /// Numbers of rows that together use every kernel: a GPU's are made for 1, 2, 4, 8, any, or 256 and more.
@@ -57,8 +58,8 @@ impl Runner {
         for n_rows in WARM_UP_ROWS.map(|n_rows| n_rows.min(most).max(1)) {
             let mut table = self.pool().table();
             let hidden = self.run(vec![Input { table: &mut table, token_ids: &vec![0; n_rows] }])?;
-            self.logits(&hidden, &(0..n_rows.min(9)).collect::<Vec<_>>())?;
-            self.logits(&hidden, &[n_rows - 1])?;
+            self.warm_up_logits(&hidden, &(0..n_rows.min(9)).collect::<Vec<_>>())?;
+            self.warm_up_logits(&hidden, &[n_rows - 1])?;
             self.hidden_rows(&hidden, 0..1)?;
         }
         // A long text in several steps, what follows it, and what follows it in a fork, whose last page is its own.
@@ -69,8 +70,16 @@ impl Runner {
         }
         let mut fork = table.fork();
         for table in [&mut fork, &mut table] {
-            let hidden = self.run(vec![Input { table, token_ids: &[0] }])?;
-            self.logits(&hidden, &[0])?;
+            self.run(vec![Input { table, token_ids: &[0] }])?;
+        }
+        Ok(())
+    }
+
+    /// Whole rows, and parts of them in every number of passes.
+    fn warm_up_logits(&self, hidden: &Hidden, rows: &[usize]) -> Result<()> {
+        let best = |n| RowNeeds::Best { n, also: BTreeSet::new() };
+        for needs in [RowNeeds::Whole, best(1), best(RowNeeds::MAX_BEST)] {
+            self.logits(hidden, rows, &vec![needs; rows.len()])?;
         }
         Ok(())
     }
@@ -87,12 +96,12 @@ impl Runner {
         Ok(Hidden(self.gpt.forward(token_tensor(&self.gpt, &token_ids), AttentionContext::Paged(step))))
     }
 
-    /// The logits of some rows of a step: `rows.len() * vocab_size` numbers, row by row.
+    /// The logits of some rows of a step, as many of each as are needed, or more.
     ///
     /// # Errors
     /// [`Error::Execution`] when the device failed in this step.
-    pub(crate) fn logits(&self, hidden: &Hidden, rows: &[usize]) -> Result<Vec<f32>> {
-        read(self.gpt.logits(ops::take_rows(hidden.0.clone(), rows)))
+    pub(crate) fn logits(&self, hidden: &Hidden, rows: &[usize], needs: &[RowNeeds]) -> Result<LogitRows> {
+        ops::read_logits(self.gpt.logits(ops::take_rows(hidden.0.clone(), rows)), needs)
     }
 
     /// The final hidden states of neighbouring rows of a step: `rows.len() * d_model` numbers, row by row.
@@ -130,6 +139,7 @@ mod tests {
     use hearth_model::{
         config::{GptConfig, Sizes},
         device::{DeviceChoice, choose},
+        sampling::LogitRow,
     };
 
     use super::*;
@@ -143,9 +153,10 @@ mod tests {
             return;
         }
         let device = choose(DeviceChoice::WgpuSoftware).unwrap().device;
-        let sizes =
-            Sizes { vocab_size: 96, max_seq_len: 512, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 64, d_ff: 96 };
-        for (_, kv_dtype) in KvDtype::ALL {
+        // One pass over the vocabulary, and several.
+        for (vocab_size, (_, kv_dtype)) in [300, 5000].into_iter().zip(KvDtype::ALL) {
+            let sizes =
+                Sizes { vocab_size, max_seq_len: 512, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 64, d_ff: 96 };
             let gpt = Gpt::init(&GptConfig::llama(sizes), 1, &device).unwrap();
             check_warm_up(Runner::new(gpt, 80, *kv_dtype));
         }
@@ -167,7 +178,18 @@ mod tests {
                 *end += ids.len();
                 Some(*end - 1)
             });
-            assert!(runner.logits(&hidden, &ends.collect::<Vec<_>>()).unwrap().iter().all(|logit| logit.is_finite()));
+            // Rows of every kind side by side.
+            let needs = [
+                RowNeeds::Whole,
+                RowNeeds::Best { n: 1, also: BTreeSet::new() },
+                RowNeeds::Best { n: 100, also: (5..70).collect() },
+            ];
+            let needs: Vec<RowNeeds> = (1..=tables.len()).map(|at| needs[at % 3].clone()).collect();
+            let logits = runner.logits(&hidden, &ends.collect::<Vec<_>>(), &needs).unwrap();
+            assert!(logits.iter().all(|row| match row {
+                LogitRow::Whole(logits) => logits.iter().all(|logit| logit.is_finite()),
+                LogitRow::Best(logits) => logits.iter().all(|(_, logit)| logit.is_finite()),
+            }));
             runner.hidden_rows(&hidden, 0..2.min(token_ids[0].len())).unwrap();
         };
         for n in 1..=16 {

@@ -6,7 +6,7 @@ use hearth_model::{
     Result, TokenId,
     constraint::Constraint,
     kv_cache::PageKey,
-    sampling::{Sampler, TokenLogprobs, token_logprobs},
+    sampling::{LogitRow, RowNeeds, Sampler, TokenLogprobs, token_logprobs},
     tokenizer::{DecodeOptions, Detokenizer, Tokenizer},
 };
 
@@ -161,17 +161,44 @@ impl Sequence {
 
     /// What it would draw from such logits after `n_ahead` more tokens, which `sampler`, a copy of its own, has accepted.
     /// `None` where it could draw nothing.
-    pub(crate) fn guess(&self, sampler: &mut Sampler, n_ahead: usize, logits: &[f32]) -> Option<TokenId> {
-        let barred = self.barred(n_ahead, logits);
-        let id = sampler.sample(barred.as_deref().unwrap_or(logits), self.token_ids.len() + n_ahead).ok()?;
+    pub(crate) fn guess(&self, sampler: &mut Sampler, n_ahead: usize, logits: &LogitRow<'_>) -> Option<TokenId> {
+        let id = sampler.sample(self.allowed(n_ahead, logits), self.token_ids.len() + n_ahead).ok()?;
         sampler.accept(id);
         Some(id)
     }
 
-    /// The logits after `n_ahead` more tokens without those that would end the sequence too early, if it is too early.
-    fn barred(&self, n_ahead: usize, logits: &[f32]) -> Option<Vec<f32>> {
+    /// What [`guess`](Self::guess) needs of a row.
+    pub(crate) fn guess_needs(&self, sampler: &Sampler, n_ahead: usize) -> RowNeeds {
+        sampler.needs(self.barred(n_ahead), &[])
+    }
+
+    /// What [`advance`](Self::advance) needs of the row at `position`, when `ahead` is what the sequence has more up to
+    /// there than now.
+    pub(crate) fn needs(&self, position: usize, ahead: &[TokenId]) -> RowNeeds {
+        let RequestParts { logprobs, logprobs_mode, .. } = self.request.parts();
+        let is_of_prompt = position + 1 < self.n_prompt();
+        let reports_raw = logprobs.is_some() && *logprobs_mode == LogprobsMode::Raw;
+        if is_of_prompt || reports_raw || self.constraint.is_some() {
+            return RowNeeds::Whole;
+        }
+        // What is barred now may not be barred any more by then.
+        let own = self.sampler.needs(self.barred(0), ahead);
+        self.forks.iter().map(|fork| fork.needs(position, ahead)).fold(own, RowNeeds::and)
+    }
+
+    /// The tokens that would end the sequence too early after `n_ahead` more.
+    fn barred(&self, n_ahead: usize) -> &BTreeSet<TokenId> {
+        static NONE: BTreeSet<TokenId> = BTreeSet::new();
         let StopConditions { min_tokens, stop_token_ids, .. } = &self.request.parts().stop;
-        (self.n_completion() + n_ahead < *min_tokens).then(|| without(logits, stop_token_ids))
+        if self.n_completion() + n_ahead < *min_tokens { stop_token_ids } else { &NONE }
+    }
+
+    /// The logits after `n_ahead` more tokens without those that would end the sequence too early.
+    fn allowed<'a>(&self, n_ahead: usize, logits: &'a LogitRow<'_>) -> LogitRow<'a> {
+        match self.barred(n_ahead) {
+            barred if barred.is_empty() => logits.into(),
+            barred => logits.without(barred),
+        }
     }
 
     /// Whether the client has gone.
@@ -192,15 +219,16 @@ impl Sequence {
         self.request.parts().prompt_logprobs.is_some() && position + 1 < self.n_prompt() && is_new
     }
 
-    /// Takes the raw logits of the row at `position`, `[vocab_size]`: those of a prompt row that was asked for, or of
-    /// the last row, which give the next token.
+    /// Takes the raw logits of the row at `position`, as far as it [needs](Self::needs) them: those of a prompt row that
+    /// was asked for, or of the last row, which give the next token.
     ///
     /// # Errors
     /// The logits are not what a working model gives; the sequence cannot go on.
-    pub(crate) fn advance(&mut self, position: usize, logits: &[f32]) -> Result<Progress> {
+    pub(crate) fn advance(&mut self, position: usize, logits: &LogitRow<'_>) -> Result<Progress> {
         if position + 1 < self.n_prompt() {
             let n_top = self.request.parts().prompt_logprobs.unwrap_or(0);
             let id = self.token_ids.get(position + 1).copied();
+            let logits = logits.whole()?;
             self.prompt_logprobs.push(id.map(|id| token_logprobs(logits, id, n_top)));
             return Ok(Progress::PromptRow);
         }
@@ -224,20 +252,20 @@ impl Sequence {
         self.request.parts().prompt_ids.len()
     }
 
-    fn draw(&mut self, logits: &[f32]) -> Result<Progress> {
+    fn draw(&mut self, logits: &LogitRow<'_>) -> Result<Progress> {
         let StopConditions { min_tokens, max_tokens, stop_token_ids, .. } = &self.request.parts().stop;
         let may_stop = self.n_completion() + 1 > *min_tokens;
-        let barred = match &self.constraint {
+        let allowed = match &self.constraint {
             // Its answer ends where it is complete: there is no least number of tokens.
-            Some(constraint) => Some(constraint.restrict(logits, stop_token_ids)?),
-            None => self.barred(0, logits),
+            Some(constraint) => LogitRow::Whole(constraint.restrict(logits.whole()?, stop_token_ids)?.into()),
+            None => self.allowed(0, logits),
         };
-        let (allowed, position) = (barred.as_deref().unwrap_or(logits), self.token_ids.len());
-        let id = self.sampler.sample(allowed, position)?;
+        let position = self.token_ids.len();
+        let id = self.sampler.sample(&allowed, position)?;
         let logprobs = match (self.request.parts().logprobs, self.request.parts().logprobs_mode) {
             (None, _) => None,
-            (Some(n_top), LogprobsMode::Raw) => Some(token_logprobs(logits, id, n_top)),
-            (Some(n_top), LogprobsMode::Processed) => Some(self.sampler.logprobs(allowed, position, (id, n_top))?),
+            (Some(n_top), LogprobsMode::Raw) => Some(token_logprobs(logits.whole()?, id, n_top)),
+            (Some(n_top), LogprobsMode::Processed) => Some(self.sampler.logprobs(&allowed, position, (id, n_top))?),
         };
         let (is_stop_token, is_last) = (stop_token_ids.contains(&id), self.n_completion() + 1 == *max_tokens);
         self.sampler.accept(id);
@@ -293,15 +321,4 @@ impl Sequence {
     fn send(&self, event: Event) {
         self.events.send(event);
     }
-}
-
-/// The logits with some tokens ruled out.
-fn without(logits: &[f32], ids: &BTreeSet<TokenId>) -> Vec<f32> {
-    let mut allowed = logits.to_vec();
-    for &id in ids {
-        if let Some(logit) = allowed.get_mut(id as usize) {
-            *logit = f32::NEG_INFINITY;
-        }
-    }
-    allowed
 }

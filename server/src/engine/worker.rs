@@ -12,7 +12,10 @@ use std::{
     time::Instant,
 };
 
-use hearth_model::{Error, Result, TokenId};
+use hearth_model::{
+    Error, Result, TokenId,
+    sampling::{LogitRow, RowNeeds},
+};
 use tokio::sync::watch;
 
 use super::{
@@ -225,11 +228,11 @@ impl Worker {
         let n_tokens = step.chunks.iter().map(|chunk| chunk.n_tokens).sum();
         self.metrics.step(n_tokens, self.scheduler.totals());
         self.pool(step, hidden)?;
-        let vocab_size = self.runner.vocab_size();
         for rows in self.wanted_rows(step).chunks(LOGIT_ROWS) {
             let indices: Vec<usize> = rows.iter().map(|wanted| wanted.row).collect();
-            let logits = self.runner.logits(hidden, &indices)?;
-            for (wanted, logits) in rows.iter().zip(logits.chunks_exact(vocab_size)) {
+            let needs: Vec<RowNeeds> = rows.iter().map(|wanted| self.needs(wanted, token_ids)).collect();
+            let logits = self.runner.logits(hidden, &indices, &needs)?;
+            for (wanted, logits) in rows.iter().zip(logits.iter()) {
                 // Not what was drawn, or behind such a one: a guess that was wrong.
                 if !self.is_true(wanted, token_ids) {
                     continue;
@@ -240,14 +243,22 @@ impl Worker {
                 match self.generations.get_mut(&wanted.id.request) {
                     Some(Generation::Sequence(sequence)) => {
                         let forks = sequence.take_forks(wanted.position);
-                        self.advance_all(wanted, forks, logits);
+                        self.advance_all(wanted, forks, &logits);
                     }
-                    Some(Generation::Beams(_)) => self.advance_beam(wanted, logits),
+                    Some(Generation::Beams(_)) => self.advance_beam(wanted, &logits),
                     Some(Generation::Embedding(_)) | None => {}
                 }
             }
         }
         Ok(n_accepted)
+    }
+
+    /// What its request needs of a row's logits, whichever of the guesses before it come true.
+    fn needs(&self, wanted: &WantedRow, token_ids: &[TokenId]) -> RowNeeds {
+        let Some(generation) = self.generations.get(&wanted.id.request) else { return RowNeeds::Whole };
+        let n_ahead = (wanted.position + 1).saturating_sub(generation.token_ids(wanted.id.branch).len());
+        let ahead = token_ids.get((wanted.row + 1).saturating_sub(n_ahead)..=wanted.row).unwrap_or_default();
+        generation.needs(wanted.position, ahead)
     }
 
     /// Whether a row was computed of the token that its sequence has at that place. A request that ended at an earlier
@@ -323,7 +334,7 @@ impl Worker {
     }
 
     /// Advances a sequence and those that fork from it here, by the same row of logits.
-    fn advance_all(&mut self, wanted: &WantedRow, forks: Vec<Sequence>, logits: &[f32]) {
+    fn advance_all(&mut self, wanted: &WantedRow, forks: Vec<Sequence>, logits: &LogitRow<'_>) {
         let parent = wanted.id.request;
         let mut ids = vec![parent];
         for fork in forks {
@@ -337,7 +348,7 @@ impl Worker {
         }
     }
 
-    fn advance_sequence(&mut self, id: RequestId, position: usize, logits: &[f32]) {
+    fn advance_sequence(&mut self, id: RequestId, position: usize, logits: &LogitRow<'_>) {
         let Some(Generation::Sequence(sequence)) = self.generations.get_mut(&id) else { return };
         let n_before = sequence.n_completion();
         let progress = sequence.advance(position, logits);
@@ -352,7 +363,7 @@ impl Worker {
         }
     }
 
-    fn advance_beam(&mut self, wanted: &WantedRow, logits: &[f32]) {
+    fn advance_beam(&mut self, wanted: &WantedRow, logits: &LogitRow<'_>) {
         let id = wanted.id.request;
         let Some(Generation::Beams(beams)) = self.generations.get_mut(&id) else { return };
         match beams.advance(wanted.id.branch, logits) {

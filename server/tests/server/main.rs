@@ -13,6 +13,7 @@ mod edges;
 mod embeddings;
 mod engine;
 mod equivalence;
+mod gpu;
 mod infill;
 mod live;
 mod metrics;

@@ -23,7 +23,7 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Told {
     pub(crate) token_ids: Vec<TokenId>,
-    text: String,
+    pub(crate) text: String,
     logprobs: Vec<u32>,
     prompt_logprobs: Vec<Option<u32>>,
 }

@@ -22,8 +22,8 @@ use crate::{
     support::{self, MODEL, OPTIONS, Server, fold, is_idle, metric, wait_for},
 };
 
-const LOOKUP: Speculation = Speculation::PromptLookup { n_tokens: 6 };
-const DRAFT: Speculation = Speculation::DraftModel { n_tokens: 4 };
+pub(crate) const LOOKUP: Speculation = Speculation::PromptLookup { n_tokens: 6 };
+pub(crate) const DRAFT: Speculation = Speculation::DraftModel { n_tokens: 4 };
 
 /// With a draft model whose weights differ by `noise`.
 fn engine(speculation: Speculation, noise: f32, options: EngineOptions) -> Engine {
@@ -35,7 +35,7 @@ fn engine(speculation: Speculation, noise: f32, options: EngineOptions) -> Engin
 }
 
 /// Texts that repeat themselves, with all that may act on a token.
-fn repetitive() -> Vec<RequestParts> {
+pub(crate) fn repetitive() -> Vec<RequestParts> {
     let cold = SamplingParams { temperature: 0.3, seed: 3, ..SamplingParams::default() };
     let mirostat = Some(Mirostat { version: MirostatVersion::V2, tau: 2.0, eta: 0.3 });
     let samplings = [

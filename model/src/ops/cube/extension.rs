@@ -14,6 +14,7 @@ use burn_cubecl::CubeBackend;
 
 use super::{
     attention::{self, AttentionStep},
+    best,
     linear::{self as kernels, Joined, LinearOptions},
     matrix::Matrix,
     rope::{self, Heads},
@@ -109,6 +110,9 @@ pub(super) trait CubeOps: Backend {
         table: IntTensor<Self>,
         step: AttentionStep,
     ) -> FloatTensor<Self>;
+
+    #[fusion(meta = |_logits, _table, sizes| TensorSpec::new(Shape::new([sizes[0], 2 * sizes[1] + sizes[2]]), DType::I32))]
+    fn best_logits(logits: FloatTensor<Self>, table: IntTensor<Self>, sizes: [usize; 3]) -> IntTensor<Self>;
 }
 
 impl CubeOps for CubeBackend {
@@ -162,6 +166,10 @@ impl CubeOps for CubeBackend {
         step: AttentionStep,
     ) -> FloatTensor<Self> {
         attention::attention([q, keys, values], table, step)
+    }
+
+    fn best_logits(logits: FloatTensor<Self>, table: IntTensor<Self>, sizes: [usize; 3]) -> IntTensor<Self> {
+        best::best(logits, table, sizes)
     }
 }
 
@@ -258,4 +266,11 @@ pub(in crate::ops) fn attention(
 ) -> Tensor<2> {
     let [q, keys, values] = [q, keys.clone(), values.clone()].map(Tensor::into_dispatch);
     Tensor::from_dispatch(Dispatch::attention(q, keys, values, table.into_dispatch(), step))
+}
+
+/// The first `n` tokens of some rows of `logits [n_all_rows, vocab_size]` with their logits, and the logits of others:
+/// `[n_rows, 2 n + n_also]`, ids and bits. `table [n_rows * (1 + n_also)]` names a row and those others; `sizes` are
+/// `n_rows`, `n` and `n_also`.
+pub(in crate::ops) fn best_logits(logits: Tensor<2>, table: Tensor<1, Int>, sizes: [usize; 3]) -> Tensor<2, Int> {
+    Tensor::from_dispatch(Dispatch::best_logits(logits.into_dispatch(), table.into_dispatch(), sizes))
 }

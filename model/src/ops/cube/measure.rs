@@ -1,10 +1,21 @@
 //! What the device's memory and its arithmetic give: the limits that speed is measured against.
 
-use std::time::Instant;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Instant,
+};
 
 use burn::{backend::CubeDevice, tensor::DType};
 use burn_cubecl::{
-    cubecl::{self, prelude::*, server::Handle},
+    cubecl::{
+        self,
+        logging::{LaunchObservation, LaunchObserver},
+        prelude::*,
+        server::Handle,
+    },
     tensor::CubeTensor,
 };
 
@@ -105,6 +116,25 @@ pub(in crate::ops) fn multiply_rate(device: &CubeDevice) -> Result<f64> {
         best = best.min(pass(n_blocks)?);
     }
     Ok((n_blocks * LANES * CHAINS * 4 * TURNS) as f64 / best)
+}
+
+/// Counts what is launched.
+#[derive(Debug, Default)]
+struct Launches(AtomicUsize);
+
+impl LaunchObserver for Launches {
+    fn launched(&self, _kernel: &'static str) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// [`count_launches`](crate::ops::count_launches).
+pub(in crate::ops) fn count_launches<T>(run: impl FnOnce() -> T) -> (T, usize) {
+    let launches = Arc::new(Launches::default());
+    let observation = LaunchObservation::new(launches.clone());
+    let given = run();
+    drop(observation);
+    (given, launches.0.load(Ordering::Relaxed))
 }
 
 #[cube(launch_unchecked)]

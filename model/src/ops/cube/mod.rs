@@ -7,6 +7,7 @@
 //! Kernels want no subgroup operations, which WGSL does not have everywhere, and f16 only where the device has it.
 
 mod attention;
+mod best;
 mod decode;
 mod device;
 mod extension;
@@ -20,9 +21,9 @@ mod tiled;
 pub(super) use attention::{AttentionPlan, AttentionStep, BLOCK_LEN, TILE};
 pub(super) use device::{cube_device, is_cube};
 pub(super) use extension::{
-    activate, attention, embedding, gated, linear, norm, normed_linear, rope_append, take_rows,
+    activate, attention, best_logits, embedding, gated, linear, norm, normed_linear, rope_append, take_rows,
 };
 pub(super) use linear::{LinearOptions, joins};
 pub(super) use matrix::Matrix;
-pub(super) use measure::{multiply_rate, read_bandwidth};
+pub(super) use measure::{count_launches, multiply_rate, read_bandwidth};
 pub(super) use rope::Heads;

@@ -143,7 +143,7 @@ impl DraftModel {
     /// One forward pass over all that need it; `false` if none does.
     fn round(&mut self, guessing: &mut [Guessing<'_>]) -> Result<bool> {
         let mut room = MAX_ROWS;
-        let (mut inputs, mut ends, mut in_round) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut inputs, mut ends, mut in_round, mut needs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let mut n_rows = 0;
         for (index, one) in guessing.iter_mut().enumerate().filter(|(_, one)| !one.is_done) {
             let token_ids = one.input(room).to_vec();
@@ -156,6 +156,7 @@ impl DraftModel {
             n_rows += token_ids.len();
             ends.push(n_rows - 1);
             in_round.push(index);
+            needs.push(one.job.sequence.guess_needs(&one.sampler, one.token_ids.len()));
             inputs.push((&mut one.table, token_ids));
         }
         if inputs.is_empty() {
@@ -163,15 +164,15 @@ impl DraftModel {
         }
         let inputs = inputs.iter_mut().map(|(table, token_ids)| Input { table, token_ids });
         let hidden = self.runner.run(inputs.collect())?;
-        let logits = self.runner.logits(&hidden, &ends)?;
-        for (index, logits) in in_round.into_iter().zip(logits.chunks_exact(self.runner.vocab_size())) {
+        let logits = self.runner.logits(&hidden, &ends, &needs)?;
+        for (index, logits) in in_round.into_iter().zip(logits.iter()) {
             let Some(one) = guessing.get_mut(index) else { continue };
             if !one.is_caught_up() {
                 // The rest of a long text comes with the next step.
                 one.is_done = true;
                 continue;
             }
-            match one.job.sequence.guess(&mut one.sampler, one.token_ids.len(), logits) {
+            match one.job.sequence.guess(&mut one.sampler, one.token_ids.len(), &logits) {
                 Some(id) => {
                     one.token_ids.push(id);
                     one.is_done = one.token_ids.len() == one.job.n_tokens || !self.knows(id);

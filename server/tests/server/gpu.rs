@@ -1,0 +1,134 @@
+//! Rows of logits on a GPU, of which a sampler gets as much as it needs: answers are those that whole rows give. A request
+//! for the model's own log-probabilities always gets whole rows, so each request is its own oracle.
+
+use hearth_model::{
+    device::{DeviceChoice, choose},
+    sampling::{ChainStep, SamplingParams},
+    weights::model_dir::LoadedModel,
+};
+use hearth_server::{
+    api::state::AppState,
+    engine::{
+        Engine, EngineOptions, Models, Speculation,
+        request::{LogprobsMode, RequestParts},
+    },
+};
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+use crate::{
+    engine::{mixed, parts, prompt},
+    sharing::{answers, choices},
+    soak::bodies,
+    speculation::{DRAFT, LOOKUP, repetitive},
+    support::{self, EOS, MODEL, OPTIONS, Server, is_idle, metric, wait_for},
+};
+
+fn engine(speculation: Speculation, options: EngineOptions) -> Option<Engine> {
+    if std::env::var_os("HEARTH_TEST_WGPU").is_none() {
+        println!("skipped: set HEARTH_TEST_WGPU=1 to run on the software wgpu adapter");
+        return None;
+    }
+    let load = || {
+        let device = choose(DeviceChoice::WgpuSoftware)?.device;
+        let served = LoadedModel { gpt: support::gpt_on(&device), ..support::model() };
+        let draft = Some(LoadedModel { gpt: support::gpt_of(&support::config(), &device, 0.02), ..support::model() });
+        Ok(Models { served, draft })
+    };
+    Some(Engine::start(load, EngineOptions { speculation, ..options }).unwrap())
+}
+
+/// Every way to ask for few tokens, and some that need all, one after the other.
+fn few_and_all() -> Vec<RequestParts> {
+    let top_k = |top_k, seed| SamplingParams { top_k, temperature: 1.3, seed, ..SamplingParams::default() };
+    let samplings = [
+        SamplingParams::greedy(),
+        top_k(40, 1),
+        SamplingParams { top_p: 0.9, min_p: 0.01, typical_p: 0.95, ..top_k(20, 2) },
+        SamplingParams { seed: 3, ..SamplingParams::default() },
+        SamplingParams { repetition_penalty: 1.3, repeat_last_n: Some(8), ..top_k(5, 4) },
+        SamplingParams { frequency_penalty: 0.7, presence_penalty: 0.4, ..SamplingParams::greedy() },
+        SamplingParams { logit_bias: [(7, 6.0), (9, -100.0), (11, 5.5)].into(), ..top_k(3, 5) },
+        SamplingParams { bad_words: vec![vec![7], vec![8, 9]], ..top_k(255, 6) },
+        SamplingParams { samplers: vec![ChainStep::TopK, ChainStep::Temperature], ..top_k(60, 7) },
+        SamplingParams { top_p: 0.5, seed: 8, ..SamplingParams::default() },
+        SamplingParams { allowed_token_ids: Some((20..60).collect()), ..SamplingParams::greedy() },
+    ];
+    let requests = samplings.into_iter().enumerate().map(|(index, sampling)| {
+        let mut parts = parts(prompt(3 + 11 * index, index as u32), 20 + index, sampling);
+        parts.stop.stop_token_ids = [EOS, 10].into();
+        parts.stop.min_tokens = 8 * (index % 3);
+        parts.logprobs = (index % 4 == 1).then_some(3);
+        parts.logprobs_mode = LogprobsMode::Processed;
+        parts
+    });
+    // What is easy to guess from the first step on, before it is known what guesses cost.
+    let fives = SamplingParams { logit_bias: [(5, 100.0)].into(), ..SamplingParams::greedy() };
+    [parts(vec![5; 20], 30, fives)].into_iter().chain(requests).collect()
+}
+
+/// With whole rows.
+fn in_whole(parts: &RequestParts) -> RequestParts {
+    RequestParts { logprobs: Some(1), logprobs_mode: LogprobsMode::Raw, ..parts.clone() }
+}
+
+#[tokio::test]
+async fn parts_of_rows_give_the_tokens_of_whole_rows() {
+    let forks = choices(3, None).into_iter().enumerate().map(|(index, parts)| RequestParts {
+        logprobs: None,
+        sampling: SamplingParams { top_k: [0, 10, 30][index], ..parts.sampling },
+        ..parts
+    });
+    let requests: Vec<RequestParts> =
+        [few_and_all(), repetitive(), mixed(), forks.collect(), choices(2, Some(1))].concat();
+    let whole: Vec<RequestParts> = requests.iter().map(in_whole).collect();
+    let half: Vec<RequestParts> = requests
+        .iter()
+        .enumerate()
+        .map(|(index, parts)| if index % 2 == 0 { in_whole(parts) } else { parts.clone() })
+        .collect();
+    let Some(plain) = engine(Speculation::Off, OPTIONS) else { return };
+    let (expected, _) = answers(&plain, &whole).await;
+    for (speculation, max_batch_size) in [(Speculation::Off, 16), (LOOKUP, 2), (DRAFT, 3)] {
+        let Some(engine) = engine(speculation, EngineOptions { max_batch_size, ..OPTIONS }) else { return };
+        for requests in [&requests, &half] {
+            let (told, _) = answers(&engine, requests).await;
+            for ((told, expected), request) in told.iter().zip(&expected).zip(requests) {
+                assert_eq!((&told.token_ids, &told.text), (&expected.token_ids, &expected.text), "{request:?}");
+            }
+            wait_for(&engine, is_idle).await;
+        }
+        let [n_guessed, n_accepted] =
+            ["draft_tokens", "accepted_tokens"].map(|name| metric(&engine, &format!("spec_decode_num_{name}_total")));
+        println!("{speculation:?}: {n_accepted} of {n_guessed} guesses");
+        assert!(n_accepted > 0.0 || speculation == Speculation::Off, "the test shows too little");
+    }
+}
+
+/// Beams, grammars, log-probabilities and plain requests in the same steps.
+#[tokio::test]
+async fn requests_of_all_kinds_share_steps() {
+    let regex = |regex: &str, seed: u32| json!({ "prompt": "x", "structured_outputs": { "regex": regex }, "max_tokens": 30, "seed": seed, "top_k": 9 });
+    let structured = [regex("(abcd){8}", 1), regex("([ab]c){4,9}e", 2), regex("[a-z]+ [0-9]{3}", 3)];
+    let bodies: Vec<Value> = bodies().into_iter().take(16).chain(structured).collect();
+    let Some(engine) = engine(LOOKUP, OPTIONS) else { return };
+    let server = || Server { state: AppState::ready(MODEL, engine.clone()), engine: engine.clone() };
+    let mut together = JoinSet::new();
+    for (index, mut body) in bodies.iter().cloned().enumerate() {
+        if index % 2 == 0 && body.get("use_beam_search").is_none() {
+            body["top_k"] = json!(7);
+        }
+        let server = server();
+        together.spawn(async move { (server.complete(body.clone()).await["choices"].clone(), body) });
+    }
+    let together = together.join_all().await;
+    for (found, mut body) in together {
+        assert_eq!(server().complete(body.clone()).await["choices"], found, "{body}");
+        body["logprobs"] = json!(0);
+        let whole = server().complete(body.clone()).await;
+        let texts = |choices: &Value| {
+            choices.as_array().unwrap().iter().map(|choice| choice["text"].clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(texts(&whole["choices"]), texts(&found), "{body}");
+    }
+}
