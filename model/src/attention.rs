@@ -219,13 +219,7 @@ impl CausalSelfAttention {
         };
         let qkv = match (&self.q_norm, &self.k_norm) {
             (Some(q_norm), Some(k_norm)) => {
-                let [q, k, v] = split(qkv);
-                match self.norm_span {
-                    QkNormSpan::Head => flat(Tensor::cat(vec![q_norm.forward_heads(q), k_norm.forward_heads(k), v], 1)),
-                    QkNormSpan::AllHeads => {
-                        Tensor::cat(vec![q_norm.forward(flat(q)), k_norm.forward(flat(k)), flat(v)], 1)
-                    }
-                }
+                ops::norm_heads(qkv, [q_norm.parts(), k_norm.parts()], self.norm_span, options)
             }
             _ => qkv,
         };

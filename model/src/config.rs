@@ -137,7 +137,7 @@ pub enum NormPosition {
 }
 
 /// What norms of queries and keys go over.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum QkNormSpan {
     /// Each head by itself, with one weight for all heads of a layer (Qwen 3).

@@ -144,10 +144,4 @@ impl Norm {
     pub(crate) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
         ops::norm(x, self.weight.val(), self.bias.as_ref().map(Param::val), self.options)
     }
-
-    /// Each head of `x [n_rows, n_heads, head_dim]` by itself.
-    pub(crate) fn forward_heads(&self, x: Tensor<3>) -> Tensor<3> {
-        let dims @ [n_rows, n_heads, head_dim] = x.dims();
-        self.forward(x.reshape([n_rows * n_heads, head_dim])).reshape(dims)
-    }
 }

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 use hearth_model::{
-    config::{Activation, NormKind},
+    config::{Activation, NormKind, QkNormSpan},
     device::{DeviceChoice, choose},
     kv_cache::PAGE_SIZE,
     ops::{
@@ -155,6 +155,31 @@ proptest! {
         let expected = ops::norm_reference(x.clone(), weight.clone(), bias.clone(), options);
         let bias = bias.map(|bias| bias.to_device(&gpu));
         assert_close(ops::norm(x.to_device(&gpu), weight.to_device(&gpu), bias, options), expected);
+    }
+
+    #[test]
+    fn norms_of_heads(
+        n_rows in 1..20usize,
+        heads in prop::sample::select(vec![(1usize, 1usize), (4, 2), (9, 3), (16, 8)]),
+        head_dim in prop_oneof![1..40usize, Just(64), Just(128), Just(300)],
+        spans_all in any::<bool>(),
+        kind in 0..2usize,
+        offset in 0..2u8,
+    ) {
+        let Some(gpu) = gpu() else { return Ok(()) };
+        let (n_heads, n_kv_heads) = heads;
+        let options =
+            AttentionOptions { n_heads, n_kv_heads, head_dim, scale: 1.0, softcap: None, sliding_window: None, alibi_slopes: None };
+        let span = if spans_all { QkNormSpan::AllHeads } else { QkNormSpan::Head };
+        let kind = [NormKind::RmsNorm, NormKind::LayerNorm][kind];
+        let norm_options = NormOptions { kind, eps: 1e-5, weight_offset: f32::from(offset) };
+        let qkv = random([n_rows, (n_heads + 2 * n_kv_heads) * head_dim], 3.0);
+        let weights = [n_heads, n_kv_heads].map(|n| random([if spans_all { n * head_dim } else { head_dim }], 1.0));
+        let norms = |device: &Device| {
+            weights.clone().map(|weight| NormParts { weight: weight.to_device(device), bias: None, options: norm_options })
+        };
+        let expected = ops::norm_heads_reference(qkv.clone(), norms(&Device::flex()), span, &options);
+        assert_close(ops::norm_heads(qkv.to_device(&gpu), norms(&gpu), span, &options), expected);
     }
 
     #[test]

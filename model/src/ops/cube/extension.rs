@@ -15,6 +15,7 @@ use burn_cubecl::CubeBackend;
 use super::{
     attention::{self, AttentionStep},
     best,
+    heads::{self, HeadNorms},
     linear::{self as kernels, Joined, LinearOptions},
     matrix::Matrix,
     rope::{self, Heads},
@@ -82,6 +83,15 @@ pub(super) trait CubeOps: Backend {
         options: NormOptions,
     ) -> FloatTensor<Self>;
 
+    #[fusion(meta = |qkv, _q_weight, _k_weight, _heads, _options| qkv.clone())]
+    fn norm_heads(
+        qkv: FloatTensor<Self>,
+        q_weight: FloatTensor<Self>,
+        k_weight: FloatTensor<Self>,
+        heads: HeadNorms,
+        options: NormOptions,
+    ) -> FloatTensor<Self>;
+
     #[fusion(meta = |x, _kind, is_gated| TensorSpec::new(
         Shape::new([x.shape[0], if *is_gated { x.shape[1] / 2 } else { x.shape[1] }]),
         DType::F32,
@@ -141,6 +151,16 @@ impl CubeOps for CubeBackend {
         options: NormOptions,
     ) -> FloatTensor<Self> {
         rowwise::norm(x, weight, bias.into_option(), options)
+    }
+
+    fn norm_heads(
+        qkv: FloatTensor<Self>,
+        q_weight: FloatTensor<Self>,
+        k_weight: FloatTensor<Self>,
+        heads: HeadNorms,
+        options: NormOptions,
+    ) -> FloatTensor<Self> {
+        heads::norm_heads(qkv, [q_weight, k_weight], heads, options)
     }
 
     fn activate(x: FloatTensor<Self>, kind: Activation, is_gated: bool) -> FloatTensor<Self> {
@@ -215,6 +235,17 @@ pub(in crate::ops) fn norm(
     options: NormOptions,
 ) -> Tensor<2> {
     Tensor::from_dispatch(Dispatch::norm(x.into_dispatch(), weight.into_dispatch(), maybe(bias), options))
+}
+
+/// [`norm_heads`](crate::ops::norm_heads), for norms without biases.
+pub(in crate::ops) fn norm_heads(
+    qkv: Tensor<2>,
+    weights: [Tensor<1>; 2],
+    heads: HeadNorms,
+    options: NormOptions,
+) -> Tensor<2> {
+    let [q_weight, k_weight] = weights.map(Tensor::into_dispatch);
+    Tensor::from_dispatch(Dispatch::norm_heads(qkv.into_dispatch(), q_weight, k_weight, heads, options))
 }
 
 /// [`activate`](crate::ops::activate).

@@ -11,6 +11,7 @@ mod best;
 mod decode;
 mod device;
 mod extension;
+mod heads;
 mod linear;
 mod matrix;
 mod measure;
@@ -21,8 +22,9 @@ mod tiled;
 pub(super) use attention::{AttentionPlan, AttentionStep, BLOCK_LEN, TILE};
 pub(super) use device::{cube_device, is_cube};
 pub(super) use extension::{
-    activate, attention, best_logits, embedding, gated, linear, norm, normed_linear, rope_append, take_rows,
+    activate, attention, best_logits, embedding, gated, linear, norm, norm_heads, normed_linear, rope_append, take_rows,
 };
+pub(super) use heads::HeadNorms;
 pub(super) use linear::{LinearOptions, joins};
 pub(super) use matrix::Matrix;
 pub(super) use measure::{count_launches, multiply_rate, read_bandwidth};

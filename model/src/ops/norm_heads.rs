@@ -1,0 +1,46 @@
+//! Norms of queries and keys, between their projection and their rotation.
+
+use burn::tensor::Tensor;
+
+use super::{
+    AttentionOptions, NormParts,
+    cube::{self, HeadNorms},
+    norm,
+};
+use crate::config::QkNormSpan;
+
+/// Normalises the queries and keys in `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]`, each head by itself or all of
+/// them together as `span` says, and leaves the values as they are. The norms have weights `[head_dim]`, or as wide as all
+/// heads.
+pub fn norm_heads(qkv: Tensor<2>, norms: [NormParts; 2], span: QkNormSpan, options: &AttentionOptions) -> Tensor<2> {
+    let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
+    let [q_norm, k_norm] = &norms;
+    let is_alike = q_norm.options == k_norm.options && q_norm.bias.is_none() && k_norm.bias.is_none();
+    if cube::is_cube(&qkv.device()) && is_alike {
+        let options = q_norm.options;
+        let heads = HeadNorms { n_heads, n_kv_heads, head_dim, span };
+        return cube::norm_heads(qkv, norms.map(|norm| norm.weight), heads, options);
+    }
+    norm_heads_reference(qkv, norms, span, options)
+}
+
+/// [`norm_heads`] of slices, put together again.
+pub fn norm_heads_reference(
+    qkv: Tensor<2>,
+    norms: [NormParts; 2],
+    span: QkNormSpan,
+    options: &AttentionOptions,
+) -> Tensor<2> {
+    let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
+    let [n_rows, width] = qkv.dims();
+    let (q_width, kv_width) = (n_heads * head_dim, n_kv_heads * head_dim);
+    let part = |start: usize, width: usize| qkv.clone().slice([0..n_rows, start..start + width]);
+    let normed = |x: Tensor<2>, NormParts { weight, bias, options }: NormParts| {
+        let dims @ [n_rows, width] = x.dims();
+        let n_heads = if span == QkNormSpan::Head { width / head_dim } else { 1 };
+        norm(x.reshape([n_rows * n_heads, width / n_heads]), weight, bias, options).reshape(dims)
+    };
+    let [q_norm, k_norm] = norms;
+    let (q, k) = (normed(part(0, q_width), q_norm), normed(part(q_width, kv_width), k_norm));
+    Tensor::cat(vec![q, k, part(q_width + kv_width, width - q_width - kv_width)], 1)
+}
