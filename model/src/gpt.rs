@@ -334,6 +334,9 @@ impl Block {
     /// Adds `update`, normalised where there is a norm, to the residual stream.
     fn add_normed(&self, residual: Tensor<2>, update: Tensor<2>, norm: Option<&Norm>) -> Tensor<2> {
         let update = match norm {
+            Some(norm) if self.residual_multiplier == 1.0 && !update.device().is_autodiff() => {
+                return ops::norm_add(update, norm.parts(), residual);
+            }
             Some(norm) => norm.forward(update),
             None => update,
         };

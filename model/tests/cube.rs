@@ -153,8 +153,11 @@ proptest! {
         let (x, weight) = (random([n_rows, width], 3.0), random([width], 1.0));
         let bias = with_bias.then(|| random([width], 1.0));
         let expected = ops::norm_reference(x.clone(), weight.clone(), bias.clone(), options);
-        let bias = bias.map(|bias| bias.to_device(&gpu));
-        assert_close(ops::norm(x.to_device(&gpu), weight.to_device(&gpu), bias, options), expected);
+        let (x, weight, bias) = (x.to_device(&gpu), weight.to_device(&gpu), bias.map(|bias| bias.to_device(&gpu)));
+        assert_close(ops::norm(x.clone(), weight.clone(), bias.clone(), options), expected.clone());
+        let residual = random([n_rows, width], 3.0);
+        let found = ops::norm_add(x, NormParts { weight, bias, options }, residual.clone().to_device(&gpu));
+        assert_close(found, expected + residual);
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub use kv_append::{append_keys, append_values, copy_pages, new_pool, rope_appen
 pub use kv_dtype::KvDtype;
 pub use limits::{count_launches, multiply_rate, read_bandwidth};
 pub use linear::{linear, linear_add, normed_gated, normed_linear};
-pub use norm::{NormOptions, norm, norm_reference};
+pub use norm::{NormOptions, norm, norm_add, norm_reference};
 pub use norm_heads::{norm_heads, norm_heads_reference};
 pub use quantized_matrix::{BLOCK_SIZE, QuantizedBlock, QuantizedMatrix};
 pub(crate) use read_back::{read, to_f32};

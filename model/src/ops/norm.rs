@@ -2,7 +2,7 @@
 
 use burn::tensor::Tensor;
 
-use super::{cpu, cube};
+use super::{NormParts, cpu, cube};
 use crate::config::NormKind;
 
 /// How to normalise; see the fields of the same names in [`GptConfig`](crate::config::GptConfig).
@@ -22,7 +22,7 @@ pub struct NormOptions {
 pub fn norm(x: Tensor<2>, weight: Tensor<1>, bias: Option<Tensor<1>>, options: NormOptions) -> Tensor<2> {
     let device = x.device();
     if cube::is_cube(&device) {
-        return cube::norm(x, weight, bias, options);
+        return cube::norm(x, NormParts { weight, bias, options }, None);
     }
     if !cpu::is_cpu(&device) {
         return norm_reference(x, weight, bias, options);
@@ -31,6 +31,14 @@ pub fn norm(x: Tensor<2>, weight: Tensor<1>, bias: Option<Tensor<1>>, options: N
     let (x, weight, bias) = (cpu::values(x), cpu::values(weight), bias.map(cpu::values));
     let bias = bias.as_ref().map(|bias| bias.as_slice());
     cpu::tensor(cpu::norm(x.as_slice(), weight.as_slice(), bias, options), dims)
+}
+
+/// The [`norm`] of `x [n_rows, width]`, added to `residual [n_rows, width]`.
+pub fn norm_add(x: Tensor<2>, norm: NormParts, residual: Tensor<2>) -> Tensor<2> {
+    if cube::is_cube(&x.device()) {
+        return cube::norm(x, norm, Some(residual));
+    }
+    residual + self::norm(x, norm.weight, norm.bias, norm.options)
 }
 
 /// [`norm`] in plain Burn operations.

@@ -21,7 +21,10 @@ use super::{
     rope::{self, Heads},
     rowwise,
 };
-use crate::{config::Activation, ops::NormOptions};
+use crate::{
+    config::Activation,
+    ops::{NormOptions, NormParts},
+};
 
 /// An operand that may be absent.
 #[derive(ExtensionType)]
@@ -75,11 +78,12 @@ pub(super) trait CubeOps: Backend {
     #[fusion(meta = |x, rows| TensorSpec::new(Shape::new([rows.shape[0], x.shape[1]]), DType::F32))]
     fn take_rows(x: FloatTensor<Self>, rows: IntTensor<Self>) -> FloatTensor<Self>;
 
-    #[fusion(meta = |x, _weight, _bias, _options| x.clone())]
+    #[fusion(meta = |x, _weight, _bias, _residual, _options| x.clone())]
     fn norm(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         #[extension_type] bias: Maybe<Self>,
+        #[extension_type] residual: Maybe<Self>,
         options: NormOptions,
     ) -> FloatTensor<Self>;
 
@@ -148,9 +152,10 @@ impl CubeOps for CubeBackend {
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
         bias: Maybe<Self>,
+        residual: Maybe<Self>,
         options: NormOptions,
     ) -> FloatTensor<Self> {
-        rowwise::norm(x, weight, bias.into_option(), options)
+        rowwise::norm(x, weight, [bias, residual].map(Maybe::into_option), options)
     }
 
     fn norm_heads(
@@ -227,14 +232,11 @@ pub(in crate::ops) fn take_rows(x: Tensor<2>, rows: Tensor<1, Int>) -> Tensor<2>
     Tensor::from_dispatch(Dispatch::take_rows(x.into_dispatch(), rows.into_dispatch()))
 }
 
-/// [`norm`](crate::ops::norm).
-pub(in crate::ops) fn norm(
-    x: Tensor<2>,
-    weight: Tensor<1>,
-    bias: Option<Tensor<1>>,
-    options: NormOptions,
-) -> Tensor<2> {
-    Tensor::from_dispatch(Dispatch::norm(x.into_dispatch(), weight.into_dispatch(), maybe(bias), options))
+/// [`norm`](crate::ops::norm), and [`norm_add`](crate::ops::norm_add) where there is a residual.
+pub(in crate::ops) fn norm(x: Tensor<2>, norm: NormParts, residual: Option<Tensor<2>>) -> Tensor<2> {
+    let NormParts { weight, bias, options } = norm;
+    let (bias, residual) = (maybe(bias), maybe(residual));
+    Tensor::from_dispatch(Dispatch::norm(x.into_dispatch(), weight.into_dispatch(), bias, residual, options))
 }
 
 /// [`norm_heads`](crate::ops::norm_heads), for norms without biases.

@@ -117,16 +117,21 @@ fn take(x: &[f32], rows: &[i32], output: &mut [f32], len: usize, width: usize) {
     }
 }
 
-/// [`norm`](crate::ops::norm) of `x [n_rows, width]`.
-pub(super) fn norm(x: CubeTensor, weight: CubeTensor, bias: Option<CubeTensor>, options: NormOptions) -> CubeTensor {
+/// [`norm`](crate::ops::norm) of `x [n_rows, width]`, with a bias and added to a residual, where there are any.
+pub(super) fn norm(
+    x: CubeTensor,
+    weight: CubeTensor,
+    [bias, residual]: [Option<CubeTensor>; 2],
+    options: NormOptions,
+) -> CubeTensor {
     let [x, weight] = [x, weight].map(into_contiguous);
     let [n_rows, width] = x.meta.shape().dims::<2>();
     let output = empty(&x, [n_rows, width]);
     if n_rows == 0 {
         return output;
     }
-    let has_bias = bias.is_some();
-    let bias = bias.map_or_else(|| weight.clone(), into_contiguous);
+    let (has_bias, has_residual) = (bias.is_some(), residual.is_some());
+    let [bias, residual] = [bias, residual].map(|tensor| tensor.map_or_else(|| weight.clone(), into_contiguous));
     #[expect(unsafe_code, reason = "a kernel without bounds checks")]
     // SAFETY: a workgroup has a row of its own and stays within its width.
     unsafe {
@@ -137,6 +142,7 @@ pub(super) fn norm(x: CubeTensor, weight: CubeTensor, bias: Option<CubeTensor>, 
             x.into_buffer_arg(),
             weight.into_buffer_arg(),
             bias.into_buffer_arg(),
+            residual.into_buffer_arg(),
             output.clone().into_buffer_arg(),
             n_rows,
             width,
@@ -144,6 +150,7 @@ pub(super) fn norm(x: CubeTensor, weight: CubeTensor, bias: Option<CubeTensor>, 
             options.weight_offset,
             options.kind == NormKind::LayerNorm,
             has_bias,
+            has_residual,
         );
     }
     output
@@ -155,6 +162,7 @@ fn norm_rows(
     x: &[f32],
     weight: &[f32],
     bias: &[f32],
+    residual: &[f32],
     output: &mut [f32],
     n_rows: usize,
     width: usize,
@@ -162,6 +170,7 @@ fn norm_rows(
     weight_offset: f32,
     #[comptime] centred: bool,
     #[comptime] has_bias: bool,
+    #[comptime] has_residual: bool,
 ) {
     let row = workgroup();
     if row >= n_rows {
@@ -198,6 +207,9 @@ fn norm_rows(
         let mut value = (x[row * width + at] - mean) * scale * (weight[at] + weight_offset);
         if comptime!(has_bias) {
             value += bias[at];
+        }
+        if comptime!(has_residual) {
+            value += residual[row * width + at];
         }
         output[row * width + at] = value;
         at += LANES;
