@@ -26,6 +26,18 @@ impl Mmap {
         let map = unsafe { memmap2::Mmap::map(&file) }.map_err(io)?;
         Ok(Self(map))
     }
+
+    /// Gives back the memory of what was read so far; what is read again comes from the file again, or from the system's
+    /// cache of it. Otherwise a model that is being loaded would be there twice, as it is in the file and as it is held.
+    pub(crate) fn release(&self) {
+        #[cfg(unix)]
+        {
+            // SAFETY: the map is of a file and nothing was written to it, so that all of it can be read from the file
+            // again. Where the system refuses, the memory is kept.
+            #[expect(unsafe_code, reason = "of maps of another kind the contents would be lost; see the comment above")]
+            let _ = unsafe { self.0.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+        }
+    }
 }
 
 impl Deref for Mmap {

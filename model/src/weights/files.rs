@@ -222,6 +222,15 @@ impl TensorFiles {
         self.shards.first().map_or(Path::new(WEIGHTS_FILE), |shard| &shard.path)
     }
 
+    /// Gives back the memory of what was read so far: see [`Mmap::release`].
+    pub(super) fn release(&self) {
+        for shard in &self.shards {
+            if let FileBytes::Mapped(map) = &shard.bytes {
+                map.release();
+            }
+        }
+    }
+
     pub(super) fn get(&self, name: &str) -> Option<StoredTensor<'_>> {
         let shard = &self.shards[*self.holders.get(name)?];
         let info = shard.metadata.info(name)?;

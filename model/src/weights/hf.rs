@@ -247,7 +247,11 @@ pub(super) fn load_params(
     let tied_copy = spelling.tied_copy(config).and_then(|name| files.get(name));
     let (used, not_finite) = (HashSet::new(), Vec::new());
     let mut reader = ParamReader { files, spelling, tied_copy, keeps_bf16_on, used, not_finite };
-    let mut read = |spec: &ParamSpec| reader.read_param(spec, spelling.parts(spec, config));
+    let mut read = |spec: &ParamSpec| {
+        let param = reader.read_param(spec, spelling.parts(spec, config));
+        files.release();
+        param
+    };
     let gpt = Gpt::from_params(config, dtype.unwrap_or_default(), device, &mut read)?;
     if !reader.not_finite.is_empty() {
         let (path, tensors) = (files.path().display(), reader.not_finite.join("`, `"));

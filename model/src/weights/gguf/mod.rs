@@ -120,7 +120,8 @@ fn with_files<T>(path: &Path, read: impl FnOnce(&Metadata<'_>, TensorTable<'_>) 
         }
         tensors.extend(other.tensors);
     }
-    let tensors = TensorTable::new(path, tensors)?;
+    let all_maps = [&first].into_iter().chain(maps.iter().map(|(_, map)| map)).collect();
+    let tensors = TensorTable::new(path, all_maps, tensors)?;
     match metadata.unsigned(SPLIT_TENSORS)? {
         Some(n_tensors) if n_tensors != tensors.len() as u64 => {
             Err(metadata.error(format!("`{SPLIT_TENSORS}` is {n_tensors}, the files have {}", tensors.len())))

@@ -20,6 +20,7 @@ use crate::{
     config::GptConfig,
     error::{Error, Result},
     gpt::{Gpt, ParamData, ParamSpec},
+    mmap::Mmap,
     ops::{BLOCK_SIZE, Dtype, QuantizedBlock, QuantizedMatrix, Weight, nearest_q8},
 };
 
@@ -29,6 +30,8 @@ pub(super) struct TensorTable<'a> {
     tensors: HashMap<&'a str, StoredTensor<'a>>,
     /// The model's first file, for messages about what none of them holds.
     path: &'a Path,
+    /// All of its files.
+    maps: Vec<&'a Mmap>,
 }
 
 impl<'a> TensorTable<'a> {
@@ -36,14 +39,14 @@ impl<'a> TensorTable<'a> {
     ///
     /// # Errors
     /// [`Error::Tensor`] when a name is there twice.
-    pub(super) fn new(path: &'a Path, tensors: impl IntoIterator<Item = StoredTensor<'a>>) -> Result<Self> {
+    pub(super) fn new(path: &'a Path, maps: Vec<&'a Mmap>, tensors: Vec<StoredTensor<'a>>) -> Result<Self> {
         let mut table = HashMap::new();
         for tensor in tensors {
             if let Some(first) = table.insert(tensor.name, tensor) {
                 return Err(first.error("is also in another file of the model".to_owned()));
             }
         }
-        Ok(Self { tensors: table, path })
+        Ok(Self { tensors: table, path, maps })
     }
 
     pub(super) fn contains(&self, name: &str) -> bool {
@@ -86,10 +89,12 @@ pub(super) fn load(
         let param = Param::find(table, gguf, config, spec)?;
         used.extend(param.parts.iter().map(|part| part.tensor.name));
         not_finite.extend(param.parts.iter().filter(|part| !part.is_finite()).map(|part| part.tensor.name));
-        match (&spec.shape[..], dtype) {
+        let data = match (&spec.shape[..], dtype) {
             (&[d_out, d_in], None) => param.as_stored([d_out, d_in], device),
             (shape, _) => Ok(TensorData::new(param.values(), shape).into()),
-        }
+        };
+        table.maps.iter().for_each(|map| map.release());
+        data
     })?;
     if !not_finite.is_empty() {
         let tensors = not_finite.join("`, `");
