@@ -47,3 +47,33 @@ impl Deref for Mmap {
         &self.0
     }
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use std::fs;
+
+    use super::*;
+
+    /// KiB of memory that the map of the file at `path` takes, by the system's own account.
+    fn resident(path: &Path) -> u32 {
+        let maps = fs::read_to_string("/proc/self/smaps").unwrap();
+        let (_, of_file) = maps.split_once(path.to_str().unwrap()).unwrap();
+        let line = of_file.lines().find_map(|line| line.strip_prefix("Rss:")).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse().unwrap()
+    }
+
+    #[test]
+    fn what_was_read_is_given_back_and_can_be_read_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("weights");
+        let bytes: Vec<u8> = (0..1u32 << 22).map(|n| (n % 251) as u8).collect();
+        fs::write(&path, &bytes).unwrap();
+        let map = Mmap::open(&path).unwrap();
+        assert!(map[..] == bytes[..] && resident(&path) >= 4096);
+        map.release();
+        assert_eq!(resident(&path), 0);
+        assert!(map[..] == bytes[..]);
+    }
+}

@@ -63,8 +63,8 @@ pub struct ServerConfig {
     /// `draft` with `--draft-model`]
     #[arg(long, env = "HEARTH_SPECULATIVE", value_name = "METHOD")]
     pub speculative: Option<SpeculativeMethod>,
-    /// Model dir of a smaller model with the same tokens, to guess with
-    #[arg(long, env = "HEARTH_DRAFT_MODEL", value_name = "DIR")]
+    /// A smaller model with the same tokens, to guess with: model dir or GGUF file
+    #[arg(long, env = "HEARTH_DRAFT_MODEL", value_name = "DIR|FILE")]
     pub draft_model: Option<PathBuf>,
     /// How the draft model's weight matrices are held: `f32`, `f16`, `bf16`, or rounded to `q8` or `q4` [default: as those of the
     /// served model]

@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use burn::tensor::Device;
+
 /// Bytes of memory in the machine.
 pub(crate) fn total_bytes() -> Option<u64> {
     meminfo("MemTotal")
@@ -13,6 +15,22 @@ pub(crate) fn available_bytes() -> Option<u64> {
     let in_container = || Some(cgroup("memory.max")?.saturating_sub(cgroup("memory.current")?));
     let in_machine = meminfo("MemAvailable");
     in_container().into_iter().chain(in_machine).min()
+}
+
+/// The same for what is computed on `device`; a GPU does not tell.
+pub(crate) fn available_on(device: &Device) -> Option<u64> {
+    if *device == Device::flex() { available_bytes() } else { None }
+}
+
+/// Refuses memory that cannot be had. The error is what is wrong with the setting that asks for it.
+pub(crate) fn require(n_bytes: u128, available_bytes: Option<u64>) -> Result<(), String> {
+    // No memory is larger than an address can tell.
+    let most = available_bytes.unwrap_or(isize::MAX as u64);
+    if n_bytes <= u128::from(most) {
+        return Ok(());
+    }
+    let gib = |n_bytes: u128| n_bytes as f64 / f64::from(1 << 30);
+    Err(format!("takes {:.1} GiB of memory, and {:.1} GiB are left", gib(n_bytes), gib(most.into())))
 }
 
 fn meminfo(name: &str) -> Option<u64> {
@@ -32,7 +50,18 @@ fn kibibytes(meminfo: &str, name: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
     use super::*;
+
+    #[test]
+    fn memory_that_is_not_there_is_refused_with_the_numbers() {
+        let gib = 1 << 30;
+        assert_eq!(require(gib, Some(1 << 30)), Ok(()));
+        let message = require(gib + 1, Some(1 << 30)).unwrap_err();
+        assert_eq!(message, "takes 1.0 GiB of memory, and 1.0 GiB are left");
+        assert!(require(u128::MAX, None).is_err());
+    }
 
     #[test]
     fn the_systems_numbers_are_in_kibibytes() {

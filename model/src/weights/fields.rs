@@ -40,7 +40,7 @@ impl fmt::Display for Fixed {
             Self::Flag(flag) => write!(f, "{flag}"),
             Self::Number(number) => write!(f, "{number}"),
             Self::Text(text) => write!(f, "\"{text}\""),
-            Self::Nothing => f.write_str("null"),
+            Self::Nothing => f.write_str("none"),
         }
     }
 }

@@ -23,7 +23,7 @@ use hearth_model::{
 use serde::Serialize;
 
 use super::{bench_grammars, output};
-use crate::config::ModelConfig;
+use crate::{config::ModelConfig, memory};
 
 /// Tokens of the prompt whose prefill is timed, where nothing is said.
 const DEFAULT_PREFILL: usize = 512;
@@ -116,13 +116,18 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     }
     anyhow::ensure!(args.batch.iter().all(|&batch| batch > 0), "`--batch` must be at least 1, got 0");
 
+    let kv_dtype = args.model.kv_dtype(&gpt)?;
+    require_memory(&gpt, kv_dtype, "prefill", (n_prefill, 1), n_prefill)?;
+    for &batch in &args.batch {
+        require_memory(&gpt, kv_dtype, "batch", (batch, batch), args.prompt + args.steps + 1)?;
+    }
+
     let weight_bytes = gpt.step_bytes();
     let limits = || -> anyhow::Result<[f64; 2]> {
         let device = gpt.device();
         Ok([ops::read_bandwidth(weight_bytes, &device)?, ops::multiply_rate(gpt.dtype(), &device)?])
     };
     let before = limits()?;
-    let kv_dtype = args.model.kv_dtype(&gpt)?;
     let mut results = vec![prefill(&gpt, kv_dtype, n_prefill, args.runs)?];
     for &batch in &args.batch {
         results.push(decode(&gpt, kv_dtype, &args, batch)?);
@@ -149,6 +154,23 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
         results,
     };
     print(&report)
+}
+
+/// Refuses what the `flag` asks for with `value`, if the machine cannot hold keys, values and logits of that many
+/// sequences of `n_tokens`.
+fn require_memory(
+    gpt: &Gpt,
+    kv_dtype: KvDtype,
+    flag: &str,
+    (value, n_sequences): (usize, usize),
+    n_tokens: usize,
+) -> anyhow::Result<()> {
+    let config = gpt.config();
+    let kv_bytes = n_tokens.next_multiple_of(PAGE_SIZE) as u128 * config.kv_bytes_per_token(kv_dtype.n_bytes()) as u128;
+    let logit_bytes = (config.vocab_size * size_of::<f32>()) as u128;
+    let n_bytes = n_sequences as u128 * (kv_bytes + logit_bytes);
+    let required = memory::require(n_bytes, memory::available_on(&gpt.device()));
+    required.map_err(|what| anyhow::anyhow!("`--{flag}` {value} {what}"))
 }
 
 /// A model of the shape that `config.json` in `dir` describes. Its numbers are random and its text is none.
@@ -186,7 +208,7 @@ fn print(report: &Report) -> anyhow::Result<()> {
     )?;
     for result in &report.results {
         let Measured { job, tok_per_sec, .. } = result;
-        let percent = |fraction: Option<f64>| fraction.map_or_else(String::new, |f| format!("{:.0} %", 100.0 * f));
+        let percent = |fraction: Option<f64>| fraction.map_or_else(|| "–".to_owned(), |f| format!("{:.0} %", 100.0 * f));
         let [bandwidth, arithmetic] = [result.fraction_of_bandwidth, result.fraction_of_arithmetic].map(percent);
         let kv_bytes = result.kv_bytes_per_step.map(|n| n as f64 / 1e6);
         let kv = kv_bytes.map(|n| format!(", KV cache {n:.0} MB in {}", report.kv_cache_dtype));

@@ -2,7 +2,6 @@
 
 use std::sync::OnceLock;
 
-use burn::tensor::Device;
 use hearth_model::{
     config::GptConfig,
     kv_cache::PAGE_SIZE,
@@ -121,11 +120,20 @@ pub(super) struct Prepared {
 pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepared, StartError> {
     let Models { served: loaded, draft } = models;
     let config = loaded.gpt.config().clone();
-    let available = if loaded.gpt.device() == Device::flex() { memory::available_bytes() } else { None };
+    let available = memory::available_on(&loaded.gpt.device());
     let kv_dtype = kv_dtype(&loaded, options)?;
-    let bytes_per_token = config.kv_bytes_per_token(kv_dtype.n_bytes());
+    let mut bytes_per_token = config.kv_bytes_per_token(kv_dtype.n_bytes());
+    if let (Speculation::DraftModel { .. }, Some(draft)) = (options.speculation, &draft) {
+        // Its cache has room for the same tokens.
+        bytes_per_token += draft.gpt.config().kv_bytes_per_token(self::kv_dtype(draft, options)?.n_bytes());
+    }
     let n_tokens = match options.kv_cache_tokens {
-        Some(n_tokens) => affordable(n_tokens, bytes_per_token, available)?,
+        Some(n_tokens) => {
+            let n_bytes = n_tokens as u128 * bytes_per_token as u128;
+            let refuse = |what| StartError::Options(format!("`--kv-cache-tokens` {n_tokens} {what}"));
+            memory::require(n_bytes, available).map_err(refuse)?;
+            n_tokens
+        }
         None => default_cache_tokens(&config, bytes_per_token, options.max_batch_size, available),
     };
     let n_pages = n_tokens.div_ceil(PAGE_SIZE);
@@ -194,22 +202,6 @@ fn speculator(
     }
 }
 
-/// Refuses a cache that cannot be had.
-fn affordable(n_tokens: usize, bytes_per_token: usize, available_bytes: Option<u64>) -> Result<usize, StartError> {
-    let n_bytes = n_tokens as u128 * bytes_per_token as u128;
-    // No memory is larger than an address can tell.
-    let most = available_bytes.unwrap_or(isize::MAX as u64);
-    if n_bytes <= u128::from(most) {
-        return Ok(n_tokens);
-    }
-    let gib = |n_bytes: u128| n_bytes as f64 / f64::from(1 << 30);
-    Err(StartError::Options(format!(
-        "`--kv-cache-tokens` {n_tokens} takes {:.1} GiB of keys and values, and {:.1} GiB of memory are left",
-        gib(n_bytes),
-        gib(most.into())
-    )))
-}
-
 /// Enough for every running sequence to get a full context, within [`DEFAULT_CACHE_BYTES`]; one full context even beyond
 /// that; on the CPU never more than a quarter of the memory that is left.
 fn default_cache_tokens(
@@ -234,8 +226,6 @@ fn default_cache_tokens(
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
-
     use hearth_model::config::Sizes;
 
     use super::*;
@@ -257,15 +247,5 @@ mod tests {
         assert_eq!(default_cache_tokens(&long, 2048, 4, None), 1_000_000);
         assert_eq!(default_cache_tokens(&long, 2048, 4, Some(4 * gib)), 524_288, "a part of one");
         assert_eq!(default_cache_tokens(&long, 2048, 4, Some(0)), 16);
-    }
-    #[test]
-    fn a_cache_beyond_all_memory_is_refused_with_the_numbers() {
-        assert_eq!(affordable(524_288, 2048, Some(1 << 30)).unwrap(), 524_288);
-        let message = affordable(524_289, 2048, Some(1 << 30)).unwrap_err().to_string();
-        assert_eq!(
-            message,
-            "`--kv-cache-tokens` 524289 takes 1.0 GiB of keys and values, and 1.0 GiB of memory are left"
-        );
-        assert!(affordable(usize::MAX, 2048, None).is_err());
     }
 }

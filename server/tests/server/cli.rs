@@ -133,6 +133,14 @@ fn the_cache_is_held_as_asked_for() {
         assert_eq!(report["results"][1]["kv_bytes_per_step"], n_bytes, "{more:?}");
         assert_eq!(last_line(&[&perplexity[..], more].concat())["kv_cache_dtype"], expected, "{more:?}");
     }
+    // Nothing is allocated that is not there.
+    for (batch, flags) in [("18446744073709551615", ["--prompt", "8"]), ("1000000000000", ["--prompt", "16"])] {
+        let vast =
+            run(&[&["bench", "--model", path(model.path()), "--steps", "1", "--batch", batch], &flags[..]].concat());
+        assert_eq!(vast.status.code(), Some(1), "{}", stderr(&vast));
+        let message = format!("error: `--batch` {batch} takes ");
+        assert!(stderr(&vast).contains(&message) && stderr(&vast).contains(" GiB are left"), "{}", stderr(&vast));
+    }
     let wrong = run(&["generate", "a", "--kv-cache-dtype", "q8"]);
     assert_eq!(wrong.status.code(), Some(2));
     let message = stderr(&wrong);

@@ -57,7 +57,7 @@ impl Speculation {
 /// The first token that is not the same in both, in words; `None` if all are.
 pub(crate) fn difference(served: &Tokenizer, draft: &Tokenizer) -> Option<String> {
     let n_ids = served.vocab_size().max(draft.vocab_size()) as TokenId;
-    let shown = |token: Option<String>| token.map_or("not there".to_owned(), |token| format!("`{token}`"));
+    let shown = |token: Option<String>| token.map_or("missing".to_owned(), |token| format!("`{token}`"));
     (0..n_ids).find_map(|id| {
         let (ours, theirs) = (served.token(id), draft.token(id));
         (ours != theirs).then(|| format!("token {id} is {} there, here {}", shown(theirs), shown(ours)))
