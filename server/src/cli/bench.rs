@@ -208,7 +208,8 @@ fn print(report: &Report) -> anyhow::Result<()> {
     )?;
     for result in &report.results {
         let Measured { job, tok_per_sec, .. } = result;
-        let percent = |fraction: Option<f64>| fraction.map_or_else(|| "–".to_owned(), |f| format!("{:.0} %", 100.0 * f));
+        let percent =
+            |fraction: Option<f64>| fraction.map_or_else(|| "–".to_owned(), |f| format!("{:.0} %", 100.0 * f));
         let [bandwidth, arithmetic] = [result.fraction_of_bandwidth, result.fraction_of_arithmetic].map(percent);
         let kv_bytes = result.kv_bytes_per_step.map(|n| n as f64 / 1e6);
         let kv = kv_bytes.map(|n| format!(", KV cache {n:.0} MB in {}", report.kv_cache_dtype));

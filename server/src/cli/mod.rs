@@ -18,6 +18,7 @@ use anyhow::Context;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, builder::Resettable};
 use tracing_subscriber::EnvFilter;
 
+pub use self::output::print_error;
 use crate::config::LogFormat;
 
 /// Serves language models over HTTP and in the terminal.
