@@ -243,6 +243,13 @@ fn a_model_in_several_files_is_one() {
     let renamed = dir.path().join("renamed.gguf");
     fs::rename(&alone, &renamed).unwrap();
     assert_refused(&renamed, &["its name does not end in `-00001-of-"]);
+    fs::remove_file(&renamed).unwrap();
+    // In the wrong order.
+    for (from, to) in [(0, 0), (2, 1), (1, 2)] {
+        fs::copy(&files[from], dir.path().join(files[to].file_name().unwrap())).unwrap();
+    }
+    assert_refused(&alone, &["00002-of-", "`split.no` must be 1, got 2"]);
+    assert_refused(dir.path(), &[alone.to_str().unwrap()]);
 }
 
 #[test]
@@ -619,6 +626,7 @@ fn hostile_tensors_are_refused() {
     refused(&[NORM, "too large"], |file| file.tensor(NORM).1 = vec![1 << 40, 1 << 40]);
     refused(&[NORM, "the file has"], |file| file.tensor(NORM).1 = vec![1 << 60]);
     refused(&[NORM, "type 10 (Q2_K)"], |file| file.tensor(NORM).2 = 10);
+    refused(&[NORM, "type 41 (Q1_0)"], |file| file.tensor(NORM).2 = 41);
     refused(&[NORM, "type 4294967295"], |file| file.tensor(NORM).2 = u32::MAX);
     refused(&[NORM, "the file has"], |file| file.tensor(NORM).3 = u64::MAX - 31);
     refused(&[NORM, "no multiple of 32"], |file| file.tensor(NORM).3 += 4);

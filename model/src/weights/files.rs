@@ -127,12 +127,14 @@ pub(super) struct StoredTensor<'a> {
 
 /// What to do about a folder that is no model dir.
 pub(super) fn what_else_it_is(dir: &Path) -> String {
-    let mut files = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let files = std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    // Of several files that make one model, the first.
+    let gguf = files.filter(|file| file.extension().is_some_and(|extension| extension == "gguf")).min();
     if dir.join("adapter_config.json").exists() {
         "this is an adapter without its model: merge them first (`merge_and_unload` of `peft`)".to_owned()
     } else if dir.join("pytorch_model.bin").exists() || dir.join("pytorch_model.bin.index.json").exists() {
         "pickled weights are not read: open them with `transformers` and save them again (`save_pretrained`)".to_owned()
-    } else if let Some(file) = files.find(|file| file.extension().is_some_and(|extension| extension == "gguf")) {
+    } else if let Some(file) = gguf {
         format!("there is a GGUF file in it: give `{}`", file.display())
     } else {
         "a model dir holds `config.json`, `model.safetensors` and `tokenizer.json`".to_owned()

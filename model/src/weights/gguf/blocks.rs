@@ -53,6 +53,9 @@ const OTHERS: &[(u32, &str)] = &[
     (34, "TQ1_0"),
     (35, "TQ2_0"),
     (39, "MXFP4"),
+    (40, "NVFP4"),
+    (41, "Q1_0"),
+    (42, "Q2_0"),
 ];
 
 impl ElementType {

@@ -115,7 +115,8 @@ fn with_files<T>(path: &Path, read: impl FnOnce(&Metadata<'_>, TensorTable<'_>) 
         let other = Header::parse(map, path)?;
         let found = other.metadata.unsigned(SPLIT_NUMBER)?;
         if found != Some(number as u64 + 1) {
-            let what = format!("`{SPLIT_NUMBER}` must be {}, got {found:?}", number + 1);
+            let found = found.map_or_else(|| "none".to_owned(), |found| found.to_string());
+            let what = format!("`{SPLIT_NUMBER}` must be {}, got {found}", number + 1);
             return Err(other.metadata.error(what));
         }
         tensors.extend(other.tensors);
