@@ -7,11 +7,9 @@ use std::ops::Range;
 
 use burn::tensor::{DType, Device, IndexingUpdateOp, Tensor};
 use half::f16;
-use rayon::{iter::ParallelIterator, slice::ParallelSliceMut};
 
 use super::{
-    AttentionOptions, KvDtype, Rotation, Slots,
-    cpu::{self, KvElement},
+    AttentionOptions, KvDtype, Rotation, Slots, cpu,
     cube::{self, Heads},
     rope,
 };
@@ -19,19 +17,12 @@ use super::{
 /// A pool of zeros, `[n_slots, width]`, that has its memory already: the system would give it page by page, as slots are
 /// written to for the first time, and might have none left by then.
 pub fn new_pool([n_slots, width]: [usize; 2], dtype: KvDtype, device: &Device) -> Tensor<2> {
-    let mut pool = Tensor::zeros([n_slots, width], (device, dtype.of_tensors()));
-    if cpu::is_cpu(device) {
-        match dtype {
-            KvDtype::F32 => cpu::update::<f32>(&mut pool, touch),
-            KvDtype::F16 => cpu::update::<f16>(&mut pool, touch),
-        }
+    let shape = [n_slots, width];
+    match dtype {
+        _ if !cpu::is_cpu(device) => Tensor::zeros(shape, (device, dtype.of_tensors())),
+        KvDtype::F32 => cpu::pool_of_zeros::<f32>(shape),
+        KvDtype::F16 => cpu::pool_of_zeros::<f16>(shape),
     }
-    pool
-}
-
-fn touch<E: KvElement>(pool: &mut [E]) {
-    cpu::prefer_huge_pages(pool);
-    pool.par_chunks_mut(1 << 20).for_each(|part| part.fill(E::default()));
 }
 
 /// Stores keys `rows [n_rows, kv_width]` at `slots`, in place. Slots must differ.

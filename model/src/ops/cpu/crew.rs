@@ -83,8 +83,9 @@ struct Board {
     /// For each thread's range of pieces: the number of the job, and in the low half the next piece that nobody has
     /// claimed. One number, so that a piece is claimed of the very job that was looked at. The first is the leader's.
     next: Box<[Line<AtomicU64>]>,
-    /// Pieces that have ended.
-    n_done: Line<AtomicUsize>,
+    /// Pieces that each thread has brought to their end since it began, in all jobs. One number for all threads would go
+    /// from core to core with every piece, which takes as long as a small piece does where cores share no cache.
+    n_done: Box<[Line<AtomicUsize>]>,
     n_asleep: Line<AtomicUsize>,
     n_pieces: AtomicUsize,
     /// The closure, and the function that calls it.
@@ -203,7 +204,7 @@ impl Crew {
         // From here on, nobody can claim a piece of the last job; all its pieces have ended.
         board.next.iter().for_each(|next| next.0.store(last << 32 | CLOSED, Relaxed));
         fence(Release);
-        board.n_done.0.store(0, Relaxed);
+        let n_done = board.n_done().wrapping_add(n_pieces);
         board.n_pieces.store(n_pieces, Relaxed);
         board.run.store(ptr::from_ref(run).cast_mut().cast(), Relaxed);
         board.call.store(call::<F> as Call as *mut (), Relaxed);
@@ -219,10 +220,10 @@ impl Crew {
         let mut panic = None;
         while let Some(piece) = board.claim(LEADER) {
             panic = panic.or(catch_unwind(AssertUnwindSafe(|| run(piece.number))).err());
-            board.n_done.0.fetch_add(1, Release);
+            board.count(LEADER);
         }
         let mut looks = 0;
-        while board.n_done.0.load(Acquire) < n_pieces {
+        while board.n_done() != n_done {
             looks += 1;
             // A helper lost its core with a piece in hand: it may want this one.
             if looks < LEADER_LOOKS { spin_loop() } else { thread::yield_now() }
@@ -247,13 +248,26 @@ impl Board {
             leader: Mutex::new(Foresight::new()),
             next_reading: NextReading::default(),
             next: (0..n_threads).map(|_| Line(AtomicU64::new(CLOSED))).collect(),
-            n_done: Line::default(),
+            n_done: (0..n_threads).map(|_| Line::default()).collect(),
             n_asleep: Line::default(),
             n_pieces: AtomicUsize::default(),
             run: AtomicPtr::default(),
             call: AtomicPtr::default(),
             panic: Mutex::default(),
         }
+    }
+
+    /// Takes note that `thread` has brought a piece to its end.
+    fn count(&self, thread: usize) {
+        if let Some(Line(n_done)) = self.n_done.get(thread) {
+            // Nobody else writes to it.
+            n_done.store(n_done.load(Relaxed).wrapping_add(1), Release);
+        }
+    }
+
+    /// Pieces that have ended, in all jobs.
+    fn n_done(&self) -> usize {
+        self.n_done.iter().fold(0, |sum, Line(n_done)| sum.wrapping_add(n_done.load(Acquire)))
     }
 
     /// The pieces that `thread` begins with.
@@ -291,7 +305,7 @@ impl Board {
             let seen = self.job(Relaxed);
             while let Some(piece) = self.claim(thread) {
                 self.run(&piece);
-                self.n_done.0.fetch_add(1, Release);
+                self.count(thread);
             }
             self.next_reading.load().fetch(thread, self.next.len(), || self.job(Relaxed) != seen);
             self.wait_for_other_than(seen);

@@ -23,10 +23,20 @@ const CHUNK: usize = 1 << 28;
 /// Values that a thread writes at a time.
 const PART: usize = 1 << 14;
 
-/// Tells the system that `values`, of which nobody has touched any yet, are best kept in huge pages.
-pub(in crate::ops) fn prefer_huge_pages<T>(values: &mut [T]) {
-    let start = values.as_mut_ptr().cast::<u8>();
-    prefer(start, size_of_val(values));
+/// `len` zeros, which have their memory already: the system would give it page by page as they are written to, and might
+/// have none left by then.
+pub(in crate::ops) fn zeros<T: Copy + Default + Send + Sync>(len: usize) -> Vec<T> {
+    let mut values: Vec<T> = Vec::with_capacity(len);
+    let places = &mut values.spare_capacity_mut()[..len];
+    // Before anything is written: pages that are there stay as small as they are.
+    prefer(places.as_mut_ptr().cast(), size_of_val(places));
+    places.par_chunks_mut(PART).for_each(|part| part.fill(MaybeUninit::new(T::default())));
+    #[expect(unsafe_code, reason = "memory from the allocator")]
+    // SAFETY: as many values as there is room for are written now.
+    unsafe {
+        values.set_len(len);
+    }
+    values
 }
 
 /// A hint for the huge pages that lie wholly within the `len` bytes from `start` on.

@@ -32,14 +32,13 @@ mod tensors;
 pub use arenas::{give_back_memory, limit_arenas};
 pub(super) use attention::{append_keys, append_values, attention_paged};
 pub(super) use block::{BlockValues, LinearValues, NormValues, PagedValues, Scratch, block};
-pub(super) use huge_pages::prefer_huge_pages;
 pub(super) use kv_element::KvElement;
 pub(super) use matmul::linear;
 pub(super) use measure::{multiply_rate, read_bandwidth};
 pub(super) use panels::Panels;
 pub use quant_blocks::nearest_q8;
 pub(super) use rowwise::{activate, exp_all, gated, has_activation, norm, rope};
-pub(super) use tensors::{Values, changed, ints, is_cpu, pool, tensor, update, values};
+pub(super) use tensors::{Values, changed, ints, is_cpu, pool, pool_of_zeros, tensor, update, values};
 
 use std::sync::OnceLock;
 

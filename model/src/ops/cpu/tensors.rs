@@ -2,10 +2,10 @@
 
 use burn::{
     backend::{Flex, flex::FlexTensor},
-    tensor::{Device, Int, Tensor, TensorData},
+    tensor::{Device, Element, Int, Tensor, TensorData},
 };
 
-use super::KvElement;
+use super::{KvElement, huge_pages::zeros};
 
 /// Whether tensors on `device` are plain CPU memory, with no gradients recorded.
 pub(in crate::ops) fn is_cpu(device: &Device) -> bool {
@@ -28,6 +28,12 @@ impl Pool {
     pub(in crate::ops) fn as_slice<E: KvElement>(&self) -> &[E] {
         E::stored(&self.0)
     }
+}
+
+/// A pool of zeros that has its memory already, in huge pages where the system gives them.
+pub(in crate::ops) fn pool_of_zeros<E: KvElement + Element>(dims: [usize; 2]) -> Tensor<2> {
+    let values = zeros::<E>(dims.iter().product());
+    Tensor::from_primitive::<Flex>(FlexTensor::from_data(TensorData::new(values, dims)))
 }
 
 /// The memory of a pool on the plain CPU device.
