@@ -70,7 +70,9 @@ impl Runner {
         }
         let mut fork = table.fork();
         for table in [&mut fork, &mut table] {
-            self.run(vec![Input { table, token_ids: &[0] }])?;
+            let hidden = self.run(vec![Input { table, token_ids: &[0] }])?;
+            // Whatever is still to be launched for it is launched before its logits are read.
+            self.warm_up_logits(&hidden, &[0])?;
         }
         Ok(())
     }
