@@ -72,6 +72,15 @@ fn a_new_model_dir_is_whole_or_not_there() {
         assert!(logits(&load(dir, None).unwrap()) == logits(&rounded));
     }
     assert_eq!(n_entries(parent.path()), 2);
+
+    let taken = parent.path().join("taken");
+    fs::create_dir(&taken).unwrap();
+    fs::write(taken.join("config.json"), "somebody's").unwrap();
+    for options in [SaveOptions::default(), unwritable] {
+        let message = model_dir::save_new(&taken, &rounded, &options).unwrap_err().to_string();
+        assert!(message.contains("not empty"), "{message}");
+        assert_eq!(fs::read_to_string(taken.join("config.json")).unwrap(), "somebody's");
+    }
 }
 
 #[test]

@@ -270,6 +270,11 @@ impl Default for SaveOptions {
 /// [`Error::Io`] with the file that could not be written; [`Error::Execution`] when the device cannot be read;
 /// [`Error::Config`] when the class asked for is not known or cannot express the architecture.
 pub fn save(dir: &Path, gpt: &Gpt, options: &SaveOptions) -> Result<()> {
+    write_files(dir, &model_files(gpt, options)?)
+}
+
+/// What a model dir is made of: files by name, in the order in which they are to be written.
+fn model_files(gpt: &Gpt, options: &SaveOptions) -> Result<Vec<(String, Vec<u8>)>> {
     let dtype = gpt.dtype();
     let class = if dtype.is_quantized() { Some(OWN_CLASS) } else { options.class.as_deref() };
     let (spelling, mut config) = hf::config_json(gpt.config(), class, options.dtype.name())?;
@@ -291,8 +296,12 @@ pub fn save(dir: &Path, gpt: &Gpt, options: &SaveOptions) -> Result<()> {
     files.extend(options.extra_files.iter().cloned());
     // Last, so that a folder with a `config.json` has all the rest.
     files.push((CONFIG_FILE.to_owned(), json_file(config)));
+    Ok(files)
+}
+
+fn write_files(dir: &Path, files: &[(String, Vec<u8>)]) -> Result<()> {
     create_dirs(dir)?;
-    for (name, bytes) in &files {
+    for (name, bytes) in files {
         let path = dir.join(name);
         if let Some(folder) = path.parent().filter(|folder| *folder != dir) {
             create_dirs(folder)?;
@@ -305,14 +314,16 @@ pub fn save(dir: &Path, gpt: &Gpt, options: &SaveOptions) -> Result<()> {
 /// As [`save`], into a folder that is not there yet: it appears when it is whole, and not at all if something goes wrong
 /// or the process is killed. What is made until then is in `DIR.partial` beside it.
 ///
-/// A folder that is there already and is empty, such as a volume, is written to in place, and empty again if something
-/// goes wrong.
+/// A folder that is there already and is empty, such as a volume, is written to in place; what was written is removed
+/// again if something goes wrong.
 ///
 /// # Errors
-/// As [`save`]; [`Error::File`] when `DIR.partial` is there.
+/// As [`save`]; [`Error::File`] when `DIR.partial` is there, or in `dir` is anything.
 pub fn save_new(dir: &Path, gpt: &Gpt, options: &SaveOptions) -> Result<()> {
     let Some(name) = dir.file_name().filter(|_| !dir.exists()) else {
-        return save(dir, gpt, options).inspect_err(|_| empty_dir(dir));
+        let files = model_files(gpt, options)?;
+        require_empty(dir)?;
+        return write_files(dir, &files).inspect_err(|_| remove_files(dir, &files));
     };
     let mut partial_name = name.to_owned();
     partial_name.push(".partial");
@@ -338,10 +349,24 @@ fn create_dirs(dir: &Path) -> Result<()> {
     fs::create_dir_all(dir).map_err(|reason| Error::Io { action: "create", path: dir.to_owned(), reason })
 }
 
-/// As far as that is possible: what went wrong before matters more.
-fn empty_dir(dir: &Path) {
-    for path in fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()) {
-        drop(if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) });
+/// Whatever is in a folder is somebody's.
+fn require_empty(dir: &Path) -> Result<()> {
+    let mut entries = fs::read_dir(dir).map_err(|reason| Error::Io { action: "read", path: dir.to_owned(), reason })?;
+    entries.next().map_or(Ok(()), |_| {
+        let what = "is there already, and not empty".to_owned();
+        Err(Error::File { path: dir.to_owned(), what, hint: "name a folder that does not exist".to_owned() })
+    })
+}
+
+/// What of `files` was written to `dir`, and nothing else. As far as that is possible: what went wrong before matters
+/// more.
+fn remove_files(dir: &Path, files: &[(String, Vec<u8>)]) {
+    for path in files.iter().map(|(name, _)| dir.join(name)) {
+        drop(fs::remove_file(&path));
+        if let Some(folder) = path.parent().filter(|folder| *folder != dir) {
+            // Of the last of its files; others leave it where it is.
+            drop(fs::remove_dir(folder));
+        }
     }
 }
 
