@@ -61,6 +61,7 @@ impl From<FinishReason> for Outcome {
 pub struct Timeline {
     arrived: Instant,
     started: Option<Instant>,
+    logits: Option<Instant>,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
 }
@@ -79,7 +80,7 @@ pub struct Spans {
 impl Timeline {
     /// A request that has just come.
     pub fn new(arrived: Instant) -> Self {
-        Self { arrived, started: None, first_token: None, last_token: None }
+        Self { arrived, started: None, logits: None, first_token: None, last_token: None }
     }
 
     /// When the request came.
@@ -87,11 +88,17 @@ impl Timeline {
         self.arrived
     }
 
+    /// Logits of the request are there now. A token made of them is as old as they are: a client may have it before
+    /// anything else is done about it.
+    pub fn has_logits(&mut self) {
+        self.logits = Some(Instant::now());
+    }
+
     /// Where the time went, of a request that ends now.
     pub fn spans(&self) -> Spans {
         let now = Instant::now();
         let started = self.started.unwrap_or(now);
-        let first_token = self.first_token.unwrap_or(now);
+        let first_token = self.first_token.or(self.logits).unwrap_or(now);
         Spans {
             queue: started.saturating_duration_since(self.arrived),
             prefill: first_token.saturating_duration_since(started),
@@ -218,9 +225,9 @@ impl EngineMetrics {
         }
     }
 
-    /// A request has one more token.
+    /// A request has one more token, made of the last logits.
     pub fn token(&self, timeline: &mut Timeline) {
-        let now = Instant::now();
+        let now = timeline.logits.unwrap_or_else(Instant::now);
         self.generation_tokens.add(1);
         timeline.first_token.get_or_insert(now);
         match timeline.last_token.replace(now) {

@@ -106,6 +106,11 @@ impl Runner {
         ops::read_logits(self.gpt.logits(ops::take_rows(hidden.0.clone(), rows)), needs)
     }
 
+    /// Whether less than a whole row of logits can be read: elsewhere nobody need find out what a request needs.
+    pub(crate) fn reads_parts(&self) -> bool {
+        self.gpt.device() != Device::flex()
+    }
+
     /// The final hidden states of neighbouring rows of a step: `rows.len() * d_model` numbers, row by row.
     ///
     /// # Errors

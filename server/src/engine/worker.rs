@@ -255,6 +255,9 @@ impl Worker {
 
     /// What its request needs of a row's logits, whichever of the guesses before it come true.
     fn needs(&self, wanted: &WantedRow, token_ids: &[TokenId]) -> RowNeeds {
+        if !self.runner.reads_parts() {
+            return RowNeeds::Whole;
+        }
         let Some(generation) = self.generations.get(&wanted.id.request) else { return RowNeeds::Whole };
         let n_ahead = (wanted.position + 1).saturating_sub(generation.token_ids(wanted.id.branch).len());
         let ahead = token_ids.get((wanted.row + 1).saturating_sub(n_ahead)..=wanted.row).unwrap_or_default();
@@ -351,6 +354,7 @@ impl Worker {
     fn advance_sequence(&mut self, id: RequestId, position: usize, logits: &LogitRow<'_>) {
         let Some(Generation::Sequence(sequence)) = self.generations.get_mut(&id) else { return };
         let n_before = sequence.n_completion();
+        sequence.timeline.has_logits();
         let progress = sequence.advance(position, logits);
         if sequence.n_completion() > n_before {
             self.metrics.token(&mut sequence.timeline);
@@ -366,6 +370,7 @@ impl Worker {
     fn advance_beam(&mut self, wanted: &WantedRow, logits: &LogitRow<'_>) {
         let id = wanted.id.request;
         let Some(Generation::Beams(beams)) = self.generations.get_mut(&id) else { return };
+        beams.timeline.has_logits();
         match beams.advance(wanted.id.branch, logits) {
             Ok(BeamProgress::Waits) => {}
             Ok(BeamProgress::Goes(parents)) => self.scheduler.branch(id, &parents),

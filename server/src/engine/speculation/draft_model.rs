@@ -3,7 +3,11 @@
 
 use std::collections::HashMap;
 
-use hearth_model::{Result, TokenId, kv_cache::PageTable, sampling::Sampler};
+use hearth_model::{
+    Result, TokenId,
+    kv_cache::PageTable,
+    sampling::{RowNeeds, Sampler},
+};
 
 use crate::engine::{
     runner::{Input, Runner},
@@ -156,7 +160,11 @@ impl DraftModel {
             n_rows += token_ids.len();
             ends.push(n_rows - 1);
             in_round.push(index);
-            needs.push(one.job.sequence.guess_needs(&one.sampler, one.token_ids.len()));
+            needs.push(if self.runner.reads_parts() {
+                one.job.sequence.guess_needs(&one.sampler, one.token_ids.len())
+            } else {
+                RowNeeds::Whole
+            });
             inputs.push((&mut one.table, token_ids));
         }
         if inputs.is_empty() {
