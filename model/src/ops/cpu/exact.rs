@@ -1,4 +1,4 @@
-//! Rows against one panel of f32, f16 or bf16.
+//! Rows against one panel of f32, in as many bytes as it is held in, f16 or bf16.
 //!
 //! Every output is one chain of fused multiply-adds over the inner dimension, in its order, starting from zero.
 
@@ -8,10 +8,10 @@ use std::ops::Range;
 use half::f16;
 
 #[cfg(target_arch = "x86_64")]
-use super::fetch::fetch;
+use super::fetch::{LINE, fetch};
 use super::{
     BASELINE_IS_FUSED, Isa, isa, multiply_add,
-    panels::{Bf16Pair, Line, PANEL},
+    panels::{Bf16Pair, Line, PANEL, Triples},
 };
 
 /// Rows of the input that a kernel takes at a time: 12 rows of 2 registers leave 8 of the 32 AVX-512 registers.
@@ -28,6 +28,8 @@ const CHUNK: usize = 96;
 pub(super) trait PanelLine: Copy + Sync {
     /// Lines per input.
     const LINES: usize;
+    /// The bytes of those.
+    const BYTES: usize = Self::LINES * size_of::<Self>();
 
     /// The 32 values at one input, as f32.
     fn widen(lines: &[Self]) -> [f32; PANEL];
@@ -57,6 +59,36 @@ impl PanelLine for Line<f32, 16> {
         use std::arch::x86_64::_mm512_load_ps;
         // SAFETY: the caller vouches for two lines, and lines are aligned to 64 bytes.
         unsafe { [_mm512_load_ps(lines.cast()), _mm512_load_ps(lines.add(1).cast())] }
+    }
+}
+
+impl PanelLine for Triples {
+    const LINES: usize = 1;
+
+    #[inline(always)]
+    fn widen(lines: &[Self]) -> [f32; PANEL] {
+        std::array::from_fn(|lane| lines[0].widen(lane))
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    unsafe fn load(lines: *const Self) -> [std::arch::x86_64::__m512; 2] {
+        use std::arch::x86_64::{
+            _mm512_castsi512_ps, _mm512_loadu_si512, _mm512_permutexvar_epi32, _mm512_set4_epi32, _mm512_setr_epi32,
+            _mm512_shuffle_epi8,
+        };
+        // 48 bytes make a register. The second's are the upper ones of the 64 that end with the triples.
+        // SAFETY: the caller vouches for 96 bytes.
+        let [left, right] =
+            unsafe { [_mm512_loadu_si512(lines.cast()), _mm512_loadu_si512(lines.byte_add(32).cast())] };
+        // Four triples to each quarter, then every triple above a zero byte.
+        let left = _mm512_permutexvar_epi32(_mm512_setr_epi32(0, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8, 8, 9, 10, 11, 11), left);
+        let right =
+            _mm512_permutexvar_epi32(_mm512_setr_epi32(4, 5, 6, 6, 7, 8, 9, 9, 10, 11, 12, 12, 13, 14, 15, 15), right);
+        let places = _mm512_set4_epi32(0x0b0a_0980, 0x0807_0680, 0x0504_0380, 0x0201_0080);
+        [left, right].map(|values| _mm512_castsi512_ps(_mm512_shuffle_epi8(values, places)))
     }
 }
 
@@ -134,7 +166,7 @@ pub(super) fn multiply_rows<L: PanelLine>(
 /// while the first half computes.
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn avx512<L: PanelLine>(x: &[f32], lines: &[L], d_in: usize, mut store: impl FnMut(usize, &[f32; PANEL])) {
     let n_rows = x.len() / d_in;
     let mut n_stored = 0;
@@ -183,7 +215,7 @@ struct Rows<'a> {
 /// fetched on the way.
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn avx512_block<L: PanelLine, const N_PARTS: usize>(
     rows: Rows<'_>,
     lines: &[L],
@@ -205,7 +237,7 @@ unsafe fn avx512_block<L: PanelLine, const N_PARTS: usize>(
 
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads")]
-#[target_feature(enable = "avx512f")]
+#[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn avx512_rows<L: PanelLine, const N: usize, const N_PARTS: usize>(
     Rows { x, d_in, inputs }: Rows<'_>,
     lines: &[L],
@@ -221,15 +253,15 @@ unsafe fn avx512_rows<L: PanelLine, const N: usize, const N_PARTS: usize>(
     }
     let lines = lines.as_ptr();
     // Each part of the rows fetches its part of the next inputs' lines.
-    let skipped = part * inputs.len() * L::LINES / N_PARTS.max(1);
-    let fetched = lines.wrapping_add(inputs.start * L::LINES + skipped).wrapping_byte_add(AHEAD);
+    let skipped = part * inputs.len() * L::BYTES / N_PARTS.max(1);
+    let fetched = lines.wrapping_byte_add(inputs.start * L::BYTES + skipped + AHEAD);
     for (number, input) in inputs.enumerate() {
         // SAFETY: there are `LINES` lines per input and `d_in` values per row: asserted above.
         let [left, right] = unsafe { L::load(lines.add(input * L::LINES)) };
         match N_PARTS {
             0 => {}
-            1 => (0..L::LINES).for_each(|line| fetch(fetched.wrapping_add(number * L::LINES + line))),
-            _ => fetch(fetched.wrapping_add(number * L::LINES / N_PARTS)),
+            1 => (0..L::BYTES).step_by(LINE).for_each(|at| fetch(fetched.wrapping_byte_add(number * L::BYTES + at))),
+            _ => fetch(fetched.wrapping_byte_add(number * L::BYTES / N_PARTS)),
         }
         for (row, sums) in sums.iter_mut().enumerate() {
             // SAFETY: as above.

@@ -58,7 +58,7 @@ pub(super) fn linear_into(x: &[f32], weight: &Panels, bias: Option<&[f32]>, stor
     let input = match weight.values {
         PanelValues::Q8(_) => Input::Rounded(QuantRows::new(x, d_in, Q8Block::OFFSET)),
         PanelValues::Q4(_) => Input::Rounded(QuantRows::new(x, d_in, Q4Block::OFFSET)),
-        PanelValues::F32(_) | PanelValues::F16(_) | PanelValues::Bf16(_) => Input::Exact(x),
+        PanelValues::F32(_) | PanelValues::F24(_) | PanelValues::F16(_) | PanelValues::Bf16(_) => Input::Exact(x),
     };
     let n_panels = width.div_ceil(PANEL);
     let bias_of = |panel: usize| bias.map(|bias| &bias[panel * PANEL..bias.len().min((panel + 1) * PANEL)]);
@@ -149,24 +149,24 @@ fn multiply_panel(input: &Input<'_>, weight: &Panels, panel: usize, store: impl 
     let n_blocks = d_in.div_ceil(BLOCK);
     match (&weight.values, input) {
         (PanelValues::F32(lines), Input::Exact(x)) => {
-            let lines = &lines[panel * d_in * PANEL / 16..][..d_in * PANEL / 16];
-            exact::multiply_rows(x, lines, d_in, store);
+            exact::multiply_rows(x, part(lines, panel, 2 * d_in), d_in, store)
         }
-        (PanelValues::F16(lines), Input::Exact(x)) => {
-            let lines = &lines[panel * d_in * PANEL / 32..][..d_in * PANEL / 32];
-            exact::multiply_rows(x, lines, d_in, store);
-        }
-        (PanelValues::Bf16(lines), Input::Exact(x)) => {
-            exact::multiply_rows(x, &lines[panel * d_in..][..d_in], d_in, store);
-        }
+        (PanelValues::F24(lines), Input::Exact(x)) => exact::multiply_rows(x, part(lines, panel, d_in), d_in, store),
+        (PanelValues::F16(lines), Input::Exact(x)) => exact::multiply_rows(x, part(lines, panel, d_in), d_in, store),
+        (PanelValues::Bf16(lines), Input::Exact(x)) => exact::multiply_rows(x, part(lines, panel, d_in), d_in, store),
         (PanelValues::Q8(blocks), Input::Rounded(rows)) => {
-            quantized::multiply_rows(rows, &blocks[panel * n_blocks..][..n_blocks], store);
+            quantized::multiply_rows(rows, part(blocks, panel, n_blocks), store);
         }
         (PanelValues::Q4(blocks), Input::Rounded(rows)) => {
-            quantized::multiply_rows(rows, &blocks[panel * n_blocks..][..n_blocks], store);
+            quantized::multiply_rows(rows, part(blocks, panel, n_blocks), store);
         }
         _ => unreachable!("`linear` makes the input for its weight"),
     }
+}
+
+/// The `number`th of parts of `len` lines or blocks.
+fn part<T>(all: &[T], number: usize, len: usize) -> &[T] {
+    &all[number * len..][..len]
 }
 
 #[cfg(test)]
@@ -177,6 +177,7 @@ mod tests {
         cpu::{
             isa,
             levels::{is_fused, levels, noise, with_isa},
+            lossless::Width,
         },
     };
 
@@ -240,24 +241,41 @@ mod tests {
         }
     }
 
-    /// bf16 is f32 with fewer bits in memory: whatever the rows, the shape and the processor.
+    /// f32 in fewer bytes than four is f32: whatever the rows, the shape and the processor.
     #[test]
-    fn bf16_is_f32_to_the_bit() {
+    fn fewer_bytes_are_the_same_f32_to_the_bit() {
         for [d_out, d_in] in SHAPES {
-            let rounded = Panels::new(&noise(d_out * d_in, 8), [d_out, d_in], Dtype::Bf16);
-            let values: Vec<f32> = (0..d_out).flat_map(|row| rounded.row(row)).collect();
-            let widened = Panels::new(&values, [d_out, d_in], Dtype::F32);
-            assert_eq!(2 * rounded.n_bytes(), widened.n_bytes());
-            for n_rows in [1, 2, 12, 13, 16, 24, 25, 40] {
-                let x = noise(n_rows * d_in, 9);
-                let is_shared = n_rows * d_out * d_in >= PARALLEL_WORK;
-                // Other threads have the machine's own level.
-                for level in levels().filter(|level| !is_shared || *level == isa()) {
-                    let [found, expected] =
-                        [&rounded, &widened].map(|panels| with_isa(level, || linear(&x, panels, None)));
-                    assert!(found == expected, "{d_out}x{d_in}, {n_rows} rows with {level:?}");
+            let dims = [d_out, d_in];
+            for (width, bytes) in [(Width::Bf16, 2), (Width::Half, 2), (Width::Triple, 3)] {
+                let held = Panels::of_width(&noise(d_out * d_in, 8), dims, width);
+                let values: Vec<f32> = (0..d_out).flat_map(|row| held.row(row)).collect();
+                let full = Panels::of_width(&values, dims, Width::Full);
+                assert_eq!(4 * held.n_bytes(), bytes * full.n_bytes());
+                for n_rows in [1, 2, 12, 13, 16, 24, 25, 40] {
+                    let x = noise(n_rows * d_in, 9);
+                    let is_shared = n_rows * d_out * d_in >= PARALLEL_WORK;
+                    // Other threads have the machine's own level.
+                    for level in levels().filter(|level| !is_shared || *level == isa()) {
+                        let [found, expected] =
+                            [&held, &full].map(|panels| with_isa(level, || linear(&x, panels, None)));
+                        assert!(found == expected, "{width:?}, {d_out}x{d_in}, {n_rows} rows with {level:?}");
+                    }
                 }
             }
+        }
+    }
+
+    /// A matrix in f32 is held in what its numbers need, and is still called one in f32.
+    #[test]
+    fn f32_takes_no_more_bytes_than_its_numbers() {
+        let dims = [64, 33];
+        let values = noise(dims[0] * dims[1], 3);
+        for width in [Width::Bf16, Width::Half, Width::Full] {
+            let held = Panels::of_width(&values, dims, width);
+            let numbers: Vec<f32> = (0..dims[0]).flat_map(|row| held.row(row)).collect();
+            let found = Panels::new(&numbers, dims, Dtype::F32);
+            assert_eq!((found.n_bytes(), found.dtype()), (held.n_bytes(), Dtype::F32));
+            assert_eq!((0..dims[0]).flat_map(|row| found.row(row)).collect::<Vec<_>>(), numbers);
         }
     }
 

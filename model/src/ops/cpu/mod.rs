@@ -19,6 +19,7 @@ mod huge_pages;
 mod kv_element;
 #[cfg(test)]
 mod levels;
+mod lossless;
 mod math;
 mod matmul;
 mod measure;

@@ -6,6 +6,7 @@ use rayon::prelude::*;
 use super::{
     foresight::Reading,
     huge_pages::Stored,
+    lossless::{self, Width},
     quant_blocks::{self, Q4Block, Q8Block},
 };
 use crate::ops::{BLOCK_SIZE as BLOCK, Dtype, QuantizedBlock, QuantizedMatrix};
@@ -20,6 +21,7 @@ pub(super) const PANEL: usize = 32;
 pub(in crate::ops) struct Panels {
     pub(super) d_out: usize,
     pub(super) d_in: usize,
+    dtype: Dtype,
     pub(super) values: PanelValues,
 }
 
@@ -27,6 +29,8 @@ pub(in crate::ops) struct Panels {
 #[derive(Debug)]
 pub(super) enum PanelValues {
     F32(Stored<Line<f32, 16>>),
+    /// Numbers of f32 whose lowest 8 bits are zero.
+    F24(Stored<Triples>),
     F16(Stored<Line<f16, 32>>),
     Bf16(Stored<Line<Bf16Pair, 16>>),
     /// Not by single inputs but in blocks of 32 of them.
@@ -60,25 +64,39 @@ impl Bf16Pair {
     }
 }
 
+/// The upper three bytes of the 32 values at one input. Half a line and a whole one, so every other begins on a line.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(32))]
+pub(super) struct Triples(pub(super) [[u8; 3]; PANEL]);
+
+impl Triples {
+    /// The value of output `lane`.
+    #[inline(always)]
+    pub(super) fn widen(&self, lane: usize) -> f32 {
+        let [low, middle, high] = self.0[lane];
+        f32::from_le_bytes([0, low, middle, high])
+    }
+}
+
 impl Panels {
-    /// Lays out `values`, `[d_out, d_in]` in row order, as `dtype` says.
-    pub(in crate::ops) fn new(values: &[f32], [d_out, d_in]: [usize; 2], dtype: Dtype) -> Self {
-        let values = match dtype {
-            Dtype::F32 => {
-                PanelValues::F32(lay_out::<_, _, PANEL>(values, [d_out, d_in], 0.0, |place, _, value| *place = value))
-            }
-            Dtype::F16 => {
-                let fill = |place: &mut f16, _, value| *place = f16::from_f32(value);
-                PanelValues::F16(lay_out::<_, _, PANEL>(values, [d_out, d_in], f16::ZERO, fill))
-            }
-            Dtype::Bf16 => {
-                let zero = Bf16Pair::ZERO;
-                PanelValues::Bf16(lay_out::<_, _, { PANEL / 2 }>(values, [d_out, d_in], zero, Bf16Pair::fill))
-            }
+    /// Lays out `values`, `[d_out, d_in]` in row order, as `dtype` says; f32 in no more bytes than these values need.
+    pub(in crate::ops) fn new(values: &[f32], dims: [usize; 2], dtype: Dtype) -> Self {
+        let [d_out, d_in] = dims;
+        let held = match dtype {
+            Dtype::F32 => hold(values, dims, lossless::width(values)),
+            Dtype::F16 => hold(values, dims, Width::Half),
+            Dtype::Bf16 => hold(values, dims, Width::Bf16),
             Dtype::Q8 => PanelValues::Q8(quant_blocks::lay_out(values, d_out, d_in)),
             Dtype::Q4 => PanelValues::Q4(quant_blocks::lay_out(values, d_out, d_in)),
         };
-        Self { d_out, d_in, values }
+        Self { d_out, d_in, dtype, values: held }
+    }
+
+    /// The same in f32 of `width`, to which values are rounded if they need more.
+    #[cfg(test)]
+    pub(super) fn of_width(values: &[f32], dims: [usize; 2], width: Width) -> Self {
+        let [d_out, d_in] = dims;
+        Self { d_out, d_in, dtype: Dtype::F32, values: hold(values, dims, width) }
     }
 
     /// Lays out a matrix that is rounded already.
@@ -89,7 +107,7 @@ impl Panels {
             Dtype::F32 | Dtype::F16 | Dtype::Bf16 => unreachable!("no quantized matrix is of these"),
         };
         let [d_out, d_in] = matrix.dims();
-        Self { d_out, d_in, values }
+        Self { d_out, d_in, dtype: matrix.dtype(), values }
     }
 
     /// The blocks of row `row`, if the matrix is rounded to blocks.
@@ -98,7 +116,7 @@ impl Panels {
         match &self.values {
             PanelValues::Q8(blocks) => Some(quant_blocks::unpack_row(blocks, n_blocks, row)),
             PanelValues::Q4(blocks) => Some(quant_blocks::unpack_row(blocks, n_blocks, row)),
-            PanelValues::F32(_) | PanelValues::F16(_) | PanelValues::Bf16(_) => None,
+            PanelValues::F32(_) | PanelValues::F24(_) | PanelValues::F16(_) | PanelValues::Bf16(_) => None,
         }
     }
 
@@ -106,19 +124,15 @@ impl Panels {
         [self.d_out, self.d_in]
     }
 
+    /// What the values were asked to be held as.
     pub(in crate::ops) fn dtype(&self) -> Dtype {
-        match self.values {
-            PanelValues::F32(_) => Dtype::F32,
-            PanelValues::F16(_) => Dtype::F16,
-            PanelValues::Bf16(_) => Dtype::Bf16,
-            PanelValues::Q8(_) => Dtype::Q8,
-            PanelValues::Q4(_) => Dtype::Q4,
-        }
+        self.dtype
     }
 
     pub(in crate::ops) fn n_bytes(&self) -> usize {
         match &self.values {
             PanelValues::F32(lines) => size_of_val(&**lines),
+            PanelValues::F24(lines) => size_of_val(&**lines),
             PanelValues::F16(lines) => size_of_val(&**lines),
             PanelValues::Bf16(lines) => size_of_val(&**lines),
             PanelValues::Q8(blocks) => size_of_val(&**blocks),
@@ -130,6 +144,7 @@ impl Panels {
     pub(super) fn reading(&self, n_parts: usize) -> Reading {
         match &self.values {
             PanelValues::F32(lines) => Reading::of(lines, n_parts),
+            PanelValues::F24(lines) => Reading::of(lines, n_parts),
             PanelValues::F16(lines) => Reading::of(lines, n_parts),
             PanelValues::Bf16(lines) => Reading::of(lines, n_parts),
             PanelValues::Q8(blocks) => Reading::of(blocks, n_parts),
@@ -147,34 +162,53 @@ impl Panels {
             return values.take(self.d_in).collect();
         }
         let (panel, lane) = (row / PANEL, row % PANEL);
-        let places = (0..self.d_in).map(|input| (panel * self.d_in + input) * PANEL + lane);
+        let inputs = panel * self.d_in..(panel + 1) * self.d_in;
         match &self.values {
-            PanelValues::F32(lines) => places.map(|at| lines[at / 16].0[at % 16]).collect(),
-            PanelValues::F16(lines) => places.map(|at| lines[at / 32].0[at % 32].to_f32()).collect(),
-            PanelValues::Bf16(lines) => {
-                let pairs = lines[panel * self.d_in..][..self.d_in].iter().map(|line| line.0[lane % 16]);
-                pairs.map(|pair| pair.widen()[lane / 16]).collect()
-            }
+            PanelValues::F32(lines) => inputs.map(|at| lines[2 * at + lane / 16].0[lane % 16]).collect(),
+            PanelValues::F24(lines) => inputs.map(|at| lines[at].widen(lane)).collect(),
+            PanelValues::F16(lines) => inputs.map(|at| lines[at].0[lane].to_f32()).collect(),
+            PanelValues::Bf16(lines) => inputs.map(|at| lines[at].0[lane % 16].widen()[lane / 16]).collect(),
             PanelValues::Q8(_) | PanelValues::Q4(_) => unreachable!("these have rows of blocks"),
         }
     }
 }
 
-/// `PER_INPUT` places hold the values of a panel at one input; `fill` is given the place, the output within the panel and
-/// the value.
-fn lay_out<T: Copy + Send + Sync, const N: usize, const PER_INPUT: usize>(
+fn hold(values: &[f32], dims: [usize; 2], width: Width) -> PanelValues {
+    match width {
+        Width::Full => PanelValues::F32(lay_out::<_, 2>(values, dims, Line([0.0; 16]), |lines, lane, value| {
+            lines[lane / 16].0[lane % 16] = value;
+        })),
+        Width::Triple => {
+            PanelValues::F24(lay_out::<_, 1>(values, dims, Triples([[0; 3]; PANEL]), |[line], lane, value| {
+                let [_, low, middle, high] = value.to_le_bytes();
+                line.0[lane] = [low, middle, high];
+            }))
+        }
+        Width::Half => PanelValues::F16(lay_out::<_, 1>(values, dims, Line([f16::ZERO; 32]), |[line], lane, value| {
+            line.0[lane] = f16::from_f32(value);
+        })),
+        Width::Bf16 => {
+            PanelValues::Bf16(lay_out::<_, 1>(values, dims, Line([Bf16Pair::ZERO; 16]), |[line], lane, value| {
+                line.0[lane % 16].fill(lane, value);
+            }))
+        }
+    }
+}
+
+/// `LINES` lines hold the values of a panel at one input; `fill` is given them, the output within the panel and its
+/// value.
+fn lay_out<L: Copy + Send + Sync, const LINES: usize>(
     values: &[f32],
     [d_out, d_in]: [usize; 2],
-    zero: T,
-    fill: impl Fn(&mut T, usize, f32) + Sync,
-) -> Stored<Line<T, N>> {
-    let panel_lines = d_in * PER_INPUT / N;
-    Stored::new(d_out.div_ceil(PANEL) * panel_lines, Line([zero; N]), |lines| {
+    zero: L,
+    fill: impl Fn(&mut [L; LINES], usize, f32) + Sync,
+) -> Stored<L> {
+    let panel_lines = d_in * LINES;
+    Stored::new(d_out.div_ceil(PANEL) * panel_lines, zero, |lines| {
         lines.par_chunks_mut(panel_lines).zip(values.par_chunks(PANEL * d_in)).for_each(|(lines, rows)| {
             for (lane, row) in rows.chunks_exact(d_in).enumerate() {
-                for (input, &value) in row.iter().enumerate() {
-                    let at = input * PER_INPUT + lane % PER_INPUT;
-                    fill(&mut lines[at / N].0[at % N], lane, value);
+                for (lines, &value) in lines.as_chunks_mut().0.iter_mut().zip(row) {
+                    fill(lines, lane, value);
                 }
             }
         });
