@@ -3,7 +3,7 @@
 //! Every output is one chain of fused multiply-adds over the inner dimension, in its order, starting from zero.
 
 #[cfg(target_arch = "x86_64")]
-use std::ops::Range;
+use std::{cell::RefCell, ops::Range};
 
 use half::f16;
 
@@ -23,6 +23,10 @@ const AHEAD: usize = 3 << 12;
 /// are in the smallest cache, and the sums are seldom put down and taken up again.
 #[cfg(target_arch = "x86_64")]
 const CHUNK: usize = 96;
+
+/// Blocks of rows behind the first ones from which on a narrower panel is widened to f32 once instead of for each.
+#[cfg(target_arch = "x86_64")]
+const WIDENED_FROM: usize = 4;
 
 /// What a panel is made of: 32 values per input.
 pub(super) trait PanelLine: Copy + Sync {
@@ -195,11 +199,47 @@ unsafe fn avx512<L: PanelLine>(x: &[f32], lines: &[L], d_in: usize, mut store: i
         }
         store_all(sums);
     }
-    for x in x[first.len()..].chunks(MAX_ROWS * d_in) {
+    let rest = x[first.len()..].chunks(MAX_ROWS * d_in);
+    if L::BYTES < size_of::<[f32; PANEL]>() && rest.len() >= WIDENED_FROM {
+        return WIDENED.with_borrow_mut(|widened| {
+            // SAFETY: as above.
+            unsafe { widen(lines, widened) };
+            for x in rest {
+                let sums = &mut [[0.0; PANEL]; MAX_ROWS][..x.len() / d_in];
+                // SAFETY: as above.
+                unsafe { avx512_block::<_, 0>(Rows { x, d_in, inputs: 0..d_in }, widened, 0, sums) };
+                store_all(sums);
+            }
+        });
+    }
+    for x in rest {
         let sums = &mut [[0.0; PANEL]; MAX_ROWS][..x.len() / d_in];
         // SAFETY: as above.
         unsafe { avx512_block::<L, 0>(Rows { x, d_in, inputs: 0..d_in }, lines, 0, sums) };
         store_all(sums);
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+thread_local! {
+    /// A panel in f32.
+    static WIDENED: RefCell<Vec<Line<f32, 16>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The panel in f32, in place of what is in `widened`.
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw stores")]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn widen<L: PanelLine>(lines: &[L], widened: &mut Vec<Line<f32, 16>>) {
+    use std::arch::x86_64::_mm512_store_ps;
+    widened.resize(2 * lines.len() / L::LINES, Line([0.0; 16]));
+    for (lines, widened) in lines.chunks_exact(L::LINES).zip(widened.as_chunks_mut::<2>().0) {
+        // SAFETY: this function's own target features, and these are the lines of one input.
+        let values = unsafe { L::load(lines.as_ptr()) };
+        for (widened, values) in widened.iter_mut().zip(values) {
+            // SAFETY: a line is 16 values, aligned to 64 bytes.
+            unsafe { _mm512_store_ps(widened.0.as_mut_ptr(), values) };
+        }
     }
 }
 

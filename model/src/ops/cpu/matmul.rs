@@ -251,7 +251,7 @@ mod tests {
                 let values: Vec<f32> = (0..d_out).flat_map(|row| held.row(row)).collect();
                 let full = Panels::of_width(&values, dims, Width::Full);
                 assert_eq!(4 * held.n_bytes(), bytes * full.n_bytes());
-                for n_rows in [1, 2, 12, 13, 16, 24, 25, 40] {
+                for n_rows in [1, 2, 12, 13, 16, 24, 25, 40, 61, 90] {
                     let x = noise(n_rows * d_in, 9);
                     let is_shared = n_rows * d_out * d_in >= PARALLEL_WORK;
                     // Other threads have the machine's own level.
