@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 /// How matrices are stored. Norms, biases and activations are always f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Dtype {
-    /// 4 bytes a value; the only one that trains.
+    /// 4 bytes a value, on the CPU fewer where the very numbers need fewer; the only one that trains.
     #[default]
     F32,
     /// 2 bytes a value: IEEE half precision.
