@@ -33,6 +33,7 @@ pub(super) trait PanelLine: Copy + Sync {
     /// Lines per input.
     const LINES: usize;
     /// The bytes of those.
+    #[cfg(target_arch = "x86_64")]
     const BYTES: usize = Self::LINES * size_of::<Self>();
 
     /// The 32 values at one input, as f32.
