@@ -61,7 +61,7 @@ struct Plan {
     depth: usize,
     /// Rows of the input.
     rows: usize,
-    /// Whether the weight's rows are whole units, so that the input is read in vectors.
+    /// Whether the weight's rows are whole units without padding, so that the input is read in vectors.
     whole_units: bool,
     has_bias: bool,
     has_residual: bool,
@@ -108,7 +108,8 @@ fn launch(x: CubeTensor, matrix: &Matrix, joined: Joined, options: LinearOptions
         outputs: if rows == 1 && format.is_quantized() { 8 } else { 4 },
         depth: if format == Format::F16 { 2 } else { 1 },
         rows,
-        whole_units: d_in.is_multiple_of(format.unit()),
+        // Not where a row ends with half a block: what is behind it belongs to the next row.
+        whole_units: d_in == units * format.unit(),
         has_bias: joined.bias.is_some(),
         has_residual: joined.residual.is_some(),
         has_norm: joined.norm.is_some(),
