@@ -2,12 +2,11 @@
 //! row, window edges. On the software adapter of wgpu.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
 
-use std::sync::OnceLock;
+mod software_adapter;
 
 use burn::tensor::{DType, Device, Distribution, Int, Tensor};
 use hearth_model::{
     config::{Activation, NormKind, QkNormSpan},
-    device::{DeviceChoice, choose},
     kv_cache::PAGE_SIZE,
     ops::{
         self, AttentionOptions, Dtype, KvDtype, NormOptions, NormParts, PagedRows, PagedSequences, Rotation, Slots,
@@ -16,24 +15,12 @@ use hearth_model::{
     position,
 };
 use proptest::prelude::*;
+use software_adapter::gpu;
 
 /// Of the largest value of the reference.
 const TOLERANCE: f32 = 3e-6;
 /// Of a number that is rounded to 11 bits: devices need not round to the nearest.
 const TOLERANCE_F16: f32 = 1e-3;
-
-/// The software adapter, if it is to be tested.
-fn gpu() -> Option<Device> {
-    static DEVICE: OnceLock<Option<Device>> = OnceLock::new();
-    let device = DEVICE.get_or_init(|| {
-        if std::env::var_os("HEARTH_TEST_WGPU").is_none() {
-            println!("skipped: set HEARTH_TEST_WGPU=1 to run on the software wgpu adapter");
-            return None;
-        }
-        Some(choose(DeviceChoice::WgpuSoftware).unwrap().device)
-    });
-    device.clone()
-}
 
 fn random<const D: usize>(dims: [usize; D], width: f64) -> Tensor<D> {
     Tensor::random(dims, Distribution::Normal(0.0, width), &Device::flex())
@@ -110,10 +97,11 @@ fn check_joined(dtype: Dtype, n_rows: usize, [d_ff, d_in]: [usize; 2], kind: Act
 /// Rows whose last block is half full, and then another row: what is behind a row must not count in its norm.
 #[test]
 fn half_a_block_joined_with_norm_and_gate() {
+    for (n_rows, d_in) in [(2, 16), (9, 80)] {
+        check_joined(Dtype::Q8, n_rows, [5, d_in], Activation::Silu, 0);
+    }
     for (_, dtype) in Dtype::ALL {
-        for (n_rows, d_in) in [(2, 16), (3, 48), (9, 80)] {
-            check_joined(*dtype, n_rows, [5, d_in], Activation::Silu, 0);
-        }
+        check_joined(*dtype, 3, [5, 48], Activation::Silu, 0);
     }
 }
 

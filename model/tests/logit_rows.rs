@@ -2,33 +2,20 @@
 //! reference does.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
 
+mod software_adapter;
+
 use std::{
     cell::Cell,
     collections::{BTreeMap, BTreeSet},
-    sync::OnceLock,
 };
 
 use burn::tensor::{Device, Tensor, TensorData};
 use hearth_model::{
-    TokenId,
-    device::{DeviceChoice, choose},
-    ops,
+    TokenId, ops,
     sampling::{ChainStep, Dry, LogitRow, RowNeeds, Sampler, SamplingParams, Xtc},
 };
 use proptest::{prelude::*, test_runner::TestRunner};
-
-/// The software adapter, if it is to be tested.
-fn gpu() -> Option<Device> {
-    static DEVICE: OnceLock<Option<Device>> = OnceLock::new();
-    let device = DEVICE.get_or_init(|| {
-        if std::env::var_os("HEARTH_TEST_WGPU").is_none() {
-            println!("skipped: set HEARTH_TEST_WGPU=1 to run on the software wgpu adapter");
-            return None;
-        }
-        Some(choose(DeviceChoice::WgpuSoftware).unwrap().device)
-    });
-    device.clone()
-}
+use software_adapter::gpu;
 
 /// Many equals, zeros of both signs, and tokens that are ruled out.
 fn logit() -> impl Strategy<Value = f32> {
