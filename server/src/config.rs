@@ -512,7 +512,7 @@ impl ModelConfig {
         // Before anything shares work: this thread takes part in it.
         ops::lead_threads();
         let chosen = device::choose(self.device)?;
-        tracing::info!("device: {:?}: {}", chosen.device, chosen.reason);
+        tracing::info!("device: {}: {}", device::name(&chosen.device), chosen.reason);
         Ok(chosen.device)
     }
 }
