@@ -10,7 +10,7 @@ use std::{
     slice,
 };
 
-use super::{KvElement, LANES, Pools, Query, Target, Task, key_lines, softmax, tiles, value_row};
+use super::{Buffers, KvElement, LANES, Pools, Query, Target, Task, key_lines, softmax, tiles, value_row};
 use crate::ops::{AttentionOptions, cpu::fetch::fetch};
 
 /// Numbers in a cache line.
@@ -55,7 +55,8 @@ unsafe fn mix_n<E: KvElement, const N: usize>(
     let is_alone = kv_heads.len() == 1;
     // Pages between values that are mixed and those that are fetched meanwhile.
     let ahead = if is_alone { 2 } else { 1 };
-    let mut scores = vec![0.0; kv_heads.len() * N * width];
+    let mut buffers = Buffers::take(kv_heads.len() * N, width, head_dim);
+    let Buffers { scores, totals, mixed, .. } = &mut buffers;
     let mut tile = tiles.start;
     while tile < tiles.end {
         let n_left = tiles.end - tile;
@@ -90,8 +91,7 @@ unsafe fn mix_n<E: KvElement, const N: usize>(
     }
     let rows = queries.as_flattened().iter().zip(scores.chunks_exact_mut(width));
     let scale = pools.options.scale as f32;
-    let totals: Vec<f32> = rows.map(|(query, scores)| softmax::<true>(scores, first, query, scale)).collect();
-    let mut mixed = vec![0.0; totals.len() * head_dim];
+    totals.extend(rows.map(|(query, scores)| softmax::<true>(scores, first, query, scale)));
     let n_together = if is_alone { tiles.len() } else { 1 };
     for start in tiles.clone().step_by(n_together) {
         let part = start..start + n_together;
@@ -113,11 +113,12 @@ unsafe fn mix_n<E: KvElement, const N: usize>(
             }
         }
     }
-    for ((query, mixed), total) in queries.as_flattened().iter().zip(mixed.chunks_exact(head_dim)).zip(totals) {
+    for ((query, mixed), total) in queries.as_flattened().iter().zip(mixed.chunks_exact(head_dim)).zip(&*totals) {
         // SAFETY: the span of this query's row and head is within the output and belongs to this task alone.
         let output = unsafe { slice::from_raw_parts_mut(target.0.add(query.output), head_dim) };
         output.iter_mut().zip(mixed).for_each(|(output, mixed)| *output = mixed / total);
     }
+    buffers.give_back();
 }
 
 /// The products of a head's queries with the keys of `T` tiles, into `scores`: rows of `width`, from the first tile on.

@@ -11,7 +11,7 @@
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads")]
 mod avx512;
 
-use std::ops::Range;
+use std::{cell::Cell, ops::Range};
 
 use super::{
     BASELINE_IS_FUSED, Isa, KvElement, crew, isa,
@@ -173,7 +173,8 @@ impl Task<'_> {
     fn run<E: KvElement>(&self, pools: &Pools<'_, E>, target: &Target) {
         let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *pools.options;
         let group = n_heads / n_kv_heads;
-        let queries: Vec<Query<'_>> = self
+        // Not collected: its length would be unknown, and memory taken piece by piece.
+        let all = self
             .kv_heads
             .clone()
             .flat_map(|kv_head| self.rows.clone().map(move |row| (row, kv_head)))
@@ -186,9 +187,10 @@ impl Task<'_> {
                 let slope = pools.options.alibi_slopes.as_ref().map(|slopes| slopes[head]);
                 let sees = window_start(position, pools.options)..position + 1;
                 Query { values, output, sees, slope, softcap: pools.options.softcap.map(|cap| cap as f32) }
-            })
-            .collect();
+            });
         let n_queries = group * self.rows.len();
+        let mut queries: Vec<Query<'_>> = Vec::with_capacity(n_queries * self.kv_heads.len());
+        queries.extend(all);
         if n_queries <= MAX_QUERIES {
             return mix(&queries, self.kv_heads.clone(), self, pools, target);
         }
@@ -308,6 +310,42 @@ fn softmax<const FUSED: bool>(scores: &mut [f32], first: usize, query: &Query<'_
     sums.iter().sum()
 }
 
+thread_local! {
+    static BUFFERS: Cell<Buffers> = const { Cell::new(Buffers::new()) };
+}
+
+/// Memory of a thread for one task after the other: a step has hundreds of tasks, and serving spent 2 to 5 % of the
+/// inference thread in the allocator for them.
+#[derive(Default)]
+struct Buffers {
+    scores: Vec<f32>,
+    totals: Vec<f32>,
+    mixed: Vec<f32>,
+    /// Of a page that is not in f32.
+    widened: Vec<f32>,
+}
+
+impl Buffers {
+    const fn new() -> Self {
+        Self { scores: Vec::new(), totals: Vec::new(), mixed: Vec::new(), widened: Vec::new() }
+    }
+
+    /// The thread's own, to be given back with [`give_back`](Self::give_back): with room for the scores of `n_queries`,
+    /// `width` each, which are all to be written to, and for as many rows of `head_dim` zeros.
+    fn take(n_queries: usize, width: usize, head_dim: usize) -> Self {
+        let mut buffers = BUFFERS.take();
+        buffers.scores.resize(n_queries * width, 0.0);
+        buffers.totals.clear();
+        buffers.mixed.clear();
+        buffers.mixed.resize(n_queries * head_dim, 0.0);
+        buffers
+    }
+
+    fn give_back(self) {
+        BUFFERS.set(self);
+    }
+}
+
 /// Plain Rust, for the compiler to vectorise: what a page holds is widened once for all queries.
 #[inline(always)]
 fn portable<E: KvElement, const FUSED: bool>(
@@ -335,10 +373,11 @@ fn portable_head<E: KvElement, const FUSED: bool>(
     let tiles = tiles(&task.sees(pools.options));
     let first = tiles.start * LANES;
     let width = tiles.len() * LANES;
-    let mut scores = vec![0.0; queries.len() * width];
-    let mut buffer = vec![0.0; head_dim * LANES];
+    let mut buffers = Buffers::take(queries.len(), width, head_dim);
+    let Buffers { scores, totals, mixed, widened } = &mut buffers;
+    widened.resize(head_dim * LANES, 0.0);
     for tile in tiles {
-        let lines = E::widen(key_lines(pools, task.page(tile), kv_head), &mut buffer);
+        let lines = E::widen(key_lines(pools, task.page(tile), kv_head), widened);
         for (query, scores) in queries.iter().zip(scores.chunks_exact_mut(width)) {
             let mut sums = [0.0; LANES];
             for (line, &q) in lines.as_chunks::<LANES>().0.iter().zip(query.values) {
@@ -350,11 +389,10 @@ fn portable_head<E: KvElement, const FUSED: bool>(
         }
     }
     let scale = pools.options.scale as f32;
-    let totals = queries.iter().zip(scores.chunks_exact_mut(width));
-    let totals: Vec<f32> = totals.map(|(query, scores)| softmax::<FUSED>(scores, first, query, scale)).collect();
-    let mut mixed = vec![0.0; queries.len() * head_dim];
+    let rows = queries.iter().zip(scores.chunks_exact_mut(width));
+    totals.extend(rows.map(|(query, scores)| softmax::<FUSED>(scores, first, query, scale)));
     for position in task.sees(pools.options) {
-        let values = E::widen(value_row(pools, task.slot(position), kv_head), &mut buffer);
+        let values = E::widen(value_row(pools, task.slot(position), kv_head), widened);
         for (scores, mixed) in scores.chunks_exact(width).zip(mixed.chunks_exact_mut(head_dim)) {
             let weight = scores[position - first];
             for (mixed, value) in mixed.iter_mut().zip(values) {
@@ -362,12 +400,13 @@ fn portable_head<E: KvElement, const FUSED: bool>(
             }
         }
     }
-    for ((query, mixed), total) in queries.iter().zip(mixed.chunks_exact(head_dim)).zip(totals) {
+    for ((query, mixed), total) in queries.iter().zip(mixed.chunks_exact(head_dim)).zip(&*totals) {
         #[expect(unsafe_code, reason = "threads write disjoint parts of one matrix")]
         // SAFETY: the span of this query's row and head is within the output and belongs to this task alone.
         let output = unsafe { std::slice::from_raw_parts_mut(target.0.add(query.output), head_dim) };
         output.iter_mut().zip(mixed).for_each(|(output, mixed)| *output = mixed / total);
     }
+    buffers.give_back();
 }
 
 #[cfg(test)]
