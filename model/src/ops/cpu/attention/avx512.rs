@@ -39,7 +39,7 @@ pub(super) unsafe fn mix<E: KvElement>(
 }
 
 /// `N` queries of each head, in `queries`. Several heads go through the pages together, page by page: what they read
-/// is then one run of memory, which takes a seventh less time.
+/// is then one run of memory, which takes a seventh less time by itself and a twentieth to a ninth in a step.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
 unsafe fn mix_n<E: KvElement, const N: usize>(
     queries: &[[Query<'_>; N]],
