@@ -23,13 +23,14 @@ mod read_logits;
 mod rope;
 mod weight;
 
-pub use activation::{activate, activate_reference, exp_all, gated, gated_reference, soft_cap};
+pub use activation::{activate, activate_reference, gated, gated_reference, soft_cap};
 pub use attention::{
     Attended, AttentionOptions, PagedRows, PagedSequences, Slots, attend, attention_dense, attention_paged,
     attention_paged_reference, causal_bias,
 };
 pub use block::{BlockParts, BlockScratch, LinearParts, NormParts, PagedAttention, block, has_block};
-pub use cpu::{give_back_memory, lead_threads, limit_arenas, nearest_q8};
+pub(crate) use cpu::{SCAN_BLOCK, all_below_infinity, block_maxima, relative_weights, sum_of};
+pub use cpu::{give_back_memory, lead_threads, limit_arenas, nearest_q8, share_items};
 pub use cross_entropy::linear_cross_entropy;
 pub use embedding::{embedding, take_rows};
 pub use kv_append::{append_keys, append_values, copy_pages, new_pool, rope_append};

@@ -96,7 +96,7 @@ fn places(needs: &[RowNeeds], vocab_size: usize) -> Vec<Place> {
     let (mut n_whole, mut n_best) = (0, 0);
     let next = |count: &mut usize| std::mem::replace(count, *count + 1);
     let place = |needs: &RowNeeds| match needs {
-        // A sampler that keeps all tokens leaves them in the order of ids.
+        // As many as there are: the whole row.
         RowNeeds::Best { n, .. } if (1..vocab_size.min(RowNeeds::MAX_BEST + 1)).contains(n) => {
             Place::Best(next(&mut n_best))
         }

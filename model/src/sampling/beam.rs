@@ -12,14 +12,11 @@
 
 use std::{cmp::Ordering, collections::BTreeSet};
 
-use super::{
-    RandomStream, TokenLogprobs,
-    logprobs::{log_sum_exp, token_logprobs},
-    random::Purpose,
-};
+use super::{RandomStream, TokenLogprobs, logprobs::token_logprobs, random::Purpose, select::Scan};
 use crate::{
     TokenId,
     error::{Error, Result},
+    ops,
 };
 
 /// What is searched for, and how far.
@@ -139,7 +136,9 @@ impl BeamSearch {
     /// [`Error::Logits`] if the logits are not what a working model gives.
     pub fn expand(&mut self, beam: usize, logits: &[f32], completes: impl Fn(TokenId) -> bool) -> Result<()> {
         let Some(parent) = self.beams.get(beam) else { return Ok(()) };
-        if let Some(id) = logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY) {
+        if !ops::all_below_infinity(logits)
+            && let Some(id) = logits.iter().position(|logit| logit.is_nan() || *logit == f32::INFINITY)
+        {
             return Err(Error::Logits { what: format!("token {id} has the logit {}", logits[id]) });
         }
         let scaled: Vec<f32>;
@@ -151,35 +150,32 @@ impl BeamSearch {
         };
         let log_total = log_sum_exp(at_temperature);
         let barred = self.barred(parent.token_ids.len());
-        let possible = at_temperature.iter().enumerate().filter(|(id, logit)| {
-            logit.is_finite() && !barred.is_some_and(|barred| barred.contains(&(*id as TokenId)))
-        });
-        let mut candidates: Vec<Continuation> = possible
-            .map(|(id, &logit)| {
-                let logprob = parent.logprob + f64::from(logit) - log_total;
-                Continuation {
-                    parent: beam,
-                    id: id as TokenId,
-                    logprob,
-                    score: logprob,
-                    is_ended: false,
-                    reported: None,
-                }
-            })
-            .collect();
+        let is_possible =
+            |id: TokenId| at_temperature[id as usize].is_finite() && !barred.is_some_and(|barred| barred.contains(&id));
+        let continuation = |id: TokenId| {
+            let logprob = parent.logprob + f64::from(at_temperature[id as usize]) - log_total;
+            Continuation { parent: beam, id, logprob, score: logprob, is_ended: false, reported: None }
+        };
+        let BeamParams { width, kind, end_ids, .. } = &self.params;
+        let ends = |id: TokenId| end_ids.contains(&id) || completes(id);
+        let mut candidates: Vec<Continuation> = match kind {
+            BeamKind::Best { .. } => {
+                let n_barred = barred.map_or(0, BTreeSet::len);
+                let ids = best_that_go_on(*width, at_temperature, n_barred, is_possible, ends);
+                ids.into_iter().map(continuation).collect()
+            }
+            BeamKind::Stochastic { .. } => {
+                let ids = (0..at_temperature.len() as TokenId).filter(|&id| is_possible(id));
+                let mut candidates: Vec<Continuation> = ids.map(continuation).collect();
+                perturb(parent, &mut candidates);
+                keep_best(*width, &mut candidates);
+                candidates
+            }
+        };
         if candidates.is_empty() {
             return Err(Error::Logits { what: "every token of a beam is ruled out".into() });
         }
-        let BeamParams { width, kind, end_ids, .. } = &self.params;
-        let ends = |id: TokenId| end_ids.contains(&id) || completes(id);
-        match kind {
-            BeamKind::Best { .. } => keep_best_that_go_on(*width, &mut candidates, ends),
-            BeamKind::Stochastic { .. } => {
-                perturb(parent, &mut candidates);
-                keep_best(*width, &mut candidates);
-                candidates.iter_mut().for_each(|candidate| candidate.is_ended = ends(candidate.id));
-            }
-        }
+        candidates.iter_mut().for_each(|candidate| candidate.is_ended = ends(candidate.id));
         if let Some(n_top) = self.params.n_top {
             for candidate in &mut candidates {
                 candidate.reported = Some(token_logprobs(logits, candidate.id, n_top));
@@ -320,6 +316,14 @@ fn log_1m_exp(x: f64) -> f64 {
     if x > -std::f64::consts::LN_2 { (-x.exp_m1()).ln() } else { (-x.exp()).ln_1p() }
 }
 
+/// `ln(sum(exp(logits)))`, to the digits of double precision: a search adds up what it is taken from, and a draw without
+/// replacement takes differences.
+fn log_sum_exp(logits: &[f32]) -> f64 {
+    let largest = f64::from(Scan::new(logits).largest());
+    let total: f64 = logits.iter().map(|&logit| (f64::from(logit) - largest).exp()).sum();
+    largest + total.ln()
+}
+
 /// The noise of the children of a node. A node's number follows from its tokens alone, so that noise does not depend on
 /// which beam it is in.
 fn node_stream(path: u64) -> RandomStream {
@@ -335,19 +339,26 @@ fn keep_best(n: usize, continuations: &mut Vec<Continuation>) {
     continuations.sort_unstable_by(by_rank);
 }
 
-/// Keeps the best, the best first, as many as it takes for `width` of them to go on if there are so many, and notes which
-/// ones end.
-fn keep_best_that_go_on(width: usize, continuations: &mut Vec<Continuation>, ends: impl Fn(TokenId) -> bool) {
+/// The best of the possible tokens, the best first, as many as it takes for `width` of them to go on if there are so many.
+/// At most `n_barred` tokens with a logit above -infinity are not possible.
+fn best_that_go_on(
+    width: usize,
+    logits: &[f32],
+    n_barred: usize,
+    is_possible: impl Fn(TokenId) -> bool,
+    ends: impl Fn(TokenId) -> bool,
+) -> Vec<TokenId> {
+    let scan = Scan::new(logits);
     let mut n = 2 * width;
-    while n < continuations.len() {
-        continuations.select_nth_unstable_by(n - 1, by_rank);
-        if continuations.iter().take(n).filter(|continuation| !ends(continuation.id)).count() >= width {
-            break;
+    loop {
+        let ranks = scan.first(n + n_barred).into_iter();
+        let best: Vec<TokenId> =
+            ranks.map(|rank| rank.place() as TokenId).filter(|&id| is_possible(id)).take(n).collect();
+        if n >= logits.len() || best.iter().filter(|id| !ends(**id)).count() >= width {
+            return best;
         }
         n *= 4;
     }
-    keep_best(n, continuations);
-    continuations.iter_mut().for_each(|continuation| continuation.is_ended = ends(continuation.id));
 }
 
 /// By score, then by parent and token, so that equal scores have one order.

@@ -6,12 +6,14 @@
 //! The order of the chain is documented in one place, at [`Sampler`].
 
 pub mod beam;
+mod candidates;
 mod chain;
 mod logprobs;
 mod params;
 mod random;
 mod row;
 mod sampler;
+mod select;
 
 pub use self::{
     logprobs::{TokenLogprobs, token_logprobs},

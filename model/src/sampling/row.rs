@@ -75,6 +75,14 @@ impl LogitRow<'_> {
         }
     }
 
+    /// How many tokens it has the logits of.
+    pub fn n_logits(&self) -> usize {
+        match self {
+            Self::Whole(logits) => logits.len(),
+            Self::Best(logits) => logits.len(),
+        }
+    }
+
     /// The same with some tokens ruled out.
     #[must_use]
     pub fn without(&self, ids: &BTreeSet<TokenId>) -> LogitRow<'static> {

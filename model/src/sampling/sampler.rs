@@ -7,7 +7,8 @@ use std::{
 
 use super::{
     ChainStep, LogitRow, RowNeeds, SamplingParams, TokenLogprobs,
-    chain::{self, Candidates},
+    candidates::Candidates,
+    chain,
     random::{Purpose, RandomStream},
 };
 use crate::{
@@ -125,7 +126,7 @@ impl Sampler {
     pub fn sample<'a>(&mut self, row: impl Into<LogitRow<'a>>, position: usize) -> Result<TokenId> {
         let row = row.into();
         if self.is_plain_greedy {
-            return chain::argmax(&row)?.ok_or_else(ruled_out);
+            return Candidates::new(&row)?.best().ok_or_else(ruled_out);
         }
         let uniform = self.random.uniform(position, Purpose::Token);
         let mut shaped = self.shaped(&row, self.xtc_coin(position))?;
@@ -186,15 +187,7 @@ impl Sampler {
         wanted: (TokenId, usize),
     ) -> Result<TokenLogprobs> {
         let (id, n_top) = wanted;
-        let distribution = self.candidates(&row.into(), self.xtc_coin(position))?.into_distribution();
-        let at = distribution.iter().position(|(other, _)| *other == id);
-        let logprob = |probability: f64| probability.ln() as f32;
-        Ok(TokenLogprobs {
-            id,
-            logprob: at.map_or(f32::NEG_INFINITY, |at| logprob(distribution[at].1)),
-            rank: at.unwrap_or(distribution.len()) + 1,
-            top: distribution.iter().take(n_top).map(|&(id, probability)| (id, logprob(probability))).collect(),
-        })
+        Ok(self.candidates(&row.into(), self.xtc_coin(position))?.into_logprobs(id, n_top))
     }
 
     fn xtc_coin(&self, position: usize) -> XtcCoin {
@@ -207,7 +200,7 @@ impl Sampler {
     }
 
     /// All steps before the draw.
-    fn candidates(&self, row: &LogitRow<'_>, coin: XtcCoin) -> Result<Candidates> {
+    fn candidates<'a>(&self, row: &'a LogitRow<'_>, coin: XtcCoin) -> Result<Candidates<'a>> {
         let mut candidates = self.shaped(row, coin)?;
         if let Some(mirostat) = self.params.mirostat {
             candidates.keep_unsurprising(mirostat, self.bound);
@@ -216,7 +209,7 @@ impl Sampler {
     }
 
     /// All steps before mirostat.
-    fn shaped(&self, row: &LogitRow<'_>, coin: XtcCoin) -> Result<Candidates> {
+    fn shaped<'a>(&self, row: &'a LogitRow<'_>, coin: XtcCoin) -> Result<Candidates<'a>> {
         let params = &self.params;
         let mut candidates = Candidates::new(row)?;
         self.ban(&mut candidates)?;
@@ -244,8 +237,11 @@ impl Sampler {
         Ok(candidates)
     }
 
-    fn ban(&self, candidates: &mut Candidates) -> Result<()> {
+    fn ban(&self, candidates: &mut Candidates<'_>) -> Result<()> {
         let SamplingParams { allowed_token_ids, bad_words, .. } = &self.params;
+        if allowed_token_ids.is_none() && bad_words.is_empty() {
+            return Ok(());
+        }
         if let Some(allowed) = allowed_token_ids {
             candidates.ban(|id| !allowed.contains(&id));
         }
@@ -262,7 +258,7 @@ impl Sampler {
         if candidates.is_nothing_left() { Err(ruled_out()) } else { Ok(()) }
     }
 
-    fn penalize(&self, candidates: &mut Candidates) {
+    fn penalize(&self, candidates: &mut Candidates<'_>) {
         let SamplingParams { repetition_penalty, presence_penalty, frequency_penalty, .. } = self.params;
         for &id in self.repeated().iter() {
             let penalize =
@@ -285,7 +281,7 @@ impl Sampler {
         }
     }
 
-    fn penalize_repetitions(&self, candidates: &mut Candidates) {
+    fn penalize_repetitions(&self, candidates: &mut Candidates<'_>) {
         let dry = &self.params.dry;
         let window = last(&self.tokens, dry.penalty_last_n);
         for (id, length) in chain::repetitions(window, dry) {

@@ -138,6 +138,16 @@ pub(super) fn share_chunks(output: &mut [f32], width: usize, run: impl Fn(usize,
     });
 }
 
+/// Runs `run` for each item, shared out over the threads that operations use, and returns when all have ended.
+pub fn share_items<T: Send>(items: &mut [T], run: impl Fn(&mut T) + Sync) {
+    let shared = SharedMut::new(items);
+    share(shared.len(), |number| {
+        #[expect(unsafe_code, reason = "threads write disjoint parts of one slice")]
+        // SAFETY: each number is given once.
+        unsafe { shared.part(number..number + 1) }.iter_mut().for_each(&run);
+    });
+}
+
 /// A slice that threads write disjoint parts of.
 pub(super) struct SharedMut<'a, T> {
     start: *mut T,
@@ -369,6 +379,14 @@ mod tests {
                 });
             }
         });
+    }
+
+    #[test]
+    fn every_item_has_its_turn() {
+        let mut items: Vec<String> = (0..1000).map(|number: usize| number.to_string()).collect();
+        share_items(&mut items, |item| item.push('!'));
+        assert!(items.iter().enumerate().all(|(number, item)| *item == format!("{number}!")));
+        share_items(&mut Vec::<String>::new(), |item| item.clear());
     }
 
     #[test]

@@ -28,17 +28,20 @@ mod quant_blocks;
 mod quant_rows;
 mod quantized;
 mod rowwise;
+mod scan;
 mod tensors;
 
 pub use arenas::{give_back_memory, limit_arenas};
 pub(super) use attention::{append_keys, append_values, attention_paged};
 pub(super) use block::{BlockValues, LinearValues, NormValues, PagedValues, Scratch, block};
+pub use crew::share_items;
 pub(super) use kv_element::KvElement;
 pub(super) use matmul::linear;
 pub(super) use measure::{multiply_rate, read_bandwidth};
 pub(super) use panels::Panels;
 pub use quant_blocks::nearest_q8;
-pub(super) use rowwise::{activate, exp_all, gated, has_activation, norm, rope};
+pub(super) use rowwise::{activate, gated, has_activation, norm, rope};
+pub(crate) use scan::{SCAN_BLOCK, all_below_infinity, block_maxima, relative_weights, sum_of};
 pub(super) use tensors::{Values, changed, ints, is_cpu, pool, pool_of_zeros, tensor, update, values};
 
 use std::sync::OnceLock;

@@ -144,19 +144,6 @@ pub(super) fn gated_into(gate_up: &[f32], d_ff: usize, kind: Activation, output:
     });
 }
 
-/// [`exp_all`](crate::ops::exp_all).
-pub(in crate::ops) fn exp_all(values: &mut [f32]) {
-    exp_values(values);
-}
-
-for_each_isa!(exp_values(values: &mut [f32]) = exp_values_body);
-
-/// The same bits whatever the machine: what a seed draws rests on them.
-#[inline(always)]
-fn exp_values_body<const FUSED: bool>(values: &mut [f32]) {
-    values.iter_mut().for_each(|value| *value = exp::<false>(*value));
-}
-
 /// Whether there is a body for `kind`.
 pub(in crate::ops) fn has_activation(kind: Activation) -> bool {
     kind != Activation::Gelu

@@ -1,0 +1,161 @@
+//! Passes over a row of logits on the host: what choosing a token looks at all of them for. A vocabulary has 50,000
+//! tokens and more, and every sequence of a step has such a row.
+//!
+//! The results are the same bits whatever the machine: what a seed draws rests on them.
+
+use super::{BASELINE_IS_FUSED, Isa, isa, math::exp, rowwise::for_each_isa};
+
+/// How many values [`block_maxima`] has one number for.
+pub(crate) const SCAN_BLOCK: usize = 128;
+
+/// Partial sums and maxima: one AVX-512 register.
+const LANES: usize = 16;
+
+/// The largest value of each [`SCAN_BLOCK`]; NaN is passed over, -infinity where there is nothing else.
+pub(crate) fn block_maxima(values: &[f32]) -> Vec<f32> {
+    let mut maxima = vec![f32::NEG_INFINITY; values.len().div_ceil(SCAN_BLOCK)];
+    for (block, maximum) in values.chunks(SCAN_BLOCK).zip(&mut maxima) {
+        scan_maximum(block, maximum);
+    }
+    maxima
+}
+
+// Block by block: of a loop over blocks, the compiler would look at the first values of several at a time, which lie
+// apart.
+for_each_isa!(scan_maximum(block: &[f32], maximum: &mut f32) = scan_maximum_body);
+
+#[inline(always)]
+fn scan_maximum_body<const FUSED: bool>(block: &[f32], maximum: &mut f32) {
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let (chunks, rest) = block.as_chunks::<LANES>();
+    for chunk in chunks {
+        lanes.iter_mut().zip(chunk).for_each(|(lane, &value)| *lane = larger(value, *lane));
+    }
+    lanes.iter_mut().zip(rest).for_each(|(lane, &value)| *lane = larger(value, *lane));
+    for half in [8, 4, 2, 1] {
+        let (low, high) = lanes.split_at_mut(half);
+        low.iter_mut().zip(high).for_each(|(low, &mut high)| *low = larger(high, *low));
+    }
+    *maximum = lanes[0];
+}
+
+/// The other one where `value` is NaN; one instruction.
+#[inline(always)]
+fn larger(value: f32, other: f32) -> f32 {
+    if value > other { value } else { other }
+}
+
+/// Whether no value is NaN or +infinity.
+pub(crate) fn all_below_infinity(values: &[f32]) -> bool {
+    let mut n_others = 0;
+    count_others(values, &mut n_others);
+    n_others == 0
+}
+
+for_each_isa!(count_others(values: &[f32], n_others: &mut u32) = count_others_body);
+
+#[inline(always)]
+fn count_others_body<const FUSED: bool>(values: &[f32], n_others: &mut u32) {
+    // Without an early end, so that the compiler looks at many at a time.
+    *n_others = values.iter().map(|&value| u32::from(value.is_nan() | (value == f32::INFINITY))).sum();
+}
+
+/// `e^x` for the `x = (value - largest) / temperature` of each value, within `1e-6 + 1.2e-7 |x|` of the true one's size,
+/// and 0 where that is below `1.2e-38`. No value is above `largest`, so none overflows, however low the temperature.
+pub(crate) fn relative_weights(values: &[f32], largest: f32, temperature: f32) -> Vec<f32> {
+    let mut weights = vec![0.0; values.len()];
+    weigh(values, largest, temperature, &mut weights);
+    weights
+}
+
+for_each_isa!(weigh(values: &[f32], largest: f32, temperature: f32, weights: &mut [f32]) = weigh_body);
+
+#[inline(always)]
+fn weigh_body<const FUSED: bool>(values: &[f32], largest: f32, temperature: f32, weights: &mut [f32]) {
+    for (weight, &value) in weights.iter_mut().zip(values) {
+        *weight = exp::<false>((value - largest) / temperature);
+    }
+}
+
+/// The sum in double precision, since a vocabulary has more tokens than `f32` has digits for: in 16 partial sums that are
+/// added in order at the end.
+pub(crate) fn sum_of(values: &[f32]) -> f64 {
+    let mut total = 0.0;
+    add_up(values, &mut total);
+    total
+}
+
+for_each_isa!(add_up(values: &[f32], total: &mut f64) = add_up_body);
+
+#[inline(always)]
+fn add_up_body<const FUSED: bool>(values: &[f32], total: &mut f64) {
+    let mut sums = [0.0; LANES];
+    let (chunks, rest) = values.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (sum, &value) in sums.iter_mut().zip(chunk) {
+            *sum += f64::from(value);
+        }
+    }
+    for (sum, &value) in sums.iter_mut().zip(rest) {
+        *sum += f64::from(value);
+    }
+    *total = sums.iter().sum();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::cpu::levels::{levels, noise, with_isa};
+
+    #[test]
+    fn every_level_has_the_same_bits() {
+        for n in [0, 1, 15, 16, 127, 128, 129, 1000, 4099] {
+            let mut values: Vec<f32> = noise(n, 5).iter().map(|value| value * 30.0).collect();
+            if n > 1 {
+                values[n / 2] = f32::NEG_INFINITY;
+            }
+            let largest = values.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let expected: Vec<f32> = values
+                .chunks(SCAN_BLOCK)
+                .map(|block| block.iter().copied().fold(f32::NEG_INFINITY, f32::max))
+                .collect();
+            let weights = relative_weights(&values, largest, 0.7);
+            let sum = sum_of(&weights);
+            for (&value, &weight) in values.iter().zip(&weights) {
+                let x = (f64::from(value) - f64::from(largest)) / f64::from(0.7_f32);
+                let far = (f64::from(weight) - x.exp()).abs();
+                assert!(
+                    far <= (1e-6 - 1.2e-7 * x) * x.exp() + 1.2e-38 || weight == 0.0 && x < -87.3,
+                    "{value}: {weight}"
+                );
+            }
+            let exact: f64 = weights.iter().map(|&weight| f64::from(weight)).sum();
+            assert!((sum - exact).abs() <= 1e-13 * exact);
+            for level in levels() {
+                with_isa(level, || {
+                    assert_eq!(block_maxima(&values), expected, "{n} with {level:?}");
+                    assert_eq!(relative_weights(&values, largest, 0.7), weights, "{n} with {level:?}");
+                    assert_eq!(sum_of(&weights).to_bits(), sum.to_bits(), "{n} with {level:?}");
+                    assert!(all_below_infinity(&values));
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn broken_values_are_found_wherever_they_are() {
+        for at in [0, 14, 127, 128, 190] {
+            for broken in [f32::NAN, -f32::NAN, f32::INFINITY] {
+                let mut values = vec![1.0; 191];
+                values[at] = broken;
+                for level in levels() {
+                    assert!(!with_isa(level, || all_below_infinity(&values)), "{broken} at {at} with {level:?}");
+                }
+                values[at] = f32::NEG_INFINITY;
+                assert!(all_below_infinity(&values));
+            }
+        }
+        assert_eq!(block_maxima(&[f32::NAN, 2.0, f32::NAN, 1.0]), [2.0]);
+        assert_eq!(block_maxima(&[f32::NAN; 3]), [f32::NEG_INFINITY]);
+    }
+}
