@@ -27,6 +27,7 @@ mod sequence;
 mod speculation;
 mod start;
 pub mod text;
+mod turn;
 mod worker;
 
 use std::{

@@ -12,10 +12,7 @@ use std::{
     time::Instant,
 };
 
-use hearth_model::{
-    Error, Result, TokenId,
-    sampling::{LogitRow, RowNeeds},
-};
+use hearth_model::{Error, Result, TokenId, sampling::RowNeeds};
 use tokio::sync::watch;
 
 use super::{
@@ -24,10 +21,11 @@ use super::{
     generation::Generation,
     runner::{Hidden, Input, Runner},
     scheduler::{RequestId, Scheduler, SequenceId, Step},
-    sequence::{Progress, Sequence},
+    sequence::Progress,
     speculation::{Decoding, Drafts, Outcome as DraftOutcome, Speculator},
+    turn::{Outcome, RowProgress, WantedRow, take_turns},
 };
-use crate::metrics::{EngineMetrics, Outcome};
+use crate::metrics::{self, EngineMetrics};
 
 /// Rows whose logits are on the host at once. A row is the whole vocabulary, so this bounds the memory of requests
 /// that want the log-probabilities of a long prompt.
@@ -43,18 +41,6 @@ pub(crate) struct Worker {
     pub(crate) speculator: Option<Speculator>,
     pub(crate) generations: BTreeMap<RequestId, Generation>,
     pub(crate) n_accepted: u64,
-}
-
-/// A row of a step whose logits somebody wants.
-#[derive(Clone, Copy, Debug)]
-struct WantedRow {
-    /// Its place in the step.
-    row: usize,
-    id: SequenceId,
-    /// Its place in its sequence.
-    position: usize,
-    /// Its token was guessed.
-    is_guess: bool,
 }
 
 /// Why the thread ends.
@@ -91,7 +77,7 @@ impl Worker {
         self.publish(state);
         let event = Event::Failed(message);
         for id in self.generations.keys().copied().collect::<Vec<_>>() {
-            self.end(id, &event, Outcome::Error);
+            self.end(id, &event, metrics::Outcome::Error);
         }
         while let Ok(command) = self.commands.try_recv() {
             if let Command::Generate(generations) = command {
@@ -151,8 +137,8 @@ impl Worker {
         }
         for (id, deadline) in gone {
             match deadline {
-                Some(deadline) => self.end(id, &Event::TimedOut(deadline), Outcome::Abort),
-                None => self.forget(id, Outcome::Abort),
+                Some(deadline) => self.end(id, &Event::TimedOut(deadline), metrics::Outcome::Abort),
+                None => self.forget(id, metrics::Outcome::Abort),
             }
         }
     }
@@ -232,21 +218,13 @@ impl Worker {
             let indices: Vec<usize> = rows.iter().map(|wanted| wanted.row).collect();
             let needs: Vec<RowNeeds> = rows.iter().map(|wanted| self.needs(wanted, token_ids)).collect();
             let logits = self.runner.logits(hidden, &indices, &needs)?;
-            for (wanted, logits) in rows.iter().zip(logits.iter()) {
-                // Not what was drawn, or behind such a one: a guess that was wrong.
-                if !self.is_true(wanted, token_ids) {
-                    continue;
-                }
-                if wanted.is_guess {
-                    *n_accepted.entry(wanted.id.request).or_default() += 1;
-                }
-                match self.generations.get_mut(&wanted.id.request) {
-                    Some(Generation::Sequence(sequence)) => {
-                        let forks = sequence.take_forks(wanted.position);
-                        self.advance_all(wanted, forks, &logits);
+            let rows = rows.iter().copied().zip(logits.iter());
+            for (id, outcomes) in take_turns(&mut self.generations, rows, token_ids, &self.metrics) {
+                for Outcome { is_guess, progress } in outcomes {
+                    if is_guess {
+                        *n_accepted.entry(id).or_default() += 1;
                     }
-                    Some(Generation::Beams(_)) => self.advance_beam(wanted, &logits),
-                    Some(Generation::Embedding(_)) | None => {}
+                    self.record(id, progress);
                 }
             }
         }
@@ -262,14 +240,6 @@ impl Worker {
         let n_ahead = (wanted.position + 1).saturating_sub(generation.token_ids(wanted.id.branch).len());
         let ahead = token_ids.get((wanted.row + 1).saturating_sub(n_ahead)..=wanted.row).unwrap_or_default();
         generation.needs(wanted.position, ahead)
-    }
-
-    /// Whether a row was computed of the token that its sequence has at that place. A request that ended at an earlier
-    /// row of this step has none.
-    fn is_true(&self, wanted: &WantedRow, token_ids: &[TokenId]) -> bool {
-        let generation = self.generations.get(&wanted.id.request);
-        let known = generation.and_then(|generation| generation.token_ids(wanted.id.branch).get(wanted.position));
-        known.is_some() && known == token_ids.get(wanted.row)
     }
 
     /// Tells the speculator what became of its guesses and of the time that they took.
@@ -308,7 +278,7 @@ impl Worker {
             let states = self.runner.hidden_rows(hidden, rows)?;
             match embedding.advance(chunk.start, &states, self.runner.d_model()) {
                 Ok(false) => {}
-                Ok(true) => self.forget(id, Outcome::Stop),
+                Ok(true) => self.forget(id, metrics::Outcome::Stop),
                 Err(error) => self.end_failed(id, &error),
             }
         }
@@ -336,29 +306,26 @@ impl Worker {
         wanted
     }
 
-    /// Advances a sequence and those that fork from it here, by the same row of logits.
-    fn advance_all(&mut self, wanted: &WantedRow, forks: Vec<Sequence>, logits: &LogitRow<'_>) {
-        let parent = wanted.id.request;
-        let mut ids = vec![parent];
-        for fork in forks {
-            let id = self.next_id();
-            self.scheduler.fork(parent, id);
-            self.generations.insert(id, Generation::Sequence(Box::new(fork)));
-            ids.push(id);
-        }
-        for id in ids {
-            self.advance_sequence(id, wanted.position, logits);
+    /// Takes note of what became of a request by a row.
+    fn record(&mut self, id: RequestId, progress: RowProgress) {
+        match progress {
+            RowProgress::Sequence { own, forks } => {
+                let mut forked = Vec::new();
+                for (fork, progress) in forks {
+                    let child = self.next_id();
+                    self.scheduler.fork(id, child);
+                    self.generations.insert(child, Generation::Sequence(Box::new(fork)));
+                    forked.push((child, progress));
+                }
+                for (id, progress) in std::iter::once((id, own)).chain(forked) {
+                    self.record_sequence(id, progress);
+                }
+            }
+            RowProgress::Beams(progress) => self.record_beams(id, progress),
         }
     }
 
-    fn advance_sequence(&mut self, id: RequestId, position: usize, logits: &LogitRow<'_>) {
-        let Some(Generation::Sequence(sequence)) = self.generations.get_mut(&id) else { return };
-        let n_before = sequence.n_completion();
-        sequence.timeline.has_logits();
-        let progress = sequence.advance(position, logits);
-        if sequence.n_completion() > n_before {
-            self.metrics.token(&mut sequence.timeline);
-        }
+    fn record_sequence(&mut self, id: RequestId, progress: Result<Progress>) {
         match progress {
             Ok(Progress::PromptRow) => {}
             Ok(Progress::Token(key)) => self.scheduler.push_token(SequenceId { request: id, branch: 0 }, key),
@@ -367,17 +334,16 @@ impl Worker {
         }
     }
 
-    fn advance_beam(&mut self, wanted: &WantedRow, logits: &LogitRow<'_>) {
-        let id = wanted.id.request;
-        let Some(Generation::Beams(beams)) = self.generations.get_mut(&id) else { return };
-        beams.timeline.has_logits();
-        match beams.advance(wanted.id.branch, logits) {
+    fn record_beams(&mut self, id: RequestId, progress: Result<BeamProgress>) {
+        match progress {
             Ok(BeamProgress::Waits) => {}
             Ok(BeamProgress::Goes(parents)) => self.scheduler.branch(id, &parents),
             Ok(BeamProgress::Ended(answers)) => {
-                for &(reason, n_tokens) in &answers {
-                    (0..n_tokens).for_each(|_| self.metrics.token(&mut beams.timeline));
-                    self.metrics.ended(&beams.timeline, reason.into(), n_tokens);
+                if let Some(Generation::Beams(beams)) = self.generations.get_mut(&id) {
+                    for &(reason, n_tokens) in &answers {
+                        (0..n_tokens).for_each(|_| self.metrics.token(&mut beams.timeline));
+                        self.metrics.ended(&beams.timeline, reason.into(), n_tokens);
+                    }
                 }
                 self.drop_request(id);
             }
@@ -390,11 +356,11 @@ impl Worker {
             Error::Param { name, .. } => Event::Refused { param: name, message: error.to_string() },
             error => Event::Failed(error.to_string()),
         };
-        self.end(id, &event, Outcome::Error);
+        self.end(id, &event, metrics::Outcome::Error);
     }
 
     /// Ends a request with an event that its client gets to see.
-    fn end(&mut self, id: RequestId, event: &Event, outcome: Outcome) {
+    fn end(&mut self, id: RequestId, event: &Event, outcome: metrics::Outcome) {
         if let Some(generation) = self.generations.get(&id) {
             generation.end_with(event);
         }
@@ -402,7 +368,7 @@ impl Worker {
     }
 
     /// Counts a request's end; its events are out.
-    fn forget(&mut self, id: RequestId, outcome: Outcome) {
+    fn forget(&mut self, id: RequestId, outcome: metrics::Outcome) {
         if let Some(generation) = self.generations.get_mut(&id) {
             let n_tokens = generation.n_completion();
             self.metrics.ended(generation.timeline(), outcome, n_tokens);
