@@ -82,6 +82,8 @@ proptest! {
             assert_close(ops::activate(x.clone(), kind), ops::activate_reference(x.clone(), kind));
             assert_close(ops::gated(x.clone(), kind), ops::gated_reference(x, kind));
         }
+        let x = random([n_rows, width], 90.0);
+        assert_close(ops::soft_cap(x.clone(), 30.0), ops::soft_cap_reference(x, 30.0));
     }
 
     #[test]

@@ -10,7 +10,7 @@ pub fn activate(x: Tensor<2>, kind: Activation) -> Tensor<2> {
     if cube::is_cube(&x.device()) {
         return cube::activate(x, kind);
     }
-    if !(cpu::is_cpu(&x.device()) && cpu::has_activation(kind)) {
+    if !cpu::is_cpu(&x.device()) {
         return activate_reference(x, kind);
     }
     let dims = x.dims();
@@ -30,6 +30,14 @@ pub fn activate_reference(x: Tensor<2>, kind: Activation) -> Tensor<2> {
 /// `cap * tanh(x / cap)` of each value: within `-cap..cap`, and nearly what it was where it is small
 /// ([Gemma 2](https://arxiv.org/abs/2408.00118), 2).
 pub fn soft_cap<const D: usize>(x: Tensor<D>, cap: f64) -> Tensor<D> {
+    if !cpu::is_cpu(&x.device()) {
+        return soft_cap_reference(x, cap);
+    }
+    cpu::changed(x, |x| cpu::soft_cap(x, cap as f32))
+}
+
+/// [`soft_cap`] in plain Burn operations.
+pub fn soft_cap_reference<const D: usize>(x: Tensor<D>, cap: f64) -> Tensor<D> {
     (x / cap).tanh() * cap
 }
 
@@ -39,7 +47,7 @@ pub fn gated(gate_up: Tensor<2>, kind: Activation) -> Tensor<2> {
     if cube::is_cube(&gate_up.device()) {
         return cube::gated(gate_up, kind);
     }
-    if !(cpu::is_cpu(&gate_up.device()) && cpu::has_activation(kind)) {
+    if !cpu::is_cpu(&gate_up.device()) {
         return gated_reference(gate_up, kind);
     }
     cpu::tensor(cpu::gated(cpu::values(gate_up).as_slice(), width / 2, kind), [n_rows, width / 2])

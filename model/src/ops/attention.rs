@@ -8,7 +8,7 @@ use half::f16;
 use super::{
     cpu,
     cube::{self, AttentionPlan, AttentionStep, BLOCK_LEN, TILE},
-    soft_cap,
+    soft_cap_reference,
 };
 use crate::kv_cache::PAGE_SIZE;
 
@@ -239,7 +239,7 @@ pub fn attend([q, k, v]: [Tensor<4>; 3], bias: Option<Tensor<4>>, options: &Atte
     let scores = (q * options.scale).reshape(stacked).matmul(k.swap_dims(2, 3));
     let scores = scores.reshape([batch, n_heads, n_queries, n_keys]);
     let scores = match options.softcap {
-        Some(cap) => soft_cap(scores, cap),
+        Some(cap) => soft_cap_reference(scores, cap),
         None => scores,
     };
     let scores = match bias {

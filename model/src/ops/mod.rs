@@ -23,7 +23,7 @@ mod read_logits;
 mod rope;
 mod weight;
 
-pub use activation::{activate, activate_reference, gated, gated_reference, soft_cap};
+pub use activation::{activate, activate_reference, gated, gated_reference, soft_cap, soft_cap_reference};
 pub use attention::{
     Attended, AttentionOptions, PagedRows, PagedSequences, Slots, attend, attention_dense, attention_paged,
     attention_paged_reference, causal_bias,

@@ -83,9 +83,14 @@ mod tests {
                 let options = NormOptions { kind, eps: 1e-5, weight_offset: 0.0 };
                 check("norm", || cpu::norm(&x, &weight, Some(&weight), options));
             }
-            for kind in [Activation::Relu, Activation::Silu, Activation::GeluTanh] {
+            for kind in [Activation::Relu, Activation::Silu, Activation::GeluTanh, Activation::Gelu] {
                 check("activate", || cpu::activate(&x, width, kind));
             }
+            check("soft_cap", || {
+                let mut capped = x.clone();
+                cpu::soft_cap(&mut capped, 0.3);
+                capped
+            });
         }
     }
 

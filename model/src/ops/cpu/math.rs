@@ -39,6 +39,31 @@ pub(super) fn tanh<const FUSED: bool>(x: f32) -> f32 {
     if square < 0.1225 { x * series } else { far }
 }
 
+/// `x` times the share of a normal distribution below `x`, to within `8e-7 + 4e-8 x^2` of its value: `x / 2
+/// erfc(-x / sqrt(2))`.
+///
+/// `erfc(z) e^(z^2)` is `t` times a polynomial in `t = 1 / (1 + 0.3 z)`, within `2e-8`: fitted by least squares at
+/// Chebyshev's points for `z` in `0..9.5`, with weights that raise the worst ones (Lawson's algorithm).
+#[inline(always)]
+pub(super) fn gelu<const FUSED: bool>(x: f32) -> f32 {
+    let t = 1.0 / multiply_add::<FUSED>(0.3 * std::f32::consts::FRAC_1_SQRT_2, x.abs(), 1.0);
+    let mut series = -0.129_434_29;
+    for coefficient in [
+        0.485_097_46,
+        -0.511_228_5,
+        0.546_397_4,
+        -0.093_632_836,
+        0.214_436_93,
+        0.148_482_27,
+        0.170_691_96,
+        0.169_189_61,
+    ] {
+        series = multiply_add::<FUSED>(series, t, coefficient);
+    }
+    let beyond = 0.5 * t * series * exp::<FUSED>(-0.5 * x * x);
+    if x < 0.0 { x * beyond } else { x - x * beyond }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -53,6 +78,40 @@ mod tests {
             }
         }
         assert_eq!((tanh::<true>(0.0), tanh::<true>(1e30), tanh::<true>(-1e30)), (0.0, 1.0, -1.0));
+    }
+
+    /// The distribution's tail by its continued fraction, which the approximation was not fitted with below 2.
+    #[test]
+    fn gelu_is_gelu() {
+        let above = |z: f64| {
+            let fraction = (1..400).rev().fold(z, |below, n| z + f64::from(n) / below);
+            (-z * z / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt() / fraction
+        };
+        for n in -130_000..=130_000 {
+            let x = n as f32 * 1e-4;
+            let wide = f64::from(x);
+            // Where the fraction is slow to converge: the series of the distribution around 0.
+            let below = if wide.abs() < 2.0 {
+                let mut term = wide;
+                let sum: f64 = (1..60).fold(wide, |sum, n| {
+                    term *= wide * wide / f64::from(2 * n + 1);
+                    sum + term
+                });
+                0.5 + sum * (-wide * wide / 2.0).exp() / (2.0 * std::f64::consts::PI).sqrt()
+            } else if wide < 0.0 {
+                above(-wide)
+            } else {
+                1.0 - above(wide)
+            };
+            let expected = wide * below;
+            let allowed = 8e-7 + 4e-8 * wide * wide;
+            for found in [gelu::<true>(x), gelu::<false>(x)] {
+                let far = (f64::from(found) - expected).abs();
+                assert!(far <= allowed * expected.abs() + 1e-38, "gelu({x}) is {found}, expected {expected}");
+            }
+        }
+        assert_eq!((gelu::<true>(0.0), gelu::<true>(-30.0), gelu::<true>(1e20)), (0.0, 0.0, 1e20));
+        assert!(gelu::<true>(f32::NAN).is_nan() && gelu::<false>(-1e30) == 0.0);
     }
 
     #[test]

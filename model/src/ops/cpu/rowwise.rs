@@ -1,6 +1,10 @@
 //! Norms, rotary positions and gated activations: one pass over each row.
 
-use super::{BASELINE_IS_FUSED, Isa, crew, isa, math::exp, multiply_add};
+use super::{
+    BASELINE_IS_FUSED, Isa, crew, isa,
+    math::{exp, gelu, tanh},
+    multiply_add,
+};
 use crate::{
     config::{Activation, NormKind},
     ops::NormOptions,
@@ -144,9 +148,18 @@ pub(super) fn gated_into(gate_up: &[f32], d_ff: usize, kind: Activation, output:
     });
 }
 
-/// Whether there is a body for `kind`.
-pub(in crate::ops) fn has_activation(kind: Activation) -> bool {
-    kind != Activation::Gelu
+/// [`soft_cap`](crate::ops::soft_cap) of `x`, in place.
+pub(in crate::ops) fn soft_cap(x: &mut [f32], cap: f32) {
+    /// Values that a thread takes at a time.
+    const AT_ONCE: usize = 4096;
+    for_rows(x, AT_ONCE, |_, values| soft_cap_row(values, cap));
+}
+
+for_each_isa!(soft_cap_row(values: &mut [f32], cap: f32) = soft_cap_body);
+
+#[inline(always)]
+fn soft_cap_body<const FUSED: bool>(values: &mut [f32], cap: f32) {
+    values.iter_mut().for_each(|value| *value = tanh::<FUSED>(*value / cap) * cap);
 }
 
 /// [`activate`](crate::ops::activate) of `x [n_rows, d_ff]`.
@@ -169,8 +182,7 @@ fn activate_row_body<const FUSED: bool>(row: &mut [f32], kind: Activation) {
         Activation::Relu => row.iter_mut().for_each(|x| *x = x.max(0.0)),
         Activation::Silu => row.iter_mut().for_each(|x| *x /= 1.0 + exp::<FUSED>(-*x)),
         Activation::GeluTanh => row.iter_mut().for_each(|x| *x = gelu_tanh::<FUSED>(*x)),
-        // `ops::activate` keeps it for the reference body: `erf` has no short series that holds everywhere.
-        Activation::Gelu => {}
+        Activation::Gelu => row.iter_mut().for_each(|x| *x = gelu::<FUSED>(*x)),
     }
 }
 
