@@ -12,7 +12,7 @@ use crate::{
     error::Result,
     kv_cache::PagedStep,
     layers::{Linear, Norm},
-    ops::{self, AttentionOptions, BlockScratch, LinearParts, PagedAttention, Rotation, Weight},
+    ops::{self, AttentionOptions, BlockScratch, HeadNormParts, LinearParts, PagedAttention, Rotation, Weight},
     params::{ParamSource, ParamVisitor},
     position::{self, Span},
 };
@@ -176,9 +176,12 @@ impl CausalSelfAttention {
         })
     }
 
-    /// The two products, if there is nothing but positions and attention between them.
-    pub(crate) fn plain_parts(&self) -> Option<[LinearParts<'_>; 2]> {
-        (self.q_norm.is_none() && self.k_norm.is_none()).then(|| [self.qkv.parts(), self.out.parts()])
+    /// The two products, and the norms between the first and the positions.
+    pub(crate) fn parts(&self) -> ([LinearParts<'_>; 2], Option<HeadNormParts>) {
+        let norms = self.q_norm.as_ref().zip(self.k_norm.as_ref());
+        let head_norms = norms
+            .map(|(q_norm, k_norm)| HeadNormParts { norms: [q_norm.parts(), k_norm.parts()], span: self.norm_span });
+        ([self.qkv.parts(), self.out.parts()], head_norms)
     }
 
     pub(crate) fn matrices(&self) -> [&Weight; 2] {
@@ -217,11 +220,9 @@ impl CausalSelfAttention {
             let [_, n_heads, _] = x.dims();
             x.reshape([n_rows, n_heads * head_dim])
         };
-        let qkv = match (&self.q_norm, &self.k_norm) {
-            (Some(q_norm), Some(k_norm)) => {
-                ops::norm_heads(qkv, [q_norm.parts(), k_norm.parts()], self.norm_span, options)
-            }
-            _ => qkv,
+        let qkv = match self.parts().1 {
+            Some(HeadNormParts { norms, span }) => ops::norm_heads(qkv, norms, span, options),
+            None => qkv,
         };
         match context {
             AttentionContext::Dense(dense) => {

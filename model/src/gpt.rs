@@ -287,6 +287,11 @@ impl Block {
         {
             return ops::block(x, &parts, attention, scratch);
         }
+        self.forward_by_operations(layer, x, pass)
+    }
+
+    /// [`forward`](Self::forward), one operation after the other.
+    fn forward_by_operations(&self, layer: usize, x: Tensor<2>, pass: &mut Pass<'_>) -> Tensor<2> {
         let (attn_out, mlp_out) = (self.attn.out(), &self.mlp.down);
         // Where the two parts share a norm, it is that of attention.
         let mlp_norm = self.mlp_norm.as_ref().unwrap_or(&self.attn_norm);
@@ -346,19 +351,34 @@ impl Block {
 }
 
 impl Block {
-    /// The parameters, if the block is of the kind that devices have bodies for.
+    /// The parameters, if the block is of the kind that devices have bodies for: all but where norms are of the residual
+    /// stream itself.
     fn parts(&self) -> Option<BlockParts<'_>> {
-        let is_plain = self.wiring == Wiring::Pre && self.residual_multiplier == 1.0;
-        let [qkv, out] = self.attn.plain_parts().filter(|_| is_plain)?;
+        // Where the two parts share a norm, it is that of attention.
+        let mlp_norm = self.mlp_norm.as_ref().unwrap_or(&self.attn_norm);
+        let (attn_norm, mlp_norm) = (Some(self.attn_norm.parts()), Some(mlp_norm.parts()));
+        let out_norms = || [&self.attn_out_norm, &self.mlp_out_norm].map(|norm| norm.as_ref().map(Norm::parts));
+        let ([attn_in_norm, mlp_in_norm], [attn_out_norm, mlp_out_norm]) = match self.wiring {
+            Wiring::Pre | Wiring::Parallel => ([attn_norm, mlp_norm], [None, None]),
+            Wiring::Inside => ([None, None], [attn_norm, mlp_norm]),
+            Wiring::Sandwich => ([attn_norm, mlp_norm], out_norms()),
+            Wiring::Post => return None,
+        };
+        let ([qkv, out], head_norms) = self.attn.parts();
         Some(BlockParts {
-            attn_norm: self.attn_norm.parts(),
+            attn_in_norm,
             qkv,
+            head_norms,
             out,
-            mlp_norm: self.mlp_norm.as_ref()?.parts(),
+            attn_out_norm,
+            mlp_in_norm,
             up: self.mlp.up.parts(),
             down: self.mlp.down.parts(),
+            mlp_out_norm,
             activation: self.mlp.activation,
             gated: self.mlp.gated,
+            is_parallel: self.wiring == Wiring::Parallel,
+            residual_multiplier: self.residual_multiplier,
         })
     }
 }
@@ -394,5 +414,92 @@ impl Mlp {
             None => self.up.forward(x),
         };
         if self.gated { ops::gated(x, self.activation) } else { ops::activate(x, self.activation) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+    use crate::{
+        config::{NormKind, QkNormSpan, Sizes},
+        generate::token_tensor,
+        kv_cache::{KvCache, StepPart},
+        ops::KvDtype,
+        sampling::{Purpose, RandomStream},
+    };
+
+    fn configs() -> Vec<(&'static str, GptConfig)> {
+        let sizes =
+            Sizes { vocab_size: 50, max_seq_len: 64, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 64, d_ff: 96 };
+        let llama = GptConfig::llama(sizes);
+        let gpt2 = GptConfig::gpt2(Sizes { n_kv_heads: 4, ..sizes });
+        let with = |position| GptConfig { norm_position: position, ..llama.clone() };
+        let heads = |span| GptConfig { qk_norm: true, qk_norm_span: span, ..llama.clone() };
+        vec![
+            ("as Qwen 3", heads(QkNormSpan::Head)),
+            ("as OLMo 2", GptConfig { norm_position: NormPosition::Inside, ..heads(QkNormSpan::AllHeads) }),
+            (
+                "as Gemma 3",
+                GptConfig {
+                    norm_position: NormPosition::Sandwich,
+                    norm_weight_offset: 1.0,
+                    activation: Activation::GeluTanh,
+                    ..heads(QkNormSpan::Head)
+                },
+            ),
+            ("as Gemma 2", GptConfig { attention_softcap: Some(3.0), ..with(NormPosition::Sandwich) }),
+            ("as Granite", GptConfig { residual_multiplier: 0.22, ..llama.clone() }),
+            ("as GPT-NeoX", GptConfig { parallel_residual: true, activation: Activation::Gelu, ..gpt2.clone() }),
+            ("as Phi", GptConfig { parallel_residual: true, shared_norm: true, ..gpt2.clone() }),
+            ("as Cohere", GptConfig { parallel_residual: true, norm: NormKind::LayerNorm, ..llama.clone() }),
+            ("gated, in halves of no whole panels", GptConfig { d_ff: 40, ..heads(QkNormSpan::Head) }),
+            ("as GPT-2", gpt2),
+            ("as Llama", llama),
+        ]
+    }
+
+    /// Whole blocks give the bits of their operations one by one: a prompt, and tokens behind it.
+    #[test]
+    fn whole_blocks_are_their_operations() {
+        let device = Device::flex();
+        for (name, config) in configs() {
+            for dtype in [Dtype::F32, Dtype::Q8] {
+                let random = RandomStream::new(5, 0);
+                let mut n_read = 0;
+                let mut number = || {
+                    n_read += 1;
+                    random.uniform(n_read, Purpose::Token) as f32 - 0.5
+                };
+                let mut param = |spec: &ParamSpec| {
+                    let values: Vec<f32> = (0..spec.shape.iter().product()).map(|_| number()).collect();
+                    Ok(TensorData::new(values, spec.shape.as_slice()))
+                };
+                let gpt = Gpt::from_params(&config, dtype, &device, &mut param).unwrap();
+                let run = |is_whole: bool| {
+                    let mut cache = KvCache::new(&config, 8, KvDtype::F32, &device);
+                    let mut table = cache.table();
+                    let mut bits = Vec::new();
+                    for token_ids in [&[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8][..], &[4], &[6, 2]] {
+                        let parts = &mut [StepPart { table: &mut table, n_new: token_ids.len() }];
+                        let context = AttentionContext::Paged(cache.step(parts).unwrap());
+                        let mut pass = Pass::new(&config, context, &device);
+                        let mut x = gpt.embed.forward(token_tensor(&gpt, token_ids));
+                        for (layer, block) in gpt.blocks.iter().enumerate() {
+                            assert!(block.parts().is_some_and(|parts| ops::has_block(&x, &parts)), "{name}");
+                            x = if is_whole {
+                                block.forward(layer, x, &mut pass)
+                            } else {
+                                block.forward_by_operations(layer, x, &mut pass)
+                            };
+                        }
+                        bits.extend(ops::to_f32(ops::read(x).unwrap()).unwrap().into_iter().map(f32::to_bits));
+                    }
+                    bits
+                };
+                assert!(run(true) == run(false), "{name} in {dtype:?}: other bits");
+            }
+        }
     }
 }

@@ -9,7 +9,7 @@ use super::{
     cpu::{self, KvElement, Panels},
     weight::Form,
 };
-use crate::config::Activation;
+use crate::config::{Activation, QkNormSpan};
 
 /// A norm's parameters.
 #[derive(Clone, Debug)]
@@ -31,25 +31,44 @@ pub struct LinearParts<'a> {
     pub bias: Option<Tensor<1>>,
 }
 
-/// The parameters of a block that computes `x + attn(norm(x))`, and of that, `x + mlp(norm(x))`.
+/// Norms of queries and keys.
+#[derive(Debug)]
+pub struct HeadNormParts {
+    /// Of queries, and of keys.
+    pub norms: [NormParts; 2],
+    /// What is normalised together.
+    pub span: QkNormSpan,
+}
+
+/// The parameters of a block: attention and a feed-forward network, each of which reads the rows and adds to them.
 #[derive(Debug)]
 pub struct BlockParts<'a> {
-    /// The norm before attention.
-    pub attn_norm: NormParts,
+    /// The norm of what attention reads.
+    pub attn_in_norm: Option<NormParts>,
     /// Queries, keys and values, one below the other.
     pub qkv: LinearParts<'a>,
+    /// Between these and their rotation.
+    pub head_norms: Option<HeadNormParts>,
     /// What mixes the heads.
     pub out: LinearParts<'a>,
-    /// The norm before the feed-forward network.
-    pub mlp_norm: NormParts,
+    /// The norm of what attention adds.
+    pub attn_out_norm: Option<NormParts>,
+    /// The norm of what the feed-forward network reads.
+    pub mlp_in_norm: Option<NormParts>,
     /// The first matrix of the feed-forward network; gated: the gate's rows, then those of `up`.
     pub up: LinearParts<'a>,
     /// The second.
     pub down: LinearParts<'a>,
-    /// Between the two.
+    /// The norm of what the feed-forward network adds.
+    pub mlp_out_norm: Option<NormParts>,
+    /// Between its matrices.
     pub activation: Activation,
     /// Whether it gates.
     pub gated: bool,
+    /// Whether both read the rows as they come in; otherwise the second reads what the first has added to.
+    pub is_parallel: bool,
+    /// What all that is added is multiplied by.
+    pub residual_multiplier: f64,
 }
 
 /// Attention over the pages of a cache, to which a step's own rows are appended first.
@@ -85,18 +104,30 @@ pub fn block(
     scratch: &mut BlockScratch,
 ) -> Tensor<2> {
     let vectors = |norm: &NormParts| [Some(norm.weight.clone()), norm.bias.clone()].map(|v| v.map(cpu::values));
-    let (attn_norm, mlp_norm) = (vectors(&parts.attn_norm), vectors(&parts.mlp_norm));
+    let norms = [&parts.attn_in_norm, &parts.attn_out_norm, &parts.mlp_in_norm, &parts.mlp_out_norm];
+    let held = norms.map(|norm| norm.as_ref().map(|norm| (vectors(norm), norm.options)));
+    let [attn_in_norm, attn_out_norm, mlp_in_norm, mlp_out_norm] =
+        held.each_ref().map(|norm| norm.as_ref().map(|(vectors, options)| norm_values(vectors, *options)));
+    let head_norms = parts.head_norms.as_ref();
+    let held_of_heads = head_norms.map(|heads| heads.norms.each_ref().map(|norm| (vectors(norm), norm.options)));
     let bias = |linear: &LinearParts<'_>| linear.bias.clone().map(cpu::values);
     let biases = [&parts.qkv, &parts.out, &parts.up, &parts.down].map(bias);
     let values = cpu::BlockValues {
-        attn_norm: norm_values(&attn_norm, parts.attn_norm.options),
+        attn_in_norm,
         qkv: linear_values(&parts.qkv, &biases[0]),
+        head_norms: held_of_heads.as_ref().zip(head_norms).map(|(held, heads)| {
+            (held.each_ref().map(|(vectors, options)| norm_values(vectors, *options)), heads.span)
+        }),
         out: linear_values(&parts.out, &biases[1]),
-        mlp_norm: norm_values(&mlp_norm, parts.mlp_norm.options),
+        attn_out_norm,
+        mlp_in_norm,
         up: linear_values(&parts.up, &biases[2]),
         down: linear_values(&parts.down, &biases[3]),
+        mlp_out_norm,
         activation: parts.activation,
         gated: parts.gated,
+        is_parallel: parts.is_parallel,
+        residual_multiplier: parts.residual_multiplier as f32,
     };
     match attention.pools[0].dtype() {
         DType::F16 => over_pools::<f16>(x, &values, attention, scratch),

@@ -28,7 +28,7 @@ pub use attention::{
     Attended, AttentionOptions, PagedRows, PagedSequences, Slots, attend, attention_dense, attention_paged,
     attention_paged_reference, causal_bias,
 };
-pub use block::{BlockParts, BlockScratch, LinearParts, NormParts, PagedAttention, block, has_block};
+pub use block::{BlockParts, BlockScratch, HeadNormParts, LinearParts, NormParts, PagedAttention, block, has_block};
 pub(crate) use cpu::{SCAN_BLOCK, all_below_infinity, block_maxima, relative_weights, sum_of};
 pub use cpu::{give_back_memory, lead_threads, limit_arenas, nearest_q8, share_items};
 pub use cross_entropy::linear_cross_entropy;

@@ -3,9 +3,9 @@
 use burn::tensor::Tensor;
 
 use super::{
-    AttentionOptions, NormParts,
+    AttentionOptions, NormParts, cpu,
     cube::{self, HeadNorms},
-    norm,
+    norm_reference,
 };
 use crate::config::QkNormSpan;
 
@@ -21,10 +21,19 @@ pub fn norm_heads(qkv: Tensor<2>, norms: [NormParts; 2], span: QkNormSpan, optio
         let heads = HeadNorms { n_heads, n_kv_heads, head_dim, span };
         return cube::norm_heads(qkv, norms.map(|norm| norm.weight), heads, options);
     }
-    norm_heads_reference(qkv, norms, span, options)
+    if !cpu::is_cpu(&qkv.device()) {
+        return norm_heads_reference(qkv, norms, span, options);
+    }
+    let norms = norms.map(|norm| (cpu::values(norm.weight), norm.bias.map(cpu::values), norm.options));
+    let norms = norms.each_ref().map(|(weight, bias, options)| cpu::NormValues {
+        weight: weight.as_slice(),
+        bias: bias.as_ref().map(cpu::Values::as_slice),
+        options: *options,
+    });
+    cpu::changed(qkv, |qkv| cpu::norm_heads(qkv, &norms, span, options))
 }
 
-/// [`norm_heads`] of slices, put together again.
+/// [`norm_heads`] of slices in plain Burn operations, put together again.
 pub fn norm_heads_reference(
     qkv: Tensor<2>,
     norms: [NormParts; 2],
@@ -38,7 +47,7 @@ pub fn norm_heads_reference(
     let normed = |x: Tensor<2>, NormParts { weight, bias, options }: NormParts| {
         let dims @ [n_rows, width] = x.dims();
         let n_heads = if span == QkNormSpan::Head { width / head_dim } else { 1 };
-        norm(x.reshape([n_rows * n_heads, width / n_heads]), weight, bias, options).reshape(dims)
+        norm_reference(x.reshape([n_rows * n_heads, width / n_heads]), weight, bias, options).reshape(dims)
     };
     let [q_norm, k_norm] = norms;
     let (q, k) = (normed(part(0, q_width), q_norm), normed(part(q_width, kv_width), k_norm));

@@ -6,14 +6,17 @@ use super::{
     multiply_add,
 };
 use crate::{
-    config::{Activation, NormKind},
-    ops::NormOptions,
+    config::{Activation, NormKind, QkNormSpan},
+    ops::{AttentionOptions, NormOptions, cpu::NormValues},
 };
 
 /// Partial sums: one AVX-512 register.
 const LANES: usize = 16;
 /// Values below which other threads cost more than they bring.
 const PARALLEL_WORK: usize = 1 << 16;
+
+/// Values that a thread takes at a time where rows do not matter.
+const AT_ONCE: usize = 4096;
 
 /// Compiles `$body` for each instruction set, as functions of rows, and runs the one that the machine has.
 macro_rules! for_each_isa {
@@ -70,6 +73,37 @@ pub(super) fn norm_into(x: &[f32], weight: &[f32], bias: Option<&[f32]>, options
     for_rows(output, width, |row, output| {
         output.copy_from_slice(&x[row * width..][..width]);
         norm_row(output, weight, bias, options);
+    });
+}
+
+/// The same in place.
+pub(super) fn norm_in_place(x: &mut [f32], weight: &[f32], bias: Option<&[f32]>, options: NormOptions) {
+    for_rows(x, weight.len(), |_, row| norm_row(row, weight, bias, options));
+}
+
+/// [`norm_heads`](crate::ops::norm_heads) of `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]`, in place, by the norms of
+/// queries and of keys.
+pub(in crate::ops) fn norm_heads(
+    qkv: &mut [f32],
+    norms: &[NormValues<'_>; 2],
+    span: QkNormSpan,
+    options: &AttentionOptions,
+) {
+    let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
+    for_rows(qkv, (n_heads + 2 * n_kv_heads) * head_dim, |_, row| {
+        let (queries, rest) = row.split_at_mut(n_heads * head_dim);
+        for (heads, norm) in [queries, &mut rest[..n_kv_heads * head_dim]].into_iter().zip(norms) {
+            let width = if span == QkNormSpan::Head { head_dim } else { heads.len() };
+            heads.chunks_exact_mut(width).for_each(|head| norm_row(head, norm.weight, norm.bias, norm.options));
+        }
+    });
+}
+
+/// Adds `update`, multiplied, to `x`.
+pub(super) fn add_multiplied(x: &mut [f32], update: &[f32], multiplier: f32) {
+    for_rows(x, AT_ONCE, |part, x| {
+        let update = &update[part * AT_ONCE..];
+        x.iter_mut().zip(update).for_each(|(x, update)| *x += update * multiplier);
     });
 }
 
@@ -150,8 +184,6 @@ pub(super) fn gated_into(gate_up: &[f32], d_ff: usize, kind: Activation, output:
 
 /// [`soft_cap`](crate::ops::soft_cap) of `x`, in place.
 pub(in crate::ops) fn soft_cap(x: &mut [f32], cap: f32) {
-    /// Values that a thread takes at a time.
-    const AT_ONCE: usize = 4096;
     for_rows(x, AT_ONCE, |_, values| soft_cap_row(values, cap));
 }
 
