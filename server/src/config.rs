@@ -434,16 +434,25 @@ pub struct ModelConfig {
     pub device: DeviceChoice,
     /// How weight matrices are held: `f32`, `f16` or `bf16` [default: as the files have them where that is bf16, q8, q4 or
     /// GGUF, else f32]
-    #[arg(long, env = "HEARTH_DTYPE", value_parser = |name: &str| Dtype::parse(name, |dtype| !dtype.is_quantized()))]
+    #[arg(long, env = "HEARTH_DTYPE", value_parser = |name: &str| dtype_of(name, false))]
     pub dtype: Option<Dtype>,
     /// Round weight matrices to `q8` (8.5 bits a weight) or `q4` (4.5 bits; embeddings as in q8)
     #[arg(long, env = "HEARTH_QUANTIZE", value_name = "DTYPE", conflicts_with = "dtype",
-        value_parser = |name: &str| Dtype::parse(name, Dtype::is_quantized))]
+        value_parser = |name: &str| dtype_of(name, true))]
     pub quantize: Option<Dtype>,
     /// How keys and values are held in the cache: `f32`, `f16` (half the memory), or `auto`: `f16` where weight matrices
     /// are f16, q8 or q4 and the device has such numbers, else `f32`
     #[arg(long, env = "HEARTH_KV_CACHE_DTYPE", value_name = "DTYPE", value_enum, default_value_t = KvCacheDtype::Auto, hide_possible_values = true)]
     pub kv_cache_dtype: KvCacheDtype,
+}
+
+/// What `--quantize` takes, or what `--dtype` does; where it is the other one's, that is said.
+fn dtype_of(name: &str, is_quantized: bool) -> Result<Dtype, String> {
+    Dtype::parse(name, |dtype| dtype.is_quantized() == is_quantized).map_err(|what| {
+        let other = if is_quantized { "dtype" } else { "quantize" };
+        let is_other = Dtype::parse(name, |dtype| dtype.is_quantized() != is_quantized).is_ok();
+        if is_other { format!("{what}\nhint: `--{other} {name}`") } else { what }
+    })
 }
 
 /// How keys and values are held.

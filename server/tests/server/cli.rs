@@ -141,6 +141,11 @@ fn the_cache_is_held_as_asked_for() {
         let message = format!("error: `--batch` {batch} takes ");
         assert!(stderr(&vast).contains(&message) && stderr(&vast).contains(" GiB are left"), "{}", stderr(&vast));
     }
+    for (wrong, hint) in [(["--dtype", "q8"], "`--quantize q8`"), (["--quantize", "bf16"], "`--dtype bf16`")] {
+        let output = run(&[&["generate", "a"][..], &wrong].concat());
+        assert_eq!(output.status.code(), Some(2));
+        assert!(stderr(&output).contains("must be") && stderr(&output).contains(hint), "{}", stderr(&output));
+    }
     let wrong = run(&["generate", "a", "--kv-cache-dtype", "q8"]);
     assert_eq!(wrong.status.code(), Some(2));
     let message = stderr(&wrong);

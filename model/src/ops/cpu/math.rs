@@ -48,16 +48,9 @@ pub(super) fn tanh<const FUSED: bool>(x: f32) -> f32 {
 pub(super) fn gelu<const FUSED: bool>(x: f32) -> f32 {
     let t = 1.0 / multiply_add::<FUSED>(0.3 * std::f32::consts::FRAC_1_SQRT_2, x.abs(), 1.0);
     let mut series = -0.129_434_29;
-    for coefficient in [
-        0.485_097_46,
-        -0.511_228_5,
-        0.546_397_4,
-        -0.093_632_84,
-        0.214_436_93,
-        0.148_482_27,
-        0.170_691_96,
-        0.169_189_61,
-    ] {
+    for coefficient in
+        [0.485_097_46, -0.511_228_5, 0.546_397_4, -0.093_632_84, 0.214_436_93, 0.148_482_27, 0.170_691_96, 0.169_189_61]
+    {
         series = multiply_add::<FUSED>(series, t, coefficient);
     }
     let beyond = 0.5 * t * series * exp::<FUSED>(-0.5 * x * x);
