@@ -27,7 +27,7 @@ pub struct AttentionOptions {
     pub head_dim: usize,
     /// Scores are multiplied by this before the softmax; usually `1 / sqrt(head_dim)`.
     pub scale: f64,
-    /// Scores, multiplied, become `c * tanh(score / c)`, before slopes are added; see [`soft_cap`].
+    /// Scores, multiplied, become `c * tanh(score / c)`, before slopes are added; see [`soft_cap`](super::soft_cap).
     pub softcap: Option<f64>,
     /// Each row sees itself and this many positions less one before it.
     pub sliding_window: Option<usize>,

@@ -1,6 +1,6 @@
 //! The tokens that may be drawn, as the steps of the chain leave them: logits, weights and what is read off them.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, collections::BTreeSet};
 
 use super::{
     LogitRow, TokenLogprobs,
@@ -94,13 +94,18 @@ impl<'a> Candidates<'a> {
     }
 
     /// Rules tokens out.
-    pub(super) fn ban(&mut self, is_banned: impl Fn(TokenId) -> bool) {
+    pub(super) fn ban(&mut self, banned: &BTreeSet<TokenId>) {
         self.weights.clear();
-        for place in 0..self.logits.len() {
-            if is_banned(self.id(place)) {
-                self.logits.to_mut()[place] = f32::NEG_INFINITY;
-            }
+        for place in banned.iter().filter_map(|&id| self.place(id)).collect::<Vec<_>>() {
+            self.logits.to_mut()[place] = f32::NEG_INFINITY;
         }
+    }
+
+    /// Rules all others out.
+    pub(super) fn allow(&mut self, allowed: &BTreeSet<TokenId>) {
+        self.weights.clear();
+        let places: Vec<usize> = allowed.iter().filter_map(|&id| self.place(id)).collect();
+        self.keep(&places);
     }
 
     /// Divides the logits by `temperature`, which is above 0.

@@ -66,10 +66,9 @@ impl Candidates<'_> {
     /// Keeps those whose logit is at most `n` standard deviations of all the logits below the largest. The temperature
     /// scales both alike, so it makes no difference.
     pub(super) fn keep_top_n_sigma(&mut self, n: f32) {
-        let possible = || self.logits().iter().copied().filter(|&logit| logit > f32::NEG_INFINITY);
-        let count = possible().count() as f64;
-        let mean = possible().map(f64::from).sum::<f64>() / count;
-        let variance = possible().map(|logit| (f64::from(logit) - mean).powi(2)).sum::<f64>() / count;
+        let count = sum_in_lanes(self.logits(), |_| 1.0);
+        let mean = sum_in_lanes(self.logits(), |logit| logit) / count;
+        let variance = sum_in_lanes(self.logits(), |logit| (logit - mean) * (logit - mean)) / count;
         let scan = Scan::new(self.logits());
         let bar = f64::from(scan.largest()) - f64::from(n) * variance.sqrt();
         let mut places = scan.at_least((bar as f32).next_down());
@@ -117,6 +116,18 @@ impl Candidates<'_> {
         }
         if squares == 0.0 { f64::INFINITY } else { products / squares }
     }
+}
+
+/// The sum of `f` over all logits above -infinity, in 16 parts, which do not wait for each other.
+fn sum_in_lanes(logits: &[f32], f: impl Fn(f64) -> f64) -> f64 {
+    let mut sums = [0.0; 16];
+    let (chunks, rest) = logits.as_chunks::<16>();
+    let value = |logit: f32| if logit > f32::NEG_INFINITY { f(f64::from(logit)) } else { 0.0 };
+    for chunk in chunks {
+        sums.iter_mut().zip(chunk).for_each(|(sum, &logit)| *sum += value(logit));
+    }
+    sums.iter_mut().zip(rest).for_each(|(sum, &logit)| *sum += value(logit));
+    sums.iter().sum()
 }
 
 /// How many tokens the estimate of mirostat 1 looks at: the paper's `m`.

@@ -243,7 +243,7 @@ impl Sampler {
             return Ok(());
         }
         if let Some(allowed) = allowed_token_ids {
-            candidates.ban(|id| !allowed.contains(&id));
+            candidates.allow(allowed);
         }
         let output = &self.tokens[self.n_prompt..];
         let banned: BTreeSet<TokenId> = bad_words
@@ -253,7 +253,7 @@ impl Sampler {
             .map(|(&last, _)| last)
             .collect();
         if !banned.is_empty() {
-            candidates.ban(|id| banned.contains(&id));
+            candidates.ban(&banned);
         }
         if candidates.is_nothing_left() { Err(ruled_out()) } else { Ok(()) }
     }
