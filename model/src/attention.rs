@@ -176,12 +176,15 @@ impl CausalSelfAttention {
         })
     }
 
-    /// The two products, and the norms between the first and the positions.
-    pub(crate) fn parts(&self) -> ([LinearParts<'_>; 2], Option<HeadNormParts>) {
-        let norms = self.q_norm.as_ref().zip(self.k_norm.as_ref());
-        let head_norms = norms
-            .map(|(q_norm, k_norm)| HeadNormParts { norms: [q_norm.parts(), k_norm.parts()], span: self.norm_span });
-        ([self.qkv.parts(), self.out.parts()], head_norms)
+    /// The two products.
+    pub(crate) fn products(&self) -> [LinearParts<'_>; 2] {
+        [self.qkv.parts(), self.out.parts()]
+    }
+
+    /// The norms between the first product and the positions, if there are any.
+    pub(crate) fn head_norms(&self) -> Option<HeadNormParts> {
+        let (q_norm, k_norm) = self.q_norm.as_ref().zip(self.k_norm.as_ref())?;
+        Some(HeadNormParts { norms: [q_norm.parts(), k_norm.parts()], span: self.norm_span })
     }
 
     pub(crate) fn matrices(&self) -> [&Weight; 2] {
@@ -220,7 +223,7 @@ impl CausalSelfAttention {
             let [_, n_heads, _] = x.dims();
             x.reshape([n_rows, n_heads * head_dim])
         };
-        let qkv = match self.parts().1 {
+        let qkv = match self.head_norms() {
             Some(HeadNormParts { norms, span }) => ops::norm_heads(qkv, norms, span, options),
             None => qkv,
         };

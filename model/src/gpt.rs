@@ -282,7 +282,8 @@ impl Block {
     }
 
     fn forward(&self, layer: usize, x: Tensor<2>, pass: &mut Pass<'_>) -> Tensor<2> {
-        if let (Some(parts), Some((attention, scratch))) = (self.parts(), pass.paged(layer))
+        if let Some((attention, scratch)) = pass.paged(layer)
+            && let Some(parts) = self.parts()
             && ops::has_block(&x, &parts)
         {
             return ops::block(x, &parts, attention, scratch);
@@ -364,11 +365,11 @@ impl Block {
             Wiring::Sandwich => ([attn_norm, mlp_norm], out_norms()),
             Wiring::Post => return None,
         };
-        let ([qkv, out], head_norms) = self.attn.parts();
+        let [qkv, out] = self.attn.products();
         Some(BlockParts {
             attn_in_norm,
             qkv,
-            head_norms,
+            head_norms: self.attn.head_norms(),
             out,
             attn_out_norm,
             mlp_in_norm,

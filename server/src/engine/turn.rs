@@ -32,8 +32,8 @@ pub(crate) struct WantedRow {
 
 /// A request's turn: its rows, one after the other.
 #[derive(Debug)]
-pub(crate) struct Turn<'a> {
-    pub(crate) id: RequestId,
+struct Turn<'a> {
+    id: RequestId,
     generation: &'a mut Generation,
     rows: Vec<(WantedRow, LogitRow<'a>)>,
     outcomes: Vec<Outcome>,
