@@ -1,4 +1,4 @@
-//! Weights of 8 and 4 bits: stored models are what rounding at load gives, to the bit, and broken ones are refused.
+//! Weights of 8, 5 and 4 bits: stored models are what rounding at load gives, to the bit, and broken ones are refused.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::{fs, path::Path};
@@ -14,7 +14,7 @@ use hearth_model::{
 };
 use safetensors::SafeTensors;
 
-const QUANTIZED: [Dtype; 2] = [Dtype::Q8, Dtype::Q4];
+const QUANTIZED: [Dtype; 4] = [Dtype::Q8, Dtype::Q5_1, Dtype::Q4_1, Dtype::Q4];
 
 fn golden(case: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(case)
@@ -85,19 +85,30 @@ fn a_new_model_dir_is_whole_or_not_there() {
 
 #[test]
 fn a_stored_model_is_as_small_as_its_bits() {
-    let rounded = load(&golden("llama"), Some(Dtype::Q4)).unwrap();
-    let dir = tempfile::tempdir().unwrap();
-    model_dir::save(dir.path(), &rounded, &SaveOptions::default()).unwrap();
-    let bytes = fs::read(dir.path().join("model.safetensors")).unwrap();
-    let file = SafeTensors::deserialize(&bytes).unwrap();
-    for (path, matrix) in rounded.matrices() {
-        let [d_out, d_in] = matrix.dims();
-        let n_blocks = d_in.div_ceil(BLOCK_SIZE);
-        let per_block = if matrix.dtype() == Dtype::Q8 { 32 } else { 16 };
-        assert_eq!(file.tensor(&path).unwrap().data().len(), d_out * n_blocks * per_block, "{path}");
-        assert_eq!(file.tensor(&format!("{path}.scales")).unwrap().data().len(), d_out * n_blocks * 2, "{path}");
+    for dtype in QUANTIZED {
+        let rounded = load(&golden("llama"), Some(dtype)).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        model_dir::save(dir.path(), &rounded, &SaveOptions::default()).unwrap();
+        let bytes = fs::read(dir.path().join("model.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let n_bytes = |name: &str| file.tensor(name).map_or(0, |tensor| tensor.data().len());
+        for (path, matrix) in rounded.matrices() {
+            let [d_out, d_in] = matrix.dims();
+            let n_blocks = d_out * d_in.div_ceil(BLOCK_SIZE);
+            let (numbers, minimum) = match matrix.dtype() {
+                Dtype::Q8 => (32, 0),
+                Dtype::Q5_1 => (20, 2),
+                Dtype::Q4_1 => (16, 2),
+                _ => (16, 0),
+            };
+            assert_eq!(n_bytes(&path), n_blocks * numbers, "{path}");
+            assert_eq!(n_bytes(&format!("{path}.scales")), n_blocks * 2, "{path}");
+            assert_eq!(n_bytes(&format!("{path}.minima")), n_blocks * minimum, "{path}");
+            // Panels of 32 rows.
+            assert_eq!(matrix.n_bytes(), n_blocks.next_multiple_of(32) * (numbers + 2 + minimum), "{path}");
+        }
+        assert_eq!(rounded.matrices()[0].1.dtype(), Dtype::Q8, "embeddings keep 8 bits");
     }
-    assert_eq!(rounded.matrices()[0].1.dtype(), Dtype::Q8, "embeddings keep 8 bits");
 }
 
 /// What a file says is what is computed with: every number of a block, at any place, multiplied by its scale.
@@ -105,12 +116,18 @@ fn a_stored_model_is_as_small_as_its_bits() {
 fn blocks_are_taken_as_they_are() {
     let [d_out, d_in] = [37, 70];
     for dtype in QUANTIZED {
-        let span = if dtype == Dtype::Q8 { 256 } else { 16 };
+        let (span, below) = match dtype {
+            Dtype::Q8 => (256, 128),
+            Dtype::Q5_1 => (32, 0),
+            Dtype::Q4_1 => (16, 0),
+            _ => (16, 8),
+        };
         let block = |row: usize, number: usize| QuantizedBlock {
             scale: f16::from_f32(0.01 * (1 + row + number) as f32 * if row.is_multiple_of(2) { 1.0 } else { -1.0 }),
+            minimum: f16::from_f32(if dtype.has_minima() { 0.3 * number as f32 - 0.02 * row as f32 } else { 0.0 }),
             values: std::array::from_fn(|n| {
                 let value = (row * 31 + number * 7 + n * 11) % span;
-                if number * BLOCK_SIZE + n < d_in { (value as i32 - span as i32 / 2) as i8 } else { 0 }
+                if number * BLOCK_SIZE + n < d_in { (value as i32 - below) as i8 } else { 0 }
             }),
         };
         let blocks: Vec<_> = (0..d_out).flat_map(|row| (0..3).map(move |number| block(row, number))).collect();
@@ -120,7 +137,8 @@ fn blocks_are_taken_as_they_are() {
         let values: Vec<f32> = weight.read().unwrap().try_into_vec().unwrap();
         for (at, value) in values.iter().enumerate() {
             let block = &matrix.row(at / d_in)[at % d_in / BLOCK_SIZE];
-            assert_eq!(*value, f32::from(block.values[at % d_in % BLOCK_SIZE]) * block.scale.to_f32());
+            let expected = f32::from(block.values[at % d_in % BLOCK_SIZE]) * block.scale.to_f32();
+            assert_eq!(*value, expected + block.minimum.to_f32());
         }
         // An input of one number only is rounded without loss, so the product is exact.
         for input in [0, 31, 32, 69] {
@@ -130,7 +148,9 @@ fn blocks_are_taken_as_they_are() {
                 ops::linear(Tensor::<1>::from_floats(x.as_slice(), &Device::flex()).unsqueeze(), &weight, None);
             let product: Vec<f32> = product.into_data().try_into_vec().unwrap();
             for (row, product) in product.iter().enumerate() {
-                assert!((product - 127.0 * values[row * d_in + input]).abs() <= 1e-6 * product.abs(), "{dtype}");
+                // What the minimum adds is another rounding.
+                let error = (product - 127.0 * values[row * d_in + input]).abs();
+                assert!(error <= if dtype.has_minima() { 1e-4 } else { 1e-6 * product.abs() }, "{dtype}: {error}");
             }
         }
     }
@@ -138,11 +158,15 @@ fn blocks_are_taken_as_they_are() {
 
 #[test]
 fn what_makes_no_matrix_is_refused() {
-    let block = QuantizedBlock { scale: f16::ONE, values: [-9; BLOCK_SIZE] };
+    let block = QuantizedBlock { scale: f16::ONE, minimum: f16::ZERO, values: [-9; BLOCK_SIZE] };
     let refused = |dims, dtype, n| QuantizedMatrix::new(dims, dtype, vec![block; n]).unwrap_err().to_string();
     assert_eq!(refused([2, 33], Dtype::Q8, 3), "`blocks` must be 4 for a matrix of 2 by 33, got 3");
     assert!(refused([1, 32], Dtype::Q4, 1).contains("-8..=7"));
-    assert!(refused([1, 32], Dtype::F16, 1).contains("must be of `q8` or `q4`"));
+    assert!(refused([1, 32], Dtype::Q4_1, 1).contains("0..=15"));
+    assert!(refused([1, 32], Dtype::F16, 1).contains("must be of `q8` or `q5_1` or `q4_1` or `q4`, got `f16`"));
+    let shifted = QuantizedBlock { minimum: f16::ONE, ..block };
+    let message = QuantizedMatrix::new([1, 32], Dtype::Q8, vec![shifted]).unwrap_err().to_string();
+    assert!(message.contains("must have no minima for `q8`"), "{message}");
 
     let rounded = load(&golden("llama"), Some(Dtype::Q8)).unwrap();
     let dir = tempfile::tempdir().unwrap();
@@ -151,7 +175,7 @@ fn what_makes_no_matrix_is_refused() {
     let (good_config, good_weights) = (fs::read_to_string(&config).unwrap(), fs::read(&weights).unwrap());
     for (from, to, expected) in [
         ("\"hearth\",\n    \"dtype\"", "\"gptq\",\n    \"dtype\"", "method \"gptq\", which is not supported"),
-        ("\"q8\"", "\"q2\"", "`quantization_config.dtype` must be `q8` or `q4`, got `q2`"),
+        ("\"q8\"", "\"q2\"", "`quantization_config.dtype` must be `q8` or `q5_1` or `q4_1` or `q4`, got `q2`"),
     ] {
         assert!(good_config.contains(from), "{good_config}");
         fs::write(&config, good_config.replace(from, to)).unwrap();

@@ -1,4 +1,4 @@
-//! Matrices of 8 or 4 bits in row order: how files hold them, and what every device's own layout is made from.
+//! Matrices of 8, 5 or 4 bits in row order: how files hold them, and what every device's own layout is made from.
 
 use half::f16;
 
@@ -8,17 +8,34 @@ use crate::error::{Error, Result};
 /// Values, side by side along `d_in`, that share a scale.
 pub const BLOCK_SIZE: usize = 32;
 
-/// [`BLOCK_SIZE`] weights: whole numbers times a scale.
+/// [`BLOCK_SIZE`] weights: whole numbers times a scale, plus a minimum.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QuantizedBlock {
     /// What the numbers are multiplied by.
     pub scale: f16,
-    /// `-128..=127` in q8, `-8..=7` in q4.
+    /// What is added then: 0 in q8 and q4.
+    pub minimum: f16,
+    /// `-128..=127` in q8, `0..=31` in q5_1, `0..=15` in q4_1, `-8..=7` in q4.
     pub values: [i8; BLOCK_SIZE],
 }
 
-/// A matrix `[d_out, d_in]` of [`Dtype::Q8`] or [`Dtype::Q4`], row after row. The last block of a row is filled up with
-/// zeros. GGUF's `Q8_0` and `Q4_0` are the same numbers.
+impl QuantizedBlock {
+    /// The weights.
+    pub fn weights(&self) -> [f32; BLOCK_SIZE] {
+        let (scale, minimum) = (self.scale.to_f32(), self.minimum.to_f32());
+        self.values.map(|value| f32::from(value) * scale + minimum)
+    }
+
+    /// The same weights as numbers from 0 on, with a minimum, where `below` of the numbers lie below zero.
+    pub(crate) fn above_minimum(self, below: i8) -> Self {
+        let minimum = f16::from_f32(self.minimum.to_f32() - self.scale.to_f32() * f32::from(below));
+        Self { minimum, values: self.values.map(|value| value + below), ..self }
+    }
+}
+
+/// A matrix `[d_out, d_in]` of a dtype that [is quantized](Dtype::is_quantized), row after row. The last block of a row is
+/// filled up with zeros, which count for nothing, whatever the minimum: there is no input beside them. GGUF's `Q8_0`,
+/// `Q5_1`, `Q4_1` and `Q4_0` are the same numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QuantizedMatrix {
     dims: [usize; 2],
@@ -31,13 +48,17 @@ impl QuantizedMatrix {
     ///
     /// # Errors
     /// [`Error::Param`] when `dtype` has no blocks, when there are too few or too many of them for `dims`, or when a
-    /// number has more bits than `dtype`.
+    /// number has more bits than `dtype` or a minimum where it has none.
     pub fn new([d_out, d_in]: [usize; 2], dtype: Dtype, blocks: Vec<QuantizedBlock>) -> Result<Self> {
         let refuse = |what: String| Err(Error::Param { name: "blocks", what });
         let range = match dtype {
             Dtype::Q8 => i8::MIN..=i8::MAX,
+            Dtype::Q5_1 => 0..=31,
+            Dtype::Q4_1 => 0..=15,
             Dtype::Q4 => -8..=7,
-            Dtype::F32 | Dtype::F16 | Dtype::Bf16 => return refuse(format!("must be of `q8` or `q4`, got `{dtype}`")),
+            Dtype::F32 | Dtype::F16 | Dtype::Bf16 => {
+                return refuse(format!("must be of {}, got `{dtype}`", Dtype::names(Dtype::is_quantized)));
+            }
         };
         let expected = d_out * d_in.div_ceil(BLOCK_SIZE);
         if blocks.len() != expected {
@@ -45,6 +66,9 @@ impl QuantizedMatrix {
         }
         if !blocks.iter().all(|block| block.values.iter().all(|value| range.contains(value))) {
             return refuse(format!("must hold numbers in {range:?} for `{dtype}`"));
+        }
+        if !dtype.has_minima() && !blocks.iter().all(|block| block.minimum == f16::ZERO) {
+            return refuse(format!("must have no minima for `{dtype}`"));
         }
         Ok(Self { dims: [d_out, d_in], dtype, blocks })
     }
@@ -54,7 +78,7 @@ impl QuantizedMatrix {
         self.dims
     }
 
-    /// [`Dtype::Q8`] or [`Dtype::Q4`].
+    /// How the numbers are held: a dtype that is quantized.
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }

@@ -27,18 +27,34 @@ pub enum Dtype {
     Bf16,
     /// 8 bits a value in blocks of 32 with a scale: 8.5 bits in all.
     Q8,
+    /// 5 bits a value in blocks of 32 with a scale and a minimum: 6 bits in all. Embeddings keep 8 bits.
+    Q5_1,
+    /// 4 bits a value in blocks of 32 with a scale and a minimum: 5 bits in all. Embeddings keep 8 bits.
+    Q4_1,
     /// 4 bits a value in blocks of 32 with a scale: 4.5 bits in all. Embeddings keep 8 bits.
     Q4,
 }
 
 impl Dtype {
-    /// Every dtype, with its name.
-    pub const ALL: &'static [(&'static str, Self)] =
-        &[("f32", Self::F32), ("f16", Self::F16), ("bf16", Self::Bf16), ("q8", Self::Q8), ("q4", Self::Q4)];
+    /// Every dtype, with its name; from the widest on.
+    pub const ALL: &'static [(&'static str, Self)] = &[
+        ("f32", Self::F32),
+        ("f16", Self::F16),
+        ("bf16", Self::Bf16),
+        ("q8", Self::Q8),
+        ("q5_1", Self::Q5_1),
+        ("q4_1", Self::Q4_1),
+        ("q4", Self::Q4),
+    ];
 
     /// Whether values are rounded to whole numbers in blocks with a scale.
     pub fn is_quantized(self) -> bool {
-        matches!(self, Self::Q8 | Self::Q4)
+        matches!(self, Self::Q8 | Self::Q5_1 | Self::Q4_1 | Self::Q4)
+    }
+
+    /// Whether blocks have a minimum besides.
+    pub fn has_minima(self) -> bool {
+        matches!(self, Self::Q5_1 | Self::Q4_1)
     }
 
     /// Whether `device` computes with it.
@@ -51,17 +67,20 @@ impl Dtype {
     /// # Errors
     /// The names that are allowed.
     pub fn parse(name: &str, is_allowed: impl Fn(Self) -> bool) -> Result<Self, String> {
-        let mut allowed = Self::ALL.iter().filter(|(_, dtype)| is_allowed(*dtype));
-        allowed.clone().find(|(allowed, _)| *allowed == name).map(|(_, dtype)| *dtype).ok_or_else(|| {
-            let names: Vec<_> = allowed.by_ref().map(|(name, _)| format!("`{name}`")).collect();
-            format!("must be {}, got `{name}`", names.join(" or "))
-        })
+        let found = Self::ALL.iter().find(|(known, dtype)| *known == name && is_allowed(*dtype));
+        found.map(|(_, dtype)| *dtype).ok_or_else(|| format!("must be {}, got `{name}`", Self::names(is_allowed)))
+    }
+
+    /// The names of the dtypes that `is_allowed` says, for people: "`q8` or `q4`".
+    pub fn names(is_allowed: impl Fn(Self) -> bool) -> String {
+        let allowed = Self::ALL.iter().filter(|(_, dtype)| is_allowed(*dtype));
+        allowed.map(|(name, _)| format!("`{name}`")).collect::<Vec<_>>().join(" or ")
     }
 
     /// How embeddings are held in a model of this dtype. They are where rounding hurts most (they are `lm_head` too
     /// where the two are tied), so they keep 8 bits.
     pub fn for_embeddings(self) -> Self {
-        if self == Self::Q4 { Self::Q8 } else { self }
+        if self.is_quantized() { Self::Q8 } else { self }
     }
 }
 
@@ -130,7 +149,7 @@ impl Weight {
         let stored = match dtype {
             Dtype::F32 => DType::F32,
             Dtype::F16 => DType::F16,
-            Dtype::Bf16 | Dtype::Q8 | Dtype::Q4 => return Err(not_on_this_device(dtype)),
+            _ => return Err(not_on_this_device(dtype)),
         };
         let values = Tensor::from_data(data.convert_dtype(stored), (device, stored));
         Ok(Self::Stored(StoredWeight { values: Param::from_tensor(values) }))

@@ -1,7 +1,6 @@
 //! Tensors in safetensors files: one file, or shards with an index.
 
 use std::{
-    array,
     collections::{BTreeMap, HashMap},
     ops::Deref,
     path::{Path, PathBuf},
@@ -15,9 +14,12 @@ use serde_json::{Value, json};
 use crate::{
     error::{Error, Result},
     mmap::Mmap,
-    ops::{self, BLOCK_SIZE, QuantizedBlock, QuantizedMatrix},
     regular_file,
 };
+
+mod quantized;
+
+pub(super) use quantized::{minima_of, scales_of};
 
 /// The file name of unsharded weights.
 pub(super) const WEIGHTS_FILE: &str = "model.safetensors";
@@ -307,34 +309,6 @@ impl StoredTensor<'_> {
         Ok(self.shape == other.shape && (stored_alike || self.to_f32()? == other.to_f32()?))
     }
 
-    /// The matrix `[d_out, d_in]` whose numbers this tensor holds and whose scales are `scales`: see
-    /// [`TensorWriter::push_quantized`].
-    pub(super) fn to_quantized(&self, scales: &StoredTensor<'_>, [d_out, d_in]: [usize; 2]) -> Result<QuantizedMatrix> {
-        let n_blocks = d_in.div_ceil(BLOCK_SIZE);
-        let (dtype, width) = match self.dtype {
-            Dtype::I8 => (ops::Dtype::Q8, BLOCK_SIZE),
-            Dtype::U8 => (ops::Dtype::Q4, BLOCK_SIZE / 2),
-            other => return Err(self.error(format!("has type {other:?}, supported are I8 (q8) and U8 (q4)"))),
-        };
-        self.require_shape(&[d_out, n_blocks * width])?;
-        scales.require_shape(&[d_out, n_blocks])?;
-        if scales.dtype != Dtype::F16 {
-            return Err(scales.error(format!("has type {:?}, scales are F16", scales.dtype)));
-        }
-        let scales = scales.bytes.as_chunks::<2>().0.iter().map(|&bytes| f16::from_le_bytes(bytes));
-        let values = self.bytes.chunks_exact(width).map(|bytes| match dtype {
-            ops::Dtype::Q4 => array::from_fn(|n| (bytes[n % width] >> (n / width * 4) & 0x0f) as i8 - 8),
-            _ => array::from_fn(|n| bytes[n].cast_signed()),
-        });
-        let blocks = scales.zip(values).map(|(scale, values)| QuantizedBlock { scale, values }).collect();
-        QuantizedMatrix::new([d_out, d_in], dtype, blocks)
-    }
-
-    /// Whether the tensor holds the numbers of a matrix of blocks.
-    pub(super) fn is_quantized(&self) -> bool {
-        matches!(self.dtype, Dtype::I8 | Dtype::U8)
-    }
-
     /// Refuses another shape than `expected`.
     pub(super) fn require_shape(&self, expected: &[usize]) -> Result<()> {
         if self.shape == expected {
@@ -346,17 +320,6 @@ impl StoredTensor<'_> {
     fn error(&self, what: String) -> Error {
         Error::Tensor { path: self.path.to_owned(), tensor: self.name.clone(), what, hint: String::new() }
     }
-}
-
-/// The name of the scales of the matrix of blocks called `name`.
-pub(super) fn scales_of(name: &str) -> String {
-    format!("{name}.scales")
-}
-
-/// Two numbers in a byte, plus 8: the first half of the block in the low bits.
-fn nibbles(values: &[i8; BLOCK_SIZE]) -> [u8; BLOCK_SIZE / 2] {
-    let stored = |n: usize| (values[n] + 8).cast_unsigned();
-    array::from_fn(|n| stored(n) | stored(n + BLOCK_SIZE / 2) << 4)
 }
 
 fn decode<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f32) -> Vec<f32> {
@@ -398,23 +361,6 @@ impl TensorWriter {
 
     pub(super) fn push(&mut self, name: String, shape: Vec<usize>, values: &[f32]) {
         self.push_tensor(name, NewTensor { dtype: self.dtype.safetensors(), shape, bytes: self.dtype.encode(values) });
-    }
-
-    /// A matrix of blocks is two tensors: the numbers under its name, and its scales.
-    pub(super) fn push_quantized(&mut self, name: String, matrix: &QuantizedMatrix) {
-        let ([d_out, d_in], is_q4) = (matrix.dims(), matrix.dtype() == ops::Dtype::Q4);
-        let n_blocks = d_in.div_ceil(BLOCK_SIZE);
-        let scales = matrix.blocks().iter().flat_map(|block| block.scale.to_le_bytes()).collect();
-        let scales = NewTensor { dtype: Dtype::F16, shape: vec![d_out, n_blocks], bytes: scales };
-        let values = if is_q4 {
-            let bytes = matrix.blocks().iter().flat_map(|block| nibbles(&block.values)).collect();
-            NewTensor { dtype: Dtype::U8, shape: vec![d_out, n_blocks * BLOCK_SIZE / 2], bytes }
-        } else {
-            let bytes = matrix.blocks().iter().flat_map(|block| block.values.map(i8::cast_unsigned)).collect();
-            NewTensor { dtype: Dtype::I8, shape: vec![d_out, n_blocks * BLOCK_SIZE], bytes }
-        };
-        self.push_tensor(scales_of(&name), scales);
-        self.push_tensor(name, values);
     }
 
     fn push_tensor(&mut self, name: String, tensor: NewTensor) {

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use super::{
     architectures::{ARCHITECTURES, Architecture, NameRow, OWN_CLASS, Rows, Tensors, known_architectures},
     fields::Fields,
-    files::{StoredTensor, TensorFiles, TensorWriter, scales_of},
+    files::{StoredTensor, TensorFiles, TensorWriter, minima_of, scales_of},
     row_order::RowOrder,
 };
 use crate::{
@@ -184,7 +184,8 @@ const OWN_METHOD: &str = "hearth";
 pub(super) fn stored_dtype(config: &Map<String, Value>, path: &Path) -> Result<Option<Dtype>> {
     let Some(quantization) = config.get(QUANTIZATION).filter(|value| !value.is_null()) else { return Ok(None) };
     let refuse = |what: String| {
-        let hint = format!("what `hearth quantize` writes has the method `{OWN_METHOD}` and the dtype `q8` or `q4`");
+        let dtypes = Dtype::names(Dtype::is_quantized);
+        let hint = format!("what `hearth quantize` writes has the method `{OWN_METHOD}` and the dtype {dtypes}");
         Err(Error::File { path: path.to_owned(), what, hint })
     };
     if quantization["quant_method"] != OWN_METHOD {
@@ -292,11 +293,13 @@ impl<'a> ParamReader<'a> {
         {
             let scales = scales_of(name);
             let scales = self.files.get(&scales).ok_or_else(|| missing(self.files, &scales))?;
-            let matrix = values.to_quantized(&scales, [d_out, d_in])?;
-            if !matrix.blocks().iter().all(|block| block.scale.is_finite()) {
+            let minima = self.files.get(&minima_of(name));
+            let matrix = values.to_quantized(&scales, minima.as_ref(), [d_out, d_in])?;
+            if !matrix.blocks().iter().all(|block| block.scale.is_finite() && block.minimum.is_finite()) {
                 self.not_finite.push(scales.name.clone());
             }
             self.used.extend([values.name, scales.name]);
+            self.used.extend(minima.map(|minima| minima.name));
             return Ok(ParamData::Quantized(matrix));
         }
         let kept_on = self.keeps_bf16_on.filter(|_| spec.shape.len() == 2 && self.are_bf16(&parts));

@@ -259,9 +259,10 @@ impl Default for SaveOptions {
 ///
 /// An architecture that no Hugging Face class expresses is written under `HearthForCausalLM`, with Hearth's own names. So
 /// is a model whose matrices are rounded, with the very same numbers, and only Hearth opens it: a matrix `[d_out, d_in]`
-/// is a tensor of whole numbers, I8 `[d_out, 32 n]` in q8 or U8 `[d_out, 16 n]` in q4 (plus 8, two in a byte, the first
-/// 16 of 32 in the low bits), and under its name with `.scales`, F16 `[d_out, n]`, what each 32 of them are multiplied
-/// by. `quantization_config` in `config.json` says which.
+/// is a tensor of whole numbers, I8 `[d_out, 32 n]` in q8, U8 `[d_out, 16 n]` in q4 (plus 8, two in a byte, the first
+/// 16 of 32 in the low bits) and q4_1 (not plus 8), U8 `[d_out, 20 n]` in q5_1 (the lower four bits as in q4_1, then the
+/// fifth bits of all 32); and under its name with `.scales`, F16 `[d_out, n]`, what each 32 of them are multiplied by,
+/// with `.minima` what is added in q4_1 and q5_1. `quantization_config` in `config.json` says which.
 ///
 /// Each file is written under another name, flushed to the disk and then renamed, so that a crash leaves the old file or
 /// the new one whole.

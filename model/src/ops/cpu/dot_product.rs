@@ -1,4 +1,4 @@
-//! Weights of 8 or 4 bits on 64-bit ARM with the dot product instructions (all since about 2018): `sdot` multiplies and
+//! Weights of few bits on 64-bit ARM with the dot product instructions (all since about 2018): `sdot` multiplies and
 //! adds four signed bytes in each of four lanes, and 32 outputs are eight registers.
 //!
 //! Sums within a block are exact, and blocks are added as everywhere else, so the bits are those of the portable body.
@@ -15,8 +15,10 @@ use std::{
     array,
 };
 
+use half::f16;
+
 use super::{
-    panels::PANEL,
+    panels::{Line, PANEL},
     quant_blocks::QuantBlock,
     quant_rows::{MAX_ROWS, QuantRows},
 };
@@ -70,10 +72,14 @@ fn multiply<B: QuantBlock, const N: usize>(
                 }
             }
         }
-        let scales = scales(block);
+        let scales = halves(block.scales());
+        let minima = block.minima().map(|minima| halves(minima));
         for ((totals, sums), input) in totals.iter_mut().zip(sums).zip(inputs) {
             for ((total, sum), scale) in totals.iter_mut().zip(sums).zip(scales) {
                 *total = vfmaq_f32(*total, vcvtq_f32_s32(sum), vmulq_n_f32(scale, input.scale));
+            }
+            for (total, minimum) in totals.iter_mut().zip(minima.into_iter().flatten()) {
+                *total = vfmaq_f32(*total, minimum, vdupq_n_f32(input.sum));
             }
         }
     }
@@ -87,11 +93,11 @@ fn multiply<B: QuantBlock, const N: usize>(
     })
 }
 
-/// The scales of a panel's rows, as f32.
+/// A line of f16 as f32.
 #[expect(unsafe_code, reason = "raw loads")]
 #[target_feature(enable = "neon")]
-fn scales<B: QuantBlock>(block: &B) -> [float32x4_t; REGISTERS] {
-    let halves = block.scales().0.as_ptr().cast::<u16>();
+fn halves(line: &Line<f16, PANEL>) -> [float32x4_t; REGISTERS] {
+    let halves = line.0.as_ptr().cast::<u16>();
     // SAFETY: eight registers of 4 values are the line of 32; an f16 is a u16 in memory.
     array::from_fn(|n| widen(unsafe { vld1_u16(halves.add(4 * n)) }))
 }
@@ -131,7 +137,7 @@ mod tests {
     use super::*;
     use crate::ops::cpu::{
         levels::noise,
-        quant_blocks::{Q4Block, Q8Block, lay_out},
+        quant_blocks::{Q4_1Block, Q4Block, Q5_1Block, Q8Block, lay_out},
         quantized::portable,
     };
 
@@ -160,6 +166,8 @@ mod tests {
         if std::arch::is_aarch64_feature_detected!("dotprod") {
             check::<Q8Block>();
             check::<Q4Block>();
+            check::<Q4_1Block>();
+            check::<Q5_1Block>();
         }
     }
 }

@@ -9,7 +9,7 @@ use super::{
     crew::{self, SharedMut},
     exact,
     panels::{PANEL, PanelValues, Panels},
-    quant_blocks::{Q4Block, Q8Block, QuantBlock},
+    quant_blocks::{Q4_1Block, Q4Block, Q5_1Block, Q8Block, QuantBlock},
     quant_rows::QuantRows,
     quantized,
     rowwise::activate_row,
@@ -57,6 +57,8 @@ pub(super) fn linear_into(x: &[f32], weight: &Panels, bias: Option<&[f32]>, stor
     // Rounded once, not once per panel.
     let input = match weight.values {
         PanelValues::Q8(_) => Input::Rounded(QuantRows::new(x, d_in, Q8Block::OFFSET)),
+        PanelValues::Q5_1(_) => Input::Rounded(QuantRows::new(x, d_in, Q5_1Block::OFFSET)),
+        PanelValues::Q4_1(_) => Input::Rounded(QuantRows::new(x, d_in, Q4_1Block::OFFSET)),
         PanelValues::Q4(_) => Input::Rounded(QuantRows::new(x, d_in, Q4Block::OFFSET)),
         PanelValues::F32(_) | PanelValues::F24(_) | PanelValues::F16(_) | PanelValues::Bf16(_) => Input::Exact(x),
     };
@@ -155,6 +157,12 @@ fn multiply_panel(input: &Input<'_>, weight: &Panels, panel: usize, store: impl 
         (PanelValues::F16(lines), Input::Exact(x)) => exact::multiply_rows(x, part(lines, panel, d_in), d_in, store),
         (PanelValues::Bf16(lines), Input::Exact(x)) => exact::multiply_rows(x, part(lines, panel, d_in), d_in, store),
         (PanelValues::Q8(blocks), Input::Rounded(rows)) => {
+            quantized::multiply_rows(rows, part(blocks, panel, n_blocks), store);
+        }
+        (PanelValues::Q5_1(blocks), Input::Rounded(rows)) => {
+            quantized::multiply_rows(rows, part(blocks, panel, n_blocks), store);
+        }
+        (PanelValues::Q4_1(blocks), Input::Rounded(rows)) => {
             quantized::multiply_rows(rows, part(blocks, panel, n_blocks), store);
         }
         (PanelValues::Q4(blocks), Input::Rounded(rows)) => {

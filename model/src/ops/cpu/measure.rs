@@ -33,7 +33,7 @@ pub(in crate::ops) fn read_bandwidth(n_bytes: usize) -> f64 {
 /// Products per second, each added to a sum, of numbers in registers; in 8 bits where weights of `dtype` are multiplied
 /// in 8 bits and there are instructions that add up four products at once, else in f32.
 pub(in crate::ops) fn multiply_rate(dtype: Dtype) -> f64 {
-    let is_narrow = matches!(dtype, Dtype::Q8 | Dtype::Q4);
+    let is_narrow = dtype.is_quantized();
     #[cfg(target_arch = "x86_64")]
     if is_narrow && isa() == Isa::Avx512 && is_x86_feature_detected!("avx512vnni") {
         #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]

@@ -7,7 +7,7 @@ use super::{
     foresight::Reading,
     huge_pages::Stored,
     lossless::{self, Width},
-    quant_blocks::{self, Q4Block, Q8Block},
+    quant_blocks::{self, Q4_1Block, Q4Block, Q5_1Block, Q8Block},
 };
 use crate::ops::{BLOCK_SIZE as BLOCK, Dtype, QuantizedBlock, QuantizedMatrix};
 
@@ -35,6 +35,10 @@ pub(super) enum PanelValues {
     Bf16(Stored<Line<Bf16Pair, 16>>),
     /// Not by single inputs but in blocks of 32 of them.
     Q8(Stored<Q8Block>),
+    /// As Q8.
+    Q5_1(Stored<Q5_1Block>),
+    /// As Q8.
+    Q4_1(Stored<Q4_1Block>),
     /// As Q8.
     Q4(Stored<Q4Block>),
 }
@@ -87,6 +91,8 @@ impl Panels {
             Dtype::F16 => hold(values, dims, Width::Half),
             Dtype::Bf16 => hold(values, dims, Width::Bf16),
             Dtype::Q8 => PanelValues::Q8(quant_blocks::lay_out(values, d_out, d_in)),
+            Dtype::Q5_1 => PanelValues::Q5_1(quant_blocks::lay_out(values, d_out, d_in)),
+            Dtype::Q4_1 => PanelValues::Q4_1(quant_blocks::lay_out(values, d_out, d_in)),
             Dtype::Q4 => PanelValues::Q4(quant_blocks::lay_out(values, d_out, d_in)),
         };
         Self { d_out, d_in, dtype, values: held }
@@ -103,6 +109,8 @@ impl Panels {
     pub(in crate::ops) fn from_quantized(matrix: &QuantizedMatrix) -> Self {
         let values = match matrix.dtype() {
             Dtype::Q8 => PanelValues::Q8(quant_blocks::pack(matrix)),
+            Dtype::Q5_1 => PanelValues::Q5_1(quant_blocks::pack(matrix)),
+            Dtype::Q4_1 => PanelValues::Q4_1(quant_blocks::pack(matrix)),
             Dtype::Q4 => PanelValues::Q4(quant_blocks::pack(matrix)),
             Dtype::F32 | Dtype::F16 | Dtype::Bf16 => unreachable!("no quantized matrix is of these"),
         };
@@ -115,6 +123,8 @@ impl Panels {
         let n_blocks = self.d_in.div_ceil(BLOCK);
         match &self.values {
             PanelValues::Q8(blocks) => Some(quant_blocks::unpack_row(blocks, n_blocks, row)),
+            PanelValues::Q5_1(blocks) => Some(quant_blocks::unpack_row(blocks, n_blocks, row)),
+            PanelValues::Q4_1(blocks) => Some(quant_blocks::unpack_row(blocks, n_blocks, row)),
             PanelValues::Q4(blocks) => Some(quant_blocks::unpack_row(blocks, n_blocks, row)),
             PanelValues::F32(_) | PanelValues::F24(_) | PanelValues::F16(_) | PanelValues::Bf16(_) => None,
         }
@@ -136,6 +146,8 @@ impl Panels {
             PanelValues::F16(lines) => size_of_val(&**lines),
             PanelValues::Bf16(lines) => size_of_val(&**lines),
             PanelValues::Q8(blocks) => size_of_val(&**blocks),
+            PanelValues::Q5_1(blocks) => size_of_val(&**blocks),
+            PanelValues::Q4_1(blocks) => size_of_val(&**blocks),
             PanelValues::Q4(blocks) => size_of_val(&**blocks),
         }
     }
@@ -148,6 +160,8 @@ impl Panels {
             PanelValues::F16(lines) => Reading::of(lines, n_parts),
             PanelValues::Bf16(lines) => Reading::of(lines, n_parts),
             PanelValues::Q8(blocks) => Reading::of(blocks, n_parts),
+            PanelValues::Q5_1(blocks) => Reading::of(blocks, n_parts),
+            PanelValues::Q4_1(blocks) => Reading::of(blocks, n_parts),
             PanelValues::Q4(blocks) => Reading::of(blocks, n_parts),
         }
     }
@@ -155,11 +169,7 @@ impl Panels {
     /// Row `row` of the matrix: `[d_in]`.
     pub(in crate::ops) fn row(&self, row: usize) -> Vec<f32> {
         if let Some(blocks) = self.quantized_row(row) {
-            let values = blocks.iter().flat_map(|block| {
-                let scale = block.scale.to_f32();
-                block.values.map(|value| f32::from(value) * scale)
-            });
-            return values.take(self.d_in).collect();
+            return blocks.iter().flat_map(QuantizedBlock::weights).take(self.d_in).collect();
         }
         let (panel, lane) = (row / PANEL, row % PANEL);
         let inputs = panel * self.d_in..(panel + 1) * self.d_in;
@@ -168,7 +178,9 @@ impl Panels {
             PanelValues::F24(lines) => inputs.map(|at| lines[at].widen(lane)).collect(),
             PanelValues::F16(lines) => inputs.map(|at| lines[at].0[lane].to_f32()).collect(),
             PanelValues::Bf16(lines) => inputs.map(|at| lines[at].0[lane % 16].widen()[lane / 16]).collect(),
-            PanelValues::Q8(_) | PanelValues::Q4(_) => unreachable!("these have rows of blocks"),
+            PanelValues::Q8(_) | PanelValues::Q5_1(_) | PanelValues::Q4_1(_) | PanelValues::Q4(_) => {
+                unreachable!("these have rows of blocks")
+            }
         }
     }
 }

@@ -115,6 +115,8 @@ pub(super) struct RoundedBlock {
     pub(super) scale: f32,
     /// What the sum of products starts at: what the weights' offset adds to it, taken away.
     pub(super) start: i32,
+    /// The sum of the rounded values, scale included: what a minimum of the weights is multiplied by.
+    pub(super) sum: f32,
 }
 
 impl RoundedBlock {
@@ -125,7 +127,8 @@ impl RoundedBlock {
         // The low byte of the sum is the number: no conversion.
         let bytes: [u8; BLOCK] = array::from_fn(|n| (block[n] * inverse + ROUND).to_bits() as u8);
         let sum: i32 = bytes.iter().map(|&byte| i32::from(byte.cast_signed())).sum();
-        Self { values: array::from_fn(|n| i32::from_le_bytes(bytes.as_chunks().0[n])), scale, start: -offset * sum }
+        let values = array::from_fn(|n| i32::from_le_bytes(bytes.as_chunks().0[n]));
+        Self { values, scale, start: -offset * sum, sum: sum as f32 * scale }
     }
 
     /// The same bits, in a fifth of the time: the compiler takes registers apart to add up their lanes.
@@ -157,7 +160,8 @@ impl RoundedBlock {
             _mm_storeu_si128(values.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(left));
             _mm_storeu_si128(values.as_mut_ptr().add(4).cast(), _mm512_cvtepi32_epi8(right));
         }
-        Self { values, scale, start: -offset * _mm512_reduce_add_epi32(_mm512_add_epi32(left, right)) }
+        let sum = _mm512_reduce_add_epi32(_mm512_add_epi32(left, right));
+        Self { values, scale, start: -offset * sum, sum: sum as f32 * scale }
     }
 
     /// The scale that makes `largest` 127, and its inverse.
@@ -194,6 +198,7 @@ mod tests {
         let whole: Vec<i32> = (0..BLOCK).map(|input| i32::from(second.value(input))).collect();
         assert!(whole.iter().any(|value| value.abs() == 127));
         assert_eq!(second.start, -128 * whole.iter().sum::<i32>());
+        assert_eq!(second.sum, whole.iter().sum::<i32>() as f32 * second.scale);
         for (value, whole) in x[BLOCK..].iter().zip(whole) {
             assert!((value - whole as f32 * second.scale).abs() <= 0.501 * second.scale, "{value}, {whole}");
         }

@@ -1,8 +1,9 @@
-//! `x W^T + b` over weights of 8 or 4 bits.
+//! `x W^T + b` over weights of 8, 5 or 4 bits.
 //!
-//! Weights are symmetric in blocks of 32 along the inner dimension, each with an f16 scale, as in GGUF's `Q8_0` and
-//! `Q4_0`. A row of the input is rounded to 8 bits in the same blocks, by itself; products are summed exactly, in i32,
-//! within a block, and the blocks' sums are added in order, in f32. So a row's outputs do not depend on its neighbours.
+//! Weights are in blocks of 32 along the inner dimension, each with an f16 scale, as in GGUF's `Q8_0` and `Q4_0`; with an
+//! f16 minimum besides, as in `Q4_1` and `Q5_1`. A row of the input is rounded to 8 bits in the same blocks, by itself;
+//! products are summed exactly, in i32, within a block, and the blocks' sums (and what the minimum adds: itself times the
+//! sum of the input) are added in order, in f32. So a row's outputs do not depend on its neighbours.
 //!
 //! In memory, the 32 rows of a panel lie side by side and every register holds 4 inputs of 16 rows: what `vpdpbusd`
 //! multiplies and adds in one go. It takes unsigned by signed bytes, so weights are stored with an offset, and the
@@ -12,13 +13,16 @@ use std::array;
 #[cfg(target_arch = "x86_64")]
 use std::ops::Range;
 
+#[cfg(target_arch = "x86_64")]
+use half::f16;
+
 #[cfg(target_arch = "aarch64")]
 use super::dot_product;
 #[cfg(target_arch = "x86_64")]
 use super::fetch::{LINE, fetch};
 use super::{
     BASELINE_IS_FUSED, Isa, isa, multiply_add,
-    panels::PANEL,
+    panels::{Line, PANEL},
     quant_blocks::QuantBlock,
     quant_rows::{MAX_ROWS, QuantRows},
 };
@@ -134,8 +138,8 @@ unsafe fn vnni_rows<B: QuantBlock, const N: usize, const N_PARTS: usize>(
     stored: &mut [[f32; PANEL]],
 ) {
     use std::arch::x86_64::{
-        __m256i, _mm256_load_si256, _mm512_cvtepi32_ps, _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps,
-        _mm512_loadu_ps, _mm512_mul_ps, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
+        _mm512_cvtepi32_ps, _mm512_dpbusd_epi32, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_mul_ps, _mm512_set1_epi32,
+        _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
     };
     assert!(stored.len() == N);
     let mut totals = [[_mm512_setzero_ps(); 2]; N];
@@ -164,15 +168,18 @@ unsafe fn vnni_rows<B: QuantBlock, const N: usize, const N_PARTS: usize>(
                 }
             }
         }
-        let scales = block.scales().0.as_ptr().cast::<__m256i>();
-        // SAFETY: a line of 32 f16 is 64 bytes, aligned as such.
-        let scales =
-            unsafe { [_mm512_cvtph_ps(_mm256_load_si256(scales)), _mm512_cvtph_ps(_mm256_load_si256(scales.add(1)))] };
+        // SAFETY: this function's own target features.
+        let scales = unsafe { halves(block.scales()) };
+        // SAFETY: as above.
+        let minima = block.minima().map(|minima| unsafe { halves(minima) });
         for ((totals, sums), input) in totals.iter_mut().zip(sums).zip(inputs) {
             let x_scale = _mm512_set1_ps(input.scale);
             for part in 0..2 {
                 let scale = _mm512_mul_ps(scales[part], x_scale);
                 totals[part] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[part]), scale, totals[part]);
+                if let Some(minima) = minima {
+                    totals[part] = _mm512_fmadd_ps(minima[part], _mm512_set1_ps(input.sum), totals[part]);
+                }
             }
         }
     }
@@ -183,6 +190,18 @@ unsafe fn vnni_rows<B: QuantBlock, const N: usize, const N_PARTS: usize>(
             _mm512_storeu_ps(stored.as_mut_ptr().add(16), totals[1]);
         }
     }
+}
+
+/// A line of f16 as two registers of f32.
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads")]
+#[target_feature(enable = "avx512f")]
+#[inline]
+unsafe fn halves(line: &Line<f16, PANEL>) -> [std::arch::x86_64::__m512; 2] {
+    use std::arch::x86_64::{__m256i, _mm256_load_si256, _mm512_cvtph_ps};
+    let line = line.0.as_ptr().cast::<__m256i>();
+    // SAFETY: a line of 32 f16 is 64 bytes, aligned as such.
+    unsafe { [_mm512_cvtph_ps(_mm256_load_si256(line)), _mm512_cvtph_ps(_mm256_load_si256(line.add(1)))] }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -223,9 +242,14 @@ unsafe fn avx2<B: QuantBlock>(
                 let pairs = _mm256_hadd_epi32(sums[2 * n], sums[2 * n + 1]);
                 let sum = _mm256_add_epi32(_mm256_permute4x64_epi64::<0b11_01_10_00>(pairs), offset);
                 // SAFETY: a line of 32 f16 is 64 bytes, aligned as such.
-                let scale = unsafe { _mm_load_si128(block.scales().0.as_ptr().cast::<__m128i>().add(n)) };
-                let scale = _mm256_mul_ps(_mm256_cvtph_ps(scale), x_scale);
+                let eight = |line: &Line<f16, PANEL>| unsafe {
+                    _mm256_cvtph_ps(_mm_load_si128(line.0.as_ptr().cast::<__m128i>().add(n)))
+                };
+                let scale = _mm256_mul_ps(eight(block.scales()), x_scale);
                 *total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, *total);
+                if let Some(minima) = block.minima() {
+                    *total = _mm256_fmadd_ps(eight(minima), _mm256_set1_ps(input.sum), *total);
+                }
             }
         }
         let mut values = [0.0; PANEL];
@@ -258,6 +282,9 @@ pub(super) fn portable<B: QuantBlock, const FUSED: bool>(
             for ((total, sum), scale) in totals.iter_mut().zip(sums).zip(&block.scales().0) {
                 *total = multiply_add::<FUSED>(sum as f32, scale.to_f32() * input.scale, *total);
             }
+            for (total, minimum) in totals.iter_mut().zip(block.minima().iter().flat_map(|minima| &minima.0)) {
+                *total = multiply_add::<FUSED>(minimum.to_f32(), input.sum, *total);
+            }
         }
         store(row, &totals);
     }
@@ -271,7 +298,7 @@ mod tests {
         cpu::{
             huge_pages::Stored,
             levels::{is_fused, levels, noise, with_isa},
-            quant_blocks::{Q4Block, Q8Block, lay_out},
+            quant_blocks::{Q4_1Block, Q4Block, Q5_1Block, Q8Block, lay_out},
         },
     };
 
@@ -318,6 +345,8 @@ mod tests {
     fn sums_are_those_of_the_definition() {
         check::<Q8Block>();
         check::<Q4Block>();
+        check::<Q4_1Block>();
+        check::<Q5_1Block>();
     }
 
     #[test]
@@ -328,9 +357,13 @@ mod tests {
             let squares = (0..32 * 32).map(|n| (weights[n] - weight(n / 32, n % 32)).powi(2));
             (squares.sum::<f32>() / weights.iter().map(|w| w * w).sum::<f32>()).sqrt()
         };
-        let q8 = Q8Block::pack(&rows.map(|row| Q8Block::quantize(&row)));
-        let q4 = Q4Block::pack(&rows.map(|row| Q4Block::quantize(&row)));
-        let (q8, q4) = (error(&|r, i| q8.weight(r, i)), error(&|r, i| q4.weight(r, i)));
-        assert!(q8 < 0.005 && q4 < 0.07, "relative errors {q8} and {q4}");
+        fn packed<B: QuantBlock>(rows: &[[f32; BLOCK]; PANEL]) -> impl Fn(usize, usize) -> f32 {
+            let block = B::pack(&rows.map(|row| B::quantize(&row)));
+            move |row, input| block.weight(row, input)
+        }
+        let q8 = error(&packed::<Q8Block>(&rows));
+        let (q4, q4_1, q5_1) =
+            (error(&packed::<Q4Block>(&rows)), error(&packed::<Q4_1Block>(&rows)), error(&packed::<Q5_1Block>(&rows)));
+        assert!(q8 < 0.005 && q5_1 < 0.03 && q4_1 < 0.06 && q4 < 0.07, "relative errors {q8}, {q5_1}, {q4_1}, {q4}");
     }
 }

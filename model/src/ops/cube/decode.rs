@@ -5,13 +5,26 @@ use burn_cubecl::cubecl::{self, prelude::*};
 use super::matrix::{Format, HIGH};
 use crate::ops::BLOCK_SIZE;
 
-/// Weight `index` of a unit; a whole number where there are scales.
+/// Weight `index` of a unit, with what [`scale_of`], [`minimum_of`] and [`high_bits_of`] have for that unit.
 #[cube]
-pub(super) fn decode<E: Numeric, W: Size>(
+pub(super) fn weight<E: Numeric, W: Size>(
     elements: Vector<E, W>,
     #[comptime] index: usize,
+    scale: f32,
+    minimum: f32,
+    high_bits: u32,
     #[comptime] format: Format,
 ) -> f32 {
+    let mut value = decode(elements, index, format);
+    if comptime!(format == Format::Q5_1) {
+        value += f32::cast_from((high_bits >> comptime!(index as u32) & 1u32) * 16u32);
+    }
+    if comptime!(format.has_minima()) { fma(value, scale, minimum) } else { value * scale }
+}
+
+/// Weight `index` of a unit; where there are scales, a whole number of as many bits as lie in a word.
+#[cube]
+fn decode<E: Numeric, W: Size>(elements: Vector<E, W>, #[comptime] index: usize, #[comptime] format: Format) -> f32 {
     let per_word = comptime!(format.per_word());
     match comptime!(format) {
         Format::F32 => f32::reinterpret(elements.extract(index)),
@@ -29,7 +42,7 @@ pub(super) fn decode<E: Numeric, W: Size>(
                 f32::reinterpret(word & HIGH)
             }
         }
-        Format::Q8 | Format::Q4 => {
+        Format::Q8 | Format::Q5_1 | Format::Q4_1 | Format::Q4 => {
             let word = u32::reinterpret(elements.extract(comptime!(index / per_word)));
             whole(word, comptime!(index % per_word), format)
         }
@@ -47,7 +60,7 @@ fn whole(word: u32, #[comptime] index: usize, #[comptime] format: Format) -> f32
     let mask = comptime!(((1u32 << bits) - 1) << place);
     // 2^(23 - place), whose last bit at `place` stands for 1.
     let base = comptime!((127 + 23 - place) << 23);
-    let offset = comptime!((1u32 << (23 - place)) as f32 + (1u32 << (bits - 1)) as f32);
+    let offset = comptime!((1u32 << (23 - place)) as f32 + format.offset() as f32);
     let mut low = word;
     if comptime!(is_high) {
         low = word >> 16u32;
@@ -58,12 +71,34 @@ fn whole(word: u32, #[comptime] index: usize, #[comptime] format: Format) -> f32
 /// The scale of a row's unit: 1 where there are none. `first` is the row's first word of scales.
 #[cube]
 pub(super) fn scale_of(scales: &[u32], first: usize, unit: usize, #[comptime] format: Format) -> f32 {
-    if comptime!(format.is_quantized()) {
-        let block = unit / comptime!(BLOCK_SIZE / format.unit());
-        let word = scales[first + block / 2];
-        half_to_f32(word >> (16u32 * (block % 2) as u32))
+    let block = unit / comptime!((BLOCK_SIZE / format.unit()).max(1));
+    match comptime!(format) {
+        Format::Q5_1 => half_to_f32(scales[first + 2 * block]),
+        Format::Q4_1 => half_to_f32(scales[first + block]),
+        Format::Q8 | Format::Q4 => half_to_f32(scales[first + block / 2] >> (16u32 * (block % 2) as u32)),
+        _ => f32::new(1.0),
+    }
+}
+
+/// The minimum of a row's unit: 0 where there are none.
+#[cube]
+pub(super) fn minimum_of(scales: &[u32], first: usize, unit: usize, #[comptime] format: Format) -> f32 {
+    let block = unit / comptime!((BLOCK_SIZE / format.unit()).max(1));
+    match comptime!(format) {
+        Format::Q5_1 => half_to_f32(scales[first + 2 * block] >> 16u32),
+        Format::Q4_1 => half_to_f32(scales[first + block] >> 16u32),
+        _ => f32::new(0.0),
+    }
+}
+
+/// The bits of a row's unit that lie beside its words, the first weight's lowest: 0 where there are none.
+#[cube]
+pub(super) fn high_bits_of(scales: &[u32], first: usize, unit: usize, #[comptime] format: Format) -> u32 {
+    if comptime!(format == Format::Q5_1) {
+        let units = comptime!((BLOCK_SIZE / format.unit()).max(1));
+        scales[first + 2 * (unit / units) + 1] >> ((unit % units) * comptime!(format.unit())) as u32
     } else {
-        f32::new(1.0)
+        u32::new(0)
     }
 }
 

@@ -11,7 +11,7 @@ use burn_cubecl::{
 };
 
 use super::{
-    decode::{decode, scale_of},
+    decode::{high_bits_of, minimum_of, scale_of, weight},
     matrix::{Format, Matrix},
     rowwise::{empty, nonlinear},
 };
@@ -218,6 +218,8 @@ fn gemv<E: Numeric, N: Size, W: Size>(
         // All that is wanted of memory is asked for before the first of it is used.
         let mut loaded = Array::<Vector<E, W>>::new(comptime!(outputs * depth));
         let mut scales_of = Array::<f32>::new(comptime!(outputs * depth));
+        let mut minima_of = Array::<f32>::new(comptime!(outputs * depth));
+        let mut high_bits = Array::<u32>::new(comptime!(outputs * depth));
         #[unroll]
         for d in 0..depth {
             let unit = clamp_max(first_unit + d * lanes, units - 1);
@@ -228,6 +230,8 @@ fn gemv<E: Numeric, N: Size, W: Size>(
                 let n = comptime!(d * outputs + o);
                 loaded[n] = words[row * units + unit];
                 scales_of[n] = scale_of(scales, row * scale_words, unit, comptime!(plan.format));
+                minima_of[n] = minimum_of(scales, row * scale_words, unit, comptime!(plan.format));
+                high_bits[n] = high_bits_of(scales, row * scale_words, unit, comptime!(plan.format));
             }
         }
         #[unroll]
@@ -242,8 +246,10 @@ fn gemv<E: Numeric, N: Size, W: Size>(
                         #[unroll]
                         for i in 0..4usize {
                             let n = comptime!(d * outputs + o);
-                            let weight = decode(loaded[n], comptime!(part * 4 + i), comptime!(plan.format));
-                            weights[comptime!(o * 4 + i)] = weight * scales_of[n];
+                            let index = comptime!(part * 4 + i);
+                            let (scale, minimum) = (scales_of[n], minima_of[n]);
+                            weights[comptime!(o * 4 + i)] =
+                                weight(loaded[n], index, scale, minimum, high_bits[n], comptime!(plan.format));
                         }
                     }
                     let mut norms = Array::<f32>::new(4usize);

@@ -33,6 +33,9 @@ pub(super) enum Format {
     /// Read as words of two.
     Bf16,
     Q8,
+    /// The lower four bits as in Q4; the fifth ones are a word to a block, beside the scales.
+    Q5_1,
+    Q4_1,
     Q4,
 }
 
@@ -43,14 +46,14 @@ impl Format {
             Self::F32 => 1,
             Self::F16 | Self::F16Words | Self::Bf16 => 2,
             Self::Q8 => 4,
-            Self::Q4 => 8,
+            Self::Q5_1 | Self::Q4_1 | Self::Q4 => 8,
         }
     }
 
     /// Words that a lane reads at a time.
     pub(super) fn unit_words(self) -> usize {
         // More would take a lane's inputs too far from its neighbours'.
-        if matches!(self, Self::Q4 | Self::F16) { 2 } else { 4 }
+        if matches!(self, Self::Q5_1 | Self::Q4_1 | Self::Q4 | Self::F16) { 2 } else { 4 }
     }
 
     /// Elements that a lane reads at a time: words, or weights where they are read as what they are.
@@ -69,12 +72,31 @@ impl Format {
     }
 
     pub(super) fn is_quantized(self) -> bool {
-        matches!(self, Self::Q8 | Self::Q4)
+        matches!(self, Self::Q8 | Self::Q5_1 | Self::Q4_1 | Self::Q4)
+    }
+
+    /// Whether blocks have a minimum.
+    pub(super) fn has_minima(self) -> bool {
+        matches!(self, Self::Q5_1 | Self::Q4_1)
     }
 
     /// What is added to a whole number to store it.
-    fn offset(self) -> i32 {
-        if self == Self::Q8 { 128 } else { 8 }
+    pub(super) fn offset(self) -> i32 {
+        match self {
+            Self::Q8 => 128,
+            Self::Q4 => 8,
+            _ => 0,
+        }
+    }
+
+    /// Words of scales for so many blocks: two blocks' scales to a word; a word with scale and minimum; or that and a word
+    /// of fifth bits.
+    fn scale_words(self, n_blocks: usize) -> usize {
+        match self {
+            Self::Q5_1 => 2 * n_blocks,
+            Self::Q4_1 => n_blocks,
+            _ => n_blocks.div_ceil(2),
+        }
     }
 }
 
@@ -87,6 +109,8 @@ impl Format {
             Dtype::F16 => Self::F16Words,
             Dtype::Bf16 => Self::Bf16,
             Dtype::Q8 => Self::Q8,
+            Dtype::Q5_1 => Self::Q5_1,
+            Dtype::Q4_1 => Self::Q4_1,
             Dtype::Q4 => Self::Q4,
         }
     }
@@ -101,7 +125,7 @@ pub(in crate::ops) struct Matrix {
     pub(super) format: Format,
     /// `[d_out * units * unit_words]`.
     pub(super) words: CubeTensor,
-    /// For each row its blocks' f16 scales, two to a word: `[d_out * scale_words]`; one unused word without blocks.
+    /// For each row what its blocks have beside their numbers: `[d_out * scale_words]`; one unused word without blocks.
     pub(super) scales: CubeTensor,
     device: Device,
 }
@@ -148,6 +172,8 @@ impl Matrix {
             Format::F16 | Format::F16Words => Dtype::F16,
             Format::Bf16 => Dtype::Bf16,
             Format::Q8 => Dtype::Q8,
+            Format::Q5_1 => Dtype::Q5_1,
+            Format::Q4_1 => Dtype::Q4_1,
             Format::Q4 => Dtype::Q4,
         }
     }
@@ -166,13 +192,7 @@ impl Matrix {
     pub(in crate::ops) fn read(&self) -> Result<Vec<f32>> {
         if self.format.is_quantized() {
             let matrix = self.read_quantized()?;
-            let row = |row: usize| {
-                let values = matrix.row(row).iter().flat_map(|block| {
-                    let scale = block.scale.to_f32();
-                    block.values.map(|value| f32::from(value) * scale)
-                });
-                values.take(self.d_in).collect::<Vec<_>>()
-            };
+            let row = |row: usize| matrix.row(row).iter().flat_map(QuantizedBlock::weights).take(self.d_in);
             return Ok((0..self.d_out).flat_map(row).collect());
         }
         let words = read_words(&self.words)?;
@@ -197,13 +217,19 @@ impl Matrix {
         let n_bits = 32 / per_word;
         let row_words = self.units() * self.format.unit_words();
         let block = |row: usize, number: usize| {
-            let scale = half(scales[row * self.scale_words() + number / 2] >> (16 * (number % 2)));
+            let scales = &scales[row * self.scale_words()..][..self.scale_words()];
+            let (scale, minimum, high) = match self.format {
+                Format::Q5_1 => (half(scales[2 * number]), half(scales[2 * number] >> 16), scales[2 * number + 1]),
+                Format::Q4_1 => (half(scales[number]), half(scales[number] >> 16), 0),
+                _ => (half(scales[number / 2] >> (16 * (number % 2))), f16::ZERO, 0),
+            };
             let values = std::array::from_fn(|at| {
                 let input = number * BLOCK_SIZE + at;
                 let word = words[row * row_words + input / per_word] >> (n_bits * (input % per_word));
-                ((word & ((1 << n_bits) - 1)) as i32 - self.format.offset()) as i8
+                let low = word & ((1 << n_bits) - 1);
+                ((low | (high >> at & 1) << 4) as i32 - self.format.offset()) as i8
             });
-            QuantizedBlock { scale, values }
+            QuantizedBlock { scale, minimum, values }
         };
         let n_blocks = self.d_in.div_ceil(BLOCK_SIZE);
         let blocks = (0..self.d_out).flat_map(|row| (0..n_blocks).map(move |number| (row, number)));
@@ -217,7 +243,7 @@ impl Matrix {
 
     /// Words of scales in a row.
     pub(super) fn scale_words(&self) -> usize {
-        scale_words(self.d_in)
+        self.format.scale_words(self.d_in.div_ceil(BLOCK_SIZE))
     }
 }
 
@@ -228,10 +254,6 @@ fn on_cube(device: &Device) -> &CubeDevice {
 fn units(d_in: usize, format: Format) -> usize {
     let width = if format.is_quantized() { d_in.next_multiple_of(BLOCK_SIZE) } else { d_in };
     width.div_ceil(format.unit())
-}
-
-fn scale_words(d_in: usize) -> usize {
-    d_in.div_ceil(2 * BLOCK_SIZE)
 }
 
 struct Packed {
@@ -274,15 +296,27 @@ fn pack_blocks(matrix: &QuantizedMatrix, format: Format) -> Packed {
     let [d_out, d_in] = matrix.dims();
     let per_word = format.per_word();
     let mut words = Vec::with_capacity(d_out * units(d_in, format) * format.unit_words());
-    let mut scales = Vec::with_capacity(d_out * scale_words(d_in));
+    let mut scales = Vec::with_capacity(d_out * format.scale_words(d_in.div_ceil(BLOCK_SIZE)));
+    let pair = |low: f16, high: f16| u32::from(high.to_bits()) << 16 | u32::from(low.to_bits());
+    let stored = |value: i8| (i32::from(value) + format.offset()) as u32;
     for row in 0..d_out {
-        for pair in matrix.row(row).chunks(2) {
-            let halves = pair.iter().rev().map(|block| u32::from(block.scale.to_bits()));
-            scales.push(halves.fold(0, |word, half| word << 16 | half));
+        if format.has_minima() {
+            for block in matrix.row(row) {
+                scales.push(pair(block.scale, block.minimum));
+                if format == Format::Q5_1 {
+                    scales.push(block.values.iter().rev().fold(0, |bits, &value| bits << 1 | stored(value) >> 4));
+                }
+            }
+        } else {
+            let pairs = matrix.row(row).chunks(2);
+            scales.extend(
+                pairs.map(|blocks| pair(blocks[0].scale, blocks.get(1).map_or(f16::ZERO, |block| block.scale))),
+            );
         }
         for values in matrix.row(row).iter().flat_map(|block| block.values.chunks(per_word)) {
-            let stored = values.iter().rev().map(|&value| (i32::from(value) + format.offset()) as u32);
-            words.push(stored.fold(0, |word, value| word << (32 / per_word) | value));
+            let n_bits = 32 / per_word;
+            let low = values.iter().rev().map(|&value| stored(value) & ((1 << n_bits) - 1));
+            words.push(low.fold(0, |word, value| word << n_bits | value));
         }
     }
     Packed { words, scales }

@@ -9,7 +9,7 @@ use burn_cubecl::{
 };
 
 use super::{
-    decode::{decode, scale_of},
+    decode::{high_bits_of, minimum_of, scale_of, weight},
     linear::{grid, workgroup},
     matrix::{Format, Matrix},
 };
@@ -75,11 +75,13 @@ fn embed<E: Numeric, W: Size>(
         let unit = at % units;
         let loaded = words[row * units + unit];
         let scale = scale_of(scales, row * scale_words, unit, format);
+        let minimum = minimum_of(scales, row * scale_words, unit, format);
+        let high_bits = high_bits_of(scales, row * scale_words, unit, format);
         #[unroll]
         for i in 0..comptime!(format.unit()) {
             let input = unit * comptime!(format.unit()) + i;
             if input < d_in {
-                output[at / units * d_in + input] = decode(loaded, i, format) * scale;
+                output[at / units * d_in + input] = weight(loaded, i, scale, minimum, high_bits, format);
             }
         }
     }

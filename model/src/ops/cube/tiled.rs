@@ -6,7 +6,7 @@ use burn_cubecl::{
 };
 
 use super::{
-    decode::{decode, scale_of},
+    decode::{high_bits_of, minimum_of, scale_of, weight},
     linear::{Joined, grid, workgroup},
     matrix::{Format, Matrix},
 };
@@ -124,12 +124,14 @@ fn tiled<E: Numeric, W: Size>(
             let weight_row = select(inside, first_output + tile_out, 0);
             let unit = select(inside, unit, 0);
             let loaded = words[weight_row * units + unit];
-            let scale =
-                select(inside, scale_of(scales, weight_row * scale_words, unit, comptime!(plan.format)), 0.0f32);
+            let first = weight_row * scale_words;
+            let scale = select(inside, scale_of(scales, first, unit, comptime!(plan.format)), 0.0f32);
+            let minimum = select(inside, minimum_of(scales, first, unit, comptime!(plan.format)), 0.0f32);
+            let high_bits = high_bits_of(scales, first, unit, comptime!(plan.format));
             #[unroll]
             for i in 0..unit_len {
-                let weight = decode(loaded, i, comptime!(plan.format));
-                w_tile[(part * unit_len + i) * PITCH + tile_out] = weight * scale;
+                w_tile[(part * unit_len + i) * PITCH + tile_out] =
+                    weight(loaded, i, scale, minimum, high_bits, comptime!(plan.format));
             }
             at += comptime!(SIDE * SIDE);
         }

@@ -1,7 +1,11 @@
 //! How GGUF files store values: one by one, or rounded in blocks that share a scale, bit for bit as GGML lays them out.
 //! All is little-endian.
 
+use std::array;
+
 use half::{bf16, f16};
+
+use crate::ops::{Dtype, QuantizedBlock, nearest_q8};
 
 /// The type of a tensor's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,48 +124,11 @@ impl ElementType {
             Self::F32 => each(bytes, out, f32::from_le_bytes),
             Self::F16 => each(bytes, out, |bytes| f16::from_le_bytes(bytes).to_f32()),
             Self::Bf16 => each(bytes, out, |bytes| bf16::from_le_bytes(bytes).to_f32()),
-            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 => {
-                blocks::<32>(self, bytes, out, |block, out| {
-                    let Codes { codes, scale } = self.codes(block);
-                    for (value, code) in out.iter_mut().zip(codes) {
-                        *value = f32::from(code) * scale.to_f32();
-                    }
-                });
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => {
+                blocks::<32>(self, bytes, out, |block, out| *out = self.small_block(block).weights());
             }
-            Self::Q4_1 => blocks::<32>(self, bytes, out, |block, out| {
-                let (scale, minimum) = (half(block, 0), half(block, 2));
-                for (value, code) in out.iter_mut().zip(nibbles(&block[4..])) {
-                    *value = f32::from(code) * scale + minimum;
-                }
-            }),
-            Self::Q5_1 => blocks::<32>(self, bytes, out, |block, out| {
-                let (scale, minimum) = (half(block, 0), half(block, 2));
-                let high = u32_at(block, 4);
-                for (at, (value, code)) in out.iter_mut().zip(nibbles(&block[8..])).enumerate() {
-                    *value = f32::from(code | fifth_bit(high, at)) * scale + minimum;
-                }
-            }),
-            Self::Q4K => blocks::<256>(self, bytes, out, |block, out| {
-                let scales = scales_and_minima(block);
-                // 64 values at a time: the low halves of 32 bytes, then the high ones.
-                for (at, value) in out.iter_mut().enumerate() {
-                    let byte = block[16 + at / 64 * 32 + at % 32];
-                    let code = if at % 64 < 32 { byte & 15 } else { byte >> 4 };
-                    let (scale, minimum) = scales[at / 32];
-                    *value = scale * f32::from(code) - minimum;
-                }
-            }),
-            Self::Q5K => blocks::<256>(self, bytes, out, |block, out| {
-                let scales = scales_and_minima(block);
-                // As Q4_K; the fifth bits of the n-th 32 values are the n-th bits of 32 bytes.
-                for (at, value) in out.iter_mut().enumerate() {
-                    let byte = block[48 + at / 64 * 32 + at % 32];
-                    let low = if at % 64 < 32 { byte & 15 } else { byte >> 4 };
-                    let high = block[16 + at % 32] >> (at / 32) & 1;
-                    let (scale, minimum) = scales[at / 32];
-                    *value = scale * f32::from(low | high << 4) - minimum;
-                }
-            }),
+            Self::Q4K => blocks::<256>(self, bytes, out, |block, out| decode_k(block, four_bits, out)),
+            Self::Q5K => blocks::<256>(self, bytes, out, |block, out| decode_k(block, five_bits, out)),
             Self::Q6K => blocks::<256>(self, bytes, out, |block, out| {
                 let scale = half(block, 208);
                 // 128 values at a time: 64 bytes hold the low four bits of two runs of 32 each in their low halves and
@@ -179,41 +146,63 @@ impl ElementType {
         }
     }
 
-    /// Whether [`codes`](Self::codes) can tell a block's values without rounding.
-    pub(super) fn has_codes(self) -> bool {
-        matches!(self, Self::Q4_0 | Self::Q5_0 | Self::Q8_0)
+    /// The dtype that has the type's very values or, where there is none, the one nearest to them.
+    pub(super) fn nearest_dtype(self) -> Dtype {
+        match self {
+            Self::F32 => Dtype::F32,
+            Self::F16 => Dtype::F16,
+            Self::Bf16 => Dtype::Bf16,
+            Self::Q4_0 => Dtype::Q4,
+            Self::Q4_1 | Self::Q4K => Dtype::Q4_1,
+            Self::Q5_0 | Self::Q5_1 | Self::Q5K => Dtype::Q5_1,
+            Self::Q8_0 | Self::Q6K => Dtype::Q8,
+        }
     }
 
-    /// A block of a type that [`has_codes`](Self::has_codes): whole numbers and what they are multiplied by.
-    pub(super) fn codes(self, block: &[u8]) -> Codes {
-        let scale = f16::from_le_bytes([block[0], block[1]]);
-        let mut codes = [0; 32];
+    /// A row's whole blocks as those of `dtype`, which is no narrower than [`nearest_dtype`](Self::nearest_dtype): the very
+    /// numbers where `dtype` can tell them, with K-quants' scales rounded to f16; else the nearest of 8 bits.
+    pub(super) fn quantized(self, bytes: &[u8], dtype: Dtype) -> Vec<QuantizedBlock> {
+        let blocks = bytes.chunks_exact(self.block_bytes());
         match self {
-            Self::Q8_0 => {
-                for (code, byte) in codes.iter_mut().zip(&block[2..]) {
-                    *code = byte.cast_signed();
-                }
+            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 if !dtype.has_minima() => {
+                blocks.map(|block| self.small_block(block)).collect()
             }
-            Self::Q5_0 => {
-                let high = u32_at(block, 2);
-                for (at, (code, low)) in codes.iter_mut().zip(nibbles(&block[6..])).enumerate() {
-                    *code = (low | fifth_bit(high, at)).cast_signed() - 16;
-                }
-            }
+            Self::Q4_0 => blocks.map(|block| self.small_block(block).above_minimum(8)).collect(),
+            Self::Q5_0 => blocks.map(|block| self.small_block(block).above_minimum(16)).collect(),
+            Self::Q4_1 | Self::Q5_1 if dtype.has_minima() => blocks.map(|block| self.small_block(block)).collect(),
+            Self::Q4K if dtype.has_minima() => blocks.flat_map(|block| k_blocks(block, four_bits)).collect(),
+            Self::Q5K if dtype.has_minima() => blocks.flat_map(|block| k_blocks(block, five_bits)).collect(),
             _ => {
-                for (code, nibble) in codes.iter_mut().zip(nibbles(&block[2..])) {
-                    *code = nibble.cast_signed() - 8;
-                }
+                let mut values = vec![0.0; bytes.len() / self.block_bytes() * self.block_len()];
+                self.decode(bytes, &mut values);
+                values.as_chunks().0.iter().map(nearest_q8).collect()
             }
         }
-        Codes { codes, scale }
     }
-}
 
-/// 32 values as whole numbers times a scale.
-pub(super) struct Codes {
-    pub(super) codes: [i8; 32],
-    pub(super) scale: f16,
+    /// A block of a type with 32 values to a block.
+    fn small_block(self, block: &[u8]) -> QuantizedBlock {
+        let f16_at = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]);
+        let scale = f16_at(0);
+        let (minimum, rest) = match self {
+            Self::Q4_1 | Self::Q5_1 => (f16_at(2), &block[4..]),
+            _ => (f16::ZERO, &block[2..]),
+        };
+        let codes: [u8; 32] = match self {
+            Self::Q8_0 => array::from_fn(|at| rest[at]),
+            Self::Q5_0 | Self::Q5_1 => {
+                let (high, low) = (u32::from_le_bytes([rest[0], rest[1], rest[2], rest[3]]), nibbles(&rest[4..]));
+                array::from_fn(|at| low[at] | ((high >> at & 1) << 4) as u8)
+            }
+            _ => nibbles(rest),
+        };
+        let below = match self {
+            Self::Q4_0 => 8,
+            Self::Q5_0 => 16,
+            _ => 0,
+        };
+        QuantizedBlock { scale, minimum, values: codes.map(|code| code.cast_signed() - below) }
+    }
 }
 
 fn each<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) -> f32) {
@@ -229,20 +218,43 @@ fn blocks<const N: usize>(kind: ElementType, bytes: &[u8], out: &mut [f32], deco
 }
 
 /// 32 numbers in 16 bytes: the low halves, then the high ones.
-fn nibbles(bytes: &[u8]) -> impl Iterator<Item = u8> + '_ {
-    bytes[..16].iter().map(|byte| byte & 15).chain(bytes[..16].iter().map(|byte| byte >> 4))
+fn nibbles(bytes: &[u8]) -> [u8; 32] {
+    array::from_fn(|at| if at < 16 { bytes[at] & 15 } else { bytes[at - 16] >> 4 })
 }
 
-fn fifth_bit(high: u32, at: usize) -> u8 {
-    ((high >> at & 1) << 4) as u8
+/// Number `at` of a `Q4_K` block. 64 values at a time: the low halves of 32 bytes, then the high ones.
+fn four_bits(block: &[u8], at: usize) -> u8 {
+    let byte = block[16 + at / 64 * 32 + at % 32];
+    if at % 64 < 32 { byte & 15 } else { byte >> 4 }
+}
+
+/// Number `at` of a `Q5_K` block. As `Q4_K`, behind 32 bytes whose `n`-th bits are the fifth bits of the `n`-th 32 values.
+fn five_bits(block: &[u8], at: usize) -> u8 {
+    let high = block[16 + at % 32] >> (at / 32) & 1;
+    four_bits(&block[32..], at) | high << 4
+}
+
+/// The values of a `Q4_K` or `Q5_K` block, whose numbers `code` tells.
+fn decode_k(block: &[u8], code: impl Fn(&[u8], usize) -> u8, out: &mut [f32; 256]) {
+    let scales = scales_and_minima(block);
+    for (at, value) in out.iter_mut().enumerate() {
+        let (scale, minimum) = scales[at / 32];
+        *value = scale * f32::from(code(block, at)) - minimum;
+    }
+}
+
+/// The same as blocks of their own, scales and minima rounded to f16.
+fn k_blocks(block: &[u8], code: impl Fn(&[u8], usize) -> u8) -> [QuantizedBlock; 8] {
+    let scales = scales_and_minima(block);
+    array::from_fn(|part| {
+        let (scale, minimum) = scales[part];
+        let values = array::from_fn(|at| code(block, 32 * part + at).cast_signed());
+        QuantizedBlock { scale: f16::from_f32(scale), minimum: f16::from_f32(-minimum), values }
+    })
 }
 
 fn half(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
-}
-
-fn u32_at(block: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]])
 }
 
 /// Scale and minimum of each 32 values of a `Q4_K` or `Q5_K` block: six bits each of 12 bytes, times those of all. The
@@ -250,7 +262,7 @@ fn u32_at(block: &[u8], at: usize) -> u32 {
 /// bits in the first eight bytes' top bits.
 fn scales_and_minima(block: &[u8]) -> [(f32, f32); 8] {
     let (scale, minimum, packed) = (half(block, 0), half(block, 2), &block[4..16]);
-    std::array::from_fn(|n| {
+    array::from_fn(|n| {
         let (own_scale, own_minimum) = match n {
             0..4 => (packed[n] & 63, packed[n + 4] & 63),
             _ => (packed[n + 4] & 15 | packed[n - 4] >> 6 << 4, packed[n + 4] >> 4 | packed[n] >> 6 << 4),
@@ -283,12 +295,26 @@ mod tests {
                 let near = (found - expected).abs() <= 1e-6 * expected.abs().max(1e-3);
                 assert!(near, "{name}, value {at}: {found}, expected {expected}");
             }
-            if element.has_codes() {
-                let codes = bytes.chunks(element.block_bytes()).flat_map(|block| {
-                    let Codes { codes, scale } = element.codes(block);
-                    codes.map(|code| f32::from(code) * scale.to_f32())
-                });
-                assert!(codes.eq(found.iter().copied()), "{name}");
+            // As blocks of its own dtype and of 8 bits.
+            let largest =
+                expected.chunks(32).map(|block| block.iter().fold(0.0_f32, |most, value| most.max(value.abs())));
+            for (dtype, is_exact) in [
+                (element.nearest_dtype(), !matches!(element, ElementType::Q4K | ElementType::Q5K | ElementType::Q6K)),
+                (Dtype::Q8, matches!(element, ElementType::Q8_0 | ElementType::Q5_0 | ElementType::Q4_0)),
+            ] {
+                if !dtype.is_quantized() {
+                    continue;
+                }
+                let blocks = element.quantized(&bytes, dtype);
+                let values: Vec<f32> = blocks.iter().flat_map(QuantizedBlock::weights).collect();
+                assert_eq!(values.len(), found.len());
+                for ((values, found), largest) in values.chunks(32).zip(found.chunks(32)).zip(largest.clone()) {
+                    // Half a step of 8 bits, and scales that are rounded to f16.
+                    let most = if is_exact { 0.0 } else { (1.0 / 254.0 + 1.0 / 1024.0) * largest + 1e-6 };
+                    for (value, found) in values.iter().zip(found) {
+                        assert!((value - found).abs() <= most, "{name} as {dtype}: {value}, expected {found}");
+                    }
+                }
             }
         }
     }

@@ -13,7 +13,7 @@ use super::{
         architectures::{Gguf, GgufParam, GgufRows},
         row_order::RowOrder,
     },
-    blocks::{Codes, ElementType, MAX_BLOCK},
+    blocks::MAX_BLOCK,
     header::StoredTensor,
 };
 use crate::{
@@ -21,7 +21,7 @@ use crate::{
     error::{Error, Result},
     gpt::{Gpt, ParamData, ParamSpec},
     mmap::Mmap,
-    ops::{BLOCK_SIZE, Dtype, QuantizedBlock, QuantizedMatrix, Weight, nearest_q8},
+    ops::{Dtype, QuantizedBlock, QuantizedMatrix, Weight},
 };
 
 /// All tensors of a model, by name.
@@ -183,9 +183,9 @@ impl<'t, 'a> Param<'t, 'a> {
 
     /// A matrix in the form nearest to the file's, of those that the device computes with.
     fn as_stored(&self, dims: [usize; 2], device: &Device) -> Result<ParamData> {
-        let dtype = self.parts.iter().map(|part| part.nearest_dtype()).reduce(wider).unwrap_or_default();
+        let dtype = self.parts.iter().map(|part| part.tensor.element.nearest_dtype()).reduce(wider).unwrap_or_default();
         if dtype.is_quantized() && dtype.is_for(device) {
-            let blocks = self.rows().flat_map_iter(|(part, row)| part.blocks(row, self.width)).collect();
+            let blocks = self.rows().flat_map_iter(|(part, row)| part.blocks(row, self.width, dtype)).collect();
             return QuantizedMatrix::new(dims, dtype, blocks).map(ParamData::Quantized);
         }
         // What a device has no form for is computed in full.
@@ -196,7 +196,8 @@ impl<'t, 'a> Param<'t, 'a> {
 
 /// A dtype for the values of both.
 fn wider(one: Dtype, other: Dtype) -> Dtype {
-    let rank = |dtype| [Dtype::Q4, Dtype::Q8, Dtype::F16].iter().position(|known| *known == dtype);
+    let rank =
+        |dtype| [Dtype::Q4, Dtype::Q4_1, Dtype::Q5_1, Dtype::Q8, Dtype::F16].iter().position(|known| *known == dtype);
     match (rank(one), rank(other)) {
         _ if one == other => one,
         (Some(rank), Some(other_rank)) => {
@@ -219,29 +220,10 @@ impl Part<'_, '_> {
         element.decode(&self.tensor.bytes[row * n_bytes..][..n_bytes], out);
     }
 
-    /// Row `row` of the tensor in blocks: the file's own numbers where its type has such, else the nearest of 8 bits.
-    fn blocks(&self, row: usize, width: usize) -> Vec<QuantizedBlock> {
-        let element = self.tensor.element;
-        if element.has_codes() {
-            let n_bytes = element.bytes_of(width);
-            let blocks = self.tensor.bytes[row * n_bytes..][..n_bytes].chunks_exact(element.block_bytes());
-            let block = |Codes { codes, scale }| QuantizedBlock { scale, values: codes };
-            return blocks.map(|bytes| block(element.codes(bytes))).collect();
-        }
-        let mut values = vec![0.0; width];
-        self.row(row, &mut values);
-        values.as_chunks::<BLOCK_SIZE>().0.iter().map(nearest_q8).collect()
-    }
-
-    /// The dtype that has the type's very values or, where there is none, the one nearest to them.
-    fn nearest_dtype(&self) -> Dtype {
-        match self.tensor.element {
-            ElementType::F32 => Dtype::F32,
-            ElementType::F16 => Dtype::F16,
-            ElementType::Bf16 => Dtype::Bf16,
-            ElementType::Q4_0 => Dtype::Q4,
-            _ => Dtype::Q8,
-        }
+    /// Row `row` of the tensor in blocks of `dtype`.
+    fn blocks(&self, row: usize, width: usize, dtype: Dtype) -> Vec<QuantizedBlock> {
+        let n_bytes = self.tensor.element.bytes_of(width);
+        self.tensor.element.quantized(&self.tensor.bytes[row * n_bytes..][..n_bytes], dtype)
     }
 
     fn is_finite(&self) -> bool {
