@@ -185,7 +185,7 @@ impl Gpt {
             held_so.map(|matrix| matrix.dims().iter().product::<usize>()).sum()
         };
         // Of several, the widest.
-        let dtypes = Dtype::ALL.iter().rev().map(|(_, dtype)| *dtype);
+        let dtypes = Dtype::every().rev().map(|(_, dtype)| dtype);
         dtypes.max_by_key(|dtype| n_values(*dtype)).unwrap_or_default()
     }
 

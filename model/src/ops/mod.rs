@@ -11,6 +11,7 @@ mod cpu;
 mod cross_entropy;
 mod cube;
 mod embedding;
+pub(crate) mod k_quants;
 mod kv_append;
 mod kv_dtype;
 mod limits;

@@ -56,9 +56,7 @@ impl QuantizedMatrix {
             Dtype::Q5_1 => 0..=31,
             Dtype::Q4_1 => 0..=15,
             Dtype::Q4 => -8..=7,
-            Dtype::F32 | Dtype::F16 | Dtype::Bf16 => {
-                return refuse(format!("must be of {}, got `{dtype}`", Dtype::names(Dtype::is_quantized)));
-            }
+            _ => return refuse(format!("must be of {}, got `{dtype}`", Dtype::names(Dtype::is_quantized))),
         };
         let expected = d_out * d_in.div_ceil(BLOCK_SIZE);
         if blocks.len() != expected {

@@ -11,6 +11,7 @@ use super::{
     QuantizedMatrix,
     cpu::{self, Panels},
     cube::{self, Matrix},
+    k_quants::KMatrix,
     read, to_f32,
 };
 use crate::error::{Error, Result};
@@ -33,10 +34,17 @@ pub enum Dtype {
     Q4_1,
     /// 4 bits a value in blocks of 32 with a scale: 4.5 bits in all. Embeddings keep 8 bits.
     Q4,
+    /// GGUF's `Q6_K`: 6 bits a value and 6.5625 in all. The K-quants are computed with as files have them, on the CPU;
+    /// nothing is rounded to them.
+    Q6K,
+    /// GGUF's `Q5_K`: 5 bits a value and 5.5 in all (5.625 in memory).
+    Q5K,
+    /// GGUF's `Q4_K`: 4 bits a value and 4.5 in all (4.625 in memory).
+    Q4K,
 }
 
 impl Dtype {
-    /// Every dtype, with its name; from the widest on.
+    /// Every dtype that values are rounded to, with its name; from the widest on.
     pub const ALL: &'static [(&'static str, Self)] = &[
         ("f32", Self::F32),
         ("f16", Self::F16),
@@ -47,9 +55,32 @@ impl Dtype {
         ("q4", Self::Q4),
     ];
 
+    /// Those that only files have, from the widest on.
+    const K_QUANTS: &'static [(&'static str, Self)] = &[("q6_k", Self::Q6K), ("q5_k", Self::Q5K), ("q4_k", Self::Q4K)];
+
+    /// Every dtype that a matrix can have, those that only files have included.
+    pub(crate) fn every() -> impl DoubleEndedIterator<Item = (&'static str, Self)> {
+        Self::ALL.iter().chain(Self::K_QUANTS).copied()
+    }
+
     /// Whether values are rounded to whole numbers in blocks with a scale.
     pub fn is_quantized(self) -> bool {
-        matches!(self, Self::Q8 | Self::Q5_1 | Self::Q4_1 | Self::Q4)
+        !matches!(self, Self::F32 | Self::F16 | Self::Bf16)
+    }
+
+    /// Whether it is one of GGUF's K-quants.
+    pub fn is_k_quant(self) -> bool {
+        matches!(self, Self::Q6K | Self::Q5K | Self::Q4K)
+    }
+
+    /// What a matrix of it is stored as: K-quants in the blocks of 32 that are nearest.
+    pub fn stored_as(self) -> Self {
+        match self {
+            Self::Q6K => Self::Q8,
+            Self::Q5K => Self::Q5_1,
+            Self::Q4K => Self::Q4_1,
+            other => other,
+        }
     }
 
     /// Whether blocks have a minimum besides.
@@ -59,7 +90,7 @@ impl Dtype {
 
     /// Whether `device` computes with it.
     pub fn is_for(self, device: &Device) -> bool {
-        matches!(self, Self::F32 | Self::F16) || cpu::is_cpu(device) || cube::is_cube(device)
+        matches!(self, Self::F32 | Self::F16) || cpu::is_cpu(device) || cube::is_cube(device) && !self.is_k_quant()
     }
 
     /// The dtype called `name`, if it is one of those that `is_allowed` says.
@@ -86,7 +117,7 @@ impl Dtype {
 
 impl fmt::Display for Dtype {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(Self::ALL.iter().find(|(_, dtype)| dtype == self).map_or("", |(name, _)| name))
+        f.write_str(Self::every().find(|(_, dtype)| dtype == self).map_or("", |(name, _)| name))
     }
 }
 
@@ -169,6 +200,11 @@ impl Weight {
         Err(not_on_this_device(matrix.dtype()))
     }
 
+    /// Puts a matrix of K-quants on the CPU.
+    pub(crate) fn from_k_quants(matrix: &KMatrix) -> Self {
+        Self::Packed(PackedWeight { panels: Arc::new(Panels::from_k_quants(matrix)) })
+    }
+
     /// `[d_out, d_in]`.
     pub fn dims(&self) -> [usize; 2] {
         match self {
@@ -225,7 +261,8 @@ impl Weight {
         }
     }
 
-    /// The rounded numbers as they are, off the device; nothing for a weight that is not rounded.
+    /// The rounded numbers as they are, off the device; nothing for a weight that is not rounded. Of K-quants the nearest
+    /// in blocks of 32: see [`Dtype::stored_as`].
     ///
     /// # Errors
     /// [`Error::Execution`](crate::Error::Execution) when the device cannot be read.
@@ -253,7 +290,7 @@ impl Weight {
 /// The rounded numbers of `panels`, in row order.
 fn quantized(panels: &Panels) -> Result<QuantizedMatrix> {
     let blocks = (0..panels.dims()[0]).filter_map(|row| panels.quantized_row(row)).flatten().collect();
-    QuantizedMatrix::new(panels.dims(), panels.dtype(), blocks)
+    QuantizedMatrix::new(panels.dims(), panels.dtype().stored_as(), blocks)
 }
 
 fn not_on_this_device(dtype: Dtype) -> Error {

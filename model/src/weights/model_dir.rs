@@ -279,7 +279,7 @@ fn model_files(gpt: &Gpt, options: &SaveOptions) -> Result<Vec<(String, Vec<u8>)
     let dtype = gpt.dtype();
     let class = if dtype.is_quantized() { Some(OWN_CLASS) } else { options.class.as_deref() };
     let (spelling, mut config) = hf::config_json(gpt.config(), class, options.dtype.name())?;
-    config.extend(dtype.is_quantized().then(|| hf::quantization_json(dtype)));
+    config.extend(dtype.is_quantized().then(|| hf::quantization_json(dtype.stored_as())));
     let mut generation = Map::new();
     // Said even where there is none: `transformers` would fill in the ids of the class's first model.
     for key in ["bos_token_id", "pad_token_id"] {

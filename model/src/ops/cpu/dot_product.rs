@@ -4,22 +4,17 @@
 //! Sums within a block are exact, and blocks are added as everywhere else, so the bits are those of the portable body.
 //! In assembly where the standard library has no stable name for an instruction.
 
-use std::{
-    arch::{
-        aarch64::{
-            float32x4_t, int8x16_t, int32x4_t, uint16x4_t, vcvtq_f32_s32, vdupq_n_f32, vdupq_n_s32, vfmaq_f32,
-            vld1_u16, vmulq_n_f32, vreinterpretq_s8_s32, vst1q_f32,
-        },
-        asm,
+use std::arch::{
+    aarch64::{
+        float32x4_t, int8x16_t, int32x4_t, uint16x4_t, vcvtq_f32_s32, vdupq_n_f32, vdupq_n_s32, vdupq_n_u8, vfmaq_f32,
+        vmulq_n_f32, vreinterpretq_s8_s32, vreinterpretq_s8_u8, vst1q_f32, vsubq_u8,
     },
-    array,
+    asm,
 };
 
-use half::f16;
-
 use super::{
-    panels::{Line, PANEL},
-    quant_blocks::QuantBlock,
+    panels::PANEL,
+    quant_blocks::{Numbers, QuantBlock, RowFactors},
     quant_rows::{MAX_ROWS, QuantRows},
 };
 
@@ -58,28 +53,38 @@ fn multiply<B: QuantBlock, const N: usize>(
     panel: &[B],
 ) -> [[f32; PANEL]; N] {
     let mut totals = [[vdupq_n_f32(0.0); REGISTERS]; N];
-    for (number, block) in panel.iter().enumerate() {
+    for (number, run) in (0..rows.n_blocks).map(|number| (number, number % B::RUNS)) {
+        let block = &panel[number / B::RUNS];
         let inputs = rows.blocks(first, number)[row..].first_chunk::<N>();
         let inputs = inputs.unwrap_or_else(|| unreachable!("the caller counted the rows"));
-        let mut sums = [[vdupq_n_s32(0); REGISTERS]; N];
-        for group in 0..8 {
-            // SAFETY: this function's own target features have it.
-            let weights = unsafe { block.load_signed(group) };
-            for (sums, input) in sums.iter_mut().zip(inputs) {
-                let x = vreinterpretq_s8_s32(vdupq_n_s32(input.values[group]));
-                for (sum, weights) in sums.iter_mut().zip(weights) {
-                    *sum = dot(*sum, weights, x);
+        for half in 0..B::SCALES {
+            let mut sums = [[vdupq_n_s32(0); REGISTERS]; N];
+            for group in 8 * half / B::SCALES..8 * (half + 1) / B::SCALES {
+                // SAFETY: this function's own target features have it.
+                let stored = unsafe { block.numbers(run).load_bytes(group) };
+                let weights = stored.map(|stored| vreinterpretq_s8_u8(vsubq_u8(stored, vdupq_n_u8(B::OFFSET as u8))));
+                for (sums, input) in sums.iter_mut().zip(inputs) {
+                    let x = vreinterpretq_s8_s32(vdupq_n_s32(input.values[group]));
+                    for (sum, weights) in sums.iter_mut().zip(weights) {
+                        *sum = dot(*sum, weights, x);
+                    }
+                }
+            }
+            // SAFETY: as above.
+            let scales = unsafe { block.scales(run, half).load_fours() };
+            for ((totals, sums), input) in totals.iter_mut().zip(sums).zip(inputs) {
+                for ((total, sum), scale) in totals.iter_mut().zip(sums).zip(scales) {
+                    *total = vfmaq_f32(*total, vcvtq_f32_s32(sum), vmulq_n_f32(scale, input.scale));
                 }
             }
         }
-        let scales = halves(block.scales());
-        let minima = block.minima().map(|minima| halves(minima));
-        for ((totals, sums), input) in totals.iter_mut().zip(sums).zip(inputs) {
-            for ((total, sum), scale) in totals.iter_mut().zip(sums).zip(scales) {
-                *total = vfmaq_f32(*total, vcvtq_f32_s32(sum), vmulq_n_f32(scale, input.scale));
-            }
-            for (total, minimum) in totals.iter_mut().zip(minima.into_iter().flatten()) {
-                *total = vfmaq_f32(*total, minimum, vdupq_n_f32(input.sum));
+        if let Some(minima) = block.minima(run) {
+            // SAFETY: as above.
+            let minima = unsafe { minima.load_fours() };
+            for (totals, input) in totals.iter_mut().zip(inputs) {
+                for (total, minimum) in totals.iter_mut().zip(minima) {
+                    *total = vfmaq_f32(*total, minimum, vdupq_n_f32(input.sum));
+                }
             }
         }
     }
@@ -91,15 +96,6 @@ fn multiply<B: QuantBlock, const N: usize>(
         }
         values
     })
-}
-
-/// A line of f16 as f32.
-#[expect(unsafe_code, reason = "raw loads")]
-#[target_feature(enable = "neon")]
-fn halves(line: &Line<f16, PANEL>) -> [float32x4_t; REGISTERS] {
-    let halves = line.0.as_ptr().cast::<u16>();
-    // SAFETY: eight registers of 4 values are the line of 32; an f16 is a u16 in memory.
-    array::from_fn(|n| widen(unsafe { vld1_u16(halves.add(4 * n)) }))
 }
 
 /// Four times four products of signed bytes, added up in fours and to `sum`.
@@ -119,7 +115,7 @@ fn dot(mut sum: int32x4_t, weights: int8x16_t, x: int8x16_t) -> int32x4_t {
 
 /// Four f16 as f32.
 #[expect(unsafe_code, reason = "an instruction without a stable name")]
-fn widen(halves: uint16x4_t) -> float32x4_t {
+pub(super) fn widen(halves: uint16x4_t) -> float32x4_t {
     let wide;
     // SAFETY: works on registers alone, and every machine of the target has it.
     unsafe {
@@ -137,11 +133,11 @@ mod tests {
     use super::*;
     use crate::ops::cpu::{
         levels::noise,
-        quant_blocks::{Q4_1Block, Q4Block, Q5_1Block, Q8Block, lay_out},
+        quant_blocks::{Q4_1Block, Q4Block, Q5_1Block, Q8Block, SmallBlock, lay_out},
         quantized::portable,
     };
 
-    fn check<B: QuantBlock>() {
+    fn check<B: SmallBlock>() {
         for (n_rows, d_in) in [(1, 32), (2, 70), (5, 96), (13, 160)] {
             let panel = lay_out::<B>(&noise(PANEL * d_in, 1), PANEL, d_in);
             let rows = QuantRows::new(&noise(n_rows * d_in, 2), d_in, B::OFFSET);

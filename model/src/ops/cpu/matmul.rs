@@ -9,12 +9,15 @@ use super::{
     crew::{self, SharedMut},
     exact,
     panels::{PANEL, PanelValues, Panels},
-    quant_blocks::{Q4_1Block, Q4Block, Q5_1Block, Q8Block, QuantBlock},
+    quant_blocks::{Q4_1Block, Q4Block, Q4KBlock, Q5_1Block, Q5KBlock, Q6KBlock, Q8Block, QuantBlock},
     quant_rows::QuantRows,
     quantized,
     rowwise::activate_row,
 };
-use crate::{config::Activation, ops::BLOCK_SIZE as BLOCK};
+use crate::{
+    config::Activation,
+    ops::{BLOCK_SIZE as BLOCK, k_quants::K_BLOCK},
+};
 
 /// Work below which other threads cost more than they bring, in multiply-adds.
 const PARALLEL_WORK: usize = 1 << 17;
@@ -60,6 +63,9 @@ pub(super) fn linear_into(x: &[f32], weight: &Panels, bias: Option<&[f32]>, stor
         PanelValues::Q5_1(_) => Input::Rounded(QuantRows::new(x, d_in, Q5_1Block::OFFSET)),
         PanelValues::Q4_1(_) => Input::Rounded(QuantRows::new(x, d_in, Q4_1Block::OFFSET)),
         PanelValues::Q4(_) => Input::Rounded(QuantRows::new(x, d_in, Q4Block::OFFSET)),
+        PanelValues::Q6K(_) => Input::Rounded(QuantRows::new(x, d_in, Q6KBlock::OFFSET)),
+        PanelValues::Q5K(_) => Input::Rounded(QuantRows::new(x, d_in, Q5KBlock::OFFSET)),
+        PanelValues::Q4K(_) => Input::Rounded(QuantRows::new(x, d_in, Q4KBlock::OFFSET)),
         PanelValues::F32(_) | PanelValues::F24(_) | PanelValues::F16(_) | PanelValues::Bf16(_) => Input::Exact(x),
     };
     let n_panels = width.div_ceil(PANEL);
@@ -167,6 +173,15 @@ fn multiply_panel(input: &Input<'_>, weight: &Panels, panel: usize, store: impl 
         }
         (PanelValues::Q4(blocks), Input::Rounded(rows)) => {
             quantized::multiply_rows(rows, part(blocks, panel, n_blocks), store);
+        }
+        (PanelValues::Q6K(blocks), Input::Rounded(rows)) => {
+            quantized::multiply_rows(rows, part(blocks, panel, d_in / K_BLOCK), store);
+        }
+        (PanelValues::Q5K(blocks), Input::Rounded(rows)) => {
+            quantized::multiply_rows(rows, part(blocks, panel, d_in / K_BLOCK), store);
+        }
+        (PanelValues::Q4K(blocks), Input::Rounded(rows)) => {
+            quantized::multiply_rows(rows, part(blocks, panel, d_in / K_BLOCK), store);
         }
         _ => unreachable!("`linear` makes the input for its weight"),
     }

@@ -7,9 +7,13 @@ use super::{
     foresight::Reading,
     huge_pages::Stored,
     lossless::{self, Width},
-    quant_blocks::{self, Q4_1Block, Q4Block, Q5_1Block, Q8Block},
+    quant_blocks::{self, Q4_1Block, Q4Block, Q4KBlock, Q5_1Block, Q5KBlock, Q6KBlock, Q8Block},
 };
-use crate::ops::{BLOCK_SIZE as BLOCK, Dtype, QuantizedBlock, QuantizedMatrix};
+use crate::ops::{
+    BLOCK_SIZE as BLOCK, Dtype, QuantizedBlock, QuantizedMatrix,
+    k_quants::{K_BLOCK, KBlock, KMatrix},
+    nearest_q8,
+};
 
 /// Rows of the matrix (outputs) that lie side by side.
 pub(super) const PANEL: usize = 32;
@@ -41,6 +45,12 @@ pub(super) enum PanelValues {
     Q4_1(Stored<Q4_1Block>),
     /// As Q8.
     Q4(Stored<Q4Block>),
+    /// In blocks of 256 inputs.
+    Q6K(Stored<Q6KBlock>),
+    /// As Q6K.
+    Q5K(Stored<Q5KBlock>),
+    /// As Q6K.
+    Q4K(Stored<Q4KBlock>),
 }
 
 /// A cache line.
@@ -94,6 +104,7 @@ impl Panels {
             Dtype::Q5_1 => PanelValues::Q5_1(quant_blocks::lay_out(values, d_out, d_in)),
             Dtype::Q4_1 => PanelValues::Q4_1(quant_blocks::lay_out(values, d_out, d_in)),
             Dtype::Q4 => PanelValues::Q4(quant_blocks::lay_out(values, d_out, d_in)),
+            Dtype::Q6K | Dtype::Q5K | Dtype::Q4K => unreachable!("nothing is rounded to K-quants"),
         };
         Self { d_out, d_in, dtype, values: held }
     }
@@ -112,21 +123,55 @@ impl Panels {
             Dtype::Q5_1 => PanelValues::Q5_1(quant_blocks::pack(matrix)),
             Dtype::Q4_1 => PanelValues::Q4_1(quant_blocks::pack(matrix)),
             Dtype::Q4 => PanelValues::Q4(quant_blocks::pack(matrix)),
-            Dtype::F32 | Dtype::F16 | Dtype::Bf16 => unreachable!("no quantized matrix is of these"),
+            _ => unreachable!("no matrix of such blocks is of these"),
         };
         let [d_out, d_in] = matrix.dims();
         Self { d_out, d_in, dtype: matrix.dtype(), values }
     }
 
-    /// The blocks of row `row`, if the matrix is rounded to blocks.
+    /// Lays out a matrix of K-quants.
+    pub(in crate::ops) fn from_k_quants(matrix: &KMatrix) -> Self {
+        let values = match matrix.dtype {
+            Dtype::Q6K => PanelValues::Q6K(quant_blocks::pack_k(matrix)),
+            Dtype::Q5K => PanelValues::Q5K(quant_blocks::pack_k(matrix)),
+            Dtype::Q4K => PanelValues::Q4K(quant_blocks::pack_k(matrix)),
+            _ => unreachable!("these are no K-quants"),
+        };
+        let [d_out, d_in] = matrix.dims;
+        Self { d_out, d_in, dtype: matrix.dtype, values }
+    }
+
+    /// The blocks of row `row`, if the matrix is rounded to blocks. Those of K-quants are the nearest.
     pub(in crate::ops) fn quantized_row(&self, row: usize) -> Option<Vec<QuantizedBlock>> {
         let n_blocks = self.d_in.div_ceil(BLOCK);
+        Some(match &self.values {
+            PanelValues::Q8(blocks) => quant_blocks::unpack_row(blocks, n_blocks, row),
+            PanelValues::Q5_1(blocks) => quant_blocks::unpack_row(blocks, n_blocks, row),
+            PanelValues::Q4_1(blocks) => quant_blocks::unpack_row(blocks, n_blocks, row),
+            PanelValues::Q4(blocks) => quant_blocks::unpack_row(blocks, n_blocks, row),
+            _ => {
+                let blocks = self.k_row(row)?;
+                if self.dtype == Dtype::Q6K {
+                    blocks
+                        .iter()
+                        .flat_map(|block| block.weights().as_chunks().0.to_vec())
+                        .map(|w| nearest_q8(&w))
+                        .collect()
+                } else {
+                    blocks.iter().flat_map(KBlock::small_blocks).collect()
+                }
+            }
+        })
+    }
+
+    /// The blocks of row `row` of K-quants.
+    fn k_row(&self, row: usize) -> Option<Vec<KBlock>> {
+        let n_blocks = self.d_in / K_BLOCK;
         match &self.values {
-            PanelValues::Q8(blocks) => Some(quant_blocks::unpack_row(blocks, n_blocks, row)),
-            PanelValues::Q5_1(blocks) => Some(quant_blocks::unpack_row(blocks, n_blocks, row)),
-            PanelValues::Q4_1(blocks) => Some(quant_blocks::unpack_row(blocks, n_blocks, row)),
-            PanelValues::Q4(blocks) => Some(quant_blocks::unpack_row(blocks, n_blocks, row)),
-            PanelValues::F32(_) | PanelValues::F24(_) | PanelValues::F16(_) | PanelValues::Bf16(_) => None,
+            PanelValues::Q6K(blocks) => Some(quant_blocks::unpack_row(blocks, n_blocks, row)),
+            PanelValues::Q5K(blocks) => Some(quant_blocks::unpack_row(blocks, n_blocks, row)),
+            PanelValues::Q4K(blocks) => Some(quant_blocks::unpack_row(blocks, n_blocks, row)),
+            _ => None,
         }
     }
 
@@ -149,6 +194,9 @@ impl Panels {
             PanelValues::Q5_1(blocks) => size_of_val(&**blocks),
             PanelValues::Q4_1(blocks) => size_of_val(&**blocks),
             PanelValues::Q4(blocks) => size_of_val(&**blocks),
+            PanelValues::Q6K(blocks) => size_of_val(&**blocks),
+            PanelValues::Q5K(blocks) => size_of_val(&**blocks),
+            PanelValues::Q4K(blocks) => size_of_val(&**blocks),
         }
     }
 
@@ -163,11 +211,17 @@ impl Panels {
             PanelValues::Q5_1(blocks) => Reading::of(blocks, n_parts),
             PanelValues::Q4_1(blocks) => Reading::of(blocks, n_parts),
             PanelValues::Q4(blocks) => Reading::of(blocks, n_parts),
+            PanelValues::Q6K(blocks) => Reading::of(blocks, n_parts),
+            PanelValues::Q5K(blocks) => Reading::of(blocks, n_parts),
+            PanelValues::Q4K(blocks) => Reading::of(blocks, n_parts),
         }
     }
 
     /// Row `row` of the matrix: `[d_in]`.
     pub(in crate::ops) fn row(&self, row: usize) -> Vec<f32> {
+        if let Some(blocks) = self.k_row(row) {
+            return blocks.iter().flat_map(KBlock::weights).collect();
+        }
         if let Some(blocks) = self.quantized_row(row) {
             return blocks.iter().flat_map(QuantizedBlock::weights).take(self.d_in).collect();
         }
@@ -178,9 +232,7 @@ impl Panels {
             PanelValues::F24(lines) => inputs.map(|at| lines[at].widen(lane)).collect(),
             PanelValues::F16(lines) => inputs.map(|at| lines[at].0[lane].to_f32()).collect(),
             PanelValues::Bf16(lines) => inputs.map(|at| lines[at].0[lane % 16].widen()[lane / 16]).collect(),
-            PanelValues::Q8(_) | PanelValues::Q5_1(_) | PanelValues::Q4_1(_) | PanelValues::Q4(_) => {
-                unreachable!("these have rows of blocks")
-            }
+            _ => unreachable!("these have rows of blocks"),
         }
     }
 }

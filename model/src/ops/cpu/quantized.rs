@@ -1,7 +1,7 @@
 //! `x W^T + b` over weights of 8, 5 or 4 bits.
 //!
 //! Weights are in blocks of 32 along the inner dimension, each with an f16 scale, as in GGUF's `Q8_0` and `Q4_0`; with an
-//! f16 minimum besides, as in `Q4_1` and `Q5_1`. A row of the input is rounded to 8 bits in the same blocks, by itself;
+//! f16 minimum besides, as in `Q4_1` and `Q5_1`; or K-quants, where both are products (`ops/k_quants.rs`). A row of the input is rounded to 8 bits in the same blocks, by itself;
 //! products are summed exactly, in i32, within a block, and the blocks' sums (and what the minimum adds: itself times the
 //! sum of the input) are added in order, in f32. So a row's outputs do not depend on its neighbours.
 //!
@@ -9,22 +9,21 @@
 //! multiplies and adds in one go. It takes unsigned by signed bytes, so weights are stored with an offset, and the
 //! offset times the sum of the input's block is where the sum starts.
 
-use std::array;
 #[cfg(target_arch = "x86_64")]
-use std::ops::Range;
-
-#[cfg(target_arch = "x86_64")]
-use half::f16;
+use std::{array, ops::Range};
 
 #[cfg(target_arch = "aarch64")]
 use super::dot_product;
-#[cfg(target_arch = "x86_64")]
-use super::fetch::{LINE, fetch};
 use super::{
     BASELINE_IS_FUSED, Isa, isa, multiply_add,
-    panels::{Line, PANEL},
-    quant_blocks::QuantBlock,
+    panels::PANEL,
+    quant_blocks::{Numbers, QuantBlock, RowFactors},
     quant_rows::{MAX_ROWS, QuantRows},
+};
+#[cfg(target_arch = "x86_64")]
+use super::{
+    fetch::{LINE, fetch},
+    quant_rows::RoundedBlock,
 };
 
 /// How far ahead of the arithmetic weights are fetched, in bytes. At the end of a panel that is the next one.
@@ -71,7 +70,7 @@ pub(super) fn multiply_rows<B: QuantBlock>(rows: &QuantRows, panel: &[B], mut st
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
 unsafe fn vnni<B: QuantBlock>(rows: &QuantRows, panel: &[B], mut store: impl FnMut(usize, &[f32; PANEL])) {
-    assert!(panel.len() == rows.n_blocks);
+    assert!(panel.len() * B::RUNS == rows.n_blocks);
     let n_first = rows.n_rows().min(B::TOGETHER * MAX_ROWS);
     let mut store_all = |first: usize, sums: &[[f32; PANEL]]| {
         sums.iter().enumerate().for_each(|(row, sums)| store(first + row, sums));
@@ -147,38 +146,47 @@ unsafe fn vnni_rows<B: QuantBlock, const N: usize, const N_PARTS: usize>(
         // SAFETY: two registers of 16 values are the array of 32.
         *totals = unsafe { [_mm512_loadu_ps(stored.as_ptr()), _mm512_loadu_ps(stored.as_ptr().add(16))] };
     }
-    // Each part of the rows fetches its part of the next blocks.
-    let n_lines = if N_PARTS == 0 { 0 } else { (size_of::<B>() / LINE).div_ceil(N_PARTS) };
+    // Each part of the rows fetches its part of the next blocks, evenly over the runs of a block.
+    let n_lines = if N_PARTS == 0 { 0 } else { (size_of::<B>() / LINE).div_ceil(N_PARTS * B::RUNS) };
     let part = first / MAX_ROWS * blocks.len() * n_lines * LINE;
     let mut fetched = panel.as_ptr().wrapping_add(blocks.start).wrapping_byte_add(AHEAD + part);
     for number in blocks {
         let block = &panel[number];
-        (0..n_lines).for_each(|line| fetch(fetched.wrapping_byte_add(line * LINE)));
-        fetched = fetched.wrapping_byte_add(n_lines * LINE);
-        let inputs = rows.blocks(first, number).as_array::<N>();
-        let inputs = inputs.unwrap_or_else(|| unreachable!("the caller counted the rows"));
-        let mut sums: [[_; 2]; N] = array::from_fn(|row| [_mm512_set1_epi32(inputs[row].start); 2]);
-        for half in 0..4 {
-            // SAFETY: this function's own target features.
-            for (part, weights) in unsafe { block.load(half) }.into_iter().enumerate() {
-                for (input, sums) in inputs.iter().zip(&mut sums) {
-                    let x = _mm512_set1_epi32(input.values[2 * half + part]);
-                    sums[0] = _mm512_dpbusd_epi32(sums[0], weights[0], x);
-                    sums[1] = _mm512_dpbusd_epi32(sums[1], weights[1], x);
+        for run in 0..B::RUNS {
+            (0..n_lines).for_each(|line| fetch(fetched.wrapping_byte_add(line * LINE)));
+            fetched = fetched.wrapping_byte_add(n_lines * LINE);
+            let inputs = rows.blocks(first, number * B::RUNS + run).as_array::<N>();
+            let inputs = inputs.unwrap_or_else(|| unreachable!("the caller counted the rows"));
+            for half in 0..B::SCALES {
+                let start = |input: &RoundedBlock| if B::SCALES == 1 { input.start } else { input.starts[half] };
+                let mut sums: [[_; 2]; N] = array::from_fn(|row| [_mm512_set1_epi32(start(&inputs[row])); 2]);
+                for quarter in 4 * half / B::SCALES..4 * (half + 1) / B::SCALES {
+                    // SAFETY: this function's own target features.
+                    for (part, weights) in unsafe { block.numbers(run).load(quarter) }.into_iter().enumerate() {
+                        for (input, sums) in inputs.iter().zip(&mut sums) {
+                            let x = _mm512_set1_epi32(input.values[2 * quarter + part]);
+                            sums[0] = _mm512_dpbusd_epi32(sums[0], weights[0], x);
+                            sums[1] = _mm512_dpbusd_epi32(sums[1], weights[1], x);
+                        }
+                    }
+                }
+                // SAFETY: as above.
+                let scales = unsafe { block.scales(run, half).load() };
+                for ((totals, sums), input) in totals.iter_mut().zip(sums).zip(inputs) {
+                    let x_scale = _mm512_set1_ps(input.scale);
+                    for part in 0..2 {
+                        let scale = _mm512_mul_ps(scales[part], x_scale);
+                        totals[part] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[part]), scale, totals[part]);
+                    }
                 }
             }
-        }
-        // SAFETY: this function's own target features.
-        let scales = unsafe { halves(block.scales()) };
-        // SAFETY: as above.
-        let minima = block.minima().map(|minima| unsafe { halves(minima) });
-        for ((totals, sums), input) in totals.iter_mut().zip(sums).zip(inputs) {
-            let x_scale = _mm512_set1_ps(input.scale);
-            for part in 0..2 {
-                let scale = _mm512_mul_ps(scales[part], x_scale);
-                totals[part] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sums[part]), scale, totals[part]);
-                if let Some(minima) = minima {
-                    totals[part] = _mm512_fmadd_ps(minima[part], _mm512_set1_ps(input.sum), totals[part]);
+            if let Some(minima) = block.minima(run) {
+                // SAFETY: as above.
+                let minima = unsafe { minima.load() };
+                for (totals, input) in totals.iter_mut().zip(inputs) {
+                    let sum = _mm512_set1_ps(input.sum);
+                    totals[0] = _mm512_fmadd_ps(minima[0], sum, totals[0]);
+                    totals[1] = _mm512_fmadd_ps(minima[1], sum, totals[1]);
                 }
             }
         }
@@ -192,18 +200,6 @@ unsafe fn vnni_rows<B: QuantBlock, const N: usize, const N_PARTS: usize>(
     }
 }
 
-/// A line of f16 as two registers of f32.
-#[cfg(target_arch = "x86_64")]
-#[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads")]
-#[target_feature(enable = "avx512f")]
-#[inline]
-unsafe fn halves(line: &Line<f16, PANEL>) -> [std::arch::x86_64::__m512; 2] {
-    use std::arch::x86_64::{__m256i, _mm256_load_si256, _mm512_cvtph_ps};
-    let line = line.0.as_ptr().cast::<__m256i>();
-    // SAFETY: a line of 32 f16 is 64 bytes, aligned as such.
-    unsafe { [_mm512_cvtph_ps(_mm256_load_si256(line)), _mm512_cvtph_ps(_mm256_load_si256(line.add(1)))] }
-}
-
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads")]
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -214,41 +210,45 @@ unsafe fn avx2<B: QuantBlock>(
     mut store: impl FnMut(usize, &[f32; PANEL]),
 ) {
     use std::arch::x86_64::{
-        __m128i, _mm_load_si128, _mm_set1_epi32, _mm256_add_epi32, _mm256_castsi256_si128, _mm256_cvtepi8_epi16,
-        _mm256_cvtepi32_ps, _mm256_cvtepu8_epi16, _mm256_cvtph_ps, _mm256_extracti128_si256, _mm256_fmadd_ps,
-        _mm256_hadd_epi32, _mm256_madd_epi16, _mm256_mul_ps, _mm256_permute4x64_epi64, _mm256_set1_epi32,
-        _mm256_set1_ps, _mm256_setzero_ps, _mm256_setzero_si256, _mm256_storeu_ps,
+        _mm_set1_epi32, _mm256_add_epi32, _mm256_castsi256_si128, _mm256_cvtepi8_epi16, _mm256_cvtepi32_ps,
+        _mm256_cvtepu8_epi16, _mm256_extracti128_si256, _mm256_fmadd_ps, _mm256_hadd_epi32, _mm256_madd_epi16,
+        _mm256_mul_ps, _mm256_permute4x64_epi64, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setzero_ps,
+        _mm256_setzero_si256, _mm256_storeu_ps,
     };
     for row in 0..MAX_ROWS.min(rows.n_rows() - first) {
         let mut totals = [_mm256_setzero_ps(); 4];
-        for (number, block) in panel.iter().enumerate() {
+        for (number, run) in (0..rows.n_blocks).map(|number| (number, number % B::RUNS)) {
+            let block = &panel[number / B::RUNS];
             let input = &rows.blocks(first, number)[row];
-            // Two numbers to each of four rows, which are added up at the end.
-            let mut sums = [_mm256_setzero_si256(); 8];
-            for (group, x) in input.values.iter().enumerate() {
-                let x = _mm256_cvtepi8_epi16(_mm_set1_epi32(*x));
-                // SAFETY: this function's own target features.
-                for (n, weights) in unsafe { block.load_group(group) }.into_iter().enumerate() {
-                    let low = _mm256_cvtepu8_epi16(_mm256_castsi256_si128(weights));
-                    let high = _mm256_cvtepu8_epi16(_mm256_extracti128_si256::<1>(weights));
-                    sums[2 * n] = _mm256_add_epi32(sums[2 * n], _mm256_madd_epi16(low, x));
-                    sums[2 * n + 1] = _mm256_add_epi32(sums[2 * n + 1], _mm256_madd_epi16(high, x));
+            let x_scale = _mm256_set1_ps(input.scale);
+            for half in 0..B::SCALES {
+                // Two numbers to each of four rows, which are added up at the end.
+                let mut sums = [_mm256_setzero_si256(); 8];
+                for group in 8 * half / B::SCALES..8 * (half + 1) / B::SCALES {
+                    let x = _mm256_cvtepi8_epi16(_mm_set1_epi32(input.values[group]));
+                    // SAFETY: this function's own target features.
+                    for (n, weights) in unsafe { block.numbers(run).load_group(group) }.into_iter().enumerate() {
+                        let low = _mm256_cvtepu8_epi16(_mm256_castsi256_si128(weights));
+                        let high = _mm256_cvtepu8_epi16(_mm256_extracti128_si256::<1>(weights));
+                        sums[2 * n] = _mm256_add_epi32(sums[2 * n], _mm256_madd_epi16(low, x));
+                        sums[2 * n + 1] = _mm256_add_epi32(sums[2 * n + 1], _mm256_madd_epi16(high, x));
+                    }
+                }
+                let offset = _mm256_set1_epi32(if B::SCALES == 1 { input.start } else { input.starts[half] });
+                for (n, total) in totals.iter_mut().enumerate() {
+                    // Rows 0, 1, 4, 5, 2, 3, 6, 7, and then in order.
+                    let pairs = _mm256_hadd_epi32(sums[2 * n], sums[2 * n + 1]);
+                    let sum = _mm256_add_epi32(_mm256_permute4x64_epi64::<0b11_01_10_00>(pairs), offset);
+                    // SAFETY: this function's own target features.
+                    let scale = _mm256_mul_ps(unsafe { block.scales(run, half).load_eight(n) }, x_scale);
+                    *total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, *total);
                 }
             }
-            let offset = _mm256_set1_epi32(input.start);
-            let x_scale = _mm256_set1_ps(input.scale);
-            for (n, total) in totals.iter_mut().enumerate() {
-                // Rows 0, 1, 4, 5, 2, 3, 6, 7, and then in order.
-                let pairs = _mm256_hadd_epi32(sums[2 * n], sums[2 * n + 1]);
-                let sum = _mm256_add_epi32(_mm256_permute4x64_epi64::<0b11_01_10_00>(pairs), offset);
-                // SAFETY: a line of 32 f16 is 64 bytes, aligned as such.
-                let eight = |line: &Line<f16, PANEL>| unsafe {
-                    _mm256_cvtph_ps(_mm_load_si128(line.0.as_ptr().cast::<__m128i>().add(n)))
-                };
-                let scale = _mm256_mul_ps(eight(block.scales()), x_scale);
-                *total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, *total);
-                if let Some(minima) = block.minima() {
-                    *total = _mm256_fmadd_ps(eight(minima), _mm256_set1_ps(input.sum), *total);
+            if let Some(minima) = block.minima(run) {
+                let sum = _mm256_set1_ps(input.sum);
+                for (n, total) in totals.iter_mut().enumerate() {
+                    // SAFETY: this function's own target features.
+                    *total = _mm256_fmadd_ps(unsafe { minima.load_eight(n) }, sum, *total);
                 }
             }
         }
@@ -269,21 +269,27 @@ pub(super) fn portable<B: QuantBlock, const FUSED: bool>(
 ) {
     for row in 0..MAX_ROWS.min(rows.n_rows() - first) {
         let mut totals = [0.0; PANEL];
-        for (number, block) in panel.iter().enumerate() {
+        for (number, run) in (0..rows.n_blocks).map(|number| (number, number % B::RUNS)) {
+            let block = &panel[number / B::RUNS];
             let input = &rows.blocks(first, number)[row];
-            let mut sums = [input.start; PANEL];
-            for (group, x) in input.values.iter().enumerate() {
-                let x = x.to_le_bytes().map(|byte| i32::from(byte.cast_signed()));
-                for (sum, weights) in sums.iter_mut().zip(block.group(group)) {
-                    let products = weights.iter().zip(x).map(|(weight, x)| i32::from(*weight) * x);
-                    *sum += products.sum::<i32>();
+            for half in 0..B::SCALES {
+                let mut sums = [if B::SCALES == 1 { input.start } else { input.starts[half] }; PANEL];
+                for group in 8 * half / B::SCALES..8 * (half + 1) / B::SCALES {
+                    let x = input.values[group].to_le_bytes().map(|byte| i32::from(byte.cast_signed()));
+                    for (sum, weights) in sums.iter_mut().zip(block.numbers(run).group(group)) {
+                        let products = weights.iter().zip(x).map(|(weight, x)| i32::from(*weight) * x);
+                        *sum += products.sum::<i32>();
+                    }
+                }
+                let scales = block.scales(run, half);
+                for (lane, (total, sum)) in totals.iter_mut().zip(sums).enumerate() {
+                    *total = multiply_add::<FUSED>(sum as f32, scales.get(lane) * input.scale, *total);
                 }
             }
-            for ((total, sum), scale) in totals.iter_mut().zip(sums).zip(&block.scales().0) {
-                *total = multiply_add::<FUSED>(sum as f32, scale.to_f32() * input.scale, *total);
-            }
-            for (total, minimum) in totals.iter_mut().zip(block.minima().iter().flat_map(|minima| &minima.0)) {
-                *total = multiply_add::<FUSED>(minimum.to_f32(), input.sum, *total);
+            if let Some(minima) = block.minima(run) {
+                for (lane, total) in totals.iter_mut().enumerate() {
+                    *total = multiply_add::<FUSED>(minima.get(lane), input.sum, *total);
+                }
             }
         }
         store(row, &totals);
@@ -292,52 +298,100 @@ pub(super) fn portable<B: QuantBlock, const FUSED: bool>(
 
 #[cfg(test)]
 mod tests {
+    use std::array;
+
+    use half::f16;
+
     use super::*;
     use crate::ops::{
-        BLOCK_SIZE as BLOCK,
+        BLOCK_SIZE as BLOCK, Dtype,
         cpu::{
             huge_pages::Stored,
             levels::{is_fused, levels, noise, with_isa},
-            quant_blocks::{Q4_1Block, Q4Block, Q5_1Block, Q8Block, lay_out},
+            quant_blocks::{
+                Q4_1Block, Q4Block, Q4KBlock, Q5_1Block, Q5KBlock, Q6KBlock, Q8Block, SmallBlock, lay_out, pack_k,
+                unpack_row,
+            },
         },
+        k_quants::{K_BLOCK, KBlock, KMatrix},
     };
 
     fn outputs<B: QuantBlock>(rows: &QuantRows, blocks: &[B]) -> Vec<Vec<[f32; PANEL]>> {
         let mut found = vec![Vec::new(); rows.n_rows()];
-        for panel in blocks.chunks(rows.n_blocks) {
+        for panel in blocks.chunks(rows.n_blocks / B::RUNS) {
             multiply_rows(rows, panel, |row, sums| found[row].push(*sums));
         }
         found
     }
 
     /// What the stored weights and the rounded input say, in f64.
-    fn check<B: QuantBlock>() {
-        for [d_out, d_in, n_rows] in [[1, 1, 1], [33, 31, 2], [64, 96, 7], [40, 100, 13], [32, 160, 25]] {
+    fn check_blocks<B: QuantBlock>(blocks: &[B], [d_out, d_in]: [usize; 2], n_rows: usize) {
+        let rows = QuantRows::new(&noise(n_rows * d_in, 2), d_in, B::OFFSET);
+        let width = B::RUNS * BLOCK;
+        let found = outputs(&rows, blocks);
+        assert_eq!(found[0].len(), d_out.div_ceil(PANEL));
+        for (row, found) in found.iter().enumerate() {
+            for (output, found) in found.iter().flatten().enumerate() {
+                let expected: f64 = (0..rows.n_blocks * BLOCK)
+                    .map(|input| {
+                        let block = &blocks[output / PANEL * d_in.div_ceil(width) + input / width];
+                        let group = row / MAX_ROWS * MAX_ROWS;
+                        let rounded = rows.blocks(group, input / BLOCK)[row - group];
+                        let x = f64::from(rounded.value(input % BLOCK)) * f64::from(rounded.scale);
+                        f64::from(block.weight(output % PANEL, input % width)) * x
+                    })
+                    .sum();
+                assert!((f64::from(*found) - expected).abs() < 1e-4, "{found}, expected {expected}");
+            }
+        }
+        for level in levels().filter(|level| is_fused(*level) == is_fused(isa())) {
+            assert_eq!(found, with_isa(level, || outputs(&rows, blocks)), "{level:?}");
+        }
+        let alone: Vec<_> = noise(n_rows * d_in, 2)
+            .chunks(d_in)
+            .flat_map(|row| outputs(&QuantRows::new(row, d_in, B::OFFSET), blocks))
+            .collect();
+        assert_eq!(found, alone, "rows do not depend on their neighbours");
+    }
+
+    fn check<B: SmallBlock>() {
+        for (dims @ [d_out, d_in], n_rows) in
+            [([1, 1], 1), ([33, 31], 2), ([64, 96], 7), ([40, 100], 13), ([32, 160], 25)]
+        {
             let blocks: Stored<B> = lay_out(&noise(d_out * d_in, 1), d_out, d_in);
-            let rows = QuantRows::new(&noise(n_rows * d_in, 2), d_in, B::OFFSET);
-            let found = outputs(&rows, &blocks);
-            for (row, found) in found.iter().enumerate() {
-                for (output, found) in found.iter().flatten().enumerate() {
-                    let expected: f64 = (0..rows.n_blocks * BLOCK)
-                        .map(|input| {
-                            let block = &blocks[output / PANEL * rows.n_blocks + input / BLOCK];
-                            let group = row / MAX_ROWS * MAX_ROWS;
-                            let rounded = rows.blocks(group, input / BLOCK)[row - group];
-                            let x = f64::from(rounded.value(input % BLOCK)) * f64::from(rounded.scale);
-                            f64::from(block.weight(output % PANEL, input % BLOCK)) * x
-                        })
-                        .sum();
-                    assert!((f64::from(*found) - expected).abs() < 1e-4, "{found}, expected {expected}");
+            check_blocks(&blocks, dims, n_rows);
+        }
+    }
+
+    /// Numbers of all sizes, in scales of any sign; what is laid out comes back.
+    fn check_k<B: QuantBlock<Row = KBlock>>(dtype: Dtype, lowest: i32, span: i32) {
+        for (dims @ [d_out, d_in], n_rows) in [([1, 256], 1), ([33, 512], 7), ([70, 768], 14)] {
+            let block = |seed: u32| {
+                let some = noise(K_BLOCK + 24, seed).into_iter().map(|value| ((value + 8.0) * 1e4) as i32);
+                let some: Vec<i32> = some.collect();
+                let is_q6 = dtype == Dtype::Q6K;
+                let own = |n: usize| (some[n].rem_euclid(64) - if is_q6 { 32 } else { 0 }) as i8;
+                KBlock {
+                    scale: f16::from_f32(2e-3 * some[0].rem_euclid(7) as f32 - 3e-3),
+                    minimum: f16::from_f32(if is_q6 { 0.0 } else { -1e-3 * some[1].rem_euclid(5) as f32 }),
+                    scales: array::from_fn(|n| own(if is_q6 { n } else { n / 2 })),
+                    minima: array::from_fn(|n| if is_q6 { 0 } else { own(16 + n) }),
+                    values: array::from_fn(|n| (some[24 + n].rem_euclid(span) + lowest) as i8),
+                }
+            };
+            let n_blocks = d_in / K_BLOCK;
+            let matrix = KMatrix { dims, dtype, blocks: (0..d_out * n_blocks).map(|n| block(n as u32)).collect() };
+            let blocks: Stored<B> = pack_k(&matrix);
+            for row in 0..d_out {
+                let found = unpack_row(&blocks, n_blocks, row);
+                assert_eq!(found, matrix.row(row));
+                for (number, block) in found.iter().enumerate() {
+                    let stored = &blocks[row / PANEL * n_blocks + number];
+                    let weights: [f32; K_BLOCK] = array::from_fn(|input| stored.weight(row % PANEL, input));
+                    assert_eq!(weights, block.weights());
                 }
             }
-            for level in levels().filter(|level| is_fused(*level) == is_fused(isa())) {
-                assert_eq!(found, with_isa(level, || outputs(&rows, &blocks)), "{level:?}");
-            }
-            let alone: Vec<_> = noise(n_rows * d_in, 2)
-                .chunks(d_in)
-                .flat_map(|row| outputs(&QuantRows::new(row, d_in, B::OFFSET), &blocks))
-                .collect();
-            assert_eq!(found, alone, "rows do not depend on their neighbours");
+            check_blocks(&blocks, dims, n_rows);
         }
     }
 
@@ -347,6 +401,9 @@ mod tests {
         check::<Q4Block>();
         check::<Q4_1Block>();
         check::<Q5_1Block>();
+        check_k::<Q4KBlock>(Dtype::Q4K, 0, 16);
+        check_k::<Q5KBlock>(Dtype::Q5K, 0, 32);
+        check_k::<Q6KBlock>(Dtype::Q6K, -32, 64);
     }
 
     #[test]
@@ -357,7 +414,7 @@ mod tests {
             let squares = (0..32 * 32).map(|n| (weights[n] - weight(n / 32, n % 32)).powi(2));
             (squares.sum::<f32>() / weights.iter().map(|w| w * w).sum::<f32>()).sqrt()
         };
-        fn packed<B: QuantBlock>(rows: &[[f32; BLOCK]; PANEL]) -> impl Fn(usize, usize) -> f32 {
+        fn packed<B: SmallBlock>(rows: &[[f32; BLOCK]; PANEL]) -> impl Fn(usize, usize) -> f32 {
             let block = B::pack(&rows.map(|row| B::quantize(&row)));
             move |row, input| block.weight(row, input)
         }

@@ -112,6 +112,7 @@ impl Format {
             Dtype::Q5_1 => Self::Q5_1,
             Dtype::Q4_1 => Self::Q4_1,
             Dtype::Q4 => Self::Q4,
+            Dtype::Q6K | Dtype::Q5K | Dtype::Q4K => unreachable!("K-quants are for the CPU"),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::array;
 
 use half::{bf16, f16};
 
-use crate::ops::{Dtype, QuantizedBlock, nearest_q8};
+use crate::ops::{Dtype, QuantizedBlock, k_quants::KBlock, nearest_q8};
 
 /// The type of a tensor's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -127,41 +127,31 @@ impl ElementType {
             Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => {
                 blocks::<32>(self, bytes, out, |block, out| *out = self.small_block(block).weights());
             }
-            Self::Q4K => blocks::<256>(self, bytes, out, |block, out| decode_k(block, four_bits, out)),
-            Self::Q5K => blocks::<256>(self, bytes, out, |block, out| decode_k(block, five_bits, out)),
-            Self::Q6K => blocks::<256>(self, bytes, out, |block, out| {
-                let scale = half(block, 208);
-                // 128 values at a time: 64 bytes hold the low four bits of two runs of 32 each in their low halves and
-                // of two more in their high halves, 32 bytes the high two bits of all four runs.
-                for (at, value) in out.iter_mut().enumerate() {
-                    let (part, run, place) = (at / 128, at % 128 / 32, at % 32);
-                    let byte = block[part * 64 + run % 2 * 32 + place];
-                    let low = if run < 2 { byte & 15 } else { byte >> 4 };
-                    let high = block[128 + part * 32 + place] >> (2 * run) & 3;
-                    let code = i16::from(low | high << 4) - 32;
-                    let own = block[192 + at / 16].cast_signed();
-                    *value = scale * f32::from(own) * f32::from(code);
-                }
-            }),
+            Self::Q4K | Self::Q5K | Self::Q6K => {
+                blocks::<256>(self, bytes, out, |block, out| *out = self.k_block(block).weights());
+            }
         }
     }
 
-    /// The dtype that has the type's very values or, where there is none, the one nearest to them.
-    pub(super) fn nearest_dtype(self) -> Dtype {
+    /// The dtype that has the type's very values.
+    pub(super) fn dtype(self) -> Dtype {
         match self {
             Self::F32 => Dtype::F32,
             Self::F16 => Dtype::F16,
             Self::Bf16 => Dtype::Bf16,
             Self::Q4_0 => Dtype::Q4,
-            Self::Q4_1 | Self::Q4K => Dtype::Q4_1,
-            Self::Q5_0 | Self::Q5_1 | Self::Q5K => Dtype::Q5_1,
-            Self::Q8_0 | Self::Q6K => Dtype::Q8,
+            Self::Q4_1 => Dtype::Q4_1,
+            Self::Q5_0 | Self::Q5_1 => Dtype::Q5_1,
+            Self::Q8_0 => Dtype::Q8,
+            Self::Q4K => Dtype::Q4K,
+            Self::Q5K => Dtype::Q5K,
+            Self::Q6K => Dtype::Q6K,
         }
     }
 
-    /// A row's whole blocks as those of `dtype`, which is no narrower than [`nearest_dtype`](Self::nearest_dtype): the very
-    /// numbers where `dtype` can tell them, with K-quants' scales rounded to f16; else the nearest of 8 bits.
-    pub(super) fn quantized(self, bytes: &[u8], dtype: Dtype) -> Vec<QuantizedBlock> {
+    /// A row's whole blocks as those of `dtype`, of 32 values and no narrower than the type's own: the very numbers where
+    /// `dtype` can tell them, with K-quants' scales rounded to f16; else the nearest of 8 bits.
+    pub(super) fn small_blocks(self, bytes: &[u8], dtype: Dtype) -> Vec<QuantizedBlock> {
         let blocks = bytes.chunks_exact(self.block_bytes());
         match self {
             Self::Q4_0 | Self::Q5_0 | Self::Q8_0 if !dtype.has_minima() => {
@@ -170,14 +160,20 @@ impl ElementType {
             Self::Q4_0 => blocks.map(|block| self.small_block(block).above_minimum(8)).collect(),
             Self::Q5_0 => blocks.map(|block| self.small_block(block).above_minimum(16)).collect(),
             Self::Q4_1 | Self::Q5_1 if dtype.has_minima() => blocks.map(|block| self.small_block(block)).collect(),
-            Self::Q4K if dtype.has_minima() => blocks.flat_map(|block| k_blocks(block, four_bits)).collect(),
-            Self::Q5K if dtype.has_minima() => blocks.flat_map(|block| k_blocks(block, five_bits)).collect(),
+            Self::Q4K | Self::Q5K if dtype.has_minima() => {
+                blocks.flat_map(|block| self.k_block(block).small_blocks()).collect()
+            }
             _ => {
                 let mut values = vec![0.0; bytes.len() / self.block_bytes() * self.block_len()];
                 self.decode(bytes, &mut values);
                 values.as_chunks().0.iter().map(nearest_q8).collect()
             }
         }
+    }
+
+    /// The blocks of a row of K-quants.
+    pub(super) fn k_blocks(self, bytes: &[u8]) -> impl Iterator<Item = KBlock> {
+        bytes.chunks_exact(self.block_bytes()).map(move |block| self.k_block(block))
     }
 
     /// A block of a type with 32 values to a block.
@@ -202,6 +198,25 @@ impl ElementType {
             _ => 0,
         };
         QuantizedBlock { scale, minimum, values: codes.map(|code| code.cast_signed() - below) }
+    }
+
+    /// A block of K-quants.
+    fn k_block(self, block: &[u8]) -> KBlock {
+        let f16_at = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]);
+        if self == Self::Q6K {
+            let scales = array::from_fn(|part| block[192 + part].cast_signed());
+            let values = array::from_fn(|at| six_bits(block, at).cast_signed() - 32);
+            return KBlock { scale: f16_at(208), minimum: f16::ZERO, scales, minima: [0; 8], values };
+        }
+        let own = scales_and_minima(&block[4..16]);
+        let bits = if self == Self::Q4K { four_bits } else { five_bits };
+        KBlock {
+            scale: f16_at(0),
+            minimum: -f16_at(2),
+            scales: array::from_fn(|half| own[half / 2].0.cast_signed()),
+            minima: own.map(|(_, minimum)| minimum.cast_signed()),
+            values: array::from_fn(|at| bits(block, at).cast_signed()),
+        }
     }
 }
 
@@ -234,40 +249,22 @@ fn five_bits(block: &[u8], at: usize) -> u8 {
     four_bits(&block[32..], at) | high << 4
 }
 
-/// The values of a `Q4_K` or `Q5_K` block, whose numbers `code` tells.
-fn decode_k(block: &[u8], code: impl Fn(&[u8], usize) -> u8, out: &mut [f32; 256]) {
-    let scales = scales_and_minima(block);
-    for (at, value) in out.iter_mut().enumerate() {
-        let (scale, minimum) = scales[at / 32];
-        *value = scale * f32::from(code(block, at)) - minimum;
-    }
+/// Number `at` of a `Q6_K` block. 128 values at a time: 64 bytes hold the low four bits of two runs of 32 each in their low
+/// halves and of two more in their high halves, 32 bytes the high two bits of all four runs.
+fn six_bits(block: &[u8], at: usize) -> u8 {
+    let (part, run, place) = (at / 128, at % 128 / 32, at % 32);
+    let byte = block[part * 64 + run % 2 * 32 + place];
+    let low = if run < 2 { byte & 15 } else { byte >> 4 };
+    low | (block[128 + part * 32 + place] >> (2 * run) & 3) << 4
 }
 
-/// The same as blocks of their own, scales and minima rounded to f16.
-fn k_blocks(block: &[u8], code: impl Fn(&[u8], usize) -> u8) -> [QuantizedBlock; 8] {
-    let scales = scales_and_minima(block);
-    array::from_fn(|part| {
-        let (scale, minimum) = scales[part];
-        let values = array::from_fn(|at| code(block, 32 * part + at).cast_signed());
-        QuantizedBlock { scale: f16::from_f32(scale), minimum: f16::from_f32(-minimum), values }
-    })
-}
-
-fn half(block: &[u8], at: usize) -> f32 {
-    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
-}
-
-/// Scale and minimum of each 32 values of a `Q4_K` or `Q5_K` block: six bits each of 12 bytes, times those of all. The
-/// first four of both lie in the low six bits of eight bytes; the other four in halves of the last four bytes, their top
-/// bits in the first eight bytes' top bits.
-fn scales_and_minima(block: &[u8]) -> [(f32, f32); 8] {
-    let (scale, minimum, packed) = (half(block, 0), half(block, 2), &block[4..16]);
-    array::from_fn(|n| {
-        let (own_scale, own_minimum) = match n {
-            0..4 => (packed[n] & 63, packed[n + 4] & 63),
-            _ => (packed[n + 4] & 15 | packed[n - 4] >> 6 << 4, packed[n + 4] >> 4 | packed[n] >> 6 << 4),
-        };
-        (scale * f32::from(own_scale), minimum * f32::from(own_minimum))
+/// Scale and minimum of each 32 values of a `Q4_K` or `Q5_K` block: six bits each of 12 bytes. The first four of both lie in
+/// the low six bits of eight bytes; the other four in halves of the last four bytes, their top bits in the first eight
+/// bytes' top bits.
+fn scales_and_minima(packed: &[u8]) -> [(u8, u8); 8] {
+    array::from_fn(|n| match n {
+        0..4 => (packed[n] & 63, packed[n + 4] & 63),
+        _ => (packed[n + 4] & 15 | packed[n - 4] >> 6 << 4, packed[n + 4] >> 4 | packed[n] >> 6 << 4),
     })
 }
 
@@ -295,17 +292,17 @@ mod tests {
                 let near = (found - expected).abs() <= 1e-6 * expected.abs().max(1e-3);
                 assert!(near, "{name}, value {at}: {found}, expected {expected}");
             }
-            // As blocks of its own dtype and of 8 bits.
+            // As blocks of 32 of its own kind and of 8 bits.
             let largest =
                 expected.chunks(32).map(|block| block.iter().fold(0.0_f32, |most, value| most.max(value.abs())));
             for (dtype, is_exact) in [
-                (element.nearest_dtype(), !matches!(element, ElementType::Q4K | ElementType::Q5K | ElementType::Q6K)),
+                (element.dtype().stored_as(), !element.dtype().is_k_quant()),
                 (Dtype::Q8, matches!(element, ElementType::Q8_0 | ElementType::Q5_0 | ElementType::Q4_0)),
             ] {
                 if !dtype.is_quantized() {
                     continue;
                 }
-                let blocks = element.quantized(&bytes, dtype);
+                let blocks = element.small_blocks(&bytes, dtype);
                 let values: Vec<f32> = blocks.iter().flat_map(QuantizedBlock::weights).collect();
                 assert_eq!(values.len(), found.len());
                 for ((values, found), largest) in values.chunks(32).zip(found.chunks(32)).zip(largest.clone()) {

@@ -21,7 +21,10 @@ use crate::{
     error::{Error, Result},
     gpt::{Gpt, ParamData, ParamSpec},
     mmap::Mmap,
-    ops::{Dtype, QuantizedBlock, QuantizedMatrix, Weight},
+    ops::{
+        Dtype, QuantizedBlock, QuantizedMatrix, Weight,
+        k_quants::{KBlock, KMatrix},
+    },
 };
 
 /// All tensors of a model, by name.
@@ -183,7 +186,12 @@ impl<'t, 'a> Param<'t, 'a> {
 
     /// A matrix in the form nearest to the file's, of those that the device computes with.
     fn as_stored(&self, dims: [usize; 2], device: &Device) -> Result<ParamData> {
-        let dtype = self.parts.iter().map(|part| part.tensor.element.nearest_dtype()).reduce(wider).unwrap_or_default();
+        let dtype = self.parts.iter().map(|part| part.tensor.element.dtype()).reduce(wider).unwrap_or_default();
+        if dtype.is_k_quant() && dtype.is_for(device) {
+            let blocks = self.rows().flat_map_iter(|(part, row)| part.k_blocks(row, self.width)).collect();
+            return Ok(ParamData::Placed(Weight::from_k_quants(&KMatrix { dims, dtype, blocks })));
+        }
+        let dtype = dtype.stored_as();
         if dtype.is_quantized() && dtype.is_for(device) {
             let blocks = self.rows().flat_map_iter(|(part, row)| part.blocks(row, self.width, dtype)).collect();
             return QuantizedMatrix::new(dims, dtype, blocks).map(ParamData::Quantized);
@@ -196,6 +204,11 @@ impl<'t, 'a> Param<'t, 'a> {
 
 /// A dtype for the values of both.
 fn wider(one: Dtype, other: Dtype) -> Dtype {
+    if one == other {
+        return one;
+    }
+    // Different K-quants have nothing in common but blocks of 32.
+    let (one, other) = (one.stored_as(), other.stored_as());
     let rank =
         |dtype| [Dtype::Q4, Dtype::Q4_1, Dtype::Q5_1, Dtype::Q8, Dtype::F16].iter().position(|known| *known == dtype);
     match (rank(one), rank(other)) {
@@ -223,7 +236,13 @@ impl Part<'_, '_> {
     /// Row `row` of the tensor in blocks of `dtype`.
     fn blocks(&self, row: usize, width: usize, dtype: Dtype) -> Vec<QuantizedBlock> {
         let n_bytes = self.tensor.element.bytes_of(width);
-        self.tensor.element.quantized(&self.tensor.bytes[row * n_bytes..][..n_bytes], dtype)
+        self.tensor.element.small_blocks(&self.tensor.bytes[row * n_bytes..][..n_bytes], dtype)
+    }
+
+    /// Row `row` of a tensor of K-quants.
+    fn k_blocks(&self, row: usize, width: usize) -> impl Iterator<Item = KBlock> {
+        let n_bytes = self.tensor.element.bytes_of(width);
+        self.tensor.element.k_blocks(&self.tensor.bytes[row * n_bytes..][..n_bytes])
     }
 
     fn is_finite(&self) -> bool {

@@ -1,4 +1,5 @@
-//! Weights of few bits: how the 32 rows of a panel lie in memory, and (`rounding.rs`) how they are rounded.
+//! Weights of few bits: how the 32 rows of a panel lie in memory. A block has the rows' numbers (`numbers.rs`) and what they
+//! are multiplied by (`factors.rs`); `rounding.rs` finds both for weights that are not rounded yet.
 
 use std::array;
 
@@ -9,104 +10,315 @@ use super::{
     huge_pages::Stored,
     panels::{Line, PANEL},
 };
-use crate::ops::{BLOCK_SIZE as BLOCK, QuantizedBlock, QuantizedMatrix};
+use crate::ops::{
+    BLOCK_SIZE as BLOCK, QuantizedBlock, QuantizedMatrix,
+    k_quants::{K_BLOCK, K_PARTS, KBlock, KMatrix},
+};
 
-mod eight_bits;
-mod few_bits;
+mod factors;
+mod numbers;
 mod rounding;
 
-pub(super) use eight_bits::Q8Block;
-pub(super) use few_bits::{Q4_1Block, Q4Block, Q5_1Block};
+use factors::Products;
+pub(super) use factors::RowFactors;
+pub(super) use numbers::Numbers;
+use numbers::{Bytes, FiveBits, Nibbles, SixBits};
 pub use rounding::nearest_q8;
+use rounding::{nearest_above_minimum, nearest_q4};
 
-/// 32 inputs of the 32 rows of a panel.
+/// Inputs of the 32 rows of a panel, in runs of 32.
 pub(super) trait QuantBlock: Copy + Send + Sync {
-    /// What is added to a weight to make it unsigned.
-    const OFFSET: i32;
+    /// One row's part of it, as files have it.
+    type Row: Copy + Sync;
+    type Numbers: Numbers;
+    type Factors<'a>: RowFactors
+    where
+        Self: 'a;
 
+    /// What is added to a weight to make it unsigned.
+    const OFFSET: i32 = 0;
+    /// Runs of 32 inputs.
+    const RUNS: usize = 1;
+    /// Scales to a run: 1, or 2 where each half has its own.
+    const SCALES: usize = 1;
     /// Kernels' rows that bring a panel from memory together, 1 to 3: more where the arithmetic waits for memory.
     #[cfg(target_arch = "x86_64")]
-    const TOGETHER: usize;
+    const TOGETHER: usize = 1;
 
-    /// Rounds one row's 32 weights.
-    fn quantize(weights: &[f32; BLOCK]) -> QuantizedBlock;
+    /// Lays out the 32 rows' parts.
+    fn pack(rows: &[Self::Row; PANEL]) -> Self;
 
-    /// Lays out the 32 rows' blocks.
-    fn pack(rows: &[QuantizedBlock; PANEL]) -> Self;
+    /// What [`pack`](Self::pack) was given of a row.
+    fn unpack(&self, row: usize) -> Self::Row;
 
-    /// The rows' scales.
-    fn scales(&self) -> &Line<f16, PANEL>;
+    /// The numbers of a run, the offset included.
+    fn numbers(&self, run: usize) -> &Self::Numbers;
 
-    /// What is added to the rows' weights behind the scales, in formats that have such.
+    /// What the rows' numbers are multiplied by: those of a run, or of its half `half`.
+    fn scales(&self, run: usize, half: usize) -> Self::Factors<'_>;
+
+    /// What is added to a run's weights behind the scales, in formats that have such.
     #[inline(always)]
-    fn minima(&self) -> Option<&Line<f16, PANEL>> {
+    fn minima(&self, _run: usize) -> Option<Self::Factors<'_>> {
         None
     }
-
-    /// The stored number, offset included, of a row and an input.
-    fn stored(&self, row: usize, input: usize) -> u8;
-
-    /// The stored numbers of inputs `4 group ..`, four of them, of all rows.
-    fn group(&self, group: usize) -> [[u8; 4]; PANEL];
-
-    /// Inputs `8 half ..` and `8 half + 4 ..`, four each, of rows 0 to 15 and of rows 16 to 31.
-    ///
-    /// # Safety
-    /// The machine must have AVX-512.
-    #[cfg(target_arch = "x86_64")]
-    #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
-    unsafe fn load(&self, half: usize) -> [[std::arch::x86_64::__m512i; 2]; 2];
-
-    /// Inputs `4 group ..`, four of them, of rows 0 to 7, 8 to 15, 16 to 23 and 24 to 31.
-    ///
-    /// # Safety
-    /// The machine must have AVX2.
-    #[cfg(target_arch = "x86_64")]
-    #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
-    unsafe fn load_group(&self, group: usize) -> [std::arch::x86_64::__m256i; 4];
-
-    /// The weights of inputs `4 group ..`, four of them, of rows 0 to 3, 4 to 7 and so on: without the offset.
-    ///
-    /// # Safety
-    /// The machine must have NEON, as all of the target have.
-    #[cfg(target_arch = "aarch64")]
-    #[expect(unsafe_code, reason = "compiled for instructions that are named")]
-    unsafe fn load_signed(&self, group: usize) -> [std::arch::aarch64::int8x16_t; super::dot_product::REGISTERS];
 
     /// The weight that is stored.
     #[cfg(test)]
     fn weight(&self, row: usize, input: usize) -> f32 {
-        let minimum = self.minima().map_or(0.0, |minima| minima.0[row].to_f32());
-        (i32::from(self.stored(row, input)) - Self::OFFSET) as f32 * self.scales().0[row].to_f32() + minimum
+        let (run, input) = (input / BLOCK, input % BLOCK);
+        let minimum = self.minima(run).map_or(0.0, |minima| minima.get(row));
+        let number = i32::from(self.numbers(run).get(row, input)) - Self::OFFSET;
+        number as f32 * self.scales(run, input * Self::SCALES / BLOCK).get(row) + minimum
     }
 }
 
-/// Half a line of bytes.
-///
-/// # Safety
-/// The machine must have AVX2.
-#[cfg(target_arch = "x86_64")]
-#[expect(unsafe_code, reason = "raw loads in the innermost loop")]
-#[target_feature(enable = "avx2")]
-#[inline]
-unsafe fn half_line(line: &Line<u8, 64>, half: usize) -> std::arch::x86_64::__m256i {
-    // SAFETY: a line is 64 bytes, aligned as such.
-    unsafe { std::arch::x86_64::_mm256_load_si256(line.0.as_ptr().cast::<std::arch::x86_64::__m256i>().add(half)) }
+/// A block of 32 inputs, which weights can be rounded to.
+pub(super) trait SmallBlock: QuantBlock<Row = QuantizedBlock> {
+    /// Rounds one row's 32 weights.
+    fn quantize(weights: &[f32; BLOCK]) -> QuantizedBlock;
 }
 
-/// A quarter of a line of bytes.
-#[cfg(target_arch = "aarch64")]
-#[expect(unsafe_code, reason = "raw loads in the innermost loop")]
-#[target_feature(enable = "neon")]
-#[inline]
-fn quarter_line(line: &Line<u8, 64>, quarter: usize) -> std::arch::aarch64::uint8x16_t {
-    // SAFETY: the sixteen bytes are there.
-    unsafe { std::arch::aarch64::vld1q_u8(line.0[16 * quarter..][..16].as_ptr()) }
+/// 8 bits a weight: `-127..=127` times the scale; 8.5 bits with it.
+pub(super) type Q8Block = AroundZero<Bytes>;
+/// 4 bits a weight: `-8..=7` times the scale; 4.5 bits with it.
+pub(super) type Q4Block = AroundZero<Nibbles>;
+/// 4 bits a weight: `0..=15` times the scale, plus the minimum; 5 bits with both.
+pub(super) type Q4_1Block = AboveMinimum<Nibbles>;
+/// 5 bits a weight: `0..=31` times the scale, plus the minimum; 6 bits with both.
+pub(super) type Q5_1Block = AboveMinimum<FiveBits>;
+/// 4 bits a weight: `0..=15`, with scales and minima in bytes; 4.625 bits with them.
+pub(super) type Q4KBlock = KAboveMinimum<Nibbles>;
+/// 5 bits a weight: `0..=31`, with scales and minima in bytes; 5.625 bits with them.
+pub(super) type Q5KBlock = KAboveMinimum<FiveBits>;
+
+/// Numbers on both sides of zero times a scale.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct AroundZero<N> {
+    scales: Line<f16, PANEL>,
+    numbers: N,
+}
+
+impl<N: Numbers> QuantBlock for AroundZero<N> {
+    type Row = QuantizedBlock;
+    type Numbers = N;
+    type Factors<'a>
+        = &'a Line<f16, PANEL>
+    where
+        N: 'a;
+
+    const OFFSET: i32 = N::MIDDLE as i32;
+    // Shorter numbers keep the arithmetic busy.
+    #[cfg(target_arch = "x86_64")]
+    const TOGETHER: usize = if size_of::<N>() > size_of::<SixBits>() { 3 } else { 1 };
+
+    fn pack(rows: &[QuantizedBlock; PANEL]) -> Self {
+        let number = |row: usize, input: usize| rows[row].values[input].cast_unsigned().wrapping_add(N::MIDDLE);
+        Self { scales: Line(array::from_fn(|row| rows[row].scale)), numbers: N::pack(number) }
+    }
+
+    fn unpack(&self, row: usize) -> QuantizedBlock {
+        let value = |input: usize| self.numbers.get(row, input).wrapping_sub(N::MIDDLE).cast_signed();
+        QuantizedBlock { scale: self.scales.0[row], minimum: f16::ZERO, values: array::from_fn(value) }
+    }
+
+    #[inline(always)]
+    fn numbers(&self, _run: usize) -> &N {
+        &self.numbers
+    }
+
+    #[inline(always)]
+    fn scales(&self, _run: usize, _half: usize) -> &Line<f16, PANEL> {
+        &self.scales
+    }
+}
+
+impl SmallBlock for Q8Block {
+    fn quantize(weights: &[f32; BLOCK]) -> QuantizedBlock {
+        nearest_q8(weights)
+    }
+}
+
+impl SmallBlock for Q4Block {
+    fn quantize(weights: &[f32; BLOCK]) -> QuantizedBlock {
+        nearest_q4(weights)
+    }
+}
+
+/// Numbers from zero on times a scale, plus a minimum.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct AboveMinimum<N> {
+    scales: Line<f16, PANEL>,
+    minima: Line<f16, PANEL>,
+    numbers: N,
+}
+
+impl<N: Numbers> QuantBlock for AboveMinimum<N> {
+    type Row = QuantizedBlock;
+    type Numbers = N;
+    type Factors<'a>
+        = &'a Line<f16, PANEL>
+    where
+        N: 'a;
+
+    fn pack(rows: &[QuantizedBlock; PANEL]) -> Self {
+        Self {
+            scales: Line(array::from_fn(|row| rows[row].scale)),
+            minima: Line(array::from_fn(|row| rows[row].minimum)),
+            numbers: N::pack(|row, input| rows[row].values[input].cast_unsigned()),
+        }
+    }
+
+    fn unpack(&self, row: usize) -> QuantizedBlock {
+        let values = array::from_fn(|input| self.numbers.get(row, input).cast_signed());
+        QuantizedBlock { scale: self.scales.0[row], minimum: self.minima.0[row], values }
+    }
+
+    #[inline(always)]
+    fn numbers(&self, _run: usize) -> &N {
+        &self.numbers
+    }
+
+    #[inline(always)]
+    fn scales(&self, _run: usize, _half: usize) -> &Line<f16, PANEL> {
+        &self.scales
+    }
+
+    #[inline(always)]
+    fn minima(&self, _run: usize) -> Option<&Line<f16, PANEL>> {
+        Some(&self.minima)
+    }
+}
+
+impl<N: Numbers> SmallBlock for AboveMinimum<N> {
+    fn quantize(weights: &[f32; BLOCK]) -> QuantizedBlock {
+        nearest_above_minimum(weights, 2 * N::MIDDLE - 1)
+    }
+}
+
+/// A run of a K-quant: its numbers, and two small numbers for each row.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+struct Run<N> {
+    factors: [[i8; PANEL]; 2],
+    numbers: N,
+}
+
+impl<N: Numbers> Run<N> {
+    fn pack(factors: impl Fn(usize, usize) -> i8, number: impl Fn(usize, usize) -> u8) -> Self {
+        let factors = array::from_fn(|which| array::from_fn(|row| factors(which, row)));
+        Self { factors, numbers: N::pack(number) }
+    }
+}
+
+/// As [`AboveMinimum`], with scales and minima in bytes, times those of 256 inputs.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct KAboveMinimum<N> {
+    scales: Line<f16, PANEL>,
+    minima: Line<f16, PANEL>,
+    runs: [Run<N>; K_PARTS],
+}
+
+impl<N: Numbers> QuantBlock for KAboveMinimum<N> {
+    type Row = KBlock;
+    type Numbers = N;
+    type Factors<'a>
+        = Products<'a>
+    where
+        N: 'a;
+
+    const RUNS: usize = K_PARTS;
+
+    fn pack(rows: &[KBlock; PANEL]) -> Self {
+        let run = |run: usize| {
+            let factors = |which, row: usize| [rows[row].scales[2 * run], rows[row].minima[run]][which];
+            Run::pack(factors, |row, input| rows[row].values[run * BLOCK + input].cast_unsigned())
+        };
+        Self {
+            scales: Line(array::from_fn(|row| rows[row].scale)),
+            minima: Line(array::from_fn(|row| rows[row].minimum)),
+            runs: array::from_fn(run),
+        }
+    }
+
+    fn unpack(&self, row: usize) -> KBlock {
+        KBlock {
+            scale: self.scales.0[row],
+            minimum: self.minima.0[row],
+            scales: array::from_fn(|half| self.runs[half / 2].factors[0][row]),
+            minima: array::from_fn(|run| self.runs[run].factors[1][row]),
+            values: array::from_fn(|at| self.runs[at / BLOCK].numbers.get(row, at % BLOCK).cast_signed()),
+        }
+    }
+
+    #[inline(always)]
+    fn numbers(&self, run: usize) -> &N {
+        &self.runs[run].numbers
+    }
+
+    #[inline(always)]
+    fn scales(&self, run: usize, _half: usize) -> Products<'_> {
+        Products { units: &self.scales, factors: &self.runs[run].factors[0] }
+    }
+
+    #[inline(always)]
+    fn minima(&self, run: usize) -> Option<Products<'_>> {
+        Some(Products { units: &self.minima, factors: &self.runs[run].factors[1] })
+    }
+}
+
+/// 6 bits a weight: `-32..=31`, with scales in bytes for every 16; 6.5625 bits with them.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct Q6KBlock {
+    scales: Line<f16, PANEL>,
+    runs: [Run<SixBits>; K_PARTS],
+}
+
+impl QuantBlock for Q6KBlock {
+    type Row = KBlock;
+    type Numbers = SixBits;
+    type Factors<'a> = Products<'a>;
+
+    const OFFSET: i32 = SixBits::MIDDLE as i32;
+    const RUNS: usize = K_PARTS;
+    const SCALES: usize = 2;
+
+    fn pack(rows: &[KBlock; PANEL]) -> Self {
+        let run = |run: usize| {
+            let number = |row: usize, input: usize| (rows[row].values[run * BLOCK + input] + 32).cast_unsigned();
+            Run::pack(|half, row| rows[row].scales[2 * run + half], number)
+        };
+        Self { scales: Line(array::from_fn(|row| rows[row].scale)), runs: array::from_fn(run) }
+    }
+
+    fn unpack(&self, row: usize) -> KBlock {
+        KBlock {
+            scale: self.scales.0[row],
+            minimum: f16::ZERO,
+            scales: array::from_fn(|half| self.runs[half / 2].factors[half % 2][row]),
+            minima: [0; K_PARTS],
+            values: array::from_fn(|at| self.runs[at / BLOCK].numbers.get(row, at % BLOCK).cast_signed() - 32),
+        }
+    }
+
+    #[inline(always)]
+    fn numbers(&self, run: usize) -> &SixBits {
+        &self.runs[run].numbers
+    }
+
+    #[inline(always)]
+    fn scales(&self, run: usize, half: usize) -> Products<'_> {
+        Products { units: &self.scales, factors: &self.runs[run].factors[half] }
+    }
 }
 
 /// Rounds `values`, `[d_out, d_in]` in row order, into panels of blocks; filled up with zeros in both directions.
-pub(super) fn lay_out<B: QuantBlock>(values: &[f32], d_out: usize, d_in: usize) -> Stored<B> {
-    from_rows(d_out, d_in.div_ceil(BLOCK), |row, number| {
+pub(super) fn lay_out<B: SmallBlock>(values: &[f32], d_out: usize, d_in: usize) -> Stored<B> {
+    from_rows(d_out, d_in.div_ceil(BLOCK), NO_WEIGHTS, |row, number| {
         let inputs = number * BLOCK..d_in.min((number + 1) * BLOCK);
         let mut weights = [0.0; BLOCK];
         weights[..inputs.len()].copy_from_slice(&values[row * d_in..][inputs]);
@@ -115,37 +327,41 @@ pub(super) fn lay_out<B: QuantBlock>(values: &[f32], d_out: usize, d_in: usize) 
 }
 
 /// Lays out a matrix that is rounded already.
-pub(super) fn pack<B: QuantBlock>(matrix: &QuantizedMatrix) -> Stored<B> {
+pub(super) fn pack<B: SmallBlock>(matrix: &QuantizedMatrix) -> Stored<B> {
     let [d_out, d_in] = matrix.dims();
-    from_rows(d_out, d_in.div_ceil(BLOCK), |row, number| matrix.row(row)[number])
+    from_rows(d_out, d_in.div_ceil(BLOCK), NO_WEIGHTS, |row, number| matrix.row(row)[number])
 }
+
+/// Lays out a matrix of K-quants.
+pub(super) fn pack_k<B: QuantBlock<Row = KBlock>>(matrix: &KMatrix) -> Stored<B> {
+    let nothing =
+        KBlock { scale: f16::ZERO, minimum: f16::ZERO, scales: [0; 16], minima: [0; 8], values: [0; K_BLOCK] };
+    let [d_out, d_in] = matrix.dims;
+    from_rows(d_out, d_in / K_BLOCK, nothing, |row, number| matrix.row(row)[number])
+}
+
+/// What fills up the last panel.
+const NO_WEIGHTS: QuantizedBlock = QuantizedBlock { scale: f16::ZERO, minimum: f16::ZERO, values: [0; BLOCK] };
 
 /// Panels of blocks from a function of row and block.
 fn from_rows<B: QuantBlock>(
     d_out: usize,
     n_blocks: usize,
-    block: impl Fn(usize, usize) -> QuantizedBlock + Sync,
+    filler: B::Row,
+    block: impl Fn(usize, usize) -> B::Row + Sync,
 ) -> Stored<B> {
-    let zeros = QuantizedBlock { scale: f16::ZERO, minimum: f16::ZERO, values: [0; BLOCK] };
     let packed = |panel: usize, number: usize| {
         B::pack(&array::from_fn(|lane| {
             let row = panel * PANEL + lane;
-            if row < d_out { block(row, number) } else { zeros }
+            if row < d_out { block(row, number) } else { filler }
         }))
     };
-    Stored::new(d_out.div_ceil(PANEL) * n_blocks, B::pack(&[zeros; PANEL]), |blocks| {
+    Stored::new(d_out.div_ceil(PANEL) * n_blocks, B::pack(&[filler; PANEL]), |blocks| {
         blocks.par_iter_mut().enumerate().for_each(|(n, block)| *block = packed(n / n_blocks, n % n_blocks));
     })
 }
 
 /// The blocks of row `row` of the matrix that `panels` holds, `n_blocks` to a row.
-pub(super) fn unpack_row<B: QuantBlock>(panels: &[B], n_blocks: usize, row: usize) -> Vec<QuantizedBlock> {
-    let panel = &panels[row / PANEL * n_blocks..][..n_blocks];
-    let lane = row % PANEL;
-    let unpack = |block: &B| QuantizedBlock {
-        scale: block.scales().0[lane],
-        minimum: block.minima().map_or(f16::ZERO, |minima| minima.0[lane]),
-        values: array::from_fn(|input| (i32::from(block.stored(lane, input)) - B::OFFSET) as i8),
-    };
-    panel.iter().map(unpack).collect()
+pub(super) fn unpack_row<B: QuantBlock>(panels: &[B], n_blocks: usize, row: usize) -> Vec<B::Row> {
+    panels[row / PANEL * n_blocks..][..n_blocks].iter().map(|block| block.unpack(row % PANEL)).collect()
 }

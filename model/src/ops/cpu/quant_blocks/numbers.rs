@@ -1,0 +1,397 @@
+//! The numbers of 32 inputs of the 32 rows of a panel, unsigned, in 8, 6, 5 or 4 bits, and how registers get them.
+
+#[cfg(target_arch = "aarch64")]
+use std::arch::aarch64::uint8x16_t;
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{__m256i, __m512i};
+use std::array;
+
+#[cfg(target_arch = "aarch64")]
+use super::super::dot_product::REGISTERS;
+use super::super::panels::{Line, PANEL};
+use crate::ops::BLOCK_SIZE as BLOCK;
+
+/// 32 inputs of 32 rows.
+pub(in crate::ops::cpu) trait Numbers: Copy + Send + Sync {
+    /// The number that stands for zero where weights lie on both sides of it.
+    const MIDDLE: u8;
+
+    /// From a function of row and input.
+    fn pack(number: impl Fn(usize, usize) -> u8) -> Self;
+
+    /// The number of a row and an input.
+    fn get(&self, row: usize, input: usize) -> u8;
+
+    /// The numbers of inputs `4 group ..`, four of them, of all rows.
+    #[inline(always)]
+    fn group(&self, group: usize) -> [[u8; 4]; PANEL] {
+        array::from_fn(|row| array::from_fn(|n| self.get(row, 4 * group + n)))
+    }
+
+    /// Inputs `8 half ..` and `8 half + 4 ..`, four each, of rows 0 to 15 and of rows 16 to 31.
+    ///
+    /// # Safety
+    /// The machine must have AVX-512.
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
+    unsafe fn load(&self, half: usize) -> [[__m512i; 2]; 2];
+
+    /// Inputs `4 group ..`, four of them, of rows 0 to 7, 8 to 15, 16 to 23 and 24 to 31.
+    ///
+    /// # Safety
+    /// The machine must have AVX2.
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
+    unsafe fn load_group(&self, group: usize) -> [__m256i; 4];
+
+    /// Inputs `4 group ..`, four of them, of rows 0 to 3, 4 to 7 and so on.
+    ///
+    /// # Safety
+    /// The machine must have NEON, as all of the target have.
+    #[cfg(target_arch = "aarch64")]
+    #[expect(unsafe_code, reason = "compiled for instructions that are named")]
+    unsafe fn load_bytes(&self, group: usize) -> [uint8x16_t; REGISTERS];
+}
+
+/// Where the byte of a row and an input lies: for every 4 inputs, rows 0 to 15, then rows 16 to 31, as numbers of lines;
+/// and in the line.
+#[inline(always)]
+fn place(row: usize, input: usize) -> (usize, usize) {
+    (input / 4 * 2 + row / 16, row % 16 * 4 + input % 4)
+}
+
+/// 8 bits.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(in crate::ops::cpu) struct Bytes([Line<u8, 64>; 16]);
+
+impl Numbers for Bytes {
+    const MIDDLE: u8 = 128;
+
+    fn pack(number: impl Fn(usize, usize) -> u8) -> Self {
+        let mut bytes = Self([Line([0; 64]); 16]);
+        each(|row, input| {
+            let (line, at) = place(row, input);
+            bytes.0[line].0[at] = number(row, input);
+        });
+        bytes
+    }
+
+    #[inline(always)]
+    fn get(&self, row: usize, input: usize) -> u8 {
+        let (line, at) = place(row, input);
+        self.0[line].0[at]
+    }
+
+    #[inline(always)]
+    fn group(&self, group: usize) -> [[u8; 4]; PANEL] {
+        array::from_fn(|row| self.0[2 * group + row / 16].0.as_chunks::<4>().0[row % 16])
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    unsafe fn load(&self, half: usize) -> [[__m512i; 2]; 2] {
+        use std::arch::x86_64::_mm512_load_si512;
+        // SAFETY: a line is 64 bytes, aligned as such.
+        let load = |line: usize| unsafe { _mm512_load_si512(self.0[line].0.as_ptr().cast()) };
+        [[load(4 * half), load(4 * half + 1)], [load(4 * half + 2), load(4 * half + 3)]]
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    unsafe fn load_group(&self, group: usize) -> [__m256i; 4] {
+        // SAFETY: a line is 64 bytes, aligned as such: two registers.
+        array::from_fn(|n| unsafe { half_line(&self.0[2 * group + n / 2], n % 2) })
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn load_bytes(&self, group: usize) -> [uint8x16_t; REGISTERS] {
+        array::from_fn(|n| quarter_line(&self.0[2 * group + n / 4], n % 4))
+    }
+}
+
+/// 4 bits. For every 8 inputs a line of rows 0 to 15, then one of rows 16 to 31; the first 4 inputs in the low halves of the
+/// bytes.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(in crate::ops::cpu) struct Nibbles([Line<u8, 64>; 8]);
+
+impl Numbers for Nibbles {
+    const MIDDLE: u8 = 8;
+
+    fn pack(number: impl Fn(usize, usize) -> u8) -> Self {
+        let mut nibbles = Self([Line([0; 64]); 8]);
+        each(|row, input| {
+            let number = number(row, input) & 0x0f;
+            let byte = &mut nibbles.0[input / 8 * 2 + row / 16].0[row % 16 * 4 + input % 4];
+            *byte |= if input % 8 < 4 { number } else { number << 4 };
+        });
+        nibbles
+    }
+
+    #[inline(always)]
+    fn get(&self, row: usize, input: usize) -> u8 {
+        let byte = self.0[input / 8 * 2 + row / 16].0[row % 16 * 4 + input % 4];
+        if input % 8 < 4 { byte & 0x0f } else { byte >> 4 }
+    }
+
+    #[inline(always)]
+    fn group(&self, group: usize) -> [[u8; 4]; PANEL] {
+        array::from_fn(|row| {
+            let bytes = self.0[group / 2 * 2 + row / 16].0.as_chunks::<4>().0[row % 16];
+            if group.is_multiple_of(2) { bytes.map(|byte| byte & 0x0f) } else { bytes.map(|byte| byte >> 4) }
+        })
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    unsafe fn load(&self, half: usize) -> [[__m512i; 2]; 2] {
+        use std::arch::x86_64::{_mm512_and_si512, _mm512_load_si512, _mm512_set1_epi8, _mm512_srli_epi16};
+        // SAFETY: a line is 64 bytes, aligned as such.
+        let load = |line: usize| unsafe { _mm512_load_si512(self.0[line].0.as_ptr().cast()) };
+        let low = |bytes| _mm512_and_si512(bytes, _mm512_set1_epi8(0x0f));
+        let [left, right] = [load(2 * half), load(2 * half + 1)];
+        [[low(left), low(right)], [low(_mm512_srli_epi16::<4>(left)), low(_mm512_srli_epi16::<4>(right))]]
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    unsafe fn load_group(&self, group: usize) -> [__m256i; 4] {
+        use std::arch::x86_64::{_mm256_and_si256, _mm256_set1_epi8, _mm256_srli_epi16};
+        array::from_fn(|n| {
+            // SAFETY: as above.
+            let bytes = unsafe { half_line(&self.0[group / 2 * 2 + n / 2], n % 2) };
+            let bytes = if group.is_multiple_of(2) { bytes } else { _mm256_srli_epi16::<4>(bytes) };
+            _mm256_and_si256(bytes, _mm256_set1_epi8(0x0f))
+        })
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn load_bytes(&self, group: usize) -> [uint8x16_t; REGISTERS] {
+        use std::arch::aarch64::{vandq_u8, vdupq_n_u8, vshrq_n_u8};
+        array::from_fn(|n| {
+            let bytes = quarter_line(&self.0[group / 2 * 2 + n / 4], n % 4);
+            if group.is_multiple_of(2) { vandq_u8(bytes, vdupq_n_u8(0x0f)) } else { vshrq_n_u8::<4>(bytes) }
+        })
+    }
+}
+
+/// 5 bits: four, and a fifth. For every 4 inputs a number for rows 0 to 15, then one for rows 16 to 31; for each row its four
+/// inputs' bits, the first lowest. So a number's bits belong to the bytes of a register, in order.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+pub(in crate::ops::cpu) struct FiveBits {
+    fifth: [u64; 16],
+    low: Nibbles,
+}
+
+/// What the fifth bit stands for.
+const FIFTH: u8 = 0x10;
+/// One bit of each of eight bytes, the first byte's lowest.
+#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+const EACH_BIT: u64 = 0x8040_2010_0804_0201;
+
+impl Numbers for FiveBits {
+    const MIDDLE: u8 = 16;
+
+    fn pack(number: impl Fn(usize, usize) -> u8) -> Self {
+        let mut fifth = [0; 16];
+        each(|row, input| {
+            let (place, at) = place(row, input);
+            fifth[place] |= u64::from(number(row, input) >> 4 & 1) << at;
+        });
+        Self { fifth, low: Nibbles::pack(number) }
+    }
+
+    #[inline(always)]
+    fn get(&self, row: usize, input: usize) -> u8 {
+        let (place, at) = place(row, input);
+        self.low.get(row, input) | ((self.fifth[place] >> at & 1) as u8) << 4
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    unsafe fn load(&self, half: usize) -> [[__m512i; 2]; 2] {
+        // SAFETY: this function's own target features.
+        let low = unsafe { self.low.load(half) };
+        use std::arch::x86_64::{_mm512_mask_add_epi8, _mm512_set1_epi8};
+        let bits = &self.fifth[4 * half..][..4];
+        let fifth = _mm512_set1_epi8(FIFTH as i8);
+        let add = |low, n: usize| _mm512_mask_add_epi8(low, bits[n], low, fifth);
+        [[add(low[0][0], 0), add(low[0][1], 1)], [add(low[1][0], 2), add(low[1][1], 3)]]
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    unsafe fn load_group(&self, group: usize) -> [__m256i; 4] {
+        // SAFETY: this function's own target features.
+        let low = unsafe { self.low.load_group(group) };
+        use std::arch::x86_64::{
+            _mm256_and_si256, _mm256_cmpeq_epi8, _mm256_or_si256, _mm256_set_epi64x, _mm256_set1_epi8,
+            _mm256_set1_epi32, _mm256_set1_epi64x, _mm256_shuffle_epi8,
+        };
+        // Of 32 bits in all lanes, each byte goes to eight lanes, and each of these looks at one bit.
+        let spread = _mm256_set_epi64x(0x0303_0303_0303_0303, 0x0202_0202_0202_0202, 0x0101_0101_0101_0101, 0);
+        let each = _mm256_set1_epi64x(EACH_BIT.cast_signed());
+        array::from_fn(|n| {
+            let bits = (self.fifth[2 * group + n / 2] >> (n % 2 * 32)) as u32;
+            let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(bits.cast_signed()), spread);
+            let is_set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, each), each);
+            _mm256_or_si256(low[n], _mm256_and_si256(is_set, _mm256_set1_epi8(FIFTH as i8)))
+        })
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn load_bytes(&self, group: usize) -> [uint8x16_t; REGISTERS] {
+        // SAFETY: this function's own target features.
+        let low = unsafe { self.low.load_bytes(group) };
+        use std::arch::aarch64::{vandq_u8, vcombine_u8, vcreate_u8, vdup_n_u8, vdupq_n_u8, vorrq_u8, vtstq_u8};
+        let each = vcombine_u8(vcreate_u8(EACH_BIT), vcreate_u8(EACH_BIT));
+        array::from_fn(|n| {
+            let [left, right, ..] = (self.fifth[2 * group + n / 4] >> (n % 4 * 16)).to_le_bytes();
+            let is_set = vtstq_u8(vcombine_u8(vdup_n_u8(left), vdup_n_u8(right)), each);
+            vorrq_u8(low[n], vandq_u8(is_set, vdupq_n_u8(FIFTH)))
+        })
+    }
+}
+
+/// 6 bits: four, and two above. For every 8 inputs a line of those two, whose bytes have two bits for each of: the first 4
+/// inputs of rows 0 to 15, of rows 16 to 31, the other 4 inputs of either; the first lowest.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(in crate::ops::cpu) struct SixBits {
+    high: [Line<u8, 64>; 4],
+    low: Nibbles,
+}
+
+/// The two bits above the fourth.
+const HIGH: u8 = 0x30;
+
+impl Numbers for SixBits {
+    const MIDDLE: u8 = 32;
+
+    fn pack(number: impl Fn(usize, usize) -> u8) -> Self {
+        let mut high = [Line([0; 64]); 4];
+        each(|row, input| {
+            let (place, at) = place(row, input);
+            high[place / 4].0[at] |= (number(row, input) & HIGH) >> 4 << (2 * (place % 4));
+        });
+        Self { high, low: Nibbles::pack(number) }
+    }
+
+    #[inline(always)]
+    fn get(&self, row: usize, input: usize) -> u8 {
+        let (place, at) = place(row, input);
+        self.low.get(row, input) | (self.high[place / 4].0[at] >> (2 * (place % 4)) & 3) << 4
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    unsafe fn load(&self, half: usize) -> [[__m512i; 2]; 2] {
+        use std::arch::x86_64::{
+            _mm512_and_si512, _mm512_load_si512, _mm512_or_si512, _mm512_set1_epi8, _mm512_slli_epi16,
+            _mm512_srli_epi16,
+        };
+        // SAFETY: this function's own target features; a line is 64 bytes, aligned as such.
+        let (low, high) = unsafe { (self.low.load(half), _mm512_load_si512(self.high[half].0.as_ptr().cast())) };
+        let add = |low, moved| _mm512_or_si512(low, _mm512_and_si512(moved, _mm512_set1_epi8(HIGH as i8)));
+        [
+            [add(low[0][0], _mm512_slli_epi16::<4>(high)), add(low[0][1], _mm512_slli_epi16::<2>(high))],
+            [add(low[1][0], high), add(low[1][1], _mm512_srli_epi16::<2>(high))],
+        ]
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "avx2")]
+    #[inline]
+    unsafe fn load_group(&self, group: usize) -> [__m256i; 4] {
+        use std::arch::x86_64::{
+            _mm256_and_si256, _mm256_or_si256, _mm256_set1_epi8, _mm256_slli_epi16, _mm256_srli_epi16,
+        };
+        // SAFETY: this function's own target features.
+        let low = unsafe { self.low.load_group(group) };
+        array::from_fn(|n| {
+            // SAFETY: as above.
+            let high = unsafe { half_line(&self.high[group / 2], n % 2) };
+            let moved = match group % 2 * 2 + n / 2 {
+                0 => _mm256_slli_epi16::<4>(high),
+                1 => _mm256_slli_epi16::<2>(high),
+                2 => high,
+                _ => _mm256_srli_epi16::<2>(high),
+            };
+            _mm256_or_si256(low[n], _mm256_and_si256(moved, _mm256_set1_epi8(HIGH as i8)))
+        })
+    }
+
+    #[cfg(target_arch = "aarch64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "neon")]
+    #[inline]
+    unsafe fn load_bytes(&self, group: usize) -> [uint8x16_t; REGISTERS] {
+        use std::arch::aarch64::{vandq_u8, vdupq_n_u8, vorrq_u8, vshlq_n_u8, vshrq_n_u8};
+        // SAFETY: this function's own target features.
+        let low = unsafe { self.low.load_bytes(group) };
+        array::from_fn(|n| {
+            let high = quarter_line(&self.high[group / 2], n % 4);
+            let moved = match group % 2 * 2 + n / 4 {
+                0 => vshlq_n_u8::<4>(high),
+                1 => vshlq_n_u8::<2>(high),
+                2 => high,
+                _ => vshrq_n_u8::<2>(high),
+            };
+            vorrq_u8(low[n], vandq_u8(moved, vdupq_n_u8(HIGH)))
+        })
+    }
+}
+
+/// All rows and inputs.
+fn each(mut visit: impl FnMut(usize, usize)) {
+    (0..PANEL).for_each(|row| (0..BLOCK).for_each(|input| visit(row, input)));
+}
+
+/// Half a line of bytes.
+///
+/// # Safety
+/// The machine must have AVX2.
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+#[target_feature(enable = "avx2")]
+#[inline]
+unsafe fn half_line(line: &Line<u8, 64>, half: usize) -> std::arch::x86_64::__m256i {
+    // SAFETY: a line is 64 bytes, aligned as such.
+    unsafe { std::arch::x86_64::_mm256_load_si256(line.0.as_ptr().cast::<std::arch::x86_64::__m256i>().add(half)) }
+}
+
+/// A quarter of a line of bytes.
+#[cfg(target_arch = "aarch64")]
+#[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+#[target_feature(enable = "neon")]
+#[inline]
+fn quarter_line(line: &Line<u8, 64>, quarter: usize) -> std::arch::aarch64::uint8x16_t {
+    // SAFETY: the sixteen bytes are there.
+    unsafe { std::arch::aarch64::vld1q_u8(line.0[16 * quarter..][..16].as_ptr()) }
+}

@@ -1,0 +1,66 @@
+//! K-quants: GGML's blocks of 256 weights, whose parts have scales of few bits, times one in f16 for all of them
+//! (<https://github.com/ggml-org/llama.cpp/pull/1684>). They come from GGUF files; the CPU computes with them as they are.
+
+use std::array;
+
+use half::f16;
+
+use super::{BLOCK_SIZE, Dtype, QuantizedBlock};
+
+/// Weights that share a scale in f16.
+pub(crate) const K_BLOCK: usize = 256;
+/// Parts of 32 weights.
+pub(crate) const K_PARTS: usize = K_BLOCK / BLOCK_SIZE;
+
+/// 256 weights of a row: whole numbers times the scale times their part's own, plus the minimum times their part's own.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct KBlock {
+    pub(crate) scale: f16,
+    /// 0 in q6_k.
+    pub(crate) minimum: f16,
+    /// Of each 16 weights; in q4_k and q5_k the same for both halves of a part.
+    pub(crate) scales: [i8; 2 * K_PARTS],
+    pub(crate) minima: [i8; K_PARTS],
+    /// `0..=15` in q4_k, `0..=31` in q5_k, `-32..=31` in q6_k.
+    pub(crate) values: [i8; K_BLOCK],
+}
+
+impl KBlock {
+    /// The weights, each step rounded to f32 as GGML does.
+    pub(crate) fn weights(&self) -> [f32; K_BLOCK] {
+        let (scale, minimum) = (self.scale.to_f32(), self.minimum.to_f32());
+        array::from_fn(|at| {
+            let own = scale * f32::from(self.scales[at / 16]);
+            own * f32::from(self.values[at]) + minimum * f32::from(self.minima[at / BLOCK_SIZE])
+        })
+    }
+
+    /// The same as blocks with a scale and a minimum of their own, rounded to f16; not of q6_k.
+    pub(crate) fn small_blocks(&self) -> [QuantizedBlock; K_PARTS] {
+        array::from_fn(|part| {
+            let product = |unit: f16, own: i8| f16::from_f32(unit.to_f32() * f32::from(own));
+            QuantizedBlock {
+                scale: product(self.scale, self.scales[2 * part]),
+                minimum: product(self.minimum, self.minima[part]),
+                values: array::from_fn(|at| self.values[part * BLOCK_SIZE + at]),
+            }
+        })
+    }
+}
+
+/// A matrix `[d_out, d_in]` of K-quants, row after row; `d_in` is a multiple of [`K_BLOCK`].
+#[derive(Clone, Debug)]
+pub(crate) struct KMatrix {
+    pub(crate) dims: [usize; 2],
+    /// [`Dtype::Q6K`], [`Dtype::Q5K`] or [`Dtype::Q4K`].
+    pub(crate) dtype: Dtype,
+    pub(crate) blocks: Vec<KBlock>,
+}
+
+impl KMatrix {
+    /// The blocks of row `row`.
+    pub(crate) fn row(&self, row: usize) -> &[KBlock] {
+        let n = self.dims[1] / K_BLOCK;
+        &self.blocks[row * n..][..n]
+    }
+}
