@@ -83,7 +83,7 @@ fn multiply<B: QuantBlock, const N: usize>(
             let minima = unsafe { minima.load_fours() };
             for (totals, input) in totals.iter_mut().zip(inputs) {
                 for (total, minimum) in totals.iter_mut().zip(minima) {
-                    *total = vfmaq_f32(*total, minimum, vdupq_n_f32(input.sum));
+                    *total = vfmaq_f32(*total, minimum, vdupq_n_f32(input.sum()));
                 }
             }
         }
@@ -140,7 +140,7 @@ mod tests {
     fn check<B: SmallBlock>() {
         for (n_rows, d_in) in [(1, 32), (2, 70), (5, 96), (13, 160)] {
             let panel = lay_out::<B>(&noise(PANEL * d_in, 1), PANEL, d_in);
-            let rows = QuantRows::new(&noise(n_rows * d_in, 2), d_in, B::OFFSET);
+            let rows = QuantRows::new(&noise(n_rows * d_in, 2), d_in, B::BESIDE);
             for first in (0..n_rows).step_by(MAX_ROWS) {
                 let (mut expected, mut found) = (Vec::new(), Vec::new());
                 portable::<B, true>(&rows, first, &panel, |row, sums| expected.push((row, *sums)));

@@ -59,13 +59,13 @@ pub(super) fn linear_into(x: &[f32], weight: &Panels, bias: Option<&[f32]>, stor
     let target = Target { output: SharedMut::new(output), width };
     // Rounded once, not once per panel.
     let input = match weight.values {
-        PanelValues::Q8(_) => Input::Rounded(QuantRows::new(x, d_in, Q8Block::OFFSET)),
-        PanelValues::Q5_1(_) => Input::Rounded(QuantRows::new(x, d_in, Q5_1Block::OFFSET)),
-        PanelValues::Q4_1(_) => Input::Rounded(QuantRows::new(x, d_in, Q4_1Block::OFFSET)),
-        PanelValues::Q4(_) => Input::Rounded(QuantRows::new(x, d_in, Q4Block::OFFSET)),
-        PanelValues::Q6K(_) => Input::Rounded(QuantRows::new(x, d_in, Q6KBlock::OFFSET)),
-        PanelValues::Q5K(_) => Input::Rounded(QuantRows::new(x, d_in, Q5KBlock::OFFSET)),
-        PanelValues::Q4K(_) => Input::Rounded(QuantRows::new(x, d_in, Q4KBlock::OFFSET)),
+        PanelValues::Q8(_) => Input::Rounded(QuantRows::new(x, d_in, Q8Block::BESIDE)),
+        PanelValues::Q5_1(_) => Input::Rounded(QuantRows::new(x, d_in, Q5_1Block::BESIDE)),
+        PanelValues::Q4_1(_) => Input::Rounded(QuantRows::new(x, d_in, Q4_1Block::BESIDE)),
+        PanelValues::Q4(_) => Input::Rounded(QuantRows::new(x, d_in, Q4Block::BESIDE)),
+        PanelValues::Q6K(_) => Input::Rounded(QuantRows::new(x, d_in, Q6KBlock::BESIDE)),
+        PanelValues::Q5K(_) => Input::Rounded(QuantRows::new(x, d_in, Q5KBlock::BESIDE)),
+        PanelValues::Q4K(_) => Input::Rounded(QuantRows::new(x, d_in, Q4KBlock::BESIDE)),
         PanelValues::F32(_) | PanelValues::F24(_) | PanelValues::F16(_) | PanelValues::Bf16(_) => Input::Exact(x),
     };
     let n_panels = width.div_ceil(PANEL);

@@ -29,8 +29,8 @@ pub(super) struct QuantRows {
 }
 
 impl QuantRows {
-    /// Rounds `x`, rows of `d_in` values, to go with weights that are stored with `offset`.
-    pub(super) fn new(x: &[f32], d_in: usize, offset: i32) -> Self {
+    /// Rounds `x`, rows of `d_in` values, with what a format of weights wants to know `beside`.
+    pub(super) fn new(x: &[f32], d_in: usize, beside: Beside) -> Self {
         let (n_rows, n_blocks) = (x.len() / d_in, d_in.div_ceil(BLOCK));
         let mut blocks = vec![RoundedBlock::default(); n_rows * n_blocks];
         let shared = SharedMut::new(&mut blocks);
@@ -40,7 +40,7 @@ impl QuantRows {
             #[expect(unsafe_code, reason = "threads write disjoint parts of one slice")]
             // SAFETY: each group is rounded by one piece of work.
             let blocks = unsafe { shared.part(rows.start * n_blocks..rows.end * n_blocks) };
-            round_rows(&x[rows.start * d_in..rows.end * d_in], d_in, offset, blocks);
+            round_rows(&x[rows.start * d_in..rows.end * d_in], d_in, beside, blocks);
         };
         if x.len() < PARALLEL_WORK {
             round(0..n_groups);
@@ -64,29 +64,29 @@ impl QuantRows {
 }
 
 /// Whole groups of rows; the last one may be smaller.
-fn round_rows(x: &[f32], d_in: usize, offset: i32, blocks: &mut [RoundedBlock]) {
+fn round_rows(x: &[f32], d_in: usize, beside: Beside, blocks: &mut [RoundedBlock]) {
     match isa() {
         #[cfg(target_arch = "x86_64")]
         #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
         // SAFETY: `isa` found the instructions.
-        Isa::Avx512 => unsafe { round_rows_avx512(x, d_in, offset, blocks) },
-        _ => round_rows_plainly(x, d_in, offset, blocks),
+        Isa::Avx512 => unsafe { round_rows_avx512(x, d_in, beside, blocks) },
+        _ => round_rows_plainly(x, d_in, beside, blocks),
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn round_rows_avx512(x: &[f32], d_in: usize, offset: i32, blocks: &mut [RoundedBlock]) {
+unsafe fn round_rows_avx512(x: &[f32], d_in: usize, beside: Beside, blocks: &mut [RoundedBlock]) {
     // SAFETY: this function's own target features.
-    each_block(x, d_in, blocks, |x| unsafe { RoundedBlock::new_avx512(x, offset) });
+    each_block(x, d_in, blocks, |x| unsafe { RoundedBlock::new_avx512(x, beside) });
 }
 
-for_each_isa!(round_rows_plainly(x: &[f32], d_in: usize, offset: i32, blocks: &mut [RoundedBlock]) = plain_body);
+for_each_isa!(round_rows_plainly(x: &[f32], d_in: usize, beside: Beside, blocks: &mut [RoundedBlock]) = plain_body);
 
 #[inline(always)]
-fn plain_body<const FUSED: bool>(x: &[f32], d_in: usize, offset: i32, blocks: &mut [RoundedBlock]) {
-    each_block(x, d_in, blocks, |x| RoundedBlock::new(x, offset));
+fn plain_body<const FUSED: bool>(x: &[f32], d_in: usize, beside: Beside, blocks: &mut [RoundedBlock]) {
+    each_block(x, d_in, blocks, |x| RoundedBlock::new(x, beside));
 }
 
 #[inline(always)]
@@ -107,23 +107,31 @@ fn each_block(x: &[f32], d_in: usize, blocks: &mut [RoundedBlock], round: impl F
     }
 }
 
+/// What a format of weights wants to know of a rounded block besides. Blocks are read once for every panel, so they have
+/// one place for all of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Beside {
+    /// What weights that are stored with this offset add to a sum of products, taken away.
+    Offset(i32),
+    /// The same for either half of the block.
+    HalfOffsets(i32),
+    /// The sum of the rounded values, scale included: what a minimum of the weights is multiplied by.
+    Sum,
+}
+
 /// 32 values of the input, rounded to 8 bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct RoundedBlock {
     /// Four signed bytes to a number, the first lowest, as they are broadcast.
     pub(super) values: [i32; BLOCK / 4],
     pub(super) scale: f32,
-    /// What the sum of products starts at: what the weights' offset adds to it, taken away.
-    pub(super) start: i32,
-    /// The same of either half of the block.
-    pub(super) starts: [i32; 2],
-    /// The sum of the rounded values, scale included: what a minimum of the weights is multiplied by.
-    pub(super) sum: f32,
+    /// As [`Beside`] says.
+    beside: i32,
 }
 
 impl RoundedBlock {
     #[inline(always)]
-    fn new(block: &[f32; BLOCK], offset: i32) -> Self {
+    fn new(block: &[f32; BLOCK], beside: Beside) -> Self {
         let largest = block.iter().fold(0.0, |most: f32, value| if value.abs() > most { value.abs() } else { most });
         let (scale, inverse) = Self::scale(largest);
         // The low byte of the sum is the number: no conversion.
@@ -131,15 +139,35 @@ impl RoundedBlock {
         let sum = |bytes: &[u8]| bytes.iter().map(|&byte| i32::from(byte.cast_signed())).sum();
         let sums = [sum(&bytes[..BLOCK / 2]), sum(&bytes[BLOCK / 2..])];
         let values = array::from_fn(|n| i32::from_le_bytes(bytes.as_chunks().0[n]));
-        Self::of(values, scale, sums, offset)
+        Self::of(values, scale, sums, beside)
     }
 
     /// From the rounded values and the sums of their halves.
     #[inline(always)]
-    fn of(values: [i32; BLOCK / 4], scale: f32, [left, right]: [i32; 2], offset: i32) -> Self {
-        let sum = left + right;
-        let starts = [-offset * left, -offset * right];
-        Self { values, scale, start: -offset * sum, starts, sum: sum as f32 * scale }
+    fn of(values: [i32; BLOCK / 4], scale: f32, [left, right]: [i32; 2], beside: Beside) -> Self {
+        let beside = match beside {
+            Beside::Offset(offset) => -offset * (left + right),
+            // Both fit: 16 times 127 at most.
+            Beside::HalfOffsets(_) => right << 16 | left & 0xffff,
+            Beside::Sum => ((left + right) as f32 * scale).to_bits().cast_signed(),
+        };
+        Self { values, scale, beside }
+    }
+
+    /// What the sum of products of the block, or of its half `half`, starts at.
+    #[inline(always)]
+    pub(super) fn start(&self, beside: Beside, half: usize) -> i32 {
+        match beside {
+            Beside::Offset(_) => self.beside,
+            Beside::HalfOffsets(offset) => (self.beside << (16 * (1 - half)) >> 16) * -offset,
+            Beside::Sum => 0,
+        }
+    }
+
+    /// The sum of the rounded values, scale included; where it is [`Beside::Sum`].
+    #[inline(always)]
+    pub(super) fn sum(&self) -> f32 {
+        f32::from_bits(self.beside.cast_unsigned())
     }
 
     /// The same bits, in a fifth of the time: the compiler takes registers apart to add up their lanes.
@@ -147,7 +175,7 @@ impl RoundedBlock {
     #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads")]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     #[inline]
-    unsafe fn new_avx512(block: &[f32; BLOCK], offset: i32) -> Self {
+    unsafe fn new_avx512(block: &[f32; BLOCK], beside: Beside) -> Self {
         use std::arch::x86_64::{
             _mm_storeu_si128, _mm512_abs_ps, _mm512_add_ps, _mm512_castps_si512, _mm512_cvtepi32_epi8, _mm512_loadu_ps,
             _mm512_max_epu32, _mm512_mul_ps, _mm512_reduce_add_epi32, _mm512_reduce_max_epu32, _mm512_set1_ps,
@@ -171,7 +199,7 @@ impl RoundedBlock {
             _mm_storeu_si128(values.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(left));
             _mm_storeu_si128(values.as_mut_ptr().add(4).cast(), _mm512_cvtepi32_epi8(right));
         }
-        Self::of(values, scale, [left, right].map(|half| _mm512_reduce_add_epi32(half)), offset)
+        Self::of(values, scale, [left, right].map(|half| _mm512_reduce_add_epi32(half)), beside)
     }
 
     /// The scale that makes `largest` 127, and its inverse.
@@ -199,19 +227,34 @@ mod tests {
         let mut x = noise(n_rows * d_in, 1);
         x[..BLOCK].fill(0.0);
         x[BLOCK..2 * BLOCK].iter_mut().for_each(|value| *value *= 1e6);
-        let rounded = || QuantRows::new(&x, d_in, 128).blocks;
-        for level in levels() {
-            assert_eq!(with_isa(level, rounded), rounded(), "{level:?}");
-        }
-        let [first, second] = [0, MAX_ROWS].map(|n| rounded()[n]);
-        assert_eq!((first.values, first.scale, first.start), ([0; BLOCK / 4], 0.0, 0));
-        let whole: Vec<i32> = (0..BLOCK).map(|input| i32::from(second.value(input))).collect();
-        assert!(whole.iter().any(|value| value.abs() == 127));
-        assert_eq!(second.start, -128 * whole.iter().sum::<i32>());
-        assert_eq!(second.starts, [0, 16].map(|half| -128 * whole[half..][..16].iter().sum::<i32>()));
-        assert_eq!(second.sum, whole.iter().sum::<i32>() as f32 * second.scale);
-        for (value, whole) in x[BLOCK..].iter().zip(whole) {
-            assert!((value - whole as f32 * second.scale).abs() <= 0.501 * second.scale, "{value}, {whole}");
+        // As negative as can be.
+        x[2 * BLOCK..3 * BLOCK].fill(-1.0);
+        for beside in [Beside::Offset(128), Beside::HalfOffsets(32), Beside::Sum] {
+            let rounded = || QuantRows::new(&x, d_in, beside).blocks;
+            for level in levels() {
+                assert_eq!(with_isa(level, rounded), rounded(), "{level:?}");
+            }
+            let [first, second, third] = [0, MAX_ROWS, 2 * MAX_ROWS].map(|n| rounded()[n]);
+            assert_eq!((first.values, first.scale, first.beside), ([0; BLOCK / 4], 0.0, 0));
+            let whole = |block: RoundedBlock| (0..BLOCK).map(|input| i32::from(block.value(input))).collect::<Vec<_>>();
+            assert!(whole(second).iter().any(|value| value.abs() == 127));
+            assert_eq!(whole(third), [-127; BLOCK]);
+            for (value, whole) in x[BLOCK..].iter().zip(whole(second)) {
+                assert!((value - whole as f32 * second.scale).abs() <= 0.501 * second.scale, "{value}, {whole}");
+            }
+            for block in [second, third] {
+                let sums = [0, 16].map(|half| whole(block)[half..][..16].iter().sum::<i32>());
+                match beside {
+                    Beside::Offset(_) => assert_eq!(block.start(beside, 0), -128 * (sums[0] + sums[1])),
+                    Beside::HalfOffsets(_) => {
+                        assert_eq!([0, 1].map(|half| block.start(beside, half)), sums.map(|sum| -32 * sum));
+                    }
+                    Beside::Sum => {
+                        assert_eq!(block.sum(), (sums[0] + sums[1]) as f32 * block.scale);
+                        assert_eq!(block.start(beside, 0), 0);
+                    }
+                }
+            }
         }
     }
 }

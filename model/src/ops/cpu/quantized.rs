@@ -14,16 +14,13 @@ use std::{array, ops::Range};
 
 #[cfg(target_arch = "aarch64")]
 use super::dot_product;
+#[cfg(target_arch = "x86_64")]
+use super::fetch::{LINE, fetch};
 use super::{
     BASELINE_IS_FUSED, Isa, isa, multiply_add,
     panels::PANEL,
     quant_blocks::{Numbers, QuantBlock, RowFactors},
     quant_rows::{MAX_ROWS, QuantRows},
-};
-#[cfg(target_arch = "x86_64")]
-use super::{
-    fetch::{LINE, fetch},
-    quant_rows::RoundedBlock,
 };
 
 /// How far ahead of the arithmetic weights are fetched, in bytes. At the end of a panel that is the next one.
@@ -158,8 +155,8 @@ unsafe fn vnni_rows<B: QuantBlock, const N: usize, const N_PARTS: usize>(
             let inputs = rows.blocks(first, number * B::RUNS + run).as_array::<N>();
             let inputs = inputs.unwrap_or_else(|| unreachable!("the caller counted the rows"));
             for half in 0..B::SCALES {
-                let start = |input: &RoundedBlock| if B::SCALES == 1 { input.start } else { input.starts[half] };
-                let mut sums: [[_; 2]; N] = array::from_fn(|row| [_mm512_set1_epi32(start(&inputs[row])); 2]);
+                let mut sums: [[_; 2]; N] =
+                    array::from_fn(|row| [_mm512_set1_epi32(inputs[row].start(B::BESIDE, half)); 2]);
                 for quarter in 4 * half / B::SCALES..4 * (half + 1) / B::SCALES {
                     // SAFETY: this function's own target features.
                     for (part, weights) in unsafe { block.numbers(run).load(quarter) }.into_iter().enumerate() {
@@ -184,7 +181,7 @@ unsafe fn vnni_rows<B: QuantBlock, const N: usize, const N_PARTS: usize>(
                 // SAFETY: as above.
                 let minima = unsafe { minima.load() };
                 for (totals, input) in totals.iter_mut().zip(inputs) {
-                    let sum = _mm512_set1_ps(input.sum);
+                    let sum = _mm512_set1_ps(input.sum());
                     totals[0] = _mm512_fmadd_ps(minima[0], sum, totals[0]);
                     totals[1] = _mm512_fmadd_ps(minima[1], sum, totals[1]);
                 }
@@ -234,7 +231,7 @@ unsafe fn avx2<B: QuantBlock>(
                         sums[2 * n + 1] = _mm256_add_epi32(sums[2 * n + 1], _mm256_madd_epi16(high, x));
                     }
                 }
-                let offset = _mm256_set1_epi32(if B::SCALES == 1 { input.start } else { input.starts[half] });
+                let offset = _mm256_set1_epi32(input.start(B::BESIDE, half));
                 for (n, total) in totals.iter_mut().enumerate() {
                     // Rows 0, 1, 4, 5, 2, 3, 6, 7, and then in order.
                     let pairs = _mm256_hadd_epi32(sums[2 * n], sums[2 * n + 1]);
@@ -245,7 +242,7 @@ unsafe fn avx2<B: QuantBlock>(
                 }
             }
             if let Some(minima) = block.minima(run) {
-                let sum = _mm256_set1_ps(input.sum);
+                let sum = _mm256_set1_ps(input.sum());
                 for (n, total) in totals.iter_mut().enumerate() {
                     // SAFETY: this function's own target features.
                     *total = _mm256_fmadd_ps(unsafe { minima.load_eight(n) }, sum, *total);
@@ -273,7 +270,7 @@ pub(super) fn portable<B: QuantBlock, const FUSED: bool>(
             let block = &panel[number / B::RUNS];
             let input = &rows.blocks(first, number)[row];
             for half in 0..B::SCALES {
-                let mut sums = [if B::SCALES == 1 { input.start } else { input.starts[half] }; PANEL];
+                let mut sums = [input.start(B::BESIDE, half); PANEL];
                 for group in 8 * half / B::SCALES..8 * (half + 1) / B::SCALES {
                     let x = input.values[group].to_le_bytes().map(|byte| i32::from(byte.cast_signed()));
                     for (sum, weights) in sums.iter_mut().zip(block.numbers(run).group(group)) {
@@ -288,7 +285,7 @@ pub(super) fn portable<B: QuantBlock, const FUSED: bool>(
             }
             if let Some(minima) = block.minima(run) {
                 for (lane, total) in totals.iter_mut().enumerate() {
-                    *total = multiply_add::<FUSED>(minima.get(lane), input.sum, *total);
+                    *total = multiply_add::<FUSED>(minima.get(lane), input.sum(), *total);
                 }
             }
         }
@@ -326,7 +323,7 @@ mod tests {
 
     /// What the stored weights and the rounded input say, in f64.
     fn check_blocks<B: QuantBlock>(blocks: &[B], [d_out, d_in]: [usize; 2], n_rows: usize) {
-        let rows = QuantRows::new(&noise(n_rows * d_in, 2), d_in, B::OFFSET);
+        let rows = QuantRows::new(&noise(n_rows * d_in, 2), d_in, B::BESIDE);
         let width = B::RUNS * BLOCK;
         let found = outputs(&rows, blocks);
         assert_eq!(found[0].len(), d_out.div_ceil(PANEL));
@@ -349,7 +346,7 @@ mod tests {
         }
         let alone: Vec<_> = noise(n_rows * d_in, 2)
             .chunks(d_in)
-            .flat_map(|row| outputs(&QuantRows::new(row, d_in, B::OFFSET), blocks))
+            .flat_map(|row| outputs(&QuantRows::new(row, d_in, B::BESIDE), blocks))
             .collect();
         assert_eq!(found, alone, "rows do not depend on their neighbours");
     }

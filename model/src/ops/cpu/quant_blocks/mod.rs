@@ -9,6 +9,7 @@ use rayon::prelude::*;
 use super::{
     huge_pages::Stored,
     panels::{Line, PANEL},
+    quant_rows::Beside,
 };
 use crate::ops::{
     BLOCK_SIZE as BLOCK, QuantizedBlock, QuantizedMatrix,
@@ -37,6 +38,8 @@ pub(super) trait QuantBlock: Copy + Send + Sync {
 
     /// What is added to a weight to make it unsigned.
     const OFFSET: i32 = 0;
+    /// What the kernels want to know of the input.
+    const BESIDE: Beside;
     /// Runs of 32 inputs.
     const RUNS: usize = 1;
     /// Scales to a run: 1, or 2 where each half has its own.
@@ -109,6 +112,7 @@ impl<N: Numbers> QuantBlock for AroundZero<N> {
         N: 'a;
 
     const OFFSET: i32 = N::MIDDLE as i32;
+    const BESIDE: Beside = Beside::Offset(Self::OFFSET);
     // Shorter numbers keep the arithmetic busy.
     #[cfg(target_arch = "x86_64")]
     const TOGETHER: usize = if size_of::<N>() > size_of::<SixBits>() { 3 } else { 1 };
@@ -162,6 +166,8 @@ impl<N: Numbers> QuantBlock for AboveMinimum<N> {
         = &'a Line<f16, PANEL>
     where
         N: 'a;
+
+    const BESIDE: Beside = Beside::Sum;
 
     fn pack(rows: &[QuantizedBlock; PANEL]) -> Self {
         Self {
@@ -230,6 +236,7 @@ impl<N: Numbers> QuantBlock for KAboveMinimum<N> {
     where
         N: 'a;
 
+    const BESIDE: Beside = Beside::Sum;
     const RUNS: usize = K_PARTS;
 
     fn pack(rows: &[KBlock; PANEL]) -> Self {
@@ -284,6 +291,7 @@ impl QuantBlock for Q6KBlock {
     type Factors<'a> = Products<'a>;
 
     const OFFSET: i32 = SixBits::MIDDLE as i32;
+    const BESIDE: Beside = Beside::HalfOffsets(Self::OFFSET);
     const RUNS: usize = K_PARTS;
     const SCALES: usize = 2;
 
