@@ -111,6 +111,31 @@ fn a_stored_model_is_as_small_as_its_bits() {
     }
 }
 
+/// Only GGUF files have K-quants: a model dir gets what is nearest to them, up to the rounding of scales to f16.
+#[test]
+fn k_quants_are_stored_as_what_is_nearest() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gguf/quantized-Q4_K.gguf");
+    let opened = load(&path, None).unwrap();
+    assert_eq!(opened.dtype().to_string(), "q4_k");
+    let dir = tempfile::tempdir().unwrap();
+    model_dir::save(dir.path(), &opened, &SaveOptions::default()).unwrap();
+    let reopened = load(dir.path(), None).unwrap();
+    for ((path, matrix), (_, stored)) in opened.matrices().into_iter().zip(reopened.matrices()) {
+        // Queries, keys and values are of several kinds in this file.
+        let expected = if path == "blocks.0.attn.qkv.weight" { Dtype::Q8 } else { matrix.dtype().stored_as() };
+        assert_eq!(stored.dtype(), expected, "{path}");
+        let [expected, found] = [matrix, stored].map(|weight| weight.read().unwrap().try_into_vec::<f32>().unwrap());
+        // Half a step of 8 bits, of the largest of all.
+        let most = expected.iter().fold(0.0_f32, |most, value| most.max(value.abs())) / 250.0;
+        assert!(expected.iter().zip(&found).all(|(expected, found)| (expected - found).abs() <= most), "{path}");
+    }
+    assert_eq!(logits(&reopened), logits(&load(dir.path(), Some(Dtype::Q4_1)).unwrap()));
+    for other in [&path, &golden("llama")] {
+        let message = load(other, Some(Dtype::Q6K)).unwrap_err().to_string();
+        assert!(message.contains("`q6_k`, which only GGUF files have"), "{message}");
+    }
+}
+
 /// What a file says is what is computed with: every number of a block, at any place, multiplied by its scale.
 #[test]
 fn blocks_are_taken_as_they_are() {

@@ -66,8 +66,8 @@ pub struct ServerConfig {
     /// A smaller model with the same tokens, to guess with: model dir or GGUF file
     #[arg(long, env = "HEARTH_DRAFT_MODEL", value_name = "DIR|FILE")]
     pub draft_model: Option<PathBuf>,
-    /// How the draft model's weight matrices are held: `f32`, `f16`, `bf16`, or rounded to `q8` or `q4` [default: as those of the
-    /// served model]
+    /// How the draft model's weight matrices are held: `f32`, `f16`, `bf16`, or rounded to `q8`, `q5_1`, `q4_1` or
+    /// `q4` [default: as those of the served model]
     #[arg(long, env = "HEARTH_DRAFT_DTYPE", value_name = "DTYPE", value_parser = |name: &str| Dtype::parse(name, |_| true))]
     pub draft_dtype: Option<Dtype>,
     /// Tokens that are guessed ahead at most [default: 8 with `prompt-lookup`, which costs nothing, 3 with `draft`]
@@ -432,16 +432,17 @@ pub struct ModelConfig {
     /// the build holds
     #[arg(long, env = "HEARTH_DEVICE", default_value_t = DeviceChoice::Auto)]
     pub device: DeviceChoice,
-    /// How weight matrices are held: `f32`, `f16` or `bf16` [default: as the files have them where that is bf16, q8, q4 or
-    /// GGUF, else f32]
+    /// How weight matrices are held: `f32`, `f16` or `bf16` [default: as the files have them where that is bf16,
+    /// rounded or GGUF, else f32]
     #[arg(long, env = "HEARTH_DTYPE", value_parser = |name: &str| dtype_of(name, false))]
     pub dtype: Option<Dtype>,
-    /// Round weight matrices to `q8` (8.5 bits a weight) or `q4` (4.5 bits; embeddings as in q8)
+    /// Round weight matrices to `q8` (8.5 bits a weight), `q5_1` (6 bits), `q4_1` (5 bits) or `q4` (4.5 bits, the least
+    /// exact); embeddings as in q8
     #[arg(long, env = "HEARTH_QUANTIZE", value_name = "DTYPE", conflicts_with = "dtype",
         value_parser = |name: &str| dtype_of(name, true))]
     pub quantize: Option<Dtype>,
     /// How keys and values are held in the cache: `f32`, `f16` (half the memory), or `auto`: `f16` where weight matrices
-    /// are f16, q8 or q4 and the device has such numbers, else `f32`
+    /// are f16 or rounded and the device has such numbers, else `f32`
     #[arg(long, env = "HEARTH_KV_CACHE_DTYPE", value_name = "DTYPE", value_enum, default_value_t = KvCacheDtype::Auto, hide_possible_values = true)]
     pub kv_cache_dtype: KvCacheDtype,
 }

@@ -73,7 +73,8 @@ impl Dtype {
         matches!(self, Self::Q6K | Self::Q5K | Self::Q4K)
     }
 
-    /// What a matrix of it is stored as: K-quants in the blocks of 32 that are nearest.
+    /// What a matrix of it is stored as: K-quants in the blocks of 32 that are nearest (where a matrix is put together of
+    /// several kinds, in 8 bits).
     pub fn stored_as(self) -> Self {
         match self {
             Self::Q6K => Self::Q8,
@@ -161,8 +162,16 @@ impl Weight {
     /// Puts `data`, `[d_out, d_in]` in f32, on `device` in the form `dtype`, rounded to the nearest (of two, the even).
     ///
     /// # Errors
-    /// [`Error::Execution`] when `data` is not f32; [`Error::Param`] when the device does not compute with `dtype`.
+    /// [`Error::Execution`] when `data` is not f32; [`Error::Param`] when the device does not compute with `dtype`, or
+    /// nothing is rounded to it.
     pub fn new(data: TensorData, dtype: Dtype, device: &Device) -> Result<Self> {
+        if dtype.is_k_quant() {
+            let what = format!(
+                "is `{dtype}`, which only GGUF files have\nhint: values are rounded to {}",
+                Dtype::names(Dtype::is_quantized)
+            );
+            return Err(Error::Param { name: "quantize", what });
+        }
         let dims = data.shape().dims();
         if cpu::is_cpu(device) {
             let panels = Panels::new(&to_f32(data)?, dims, dtype);
@@ -200,9 +209,10 @@ impl Weight {
         Err(not_on_this_device(matrix.dtype()))
     }
 
-    /// Puts a matrix of K-quants on the CPU.
-    pub(crate) fn from_k_quants(matrix: &KMatrix) -> Self {
-        Self::Packed(PackedWeight { panels: Arc::new(Panels::from_k_quants(matrix)) })
+    /// Puts a matrix of K-quants on the CPU: its rows in parts below each other, each of one kind and, where there are
+    /// several, multiples of 32.
+    pub(crate) fn from_k_quants(parts: &[KMatrix]) -> Self {
+        Self::Packed(PackedWeight { panels: Arc::new(Panels::from_k_quants(parts)) })
     }
 
     /// `[d_out, d_in]`.
@@ -290,7 +300,7 @@ impl Weight {
 /// The rounded numbers of `panels`, in row order.
 fn quantized(panels: &Panels) -> Result<QuantizedMatrix> {
     let blocks = (0..panels.dims()[0]).filter_map(|row| panels.quantized_row(row)).flatten().collect();
-    QuantizedMatrix::new(panels.dims(), panels.dtype().stored_as(), blocks)
+    QuantizedMatrix::new(panels.dims(), panels.stored_as(), blocks)
 }
 
 fn not_on_this_device(dtype: Dtype) -> Error {

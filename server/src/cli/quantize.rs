@@ -22,7 +22,8 @@ pub(crate) struct QuantizeArgs {
     model: PathBuf,
     /// Model dir to write; must not exist, or be empty. It appears when it is complete
     out: PathBuf,
-    /// How weight matrices are rounded: `q8` (8.5 bits a weight) or `q4` (4.5 bits; embeddings as in q8)
+    /// How weight matrices are rounded: `q8` (8.5 bits a weight), `q5_1` (6 bits), `q4_1` (5 bits) or `q4` (4.5 bits, the
+    /// least exact); embeddings as in q8
     #[arg(long, value_name = "DTYPE", default_value_t = Dtype::Q8, value_parser = |name: &str| Dtype::parse(name, Dtype::is_quantized))]
     quantize: Dtype,
 }

@@ -10,7 +10,7 @@ use super::{
     exact,
     panels::{PANEL, PanelValues, Panels},
     quant_blocks::{Q4_1Block, Q4Block, Q4KBlock, Q5_1Block, Q5KBlock, Q6KBlock, Q8Block, QuantBlock},
-    quant_rows::QuantRows,
+    quant_rows::{Beside, QuantRows},
     quantized,
     rowwise::activate_row,
 };
@@ -58,16 +58,7 @@ pub(super) fn linear_into(x: &[f32], weight: &Panels, bias: Option<&[f32]>, stor
     debug_assert!(output.len() == n_rows * width);
     let target = Target { output: SharedMut::new(output), width };
     // Rounded once, not once per panel.
-    let input = match weight.values {
-        PanelValues::Q8(_) => Input::Rounded(QuantRows::new(x, d_in, Q8Block::BESIDE)),
-        PanelValues::Q5_1(_) => Input::Rounded(QuantRows::new(x, d_in, Q5_1Block::BESIDE)),
-        PanelValues::Q4_1(_) => Input::Rounded(QuantRows::new(x, d_in, Q4_1Block::BESIDE)),
-        PanelValues::Q4(_) => Input::Rounded(QuantRows::new(x, d_in, Q4Block::BESIDE)),
-        PanelValues::Q6K(_) => Input::Rounded(QuantRows::new(x, d_in, Q6KBlock::BESIDE)),
-        PanelValues::Q5K(_) => Input::Rounded(QuantRows::new(x, d_in, Q5KBlock::BESIDE)),
-        PanelValues::Q4K(_) => Input::Rounded(QuantRows::new(x, d_in, Q4KBlock::BESIDE)),
-        PanelValues::F32(_) | PanelValues::F24(_) | PanelValues::F16(_) | PanelValues::Bf16(_) => Input::Exact(x),
-    };
+    let input = Input::new(x, weight);
     let n_panels = width.div_ceil(PANEL);
     let bias_of = |panel: usize| bias.map(|bias| &bias[panel * PANEL..bias.len().min((panel + 1) * PANEL)]);
     let run = |panels: Range<usize>| {
@@ -149,6 +140,25 @@ impl Target<'_> {
 enum Input<'a> {
     Exact(&'a [f32]),
     Rounded(QuantRows),
+    /// For each of the parts below each other.
+    Stacked(Vec<Input<'a>>),
+}
+
+impl<'a> Input<'a> {
+    fn new(x: &'a [f32], weight: &Panels) -> Self {
+        let rounded = |beside: Beside| Self::Rounded(QuantRows::new(x, weight.d_in, beside));
+        match &weight.values {
+            PanelValues::F32(_) | PanelValues::F24(_) | PanelValues::F16(_) | PanelValues::Bf16(_) => Self::Exact(x),
+            PanelValues::Q8(_) => rounded(Q8Block::BESIDE),
+            PanelValues::Q5_1(_) => rounded(Q5_1Block::BESIDE),
+            PanelValues::Q4_1(_) => rounded(Q4_1Block::BESIDE),
+            PanelValues::Q4(_) => rounded(Q4Block::BESIDE),
+            PanelValues::Q6K(_) => rounded(Q6KBlock::BESIDE),
+            PanelValues::Q5K(_) => rounded(Q5KBlock::BESIDE),
+            PanelValues::Q4K(_) => rounded(Q4KBlock::BESIDE),
+            PanelValues::Stacked(parts) => Self::Stacked(parts.iter().map(|part| Self::new(x, part)).collect()),
+        }
+    }
 }
 
 /// All rows against one panel; `store` is given each row's sums.
@@ -182,6 +192,16 @@ fn multiply_panel(input: &Input<'_>, weight: &Panels, panel: usize, store: impl 
         }
         (PanelValues::Q4K(blocks), Input::Rounded(rows)) => {
             quantized::multiply_rows(rows, part(blocks, panel, d_in / K_BLOCK), store);
+        }
+        (PanelValues::Stacked(parts), Input::Stacked(inputs)) => {
+            let mut panel = panel;
+            for (part, input) in parts.iter().zip(inputs) {
+                let n_panels = part.d_out / PANEL;
+                if panel < n_panels {
+                    return multiply_panel(input, part, panel, store);
+                }
+                panel -= n_panels;
+            }
         }
         _ => unreachable!("`linear` makes the input for its weight"),
     }

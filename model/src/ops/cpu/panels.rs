@@ -51,6 +51,8 @@ pub(super) enum PanelValues {
     Q5K(Stored<Q5KBlock>),
     /// As Q6K.
     Q4K(Stored<Q4KBlock>),
+    /// K-quants of several kinds below each other, whole panels of each.
+    Stacked(Vec<Panels>),
 }
 
 /// A cache line.
@@ -129,16 +131,28 @@ impl Panels {
         Self { d_out, d_in, dtype: matrix.dtype(), values }
     }
 
-    /// Lays out a matrix of K-quants.
-    pub(in crate::ops) fn from_k_quants(matrix: &KMatrix) -> Self {
-        let values = match matrix.dtype {
-            Dtype::Q6K => PanelValues::Q6K(quant_blocks::pack_k(matrix)),
-            Dtype::Q5K => PanelValues::Q5K(quant_blocks::pack_k(matrix)),
-            Dtype::Q4K => PanelValues::Q4K(quant_blocks::pack_k(matrix)),
-            _ => unreachable!("these are no K-quants"),
+    /// Lays out a matrix of K-quants: its rows in parts below each other, each of one kind and, where there are several,
+    /// whole panels.
+    pub(in crate::ops) fn from_k_quants(parts: &[KMatrix]) -> Self {
+        let part = |matrix: &KMatrix| {
+            let values = match matrix.dtype {
+                Dtype::Q6K => PanelValues::Q6K(quant_blocks::pack_k(matrix)),
+                Dtype::Q5K => PanelValues::Q5K(quant_blocks::pack_k(matrix)),
+                Dtype::Q4K => PanelValues::Q4K(quant_blocks::pack_k(matrix)),
+                _ => unreachable!("these are no K-quants"),
+            };
+            let [d_out, d_in] = matrix.dims;
+            Self { d_out, d_in, dtype: matrix.dtype, values }
         };
-        let [d_out, d_in] = matrix.dims;
-        Self { d_out, d_in, dtype: matrix.dtype, values }
+        if let [only] = parts {
+            return part(only);
+        }
+        let panels: Vec<_> = parts.iter().map(part).collect();
+        assert!(panels.iter().all(|panels| panels.d_out.is_multiple_of(PANEL)));
+        let largest = panels.iter().max_by_key(|panels| panels.d_out);
+        let (dtype, d_in) = largest.map_or_else(Default::default, |largest| (largest.dtype, largest.d_in));
+        let d_out = panels.iter().map(|panels| panels.d_out).sum();
+        Self { d_out, d_in, dtype, values: PanelValues::Stacked(panels) }
     }
 
     /// The blocks of row `row`, if the matrix is rounded to blocks. Those of K-quants are the nearest.
@@ -149,18 +163,13 @@ impl Panels {
             PanelValues::Q5_1(blocks) => quant_blocks::unpack_row(blocks, n_blocks, row),
             PanelValues::Q4_1(blocks) => quant_blocks::unpack_row(blocks, n_blocks, row),
             PanelValues::Q4(blocks) => quant_blocks::unpack_row(blocks, n_blocks, row),
-            _ => {
-                let blocks = self.k_row(row)?;
-                if self.dtype == Dtype::Q6K {
-                    blocks
-                        .iter()
-                        .flat_map(|block| block.weights().as_chunks().0.to_vec())
-                        .map(|w| nearest_q8(&w))
-                        .collect()
-                } else {
-                    blocks.iter().flat_map(KBlock::small_blocks).collect()
-                }
+            PanelValues::Q5K(_) | PanelValues::Q4K(_) => {
+                self.k_row(row)?.iter().flat_map(KBlock::small_blocks).collect()
             }
+            PanelValues::Q6K(_) | PanelValues::Stacked(_) => {
+                self.row(row).as_chunks().0.iter().map(nearest_q8).collect()
+            }
+            PanelValues::F32(_) | PanelValues::F24(_) | PanelValues::F16(_) | PanelValues::Bf16(_) => return None,
         })
     }
 
@@ -171,6 +180,13 @@ impl Panels {
             PanelValues::Q6K(blocks) => Some(quant_blocks::unpack_row(blocks, n_blocks, row)),
             PanelValues::Q5K(blocks) => Some(quant_blocks::unpack_row(blocks, n_blocks, row)),
             PanelValues::Q4K(blocks) => Some(quant_blocks::unpack_row(blocks, n_blocks, row)),
+            PanelValues::Stacked(parts) => {
+                let mut above = 0;
+                parts.iter().find_map(|part| {
+                    above += part.d_out;
+                    (row < above).then(|| part.k_row(row + part.d_out - above))?
+                })
+            }
             _ => None,
         }
     }
@@ -179,9 +195,14 @@ impl Panels {
         [self.d_out, self.d_in]
     }
 
-    /// What the values were asked to be held as.
+    /// What the values were asked to be held as; of several kinds, what most are.
     pub(in crate::ops) fn dtype(&self) -> Dtype {
         self.dtype
+    }
+
+    /// The dtype of [`quantized_row`](Self::quantized_row).
+    pub(in crate::ops) fn stored_as(&self) -> Dtype {
+        if matches!(self.values, PanelValues::Stacked(_)) { Dtype::Q8 } else { self.dtype.stored_as() }
     }
 
     pub(in crate::ops) fn n_bytes(&self) -> usize {
@@ -197,6 +218,7 @@ impl Panels {
             PanelValues::Q6K(blocks) => size_of_val(&**blocks),
             PanelValues::Q5K(blocks) => size_of_val(&**blocks),
             PanelValues::Q4K(blocks) => size_of_val(&**blocks),
+            PanelValues::Stacked(parts) => parts.iter().map(Self::n_bytes).sum(),
         }
     }
 
@@ -214,6 +236,11 @@ impl Panels {
             PanelValues::Q6K(blocks) => Reading::of(blocks, n_parts),
             PanelValues::Q5K(blocks) => Reading::of(blocks, n_parts),
             PanelValues::Q4K(blocks) => Reading::of(blocks, n_parts),
+            // The largest stands for all.
+            PanelValues::Stacked(parts) => {
+                let largest = parts.iter().max_by_key(|part| part.n_bytes());
+                largest.map_or_else(Reading::default, |part| part.reading(n_parts))
+            }
         }
     }
 

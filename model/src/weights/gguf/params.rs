@@ -22,7 +22,7 @@ use crate::{
     gpt::{Gpt, ParamData, ParamSpec},
     mmap::Mmap,
     ops::{
-        Dtype, QuantizedBlock, QuantizedMatrix, Weight,
+        BLOCK_SIZE, Dtype, QuantizedBlock, QuantizedMatrix, Weight,
         k_quants::{KBlock, KMatrix},
     },
 };
@@ -184,12 +184,35 @@ impl<'t, 'a> Param<'t, 'a> {
         values
     }
 
+    /// The parts as they are, if all are K-quants and each is whole panels where there are several kinds.
+    fn as_k_quants(&self) -> Option<Vec<KMatrix>> {
+        let mut parts: Vec<KMatrix> = Vec::new();
+        for part in &self.parts {
+            let dtype = part.tensor.element.dtype();
+            if !dtype.is_k_quant() {
+                return None;
+            }
+            let rows: Vec<_> = (0..part.n_rows).map(|n| part.order.place(n)).collect();
+            let blocks = rows.into_par_iter().flat_map_iter(|row| part.k_blocks(row, self.width));
+            match parts.last_mut() {
+                Some(last) if last.dtype == dtype => {
+                    last.dims[0] += part.n_rows;
+                    last.blocks.par_extend(blocks);
+                }
+                _ => parts.push(KMatrix { dims: [part.n_rows, self.width], dtype, blocks: blocks.collect() }),
+            }
+        }
+        let are_whole = parts.iter().all(|part| part.dims[0].is_multiple_of(BLOCK_SIZE));
+        (parts.len() == 1 || are_whole).then_some(parts)
+    }
+
     /// A matrix in the form nearest to the file's, of those that the device computes with.
     fn as_stored(&self, dims: [usize; 2], device: &Device) -> Result<ParamData> {
         let dtype = self.parts.iter().map(|part| part.tensor.element.dtype()).reduce(wider).unwrap_or_default();
-        if dtype.is_k_quant() && dtype.is_for(device) {
-            let blocks = self.rows().flat_map_iter(|(part, row)| part.k_blocks(row, self.width)).collect();
-            return Ok(ParamData::Placed(Weight::from_k_quants(&KMatrix { dims, dtype, blocks })));
+        if Dtype::Q4K.is_for(device)
+            && let Some(parts) = self.as_k_quants()
+        {
+            return Ok(ParamData::Placed(Weight::from_k_quants(&parts)));
         }
         let dtype = dtype.stored_as();
         if dtype.is_quantized() && dtype.is_for(device) {
