@@ -10,26 +10,18 @@ mod model {
     pub mod error;
     pub(crate) mod mmap;
     pub mod ops {
+        mod dtype;
+        pub(crate) mod k_quants;
         mod quantized_matrix;
 
-        use std::fmt;
-
+        pub use dtype::Dtype;
         pub use quantized_matrix::{BLOCK_SIZE, QuantizedBlock, QuantizedMatrix};
 
         // What the files want of the module that computes.
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Dtype {
-            F32,
-            F16,
-            Bf16,
-            Q8,
-            Q4,
-        }
-
-        impl fmt::Display for Dtype {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "{self:?}")
-            }
+        pub fn nearest_q8(weights: &[f32; BLOCK_SIZE]) -> QuantizedBlock {
+            let scale = weights.iter().fold(0.0_f32, |most, weight| most.max(weight.abs())) / 127.0;
+            let values = weights.map(|weight| (weight / scale) as i8);
+            QuantizedBlock { scale: half::f16::from_f32(scale), minimum: half::f16::ZERO, values }
         }
     }
     pub mod param_specs;
@@ -60,13 +52,21 @@ mod model {
                     assert_eq!(tensor.bytes.len(), tensor.element.bytes_of(n_values));
                     let mut values = vec![0.0; n_values];
                     tensor.element.decode(tensor.bytes, &mut values);
+                    let dtype = tensor.element.dtype();
+                    if dtype.is_quantized() {
+                        assert_eq!(tensor.element.small_blocks(tensor.bytes, dtype.stored_as()).len(), n_values / 32);
+                    }
+                    if dtype.is_k_quant() {
+                        assert_eq!(tensor.element.k_blocks(tensor.bytes).count(), n_values / 256);
+                    }
                 }
                 if let Ok(Some(name)) = file.metadata.text("general.architecture") {
                     drop(architectures::gguf(name).map(|gguf| gguf.name));
                 }
                 let Ok(vocabulary) = tokenizer::read(&file.metadata) else { return };
                 assert!(vocabulary.eos_token_ids.iter().all(|id| (*id as usize) < vocabulary.tokenizer.vocab_size()));
-                if let Ok(ids) = vocabulary.tokenizer.encode("Once upon a time, 3 naïve 猫s\n", EncodeOptions::PROMPT) {
+                if let Ok(ids) = vocabulary.tokenizer.encode("Once upon a time, 3 naïve 猫s\n", EncodeOptions::PROMPT)
+                {
                     drop(vocabulary.tokenizer.decode(&ids, Default::default()));
                 }
             }

@@ -18,24 +18,24 @@ const NIBBLES: usize = BLOCK_SIZE / 2;
 const FIVE_BITS: usize = NIBBLES + 4;
 
 /// The name of the scales of the matrix of blocks called `name`.
-pub(in crate::weights) fn scales_of(name: &str) -> String {
+pub(in super::super) fn scales_of(name: &str) -> String {
     format!("{name}.scales")
 }
 
 /// The name of the minima of the matrix of blocks called `name`.
-pub(in crate::weights) fn minima_of(name: &str) -> String {
+pub(in super::super) fn minima_of(name: &str) -> String {
     format!("{name}.minima")
 }
 
 impl StoredTensor<'_> {
     /// Whether the tensor holds the numbers of a matrix of blocks.
-    pub(in crate::weights) fn is_quantized(&self) -> bool {
+    pub(in super::super) fn is_quantized(&self) -> bool {
         matches!(self.dtype, Dtype::I8 | Dtype::U8)
     }
 
     /// The matrix `[d_out, d_in]` whose numbers this tensor holds, with its scales and minima: see
     /// [`TensorWriter::push_quantized`].
-    pub(in crate::weights) fn to_quantized(
+    pub(in super::super) fn to_quantized(
         &self,
         scales: &StoredTensor<'_>,
         minima: Option<&StoredTensor<'_>>,
@@ -79,7 +79,7 @@ impl StoredTensor<'_> {
 
 impl TensorWriter {
     /// A matrix of blocks is its numbers under its name, its scales, and its minima if it has such.
-    pub(in crate::weights) fn push_quantized(&mut self, name: String, matrix: &QuantizedMatrix) {
+    pub(in super::super) fn push_quantized(&mut self, name: String, matrix: &QuantizedMatrix) {
         let ([d_out, d_in], dtype) = (matrix.dims(), matrix.dtype());
         let n_blocks = d_in.div_ceil(BLOCK_SIZE);
         let halves = |half: fn(&QuantizedBlock) -> f16| {
