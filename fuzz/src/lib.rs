@@ -12,9 +12,11 @@ mod model {
     pub mod ops {
         mod dtype;
         pub(crate) mod k_quants;
+        mod matrix_rows;
         mod quantized_matrix;
 
         pub use dtype::Dtype;
+        pub use matrix_rows::MatrixRows;
         pub use quantized_matrix::{BLOCK_SIZE, QuantizedBlock, QuantizedMatrix};
 
         // What the files want of the module that computes.
@@ -42,7 +44,10 @@ mod model {
             use std::path::Path;
 
             use super::architectures;
-            use crate::tokenizer::EncodeOptions;
+            use crate::{
+                ops::{QuantizedBlock, k_quants::KBlock},
+                tokenizer::EncodeOptions,
+            };
 
             /// Reads the front of a GGUF file, every tensor's values and, where there is one, the tokenizer.
             pub fn read(bytes: &[u8]) {
@@ -52,12 +57,16 @@ mod model {
                     assert_eq!(tensor.bytes.len(), tensor.element.bytes_of(n_values));
                     let mut values = vec![0.0; n_values];
                     tensor.element.decode(tensor.bytes, &mut values);
+                    let is_finite = values.iter().all(|value| value.is_finite());
+                    assert_eq!(tensor.element.is_finite(tensor.bytes), is_finite);
                     let dtype = tensor.element.dtype();
                     if dtype.is_quantized() {
-                        assert_eq!(tensor.element.small_blocks(tensor.bytes, dtype.stored_as()).len(), n_values / 32);
+                        let mut blocks = vec![QuantizedBlock::default(); n_values / 32];
+                        tensor.element.small_blocks(tensor.bytes, dtype.stored_as(), &mut blocks);
                     }
                     if dtype.is_k_quant() {
-                        assert_eq!(tensor.element.k_blocks(tensor.bytes).count(), n_values / 256);
+                        let mut blocks = vec![KBlock::default(); n_values / 256];
+                        tensor.element.k_blocks(tensor.bytes, &mut blocks);
                     }
                 }
                 if let Ok(Some(name)) = file.metadata.text("general.architecture") {
@@ -82,8 +91,11 @@ mod model {
         pub fn read_weights(bytes: &'static [u8]) {
             let Ok(files) = files::TensorFiles::embedded(Path::new("model.safetensors"), bytes) else { return };
             for tensor in files.names().filter_map(|name| files.get(name)) {
-                if let Ok(values) = tensor.to_f32() {
+                if let Ok(plain) = tensor.plain() {
+                    let values = plain.to_f32();
                     assert_eq!(values.len(), tensor.shape.iter().product::<usize>());
+                    let is_finite = values.iter().all(|value| value.is_finite());
+                    assert_eq!(plain.dtype.is_finite(plain.bytes), is_finite);
                 }
             }
         }

@@ -67,7 +67,7 @@ impl Gpt {
     ///
     /// # Errors
     /// [`Error::Config`](crate::error::Error::Config) when `config` makes no model, and whatever `read` reports.
-    pub fn from_params<P: Into<ParamData>>(
+    pub fn from_params<'a, P: Into<ParamData<'a>>>(
         config: &GptConfig,
         dtype: Dtype,
         device: &Device,

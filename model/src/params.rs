@@ -10,22 +10,24 @@ use burn::{
 use crate::{
     config::GptConfig,
     error::{Error, Result},
-    ops::{Dtype, QuantizedMatrix, Weight},
+    ops::{Dtype, MatrixRows, QuantizedBlock, Weight},
     param_specs::ParamSpec,
 };
 
 /// The value of a parameter.
-#[derive(Clone, Debug)]
-pub enum ParamData {
+#[derive(Debug)]
+pub enum ParamData<'a> {
     /// Plain values.
     Values(TensorData),
-    /// A matrix that is rounded already.
-    Quantized(QuantizedMatrix),
+    /// A matrix in plain values that is still to be read.
+    Rows(MatrixRows<'a, f32>),
+    /// A matrix in blocks of a dtype that is still to be read.
+    Blocks(MatrixRows<'a, QuantizedBlock>, Dtype),
     /// A matrix that is on its device already.
     Placed(Weight),
 }
 
-impl From<TensorData> for ParamData {
+impl From<TensorData> for ParamData<'_> {
     fn from(values: TensorData) -> Self {
         Self::Values(values)
     }
@@ -37,13 +39,13 @@ pub type ParamVisitor<'a> = dyn FnMut(&str, TensorData) -> Result<()> + 'a;
 /// Hands out the parameters of a model under construction.
 pub(crate) struct ParamSource<'a> {
     pub(crate) specs: HashMap<String, ParamSpec>,
-    pub(crate) read: &'a mut dyn FnMut(&ParamSpec) -> Result<ParamData>,
+    pub(crate) read: &'a mut dyn FnMut(&ParamSpec) -> Result<ParamData<'a>>,
     pub(crate) dtype: Dtype,
     pub(crate) device: &'a Device,
     pub(crate) config: &'a GptConfig,
 }
 
-impl ParamSource<'_> {
+impl<'a> ParamSource<'a> {
     pub(crate) fn has(&self, path: &str) -> bool {
         self.specs.contains_key(path)
     }
@@ -56,7 +58,8 @@ impl ParamSource<'_> {
     pub(crate) fn matrix_as(&mut self, path: &str, dtype: Dtype) -> Result<Weight> {
         match self.data(path)? {
             ParamData::Values(values) => Weight::new(values, dtype, self.device),
-            ParamData::Quantized(matrix) => Weight::from_quantized(&matrix, self.device),
+            ParamData::Rows(rows) => Weight::from_rows(&rows, dtype, self.device),
+            ParamData::Blocks(rows, dtype) => Weight::from_blocks(&rows, dtype, self.device),
             ParamData::Placed(weight) => Ok(weight),
         }
     }
@@ -71,13 +74,13 @@ impl ParamSource<'_> {
             ParamData::Values(values) => {
                 Ok(Param::from_tensor(Tensor::from_data(values.convert::<f32>(), self.device)))
             }
-            ParamData::Quantized(_) | ParamData::Placed(_) => {
+            ParamData::Rows(_) | ParamData::Blocks(..) | ParamData::Placed(_) => {
                 Err(Error::Execution { what: format!("`{path}` is a vector, got a matrix") })
             }
         }
     }
 
-    fn data(&mut self, path: &str) -> Result<ParamData> {
+    fn data(&mut self, path: &str) -> Result<ParamData<'a>> {
         let Some(spec) = self.specs.get(path) else {
             unreachable!("`param_specs` lists every parameter that the model asks for: `{path}`")
         };

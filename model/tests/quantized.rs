@@ -8,7 +8,7 @@ use half::f16;
 use hearth_model::{
     attention::AttentionContext,
     generate::token_tensor,
-    gpt::Gpt,
+    gpt::{Gpt, ParamData},
     ops::{self, BLOCK_SIZE, Dtype, QuantizedBlock, QuantizedMatrix, Weight},
     weights::model_dir::{self, LoadOptions, SaveOptions},
 };
@@ -136,6 +136,34 @@ fn k_quants_are_stored_as_what_is_nearest() {
     }
 }
 
+/// Numbers of 4 bits with and without minima in one model, as some GGUF files have them. A dir says once which it has.
+#[test]
+fn a_model_of_several_dtypes_is_stored_with_its_very_weights() {
+    let plain = load(&golden("llama"), None).unwrap();
+    let mut params = Vec::new();
+    plain.read_params(&mut |path, values| Ok(params.push((path.to_owned(), values)))).unwrap();
+    let mixed = Gpt::from_params(plain.config(), Dtype::Q4_1, &Device::flex(), &mut |spec| {
+        let (path, values) = params.iter().find(|(path, _)| *path == spec.path).unwrap();
+        Ok(match path.as_str() {
+            "blocks.0.attn.out.weight" => {
+                ParamData::Placed(Weight::new(values.clone(), Dtype::Q4, &Device::flex()).unwrap())
+            }
+            _ => values.clone().into(),
+        })
+    });
+    let mixed = mixed.unwrap();
+    let dtypes = |gpt: &Gpt| -> Vec<_> { gpt.matrices().iter().map(|(_, matrix)| matrix.dtype()).collect() };
+    assert!(dtypes(&mixed).contains(&Dtype::Q4) && dtypes(&mixed).contains(&Dtype::Q4_1));
+    let dir = tempfile::tempdir().unwrap();
+    model_dir::save(dir.path(), &mixed, &SaveOptions::default()).unwrap();
+    let reopened = load(dir.path(), None).unwrap();
+    assert!(!dtypes(&reopened).contains(&Dtype::Q4));
+    for ((path, matrix), (_, stored)) in mixed.matrices().into_iter().zip(reopened.matrices()) {
+        let [expected, found] = [matrix, stored].map(|weight| weight.read().unwrap().try_into_vec::<f32>().unwrap());
+        assert!(expected == found, "{path}");
+    }
+}
+
 /// What a file says is what is computed with: every number of a block, at any place, multiplied by its scale.
 #[test]
 fn blocks_are_taken_as_they_are() {
@@ -196,8 +224,8 @@ fn what_makes_no_matrix_is_refused() {
     let rounded = load(&golden("llama"), Some(Dtype::Q8)).unwrap();
     let dir = tempfile::tempdir().unwrap();
     model_dir::save(dir.path(), &rounded, &SaveOptions::default()).unwrap();
-    let (config, weights) = (dir.path().join("config.json"), dir.path().join("model.safetensors"));
-    let (good_config, good_weights) = (fs::read_to_string(&config).unwrap(), fs::read(&weights).unwrap());
+    let config = dir.path().join("config.json");
+    let good_config = fs::read_to_string(&config).unwrap();
     for (from, to, expected) in [
         ("\"hearth\",\n    \"dtype\"", "\"gptq\",\n    \"dtype\"", "method \"gptq\", which is not supported"),
         ("\"q8\"", "\"q2\"", "`quantization_config.dtype` must be `q8` or `q5_1` or `q4_1` or `q4`, got `q2`"),
@@ -209,11 +237,21 @@ fn what_makes_no_matrix_is_refused() {
     }
     fs::write(&config, good_config).unwrap();
     // The header alone is changed, to a name of the same length.
-    let (from, to) = (b"embed.weight.scales", b"embed.weight.scalez");
-    let mut broken = good_weights;
-    let at = broken.windows(from.len()).position(|window| window == from).unwrap();
-    broken[at..at + to.len()].copy_from_slice(to);
-    fs::write(&weights, broken).unwrap();
-    let message = load(dir.path(), None).unwrap_err().to_string();
-    assert!(message.contains("`embed.weight.scales`: is missing"), "{message}");
+    let refused_without = |dir: &Path, missing: &str| {
+        let weights = dir.join("model.safetensors");
+        let mut broken = fs::read(&weights).unwrap();
+        let at = broken.windows(missing.len()).position(|window| window == missing.as_bytes()).unwrap();
+        broken[at + missing.len() - 1] = b'z';
+        fs::write(&weights, broken).unwrap();
+        let message = load(dir, None).unwrap_err().to_string();
+        assert!(message.contains(&format!("`{missing}`: is missing")), "{message}");
+    };
+    refused_without(dir.path(), "embed.weight.scales");
+    // Numbers of 4 bits and scales alone are those of q4.
+    for dtype in [Dtype::Q4_1, Dtype::Q5_1] {
+        let rounded = load(&golden("llama"), Some(dtype)).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        model_dir::save(dir.path(), &rounded, &SaveOptions::default()).unwrap();
+        refused_without(dir.path(), "blocks.0.attn.out.weight.minima");
+    }
 }

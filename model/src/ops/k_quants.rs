@@ -5,7 +5,7 @@ use std::array;
 
 use half::f16;
 
-use super::{BLOCK_SIZE, Dtype, QuantizedBlock};
+use super::{BLOCK_SIZE, QuantizedBlock};
 
 /// Weights that share a scale in f16.
 pub(crate) const K_BLOCK: usize = 256;
@@ -23,6 +23,13 @@ pub(crate) struct KBlock {
     pub(crate) minima: [i8; K_PARTS],
     /// `0..=15` in q4_k, `0..=31` in q5_k, `-32..=31` in q6_k.
     pub(crate) values: [i8; K_BLOCK],
+}
+
+impl Default for KBlock {
+    /// Weights that are all zero.
+    fn default() -> Self {
+        Self { scale: f16::ZERO, minimum: f16::ZERO, scales: [0; 16], minima: [0; K_PARTS], values: [0; K_BLOCK] }
+    }
 }
 
 impl KBlock {
@@ -45,22 +52,5 @@ impl KBlock {
                 values: array::from_fn(|at| self.values[part * BLOCK_SIZE + at]),
             }
         })
-    }
-}
-
-/// A matrix `[d_out, d_in]` of K-quants, row after row; `d_in` is a multiple of [`K_BLOCK`].
-#[derive(Clone, Debug)]
-pub(crate) struct KMatrix {
-    pub(crate) dims: [usize; 2],
-    /// [`Dtype::Q6K`], [`Dtype::Q5K`] or [`Dtype::Q4K`].
-    pub(crate) dtype: Dtype,
-    pub(crate) blocks: Vec<KBlock>,
-}
-
-impl KMatrix {
-    /// The blocks of row `row`.
-    pub(crate) fn row(&self, row: usize) -> &[KBlock] {
-        let n = self.dims[1] / K_BLOCK;
-        &self.blocks[row * n..][..n]
     }
 }

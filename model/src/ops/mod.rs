@@ -17,12 +17,14 @@ mod kv_append;
 mod kv_dtype;
 mod limits;
 mod linear;
+mod matrix_rows;
 mod norm;
 mod norm_heads;
 mod quantized_matrix;
 mod read_back;
 mod read_logits;
 mod rope;
+
 mod weight;
 
 pub use activation::{activate, activate_reference, gated, gated_reference, soft_cap, soft_cap_reference};
@@ -40,6 +42,7 @@ pub use kv_append::{append_keys, append_values, copy_pages, new_pool, rope_appen
 pub use kv_dtype::KvDtype;
 pub use limits::{count_launches, multiply_rate, read_bandwidth};
 pub use linear::{linear, linear_add, normed_gated, normed_linear};
+pub use matrix_rows::MatrixRows;
 pub use norm::{NormOptions, norm, norm_add, norm_reference};
 pub use norm_heads::{norm_heads, norm_heads_reference};
 pub use quantized_matrix::{BLOCK_SIZE, QuantizedBlock, QuantizedMatrix};

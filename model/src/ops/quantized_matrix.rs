@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 pub const BLOCK_SIZE: usize = 32;
 
 /// [`BLOCK_SIZE`] weights: whole numbers times a scale, plus a minimum.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct QuantizedBlock {
     /// What the numbers are multiplied by.
     pub scale: f16,
@@ -62,7 +62,11 @@ impl QuantizedMatrix {
         if blocks.len() != expected {
             return refuse(format!("must be {expected} for a matrix of {d_out} by {d_in}, got {}", blocks.len()));
         }
-        if !blocks.iter().all(|block| block.values.iter().all(|value| range.contains(value))) {
+        // All of a block at once, as processors like it.
+        let is_beyond = |block: &QuantizedBlock| {
+            block.values.iter().fold(false, |is_beyond, value| is_beyond | !range.contains(value))
+        };
+        if blocks.iter().any(is_beyond) {
             return refuse(format!("must hold numbers in {range:?} for `{dtype}`"));
         }
         if !dtype.has_minima() && !blocks.iter().all(|block| block.minimum == f16::ZERO) {
@@ -79,6 +83,15 @@ impl QuantizedMatrix {
     /// How the numbers are held: a dtype that is quantized.
     pub fn dtype(&self) -> Dtype {
         self.dtype
+    }
+
+    /// The same weights in a dtype that has minima, if this one has none; q8 as it is.
+    pub(crate) fn with_minima(self) -> Self {
+        if self.dtype != Dtype::Q4 {
+            return self;
+        }
+        let blocks = self.blocks.iter().map(|block| block.above_minimum(8)).collect();
+        Self { dtype: Dtype::Q4_1, blocks, ..self }
     }
 
     /// The blocks, row after row.

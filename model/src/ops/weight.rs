@@ -8,10 +8,10 @@ use burn::{
 };
 
 use super::{
-    Dtype, QuantizedMatrix,
+    Dtype, MatrixRows, QuantizedBlock, QuantizedMatrix,
     cpu::{self, Panels},
     cube::{self, Matrix},
-    k_quants::KMatrix,
+    k_quants::KBlock,
     read, to_f32,
 };
 use crate::error::{Error, Result};
@@ -66,18 +66,11 @@ impl Weight {
     /// [`Error::Execution`] when `data` is not f32; [`Error::Param`] when the device does not compute with `dtype`, or
     /// nothing is rounded to it.
     pub fn new(data: TensorData, dtype: Dtype, device: &Device) -> Result<Self> {
-        if dtype.is_k_quant() {
-            let what = format!(
-                "is `{dtype}`, which only GGUF files have\nhint: values are rounded to {}",
-                Dtype::names(Dtype::is_quantized)
-            );
-            return Err(Error::Param { name: "quantize", what });
-        }
         let dims = data.shape().dims();
         if cpu::is_cpu(device) {
-            let panels = Panels::new(&to_f32(data)?, dims, dtype);
-            return Ok(Self::Packed(PackedWeight { panels: Arc::new(panels) }));
+            return Self::from_rows(&MatrixRows::of(&to_f32(data)?, dims), dtype, device);
         }
+        refuse_k_quants(dtype)?;
         if cube::is_cube(device) {
             let values = to_f32(data)?;
             let matrix = if dtype.is_quantized() {
@@ -96,13 +89,25 @@ impl Weight {
         Ok(Self::Stored(StoredWeight { values: Param::from_tensor(values) }))
     }
 
+    /// As [`new`](Self::new), with the matrix read row by row, more than once if need be.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new).
+    pub fn from_rows(rows: &MatrixRows<'_, f32>, dtype: Dtype, device: &Device) -> Result<Self> {
+        if cpu::is_cpu(device) {
+            refuse_k_quants(dtype)?;
+            return Ok(Self::Packed(PackedWeight { panels: Arc::new(Panels::from_rows(rows, dtype)) }));
+        }
+        Self::new(TensorData::new(rows.collect(), rows.dims()), dtype, device)
+    }
+
     /// Puts a matrix that is rounded already on `device`, with the very same numbers.
     ///
     /// # Errors
     /// [`Error::Param`] when the device does not compute with its dtype.
     pub fn from_quantized(matrix: &QuantizedMatrix, device: &Device) -> Result<Self> {
         if cpu::is_cpu(device) {
-            return Ok(Self::Packed(PackedWeight { panels: Arc::new(Panels::from_quantized(matrix)) }));
+            return Self::from_blocks(&MatrixRows::of(matrix.blocks(), matrix.dims()), matrix.dtype(), device);
         }
         if cube::is_cube(device) {
             return Ok(Self::OnGpu(GpuWeight { matrix: Arc::new(Matrix::from_quantized(matrix, device)) }));
@@ -110,9 +115,21 @@ impl Weight {
         Err(not_on_this_device(matrix.dtype()))
     }
 
+    /// As [`from_quantized`](Self::from_quantized), with the matrix read row by row. A row is blocks of `dtype`, which are
+    /// not checked.
+    ///
+    /// # Errors
+    /// Those of [`QuantizedMatrix::new`] and of [`from_quantized`](Self::from_quantized).
+    pub(crate) fn from_blocks(rows: &MatrixRows<'_, QuantizedBlock>, dtype: Dtype, device: &Device) -> Result<Self> {
+        if cpu::is_cpu(device) {
+            return Ok(Self::Packed(PackedWeight { panels: Arc::new(Panels::from_blocks(rows, dtype)) }));
+        }
+        Self::from_quantized(&QuantizedMatrix::new(rows.dims(), dtype, rows.collect())?, device)
+    }
+
     /// Puts a matrix of K-quants on the CPU: its rows in parts below each other, each of one kind and, where there are
     /// several, multiples of 32.
-    pub(crate) fn from_k_quants(parts: &[KMatrix]) -> Self {
+    pub(crate) fn from_k_quants(parts: &[(Dtype, MatrixRows<'_, KBlock>)]) -> Self {
         Self::Packed(PackedWeight { panels: Arc::new(Panels::from_k_quants(parts)) })
     }
 
@@ -202,6 +219,17 @@ impl Weight {
 fn quantized(panels: &Panels) -> Result<QuantizedMatrix> {
     let blocks = (0..panels.dims()[0]).filter_map(|row| panels.quantized_row(row)).flatten().collect();
     QuantizedMatrix::new(panels.dims(), panels.stored_as(), blocks)
+}
+
+fn refuse_k_quants(dtype: Dtype) -> Result<()> {
+    if dtype.is_k_quant() {
+        let what = format!(
+            "is `{dtype}`, which only GGUF files have\nhint: values are rounded to {}",
+            Dtype::names(Dtype::is_quantized)
+        );
+        return Err(Error::Param { name: "quantize", what });
+    }
+    Ok(())
 }
 
 fn not_on_this_device(dtype: Dtype) -> Error {

@@ -4,6 +4,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     ops::Deref,
     path::{Path, PathBuf},
+    slice,
     str::FromStr,
 };
 
@@ -48,6 +49,37 @@ impl DiskDtype {
             Self::F32 => "float32",
             Self::F16 => "float16",
             Self::Bf16 => "bfloat16",
+        }
+    }
+
+    /// Bytes of a value.
+    fn n_bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+
+    /// The values that `bytes` hold.
+    pub(super) fn decode(self, bytes: &[u8], out: &mut [f32]) {
+        match self {
+            Self::F32 => each(bytes, out, f32::from_le_bytes),
+            Self::F16 => each(bytes, out, |bytes| f16::from_le_bytes(bytes).to_f32()),
+            Self::Bf16 => each(bytes, out, |bytes| bf16::from_le_bytes(bytes).to_f32()),
+        }
+    }
+
+    /// Whether the values that `bytes` hold are numbers, and finite.
+    pub(super) fn is_finite(self, bytes: &[u8]) -> bool {
+        // Infinities, and what is no number, have all bits of the exponent. Of many values at once, as processors like it.
+        fn have_room<const N: usize>(bytes: &[u8], lacks: impl Fn([u8; N]) -> bool) -> bool {
+            let mut parts = bytes.as_chunks().0.chunks(1 << 12);
+            parts.all(|part| !part.iter().fold(false, |any, &bytes| any | lacks(bytes)))
+        }
+        match self {
+            Self::F32 => have_room(bytes, |bytes| u32::from_le_bytes(bytes) & 0x7f80_0000 == 0x7f80_0000),
+            Self::F16 => have_room(bytes, |bytes| u16::from_le_bytes(bytes) & 0x7c00 == 0x7c00),
+            Self::Bf16 => have_room(bytes, |bytes| u16::from_le_bytes(bytes) & 0x7f80 == 0x7f80),
         }
     }
 
@@ -285,17 +317,16 @@ fn check_ends(path: &Path, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-impl StoredTensor<'_> {
-    /// The values as f32, in row order.
-    pub(super) fn to_f32(&self) -> Result<Vec<f32>> {
-        Ok(match self.dtype {
-            Dtype::F32 => decode(self.bytes, f32::from_le_bytes),
-            Dtype::F16 => decode(self.bytes, |bytes| f16::from_le_bytes(bytes).to_f32()),
-            Dtype::BF16 => decode(self.bytes, |bytes| bf16::from_le_bytes(bytes).to_f32()),
-            other => {
-                return Err(self.error(format!("has type {other:?}, supported are F32, F16 and BF16")));
-            }
-        })
+impl<'a> StoredTensor<'a> {
+    /// The values, which must be plain numbers.
+    pub(super) fn plain(&self) -> Result<PlainValues<'a>> {
+        let dtype = match self.dtype {
+            Dtype::F32 => DiskDtype::F32,
+            Dtype::F16 => DiskDtype::F16,
+            Dtype::BF16 => DiskDtype::Bf16,
+            other => return Err(self.error(format!("has type {other:?}, supported are F32, F16 and BF16"))),
+        };
+        Ok(PlainValues { dtype, bytes: self.bytes })
     }
 
     /// Whether the values are bf16.
@@ -306,7 +337,8 @@ impl StoredTensor<'_> {
     /// Whether `other` holds the same values, however they are stored.
     pub(super) fn has_values_of(&self, other: &StoredTensor<'_>) -> Result<bool> {
         let stored_alike = self.dtype == other.dtype && self.bytes == other.bytes;
-        Ok(self.shape == other.shape && (stored_alike || self.to_f32()? == other.to_f32()?))
+        let alike = || Ok(self.plain()?.to_f32() == other.plain()?.to_f32());
+        Ok(self.shape == other.shape && (stored_alike || alike()?))
     }
 
     /// Refuses another shape than `expected`.
@@ -322,9 +354,41 @@ impl StoredTensor<'_> {
     }
 }
 
-fn decode<const N: usize>(bytes: &[u8], value: impl Fn([u8; N]) -> f32) -> Vec<f32> {
-    let (chunks, _) = bytes.as_chunks::<N>();
-    chunks.iter().map(|&chunk| value(chunk)).collect()
+/// The values of a tensor of plain numbers, in row order.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PlainValues<'a> {
+    pub(super) dtype: DiskDtype,
+    pub(super) bytes: &'a [u8],
+}
+
+impl PlainValues<'_> {
+    /// Row `row` of those that have `out.len()` values each.
+    pub(super) fn row(&self, row: usize, out: &mut [f32]) {
+        let n_bytes = out.len() * self.dtype.n_bytes();
+        self.dtype.decode(&self.bytes[row * n_bytes..][..n_bytes], out);
+    }
+
+    /// Column `column` of `n_columns`.
+    pub(super) fn column(&self, column: usize, n_columns: usize, out: &mut [f32]) {
+        let n_bytes = self.dtype.n_bytes();
+        for (row, out) in out.iter_mut().enumerate() {
+            let start = (row * n_columns + column) * n_bytes;
+            self.dtype.decode(&self.bytes[start..start + n_bytes], slice::from_mut(out));
+        }
+    }
+
+    /// All values, in row order.
+    pub(super) fn to_f32(self) -> Vec<f32> {
+        let mut values = vec![0.0; self.bytes.len() / self.dtype.n_bytes()];
+        self.row(0, &mut values);
+        values
+    }
+}
+
+fn each<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) -> f32) {
+    for (out, &bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+        *out = value(bytes);
+    }
 }
 
 /// Whether `name` stays within its folder.

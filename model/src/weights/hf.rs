@@ -6,22 +6,26 @@ use std::{
 };
 
 use burn::tensor::{Device, TensorData};
+use rayon::prelude::*;
 use serde_json::{Map, Value, json};
 
 use super::{
     architectures::{ARCHITECTURES, Architecture, NameRow, OWN_CLASS, Rows, Tensors, known_architectures},
     fields::Fields,
-    files::{StoredTensor, TensorFiles, TensorWriter, minima_of, scales_of},
+    files::{PlainValues, StoredTensor, TensorFiles, TensorWriter, minima_of, scales_of},
     row_order::RowOrder,
 };
 use crate::{
     config::GptConfig,
     error::{Error, Result},
     gpt::{Gpt, ParamData, ParamSpec, param_specs},
-    ops::{BLOCK_SIZE, Dtype, Weight},
+    ops::{BLOCK_SIZE, Dtype, MatrixRows, Weight},
 };
 
 const OWN_MODEL_TYPE: &str = "hearth";
+
+/// Bytes of a file that a thread looks at at a time.
+const PIECE: usize = 1 << 16;
 
 /// How a model dir spells its model: a row of the table, or Hearth's own names.
 #[derive(Clone, Copy)]
@@ -247,11 +251,12 @@ pub(super) fn load_params(
     let keeps_bf16_on = Some(device).filter(|device| dtype.is_none() && Dtype::Bf16.is_for(device));
     let tied_copy = spelling.tied_copy(config).and_then(|name| files.get(name));
     let (used, not_finite) = (HashSet::new(), Vec::new());
-    let mut reader = ParamReader { files, spelling, tied_copy, keeps_bf16_on, used, not_finite };
+    let has_minima = dtype.is_some_and(Dtype::has_minima);
+    let mut reader = ParamReader { files, spelling, tied_copy, keeps_bf16_on, has_minima, used, not_finite };
     let mut read = |spec: &ParamSpec| {
-        let param = reader.read_param(spec, spelling.parts(spec, config));
+        // What was read so far; the rows that are given here are read behind this.
         files.release();
-        param
+        reader.read_param(spec, spelling.parts(spec, config))
     };
     let gpt = Gpt::from_params(config, dtype.unwrap_or_default(), device, &mut read)?;
     if !reader.not_finite.is_empty() {
@@ -280,33 +285,44 @@ struct ParamReader<'a> {
     tied_copy: Option<StoredTensor<'a>>,
     /// Where matrices of bf16 are put as they are, if they are to be.
     keeps_bf16_on: Option<&'a Device>,
+    /// Whether matrices of blocks have minima, but for those in q8.
+    has_minima: bool,
     used: HashSet<String>,
     /// Tensors with values that are infinite or no numbers.
     not_finite: Vec<String>,
 }
 
 impl<'a> ParamReader<'a> {
-    fn read_param(&mut self, spec: &ParamSpec, parts: Parts) -> Result<ParamData> {
+    fn read_param(&mut self, spec: &ParamSpec, parts: Parts) -> Result<ParamData<'a>> {
         // Matrices of blocks go by Hearth's own names, as they are.
         if let (Parts::Same(name), &[d_out, d_in]) = (&parts, spec.shape.as_slice())
             && let Some(values) = self.files.get(name).filter(StoredTensor::is_quantized)
         {
-            let scales = scales_of(name);
-            let scales = self.files.get(&scales).ok_or_else(|| missing(self.files, &scales))?;
-            let minima = self.files.get(&minima_of(name));
-            let matrix = values.to_quantized(&scales, minima.as_ref(), [d_out, d_in])?;
-            if !matrix.blocks().iter().all(|block| block.scale.is_finite() && block.minimum.is_finite()) {
-                self.not_finite.push(scales.name.clone());
+            let beside = |name: String| self.files.get(&name).ok_or_else(|| missing(self.files, &name));
+            let scales = beside(scales_of(name))?;
+            let minima = match self.files.get(&minima_of(name)) {
+                // Without them, numbers of 4 bits would be taken for those of q4.
+                None if self.has_minima && !values.is_q8() => return Err(missing(self.files, &minima_of(name))),
+                minima => minima,
+            };
+            let (dtype, rows) = values.to_blocks(&scales, minima.as_ref(), [d_out, d_in])?;
+            self.used.insert(values.name);
+            for factors in [Some(scales), minima].into_iter().flatten() {
+                self.values(&factors)?;
+                self.used.insert(factors.name);
             }
-            self.used.extend([values.name, scales.name]);
-            self.used.extend(minima.map(|minima| minima.name));
-            return Ok(ParamData::Quantized(matrix));
+            return Ok(ParamData::Blocks(rows, dtype));
         }
-        let kept_on = self.keeps_bf16_on.filter(|_| spec.shape.len() == 2 && self.are_bf16(&parts));
-        let values = TensorData::new(self.read(spec, parts)?, spec.shape.as_slice());
+        let &[d_out, d_in] = spec.shape.as_slice() else {
+            // A vector is a matrix of one column.
+            let rows = self.rows([spec.shape[0], 1], spec, parts)?;
+            return Ok(TensorData::new(rows.collect(), spec.shape.as_slice()).into());
+        };
+        let kept_on = self.keeps_bf16_on.filter(|_| self.are_bf16(&parts));
+        let rows = self.rows([d_out, d_in], spec, parts)?;
         match kept_on {
-            Some(device) => Weight::new(values, Dtype::Bf16, device).map(ParamData::Placed),
-            None => Ok(values.into()),
+            Some(device) => Weight::from_rows(&rows, Dtype::Bf16, device).map(ParamData::Placed),
+            None => Ok(ParamData::Rows(rows)),
         }
     }
 
@@ -319,42 +335,42 @@ impl<'a> ParamReader<'a> {
         }
     }
 
-    fn read(&mut self, spec: &ParamSpec, parts: Parts) -> Result<Vec<f32>> {
+    /// A parameter as a matrix. All shapes are checked before anything is allocated.
+    fn rows(&mut self, dims: [usize; 2], spec: &ParamSpec, parts: Parts) -> Result<MatrixRows<'a, f32>> {
         match parts {
             Parts::Same(name) => {
                 let tensor = self.find(name, &spec.shape)?;
                 if spec.path == "embed.weight" {
                     self.check_tied_copy(&tensor)?;
                 }
-                self.values(&tensor)
+                let values = self.values(&tensor)?;
+                Ok(MatrixRows::new(dims, dims[1], move |row, out| values.row(row, out)))
             }
             Parts::Transposed(name) => {
-                let (d_out, d_in) = (spec.shape[0], spec.shape[1]);
+                let [d_out, d_in] = dims;
                 let tensor = self.find(name, &[d_in, d_out])?;
-                Ok(transpose(&self.values(&tensor)?, d_out))
+                let values = self.values(&tensor)?;
+                Ok(MatrixRows::new(dims, dims[1], move |row, out| values.column(row, d_out, out)))
             }
             Parts::Stacked(parts) => {
-                // All shapes are checked before anything is allocated.
                 let find =
                     |Part { name, n_rows, order }| Ok((self.find(name, &with_rows(spec, n_rows))?, n_rows, order));
                 let tensors: Vec<_> = parts.into_iter().map(find).collect::<Result<_>>()?;
-                let mut values = Vec::with_capacity(spec.shape.iter().product());
-                for (tensor, n_rows, order) in tensors {
-                    let found = self.values(&tensor)?;
-                    let width = found.len() / n_rows.max(1);
-                    match order {
-                        RowOrder::Same => values.extend(found),
-                        _ => (0..n_rows).for_each(|n| values.extend(&found[order.place(n) * width..][..width])),
+                let values = |(tensor, n_rows, order)| Ok((self.values(&tensor)?, n_rows, order));
+                let parts: Vec<_> = tensors.into_iter().map(values).collect::<Result<_>>()?;
+                Ok(MatrixRows::new(dims, dims[1], move |mut row, out| {
+                    for (values, n_rows, order) in &parts {
+                        match row.checked_sub(*n_rows) {
+                            Some(behind) => row = behind,
+                            None => return values.row(order.place(row), out),
+                        }
                     }
-                }
-                Ok(values)
+                }))
             }
             Parts::Behind(n_rows, name) => {
-                let n_all = spec.shape[0] + n_rows;
-                let tensor = self.find(name, &with_rows(spec, n_all))?;
-                let mut values = self.values(&tensor)?;
-                values.drain(..values.len() / n_all * n_rows);
-                Ok(values)
+                let tensor = self.find(name, &with_rows(spec, dims[0] + n_rows))?;
+                let values = self.values(&tensor)?;
+                Ok(MatrixRows::new(dims, dims[1], move |row, out| values.row(n_rows + row, out)))
             }
         }
     }
@@ -386,9 +402,9 @@ impl<'a> ParamReader<'a> {
         }
     }
 
-    fn values(&mut self, tensor: &StoredTensor<'_>) -> Result<Vec<f32>> {
-        let values = tensor.to_f32()?;
-        if !values.iter().all(|value| value.is_finite()) {
+    fn values(&mut self, tensor: &StoredTensor<'a>) -> Result<PlainValues<'a>> {
+        let values = tensor.plain()?;
+        if !values.bytes.par_chunks(PIECE).all(|bytes| values.dtype.is_finite(bytes)) {
             self.not_finite.push(tensor.name.clone());
         }
         Ok(values)
@@ -420,10 +436,13 @@ pub(super) fn save_params(gpt: &Gpt, spelling: Spelling, writer: &mut TensorWrit
     let config = gpt.config();
     let specs: HashMap<_, _> = param_specs(config).into_iter().map(|spec| (spec.path.clone(), spec)).collect();
     let matrices: HashMap<String, &Weight> = gpt.matrices().into_iter().collect();
+    let dtype = gpt.dtype().stored_as();
     gpt.read_params(&mut |path, data| {
         if let Some(matrix) = matrices.get(path)
             && let Some(matrix) = matrix.read_quantized()?
         {
+            // Of numbers of 4 bits, all have minima or none: see `ParamReader::has_minima`.
+            let matrix = if dtype.has_minima() { matrix.with_minima() } else { matrix };
             writer.push_quantized(path.to_owned(), &matrix);
             return Ok(());
         }

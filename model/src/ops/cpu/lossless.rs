@@ -9,6 +9,7 @@ use half::f16;
 use rayon::prelude::*;
 
 use super::{Isa, isa};
+use crate::ops::MatrixRows;
 
 /// The bytes of an f32 that a matrix is held in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,28 +24,35 @@ pub(super) enum Width {
     Bf16,
 }
 
-/// Values that are looked at before all others: in most matrices that use all bits, these tell.
-const FIRST: usize = 1 << 10;
-/// Values that a thread looks at at a time.
-const PART: usize = 1 << 16;
-
 /// The least that holds every value.
-pub(super) fn width(values: &[f32]) -> Width {
-    let first = bits(&values[..values.len().min(FIRST)]);
-    if first & 0xff != 0 {
+pub(super) fn width(rows: &MatrixRows<'_, f32>) -> Width {
+    // In most matrices that use all bits, the first row tells.
+    if each(rows, bits).take(1).any(|used| used & 0xff != 0) {
         return Width::Full;
     }
-    let used = values.par_chunks(PART).map(bits).reduce(|| 0, |a, b| a | b);
-    // f16 has 13 bits less behind the point.
+    let used = each(rows, bits).reduce(|| 0, |one, other| one | other);
     if used & 0xffff == 0 {
         Width::Bf16
     } else if used & 0xff != 0 || !widens_in_registers() {
         Width::Full
-    } else if used & 0x1fff == 0 && values.par_chunks(PART).all(are_halves) {
+    } else if used & 0x1fff == 0 && each(rows, are_halves).all(|are_halves| are_halves) {
         Width::Half
     } else {
         Width::Triple
     }
+}
+
+/// What `of` says of each row.
+fn each<T: Send>(
+    rows: &MatrixRows<'_, f32>,
+    of: impl Fn(&[f32]) -> T + Send + Sync,
+) -> impl IndexedParallelIterator<Item = T> {
+    let [d_out, d_in] = rows.dims();
+    (0..d_out).into_par_iter().map_init(Vec::new, move |row, number| {
+        row.resize(d_in, 0.0);
+        rows.read(number, row);
+        of(row)
+    })
 }
 
 /// The bits that any of `values` uses.
@@ -52,6 +60,7 @@ fn bits(values: &[f32]) -> u32 {
     values.iter().fold(0, |used, value| used | value.to_bits())
 }
 
+/// Whether all `values`, which have 13 bits less behind the point, as f16 has, are within its range.
 fn are_halves(values: &[f32]) -> bool {
     values.iter().all(|value| f16::from_f32(*value).to_f32().to_bits() == value.to_bits())
 }
@@ -77,7 +86,8 @@ mod tests {
     #[test]
     fn the_width_is_the_least_that_keeps_every_bit() {
         let cut = |bits: u32| move |value: f32| f32::from_bits(value.to_bits() & !bits);
-        let full = noise(3 * PART, 1);
+        let full = noise(3 * 64, 1);
+        let width = |values: &[f32]| width(&MatrixRows::of(values, [values.len(), 1]));
         let triples: Vec<f32> = full.iter().copied().map(cut(0xff)).collect();
         let halves: Vec<f32> = full.iter().map(|value| f16::from_f32(*value).to_f32()).collect();
         let bf16: Vec<f32> = full.iter().copied().map(cut(0xffff)).collect();
@@ -86,6 +96,7 @@ mod tests {
         let all = [(&full, Width::Full), (&triples, triple), (&halves, half), (&bf16, Width::Bf16)];
         for (values, expected) in all {
             assert_eq!(width(values), expected);
+            assert_eq!(super::width(&MatrixRows::of(values, [3, 64])), expected);
             let mut values = values.clone();
             // One more bit than a triple has, at the very end.
             values.push(f32::from_bits(0x3f80_0001));

@@ -10,8 +10,8 @@ use super::{
     quant_blocks::{self, Q4_1Block, Q4Block, Q4KBlock, Q5_1Block, Q5KBlock, Q6KBlock, Q8Block},
 };
 use crate::ops::{
-    BLOCK_SIZE as BLOCK, Dtype, QuantizedBlock, QuantizedMatrix,
-    k_quants::{K_BLOCK, KBlock, KMatrix},
+    BLOCK_SIZE as BLOCK, Dtype, MatrixRows, QuantizedBlock,
+    k_quants::{K_BLOCK, KBlock},
     nearest_q8,
 };
 
@@ -95,17 +95,22 @@ impl Triples {
 }
 
 impl Panels {
-    /// Lays out `values`, `[d_out, d_in]` in row order, as `dtype` says; f32 in no more bytes than these values need.
+    /// Lays out `values`, `[d_out, d_in]` in row order, as [`from_rows`](Self::from_rows) does.
     pub(in crate::ops) fn new(values: &[f32], dims: [usize; 2], dtype: Dtype) -> Self {
-        let [d_out, d_in] = dims;
+        Self::from_rows(&MatrixRows::of(values, dims), dtype)
+    }
+
+    /// Lays out a matrix as `dtype` says; f32 in no more bytes than its values need.
+    pub(in crate::ops) fn from_rows(rows: &MatrixRows<'_, f32>, dtype: Dtype) -> Self {
+        let [d_out, d_in] = rows.dims();
         let held = match dtype {
-            Dtype::F32 => hold(values, dims, lossless::width(values)),
-            Dtype::F16 => hold(values, dims, Width::Half),
-            Dtype::Bf16 => hold(values, dims, Width::Bf16),
-            Dtype::Q8 => PanelValues::Q8(quant_blocks::lay_out(values, d_out, d_in)),
-            Dtype::Q5_1 => PanelValues::Q5_1(quant_blocks::lay_out(values, d_out, d_in)),
-            Dtype::Q4_1 => PanelValues::Q4_1(quant_blocks::lay_out(values, d_out, d_in)),
-            Dtype::Q4 => PanelValues::Q4(quant_blocks::lay_out(values, d_out, d_in)),
+            Dtype::F32 => hold(rows, lossless::width(rows)),
+            Dtype::F16 => hold(rows, Width::Half),
+            Dtype::Bf16 => hold(rows, Width::Bf16),
+            Dtype::Q8 => PanelValues::Q8(quant_blocks::lay_out(rows)),
+            Dtype::Q5_1 => PanelValues::Q5_1(quant_blocks::lay_out(rows)),
+            Dtype::Q4_1 => PanelValues::Q4_1(quant_blocks::lay_out(rows)),
+            Dtype::Q4 => PanelValues::Q4(quant_blocks::lay_out(rows)),
             Dtype::Q6K | Dtype::Q5K | Dtype::Q4K => unreachable!("nothing is rounded to K-quants"),
         };
         Self { d_out, d_in, dtype, values: held }
@@ -115,34 +120,34 @@ impl Panels {
     #[cfg(test)]
     pub(super) fn of_width(values: &[f32], dims: [usize; 2], width: Width) -> Self {
         let [d_out, d_in] = dims;
-        Self { d_out, d_in, dtype: Dtype::F32, values: hold(values, dims, width) }
+        Self { d_out, d_in, dtype: Dtype::F32, values: hold(&MatrixRows::of(values, dims), width) }
     }
 
-    /// Lays out a matrix that is rounded already.
-    pub(in crate::ops) fn from_quantized(matrix: &QuantizedMatrix) -> Self {
-        let values = match matrix.dtype() {
-            Dtype::Q8 => PanelValues::Q8(quant_blocks::pack(matrix)),
-            Dtype::Q5_1 => PanelValues::Q5_1(quant_blocks::pack(matrix)),
-            Dtype::Q4_1 => PanelValues::Q4_1(quant_blocks::pack(matrix)),
-            Dtype::Q4 => PanelValues::Q4(quant_blocks::pack(matrix)),
+    /// Lays out a matrix that is rounded to blocks of `dtype`.
+    pub(in crate::ops) fn from_blocks(rows: &MatrixRows<'_, QuantizedBlock>, dtype: Dtype) -> Self {
+        let values = match dtype {
+            Dtype::Q8 => PanelValues::Q8(quant_blocks::pack(rows)),
+            Dtype::Q5_1 => PanelValues::Q5_1(quant_blocks::pack(rows)),
+            Dtype::Q4_1 => PanelValues::Q4_1(quant_blocks::pack(rows)),
+            Dtype::Q4 => PanelValues::Q4(quant_blocks::pack(rows)),
             _ => unreachable!("no matrix of such blocks is of these"),
         };
-        let [d_out, d_in] = matrix.dims();
-        Self { d_out, d_in, dtype: matrix.dtype(), values }
+        let [d_out, d_in] = rows.dims();
+        Self { d_out, d_in, dtype, values }
     }
 
     /// Lays out a matrix of K-quants: its rows in parts below each other, each of one kind and, where there are several,
     /// whole panels.
-    pub(in crate::ops) fn from_k_quants(parts: &[KMatrix]) -> Self {
-        let part = |matrix: &KMatrix| {
-            let values = match matrix.dtype {
-                Dtype::Q6K => PanelValues::Q6K(quant_blocks::pack_k(matrix)),
-                Dtype::Q5K => PanelValues::Q5K(quant_blocks::pack_k(matrix)),
-                Dtype::Q4K => PanelValues::Q4K(quant_blocks::pack_k(matrix)),
+    pub(in crate::ops) fn from_k_quants(parts: &[(Dtype, MatrixRows<'_, KBlock>)]) -> Self {
+        let part = |(dtype, rows): &(Dtype, MatrixRows<'_, KBlock>)| {
+            let values = match dtype {
+                Dtype::Q6K => PanelValues::Q6K(quant_blocks::pack(rows)),
+                Dtype::Q5K => PanelValues::Q5K(quant_blocks::pack(rows)),
+                Dtype::Q4K => PanelValues::Q4K(quant_blocks::pack(rows)),
                 _ => unreachable!("these are no K-quants"),
             };
-            let [d_out, d_in] = matrix.dims;
-            Self { d_out, d_in, dtype: matrix.dtype, values }
+            let [d_out, d_in] = rows.dims();
+            Self { d_out, d_in, dtype: *dtype, values }
         };
         if let [only] = parts {
             return part(only);
@@ -264,44 +269,65 @@ impl Panels {
     }
 }
 
-fn hold(values: &[f32], dims: [usize; 2], width: Width) -> PanelValues {
+fn hold(rows: &MatrixRows<'_, f32>, width: Width) -> PanelValues {
     match width {
-        Width::Full => PanelValues::F32(lay_out::<_, 2>(values, dims, Line([0.0; 16]), |lines, lane, value| {
+        Width::Full => PanelValues::F32(lay_out::<_, 2>(rows, Line([0.0; 16]), |lines, lane, value| {
             lines[lane / 16].0[lane % 16] = value;
         })),
-        Width::Triple => {
-            PanelValues::F24(lay_out::<_, 1>(values, dims, Triples([[0; 3]; PANEL]), |[line], lane, value| {
-                let [_, low, middle, high] = value.to_le_bytes();
-                line.0[lane] = [low, middle, high];
-            }))
-        }
-        Width::Half => PanelValues::F16(lay_out::<_, 1>(values, dims, Line([f16::ZERO; 32]), |[line], lane, value| {
+        Width::Triple => PanelValues::F24(lay_out::<_, 1>(rows, Triples([[0; 3]; PANEL]), |[line], lane, value| {
+            let [_, low, middle, high] = value.to_le_bytes();
+            line.0[lane] = [low, middle, high];
+        })),
+        Width::Half => PanelValues::F16(lay_out::<_, 1>(rows, Line([f16::ZERO; 32]), |[line], lane, value| {
             line.0[lane] = f16::from_f32(value);
         })),
-        Width::Bf16 => {
-            PanelValues::Bf16(lay_out::<_, 1>(values, dims, Line([Bf16Pair::ZERO; 16]), |[line], lane, value| {
-                line.0[lane % 16].fill(lane, value);
-            }))
-        }
+        Width::Bf16 => PanelValues::Bf16(lay_out::<_, 1>(rows, Line([Bf16Pair::ZERO; 16]), |[line], lane, value| {
+            line.0[lane % 16].fill(lane, value);
+        })),
     }
 }
 
 /// `LINES` lines hold the values of a panel at one input; `fill` is given them, the output within the panel and its
 /// value.
 fn lay_out<L: Copy + Send + Sync, const LINES: usize>(
-    values: &[f32],
-    [d_out, d_in]: [usize; 2],
+    rows: &MatrixRows<'_, f32>,
     zero: L,
     fill: impl Fn(&mut [L; LINES], usize, f32) + Sync,
 ) -> Stored<L> {
+    /// Inputs that are moved together: a cache line of each row, and lines of the panel that stay in the smallest cache.
+    const TOGETHER: usize = 16;
+    let [d_out, d_in] = rows.dims();
     let panel_lines = d_in * LINES;
     Stored::new(d_out.div_ceil(PANEL) * panel_lines, zero, |lines| {
-        lines.par_chunks_mut(panel_lines).zip(values.par_chunks(PANEL * d_in)).for_each(|(lines, rows)| {
-            for (lane, row) in rows.chunks_exact(d_in).enumerate() {
-                for (lines, &value) in lines.as_chunks_mut().0.iter_mut().zip(row) {
-                    fill(lines, lane, value);
+        each_panel(rows, lines, panel_lines, |lines, rows| {
+            let (lines, _) = lines.as_chunks_mut();
+            for (part, lines) in lines.chunks_mut(TOGETHER).enumerate() {
+                for (lane, row) in rows.chunks_exact(d_in).enumerate() {
+                    for (lines, &value) in lines.iter_mut().zip(&row[part * TOGETHER..]) {
+                        fill(lines, lane, value);
+                    }
                 }
             }
         });
     })
+}
+
+/// Calls `fill` with every panel, which are `len` of `values` each, and the rows that belong to it, one behind the other: 32,
+/// but in the last.
+pub(super) fn each_panel<T: Copy + Default + Send + Sync, V: Send>(
+    rows: &MatrixRows<'_, T>,
+    values: &mut [V],
+    len: usize,
+    fill: impl Fn(&mut [V], &[T]) + Sync,
+) {
+    let (d_out, row_len) = (rows.dims()[0], rows.row_len());
+    if len == 0 {
+        return;
+    }
+    values.par_chunks_mut(len).enumerate().for_each_init(Vec::new, |read, (panel, values)| {
+        let first = panel * PANEL;
+        read.resize(PANEL.min(d_out - first) * row_len, T::default());
+        read.chunks_exact_mut(row_len).enumerate().for_each(|(lane, out)| rows.read(first + lane, out));
+        fill(values, read);
+    });
 }

@@ -301,16 +301,16 @@ mod tests {
 
     use super::*;
     use crate::ops::{
-        BLOCK_SIZE as BLOCK, Dtype,
+        BLOCK_SIZE as BLOCK, Dtype, MatrixRows,
         cpu::{
             huge_pages::Stored,
             levels::{is_fused, levels, noise, with_isa},
             quant_blocks::{
-                Q4_1Block, Q4Block, Q4KBlock, Q5_1Block, Q5KBlock, Q6KBlock, Q8Block, SmallBlock, lay_out, pack_k,
+                Q4_1Block, Q4Block, Q4KBlock, Q5_1Block, Q5KBlock, Q6KBlock, Q8Block, SmallBlock, lay_out, pack,
                 unpack_row,
             },
         },
-        k_quants::{K_BLOCK, KBlock, KMatrix},
+        k_quants::{K_BLOCK, KBlock},
     };
 
     fn outputs<B: QuantBlock>(rows: &QuantRows, blocks: &[B]) -> Vec<Vec<[f32; PANEL]>> {
@@ -355,7 +355,7 @@ mod tests {
         for (dims @ [d_out, d_in], n_rows) in
             [([1, 1], 1), ([33, 31], 2), ([64, 96], 7), ([40, 100], 13), ([32, 160], 25)]
         {
-            let blocks: Stored<B> = lay_out(&noise(d_out * d_in, 1), d_out, d_in);
+            let blocks: Stored<B> = lay_out(&MatrixRows::of(&noise(d_out * d_in, 1), [d_out, d_in]));
             check_blocks(&blocks, dims, n_rows);
         }
     }
@@ -377,11 +377,11 @@ mod tests {
                 }
             };
             let n_blocks = d_in / K_BLOCK;
-            let matrix = KMatrix { dims, dtype, blocks: (0..d_out * n_blocks).map(|n| block(n as u32)).collect() };
-            let blocks: Stored<B> = pack_k(&matrix);
+            let all: Vec<KBlock> = (0..d_out * n_blocks).map(|n| block(n as u32)).collect();
+            let blocks: Stored<B> = pack(&MatrixRows::of(&all, dims));
             for row in 0..d_out {
                 let found = unpack_row(&blocks, n_blocks, row);
-                assert_eq!(found, matrix.row(row));
+                assert_eq!(found, all[row * n_blocks..][..n_blocks]);
                 for (number, block) in found.iter().enumerate() {
                     let stored = &blocks[row / PANEL * n_blocks + number];
                     let weights: [f32; K_BLOCK] = array::from_fn(|input| stored.weight(row % PANEL, input));

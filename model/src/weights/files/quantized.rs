@@ -9,7 +9,7 @@ use safetensors::Dtype;
 use super::{NewTensor, StoredTensor, TensorWriter};
 use crate::{
     error::Result,
-    ops::{self, BLOCK_SIZE, QuantizedBlock, QuantizedMatrix},
+    ops::{self, BLOCK_SIZE, MatrixRows, QuantizedBlock, QuantizedMatrix},
 };
 
 /// Bytes of 32 numbers of 4 bits: two in a byte, the first half of the block in the low bits.
@@ -27,21 +27,26 @@ pub(in super::super) fn minima_of(name: &str) -> String {
     format!("{name}.minima")
 }
 
-impl StoredTensor<'_> {
+impl<'a> StoredTensor<'a> {
+    /// Whether the tensor holds the numbers of a matrix in q8.
+    pub(in super::super) fn is_q8(&self) -> bool {
+        self.dtype == Dtype::I8
+    }
+
     /// Whether the tensor holds the numbers of a matrix of blocks.
     pub(in super::super) fn is_quantized(&self) -> bool {
         matches!(self.dtype, Dtype::I8 | Dtype::U8)
     }
 
-    /// The matrix `[d_out, d_in]` whose numbers this tensor holds, with its scales and minima: see
+    /// The matrix `[d_out, d_in]` whose numbers this tensor holds, with its scales and minima, in blocks of a dtype: see
     /// [`TensorWriter::push_quantized`].
-    pub(in super::super) fn to_quantized(
+    pub(in super::super) fn to_blocks(
         &self,
-        scales: &StoredTensor<'_>,
-        minima: Option<&StoredTensor<'_>>,
-        [d_out, d_in]: [usize; 2],
-    ) -> Result<QuantizedMatrix> {
-        let n_blocks = d_in.div_ceil(BLOCK_SIZE);
+        scales: &StoredTensor<'a>,
+        minima: Option<&StoredTensor<'a>>,
+        dims: [usize; 2],
+    ) -> Result<(ops::Dtype, MatrixRows<'a, QuantizedBlock>)> {
+        let [d_out, n_blocks] = [dims[0], dims[1].div_ceil(BLOCK_SIZE)];
         let has_width = |width: usize| self.shape.last() == Some(&(n_blocks * width));
         let (dtype, width) = match (self.dtype, minima) {
             (Dtype::I8, None) => (ops::Dtype::Q8, BLOCK_SIZE),
@@ -58,22 +63,25 @@ impl StoredTensor<'_> {
         self.require_shape(&[d_out, n_blocks * width])?;
         let scales = scales.halves([d_out, n_blocks])?;
         let minima = minima.map(|minima| minima.halves([d_out, n_blocks])).transpose()?;
-        let minimum = |n: usize| minima.as_ref().map_or(f16::ZERO, |minima| minima[n]);
-        let values = self.bytes.chunks_exact(width).map(|bytes| unpack(bytes, dtype));
-        let blocks = values
-            .enumerate()
-            .map(|(n, values)| QuantizedBlock { scale: scales[n], minimum: minimum(n), values })
-            .collect();
-        QuantizedMatrix::new([d_out, d_in], dtype, blocks)
+        let numbers = self.bytes;
+        let read = move |row: usize, out: &mut [QuantizedBlock]| {
+            let first = row * n_blocks;
+            for (n, (out, bytes)) in out.iter_mut().zip(numbers[first * width..].chunks_exact(width)).enumerate() {
+                let half = |halves: &[[u8; 2]]| f16::from_le_bytes(halves[first + n]);
+                let minimum = minima.map_or(f16::ZERO, half);
+                *out = QuantizedBlock { scale: half(scales), minimum, values: unpack(bytes, dtype) };
+            }
+        };
+        Ok((dtype, MatrixRows::new(dims, n_blocks, read)))
     }
 
-    /// The numbers of a tensor of f16.
-    fn halves(&self, dims: [usize; 2]) -> Result<Vec<f16>> {
+    /// The numbers of a tensor of f16, in bytes.
+    fn halves(&self, dims: [usize; 2]) -> Result<&'a [[u8; 2]]> {
         self.require_shape(&dims)?;
         if self.dtype != Dtype::F16 {
             return Err(self.error(format!("has type {:?}, scales and minima are F16", self.dtype)));
         }
-        Ok(self.bytes.as_chunks().0.iter().map(|&bytes| f16::from_le_bytes(bytes)).collect())
+        Ok(self.bytes.as_chunks().0)
     }
 }
 

@@ -3,9 +3,14 @@
 
 use std::array;
 
-use half::{bf16, f16};
+use half::f16;
 
-use crate::ops::{Dtype, QuantizedBlock, k_quants::KBlock, nearest_q8};
+use super::super::files::DiskDtype;
+use crate::ops::{
+    BLOCK_SIZE, Dtype, QuantizedBlock,
+    k_quants::{K_BLOCK, K_PARTS, KBlock},
+    nearest_q8,
+};
 
 /// The type of a tensor's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,9 +35,6 @@ pub(super) enum ElementType {
     /// 256 values of 6 bits around 32; a scale for each 16, in 8 bits of that of all.
     Q6K,
 }
-
-/// Values that are decoded together, at most.
-pub(super) const MAX_BLOCK: usize = 256;
 
 /// Types that people meet and that are not read here.
 const OTHERS: &[(u32, &str)] = &[
@@ -92,8 +94,8 @@ impl ElementType {
     pub(super) fn block_len(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => 1,
-            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => 32,
-            Self::Q4K | Self::Q5K | Self::Q6K => MAX_BLOCK,
+            Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => BLOCK_SIZE,
+            Self::Q4K | Self::Q5K | Self::Q6K => K_BLOCK,
         }
     }
 
@@ -121,14 +123,14 @@ impl ElementType {
     /// The values of whole blocks, in order. `bytes` and `out` hold the same number of blocks.
     pub(super) fn decode(self, bytes: &[u8], out: &mut [f32]) {
         match self {
-            Self::F32 => each(bytes, out, f32::from_le_bytes),
-            Self::F16 => each(bytes, out, |bytes| f16::from_le_bytes(bytes).to_f32()),
-            Self::Bf16 => each(bytes, out, |bytes| bf16::from_le_bytes(bytes).to_f32()),
+            Self::F32 => DiskDtype::F32.decode(bytes, out),
+            Self::F16 => DiskDtype::F16.decode(bytes, out),
+            Self::Bf16 => DiskDtype::Bf16.decode(bytes, out),
             Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => {
-                blocks::<32>(self, bytes, out, |block, out| *out = self.small_block(block).weights());
+                blocks::<BLOCK_SIZE, _>(self, bytes, out, |block, out| *out = self.small_block(block).weights());
             }
             Self::Q4K | Self::Q5K | Self::Q6K => {
-                blocks::<256>(self, bytes, out, |block, out| *out = self.k_block(block).weights());
+                blocks::<K_BLOCK, _>(self, bytes, out, |block, out| *out = self.k_block(block).weights());
             }
         }
     }
@@ -149,39 +151,52 @@ impl ElementType {
         }
     }
 
-    /// A row's whole blocks as those of `dtype`, of 32 values and no narrower than the type's own: the very numbers where
-    /// `dtype` can tell them, with K-quants' scales rounded to f16; else the nearest of 8 bits.
-    pub(super) fn small_blocks(self, bytes: &[u8], dtype: Dtype) -> Vec<QuantizedBlock> {
-        let blocks = bytes.chunks_exact(self.block_bytes());
+    /// Whether all values of whole blocks are numbers, and finite.
+    pub(super) fn is_finite(self, bytes: &[u8]) -> bool {
+        // Those of blocks are where what they are multiplied by is.
+        let factors: &[usize] = match self {
+            Self::F32 => return DiskDtype::F32.is_finite(bytes),
+            Self::F16 => return DiskDtype::F16.is_finite(bytes),
+            Self::Bf16 => return DiskDtype::Bf16.is_finite(bytes),
+            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 => &[0],
+            Self::Q4_1 | Self::Q5_1 | Self::Q4K | Self::Q5K => &[0, 2],
+            Self::Q6K => &[Q6K_SCALE],
+        };
+        bytes.chunks_exact(self.block_bytes()).all(|block| factors.iter().all(|&at| f16_at(block, at).is_finite()))
+    }
+
+    /// Puts a row's whole blocks into `out` as those of `dtype`, of 32 values and no narrower than the type's own: the very
+    /// numbers where `dtype` can tell them, with K-quants' scales rounded to f16; else the nearest of 8 bits.
+    pub(super) fn small_blocks(self, bytes: &[u8], dtype: Dtype, out: &mut [QuantizedBlock]) {
         match self {
             Self::Q4_0 | Self::Q5_0 | Self::Q8_0 if !dtype.has_minima() => {
-                blocks.map(|block| self.small_block(block)).collect()
+                blocks::<1, _>(self, bytes, out, |block, [out]| *out = self.small_block(block));
             }
-            Self::Q4_0 => blocks.map(|block| self.small_block(block).above_minimum(8)).collect(),
-            Self::Q5_0 => blocks.map(|block| self.small_block(block).above_minimum(16)).collect(),
-            Self::Q4_1 | Self::Q5_1 if dtype.has_minima() => blocks.map(|block| self.small_block(block)).collect(),
+            Self::Q4_0 => {
+                blocks::<1, _>(self, bytes, out, |block, [out]| *out = self.small_block(block).above_minimum(8))
+            }
+            Self::Q5_0 => {
+                blocks::<1, _>(self, bytes, out, |block, [out]| *out = self.small_block(block).above_minimum(16))
+            }
+            Self::Q4_1 | Self::Q5_1 if dtype.has_minima() => {
+                blocks::<1, _>(self, bytes, out, |block, [out]| *out = self.small_block(block));
+            }
             Self::Q4K | Self::Q5K if dtype.has_minima() => {
-                blocks.flat_map(|block| self.k_block(block).small_blocks()).collect()
+                blocks::<K_PARTS, _>(self, bytes, out, |block, out| *out = self.k_block(block).small_blocks());
             }
             _ => {
-                let mut values = vec![0.0; bytes.len() / self.block_bytes() * self.block_len()];
+                let mut values = vec![0.0; out.len() * BLOCK_SIZE];
                 self.decode(bytes, &mut values);
-                values.as_chunks().0.iter().map(nearest_q8).collect()
+                values.as_chunks().0.iter().zip(out).for_each(|(values, out)| *out = nearest_q8(values));
             }
         }
     }
 
-    /// The blocks of a row of K-quants.
-    pub(super) fn k_blocks(self, bytes: &[u8]) -> impl Iterator<Item = KBlock> {
-        bytes.chunks_exact(self.block_bytes()).map(move |block| self.k_block(block))
-    }
-
     /// A block of a type with 32 values to a block.
     fn small_block(self, block: &[u8]) -> QuantizedBlock {
-        let f16_at = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]);
-        let scale = f16_at(0);
+        let scale = f16_at(block, 0);
         let (minimum, rest) = match self {
-            Self::Q4_1 | Self::Q5_1 => (f16_at(2), &block[4..]),
+            Self::Q4_1 | Self::Q5_1 => (f16_at(block, 2), &block[4..]),
             _ => (f16::ZERO, &block[2..]),
         };
         let codes: [u8; 32] = match self {
@@ -200,33 +215,42 @@ impl ElementType {
         QuantizedBlock { scale, minimum, values: codes.map(|code| code.cast_signed() - below) }
     }
 
+    /// Puts a row's whole blocks of K-quants into `out`.
+    pub(super) fn k_blocks(self, bytes: &[u8], out: &mut [KBlock]) {
+        blocks::<1, _>(self, bytes, out, |block, [out]| *out = self.k_block(block));
+    }
+
     /// A block of K-quants.
     fn k_block(self, block: &[u8]) -> KBlock {
-        let f16_at = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]);
         if self == Self::Q6K {
-            let scales = array::from_fn(|part| block[192 + part].cast_signed());
-            let values = array::from_fn(|at| six_bits(block, at).cast_signed() - 32);
-            return KBlock { scale: f16_at(208), minimum: f16::ZERO, scales, minima: [0; 8], values };
+            return KBlock {
+                scale: f16_at(block, Q6K_SCALE),
+                minimum: f16::ZERO,
+                scales: array::from_fn(|part| block[192 + part].cast_signed()),
+                minima: [0; K_PARTS],
+                values: six_bits(block).map(|number| number.cast_signed() - 32),
+            };
         }
         let own = scales_and_minima(&block[4..16]);
-        let bits = if self == Self::Q4K { four_bits } else { five_bits };
+        let numbers = if self == Self::Q4K { four_bits(&block[16..]) } else { five_bits(&block[16..]) };
         KBlock {
-            scale: f16_at(0),
-            minimum: -f16_at(2),
+            scale: f16_at(block, 0),
+            minimum: -f16_at(block, 2),
             scales: array::from_fn(|half| own[half / 2].0.cast_signed()),
             minima: own.map(|(_, minimum)| minimum.cast_signed()),
-            values: array::from_fn(|at| bits(block, at).cast_signed()),
+            values: numbers.map(u8::cast_signed),
         }
     }
 }
 
-fn each<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) -> f32) {
-    for (out, &bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
-        *out = value(bytes);
-    }
+/// Where a `Q6_K` block has its scale.
+const Q6K_SCALE: usize = 128 + 64 + 16;
+
+fn f16_at(block: &[u8], at: usize) -> f16 {
+    f16::from_le_bytes([block[at], block[at + 1]])
 }
 
-fn blocks<const N: usize>(kind: ElementType, bytes: &[u8], out: &mut [f32], decode: impl Fn(&[u8], &mut [f32; N])) {
+fn blocks<const N: usize, T>(kind: ElementType, bytes: &[u8], out: &mut [T], decode: impl Fn(&[u8], &mut [T; N])) {
     for (block, out) in bytes.chunks_exact(kind.block_bytes()).zip(out.as_chunks_mut().0) {
         decode(block, out);
     }
@@ -237,25 +261,41 @@ fn nibbles(bytes: &[u8]) -> [u8; 32] {
     array::from_fn(|at| if at < 16 { bytes[at] & 15 } else { bytes[at - 16] >> 4 })
 }
 
-/// Number `at` of a `Q4_K` block. 64 values at a time: the low halves of 32 bytes, then the high ones.
-fn four_bits(block: &[u8], at: usize) -> u8 {
-    let byte = block[16 + at / 64 * 32 + at % 32];
-    if at % 64 < 32 { byte & 15 } else { byte >> 4 }
+// Runs of 32 bytes, so that the compiler takes many at a time.
+
+/// The numbers of a `Q4_K` block. 64 at a time: the low halves of 32 bytes, then the high ones.
+fn four_bits(bytes: &[u8]) -> [u8; K_BLOCK] {
+    let mut numbers = [0; K_BLOCK];
+    for (numbers, bytes) in numbers.as_chunks_mut::<64>().0.iter_mut().zip(bytes.as_chunks::<32>().0) {
+        let (low, high) = numbers.split_at_mut(32);
+        low.iter_mut().zip(bytes).for_each(|(number, byte)| *number = byte & 15);
+        high.iter_mut().zip(bytes).for_each(|(number, byte)| *number = byte >> 4);
+    }
+    numbers
 }
 
-/// Number `at` of a `Q5_K` block. As `Q4_K`, behind 32 bytes whose `n`-th bits are the fifth bits of the `n`-th 32 values.
-fn five_bits(block: &[u8], at: usize) -> u8 {
-    let high = block[16 + at % 32] >> (at / 32) & 1;
-    four_bits(&block[32..], at) | high << 4
+/// The numbers of a `Q5_K` block. As `Q4_K`, behind 32 bytes whose `n`-th bits are the fifth bits of the `n`-th 32 numbers.
+fn five_bits(bytes: &[u8]) -> [u8; K_BLOCK] {
+    let (high, low) = bytes.split_at(32);
+    let mut numbers = four_bits(low);
+    for (run, numbers) in numbers.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        numbers.iter_mut().zip(high).for_each(|(number, high)| *number |= (high >> run & 1) << 4);
+    }
+    numbers
 }
 
-/// Number `at` of a `Q6_K` block. 128 values at a time: 64 bytes hold the low four bits of two runs of 32 each in their low
-/// halves and of two more in their high halves, 32 bytes the high two bits of all four runs.
-fn six_bits(block: &[u8], at: usize) -> u8 {
-    let (part, run, place) = (at / 128, at % 128 / 32, at % 32);
-    let byte = block[part * 64 + run % 2 * 32 + place];
-    let low = if run < 2 { byte & 15 } else { byte >> 4 };
-    low | (block[128 + part * 32 + place] >> (2 * run) & 3) << 4
+/// The numbers of a `Q6_K` block. 128 at a time: 64 bytes hold the low four bits of two runs of 32 each in their low halves
+/// and of two more in their high halves, 32 bytes the high two bits of all four runs.
+fn six_bits(bytes: &[u8]) -> [u8; K_BLOCK] {
+    let mut numbers = [0; K_BLOCK];
+    for (at, numbers) in numbers.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+        let (part, run) = (at / 4, at % 4);
+        let (low, high) = (&bytes[part * 64 + run % 2 * 32..][..32], &bytes[128 + part * 32..][..32]);
+        for ((number, low), high) in numbers.iter_mut().zip(low).zip(high) {
+            *number = low >> (run / 2 * 4) & 15 | (high >> (2 * run) & 3) << 4;
+        }
+    }
+    numbers
 }
 
 /// Scale and minimum of each 32 values of a `Q4_K` or `Q5_K` block: six bits each of 12 bytes. The first four of both lie in
@@ -302,7 +342,8 @@ mod tests {
                 if !dtype.is_quantized() {
                     continue;
                 }
-                let blocks = element.small_blocks(&bytes, dtype);
+                let mut blocks = vec![QuantizedBlock::default(); found.len() / 32];
+                element.small_blocks(&bytes, dtype, &mut blocks);
                 let values: Vec<f32> = blocks.iter().flat_map(QuantizedBlock::weights).collect();
                 assert_eq!(values.len(), found.len());
                 for ((values, found), largest) in values.chunks(32).zip(found.chunks(32)).zip(largest.clone()) {

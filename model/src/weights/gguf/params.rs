@@ -13,7 +13,6 @@ use super::{
         architectures::{Gguf, GgufParam, GgufRows},
         row_order::RowOrder,
     },
-    blocks::MAX_BLOCK,
     header::StoredTensor,
 };
 use crate::{
@@ -22,10 +21,13 @@ use crate::{
     gpt::{Gpt, ParamData, ParamSpec},
     mmap::Mmap,
     ops::{
-        BLOCK_SIZE, Dtype, QuantizedBlock, QuantizedMatrix, Weight,
-        k_quants::{KBlock, KMatrix},
+        BLOCK_SIZE, Dtype, MatrixRows, QuantizedBlock, Weight,
+        k_quants::{K_BLOCK, KBlock},
     },
 };
+
+/// Blocks that a thread looks at at a time.
+const PIECE: usize = 1 << 12;
 
 /// All tensors of a model, by name.
 #[derive(Debug)]
@@ -92,12 +94,13 @@ pub(super) fn load(
         let param = Param::find(table, gguf, config, spec)?;
         used.extend(param.parts.iter().map(|part| part.tensor.name));
         not_finite.extend(param.parts.iter().filter(|part| !part.is_finite()).map(|part| part.tensor.name));
-        let data = match (&spec.shape[..], dtype) {
-            (&[d_out, d_in], None) => param.as_stored([d_out, d_in], device),
-            (shape, _) => Ok(TensorData::new(param.values(), shape).into()),
-        };
+        // What was read so far; the rows that are given here are read behind this.
         table.maps.iter().for_each(|map| map.release());
-        data
+        match (&spec.shape[..], dtype) {
+            (&[d_out, d_in], None) => param.into_stored([d_out, d_in], device),
+            (&[d_out, d_in], Some(_)) => Ok(ParamData::Rows(param.into_rows([d_out, d_in]))),
+            (shape, _) => Ok(TensorData::new(param.vector(), shape).into()),
+        }
     })?;
     if !not_finite.is_empty() {
         let tensors = not_finite.join("`, `");
@@ -117,8 +120,6 @@ pub(super) fn load(
 /// A parameter that is not read yet.
 struct Param<'t, 'a> {
     parts: Vec<Part<'t, 'a>>,
-    /// Values of a row.
-    width: usize,
 }
 
 /// The rows of a parameter that are from one tensor.
@@ -156,73 +157,91 @@ impl<'t, 'a> Param<'t, 'a> {
             Ok(Part { tensor, n_rows, order: order_of(rows, config) })
         };
         let parts = row.tensors.iter().map(part).collect::<Result<_>>()?;
-        Ok(Self { parts, width: spec.shape[1..].iter().product() })
+        Ok(Self { parts })
     }
 
-    /// The parts row by row: each part with the row's place in its tensor.
-    fn rows(&self) -> impl IndexedParallelIterator<Item = (&Part<'t, 'a>, usize)> {
-        let rows: Vec<_> =
-            self.parts.iter().flat_map(|part| (0..part.n_rows).map(move |n| (part, part.order.place(n)))).collect();
-        rows.into_par_iter()
-    }
-
-    /// In f32, in row order.
-    fn values(&self) -> Vec<f32> {
-        if let ([part], 1) = (&self.parts[..], self.width)
-            && part.order == RowOrder::Same
-        {
-            // A vector is one row to its tensor.
-            let mut values = vec![0.0; part.n_rows];
-            part.tensor.element.decode(part.tensor.bytes, &mut values);
-            return values;
+    /// The values of a vector.
+    fn vector(&self) -> Vec<f32> {
+        let mut values = vec![0.0; self.parts.iter().map(|part| part.n_rows).sum()];
+        let mut rest = &mut values[..];
+        for part in &self.parts {
+            let (out, behind) = rest.split_at_mut(part.n_rows);
+            // A vector is one row to its tensor, which may have blocks.
+            let mut stored = vec![0.0; part.n_rows];
+            part.tensor.element.decode(part.tensor.bytes, &mut stored);
+            out.iter_mut().enumerate().for_each(|(n, out)| *out = stored[part.order.place(n)]);
+            rest = behind;
         }
-        let mut values = vec![0.0; self.parts.iter().map(|part| part.n_rows).sum::<usize>() * self.width];
         values
-            .par_chunks_exact_mut(self.width)
-            .zip(self.rows())
-            .for_each(|(values, (part, row))| part.row(row, values));
-        values
+    }
+
+    /// In f32.
+    fn into_rows(self, dims: [usize; 2]) -> MatrixRows<'t, f32>
+    where
+        'a: 't,
+    {
+        MatrixRows::new(dims, dims[1], move |row, out| {
+            let (part, row) = place(&self.parts, row);
+            part.tensor.element.decode(part.bytes(row, dims[1]), out);
+        })
     }
 
     /// The parts as they are, if all are K-quants and each is whole panels where there are several kinds.
-    fn as_k_quants(&self) -> Option<Vec<KMatrix>> {
-        let mut parts: Vec<KMatrix> = Vec::new();
-        for part in &self.parts {
-            let dtype = part.tensor.element.dtype();
-            if !dtype.is_k_quant() {
-                return None;
-            }
-            let rows: Vec<_> = (0..part.n_rows).map(|n| part.order.place(n)).collect();
-            let blocks = rows.into_par_iter().flat_map_iter(|row| part.k_blocks(row, self.width));
-            match parts.last_mut() {
-                Some(last) if last.dtype == dtype => {
-                    last.dims[0] += part.n_rows;
-                    last.blocks.par_extend(blocks);
-                }
-                _ => parts.push(KMatrix { dims: [part.n_rows, self.width], dtype, blocks: blocks.collect() }),
-            }
+    fn as_k_quants(&self, d_in: usize) -> Option<Vec<(Dtype, MatrixRows<'_, KBlock>)>> {
+        let dtype = |part: &Part<'_, '_>| part.tensor.element.dtype();
+        if !self.parts.iter().all(|part| dtype(part).is_k_quant()) {
+            return None;
         }
-        let are_whole = parts.iter().all(|part| part.dims[0].is_multiple_of(BLOCK_SIZE));
-        (parts.len() == 1 || are_whole).then_some(parts)
+        let of_one_kind = self.parts.chunk_by(|one, other| dtype(one) == dtype(other));
+        let matrices: Vec<_> = of_one_kind
+            .map(|parts| {
+                let dims = [parts.iter().map(|part| part.n_rows).sum(), d_in];
+                let read = move |row, out: &mut [KBlock]| {
+                    let (part, row) = place(parts, row);
+                    part.tensor.element.k_blocks(part.bytes(row, d_in), out);
+                };
+                (dtype(&parts[0]), MatrixRows::new(dims, d_in / K_BLOCK, read))
+            })
+            .collect();
+        let are_whole = matrices.iter().all(|(_, matrix)| matrix.dims()[0].is_multiple_of(BLOCK_SIZE));
+        (matrices.len() == 1 || are_whole).then_some(matrices)
     }
 
     /// A matrix in the form nearest to the file's, of those that the device computes with.
-    fn as_stored(&self, dims: [usize; 2], device: &Device) -> Result<ParamData> {
+    fn into_stored(self, dims: [usize; 2], device: &Device) -> Result<ParamData<'t>>
+    where
+        'a: 't,
+    {
+        let d_in = dims[1];
         let dtype = self.parts.iter().map(|part| part.tensor.element.dtype()).reduce(wider).unwrap_or_default();
         if Dtype::Q4K.is_for(device)
-            && let Some(parts) = self.as_k_quants()
+            && let Some(parts) = self.as_k_quants(d_in)
         {
             return Ok(ParamData::Placed(Weight::from_k_quants(&parts)));
         }
         let dtype = dtype.stored_as();
         if dtype.is_quantized() && dtype.is_for(device) {
-            let blocks = self.rows().flat_map_iter(|(part, row)| part.blocks(row, self.width, dtype)).collect();
-            return QuantizedMatrix::new(dims, dtype, blocks).map(ParamData::Quantized);
+            let read = move |row, out: &mut [QuantizedBlock]| {
+                let (part, row) = place(&self.parts, row);
+                part.tensor.element.small_blocks(part.bytes(row, d_in), dtype, out);
+            };
+            return Ok(ParamData::Blocks(MatrixRows::new(dims, d_in / BLOCK_SIZE, read), dtype));
         }
         // What a device has no form for is computed in full.
         let dtype = if dtype.is_for(device) { dtype } else { Dtype::F32 };
-        Weight::new(TensorData::new(self.values(), dims), dtype, device).map(ParamData::Placed)
+        Weight::from_rows(&self.into_rows(dims), dtype, device).map(ParamData::Placed)
     }
+}
+
+/// The part that row `row` of all is from, and the row's place in its tensor.
+fn place<'p, 't, 'a>(parts: &'p [Part<'t, 'a>], mut row: usize) -> (&'p Part<'t, 'a>, usize) {
+    for part in parts {
+        match row.checked_sub(part.n_rows) {
+            Some(behind) => row = behind,
+            None => return (part, part.order.place(row)),
+        }
+    }
+    unreachable!("the shapes of all parts were checked")
 }
 
 /// A dtype for the values of both.
@@ -249,37 +268,15 @@ fn wider(one: Dtype, other: Dtype) -> Dtype {
 }
 
 impl Part<'_, '_> {
-    /// Row `row` of the tensor, in f32.
-    fn row(&self, row: usize, out: &mut [f32]) {
-        let element = self.tensor.element;
-        let n_bytes = element.bytes_of(out.len());
-        element.decode(&self.tensor.bytes[row * n_bytes..][..n_bytes], out);
-    }
-
-    /// Row `row` of the tensor in blocks of `dtype`.
-    fn blocks(&self, row: usize, width: usize, dtype: Dtype) -> Vec<QuantizedBlock> {
+    /// Row `row` of the tensor, which has `width` values.
+    fn bytes(&self, row: usize, width: usize) -> &[u8] {
         let n_bytes = self.tensor.element.bytes_of(width);
-        self.tensor.element.small_blocks(&self.tensor.bytes[row * n_bytes..][..n_bytes], dtype)
-    }
-
-    /// Row `row` of a tensor of K-quants.
-    fn k_blocks(&self, row: usize, width: usize) -> impl Iterator<Item = KBlock> {
-        let n_bytes = self.tensor.element.bytes_of(width);
-        self.tensor.element.k_blocks(&self.tensor.bytes[row * n_bytes..][..n_bytes])
+        &self.tensor.bytes[row * n_bytes..][..n_bytes]
     }
 
     fn is_finite(&self) -> bool {
-        self.chunks().all(|(n, values)| values[..n].iter().all(|value| value.is_finite()))
-    }
-
-    /// All values of the tensor, up to [`MAX_BLOCK`] at a time.
-    fn chunks(&self) -> impl ParallelIterator<Item = (usize, [f32; MAX_BLOCK])> {
         let element = self.tensor.element;
-        self.tensor.bytes.par_chunks(element.bytes_of(MAX_BLOCK)).map(move |bytes| {
-            let (n, mut values) = (bytes.len() / element.block_bytes() * element.block_len(), [0.0; MAX_BLOCK]);
-            element.decode(bytes, &mut values[..n]);
-            (n, values)
-        })
+        self.tensor.bytes.par_chunks(element.block_bytes() * PIECE).all(|bytes| element.is_finite(bytes))
     }
 }
 

@@ -4,16 +4,15 @@
 use std::array;
 
 use half::f16;
-use rayon::prelude::*;
 
 use super::{
     huge_pages::Stored,
-    panels::{Line, PANEL},
+    panels::{Line, PANEL, each_panel},
     quant_rows::Beside,
 };
 use crate::ops::{
-    BLOCK_SIZE as BLOCK, QuantizedBlock, QuantizedMatrix,
-    k_quants::{K_BLOCK, K_PARTS, KBlock, KMatrix},
+    BLOCK_SIZE as BLOCK, MatrixRows, QuantizedBlock,
+    k_quants::{K_PARTS, KBlock},
 };
 
 mod factors;
@@ -30,7 +29,7 @@ use rounding::{nearest_above_minimum, nearest_q4};
 /// Inputs of the 32 rows of a panel, in runs of 32.
 pub(super) trait QuantBlock: Copy + Send + Sync {
     /// One row's part of it, as files have it.
-    type Row: Copy + Sync;
+    type Row: Copy + Default + Send + Sync;
     type Numbers: Numbers;
     type Factors<'a>: RowFactors
     where
@@ -118,8 +117,8 @@ impl<N: Numbers> QuantBlock for AroundZero<N> {
     const TOGETHER: usize = if size_of::<N>() > size_of::<SixBits>() { 3 } else { 1 };
 
     fn pack(rows: &[QuantizedBlock; PANEL]) -> Self {
-        let number = |row: usize, input: usize| rows[row].values[input].cast_unsigned().wrapping_add(N::MIDDLE);
-        Self { scales: Line(array::from_fn(|row| rows[row].scale)), numbers: N::pack(number) }
+        let numbers = |row: usize, group| four(&rows[row].values, group).map(|number| number.wrapping_add(N::MIDDLE));
+        Self { scales: Line(array::from_fn(|row| rows[row].scale)), numbers: N::pack(numbers) }
     }
 
     fn unpack(&self, row: usize) -> QuantizedBlock {
@@ -173,7 +172,7 @@ impl<N: Numbers> QuantBlock for AboveMinimum<N> {
         Self {
             scales: Line(array::from_fn(|row| rows[row].scale)),
             minima: Line(array::from_fn(|row| rows[row].minimum)),
-            numbers: N::pack(|row, input| rows[row].values[input].cast_unsigned()),
+            numbers: N::pack(|row, group| four(&rows[row].values, group)),
         }
     }
 
@@ -204,6 +203,12 @@ impl<N: Numbers> SmallBlock for AboveMinimum<N> {
     }
 }
 
+/// Numbers `4 group ..` of a row, four of them.
+#[inline(always)]
+fn four(values: &[i8], group: usize) -> [u8; 4] {
+    values.as_chunks::<4>().0[group].map(i8::cast_unsigned)
+}
+
 /// A run of a K-quant: its numbers, and two small numbers for each row.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
@@ -213,9 +218,9 @@ struct Run<N> {
 }
 
 impl<N: Numbers> Run<N> {
-    fn pack(factors: impl Fn(usize, usize) -> i8, number: impl Fn(usize, usize) -> u8) -> Self {
+    fn pack(factors: impl Fn(usize, usize) -> i8, numbers: impl Fn(usize, usize) -> [u8; 4]) -> Self {
         let factors = array::from_fn(|which| array::from_fn(|row| factors(which, row)));
-        Self { factors, numbers: N::pack(number) }
+        Self { factors, numbers: N::pack(numbers) }
     }
 }
 
@@ -242,7 +247,7 @@ impl<N: Numbers> QuantBlock for KAboveMinimum<N> {
     fn pack(rows: &[KBlock; PANEL]) -> Self {
         let run = |run: usize| {
             let factors = |which, row: usize| [rows[row].scales[2 * run], rows[row].minima[run]][which];
-            Run::pack(factors, |row, input| rows[row].values[run * BLOCK + input].cast_unsigned())
+            Run::pack(factors, |row, group| four(&rows[row].values, run * (BLOCK / 4) + group))
         };
         Self {
             scales: Line(array::from_fn(|row| rows[row].scale)),
@@ -297,8 +302,10 @@ impl QuantBlock for Q6KBlock {
 
     fn pack(rows: &[KBlock; PANEL]) -> Self {
         let run = |run: usize| {
-            let number = |row: usize, input: usize| (rows[row].values[run * BLOCK + input] + 32).cast_unsigned();
-            Run::pack(|half, row| rows[row].scales[2 * run + half], number)
+            let numbers = |row: usize, group| {
+                four(&rows[row].values, run * (BLOCK / 4) + group).map(|number| number.wrapping_add(SixBits::MIDDLE))
+            };
+            Run::pack(|half, row| rows[row].scales[2 * run + half], numbers)
         };
         Self { scales: Line(array::from_fn(|row| rows[row].scale)), runs: array::from_fn(run) }
     }
@@ -324,48 +331,36 @@ impl QuantBlock for Q6KBlock {
     }
 }
 
-/// Rounds `values`, `[d_out, d_in]` in row order, into panels of blocks; filled up with zeros in both directions.
-pub(super) fn lay_out<B: SmallBlock>(values: &[f32], d_out: usize, d_in: usize) -> Stored<B> {
-    from_rows(d_out, d_in.div_ceil(BLOCK), NO_WEIGHTS, |row, number| {
-        let inputs = number * BLOCK..d_in.min((number + 1) * BLOCK);
-        let mut weights = [0.0; BLOCK];
-        weights[..inputs.len()].copy_from_slice(&values[row * d_in..][inputs]);
-        B::quantize(&weights)
+/// Rounds a matrix into panels of blocks; filled up with zeros in both directions.
+pub(super) fn lay_out<B: SmallBlock>(rows: &MatrixRows<'_, f32>) -> Stored<B> {
+    let [d_out, d_in] = rows.dims();
+    let n_blocks = d_in.div_ceil(BLOCK);
+    Stored::new(d_out.div_ceil(PANEL) * n_blocks, B::pack(&[QuantizedBlock::default(); PANEL]), |blocks| {
+        each_panel(rows, blocks, n_blocks, |blocks, rows| {
+            for (number, block) in blocks.iter_mut().enumerate() {
+                let inputs = number * BLOCK..d_in.min((number + 1) * BLOCK);
+                let mut packed = [QuantizedBlock::default(); PANEL];
+                for (packed, row) in packed.iter_mut().zip(rows.chunks_exact(d_in)) {
+                    let mut weights = [0.0; BLOCK];
+                    weights[..inputs.len()].copy_from_slice(&row[inputs.clone()]);
+                    *packed = B::quantize(&weights);
+                }
+                *block = B::pack(&packed);
+            }
+        });
     })
 }
 
 /// Lays out a matrix that is rounded already.
-pub(super) fn pack<B: SmallBlock>(matrix: &QuantizedMatrix) -> Stored<B> {
-    let [d_out, d_in] = matrix.dims();
-    from_rows(d_out, d_in.div_ceil(BLOCK), NO_WEIGHTS, |row, number| matrix.row(row)[number])
-}
-
-/// Lays out a matrix of K-quants.
-pub(super) fn pack_k<B: QuantBlock<Row = KBlock>>(matrix: &KMatrix) -> Stored<B> {
-    let nothing =
-        KBlock { scale: f16::ZERO, minimum: f16::ZERO, scales: [0; 16], minima: [0; 8], values: [0; K_BLOCK] };
-    let [d_out, d_in] = matrix.dims;
-    from_rows(d_out, d_in / K_BLOCK, nothing, |row, number| matrix.row(row)[number])
-}
-
-/// What fills up the last panel.
-const NO_WEIGHTS: QuantizedBlock = QuantizedBlock { scale: f16::ZERO, minimum: f16::ZERO, values: [0; BLOCK] };
-
-/// Panels of blocks from a function of row and block.
-fn from_rows<B: QuantBlock>(
-    d_out: usize,
-    n_blocks: usize,
-    filler: B::Row,
-    block: impl Fn(usize, usize) -> B::Row + Sync,
-) -> Stored<B> {
-    let packed = |panel: usize, number: usize| {
-        B::pack(&array::from_fn(|lane| {
-            let row = panel * PANEL + lane;
-            if row < d_out { block(row, number) } else { filler }
-        }))
-    };
-    Stored::new(d_out.div_ceil(PANEL) * n_blocks, B::pack(&[filler; PANEL]), |blocks| {
-        blocks.par_iter_mut().enumerate().for_each(|(n, block)| *block = packed(n / n_blocks, n % n_blocks));
+pub(super) fn pack<B: QuantBlock>(rows: &MatrixRows<'_, B::Row>) -> Stored<B> {
+    let (d_out, n_blocks) = (rows.dims()[0], rows.row_len());
+    Stored::new(d_out.div_ceil(PANEL) * n_blocks, B::pack(&[B::Row::default(); PANEL]), |blocks| {
+        each_panel(rows, blocks, n_blocks, |blocks, rows| {
+            for (number, block) in blocks.iter_mut().enumerate() {
+                let row = |lane: usize| rows.get(lane * n_blocks + number).copied().unwrap_or_default();
+                *block = B::pack(&array::from_fn(row));
+            }
+        });
     })
 }
 

@@ -16,8 +16,8 @@ pub(in crate::ops::cpu) trait Numbers: Copy + Send + Sync {
     /// The number that stands for zero where weights lie on both sides of it.
     const MIDDLE: u8;
 
-    /// From a function of row and input.
-    fn pack(number: impl Fn(usize, usize) -> u8) -> Self;
+    /// From a function of row and group: the numbers of inputs `4 group ..`, four of them.
+    fn pack(numbers: impl Fn(usize, usize) -> [u8; 4]) -> Self;
 
     /// The number of a row and an input.
     fn get(&self, row: usize, input: usize) -> u8;
@@ -68,12 +68,9 @@ pub(in crate::ops::cpu) struct Bytes([Line<u8, 64>; 16]);
 impl Numbers for Bytes {
     const MIDDLE: u8 = 128;
 
-    fn pack(number: impl Fn(usize, usize) -> u8) -> Self {
+    fn pack(numbers: impl Fn(usize, usize) -> [u8; 4]) -> Self {
         let mut bytes = Self([Line([0; 64]); 16]);
-        each(|row, input| {
-            let (line, at) = place(row, input);
-            bytes.0[line].0[at] = number(row, input);
-        });
+        each_group(|row, group| *four(&mut bytes.0[2 * group + row / 16], row % 16) = numbers(row, group));
         bytes
     }
 
@@ -126,12 +123,11 @@ pub(in crate::ops::cpu) struct Nibbles([Line<u8, 64>; 8]);
 impl Numbers for Nibbles {
     const MIDDLE: u8 = 8;
 
-    fn pack(number: impl Fn(usize, usize) -> u8) -> Self {
+    fn pack(numbers: impl Fn(usize, usize) -> [u8; 4]) -> Self {
         let mut nibbles = Self([Line([0; 64]); 8]);
-        each(|row, input| {
-            let number = number(row, input) & 0x0f;
-            let byte = &mut nibbles.0[input / 8 * 2 + row / 16].0[row % 16 * 4 + input % 4];
-            *byte |= if input % 8 < 4 { number } else { number << 4 };
+        each_group(|row, group| {
+            let low = u32::from_le_bytes(numbers(row, group)) & (IN_EACH_BYTE * 0x0f);
+            or(&mut nibbles.0[group / 2 * 2 + row / 16], row % 16, low << (group % 2 * 4));
         });
         nibbles
     }
@@ -208,13 +204,15 @@ const EACH_BIT: u64 = 0x8040_2010_0804_0201;
 impl Numbers for FiveBits {
     const MIDDLE: u8 = 16;
 
-    fn pack(number: impl Fn(usize, usize) -> u8) -> Self {
+    fn pack(numbers: impl Fn(usize, usize) -> [u8; 4]) -> Self {
         let mut fifth = [0; 16];
-        each(|row, input| {
-            let (place, at) = place(row, input);
-            fifth[place] |= u64::from(number(row, input) >> 4 & 1) << at;
+        each_group(|row, group| {
+            let bits = (u32::from_le_bytes(numbers(row, group)) >> 4) & IN_EACH_BYTE;
+            // The product's top byte has the four bits side by side, the first byte's lowest; no two of its bits meet.
+            let side_by_side = bits.wrapping_mul(1 << 24 | 1 << 17 | 1 << 10 | 1 << 3) >> 24;
+            fifth[2 * group + row / 16] |= u64::from(side_by_side) << (row % 16 * 4);
         });
-        Self { fifth, low: Nibbles::pack(number) }
+        Self { fifth, low: Nibbles::pack(numbers) }
     }
 
     #[inline(always)]
@@ -291,13 +289,13 @@ const HIGH: u8 = 0x30;
 impl Numbers for SixBits {
     const MIDDLE: u8 = 32;
 
-    fn pack(number: impl Fn(usize, usize) -> u8) -> Self {
+    fn pack(numbers: impl Fn(usize, usize) -> [u8; 4]) -> Self {
         let mut high = [Line([0; 64]); 4];
-        each(|row, input| {
-            let (place, at) = place(row, input);
-            high[place / 4].0[at] |= (number(row, input) & HIGH) >> 4 << (2 * (place % 4));
+        each_group(|row, group| {
+            let bits = (u32::from_le_bytes(numbers(row, group)) & (IN_EACH_BYTE * u32::from(HIGH))) >> 4;
+            or(&mut high[group / 2], row % 16, bits << (group % 2 * 4 + row / 16 * 2));
         });
-        Self { high, low: Nibbles::pack(number) }
+        Self { high, low: Nibbles::pack(numbers) }
     }
 
     #[inline(always)]
@@ -368,9 +366,26 @@ impl Numbers for SixBits {
     }
 }
 
-/// All rows and inputs.
-fn each(mut visit: impl FnMut(usize, usize)) {
-    (0..PANEL).for_each(|row| (0..BLOCK).for_each(|input| visit(row, input)));
+/// Times a byte: that byte four times.
+const IN_EACH_BYTE: u32 = 0x0101_0101;
+
+/// All rows and groups of four inputs.
+#[inline(always)]
+fn each_group(mut visit: impl FnMut(usize, usize)) {
+    (0..BLOCK / 4).for_each(|group| (0..PANEL).for_each(|row| visit(row, group)));
+}
+
+/// The `n`-th four bytes of a line.
+#[inline(always)]
+fn four(line: &mut Line<u8, 64>, n: usize) -> &mut [u8; 4] {
+    &mut line.0.as_chunks_mut::<4>().0[n]
+}
+
+/// Sets bits in the `n`-th four bytes of a line.
+#[inline(always)]
+fn or(line: &mut Line<u8, 64>, n: usize, bits: u32) {
+    let four = four(line, n);
+    *four = (u32::from_le_bytes(*four) | bits).to_le_bytes();
 }
 
 /// Half a line of bytes.

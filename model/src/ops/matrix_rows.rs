@@ -1,0 +1,58 @@
+//! Matrices on their way to a device: read row by row while their layout is made, so that no whole one is in memory in
+//! between.
+
+use std::fmt;
+
+use rayon::prelude::*;
+
+/// A matrix whose rows are made when they are asked for, by any thread and more than once: of f32, or of blocks that it is
+/// rounded to.
+pub struct MatrixRows<'a, T> {
+    dims: [usize; 2],
+    row_len: usize,
+    read: Box<ReadRow<'a, T>>,
+}
+
+type ReadRow<'a, T> = dyn Fn(usize, &mut [T]) + Send + Sync + 'a;
+
+impl<'a, T: Copy + Default + Send + Sync> MatrixRows<'a, T> {
+    /// The matrix is `dims`, `[d_out, d_in]`, and a row is `row_len` values or blocks, which `read` writes, given the row's
+    /// number.
+    pub fn new(dims: [usize; 2], row_len: usize, read: impl Fn(usize, &mut [T]) + Send + Sync + 'a) -> Self {
+        Self { dims, row_len, read: Box::new(read) }
+    }
+
+    /// From all rows, one behind the other.
+    pub(crate) fn of(values: &'a [T], dims: [usize; 2]) -> Self {
+        let row_len = values.len() / dims[0].max(1);
+        Self::new(dims, row_len, move |row, out| out.copy_from_slice(&values[row * row_len..][..row_len]))
+    }
+
+    /// `[d_out, d_in]`.
+    pub fn dims(&self) -> [usize; 2] {
+        self.dims
+    }
+
+    /// Values or blocks in a row.
+    pub fn row_len(&self) -> usize {
+        self.row_len
+    }
+
+    /// Writes row `row` into `out`, which has [`row_len`](Self::row_len) places.
+    pub fn read(&self, row: usize, out: &mut [T]) {
+        (self.read)(row, out);
+    }
+
+    /// All rows, one behind the other.
+    pub fn collect(&self) -> Vec<T> {
+        let mut values = vec![T::default(); self.dims[0] * self.row_len];
+        values.par_chunks_mut(self.row_len.max(1)).enumerate().for_each(|(row, out)| self.read(row, out));
+        values
+    }
+}
+
+impl<T> fmt::Debug for MatrixRows<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rows of a matrix {:?}", self.dims)
+    }
+}
