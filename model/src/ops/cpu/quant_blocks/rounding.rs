@@ -1,13 +1,13 @@
 //! Which whole numbers, and times what, are nearest to 32 weights.
 
+use std::array;
+
 use half::f16;
 
 use super::super::{BASELINE_IS_FUSED, Isa, isa, quant_rows::ROUND, rowwise::for_each_isa};
 use crate::ops::{BLOCK_SIZE as BLOCK, QuantizedBlock};
 
-/// Weights that are added up side by side.
-const LANES: usize = 16;
-/// Scales that a search tries.
+/// Scales that a search tries, side by side: sums over weights are then never taken across a register.
 const STEPS: usize = 32;
 
 /// The numbers of 8 bits that are nearest to `weights`.
@@ -63,25 +63,42 @@ for_each_isa!(search_q4_scale(weights: &[f32; BLOCK], scale: &mut f32) = search_
 #[inline(always)]
 fn search_q4_scale_body<const FUSED: bool>(weights: &[f32; BLOCK], scale: &mut f32) {
     let extreme = weights.iter().fold(0.0, |most: f32, value| if value.abs() > most.abs() { *value } else { most });
-    let mut best = 0.0;
     *scale = 0.0;
-    for step in 0..=STEPS {
-        let inverse = -(5.0 + 4.0 * step as f32 / STEPS as f32) / extreme;
-        let (mut dots, mut squares) = ([0.0; LANES], [0.0; LANES]);
-        for weights in weights.as_chunks::<LANES>().0 {
-            for ((weight, dot), square) in weights.iter().zip(&mut dots).zip(&mut squares) {
-                let level = q4_level(weight * inverse);
-                *dot += weight * level;
-                *square += level * level;
-            }
-        }
-        let (dot, square): (f32, f32) = (dots.iter().sum(), squares.iter().sum());
-        // For these levels the best scale is `dot / square`, and leaves `|weights|^2 - dot^2 / square`.
-        if dot * dot > best * square {
-            best = dot * dot / square;
-            *scale = dot / square;
+    if extreme == 0.0 {
+        return;
+    }
+    let inverses: [f32; STEPS] = steps(|part| -(5.0 + 4.0 * part) / extreme);
+    let (mut dots, mut squares) = ([0.0; STEPS], [0.0; STEPS]);
+    for weight in weights {
+        for ((inverse, dot), square) in inverses.iter().zip(&mut dots).zip(&mut squares) {
+            let level = q4_level(weight * inverse);
+            *dot += weight * level;
+            *square += level * level;
         }
     }
+    // For these levels the best scale is `dot / square`, and leaves `|weights|^2 - dot^2 / square`.
+    let best = largest(array::from_fn(|step| dots[step] * dots[step] / squares[step]));
+    *scale = dots[best] / squares[best];
+}
+
+/// The place of the largest of `gains`, by halves, which processors do without a guess.
+#[inline(always)]
+fn largest(mut gains: [f32; STEPS]) -> usize {
+    let mut places: [u32; STEPS] = array::from_fn(|step| step as u32);
+    for half in [16, 8, 4, 2, 1] {
+        for step in 0..half {
+            let is_larger = gains[step + half] > gains[step];
+            gains[step] = if is_larger { gains[step + half] } else { gains[step] };
+            places[step] = if is_larger { places[step + half] } else { places[step] };
+        }
+    }
+    places[0] as usize % STEPS
+}
+
+/// What a search tries: `of` 0 to 1, in even steps.
+#[inline(always)]
+fn steps(of: impl Fn(f32) -> f32) -> [f32; STEPS] {
+    array::from_fn(|step| of(step as f32 / (STEPS - 1) as f32))
 }
 
 for_each_isa!(search_line(weights: &[f32; BLOCK], levels: f32, line: &mut [f32; 2]) = search_line_body);
@@ -99,25 +116,20 @@ fn search_line_body<const FUSED: bool>(weights: &[f32; BLOCK], levels: f32, line
     if lowest >= highest {
         return;
     }
-    let mut best = 0.0;
-    for step in 0..=STEPS {
-        let inverse = (levels - 2.0 + 4.0 * step as f32 / STEPS as f32) / (highest - lowest);
-        let (mut sums, mut dots, mut squares) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
-        for weights in weights.as_chunks::<LANES>().0 {
-            for (((weight, sum), dot), square) in weights.iter().zip(&mut sums).zip(&mut dots).zip(&mut squares) {
-                let level = whole(((weight - lowest) * inverse).clamp(0.0, levels));
-                *sum += level;
-                *dot += (weight - mean) * level;
-                *square += level * level;
-            }
-        }
-        let (sum, dot, square): (f32, f32, f32) = (sums.iter().sum(), dots.iter().sum(), squares.iter().sum());
-        // Linear regression: the line of slope `dot / spread` through the means takes `dot^2 / spread` off the weights'
-        // own spread.
-        let spread = square - sum * sum / N;
-        if dot * dot > best * spread {
-            best = dot * dot / spread;
-            *line = [dot / spread, mean - dot / spread * sum / N];
+    let inverses = steps(|part| (levels - 2.0 + 4.0 * part) / (highest - lowest));
+    let (mut sums, mut dots, mut squares) = ([0.0; STEPS], [0.0; STEPS], [0.0; STEPS]);
+    for weight in weights {
+        for (((inverse, sum), dot), square) in inverses.iter().zip(&mut sums).zip(&mut dots).zip(&mut squares) {
+            let level = whole(((weight - lowest) * inverse).clamp(0.0, levels));
+            *sum += level;
+            *dot += (weight - mean) * level;
+            *square += level * level;
         }
     }
+    // Linear regression: the line of slope `dot / spread` through the means takes `dot^2 / spread` off the weights' own
+    // spread.
+    let spreads: [f32; STEPS] = array::from_fn(|step| squares[step] - sums[step] * sums[step] / N);
+    let best = largest(array::from_fn(|step| dots[step] * dots[step] / spreads[step]));
+    let slope = dots[best] / spreads[best];
+    *line = [slope, mean - slope * sums[best] / N];
 }
