@@ -21,7 +21,8 @@ pub enum ParamData<'a> {
     Values(TensorData),
     /// A matrix in plain values that is still to be read.
     Rows(MatrixRows<'a, f32>),
-    /// A matrix in blocks of a dtype that is still to be read.
+    /// A matrix in blocks of a dtype that is still to be read. That its numbers are the dtype's own is not checked: see
+    /// [`QuantizedMatrix::new`](crate::ops::QuantizedMatrix::new).
     Blocks(MatrixRows<'a, QuantizedBlock>, Dtype),
     /// A matrix that is on its device already.
     Placed(Weight),

@@ -141,7 +141,12 @@ fn k_quants_are_stored_as_what_is_nearest() {
 fn a_model_of_several_dtypes_is_stored_with_its_very_weights() {
     let plain = load(&golden("llama"), None).unwrap();
     let mut params = Vec::new();
-    plain.read_params(&mut |path, values| Ok(params.push((path.to_owned(), values)))).unwrap();
+    plain
+        .read_params(&mut |path, values| {
+            params.push((path.to_owned(), values));
+            Ok(())
+        })
+        .unwrap();
     let mixed = Gpt::from_params(plain.config(), Dtype::Q4_1, &Device::flex(), &mut |spec| {
         let (path, values) = params.iter().find(|(path, _)| *path == spec.path).unwrap();
         Ok(match path.as_str() {

@@ -58,7 +58,7 @@ fn q4_level(value: f32) -> f32 {
 for_each_isa!(search_q4_scale(weights: &[f32; BLOCK], scale: &mut f32) = search_q4_scale_body);
 
 /// The scale with the smallest sum of squared errors that a search finds. It puts the value farthest from zero at a level
-/// from -5 to -9 (beyond -8 it is cut off), so that the side with the larger values has the extra level, rounds with
+/// from -5 to nearly -9 (beyond -8 it is cut off), so that the side with the larger values has the extra level, rounds with
 /// that, and takes the scale that fits those levels best.
 #[inline(always)]
 fn search_q4_scale_body<const FUSED: bool>(weights: &[f32; BLOCK], scale: &mut f32) {
@@ -67,7 +67,7 @@ fn search_q4_scale_body<const FUSED: bool>(weights: &[f32; BLOCK], scale: &mut f
     if extreme == 0.0 {
         return;
     }
-    let inverses: [f32; STEPS] = steps(|part| -(5.0 + 4.0 * part) / extreme);
+    let inverses: [f32; STEPS] = steps(|more| -(5.0 + more) / extreme);
     let (mut dots, mut squares) = ([0.0; STEPS], [0.0; STEPS]);
     for weight in weights {
         for ((inverse, dot), square) in inverses.iter().zip(&mut dots).zip(&mut squares) {
@@ -78,7 +78,11 @@ fn search_q4_scale_body<const FUSED: bool>(weights: &[f32; BLOCK], scale: &mut f
     }
     // For these levels the best scale is `dot / square`, and leaves `|weights|^2 - dot^2 / square`.
     let best = largest(array::from_fn(|step| dots[step] * dots[step] / squares[step]));
-    *scale = dots[best] / squares[best];
+    let found = dots[best] / squares[best];
+    // Weights near the smallest numbers of f32 have no inverse, and are zero in f16.
+    if found.is_finite() {
+        *scale = found;
+    }
 }
 
 /// The place of the largest of `gains`, by halves, which processors do without a guess.
@@ -95,16 +99,16 @@ fn largest(mut gains: [f32; STEPS]) -> usize {
     places[0] as usize % STEPS
 }
 
-/// What a search tries: `of` 0 to 1, in even steps.
+/// What a search tries: `of` 0, 1/8, 2/8 and so on.
 #[inline(always)]
 fn steps(of: impl Fn(f32) -> f32) -> [f32; STEPS] {
-    array::from_fn(|step| of(step as f32 / (STEPS - 1) as f32))
+    array::from_fn(|step| of(step as f32 / 8.0))
 }
 
 for_each_isa!(search_line(weights: &[f32; BLOCK], levels: f32, line: &mut [f32; 2]) = search_line_body);
 
 /// The scale and the minimum with the smallest sum of squared errors that a search finds. It spreads the weights over
-/// two levels fewer than there are to two levels more (both ends are then cut off at the upper one), rounds, and takes
+/// two levels fewer than there are to nearly two more (both ends are then cut off at the upper one), rounds, and takes
 /// the line that fits those levels best.
 #[inline(always)]
 fn search_line_body<const FUSED: bool>(weights: &[f32; BLOCK], levels: f32, line: &mut [f32; 2]) {
@@ -116,7 +120,7 @@ fn search_line_body<const FUSED: bool>(weights: &[f32; BLOCK], levels: f32, line
     if lowest >= highest {
         return;
     }
-    let inverses = steps(|part| (levels - 2.0 + 4.0 * part) / (highest - lowest));
+    let inverses = steps(|more| (levels - 2.0 + more) / (highest - lowest));
     let (mut sums, mut dots, mut squares) = ([0.0; STEPS], [0.0; STEPS], [0.0; STEPS]);
     for weight in weights {
         for (((inverse, sum), dot), square) in inverses.iter().zip(&mut sums).zip(&mut dots).zip(&mut squares) {
@@ -131,5 +135,77 @@ fn search_line_body<const FUSED: bool>(weights: &[f32; BLOCK], levels: f32, line
     let spreads: [f32; STEPS] = array::from_fn(|step| squares[step] - sums[step] * sums[step] / N);
     let best = largest(array::from_fn(|step| dots[step] * dots[step] / spreads[step]));
     let slope = dots[best] / spreads[best];
-    *line = [slope, mean - slope * sums[best] / N];
+    // As above, of what lies between the weights.
+    if slope.is_finite() {
+        *line = [slope, mean - slope * sums[best] / N];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::f32::consts::PI;
+
+    use super::*;
+    use crate::ops::cpu::levels::{levels, noise, with_isa};
+
+    /// The error of the best of a search is no more than that of each scale that could be taken without one.
+    #[test]
+    fn a_search_finds_what_is_near() {
+        for seed in 0..200 {
+            let some = noise(BLOCK, seed);
+            let skew = if seed % 3 == 0 { 0.5 } else { 0.0 };
+            let weights: [f32; BLOCK] = array::from_fn(|n| (some[n] + skew) * 0.1 * (1.0 + seed as f32));
+            let error = |block: &QuantizedBlock| -> f32 {
+                block.weights().iter().zip(weights).map(|(found, weight)| (found - weight).powi(2)).sum()
+            };
+            let extreme =
+                weights.iter().fold(0.0, |most: f32, value| if value.abs() > most.abs() { *value } else { most });
+            let plain = |scale: f32| {
+                let values = weights.map(|weight| (weight / scale).round().clamp(-8.0, 7.0) as i8);
+                error(&QuantizedBlock { scale: f16::from_f32(scale), minimum: f16::ZERO, values })
+            };
+            let block = nearest_q4(&weights);
+            let q4 = error(&block);
+            assert!(q4 <= 1.01 * plain(extreme / -7.0) && q4 <= 1.01 * plain(extreme / -8.0), "{seed}: {q4}");
+            let lowest = weights.iter().fold(f32::INFINITY, |least, value| least.min(*value));
+            let highest = weights.iter().fold(f32::NEG_INFINITY, |most, value| most.max(*value));
+            let from_end_to_end = |levels: f32| {
+                let scale = (highest - lowest) / levels;
+                let values = weights.map(|weight| ((weight - lowest) / scale).round().clamp(0.0, levels) as i8);
+                error(&QuantizedBlock { scale: f16::from_f32(scale), minimum: f16::from_f32(lowest), values })
+            };
+            let [q4_1, q5_1] = [15, 31].map(|levels| nearest_above_minimum(&weights, levels));
+            assert!(error(&q4_1) <= 1.01 * from_end_to_end(15.0), "{seed}");
+            assert!(error(&q5_1) <= 1.01 * from_end_to_end(31.0), "{seed}");
+            for level in levels() {
+                with_isa(level, || {
+                    assert_eq!(nearest_q4(&weights), block);
+                    assert_eq!(nearest_above_minimum(&weights, 15), q4_1);
+                });
+            }
+        }
+    }
+
+    #[test]
+    fn weights_of_any_size_are_numbers() {
+        let cases: [fn(usize) -> f32; 7] = [
+            |_| 0.0,
+            |n| if n == 3 { f32::from_bits(1) } else { 0.0 },
+            |n| n as f32 * 1e-40,
+            |n| (n as f32 - 7.0) * 2e-39,
+            |n| if n == 0 { 2e-38 } else { -1e-38 },
+            |_| PI,
+            |n| if n == 31 { 1e4 } else { 1e-30 },
+        ];
+        for (number, case) in cases.into_iter().enumerate() {
+            let weights: [f32; BLOCK] = array::from_fn(case);
+            let largest = weights.iter().fold(0.0, |most: f32, value| most.max(value.abs()));
+            for block in [nearest_q8(&weights), nearest_q4(&weights), nearest_above_minimum(&weights, 15)] {
+                let errors = block.weights().into_iter().zip(weights).map(|(found, weight)| (found - weight).abs());
+                let most = errors.fold(0.0, |most: f32, error| if error.is_nan() { error } else { most.max(error) });
+                // Half a step of 4 bits, and less than f16 can say.
+                assert!(most <= largest / 12.0 + 1e-7, "case {number}: {most}");
+            }
+        }
+    }
 }
