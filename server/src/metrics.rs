@@ -77,6 +77,18 @@ pub struct Spans {
     pub decode: Duration,
 }
 
+impl Spans {
+    /// Of two answers to one request: until the first token of either, and from there to the end of both.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        let until_token = |spans: &Self| spans.queue + spans.prefill;
+        let until_end = |spans: &Self| until_token(spans) + spans.decode;
+        let first = if until_token(&other) < until_token(&self) { other } else { self };
+        let end = until_end(&self).max(until_end(&other));
+        Self { decode: end.saturating_sub(until_token(&first)), ..first }
+    }
+}
+
 impl Timeline {
     /// A request that has just come.
     pub fn new(arrived: Instant) -> Self {
@@ -343,6 +355,20 @@ fn escaped(label: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// An answer that waited for its turn behind another: the first token is the other's, the end its own.
+    #[test]
+    fn spans_of_several_answers_are_those_of_the_request() {
+        let spans = |parts: [u64; 3]| {
+            let [queue, prefill, decode] = parts.map(Duration::from_millis);
+            Spans { queue, prefill, decode }
+        };
+        let parts = |spans: Spans| [spans.queue, spans.prefill, spans.decode].map(|part| part.as_millis());
+        let (early, late) = (spans([1, 2, 10]), spans([1, 16, 4]));
+        assert_eq!(parts(early.and(late)), [1, 2, 18]);
+        assert_eq!(parts(late.and(early)), [1, 2, 18]);
+        assert_eq!(parts(early.and(spans([9, 1, 0]))), [1, 2, 10]);
+    }
 
     #[test]
     fn buckets_are_cumulative_and_include_their_bound() {

@@ -272,8 +272,7 @@ impl Deltas {
             Event::Finished { reason, cause, text, cached_tokens, spans } => {
                 let token_ids = std::mem::take(&mut choice.silent);
                 self.usage.prompt_tokens_details.cached_tokens += cached_tokens;
-                // The last one to end is the one that took longest.
-                self.spans = Some(spans);
+                self.spans = Some(self.spans.map_or(spans, |others| others.and(spans)));
                 let reason = wire_reason(reason);
                 if !self.finish_reasons.contains(&reason) {
                     self.finish_reasons.push(reason);
