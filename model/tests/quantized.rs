@@ -221,7 +221,7 @@ fn what_makes_no_matrix_is_refused() {
     assert_eq!(refused([2, 33], Dtype::Q8, 3), "`blocks` must be 4 for a matrix of 2 by 33, got 3");
     assert!(refused([1, 32], Dtype::Q4, 1).contains("-8..=7"));
     assert!(refused([1, 32], Dtype::Q4_1, 1).contains("0..=15"));
-    assert!(refused([1, 32], Dtype::F16, 1).contains("must be of `q8` or `q5_1` or `q4_1` or `q4`, got `f16`"));
+    assert!(refused([1, 32], Dtype::F16, 1).contains("must be of `q8`, `q5_1`, `q4_1` or `q4`, got `f16`"));
     let shifted = QuantizedBlock { minimum: f16::ONE, ..block };
     let message = QuantizedMatrix::new([1, 32], Dtype::Q8, vec![shifted]).unwrap_err().to_string();
     assert!(message.contains("must have no minima for `q8`"), "{message}");
@@ -233,7 +233,7 @@ fn what_makes_no_matrix_is_refused() {
     let good_config = fs::read_to_string(&config).unwrap();
     for (from, to, expected) in [
         ("\"hearth\",\n    \"dtype\"", "\"gptq\",\n    \"dtype\"", "method \"gptq\", which is not supported"),
-        ("\"q8\"", "\"q2\"", "`quantization_config.dtype` must be `q8` or `q5_1` or `q4_1` or `q4`, got `q2`"),
+        ("\"q8\"", "\"q2\"", "`quantization_config.dtype` must be `q8`, `q5_1`, `q4_1` or `q4`, got `q2`"),
     ] {
         assert!(good_config.contains(from), "{good_config}");
         fs::write(&config, good_config.replace(from, to)).unwrap();

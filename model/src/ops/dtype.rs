@@ -84,10 +84,14 @@ impl Dtype {
         found.map(|(_, dtype)| *dtype).ok_or_else(|| format!("must be {}, got `{name}`", Self::names(is_allowed)))
     }
 
-    /// The names of the dtypes that `is_allowed` says, for people: "`q8` or `q4`".
+    /// The names of the dtypes that `is_allowed` says, for people: "`f32`, `f16` or `bf16`".
     pub fn names(is_allowed: impl Fn(Self) -> bool) -> String {
         let allowed = Self::ALL.iter().filter(|(_, dtype)| is_allowed(*dtype));
-        allowed.map(|(name, _)| format!("`{name}`")).collect::<Vec<_>>().join(" or ")
+        let names: Vec<_> = allowed.map(|(name, _)| format!("`{name}`")).collect();
+        match names.split_last() {
+            Some((last, others)) if !others.is_empty() => format!("{} or {last}", others.join(", ")),
+            _ => names.concat(),
+        }
     }
 
     /// How embeddings are held in a model of this dtype. They are where rounding hurts most (they are `lm_head` too

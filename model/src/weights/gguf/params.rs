@@ -91,11 +91,11 @@ pub(super) fn load(
     let mut used = HashSet::new();
     let mut not_finite = Vec::new();
     let gpt = Gpt::from_params(config, dtype.unwrap_or_default(), device, &mut |spec| {
+        // What was read so far; the rows that are given here are read behind this.
+        table.maps.iter().for_each(|map| map.release());
         let param = Param::find(table, gguf, config, spec)?;
         used.extend(param.parts.iter().map(|part| part.tensor.name));
         not_finite.extend(param.parts.iter().filter(|part| !part.is_finite()).map(|part| part.tensor.name));
-        // What was read so far; the rows that are given here are read behind this.
-        table.maps.iter().for_each(|map| map.release());
         match (&spec.shape[..], dtype) {
             (&[d_out, d_in], None) => param.into_stored([d_out, d_in], device),
             (&[d_out, d_in], Some(_)) => Ok(ParamData::Rows(param.into_rows([d_out, d_in]))),
