@@ -10,7 +10,7 @@ use burn::{
 use crate::{
     config::GptConfig,
     error::{Error, Result},
-    ops::{Dtype, MatrixRows, QuantizedBlock, Weight},
+    ops::{Dtype, MatrixRows, Weight},
     param_specs::ParamSpec,
 };
 
@@ -21,10 +21,7 @@ pub enum ParamData<'a> {
     Values(TensorData),
     /// A matrix in plain values that is still to be read.
     Rows(MatrixRows<'a, f32>),
-    /// A matrix in blocks of a dtype that is still to be read. That its numbers are the dtype's own is not checked: see
-    /// [`QuantizedMatrix::new`](crate::ops::QuantizedMatrix::new).
-    Blocks(MatrixRows<'a, QuantizedBlock>, Dtype),
-    /// A matrix that is on its device already.
+    /// A matrix that is on its device already, such as one that was rounded before.
     Placed(Weight),
 }
 
@@ -60,7 +57,6 @@ impl<'a> ParamSource<'a> {
         match self.data(path)? {
             ParamData::Values(values) => Weight::new(values, dtype, self.device),
             ParamData::Rows(rows) => Weight::from_rows(&rows, dtype, self.device),
-            ParamData::Blocks(rows, dtype) => Weight::from_blocks(&rows, dtype, self.device),
             ParamData::Placed(weight) => Ok(weight),
         }
     }
@@ -75,7 +71,7 @@ impl<'a> ParamSource<'a> {
             ParamData::Values(values) => {
                 Ok(Param::from_tensor(Tensor::from_data(values.convert::<f32>(), self.device)))
             }
-            ParamData::Rows(_) | ParamData::Blocks(..) | ParamData::Placed(_) => {
+            ParamData::Rows(_) | ParamData::Placed(_) => {
                 Err(Error::Execution { what: format!("`{path}` is a vector, got a matrix") })
             }
         }

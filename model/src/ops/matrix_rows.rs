@@ -18,7 +18,7 @@ type ReadRow<'a, T> = dyn Fn(usize, &mut [T]) + Send + Sync + 'a;
 impl<'a, T: Copy + Default + Send + Sync> MatrixRows<'a, T> {
     /// The matrix is `dims`, `[d_out, d_in]`, and a row is `row_len` values or blocks, which `read` writes, given the row's
     /// number: `d_in` values, or as many blocks as hold them.
-    pub fn new(dims: [usize; 2], row_len: usize, read: impl Fn(usize, &mut [T]) + Send + Sync + 'a) -> Self {
+    pub(crate) fn new(dims: [usize; 2], row_len: usize, read: impl Fn(usize, &mut [T]) + Send + Sync + 'a) -> Self {
         Self { dims, row_len, read: Box::new(read) }
     }
 

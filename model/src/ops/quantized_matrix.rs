@@ -85,13 +85,17 @@ impl QuantizedMatrix {
         self.dtype
     }
 
-    /// The same weights in a dtype that has minima, if this one has none; q8 as it is.
+    /// The same weights in a dtype that has minima, or in q8.
     pub(crate) fn with_minima(self) -> Self {
         if self.dtype != Dtype::Q4 {
             return self;
         }
-        let blocks = self.blocks.iter().map(|block| block.above_minimum(8)).collect();
-        Self { dtype: Dtype::Q4_1, blocks, ..self }
+        let blocks: Vec<_> = self.blocks.iter().map(|block| block.above_minimum(8)).collect();
+        if blocks.iter().all(|block| block.minimum.is_finite()) {
+            return Self { dtype: Dtype::Q4_1, blocks, ..self };
+        }
+        // Scales so large that eight times as much is beyond f16.
+        Self { dtype: Dtype::Q8, ..self }
     }
 
     /// The blocks, row after row.
@@ -103,5 +107,25 @@ impl QuantizedMatrix {
     pub fn row(&self, row: usize) -> &[QuantizedBlock] {
         let n = self.dims[1].div_ceil(BLOCK_SIZE);
         &self.blocks[row * n..][..n]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    /// Also where eight times the scale is beyond f16.
+    #[test]
+    fn minima_change_no_weight() {
+        for (scale, expected) in [(0.25, Dtype::Q4_1), (9000.0, Dtype::Q8)] {
+            let values = std::array::from_fn(|n| n as i8 % 16 - 8);
+            let block = QuantizedBlock { scale: f16::from_f32(scale), minimum: f16::ZERO, values };
+            let matrix = QuantizedMatrix::new([1, 32], Dtype::Q4, vec![block]).unwrap();
+            let found = matrix.clone().with_minima();
+            assert_eq!(found.dtype(), expected);
+            assert_eq!(found.blocks()[0].weights(), block.weights());
+        }
     }
 }

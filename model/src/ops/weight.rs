@@ -67,19 +67,10 @@ impl Weight {
     /// nothing is rounded to it.
     pub fn new(data: TensorData, dtype: Dtype, device: &Device) -> Result<Self> {
         let dims = data.shape().dims();
-        if cpu::is_cpu(device) {
+        if cpu::is_cpu(device) || cube::is_cube(device) {
             return Self::from_rows(&MatrixRows::of(&to_f32(data)?, dims), dtype, device);
         }
         refuse_k_quants(dtype)?;
-        if cube::is_cube(device) {
-            let values = to_f32(data)?;
-            let matrix = if dtype.is_quantized() {
-                Matrix::from_quantized(&quantized(&Panels::new(&values, dims, dtype))?, device)
-            } else {
-                Matrix::new(&values, dims, dtype, device)
-            };
-            return Ok(Self::OnGpu(GpuWeight { matrix: Arc::new(matrix) }));
-        }
         let stored = match dtype {
             Dtype::F32 => DType::F32,
             Dtype::F16 => DType::F16,
@@ -94,9 +85,17 @@ impl Weight {
     /// # Errors
     /// Those of [`new`](Self::new).
     pub fn from_rows(rows: &MatrixRows<'_, f32>, dtype: Dtype, device: &Device) -> Result<Self> {
+        refuse_k_quants(dtype)?;
         if cpu::is_cpu(device) {
-            refuse_k_quants(dtype)?;
             return Ok(Self::Packed(PackedWeight { panels: Arc::new(Panels::from_rows(rows, dtype)) }));
+        }
+        if cube::is_cube(device) {
+            let matrix = if dtype.is_quantized() {
+                Matrix::from_quantized(&quantized(&Panels::from_rows(rows, dtype))?, device)
+            } else {
+                Matrix::new(&rows.collect(), rows.dims(), dtype, device)
+            };
+            return Ok(Self::OnGpu(GpuWeight { matrix: Arc::new(matrix) }));
         }
         Self::new(TensorData::new(rows.collect(), rows.dims()), dtype, device)
     }

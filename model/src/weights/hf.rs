@@ -248,11 +248,11 @@ pub(super) fn load_params(
     config: &GptConfig,
     (dtype, device): (Option<Dtype>, &Device),
 ) -> Result<Gpt> {
-    let keeps_bf16_on = Some(device).filter(|device| dtype.is_none() && Dtype::Bf16.is_for(device));
+    let keeps_bf16 = dtype.is_none() && Dtype::Bf16.is_for(device);
     let tied_copy = spelling.tied_copy(config).and_then(|name| files.get(name));
     let (used, not_finite) = (HashSet::new(), Vec::new());
     let has_minima = dtype.is_some_and(Dtype::has_minima);
-    let mut reader = ParamReader { files, spelling, tied_copy, keeps_bf16_on, has_minima, used, not_finite };
+    let mut reader = ParamReader { files, spelling, tied_copy, device, keeps_bf16, has_minima, used, not_finite };
     let mut read = |spec: &ParamSpec| {
         // What was read so far; the rows that are given here are read behind this.
         files.release();
@@ -283,8 +283,9 @@ struct ParamReader<'a> {
     spelling: Spelling,
     /// The embeddings once more.
     tied_copy: Option<StoredTensor<'a>>,
-    /// Where matrices of bf16 are put as they are, if they are to be.
-    keeps_bf16_on: Option<&'a Device>,
+    device: &'a Device,
+    /// Whether matrices of bf16 are put on the device as they are.
+    keeps_bf16: bool,
     /// Whether matrices of blocks have minima, but for those in q8.
     has_minima: bool,
     used: HashSet<String>,
@@ -311,19 +312,19 @@ impl<'a> ParamReader<'a> {
                 self.values(&factors)?;
                 self.used.insert(factors.name);
             }
-            return Ok(ParamData::Blocks(rows, dtype));
+            return Weight::from_blocks(&rows, dtype, self.device).map(ParamData::Placed);
         }
         let &[d_out, d_in] = spec.shape.as_slice() else {
             // A vector is a matrix of one column.
             let rows = self.rows([spec.shape[0], 1], spec, parts)?;
             return Ok(TensorData::new(rows.collect(), spec.shape.as_slice()).into());
         };
-        let kept_on = self.keeps_bf16_on.filter(|_| self.are_bf16(&parts));
+        let is_kept = self.keeps_bf16 && self.are_bf16(&parts);
         let rows = self.rows([d_out, d_in], spec, parts)?;
-        match kept_on {
-            Some(device) => Weight::from_rows(&rows, Dtype::Bf16, device).map(ParamData::Placed),
-            None => Ok(ParamData::Rows(rows)),
+        if is_kept {
+            return Weight::from_rows(&rows, Dtype::Bf16, self.device).map(ParamData::Placed);
         }
+        Ok(ParamData::Rows(rows))
     }
 
     /// Whether all tensors that make up a parameter are bf16.

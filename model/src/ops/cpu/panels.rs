@@ -96,7 +96,8 @@ impl Triples {
 
 impl Panels {
     /// Lays out `values`, `[d_out, d_in]` in row order, as [`from_rows`](Self::from_rows) does.
-    pub(in crate::ops) fn new(values: &[f32], dims: [usize; 2], dtype: Dtype) -> Self {
+    #[cfg(test)]
+    pub(super) fn new(values: &[f32], dims: [usize; 2], dtype: Dtype) -> Self {
         Self::from_rows(&MatrixRows::of(values, dims), dtype)
     }
 

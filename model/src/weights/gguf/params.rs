@@ -225,7 +225,8 @@ impl<'t, 'a> Param<'t, 'a> {
                 let (part, row) = place(&self.parts, row);
                 part.tensor.element.small_blocks(part.bytes(row, d_in), dtype, out);
             };
-            return Ok(ParamData::Blocks(MatrixRows::new(dims, d_in / BLOCK_SIZE, read), dtype));
+            let rows = MatrixRows::new(dims, d_in / BLOCK_SIZE, read);
+            return Weight::from_blocks(&rows, dtype, device).map(ParamData::Placed);
         }
         // What a device has no form for is computed in full.
         let dtype = if dtype.is_for(device) { dtype } else { Dtype::F32 };
