@@ -18,7 +18,10 @@ use super::{
 const MAX_ROWS: usize = 12;
 /// How far ahead of the arithmetic weights are fetched, in bytes. At the end of a panel that is the next one.
 #[cfg(target_arch = "x86_64")]
-const AHEAD: usize = 3 << 12;
+const AHEAD: usize = 3 << 11;
+/// The same where two kernels' rows take turns: more than what one goes through in its turn.
+#[cfg(target_arch = "x86_64")]
+const AHEAD_IN_TURNS: usize = 3 << 12;
 /// Inputs that two kernels' rows go through in turn: their weights, 12 KB in f32, and as much that is fetched meanwhile
 /// are in the smallest cache, and the sums are seldom put down and taken up again.
 #[cfg(target_arch = "x86_64")]
@@ -295,13 +298,19 @@ unsafe fn avx512_rows<L: PanelLine, const N: usize, const N_PARTS: usize>(
     let lines = lines.as_ptr();
     // Each part of the rows fetches its part of the next inputs' lines.
     let skipped = part * inputs.len() * L::BYTES / N_PARTS.max(1);
-    let fetched = lines.wrapping_byte_add(inputs.start * L::BYTES + skipped + AHEAD);
+    let ahead = if N_PARTS == 1 { AHEAD } else { AHEAD_IN_TURNS };
+    let fetched = lines.wrapping_byte_add(inputs.start * L::BYTES + skipped + ahead);
     for (number, input) in inputs.enumerate() {
         // SAFETY: there are `LINES` lines per input and `d_in` values per row: asserted above.
         let [left, right] = unsafe { L::load(lines.add(input * L::LINES)) };
         match N_PARTS {
             0 => {}
-            1 => (0..L::BYTES).step_by(LINE).for_each(|at| fetch(fetched.wrapping_byte_add(number * L::BYTES + at))),
+            // What an input takes may begin on the line that the one before ended on.
+            1 => (0..L::BYTES).step_by(LINE).for_each(|at| {
+                if L::BYTES.is_multiple_of(LINE) || at > 0 || number.is_multiple_of(2) {
+                    fetch(fetched.wrapping_byte_add(number * L::BYTES + at));
+                }
+            }),
             _ => fetch(fetched.wrapping_byte_add(number * L::BYTES / N_PARTS)),
         }
         for (row, sums) in sums.iter_mut().enumerate() {

@@ -143,14 +143,20 @@ unsafe fn vnni_rows<B: QuantBlock, const N: usize, const N_PARTS: usize>(
         // SAFETY: two registers of 16 values are the array of 32.
         *totals = unsafe { [_mm512_loadu_ps(stored.as_ptr()), _mm512_loadu_ps(stored.as_ptr().add(16))] };
     }
-    // Each part of the rows fetches its part of the next blocks, evenly over the runs of a block.
+    // Each part of the rows fetches its part of what lies ahead, evenly over the runs of a block.
     let n_lines = if N_PARTS == 0 { 0 } else { (size_of::<B>() / LINE).div_ceil(N_PARTS * B::RUNS) };
     let part = first / MAX_ROWS * blocks.len() * n_lines * LINE;
     let mut fetched = panel.as_ptr().wrapping_add(blocks.start).wrapping_byte_add(AHEAD + part);
     for number in blocks {
         let block = &panel[number];
         for run in 0..B::RUNS {
-            (0..n_lines).for_each(|line| fetch(fetched.wrapping_byte_add(line * LINE)));
+            // In between what is multiplied where that waits for memory: asked for all at once, a block's lines keep those that
+            // are needed first from coming (one row read a seventh less). At once where rows take turns: they are multiplied
+            // faster if nothing comes in between (BENCHMARKS.md, eleventh session).
+            let lines = fetched;
+            if N_PARTS != 1 {
+                (0..n_lines).for_each(|line| fetch(lines.wrapping_byte_add(line * LINE)));
+            }
             fetched = fetched.wrapping_byte_add(n_lines * LINE);
             let inputs = rows.blocks(first, number * B::RUNS + run).as_array::<N>();
             let inputs = inputs.unwrap_or_else(|| unreachable!("the caller counted the rows"));
@@ -158,6 +164,10 @@ unsafe fn vnni_rows<B: QuantBlock, const N: usize, const N_PARTS: usize>(
                 let mut sums: [[_; 2]; N] =
                     array::from_fn(|row| [_mm512_set1_epi32(inputs[row].start(B::BESIDE, half)); 2]);
                 for quarter in 4 * half / B::SCALES..4 * (half + 1) / B::SCALES {
+                    if N_PARTS == 1 {
+                        let some = quarter * n_lines / 4..(quarter + 1) * n_lines / 4;
+                        some.for_each(|line| fetch(lines.wrapping_byte_add(line * LINE)));
+                    }
                     // SAFETY: this function's own target features.
                     for (part, weights) in unsafe { block.numbers(run).load(quarter) }.into_iter().enumerate() {
                         for (input, sums) in inputs.iter().zip(&mut sums) {
