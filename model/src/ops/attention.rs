@@ -129,17 +129,27 @@ pub struct Slots {
     host: Vec<i32>,
     device: Device,
     tensor: OnceLock<Tensor<1, Int>>,
+    differ: OnceLock<bool>,
 }
 
 impl Slots {
     /// Slots of pools on `device`.
     pub fn new(host: Vec<i32>, device: &Device) -> Self {
-        Self { host, device: device.clone(), tensor: OnceLock::new() }
+        Self { host, device: device.clone(), tensor: OnceLock::new(), differ: OnceLock::new() }
     }
 
     /// As plain numbers.
     pub fn host(&self) -> &[i32] {
         &self.host
+    }
+
+    /// Whether no slot is there twice; found out at the first call.
+    pub fn differ(&self) -> bool {
+        *self.differ.get_or_init(|| {
+            let mut sorted = self.host.clone();
+            sorted.sort_unstable();
+            sorted.is_sorted_by(|one, next| one < next)
+        })
     }
 
     /// On the device; uploaded at the first call.

@@ -147,7 +147,7 @@ fn over_pools<E: KvElement>(
         cpu::update::<E>(key_values, |key_values| {
             let paged = cpu::PagedValues {
                 pools: [keys, key_values],
-                slots: slots.host(),
+                slots,
                 sequences,
                 options,
                 rotation: rotation.map(Rotation::host),

@@ -1,16 +1,18 @@
 //! A whole block over the rows of a step, in place: what the operations one by one compute, to the bit, without a tensor
-//! in between. A block meets its threads five times: four products and attention.
+//! in between. A block meets its threads five times, four products and attention; with more than a few rows once more, to
+//! store keys and values.
 
 use super::{
     KvElement,
-    attention::{append_keys, append_values, attention_paged_into},
+    attention::attention_paged_into,
+    kv_append::enter,
     matmul::{Store, has_gated, linear_into},
     panels::Panels,
-    rowwise::{activate_rows, add_multiplied, gated_into, norm_heads, norm_in_place, norm_into, rope},
+    rowwise::{activate_rows, add_multiplied, gated_into, norm_in_place, norm_into},
 };
 use crate::{
     config::{Activation, QkNormSpan},
-    ops::{AttentionOptions, NormOptions, PagedRows},
+    ops::{AttentionOptions, NormOptions, PagedRows, Slots},
 };
 
 /// A norm's parameters.
@@ -48,7 +50,7 @@ pub(in crate::ops) struct BlockValues<'a> {
 pub(in crate::ops) struct PagedValues<'a, E> {
     /// Keys and values.
     pub(in crate::ops) pools: [&'a mut [E]; 2],
-    pub(in crate::ops) slots: &'a [i32],
+    pub(in crate::ops) slots: &'a Slots,
     pub(in crate::ops) sequences: &'a [PagedRows],
     pub(in crate::ops) options: &'a AttentionOptions,
     /// Cosines and sines.
@@ -88,26 +90,15 @@ pub(in crate::ops) fn block<E: KvElement>(
 }
 
 /// What attention makes of `x`, head by head, into `mixed`.
-fn mix_heads<E: KvElement>(x: &[f32], block: &BlockValues<'_>, paged: PagedValues<'_, E>, scratch: &mut Scratch) {
+fn mix_heads<E: KvElement>(x: &[f32], block: &BlockValues<'_>, mut paged: PagedValues<'_, E>, scratch: &mut Scratch) {
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *paged.options;
     let (q_width, kv_width) = (n_heads * head_dim, n_kv_heads * head_dim);
     let width = q_width + 2 * kv_width;
     let Scratch { normed, wide: qkv, mixed, .. } = scratch;
     let input = normed_if_any(x, block.attn_in_norm.as_ref(), normed);
     let n_rows = product(input, &block.qkv, qkv);
-    if let Some((norms, span)) = &block.head_norms {
-        norm_heads(qkv, norms, *span, paged.options);
-    }
-    if let Some([cos, sin]) = paged.rotation {
-        // Queries and keys turn alike, and lie side by side.
-        rope(qkv, [width, q_width + kv_width, head_dim], cos, sin);
-    }
+    enter(qkv, block.head_norms.as_ref(), &mut paged);
     let [keys, values] = paged.pools;
-    for (row, &slot) in qkv.chunks_exact(width).zip(paged.slots) {
-        let (k, v) = row[q_width..].split_at(kv_width);
-        append_keys(keys, k, &[slot]);
-        append_values(values, v, &[slot]);
-    }
     resize(mixed, n_rows * q_width);
     attention_paged_into(qkv, width, [&*keys, &*values], (paged.sequences, paged.options), mixed);
 }

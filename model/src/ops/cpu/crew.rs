@@ -168,6 +168,12 @@ impl<'a, T> SharedMut<'a, T> {
         self.len
     }
 
+    /// Where a part of the slice is, for threads whose own values lie between those of others.
+    pub(super) fn places(&self, range: Range<usize>) -> *mut T {
+        assert!(range.start <= range.end && range.end <= self.len);
+        self.start.wrapping_add(range.start)
+    }
+
     /// A part of the slice.
     ///
     /// # Safety

@@ -16,6 +16,7 @@ mod exact;
 mod fetch;
 mod foresight;
 mod huge_pages;
+mod kv_append;
 mod kv_element;
 #[cfg(test)]
 mod levels;
@@ -32,9 +33,10 @@ mod scan;
 mod tensors;
 
 pub use arenas::{give_back_memory, limit_arenas};
-pub(super) use attention::{append_keys, append_values, attention_paged};
+pub(super) use attention::attention_paged;
 pub(super) use block::{BlockValues, LinearValues, NormValues, PagedValues, Scratch, block};
 pub use crew::share_items;
+pub(super) use kv_append::{append_keys, append_values};
 pub(super) use kv_element::KvElement;
 pub(super) use matmul::linear;
 pub(super) use measure::{multiply_rate, read_bandwidth};

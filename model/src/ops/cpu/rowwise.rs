@@ -90,13 +90,22 @@ pub(in crate::ops) fn norm_heads(
     options: &AttentionOptions,
 ) {
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
-    for_rows(qkv, (n_heads + 2 * n_kv_heads) * head_dim, |_, row| {
-        let (queries, rest) = row.split_at_mut(n_heads * head_dim);
-        for (heads, norm) in [queries, &mut rest[..n_kv_heads * head_dim]].into_iter().zip(norms) {
-            let width = if span == QkNormSpan::Head { head_dim } else { heads.len() };
-            heads.chunks_exact_mut(width).for_each(|head| norm_row(head, norm.weight, norm.bias, norm.options));
-        }
-    });
+    for_rows(qkv, (n_heads + 2 * n_kv_heads) * head_dim, |_, row| norm_heads_row(row, norms, span, options));
+}
+
+/// The same of one row.
+pub(super) fn norm_heads_row(
+    row: &mut [f32],
+    norms: &[NormValues<'_>; 2],
+    span: QkNormSpan,
+    options: &AttentionOptions,
+) {
+    let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
+    let (queries, rest) = row.split_at_mut(n_heads * head_dim);
+    for (heads, norm) in [queries, &mut rest[..n_kv_heads * head_dim]].into_iter().zip(norms) {
+        let width = if span == QkNormSpan::Head { head_dim } else { heads.len() };
+        heads.chunks_exact_mut(width).for_each(|head| norm_row(head, norm.weight, norm.bias, norm.options));
+    }
 }
 
 /// Adds `update`, multiplied, to `x`.

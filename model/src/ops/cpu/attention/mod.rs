@@ -1,6 +1,6 @@
 //! Attention over the pages of a cache, read where they lie.
 //!
-//! Keys are stored with the 16 tokens of a page side by side (see [`append_keys`]), so that 16 scores are one chain of
+//! Keys are stored with the 16 tokens of a page side by side (see [`append_keys`](super::append_keys)), so that 16 scores are one chain of
 //! multiply-adds over the head's dimensions, with no sums across lanes; values are stored row by row, and a row of the
 //! output is one chain over the keys in the order of their positions. Rows are computed several at a time, and those
 //! that must not see a key give it the weight zero, which leaves their sums as they are: the result is the same bits
@@ -34,31 +34,6 @@ const RUN_BYTES: usize = 1 << 14;
 const MAX_SCORES: usize = 1 << 15;
 /// Work below which other threads cost more than they bring, in multiply-adds.
 const PARALLEL_WORK: usize = 1 << 17;
-
-/// Stores keys `rows [n, width]` at `slots` of `pool [n_slots, width]`: within a page, dimension after dimension, the 16
-/// tokens' values side by side.
-pub(in crate::ops) fn append_keys<E: KvElement>(pool: &mut [E], rows: &[f32], slots: &[i32]) {
-    let width = (rows.len() / slots.len().max(1)).max(1);
-    for (row, &slot) in rows.chunks_exact(width).zip(slots) {
-        let (page, lane) = (slot as usize / LANES, slot as usize % LANES);
-        let page = &mut pool[page * LANES * width..][..LANES * width];
-        for (lines, values) in page.chunks_mut(LANES * LANES).zip(row.chunks(LANES)) {
-            let mut stored = [E::default(); LANES];
-            E::store(values, &mut stored[..values.len()]);
-            for (line, value) in lines.chunks_exact_mut(LANES).zip(stored) {
-                line[lane] = value;
-            }
-        }
-    }
-}
-
-/// Stores values `rows [n, width]` at `slots` of `pool [n_slots, width]`.
-pub(in crate::ops) fn append_values<E: KvElement>(pool: &mut [E], rows: &[f32], slots: &[i32]) {
-    let width = (rows.len() / slots.len().max(1)).max(1);
-    for (row, &slot) in rows.chunks_exact(width).zip(slots) {
-        E::store(row, &mut pool[slot as usize * width..][..width]);
-    }
-}
 
 /// Queries `[n_rows, n_heads * head_dim]` over pools `[n_slots, n_kv_heads * head_dim]`: `[n_rows, n_heads * head_dim]`.
 pub(in crate::ops) fn attention_paged<E: KvElement>(
