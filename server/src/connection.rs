@@ -45,11 +45,12 @@ pub struct ConnectionTimeouts {
     pub idle: Duration,
 }
 
-/// Serves one connection to its end, or, once `draining` turns true, to the end of the request in flight.
+/// Serves one connection to its end, of its first request if it may not live on (`keep_alive`), or, once `draining` turns
+/// true, of the request in flight.
 pub(crate) async fn serve_connection<Io>(
     io: Io,
     router: Router,
-    timeouts: ConnectionTimeouts,
+    (timeouts, keep_alive): (ConnectionTimeouts, bool),
     mut draining: watch::Receiver<bool>,
 ) where
     Io: AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -60,7 +61,7 @@ pub(crate) async fn serve_connection<Io>(
     let mut builder = http1::Builder::new();
     // `Watched` has the timers. With one of its own hyper looks for the next request right after an answer, not only
     // when something comes, and that starts ours.
-    builder.timer(TokioTimer::new()).header_read_timeout(LONGEST).max_buf_size(MAX_HEAD_BYTES);
+    builder.timer(TokioTimer::new()).header_read_timeout(LONGEST).max_buf_size(MAX_HEAD_BYTES).keep_alive(keep_alive);
     let connection = builder.serve_connection(TokioIo::new(io), service);
     let mut connection = std::pin::pin!(connection);
     // An error says that the server has gone: that is an end too.

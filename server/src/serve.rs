@@ -1,7 +1,8 @@
 //! Runs the API on a listener until it is told to stop, and then in an orderly way: no new work, what is in flight may
-//! finish within a time limit. The caller owns the socket and the signals, so that tests bring their own.
+//! finish within a time limit. Who asks meanwhile is told so: a balancer sees `/ready` at 503, not a dead host. The caller
+//! owns the socket and the signals, so that tests bring their own.
 
-use std::{future::pending, io, sync::Arc, time::Duration};
+use std::{convert::Infallible, future::pending, io, sync::Arc, time::Duration};
 
 use axum::Router;
 use tokio::{
@@ -66,15 +67,15 @@ pub async fn serve(
     let drain_timeout = options.drain_timeout;
     let mut connections = Connections::new(app(state.clone()), options);
     let failed = tokio::select! {
-        () = connections.accept_all(&listener) => None,
+        never = connections.accept_all(&listener) => match never {},
         what = state.inference_failure() => Some(what),
         () = next(&mut signals) => None,
     };
     state.start_draining();
-    // Whoever knocks from now on is turned away by the system.
-    drop(listener);
     connections.start_draining();
     if let Some(what) = failed {
+        // Whoever knocks from now on is turned away by the system.
+        drop(listener);
         // Clients in flight have their error events; this lets them arrive.
         let _ = timeout(FAREWELL, connections.all_ended()).await;
         return Err(ServeError::Inference(what));
@@ -83,8 +84,10 @@ pub async fn serve(
         "shutting down: requests in flight get {} s, a second signal ends them at once",
         drain_timeout.as_secs()
     );
+    let mut latecomers = connections.for_latecomers();
     tokio::select! {
         () = connections.all_ended() => Ok(Ended::Drained),
+        never = latecomers.accept_all(&listener) => match never {},
         what = state.inference_failure() => Err(ServeError::Inference(what)),
         () = sleep(drain_timeout) => {
             tracing::warn!("the drain timeout of {} s is over, requests in flight are cut off", drain_timeout.as_secs());
@@ -108,6 +111,8 @@ async fn next(signals: &mut mpsc::Receiver<()>) {
 struct Connections {
     router: Router,
     options: ServeOptions,
+    /// Whether a connection may bring more than one request.
+    keep_alive: bool,
     places: Arc<Semaphore>,
     draining: watch::Sender<bool>,
     tasks: JoinSet<()>,
@@ -116,14 +121,20 @@ struct Connections {
 impl Connections {
     fn new(router: Router, options: ServeOptions) -> Self {
         let places = Arc::new(Semaphore::new(options.max_connections.min(Semaphore::MAX_PERMITS)));
-        Self { router, options, places, draining: watch::Sender::new(false), tasks: JoinSet::new() }
+        let draining = watch::Sender::new(false);
+        Self { router, options, keep_alive: true, places, draining, tasks: JoinSet::new() }
+    }
+
+    /// Of those who come while the others end: one request each, and nobody waits for them.
+    fn for_latecomers(&self) -> Self {
+        Self { keep_alive: false, ..Self::new(self.router.clone(), self.options.clone()) }
     }
 
     /// Takes in connections for ever.
-    async fn accept_all(&mut self, listener: &TcpListener) {
+    async fn accept_all(&mut self, listener: &TcpListener) -> Infallible {
         loop {
             // A place first: while there is none, clients wait in the system's own queue.
-            let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return };
+            let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return pending().await };
             match listener.accept().await {
                 Ok((stream, _)) => self.serve(stream, place),
                 // The client has given up already.
@@ -143,13 +154,13 @@ impl Connections {
             tracing::debug!("cannot set TCP_NODELAY: {error}");
         }
         let (router, timeouts, tls) = (self.router.clone(), self.options.timeouts, self.options.tls.clone());
-        let draining = self.draining.subscribe();
+        let (keep_alive, draining) = (self.keep_alive, self.draining.subscribe());
         self.tasks.spawn(async move {
             let _place = place;
             match tls {
-                None => serve_connection(stream, router, timeouts, draining).await,
+                None => serve_connection(stream, router, (timeouts, keep_alive), draining).await,
                 Some(tls) => match timeout(timeouts.head, tls.accept(stream)).await {
-                    Ok(Ok(stream)) => serve_connection(stream, router, timeouts, draining).await,
+                    Ok(Ok(stream)) => serve_connection(stream, router, (timeouts, keep_alive), draining).await,
                     Ok(Err(error)) => tracing::debug!("a TLS handshake failed: {error}"),
                     Err(_) => tracing::debug!("a TLS handshake took too long"),
                 },

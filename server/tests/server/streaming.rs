@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 use tower::ServiceExt;
 
 use crate::{
-    live::Live,
+    live::{Live, post},
     support::{MAX_SEQ_LEN, MODEL, Server, events, is_idle},
 };
 
@@ -143,6 +143,34 @@ async fn draining_finishes_what_is_in_flight_and_takes_nothing_new() {
     let address = live.address;
     assert_eq!(live.ended().await.unwrap(), Ended::Drained);
     assert!(TcpStream::connect(address).await.is_err());
+}
+
+#[tokio::test]
+async fn while_it_drains_who_asks_is_told_so() {
+    let live = Live::start().await;
+    let request = post(r#"{ "prompt": "x", "max_tokens": 1 }"#);
+    // In flight for as long as its body is not complete.
+    let (begun, rest) = request.split_at(request.len() - 3);
+    let mut in_flight = live.connect().await;
+    in_flight.send(begun.as_bytes()).await;
+    live.answers().await;
+    live.signals.send(()).await.unwrap();
+    let told = async |request: &str| {
+        let mut late = live.connect().await;
+        late.send(request.as_bytes()).await;
+        late.all().await
+    };
+    let get = |path: &str| format!("GET {path} HTTP/1.1\r\nhost: test\r\n\r\n");
+    while !told(&get("/ready")).await.starts_with("HTTP/1.1 503 ") {}
+    for (request, status) in [(&get("/health"), 200), (&get("/metrics"), 200), (&get("/ready"), 503), (&request, 503)] {
+        let answer = told(request).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
+        // And the connection with it.
+        assert!(answer.contains("connection: close"), "{answer}");
+    }
+    in_flight.send(rest.as_bytes()).await;
+    assert!(in_flight.all().await.starts_with("HTTP/1.1 503 "));
+    assert_eq!(live.ended().await.unwrap(), Ended::Drained);
 }
 
 #[tokio::test]
