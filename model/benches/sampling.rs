@@ -1,5 +1,5 @@
-//! How long choosing a token takes: `cargo bench --bench sampling [-- FILE]`. The rows are nearly normal with twenty likely
-//! tokens, or those of a file of f32, 49,152 to a row. For each set of parameters, the best and the mean of 300 draws.
+//! How long choosing a token takes: `cargo bench --package hearth-model --bench sampling [-- FILE]`. The rows are nearly
+//! normal with twenty likely tokens, or those of a file of f32, 49,152 to a row. For each set of parameters, the best and the mean of 300 draws.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a benchmark")]
 
 use std::{fs, hint::black_box, time::Instant};

@@ -67,10 +67,10 @@ pub struct ServerConfig {
     #[arg(long, env = "HEARTH_DRAFT_MODEL", value_name = "DIR|FILE")]
     pub draft_model: Option<PathBuf>,
     /// How the draft model's weight matrices are held: `f32`, `f16`, `bf16`, or rounded to `q8`, `q5_1`, `q4_1` or
-    /// `q4` [default: as those of the served model]
+    /// `q4` [default: as `--dtype` or `--quantize` say]
     #[arg(long, env = "HEARTH_DRAFT_DTYPE", value_name = "DTYPE", value_parser = |name: &str| Dtype::parse(name, |_| true))]
     pub draft_dtype: Option<Dtype>,
-    /// Tokens that are guessed ahead at most [default: 8 with `prompt-lookup`, which costs nothing, 3 with `draft`]
+    /// Tokens that are guessed ahead at most, from 1 to 16 [default: 8 with `prompt-lookup`, which costs nothing, 3 with `draft`]
     #[arg(long, env = "HEARTH_NUM_SPECULATIVE_TOKENS", value_name = "TOKENS")]
     pub num_speculative_tokens: Option<usize>,
     /// Where sampling parameters come from that a request leaves out: `model`, what the model's generation_config.json
@@ -132,6 +132,9 @@ impl ServerConfig {
         match self.speculative {
             Some(SpeculativeMethod::PromptLookup) if self.draft_model.is_some() => {
                 refuse("--draft-model", "`--speculative draft`, got `prompt-lookup`")
+            }
+            Some(SpeculativeMethod::Draft) if self.draft_model.is_none() => {
+                refuse("--speculative draft", "`--draft-model`, which is not given")
             }
             _ if self.draft_dtype.is_some() && self.draft_model.is_none() => {
                 refuse("--draft-dtype", "`--draft-model`, which is not given")

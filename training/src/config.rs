@@ -124,13 +124,13 @@ pub struct Preset {
     pub config: TrainConfig,
 }
 
-/// What every preset starts from: each row of [`PRESETS`] lists only what differs.
 /// More micro batches in a step than any batch is large.
 const MAX_GRAD_ACCUM_STEPS: usize = 1 << 16;
 
 /// More tokens at once than the activations of any model leave room for.
 const MAX_MICRO_BATCH_TOKENS: usize = 1 << 26;
 
+/// What every preset starts from: each row of [`PRESETS`] lists only what differs.
 const BASE: TrainConfig = TrainConfig {
     seed: 1337,
     model: ModelSettings {

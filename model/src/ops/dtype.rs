@@ -59,8 +59,8 @@ impl Dtype {
         matches!(self, Self::Q6K | Self::Q5K | Self::Q4K)
     }
 
-    /// What a matrix of it is stored as: K-quants in the blocks of 32 that are nearest (where a matrix is put together of
-    /// several kinds, in 8 bits).
+    /// What a matrix of it is stored as: K-quants in the blocks of 32 that are nearest. (One that is put together of several
+    /// kinds is stored in 8 bits from the CPU; a GPU holds it as the widest of them.)
     pub fn stored_as(self) -> Self {
         match self {
             Self::Q6K => Self::Q8,

@@ -1,7 +1,8 @@
 //! The model dir: the folder in Hugging Face's format that training writes and serving reads.
 //!
 //! `config.json`, `model.safetensors` (or shards with an index), `tokenizer.json`, `tokenizer_config.json`,
-//! `chat_template.jinja`, `generation_config.json`. There is no other format and no export step.
+//! `chat_template.jinja`, `generation_config.json`. Nothing else is written, and there is no export step;
+//! GGUF files are read besides (`gguf`).
 
 use std::{
     fs,

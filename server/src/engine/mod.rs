@@ -12,6 +12,7 @@
 //! - `sequence`: one request on its way through; `beams`: one with several sequences; [`embedding`]: one without an
 //!   answer; `generation`: any of them
 //! - `speculation`: guesses at the tokens to come
+//! - `turn`: what a step's logits lead to, request by request, on all threads
 //! - [`text`]: token ids to text deltas and stop strings; pure
 //! - `worker`: the thread, and the loop `schedule -> run -> advance`
 

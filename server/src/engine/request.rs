@@ -358,8 +358,12 @@ fn check_constraint(parts: &RequestParts) -> Result<(), ValidationError> {
     let Some(constraint) = &parts.constraint else { return Ok(()) };
     let no_token = "together they could leave no token to go on with";
     let cut = "the answer would be cut before it is complete";
+    let beams = match parts.strategy {
+        Strategy::Sample => None,
+        Strategy::Beams { kind, .. } => Some(strategy_name(kind)),
+    };
     let conflicts = [
-        ("use_beam_search", parts.strategy != Strategy::Sample, "beams know of no constraint"),
+        (beams.unwrap_or_default(), beams.is_some(), "beams know of no constraint"),
         ("min_tokens", parts.stop.min_tokens > 0, "the answer ends when it is complete"),
         ("allowed_token_ids", parts.sampling.allowed_token_ids.is_some(), no_token),
         ("bad_words", !parts.sampling.bad_words.is_empty(), no_token),

@@ -165,8 +165,8 @@ fn kv_dtype(loaded: &LoadedModel, options: &EngineOptions) -> Result<KvDtype, St
     Ok(KvDtype::choose(options.kv_cache_dtype, loaded.gpt.dtype(), &loaded.gpt.device())?)
 }
 
-/// Of the program's version, the architecture, how weights, keys and values are held and where. Weights themselves are too many to be read
-/// for it; the model's name stands for them.
+/// Of the program's version, the architecture, how weights, keys and values are held and where. Weights themselves are too
+/// many to be read for it; the model's name stands for them.
 fn fingerprint(loaded: &LoadedModel, kv_dtype: KvDtype) -> String {
     let gpt = &loaded.gpt;
     let (version, dtype, device) = (env!("CARGO_PKG_VERSION"), gpt.dtype(), gpt.device());

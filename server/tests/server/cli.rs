@@ -434,6 +434,7 @@ fn settings_that_make_no_sense_are_refused_without_telling_keys() {
         (&["--draft-dtype", "q4"], "`--draft-dtype` goes with `--draft-model`"),
         (&["--num-speculative-tokens", "4"], "`--num-speculative-tokens` goes with `--speculative`"),
         (&["--speculative", "prompt-lookup", "--draft-model", "x"], "goes with `--speculative draft`"),
+        (&["--speculative", "draft"], "`--speculative draft` goes with `--draft-model`"),
         (&["--otlp-endpoint", "localhost:4318"], "`--otlp-endpoint` must be an http or https address"),
         (&["--otlp-endpoint", "http://x", "--otlp-header", "sk two"], "`--otlp-header` must be `NAME=VALUE`"),
         (&["--otlp-endpoint", "http://x", "--otlp-certificate", "/nowhere"], "`--otlp-certificate`: cannot read"),

@@ -1,6 +1,7 @@
 //! Rows against one panel of f32, in as many bytes as it is held in, f16 or bf16.
 //!
-//! Every output is one chain of fused multiply-adds over the inner dimension, in its order, starting from zero.
+//! Every output is one chain of multiply-adds (fused where the machine has that) over the inner dimension, in its order,
+//! starting from zero.
 
 #[cfg(target_arch = "x86_64")]
 use std::{cell::RefCell, ops::Range};

@@ -2,7 +2,7 @@
 //!
 //! A pass reads the same weights in the same order as the one before. So a thread that has nothing left to do in one
 //! product can fetch the beginning of its part of the next, while another thread normalises or rounds what the product
-//! will take: otherwise memory would be idle then, a tenth of a step of one sequence in 8 bits.
+//! will take: otherwise memory would be idle then.
 
 use std::ptr;
 

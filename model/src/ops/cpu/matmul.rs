@@ -1,7 +1,7 @@
 //! `x W^T + b` over packed weights.
 //!
 //! Threads share out the panels, so no sum is ever split, and the order of its additions is that of the inner dimension:
-//! in a block of twelve rows, in a row by itself, on either instruction set.
+//! among other rows or by itself, whatever the instruction set.
 
 use std::ops::Range;
 

@@ -1,13 +1,14 @@
-//! `x W^T + b` over weights of 8, 5 or 4 bits.
+//! `x W^T + b` over weights of 8, 6, 5 or 4 bits.
 //!
 //! Weights are in blocks of 32 along the inner dimension, each with an f16 scale, as in GGUF's `Q8_0` and `Q4_0`; with an
-//! f16 minimum besides, as in `Q4_1` and `Q5_1`; or K-quants, where both are products (`ops/k_quants.rs`). A row of the input is rounded to 8 bits in the same blocks, by itself;
-//! products are summed exactly, in i32, within a block, and the blocks' sums (and what the minimum adds: itself times the
-//! sum of the input) are added in order, in f32. So a row's outputs do not depend on its neighbours.
+//! f16 minimum besides, as in `Q4_1` and `Q5_1`; or K-quants, whose factors are products (`ops/k_quants.rs`). A row of the
+//! input is rounded to 8 bits in the same blocks, by itself; products are summed exactly, in i32, within a block, and the
+//! blocks' sums (and what the minimum adds: itself times the sum of the input) are added in order, in f32. So a row's
+//! outputs do not depend on its neighbours.
 //!
 //! In memory, the 32 rows of a panel lie side by side and every register holds 4 inputs of 16 rows: what `vpdpbusd`
-//! multiplies and adds in one go. It takes unsigned by signed bytes, so weights are stored with an offset, and the
-//! offset times the sum of the input's block is where the sum starts.
+//! multiplies and adds in one go. It takes unsigned by signed bytes, so weights on both sides of zero are stored with
+//! an offset, and the offset times the sum of the input's block is where the sum starts.
 
 #[cfg(target_arch = "x86_64")]
 use std::{array, ops::Range};
