@@ -142,7 +142,8 @@ impl GrammarCompiler {
             Grammar::Choice(choices) => {
                 let choices: Vec<String> =
                     choices.iter().map(|choice| Value::from(choice.as_str()).to_string()).collect();
-                TopLevelGrammar::from_lark(format!("start: {}", choices.join(" | ")))
+                // One terminal: as alternatives of a rule, thousands would be more than the parser keeps at a time.
+                TopLevelGrammar::from_lark(format!("start: CHOICE\nCHOICE: {}", choices.join(" | ")))
             }
             Grammar::Lark(source) => TopLevelGrammar::from_lark(source.clone()),
         };

@@ -56,7 +56,10 @@ impl<'a> ParamSource<'a> {
     pub(crate) fn matrix_as(&mut self, path: &str, dtype: Dtype) -> Result<Weight> {
         match self.data(path)? {
             ParamData::Values(values) => Weight::new(values, dtype, self.device),
-            ParamData::Rows(rows) => Weight::from_rows(&rows, dtype, self.device),
+            ParamData::Rows(rows) => {
+                check_range(path, &rows, dtype)?;
+                Weight::from_rows(&rows, dtype, self.device)
+            }
             ParamData::Placed(weight) => Ok(weight),
         }
     }
@@ -83,6 +86,22 @@ impl<'a> ParamSource<'a> {
         };
         (self.read)(spec)
     }
+}
+
+/// Refuses a matrix with numbers so large that `dtype` would make infinities of them; and what is no finite number, where
+/// rounding would hide it.
+fn check_range(path: &str, rows: &MatrixRows<'_, f32>, dtype: Dtype) -> Result<()> {
+    let limit = dtype.largest_weight();
+    let largest = if limit < f32::MAX { rows.largest() } else { 0.0 };
+    if largest <= limit || !largest.is_finite() && !dtype.is_quantized() {
+        return Ok(());
+    }
+    let name = if dtype.is_quantized() { "quantize" } else { "dtype" };
+    let what = format!(
+        "is `{dtype}`, which holds weights up to {limit:e}, but `{path}` has {largest:e}\nhint: `f32` and `bf16` hold all \
+         finite numbers"
+    );
+    Err(Error::Param { name, what })
 }
 
 /// Follows a module visitor or mapper through the model, so that it knows the path of the parameter at hand: call

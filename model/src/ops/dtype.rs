@@ -70,6 +70,18 @@ impl Dtype {
         }
     }
 
+    /// The largest weight that no rounding to this dtype makes infinite. In blocks, scales and minima are f16.
+    pub(crate) fn largest_weight(self) -> f32 {
+        let f16_max = half::f16::MAX.to_f32();
+        match self {
+            Self::F32 => f32::MAX,
+            Self::Bf16 => half::bf16::MAX.to_f32(),
+            Self::F16 | Self::Q5_1 | Self::Q4_1 | Self::Q5K | Self::Q4K => f16_max,
+            Self::Q8 | Self::Q6K => 127.0 * f16_max,
+            Self::Q4 => 8.0 * f16_max,
+        }
+    }
+
     /// Whether blocks have a minimum besides.
     pub fn has_minima(self) -> bool {
         matches!(self, Self::Q5_1 | Self::Q4_1)

@@ -51,6 +51,20 @@ impl<'a, T: Copy + Default + Send + Sync> MatrixRows<'a, T> {
     }
 }
 
+impl MatrixRows<'_, f32> {
+    /// The largest value in size; NaN if there is any.
+    pub(crate) fn largest(&self) -> f32 {
+        let [n_rows, d_in] = self.dims;
+        let larger = |one: f32, other: f32| if one.is_nan() || one > other { one } else { other };
+        let of_row = |values: &mut Vec<f32>, row| {
+            values.resize(d_in, 0.0);
+            self.read(row, values);
+            values.iter().fold(0.0, |largest: f32, value| larger(value.abs(), largest))
+        };
+        (0..n_rows).into_par_iter().map_init(Vec::new, of_row).reduce(|| 0.0, larger)
+    }
+}
+
 impl<T> fmt::Debug for MatrixRows<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rows of a matrix {:?}", self.dims)

@@ -16,7 +16,7 @@ use hearth_model::{
     generate::token_tensor,
     gpt::{Gpt, Init, ParamSpec},
     kv_cache::{KvCache, PAGE_SIZE, PageTable, StepPart},
-    ops::{self, KvDtype},
+    ops::{self, Dtype, KvDtype},
     sampling::{Sampler, SamplingParams},
     weights::model_dir,
 };
@@ -178,6 +178,18 @@ fn random(dir: &Path, options: &ModelConfig) -> anyhow::Result<Gpt> {
     let config = model_dir::load_config(dir)?;
     let device = options.device()?;
     let dtype = options.held_as().unwrap_or_default();
+    // At least; and the embedding in f32 on its way there.
+    let bits = match dtype {
+        Dtype::F32 => 32,
+        Dtype::F16 | Dtype::Bf16 => 16,
+        Dtype::Q8 => 8,
+        _ => 4,
+    };
+    let n_embedding_bytes = 4 * config.vocab_size as u128 * config.d_model as u128;
+    let n_bytes = config.n_params() as u128 * bits / 8 + n_embedding_bytes;
+    memory::require(n_bytes, memory::available_on(&device)).map_err(|what| {
+        anyhow::anyhow!("a model of the shape in `{}` {what}\nhint: `--quantize q4` takes the least", dir.display())
+    })?;
     let mut state = 1u64;
     // Uniform, by multiplication modulo 2^64: a billion of them in a second.
     let mut next = |std: f64| {

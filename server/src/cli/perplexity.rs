@@ -75,6 +75,11 @@ pub(crate) fn run(args: PerplexityArgs) -> anyhow::Result<()> {
     }
     let n_predicted = n_windows * (context - context / 2 - 1);
     let loss = total / n_predicted as f64;
+    anyhow::ensure!(
+        loss.is_finite(),
+        "the model's logits cannot be used: the loss is {loss}\nhint: its weights may be broken, or too large for their dtype; \
+         weights that are not finite are named when it is loaded"
+    );
     let report = Report {
         model: args.model.model_id(),
         dtype: model.gpt.dtype().to_string(),

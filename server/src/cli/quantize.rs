@@ -59,6 +59,7 @@ fn megabytes(dir: &Path) -> anyhow::Result<f64> {
 fn weight_bytes(dir: &Path) -> anyhow::Result<u64> {
     let entries = fs::read_dir(dir).with_context(|| format!("cannot read `{}`", dir.display()))?;
     let is_weights = |path: &Path| path.extension().is_some_and(|extension| extension == "safetensors");
-    let sizes = entries.flatten().filter(|entry| is_weights(&entry.path())).map(|entry| entry.metadata());
+    // What links lead to: Hugging Face's cache is made of them.
+    let sizes = entries.flatten().map(|entry| entry.path()).filter(|path| is_weights(path)).map(fs::metadata);
     sizes.map(|metadata| anyhow::Ok(metadata?.len())).sum()
 }

@@ -254,6 +254,58 @@ fn perplexity_is_what_its_definition_says() {
     assert!((found / (loss / f64::from(n)).exp() - 1.0).abs() < 1e-4, "{report}");
 }
 
+/// Rounding would make an infinity, or something harmless, of what is there.
+#[test]
+fn weights_that_do_not_fit_a_dtype_are_refused_by_name() {
+    let (model, parent) = (model_dir(), tempfile::tempdir().unwrap());
+    let file = model.path().join("model.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    let n_header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..8 + n_header]).unwrap();
+    let matrix = &header["model.layers.0.mlp.down_proj.weight"];
+    assert_eq!(matrix["dtype"], "F32");
+    let at = 8 + n_header + matrix["data_offsets"][0].as_u64().unwrap() as usize;
+    let out = parent.path().join("out");
+    for (value, dtype, told) in [
+        (9e6, "q8", "`quantize` is `q8`, which holds weights up to 8.319008e6, but `blocks.0.mlp.down.weight` has 9e6"),
+        (-6e5, "q4", "up to 5.24032e5"),
+        (7e4, "q4_1", "up to 6.5504e4"),
+        (3e38, "q5_1", "has 3e38"),
+        (f32::NAN, "q8", "has NaN"),
+        (f32::NEG_INFINITY, "q4", "has inf"),
+    ] {
+        bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        fs::write(&file, &bytes).unwrap();
+        let output = run(&["quantize", path(model.path()), path(&out), "--quantize", dtype]);
+        assert_eq!(output.status.code(), Some(1), "{value} in {dtype}");
+        assert!(stderr(&output).contains(told) && stderr(&output).contains("hint: "), "{}", stderr(&output));
+        assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0, "{value} in {dtype}");
+    }
+    bytes[at..at + 4].copy_from_slice(&7e4f32.to_le_bytes());
+    fs::write(&file, &bytes).unwrap();
+    let generate =
+        |dtype: &str| run(&["generate", "a", "--model", path(model.path()), "--device", "cpu", "--dtype", dtype]);
+    assert!(stderr(&generate("f16")).contains("`dtype` is `f16`, which holds weights up to 6.5504e4"));
+    assert_eq!(generate("bf16").status.code(), Some(0));
+}
+
+#[test]
+fn a_shape_that_no_memory_holds_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let shape = json!({
+        "model_type": "llama", "vocab_size": 1 << 28, "hidden_size": 16384, "intermediate_size": 64,
+        "num_hidden_layers": 1, "num_attention_heads": 64, "max_position_embeddings": 64,
+    });
+    fs::write(dir.path().join("config.json"), shape.to_string()).unwrap();
+    let output = run(&["bench", "--device", "cpu", "--random", path(dir.path())]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).contains("GiB of memory, and") && stderr(&output).contains("hint: "),
+        "{}",
+        stderr(&output)
+    );
+}
+
 #[test]
 fn bench_measures_the_masks_of_grammars() {
     let dir = model_dir();

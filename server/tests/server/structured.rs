@@ -235,7 +235,13 @@ async fn every_kind_of_constraint_is_kept() {
     let is_sum: Check =
         |text| text.split('+').all(|number| !number.is_empty() && number.bytes().all(|b| b.is_ascii_digit()));
     let choices = json!(["yes", "yes please", "\u{65e5}\u{672c} \"x\""]);
-    let cases: [(Value, Check); 9] = [
+    // More than a parser keeps alternatives of a rule.
+    let numbers: Vec<String> = (0..3000).map(|number| format!("number {number}")).collect();
+    let is_number: Check = |text| {
+        text.strip_prefix("number ").is_some_and(|number| number.parse::<u32>().is_ok_and(|number| number < 3000))
+    };
+    let cases: [(Value, Check); 10] = [
+        (json!({ "guided_choice": numbers }), is_number),
         (json!({ "response_format": { "type": "json_object" } }), is_json_object),
         (json!({ "structured_outputs": { "json_object": true } }), is_json_object),
         (json!({ "structured_outputs": { "json": "{\"type\": \"object\"}" } }), is_json_object),
