@@ -8,7 +8,7 @@ use axum::Router;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch},
-    task::JoinSet,
+    task::{JoinSet, spawn_blocking},
     time::{sleep, timeout},
 };
 use tokio_rustls::TlsAcceptor;
@@ -16,10 +16,14 @@ use tokio_rustls::TlsAcceptor;
 use crate::{
     api::{router::app, state::AppState},
     connection::{ConnectionTimeouts, serve_connection},
+    engine::Engine,
 };
 
 /// After inference has failed, connections get this long to be told.
 const FAREWELL: Duration = Duration::from_secs(5);
+
+/// Requests that are cut off get this long to be told: hardly anything, since whoever cuts them off is waiting.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// When the system gives no more sockets, it is asked again after this long.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
@@ -85,19 +89,28 @@ pub async fn serve(
         drain_timeout.as_secs()
     );
     let mut latecomers = connections.for_latecomers();
-    tokio::select! {
-        () = connections.all_ended() => Ok(Ended::Drained),
+    let ended = tokio::select! {
+        () = connections.all_ended() => Ended::Drained,
         never = latecomers.accept_all(&listener) => match never {},
-        what = state.inference_failure() => Err(ServeError::Inference(what)),
+        what = state.inference_failure() => return Err(ServeError::Inference(what)),
         () = sleep(drain_timeout) => {
             tracing::warn!("the drain timeout of {} s is over, requests in flight are cut off", drain_timeout.as_secs());
-            Ok(Ended::CutShort)
+            Ended::CutShort
         }
         () = next(&mut signals) => {
             tracing::warn!("second signal, requests in flight are cut off");
-            Ok(Ended::CutShort)
+            Ended::CutShort
         }
+    };
+    if ended == Ended::CutShort {
+        let told = async {
+            // It waits for the step in progress.
+            let _ = spawn_blocking(move || state.engine().map(Engine::stop)).await;
+            connections.all_ended().await;
+        };
+        let _ = timeout(LAST_WORDS, told).await;
     }
+    Ok(ended)
 }
 
 /// The next signal; never, when nobody is left to give one.

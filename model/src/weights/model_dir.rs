@@ -171,7 +171,8 @@ fn build(config_json: &Map<String, Value>, path: &Path, files: &TensorFiles, opt
     {
         let name = if asked.is_quantized() { "quantize" } else { "dtype" };
         let what = format!(
-            "is `{asked}`, but the weights are stored in `{stored}`\nhint: what is rounded stays as it is; give the model that it was made of"
+            "is `{asked}`, but the weights are stored in `{stored}`\nhint: what is rounded stays as it is; give the model \
+             that it was made of"
         );
         return Err(Error::Param { name, what });
     }

@@ -176,11 +176,19 @@ async fn while_it_drains_who_asks_is_told_so() {
 #[tokio::test]
 async fn a_second_signal_ends_at_once() {
     let live = Live::start().await;
-    let mut connection = live.post(&streamed(endless())).await;
+    let mut four = endless();
+    four["n"] = json!(4);
+    let mut connection = live.post(&streamed(four.clone())).await;
     connection.first_event().await;
+    let unstreamed = live.post(&four).await;
+    live.server.wait_for(|stats| stats.running == 8).await;
     live.signals.send(()).await.unwrap();
     live.signals.send(()).await.unwrap();
     assert_eq!(live.ended().await.unwrap(), Ended::CutShort);
+    // Whoever is cut off is told so.
+    for answer in [connection.all().await, unstreamed.all().await] {
+        assert!(answer.contains("the server is shutting down"), "{answer:.300}");
+    }
 }
 
 #[tokio::test]

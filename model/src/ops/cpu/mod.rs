@@ -3,10 +3,9 @@
 //! They run where a tensor lives on the plain CPU device (no gradients recorded): serving, evaluation, samples. Two
 //! rules hold in all of them. **Rows never depend on their neighbours**: a row of the output is the same bits whatever
 //! other rows are computed with it, because every sum has one order, that of the inner dimension or of the key
-//! positions, for any number of rows. And **one source for every machine** where that is
-//! fast enough: the same code is compiled for AVX-512, for AVX2 with FMA and for the baseline, and the best one is chosen
-//! when the program runs. Products, attention and the rounding of inputs have bodies in a machine's own instructions
-//! besides, to the same bits.
+//! positions, for any number of rows. And **one source for every machine** where that is fast enough: the same code is
+//! compiled for AVX-512, for AVX2 with FMA and for the baseline, and the best one is chosen when the program runs.
+//! Products, attention and the rounding of inputs have bodies in a machine's own instructions besides, to the same bits.
 
 mod arenas;
 mod attention;

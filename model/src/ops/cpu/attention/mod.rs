@@ -1,11 +1,11 @@
 //! Attention over the pages of a cache, read where they lie.
 //!
-//! Keys are stored with the 16 tokens of a page side by side (see [`append_keys`](super::append_keys)), so that 16 scores are one chain of
-//! multiply-adds over the head's dimensions, with no sums across lanes; values are stored row by row, and a row of the
-//! output is one chain over the keys in the order of their positions. Rows are computed several at a time, and those
-//! that must not see a key give it the weight zero, which leaves their sums as they are: the result is the same bits
-//! whether a row is decoded alone or is part of a chunk of prefill. Pages in f16 are widened in registers, and every row
-//! finds its own key and value rounded as later rows will.
+//! Keys are stored with the 16 tokens of a page side by side (see [`append_keys`](super::append_keys)), so that 16
+//! scores are one chain of multiply-adds over the head's dimensions, with no sums across lanes; values are stored row
+//! by row, and a row of the output is one chain over the keys in the order of their positions. Rows are computed
+//! several at a time, and those that must not see a key give it the weight zero, which leaves their sums as they are:
+//! the result is the same bits whether a row is decoded alone or is part of a chunk of prefill. Pages in f16 are
+//! widened in registers, and every row finds its own key and value rounded as later rows will.
 
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads")]
