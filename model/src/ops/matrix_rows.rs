@@ -55,13 +55,13 @@ impl MatrixRows<'_, f32> {
     /// The largest value in size; NaN if there is any.
     pub(crate) fn largest(&self) -> f32 {
         let [n_rows, d_in] = self.dims;
-        let larger = |one: f32, other: f32| if one.is_nan() || one > other { one } else { other };
+        // Without their sign, numbers are in the order of their bits, and what is no number is above all: one instruction.
         let of_row = |values: &mut Vec<f32>, row| {
             values.resize(d_in, 0.0);
             self.read(row, values);
-            values.iter().fold(0.0, |largest: f32, value| larger(value.abs(), largest))
+            values.iter().map(|value| value.abs().to_bits()).fold(0, u32::max)
         };
-        (0..n_rows).into_par_iter().map_init(Vec::new, of_row).reduce(|| 0.0, larger)
+        f32::from_bits((0..n_rows).into_par_iter().map_init(Vec::new, of_row).reduce(|| 0, u32::max))
     }
 }
 
