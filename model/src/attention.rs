@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use burn::{
     module::Module,
-    tensor::{Device, Tensor, TensorData},
+    tensor::{Device, Tensor},
 };
 
 use crate::{
@@ -12,7 +12,10 @@ use crate::{
     error::Result,
     kv_cache::PagedStep,
     layers::{Linear, Norm},
-    ops::{self, AttentionOptions, BlockScratch, HeadNormParts, LinearParts, PagedAttention, Rotation, Weight},
+    ops::{
+        self, AttentionOptions, BlockScratch, HeadNormParts, Ints, LinearParts, PagedAttention, Rotation, Rows, Upload,
+        Weight,
+    },
     params::{ParamSource, ParamVisitor},
     position::{self, Span},
 };
@@ -75,7 +78,18 @@ pub(crate) struct Pass<'a> {
     reaches: [Option<Reach>; 2],
     /// The same.
     rotations: [Option<Rotation>; 2],
+    added: AddedPositions,
     scratch: BlockScratch,
+}
+
+/// What is added to the embeddings of the rows, where positions are.
+#[derive(Debug)]
+pub(crate) enum AddedPositions {
+    Nothing,
+    /// A trained vector for each of these positions.
+    Learned(Ints),
+    /// `[n_rows, d_model]`.
+    Sinusoidal(Rows),
 }
 
 /// How far rows see.
@@ -122,21 +136,56 @@ impl<'a> Pass<'a> {
             Positions::Rope(rope) => [Some(rotation(rope)), config.window_rope.as_ref().map(rotation)],
             _ => [None, None],
         };
-        Self { context, config, reaches, rotations, scratch: BlockScratch::default() }
+        let row_positions = || context.positions().repeat(context.repeats());
+        let added = match &config.positions {
+            Positions::Learned => {
+                let positions = row_positions().into_iter().map(|position| position as i32);
+                AddedPositions::Learned(Ints::new(positions.collect(), device))
+            }
+            Positions::Sinusoidal => {
+                let rows = position::sinusoidal(&row_positions(), config.d_model);
+                AddedPositions::Sinusoidal(Rows::new(rows, config.d_model, device))
+            }
+            _ => AddedPositions::Nothing,
+        };
+        Self { context, config, reaches, rotations, added, scratch: BlockScratch::default() }
+    }
+
+    /// What is added to embeddings.
+    pub(crate) fn added(&self) -> &AddedPositions {
+        &self.added
+    }
+
+    /// All that a GPU is told where sequences decode, but for token ids, and numbers that are the same for passes of one
+    /// model that launch the same. `None` where they do not, or where the GPU has no kernel of ours for attention.
+    pub(crate) fn uploads(&self) -> Option<(Vec<Upload<'_>>, Vec<usize>)> {
+        let AttentionContext::Paged(step) = &self.context else { return None };
+        if !step.sequences.decode() {
+            return None;
+        }
+        let mut uploads = vec![Upload::Ints(step.slots().numbers())];
+        let mut sizes = vec![step.slots().host().len()];
+        for reach in self.reaches.iter().flatten() {
+            let (table, table_sizes) = step.sequences.table(&reach.options)?;
+            uploads.push(Upload::Ints(table));
+            sizes.extend(table_sizes);
+        }
+        uploads.extend(self.rotations.iter().flatten().map(|rotation| Upload::Rows(rotation.table())));
+        match &self.added {
+            AddedPositions::Nothing => {}
+            AddedPositions::Learned(positions) => uploads.push(Upload::Ints(positions)),
+            AddedPositions::Sinusoidal(rows) => uploads.push(Upload::Rows(rows)),
+        }
+        Some((uploads, sizes))
     }
 
     /// What a whole block attends to, and the memory for it, where rows attend over a cache.
     pub(crate) fn paged(&mut self, layer: usize) -> Option<(PagedAttention<'_>, &mut BlockScratch)> {
-        let Self { context, config, reaches, rotations, scratch } = self;
+        let Self { context, config, reaches, rotations, scratch, .. } = self;
         let AttentionContext::Paged(step) = context else { return None };
         let (pools, slots, sequences) = step.parts(layer);
         let (options, rotation) = (&reach_of(reaches, config, layer).options, rotation_at(rotations, config, layer));
         Some((PagedAttention { pools, slots, sequences, options, rotation }, scratch))
-    }
-
-    /// The position of each row, as [`GptConfig::positions`] of the added kinds needs them.
-    pub(crate) fn row_positions(&self) -> Vec<usize> {
-        self.context.positions().repeat(self.context.repeats())
     }
 }
 
@@ -252,10 +301,4 @@ impl CausalSelfAttention {
     pub(crate) fn out(&self) -> &Linear {
         &self.out
     }
-}
-
-/// The sinusoidal vectors of rows at `positions`, `[n_rows, d_model]`.
-pub(crate) fn sinusoidal_rows(positions: &[usize], d_model: usize, device: &Device) -> Tensor<2> {
-    let rows = position::sinusoidal(positions, d_model);
-    Tensor::from_data(TensorData::new(rows, [positions.len(), d_model]), device)
 }

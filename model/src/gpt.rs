@@ -9,8 +9,8 @@ use burn::{
 };
 
 use crate::{
-    attention::{AttentionContext, CausalSelfAttention, Pass, sinusoidal_rows},
-    config::{Activation, GptConfig, NormPosition, Positions},
+    attention::{AddedPositions, AttentionContext, CausalSelfAttention, Pass},
+    config::{Activation, GptConfig, NormPosition},
     error::Result,
     layers::{Embedding, Linear, LmHead, Norm},
     ops::{self, BlockParts, Dtype, Weight, read, to_f32},
@@ -104,7 +104,11 @@ impl Gpt {
     /// Ids must be below `vocab_size` and, with learned positions, rows must stand below `max_seq_len`.
     pub fn forward(&self, token_ids: Tensor<1, Int>, context: AttentionContext<'_>) -> Tensor<2> {
         let device = token_ids.device();
-        let mut pass = Pass::new(&self.config, context, &device);
+        self.run(token_ids, &mut Pass::new(&self.config, context, &device))
+    }
+
+    /// [`forward`](Self::forward).
+    pub(crate) fn run(&self, token_ids: Tensor<1, Int>, pass: &mut Pass<'_>) -> Tensor<2> {
         let mut x = self.embed.forward(token_ids);
         if self.config.scale_embeddings {
             x = x * (self.config.d_model as f64).sqrt();
@@ -115,15 +119,14 @@ impl Gpt {
         if let Some(norm) = &self.embed_norm {
             x = norm.forward(x);
         }
-        if let Some(pos_embed) = &self.pos_embed {
-            let positions: Vec<i32> = pass.row_positions().iter().map(|&position| position as i32).collect();
-            x = x + pos_embed.forward(Tensor::from_data(positions.as_slice(), &device));
-        } else if self.config.positions == Positions::Sinusoidal {
-            x = x + sinusoidal_rows(&pass.row_positions(), self.config.d_model, &device);
+        match (&self.pos_embed, pass.added()) {
+            (Some(pos_embed), AddedPositions::Learned(positions)) => x = x + pos_embed.forward(positions.tensor()),
+            (_, AddedPositions::Sinusoidal(rows)) => x = x + rows.tensor(),
+            _ => {}
         }
         x = self.dropout.forward(x);
         for (layer, block) in self.blocks.iter().enumerate() {
-            x = block.forward(layer, x, &mut pass);
+            x = block.forward(layer, x, pass);
         }
         match &self.norm {
             Some(norm) => norm.forward(x),

@@ -190,6 +190,11 @@ impl PagedStep<'_> {
         ops::rope_append(qkv, rotation, [keys, values], &self.slots, options)
     }
 
+    /// Where the step's rows go, one slot each.
+    pub(crate) fn slots(&self) -> &Slots {
+        &self.slots
+    }
+
     /// The pools of `layer`, where the step's rows go in them, and which rows are whose.
     pub(crate) fn parts(&mut self, layer: usize) -> ([&mut Tensor<2>; 2], &Slots, &[PagedRows]) {
         let LayerPool { keys, values } = &mut self.layers[layer];

@@ -8,7 +8,7 @@
 //! - [`config`]: [`GptConfig`](config::GptConfig), the one architecture struct
 //! - [`gpt`]: the model; [`attention`]: how rows attend; [`position`]: where they stand
 //! - [`ops`]: the boundary to speed, one file per operation
-//! - [`kv_cache`]: pages of keys and values
+//! - [`kv_cache`]: pages of keys and values; [`stepper`]: a model and its pages, step by step
 //! - [`weights`]: model dirs in Hugging Face's format
 //! - [`tokenizer`], [`chat`], [`infill`]: text to ids and back
 //! - [`constraint`]: grammars that a text must follow
@@ -33,6 +33,7 @@ mod params;
 pub mod position;
 mod regular_file;
 pub mod sampling;
+pub mod stepper;
 pub mod tokenizer;
 pub mod weights;
 

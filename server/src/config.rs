@@ -73,6 +73,10 @@ pub struct ServerConfig {
     /// Tokens that are guessed ahead at most, from 1 to 16 [default: 8 with `prompt-lookup`, which costs nothing, 3 with `draft`]
     #[arg(long, env = "HEARTH_NUM_SPECULATIVE_TOKENS", value_name = "TOKENS")]
     pub num_speculative_tokens: Option<usize>,
+    /// Tell a GPU of each launch anew, instead of recording decoding steps and doing them again: slower, for drivers that
+    /// have trouble with it
+    #[arg(long, env = "HEARTH_ENFORCE_EAGER", value_parser = BoolishValueParser::new())]
+    pub enforce_eager: bool,
     /// Where sampling parameters come from that a request leaves out: `model`, what the model's generation_config.json
     /// advises, or `openai`, OpenAI's defaults
     #[arg(long, env = "HEARTH_SAMPLING_DEFAULTS", value_name = "WHOSE", value_enum, default_value_t = SamplingDefaults::Model)]
@@ -118,6 +122,7 @@ impl ServerConfig {
             max_batch_tokens: self.max_batch_tokens,
             kv_cache_tokens: self.kv_cache_tokens,
             kv_cache_dtype: self.model.kv_cache_dtype.asked(),
+            enforce_eager: self.enforce_eager,
         }
     }
 

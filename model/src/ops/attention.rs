@@ -6,7 +6,7 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation::softmax};
 use half::f16;
 
 use super::{
-    cpu,
+    Ints, cpu,
     cube::{self, AttentionPlan, AttentionStep, BLOCK_LEN, TILE},
     soft_cap_reference,
 };
@@ -45,7 +45,7 @@ pub struct Attended {
 }
 
 /// The rows of one sequence in a step over the cache.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct PagedRows {
     /// Which rows of the step.
     pub rows: Range<usize>,
@@ -58,12 +58,12 @@ pub struct PagedRows {
 }
 
 /// The sequences of a step, and on a GPU how its kernel goes through them.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct PagedSequences {
     sequences: Vec<PagedRows>,
     device: Device,
     // Of layers without the window and of those with it: else all layers of a step attend alike.
-    on_gpu: [OnceLock<(Tensor<1, Int>, AttentionStep)>; 2],
+    on_gpu: [OnceLock<(Ints, AttentionStep)>; 2],
 }
 
 impl PagedSequences {
@@ -78,8 +78,20 @@ impl PagedSequences {
         &self.sequences
     }
 
-    /// What the GPU's kernel wants to know; uploaded at the first call. `None` where it cannot do it.
-    fn on_gpu(&self, options: &AttentionOptions) -> Option<(Tensor<1, Int>, AttentionStep)> {
+    /// Whether each sequence has one row.
+    pub(crate) fn decode(&self) -> bool {
+        self.sequences.iter().all(|sequence| sequence.rows.len() == 1)
+    }
+
+    /// The table for the GPU's kernel, and numbers that are the same for steps which launch the same. `None` where there is
+    /// no kernel for it.
+    pub(crate) fn table(&self, options: &AttentionOptions) -> Option<(&Ints, [usize; 4])> {
+        let (table, step) = self.on_gpu(options)?;
+        Some((table, [step.n_blocks, step.n_tiles, step.slopes, table.host().len()]))
+    }
+
+    /// What the GPU's kernel wants to know. `None` where it cannot do it.
+    fn on_gpu(&self, options: &AttentionOptions) -> Option<&(Ints, AttentionStep)> {
         let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
         let plan = AttentionPlan {
             n_heads,
@@ -91,11 +103,12 @@ impl PagedSequences {
             block_rows: 1,
         };
         let laid_out = &self.on_gpu[usize::from(options.sliding_window.is_some())];
-        plan.is_possible().then(|| laid_out.get_or_init(|| self.lay_out(plan, options)).clone())
+        plan.is_possible().then(|| laid_out.get_or_init(|| self.lay_out(plan, options)))
     }
 
-    /// One table: the blocks of rows, as [`BLOCK_LEN`] says; the pages of each sequence; the slopes.
-    fn lay_out(&self, plan: AttentionPlan, options: &AttentionOptions) -> (Tensor<1, Int>, AttentionStep) {
+    /// One table: the blocks of rows, as [`BLOCK_LEN`] says; the pages of each sequence; the slopes. Where sequences decode,
+    /// tiles and pages are [rounded up](rounded_up), so that a step is like many before it.
+    fn lay_out(&self, plan: AttentionPlan, options: &AttentionOptions) -> (Ints, AttentionStep) {
         let longest = self.sequences.iter().map(|sequence| sequence.rows.len()).max().unwrap_or(0);
         let plan = if longest > 1 { AttentionPlan { block_rows: plan.most_rows(), ..plan } } else { plan };
         let n_blocks: usize = self.sequences.iter().map(|s| s.rows.len().div_ceil(plan.block_rows)).sum();
@@ -115,38 +128,53 @@ impl PagedSequences {
             let firsts = (first_page..).map(|page| (page * PAGE_SIZE).saturating_sub(sequence.first_key));
             pages.extend(firsts.map_while(|at| slots.get(at)).map(|slot| slot / PAGE_SIZE as i32));
         }
+        if self.decode() {
+            n_tiles = rounded_up(n_tiles);
+            // A tile's at least: a short text would be like no other for long.
+            let n_pages = pages.len().max(self.sequences.len() * TILE / PAGE_SIZE);
+            pages.resize(rounded_up(n_pages), 0);
+        }
         let slopes = blocks.len() + pages.len();
         let slope_bits = options.alibi_slopes.iter().flatten().map(|slope| slope.to_bits().cast_signed());
         let table: Vec<i32> = blocks.into_iter().chain(pages).chain(slope_bits).collect();
         let step = AttentionStep { plan, scale: options.scale as f32, n_blocks, n_tiles, slopes };
-        (Tensor::from_data(table.as_slice(), &self.device), step)
+        (Ints::new(table, &self.device), step)
     }
 }
 
+/// `n`, or somewhat more: 2^k or 3 * 2^k.
+fn rounded_up(n: usize) -> usize {
+    let power = n.next_power_of_two();
+    if n <= power / 4 * 3 { power / 4 * 3 } else { power }
+}
+
 /// Numbers of slots of a pool: on the host, and on a device once an operation wants them there.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Slots {
-    host: Vec<i32>,
-    device: Device,
-    tensor: OnceLock<Tensor<1, Int>>,
+    numbers: Ints,
     differ: OnceLock<bool>,
 }
 
 impl Slots {
     /// Slots of pools on `device`.
     pub fn new(host: Vec<i32>, device: &Device) -> Self {
-        Self { host, device: device.clone(), tensor: OnceLock::new(), differ: OnceLock::new() }
+        Self { numbers: Ints::new(host, device), differ: OnceLock::new() }
     }
 
     /// As plain numbers.
     pub fn host(&self) -> &[i32] {
-        &self.host
+        self.numbers.host()
+    }
+
+    /// On their way to the device.
+    pub(crate) fn numbers(&self) -> &Ints {
+        &self.numbers
     }
 
     /// Whether no slot is there twice; found out at the first call.
     pub fn differ(&self) -> bool {
         *self.differ.get_or_init(|| {
-            let mut sorted = self.host.clone();
+            let mut sorted = self.host().to_vec();
             sorted.sort_unstable();
             sorted.is_sorted_by(|one, next| one < next)
         })
@@ -154,7 +182,7 @@ impl Slots {
 
     /// On the device; uploaded at the first call.
     pub fn tensor(&self) -> Tensor<1, Int> {
-        self.tensor.get_or_init(|| Tensor::from_data(self.host.as_slice(), &self.device)).clone()
+        self.numbers.tensor()
     }
 }
 
@@ -191,7 +219,7 @@ pub fn attention_paged(
     if cube::is_cube(&device)
         && let Some((table, step)) = sequences.on_gpu(options)
     {
-        return cube::attention(q, [keys, values], table, step);
+        return cube::attention(q, [keys, values], table.tensor(), *step);
     }
     let sequences = sequences.as_slice();
     if cpu::is_cpu(&device) {

@@ -80,7 +80,13 @@ pub fn rope_append(
     let [n_rows, _] = qkv.dims();
     if cube::is_cube(&qkv.device()) {
         let heads = Heads { n_heads, n_kv_heads, head_dim, half: rotation.map_or(0, Rotation::half) };
-        return cube::rope_append(qkv, rotation.map(Rotation::table), [keys, values], slots.tensor(), heads);
+        return cube::rope_append(
+            qkv,
+            rotation.map(|rotation| rotation.table().tensor()),
+            [keys, values],
+            slots.tensor(),
+            heads,
+        );
     }
     let qkv = qkv.reshape([n_rows, n_heads + 2 * n_kv_heads, head_dim]);
     let part = |x: &Tensor<3>, heads: Range<usize>| {

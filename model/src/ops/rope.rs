@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use burn::tensor::{Device, Tensor, TensorData};
 
-use super::cpu;
+use super::{Rows, cpu};
 
 /// The angles of one step's rows, as cosines and sines `[n_rows, rotary_dim / 2]`; the same for all layers. On the host,
 /// and on the device once an operation wants them there.
@@ -15,7 +15,7 @@ pub struct Rotation {
     n_rows: usize,
     device: Device,
     tensors: OnceLock<[Tensor<3>; 2]>,
-    table: OnceLock<Tensor<2>>,
+    table: OnceLock<Rows>,
 }
 
 impl Rotation {
@@ -65,15 +65,14 @@ impl Rotation {
         self.tensors.get_or_init(|| [upload(&self.cos), upload(&self.sin)]).clone()
     }
 
-    /// Each row's cosines, then its sines, on the device: `[n_rows, rotary_dim]`; uploaded at the first call.
-    pub(super) fn table(&self) -> Tensor<2> {
-        let table = self.table.get_or_init(|| {
+    /// Each row's cosines, then its sines, for the device: `[n_rows, rotary_dim]`.
+    pub(crate) fn table(&self) -> &Rows {
+        self.table.get_or_init(|| {
             let half = self.half().max(1);
             let rows = self.cos.chunks(half).zip(self.sin.chunks(half));
-            let table: Vec<f32> = rows.flat_map(|(cos, sin)| cos.iter().chain(sin)).copied().collect();
-            Tensor::from_data(TensorData::new(table, [self.n_rows, 2 * self.half()]), &self.device)
-        });
-        table.clone()
+            let table = rows.flat_map(|(cos, sin)| cos.iter().chain(sin)).copied().collect();
+            Rows::new(table, 2 * self.half(), &self.device)
+        })
     }
 }
 

@@ -8,16 +8,14 @@ use std::{
 };
 
 use burn::tensor::{Device, TensorData};
-use clap::Args;
+use clap::{Args, builder::BoolishValueParser};
 use hearth_model::{
-    TokenId,
-    attention::AttentionContext,
-    device,
-    generate::token_tensor,
+    TokenId, device,
     gpt::{Gpt, Init, ParamSpec},
-    kv_cache::{KvCache, PAGE_SIZE, PageTable, StepPart},
+    kv_cache::{PAGE_SIZE, PageTable, StepPart},
     ops::{self, Dtype, KvDtype},
     sampling::{Sampler, SamplingParams},
+    stepper::Stepper,
     weights::model_dir,
 };
 use serde::Serialize;
@@ -51,6 +49,9 @@ pub(crate) struct BenchArgs {
     /// Runs of each; the fastest counts, since whatever disturbs a run only makes it slower
     #[arg(long, default_value_t = 3)]
     runs: usize,
+    /// Tell a GPU of each launch anew, instead of recording decoding steps and doing them again
+    #[arg(long, env = "HEARTH_ENFORCE_EAGER", value_parser = BoolishValueParser::new())]
+    enforce_eager: bool,
     /// Measure instead what structured output costs: grammars compiled, and the masks of tokens that they allow
     #[arg(long, conflicts_with_all = ["prefill", "prompt", "steps", "batch", "runs"])]
     grammars: bool,
@@ -79,6 +80,8 @@ struct Measured {
     kv_bytes_per_step: Option<usize>,
     /// Kernels that a step launches; decoding on a GPU only.
     launches_per_step: Option<usize>,
+    /// How many of them are recorded and done again; decoding on a GPU only.
+    recorded_launches_per_step: Option<usize>,
     /// Bytes that a step reads off the device, as where each sequence takes the most likely token; decoding on a GPU only.
     read_back_bytes_per_step: Option<usize>,
     /// Of the rate at which memory could give the weights, once per step; decoding only.
@@ -225,7 +228,8 @@ fn print(report: &Report) -> anyhow::Result<()> {
         let [bandwidth, arithmetic] = [result.fraction_of_bandwidth, result.fraction_of_arithmetic].map(percent);
         let kv_bytes = result.kv_bytes_per_step.map(|n| n as f64 / 1e6);
         let kv = kv_bytes.map(|n| format!(", KV cache {n:.0} MB in {}", report.kv_cache_dtype));
-        let launches = result.launches_per_step.map(|n| format!(", {n} launches a step"));
+        let recorded = result.recorded_launches_per_step.unwrap_or(0);
+        let launches = result.launches_per_step.map(|n| format!(", {n} launches a step ({recorded} recorded)"));
         let read_back = result.read_back_bytes_per_step.map(|n| format!(", {n} bytes read back"));
         writeln!(
             text,
@@ -241,10 +245,10 @@ fn prefill(gpt: &Gpt, kv_dtype: KvDtype, n_tokens: usize, n_runs: usize) -> anyh
     let prompt = token_ids(gpt, 0, n_tokens);
     let mut best = f64::INFINITY;
     for _ in 0..n_runs {
-        let mut cache = KvCache::new(gpt.config(), n_tokens.div_ceil(PAGE_SIZE), kv_dtype, &gpt.device());
-        let mut tables = [cache.table()];
+        let mut stepper = Stepper::new(gpt.clone(), n_tokens.div_ceil(PAGE_SIZE), kv_dtype, true);
+        let mut tables = [stepper.cache().table()];
         let start = Instant::now();
-        step(gpt, &mut cache, &mut tables, &[&prompt])?;
+        step(&mut stepper, &mut tables, &[&prompt])?;
         best = best.min(start.elapsed().as_secs_f64());
     }
     let job = format!("prefill of {}", n_tokens);
@@ -253,6 +257,7 @@ fn prefill(gpt: &Gpt, kv_dtype: KvDtype, n_tokens: usize, n_runs: usize) -> anyh
         tok_per_sec: n_tokens as f64 / best,
         kv_bytes_per_step: None,
         launches_per_step: None,
+        recorded_launches_per_step: None,
         read_back_bytes_per_step: None,
         fraction_of_bandwidth: None,
         fraction_of_arithmetic: None,
@@ -262,27 +267,29 @@ fn prefill(gpt: &Gpt, kv_dtype: KvDtype, n_tokens: usize, n_runs: usize) -> anyh
 
 fn decode(gpt: &Gpt, kv_dtype: KvDtype, args: &BenchArgs, batch: usize) -> anyhow::Result<Measured> {
     let n_pages = batch * (args.prompt + args.steps + 1).div_ceil(PAGE_SIZE);
-    let mut cache = KvCache::new(gpt.config(), n_pages, kv_dtype, &gpt.device());
+    let mut stepper = Stepper::new(gpt.clone(), n_pages, kv_dtype, args.enforce_eager);
     let mut best = f64::INFINITY;
     let mut tables: Vec<PageTable> = Vec::new();
     for _ in 0..args.runs {
         // The pages of the run before are free again.
         tables.clear();
-        tables.extend((0..batch).map(|_| cache.table()));
+        tables.extend((0..batch).map(|_| stepper.cache().table()));
         for (number, table) in tables.iter_mut().enumerate() {
-            step(gpt, &mut cache, std::slice::from_mut(table), &[&token_ids(gpt, number, args.prompt)])?;
+            step(&mut stepper, std::slice::from_mut(table), &[&token_ids(gpt, number, args.prompt)])?;
         }
         let start = Instant::now();
         for number in 0..args.steps {
             let ids: Vec<Vec<TokenId>> = (0..batch).map(|sequence| token_ids(gpt, sequence + number, 1)).collect();
-            step(gpt, &mut cache, &mut tables, &ids.iter().map(Vec::as_slice).collect::<Vec<_>>())?;
+            step(&mut stepper, &mut tables, &ids.iter().map(Vec::as_slice).collect::<Vec<_>>())?;
         }
         best = best.min(start.elapsed().as_secs_f64());
     }
     // One more, to look at.
     let ids: Vec<Vec<TokenId>> = (0..batch).map(|sequence| token_ids(gpt, sequence, 1)).collect();
     let ids: Vec<&[TokenId]> = ids.iter().map(Vec::as_slice).collect();
-    let (n_read_bytes, n_launches) = ops::count_launches(|| step(gpt, &mut cache, &mut tables, &ids));
+    let n_before = stepper.n_launches_again();
+    let (n_read_bytes, n_launches) = ops::count_launches(|| step(&mut stepper, &mut tables, &ids));
+    let n_recorded = stepper.n_launches_again() - n_before;
     let n_read_bytes = n_read_bytes?;
     let is_gpu = gpt.device() != Device::flex();
     let job = format!("decode, {batch} sequences");
@@ -292,7 +299,8 @@ fn decode(gpt: &Gpt, kv_dtype: KvDtype, args: &BenchArgs, batch: usize) -> anyho
         job,
         tok_per_sec: (args.steps * batch) as f64 / best,
         kv_bytes_per_step: Some(n_keys * gpt.config().kv_bytes_per_token(kv_dtype.n_bytes())),
-        launches_per_step: is_gpu.then_some(n_launches),
+        launches_per_step: is_gpu.then_some(n_recorded + n_launches),
+        recorded_launches_per_step: is_gpu.then_some(n_recorded),
         read_back_bytes_per_step: is_gpu.then_some(n_read_bytes),
         fraction_of_bandwidth: None,
         fraction_of_arithmetic: None,
@@ -302,16 +310,15 @@ fn decode(gpt: &Gpt, kv_dtype: KvDtype, args: &BenchArgs, batch: usize) -> anyho
 
 /// One forward pass, up to the logits of each sequence's last row, read back as far as the most likely token needs them.
 /// Gives the bytes read.
-fn step(gpt: &Gpt, cache: &mut KvCache, tables: &mut [PageTable], ids: &[&[TokenId]]) -> anyhow::Result<usize> {
+fn step(stepper: &mut Stepper, tables: &mut [PageTable], ids: &[&[TokenId]]) -> anyhow::Result<usize> {
     let mut parts: Vec<StepPart<'_>> =
         tables.iter_mut().zip(ids).map(|(table, ids)| StepPart { table, n_new: ids.len() }).collect();
-    let step = cache.step(&mut parts)?;
-    let hidden = gpt.forward(token_tensor(gpt, &ids.concat()), AttentionContext::Paged(step));
+    let hidden = stepper.step(&ids.concat(), &mut parts)?;
     let ends = ids.iter().scan(0, |end, ids| {
         *end += ids.len();
         Some(*end - 1)
     });
-    let logits = gpt.logits(ops::take_rows(hidden, &ends.collect::<Vec<_>>()));
+    let logits = stepper.gpt().logits(ops::take_rows(hidden, &ends.collect::<Vec<_>>()));
     let needs = Sampler::new(SamplingParams::greedy(), 0, &[]).needs(&BTreeSet::new(), &[]);
     Ok(ops::read_logits(logits, &vec![needs; ids.len()])?.n_read_bytes())
 }

@@ -6,12 +6,11 @@ use std::{collections::BTreeSet, ops::Range};
 use burn::tensor::{DType, Device, Tensor};
 use hearth_model::{
     Error, Result, TokenId,
-    attention::AttentionContext,
-    generate::token_tensor,
     gpt::Gpt,
-    kv_cache::{KvCache, PAGE_SIZE, PagePool, PageTable, StepPart},
-    ops::{self, KvDtype, LogitRows},
+    kv_cache::{PAGE_SIZE, PagePool, PageTable, StepPart},
+    ops::{self, LogitRows},
     sampling::RowNeeds,
+    stepper::Stepper,
 };
 
 /// Numbers of rows that together use every kernel: a GPU's are made for 1, 2, 4, 8, any, or 256 and more.
@@ -34,15 +33,16 @@ pub(crate) struct Hidden(Tensor<2>);
 /// The model and its cache.
 #[derive(Debug)]
 pub(crate) struct Runner {
-    gpt: Gpt,
-    cache: KvCache,
+    stepper: Stepper,
 }
 
 impl Runner {
-    /// Allocates the cache: all the memory that requests will ever need.
-    pub(crate) fn new(gpt: Gpt, n_pages: usize, kv_dtype: KvDtype) -> Self {
-        let cache = KvCache::new(gpt.config(), n_pages, kv_dtype, &gpt.device());
-        Self { gpt, cache }
+    pub(crate) fn new(stepper: Stepper) -> Self {
+        Self { stepper }
+    }
+
+    fn gpt(&self) -> &Gpt {
+        self.stepper.gpt()
     }
 
     /// Lets a GPU compile its kernels: afterwards no step needs one that is not there. Nothing on a CPU.
@@ -50,10 +50,10 @@ impl Runner {
     /// # Errors
     /// [`Error::Execution`] when the device fails.
     pub(crate) fn warm_up(&mut self, max_batch_tokens: usize) -> Result<()> {
-        if self.gpt.device() == Device::flex() {
+        if self.gpt().device() == Device::flex() {
             return Ok(());
         }
-        let context = self.gpt.config().max_seq_len.min(self.pool().n_pages() * PAGE_SIZE);
+        let context = self.gpt().config().max_seq_len.min(self.pool().n_pages() * PAGE_SIZE);
         let most = context.saturating_sub(1).min(max_batch_tokens);
         for n_rows in WARM_UP_ROWS.map(|n_rows| n_rows.min(most).max(1)) {
             let mut table = self.pool().table();
@@ -94,8 +94,7 @@ impl Runner {
         let token_ids: Vec<TokenId> = inputs.iter().flat_map(|input| input.token_ids).copied().collect();
         let mut parts: Vec<StepPart<'_>> =
             inputs.into_iter().map(|Input { table, token_ids }| StepPart { table, n_new: token_ids.len() }).collect();
-        let step = self.cache.step(&mut parts).map_err(|error| Error::Execution { what: error.to_string() })?;
-        Ok(Hidden(self.gpt.forward(token_tensor(&self.gpt, &token_ids), AttentionContext::Paged(step))))
+        self.stepper.step(&token_ids, &mut parts).map(Hidden)
     }
 
     /// The logits of some rows of a step, as many of each as are needed, or more.
@@ -103,12 +102,12 @@ impl Runner {
     /// # Errors
     /// [`Error::Execution`] when the device failed in this step.
     pub(crate) fn logits(&self, hidden: &Hidden, rows: &[usize], needs: &[RowNeeds]) -> Result<LogitRows> {
-        ops::read_logits(self.gpt.logits(ops::take_rows(hidden.0.clone(), rows)), needs)
+        ops::read_logits(self.gpt().logits(ops::take_rows(hidden.0.clone(), rows)), needs)
     }
 
     /// Whether less than a whole row of logits can be read: elsewhere nobody need find out what a request needs.
     pub(crate) fn reads_parts(&self) -> bool {
-        self.gpt.device() != Device::flex()
+        self.gpt().device() != Device::flex()
     }
 
     /// The final hidden states of neighbouring rows of a step: `rows.len() * d_model` numbers, row by row.
@@ -120,16 +119,16 @@ impl Runner {
     }
 
     pub(crate) fn d_model(&self) -> usize {
-        self.gpt.config().d_model
+        self.gpt().config().d_model
     }
 
     pub(crate) fn vocab_size(&self) -> usize {
-        self.gpt.config().vocab_size
+        self.gpt().config().vocab_size
     }
 
     /// Who holds which page of the cache.
     pub(crate) fn pool(&self) -> &PagePool {
-        self.cache.pool()
+        self.stepper.cache().pool()
     }
 }
 
@@ -146,6 +145,7 @@ mod tests {
     use hearth_model::{
         config::{GptConfig, Sizes},
         device::{DeviceChoice, choose},
+        ops::KvDtype,
         sampling::LogitRow,
     };
 
@@ -165,7 +165,7 @@ mod tests {
             let sizes =
                 Sizes { vocab_size, max_seq_len: 512, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 64, d_ff: 96 };
             let gpt = Gpt::init(&GptConfig::llama(sizes), 1, &device).unwrap();
-            check_warm_up(Runner::new(gpt, 80, *kv_dtype));
+            check_warm_up(Runner::new(Stepper::new(gpt, 80, *kv_dtype, false)));
         }
     }
 

@@ -6,6 +6,7 @@ use hearth_model::{
     config::GptConfig,
     kv_cache::PAGE_SIZE,
     ops::{self, KvDtype},
+    stepper::Stepper,
     weights::model_dir::LoadedModel,
 };
 use ring::digest::{SHA256, digest};
@@ -37,6 +38,8 @@ pub struct EngineOptions {
     pub kv_cache_tokens: Option<usize>,
     /// How keys and values are held. `None`: as [suits](KvDtype::choose) each model.
     pub kv_cache_dtype: Option<KvDtype>,
+    /// Whether a GPU is told of each launch anew, rather than to do recorded steps again.
+    pub enforce_eager: bool,
     /// Whether tokens are guessed ahead, and by what.
     pub speculation: Speculation,
 }
@@ -154,7 +157,7 @@ pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
         grammars: OnceLock::new(),
         sampling_defaults: loaded.sampling_defaults,
     };
-    let mut runner = Runner::new(loaded.gpt, n_pages, kv_dtype);
+    let mut runner = Runner::new(Stepper::new(loaded.gpt, n_pages, kv_dtype, options.enforce_eager));
     runner.warm_up(limits.max_batch_tokens)?;
     // What loading took beside the weights is no use any more.
     ops::give_back_memory();
@@ -195,7 +198,7 @@ fn speculator(
                 ));
             }
             let (max_seq_len, kv_dtype) = (draft.gpt.config().max_seq_len, kv_dtype(&draft, options)?);
-            let mut runner = Runner::new(draft.gpt, n_pages, kv_dtype);
+            let mut runner = Runner::new(Stepper::new(draft.gpt, n_pages, kv_dtype, options.enforce_eager));
             runner.warm_up(options.max_batch_tokens)?;
             Ok(Some(Speculator::by_draft_model(runner, max_seq_len, n_tokens)))
         }

@@ -39,6 +39,7 @@ pub(crate) const OPTIONS: EngineOptions = EngineOptions {
     max_batch_tokens: 64,
     kv_cache_tokens: Some(4 * MAX_SEQ_LEN),
     kv_cache_dtype: None,
+    enforce_eager: false,
     speculation: Speculation::Off,
 };
 

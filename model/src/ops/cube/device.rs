@@ -18,7 +18,7 @@ pub(in crate::ops) fn cube_device(device: &Device) -> Option<&CubeDevice> {
 }
 
 /// Whether our kernels run on `device`: a GPU, with no gradients recorded.
-pub(in crate::ops) fn is_cube(device: &Device) -> bool {
+pub(crate) fn is_cube(device: &Device) -> bool {
     cube_device(device).is_some()
 }
 

@@ -10,7 +10,7 @@ use burn::{
     },
     tensor::{DType, Int, Shape, Tensor},
 };
-use burn_cubecl::CubeBackend;
+use burn_cubecl::{CubeBackend, cubecl::bytes::Bytes, tensor::CubeTensor};
 
 use super::{
     attention::{self, AttentionStep},
@@ -127,6 +127,12 @@ pub(super) trait CubeOps: Backend {
 
     #[fusion(meta = |_logits, _table, sizes| TensorSpec::new(Shape::new([sizes[0], 2 * sizes[1] + sizes[2]]), DType::I32))]
     fn best_logits(logits: FloatTensor<Self>, table: IntTensor<Self>, sizes: [usize; 3]) -> IntTensor<Self>;
+
+    #[fusion(meta = |place, _values| place.clone())]
+    fn overwrite_ints(place: IntTensor<Self>, values: Arc<Vec<i32>>) -> IntTensor<Self>;
+
+    #[fusion(meta = |place, _values| place.clone())]
+    fn overwrite_rows(place: FloatTensor<Self>, values: Arc<Vec<f32>>) -> FloatTensor<Self>;
 }
 
 impl CubeOps for CubeBackend {
@@ -196,6 +202,20 @@ impl CubeOps for CubeBackend {
     fn best_logits(logits: FloatTensor<Self>, table: IntTensor<Self>, sizes: [usize; 3]) -> IntTensor<Self> {
         best::best(logits, table, sizes)
     }
+
+    fn overwrite_ints(place: IntTensor<Self>, values: Arc<Vec<i32>>) -> IntTensor<Self> {
+        overwrite(place, Bytes::from_elems(values.to_vec()))
+    }
+
+    fn overwrite_rows(place: FloatTensor<Self>, values: Arc<Vec<f32>>) -> FloatTensor<Self> {
+        overwrite(place, Bytes::from_elems(values.to_vec()))
+    }
+}
+
+/// Not in another place, even where somebody else has the tensor: a [recording](super::Recording) reads this one.
+fn overwrite(place: CubeTensor, values: Bytes) -> CubeTensor {
+    place.client.write(&place.handle, values);
+    place
 }
 
 /// `x W^T` with bias and residual, where there are any: `[n_rows, d_out]`.
@@ -306,4 +326,14 @@ pub(in crate::ops) fn attention(
 /// `n_rows`, `n` and `n_also`.
 pub(in crate::ops) fn best_logits(logits: Tensor<2>, table: Tensor<1, Int>, sizes: [usize; 3]) -> Tensor<2, Int> {
     Tensor::from_dispatch(Dispatch::best_logits(logits.into_dispatch(), table.into_dispatch(), sizes))
+}
+
+/// Writes `values`, as many as there are in `place`, into its very memory.
+pub(in crate::ops) fn overwrite_ints(place: Tensor<1, Int>, values: Arc<Vec<i32>>) -> Tensor<1, Int> {
+    Tensor::from_dispatch(Dispatch::overwrite_ints(place.into_dispatch(), values))
+}
+
+/// [`overwrite_ints`] for rows of f32.
+pub(in crate::ops) fn overwrite_rows(place: Tensor<2>, values: Arc<Vec<f32>>) -> Tensor<2> {
+    Tensor::from_dispatch(Dispatch::overwrite_rows(place.into_dispatch(), values))
 }

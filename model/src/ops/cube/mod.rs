@@ -15,17 +15,21 @@ mod heads;
 mod linear;
 mod matrix;
 mod measure;
+mod recording;
 mod rope;
 mod rowwise;
 mod tiled;
 
 pub(super) use attention::{AttentionPlan, AttentionStep, BLOCK_LEN, TILE};
-pub(super) use device::{cube_device, is_cube};
+pub(super) use device::cube_device;
+pub(crate) use device::is_cube;
 pub(super) use extension::{
-    activate, attention, best_logits, embedding, gated, linear, norm, norm_heads, normed_linear, rope_append, take_rows,
+    activate, attention, best_logits, embedding, gated, linear, norm, norm_heads, normed_linear, overwrite_ints,
+    overwrite_rows, rope_append, take_rows,
 };
 pub(super) use heads::HeadNorms;
 pub(super) use linear::{LinearOptions, joins};
 pub(super) use matrix::Matrix;
 pub(super) use measure::{count_launches, multiply_rate, read_bandwidth};
+pub(crate) use recording::Recording;
 pub(super) use rope::Heads;
