@@ -2,7 +2,7 @@
 //!
 //! On a GPU, steps that only decode are recorded once they have come up a few times, and done again at a word from then
 //! on: telling the GPU of each launch takes the processor longer than many a launch takes. Such a step is written down
-//! with places for what is different in each: token ids, slots, tables of pages, positions. Steps are alike if they have
+//! with a place for what is different in each: token ids, slots, tables of pages, positions. Steps are alike if they have
 //! as many rows and, rounded up, as many pages.
 
 use std::collections::HashMap;
@@ -15,13 +15,16 @@ use crate::{
     error::{Error, Result},
     gpt::Gpt,
     kv_cache::{KvCache, StepPart},
-    ops::{self, Ints, KvDtype, Place, Recording, Upload},
+    ops::{self, Ints, KvDtype, Places, Recording, Upload},
 };
 
 /// Steps of one shape that are run before the next is recorded: recording takes as long as three.
 const RUNS_BEFORE: u32 = 2;
 /// Shapes that are kept, the least recently used going first: each recording keeps the memory of its step.
-const MAX_SHAPES: usize = 64;
+const MAX_SHAPES: usize = 32;
+/// Rows of a recorded step whose logits are recorded with it, at most: for more, the memory would be large and the launch
+/// makes no difference.
+const MAX_LOGIT_ROWS: usize = 8;
 
 /// A model with its cache.
 #[derive(Debug)]
@@ -52,10 +55,16 @@ struct Shape {
 #[derive(Debug)]
 struct RecordedStep {
     recording: Recording,
-    /// Where it reads what it is told, in the order of [`Pass::uploads`], after the token ids.
-    places: Vec<Place>,
-    /// `[n_rows, d_model]`.
+    /// Where it reads what it is told: token ids, then the others in the order of [`Pass::uploads`].
+    places: Places,
+    output: Stepped,
+}
+
+/// What came out of a step: is there until the next.
+#[derive(Clone, Debug)]
+pub struct Stepped {
     hidden: Tensor<2>,
+    logits: Option<Tensor<2>>,
 }
 
 impl Stepper {
@@ -87,36 +96,49 @@ impl Stepper {
         self.recorded.as_ref().map_or(0, |recorded| recorded.n_launches)
     }
 
-    /// Appends tokens to sequences: `token_ids` are those of all `parts`, one part after the other, at least one. Gives the
-    /// final hidden state of each, `[n_tokens, d_model]`, which the next step may overwrite.
+    /// Appends tokens to sequences: `token_ids` are those of all `parts`, one part after the other, at least one.
     ///
     /// # Errors
     /// [`Error::Execution`] when the pages do not suffice, or the device fails.
-    pub fn step(&mut self, token_ids: &[TokenId], parts: &mut [StepPart<'_>]) -> Result<Tensor<2>> {
+    pub fn step(&mut self, token_ids: &[TokenId], parts: &mut [StepPart<'_>]) -> Result<Stepped> {
         let Self { recorded, gpt, cache } = self;
         let device = gpt.device();
         let step = cache.step(parts).map_err(|error| Error::Execution { what: error.to_string() })?;
         let mut pass = Pass::new(gpt.config(), AttentionContext::Paged(step), &device);
         let ids = Ints::new(token_ids.iter().map(|&id| id as i32).collect(), &device);
-        let Some(steps) = recorded else { return Ok(gpt.run(ids.tensor(), &mut pass)) };
-        let Some((uploads, sizes)) = pass.uploads() else { return Ok(gpt.run(ids.tensor(), &mut pass)) };
+        let run = |mut pass: Pass<'_>| Ok(Stepped { hidden: gpt.run(ids.tensor(), &mut pass), logits: None });
+        let Some(steps) = recorded else { return run(pass) };
+        let Some((uploads, sizes)) = pass.uploads() else { return run(pass) };
         let shape = steps.shape(sizes);
         if let Some(step) = &mut shape.step {
-            let hidden = step.again(&[&[Upload::Ints(&ids)], uploads.as_slice()].concat())?;
+            let output = step.again(&[&[Upload::Ints(&ids)], uploads.as_slice()].concat())?;
             steps.n_launches += step.recording.n_launches();
-            return Ok(hidden);
+            return Ok(output);
         }
         shape.n_runs += 1;
         if shape.n_runs <= RUNS_BEFORE {
-            return Ok(gpt.run(ids.tensor(), &mut pass));
+            return run(pass);
         }
         match RecordedStep::new(gpt, &ids, &mut pass) {
             Ok(step) => shape.step.insert(step).replay(),
             Err(error) => {
                 tracing::warn!(%error, "decoding steps are not recorded on this device, so each launch is made anew");
                 *recorded = None;
-                Ok(gpt.run(ids.tensor(), &mut pass))
+                run(pass)
             }
+        }
+    }
+
+    /// The final hidden states of rows of the last step, by number: `[rows.len(), d_model]`.
+    pub fn hidden(&self, stepped: &Stepped, rows: &[usize]) -> Tensor<2> {
+        ops::take_rows(stepped.hidden.clone(), rows)
+    }
+
+    /// Scores of what comes next for rows of the last step, by number: `[rows.len(), vocab_size]`.
+    pub fn logits(&self, stepped: &Stepped, rows: &[usize]) -> Tensor<2> {
+        match &stepped.logits {
+            Some(logits) => ops::take_rows(logits.clone(), rows),
+            None => self.gpt.logits(self.hidden(stepped, rows)),
         }
     }
 }
@@ -141,27 +163,30 @@ impl RecordedSteps {
 impl RecordedStep {
     /// Records what `pass` does. What it made is there after [`replay`](Self::replay).
     fn new(gpt: &Gpt, ids: &Ints, pass: &mut Pass<'_>) -> Result<Self> {
-        // Uploads what was not, which cannot be recorded.
+        // All of them, since an upload cannot be recorded.
         let uploads = pass.uploads().into_iter().flat_map(|(uploads, _)| uploads);
-        let places = std::iter::once(Upload::Ints(ids)).chain(uploads).map(Upload::place).collect();
-        let (recording, hidden) = Recording::new(&gpt.device(), || gpt.run(ids.tensor(), pass))?;
-        Ok(Self { recording, places, hidden })
+        let uploads: Vec<Upload<'_>> = std::iter::once(Upload::Ints(ids)).chain(uploads).collect();
+        let places = Places::new(&uploads, &gpt.device());
+        let (recording, output) = Recording::new(&gpt.device(), || {
+            let hidden = gpt.run(ids.tensor(), pass);
+            let logits = (ids.host().len() <= MAX_LOGIT_ROWS).then(|| gpt.logits(hidden.clone()));
+            Stepped { hidden, logits }
+        })?;
+        Ok(Self { recording, places, output })
     }
 
     /// The step for other tokens elsewhere.
-    fn again(&mut self, uploads: &[Upload<'_>]) -> Result<Tensor<2>> {
-        for (place, upload) in self.places.iter_mut().zip(uploads) {
-            place.overwrite(*upload);
-        }
+    fn again(&mut self, uploads: &[Upload<'_>]) -> Result<Stepped> {
+        self.places.overwrite(uploads);
         self.replay()
     }
 
     #[expect(unsafe_code, reason = "a recording knows addresses, not tensors")]
-    fn replay(&self) -> Result<Tensor<2>> {
+    fn replay(&self) -> Result<Stepped> {
         // SAFETY: what the step reads and writes are the weights and pools of its `Stepper`, which has both for as long as its
-        // recordings, and changes them in place only; and its own places and hidden states. The stepper is borrowed mutably,
+        // recordings, and changes them in place only; and its own places and output. The stepper is borrowed mutably,
         // so nobody else runs anything over its pools.
         unsafe { self.recording.replay() }?;
-        Ok(self.hidden.clone())
+        Ok(self.output.clone())
     }
 }

@@ -3,7 +3,7 @@
 
 mod software_adapter;
 
-use burn::tensor::Device;
+use burn::tensor::{Device, Tensor};
 use hearth_model::{
     TokenId,
     config::{Activation, GptConfig, Positions, Rope, Sizes},
@@ -58,8 +58,12 @@ impl Twins {
         let [recorded, eager] = [0, 1].map(|which| {
             let tables = self.tables[which].iter_mut().zip(n_new);
             let mut parts: Vec<StepPart<'_>> = tables.map(|(table, &n_new)| StepPart { table, n_new }).collect();
-            let hidden = self.steppers[which].step(&token_ids, &mut parts).unwrap();
-            hidden.into_data().try_into_vec::<f32>().unwrap().into_iter().map(f32::to_bits).collect::<Vec<_>>()
+            let stepped = self.steppers[which].step(&token_ids, &mut parts).unwrap();
+            let rows: Vec<usize> = (0..n_tokens).rev().collect();
+            let hidden = self.steppers[which].hidden(&stepped, &rows);
+            let logits = self.steppers[which].logits(&stepped, &rows);
+            let bits = |x: Tensor<2>| x.into_data().try_into_vec::<f32>().unwrap().into_iter().map(f32::to_bits);
+            bits(hidden).chain(bits(logits)).collect::<Vec<_>>()
         });
         assert!(recorded == eager, "{}, step {} of {n_new:?}: other bits", self.name, self.n_steps);
     }

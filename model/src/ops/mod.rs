@@ -52,5 +52,5 @@ pub(crate) use read_back::{read, to_f32};
 pub use read_logits::{LogitRows, read_logits, read_logits_reference};
 pub use rope::{Rotation, rope, rope_reference};
 pub use upload::{Ints, Rows};
-pub(crate) use upload::{Place, Upload};
+pub(crate) use upload::{Places, Upload};
 pub use weight::Weight;

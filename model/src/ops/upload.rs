@@ -9,7 +9,7 @@ use super::cube;
 /// Whole numbers on the host, `[n]`, and on a device once an operation wants them there.
 #[derive(Clone, Debug)]
 pub struct Ints {
-    host: Arc<Vec<i32>>,
+    host: Vec<i32>,
     device: Device,
     tensor: OnceLock<Tensor<1, Int>>,
 }
@@ -17,7 +17,7 @@ pub struct Ints {
 impl Ints {
     /// For `device`.
     pub fn new(host: Vec<i32>, device: &Device) -> Self {
-        Self { host: Arc::new(host), device: device.clone(), tensor: OnceLock::new() }
+        Self { host, device: device.clone(), tensor: OnceLock::new() }
     }
 
     /// As plain numbers.
@@ -34,7 +34,7 @@ impl Ints {
 /// Rows of f32 on the host, `[n_rows, width]`, and on a device once an operation wants them there.
 #[derive(Clone, Debug)]
 pub struct Rows {
-    host: Arc<Vec<f32>>,
+    host: Vec<f32>,
     width: usize,
     device: Device,
     tensor: OnceLock<Tensor<2>>,
@@ -43,16 +43,17 @@ pub struct Rows {
 impl Rows {
     /// Rows of `width`, one after the other, for `device`.
     pub fn new(host: Vec<f32>, width: usize, device: &Device) -> Self {
-        Self { host: Arc::new(host), width, device: device.clone(), tensor: OnceLock::new() }
+        Self { host, width, device: device.clone(), tensor: OnceLock::new() }
     }
 
     /// On the device; uploaded at the first call.
     pub fn tensor(&self) -> Tensor<2> {
-        let upload = || {
-            let dims = [self.host.len() / self.width.max(1), self.width];
-            Tensor::from_data(TensorData::new(self.host.to_vec(), dims), &self.device)
-        };
+        let upload = || Tensor::from_data(TensorData::new(self.host.clone(), self.dims()), &self.device);
         self.tensor.get_or_init(upload).clone()
+    }
+
+    fn dims(&self) -> [usize; 2] {
+        [self.host.len() / self.width.max(1), self.width]
     }
 }
 
@@ -63,34 +64,59 @@ pub(crate) enum Upload<'a> {
     Rows(&'a Rows),
 }
 
-/// The place of numbers on a GPU, to which others of the same shape can be written.
-#[derive(Debug)]
-pub(crate) enum Place {
-    Ints(Tensor<1, Int>),
-    Rows(Tensor<2>),
-}
-
 impl Upload<'_> {
-    /// Where the numbers are on the device; uploaded, unless they were.
-    pub(crate) fn place(self) -> Place {
+    /// How many.
+    fn len(self) -> usize {
         match self {
-            Self::Ints(ints) => Place::Ints(ints.tensor()),
-            Self::Rows(rows) => Place::Rows(rows.tensor()),
+            Self::Ints(ints) => ints.host.len(),
+            Self::Rows(rows) => rows.host.len(),
         }
     }
 }
 
-impl Place {
-    /// Writes other numbers there, as many as there were. In the memory itself, whoever else has the tensor.
-    pub(crate) fn overwrite(&mut self, upload: Upload<'_>) {
-        match (self, upload) {
-            (Self::Ints(tensor), Upload::Ints(ints)) => {
-                tensor.inplace(|tensor| cube::overwrite_ints(tensor, ints.host.clone()));
-            }
-            (Self::Rows(tensor), Upload::Rows(rows)) => {
-                tensor.inplace(|tensor| cube::overwrite_rows(tensor, rows.host.clone()));
-            }
-            (place, upload) => unreachable!("{upload:?} does not belong to {place:?}"),
+/// Where a GPU finds numbers that are written there again and again: side by side, so that they come in one go.
+#[derive(Debug)]
+pub(crate) struct Places {
+    all: Tensor<1, Int>,
+}
+
+/// Numbers of 4 bytes to which each kind of numbers is aligned: what devices ask for at most.
+const ALIGNMENT: usize = 64;
+
+impl Places {
+    /// Uploads numbers, none of which was uploaded before.
+    pub(crate) fn new(uploads: &[Upload<'_>], device: &Device) -> Self {
+        let all = Tensor::<1, Int>::from_data(packed(uploads).as_slice(), device);
+        let mut start = 0;
+        for upload in uploads {
+            let is_new = match upload {
+                Upload::Ints(ints) => ints.tensor.set(cube::part_of_ints(&all, [start, ints.host.len()])).is_ok(),
+                Upload::Rows(rows) => rows.tensor.set(cube::rows_in_ints(&all, start, rows.dims())).is_ok(),
+            };
+            assert!(is_new, "numbers have one place on a device");
+            start += upload.len().next_multiple_of(ALIGNMENT);
         }
+        Self { all }
     }
+
+    /// Writes others there, as many of each kind as there were: into the memory itself, where tensors of those before have
+    /// them from then on.
+    pub(crate) fn overwrite(&mut self, uploads: &[Upload<'_>]) {
+        let numbers = packed(uploads);
+        assert_eq!([numbers.len()], self.all.dims(), "other numbers");
+        self.all.inplace(|all| cube::overwrite(all, Arc::new(numbers)));
+    }
+}
+
+/// Numbers one kind after the other, those that are no whole ones by their bits.
+fn packed(uploads: &[Upload<'_>]) -> Vec<i32> {
+    let mut all = Vec::new();
+    for upload in uploads {
+        match upload {
+            Upload::Ints(ints) => all.extend_from_slice(ints.host()),
+            Upload::Rows(rows) => all.extend(rows.host.iter().map(|value| value.to_bits().cast_signed())),
+        }
+        all.resize(all.len().next_multiple_of(ALIGNMENT), 0);
+    }
+    all
 }

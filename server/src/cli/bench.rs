@@ -313,12 +313,12 @@ fn decode(gpt: &Gpt, kv_dtype: KvDtype, args: &BenchArgs, batch: usize) -> anyho
 fn step(stepper: &mut Stepper, tables: &mut [PageTable], ids: &[&[TokenId]]) -> anyhow::Result<usize> {
     let mut parts: Vec<StepPart<'_>> =
         tables.iter_mut().zip(ids).map(|(table, ids)| StepPart { table, n_new: ids.len() }).collect();
-    let hidden = stepper.step(&ids.concat(), &mut parts)?;
+    let stepped = stepper.step(&ids.concat(), &mut parts)?;
     let ends = ids.iter().scan(0, |end, ids| {
         *end += ids.len();
         Some(*end - 1)
     });
-    let logits = stepper.gpt().logits(ops::take_rows(hidden, &ends.collect::<Vec<_>>()));
+    let logits = stepper.logits(&stepped, &ends.collect::<Vec<_>>());
     let needs = Sampler::new(SamplingParams::greedy(), 0, &[]).needs(&BTreeSet::new(), &[]);
     Ok(ops::read_logits(logits, &vec![needs; ids.len()])?.n_read_bytes())
 }

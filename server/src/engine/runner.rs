@@ -10,7 +10,7 @@ use hearth_model::{
     kv_cache::{PAGE_SIZE, PagePool, PageTable, StepPart},
     ops::{self, LogitRows},
     sampling::RowNeeds,
-    stepper::Stepper,
+    stepper::{Stepped, Stepper},
 };
 
 /// Numbers of rows that together use every kernel: a GPU's are made for 1, 2, 4, 8, any, or 256 and more.
@@ -25,10 +25,9 @@ pub(crate) struct Input<'a> {
     pub(crate) token_ids: &'a [TokenId],
 }
 
-/// The final hidden state of each row of a step, `[n_rows, d_model]`, on the device. Rows are the inputs' tokens, one
-/// input after the other.
+/// What the rows of a step came to, on the device. Rows are the inputs' tokens, one input after the other.
 #[derive(Debug)]
-pub(crate) struct Hidden(Tensor<2>);
+pub(crate) struct Hidden(Stepped);
 
 /// The model and its cache.
 #[derive(Debug)]
@@ -102,7 +101,7 @@ impl Runner {
     /// # Errors
     /// [`Error::Execution`] when the device failed in this step.
     pub(crate) fn logits(&self, hidden: &Hidden, rows: &[usize], needs: &[RowNeeds]) -> Result<LogitRows> {
-        ops::read_logits(self.gpt().logits(ops::take_rows(hidden.0.clone(), rows)), needs)
+        ops::read_logits(self.stepper.logits(&hidden.0, rows), needs)
     }
 
     /// Whether less than a whole row of logits can be read: elsewhere nobody need find out what a request needs.
@@ -115,7 +114,7 @@ impl Runner {
     /// # Errors
     /// [`Error::Execution`] when the device failed in this step.
     pub(crate) fn hidden_rows(&self, hidden: &Hidden, rows: Range<usize>) -> Result<Vec<f32>> {
-        read(ops::take_rows(hidden.0.clone(), &rows.collect::<Vec<_>>()))
+        read(self.stepper.hidden(&hidden.0, &rows.collect::<Vec<_>>()))
     }
 
     pub(crate) fn d_model(&self) -> usize {

@@ -129,10 +129,13 @@ pub(super) trait CubeOps: Backend {
     fn best_logits(logits: FloatTensor<Self>, table: IntTensor<Self>, sizes: [usize; 3]) -> IntTensor<Self>;
 
     #[fusion(meta = |place, _values| place.clone())]
-    fn overwrite_ints(place: IntTensor<Self>, values: Arc<Vec<i32>>) -> IntTensor<Self>;
+    fn overwrite(place: IntTensor<Self>, values: Arc<Vec<i32>>) -> IntTensor<Self>;
 
-    #[fusion(meta = |place, _values| place.clone())]
-    fn overwrite_rows(place: FloatTensor<Self>, values: Arc<Vec<f32>>) -> FloatTensor<Self>;
+    #[fusion(meta = |_all, at| TensorSpec::new(Shape::new([at[1]]), DType::I32))]
+    fn part_of_ints(all: IntTensor<Self>, at: [usize; 2]) -> IntTensor<Self>;
+
+    #[fusion(meta = |_all, _start, dims| TensorSpec::new(Shape::new(*dims), DType::F32))]
+    fn rows_in_ints(all: IntTensor<Self>, start: usize, dims: [usize; 2]) -> FloatTensor<Self>;
 }
 
 impl CubeOps for CubeBackend {
@@ -203,19 +206,27 @@ impl CubeOps for CubeBackend {
         best::best(logits, table, sizes)
     }
 
-    fn overwrite_ints(place: IntTensor<Self>, values: Arc<Vec<i32>>) -> IntTensor<Self> {
-        overwrite(place, Bytes::from_elems(values.to_vec()))
+    fn overwrite(place: IntTensor<Self>, values: Arc<Vec<i32>>) -> IntTensor<Self> {
+        // Not in another place, even where somebody else has the tensor: a recording reads this one.
+        place.client.write(&place.handle, Bytes::from_elems(values.to_vec()));
+        place
     }
 
-    fn overwrite_rows(place: FloatTensor<Self>, values: Arc<Vec<f32>>) -> FloatTensor<Self> {
-        overwrite(place, Bytes::from_elems(values.to_vec()))
+    fn part_of_ints(all: IntTensor<Self>, [start, len]: [usize; 2]) -> IntTensor<Self> {
+        part(&all, start, [len].into(), DType::I32)
+    }
+
+    fn rows_in_ints(all: IntTensor<Self>, start: usize, dims: [usize; 2]) -> FloatTensor<Self> {
+        part(&all, start, dims.into(), DType::F32)
     }
 }
 
-/// Not in another place, even where somebody else has the tensor: a [recording](super::Recording) reads this one.
-fn overwrite(place: CubeTensor, values: Bytes) -> CubeTensor {
-    place.client.write(&place.handle, values);
-    place
+/// A tensor in the memory of another, from its number `start` on; both have numbers of 4 bytes.
+fn part(all: &CubeTensor, start: usize, shape: Shape, dtype: DType) -> CubeTensor {
+    let bytes = |n: usize| (n * size_of::<i32>()) as u64;
+    let handle = all.handle.clone().offset_start(bytes(start));
+    let behind = handle.size_in_used() - bytes(shape.num_elements());
+    CubeTensor::new_contiguous(all.client.clone(), all.device.clone(), shape, handle.offset_end(behind), dtype)
 }
 
 /// `x W^T` with bias and residual, where there are any: `[n_rows, d_out]`.
@@ -329,11 +340,16 @@ pub(in crate::ops) fn best_logits(logits: Tensor<2>, table: Tensor<1, Int>, size
 }
 
 /// Writes `values`, as many as there are in `place`, into its very memory.
-pub(in crate::ops) fn overwrite_ints(place: Tensor<1, Int>, values: Arc<Vec<i32>>) -> Tensor<1, Int> {
-    Tensor::from_dispatch(Dispatch::overwrite_ints(place.into_dispatch(), values))
+pub(in crate::ops) fn overwrite(place: Tensor<1, Int>, values: Arc<Vec<i32>>) -> Tensor<1, Int> {
+    Tensor::from_dispatch(Dispatch::overwrite(place.into_dispatch(), values))
 }
 
-/// [`overwrite_ints`] for rows of f32.
-pub(in crate::ops) fn overwrite_rows(place: Tensor<2>, values: Arc<Vec<f32>>) -> Tensor<2> {
-    Tensor::from_dispatch(Dispatch::overwrite_rows(place.into_dispatch(), values))
+/// `len` numbers of `all` from `start` on, in the same memory. `start` must be aligned as the device wants buffers to be.
+pub(in crate::ops) fn part_of_ints(all: &Tensor<1, Int>, [start, len]: [usize; 2]) -> Tensor<1, Int> {
+    Tensor::from_dispatch(Dispatch::part_of_ints(all.clone().into_dispatch(), [start, len]))
+}
+
+/// [`part_of_ints`], whose numbers are the bits of f32.
+pub(in crate::ops) fn rows_in_ints(all: &Tensor<1, Int>, start: usize, dims: [usize; 2]) -> Tensor<2> {
+    Tensor::from_dispatch(Dispatch::rows_in_ints(all.clone().into_dispatch(), start, dims))
 }
