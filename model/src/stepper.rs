@@ -68,11 +68,28 @@ pub struct Stepped {
 }
 
 impl Stepper {
-    /// Allocates a cache of `n_pages` pages. `eager`: nothing is ever recorded.
-    pub fn new(gpt: Gpt, n_pages: usize, kv_dtype: KvDtype, eager: bool) -> Self {
+    /// Allocates a cache of `n_pages` pages.
+    pub fn new(gpt: Gpt, n_pages: usize, kv_dtype: KvDtype) -> Self {
         let cache = KvCache::new(gpt.config(), n_pages, kv_dtype, &gpt.device());
-        let recorded = (ops::is_gpu(&gpt.device()) && !eager).then(RecordedSteps::default);
-        Self { recorded, gpt, cache }
+        Self { recorded: None, gpt, cache }
+    }
+
+    /// From now on, steps are recorded, if this is a GPU that can: which it is made to show, with a step that comes to
+    /// nothing. Nothing may be in the cache yet: it is lost where there is no recording.
+    pub fn record(&mut self) {
+        if !ops::is_gpu(&self.gpt.device()) || self.recorded.is_some() {
+            return;
+        }
+        self.recorded = Some(RecordedSteps::default());
+        let mut try_out = || {
+            let parts = &mut [StepPart { table: &mut self.cache.table(), n_new: 1 }];
+            self.step(&[0], parts).map(drop)
+        };
+        if let Err(error) = (0..=RUNS_BEFORE).try_for_each(|_| try_out()) {
+            tracing::warn!(%error, "decoding steps are not recorded on this device, so each launch is told anew");
+            self.recorded = None;
+            self.cache.renew();
+        }
     }
 
     /// The model.
@@ -119,14 +136,7 @@ impl Stepper {
         if shape.n_runs <= RUNS_BEFORE {
             return run(pass);
         }
-        match RecordedStep::new(gpt, &ids, &mut pass) {
-            Ok(step) => shape.step.insert(step).replay(),
-            Err(error) => {
-                tracing::warn!(%error, "decoding steps are not recorded on this device, so each launch is made anew");
-                *recorded = None;
-                run(pass)
-            }
-        }
+        shape.step.insert(RecordedStep::new(gpt, &ids, &mut pass)?).replay()
     }
 
     /// The final hidden states of rows of the last step, by number: `[rows.len(), d_model]`.

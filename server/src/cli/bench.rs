@@ -245,7 +245,7 @@ fn prefill(gpt: &Gpt, kv_dtype: KvDtype, n_tokens: usize, n_runs: usize) -> anyh
     let prompt = token_ids(gpt, 0, n_tokens);
     let mut best = f64::INFINITY;
     for _ in 0..n_runs {
-        let mut stepper = Stepper::new(gpt.clone(), n_tokens.div_ceil(PAGE_SIZE), kv_dtype, true);
+        let mut stepper = Stepper::new(gpt.clone(), n_tokens.div_ceil(PAGE_SIZE), kv_dtype);
         let mut tables = [stepper.cache().table()];
         let start = Instant::now();
         step(&mut stepper, &mut tables, &[&prompt])?;
@@ -267,7 +267,10 @@ fn prefill(gpt: &Gpt, kv_dtype: KvDtype, n_tokens: usize, n_runs: usize) -> anyh
 
 fn decode(gpt: &Gpt, kv_dtype: KvDtype, args: &BenchArgs, batch: usize) -> anyhow::Result<Measured> {
     let n_pages = batch * (args.prompt + args.steps + 1).div_ceil(PAGE_SIZE);
-    let mut stepper = Stepper::new(gpt.clone(), n_pages, kv_dtype, args.enforce_eager);
+    let mut stepper = Stepper::new(gpt.clone(), n_pages, kv_dtype);
+    if !args.enforce_eager {
+        stepper.record();
+    }
     let mut best = f64::INFINITY;
     let mut tables: Vec<PageTable> = Vec::new();
     for _ in 0..args.runs {

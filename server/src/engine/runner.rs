@@ -44,13 +44,17 @@ impl Runner {
         self.stepper.gpt()
     }
 
-    /// Lets a GPU compile its kernels: afterwards no step needs one that is not there. Nothing on a CPU.
+    /// Lets a GPU compile its kernels: afterwards no step needs one that is not there. Steps that come up again are recorded
+    /// from then on, unless `enforce_eager`. Nothing on a CPU.
     ///
     /// # Errors
     /// [`Error::Execution`] when the device fails.
-    pub(crate) fn warm_up(&mut self, max_batch_tokens: usize) -> Result<()> {
+    pub(crate) fn warm_up(&mut self, max_batch_tokens: usize, enforce_eager: bool) -> Result<()> {
         if self.gpt().device() == Device::flex() {
             return Ok(());
+        }
+        if !enforce_eager {
+            self.stepper.record();
         }
         let context = self.gpt().config().max_seq_len.min(self.pool().n_pages() * PAGE_SIZE);
         let most = context.saturating_sub(1).min(max_batch_tokens);
@@ -164,13 +168,13 @@ mod tests {
             let sizes =
                 Sizes { vocab_size, max_seq_len: 512, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 64, d_ff: 96 };
             let gpt = Gpt::init(&GptConfig::llama(sizes), 1, &device).unwrap();
-            check_warm_up(Runner::new(Stepper::new(gpt, 80, *kv_dtype, false)));
+            check_warm_up(Runner::new(Stepper::new(gpt, 80, *kv_dtype)));
         }
     }
 
     fn check_warm_up(mut runner: Runner) {
         let collection = LaunchedKernels::new();
-        runner.warm_up(300).unwrap();
+        runner.warm_up(300, false).unwrap();
         let compiled = collection.finish();
         assert!(compiled.len() > 10, "{} kernels", compiled.len());
 

@@ -157,8 +157,8 @@ pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
         grammars: OnceLock::new(),
         sampling_defaults: loaded.sampling_defaults,
     };
-    let mut runner = Runner::new(Stepper::new(loaded.gpt, n_pages, kv_dtype, options.enforce_eager));
-    runner.warm_up(limits.max_batch_tokens)?;
+    let mut runner = Runner::new(Stepper::new(loaded.gpt, n_pages, kv_dtype));
+    runner.warm_up(limits.max_batch_tokens, options.enforce_eager)?;
     // What loading took beside the weights is no use any more.
     ops::give_back_memory();
     Ok(Prepared { model, runner, kv_dtype, speculator, limits })
@@ -198,8 +198,8 @@ fn speculator(
                 ));
             }
             let (max_seq_len, kv_dtype) = (draft.gpt.config().max_seq_len, kv_dtype(&draft, options)?);
-            let mut runner = Runner::new(Stepper::new(draft.gpt, n_pages, kv_dtype, options.enforce_eager));
-            runner.warm_up(options.max_batch_tokens)?;
+            let mut runner = Runner::new(Stepper::new(draft.gpt, n_pages, kv_dtype));
+            runner.warm_up(options.max_batch_tokens, options.enforce_eager)?;
             Ok(Some(Speculator::by_draft_model(runner, max_seq_len, n_tokens)))
         }
     }

@@ -193,7 +193,7 @@ fn attend_tile<E: Numeric, V: Size>(
         }
     }
     let tile_start = (first_key / TILE + CUBE_POS_X as usize) * TILE;
-    // Where this block has fewer tiles than the longest, all keys are hidden: the sums say so, and no value is read.
+    // Where this block has fewer tiles than were asked for, all keys are hidden: the sums say so, and nothing is read.
     let is_inside = tile_start <= last_key;
 
     // The block's queries, scaled.
@@ -220,17 +220,19 @@ fn attend_tile<E: Numeric, V: Size>(
     for n in 0..n_queries {
         scores[n] = 0.0f32;
     }
-    for v in 0..vectors {
-        let part = Vector::<f32, V>::cast_from(keys[slot * kv_vectors + kv_head * vectors + v]);
-        #[unroll]
-        for n in 0..n_queries {
-            let query = queries[n * vectors + v];
-            let mut score = scores[n];
+    if is_inside {
+        for v in 0..vectors {
+            let part = Vector::<f32, V>::cast_from(keys[slot * kv_vectors + kv_head * vectors + v]);
             #[unroll]
-            for i in 0..vector {
-                score = fma(part.extract(i), query.extract(i), score);
+            for n in 0..n_queries {
+                let query = queries[n * vectors + v];
+                let mut score = scores[n];
+                #[unroll]
+                for i in 0..vector {
+                    score = fma(part.extract(i), query.extract(i), score);
+                }
+                scores[n] = score;
             }
-            scores[n] = score;
         }
     }
     let mut probs = Shared::<[f32]>::new_slice(comptime!(n_queries * TILE));

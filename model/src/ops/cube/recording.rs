@@ -29,7 +29,8 @@ impl Recording {
     /// first [`replay`](Self::replay). It must launch the same each time and upload nothing.
     ///
     /// # Errors
-    /// [`Error::Execution`] where the device cannot record, or ran out of memory. Nothing is left recording.
+    /// [`Error::Execution`] where the device cannot record, or ran out of memory. Nothing is left recording, but what the run
+    /// would have written may never be read again: its tensors are lost.
     pub(crate) fn new<T>(device: &Device, mut run: impl FnMut() -> T) -> Result<(Self, T)> {
         let dispatch = device.as_dispatch();
         Dispatch::graph_prepare(dispatch).map_err(failed)?;
@@ -70,4 +71,63 @@ impl Recording {
 
 fn failed(error: impl std::fmt::Display) -> Error {
     Error::Execution { what: error.to_string() }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, clippy::print_stdout, unsafe_code, reason = "tests")]
+mod tests {
+    use burn::tensor::Tensor;
+
+    use super::*;
+    use crate::{
+        device::{DeviceChoice, choose},
+        ops::{Ints, Places, Upload},
+    };
+
+    fn gpu() -> Option<Device> {
+        if std::env::var_os("HEARTH_TEST_WGPU").is_none() {
+            println!("skipped: set HEARTH_TEST_WGPU=1 to run on the software wgpu adapter");
+            return None;
+        }
+        Some(choose(DeviceChoice::WgpuSoftware).unwrap().device)
+    }
+
+    fn values(x: &Tensor<1>) -> Vec<f32> {
+        x.clone().into_data().try_into_vec().unwrap()
+    }
+
+    #[test]
+    fn what_is_recorded_reads_what_is_there_when_it_is_done_again() {
+        let Some(gpu) = gpu() else { return };
+        let input = Ints::new(vec![1, 2, 3], &gpu);
+        let mut places = Places::new(&[Upload::Ints(&input)], &gpu);
+        let (recording, output) = Recording::new(&gpu, || input.tensor().float() * 2.0).unwrap();
+        assert_eq!(recording.n_launches(), 1);
+        for n in [5, 7] {
+            places.overwrite(&[Upload::Ints(&Ints::new(vec![n, 2 * n, 3 * n], &gpu))]);
+            // SAFETY: input and output are here.
+            unsafe { recording.replay() }.unwrap();
+            let n = 2.0 * n as f32;
+            assert_eq!(values(&output), [n, 2.0 * n, 3.0 * n]);
+        }
+    }
+
+    /// Where what is recorded needs memory that the runs before did not, there is no recording.
+    #[test]
+    fn what_cannot_be_recorded_is_an_error_and_the_device_goes_on() {
+        let Some(gpu) = gpu() else { return };
+        let ones = Tensor::<1>::ones([64], &gpu);
+        let mut n_runs = 0;
+        let recorded = Recording::new(&gpu, || {
+            n_runs += 1;
+            let more = (n_runs > WARM_UPS).then(|| Tensor::<2>::ones([3000, 1001], &gpu) * 2.0);
+            (ones.clone() + 1.0, more)
+        });
+        let what = recorded.map(drop).unwrap_err().to_string();
+        assert!(what.contains("capture"), "{what}");
+        let (recording, sums) = Recording::new(&gpu, || ones.clone() + 2.0).unwrap();
+        // SAFETY: both tensors are here.
+        unsafe { recording.replay() }.unwrap();
+        assert_eq!(values(&sums), vec![3.0; 64]);
+    }
 }
