@@ -44,8 +44,6 @@ pub struct KvCache {
     layers: Vec<LayerPool>,
     pages: PagePool,
     sliding_window: Option<usize>,
-    kv_width: usize,
-    dtype: KvDtype,
     device: Device,
 }
 
@@ -108,24 +106,11 @@ pub struct PagedStep<'a> {
 impl KvCache {
     /// A cache of `n_pages` pages for the model that `config` describes, its numbers held as `dtype`.
     pub fn new(config: &GptConfig, n_pages: usize, dtype: KvDtype, device: &Device) -> Self {
+        let pool = || ops::new_pool([n_pages * PAGE_SIZE, config.kv_width()], dtype, device);
+        let layers = (0..config.n_layers).map(|_| LayerPool { keys: pool(), values: pool() }).collect();
         // Where some layers see everything, the step's keys are all of them.
         let sliding_window = config.sliding_window.filter(|_| config.full_layers.is_empty());
-        let (pages, kv_width) = (PagePool::new(n_pages), config.kv_width());
-        let mut cache = Self { layers: Vec::new(), pages, sliding_window, kv_width, dtype, device: device.clone() };
-        cache.allocate(config.n_layers);
-        cache
-    }
-
-    /// Gives each layer other pools: what was in the old ones is lost.
-    pub(crate) fn renew(&mut self) {
-        let n_layers = self.layers.len();
-        self.layers.clear();
-        self.allocate(n_layers);
-    }
-
-    fn allocate(&mut self, n_layers: usize) {
-        let pool = || ops::new_pool([self.n_pages() * PAGE_SIZE, self.kv_width], self.dtype, &self.device);
-        self.layers = (0..n_layers).map(|_| LayerPool { keys: pool(), values: pool() }).collect();
+        Self { layers, pages: PagePool::new(n_pages), sliding_window, device: device.clone() }
     }
 
     /// A table that holds nothing yet.

@@ -22,6 +22,8 @@ use crate::{
 const RUNS_BEFORE: u32 = 2;
 /// Shapes that are kept, the least recently used going first: each recording keeps the memory of its step.
 const MAX_SHAPES: usize = 32;
+/// Recordings that may fail before no more are tried.
+const MAX_FAILURES: u32 = 3;
 /// Rows of a recorded step whose logits are recorded with it, at most: for more, the memory would be large and the launch
 /// makes no difference.
 const MAX_LOGIT_ROWS: usize = 8;
@@ -42,6 +44,7 @@ struct RecordedSteps {
     clock: u64,
     /// That were done again.
     n_launches: usize,
+    n_failures: u32,
 }
 
 #[derive(Debug, Default)]
@@ -74,21 +77,10 @@ impl Stepper {
         Self { recorded: None, gpt, cache }
     }
 
-    /// From now on, steps are recorded, if this is a GPU that can: which it is made to show, with a step that comes to
-    /// nothing. Nothing may be in the cache yet: it is lost where there is no recording.
+    /// From now on, steps that come up again are recorded, where this is a GPU.
     pub fn record(&mut self) {
-        if !ops::is_gpu(&self.gpt.device()) || self.recorded.is_some() {
-            return;
-        }
-        self.recorded = Some(RecordedSteps::default());
-        let mut try_out = || {
-            let parts = &mut [StepPart { table: &mut self.cache.table(), n_new: 1 }];
-            self.step(&[0], parts).map(drop)
-        };
-        if let Err(error) = (0..=RUNS_BEFORE).try_for_each(|_| try_out()) {
-            tracing::warn!(%error, "decoding steps are not recorded on this device, so each launch is told anew");
-            self.recorded = None;
-            self.cache.renew();
+        if ops::is_gpu(&self.gpt.device()) {
+            self.recorded.get_or_insert_default();
         }
     }
 
@@ -126,7 +118,7 @@ impl Stepper {
         let run = |mut pass: Pass<'_>| Ok(Stepped { hidden: gpt.run(ids.tensor(), &mut pass), logits: None });
         let Some(steps) = recorded else { return run(pass) };
         let Some((uploads, sizes)) = pass.uploads() else { return run(pass) };
-        let shape = steps.shape(sizes);
+        let shape = steps.shape(sizes.clone());
         if let Some(step) = &mut shape.step {
             let output = step.again(&[&[Upload::Ints(&ids)], uploads.as_slice()].concat())?;
             steps.n_launches += step.recording.n_launches();
@@ -136,7 +128,18 @@ impl Stepper {
         if shape.n_runs <= RUNS_BEFORE {
             return run(pass);
         }
-        shape.step.insert(RecordedStep::new(gpt, &ids, &mut pass)?).replay()
+        if steps.n_failures == MAX_FAILURES {
+            return run(pass);
+        }
+        match RecordedStep::new(gpt, &ids, &mut pass) {
+            Ok(step) => steps.shape(sizes).step.insert(step).replay(),
+            Err(error) => {
+                tracing::warn!(%error, "a step could not be recorded, and is run as it is");
+                steps.n_failures += 1;
+                steps.shape(sizes).n_runs = 0;
+                run(pass)
+            }
+        }
     }
 
     /// The final hidden states of rows of the last step, by number: `[rows.len(), d_model]`.
@@ -172,14 +175,21 @@ impl RecordedSteps {
 
 impl RecordedStep {
     /// Records what `pass` does. What it made is there after [`replay`](Self::replay).
+    ///
+    /// # Errors
+    /// [`Error::Execution`] where it cannot be recorded. What it would have written is as it was, and a run writes it: the
+    /// first that anything reads of a pool in a step, it has stored itself.
     fn new(gpt: &Gpt, ids: &Ints, pass: &mut Pass<'_>) -> Result<Self> {
         // All of them, since an upload cannot be recorded.
         let uploads = pass.uploads().into_iter().flat_map(|(uploads, _)| uploads);
         let uploads: Vec<Upload<'_>> = std::iter::once(Upload::Ints(ids)).chain(uploads).collect();
         let places = Places::new(&uploads, &gpt.device());
-        let (recording, output) = Recording::new(&gpt.device(), || {
+        let sizes = buffer_sizes(gpt, ids.host().len());
+        let (recording, output) = Recording::new(&gpt.device(), &sizes, || {
             let hidden = gpt.run(ids.tensor(), pass);
-            let logits = (ids.host().len() <= MAX_LOGIT_ROWS).then(|| gpt.logits(hidden.clone()));
+            #[cfg(test)]
+            tests::sabotage(&gpt.device());
+            let logits = makes_logits(ids.host().len()).then(|| gpt.logits(hidden.clone()));
             Stepped { hidden, logits }
         })?;
         Ok(Self { recording, places, output })
@@ -198,5 +208,84 @@ impl RecordedStep {
         // so nobody else runs anything over its pools.
         unsafe { self.recording.replay() }?;
         Ok(self.output.clone())
+    }
+}
+
+/// Whether a recorded step makes the logits of its rows.
+fn makes_logits(n_rows: usize) -> bool {
+    n_rows <= MAX_LOGIT_ROWS
+}
+
+/// Bytes of the buffers that a step of `n_rows` makes.
+fn buffer_sizes(gpt: &Gpt, n_rows: usize) -> Vec<usize> {
+    let config = gpt.config();
+    let (q_width, kv_width) = (config.q_width(), config.kv_width());
+    let mut widths = vec![config.d_model, q_width, q_width + 2 * kv_width, config.d_ff, 2 * config.d_ff];
+    if makes_logits(n_rows) {
+        widths.push(config.vocab_size);
+    }
+    widths.into_iter().map(|width| n_rows * width * size_of::<f32>()).collect()
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
+mod tests {
+    use std::cell::Cell;
+
+    use burn::tensor::Device;
+
+    use super::*;
+    use crate::{
+        config::{GptConfig, Sizes},
+        device::{DeviceChoice, choose},
+    };
+
+    thread_local! {
+        /// Runs until one takes memory that those before it did not.
+        static RUNS_TO_SABOTAGE: Cell<usize> = const { Cell::new(0) };
+    }
+
+    pub(super) fn sabotage(device: &Device) {
+        let n = RUNS_TO_SABOTAGE.get();
+        RUNS_TO_SABOTAGE.set(n.saturating_sub(1));
+        if n == 1 {
+            let more = Tensor::<2>::ones([3000, 1001], device) * 2.0;
+            // Runs while it is recorded, which ends what is waited for here.
+            let _ = more.try_into_data();
+        }
+    }
+
+    #[test]
+    fn a_step_that_cannot_be_recorded_is_run() {
+        if std::env::var_os("HEARTH_TEST_WGPU").is_none() {
+            println!("skipped: set HEARTH_TEST_WGPU=1 to run on the software wgpu adapter");
+            return;
+        }
+        let device = choose(DeviceChoice::WgpuSoftware).unwrap().device;
+        let sizes =
+            Sizes { vocab_size: 97, max_seq_len: 64, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 32, d_ff: 48 };
+        for config in [GptConfig::llama(sizes), GptConfig::gpt2(Sizes { n_kv_heads: 4, ..sizes })] {
+            let gpt = Gpt::init(&config, 1, &device).unwrap();
+            let mut steppers = [0, 1].map(|_| Stepper::new(gpt.clone(), 8, KvDtype::F32));
+            steppers[0].record();
+            let mut tables = steppers.each_ref().map(|stepper| stepper.cache().table());
+            let mut step = |token_ids: &[TokenId]| {
+                let [recorded, eager] = [0, 1].map(|which| {
+                    let parts = &mut [StepPart { table: &mut tables[which], n_new: token_ids.len() }];
+                    let stepped = steppers[which].step(token_ids, parts).unwrap();
+                    let logits = steppers[which].logits(&stepped, &[token_ids.len() - 1]);
+                    logits.into_data().try_into_vec::<f32>().unwrap()
+                });
+                assert_eq!(recorded, eager);
+                steppers[0].n_recorded()
+            };
+            step(&[5; 20]);
+            step(&[6]);
+            step(&[7]);
+            RUNS_TO_SABOTAGE.set(3);
+            assert_eq!(step(&[8]), 0, "was recorded");
+            assert_eq!(RUNS_TO_SABOTAGE.get(), 0);
+            assert_eq!([9, 10, 11, 12].map(|id| step(&[id])), [0, 0, 1, 1]);
+        }
     }
 }

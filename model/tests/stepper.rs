@@ -27,7 +27,6 @@ impl Twins {
         let gpt = Gpt::init(config, 3, device).unwrap();
         let mut steppers = [0, 1].map(|_| Stepper::new(gpt.clone(), 64, kv_dtype));
         steppers[0].record();
-        assert_eq!(steppers[0].n_recorded(), 1);
         Self { steppers, tables: [Vec::new(), Vec::new()], n_steps: 0, name }
     }
 
@@ -77,7 +76,6 @@ fn check(name: &'static str, config: &GptConfig, kv_dtype: KvDtype) {
     twins.begin();
     twins.step(&[5]);
     (0..5).for_each(|_| twins.step(&[1]));
-    // As it was when recording was tried out.
     assert_eq!(twins.steppers.each_ref().map(Stepper::n_recorded), [1, 0]);
     twins.begin();
     twins.begin();

@@ -9,12 +9,18 @@ use burn::{
     backend::{Backend, BackendTypes, Dispatch},
     tensor::Device,
 };
+use burn_cubecl::cubecl::server::Handle;
 
-use super::count_launches;
+use super::{count_launches, cube_device};
 use crate::error::{Error, Result};
 
 /// Runs before recording: the first fills the memory pools that the recorded run has to do with.
 const WARM_UPS: usize = 2;
+/// Buffers of each size that are kept ready beside what those runs needed: when memory is free again depends on threads
+/// that wait for each other, so a run may need more than the one before.
+const SPARE: usize = 4;
+/// The same, of buffers without contents, which every operation of Burn's that is fused from others has.
+const SPARE_EMPTY: usize = 64;
 
 /// Recorded launches.
 #[derive(Debug)]
@@ -26,20 +32,24 @@ pub(crate) struct Recording {
 
 impl Recording {
     /// Runs `run` twice, then records it, and gives what it made when it was recorded: its contents are there after the
-    /// first [`replay`](Self::replay). It must launch the same each time and upload nothing.
+    /// first [`replay`](Self::replay). It must launch the same each time and upload nothing. `sizes` are those of buffers that
+    /// it makes, in bytes: there will be some to spare.
     ///
     /// # Errors
     /// [`Error::Execution`] where the device cannot record, or ran out of memory. Nothing is left recording, but what the run
-    /// would have written may never be read again: its tensors are lost.
-    pub(crate) fn new<T>(device: &Device, mut run: impl FnMut() -> T) -> Result<(Self, T)> {
+    /// would have written cannot be read until something has written it, though nothing in it changed.
+    pub(crate) fn new<T>(device: &Device, sizes: &[usize], mut run: impl FnMut() -> T) -> Result<(Self, T)> {
         let dispatch = device.as_dispatch();
         Dispatch::graph_prepare(dispatch).map_err(failed)?;
+        let spare = spare(device, sizes);
         let mut warm_up = || {
             // Held until it ran: operations whose result nobody holds are left out.
             let made = run();
             Dispatch::sync(dispatch).map(|()| drop(made))
         };
-        let begun = (0..WARM_UPS).try_for_each(|_| warm_up()).and_then(|()| Dispatch::graph_start_capture(dispatch));
+        let warmed_up = (0..WARM_UPS).try_for_each(|_| warm_up());
+        drop(spare);
+        let begun = warmed_up.and_then(|()| Dispatch::graph_start_capture(dispatch));
         if let Err(error) = begun {
             // Ends what was prepared. There is no recording, as it will say.
             let _ = Dispatch::graph_stop_capture(dispatch);
@@ -67,6 +77,14 @@ impl Recording {
         // SAFETY: the caller's.
         unsafe { Dispatch::graph_replay(self.device.as_dispatch(), &self.graph) }.map_err(failed)
     }
+}
+
+/// Buffers of these sizes on `device`, where this thread's operations take theirs from.
+fn spare(device: &Device, sizes: &[usize]) -> Vec<Handle> {
+    let Some(cube) = cube_device(device) else { return Vec::new() };
+    let client = cube.client();
+    let empty = std::iter::repeat_n(0, SPARE_EMPTY);
+    empty.chain(sizes.iter().flat_map(|&size| [size; SPARE])).map(|size| client.empty(size)).collect()
 }
 
 fn failed(error: impl std::fmt::Display) -> Error {
@@ -101,7 +119,7 @@ mod tests {
         let Some(gpu) = gpu() else { return };
         let input = Ints::new(vec![1, 2, 3], &gpu);
         let mut places = Places::new(&[Upload::Ints(&input)], &gpu);
-        let (recording, output) = Recording::new(&gpu, || input.tensor().float() * 2.0).unwrap();
+        let (recording, output) = Recording::new(&gpu, &[], || input.tensor().float() * 2.0).unwrap();
         assert_eq!(recording.n_launches(), 1);
         for n in [5, 7] {
             places.overwrite(&[Upload::Ints(&Ints::new(vec![n, 2 * n, 3 * n], &gpu))]);
@@ -118,14 +136,14 @@ mod tests {
         let Some(gpu) = gpu() else { return };
         let ones = Tensor::<1>::ones([64], &gpu);
         let mut n_runs = 0;
-        let recorded = Recording::new(&gpu, || {
+        let recorded = Recording::new(&gpu, &[], || {
             n_runs += 1;
             let more = (n_runs > WARM_UPS).then(|| Tensor::<2>::ones([3000, 1001], &gpu) * 2.0);
             (ones.clone() + 1.0, more)
         });
         let what = recorded.map(drop).unwrap_err().to_string();
         assert!(what.contains("capture"), "{what}");
-        let (recording, sums) = Recording::new(&gpu, || ones.clone() + 2.0).unwrap();
+        let (recording, sums) = Recording::new(&gpu, &[256], || ones.clone() + 2.0).unwrap();
         // SAFETY: both tensors are here.
         unsafe { recording.replay() }.unwrap();
         assert_eq!(values(&sums), vec![3.0; 64]);
