@@ -5,13 +5,9 @@
 //! tokens is built from our own vocabulary, without special tokens, so that none of them can come up within a text.
 
 mod schema;
+mod state;
 
-use std::{
-    collections::BTreeSet,
-    fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    thread,
-};
+use std::{fmt, sync::Arc, thread};
 
 use llguidance::{
     Matcher, ParserFactory,
@@ -26,7 +22,10 @@ use crate::{
     tokenizer::Tokenizer,
 };
 
-pub use self::schema::{check as check_schema, in_lark};
+pub use self::{
+    schema::{check as check_schema, in_lark},
+    state::Constraint,
+};
 
 /// Longest grammar that is read, in bytes of its source.
 pub const MAX_SOURCE_BYTES: usize = 1 << 20;
@@ -34,7 +33,9 @@ pub const MAX_SOURCE_BYTES: usize = 1 << 20;
 /// How deep brackets may nest in a regular expression or in a grammar.
 const MAX_BRACKETS: usize = 200;
 
-/// Bounds on what a grammar may cost: about 20 ms and some tens of megabytes to compile, 15 ms for a mask.
+/// Bounds on what a grammar may cost: about 20 ms and some tens of megabytes to compile, and 15 ms for a mask, or some
+/// hundreds where it is very ambiguous. The parser keeps 8 bytes for each item of each row: with 2,000 items in a row,
+/// what 2,000 levels of right recursion have, 16 MB, and four times that with twice as many.
 fn limits() -> ParserLimits {
     ParserLimits { max_lexer_states: 50_000, verbose_errors: false, ..ParserLimits::default() }
 }
@@ -119,12 +120,9 @@ impl GrammarCompiler {
                 if matcher.is_stopped() {
                     return Err(GrammarError::whole("allows no text but the empty one"));
                 }
-                let mut state = State { matcher, text_tokens: Arc::clone(&self.text_tokens), mask: None };
-                if let Err(error) = state.mask() {
-                    return Err(GrammarError::whole(format!("cannot be used: {}", first_line(error))));
-                }
                 let is_json = matches!(grammar, Grammar::Json(_));
-                Ok(Constraint { state: Arc::new(Mutex::new(state)), param, is_json })
+                Constraint::new(matcher, Arc::clone(&self.text_tokens), param, is_json)
+                    .map_err(|error| GrammarError::whole(format!("cannot be used: {}", first_line(&error))))
             }
             Err(what) => Err(match grammar {
                 Grammar::Json(value) => {
@@ -261,129 +259,4 @@ fn bracket_depth(source: &str) -> usize {
         deepest = deepest.max(depth);
     }
     deepest
-}
-
-/// A text on its way through a grammar. A clone starts where the original stands and goes its own way.
-pub struct Constraint {
-    state: Arc<Mutex<State>>,
-    param: &'static str,
-    is_json: bool,
-}
-
-struct State {
-    matcher: Matcher,
-    text_tokens: Arc<SimpleVob>,
-    /// Which tokens may come next, once that is known.
-    mask: Option<Result<SimpleVob, String>>,
-}
-
-impl State {
-    fn mask(&mut self) -> &Result<SimpleVob, String> {
-        let Self { matcher, text_tokens, mask } = self;
-        mask.get_or_insert_with(|| {
-            let mut mask = matcher.compute_mask().map_err(|error| error.to_string())?;
-            mask.and(text_tokens);
-            if mask.is_zero() && !matcher.is_accepting().unwrap_or(false) { Err(String::new()) } else { Ok(mask) }
-        })
-    }
-}
-
-impl Constraint {
-    /// The parameter that asked for it.
-    pub fn param(&self) -> &'static str {
-        self.param
-    }
-
-    /// Whether a part of the text would be no answer at all, because it is JSON.
-    pub fn is_json(&self) -> bool {
-        self.is_json
-    }
-
-    /// The same, for a grammar that is not JSON by its kind but whose text is of use only as a whole.
-    pub fn as_json(self) -> Self {
-        Self { is_json: true, ..self }
-    }
-
-    /// Starts to compute which tokens may come next on another thread, while this one runs the model.
-    pub fn prepare(&self) {
-        let state = Arc::clone(&self.state);
-        // Whoever needs it before it is started computes it there.
-        rayon::spawn(move || {
-            lock(&state).mask();
-        });
-    }
-
-    /// The logits, `[vocab_size]`, with all tokens ruled out that cannot come next; of `end_ids`, those that end a text,
-    /// where it may end.
-    ///
-    /// # Errors
-    /// [`Error::Param`] if the grammar has grown beyond its limits, or if no token of the vocabulary can go on.
-    pub fn restrict(&self, logits: &[f32], end_ids: &BTreeSet<TokenId>) -> Result<Vec<f32>> {
-        let mut state = lock(&self.state);
-        let may_end = state.matcher.is_accepting().map_err(|error| self.failed(&error.to_string()))?;
-        let mut allowed = vec![f32::NEG_INFINITY; logits.len()];
-        let mut allow = |id: usize| {
-            if let (Some(to), Some(from)) = (allowed.get_mut(id), logits.get(id)) {
-                *to = *from;
-            }
-        };
-        match state.mask() {
-            // The text can end, and nothing else.
-            Ok(mask) if mask.is_zero() && end_ids.is_empty() => return Err(self.failed("")),
-            Ok(mask) => mask.iter_set_entries(&mut allow),
-            Err(_) if may_end && !end_ids.is_empty() => {}
-            Err(what) => return Err(self.failed(what)),
-        }
-        for &id in end_ids {
-            if may_end {
-                allow(id as usize);
-            }
-        }
-        Ok(allowed)
-    }
-
-    /// Adds a token that was not ruled out. Returns whether the text is complete: nothing may follow.
-    ///
-    /// # Errors
-    /// [`Error::Param`] if the grammar does not allow it, or has grown beyond its limits.
-    pub fn accept(&mut self, id: TokenId) -> Result<bool> {
-        let mut state = lock(&self.state);
-        state.mask = None;
-        state.matcher.consume_token(id).map_err(|error| self.failed(&error.to_string()))?;
-        Ok(state.matcher.is_stopped())
-    }
-
-    fn failed(&self, what: &str) -> Error {
-        let what = what.split(['\n', '<']).next().unwrap_or_default();
-        let what = if what.is_empty() || what == "NoExtensionBias" {
-            "no token of the vocabulary can go on with the text"
-        } else {
-            what
-        };
-        Error::Param { name: self.param, what: format!("cannot be kept to the end: {what}") }
-    }
-}
-
-impl Clone for Constraint {
-    fn clone(&self) -> Self {
-        let state = lock(&self.state);
-        // The lexer, which learns as it goes, is shared.
-        let copy = State {
-            matcher: state.matcher.clone(),
-            text_tokens: Arc::clone(&state.text_tokens),
-            mask: state.mask.clone(),
-        };
-        Self { state: Arc::new(Mutex::new(copy)), param: self.param, is_json: self.is_json }
-    }
-}
-
-impl fmt::Debug for Constraint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Constraint").field("param", &self.param).finish_non_exhaustive()
-    }
-}
-
-/// A panic in the library is caught there and makes the matcher report an error from then on.
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
-    state.lock().unwrap_or_else(PoisonError::into_inner)
 }

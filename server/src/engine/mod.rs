@@ -63,7 +63,7 @@ use self::{
     scheduler::Scheduler,
     sequence::{Intake, Sequence},
     start::Prepared,
-    worker::Worker,
+    worker::{Held, Worker},
 };
 pub use self::{
     event::{Event, EventStream, FinishReason, StopCause},
@@ -204,6 +204,7 @@ impl Engine {
                 speculator,
                 generations: BTreeMap::new(),
                 n_accepted: 0,
+                held: Held::default(),
             };
             if ready.send(Ok(model)).is_ok() {
                 worker.run();

@@ -16,12 +16,14 @@
 //! - A step serves decoding sequences first, then prefills in order of rank with what is left of the token budget. A
 //!   prefill leaves half of that to those behind it, as far as they need it, so that a short prompt need not wait for the
 //!   end of a long one.
+//! - A request that is held, because something about it is to be found out first, keeps its rank, its place and its pages,
+//!   as far as no better one needs them, and has no part in a step.
 //! - What room is left may go to guesses at the next tokens of decoding sequences. They take no part in any of the above,
 //!   and the pages that they took are free again after the step.
 //!
 //! # Nothing starves
-//! The running request with the best rank computes at least one token in every step and is never preempted (a request
-//! that could not run alone is refused before it gets here). So the best request of all, once it runs, ends after at
+//! The running request with the best rank, if it is not held, computes at least one token in every step and is never
+//! preempted (a request that could not run alone is refused before it gets here). So the best request of all, once it runs, ends after at
 //! most as many steps as it has tokens, `n_prompt + max_tokens`; and a request starts at the latest after the tokens of
 //! all requests that are ranked before it or came before it, each counted once more for every request that is ranked
 //! before it but came after it and so may have preempted it. Among requests of equal priority there is none of those:
@@ -124,6 +126,7 @@ struct Rank {
 #[derive(Debug)]
 struct Request {
     width: usize,
+    is_held: bool,
     reads_kept_pages: bool,
     /// Tokens of the prompt that need not be computed; known from its first start on.
     n_cached: Option<usize>,
@@ -138,6 +141,13 @@ struct Sequence {
     n_tokens: usize,
     /// Names of its full pages.
     keys: Vec<PageKey>,
+}
+
+impl Request {
+    fn named_sequences(&self, rank: &Rank) -> impl Iterator<Item = (SequenceId, &Sequence)> {
+        let request = rank.id;
+        self.sequences.iter().enumerate().map(move |(branch, sequence)| (SequenceId { request, branch }, sequence))
+    }
 }
 
 impl Sequence {
@@ -186,7 +196,10 @@ impl Scheduler {
         let rank = Rank { due: self.n_steps + i64::from(priority) * AGEING_STEPS, id };
         let sequence = Sequence { table: self.pool.table().of_prompt(n_prompt), n_tokens: n_prompt, keys };
         self.ranks.insert(id, rank);
-        self.waiting.insert(rank, Request { width, reads_kept_pages, n_cached: None, sequences: vec![sequence] });
+        self.waiting.insert(
+            rank,
+            Request { width, is_held: false, reads_kept_pages, n_cached: None, sequences: vec![sequence] },
+        );
     }
 
     /// Adds a request that goes on from where another one stands, which shares its pages and ranks right behind it. Where
@@ -205,8 +218,13 @@ impl Scheduler {
             Sequence { table, n_tokens: sequence.n_tokens, keys: sequence.keys.clone() }
         });
         // What the child did not compute is told of its parent.
-        let child_request =
-            Request { width: 1, reads_kept_pages: true, n_cached: Some(0), sequences: copies.collect() };
+        let child_request = Request {
+            width: 1,
+            is_held: false,
+            reads_kept_pages: true,
+            n_cached: Some(0),
+            sequences: copies.collect(),
+        };
         self.ranks.insert(child, rank);
         if starts { &mut self.running } else { &mut self.waiting }.insert(rank, child_request);
     }
@@ -232,6 +250,13 @@ impl Scheduler {
         request.sequences = branches.collect();
     }
 
+    /// Leaves a request out of all steps until it is let go again.
+    pub fn hold(&mut self, id: RequestId, is_held: bool) {
+        if let Some(request) = self.request_mut(id) {
+            request.is_held = is_held;
+        }
+    }
+
     /// Forgets a request, finished or cancelled, wherever it is, and gives back its pages. Unknown ids change nothing.
     pub fn remove(&mut self, id: RequestId) {
         if let Some(rank) = self.ranks.remove(&id) {
@@ -240,9 +265,15 @@ impl Scheduler {
         }
     }
 
-    /// The next step. Empty exactly when there is nothing to do.
+    /// The next step. Empty exactly when there is nothing to do, or only for requests that are held or wait for their
+    /// pages; then no time has passed.
     pub fn schedule(&mut self) -> Step {
-        self.n_steps += 1;
+        let step = self.next_step();
+        self.n_steps += i64::from(!step.chunks.is_empty());
+        step
+    }
+
+    fn next_step(&mut self) -> Step {
         let mut step = self.plan();
         if self.fits(&step) {
             while self.admit() {}
@@ -332,9 +363,12 @@ impl Scheduler {
     }
 
     fn sequence_mut(&mut self, id: SequenceId) -> Option<&mut Sequence> {
-        let rank = self.ranks.get(&id.request)?;
-        let request = self.running.get_mut(rank).or_else(|| self.waiting.get_mut(rank))?;
-        request.sequences.get_mut(id.branch)
+        self.request_mut(id.request)?.sequences.get_mut(id.branch)
+    }
+
+    fn request_mut(&mut self, id: RequestId) -> Option<&mut Request> {
+        let rank = self.ranks.get(&id)?;
+        self.running.get_mut(rank).or_else(|| self.waiting.get_mut(rank))
     }
 
     fn n_places_taken(&self) -> usize {
@@ -342,10 +376,13 @@ impl Scheduler {
     }
 
     fn running_sequences(&self) -> impl Iterator<Item = (SequenceId, &Sequence)> {
-        self.running.iter().flat_map(|(rank, request)| {
-            let named = |(branch, sequence)| (SequenceId { request: rank.id, branch }, sequence);
-            request.sequences.iter().enumerate().map(named)
-        })
+        self.running.iter().flat_map(|(rank, request)| request.named_sequences(rank))
+    }
+
+    /// Of those who run, who may have a part in a step.
+    fn free_sequences(&self) -> impl Iterator<Item = (SequenceId, &Sequence)> {
+        let free = self.running.iter().filter(|(_, request)| !request.is_held);
+        free.flat_map(|(rank, request)| request.named_sequences(rank))
     }
 
     /// What to compute of those who run.
@@ -359,10 +396,10 @@ impl Scheduler {
             }
             n_tokens
         };
-        for (id, sequence) in self.running_sequences().filter(|(_, sequence)| sequence.remaining() == 1) {
+        for (id, sequence) in self.free_sequences().filter(|(_, sequence)| sequence.remaining() == 1) {
             budget -= plan(id, sequence, budget.min(1));
         }
-        let prefilling = || self.running_sequences().filter(|(_, sequence)| sequence.remaining() > 1);
+        let prefilling = || self.free_sequences().filter(|(_, sequence)| sequence.remaining() > 1);
         let mut behind: usize = prefilling().map(|(_, sequence)| sequence.remaining()).sum();
         for (id, sequence) in prefilling() {
             behind -= sequence.remaining();

@@ -140,6 +140,34 @@ fn a_kept_prefix_is_not_computed_again_but_its_last_token_is() {
     assert!(step(&mut scheduler).contains(&chunk(4, 0, 33, true)));
 }
 
+#[test]
+fn who_is_held_sits_out_until_it_is_let_go() {
+    // Two pages for each of them, and none to spare.
+    let mut scheduler = Scheduler::new(LIMITS, PagePool::new(4));
+    scheduler.add(RequestId(1), arrival(2));
+    scheduler.add(RequestId(2), arrival(2));
+    assert_eq!(step(&mut scheduler), [chunk(1, 0, 2, true), chunk(2, 0, 2, true)]);
+    scheduler.hold(RequestId(1), true);
+    for start in 2..2 * PAGE_SIZE {
+        assert_eq!(step(&mut scheduler), [chunk(2, start, 1, true)]);
+    }
+    scheduler.hold(RequestId(2), true);
+    assert_eq!(step(&mut scheduler), []);
+    assert_eq!(scheduler.totals().n_preemptions, 0);
+    scheduler.hold(RequestId(1), false);
+    assert_eq!(step(&mut scheduler), [chunk(1, 2, 1, true)]);
+    // A better one takes the pages of one that is held, which is computed again when it is let go, not before.
+    for start in 3..=2 * PAGE_SIZE {
+        assert_eq!(step(&mut scheduler), [chunk(1, start, 1, true)]);
+    }
+    assert_eq!(scheduler.totals().n_preemptions, 1);
+    scheduler.remove(RequestId(1));
+    assert_eq!(step(&mut scheduler), []);
+    scheduler.hold(RequestId(2), false);
+    let again: usize = (0..5).flat_map(|_| step(&mut scheduler)).map(|chunk| chunk.n_tokens).sum();
+    assert_eq!(again, 2 * PAGE_SIZE + 1);
+}
+
 fn chunk_of(chunks: &[Chunk], request: u64) -> Option<&Chunk> {
     chunks.iter().find(|chunk| chunk.id == id(request))
 }
@@ -236,6 +264,8 @@ struct Job {
     width: usize,
     /// Tokens that are guessed ahead, and how many of them come true at most.
     guesses: [usize; 2],
+    /// Steps that it is held for behind every third token of a sequence.
+    held_for: usize,
 }
 
 impl Job {
@@ -261,11 +291,12 @@ fn job() -> impl Strategy<Value = Job> {
     );
     let priority = prop_oneof![3 => Just(0), 1 => -1..=1];
     let guesses = prop_oneof![Just([0, 0]), [0usize..20, 0usize..20]];
-    (0usize..60, sizes, (priority, guesses), proptest::option::weighted(0.2, 0usize..30), shape).prop_map(
+    let held_for = prop_oneof![9 => Just(0), 1 => 1..=MOST_HELD];
+    (0usize..60, sizes, (priority, guesses, held_for), proptest::option::weighted(0.2, 0usize..30), shape).prop_map(
         |(
             arrives,
             (n_prompt, stops_after, max_tokens),
-            (priority, guesses),
+            (priority, guesses, held_for),
             cancelled_after,
             (text, (n_forks, width)),
         )| Job {
@@ -279,9 +310,12 @@ fn job() -> impl Strategy<Value = Job> {
             n_forks,
             width,
             guesses,
+            held_for: if width == 1 { held_for } else { 0 },
         },
     )
 }
+
+const MOST_HELD: usize = 12;
 
 /// What is known of a request in the simulation.
 struct Live {
@@ -290,6 +324,14 @@ struct Live {
     n_generated: usize,
     /// Beams of this length that have reported.
     reported: BTreeSet<usize>,
+    /// When it is let go.
+    held_until: Option<usize>,
+}
+
+impl Live {
+    fn new(job: usize) -> Self {
+        Self { job, n_generated: 0, reported: BTreeSet::new(), held_until: None }
+    }
 }
 
 struct Simulation {
@@ -348,7 +390,7 @@ impl Simulation {
                 };
                 let request = RequestId(index as u64);
                 self.scheduler.add(request, arrival);
-                self.live.insert(request, Live { job: index, n_generated: 0, reported: BTreeSet::new() });
+                self.live.insert(request, Live::new(index));
             }
             if job.cancelled_after.is_some_and(|after| job.arrives + after == self.clock) {
                 let gone: Vec<RequestId> =
@@ -368,8 +410,21 @@ impl Simulation {
         requests.keys().copied().collect()
     }
 
+    fn let_go(&mut self) {
+        for (&request, live) in &mut self.live {
+            if live.held_until.take_if(|until| *until <= self.clock).is_some() {
+                self.scheduler.hold(request, false);
+            }
+        }
+    }
+
+    fn is_held(&self, request: RequestId) -> bool {
+        self.live.get(&request).is_some_and(|live| live.held_until.is_some())
+    }
+
     fn step(&mut self) {
         self.arrive_and_leave();
+        self.let_go();
         let before = Self::ranks(&self.scheduler.running);
         let planned = self.scheduler.schedule();
         let mut step = planned.clone();
@@ -383,7 +438,10 @@ impl Simulation {
         for started in running.iter().filter(|rank| !before.contains(rank)) {
             assert!(waiting.iter().all(|waits| started < waits), "{started:?} overtakes one of {waiting:?}");
         }
-        assert_eq!(step.chunks.is_empty(), running.is_empty() && waiting.is_empty());
+        if running.iter().all(|rank| !self.is_held(rank.id)) {
+            assert_eq!(step.chunks.is_empty(), running.is_empty() && waiting.is_empty());
+        }
+        assert!(step.chunks.iter().all(|chunk| !self.is_held(chunk.id.request)), "who is held has no part");
         assert!(step.chunks.iter().map(|chunk| chunk.n_tokens).sum::<usize>() <= self.limits.max_batch_tokens);
         assert!(
             self.scheduler.running.values().map(|request| request.sequences.len()).sum::<usize>()
@@ -392,7 +450,9 @@ impl Simulation {
         for (sequence_id, sequence) in self.scheduler.running_sequences() {
             let chunk = step.chunks.iter().find(|chunk| chunk.id == sequence_id);
             assert!(
-                sequence.remaining() != 1 || chunk.is_some_and(|chunk| chunk.predicts),
+                sequence.remaining() != 1
+                    || self.is_held(sequence_id.request)
+                    || chunk.is_some_and(|chunk| chunk.predicts),
                 "who decodes gets its token"
             );
         }
@@ -413,8 +473,8 @@ impl Simulation {
         for chunk in step.chunks.iter().filter(|chunk| chunk.predicts) {
             let n_right = self.jobs.get(chunk.id.request.0 as usize).map_or(0, |job| job.guesses[1]);
             for _ in 0..=n_right.min(chunk.n_drafts) {
-                // It may have ended with a guess that came true.
-                if self.live.contains_key(&chunk.id.request) {
+                // It may have ended with a guess that came true, or be held.
+                if self.live.contains_key(&chunk.id.request) && !self.is_held(chunk.id.request) {
                     self.predicted(chunk.id);
                 }
             }
@@ -461,7 +521,7 @@ impl Simulation {
             for fork in 0..job.n_forks {
                 let child = RequestId((1000 * (fork + 1) + index) as u64);
                 self.scheduler.fork(request, child);
-                self.live.insert(child, Live { job: index, n_generated: 0, reported: BTreeSet::new() });
+                self.live.insert(child, Live::new(index));
                 grown.push(child);
             }
         }
@@ -477,6 +537,10 @@ impl Simulation {
             let name = PageKey(1 << 100 | u128::from(request.0) << 32 | n_tokens as u128);
             self.scheduler
                 .push_token(SequenceId { request, branch: 0 }, n_tokens.is_multiple_of(PAGE_SIZE).then_some(name));
+            if job.held_for > 0 && live.n_generated.is_multiple_of(3) {
+                live.held_until = Some(self.clock + job.held_for);
+                self.scheduler.hold(request, true);
+            }
         }
     }
 
@@ -525,14 +589,16 @@ proptest! {
         let limits = Limits { max_batch_size, max_batch_tokens: max_batch_size + extra_tokens };
         let mut simulation = Simulation::new(jobs, limits, n_pages);
         let total: usize = simulation.jobs.iter().map(Job::work).sum();
-        let deadline = 100 + total * (1 + 4 * simulation.jobs.len());
+        let deadline = (100 + total * (1 + 4 * simulation.jobs.len())) * (1 + MOST_HELD);
+        let is_held = simulation.jobs.iter().any(|job| job.held_for > 0);
         while !simulation.is_over() {
             prop_assert!(simulation.clock < deadline, "no end after {} steps", simulation.clock);
             simulation.step();
         }
         for job in 0..simulation.jobs.len() {
             prop_assert_eq!(simulation.n_ended[job], simulation.n_answers(job), "every answer ends exactly once");
-            if let Some(first) = simulation.first_step[job] {
+            // How long others are held is not the scheduler's.
+            if let Some(first) = simulation.first_step[job].filter(|_| !is_held) {
                 let (waited, bound) = (first - simulation.jobs[job].arrives, simulation.longest_wait(job));
                 prop_assert!(waited <= bound, "waited {waited} steps, the bound is {bound}");
             }

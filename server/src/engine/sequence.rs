@@ -74,6 +74,10 @@ pub(crate) enum Progress {
     PromptRow,
     /// One more token; the name of the last page, if that is full now.
     Token(Option<PageKey>),
+    /// The same, but whether anything follows is still being found out: see [`settle`](Sequence::settle).
+    Held(Option<PageKey>),
+    /// Something follows the token that the sequence was held with.
+    GoesOn,
     /// The sequence has ended.
     Ended(FinishReason),
 }
@@ -150,6 +154,8 @@ impl Sequence {
     pub(crate) fn n_guessable(&self) -> usize {
         match self.n_completion() {
             0 => 0,
+            // No guess is looked at before the token ahead of it is accepted.
+            _ if self.constraint.as_ref().is_some_and(Constraint::is_slow) => 0,
             n_completion => self.request.parts().stop.max_tokens.saturating_sub(n_completion + 1),
         }
     }
@@ -242,6 +248,19 @@ impl Sequence {
         self.draw(logits)
     }
 
+    /// What became of a sequence that was held: it [goes on](Progress::GoesOn) or has ended. `None` while that is still
+    /// being found out.
+    pub(crate) fn settle(&mut self) -> Option<Result<Progress>> {
+        let accepted = self.constraint.as_mut()?.accepted()?;
+        Some(accepted.map(|is_complete| match is_complete {
+            true => self.end(FinishReason::Stop, None),
+            false if self.n_completion() >= self.request.parts().stop.max_tokens => {
+                self.end(FinishReason::Length, None)
+            }
+            false => Progress::GoesOn,
+        }))
+    }
+
     /// Ends the sequence, and those that would fork from it, with the same event.
     pub(crate) fn end_with(&self, event: &Event) {
         self.send(event.clone());
@@ -271,9 +290,13 @@ impl Sequence {
         self.sampler.accept(id);
         self.token_ids.push(id);
         let offset = self.text.n_chars();
-        let is_complete = match &mut self.constraint {
-            Some(constraint) if !is_stop_token => constraint.accept(id)?,
-            _ => false,
+        let (is_complete, is_held) = match &mut self.constraint {
+            Some(constraint) if !is_stop_token && constraint.is_slow() => {
+                constraint.accept_elsewhere(id);
+                (false, true)
+            }
+            Some(constraint) if !is_stop_token => (constraint.accept(id)?, false),
+            _ => (false, false),
         };
         let stop_text = if self.constraint.is_some() { StopText::Cut } else { self.request.parts().text.stop_text };
         let matched = match (is_stop_token && may_stop, stop_text) {
@@ -290,6 +313,8 @@ impl Sequence {
             self.finished(FinishReason::Stop, self.stop_string(), String::new())
         } else if is_complete || is_stop_token && may_stop {
             self.end(FinishReason::Stop, is_stop_token.then_some(StopCause::Token(id)))
+        } else if is_held {
+            Progress::Held(self.chain.grown(&self.token_ids))
         } else if is_last {
             self.end(FinishReason::Length, None)
         } else {

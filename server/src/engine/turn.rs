@@ -117,9 +117,9 @@ impl Turn<'_> {
                 }
                 Generation::Embedding(_) => continue,
             };
-            let is_over = progress.is_over();
+            let goes_on = progress.goes_on();
             self.outcomes.push(Outcome { is_guess: wanted.is_guess, progress });
-            if is_over {
+            if !goes_on {
                 return;
             }
         }
@@ -127,11 +127,11 @@ impl Turn<'_> {
 }
 
 impl RowProgress {
-    /// Whether the request has ended, so that its further rows say nothing.
-    fn is_over(&self) -> bool {
+    /// Whether the request can take further rows: it has not ended, and nothing is to be found out first.
+    fn goes_on(&self) -> bool {
         match self {
-            Self::Sequence { own, .. } => !matches!(own, Ok(Progress::PromptRow | Progress::Token(_))),
-            Self::Beams(progress) => !matches!(progress, Ok(BeamProgress::Waits | BeamProgress::Goes(_))),
+            Self::Sequence { own, .. } => matches!(own, Ok(Progress::PromptRow | Progress::Token(_))),
+            Self::Beams(progress) => matches!(progress, Ok(BeamProgress::Waits | BeamProgress::Goes(_))),
         }
     }
 }

@@ -7,9 +7,10 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
-        mpsc::{Receiver, TryRecvError},
+        mpsc::{Receiver, RecvTimeoutError, TryRecvError},
     },
-    time::Instant,
+    thread,
+    time::{Duration, Instant},
 };
 
 use hearth_model::{Error, Result, TokenId, sampling::RowNeeds};
@@ -31,6 +32,11 @@ use crate::metrics::{self, EngineMetrics};
 /// that want the log-probabilities of a long prompt.
 const LOGIT_ROWS: usize = 64;
 
+/// How long a step waits for requests that are held, which may be settled just in time for it.
+const GRACE: Duration = Duration::from_millis(1);
+/// Time between two looks at them.
+const LOOK: Duration = Duration::from_micros(50);
+
 #[derive(Debug)]
 pub(crate) struct Worker {
     pub(crate) commands: Receiver<Command>,
@@ -41,6 +47,17 @@ pub(crate) struct Worker {
     pub(crate) speculator: Option<Speculator>,
     pub(crate) generations: BTreeMap<RequestId, Generation>,
     pub(crate) n_accepted: u64,
+    pub(crate) held: Held,
+}
+
+/// Requests that wait for their grammar, which takes more time than a step may wait for.
+#[derive(Debug, Default)]
+pub(crate) struct Held {
+    requests: BTreeSet<RequestId>,
+    /// Until when the next step waits for them.
+    grace: Option<Instant>,
+    /// Whether there was nothing else to do.
+    is_all: bool,
 }
 
 /// Why the thread ends.
@@ -94,6 +111,12 @@ impl Worker {
         if self.generations.is_empty() {
             let command = self.commands.recv().map_err(|_| End::Stopped)?;
             self.accept(command)?;
+        } else if self.held.is_all {
+            match self.commands.recv_timeout(GRACE) {
+                Ok(command) => self.accept(command)?,
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Err(End::Stopped),
+            }
         }
         loop {
             match self.commands.try_recv() {
@@ -144,7 +167,9 @@ impl Worker {
     }
 
     fn step(&mut self) -> Result<()> {
+        self.settle();
         let mut step = self.scheduler.schedule();
+        self.held.is_all = step.chunks.is_empty();
         if step.chunks.is_empty() {
             return Ok(());
         }
@@ -156,6 +181,25 @@ impl Worker {
         self.scheduler.roll_back(&step);
         self.learn(&step, &drafts, &n_accepted, started);
         Ok(())
+    }
+
+    /// Lets go of those who are held and whose grammar is ready. Waits for that a moment after they were held.
+    fn settle(&mut self) {
+        loop {
+            let settled = self.held.requests.iter().filter_map(|&id| match self.generations.get_mut(&id) {
+                Some(Generation::Sequence(sequence)) => sequence.settle().map(|progress| (id, progress)),
+                _ => None,
+            });
+            for (id, progress) in settled.collect::<Vec<_>>() {
+                self.held.requests.remove(&id);
+                self.record_sequence(id, progress);
+            }
+            if self.held.requests.is_empty() || self.held.grace.is_none_or(|grace| Instant::now() >= grace) {
+                self.held.grace = None;
+                return;
+            }
+            thread::sleep(LOOK);
+        }
     }
 
     /// Guesses at what follows the sequences that decode, and room for them in the step.
@@ -329,6 +373,13 @@ impl Worker {
         match progress {
             Ok(Progress::PromptRow) => {}
             Ok(Progress::Token(key)) => self.scheduler.push_token(SequenceId { request: id, branch: 0 }, key),
+            Ok(Progress::Held(key)) => {
+                self.scheduler.push_token(SequenceId { request: id, branch: 0 }, key);
+                self.scheduler.hold(id, true);
+                self.held.requests.insert(id);
+                self.held.grace = Instant::now().checked_add(GRACE);
+            }
+            Ok(Progress::GoesOn) => self.scheduler.hold(id, false),
             Ok(Progress::Ended(reason)) => self.forget(id, reason.into()),
             Err(error) => self.end_failed(id, &error),
         }
@@ -379,6 +430,7 @@ impl Worker {
     fn drop_request(&mut self, id: RequestId) {
         self.scheduler.remove(id);
         self.generations.remove(&id);
+        self.held.requests.remove(&id);
         if let Some(speculator) = &mut self.speculator {
             speculator.forget(id);
         }

@@ -21,6 +21,7 @@ mod openapi;
 mod parameters;
 mod real;
 mod sharing;
+mod slow_grammars;
 mod soak;
 mod speculation;
 mod strategies;

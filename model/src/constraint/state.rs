@@ -1,0 +1,269 @@
+//! One text on its way through a grammar: which tokens may come next, and where that is found out.
+//!
+//! For most grammars a token is accepted at once, and what may follow it is computed while the model runs. Where a
+//! grammar turns out to be slow, as very ambiguous ones do with the length of the text, both are done on threads for
+//! slow grammars, and whoever generates goes on with other texts meanwhile. Where it is done changes nothing of what is
+//! allowed.
+
+use std::{
+    collections::BTreeSet,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use llguidance::{CancellationHandle, Matcher};
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use toktrie::SimpleVob;
+
+use crate::{
+    TokenId,
+    error::{Error, Result},
+};
+
+/// A token that takes longer is slow: less than a step of a small model.
+const SLOW: Duration = Duration::from_millis(5);
+/// So many times as long as a slow token took, its grammar counts as slow: quick tokens among slow ones say little.
+const SLOW_FOR: u32 = 20;
+
+/// A text on its way through a grammar. A clone starts where the original stands and goes its own way.
+pub struct Constraint {
+    shared: Arc<Shared>,
+    /// Stops what is computed for a text that nobody wants any more.
+    _cancellation: CancelOnDrop,
+    param: &'static str,
+    is_json: bool,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    /// Until when the grammar counts as slow. The same for all clones, whose lexer is the same: one waits for the other.
+    slow_until: Arc<Mutex<Option<Instant>>>,
+}
+
+struct State {
+    matcher: Matcher,
+    text_tokens: Arc<SimpleVob>,
+    /// Which tokens may come next, once that is known.
+    mask: Option<Result<SimpleVob, String>>,
+    /// What became of a token that was accepted elsewhere, until somebody asks: whether the text is complete.
+    accepted: Option<Result<bool, String>>,
+    /// What the last token has taken so far.
+    took: Duration,
+}
+
+struct CancelOnDrop(Option<CancellationHandle>);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        if let Some(handle) = &self.0 {
+            handle.cancel();
+        }
+    }
+}
+
+impl State {
+    fn mask(&mut self) -> &Result<SimpleVob, String> {
+        let Self { matcher, text_tokens, mask, took, .. } = self;
+        mask.get_or_insert_with(|| {
+            let started = Instant::now();
+            let computed = matcher.compute_mask();
+            *took += started.elapsed();
+            let mut mask = computed.map_err(|error| error.to_string())?;
+            mask.and(text_tokens);
+            if mask.is_zero() && !matcher.is_accepting().unwrap_or(false) { Err(String::new()) } else { Ok(mask) }
+        })
+    }
+
+    fn accept(&mut self, id: TokenId) -> Result<bool, String> {
+        self.mask = None;
+        let started = Instant::now();
+        let consumed = self.matcher.consume_token(id);
+        self.took = started.elapsed();
+        consumed.map_err(|error| error.to_string())?;
+        Ok(self.matcher.is_stopped())
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    fn compute_mask(&self, state: &mut State) {
+        state.mask();
+        if state.took > SLOW {
+            *lock(&self.slow_until) = Instant::now().checked_add(state.took * SLOW_FOR);
+        }
+        state.took = Duration::ZERO;
+    }
+}
+
+impl Constraint {
+    /// A text that has not begun.
+    ///
+    /// # Errors
+    /// What the library says if nothing can come first.
+    pub(super) fn new(
+        matcher: Matcher,
+        text_tokens: Arc<SimpleVob>,
+        param: &'static str,
+        is_json: bool,
+    ) -> Result<Self, String> {
+        let matcher = matcher.into_cancellable();
+        let cancellation = CancelOnDrop(matcher.cancellation_handle());
+        let mut state = State { matcher, text_tokens, mask: None, accepted: None, took: Duration::ZERO };
+        if let Err(error) = state.mask() {
+            return Err(error.clone());
+        }
+        // Its first mask is there, however long it took.
+        state.took = Duration::ZERO;
+        let shared = Shared { state: Mutex::new(state), slow_until: Arc::default() };
+        Ok(Self { shared: Arc::new(shared), _cancellation: cancellation, param, is_json })
+    }
+
+    /// The parameter that asked for it.
+    pub fn param(&self) -> &'static str {
+        self.param
+    }
+
+    /// Whether a part of the text would be no answer at all, because it is JSON.
+    pub fn is_json(&self) -> bool {
+        self.is_json
+    }
+
+    /// The same, for a grammar that is not JSON by its kind but whose text is of use only as a whole.
+    pub fn as_json(self) -> Self {
+        Self { is_json: true, ..self }
+    }
+
+    /// Whether the last tokens took so long that the next one should be accepted
+    /// [elsewhere](Self::accept_elsewhere).
+    pub fn is_slow(&self) -> bool {
+        lock(&self.shared.slow_until).is_some_and(|until| Instant::now() < until)
+    }
+
+    /// Starts to compute which tokens may come next on another thread, while this one runs the model.
+    pub fn prepare(&self) {
+        let shared = Arc::clone(&self.shared);
+        // Whoever needs it before it is started computes it there.
+        rayon::spawn(move || shared.compute_mask(&mut shared.lock()));
+    }
+
+    /// The logits, `[vocab_size]`, with all tokens ruled out that cannot come next; of `end_ids`, those that end a text,
+    /// where it may end.
+    ///
+    /// # Errors
+    /// [`Error::Param`] if the grammar has grown beyond its limits, or if no token of the vocabulary can go on.
+    pub fn restrict(&self, logits: &[f32], end_ids: &BTreeSet<TokenId>) -> Result<Vec<f32>> {
+        let mut state = self.shared.lock();
+        let may_end = state.matcher.is_accepting().map_err(|error| self.failed(&error.to_string()))?;
+        let mut allowed = vec![f32::NEG_INFINITY; logits.len()];
+        let mut allow = |id: usize| {
+            if let (Some(to), Some(from)) = (allowed.get_mut(id), logits.get(id)) {
+                *to = *from;
+            }
+        };
+        self.shared.compute_mask(&mut state);
+        match state.mask() {
+            // The text can end, and nothing else.
+            Ok(mask) if mask.is_zero() && end_ids.is_empty() => return Err(self.failed("")),
+            Ok(mask) => mask.iter_set_entries(&mut allow),
+            Err(_) if may_end && !end_ids.is_empty() => {}
+            Err(what) => return Err(self.failed(what)),
+        }
+        for &id in end_ids {
+            if may_end {
+                allow(id as usize);
+            }
+        }
+        Ok(allowed)
+    }
+
+    /// Adds a token that was not ruled out. Returns whether the text is complete: nothing may follow.
+    ///
+    /// # Errors
+    /// [`Error::Param`] if the grammar does not allow it, or has grown beyond its limits.
+    pub fn accept(&mut self, id: TokenId) -> Result<bool> {
+        self.shared.lock().accept(id).map_err(|error| self.failed(&error))
+    }
+
+    /// Does what [`accept`](Self::accept) and [`prepare`](Self::prepare) do on a thread for slow grammars.
+    /// [`accepted`](Self::accepted) says when; nothing else should be asked before.
+    pub fn accept_elsewhere(&mut self, id: TokenId) {
+        let shared = Arc::clone(&self.shared);
+        let work = move || {
+            let mut state = shared.lock();
+            let accepted = state.accept(id);
+            if accepted == Ok(false) {
+                shared.compute_mask(&mut state);
+            }
+            state.accepted = Some(accepted);
+        };
+        match slow_threads() {
+            Some(threads) => threads.spawn(work),
+            None => rayon::spawn(work),
+        }
+    }
+
+    /// What [`accept`](Self::accept) says of the token that is accepted elsewhere; once, when that has ended.
+    pub fn accepted(&mut self) -> Option<Result<bool>> {
+        let accepted = match self.shared.state.try_lock() {
+            Ok(mut state) => state.accepted.take(),
+            Err(TryLockError::WouldBlock) => None,
+            Err(TryLockError::Poisoned(_)) => Some(Err("its parser failed".to_owned())),
+        };
+        Some(accepted?.map_err(|error| self.failed(&error)))
+    }
+
+    fn failed(&self, what: &str) -> Error {
+        let what = what.split(['\n', '<']).next().unwrap_or_default();
+        let what = if what.is_empty() || what == "NoExtensionBias" {
+            "no token of the vocabulary can go on with the text"
+        } else {
+            what
+        };
+        Error::Param { name: self.param, what: format!("cannot be kept to the end: {what}") }
+    }
+}
+
+/// Threads of which slow grammars may take all the time, a quarter of the cores: what is quick never waits behind them.
+/// `None` if the system gives no threads.
+fn slow_threads() -> Option<&'static ThreadPool> {
+    static THREADS: OnceLock<Option<ThreadPool>> = OnceLock::new();
+    let threads = THREADS.get_or_init(|| {
+        let n_threads = thread::available_parallelism().map_or(1, |n_cores| n_cores.get().div_ceil(4));
+        let threads = ThreadPoolBuilder::new().num_threads(n_threads).thread_name(|_| "slow grammar".into()).build();
+        threads.inspect_err(|error| tracing::warn!("no threads for slow grammars: {error}")).ok()
+    });
+    threads.as_ref()
+}
+
+/// A panic in the library is caught there and makes the matcher report an error from then on.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Clone for Constraint {
+    fn clone(&self) -> Self {
+        let state = self.shared.lock();
+        // The lexer, which learns as it goes, is shared.
+        let copy = State {
+            matcher: state.matcher.clone(),
+            text_tokens: Arc::clone(&state.text_tokens),
+            mask: state.mask.clone(),
+            accepted: state.accepted.clone(),
+            took: Duration::ZERO,
+        };
+        let cancellation = CancelOnDrop(copy.matcher.cancellation_handle());
+        let shared = Shared { state: Mutex::new(copy), slow_until: Arc::clone(&self.shared.slow_until) };
+        Self { shared: Arc::new(shared), _cancellation: cancellation, param: self.param, is_json: self.is_json }
+    }
+}
+
+impl fmt::Debug for Constraint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Constraint").field("param", &self.param).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,183 @@
+//! Very ambiguous grammars, whose tokens take longer and longer: they cost whoever asks for them, nobody else, and say
+//! what a quick grammar for the same texts says.
+
+use std::{
+    collections::BTreeSet,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::{
+    body::Body,
+    http::{Request, StatusCode, header},
+};
+use hearth_model::{
+    constraint::{Constraint, Grammar, GrammarCompiler},
+    tokenizer::EncodeOptions,
+};
+use hearth_server::{
+    api::router::app,
+    engine::{EngineOptions, Speculation},
+};
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+
+use crate::support::{EOS, OPTIONS, PATIENCE, Server, VOCAB_SIZE, is_idle, tokenizer, wait_for};
+
+/// Letters from a to h, in more and more ways: after 100 of them a token takes some 20 ms.
+const SLOW: &str = "start: s\ns: s s | s s s | /[a-h]/";
+/// The same texts, in one way.
+const QUICK: &str = "start: s\ns: s t | t\nt: /[a-h]/";
+
+fn body(grammar: &str, max_tokens: usize) -> Value {
+    json!({
+        "prompt": "x", "structured_outputs": { "grammar": grammar }, "max_tokens": max_tokens, "temperature": 1.5,
+        "seed": 5, "logit_bias": { EOS.to_string(): -100 }, "return_token_ids": true,
+    })
+}
+
+/// Streams an answer that nobody reads but for counting its events. Ends when the handle is aborted.
+fn stream(server: &Server, mut body: Value) -> (tokio::task::JoinHandle<()>, Arc<AtomicUsize>) {
+    body["stream"] = json!(true);
+    let request = Request::post("/v1/completions").header(header::CONTENT_TYPE, "application/json");
+    let request = request.body(Body::from(body.to_string())).unwrap();
+    let (app, n_events) = (app(server.state.clone()), Arc::new(AtomicUsize::new(0)));
+    let counter = Arc::clone(&n_events);
+    let task = tokio::spawn(async move {
+        let response = app.oneshot(request).await.unwrap();
+        assert_eq!(response.status(), StatusCode::OK);
+        let mut body = response.into_body();
+        while let Some(Ok(frame)) = body.frame().await {
+            let text = frame.into_data().map(|data| String::from_utf8_lossy(&data).into_owned()).unwrap_or_default();
+            counter.fetch_add(text.matches("data: ").count(), Ordering::SeqCst);
+        }
+    });
+    (task, n_events)
+}
+
+async fn reach(n_events: &AtomicUsize, n: usize) {
+    let reached = tokio::time::timeout(PATIENCE, async {
+        while n_events.load(Ordering::SeqCst) < n {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    });
+    assert!(reached.await.is_ok(), "{n_events:?} of {n} events");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_grammar_holds_up_nobody_else() {
+    let server = Server::start();
+    let (slow, n_events) = stream(&server, body(SLOW, 1000));
+    reach(&n_events, 120).await;
+    let before = n_events.load(Ordering::SeqCst);
+    // If each step waited for both, the slow one would come as far as the quick one.
+    let quick = server.complete(body(QUICK, 100)).await;
+    let meanwhile = n_events.load(Ordering::SeqCst) - before;
+    assert_eq!(quick["usage"]["completion_tokens"], 100);
+    assert!(meanwhile < 50, "{meanwhile} slow tokens beside 100 quick ones");
+    // It goes on, and leaves nothing behind when its client goes.
+    reach(&n_events, before + meanwhile + 5).await;
+    slow.abort();
+    wait_for(&server.engine, is_idle).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_grammar_gives_the_answer_of_a_quick_one() {
+    let lookup = EngineOptions { speculation: Speculation::PromptLookup { n_tokens: 3 }, ..OPTIONS };
+    let cramped = EngineOptions { kv_cache_tokens: Some(16 * 40), ..OPTIONS };
+    for options in [OPTIONS, lookup, cramped] {
+        let server = Server::with_options(options);
+        let with = |grammar, also: Value| {
+            let mut body = body(grammar, 130);
+            body.as_object_mut().unwrap().extend(also.as_object().unwrap().clone());
+            server.complete(body)
+        };
+        for also in [json!({ "n": 2, "prompt": ["x", "yz"] }), json!({ "logprobs": 2, "stop": ["hhh"] })] {
+            let (quick, slow) = (with(QUICK, also.clone()).await, with(SLOW, also.clone()).await);
+            assert_eq!(slow["choices"], quick["choices"], "{also}");
+        }
+        // Answers that their own last token completes, soon and late.
+        let until_dot = |grammar: &str| grammar.replace("start: s", "start: s \".\"");
+        for seed in 0..6 {
+            let with = async |grammar: &str| {
+                let mut body = body(&until_dot(grammar), 140);
+                body["seed"] = json!(seed);
+                body["logit_bias"]["13"] = json!(-8);
+                server.complete(body).await
+            };
+            let (quick, slow) = (with(QUICK).await, with(SLOW).await);
+            println!("{} {}", quick["choices"][0]["finish_reason"], quick["usage"]["completion_tokens"]);
+            assert_eq!(slow["choices"], quick["choices"]);
+        }
+        wait_for(&server.engine, is_idle).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_deadline_ends_a_request_that_waits_for_its_grammar() {
+    let server = Server::start();
+    let mut late = body(SLOW, 1000);
+    late["deadline_ms"] = json!(2000);
+    let answer = server.post(late.to_string()).await;
+    assert_eq!(answer.status, StatusCode::GATEWAY_TIMEOUT, "{}", answer.text);
+    wait_for(&server.engine, is_idle).await;
+}
+
+fn constraint(lark: &str) -> Constraint {
+    let compiler = GrammarCompiler::new(&tokenizer()).unwrap();
+    compiler.compile(&Grammar::Lark(lark.to_owned()), "grammar").unwrap()
+}
+
+fn id(byte: u8) -> u32 {
+    let text = (byte as char).to_string();
+    tokenizer().encode(&text, EncodeOptions::TEXT).unwrap()[0]
+}
+
+fn settled(constraint: &mut Constraint) -> hearth_model::Result<bool> {
+    loop {
+        match constraint.accepted() {
+            Some(accepted) => return accepted,
+            None => std::thread::sleep(Duration::from_micros(100)),
+        }
+    }
+}
+
+#[test]
+fn a_token_accepted_elsewhere_is_a_token_accepted_here() {
+    let (logits, ends) = (vec![0.0; VOCAB_SIZE], BTreeSet::from([EOS]));
+    let mut here = constraint("start: s \".\"\ns: s s | /[a-d]/ | \"(\" s \")\"");
+    let mut elsewhere = here.clone();
+    let text = b"ab(c(d)a)b.";
+    for (at, &byte) in text.iter().enumerate() {
+        assert_eq!(here.restrict(&logits, &ends).unwrap(), elsewhere.restrict(&logits, &ends).unwrap(), "{at}");
+        elsewhere.accept_elsewhere(id(byte));
+        let is_complete = here.accept(id(byte)).unwrap();
+        assert_eq!(settled(&mut elsewhere).unwrap(), is_complete, "{at}");
+        assert_eq!(is_complete, at + 1 == text.len());
+        assert!(elsewhere.accepted().is_none(), "it is told once");
+    }
+    // What is refused here is refused there, in the same words.
+    let (mut here, mut elsewhere) = (constraint(QUICK), constraint(QUICK));
+    elsewhere.accept_elsewhere(id(b'!'));
+    assert_eq!(settled(&mut elsewhere).unwrap_err().to_string(), here.accept(id(b'!')).unwrap_err().to_string());
+}
+
+#[test]
+fn a_grammar_is_slow_when_its_tokens_are() {
+    let mut constraints = [(constraint(QUICK), false), (constraint(SLOW), true)];
+    let (logits, ends) = (vec![0.0; VOCAB_SIZE], BTreeSet::new());
+    for (constraint, is_slow) in &mut constraints {
+        let clone = constraint.clone();
+        for _ in 0..230 {
+            constraint.restrict(&logits, &ends).unwrap();
+            constraint.accept(id(b'a')).unwrap();
+        }
+        constraint.restrict(&logits, &ends).unwrap();
+        assert_eq!(constraint.is_slow(), *is_slow);
+        assert_eq!(clone.is_slow(), *is_slow, "clones share what takes the time");
+    }
+}
