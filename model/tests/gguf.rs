@@ -622,7 +622,7 @@ fn hostile_tensors_are_refused() {
     refused(&[NORM, "no whole number of blocks"], |file| file.tensor(NORM).1 = vec![0]);
     refused(&[NORM, "too large"], |file| file.tensor(NORM).1 = vec![1 << 40, 1 << 40]);
     refused(&[NORM, "the file has"], |file| file.tensor(NORM).1 = vec![1 << 60]);
-    refused(&[NORM, "type 10 (Q2_K)"], |file| file.tensor(NORM).2 = 10);
+    refused(&[NORM, "type 10 (Q2_K)", "hint: `llama-quantize`"], |file| file.tensor(NORM).2 = 10);
     refused(&[NORM, "type 41 (Q1_0)"], |file| file.tensor(NORM).2 = 41);
     refused(&[NORM, "type 4294967295"], |file| file.tensor(NORM).2 = u32::MAX);
     refused(&[NORM, "the file has"], |file| file.tensor(NORM).3 = u64::MAX - 31);

@@ -14,7 +14,7 @@ use axum::http::{HeaderName, HeaderValue};
 use burn::tensor::Device;
 use clap::{Args, ValueEnum, builder::BoolishValueParser, value_parser};
 use hearth_model::{
-    Result,
+    Error, Result,
     device::{self, DeviceChoice},
     gpt::Gpt,
     ops::{self, Dtype, KvDtype},
@@ -28,6 +28,7 @@ use crate::{
     bundled,
     connection::ConnectionTimeouts,
     engine::{EngineOptions, Models, Speculation, StartError},
+    memory,
     serve::ServeOptions,
     telemetry::exporter::{ExportOptions, Exporter},
     tls,
@@ -504,9 +505,32 @@ impl ModelConfig {
     pub fn load(&self) -> Result<LoadedModel> {
         let options = LoadOptions { device: self.device()?, dtype: self.held_as() };
         match &self.model {
-            Some(dir) => model_dir::load(dir, &options),
+            Some(dir) => {
+                self.require_memory(dir, &options.device)?;
+                model_dir::load(dir, &options)
+            }
             None => model_dir::load_embedded(&bundled::DIR, &options),
         }
+    }
+
+    /// Refuses a model that this machine cannot hold, before it begins to. A GPU does not tell.
+    fn require_memory(&self, dir: &Path, device: &Device) -> Result<()> {
+        // What cannot be read is told by who loads it.
+        let (Ok(config), true) = (model_dir::load_config(dir), *device == Device::flex()) else { return Ok(()) };
+        let held_as = self.held_as().or(model_dir::load_stored_dtype(dir).ok().flatten());
+        let bits = match held_as {
+            Some(dtype) if dtype.is_quantized() => memory::bits_of(dtype),
+            // As the file has them.
+            None if dir.is_file() => memory::bits_of(Dtype::Q4),
+            // What is f32 takes no more than its numbers need, which may be half of that.
+            _ => memory::bits_of(Dtype::Bf16),
+        };
+        let n_bytes = memory::least_weight_bytes(config.n_params(), bits);
+        memory::require_possible(n_bytes, memory::limit_bytes()).map_err(|what| Error::File {
+            path: dir.to_owned(),
+            what,
+            hint: "`--quantize q4` takes the least; else it is a smaller model, or a larger machine".to_owned(),
+        })
     }
 
     /// How weight matrices are to be held, where the command line says.

@@ -3,10 +3,33 @@
 use std::fs;
 
 use burn::tensor::Device;
+use hearth_model::ops::Dtype;
 
 /// Bytes of memory in the machine.
 pub(crate) fn total_bytes() -> Option<u64> {
     meminfo("MemTotal")
+}
+
+/// Bytes that nothing here can ever have more of: what the machine has, or the container (cgroup 2) may take where that
+/// is less, and all that can be swapped out.
+pub(crate) fn limit_bytes() -> Option<u64> {
+    let memory = cgroup("memory.max").into_iter().chain(total_bytes()).min()?;
+    Some(memory.saturating_add(meminfo("SwapTotal").unwrap_or(0)))
+}
+
+/// Bytes that so many weights take at least, each in so many bits; the scales of rounded ones left out.
+pub(crate) fn least_weight_bytes(n_params: usize, bits: u32) -> u128 {
+    n_params as u128 * u128::from(bits) / 8
+}
+
+/// Bits of a weight in `dtype`, its scale left out.
+pub(crate) fn bits_of(dtype: Dtype) -> u32 {
+    match dtype {
+        Dtype::F32 => 32,
+        Dtype::F16 | Dtype::Bf16 => 16,
+        Dtype::Q8 => 8,
+        _ => 4,
+    }
 }
 
 /// Bytes that could be taken without pushing others out: what the machine has left, or the container (cgroup 2) where
@@ -29,8 +52,21 @@ pub(crate) fn require(n_bytes: u128, available_bytes: Option<u64>) -> Result<(),
     if n_bytes <= u128::from(most) {
         return Ok(());
     }
-    let gib = |n_bytes: u128| n_bytes as f64 / f64::from(1 << 30);
     Err(format!("takes {:.1} GiB of memory, and {:.1} GiB are left", gib(n_bytes), gib(most.into())))
+}
+
+/// Refuses memory that no patience could get: more than there is at all.
+pub(crate) fn require_possible(n_bytes: u128, limit_bytes: Option<u64>) -> Result<(), String> {
+    match limit_bytes {
+        Some(most) if n_bytes > u128::from(most) => {
+            Err(format!("takes {:.1} GiB of memory at least, and there are {:.1} GiB", gib(n_bytes), gib(most.into())))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn gib(n_bytes: u128) -> f64 {
+    n_bytes as f64 / f64::from(1 << 30)
 }
 
 fn meminfo(name: &str) -> Option<u64> {
@@ -61,6 +97,10 @@ mod tests {
         let message = require(gib + 1, Some(1 << 30)).unwrap_err();
         assert_eq!(message, "takes 1.0 GiB of memory, and 1.0 GiB are left");
         assert!(require(u128::MAX, None).is_err());
+        assert_eq!(require_possible(gib, Some(1 << 30)), Ok(()));
+        assert_eq!(require_possible(u128::MAX, None), Ok(()), "where the system does not tell, it is tried");
+        let message = require_possible(3 * gib, Some(1 << 30)).unwrap_err();
+        assert_eq!(message, "takes 3.0 GiB of memory at least, and there are 1.0 GiB");
     }
 
     #[test]

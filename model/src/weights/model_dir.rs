@@ -27,6 +27,7 @@ use crate::{
     config::GptConfig,
     error::{Error, Result},
     gpt::Gpt,
+    ops::Dtype,
     regular_file,
     sampling::SamplingParams,
     tokenizer::{TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Tokenizer},
@@ -141,7 +142,7 @@ fn load_gpt_and_config(dir: &Path, options: &LoadOptions) -> Result<(Gpt, Map<St
     let path = dir.join(CONFIG_FILE);
     let refuse =
         |what: &str, hint: &str| Err(Error::File { path: dir.to_owned(), what: what.into(), hint: hint.into() });
-    if !dir.exists() {
+    if !is_there(dir)? {
         return refuse(
             "does not exist",
             "give a model dir or a GGUF file that is on this machine: nothing is downloaded",
@@ -153,12 +154,28 @@ fn load_gpt_and_config(dir: &Path, options: &LoadOptions) -> Result<(Gpt, Map<St
             "give a model dir, a folder with `config.json`, `model.safetensors` and `tokenizer.json`, or a GGUF file",
         );
     }
-    if !path.exists() {
+    if !is_there(&path)? {
         return refuse(&format!("has no `{CONFIG_FILE}`"), &what_else_it_is(dir));
     }
     let json = read_object(&path)?;
     let gpt = build(&json, &path, &TensorFiles::open(dir)?, options)?;
     Ok((gpt, json))
+}
+
+/// Whether there is anything at `path`.
+///
+/// # Errors
+/// Nobody can tell, or it is a link that leads nowhere.
+fn is_there(path: &Path) -> Result<bool> {
+    match (path.try_exists(), fs::read_link(path)) {
+        (Ok(false), Ok(target)) => Err(Error::File {
+            path: path.to_owned(),
+            what: format!("is a link to `{}`, which does not exist", target.display()),
+            hint: "a model that was copied without what its links lead to is not complete".to_owned(),
+        }),
+        (Ok(is_there), _) => Ok(is_there),
+        (Err(reason), _) => Err(Error::Io { action: "read", path: path.to_owned(), reason }),
+    }
 }
 
 /// The model that `config.json` (at `path`) and the weights make.
@@ -198,6 +215,19 @@ pub fn load_config(dir: &Path) -> Result<GptConfig> {
     let path = dir.join(CONFIG_FILE);
     let json = read_object(&path)?;
     Spelling::of(&json, &path)?.read_config(&json, &path)
+}
+
+/// How the matrices of the model dir `dir` are rounded, if its `config.json` says that they are. A GGUF file says it
+/// matrix by matrix: nothing is told of it here.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_stored_dtype(dir: &Path) -> Result<Option<Dtype>> {
+    if gguf::is_gguf(dir) {
+        return Ok(None);
+    }
+    let path = dir.join(CONFIG_FILE);
+    hf::stored_dtype(&read_object(&path)?, &path)
 }
 
 /// The class that `config.json` of the model dir `dir` names: one of

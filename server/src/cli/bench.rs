@@ -13,7 +13,7 @@ use hearth_model::{
     TokenId, device,
     gpt::{Gpt, Init, ParamSpec},
     kv_cache::{PAGE_SIZE, PageTable, StepPart},
-    ops::{self, Dtype, KvDtype},
+    ops::{self, KvDtype},
     sampling::{Sampler, SamplingParams},
     stepper::Stepper,
     weights::model_dir,
@@ -180,16 +180,13 @@ fn require_memory(
 fn random(dir: &Path, options: &ModelConfig) -> anyhow::Result<Gpt> {
     let config = model_dir::load_config(dir)?;
     let device = options.device()?;
-    let dtype = options.held_as().unwrap_or_default();
-    // At least; and the embedding in f32 on its way there.
-    let bits = match dtype {
-        Dtype::F32 => 32,
-        Dtype::F16 | Dtype::Bf16 => 16,
-        Dtype::Q8 => 8,
-        _ => 4,
+    let dtype = match options.held_as() {
+        Some(dtype) => dtype,
+        None => model_dir::load_stored_dtype(dir)?.unwrap_or_default(),
     };
+    // At least; and the embedding in f32 on its way there.
     let n_embedding_bytes = 4 * config.vocab_size as u128 * config.d_model as u128;
-    let n_bytes = config.n_params() as u128 * bits / 8 + n_embedding_bytes;
+    let n_bytes = memory::least_weight_bytes(config.n_params(), memory::bits_of(dtype)) + n_embedding_bytes;
     memory::require(n_bytes, memory::available_on(&device)).map_err(|what| {
         anyhow::anyhow!("a model of the shape in `{}` {what}\nhint: `--quantize q4` takes the least", dir.display())
     })?;

@@ -8,14 +8,15 @@ mod output;
 mod perplexity;
 mod quantize;
 mod serve;
+mod variables;
 
 use std::{
-    ffi::{OsStr, OsString},
+    ffi::OsString,
     io::{self, IsTerminal},
 };
 
 use anyhow::Context;
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, builder::Resettable};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 pub use self::output::print_error;
@@ -51,8 +52,9 @@ impl Cli {
     /// Reads the process's command line and environment. Ends the process where that makes no sense (exit code 2) or
     /// help is asked for.
     pub fn from_env() -> Self {
-        let command = without_empty_variables(Self::command());
-        let matches = command.get_matches_from(with_subcommand(std::env::args_os().collect()));
+        let args = with_subcommand(std::env::args_os().collect());
+        let command = variables::settle(Self::command(), &args).unwrap_or_else(|error| error.exit());
+        let matches = command.get_matches_from(args);
         Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }
 
@@ -88,14 +90,6 @@ impl Cli {
             }
         }
     }
-}
-
-/// A variable that is set to nothing says nothing, as it comes from compose files.
-fn without_empty_variables(command: clap::Command) -> clap::Command {
-    let says_nothing = |name: &OsStr| std::env::var_os(name).is_some_and(|value| value.is_empty());
-    let command =
-        command.mut_args(|arg| if arg.get_env().is_some_and(says_nothing) { arg.env(Resettable::Reset) } else { arg });
-    command.mut_subcommands(without_empty_variables)
 }
 
 /// `hearth` with nothing but flags serves.

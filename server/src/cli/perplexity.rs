@@ -1,7 +1,12 @@
 //! `hearth perplexity`: how well a model predicts a text, as llama.cpp's tool of that name measures it, so that the two
 //! can be compared.
 
-use std::path::PathBuf;
+#[cfg(unix)]
+use std::os::unix::fs::FileTypeExt;
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 use anyhow::Context;
 use burn::tensor::{Int, Tensor, TensorData};
@@ -53,7 +58,7 @@ struct Report {
 
 /// Prints the perplexity, and last of all one line of JSON.
 pub(crate) fn run(args: PerplexityArgs) -> anyhow::Result<()> {
-    let text = std::fs::read_to_string(&args.text).with_context(|| format!("cannot read `{}`", args.text.display()))?;
+    let text = read(&args.text).with_context(|| format!("cannot read `{}`", args.text.display()))?;
     anyhow::ensure!(!text.is_empty(), "`{}` is empty", args.text.display());
     let model = args.model.load()?;
     let limit = model.gpt.config().max_seq_len;
@@ -99,6 +104,21 @@ pub(crate) fn run(args: PerplexityArgs) -> anyhow::Result<()> {
         report.loss,
         serde_json::to_string(&report)?
     ))
+}
+
+/// The whole text. A device may never end; a pipe ends with its writer.
+fn read(path: &Path) -> io::Result<String> {
+    #[cfg(unix)]
+    let is_device = {
+        let kind = fs::metadata(path)?.file_type();
+        kind.is_char_device() || kind.is_block_device()
+    };
+    #[cfg(not(unix))]
+    let is_device = false;
+    if is_device {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "is a device, must be a file or a pipe"));
+    }
+    fs::read_to_string(path)
 }
 
 /// Minus the log-probability of the tokens in the second half of `window`, all but the first of them.

@@ -37,15 +37,15 @@ pub(crate) fn hearth(args: &[&str]) -> Command {
     command
 }
 
-fn run(args: &[&str]) -> Output {
+pub(crate) fn run(args: &[&str]) -> Output {
     hearth(args).output().unwrap()
 }
 
-fn stdout(output: &Output) -> &str {
+pub(crate) fn stdout(output: &Output) -> &str {
     std::str::from_utf8(&output.stdout).unwrap()
 }
 
-fn stderr(output: &Output) -> &str {
+pub(crate) fn stderr(output: &Output) -> &str {
     std::str::from_utf8(&output.stderr).unwrap()
 }
 
@@ -69,7 +69,7 @@ fn save_model(eos_token_ids: &[TokenId], files: &[(&str, Vec<u8>)]) -> TempDir {
     dir
 }
 
-fn path(dir: &Path) -> &str {
+pub(crate) fn path(dir: &Path) -> &str {
     dir.to_str().unwrap()
 }
 

@@ -20,6 +20,7 @@ mod metrics;
 mod openapi;
 mod parameters;
 mod real;
+mod settings;
 mod sharing;
 mod slow_grammars;
 mod soak;

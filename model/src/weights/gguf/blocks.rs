@@ -86,7 +86,12 @@ impl ElementType {
         known.map(|(element, ..)| *element).ok_or_else(|| {
             let other = OTHERS.iter().find(|(other, _)| *other == number).map(|(_, name)| format!(" ({name})"));
             let names: Vec<_> = Self::ALL.iter().map(|(.., name)| *name).collect();
-            format!("has the type {number}{}, supported are {}", other.unwrap_or_default(), names.join(", "))
+            format!(
+                "has the type {number}{}, supported are {}\nhint: `llama-quantize` of llama.cpp makes Q4_K_M or Q8_0 of it, \
+                 best from the model in F16 or BF16",
+                other.unwrap_or_default(),
+                names.join(", ")
+            )
         })
     }
 

@@ -1,0 +1,106 @@
+//! What the binary is told and cannot do, and what goes before what: flags, variables, memory, files.
+
+use std::{fs, process::Output};
+
+use serde_json::{Value, json};
+
+use crate::cli::{hearth, model_dir, path, run, stderr, stdout};
+
+const BENCH: [&str; 13] =
+    ["bench", "--device", "cpu", "--prefill", "8", "--prompt", "8", "--steps", "4", "--batch", "1", "--runs", "1"];
+
+fn bench(args: &[&str], variables: &[(&str, &str)]) -> Output {
+    hearth(&[&BENCH, args].concat()).envs(variables.iter().copied()).output().unwrap()
+}
+
+fn dtype(output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(output));
+    let report: Value = serde_json::from_str(stdout(output).lines().last().unwrap()).unwrap();
+    report["dtype"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn the_command_line_goes_before_variables() {
+    let model = model_dir();
+    let model = path(model.path());
+    let with = |args: &[&str], variables: &[(&str, &str)]| bench(&[args, &["--model", model]].concat(), variables);
+    assert_eq!(dtype(&with(&["--quantize", "q8"], &[("HEARTH_DTYPE", "f32")])), "q8");
+    assert_eq!(dtype(&with(&["--dtype", "f16"], &[("HEARTH_QUANTIZE", "q8")])), "f16");
+    assert_eq!(dtype(&with(&[], &[("HEARTH_QUANTIZE", "q8"), ("HEARTH_DTYPE", "")])), "q8");
+    let both = [("HEARTH_DTYPE", "f32"), ("HEARTH_QUANTIZE", "q8")];
+    assert_eq!(dtype(&with(&["--quantize", "q4"], &both)), "q4");
+    // No file is looked for that the command line does not ask for.
+    assert_eq!(dtype(&bench(&["--random", model], &[("HEARTH_MODEL", "/nowhere/at/all")])), "f32");
+
+    let refused = with(&[], &both);
+    assert_eq!(refused.status.code(), Some(2));
+    let message = stderr(&refused);
+    for name in ["`HEARTH_DTYPE`", "`HEARTH_QUANTIZE`", "`--dtype`", "`--quantize`", "hint: "] {
+        assert!(message.contains(name), "{name}: {message}");
+    }
+    // Two flags are refused as ever, and so are two variables where `serve` is not named.
+    let refused = with(&["--quantize", "q8", "--dtype", "f32"], &[]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(stderr(&refused).contains("cannot be used with"), "{}", stderr(&refused));
+    let refused = hearth(&["--port", "0"]).envs(both).output().unwrap();
+    assert!(stderr(&refused).contains("exclude each other, and both are set"), "{}", stderr(&refused));
+}
+
+#[test]
+fn a_model_larger_than_the_machine_is_refused_before_it_is_loaded() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 128_256, "hidden_size": 65_536,
+        "intermediate_size": 262_144, "num_hidden_layers": 500, "num_attention_heads": 512, "num_key_value_heads": 512,
+        "max_position_embeddings": 64, "hidden_act": "silu", "rms_norm_eps": 0.00001,
+    });
+    fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    let text = dir.path().join("text");
+    fs::write(&text, "some text").unwrap();
+    let model = path(dir.path());
+    for args in [
+        &["serve", "--port", "0"][..],
+        &["generate", "x"],
+        &["generate", "x", "--quantize", "q4"],
+        &["bench"],
+        &["perplexity", path(&text)],
+    ] {
+        let output = run(&[args, &["--model", model, "--device", "cpu"]].concat());
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {}", stderr(&output));
+        let message = stderr(&output);
+        assert!(message.contains("GiB of memory at least, and there are"), "{args:?}: {message}");
+        assert!(message.contains(model) && message.contains("hint: "), "{message}");
+    }
+}
+
+#[test]
+fn the_shape_of_a_rounded_model_is_measured_rounded() {
+    let (model, parent) = (model_dir(), tempfile::tempdir().unwrap());
+    let rounded = parent.path().join("rounded");
+    let output = run(&["quantize", path(model.path()), path(&rounded), "--quantize", "q4"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(dtype(&bench(&["--random", path(&rounded)], &[])), "q4");
+    assert_eq!(dtype(&bench(&["--random", path(&rounded), "--dtype", "f16"], &[])), "f16");
+}
+
+#[test]
+#[cfg(unix)]
+fn links_that_lead_nowhere_and_devices_are_told_as_what_they_are() {
+    use std::os::unix::fs::symlink;
+
+    let model = model_dir();
+    let config = model.path().join("config.json");
+    fs::remove_file(&config).unwrap();
+    symlink("../blobs/gone", &config).unwrap();
+    let output = run(&["generate", "x", "--model", path(model.path())]);
+    let expected = "config.json`: is a link to `../blobs/gone`, which does not exist\nhint: ";
+    assert!(stderr(&output).contains(expected), "{}", stderr(&output));
+    let link = model.path().join("link");
+    symlink("/nowhere/at/all", &link).unwrap();
+    let output = run(&["generate", "x", "--model", path(&link)]);
+    assert!(stderr(&output).contains("is a link to `/nowhere/at/all`"), "{}", stderr(&output));
+
+    let output = run(&["perplexity", "/dev/zero"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("`/dev/zero`: is a device"), "{}", stderr(&output));
+}
