@@ -214,6 +214,7 @@ async fn collect(mut events: EventStream, n_inputs: usize) -> Result<Vec<Vec<f32
             Some((index, Event::Embedding(vector))) => (index, vector),
             Some((_, Event::TimedOut(after))) => return Err(ApiError::timed_out(after)),
             Some((_, Event::Failed(message))) => return Err(ApiError::internal(message)),
+            Some((_, Event::Stopped)) => return Err(ApiError::shutting_down()),
             Some(_) | None => return Err(ApiError::internal("the engine has stopped")),
         };
         if let Some(place) = vectors.get_mut(index) {

@@ -98,6 +98,11 @@ impl ApiError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message)
     }
 
+    /// 503: the server ends before the request does.
+    pub fn shutting_down() -> Self {
+        Self::unavailable("the server is shutting down")
+    }
+
     /// 504: the request's own deadline has passed.
     pub fn timed_out(deadline: Duration) -> Self {
         let message = format!("the request's deadline of {} ms has passed", deadline.as_millis());

@@ -93,12 +93,12 @@ impl AppState {
     /// 503 while the model is loading, while the server drains, and after the engine has failed.
     pub fn working_engine(&self) -> Result<&Engine, ApiError> {
         if self.0.draining.load(Ordering::Relaxed) {
-            return Err(ApiError::unavailable("the server is shutting down"));
+            return Err(ApiError::shutting_down());
         }
         let engine = self.engine().ok_or_else(|| ApiError::unavailable("the model is still being loaded"))?;
         match &engine.stats().borrow().state {
             EngineState::Running => Ok(engine),
-            EngineState::Stopped => Err(ApiError::unavailable("the server is shutting down")),
+            EngineState::Stopped => Err(ApiError::shutting_down()),
             EngineState::Failed(what) => Err(ApiError::unavailable(format!("inference failed: {what}"))),
         }
     }

@@ -228,6 +228,7 @@ impl Deltas {
             };
             match event {
                 Event::Failed(message) => return Poll::Ready(Some(Err(self.failure(ApiError::internal(message))))),
+                Event::Stopped => return Poll::Ready(Some(Err(self.failure(ApiError::shutting_down())))),
                 Event::Refused { param, message } => {
                     return Poll::Ready(Some(Err(self.failure(ApiError::invalid(param, message)))));
                 }
@@ -285,7 +286,9 @@ impl Deltas {
                 Some(Delta { index, text, token_ids, finish_reason, stop_cause: cause, ..Delta::default() })
             }
             // Told apart by the caller; embeddings have no deltas.
-            Event::Embedding(_) | Event::TimedOut(_) | Event::Refused { .. } | Event::Failed(_) => None,
+            Event::Embedding(_) | Event::TimedOut(_) | Event::Refused { .. } | Event::Failed(_) | Event::Stopped => {
+                None
+            }
         };
         self.pending.extend(delta);
     }

@@ -53,6 +53,8 @@ pub enum Event {
     },
     /// The request cannot be finished; the message is for the client.
     Failed(String),
+    /// The engine has been stopped before the request was finished.
+    Stopped,
 }
 
 /// Why a generation ended.

@@ -83,16 +83,15 @@ impl Worker {
                 Err(panic) => break End::Failed(format!("inference panicked: {}", panic_message(panic.as_ref()))),
             }
         };
-        let (state, message) = match end {
-            End::Stopped => (EngineState::Stopped, "the server is shutting down".to_owned()),
+        let (state, event) = match end {
+            End::Stopped => (EngineState::Stopped, Event::Stopped),
             End::Failed(what) => {
                 tracing::error!(requests = self.generations.len(), "inference failed, requests in flight end: {what}");
-                (EngineState::Failed(what.clone()), format!("inference failed: {what}"))
+                (EngineState::Failed(what.clone()), Event::Failed(format!("inference failed: {what}")))
             }
         };
         // The state first: a request that arrives now is refused, or is in the channel and told below.
         self.publish(state);
-        let event = Event::Failed(message);
         for id in self.generations.keys().copied().collect::<Vec<_>>() {
             self.end(id, &event, metrics::Outcome::Error);
         }

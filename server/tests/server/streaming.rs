@@ -188,6 +188,9 @@ async fn a_second_signal_ends_at_once() {
     // Whoever is cut off is told so.
     for answer in [connection.all().await, unstreamed.all().await] {
         assert!(answer.contains("the server is shutting down"), "{answer:.300}");
+        assert!(answer.contains("unavailable_error"), "{answer:.300}");
+        let status = if answer.contains("text/event-stream") { "HTTP/1.1 200" } else { "HTTP/1.1 503" };
+        assert!(answer.starts_with(status), "{answer:.300}");
     }
 }
 
