@@ -6,9 +6,10 @@ use std::{collections::BTreeSet, ops::RangeInclusive, time::Duration};
 use hearth_model::{
     Error, TokenId,
     constraint::Constraint,
-    kv_cache::PAGE_SIZE,
     sampling::{SamplingParams, beam::BeamKind},
 };
+
+use super::scheduler::most_pages;
 
 /// Alternatives per position that a request may ask for.
 pub const MAX_LOGPROBS: usize = 20;
@@ -222,7 +223,7 @@ pub enum ValidationError {
         width: usize,
         /// Tokens of prompt and answer.
         n_tokens: usize,
-        /// Pages that all beams could fill.
+        /// Pages that all beams could fill, those of the prompt that they share counted once.
         needed: usize,
         /// Pages that there are.
         n_pages: usize,
@@ -418,7 +419,7 @@ fn check_beams(parts: &RequestParts, limits: &ModelLimits) -> Result<(), Validat
         return Err(ValidationError::NotWithBeams { param, kind });
     }
     let n_tokens = parts.prompt_ids.len() + parts.stop.max_tokens;
-    let needed = width * n_tokens.div_ceil(PAGE_SIZE);
+    let needed = most_pages(width, parts.prompt_ids.len(), n_tokens);
     if needed > n_pages {
         return Err(ValidationError::BeamPages { width, n_tokens, needed, n_pages });
     }

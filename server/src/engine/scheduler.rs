@@ -13,6 +13,8 @@
 //!   each running sequence. Nothing is reserved for tokens to come.
 //! - When the pages do not suffice for a step, the running request with the worst rank gives back all of its pages and
 //!   waits again. What it had is computed anew later; its tokens and their random stream do not notice.
+//! - When a request with several sequences is computed again, the first goes ahead, and the others take from it the full
+//!   pages that they have in common, of the prompt at least: they take no more pages than before.
 //! - A step serves decoding sequences first, then prefills in order of rank with what is left of the token budget. A
 //!   prefill leaves half of that to those behind it, as far as they need it, so that a short prompt need not wait for the
 //!   end of a long one.
@@ -59,8 +61,8 @@ pub struct Limits {
     pub max_batch_tokens: usize,
 }
 
-/// A request as the scheduler sees it. The caller has made sure that it can run alone: that `width` places and the pages
-/// of `width` sequences of its greatest length are there.
+/// A request as the scheduler sees it. The caller has made sure that it can run alone: that `width` places are there, and
+/// the pages that [`most_pages`] tells.
 #[derive(Clone, Debug)]
 pub struct Arrival {
     /// Tokens of the prompt, at least 1.
@@ -73,6 +75,13 @@ pub struct Arrival {
     pub keys: Vec<PageKey>,
     /// Whether it takes what others have computed. Not where every position is wanted.
     pub reads_kept_pages: bool,
+}
+
+/// The pages that a request's sequences fill at most, when each has `n_tokens`: those of the prompt that are full are
+/// one sequence's and all others' too.
+pub fn most_pages(width: usize, n_prompt: usize, n_tokens: usize) -> usize {
+    let n_common = n_prompt / PAGE_SIZE;
+    n_common + width * (n_tokens.div_ceil(PAGE_SIZE) - n_common)
 }
 
 /// The part of one sequence that a step computes.
@@ -144,6 +153,33 @@ struct Sequence {
 }
 
 impl Request {
+    /// Tokens that a sequence which is to be computed again will take from the first one: their full pages in common.
+    /// None once it has taken them.
+    fn n_to_take(&self, branch: usize) -> usize {
+        let (Some(first), Some(sequence)) = (self.sequences.first(), self.sequences.get(branch)) else { return 0 };
+        if branch == 0 || !sequence.table.is_empty() {
+            return 0;
+        }
+        // One token at least has to be computed, for something to come out.
+        let usable = sequence.n_tokens.saturating_sub(1) / PAGE_SIZE;
+        let common = first.keys.iter().zip(&sequence.keys).take(usable).take_while(|(ours, theirs)| ours == theirs);
+        common.count() * PAGE_SIZE
+    }
+
+    /// Gives those sequences their part that can take it now.
+    fn share_within(&mut self) {
+        for branch in 1..self.sequences.len() {
+            let n_tokens = self.n_to_take(branch);
+            if let [first, others @ ..] = self.sequences.as_mut_slice()
+                && let Some(sequence) = others.get_mut(branch - 1)
+                && (1..=first.table.len()).contains(&n_tokens)
+            {
+                sequence.table = first.table.fork();
+                sequence.table.truncate(n_tokens);
+            }
+        }
+    }
+
     fn named_sequences(&self, rank: &Rank) -> impl Iterator<Item = (SequenceId, &Sequence)> {
         let request = rank.id;
         self.sequences.iter().enumerate().map(move |(branch, sequence)| (SequenceId { request, branch }, sequence))
@@ -274,6 +310,7 @@ impl Scheduler {
     }
 
     fn next_step(&mut self) -> Step {
+        self.running.values_mut().for_each(Request::share_within);
         let mut step = self.plan();
         if self.fits(&step) {
             while self.admit() {}
@@ -382,7 +419,9 @@ impl Scheduler {
     /// Of those who run, who may have a part in a step.
     fn free_sequences(&self) -> impl Iterator<Item = (SequenceId, &Sequence)> {
         let free = self.running.iter().filter(|(_, request)| !request.is_held);
-        free.flat_map(|(rank, request)| request.named_sequences(rank))
+        free.flat_map(|(rank, request)| {
+            request.named_sequences(rank).filter(|(id, _)| request.n_to_take(id.branch) == 0)
+        })
     }
 
     /// What to compute of those who run.
@@ -428,13 +467,14 @@ impl Scheduler {
             return false;
         }
         let (rank, mut request) = next.remove_entry();
-        let mut n_shared = 0;
-        if request.reads_kept_pages {
-            for sequence in &mut request.sequences {
-                // One token at least has to be computed, for something to come out.
-                let usable = sequence.n_tokens.saturating_sub(1) / PAGE_SIZE;
-                n_shared += sequence.table.share_kept(sequence.keys.get(..usable).unwrap_or(&sequence.keys));
-            }
+        let (mut n_asked, mut n_shared) = (0, 0);
+        if request.reads_kept_pages
+            && let Some(first) = request.sequences.first_mut()
+        {
+            // One token at least has to be computed, for something to come out.
+            let usable = first.n_tokens.saturating_sub(1) / PAGE_SIZE;
+            n_asked = first.n_tokens;
+            n_shared = first.table.share_kept(first.keys.get(..usable).unwrap_or(&first.keys));
         }
         let is_alone = self.running.is_empty();
         self.running.insert(rank, request);
@@ -443,11 +483,8 @@ impl Scheduler {
             return false;
         }
         if let Some(request) = self.running.get_mut(&rank) {
-            if request.reads_kept_pages {
-                self.totals.prefix_queries +=
-                    request.sequences.iter().map(|sequence| sequence.n_tokens as u64).sum::<u64>();
-                self.totals.prefix_hits += n_shared as u64;
-            }
+            self.totals.prefix_queries += n_asked as u64;
+            self.totals.prefix_hits += n_shared as u64;
             request.n_cached.get_or_insert(n_shared);
         }
         true
@@ -455,7 +492,10 @@ impl Scheduler {
 
     /// The pages that every known token of those who run still needs, and one to spare for each sequence.
     fn pages_wanted(&self) -> usize {
-        let known = self.running_sequences().map(|(_, sequence)| (&sequence.table, sequence.remaining()));
+        let known = self.running.values().flat_map(|request| {
+            let sequences = request.sequences.iter().enumerate();
+            sequences.map(|(branch, sequence)| (&sequence.table, sequence.remaining() - request.n_to_take(branch)))
+        });
         self.pool.pages_needed(known) + self.running_sequences().count()
     }
 

@@ -141,6 +141,41 @@ fn a_kept_prefix_is_not_computed_again_but_its_last_token_is() {
 }
 
 #[test]
+fn beams_that_are_computed_again_share_their_prompt_again() {
+    const N_PROMPT: usize = 3 * PAGE_SIZE + 5;
+    let keys = || (0..3).map(PageKey).collect();
+    let beams = |priority| Arrival { width: 4, priority, keys: keys(), ..arrival(N_PROMPT) };
+    // The last token is never computed: 7 pages, of which 4 are the beams' own.
+    let n_tokens = 4 * PAGE_SIZE;
+    assert_eq!(most_pages(4, N_PROMPT, n_tokens), 7);
+    let mut scheduler = Scheduler::new(LIMITS, PagePool::new(7));
+    scheduler.add(RequestId(1), beams(1));
+    while !step(&mut scheduler)[0].predicts {}
+    scheduler.branch(RequestId(1), &[(0, None); 4]);
+    assert_eq!(step(&mut scheduler).len(), 4);
+    // Another takes all pages, and writes over what was kept.
+    scheduler.add(RequestId(2), Arrival { reads_kept_pages: false, ..arrival(7 * PAGE_SIZE - 1) });
+    scheduler.hold(RequestId(1), true);
+    scheduler.preempt();
+    while !step(&mut scheduler)[0].predicts {}
+    scheduler.remove(RequestId(2));
+    scheduler.hold(RequestId(1), false);
+    let (mut n_computed, mut n_done) = (0, 0);
+    while n_done < 4 {
+        // They go on when all are there: no token is pushed.
+        let planned = scheduler.schedule();
+        for (table, chunk) in scheduler.tables(&planned).into_iter().zip(&planned.chunks) {
+            table.append(chunk.n_tokens).expect("the scheduler counts pages");
+        }
+        scheduler.advance(&planned);
+        n_computed += planned.chunks.iter().map(|chunk| chunk.n_tokens).sum::<usize>();
+        n_done += planned.chunks.iter().filter(|chunk| chunk.predicts).count();
+    }
+    // The first computes everything, the others what is behind the prompt's full pages. There are three more tokens.
+    assert_eq!(n_computed, (N_PROMPT + 3) + 3 * (5 + 3));
+}
+
+#[test]
 fn who_is_held_sits_out_until_it_is_let_go() {
     // Two pages for each of them, and none to spare.
     let mut scheduler = Scheduler::new(LIMITS, PagePool::new(4));
@@ -279,7 +314,7 @@ impl Job {
     }
 
     fn n_pages(&self) -> usize {
-        self.width * (self.n_prompt + self.max_tokens).div_ceil(PAGE_SIZE)
+        most_pages(self.width, self.n_prompt, self.n_prompt + self.max_tokens)
     }
 }
 

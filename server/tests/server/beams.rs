@@ -249,3 +249,28 @@ async fn a_beam_search_over_http() {
     let answer = small.post(refused.to_string()).await;
     assert!(answer.error().contains("needs 512 pages of the KV cache, which has 64"), "{}", answer.text);
 }
+
+/// Six full pages of prompt that all share, and 26 pages of its own for each beam: what has these runs to its end, also
+/// when it had to give them back meanwhile.
+#[tokio::test]
+async fn beams_need_their_prompt_once() {
+    let body = json!({
+        "prompt": (0..100).map(|at| at * 7 % 250).collect::<Vec<u32>>(), "use_beam_search": true, "best_of": 4, "n": 4,
+        "max_tokens": 412, "ignore_eos": true,
+    });
+    let urgent = json!({ "prompt": "y".repeat(1216), "max_tokens": 400, "priority": -100, "ignore_eos": true });
+    let with_pages =
+        |n_pages: usize| Server::with_options(EngineOptions { kv_cache_tokens: Some(n_pages * 16), ..OPTIONS });
+    let expected = Server::start().complete(body.clone()).await["choices"].clone();
+    let exact = with_pages(110);
+    assert_eq!(exact.complete(body.clone()).await["choices"], expected);
+    let (answer, ()) = tokio::join!(exact.complete(body.clone()), async {
+        exact.wait_for(|stats| stats.running == 1 && stats.free_pages < 103).await;
+        exact.complete(urgent).await;
+    });
+    assert_eq!(answer["choices"], expected);
+    assert!(metric(&exact.engine, "num_preemptions_total") > 0.0, "the test shows too little");
+    exact.wait_for(is_idle).await;
+    let refused = with_pages(109).post(body.to_string()).await;
+    assert!(refused.error().contains("needs 110 pages of the KV cache, which has 109"), "{}", refused.text);
+}
