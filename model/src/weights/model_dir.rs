@@ -353,6 +353,15 @@ fn write_files(dir: &Path, files: &[(String, Vec<u8>)]) -> Result<()> {
 /// # Errors
 /// As [`save`]; [`Error::File`] when `DIR.partial` is there, or in `dir` is anything.
 pub fn save_new(dir: &Path, gpt: &Gpt, options: &SaveOptions) -> Result<()> {
+    save_new_watched(dir, gpt, options, |_| {})
+}
+
+/// The same. `made` is told of `DIR.partial` as soon as this call has made it, so that it can be removed by whoever ends
+/// the process before.
+///
+/// # Errors
+/// As [`save_new`].
+pub fn save_new_watched(dir: &Path, gpt: &Gpt, options: &SaveOptions, made: impl FnOnce(&Path)) -> Result<()> {
     let Some(name) = dir.file_name().filter(|_| !dir.exists()) else {
         let files = model_files(gpt, options)?;
         require_empty(dir)?;
@@ -371,6 +380,7 @@ pub fn save_new(dir: &Path, gpt: &Gpt, options: &SaveOptions) -> Result<()> {
         },
         _ => Error::Io { action: "create", path: partial.clone(), reason },
     })?;
+    made(&partial);
     let place =
         || fs::rename(&partial, dir).map_err(|reason| Error::Io { action: "create", path: dir.to_owned(), reason });
     let placed = save(&partial, gpt, options).and_then(|()| place());

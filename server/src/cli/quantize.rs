@@ -3,6 +3,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    sync::{Arc, OnceLock},
 };
 
 use anyhow::Context;
@@ -28,6 +29,10 @@ pub(crate) struct QuantizeArgs {
     quantize: Dtype,
 }
 
+/// The exit code of what SIGINT has ended, as shells have it.
+#[cfg(unix)]
+const INTERRUPTED: i32 = 128 + 2;
+
 /// Writes the new model dir and says what became of the size.
 pub(crate) fn run(args: QuantizeArgs) -> anyhow::Result<()> {
     let QuantizeArgs { model, out, quantize } = args;
@@ -40,7 +45,7 @@ pub(crate) fn run(args: QuantizeArgs) -> anyhow::Result<()> {
         extra_files: model_dir::files_beside_weights(&model)?,
         ..SaveOptions::default()
     };
-    model_dir::save_new(&out, &loaded.gpt, &options)?;
+    model_dir::save_new_watched(&out, &loaded.gpt, &options, removed_when_interrupted())?;
     let was = match model.is_dir() {
         true => format!(", from {:.1} MB", megabytes(&model)?),
         false => String::new(),
@@ -50,6 +55,38 @@ pub(crate) fn run(args: QuantizeArgs) -> anyhow::Result<()> {
         out.display(),
         megabytes(&out)?
     ))
+}
+
+/// From now on ctrl-c ends the process without leaving the folder that it has made, which is what this gives wants to be
+/// told of.
+fn removed_when_interrupted() -> impl FnOnce(&Path) {
+    let made: Arc<OnceLock<PathBuf>> = Arc::default();
+    #[cfg(unix)]
+    watch(Arc::clone(&made));
+    move |partial| drop(made.set(partial.to_owned()))
+}
+
+/// Where there is no runtime or no thread for it, ctrl-c ends the process as ever.
+#[cfg(unix)]
+fn watch(made: Arc<OnceLock<PathBuf>>) {
+    use std::{process, thread};
+
+    use tokio::signal::unix::{SignalKind, signal};
+
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+    let interrupt = runtime.block_on(async { signal(SignalKind::interrupt()) });
+    let Ok(mut interrupt) = interrupt else { return };
+    let wait = move || {
+        runtime.block_on(interrupt.recv());
+        // Files may come in while others go.
+        for _ in 0..100 {
+            if made.get().is_none_or(|partial| fs::remove_dir_all(partial).is_ok() || !partial.exists()) {
+                break;
+            }
+        }
+        process::exit(INTERRUPTED);
+    };
+    drop(thread::Builder::new().name("ctrl-c".into()).spawn(wait));
 }
 
 fn megabytes(dir: &Path) -> anyhow::Result<f64> {

@@ -83,6 +83,34 @@ fn the_shape_of_a_rounded_model_is_measured_rounded() {
     assert_eq!(dtype(&bench(&["--random", path(&rounded), "--dtype", "f16"], &[])), "f16");
 }
 
+/// Whenever it is interrupted, there is the whole model or nothing, and no folder of which nobody knows whose it is.
+#[test]
+#[cfg(unix)]
+fn an_interrupted_quantize_leaves_nothing_behind() {
+    use std::{thread, time::Duration};
+
+    let model = model_dir();
+    // What makes it take a while.
+    fs::write(model.path().join("vocab.json"), vec![b' '; 200 << 20]).unwrap();
+    let mut n_interrupted = 0;
+    for attempt in 0..6 {
+        let parent = tempfile::tempdir().unwrap();
+        let (out, partial) = (parent.path().join("out"), parent.path().join("out.partial"));
+        let mut child = hearth(&["quantize", path(model.path()), path(&out)]).spawn().unwrap();
+        while !partial.exists() && child.try_wait().unwrap().is_none() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        thread::sleep(Duration::from_millis(10 * attempt));
+        let killed = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+        let code = child.wait().unwrap().code();
+        assert!(!partial.exists(), "exit code {code:?}, kill {killed}");
+        assert_eq!(out.exists(), out.join("config.json").exists());
+        n_interrupted += usize::from(code == Some(130));
+        assert!(out.exists() || code != Some(0));
+    }
+    assert!(n_interrupted > 0, "the test shows too little");
+}
+
 #[test]
 #[cfg(unix)]
 fn links_that_lead_nowhere_and_devices_are_told_as_what_they_are() {
