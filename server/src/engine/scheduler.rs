@@ -25,12 +25,13 @@
 //!
 //! # Nothing starves
 //! The running request with the best rank, if it is not held, computes at least one token in every step and is never
-//! preempted (a request that could not run alone is refused before it gets here). So the best request of all, once it runs, ends after at
-//! most as many steps as it has tokens, `n_prompt + max_tokens`; and a request starts at the latest after the tokens of
-//! all requests that are ranked before it or came before it, each counted once more for every request that is ranked
-//! before it but came after it and so may have preempted it. Among requests of equal priority there is none of those:
-//! the wait is at most the tokens of the requests that came before, in steps. Requests of priority `p` that come more
-//! than `AGEING_STEPS * (p - p')` steps later do not count even if their priority `p'` is better.
+//! preempted (a request that could not run alone is refused before it gets here). So the best request of all, once it
+//! runs, ends after at most as many steps as it has tokens, `n_prompt + max_tokens`; and a request starts at the latest
+//! after the tokens of all requests that are ranked before it or came before it, each counted once more for every
+//! request that is ranked before it but came after it and so may have preempted it. Among requests of equal
+//! priority there is none of those: the wait is at most the tokens of the requests that came before, in steps.
+//! Requests of priority `p` that come more than `AGEING_STEPS * (p - p')` steps later do not count even if their
+//! priority `p'` is better.
 
 use std::collections::{BTreeMap, HashMap};
 
