@@ -42,8 +42,6 @@ pub struct Stepper {
 struct RecordedSteps {
     shapes: HashMap<Vec<usize>, Shape>,
     clock: u64,
-    /// That were done again.
-    n_launches: usize,
     n_failures: u32,
 }
 
@@ -84,6 +82,11 @@ impl Stepper {
         }
     }
 
+    /// Forgets what is recorded, and records no more.
+    pub fn stop_recording(&mut self) {
+        self.recorded = None;
+    }
+
     /// The model.
     pub fn gpt(&self) -> &Gpt {
         &self.gpt
@@ -98,11 +101,6 @@ impl Stepper {
     pub fn n_recorded(&self) -> usize {
         let shapes = self.recorded.iter().flat_map(|recorded| recorded.shapes.values());
         shapes.filter(|shape| shape.step.is_some()).count()
-    }
-
-    /// Launches of recorded steps that were done again so far.
-    pub fn n_launches_again(&self) -> usize {
-        self.recorded.as_ref().map_or(0, |recorded| recorded.n_launches)
     }
 
     /// Appends tokens to sequences: `token_ids` are those of all `parts`, one part after the other, at least one.
@@ -120,9 +118,7 @@ impl Stepper {
         let Some((uploads, sizes)) = pass.uploads() else { return run(pass) };
         let shape = steps.shape(sizes.clone());
         if let Some(step) = &mut shape.step {
-            let output = step.again(&[&[Upload::Ints(&ids)], uploads.as_slice()].concat())?;
-            steps.n_launches += step.recording.n_launches();
-            return Ok(output);
+            return step.again(&[&[Upload::Ints(&ids)], uploads.as_slice()].concat());
         }
         shape.n_runs += 1;
         if shape.n_runs <= RUNS_BEFORE {
@@ -177,8 +173,8 @@ impl RecordedStep {
     /// Records what `pass` does. What it made is there after [`replay`](Self::replay).
     ///
     /// # Errors
-    /// [`Error::Execution`] where it cannot be recorded. What it would have written is as it was, and a run writes it: the
-    /// first that anything reads of a pool in a step, it has stored itself.
+    /// [`Error::Execution`] where it cannot be recorded. The pools are as they were. The device counts them as unreadable
+    /// until something is written to them, which every step does before it reads them.
     fn new(gpt: &Gpt, ids: &Ints, pass: &mut Pass<'_>) -> Result<Self> {
         // All of them, since an upload cannot be recorded.
         let uploads = pass.uploads().into_iter().flat_map(|(uploads, _)| uploads);

@@ -11,7 +11,7 @@ use burn::{
 };
 use burn_cubecl::cubecl::server::Handle;
 
-use super::{count_launches, cube_device};
+use super::cube_device;
 use crate::error::{Error, Result};
 
 /// Runs before recording: the first fills the memory pools that the recorded run has to do with.
@@ -19,7 +19,7 @@ const WARM_UPS: usize = 2;
 /// Buffers of each size that are kept ready beside what those runs needed: when memory is free again depends on threads
 /// that wait for each other, so a run may need more than the one before.
 const SPARE: usize = 4;
-/// The same, of buffers without contents, which every operation of Burn's that is fused from others has.
+/// The same, of buffers without contents, which have memory pools of their own: it was they that ran out.
 const SPARE_EMPTY: usize = 64;
 
 /// Recorded launches.
@@ -27,7 +27,6 @@ const SPARE_EMPTY: usize = 64;
 pub(crate) struct Recording {
     graph: <Dispatch as BackendTypes>::GraphPrimitive,
     device: Device,
-    n_launches: usize,
 }
 
 impl Recording {
@@ -55,13 +54,9 @@ impl Recording {
             let _ = Dispatch::graph_stop_capture(dispatch);
             return Err(failed(error));
         }
-        let ((made, graph), n_launches) = count_launches(|| (run(), Dispatch::graph_stop_capture(dispatch)));
-        Ok((Self { graph: graph.map_err(failed)?, device: device.clone(), n_launches }, made))
-    }
-
-    /// What was recorded.
-    pub(crate) fn n_launches(&self) -> usize {
-        self.n_launches
+        let made = run();
+        let graph = Dispatch::graph_stop_capture(dispatch).map_err(failed)?;
+        Ok((Self { graph, device: device.clone() }, made))
     }
 
     /// Does all of it again, with what is in the memory that it reads now. Operations that were queued before go first.
@@ -120,7 +115,6 @@ mod tests {
         let input = Ints::new(vec![1, 2, 3], &gpu);
         let mut places = Places::new(&[Upload::Ints(&input)], &gpu);
         let (recording, output) = Recording::new(&gpu, &[], || input.tensor().float() * 2.0).unwrap();
-        assert_eq!(recording.n_launches(), 1);
         for n in [5, 7] {
             places.overwrite(&[Upload::Ints(&Ints::new(vec![n, 2 * n, 3 * n], &gpu))]);
             // SAFETY: input and output are here.
