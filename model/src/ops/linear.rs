@@ -67,7 +67,7 @@ pub fn normed_gated(
 fn joined<'a>(x: &Tensor<2>, norm: &NormParts, weight: &'a Weight) -> Option<&'a Arc<Matrix>> {
     let is_simple = norm.options.kind == NormKind::RmsNorm && norm.bias.is_none();
     match weight.form() {
-        Form::OnGpu(matrix) if is_simple && cube::joins(x.dims()[0]) => Some(matrix),
+        Form::OnGpu(matrix) if is_simple && cube::joins(x.dims()[0], matrix) => Some(matrix),
         _ => None,
     }
 }

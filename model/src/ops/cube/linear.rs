@@ -12,8 +12,10 @@ use burn_cubecl::{
 
 use super::{
     decode::{high_bits_of, minimum_of, scale_of, weight},
+    halves,
     matrix::{Format, Matrix},
     rowwise::{empty, nonlinear},
+    tiled,
 };
 use crate::config::Activation;
 
@@ -24,8 +26,10 @@ const MAX_ROWS: usize = 8;
 /// Bytes of weights to ask of memory at the same time: a big card's bandwidth times its latency.
 const BYTES_IN_FLIGHT: usize = 4 << 20;
 /// Rows of the input from which tiles in shared memory are used: enough that they leave no part of a big card idle.
-/// Below that a row's bits do not depend on its neighbours.
 const TILED_FROM: usize = 256;
+/// Rows of the input from which matrix instructions are used, where the device has them. Below either, a row's bits do not
+/// depend on its neighbours.
+const HALVES_FROM: usize = 128;
 
 /// What a product is joined with.
 #[derive(Clone, Debug, Default)]
@@ -69,9 +73,28 @@ struct Plan {
     gate: Option<Activation>,
 }
 
+/// The kernels for a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Body {
+    /// Lanes that share outputs.
+    Few,
+    Tiled,
+    Halves,
+}
+
+impl Body {
+    fn of(n_rows: usize, matrix: &Matrix) -> Self {
+        match n_rows {
+            HALVES_FROM.. if halves::has_body(&matrix.words.client, matrix.format) => Self::Halves,
+            TILED_FROM.. => Self::Tiled,
+            _ => Self::Few,
+        }
+    }
+}
+
 /// Whether the kernel for so many rows takes the norm before and the gate after into itself.
-pub(in crate::ops) fn joins(n_rows: usize) -> bool {
-    n_rows < TILED_FROM
+pub(in crate::ops) fn joins(n_rows: usize, matrix: &Matrix) -> bool {
+    Body::of(n_rows, matrix) == Body::Few
 }
 
 /// `x [n_rows, d_in]` to `[n_rows, d_out]`, or half of it where there is a gate.
@@ -85,10 +108,16 @@ pub(super) fn linear(x: CubeTensor, matrix: &Matrix, joined: Joined, options: Li
         residual: joined.residual.map(into_contiguous),
         norm: joined.norm.map(into_contiguous),
     };
-    if n_rows >= TILED_FROM {
-        super::tiled::launch(x, matrix, joined, &output);
-    } else if n_rows > 0 {
-        launch(x, matrix, joined, options, &output);
+    match Body::of(n_rows, matrix) {
+        _ if n_rows == 0 => (),
+        Body::Few => launch(x, matrix, joined, options, &output),
+        Body::Tiled => tiled::launch(x, matrix, joined, &output),
+        Body::Halves => {
+            if let Err(error) = halves::launch(&x, matrix, &joined, &output) {
+                tracing::debug!(?error, "the device's matrix instructions cannot be used");
+                tiled::launch(x, matrix, joined, &output);
+            }
+        }
     }
     output
 }

@@ -11,6 +11,7 @@ mod best;
 mod decode;
 mod device;
 mod extension;
+mod halves;
 mod heads;
 mod linear;
 mod matrix;

@@ -1,0 +1,571 @@
+//! `x W^T` for many rows by a device's matrix instructions, which multiply f16.
+//!
+//! A row of the input becomes two of f16, the nearest numbers and what is left over, and keeps 22 bits; so does a row of the
+//! weight, where it has more bits than f16. Products of f16 are exact in f32, in which they are added up; that of both
+//! remainders is left out, since it is as small as what f32 rounds off. So the result is as exact as that of the other
+//! kernels. Rows are brought to the top of f16's range by powers of two first: nothing overflows, and remainders are
+//! not lost at the lower end. (After [Ootomo and Yokota](https://arxiv.org/abs/2203.03341).)
+//!
+//! The product of f16 is cubek's.
+
+use burn::tensor::{DType, Shape};
+use burn_cubecl::{
+    cubecl::{
+        self,
+        client::Client,
+        ir::{ElemType, FloatKind},
+        prelude::*,
+    },
+    ops::numeric::empty_device_contiguous_dtype,
+    tensor::CubeTensor,
+};
+use cubek::{
+    matmul::{
+        definition::{MatmulElems, MatmulGlobalElems, MatmulSetupError},
+        launch::launch_ref,
+        multi_level,
+        strategy::Strategy,
+    },
+    std::InputBinding,
+};
+use half::f16;
+
+use super::{
+    decode::{high_bits_of, minimum_of, scale_of, weight},
+    linear::{Joined, grid, workgroup},
+    matrix::{Format, Matrix},
+    rowwise::empty,
+};
+
+/// Lanes of a workgroup.
+const LANES: usize = 256;
+/// Halves that a lane writes together.
+const TOGETHER: usize = 4;
+/// Numbers of a slice of the weight in f16, at most: 64 MB.
+const MAX_WEIGHTS: usize = 32 << 20;
+/// Numbers of a slice of the products, at most: 64 MB.
+const MAX_PRODUCTS: usize = 16 << 20;
+/// Rows of a product are filled up to a multiple of this with whatever is there: the library's tiles are 128 high on most
+/// devices, and what fits them needs no other kernel than the one that a warm-up compiled.
+const ROWS: usize = 128;
+/// Outputs of a slice are a multiple of this, so that slices of f16 weights begin where a device lets buffers begin.
+const OUTPUTS: usize = 128;
+/// f16 and f32 as matrix instructions take and give them.
+const F16: ElemType = ElemType::Float(FloatKind::F16);
+const F32: ElemType = ElemType::Float(FloatKind::F32);
+
+/// Whether there are such instructions, and a body for a matrix in `format`: f32 stays f32.
+pub(super) fn has_body(client: &Client, format: Format) -> bool {
+    let features = &client.properties().features;
+    let has_instructions =
+        features.matmul.cmma.iter().any(|config| [config.a_type, config.b_type, config.cd_type] == [F16, F16, F32]);
+    format != Format::F32 && has_instructions && client.properties().supports_type(F16)
+}
+
+/// `x [n_rows, d_in]` times the transposed matrix, with bias and residual: into all of `output [n_rows, d_out]`.
+///
+/// # Errors
+/// When the library has no kernel for it on this device. `output` has no meaning then.
+pub(super) fn launch(
+    x: &CubeTensor,
+    matrix: &Matrix,
+    joined: &Joined,
+    output: &CubeTensor,
+) -> Result<(), MatmulSetupError> {
+    // The library's own choice for a device with matrix instructions.
+    let strategy = multi_level::Strategy::SimpleCyclicCmma(Default::default()).into();
+    let n_rows = x.meta.shape()[0];
+    let most = (MAX_WEIGHTS / row_len(matrix)).min(MAX_PRODUCTS / n_rows.clamp(1, LANES));
+    let slice_out = (most / OUTPUTS * OUTPUTS).max(OUTPUTS);
+    let slice_rows = (MAX_PRODUCTS / slice_out.min(matrix.d_out) / 2).max(1);
+    launch_in_slices(&strategy, [slice_rows, slice_out], x, matrix, joined, output)
+}
+
+/// Numbers in a row of the weight, as it lies in memory.
+fn row_len(matrix: &Matrix) -> usize {
+    matrix.units() * matrix.format.unit()
+}
+
+/// [`launch`] of so many rows and so many outputs at a time.
+fn launch_in_slices(
+    strategy: &Strategy,
+    [slice_rows, slice_out]: [usize; 2],
+    x: &CubeTensor,
+    matrix: &Matrix,
+    joined: &Joined,
+    output: &CubeTensor,
+) -> Result<(), MatmulSetupError> {
+    let (n_rows, width) = (x.meta.shape()[0], row_len(matrix));
+    for first_output in (0..matrix.d_out).step_by(slice_out) {
+        let n_outputs = slice_out.min(matrix.d_out - first_output);
+        let weights = Weights::new(matrix, first_output, n_outputs);
+        for first_row in (0..n_rows).step_by(slice_rows) {
+            // Two products of halves lie one below the other, of which the first alone may be needed once more.
+            let multiple = if weights.rest.is_some() { ROWS } else { ROWS / 2 };
+            let n = slice_rows.min(n_rows - first_row);
+            let rows = Rows::new(x, first_row, [n, n.next_multiple_of(multiple)], width);
+            let main = multiply(strategy, &rows.halves, &weights.nearest, 2 * rows.n_filled)?;
+            let rest = weights.rest.as_ref();
+            let rest = rest.map(|rest| multiply(strategy, &rows.halves, rest, rows.n_filled)).transpose()?;
+            combine([main, rest.unwrap_or_else(|| x.clone())], &rows, &weights, joined, output);
+        }
+    }
+    Ok(())
+}
+
+/// Rows of the input in f16: `[2 n_filled, width]`, first the nearest numbers and then what is left over.
+struct Rows {
+    first: usize,
+    n: usize,
+    /// With rows that mean nothing.
+    n_filled: usize,
+    halves: CubeTensor,
+    /// What each row is to be multiplied by again: `[n]`.
+    scales: CubeTensor,
+}
+
+impl Rows {
+    fn new(x: &CubeTensor, first: usize, [n, n_filled]: [usize; 2], width: usize) -> Self {
+        let halves = empty_halves(x, [2 * n_filled, width]);
+        let scales = empty(x, [n]);
+        #[expect(unsafe_code, reason = "a kernel without bounds checks")]
+        // SAFETY: a workgroup has one of the rows, and its lanes keep within it, in `x` and in the output.
+        unsafe {
+            split_rows::launch_unchecked(
+                &x.client,
+                grid(n, 1),
+                CubeDim::new_1d(LANES as u32),
+                TOGETHER,
+                x.clone().into_buffer_arg(),
+                halves.clone().into_buffer_arg(),
+                scales.clone().into_buffer_arg(),
+                first,
+                n,
+                n_filled,
+                x.meta.shape()[1],
+                width,
+            );
+        }
+        Self { first, n, n_filled, halves, scales }
+    }
+}
+
+/// Rows of the weight in f16: `[n, width]`.
+struct Weights {
+    first: usize,
+    n: usize,
+    /// The nearest numbers.
+    nearest: CubeTensor,
+    /// What is left over, where it is not nothing.
+    rest: Option<CubeTensor>,
+    /// What each row is to be multiplied by again, unless it is as it was: `[n]`.
+    scales: Option<CubeTensor>,
+}
+
+impl Weights {
+    fn new(matrix: &Matrix, first: usize, n: usize) -> Self {
+        let width = row_len(matrix);
+        let words = &matrix.words;
+        if matrix.format == Format::F16 {
+            let bytes = |rows: usize| (rows * width * size_of::<f16>()) as u64;
+            let handle = words.handle.clone().offset_start(bytes(first));
+            let behind = handle.size_in_used() - bytes(n);
+            let shape = Shape::new([n, width]);
+            let handle = handle.offset_end(behind);
+            let nearest =
+                CubeTensor::new_contiguous(words.client.clone(), words.device.clone(), shape, handle, DType::F16);
+            return Self { first, n, nearest, rest: None, scales: None };
+        }
+        let nearest = empty_halves(words, [n, width]);
+        // All bits of bf16 are in the nearest f16, but where they are some 2^30 below the row's largest.
+        let rest = matrix.format.is_quantized().then(|| empty_halves(words, [n, width]));
+        let scales = empty(words, [n]);
+        #[expect(unsafe_code, reason = "a kernel without bounds checks")]
+        // SAFETY: a workgroup has one of the rows, and its lanes keep within it, in the matrix and in the output.
+        unsafe {
+            split_weights::launch_unchecked(
+                &words.client,
+                grid(n, 1),
+                CubeDim::new_1d(LANES as u32),
+                TOGETHER,
+                matrix.format.vector(),
+                words.clone().into_buffer_arg(),
+                matrix.scales.clone().into_buffer_arg(),
+                nearest.clone().into_buffer_arg(),
+                rest.as_ref().unwrap_or(&nearest).clone().into_buffer_arg(),
+                scales.clone().into_buffer_arg(),
+                first,
+                n,
+                matrix.units(),
+                matrix.scale_words(),
+                matrix.format,
+                rest.is_some(),
+                matrix.format.element(),
+            );
+        }
+        Self { first, n, nearest, rest, scales: Some(scales) }
+    }
+}
+
+fn empty_halves(like: &CubeTensor, dims: [usize; 2]) -> CubeTensor {
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), Shape::new(dims), DType::F16)
+}
+
+/// The first `n` rows of `x [.., width]` times the transposed `weights [n_outputs, width]`, both f16: `[n, n_outputs]`.
+fn multiply(
+    strategy: &Strategy,
+    x: &CubeTensor,
+    weights: &CubeTensor,
+    n: usize,
+) -> Result<CubeTensor, MatmulSetupError> {
+    let [n_outputs, width] = weights.meta.shape().dims::<2>();
+    let products = empty(x, [n, n_outputs]);
+    let behind = ((x.meta.shape()[0] - n) * width * size_of::<f16>()) as u64;
+    let handle = x.handle.clone().offset_end(behind);
+    let shape = Shape::new([n, width]);
+    let rows = CubeTensor::new_contiguous(x.client.clone(), x.device.clone(), shape, handle, DType::F16);
+    let mut weights = InputBinding::new(weights.clone().binding(), F16);
+    weights.swap_dims(0, 1);
+    let rows = InputBinding::new(rows.binding(), F16);
+    let mut elements = MatmulElems::from_globals(&MatmulGlobalElems { lhs: F16, rhs: F16, out: F32 });
+    launch_ref(strategy, &x.client, rows, weights, products.clone().binding(), &mut elements)?;
+    Ok(products)
+}
+
+fn combine([main, rest]: [CubeTensor; 2], rows: &Rows, weights: &Weights, joined: &Joined, output: &CubeTensor) {
+    let or_absent = |tensor: &Option<CubeTensor>| tensor.as_ref().unwrap_or(&main).clone().into_buffer_arg();
+    #[expect(unsafe_code, reason = "a kernel without bounds checks")]
+    // SAFETY: a lane has one of the slice's products, and the slice is a part of the output; absent operands are not read.
+    unsafe {
+        combine_products::launch_unchecked(
+            &output.client,
+            grid((rows.n * weights.n).div_ceil(LANES), 1),
+            CubeDim::new_1d(LANES as u32),
+            main.clone().into_buffer_arg(),
+            rest.into_buffer_arg(),
+            rows.scales.clone().into_buffer_arg(),
+            or_absent(&weights.scales),
+            or_absent(&joined.bias),
+            or_absent(&joined.residual),
+            output.clone().into_buffer_arg(),
+            rows.first,
+            rows.n,
+            rows.n_filled,
+            weights.first,
+            weights.n,
+            output.meta.shape()[1],
+            Parts {
+                has_rest: weights.rest.is_some(),
+                has_scales: weights.scales.is_some(),
+                has_bias: joined.bias.is_some(),
+                has_residual: joined.residual.is_some(),
+            },
+        );
+    }
+}
+
+#[cube(launch_unchecked)]
+#[expect(clippy::too_many_arguments, reason = "the buffers and sizes of a kernel")]
+fn split_rows<N: Size>(
+    x: &[f32],
+    halves: &mut [Vector<f16, N>],
+    scales: &mut [f32],
+    first: usize,
+    n_rows: usize,
+    n_filled: usize,
+    d_in: usize,
+    width: usize,
+) {
+    // A workgroup beyond the last row does the last one's work once more.
+    let number = workgroup();
+    let row = select(number < n_rows, number, n_rows - 1);
+    let start = (first + row) * d_in;
+    let mut most = f32::new(0.0);
+    let mut at = UNIT_POS_X as usize;
+    while at < d_in {
+        most = max(most, x[start + at].abs());
+        at += LANES;
+    }
+    let exponent = exponent_of(most);
+    if UNIT_POS_X == 0 {
+        scales[row] = down_again(exponent);
+    }
+    let factor = to_the_top(exponent);
+    let vectors = width / TOGETHER;
+    let mut part = UNIT_POS_X as usize;
+    while part < vectors {
+        let mut nearest = Vector::<f16, N>::new(f16::new(0.0));
+        let mut rest = Vector::<f16, N>::new(f16::new(0.0));
+        #[unroll]
+        for i in 0..TOGETHER {
+            let input = part * TOGETHER + i;
+            let mut value = f32::new(0.0);
+            if input < d_in {
+                value = x[start + input] * factor;
+            }
+            let near = to_11_bits(value);
+            nearest.insert(i, f16::cast_from(near));
+            rest.insert(i, f16::cast_from(to_11_bits(value - near)));
+        }
+        halves[row * vectors + part] = nearest;
+        halves[(n_filled + row) * vectors + part] = rest;
+        part += LANES;
+    }
+}
+
+#[cube(launch_unchecked)]
+#[expect(clippy::too_many_arguments, reason = "the buffers and sizes of a kernel")]
+fn split_weights<E: Numeric, N: Size, W: Size>(
+    words: &[Vector<E, W>],
+    scales: &[u32],
+    nearest: &mut [Vector<f16, N>],
+    rest: &mut [Vector<f16, N>],
+    row_scales: &mut [f32],
+    first: usize,
+    n_rows: usize,
+    units: usize,
+    scale_words: usize,
+    #[comptime] format: Format,
+    #[comptime] has_rest: bool,
+    #[define(E)] _element: ElemType,
+) {
+    let unit_len = comptime!(format.unit());
+    // A workgroup beyond the last row does the last one's work once more.
+    let number = workgroup();
+    let row = select(number < n_rows, number, n_rows - 1);
+    let scales_start = (first + row) * scale_words;
+    let mut most = f32::new(0.0);
+    let mut unit = UNIT_POS_X as usize;
+    while unit < units {
+        let loaded = words[(first + row) * units + unit];
+        let scale = scale_of(scales, scales_start, unit, format);
+        let minimum = minimum_of(scales, scales_start, unit, format);
+        let high_bits = high_bits_of(scales, scales_start, unit, format);
+        #[unroll]
+        for i in 0..unit_len {
+            most = max(most, weight(loaded, i, scale, minimum, high_bits, format).abs());
+        }
+        unit += LANES;
+    }
+    let exponent = exponent_of(most);
+    if UNIT_POS_X == 0 {
+        row_scales[row] = down_again(exponent);
+    }
+    let factor = to_the_top(exponent);
+    let mut unit = UNIT_POS_X as usize;
+    while unit < units {
+        let loaded = words[(first + row) * units + unit];
+        let scale = scale_of(scales, scales_start, unit, format);
+        let minimum = minimum_of(scales, scales_start, unit, format);
+        let high_bits = high_bits_of(scales, scales_start, unit, format);
+        #[unroll]
+        for part in 0..comptime!(unit_len / TOGETHER) {
+            let mut near = Vector::<f16, N>::new(f16::new(0.0));
+            let mut left = Vector::<f16, N>::new(f16::new(0.0));
+            #[unroll]
+            for i in 0..TOGETHER {
+                let index = comptime!(part * TOGETHER + i);
+                let value = weight(loaded, index, scale, minimum, high_bits, format) * factor;
+                let nearest_value = to_11_bits(value);
+                near.insert(i, f16::cast_from(nearest_value));
+                left.insert(i, f16::cast_from(to_11_bits(value - nearest_value)));
+            }
+            let at = (row * units + unit) * comptime!(unit_len / TOGETHER) + part;
+            nearest[at] = near;
+            if comptime!(has_rest) {
+                rest[at] = left;
+            }
+        }
+        unit += LANES;
+    }
+}
+
+/// Which operands [`combine_products`] has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Parts {
+    has_rest: bool,
+    has_scales: bool,
+    has_bias: bool,
+    has_residual: bool,
+}
+
+#[cube(launch_unchecked)]
+#[expect(clippy::too_many_arguments, reason = "the buffers and sizes of a kernel")]
+fn combine_products(
+    main: &[f32],
+    rest: &[f32],
+    row_scales: &[f32],
+    scales: &[f32],
+    bias: &[f32],
+    residual: &[f32],
+    output: &mut [f32],
+    first_row: usize,
+    n_rows: usize,
+    n_filled: usize,
+    first_output: usize,
+    n_outputs: usize,
+    d_out: usize,
+    #[comptime] parts: Parts,
+) {
+    let at = workgroup() * LANES + UNIT_POS_X as usize;
+    if at < n_rows * n_outputs {
+        let (row, out) = (at / n_outputs, at % n_outputs);
+        // The small ones first.
+        let mut sum = main[at + n_filled * n_outputs];
+        if comptime!(parts.has_rest) {
+            sum += rest[at];
+        }
+        sum = (sum + main[at]) * row_scales[row];
+        if comptime!(parts.has_scales) {
+            sum *= scales[out];
+        }
+        if comptime!(parts.has_bias) {
+            sum += bias[first_output + out];
+        }
+        let place = (first_row + row) * d_out + first_output + out;
+        if comptime!(parts.has_residual) {
+            sum += residual[place];
+        }
+        output[place] = sum;
+    }
+}
+
+/// The exponent of the largest value that a lane of the workgroup has, none of them negative, as f32 stores it.
+#[cube]
+fn exponent_of(value: f32) -> u32 {
+    let lane = UNIT_POS_X as usize;
+    let mut most = Shared::<[f32]>::new_slice(LANES);
+    most[lane] = value;
+    sync_cube();
+    #[unroll]
+    for step in 0..comptime!(LANES.ilog2() as usize) {
+        let half = comptime!(LANES >> (step + 1));
+        if lane < half {
+            most[lane] = max(most[lane], most[lane + half]);
+        }
+        sync_cube();
+    }
+    let exponent = u32::reinterpret(most[0]) >> 23u32;
+    // So that both factors are normal numbers: 2^-97 and below are as good as nothing, what is not finite stays so.
+    clamp(exponent, 30u32, 254u32)
+}
+
+/// The power of two that brings values with this exponent to 2^14 and above: below the end of f16, 65504.
+#[cube]
+fn to_the_top(exponent: u32) -> f32 {
+    f32::reinterpret((268u32 - exponent) << 23u32)
+}
+
+/// The nearest number with as many bits as one of f16 has: how a device rounds to f16 is its own affair.
+#[cube]
+fn to_11_bits(value: f32) -> f32 {
+    let bits = u32::reinterpret(value);
+    f32::reinterpret((bits + 0xfffu32 + ((bits >> 13u32) & 1u32)) & 0xffff_e000u32)
+}
+
+/// One over [`to_the_top`].
+#[cube]
+fn down_again(exponent: u32) -> f32 {
+    f32::reinterpret((exponent - 14u32) << 23u32)
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
+mod tests {
+    use burn::{
+        backend::CubeDevice,
+        tensor::{Device, TensorData},
+    };
+    use burn_cubecl::cubecl::prelude::CubeElement;
+
+    use super::{super::device::cube_device, *};
+    use crate::{
+        device::{DeviceChoice, choose},
+        ops::{Dtype, Weight, weight::Form},
+    };
+
+    fn upload(values: &[f32], dims: [usize; 2], device: &CubeDevice) -> CubeTensor {
+        let client = device.client();
+        let handle = client.create_from_slice(f32::as_bytes(values));
+        CubeTensor::new_contiguous(client, device.clone(), Shape::new(dims), handle, DType::F32)
+    }
+
+    /// The largest difference to sums in f64 over what the matrix holds, in parts of the sum of the products' magnitudes.
+    fn largest_error(
+        [n_rows, d_in, d_out]: [usize; 3],
+        slices: [usize; 2],
+        dtype: Dtype,
+        joined: bool,
+        device: &Device,
+    ) -> f64 {
+        let cube = cube_device(device).unwrap();
+        // Rows of very different sizes, and a few values that outweigh their row.
+        let value = |at: usize, row: usize| {
+            let noise = ((at * 7919 + 13) % 2003) as f32 / 1001.5 - 1.0;
+            noise * [1.0, 3e-7, 2e5, 40.0][row % 4] * if at.is_multiple_of(97) { 300.0 } else { 1.0 }
+        };
+        let x: Vec<f32> = (0..n_rows * d_in).map(|at| value(at, at / d_in)).collect();
+        let w: Vec<f32> = (0..d_out * d_in)
+            .map(|at| ((at * 104_729 + 7) % 3001) as f32 / 1500.5 - 1.0)
+            .enumerate()
+            .map(|(at, value)| value * [0.02, 1.0, 8.0][at / d_in % 3])
+            .collect();
+        let weight = Weight::new(TensorData::new(w, [d_out, d_in]), dtype, device).unwrap();
+        let Form::OnGpu(matrix) = weight.form() else { unreachable!("the device is a GPU") };
+        let held = matrix.read().unwrap();
+        let bias: Vec<f32> = (0..d_out).map(|at| at as f32 * 0.1).collect();
+        let residual: Vec<f32> = (0..n_rows * d_out).map(|at| (at % 7) as f32).collect();
+        let operands = Joined {
+            bias: joined.then(|| upload(&bias, [1, d_out], cube)),
+            residual: joined.then(|| upload(&residual, [n_rows, d_out], cube)),
+            norm: None,
+        };
+        let input = upload(&x, [n_rows, d_in], cube);
+        let output = empty(&input, [n_rows, d_out]);
+        // What the library has for devices without matrix instructions, too: nothing here depends on its choice.
+        let strategy = match has_body(&cube.client(), matrix.format) {
+            true => multi_level::Strategy::SimpleCyclicCmma(Default::default()),
+            false => multi_level::Strategy::SimpleUnit(Default::default()),
+        };
+        launch_in_slices(&strategy.into(), slices, &input, matrix, &operands, &output).unwrap();
+        let bytes = output.client.read_one(output.handle.clone()).unwrap();
+        let output = f32::from_bytes(&bytes);
+        let mut largest: f64 = 0.0;
+        for (at, &given) in output.iter().enumerate() {
+            let (row, out) = (at / d_out, at % d_out);
+            let pairs = x[row * d_in..][..d_in].iter().zip(&held[out * d_in..][..d_in]);
+            let products = pairs.map(|(x, w)| f64::from(*x) * f64::from(*w));
+            let (sum, size) = products.fold((0.0, 0.0), |(sum, size), p: f64| (sum + p, size + p.abs()));
+            let (sum, size) = match joined {
+                true => {
+                    let added = f64::from(bias[out]) + f64::from(residual[at]);
+                    (sum + added, size + added.abs())
+                }
+                false => (sum, size),
+            };
+            largest = largest.max((f64::from(given) - sum).abs() / size);
+        }
+        largest
+    }
+
+    /// As exact as sums in f32 are (without the remainders it would be 1e-4), whatever the sizes of rows, for all forms of
+    /// weights and slices of all kinds.
+    #[test]
+    fn products_of_halves_are_as_exact_as_f32() {
+        if std::env::var_os("HEARTH_TEST_WGPU").is_none() {
+            println!("skipped: set HEARTH_TEST_WGPU=1 to run on the software wgpu adapter");
+            return;
+        }
+        let device = choose(DeviceChoice::WgpuSoftware).unwrap().device;
+        println!("matrix instructions: {}", has_body(&cube_device(&device).unwrap().client(), Format::F16));
+        let all = usize::MAX;
+        for dtype in [Dtype::F16, Dtype::Bf16, Dtype::Q8, Dtype::Q5_1, Dtype::Q4_1, Dtype::Q4] {
+            for (dims, slices, joined) in
+                [([33, 64, 48], [all, all], false), ([20, 96, 300], [7, 128], true), ([5, 30, 131], [5, 128], false)]
+            {
+                let error = largest_error(dims, slices, dtype, joined, &device);
+                assert!(error < 2e-6, "{dtype} {dims:?} in slices of {slices:?}: {error:e}");
+            }
+        }
+    }
+}
