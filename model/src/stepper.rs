@@ -24,6 +24,9 @@ const RUNS_BEFORE: u32 = 2;
 const MAX_SHAPES: usize = 32;
 /// Recordings that may fail before no more are tried.
 const MAX_FAILURES: u32 = 3;
+/// Rows of a recorded step, at most: more take a GPU longer than it takes to tell it of them, and products of many rows
+/// use memory of which a recording would have to know beforehand.
+const MAX_ROWS: usize = 127;
 /// Rows of a recorded step whose logits are recorded with it, at most: for more, the memory would be large and the launch
 /// makes no difference.
 const MAX_LOGIT_ROWS: usize = 8;
@@ -114,7 +117,7 @@ impl Stepper {
         let mut pass = Pass::new(gpt.config(), AttentionContext::Paged(step), &device);
         let ids = Ints::new(token_ids.iter().map(|&id| id as i32).collect(), &device);
         let run = |mut pass: Pass<'_>| Ok(Stepped { hidden: gpt.run(ids.tensor(), &mut pass), logits: None });
-        let Some(steps) = recorded else { return run(pass) };
+        let Some(steps) = recorded.as_mut().filter(|_| token_ids.len() <= MAX_ROWS) else { return run(pass) };
         let Some((uploads, sizes)) = pass.uploads() else { return run(pass) };
         let shape = steps.shape(sizes.clone());
         if let Some(step) = &mut shape.step {
@@ -282,6 +285,28 @@ mod tests {
             assert_eq!(step(&[8]), 0, "was recorded");
             assert_eq!(RUNS_TO_SABOTAGE.get(), 0);
             assert_eq!([9, 10, 11, 12].map(|id| step(&[id])), [0, 0, 1, 1]);
+        }
+    }
+
+    #[test]
+    fn steps_of_many_rows_are_not_recorded() {
+        if std::env::var_os("HEARTH_TEST_WGPU").is_none() {
+            println!("skipped: set HEARTH_TEST_WGPU=1 to run on the software wgpu adapter");
+            return;
+        }
+        let device = choose(DeviceChoice::WgpuSoftware).unwrap().device;
+        let sizes =
+            Sizes { vocab_size: 97, max_seq_len: 64, n_layers: 1, n_heads: 2, n_kv_heads: 2, d_model: 16, d_ff: 16 };
+        let gpt = Gpt::init(&GptConfig::llama(sizes), 1, &device).unwrap();
+        for (n_rows, n_recorded) in [(MAX_ROWS, 1), (MAX_ROWS + 1, 0)] {
+            let mut stepper = Stepper::new(gpt.clone(), n_rows, KvDtype::F32);
+            stepper.record();
+            let mut tables: Vec<_> = (0..n_rows).map(|_| stepper.cache().table()).collect();
+            for id in 0..4 {
+                let mut parts: Vec<_> = tables.iter_mut().map(|table| StepPart { table, n_new: 1 }).collect();
+                stepper.step(&vec![id; n_rows], &mut parts).unwrap();
+            }
+            assert_eq!(stepper.n_recorded(), n_recorded, "{n_rows} rows");
         }
     }
 }

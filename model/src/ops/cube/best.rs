@@ -177,7 +177,8 @@ fn sort(keys: &mut Shared<[u32]>, ids: &mut Shared<[u32]>) {
                 // Runs of `size` are in turn in order and in reverse, but for the last: the whole tile is in order.
                 let is_in_order = (low >> size_bits) & 1 == 0;
                 let is_before = keys[low] > keys[high] || (keys[low] == keys[high] && ids[low] < ids[high]);
-                if is_before != is_in_order {
+                // Not by `!=`, which CubeCL has no SPIR-V for between truth values.
+                if (is_before && !is_in_order) || (!is_before && is_in_order) {
                     let (key, id) = (keys[low], ids[low]);
                     keys[low] = keys[high];
                     ids[low] = ids[high];

@@ -208,7 +208,7 @@ impl CubeOps for CubeBackend {
 
     fn overwrite(place: IntTensor<Self>, values: Arc<Vec<i32>>) -> IntTensor<Self> {
         // Not in another place, even where somebody else has the tensor: a recording reads this one.
-        place.client.write(&place.handle, Bytes::from_elems(values.to_vec()));
+        place.client.write(&place.handle, Bytes::from_elems(Arc::unwrap_or_clone(values)));
         place
     }
 
