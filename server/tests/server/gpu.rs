@@ -105,6 +105,22 @@ async fn parts_of_rows_give_the_tokens_of_whole_rows() {
     }
 }
 
+/// Steps that are recorded and done again, and steps that `--enforce-eager` tells launch by launch.
+#[tokio::test]
+async fn recorded_steps_give_the_tokens_of_eager_ones() {
+    let Some(recorded) = engine(Speculation::Off, OPTIONS) else { return };
+    let Some(eager) = engine(Speculation::Off, EngineOptions { enforce_eager: true, ..OPTIONS }) else { return };
+    let requests = [few_and_all(), mixed()].concat();
+    let (expected, _) = answers(&eager, &requests).await;
+    for _ in 0..2 {
+        let (told, _) = answers(&recorded, &requests).await;
+        for ((told, expected), request) in told.iter().zip(&expected).zip(&requests) {
+            assert_eq!((&told.token_ids, &told.text), (&expected.token_ids, &expected.text), "{request:?}");
+        }
+        wait_for(&recorded, is_idle).await;
+    }
+}
+
 /// Beams, grammars, log-probabilities and plain requests in the same steps.
 #[tokio::test]
 async fn requests_of_all_kinds_share_steps() {
