@@ -8,6 +8,8 @@
 //!
 //! The product of f16 is cubek's.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use burn::tensor::{DType, Shape};
 use burn_cubecl::{
     cubecl::{
@@ -54,31 +56,38 @@ const OUTPUTS: usize = 128;
 const F16: ElemType = ElemType::Float(FloatKind::F16);
 const F32: ElemType = ElemType::Float(FloatKind::F32);
 
+/// Set once the library had no kernel for a product: nothing is split in vain after that.
+static IS_REFUSED: AtomicBool = AtomicBool::new(false);
+
 /// Whether there are such instructions, and a body for a matrix in `format`: f32 stays f32.
 pub(super) fn has_body(client: &Client, format: Format) -> bool {
     let features = &client.properties().features;
     let has_instructions =
         features.matmul.cmma.iter().any(|config| [config.a_type, config.b_type, config.cd_type] == [F16, F16, F32]);
-    format != Format::F32 && has_instructions && client.properties().supports_type(F16)
+    format != Format::F32
+        && has_instructions
+        && client.properties().supports_type(F16)
+        && !IS_REFUSED.load(Ordering::Relaxed)
 }
 
-/// `x [n_rows, d_in]` times the transposed matrix, with bias and residual: into all of `output [n_rows, d_out]`.
-///
-/// # Errors
-/// When the library has no kernel for it on this device. `output` has no meaning then.
-pub(super) fn launch(
-    x: &CubeTensor,
-    matrix: &Matrix,
-    joined: &Joined,
-    output: &CubeTensor,
-) -> Result<(), MatmulSetupError> {
+/// `x [n_rows, d_in]` times the transposed matrix, with bias and residual: into all of `output [n_rows, d_out]`, unless the
+/// library has no kernel for it on this device. Then `output` has no meaning, nothing [has a body](has_body) here any more,
+/// and this says no.
+pub(super) fn launch(x: &CubeTensor, matrix: &Matrix, joined: &Joined, output: &CubeTensor) -> bool {
     // The library's own choice for a device with matrix instructions.
     let strategy = multi_level::Strategy::SimpleCyclicCmma(Default::default()).into();
     let n_rows = x.meta.shape()[0];
     let most = (MAX_WEIGHTS / row_len(matrix)).min(MAX_PRODUCTS / n_rows.clamp(1, LANES));
     let slice_out = (most / OUTPUTS * OUTPUTS).max(OUTPUTS);
     let slice_rows = (MAX_PRODUCTS / slice_out.min(matrix.d_out) / 2).max(1);
-    launch_in_slices(&strategy, [slice_rows, slice_out], x, matrix, joined, output)
+    match launch_in_slices(&strategy, [slice_rows, slice_out], x, matrix, joined, output) {
+        Ok(()) => true,
+        Err(error) => {
+            IS_REFUSED.store(true, Ordering::Relaxed);
+            tracing::warn!(?error, "the device's matrix instructions cannot be used");
+            false
+        }
+    }
 }
 
 /// Numbers in a row of the weight, as it lies in memory.
@@ -87,6 +96,9 @@ fn row_len(matrix: &Matrix) -> usize {
 }
 
 /// [`launch`] of so many rows and so many outputs at a time.
+///
+/// # Errors
+/// When `strategy` has no kernel for it.
 fn launch_in_slices(
     strategy: &Strategy,
     [slice_rows, slice_out]: [usize; 2],

@@ -111,13 +111,8 @@ pub(super) fn linear(x: CubeTensor, matrix: &Matrix, joined: Joined, options: Li
     match Body::of(n_rows, matrix) {
         _ if n_rows == 0 => (),
         Body::Few => launch(x, matrix, joined, options, &output),
-        Body::Tiled => tiled::launch(x, matrix, joined, &output),
-        Body::Halves => {
-            if let Err(error) = halves::launch(&x, matrix, &joined, &output) {
-                tracing::debug!(?error, "the device's matrix instructions cannot be used");
-                tiled::launch(x, matrix, joined, &output);
-            }
-        }
+        Body::Halves if halves::launch(&x, matrix, &joined, &output) => (),
+        Body::Halves | Body::Tiled => tiled::launch(x, matrix, joined, &output),
     }
     output
 }
