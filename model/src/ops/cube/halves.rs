@@ -468,11 +468,13 @@ fn to_the_top(exponent: u32) -> f32 {
     f32::reinterpret((268u32 - exponent) << 23u32)
 }
 
-/// The nearest number with as many bits as one of f16 has: how a device rounds to f16 is its own affair.
+/// The nearest number with as many bits as one of f16 has: how a device rounds to f16 is its own affair. What is no
+/// number stays none: some devices' NaN has all bits set, and would be rounded to 0.
 #[cube]
 fn to_11_bits(value: f32) -> f32 {
     let bits = u32::reinterpret(value);
-    f32::reinterpret((bits + 0xfffu32 + ((bits >> 13u32) & 1u32)) & 0xffff_e000u32)
+    let rounded = f32::reinterpret((bits + 0xfffu32 + ((bits >> 13u32) & 1u32)) & 0xffff_e000u32);
+    select((bits & 0x7f80_0000u32) == 0x7f80_0000u32, value, rounded)
 }
 
 /// One over [`to_the_top`].
@@ -500,6 +502,26 @@ mod tests {
         let client = device.client();
         let handle = client.create_from_slice(f32::as_bytes(values));
         CubeTensor::new_contiguous(client, device.clone(), Shape::new(dims), handle, DType::F32)
+    }
+
+    /// The product, by what the library has for devices without matrix instructions where this is one: nothing here depends
+    /// on its choice.
+    fn product(
+        x: &[f32],
+        [n_rows, d_out]: [usize; 2],
+        matrix: &Matrix,
+        operands: &Joined,
+        slices: [usize; 2],
+        device: &CubeDevice,
+    ) -> Vec<f32> {
+        let input = upload(x, [n_rows, matrix.d_in], device);
+        let output = empty(&input, [n_rows, d_out]);
+        let strategy = match has_body(&device.client(), matrix.format) {
+            true => multi_level::Strategy::SimpleCyclicCmma(Default::default()),
+            false => multi_level::Strategy::SimpleUnit(Default::default()),
+        };
+        launch_in_slices(&strategy.into(), slices, &input, matrix, operands, &output).unwrap();
+        f32::from_bytes(&output.client.read_one(output.handle.clone()).unwrap()).to_vec()
     }
 
     /// The largest difference to sums in f64 over what the matrix holds, in parts of the sum of the products' magnitudes.
@@ -532,16 +554,7 @@ mod tests {
             residual: joined.then(|| upload(&residual, [n_rows, d_out], cube)),
             norm: None,
         };
-        let input = upload(&x, [n_rows, d_in], cube);
-        let output = empty(&input, [n_rows, d_out]);
-        // What the library has for devices without matrix instructions, too: nothing here depends on its choice.
-        let strategy = match has_body(&cube.client(), matrix.format) {
-            true => multi_level::Strategy::SimpleCyclicCmma(Default::default()),
-            false => multi_level::Strategy::SimpleUnit(Default::default()),
-        };
-        launch_in_slices(&strategy.into(), slices, &input, matrix, &operands, &output).unwrap();
-        let bytes = output.client.read_one(output.handle.clone()).unwrap();
-        let output = f32::from_bytes(&bytes);
+        let output = product(&x, [n_rows, d_out], matrix, &operands, slices, cube);
         let mut largest: f64 = 0.0;
         for (at, &given) in output.iter().enumerate() {
             let (row, out) = (at / d_out, at % d_out);
@@ -578,6 +591,26 @@ mod tests {
                 let error = largest_error(dims, slices, dtype, joined, &device);
                 assert!(error < 2e-6, "{dtype} {dims:?} in slices of {slices:?}: {error:e}");
             }
+        }
+    }
+
+    #[test]
+    fn what_is_no_number_stays_none() {
+        if std::env::var_os("HEARTH_TEST_WGPU").is_none() {
+            println!("skipped: set HEARTH_TEST_WGPU=1 to run on the software wgpu adapter");
+            return;
+        }
+        let device = choose(DeviceChoice::WgpuSoftware).unwrap().device;
+        let ones = TensorData::new(vec![1.0f32; 20 * 32], [20, 32]);
+        let weight = Weight::new(ones, Dtype::Q8, &device).unwrap();
+        let Form::OnGpu(matrix) = weight.form() else { unreachable!("the device is a GPU") };
+        for broken in [f32::NAN, f32::from_bits(0x7fff_ffff), f32::from_bits(0xffff_ffff), f32::INFINITY] {
+            let mut x = vec![0.5; 3 * 32];
+            x[32 + 7] = broken;
+            let cube = cube_device(&device).unwrap();
+            let output = product(&x, [3, 20], matrix, &Joined::default(), [usize::MAX; 2], cube);
+            let is_broken: Vec<bool> = output.iter().map(|value| !value.is_finite()).collect();
+            assert_eq!(is_broken, [[false; 20], [true; 20], [false; 20]].concat(), "{:x}", broken.to_bits());
         }
     }
 }
