@@ -13,7 +13,8 @@ use hearth_model::{
     stepper::{Stepped, Stepper},
 };
 
-/// Numbers of rows that together use every kernel: a GPU's are made for 1, 2, 4, 8, any, or 256 and more.
+/// Numbers of rows that together use every kernel: a GPU's are made for 1, 2, 4, 8, any, or many: 128 (with
+/// matrix instructions) or 256 and more.
 const WARM_UP_ROWS: [usize; 5] = [1, 2, 4, 8, 256];
 /// So many tokens fill more than one tile of attention, which has kernels of its own.
 const WARM_UP_CONTEXT: usize = 160;

@@ -3,8 +3,7 @@
 //! A row of the input becomes two of f16, the nearest numbers and what is left over, and keeps 22 bits; so does a row of the
 //! weight, where it has more bits than f16. Products of f16 are exact in f32, in which they are added up; that of both
 //! remainders is left out, since it is as small as what f32 rounds off. So the result is as exact as that of the other
-//! kernels. Rows are brought to the top of f16's range by powers of two first: nothing overflows, and remainders are
-//! not lost at the lower end. (After [Ootomo and Yokota](https://arxiv.org/abs/2203.03341).)
+//! kernels. (After [Ootomo and Yokota](https://arxiv.org/abs/2203.03341).)
 //!
 //! The product of f16 is cubek's.
 
@@ -18,7 +17,6 @@ use burn_cubecl::{
         ir::{ElemType, FloatKind},
         prelude::*,
     },
-    ops::numeric::empty_device_contiguous_dtype,
     tensor::CubeTensor,
 };
 use cubek::{
@@ -33,16 +31,14 @@ use cubek::{
 use half::f16;
 
 use super::{
-    decode::{high_bits_of, minimum_of, scale_of, weight},
     linear::{Joined, grid, workgroup},
     matrix::{Format, Matrix},
     rowwise::empty,
+    split::{Rows, Weights, row_len},
 };
 
 /// Lanes of a workgroup.
 const LANES: usize = 256;
-/// Halves that a lane writes together.
-const TOGETHER: usize = 4;
 /// Numbers of a slice of the weight in f16, at most: 64 MB.
 const MAX_WEIGHTS: usize = 32 << 20;
 /// Numbers of a slice of the products, at most: 64 MB.
@@ -90,11 +86,6 @@ pub(super) fn launch(x: &CubeTensor, matrix: &Matrix, joined: &Joined, output: &
     }
 }
 
-/// Numbers in a row of the weight, as it lies in memory.
-fn row_len(matrix: &Matrix) -> usize {
-    matrix.units() * matrix.format.unit()
-}
-
 /// [`launch`] of so many rows and so many outputs at a time.
 ///
 /// # Errors
@@ -123,104 +114,6 @@ fn launch_in_slices(
         }
     }
     Ok(())
-}
-
-/// Rows of the input in f16: `[2 n_filled, width]`, first the nearest numbers and then what is left over.
-struct Rows {
-    first: usize,
-    n: usize,
-    /// With rows that mean nothing.
-    n_filled: usize,
-    halves: CubeTensor,
-    /// What each row is to be multiplied by again: `[n]`.
-    scales: CubeTensor,
-}
-
-impl Rows {
-    fn new(x: &CubeTensor, first: usize, [n, n_filled]: [usize; 2], width: usize) -> Self {
-        let halves = empty_halves(x, [2 * n_filled, width]);
-        let scales = empty(x, [n]);
-        #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: a workgroup has one of the rows, and its lanes keep within it, in `x` and in the output.
-        unsafe {
-            split_rows::launch_unchecked(
-                &x.client,
-                grid(n, 1),
-                CubeDim::new_1d(LANES as u32),
-                TOGETHER,
-                x.clone().into_buffer_arg(),
-                halves.clone().into_buffer_arg(),
-                scales.clone().into_buffer_arg(),
-                first,
-                n,
-                n_filled,
-                x.meta.shape()[1],
-                width,
-            );
-        }
-        Self { first, n, n_filled, halves, scales }
-    }
-}
-
-/// Rows of the weight in f16: `[n, width]`.
-struct Weights {
-    first: usize,
-    n: usize,
-    /// The nearest numbers.
-    nearest: CubeTensor,
-    /// What is left over, where it is not nothing.
-    rest: Option<CubeTensor>,
-    /// What each row is to be multiplied by again, unless it is as it was: `[n]`.
-    scales: Option<CubeTensor>,
-}
-
-impl Weights {
-    fn new(matrix: &Matrix, first: usize, n: usize) -> Self {
-        let width = row_len(matrix);
-        let words = &matrix.words;
-        if matrix.format == Format::F16 {
-            let bytes = |rows: usize| (rows * width * size_of::<f16>()) as u64;
-            let handle = words.handle.clone().offset_start(bytes(first));
-            let behind = handle.size_in_used() - bytes(n);
-            let shape = Shape::new([n, width]);
-            let handle = handle.offset_end(behind);
-            let nearest =
-                CubeTensor::new_contiguous(words.client.clone(), words.device.clone(), shape, handle, DType::F16);
-            return Self { first, n, nearest, rest: None, scales: None };
-        }
-        let nearest = empty_halves(words, [n, width]);
-        // All bits of bf16 are in the nearest f16, but where they are some 2^30 below the row's largest.
-        let rest = matrix.format.is_quantized().then(|| empty_halves(words, [n, width]));
-        let scales = empty(words, [n]);
-        #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: a workgroup has one of the rows, and its lanes keep within it, in the matrix and in the output.
-        unsafe {
-            split_weights::launch_unchecked(
-                &words.client,
-                grid(n, 1),
-                CubeDim::new_1d(LANES as u32),
-                TOGETHER,
-                matrix.format.vector(),
-                words.clone().into_buffer_arg(),
-                matrix.scales.clone().into_buffer_arg(),
-                nearest.clone().into_buffer_arg(),
-                rest.as_ref().unwrap_or(&nearest).clone().into_buffer_arg(),
-                scales.clone().into_buffer_arg(),
-                first,
-                n,
-                matrix.units(),
-                matrix.scale_words(),
-                matrix.format,
-                rest.is_some(),
-                matrix.format.element(),
-            );
-        }
-        Self { first, n, nearest, rest, scales: Some(scales) }
-    }
-}
-
-fn empty_halves(like: &CubeTensor, dims: [usize; 2]) -> CubeTensor {
-    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), Shape::new(dims), DType::F16)
 }
 
 /// The first `n` rows of `x [.., width]` times the transposed `weights [n_outputs, width]`, both f16: `[n, n_outputs]`.
@@ -276,122 +169,6 @@ fn combine([main, rest]: [CubeTensor; 2], rows: &Rows, weights: &Weights, joined
     }
 }
 
-#[cube(launch_unchecked)]
-#[expect(clippy::too_many_arguments, reason = "the buffers and sizes of a kernel")]
-fn split_rows<N: Size>(
-    x: &[f32],
-    halves: &mut [Vector<f16, N>],
-    scales: &mut [f32],
-    first: usize,
-    n_rows: usize,
-    n_filled: usize,
-    d_in: usize,
-    width: usize,
-) {
-    // A workgroup beyond the last row does the last one's work once more.
-    let number = workgroup();
-    let row = select(number < n_rows, number, n_rows - 1);
-    let start = (first + row) * d_in;
-    let mut most = f32::new(0.0);
-    let mut at = UNIT_POS_X as usize;
-    while at < d_in {
-        most = max(most, x[start + at].abs());
-        at += LANES;
-    }
-    let exponent = exponent_of(most);
-    if UNIT_POS_X == 0 {
-        scales[row] = down_again(exponent);
-    }
-    let factor = to_the_top(exponent);
-    let vectors = width / TOGETHER;
-    let mut part = UNIT_POS_X as usize;
-    while part < vectors {
-        let mut nearest = Vector::<f16, N>::new(f16::new(0.0));
-        let mut rest = Vector::<f16, N>::new(f16::new(0.0));
-        #[unroll]
-        for i in 0..TOGETHER {
-            let input = part * TOGETHER + i;
-            let mut value = f32::new(0.0);
-            if input < d_in {
-                value = x[start + input] * factor;
-            }
-            let near = to_11_bits(value);
-            nearest.insert(i, f16::cast_from(near));
-            rest.insert(i, f16::cast_from(to_11_bits(value - near)));
-        }
-        halves[row * vectors + part] = nearest;
-        halves[(n_filled + row) * vectors + part] = rest;
-        part += LANES;
-    }
-}
-
-#[cube(launch_unchecked)]
-#[expect(clippy::too_many_arguments, reason = "the buffers and sizes of a kernel")]
-fn split_weights<E: Numeric, N: Size, W: Size>(
-    words: &[Vector<E, W>],
-    scales: &[u32],
-    nearest: &mut [Vector<f16, N>],
-    rest: &mut [Vector<f16, N>],
-    row_scales: &mut [f32],
-    first: usize,
-    n_rows: usize,
-    units: usize,
-    scale_words: usize,
-    #[comptime] format: Format,
-    #[comptime] has_rest: bool,
-    #[define(E)] _element: ElemType,
-) {
-    let unit_len = comptime!(format.unit());
-    // A workgroup beyond the last row does the last one's work once more.
-    let number = workgroup();
-    let row = select(number < n_rows, number, n_rows - 1);
-    let scales_start = (first + row) * scale_words;
-    let mut most = f32::new(0.0);
-    let mut unit = UNIT_POS_X as usize;
-    while unit < units {
-        let loaded = words[(first + row) * units + unit];
-        let scale = scale_of(scales, scales_start, unit, format);
-        let minimum = minimum_of(scales, scales_start, unit, format);
-        let high_bits = high_bits_of(scales, scales_start, unit, format);
-        #[unroll]
-        for i in 0..unit_len {
-            most = max(most, weight(loaded, i, scale, minimum, high_bits, format).abs());
-        }
-        unit += LANES;
-    }
-    let exponent = exponent_of(most);
-    if UNIT_POS_X == 0 {
-        row_scales[row] = down_again(exponent);
-    }
-    let factor = to_the_top(exponent);
-    let mut unit = UNIT_POS_X as usize;
-    while unit < units {
-        let loaded = words[(first + row) * units + unit];
-        let scale = scale_of(scales, scales_start, unit, format);
-        let minimum = minimum_of(scales, scales_start, unit, format);
-        let high_bits = high_bits_of(scales, scales_start, unit, format);
-        #[unroll]
-        for part in 0..comptime!(unit_len / TOGETHER) {
-            let mut near = Vector::<f16, N>::new(f16::new(0.0));
-            let mut left = Vector::<f16, N>::new(f16::new(0.0));
-            #[unroll]
-            for i in 0..TOGETHER {
-                let index = comptime!(part * TOGETHER + i);
-                let value = weight(loaded, index, scale, minimum, high_bits, format) * factor;
-                let nearest_value = to_11_bits(value);
-                near.insert(i, f16::cast_from(nearest_value));
-                left.insert(i, f16::cast_from(to_11_bits(value - nearest_value)));
-            }
-            let at = (row * units + unit) * comptime!(unit_len / TOGETHER) + part;
-            nearest[at] = near;
-            if comptime!(has_rest) {
-                rest[at] = left;
-            }
-        }
-        unit += LANES;
-    }
-}
-
 /// Which operands [`combine_products`] has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Parts {
@@ -440,47 +217,6 @@ fn combine_products(
         }
         output[place] = sum;
     }
-}
-
-/// The exponent of the largest value that a lane of the workgroup has, none of them negative, as f32 stores it.
-#[cube]
-fn exponent_of(value: f32) -> u32 {
-    let lane = UNIT_POS_X as usize;
-    let mut most = Shared::<[f32]>::new_slice(LANES);
-    most[lane] = value;
-    sync_cube();
-    #[unroll]
-    for step in 0..comptime!(LANES.ilog2() as usize) {
-        let half = comptime!(LANES >> (step + 1));
-        if lane < half {
-            most[lane] = max(most[lane], most[lane + half]);
-        }
-        sync_cube();
-    }
-    let exponent = u32::reinterpret(most[0]) >> 23u32;
-    // So that both factors are normal numbers: 2^-97 and below are as good as nothing, what is not finite stays so.
-    clamp(exponent, 30u32, 254u32)
-}
-
-/// The power of two that brings values with this exponent to 2^14 and above: below the end of f16, 65504.
-#[cube]
-fn to_the_top(exponent: u32) -> f32 {
-    f32::reinterpret((268u32 - exponent) << 23u32)
-}
-
-/// The nearest number with as many bits as one of f16 has: how a device rounds to f16 is its own affair. What is no
-/// number stays none: some devices' NaN has all bits set, and would be rounded to 0.
-#[cube]
-fn to_11_bits(value: f32) -> f32 {
-    let bits = u32::reinterpret(value);
-    let rounded = f32::reinterpret((bits + 0xfffu32 + ((bits >> 13u32) & 1u32)) & 0xffff_e000u32);
-    select((bits & 0x7f80_0000u32) == 0x7f80_0000u32, value, rounded)
-}
-
-/// One over [`to_the_top`].
-#[cube]
-fn down_again(exponent: u32) -> f32 {
-    f32::reinterpret((exponent - 14u32) << 23u32)
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@ mod measure;
 mod recording;
 mod rope;
 mod rowwise;
+mod split;
 mod tiled;
 
 pub(super) use attention::{AttentionPlan, AttentionStep, BLOCK_LEN, TILE};
