@@ -290,10 +290,7 @@ impl CausalSelfAttention {
                 }
                 mixed
             }
-            AttentionContext::Paged(step) => {
-                let q = step.rope_append(layer, qkv, rotation, options);
-                ops::attention_paged(q, step.pools(layer), &step.sequences, options)
-            }
+            AttentionContext::Paged(step) => step.attend(layer, qkv, rotation, options),
         }
     }
 

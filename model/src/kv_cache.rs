@@ -178,8 +178,8 @@ impl KvCache {
 }
 
 impl PagedStep<'_> {
-    /// Rotates the step's queries and keys in `qkv` and stores its keys and values of `layer`; gives the queries.
-    pub(crate) fn rope_append(
+    /// Rotates the step's queries and keys in `qkv`, stores its keys and values of `layer`, and attends.
+    pub(crate) fn attend(
         &mut self,
         layer: usize,
         qkv: Tensor<2>,
@@ -187,7 +187,7 @@ impl PagedStep<'_> {
         options: &AttentionOptions,
     ) -> Tensor<2> {
         let LayerPool { keys, values } = &mut self.layers[layer];
-        ops::rope_append(qkv, rotation, [keys, values], &self.slots, options)
+        ops::append_and_attend(qkv, rotation, [keys, values], &self.slots, &self.sequences, options)
     }
 
     /// Where the step's rows go, one slot each.
@@ -199,12 +199,6 @@ impl PagedStep<'_> {
     pub(crate) fn parts(&mut self, layer: usize) -> ([&mut Tensor<2>; 2], &Slots, &[PagedRows]) {
         let LayerPool { keys, values } = &mut self.layers[layer];
         ([keys, values], &self.slots, self.sequences.as_slice())
-    }
-
-    /// The keys and values of `layer`, `[n_slots, kv_width]` each.
-    pub(crate) fn pools(&self, layer: usize) -> [&Tensor<2>; 2] {
-        let pool = &self.layers[layer];
-        [&pool.keys, &pool.values]
     }
 }
 

@@ -274,6 +274,57 @@ proptest! {
         let found = ops::attention_paged(q.to_device(&gpu), [&pools[0], &pools[1]], &sequences(&gpu), &options);
         assert_close(found, expected);
     }
+
+    #[test]
+    fn appending_and_attending(
+        // Few shapes: each is a kernel to compile.
+        heads in prop::sample::select(vec![(4usize, 2usize), (9, 3), (16, 1)]),
+        (head_dim, half) in prop::sample::select(vec![(4usize, 0usize), (6, 2), (16, 6), (64, 32)]),
+        sliding_window in prop::sample::select(vec![None, Some(30)]),
+        // Where each sequence's last row stands: at the ends of pages and tiles, and anywhere.
+        positions in prop::collection::vec(prop_oneof![Just(0usize), Just(15), Just(16), Just(127), Just(128), 0..300usize], 1..5),
+        shuffle in any::<u64>(),
+        dtype in kv_dtype(),
+    ) {
+        let Some(gpu) = gpu() else { return Ok(()) };
+        let (n_heads, n_kv_heads) = heads;
+        let options = AttentionOptions {
+            n_heads, n_kv_heads, head_dim, scale: 0.3, softcap: None, sliding_window, alibi_slopes: None,
+        };
+        let each = 304 / PAGE_SIZE;
+        let n_rows = positions.len();
+        let held = if dtype == KvDtype::F16 { DType::F16 } else { DType::F32 };
+        let pools = [(); 2].map(|()| random([n_rows * each * PAGE_SIZE, n_kv_heads * head_dim], 1.0).cast(held));
+        let sequence = |(row, &position): (usize, &usize), device: &Device| {
+            let first_key = sliding_window.map_or(0, |window| (position + 1).saturating_sub(window));
+            let page = |key: usize| row * each + (key / PAGE_SIZE * 3 + shuffle as usize % each) % each;
+            let slot = |key: usize| (page(key) * PAGE_SIZE + key % PAGE_SIZE) as i32;
+            let slots = Slots::new((first_key..=position).map(slot).collect(), device);
+            PagedRows { rows: row..row + 1, start: position, first_key, slots }
+        };
+        let qkv = random([n_rows, (n_heads + 2 * n_kv_heads) * head_dim], 1.0).to_device(&gpu);
+        let angles = values(random([n_rows * half.max(1)], 10.0));
+        let rotation = || (half > 0).then(|| Rotation::new(&angles, n_rows, &gpu));
+        let rows: Vec<PagedRows> = positions.iter().enumerate().map(|row| sequence(row, &gpu)).collect();
+        let slots: Vec<i32> = rows.iter().map(|row| *row.slots.host().last().unwrap()).collect();
+        let slots = Slots::new(slots, &gpu);
+        let on_gpu = || pools.clone().map(|pool| pool.to_device(&gpu));
+
+        let [mut keys, mut stored] = on_gpu();
+        let q = ops::rope_append(qkv.clone(), rotation().as_ref(), [&mut keys, &mut stored], &slots, &options);
+        let expected = ops::attention_paged_reference(q.clone(), [&keys, &stored], &rows, &options);
+        let sequences = PagedSequences::new(rows, &gpu);
+        let apart = ops::attention_paged(q, [&keys, &stored], &sequences, &options);
+
+        let [mut joined_keys, mut joined_stored] = on_gpu();
+        let joined_pools = [&mut joined_keys, &mut joined_stored];
+        let joined = ops::append_and_attend(qkv, rotation().as_ref(), joined_pools, &slots, &sequences, &options);
+        assert_close(joined.clone(), expected);
+        // The same bits as from two launches: a text's rows come from either.
+        for (found, expected) in [(joined, apart), (joined_keys, keys), (joined_stored, stored)] {
+            prop_assert!(values(found.cast(DType::F32)) == values(expected.cast(DType::F32)));
+        }
+    }
 }
 
 /// Few rows at a time, a row's bits are its own: they do not change with the rows beside it.

@@ -6,9 +6,9 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation::softmax};
 use half::f16;
 
 use super::{
-    Ints, cpu,
+    Ints, Rotation, cpu,
     cube::{self, AttentionPlan, AttentionStep, BLOCK_LEN, TILE},
-    soft_cap_reference,
+    rope_append, soft_cap_reference,
 };
 use crate::kv_cache::PAGE_SIZE;
 
@@ -239,6 +239,30 @@ pub fn attention_paged(
         return cpu::tensor(output, dims);
     }
     attention_paged_reference(q, [keys, values], sequences, options)
+}
+
+/// [`rope_append`] and [`attention_paged`] over what it gives: rotates the queries and keys in
+/// `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]`, stores keys and values at `slots` of their pools, which are those of
+/// the sequences' last rows, and attends. Gives `[n_rows, n_heads * head_dim]`.
+pub fn append_and_attend(
+    qkv: Tensor<2>,
+    rotation: Option<&Rotation>,
+    [keys, values]: [&mut Tensor<2>; 2],
+    slots: &Slots,
+    sequences: &PagedSequences,
+    options: &AttentionOptions,
+) -> Tensor<2> {
+    let half = rotation.map_or(0, Rotation::half);
+    if cube::is_cube(&qkv.device())
+        && sequences.decode()
+        && let Some((table, step)) = sequences.on_gpu(options)
+        && step.plan.joins(half)
+    {
+        let angles = rotation.map(|rotation| rotation.table().tensor());
+        return cube::append_and_attend(qkv, angles, [keys, values], table.tensor(), (*step, half));
+    }
+    let q = rope_append(qkv, rotation, [&mut *keys, &mut *values], slots, options);
+    attention_paged(q, [keys, values], sequences, options)
 }
 
 /// [`attention_paged`] in plain Burn operations: the oracle of faster bodies, and what runs where there is none.

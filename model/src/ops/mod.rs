@@ -29,8 +29,8 @@ mod weight;
 
 pub use activation::{activate, activate_reference, gated, gated_reference, soft_cap, soft_cap_reference};
 pub use attention::{
-    Attended, AttentionOptions, PagedRows, PagedSequences, Slots, attend, attention_dense, attention_paged,
-    attention_paged_reference, causal_bias,
+    Attended, AttentionOptions, PagedRows, PagedSequences, Slots, append_and_attend, attend, attention_dense,
+    attention_paged, attention_paged_reference, causal_bias,
 };
 pub use block::{BlockParts, BlockScratch, HeadNormParts, LinearParts, NormParts, PagedAttention, block, has_block};
 pub(crate) use cpu::{SCAN_BLOCK, all_below_infinity, block_maxima, relative_weights, sum_of};

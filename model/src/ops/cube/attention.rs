@@ -4,14 +4,23 @@
 //! pasts keep a whole card busy; a second kernel puts the tiles' results together in order. A workgroup takes a block of
 //! rows of one sequence and all query heads that share a key head, and reads keys and values once for them. What a row
 //! gives does not depend on the block it is in.
+//!
+//! Where each sequence has one row, the same kernel may take what the projection gives: each workgroup rotates the queries
+//! that it needs, the one that comes to the row's own key makes it and attends to it, and one of these stores it. That
+//! is a launch less for each layer.
 
+use burn::tensor::DType;
 use burn_cubecl::{
     cubecl::{self, ir::ElemType, prelude::*},
     kernel::into_contiguous,
     tensor::CubeTensor,
 };
 
-use super::{device::element, rowwise::empty};
+use super::{
+    device::element,
+    rope::{storable, turned, writable},
+    rowwise::empty,
+};
 use crate::kv_cache::PAGE_SIZE;
 
 /// Keys of a workgroup, one to a lane.
@@ -22,6 +31,8 @@ const MAX_QUERIES: usize = 8;
 const PARTS: usize = 8;
 /// Values of a lane that are asked of memory together.
 const VALUES_AT_A_TIME: usize = 4;
+/// Parts of a key that are asked of memory together.
+const KEYS_AT_A_TIME: usize = 4;
 /// Values of tiles' results that are held at a time.
 const MAX_PARTIAL: usize = 16 << 20;
 /// The score of a pair that must not see each other, as in the reference.
@@ -61,6 +72,13 @@ impl AttentionPlan {
         self.vectors() <= TILE && self.head_dim * MAX_QUERIES * size_of::<f32>() <= 16 << 10
     }
 
+    /// Whether there is a kernel that rotates `half` pairs of a head, and stores keys and values, before it attends, for
+    /// sequences of one row: where both of a pair are at the same place of their vectors.
+    pub(in crate::ops) fn joins(&self, half: usize) -> bool {
+        let shared = (self.heads() + 2) * self.head_dim * size_of::<f32>();
+        self.block_rows == 1 && half.is_multiple_of(self.vector()) && shared <= 8 << 10
+    }
+
     /// Query heads of a workgroup: as many as divide those that share a key head.
     fn heads(&self) -> usize {
         let shared = self.n_heads / self.n_kv_heads;
@@ -85,11 +103,40 @@ pub(in crate::ops) struct AttentionStep {
     pub(in crate::ops) slopes: usize,
 }
 
+/// What the kernel is given of the step's own rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Given {
+    /// Queries. Keys and values are in their pools.
+    Queries,
+    /// Queries, keys and values as they were projected, of which so many pairs of each head are to be rotated.
+    Projected { half: usize },
+}
+
 /// `q [n_rows, n_heads * head_dim]` over pools `[n_slots, n_kv_heads * head_dim]`: as `q`.
 pub(super) fn attention([q, keys, values]: [CubeTensor; 3], table: CubeTensor, step: AttentionStep) -> CubeTensor {
-    let [q, keys, values, table] = [q, keys, values, table].map(into_contiguous);
+    launch([q.clone(), q, keys, values], table, step, Given::Queries)
+}
+
+/// [`rope_append`](super::rope::rope_append) and [`attention`] in one, where the plan [joins](AttentionPlan::joins) them:
+/// the output and the pools. Rows' slots are those that the table has for their positions.
+pub(super) fn append_and_attend(
+    [qkv, angles]: [CubeTensor; 2],
+    pools: [CubeTensor; 2],
+    table: CubeTensor,
+    step: AttentionStep,
+    half: usize,
+) -> [CubeTensor; 3] {
+    let [keys, values] = pools.map(writable);
+    let output = launch([qkv, angles, keys.clone(), values.clone()], table, step, Given::Projected { half });
+    [output, keys, values]
+}
+
+fn launch(operands: [CubeTensor; 4], table: CubeTensor, step: AttentionStep, given: Given) -> CubeTensor {
+    let [rows, angles, keys, values] = operands.map(into_contiguous);
+    let table = into_contiguous(table);
     let AttentionStep { plan, scale, n_blocks, n_tiles, slopes } = step;
-    let output = empty(&q, q.meta.shape().dims::<2>());
+    let is_f16 = keys.dtype == DType::F16;
+    let output = empty(&rows, [rows.meta.shape()[0], plan.n_heads * plan.head_dim]);
     // A single tile needs no second kernel.
     let is_whole = n_tiles == 1;
     let block_len = plan.block_rows * plan.n_heads * n_tiles * plan.head_dim;
@@ -102,11 +149,11 @@ pub(super) fn attention([q, keys, values]: [CubeTensor; 3], table: CubeTensor, s
         let (partial, sums) = if is_whole {
             (output.clone(), None)
         } else {
-            let sums = empty(&q, [n * plan.block_rows, plan.n_heads, n_tiles, 2]);
-            (empty(&q, [n, block_len]), Some(sums))
+            let sums = empty(&output, [n * plan.block_rows, plan.n_heads, n_tiles, 2]);
+            (empty(&output, [n, block_len]), Some(sums))
         };
         let client = output.client.clone();
-        let sums_or_any = sums.clone().unwrap_or_else(|| q.clone());
+        let sums_or_any = sums.clone().unwrap_or_else(|| rows.clone());
         #[expect(unsafe_code, reason = "kernels without bounds checks")]
         // SAFETY: the table names rows of the input and pages of the pools; tiles and heads are kept below their number.
         unsafe {
@@ -115,7 +162,8 @@ pub(super) fn attention([q, keys, values]: [CubeTensor; 3], table: CubeTensor, s
                 CubeCount::Static(n_tiles as u32, groups as u32, n as u32),
                 CubeDim::new_1d(TILE as u32),
                 plan.vector(),
-                q.clone().into_buffer_arg(),
+                rows.clone().into_buffer_arg(),
+                angles.clone().into_buffer_arg(),
                 keys.clone().into_buffer_arg(),
                 values.clone().into_buffer_arg(),
                 table.clone().into_buffer_arg(),
@@ -126,6 +174,8 @@ pub(super) fn attention([q, keys, values]: [CubeTensor; 3], table: CubeTensor, s
                 n_tiles,
                 slopes,
                 is_whole,
+                is_f16,
+                given,
                 plan,
                 element(&keys),
             );
@@ -152,9 +202,10 @@ pub(super) fn attention([q, keys, values]: [CubeTensor; 3], table: CubeTensor, s
 #[cube(launch_unchecked)]
 #[expect(clippy::too_many_arguments, reason = "the buffers and sizes of a kernel")]
 fn attend_tile<E: Numeric, V: Size>(
-    q: &[Vector<f32, V>],
-    keys: &[Vector<E, V>],
-    values: &[Vector<E, V>],
+    rows: &[Vector<f32, V>],
+    angles: &[Vector<f32, V>],
+    keys: &mut [Vector<E, V>],
+    values: &mut [Vector<E, V>],
     table: &[i32],
     output: &mut [Vector<f32, V>],
     sums: &mut [f32],
@@ -163,6 +214,8 @@ fn attend_tile<E: Numeric, V: Size>(
     n_tiles: usize,
     slopes: usize,
     #[comptime] is_whole: bool,
+    #[comptime] is_f16: bool,
+    #[comptime] given: Given,
     #[comptime] plan: AttentionPlan,
     #[define(E)] _element: ElemType,
 ) {
@@ -171,8 +224,15 @@ fn attend_tile<E: Numeric, V: Size>(
     let n_queries = comptime!(heads * block_rows);
     let vectors = comptime!(plan.vectors());
     let vector = comptime!(plan.vector());
+    let together = comptime!((1..=KEYS_AT_A_TIME).rev().find(|n| vectors.is_multiple_of(*n)).unwrap_or(1));
     let kv_vectors = comptime!(plan.n_kv_heads * vectors);
     let q_vectors = comptime!(plan.n_heads * vectors);
+    let is_joined = comptime!(given != Given::Queries);
+    let row_vectors = comptime!(if is_joined { q_vectors + 2 * kv_vectors } else { q_vectors });
+    let half = comptime!(match given {
+        Given::Queries => 0,
+        Given::Projected { half } => half / vector,
+    });
     let lane = UNIT_POS_X as usize;
 
     let block = (CUBE_POS_Z as usize + first_block) * BLOCK_LEN;
@@ -195,15 +255,35 @@ fn attend_tile<E: Numeric, V: Size>(
     let tile_start = (first_key / TILE + CUBE_POS_X as usize) * TILE;
     // Where this block has fewer tiles than were asked for, all keys are hidden: the sums say so, and nothing is read.
     let is_inside = tile_start <= last_key;
+    let is_last = is_inside && last_key < tile_start + TILE;
 
     // The block's queries, scaled.
     let mut queries = Shared::<[Vector<f32, V>]>::new_slice(comptime!(n_queries * vectors));
     let mut at = lane;
     while at < comptime!(n_queries * vectors) {
         let row = select(at / vectors / heads < n_rows, first_row + at / vectors / heads, first_row);
-        let head = first_head + at / vectors % heads;
-        queries[at] = q[row * q_vectors + head * vectors + at % vectors] * Vector::new(scale);
+        let head = row * row_vectors + (first_head + at / vectors % heads) * vectors;
+        queries[at] = turned(rows, angles, head, at % vectors, row * 2 * half, half) * Vector::new(scale);
         at += TILE;
+    }
+    // The row's own key and value as the pools hold them, which they do for nobody before the next launch. In the type of
+    // these: a compiler may leave out what is rounded only on the way from one f32 to another.
+    let mut own_key = Shared::<[Vector<E, V>]>::new_slice(comptime!(if is_joined { vectors } else { 1 }));
+    let mut own_value = Shared::<[Vector<E, V>]>::new_slice(comptime!(if is_joined { vectors } else { 1 }));
+    if comptime!(is_joined) && is_last && lane < vectors {
+        let head = first_row * row_vectors + q_vectors + kv_head * vectors;
+        let key = turned(rows, angles, head, lane, first_row * 2 * half, half);
+        let key = storable::<E, V>(key, is_f16);
+        let value = storable::<E, V>(rows[head + kv_vectors + lane], is_f16);
+        own_key[lane] = key;
+        own_value[lane] = value;
+        // One of those that share the key head.
+        if first_head == kv_head * comptime!(plan.n_heads / plan.n_kv_heads) {
+            let page = usize::cast_from(table[pages + last_key / PAGE_SIZE - first_page]);
+            let slot = page * PAGE_SIZE + last_key % PAGE_SIZE;
+            keys[slot * kv_vectors + kv_head * vectors + lane] = key;
+            values[slot * kv_vectors + kv_head * vectors + lane] = value;
+        }
     }
     sync_cube();
 
@@ -221,17 +301,32 @@ fn attend_tile<E: Numeric, V: Size>(
         scores[n] = 0.0f32;
     }
     if is_inside {
-        for v in 0..vectors {
-            let part = Vector::<f32, V>::cast_from(keys[slot * kv_vectors + kv_head * vectors + v]);
-            #[unroll]
-            for n in 0..n_queries {
-                let query = queries[n * vectors + v];
-                let mut score = scores[n];
+        let first = slot * kv_vectors + kv_head * vectors;
+        for chunk in 0..comptime!(vectors / together) {
+            let mut parts = Array::<Vector<f32, V>>::new(together);
+            if comptime!(is_joined) && key >= last_key {
                 #[unroll]
-                for i in 0..vector {
-                    score = fma(part.extract(i), query.extract(i), score);
+                for p in 0..together {
+                    parts[p] = Vector::cast_from(own_key[chunk * together + p]);
                 }
-                scores[n] = score;
+            } else {
+                #[unroll]
+                for p in 0..together {
+                    parts[p] = Vector::cast_from(keys[first + chunk * together + p]);
+                }
+            }
+            #[unroll]
+            for p in 0..together {
+                #[unroll]
+                for n in 0..n_queries {
+                    let query = queries[n * vectors + chunk * together + p];
+                    let mut score = scores[n];
+                    #[unroll]
+                    for i in 0..vector {
+                        score = fma(parts[p].extract(i), query.extract(i), score);
+                    }
+                    scores[n] = score;
+                }
             }
         }
     }
@@ -329,7 +424,9 @@ fn attend_tile<E: Numeric, V: Size>(
     }
     let mut end = usize::cast_from(0u32);
     if is_inside && first < spread {
-        end = select(last_key + 1 - tile_start < TILE, last_key + 1 - tile_start, TILE);
+        // The row's own value is not there yet.
+        let behind = comptime!(if is_joined { 0 } else { 1 });
+        end = select(last_key + behind - tile_start < TILE, last_key + behind - tile_start, TILE);
     }
     let mut start = first;
     if first_key > tile_start {
@@ -356,6 +453,16 @@ fn attend_tile<E: Numeric, V: Size>(
             }
         }
         at += comptime!(VALUES_AT_A_TIME * spread);
+    }
+    if comptime!(is_joined) && is_last {
+        let own = last_key - tile_start;
+        if own % spread == first {
+            let value = Vector::<f32, V>::cast_from(own_value[column]);
+            #[unroll]
+            for n in 0..n_queries {
+                mixed[n] = fma(Vector::new(probs[n * TILE + own]), value, mixed[n]);
+            }
+        }
     }
     let mut spreads = Shared::<[Vector<f32, V>]>::new_slice(TILE);
     #[unroll]

@@ -125,6 +125,21 @@ pub(super) trait CubeOps: Backend {
         step: AttentionStep,
     ) -> FloatTensor<Self>;
 
+    #[fusion(meta = |qkv, _angles, keys, values, _table, step, _half| (
+        TensorSpec::new(Shape::new([qkv.shape[0], step.plan.n_heads * step.plan.head_dim]), DType::F32),
+        keys.clone(),
+        values.clone(),
+    ))]
+    fn append_and_attend(
+        qkv: FloatTensor<Self>,
+        angles: FloatTensor<Self>,
+        keys: FloatTensor<Self>,
+        values: FloatTensor<Self>,
+        table: IntTensor<Self>,
+        step: AttentionStep,
+        half: usize,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
     #[fusion(meta = |_logits, _table, sizes| TensorSpec::new(Shape::new([sizes[0], 2 * sizes[1] + sizes[2]]), DType::I32))]
     fn best_logits(logits: FloatTensor<Self>, table: IntTensor<Self>, sizes: [usize; 3]) -> IntTensor<Self>;
 
@@ -200,6 +215,18 @@ impl CubeOps for CubeBackend {
         step: AttentionStep,
     ) -> FloatTensor<Self> {
         attention::attention([q, keys, values], table, step)
+    }
+
+    fn append_and_attend(
+        qkv: FloatTensor<Self>,
+        angles: FloatTensor<Self>,
+        keys: FloatTensor<Self>,
+        values: FloatTensor<Self>,
+        table: IntTensor<Self>,
+        step: AttentionStep,
+        half: usize,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        attention::append_and_attend([qkv, angles], [keys, values], table, step, half).into()
     }
 
     fn best_logits(logits: FloatTensor<Self>, table: IntTensor<Self>, sizes: [usize; 3]) -> IntTensor<Self> {
@@ -296,29 +323,44 @@ pub(in crate::ops) fn gated(gate_up: Tensor<2>, kind: Activation) -> Tensor<2> {
 pub(in crate::ops) fn rope_append(
     qkv: Tensor<2>,
     angles: Option<Tensor<2>>,
-    [keys, values]: [&mut Tensor<2>; 2],
+    pools: [&mut Tensor<2>; 2],
     slots: Tensor<1, Int>,
     heads: Heads,
 ) -> Tensor<2> {
-    let angles = angles.unwrap_or_else(|| qkv.clone());
-    let mut queries = None;
+    let angles = angles.unwrap_or_else(|| qkv.clone()).into_dispatch();
+    let [qkv, slots] = [qkv.into_dispatch(), slots.into_dispatch()];
+    in_place(pools, |keys, values| Dispatch::rope_append(qkv, angles, slots, keys, values, heads).into())
+}
+
+/// What an operation gives beside the two pools that it changes.
+fn in_place(
+    [keys, values]: [&mut Tensor<2>; 2],
+    run: impl FnOnce(FloatTensor<Dispatch>, FloatTensor<Dispatch>) -> [FloatTensor<Dispatch>; 3],
+) -> Tensor<2> {
+    let mut output = None;
     keys.inplace(|all_keys| {
         let mut stored = None;
         values.inplace(|all_values| {
-            let (q, k, v) = Dispatch::rope_append(
-                qkv.into_dispatch(),
-                angles.into_dispatch(),
-                slots.into_dispatch(),
-                all_keys.into_dispatch(),
-                all_values.into_dispatch(),
-                heads,
-            );
-            (queries, stored) = (Some(q), Some(k));
-            Tensor::from_dispatch(v)
+            let [given, keys, values] = run(all_keys.into_dispatch(), all_values.into_dispatch());
+            (output, stored) = (Some(given), Some(keys));
+            Tensor::from_dispatch(values)
         });
         Tensor::from_dispatch(stored.unwrap_or_else(|| unreachable!("`inplace` calls its closure")))
     });
-    Tensor::from_dispatch(queries.unwrap_or_else(|| unreachable!("`inplace` calls its closure")))
+    Tensor::from_dispatch(output.unwrap_or_else(|| unreachable!("`inplace` calls its closure")))
+}
+
+/// [`rope_append`] and [`attention`] in one, where the step's plan [joins](super::AttentionPlan::joins) them.
+pub(in crate::ops) fn append_and_attend(
+    qkv: Tensor<2>,
+    angles: Option<Tensor<2>>,
+    pools: [&mut Tensor<2>; 2],
+    table: Tensor<1, Int>,
+    (step, half): (AttentionStep, usize),
+) -> Tensor<2> {
+    let angles = angles.unwrap_or_else(|| qkv.clone()).into_dispatch();
+    let [qkv, table] = [qkv.into_dispatch(), table.into_dispatch()];
+    in_place(pools, |keys, values| Dispatch::append_and_attend(qkv, angles, keys, values, table, step, half).into())
 }
 
 /// Attention of `q [n_rows, n_heads * head_dim]` over pools `[n_slots, n_kv_heads * head_dim]`; `table` as `step` says.

@@ -25,6 +25,9 @@ const WORKGROUP: usize = 128;
 const MAX_ROWS: usize = 8;
 /// Bytes of weights to ask of memory at the same time: a big card's bandwidth times its latency.
 const BYTES_IN_FLIGHT: usize = 4 << 20;
+/// Bytes of weights that a lane with one row of inputs asks of memory at the same time: a matrix with few outputs gives
+/// each multiprocessor of a big card four workgroups, and these have a bandwidth's worth under way only so.
+const LANE_BYTES: usize = 128;
 /// Rows of the input from which tiles in shared memory are used: enough that they leave no part of a big card idle.
 const TILED_FROM: usize = 256;
 /// Rows of the input from which matrix instructions are used, where the device has them. Below either, a row's bits do not
@@ -125,12 +128,19 @@ fn launch(x: CubeTensor, matrix: &Matrix, joined: Joined, options: LinearOptions
     let enough = BYTES_IN_FLIGHT / (format.unit_words() * size_of::<u32>() * d_out).max(1);
     let lanes = enough.min(units).next_power_of_two().clamp(32, WORKGROUP);
     let rows = n_rows.next_power_of_two().min(MAX_ROWS);
+    // Whole numbers are so short that reading the inputs would take longer than reading them.
+    let outputs = if rows == 1 && format.is_quantized() { 8 } else { 4 };
+    let depth = match format {
+        _ if format.is_quantized() => 1,
+        _ if rows == 1 => LANE_BYTES / (outputs * format.unit_words() * size_of::<u32>()),
+        Format::F16 => 2,
+        _ => 1,
+    };
     let plan = Plan {
         format,
         lanes,
-        // Whole numbers are so short that reading the inputs would take longer than reading them.
-        outputs: if rows == 1 && format.is_quantized() { 8 } else { 4 },
-        depth: if format == Format::F16 { 2 } else { 1 },
+        outputs,
+        depth: depth.min(units.div_ceil(lanes)).max(1),
         rows,
         // Not where a row ends with half a block: what is behind it belongs to the next row.
         whole_units: d_in == units * format.unit(),

@@ -26,8 +26,8 @@ pub(super) use attention::{AttentionPlan, AttentionStep, BLOCK_LEN, TILE};
 pub(super) use device::cube_device;
 pub(crate) use device::is_cube;
 pub(super) use extension::{
-    activate, attention, best_logits, embedding, gated, linear, norm, norm_heads, normed_linear, overwrite,
-    part_of_ints, rope_append, rows_in_ints, take_rows,
+    activate, append_and_attend, attention, best_logits, embedding, gated, linear, norm, norm_heads, normed_linear,
+    overwrite, part_of_ints, rope_append, rows_in_ints, take_rows,
 };
 pub(super) use heads::HeadNorms;
 pub(super) use linear::{LinearOptions, joins};

@@ -28,31 +28,37 @@ pub(in crate::ops) struct Heads {
     pub(in crate::ops) half: usize,
 }
 
+impl Heads {
+    /// Values that a lane takes at a time.
+    fn vector(&self) -> usize {
+        if self.head_dim.is_multiple_of(4) && self.half.is_multiple_of(4) { 4 } else { 1 }
+    }
+}
+
 /// Rotates queries and keys of `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]` by `angles [n_rows, 2 half]`, cosines
 /// before sines, and stores keys and values in the rows `slots [n_rows]` of their pools. Gives the queries,
 /// `[n_rows, n_heads * head_dim]`, and the pools.
 pub(super) fn rope_append(
     [qkv, angles, slots]: [CubeTensor; 3],
-    [keys, values]: [CubeTensor; 2],
+    pools: [CubeTensor; 2],
     heads: Heads,
 ) -> [CubeTensor; 3] {
     let [qkv, angles, slots] = [qkv, angles, slots].map(into_contiguous);
-    // In place, unless somebody else holds the pool.
-    let writable = |pool: CubeTensor| if pool.can_mut() && pool.is_contiguous() { pool } else { pool.copy() };
-    let [keys, values] = [keys, values].map(writable);
+    let [keys, values] = pools.map(writable);
     let n_rows = qkv.meta.shape()[0];
     let Heads { n_heads, n_kv_heads, head_dim, .. } = heads;
     let queries = empty(&qkv, [n_rows, n_heads * head_dim]);
-    let len = n_rows * (n_heads + 2 * n_kv_heads) * head_dim;
+    let len = n_rows * (n_heads + 2 * n_kv_heads) * head_dim / heads.vector();
     let is_f16 = keys.dtype == DType::F16;
     if len > 0 {
         #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: a lane has one value of `qkv`; slots are rows of the pools by contract.
+        // SAFETY: a lane has one vector of `qkv`; slots are rows of the pools by contract.
         unsafe {
             rotate_and_store::launch_unchecked(
                 &queries.client,
                 grid(len.div_ceil(LANES), 1),
                 CubeDim::new_1d(LANES as u32),
+                heads.vector(),
                 qkv.into_buffer_arg(),
                 angles.into_buffer_arg(),
                 slots.into_buffer_arg(),
@@ -69,53 +75,81 @@ pub(super) fn rope_append(
     [queries, keys, values]
 }
 
+/// A pool to write to: in place, unless somebody else holds it.
+pub(super) fn writable(pool: CubeTensor) -> CubeTensor {
+    if pool.can_mut() && pool.is_contiguous() { pool } else { pool.copy() }
+}
+
 #[cube(launch_unchecked)]
 #[expect(clippy::too_many_arguments, reason = "the buffers and sizes of a kernel")]
-fn rotate_and_store<E: Numeric>(
-    qkv: &[f32],
-    angles: &[f32],
+fn rotate_and_store<E: Numeric, V: Size>(
+    qkv: &[Vector<f32, V>],
+    angles: &[Vector<f32, V>],
     slots: &[i32],
-    queries: &mut [f32],
-    keys: &mut [E],
-    values: &mut [E],
+    queries: &mut [Vector<f32, V>],
+    keys: &mut [Vector<E, V>],
+    values: &mut [Vector<E, V>],
     len: usize,
     #[comptime] heads: Heads,
     #[comptime] is_f16: bool,
     #[define(E)] _element: ElemType,
 ) {
-    let head_dim = comptime!(heads.head_dim);
-    let half = comptime!(heads.half);
-    let q_width = comptime!(heads.n_heads * heads.head_dim);
-    let kv_width = comptime!(heads.n_kv_heads * heads.head_dim);
+    // All in vectors.
+    let head_dim = comptime!(heads.head_dim / heads.vector());
+    let half = comptime!(heads.half / heads.vector());
+    let q_width = comptime!(heads.n_heads * head_dim);
+    let kv_width = comptime!(heads.n_kv_heads * head_dim);
     let width = comptime!(q_width + 2 * kv_width);
     let at = workgroup() * LANES + UNIT_POS_X as usize;
     if at < len {
         let row = at / width;
         let column = at % width;
-        let dim = column % head_dim;
-        let mut value = qkv[at];
         if column < q_width + kv_width {
-            if dim < half {
-                let angle = row * 2 * half + dim;
-                value = value * angles[angle] - qkv[at + half] * angles[angle + half];
-            } else if dim < 2 * half {
-                let angle = row * 2 * half + dim - half;
-                value = value * angles[angle] + qkv[at - half] * angles[angle + half];
+            let dim = column % head_dim;
+            let value = turned(qkv, angles, at - dim, dim, row * 2 * half, half);
+            if column < q_width {
+                queries[row * q_width + column] = value;
+            } else {
+                let slot = usize::cast_from(slots[row]);
+                keys[slot * kv_width + column - q_width] = storable::<E, V>(value, is_f16);
             }
-        }
-        if column < q_width {
-            queries[row * q_width + column] = value;
         } else {
             let slot = usize::cast_from(slots[row]);
-            if comptime!(is_f16) {
-                // Nothing infinite comes out of finite numbers.
-                value = min(max(value, f32::new(-MOST_F16)), f32::new(MOST_F16));
-            }
-            if column < q_width + kv_width {
-                keys[slot * kv_width + column - q_width] = E::cast_from(value);
-            } else {
-                values[slot * kv_width + column - q_width - kv_width] = E::cast_from(value);
-            }
+            values[slot * kv_width + column - q_width - kv_width] = storable::<E, V>(qkv[at], is_f16);
         }
     }
+}
+
+/// Vector `dim` of the head that starts at `head`, rotated by the row's angles, which start at `angle`. `half` is of pairs,
+/// in vectors; 0 for none.
+#[cube]
+pub(super) fn turned<V: Size>(
+    values: &[Vector<f32, V>],
+    angles: &[Vector<f32, V>],
+    head: usize,
+    dim: usize,
+    angle: usize,
+    #[comptime] half: usize,
+) -> Vector<f32, V> {
+    let mut value = values[head + dim];
+    if comptime!(half > 0) {
+        if dim < half {
+            let at = angle + dim;
+            value = value * angles[at] - values[head + dim + half] * angles[at + half];
+        } else if dim < 2 * half {
+            let at = angle + dim - half;
+            value = value * angles[at] + values[head + dim - half] * angles[at + half];
+        }
+    }
+    value
+}
+
+/// As a pool holds it: nothing infinite comes out of finite numbers.
+#[cube]
+pub(super) fn storable<E: Numeric, V: Size>(value: Vector<f32, V>, #[comptime] is_f16: bool) -> Vector<E, V> {
+    let mut value = value;
+    if comptime!(is_f16) {
+        value = min(max(value, Vector::new(-MOST_F16)), Vector::new(MOST_F16));
+    }
+    Vector::cast_from(value)
 }
