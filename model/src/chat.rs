@@ -101,6 +101,7 @@ impl RenderContext {
 pub struct ChatTemplate {
     environment: Arc<Environment<'static>>,
     takes_tools: bool,
+    asks_for_none: bool,
 }
 
 /// The sources of a model's templates.
@@ -146,12 +147,13 @@ impl ChatTemplate {
     fn from_sources(sources: Sources, origin: &Path) -> Result<Self> {
         let mut environment = environment::like_transformers(origin)?;
         let named = [(DEFAULT, Some(sources.default)), (TOOL_USE, sources.tool_use)];
-        let mut takes_tools = false;
+        let (mut takes_tools, mut asks_for_none) = (false, false);
         for (name, source) in named.into_iter().filter_map(|(name, source)| Some((name, source?))) {
             // The last one is used with tools.
             takes_tools = environment::add_template(&mut environment, name, &source, origin)?;
+            asks_for_none |= environment::asks_for_none(&source);
         }
-        Ok(Self { environment: Arc::new(environment), takes_tools })
+        Ok(Self { environment: Arc::new(environment), takes_tools, asks_for_none })
     }
 
     /// The text of a conversation.
@@ -161,7 +163,7 @@ impl ChatTemplate {
     /// last message is to stay open and the template does not write its text; [`Error::Param`] if the further variables
     /// take a name that is not theirs, or if there is no message to stay open.
     pub fn render(&self, messages: &[Message], context: &RenderContext) -> Result<String> {
-        let inputs = Inputs::new(messages, context)?;
+        let inputs = Inputs::new(messages, context, self.asks_for_none)?;
         let [_, end] = marks::unused(&inputs, &self.sources())?;
         self.render_to_end(inputs, context, end)
     }
@@ -177,7 +179,7 @@ impl ChatTemplate {
     /// # Errors
     /// As [`render`](Self::render) and [`Tokenizer::encode`].
     pub fn encode(&self, tokenizer: &Tokenizer, messages: &[Message], context: &RenderContext) -> Result<Vec<TokenId>> {
-        let mut inputs = Inputs::new(messages, context)?;
+        let mut inputs = Inputs::new(messages, context, self.asks_for_none)?;
         let [mark, end] = marks::unused(&inputs, &self.sources())?;
         marks::break_up(&mut inputs, &tokenizer.special_tokens(), mark);
         let text = self.render_to_end(inputs, context, end)?;
@@ -249,23 +251,26 @@ struct Inputs {
 }
 
 impl Inputs {
-    fn new(messages: &[Message], context: &RenderContext) -> Result<Self> {
+    fn new(messages: &[Message], context: &RenderContext, asks_for_none: bool) -> Result<Self> {
         if let Some(name) = RESERVED.into_iter().find(|name| context.kwargs.contains_key(*name)) {
             let what = format!("must not hold `{name}`, which is a parameter of its own");
             return Err(Error::Param { name: "chat_template_kwargs", what });
         }
         Ok(Self {
-            messages: messages.iter().map(message_json).collect(),
+            messages: messages.iter().map(|message| message_json(message, asks_for_none)).collect(),
             tools: context.tools.clone(),
             kwargs: context.kwargs.clone(),
         })
     }
 }
 
-fn message_json(message: &Message) -> Value {
+/// Some templates tell a message that only calls tools by its content, which is none; others would fail on that.
+fn message_json(message: &Message, asks_for_none: bool) -> Value {
+    let only_calls = message.content.is_empty() && message.extra.contains_key("tool_calls");
+    let content = if only_calls && asks_for_none { Value::Null } else { message.content.clone().into() };
     let mut json = Map::new();
     json.insert("role".into(), message.role.clone().into());
-    json.insert("content".into(), message.content.clone().into());
+    json.insert("content".into(), content);
     json.extend(message.extra.clone());
     Value::Object(json)
 }

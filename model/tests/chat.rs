@@ -341,3 +341,39 @@ fn the_last_message_can_stay_open() {
     assert!(matches!(error, Error::Param { name: "messages", .. }), "{error}");
     assert_eq!(template(KEEPS).source(), KEEPS);
 }
+
+#[test]
+fn values_are_written_as_python_writes_them() {
+    let source = "{{ 1e20 }} {{ 1e-7 }} {{ 0.1 + 0.2 }} {{ 1e20|string }} {{ 'x'|string }} {{ 2|string }} {{ [true, none, 'a', 1.0] }}";
+    let text = template(source).render(&[Message::new("user", "hi")], &RenderContext::default()).unwrap();
+    assert_eq!(text, "1e+20 1e-07 0.30000000000000004 1e+20 x 2 [True, None, 'a', 1.0]");
+}
+
+#[test]
+fn nothing_is_not_iterable() {
+    let source = "{{ none is iterable }} {{ [] is iterable }} {{ 'a' is iterable }} {{ 1 is iterable }}\
+                  {% if tools is iterable and tools | length > 0 %}tools{% endif %}";
+    let text = template(source).render(&[Message::new("user", "hi")], &RenderContext::default()).unwrap();
+    assert_eq!(text, "False True True False");
+}
+
+#[test]
+fn a_message_that_only_calls_has_no_content_where_the_template_asks() {
+    let calls = serde_json::json!([{ "type": "function", "function": { "name": "f", "arguments": {} } }]);
+    let calling = |content: &str| {
+        let mut message = Message::new("assistant", content);
+        message.extra.insert("tool_calls".into(), calls.clone());
+        message
+    };
+    let show = |source: &str, content: &str| {
+        let source = format!("{{% for message in messages %}}{source}{{% endfor %}}");
+        template(&source).render(&[calling(content)], &RenderContext::default()).unwrap()
+    };
+    for test in ["message['content'] is none", "message.content is none", "not message[\"content\"]  is  not none"] {
+        let source = format!("{{{{ 'calls' if {test} else message.content }}}}");
+        assert_eq!([show(&source, ""), show(&source, "said")], ["calls", "said"], "{test}");
+    }
+    // Others add to it.
+    assert_eq!(show("{{ message.content + '!' }}", ""), "!");
+    assert_eq!(show("{% if other is none %}{% endif %}{{ message.content + '!' }}", ""), "!");
+}

@@ -18,6 +18,7 @@ use hearth_model::{
     error::Error,
     gpt::Gpt,
     ops::Dtype,
+    sampling::SamplingParams,
     tokenizer::{DecodeOptions, EncodeOptions},
     weights::model_dir::{self, LoadOptions, LoadedModel},
 };
@@ -580,6 +581,42 @@ fn the_file_that_is_damaged_below_opens() {
     file.set("general.alignment", u32_value(64));
     file.set("some.other.key", list_value(9, 1, &list_value(0, 2, &[1, 2])[4..]));
     open(&file);
+}
+
+#[test]
+fn sampling_is_what_the_file_advises() {
+    let mut file = File::right();
+    let load = |file: &File| {
+        let file = Damaged::new(&file.bytes());
+        let beside = model_dir::files_beside_weights(&file.path()).unwrap();
+        (model_dir::load(&file.path(), &options(None)).unwrap().sampling_defaults, beside)
+    };
+    let (silent, beside) = load(&file);
+    assert_eq!(silent, SamplingParams::default());
+    assert!(beside.iter().all(|(name, _)| name != "generation_config.json"));
+    file.set("general.sampling.temp", f32_value(0.6));
+    file.set("general.sampling.top_k", [5u32.to_le_bytes(), 2i32.to_le_bytes()].concat());
+    file.set("general.sampling.top_p", f32_value(0.9));
+    file.set("general.sampling.min_p", f32_value(0.1));
+    file.set("general.sampling.penalty_repeat", f32_value(1.1));
+    let (advised, beside) = load(&file);
+    let expected = SamplingParams {
+        temperature: 0.6,
+        top_k: 2,
+        top_p: 0.9,
+        min_p: 0.1,
+        repetition_penalty: 1.1,
+        ..SamplingParams::default()
+    };
+    assert_eq!(advised, expected);
+    let (_, stored) = beside.into_iter().find(|(name, _)| name == "generation_config.json").unwrap();
+    let stored: serde_json::Value = serde_json::from_slice(&stored).unwrap();
+    assert_eq!(
+        stored,
+        serde_json::json!({ "temperature": 0.6, "top_k": 2, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1, "do_sample": true })
+    );
+    refused(&["`top_p`", "1.5"], |file| file.set("general.sampling.top_p", f32_value(1.5)));
+    refused(&["`temperature` must be a number"], |file| file.set("general.sampling.temp", text_value("hot")));
 }
 
 #[test]

@@ -379,6 +379,24 @@ fn roles_come_from_the_configuration() {
 }
 
 #[test]
+fn older_dirs_name_roles_in_a_file_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, json: &str| fs::write(dir.path().join(name), json).unwrap();
+    write("tokenizer.json", &character_json("ab", Some("<unk>")));
+    write("special_tokens_map.json", r#"{"bos_token": {"content": "a"}, "eos_token": "b"}"#);
+    let roles = || {
+        let tokenizer = Tokenizer::from_dir(dir.path()).unwrap();
+        [tokenizer.bos(), tokenizer.eos()].map(|token| token.map(|token| token.content))
+    };
+    assert_eq!(roles(), [Some("a".into()), Some("b".into())]);
+    write("tokenizer_config.json", r#"{"bos_token": "b", "eos_token": null}"#);
+    assert_eq!(roles(), [Some("b".into()), Some("b".into())]);
+    write("special_tokens_map.json", "{");
+    let message = Tokenizer::from_dir(dir.path()).unwrap_err().to_string();
+    assert!(message.contains("special_tokens_map.json`: is not JSON"), "{message}");
+}
+
+#[test]
 fn ids_without_a_token_stand_for_no_text() {
     let tokenizer = &BYTE_LEVEL.ours;
     assert_eq!(tokenizer.decode(&[4_000_000_000, 400], PLAIN), "");

@@ -19,6 +19,8 @@ use minijinja::{
     value::{Object, ValueKind},
 };
 
+use super::environment;
+
 /// Bytes that a rendering may make, beside those that its input allows.
 const MAX_BYTES: usize = 32 << 20;
 
@@ -111,7 +113,7 @@ impl Budget {
         let budget = Arc::clone(self);
         watched.set_formatter(move |out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value| {
             budget.spend(budget.text(value, 0)?)?;
-            minijinja::escape_formatter(out, state, value)
+            environment::write(out, state, value)
         });
         let names = [MADE, RETURNED, KEPT, JOINED, MULTIPLIED, COMPARED, SPREAD]
             .into_iter()

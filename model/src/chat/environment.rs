@@ -3,7 +3,7 @@
 use std::{error::Error as _, fmt, path::Path, thread};
 
 use minijinja::{
-    Environment, ErrorKind, State, UndefinedBehavior, Value,
+    Environment, ErrorKind, Output, State, UndefinedBehavior, Value, escape_formatter,
     machinery::{Token, tokenize},
     syntax::SyntaxConfig,
     value::{ValueKind, from_args},
@@ -41,6 +41,8 @@ pub(super) fn like_transformers(origin: &Path) -> Result<Environment<'static>> {
     environment.set_unknown_method_callback(python_method);
     environment.set_fuel(Some(MAX_INSTRUCTIONS));
     environment.add_test("sequence", is_sequence);
+    environment.add_test("iterable", is_iterable);
+    environment.add_filter("string", string);
     environment.add_filter("tojson", json::tojson);
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
@@ -72,6 +74,15 @@ pub(super) fn add_template(
             compiler.map_err(|error| refuse(format!("the chat template cannot be compiled now: {error}")))?;
         let compiled = compiler.join().unwrap_or_else(|_| Err(ErrorKind::SyntaxError.into()));
         compiled.map_err(|error: minijinja::Error| compile_error(&error, origin))
+    })
+}
+
+/// Whether a template asks if a message's content is none: `message['content'] is none`, `message.content is not none`.
+pub(super) fn asks_for_none(source: &str) -> bool {
+    let behind = source.split("content").skip(1).map(|behind| behind.trim_start_matches(['\'', '"', ']']));
+    behind.filter_map(|behind| behind.split_once("none")).any(|(between, _)| {
+        let words: Vec<&str> = between.split_ascii_whitespace().collect();
+        matches!(words[..], ["is"] | ["is", "not"])
     })
 }
 
@@ -137,6 +148,27 @@ fn rsplit(text: &str, args: &[Value]) -> Result<Value, minijinja::Error> {
 /// As in Python's Jinja, whatever has a length and is looked into by key or number: texts and objects too.
 fn is_sequence(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String)
+}
+
+/// As in Python's Jinja: not what is none, though loops pass over it here.
+fn is_iterable(value: &Value) -> bool {
+    !value.is_none() && value.try_iter().is_ok()
+}
+
+/// Writes what stands between `{{` and `}}` as Python does: but for floats, the engine does so by itself.
+pub(super) fn write(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), minijinja::Error> {
+    match json::finite_float(value) {
+        Some(float) => out.write_str(&float).map_err(minijinja::Error::from),
+        None => escape_formatter(out, state, value),
+    }
+}
+
+fn string(value: &Value) -> Value {
+    match json::finite_float(value) {
+        Some(float) => float.into(),
+        None if value.kind() == ValueKind::String => value.clone(),
+        None => value.to_string().into(),
+    }
 }
 
 /// Training marks what the assistant says with `{% generation %}` blocks, which render as their content.

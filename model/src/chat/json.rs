@@ -169,6 +169,13 @@ fn write_number(out: &mut String, value: &Value) -> Result<(), Error> {
     Ok(())
 }
 
+/// What Python makes of a value that is a finite float.
+pub(super) fn finite_float(value: &Value) -> Option<String> {
+    let is_float = value.kind() == ValueKind::Number && !value.is_integer();
+    let float = is_float.then(|| f64::try_from(value.clone()).ok())?;
+    float.filter(|float| float.is_finite()).map(python_float)
+}
+
 /// A float as Python writes it: the shortest digits that read back the same, an exponent below 1e-4 and from 1e16.
 fn python_float(value: f64) -> String {
     if value.is_nan() {

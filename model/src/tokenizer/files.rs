@@ -20,6 +20,9 @@ pub(crate) const TOKENIZER_FILE: &str = "tokenizer.json";
 /// Which tokens have a role.
 pub(crate) const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
 
+/// The same, where older model dirs have it.
+const SPECIAL_TOKENS_MAP_FILE: &str = "special_tokens_map.json";
+
 /// No vocabulary comes near; an id beyond it is a damaged file, and tables are as long as the largest id.
 const MAX_TOKEN_ID: TokenId = (1 << 24) - 1;
 
@@ -44,7 +47,7 @@ struct ModelJson {
     unk_id: Option<TokenId>,
 }
 
-/// What Hearth reads of `tokenizer_config.json`.
+/// What Hearth reads of `tokenizer_config.json`, and of `special_tokens_map.json`.
 #[derive(Default, Deserialize)]
 struct ConfigJson {
     bos_token: Option<TokenJson>,
@@ -52,6 +55,19 @@ struct ConfigJson {
     pad_token: Option<TokenJson>,
     unk_token: Option<TokenJson>,
     additional_special_tokens: Option<Vec<TokenJson>>,
+}
+
+impl ConfigJson {
+    /// With what `older` has, where this says nothing.
+    fn or(self, older: Self) -> Self {
+        Self {
+            bos_token: self.bos_token.or(older.bos_token),
+            eos_token: self.eos_token.or(older.eos_token),
+            pad_token: self.pad_token.or(older.pad_token),
+            unk_token: self.unk_token.or(older.unk_token),
+            additional_special_tokens: self.additional_special_tokens.or(older.additional_special_tokens),
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -72,15 +88,16 @@ impl TokenJson {
 pub(super) fn read_dir(dir: &Path) -> Result<Tokenizer> {
     let path = dir.join(TOKENIZER_FILE);
     let tokenizer_json = regular_file::read(&path).map_err(|source| unreadable(dir, &path, source))?;
-    let config_path = dir.join(TOKENIZER_CONFIG_FILE);
-    let config_json = match regular_file::read(&config_path) {
-        Ok(bytes) => Some(bytes),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        Err(source) => {
-            return Err(Error::Io { action: "read", path: config_path, reason: source });
+    let config = |name: &str| {
+        let path = dir.join(name);
+        match regular_file::read(&path) {
+            Ok(bytes) => parse_json(&bytes, &path),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(ConfigJson::default()),
+            Err(source) => Err(Error::Io { action: "read", path, reason: source }),
         }
     };
-    parse(&tokenizer_json, config_json.as_deref(), &path)
+    let config = config(TOKENIZER_CONFIG_FILE)?.or(config(SPECIAL_TOKENS_MAP_FILE)?);
+    build(&tokenizer_json, &config, &path)
 }
 
 /// Says what to do when the file is missing: older model dirs have the vocabulary in another form.
@@ -91,7 +108,8 @@ fn unreadable(dir: &Path, path: &Path, source: io::Error) -> Error {
             source.kind(),
             format!(
                 "{source}; the folder has `{older}` instead: write `{TOKENIZER_FILE}` with \
-                 `AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)` of transformers"
+                 `AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)` of transformers (it cannot for the few \
+                 whose tokenizer is Python alone, such as CTRL)"
             ),
         ),
         (io::ErrorKind::NotFound, None) => io::Error::new(
@@ -104,14 +122,17 @@ fn unreadable(dir: &Path, path: &Path, source: io::Error) -> Error {
 }
 
 pub(super) fn parse(tokenizer_json: &[u8], config_json: Option<&[u8]>, origin: &Path) -> Result<Tokenizer> {
-    let json: TokenizerJson = parse_json(tokenizer_json, origin)?;
     let config_path = origin.with_file_name(TOKENIZER_CONFIG_FILE);
     let config: ConfigJson = config_json.map(|bytes| parse_json(bytes, &config_path)).transpose()?.unwrap_or_default();
+    build(tokenizer_json, &config, origin)
+}
 
+fn build(tokenizer_json: &[u8], config: &ConfigJson, origin: &Path) -> Result<Tokenizer> {
+    let json: TokenizerJson = parse_json(tokenizer_json, origin)?;
     let mut library = tokenizers::Tokenizer::from_bytes(tokenizer_json)
         .map_err(|error| unsupported(origin, format!("the `tokenizers` library cannot read it: {error}")))?;
     check_added_ids(&library, &json.added_tokens, origin)?;
-    mark_special(&mut library, &config, origin)?;
+    mark_special(&mut library, config, origin)?;
 
     let decoder = Decoder::new(json.decoder.as_ref()).map_err(|what| unsupported(origin, what))?;
     let pieces = PieceTable::new(&decoder, &entries(&library, origin)?);
@@ -119,7 +140,7 @@ pub(super) fn parse(tokenizer_json: &[u8], config_json: Option<&[u8]>, origin: &
     text_vocabulary.set_encode_special_tokens(true);
     let model_unk = json.model.unk_token.and_then(|token| library.token_to_id(&token)).or(json.model.unk_id);
     let inner = Inner {
-        roles: roles(&library, &config, &config_path),
+        roles: roles(&library, config, origin),
         special_tokens: special_tokens(&library),
         text_vocabulary,
         pieces,

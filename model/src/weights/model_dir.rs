@@ -17,7 +17,7 @@ use super::{
     architectures::OWN_CLASS,
     fields::Fields,
     files::{DiskDtype, TensorFiles, TensorWriter, what_else_it_is},
-    generation_config::sampling_defaults,
+    generation_config::{GENERATION_FILE, sampling_defaults},
     gguf,
     hf::{self, Spelling},
 };
@@ -34,7 +34,6 @@ use crate::{
 };
 
 const CONFIG_FILE: &str = "config.json";
-const GENERATION_FILE: &str = "generation_config.json";
 const EOS: &str = "eos_token_id";
 
 /// What a model dir may have beside its configuration and its weights.

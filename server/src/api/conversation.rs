@@ -171,7 +171,7 @@ fn message(index: usize, item: Value, fields: &Fields) -> Result<Message, ApiErr
     let Value::Object(mut extra) = item else {
         return Err(invalid(format!("{at} must be an object with `role` and `content`, got {}", shown(&item))));
     };
-    let role = match extra.remove("role") {
+    let role = match extra.shift_remove("role") {
         Some(Value::String(role)) if ROLES.contains(&role.as_str()) => role,
         other => {
             let roles = ROLES.map(|role| format!("`{role}`")).join(", ");
@@ -179,7 +179,7 @@ fn message(index: usize, item: Value, fields: &Fields) -> Result<Message, ApiErr
             return Err(invalid(format!("{at} must have a `role` out of {roles}, got {given}")));
         }
     };
-    let content = match extra.remove("content").unwrap_or_default() {
+    let content = match extra.shift_remove("content").unwrap_or_default() {
         Value::String(text) => text,
         Value::Array(parts) => {
             for (at, part) in parts.iter().enumerate() {
@@ -203,7 +203,7 @@ fn message(index: usize, item: Value, fields: &Fields) -> Result<Message, ApiErr
     match extra.get_mut("tool_calls") {
         None => {}
         Some(Value::Null) => {
-            extra.remove("tool_calls");
+            extra.shift_remove("tool_calls");
         }
         Some(Value::Array(calls)) => {
             for (at, call) in calls.iter_mut().enumerate() {

@@ -76,6 +76,8 @@ pub(crate) struct ToolStyle {
     is_in_template: bool,
     /// Whether the template writes earlier calls itself.
     has_history: bool,
+    /// Whether it writes them as it is told here to make new ones, where it does not write the tools itself.
+    is_alike: bool,
 }
 
 impl ToolStyle {
@@ -89,7 +91,8 @@ impl ToolStyle {
         } else {
             None
         };
-        Self { format, is_in_template, has_history: is_in_template || source.contains("tool_call") }
+        let has_history = is_in_template || source.contains("tool_call");
+        Self { format, is_in_template, has_history, is_alike: is_in_template || source.contains("<tool_call>") }
     }
 
     /// Whether the tools are told by messages.
@@ -104,7 +107,9 @@ impl ToolStyle {
 
     /// The messages with what the template does not write by itself.
     pub(crate) fn messages(self, mut messages: Vec<Message>, tools: Option<&Tools>, place: Place) -> Vec<Message> {
-        if !self.has_history {
+        // With tools, earlier calls are to look as new ones should.
+        let is_written = if tools.is_some() { self.is_alike } else { self.has_history };
+        if !is_written {
             messages = messages.into_iter().map(as_text).fold(Vec::new(), joined);
         }
         if let Some(tools) = tools.filter(|_| !self.is_in_template) {
@@ -126,7 +131,7 @@ fn as_text(mut message: Message) -> Message {
     if message.role == "tool" {
         return Message::new("user", format!("<tool_response>\n{}\n</tool_response>", message.content));
     }
-    let Some(Value::Array(calls)) = message.extra.remove("tool_calls") else { return message };
+    let Some(Value::Array(calls)) = message.extra.shift_remove("tool_calls") else { return message };
     for call in &calls {
         let part = |name: &str| call.pointer(name).cloned().unwrap_or_default();
         let (name, arguments) = (part("/function/name"), part("/function/arguments"));

@@ -26,6 +26,7 @@ use self::{
 use super::{
     architectures::{self, Gguf},
     fields::Fields,
+    generation_config::{GENERATION_FILE, sampling_defaults},
     loaded::{LoadOptions, LoadedModel},
 };
 use crate::{
@@ -35,12 +36,19 @@ use crate::{
     gpt::Gpt,
     mmap::Mmap,
     regular_file,
-    sampling::SamplingParams,
     tokenizer::{TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Tokenizer},
 };
 
 const ARCHITECTURE: &str = "general.architecture";
 const TEMPLATE: &str = "tokenizer.chat_template";
+/// Behind `general.sampling.`, and what a `generation_config.json` calls it.
+const SAMPLING: [(&str, &str); 5] = [
+    ("temp", "temperature"),
+    ("top_k", "top_k"),
+    ("top_p", "top_p"),
+    ("min_p", "min_p"),
+    ("penalty_repeat", "repetition_penalty"),
+];
 const SPLIT_COUNT: &str = "split.count";
 const SPLIT_NUMBER: &str = "split.no";
 const SPLIT_TENSORS: &str = "split.tensors.count";
@@ -63,7 +71,8 @@ pub(super) fn load(path: &Path, options: &LoadOptions) -> Result<LoadedModel> {
     with_files(path, |metadata, tensors| {
         let Vocabulary { tokenizer, eos_token_ids } = tokenizer::read(metadata)?;
         let gpt = build(metadata, tensors, options)?;
-        let (chat_template, sampling_defaults) = (chat_template(metadata)?, SamplingParams::default());
+        let chat_template = chat_template(metadata)?;
+        let sampling_defaults = sampling_defaults(&generation_config(metadata), path, gpt.config().vocab_size)?;
         Ok(LoadedModel { gpt, tokenizer, chat_template, eos_token_ids, sampling_defaults })
     })
 }
@@ -88,7 +97,10 @@ pub(super) fn files_beside_weights(path: &Path) -> Result<Vec<(String, Vec<u8>)>
         let files = [(chat::DEFAULT_FILE, Some(default)), (chat::TOOL_USE_FILE, tool_use)];
         files.into_iter().filter_map(|(name, source)| Some((name, source?.as_bytes().to_vec())))
     });
-    let files = [(TOKENIZER_FILE, tokenizer), (TOKENIZER_CONFIG_FILE, config)].into_iter();
+    let generation = generation_config(&metadata);
+    let generation =
+        (!generation.is_empty()).then(|| (GENERATION_FILE, Json::Object(generation).to_string().into_bytes()));
+    let files = [(TOKENIZER_FILE, tokenizer), (TOKENIZER_CONFIG_FILE, config)].into_iter().chain(generation);
     Ok(files.chain(templates.into_iter().flatten()).map(|(name, bytes)| (name.to_owned(), bytes)).collect())
 }
 
@@ -196,6 +208,20 @@ fn json_of(value: Value<'_>) -> Json {
             None => json!(format!("{array:?}")),
         },
     }
+}
+
+/// What the metadata advises of the choice of tokens, as a `generation_config.json` would have it, from which llama.cpp's
+/// converter takes it.
+fn generation_config(metadata: &Metadata<'_>) -> Map<String, Json> {
+    let advice = SAMPLING.iter().filter_map(|(key, name)| {
+        let value = json_of(metadata.get(&format!("general.sampling.{key}"))?);
+        Some(((*name).to_owned(), value))
+    });
+    let mut json: Map<String, Json> = advice.collect();
+    if !json.is_empty() {
+        json.insert("do_sample".to_owned(), json!(true));
+    }
+    json
 }
 
 fn chat_template(metadata: &Metadata<'_>) -> Result<Option<ChatTemplate>> {
