@@ -39,6 +39,14 @@ pub(crate) struct Conversation {
 /// Members of a message that OpenAI has: those that say nothing here are no mistake.
 const MEMBERS: [&str; 4] = ["name", "tool_calls", "tool_call_id", "refusal"];
 
+/// The arguments of calls, which OpenAI has as JSON within a string.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Arguments {
+    /// As most templates expect them.
+    Objects,
+    AsSent,
+}
+
 /// Whether the tokenizer adds its own special tokens to those that the template writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AddedTokens {
@@ -100,8 +108,12 @@ impl Conversation {
         let template = self.template(model)?.clone();
         let style = ToolStyle::of(&template);
         let knows_developer = template.source().contains("developer");
-        let told = |place| {
-            let messages = style.messages(self.messages.clone(), self.tools.as_ref(), place);
+        let told = |place, arguments| {
+            let mut messages = self.messages.clone();
+            if arguments == Arguments::Objects {
+                messages.iter_mut().for_each(parse_arguments);
+            }
+            let messages = style.messages(messages, self.tools.as_ref(), place);
             let messages = messages.into_iter().map(|message| match message.role.as_str() {
                 // OpenAI's newer name for the same thing.
                 "developer" if !knows_developer => Message { role: "system".into(), ..message },
@@ -116,9 +128,18 @@ impl Conversation {
             add_special_tokens: self.special_tokens == AddedTokens::TheTokenizers,
             ..RenderContext::new(&model.tokenizer)
         };
-        let mut ids = template.encode(&model.tokenizer, &told(Place::System), &context);
-        if matches!(ids, Err(Error::Template { .. })) && self.tools.is_some() && style.is_by_messages() {
-            ids = template.encode(&model.tokenizer, &told(Place::First), &context);
+        let encode = |place, arguments| template.encode(&model.tokenizer, &told(place, arguments), &context);
+        let is_told_by_messages = self.tools.is_some() && style.is_by_messages();
+        let calls = self.messages.iter().any(|message| message.extra.contains_key("tool_calls"));
+        // What templates want most is tried first; what the first says of the messages is told.
+        let others =
+            [(Place::First, Arguments::Objects, is_told_by_messages), (Place::System, Arguments::AsSent, calls)];
+        let mut ids = encode(Place::System, Arguments::Objects);
+        for (place, arguments, _) in others.into_iter().filter(|(_, _, is_other)| *is_other) {
+            if !matches!(ids, Err(Error::Template { .. })) {
+                break;
+            }
+            ids = encode(place, arguments).or(ids);
         }
         ids.map_err(|error| match error {
             Error::Param { name, .. } => ApiError::invalid(name, error.to_string()),
@@ -200,17 +221,15 @@ fn message(index: usize, item: Value, fields: &Fields) -> Result<Message, ApiErr
     if role == "tool" && !extra.get("tool_call_id").is_some_and(Value::is_string) {
         return Err(missing(path("tool_call_id")));
     }
-    match extra.get_mut("tool_calls") {
+    match extra.get("tool_calls") {
         None => {}
         Some(Value::Null) => {
             extra.shift_remove("tool_calls");
         }
         Some(Value::Array(calls)) => {
-            for (at, call) in calls.iter_mut().enumerate() {
-                if !call.pointer("/function/name").is_some_and(Value::is_string) {
-                    return Err(missing(path(&format!("tool_calls[{at}].function.name"))));
-                }
-                parse_arguments(call);
+            let is_named = |call: &Value| call.pointer("/function/name").is_some_and(Value::is_string);
+            if let Some(at) = calls.iter().position(|call| !is_named(call)) {
+                return Err(missing(path(&format!("tool_calls[{at}].function.name"))));
             }
         }
         Some(other) => {
@@ -238,12 +257,13 @@ fn text_of(parts: &[Value], at: &str) -> Result<String, ApiError> {
     Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
 }
 
-/// OpenAI sends the arguments of a call as JSON within a string; templates expect the object itself.
-fn parse_arguments(call: &mut Value) {
-    if let Some(arguments) = call.pointer_mut("/function/arguments")
-        && let Some(parsed) = arguments.as_str().and_then(|text| serde_json::from_str::<Map<_, _>>(text).ok())
-    {
-        *arguments = Value::Object(parsed);
+/// Makes objects of the arguments that are objects within strings.
+fn parse_arguments(message: &mut Message) {
+    let calls = message.extra.get_mut("tool_calls").and_then(Value::as_array_mut);
+    for arguments in calls.into_iter().flatten().filter_map(|call| call.pointer_mut("/function/arguments")) {
+        if let Some(parsed) = arguments.as_str().and_then(|text| serde_json::from_str::<Map<_, _>>(text).ok()) {
+            *arguments = Value::Object(parsed);
+        }
     }
 }
 

@@ -21,9 +21,9 @@ const LLAMA: &str = "{% if custom_tools is defined %}{% set tools = custom_tools
     {% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}[assistant]";
 const NO_SYSTEM: &str = "{% for message in messages %}{% if message.role == 'system' %}{{ raise_exception('no system') }}\
     {% endif %}[{{ message.role }}]{{ message.content }}{% endfor %}";
-/// Knows earlier calls in a manner of its own, and no tools.
+/// Knows earlier calls in a manner of its own, with arguments as strings, and no tools.
 const CALLS_ONLY: &str = "{% for message in messages %}[{{ message.role }}]{% if message.content is none %}{% for call in \
-    message.tool_calls %}<call>{{ call.function.name }}</call>{% endfor %}{% else %}{{ message.content }}{% endif %}{% endfor %}";
+    message.tool_calls %}<call>{{ call.function.name + call.function.arguments }}</call>{% endfor %}{% else %}{{ message.content }}{% endif %}{% endfor %}";
 const OTHER: &str = "{% if tools %}[AVAILABLE]{{ tools | tojson }}{% endif %}{{ messages[0].content }}";
 
 fn server(template: &'static str) -> Server {
@@ -191,7 +191,7 @@ async fn templates_get_tools_calls_and_results() {
     // One that does not gets all of it as text.
     // One that knows calls but no tools writes them, unless new ones are to look otherwise.
     let text = prompt(CALLS_ONLY, history.clone(), Value::Null).await;
-    assert_eq!(text, "[user]q[assistant]<call>f</call><call>f</call>[tool]r1[tool]r2");
+    assert_eq!(text, "[user]q[assistant]<call>f{\"a\": 1}</call><call>f{}</call>[tool]r1[tool]r2");
     let text = prompt(CALLS_ONLY, history.clone(), one.clone()).await;
     assert!(text.contains("[assistant]<tool_call>\n{\"name\": \"f\", ") && !text.contains("<call>"), "{text}");
     let text = prompt(crate::support::CHAT_TEMPLATE, history, one.clone()).await;
