@@ -120,8 +120,7 @@ impl GrammarCompiler {
                 if matcher.is_stopped() {
                     return Err(GrammarError::whole("allows no text but the empty one"));
                 }
-                let is_json = matches!(grammar, Grammar::Json(_));
-                Constraint::new(matcher, Arc::clone(&self.text_tokens), param, is_json)
+                Constraint::new(matcher, Arc::clone(&self.text_tokens), param)
                     .map_err(|error| GrammarError::whole(format!("cannot be used: {}", first_line(&error))))
             }
             Err(what) => Err(match grammar {

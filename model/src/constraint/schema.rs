@@ -34,9 +34,22 @@ const PARTS: [&str; 11] = [
     "additionalProperties",
 ];
 
+/// Those of them that hold schemas by name.
+const NAMED_PARTS: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
+
 /// Between the tokens of JSON: a space, or a line break and its indentation. Models that are free to do so may write
 /// blanks for ever.
 const WHITESPACE: &str = r" |\n {0,20}";
+
+/// Formats that the library has a pattern for. JSON Schema calls others remarks.
+const FORMATS: [&str; 10] =
+    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
+
+/// The date and the time of day, of those with a fraction of a second: the library's has as many digits as a model cares
+/// to write, and some write for ever.
+const DATE: &str = "[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-9]))";
+const TIME: &str =
+    r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])";
 
 /// Where the library looks for settings in a schema.
 const SETTINGS: &str = "x-guidance";
@@ -80,16 +93,86 @@ fn check_value(value: &Value, at: &str, depth: usize, n_values: &mut usize) -> R
     }
 }
 
-/// The schema with our settings in place of any of its own.
-pub(super) fn with_settings(schema: Value) -> Value {
+/// The schema with our settings in place of any of its own, and [such](rewrite) as models can follow to an end.
+pub(super) fn with_settings(mut schema: Value) -> Value {
+    let objects = if meets_others(&schema) { Objects::AsTheyAre } else { Objects::Closed };
+    rewrite(&mut schema, objects);
     match schema {
         Value::Object(mut members) => {
-            members.insert(SETTINGS.into(), json!({ "whitespace_pattern": WHITESPACE }));
+            // Where branches of `oneOf` are not known to exclude each other, one of them holds at least.
+            members.insert(SETTINGS.into(), json!({ "whitespace_pattern": WHITESPACE, "coerce_one_of": true }));
             Value::Object(members)
         }
         // `true` allows any JSON, `false` none.
         Value::Bool(true) => with_settings(json!({})),
         other => other,
+    }
+}
+
+/// What becomes of objects that say nothing of further members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Objects {
+    /// They have none: nobody who names members wants others, and models that may go on do.
+    Closed,
+    AsTheyAre,
+}
+
+/// Keywords that hold beside the members of an object, and may want further ones.
+const BESIDE: [&str; 10] = [
+    "minProperties",
+    "$ref",
+    "anyOf",
+    "oneOf",
+    "if",
+    "then",
+    "dependentSchemas",
+    "patternProperties",
+    "additionalProperties",
+    "unevaluatedProperties",
+];
+
+/// Whether some object must follow several schemas at a time: closing one of them would shut out the others' members.
+fn meets_others(schema: &Value) -> bool {
+    let Some(members) = schema.as_object() else { return false };
+    let several = members.get("allOf").and_then(Value::as_array).is_some_and(|all| all.len() > 1);
+    let has = |name: &str| members.contains_key(name);
+    let beside = ["$ref", "anyOf", "oneOf", "allOf"].into_iter().any(has) && has("properties");
+    several || beside || parts(schema).iter().any(|(_, part)| meets_others(part))
+}
+
+/// Leaves out what says nothing, bounds the digits of times, and closes objects.
+fn rewrite(schema: &mut Value, objects: Objects) {
+    let Some(members) = schema.as_object_mut() else { return };
+    let names = members.get("propertyNames");
+    if names.is_some_and(|names| [json!(true), json!({}), json!({ "type": "string" })].contains(names)) {
+        members.shift_remove("propertyNames");
+    }
+    let format = members.get("format").and_then(Value::as_str);
+    let pattern = match format {
+        Some("date-time") => Some(format!("^{DATE}[tT]{TIME}$")),
+        Some("time") => Some(format!("^{TIME}$")),
+        _ => None,
+    };
+    let is_remark = format.is_some_and(|format| !FORMATS.contains(&format));
+    if is_remark || pattern.is_some() && !members.contains_key("pattern") {
+        members.shift_remove("format");
+        members.extend(pattern.map(|pattern| ("pattern".to_owned(), pattern.into())));
+    }
+    let names_all = members.get("properties").and_then(Value::as_object).is_some_and(|named| {
+        let required = members.get("required").and_then(Value::as_array).into_iter().flatten();
+        !named.is_empty() && required.filter_map(Value::as_str).all(|name| named.contains_key(name))
+    });
+    if objects == Objects::Closed && names_all && !BESIDE.iter().any(|name| members.contains_key(*name)) {
+        members.insert("additionalProperties".into(), false.into());
+    }
+    for (name, member) in members.iter_mut().filter(|(name, _)| PARTS.contains(&name.as_str())) {
+        match member {
+            Value::Array(items) => items.iter_mut().for_each(|part| rewrite(part, objects)),
+            Value::Object(named) if NAMED_PARTS.contains(&name.as_str()) => {
+                named.values_mut().for_each(|part| rewrite(part, objects));
+            }
+            part => rewrite(part, objects),
+        }
     }
 }
 
@@ -124,14 +207,15 @@ fn parts(schema: &Value) -> Vec<(String, &Value)> {
     let Some(members) = schema.as_object() else { return Vec::new() };
     let mut parts = Vec::new();
     for (name, member) in members.iter().filter(|(name, _)| PARTS.contains(&name.as_str())) {
-        let holds_names = matches!(name.as_str(), "properties" | "patternProperties" | "$defs" | "definitions");
         match member {
             Value::Array(items) => {
                 parts.extend(items.iter().enumerate().map(|(index, item)| (format!("{name}.{index}"), item)));
             }
-            Value::Object(named) if holds_names => {
+            Value::Object(named) if NAMED_PARTS.contains(&name.as_str()) => {
                 parts.extend(named.iter().map(|(key, part)| (format!("{name}.{key}"), part)));
             }
+            // Nothing is a mistake in `false`, which nothing follows.
+            Value::Bool(_) => {}
             part => parts.push((name.clone(), part)),
         }
     }
@@ -154,4 +238,62 @@ fn with_definitions(part: &Value, whole: &Value) -> Value {
 
 fn join(at: &str, name: &str) -> String {
     if at.is_empty() { name.to_owned() } else { format!("{at}.{name}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rewritten(schema: Value) -> Value {
+        let mut rewritten = with_settings(schema);
+        rewritten.as_object_mut().map(|members| members.shift_remove(SETTINGS));
+        rewritten
+    }
+
+    #[test]
+    fn objects_have_the_members_that_they_name() {
+        let inner = json!({ "properties": { "b": {} } });
+        let closed = json!({ "properties": { "b": {} }, "additionalProperties": false });
+        for place in ["items", "additionalProperties", "$defs.d", "anyOf.0", "allOf.0"] {
+            let at = |part: &Value| match place.split_once('.') {
+                None => json!({ place: part }),
+                Some((list, "0")) => json!({ list: [part] }),
+                Some((map, name)) => json!({ map: { name: part } }),
+            };
+            assert_eq!(rewritten(at(&inner)), at(&closed), "{place}");
+        }
+        let open = [
+            json!({ "type": "object" }),
+            json!({ "properties": {} }),
+            json!({ "properties": { "a": {} }, "additionalProperties": true }),
+            json!({ "properties": { "a": {} }, "additionalProperties": { "type": "string" } }),
+            json!({ "properties": { "a": {} }, "required": ["a", "b"] }),
+            json!({ "properties": { "a": {} }, "minProperties": 2 }),
+            // Each would shut out the other's.
+            json!({ "allOf": [inner, { "properties": { "c": {} } }] }),
+            json!({ "properties": { "a": {} }, "anyOf": [inner] }),
+            json!({ "$ref": "#/$defs/d", "properties": { "a": {} }, "$defs": { "d": inner } }),
+        ];
+        for schema in open {
+            assert_eq!(rewritten(schema.clone()), schema);
+        }
+        // A member may have the name of a keyword.
+        let named = json!({ "properties": { "properties": { "type": "string" }, "propertyNames": {} } });
+        assert_eq!(rewritten(named)["properties"]["propertyNames"], json!({}));
+    }
+
+    #[test]
+    fn remarks_are_left_out_and_times_end() {
+        assert_eq!(rewritten(json!({ "propertyNames": { "type": "string" } })), json!({}));
+        let bounded = json!({ "propertyNames": { "pattern": "a" } });
+        assert_eq!(rewritten(bounded.clone()), bounded);
+        assert_eq!(rewritten(json!({ "type": "string", "format": "password" })), json!({ "type": "string" }));
+        for kept in [json!({ "format": "uuid" }), json!({ "format": "date-time", "pattern": "Z$" })] {
+            assert_eq!(rewritten(kept.clone()), kept);
+        }
+        for format in ["date-time", "time"] {
+            let schema = rewritten(json!({ "format": format }));
+            assert!(schema.get("format").is_none() && schema["pattern"].as_str().is_some_and(|p| p.contains("{1,9}")));
+        }
+    }
 }

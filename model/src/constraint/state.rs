@@ -33,7 +33,6 @@ pub struct Constraint {
     /// Stops what is computed for a text that nobody wants any more.
     _cancellation: CancelOnDrop,
     param: &'static str,
-    is_json: bool,
 }
 
 struct Shared {
@@ -105,12 +104,7 @@ impl Constraint {
     ///
     /// # Errors
     /// What the library says if nothing can come first.
-    pub(super) fn new(
-        matcher: Matcher,
-        text_tokens: Arc<SimpleVob>,
-        param: &'static str,
-        is_json: bool,
-    ) -> Result<Self, String> {
+    pub(super) fn new(matcher: Matcher, text_tokens: Arc<SimpleVob>, param: &'static str) -> Result<Self, String> {
         let matcher = matcher.into_cancellable();
         let cancellation = CancelOnDrop(matcher.cancellation_handle());
         let mut state = State { matcher, text_tokens, mask: None, accepted: None, took: Duration::ZERO };
@@ -120,22 +114,12 @@ impl Constraint {
         // Its first mask is there, however long it took.
         state.took = Duration::ZERO;
         let shared = Shared { state: Mutex::new(state), slow_until: Arc::default() };
-        Ok(Self { shared: Arc::new(shared), _cancellation: cancellation, param, is_json })
+        Ok(Self { shared: Arc::new(shared), _cancellation: cancellation, param })
     }
 
     /// The parameter that asked for it.
     pub fn param(&self) -> &'static str {
         self.param
-    }
-
-    /// Whether a part of the text would be no answer at all, because it is JSON.
-    pub fn is_json(&self) -> bool {
-        self.is_json
-    }
-
-    /// The same, for a grammar that is not JSON by its kind but whose text is of use only as a whole.
-    pub fn as_json(self) -> Self {
-        Self { is_json: true, ..self }
     }
 
     /// Whether the last tokens took so long that the next one should be accepted
@@ -258,7 +242,7 @@ impl Clone for Constraint {
         };
         let cancellation = CancelOnDrop(copy.matcher.cancellation_handle());
         let shared = Shared { state: Mutex::new(copy), slow_until: Arc::clone(&self.shared.slow_until) };
-        Self { shared: Arc::new(shared), _cancellation: cancellation, param: self.param, is_json: self.is_json }
+        Self { shared: Arc::new(shared), _cancellation: cancellation, param: self.param }
     }
 }
 

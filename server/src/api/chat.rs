@@ -236,7 +236,7 @@ fn whole(head: Head, mut answers: Vec<Answer>, rest: Rest<'_>) -> ChatCompletion
         };
         WireChoice {
             index,
-            finish_reason: tool_calls::finish_reason(answer.finish_reason, !tool_calls.is_empty()),
+            finish_reason: tool_calls::finish_reason(answer.finish_reason, &answer.stop_cause, !tool_calls.is_empty()),
             message: WireMessage { role: ASSISTANT, content, tool_calls, refusal: None },
             stop_reason: generation.stop_reason(answer.stop_cause),
             // Asked for, but no token drawn to report: an empty list, not none.
@@ -308,7 +308,7 @@ impl ChunkWriter {
         let calls = self.choices.get_mut(delta.index).and_then(|choice| choice.calls.as_mut());
         let Some(calls) = calls else { return vec![self.delta(delta, usage)] };
         let pieces = calls.push(&std::mem::take(&mut delta.text), delta.finish_reason.is_some());
-        delta.finish_reason = tool_calls::finish_reason(delta.finish_reason, calls.has_calls());
+        delta.finish_reason = tool_calls::finish_reason(delta.finish_reason, &delta.stop_cause, calls.has_calls());
         let choices = pieces.into_iter().map(|(content, call)| ChunkChoice {
             index: delta.index,
             delta: WireDelta { role: None, content, tool_calls: call.map(|call| [call]) },

@@ -80,9 +80,11 @@ impl ApiError {
 
     /// 404: no such path.
     pub fn unknown_path(path: &str) -> Self {
-        let message = format!(
-            "`{path}` does not exist\nhint: completions are at `POST /v1/completions` and `POST /v1/chat/completions`"
-        );
+        let hint = match path {
+            "/v1/responses" => "let your client use chat completions, `POST /v1/chat/completions`",
+            _ => "completions are at `POST /v1/completions` and `POST /v1/chat/completions`",
+        };
+        let message = format!("`{path}` does not exist\nhint: {hint}");
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).with_code("unknown_url")
     }
 

@@ -60,7 +60,7 @@ pub(crate) async fn authorize(State(state): State<AppState>, request: Request, n
     let given = request.headers().get(header::AUTHORIZATION);
     match given.and_then(bearer) {
         Some(key) if keys.contain(key) => next.run(request).await,
-        Some(_) => ApiError::unauthorized("the API key is none of this server's").into_response(),
+        Some(_) => ApiError::unauthorized("Incorrect API key provided: it is none of this server's").into_response(),
         None => ApiError::unauthorized("an API key is required\nhint: send the header `authorization: Bearer KEY`")
             .into_response(),
     }

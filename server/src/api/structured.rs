@@ -19,8 +19,6 @@ pub(crate) struct Structure {
     param: &'static str,
     /// The place of the grammar within the request.
     path: &'static str,
-    /// Whether a part of the answer is of no use.
-    is_whole: bool,
     /// Schemas within the grammar, with their places.
     schemas: Vec<(String, Value)>,
 }
@@ -38,7 +36,7 @@ impl Structure {
     /// Calls of tools and nothing else: a grammar in Lark's syntax, and the schemas in it with their places.
     pub(crate) fn calls(lark: String, schemas: Vec<(String, Value)>) -> Self {
         const PARAM: &str = "tool_choice";
-        Self { grammar: Grammar::Lark(lark), param: PARAM, path: PARAM, is_whole: true, schemas }
+        Self { grammar: Grammar::Lark(lark), param: PARAM, path: PARAM, schemas }
     }
 
     /// This form or calls of tools, which are the rule `calls` of `lark`. `None` if this is no JSON.
@@ -46,7 +44,7 @@ impl Structure {
         let Grammar::Json(schema) = &self.grammar else { return None };
         let lark = format!("start: answer | calls\nanswer: {}\n{lark}", in_lark(schema));
         schemas.push((self.path.to_owned(), schema.clone()));
-        Some(Self { grammar: Grammar::Lark(lark), is_whole: true, schemas, ..*self })
+        Some(Self { grammar: Grammar::Lark(lark), schemas, ..*self })
     }
 
     /// Reads the fields, of which one may ask for something.
@@ -101,8 +99,7 @@ impl Structure {
                 None => return Err(must_be(path, "true or false", &value)),
             },
         };
-        let is_whole = matches!(grammar, Grammar::Json(_));
-        Ok(Some(Self { grammar, param, path, is_whole, schemas: Vec::new() }))
+        Ok(Some(Self { grammar, param, path, schemas: Vec::new() }))
     }
 
     /// The member, where several would be of one parameter.
@@ -121,15 +118,14 @@ impl Structure {
         for (path, schema) in &self.schemas {
             check_schema(schema).map_err(|error| refusal(path, &error))?;
         }
-        let constraint = compiler.compile(&self.grammar, self.param).map_err(|error| {
+        compiler.compile(&self.grammar, self.param).map_err(|error| {
             // A mistake in a schema has its place there.
             let mut failures = self.schemas.iter().filter_map(|(path, schema)| {
                 let error = compiler.compile(&Grammar::Json(schema.clone()), self.param).err()?;
                 Some(refusal(path, &error))
             });
             failures.next().unwrap_or_else(|| refusal(self.path, &error))
-        })?;
-        Ok(if self.is_whole { constraint.as_json() } else { constraint })
+        })
     }
 }
 
@@ -204,7 +200,7 @@ fn response_format(fields: &mut Fields) -> Result<Option<Structure>, ApiError> {
             return Err(ApiError::invalid("response_format.type", message));
         }
     };
-    Ok(Some(Structure { grammar: Grammar::Json(grammar), param: PARAM, path, is_whole: true, schemas: Vec::new() }))
+    Ok(Some(Structure { grammar: Grammar::Json(grammar), param: PARAM, path, schemas: Vec::new() }))
 }
 
 /// What stands beside a schema. The schema is kept to in any case, `strict` or not.

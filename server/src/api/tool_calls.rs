@@ -4,7 +4,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::tool_parser::{Piece, ToolParser};
-use crate::random::fresh_id;
+use crate::{engine::StopCause, random::fresh_id};
 
 /// A call in a whole message.
 #[derive(Debug, JsonSchema, Serialize)]
@@ -107,10 +107,14 @@ pub(crate) fn read(mut parser: ToolParser, text: &str) -> (Option<String>, Vec<W
     ((!is_nothing).then_some(content), calls)
 }
 
-/// A message that ends with calls says so; one that was cut says that it was cut.
-pub(crate) fn finish_reason(reason: Option<&'static str>, has_calls: bool) -> Option<&'static str> {
-    match reason {
-        Some("stop") if has_calls => Some("tool_calls"),
-        reason => reason,
+/// A message that ends with calls says so; one that was cut, by a stop string too, says that it was cut.
+pub(crate) fn finish_reason(
+    reason: Option<&'static str>,
+    cause: &Option<StopCause>,
+    has_calls: bool,
+) -> Option<&'static str> {
+    match (reason, cause) {
+        (Some("stop"), None | Some(StopCause::Token(_))) if has_calls => Some("tool_calls"),
+        (reason, _) => reason,
     }
 }

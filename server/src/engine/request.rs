@@ -153,8 +153,8 @@ pub enum ValidationError {
     },
     /// Prompt and answer do not fit into the context.
     #[error(
-        "`prompt` has {n_prompt} tokens, but the context holds {max_seq_len} tokens of prompt and answer together and \
-         an answer needs at least one"
+        "This model's maximum context length is {max_seq_len} tokens, of prompt and answer together, but the prompt has \
+         {n_prompt} and an answer needs at least one"
     )]
     ContextLength {
         /// Tokens in the prompt.
@@ -358,7 +358,6 @@ impl GenerateRequest {
 fn check_constraint(parts: &RequestParts) -> Result<(), ValidationError> {
     let Some(constraint) = &parts.constraint else { return Ok(()) };
     let no_token = "together they could leave no token to go on with";
-    let cut = "the answer would be cut before it is complete";
     let beams = match parts.strategy {
         Strategy::Sample => None,
         Strategy::Beams { kind, .. } => Some(strategy_name(kind)),
@@ -368,7 +367,6 @@ fn check_constraint(parts: &RequestParts) -> Result<(), ValidationError> {
         ("min_tokens", parts.stop.min_tokens > 0, "the answer ends when it is complete"),
         ("allowed_token_ids", parts.sampling.allowed_token_ids.is_some(), no_token),
         ("bad_words", !parts.sampling.bad_words.is_empty(), no_token),
-        ("stop", constraint.is_json() && !parts.stop.stop_strings.is_empty(), cut),
     ];
     match conflicts.into_iter().find(|(_, is_given, _)| *is_given) {
         Some((param, _, why)) => Err(ValidationError::NotWithConstraint { param, constraint: constraint.param(), why }),

@@ -255,7 +255,6 @@ async fn refusals_of_tools_name_their_place() {
             "`tool_choice`",
         ),
         (json!({ "tools": [f()], "guided_regex": "a" }), "guided_regex", "`tools`"),
-        (json!({ "tools": [f()], "tool_choice": "required", "stop": "x" }), "stop", "`tool_choice`"),
         (json!({ "tools": [f()], "tool_choice": "auto", "chat_template": OTHER }), "tool_choice", "`required`"),
         (json!({ "messages": [{ "role": "tool", "content": "r" }] }), "messages[0].tool_call_id", "Missing required"),
         (json!({ "messages": [{ "role": "assistant", "tool_calls": 1 }] }), "messages[0].tool_calls", "an array"),
