@@ -151,6 +151,13 @@ impl<'a> Pass<'a> {
         Self { context, config, reaches, rotations, added, scratch: BlockScratch::default() }
     }
 
+    /// From now on, keys and values are stored by operations that read nothing of the cache.
+    pub(crate) fn store_apart(&mut self) {
+        if let AttentionContext::Paged(step) = &mut self.context {
+            step.sequences.store_apart();
+        }
+    }
+
     /// What is added to embeddings.
     pub(crate) fn added(&self) -> &AddedPositions {
         &self.added

@@ -43,6 +43,10 @@ fn limits() -> ParserLimits {
 /// Grammars are compiled recursively, schemas most of all.
 const STACK_BYTES: usize = 32 << 20;
 
+/// Signs in a grammar that may join expressions which hold for the same text: the library knows each way in which all of
+/// them may have begun.
+const MAX_JOINTS: usize = 16;
+
 /// Longer tokens are left out of the trie, which does not hold them.
 const MAX_TOKEN_BYTES: usize = 512;
 
@@ -201,6 +205,13 @@ fn check_size(grammar: &Grammar) -> Result<(), GrammarError> {
     };
     if n_bytes > MAX_SOURCE_BYTES {
         return Err(GrammarError::whole(format!("must be at most {MAX_SOURCE_BYTES} bytes, got {n_bytes}")));
+    }
+    if let Grammar::Lark(source) = grammar {
+        schema::check_in_lark(source)?;
+        let n_joints = source.matches('&').count();
+        if n_joints > MAX_JOINTS {
+            return Err(GrammarError::whole(format!("must hold at most {MAX_JOINTS} times `&`, got {n_joints}")));
+        }
     }
     if let Grammar::Lark(source) | Grammar::Regex(source) = grammar {
         let depth = bracket_depth(source);

@@ -136,6 +136,7 @@ impl Stepper {
                 tracing::warn!(%error, "a step could not be recorded, and is run as it is");
                 steps.n_failures += 1;
                 steps.shape(sizes).n_runs = 0;
+                pass.store_apart();
                 run(pass)
             }
         }
@@ -177,7 +178,7 @@ impl RecordedStep {
     ///
     /// # Errors
     /// [`Error::Execution`] where it cannot be recorded. The pools are as they were. The device counts them as unreadable
-    /// until something is written to them, which every step does before it reads them.
+    /// until something is written to them that reads nothing of them ([`Pass::store_apart`]).
     fn new(gpt: &Gpt, ids: &Ints, pass: &mut Pass<'_>) -> Result<Self> {
         // All of them, since an upload cannot be recorded.
         let uploads = pass.uploads().into_iter().flat_map(|(uploads, _)| uploads);

@@ -13,6 +13,13 @@ const MAX_VALUES: usize = 20_000;
 /// The longest exact count in a schema; each is that many copies of something.
 const MAX_COUNT: u64 = 10_000;
 
+/// What the numbers that others must be multiples of may come to in a schema: the library knows each remainder.
+const MAX_REMAINDERS: f64 = 50_000.0;
+
+/// Patterns and formats in a schema in which several hold for the same text: the library knows each way in which all of
+/// them may have begun.
+const MAX_JOINT_PATTERNS: usize = 16;
+
 /// Attempts to find the place of a mistake.
 const MAX_ATTEMPTS: usize = 100;
 
@@ -63,7 +70,52 @@ pub fn check(schema: &Value) -> Result<(), GrammarError> {
         return Err(GrammarError::whole("must be a JSON Schema: an object, true or false"));
     }
     let mut n_values = 0;
-    check_value(schema, "", 0, &mut n_values)
+    check_value(schema, "", 0, &mut n_values)?;
+    let joint = meets_others(schema);
+    let (mut factors, mut n_patterns) = (Vec::new(), 0);
+    visit(schema, &mut |members| {
+        factors.extend(members.get("multipleOf").and_then(Value::as_f64).map(digits));
+        n_patterns += ["pattern", "format"].iter().filter(|name| members.contains_key(**name)).count();
+    });
+    let n_remainders: f64 = if joint { factors.iter().product() } else { factors.iter().sum() };
+    if n_remainders > MAX_REMAINDERS {
+        let together = if joint { "multiplied, since the schema joins others" } else { "together" };
+        let what = format!("`multipleOf` must be at most {MAX_REMAINDERS} {together}, got {n_remainders}");
+        return Err(GrammarError::whole(what));
+    }
+    if joint && n_patterns > MAX_JOINT_PATTERNS {
+        let what = format!(
+            "a schema that joins others, as with `allOf`, must hold at most {MAX_JOINT_PATTERNS} `pattern`s and `format`s, \
+             got {n_patterns}"
+        );
+        return Err(GrammarError::whole(what));
+    }
+    Ok(())
+}
+
+/// [Checks](check) the schemas within a grammar in Lark's syntax.
+///
+/// # Errors
+/// As [`check`]. What is no JSON is left to the compiler.
+pub(super) fn check_in_lark(source: &str) -> Result<(), GrammarError> {
+    let schemas = source.split("%json").skip(1);
+    schemas.filter_map(|rest| serde_json::Deserializer::from_str(rest).into_iter().next()?.ok()).try_for_each(
+        |schema| check(&schema).map_err(|GrammarError { what, .. }| GrammarError::whole(format!("a schema {what}"))),
+    )
+}
+
+/// Calls `visitor` for every object schema that a schema is made of, and itself.
+fn visit(schema: &Value, visitor: &mut impl FnMut(&Map<String, Value>)) {
+    if let Some(members) = schema.as_object() {
+        visitor(members);
+        parts(schema).into_iter().for_each(|(_, part)| visit(part, visitor));
+    }
+}
+
+/// The digits of a number as a whole number: of 0.05, 5.
+fn digits(number: f64) -> f64 {
+    let text: String = number.to_string().chars().filter(char::is_ascii_digit).collect();
+    text.parse().unwrap_or(f64::INFINITY)
 }
 
 fn check_value(value: &Value, at: &str, depth: usize, n_values: &mut usize) -> Result<(), GrammarError> {
@@ -131,13 +183,23 @@ const BESIDE: [&str; 10] = [
     "unevaluatedProperties",
 ];
 
-/// Whether some object must follow several schemas at a time: closing one of them would shut out the others' members.
+/// Keywords that bring in schemas which hold for the same value.
+const JOINTS: [&str; 4] = ["$ref", "anyOf", "oneOf", "allOf"];
+
+/// Keywords whose meaning depends on what else holds.
+const JOINED: [&str; 7] =
+    ["properties", "patternProperties", "additionalProperties", "items", "pattern", "format", "multipleOf"];
+
+/// Whether some value must follow several schemas at a time: closing one of them would shut out the others' members.
 fn meets_others(schema: &Value) -> bool {
-    let Some(members) = schema.as_object() else { return false };
-    let several = members.get("allOf").and_then(Value::as_array).is_some_and(|all| all.len() > 1);
-    let has = |name: &str| members.contains_key(name);
-    let beside = ["$ref", "anyOf", "oneOf", "allOf"].into_iter().any(has) && has("properties");
-    several || beside || parts(schema).iter().any(|(_, part)| meets_others(part))
+    let mut meets = false;
+    visit(schema, &mut |members| {
+        let n_joints = JOINTS.iter().filter(|name| members.contains_key(**name)).count();
+        let several = members.get("allOf").and_then(Value::as_array).is_some_and(|all| all.len() > 1);
+        let beside = n_joints > 0 && JOINED.iter().any(|name| members.contains_key(*name));
+        meets |= several || beside || n_joints > 1;
+    });
+    meets
 }
 
 /// Leaves out what says nothing, bounds the digits of times, and closes objects.
@@ -280,6 +342,38 @@ mod tests {
         // A member may have the name of a keyword.
         let named = json!({ "properties": { "properties": { "type": "string" }, "propertyNames": {} } });
         assert_eq!(rewritten(named)["properties"]["propertyNames"], json!({}));
+    }
+
+    #[test]
+    fn what_would_take_for_ever_is_refused() {
+        let many = |n: usize, part: Value| Value::Array(vec![part; n]);
+        let fine = [
+            json!({ "multipleOf": 9973 }),
+            json!({ "multipleOf": 0.01 }),
+            json!({ "anyOf": many(5, json!({ "multipleOf": 9973 })) }),
+            json!({ "anyOf": many(50, json!({ "pattern": "a" })) }),
+            json!({ "allOf": many(16, json!({ "pattern": "a" })) }),
+            json!({ "properties": { "a": { "allOf": [{ "$ref": "#" }] }, "multipleOf": { "const": 1000003 } } }),
+        ];
+        for schema in fine {
+            assert_eq!(check(&schema), Ok(()), "{schema}");
+        }
+        let refused = [
+            json!({ "multipleOf": 1000003 }),
+            json!({ "multipleOf": 1.000003 }),
+            json!({ "items": { "anyOf": many(6, json!({ "multipleOf": 9973 })) } }),
+            json!({ "allOf": many(2, json!({ "multipleOf": 9973 })) }),
+            json!({ "$ref": "#/$defs/d", "multipleOf": 9973, "$defs": { "d": { "multipleOf": 9967 } } }),
+            json!({ "allOf": many(17, json!({ "pattern": "a" })) }),
+            json!({ "anyOf": many(17, json!({ "format": "date" })), "pattern": "a" }),
+        ];
+        for schema in refused {
+            let what = check(&schema).map_err(|error| error.what);
+            assert!(what.is_err_and(|what| what.contains("at most")), "{schema}");
+            let lark = format!("start: %json {{}} x\nx: %json {schema}\n");
+            assert!(check_in_lark(&lark).is_err_and(|error| error.what.contains("at most")), "{lark}");
+        }
+        assert_eq!(check_in_lark("start: %json {\"a\""), Ok(()), "no JSON");
     }
 
     #[test]

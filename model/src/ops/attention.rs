@@ -64,13 +64,14 @@ pub struct PagedSequences {
     device: Device,
     // Of layers without the window and of those with it: else all layers of a step attend alike.
     on_gpu: [OnceLock<(Ints, AttentionStep)>; 2],
+    stores_apart: bool,
 }
 
 impl PagedSequences {
     /// Of a step over pools on `device`. Every layer of the step has the same [`AttentionOptions`], but that some may have
     /// a window and others none.
     pub fn new(sequences: Vec<PagedRows>, device: &Device) -> Self {
-        Self { sequences, device: device.clone(), on_gpu: Default::default() }
+        Self { sequences, device: device.clone(), on_gpu: Default::default(), stores_apart: false }
     }
 
     /// The sequences in the order of their rows.
@@ -81,6 +82,11 @@ impl PagedSequences {
     /// Whether each sequence has one row.
     pub(crate) fn decode(&self) -> bool {
         self.sequences.iter().all(|sequence| sequence.rows.len() == 1)
+    }
+
+    /// From now on, keys and values are stored by an operation that reads nothing of the pools.
+    pub(crate) fn store_apart(&mut self) {
+        self.stores_apart = true;
     }
 
     /// The table for the GPU's kernel, and numbers that are the same for steps which launch the same. `None` where there is
@@ -255,6 +261,7 @@ pub fn append_and_attend(
     let half = rotation.map_or(0, Rotation::half);
     if cube::is_cube(&qkv.device())
         && sequences.decode()
+        && !sequences.stores_apart
         && let Some((table, step)) = sequences.on_gpu(options)
         && step.plan.joins(half)
     {

@@ -21,7 +21,7 @@ use super::{
     remarks,
     request_log::End,
     schema::Shape,
-    state::AppState,
+    state::{AppState, Preparation},
     texts::Source,
     tokens,
 };
@@ -121,7 +121,7 @@ pub(crate) async fn create(State(state): State<AppState>, mut fields: Fields) ->
         let usage = EmbeddingUsage { prompt_tokens: n_tokens, total_tokens: n_tokens, prompt_tokens_details: details };
         Ok((usage, engine.embed(requests)?))
     };
-    let (usage, events) = state.prepare(fields.n_bytes(), prepare).await?;
+    let (usage, events) = state.prepare(Preparation::of_body(fields.n_bytes()), prepare).await?;
     fields.log().work(|work| {
         (work.id, work.model) = (Some(fresh_id("embd-")), Some(state.model_id().to_owned()));
         work.prompt_tokens = Some(usage.prompt_tokens);

@@ -25,7 +25,7 @@ use super::{
     remarks,
     request_log::{Asked, RequestLog},
     sampling::Sampling,
-    state::{AppState, unix_seconds},
+    state::{AppState, Preparation, unix_seconds},
     stream::{Answer, Deltas, Echo, Opening, Usage},
     structured::Structure,
 };
@@ -268,6 +268,10 @@ impl Generation {
         let engine = state.working_engine()?.clone();
         let (tokenizer, fingerprint) = (engine.model().tokenizer.clone(), engine.model().fingerprint.clone());
         let generation = self.clone();
+        let preparation = match self.structure {
+            Some(_) => Preparation::Grammar,
+            None => Preparation::of_body(self.n_bytes),
+        };
         let prepare = move || {
             let prompts = prepare(&generation, engine.model())?;
             let n_cut = generation.truncation.map(|_| prompts.iter().map(|prompt| prompt.n_cut).sum());
@@ -275,7 +279,7 @@ impl Generation {
             let events = engine.submit(generation.requests(&prompts, engine.model())?)?;
             Ok((prompts, n_cut, openings, events))
         };
-        let (prompts, n_cut, openings, events) = state.prepare(self.n_bytes, prepare).await?;
+        let (prompts, n_cut, openings, events) = state.prepare(preparation, prepare).await?;
         let head = Head {
             id: fresh_id(id_prefix),
             object: "",

@@ -20,6 +20,27 @@ use crate::engine::{Engine, EngineState};
 /// A body of more bytes takes long to tokenize: tens of milliseconds and more.
 const LONG_BODY_BYTES: usize = 1 << 16;
 
+/// Threads for what is [prepared](AppState::prepare), at least: for one long body, one grammar, and the rest.
+pub(crate) const MIN_PREPARING_THREADS: usize = 3;
+
+/// What has to be done before the engine gets a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Preparation {
+    /// Milliseconds.
+    Short,
+    /// A text that takes long to tokenize.
+    LongBody,
+    /// A grammar to compile: most take milliseconds, some a hundred times that.
+    Grammar,
+}
+
+impl Preparation {
+    /// Of a body of `n_bytes` without a grammar.
+    pub(crate) fn of_body(n_bytes: usize) -> Self {
+        if n_bytes > LONG_BODY_BYTES { Self::LongBody } else { Self::Short }
+    }
+}
+
 /// Shared by all requests; clones are the same state.
 #[derive(Clone, Debug)]
 pub struct AppState(Arc<Inner>);
@@ -33,6 +54,8 @@ struct Inner {
     draining: AtomicBool,
     /// Whose turn it is among the requests with long bodies.
     long_body: Arc<Semaphore>,
+    /// Whose turn it is among those with grammars.
+    grammar: Arc<Semaphore>,
 }
 
 impl AppState {
@@ -50,6 +73,7 @@ impl AppState {
             engine: SetOnce::new(),
             draining: AtomicBool::new(false),
             long_body: Arc::new(Semaphore::new(1)),
+            grammar: Arc::new(Semaphore::new(1)),
         };
         Self(Arc::new(inner))
     }
@@ -103,20 +127,25 @@ impl AppState {
         }
     }
 
-    /// Does `work`, such as tokenizing a prompt that came in a body of `n_bytes`, on a thread that serves nobody else.
-    /// Long bodies take turns, so that there is always a thread for short ones, whatever is sent.
+    /// Does `work`, such as tokenizing a prompt, on a thread that serves nobody else. Of what may take long, one at a time
+    /// of each kind is done, so that there is always a thread for the rest, whatever is sent.
     ///
     /// # Errors
     /// What `work` reports; 500 if it panics.
-    pub(crate) async fn prepare<Work, T>(&self, n_bytes: usize, work: Work) -> Result<T, ApiError>
+    pub(crate) async fn prepare<Work, T>(&self, preparation: Preparation, work: Work) -> Result<T, ApiError>
     where
         Work: FnOnce() -> Result<T, ApiError> + Send + 'static,
         T: Send + 'static,
     {
-        let turn = match n_bytes {
-            0..=LONG_BODY_BYTES => None,
+        let turns = match preparation {
+            Preparation::Short => None,
+            Preparation::LongBody => Some(&self.0.long_body),
+            Preparation::Grammar => Some(&self.0.grammar),
+        };
+        let turn = match turns {
+            None => None,
             // Never closed, so there is a turn for everybody.
-            _ => Arc::clone(&self.0.long_body).acquire_owned().await.ok(),
+            Some(turns) => Arc::clone(turns).acquire_owned().await.ok(),
         };
         let done = spawn_blocking(move || {
             // Kept to the end, even when the client does not wait for it.
@@ -163,22 +192,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn however_many_long_bodies_there_are_a_short_one_finds_a_thread() {
-        let runtime = runtime::Builder::new_multi_thread().enable_all().max_blocking_threads(2).build().unwrap();
+    fn however_much_takes_long_what_is_short_finds_a_thread() {
+        let runtime = runtime::Builder::new_multi_thread()
+            .enable_all()
+            .max_blocking_threads(MIN_PREPARING_THREADS)
+            .build()
+            .unwrap();
         runtime.block_on(async {
             let state = AppState::loading("x");
             let (go, goes) = mpsc::channel::<()>();
             let goes = Arc::new(std::sync::Mutex::new(goes));
-            let long = (0..5).map(|_| {
+            let long = (0..6).map(|n| {
                 let (state, goes) = (state.clone(), Arc::clone(&goes));
                 let work = move || {
                     goes.lock().unwrap().recv().unwrap();
                     Ok(())
                 };
-                tokio::spawn(async move { state.prepare(LONG_BODY_BYTES + 1, work).await })
+                let kind = if n % 2 == 0 { Preparation::of_body(LONG_BODY_BYTES + 1) } else { Preparation::Grammar };
+                tokio::spawn(async move { state.prepare(kind, work).await })
             });
             let long: Vec<_> = long.collect();
-            let short = state.prepare(LONG_BODY_BYTES, || Ok(7));
+            let short = state.prepare(Preparation::of_body(LONG_BODY_BYTES), || Ok(7));
             assert_eq!(tokio::time::timeout(Duration::from_secs(30), short).await.unwrap().unwrap(), 7);
             // Whose turn it is depends on the scheduler: all may go before any is waited for.
             long.iter().for_each(|_| go.send(()).unwrap());

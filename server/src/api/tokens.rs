@@ -21,7 +21,7 @@ use super::{
     openapi::{Access, Answer, Link, Operation, POST_REFUSALS, Place, Request, answer},
     remarks,
     schema::{self, Shape},
-    state::AppState,
+    state::{AppState, Preparation},
 };
 use crate::engine::ServedModel;
 
@@ -158,7 +158,7 @@ pub(crate) async fn tokenize(State(state): State<AppState>, mut fields: Fields) 
             tokens,
         }))
     };
-    let encoded = state.prepare(fields.n_bytes(), encode).await?;
+    let encoded = state.prepare(Preparation::of_body(fields.n_bytes()), encode).await?;
     Ok(remarks::told(ignored, encoded.into_response()))
 }
 

@@ -4,23 +4,18 @@ mod bench;
 mod bench_grammars;
 mod doctor;
 mod generate;
+mod log;
 mod output;
 mod perplexity;
 mod quantize;
 mod serve;
 mod variables;
 
-use std::{
-    ffi::OsString,
-    io::{self, IsTerminal},
-};
+use std::ffi::OsString;
 
-use anyhow::Context;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
-use tracing_subscriber::EnvFilter;
 
 pub use self::output::print_error;
-use crate::config::LogFormat;
 
 /// Serves language models over HTTP and in the terminal.
 ///
@@ -65,27 +60,27 @@ impl Cli {
     pub fn run(self) -> anyhow::Result<()> {
         match self.command {
             Command::Serve(args) => {
-                log_to_stderr("warn,hearth_server=info", args.config.log.log_format)?;
+                let _written_at_the_end = log::beside("warn,hearth_server=info", args.config.log.log_format)?;
                 serve::run(&args)
             }
             Command::Generate(args) => {
-                log_to_stderr("warn", LogFormat::Text)?;
+                log::here("warn")?;
                 generate::run(args)
             }
             Command::Bench(args) => {
-                log_to_stderr("warn", LogFormat::Text)?;
+                log::here("warn")?;
                 bench::run(args)
             }
             Command::Perplexity(args) => {
-                log_to_stderr("warn", LogFormat::Text)?;
+                log::here("warn")?;
                 perplexity::run(args)
             }
             Command::Quantize(args) => {
-                log_to_stderr("warn", LogFormat::Text)?;
+                log::here("warn")?;
                 quantize::run(args)
             }
             Command::Doctor(args) => {
-                log_to_stderr("error", LogFormat::Text)?;
+                log::here("error")?;
                 doctor::run(args)
             }
         }
@@ -103,24 +98,6 @@ fn with_subcommand(mut args: Vec<OsString>) -> Vec<OsString> {
         args.insert(args.len().min(1), "serve".into());
     }
     args
-}
-
-/// Logs go to stderr; `HEARTH_LOG`, or `RUST_LOG`, says which, in the syntax of `tracing`'s filters.
-fn log_to_stderr(default: &str, format: LogFormat) -> anyhow::Result<()> {
-    let given = ["HEARTH_LOG", "RUST_LOG"].into_iter().find_map(|name| Some((name, std::env::var(name).ok()?)));
-    let filter = match given {
-        Some((name, filter)) => {
-            EnvFilter::try_new(&filter).with_context(|| format!("cannot read `{name}={filter}`"))?
-        }
-        None => EnvFilter::try_new(default)?,
-    };
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);
-    match format {
-        LogFormat::Text => log.with_ansi(io::stderr().is_terminal()).init(),
-        // Fields side by side with the message, so that a query needs no path.
-        LogFormat::Json => log.json().flatten_event(true).init(),
-    }
-    Ok(())
 }
 
 #[cfg(test)]

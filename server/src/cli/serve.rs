@@ -11,7 +11,10 @@ use hearth_model::ops;
 use tokio::{net::TcpListener, runtime, sync::mpsc, task::spawn_blocking};
 
 use crate::{
-    api::{options::ApiOptions, state::AppState},
+    api::{
+        options::ApiOptions,
+        state::{AppState, MIN_PREPARING_THREADS},
+    },
     config::ServerConfig,
     engine::Engine,
     serve::{Ended, serve},
@@ -32,7 +35,7 @@ pub(crate) struct ServeArgs {
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     ops::limit_arenas();
     // They tokenize prompts: more of them than there are cores only spread memory over more of the allocator's arenas.
-    let n_blocking = thread::available_parallelism().map_or(2, usize::from).max(2);
+    let n_blocking = thread::available_parallelism().map_or(2, usize::from).max(MIN_PREPARING_THREADS);
     let runtime = runtime::Builder::new_multi_thread().enable_all().max_blocking_threads(n_blocking).build();
     let runtime = runtime.context("cannot start the runtime")?;
     let exporter = args.config.exporter()?;

@@ -411,6 +411,35 @@ fn serve_answers_and_stops_on_sigterm() {
     assert_eq!(exit_code(&mut child), Some(0));
 }
 
+/// A log that nobody takes costs no answer, and no orderly end.
+#[test]
+#[cfg(unix)]
+fn a_log_without_a_reader_is_no_reason_to_stop() {
+    let dir = model_dir();
+    for reads_no_more in [true, false] {
+        let mut child = hearth(&["--port", "0", "--device", "cpu", "--model", path(dir.path())]).spawn().unwrap();
+        let mut log = BufReader::new(child.stderr.take().unwrap());
+        let line = wait_for_line(&mut log, "listening on http://");
+        let address = line.trim().rsplit_once("http://").unwrap().1.to_owned();
+        wait_for_line(&mut log, "is ready");
+        // The other one has the pipe, but does not read: some 200 lines fill it.
+        let held = (!reads_no_more).then_some(log);
+        for _ in 0..if reads_no_more { 3 } else { 600 } {
+            let mut connection = TcpStream::connect(&address).unwrap();
+            connection.set_read_timeout(Some(std::time::Duration::from_secs(30))).unwrap();
+            let body = r#"{"prompt": "a", "max_tokens": 1}"#;
+            let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: ";
+            connection.write_all(format!("{head}{}\r\n\r\n{body}", body.len()).as_bytes()).unwrap();
+            let mut answer = String::new();
+            connection.read_to_string(&mut answer).unwrap();
+            assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        }
+        assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+        assert_eq!(exit_code(&mut child), Some(0));
+        drop(held);
+    }
+}
+
 #[test]
 #[cfg(unix)]
 fn each_request_is_one_line_in_the_log_without_keys_and_prompts() {
