@@ -71,11 +71,13 @@ pub fn check(schema: &Value) -> Result<(), GrammarError> {
     }
     let mut n_values = 0;
     check_value(schema, "", 0, &mut n_values)?;
-    let joint = meets_others(schema);
-    let (mut factors, mut n_patterns) = (Vec::new(), 0);
-    visit(schema, &mut |members| {
+    let (mut factors, mut n_patterns, mut joint) = (Vec::new(), 0, false);
+    // References may lead to any place.
+    visit_all(schema, &mut |members| {
         factors.extend(members.get("multipleOf").and_then(Value::as_f64).map(digits));
-        n_patterns += ["pattern", "format"].iter().filter(|name| members.contains_key(**name)).count();
+        n_patterns +=
+            ["pattern", "format"].iter().filter(|name| members.get(**name).is_some_and(Value::is_string)).count();
+        joint |= joins_others(members);
     });
     let n_remainders: f64 = if joint { factors.iter().product() } else { factors.iter().sum() };
     if n_remainders > MAX_REMAINDERS {
@@ -109,6 +111,18 @@ fn visit(schema: &Value, visitor: &mut impl FnMut(&Map<String, Value>)) {
     if let Some(members) = schema.as_object() {
         visitor(members);
         parts(schema).into_iter().for_each(|(_, part)| visit(part, visitor));
+    }
+}
+
+/// Calls `visitor` for every object in a value, and itself.
+fn visit_all(value: &Value, visitor: &mut impl FnMut(&Map<String, Value>)) {
+    match value {
+        Value::Array(items) => items.iter().for_each(|item| visit_all(item, visitor)),
+        Value::Object(members) => {
+            visitor(members);
+            members.values().for_each(|member| visit_all(member, visitor));
+        }
+        _ => {}
     }
 }
 
@@ -193,13 +207,16 @@ const JOINED: [&str; 7] =
 /// Whether some value must follow several schemas at a time: closing one of them would shut out the others' members.
 fn meets_others(schema: &Value) -> bool {
     let mut meets = false;
-    visit(schema, &mut |members| {
-        let n_joints = JOINTS.iter().filter(|name| members.contains_key(**name)).count();
-        let several = members.get("allOf").and_then(Value::as_array).is_some_and(|all| all.len() > 1);
-        let beside = n_joints > 0 && JOINED.iter().any(|name| members.contains_key(*name));
-        meets |= several || beside || n_joints > 1;
-    });
+    visit(schema, &mut |members| meets |= joins_others(members));
     meets
+}
+
+fn joins_others(members: &Map<String, Value>) -> bool {
+    // Not members of an object that have these names, whose schemas are objects.
+    let is_joint = |name: &&str| members.get(*name).is_some_and(|joint| joint.is_array() || joint.is_string());
+    let n_joints = JOINTS.iter().filter(|name| is_joint(name)).count();
+    let several = members.get("allOf").and_then(Value::as_array).is_some_and(|all| all.len() > 1);
+    several || n_joints > 1 || n_joints == 1 && JOINED.iter().any(|name| members.contains_key(*name))
 }
 
 /// Leaves out what says nothing, bounds the digits of times, and closes objects.
@@ -350,6 +367,7 @@ mod tests {
         let fine = [
             json!({ "multipleOf": 9973 }),
             json!({ "multipleOf": 0.01 }),
+            json!({ "properties": { "allOf": {}, "pattern": {}, "format": {}, "$ref": {}, "items": {} } }),
             json!({ "anyOf": many(5, json!({ "multipleOf": 9973 })) }),
             json!({ "anyOf": many(50, json!({ "pattern": "a" })) }),
             json!({ "allOf": many(16, json!({ "pattern": "a" })) }),
@@ -365,6 +383,7 @@ mod tests {
             json!({ "allOf": many(2, json!({ "multipleOf": 9973 })) }),
             json!({ "$ref": "#/$defs/d", "multipleOf": 9973, "$defs": { "d": { "multipleOf": 9967 } } }),
             json!({ "allOf": many(17, json!({ "pattern": "a" })) }),
+            json!({ "$ref": "#/elsewhere/x", "elsewhere": { "x": { "multipleOf": 1000003 } } }),
             json!({ "anyOf": many(17, json!({ "format": "date" })), "pattern": "a" }),
         ];
         for schema in refused {
