@@ -7,14 +7,15 @@ use burn::{
     tensor::{Device, Tensor},
 };
 
+#[cfg(feature = "gpu")]
+use crate::ops::Upload;
 use crate::{
     config::{GptConfig, Positions, QkNormSpan, Rope},
     error::Result,
     kv_cache::PagedStep,
     layers::{Linear, Norm},
     ops::{
-        self, AttentionOptions, BlockScratch, HeadNormParts, Ints, LinearParts, PagedAttention, Rotation, Rows, Upload,
-        Weight,
+        self, AttentionOptions, BlockScratch, HeadNormParts, Ints, LinearParts, PagedAttention, Rotation, Rows, Weight,
     },
     params::{ParamSource, ParamVisitor},
     position::{self, Span},
@@ -152,6 +153,7 @@ impl<'a> Pass<'a> {
     }
 
     /// From now on, keys and values are stored by operations that read nothing of the cache.
+    #[cfg(feature = "gpu")]
     pub(crate) fn store_apart(&mut self) {
         if let AttentionContext::Paged(step) = &mut self.context {
             step.sequences.store_apart();
@@ -165,6 +167,7 @@ impl<'a> Pass<'a> {
 
     /// All that a GPU is told where sequences decode, but for token ids, and numbers that are the same for passes of one
     /// model that launch the same. `None` where they do not, or where the GPU has no kernel of ours for attention.
+    #[cfg(feature = "gpu")]
     pub(crate) fn uploads(&self) -> Option<(Vec<Upload<'_>>, Vec<usize>)> {
         let AttentionContext::Paged(step) = &self.context else { return None };
         if !step.sequences.decode() {

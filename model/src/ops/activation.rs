@@ -2,11 +2,14 @@
 
 use burn::tensor::{Tensor, activation};
 
-use super::{cpu, cube};
+use super::cpu;
+#[cfg(feature = "gpu")]
+use super::cube;
 use crate::config::Activation;
 
 /// Applies `kind` to each value of `x [n_rows, d_ff]`.
 pub fn activate(x: Tensor<2>, kind: Activation) -> Tensor<2> {
+    #[cfg(feature = "gpu")]
     if cube::is_cube(&x.device()) {
         return cube::activate(x, kind);
     }
@@ -44,6 +47,7 @@ pub fn soft_cap_reference<const D: usize>(x: Tensor<D>, cap: f64) -> Tensor<D> {
 /// `act(gate) * up` for `gate_up [n_rows, 2 * d_ff]`, whose left half is the gate: `[n_rows, d_ff]`.
 pub fn gated(gate_up: Tensor<2>, kind: Activation) -> Tensor<2> {
     let [n_rows, width] = gate_up.dims();
+    #[cfg(feature = "gpu")]
     if cube::is_cube(&gate_up.device()) {
         return cube::gated(gate_up, kind);
     }

@@ -5,12 +5,12 @@ use std::{ops::Range, sync::OnceLock};
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation::softmax};
 use half::f16;
 
-use super::{
-    Ints, Rotation, cpu,
-    cube::{self, AttentionPlan, AttentionStep, BLOCK_LEN, TILE},
-    rope_append, soft_cap_reference,
-};
-use crate::kv_cache::PAGE_SIZE;
+#[cfg(feature = "gpu")]
+use super::cube;
+use super::{Ints, Rotation, cpu, rope_append, soft_cap_reference};
+
+#[cfg(feature = "gpu")]
+mod on_gpu;
 
 /// Added to the score of a pair that must not see each other. Finite, since WGSL promises nothing about infinities; so
 /// far below any score that its exponential is exactly zero.
@@ -61,97 +61,27 @@ pub struct PagedRows {
 #[derive(Clone, Debug)]
 pub struct PagedSequences {
     sequences: Vec<PagedRows>,
-    device: Device,
-    // Of layers without the window and of those with it: else all layers of a step attend alike.
-    on_gpu: [OnceLock<(Ints, AttentionStep)>; 2],
-    stores_apart: bool,
+    #[cfg(feature = "gpu")]
+    gpu: on_gpu::GpuLayouts,
 }
 
 impl PagedSequences {
     /// Of a step over pools on `device`. Every layer of the step has the same [`AttentionOptions`], but that some may have
     /// a window and others none.
     pub fn new(sequences: Vec<PagedRows>, device: &Device) -> Self {
-        Self { sequences, device: device.clone(), on_gpu: Default::default(), stores_apart: false }
+        #[cfg(not(feature = "gpu"))]
+        let _ = device;
+        Self {
+            sequences,
+            #[cfg(feature = "gpu")]
+            gpu: on_gpu::GpuLayouts::new(device),
+        }
     }
 
     /// The sequences in the order of their rows.
     pub fn as_slice(&self) -> &[PagedRows] {
         &self.sequences
     }
-
-    /// Whether each sequence has one row.
-    pub(crate) fn decode(&self) -> bool {
-        self.sequences.iter().all(|sequence| sequence.rows.len() == 1)
-    }
-
-    /// From now on, keys and values are stored by an operation that reads nothing of the pools.
-    pub(crate) fn store_apart(&mut self) {
-        self.stores_apart = true;
-    }
-
-    /// The table for the GPU's kernel, and numbers that are the same for steps which launch the same. `None` where there is
-    /// no kernel for it.
-    pub(crate) fn table(&self, options: &AttentionOptions) -> Option<(&Ints, [usize; 4])> {
-        let (table, step) = self.on_gpu(options)?;
-        Some((table, [step.n_blocks, step.n_tiles, step.slopes, table.host().len()]))
-    }
-
-    /// What the GPU's kernel wants to know. `None` where it cannot do it.
-    fn on_gpu(&self, options: &AttentionOptions) -> Option<&(Ints, AttentionStep)> {
-        let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
-        let plan = AttentionPlan {
-            n_heads,
-            n_kv_heads,
-            head_dim,
-            sliding_window: options.sliding_window,
-            has_slopes: options.alibi_slopes.is_some(),
-            softcap_bits: options.softcap.map(|cap| (cap as f32).to_bits()),
-            block_rows: 1,
-        };
-        let laid_out = &self.on_gpu[usize::from(options.sliding_window.is_some())];
-        plan.is_possible().then(|| laid_out.get_or_init(|| self.lay_out(plan, options)))
-    }
-
-    /// One table: the blocks of rows, as [`BLOCK_LEN`] says; the pages of each sequence; the slopes. Where sequences decode,
-    /// tiles and pages are [rounded up](rounded_up), so that a step is like many before it.
-    fn lay_out(&self, plan: AttentionPlan, options: &AttentionOptions) -> (Ints, AttentionStep) {
-        let longest = self.sequences.iter().map(|sequence| sequence.rows.len()).max().unwrap_or(0);
-        let plan = if longest > 1 { AttentionPlan { block_rows: plan.most_rows(), ..plan } } else { plan };
-        let n_blocks: usize = self.sequences.iter().map(|s| s.rows.len().div_ceil(plan.block_rows)).sum();
-        let (mut blocks, mut pages, mut n_tiles) = (Vec::new(), Vec::new(), 1);
-        for sequence in &self.sequences {
-            let first_page = sequence.first_key / PAGE_SIZE;
-            let at = n_blocks * BLOCK_LEN + pages.len();
-            for first in sequence.rows.clone().step_by(plan.block_rows) {
-                let position = sequence.start + first - sequence.rows.start;
-                let n_rows = plan.block_rows.min(sequence.rows.end - first);
-                blocks.extend([first, n_rows, position, at, first_page].map(|number| number as i32));
-                let first_key = options.sliding_window.map_or(0, |window| (position + 1).saturating_sub(window));
-                n_tiles = n_tiles.max((position + n_rows - 1) / TILE - first_key / TILE + 1);
-            }
-            let slots = sequence.slots.host();
-            // The first key may stand anywhere in its page, the others are the first of theirs.
-            let firsts = (first_page..).map(|page| (page * PAGE_SIZE).saturating_sub(sequence.first_key));
-            pages.extend(firsts.map_while(|at| slots.get(at)).map(|slot| slot / PAGE_SIZE as i32));
-        }
-        if self.decode() {
-            n_tiles = rounded_up(n_tiles);
-            // A tile's at least: a short text would be like no other for long.
-            let n_pages = pages.len().max(self.sequences.len() * TILE / PAGE_SIZE);
-            pages.resize(rounded_up(n_pages), 0);
-        }
-        let slopes = blocks.len() + pages.len();
-        let slope_bits = options.alibi_slopes.iter().flatten().map(|slope| slope.to_bits().cast_signed());
-        let table: Vec<i32> = blocks.into_iter().chain(pages).chain(slope_bits).collect();
-        let step = AttentionStep { plan, scale: options.scale as f32, n_blocks, n_tiles, slopes };
-        (Ints::new(table, &self.device), step)
-    }
-}
-
-/// `n`, or somewhat more: 2^k or 3 * 2^k.
-fn rounded_up(n: usize) -> usize {
-    let power = n.next_power_of_two();
-    if n <= power / 4 * 3 { power / 4 * 3 } else { power }
 }
 
 /// Numbers of slots of a pool: on the host, and on a device once an operation wants them there.
@@ -222,6 +152,7 @@ pub fn attention_paged(
     options: &AttentionOptions,
 ) -> Tensor<2> {
     let device = q.device();
+    #[cfg(feature = "gpu")]
     if cube::is_cube(&device)
         && let Some((table, step)) = sequences.on_gpu(options)
     {
@@ -258,11 +189,12 @@ pub fn append_and_attend(
     sequences: &PagedSequences,
     options: &AttentionOptions,
 ) -> Tensor<2> {
-    let half = rotation.map_or(0, Rotation::half);
+    #[cfg(feature = "gpu")]
     if cube::is_cube(&qkv.device())
         && sequences.decode()
-        && !sequences.stores_apart
+        && !sequences.stores_apart()
         && let Some((table, step)) = sequences.on_gpu(options)
+        && let half = rotation.map_or(0, Rotation::half)
         && step.plan.joins(half)
     {
         let angles = rotation.map(|rotation| rotation.table().tensor());

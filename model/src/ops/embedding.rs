@@ -2,12 +2,15 @@
 
 use burn::tensor::{DType, Int, Tensor};
 
-use super::{Weight, cpu, cube, weight::Form};
+#[cfg(feature = "gpu")]
+use super::cube;
+use super::{Weight, cpu, weight::Form};
 
 /// Looks up `ids [n]` in `table [n_entries, d_model]`: `[n, d_model]` in f32. Ids must be below `n_entries`.
 pub fn embedding(table: &Weight, ids: Tensor<1, Int>) -> Tensor<2> {
     match table.form() {
         Form::Stored(table) => table.select(0, ids).cast(DType::F32),
+        #[cfg(feature = "gpu")]
         Form::OnGpu(matrix) => cube::embedding(matrix, ids),
         Form::Packed(panels) => {
             let ([_, d_model], [n]) = (panels.dims(), ids.dims());
@@ -27,5 +30,9 @@ pub fn take_rows(x: Tensor<2>, rows: &[usize]) -> Tensor<2> {
     let rows: Vec<i32> = rows.iter().map(|&row| row as i32).collect();
     let rows = Tensor::<1, Int>::from_data(rows.as_slice(), &device);
     // Burn makes another kernel for other numbers of rows.
-    if cube::is_cube(&device) { cube::take_rows(x, rows) } else { x.select(0, rows) }
+    #[cfg(feature = "gpu")]
+    if cube::is_cube(&device) {
+        return cube::take_rows(x, rows);
+    }
+    x.select(0, rows)
 }

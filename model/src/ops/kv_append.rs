@@ -8,11 +8,9 @@ use std::ops::Range;
 use burn::tensor::{DType, Device, IndexingUpdateOp, Tensor};
 use half::f16;
 
-use super::{
-    AttentionOptions, KvDtype, Rotation, Slots, cpu,
-    cube::{self, Heads},
-    rope,
-};
+#[cfg(feature = "gpu")]
+use super::cube::{self, Heads};
+use super::{AttentionOptions, KvDtype, Rotation, Slots, cpu, rope};
 
 /// A pool of zeros, `[n_slots, width]`, that has its memory already: the system would give it page by page, as slots are
 /// written to for the first time, and might have none left by then.
@@ -78,6 +76,7 @@ pub fn rope_append(
 ) -> Tensor<2> {
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
     let [n_rows, _] = qkv.dims();
+    #[cfg(feature = "gpu")]
     if cube::is_cube(&qkv.device()) {
         let heads = Heads { n_heads, n_kv_heads, head_dim, half: rotation.map_or(0, Rotation::half) };
         return cube::rope_append(

@@ -2,7 +2,9 @@
 
 use burn::tensor::Device;
 
-use super::{Dtype, cpu, cube};
+#[cfg(feature = "gpu")]
+use super::cube;
+use super::{Dtype, cpu};
 use crate::error::Result;
 
 /// Bytes per second at which `device` reads `n_bytes`, again and again, all its threads together; few may live in a
@@ -11,10 +13,12 @@ use crate::error::Result;
 /// # Errors
 /// [`Error::Execution`](crate::Error::Execution) when the device fails.
 pub fn read_bandwidth(n_bytes: usize, device: &Device) -> Result<f64> {
-    match cube::cube_device(device) {
-        Some(cube) => cube::read_bandwidth(n_bytes, cube),
-        None => Ok(cpu::read_bandwidth(n_bytes)),
+    #[cfg(feature = "gpu")]
+    if let Some(cube) = cube::cube_device(device) {
+        return cube::read_bandwidth(n_bytes, cube);
     }
+    debug_assert!(cpu::is_cpu(device), "a device of no kind");
+    Ok(cpu::read_bandwidth(n_bytes))
 }
 
 /// Products per second, each added to a sum, that `device` computes of numbers in registers, all its threads together:
@@ -24,13 +28,18 @@ pub fn read_bandwidth(n_bytes: usize, device: &Device) -> Result<f64> {
 /// # Errors
 /// [`Error::Execution`](crate::Error::Execution) when the device fails.
 pub fn multiply_rate(dtype: Dtype, device: &Device) -> Result<f64> {
-    match cube::cube_device(device) {
-        Some(cube) => cube::multiply_rate(cube),
-        None => Ok(cpu::multiply_rate(dtype)),
+    #[cfg(feature = "gpu")]
+    if let Some(cube) = cube::cube_device(device) {
+        return cube::multiply_rate(cube);
     }
+    debug_assert!(cpu::is_cpu(device), "a device of no kind");
+    Ok(cpu::multiply_rate(dtype))
 }
 
 /// What `run` gives, and how many kernels were launched meanwhile, on all GPUs and from all threads.
 pub fn count_launches<T>(run: impl FnOnce() -> T) -> (T, usize) {
-    cube::count_launches(run)
+    #[cfg(feature = "gpu")]
+    return cube::count_launches(run);
+    #[cfg(not(feature = "gpu"))]
+    (run(), 0)
 }

@@ -1,17 +1,24 @@
 //! `x W^T + b`.
 
+#[cfg(feature = "gpu")]
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 
+#[cfg(feature = "gpu")]
 use super::{
-    NormOptions, NormParts, Weight,
-    cpu::{self, Panels},
+    NormOptions,
     cube::{self, LinearOptions, Matrix},
+};
+use super::{
+    NormParts, Weight,
+    cpu::{self, Panels},
     gated,
     weight::Form,
 };
-use crate::config::{Activation, NormKind};
+use crate::config::Activation;
+#[cfg(feature = "gpu")]
+use crate::config::NormKind;
 
 /// Rows of the weight that are widened at a time when it is stored narrower than f32: the scratch stays small, and the
 /// matrix is never held twice.
@@ -23,6 +30,7 @@ const WIDENED_ROWS: usize = 2048;
 pub fn linear(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>) -> Tensor<2> {
     let product = match weight.form() {
         Form::Packed(panels) => return packed(x, panels, bias),
+        #[cfg(feature = "gpu")]
         Form::OnGpu(matrix) => return cube::linear(x, matrix, bias, None),
         Form::Stored(weight) if weight.dtype() == DType::F32 => x.matmul(weight.transpose()),
         Form::Stored(weight) => widened(x, weight),
@@ -36,6 +44,7 @@ pub fn linear(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>) -> Tensor<
 /// [`linear`], plus `residual [n_rows, d_out]`.
 pub fn linear_add(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>, residual: Tensor<2>) -> Tensor<2> {
     match weight.form() {
+        #[cfg(feature = "gpu")]
         Form::OnGpu(matrix) => cube::linear(x, matrix, bias, Some(residual)),
         _ => residual + linear(x, weight, bias),
     }
@@ -43,10 +52,11 @@ pub fn linear_add(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>, residu
 
 /// [`linear`] of the normalised rows.
 pub fn normed_linear(x: Tensor<2>, norm: NormParts, weight: &Weight, bias: Option<Tensor<1>>) -> Tensor<2> {
-    match joined(&x, &norm, weight) {
-        Some(matrix) => cube::normed_linear(x, norm.weight, matrix, bias, joined_options(norm.options, None)),
-        None => linear(super::norm(x, norm.weight, norm.bias, norm.options), weight, bias),
+    #[cfg(feature = "gpu")]
+    if let Some(matrix) = joined(&x, &norm, weight) {
+        return cube::normed_linear(x, norm.weight, matrix, bias, joined_options(norm.options, None));
     }
+    linear(super::norm(x, norm.weight, norm.bias, norm.options), weight, bias)
 }
 
 /// [`gated`] of what [`normed_linear`] gives: `[n_rows, d_out / 2]`.
@@ -57,13 +67,15 @@ pub fn normed_gated(
     bias: Option<Tensor<1>>,
     kind: Activation,
 ) -> Tensor<2> {
-    match joined(&x, &norm, weight) {
-        Some(matrix) => cube::normed_linear(x, norm.weight, matrix, bias, joined_options(norm.options, Some(kind))),
-        None => gated(normed_linear(x, norm, weight, bias), kind),
+    #[cfg(feature = "gpu")]
+    if let Some(matrix) = joined(&x, &norm, weight) {
+        return cube::normed_linear(x, norm.weight, matrix, bias, joined_options(norm.options, Some(kind)));
     }
+    gated(normed_linear(x, norm, weight, bias), kind)
 }
 
 /// The GPU's matrix, if one kernel does all of it.
+#[cfg(feature = "gpu")]
 fn joined<'a>(x: &Tensor<2>, norm: &NormParts, weight: &'a Weight) -> Option<&'a Arc<Matrix>> {
     let is_simple = norm.options.kind == NormKind::RmsNorm && norm.bias.is_none();
     match weight.form() {
@@ -72,6 +84,7 @@ fn joined<'a>(x: &Tensor<2>, norm: &NormParts, weight: &'a Weight) -> Option<&'a
     }
 }
 
+#[cfg(feature = "gpu")]
 fn joined_options(norm: NormOptions, gate: Option<Activation>) -> LinearOptions {
     LinearOptions { eps: norm.eps as f32, weight_offset: norm.weight_offset, gate }
 }

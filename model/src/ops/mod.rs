@@ -9,6 +9,7 @@ mod attention;
 mod block;
 mod cpu;
 mod cross_entropy;
+#[cfg(feature = "gpu")]
 mod cube;
 mod dtype;
 mod embedding;
@@ -36,8 +37,8 @@ pub use block::{BlockParts, BlockScratch, HeadNormParts, LinearParts, NormParts,
 pub(crate) use cpu::{SCAN_BLOCK, all_below_infinity, block_maxima, relative_weights, sum_of};
 pub use cpu::{give_back_memory, lead_threads, limit_arenas, nearest_q8, share_items};
 pub use cross_entropy::linear_cross_entropy;
-pub(crate) use cube::Recording;
-pub(crate) use cube::is_cube as is_gpu;
+#[cfg(feature = "gpu")]
+pub(crate) use cube::{Recording, is_cube as is_gpu};
 pub use dtype::Dtype;
 pub use embedding::{embedding, take_rows};
 pub use kv_append::{append_keys, append_values, copy_pages, new_pool, rope_append};
@@ -52,5 +53,6 @@ pub(crate) use read_back::{read, to_f32};
 pub use read_logits::{LogitRows, read_logits, read_logits_reference};
 pub use rope::{Rotation, rope, rope_reference};
 pub use upload::{Ints, Rows};
-pub(crate) use upload::{Places, Upload};
+#[cfg(feature = "gpu")]
+pub(crate) use upload::{StagingBuffer, Upload};
 pub use weight::Weight;

@@ -2,7 +2,9 @@
 
 use burn::tensor::Tensor;
 
-use super::{NormParts, cpu, cube};
+#[cfg(feature = "gpu")]
+use super::cube;
+use super::{NormParts, cpu};
 use crate::config::NormKind;
 
 /// How to normalise; see the fields of the same names in [`GptConfig`](crate::config::GptConfig).
@@ -21,6 +23,7 @@ pub struct NormOptions {
 /// LayerNorm: `(x - mean) / sqrt(var + eps)`; RMSNorm: `x / sqrt(mean(x^2) + eps)`.
 pub fn norm(x: Tensor<2>, weight: Tensor<1>, bias: Option<Tensor<1>>, options: NormOptions) -> Tensor<2> {
     let device = x.device();
+    #[cfg(feature = "gpu")]
     if cube::is_cube(&device) {
         return cube::norm(x, NormParts { weight, bias, options }, None);
     }
@@ -35,6 +38,7 @@ pub fn norm(x: Tensor<2>, weight: Tensor<1>, bias: Option<Tensor<1>>, options: N
 
 /// The [`norm`] of `x [n_rows, width]`, added to `residual [n_rows, width]`.
 pub fn norm_add(x: Tensor<2>, norm: NormParts, residual: Tensor<2>) -> Tensor<2> {
+    #[cfg(feature = "gpu")]
     if cube::is_cube(&x.device()) {
         return cube::norm(x, norm, Some(residual));
     }

@@ -2,24 +2,26 @@
 
 use burn::tensor::Tensor;
 
-use super::{
-    AttentionOptions, NormParts, cpu,
-    cube::{self, HeadNorms},
-    norm_reference,
-};
+#[cfg(feature = "gpu")]
+use super::cube::{self, HeadNorms};
+use super::{AttentionOptions, NormParts, cpu, norm_reference};
 use crate::config::QkNormSpan;
 
 /// Normalises the queries and keys in `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]`, each head by itself or all of
 /// them together as `span` says, and leaves the values as they are. The norms have weights `[head_dim]`, or as wide as all
 /// heads.
 pub fn norm_heads(qkv: Tensor<2>, norms: [NormParts; 2], span: QkNormSpan, options: &AttentionOptions) -> Tensor<2> {
-    let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
-    let [q_norm, k_norm] = &norms;
-    let is_alike = q_norm.options == k_norm.options && q_norm.bias.is_none() && k_norm.bias.is_none();
-    if cube::is_cube(&qkv.device()) && is_alike {
-        let options = q_norm.options;
+    #[cfg(feature = "gpu")]
+    if let [q_norm, k_norm] = &norms
+        && cube::is_cube(&qkv.device())
+        && q_norm.options == k_norm.options
+        && q_norm.bias.is_none()
+        && k_norm.bias.is_none()
+    {
+        let norm_options = q_norm.options;
+        let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
         let heads = HeadNorms { n_heads, n_kv_heads, head_dim, span };
-        return cube::norm_heads(qkv, norms.map(|norm| norm.weight), heads, options);
+        return cube::norm_heads(qkv, norms.map(|norm| norm.weight), heads, norm_options);
     }
     if !cpu::is_cpu(&qkv.device()) {
         return norm_heads_reference(qkv, norms, span, options);

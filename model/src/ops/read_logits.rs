@@ -1,8 +1,12 @@
 //! Logits off their device: of each row as much as is needed of it.
 
-use burn::tensor::{DType, Int, Tensor, Transaction};
+use burn::tensor::{DType, Tensor};
+#[cfg(feature = "gpu")]
+use burn::tensor::{Int, Transaction};
 
-use super::{cube, read, take_rows, to_f32};
+#[cfg(feature = "gpu")]
+use super::{cube, take_rows};
+use super::{read, to_f32};
 use crate::{
     TokenId,
     error::{Error, Result},
@@ -51,6 +55,7 @@ impl LogitRows {
 /// # Errors
 /// [`Error::Execution`] when the device cannot be read.
 pub fn read_logits(logits: Tensor<2>, needs: &[RowNeeds]) -> Result<LogitRows> {
+    #[cfg(feature = "gpu")]
     if cube::is_cube(&logits.device()) {
         return read_parts(logits, needs);
     }
@@ -106,6 +111,7 @@ fn places(needs: &[RowNeeds], vocab_size: usize) -> Vec<Place> {
 }
 
 /// Reads whole rows and parts of others in one go.
+#[cfg(feature = "gpu")]
 fn read_parts(logits: Tensor<2>, needs: &[RowNeeds]) -> Result<LogitRows> {
     let [n_rows, vocab_size] = logits.dims();
     let places = places(needs, vocab_size);
@@ -150,6 +156,7 @@ fn read_parts(logits: Tensor<2>, needs: &[RowNeeds]) -> Result<LogitRows> {
 }
 
 /// A row of which a part is needed.
+#[cfg(feature = "gpu")]
 #[derive(Debug)]
 struct BestRow {
     row: usize,
@@ -157,6 +164,7 @@ struct BestRow {
     also: Vec<TokenId>,
 }
 
+#[cfg(feature = "gpu")]
 impl BestRow {
     /// Out of what the device gives of a row: `n` ids, their logits, and the logits of other ids.
     fn gather(&self, values: &[i32], n: usize) -> Vec<(TokenId, f32)> {

@@ -7,10 +7,11 @@ use burn::{
     tensor::{DType, Device, Tensor, TensorData},
 };
 
+#[cfg(feature = "gpu")]
+use super::cube::{self, Matrix};
 use super::{
     Dtype, MatrixRows, QuantizedBlock, QuantizedMatrix,
     cpu::{self, Panels},
-    cube::{self, Matrix},
     k_quants::KBlock,
     read, to_f32,
 };
@@ -19,7 +20,11 @@ use crate::error::{Error, Result};
 impl Dtype {
     /// Whether `device` computes with it.
     pub fn is_for(self, device: &Device) -> bool {
-        matches!(self, Self::F32 | Self::F16) || cpu::is_cpu(device) || cube::is_cube(device) && !self.is_k_quant()
+        #[cfg(feature = "gpu")]
+        if cube::is_cube(device) {
+            return !self.is_k_quant();
+        }
+        matches!(self, Self::F32 | Self::F16) || cpu::is_cpu(device)
     }
 }
 
@@ -34,6 +39,7 @@ pub enum Weight {
     #[doc(hidden)]
     Packed(PackedWeight),
     /// Laid out for a GPU's kernels; does not train.
+    #[cfg(feature = "gpu")]
     #[doc(hidden)]
     OnGpu(GpuWeight),
 }
@@ -52,6 +58,7 @@ pub struct PackedWeight {
     panels: Arc<Panels>,
 }
 
+#[cfg(feature = "gpu")]
 #[doc(hidden)]
 #[derive(Module, Debug)]
 pub struct GpuWeight {
@@ -67,7 +74,7 @@ impl Weight {
     /// nothing is rounded to it.
     pub fn new(data: TensorData, dtype: Dtype, device: &Device) -> Result<Self> {
         let dims = data.shape().dims();
-        if cpu::is_cpu(device) || cube::is_cube(device) {
+        if has_kernels(device) {
             return Self::from_rows(&MatrixRows::of(&to_f32(data)?, dims), dtype, device);
         }
         refuse_k_quants(dtype)?;
@@ -89,6 +96,7 @@ impl Weight {
         if cpu::is_cpu(device) {
             return Ok(Self::Packed(PackedWeight { panels: Arc::new(Panels::from_rows(rows, dtype)) }));
         }
+        #[cfg(feature = "gpu")]
         if cube::is_cube(device) {
             let matrix = if dtype.is_quantized() {
                 Matrix::from_quantized(&quantized(&Panels::from_rows(rows, dtype))?, device)
@@ -108,6 +116,7 @@ impl Weight {
         if cpu::is_cpu(device) {
             return Self::from_blocks(&MatrixRows::of(matrix.blocks(), matrix.dims()), matrix.dtype(), device);
         }
+        #[cfg(feature = "gpu")]
         if cube::is_cube(device) {
             return Ok(Self::OnGpu(GpuWeight { matrix: Arc::new(Matrix::from_quantized(matrix, device)) }));
         }
@@ -137,6 +146,7 @@ impl Weight {
         match self {
             Self::Stored(stored) => stored.values.val().dims(),
             Self::Packed(packed) => packed.panels.dims(),
+            #[cfg(feature = "gpu")]
             Self::OnGpu(weight) => weight.matrix.dims(),
         }
     }
@@ -147,6 +157,7 @@ impl Weight {
             Self::Stored(stored) if stored.values.val().dtype() == DType::F16 => Dtype::F16,
             Self::Stored(_) => Dtype::F32,
             Self::Packed(packed) => packed.panels.dtype(),
+            #[cfg(feature = "gpu")]
             Self::OnGpu(weight) => weight.matrix.dtype(),
         }
     }
@@ -159,6 +170,7 @@ impl Weight {
                 values.shape().num_elements() * values.dtype().size()
             }
             Self::Packed(packed) => packed.panels.n_bytes(),
+            #[cfg(feature = "gpu")]
             Self::OnGpu(weight) => weight.matrix.n_bytes(),
         }
     }
@@ -168,6 +180,7 @@ impl Weight {
         match self {
             Self::Stored(stored) => stored.values.val().device(),
             Self::Packed(_) => Device::flex(),
+            #[cfg(feature = "gpu")]
             Self::OnGpu(weight) => weight.matrix.device(),
         }
     }
@@ -184,6 +197,7 @@ impl Weight {
                 let values: Vec<f32> = (0..d_out).flat_map(|row| packed.panels.row(row)).collect();
                 Ok(TensorData::new(values, [d_out, d_in]))
             }
+            #[cfg(feature = "gpu")]
             Self::OnGpu(weight) => Ok(TensorData::new(weight.matrix.read()?, weight.matrix.dims())),
         }
     }
@@ -200,6 +214,7 @@ impl Weight {
         match self {
             Self::Stored(_) => Ok(None),
             Self::Packed(packed) => quantized(&packed.panels).map(Some),
+            #[cfg(feature = "gpu")]
             Self::OnGpu(weight) => weight.matrix.read_quantized().map(Some),
         }
     }
@@ -209,9 +224,19 @@ impl Weight {
         match self {
             Self::Stored(stored) => Form::Stored(stored.values.val()),
             Self::Packed(packed) => Form::Packed(&packed.panels),
+            #[cfg(feature = "gpu")]
             Self::OnGpu(weight) => Form::OnGpu(&weight.matrix),
         }
     }
+}
+
+/// Whether `device` has kernels of ours, which read weights in forms of their own.
+fn has_kernels(device: &Device) -> bool {
+    #[cfg(feature = "gpu")]
+    if cube::is_cube(device) {
+        return true;
+    }
+    cpu::is_cpu(device)
 }
 
 /// The rounded numbers of `panels`, in row order.
@@ -244,5 +269,6 @@ pub(super) enum Form<'a> {
     /// For the CPU's kernels.
     Packed(&'a Panels),
     /// For a GPU's kernels.
+    #[cfg(feature = "gpu")]
     OnGpu(&'a Arc<Matrix>),
 }

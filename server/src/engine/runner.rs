@@ -142,7 +142,7 @@ fn read(tensor: Tensor<2>) -> Result<Vec<f32>> {
     data.try_into_vec::<f32>().map_err(|error| failed(format!("{error:?}")))
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "gpu"))]
 #[expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
 mod tests {
     use cubecl_runtime::launched::LaunchedKernels;

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
     use crate::{
         device::{DeviceChoice, choose},
-        ops::{Ints, Places, Upload},
+        ops::{Ints, StagingBuffer, Upload},
     };
 
     fn gpu() -> Option<Device> {
@@ -113,7 +113,7 @@ mod tests {
     fn what_is_recorded_reads_what_is_there_when_it_is_done_again() {
         let Some(gpu) = gpu() else { return };
         let input = Ints::new(vec![1, 2, 3], &gpu);
-        let mut places = Places::new(&[Upload::Ints(&input)], &gpu);
+        let mut places = StagingBuffer::new(&[Upload::Ints(&input)], &gpu);
         let (recording, output) = Recording::new(&gpu, &[], || input.tensor().float() * 2.0).unwrap();
         for n in [5, 7] {
             places.overwrite(&[Upload::Ints(&Ints::new(vec![n, 2 * n, 3 * n], &gpu))]);

@@ -1,0 +1,110 @@
+//! What the GPU's attention kernel is told of a step's sequences.
+
+use std::sync::OnceLock;
+
+use burn::tensor::Device;
+
+use super::{AttentionOptions, PagedSequences};
+use crate::{
+    kv_cache::PAGE_SIZE,
+    ops::{
+        Ints,
+        cube::{AttentionPlan, AttentionStep, BLOCK_LEN, TILE},
+    },
+};
+
+/// How the kernel goes through the sequences of a step.
+#[derive(Clone, Debug)]
+pub(super) struct GpuLayouts {
+    device: Device,
+    // Of layers without the window and of those with it: else all layers of a step attend alike.
+    laid_out: [OnceLock<(Ints, AttentionStep)>; 2],
+    stores_apart: bool,
+}
+
+impl GpuLayouts {
+    pub(super) fn new(device: &Device) -> Self {
+        Self { device: device.clone(), laid_out: Default::default(), stores_apart: false }
+    }
+}
+
+impl PagedSequences {
+    /// Whether each sequence has one row.
+    pub(crate) fn decode(&self) -> bool {
+        self.sequences.iter().all(|sequence| sequence.rows.len() == 1)
+    }
+
+    /// From now on, keys and values are stored by an operation that reads nothing of the pools.
+    pub(crate) fn store_apart(&mut self) {
+        self.gpu.stores_apart = true;
+    }
+
+    /// Whether [`store_apart`](Self::store_apart) was called.
+    pub(super) fn stores_apart(&self) -> bool {
+        self.gpu.stores_apart
+    }
+
+    /// The table for the GPU's kernel, and numbers that are the same for steps which launch the same. `None` where there is
+    /// no kernel for it.
+    pub(crate) fn table(&self, options: &AttentionOptions) -> Option<(&Ints, [usize; 4])> {
+        let (table, step) = self.on_gpu(options)?;
+        Some((table, [step.n_blocks, step.n_tiles, step.slopes, table.host().len()]))
+    }
+
+    /// What the GPU's kernel wants to know. `None` where it cannot do it.
+    pub(super) fn on_gpu(&self, options: &AttentionOptions) -> Option<&(Ints, AttentionStep)> {
+        let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
+        let plan = AttentionPlan {
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            sliding_window: options.sliding_window,
+            has_slopes: options.alibi_slopes.is_some(),
+            softcap_bits: options.softcap.map(|cap| (cap as f32).to_bits()),
+            block_rows: 1,
+        };
+        let laid_out = &self.gpu.laid_out[usize::from(options.sliding_window.is_some())];
+        plan.is_possible().then(|| laid_out.get_or_init(|| self.lay_out(plan, options)))
+    }
+
+    /// One table: the blocks of rows, as [`BLOCK_LEN`] says; the pages of each sequence; the slopes. Where sequences decode,
+    /// tiles and pages are [rounded up](rounded_up), so that a step is like many before it.
+    fn lay_out(&self, plan: AttentionPlan, options: &AttentionOptions) -> (Ints, AttentionStep) {
+        let longest = self.sequences.iter().map(|sequence| sequence.rows.len()).max().unwrap_or(0);
+        let plan = if longest > 1 { AttentionPlan { block_rows: plan.most_rows(), ..plan } } else { plan };
+        let n_blocks: usize = self.sequences.iter().map(|s| s.rows.len().div_ceil(plan.block_rows)).sum();
+        let (mut blocks, mut pages, mut n_tiles) = (Vec::new(), Vec::new(), 1);
+        for sequence in &self.sequences {
+            let first_page = sequence.first_key / PAGE_SIZE;
+            let at = n_blocks * BLOCK_LEN + pages.len();
+            for first in sequence.rows.clone().step_by(plan.block_rows) {
+                let position = sequence.start + first - sequence.rows.start;
+                let n_rows = plan.block_rows.min(sequence.rows.end - first);
+                blocks.extend([first, n_rows, position, at, first_page].map(|number| number as i32));
+                let first_key = options.sliding_window.map_or(0, |window| (position + 1).saturating_sub(window));
+                n_tiles = n_tiles.max((position + n_rows - 1) / TILE - first_key / TILE + 1);
+            }
+            let slots = sequence.slots.host();
+            // The first key may stand anywhere in its page, the others are the first of theirs.
+            let firsts = (first_page..).map(|page| (page * PAGE_SIZE).saturating_sub(sequence.first_key));
+            pages.extend(firsts.map_while(|at| slots.get(at)).map(|slot| slot / PAGE_SIZE as i32));
+        }
+        if self.decode() {
+            n_tiles = rounded_up(n_tiles);
+            // A tile's at least: a short text would be like no other for long.
+            let n_pages = pages.len().max(self.sequences.len() * TILE / PAGE_SIZE);
+            pages.resize(rounded_up(n_pages), 0);
+        }
+        let slopes = blocks.len() + pages.len();
+        let slope_bits = options.alibi_slopes.iter().flatten().map(|slope| slope.to_bits().cast_signed());
+        let table: Vec<i32> = blocks.into_iter().chain(pages).chain(slope_bits).collect();
+        let step = AttentionStep { plan, scale: options.scale as f32, n_blocks, n_tiles, slopes };
+        (Ints::new(table, &self.gpu.device), step)
+    }
+}
+
+/// `n`, or somewhat more: 2^k or 3 * 2^k.
+fn rounded_up(n: usize) -> usize {
+    let power = n.next_power_of_two();
+    if n <= power / 4 * 3 { power / 4 * 3 } else { power }
+}
