@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { mkdirSync } from "node:fs";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
-import { chromium } from "playwright-core";
+import { launch } from "./browser.mjs";
 
 const [url, screenshots] = process.argv.slice(2);
 if (!url) {
@@ -17,12 +17,7 @@ const timeout = 60_000;
 let browser;
 before(async () => {
   if (screenshots) mkdirSync(screenshots, { recursive: true });
-  browser = await chromium.launch({
-    executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
-    // Chromium's own calls home would be refused where CI runs, many at a time.
-    args: ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-      "--disable-background-networking", "--disable-component-update", "--disable-sync"],
-  });
+  browser = await launch();
 });
 after(() => browser?.close());
 

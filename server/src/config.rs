@@ -4,13 +4,14 @@
 use std::{
     convert::Infallible,
     fmt,
+    net::IpAddr,
     path::{Path, PathBuf},
     str::FromStr,
     time::Duration,
 };
 
 use anyhow::{Context, anyhow, bail};
-use axum::http::{HeaderName, HeaderValue};
+use axum::http::{HeaderName, HeaderValue, uri::Scheme};
 use burn::tensor::Device;
 use clap::{Args, ValueEnum, builder::BoolishValueParser, value_parser};
 use hearth_model::{
@@ -24,7 +25,10 @@ use hearth_model::{
 use percent_encoding::percent_decode_str;
 
 use crate::{
-    api::options::{ApiKeys, ApiOptions, CorsOrigins, PromptLog},
+    api::{
+        options::{ApiKeys, ApiOptions, PromptLog},
+        origin::{AllowedHosts, CorsOrigins, Host, Origin},
+    },
     bundled,
     connection::ConnectionTimeouts,
     engine::{EngineOptions, Models, Speculation, StartError},
@@ -191,15 +195,18 @@ impl ServerConfig {
         })
     }
 
-    /// The API's part.
+    /// The API's part, of a server that listens on the address `bound`.
     ///
     /// # Errors
-    /// A key or an origin is none, or the file of keys cannot be read.
-    pub fn api_options(&self) -> anyhow::Result<ApiOptions> {
+    /// A key, an origin or a host is none, or the file of keys cannot be read.
+    pub fn api_options(&self, bound: IpAddr) -> anyhow::Result<ApiOptions> {
         let http = &self.http;
+        let keys = http.keys()?;
         Ok(ApiOptions {
-            keys: http.keys()?,
+            hosts: http.allowed_hosts(bound, &keys)?,
+            keys,
             cors: http.cors()?,
+            scheme: if http.tls_cert.is_some() { Scheme::HTTPS } else { Scheme::HTTP },
             max_body_bytes: http.max_body_bytes,
             body_timeout: Duration::from_secs(http.body_timeout),
             keep_alive: Duration::from_secs(http.sse_keep_alive),
@@ -237,7 +244,9 @@ impl Default for ApiOptions {
     fn default() -> Self {
         Self {
             keys: ApiKeys::default(),
-            cors: CorsOrigins::Any,
+            hosts: AllowedHosts::These(Vec::new()),
+            cors: CorsOrigins::These(Vec::new()),
+            scheme: Scheme::HTTP,
             max_body_bytes: MAX_BODY_BYTES,
             body_timeout: Duration::from_secs(BODY_TIMEOUT),
             keep_alive: Duration::from_secs(SSE_KEEP_ALIVE),
@@ -258,10 +267,15 @@ pub struct HttpConfig {
     /// File with such keys, one a line: other users of this machine see a command line, but not this file
     #[arg(long, env = "HEARTH_API_KEY_FILE", value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
-    /// Whose pages may use the API from a browser: `*` for all, `none`, or an origin such as `https://example.org`,
-    /// which may be given several times
-    #[arg(long, env = "HEARTH_CORS_ORIGIN", value_name = "ORIGIN", value_delimiter = ',', default_value = "*")]
+    /// Allowed CORS origins: web pages of other origins than the server's own that may use the API. Origins such as
+    /// `https://example.org` (repeatable or comma-separated), `null`, `*` for all, or `none`
+    #[arg(long, env = "HEARTH_CORS_ORIGIN", value_name = "ORIGIN", value_delimiter = ',', default_value = "none")]
     pub cors_origin: Vec<String>,
+    /// Allowed values of the header `Host`, besides `localhost` and loopback addresses: names or addresses without a port
+    /// (repeatable or comma-separated), or `*` for all [default: none when listening on loopback; beyond it, all with API
+    /// keys, and without them all addresses and the machine's own names]
+    #[arg(long, env = "HEARTH_ALLOWED_HOST", value_name = "HOST", value_delimiter = ',')]
+    pub allowed_host: Vec<String>,
     /// Largest body of a request; larger ones are answered with 413
     #[arg(long, env = "HEARTH_MAX_BODY_BYTES", value_name = "BYTES", default_value_t = MAX_BODY_BYTES)]
     pub max_body_bytes: usize,
@@ -304,6 +318,19 @@ impl HttpConfig {
             }
         }
     }
+
+    fn allowed_hosts(&self, bound: IpAddr, keys: &ApiKeys) -> anyhow::Result<AllowedHosts> {
+        if let ["*"] = self.allowed_host.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+            return Ok(AllowedHosts::Any);
+        }
+        let host = |text: &String| {
+            text.parse::<Host>().map_err(|_| {
+                anyhow!("`--allowed-host` must be `*`, or names or IP addresses such as `example.org`, got `{text}`\nhint: a host has no scheme, no port and no path")
+            })
+        };
+        let listed = self.allowed_host.iter().map(host).collect::<anyhow::Result<_>>()?;
+        Ok(AllowedHosts::choose(listed, bound, keys))
+    }
 }
 
 fn keys_in(path: &Path) -> anyhow::Result<ApiKeys> {
@@ -317,11 +344,8 @@ fn keys_in(path: &Path) -> anyhow::Result<ApiKeys> {
 }
 
 /// An origin as browsers write it.
-fn origin(text: &str) -> anyhow::Result<HeaderValue> {
-    let host = text.split_once("://").filter(|(scheme, _)| matches!(*scheme, "http" | "https")).map(|(_, host)| host);
-    let is_host = |host: &str| !host.is_empty() && !host.contains(['/', '*', '?', '#', '@', ' ']);
-    let value = HeaderValue::from_str(&text.to_ascii_lowercase()).ok().filter(|_| host.is_some_and(is_host));
-    value.ok_or_else(|| {
+fn origin(text: &str) -> anyhow::Result<Origin> {
+    text.parse().map_err(|_| {
         anyhow!("`--cors-origin` must be `*`, `none` or origins such as `https://example.org`, got `{text}`\nhint: an origin has no path and no slash at its end")
     })
 }

@@ -78,6 +78,11 @@ impl ApiError {
         Self::new(StatusCode::UNAUTHORIZED, "invalid_request_error", message).with_code("invalid_api_key")
     }
 
+    /// 403: not from there; `code` says so to programs.
+    pub(crate) fn forbidden(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, "invalid_request_error", message).with_code(code)
+    }
+
     /// 404: no such path.
     pub fn unknown_path(path: &str) -> Self {
         let hint = match path {

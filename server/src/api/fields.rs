@@ -9,7 +9,7 @@ use std::{
 use axum::{
     body::Bytes,
     extract::{FromRequest, Request},
-    http::{StatusCode, header},
+    http::{HeaderMap, StatusCode, header},
 };
 use hearth_model::TokenId;
 use serde::Serialize;
@@ -44,17 +44,7 @@ impl FromRequest<AppState> for Fields {
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
         let options = state.options();
         let log = request.extensions().get().cloned().unwrap_or_default();
-        if let Some(given) = request.headers().get(header::CONTENT_TYPE) {
-            let given = String::from_utf8_lossy(given.as_bytes()).to_ascii_lowercase();
-            let essence = given.split(';').next().unwrap_or_default().trim();
-            if essence != "application/json" && !essence.ends_with("+json") {
-                let message = format!(
-                    "the body's content type must be `application/json`, got `{essence}`\n\
-                     hint: send the header `content-type: application/json`"
-                );
-                return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message));
-            }
-        }
+        require_json(request.headers())?;
         if let Some(given) = request.headers().get(header::CONTENT_ENCODING).filter(|given| *given != "identity") {
             let given = String::from_utf8_lossy(given.as_bytes());
             let message = format!("the body must not be compressed, got the content encoding `{given}`");
@@ -79,6 +69,23 @@ impl FromRequest<AppState> for Fields {
         })?;
         Self::parse(&body, log)
     }
+}
+
+/// Refuses a body that is not JSON by its content type. Bodies without one too: a web page can send these, and text and
+/// forms, to any server, while browsers ask the server first whether a page may send JSON.
+fn require_json(headers: &HeaderMap) -> Result<(), ApiError> {
+    let given = headers.get(header::CONTENT_TYPE).map(|given| String::from_utf8_lossy(given.as_bytes()));
+    let media_type = given.map(|given| given.split(';').next().unwrap_or_default().trim().to_ascii_lowercase());
+    let subtype = media_type.as_ref().and_then(|media_type| media_type.strip_prefix("application/"));
+    if subtype.is_some_and(|subtype| subtype == "json" || subtype.ends_with("+json")) {
+        return Ok(());
+    }
+    let given = media_type.map_or_else(|| "none".to_owned(), |media_type| format!("`{media_type}`"));
+    let message = format!(
+        "the body's content type must be `application/json`, got {given}\n\
+         hint: send the header `content-type: application/json`"
+    );
+    Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message))
 }
 
 impl Fields {

@@ -1,9 +1,8 @@
-//! What happens to every request: it gets an id and a line in the log, it needs a key where keys are set, and browsers
-//! are told whose pages may use the answer.
+//! What happens to every request: it gets an id and a line in the log, and it needs a key where keys are set.
 
 use axum::{
     extract::{Request, State},
-    http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, header},
+    http::{HeaderName, HeaderValue, header},
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -11,7 +10,6 @@ use axum::{
 use super::{
     error::ApiError,
     guarded::guarded,
-    options::CorsOrigins,
     request_log::{RequestLog, Trace},
     state::AppState,
 };
@@ -70,44 +68,4 @@ pub(crate) async fn authorize(State(state): State<AppState>, request: Request, n
 fn bearer(value: &HeaderValue) -> Option<&[u8]> {
     let (scheme, key) = value.as_bytes().split_at_checked("Bearer ".len())?;
     scheme.eq_ignore_ascii_case(b"Bearer ").then(|| key.trim_ascii())
-}
-
-/// Tells browsers whose pages may use the API (CORS), and answers their question whether a page may.
-pub(crate) async fn allow_origins(State(state): State<AppState>, request: Request, next: Next) -> Response {
-    let cors = &state.options().cors;
-    let allowed = cors.allowed(request.headers().get(header::ORIGIN));
-    let is_preflight =
-        request.method() == Method::OPTIONS && request.headers().contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
-    let mut response = if is_preflight {
-        // Without headers it says no.
-        let headers = allowed.as_ref().map(|_| permission(request.headers()));
-        (StatusCode::NO_CONTENT, headers.unwrap_or_default()).into_response()
-    } else {
-        next.run(request).await
-    };
-    let headers = response.headers_mut();
-    if *cors != CorsOrigins::Any {
-        // A cache must not give one origin's answer to another.
-        headers.append(header::VARY, HeaderValue::from_static("origin"));
-    }
-    if let Some(allowed) = allowed {
-        headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, allowed);
-        headers.insert(
-            header::ACCESS_CONTROL_EXPOSE_HEADERS,
-            HeaderValue::from_static("x-request-id, retry-after, x-ignored-params"),
-        );
-    }
-    response
-}
-
-/// What a page may do, as a browser's preflight asks.
-fn permission(asked: &HeaderMap) -> HeaderMap {
-    // `*` does not cover `authorization`, so what is asked for is what is allowed.
-    let headers = asked.get(header::ACCESS_CONTROL_REQUEST_HEADERS).cloned();
-    HeaderMap::from_iter([
-        (header::ACCESS_CONTROL_ALLOW_METHODS, HeaderValue::from_static("GET, POST, OPTIONS")),
-        (header::ACCESS_CONTROL_ALLOW_HEADERS, headers.unwrap_or(HeaderValue::from_static("*"))),
-        (header::ACCESS_CONTROL_MAX_AGE, HeaderValue::from_static("86400")),
-        (header::VARY, HeaderValue::from_static("access-control-request-headers")),
-    ])
 }

@@ -16,6 +16,7 @@
 //! - [`error`]: what clients are told when something is wrong
 //! - [`state`]: what all endpoints share
 //! - [`options`]: what the API's owner may set
+//! - [`origin`]: which web pages may use the server
 //! - `middleware`: what happens to every request; `request_log`: its line in the log; `request_span`: its
 //!   part of a trace; `guarded`: what goes with its end
 
@@ -34,6 +35,7 @@ mod middleware;
 mod models;
 mod openapi;
 pub mod options;
+pub mod origin;
 mod page;
 mod prompt;
 mod remarks;

@@ -45,7 +45,7 @@ pub(crate) const LIST: Operation = Operation {
     summary: "The models that are served: one",
     request: Request::Nothing,
     answer: Answer::Json(answer::<ModelList>),
-    refusals: &[503],
+    refusals: &[400, 403, 503],
     access: Access::WithKey,
     links: &[Link { name: "Model", to: "/v1/models/{*id}", place: Place::Path, param: "id", from: "/data/0/id" }],
 };
@@ -55,7 +55,7 @@ pub(crate) const GET: Operation = Operation {
     summary: "One model",
     request: Request::ModelInPath,
     answer: Answer::Json(answer::<Model>),
-    refusals: &[404, 503],
+    refusals: &[400, 403, 404, 503],
     access: Access::WithKey,
     links: &[],
 };

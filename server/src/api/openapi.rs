@@ -89,7 +89,7 @@ pub(crate) fn answer<T: JsonSchema>(schemas: &mut SchemaGenerator) -> Value {
 }
 
 /// What every `POST` may be refused with.
-pub(crate) const POST_REFUSALS: &[u16] = &[400, 404, 408, 413, 415, 429, 500, 503, 504];
+pub(crate) const POST_REFUSALS: &[u16] = &[400, 403, 404, 408, 413, 415, 429, 500, 503, 504];
 
 /// The whole document.
 pub(crate) async fn openapi(State(state): State<AppState>) -> Result<Json<Value>, ApiError> {
@@ -194,10 +194,11 @@ fn refusal(status: u16, envelope: &Value) -> Value {
     let description = match status {
         400 => "The request makes no sense, as a whole or in one parameter",
         401 => "No key, or a wrong one",
+        403 => "`Origin` or `Host` is not allowed",
         404 => "No such model",
         408 => "The body took too long",
         413 => "The body is too large",
-        415 => "The body is no JSON",
+        415 => "The body is not JSON by its content type",
         429 => "The queue is full: try again",
         500 => "Inference failed",
         503 => "The model is being loaded, or the server is shutting down: try again",

@@ -2,10 +2,11 @@
 
 use std::{fmt, time::Duration};
 
-use axum::http::HeaderValue;
+use axum::http::uri::Scheme;
 use ring::digest::{SHA256, digest};
 use subtle::ConstantTimeEq;
 
+use super::origin::{AllowedHosts, CorsOrigins};
 use crate::telemetry::exporter::SpanSender;
 
 /// The API's settings. Their defaults are in [`config`](crate::config).
@@ -13,8 +14,12 @@ use crate::telemetry::exporter::SpanSender;
 pub struct ApiOptions {
     /// Who may use it.
     pub keys: ApiKeys,
+    /// Which hosts its address may have in requests.
+    pub hosts: AllowedHosts,
     /// Whose pages may use it.
     pub cors: CorsOrigins,
+    /// What it speaks itself, `http` or `https`.
+    pub scheme: Scheme,
     /// Largest body of a request that is read.
     pub max_body_bytes: usize,
     /// How long a request's body may take to arrive.
@@ -90,25 +95,6 @@ impl fmt::Debug for ApiKeys {
 fn fingerprint(key: &[u8]) -> [u8; 32] {
     let digest = digest(&SHA256, key);
     std::array::from_fn(|index| digest.as_ref().get(index).copied().unwrap_or_default())
-}
-
-/// Whose pages may use the API from a browser (CORS).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CorsOrigins {
-    /// Every page may.
-    Any,
-    /// Pages of these origins may, and our own. None: our own alone.
-    These(Vec<HeaderValue>),
-}
-
-impl CorsOrigins {
-    /// What to say in `access-control-allow-origin` to a page of this origin.
-    pub(crate) fn allowed(&self, origin: Option<&HeaderValue>) -> Option<HeaderValue> {
-        match self {
-            Self::Any => Some(HeaderValue::from_static("*")),
-            Self::These(origins) => origin.filter(|origin| origins.contains(origin)).cloned(),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -5,8 +5,9 @@ use axum::{
     response::{IntoResponse, Response},
 };
 
-/// The page and all it loads come from this server, but for its icon, which is empty and lies in the page.
-const CONTENT_SECURITY_POLICY: &str = "default-src 'self'; img-src 'self' data:";
+/// The page and all it loads come from this server, but for its icon, which is empty and lies in the page. No other page
+/// may show it in a frame, where a click meant for that page could be made to land here.
+const CONTENT_SECURITY_POLICY: &str = "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'";
 
 pub(crate) async fn index() -> Response {
     file("text/html; charset=utf-8", include_str!("../../../web/index.html"))

@@ -13,7 +13,7 @@ use super::{
     error::ApiError,
     health, metrics, middleware, models,
     openapi::{self, Operation},
-    page,
+    origin, page,
     state::AppState,
     tokens,
 };
@@ -35,7 +35,7 @@ pub fn app(state: AppState) -> Router {
         .method_not_allowed_fallback(unknown_method)
         .layer(DefaultBodyLimit::max(state.options().max_body_bytes))
         .layer(from_fn_with_state(state.clone(), middleware::authorize))
-        .layer(from_fn_with_state(state.clone(), middleware::allow_origins))
+        .layer(from_fn_with_state(state.clone(), origin::guard))
         .layer(from_fn_with_state(state.clone(), middleware::identify))
         .with_state(state)
 }

@@ -119,7 +119,7 @@ pub(crate) const TOKENIZER_INFO: Operation = Operation {
     summary: "The tokenizer's special tokens and the chat template",
     request: Request::Nothing,
     answer: Answer::Json(answer::<TokenizerInfo>),
-    refusals: &[503],
+    refusals: &[400, 403, 503],
     access: Access::WithKey,
     links: &[],
 };

@@ -51,11 +51,17 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
 async fn run_async(config: &ServerConfig, spans: Option<SpanSender>) -> anyhow::Result<()> {
     // Before the model is loaded, which takes longer than finding out that the port is taken.
     config.check()?;
-    let api_options = ApiOptions { spans, ..config.api_options()? };
     let serve_options = config.serve_options()?;
     let listener = bind(&config.host, config.port).await?;
-    let scheme = if serve_options.tls.is_some() { "https" } else { "http" };
-    tracing::info!("listening on {scheme}://{}", listener.local_addr().context("cannot tell the address")?);
+    let address = listener.local_addr().context("cannot tell the address")?;
+    let api_options = ApiOptions { spans, ..config.api_options(address.ip())? };
+    tracing::info!("listening on {}://{address}", api_options.scheme);
+    if !address.ip().to_canonical().is_loopback() && api_options.keys.is_open() {
+        tracing::warn!(
+            "no API key is set, so all who can reach {address} can use this server: set `--api-key-file`, or listen on \
+             127.0.0.1 (`--host`)"
+        );
+    }
     let state = AppState::loading_with(config.model.model_id(), api_options);
     let serving = serve(listener, state.clone(), signals()?, serve_options);
     tokio::pin!(serving);
