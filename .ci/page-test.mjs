@@ -1,7 +1,10 @@
 // Opens the page of a running server in headless Chromium and uses it as a person would.
 // Usage: node .ci/page-test.mjs URL [SCREENSHOT_DIR]        Needs `npm ci --prefix .ci` and Chromium (CHROMIUM=path, else /usr/bin/chromium).
 import assert from "node:assert/strict";
-import { mkdirSync } from "node:fs";
+import { once } from "node:events";
+import { mkdirSync, readFileSync } from "node:fs";
+import { request } from "node:http";
+import { createServer } from "node:https";
 import { join } from "node:path";
 import { after, before, test } from "node:test";
 import { launch } from "./browser.mjs";
@@ -14,17 +17,32 @@ if (!url) {
 const origin = new URL(url).origin;
 const timeout = 60_000;
 
+/** A proxy that speaks TLS and has the server below a path. It passes the header `Host` on. */
+const tlsFile = (name) => readFileSync(new URL(`../server/tests/server/tls/${name}`, import.meta.url));
+const proxy = createServer({ cert: tlsFile("cert.pem"), key: tlsFile("key.pem") }, (from, to) => {
+  const { method, headers } = from;
+  from.pipe(request(new URL(from.url.slice("/hearth".length), url), { method, headers }, (answer) => {
+    to.writeHead(answer.statusCode, answer.headers);
+    answer.pipe(to);
+  }));
+});
+
 let browser;
 before(async () => {
   if (screenshots) mkdirSync(screenshots, { recursive: true });
+  await once(proxy.listen(0, "127.0.0.1"), "listening");
   browser = await launch();
 });
-after(() => browser?.close());
+after(async () => {
+  await browser?.close();
+  proxy.close();
+});
 
-/** A page test: `run(page, seen)`, where `seen` fills with what the page asked for and complained about. */
-function pageTest(name, { colorScheme = "light", before: prepare }, run) {
+/** A page test: `run(page, seen)`, where `seen` fills with what the page asked for and complained about. `at()` is the page's address. */
+function pageTest(name, { at = () => `${origin}/`, colorScheme = "light", before: prepare }, run) {
   test(name, { timeout }, async () => {
-    const context = await browser.newContext({ colorScheme, viewport: { width: 1000, height: 900 } });
+    // The proxy's certificate is a test's.
+    const context = await browser.newContext({ colorScheme, ignoreHTTPSErrors: true, viewport: { width: 1000, height: 900 } });
     try {
       const page = await context.newPage();
       const seen = { errors: [], requests: [] };
@@ -32,10 +50,10 @@ function pageTest(name, { colorScheme = "light", before: prepare }, run) {
       page.on("pageerror", (error) => seen.errors.push(String(error)));
       page.on("request", (request) => seen.requests.push(request));
       await prepare?.(page);
-      await page.goto(url);
+      await page.goto(at());
       await page.waitForFunction(() => document.querySelector("#model").textContent !== "loading…");
       await run(page, seen);
-      const elsewhere = seen.requests.map((request) => request.url()).filter((to) => !to.startsWith(`${origin}/`) && !to.startsWith("data:"));
+      const elsewhere = seen.requests.map((request) => request.url()).filter((to) => !to.startsWith(at()) && !to.startsWith("data:"));
       assert.deepEqual(elsewhere, [], "the page asked another host");
     } finally {
       await context.close();
@@ -99,6 +117,20 @@ for (const colorScheme of ["light", "dark"]) {
     await page.getByRole("button", { name: "Complete" }).click();
     await finished(page);
     assert.equal(await textOf(page, "#completion"), first, "the same seed gave another text");
+    assert.deepEqual(seen.errors, [], "the console has errors");
+  });
+}
+
+for (const [where, at] of [
+  ["localhost", () => `${origin.replace(new URL(url).hostname, "localhost")}/`],
+  ["a proxy that speaks TLS", () => `https://localhost:${proxy.address().port}/hearth/`],
+]) {
+  pageTest(`completes a prompt at ${where}`, { at }, async (page, seen) => {
+    await page.getByLabel("Max tokens").fill("4");
+    await page.getByRole("button", { name: "Complete" }).click();
+    await finished(page);
+    assert.equal(await textOf(page, "#error"), "");
+    assert.match(await textOf(page, "#status"), /^finish reason/);
     assert.deepEqual(seen.errors, [], "the console has errors");
   });
 }

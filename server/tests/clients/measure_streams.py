@@ -36,7 +36,7 @@ class Server:
     async def open(self, prompt, max_tokens, limit=2**16):
         body = json.dumps({"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "stream": True}).encode()
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, limit=limit)
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
         await writer.drain()
         return reader, writer
@@ -129,7 +129,7 @@ async def long_prompt():
 
 async def metric(server, name):
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    writer.write(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+    writer.write(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
     page = (await reader.read(-1)).decode()
     writer.close()
     return float(re.search(rf"vllm:{name}{{.*}} (\S+)", page)[1])

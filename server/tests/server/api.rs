@@ -2,7 +2,7 @@
 
 use axum::{
     body::Body,
-    http::{Request, StatusCode, header},
+    http::{Request, StatusCode},
 };
 use hearth_server::api::state::AppState;
 use hearth_server::engine::EngineOptions;
@@ -286,11 +286,6 @@ async fn bodies_that_are_no_requests() {
     let large = server.post(vec![b' '; 9 << 20]).await;
     assert_eq!(large.status, StatusCode::PAYLOAD_TOO_LARGE);
     assert_eq!(large.error(), "the body must be at most 8388608 bytes");
-    let form =
-        Request::post("/v1/completions").header(header::CONTENT_TYPE, "text/plain").body(Body::from("{}")).unwrap();
-    let form = server.send(form).await;
-    assert_eq!(form.status, StatusCode::UNSUPPORTED_MEDIA_TYPE);
-    assert!(form.error().contains("`text/plain`"));
 }
 
 #[tokio::test]
@@ -380,23 +375,12 @@ async fn a_full_queue_is_429_with_retry_after() {
 }
 
 #[tokio::test]
-async fn request_ids_and_other_origins() {
+async fn every_answer_has_a_request_id() {
     let server = Server::start();
     assert!(server.get("/health").await.header("x-request-id").starts_with("req-"));
     let given = Request::get("/nowhere").header("x-request-id", "mine").body(Body::empty()).unwrap();
     let answer = server.send(given).await;
     assert_eq!(answer.header("x-request-id"), "mine");
-    assert_eq!(answer.header("access-control-allow-origin"), "*");
-    let preflight = Request::options("/v1/completions")
-        .header("origin", "http://elsewhere.test")
-        .header("access-control-request-method", "POST")
-        .header("access-control-request-headers", "authorization, content-type, x-stainless-os")
-        .body(Body::empty());
-    let answer = server.send(preflight.unwrap()).await;
-    assert_eq!((answer.status, answer.text.as_str()), (StatusCode::NO_CONTENT, ""));
-    assert_eq!(answer.header("access-control-allow-origin"), "*");
-    assert_eq!(answer.header("access-control-allow-headers"), "authorization, content-type, x-stainless-os");
-    assert!(answer.header("access-control-allow-methods").contains("POST"));
 }
 
 #[tokio::test]
@@ -409,7 +393,8 @@ async fn the_page_comes_from_the_binary() {
     ] {
         let answer = server.get(path).await;
         assert_eq!((answer.status, answer.header("content-type")), (StatusCode::OK, content_type));
-        assert!(answer.header("content-security-policy").starts_with("default-src 'self'"));
+        let policy = answer.header("content-security-policy");
+        assert!(policy.starts_with("default-src 'self'") && policy.contains("frame-ancestors 'none'"), "{policy}");
         assert!(!answer.text.is_empty());
     }
 }

@@ -397,7 +397,7 @@ fn serve_answers_and_stops_on_sigterm() {
     let body = json!({ "prompt": "the", "max_tokens": 5, "stream": true, "ignore_eos": true, "stream_options": { "include_usage": true } }).to_string();
     let mut connection = TcpStream::connect(&address).unwrap();
     let head = format!(
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
     connection.write_all(format!("{head}{body}").as_bytes()).unwrap();
@@ -428,7 +428,7 @@ fn a_log_without_a_reader_is_no_reason_to_stop() {
             let mut connection = TcpStream::connect(&address).unwrap();
             connection.set_read_timeout(Some(std::time::Duration::from_secs(30))).unwrap();
             let body = r#"{"prompt": "a", "max_tokens": 1}"#;
-            let head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: ";
+            let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: ";
             connection.write_all(format!("{head}{}\r\n\r\n{body}", body.len()).as_bytes()).unwrap();
             let mut answer = String::new();
             connection.read_to_string(&mut answer).unwrap();
@@ -460,7 +460,7 @@ fn each_request_is_one_line_in_the_log_without_keys_and_prompts() {
         let ask = |key: &str, id: &str| {
             let body = json!({ "prompt": "the secret", "max_tokens": 5, "n": 2, "ignore_eos": true }).to_string();
             let head = format!(
-                "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\nx-request-id: {id}\r\n\
+                "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\nx-request-id: {id}\r\n\
                  authorization: Bearer {key}\r\ntraceparent: 00-{:032x}-{:016x}-01\r\n\r\n",
                 body.len(),
                 0xabc,
@@ -510,6 +510,10 @@ fn settings_that_make_no_sense_are_refused_without_telling_keys() {
         (&["--api-key-file", "/nowhere/at/all"], "cannot be read"),
         (&["--cors-origin", "example.org"], "`--cors-origin` must be `*`, `none` or origins"),
         (&["--cors-origin", "https://example.org/"], "no slash at its end"),
+        (&["--cors-origin", "https://*.example.org"], "got `https://*.example.org`"),
+        (&["--allowed-host", "http://example.org"], "`--allowed-host` must be `*`, or names or IP addresses"),
+        (&["--allowed-host", "a.example,b.example:80"], "got `b.example:80`"),
+        (&["--allowed-host", "*,a.example"], "got `*`"),
         (&["--tls-cert", "/nowhere/at/all", "--tls-key", "/nowhere/at/all"], "`--tls-cert`: cannot read"),
         (&["--max-batch-size", "0"], "`--max-batch-size` must be at least 1"),
         (&["--draft-dtype", "q4"], "`--draft-dtype` goes with `--draft-model`"),

@@ -76,7 +76,7 @@ pub(crate) fn serve_options() -> ServeOptions {
 /// A request for a completion that is the connection's last.
 pub(crate) fn post(body: &str) -> String {
     format!(
-        "POST /v1/completions HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-type: application/json\r\n\
+        "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
          content-length: {}\r\n\r\n{body}",
         body.len()
     )

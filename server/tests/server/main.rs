@@ -18,6 +18,7 @@ mod infill;
 mod live;
 mod metrics;
 mod openapi;
+mod origins;
 mod parameters;
 mod real;
 mod settings;

@@ -10,10 +10,7 @@ use std::{
     time::Duration,
 };
 
-use axum::{
-    body::Body,
-    http::{Request, StatusCode, header},
-};
+use axum::{body::Body, http::StatusCode};
 use hearth_model::{
     constraint::{Constraint, Grammar, GrammarCompiler},
     tokenizer::EncodeOptions,
@@ -26,7 +23,7 @@ use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use crate::support::{EOS, OPTIONS, PATIENCE, Server, VOCAB_SIZE, is_idle, tokenizer, wait_for};
+use crate::support::{EOS, OPTIONS, PATIENCE, Server, VOCAB_SIZE, is_idle, request_to, tokenizer, wait_for};
 
 /// Letters from a to h, in more and more ways: after 100 of them a token takes some 20 ms.
 const SLOW: &str = "start: s\ns: s s | s s s | /[a-h]/";
@@ -43,7 +40,7 @@ fn body(grammar: &str, max_tokens: usize) -> Value {
 /// Streams an answer that nobody reads but for counting its events. Ends when the handle is aborted.
 fn stream(server: &Server, mut body: Value) -> (tokio::task::JoinHandle<()>, Arc<AtomicUsize>) {
     body["stream"] = json!(true);
-    let request = Request::post("/v1/completions").header(header::CONTENT_TYPE, "application/json");
+    let request = request_to("/v1/completions");
     let request = request.body(Body::from(body.to_string())).unwrap();
     let (app, n_events) = (app(server.state.clone()), Arc::new(AtomicUsize::new(0)));
     let counter = Arc::clone(&n_events);

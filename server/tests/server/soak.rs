@@ -82,8 +82,9 @@ impl Server {
     fn send(&self, head: &str, body: &str) -> TcpStream {
         let mut connection = TcpStream::connect(&self.address).unwrap();
         let n_bytes = body.len();
-        let request =
-            format!("{head} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {n_bytes}\r\n\r\n{body}");
+        let request = format!(
+            "{head} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {n_bytes}\r\n\r\n{body}"
+        );
         connection.write_all(request.as_bytes()).unwrap();
         connection
     }

@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-use axum::{
-    body::Body,
-    http::{Request, StatusCode, header},
-};
+use axum::{body::Body, http::StatusCode};
 use hearth_server::{
     api::router::app,
     serve::{Ended, ServeError},
@@ -17,7 +14,7 @@ use tower::ServiceExt;
 
 use crate::{
     live::{Live, post},
-    support::{MAX_SEQ_LEN, MODEL, Server, events, is_idle},
+    support::{MAX_SEQ_LEN, MODEL, Server, events, is_idle, request_to},
 };
 
 /// More tokens than this machine makes in the time that a test waits: 128 choices of 8,000 tokens.
@@ -85,7 +82,7 @@ async fn dropping_the_body_frees_everything() {
     let server = Server::start();
     let mut body = endless();
     body["stream"] = json!(true);
-    let request = Request::post("/v1/completions").header(header::CONTENT_TYPE, "application/json");
+    let request = request_to("/v1/completions");
     let response =
         app(server.state.clone()).oneshot(request.body(Body::from(body.to_string())).unwrap()).await.unwrap();
     let mut body = response.into_body();
@@ -160,7 +157,7 @@ async fn while_it_drains_who_asks_is_told_so() {
         late.send(request.as_bytes()).await;
         late.all().await
     };
-    let get = |path: &str| format!("GET {path} HTTP/1.1\r\nhost: test\r\n\r\n");
+    let get = |path: &str| format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
     while !told(&get("/ready")).await.starts_with("HTTP/1.1 503 ") {}
     for (request, status) in [(&get("/health"), 200), (&get("/metrics"), 200), (&get("/ready"), 503), (&request, 503)] {
         let answer = told(request).await;

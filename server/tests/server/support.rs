@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use axum::{
     body::Body,
-    http::{HeaderMap, Request, StatusCode, header},
+    http::{HeaderMap, HeaderValue, Request, StatusCode, header, request},
 };
 use burn::tensor::{Device, TensorData};
 use hearth_model::{
@@ -171,6 +171,11 @@ pub(crate) fn engine(options: EngineOptions) -> Engine {
     Engine::start(|| Ok(model()), options).unwrap()
 }
 
+/// A request with a body of JSON.
+pub(crate) fn request_to(path: &str) -> request::Builder {
+    Request::post(path).header(header::HOST, "localhost").header(header::CONTENT_TYPE, "application/json")
+}
+
 /// A server with its own engine, without a socket.
 pub(crate) struct Server {
     pub(crate) engine: Engine,
@@ -187,7 +192,9 @@ impl Server {
         Self { state: AppState::ready(MODEL, engine.clone()), engine }
     }
 
-    pub(crate) async fn send(&self, request: Request<Body>) -> Answer {
+    /// The answer to a request to `localhost`, if it does not name another host.
+    pub(crate) async fn send(&self, mut request: Request<Body>) -> Answer {
+        request.headers_mut().entry(header::HOST).or_insert(HeaderValue::from_static("localhost"));
         let response = app(self.state.clone()).oneshot(request).await.unwrap();
         let (head, body) = response.into_parts();
         let bytes = body.collect().await.unwrap().to_bytes();
@@ -203,8 +210,7 @@ impl Server {
     }
 
     pub(crate) async fn post_to(&self, path: &str, body: impl Into<Body>) -> Answer {
-        let request = Request::post(path).header(header::CONTENT_TYPE, "application/json");
-        self.send(request.body(body.into()).unwrap()).await
+        self.send(request_to(path).body(body.into()).unwrap()).await
     }
 
     /// The answer to a conversation that must succeed.
