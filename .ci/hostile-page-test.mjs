@@ -14,10 +14,15 @@ if (!url) {
 }
 const { hostname: address, port } = new URL(url);
 const timeout = 60_000;
+const completions = `${url}/v1/completions`;
+const models = `${url}/v1/models`;
 const BODY = JSON.stringify({ prompt: "Once upon a time", max_tokens: 1 });
 
-/** A server of pages that say nothing by themselves: what they do is told them by each test. */
-const hostile = createServer((_, response) => response.setHeader("content-type", "text/html").end("<!doctype html><title>hostile</title>"));
+/** A server of pages that do nothing by themselves, only what a test runs on them. It redirects `/elsewhere` to the server. */
+const hostile = createServer((request, response) => {
+  if (request.url === "/elsewhere") return response.writeHead(307, { location: completions }).end();
+  return response.setHeader("content-type", "text/html").end("<!doctype html><title>hostile</title>");
+});
 const listen = (server, at) => once(server.listen(...at), "listening");
 let browser;
 let elsewhere;
@@ -82,16 +87,14 @@ const submitForm = (enctype) => (page) => page.evaluate(async ({ to, enctype, na
   const answered = new Promise((resolve) => frame.addEventListener("load", resolve));
   form.submit();
   await answered;
-}, { to: `${url}/v1/completions`, enctype, name: `${BODY.slice(0, -1)},"user":"`, value: '"}' });
-
-const completions = `${url}/v1/completions`;
-const models = `${url}/v1/models`;
+}, { to: completions, enctype, name: `${BODY.slice(0, -1)},"user":"`, value: '"}' });
 
 attack("POST without a content type", attacker, ask(completions, { method: "POST", mode: "no-cors", body: BODY }));
 attack("POST of text", attacker, ask(completions, { method: "POST", mode: "no-cors", type: "text/plain", body: BODY }));
 attack("form as text", attacker, submitForm("text/plain"));
 attack("form", attacker, submitForm("application/x-www-form-urlencoded"));
 attack("POST of JSON, after a preflight", attacker, ask(completions, { method: "POST", type: "application/json", body: BODY }));
+attack("POST of JSON that the page's own server redirects", attacker, ask("/elsewhere", { method: "POST", type: "application/json", body: BODY }));
 attack("GET that reads the answer", attacker, ask(models));
 attack("GET of metrics", attacker, ask(`${url}/metrics`));
 attack("POST without a content type from another port of this machine", () => `http://localhost:${elsewhere}/`,

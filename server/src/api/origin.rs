@@ -62,8 +62,9 @@ impl Host {
     }
 }
 
-/// Not a host, not an origin, not what the header `Host` may be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Neither a host nor an origin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("neither a host nor an origin")]
 pub struct Malformed;
 
 impl FromStr for Host {
@@ -260,6 +261,8 @@ pub(crate) async fn guard(State(state): State<AppState>, request: Request, next:
     response
 }
 
+/// Refuses what is not allowed with 403. Not with 421, which is for misdirected requests too: browsers send the request
+/// once more after that.
 fn check(request: &Request, options: &ApiOptions) -> Result<(), ApiError> {
     if EXEMPT_PATHS.contains(&request.uri().path()) {
         return Ok(());
