@@ -203,7 +203,7 @@ impl ServerConfig {
         let http = &self.http;
         let keys = http.keys()?;
         Ok(ApiOptions {
-            hosts: http.allowed_hosts(bound, &keys)?,
+            hosts: http.allowed_hosts(bound, &keys)?.and_name(&self.host),
             keys,
             cors: http.cors()?,
             scheme: if http.tls_cert.is_some() { Scheme::HTTPS } else { Scheme::HTTP },

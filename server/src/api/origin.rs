@@ -30,8 +30,8 @@ use super::{
     state::AppState,
 };
 
-/// What probes and scrapers ask for, under whatever name they have for the server. It tells nothing that a page could
-/// want, and other origins' pages cannot read it.
+/// What probes and scrapers ask for, under whatever name they have for the server. It changes nothing, and tells nothing of
+/// any text.
 const EXEMPT_PATHS: [&str; 3] = ["/health", "/ready", "/metrics"];
 
 /// Longest part of a refused header that is repeated to the client.
@@ -111,34 +111,28 @@ impl FromStr for Target {
     }
 }
 
-/// The origin of a web page.
+/// The origin of a web page: scheme, host and port, without the scheme's default port. `None` is `null`, which is what
+/// browsers send for local files and sandboxed frames.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Origin(Place);
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Place {
-    /// `null`: a file, a sandboxed frame, or another page whose origin is kept secret.
-    Opaque,
-    /// A scheme's own port counts as none.
-    Server { scheme: Scheme, target: Target },
-}
+pub struct Origin(Option<(Scheme, Target)>);
 
 impl FromStr for Origin {
     type Err = Malformed;
 
     fn from_str(text: &str) -> Result<Self, Malformed> {
         if text == "null" {
-            return Ok(Self(Place::Opaque));
+            return Ok(Self(None));
         }
         let text = text.to_ascii_lowercase();
         let (scheme, target) = text.split_once("://").ok_or(Malformed)?;
         let scheme: Scheme = scheme.parse().map_err(|_| Malformed)?;
-        Ok(Self(Place::Server { target: target.parse::<Target>()?.without_port_of(&scheme), scheme }))
+        let target = target.parse::<Target>()?.without_default_port(&scheme);
+        Ok(Self(Some((scheme, target))))
     }
 }
 
 impl Target {
-    fn without_port_of(self, scheme: &Scheme) -> Self {
+    fn without_default_port(self, scheme: &Scheme) -> Self {
         let default = match scheme.as_str() {
             "http" => Some(80),
             "https" => Some(443),
@@ -152,9 +146,8 @@ impl Origin {
     /// Whether it is the origin of the pages of a server that clients reach as `target`, over `scheme` where no proxy is
     /// in between. A proxy may speak HTTPS to clients where the server speaks HTTP.
     fn is_of(&self, target: &Target, scheme: &Scheme) -> bool {
-        let Place::Server { scheme: given, target: place } = &self.0 else { return false };
-        let is_possible = *given == Scheme::HTTPS || *given == *scheme;
-        is_possible && *place == target.clone().without_port_of(given)
+        let Some((given, place)) = &self.0 else { return false };
+        (*given == Scheme::HTTPS || given == scheme) && *place == target.clone().without_default_port(given)
     }
 }
 
@@ -205,6 +198,17 @@ impl AllowedHosts {
             (false, _) | (true, true) => Self::These(listed),
             (true, false) if keys.is_open() => Self::Own(own_names()),
             (true, false) => Self::Any,
+        }
+    }
+
+    /// The same and `text`, if that is a name: what the server's owner calls the address that it listens on.
+    #[must_use]
+    pub fn and_name(self, text: &str) -> Self {
+        let name = text.parse().ok().filter(|host| matches!(host, Host::Name(_)));
+        match self {
+            Self::Any => Self::Any,
+            Self::These(hosts) => Self::These(hosts.into_iter().chain(name).collect()),
+            Self::Own(names) => Self::Own(names.into_iter().chain(name).collect()),
         }
     }
 

@@ -290,7 +290,13 @@ fn which_hosts_are_allowed_depends_on_the_address_and_on_keys() {
         assert_eq!(choose(&[], beyond, &keys), AllowedHosts::Any);
         assert_eq!(choose(&["a.example"], beyond, &open), listed);
         assert_eq!(choose(&["a.example"], beyond, &keys), listed);
+        // What `--host` names is the server's name too.
+        assert_eq!(choose(&[], beyond, &keys).and_name("a.example"), AllowedHosts::Any);
+        let own = choose(&[], beyond, &open);
+        assert_ne!(own.clone().and_name("a.example"), own);
+        assert_eq!(own.clone().and_name("192.0.2.7"), own);
     }
+    assert_eq!(choose(&[], "127.0.1.1", &open).and_name("A.example"), listed);
 }
 
 #[tokio::test]
