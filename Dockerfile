@@ -34,8 +34,7 @@ USER 10001:10001
 WORKDIR /data
 EXPOSE 8080
 STOPSIGNAL SIGTERM
-# Bash opens the connection itself: the image has no HTTP client.
-HEALTHCHECK --interval=10s --timeout=5s --start-period=60s CMD ["bash", "-c", \
-    "exec 3<>/dev/tcp/127.0.0.1/$HEARTH_PORT && printf 'GET /health HTTP/1.0\\r\\n\\r\\n' >&3 && read -r _ status _ <&3 && [ \"$status\" = 200 ]"]
+# Reads the server's settings from the same variables, so it follows the port and speaks TLS where the server does.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s CMD ["hearth", "health"]
 ENTRYPOINT ["hearth"]
 CMD ["serve"]

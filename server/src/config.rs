@@ -82,10 +82,9 @@ pub struct ServerConfig {
     /// have trouble with it
     #[arg(long, env = "HEARTH_ENFORCE_EAGER", value_parser = BoolishValueParser::new())]
     pub enforce_eager: bool,
-    /// Where sampling parameters come from that a request leaves out: `model`, what the model's generation_config.json
-    /// advises, or `openai`, OpenAI's defaults
-    #[arg(long, env = "HEARTH_SAMPLING_DEFAULTS", value_name = "WHOSE", value_enum, default_value_t = SamplingDefaults::Model)]
-    pub sampling_defaults: SamplingDefaults,
+    /// Where sampling parameters come from that a request leaves out.
+    #[command(flatten)]
+    pub sampling: SamplingConfig,
     /// Seconds that requests in flight get to finish after SIGTERM or ctrl-c; a second signal ends them at once
     #[arg(long, env = "HEARTH_DRAIN_TIMEOUT", value_name = "SECONDS", default_value_t = 30)]
     pub drain_timeout: u64,
@@ -161,7 +160,7 @@ impl ServerConfig {
     /// # Errors
     /// No such device, or a broken model dir.
     pub fn load(&self) -> Result<Models> {
-        let served = self.sampling_defaults.of(self.model.load()?);
+        let served = self.sampling.sampling_defaults.of(self.model.load()?);
         let wanted = matches!(self.engine_options().speculation, Speculation::DraftModel { .. });
         let draft = self.draft_model.as_ref().filter(|_| wanted);
         let draft = draft.map(|dir| {
@@ -436,7 +435,16 @@ impl TraceConfig {
     }
 }
 
-/// Whose sampling parameters a request gets where it does not say.
+/// Where sampling parameters come from that are not given.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct SamplingConfig {
+    /// Sampling parameters that are not given: `model`, those in the model's generation_config.json, or `openai`,
+    /// OpenAI's defaults
+    #[arg(long, env = "HEARTH_SAMPLING_DEFAULTS", value_name = "WHOSE", value_enum, default_value_t = SamplingDefaults::Model)]
+    pub sampling_defaults: SamplingDefaults,
+}
+
+/// Whose sampling parameters count where none are given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum SamplingDefaults {
     /// Those that the model's makers advise.

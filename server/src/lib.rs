@@ -8,7 +8,7 @@
 //! - [`config`]: flags and `HEARTH_*` variables
 //! - [`api`]: HTTP and OpenAI's wire format
 //! - [`engine`]: scheduling, the inference thread, text assembly
-//! - [`metrics`]: what the engine counts, for Prometheus; [`telemetry`]: what was asked, for collectors of traces
+//! - [`metrics`]: what is counted, for Prometheus; [`telemetry`]: what was asked, for collectors of traces
 //! - [`serve`](mod@serve): a listener, an API and an orderly end; [`connection`]: one client's; [`tls`]: certificates
 //! - [`bundled`]: the model that the binary carries
 //!

@@ -10,8 +10,9 @@ use super::{
 use crate::engine::request::Strategy;
 
 /// How the answers are looked for: `n` of them, of `best_of` that are followed. `use_beam_search` asks for the most likely
-/// ones, with `length_penalty` and `early_stopping`; `stochastic_beam_search` for a draw of different ones by `seed`.
-pub(crate) fn strategy(fields: &mut Fields, [n, best_of]: [usize; 2], seed: u64) -> Result<Strategy, ApiError> {
+/// ones, with `length_penalty` and `early_stopping`; `stochastic_beam_search` for a draw of different ones, whose seed is
+/// set for [each prompt](seeded).
+pub(crate) fn strategy(fields: &mut Fields, [n, best_of]: [usize; 2]) -> Result<Strategy, ApiError> {
     let searches = fields.flag_or("use_beam_search", false)?;
     let draws = fields.flag_or("stochastic_beam_search", false)?;
     let length_penalty = fields.number_or("length_penalty", -10.0..=10.0, 1.0)?;
@@ -29,11 +30,21 @@ pub(crate) fn strategy(fields: &mut Fields, [n, best_of]: [usize; 2], seed: u64)
     let kind = match (searches, draws) {
         (false, false) => return Ok(Strategy::Sample),
         (true, false) => BeamKind::Best { length_penalty, early_stopping },
-        (false, true) => BeamKind::Stochastic { seed },
+        (false, true) => BeamKind::Stochastic { seed: 0 },
         (true, true) => {
             let message = "`stochastic_beam_search` and `use_beam_search` are two ways, choose one";
             return Err(ApiError::invalid("stochastic_beam_search", message));
         }
     };
     Ok(Strategy::Beams { width: best_of, n_best: n, kind })
+}
+
+/// The strategy for a prompt whose random stream has this seed.
+pub(crate) fn seeded(strategy: Strategy, seed: u64) -> Strategy {
+    match strategy {
+        Strategy::Beams { width, n_best, kind: BeamKind::Stochastic { .. } } => {
+            Strategy::Beams { width, n_best, kind: BeamKind::Stochastic { seed } }
+        }
+        strategy => strategy,
+    }
 }

@@ -126,9 +126,10 @@ pub(crate) async fn create(State(state): State<AppState>, mut fields: Fields) ->
         (work.id, work.model) = (Some(fresh_id("embd-")), Some(state.model_id().to_owned()));
         work.prompt_tokens = Some(usage.prompt_tokens);
     });
-    let vectors = collect(events, n_inputs).await?;
-    fields.log().work(|work| work.end = Some(End::Complete(vec!["stop"])));
-    let data = vectors.into_iter().enumerate().map(|(index, vector)| WireEmbedding {
+    let vectors = collect(events, n_inputs).await;
+    let end = vectors.as_ref().map_or_else(|error| End::Failed(error.kind()), |_| End::Complete(vec!["stop"]));
+    fields.log().work(|work| work.end = Some(end));
+    let data = vectors?.into_iter().enumerate().map(|(index, vector)| WireEmbedding {
         object: "embedding",
         index,
         embedding: format.write(vector),
@@ -210,12 +211,9 @@ impl Format {
 async fn collect(mut events: EventStream, n_inputs: usize) -> Result<Vec<Vec<f32>>, ApiError> {
     let mut vectors = vec![Vec::new(); n_inputs];
     for _ in 0..n_inputs {
-        let (index, vector) = match events.recv().await {
-            Some((index, Event::Embedding(vector))) => (index, vector),
-            Some((_, Event::TimedOut(after))) => return Err(ApiError::timed_out(after)),
-            Some((_, Event::Failed(message))) => return Err(ApiError::internal(message)),
-            Some((_, Event::Stopped)) => return Err(ApiError::shutting_down()),
-            Some(_) | None => return Err(ApiError::internal("the engine has stopped")),
+        let (index, event) = ApiError::or_event(events.recv().await)?;
+        let Event::Embedding(vector) = event else {
+            return Err(ApiError::internal("the engine gave something else than an embedding"));
         };
         if let Some(place) = vectors.get_mut(index) {
             *place = vector;

@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::engine::{SubmitError, request::ValidationError};
+use crate::engine::{Event, SubmitError, request::ValidationError};
 
 /// An error on its way to a client.
 #[derive(Clone, Debug)]
@@ -121,6 +121,21 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
+    /// The next event of a request, or why there is none: it has ended without an answer, or the engine is gone.
+    ///
+    /// # Errors
+    /// What the client is told of that.
+    pub(crate) fn or_event<Index>(next: Option<(Index, Event)>) -> Result<(Index, Event), Self> {
+        match next {
+            Some((_, Event::TimedOut(after))) => Err(Self::timed_out(after)),
+            Some((_, Event::Refused { param, message })) => Err(Self::invalid(param, message)),
+            Some((_, Event::Failed(message))) => Err(Self::internal(message)),
+            Some((_, Event::Stopped)) => Err(Self::shutting_down()),
+            None => Err(Self::internal("the engine has stopped")),
+            Some(event) => Ok(event),
+        }
+    }
+
     /// An error of another status.
     pub fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
         Self { status, message: message.into(), kind, param: None, code: None, context: None }
@@ -194,5 +209,30 @@ impl From<SubmitError> for ApiError {
             }
             SubmitError::Stopped => Self::unavailable(message),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn every_end_without_an_answer_is_told_as_what_it_is() {
+        let refused = Event::Refused { param: "input", message: "`input` is wrong".into() };
+        for (next, status, message) in [
+            (Some(refused), StatusCode::BAD_REQUEST, "`input` is wrong"),
+            (Some(Event::TimedOut(Duration::from_millis(7))), StatusCode::GATEWAY_TIMEOUT, "deadline of 7 ms"),
+            (Some(Event::Failed("broken".into())), StatusCode::INTERNAL_SERVER_ERROR, "broken"),
+            (Some(Event::Stopped), StatusCode::SERVICE_UNAVAILABLE, "shutting down"),
+            (None, StatusCode::INTERNAL_SERVER_ERROR, "the engine has stopped"),
+        ] {
+            let error = ApiError::or_event(next.map(|event| (0, event))).unwrap_err();
+            assert_eq!(error.status, status, "{message}");
+            assert!(error.message.contains(message), "{}", error.message);
+        }
+        let event = ApiError::or_event(Some((3, Event::Embedding(vec![1.0])))).unwrap();
+        assert!(matches!(event, (3, Event::Embedding(vector)) if vector == [1.0]));
     }
 }

@@ -312,9 +312,14 @@ impl Fields {
         &self.log
     }
 
+    /// The field, left where it is.
+    pub(crate) fn get(&self, name: &str) -> Option<&Value> {
+        self.entries.get(name).filter(|value| !value.is_null())
+    }
+
     /// Whether the field is there and says something.
     pub(crate) fn has(&self, name: &str) -> bool {
-        self.entries.get(name).is_some_and(|value| !value.is_null())
+        self.get(name).is_some()
     }
 
     /// An object, whose own fields are read in turn.

@@ -24,7 +24,7 @@ use super::{
     prompt::{Prompt, Truncation, truncation},
     remarks,
     request_log::{Asked, RequestLog},
-    sampling::Sampling,
+    sampling::{Sampling, applicable},
     state::{AppState, Preparation, unix_seconds},
     stream::{Answer, Deltas, Echo, Opening, Usage},
     structured::Structure,
@@ -149,7 +149,7 @@ impl Generation {
         let best_of = given.count_or("best_of", 1..=MAX_N, n)?;
         let stream = stream_options(given)?;
         let sampling = Sampling::from_fields(given, applicable(defaults, given))?;
-        let strategy = beams::strategy(given, [n, best_of], sampling.seed())?;
+        let strategy = beams::strategy(given, [n, best_of])?;
         check_best_of([n, best_of], strategy, stream)?;
         let stop = StopConditions {
             max_tokens,
@@ -393,7 +393,7 @@ impl Generation {
             }
             None => None,
         };
-        let sampling = self.sampling.resolve(&model.tokenizer)?;
+        let sampling = self.sampling.clone().resolve(&model.tokenizer)?;
         // The best ones are told by their log-probabilities.
         let logprobs = self.logprobs.or((n_requests > self.n).then_some(0));
         let mut requests = Vec::with_capacity(prompts.len() * n_requests);
@@ -403,17 +403,18 @@ impl Generation {
             if self.ends_on == EndsOn::EosToo {
                 stop.stop_token_ids.extend(model.eos_token_ids.iter().chain(&prompt.end_ids));
             }
+            let seed = self.sampling.draw_seed();
             for choice in 0..n_requests {
                 let parts = RequestParts {
                     prompt_ids: prompt.ids.clone(),
-                    sampling: sampling.clone(),
+                    sampling: SamplingParams { seed, ..sampling.clone() },
                     stop: stop.clone(),
                     choice: choice as u32,
                     logprobs,
                     logprobs_mode: self.logprobs_mode,
                     prompt_logprobs: echoed.max(self.prompt_logprobs),
                     text: self.text,
-                    strategy: self.strategy,
+                    strategy: beams::seeded(self.strategy, seed),
                     constraint: constraint.clone(),
                     priority: self.priority,
                     cache_salt: self.cache_salt.clone(),
@@ -450,13 +451,6 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
         }
     }
     Ok(())
-}
-
-/// The model's defaults advise on plain sampling. A request that chooses another strategy or another order chooses
-/// without them; else a parameter that it does not know of would contradict it.
-fn applicable(defaults: SamplingParams, fields: &Fields) -> SamplingParams {
-    const CHOICES: [&str; 4] = ["mirostat", "samplers", "use_beam_search", "stochastic_beam_search"];
-    if CHOICES.iter().any(|name| fields.has(name)) { SamplingParams::default() } else { defaults }
 }
 
 /// `None` if the answer is to come as a whole. Its options are checked all the same.

@@ -1,4 +1,4 @@
-//! `GET /metrics`: what the engine counts, as Prometheus reads it.
+//! `GET /metrics`: what the server counts, as Prometheus reads it.
 
 use axum::{
     extract::State,
@@ -11,10 +11,11 @@ use super::{
     openapi::{Access, Answer, Operation, Request},
     state::AppState,
 };
+use crate::metrics::CONTENT_TYPE;
 
 /// How `/openapi.json` tells of it.
 pub(crate) const METRICS: Operation = Operation {
-    summary: "What the engine counts, for Prometheus",
+    summary: "What the server counts, for Prometheus",
     request: Request::Nothing,
     answer: Answer::Text("text/plain"),
     refusals: &[503],
@@ -26,6 +27,8 @@ pub(crate) const METRICS: Operation = Operation {
 pub(crate) async fn metrics(State(state): State<AppState>) -> Result<Response, ApiError> {
     // Not only while it takes work: a server that drains or has failed is looked at most closely.
     let engine = state.engine().ok_or_else(|| ApiError::unavailable("the model is still being loaded"))?;
-    let text = engine.metrics().render(state.model_id(), &engine.stats().borrow());
-    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response())
+    let failed = |error| ApiError::internal(format!("the metrics cannot be written: {error}"));
+    let text =
+        engine.metrics_text(state.model_id()).map_err(failed)? + &state.http_metrics().render().map_err(failed)?;
+    Ok(([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response())
 }

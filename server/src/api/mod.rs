@@ -17,8 +17,8 @@
 //! - [`state`]: what all endpoints share
 //! - [`options`]: what the API's owner may set
 //! - [`origin`]: which web pages may use the server
-//! - `middleware`: what happens to every request; `request_log`: its line in the log; `request_span`: its
-//!   part of a trace; `guarded`: what goes with its end
+//! - `middleware`: what happens to every request; `http_metrics`: how it is counted; `request_log`: its line in the log;
+//!   `request_span`: its part of a trace; `guarded`: what goes with its end
 
 mod beams;
 mod chat;
@@ -30,6 +30,7 @@ mod fields;
 mod generation;
 pub(crate) mod guarded;
 mod health;
+mod http_metrics;
 mod metrics;
 mod middleware;
 mod models;

@@ -11,7 +11,7 @@ use axum::{
 use super::{
     chat, completions, embeddings,
     error::ApiError,
-    health, metrics, middleware, models,
+    health, http_metrics, metrics, middleware, models,
     openapi::{self, Operation},
     origin, page,
     state::AppState,
@@ -37,6 +37,7 @@ pub fn app(state: AppState) -> Router {
         .layer(from_fn_with_state(state.clone(), middleware::authorize))
         .layer(from_fn_with_state(state.clone(), origin::guard))
         .layer(from_fn_with_state(state.clone(), middleware::identify))
+        .layer(from_fn_with_state(state.clone(), http_metrics::count))
         .with_state(state)
 }
 

@@ -28,7 +28,10 @@ const MAX_BAD_WORDS: usize = 1024;
 /// What a client asks for: the parameters, and texts that only the tokenizer can make part of them.
 #[derive(Clone, Debug)]
 pub(crate) struct Sampling {
+    /// Their seed is set for each prompt.
     params: SamplingParams,
+    /// `None`: each prompt draws another.
+    seed: Option<u64>,
     bad_words: Vec<String>,
     dry_sequence_breakers: Vec<String>,
 }
@@ -73,15 +76,16 @@ impl Sampling {
             allowed_token_ids: allowed_token_ids(fields)?,
             bad_words: Vec::new(),
             samplers: samplers(fields, default.samplers)?,
-            // Without a seed, no two requests are alike.
-            seed: fields.seed("seed")?.unwrap_or_else(random_u64),
+            seed: 0,
         };
+        let seed = fields.seed("seed")?;
         let breakers = fields.string_list("dry_sequence_breakers")?;
         fields.note_default("dry_sequence_breakers", &DRY_SEQUENCE_BREAKERS);
         let breakers = breakers.unwrap_or_else(|| DRY_SEQUENCE_BREAKERS.map(str::to_owned).to_vec());
         let bad_words = fields.string_list("bad_words")?.unwrap_or_default();
         Ok(Self {
             params,
+            seed,
             bad_words: at_most(MAX_BAD_WORDS, "bad_words", bad_words)?,
             dry_sequence_breakers: at_most(MAX_BREAKERS, "dry_sequence_breakers", breakers)?,
         })
@@ -92,14 +96,15 @@ impl Sampling {
         &self.params
     }
 
-    /// Of the random stream.
-    pub(crate) fn seed(&self) -> u64 {
-        self.params.seed
+    /// The seed of a prompt's random stream: the request's, or without one another for each call, so that no two prompts
+    /// are answered alike.
+    pub(crate) fn draw_seed(&self) -> u64 {
+        self.seed.unwrap_or_else(random_u64)
     }
 
     /// The parameters with the texts as token ids.
     pub(crate) fn resolve(self, tokenizer: &Tokenizer) -> Result<SamplingParams, ApiError> {
-        let Self { mut params, bad_words, dry_sequence_breakers } = self;
+        let Self { mut params, bad_words, dry_sequence_breakers, .. } = self;
         params.bad_words = resolve_bad_words(&bad_words, tokenizer)?;
         if params.dry.multiplier > 0.0 {
             params.dry.sequence_breakers = resolve_breakers(&dry_sequence_breakers, tokenizer)?;
@@ -185,8 +190,25 @@ fn samplers(fields: &mut Fields, default: Vec<ChainStep>) -> Result<Vec<ChainSte
     fields.note_default("samplers", &default.iter().map(|step| step.name()).collect::<Vec<_>>());
     let Some(value) = given else { return Ok(default) };
     let names = string_list(&value).ok_or_else(|| must_be("samplers", "an array of strings", &value))?;
-    let steps: Result<Vec<ChainStep>, _> = names.iter().map(|name| name.parse()).collect();
-    steps.map_err(|error: hearth_model::Error| ApiError::invalid("samplers", error.to_string()))
+    chain(&names).map_err(|error| ApiError::invalid("samplers", error.to_string()))
+}
+
+fn chain(names: &[String]) -> hearth_model::Result<Vec<ChainStep>> {
+    names.iter().map(|name| name.parse()).collect()
+}
+
+/// What the model's makers advise is for plain sampling. A request that chooses another strategy or another order of
+/// the chain does without it; else a parameter that the request does not know of would contradict it. A parameter with
+/// the value that means nothing chooses nothing.
+pub(crate) fn applicable(advised: SamplingParams, fields: &Fields) -> SamplingParams {
+    let is_plain = |name: &str, value: &Value| match name {
+        "mirostat" => value.as_f64() == Some(0.0),
+        "samplers" => string_list(value).and_then(|names| chain(&names).ok()).as_ref() == Some(&advised.samplers),
+        _ => *value == Value::Bool(false),
+    };
+    let choices = ["mirostat", "samplers", "use_beam_search", "stochastic_beam_search"];
+    let is_plain = choices.iter().all(|name| fields.get(name).is_none_or(|value| is_plain(name, value)));
+    if is_plain { advised } else { SamplingParams::default() }
 }
 
 /// Each word as it is at the start of a line and behind a space: to most vocabularies these are different tokens.

@@ -15,7 +15,10 @@ use tokio::{
 };
 
 use super::{error::ApiError, options::ApiOptions};
-use crate::engine::{Engine, EngineState};
+use crate::{
+    engine::{Engine, EngineState},
+    metrics::HttpMetrics,
+};
 
 /// A body of more bytes takes long to tokenize: tens of milliseconds and more.
 const LONG_BODY_BYTES: usize = 1 << 16;
@@ -51,6 +54,7 @@ struct Inner {
     options: ApiOptions,
     created: u64,
     engine: SetOnce<Engine>,
+    http_metrics: HttpMetrics,
     draining: AtomicBool,
     /// Whose turn it is among the requests with long bodies.
     long_body: Arc<Semaphore>,
@@ -71,6 +75,7 @@ impl AppState {
             options,
             created: unix_seconds(),
             engine: SetOnce::new(),
+            http_metrics: HttpMetrics::new(),
             draining: AtomicBool::new(false),
             long_body: Arc::new(Semaphore::new(1)),
             grammar: Arc::new(Semaphore::new(1)),
@@ -153,6 +158,11 @@ impl AppState {
             work()
         });
         done.await.map_err(|error| ApiError::internal(format!("preparing the request failed: {error}")))?
+    }
+
+    /// Where requests are counted.
+    pub(crate) fn http_metrics(&self) -> &HttpMetrics {
+        &self.0.http_metrics
     }
 
     /// The API's settings.

@@ -223,17 +223,9 @@ impl Deltas {
             if self.n_open == 0 {
                 return Poll::Ready(None);
             }
-            let Some((index, event)) = ready!(self.events.poll_recv(context)) else {
-                return Poll::Ready(Some(Err(self.failure(ApiError::internal("the engine has stopped")))));
-            };
-            match event {
-                Event::Failed(message) => return Poll::Ready(Some(Err(self.failure(ApiError::internal(message))))),
-                Event::Stopped => return Poll::Ready(Some(Err(self.failure(ApiError::shutting_down())))),
-                Event::Refused { param, message } => {
-                    return Poll::Ready(Some(Err(self.failure(ApiError::invalid(param, message)))));
-                }
-                Event::TimedOut(after) => return Poll::Ready(Some(Err(self.failure(ApiError::timed_out(after))))),
-                event => self.take(index, event),
+            match ApiError::or_event(ready!(self.events.poll_recv(context))) {
+                Ok((index, event)) => self.take(index, event),
+                Err(error) => return Poll::Ready(Some(Err(self.failure(error)))),
             }
         }
     }

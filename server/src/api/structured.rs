@@ -58,7 +58,7 @@ impl Structure {
                     found.extend(Self::from_member(member, "structured_outputs", path, value)?);
                 }
             }
-            if let Some(unknown) = members.names().find(|name| !name.is_empty()) {
+            if let Some(unknown) = members.names().find(|name| !name.is_empty() && members.has(name)) {
                 let names = MEMBERS.map(|(name, ..)| format!("`{name}`")).join(", ");
                 let message = format!("`structured_outputs` has the members {names}, got `{unknown}`");
                 return Err(ApiError::invalid("structured_outputs", message));

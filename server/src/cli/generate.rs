@@ -15,7 +15,7 @@ use hearth_model::{
 };
 
 use crate::{
-    config::ModelConfig,
+    config::{ModelConfig, SamplingConfig},
     engine::text::{Matched, TextAssembler},
     random::random_u64,
 };
@@ -37,28 +37,31 @@ pub(crate) struct GenerateArgs {
     sampling: SamplingArgs,
 }
 
-/// How tokens are drawn. The names are those of the API.
+/// How tokens are drawn. The names are those of the API. What is not given is what `--sampling-defaults` says.
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Sampling")]
 struct SamplingArgs {
-    /// Divides the logits; 0 always takes the most likely token
-    #[arg(long, default_value_t = SamplingParams::default().temperature, allow_negative_numbers = true)]
-    temperature: f32,
-    /// Keep this many of the most likely tokens; 0 and -1 keep all
-    #[arg(long, default_value_t = SamplingParams::default().top_k, allow_negative_numbers = true, value_parser = top_k)]
-    top_k: usize,
-    /// Keep the fewest tokens whose probabilities reach this sum; 1 keeps all
-    #[arg(long, default_value_t = SamplingParams::default().top_p, allow_negative_numbers = true)]
-    top_p: f32,
-    /// Keep tokens at least this probable, as a share of the most likely one's probability; 0 keeps all
-    #[arg(long, default_value_t = SamplingParams::default().min_p, allow_negative_numbers = true)]
-    min_p: f32,
-    /// Above 1, tokens that were seen become less likely
-    #[arg(long, default_value_t = SamplingParams::default().repetition_penalty, allow_negative_numbers = true)]
-    repetition_penalty: f32,
+    /// Divides the logits; 0 always takes the most likely token [default: the model's, or 1]
+    #[arg(long, allow_negative_numbers = true)]
+    temperature: Option<f32>,
+    /// Keep this many of the most likely tokens; 0 and -1 keep all [default: the model's, or 0]
+    #[arg(long, allow_negative_numbers = true, value_parser = top_k)]
+    top_k: Option<usize>,
+    /// Keep the fewest tokens whose probabilities reach this sum; 1 keeps all [default: the model's, or 1]
+    #[arg(long, allow_negative_numbers = true)]
+    top_p: Option<f32>,
+    /// Keep tokens at least this probable, as a share of the most likely one's probability; 0 keeps all [default: the
+    /// model's, or 0]
+    #[arg(long, allow_negative_numbers = true)]
+    min_p: Option<f32>,
+    /// Above 1, tokens that were seen become less likely [default: the model's, or 1]
+    #[arg(long, allow_negative_numbers = true)]
+    repetition_penalty: Option<f32>,
     /// Equal seeds draw equal texts [default: another one each time]
     #[arg(long, allow_negative_numbers = true, value_parser = seed)]
     seed: Option<u64>,
+    #[command(flatten)]
+    defaults: SamplingConfig,
 }
 
 /// As in the API, -1 is off.
@@ -72,16 +75,17 @@ fn seed(given: &str) -> Result<u64, String> {
     given.parse().or_else(|_| negative()).map_err(|_| "must be a whole number of 64 bits".to_owned())
 }
 
-impl From<SamplingArgs> for SamplingParams {
-    fn from(args: SamplingArgs) -> Self {
-        Self {
-            temperature: args.temperature,
-            top_k: args.top_k,
-            top_p: args.top_p,
-            min_p: args.min_p,
-            repetition_penalty: args.repetition_penalty,
-            seed: args.seed.unwrap_or_else(random_u64),
-            ..Self::default()
+impl SamplingArgs {
+    /// What is given, and for the rest the model's defaults.
+    fn over(&self, defaults: SamplingParams) -> SamplingParams {
+        SamplingParams {
+            temperature: self.temperature.unwrap_or(defaults.temperature),
+            top_k: self.top_k.unwrap_or(defaults.top_k),
+            top_p: self.top_p.unwrap_or(defaults.top_p),
+            min_p: self.min_p.unwrap_or(defaults.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(defaults.repetition_penalty),
+            seed: self.seed.unwrap_or_else(random_u64),
+            ..defaults
         }
     }
 }
@@ -90,12 +94,12 @@ impl From<SamplingArgs> for SamplingParams {
 pub(crate) fn run(args: GenerateArgs) -> anyhow::Result<()> {
     anyhow::ensure!(!args.stop.iter().any(String::is_empty), "`--stop` must not be empty");
     let prompt = read_prompt(args.prompt)?;
-    let model = args.model.load()?;
+    let model = args.sampling.defaults.sampling_defaults.of(args.model.load()?);
     let prompt_ids = model.tokenizer.encode(&prompt, EncodeOptions::PROMPT)?;
     let options = GenerateOptions {
         max_tokens: args.max_tokens,
         kv_dtype: args.model.kv_cache_dtype.asked(),
-        sampling: args.sampling.into(),
+        sampling: args.sampling.over(model.sampling_defaults),
         eos_token_ids: model.eos_token_ids,
     };
     let detokenizer = Detokenizer::new(&model.tokenizer, DecodeOptions { skip_special_tokens: true });

@@ -4,6 +4,7 @@ mod bench;
 mod bench_grammars;
 mod doctor;
 mod generate;
+mod health;
 mod log;
 mod output;
 mod perplexity;
@@ -41,6 +42,8 @@ enum Command {
     Quantize(quantize::QuantizeArgs),
     /// Show what this machine offers and where a model would run
     Doctor(doctor::DoctorArgs),
+    /// Ask a running server whether it is healthy; takes the flags and variables that it was started with
+    Health(Box<health::HealthArgs>),
 }
 
 impl Cli {
@@ -48,7 +51,8 @@ impl Cli {
     /// help is asked for.
     pub fn from_env() -> Self {
         let args = with_subcommand(std::env::args_os().collect());
-        let command = variables::settle(Self::command(), &args).unwrap_or_else(|error| error.exit());
+        let command = Self::command().mut_subcommand("health", health::hide_irrelevant);
+        let command = variables::settle(command, &args).unwrap_or_else(|error| error.exit());
         let matches = command.get_matches_from(args);
         Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }
@@ -82,6 +86,10 @@ impl Cli {
             Command::Doctor(args) => {
                 log::here("error")?;
                 doctor::run(args)
+            }
+            Command::Health(args) => {
+                log::here("error")?;
+                health::run(&args)
             }
         }
     }

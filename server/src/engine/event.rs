@@ -9,7 +9,7 @@ use std::{
 use hearth_model::{TokenId, sampling::TokenLogprobs};
 use tokio::sync::mpsc;
 
-use crate::metrics::Spans;
+use crate::metrics::{Outcome, Spans};
 
 /// What happens to a request, in this order: prompt log-probabilities if asked for, tokens, then one end.
 #[derive(Clone, Debug)]
@@ -64,6 +64,15 @@ pub enum FinishReason {
     Stop,
     /// `max_tokens`, or the end of the context.
     Length,
+}
+
+impl From<FinishReason> for Outcome {
+    fn from(reason: FinishReason) -> Self {
+        match reason {
+            FinishReason::Stop => Self::Stop,
+            FinishReason::Length => Self::Length,
+        }
+    }
 }
 
 /// What stopped a generation.

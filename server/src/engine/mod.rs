@@ -70,7 +70,7 @@ pub use self::{
     speculation::Speculation,
     start::{EngineOptions, Models, StartError},
 };
-use crate::metrics::EngineMetrics;
+use crate::metrics::{EngineMetrics, Snapshot};
 
 /// Why requests were not taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -315,9 +315,14 @@ impl Engine {
         self.stats.clone()
     }
 
-    /// What the engine counts.
-    pub fn metrics(&self) -> &EngineMetrics {
-        &self.metrics
+    /// What the engine counts, as Prometheus reads it.
+    ///
+    /// # Errors
+    /// See [`EngineMetrics::render`].
+    pub fn metrics_text(&self, model_name: &str) -> prometheus::Result<String> {
+        let EngineStats { running, waiting, free_pages, n_pages, kv_dtype, .. } = *self.stats.borrow();
+        let now = Snapshot { running, waiting, used_pages: n_pages - free_pages, n_pages, kv_dtype };
+        self.metrics.render(model_name, now)
     }
 
     /// Ends what is in flight with an error to its clients and waits for the thread to finish its step and end.

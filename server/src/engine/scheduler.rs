@@ -37,6 +37,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use hearth_model::kv_cache::{PAGE_SIZE, PageKey, PagePool, PageTable};
 
+use crate::metrics::Totals;
+
 /// Steps of waiting that one level of priority is worth.
 pub const AGEING_STEPS: i64 = 128;
 
@@ -112,17 +114,6 @@ impl Chunk {
 pub struct Step {
     /// One entry per sequence, in the order of the rows.
     pub chunks: Vec<Chunk>,
-}
-
-/// What the scheduler has done so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Totals {
-    /// Running requests that had to give back their pages.
-    pub n_preemptions: u64,
-    /// Tokens that starting requests brought along, of those that read kept pages.
-    pub prefix_queries: u64,
-    /// Tokens of these that need not be computed.
-    pub prefix_hits: u64,
 }
 
 /// Smaller goes first.

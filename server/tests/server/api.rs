@@ -1,5 +1,7 @@
 //! Requests and answers without a socket: what is served, and how refusals read.
 
+use std::collections::BTreeSet;
+
 use axum::{
     body::Body,
     http::{Request, StatusCode},
@@ -85,6 +87,43 @@ async fn seeds_repeat_and_choices_differ() {
     // Greedy choices are alike.
     let greedy = server.complete(json!({ "prompt": "once", "n": 2, "temperature": 0 })).await;
     assert_eq!(greedy["choices"][0]["text"], greedy["choices"][1]["text"]);
+}
+
+/// Equal prompts of one request are equal requests: without a seed each draws its own answer, with one all draw the same.
+#[tokio::test]
+async fn equal_prompts_draw_their_own_streams_unless_a_seed_is_given() {
+    let server = Server::start();
+    let base = json!({ "prompt": vec!["the"; 4], "temperature": 1, "max_tokens": 24, "ignore_eos": true });
+    let texts = |fields: Value| {
+        let mut body = base.clone();
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        let server = &server;
+        async move {
+            let answer = server.complete(body).await;
+            let choices = answer["choices"].as_array().unwrap().iter();
+            choices.map(|choice| choice["text"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        }
+    };
+    let n_different = |texts: &[String]| texts.iter().collect::<BTreeSet<_>>().len();
+    for fields in
+        [json!({}), json!({ "seed": null }), json!({ "n": 2 }), json!({ "best_of": 2 }), json!({ "echo": true })]
+    {
+        let texts = texts(fields.clone()).await;
+        assert_eq!(n_different(&texts), texts.len(), "{fields}: {texts:?}");
+    }
+    let beams = json!({ "stochastic_beam_search": true, "n": 2, "max_tokens": 12 });
+    let drawn = texts(beams.clone()).await;
+    assert_eq!(n_different(&drawn), 8, "{drawn:?}");
+
+    let seeded = texts(json!({ "seed": 7 })).await;
+    assert_eq!(n_different(&seeded), 1, "{seeded:?}");
+    assert_eq!(texts(json!({ "seed": 7, "prompt": "the" })).await, seeded[..1]);
+    let seeded = texts(json!({ "seed": 7, "n": 2 })).await;
+    assert_eq!((n_different(&seeded), &seeded[..2]), (2, &seeded[6..]), "{seeded:?}");
+    let mut beams = beams;
+    beams["seed"] = json!(7);
+    let drawn = texts(beams).await;
+    assert_eq!((n_different(&drawn), &drawn[..2]), (2, &drawn[6..]), "{drawn:?}");
 }
 
 #[tokio::test]

@@ -5,7 +5,9 @@ use std::{
     io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
     path::Path,
-    process::{Child, Command, Output, Stdio},
+    process::{Child, ChildStderr, Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
 use burn::tensor::Device;
@@ -18,11 +20,14 @@ use hearth_model::{
     tokenizer::{EncodeOptions, Tokenizer},
     weights::model_dir::{LoadOptions, SaveOptions, load, save},
 };
-use hearth_server::config::SamplingDefaults;
+use hearth_server::{api::state::AppState, config::SamplingDefaults, engine::Engine};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::{EOS, events, gpt, tokenizer_files};
+use crate::{
+    edges::tls_file,
+    support::{EOS, MODEL, OPTIONS, Server, events, gpt, tokenizer_files},
+};
 
 /// The binary, with no settings but those of the test.
 pub(crate) fn hearth(args: &[&str]) -> Command {
@@ -352,6 +357,44 @@ fn generate_streams_text_to_stdout_and_speed_to_stderr() {
     assert_eq!(stdout(&stopped), format!("{}\n", &text[..text.find(&stop).unwrap()]));
 }
 
+/// The advice in `generation_config.json` counts where no flag does, and the text is the server's.
+#[tokio::test]
+async fn generate_follows_the_models_advice_as_the_server_does() {
+    let dir = model_dir();
+    let plain =
+        ["generate", "the hand", "--model", path(dir.path()), "--device", "cpu", "--max-tokens", "20", "--seed", "3"];
+    let generate = |more: &[&str]| {
+        let output = run(&[&plain, more].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        stdout(&output).strip_suffix('\n').unwrap().to_owned()
+    };
+    let unadvised = generate(&[]);
+    let spelled = generate(&["--temperature", "0.6", "--top-k", "4", "--repetition-penalty", "1.3"]);
+    assert_ne!(unadvised, spelled);
+    let advice = r#"{"do_sample": true, "temperature": 0.6, "top_k": 4, "repetition_penalty": 1.3, "typical_p": 0.9}"#;
+    fs::write(dir.path().join("generation_config.json"), advice).unwrap();
+    let advised = generate(&[]);
+    assert!(![&unadvised, &spelled].contains(&&advised), "the test shows too little");
+
+    let files = dir.path().to_owned();
+    let load = move || load(&files, &LoadOptions { device: Device::flex(), dtype: None });
+    let engine = Engine::start(load, OPTIONS).unwrap();
+    let server = Server { state: AppState::ready(MODEL, engine.clone()), engine };
+    let served = server.complete(json!({ "prompt": "the hand", "max_tokens": 20, "seed": 3 })).await;
+    assert_eq!(served["choices"][0]["text"], advised);
+    // A flag goes before advice; what no flag says stays advised.
+    let neutral = ["--temperature", "1", "--top-k", "0", "--repetition-penalty", "1"];
+    let typical = json!({
+        "prompt": "the hand", "max_tokens": 20, "seed": 3, "temperature": 1, "top_k": 0, "repetition_penalty": 1,
+    });
+    assert_eq!(generate(&neutral), server.complete(typical).await["choices"][0]["text"]);
+    assert_eq!(generate(&["--top-k", "1"]), generate(&["--top-k", "1", "--temperature", "0.9"]));
+    // And all advice can be left out, by flag or variable.
+    assert_eq!(generate(&["--sampling-defaults", "openai"]), unadvised);
+    let by_variable = hearth(&plain).env("HEARTH_SAMPLING_DEFAULTS", "openai").output().unwrap();
+    assert_eq!(stdout(&by_variable), format!("{unadvised}\n"));
+}
+
 #[test]
 fn generate_refuses_what_makes_no_sense() {
     let dir = model_dir();
@@ -409,6 +452,125 @@ fn serve_answers_and_stops_on_sigterm() {
 
     assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
     assert_eq!(exit_code(&mut child), Some(0));
+}
+
+/// A server of the tiny model, its log and its port.
+#[cfg(unix)]
+fn served(dir: &TempDir, args: &[&str]) -> (Child, BufReader<ChildStderr>, String) {
+    let mut child =
+        hearth(&["--port", "0", "--device", "cpu", "--model", path(dir.path())]).args(args).spawn().unwrap();
+    let mut log = BufReader::new(child.stderr.take().unwrap());
+    let line = wait_for_line(&mut log, "listening on ");
+    let port = line.trim().rsplit_once(':').unwrap().1.to_owned();
+    wait_for_line(&mut log, "is ready");
+    (child, log, port)
+}
+
+/// One line, to standard output or as an error, and the exit code that goes with it.
+fn health(args: &[&str], variables: &[(&str, &str)]) -> (Option<i32>, String) {
+    let output = hearth(&["health"]).args(args).envs(variables.iter().copied()).output().unwrap();
+    let (code, out, err) = (output.status.code(), stdout(&output), stderr(&output));
+    let (told, other) = if code == Some(0) { (out, err) } else { (err, out) };
+    assert_eq!((told.lines().count(), other), (1, ""), "{told}");
+    (code, told.to_owned())
+}
+
+#[test]
+#[cfg(unix)]
+fn health_asks_the_server_that_has_these_settings() {
+    let dir = model_dir();
+    let (mut child, _log, port) = served(&dir, &[]);
+    let healthy = (Some(0), format!("`http://127.0.0.1:{port}/health` is healthy\n"));
+    assert_eq!(health(&["--port", &port], &[]), healthy);
+    assert_eq!(health(&[], &[("HEARTH_PORT", &port)]), healthy);
+    // The server's command line as it is, with flags that do nothing here.
+    let all = ["--port", &port, "--device", "cpu", "--model", "/nowhere/at/all", "--max-queue", "3", "--api-key", "sk"];
+    assert_eq!(health(&all, &[("HEARTH_PORT", "1")]), healthy);
+    // Another protocol than the server's.
+    let tls = [tls_file("cert.pem"), tls_file("key.pem")];
+    let tls = ["--tls-cert", path(&tls[0]), "--tls-key", path(&tls[1])];
+    let (code, told) = health(&[&["--port", &port], &tls[..]].concat(), &[]);
+    assert_eq!(code, Some(1));
+    assert!(told.starts_with(&format!("error: `https://127.0.0.1:{port}/health`: cannot speak TLS")), "{told}");
+    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    assert_eq!(exit_code(&mut child), Some(0));
+    let (code, told) = health(&["--port", &port], &[]);
+    assert_eq!(code, Some(1));
+    assert!(told.starts_with(&format!("error: `http://127.0.0.1:{port}/health`: cannot connect: ")), "{told}");
+}
+
+/// A server behind TLS that listens on all addresses, as in a container: it is asked over loopback, which its certificate
+/// does not name.
+#[test]
+#[cfg(unix)]
+fn health_speaks_tls_where_the_server_does() {
+    let dir = model_dir();
+    let files = ["other-cert.pem", "other-key.pem", "cert.pem", "key.pem"].map(tls_file);
+    let [certificate, key, another, its_key] = files.each_ref().map(|file| path(file));
+    let args = ["--host", "0.0.0.0", "--tls-cert", certificate, "--tls-key", key];
+    let (mut child, _log, port) = served(&dir, &args);
+    let mut variables = [
+        ("HEARTH_HOST", "0.0.0.0"),
+        ("HEARTH_PORT", port.as_str()),
+        ("HEARTH_TLS_CERT", certificate),
+        ("HEARTH_TLS_KEY", key),
+    ];
+    let healthy = (Some(0), format!("`https://127.0.0.1:{port}/health` is healthy\n"));
+    assert_eq!(health(&[], &variables), healthy);
+    // Not any certificate: that of these settings.
+    (variables[2].1, variables[3].1) = (another, its_key);
+    let (code, told) = health(&[], &variables);
+    assert_eq!(code, Some(1));
+    assert!(told.contains("cannot speak TLS with the certificate of `--tls-cert`"), "{told}");
+    let (code, told) = health(&["--port", &port], &[]);
+    assert_eq!(code, Some(1));
+    assert!(told.starts_with(&format!("error: `http://127.0.0.1:{port}/health`: ")), "{told}");
+    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    assert_eq!(exit_code(&mut child), Some(0));
+}
+
+#[test]
+fn health_says_what_is_wrong_in_bounded_time() {
+    // What is there and says nothing.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = silent.local_addr().unwrap().port().to_string();
+    let started = Instant::now();
+    let (code, told) = health(&["--port", &port], &[]);
+    assert_eq!(code, Some(1));
+    assert!(told.contains("did not answer within 4 s") && started.elapsed() < Duration::from_secs(20), "{told}");
+    // What is there and is not well, or no server of this kind.
+    let failed = r#"{"error": {"message": "inference failed: x\nhint: y"}}"#;
+    for (answer, expected) in [
+        (format!("HTTP/1.1 503 Service Unavailable\r\n\r\n{failed}"), "answered 503: inference failed: x\n"),
+        ("HTTP/1.1 404 Not Found\r\n\r\n<html>".to_owned(), "answered 404\n"),
+        ("SSH-2.0-x\r\n".to_owned(), "not in HTTP/1.1\n"),
+        (String::new(), "without an answer: does it speak another protocol (`--tls-cert`)?\n"),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port().to_string();
+        let server = thread::spawn(move || {
+            let (mut connection, _) = listener.accept().unwrap();
+            let mut request = Vec::new();
+            while !request.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                connection.read_exact(&mut byte).unwrap();
+                request.extend(byte);
+            }
+            connection.write_all(answer.as_bytes()).unwrap();
+        });
+        let (code, told) = health(&["--port", &port], &[]);
+        assert_eq!(code, Some(1));
+        assert!(told.starts_with("error: ") && told.ends_with(expected), "{told}");
+        server.join().unwrap();
+    }
+    let (code, told) = health(&["--port", "0"], &[]);
+    assert_eq!(code, Some(1));
+    assert!(told.starts_with("error: `--port` 0 "), "{told}");
+    for wrong in [&["--port", "high"][..], &["--nonsense"], &["--tls-cert", "x"]] {
+        assert_eq!(run(&[&["health"], wrong].concat()).status.code(), Some(2), "{wrong:?}");
+    }
+    let help = run(&["health", "--help"]);
+    assert!(stdout(&help).contains("HEARTH_TLS_CERT") && !stdout(&help).contains("--max-queue"), "{}", stdout(&help));
 }
 
 /// A log that nobody takes costs no answer, and no orderly end.

@@ -1,7 +1,10 @@
 //! What comes of parameters that meet: a behaviour, or a refusal that names both.
 
 use axum::http::StatusCode;
-use hearth_model::{sampling::SamplingParams, weights::model_dir::LoadedModel};
+use hearth_model::{
+    sampling::{ChainStep, SamplingParams},
+    weights::model_dir::LoadedModel,
+};
 use hearth_server::{
     api::state::AppState,
     engine::{Engine, Event},
@@ -197,6 +200,28 @@ async fn the_models_own_defaults_are_for_plain_sampling() {
     ] {
         let body = with(&base, &fields);
         assert_eq!(text(advising.complete(body.clone()).await), text(plain.complete(body).await), "{fields}");
+    }
+    // What is there and means nothing chooses nothing.
+    for fields in [
+        json!({ "mirostat": 0 }),
+        json!({ "mirostat": 0.0, "mirostat_tau": 4, "mirostat_eta": 0.2 }),
+        json!({ "mirostat": null }),
+        json!({ "use_beam_search": false }),
+        json!({ "use_beam_search": null, "length_penalty": 2, "early_stopping": true }),
+        json!({ "stochastic_beam_search": false }),
+        json!({ "samplers": null }),
+        json!({ "samplers": ChainStep::DEFAULT_ORDER.map(ChainStep::name) }),
+        json!({ "mirostat": 0, "use_beam_search": false, "stochastic_beam_search": false, "samplers": null }),
+        json!({ "typical_p": 1, "top_n_sigma": -1, "xtc_probability": 0, "dynatemp_range": 0, "dry_multiplier": 0 }),
+        json!({ "min_p": 0, "top_p": 1, "presence_penalty": 0, "frequency_penalty": 0, "repeat_last_n": -1 }),
+        json!({ "logit_bias": {}, "bad_words": [], "dry_sequence_breakers": [], "best_of": 1, "n": 1 }),
+    ] {
+        assert_eq!(text(advising.complete(with(&base, &fields)).await), expected, "{fields}");
+    }
+    // What is no value of theirs is refused as ever.
+    for (name, wrong) in [("mirostat", json!("0")), ("use_beam_search", json!(0)), ("samplers", json!(["heat"]))] {
+        let answer = advising.post(with(&base, &json!({ name: wrong })).to_string()).await;
+        assert_eq!((answer.status, &answer.json()["error"]["param"]), (StatusCode::BAD_REQUEST, &json!(name)));
     }
 }
 

@@ -291,7 +291,7 @@ async fn a_deadline_in_mid_stream_is_an_error_event_and_the_end() {
     assert_eq!(error["error"]["code"], "deadline_exceeded");
 }
 
-/// A certificate for `localhost`, its key, and another key; made by `tls/make.sh`.
+/// A certificate for `localhost`, one for `other.test`, and their keys; made by `tls/make.sh`.
 pub(crate) fn tls_file(name: &str) -> std::path::PathBuf {
     std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/server/tls").join(name)
 }

@@ -1,12 +1,19 @@
 //! `GET /metrics`: that it says what happened, in words that Prometheus reads.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use axum::http::StatusCode;
-use hearth_server::api::state::AppState;
+use axum::{
+    body::Body,
+    http::{Request, StatusCode},
+};
+use hearth_server::{
+    api::{router::app, state::AppState},
+    engine::{EngineOptions, Speculation},
+};
 use serde_json::json;
+use tower::ServiceExt;
 
-use crate::support::{MODEL, Server, is_idle, metric};
+use crate::support::{Answer, MODEL, OPTIONS, Server, engine, is_idle, metric};
 
 #[tokio::test]
 async fn metrics_tell_what_happened() {
@@ -71,4 +78,132 @@ async fn clients_that_leave_are_counted() {
     assert_eq!(metric(&server.engine, "kv_cache_usage_perc"), 0.0);
     let loading = Server { state: AppState::loading(MODEL), engine: server.engine.clone() };
     assert_eq!(loading.get("/metrics").await.status, StatusCode::SERVICE_UNAVAILABLE);
+}
+
+/// Each metric family of a scrape: its type, its labels but those that all have, and its buckets.
+fn families(text: &str) -> Vec<String> {
+    let mut families: BTreeMap<&str, (&str, BTreeSet<&str>, Vec<&str>)> = BTreeMap::new();
+    let heads = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    families.extend(heads.map(|(name, kind)| (name, (kind, BTreeSet::new(), Vec::new()))));
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        let (series, _) = line.rsplit_once(' ').unwrap();
+        let (name, labels) = series.strip_suffix('}').unwrap().split_once('{').unwrap();
+        let base = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(name);
+        let name = if families.contains_key(name) { name } else { base };
+        let (_, names, bounds) = families.get_mut(name).unwrap();
+        for (label, value) in labels.split("\",").map(|label| label.split_once("=\"").unwrap()) {
+            match label {
+                "model_name" | "engine" => {}
+                "le" if bounds.contains(&value.trim_end_matches('"')) => {}
+                "le" => bounds.push(value.trim_end_matches('"')),
+                label => _ = names.insert(label),
+            }
+        }
+    }
+    let lines = families.into_iter().map(|(name, (kind, labels, bounds))| {
+        let mut line = format!("{name} {kind}");
+        if !labels.is_empty() {
+            line = format!("{line} {}", labels.into_iter().collect::<Vec<_>>().join(","));
+        }
+        if bounds.is_empty() { line } else { format!("{line} | {}", bounds.join(" ")) }
+    });
+    lines.collect()
+}
+
+/// Dashboards and routers read these. What begins with `vllm:` is as it was before a crate wrote it.
+#[tokio::test]
+async fn families_types_labels_and_buckets_stay_what_they_are() {
+    let golden: Vec<&str> = include_str!("../golden/metrics.txt").lines().collect();
+    for speculation in [Speculation::PromptLookup { n_tokens: 2 }, Speculation::Off] {
+        let server = Server::with_options(EngineOptions { speculation, ..OPTIONS });
+        server.complete(json!({ "prompt": "x", "max_tokens": 2 })).await;
+        let found = families(&server.get("/metrics").await.text);
+        if speculation == Speculation::Off {
+            // A family without samples is announced all the same.
+            let unlabelled = |line: &str| line.strip_suffix(" position").unwrap_or(line).to_owned();
+            assert_eq!(found, golden.iter().map(|line| unlabelled(line)).collect::<Vec<_>>());
+        } else {
+            assert_eq!(found, golden);
+        }
+    }
+}
+
+/// The number of requests with these labels.
+fn n_requests(scrape: &Answer, handler: &str, method: &str, code: &str) -> f64 {
+    let class = format!("{}xx", &code[..1]);
+    let labels = format!("{{code=\"{code}\",handler=\"{handler}\",method=\"{method}\",status=\"{class}\"}} ");
+    let start = format!("http_requests_total{labels}");
+    scrape.text.lines().find_map(|line| line.strip_prefix(&start)?.parse().ok()).unwrap_or(0.0)
+}
+
+#[tokio::test]
+async fn every_request_is_counted_by_route_method_and_status() {
+    let engine = engine(OPTIONS);
+    let server = Server { state: AppState::loading(MODEL), engine: engine.clone() };
+    let fine = json!({ "prompt": "x", "max_tokens": 1 });
+    assert_eq!(server.post(fine.to_string()).await.status, StatusCode::SERVICE_UNAVAILABLE);
+    server.state.set_engine(engine);
+    let send = |method: &str, path: &str| {
+        server.send(Request::builder().method(method).uri(path).body(Body::empty()).unwrap())
+    };
+    server.complete(fine.clone()).await;
+    server.stream(fine).await;
+    server.post("{").await;
+    server.post(json!({ "prompt": "x", "model": "another" }).to_string()).await;
+    server.post_to("/v1/embeddings", json!({ "input": "" }).to_string()).await;
+    // Neither names nor methods that clients make up become labels.
+    for path in ["/nowhere", "/nowhere/else", "/v1/completions/x", "/%22%0a"] {
+        assert_eq!(send("GET", path).await.status, StatusCode::NOT_FOUND);
+    }
+    assert_eq!(send("BREW", "/nowhere").await.status, StatusCode::NOT_FOUND);
+    send("GET", &format!("/v1/models/{MODEL}")).await;
+    send("GET", "/v1/models/another/one").await;
+    send("DELETE", "/v1/completions").await;
+    send("HEAD", "/health").await;
+
+    let scrape = server.get("/metrics").await;
+    for (handler, method, code, expected) in [
+        ("/v1/completions", "POST", "503", 1.0),
+        ("/v1/completions", "POST", "200", 2.0),
+        ("/v1/completions", "POST", "400", 1.0),
+        ("/v1/completions", "POST", "404", 1.0),
+        ("/v1/completions", "DELETE", "405", 1.0),
+        ("/v1/embeddings", "POST", "400", 1.0),
+        ("none", "GET", "404", 4.0),
+        ("none", "other", "404", 1.0),
+        ("/v1/models/{*id}", "GET", "200", 1.0),
+        ("/v1/models/{*id}", "GET", "404", 1.0),
+        ("/health", "HEAD", "200", 1.0),
+    ] {
+        assert_eq!(n_requests(&scrape, handler, method, code), expected, "{handler} {code}\n{}", scrape.text);
+    }
+    let lines = |start: &str| scrape.text.lines().filter(|line| line.starts_with(start)).count();
+    assert_eq!(lines("http_requests_total"), 11, "{}", scrape.text);
+    assert!(!["nowhere", "BREW", "another"].iter().any(|made_up| scrape.text.contains(made_up)), "{}", scrape.text);
+    for (handler, method, n) in [("/v1/completions", "POST", 5), ("none", "GET", 4)] {
+        let line = format!("http_request_duration_seconds_count{{handler=\"{handler}\",method=\"{method}\"}} {n}");
+        assert!(scrape.text.lines().any(|found| found == line), "{line} is not in\n{}", scrape.text);
+    }
+    // The scrape itself, once it has ended.
+    assert_eq!(n_requests(&server.get("/metrics").await, "/metrics", "GET", "200"), 1.0);
+}
+
+#[tokio::test]
+async fn a_stream_is_counted_when_it_ends_and_a_client_that_leaves_as_what_it_is() {
+    let server = Server::start();
+    let body = json!({ "prompt": "x", "max_tokens": 8000, "ignore_eos": true });
+    tokio::select! {
+        _ = server.complete(body.clone()) => panic!("not so fast"),
+        () = server.wait_for(|stats| stats.running == 1) => {}
+    }
+    let scrape = server.get("/metrics").await;
+    assert_eq!(n_requests(&scrape, "/v1/completions", "POST", "499"), 1.0, "{}", scrape.text);
+    let mut streamed = body;
+    streamed["stream"] = json!(true);
+    let request = Request::post("/v1/completions").header("content-type", "application/json");
+    let request = request.body(Body::from(streamed.to_string())).unwrap();
+    let response = app(server.state.clone()).oneshot(request).await.unwrap();
+    assert_eq!(n_requests(&server.get("/metrics").await, "/v1/completions", "POST", "200"), 0.0);
+    drop(response);
+    assert_eq!(n_requests(&server.get("/metrics").await, "/v1/completions", "POST", "200"), 1.0);
 }

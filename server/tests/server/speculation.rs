@@ -126,7 +126,7 @@ async fn right_guesses_save_steps_and_are_counted() {
             .map(|name| metric(&engine, &format!("spec_decode_num_{name}")));
     assert_eq!(n_steps, 100.0 - n_accepted, "each step gives a token besides");
     assert_eq!((n_guessed, first), (n_accepted, n_drafts));
-    let page = engine.metrics().render(MODEL, &engine.stats().borrow());
+    let page = engine.metrics_text(MODEL).unwrap();
     assert!(page.contains("per_pos_total{model_name=\"tiny\",engine=\"0\",position=\"5\"}"), "{page}");
     assert!(!page.contains("position=\"6\""), "no more than six are guessed ahead");
 }

@@ -305,6 +305,41 @@ async fn an_answer_that_is_cut_says_so_and_one_that_is_complete_ends() {
     assert_eq!(complete(best).await["text"].as_str().unwrap().len(), 3);
 }
 
+/// Clients that write out their whole types send nulls for what they leave out, also of members that are not known here.
+#[tokio::test]
+async fn a_member_that_is_null_is_absent() {
+    let server = Server::start();
+    let regex = json!({ "regex": "[ab]{3}", "json": null, "disable_fallback": null, "structural_tag": null });
+    let body = json!({ "prompt": "x", "max_tokens": 9, "structured_outputs": regex });
+    assert_eq!(server.complete(body).await["choices"][0]["text"].as_str().unwrap().len(), 3);
+    let unknown = json!({ "prompt": "x", "structured_outputs": { "regex": "a", "structural_tag": "x" } });
+    let refused = server.post(unknown.to_string()).await;
+    assert_eq!(refused.status, StatusCode::BAD_REQUEST);
+    assert!(refused.error().contains("got `structural_tag`"), "{}", refused.error());
+    let none = server.post(json!({ "prompt": "x", "structured_outputs": { "regex": null } }).to_string()).await;
+    assert!(none.error().contains("got none"), "{}", none.text);
+
+    let message = json!({
+        "role": "user", "content": [{ "type": "text", "text": "x", "cache_control": null }], "name": null,
+        "tool_calls": null, "tool_call_id": null, "refusal": null, "audio": null,
+    });
+    let function = json!({ "name": "f", "description": null, "parameters": null, "strict": null, "other": null });
+    let described = json!({ "name": "x", "schema": {}, "strict": null, "description": null, "other": null });
+    for fields in [
+        json!({ "stream_options": { "include_usage": null, "continuous_usage_stats": null, "other": null } }),
+        json!({ "response_format": { "type": "text", "json_schema": null, "other": null } }),
+        json!({ "response_format": { "type": "json_object", "json_schema": null } }),
+        json!({ "response_format": { "type": "json_schema", "json_schema": described, "other": null } }),
+        json!({ "tools": [{ "type": "function", "function": function, "other": null }], "tool_choice": "required" }),
+        json!({ "tools": null, "tool_choice": null, "parallel_tool_calls": null }),
+        json!({ "chat_template_kwargs": { "other": null }, "modalities": null, "logit_bias": null }),
+    ] {
+        let mut body = json!({ "messages": [message], "max_tokens": 2 });
+        body.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+        server.chat(body).await;
+    }
+}
+
 #[tokio::test]
 async fn preemption_does_not_show_in_a_constrained_answer() {
     let body = json!({

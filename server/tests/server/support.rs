@@ -257,7 +257,7 @@ pub(crate) async fn wait_for(engine: &Engine, is_so: impl FnMut(&EngineStats) ->
 
 /// What `/metrics` says under a name of vLLM's.
 pub(crate) fn metric(engine: &Engine, name: &str) -> f64 {
-    let text = engine.metrics().render(MODEL, &engine.stats().borrow());
+    let text = engine.metrics_text(MODEL).unwrap();
     let start = format!("vllm:{name}{{");
     let line = text.lines().find(|line| line.starts_with(&start)).unwrap_or_else(|| panic!("no {name} in {text}"));
     line.rsplit(' ').next().unwrap().parse().unwrap()

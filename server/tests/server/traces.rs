@@ -289,6 +289,21 @@ async fn a_client_that_goes_leaves_a_span() {
     }
 }
 
+/// What ends an embedding without a vector is in its span, as it is for text.
+#[tokio::test]
+async fn an_embedding_that_fails_says_how_it_ended() {
+    let mut collector = Collector::start().await;
+    let exporter = collector.exporter();
+    let server = server(&exporter);
+    for (path, field) in [("/v1/embeddings", "input"), ("/v1/completions", "prompt")] {
+        let late = json!({ field: vec![97; 8000], "deadline_ms": 1 });
+        assert_eq!(server.post_to(path, late.to_string()).await.status, StatusCode::GATEWAY_TIMEOUT);
+        let attributes = collector.span().await.attributes;
+        assert_eq!(attributes.get("gen_ai.response.finish_reasons"), Some(&json!(["timeout_error"])), "{path}");
+        assert_eq!(attributes["error.type"], "504");
+    }
+}
+
 #[tokio::test]
 async fn a_collector_that_is_busy_is_asked_again_and_the_end_sends_what_is_left() {
     let mut collector = Collector::refusing(2).await;

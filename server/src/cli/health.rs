@@ -1,0 +1,176 @@
+//! `hearth health`: asks the server that runs with these settings whether it is healthy, for probes and container images.
+
+use std::{
+    fmt,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    time::Duration,
+};
+
+use anyhow::{Context, anyhow, bail, ensure};
+use clap::Args;
+use serde_json::Value;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
+    net::TcpStream,
+    runtime,
+    time::timeout,
+};
+use tokio_rustls::rustls::pki_types::ServerName;
+
+use super::output::print;
+use crate::{config::ServerConfig, tls};
+
+/// How long the server may take to answer, all in all. Docker gives a health check of the image 5 s.
+const PATIENCE: Duration = Duration::from_secs(4);
+
+/// More of an answer is not read.
+const MAX_ANSWER_BYTES: u64 = 64 << 10;
+
+/// The settings that say where a server is, by their ids on the command line.
+const RELEVANT: [&str; 4] = ["host", "port", "tls_cert", "tls_key"];
+
+/// The arguments of `hearth health`: all of `hearth serve`, so that its command line and variables can be given as they
+/// are. Only those that say where the server is do something, and only those are in the help.
+#[derive(Args, Debug)]
+pub(crate) struct HealthArgs {
+    #[command(flatten)]
+    config: ServerConfig,
+}
+
+/// Hides from the help what does nothing here.
+pub(super) fn hide_irrelevant(command: clap::Command) -> clap::Command {
+    command.mut_args(|arg| {
+        let is_relevant = RELEVANT.contains(&arg.get_id().as_str());
+        arg.hide(!is_relevant)
+    })
+}
+
+/// Where a server listens, as who runs beside it reaches it.
+#[derive(Debug, PartialEq, Eq)]
+struct Address {
+    host: String,
+    port: u16,
+}
+
+/// Prints one line if the server is healthy.
+///
+/// # Errors
+/// It is not, or nobody answers in time.
+pub(crate) fn run(args: &HealthArgs) -> anyhow::Result<()> {
+    let config = &args.config;
+    ensure!(config.port != 0, "`--port` 0 lets the server choose a port, and which one is not known here");
+    let address = Address::of(&config.host, config.port);
+    let scheme = if config.http.tls_cert.is_some() { "https" } else { "http" };
+    let url = format!("{scheme}://{address}/health");
+    let runtime = runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
+    let asked = runtime.block_on(async { timeout(PATIENCE, ask(config, &address)).await });
+    // The system may still be looking up a name.
+    runtime.shutdown_background();
+    let (status, body) = match asked {
+        Ok(answer) => answer.with_context(|| format!("`{url}`"))?,
+        Err(_) => bail!("`{url}` did not answer within {} s", PATIENCE.as_secs()),
+    };
+    if status != 200 {
+        bail!("`{url}` answered {status}{}", message(&body).map_or_else(String::new, |message| format!(": {message}")));
+    }
+    print(&format!("`{url}` is healthy\n"))
+}
+
+/// The status and the body of the answer.
+async fn ask(config: &ServerConfig, address: &Address) -> anyhow::Result<(u16, Vec<u8>)> {
+    let connector = config.http.tls_cert.as_deref().map(tls::connector).transpose()?;
+    let stream = TcpStream::connect((address.host.as_str(), address.port)).await.context("cannot connect")?;
+    match connector {
+        None => request(stream, address).await,
+        Some(connector) => {
+            // Its certificate is known, so the name makes no difference.
+            let name = ServerName::from(IpAddr::V4(Ipv4Addr::LOCALHOST));
+            let stream = connector.connect(name, stream).await;
+            request(stream.context("cannot speak TLS with the certificate of `--tls-cert`")?, address).await
+        }
+    }
+}
+
+/// One request and its answer. The server closes the connection behind it, so its end needs no looking for.
+async fn request(mut stream: impl AsyncRead + AsyncWrite + Unpin, address: &Address) -> anyhow::Result<(u16, Vec<u8>)> {
+    let head = format!("GET /health HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).await.context("cannot send the request")?;
+    let mut answer = Vec::new();
+    let read = stream.take(MAX_ANSWER_BYTES).read_to_end(&mut answer).await;
+    let (status, body) = parsed(&answer).ok_or_else(|| match read {
+        Err(error) => anyhow!(error).context("cannot read the answer"),
+        Ok(0) => anyhow!("closed the connection without an answer: does it speak another protocol (`--tls-cert`)?"),
+        Ok(_) => anyhow!("answered, but not in HTTP/1.1"),
+    })?;
+    Ok((status, body.to_owned()))
+}
+
+/// The status and the body of an answer, if it is one.
+fn parsed(answer: &[u8]) -> Option<(u16, &[u8])> {
+    let end = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n")?;
+    let (head, body) = (answer.get(..end)?, answer.get(end + 4..)?);
+    let status = str::from_utf8(head).ok()?.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok()?;
+    Some((status, body))
+}
+
+/// What an error says of itself, as one line.
+fn message(body: &[u8]) -> Option<String> {
+    let body: Value = serde_json::from_slice(body).ok()?;
+    Some(body.pointer("/error/message")?.as_str()?.lines().next()?.to_owned())
+}
+
+impl Address {
+    /// A server that listens on all addresses is reached over loopback.
+    fn of(host: &str, port: u16) -> Self {
+        let host = match host.parse() {
+            Ok(IpAddr::V4(Ipv4Addr::UNSPECIFIED)) => Ipv4Addr::LOCALHOST.to_string(),
+            Ok(IpAddr::V6(Ipv6Addr::UNSPECIFIED)) => Ipv6Addr::LOCALHOST.to_string(),
+            _ => host.to_owned(),
+        };
+        Self { host, port }
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, port } = self;
+        if host.contains(':') { write!(f, "[{host}]:{port}") } else { write!(f, "{host}:{port}") }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn wildcard_addresses_are_reached_over_loopback() {
+        for (host, shown) in [
+            ("0.0.0.0", "127.0.0.1:80"),
+            ("::", "[::1]:80"),
+            ("0:0::0", "[::1]:80"),
+            ("::1", "[::1]:80"),
+            ("10.1.2.3", "10.1.2.3:80"),
+            ("localhost", "localhost:80"),
+        ] {
+            assert_eq!(Address::of(host, 80).to_string(), shown);
+        }
+    }
+
+    #[test]
+    fn answers_are_read_up_to_what_is_wrong_with_them() {
+        assert_eq!(parsed(b"HTTP/1.1 200 OK\r\na: b\r\n\r\n{}"), Some((200, &b"{}"[..])));
+        assert_eq!(parsed(b"HTTP/1.1 503 Service Unavailable\r\n\r\n"), Some((503, &b""[..])));
+        for broken in [
+            &b""[..],
+            b"HTTP/1.1 200 OK\r\n",
+            b"HTTP/1.1 2\r\n\r\n",
+            b"\x15\x03\x01\r\n\r\n",
+            b"HTTP/1.1 20\xff\r\n\r\n",
+        ] {
+            assert_eq!(parsed(broken), None, "{broken:?}");
+        }
+        let body = br#"{"error": {"message": "inference failed: x\nhint: y"}}"#;
+        assert_eq!(message(body).as_deref(), Some("inference failed: x"));
+        assert_eq!(message(b"{}"), None);
+    }
+}

@@ -1,0 +1,328 @@
+//! What the engine counts. Numbers are taken where things happen, in the engine, not from what is sent to clients. All
+//! threads count: the inference thread, and those that share the work of a step.
+
+use std::{fmt::Write, time::Instant};
+
+use hearth_model::{kv_cache::PAGE_SIZE, ops::KvDtype};
+use prometheus::{
+    Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    proto::LabelPair,
+};
+
+use super::{Timeline, registered};
+
+const TTFT_BUCKETS: &[f64] = &[
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+    160.0, 640.0, 2560.0,
+];
+const TOKEN_BUCKETS: &[f64] =
+    &[0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0];
+const REQUEST_BUCKETS: &[f64] = &[
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+    1920.0, 7680.0,
+];
+const COUNT_BUCKETS: &[f64] = &[
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0, 50000.0, 100000.0,
+];
+const STEP_BUCKETS: &[f64] =
+    &[1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0];
+
+/// A counter with a label. Without speculative decoding it has no values.
+const ACCEPTED_BY_POSITION: &str = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
+const ACCEPTED_BY_POSITION_HELP: &str = "The same by how far ahead.";
+
+/// How requests end, as the label `finished_reason` says it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// By a stop condition.
+    Stop,
+    /// By length.
+    Length,
+    /// The client has gone, or the deadline has passed.
+    Abort,
+    /// Something failed.
+    Error,
+}
+
+impl Outcome {
+    const ALL: [Self; 4] = [Self::Stop, Self::Length, Self::Abort, Self::Error];
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+            Self::Abort => "abort",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// What the scheduler has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Totals {
+    /// Running requests that had to give back their pages.
+    pub n_preemptions: u64,
+    /// Tokens that starting requests brought along, of those that read kept pages.
+    pub prefix_queries: u64,
+    /// Tokens of these that need not be computed.
+    pub prefix_hits: u64,
+}
+
+/// What the gauges show: the engine at one moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Snapshot {
+    /// Sequences in the batch.
+    pub running: usize,
+    /// Sequences that wait for their start.
+    pub waiting: usize,
+    /// Pages of the KV cache in use.
+    pub used_pages: usize,
+    /// Pages of the KV cache.
+    pub n_pages: usize,
+    /// How they hold keys and values.
+    pub kv_dtype: KvDtype,
+}
+
+/// Everything that the engine counts.
+#[derive(Debug)]
+pub struct EngineMetrics {
+    registry: Registry,
+    running: IntGauge,
+    waiting: IntGauge,
+    /// Under vLLM's name, and under the one that older routers read.
+    cache_usage: [Gauge; 2],
+    cache_config: IntGaugeVec,
+    prompt_tokens: IntCounter,
+    generation_tokens: IntCounter,
+    preemptions: IntCounter,
+    /// Under two names, as the next one.
+    prefix_queries: [IntCounter; 2],
+    prefix_hits: [IntCounter; 2],
+    drafts: IntCounter,
+    draft_tokens: IntCounter,
+    accepted_tokens: IntCounter,
+    /// Guesses that came true, by how far ahead they were.
+    accepted_by_position: Vec<IntCounter>,
+    ended: IntCounterVec,
+    time_to_first_token: Histogram,
+    inter_token_latency: Histogram,
+    e2e_latency: Histogram,
+    queue_time: Histogram,
+    request_prompt_tokens: Histogram,
+    request_generation_tokens: Histogram,
+    step_tokens: Histogram,
+}
+
+impl EngineMetrics {
+    /// Nothing has happened. Up to `n_speculative_tokens` are guessed ahead.
+    pub fn new(n_speculative_tokens: usize) -> Self {
+        let registry = Registry::new();
+        let counter = |name, help| registered(&registry, IntCounter::new(name, help));
+        let gauge = |name, help| registered(&registry, Gauge::new(name, help));
+        let int_gauge = |name, help| registered(&registry, IntGauge::new(name, help));
+        let histogram = |name: &str, help: &str, buckets: &[f64]| {
+            let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
+            registered(&registry, Histogram::with_opts(options))
+        };
+        let ended = Opts::new("vllm:request_success_total", "Answers that have ended.");
+        let ended = registered(&registry, IntCounterVec::new(ended, &["finished_reason"]));
+        for outcome in Outcome::ALL {
+            // There from the start, with 0.
+            ended.with_label_values(&[outcome.label()]);
+        }
+        let by_position = Opts::new(ACCEPTED_BY_POSITION, ACCEPTED_BY_POSITION_HELP);
+        let by_position = registered(&registry, IntCounterVec::new(by_position, &["position"]));
+        let positions =
+            (0..n_speculative_tokens).map(|position| by_position.with_label_values(&[position.to_string()]));
+        let layout = Opts::new("vllm:cache_config_info", "How the KV cache is laid out.");
+        let layout = IntGaugeVec::new(layout, &["block_size", "cache_dtype", "num_gpu_blocks"]);
+        Self {
+            running: int_gauge("vllm:num_requests_running", "Requests in the batch."),
+            waiting: int_gauge("vllm:num_requests_waiting", "Requests that wait for their start."),
+            cache_usage: [
+                gauge("vllm:kv_cache_usage_perc", "Share of the KV cache's pages in use, 0 to 1."),
+                gauge("vllm:gpu_cache_usage_perc", "The same under the name that older routers read."),
+            ],
+            cache_config: registered(&registry, layout),
+            prompt_tokens: counter("vllm:prompt_tokens_total", "Tokens of prompts."),
+            generation_tokens: counter("vllm:generation_tokens_total", "Tokens generated."),
+            preemptions: counter("vllm:num_preemptions_total", "Requests that gave back their pages."),
+            prefix_queries: [
+                counter("vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache."),
+                counter("vllm:gpu_prefix_cache_queries_total", "The same under an older name."),
+            ],
+            prefix_hits: [
+                counter("vllm:prefix_cache_hits_total", "Tokens found in the prefix cache."),
+                counter("vllm:gpu_prefix_cache_hits_total", "The same under an older name."),
+            ],
+            drafts: counter("vllm:spec_decode_num_drafts_total", "Times that tokens were guessed ahead."),
+            draft_tokens: counter("vllm:spec_decode_num_draft_tokens_total", "Tokens guessed ahead."),
+            accepted_tokens: counter("vllm:spec_decode_num_accepted_tokens_total", "Guesses that came true."),
+            accepted_by_position: positions.collect(),
+            ended,
+            time_to_first_token: histogram(
+                "vllm:time_to_first_token_seconds",
+                "From arrival to the first token.",
+                TTFT_BUCKETS,
+            ),
+            inter_token_latency: histogram(
+                "vllm:inter_token_latency_seconds",
+                "From one token to the next.",
+                TOKEN_BUCKETS,
+            ),
+            e2e_latency: histogram("vllm:e2e_request_latency_seconds", "From arrival to the end.", REQUEST_BUCKETS),
+            queue_time: histogram(
+                "vllm:request_queue_time_seconds",
+                "From arrival to the first step.",
+                REQUEST_BUCKETS,
+            ),
+            request_prompt_tokens: histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", COUNT_BUCKETS),
+            request_generation_tokens: histogram(
+                "vllm:request_generation_tokens",
+                "Tokens of an answer.",
+                COUNT_BUCKETS,
+            ),
+            step_tokens: histogram("vllm:iteration_tokens_total", "Tokens computed in a step.", STEP_BUCKETS),
+            registry,
+        }
+    }
+
+    /// Of so many guesses at a sequence's next tokens, the first so many came true.
+    pub fn drafted(&self, n_tokens: usize, n_accepted: usize) {
+        if n_tokens > 0 {
+            self.drafts.inc();
+            self.draft_tokens.inc_by(n_tokens as u64);
+            for counter in self.accepted_by_position.iter().take(n_accepted) {
+                counter.inc();
+                self.accepted_tokens.inc();
+            }
+        }
+    }
+
+    /// A step over so many tokens was computed. `totals` only grow: one thread takes steps.
+    pub fn step(&self, n_tokens: usize, totals: Totals) {
+        let raise = |counter: &IntCounter, total: u64| counter.inc_by(total.saturating_sub(counter.get()));
+        self.step_tokens.observe(n_tokens as f64);
+        raise(&self.preemptions, totals.n_preemptions);
+        self.prefix_queries.iter().for_each(|counter| raise(counter, totals.prefix_queries));
+        self.prefix_hits.iter().for_each(|counter| raise(counter, totals.prefix_hits));
+    }
+
+    /// A request with such a prompt starts. Later calls, and those for answers that share the prompt, change nothing.
+    pub fn started(&self, timeline: &mut Timeline, n_prompt: usize) {
+        if timeline.started.is_none() {
+            let now = Instant::now();
+            timeline.started = Some(now);
+            self.queue_time.observe(seconds(timeline.arrived, now));
+            self.prompt_tokens.inc_by(n_prompt as u64);
+            self.request_prompt_tokens.observe(n_prompt as f64);
+        }
+    }
+
+    /// A request has one more token, made of the last logits.
+    pub fn token(&self, timeline: &mut Timeline) {
+        let now = timeline.logits.unwrap_or_else(Instant::now);
+        self.generation_tokens.inc();
+        timeline.first_token.get_or_insert(now);
+        match timeline.last_token.replace(now) {
+            None => self.time_to_first_token.observe(seconds(timeline.arrived, now)),
+            Some(before) => self.inter_token_latency.observe(seconds(before, now)),
+        }
+    }
+
+    /// An answer of so many tokens is complete, or will never be.
+    pub fn ended(&self, timeline: &Timeline, outcome: Outcome, n_tokens: usize) {
+        self.e2e_latency.observe(seconds(timeline.arrived, Instant::now()));
+        self.request_generation_tokens.observe(n_tokens as f64);
+        self.ended.with_label_values(&[outcome.label()]).inc();
+    }
+
+    /// All metrics as text. Every sample is labelled with the model's name.
+    ///
+    /// # Errors
+    /// None in practice: every family that is gathered has samples.
+    pub fn render(&self, model_name: &str, now: Snapshot) -> prometheus::Result<String> {
+        self.running.set(now.running as i64);
+        self.waiting.set(now.waiting as i64);
+        self.cache_usage.iter().for_each(|gauge| gauge.set(now.used_pages as f64 / now.n_pages.max(1) as f64));
+        let layout = [PAGE_SIZE.to_string(), now.kv_dtype.to_string(), now.n_pages.to_string()];
+        self.cache_config.with_label_values(&layout).set(1);
+        // The model's name is not known where the counters are made.
+        let common = [("model_name", model_name), ("engine", "0")].map(|(name, value)| {
+            let mut label = LabelPair::default();
+            label.set_name(name.to_owned());
+            label.set_value(value.to_owned());
+            label
+        });
+        let mut families = self.registry.gather();
+        for metric in families.iter_mut().flat_map(|family| family.mut_metric()) {
+            let own = metric.take_label();
+            metric.set_label(common.iter().cloned().chain(own).collect());
+        }
+        let mut text = TextEncoder::new().encode_to_string(&families)?;
+        if self.accepted_by_position.is_empty() {
+            // A registry leaves out a family without samples. Scrapers list it all the same.
+            let (name, help) = (ACCEPTED_BY_POSITION, ACCEPTED_BY_POSITION_HELP);
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} counter");
+        }
+        Ok(text)
+    }
+}
+
+fn seconds(start: Instant, end: Instant) -> f64 {
+    end.saturating_duration_since(start).as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    const IDLE: Snapshot = Snapshot { running: 0, waiting: 0, used_pages: 0, n_pages: 4, kv_dtype: KvDtype::F32 };
+
+    fn has(text: &str, line: &str) {
+        assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+    }
+
+    #[test]
+    fn buckets_are_cumulative_and_include_their_bound() {
+        let metrics = EngineMetrics::new(0);
+        let timeline = Timeline::new(Instant::now());
+        [0, 1, 2, 1_000_000].into_iter().for_each(|n_tokens| metrics.ended(&timeline, Outcome::Stop, n_tokens));
+        let text = metrics.render("m", IDLE).unwrap();
+        for (bound, count) in [("1", 2), ("2", 3), ("5", 3), ("100000", 3), ("+Inf", 4)] {
+            let labels = format!("model_name=\"m\",engine=\"0\",le=\"{bound}\"");
+            has(&text, &format!("vllm:request_generation_tokens_bucket{{{labels}}} {count}"));
+        }
+        has(&text, "vllm:request_generation_tokens_sum{model_name=\"m\",engine=\"0\"} 1000003");
+        has(&text, "vllm:request_generation_tokens_count{model_name=\"m\",engine=\"0\"} 4");
+    }
+
+    #[test]
+    fn labels_are_escaped() {
+        let text = EngineMetrics::new(0).render("a\"b\\c\nd", IDLE).unwrap();
+        has(&text, r#"vllm:num_requests_running{model_name="a\"b\\c\nd",engine="0"} 0"#);
+    }
+
+    #[test]
+    fn what_many_threads_count_is_all_there() {
+        const N_THREADS: usize = 8;
+        const N_EACH: usize = 20_000;
+        let metrics = EngineMetrics::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..N_THREADS {
+                scope.spawn(|| {
+                    let timeline = Timeline::new(Instant::now());
+                    (0..N_EACH).for_each(|_| metrics.ended(&timeline, Outcome::Length, 3));
+                });
+            }
+        });
+        let (n, labels) = (N_THREADS * N_EACH, "model_name=\"m\",engine=\"0\"");
+        let text = metrics.render("m", IDLE).unwrap();
+        has(&text, &format!("vllm:request_generation_tokens_sum{{{labels}}} {}", 3 * n));
+        has(&text, &format!("vllm:request_generation_tokens_count{{{labels}}} {n}"));
+        has(&text, &format!("vllm:request_success_total{{{labels},finished_reason=\"length\"}} {n}"));
+    }
+}

@@ -1,0 +1,89 @@
+//! Requests by route, method and status, whatever came of them: counted at the edge, where refusals are seen too.
+//!
+//! Names and labels are those of `prometheus-fastapi-instrumentator`, which vLLM uses: `handler`, `method`, and `status` as
+//! a class (`4xx`). `code`, the exact status, is Hearth's own: 401 and 429 call for different things. Every label has
+//! few values, whatever clients send.
+
+use std::time::Duration;
+
+use axum::http::{Method, StatusCode};
+use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry, TextEncoder};
+
+use super::registered;
+
+/// The label `handler` of a path that does not exist.
+const NO_HANDLER: &str = "none";
+
+/// What a client that went away before there was a status would have got: nginx's number.
+const CLIENT_CLOSED: &str = "499";
+
+/// vLLM has 0.1, 0.5 and 1. Refusals are faster, and answers take longer.
+const DURATION_BUCKETS: &[f64] =
+    &[0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0];
+
+/// Counts HTTP requests; clones count together.
+#[derive(Clone, Debug)]
+pub struct HttpMetrics {
+    registry: Registry,
+    requests: IntCounterVec,
+    durations: HistogramVec,
+}
+
+impl HttpMetrics {
+    /// No requests so far.
+    pub fn new() -> Self {
+        let registry = Registry::new();
+        let requests = Opts::new("http_requests_total", "HTTP requests by route, method and status.");
+        let durations = HistogramOpts::new(
+            "http_request_duration_seconds",
+            "Time from an HTTP request's head to the end of its response.",
+        );
+        let durations = durations.buckets(DURATION_BUCKETS.to_vec());
+        Self {
+            requests: registered(&registry, IntCounterVec::new(requests, &["handler", "method", "status", "code"])),
+            durations: registered(&registry, HistogramVec::new(durations, &["handler", "method"])),
+            registry,
+        }
+    }
+
+    /// A request has ended. `route` is its route's template, `None` for a path that does not exist; `status` is `None`
+    /// if the client went away before there was one.
+    pub fn ended(&self, route: Option<&str>, method: &Method, status: Option<StatusCode>, duration: Duration) {
+        let handler = route.unwrap_or(NO_HANDLER);
+        let method = method_label(method);
+        let code = status.as_ref().map_or(CLIENT_CLOSED, StatusCode::as_str);
+        let class = format!("{}xx", code.get(..1).unwrap_or_default());
+        self.requests.with_label_values(&[handler, method, &class, code]).inc();
+        self.durations.with_label_values(&[handler, method]).observe(duration.as_secs_f64());
+    }
+
+    /// The requests so far as text.
+    ///
+    /// # Errors
+    /// None in practice: every family that is gathered has samples.
+    pub fn render(&self) -> prometheus::Result<String> {
+        TextEncoder::new().encode_to_string(&self.registry.gather())
+    }
+}
+
+impl Default for HttpMetrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A client may invent methods.
+fn method_label(method: &Method) -> &str {
+    const KNOWN: [Method; 9] = [
+        Method::GET,
+        Method::POST,
+        Method::PUT,
+        Method::DELETE,
+        Method::HEAD,
+        Method::OPTIONS,
+        Method::CONNECT,
+        Method::PATCH,
+        Method::TRACE,
+    ];
+    if KNOWN.contains(method) { method.as_str() } else { "other" }
+}

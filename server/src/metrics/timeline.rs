@@ -1,0 +1,85 @@
+//! When things happened to a request, and how long each phase took.
+
+use std::time::{Duration, Instant};
+
+/// When things happened to a request.
+#[derive(Clone, Debug)]
+pub struct Timeline {
+    pub(super) arrived: Instant,
+    pub(super) started: Option<Instant>,
+    pub(super) logits: Option<Instant>,
+    pub(super) first_token: Option<Instant>,
+    pub(super) last_token: Option<Instant>,
+}
+
+/// Where a request's time went.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Spans {
+    /// From its arrival to the first step that computed something of it.
+    pub queue: Duration,
+    /// From there to its first token.
+    pub prefill: Duration,
+    /// From there to its end.
+    pub decode: Duration,
+}
+
+impl Spans {
+    /// Of two answers to one request: until the first token of either, and from there to the end of both.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        let until_token = |spans: &Self| spans.queue + spans.prefill;
+        let until_end = |spans: &Self| until_token(spans) + spans.decode;
+        let first = if until_token(&other) < until_token(&self) { other } else { self };
+        let end = until_end(&self).max(until_end(&other));
+        Self { decode: end.saturating_sub(until_token(&first)), ..first }
+    }
+}
+
+impl Timeline {
+    /// A request that has just come.
+    pub fn new(arrived: Instant) -> Self {
+        Self { arrived, started: None, logits: None, first_token: None, last_token: None }
+    }
+
+    /// When the request came.
+    pub fn arrived(&self) -> Instant {
+        self.arrived
+    }
+
+    /// Logits of the request are there now. A token made of them is as old as they are: a client may have it before
+    /// anything else is done about it.
+    pub fn has_logits(&mut self) {
+        self.logits = Some(Instant::now());
+    }
+
+    /// Where the time went, of a request that ends now.
+    pub fn spans(&self) -> Spans {
+        let now = Instant::now();
+        let started = self.started.unwrap_or(now);
+        let first_token = self.first_token.or(self.logits).unwrap_or(now);
+        Spans {
+            queue: started.saturating_duration_since(self.arrived),
+            prefill: first_token.saturating_duration_since(started),
+            decode: now.saturating_duration_since(first_token),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An answer that waited for its turn behind another: the first token is the other's, the end its own.
+    #[test]
+    fn spans_of_several_answers_are_those_of_the_request() {
+        let spans = |parts: [u64; 3]| {
+            let [queue, prefill, decode] = parts.map(Duration::from_millis);
+            Spans { queue, prefill, decode }
+        };
+        let parts = |spans: Spans| [spans.queue, spans.prefill, spans.decode].map(|part| part.as_millis());
+        let (early, late) = (spans([1, 2, 10]), spans([1, 16, 4]));
+        assert_eq!(parts(early.and(late)), [1, 2, 18]);
+        assert_eq!(parts(late.and(early)), [1, 2, 18]);
+        assert_eq!(parts(early.and(spans([9, 1, 0]))), [1, 2, 10]);
+    }
+}
