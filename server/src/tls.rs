@@ -1,4 +1,4 @@
-//! TLS: the certificate and key files, and what rustls makes of them, for the server and for who asks after its health.
+//! TLS: the certificate and key files, and what rustls makes of them, for the server and for `hearth health`.
 
 use std::{
     path::{Path, PathBuf},
@@ -57,7 +57,7 @@ pub fn acceptor(certificates: &Path, key: &Path) -> Result<TlsAcceptor, TlsError
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-/// Connects to the server that has this certificate chain, under whatever name or address.
+/// Connects to the server that has this certificate chain, at any address.
 ///
 /// # Errors
 /// The file cannot be read or holds no certificate.
@@ -83,9 +83,9 @@ fn broken(flag: &'static str, path: &Path, hint: &'static str) -> impl FnOnce(pe
 
 /// Accepts one certificate: the server's own, byte for byte.
 ///
-/// Names, dates and issuers are not looked at. The server is asked at a loopback address, which its certificate need not
-/// name, and there is nobody to vouch for a certificate that is known already. That the server has the private key is
-/// checked as ever, by its signature of the handshake.
+/// Names, dates and issuers are not verified: the server is contacted at a loopback address, which its certificate need
+/// not name, and a certificate that is known needs no issuer. The handshake's signature is verified as usual, so the peer
+/// must have the private key.
 #[derive(Debug)]
 struct OwnCertificate {
     chain: Vec<CertificateDer<'static>>,

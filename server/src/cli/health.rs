@@ -1,4 +1,4 @@
-//! `hearth health`: asks the server that runs with these settings whether it is healthy, for probes and container images.
+//! `hearth health`: checks that the server with these settings is healthy, for probes and container images.
 
 use std::{
     fmt,
@@ -29,15 +29,15 @@ const MAX_ANSWER_BYTES: u64 = 64 << 10;
 /// The settings that say where a server is, by their ids on the command line.
 const RELEVANT: [&str; 4] = ["host", "port", "tls_cert", "tls_key"];
 
-/// The arguments of `hearth health`: all of `hearth serve`, so that its command line and variables can be given as they
-/// are. Only those that say where the server is do something, and only those are in the help.
+/// The arguments of `hearth health`: all of `hearth serve`, so that its command line and variables can be passed unchanged.
+/// Those that do not say where the server is have no effect and are hidden from the help.
 #[derive(Args, Debug)]
 pub(crate) struct HealthArgs {
     #[command(flatten)]
     config: ServerConfig,
 }
 
-/// Hides from the help what does nothing here.
+/// Hides the flags without effect from the help.
 pub(super) fn hide_irrelevant(command: clap::Command) -> clap::Command {
     command.mut_args(|arg| {
         let is_relevant = RELEVANT.contains(&arg.get_id().as_str());
@@ -45,7 +45,7 @@ pub(super) fn hide_irrelevant(command: clap::Command) -> clap::Command {
     })
 }
 
-/// Where a server listens, as who runs beside it reaches it.
+/// Where to reach the server from the machine that it runs on.
 #[derive(Debug, PartialEq, Eq)]
 struct Address {
     host: String,
@@ -58,7 +58,7 @@ struct Address {
 /// It is not, or nobody answers in time.
 pub(crate) fn run(args: &HealthArgs) -> anyhow::Result<()> {
     let config = &args.config;
-    ensure!(config.port != 0, "`--port` 0 lets the server choose a port, and which one is not known here");
+    ensure!(config.port != 0, "`--port` must be the port that the server listens on, got 0");
     let address = Address::of(&config.host, config.port);
     let scheme = if config.http.tls_cert.is_some() { "https" } else { "http" };
     let url = format!("{scheme}://{address}/health");
@@ -83,7 +83,7 @@ async fn ask(config: &ServerConfig, address: &Address) -> anyhow::Result<(u16, V
     match connector {
         None => request(stream, address).await,
         Some(connector) => {
-            // Its certificate is known, so the name makes no difference.
+            // The connector accepts one certificate, whatever names it has.
             let name = ServerName::from(IpAddr::V4(Ipv4Addr::LOCALHOST));
             let stream = connector.connect(name, stream).await;
             request(stream.context("cannot speak TLS with the certificate of `--tls-cert`")?, address).await
@@ -91,7 +91,7 @@ async fn ask(config: &ServerConfig, address: &Address) -> anyhow::Result<(u16, V
     }
 }
 
-/// One request and its answer. The server closes the connection behind it, so its end needs no looking for.
+/// One request and its answer. The server closes the connection after it, which ends the body.
 async fn request(mut stream: impl AsyncRead + AsyncWrite + Unpin, address: &Address) -> anyhow::Result<(u16, Vec<u8>)> {
     let head = format!("GET /health HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
     stream.write_all(head.as_bytes()).await.context("cannot send the request")?;
@@ -99,13 +99,12 @@ async fn request(mut stream: impl AsyncRead + AsyncWrite + Unpin, address: &Addr
     let read = stream.take(MAX_ANSWER_BYTES).read_to_end(&mut answer).await;
     let (status, body) = parsed(&answer).ok_or_else(|| match read {
         Err(error) => anyhow!(error).context("cannot read the answer"),
-        Ok(0) => anyhow!("closed the connection without an answer: does it speak another protocol (`--tls-cert`)?"),
-        Ok(_) => anyhow!("answered, but not in HTTP/1.1"),
+        Ok(_) => anyhow!("gives no answer in HTTP/1.1: does it speak TLS (`--tls-cert`)?"),
     })?;
     Ok((status, body.to_owned()))
 }
 
-/// The status and the body of an answer, if it is one.
+/// The status and the body of an HTTP response.
 fn parsed(answer: &[u8]) -> Option<(u16, &[u8])> {
     let end = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n")?;
     let (head, body) = (answer.get(..end)?, answer.get(end + 4..)?);
@@ -113,7 +112,7 @@ fn parsed(answer: &[u8]) -> Option<(u16, &[u8])> {
     Some((status, body))
 }
 
-/// What an error says of itself, as one line.
+/// The first line of an error's message.
 fn message(body: &[u8]) -> Option<String> {
     let body: Value = serde_json::from_slice(body).ok()?;
     Some(body.pointer("/error/message")?.as_str()?.lines().next()?.to_owned())

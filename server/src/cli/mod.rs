@@ -42,7 +42,7 @@ enum Command {
     Quantize(quantize::QuantizeArgs),
     /// Show what this machine offers and where a model would run
     Doctor(doctor::DoctorArgs),
-    /// Ask a running server whether it is healthy; takes the flags and variables that it was started with
+    /// Check that a running server is healthy; takes the same flags and variables as `serve`
     Health(Box<health::HealthArgs>),
 }
 

@@ -309,7 +309,7 @@ mod tests {
     #[test]
     fn what_many_threads_count_is_all_there() {
         const N_THREADS: usize = 8;
-        const N_EACH: usize = 20_000;
+        const N_EACH: usize = 50_000;
         let metrics = EngineMetrics::new(0);
         std::thread::scope(|scope| {
             for _ in 0..N_THREADS {

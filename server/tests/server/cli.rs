@@ -543,8 +543,8 @@ fn health_says_what_is_wrong_in_bounded_time() {
     for (answer, expected) in [
         (format!("HTTP/1.1 503 Service Unavailable\r\n\r\n{failed}"), "answered 503: inference failed: x\n"),
         ("HTTP/1.1 404 Not Found\r\n\r\n<html>".to_owned(), "answered 404\n"),
-        ("SSH-2.0-x\r\n".to_owned(), "not in HTTP/1.1\n"),
-        (String::new(), "without an answer: does it speak another protocol (`--tls-cert`)?\n"),
+        ("SSH-2.0-x\r\n".to_owned(), "gives no answer in HTTP/1.1: does it speak TLS (`--tls-cert`)?\n"),
+        (String::new(), "gives no answer in HTTP/1.1: does it speak TLS (`--tls-cert`)?\n"),
     ] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port().to_string();
@@ -565,7 +565,7 @@ fn health_says_what_is_wrong_in_bounded_time() {
     }
     let (code, told) = health(&["--port", "0"], &[]);
     assert_eq!(code, Some(1));
-    assert!(told.starts_with("error: `--port` 0 "), "{told}");
+    assert!(told.starts_with("error: `--port` must be the port"), "{told}");
     for wrong in [&["--port", "high"][..], &["--nonsense"], &["--tls-cert", "x"]] {
         assert_eq!(run(&[&["health"], wrong].concat()).status.code(), Some(2), "{wrong:?}");
     }
