@@ -96,8 +96,7 @@ impl Sampling {
         &self.params
     }
 
-    /// The seed of a prompt's random stream: the request's, or without one another for each call, so that no two prompts
-    /// are answered alike.
+    /// The seed of a prompt's random stream: the request's if it has one, else a new one at each call.
     pub(crate) fn draw_seed(&self) -> u64 {
         self.seed.unwrap_or_else(random_u64)
     }
@@ -197,9 +196,9 @@ fn chain(names: &[String]) -> hearth_model::Result<Vec<ChainStep>> {
     names.iter().map(|name| name.parse()).collect()
 }
 
-/// What the model's makers advise is for plain sampling. A request that chooses another strategy or another order of
-/// the chain does without it; else a parameter that the request does not know of would contradict it. A parameter with
-/// the value that means nothing chooses nothing.
+/// The defaults for a request: the model's own, or neutral ones if the request chooses another strategy or another order of
+/// the chain, which advised parameters that the request does not know of could contradict. A value that turns a strategy
+/// off chooses nothing.
 pub(crate) fn applicable(advised: SamplingParams, fields: &Fields) -> SamplingParams {
     let is_plain = |name: &str, value: &Value| match name {
         "mirostat" => value.as_f64() == Some(0.0),
