@@ -17,7 +17,7 @@ use crate::{
     ops::{
         self, AttentionOptions, BlockScratch, HeadNormParts, Ints, LinearParts, PagedAttention, Rotation, Rows, Weight,
     },
-    params::{ParamSource, ParamVisitor},
+    params::{ParamList, ParamSource},
     position::{self, Span},
 };
 
@@ -250,11 +250,11 @@ impl CausalSelfAttention {
         [&self.qkv, &self.out].map(Linear::weight)
     }
 
-    pub(crate) fn read(&self, path: &str, visit: &mut ParamVisitor<'_>) -> Result<()> {
-        self.qkv.read(&format!("{path}.qkv"), visit)?;
-        self.q_norm.iter().try_for_each(|norm| norm.read(&format!("{path}.q_norm"), visit))?;
-        self.k_norm.iter().try_for_each(|norm| norm.read(&format!("{path}.k_norm"), visit))?;
-        self.out.read(&format!("{path}.out"), visit)
+    pub(crate) fn list_params<'a>(&'a self, path: &str, list: &mut ParamList<'a>) {
+        self.qkv.list_params(&format!("{path}.qkv"), list);
+        self.q_norm.iter().for_each(|norm| norm.list_params(&format!("{path}.q_norm"), list));
+        self.k_norm.iter().for_each(|norm| norm.list_params(&format!("{path}.k_norm"), list));
+        self.out.list_params(&format!("{path}.out"), list);
     }
 
     /// `x [n_rows, d_model]`, normalised first where there is a norm, to the heads' mixed values,

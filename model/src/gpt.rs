@@ -14,7 +14,7 @@ use crate::{
     error::Result,
     layers::{Embedding, Linear, LmHead, Norm},
     ops::{self, BlockParts, Dtype, Weight, read, to_f32},
-    params::ParamSource,
+    params::{ParamList, ParamRef, ParamSource},
 };
 pub use crate::{
     param_specs::{Init, ParamSpec, param_specs},
@@ -170,14 +170,21 @@ impl Gpt {
     /// # Errors
     /// [`Error::Execution`](crate::error::Error::Execution) when the device cannot be read, and whatever `visit` reports.
     pub fn read_params(&self, visit: &mut ParamVisitor<'_>) -> Result<()> {
-        self.embed.read("embed", visit)?;
-        self.embed_norm.iter().try_for_each(|norm| norm.read("embed_norm", visit))?;
-        self.pos_embed.iter().try_for_each(|embed| embed.read("pos_embed", visit))?;
+        self.params().into_iter().try_for_each(|(path, param)| visit(&path, param.read()?))
+    }
+
+    /// Every parameter with its path, in the order of the layers; nothing is read.
+    pub(crate) fn params(&self) -> ParamList<'_> {
+        let mut list = ParamList::new();
+        self.embed.list_params("embed", &mut list);
+        self.embed_norm.iter().for_each(|norm| norm.list_params("embed_norm", &mut list));
+        self.pos_embed.iter().for_each(|embed| embed.list_params("pos_embed", &mut list));
         for (layer, block) in self.blocks.iter().enumerate() {
-            block.read(&format!("blocks.{layer}"), visit)?;
+            block.list_params(&format!("blocks.{layer}"), &mut list);
         }
-        self.norm.iter().try_for_each(|norm| norm.read("norm", visit))?;
-        self.lm_head.read("lm_head", visit)
+        self.norm.iter().for_each(|norm| norm.list_params("norm", &mut list));
+        self.lm_head.list_params("lm_head", &mut list);
+        list
     }
 
     /// How most values of the blocks' matrices are held: files may mix; embeddings may be wider.
@@ -194,15 +201,11 @@ impl Gpt {
 
     /// Every matrix with its path.
     pub fn matrices(&self) -> Vec<(String, &Weight)> {
-        let mut matrices = vec![("embed.weight".to_owned(), &self.embed.weight)];
-        matrices.extend(self.pos_embed.iter().map(|embed| ("pos_embed.weight".to_owned(), &embed.weight)));
-        for (layer, block) in self.blocks.iter().enumerate() {
-            let names = ["attn.qkv", "attn.out", "mlp.up", "mlp.down"];
-            let paths = names.map(|name| format!("blocks.{layer}.{name}.weight"));
-            matrices.extend(paths.into_iter().zip(block.matrices()));
-        }
-        matrices.extend(self.lm_head.weight.iter().map(|weight| ("lm_head.weight".to_owned(), weight)));
-        matrices
+        let matrix = |(path, param)| match param {
+            ParamRef::Matrix(weight) => Some((path, weight)),
+            ParamRef::Vector(_) => None,
+        };
+        self.params().into_iter().filter_map(matrix).collect()
     }
 
     /// What hidden states become logits by, once they are [`multiplied`](Self::multiplied).
@@ -274,14 +277,14 @@ impl Block {
         attn.into_iter().chain([&self.mlp.up, &self.mlp.down].map(Linear::weight))
     }
 
-    fn read(&self, path: &str, visit: &mut ParamVisitor<'_>) -> Result<()> {
-        self.attn_norm.read(&format!("{path}.attn_norm"), visit)?;
-        self.attn.read(&format!("{path}.attn"), visit)?;
-        self.attn_out_norm.iter().try_for_each(|norm| norm.read(&format!("{path}.attn_out_norm"), visit))?;
-        self.mlp_norm.iter().try_for_each(|norm| norm.read(&format!("{path}.mlp_norm"), visit))?;
-        self.mlp.up.read(&format!("{path}.mlp.up"), visit)?;
-        self.mlp.down.read(&format!("{path}.mlp.down"), visit)?;
-        self.mlp_out_norm.iter().try_for_each(|norm| norm.read(&format!("{path}.mlp_out_norm"), visit))
+    fn list_params<'a>(&'a self, path: &str, list: &mut ParamList<'a>) {
+        self.attn_norm.list_params(&format!("{path}.attn_norm"), list);
+        self.attn.list_params(&format!("{path}.attn"), list);
+        self.attn_out_norm.iter().for_each(|norm| norm.list_params(&format!("{path}.attn_out_norm"), list));
+        self.mlp_norm.iter().for_each(|norm| norm.list_params(&format!("{path}.mlp_norm"), list));
+        self.mlp.up.list_params(&format!("{path}.mlp.up"), list);
+        self.mlp.down.list_params(&format!("{path}.mlp.down"), list);
+        self.mlp_out_norm.iter().for_each(|norm| norm.list_params(&format!("{path}.mlp_out_norm"), list));
     }
 
     fn forward(&self, layer: usize, x: Tensor<2>, pass: &mut Pass<'_>) -> Tensor<2> {

@@ -9,8 +9,8 @@ use burn::{
 use crate::{
     config::Activation,
     error::Result,
-    ops::{self, LinearParts, NormOptions, NormParts, Weight, read},
-    params::{ParamSource, ParamVisitor},
+    ops::{self, LinearParts, NormOptions, NormParts, Weight},
+    params::{ParamList, ParamRef, ParamSource},
 };
 
 /// A matrix, and a bias where the architecture has one.
@@ -29,9 +29,9 @@ impl Linear {
         &self.weight
     }
 
-    pub(crate) fn read(&self, path: &str, visit: &mut ParamVisitor<'_>) -> Result<()> {
-        visit(&format!("{path}.weight"), self.weight.read()?)?;
-        self.bias.iter().try_for_each(|bias| visit(&format!("{path}.bias"), read(bias.val())?))
+    pub(crate) fn list_params<'a>(&'a self, path: &str, list: &mut ParamList<'a>) {
+        list.push((format!("{path}.weight"), ParamRef::Matrix(&self.weight)));
+        list.extend(self.bias.iter().map(|bias| (format!("{path}.bias"), ParamRef::Vector(bias))));
     }
 
     pub(crate) fn parts(&self) -> LinearParts<'_> {
@@ -75,9 +75,9 @@ impl LmHead {
         })
     }
 
-    pub(crate) fn read(&self, path: &str, visit: &mut ParamVisitor<'_>) -> Result<()> {
-        self.weight.iter().try_for_each(|weight| visit(&format!("{path}.weight"), weight.read()?))?;
-        self.bias.iter().try_for_each(|bias| visit(&format!("{path}.bias"), read(bias.val())?))
+    pub(crate) fn list_params<'a>(&'a self, path: &str, list: &mut ParamList<'a>) {
+        list.extend(self.weight.iter().map(|weight| (format!("{path}.weight"), ParamRef::Matrix(weight))));
+        list.extend(self.bias.iter().map(|bias| (format!("{path}.bias"), ParamRef::Vector(bias))));
     }
 }
 
@@ -93,8 +93,8 @@ impl Embedding {
         Ok(Self { weight: params.matrix_as(&format!("{path}.weight"), dtype)? })
     }
 
-    pub(crate) fn read(&self, path: &str, visit: &mut ParamVisitor<'_>) -> Result<()> {
-        visit(&format!("{path}.weight"), self.weight.read()?)
+    pub(crate) fn list_params<'a>(&'a self, path: &str, list: &mut ParamList<'a>) {
+        list.push((format!("{path}.weight"), ParamRef::Matrix(&self.weight)));
     }
 
     pub(crate) fn forward(&self, ids: Tensor<1, Int>) -> Tensor<2> {
@@ -131,9 +131,9 @@ impl Norm {
         self
     }
 
-    pub(crate) fn read(&self, path: &str, visit: &mut ParamVisitor<'_>) -> Result<()> {
-        visit(&format!("{path}.weight"), read(self.weight.val())?)?;
-        self.bias.iter().try_for_each(|bias| visit(&format!("{path}.bias"), read(bias.val())?))
+    pub(crate) fn list_params<'a>(&'a self, path: &str, list: &mut ParamList<'a>) {
+        list.push((format!("{path}.weight"), ParamRef::Vector(&self.weight)));
+        list.extend(self.bias.iter().map(|bias| (format!("{path}.bias"), ParamRef::Vector(bias))));
     }
 
     pub(crate) fn parts(&self) -> NormParts {

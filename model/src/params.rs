@@ -10,7 +10,7 @@ use burn::{
 use crate::{
     config::GptConfig,
     error::{Error, Result},
-    ops::{Dtype, MatrixRows, Weight},
+    ops::{Dtype, MatrixRows, Weight, read, to_f32},
     param_specs::ParamSpec,
 };
 
@@ -30,6 +30,26 @@ impl From<TensorData> for ParamData<'_> {
         Self::Values(values)
     }
 }
+
+/// A parameter in its model, not yet read.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum ParamRef<'a> {
+    Matrix(&'a Weight),
+    Vector(&'a Param<Tensor<1>>),
+}
+
+impl ParamRef<'_> {
+    /// The values as f32, off the device.
+    pub(crate) fn read(self) -> Result<TensorData> {
+        match self {
+            Self::Matrix(weight) => weight.read(),
+            Self::Vector(vector) => read(vector.val()),
+        }
+    }
+}
+
+/// Parameters with their paths.
+pub(crate) type ParamList<'a> = Vec<(String, ParamRef<'a>)>;
 
 /// Is shown a parameter's path and value.
 pub type ParamVisitor<'a> = dyn FnMut(&str, TensorData) -> Result<()> + 'a;
@@ -54,12 +74,17 @@ impl<'a> ParamSource<'a> {
     }
 
     pub(crate) fn matrix_as(&mut self, path: &str, dtype: Dtype) -> Result<Weight> {
+        // Whatever is rounded here is checked here.
+        let rounded = |rows: &MatrixRows<'_, f32>| {
+            check_range(path, rows, dtype)?;
+            Weight::from_rows(rows, dtype, self.device)
+        };
         match self.data(path)? {
-            ParamData::Values(values) => Weight::new(values, dtype, self.device),
-            ParamData::Rows(rows) => {
-                check_range(path, &rows, dtype)?;
-                Weight::from_rows(&rows, dtype, self.device)
+            ParamData::Values(values) => {
+                let dims = values.shape().dims();
+                rounded(&MatrixRows::of(&to_f32(values)?, dims))
             }
+            ParamData::Rows(rows) => rounded(&rows),
             ParamData::Placed(weight) => Ok(weight),
         }
     }

@@ -3,7 +3,7 @@
 
 use std::{fs, path::Path};
 
-use burn::tensor::{Device, Tensor};
+use burn::tensor::{Device, Tensor, TensorData};
 use half::f16;
 use hearth_model::{
     attention::AttentionContext,
@@ -54,35 +54,6 @@ fn a_stored_model_is_what_rounding_at_load_gives() {
     }
 }
 
-/// A file that cannot be written, behind those that can: as on a disk that is full.
-#[test]
-fn a_new_model_dir_is_whole_or_not_there() {
-    let rounded = load(&golden("llama"), Some(Dtype::Q8)).unwrap();
-    let parent = tempfile::tempdir().unwrap();
-    let n_entries = |dir: &Path| fs::read_dir(dir).unwrap().count();
-    let (absent, empty) = (parent.path().join("absent"), parent.path().join("empty"));
-    fs::create_dir(&empty).unwrap();
-    let unwritable = SaveOptions { extra_files: vec![("x".repeat(300), Vec::new())], ..SaveOptions::default() };
-    for dir in [&absent, &empty] {
-        assert!(model_dir::save_new(dir, &rounded, &unwritable).is_err());
-        assert_eq!((n_entries(parent.path()), n_entries(&empty)), (1, 0), "{}", dir.display());
-    }
-    for dir in [&absent, &empty] {
-        model_dir::save_new(dir, &rounded, &SaveOptions::default()).unwrap();
-        assert!(logits(&load(dir, None).unwrap()) == logits(&rounded));
-    }
-    assert_eq!(n_entries(parent.path()), 2);
-
-    let taken = parent.path().join("taken");
-    fs::create_dir(&taken).unwrap();
-    fs::write(taken.join("config.json"), "somebody's").unwrap();
-    for options in [SaveOptions::default(), unwritable] {
-        let message = model_dir::save_new(&taken, &rounded, &options).unwrap_err().to_string();
-        assert!(message.contains("not empty"), "{message}");
-        assert_eq!(fs::read_to_string(taken.join("config.json")).unwrap(), "somebody's");
-    }
-}
-
 #[test]
 fn a_stored_model_is_as_small_as_its_bits() {
     for dtype in QUANTIZED {
@@ -108,6 +79,41 @@ fn a_stored_model_is_as_small_as_its_bits() {
             assert_eq!(matrix.n_bytes(), n_blocks.next_multiple_of(32) * (numbers + 2 + minimum), "{path}");
         }
         assert_eq!(rounded.matrices()[0].1.dtype(), Dtype::Q8, "embeddings keep 8 bits");
+    }
+}
+
+/// However values come, whole or row by row: rounding would make infinities of them, or hide that they are no numbers.
+#[test]
+fn values_that_do_not_fit_a_dtype_are_refused() {
+    let config = model_dir::load_config(&golden("llama")).unwrap();
+    let make = |dtype: Dtype, value: f32| {
+        Gpt::from_params(&config, dtype, &Device::flex(), &mut |spec| {
+            let mut values = vec![0.01; spec.shape.iter().product()];
+            if spec.path == "blocks.1.mlp.down.weight" {
+                values[7] = value;
+            }
+            Ok(TensorData::new(values, spec.shape.as_slice()))
+        })
+    };
+    for (dtype, value, told) in [
+        (
+            Dtype::F16,
+            7e4,
+            "`dtype` is `f16`, which holds weights up to 6.5504e4, but `blocks.1.mlp.down.weight` has 7e4",
+        ),
+        (
+            Dtype::Q8,
+            -9e6,
+            "`quantize` is `q8`, which holds weights up to 8.319008e6, but `blocks.1.mlp.down.weight` has 9e6",
+        ),
+        (Dtype::Q4, f32::NAN, "has NaN"),
+        (Dtype::Q4_1, f32::INFINITY, "has inf"),
+    ] {
+        let message = make(dtype, value).map(drop).unwrap_err().to_string();
+        assert!(message.contains(told), "{message}");
+    }
+    for (dtype, value) in [(Dtype::F32, 3e38), (Dtype::F32, f32::NAN), (Dtype::Bf16, 7e4), (Dtype::F16, 6e4)] {
+        make(dtype, value).unwrap();
     }
 }
 

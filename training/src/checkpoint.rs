@@ -1,7 +1,8 @@
 //! What a run leaves in its folder, and whose folder it may write to.
 //!
-//! The folder is the model dir itself, with the run's settings and metrics beside the model. Files of the model are
-//! replaced one by one, each at once, so that a run that dies leaves the model it saved last.
+//! The folder is the model dir itself, with the run's settings and metrics beside the model. It is always replaced as a
+//! whole (`hearth_model::weights::staged_dir`): a run that dies leaves the model it saved last. A run that replaces an
+//! earlier one writes its settings and metrics to a folder beside it, until its first model is complete.
 
 use std::{
     fs,
@@ -13,7 +14,7 @@ use hearth_model::{
     gpt::Gpt,
     tokenizer::Tokenizer,
     weights::{
-        DiskDtype,
+        DiskDtype, StagedDir,
         model_dir::{self, SaveOptions},
     },
 };
@@ -29,15 +30,17 @@ const METRICS_FILE: &str = "metrics.jsonl";
 pub enum Existing {
     /// Leave it alone and fail.
     Refuse,
-    /// Write over it. The old model stays until the new run saves its first.
+    /// Replace it when the new run saves its first model; until then all of it stays as it is.
     Replace,
 }
 
 /// The folder of a run.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct RunDir {
     path: PathBuf,
     dtype: DiskDtype,
+    /// What will replace an earlier run.
+    staged: Option<StagedDir>,
 }
 
 impl RunDir {
@@ -45,6 +48,7 @@ impl RunDir {
     /// Nothing is written before [`RunDir::start`].
     pub fn new(path: &Path, existing: Existing) -> Result<RunDir> {
         let shown = path.display();
+        model_dir::mend(path)?;
         if path.exists() {
             let mut entries = fs::read_dir(path).with_context(|| format!("cannot read the folder `{shown}`"))?;
             let is_empty = entries.next().is_none();
@@ -60,7 +64,7 @@ impl RunDir {
                 Existing::Replace => {}
             }
         }
-        Ok(RunDir { path: path.to_owned(), dtype: DiskDtype::default() })
+        Ok(RunDir { path: path.to_owned(), dtype: DiskDtype::default(), staged: None })
     }
 
     /// The same folder, with the model's values stored in `dtype`.
@@ -68,22 +72,32 @@ impl RunDir {
         RunDir { dtype, ..self }
     }
 
-    /// Makes the folder and writes down the settings of the run, all of them. This marks the folder as a run's.
-    pub fn start(&self, config: &TrainConfig) -> Result<()> {
-        fs::create_dir_all(&self.path)
-            .with_context(|| format!("cannot create the folder `{}`", self.path.display()))?;
-        let path = self.path.join(CONFIG_FILE);
-        let json = serde_json::to_string_pretty(config)? + "\n";
-        fs::write(&path, json).with_context(|| format!("cannot write `{}`", path.display()))
+    /// Writes down the settings of the run, all of them, which marks the folder as a run's. A new folder is there from now
+    /// on; of an earlier run nothing changes before [`save_model`](Self::save_model).
+    ///
+    /// # Errors
+    /// The folder cannot be made or replaced: nothing was trained yet.
+    pub fn start(&mut self, config: &TrainConfig) -> Result<()> {
+        let replaces = self.path.join(CONFIG_FILE).exists();
+        let staged = StagedDir::replacing(&self.path)?;
+        staged.write(CONFIG_FILE, (serde_json::to_string_pretty(config)? + "\n").as_bytes())?;
+        if replaces {
+            self.staged = Some(staged);
+            return Ok(());
+        }
+        Ok(staged.commit()?)
     }
 
-    /// Where the run's numbers go.
+    /// Where the run's numbers go, from [`start`](Self::start) to the first model. The file comes along with the folder.
     pub fn metrics_path(&self) -> PathBuf {
-        self.path.join(METRICS_FILE)
+        self.staged.as_ref().map_or(self.path.as_path(), StagedDir::path).join(METRICS_FILE)
     }
 
     /// Replaces the model in the folder.
-    pub fn save_model(&self, gpt: &Gpt, built: &BuiltTokenizer, tokenizer: &Tokenizer) -> Result<()> {
+    ///
+    /// # Errors
+    /// Those of [`model_dir::save`]: the last model that was saved is whole.
+    pub fn save_model(&mut self, gpt: &Gpt, built: &BuiltTokenizer, tokenizer: &Tokenizer) -> Result<()> {
         let file = |name: &str, text: &str| (name.to_owned(), text.as_bytes().to_vec());
         let options = SaveOptions {
             dtype: self.dtype,
@@ -94,7 +108,9 @@ impl RunDir {
             ],
             ..SaveOptions::default()
         };
-        Ok(model_dir::save(&self.path, gpt, &options)?)
+        let Some(staged) = self.staged.take() else { return Ok(model_dir::save(&self.path, gpt, &options)?) };
+        model_dir::write(&staged, gpt, &options)?;
+        Ok(staged.commit()?)
     }
 }
 
@@ -108,7 +124,7 @@ mod tests {
     fn only_empty_folders_and_earlier_runs_are_written_to() {
         let dir = tempfile::tempdir().unwrap();
         let out = dir.path().join("deep/out");
-        let run = RunDir::new(&out, Existing::Refuse).unwrap();
+        let mut run = RunDir::new(&out, Existing::Refuse).unwrap();
         assert!(!out.exists(), "nothing is written before the start");
         run.start(&PRESETS[0].config).unwrap();
         let error = RunDir::new(&out, Existing::Refuse).unwrap_err().to_string();

@@ -3,6 +3,8 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::{OsStr, OsString},
     fs,
     ops::ControlFlow,
     path::Path,
@@ -23,18 +25,15 @@ fn text() -> String {
     (0..400).map(|line| format!("line {} of the höuse\n", ["one", "two", "three"][line % 3])).collect()
 }
 
-fn quickstart(text: &Path, out: &Path, flags: &[&str]) -> Output {
+fn command(text: &Path, out: &Path, flags: &[&str]) -> Command {
     let preset: &[&str] = if flags.contains(&"--preset") { &[] } else { &["--preset", "tiny"] };
-    Command::new(env!("CARGO_BIN_EXE_hearth-train"))
-        .arg("quickstart")
-        .arg(text)
-        .arg("--out")
-        .arg(out)
-        .args(["--device", "cpu"])
-        .args(preset)
-        .args(flags)
-        .output()
-        .unwrap()
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hearth-train"));
+    command.arg("quickstart").arg(text).arg("--out").arg(out).args(["--device", "cpu"]).args(preset).args(flags);
+    command
+}
+
+fn quickstart(text: &Path, out: &Path, flags: &[&str]) -> Output {
+    command(text, out, flags).output().unwrap()
 }
 
 fn open(dir: &Path) -> LoadedModel {
@@ -88,12 +87,49 @@ fn a_text_becomes_a_model_that_opens_and_has_learned_it() {
     let again = quickstart(&file, &out, &[]);
     assert_eq!(again.status.code(), Some(1));
     assert!(stderr(&again).contains("--overwrite"), "{}", stderr(&again));
-    let weights = || fs::read(out.join("model.safetensors")).unwrap();
-    let before = weights();
+    fs::write(out.join("README.md"), "mine").unwrap();
+    let run = || {
+        let names = fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().file_name());
+        names.map(|name| (name.clone(), fs::read(out.join(name)).unwrap())).collect::<BTreeMap<_, _>>()
+    };
+    let names = || fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect::<BTreeSet<_>>();
+    let (before, names_before) = (run(), names());
+    // A run that ends before its first model replaces nothing: no settings, no metrics.
+    let diverged = quickstart(&file, &out, &["--overwrite", "--steps", "30", "--lr", "1e30", "--clip", "0"]);
+    assert_eq!(diverged.status.code(), Some(1));
+    assert!(stderr(&diverged).contains("diverged") || stderr(&diverged).contains("NaN"), "{}", stderr(&diverged));
+    assert!(run() == before, "{}", stderr(&diverged));
+    assert_eq!(names(), names_before);
+    // One that saves a model replaces all of the earlier run, and nothing else.
     let again = quickstart(&file, &out, &["--overwrite", "--steps", "3", "--save-dtype", "bf16"]);
     assert!(again.status.success(), "{}", stderr(&again));
-    assert!(weights().len() < before.len() * 2 / 3, "bf16 takes half the room");
+    let after = run();
+    let n_bytes = |run: &BTreeMap<OsString, Vec<u8>>| run[OsStr::new("model.safetensors")].len();
+    assert!(n_bytes(&after) < n_bytes(&before) * 2 / 3, "bf16 takes half the room");
+    assert_eq!(after.keys().collect::<Vec<_>>(), before.keys().collect::<Vec<_>>());
+    assert_eq!(after[OsStr::new("README.md")], b"mine");
+    let settings: Value = serde_json::from_slice(&after[OsStr::new("train_config.json")]).unwrap();
+    assert_eq!(settings["schedule"]["max_steps"], 3);
+    let metrics = String::from_utf8(after[OsStr::new("metrics.jsonl")].clone()).unwrap();
+    assert_eq!(metrics.lines().filter(|line| line.contains("\"loss\"")).count(), 3, "{metrics}");
+    assert_eq!(names(), names_before);
     open(&out);
+}
+
+/// The working directory cannot be replaced as a whole: that is said before the first step, not at the first model.
+#[test]
+fn a_folder_that_cannot_be_replaced_is_refused_before_training() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, here) = (dir.path().join("text.txt"), dir.path().join("here"));
+    fs::write(&file, text()).unwrap();
+    fs::create_dir(&here).unwrap();
+    let output = command(&file, Path::new("."), &[]).current_dir(&here).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let message = stderr(&output);
+    assert!(message.contains("is the working directory") && message.contains("\nhint: "), "{message}");
+    assert!(!message.contains("step 1"), "{message}");
+    assert_eq!(fs::read_dir(&here).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
 }
 
 #[test]

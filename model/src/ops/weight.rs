@@ -219,6 +219,16 @@ impl Weight {
         }
     }
 
+    /// The dtype of what [`read_quantized`](Self::read_quantized) gives, without reading it.
+    pub(crate) fn quantized_dtype(&self) -> Option<Dtype> {
+        let dtype = match self {
+            Self::Stored(_) => None,
+            Self::Packed(packed) => Some(packed.panels.stored_as()),
+            Self::OnGpu(weight) => Some(weight.matrix.dtype()),
+        };
+        dtype.filter(|dtype| dtype.is_quantized())
+    }
+
     /// The form that the bodies of operations choose by.
     pub(super) fn form(&self) -> Form<'_> {
         match self {

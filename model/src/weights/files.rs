@@ -9,9 +9,10 @@ use std::{
 };
 
 use half::{bf16, f16};
-use safetensors::{Dtype, SafeTensors, tensor::Metadata, tensor::TensorView};
-use serde_json::{Value, json};
+use safetensors::{Dtype, SafeTensors, tensor::Metadata};
+use serde_json::Value;
 
+use super::layout::{INDEX_FILE, WEIGHTS_FILE};
 use crate::{
     error::{Error, Result},
     mmap::Mmap,
@@ -19,13 +20,10 @@ use crate::{
 };
 
 mod quantized;
+mod writer;
 
 pub(super) use quantized::{minima_of, scales_of};
-
-/// The file name of unsharded weights.
-pub(super) const WEIGHTS_FILE: &str = "model.safetensors";
-/// The file name of the index of sharded weights.
-pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
+pub(super) use writer::{TensorPlan, TensorWriter};
 
 /// The library's bound on the header of a file, which lists its tensors.
 const MAX_HEADER_BYTES: usize = 100_000_000;
@@ -395,89 +393,4 @@ fn each<const N: usize>(bytes: &[u8], out: &mut [f32], value: impl Fn([u8; N]) -
 fn is_plain_name(name: &str) -> bool {
     let mut components = Path::new(name).components();
     matches!((components.next(), components.next()), (Some(std::path::Component::Normal(_)), None))
-}
-
-/// A tensor to be written.
-#[derive(Debug)]
-struct NewTensor {
-    dtype: Dtype,
-    shape: Vec<usize>,
-    bytes: Vec<u8>,
-}
-
-/// The tensors of a file to be written, by name.
-type NewShard = BTreeMap<String, NewTensor>;
-
-/// Collects tensors and writes them as one file, or as shards with an index once they pass `max_shard_bytes`.
-#[derive(Debug)]
-pub(super) struct TensorWriter {
-    dtype: DiskDtype,
-    max_shard_bytes: usize,
-    shards: Vec<NewShard>,
-    current_bytes: usize,
-    total_bytes: usize,
-}
-
-impl TensorWriter {
-    pub(super) fn new(dtype: DiskDtype, max_shard_bytes: usize) -> Self {
-        Self { dtype, max_shard_bytes, shards: vec![BTreeMap::new()], current_bytes: 0, total_bytes: 0 }
-    }
-
-    pub(super) fn push(&mut self, name: String, shape: Vec<usize>, values: &[f32]) {
-        self.push_tensor(name, NewTensor { dtype: self.dtype.safetensors(), shape, bytes: self.dtype.encode(values) });
-    }
-
-    fn push_tensor(&mut self, name: String, tensor: NewTensor) {
-        let n_bytes = tensor.bytes.len();
-        if self.current_bytes > 0 && self.current_bytes + n_bytes > self.max_shard_bytes {
-            self.shards.push(BTreeMap::new());
-            self.current_bytes = 0;
-        }
-        self.current_bytes += n_bytes;
-        self.total_bytes += n_bytes;
-        if let Some(shard) = self.shards.last_mut() {
-            shard.insert(name, tensor);
-        }
-    }
-
-    /// The files, by name: the shards, and the index if there is more than one.
-    ///
-    /// # Errors
-    /// [`Error::File`] when a tensor does not fit its own shape.
-    pub(super) fn finish(self) -> Result<Vec<(String, Vec<u8>)>> {
-        let n_shards = self.shards.len();
-        let mut weight_map = serde_json::Map::new();
-        let mut files = Vec::with_capacity(n_shards + 1);
-        for (number, shard) in self.shards.iter().enumerate() {
-            let file = match n_shards {
-                1 => WEIGHTS_FILE.to_owned(),
-                _ => format!("model-{:05}-of-{n_shards:05}.safetensors", number + 1),
-            };
-            for name in shard.keys() {
-                weight_map.insert(name.clone(), json!(file));
-            }
-            files.push((file.clone(), serialize(shard, &file)?));
-        }
-        if n_shards > 1 {
-            let index = json!({ "metadata": { "total_size": self.total_bytes }, "weight_map": weight_map });
-            files.push((INDEX_FILE.to_owned(), format!("{index:#}\n").into_bytes()));
-        }
-        Ok(files)
-    }
-}
-
-fn serialize(shard: &NewShard, file: &str) -> Result<Vec<u8>> {
-    let error = |error: safetensors::SafeTensorError| Error::File {
-        path: file.into(),
-        what: format!("cannot be made: {error}"),
-        hint: String::new(),
-    };
-    let views = shard
-        .iter()
-        .map(|(name, tensor)| Ok((name, TensorView::new(tensor.dtype, tensor.shape.clone(), &tensor.bytes)?)))
-        .collect::<Result<Vec<_>, _>>()
-        .map_err(error)?;
-    // `transformers` wants to know which framework the tensors are for, and has no name for ours.
-    let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    safetensors::serialize(views, Some(metadata)).map_err(error)
 }

@@ -9,9 +9,6 @@ use crate::{
     sampling::SamplingParams,
 };
 
-/// Where a model dir has it.
-pub(super) const GENERATION_FILE: &str = "generation_config.json";
-
 /// The parameters that the file sets, in place of those that change nothing. A file that asks for greedy decoding
 /// (`do_sample` false) sets none: what else it holds is for other strategies. `vocab_size` is the model's.
 ///

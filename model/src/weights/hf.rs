@@ -1,6 +1,7 @@
 //! From a model dir's `config.json` and tensors to [`GptConfig`] and parameters, and back, by the table of architectures.
 
 use std::{
+    borrow::Cow,
     collections::{HashMap, HashSet},
     path::Path,
 };
@@ -12,14 +13,16 @@ use serde_json::{Map, Value, json};
 use super::{
     architectures::{ARCHITECTURES, Architecture, NameRow, OWN_CLASS, Rows, Tensors, known_architectures},
     fields::Fields,
-    files::{PlainValues, StoredTensor, TensorFiles, TensorWriter, minima_of, scales_of},
+    files::{DiskDtype, PlainValues, StoredTensor, TensorFiles, TensorPlan, TensorWriter, minima_of, scales_of},
     row_order::RowOrder,
+    staged_dir::StagedDir,
 };
 use crate::{
     config::GptConfig,
     error::{Error, Result},
     gpt::{Gpt, ParamData, ParamSpec, param_specs},
-    ops::{BLOCK_SIZE, Dtype, MatrixRows, Weight},
+    ops::{BLOCK_SIZE, Dtype, MatrixRows, QuantizedMatrix, Weight},
+    params::ParamRef,
 };
 
 const OWN_MODEL_TYPE: &str = "hearth";
@@ -432,52 +435,149 @@ fn transpose(values: &[f32], n_columns: usize) -> Vec<f32> {
     (0..n_columns).flat_map(|column| (0..n_rows).map(move |row| values[row * n_columns + column])).collect()
 }
 
-/// Hands every parameter of `gpt` to `writer` under the names of `spelling`.
-pub(super) fn save_params(gpt: &Gpt, spelling: Spelling, writer: &mut TensorWriter) -> Result<()> {
+/// Writes every parameter of `gpt` to `folder` under the names of `spelling`, one in memory at a time.
+pub(super) fn save_params(
+    gpt: &Gpt,
+    spelling: Spelling,
+    folder: &StagedDir,
+    (dtype, max_shard_bytes): (DiskDtype, usize),
+) -> Result<()> {
     let config = gpt.config();
     let specs: HashMap<_, _> = param_specs(config).into_iter().map(|spec| (spec.path.clone(), spec)).collect();
-    let matrices: HashMap<String, &Weight> = gpt.matrices().into_iter().collect();
-    let dtype = gpt.dtype().stored_as();
-    gpt.read_params(&mut |path, data| {
-        if let Some(matrix) = matrices.get(path)
-            && let Some(matrix) = matrix.read_quantized()?
-        {
-            // Of numbers of 4 bits, all have minima or none: see `ParamReader::has_minima`.
-            let matrix = if dtype.has_minima() { matrix.with_minima() } else { matrix };
-            writer.push_quantized(path.to_owned(), &matrix);
-            return Ok(());
+    let stored_as = gpt.dtype().stored_as();
+    let saved = |(path, param)| match param {
+        ParamRef::Matrix(matrix) if let Some(dtype) = quantized_dtype(matrix, stored_as)? => {
+            Ok(Saved::Blocks { path, matrix, dtype })
         }
-        let Some(spec) = specs.get(path) else {
-            unreachable!("`param_specs` lists every parameter of the model: `{path}`")
-        };
-        let values = values(&data)?;
-        match spelling.parts(spec, config) {
-            Parts::Same(name) => writer.push(name, spec.shape.clone(), values),
-            Parts::Transposed(name) => {
-                let (d_out, d_in) = (spec.shape[0], spec.shape[1]);
-                writer.push(name, vec![d_in, d_out], &transpose(values, d_in));
-            }
-            Parts::Stacked(parts) => {
-                let width: usize = spec.shape[1..].iter().product();
-                let mut rest = values;
-                for Part { name, n_rows, order } in parts {
-                    let (part, tail) = rest.split_at(n_rows * width);
-                    rest = tail;
-                    let mut placed = part.to_vec();
-                    for (n, row) in part.chunks_exact(width).enumerate() {
-                        placed[order.place(n) * width..][..width].copy_from_slice(row);
-                    }
-                    writer.push(name, with_rows(spec, n_rows), &placed);
+        _ => {
+            let Some(spec) = specs.get(&path) else {
+                unreachable!("`param_specs` lists every parameter of the model: `{path}`")
+            };
+            Ok(Saved::Plain { param, tensors: SavedTensor::of(spelling.parts(spec, config), spec) })
+        }
+    };
+    let params = gpt.params().into_iter().map(saved).collect::<Result<Vec<_>>>()?;
+    let plan = params.iter().flat_map(|param| param.plan(dtype)).collect();
+    let mut writer = TensorWriter::new(folder, dtype, max_shard_bytes, plan)?;
+    for param in &params {
+        match param {
+            Saved::Blocks { path, matrix, .. } => {
+                if let Some(matrix) = matrix.read_quantized()? {
+                    writer.write_quantized(path, &with_minima_of(matrix, stored_as))?;
                 }
             }
-            Parts::Behind(n_rows, name) => {
-                let mut rows = vec![0.0; values.len() / spec.shape[0] * n_rows];
-                rows.extend(values);
-                writer.push(name, with_rows(spec, spec.shape[0] + n_rows), &rows);
+            Saved::Plain { param, tensors } => {
+                let data = param.read()?;
+                let values = values(&data)?;
+                for tensor in tensors {
+                    writer.write_values(&tensor.name, &tensor.values(values))?;
+                }
             }
         }
-        Ok(())
-    })
+    }
+    writer.finish()
+}
+
+/// A parameter that is to be saved.
+enum Saved<'a> {
+    /// A matrix of blocks, which goes by Hearth's own names.
+    Blocks { path: String, matrix: &'a Weight, dtype: Dtype },
+    /// Values that are stored as they are.
+    Plain { param: ParamRef<'a>, tensors: Vec<SavedTensor> },
+}
+
+impl Saved<'_> {
+    fn plan(&self, dtype: DiskDtype) -> Vec<TensorPlan> {
+        match self {
+            Self::Blocks { path, matrix, dtype } => TensorPlan::quantized(path, matrix.dims(), *dtype),
+            Self::Plain { tensors, .. } => {
+                let plan = |tensor: &SavedTensor| TensorPlan::plain(tensor.name.clone(), dtype, tensor.shape.clone());
+                tensors.iter().map(plan).collect()
+            }
+        }
+    }
+}
+
+/// A tensor that is made of a parameter's values.
+struct SavedTensor {
+    name: String,
+    shape: Vec<usize>,
+    form: SavedForm,
+}
+
+/// Which of a parameter's values are in a tensor, and in which order.
+#[derive(Clone, Copy)]
+enum SavedForm {
+    All,
+    Transposed,
+    /// Rows from this one on.
+    Rows(usize, RowOrder),
+    /// All, behind rows of zeros.
+    Behind,
+}
+
+impl SavedTensor {
+    /// The tensors of the parameter that `parts` make up.
+    fn of(parts: Parts, spec: &ParamSpec) -> Vec<Self> {
+        let one = |name, shape, form| vec![Self { name, shape, form }];
+        match parts {
+            Parts::Same(name) => one(name, spec.shape.clone(), SavedForm::All),
+            Parts::Transposed(name) => one(name, vec![spec.shape[1], spec.shape[0]], SavedForm::Transposed),
+            Parts::Stacked(parts) => {
+                let mut first = 0;
+                let tensor = |Part { name, n_rows, order }| {
+                    let form = SavedForm::Rows(first, order);
+                    first += n_rows;
+                    Self { name, shape: with_rows(spec, n_rows), form }
+                };
+                parts.into_iter().map(tensor).collect()
+            }
+            Parts::Behind(n_rows, name) => one(name, with_rows(spec, spec.shape[0] + n_rows), SavedForm::Behind),
+        }
+    }
+
+    /// The tensor's values, from `all` of the parameter's.
+    fn values<'a>(&self, all: &'a [f32]) -> Cow<'a, [f32]> {
+        let n_values: usize = self.shape.iter().product();
+        let width = n_values / self.shape[0].max(1);
+        match self.form {
+            SavedForm::All => all.into(),
+            SavedForm::Transposed => transpose(all, self.shape[0]).into(),
+            SavedForm::Rows(first, order) => {
+                let rows = &all[first * width..][..n_values];
+                if order == RowOrder::Same {
+                    return rows.into();
+                }
+                let mut placed = rows.to_vec();
+                for (n, row) in rows.chunks_exact(width).enumerate() {
+                    placed[order.place(n) * width..][..width].copy_from_slice(row);
+                }
+                placed.into()
+            }
+            SavedForm::Behind => {
+                let mut rows = vec![0.0; n_values - all.len()];
+                rows.extend(all);
+                rows.into()
+            }
+        }
+    }
+}
+
+/// Of numbers of 4 bits, all have minima or none: see `ParamReader::has_minima`. `stored_as` is how most matrices of the
+/// model are stored.
+fn with_minima_of(matrix: QuantizedMatrix, stored_as: Dtype) -> QuantizedMatrix {
+    if stored_as.has_minima() { matrix.with_minima() } else { matrix }
+}
+
+/// The dtype in which `matrix` is stored, if it is in blocks.
+fn quantized_dtype(matrix: &Weight, stored_as: Dtype) -> Result<Option<Dtype>> {
+    match matrix.quantized_dtype() {
+        // Which it will be depends on its scales.
+        Some(Dtype::Q4) if stored_as.has_minima() => {
+            Ok(matrix.read_quantized()?.map(|matrix| with_minima_of(matrix, stored_as).dtype()))
+        }
+        dtype => Ok(dtype),
+    }
 }
 
 /// `config.json` for `config`: how it is spelled, and its fields.

@@ -6,48 +6,38 @@
 
 use std::{
     fs,
-    io::{self, Write},
     path::{Path, PathBuf},
 };
 
 use serde_json::{Map, Value};
 
-pub use super::loaded::{LoadOptions, LoadedModel};
 use super::{
     architectures::OWN_CLASS,
     fields::Fields,
-    files::{DiskDtype, TensorFiles, TensorWriter, what_else_it_is},
-    generation_config::{GENERATION_FILE, sampling_defaults},
+    files::{DiskDtype, TensorFiles, what_else_it_is},
+    generation_config::sampling_defaults,
     gguf,
     hf::{self, Spelling},
+    layout::{BESIDE_WEIGHTS, CONFIG_FILE, GENERATION_FILE, WEIGHTS_FILE},
+    staged_dir::{StagedDir, read_whole},
+};
+pub use super::{
+    loaded::{LoadOptions, LoadedModel},
+    staged_dir::mend,
 };
 use crate::{
     TokenId,
-    chat::{self, ChatTemplate},
+    chat::ChatTemplate,
     config::GptConfig,
     error::{Error, Result},
     gpt::Gpt,
     ops::Dtype,
     regular_file,
     sampling::SamplingParams,
-    tokenizer::{TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Tokenizer},
+    tokenizer::{TOKENIZER_FILE, Tokenizer},
 };
 
-const CONFIG_FILE: &str = "config.json";
 const EOS: &str = "eos_token_id";
-
-/// What a model dir may have beside its configuration and its weights.
-const BESIDE_WEIGHTS: [&str; 9] = [
-    TOKENIZER_FILE,
-    TOKENIZER_CONFIG_FILE,
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    chat::DEFAULT_FILE,
-    chat::TOOL_USE_FILE,
-    GENERATION_FILE,
-];
 
 /// Shards are kept below this, as `transformers` keeps them: 5 GB.
 const MAX_SHARD_BYTES: usize = 5_000_000_000;
@@ -60,8 +50,12 @@ pub fn load(dir: &Path, options: &LoadOptions) -> Result<LoadedModel> {
     if gguf::is_gguf(dir) {
         return gguf::load(dir, options)?.checked(dir);
     }
+    read_whole(dir, || load_dir(dir, options))
+}
+
+fn load_dir(dir: &Path, options: &LoadOptions) -> Result<LoadedModel> {
     let (gpt, config_json) = load_gpt_and_config(dir, options)?;
-    let tokenizer = load_tokenizer(dir)?;
+    let tokenizer = Tokenizer::from_dir(dir)?;
     let generation_path = dir.join(GENERATION_FILE);
     let generation = if generation_path.exists() { read_object(&generation_path)? } else { Map::new() };
     let sampling_defaults = sampling_defaults(&generation, &generation_path, gpt.config().vocab_size)?;
@@ -94,7 +88,7 @@ pub fn load_embedded(dir: &EmbeddedDir, options: &LoadOptions) -> Result<LoadedM
     let name = Path::new(dir.name);
     let config_path = name.join(CONFIG_FILE);
     let config_json = parse_object(&config_path, dir.config)?;
-    let files = TensorFiles::embedded(&name.join("model.safetensors"), dir.weights)?;
+    let files = TensorFiles::embedded(&name.join(WEIGHTS_FILE), dir.weights)?;
     let gpt = build(&config_json, &config_path, &files, options)?;
     let tokenizer = Tokenizer::from_json(dir.tokenizer, Some(dir.tokenizer_config), &name.join(TOKENIZER_FILE))?;
     let eos_token_ids = eos_token_ids(&[(config_path, config_json)], &gpt, &tokenizer)?;
@@ -134,7 +128,7 @@ pub fn load_gpt(dir: &Path, options: &LoadOptions) -> Result<Gpt> {
     if gguf::is_gguf(dir) {
         return gguf::load_gpt(dir, options);
     }
-    load_gpt_and_config(dir, options).map(|(gpt, _)| gpt)
+    read_whole(dir, || load_gpt_and_config(dir, options).map(|(gpt, _)| gpt))
 }
 
 fn load_gpt_and_config(dir: &Path, options: &LoadOptions) -> Result<(Gpt, Map<String, Value>)> {
@@ -200,7 +194,10 @@ fn build(config_json: &Map<String, Value>, path: &Path, files: &TensorFiles, opt
 /// # Errors
 /// As [`load`].
 pub fn load_tokenizer(dir: &Path) -> Result<Tokenizer> {
-    if gguf::is_gguf(dir) { gguf::load_tokenizer(dir) } else { Tokenizer::from_dir(dir) }
+    if gguf::is_gguf(dir) {
+        return gguf::load_tokenizer(dir);
+    }
+    read_whole(dir, || Tokenizer::from_dir(dir))
 }
 
 /// Reads the architecture of the model dir `dir`, or of a GGUF file, without its weights.
@@ -211,8 +208,7 @@ pub fn load_config(dir: &Path) -> Result<GptConfig> {
     if gguf::is_gguf(dir) {
         return gguf::load_config(dir);
     }
-    let path = dir.join(CONFIG_FILE);
-    let json = read_object(&path)?;
+    let (json, path) = load_config_json(dir)?;
     Spelling::of(&json, &path)?.read_config(&json, &path)
 }
 
@@ -225,8 +221,8 @@ pub fn load_stored_dtype(dir: &Path) -> Result<Option<Dtype>> {
     if gguf::is_gguf(dir) {
         return Ok(None);
     }
-    let path = dir.join(CONFIG_FILE);
-    hf::stored_dtype(&read_object(&path)?, &path)
+    let (json, path) = load_config_json(dir)?;
+    hf::stored_dtype(&json, &path)
 }
 
 /// The class that `config.json` of the model dir `dir` names: one of
@@ -235,8 +231,15 @@ pub fn load_stored_dtype(dir: &Path) -> Result<Option<Dtype>> {
 /// # Errors
 /// As [`load`].
 pub fn load_class(dir: &Path) -> Result<&'static str> {
+    let (json, path) = load_config_json(dir)?;
+    Ok(Spelling::of(&json, &path)?.class())
+}
+
+/// `config.json`, and its path.
+fn load_config_json(dir: &Path) -> Result<(Map<String, Value>, PathBuf)> {
+    mend(dir)?;
     let path = dir.join(CONFIG_FILE);
-    Ok(Spelling::of(&read_object(&path)?, &path)?.class())
+    Ok((read_object(&path)?, path))
 }
 
 /// The files of the model dir `dir` beside its configuration and weights, by name: tokenizer, chat templates, advice on
@@ -248,6 +251,10 @@ pub fn files_beside_weights(dir: &Path) -> Result<Vec<(String, Vec<u8>)>> {
     if gguf::is_gguf(dir) {
         return gguf::files_beside_weights(dir);
     }
+    read_whole(dir, || read_beside_weights(dir))
+}
+
+fn read_beside_weights(dir: &Path) -> Result<Vec<(String, Vec<u8>)>> {
     let there = BESIDE_WEIGHTS.iter().map(|name| (*name, dir.join(name))).filter(|(_, path)| path.is_file());
     there
         .map(|(name, path)| match regular_file::read(&path) {
@@ -295,18 +302,24 @@ impl Default for SaveOptions {
 /// fifth bits of all 32); and under its name with `.scales`, F16 `[d_out, n]`, what each 32 of them are multiplied by,
 /// with `.minima` what is added in q4_1 and q5_1. `quantization_config` in `config.json` says which.
 ///
-/// Each file is written under another name, flushed to the disk and then renamed, so that a crash leaves the old file or
-/// the new one whole.
+/// The new folder takes the place of the old one as a whole, so that a crash leaves the old model or the new one. Of the
+/// old folder, files that are no part of a model stay: see `weights::staged_dir`. `dir` may be missing, be empty, or be a
+/// link to a folder; the working directory and mount points are refused.
+///
+/// # Errors
+/// Those of [`StagedDir::replacing`], [`write`](self::write) and [`StagedDir::commit`].
+pub fn save(dir: &Path, gpt: &Gpt, options: &SaveOptions) -> Result<()> {
+    let staged = StagedDir::replacing(dir)?;
+    write(&staged, gpt, options)?;
+    staged.commit()
+}
+
+/// Writes the files of `gpt` to a folder that is not in its place yet, as [`save`] does. One tensor is in memory at a time.
 ///
 /// # Errors
 /// [`Error::Io`] with the file that could not be written; [`Error::Execution`] when the device cannot be read;
 /// [`Error::Config`] when the class asked for is not known or cannot express the architecture.
-pub fn save(dir: &Path, gpt: &Gpt, options: &SaveOptions) -> Result<()> {
-    write_files(dir, &model_files(gpt, options)?)
-}
-
-/// What a model dir is made of: files by name, in the order in which they are to be written.
-fn model_files(gpt: &Gpt, options: &SaveOptions) -> Result<Vec<(String, Vec<u8>)>> {
+pub fn write(staged: &StagedDir, gpt: &Gpt, options: &SaveOptions) -> Result<()> {
     let dtype = gpt.dtype();
     let class = if dtype.is_quantized() { Some(OWN_CLASS) } else { options.class.as_deref() };
     let (spelling, mut config) = hf::config_json(gpt.config(), class, options.dtype.name())?;
@@ -319,97 +332,12 @@ fn model_files(gpt: &Gpt, options: &SaveOptions) -> Result<Vec<(String, Vec<u8>)
     let eos = eos_json(&options.eos_token_ids);
     config.insert(EOS.to_owned(), eos.clone());
     generation.insert(EOS.to_owned(), eos);
-    let mut writer = TensorWriter::new(options.dtype, options.max_shard_bytes);
-    hf::save_params(gpt, spelling, &mut writer)?;
-    let mut files = writer.finish()?;
+    hf::save_params(gpt, spelling, staged, (options.dtype, options.max_shard_bytes))?;
     if options.extra_files.iter().all(|(name, _)| name != GENERATION_FILE) {
-        files.push((GENERATION_FILE.to_owned(), json_file(generation)));
+        staged.write(GENERATION_FILE, &json_file(generation))?;
     }
-    files.extend(options.extra_files.iter().cloned());
-    // Last, so that a folder with a `config.json` has all the rest.
-    files.push((CONFIG_FILE.to_owned(), json_file(config)));
-    Ok(files)
-}
-
-fn write_files(dir: &Path, files: &[(String, Vec<u8>)]) -> Result<()> {
-    create_dirs(dir)?;
-    for (name, bytes) in files {
-        let path = dir.join(name);
-        if let Some(folder) = path.parent().filter(|folder| *folder != dir) {
-            create_dirs(folder)?;
-        }
-        write_file(&path, bytes)?;
-    }
-    sync_dir(dir)
-}
-
-/// As [`save`], into a folder that is not there yet: it appears when it is whole, and not at all if something goes wrong
-/// or the process is killed. What is made until then is in `DIR.partial` beside it.
-///
-/// A folder that is there already and is empty, such as a volume, is written to in place; what was written is removed
-/// again if something goes wrong.
-///
-/// # Errors
-/// As [`save`]; [`Error::File`] when `DIR.partial` is there, or in `dir` is anything.
-pub fn save_new(dir: &Path, gpt: &Gpt, options: &SaveOptions) -> Result<()> {
-    save_new_watched(dir, gpt, options, |_| {})
-}
-
-/// The same. `made` is told of `DIR.partial` as soon as this call has made it, so that it can be removed by whoever ends
-/// the process before.
-///
-/// # Errors
-/// As [`save_new`].
-pub fn save_new_watched(dir: &Path, gpt: &Gpt, options: &SaveOptions, made: impl FnOnce(&Path)) -> Result<()> {
-    let Some(name) = dir.file_name().filter(|_| !dir.exists()) else {
-        let files = model_files(gpt, options)?;
-        require_empty(dir)?;
-        return write_files(dir, &files).inspect_err(|_| remove_files(dir, &files));
-    };
-    let mut partial_name = name.to_owned();
-    partial_name.push(".partial");
-    let partial = dir.with_file_name(partial_name);
-    let parent = dir.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
-    create_dirs(parent)?;
-    fs::create_dir(&partial).map_err(|reason| match reason.kind() {
-        io::ErrorKind::AlreadyExists => Error::File {
-            path: partial.clone(),
-            what: "is there already: another process is at work on it, or one was killed".to_owned(),
-            hint: "remove it if no other process is".to_owned(),
-        },
-        _ => Error::Io { action: "create", path: partial.clone(), reason },
-    })?;
-    made(&partial);
-    let place =
-        || fs::rename(&partial, dir).map_err(|reason| Error::Io { action: "create", path: dir.to_owned(), reason });
-    let placed = save(&partial, gpt, options).and_then(|()| place());
-    placed.inspect_err(|_| drop(fs::remove_dir_all(&partial)))?;
-    sync_dir(parent)
-}
-
-fn create_dirs(dir: &Path) -> Result<()> {
-    fs::create_dir_all(dir).map_err(|reason| Error::Io { action: "create", path: dir.to_owned(), reason })
-}
-
-/// Whatever is in a folder is somebody's.
-fn require_empty(dir: &Path) -> Result<()> {
-    let mut entries = fs::read_dir(dir).map_err(|reason| Error::Io { action: "read", path: dir.to_owned(), reason })?;
-    entries.next().map_or(Ok(()), |_| {
-        let what = "is there already, and not empty".to_owned();
-        Err(Error::File { path: dir.to_owned(), what, hint: "name a folder that does not exist".to_owned() })
-    })
-}
-
-/// What of `files` was written to `dir`, and nothing else. As far as that is possible: what went wrong before matters
-/// more.
-fn remove_files(dir: &Path, files: &[(String, Vec<u8>)]) {
-    for path in files.iter().map(|(name, _)| dir.join(name)) {
-        drop(fs::remove_file(&path));
-        if let Some(folder) = path.parent().filter(|folder| *folder != dir) {
-            // Of the last of its files; others leave it where it is.
-            drop(fs::remove_dir(folder));
-        }
-    }
+    options.extra_files.iter().try_for_each(|(name, bytes)| staged.write(name, bytes))?;
+    staged.write(CONFIG_FILE, &json_file(config))
 }
 
 fn json_file(object: Map<String, Value>) -> Vec<u8> {
@@ -439,29 +367,4 @@ fn parse_object(path: &Path, text: &[u8]) -> Result<Map<String, Value>> {
         what: format!("is not a JSON object: {error}"),
         hint: String::new(),
     })
-}
-
-/// Replaces the file at `path` at once: readers see the old one or the new one, whole.
-fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(".partial");
-    let partial = PathBuf::from(partial);
-    let io = |source| Error::Io { action: "write", path: path.to_owned(), reason: source };
-    let written = fs::File::create(&partial).and_then(|mut file| {
-        file.write_all(bytes)?;
-        file.sync_all()
-    });
-    let placed = written.and_then(|()| fs::rename(&partial, path));
-    placed.inspect_err(|_| drop(fs::remove_file(&partial))).map_err(io)
-}
-
-/// Makes the renames in `dir` last.
-fn sync_dir(dir: &Path) -> Result<()> {
-    let sync = || fs::File::open(dir)?.sync_all();
-    // Only Unix opens folders as files; elsewhere the file system sees to it.
-    if cfg!(unix) {
-        sync().map_err(|source| Error::Io { action: "write", path: dir.to_owned(), reason: source })
-    } else {
-        Ok(())
-    }
 }

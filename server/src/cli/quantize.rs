@@ -3,7 +3,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use anyhow::Context;
@@ -11,7 +11,10 @@ use clap::Args;
 use hearth_model::{
     device::{self, DeviceChoice},
     ops::Dtype,
-    weights::model_dir::{self, LoadOptions, SaveOptions},
+    weights::{
+        StagedDir,
+        model_dir::{self, LoadOptions, SaveOptions},
+    },
 };
 
 use super::output;
@@ -21,7 +24,7 @@ use super::output;
 pub(crate) struct QuantizeArgs {
     /// Model dir or GGUF file to read
     model: PathBuf,
-    /// Model dir to write; must not exist, or be empty. It appears when it is complete
+    /// Model dir to write: a new or an empty folder. It appears when it is complete
     out: PathBuf,
     /// How weight matrices are rounded: `q8` (8.5 bits a weight), `q5_1` (6 bits), `q4_1` (5 bits) or `q4` (4.5 bits, the
     /// least exact); embeddings as in q8
@@ -36,8 +39,15 @@ const INTERRUPTED: i32 = 128 + 2;
 /// Writes the new model dir and says what became of the size.
 pub(crate) fn run(args: QuantizeArgs) -> anyhow::Result<()> {
     let QuantizeArgs { model, out, quantize } = args;
-    let is_taken = out.exists() && fs::read_dir(&out).map_or(true, |mut entries| entries.next().is_some());
-    anyhow::ensure!(!is_taken, "`{}` is there already\nhint: name a folder that does not exist", out.display());
+    let staged = {
+        let partial = Arc::default();
+        // Locked while the folder is made, so that ctrl-c finds it.
+        let mut path = lock(&partial);
+        remove_when_interrupted(Arc::clone(&partial));
+        let staged = StagedDir::creating(&out)?;
+        *path = Some(staged.path().to_owned());
+        staged
+    };
     let device = device::choose(DeviceChoice::Cpu)?.device;
     let loaded = model_dir::load(&model, &LoadOptions { device, dtype: Some(quantize) })?;
     let options = SaveOptions {
@@ -45,7 +55,8 @@ pub(crate) fn run(args: QuantizeArgs) -> anyhow::Result<()> {
         extra_files: model_dir::files_beside_weights(&model)?,
         ..SaveOptions::default()
     };
-    model_dir::save_new_watched(&out, &loaded.gpt, &options, removed_when_interrupted())?;
+    model_dir::write(&staged, &loaded.gpt, &options)?;
+    staged.commit()?;
     let was = match model.is_dir() {
         true => format!(", from {:.1} MB", megabytes(&model)?),
         false => String::new(),
@@ -57,18 +68,14 @@ pub(crate) fn run(args: QuantizeArgs) -> anyhow::Result<()> {
     ))
 }
 
-/// From now on ctrl-c ends the process without leaving the folder that it has made, which is what this gives wants to be
-/// told of.
-fn removed_when_interrupted() -> impl FnOnce(&Path) {
-    let made: Arc<OnceLock<PathBuf>> = Arc::default();
-    #[cfg(unix)]
-    watch(Arc::clone(&made));
-    move |partial| drop(made.set(partial.to_owned()))
+fn lock(partial: &Mutex<Option<PathBuf>>) -> MutexGuard<'_, Option<PathBuf>> {
+    partial.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Where there is no runtime or no thread for it, ctrl-c ends the process as ever.
+/// From now on, ctrl-c removes `partial` before it ends the process. Where there is no runtime or no thread for it, it ends
+/// the process as ever, and the next run removes the folder.
 #[cfg(unix)]
-fn watch(made: Arc<OnceLock<PathBuf>>) {
+fn remove_when_interrupted(partial: Arc<Mutex<Option<PathBuf>>>) {
     use std::{process, thread};
 
     use tokio::signal::unix::{SignalKind, signal};
@@ -78,9 +85,10 @@ fn watch(made: Arc<OnceLock<PathBuf>>) {
     let Ok(mut interrupt) = interrupt else { return };
     let wait = move || {
         runtime.block_on(interrupt.recv());
+        let partial = lock(&partial);
         // Files may come in while others go.
         for _ in 0..100 {
-            if made.get().is_none_or(|partial| fs::remove_dir_all(partial).is_ok() || !partial.exists()) {
+            if partial.as_ref().is_none_or(|path| fs::remove_dir_all(path).is_ok() || !path.exists()) {
                 break;
             }
         }
@@ -88,6 +96,9 @@ fn watch(made: Arc<OnceLock<PathBuf>>) {
     };
     drop(thread::Builder::new().name("ctrl-c".into()).spawn(wait));
 }
+
+#[cfg(not(unix))]
+fn remove_when_interrupted(_: Arc<Mutex<Option<PathBuf>>>) {}
 
 fn megabytes(dir: &Path) -> anyhow::Result<f64> {
     Ok(weight_bytes(dir)? as f64 / 1e6)

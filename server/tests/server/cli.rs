@@ -1,7 +1,7 @@
 //! The binary as a user runs it: output, messages and exit codes.
 
 use std::{
-    fs,
+    fs::{self, File},
     io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
     path::Path,
@@ -178,16 +178,21 @@ fn a_quantized_model_dir_is_served_as_it_is() {
     fs::write(model.path().join("chat_template.jinja"), "{{ messages }}").unwrap();
     fs::write(model.path().join("generation_config.json"), r#"{"top_k": 3, "do_sample": true}"#).unwrap();
     let out = parent.path().join("rounded");
-    let partial = parent.path().join("rounded.partial");
+    let partial = parent.path().join("rounded.hearth-partial");
     fs::create_dir(&partial).unwrap();
-    let at_work = run(&["quantize", path(model.path()), path(&out), "--quantize", "q4"]);
-    assert_eq!(at_work.status.code(), Some(1));
-    assert!(stderr(&at_work).contains("rounded.partial`: is there already"), "{}", stderr(&at_work));
-    fs::remove_dir(&partial).unwrap();
+    // A process that is at work on it has it locked.
+    let at_work = File::open(&partial).unwrap();
+    at_work.lock().unwrap();
+    let refused = run(&["quantize", path(model.path()), path(&out), "--quantize", "q4"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(stderr(&refused).contains("rounded.hearth-partial`: another process"), "{}", stderr(&refused));
+    // One that was killed has not.
+    drop(at_work);
+    fs::write(partial.join("vocab.json"), "half a file").unwrap();
     let output = run(&["quantize", path(model.path()), path(&out), "--quantize", "q4"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(stdout(&output).contains("of weights in q4, from "), "{}", stdout(&output));
-    assert!(!partial.exists());
+    assert!(!partial.exists() && !out.join("vocab.json").exists());
     for name in
         ["tokenizer.json", "chat_template.jinja", "additional_chat_templates/tool_use.jinja", "generation_config.json"]
     {
@@ -203,7 +208,14 @@ fn a_quantized_model_dir_is_served_as_it_is() {
     assert_eq!(generate(&out, &[]), generate(model.path(), &["--quantize", "q4"]));
     let again = run(&["quantize", path(model.path()), path(&out)]);
     assert_eq!(again.status.code(), Some(1));
-    assert!(stderr(&again).contains("is there already\nhint: "), "{}", stderr(&again));
+    assert!(stderr(&again).contains("is there already, and not empty\nhint: "), "{}", stderr(&again));
+    // An empty working directory cannot be replaced, but filled.
+    let here = parent.path().join("here");
+    fs::create_dir(&here).unwrap();
+    let filled = hearth(&["quantize", path(model.path()), "."]).current_dir(&here).output().unwrap();
+    assert_eq!(filled.status.code(), Some(0), "{}", stderr(&filled));
+    assert_eq!(fs::read(here.join("tokenizer.json")).unwrap(), fs::read(model.path().join("tokenizer.json")).unwrap());
+    assert_eq!(generate(&here, &[]), generate(model.path(), &["--quantize", "q8"]));
     let both = run(&["generate", "a", "--dtype", "f16", "--quantize", "q8"]);
     assert_eq!(both.status.code(), Some(2), "{}", stderr(&both));
 }

@@ -95,7 +95,7 @@ fn an_interrupted_quantize_leaves_nothing_behind() {
     let mut n_interrupted = 0;
     for attempt in 0..6 {
         let parent = tempfile::tempdir().unwrap();
-        let (out, partial) = (parent.path().join("out"), parent.path().join("out.partial"));
+        let (out, partial) = (parent.path().join("out"), parent.path().join("out.hearth-partial"));
         let mut child = hearth(&["quantize", path(model.path()), path(&out)]).spawn().unwrap();
         while !partial.exists() && child.try_wait().unwrap().is_none() {
             thread::sleep(Duration::from_millis(1));

@@ -36,7 +36,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
 
-    /// Replace an earlier run's folder
+    /// Replace an earlier run's folder, when the first model of this run is complete
     #[arg(long)]
     overwrite: bool,
 
@@ -171,7 +171,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let text = read_text(&args.text)?;
     let split = split_by_chars(&text, config.data.val_fraction)?;
     let chosen = device::choose(args.device)?;
-    let run_dir = RunDir::new(&args.out, if args.overwrite { Existing::Replace } else { Existing::Refuse })?
+    let mut run_dir = RunDir::new(&args.out, if args.overwrite { Existing::Replace } else { Existing::Refuse })?
         .with_dtype(args.save_dtype);
 
     let context = config.model.max_seq_len;

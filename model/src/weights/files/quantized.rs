@@ -6,7 +6,7 @@ use std::array;
 use half::f16;
 use safetensors::Dtype;
 
-use super::{NewTensor, StoredTensor, TensorWriter};
+use super::{StoredTensor, TensorPlan, TensorWriter};
 use crate::{
     error::Result,
     ops::{self, BLOCK_SIZE, MatrixRows, QuantizedBlock, QuantizedMatrix},
@@ -16,6 +16,8 @@ use crate::{
 const NIBBLES: usize = BLOCK_SIZE / 2;
 /// Bytes of 32 numbers of 5 bits: behind the lower four, the fifth bits of all, the first lowest.
 const FIVE_BITS: usize = NIBBLES + 4;
+/// Blocks that are turned into bytes at a time.
+const BLOCKS_AT_ONCE: usize = 1 << 12;
 
 /// The name of the scales of the matrix of blocks called `name`.
 pub(in super::super) fn scales_of(name: &str) -> String {
@@ -39,7 +41,7 @@ impl<'a> StoredTensor<'a> {
     }
 
     /// The matrix `[d_out, d_in]` whose numbers this tensor holds, with its scales and minima, in blocks of a dtype: see
-    /// [`TensorWriter::push_quantized`].
+    /// [`TensorPlan::quantized`].
     pub(in super::super) fn to_blocks(
         &self,
         scales: &StoredTensor<'a>,
@@ -85,23 +87,38 @@ impl<'a> StoredTensor<'a> {
     }
 }
 
-impl TensorWriter {
-    /// A matrix of blocks is its numbers under its name, its scales, and its minima if it has such.
-    pub(in super::super) fn push_quantized(&mut self, name: String, matrix: &QuantizedMatrix) {
-        let ([d_out, d_in], dtype) = (matrix.dims(), matrix.dtype());
+impl TensorPlan {
+    /// The tensors of a matrix `[d_out, d_in]` in blocks of `dtype`: its scales, its minima if it has such, and its numbers
+    /// under its own name.
+    pub(in super::super) fn quantized(name: &str, [d_out, d_in]: [usize; 2], dtype: ops::Dtype) -> Vec<Self> {
         let n_blocks = d_in.div_ceil(BLOCK_SIZE);
-        let halves = |half: fn(&QuantizedBlock) -> f16| {
-            let bytes = matrix.blocks().iter().flat_map(|block| half(block).to_le_bytes()).collect();
-            NewTensor { dtype: Dtype::F16, shape: vec![d_out, n_blocks], bytes }
+        let halves = |name: String| Self { name, dtype: Dtype::F16, shape: vec![d_out, n_blocks] };
+        let (kind, width) = match dtype {
+            ops::Dtype::Q8 => (Dtype::I8, BLOCK_SIZE),
+            ops::Dtype::Q5_1 => (Dtype::U8, FIVE_BITS),
+            _ => (Dtype::U8, NIBBLES),
         };
-        let bytes: Vec<u8> = matrix.blocks().iter().flat_map(|block| pack(&block.values, dtype)).collect();
-        let width = bytes.len() / d_out.max(1);
-        let kind = if dtype == ops::Dtype::Q8 { Dtype::I8 } else { Dtype::U8 };
-        self.push_tensor(scales_of(&name), halves(|block| block.scale));
+        let mut plan = vec![halves(scales_of(name))];
+        plan.extend(dtype.has_minima().then(|| halves(minima_of(name))));
+        plan.push(Self { name: name.to_owned(), dtype: kind, shape: vec![d_out, n_blocks * width] });
+        plan
+    }
+}
+
+impl TensorWriter<'_> {
+    /// Writes the tensors that [`TensorPlan::quantized`] lists.
+    pub(in super::super) fn write_quantized(&mut self, name: &str, matrix: &QuantizedMatrix) -> Result<()> {
+        let dtype = matrix.dtype();
+        let blocks = || matrix.blocks().chunks(BLOCKS_AT_ONCE);
+        let halves = |half: fn(&QuantizedBlock) -> f16| {
+            blocks().map(move |blocks| blocks.iter().flat_map(|block| half(block).to_le_bytes()).collect())
+        };
+        self.write(&scales_of(name), halves(|block| block.scale))?;
         if dtype.has_minima() {
-            self.push_tensor(minima_of(&name), halves(|block| block.minimum));
+            self.write(&minima_of(name), halves(|block| block.minimum))?;
         }
-        self.push_tensor(name, NewTensor { dtype: kind, shape: vec![d_out, width], bytes });
+        let numbers = |blocks: &[QuantizedBlock]| blocks.iter().flat_map(|block| pack(&block.values, dtype)).collect();
+        self.write(name, blocks().map(numbers))
     }
 }
 

@@ -26,7 +26,8 @@ use self::{
 use super::{
     architectures::{self, Gguf},
     fields::Fields,
-    generation_config::{GENERATION_FILE, sampling_defaults},
+    generation_config::sampling_defaults,
+    layout::GENERATION_FILE,
     loaded::{LoadOptions, LoadedModel},
 };
 use crate::{

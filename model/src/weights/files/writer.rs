@@ -1,0 +1,265 @@
+//! Writes tensors to safetensors files while they come, one in memory at a time: what is in which file, and where, follows
+//! from their shapes.
+
+use std::collections::HashMap;
+
+use safetensors::{
+    Dtype,
+    tensor::{Metadata, TensorInfo},
+};
+use serde_json::json;
+
+use super::{
+    super::{
+        layout::{INDEX_FILE, shard_file},
+        staged_dir::{NewFile, StagedDir},
+    },
+    DiskDtype, MAX_HEADER_BYTES,
+};
+use crate::error::{Error, Result};
+
+/// Values that are turned into bytes at a time.
+const VALUES_AT_ONCE: usize = 1 << 16;
+
+/// A tensor that will be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in super::super) struct TensorPlan {
+    pub(in super::super) name: String,
+    pub(in super::super) dtype: Dtype,
+    pub(in super::super) shape: Vec<usize>,
+}
+
+impl TensorPlan {
+    pub(in super::super) fn plain(name: String, dtype: DiskDtype, shape: Vec<usize>) -> Self {
+        Self { name, dtype: dtype.safetensors(), shape }
+    }
+
+    fn n_bytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.bitsize() / 8
+    }
+}
+
+/// Writes one file, or shards with an index where the tensors are more than `max_shard_bytes`.
+#[derive(Debug)]
+pub(in super::super) struct TensorWriter<'a> {
+    folder: &'a StagedDir,
+    dtype: DiskDtype,
+    shards: Vec<Shard>,
+    /// Where each tensor goes.
+    places: HashMap<String, Place>,
+    /// The shard that is being written.
+    open: Option<(usize, NewFile)>,
+}
+
+#[derive(Debug)]
+struct Shard {
+    file: String,
+    header: Vec<u8>,
+}
+
+/// Bytes of a file.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    shard: usize,
+    start: u64,
+    n_bytes: usize,
+}
+
+impl<'a> TensorWriter<'a> {
+    /// A writer of the tensors of `plan`, which must then come in this order. Plain values are stored in `dtype`.
+    ///
+    /// # Errors
+    /// [`Error::File`] when a file would have more tensors than its header can list.
+    pub(in super::super) fn new(
+        folder: &'a StagedDir,
+        dtype: DiskDtype,
+        max_shard_bytes: usize,
+        plan: Vec<TensorPlan>,
+    ) -> Result<Self> {
+        let parts = split(plan, max_shard_bytes);
+        let n_shards = parts.len();
+        let mut shards = Vec::with_capacity(n_shards);
+        let mut places = HashMap::new();
+        for (shard, tensors) in parts.into_iter().enumerate() {
+            let file = shard_file(shard, n_shards);
+            let (header, within) = lay_out(tensors, &file)?;
+            let data_start = header.len() as u64;
+            places.extend(within.into_iter().map(|(name, (start, end))| {
+                (name, Place { shard, start: data_start + start as u64, n_bytes: end - start })
+            }));
+            shards.push(Shard { file, header });
+        }
+        Ok(Self { folder, dtype, shards, places, open: None })
+    }
+
+    /// Writes a tensor of plain values.
+    pub(in super::super) fn write_values(&mut self, name: &str, values: &[f32]) -> Result<()> {
+        let dtype = self.dtype;
+        self.write(name, values.chunks(VALUES_AT_ONCE).map(|values| dtype.encode(values)))
+    }
+
+    /// Writes the bytes of a tensor, which come in pieces.
+    ///
+    /// # Errors
+    /// [`Error::Io`] with the file that could not be written; [`Error::Tensor`] when there are more or fewer bytes than
+    /// the plan says, or the tensor is not in it.
+    pub(super) fn write(&mut self, name: &str, pieces: impl Iterator<Item = Vec<u8>>) -> Result<()> {
+        let Some(&Place { shard, start, n_bytes }) = self.places.get(name) else {
+            return Err(self.error(0, name, "was not planned".to_owned()));
+        };
+        if self.open.as_ref().is_none_or(|(number, _)| *number != shard) {
+            self.close()?;
+            let mut file = self.folder.create(&self.shards[shard].file)?;
+            file.write_at(0, &self.shards[shard].header)?;
+            self.open = Some((shard, file));
+        }
+        let mut written = 0;
+        if let Some((_, file)) = &mut self.open {
+            for bytes in pieces {
+                file.write_at(start + written as u64, &bytes)?;
+                written += bytes.len();
+            }
+        }
+        match written == n_bytes {
+            true => Ok(()),
+            false => Err(self.error(shard, name, format!("has {written} bytes, its shape takes {n_bytes}"))),
+        }
+    }
+
+    /// Ends the last file, and writes the index if there is more than one.
+    pub(in super::super) fn finish(mut self) -> Result<()> {
+        self.close()?;
+        if self.shards.len() < 2 {
+            return Ok(());
+        }
+        let total_size: usize = self.places.values().map(|place| place.n_bytes).sum();
+        let mut files: Vec<_> = self.places.iter().map(|(name, place)| (place.shard, name)).collect();
+        files.sort_unstable();
+        let weight_map: serde_json::Map<_, _> =
+            files.into_iter().map(|(shard, name)| (name.clone(), json!(self.shards[shard].file))).collect();
+        let index = json!({ "metadata": { "total_size": total_size }, "weight_map": weight_map });
+        self.folder.write(INDEX_FILE, format!("{index:#}\n").as_bytes())
+    }
+
+    fn close(&mut self) -> Result<()> {
+        self.open.take().map_or(Ok(()), |(_, file)| file.finish())
+    }
+
+    fn error(&self, shard: usize, name: &str, what: String) -> Error {
+        let path = self.shards.get(shard).map(|shard| self.folder.path().join(&shard.file)).unwrap_or_default();
+        Error::Tensor { path, tensor: name.to_owned(), what, hint: String::new() }
+    }
+}
+
+/// The tensors of each shard: a new one begins where the next tensor would make it too large.
+fn split(plan: Vec<TensorPlan>, max_shard_bytes: usize) -> Vec<Vec<TensorPlan>> {
+    let mut shards = vec![Vec::new()];
+    let mut shard_bytes = 0;
+    for tensor in plan {
+        let n_bytes = tensor.n_bytes();
+        if shard_bytes > 0 && shard_bytes + n_bytes > max_shard_bytes {
+            shards.push(Vec::new());
+            shard_bytes = 0;
+        }
+        shard_bytes += n_bytes;
+        if let Some(shard) = shards.last_mut() {
+            shard.push(tensor);
+        }
+    }
+    shards
+}
+
+/// Names of tensors, and where their bytes are behind the header.
+type Offsets = Vec<(String, (usize, usize))>;
+
+/// What a file begins with, and where its tensors are: as the library `safetensors` writes them.
+fn lay_out(mut tensors: Vec<TensorPlan>, file: &str) -> Result<(Vec<u8>, Offsets)> {
+    let error =
+        |what: String| Error::File { path: file.into(), what: format!("cannot be made: {what}"), hint: String::new() };
+    // The widest first, so that all are aligned.
+    tensors.sort_by(|left, right| right.dtype.cmp(&left.dtype).then_with(|| left.name.cmp(&right.name)));
+    let mut end = 0;
+    let infos = tensors.into_iter().map(|tensor| {
+        let start = end;
+        end += tensor.n_bytes();
+        (tensor.name, TensorInfo { dtype: tensor.dtype, shape: tensor.shape, data_offsets: (start, end) })
+    });
+    let infos: Vec<_> = infos.collect();
+    let offsets = infos.iter().map(|(name, info)| (name.clone(), info.data_offsets)).collect();
+    // `transformers` wants to know which framework the tensors are for, and has no name for ours.
+    let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+    let metadata = Metadata::new(Some(metadata), infos).map_err(|reason| error(reason.to_string()))?;
+    let mut json = serde_json::to_vec(&metadata).map_err(|reason| error(reason.to_string()))?;
+    json.resize(json.len().next_multiple_of(8), b' ');
+    if json.len() > MAX_HEADER_BYTES {
+        return Err(error(format!("its header would have {} bytes, allowed are {MAX_HEADER_BYTES}", json.len())));
+    }
+    let mut header = (json.len() as u64).to_le_bytes().to_vec();
+    header.append(&mut json);
+    Ok((header, offsets))
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use std::fs;
+
+    use safetensors::tensor::TensorView;
+
+    use super::*;
+
+    /// The library's own writer, which wants all tensors at once, makes the same bytes.
+    #[test]
+    fn files_are_those_that_the_library_writes() {
+        let dir = tempfile::tempdir().unwrap();
+        let plain =
+            |name: &str, dtype: DiskDtype, shape: &[usize]| TensorPlan::plain(name.into(), dtype, shape.to_vec());
+        let plan = vec![
+            plain("b", DiskDtype::Bf16, &[3, 5]),
+            plain("z.norm", DiskDtype::F32, &[7]),
+            TensorPlan { name: "a".into(), dtype: Dtype::U8, shape: vec![2, 16] },
+            plain("c", DiskDtype::F16, &[4, 4]),
+            plain("y", DiskDtype::F32, &[2, 2]),
+        ];
+        let bytes_of = |tensor: &TensorPlan| -> Vec<u8> {
+            (0..tensor.n_bytes())
+                .map(|n| (n * 31 + tensor.name.len() + tensor.name.as_bytes()[0] as usize) as u8)
+                .collect()
+        };
+        // One shard, all of them, and each tensor in a file of its own.
+        for max_shard_bytes in [usize::MAX, 70, 1] {
+            let staged = StagedDir::replacing(&dir.path().join(max_shard_bytes.to_string())).unwrap();
+            let mut writer = TensorWriter::new(&staged, DiskDtype::F32, max_shard_bytes, plan.clone()).unwrap();
+            for tensor in &plan {
+                let bytes = bytes_of(tensor);
+                writer.write(&tensor.name, bytes.chunks(6).map(<[u8]>::to_vec)).unwrap();
+            }
+            writer.finish().unwrap();
+            let shards = split(plan.clone(), max_shard_bytes);
+            for (number, shard) in shards.iter().enumerate() {
+                let tensors: Vec<_> = shard.iter().map(|tensor| (tensor, bytes_of(tensor))).collect();
+                let views = tensors.iter().map(|(tensor, bytes)| {
+                    (tensor.name.as_str(), TensorView::new(tensor.dtype, tensor.shape.clone(), bytes).unwrap())
+                });
+                let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+                let expected = safetensors::serialize(views, Some(metadata)).unwrap();
+                let file = shard_file(number, shards.len());
+                assert!(fs::read(staged.path().join(&file)).unwrap() == expected, "{file} of {max_shard_bytes}");
+            }
+            assert_eq!(staged.path().join(INDEX_FILE).exists(), shards.len() > 1);
+        }
+    }
+
+    #[test]
+    fn a_tensor_that_is_not_as_planned_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let staged = StagedDir::replacing(&dir.path().join("model")).unwrap();
+        let plan = vec![TensorPlan::plain("a".into(), DiskDtype::F32, vec![3])];
+        let mut writer = TensorWriter::new(&staged, DiskDtype::F32, usize::MAX, plan).unwrap();
+        let error = writer.write_values("a", &[0.0; 4]).unwrap_err().to_string();
+        assert!(error.contains("`a`: has 16 bytes, its shape takes 12"), "{error}");
+        let error = writer.write_values("b", &[0.0]).unwrap_err().to_string();
+        assert!(error.contains("`b`: was not planned"), "{error}");
+    }
+}

@@ -1,0 +1,76 @@
+//! The names of a model dir's files.
+
+use std::path::Path;
+
+use crate::{
+    chat,
+    tokenizer::{TOKENIZER_CONFIG_FILE, TOKENIZER_FILE},
+};
+
+/// The architecture, and how its class spells it.
+pub(super) const CONFIG_FILE: &str = "config.json";
+/// Advice on sampling, and which tokens end a text.
+pub(super) const GENERATION_FILE: &str = "generation_config.json";
+/// Weights in one file.
+pub(super) const WEIGHTS_FILE: &str = "model.safetensors";
+/// The index of sharded weights.
+pub(super) const INDEX_FILE: &str = "model.safetensors.index.json";
+
+/// What a model dir may have beside its configuration and its weights.
+pub(super) const BESIDE_WEIGHTS: [&str; 9] = [
+    TOKENIZER_FILE,
+    TOKENIZER_CONFIG_FILE,
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    chat::DEFAULT_FILE,
+    chat::TOOL_USE_FILE,
+    GENERATION_FILE,
+];
+
+/// The name of shard `number` of `n_shards`, counted from 0.
+pub(super) fn shard_file(number: usize, n_shards: usize) -> String {
+    match n_shards {
+        1 => WEIGHTS_FILE.to_owned(),
+        _ => format!("model-{:05}-of-{n_shards:05}.safetensors", number + 1),
+    }
+}
+
+/// Whether the file at `path`, relative to the model dir, is part of the model: then it goes when another model comes.
+pub(super) fn is_model_file(path: &Path) -> bool {
+    let Some(name) = path.to_str() else { return false };
+    [CONFIG_FILE, WEIGHTS_FILE, INDEX_FILE].contains(&name) || BESIDE_WEIGHTS.contains(&name) || is_shard(name)
+}
+
+fn is_shard(name: &str) -> bool {
+    let numbers = name.strip_prefix("model-").and_then(|rest| rest.strip_suffix(".safetensors"));
+    let is_number = |text: &str| text.len() >= 5 && text.bytes().all(|byte| byte.is_ascii_digit());
+    numbers.and_then(|numbers| numbers.split_once("-of-")).is_some_and(|(number, n)| is_number(number) && is_number(n))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_has_its_own_files_and_no_others() {
+        let shards = [(0, 1), (0, 2), (99_999, 123_456)].map(|(number, n)| shard_file(number, n));
+        for name in BESIDE_WEIGHTS.into_iter().chain(shards.iter().map(String::as_str)).chain([CONFIG_FILE, INDEX_FILE])
+        {
+            assert!(is_model_file(Path::new(name)), "{name}");
+        }
+        for name in [
+            "README.md",
+            "metrics.jsonl",
+            "train_config.json",
+            "model-best.safetensors",
+            "model-00001-of-x.safetensors",
+            "lora/model.safetensors",
+            "additional_chat_templates/mine.jinja",
+            "additional_chat_templates",
+        ] {
+            assert!(!is_model_file(Path::new(name)), "{name}");
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! The steps that change the file system while a folder is replaced, each of which may be the last one that a process
+//! takes. Tests count them, and let them fail.
+
+use std::{
+    fs::{self, File},
+    io::{self, Seek, SeekFrom, Write},
+    path::{Path, PathBuf},
+};
+
+use super::io_error;
+use crate::error::Result;
+
+/// A file that is being written.
+#[derive(Debug)]
+pub(in super::super) struct NewFile {
+    file: File,
+    path: PathBuf,
+}
+
+impl NewFile {
+    pub(super) fn create(path: PathBuf) -> Result<Self> {
+        let created = step("create", &path).and_then(|()| File::create(&path));
+        created.map_err(|reason| io_error("create", &path, reason)).map(|file| Self { file, path: path.clone() })
+    }
+
+    /// Writes `bytes` from byte `offset` of the file on.
+    pub(in super::super) fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let written = step("write", &self.path).and_then(|()| {
+            self.file.seek(SeekFrom::Start(offset))?;
+            self.file.write_all(bytes)
+        });
+        written.map_err(|reason| io_error("write", &self.path, reason))
+    }
+
+    /// Flushes the file to the disk.
+    pub(in super::super) fn finish(self) -> Result<()> {
+        let flushed = step("flush", &self.path).and_then(|()| self.file.sync_all());
+        flushed.map_err(|reason| io_error("write", &self.path, reason))
+    }
+}
+
+pub(super) fn create_dir(path: &Path) -> io::Result<()> {
+    step("create", path)?;
+    fs::create_dir(path)
+}
+
+pub(super) fn create_dir_all(path: &Path) -> io::Result<()> {
+    step("create", path)?;
+    fs::create_dir_all(path)
+}
+
+pub(super) fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    step("rename", from)?;
+    fs::rename(from, to)
+}
+
+/// Each of two folders takes the place of the other, at once.
+pub(super) fn exchange(one: &Path, other: &Path) -> io::Result<()> {
+    step("exchange", one)?;
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::fs::{CWD, RenameFlags, renameat_with};
+
+        Ok(renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE)?)
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = other;
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+/// The same file, or link, under another name; a copy where the file system cannot have it twice.
+pub(super) fn link(from: &Path, to: &Path) -> io::Result<()> {
+    step("link", to)?;
+    let Err(reason) = fs::hard_link(from, to) else { return Ok(()) };
+    let kind = fs::symlink_metadata(from)?.file_type();
+    if kind.is_file() {
+        fs::copy(from, to)?;
+        return File::open(to)?.sync_all();
+    }
+    #[cfg(unix)]
+    if kind.is_symlink() {
+        return std::os::unix::fs::symlink(fs::read_link(from)?, to);
+    }
+    Err(reason)
+}
+
+/// Gives the folder `to` the permissions of the folder `from`.
+pub(super) fn like(from: &Path, to: &Path) -> io::Result<()> {
+    step("set permissions", to)?;
+    fs::set_permissions(to, fs::metadata(from)?.permissions())
+}
+
+/// Removes a file, or a folder with what is in it.
+pub(super) fn remove(path: &Path) -> io::Result<()> {
+    if fs::symlink_metadata(path)?.is_dir() {
+        return remove_dir_all(path);
+    }
+    step("remove", path)?;
+    fs::remove_file(path)
+}
+
+/// Removes a folder with what is in it.
+pub(super) fn remove_dir_all(path: &Path) -> io::Result<()> {
+    step("remove", path)?;
+    fs::remove_dir_all(path)
+}
+
+/// Makes the entries of `dir` last. Only Unix opens folders as files; elsewhere the file system sees to it.
+pub(super) fn sync_dir(dir: &Path) -> Result<()> {
+    let flush = || if cfg!(unix) { File::open(dir)?.sync_all() } else { Ok(()) };
+    step("flush", dir).and_then(|()| flush()).map_err(|reason| io_error("write", dir, reason))
+}
+
+/// Whether another file system, or part of one, is mounted at the folder `dir`.
+pub(super) fn is_mount_point(dir: &Path) -> bool {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};
+
+        let found = statx(CWD, dir, AtFlags::NO_AUTOMOUNT | AtFlags::SYMLINK_NOFOLLOW, StatxFlags::empty());
+        if found.is_ok_and(|found| found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)) {
+            return true;
+        }
+    }
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+
+        let device = |path: &Path| fs::metadata(path).map(|found| found.dev());
+        let parent = dir.parent().map(device);
+        matches!((device(dir), parent), (Ok(own), Some(Ok(parent))) if own != parent)
+    }
+    #[cfg(not(unix))]
+    false
+}
+
+/// Said of each step before it is taken.
+#[cfg(not(test))]
+fn step(_: &'static str, _: &Path) -> io::Result<()> {
+    Ok(())
+}
+
+#[cfg(test)]
+use watched::step;
+#[cfg(test)]
+pub(in super::super) use watched::watch;
+
+/// Tests are told of each step of their thread before it is taken, and may refuse it.
+#[cfg(test)]
+mod watched {
+    use std::{cell::RefCell, io, path::Path};
+
+    pub(in super::super::super) type Watch = dyn FnMut(&'static str, &Path) -> io::Result<()>;
+
+    thread_local!(static WATCH: RefCell<Option<Box<Watch>>> = const { RefCell::new(None) });
+
+    pub(in super::super::super) fn watch(watch: Option<Box<Watch>>) {
+        WATCH.set(watch);
+    }
+
+    pub(super) fn step(what: &'static str, path: &Path) -> io::Result<()> {
+        WATCH.with_borrow_mut(|watch| watch.as_mut().map_or(Ok(()), |watch| watch(what, path)))
+    }
+}
