@@ -74,7 +74,7 @@ impl<'a> ParamSource<'a> {
     }
 
     pub(crate) fn matrix_as(&mut self, path: &str, dtype: Dtype) -> Result<Weight> {
-        // Whatever is rounded here is checked here.
+        // All values that are rounded pass the check, in whichever form they come.
         let rounded = |rows: &MatrixRows<'_, f32>| {
             check_range(path, rows, dtype)?;
             Weight::from_rows(rows, dtype, self.device)

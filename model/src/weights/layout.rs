@@ -37,7 +37,7 @@ pub(super) fn shard_file(number: usize, n_shards: usize) -> String {
     }
 }
 
-/// Whether the file at `path`, relative to the model dir, is part of the model: then it goes when another model comes.
+/// Whether `path`, relative to the model dir, is a file of the model. A save removes it if the new model has no such file.
 pub(super) fn is_model_file(path: &Path) -> bool {
     let Some(name) = path.to_str() else { return false };
     [CONFIG_FILE, WEIGHTS_FILE, INDEX_FILE].contains(&name) || BESIDE_WEIGHTS.contains(&name) || is_shard(name)

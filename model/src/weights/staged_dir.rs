@@ -45,17 +45,16 @@ use crate::error::{Error, Result};
 
 mod disk;
 
-/// Behind the name of a folder: the one that will take its place, or has been replaced by it. Worthless without its
-/// writer.
+/// Suffix of the folder that is being written, and of the old one after the exchange. A leftover if its writer is dead.
 const PARTIAL: &str = ".hearth-partial";
-/// Behind the name of a folder: the old one while the new one takes its place, where the two cannot be exchanged.
+/// Suffix of the old folder during a swap without exchange.
 const ASIDE: &str = ".hearth-old";
 
-/// How often a model dir is read that is replaced each time.
+/// Attempts to read a model dir that is replaced during each of them.
 const MAX_READS: usize = 10;
 
-/// A folder that is being written and will then take the place of another as a whole: see the module. It is removed if
-/// it is dropped before.
+/// A folder that is being written and then replaces a model dir as a whole. Dropping it before [`commit`](Self::commit)
+/// removes it and leaves the model dir as it was.
 #[derive(Debug)]
 pub struct StagedDir {
     /// The folder to be replaced, by the name that no link leads to.
@@ -205,16 +204,17 @@ impl StagedDir {
         keep_others(target, &self.path, Path::new(""))?;
         disk::like(target, &self.path).map_err(io)?;
         sync_tree(&self.path)?;
-        // Whatever else is wrong, the second way finds it too.
+        // If something else than a missing exchange is wrong, the renames fail too and report it.
         disk::exchange(&self.path, target).or_else(|_| self.swap_in_steps())?;
         self.is_placed = true;
         let old = &self.path;
         disk::sync_dir(parent_of(target))?;
-        // Whatever came into the old folder meanwhile. The new one is in its place: what fails now is no failure to save.
+        // Again, for files that were made in the old folder in between. The new folder is in its place, so that errors
+        // from here on are no failure to save.
         let removed = keep_others(old, target, Path::new(""))
             .and_then(|()| disk::remove_dir_all(old).map_err(|reason| io_error("remove", old, reason)));
         if let Err(error) = removed {
-            tracing::warn!("the model that was replaced is still on the disk, until the next save: {error}");
+            tracing::warn!("the replaced model is still on disk until the next save: {error}");
         }
         Ok(())
     }
@@ -314,9 +314,9 @@ fn stage(path: &Path) -> Result<DirLock> {
         Err(reason) if reason.kind() != io::ErrorKind::AlreadyExists => return Err(io(reason)),
         _ => {}
     }
-    // What a link leads to is somebody's.
+    // Not behind a link either: what it leads to belongs to somebody else.
     if !fs::symlink_metadata(path).map_err(io)?.is_dir() {
-        return refuse("is in the way of a new folder", "remove it");
+        return refuse("is in the way: it is not a folder", "remove it");
     }
     let Some(lock) = DirLock::try_on(path).map_err(io)? else {
         return refuse("another process is writing it", "wait for that process to end, or write to another folder");
@@ -476,42 +476,42 @@ fn io_error(action: &'static str, path: &Path, reason: io::Error) -> Error {
     Error::Io { action, path: path.to_owned(), reason }
 }
 
-/// A folder that is open: what is called the same later can be told from it.
+/// An open folder, to find out whether another one has taken its name.
 #[derive(Debug)]
 struct OpenDir(File);
 
 impl OpenDir {
-    /// Nothing where there is no folder, or the system does not open them.
+    /// `None` if there is no folder, or the system does not open folders.
     fn new(dir: &Path) -> Option<Self> {
         (cfg!(unix) && dir.is_dir()).then(|| File::open(dir).ok().map(Self)).flatten()
     }
 
     /// Whether it is the folder that `dir` leads to.
     fn is_at(&self, dir: &Path) -> bool {
-        let names = self.0.metadata().and_then(|own| Ok([own, fs::metadata(dir)?].map(|found| name_on_disk(&found))));
+        let names = self.0.metadata().and_then(|own| Ok([own, fs::metadata(dir)?].map(|found| identity(&found))));
         names.is_ok_and(|[own, found]| own == found)
     }
 }
 
-/// What a file system tells its folders apart by, for as long as they are open.
+/// Device and inode, which tell folders apart while they are open.
 #[cfg(unix)]
-fn name_on_disk(found: &fs::Metadata) -> (u64, u64) {
+fn identity(found: &fs::Metadata) -> (u64, u64) {
     use std::os::unix::fs::MetadataExt;
 
     (found.dev(), found.ino())
 }
 
 #[cfg(not(unix))]
-fn name_on_disk(_: &fs::Metadata) {}
+fn identity(_: &fs::Metadata) {}
 
-/// Says that a process is at work on a folder, for as long as it lives. Nothing where folders cannot be locked.
+/// An exclusive lock on a folder, until it is dropped or its process ends. Holds nothing where folders cannot be locked.
 #[derive(Debug)]
 struct DirLock {
     _file: Option<File>,
 }
 
 impl DirLock {
-    /// Nothing if another process has it.
+    /// `None` if another process holds the lock.
     fn try_on(dir: &Path) -> io::Result<Option<Self>> {
         let opened = if cfg!(unix) { Some(File::open(dir)?) } else { None };
         match opened.as_ref().map(File::try_lock) {
@@ -522,7 +522,7 @@ impl DirLock {
         }
     }
 
-    /// Waits until no other process has it.
+    /// Waits until no other process holds the lock.
     fn wait_for(dir: &Path) -> Self {
         Self { _file: OpenDir::new(dir).map(|opened| opened.0).filter(|file| file.lock().is_ok()) }
     }

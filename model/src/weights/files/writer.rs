@@ -1,5 +1,5 @@
-//! Writes tensors to safetensors files while they come, one in memory at a time: what is in which file, and where, follows
-//! from their shapes.
+//! Streams tensors to safetensors files, one in memory at a time. Their shapes and types are known before, and with them
+//! the file and the offset of each.
 
 use std::collections::HashMap;
 

@@ -1,5 +1,5 @@
-//! The steps that change the file system while a folder is replaced, each of which may be the last one that a process
-//! takes. Tests count them, and let them fail.
+//! The file system operations that replace a folder. Each is a step, and a process can die before any of them: tests count
+//! the steps, stop at each, and make each fail.
 
 use std::{
     fs::{self, File},
@@ -136,7 +136,7 @@ pub(super) fn is_mount_point(dir: &Path) -> bool {
     false
 }
 
-/// Said of each step before it is taken.
+/// Called before each step.
 #[cfg(not(test))]
 fn step(_: &'static str, _: &Path) -> io::Result<()> {
     Ok(())

@@ -259,7 +259,7 @@ fn a_folder_left_aside_is_whole_and_put_back() {
         |dir: &Path| assert!(StagedDir::creating(dir).is_err()),
     ] {
         fs::rename(&dir, &aside).unwrap();
-        fs::create_dir(&partial).unwrap();
+        fs::create_dir_all(&partial).unwrap();
         reader(&dir);
         assert_eq!(found(&dir, &models), 0);
     }
@@ -324,7 +324,10 @@ fn a_model_that_is_replaced_while_it_is_read_is_read_again() {
         Ok((config, fs::read(dir.join("tokenizer.json")).unwrap()))
     });
     assert_eq!((read.unwrap(), n_reads), ((vec![2], vec![2]), 2));
-    let always = read_whole(&dir, || Ok(write(3)));
+    let always = read_whole(&dir, || {
+        write(3);
+        Ok(())
+    });
     assert!(always.unwrap_err().to_string().contains("was replaced 10 times"));
 }
 
