@@ -285,12 +285,12 @@ pub fn mend(dir: &Path) -> Result<()> {
 pub(super) fn read_whole<T>(dir: &Path, mut read: impl FnMut() -> Result<T>) -> Result<T> {
     for _ in 0..MAX_READS {
         mend(dir)?;
-        let opened = OpenDir::new(dir);
+        let (was_there, opened) = (dir.is_dir(), OpenDir::new(dir));
         let result = read();
         let is_same = match opened {
             Some(opened) => opened.is_at(dir),
             // It may have come just now.
-            None => !cfg!(unix) || !dir.is_dir(),
+            None => was_there == dir.is_dir(),
         };
         if is_same {
             return result;

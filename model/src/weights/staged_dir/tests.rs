@@ -73,13 +73,13 @@ fn save(dir: &Path, number: usize) -> Result<()> {
     model_dir::save(dir, &gpt, &options)
 }
 
-/// The files of either model alone, and a README.
-fn saved_alone(readme: &str) -> [Files; 2] {
+/// The files of either model alone, and the README.
+fn saved_alone() -> [Files; 2] {
     [0, 1].map(|number| {
         let dir = tempfile::tempdir().unwrap();
         save(dir.path(), number).unwrap();
         let mut files = files(dir.path());
-        files.insert(README.into(), readme.into());
+        files.insert(README.into(), b"mine".to_vec());
         files
     })
 }
@@ -96,11 +96,11 @@ fn found(dir: &Path, models: &[Files; 2]) -> usize {
 }
 
 /// The first model, and a README of somebody's.
-fn first_model(parent: &Path) -> (PathBuf, [Files; 2]) {
+fn first_model(parent: &Path) -> PathBuf {
     let dir = parent.join("model");
     save(&dir, 0).unwrap();
     fs::write(dir.join(README), "mine").unwrap();
-    (dir, saved_alone("mine"))
+    dir
 }
 
 /// Without exchange, as other systems and some file systems are.
@@ -156,11 +156,12 @@ fn saving_process() {
 /// At each step there is, on file systems of both kinds. The next save leaves nothing of it.
 #[test]
 fn a_process_that_is_killed_leaves_the_old_model_or_the_new_one() {
+    let models = saved_alone();
     for mode in [&[][..], &[(NO_EXCHANGE, "1")]] {
         let mut n_found = [0, 0];
         for stop_at in 0.. {
             let parent = tempfile::tempdir().unwrap();
-            let (dir, models) = first_model(parent.path());
+            let dir = first_model(parent.path());
             let stop_at = stop_at.to_string();
             let variables = [&[(DIR, dir.to_str().unwrap()), (STOP_AT, &stop_at)], mode].concat();
             let mut saving = child("saving_process", &variables);
@@ -184,10 +185,11 @@ fn a_process_that_is_killed_leaves_the_old_model_or_the_new_one() {
 /// A full disk, at each step.
 #[test]
 fn a_save_that_fails_leaves_the_old_model_or_the_new_one() {
+    let models = saved_alone();
     for exchanges in [true, false] {
         for fail_at in 0.. {
             let parent = tempfile::tempdir().unwrap();
-            let (dir, models) = first_model(parent.path());
+            let dir = first_model(parent.path());
             let n_steps = Rc::new(RefCell::new(0));
             let counted = Rc::clone(&n_steps);
             let watch = watched(move |what, _| match counted.replace_with(|n| *n + 1) == fail_at {
@@ -221,7 +223,7 @@ fn a_save_that_fails_leaves_the_old_model_or_the_new_one() {
 #[test]
 fn everything_is_on_the_disk_before_the_swap() {
     let parent = tempfile::tempdir().unwrap();
-    let (dir, _) = first_model(parent.path());
+    let dir = first_model(parent.path());
     let steps = Rc::new(RefCell::new(Vec::new()));
     let log = Rc::clone(&steps);
     let watch = watched(move |what, path| {
@@ -249,7 +251,7 @@ fn everything_is_on_the_disk_before_the_swap() {
 #[test]
 fn a_folder_left_aside_is_whole_and_put_back() {
     let parent = tempfile::tempdir().unwrap();
-    let (dir, models) = first_model(parent.path());
+    let (dir, models) = (first_model(parent.path()), saved_alone());
     let (partial, aside) = (beside(&dir, PARTIAL), beside(&dir, ASIDE));
     for reader in [
         |dir: &Path| drop(model_dir::load_config(dir).unwrap()),
@@ -277,7 +279,7 @@ fn a_folder_left_aside_is_whole_and_put_back() {
 #[test]
 fn a_folder_that_is_being_written_is_left_alone() {
     let parent = tempfile::tempdir().unwrap();
-    let (dir, models) = first_model(parent.path());
+    let (dir, models) = (first_model(parent.path()), saved_alone());
     let staged = StagedDir::replacing(&dir).unwrap();
     for refused in [StagedDir::replacing(&dir).map(drop), save(&dir, 1)] {
         let message = refused.unwrap_err().to_string();
@@ -334,7 +336,7 @@ fn a_model_that_is_replaced_while_it_is_read_is_read_again() {
 #[test]
 fn what_is_no_part_of_the_model_stays() {
     let parent = tempfile::tempdir().unwrap();
-    let (dir, models) = first_model(parent.path());
+    let (dir, models) = (first_model(parent.path()), saved_alone());
     let mut metrics = File::create(dir.join("metrics.jsonl")).unwrap();
     let folders = ["plots/a", "additional_chat_templates", "empty"].map(|folder| dir.join(folder));
     folders.iter().for_each(|folder| fs::create_dir_all(folder).unwrap());
@@ -366,7 +368,7 @@ fn links_lead_to_the_folder_that_is_replaced() {
     use std::os::unix::fs::symlink;
 
     let parent = tempfile::tempdir().unwrap();
-    let (dir, models) = first_model(parent.path());
+    let (dir, models) = (first_model(parent.path()), saved_alone());
     let (link, ahead) = (parent.path().join("link"), parent.path().join("ahead"));
     symlink("model", &link).unwrap();
     save(&link, 1).unwrap();
@@ -408,7 +410,7 @@ fn a_folder_that_cannot_be_replaced_is_refused_before_anything_is_written() {
 #[test]
 fn a_new_model_dir_is_whole_or_not_there() {
     let parent = tempfile::tempdir().unwrap();
-    let models = saved_alone("");
+    let models = saved_alone();
     let n_entries = |dir: &Path| fs::read_dir(dir).unwrap().count();
     let [absent, deep, empty, filled] = ["absent", "deep/er", "empty", "filled"].map(|name| parent.path().join(name));
     for dir in [&empty, &filled] {
@@ -421,7 +423,7 @@ fn a_new_model_dir_is_whole_or_not_there() {
         let (gpt, options) = model(1);
         let staged = StagedDir::creating(dir)?;
         model_dir::write(&staged, &gpt, &options)?;
-        staged.write(more, b"")?;
+        staged.write(more, b"mine")?;
         staged.commit()
     };
     for dir in [&absent, &deep, &empty, &filled] {
