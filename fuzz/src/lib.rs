@@ -33,6 +33,8 @@ mod model {
         mod architectures;
         mod fields;
         mod files;
+        mod layout;
+        mod staged_dir;
 
         // The parts of `weights::gguf` that know no tensors.
         pub mod gguf {
