@@ -20,7 +20,7 @@ const WIDENED_ROWS: usize = 2048;
 /// Multiplies each row by the weight: `x [n_rows, d_in]` to `[n_rows, d_out]`, in f32.
 ///
 /// `bias` is `[d_out]`.
-pub fn linear(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>) -> Tensor<2> {
+pub(crate) fn linear(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>) -> Tensor<2> {
     let product = match weight.form() {
         Form::Packed(panels) => return packed(x, panels, bias),
         Form::OnGpu(matrix) => return cube::linear(x, matrix, bias, None),
@@ -34,7 +34,7 @@ pub fn linear(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>) -> Tensor<
 }
 
 /// [`linear`], plus `residual [n_rows, d_out]`.
-pub fn linear_add(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>, residual: Tensor<2>) -> Tensor<2> {
+pub(crate) fn linear_add(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>, residual: Tensor<2>) -> Tensor<2> {
     match weight.form() {
         Form::OnGpu(matrix) => cube::linear(x, matrix, bias, Some(residual)),
         _ => residual + linear(x, weight, bias),
@@ -42,7 +42,7 @@ pub fn linear_add(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>, residu
 }
 
 /// [`linear`] of the normalised rows.
-pub fn normed_linear(x: Tensor<2>, norm: NormParts, weight: &Weight, bias: Option<Tensor<1>>) -> Tensor<2> {
+pub(crate) fn normed_linear(x: Tensor<2>, norm: NormParts, weight: &Weight, bias: Option<Tensor<1>>) -> Tensor<2> {
     match joined(&x, &norm, weight) {
         Some(matrix) => cube::normed_linear(x, norm.weight, matrix, bias, joined_options(norm.options, None)),
         None => linear(super::norm(x, norm.weight, norm.bias, norm.options), weight, bias),
@@ -50,7 +50,7 @@ pub fn normed_linear(x: Tensor<2>, norm: NormParts, weight: &Weight, bias: Optio
 }
 
 /// [`gated`] of what [`normed_linear`] gives: `[n_rows, d_out / 2]`.
-pub fn normed_gated(
+pub(crate) fn normed_gated(
     x: Tensor<2>,
     norm: NormParts,
     weight: &Weight,

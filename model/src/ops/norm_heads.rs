@@ -12,7 +12,12 @@ use crate::config::QkNormSpan;
 /// Normalises the queries and keys in `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]`, each head by itself or all of
 /// them together as `span` says, and leaves the values as they are. The norms have weights `[head_dim]`, or as wide as all
 /// heads.
-pub fn norm_heads(qkv: Tensor<2>, norms: [NormParts; 2], span: QkNormSpan, options: &AttentionOptions) -> Tensor<2> {
+pub(crate) fn norm_heads(
+    qkv: Tensor<2>,
+    norms: [NormParts; 2],
+    span: QkNormSpan,
+    options: &AttentionOptions,
+) -> Tensor<2> {
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
     let [q_norm, k_norm] = &norms;
     let is_alike = q_norm.options == k_norm.options && q_norm.bias.is_none() && k_norm.bias.is_none();
@@ -34,7 +39,7 @@ pub fn norm_heads(qkv: Tensor<2>, norms: [NormParts; 2], span: QkNormSpan, optio
 }
 
 /// [`norm_heads`] of slices in plain Burn operations, put together again.
-pub fn norm_heads_reference(
+pub(crate) fn norm_heads_reference(
     qkv: Tensor<2>,
     norms: [NormParts; 2],
     span: QkNormSpan,

@@ -88,7 +88,7 @@ enum Body {
 impl Body {
     fn of(n_rows: usize, matrix: &Matrix) -> Self {
         match n_rows {
-            HALVES_FROM.. if halves::has_body(&matrix.words.client, matrix.format) => Self::Halves,
+            HALVES_FROM.. if halves::has_body(matrix) => Self::Halves,
             TILED_FROM.. => Self::Tiled,
             _ => Self::Few,
         }

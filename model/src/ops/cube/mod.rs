@@ -20,6 +20,8 @@ mod recording;
 mod rope;
 mod rowwise;
 mod split;
+#[cfg(test)]
+mod tests;
 mod tiled;
 
 pub(super) use attention::{AttentionPlan, AttentionStep, BLOCK_LEN, TILE};
@@ -33,5 +35,5 @@ pub(super) use heads::HeadNorms;
 pub(super) use linear::{LinearOptions, joins};
 pub(super) use matrix::Matrix;
 pub(super) use measure::{count_launches, multiply_rate, read_bandwidth};
-pub(crate) use recording::Recording;
+pub(crate) use recording::{Address, Recording};
 pub(super) use rope::Heads;
