@@ -307,7 +307,7 @@ mod tests {
     use burn::tensor::Device;
 
     use super::*;
-    use crate::{config::Sizes, kv_cache::PageTable, software_adapter::gpu};
+    use crate::{config::Sizes, generate::token_tensor, kv_cache::PageTable, software_adapter::gpu};
 
     thread_local! {
         /// Runs until one takes memory that those before it did not.
@@ -377,6 +377,46 @@ mod tests {
             assert_eq!(recorded, eager);
             self.steppers[0].n_recorded()
         }
+    }
+
+    /// Kernels check no bounds: what is beyond a table must not reach them. Nothing changes where a step is refused.
+    #[test]
+    fn tokens_that_the_model_does_not_have_are_refused() {
+        let config = GptConfig::gpt2(Sizes { n_kv_heads: 4, ..sizes() });
+        let gpt = Gpt::init(&config, 1, &Device::flex()).unwrap();
+        let mut stepper = Stepper::new(gpt, 8, KvDtype::F32);
+        let mut table = stepper.cache().table();
+        let mut refused = |token_ids: &[TokenId], n_new: usize| {
+            let parts = &mut [StepPart { table: &mut table, n_new }];
+            let what = stepper.step(token_ids, parts).map(drop).unwrap_err().to_string();
+            assert_eq!((table.len(), stepper.cache().n_free_pages()), (0, 8));
+            what
+        };
+        assert_eq!(refused(&[5, 97], 2), "`token_ids` has token id 97, the vocabulary has 97");
+        assert_eq!(
+            refused(&[TokenId::MAX], 1),
+            format!("`token_ids` has token id {}, the vocabulary has 97", u32::MAX)
+        );
+        assert_eq!(refused(&[5, 6], 3), "`token_ids` must be 3 for the rows of this step, got 2");
+        let what = refused(&[5; 65], 65);
+        assert_eq!(what, "`token_ids` would make a text of 65 tokens, the model has 64 positions");
+    }
+
+    #[test]
+    #[should_panic(expected = "a token id beyond the vocabulary of 97")]
+    fn ids_that_the_model_does_not_have_make_no_tensor() {
+        let gpt = Gpt::init(&GptConfig::llama(sizes()), 1, &Device::flex()).unwrap();
+        let _ = token_tensor(&gpt, &[3, 97]);
+    }
+
+    #[test]
+    #[should_panic(expected = "rows [0, 3] of 3")]
+    fn rows_that_a_step_did_not_have_are_refused() {
+        let gpt = Gpt::init(&GptConfig::llama(sizes()), 1, &Device::flex()).unwrap();
+        let mut stepper = Stepper::new(gpt, 8, KvDtype::F32);
+        let mut table = stepper.cache().table();
+        let stepped = stepper.step(&[1, 2, 3], &mut [StepPart { table: &mut table, n_new: 3 }]).unwrap();
+        let _ = stepper.hidden(&stepped, &[0, 3]);
     }
 
     /// Pools that somebody else holds are not changed in place, but copied: by a step that is not recorded, and by the copy

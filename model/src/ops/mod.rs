@@ -4,8 +4,8 @@
 //! plain Burn operations, differentiable and right on every device: it is the oracle for faster bodies and what runs
 //! where there is none. Only this module knows how a [`Weight`] is stored.
 //!
-//! Kernels check no bounds, so operations are for this crate alone: whoever makes what they take (a model its tensors, a
-//! cache its slots) makes it valid. What is public is about numbers and threads.
+//! GPU kernels check no bounds. So operations are private to the crate, shapes are checked before each launch, and ids,
+//! rows and slots are checked where they are made. Public are types of numbers, reading logits, threads and measurements.
 
 mod activation;
 mod attention;

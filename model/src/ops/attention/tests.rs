@@ -1,9 +1,7 @@
 //! Attention against numbers worked out by hand, and the properties that make it causal.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use burn::tensor::{Device, Tensor, TensorData};
-
-use super::{AttentionOptions, attend, attention_dense, causal_bias};
+use super::*;
 use crate::position;
 
 /// `[1, 1, n, width]` from rows.
@@ -168,6 +166,18 @@ fn what_is_not_finite_is_seen_by_those_that_see_it_alone() {
             }
         }
     }
+}
+
+/// Threads and kernels write the rows of different sequences without looking at each other.
+#[test]
+#[should_panic(expected = "rows 2..4 behind 3 rows")]
+fn sequences_that_share_rows_are_refused() {
+    let device = Device::flex();
+    let sequence = |rows: Range<usize>| {
+        let slots = Slots::new((0..rows.len() as i32).collect(), &device);
+        PagedRows { rows, start: 0, first_key: 0, slots }
+    };
+    let _ = PagedSequences::new(vec![sequence(0..3), sequence(2..4)], &device);
 }
 
 #[test]

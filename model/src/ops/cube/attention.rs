@@ -18,8 +18,8 @@ use burn_cubecl::{
 
 use super::{
     device::element,
+    launch::empty,
     rope::{storable, turned, writable},
-    rowwise::empty,
 };
 use crate::kv_cache::PAGE_SIZE;
 

@@ -16,7 +16,8 @@ use super::{
     attention::{self, AttentionPlan, AttentionStep},
     best,
     heads::{self, HeadNorms},
-    linear::{self as kernels, Joined, LinearOptions},
+    joined::{Joined, LinearOptions},
+    linear as kernels,
     matrix::Matrix,
     rope::{self, Heads},
     rowwise,
@@ -256,16 +257,17 @@ fn part(all: &CubeTensor, start: usize, shape: Shape, dtype: DType) -> CubeTenso
     CubeTensor::new_contiguous(all.client.clone(), all.device.clone(), shape, handle.offset_end(behind), dtype)
 }
 
-/// Kernels check no bounds.
-fn check<const D: usize>(what: &str, tensor: &Tensor<D>, dims: [usize; D]) {
-    assert!(tensor.dims() == dims && tensor.dtype() == DType::F32, "{what} must be f32 {dims:?}, got {tensor:?}");
+/// Panics unless `tensor` is f32 of these dimensions: kernels check no bounds.
+fn check<const D: usize>(name: &str, tensor: &Tensor<D>, dims: [usize; D]) {
+    let (found, dtype) = (tensor.dims(), tensor.dtype());
+    assert!(found == dims && dtype == DType::F32, "{name} must be f32 of {dims:?}, got {dtype:?} of {found:?}");
 }
 
-/// Keys and values for `n_kv_heads` heads of `head_dim` in pools of one size and type.
-fn check_pools([keys, values]: [&Tensor<2>; 2], n_kv_heads: usize, head_dim: usize) {
-    let is_alike = keys.dims() == values.dims() && keys.dtype() == values.dtype();
-    let is_possible = keys.dims()[1] == n_kv_heads * head_dim && matches!(keys.dtype(), DType::F32 | DType::F16);
-    assert!(is_alike && is_possible, "pools of {n_kv_heads} heads of {head_dim}, got {keys:?} and {values:?}");
+/// Panics unless these are pools of one size and type, for `n_kv_heads` heads of `head_dim`.
+fn check_pools(pools: [&Tensor<2>; 2], n_kv_heads: usize, head_dim: usize) {
+    let [keys, values] = pools.map(|pool| (pool.dims(), pool.dtype()));
+    let is_possible = keys.0[1] == n_kv_heads * head_dim && matches!(keys.1, DType::F32 | DType::F16);
+    assert!(keys == values && is_possible, "pools for {n_kv_heads} heads of {head_dim}, got {keys:?} and {values:?}");
 }
 
 /// `x W^T` with bias and residual, where there are any: `[n_rows, d_out]`.
@@ -371,7 +373,7 @@ pub(in crate::ops) fn rope_append(
     in_place(pools, |keys, values| Dispatch::rope_append(qkv, angles, slots, keys, values, heads).into())
 }
 
-/// Cosines and sines of `half` pairs, unless there are none.
+/// Panics unless these are cosines and sines of `half` pairs, or none.
 fn check_angles(angles: Option<&Tensor<2>>, n_rows: usize, half: usize) {
     match angles {
         Some(angles) => check("the angles", angles, [n_rows, 2 * half]),

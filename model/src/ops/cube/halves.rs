@@ -33,9 +33,9 @@ use cubek::{
 use half::f16;
 
 use super::{
-    linear::{Joined, grid, workgroup},
+    joined::Joined,
+    launch::{empty, grid, workgroup},
     matrix::{Format, Matrix},
-    rowwise::empty,
     split::{Rows, Weights, row_len},
 };
 

@@ -6,10 +6,7 @@ use burn_cubecl::{
     tensor::CubeTensor,
 };
 
-use super::{
-    linear::{grid, workgroup},
-    rowwise::empty,
-};
+use super::launch::{empty, grid, workgroup};
 use crate::{
     config::{NormKind, QkNormSpan},
     ops::NormOptions,

@@ -13,6 +13,8 @@ mod device;
 mod extension;
 mod halves;
 mod heads;
+mod joined;
+mod launch;
 mod linear;
 mod matrix;
 mod measure;
@@ -32,7 +34,8 @@ pub(super) use extension::{
     overwrite, part_of_ints, rope_append, rows_in_ints, take_rows,
 };
 pub(super) use heads::HeadNorms;
-pub(super) use linear::{LinearOptions, joins};
+pub(super) use joined::LinearOptions;
+pub(super) use linear::joins;
 pub(super) use matrix::Matrix;
 pub(super) use measure::{count_launches, multiply_rate, read_bandwidth};
 pub(crate) use recording::{Address, Recording};

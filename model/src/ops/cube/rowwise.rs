@@ -1,16 +1,14 @@
 //! Embeddings, norms and the nonlinearities of the feed-forward network: one pass over each row.
 
-use burn::tensor::{DType, Shape};
 use burn_cubecl::{
     cubecl::{self, ir::ElemType, prelude::*},
     kernel::into_contiguous,
-    ops::numeric::empty_device_contiguous_dtype,
     tensor::CubeTensor,
 };
 
 use super::{
     decode::{high_bits_of, minimum_of, scale_of, weight},
-    linear::{grid, workgroup},
+    launch::{empty, grid, workgroup},
     matrix::{Format, Matrix},
 };
 use crate::{
@@ -20,11 +18,6 @@ use crate::{
 
 /// Lanes of a workgroup.
 const LANES: usize = 256;
-
-/// An f32 tensor with no values yet, where `like` is.
-pub(super) fn empty<const D: usize>(like: &CubeTensor, dims: [usize; D]) -> CubeTensor {
-    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), Shape::new(dims), DType::F32)
-}
 
 /// Rows `ids` of the matrix: `[n, d_in]`.
 pub(super) fn embedding(ids: CubeTensor, matrix: &Matrix) -> CubeTensor {

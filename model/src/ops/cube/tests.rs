@@ -449,6 +449,32 @@ fn rows_are_the_same_bits_in_any_company() {
     }
 }
 
+/// A model takes hidden states and caches from whoever has them.
+#[test]
+fn operands_of_other_sizes_are_refused() {
+    let Some(gpu) = gpu() else { return };
+    let refused = |run: &dyn Fn() -> Tensor<2>| {
+        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).map(drop).unwrap_err();
+        *panic.downcast::<String>().unwrap()
+    };
+    let weight = Weight::new(random([30, 64], 1.0).into_data(), Dtype::F32, &gpu).unwrap();
+    let x = |width: usize| random([3, width], 1.0).to_device(&gpu);
+    let what = refused(&|| ops::linear(x(63), &weight, None));
+    assert!(what.starts_with("the input must be f32 of [3, 64], got "), "{what}");
+    let what = refused(&|| ops::linear(x(64).cast(DType::F16), &weight, None));
+    assert!(what.starts_with("the input must be f32 of [3, 64], got "), "{what}");
+    let bias = || Some(Tensor::<1>::zeros([29], &gpu));
+    let what = refused(&|| ops::linear(x(64), &weight, bias()));
+    assert!(what.starts_with("the bias must be f32 of [30], got F32 of [29]"), "{what}");
+    let options = attention_options((4, 2), 8, None);
+    let pool = || Tensor::<2>::zeros([32, 8], &gpu);
+    let on_gpu = sequence(2, 3, &options, &gpu);
+    let what = refused(&|| attention_paged(x(32), [&pool(), &pool()], &on_gpu, &options));
+    assert!(what.starts_with("pools for 2 heads of 8"), "{what}");
+    let what = refused(&|| attention_paged(x(32), [&pool(), &pool()], &sequence(2, 4, &options, &gpu), &options));
+    assert!(what.contains("rows of queries"), "{what}");
+}
+
 /// Ids come from whoever has a tensor of them: none is read beyond the table.
 #[test]
 fn ids_beyond_the_table_are_taken_for_its_last() {

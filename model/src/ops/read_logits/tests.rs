@@ -103,6 +103,16 @@ proptest! {
     }
 }
 
+/// The kernel reads 32 bits to a logit.
+#[test]
+fn logits_of_16_bits_are_widened_first() {
+    let Some(gpu) = gpu() else { return };
+    let rows = [(0..300).map(|id| (id * 7 % 300) as f32 - 100.0).collect::<Vec<f32>>()];
+    let needs = [RowNeeds::Best { n: 5, also: [299].into() }];
+    let found = read_logits(tensor(&rows, &gpu).cast(DType::F16), &needs).unwrap();
+    assert_eq!(bits(&found), bits(&read_logits_reference(tensor(&rows, &Device::flex()), &needs).unwrap()));
+}
+
 #[test]
 fn the_reference_sorts() {
     let logits = [0.0, f32::NEG_INFINITY, 2.0, -0.0, f32::NAN, 2.0, -1.0, f32::INFINITY];
