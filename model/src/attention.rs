@@ -61,6 +61,14 @@ impl AttentionContext<'_> {
         self.spans().into_iter().flat_map(|span| span.positions).collect()
     }
 
+    /// How many rows attend.
+    fn n_rows(&self) -> usize {
+        match self {
+            Self::Dense(dense) => dense.batch * dense.seq_len,
+            Self::Paged(step) => step.slots().host().len(),
+        }
+    }
+
     /// How often [`positions`](Self::positions) repeats to cover all rows.
     fn repeats(&self) -> usize {
         match self {
@@ -150,6 +158,20 @@ impl<'a> Pass<'a> {
             _ => AddedPositions::Nothing,
         };
         Self { context, config, reaches, rotations, added, scratch: BlockScratch::default() }
+    }
+
+    /// How many rows go through the layers.
+    pub(crate) fn n_rows(&self) -> usize {
+        self.context.n_rows()
+    }
+
+    /// The step over a cache, if rows attend over one.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn paged_step(&mut self) -> Option<&mut PagedStep<'a>> {
+        match &mut self.context {
+            AttentionContext::Dense(_) => None,
+            AttentionContext::Paged(step) => Some(step),
+        }
     }
 
     /// From now on, keys and values are stored by operations that read nothing of the cache.

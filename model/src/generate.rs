@@ -85,7 +85,12 @@ pub fn next_logits(gpt: &Gpt, cache: &mut KvCache, table: &mut PageTable, token_
 }
 
 /// Ids as the model takes them, `[n]`, on its device.
+///
+/// # Panics
+/// When an id is not in the model's vocabulary.
 pub fn token_tensor(gpt: &Gpt, token_ids: &[TokenId]) -> Tensor<1, Int> {
+    let vocab_size = gpt.config().vocab_size;
+    assert!(token_ids.iter().all(|id| (*id as usize) < vocab_size), "a token id beyond the vocabulary of {vocab_size}");
     let ids: Vec<i32> = token_ids.iter().map(|&id| id as i32).collect();
     Tensor::from_data(TensorData::new(ids, [token_ids.len()]), &gpt.device())
 }

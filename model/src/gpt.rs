@@ -101,7 +101,12 @@ impl Gpt {
 
     /// Token ids to hidden states: `[n_tokens]` to `[n_tokens, d_model]`. `context` says which row sees which.
     ///
-    /// Ids must be below `vocab_size` and, with learned positions, rows must stand below `max_seq_len`.
+    /// Ids must be below `vocab_size` and, with learned positions, rows must stand below `max_seq_len`: on a GPU, what is
+    /// beyond is taken for the last.
+    ///
+    /// # Panics
+    /// When `context` is of another number of rows, or of a cache for another architecture; elsewhere than on a GPU, when an
+    /// id or a position is beyond the last.
     pub fn forward(&self, token_ids: Tensor<1, Int>, context: AttentionContext<'_>) -> Tensor<2> {
         let device = token_ids.device();
         self.run(token_ids, &mut Pass::new(&self.config, context, &device))
@@ -109,6 +114,7 @@ impl Gpt {
 
     /// [`forward`](Self::forward).
     pub(crate) fn run(&self, token_ids: Tensor<1, Int>, pass: &mut Pass<'_>) -> Tensor<2> {
+        assert_eq!(token_ids.dims(), [pass.n_rows()], "token ids, and rows that attend");
         let mut x = self.embed.forward(token_ids);
         if self.config.scale_embeddings {
             x = x * (self.config.d_model as f64).sqrt();

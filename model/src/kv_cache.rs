@@ -19,6 +19,8 @@ use std::{
 
 use burn::tensor::{Device, Tensor};
 
+#[cfg(feature = "gpu")]
+use crate::ops::Address;
 use crate::{
     config::GptConfig,
     ops::{self, AttentionOptions, KvDtype, PagedRows, PagedSequences, Rotation, Slots},
@@ -45,6 +47,8 @@ pub struct KvCache {
     pages: PagePool,
     sliding_window: Option<usize>,
     device: Device,
+    /// Whether operations wrote to the pools since a step last looked where these lie: they may have moved.
+    is_written: bool,
 }
 
 #[derive(Debug)]
@@ -101,6 +105,7 @@ pub struct PagedStep<'a> {
     pub(crate) sequences: PagedSequences,
     pub(crate) spans: Vec<Span>,
     slots: Slots,
+    is_written: &'a mut bool,
 }
 
 impl KvCache {
@@ -110,7 +115,7 @@ impl KvCache {
         let layers = (0..config.n_layers).map(|_| LayerPool { keys: pool(), values: pool() }).collect();
         // Where some layers see everything, the step's keys are all of them.
         let sliding_window = config.sliding_window.filter(|_| config.full_layers.is_empty());
-        Self { layers, pages: PagePool::new(n_pages), sliding_window, device: device.clone() }
+        Self { layers, pages: PagePool::new(n_pages), sliding_window, device: device.clone(), is_written: false }
     }
 
     /// A table that holds nothing yet.
@@ -140,7 +145,11 @@ impl KvCache {
     ///
     /// # Errors
     /// [`OutOfPages`], with the numbers.
+    ///
+    /// # Panics
+    /// When a table is another cache's: its pages are not in these pools.
     pub fn step(&mut self, parts: &mut [StepPart<'_>]) -> Result<PagedStep<'_>, OutOfPages> {
+        assert!(parts.iter().all(|part| part.table.pool.is(&self.pages)), "a page table of another cache");
         let needed = self.pages.pages_needed(parts.iter().map(|part| (&*part.table, part.n_new)));
         let free = self.n_free_pages();
         if needed > free {
@@ -163,13 +172,21 @@ impl KvCache {
             sequences.push(PagedRows { rows, start, first_key, slots: Slots::new(key_slots, &self.device) });
         }
         let sequences = PagedSequences::new(sequences, &self.device);
-        Ok(PagedStep { layers: &mut self.layers, sequences, spans, slots: Slots::new(row_slots, &self.device) })
+        let slots = Slots::new(row_slots, &self.device);
+        Ok(PagedStep { layers: &mut self.layers, sequences, spans, slots, is_written: &mut self.is_written })
+    }
+
+    /// Holds the pools' tensors, so that nothing changes them in place.
+    #[cfg(all(test, feature = "gpu"))]
+    pub(crate) fn hold(&self) -> Vec<Tensor<2>> {
+        tensors(&self.layers).cloned().collect()
     }
 
     /// Gives `copied.to` the contents of `copied.from`, in every layer.
     fn copy_page(&mut self, copied: CopiedPage) {
         let slots = |page: usize| Slots::new(page_slots(page).collect(), &self.device);
         let (from, to) = (slots(copied.from), slots(copied.to));
+        self.is_written = true;
         for layer in &mut self.layers {
             ops::copy_pages(&mut layer.keys, &from, &to);
             ops::copy_pages(&mut layer.values, &from, &to);
@@ -186,8 +203,29 @@ impl PagedStep<'_> {
         rotation: Option<&Rotation>,
         options: &AttentionOptions,
     ) -> Tensor<2> {
+        *self.is_written = true;
         let LayerPool { keys, values } = &mut self.layers[layer];
         ops::append_and_attend(qkv, rotation, [keys, values], &self.slots, &self.sequences, options)
+    }
+
+    /// [`KvCache::hold`].
+    #[cfg(all(test, feature = "gpu"))]
+    pub(crate) fn hold(&self) -> Vec<Tensor<2>> {
+        tensors(self.layers).cloned().collect()
+    }
+
+    /// Where the pools lie in a GPU's memory.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn addresses(&mut self) -> Vec<Option<Address>> {
+        *self.is_written = false;
+        tensors(self.layers).map(Address::of).collect()
+    }
+
+    /// Whether the pools lie elsewhere than at `addresses`, where they were when a step last looked. Operations change them
+    /// in place, unless somebody else holds a pool's tensor.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn has_moved(&mut self, addresses: &[Option<Address>]) -> bool {
+        *self.is_written && self.addresses() != addresses
     }
 
     /// Where the step's rows go, one slot each.
@@ -197,9 +235,15 @@ impl PagedStep<'_> {
 
     /// The pools of `layer`, where the step's rows go in them, and which rows are whose.
     pub(crate) fn parts(&mut self, layer: usize) -> ([&mut Tensor<2>; 2], &Slots, &[PagedRows]) {
+        *self.is_written = true;
         let LayerPool { keys, values } = &mut self.layers[layer];
         ([keys, values], &self.slots, self.sequences.as_slice())
     }
+}
+
+/// The pools of all layers.
+fn tensors(layers: &[LayerPool]) -> impl Iterator<Item = &Tensor<2>> {
+    layers.iter().flat_map(|LayerPool { keys, values }| [keys, values])
 }
 
 /// A shared page that one of its owners needed for itself.
@@ -223,6 +267,10 @@ impl PagePool {
             clock: 0,
         };
         Self(Arc::new(Mutex::new(pages)))
+    }
+
+    fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// A table that holds nothing yet.

@@ -33,6 +33,8 @@ mod params;
 pub mod position;
 mod regular_file;
 pub mod sampling;
+#[cfg(all(test, feature = "gpu"))]
+mod software_adapter;
 pub mod stepper;
 pub mod tokenizer;
 pub mod weights;

@@ -242,6 +242,16 @@ fn layers_with_and_without_windows_on_wgpu() {
     }
 }
 
+/// Its pages may be beyond the ends of these pools.
+#[test]
+#[should_panic(expected = "a page table of another cache")]
+fn a_table_of_another_cache_is_refused() {
+    let config = GptConfig { n_layers: 1, ..GptConfig::llama(sizes()) };
+    let mut cache = KvCache::new(&config, 2, KvDtype::F32, &Device::flex());
+    let mut foreign = PagePool::new(1000).table();
+    let _ = cache.step(&mut [StepPart { table: &mut foreign, n_new: 5 }]);
+}
+
 /// Two forks of a half-full page and one free page: only one of them can have its own copy.
 #[test]
 fn all_parts_of_a_step_fit_or_none() {

@@ -3,13 +3,13 @@
 
 use std::{fs, path::Path};
 
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::Device;
 use half::f16;
 use hearth_model::{
     attention::AttentionContext,
     generate::token_tensor,
     gpt::{Gpt, ParamData},
-    ops::{self, BLOCK_SIZE, Dtype, QuantizedBlock, QuantizedMatrix, Weight},
+    ops::{BLOCK_SIZE, Dtype, QuantizedBlock, QuantizedMatrix, Weight},
     weights::model_dir::{self, LoadOptions, SaveOptions},
 };
 use safetensors::SafeTensors;
@@ -172,51 +172,6 @@ fn a_model_of_several_dtypes_is_stored_with_its_very_weights() {
     for ((path, matrix), (_, stored)) in mixed.matrices().into_iter().zip(reopened.matrices()) {
         let [expected, found] = [matrix, stored].map(|weight| weight.read().unwrap().try_into_vec::<f32>().unwrap());
         assert!(expected == found, "{path}");
-    }
-}
-
-/// What a file says is what is computed with: every number of a block, at any place, multiplied by its scale.
-#[test]
-fn blocks_are_taken_as_they_are() {
-    let [d_out, d_in] = [37, 70];
-    for dtype in QUANTIZED {
-        let (span, below) = match dtype {
-            Dtype::Q8 => (256, 128),
-            Dtype::Q5_1 => (32, 0),
-            Dtype::Q4_1 => (16, 0),
-            _ => (16, 8),
-        };
-        let block = |row: usize, number: usize| QuantizedBlock {
-            scale: f16::from_f32(0.01 * (1 + row + number) as f32 * if row.is_multiple_of(2) { 1.0 } else { -1.0 }),
-            minimum: f16::from_f32(if dtype.has_minima() { 0.3 * number as f32 - 0.02 * row as f32 } else { 0.0 }),
-            values: std::array::from_fn(|n| {
-                let value = (row * 31 + number * 7 + n * 11) % span;
-                if number * BLOCK_SIZE + n < d_in { (value as i32 - below) as i8 } else { 0 }
-            }),
-        };
-        let blocks: Vec<_> = (0..d_out).flat_map(|row| (0..3).map(move |number| block(row, number))).collect();
-        let matrix = QuantizedMatrix::new([d_out, d_in], dtype, blocks).unwrap();
-        let weight = Weight::from_quantized(&matrix, &Device::flex()).unwrap();
-        assert_eq!(weight.read_quantized().unwrap().unwrap(), matrix);
-        let values: Vec<f32> = weight.read().unwrap().try_into_vec().unwrap();
-        for (at, value) in values.iter().enumerate() {
-            let block = &matrix.row(at / d_in)[at % d_in / BLOCK_SIZE];
-            let expected = f32::from(block.values[at % d_in % BLOCK_SIZE]) * block.scale.to_f32();
-            assert_eq!(*value, expected + block.minimum.to_f32());
-        }
-        // An input of one number only is rounded without loss, so the product is exact.
-        for input in [0, 31, 32, 69] {
-            let mut x = vec![0.0; d_in];
-            x[input] = 127.0;
-            let product =
-                ops::linear(Tensor::<1>::from_floats(x.as_slice(), &Device::flex()).unsqueeze(), &weight, None);
-            let product: Vec<f32> = product.into_data().try_into_vec().unwrap();
-            for (row, product) in product.iter().enumerate() {
-                // What the minimum adds is another rounding.
-                let error = (product - 127.0 * values[row * d_in + input]).abs();
-                assert!(error <= if dtype.has_minima() { 1e-4 } else { 1e-6 * product.abs() }, "{dtype}: {error}");
-            }
-        }
     }
 }
 

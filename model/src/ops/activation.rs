@@ -8,7 +8,7 @@ use super::cube;
 use crate::config::Activation;
 
 /// Applies `kind` to each value of `x [n_rows, d_ff]`.
-pub fn activate(x: Tensor<2>, kind: Activation) -> Tensor<2> {
+pub(crate) fn activate(x: Tensor<2>, kind: Activation) -> Tensor<2> {
     #[cfg(feature = "gpu")]
     if cube::is_cube(&x.device()) {
         return cube::activate(x, kind);
@@ -21,7 +21,7 @@ pub fn activate(x: Tensor<2>, kind: Activation) -> Tensor<2> {
 }
 
 /// [`activate`] in plain Burn operations.
-pub fn activate_reference(x: Tensor<2>, kind: Activation) -> Tensor<2> {
+pub(crate) fn activate_reference(x: Tensor<2>, kind: Activation) -> Tensor<2> {
     match kind {
         Activation::Relu => activation::relu(x),
         Activation::Gelu => activation::gelu(x),
@@ -32,7 +32,7 @@ pub fn activate_reference(x: Tensor<2>, kind: Activation) -> Tensor<2> {
 
 /// `cap * tanh(x / cap)` of each value: within `-cap..cap`, and nearly what it was where it is small
 /// ([Gemma 2](https://arxiv.org/abs/2408.00118), 2).
-pub fn soft_cap<const D: usize>(x: Tensor<D>, cap: f64) -> Tensor<D> {
+pub(crate) fn soft_cap<const D: usize>(x: Tensor<D>, cap: f64) -> Tensor<D> {
     if !cpu::is_cpu(&x.device()) {
         return soft_cap_reference(x, cap);
     }
@@ -40,12 +40,12 @@ pub fn soft_cap<const D: usize>(x: Tensor<D>, cap: f64) -> Tensor<D> {
 }
 
 /// [`soft_cap`] in plain Burn operations.
-pub fn soft_cap_reference<const D: usize>(x: Tensor<D>, cap: f64) -> Tensor<D> {
+pub(crate) fn soft_cap_reference<const D: usize>(x: Tensor<D>, cap: f64) -> Tensor<D> {
     (x / cap).tanh() * cap
 }
 
 /// `act(gate) * up` for `gate_up [n_rows, 2 * d_ff]`, whose left half is the gate: `[n_rows, d_ff]`.
-pub fn gated(gate_up: Tensor<2>, kind: Activation) -> Tensor<2> {
+pub(crate) fn gated(gate_up: Tensor<2>, kind: Activation) -> Tensor<2> {
     let [n_rows, width] = gate_up.dims();
     #[cfg(feature = "gpu")]
     if cube::is_cube(&gate_up.device()) {
@@ -58,7 +58,7 @@ pub fn gated(gate_up: Tensor<2>, kind: Activation) -> Tensor<2> {
 }
 
 /// [`gated`] in plain Burn operations.
-pub fn gated_reference(gate_up: Tensor<2>, kind: Activation) -> Tensor<2> {
+pub(crate) fn gated_reference(gate_up: Tensor<2>, kind: Activation) -> Tensor<2> {
     let [n_rows, width] = gate_up.dims();
     let gate = gate_up.clone().slice([0..n_rows, 0..width / 2]);
     let up = gate_up.slice([0..n_rows, width / 2..width]);

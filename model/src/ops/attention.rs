@@ -1,5 +1,8 @@
 //! Softmax attention: over the rows of a batch, and over the pages of a cache.
 
+#[cfg(test)]
+mod tests;
+
 use std::{ops::Range, sync::OnceLock};
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation::softmax};
@@ -18,48 +21,48 @@ const HIDDEN: f32 = -1e30;
 
 /// What shapes the scores, the same for every layer.
 #[derive(Clone, Debug, PartialEq)]
-pub struct AttentionOptions {
+pub(crate) struct AttentionOptions {
     /// Query heads.
-    pub n_heads: usize,
+    pub(crate) n_heads: usize,
     /// Key and value heads; divides `n_heads`.
-    pub n_kv_heads: usize,
+    pub(crate) n_kv_heads: usize,
     /// Width of a head.
-    pub head_dim: usize,
+    pub(crate) head_dim: usize,
     /// Scores are multiplied by this before the softmax; usually `1 / sqrt(head_dim)`.
-    pub scale: f64,
+    pub(crate) scale: f64,
     /// Scores, multiplied, become `c * tanh(score / c)`, before slopes are added; see [`soft_cap`](super::soft_cap).
-    pub softcap: Option<f64>,
+    pub(crate) softcap: Option<f64>,
     /// Each row sees itself and this many positions less one before it.
-    pub sliding_window: Option<usize>,
+    pub(crate) sliding_window: Option<usize>,
     /// One slope per query head: `slope * (key position - query position)` is added to the score.
-    pub alibi_slopes: Option<Vec<f32>>,
+    pub(crate) alibi_slopes: Option<Vec<f32>>,
 }
 
 /// What attention gives: the mixed values, and the weights they were mixed by.
 #[derive(Clone, Debug)]
-pub struct Attended {
+pub(crate) struct Attended {
     /// `[batch, n_heads, n_queries, head_dim]`.
-    pub output: Tensor<4>,
+    pub(crate) output: Tensor<4>,
     /// `[batch, n_heads, n_queries, n_keys]`; each row sums to 1.
-    pub probs: Tensor<4>,
+    pub(crate) probs: Tensor<4>,
 }
 
 /// The rows of one sequence in a step over the cache.
 #[derive(Clone, Debug)]
-pub struct PagedRows {
+pub(crate) struct PagedRows {
     /// Which rows of the step.
-    pub rows: Range<usize>,
+    pub(crate) rows: Range<usize>,
     /// Position of the first of these rows in its sequence.
-    pub start: usize,
+    pub(crate) start: usize,
     /// Position of the first key; above 0 when earlier ones have left the sliding window of every row.
-    pub first_key: usize,
+    pub(crate) first_key: usize,
     /// Where the sequence's keys lie in the pool, from `first_key` to the last row's own: `[n_keys]`.
-    pub slots: Slots,
+    pub(crate) slots: Slots,
 }
 
 /// The sequences of a step, and on a GPU how its kernel goes through them.
 #[derive(Clone, Debug)]
-pub struct PagedSequences {
+pub(crate) struct PagedSequences {
     sequences: Vec<PagedRows>,
     #[cfg(feature = "gpu")]
     gpu: on_gpu::GpuLayouts,
@@ -68,9 +71,20 @@ pub struct PagedSequences {
 impl PagedSequences {
     /// Of a step over pools on `device`. Every layer of the step has the same [`AttentionOptions`], but that some may have
     /// a window and others none.
-    pub fn new(sequences: Vec<PagedRows>, device: &Device) -> Self {
+    ///
+    /// # Panics
+    /// Unless the sequences' rows follow each other from 0 on, and each sequence has as many slots as keys: kernels go by
+    /// both.
+    pub(crate) fn new(sequences: Vec<PagedRows>, device: &Device) -> Self {
         #[cfg(not(feature = "gpu"))]
         let _ = device;
+        let mut n_rows = 0;
+        for PagedRows { rows, start, first_key, slots } in &sequences {
+            let n_slots = slots.host().len();
+            assert!(rows.start == n_rows && rows.end >= n_rows, "rows {rows:?} behind {n_rows} rows");
+            assert!(*first_key + n_slots == start + rows.len(), "{n_slots} slots for keys from {first_key} on");
+            n_rows = rows.end;
+        }
         Self {
             sequences,
             #[cfg(feature = "gpu")]
@@ -79,26 +93,31 @@ impl PagedSequences {
     }
 
     /// The sequences in the order of their rows.
-    pub fn as_slice(&self) -> &[PagedRows] {
+    pub(crate) fn as_slice(&self) -> &[PagedRows] {
         &self.sequences
+    }
+
+    /// Rows of all sequences.
+    fn n_rows(&self) -> usize {
+        self.sequences.last().map_or(0, |sequence| sequence.rows.end)
     }
 }
 
 /// Numbers of slots of a pool: on the host, and on a device once an operation wants them there.
 #[derive(Clone, Debug)]
-pub struct Slots {
+pub(crate) struct Slots {
     numbers: Ints,
     differ: OnceLock<bool>,
 }
 
 impl Slots {
     /// Slots of pools on `device`.
-    pub fn new(host: Vec<i32>, device: &Device) -> Self {
+    pub(crate) fn new(host: Vec<i32>, device: &Device) -> Self {
         Self { numbers: Ints::new(host, device), differ: OnceLock::new() }
     }
 
     /// As plain numbers.
-    pub fn host(&self) -> &[i32] {
+    pub(crate) fn host(&self) -> &[i32] {
         self.numbers.host()
     }
 
@@ -108,7 +127,7 @@ impl Slots {
     }
 
     /// Whether no slot is there twice; found out at the first call.
-    pub fn differ(&self) -> bool {
+    pub(crate) fn differ(&self) -> bool {
         *self.differ.get_or_init(|| {
             let mut sorted = self.host().to_vec();
             sorted.sort_unstable();
@@ -117,7 +136,7 @@ impl Slots {
     }
 
     /// On the device; uploaded at the first call.
-    pub fn tensor(&self) -> Tensor<1, Int> {
+    pub(crate) fn tensor(&self) -> Tensor<1, Int> {
         self.numbers.tensor()
     }
 }
@@ -126,7 +145,7 @@ impl Slots {
 ///
 /// `q [batch * seq_len, n_heads * head_dim]`, `k` and `v [batch * seq_len, n_kv_heads * head_dim]`; `bias` as
 /// [`causal_bias`] makes it for `0..seq_len`. The output's rows are put back in `[batch * seq_len, n_heads * head_dim]`.
-pub fn attention_dense(
+pub(crate) fn attention_dense(
     [q, k, v]: [Tensor<2>; 3],
     bias: Option<Tensor<4>>,
     batch: usize,
@@ -145,7 +164,7 @@ pub fn attention_dense(
 ///
 /// `q [n_rows, n_heads * head_dim]`; `keys` and `values` are whole pools `[n_slots, n_kv_heads * head_dim]` that already
 /// hold the step's own rows. Gives `[n_rows, n_heads * head_dim]`.
-pub fn attention_paged(
+pub(crate) fn attention_paged(
     q: Tensor<2>,
     [keys, values]: [&Tensor<2>; 2],
     sequences: &PagedSequences,
@@ -156,6 +175,7 @@ pub fn attention_paged(
     if cube::is_cube(&device)
         && let Some((table, step)) = sequences.on_gpu(options)
     {
+        assert_eq!(q.dims()[0], sequences.n_rows(), "rows of queries");
         return cube::attention(q, [keys, values], table.tensor(), *step);
     }
     let sequences = sequences.as_slice();
@@ -181,7 +201,7 @@ pub fn attention_paged(
 /// [`rope_append`] and [`attention_paged`] over what it gives: rotates the queries and keys in
 /// `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]`, stores keys and values at `slots` of their pools, which are those of
 /// the sequences' last rows, and attends. Gives `[n_rows, n_heads * head_dim]`.
-pub fn append_and_attend(
+pub(crate) fn append_and_attend(
     qkv: Tensor<2>,
     rotation: Option<&Rotation>,
     [keys, values]: [&mut Tensor<2>; 2],
@@ -197,6 +217,7 @@ pub fn append_and_attend(
         && let half = rotation.map_or(0, Rotation::half)
         && step.plan.joins(half)
     {
+        assert_eq!(qkv.dims()[0], sequences.n_rows(), "rows of queries, keys and values");
         let angles = rotation.map(|rotation| rotation.table().tensor());
         return cube::append_and_attend(qkv, angles, [keys, values], table.tensor(), (*step, half));
     }
@@ -205,7 +226,7 @@ pub fn append_and_attend(
 }
 
 /// [`attention_paged`] in plain Burn operations: the oracle of faster bodies, and what runs where there is none.
-pub fn attention_paged_reference(
+pub(crate) fn attention_paged_reference(
     q: Tensor<2>,
     [keys, values]: [&Tensor<2>; 2],
     sequences: &[PagedRows],
@@ -232,7 +253,10 @@ pub fn attention_paged_reference(
 ///
 /// `q [batch, n_heads, n_queries, head_dim]`, `k` and `v [batch, n_kv_heads, n_keys, head_dim]`, `bias` broadcastable to
 /// `[batch, n_heads, n_queries, n_keys]`. ["Attention is all you need"](https://arxiv.org/abs/1706.03762), 3.2.1.
-pub fn attend([q, k, v]: [Tensor<4>; 3], bias: Option<Tensor<4>>, options: &AttentionOptions) -> Attended {
+///
+/// A key that is hidden from a query has no influence on it, even if it is infinite or NaN. Where gradients are recorded
+/// this is not so: they would all be NaN anyway.
+pub(crate) fn attend([q, k, v]: [Tensor<4>; 3], bias: Option<Tensor<4>>, options: &AttentionOptions) -> Attended {
     let [batch, n_heads, n_queries, head_dim] = q.dims();
     let [_, n_kv_heads, n_keys, _] = k.dims();
     // The query heads that share a key head are stacked as if they were more queries: nothing is repeated.
@@ -243,20 +267,33 @@ pub fn attend([q, k, v]: [Tensor<4>; 3], bias: Option<Tensor<4>>, options: &Atte
         Some(cap) => soft_cap_reference(scores, cap),
         None => scores,
     };
-    let scores = match bias {
-        Some(bias) => scores + bias,
-        None => scores,
+    let (scores, hidden) = match bias {
+        Some(bias) if scores.device().is_autodiff() => (scores + bias, None),
+        Some(bias) => {
+            let hidden = bias.clone().lower_equal_elem(HIDDEN).expand(scores.dims());
+            ((scores + bias).mask_fill(hidden.clone(), HIDDEN), Some(hidden))
+        }
+        None => (scores, None),
     };
     let probs = softmax(scores, 3);
     let stacked = [batch, n_kv_heads, n_heads / n_kv_heads * n_queries, n_keys];
-    let output = probs.clone().reshape(stacked).matmul(v);
+    let weights = probs.clone().reshape(stacked);
+    let output = match hidden {
+        Some(hidden) => {
+            // 0 times infinity is NaN: what is not finite is left out of the sum, and shows where it is seen.
+            let broken = v.clone().is_finite().bool_not();
+            let seen = hidden.bool_not().reshape(stacked).float().matmul(broken.clone().float());
+            weights.matmul(v.mask_fill(broken, 0.0)).mask_fill(seen.greater_elem(0.0), f32::NAN)
+        }
+        None => weights.matmul(v),
+    };
     let [_, _, _, value_dim] = output.dims();
     Attended { output: output.reshape([batch, n_heads, n_queries, value_dim]), probs }
 }
 
 /// What is added to the scores of queries at positions `queries` over keys from `first_key` to the last query's own
 /// position: `[1, 1 or n_heads, n_queries, n_keys]`, or nothing where every pair sees each other alike.
-pub fn causal_bias(
+pub(crate) fn causal_bias(
     queries: Range<usize>,
     first_key: usize,
     options: &AttentionOptions,

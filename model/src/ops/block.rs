@@ -13,91 +13,91 @@ use crate::config::{Activation, QkNormSpan};
 
 /// A norm's parameters.
 #[derive(Clone, Debug)]
-pub struct NormParts {
+pub(crate) struct NormParts {
     /// `[width]`.
-    pub weight: Tensor<1>,
+    pub(crate) weight: Tensor<1>,
     /// `[width]`.
-    pub bias: Option<Tensor<1>>,
+    pub(crate) bias: Option<Tensor<1>>,
     /// How to normalise.
-    pub options: NormOptions,
+    pub(crate) options: NormOptions,
 }
 
 /// A matrix and its bias.
 #[derive(Debug)]
-pub struct LinearParts<'a> {
+pub(crate) struct LinearParts<'a> {
     /// `[d_out, d_in]`.
-    pub weight: &'a Weight,
+    pub(crate) weight: &'a Weight,
     /// `[d_out]`.
-    pub bias: Option<Tensor<1>>,
+    pub(crate) bias: Option<Tensor<1>>,
 }
 
 /// Norms of queries and keys.
 #[derive(Debug)]
-pub struct HeadNormParts {
+pub(crate) struct HeadNormParts {
     /// Of queries, and of keys.
-    pub norms: [NormParts; 2],
+    pub(crate) norms: [NormParts; 2],
     /// What is normalised together.
-    pub span: QkNormSpan,
+    pub(crate) span: QkNormSpan,
 }
 
 /// The parameters of a block: attention and a feed-forward network, each of which reads the rows and adds to them.
 #[derive(Debug)]
-pub struct BlockParts<'a> {
+pub(crate) struct BlockParts<'a> {
     /// The norm of what attention reads.
-    pub attn_in_norm: Option<NormParts>,
+    pub(crate) attn_in_norm: Option<NormParts>,
     /// Queries, keys and values, one below the other.
-    pub qkv: LinearParts<'a>,
+    pub(crate) qkv: LinearParts<'a>,
     /// Between these and their rotation.
-    pub head_norms: Option<HeadNormParts>,
+    pub(crate) head_norms: Option<HeadNormParts>,
     /// What mixes the heads.
-    pub out: LinearParts<'a>,
+    pub(crate) out: LinearParts<'a>,
     /// The norm of what attention adds.
-    pub attn_out_norm: Option<NormParts>,
+    pub(crate) attn_out_norm: Option<NormParts>,
     /// The norm of what the feed-forward network reads.
-    pub mlp_in_norm: Option<NormParts>,
+    pub(crate) mlp_in_norm: Option<NormParts>,
     /// The first matrix of the feed-forward network; gated: the gate's rows, then those of `up`.
-    pub up: LinearParts<'a>,
+    pub(crate) up: LinearParts<'a>,
     /// The second.
-    pub down: LinearParts<'a>,
+    pub(crate) down: LinearParts<'a>,
     /// The norm of what the feed-forward network adds.
-    pub mlp_out_norm: Option<NormParts>,
+    pub(crate) mlp_out_norm: Option<NormParts>,
     /// Between its matrices.
-    pub activation: Activation,
+    pub(crate) activation: Activation,
     /// Whether it gates.
-    pub gated: bool,
+    pub(crate) gated: bool,
     /// Whether both read the rows as they come in; otherwise the second reads what the first has added to.
-    pub is_parallel: bool,
+    pub(crate) is_parallel: bool,
     /// What all that is added is multiplied by.
-    pub residual_multiplier: f64,
+    pub(crate) residual_multiplier: f64,
 }
 
 /// Attention over the pages of a cache, to which a step's own rows are appended first.
 #[derive(Debug)]
-pub struct PagedAttention<'a> {
+pub(crate) struct PagedAttention<'a> {
     /// Keys and values of the layer: whole pools `[n_slots, n_kv_heads * head_dim]`.
-    pub pools: [&'a mut Tensor<2>; 2],
+    pub(crate) pools: [&'a mut Tensor<2>; 2],
     /// Where the step's keys and values go.
-    pub slots: &'a Slots,
+    pub(crate) slots: &'a Slots,
     /// Which rows are whose.
-    pub sequences: &'a [PagedRows],
+    pub(crate) sequences: &'a [PagedRows],
     /// What shapes the scores.
-    pub options: &'a AttentionOptions,
+    pub(crate) options: &'a AttentionOptions,
     /// How queries and keys turn, if they do.
-    pub rotation: Option<&'a Rotation>,
+    pub(crate) rotation: Option<&'a Rotation>,
 }
 
 /// Memory that the blocks of a pass share.
 #[derive(Debug, Default)]
-pub struct BlockScratch(cpu::Scratch);
+pub(crate) struct BlockScratch(cpu::Scratch);
 
 /// Whether [`block`] has a body for this block where `x` lives.
-pub fn has_block(x: &Tensor<2>, parts: &BlockParts<'_>) -> bool {
+pub(crate) fn has_block(x: &Tensor<2>, parts: &BlockParts<'_>) -> bool {
     let linears = [&parts.qkv, &parts.out, &parts.up, &parts.down];
     cpu::is_cpu(&x.device()) && linears.iter().all(|linear| matches!(linear.weight.form(), Form::Packed(_)))
 }
 
 /// The block's output for `x [n_rows, d_model]`, in place where nobody shares `x`. Only where [`has_block`].
-pub fn block(
+pub(crate) fn block(
     x: Tensor<2>,
     parts: &BlockParts<'_>,
     attention: PagedAttention<'_>,

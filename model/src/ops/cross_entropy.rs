@@ -9,7 +9,7 @@ use super::{Weight, linear, soft_cap};
 /// [`soft_cap`] where there is a cap.
 ///
 /// It takes hidden states and not logits, so that a faster body need never hold a batch's logits at once.
-pub fn linear_cross_entropy(
+pub(crate) fn linear_cross_entropy(
     hidden: Tensor<2>,
     (weight, bias): (&Weight, Option<Tensor<1>>),
     softcap: Option<f64>,

@@ -6,26 +6,38 @@ use burn::tensor::{DType, Int, Tensor};
 use super::cube;
 use super::{Weight, cpu, weight::Form};
 
-/// Looks up `ids [n]` in `table [n_entries, d_model]`: `[n, d_model]` in f32. Ids must be below `n_entries`.
-pub fn embedding(table: &Weight, ids: Tensor<1, Int>) -> Tensor<2> {
+/// Looks up `ids [n]` in `table [n_entries, d_model]`: `[n, d_model]` in f32. Ids must be below `n_entries`; on a GPU, where
+/// nobody can look at them in time, an id beyond the last is taken for the last.
+///
+/// # Panics
+/// Elsewhere, when an id is not below `n_entries`.
+pub(crate) fn embedding(table: &Weight, ids: Tensor<1, Int>) -> Tensor<2> {
     match table.form() {
         Form::Stored(table) => table.select(0, ids).cast(DType::F32),
         #[cfg(feature = "gpu")]
         Form::OnGpu(matrix) => cube::embedding(matrix, ids),
         Form::Packed(panels) => {
-            let ([_, d_model], [n]) = (panels.dims(), ids.dims());
-            let rows = cpu::ints(ids).into_iter().flat_map(|id| panels.row(id as usize)).collect();
-            cpu::tensor(rows, [n, d_model])
+            let ([n_entries, d_model], [n]) = (panels.dims(), ids.dims());
+            let row = |id: i32| {
+                let entry = usize::try_from(id).ok().filter(|entry| *entry < n_entries);
+                assert!(entry.is_some(), "id {id} of a table of {n_entries}");
+                panels.row(entry.unwrap_or_default())
+            };
+            cpu::tensor(cpu::ints(ids).into_iter().flat_map(row).collect(), [n, d_model])
         }
     }
 }
 
-/// Rows of `x [n_rows, width]` by number, in f32: `[rows.len(), width]`. Numbers must be below `n_rows`.
-pub fn take_rows(x: Tensor<2>, rows: &[usize]) -> Tensor<2> {
+/// Rows of `x [n_rows, width]` by number, in f32: `[rows.len(), width]`.
+///
+/// # Panics
+/// When a number is not below `n_rows`.
+pub(crate) fn take_rows(x: Tensor<2>, rows: &[usize]) -> Tensor<2> {
     let [n_rows, _] = x.dims();
     if rows.iter().copied().eq(0..n_rows) {
         return x;
     }
+    assert!(rows.iter().all(|row| *row < n_rows), "rows {rows:?} of {n_rows}");
     let device = x.device();
     let rows: Vec<i32> = rows.iter().map(|&row| row as i32).collect();
     let rows = Tensor::<1, Int>::from_data(rows.as_slice(), &device);

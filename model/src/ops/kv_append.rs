@@ -14,7 +14,7 @@ use super::{AttentionOptions, KvDtype, Rotation, Slots, cpu, rope};
 
 /// A pool of zeros, `[n_slots, width]`, that has its memory already: the system would give it page by page, as slots are
 /// written to for the first time, and might have none left by then.
-pub fn new_pool([n_slots, width]: [usize; 2], dtype: KvDtype, device: &Device) -> Tensor<2> {
+pub(crate) fn new_pool([n_slots, width]: [usize; 2], dtype: KvDtype, device: &Device) -> Tensor<2> {
     let shape = [n_slots, width];
     match dtype {
         _ if !cpu::is_cpu(device) => Tensor::zeros(shape, (device, dtype.of_tensors())),
@@ -24,7 +24,7 @@ pub fn new_pool([n_slots, width]: [usize; 2], dtype: KvDtype, device: &Device) -
 }
 
 /// Stores keys `rows [n_rows, kv_width]` at `slots`, in place. Slots must differ.
-pub fn append_keys(pool: &mut Tensor<2>, rows: Tensor<2>, slots: &Slots) {
+pub(crate) fn append_keys(pool: &mut Tensor<2>, rows: Tensor<2>, slots: &Slots) {
     if !cpu::is_cpu(&pool.device()) {
         return append_rows(pool, rows, slots);
     }
@@ -36,7 +36,7 @@ pub fn append_keys(pool: &mut Tensor<2>, rows: Tensor<2>, slots: &Slots) {
 }
 
 /// Stores values `rows [n_rows, kv_width]` at `slots`, in place. Slots must differ.
-pub fn append_values(pool: &mut Tensor<2>, rows: Tensor<2>, slots: &Slots) {
+pub(crate) fn append_values(pool: &mut Tensor<2>, rows: Tensor<2>, slots: &Slots) {
     if !cpu::is_cpu(&pool.device()) {
         return append_rows(pool, rows, slots);
     }
@@ -58,7 +58,7 @@ fn append_rows(pool: &mut Tensor<2>, rows: Tensor<2>, slots: &Slots) {
 }
 
 /// Gives the slots `to` of `pool [n_slots, width]`, which are whole pages, what the pages `from` hold, in place.
-pub fn copy_pages(pool: &mut Tensor<2>, from: &Slots, to: &Slots) {
+pub(crate) fn copy_pages(pool: &mut Tensor<2>, from: &Slots, to: &Slots) {
     pool.inplace(|pool| {
         let rows = pool.clone().select(0, from.tensor());
         pool.select_assign(0, to.tensor(), rows, IndexingUpdateOp::Assign)
@@ -67,7 +67,7 @@ pub fn copy_pages(pool: &mut Tensor<2>, from: &Slots, to: &Slots) {
 
 /// Rotates the queries and keys in `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]`, where there is a rotation, and
 /// stores keys and values in their pools, in place. Gives the queries, `[n_rows, n_heads * head_dim]`.
-pub fn rope_append(
+pub(crate) fn rope_append(
     qkv: Tensor<2>,
     rotation: Option<&Rotation>,
     [keys, values]: [&mut Tensor<2>; 2],

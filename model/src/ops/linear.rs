@@ -27,7 +27,7 @@ const WIDENED_ROWS: usize = 2048;
 /// Multiplies each row by the weight: `x [n_rows, d_in]` to `[n_rows, d_out]`, in f32.
 ///
 /// `bias` is `[d_out]`.
-pub fn linear(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>) -> Tensor<2> {
+pub(crate) fn linear(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>) -> Tensor<2> {
     let product = match weight.form() {
         Form::Packed(panels) => return packed(x, panels, bias),
         #[cfg(feature = "gpu")]
@@ -42,7 +42,7 @@ pub fn linear(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>) -> Tensor<
 }
 
 /// [`linear`], plus `residual [n_rows, d_out]`.
-pub fn linear_add(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>, residual: Tensor<2>) -> Tensor<2> {
+pub(crate) fn linear_add(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>, residual: Tensor<2>) -> Tensor<2> {
     match weight.form() {
         #[cfg(feature = "gpu")]
         Form::OnGpu(matrix) => cube::linear(x, matrix, bias, Some(residual)),
@@ -51,7 +51,7 @@ pub fn linear_add(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>, residu
 }
 
 /// [`linear`] of the normalised rows.
-pub fn normed_linear(x: Tensor<2>, norm: NormParts, weight: &Weight, bias: Option<Tensor<1>>) -> Tensor<2> {
+pub(crate) fn normed_linear(x: Tensor<2>, norm: NormParts, weight: &Weight, bias: Option<Tensor<1>>) -> Tensor<2> {
     #[cfg(feature = "gpu")]
     if let Some(matrix) = joined(&x, &norm, weight) {
         return cube::normed_linear(x, norm.weight, matrix, bias, joined_options(norm.options, None));
@@ -60,7 +60,7 @@ pub fn normed_linear(x: Tensor<2>, norm: NormParts, weight: &Weight, bias: Optio
 }
 
 /// [`gated`] of what [`normed_linear`] gives: `[n_rows, d_out / 2]`.
-pub fn normed_gated(
+pub(crate) fn normed_gated(
     x: Tensor<2>,
     norm: NormParts,
     weight: &Weight,

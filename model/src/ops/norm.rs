@@ -9,19 +9,19 @@ use crate::config::NormKind;
 
 /// How to normalise; see the fields of the same names in [`GptConfig`](crate::config::GptConfig).
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct NormOptions {
+pub(crate) struct NormOptions {
     /// Which normalisation.
-    pub kind: NormKind,
+    pub(crate) kind: NormKind,
     /// Added to the variance (LayerNorm) or the mean square (RMSNorm) under the root.
-    pub eps: f64,
+    pub(crate) eps: f64,
     /// Added to the weight before use.
-    pub weight_offset: f32,
+    pub(crate) weight_offset: f32,
 }
 
 /// Normalises each row of `x [n_rows, width]` and scales it by `weight [width]`, plus `bias [width]`.
 ///
 /// LayerNorm: `(x - mean) / sqrt(var + eps)`; RMSNorm: `x / sqrt(mean(x^2) + eps)`.
-pub fn norm(x: Tensor<2>, weight: Tensor<1>, bias: Option<Tensor<1>>, options: NormOptions) -> Tensor<2> {
+pub(crate) fn norm(x: Tensor<2>, weight: Tensor<1>, bias: Option<Tensor<1>>, options: NormOptions) -> Tensor<2> {
     let device = x.device();
     #[cfg(feature = "gpu")]
     if cube::is_cube(&device) {
@@ -37,7 +37,7 @@ pub fn norm(x: Tensor<2>, weight: Tensor<1>, bias: Option<Tensor<1>>, options: N
 }
 
 /// The [`norm`] of `x [n_rows, width]`, added to `residual [n_rows, width]`.
-pub fn norm_add(x: Tensor<2>, norm: NormParts, residual: Tensor<2>) -> Tensor<2> {
+pub(crate) fn norm_add(x: Tensor<2>, norm: NormParts, residual: Tensor<2>) -> Tensor<2> {
     #[cfg(feature = "gpu")]
     if cube::is_cube(&x.device()) {
         return cube::norm(x, norm, Some(residual));
@@ -46,7 +46,12 @@ pub fn norm_add(x: Tensor<2>, norm: NormParts, residual: Tensor<2>) -> Tensor<2>
 }
 
 /// [`norm`] in plain Burn operations.
-pub fn norm_reference(x: Tensor<2>, weight: Tensor<1>, bias: Option<Tensor<1>>, options: NormOptions) -> Tensor<2> {
+pub(crate) fn norm_reference(
+    x: Tensor<2>,
+    weight: Tensor<1>,
+    bias: Option<Tensor<1>>,
+    options: NormOptions,
+) -> Tensor<2> {
     let centred = match options.kind {
         NormKind::LayerNorm => {
             let mean = x.clone().mean_dim(1);

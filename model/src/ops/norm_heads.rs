@@ -10,7 +10,12 @@ use crate::config::QkNormSpan;
 /// Normalises the queries and keys in `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]`, each head by itself or all of
 /// them together as `span` says, and leaves the values as they are. The norms have weights `[head_dim]`, or as wide as all
 /// heads.
-pub fn norm_heads(qkv: Tensor<2>, norms: [NormParts; 2], span: QkNormSpan, options: &AttentionOptions) -> Tensor<2> {
+pub(crate) fn norm_heads(
+    qkv: Tensor<2>,
+    norms: [NormParts; 2],
+    span: QkNormSpan,
+    options: &AttentionOptions,
+) -> Tensor<2> {
     #[cfg(feature = "gpu")]
     if let [q_norm, k_norm] = &norms
         && cube::is_cube(&qkv.device())
@@ -36,7 +41,7 @@ pub fn norm_heads(qkv: Tensor<2>, norms: [NormParts; 2], span: QkNormSpan, optio
 }
 
 /// [`norm_heads`] of slices in plain Burn operations, put together again.
-pub fn norm_heads_reference(
+pub(crate) fn norm_heads_reference(
     qkv: Tensor<2>,
     norms: [NormParts; 2],
     span: QkNormSpan,

@@ -1,4 +1,8 @@
 //! Logits off their device: of each row as much as is needed of it.
+#![cfg_attr(not(feature = "gpu"), expect(dead_code, reason = "only a GPU gives parts of rows"))]
+
+#[cfg(all(test, feature = "gpu"))]
+mod tests;
 
 use burn::tensor::{DType, Tensor};
 #[cfg(feature = "gpu")]
@@ -55,45 +59,16 @@ impl LogitRows {
 /// # Errors
 /// [`Error::Execution`] when the device cannot be read.
 pub fn read_logits(logits: Tensor<2>, needs: &[RowNeeds]) -> Result<LogitRows> {
+    let logits = logits.cast(DType::F32);
     #[cfg(feature = "gpu")]
     if cube::is_cube(&logits.device()) {
         return read_parts(logits, needs);
     }
     let [n_rows, vocab_size] = logits.dims();
-    let whole = to_f32(read(logits.cast(DType::F32))?)?;
+    let whole = to_f32(read(logits)?)?;
     let n_read_bytes = size_of_val(whole.as_slice());
     let places = (0..n_rows).map(Place::Whole).collect();
     Ok(LogitRows { vocab_size, whole, best: Vec::new(), places, n_read_bytes })
-}
-
-/// [`read_logits`] by sorting whole rows: of each row exactly what is needed, on any device.
-///
-/// # Errors
-/// [`Error::Execution`] when the device cannot be read.
-pub fn read_logits_reference(logits: Tensor<2>, needs: &[RowNeeds]) -> Result<LogitRows> {
-    let [_, vocab_size] = logits.dims();
-    let values = to_f32(read(logits.cast(DType::F32))?)?;
-    let (mut whole, mut best) = (Vec::new(), Vec::new());
-    let places = places(needs, vocab_size);
-    for ((row, needs), place) in values.chunks_exact(vocab_size).zip(needs).zip(&places) {
-        match (needs, place) {
-            (RowNeeds::Best { n, also }, Place::Best(_)) => {
-                let mut ids: Vec<TokenId> = (0..vocab_size as TokenId).collect();
-                // What no working model gives comes first, so that it is seen.
-                let key = |id: TokenId| match row[id as usize] {
-                    logit if logit.is_nan() => f32::INFINITY,
-                    // Not -0, which `total_cmp` tells from 0.
-                    logit => logit + 0.0,
-                };
-                ids.sort_by(|&a, &b| key(b).total_cmp(&key(a)).then(a.cmp(&b)));
-                let others = also.iter().copied().filter(|id| !ids[..*n].contains(id) && (*id as usize) < vocab_size);
-                let picked = ids[..*n].iter().copied().chain(others);
-                best.push(picked.map(|id| (id, row[id as usize])).collect());
-            }
-            _ => whole.extend_from_slice(row),
-        }
-    }
-    Ok(LogitRows { vocab_size, whole, best, places, n_read_bytes: size_of_val(values.as_slice()) })
 }
 
 /// Whole rows and the others, each counted for themselves.

@@ -9,7 +9,7 @@ use super::{Rows, cpu};
 /// The angles of one step's rows, as cosines and sines `[n_rows, rotary_dim / 2]`; the same for all layers. On the host,
 /// and on the device once an operation wants them there.
 #[derive(Debug)]
-pub struct Rotation {
+pub(crate) struct Rotation {
     cos: Vec<f32>,
     sin: Vec<f32>,
     n_rows: usize,
@@ -20,14 +20,14 @@ pub struct Rotation {
 
 impl Rotation {
     /// From `angles [n_rows, rotary_dim / 2]` in radians, row after row.
-    pub fn new(angles: &[f32], n_rows: usize, device: &Device) -> Self {
+    pub(crate) fn new(angles: &[f32], n_rows: usize, device: &Device) -> Self {
         let cos = angles.iter().map(|angle| angle.cos()).collect();
         let sin = angles.iter().map(|angle| angle.sin()).collect();
         Self { cos, sin, n_rows, device: device.clone(), tensors: OnceLock::new(), table: OnceLock::new() }
     }
 
     /// Multiplies cosines and sines by `factor`: what is rotated grows by as much.
-    pub fn scaled(mut self, factor: f32) -> Self {
+    pub(crate) fn scaled(mut self, factor: f32) -> Self {
         if factor != 1.0 {
             self.cos.iter_mut().chain(&mut self.sin).for_each(|value| *value *= factor);
             self.forget_tensors();
@@ -36,7 +36,7 @@ impl Rotation {
     }
 
     /// Repeats the rows for each of `batch` sequences that stand at the same positions.
-    pub fn repeat(mut self, batch: usize) -> Self {
+    pub(crate) fn repeat(mut self, batch: usize) -> Self {
         (self.cos, self.sin) = (self.cos.repeat(batch), self.sin.repeat(batch));
         self.n_rows *= batch;
         self.forget_tensors();
@@ -78,7 +78,7 @@ impl Rotation {
 
 /// Rotates the leading dimensions of each head of `x [n_rows, n_heads, head_dim]`: dimension `i` of the rotated part
 /// pairs with `i + rotary_dim / 2`. Dimensions past `rotary_dim` pass unchanged.
-pub fn rope(x: Tensor<3>, rotation: &Rotation) -> Tensor<3> {
+pub(crate) fn rope(x: Tensor<3>, rotation: &Rotation) -> Tensor<3> {
     if !cpu::is_cpu(&x.device()) {
         return rope_reference(x, rotation);
     }
@@ -88,7 +88,7 @@ pub fn rope(x: Tensor<3>, rotation: &Rotation) -> Tensor<3> {
 }
 
 /// [`rope`] in plain Burn operations.
-pub fn rope_reference(x: Tensor<3>, rotation: &Rotation) -> Tensor<3> {
+pub(crate) fn rope_reference(x: Tensor<3>, rotation: &Rotation) -> Tensor<3> {
     let [n_rows, n_heads, head_dim] = x.dims();
     let half = rotation.half();
     let part = |range: std::ops::Range<usize>| x.clone().slice([0..n_rows, 0..n_heads, range]);

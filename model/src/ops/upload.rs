@@ -11,7 +11,7 @@ pub(crate) use staging::{StagingBuffer, Upload};
 
 /// Whole numbers on the host, `[n]`, and on a device once an operation wants them there.
 #[derive(Clone, Debug)]
-pub struct Ints {
+pub(crate) struct Ints {
     host: Vec<i32>,
     device: Device,
     tensor: OnceLock<Tensor<1, Int>>,
@@ -19,24 +19,24 @@ pub struct Ints {
 
 impl Ints {
     /// For `device`.
-    pub fn new(host: Vec<i32>, device: &Device) -> Self {
+    pub(crate) fn new(host: Vec<i32>, device: &Device) -> Self {
         Self { host, device: device.clone(), tensor: OnceLock::new() }
     }
 
     /// As plain numbers.
-    pub fn host(&self) -> &[i32] {
+    pub(crate) fn host(&self) -> &[i32] {
         &self.host
     }
 
     /// On the device; uploaded at the first call.
-    pub fn tensor(&self) -> Tensor<1, Int> {
+    pub(crate) fn tensor(&self) -> Tensor<1, Int> {
         self.tensor.get_or_init(|| Tensor::from_data(self.host(), &self.device)).clone()
     }
 }
 
 /// Rows of f32 on the host, `[n_rows, width]`, and on a device once an operation wants them there.
 #[derive(Clone, Debug)]
-pub struct Rows {
+pub(crate) struct Rows {
     host: Vec<f32>,
     width: usize,
     device: Device,
@@ -45,12 +45,12 @@ pub struct Rows {
 
 impl Rows {
     /// Rows of `width`, one after the other, for `device`.
-    pub fn new(host: Vec<f32>, width: usize, device: &Device) -> Self {
+    pub(crate) fn new(host: Vec<f32>, width: usize, device: &Device) -> Self {
         Self { host, width, device: device.clone(), tensor: OnceLock::new() }
     }
 
     /// On the device; uploaded at the first call.
-    pub fn tensor(&self) -> Tensor<2> {
+    pub(crate) fn tensor(&self) -> Tensor<2> {
         let upload = || Tensor::from_data(TensorData::new(self.host.clone(), self.dims()), &self.device);
         self.tensor.get_or_init(upload).clone()
     }

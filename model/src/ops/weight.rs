@@ -28,8 +28,8 @@ impl Dtype {
     }
 }
 
-/// A matrix `[d_out, d_in]`: what [`linear`](super::linear) multiplies by and [`embedding`](super::embedding) takes
-/// rows of. Opaque: it is held in the form that the device's kernels want, and in no other.
+/// A matrix `[d_out, d_in]`: what inputs are multiplied by, or an embedding's rows. Opaque: it is held in the form that the
+/// device's kernels want, and in no other.
 #[derive(Module, Debug)]
 pub enum Weight {
     /// As the file has it: trainable.

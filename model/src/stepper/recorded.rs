@@ -7,7 +7,8 @@ use crate::{
     attention::Pass,
     error::Result,
     gpt::Gpt,
-    ops::{Ints, Recording, StagingBuffer, Upload},
+    kv_cache::PagedStep,
+    ops::{Address, Ints, Recording, StagingBuffer, Upload},
 };
 
 /// Steps of one shape that are run before the next is recorded: recording takes as long as three.
@@ -27,6 +28,8 @@ const MAX_LOGIT_ROWS: usize = 8;
 #[derive(Debug, Default)]
 pub(super) struct RecordedSteps {
     shapes: HashMap<Vec<usize>, Shape>,
+    /// Where the cache's pools lay when these were recorded: each step reads and writes there.
+    pools: Vec<Option<Address>>,
     clock: u64,
     n_failures: u32,
 }
@@ -47,6 +50,16 @@ struct RecordedStep {
     output: Stepped,
 }
 
+/// Where the pools lie that `pass` writes to.
+fn addresses(pass: &mut Pass<'_>) -> Vec<Option<Address>> {
+    pass.paged_step().map(PagedStep::addresses).unwrap_or_default()
+}
+
+/// Whether these pools lie elsewhere than at `addresses`.
+fn has_moved(pass: &mut Pass<'_>, addresses: &[Option<Address>]) -> bool {
+    pass.paged_step().is_some_and(|step| step.has_moved(addresses))
+}
+
 impl RecordedSteps {
     /// Steps that are recorded at present.
     pub(super) fn n_recorded(&self) -> usize {
@@ -62,39 +75,71 @@ impl RecordedSteps {
         if ids.host().len() > MAX_ROWS {
             return Ok(None);
         }
-        let Some((uploads, sizes)) = pass.uploads() else { return Ok(None) };
+        let Some((_, sizes)) = pass.uploads() else { return Ok(None) };
+        if self.shape(&sizes).step.is_some() && has_moved(pass, &self.pools) {
+            tracing::warn!("the KV cache lies elsewhere now: recorded steps are dropped");
+            self.forget();
+        }
         let can_fail = self.n_failures < MAX_FAILURES;
-        let shape = self.shape(sizes.clone());
+        let shape = self.shape(&sizes);
         if let Some(step) = &mut shape.step {
-            return step.again(&[&[Upload::Ints(ids)], uploads.as_slice()].concat()).map(Some);
+            let uploads = pass.uploads().into_iter().flat_map(|(uploads, _)| uploads);
+            let uploads: Vec<_> = std::iter::once(Upload::Ints(ids)).chain(uploads).collect();
+            return step.again(&uploads).map(Some);
         }
         shape.n_runs += 1;
         if shape.n_runs <= RUNS_BEFORE || !can_fail {
             return Ok(None);
         }
+        let pools = addresses(pass);
         match RecordedStep::new(gpt, ids, pass) {
-            Ok(step) => self.shape(sizes).step.insert(step).replay().map(Some),
+            Ok(step) => {
+                let stepped = step.replay()?;
+                if has_moved(pass, &pools) {
+                    // What was done is what the step does, but once more it would read where the pools were before.
+                    tracing::warn!("the KV cache moved while a step was recorded: recorded steps are dropped");
+                    self.forget();
+                    self.n_failures += 1;
+                } else {
+                    self.keep(&sizes, step, pools);
+                }
+                Ok(Some(stepped))
+            }
             Err(error) => {
                 tracing::warn!(%error, "a step could not be recorded, and is run as it is");
                 self.n_failures += 1;
-                self.shape(sizes).n_runs = 0;
+                self.shape(&sizes).n_runs = 0;
                 pass.store_apart();
                 Ok(None)
             }
         }
     }
 
+    /// Keeps a step that reads and writes `pools`. Steps that were recorded for others go.
+    fn keep(&mut self, sizes: &[usize], step: RecordedStep, pools: Vec<Option<Address>>) {
+        if self.pools != pools {
+            self.forget();
+            self.pools = pools;
+        }
+        self.shape(sizes).step = Some(step);
+    }
+
+    /// Drops every step, as if none of its shape had come up.
+    fn forget(&mut self) {
+        self.shapes.clear();
+    }
+
     /// What is known of the shape of a step with these `sizes`.
-    fn shape(&mut self, sizes: Vec<usize>) -> &mut Shape {
+    fn shape(&mut self, sizes: &[usize]) -> &mut Shape {
         self.clock += 1;
         if self.shapes.len() == MAX_SHAPES
-            && !self.shapes.contains_key(&sizes)
+            && !self.shapes.contains_key(sizes)
             && let Some(oldest) = self.shapes.iter().min_by_key(|(_, shape)| shape.last_used)
         {
             let oldest = oldest.0.clone();
             self.shapes.remove(&oldest);
         }
-        let shape = self.shapes.entry(sizes).or_default();
+        let shape = self.shapes.entry(sizes.to_vec()).or_default();
         shape.last_used = self.clock;
         shape
     }
@@ -115,7 +160,7 @@ impl RecordedStep {
         let (recording, output) = Recording::new(&gpt.device(), &sizes, || {
             let hidden = gpt.run(ids.tensor(), pass);
             #[cfg(test)]
-            tests::sabotage(&gpt.device());
+            tests::sabotage(pass, &gpt.device());
             let logits = makes_logits(ids.host().len()).then(|| gpt.logits(hidden.clone()));
             Stepped { hidden, logits }
         })?;
@@ -131,8 +176,8 @@ impl RecordedStep {
     #[expect(unsafe_code, reason = "a recording knows addresses, not tensors")]
     fn replay(&self) -> Result<Stepped> {
         // SAFETY: what the step reads and writes are the weights and pools of its `Stepper`, which has both for as long as its
-        // recordings, and changes them in place only; and its own places and output. The stepper is borrowed mutably,
-        // so nobody else runs anything over its pools.
+        // recordings, and drops these when pools have moved; and its own places and output. The stepper is borrowed
+        // mutably, so nobody else runs anything over its pools.
         unsafe { self.recording.replay() }?;
         Ok(self.output.clone())
     }
@@ -155,9 +200,9 @@ fn buffer_sizes(gpt: &Gpt, n_rows: usize) -> Vec<usize> {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
+#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
-    use std::cell::Cell;
+    use std::cell::{Cell, RefCell};
 
     use burn::tensor::{Device, Tensor};
 
@@ -165,18 +210,26 @@ mod tests {
     use crate::{
         TokenId,
         config::{GptConfig, Sizes},
-        device::{DeviceChoice, choose},
-        kv_cache::StepPart,
+        kv_cache::{PageTable, StepPart},
         ops::KvDtype,
+        software_adapter::gpu,
         stepper::Stepper,
     };
 
     thread_local! {
         /// Runs until one takes memory that those before it did not.
         static RUNS_TO_SABOTAGE: Cell<usize> = const { Cell::new(0) };
+        /// Runs until one after which somebody else holds the pools.
+        static RUNS_TO_HOLD: Cell<usize> = const { Cell::new(0) };
+        static HELD: RefCell<Vec<Tensor<2>>> = const { RefCell::new(Vec::new()) };
     }
 
-    pub(super) fn sabotage(device: &Device) {
+    pub(super) fn sabotage(pass: &mut Pass<'_>, device: &Device) {
+        let n = RUNS_TO_HOLD.get();
+        RUNS_TO_HOLD.set(n.saturating_sub(1));
+        if n == 1 {
+            HELD.set(pass.paged_step().unwrap().hold());
+        }
         let n = RUNS_TO_SABOTAGE.get();
         RUNS_TO_SABOTAGE.set(n.saturating_sub(1));
         if n == 1 {
@@ -188,45 +241,90 @@ mod tests {
 
     #[test]
     fn a_step_that_cannot_be_recorded_is_run() {
-        if std::env::var_os("HEARTH_TEST_WGPU").is_none() {
-            println!("skipped: set HEARTH_TEST_WGPU=1 to run on the software wgpu adapter");
-            return;
+        let Some(device) = gpu() else { return };
+        for config in [GptConfig::llama(sizes()), GptConfig::gpt2(Sizes { n_kv_heads: 4, ..sizes() })] {
+            let mut twins = Twins::new(&config, &device);
+            twins.step(&[5; 20]);
+            twins.step(&[6]);
+            twins.step(&[7]);
+            RUNS_TO_SABOTAGE.set(3);
+            assert_eq!(twins.step(&[8]), 0, "was recorded");
+            assert_eq!(RUNS_TO_SABOTAGE.get(), 0);
+            assert_eq!([9, 10, 11, 12].map(|id| twins.step(&[id])), [0, 0, 1, 1]);
         }
-        let device = choose(DeviceChoice::WgpuSoftware).unwrap().device;
-        let sizes =
-            Sizes { vocab_size: 97, max_seq_len: 64, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 32, d_ff: 48 };
-        for config in [GptConfig::llama(sizes), GptConfig::gpt2(Sizes { n_kv_heads: 4, ..sizes })] {
-            let gpt = Gpt::init(&config, 1, &device).unwrap();
+    }
+
+    fn sizes() -> Sizes {
+        Sizes { vocab_size: 97, max_seq_len: 64, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 32, d_ff: 48 }
+    }
+
+    /// The same steps with recording and without it.
+    struct Twins {
+        steppers: [Stepper; 2],
+        tables: [PageTable; 2],
+    }
+
+    impl Twins {
+        fn new(config: &GptConfig, device: &Device) -> Self {
+            let gpt = Gpt::init(config, 1, device).unwrap();
             let mut steppers = [0, 1].map(|_| Stepper::new(gpt.clone(), 8, KvDtype::F32));
             steppers[0].record();
-            let mut tables = steppers.each_ref().map(|stepper| stepper.cache().table());
-            let mut step = |token_ids: &[TokenId]| {
-                let [recorded, eager] = [0, 1].map(|which| {
-                    let parts = &mut [StepPart { table: &mut tables[which], n_new: token_ids.len() }];
-                    let stepped = steppers[which].step(token_ids, parts).unwrap();
-                    let logits = steppers[which].logits(&stepped, &[token_ids.len() - 1]);
-                    logits.into_data().try_into_vec::<f32>().unwrap()
-                });
-                assert_eq!(recorded, eager);
-                steppers[0].n_recorded()
-            };
-            step(&[5; 20]);
-            step(&[6]);
-            step(&[7]);
-            RUNS_TO_SABOTAGE.set(3);
-            assert_eq!(step(&[8]), 0, "was recorded");
-            assert_eq!(RUNS_TO_SABOTAGE.get(), 0);
-            assert_eq!([9, 10, 11, 12].map(|id| step(&[id])), [0, 0, 1, 1]);
+            let tables = steppers.each_ref().map(|stepper| stepper.cache().table());
+            Self { steppers, tables }
+        }
+
+        /// Compares what comes out of a step; gives how many are recorded then.
+        fn step(&mut self, token_ids: &[TokenId]) -> usize {
+            let [recorded, eager] = [0, 1].map(|which| {
+                let parts = &mut [StepPart { table: &mut self.tables[which], n_new: token_ids.len() }];
+                let stepped = self.steppers[which].step(token_ids, parts).unwrap();
+                let logits = self.steppers[which].logits(&stepped, &[token_ids.len() - 1]);
+                logits.into_data().try_into_vec::<f32>().unwrap()
+            });
+            assert_eq!(recorded, eager);
+            self.steppers[0].n_recorded()
+        }
+    }
+
+    /// Pools that somebody else holds are not changed in place, but copied: by a step that is not recorded, and by the copy
+    /// of a page.
+    #[test]
+    fn steps_that_were_recorded_for_other_memory_are_dropped() {
+        let Some(device) = gpu() else { return };
+        for copies_page in [false, true] {
+            let mut twins = Twins::new(&GptConfig::llama(sizes()), &device);
+            twins.step(&[5; 20]);
+            assert_eq!([6, 7, 8, 9].map(|id| twins.step(&[id])), [0, 0, 1, 1]);
+            let held = twins.steppers[0].cache.hold();
+            let forks = copies_page.then(|| twins.tables.each_ref().map(PageTable::fork));
+            if !copies_page {
+                twins.step(&[3; 5]);
+            }
+            assert_eq!([10, 11, 12, 13].map(|id| twins.step(&[id])), [0, 0, 1, 1], "copies a page: {copies_page}");
+            drop((held, forks));
+            assert_eq!([14, 15].map(|id| twins.step(&[id])), [1, 1]);
+        }
+    }
+
+    #[test]
+    fn a_step_whose_memory_moves_while_it_is_recorded_is_dropped() {
+        let Some(device) = gpu() else { return };
+        // Held after the first run, the second copies; after the second, the one that is recorded does.
+        for n_runs in [1, 2] {
+            let mut twins = Twins::new(&GptConfig::llama(sizes()), &device);
+            twins.step(&[5; 20]);
+            twins.step(&[6]);
+            twins.step(&[7]);
+            RUNS_TO_HOLD.set(n_runs);
+            assert_eq!(twins.step(&[8]), 0, "held after {n_runs} runs");
+            HELD.take();
+            assert_eq!([9, 10, 11, 12].map(|id| twins.step(&[id])), [0, 0, 1, 1]);
         }
     }
 
     #[test]
     fn steps_of_many_rows_are_not_recorded() {
-        if std::env::var_os("HEARTH_TEST_WGPU").is_none() {
-            println!("skipped: set HEARTH_TEST_WGPU=1 to run on the software wgpu adapter");
-            return;
-        }
-        let device = choose(DeviceChoice::WgpuSoftware).unwrap().device;
+        let Some(device) = gpu() else { return };
         let sizes =
             Sizes { vocab_size: 97, max_seq_len: 64, n_layers: 1, n_heads: 2, n_kv_heads: 2, d_model: 16, d_ff: 16 };
         let gpt = Gpt::init(&GptConfig::llama(sizes), 1, &device).unwrap();

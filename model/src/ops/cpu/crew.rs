@@ -45,24 +45,7 @@ pub(super) fn share<F: Fn(usize) + Sync>(n_pieces: usize, run: F) {
 
 /// The same, where the pieces in their order read `reading` from front to back, as they do again in the next pass.
 pub(super) fn share_reading<F: Fn(usize) + Sync>(reading: Reading, n_pieces: usize, run: F) {
-    let crew = crew();
-    let alone = || (0..n_pieces).for_each(&run);
-    if crew.helpers.is_empty() || n_pieces < 2 {
-        return alone();
-    }
-    let lead = |foresight: &mut Foresight| {
-        let is_read_again = reading != Reading::default();
-        let next = if is_read_again { foresight.after(reading) } else { None };
-        crew.board.next_reading.store(next.unwrap_or_default());
-        crew.lead(n_pieces, &run);
-    };
-    match crew.board.leader.try_lock() {
-        Ok(mut foresight) => lead(&mut foresight),
-        // A panic in a piece of work leaves nothing behind.
-        Err(TryLockError::Poisoned(foresight)) => lead(&mut foresight.into_inner()),
-        // Another thread leads.
-        Err(TryLockError::WouldBlock) => alone(),
-    }
+    crew().share(reading, n_pieces, run);
 }
 
 /// Threads that work together, the caller included.
@@ -138,6 +121,62 @@ pub(super) fn share_chunks(output: &mut [f32], width: usize, run: impl Fn(usize,
     });
 }
 
+/// Runs `run` for pieces of work that each fill columns of `output`, a matrix with rows of `width`, cut as `pieces` says.
+/// A piece is told which units of columns it has.
+pub(super) fn share_columns(
+    pieces: ColumnPieces,
+    output: &mut [f32],
+    width: usize,
+    run: impl Fn(Range<usize>, Columns<'_>) + Sync,
+) {
+    let ColumnPieces { reading, n_pieces, unit } = pieces;
+    let output = SharedMut::new(output);
+    let n_units = width.div_ceil(unit);
+    let first = |piece: usize| n_units * piece / n_pieces;
+    let run = |piece: usize| {
+        let units = first(piece)..first(piece + 1);
+        // Pieces have ranges one behind the other, and each number is given once: nobody else has these columns.
+        let columns = units.start * unit..width.min(units.end * unit);
+        run(units, Columns { output: &output, width, columns });
+    };
+    if n_pieces == 1 { run(0) } else { share_reading(reading, n_pieces, run) }
+}
+
+/// How [`share_columns`] cuts a matrix.
+pub(super) struct ColumnPieces {
+    /// What the pieces in their order read.
+    pub(super) reading: Reading,
+    /// At least one.
+    pub(super) n_pieces: usize,
+    /// Columns that stay together.
+    pub(super) unit: usize,
+}
+
+/// Columns of a matrix that one piece of work has to itself.
+pub(super) struct Columns<'a> {
+    output: &'a SharedMut<'a, f32>,
+    width: usize,
+    columns: Range<usize>,
+}
+
+impl Columns<'_> {
+    /// The part of `row` in `columns`, which end where the matrix does.
+    ///
+    /// # Panics
+    /// Where these belong to another piece of work.
+    #[inline(always)]
+    pub(super) fn row(&mut self, row: usize, columns: Range<usize>) -> &mut [f32] {
+        let columns = columns.start..columns.end.min(self.width);
+        assert!(self.columns.start <= columns.start && columns.end <= self.columns.end);
+        let start = row * self.width;
+        #[expect(unsafe_code, reason = "threads write disjoint columns of one matrix")]
+        // SAFETY: `share_columns` gives each column to one piece of work, and this borrows all that the piece has.
+        unsafe {
+            self.output.part(start + columns.start..start + columns.end)
+        }
+    }
+}
+
 /// Runs `run` for each item, shared out over the threads that operations use, and returns when all have ended.
 pub fn share_items<T: Send>(items: &mut [T], run: impl Fn(&mut T) + Sync) {
     let shared = SharedMut::new(items);
@@ -190,16 +229,8 @@ impl<'a, T> SharedMut<'a, T> {
 
 fn crew() -> &'static Crew {
     static CREW: OnceLock<Crew> = OnceLock::new();
-    CREW.get_or_init(|| {
-        // As many as the pool that Flex uses has, so that one setting rules both.
-        let n_threads = rayon::current_num_threads().max(1);
-        let board: &'static Board = Box::leak(Box::new(Board::new(n_threads)));
-        let helpers = (1..n_threads).filter_map(|number| {
-            let builder = thread::Builder::new().name(format!("hearth-cpu-{number}"));
-            builder.spawn(move || board.help(number)).map(|handle| handle.thread().clone()).ok()
-        });
-        Crew { board, helpers: helpers.collect() }
-    })
+    // As many as the pool that Flex uses has, so that one setting rules both.
+    CREW.get_or_init(|| Crew::new(rayon::current_num_threads().max(1)))
 }
 
 #[expect(unsafe_code, reason = "calls the leader's closure through a plain pointer")]
@@ -213,6 +244,37 @@ unsafe fn call<F: Fn(usize)>(run: *const (), piece: usize) {
 type Call = unsafe fn(*const (), usize);
 
 impl Crew {
+    /// `n_threads` threads, the caller included. They live as long as the process.
+    fn new(n_threads: usize) -> Self {
+        let board: &'static Board = Box::leak(Box::new(Board::new(n_threads)));
+        let helpers = (1..n_threads).filter_map(|number| {
+            let builder = thread::Builder::new().name(format!("hearth-cpu-{number}"));
+            builder.spawn(move || board.help(number)).map(|handle| handle.thread().clone()).ok()
+        });
+        Self { board, helpers: helpers.collect() }
+    }
+
+    /// [`share_reading`].
+    fn share<F: Fn(usize) + Sync>(&self, reading: Reading, n_pieces: usize, run: F) {
+        let alone = || (0..n_pieces).for_each(&run);
+        if self.helpers.is_empty() || n_pieces < 2 {
+            return alone();
+        }
+        let lead = |foresight: &mut Foresight| {
+            let is_read_again = reading != Reading::default();
+            let next = if is_read_again { foresight.after(reading) } else { None };
+            self.board.next_reading.store(next.unwrap_or_default());
+            self.lead(n_pieces, &run);
+        };
+        match self.board.leader.try_lock() {
+            Ok(mut foresight) => lead(&mut foresight),
+            // A panic in a piece of work leaves nothing behind.
+            Err(TryLockError::Poisoned(foresight)) => lead(&mut foresight.into_inner()),
+            // Another thread leads.
+            Err(TryLockError::WouldBlock) => alone(),
+        }
+    }
+
     /// Puts `run` up, takes part in it, and returns when every piece has ended. The caller holds the leader's lock.
     fn lead<F: Fn(usize) + Sync>(&self, n_pieces: usize, run: &F) {
         let board = self.board;
@@ -244,8 +306,9 @@ impl Crew {
             // A helper lost its core with a piece in hand: it may want this one.
             if looks < LEADER_LOOKS { spin_loop() } else { thread::yield_now() }
         }
-        let panic = panic.or_else(|| board.panic.lock().unwrap_or_else(PoisonError::into_inner).take());
-        if let Some(panic) = panic {
+        // Taken off the board whoever panicked: left there, it would be raised by the next job.
+        let panic_of_helper = board.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(panic) = panic.or(panic_of_helper) {
             resume_unwind(panic);
         }
     }
@@ -393,6 +456,22 @@ mod tests {
         share_items(&mut items, |item| item.push('!'));
         assert!(items.iter().enumerate().all(|(number, item)| *item == format!("{number}!")));
         share_items(&mut Vec::<String>::new(), |item| item.clear());
+    }
+
+    /// Both threads have a piece in hand when they panic: neither panic may wait for the next job.
+    #[test]
+    fn panics_of_leader_and_helper_end_with_their_job() {
+        let crew = Crew::new(2);
+        let both = std::sync::Barrier::new(2);
+        let share = |run: &(dyn Fn(usize) + Sync)| {
+            catch_unwind(AssertUnwindSafe(|| crew.share(Reading::default(), 2, run))).is_ok()
+        };
+        let is_raised = !share(&|piece| {
+            both.wait();
+            assert!(piece > 1, "piece {piece}");
+        });
+        assert!(is_raised, "a panic is raised where the job was put up");
+        assert!(share(&|_| ()), "a panic of the job before was raised");
     }
 
     #[test]

@@ -269,13 +269,15 @@ unsafe fn avx512_block<L: PanelLine, const N_PARTS: usize>(
 ) {
     // One kernel per number of rows: the compiler keeps all sums in registers.
     macro_rules! rows {
-        ($($n:literal)*) => {
+        ($($n:literal)*) => {{
+            const _: () = assert!([$($n),*].len() == MAX_ROWS, "one kernel per number of rows");
             match sums.len() {
+                0 => {}
                 // SAFETY: this function's own target features, and the lengths are checked within.
                 $($n => unsafe { avx512_rows::<L, $n, N_PARTS>(rows, lines, part, sums) },)*
-                _ => {}
+                n => unreachable!("{n} rows at a time, where {MAX_ROWS} is the maximum"),
             }
-        };
+        }};
     }
     rows!(1 2 3 4 5 6 7 8 9 10 11 12);
 }

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::{
-    crew::{self, SharedMut},
+    crew::{self, ColumnPieces, Columns},
     exact,
     panels::{PANEL, PanelValues, Panels},
     quant_blocks::{Q4_1Block, Q4Block, Q4KBlock, Q5_1Block, Q5KBlock, Q6KBlock, Q8Block, QuantBlock},
@@ -55,84 +55,59 @@ pub(super) fn linear_into(x: &[f32], weight: &Panels, bias: Option<&[f32]>, stor
     let n_rows = x.len() / d_in;
     let is_shared = n_rows * d_out * d_in >= PARALLEL_WORK;
     let width = if matches!(store, Store::Gated(_)) { d_out / 2 } else { d_out };
-    debug_assert!(output.len() == n_rows * width);
-    let target = Target { output: SharedMut::new(output), width };
+    assert!(output.len() == n_rows * width, "an output of {} values for {n_rows} rows of {width}", output.len());
     // Rounded once, not once per panel.
     let input = Input::new(x, weight);
     let n_panels = width.div_ceil(PANEL);
     let bias_of = |panel: usize| bias.map(|bias| &bias[panel * PANEL..bias.len().min((panel + 1) * PANEL)]);
-    let run = |panels: Range<usize>| {
+    let run = |panels: Range<usize>, mut columns: Columns<'_>| {
         for panel in panels {
             let bias = bias_of(panel);
+            let of_panel = panel * PANEL..(panel + 1) * PANEL;
             match store {
                 Store::Set => multiply_panel(&input, weight, panel, |row, sums| {
-                    target.change(row, panel, sums, bias, |output, sum| *output = sum);
+                    let output = columns.row(row, of_panel.clone());
+                    change(output, sums, bias, |output, sum| *output = sum);
                 }),
                 Store::Add => multiply_panel(&input, weight, panel, |row, sums| {
-                    target.change(row, panel, sums, bias, |output, sum| *output += sum);
+                    let output = columns.row(row, of_panel.clone());
+                    change(output, sums, bias, |output, sum| *output += sum);
                 }),
                 Store::Gated(kind) => {
                     multiply_panel(&input, weight, panel, |row, sums| {
-                        target.change(row, panel, sums, bias, |output, sum| *output = sum);
-                        activate_row(target.part(row, panel), kind);
+                        let output = columns.row(row, of_panel.clone());
+                        change(output, sums, bias, |output, sum| *output = sum);
+                        activate_row(output, kind);
                     });
                     let up = panel + n_panels;
                     let bias = bias_of(up);
                     multiply_panel(&input, weight, up, |row, sums| {
-                        target.change(row, panel, sums, bias, |output, sum| *output *= sum);
+                        let output = columns.row(row, of_panel.clone());
+                        change(output, sums, bias, |output, sum| *output *= sum);
                     });
                 }
             }
         }
     };
-    if is_shared {
+    let n_pieces = if is_shared {
         let most = (weight.n_bytes() / PIECE_BYTES).max(crew::n_threads());
-        let n_pieces = n_panels.min(crew::n_threads() * PIECES_PER_THREAD).min(most);
-        let piece = |n: usize| n_panels * n / n_pieces;
-        let n_parts = if matches!(store, Store::Gated(_)) { 2 } else { 1 };
-        crew::share_reading(weight.reading(n_parts), n_pieces, |n| run(piece(n)..piece(n + 1)));
+        n_panels.min(crew::n_threads() * PIECES_PER_THREAD).min(most)
     } else {
-        run(0..n_panels);
-    }
+        1
+    };
+    let n_parts = if matches!(store, Store::Gated(_)) { 2 } else { 1 };
+    let pieces = ColumnPieces { reading: weight.reading(n_parts), n_pieces, unit: PANEL };
+    crew::share_columns(pieces, output, width, run);
 }
 
-/// The output matrix, which threads fill column by column.
-struct Target<'a> {
-    output: SharedMut<'a, f32>,
-    width: usize,
-}
-
-impl Target<'_> {
-    /// The outputs of one panel in one row.
-    #[inline(always)]
-    #[expect(clippy::mut_from_ref, reason = "each piece of work has columns of its own")]
-    fn part(&self, row: usize, panel: usize) -> &mut [f32] {
-        let first = row * self.width + panel * PANEL;
-        let last = (row + 1) * self.width;
-        #[expect(unsafe_code, reason = "threads write disjoint columns of one matrix")]
-        // SAFETY: a panel's columns belong to the one piece of work that has the panel, which holds one part at a time.
-        unsafe {
-            self.output.part(first..last.min(first + PANEL))
+/// Changes the outputs of one panel in one row by its sums.
+#[inline(always)]
+fn change(output: &mut [f32], sums: &[f32; PANEL], bias: Option<&[f32]>, change: impl Fn(&mut f32, f32)) {
+    match bias {
+        Some(bias) => {
+            output.iter_mut().zip(sums).zip(bias).for_each(|((output, sum), bias)| change(output, sum + bias));
         }
-    }
-
-    /// Changes the outputs of one panel in one row by its sums.
-    #[inline(always)]
-    fn change(
-        &self,
-        row: usize,
-        panel: usize,
-        sums: &[f32; PANEL],
-        bias: Option<&[f32]>,
-        change: impl Fn(&mut f32, f32),
-    ) {
-        let output = self.part(row, panel);
-        match bias {
-            Some(bias) => {
-                output.iter_mut().zip(sums).zip(bias).for_each(|((output, sum), bias)| change(output, sum + bias));
-            }
-            None => output.iter_mut().zip(sums).for_each(|(output, sum)| change(output, *sum)),
-        }
+        None => output.iter_mut().zip(sums).for_each(|(output, sum)| change(output, *sum)),
     }
 }
 
@@ -246,6 +221,16 @@ mod tests {
                         }
                     }
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn no_rows_make_no_output() {
+        for (_, dtype) in Dtype::ALL {
+            let panels = Panels::new(&noise(64 * 33, 1), [64, 33], *dtype);
+            for level in levels() {
+                assert!(with_isa(level, || linear(&[], &panels, None)).is_empty());
             }
         }
     }

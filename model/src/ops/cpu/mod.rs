@@ -42,7 +42,7 @@ pub(super) use kv_element::KvElement;
 pub(super) use matmul::linear;
 pub(super) use measure::{multiply_rate, read_bandwidth};
 pub(super) use panels::Panels;
-pub use quant_blocks::nearest_q8;
+pub(crate) use quant_blocks::nearest_q8;
 pub(super) use rowwise::{activate, gated, norm, norm_heads, rope, soft_cap};
 pub(crate) use scan::{SCAN_BLOCK, all_below_infinity, block_maxima, relative_weights, sum_of};
 pub(super) use tensors::{Values, changed, ints, is_cpu, pool, pool_of_zeros, tensor, update, values};

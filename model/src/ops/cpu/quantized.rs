@@ -114,13 +114,15 @@ unsafe fn vnni_block<B: QuantBlock, const N_PARTS: usize>(
     sums: &mut [[f32; PANEL]],
 ) {
     macro_rules! rows {
-        ($($n:literal)*) => {
+        ($($n:literal)*) => {{
+            const _: () = assert!([$($n),*].len() == MAX_ROWS, "one kernel per number of rows");
             match sums.len() {
+                0 => {}
                 // SAFETY: this function's own target features, and the lengths are checked within.
                 $($n => unsafe { vnni_rows::<B, $n, N_PARTS>(rows, first, panel, sums) },)*
-                _ => {}
+                n => unreachable!("{n} rows at a time, where {MAX_ROWS} is the maximum"),
             }
-        };
+        }};
     }
     rows!(1 2 3 4 5 6);
 }

@@ -18,8 +18,8 @@ use burn_cubecl::{
 
 use super::{
     device::element,
+    launch::empty,
     rope::{storable, turned, writable},
-    rowwise::empty,
 };
 use crate::kv_cache::PAGE_SIZE;
 
@@ -33,6 +33,10 @@ const PARTS: usize = 8;
 const VALUES_AT_A_TIME: usize = 4;
 /// Parts of a key that are asked of memory together.
 const KEYS_AT_A_TIME: usize = 4;
+/// Bytes of shared memory that every WGSL device has.
+const MAX_SHARED: usize = 16 << 10;
+/// Bytes to which an array in shared memory is aligned, at most.
+const SHARED_ALIGNMENT: usize = 16;
 /// Values of tiles' results that are held at a time.
 const MAX_PARTIAL: usize = 16 << 20;
 /// The score of a pair that must not see each other, as in the reference.
@@ -69,14 +73,34 @@ impl AttentionPlan {
 
     /// Whether there is a kernel for it.
     pub(in crate::ops) fn is_possible(&self) -> bool {
-        self.vectors() <= TILE && self.head_dim * MAX_QUERIES * size_of::<f32>() <= 16 << 10
+        self.vectors() <= TILE && self.with_rows(1).shared(Given::Queries).n_bytes() <= MAX_SHARED
     }
 
     /// Whether there is a kernel that rotates `half` pairs of a head, and stores keys and values, before it attends, for
     /// sequences of one row: where both of a pair are at the same place of their vectors.
     pub(in crate::ops) fn joins(&self, half: usize) -> bool {
-        let shared = (self.heads() + 2) * self.head_dim * size_of::<f32>();
-        self.block_rows == 1 && half.is_multiple_of(self.vector()) && shared <= 8 << 10
+        self.block_rows == 1
+            && half.is_multiple_of(self.vector())
+            && self.shared(Given::Projected { half }).n_bytes() <= MAX_SHARED
+    }
+
+    fn with_rows(self, block_rows: usize) -> Self {
+        Self { block_rows, ..self }
+    }
+
+    /// What the kernel declares in shared memory.
+    fn shared(&self, given: Given) -> SharedArrays {
+        let n_queries = self.heads() * self.block_rows;
+        SharedArrays {
+            vector: self.vector(),
+            queries: n_queries * self.vectors(),
+            own: if given == Given::Queries { 1 } else { self.vectors() },
+            slots: TILE,
+            probs: n_queries * TILE,
+            parts: n_queries * PARTS,
+            per_query: n_queries,
+            spreads: TILE,
+        }
     }
 
     /// Query heads of a workgroup: as many as divide those that share a key head.
@@ -87,7 +111,38 @@ impl AttentionPlan {
 
     /// Rows of a block of a sequence with many.
     pub(in crate::ops) fn most_rows(&self) -> usize {
-        MAX_QUERIES / self.heads()
+        let fits = |rows: &usize| self.with_rows(*rows).shared(Given::Queries).n_bytes() <= MAX_SHARED;
+        (1..=MAX_QUERIES / self.heads()).rev().find(fits).unwrap_or(1)
+    }
+}
+
+/// The lengths of the arrays that the kernel declares in shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct SharedArrays {
+    /// Numbers in a vector.
+    vector: usize,
+    /// Vectors of the queries.
+    queries: usize,
+    /// Vectors of the row's own key, and of its own value.
+    own: usize,
+    /// The keys' slots.
+    slots: usize,
+    /// Each query's scores, then their exponentials.
+    probs: usize,
+    /// Maxima and sums of parts of these.
+    parts: usize,
+    /// Each query's maximum, and its sum.
+    per_query: usize,
+    /// Vectors of the lanes' results.
+    spreads: usize,
+}
+
+impl SharedArrays {
+    fn n_bytes(&self) -> usize {
+        let vectors = [self.queries, self.own, self.own, self.spreads].map(|n| n * self.vector);
+        let numbers = [self.slots, self.probs, self.parts, self.per_query, self.per_query];
+        let lens = vectors.into_iter().chain(numbers);
+        lens.map(|len| (len * size_of::<f32>()).next_multiple_of(SHARED_ALIGNMENT)).sum()
     }
 }
 
@@ -233,6 +288,7 @@ fn attend_tile<E: Numeric, V: Size>(
         Given::Queries => 0,
         Given::Projected { half } => half / vector,
     });
+    let shared = comptime!(plan.shared(given));
     let lane = UNIT_POS_X as usize;
 
     let block = (CUBE_POS_Z as usize + first_block) * BLOCK_LEN;
@@ -258,7 +314,7 @@ fn attend_tile<E: Numeric, V: Size>(
     let is_last = is_inside && last_key < tile_start + TILE;
 
     // The block's queries, scaled.
-    let mut queries = Shared::<[Vector<f32, V>]>::new_slice(comptime!(n_queries * vectors));
+    let mut queries = Shared::<[Vector<f32, V>]>::new_slice(comptime!(shared.queries));
     let mut at = lane;
     while at < comptime!(n_queries * vectors) {
         let row = select(at / vectors / heads < n_rows, first_row + at / vectors / heads, first_row);
@@ -268,8 +324,8 @@ fn attend_tile<E: Numeric, V: Size>(
     }
     // The row's own key and value as the pools hold them, which they do for nobody before the next launch. In the type of
     // these: a compiler may leave out what is rounded only on the way from one f32 to another.
-    let mut own_key = Shared::<[Vector<E, V>]>::new_slice(comptime!(if is_joined { vectors } else { 1 }));
-    let mut own_value = Shared::<[Vector<E, V>]>::new_slice(comptime!(if is_joined { vectors } else { 1 }));
+    let mut own_key = Shared::<[Vector<E, V>]>::new_slice(comptime!(shared.own));
+    let mut own_value = Shared::<[Vector<E, V>]>::new_slice(comptime!(shared.own));
     if comptime!(is_joined) && is_last && lane < vectors {
         let head = first_row * row_vectors + q_vectors + kv_head * vectors;
         let key = turned(rows, angles, head, lane, first_row * 2 * half, half);
@@ -293,7 +349,7 @@ fn attend_tile<E: Numeric, V: Size>(
     let near = select(known, key, last_key);
     let page = usize::cast_from(table[pages + near / PAGE_SIZE - first_page]);
     let slot = page * PAGE_SIZE + near % PAGE_SIZE;
-    let mut slots = Shared::<[u32]>::new_slice(TILE);
+    let mut slots = Shared::<[u32]>::new_slice(comptime!(shared.slots));
     slots[lane] = slot as u32;
     let mut scores = Array::<f32>::new(n_queries);
     #[unroll]
@@ -330,7 +386,7 @@ fn attend_tile<E: Numeric, V: Size>(
             }
         }
     }
-    let mut probs = Shared::<[f32]>::new_slice(comptime!(n_queries * TILE));
+    let mut probs = Shared::<[f32]>::new_slice(comptime!(shared.probs));
     #[unroll]
     for n in 0..n_queries {
         let row_position = position + comptime!(n / heads);
@@ -361,8 +417,8 @@ fn attend_tile<E: Numeric, V: Size>(
     sync_cube();
 
     // The maximum of each query, then the sum of its exponentials: in parts, then over the parts.
-    let mut parts = Shared::<[f32]>::new_slice(comptime!(n_queries * PARTS));
-    let mut largest = Shared::<[f32]>::new_slice(n_queries);
+    let mut parts = Shared::<[f32]>::new_slice(comptime!(shared.parts));
+    let mut largest = Shared::<[f32]>::new_slice(comptime!(shared.per_query));
     let part_len = comptime!(TILE / PARTS);
     if lane < comptime!(n_queries * PARTS) {
         let start = lane / PARTS * TILE + lane % PARTS * part_len;
@@ -395,7 +451,7 @@ fn attend_tile<E: Numeric, V: Size>(
         parts[lane] = sum;
     }
     sync_cube();
-    let mut totals = Shared::<[f32]>::new_slice(n_queries);
+    let mut totals = Shared::<[f32]>::new_slice(comptime!(shared.per_query));
     if lane < n_queries {
         let mut sum = f32::new(0.0);
         for i in 0..PARTS {
@@ -429,30 +485,65 @@ fn attend_tile<E: Numeric, V: Size>(
         end = select(last_key + behind - tile_start < TILE, last_key + behind - tile_start, TILE);
     }
     let mut start = first;
-    if first_key > tile_start {
-        // The first of this lane's keys that is not hidden from all.
-        start = first + (first_key - tile_start) / spread * spread;
+    if first_key > tile_start + first {
+        // The first of this lane's keys that is not hidden from all rows.
+        start = first + (first_key - tile_start - first + comptime!(spread - 1)) / spread * spread;
+    }
+    // Whether all rows see all of the tile's keys that any of them sees.
+    let mut all_see = true;
+    if comptime!(block_rows > 1) {
+        all_see = last_key == position || tile_start + comptime!(TILE - 1) <= position;
+        if comptime!(plan.sliding_window.is_some()) {
+            let earliest = select(first_key > tile_start, first_key, tile_start);
+            all_see = all_see && earliest + comptime!(plan.sliding_window.unwrap_or(0)) > last_key;
+        }
     }
     let mut at = start;
-    while at < end {
-        // Several values are asked for before the first is used.
-        let mut several = Array::<Vector<E, V>>::new(VALUES_AT_A_TIME);
-        #[unroll]
-        for i in 0..VALUES_AT_A_TIME {
-            let inside = select(at + i * spread < end, at + i * spread, at);
-            several[i] = values[slots[inside] as usize * kv_vectors + kv_head * vectors + column];
-        }
-        #[unroll]
-        for i in 0..VALUES_AT_A_TIME {
-            if at + i * spread < end {
-                let value = Vector::<f32, V>::cast_from(several[i]);
-                #[unroll]
-                for n in 0..n_queries {
-                    mixed[n] = fma(Vector::new(probs[n * TILE + at + i * spread]), value, mixed[n]);
-                }
+    // The second body leaves out what a row must not see. That may be infinite, and its weight, 0, times infinity is NaN.
+    #[unroll]
+    for body in 0..comptime!(if plan.block_rows > 1 { 2usize } else { 1usize }) {
+        let is_checked = comptime!(body == 1);
+        let mut bound = end;
+        if comptime!(plan.block_rows > 1) {
+            if comptime!(is_checked) {
+                bound = select(all_see, 0, end);
+            } else {
+                bound = select(all_see, end, 0);
             }
         }
-        at += comptime!(VALUES_AT_A_TIME * spread);
+        while at < bound {
+            // Several values are asked for before the first is used.
+            let mut several = Array::<Vector<E, V>>::new(VALUES_AT_A_TIME);
+            #[unroll]
+            for i in 0..VALUES_AT_A_TIME {
+                let inside = select(at + i * spread < end, at + i * spread, at);
+                several[i] = values[slots[inside] as usize * kv_vectors + kv_head * vectors + column];
+            }
+            #[unroll]
+            for i in 0..VALUES_AT_A_TIME {
+                if at + i * spread < end {
+                    let value = Vector::<f32, V>::cast_from(several[i]);
+                    #[unroll]
+                    for n in 0..n_queries {
+                        let weight = Vector::new(probs[n * TILE + at + i * spread]);
+                        if comptime!(is_checked) {
+                            let row_position = position + comptime!(n / heads);
+                            let key = tile_start + at + i * spread;
+                            let mut is_seen = key <= row_position;
+                            if comptime!(plan.sliding_window.is_some()) {
+                                is_seen = is_seen && key + comptime!(plan.sliding_window.unwrap_or(0)) > row_position;
+                            }
+                            if is_seen {
+                                mixed[n] = fma(weight, value, mixed[n]);
+                            }
+                        } else {
+                            mixed[n] = fma(weight, value, mixed[n]);
+                        }
+                    }
+                }
+            }
+            at += comptime!(VALUES_AT_A_TIME * spread);
+        }
     }
     if comptime!(is_joined) && is_last {
         let own = last_key - tile_start;
@@ -464,7 +555,7 @@ fn attend_tile<E: Numeric, V: Size>(
             }
         }
     }
-    let mut spreads = Shared::<[Vector<f32, V>]>::new_slice(TILE);
+    let mut spreads = Shared::<[Vector<f32, V>]>::new_slice(comptime!(shared.spreads));
     #[unroll]
     for n in 0..n_queries {
         spreads[lane] = mixed[n];
@@ -523,5 +614,43 @@ fn combine_tiles(
         }
         output[(row * comptime!(plan.n_heads) + head) * head_dim + dim] = mixed / total;
         dim += 64;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(n_heads: usize, n_kv_heads: usize, head_dim: usize) -> AttentionPlan {
+        AttentionPlan {
+            n_heads,
+            n_kv_heads,
+            head_dim,
+            sliding_window: None,
+            has_slopes: false,
+            softcap_bits: None,
+            block_rows: 1,
+        }
+    }
+
+    #[test]
+    fn all_that_the_kernel_declares_fits_into_shared_memory() {
+        for (n_heads, n_kv_heads) in [(1, 1), (2, 1), (3, 1), (5, 1), (6, 2), (7, 1), (8, 1), (9, 3), (16, 1), (16, 2)]
+        {
+            for head_dim in 1..=600 {
+                let plan = plan(n_heads, n_kv_heads, head_dim);
+                if plan.is_possible() {
+                    let most = plan.with_rows(plan.most_rows());
+                    assert!(most.shared(Given::Queries).n_bytes() <= MAX_SHARED, "{most:?}");
+                }
+                if plan.joins(0) {
+                    assert!(plan.shared(Given::Projected { half: 0 }).n_bytes() <= MAX_SHARED, "{plan:?}");
+                }
+            }
+        }
+        // 8 queries and their scores alone: 9600 and 4096 bytes, and 2048 for the lanes' results.
+        assert_eq!(plan(8, 1, 300).shared(Given::Queries).n_bytes(), 9600 + 32 + 512 + 4096 + 256 + 64 + 2048);
+        assert!(!plan(8, 1, 300).is_possible() && plan(8, 1, 256).is_possible());
+        assert_eq!([64, 256, 320, 512].map(|head_dim| plan(4, 4, head_dim).most_rows()), [8, 8, 7, 5]);
     }
 }

@@ -12,7 +12,7 @@ use burn_cubecl::{
     tensor::CubeTensor,
 };
 
-use super::linear::{grid, workgroup};
+use super::launch::{grid, workgroup};
 
 /// Tokens that a workgroup sorts.
 const TILE: usize = 1024;

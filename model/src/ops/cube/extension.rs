@@ -13,10 +13,11 @@ use burn::{
 use burn_cubecl::{CubeBackend, cubecl::bytes::Bytes, tensor::CubeTensor};
 
 use super::{
-    attention::{self, AttentionStep},
+    attention::{self, AttentionPlan, AttentionStep},
     best,
     heads::{self, HeadNorms},
-    linear::{self as kernels, Joined, LinearOptions},
+    joined::{Joined, LinearOptions},
+    linear as kernels,
     matrix::Matrix,
     rope::{self, Heads},
     rowwise,
@@ -256,6 +257,19 @@ fn part(all: &CubeTensor, start: usize, shape: Shape, dtype: DType) -> CubeTenso
     CubeTensor::new_contiguous(all.client.clone(), all.device.clone(), shape, handle.offset_end(behind), dtype)
 }
 
+/// Panics unless `tensor` is f32 of these dimensions: kernels check no bounds.
+fn check<const D: usize>(name: &str, tensor: &Tensor<D>, dims: [usize; D]) {
+    let (found, dtype) = (tensor.dims(), tensor.dtype());
+    assert!(found == dims && dtype == DType::F32, "{name} must be f32 of {dims:?}, got {dtype:?} of {found:?}");
+}
+
+/// Panics unless these are pools of one size and type, for `n_kv_heads` heads of `head_dim`.
+fn check_pools(pools: [&Tensor<2>; 2], n_kv_heads: usize, head_dim: usize) {
+    let [keys, values] = pools.map(|pool| (pool.dims(), pool.dtype()));
+    let is_possible = keys.0[1] == n_kv_heads * head_dim && matches!(keys.1, DType::F32 | DType::F16);
+    assert!(keys == values && is_possible, "pools for {n_kv_heads} heads of {head_dim}, got {keys:?} and {values:?}");
+}
+
 /// `x W^T` with bias and residual, where there are any: `[n_rows, d_out]`.
 pub(in crate::ops) fn linear(
     x: Tensor<2>,
@@ -263,6 +277,10 @@ pub(in crate::ops) fn linear(
     bias: Option<Tensor<1>>,
     residual: Option<Tensor<2>>,
 ) -> Tensor<2> {
+    let ([n_rows, _], [d_out, d_in]) = (x.dims(), matrix.dims());
+    check("the input", &x, [n_rows, d_in]);
+    bias.iter().for_each(|bias| check("the bias", bias, [d_out]));
+    residual.iter().for_each(|residual| check("the residual", residual, [n_rows, d_out]));
     let operands = Operands { bias: maybe(bias), residual: maybe(residual), norm: Maybe::Absent };
     let options = LinearOptions { eps: 0.0, weight_offset: 0.0, gate: None };
     Tensor::from_dispatch(Dispatch::linear(x.into_dispatch(), operands, matrix.clone(), options))
@@ -276,23 +294,35 @@ pub(in crate::ops) fn normed_linear(
     bias: Option<Tensor<1>>,
     options: LinearOptions,
 ) -> Tensor<2> {
+    let ([n_rows, _], [d_out, d_in]) = (x.dims(), matrix.dims());
+    check("the input", &x, [n_rows, d_in]);
+    check("the norm", &norm, [d_in]);
+    bias.iter().for_each(|bias| check("the bias", bias, [d_out]));
+    assert!(options.gate.is_none() || d_out.is_multiple_of(2), "halves of {d_out} outputs");
     let operands = Operands { bias: maybe(bias), residual: Maybe::Absent, norm: maybe(Some(norm)) };
     Tensor::from_dispatch(Dispatch::linear(x.into_dispatch(), operands, matrix.clone(), options))
 }
 
 /// Rows `ids [n]` of the matrix: `[n, d_in]`.
 pub(in crate::ops) fn embedding(matrix: &Arc<Matrix>, ids: Tensor<1, Int>) -> Tensor<2> {
+    let ids = if ids.dtype() == DType::I32 { ids } else { ids.cast(DType::I32) };
     Tensor::from_dispatch(Dispatch::embedding(ids.into_dispatch(), matrix.clone()))
 }
 
 /// [`take_rows`](crate::ops::take_rows).
 pub(in crate::ops) fn take_rows(x: Tensor<2>, rows: Tensor<1, Int>) -> Tensor<2> {
+    check("what has rows", &x, x.dims());
     Tensor::from_dispatch(Dispatch::take_rows(x.into_dispatch(), rows.into_dispatch()))
 }
 
 /// [`norm`](crate::ops::norm), and [`norm_add`](crate::ops::norm_add) where there is a residual.
 pub(in crate::ops) fn norm(x: Tensor<2>, norm: NormParts, residual: Option<Tensor<2>>) -> Tensor<2> {
     let NormParts { weight, bias, options } = norm;
+    let dims @ [_, width] = x.dims();
+    check("the input", &x, dims);
+    check("the weight", &weight, [width]);
+    bias.iter().for_each(|bias| check("the bias", bias, [width]));
+    residual.iter().for_each(|residual| check("the residual", residual, dims));
     let (bias, residual) = (maybe(bias), maybe(residual));
     Tensor::from_dispatch(Dispatch::norm(x.into_dispatch(), weight.into_dispatch(), bias, residual, options))
 }
@@ -304,17 +334,23 @@ pub(in crate::ops) fn norm_heads(
     heads: HeadNorms,
     options: NormOptions,
 ) -> Tensor<2> {
+    let n_rows = qkv.dims()[0];
+    check("queries, keys and values", &qkv, [n_rows, (heads.n_heads + 2 * heads.n_kv_heads) * heads.head_dim]);
+    weights.iter().zip(heads.widths()).for_each(|(weight, width)| check("the weight", weight, [width]));
     let [q_weight, k_weight] = weights.map(Tensor::into_dispatch);
     Tensor::from_dispatch(Dispatch::norm_heads(qkv.into_dispatch(), q_weight, k_weight, heads, options))
 }
 
 /// [`activate`](crate::ops::activate).
 pub(in crate::ops) fn activate(x: Tensor<2>, kind: Activation) -> Tensor<2> {
+    check("the input", &x, x.dims());
     Tensor::from_dispatch(Dispatch::activate(x.into_dispatch(), kind, false))
 }
 
 /// [`gated`](crate::ops::gated).
 pub(in crate::ops) fn gated(gate_up: Tensor<2>, kind: Activation) -> Tensor<2> {
+    let [n_rows, width] = gate_up.dims();
+    check("gates and what they let through", &gate_up, [n_rows, width / 2 * 2]);
     Tensor::from_dispatch(Dispatch::activate(gate_up.into_dispatch(), kind, true))
 }
 
@@ -327,9 +363,22 @@ pub(in crate::ops) fn rope_append(
     slots: Tensor<1, Int>,
     heads: Heads,
 ) -> Tensor<2> {
+    let Heads { n_heads, n_kv_heads, head_dim, half } = heads;
+    let n_rows = slots.dims()[0];
+    check("queries, keys and values", &qkv, [n_rows, (n_heads + 2 * n_kv_heads) * head_dim]);
+    check_angles(angles.as_ref(), n_rows, half);
+    check_pools([&*pools[0], &*pools[1]], n_kv_heads, head_dim);
     let angles = angles.unwrap_or_else(|| qkv.clone()).into_dispatch();
     let [qkv, slots] = [qkv.into_dispatch(), slots.into_dispatch()];
     in_place(pools, |keys, values| Dispatch::rope_append(qkv, angles, slots, keys, values, heads).into())
+}
+
+/// Panics unless these are cosines and sines of `half` pairs, or none.
+fn check_angles(angles: Option<&Tensor<2>>, n_rows: usize, half: usize) {
+    match angles {
+        Some(angles) => check("the angles", angles, [n_rows, 2 * half]),
+        None => assert_eq!(half, 0, "pairs without angles"),
+    }
 }
 
 /// What an operation gives beside the two pools that it changes.
@@ -358,6 +407,11 @@ pub(in crate::ops) fn append_and_attend(
     table: Tensor<1, Int>,
     (step, half): (AttentionStep, usize),
 ) -> Tensor<2> {
+    let AttentionPlan { n_heads, n_kv_heads, head_dim, .. } = step.plan;
+    let n_rows = qkv.dims()[0];
+    check("queries, keys and values", &qkv, [n_rows, (n_heads + 2 * n_kv_heads) * head_dim]);
+    check_angles(angles.as_ref(), n_rows, half);
+    check_pools([&*pools[0], &*pools[1]], n_kv_heads, head_dim);
     let angles = angles.unwrap_or_else(|| qkv.clone()).into_dispatch();
     let [qkv, table] = [qkv.into_dispatch(), table.into_dispatch()];
     in_place(pools, |keys, values| Dispatch::append_and_attend(qkv, angles, keys, values, table, step, half).into())
@@ -370,6 +424,9 @@ pub(in crate::ops) fn attention(
     table: Tensor<1, Int>,
     step: AttentionStep,
 ) -> Tensor<2> {
+    let AttentionPlan { n_heads, n_kv_heads, head_dim, .. } = step.plan;
+    check("queries", &q, [q.dims()[0], n_heads * head_dim]);
+    check_pools([keys, values], n_kv_heads, head_dim);
     let [q, keys, values] = [q, keys.clone(), values.clone()].map(Tensor::into_dispatch);
     Tensor::from_dispatch(Dispatch::attention(q, keys, values, table.into_dispatch(), step))
 }
@@ -378,6 +435,7 @@ pub(in crate::ops) fn attention(
 /// `[n_rows, 2 n + n_also]`, ids and bits. `table [n_rows * (1 + n_also)]` names a row and those others; `sizes` are
 /// `n_rows`, `n` and `n_also`.
 pub(in crate::ops) fn best_logits(logits: Tensor<2>, table: Tensor<1, Int>, sizes: [usize; 3]) -> Tensor<2, Int> {
+    check("logits", &logits, logits.dims());
     Tensor::from_dispatch(Dispatch::best_logits(logits.into_dispatch(), table.into_dispatch(), sizes))
 }
 

@@ -7,13 +7,15 @@
 //!
 //! The product of f16 is cubek's.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{PoisonError, RwLock};
 
-use burn::tensor::{DType, Shape};
+use burn::{
+    backend::CubeDevice,
+    tensor::{DType, Shape},
+};
 use burn_cubecl::{
     cubecl::{
         self,
-        client::Client,
         ir::{ElemType, FloatKind},
         prelude::*,
     },
@@ -31,9 +33,9 @@ use cubek::{
 use half::f16;
 
 use super::{
-    linear::{Joined, grid, workgroup},
+    joined::Joined,
+    launch::{empty, grid, workgroup},
     matrix::{Format, Matrix},
-    rowwise::empty,
     split::{Rows, Weights, row_len},
 };
 
@@ -52,23 +54,33 @@ const OUTPUTS: usize = 128;
 const F16: ElemType = ElemType::Float(FloatKind::F16);
 const F32: ElemType = ElemType::Float(FloatKind::F32);
 
-/// Set once the library had no kernel for a product: nothing is split in vain after that.
-static IS_REFUSED: AtomicBool = AtomicBool::new(false);
+/// Devices for which the library had no kernel: nothing is split in vain on them after that.
+static REFUSED: RwLock<Vec<CubeDevice>> = RwLock::new(Vec::new());
 
-/// Whether there are such instructions, and a body for a matrix in `format`: f32 stays f32.
-pub(super) fn has_body(client: &Client, format: Format) -> bool {
-    let features = &client.properties().features;
-    let has_instructions =
-        features.matmul.cmma.iter().any(|config| [config.a_type, config.b_type, config.cd_type] == [F16, F16, F32]);
-    format != Format::F32
-        && has_instructions
-        && client.properties().supports_type(F16)
-        && !IS_REFUSED.load(Ordering::Relaxed)
+fn is_refused(device: &CubeDevice) -> bool {
+    REFUSED.read().unwrap_or_else(PoisonError::into_inner).contains(device)
 }
 
-/// `x [n_rows, d_in]` times the transposed matrix, with bias and residual: into all of `output [n_rows, d_out]`, unless the
-/// library has no kernel for it on this device. Then `output` has no meaning, nothing [has a body](has_body) here any more,
-/// and this says no.
+fn refuse(device: &CubeDevice) {
+    let mut refused = REFUSED.write().unwrap_or_else(PoisonError::into_inner);
+    if !refused.contains(device) {
+        refused.push(device.clone());
+    }
+}
+
+/// Whether the matrix's device has such instructions, and there is a body for the matrix's format: f32 stays f32.
+pub(super) fn has_body(matrix: &Matrix) -> bool {
+    let properties = matrix.words.client.properties();
+    let mut kinds = properties.features.matmul.cmma.iter();
+    matrix.format != Format::F32
+        && kinds.any(|config| [config.a_type, config.b_type, config.cd_type] == [F16, F16, F32])
+        && properties.supports_type(F16)
+        && !is_refused(&matrix.words.device)
+}
+
+/// `x [n_rows, d_in]` times the transposed matrix, with bias and residual: into all of `output [n_rows, d_out]`. Gives false
+/// if the library has no kernel for it on this device: `output` is then undefined, and [`has_body`] is false for the device
+/// from then on.
 pub(super) fn launch(x: &CubeTensor, matrix: &Matrix, joined: &Joined, output: &CubeTensor) -> bool {
     // The library's own choice for a device with matrix instructions.
     let strategy = multi_level::Strategy::SimpleCyclicCmma(Default::default()).into();
@@ -79,8 +91,8 @@ pub(super) fn launch(x: &CubeTensor, matrix: &Matrix, joined: &Joined, output: &
     match launch_in_slices(&strategy, [slice_rows, slice_out], x, matrix, joined, output) {
         Ok(()) => true,
         Err(error) => {
-            IS_REFUSED.store(true, Ordering::Relaxed);
-            tracing::warn!(?error, "the device's matrix instructions cannot be used");
+            refuse(&matrix.words.device);
+            tracing::warn!(?error, device = ?matrix.words.device, "the device's matrix instructions cannot be used");
             false
         }
     }
@@ -220,18 +232,18 @@ fn combine_products(
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
+#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use burn::{
-        backend::CubeDevice,
+        backend::WgpuDeviceKind,
         tensor::{Device, TensorData},
     };
     use burn_cubecl::cubecl::prelude::CubeElement;
 
     use super::{super::device::cube_device, *};
     use crate::{
-        device::{DeviceChoice, choose},
         ops::{Dtype, Weight, weight::Form},
+        software_adapter::gpu,
     };
 
     fn upload(values: &[f32], dims: [usize; 2], device: &CubeDevice) -> CubeTensor {
@@ -252,7 +264,7 @@ mod tests {
     ) -> Vec<f32> {
         let input = upload(x, [n_rows, matrix.d_in], device);
         let output = empty(&input, [n_rows, d_out]);
-        let strategy = match has_body(&device.client(), matrix.format) {
+        let strategy = match has_body(matrix) {
             true => multi_level::Strategy::SimpleCyclicCmma(Default::default()),
             false => multi_level::Strategy::SimpleUnit(Default::default()),
         };
@@ -313,12 +325,7 @@ mod tests {
     /// weights and slices of all kinds.
     #[test]
     fn products_of_halves_are_as_exact_as_f32() {
-        if std::env::var_os("HEARTH_TEST_WGPU").is_none() {
-            println!("skipped: set HEARTH_TEST_WGPU=1 to run on the software wgpu adapter");
-            return;
-        }
-        let device = choose(DeviceChoice::WgpuSoftware).unwrap().device;
-        println!("matrix instructions: {}", has_body(&cube_device(&device).unwrap().client(), Format::F16));
+        let Some(device) = gpu() else { return };
         let all = usize::MAX;
         for dtype in [Dtype::F16, Dtype::Bf16, Dtype::Q8, Dtype::Q5_1, Dtype::Q4_1, Dtype::Q4] {
             for (dims, slices, joined) in
@@ -330,13 +337,17 @@ mod tests {
         }
     }
 
+    /// Devices that are not there, and need not be: nobody opens them.
+    #[test]
+    fn a_device_without_a_kernel_leaves_the_others_theirs() {
+        let [refused, other] = [77, 78].map(|number| CubeDevice::Wgpu(WgpuDeviceKind::DiscreteGpu(number).into()));
+        refuse(&refused);
+        assert!(is_refused(&refused) && !is_refused(&other));
+    }
+
     #[test]
     fn what_is_no_number_stays_none() {
-        if std::env::var_os("HEARTH_TEST_WGPU").is_none() {
-            println!("skipped: set HEARTH_TEST_WGPU=1 to run on the software wgpu adapter");
-            return;
-        }
-        let device = choose(DeviceChoice::WgpuSoftware).unwrap().device;
+        let Some(device) = gpu() else { return };
         let ones = TensorData::new(vec![1.0f32; 20 * 32], [20, 32]);
         let weight = Weight::new(ones, Dtype::Q8, &device).unwrap();
         let Form::OnGpu(matrix) = weight.form() else { unreachable!("the device is a GPU") };

@@ -6,10 +6,7 @@ use burn_cubecl::{
     tensor::CubeTensor,
 };
 
-use super::{
-    linear::{grid, workgroup},
-    rowwise::empty,
-};
+use super::launch::{empty, grid, workgroup};
 use crate::{
     config::{NormKind, QkNormSpan},
     ops::NormOptions,
@@ -39,7 +36,7 @@ impl HeadNorms {
     }
 
     /// The width of a part of the queries, and of one of the keys or of the values.
-    fn widths(&self) -> [usize; 2] {
+    pub(super) fn widths(&self) -> [usize; 2] {
         let [q_parts, kv_parts] = self.parts();
         [self.n_heads * self.head_dim / q_parts, self.n_kv_heads * self.head_dim / kv_parts]
     }

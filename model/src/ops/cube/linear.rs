@@ -13,8 +13,10 @@ use burn_cubecl::{
 use super::{
     decode::{high_bits_of, minimum_of, scale_of, weight},
     halves,
+    joined::{Joined, LinearOptions},
+    launch::{empty, grid, workgroup},
     matrix::{Format, Matrix},
-    rowwise::{empty, nonlinear},
+    rowwise::nonlinear,
     tiled,
 };
 use crate::config::Activation;
@@ -33,28 +35,6 @@ const TILED_FROM: usize = 256;
 /// Rows of the input from which matrix instructions are used, where the device has them. Below either, a row's bits do not
 /// depend on its neighbours.
 const HALVES_FROM: usize = 128;
-
-/// What a product is joined with.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Joined {
-    /// Added to each row: `[d_out]`.
-    pub(super) bias: Option<CubeTensor>,
-    /// Added: `[n_rows, d_out]`.
-    pub(super) residual: Option<CubeTensor>,
-    /// RMSNorm of the input comes first; its weight `[d_in]`. Not together with a residual.
-    pub(super) norm: Option<CubeTensor>,
-}
-
-/// How a product is joined.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(in crate::ops) struct LinearOptions {
-    /// Of the norm, where there is one.
-    pub(in crate::ops) eps: f32,
-    /// Of the norm, where there is one.
-    pub(in crate::ops) weight_offset: f32,
-    /// The left half of the outputs gates the right half: what comes back is half as wide.
-    pub(in crate::ops) gate: Option<Activation>,
-}
 
 /// How a kernel is cut; each is compiled by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -88,7 +68,7 @@ enum Body {
 impl Body {
     fn of(n_rows: usize, matrix: &Matrix) -> Self {
         match n_rows {
-            HALVES_FROM.. if halves::has_body(&matrix.words.client, matrix.format) => Self::Halves,
+            HALVES_FROM.. if halves::has_body(matrix) => Self::Halves,
             TILED_FROM.. => Self::Tiled,
             _ => Self::Few,
         }
@@ -182,20 +162,6 @@ fn launch(x: CubeTensor, matrix: &Matrix, joined: Joined, options: LinearOptions
             format.element(),
         );
     }
-}
-
-/// `inner * outer` workgroups, numbered with `inner` running fastest; see [`workgroup`].
-pub(super) fn grid(inner: usize, outer: usize) -> CubeCount {
-    let n = inner * outer;
-    // A dimension holds 65535 at most.
-    let x = n.min(1 << 15);
-    CubeCount::Static(x as u32, n.div_ceil(x.max(1)) as u32, 1)
-}
-
-/// The number of this workgroup in a [`grid`]; may be beyond the last.
-#[cube]
-pub(super) fn workgroup() -> usize {
-    CUBE_POS_Y as usize * CUBE_COUNT_X as usize + CUBE_POS_X as usize
 }
 
 #[cube(launch_unchecked)]

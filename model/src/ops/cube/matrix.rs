@@ -324,17 +324,14 @@ fn pack_blocks(matrix: &QuantizedMatrix, format: Format) -> Packed {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
+#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use std::sync::Arc;
 
     use burn::tensor::{Int, Tensor, TensorData};
 
     use super::*;
-    use crate::{
-        device::{DeviceChoice, choose},
-        ops::cube,
-    };
+    use crate::{ops::cube, software_adapter::gpu};
 
     fn floats(tensor: Tensor<2>) -> Vec<f32> {
         tensor.into_data().try_to_vec().unwrap()
@@ -343,11 +340,7 @@ mod tests {
     /// Devices with f16 and devices without take the same numbers from the same bits.
     #[test]
     fn both_forms_of_f16_are_the_same_numbers() {
-        if std::env::var_os("HEARTH_TEST_WGPU").is_none() {
-            println!("skipped: set HEARTH_TEST_WGPU=1 to run on the software wgpu adapter");
-            return;
-        }
-        let device = choose(DeviceChoice::WgpuSoftware).unwrap().device;
+        let Some(device) = gpu() else { return };
         assert_eq!(Format::of(Dtype::F16, on_cube(&device)), Format::F16, "the adapter has f16");
         // All finite numbers of f16, in rows whose ends are no whole units.
         let dims @ [d_out, d_in] = [1017, 62];

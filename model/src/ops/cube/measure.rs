@@ -19,7 +19,7 @@ use burn_cubecl::{
     tensor::CubeTensor,
 };
 
-use super::linear::{grid, workgroup};
+use super::launch::{grid, workgroup};
 use crate::error::{Error, Result};
 
 /// Lanes of a workgroup.

@@ -13,6 +13,8 @@ mod device;
 mod extension;
 mod halves;
 mod heads;
+mod joined;
+mod launch;
 mod linear;
 mod matrix;
 mod measure;
@@ -20,6 +22,8 @@ mod recording;
 mod rope;
 mod rowwise;
 mod split;
+#[cfg(test)]
+mod tests;
 mod tiled;
 
 pub(super) use attention::{AttentionPlan, AttentionStep, BLOCK_LEN, TILE};
@@ -30,8 +34,9 @@ pub(super) use extension::{
     overwrite, part_of_ints, rope_append, rows_in_ints, take_rows,
 };
 pub(super) use heads::HeadNorms;
-pub(super) use linear::{LinearOptions, joins};
+pub(super) use joined::LinearOptions;
+pub(super) use linear::joins;
 pub(super) use matrix::Matrix;
 pub(super) use measure::{count_launches, multiply_rate, read_bandwidth};
-pub(crate) use recording::Recording;
+pub(crate) use recording::{Address, Recording};
 pub(super) use rope::Heads;

@@ -6,10 +6,10 @@
 //! what was found out before.)
 
 use burn::{
-    backend::{Backend, BackendTypes, Dispatch},
-    tensor::Device,
+    backend::{Backend, BackendTypes, Cube, Dispatch},
+    tensor::{Device, Tensor},
 };
-use burn_cubecl::cubecl::server::Handle;
+use burn_cubecl::{CubeBackend, cubecl::server::Handle};
 
 use super::cube_device;
 use crate::error::{Error, Result};
@@ -74,6 +74,23 @@ impl Recording {
     }
 }
 
+/// Where a tensor lies in a GPU's memory. Equal addresses are the same memory, however long ago one of them was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Address {
+    allocation: usize,
+    offset: Option<u64>,
+}
+
+impl Address {
+    /// Where `tensor` lies once all queued operations have been launched, which this does. `None` unless it is on a GPU.
+    pub(crate) fn of(tensor: &Tensor<2>) -> Option<Self> {
+        let fused = tensor.clone().try_into_primitive::<Cube>().ok()?;
+        let client = fused.client.clone();
+        let handle = client.resolve_tensor_float::<CubeBackend>(fused).handle;
+        Some(Self { allocation: handle.memory.descriptor().id.value, offset: handle.offset_start })
+    }
+}
+
 /// Buffers of these sizes on `device`, where this thread's operations take theirs from.
 fn spare(device: &Device, sizes: &[usize]) -> Vec<Handle> {
     let Some(cube) = cube_device(device) else { return Vec::new() };
@@ -87,22 +104,27 @@ fn failed(error: impl std::fmt::Display) -> Error {
 }
 
 #[cfg(test)]
-#[expect(clippy::unwrap_used, clippy::print_stdout, unsafe_code, reason = "tests")]
+#[expect(clippy::unwrap_used, unsafe_code, reason = "tests")]
 mod tests {
-    use burn::tensor::Tensor;
-
     use super::*;
     use crate::{
-        device::{DeviceChoice, choose},
         ops::{Ints, StagingBuffer, Upload},
+        software_adapter::gpu,
     };
 
-    fn gpu() -> Option<Device> {
-        if std::env::var_os("HEARTH_TEST_WGPU").is_none() {
-            println!("skipped: set HEARTH_TEST_WGPU=1 to run on the software wgpu adapter");
-            return None;
-        }
-        Some(choose(DeviceChoice::WgpuSoftware).unwrap().device)
+    #[test]
+    fn an_address_is_that_of_the_memory() {
+        let Some(gpu) = gpu() else { return };
+        let mut tensor = Tensor::<2>::zeros([4, 4], &gpu);
+        let address = Address::of(&tensor);
+        assert!(address.is_some());
+        assert_eq!(Address::of(&tensor.clone()), address);
+        assert_ne!(Address::of(&Tensor::zeros([4, 4], &gpu)), address);
+        let held = tensor.clone();
+        tensor = tensor + 1.0;
+        assert_ne!(Address::of(&tensor), address, "somebody else has the memory");
+        assert_eq!(Address::of(&held), address);
+        assert_eq!(Address::of(&Tensor::zeros([4, 4], &Device::flex())), None);
     }
 
     fn values(x: &Tensor<1>) -> Vec<f32> {

@@ -9,8 +9,7 @@ use burn_cubecl::{
 
 use super::{
     device::element,
-    linear::{grid, workgroup},
-    rowwise::empty,
+    launch::{empty, grid, workgroup},
 };
 
 /// Lanes of a workgroup.

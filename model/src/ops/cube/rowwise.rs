@@ -1,16 +1,14 @@
 //! Embeddings, norms and the nonlinearities of the feed-forward network: one pass over each row.
 
-use burn::tensor::{DType, Shape};
 use burn_cubecl::{
     cubecl::{self, ir::ElemType, prelude::*},
     kernel::into_contiguous,
-    ops::numeric::empty_device_contiguous_dtype,
     tensor::CubeTensor,
 };
 
 use super::{
     decode::{high_bits_of, minimum_of, scale_of, weight},
-    linear::{grid, workgroup},
+    launch::{empty, grid, workgroup},
     matrix::{Format, Matrix},
 };
 use crate::{
@@ -21,11 +19,6 @@ use crate::{
 /// Lanes of a workgroup.
 const LANES: usize = 256;
 
-/// An f32 tensor with no values yet, where `like` is.
-pub(super) fn empty<const D: usize>(like: &CubeTensor, dims: [usize; D]) -> CubeTensor {
-    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), Shape::new(dims), DType::F32)
-}
-
 /// Rows `ids` of the matrix: `[n, d_in]`.
 pub(super) fn embedding(ids: CubeTensor, matrix: &Matrix) -> CubeTensor {
     let ids = into_contiguous(ids);
@@ -33,7 +26,7 @@ pub(super) fn embedding(ids: CubeTensor, matrix: &Matrix) -> CubeTensor {
     let output = empty(&ids, [n, matrix.d_in]);
     let n_units = n * matrix.units();
     #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-    // SAFETY: a unit is one of the output's, inputs are kept below the row's width; ids are rows by contract.
+    // SAFETY: a unit is one of the output's, inputs are kept below the row's width and ids below the number of rows.
     unsafe {
         embed::launch_unchecked(
             &output.client,
@@ -45,6 +38,7 @@ pub(super) fn embedding(ids: CubeTensor, matrix: &Matrix) -> CubeTensor {
             matrix.scales.clone().into_buffer_arg(),
             output.clone().into_buffer_arg(),
             n_units,
+            matrix.d_out,
             matrix.units(),
             matrix.d_in,
             matrix.scale_words(),
@@ -63,6 +57,7 @@ fn embed<E: Numeric, W: Size>(
     scales: &[u32],
     output: &mut [f32],
     n_units: usize,
+    n_entries: usize,
     units: usize,
     d_in: usize,
     scale_words: usize,
@@ -71,7 +66,9 @@ fn embed<E: Numeric, W: Size>(
 ) {
     let at = workgroup() * LANES + UNIT_POS_X as usize;
     if at < n_units {
-        let row = usize::cast_from(ids[at / units]);
+        // A negative id is a very large number.
+        let id = usize::cast_from(ids[at / units]);
+        let row = select(id < n_entries, id, n_entries - 1);
         let unit = at % units;
         let loaded = words[row * units + unit];
         let scale = scale_of(scales, row * scale_words, unit, format);

@@ -13,9 +13,8 @@ use half::f16;
 
 use super::{
     decode::{high_bits_of, minimum_of, scale_of, weight},
-    linear::{grid, workgroup},
+    launch::{empty, grid, workgroup},
     matrix::{Format, Matrix},
-    rowwise::empty,
 };
 
 /// Lanes of a workgroup.

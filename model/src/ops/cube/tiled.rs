@@ -7,7 +7,8 @@ use burn_cubecl::{
 
 use super::{
     decode::{high_bits_of, minimum_of, scale_of, weight},
-    linear::{Joined, grid, workgroup},
+    joined::Joined,
+    launch::{grid, workgroup},
     matrix::{Format, Matrix},
 };
 

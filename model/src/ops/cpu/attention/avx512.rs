@@ -7,11 +7,16 @@ use std::{
     },
     array,
     ops::Range,
-    slice,
 };
 
-use super::{Buffers, KvElement, LANES, Pools, Query, Target, Task, key_lines, softmax, tiles, value_row};
-use crate::ops::{AttentionOptions, cpu::fetch::fetch};
+use super::{
+    Buffers, KvElement, LANES, MAX_QUERIES, Pools, Query, Task, WeightedSum, key_lines, softmax, store, tiles,
+    value_row,
+};
+use crate::ops::{
+    AttentionOptions,
+    cpu::{crew::SharedMut, fetch::fetch},
+};
 
 /// Numbers in a cache line.
 const fn line<E>() -> usize {
@@ -24,16 +29,17 @@ pub(super) unsafe fn mix<E: KvElement>(
     kv_heads: Range<usize>,
     task: &Task<'_>,
     pools: &Pools<'_, E>,
-    target: &Target,
+    output: &SharedMut<'_, f32>,
 ) {
     macro_rules! queries {
-        ($($n:literal)*) => {
+        ($($n:literal)*) => {{
+            const _: () = assert!([$($n),*].len() == MAX_QUERIES, "one kernel per number of queries");
             match queries.len() / kv_heads.len() {
                 // SAFETY: this function's own target features.
-                $($n => unsafe { mix_n::<E, $n>(queries.as_chunks().0, kv_heads, task, pools, target) },)*
-                _ => {}
+                $($n => unsafe { mix_n::<E, $n>(queries.as_chunks().0, kv_heads, task, pools, output) },)*
+                n => unreachable!("{n} queries to a key head, where there are 1 to {MAX_QUERIES}"),
             }
-        };
+        }};
     }
     queries!(1 2 3 4 5 6 7 8);
 }
@@ -46,7 +52,7 @@ unsafe fn mix_n<E: KvElement, const N: usize>(
     kv_heads: Range<usize>,
     task: &Task<'_>,
     pools: &Pools<'_, E>,
-    target: &Target,
+    output: &SharedMut<'_, f32>,
 ) {
     let head_dim = pools.options.head_dim;
     let tiles = tiles(&task.sees(pools.options));
@@ -56,7 +62,7 @@ unsafe fn mix_n<E: KvElement, const N: usize>(
     // Pages between values that are mixed and those that are fetched meanwhile.
     let ahead = if is_alone { 2 } else { 1 };
     let mut buffers = Buffers::take(kv_heads.len() * N, width, head_dim);
-    let Buffers { scores, totals, mixed, .. } = &mut buffers;
+    let Buffers { scores, totals, mixed, widened } = &mut buffers;
     let mut tile = tiles.start;
     while tile < tiles.end {
         let n_left = tiles.end - tile;
@@ -92,6 +98,20 @@ unsafe fn mix_n<E: KvElement, const N: usize>(
     let rows = queries.as_flattened().iter().zip(scores.chunks_exact_mut(width));
     let scale = pools.options.scale as f32;
     totals.extend(rows.map(|(query, scores)| softmax::<true>(scores, first, query, scale)));
+    let [before, all_see, behind] = task.seen(pools.options);
+    // Positions that only some rows see are at the ends; they are added query by query.
+    let mut add_edge = |positions: Range<usize>, mixed: &mut [f32]| {
+        if positions.is_empty() {
+            return;
+        }
+        widened.resize(head_dim, 0.0);
+        let heads = kv_heads.clone().zip(queries).zip(scores.chunks_exact(N * width));
+        for (((kv_head, queries), weights), mixed) in heads.zip(mixed.chunks_exact_mut(N * head_dim)) {
+            let mut sum = WeightedSum { weights, width, first, mixed, widened };
+            sum.add_values::<E, true, false>(positions.clone(), queries, kv_head, task, pools);
+        }
+    };
+    add_edge(before, mixed);
     let n_together = if is_alone { tiles.len() } else { 1 };
     for start in tiles.clone().step_by(n_together) {
         let part = start..start + n_together;
@@ -99,7 +119,7 @@ unsafe fn mix_n<E: KvElement, const N: usize>(
         for ((kv_head, scores), mixed) in heads {
             let mut from = 0;
             while from < head_dim {
-                let part = Part { kv_head, tiles: part.clone(), from, ahead };
+                let part = Part { kv_head, tiles: part.clone(), positions: all_see.clone(), from, ahead };
                 // SAFETY: as above.
                 from += unsafe {
                     if N <= 6 && from + 4 * LANES <= head_dim {
@@ -113,11 +133,8 @@ unsafe fn mix_n<E: KvElement, const N: usize>(
             }
         }
     }
-    for ((query, mixed), total) in queries.as_flattened().iter().zip(mixed.chunks_exact(head_dim)).zip(&*totals) {
-        // SAFETY: the span of this query's row and head is within the output and belongs to this task alone.
-        let output = unsafe { slice::from_raw_parts_mut(target.0.add(query.output), head_dim) };
-        output.iter_mut().zip(mixed).for_each(|(output, mixed)| *output = mixed / total);
-    }
+    add_edge(behind, mixed);
+    store(queries.as_flattened(), mixed, totals, head_dim, output);
     buffers.give_back();
 }
 
@@ -168,6 +185,8 @@ unsafe fn score_tiles<E: KvElement, const N: usize, const T: usize>(
 struct Part {
     kv_head: usize,
     tiles: Range<usize>,
+    /// Those of them that all queries see.
+    positions: Range<usize>,
     /// The first dimension.
     from: usize,
     /// Pages from those that are mixed to those that are fetched.
@@ -179,7 +198,7 @@ struct Part {
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 #[inline]
 unsafe fn mix_values<E: KvElement, const N: usize, const C: usize>(
-    Part { kv_head, tiles: part, from, ahead }: Part,
+    Part { kv_head, tiles: part, positions, from, ahead }: Part,
     task: &Task<'_>,
     pools: &Pools<'_, E>,
     (scores, width): (&[f32], usize),
@@ -191,13 +210,12 @@ unsafe fn mix_values<E: KvElement, const N: usize, const C: usize>(
         let n = n_dims - (c * LANES).min(n_dims);
         if n >= LANES { !0 } else { (1 << n) - 1 }
     };
-    let sees = task.sees(pools.options);
-    let tiles = tiles(&sees);
+    let tiles = tiles(&task.sees(pools.options));
     let (first, last) = (tiles.start * LANES, tiles.end - 1);
     let page_len = LANES * n_kv_heads * head_dim;
     let page_values = |page: usize| &pools.values[page * page_len..][..page_len];
     // The slices' lengths are checked here and once for each page.
-    assert!(part.end <= tiles.end && mixed.len() == N * head_dim);
+    assert!(part.start >= tiles.start && part.end <= tiles.end && mixed.len() == N * head_dim);
     let weights: [&[f32]; N] = array::from_fn(|n| &scores[n * width..][..tiles.len() * LANES]);
     let mixed = mixed.as_mut_ptr();
     let mut sums = [[_mm512_setzero_ps(); C]; N];
@@ -210,8 +228,7 @@ unsafe fn mix_values<E: KvElement, const N: usize, const C: usize>(
     for tile in part {
         let page = page_values(task.page(tile));
         let next = page_values(task.page((tile + ahead).min(last)));
-        let positions = sees.start.max(tile * LANES)..sees.end.min((tile + 1) * LANES);
-        for position in positions {
+        for position in positions.start.max(tile * LANES)..positions.end.min((tile + 1) * LANES) {
             let row = ((position % LANES) * n_kv_heads + kv_head) * head_dim + from;
             (0..C * LANES).step_by(line::<E>()).for_each(|at| fetch(next.as_ptr().wrapping_add(row + at)));
             // SAFETY: `row` and the `n_dims` values behind it are within the page; the mask leaves out what is

@@ -3,9 +3,9 @@
 //! Keys are stored with the 16 tokens of a page side by side (see [`append_keys`](super::append_keys)), so that 16
 //! scores are one chain of multiply-adds over the head's dimensions, with no sums across lanes; values are stored row
 //! by row, and a row of the output is one chain over the keys in the order of their positions. Rows are computed
-//! several at a time, and those that must not see a key give it the weight zero, which leaves their sums as they are:
-//! the result is the same bits whether a row is decoded alone or is part of a chunk of prefill. Pages in f16 are
-//! widened in registers, and every row finds its own key and value rounded as later rows will.
+//! several at a time, and a row that must not see a key leaves its value out: the result is the same bits whether a row
+//! is decoded alone or is part of a chunk of prefill. Pages in f16 are widened in registers, and every row finds its own
+//! key and value rounded as later rows will.
 
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads")]
@@ -14,7 +14,9 @@ mod avx512;
 use std::{cell::Cell, ops::Range};
 
 use super::{
-    BASELINE_IS_FUSED, Isa, KvElement, crew, isa,
+    BASELINE_IS_FUSED, Isa, KvElement,
+    crew::{self, SharedMut},
+    isa,
     math::{exp, tanh},
     multiply_add,
 };
@@ -55,7 +57,9 @@ pub(super) fn attention_paged_into<E: KvElement>(
     (sequences, options): (&[PagedRows], &AttentionOptions),
     output: &mut [f32],
 ) {
-    let target = Target(output.as_mut_ptr());
+    // Tasks of different sequences write different rows.
+    assert!(sequences.is_sorted_by(|one, next| one.rows.end <= next.rows.start), "sequences share rows");
+    let output = SharedMut::new(output);
     let pools = Pools { queries, stride, keys, values, options };
     let page_bytes = options.head_dim * LANES * size_of::<E>();
     let n_together = heads_together(sequences.len(), crew::n_threads(), page_bytes);
@@ -67,10 +71,10 @@ pub(super) fn attention_paged_into<E: KvElement>(
     let tasks: Vec<Task<'_>> = tasks.collect();
     let work: usize = tasks.iter().map(|task| task.n_keys() * task.rows.len() * task.kv_heads.len()).sum();
     if 2 * work * options.n_heads / options.n_kv_heads * options.head_dim < PARALLEL_WORK {
-        tasks.iter().for_each(|task| task.run(&pools, &target));
+        tasks.iter().for_each(|task| task.run(&pools, &output));
     } else {
         // The last tasks of a prompt have the most keys: they come first, so that none is left over at the end.
-        crew::share(tasks.len(), |n| tasks[tasks.len() - 1 - n].run(&pools, &target));
+        crew::share(tasks.len(), |n| tasks[tasks.len() - 1 - n].run(&pools, &output));
     }
 }
 
@@ -79,13 +83,6 @@ pub(super) fn attention_paged_into<E: KvElement>(
 fn heads_together(n_sequences: usize, n_threads: usize, page_bytes: usize) -> usize {
     if n_sequences < 2 * n_threads { 1 } else { (RUN_BYTES / page_bytes.max(1)).max(1) }
 }
-
-/// The output, which threads fill head by head.
-struct Target(*mut f32);
-
-#[expect(unsafe_code, reason = "threads write disjoint parts of one matrix")]
-// SAFETY: each (row, head) belongs to one task, and nobody reads before all tasks have ended.
-unsafe impl Sync for Target {}
 
 /// What all tasks read.
 struct Pools<'a, E> {
@@ -141,11 +138,21 @@ impl Task<'_> {
         window_start(first, options)..self.sequence.start + self.rows.end
     }
 
+    /// The same positions in order: those before the ones that all rows of the task see, these, and those behind them.
+    fn seen(&self, options: &AttentionOptions) -> [Range<usize>; 3] {
+        let sees = self.sees(options);
+        let first = self.sequence.start + self.rows.start;
+        // Where the last row's window begins, and where the first row ends.
+        let start = window_start(sees.end - 1, options);
+        let end = (first + 1).max(start);
+        [sees.start..start, start..end, end..sees.end]
+    }
+
     fn n_keys(&self) -> usize {
         self.sequence.start + self.rows.end - self.sequence.first_key
     }
 
-    fn run<E: KvElement>(&self, pools: &Pools<'_, E>, target: &Target) {
+    fn run<E: KvElement>(&self, pools: &Pools<'_, E>, output: &SharedMut<'_, f32>) {
         let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *pools.options;
         let group = n_heads / n_kv_heads;
         // Not collected: its length would be unknown, and memory taken piece by piece.
@@ -167,12 +174,12 @@ impl Task<'_> {
         let mut queries: Vec<Query<'_>> = Vec::with_capacity(n_queries * self.kv_heads.len());
         queries.extend(all);
         if n_queries <= MAX_QUERIES {
-            return mix(&queries, self.kv_heads.clone(), self, pools, target);
+            return mix(&queries, self.kv_heads.clone(), self, pools, output);
         }
         // More queries to a key head than go together are cut here.
         for (kv_head, queries) in self.kv_heads.clone().zip(queries.chunks(n_queries)) {
             for queries in queries.chunks(MAX_QUERIES) {
-                mix(queries, kv_head..kv_head + 1, self, pools, target);
+                mix(queries, kv_head..kv_head + 1, self, pools, output);
             }
         }
     }
@@ -198,18 +205,18 @@ fn mix<E: KvElement>(
     kv_heads: Range<usize>,
     task: &Task<'_>,
     pools: &Pools<'_, E>,
-    target: &Target,
+    output: &SharedMut<'_, f32>,
 ) {
     match isa() {
         #[cfg(target_arch = "x86_64")]
         #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
         // SAFETY: `isa` found the instructions.
-        Isa::Avx512 => unsafe { avx512::mix(queries, kv_heads, task, pools, target) },
+        Isa::Avx512 => unsafe { avx512::mix(queries, kv_heads, task, pools, output) },
         #[cfg(target_arch = "x86_64")]
         #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
         // SAFETY: `isa` found the instructions.
-        Isa::Avx2 => unsafe { avx2(queries, kv_heads, task, pools, target) },
-        Isa::Baseline => portable::<E, BASELINE_IS_FUSED>(queries, kv_heads, task, pools, target),
+        Isa::Avx2 => unsafe { avx2(queries, kv_heads, task, pools, output) },
+        Isa::Baseline => portable::<E, BASELINE_IS_FUSED>(queries, kv_heads, task, pools, output),
     }
 }
 
@@ -221,9 +228,9 @@ unsafe fn avx2<E: KvElement>(
     kv_heads: Range<usize>,
     task: &Task<'_>,
     pools: &Pools<'_, E>,
-    target: &Target,
+    output: &SharedMut<'_, f32>,
 ) {
-    portable::<E, true>(queries, kv_heads, task, pools, target);
+    portable::<E, true>(queries, kv_heads, task, pools, output);
 }
 
 /// The tiles of 16 positions that `sees` touches.
@@ -328,11 +335,11 @@ fn portable<E: KvElement, const FUSED: bool>(
     kv_heads: Range<usize>,
     task: &Task<'_>,
     pools: &Pools<'_, E>,
-    target: &Target,
+    output: &SharedMut<'_, f32>,
 ) {
     let n_queries = queries.len() / kv_heads.len();
     for (kv_head, queries) in kv_heads.zip(queries.chunks(n_queries)) {
-        portable_head::<E, FUSED>(queries, kv_head, task, pools, target);
+        portable_head::<E, FUSED>(queries, kv_head, task, pools, output);
     }
 }
 
@@ -342,7 +349,7 @@ fn portable_head<E: KvElement, const FUSED: bool>(
     kv_head: usize,
     task: &Task<'_>,
     pools: &Pools<'_, E>,
-    target: &Target,
+    output: &SharedMut<'_, f32>,
 ) {
     let head_dim = pools.options.head_dim;
     let tiles = tiles(&task.sees(pools.options));
@@ -366,28 +373,75 @@ fn portable_head<E: KvElement, const FUSED: bool>(
     let scale = pools.options.scale as f32;
     let rows = queries.iter().zip(scores.chunks_exact_mut(width));
     totals.extend(rows.map(|(query, scores)| softmax::<FUSED>(scores, first, query, scale)));
-    for position in task.sees(pools.options) {
-        let values = E::widen(value_row(pools, task.slot(position), kv_head), widened);
-        for (scores, mixed) in scores.chunks_exact(width).zip(mixed.chunks_exact_mut(head_dim)) {
-            let weight = scores[position - first];
-            for (mixed, value) in mixed.iter_mut().zip(values) {
-                *mixed = multiply_add::<FUSED>(weight, *value, *mixed);
+    let [before, all_see, behind] = task.seen(pools.options);
+    let mut sum = WeightedSum { weights: scores, width, first, mixed, widened };
+    sum.add_values::<E, FUSED, false>(before, queries, kv_head, task, pools);
+    sum.add_values::<E, FUSED, true>(all_see, queries, kv_head, task, pools);
+    sum.add_values::<E, FUSED, false>(behind, queries, kv_head, task, pools);
+    store(queries, mixed, totals, head_dim, output);
+    buffers.give_back();
+}
+
+/// The weighted sum of values for some queries, in the order of positions.
+struct WeightedSum<'a> {
+    /// For each query `width` weights, from position `first` on.
+    weights: &'a [f32],
+    width: usize,
+    first: usize,
+    /// The sums so far, `[n_queries, head_dim]`.
+    mixed: &'a mut [f32],
+    /// Room for a row of values.
+    widened: &'a mut [f32],
+}
+
+impl WeightedSum<'_> {
+    /// Adds the weighted values at `positions`. Unless `ALL_SEE`, a query skips those that it must not see: their weight is
+    /// 0, but they may be infinite, and 0 times infinity is NaN.
+    #[inline(always)]
+    fn add_values<E: KvElement, const FUSED: bool, const ALL_SEE: bool>(
+        &mut self,
+        positions: Range<usize>,
+        queries: &[Query<'_>],
+        kv_head: usize,
+        task: &Task<'_>,
+        pools: &Pools<'_, E>,
+    ) {
+        let head_dim = pools.options.head_dim;
+        for position in positions {
+            let values = E::widen(value_row(pools, task.slot(position), kv_head), self.widened);
+            let sums = self.mixed.chunks_exact_mut(head_dim);
+            for ((query, weights), mixed) in queries.iter().zip(self.weights.chunks_exact(self.width)).zip(sums) {
+                if ALL_SEE || query.sees.contains(&position) {
+                    let weight = weights[position - self.first];
+                    for (mixed, value) in mixed.iter_mut().zip(values) {
+                        *mixed = multiply_add::<FUSED>(weight, *value, *mixed);
+                    }
+                }
             }
         }
     }
-    for ((query, mixed), total) in queries.iter().zip(mixed.chunks_exact(head_dim)).zip(&*totals) {
+}
+
+/// Stores what was mixed for each query, divided by the sum of its weights.
+#[inline(always)]
+fn store(queries: &[Query<'_>], mixed: &[f32], totals: &[f32], head_dim: usize, output: &SharedMut<'_, f32>) {
+    for ((query, mixed), total) in queries.iter().zip(mixed.chunks_exact(head_dim)).zip(totals) {
         #[expect(unsafe_code, reason = "threads write disjoint parts of one matrix")]
-        // SAFETY: the span of this query's row and head is within the output and belongs to this task alone.
-        let output = unsafe { std::slice::from_raw_parts_mut(target.0.add(query.output), head_dim) };
+        // SAFETY: a row's head belongs to one task, since sequences have rows of their own, and is stored once.
+        let output = unsafe { output.part(query.output..query.output + head_dim) };
         output.iter_mut().zip(mixed).for_each(|(output, mixed)| *output = mixed / total);
     }
-    buffers.give_back();
 }
 
 #[cfg(test)]
 mod tests {
+    use half::f16;
+
     use super::{
-        super::levels::{levels, noise, with_isa},
+        super::{
+            append_keys, append_values,
+            levels::{levels, noise, with_isa},
+        },
         *,
     };
     use crate::ops::Slots;
@@ -418,8 +472,8 @@ mod tests {
                 let sequence = PagedRows { rows: 0..n_rows, start, first_key, slots };
                 let mixed = |heads_per_task| {
                     let mut output = vec![f32::NAN; queries.len()];
-                    let target = Target(output.as_mut_ptr());
-                    tasks_of(&sequence, heads_per_task, &options).for_each(|task| task.run(&pools, &target));
+                    let shared = SharedMut::new(&mut output);
+                    tasks_of(&sequence, heads_per_task, &options).for_each(|task| task.run(&pools, &shared));
                     output
                 };
                 for level in levels() {
@@ -431,6 +485,71 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Keys and values that are infinite or NaN change only rows that see them, wherever they are in a chunk of a prompt.
+    fn check_hidden<E: KvElement + PartialEq>(broken: f32) {
+        let (n_heads, n_kv_heads, head_dim, n_rows, start) = (4, 2, 20, 9, 30);
+        let (n_keys, width) = (start + n_rows, n_kv_heads * head_dim);
+        for sliding_window in [None, Some(1), Some(5), Some(21)] {
+            let (scale, softcap, alibi_slopes) = (0.2, None, None);
+            let options =
+                AttentionOptions { n_heads, n_kv_heads, head_dim, scale, softcap, sliding_window, alibi_slopes };
+            let queries = noise(n_rows * n_heads * head_dim, 3);
+            let device = burn::tensor::Device::flex();
+            let sequence = |first: usize, n_rows: usize| {
+                let first_key = window_start(start + first, &options);
+                let slots = Slots::new((first_key as i32..(start + first + n_rows) as i32).collect(), &device);
+                PagedRows { rows: 0..n_rows, start: start + first, first_key, slots }
+            };
+            // All rows together, or each by itself; with other numbers at a position.
+            let attended = |position: Option<usize>, at_once: usize| {
+                let [keys, values] = [1, 2].map(|seed| {
+                    let mut rows = noise(48 * width, seed);
+                    if let Some(position) = position {
+                        rows[position * width..][..width].fill(broken);
+                    }
+                    rows
+                });
+                let slots: Vec<i32> = (0..48).collect();
+                let mut pools = [0, 1].map(|_| vec![E::default(); 48 * width]);
+                append_keys(&mut pools[0], &keys, &slots);
+                append_values(&mut pools[1], &values, &slots);
+                let rows = queries.chunks(at_once * n_heads * head_dim).enumerate().flat_map(|(number, queries)| {
+                    let sequence = sequence(number * at_once, queries.len() / (n_heads * head_dim));
+                    attention_paged(queries, [&pools[0], &pools[1]], &[sequence], &options)
+                });
+                rows.collect::<Vec<f32>>()
+            };
+            for level in levels() {
+                let whole = with_isa(level, || attended(None, n_rows));
+                for position in 0..n_keys {
+                    let found = with_isa(level, || attended(Some(position), n_rows));
+                    let alone = with_isa(level, || attended(Some(position), 1));
+                    for row in 0..n_rows {
+                        let values = row * n_heads * head_dim..(row + 1) * n_heads * head_dim;
+                        let what = format!("row {row}, {broken} at {position}, {sliding_window:?} with {level:?}");
+                        let sees = window_start(start + row, &options)..start + row + 1;
+                        if sees.contains(&position) {
+                            assert!(found[values.clone()].iter().any(|value| !value.is_finite()), "{what}");
+                        } else {
+                            assert_eq!(found[values.clone()], whole[values.clone()], "{what}");
+                        }
+                        let mut pairs = found[values.clone()].iter().zip(&alone[values]);
+                        let are_equal = pairs.all(|(a, b)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan());
+                        assert!(are_equal, "{what}: other bits alone");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_not_finite_changes_no_row_that_does_not_see_it() {
+        check_hidden::<f32>(f32::INFINITY);
+        check_hidden::<f32>(f32::NAN);
+        // Infinity becomes the largest f16.
+        check_hidden::<f16>(f32::NAN);
     }
 
     #[test]

@@ -23,7 +23,7 @@ use factors::Products;
 pub(super) use factors::RowFactors;
 pub(super) use numbers::Numbers;
 use numbers::{Bytes, FiveBits, Nibbles, SixBits};
-pub use rounding::nearest_q8;
+pub(crate) use rounding::nearest_q8;
 use rounding::{nearest_above_minimum, nearest_q4};
 
 /// Inputs of the 32 rows of a panel, in runs of 32.

@@ -11,7 +11,7 @@ use crate::ops::{BLOCK_SIZE as BLOCK, QuantizedBlock};
 const STEPS: usize = 32;
 
 /// The numbers of 8 bits that are nearest to `weights`.
-pub fn nearest_q8(weights: &[f32; BLOCK]) -> QuantizedBlock {
+pub(crate) fn nearest_q8(weights: &[f32; BLOCK]) -> QuantizedBlock {
     let largest = weights.iter().fold(0.0, |most: f32, value| most.max(value.abs()));
     let scale = f16::from_f32(largest / 127.0);
     let inverse = inverse(scale.to_f32());

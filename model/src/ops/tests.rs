@@ -3,13 +3,25 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
-use hearth_model::{
+use half::f16;
+use proptest::prelude::*;
+
+use super::{
+    AttentionOptions, BLOCK_SIZE, Dtype, KvDtype, NormOptions, PagedRows, PagedSequences, QuantizedBlock,
+    QuantizedMatrix, Rotation, Slots, Weight, activate,
+    activation::{activate_reference, gated_reference},
+    attention::{attention_paged, attention_paged_reference},
+    gated,
+    kv_append::{append_keys, append_values},
+    new_pool, norm, norm_reference, rope,
+    rope::rope_reference,
+    soft_cap, soft_cap_reference,
+};
+use crate::{
     config::{Activation, GptConfig, NormKind, Positions, Sizes},
     kv_cache::PAGE_SIZE,
-    ops::{self, AttentionOptions, Dtype, KvDtype, NormOptions, PagedRows, PagedSequences, Rotation, Slots, Weight},
     position,
 };
-use proptest::prelude::*;
 
 /// Of the largest value of the reference.
 const TOLERANCE: f32 = 2e-6;
@@ -70,8 +82,8 @@ proptest! {
         let options = NormOptions { kind, eps: 1e-5, weight_offset: f32::from(offset) };
         let (x, weight) = (random([n_rows, width], 3.0), random([width], 1.0));
         for bias in [None, Some(random([width], 1.0))] {
-            let found = ops::norm(x.clone(), weight.clone(), bias.clone(), options);
-            assert_close(found, ops::norm_reference(x.clone(), weight.clone(), bias, options));
+            let found = norm(x.clone(), weight.clone(), bias.clone(), options);
+            assert_close(found, norm_reference(x.clone(), weight.clone(), bias, options));
         }
     }
 
@@ -79,11 +91,11 @@ proptest! {
     fn activations(n_rows in 1..40usize, width in 1..300usize) {
         for kind in [Activation::Relu, Activation::Gelu, Activation::GeluTanh, Activation::Silu] {
             let x = random([n_rows, 2 * width], 4.0);
-            assert_close(ops::activate(x.clone(), kind), ops::activate_reference(x.clone(), kind));
-            assert_close(ops::gated(x.clone(), kind), ops::gated_reference(x, kind));
+            assert_close(activate(x.clone(), kind), activate_reference(x.clone(), kind));
+            assert_close(gated(x.clone(), kind), gated_reference(x, kind));
         }
         let x = random([n_rows, width], 90.0);
-        assert_close(ops::soft_cap(x.clone(), 30.0), ops::soft_cap_reference(x, 30.0));
+        assert_close(soft_cap(x.clone(), 30.0), soft_cap_reference(x, 30.0));
     }
 
     #[test]
@@ -91,7 +103,7 @@ proptest! {
         let angles = values(random([n_rows * half], 10.0));
         let rotation = Rotation::new(&angles, n_rows, &Device::flex());
         let x = random([n_rows, n_heads, 2 * half + rest], 1.0);
-        assert_close(ops::rope(x.clone(), &rotation), ops::rope_reference(x, &rotation));
+        assert_close(rope(x.clone(), &rotation), rope_reference(x, &rotation));
     }
 
     #[test]
@@ -99,14 +111,14 @@ proptest! {
         let (x, matrix, bias) = (random([n_rows, d_in], 1.0), random([d_out, d_in], 1.0), random([d_out], 1.0));
         let expected = x.clone().matmul(matrix.clone().transpose()) + bias.clone().unsqueeze();
         let weight = Weight::new(matrix.clone().into_data(), Dtype::F32, &Device::flex()).unwrap();
-        assert_close(ops::linear(x.clone(), &weight, Some(bias.clone())), expected);
+        assert_close(super::linear(x.clone(), &weight, Some(bias.clone())), expected);
         prop_assert_eq!(values(matrix.clone()), weight.read().unwrap().try_into_vec::<f32>().unwrap());
         // In 16 bits: exactly what f32 gives for the rounded weights.
         for dtype in [Dtype::F16, Dtype::Bf16] {
             let weight = Weight::new(matrix.clone().into_data(), dtype, &Device::flex()).unwrap();
             let rounded = Weight::new(weight.read().unwrap(), Dtype::F32, &Device::flex()).unwrap();
-            let found = values(ops::linear(x.clone(), &weight, Some(bias.clone())));
-            prop_assert_eq!(found, values(ops::linear(x.clone(), &rounded, Some(bias.clone()))));
+            let found = values(super::linear(x.clone(), &weight, Some(bias.clone())));
+            prop_assert_eq!(found, values(super::linear(x.clone(), &rounded, Some(bias.clone()))));
         }
     }
 
@@ -123,11 +135,11 @@ proptest! {
         let rows = || random(dims, 1.0);
         let (key_rows, value_rows) = (rows(), rows());
         // As the CPU keeps them, and row by row as the reference takes them.
-        let pool = || ops::new_pool(dims, dtype, &Device::flex());
+        let pool = || new_pool(dims, dtype, &Device::flex());
         let (mut keys, mut values_pool) = (pool(), pool());
         let all_slots = Slots::new((0..n_slots as i32).collect(), &Device::flex());
-        ops::append_keys(&mut keys, key_rows.clone(), &all_slots);
-        ops::append_values(&mut values_pool, value_rows.clone(), &all_slots);
+        append_keys(&mut keys, key_rows.clone(), &all_slots);
+        append_values(&mut values_pool, value_rows.clone(), &all_slots);
         let (mut n_rows, mut sequences) = (0, Vec::new());
         for (number, &(start, len)) in shapes.iter().enumerate() {
             let first_key = options.sliding_window.map_or(0, |window| (start + 1).saturating_sub(window));
@@ -140,9 +152,9 @@ proptest! {
         }
         let q = random([n_rows, options.n_heads * options.head_dim], 1.0);
         let sequences = PagedSequences::new(sequences, &Device::flex());
-        let found = ops::attention_paged(q.clone(), [&keys, &values_pool], &sequences, &options);
+        let found = attention_paged(q.clone(), [&keys, &values_pool], &sequences, &options);
         let expected = |keys: &Tensor<2>, values: &Tensor<2>| {
-            ops::attention_paged_reference(q.clone(), [keys, values], sequences.as_slice(), &options)
+            attention_paged_reference(q.clone(), [keys, values], sequences.as_slice(), &options)
         };
         let tolerance = tolerance_of_weights(options.head_dim);
         if dtype == KvDtype::F16 {
@@ -156,10 +168,55 @@ proptest! {
     }
 }
 
+/// What a file says is what is computed with: every number of a block, at any place, multiplied by its scale.
+#[test]
+fn blocks_are_taken_as_they_are() {
+    let [d_out, d_in] = [37, 70];
+    for dtype in [Dtype::Q8, Dtype::Q5_1, Dtype::Q4_1, Dtype::Q4] {
+        let (span, below) = match dtype {
+            Dtype::Q8 => (256, 128),
+            Dtype::Q5_1 => (32, 0),
+            Dtype::Q4_1 => (16, 0),
+            _ => (16, 8),
+        };
+        let block = |row: usize, number: usize| QuantizedBlock {
+            scale: f16::from_f32(0.01 * (1 + row + number) as f32 * if row.is_multiple_of(2) { 1.0 } else { -1.0 }),
+            minimum: f16::from_f32(if dtype.has_minima() { 0.3 * number as f32 - 0.02 * row as f32 } else { 0.0 }),
+            values: std::array::from_fn(|n| {
+                let value = (row * 31 + number * 7 + n * 11) % span;
+                if number * BLOCK_SIZE + n < d_in { (value as i32 - below) as i8 } else { 0 }
+            }),
+        };
+        let blocks: Vec<_> = (0..d_out).flat_map(|row| (0..3).map(move |number| block(row, number))).collect();
+        let matrix = QuantizedMatrix::new([d_out, d_in], dtype, blocks).unwrap();
+        let weight = Weight::from_quantized(&matrix, &Device::flex()).unwrap();
+        assert_eq!(weight.read_quantized().unwrap().unwrap(), matrix);
+        let values: Vec<f32> = weight.read().unwrap().try_into_vec().unwrap();
+        for (at, value) in values.iter().enumerate() {
+            let block = &matrix.row(at / d_in)[at % d_in / BLOCK_SIZE];
+            let expected = f32::from(block.values[at % d_in % BLOCK_SIZE]) * block.scale.to_f32();
+            assert_eq!(*value, expected + block.minimum.to_f32());
+        }
+        // An input of one number only is rounded without loss, so the product is exact.
+        for input in [0, 31, 32, 69] {
+            let mut x = vec![0.0; d_in];
+            x[input] = 127.0;
+            let product =
+                super::linear(Tensor::<1>::from_floats(x.as_slice(), &Device::flex()).unsqueeze(), &weight, None);
+            let product: Vec<f32> = product.into_data().try_into_vec().unwrap();
+            for (row, product) in product.iter().enumerate() {
+                // What the minimum adds is another rounding.
+                let error = (product - 127.0 * values[row * d_in + input]).abs();
+                assert!(error <= if dtype.has_minima() { 1e-4 } else { 1e-6 * product.abs() }, "{dtype}: {error}");
+            }
+        }
+    }
+}
+
 /// A row's bits do not depend on which rows are computed with it: solo, in a batch, in any chunks.
 #[test]
 fn rows_are_the_same_bits_in_any_company() {
-    use hearth_model::{
+    use crate::{
         attention::AttentionContext,
         config::{Rope, RopeScaling},
         generate::token_tensor,

@@ -2,20 +2,46 @@
 //! reference does.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
 
-mod software_adapter;
-
 use std::{
     cell::Cell,
     collections::{BTreeMap, BTreeSet},
 };
 
-use burn::tensor::{Device, Tensor, TensorData};
-use hearth_model::{
-    TokenId, ops,
-    sampling::{ChainStep, Dry, LogitRow, RowNeeds, Sampler, SamplingParams, Xtc},
-};
+use burn::tensor::{Device, TensorData};
 use proptest::{prelude::*, test_runner::TestRunner};
-use software_adapter::gpu;
+
+use super::*;
+use crate::{
+    sampling::{ChainStep, Dry, Sampler, SamplingParams, Xtc},
+    software_adapter::gpu,
+};
+
+/// [`read_logits`] by sorting whole rows: of each row exactly what is needed, on any device.
+fn read_logits_reference(logits: Tensor<2>, needs: &[RowNeeds]) -> Result<LogitRows> {
+    let [_, vocab_size] = logits.dims();
+    let values = to_f32(read(logits.cast(DType::F32))?)?;
+    let (mut whole, mut best) = (Vec::new(), Vec::new());
+    let places = places(needs, vocab_size);
+    for ((row, needs), place) in values.chunks_exact(vocab_size).zip(needs).zip(&places) {
+        match (needs, place) {
+            (RowNeeds::Best { n, also }, Place::Best(_)) => {
+                let mut ids: Vec<TokenId> = (0..vocab_size as TokenId).collect();
+                // What no working model gives comes first, so that it is seen.
+                let key = |id: TokenId| match row[id as usize] {
+                    logit if logit.is_nan() => f32::INFINITY,
+                    // Not -0, which `total_cmp` tells from 0.
+                    logit => logit + 0.0,
+                };
+                ids.sort_by(|&a, &b| key(b).total_cmp(&key(a)).then(a.cmp(&b)));
+                let others = also.iter().copied().filter(|id| !ids[..*n].contains(id) && (*id as usize) < vocab_size);
+                let picked = ids[..*n].iter().copied().chain(others);
+                best.push(picked.map(|id| (id, row[id as usize])).collect());
+            }
+            _ => whole.extend_from_slice(row),
+        }
+    }
+    Ok(LogitRows { vocab_size, whole, best, places, n_read_bytes: size_of_val(values.as_slice()) })
+}
 
 /// Many equals, zeros of both signs, and tokens that are ruled out.
 fn logit() -> impl Strategy<Value = f32> {
@@ -46,7 +72,7 @@ fn tensor(rows: &[Vec<f32>], device: &Device) -> Tensor<2> {
 }
 
 /// Each row's tokens and logits, as bits: NaN is equal to itself then.
-fn bits(rows: &ops::LogitRows) -> Vec<(bool, Vec<(TokenId, u32)>)> {
+fn bits(rows: &LogitRows) -> Vec<(bool, Vec<(TokenId, u32)>)> {
     let of_row = |row: LogitRow<'_>| match row {
         LogitRow::Whole(logits) => (true, (0..).zip(logits.iter().map(|logit| logit.to_bits())).collect()),
         LogitRow::Best(logits) => (false, logits.iter().map(|&(id, logit)| (id, logit.to_bits())).collect()),
@@ -71,10 +97,20 @@ proptest! {
             .prop_map(|rows| rows.into_iter().unzip::<_, _, Vec<_>, Vec<_>>()),
     ) {
         let Some(gpu) = gpu() else { return Ok(()) };
-        let expected = ops::read_logits_reference(tensor(&rows, &Device::flex()), &needs).unwrap();
-        let found = ops::read_logits(tensor(&rows, &gpu), &needs).unwrap();
+        let expected = read_logits_reference(tensor(&rows, &Device::flex()), &needs).unwrap();
+        let found = read_logits(tensor(&rows, &gpu), &needs).unwrap();
         prop_assert_eq!(bits(&found), bits(&expected));
     }
+}
+
+/// The kernel reads 32 bits to a logit.
+#[test]
+fn logits_of_16_bits_are_widened_first() {
+    let Some(gpu) = gpu() else { return };
+    let rows = [(0..300).map(|id| (id * 7 % 300) as f32 - 100.0).collect::<Vec<f32>>()];
+    let needs = [RowNeeds::Best { n: 5, also: [299].into() }];
+    let found = read_logits(tensor(&rows, &gpu).cast(DType::F16), &needs).unwrap();
+    assert_eq!(bits(&found), bits(&read_logits_reference(tensor(&rows, &Device::flex()), &needs).unwrap()));
 }
 
 #[test]
@@ -82,7 +118,7 @@ fn the_reference_sorts() {
     let logits = [0.0, f32::NEG_INFINITY, 2.0, -0.0, f32::NAN, 2.0, -1.0, f32::INFINITY];
     let of = |n, also: &[TokenId]| {
         let needs = RowNeeds::Best { n, also: also.iter().copied().collect() };
-        let rows = ops::read_logits_reference(tensor(&[logits.to_vec()], &Device::flex()), &[needs]).unwrap();
+        let rows = read_logits_reference(tensor(&[logits.to_vec()], &Device::flex()), &[needs]).unwrap();
         rows.iter()
             .flat_map(|row| match row {
                 LogitRow::Whole(_) => vec![TokenId::MAX],
@@ -184,8 +220,7 @@ fn what_is_drawn_from_a_part_is_what_is_drawn_from_the_whole_row() {
             let needs = sampler.needs(&barred, &ahead);
             // Of what may have come by then, as much as there is.
             ahead.iter().take(n_ahead).for_each(|&id| sampler.accept(id));
-            let part =
-                ops::read_logits_reference(tensor(std::slice::from_ref(&row), &Device::flex()), &[needs]).unwrap();
+            let part = read_logits_reference(tensor(std::slice::from_ref(&row), &Device::flex()), &[needs]).unwrap();
             let (whole, part) = (LogitRow::from(&row), part.iter().next().unwrap());
             let allowed =
                 |row: &LogitRow<'_>| if is_barred { row.without(&barred) } else { row.without(&BTreeSet::new()) };

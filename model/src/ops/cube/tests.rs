@@ -1,21 +1,24 @@
 //! The GPU's kernels against the references, which run on the CPU in plain Burn operations: random shapes, odd sizes, one
 //! row, window edges. On the software adapter of wgpu.
-#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
+#![expect(clippy::unwrap_used, reason = "tests")]
 
-mod software_adapter;
+use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
+use proptest::prelude::*;
 
-use burn::tensor::{DType, Device, Distribution, Int, Tensor};
-use hearth_model::{
+use crate::{
     config::{Activation, NormKind, QkNormSpan},
     kv_cache::PAGE_SIZE,
     ops::{
         self, AttentionOptions, Dtype, KvDtype, NormOptions, NormParts, PagedRows, PagedSequences, Rotation, Slots,
         Weight,
+        activation::{activate_reference, gated_reference},
+        attention::{attention_paged, attention_paged_reference},
+        norm_heads::norm_heads_reference,
+        norm_reference,
     },
     position,
+    software_adapter::gpu,
 };
-use proptest::prelude::*;
-use software_adapter::gpu;
 
 /// Of the largest value of the reference.
 const TOLERANCE: f32 = 3e-6;
@@ -86,12 +89,12 @@ fn check_joined(dtype: Dtype, n_rows: usize, [d_ff, d_in]: [usize; 2], kind: Act
     let weight = Weight::new(random([2 * d_ff, d_in], 1.0).into_data(), dtype, &gpu).unwrap();
     let (x, norm_weight, bias) = (random([n_rows, d_in], 3.0), random([d_in], 1.0), random([2 * d_ff], 1.0));
     let options = NormOptions { kind: NormKind::RmsNorm, eps: 1e-5, weight_offset: f32::from(offset) };
-    let normed = ops::norm_reference(x.clone(), norm_weight.clone(), None, options);
+    let normed = norm_reference(x.clone(), norm_weight.clone(), None, options);
     let expected = normed.matmul(held(&weight).transpose()) + bias.clone().unsqueeze();
     let (x, bias) = (x.to_device(&gpu), Some(bias.to_device(&gpu)));
     let norm = NormParts { weight: norm_weight.to_device(&gpu), bias: None, options };
     assert_close(ops::normed_linear(x.clone(), norm.clone(), &weight, bias.clone()), expected.clone());
-    assert_close(ops::normed_gated(x, norm, &weight, bias, kind), ops::gated_reference(expected, kind));
+    assert_close(ops::normed_gated(x, norm, &weight, bias, kind), gated_reference(expected, kind));
 }
 
 /// Rows whose last block is half full, and then another row: what is behind a row must not count in its norm.
@@ -154,7 +157,7 @@ proptest! {
         let options = NormOptions { kind, eps: 1e-5, weight_offset: f32::from(offset) };
         let (x, weight) = (random([n_rows, width], 3.0), random([width], 1.0));
         let bias = with_bias.then(|| random([width], 1.0));
-        let expected = ops::norm_reference(x.clone(), weight.clone(), bias.clone(), options);
+        let expected = norm_reference(x.clone(), weight.clone(), bias.clone(), options);
         let (x, weight, bias) = (x.to_device(&gpu), weight.to_device(&gpu), bias.map(|bias| bias.to_device(&gpu)));
         assert_close(ops::norm(x.clone(), weight.clone(), bias.clone(), options), expected.clone());
         let residual = random([n_rows, width], 3.0);
@@ -183,7 +186,7 @@ proptest! {
         let norms = |device: &Device| {
             weights.clone().map(|weight| NormParts { weight: weight.to_device(device), bias: None, options: norm_options })
         };
-        let expected = ops::norm_heads_reference(qkv.clone(), norms(&Device::flex()), span, &options);
+        let expected = norm_heads_reference(qkv.clone(), norms(&Device::flex()), span, &options);
         assert_close(ops::norm_heads(qkv.to_device(&gpu), norms(&gpu), span, &options), expected);
     }
 
@@ -193,8 +196,8 @@ proptest! {
         for kind in [Activation::Relu, Activation::Gelu, Activation::GeluTanh, Activation::Silu] {
             let x = random([n_rows, 2 * width], 4.0);
             let on_gpu = x.clone().to_device(&gpu);
-            assert_close(ops::activate(on_gpu.clone(), kind), ops::activate_reference(x.clone(), kind));
-            assert_close(ops::gated(on_gpu, kind), ops::gated_reference(x, kind));
+            assert_close(ops::activate(on_gpu.clone(), kind), activate_reference(x.clone(), kind));
+            assert_close(ops::gated(on_gpu, kind), gated_reference(x, kind));
         }
     }
 
@@ -269,9 +272,9 @@ proptest! {
         };
         let q = random([n_rows, n_heads * head_dim], 1.0);
         let on_cpu = sequences(&Device::flex());
-        let expected = ops::attention_paged_reference(q.clone(), [&keys, &stored], on_cpu.as_slice(), &options);
+        let expected = attention_paged_reference(q.clone(), [&keys, &stored], on_cpu.as_slice(), &options);
         let pools = [keys, stored].map(|pool| pool.to_device(&gpu));
-        let found = ops::attention_paged(q.to_device(&gpu), [&pools[0], &pools[1]], &sequences(&gpu), &options);
+        let found = attention_paged(q.to_device(&gpu), [&pools[0], &pools[1]], &sequences(&gpu), &options);
         assert_close(found, expected);
     }
 
@@ -312,9 +315,9 @@ proptest! {
 
         let [mut keys, mut stored] = on_gpu();
         let q = ops::rope_append(qkv.clone(), rotation().as_ref(), [&mut keys, &mut stored], &slots, &options);
-        let expected = ops::attention_paged_reference(q.clone(), [&keys, &stored], &rows, &options);
+        let expected = attention_paged_reference(q.clone(), [&keys, &stored], &rows, &options);
         let sequences = PagedSequences::new(rows, &gpu);
-        let apart = ops::attention_paged(q, [&keys, &stored], &sequences, &options);
+        let apart = attention_paged(q, [&keys, &stored], &sequences, &options);
 
         let [mut joined_keys, mut joined_stored] = on_gpu();
         let joined_pools = [&mut joined_keys, &mut joined_stored];
@@ -324,6 +327,110 @@ proptest! {
         for (found, expected) in [(joined, apart), (joined_keys, keys), (joined_stored, stored)] {
             prop_assert!(values(found.cast(DType::F32)) == values(expected.cast(DType::F32)));
         }
+    }
+}
+
+/// One sequence of `n_rows` rows behind `start` others, in pools that have its keys in order.
+fn sequence(start: usize, n_rows: usize, options: &AttentionOptions, device: &Device) -> PagedSequences {
+    let first_key = options.sliding_window.map_or(0, |window| (start + 1).saturating_sub(window));
+    let slots = Slots::new((first_key as i32..(start + n_rows) as i32).collect(), device);
+    PagedSequences::new(vec![PagedRows { rows: 0..n_rows, start, first_key, slots }], device)
+}
+
+fn attention_options(heads: (usize, usize), head_dim: usize, sliding_window: Option<usize>) -> AttentionOptions {
+    let ((n_heads, n_kv_heads), scale) = (heads, 0.3);
+    AttentionOptions { n_heads, n_kv_heads, head_dim, scale, softcap: None, sliding_window, alibi_slopes: None }
+}
+
+/// Heads so wide that fewer rows go together, or that there is no kernel for them.
+#[test]
+fn wide_heads() {
+    let Some(gpu) = gpu() else { return };
+    for (heads, head_dim) in [((2, 2), 320), ((8, 1), 320), ((8, 1), 512), ((3, 3), 512), ((4, 1), 200)] {
+        let options = attention_options(heads, head_dim, None);
+        for (start, n_rows) in [(0, 1), (140, 1), (0, 21), (120, 21)] {
+            let pools = [(); 2].map(|()| random([176, options.n_kv_heads * head_dim], 0.3));
+            let q = random([n_rows, options.n_heads * head_dim], 0.3);
+            let on_cpu = sequence(start, n_rows, &options, &Device::flex());
+            let expected = attention_paged_reference(q.clone(), [&pools[0], &pools[1]], on_cpu.as_slice(), &options);
+            let [keys, stored] = pools.map(|pool| pool.to_device(&gpu));
+            let on_gpu = sequence(start, n_rows, &options, &gpu);
+            assert_close(attention_paged(q.to_device(&gpu), [&keys, &stored], &on_gpu, &options), expected);
+        }
+    }
+}
+
+/// A hidden key has the weight 0, and 0 times infinity is NaN: the kernel and the reference, which runs on both devices.
+#[test]
+fn what_is_not_finite_changes_no_row_that_does_not_see_it() {
+    let Some(gpu) = gpu() else { return };
+    for (sliding_window, start, n_rows) in [(None, 120, 20), (Some(5), 120, 20), (Some(1), 3, 9), (Some(140), 100, 60)]
+    {
+        for heads in [(4, 2), (1, 1)] {
+            let options = attention_options(heads, 8, sliding_window);
+            let pools = [(); 2].map(|()| values(random([160, options.n_kv_heads * 8], 1.0)));
+            let q = random([n_rows, options.n_heads * 8], 1.0);
+            let attended = |broken: Option<(usize, f32)>| {
+                let [keys, stored] = pools.clone().map(|mut pool| {
+                    let width = pool.len() / 160;
+                    if let Some((position, value)) = broken {
+                        pool[position * width..][..width].fill(value);
+                    }
+                    Tensor::<2>::from_data(TensorData::new(pool, [160, width]), &Device::flex())
+                });
+                let reference = |device: &Device| {
+                    let pools = [&keys, &stored].map(|pool| pool.clone().to_device(device));
+                    let sequence = sequence(start, n_rows, &options, device);
+                    let q = q.clone().to_device(device);
+                    values(attention_paged_reference(q, [&pools[0], &pools[1]], sequence.as_slice(), &options))
+                };
+                let on_gpu = sequence(start, n_rows, &options, &gpu);
+                let pools = [&keys, &stored].map(|pool| pool.clone().to_device(&gpu));
+                let found = attention_paged(q.clone().to_device(&gpu), [&pools[0], &pools[1]], &on_gpu, &options);
+                [values(found), reference(&gpu), reference(&Device::flex())]
+            };
+            let whole = attended(None);
+            let last = start + n_rows - 1;
+            for broken in [start, start + 3, last, start.saturating_sub(2)]
+                .into_iter()
+                .flat_map(|position| [f32::NAN, f32::INFINITY].map(|value| (position, value)))
+            {
+                for (body, (found, whole)) in attended(Some(broken)).iter().zip(&whole).enumerate() {
+                    let width = whole.len() / n_rows;
+                    for (row, (found, whole)) in found.chunks(width).zip(whole.chunks(width)).enumerate() {
+                        let position = start + row;
+                        let sees = broken.0 <= position && sliding_window.is_none_or(|w| broken.0 + w > position);
+                        let what = format!("row {row}, {broken:?}, {sliding_window:?} behind {start}, body {body}");
+                        if sees {
+                            assert!(found.iter().any(|value| !value.is_finite()), "{what}");
+                        } else {
+                            assert_eq!(found, whole, "{what}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What a page held before is there until the row's own key and value are stored, which is while others are read.
+#[test]
+fn what_is_left_of_another_text_is_not_read() {
+    let Some(gpu) = gpu() else { return };
+    for (sliding_window, start) in [(None, 5), (Some(7), 37), (Some(7), 130), (Some(1), 20)] {
+        let options = attention_options((4, 2), 8, sliding_window);
+        let left = Tensor::<2>::full([160, 16], f32::NAN, &Device::flex());
+        let pools = [(); 2].map(|()| {
+            let known = random([start, 16], 1.0);
+            Tensor::cat(vec![known, left.clone().slice([start..160, 0..16])], 0).to_device(&gpu)
+        });
+        let [mut keys, mut stored] = pools;
+        let sequence = sequence(start, 1, &options, &gpu);
+        let slots = Slots::new(vec![start as i32], &gpu);
+        let qkv = random([1, 64], 1.0).to_device(&gpu);
+        let pools = [&mut keys, &mut stored];
+        let found = values(ops::append_and_attend(qkv, None, pools, &slots, &sequence, &options));
+        assert!(found.iter().all(|value| value.is_finite()), "{sliding_window:?} behind {start}: {found:?}");
     }
 }
 
@@ -339,6 +446,44 @@ fn rows_are_the_same_bits_in_any_company() {
             let alone = values(ops::linear(x.clone().slice([row..row + 1, 0..576]), &weight, None));
             assert!(alone == together[row * 300..][..300], "row {row} in {dtype}");
         }
+    }
+}
+
+/// A model takes hidden states and caches from whoever has them.
+#[test]
+fn operands_of_other_sizes_are_refused() {
+    let Some(gpu) = gpu() else { return };
+    let refused = |run: &dyn Fn() -> Tensor<2>| {
+        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).map(drop).unwrap_err();
+        *panic.downcast::<String>().unwrap()
+    };
+    let weight = Weight::new(random([30, 64], 1.0).into_data(), Dtype::F32, &gpu).unwrap();
+    let x = |width: usize| random([3, width], 1.0).to_device(&gpu);
+    let what = refused(&|| ops::linear(x(63), &weight, None));
+    assert!(what.starts_with("the input must be f32 of [3, 64], got "), "{what}");
+    let what = refused(&|| ops::linear(x(64).cast(DType::F16), &weight, None));
+    assert!(what.starts_with("the input must be f32 of [3, 64], got "), "{what}");
+    let bias = || Some(Tensor::<1>::zeros([29], &gpu));
+    let what = refused(&|| ops::linear(x(64), &weight, bias()));
+    assert!(what.starts_with("the bias must be f32 of [30], got F32 of [29]"), "{what}");
+    let options = attention_options((4, 2), 8, None);
+    let pool = || Tensor::<2>::zeros([32, 8], &gpu);
+    let on_gpu = sequence(2, 3, &options, &gpu);
+    let what = refused(&|| attention_paged(x(32), [&pool(), &pool()], &on_gpu, &options));
+    assert!(what.starts_with("pools for 2 heads of 8"), "{what}");
+    let what = refused(&|| attention_paged(x(32), [&pool(), &pool()], &sequence(2, 4, &options, &gpu), &options));
+    assert!(what.contains("rows of queries"), "{what}");
+}
+
+/// Ids come from whoever has a tensor of them: none is read beyond the table.
+#[test]
+fn ids_beyond_the_table_are_taken_for_its_last() {
+    let Some(gpu) = gpu() else { return };
+    for (_, dtype) in Dtype::ALL {
+        let table = Weight::new(random([10, 40], 1.0).into_data(), *dtype, &gpu).unwrap();
+        let [found, expected] =
+            [[3, 10, -1, i32::MAX], [3, 9, 9, 9]].map(|ids| values(ops::embedding(&table, ints(&ids, &gpu))));
+        assert_eq!(found, expected, "{dtype}");
     }
 }
 

@@ -1,8 +1,8 @@
 //! Attention against numbers worked out by hand, and the properties that make it causal.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use burn::tensor::{Device, Tensor, TensorData};
-use hearth_model::ops::{self, AttentionOptions, attend};
+use super::*;
+use crate::position;
 
 /// `[1, 1, n, width]` from rows.
 fn rows<const N: usize, const W: usize>(rows: [[f32; W]; N]) -> Tensor<4> {
@@ -65,9 +65,9 @@ fn dense(q: &[f32], k: &[f32], v: &[f32], options: &AttentionOptions, batch: usi
     let kv_width = options.n_kv_heads * options.head_dim;
     let n_rows = k.len() / kv_width;
     let matrix = |values: &[f32], width| Tensor::from_data(TensorData::new(values.to_vec(), [n_rows, width]), &device);
-    let bias = ops::causal_bias(0..n_rows / batch, 0, options, &device);
+    let bias = causal_bias(0..n_rows / batch, 0, options, &device);
     let inputs = [matrix(q, options.n_heads * options.head_dim), matrix(k, kv_width), matrix(v, kv_width)];
-    let (output, probs) = ops::attention_dense(inputs, bias, batch, options);
+    let (output, probs) = attention_dense(inputs, bias, batch, options);
     (output.into_data().try_into_vec().unwrap(), values(probs))
 }
 
@@ -105,7 +105,7 @@ fn by_definition(q: &[f32], k: &[f32], v: &[f32], options: &AttentionOptions) ->
 fn the_reference_is_the_definition() {
     for (n_heads, n_kv_heads) in [(1, 1), (4, 4), (4, 2), (6, 1)] {
         for sliding_window in [None, Some(1), Some(3)] {
-            for alibi_slopes in [None, Some(hearth_model::position::alibi_slopes(n_heads))] {
+            for alibi_slopes in [None, Some(position::alibi_slopes(n_heads))] {
                 let options =
                     AttentionOptions { scale: 0.7, sliding_window, alibi_slopes, ..options(n_heads, n_kv_heads, 6) };
                 let (q, k, v) = (noise(7, n_heads * 6, 1), noise(7, n_kv_heads * 6, 2), noise(7, n_kv_heads * 6, 3));
@@ -132,6 +132,52 @@ fn a_row_sees_itself_and_those_before_it_alone() {
             assert_eq!(same, !sees, "row {row} of both sequences, value {changed} changed");
         }
     }
+}
+
+/// A hidden key has the weight 0, and 0 times infinity is NaN.
+#[test]
+fn what_is_not_finite_is_seen_by_those_that_see_it_alone() {
+    let (n_rows, batch) = (6, 2);
+    for sliding_window in [None, Some(1), Some(3)] {
+        for alibi_slopes in [None, Some(position::alibi_slopes(2))] {
+            let options = AttentionOptions { sliding_window, alibi_slopes, ..options(2, 1, 4) };
+            let (q, k, v) = (noise(batch * n_rows, 8, 4), noise(batch * n_rows, 4, 5), noise(batch * n_rows, 4, 6));
+            let (whole, _) = dense(&q, &k, &v, &options, batch);
+            for (broken, changed) in
+                [f32::NAN, f32::INFINITY].into_iter().flat_map(|value| (0..n_rows).map(move |row| (value, row)))
+            {
+                let with_broken = |rows: &[f32]| {
+                    let mut rows = rows.to_vec();
+                    rows[changed * 4 + 1] = broken;
+                    rows
+                };
+                for (k, v) in [(with_broken(&k), v.clone()), (k.clone(), with_broken(&v))] {
+                    let (found, _) = dense(&q, &k, &v, &options, batch);
+                    for row in 0..batch * n_rows {
+                        let [found, whole] = [&found, &whole].map(|rows| &rows[row * 8..(row + 1) * 8]);
+                        let sees = row < n_rows && row >= changed && sliding_window.is_none_or(|w| row < changed + w);
+                        if sees {
+                            assert!(found.iter().any(|value| !value.is_finite()), "row {row}, {broken} at {changed}");
+                        } else {
+                            assert_eq!(found, whole, "row {row}, {broken} at {changed}, {sliding_window:?}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Threads and kernels write the rows of different sequences without looking at each other.
+#[test]
+#[should_panic(expected = "rows 2..4 behind 3 rows")]
+fn sequences_that_share_rows_are_refused() {
+    let device = Device::flex();
+    let sequence = |rows: Range<usize>| {
+        let slots = Slots::new((0..rows.len() as i32).collect(), &device);
+        PagedRows { rows, start: 0, first_key: 0, slots }
+    };
+    let _ = PagedSequences::new(vec![sequence(0..3), sequence(2..4)], &device);
 }
 
 #[test]
