@@ -96,7 +96,14 @@ fn assert_within(tolerance: f32, found: &[f32], expected: &[f32]) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    #[test]
+    /// A name for each number.
+fn page_key(n: u64) -> PageKey {
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&n.to_le_bytes());
+    PageKey(bytes)
+}
+
+#[test]
     fn cached_equals_uncached_for_every_split(
         ids in prop::collection::vec(0..VOCAB as TokenId, 1..60),
         cuts in prop::collection::vec(1..20usize, 1..60),
@@ -266,7 +273,7 @@ fn kept_pages_stand_for_their_tokens() {
     let gpt = model(&config);
     let mut cache = KvCache::new(&config, 16, KvDtype::F32, &Device::flex());
     let ids: Vec<TokenId> = (0..50).map(|at| (at * 7 + 3) % VOCAB as TokenId).collect();
-    let keys = [PageKey(1), PageKey(2), PageKey(3)];
+    let keys = [page_key(1), page_key(2), page_key(3)];
     let mut first = cache.table();
     step(&gpt, &mut cache, &mut [(&mut first, &ids)]);
     keys.iter().enumerate().for_each(|(index, &key)| first.keep(index, key));
@@ -287,13 +294,13 @@ fn kept_pages_stand_for_their_tokens() {
 #[test]
 fn kept_pages_are_handed_out_last_the_least_recently_used_first() {
     let pool = PagePool::new(6);
-    let key = |text: u128, page: u128| PageKey(text << 8 | page);
+    let key = |text: u64, page: u64| page_key(text << 8 | page);
     let compute = |text: u128| {
         let mut table = pool.table();
         table.append(2 * PAGE_SIZE).unwrap();
         (0..2).for_each(|page| table.keep(page as usize, key(text, page)));
     };
-    let n_kept = |text: u128| pool.table().share_kept(&[key(text, 0), key(text, 1)]);
+    let n_kept = |text: u64| pool.table().share_kept(&[key(text, 0), key(text, 1)]);
     compute(1);
     compute(2);
     assert_eq!(pool.n_free(), 6);
@@ -349,7 +356,7 @@ fn what_was_truncated_leaves_no_trace() {
 #[test]
 fn a_kept_page_that_is_written_to_again_is_kept_no_more() {
     let pool = PagePool::new(4);
-    let key = PageKey(5);
+    let key = page_key(5);
     let mut table = pool.table();
     table.append(PAGE_SIZE).unwrap();
     table.keep(0, key);

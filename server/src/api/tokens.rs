@@ -17,8 +17,9 @@ use serde_json::json;
 use super::{
     conversation::Conversation,
     error::ApiError,
-    fields::{Fields, must_be, token_ids},
+    fields::{Body, Fields, must_be, token_ids},
     openapi::{Access, Answer, Link, Operation, POST_REFUSALS, Place, Request, answer},
+    options::RequestTemplates,
     remarks,
     schema::{self, Shape},
     state::{AppState, Preparation},
@@ -60,11 +61,11 @@ struct TokenizeRequest {
 }
 
 impl TokenizeRequest {
-    fn from_fields(fields: &mut Fields) -> Result<Self, ApiError> {
+    fn from_fields(fields: &mut Fields, templates: RequestTemplates) -> Result<Self, ApiError> {
         Ok(Self {
             model: fields.string("model")?,
             returns_strings: fields.flag_or("return_token_strs", false)?,
-            source: source(fields)?,
+            source: source(fields, templates)?,
         })
     }
 }
@@ -124,10 +125,10 @@ pub(crate) const TOKENIZER_INFO: Operation = Operation {
     links: &[],
 };
 
-fn describe_tokenize(_: &AppState, shape: &Shape) -> Result<(), ApiError> {
+fn describe_tokenize(state: &AppState, shape: &Shape) -> Result<(), ApiError> {
     let message = json!({ "role": "user", "content": "x" });
     for example in [json!({ "prompt": "x" }), json!({ "messages": [message] })] {
-        TokenizeRequest::from_fields(&mut Fields::describing(example, shape))?;
+        TokenizeRequest::from_fields(&mut Fields::describing(example, shape), state.options().request_templates)?;
     }
     // Only where there is no prompt.
     shape.note_optional("messages");
@@ -139,16 +140,29 @@ fn describe_detokenize(_: &AppState, shape: &Shape) -> Result<(), ApiError> {
 }
 
 /// The ids of a prompt or of a conversation, as the generation endpoints would read them.
-pub(crate) async fn tokenize(State(state): State<AppState>, mut fields: Fields) -> Result<Response, ApiError> {
-    let TokenizeRequest { model: name, returns_strings, source } = TokenizeRequest::from_fields(&mut fields)?;
-    let (model, ignored) = (model(&state, name)?, remarks::ignored(&fields));
+pub(crate) async fn tokenize(State(state): State<AppState>, body: Body) -> Result<Response, ApiError> {
+    let templates = state.options().request_templates;
+    let read = move |mut fields: Fields| {
+        let request = TokenizeRequest::from_fields(&mut fields, templates)?;
+        Ok((request, remarks::ignored(&fields), fields.n_bytes()))
+    };
+    let (request, ignored, n_bytes) = body.read(&state, read).await?;
+    let TokenizeRequest { model: name, returns_strings, source } = request;
+    let model = model(&state, name)?;
+    let preparation = match &source {
+        Source::Prompt(..) => Preparation::of_body(n_bytes),
+        Source::Conversation(conversation) => conversation.preparation(n_bytes),
+    };
     let encode = move || {
         let tokens = match source {
             Source::Prompt(text, options) => model
                 .tokenizer
                 .encode(&text, options)
                 .map_err(|error| ApiError::invalid("prompt", format!("`prompt` cannot be encoded: {error}")))?,
-            Source::Conversation(conversation) => conversation.encode(&model)?,
+            Source::Conversation(conversation) => {
+                let template = conversation.template(&model)?;
+                conversation.encode(&template, &model)?
+            }
         };
         let strings = || tokens.iter().map(|&id| model.tokenizer.token(id)).collect();
         Ok(Json(Tokens {
@@ -158,20 +172,28 @@ pub(crate) async fn tokenize(State(state): State<AppState>, mut fields: Fields) 
             tokens,
         }))
     };
-    let encoded = state.prepare(Preparation::of_body(fields.n_bytes()), encode).await?;
+    let encoded = state.prepare(preparation, encode).await?;
     Ok(remarks::told(ignored, encoded.into_response()))
 }
 
 /// The text of token ids, special tokens included.
-pub(crate) async fn detokenize(State(state): State<AppState>, mut fields: Fields) -> Result<Response, ApiError> {
-    let DetokenizeRequest { model: name, ids, options } = DetokenizeRequest::from_fields(&mut fields)?;
-    let (model, ignored) = (model(&state, name)?, remarks::ignored(&fields));
-    let vocab_size = model.limits.vocab_size;
-    if let Some(id) = ids.iter().find(|id| **id as usize >= vocab_size) {
-        return Err(ApiError::invalid("tokens", format!("`tokens` must hold token ids below {vocab_size}, got {id}")));
-    }
-    let text = Text { prompt: model.tokenizer.decode(&ids, options) };
-    Ok(remarks::told(ignored, Json(text).into_response()))
+pub(crate) async fn detokenize(State(state): State<AppState>, body: Body) -> Result<Response, ApiError> {
+    let read = |mut fields: Fields| {
+        let request = DetokenizeRequest::from_fields(&mut fields)?;
+        Ok((request, remarks::ignored(&fields), fields.n_bytes()))
+    };
+    let (request, ignored, n_bytes) = body.read(&state, read).await?;
+    let DetokenizeRequest { model: name, ids, options } = request;
+    let model = model(&state, name)?;
+    let decode = move || {
+        let vocab_size = model.limits.vocab_size;
+        if let Some(id) = ids.iter().find(|id| **id as usize >= vocab_size) {
+            let message = format!("`tokens` must hold token ids below {vocab_size}, got {id}");
+            return Err(ApiError::invalid("tokens", message));
+        }
+        Ok(Json(Text { prompt: model.tokenizer.decode(&ids, options) }).into_response())
+    };
+    Ok(remarks::told(ignored, state.prepare_long(Preparation::of_body(n_bytes), decode).await?))
 }
 
 /// The special tokens and the chat template.
@@ -198,7 +220,7 @@ pub(crate) fn model(state: &AppState, name: Option<String>) -> Result<std::sync:
     Ok(state.working_engine()?.model().clone())
 }
 
-fn source(fields: &mut Fields) -> Result<Source, ApiError> {
+fn source(fields: &mut Fields, templates: RequestTemplates) -> Result<Source, ApiError> {
     match (fields.string("prompt")?, fields.has("messages")) {
         (Some(_), true) => {
             Err(ApiError::invalid("prompt", "`prompt` cannot be combined with `messages`: give one of them"))
@@ -208,6 +230,6 @@ fn source(fields: &mut Fields) -> Result<Source, ApiError> {
             let add_special_tokens = fields.flag_or("add_special_tokens", true)?;
             Ok(Source::Prompt(prompt, EncodeOptions { add_special_tokens, ..EncodeOptions::PROMPT }))
         }
-        (None, true) => Ok(Source::Conversation(Box::new(Conversation::from_fields(fields)?))),
+        (None, true) => Ok(Source::Conversation(Box::new(Conversation::from_fields(fields, templates)?))),
     }
 }

@@ -9,15 +9,15 @@ use hearth_model::{
         LogitRow,
         beam::{BeamParams, BeamSearch, Hypothesis},
     },
-    tokenizer::{DecodeOptions, Detokenizer, Tokenizer},
+    tokenizer::Tokenizer,
 };
 
 use super::{
     Event, EventSender, FinishReason, QueuePlace, StopCause,
     prefix_cache::PrefixChain,
-    request::{GenerateRequest, SpecialTokens, StopConditions, StopText},
+    request::{GenerateRequest, StopConditions, StopText},
     scheduler::Arrival,
-    sequence::Intake,
+    sequence::{Intake, assembler},
     text::{Matched, TextAssembler},
 };
 use crate::metrics::Timeline;
@@ -67,9 +67,9 @@ impl Beams {
         request: GenerateRequest,
         events: Vec<EventSender>,
         params: BeamParams,
-        intake: &Intake<'_>,
+        intake: &mut Intake<'_>,
     ) -> Self {
-        let token_ids = request.parts().prompt_ids.clone();
+        let token_ids = request.parts().prompt_ids.to_vec();
         let mut chain = intake.chain(request.parts());
         let prompt_keys = chain.extend(&token_ids);
         let text = assembler(&request, intake.tokenizer);
@@ -79,7 +79,7 @@ impl Beams {
             branches: vec![Branch { token_ids, chain, text, is_expanded: false }],
             prompt_keys,
             events,
-            queue_place: Some(intake.queue_place.clone()),
+            queue_place: Some(intake.take_places(request.n_answers())),
             tokenizer: intake.tokenizer.clone(),
             n_cached: 0,
             timeline: Timeline::new(intake.arrived),
@@ -200,14 +200,6 @@ impl Beams {
         events.send(Event::Finished { reason, cause, text: rest, cached_tokens, spans: self.timeline.spans() });
         (reason, n_tokens)
     }
-}
-
-/// At the start of an answer.
-fn assembler(request: &GenerateRequest, tokenizer: &Tokenizer) -> TextAssembler {
-    let parts = request.parts();
-    let options = DecodeOptions { skip_special_tokens: parts.text.special_tokens == SpecialTokens::Skip };
-    let detokenizer = Detokenizer::new(tokenizer, options).with_prefix(&parts.prompt_ids);
-    TextAssembler::new(detokenizer, parts.stop.stop_strings.clone()).with_stop_text(parts.text.stop_text)
 }
 
 /// Adds the `n`-th token. Before there are `min_tokens`, none stops the answer.

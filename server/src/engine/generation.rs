@@ -33,6 +33,14 @@ impl Generation {
         }
     }
 
+    /// Answers that wait for its prompt to be computed.
+    pub(crate) fn n_forks(&self) -> usize {
+        match self {
+            Self::Sequence(sequence) => sequence.n_forks(),
+            Self::Beams(_) | Self::Embedding(_) => 0,
+        }
+    }
+
     /// How long it may take, from its arrival on.
     pub(crate) fn deadline(&self) -> Option<Duration> {
         match self {

@@ -27,7 +27,7 @@ const DEFAULT_CACHE_BYTES: usize = 1 << 30;
 /// The engine's limits.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// Requests that may wait; beyond them new ones are refused.
+    /// Answers that may wait to start; beyond them new requests are refused.
     pub max_queue: usize,
     /// Sequences that run at once.
     pub max_batch_size: usize,

@@ -436,7 +436,8 @@ impl Worker {
     }
 
     fn publish(&self, state: EngineState) {
-        let (running, waiting) = (self.scheduler.n_running(), self.scheduler.n_waiting());
+        let running = self.scheduler.n_running();
+        let waiting = self.scheduler.n_waiting() + self.generations.values().map(Generation::n_forks).sum::<usize>();
         let free_pages = self.runner.pool().n_free();
         self.stats.send_if_modified(|stats| {
             let now = EngineStats { state, running, waiting, free_pages, ..*stats };

@@ -10,6 +10,7 @@ use hearth_model::{
 };
 use hearth_server::engine::{
     Engine, EngineOptions, Event, EventStream, Speculation,
+    prefix_cache::PrefixSalt,
     request::{GenerateRequest, RequestParts},
 };
 use serde_json::json;
@@ -40,7 +41,7 @@ async fn tell(mut events: EventStream, n_answers: usize) -> (Vec<Told>, usize) {
             }
             Event::PromptLogprobs(logprobs) => {
                 assert!(told.prompt_logprobs.is_empty(), "told once");
-                let bits = logprobs.into_iter().map(|logprobs| logprobs.map(|logprobs| logprobs.logprob.to_bits()));
+                let bits = logprobs.iter().map(|logprobs| logprobs.as_ref().map(|logprobs| logprobs.logprob.to_bits()));
                 told.prompt_logprobs = bits.collect();
             }
             Event::Finished { text, cached_tokens, .. } => {
@@ -97,11 +98,11 @@ async fn kept_prefixes_change_nothing_but_the_work() {
     assert_eq!(n_computed, n_tokens as f64);
     assert_eq!(metric(&engine, "prefix_cache_hits_total"), 6.0 * 96.0);
     // What was generated is kept too: a prompt that goes on from an answer.
-    let continued = [requests[0].prompt_ids.as_slice(), &fresh[0].token_ids].concat();
+    let continued = [&requests[0].prompt_ids[..], &fresh[0].token_ids].concat();
     let (_, n_cached) = answers(&engine, &[parts(continued, 1, SamplingParams::greedy())]).await;
     assert_eq!(n_cached, 128, "of 130 tokens, the last of which was never computed");
     // Another salt shares nothing, with itself it does.
-    let salted = RequestParts { cache_salt: Some("mine".into()), ..requests[0].clone() };
+    let salted = RequestParts { prefix_salt: Some(PrefixSalt::of_request("mine")), ..requests[0].clone() };
     for expected in [0, 96] {
         let (told, n_cached) = answers(&engine, std::slice::from_ref(&salted)).await;
         assert_eq!((told.as_slice(), n_cached), (&fresh[..1], expected));

@@ -34,7 +34,7 @@ pub(crate) const MAX_SEQ_LEN: usize = 8192;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) const OPTIONS: EngineOptions = EngineOptions {
-    max_queue: 64,
+    max_queue: 2048,
     max_batch_size: 8,
     max_batch_tokens: 64,
     kv_cache_tokens: Some(4 * MAX_SEQ_LEN),
