@@ -171,7 +171,10 @@ impl Prompts {
                 Source::Text(text) => Some(text),
                 Source::Ids(_) => None,
             };
-            Ok(if self.start == Start::Echo { prompt.echoed(text, &model.tokenizer) } else { prompt })
+            // A longer one is refused further on, and nobody sees its text.
+            let is_possible = prompt.ids.len() <= model.limits.max_seq_len;
+            let echoes = self.start == Start::Echo && is_possible;
+            Ok(if echoes { prompt.echoed(text, &model.tokenizer) } else { prompt })
         });
         prompts.collect()
     }

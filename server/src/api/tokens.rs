@@ -23,6 +23,7 @@ use super::{
     remarks,
     schema::{self, Shape},
     state::{AppState, Preparation},
+    stream::MAX_ANSWER_BYTES,
 };
 use crate::engine::ServedModel;
 
@@ -189,6 +190,11 @@ pub(crate) async fn detokenize(State(state): State<AppState>, body: Body) -> Res
         let vocab_size = model.limits.vocab_size;
         if let Some(id) = ids.iter().find(|id| **id as usize >= vocab_size) {
             let message = format!("`tokens` must hold token ids below {vocab_size}, got {id}");
+            return Err(ApiError::invalid("tokens", message));
+        }
+        let n_bytes: usize = ids.iter().map(|&id| model.tokenizer.token_bytes(id).len()).sum();
+        if n_bytes > MAX_ANSWER_BYTES {
+            let message = format!("`tokens` must be at most {MAX_ANSWER_BYTES} bytes of text, got {n_bytes}");
             return Err(ApiError::invalid("tokens", message));
         }
         Ok(Json(Text { prompt: model.tokenizer.decode(&ids, options) }).into_response())

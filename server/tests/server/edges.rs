@@ -37,7 +37,7 @@ use crate::{
 /// Over at once, for timeouts that a test waits for.
 const SOON: Duration = Duration::from_millis(50);
 
-fn with_options(set: impl FnOnce(&mut ApiOptions)) -> Server {
+pub(crate) fn with_options(set: impl FnOnce(&mut ApiOptions)) -> Server {
     let mut options = ApiOptions::default();
     set(&mut options);
     let engine = engine(OPTIONS);

@@ -1,6 +1,7 @@
 //! Requests that have a past in common: kept prefixes and forks. Tokens and log-probabilities are those of a request
 //! that shares nothing.
 
+use axum::http::{Request, StatusCode, header};
 use burn::tensor::Device;
 use hearth_model::{
     TokenId,
@@ -8,14 +9,18 @@ use hearth_model::{
     sampling::SamplingParams,
     weights::model_dir::LoadedModel,
 };
-use hearth_server::engine::{
-    Engine, EngineOptions, Event, EventStream, Speculation,
-    prefix_cache::PrefixSalt,
-    request::{GenerateRequest, RequestParts},
+use hearth_server::{
+    api::options::{ApiKeys, PrefixSharing},
+    engine::{
+        Engine, EngineOptions, Event, EventStream, Speculation,
+        prefix_cache::PrefixSalt,
+        request::{GenerateRequest, RequestParts},
+    },
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
+    edges::with_options,
     engine::{alone, mixed, parts, prompt, request, run},
     support::{self, OPTIONS, Server, config, engine, is_idle, metric, wait_for},
 };
@@ -260,4 +265,56 @@ async fn usage_tells_what_was_cached() {
         assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], expected);
         assert_eq!(answer["usage"]["prompt_tokens"], 40);
     }
+}
+
+/// Tokens of a prompt that a request with this key, and this salt if any, finds computed.
+async fn cached_tokens(server: &Server, key: &str, salt: Value) -> Value {
+    let body = json!({ "prompt": prompt(40, 1), "max_tokens": 1, "cache_salt": salt }).to_string();
+    let request = Request::post("/v1/completions")
+        .header(header::CONTENT_TYPE, "application/json")
+        .header(header::AUTHORIZATION, format!("Bearer {key}"));
+    let answer = server.send(request.body(body.into()).unwrap()).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+    answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"].clone()
+}
+
+#[tokio::test]
+async fn keys_do_not_tell_each_other_what_they_have_asked() {
+    let keys = || ApiKeys::new(["sk-one", "sk-two"]).unwrap();
+    let apart = with_options(|options| options.keys = keys());
+    for (key, salt, expected) in [
+        ("sk-one", Value::Null, 0),
+        ("sk-two", Value::Null, 0),
+        ("sk-one", Value::Null, 32),
+        ("sk-two", Value::Null, 32),
+        // A salt of the request takes the place of the key's: it joins whoever knows it.
+        ("sk-one", json!("secret"), 0),
+        ("sk-two", json!("secret"), 32),
+        ("sk-two", json!("other"), 0),
+        // The names of keys are no salts.
+        ("sk-two", json!("sk-one"), 0),
+        ("sk-two", json!("key:sk-one"), 0),
+    ] {
+        assert_eq!(cached_tokens(&apart, key, salt.clone()).await, expected, "{key} {salt}");
+    }
+    let shared = with_options(|options| {
+        options.keys = keys();
+        options.prefix_sharing = PrefixSharing::BetweenKeys;
+    });
+    for (key, salt, expected) in [
+        ("sk-one", Value::Null, 0),
+        ("sk-two", Value::Null, 32),
+        ("sk-one", json!("secret"), 0),
+        ("sk-one", json!("secret"), 32),
+    ] {
+        assert_eq!(cached_tokens(&shared, key, salt.clone()).await, expected, "{key} {salt}");
+    }
+    // With one key, given twice, there is nobody to hide from: its pages have the names of those without a salt.
+    let one = with_options(|options| options.keys = ApiKeys::new(["sk-one", "sk-one"]).unwrap());
+    assert_eq!(cached_tokens(&one, "sk-one", Value::Null).await, 0);
+    let unsalted = parts(prompt(40, 1), 1, SamplingParams::greedy());
+    assert_eq!(answers(&one.engine, std::slice::from_ref(&unsalted)).await.1, 32);
+    assert_eq!(answers(&apart.engine, std::slice::from_ref(&unsalted)).await.1, 0, "salted pages are nobody else's");
+    let of_key = RequestParts { prefix_salt: Some(PrefixSalt::of_key(b"sk-one")), ..unsalted };
+    assert_eq!(answers(&apart.engine, &[of_key]).await.1, 32, "the salt is that of the documentation");
 }

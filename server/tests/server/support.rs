@@ -17,7 +17,11 @@ use hearth_model::{
     weights::model_dir::LoadedModel,
 };
 use hearth_server::{
-    api::{router::app, state::AppState},
+    api::{
+        options::{ApiOptions, RequestTemplates},
+        router::app,
+        state::AppState,
+    },
     engine::{Engine, EngineOptions, EngineStats, Speculation},
 };
 use http_body_util::BodyExt;
@@ -185,6 +189,14 @@ impl Server {
     pub(crate) fn with_options(options: EngineOptions) -> Self {
         let engine = engine(options);
         Self { state: AppState::ready(MODEL, engine.clone()), engine }
+    }
+
+    /// The same, taking chat templates from requests.
+    pub(crate) fn trusting(engine: Engine) -> Self {
+        let options = ApiOptions { request_templates: RequestTemplates::Trusted, ..ApiOptions::default() };
+        let state = AppState::loading_with(MODEL, options);
+        state.set_engine(engine.clone());
+        Self { engine, state }
     }
 
     pub(crate) async fn send(&self, request: Request<Body>) -> Answer {
