@@ -4,8 +4,8 @@
 //! them as if the text began there. Byte-level ones do, as most models have; others read a text as a whole.
 
 use tokenizers::{
-    OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, PreTokenizerWrapper, SplitDelimiterBehavior,
-    normalizers::NormalizerWrapper, pre_tokenizers::split::SplitPattern,
+    NormalizerWrapper, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizerWrapper, SplitDelimiterBehavior,
+    pre_tokenizers::split::SplitPattern,
 };
 
 use super::{Tokenizer, from_library, ids_of};
@@ -44,10 +44,12 @@ impl Tokenizer {
                 continue;
             }
             let is_settled = |end: usize| end <= n_settled;
-            let tokenize = |piece: &tokenizers::NormalizedString| {
-                if is_settled(piece.offsets_original().1) { Ok(self.tokenize_piece(piece)?) } else { Ok(Vec::new()) }
-            };
-            split.tokenize(tokenize).map_err(from_library)?;
+            split
+                .tokenize(|piece| match is_settled(piece.offsets_original().1) {
+                    true => Ok(self.tokenize_piece(piece)?),
+                    false => Ok(Vec::new()),
+                })
+                .map_err(from_library)?;
             for (_, (_, end), tokens) in split.get_splits(OffsetReferential::Original, OffsetType::Byte) {
                 if is_settled(end) {
                     ids.extend(tokens.iter().flatten().map(|token| token.id));
@@ -77,8 +79,8 @@ impl Tokenizer {
 /// Where the last word ends that nothing behind the window can change.
 fn settled(split: &PreTokenizedString, n_bytes: usize) -> usize {
     let words = split.get_splits(OffsetReferential::Original, OffsetType::Byte);
-    let ends = words.iter().rev().skip(MARGIN_WORDS).map(|(_, (_, end), _)| *end);
-    ends.into_iter().find(|end| end + MARGIN_BYTES <= n_bytes).unwrap_or(0)
+    let mut ends = words.iter().rev().skip(MARGIN_WORDS).map(|(_, (_, end), _)| *end);
+    ends.find(|end| end + MARGIN_BYTES <= n_bytes).unwrap_or(0)
 }
 
 /// Whether a text may be gone on with from the end of any of its words as if it began there.
