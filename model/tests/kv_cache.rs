@@ -15,6 +15,13 @@ use hearth_model::{
 };
 use proptest::prelude::*;
 
+/// A name for each number.
+fn page_key(n: u64) -> PageKey {
+    let mut bytes = [0; 32];
+    bytes[..8].copy_from_slice(&n.to_le_bytes());
+    PageKey(bytes)
+}
+
 const VOCAB: usize = 50;
 
 /// How far logits may be from those without a cache, of the largest of them. Rounding to 11 bits, through layers of sharp
@@ -96,14 +103,7 @@ fn assert_within(tolerance: f32, found: &[f32], expected: &[f32]) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// A name for each number.
-fn page_key(n: u64) -> PageKey {
-    let mut bytes = [0; 32];
-    bytes[..8].copy_from_slice(&n.to_le_bytes());
-    PageKey(bytes)
-}
-
-#[test]
+    #[test]
     fn cached_equals_uncached_for_every_split(
         ids in prop::collection::vec(0..VOCAB as TokenId, 1..60),
         cuts in prop::collection::vec(1..20usize, 1..60),

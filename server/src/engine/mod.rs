@@ -14,6 +14,7 @@
 //! - `speculation`: guesses at the tokens to come
 //! - `turn`: what a step's logits lead to, request by request, on all threads
 //! - [`text`]: token ids to text deltas and stop strings; pure
+//! - `token_ids`: the tokens of a text
 //! - `worker`: the thread, and the loop `schedule -> run -> advance`
 
 mod beams;
@@ -28,6 +29,7 @@ mod sequence;
 mod speculation;
 mod start;
 pub mod text;
+mod token_ids;
 mod turn;
 mod worker;
 

@@ -11,6 +11,8 @@ use hearth_model::{
 };
 use ring::digest::{Context, SHA256};
 
+use super::token_ids::TokenIds;
+
 /// What stands before the first page of requests without a salt.
 const NO_SALT: PageKey = PageKey([0; 32]);
 
@@ -58,10 +60,10 @@ impl PrefixChain {
     }
 
     /// The name of the last page of a text that has just grown by a token, if that token fills it.
-    pub fn grown(&mut self, token_ids: &[TokenId]) -> Option<PageKey> {
-        let start = token_ids.len().checked_sub(PAGE_SIZE)?;
-        let page = token_ids.get(start..).filter(|_| token_ids.len().is_multiple_of(PAGE_SIZE))?;
-        Some(self.next(page))
+    pub(crate) fn grown(&mut self, token_ids: TokenIds<'_>) -> Option<PageKey> {
+        let end = token_ids.len();
+        let start = end.checked_sub(PAGE_SIZE).filter(|_| end.is_multiple_of(PAGE_SIZE))?;
+        Some(self.next(&token_ids.range(start..end).collect::<Vec<_>>()))
     }
 }
 
@@ -116,7 +118,7 @@ mod tests {
         let text: Vec<TokenId> = (7..60).collect();
         let mut chain = PrefixChain::new(None, None);
         let mut keys = chain.extend(&text[..20]);
-        keys.extend((21..=text.len()).filter_map(|end| chain.grown(&text[..end])));
+        keys.extend((21..=text.len()).filter_map(|end| chain.grown(TokenIds::of(&text[..end]))));
         assert_eq!(keys, names(None, &text));
     }
 

@@ -443,7 +443,7 @@ mod tests {
 
     fn parts(n_prompt: usize, max_tokens: usize) -> RequestParts {
         let stop = StopConditions { max_tokens, ..StopConditions::default() };
-        RequestParts { prompt_ids: vec![1; n_prompt], stop, ..RequestParts::default() }
+        RequestParts { prompt_ids: vec![1; n_prompt].into(), stop, ..RequestParts::default() }
     }
 
     fn refusal(parts: RequestParts) -> (Option<&'static str>, String) {
@@ -471,14 +471,14 @@ mod tests {
         let stop = StopConditions { max_tokens: 1, ..StopConditions::default() };
         let with_stop = |stop| RequestParts { stop, ..parts(1, 1) };
         assert_eq!(
-            refusal(with_stop(StopConditions { stop_strings: vec![String::new()], ..stop.clone() })).0,
+            refusal(with_stop(StopConditions { stop_strings: [String::new()].into(), ..stop.clone() })).0,
             Some("stop")
         );
         assert_eq!(refusal(with_stop(StopConditions { min_tokens: 2, ..stop.clone() })).0, Some("min_tokens"));
-        let (param, message) = refusal(with_stop(StopConditions { stop_token_ids: [10].into(), ..stop }));
+        let (param, message) = refusal(with_stop(StopConditions { stop_token_ids: Arc::new([10].into()), ..stop }));
         assert_eq!(param, Some("stop_token_ids"));
         assert_eq!(message, "`stop_token_ids` must hold token ids below 10, got 10");
-        assert_eq!(refusal(RequestParts { prompt_ids: vec![3, 11], ..parts(1, 1) }).0, Some("prompt"));
+        assert_eq!(refusal(RequestParts { prompt_ids: [3, 11].into(), ..parts(1, 1) }).0, Some("prompt"));
         assert_eq!(refusal(RequestParts { logprobs: Some(21), ..parts(1, 1) }).0, Some("logprobs"));
         let sampling = SamplingParams { temperature: f32::NAN, ..SamplingParams::default() };
         assert_eq!(refusal(RequestParts { sampling, ..parts(1, 1) }).0, Some("temperature"));

@@ -18,6 +18,7 @@ use super::{
     scheduler::Arrival,
     speculation::Acceptance,
     text::{Matched, TextAssembler},
+    token_ids::TokenIds,
 };
 use crate::metrics::Timeline;
 
@@ -58,9 +59,8 @@ pub(crate) struct Sequence {
     /// Where the answer stands in its grammar. What a preemption computes again is not drawn again, so it stays.
     constraint: Option<Constraint>,
     text: TextAssembler,
-    /// Prompt and generated tokens, from the first of these on; until then, the prompt is that of the request, which all
-    /// answers to it share.
-    grown: Vec<TokenId>,
+    /// Generated tokens. The prompt is in the request, and shared by all answers to it.
+    output: Vec<TokenId>,
     /// Of the prompt's rows so far, the first token's included. Never taken twice, even if rows are computed again.
     prompt_logprobs: Arc<Vec<Option<TokenLogprobs>>>,
     /// Other answers to the same prompt. They go on from where this one stands at the end of the prompt.
@@ -109,7 +109,7 @@ impl Sequence {
             constraint: parts.constraint.clone(),
             sampler: Sampler::sharing(parts.sampling.clone(), parts.choice, Arc::clone(&parts.prompt_ids)),
             text,
-            grown: Vec::new(),
+            output: Vec::new(),
             // The first token of a prompt is predicted by nothing.
             prompt_logprobs: Arc::new(vec![None]),
             forks: Vec::new(),
@@ -165,13 +165,13 @@ impl Sequence {
         forks
     }
 
-    pub(crate) fn token_ids(&self) -> &[TokenId] {
-        if self.grown.is_empty() { &self.request.parts().prompt_ids } else { &self.grown }
+    pub(crate) fn token_ids(&self) -> TokenIds<'_> {
+        TokenIds { prompt: &self.request.parts().prompt_ids, output: &self.output }
     }
 
     /// Tokens generated so far.
     pub(crate) fn n_completion(&self) -> usize {
-        self.token_ids().len() - self.n_prompt()
+        self.output.len()
     }
 
     /// Tokens that may be guessed ahead: as many as it can take besides the one that the next step gives anyway. None
@@ -258,7 +258,7 @@ impl Sequence {
     pub(crate) fn advance(&mut self, position: usize, logits: &LogitRow<'_>) -> Result<Progress> {
         if position + 1 < self.n_prompt() {
             let n_top = self.request.parts().prompt_logprobs.unwrap_or(0);
-            let id = self.token_ids().get(position + 1).copied();
+            let id = self.token_ids().get(position + 1);
             let logits = logits.whole()?;
             let logprobs = id.map(|id| token_logprobs(logits, id, n_top));
             Arc::make_mut(&mut self.prompt_logprobs).push(logprobs);
@@ -314,10 +314,7 @@ impl Sequence {
         };
         let (is_stop_token, is_last) = (stop_token_ids.contains(&id), self.n_completion() + 1 == *max_tokens);
         self.sampler.accept(id);
-        if self.grown.is_empty() {
-            self.grown = self.request.parts().prompt_ids.to_vec();
-        }
-        self.grown.push(id);
+        self.output.push(id);
         let offset = self.text.n_chars();
         let (is_complete, is_held) = match &mut self.constraint {
             Some(constraint) if !is_stop_token && constraint.is_slow() => {
@@ -343,15 +340,20 @@ impl Sequence {
         } else if is_complete || is_stop_token && may_stop {
             self.end(FinishReason::Stop, is_stop_token.then_some(StopCause::Token(id)))
         } else if is_held {
-            Progress::Held(self.chain.grown(&self.grown))
+            Progress::Held(self.page_key())
         } else if is_last {
             self.end(FinishReason::Length, None)
         } else {
             if let Some(constraint) = &self.constraint {
                 constraint.prepare();
             }
-            Progress::Token(self.chain.grown(&self.grown))
+            Progress::Token(self.page_key())
         })
+    }
+
+    /// The name of the last page, if the last token fills it.
+    fn page_key(&mut self) -> Option<PageKey> {
+        self.chain.grown(TokenIds { prompt: &self.request.parts().prompt_ids, output: &self.output })
     }
 
     /// Gives out what was held back, which may hold a stop string after all once it is whole.

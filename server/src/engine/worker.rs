@@ -223,8 +223,8 @@ impl Worker {
     fn token_ids(&self, step: &Step, drafts: &Drafts) -> Vec<TokenId> {
         let mut token_ids = Vec::new();
         for chunk in &step.chunks {
-            let known = self.generations.get(&chunk.id.request).map_or(&[][..], |generation| generation.chunk(chunk));
-            token_ids.extend_from_slice(known);
+            let known = self.generations.get(&chunk.id.request).map(|generation| generation.chunk(chunk));
+            token_ids.extend(known.into_iter().flatten());
             if let Some(draft) = drafts.get(&chunk.id.request) {
                 token_ids.extend(draft.token_ids.iter().take(chunk.n_drafts));
             }

@@ -62,6 +62,7 @@ pub(crate) async fn collect(mut events: EventStream, n_requests: usize) -> Vec<(
             Event::Refused { message, .. } | Event::Failed(message) => panic!("{message}"),
             Event::TimedOut(deadline) => panic!("{deadline:?} have passed"),
             Event::Stopped => panic!("the engine has been stopped"),
+            Event::Overrun => panic!("nobody has fallen behind"),
         }
     }
     outcomes
