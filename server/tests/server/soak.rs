@@ -119,6 +119,7 @@ impl Server {
     }
 
     /// The most resident memory so far.
+    #[cfg(target_os = "linux")]
     pub(crate) fn peak_megabytes(&self) -> Option<f64> {
         self.megabytes("VmHWM:")
     }
