@@ -16,9 +16,9 @@ use hearth_model::{
 use proptest::prelude::*;
 
 /// A name for each number.
-fn page_key(n: u64) -> PageKey {
+fn page_key(n: u128) -> PageKey {
     let mut bytes = [0; 32];
-    bytes[..8].copy_from_slice(&n.to_le_bytes());
+    bytes[..16].copy_from_slice(&n.to_le_bytes());
     PageKey(bytes)
 }
 
@@ -294,13 +294,13 @@ fn kept_pages_stand_for_their_tokens() {
 #[test]
 fn kept_pages_are_handed_out_last_the_least_recently_used_first() {
     let pool = PagePool::new(6);
-    let key = |text: u64, page: u64| page_key(text << 8 | page);
+    let key = |text: u128, page: u128| page_key(text << 8 | page);
     let compute = |text: u128| {
         let mut table = pool.table();
         table.append(2 * PAGE_SIZE).unwrap();
         (0..2).for_each(|page| table.keep(page as usize, key(text, page)));
     };
-    let n_kept = |text: u64| pool.table().share_kept(&[key(text, 0), key(text, 1)]);
+    let n_kept = |text: u128| pool.table().share_kept(&[key(text, 0), key(text, 1)]);
     compute(1);
     compute(2);
     assert_eq!(pool.n_free(), 6);

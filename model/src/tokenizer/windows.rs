@@ -188,7 +188,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+        #![proptest_config(ProptestConfig { cases: 8, ..ProptestConfig::default() })]
         #[test]
         fn windows_make_no_difference(
             parts in prop::collection::vec(

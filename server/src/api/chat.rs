@@ -162,8 +162,13 @@ pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<
         stream::sse(deltas, state.options(), writer.into_write())
     } else {
         let (answers, usage) = generation.fold(deltas).await?;
-        let rest = Rest { usage, prompt_token_ids, parser, generation: &generation, tokenizer: &tokenizer };
-        Json(whole(head, answers, rest)).into_response()
+        let n_bytes = answers.iter().map(Answer::n_bytes).sum();
+        let asked = generation.clone();
+        let write = move || {
+            let rest = Rest { usage, prompt_token_ids, parser, generation: &asked, tokenizer: &tokenizer };
+            Json(whole(head, answers, rest)).into_response()
+        };
+        state.write(n_bytes, write).await?
     };
     Ok(generation.remark(response))
 }

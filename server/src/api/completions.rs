@@ -135,8 +135,12 @@ pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<
         })
     } else {
         let (answers, usage) = generation.fold(deltas).await?;
-        let choices = answers.into_iter().enumerate().map(|(index, answer)| writer.whole(index, answer)).collect();
-        Json(Completion { head: writer.head, choices, usage }).into_response()
+        let n_bytes = answers.iter().map(Answer::n_bytes).sum();
+        let write = move || {
+            let choices = answers.into_iter().enumerate().map(|(index, answer)| writer.whole(index, answer)).collect();
+            Json(Completion { head: writer.head, choices, usage }).into_response()
+        };
+        state.write(n_bytes, write).await?
     };
     Ok(generation.remark(response))
 }

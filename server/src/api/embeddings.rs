@@ -33,6 +33,9 @@ use crate::{
     random::fresh_id,
 };
 
+/// Bytes that a number takes as JSON, roughly.
+const NUMBER_BYTES: usize = 12;
+
 /// Most texts in one request; OpenAI's.
 const MAX_INPUTS: usize = 2048;
 
@@ -131,13 +134,17 @@ pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<
     });
     let vectors = collect(events, n_inputs).await?;
     log.work(|work| work.end = Some(End::Complete(vec!["stop"])));
-    let data = vectors.into_iter().enumerate().map(|(index, vector)| WireEmbedding {
-        object: "embedding",
-        index,
-        embedding: format.write(vector),
-    });
-    let list = EmbeddingList { object: "list", data: data.collect(), model: state.model_id().to_owned(), usage };
-    Ok(remarks::told(ignored, Json(list).into_response()))
+    let n_bytes = vectors.iter().map(Vec::len).sum::<usize>() * NUMBER_BYTES;
+    let model = state.model_id().to_owned();
+    let write = move || {
+        let data = vectors.into_iter().enumerate().map(|(index, vector)| WireEmbedding {
+            object: "embedding",
+            index,
+            embedding: format.write(vector),
+        });
+        Json(EmbeddingList { object: "list", data: data.collect(), model, usage }).into_response()
+    };
+    Ok(remarks::told(ignored, state.write(n_bytes, write).await?))
 }
 
 impl EmbeddingRequest {

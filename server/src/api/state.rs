@@ -8,6 +8,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use axum::response::Response;
 use hearth_model::sampling::SamplingParams;
 use tokio::{
     sync::{Semaphore, SetOnce},
@@ -174,6 +175,20 @@ impl AppState {
             Preparation::Short => work(),
             preparation => self.prepare(preparation, work).await,
         }
+    }
+
+    /// Writes an answer of about so many bytes; a long one as [`prepare`](Self::prepare) does.
+    ///
+    /// # Errors
+    /// 500 if it panics.
+    pub(crate) async fn write<Write>(&self, n_bytes: usize, write: Write) -> Result<Response, ApiError>
+    where
+        Write: FnOnce() -> Response + Send + 'static,
+    {
+        if n_bytes <= LONG_BODY_BYTES {
+            return Ok(write());
+        }
+        self.prepare(Preparation::Short, move || Ok(write())).await
     }
 
     /// The API's settings.

@@ -383,6 +383,16 @@ impl Answer {
         self.stop_cause = delta.stop_cause.or(self.stop_cause.take());
     }
 
+    /// Bytes that it takes as JSON, roughly.
+    pub(crate) fn n_bytes(&self) -> usize {
+        let reported = |entry: &TokenEntry| (1 + entry.top.as_ref().map_or(0, Vec::len)) * REPORTED_BYTES;
+        let of_prompt = |logprobs: &PromptLogprobs| logprobs.entries.len() * (1 + logprobs.n_top) * REPORTED_BYTES;
+        self.text.len()
+            + self.token_ids.len() * ID_BYTES
+            + self.logprobs.iter().flatten().map(reported).sum::<usize>()
+            + self.prompt_logprobs.as_ref().map_or(0, of_prompt)
+    }
+
     /// Log-probability per token, where the engine was asked for log-probabilities.
     pub(crate) fn mean_logprob(&self) -> f64 {
         self.logprob_sum / self.token_ids.len().max(1) as f64

@@ -8,10 +8,10 @@ use axum::{
 };
 use hearth_model::{
     TokenId,
-    tokenizer::{DecodeOptions, EncodeOptions, SpecialToken},
+    tokenizer::{DecodeOptions, EncodeOptions, SpecialToken, Tokenizer},
 };
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::json;
 
 use super::{
@@ -34,7 +34,21 @@ pub(crate) struct Tokens {
     max_model_len: usize,
     tokens: Vec<TokenId>,
     /// As the vocabulary spells them, if asked for.
-    token_strs: Option<Vec<Option<String>>>,
+    #[schemars(with = "Option<Vec<Option<String>>>")]
+    token_strs: Option<TokenStrings>,
+}
+
+/// Tokens as the vocabulary spells them; spelled as they are written, since they take many times their memory.
+#[derive(Debug)]
+struct TokenStrings {
+    ids: Vec<TokenId>,
+    tokenizer: Tokenizer,
+}
+
+impl Serialize for TokenStrings {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.ids.iter().map(|&id| self.tokenizer.token(id)))
+    }
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -165,16 +179,16 @@ pub(crate) async fn tokenize(State(state): State<AppState>, body: Body) -> Resul
                 conversation.encode(&template, &model)?
             }
         };
-        let strings = || tokens.iter().map(|&id| model.tokenizer.token(id)).collect();
-        Ok(Json(Tokens {
+        let strings = || TokenStrings { ids: tokens.clone(), tokenizer: model.tokenizer.clone() };
+        let encoded = Tokens {
             count: tokens.len(),
             max_model_len: model.limits.max_seq_len,
             token_strs: returns_strings.then(strings),
             tokens,
-        }))
+        };
+        Ok(Json(encoded).into_response())
     };
-    let encoded = state.prepare(preparation, encode).await?;
-    Ok(remarks::told(ignored, encoded.into_response()))
+    Ok(remarks::told(ignored, state.prepare(preparation, encode).await?))
 }
 
 /// The text of token ids, special tokens included.
