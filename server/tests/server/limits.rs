@@ -1,6 +1,10 @@
 //! What one request may take: places in the queue, lists, the threads that serve connections, and programs that it brings.
 
-use std::sync::mpsc;
+use std::{
+    future::{Future, poll_fn},
+    sync::mpsc,
+    task::Poll,
+};
 
 use axum::http::StatusCode;
 use hearth_model::sampling::SamplingParams;
@@ -30,6 +34,7 @@ async fn the_queue_counts_answers() {
     wait_for(&engine, |stats| stats.waiting == 3).await;
     assert_eq!(engine.submit(endless(2)).unwrap_err(), full, "one place is left");
     let last = engine.submit(endless(1)).unwrap();
+    wait_for(&engine, |stats| stats.waiting == 4).await;
     assert_eq!(engine.submit(endless(1)).unwrap_err(), full);
     let refused = engine.submit(endless(5)).unwrap_err();
     assert_eq!(refused, SubmitError::TooManyAnswers { n_answers: 5, max_queue: 4 });
@@ -125,9 +130,18 @@ fn long_bodies_and_templates_keep_nobody_waiting() {
         }
         go.send(()).unwrap();
         taken.await.unwrap();
-        for (path, answer) in waiting {
-            assert_eq!(answer.await.status, StatusCode::BAD_REQUEST, "{path}");
-        }
+        // All at once, as they wait for each other.
+        poll_fn(|context| {
+            waiting.retain_mut(|(path, answer)| match answer.as_mut().poll(context) {
+                Poll::Ready(answer) => {
+                    assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{path}");
+                    false
+                }
+                Poll::Pending => true,
+            });
+            if waiting.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
     });
 }
 
