@@ -59,7 +59,7 @@ struct LayerPool {
 
 /// Names the contents of a full page: its tokens and all tokens before them. Equal keys must mean equal tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PageKey(pub u128);
+pub struct PageKey(pub [u8; 32]);
 
 /// Who holds which page. Clones are the same pool; no tensors.
 #[derive(Clone, Debug)]
@@ -400,6 +400,10 @@ impl PageTable {
             pool.release(page);
         }
         self.len = len;
+        if len == 0 {
+            // Many may wait like this.
+            self.pages = Vec::new();
+        }
     }
 
     /// The last page, if the next token goes into it and others hold it too.

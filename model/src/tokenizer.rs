@@ -10,12 +10,13 @@
 mod detokenizer;
 mod files;
 mod pieces;
+mod windows;
 
 use std::{collections::BTreeMap, path::Path, sync::Arc};
 
 use tokenizers::{
-    AddedVocabulary, Model, NormalizedString, OffsetType, PostProcessor, PreTokenizedString, PreTokenizer, Token,
-    normalizer::Range,
+    AddedVocabulary, Encoding, Model, NormalizedString, OffsetType, PostProcessor, PreTokenizedString, PreTokenizer,
+    Token, normalizer::Range,
 };
 
 use self::pieces::PieceTable;
@@ -65,6 +66,8 @@ pub struct SpecialToken {
 #[derive(Clone)]
 pub struct Tokenizer {
     inner: Arc<Inner>,
+    /// Bytes that are read as a whole, at most.
+    longest_word: usize,
 }
 
 struct Inner {
@@ -76,6 +79,8 @@ struct Inner {
     /// What the library's model answers for an unknown character, if it has such a token.
     model_unk: Option<TokenId>,
     roles: Roles,
+    /// Whether a text may be read in [`windows`].
+    may_go_on: bool,
 }
 
 /// The special tokens that `tokenizer_config.json` gives a role.
@@ -105,36 +110,50 @@ impl Tokenizer {
         files::parse(tokenizer_json, config_json, origin)
     }
 
+    /// Refuses texts with a word of more bytes; where words are not read one by one, longer texts. Each byte of them takes
+    /// up to two hundred of memory while it is read.
+    #[must_use]
+    pub fn with_longest_word(self, n_bytes: usize) -> Self {
+        Self { longest_word: n_bytes, ..self }
+    }
+
     /// The ids of `text`.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`], naming the character, if the vocabulary lacks one and has no token for the unknown.
+    /// [`Error::Tokenizer`], naming the character, if the vocabulary lacks one and has no token for the unknown; if there is
+    /// a [longest word](Self::with_longest_word), for a longer one.
     pub fn encode(&self, text: &str, options: EncodeOptions) -> Result<Vec<TokenId>> {
         let library = &self.inner.library;
         let added =
             if options.parse_special_tokens { library.get_added_vocabulary() } else { &self.inner.text_vocabulary };
-        self.finish(added.extract_and_normalize(library.get_normalizer(), text), options)
+        self.finish(text, options, |text| Ok(added.extract_and_normalize(library.get_normalizer(), text)))
     }
 
     /// The ids of a rendered chat in which `mark` breaks up those special-token strings that must stay text. Special
     /// tokens are parsed first, then the marks are taken out.
     pub(crate) fn encode_marked(&self, text: &str, mark: char, options: EncodeOptions) -> Result<Vec<TokenId>> {
         let library = &self.inner.library;
-        let mut split = library.get_added_vocabulary().extract_and_normalize(library.get_normalizer(), text);
-        split
-            .normalize(|piece| {
+        self.finish(text, options, |text| {
+            let mut split = library.get_added_vocabulary().extract_and_normalize(library.get_normalizer(), text);
+            let without_mark = |piece: &mut NormalizedString| {
                 piece.filter(|character| character != mark);
                 Ok(())
-            })
-            .map_err(from_library)?;
-        self.finish(split, options)
+            };
+            split.normalize(without_mark).map_err(from_library)?;
+            Ok(split)
+        })
     }
 
-    fn finish(&self, split: PreTokenizedString, options: EncodeOptions) -> Result<Vec<TokenId>> {
-        let split = self.tokenize(split)?;
+    fn finish(
+        &self,
+        text: &str,
+        options: EncodeOptions,
+        read: impl Fn(&str) -> Result<PreTokenizedString>,
+    ) -> Result<Vec<TokenId>> {
+        let ids = self.ids_in_windows(text, windows::WINDOW_BYTES, read)?;
         match self.inner.library.get_post_processor() {
-            Some(post_processor) if options.add_special_tokens => post_process(post_processor, split),
-            _ => Ok(ids_of(&split)),
+            Some(post_processor) if options.add_special_tokens => post_process(post_processor, ids),
+            _ => Ok(ids),
         }
     }
 
@@ -199,10 +218,15 @@ impl Tokenizer {
         self.inner.roles.unk.clone()
     }
 
-    fn tokenize(&self, mut split: PreTokenizedString) -> Result<PreTokenizedString> {
-        if let Some(pre_tokenizer) = self.inner.library.get_pre_tokenizer() {
-            pre_tokenizer.pre_tokenize(&mut split).map_err(from_library)?;
+    fn pre_tokenize(&self, split: &mut PreTokenizedString) -> Result<()> {
+        match self.inner.library.get_pre_tokenizer() {
+            Some(pre_tokenizer) => pre_tokenizer.pre_tokenize(split).map_err(from_library),
+            None => Ok(()),
         }
+    }
+
+    fn tokenize(&self, mut split: PreTokenizedString) -> Result<PreTokenizedString> {
+        self.pre_tokenize(&mut split)?;
         split.tokenize(|piece| Ok(self.tokenize_piece(piece)?)).map_err(from_library)?;
         Ok(split)
     }
@@ -328,10 +352,28 @@ fn ids_of(split: &PreTokenizedString) -> Vec<TokenId> {
         .collect()
 }
 
-fn post_process(post_processor: &tokenizers::PostProcessorWrapper, split: PreTokenizedString) -> Result<Vec<TokenId>> {
-    let encoding = split.into_encoding(None, 0, OffsetType::None).map_err(from_library)?;
-    let encoding = post_processor.process(encoding, None, true).map_err(from_library)?;
-    Ok(encoding.get_ids().to_vec())
+/// The ids with what the post-processor puts around them. It gets one token in place of all, since the library would take
+/// a hundred bytes for each.
+fn post_process(post_processor: &tokenizers::PostProcessorWrapper, ids: Vec<TokenId>) -> Result<Vec<TokenId>> {
+    let (words, offsets, others) = (vec![None], vec![(0, 0)], Vec::new());
+    let stand_in = Encoding::new(
+        vec![0],
+        vec![0],
+        vec![String::new()],
+        words,
+        offsets,
+        vec![0],
+        vec![1],
+        others,
+        Default::default(),
+    );
+    let processed = post_processor.process(stand_in, None, true).map_err(from_library)?;
+    let Some(at) = processed.get_special_tokens_mask().iter().position(|is_special| *is_special == 0) else {
+        let what = "the post-processor leaves the text out".to_owned();
+        return Err(Error::Tokenizer { what, hint: String::new() });
+    };
+    let (before, rest) = processed.get_ids().split_at(at);
+    Ok([before, &ids, rest.get(1..).unwrap_or_default()].concat())
 }
 
 /// The library hands errors through as boxes; ours come back as they were.

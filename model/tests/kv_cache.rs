@@ -15,6 +15,13 @@ use hearth_model::{
 };
 use proptest::prelude::*;
 
+/// A name for each number.
+fn page_key(n: u128) -> PageKey {
+    let mut bytes = [0; 32];
+    bytes[..16].copy_from_slice(&n.to_le_bytes());
+    PageKey(bytes)
+}
+
 const VOCAB: usize = 50;
 
 /// How far logits may be from those without a cache, of the largest of them. Rounding to 11 bits, through layers of sharp
@@ -276,7 +283,7 @@ fn kept_pages_stand_for_their_tokens() {
     let gpt = model(&config);
     let mut cache = KvCache::new(&config, 16, KvDtype::F32, &Device::flex());
     let ids: Vec<TokenId> = (0..50).map(|at| (at * 7 + 3) % VOCAB as TokenId).collect();
-    let keys = [PageKey(1), PageKey(2), PageKey(3)];
+    let keys = [page_key(1), page_key(2), page_key(3)];
     let mut first = cache.table();
     step(&gpt, &mut cache, &mut [(&mut first, &ids)]);
     keys.iter().enumerate().for_each(|(index, &key)| first.keep(index, key));
@@ -297,7 +304,7 @@ fn kept_pages_stand_for_their_tokens() {
 #[test]
 fn kept_pages_are_handed_out_last_the_least_recently_used_first() {
     let pool = PagePool::new(6);
-    let key = |text: u128, page: u128| PageKey(text << 8 | page);
+    let key = |text: u128, page: u128| page_key(text << 8 | page);
     let compute = |text: u128| {
         let mut table = pool.table();
         table.append(2 * PAGE_SIZE).unwrap();
@@ -359,7 +366,7 @@ fn what_was_truncated_leaves_no_trace() {
 #[test]
 fn a_kept_page_that_is_written_to_again_is_kept_no_more() {
     let pool = PagePool::new(4);
-    let key = PageKey(5);
+    let key = page_key(5);
     let mut table = pool.table();
     table.append(PAGE_SIZE).unwrap();
     table.keep(0, key);

@@ -5,6 +5,8 @@
 //! sampler had to fail for a freely chosen seed.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+use std::sync::Arc;
+
 use hearth_model::{
     TokenId,
     error::Error,
@@ -109,7 +111,7 @@ fn penalties_give_hand_computed_logits() {
 #[test]
 fn bias_comes_before_penalties() {
     let params = SamplingParams {
-        logit_bias: [(0, -3.0), (3, 1.0), (99, 5.0)].into(),
+        logit_bias: Arc::new([(0, -3.0), (3, 1.0), (99, 5.0)].into()),
         repetition_penalty: 2.0,
         ..SamplingParams::default()
     };
@@ -123,7 +125,7 @@ fn impossible_tokens_are_never_drawn() {
     for temperature in [0.0, f32::MIN_POSITIVE, 1.0, f32::MAX] {
         let params = SamplingParams {
             temperature,
-            logit_bias: [(0, 100.0)].into(),
+            logit_bias: Arc::new([(0, 100.0)].into()),
             repetition_penalty: 0.5,
             ..SamplingParams::default()
         };
@@ -155,7 +157,7 @@ fn broken_logits_are_an_error() {
 fn huge_logits_do_not_overflow() {
     let params = SamplingParams {
         temperature: f32::MIN_POSITIVE,
-        logit_bias: [(1, 100.0)].into(),
+        logit_bias: Arc::new([(1, 100.0)].into()),
         repetition_penalty: f32::MIN_POSITIVE,
         ..SamplingParams::default()
     };
@@ -311,7 +313,7 @@ fn dry_grows_with_the_length_of_the_repetition() {
     let one_is_enough = Dry { allowed_length: 1, ..dry.clone() };
     assert_logits(&sampler(one_is_enough), &logits, &[0.0, 0.0, 0.0, 0.0, -0.5 * 4.0, -0.5]);
     // Behind a breaker nothing is a repetition: 2 3 is left, then nothing.
-    let broken = |breaker| Dry { sequence_breakers: [breaker].into(), ..dry.clone() };
+    let broken = |breaker| Dry { sequence_breakers: Arc::new([breaker].into()), ..dry.clone() };
     assert_logits(&sampler(broken(1)), &logits, &[0.0, 0.0, 0.0, 0.0, -0.5, 0.0]);
     for breaker in [2, 3, 4] {
         assert_logits(&sampler(broken(breaker)), &logits, &logits);
@@ -334,13 +336,13 @@ fn dry_grows_with_the_length_of_the_repetition() {
 #[test]
 fn bans_rule_tokens_out() {
     let allowed = SamplingParams {
-        allowed_token_ids: Some([1, 3].into()),
-        logit_bias: [(0, 100.0)].into(),
+        allowed_token_ids: Some(Arc::new([1, 3].into())),
+        logit_bias: Arc::new([(0, 100.0)].into()),
         ..SamplingParams::default()
     };
     assert_close(&distribution(allowed, &four_logits()), &[(1, 0.25 / 0.35), (3, 0.1 / 0.35)]);
     // Token 0 never, token 2 not behind 1 1.
-    let bad_words = vec![vec![0], vec![1, 1, 2]];
+    let bad_words = [vec![0], vec![1, 1, 2]].into();
     let mut sampler = Sampler::new(SamplingParams { bad_words, ..SamplingParams::default() }, 0, &[1, 1]);
     let all_but_0 = [(1, 0.5), (2, 0.3), (3, 0.2)];
     // The prompt is no part of a word.
@@ -352,7 +354,7 @@ fn bans_rule_tokens_out() {
     sampler.accept(3);
     assert_close(&sampler.distribution(&four_logits()).unwrap(), &all_but_0);
     // Greedy choices keep to it.
-    let greedy = SamplingParams { bad_words: vec![vec![0]], ..SamplingParams::greedy() };
+    let greedy = SamplingParams { bad_words: [vec![0]].into(), ..SamplingParams::greedy() };
     assert_eq!(Sampler::new(greedy.clone(), 0, &[]).sample(&four_logits(), 0).unwrap(), 1);
     // Nothing left is an error that names the parameter.
     let error = Sampler::new(greedy, 0, &[]).sample(&[0.0, f32::NEG_INFINITY], 0).unwrap_err();
@@ -403,15 +405,15 @@ fn contradictions_name_both_parameters() {
         (SamplingParams { mirostat, ..SamplingParams::greedy() }, "`mirostat`", "`temperature`"),
         (SamplingParams { dynatemp_range: 0.5, ..SamplingParams::greedy() }, "`dynatemp_range`", "`temperature`"),
         (
-            SamplingParams { allowed_token_ids: Some([1].into()), bad_words: vec![vec![1]], ..default() },
+            SamplingParams { allowed_token_ids: Some(Arc::new([1].into())), bad_words: [vec![1]].into(), ..default() },
             "`bad_words`",
             "`allowed_token_ids`",
         ),
         (SamplingParams { samplers: Vec::new(), temperature: 0.5, ..default() }, "`samplers`", "`temperature`"),
         (SamplingParams { samplers: vec![ChainStep::TopK], min_p: 0.5, ..default() }, "`samplers`", "`min_p`"),
         (SamplingParams { samplers: vec![ChainStep::TopK; 2], ..default() }, "`samplers`", "`top_k` twice"),
-        (SamplingParams { allowed_token_ids: Some([].into()), ..default() }, "`allowed_token_ids`", "none"),
-        (SamplingParams { bad_words: vec![vec![]], ..default() }, "`bad_words`", "empty"),
+        (SamplingParams { allowed_token_ids: Some(Arc::new([].into())), ..default() }, "`allowed_token_ids`", "none"),
+        (SamplingParams { bad_words: [vec![]].into(), ..default() }, "`bad_words`", "empty"),
     ];
     for (params, one, other) in cases {
         let message = params.validate(10).unwrap_err().to_string();
@@ -543,11 +545,11 @@ fn parameters_out_of_range_are_refused_by_name() {
         "`frequency_penalty` must be between -2 and 2, given -3"
     );
     assert_eq!(
-        change(|params| params.logit_bias = [(10, 0.0)].into()),
+        change(|params| params.logit_bias = Arc::new([(10, 0.0)].into())),
         "`logit_bias` has the token id 10: allowed are ids below 10, the vocabulary's size"
     );
     assert_eq!(
-        change(|params| params.logit_bias = [(9, 101.0)].into()),
+        change(|params| params.logit_bias = Arc::new([(9, 101.0)].into())),
         "`logit_bias` must be between -100 and 100, given 101"
     );
     assert!(SamplingParams::default().validate(10).is_ok());
@@ -587,7 +589,7 @@ fn frequencies_match_hand_computed_distributions() {
         (with(|params| params.min_p = 0.26), &[0.5 / 0.9, 0.25 / 0.9, 0.15 / 0.9]),
         // ln 2 added doubles the odds of token 3.
         (
-            with(|params| params.logit_bias = [(3, 2.0_f32.ln())].into()),
+            with(|params| params.logit_bias = Arc::new([(3, 2.0_f32.ln())].into())),
             &[0.5 / 1.1, 0.25 / 1.1, 0.15 / 1.1, 0.2 / 1.1],
         ),
         // The output has token 0 twice: 2 * ln 2 taken off leaves a quarter of its odds.

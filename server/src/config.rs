@@ -26,12 +26,12 @@ use percent_encoding::percent_decode_str;
 
 use crate::{
     api::{
-        options::{ApiKeys, ApiOptions, PromptLog},
+        options::{ApiKeys, ApiOptions, PrefixSharing, PromptLog, RequestTemplates},
         origin::{AllowedHosts, CorsOrigins, Host, Origin},
     },
     bundled,
     connection::ConnectionTimeouts,
-    engine::{EngineOptions, Models, Speculation, StartError},
+    engine::{EngineOptions, Models, Speculation, StartError, request::MAX_CHOICES},
     memory,
     serve::ServeOptions,
     telemetry::exporter::{ExportOptions, Exporter},
@@ -50,8 +50,8 @@ pub struct ServerConfig {
     /// The model and where it runs.
     #[command(flatten)]
     pub model: ModelConfig,
-    /// Requests that may wait; more are answered with 429
-    #[arg(long, env = "HEARTH_MAX_QUEUE", value_name = "REQUESTS", default_value_t = 128)]
+    /// Answers that may wait to start, counting each choice of each prompt; requests beyond that get a 429
+    #[arg(long, env = "HEARTH_MAX_QUEUE", value_name = "ANSWERS", default_value_t = MAX_CHOICES)]
     pub max_queue: usize,
     /// Sequences that run at once
     #[arg(long, env = "HEARTH_MAX_BATCH_SIZE", value_name = "SEQUENCES", default_value_t = 32)]
@@ -209,6 +209,12 @@ impl ServerConfig {
             max_body_bytes: http.max_body_bytes,
             body_timeout: Duration::from_secs(http.body_timeout),
             keep_alive: Duration::from_secs(http.sse_keep_alive),
+            prefix_sharing: if http.share_prefix_cache { PrefixSharing::BetweenKeys } else { PrefixSharing::PerKey },
+            request_templates: if http.trust_request_chat_template {
+                RequestTemplates::Trusted
+            } else {
+                RequestTemplates::Refused
+            },
             prompt_log: if self.log.log_prompts { PromptLog::Whole } else { PromptLog::Never },
             spans: None,
         })
@@ -249,6 +255,8 @@ impl Default for ApiOptions {
             max_body_bytes: MAX_BODY_BYTES,
             body_timeout: Duration::from_secs(BODY_TIMEOUT),
             keep_alive: Duration::from_secs(SSE_KEEP_ALIVE),
+            prefix_sharing: PrefixSharing::default(),
+            request_templates: RequestTemplates::default(),
             prompt_log: PromptLog::Never,
             spans: None,
         }
@@ -266,6 +274,14 @@ pub struct HttpConfig {
     /// File with such keys, one a line: other users of this machine see a command line, but not this file
     #[arg(long, env = "HEARTH_API_KEY_FILE", value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
+    /// Share computed prompts between API keys: faster where keys send the same prompts, but `cached_tokens` and response
+    /// times then tell one key what another has sent [default: with several keys, each has its own]
+    #[arg(long, env = "HEARTH_SHARE_PREFIX_CACHE", value_parser = BoolishValueParser::new())]
+    pub share_prefix_cache: bool,
+    /// Accept chat templates in requests (`chat_template`). A template is a program: it runs within limits on memory and
+    /// time, up to 5 seconds, one at a time
+    #[arg(long, env = "HEARTH_TRUST_REQUEST_CHAT_TEMPLATE", value_parser = BoolishValueParser::new())]
+    pub trust_request_chat_template: bool,
     /// Allowed CORS origins: web pages of other origins than the server's own that may use the API. Origins such as
     /// `https://example.org` (repeatable or comma-separated), `null`, `*` for all, or `none`
     #[arg(long, env = "HEARTH_CORS_ORIGIN", value_name = "ORIGIN", value_delimiter = ',', default_value = "none")]

@@ -10,7 +10,7 @@
 //! thrown away. Each answer's log-probability is perturbed with Gumbel noise, the `width` largest win, and the noise is
 //! drawn top-down along the tree of answers so that only `width` branches are ever looked at.
 
-use std::{cmp::Ordering, collections::BTreeSet};
+use std::{cmp::Ordering, collections::BTreeSet, sync::Arc};
 
 use super::{RandomStream, TokenLogprobs, logprobs::token_logprobs, random::Purpose, select::Scan};
 use crate::{
@@ -29,7 +29,7 @@ pub struct BeamParams {
     /// Divides the logits if above 0. At 0 and 1 they stay as they are.
     pub temperature: f32,
     /// Tokens that end an answer.
-    pub end_ids: BTreeSet<TokenId>,
+    pub end_ids: Arc<BTreeSet<TokenId>>,
     /// Tokens that an answer must have before it may end.
     pub min_tokens: usize,
     /// Tokens of an answer at most, at least 1.
@@ -289,7 +289,7 @@ impl BeamSearch {
 
     /// Tokens that must not come now: ends, while the answer is too short.
     fn barred(&self, n_tokens: usize) -> Option<&BTreeSet<TokenId>> {
-        (n_tokens < self.params.min_tokens).then_some(&self.params.end_ids)
+        (n_tokens < self.params.min_tokens).then(|| &*self.params.end_ids)
     }
 }
 
@@ -411,7 +411,15 @@ mod tests {
     }
 
     fn params(width: usize, max_tokens: usize, kind: BeamKind) -> BeamParams {
-        BeamParams { width, kind, temperature: 0.0, end_ids: [END].into(), min_tokens: 0, max_tokens, n_top: None }
+        BeamParams {
+            width,
+            kind,
+            temperature: 0.0,
+            end_ids: Arc::new([END].into()),
+            min_tokens: 0,
+            max_tokens,
+            n_top: None,
+        }
     }
 
     fn search(params: BeamParams) -> Vec<Hypothesis> {

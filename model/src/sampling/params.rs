@@ -5,6 +5,7 @@ use std::{
     fmt,
     ops::RangeInclusive,
     str::FromStr,
+    sync::Arc,
 };
 
 use crate::{
@@ -15,7 +16,7 @@ use crate::{
 /// The sampling parameters of one request, with the names of OpenAI, vLLM and llama.cpp, in this order of precedence.
 ///
 /// The defaults change nothing: a token is drawn from the model's own distribution. In which order the parameters act is
-/// said at [`Sampler`](super::Sampler).
+/// said at [`Sampler`](super::Sampler). Clones are cheap: they share the lists, which may be as long as the vocabulary.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
     /// Divides the logits; below 1 the likely tokens gain. 0 takes the most likely token always.
@@ -57,11 +58,11 @@ pub struct SamplingParams {
     /// Makes tokens less likely that would go on repeating a passage.
     pub dry: Dry,
     /// Added to the logits of these tokens.
-    pub logit_bias: BTreeMap<TokenId, f32>,
+    pub logit_bias: Arc<BTreeMap<TokenId, f32>>,
     /// The only tokens that may come. `None`: all.
-    pub allowed_token_ids: Option<BTreeSet<TokenId>>,
+    pub allowed_token_ids: Option<Arc<BTreeSet<TokenId>>>,
     /// Sequences of tokens that must not appear in the output: the last of one is ruled out where the others precede.
-    pub bad_words: Vec<Vec<TokenId>>,
+    pub bad_words: Arc<[Vec<TokenId>]>,
     /// What acts, in which order; what is not listed does not act.
     pub samplers: Vec<ChainStep>,
     /// Equal seeds draw equal tokens from equal logits.
@@ -113,7 +114,7 @@ pub struct Dry {
     /// How many of the last tokens are searched for repetitions. `None`: all.
     pub penalty_last_n: Option<usize>,
     /// Tokens across which no repetition is seen.
-    pub sequence_breakers: BTreeSet<TokenId>,
+    pub sequence_breakers: Arc<BTreeSet<TokenId>>,
 }
 
 /// A step of the chain, by its name in `samplers`.
@@ -202,13 +203,7 @@ impl Default for Mirostat {
 
 impl Default for Dry {
     fn default() -> Self {
-        Self {
-            multiplier: 0.0,
-            base: 1.75,
-            allowed_length: 2,
-            penalty_last_n: None,
-            sequence_breakers: BTreeSet::new(),
-        }
+        Self { multiplier: 0.0, base: 1.75, allowed_length: 2, penalty_last_n: None, sequence_breakers: Arc::default() }
     }
 }
 
@@ -230,9 +225,9 @@ impl Default for SamplingParams {
             presence_penalty: 0.0,
             frequency_penalty: 0.0,
             dry: Dry::default(),
-            logit_bias: BTreeMap::new(),
+            logit_bias: Arc::default(),
             allowed_token_ids: None,
-            bad_words: Vec::new(),
+            bad_words: Arc::default(),
             samplers: ChainStep::DEFAULT_ORDER.to_vec(),
             seed: 0,
         }
@@ -311,7 +306,7 @@ impl SamplingParams {
     }
 
     fn validate_ids(&self, vocab_size: usize) -> Result<()> {
-        for (&id, &bias) in &self.logit_bias {
+        for (&id, &bias) in self.logit_bias.iter() {
             check_id("logit_bias", id, vocab_size)?;
             check_range("logit_bias", bias, -100.0..=100.0)?;
         }

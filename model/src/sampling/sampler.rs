@@ -3,6 +3,8 @@
 use std::{
     borrow::Cow,
     collections::{BTreeSet, HashMap},
+    iter,
+    sync::{Arc, OnceLock},
 };
 
 use super::{
@@ -44,11 +46,11 @@ use crate::{
 pub struct Sampler {
     params: SamplingParams,
     random: RandomStream,
-    /// Prompt and output.
-    tokens: Vec<TokenId>,
-    n_prompt: usize,
-    /// The tokens of prompt and output, where the repetition penalty looks at all of them.
-    seen: BTreeSet<TokenId>,
+    /// Shared by all answers to it.
+    prompt: Arc<[TokenId]>,
+    output: Vec<TokenId>,
+    /// The prompt's tokens, each once, from the first time on that the repetition penalty looks at all of them.
+    in_prompt: OnceLock<BTreeSet<TokenId>>,
     /// How often the output has each token.
     output_counts: HashMap<TokenId, u32>,
     /// Nothing acts but a temperature of 0: the most frequent case, and worth a short way.
@@ -69,15 +71,18 @@ enum XtcCoin {
 impl Sampler {
     /// A sampler for the `choice`-th answer to a prompt. `params` are valid, see [`SamplingParams::validate`].
     pub fn new(params: SamplingParams, choice: u32, prompt_ids: &[TokenId]) -> Self {
-        // Only this penalty looks at the prompt, which may be long.
-        let is_all_seen = params.repetition_penalty != 1.0 && params.repeat_last_n.is_none();
+        Self::sharing(params, choice, prompt_ids.into())
+    }
+
+    /// The same, without a copy of the prompt.
+    pub fn sharing(params: SamplingParams, choice: u32, prompt: Arc<[TokenId]>) -> Self {
         let greedy = SamplingParams { seed: params.seed, ..SamplingParams::greedy() };
         Self {
             is_plain_greedy: params == greedy,
             random: RandomStream::new(params.seed, choice),
-            seen: if is_all_seen { prompt_ids.iter().copied().collect() } else { BTreeSet::new() },
-            tokens: prompt_ids.to_vec(),
-            n_prompt: prompt_ids.len(),
+            prompt,
+            output: Vec::new(),
+            in_prompt: OnceLock::new(),
             bound: params.mirostat.map_or(0.0, |mirostat| 2.0 * mirostat.tau),
             surprise: None,
             params,
@@ -104,7 +109,7 @@ impl Sampler {
                 // Not behind a temperature: they divide by it first, which may make two logits equal.
                 ChainStep::Penalties if !is_heated => {
                     changed.extend(ahead);
-                    changed.extend(self.repeated().iter().take(TOO_MANY));
+                    changed.extend(self.repeated().take(TOO_MANY));
                     changed.extend(self.output_counts.keys().take(TOO_MANY));
                 }
                 ChainStep::Temperature if params.is_greedy() => return RowNeeds::of_top(1, changed),
@@ -146,10 +151,7 @@ impl Sampler {
         if let (Some(mirostat), Some(surprise)) = (self.params.mirostat, self.surprise.take()) {
             self.bound -= mirostat.eta * (surprise - mirostat.tau);
         }
-        if self.params.repetition_penalty != 1.0 && self.params.repeat_last_n.is_none() {
-            self.seen.insert(id);
-        }
-        self.tokens.push(id);
+        self.output.push(id);
         *self.output_counts.entry(id).or_insert(0) += 1;
     }
 
@@ -213,7 +215,7 @@ impl Sampler {
         let params = &self.params;
         let mut candidates = Candidates::new(row)?;
         self.ban(&mut candidates)?;
-        for (&id, &bias) in &params.logit_bias {
+        for (&id, &bias) in params.logit_bias.iter() {
             candidates.change(id, |logit| logit + bias);
         }
         for step in params.samplers.iter().filter(|step| params.acts(**step)) {
@@ -245,11 +247,10 @@ impl Sampler {
         if let Some(allowed) = allowed_token_ids {
             candidates.allow(allowed);
         }
-        let output = &self.tokens[self.n_prompt..];
         let banned: BTreeSet<TokenId> = bad_words
             .iter()
             .filter_map(|word| word.split_last())
-            .filter(|(_, before)| output.ends_with(before))
+            .filter(|(_, before)| self.output.ends_with(before))
             .map(|(&last, _)| last)
             .collect();
         if !banned.is_empty() {
@@ -260,7 +261,7 @@ impl Sampler {
 
     fn penalize(&self, candidates: &mut Candidates<'_>) {
         let SamplingParams { repetition_penalty, presence_penalty, frequency_penalty, .. } = self.params;
-        for &id in self.repeated().iter() {
+        for id in self.repeated() {
             let penalize =
                 |logit: f32| if logit > 0.0 { logit / repetition_penalty } else { logit * repetition_penalty };
             candidates.change(id, penalize);
@@ -272,28 +273,37 @@ impl Sampler {
         }
     }
 
-    /// The tokens that the repetition penalty acts on.
-    fn repeated(&self) -> Cow<'_, BTreeSet<TokenId>> {
-        match self.params.repeat_last_n {
-            _ if self.params.repetition_penalty == 1.0 => Cow::default(),
-            None => Cow::Borrowed(&self.seen),
-            window => Cow::Owned(last(&self.tokens, window).iter().copied().collect()),
+    /// The tokens that the repetition penalty acts on, each once.
+    fn repeated(&self) -> Box<dyn Iterator<Item = TokenId> + '_> {
+        if self.params.repetition_penalty == 1.0 {
+            return Box::new(iter::empty());
+        }
+        if self.params.repeat_last_n.is_some() {
+            let window: BTreeSet<TokenId> = self.last(self.params.repeat_last_n).iter().copied().collect();
+            return Box::new(window.into_iter());
+        }
+        let in_prompt = self.in_prompt.get_or_init(|| self.prompt.iter().copied().collect());
+        let in_output = self.output_counts.keys().filter(|id| !in_prompt.contains(id));
+        Box::new(in_prompt.iter().chain(in_output).copied())
+    }
+
+    /// The last `n` tokens of prompt and output, or all.
+    fn last(&self, n: Option<usize>) -> Cow<'_, [TokenId]> {
+        let n_before = self.prompt.len();
+        let start = n.map_or(0, |n| (n_before + self.output.len()).saturating_sub(n));
+        match start.checked_sub(n_before) {
+            Some(start) => Cow::Borrowed(&self.output[start..]),
+            None => Cow::Owned([&self.prompt[start..], &self.output].concat()),
         }
     }
 
     fn penalize_repetitions(&self, candidates: &mut Candidates<'_>) {
         let dry = &self.params.dry;
-        let window = last(&self.tokens, dry.penalty_last_n);
-        for (id, length) in chain::repetitions(window, dry) {
+        for (id, length) in chain::repetitions(&self.last(dry.penalty_last_n), dry) {
             let excess = (length - dry.allowed_length) as f32;
             candidates.change(id, |logit| logit - dry.multiplier * dry.base.powf(excess));
         }
     }
-}
-
-/// The last `n` tokens, or all.
-fn last(tokens: &[TokenId], n: Option<usize>) -> &[TokenId] {
-    &tokens[n.map_or(0, |n| tokens.len().saturating_sub(n))..]
 }
 
 fn ruled_out() -> Error {

@@ -8,6 +8,7 @@ use tokenizers::AddedToken;
 use super::{
     Inner, Roles, SpecialToken, Tokenizer,
     pieces::{Decoder, DecoderJson, Entry, PieceTable},
+    windows,
 };
 use crate::{
     TokenId,
@@ -140,6 +141,7 @@ fn build(tokenizer_json: &[u8], config: &ConfigJson, origin: &Path) -> Result<To
     text_vocabulary.set_encode_special_tokens(true);
     let model_unk = json.model.unk_token.and_then(|token| library.token_to_id(&token)).or(json.model.unk_id);
     let inner = Inner {
+        may_go_on: windows::may_go_on(&library),
         roles: roles(&library, config, origin),
         special_tokens: special_tokens(&library),
         text_vocabulary,
@@ -147,7 +149,7 @@ fn build(tokenizer_json: &[u8], config: &ConfigJson, origin: &Path) -> Result<To
         model_unk,
         library,
     };
-    Ok(Tokenizer { inner: Arc::new(inner) })
+    Ok(Tokenizer { inner: Arc::new(inner), longest_word: usize::MAX })
 }
 
 fn parse_json<'a, T: Deserialize<'a>>(bytes: &'a [u8], path: &Path) -> Result<T> {

@@ -1,12 +1,14 @@
 //! `POST /v1/chat/completions`: [OpenAI's endpoint](https://platform.openai.com/docs/api-reference/chat) with the
 //! parameters that local servers add.
 
+use std::sync::Arc;
+
 use axum::{
     Json,
     extract::State,
     response::{IntoResponse, Response},
 };
-use hearth_model::{TokenId, sampling::SamplingParams, tokenizer::Tokenizer};
+use hearth_model::{TokenId, chat::ChatTemplate, sampling::SamplingParams, tokenizer::Tokenizer};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -14,10 +16,11 @@ use serde_json::{Value, json};
 use super::{
     conversation::Conversation,
     error::ApiError,
-    fields::Fields,
+    fields::{Body, Fields},
     generation::{Generation, Head, Started, UsageReports, examples},
     openapi::{Access, Answer as OpenApiAnswer, Operation, POST_REFUSALS, Request, answer},
-    prompt::prompt_logprobs_json,
+    options::RequestTemplates,
+    prompt::WirePromptLogprobs,
     schema::Shape,
     state::AppState,
     stream::{self, Answer, Delta, Part, TokenEntry, TokenText, Usage},
@@ -42,7 +45,8 @@ struct ChatCompletion {
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<Vec<TokenId>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    prompt_logprobs: Option<Value>,
+    #[schemars(with = "Option<Value>")]
+    prompt_logprobs: Option<WirePromptLogprobs>,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -128,21 +132,25 @@ pub(crate) const OPERATION: Operation = Operation {
 
 fn describe(state: &AppState, shape: &Shape) -> Result<(), ApiError> {
     examples(&json!({ "messages": [{ "role": "user", "content": "x" }] })).into_iter().try_for_each(|example| {
-        ChatRequest::from_fields(Fields::describing(example, shape), state.sampling_defaults()).map(drop)
+        let fields = Fields::describing(example, shape);
+        ChatRequest::from_fields(fields, state.options().request_templates, state.sampling_defaults()).map(drop)
     })
 }
 
 /// Answers a conversation, streamed or not.
-pub(crate) async fn create(State(state): State<AppState>, fields: Fields) -> Result<Response, ApiError> {
-    let ChatRequest { conversation, generation } = ChatRequest::from_fields(fields, state.sampling_defaults())?;
-    let model = state.working_engine()?.model();
-    let generation = generation.ignoring(conversation.unread(model));
-    let (generation, parser) = with_tools(&conversation, generation, model)?;
+pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<Response, ApiError> {
+    let (defaults, templates) = (state.sampling_defaults(), state.options().request_templates);
+    let request = body.read(&state, move |fields| ChatRequest::from_fields(fields, templates, defaults)).await?;
+    let preparation = request.conversation.preparation(request.generation.n_bytes());
+    let model = Arc::clone(state.working_engine()?.model());
+    let (request, parser, template) = state.prepare_long(preparation, move || request.with_template(&model)).await?;
+    let ChatRequest { conversation, generation } = request;
     let prepare = move |generation: &Generation, model: &ServedModel| {
-        Ok(vec![generation.prompt(conversation.encode(model)?, model)])
+        Ok(vec![generation.prompt(conversation.encode(&template, model)?, model)])
     };
-    let Started { head, deltas, tokenizer, prompt_ids } = generation.start(&state, "chatcmpl-", prepare).await?;
-    let prompt_token_ids = generation.token_ids.and_then(|_| prompt_ids.into_iter().next());
+    let started = generation.start(&state, "chatcmpl-", (preparation, prepare)).await?;
+    let Started { head, deltas, tokenizer, prompt_ids } = started;
+    let prompt_token_ids = generation.token_ids.and_then(|_| Some(prompt_ids.first()?.to_vec()));
     let response = if let Some(reports) = generation.stream {
         let writer = ChunkWriter {
             head: head.with_object("chat.completion.chunk"),
@@ -154,31 +162,24 @@ pub(crate) async fn create(State(state): State<AppState>, fields: Fields) -> Res
         stream::sse(deltas, state.options(), writer.into_write())
     } else {
         let (answers, usage) = generation.fold(deltas).await?;
-        let rest = Rest { usage, prompt_token_ids, parser, generation: &generation, tokenizer: &tokenizer };
-        Json(whole(head, answers, rest)).into_response()
+        let n_bytes = answers.iter().map(Answer::n_bytes).sum();
+        let asked = generation.clone();
+        let write = move || {
+            let rest = Rest { usage, prompt_token_ids, parser, generation: &asked, tokenizer: &tokenizer };
+            Json(whole(head, answers, rest)).into_response()
+        };
+        state.write(n_bytes, write).await?
     };
     Ok(generation.remark(response))
 }
 
-/// What tools make of a request: the form of its answer, and how calls are found in it.
-fn with_tools(
-    conversation: &Conversation,
-    mut generation: Generation,
-    model: &ServedModel,
-) -> Result<(Generation, Option<ToolParser>), ApiError> {
-    let Some((tools, style)) = conversation.tools(model)? else { return Ok((generation, None)) };
-    if let Some(structure) = tools.structure(style, generation.structure())? {
-        generation = generation.with_structure(structure);
-    }
-    if tools.hides_marks(style, &model.tokenizer) {
-        generation = generation.showing_special_tokens();
-    }
-    Ok((generation, Some(tools.parser(style))))
-}
-
 impl ChatRequest {
-    fn from_fields(mut fields: Fields, defaults: SamplingParams) -> Result<Self, ApiError> {
-        let conversation = Conversation::from_fields(&mut fields)?;
+    fn from_fields(
+        mut fields: Fields,
+        templates: RequestTemplates,
+        defaults: SamplingParams,
+    ) -> Result<Self, ApiError> {
+        let conversation = Conversation::from_fields(&mut fields, templates)?;
         if let Some(modalities) = fields.string_list("modalities")?
             && modalities != ["text"]
         {
@@ -188,7 +189,27 @@ impl ChatRequest {
         let logprobs = logprobs(&mut fields)?;
         let max_tokens = max_tokens(&mut fields)?;
         let generation = Generation::from_fields(fields, max_tokens, defaults)?.with_logprobs(logprobs);
+        let generation = generation.telling_prompt_once();
         Ok(Self { conversation, generation })
+    }
+
+    /// What the template and tools make of a request: what nobody reads, the form of its answer, and how calls are found
+    /// in it.
+    fn with_template(self, model: &ServedModel) -> Result<(Self, Option<ToolParser>, ChatTemplate), ApiError> {
+        let Self { conversation, generation } = self;
+        let template = conversation.template(model)?;
+        let mut generation = generation.ignoring(conversation.unread(&template));
+        let mut parser = None;
+        if let Some((tools, style)) = conversation.tools(&template) {
+            if let Some(structure) = tools.structure(style, generation.structure())? {
+                generation = generation.with_structure(structure);
+            }
+            if tools.hides_marks(style, &model.tokenizer) {
+                generation = generation.showing_special_tokens();
+            }
+            parser = Some(tools.parser(style));
+        }
+        Ok((Self { conversation, generation }, parser, template))
     }
 }
 
@@ -249,7 +270,7 @@ fn whole(head: Head, mut answers: Vec<Answer>, rest: Rest<'_>) -> ChatCompletion
         choices: choices.collect(),
         usage,
         prompt_token_ids,
-        prompt_logprobs: prompt_logprobs.map(|logprobs| prompt_logprobs_json(&logprobs, tokenizer)),
+        prompt_logprobs: prompt_logprobs.map(|logprobs| WirePromptLogprobs { logprobs, tokenizer: tokenizer.clone() }),
     }
 }
 

@@ -1,6 +1,8 @@
 //! `POST /v1/completions`: [OpenAI's endpoint](https://platform.openai.com/docs/api-reference/completions) with the
 //! parameters that local servers add.
 
+use std::sync::Arc;
+
 use axum::{
     Json,
     extract::State,
@@ -18,12 +20,12 @@ use serde_json::{Map, Value, json};
 
 use super::{
     error::ApiError,
-    fields::Fields,
+    fields::{Body, Fields},
     generation::{Generation, Head, Started, UsageReports, examples},
     openapi::{Access, Answer as OpenApiAnswer, Operation, POST_REFUSALS, Request, answer},
-    prompt::{Prompt, prompt_logprobs_json},
+    prompt::{Prompt, WirePromptLogprobs},
     schema::Shape,
-    state::AppState,
+    state::{AppState, Preparation},
     stream::{self, Answer, Delta, Part, TokenEntry, Usage},
     texts::Source,
 };
@@ -77,7 +79,8 @@ struct WireChoice {
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<Vec<TokenId>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    prompt_logprobs: Option<Value>,
+    #[schemars(with = "Option<Value>")]
+    prompt_logprobs: Option<WirePromptLogprobs>,
 }
 
 /// Four arrays with one entry per token.
@@ -110,10 +113,14 @@ fn describe(state: &AppState, shape: &Shape) -> Result<(), ApiError> {
 }
 
 /// Answers a completion request, streamed or not.
-pub(crate) async fn create(State(state): State<AppState>, fields: Fields) -> Result<Response, ApiError> {
-    let CompletionRequest { prompts, generation } = CompletionRequest::from_fields(fields, state.sampling_defaults())?;
+pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<Response, ApiError> {
+    let defaults = state.sampling_defaults();
+    let read = move |fields| CompletionRequest::from_fields(fields, defaults);
+    let CompletionRequest { prompts, generation } = body.read(&state, read).await?;
+    let preparation = Preparation::of_body(generation.n_bytes());
     let prepare = move |generation: &Generation, model: &ServedModel| prompts.prepare(generation, model);
-    let Started { head, deltas, tokenizer, prompt_ids } = generation.start(&state, "cmpl-", prepare).await?;
+    let Started { head, deltas, tokenizer, prompt_ids } =
+        generation.start(&state, "cmpl-", (preparation, prepare)).await?;
     let head = head.with_object("text_completion");
     let writer = Writer { head, tokenizer, prompt_ids, generation: generation.clone() };
     let response = if let Some(reports) = generation.stream {
@@ -128,8 +135,12 @@ pub(crate) async fn create(State(state): State<AppState>, fields: Fields) -> Res
         })
     } else {
         let (answers, usage) = generation.fold(deltas).await?;
-        let choices = answers.into_iter().enumerate().map(|(index, answer)| writer.whole(index, answer)).collect();
-        Json(Completion { head: writer.head, choices, usage }).into_response()
+        let n_bytes = answers.iter().map(Answer::n_bytes).sum();
+        let write = move || {
+            let choices = answers.into_iter().enumerate().map(|(index, answer)| writer.whole(index, answer)).collect();
+            Json(Completion { head: writer.head, choices, usage }).into_response()
+        };
+        state.write(n_bytes, write).await?
     };
     Ok(generation.remark(response))
 }
@@ -164,7 +175,10 @@ impl Prompts {
                 Source::Text(text) => Some(text),
                 Source::Ids(_) => None,
             };
-            Ok(if self.start == Start::Echo { prompt.echoed(text, &model.tokenizer) } else { prompt })
+            // A longer one is refused further on, and nobody sees its text.
+            let is_possible = prompt.ids.len() <= model.limits.max_seq_len;
+            let echoes = self.start == Start::Echo && is_possible;
+            Ok(if echoes { prompt.echoed(text, &model.tokenizer) } else { prompt })
         });
         prompts.collect()
     }
@@ -216,7 +230,7 @@ fn max_tokens(fields: &mut Fields, start: Start) -> Result<usize, ApiError> {
 struct Writer {
     head: Head,
     tokenizer: Tokenizer,
-    prompt_ids: Vec<Vec<TokenId>>,
+    prompt_ids: Vec<Arc<[TokenId]>>,
     generation: Generation,
 }
 
@@ -231,7 +245,8 @@ impl Writer {
             stop_reason: self.generation.stop_reason(stop_cause),
             token_ids: self.generation.token_ids.map(|_| token_ids),
             prompt_token_ids: self.prompt_token_ids(index),
-            prompt_logprobs: prompt_logprobs.map(|logprobs| prompt_logprobs_json(&logprobs, &self.tokenizer)),
+            prompt_logprobs: prompt_logprobs
+                .map(|logprobs| WirePromptLogprobs { logprobs, tokenizer: self.tokenizer.clone() }),
         }
     }
 
@@ -267,7 +282,7 @@ impl Writer {
     }
 
     fn prompt_token_ids(&self, index: usize) -> Option<Vec<TokenId>> {
-        self.generation.token_ids.and_then(|_| self.prompt_ids.get(index / self.generation.n).cloned())
+        self.generation.token_ids.and_then(|_| Some(self.prompt_ids.get(index / self.generation.n)?.to_vec()))
     }
 }
 

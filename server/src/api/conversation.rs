@@ -11,11 +11,16 @@ use serde_json::{Map, Value, json};
 use super::{
     error::ApiError,
     fields::{Fields, must_be, shown},
+    options::RequestTemplates,
     schema,
+    state::Preparation,
     structured::missing,
     tools::{Place, ToolStyle, Tools},
 };
 use crate::engine::ServedModel;
+
+/// The field of a request's own template.
+const TEMPLATE: &str = "chat_template";
 
 /// Who may speak; OpenAI's.
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
@@ -29,8 +34,8 @@ pub(crate) struct Conversation {
     messages: Vec<Message>,
     /// What may be called.
     tools: Option<Tools>,
-    /// In place of the model's own.
-    template: Option<ChatTemplate>,
+    /// The source of one to use in place of the model's own.
+    template: Option<String>,
     ending: Ending,
     kwargs: Map<String, Value>,
     special_tokens: AddedTokens,
@@ -56,15 +61,19 @@ enum AddedTokens {
 
 impl Conversation {
     /// Reads `messages` and the fields about the template.
-    pub(crate) fn from_fields(fields: &mut Fields) -> Result<Self, ApiError> {
+    pub(crate) fn from_fields(fields: &mut Fields, templates: RequestTemplates) -> Result<Self, ApiError> {
         let tools = Tools::from_fields(fields)?;
-        let template = fields.string("chat_template")?;
-        let template = template.map(|source| ChatTemplate::new(&source, Path::new("chat_template"))).transpose();
+        let template = fields.string(TEMPLATE)?;
+        if template.is_some() && templates == RequestTemplates::Refused {
+            let message = "`chat_template` is not accepted from requests by this server, which uses the model's own\n\
+                           hint: leave it out, or start the server with `--trust-request-chat-template`";
+            return Err(ApiError::invalid(TEMPLATE, message));
+        }
         let adds = fields.flag_or("add_special_tokens", false)?;
         Ok(Self {
             messages: messages(fields)?,
             tools,
-            template: template.map_err(|error| ApiError::invalid("chat_template", error.to_string()))?,
+            template,
             ending: ending(fields)?,
             kwargs: match fields.object("chat_template_kwargs")? {
                 Some(kwargs) => kwargs.into_entries().collect(),
@@ -74,18 +83,38 @@ impl Conversation {
         })
     }
 
-    /// What may be called, and how this model calls it.
+    /// What it takes to compile and run its template, in a request whose body has `n_bytes`.
+    pub(crate) fn preparation(&self, n_bytes: usize) -> Preparation {
+        match self.template {
+            Some(_) => Preparation::Template,
+            None => Preparation::of_body(n_bytes),
+        }
+    }
+
+    /// Compiles the template that came with the request, or takes the model's own.
     ///
     /// # Errors
-    /// 400 if there is no template.
-    pub(crate) fn tools(&self, model: &ServedModel) -> Result<Option<(Tools, ToolStyle)>, ApiError> {
-        let Some(tools) = &self.tools else { return Ok(None) };
-        Ok(Some((tools.clone(), ToolStyle::of(self.template(model)?))))
+    /// 400 if it is no template, or if there is none.
+    pub(crate) fn template(&self, model: &ServedModel) -> Result<ChatTemplate, ApiError> {
+        if let Some(source) = &self.template {
+            let compiled = ChatTemplate::new(source, Path::new(TEMPLATE));
+            return compiled.map_err(|error| ApiError::invalid(TEMPLATE, error.to_string()));
+        }
+        model.chat_template.clone().ok_or_else(|| {
+            let message = "`messages` need a chat template, and the model has none\n\
+                           hint: use `POST /v1/completions`, or start the server with `--trust-request-chat-template` and \
+                           send one as `chat_template`";
+            ApiError::invalid("messages", message)
+        })
+    }
+
+    /// What may be called, and how a model with this template calls it.
+    pub(crate) fn tools(&self, template: &ChatTemplate) -> Option<(&Tools, ToolStyle)> {
+        self.tools.as_ref().map(|tools| (tools, ToolStyle::of(template)))
     }
 
     /// The members of messages that the template does not mention, by their paths.
-    pub(crate) fn unread(&self, model: &ServedModel) -> Vec<String> {
-        let Ok(template) = self.template(model) else { return Vec::new() };
+    pub(crate) fn unread(&self, template: &ChatTemplate) -> Vec<String> {
         let source = template.source();
         let unread = self.messages.iter().enumerate().flat_map(|(index, message)| {
             let names =
@@ -95,18 +124,9 @@ impl Conversation {
         unread.collect()
     }
 
-    fn template<'a>(&'a self, model: &'a ServedModel) -> Result<&'a ChatTemplate, ApiError> {
-        self.template.as_ref().or(model.chat_template.as_ref()).ok_or_else(|| {
-            let message = "`messages` need a chat template, and the model has none\n\
-                           hint: give one as `chat_template`, or use `POST /v1/completions`";
-            ApiError::invalid("messages", message)
-        })
-    }
-
     /// The prompt. Strings in the messages that look like special tokens stay text.
-    pub(crate) fn encode(self, model: &ServedModel) -> Result<Vec<TokenId>, ApiError> {
-        let template = self.template(model)?.clone();
-        let style = ToolStyle::of(&template);
+    pub(crate) fn encode(self, template: &ChatTemplate, model: &ServedModel) -> Result<Vec<TokenId>, ApiError> {
+        let style = ToolStyle::of(template);
         let knows_developer = template.source().contains("developer");
         let told = |place, arguments| {
             let mut messages = self.messages.clone();

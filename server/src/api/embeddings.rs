@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::{
     error::ApiError,
-    fields::{Fields, must_be},
+    fields::{Body, Fields, must_be},
     generation,
     openapi::{Access, Answer, Operation, POST_REFUSALS, Request, answer},
     prompt::{self, Truncation},
@@ -32,6 +32,9 @@ use crate::{
     },
     random::fresh_id,
 };
+
+/// Bytes that a number takes as JSON, roughly.
+const NUMBER_BYTES: usize = 12;
 
 /// Most texts in one request; OpenAI's.
 const MAX_INPUTS: usize = 2048;
@@ -106,12 +109,15 @@ fn describe(_: &AppState, shape: &Shape) -> Result<(), ApiError> {
 }
 
 /// One vector per text.
-pub(crate) async fn create(State(state): State<AppState>, mut fields: Fields) -> Result<Response, ApiError> {
+pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<Response, ApiError> {
     // Before the engine is asked for: what is wrong with a request is said while the model is loading, too.
-    let mut request = EmbeddingRequest::from_fields(&mut fields)?;
+    let read = |mut fields: Fields| {
+        let request = EmbeddingRequest::from_fields(&mut fields)?;
+        Ok((request, remarks::ignored(&fields), fields.n_bytes(), fields.log().clone()))
+    };
+    let (mut request, ignored, n_bytes, log) = body.read(&state, read).await?;
     let model = tokens::model(&state, request.model.take())?;
     let engine = state.working_engine()?.clone();
-    let ignored = remarks::ignored(&fields);
     let (n_inputs, format) = (request.sources.len(), request.format);
     let prepare = move || {
         let truncates = request.truncation.is_some();
@@ -121,21 +127,26 @@ pub(crate) async fn create(State(state): State<AppState>, mut fields: Fields) ->
         let usage = EmbeddingUsage { prompt_tokens: n_tokens, total_tokens: n_tokens, prompt_tokens_details: details };
         Ok((usage, engine.embed(requests)?))
     };
-    let (usage, events) = state.prepare(Preparation::of_body(fields.n_bytes()), prepare).await?;
-    fields.log().work(|work| {
+    let (usage, events) = state.prepare(Preparation::of_body(n_bytes), prepare).await?;
+    log.work(|work| {
         (work.id, work.model) = (Some(fresh_id("embd-")), Some(state.model_id().to_owned()));
         work.prompt_tokens = Some(usage.prompt_tokens);
     });
     let vectors = collect(events, n_inputs).await;
     let end = vectors.as_ref().map_or_else(|error| End::Failed(error.kind()), |_| End::Complete(vec!["stop"]));
-    fields.log().work(|work| work.end = Some(end));
-    let data = vectors?.into_iter().enumerate().map(|(index, vector)| WireEmbedding {
-        object: "embedding",
-        index,
-        embedding: format.write(vector),
-    });
-    let list = EmbeddingList { object: "list", data: data.collect(), model: state.model_id().to_owned(), usage };
-    Ok(remarks::told(ignored, Json(list).into_response()))
+    log.work(|work| work.end = Some(end));
+    let vectors = vectors?;
+    let n_bytes = vectors.iter().map(Vec::len).sum::<usize>() * NUMBER_BYTES;
+    let model = state.model_id().to_owned();
+    let write = move || {
+        let data = vectors.into_iter().enumerate().map(|(index, vector)| WireEmbedding {
+            object: "embedding",
+            index,
+            embedding: format.write(vector),
+        });
+        Json(EmbeddingList { object: "list", data: data.collect(), model, usage }).into_response()
+    };
+    Ok(remarks::told(ignored, state.write(n_bytes, write).await?))
 }
 
 impl EmbeddingRequest {

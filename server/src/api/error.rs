@@ -116,6 +116,12 @@ impl ApiError {
         Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout_error", message).with_code("deadline_exceeded")
     }
 
+    /// 408: a stream's client takes it so slowly that too much of it waits.
+    pub fn overrun() -> Self {
+        let message = "the answer was taken more slowly than it was generated, until too much of it had to wait";
+        Self::new(StatusCode::REQUEST_TIMEOUT, "timeout_error", message)
+    }
+
     /// 500: not the client's fault.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
@@ -131,6 +137,7 @@ impl ApiError {
             Some((_, Event::Refused { param, message })) => Err(Self::invalid(param, message)),
             Some((_, Event::Failed(message))) => Err(Self::internal(message)),
             Some((_, Event::Stopped)) => Err(Self::shutting_down()),
+            Some((_, Event::Overrun)) => Err(Self::overrun()),
             None => Err(Self::internal("the engine has stopped")),
             Some(event) => Ok(event),
         }
@@ -207,6 +214,7 @@ impl From<SubmitError> for ApiError {
             SubmitError::QueueFull { .. } => {
                 Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message).with_code("queue_full")
             }
+            SubmitError::TooManyAnswers { .. } => Self::bad_request(message),
             SubmitError::Stopped => Self::unavailable(message),
         }
     }

@@ -17,11 +17,16 @@ use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
 use super::{
+    bounded_json::{self, BadJson},
     error::ApiError,
     request_log::RequestLog,
     schema::{self, NumberRange, Shape},
-    state::AppState,
+    state::{AppState, Preparation},
 };
+use crate::engine::prefix_cache::PrefixSalt;
+
+/// Most bytes in a list of strings that are looked for in every answer.
+const MAX_LISTED_BYTES: usize = 1 << 16;
 
 /// The fields of a request's body, or of an object in it.
 #[derive(Debug)]
@@ -34,16 +39,27 @@ pub(crate) struct Fields {
     log: RequestLog,
     /// Bytes of the whole body.
     n_bytes: usize,
+    key_salt: Option<PrefixSalt>,
     /// Where there is one, the parser is being watched: it says what it reads.
     shape: Option<Shape>,
 }
 
-impl FromRequest<AppState> for Fields {
+/// The body of a request, not parsed yet.
+#[derive(Debug)]
+pub(crate) struct Body {
+    bytes: Bytes,
+    max_bytes: usize,
+    log: RequestLog,
+    key_salt: Option<PrefixSalt>,
+}
+
+impl FromRequest<AppState> for Body {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
         let options = state.options();
         let log = request.extensions().get().cloned().unwrap_or_default();
+        let key_salt = request.extensions().get().copied();
         require_json(request.headers())?;
         if let Some(given) = request.headers().get(header::CONTENT_ENCODING).filter(|given| *given != "identity") {
             let given = String::from_utf8_lossy(given.as_bytes());
@@ -67,7 +83,41 @@ impl FromRequest<AppState> for Fields {
             };
             ApiError::new(rejection.status(), "invalid_request_error", message)
         })?;
-        Self::parse(&body, log)
+        Ok(Self { bytes: body, max_bytes: options.max_body_bytes, log, key_salt })
+    }
+}
+
+impl Body {
+    /// Parses the body and reads its fields; a long one where it keeps nobody waiting.
+    ///
+    /// # Errors
+    /// 400 for what is no JSON object, or too many values, and what `read` reports.
+    pub(crate) async fn read<Read, T>(self, state: &AppState, read: Read) -> Result<T, ApiError>
+    where
+        Read: FnOnce(Fields) -> Result<T, ApiError> + Send + 'static,
+        T: Send + 'static,
+    {
+        state.prepare_long(Preparation::of_body(self.bytes.len()), move || read(self.parse()?)).await
+    }
+
+    fn parse(self) -> Result<Fields, ApiError> {
+        let Self { bytes, max_bytes, log, key_salt } = self;
+        match bounded_json::parse(&bytes, max_bytes) {
+            Ok(Value::Object(entries)) => {
+                let mut fields = Fields::of_body(entries, log, bytes.len(), None);
+                fields.key_salt = key_salt;
+                Ok(fields)
+            }
+            Ok(other) => Err(ApiError::bad_request(format!("the body must be a JSON object, got {}", shown(&other)))),
+            Err(BadJson::Malformed(error)) => {
+                Err(ApiError::bad_request(format!("the body must be a JSON object: {error}")))
+            }
+            Err(BadJson::TooManyValues(most)) => Err(ApiError::bad_request(format!(
+                "the body has too many values: its {} bytes would take more than {most} in memory\n\
+                 hint: send fewer, or raise `--max-body-bytes`, with which the limit grows",
+                bytes.len()
+            ))),
+        }
     }
 }
 
@@ -89,12 +139,9 @@ fn require_json(headers: &HeaderMap) -> Result<(), ApiError> {
 }
 
 impl Fields {
-    pub(crate) fn parse(body: &[u8], log: RequestLog) -> Result<Self, ApiError> {
-        match serde_json::from_slice(body) {
-            Ok(Value::Object(entries)) => Ok(Self::of_body(entries, log, body.len(), None)),
-            Ok(other) => Err(ApiError::bad_request(format!("the body must be a JSON object, got {}", shown(&other)))),
-            Err(error) => Err(ApiError::bad_request(format!("the body must be a JSON object: {error}"))),
-        }
+    /// The salt of the key that the request came with, where pages are not shared between keys.
+    pub(crate) fn key_salt(&self) -> Option<PrefixSalt> {
+        self.key_salt
     }
 
     /// An example whose parser is to note in `shape` what it reads.
@@ -104,7 +151,7 @@ impl Fields {
     }
 
     fn of_body(entries: Map<String, Value>, log: RequestLog, n_bytes: usize, shape: Option<Shape>) -> Self {
-        Self { entries, place: String::new(), unread: Arc::default(), log, n_bytes, shape }
+        Self { entries, place: String::new(), unread: Arc::default(), log, n_bytes, key_salt: None, shape }
     }
 
     /// The field as it is, for a caller who checks that it is what `schema` says.
@@ -333,6 +380,7 @@ impl Fields {
                 unread: Arc::clone(&self.unread),
                 log: self.log.clone(),
                 n_bytes: self.n_bytes,
+                key_salt: self.key_salt,
                 shape,
             })),
             Some(other) => Err(must_be(name, "an object", &other)),
@@ -385,12 +433,18 @@ pub(crate) fn must_be(name: &'static str, allowed: &str, given: &Value) -> ApiEr
     ApiError::invalid(name, format!("`{name}` must be {allowed}, got {}", shown(given)))
 }
 
-/// The list, if it is no longer than `limit`.
-pub(crate) fn at_most<T>(limit: usize, name: &'static str, list: Vec<T>) -> Result<Vec<T>, ApiError> {
-    if list.len() <= limit {
-        return Ok(list);
+/// Strings, if there are at most `limit` and they are no longer than [`MAX_LISTED_BYTES`] together.
+pub(crate) fn at_most_strings(limit: usize, name: &'static str, list: Vec<String>) -> Result<Vec<String>, ApiError> {
+    if list.len() > limit {
+        let message = format!("`{name}` must hold at most {limit} entries, got {}", list.len());
+        return Err(ApiError::invalid(name, message));
     }
-    Err(ApiError::invalid(name, format!("`{name}` must hold at most {limit} entries, got {}", list.len())))
+    let n_bytes: usize = list.iter().map(String::len).sum();
+    if n_bytes > MAX_LISTED_BYTES {
+        let message = format!("`{name}` must hold at most {MAX_LISTED_BYTES} bytes of text in all, got {n_bytes}");
+        return Err(ApiError::invalid(name, message));
+    }
+    Ok(list)
 }
 
 /// Strings, if that is what the value holds.
@@ -428,8 +482,12 @@ mod tests {
 
     use super::*;
 
+    fn parse(bytes: impl Into<Bytes>) -> Result<Fields, ApiError> {
+        Body { bytes: bytes.into(), max_bytes: 1 << 20, log: RequestLog::default(), key_salt: None }.parse()
+    }
+
     fn fields(json: &str) -> Fields {
-        Fields::parse(json.as_bytes(), RequestLog::default()).unwrap()
+        parse(json.to_owned()).unwrap()
     }
 
     #[test]
@@ -465,8 +523,8 @@ mod tests {
     #[test]
     fn bodies_that_are_no_objects_are_refused() {
         for body in ["", "[]", "3", "{", "{\"a\": \u{1}}", &"[".repeat(100_000)] {
-            assert!(Fields::parse(body.as_bytes(), RequestLog::default()).is_err(), "{body:.20}");
+            assert!(parse(body.to_owned()).is_err(), "{body:.20}");
         }
-        assert!(Fields::parse(b"{\"a\": \"\xff\"}", RequestLog::default()).is_err());
+        assert!(parse(&b"{\"a\": \"\xff\"}"[..]).is_err());
     }
 }

@@ -3,6 +3,7 @@
 
 use std::{
     cmp::Ordering,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -19,22 +20,23 @@ use serde_json::{Value, json};
 use super::{
     beams,
     error::ApiError,
-    fields::{Fields, at_most},
+    fields::{Fields, at_most_strings},
     options::PromptLog,
     prompt::{Prompt, Truncation, truncation},
     remarks,
     request_log::{Asked, RequestLog},
     sampling::{Sampling, applicable},
     state::{AppState, Preparation, unix_seconds},
-    stream::{Answer, Deltas, Echo, Opening, Usage},
+    stream::{Answer, Deltas, Echo, ID_BYTES, MAX_ANSWER_BYTES, Opening, REPORTED_BYTES, Usage},
     structured::Structure,
 };
 use crate::{
     engine::{
         ServedModel, StopCause,
+        prefix_cache::PrefixSalt,
         request::{
-            GenerateRequest, LogprobsMode, MAX_LOGPROBS, PRIORITIES, RequestParts, SpecialTokens, StopConditions,
-            StopText, Strategy, TextOptions, ValidationError,
+            GenerateRequest, LogprobsMode, MAX_CHOICES, MAX_LOGPROBS, PRIORITIES, RequestParts, SpecialTokens,
+            StopConditions, StopText, Strategy, TextOptions, ValidationError,
         },
     },
     random::fresh_id,
@@ -43,11 +45,11 @@ use crate::{
 /// Most answers to one prompt.
 const MAX_N: usize = 128;
 
-/// Most answers to one request: prompts times `n`.
-const MAX_CHOICES: usize = 2048;
-
 /// Most stop strings in one request: each is looked for behind every token.
 const MAX_STOP_STRINGS: usize = 128;
+
+/// Longest `cache_salt`; vLLM's.
+const MAX_SALT_CHARS: usize = 1024;
 
 /// Fields that would change the answer and that are not served: a clear no instead of another answer.
 const UNSUPPORTED: [&str; 5] = ["grammar", "json_schema", "functions", "function_call", "logits_processors"];
@@ -68,15 +70,16 @@ pub(crate) struct Generation {
     /// Answers that are generated or followed, of which `n` are given.
     best_of: usize,
     strategy: Strategy,
-    structure: Option<Structure>,
+    structure: Option<Arc<Structure>>,
     sampling: Sampling,
     stop: StopConditions,
     ends_on: EndsOn,
     text: TextOptions,
     logprobs_mode: LogprobsMode,
     truncation: Option<Truncation>,
+    prompt_reports: PromptReports,
     priority: i32,
-    cache_salt: Option<String>,
+    prefix_salt: Option<PrefixSalt>,
     deadline: Option<Duration>,
     /// Of `truncation`: how many tokens an answer needs.
     wanted_tokens: usize,
@@ -94,6 +97,13 @@ pub(crate) enum UsageReports {
     AtTheEnd,
     /// In every event.
     Everywhere,
+}
+
+/// How often an answer tells what there is to tell of a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum PromptReports {
+    InEachChoice,
+    Once,
 }
 
 /// `return_token_ids` was asked for.
@@ -114,7 +124,7 @@ pub(crate) struct Started {
     pub(crate) head: Head,
     pub(crate) deltas: Deltas,
     pub(crate) tokenizer: Tokenizer,
-    pub(crate) prompt_ids: Vec<Vec<TokenId>>,
+    pub(crate) prompt_ids: Vec<Arc<[TokenId]>>,
 }
 
 /// What every part of an answer repeats.
@@ -154,8 +164,8 @@ impl Generation {
         let stop = StopConditions {
             max_tokens,
             min_tokens: given.count_or("min_tokens", 0..=usize::MAX, 0)?,
-            stop_strings: at_most(MAX_STOP_STRINGS, "stop", given.strings("stop")?)?,
-            stop_token_ids: given.token_ids("stop_token_ids")?.unwrap_or_default().into_iter().collect(),
+            stop_strings: at_most_strings(MAX_STOP_STRINGS, "stop", given.strings("stop")?)?.into(),
+            stop_token_ids: Arc::new(given.token_ids("stop_token_ids")?.unwrap_or_default().into_iter().collect()),
         };
         let prompt_logprobs = given.count("prompt_logprobs", 0..=MAX_LOGPROBS)?;
         if prompt_logprobs.is_some() && stream.is_some() {
@@ -171,7 +181,7 @@ impl Generation {
             model: given.string("model")?,
             best_of,
             strategy,
-            structure: Structure::from_fields(given)?,
+            structure: Structure::from_fields(given)?.map(Arc::new),
             sampling,
             stop,
             ends_on: if given.flag_or("ignore_eos", false)? { EndsOn::StopTokens } else { EndsOn::EosToo },
@@ -182,8 +192,9 @@ impl Generation {
                 LogprobsMode::default(),
             )?,
             truncation: truncation(given)?,
+            prompt_reports: PromptReports::InEachChoice,
             priority: priority(given)?,
-            cache_salt: given.string("cache_salt")?,
+            prefix_salt: prefix_salt(given)?,
             deadline: deadline(given)?,
             wanted_tokens: max_tokens,
             ignored: Vec::new(),
@@ -201,14 +212,19 @@ impl Generation {
         Self { logprobs, ..self }
     }
 
+    /// Tells what there is to tell of the prompt once, not in each choice.
+    pub(crate) fn telling_prompt_once(self) -> Self {
+        Self { prompt_reports: PromptReports::Once, ..self }
+    }
+
     /// What the answer must look like.
     pub(crate) fn structure(&self) -> Option<&Structure> {
-        self.structure.as_ref()
+        self.structure.as_deref()
     }
 
     /// Gives the answer another form.
     pub(crate) fn with_structure(self, structure: Structure) -> Self {
-        Self { structure: Some(structure), ..self }
+        Self { structure: Some(Arc::new(structure)), ..self }
     }
 
     /// Writes special tokens out.
@@ -248,6 +264,11 @@ impl Generation {
         Prompt::cut(ids, self.truncation, [self.wanted_tokens, model.limits.max_seq_len])
     }
 
+    /// Bytes of the body that all this came in.
+    pub(crate) fn n_bytes(&self) -> usize {
+        self.n_bytes
+    }
+
     /// Checks the model's name, prepares the prompts and submits them.
     ///
     /// # Errors
@@ -256,7 +277,7 @@ impl Generation {
         &self,
         state: &AppState,
         id_prefix: &str,
-        prepare: Prepare,
+        (preparation, prepare): (Preparation, Prepare),
     ) -> Result<Started, ApiError>
     where
         Prepare: FnOnce(&Self, &ServedModel) -> Result<Vec<Prompt>, ApiError> + Send + 'static,
@@ -268,12 +289,13 @@ impl Generation {
         let engine = state.working_engine()?.clone();
         let (tokenizer, fingerprint) = (engine.model().tokenizer.clone(), engine.model().fingerprint.clone());
         let generation = self.clone();
-        let preparation = match self.structure {
-            Some(_) => Preparation::Grammar,
-            None => Preparation::of_body(self.n_bytes),
+        let preparation = match (preparation, &self.structure) {
+            (Preparation::Short | Preparation::LongBody, Some(_)) => Preparation::Grammar,
+            _ => preparation,
         };
         let prepare = move || {
             let prompts = prepare(&generation, engine.model())?;
+            generation.check_repeated(&prompts)?;
             let n_cut = generation.truncation.map(|_| prompts.iter().map(|prompt| prompt.n_cut).sum());
             let openings = generation.openings(&prompts);
             let events = engine.submit(generation.requests(&prompts, engine.model())?)?;
@@ -296,8 +318,8 @@ impl Generation {
                 work.prompts = Some(json!(texts.collect::<Vec<_>>()).to_string());
             }
         });
-        let prompt_ids: Vec<Vec<TokenId>> = prompts.into_iter().map(|prompt| prompt.ids).collect();
-        let n_prompt = prompt_ids.iter().map(Vec::len).sum();
+        let prompt_ids: Vec<Arc<[TokenId]>> = prompts.into_iter().map(|prompt| prompt.ids).collect();
+        let n_prompt = prompt_ids.iter().map(|ids| ids.len()).sum();
         let deltas = Deltas::new(self.log.clone(), events, tokenizer.clone(), openings)
             .since(arrived)
             .with_prompt_tokens(n_prompt, n_cut);
@@ -374,8 +396,8 @@ impl Generation {
     fn openings(&self, prompts: &[Prompt]) -> Vec<Opening> {
         let openings = prompts.iter().flat_map(|prompt| {
             let echo = prompt.echo.as_ref().map(|text| Echo {
-                text: text.clone(),
-                prompt_ids: prompt.ids.clone(),
+                text: Arc::clone(text),
+                prompt_ids: Arc::clone(&prompt.ids),
                 logprobs: self.logprobs,
             });
             vec![Opening { echo, prompt_logprobs: self.prompt_logprobs }; self.n_answers()]
@@ -397,33 +419,71 @@ impl Generation {
         // The best ones are told by their log-probabilities.
         let logprobs = self.logprobs.or((n_requests > self.n).then_some(0));
         let mut requests = Vec::with_capacity(prompts.len() * n_requests);
+        let mut last_stop: Option<(&[TokenId], StopConditions)> = None;
         for prompt in prompts {
             let echoed = self.logprobs.filter(|_| prompt.echo.is_some());
-            let mut stop = self.stop.clone();
-            if self.ends_on == EndsOn::EosToo {
-                stop.stop_token_ids.extend(model.eos_token_ids.iter().chain(&prompt.end_ids));
-            }
+            // As a rule the same for all prompts, and then shared by them.
+            let stop = match last_stop.take() {
+                Some((end_ids, stop)) if end_ids == prompt.end_ids => stop,
+                _ => self.stop_with(model.eos_token_ids.iter().chain(&prompt.end_ids)),
+            };
+            last_stop = Some((&prompt.end_ids, stop.clone()));
             let seed = self.sampling.draw_seed();
-            for choice in 0..n_requests {
-                let parts = RequestParts {
-                    prompt_ids: prompt.ids.clone(),
-                    sampling: SamplingParams { seed, ..sampling.clone() },
-                    stop: stop.clone(),
-                    choice: choice as u32,
-                    logprobs,
-                    logprobs_mode: self.logprobs_mode,
-                    prompt_logprobs: echoed.max(self.prompt_logprobs),
-                    text: self.text,
-                    strategy: beams::seeded(self.strategy, seed),
-                    constraint: constraint.clone(),
-                    priority: self.priority,
-                    cache_salt: self.cache_salt.clone(),
-                    deadline: self.deadline,
-                };
-                requests.push(GenerateRequest::new(parts, &model.limits)?);
-            }
+            let parts = RequestParts {
+                prompt_ids: Arc::clone(&prompt.ids),
+                sampling: SamplingParams { seed, ..sampling.clone() },
+                stop,
+                choice: 0,
+                logprobs,
+                logprobs_mode: self.logprobs_mode,
+                prompt_logprobs: echoed.max(self.prompt_logprobs),
+                text: self.text,
+                strategy: beams::seeded(self.strategy, seed),
+                constraint: constraint.clone(),
+                priority: self.priority,
+                prefix_salt: self.prefix_salt,
+                deadline: self.deadline,
+            };
+            let request = GenerateRequest::new(parts, &model.limits)?;
+            requests.extend((0..n_requests).map(|choice| request.for_choice(choice as u32)));
         }
         Ok(requests)
+    }
+
+    /// When to end, at these tokens too unless the request says otherwise.
+    fn stop_with<'a>(&self, end_ids: impl Iterator<Item = &'a TokenId>) -> StopConditions {
+        let mut stop = self.stop.clone();
+        if self.ends_on == EndsOn::EosToo {
+            Arc::make_mut(&mut stop.stop_token_ids).extend(end_ids);
+        }
+        stop
+    }
+
+    /// Refuses answers that would be too long by what they repeat of their prompts.
+    fn check_repeated(&self, prompts: &[Prompt]) -> Result<(), ApiError> {
+        let n_times = match self.prompt_reports {
+            PromptReports::InEachChoice => self.n_answers(),
+            PromptReports::Once => 1,
+        };
+        let reported = |n_top: usize| (1 + n_top) * REPORTED_BYTES;
+        let n_bytes: usize = prompts
+            .iter()
+            .map(|prompt| {
+                let per_token = self.token_ids.map_or(0, |_| ID_BYTES)
+                    + self.logprobs.filter(|_| prompt.echo.is_some()).map_or(0, reported)
+                    + self.prompt_logprobs.map_or(0, reported);
+                n_times * (2 * prompt.echo.as_ref().map_or(0, |text| text.len()) + per_token * prompt.ids.len())
+            })
+            .sum();
+        if n_bytes <= MAX_ANSWER_BYTES {
+            return Ok(());
+        }
+        let message = format!(
+            "the answers would repeat about {n_bytes} bytes of their prompts, with what is reported of each token, and may \
+             repeat at most {MAX_ANSWER_BYTES}\nhint: lower `n` or the number of log-probabilities, or send fewer prompts at \
+             once"
+        );
+        Err(ApiError::bad_request(message))
     }
 }
 
@@ -494,6 +554,18 @@ fn text_options(fields: &mut Fields) -> Result<TextOptions, ApiError> {
         special_tokens: if skips { SpecialTokens::Skip } else { SpecialTokens::Show },
         stop_text: if keeps { StopText::Keep } else { StopText::Cut },
     })
+}
+
+/// The request's own salt, or else that of its key.
+fn prefix_salt(fields: &mut Fields) -> Result<Option<PrefixSalt>, ApiError> {
+    const NAME: &str = "cache_salt";
+    let Some(salt) = fields.string(NAME)? else { return Ok(fields.key_salt()) };
+    let n_chars = salt.chars().count();
+    if n_chars > MAX_SALT_CHARS {
+        let message = format!("`{NAME}` must have at most {MAX_SALT_CHARS} characters, got {n_chars}");
+        return Err(ApiError::invalid(NAME, message));
+    }
+    Ok(Some(PrefixSalt::of_request(&salt)))
 }
 
 pub(crate) fn priority(fields: &mut Fields) -> Result<i32, ApiError> {

@@ -50,14 +50,19 @@ pub(crate) async fn identify(State(state): State<AppState>, mut request: Request
 }
 
 /// Refuses whoever has none of the keys, if there are keys.
-pub(crate) async fn authorize(State(state): State<AppState>, request: Request, next: Next) -> Response {
+pub(crate) async fn authorize(State(state): State<AppState>, mut request: Request, next: Next) -> Response {
     let keys = &state.options().keys;
     if keys.is_open() || OPEN_PATHS.contains(&request.uri().path()) {
         return next.run(request).await;
     }
     let given = request.headers().get(header::AUTHORIZATION);
     match given.and_then(bearer) {
-        Some(key) if keys.contain(key) => next.run(request).await,
+        Some(key) if keys.contain(key) => {
+            if let Some(salt) = state.options().salt_of_key(key) {
+                request.extensions_mut().insert(salt);
+            }
+            next.run(request).await
+        }
         Some(_) => ApiError::unauthorized("Incorrect API key provided: it is none of this server's").into_response(),
         None => ApiError::unauthorized("an API key is required\nhint: send the header `authorization: Bearer KEY`")
             .into_response(),

@@ -10,7 +10,7 @@
 //! - `sampling`: the fields that shape the choice of tokens; `beams`: those that ask for a beam search
 //! - `structured`: the fields that give an answer its form
 //! - `tools`: what may be called, and how a model is told; `tool_parser`: the calls in what it writes; `tool_calls`: on the wire
-//! - `fields`: request bodies, read so that errors name the parameter; `schema`: what they note while they are read
+//! - `fields`: request bodies, read so that errors name the parameter; `bounded_json`: their JSON; `schema`: what they note while they are read
 //! - `openapi`: the description of all this, put together from what is described here and there
 //! - `stream`: the engine's events as server-sent events, or folded into one answer
 //! - [`error`]: what clients are told when something is wrong
@@ -21,6 +21,7 @@
 //!   `request_span`: its part of a trace; `guarded`: what goes with its end
 
 mod beams;
+mod bounded_json;
 mod chat;
 mod completions;
 mod conversation;

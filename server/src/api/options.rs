@@ -1,13 +1,13 @@
 //! What the API's owner may set, beside the engine: who may use it, from where, and what a request may be like.
 
-use std::{fmt, time::Duration};
+use std::{collections::BTreeSet, fmt, time::Duration};
 
 use axum::http::uri::Scheme;
 use ring::digest::{SHA256, digest};
 use subtle::ConstantTimeEq;
 
 use super::origin::{AllowedHosts, CorsOrigins};
-use crate::telemetry::exporter::SpanSender;
+use crate::{engine::prefix_cache::PrefixSalt, telemetry::exporter::SpanSender};
 
 /// The API's settings. Their defaults are in [`config`](crate::config).
 #[derive(Clone, Debug)]
@@ -26,10 +26,42 @@ pub struct ApiOptions {
     pub body_timeout: Duration,
     /// Comments are sent this often while a stream has nothing to say, so that proxies do not take it for dead.
     pub keep_alive: Duration,
+    /// Who shares computed prompts.
+    pub prefix_sharing: PrefixSharing,
+    /// Whether requests may bring chat templates.
+    pub request_templates: RequestTemplates,
     /// Whether prompts are logged.
     pub prompt_log: PromptLog,
     /// Where requests are told as spans. `None`: nowhere.
     pub spans: Option<SpanSender>,
+}
+
+/// Who shares computed prompts, where there are several keys. With one key or none, all requests do.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PrefixSharing {
+    /// Requests of the same key: how long a prompt takes tells nobody what others have asked.
+    #[default]
+    PerKey,
+    /// All requests.
+    BetweenKeys,
+}
+
+/// Whether requests may bring chat templates, which are programs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RequestTemplates {
+    /// They may not.
+    #[default]
+    Refused,
+    /// They may.
+    Trusted,
+}
+
+impl ApiOptions {
+    /// What sets the pages of requests with this key apart from those of others, if anything does.
+    pub(crate) fn salt_of_key(&self, key: &[u8]) -> Option<PrefixSalt> {
+        let is_apart = self.keys.n_distinct() > 1 && self.prefix_sharing == PrefixSharing::PerKey;
+        is_apart.then(|| PrefixSalt::of_key(key))
+    }
 }
 
 /// Whether prompts are logged.
@@ -70,6 +102,11 @@ impl ApiKeys {
     /// Whether everybody may use the API.
     pub(crate) fn is_open(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// How many different keys there are.
+    fn n_distinct(&self) -> usize {
+        self.0.iter().collect::<BTreeSet<_>>().len()
     }
 
     /// Whether `key` is one of them. Takes as long for a wrong key as for a right one, whichever it is: digests are

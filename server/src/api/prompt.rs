@@ -1,11 +1,15 @@
 //! One prompt on its way into the engine: what is kept of it, how its answer starts, what ends it, and what is told of its
 //! tokens.
 
+use std::sync::Arc;
+
 use hearth_model::{
     TokenId,
+    sampling::TokenLogprobs,
     tokenizer::{DecodeOptions, Tokenizer},
 };
-use serde_json::{Map, Value, json};
+use serde::{Serialize, Serializer};
+use serde_json::json;
 
 use super::{
     error::ApiError,
@@ -25,9 +29,9 @@ pub(crate) enum Truncation {
 /// A prompt as token ids, and how its answer starts.
 #[derive(Debug)]
 pub(crate) struct Prompt {
-    pub(super) ids: Vec<TokenId>,
+    pub(super) ids: Arc<[TokenId]>,
     /// Text to start the answer with.
-    pub(super) echo: Option<String>,
+    pub(super) echo: Option<Arc<str>>,
     /// Tokens that were cut off in front.
     pub(super) n_cut: usize,
     /// Tokens that end its answer as the model's end-of-sequence tokens do.
@@ -50,14 +54,14 @@ impl Prompt {
         };
         let n_cut = ids.len().saturating_sub(n_kept);
         ids.drain(..n_cut);
-        Self { ids, echo: None, n_cut, end_ids: Vec::new() }
+        Self { ids: ids.into(), echo: None, n_cut, end_ids: Vec::new() }
     }
 
     /// Starts the answer with the prompt's text: `given` if it is all there, else what is left of it.
     pub(crate) fn echoed(self, given: Option<String>, tokenizer: &Tokenizer) -> Self {
         let text = given.filter(|_| self.n_cut == 0);
         let decode = || tokenizer.decode(&self.ids, DecodeOptions { skip_special_tokens: false });
-        Self { echo: Some(text.unwrap_or_else(decode)), ..self }
+        Self { echo: Some(text.unwrap_or_else(decode).into()), ..self }
     }
 
     /// Ends the answer on more tokens than the model's own.
@@ -66,22 +70,48 @@ impl Prompt {
     }
 }
 
-/// The prompt's log-probabilities as vLLM writes them: for each token but the first an object by token id.
-pub(crate) fn prompt_logprobs_json(logprobs: &PromptLogprobs, tokenizer: &Tokenizer) -> Value {
-    let entries = logprobs.iter().map(|logprobs| {
-        let Some(logprobs) = logprobs else { return Value::Null };
-        let ranked = logprobs.top.iter().zip(1..).map(|(&(id, logprob), rank)| (id, logprob, rank));
-        let own = (logprobs.id, logprobs.logprob, logprobs.rank);
-        let mut object = Map::new();
-        for (id, logprob, rank) in ranked.chain([own]) {
-            let token = tokenizer.decode(&[id], DecodeOptions { skip_special_tokens: false });
-            object.entry(id.to_string()).or_insert_with(
-                || json!({ "logprob": f64::from(finite(logprob)), "rank": rank, "decoded_token": token }),
-            );
-        }
-        Value::Object(object)
-    });
-    entries.collect()
+/// The prompt's log-probabilities as vLLM writes them: for each token but the first an object by token id. They are put
+/// into words as they are written, since that takes many times their memory.
+#[derive(Debug)]
+pub(super) struct WirePromptLogprobs {
+    pub(super) logprobs: PromptLogprobs,
+    pub(super) tokenizer: Tokenizer,
+}
+
+#[derive(Serialize)]
+struct WireAlternative {
+    logprob: f64,
+    rank: usize,
+    decoded_token: String,
+}
+
+impl Serialize for WirePromptLogprobs {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.logprobs.entries.iter().map(|logprobs| {
+            let logprobs = logprobs.as_ref()?;
+            Some(PositionLogprobs { logprobs, n_top: self.logprobs.n_top, tokenizer: &self.tokenizer })
+        }))
+    }
+}
+
+/// Of one token of the prompt.
+struct PositionLogprobs<'a> {
+    logprobs: &'a TokenLogprobs,
+    n_top: usize,
+    tokenizer: &'a Tokenizer,
+}
+
+impl Serialize for PositionLogprobs<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let top = self.logprobs.top.get(..self.n_top).unwrap_or(&self.logprobs.top);
+        let ranked = top.iter().zip(1..).map(|(&(id, logprob), rank)| (id, logprob, rank));
+        let own = (self.logprobs.id, self.logprobs.logprob, self.logprobs.rank);
+        let is_ranked = top.iter().any(|(id, _)| *id == self.logprobs.id);
+        serializer.collect_map(ranked.chain((!is_ranked).then_some(own)).map(|(id, logprob, rank)| {
+            let decoded_token = self.tokenizer.decode(&[id], DecodeOptions { skip_special_tokens: false });
+            (id.to_string(), WireAlternative { logprob: f64::from(finite(logprob)), rank, decoded_token })
+        }))
+    }
 }
 
 /// How much of a prompt a request lets go; `None`: nothing.

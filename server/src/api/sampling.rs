@@ -1,6 +1,9 @@
 //! The sampling parameters of a request, as both generation endpoints take them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use hearth_model::{
     TokenId,
@@ -11,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::{
     error::ApiError,
-    fields::{Fields, at_most, must_be, string_list, token_ids},
+    fields::{Fields, at_most_strings, must_be, string_list, token_ids},
     schema::{self, NumberRange},
 };
 use crate::random::random_u64;
@@ -70,11 +73,11 @@ impl Sampling {
                 base: fields.number_or("dry_base", 1.0..=f32::INFINITY, default.dry.base)?,
                 allowed_length: fields.count_or("dry_allowed_length", 1..=usize::MAX, default.dry.allowed_length)?,
                 penalty_last_n: last_n(fields, "dry_penalty_last_n")?,
-                sequence_breakers: BTreeSet::new(),
+                sequence_breakers: Arc::default(),
             },
-            logit_bias: logit_bias(fields)?,
-            allowed_token_ids: allowed_token_ids(fields)?,
-            bad_words: Vec::new(),
+            logit_bias: Arc::new(logit_bias(fields)?),
+            allowed_token_ids: allowed_token_ids(fields)?.map(Arc::new),
+            bad_words: Arc::default(),
             samplers: samplers(fields, default.samplers)?,
             seed: 0,
         };
@@ -86,8 +89,8 @@ impl Sampling {
         Ok(Self {
             params,
             seed,
-            bad_words: at_most(MAX_BAD_WORDS, "bad_words", bad_words)?,
-            dry_sequence_breakers: at_most(MAX_BREAKERS, "dry_sequence_breakers", breakers)?,
+            bad_words: at_most_strings(MAX_BAD_WORDS, "bad_words", bad_words)?,
+            dry_sequence_breakers: at_most_strings(MAX_BREAKERS, "dry_sequence_breakers", breakers)?,
         })
     }
 
@@ -101,12 +104,12 @@ impl Sampling {
         self.seed.unwrap_or_else(random_u64)
     }
 
-    /// The parameters with the texts as token ids.
-    pub(crate) fn resolve(self, tokenizer: &Tokenizer) -> Result<SamplingParams, ApiError> {
-        let Self { mut params, bad_words, dry_sequence_breakers, .. } = self;
-        params.bad_words = resolve_bad_words(&bad_words, tokenizer)?;
+    /// The parameters with the texts as token ids: once for all answers to a request.
+    pub(crate) fn resolve(&self, tokenizer: &Tokenizer) -> Result<SamplingParams, ApiError> {
+        let mut params = self.params.clone();
+        params.bad_words = resolve_bad_words(&self.bad_words, tokenizer)?.into();
         if params.dry.multiplier > 0.0 {
-            params.dry.sequence_breakers = resolve_breakers(&dry_sequence_breakers, tokenizer)?;
+            params.dry.sequence_breakers = Arc::new(resolve_breakers(&self.dry_sequence_breakers, tokenizer)?);
         }
         Ok(params)
     }
@@ -231,21 +234,22 @@ fn resolve_bad_words(words: &[String], tokenizer: &Tokenizer) -> Result<Vec<Vec<
 
 /// All tokens whose text holds a breaker; for a breaker that no token holds, the last of its own tokens.
 fn resolve_breakers(breakers: &[String], tokenizer: &Tokenizer) -> Result<BTreeSet<TokenId>, ApiError> {
-    let mut ids = BTreeSet::new();
-    for breaker in breakers {
-        if breaker.is_empty() {
-            return Err(ApiError::invalid(
-                "dry_sequence_breakers",
-                "`dry_sequence_breakers` must not hold an empty string",
-            ));
-        }
-        let holds = |id: &TokenId| contains(&tokenizer.token_bytes(*id), breaker.as_bytes());
-        let holding: Vec<TokenId> = (0..tokenizer.vocab_size() as TokenId).filter(holds).collect();
-        if holding.is_empty() {
-            ids.extend(tokenizer.encode(breaker, EncodeOptions::TEXT).ok().and_then(|ids| ids.last().copied()));
-        }
-        ids.extend(holding);
+    if breakers.iter().any(String::is_empty) {
+        let message = "`dry_sequence_breakers` must not hold an empty string";
+        return Err(ApiError::invalid("dry_sequence_breakers", message));
     }
+    let (mut ids, mut is_held) = (BTreeSet::new(), vec![false; breakers.len()]);
+    for id in 0..tokenizer.vocab_size() as TokenId {
+        let bytes = tokenizer.token_bytes(id);
+        for (breaker, is_held) in breakers.iter().zip(&mut is_held) {
+            if contains(&bytes, breaker.as_bytes()) {
+                *is_held = true;
+                ids.insert(id);
+            }
+        }
+    }
+    let others = breakers.iter().zip(is_held).filter(|(_, is_held)| !is_held);
+    ids.extend(others.filter_map(|(breaker, _)| tokenizer.encode(breaker, EncodeOptions::TEXT).ok()?.last().copied()));
     Ok(ids)
 }
 

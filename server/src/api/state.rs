@@ -8,6 +8,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use axum::response::Response;
 use hearth_model::sampling::SamplingParams;
 use tokio::{
     sync::{Semaphore, SetOnce},
@@ -23,22 +24,24 @@ use crate::{
 /// A body of more bytes takes long to tokenize: tens of milliseconds and more.
 const LONG_BODY_BYTES: usize = 1 << 16;
 
-/// Threads for what is [prepared](AppState::prepare), at least: for one long body, one grammar, and the rest.
-pub(crate) const MIN_PREPARING_THREADS: usize = 3;
+/// Threads for what is [prepared](AppState::prepare), at least: for one long body, one grammar, one template, and the rest.
+pub(crate) const MIN_PREPARING_THREADS: usize = 4;
 
 /// What has to be done before the engine gets a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Preparation {
     /// Milliseconds.
     Short,
-    /// A text that takes long to tokenize.
+    /// A body that takes long to parse, or a text that takes long to tokenize.
     LongBody,
     /// A grammar to compile: most take milliseconds, some a hundred times that.
     Grammar,
+    /// A chat template that came with the request: it may take seconds to run.
+    Template,
 }
 
 impl Preparation {
-    /// Of a body of `n_bytes` without a grammar.
+    /// Of a body of `n_bytes` that needs nothing else of the above.
     pub(crate) fn of_body(n_bytes: usize) -> Self {
         if n_bytes > LONG_BODY_BYTES { Self::LongBody } else { Self::Short }
     }
@@ -60,6 +63,8 @@ struct Inner {
     long_body: Arc<Semaphore>,
     /// Whose turn it is among those with grammars.
     grammar: Arc<Semaphore>,
+    /// Whose turn it is among those with chat templates of their own.
+    template: Arc<Semaphore>,
 }
 
 impl AppState {
@@ -79,6 +84,7 @@ impl AppState {
             draining: AtomicBool::new(false),
             long_body: Arc::new(Semaphore::new(1)),
             grammar: Arc::new(Semaphore::new(1)),
+            template: Arc::new(Semaphore::new(1)),
         };
         Self(Arc::new(inner))
     }
@@ -132,7 +138,7 @@ impl AppState {
         }
     }
 
-    /// Does `work`, such as tokenizing a prompt, on a thread that serves nobody else. Of what may take long, one at a time
+    /// Does `work`, such as tokenizing a prompt, on a thread that serves no connections. Of what may take long, one at a time
     /// of each kind is done, so that there is always a thread for the rest, whatever is sent.
     ///
     /// # Errors
@@ -146,6 +152,7 @@ impl AppState {
             Preparation::Short => None,
             Preparation::LongBody => Some(&self.0.long_body),
             Preparation::Grammar => Some(&self.0.grammar),
+            Preparation::Template => Some(&self.0.template),
         };
         let turn = match turns {
             None => None,
@@ -163,6 +170,35 @@ impl AppState {
     /// Where requests are counted.
     pub(crate) fn http_metrics(&self) -> &HttpMetrics {
         &self.0.http_metrics
+    }
+
+    /// Does `work` here if it is short, and as [`prepare`](Self::prepare) does otherwise.
+    ///
+    /// # Errors
+    /// As `prepare`.
+    pub(crate) async fn prepare_long<Work, T>(&self, preparation: Preparation, work: Work) -> Result<T, ApiError>
+    where
+        Work: FnOnce() -> Result<T, ApiError> + Send + 'static,
+        T: Send + 'static,
+    {
+        match preparation {
+            Preparation::Short => work(),
+            preparation => self.prepare(preparation, work).await,
+        }
+    }
+
+    /// Writes an answer of about so many bytes; a long one as [`prepare`](Self::prepare) does.
+    ///
+    /// # Errors
+    /// 500 if it panics.
+    pub(crate) async fn write<Write>(&self, n_bytes: usize, write: Write) -> Result<Response, ApiError>
+    where
+        Write: FnOnce() -> Response + Send + 'static,
+    {
+        if n_bytes <= LONG_BODY_BYTES {
+            return Ok(write());
+        }
+        self.prepare(Preparation::Short, move || Ok(write())).await
     }
 
     /// The API's settings.
@@ -212,13 +248,13 @@ mod tests {
             let state = AppState::loading("x");
             let (go, goes) = mpsc::channel::<()>();
             let goes = Arc::new(std::sync::Mutex::new(goes));
-            let long = (0..6).map(|n| {
+            let kinds = [Preparation::of_body(LONG_BODY_BYTES + 1), Preparation::Grammar, Preparation::Template];
+            let long = kinds.into_iter().cycle().take(9).map(|kind| {
                 let (state, goes) = (state.clone(), Arc::clone(&goes));
                 let work = move || {
                     goes.lock().unwrap().recv().unwrap();
                     Ok(())
                 };
-                let kind = if n % 2 == 0 { Preparation::of_body(LONG_BODY_BYTES + 1) } else { Preparation::Grammar };
                 tokio::spawn(async move { state.prepare(kind, work).await })
             });
             let long: Vec<_> = long.collect();

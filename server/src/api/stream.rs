@@ -6,6 +6,7 @@ use std::{
     convert::Infallible,
     future::poll_fn,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
@@ -36,6 +37,16 @@ use crate::{
     engine::{Event, EventStream, FinishReason, StopCause},
     metrics::Spans,
 };
+
+/// Bytes that the answers to one request may take as JSON, roughly: where they are sent as a whole, and what each repeats
+/// of its prompt in any case. In memory it is up to eight times as much on the way.
+pub(crate) const MAX_ANSWER_BYTES: usize = 64 << 20;
+
+/// Bytes that a token id takes as JSON.
+pub(crate) const ID_BYTES: usize = 8;
+
+/// The same of a log-probability with its token.
+pub(crate) const REPORTED_BYTES: usize = 80;
 
 /// The tokens of a whole answer, as clients are billed elsewhere.
 #[derive(Clone, Copy, Debug, Default, Serialize, JsonSchema)]
@@ -105,8 +116,14 @@ pub(crate) struct Answer {
     pub(crate) stop_cause: Option<StopCause>,
 }
 
-/// One entry per token of the prompt, the first one empty.
-pub(crate) type PromptLogprobs = Vec<Option<TokenLogprobs>>;
+/// The log-probabilities of a prompt, shared by the choices.
+#[derive(Clone, Debug)]
+pub(crate) struct PromptLogprobs {
+    /// One entry per token, the first one empty.
+    pub(crate) entries: Arc<Vec<Option<TokenLogprobs>>>,
+    /// How many of the alternatives are told, at most.
+    pub(crate) n_top: usize,
+}
 
 /// How a choice starts, before any token is drawn.
 #[derive(Clone, Debug, Default)]
@@ -121,8 +138,8 @@ pub(crate) struct Opening {
 #[derive(Clone, Debug)]
 pub(crate) struct Echo {
     /// As the client gave it, or decoded.
-    pub(crate) text: String,
-    pub(crate) prompt_ids: Vec<TokenId>,
+    pub(crate) text: Arc<str>,
+    pub(crate) prompt_ids: Arc<[TokenId]>,
     /// Wait for the engine to report the prompt's log-probabilities, and tell so many alternatives.
     pub(crate) logprobs: Option<usize>,
 }
@@ -134,7 +151,11 @@ pub(crate) struct Deltas {
     events: EventStream,
     tokenizer: Tokenizer,
     choices: Vec<Choice>,
+    /// Choices whose opening was looked at.
+    n_opened: usize,
     pending: VecDeque<Delta>,
+    /// What the answers generated so far take, roughly.
+    n_bytes: usize,
     n_open: usize,
     usage: Usage,
     started: Instant,
@@ -156,13 +177,9 @@ struct Choice {
 impl Deltas {
     /// `log` is told the counts and times; `openings` has one entry per answer of the submission.
     pub(crate) fn new(log: RequestLog, events: EventStream, tokenizer: Tokenizer, openings: Vec<Opening>) -> Self {
-        let mut pending = VecDeque::new();
         let n_open = openings.len();
-        let choices = openings.into_iter().enumerate().map(|(index, mut opening)| {
+        let choices = openings.into_iter().map(|opening| {
             let text_start = opening.echo.as_ref().map_or(0, |echo| echo.text.chars().count());
-            if let Some(echo) = opening.echo.take_if(|echo| echo.logprobs.is_none()) {
-                pending.push_back(Delta { index, text: echo.text, ..Delta::default() });
-            }
             Choice { opening, text_start, silent: Vec::new() }
         });
         let choices = choices.collect();
@@ -171,7 +188,9 @@ impl Deltas {
             events,
             tokenizer,
             choices,
-            pending,
+            n_opened: 0,
+            pending: VecDeque::new(),
+            n_bytes: 0,
             n_open,
             usage: Usage::default(),
             started: Instant::now(),
@@ -211,12 +230,22 @@ impl Deltas {
             if let Some(answer) = answers.get_mut(delta.index) {
                 answer.extend(delta);
             }
+            if self.n_bytes > MAX_ANSWER_BYTES {
+                let message = format!(
+                    "the answers so far take more than {MAX_ANSWER_BYTES} bytes, which is the limit of what is sent as a \
+                     whole\nhint: `stream` has none; else lower `max_tokens`, `n` or the number of log-probabilities"
+                );
+                return Err(self.failure(ApiError::bad_request(message)));
+            }
         }
         Ok((answers, self.usage))
     }
 
     fn poll_delta(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Delta, ApiError>>> {
         loop {
+            if let Some(delta) = self.next_echo() {
+                return Poll::Ready(Some(Ok(delta)));
+            }
             if let Some(delta) = self.pending.pop_front() {
                 return Poll::Ready(Some(Ok(delta)));
             }
@@ -230,6 +259,18 @@ impl Deltas {
         }
     }
 
+    /// The prompt of the next choice that starts with it, where it needs nothing from the engine.
+    fn next_echo(&mut self) -> Option<Delta> {
+        while let Some(choice) = self.choices.get_mut(self.n_opened) {
+            let index = self.n_opened;
+            self.n_opened += 1;
+            if let Some(echo) = choice.opening.echo.take_if(|echo| echo.logprobs.is_none()) {
+                return Some(Delta { index, text: echo.text.as_ref().into(), ..Delta::default() });
+            }
+        }
+        None
+    }
+
     fn take(&mut self, index: usize, event: Event) {
         let Some(choice) = self.choices.get_mut(index) else { return };
         let text_start = choice.text_start;
@@ -239,9 +280,9 @@ impl Deltas {
                 let entries = echo.as_ref().map(|echo| prompt_entries(&self.tokenizer, echo, &logprobs));
                 Some(Delta {
                     index,
-                    text: echo.map_or_else(String::new, |echo| echo.text),
+                    text: echo.map_or_else(String::new, |echo| echo.text.as_ref().into()),
                     logprobs: entries,
-                    prompt_logprobs: prompt_logprobs.map(|n_top| with_top(logprobs, n_top)),
+                    prompt_logprobs: prompt_logprobs.map(|n_top| PromptLogprobs { entries: logprobs, n_top }),
                     ..Delta::default()
                 })
             }
@@ -250,6 +291,8 @@ impl Deltas {
                 self.usage.total_tokens += 1;
                 self.first_token_after.get_or_insert_with(|| self.started.elapsed());
                 choice.silent.push(id);
+                let n_reported = logprobs.as_ref().map_or(0, |logprobs| 1 + logprobs.top.len());
+                self.n_bytes += 2 * text.len() + ID_BYTES + n_reported * REPORTED_BYTES;
                 let logprob_sum = logprobs.as_ref().map_or(0.0, |logprobs| f64::from(logprobs.logprob));
                 let entry = logprobs.map(|logprobs| vec![entry(&self.tokenizer, &logprobs, text_start + offset)]);
                 let says_something = !text.is_empty() || entry.is_some();
@@ -278,9 +321,12 @@ impl Deltas {
                 Some(Delta { index, text, token_ids, finish_reason, stop_cause: cause, ..Delta::default() })
             }
             // Told apart by the caller; embeddings have no deltas.
-            Event::Embedding(_) | Event::TimedOut(_) | Event::Refused { .. } | Event::Failed(_) | Event::Stopped => {
-                None
-            }
+            Event::Embedding(_)
+            | Event::TimedOut(_)
+            | Event::Refused { .. }
+            | Event::Failed(_)
+            | Event::Stopped
+            | Event::Overrun => None,
         };
         self.pending.extend(delta);
     }
@@ -326,6 +372,16 @@ impl Answer {
         self.prompt_logprobs = delta.prompt_logprobs.or(self.prompt_logprobs.take());
         self.finish_reason = delta.finish_reason.or(self.finish_reason);
         self.stop_cause = delta.stop_cause.or(self.stop_cause.take());
+    }
+
+    /// Bytes that it takes as JSON, roughly.
+    pub(crate) fn n_bytes(&self) -> usize {
+        let reported = |entry: &TokenEntry| (1 + entry.top.as_ref().map_or(0, Vec::len)) * REPORTED_BYTES;
+        let of_prompt = |logprobs: &PromptLogprobs| logprobs.entries.len() * (1 + logprobs.n_top) * REPORTED_BYTES;
+        self.text.len()
+            + self.token_ids.len() * ID_BYTES
+            + self.logprobs.iter().flatten().map(reported).sum::<usize>()
+            + self.prompt_logprobs.as_ref().map_or(0, of_prompt)
     }
 
     /// Log-probability per token, where the engine was asked for log-probabilities.
@@ -444,11 +500,6 @@ fn prompt_entries(tokenizer: &Tokenizer, echo: &Echo, logprobs: &[Option<TokenLo
         entry
     });
     entries.collect()
-}
-
-fn with_top(mut logprobs: PromptLogprobs, n_top: usize) -> PromptLogprobs {
-    logprobs.iter_mut().flatten().for_each(|logprobs| logprobs.top.truncate(n_top));
-    logprobs
 }
 
 impl TokenText {

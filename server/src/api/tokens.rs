@@ -8,20 +8,22 @@ use axum::{
 };
 use hearth_model::{
     TokenId,
-    tokenizer::{DecodeOptions, EncodeOptions, SpecialToken},
+    tokenizer::{DecodeOptions, EncodeOptions, SpecialToken, Tokenizer},
 };
 use schemars::JsonSchema;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::json;
 
 use super::{
     conversation::Conversation,
     error::ApiError,
-    fields::{Fields, must_be, token_ids},
+    fields::{Body, Fields, must_be, token_ids},
     openapi::{Access, Answer, Link, Operation, POST_REFUSALS, Place, Request, answer},
+    options::RequestTemplates,
     remarks,
     schema::{self, Shape},
     state::{AppState, Preparation},
+    stream::MAX_ANSWER_BYTES,
 };
 use crate::engine::ServedModel;
 
@@ -32,7 +34,21 @@ pub(crate) struct Tokens {
     max_model_len: usize,
     tokens: Vec<TokenId>,
     /// As the vocabulary spells them, if asked for.
-    token_strs: Option<Vec<Option<String>>>,
+    #[schemars(with = "Option<Vec<Option<String>>>")]
+    token_strs: Option<TokenStrings>,
+}
+
+/// Tokens as the vocabulary spells them; spelled as they are written, since they take many times their memory.
+#[derive(Debug)]
+struct TokenStrings {
+    ids: Vec<TokenId>,
+    tokenizer: Tokenizer,
+}
+
+impl Serialize for TokenStrings {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.ids.iter().map(|&id| self.tokenizer.token(id)))
+    }
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
@@ -60,11 +76,11 @@ struct TokenizeRequest {
 }
 
 impl TokenizeRequest {
-    fn from_fields(fields: &mut Fields) -> Result<Self, ApiError> {
+    fn from_fields(fields: &mut Fields, templates: RequestTemplates) -> Result<Self, ApiError> {
         Ok(Self {
             model: fields.string("model")?,
             returns_strings: fields.flag_or("return_token_strs", false)?,
-            source: source(fields)?,
+            source: source(fields, templates)?,
         })
     }
 }
@@ -124,10 +140,10 @@ pub(crate) const TOKENIZER_INFO: Operation = Operation {
     links: &[],
 };
 
-fn describe_tokenize(_: &AppState, shape: &Shape) -> Result<(), ApiError> {
+fn describe_tokenize(state: &AppState, shape: &Shape) -> Result<(), ApiError> {
     let message = json!({ "role": "user", "content": "x" });
     for example in [json!({ "prompt": "x" }), json!({ "messages": [message] })] {
-        TokenizeRequest::from_fields(&mut Fields::describing(example, shape))?;
+        TokenizeRequest::from_fields(&mut Fields::describing(example, shape), state.options().request_templates)?;
     }
     // Only where there is no prompt.
     shape.note_optional("messages");
@@ -139,39 +155,65 @@ fn describe_detokenize(_: &AppState, shape: &Shape) -> Result<(), ApiError> {
 }
 
 /// The ids of a prompt or of a conversation, as the generation endpoints would read them.
-pub(crate) async fn tokenize(State(state): State<AppState>, mut fields: Fields) -> Result<Response, ApiError> {
-    let TokenizeRequest { model: name, returns_strings, source } = TokenizeRequest::from_fields(&mut fields)?;
-    let (model, ignored) = (model(&state, name)?, remarks::ignored(&fields));
+pub(crate) async fn tokenize(State(state): State<AppState>, body: Body) -> Result<Response, ApiError> {
+    let templates = state.options().request_templates;
+    let read = move |mut fields: Fields| {
+        let request = TokenizeRequest::from_fields(&mut fields, templates)?;
+        Ok((request, remarks::ignored(&fields), fields.n_bytes()))
+    };
+    let (request, ignored, n_bytes) = body.read(&state, read).await?;
+    let TokenizeRequest { model: name, returns_strings, source } = request;
+    let model = model(&state, name)?;
+    let preparation = match &source {
+        Source::Prompt(..) => Preparation::of_body(n_bytes),
+        Source::Conversation(conversation) => conversation.preparation(n_bytes),
+    };
     let encode = move || {
         let tokens = match source {
             Source::Prompt(text, options) => model
                 .tokenizer
                 .encode(&text, options)
                 .map_err(|error| ApiError::invalid("prompt", format!("`prompt` cannot be encoded: {error}")))?,
-            Source::Conversation(conversation) => conversation.encode(&model)?,
+            Source::Conversation(conversation) => {
+                let template = conversation.template(&model)?;
+                conversation.encode(&template, &model)?
+            }
         };
-        let strings = || tokens.iter().map(|&id| model.tokenizer.token(id)).collect();
-        Ok(Json(Tokens {
+        let strings = || TokenStrings { ids: tokens.clone(), tokenizer: model.tokenizer.clone() };
+        let encoded = Tokens {
             count: tokens.len(),
             max_model_len: model.limits.max_seq_len,
             token_strs: returns_strings.then(strings),
             tokens,
-        }))
+        };
+        Ok(Json(encoded).into_response())
     };
-    let encoded = state.prepare(Preparation::of_body(fields.n_bytes()), encode).await?;
-    Ok(remarks::told(ignored, encoded.into_response()))
+    Ok(remarks::told(ignored, state.prepare(preparation, encode).await?))
 }
 
 /// The text of token ids, special tokens included.
-pub(crate) async fn detokenize(State(state): State<AppState>, mut fields: Fields) -> Result<Response, ApiError> {
-    let DetokenizeRequest { model: name, ids, options } = DetokenizeRequest::from_fields(&mut fields)?;
-    let (model, ignored) = (model(&state, name)?, remarks::ignored(&fields));
-    let vocab_size = model.limits.vocab_size;
-    if let Some(id) = ids.iter().find(|id| **id as usize >= vocab_size) {
-        return Err(ApiError::invalid("tokens", format!("`tokens` must hold token ids below {vocab_size}, got {id}")));
-    }
-    let text = Text { prompt: model.tokenizer.decode(&ids, options) };
-    Ok(remarks::told(ignored, Json(text).into_response()))
+pub(crate) async fn detokenize(State(state): State<AppState>, body: Body) -> Result<Response, ApiError> {
+    let read = |mut fields: Fields| {
+        let request = DetokenizeRequest::from_fields(&mut fields)?;
+        Ok((request, remarks::ignored(&fields), fields.n_bytes()))
+    };
+    let (request, ignored, n_bytes) = body.read(&state, read).await?;
+    let DetokenizeRequest { model: name, ids, options } = request;
+    let model = model(&state, name)?;
+    let decode = move || {
+        let vocab_size = model.limits.vocab_size;
+        if let Some(id) = ids.iter().find(|id| **id as usize >= vocab_size) {
+            let message = format!("`tokens` must hold token ids below {vocab_size}, got {id}");
+            return Err(ApiError::invalid("tokens", message));
+        }
+        let n_bytes: usize = ids.iter().map(|&id| model.tokenizer.token_bytes(id).len()).sum();
+        if n_bytes > MAX_ANSWER_BYTES {
+            let message = format!("`tokens` must be at most {MAX_ANSWER_BYTES} bytes of text, got {n_bytes}");
+            return Err(ApiError::invalid("tokens", message));
+        }
+        Ok(Json(Text { prompt: model.tokenizer.decode(&ids, options) }).into_response())
+    };
+    Ok(remarks::told(ignored, state.prepare_long(Preparation::of_body(n_bytes), decode).await?))
 }
 
 /// The special tokens and the chat template.
@@ -198,7 +240,7 @@ pub(crate) fn model(state: &AppState, name: Option<String>) -> Result<std::sync:
     Ok(state.working_engine()?.model().clone())
 }
 
-fn source(fields: &mut Fields) -> Result<Source, ApiError> {
+fn source(fields: &mut Fields, templates: RequestTemplates) -> Result<Source, ApiError> {
     match (fields.string("prompt")?, fields.has("messages")) {
         (Some(_), true) => {
             Err(ApiError::invalid("prompt", "`prompt` cannot be combined with `messages`: give one of them"))
@@ -208,6 +250,6 @@ fn source(fields: &mut Fields) -> Result<Source, ApiError> {
             let add_special_tokens = fields.flag_or("add_special_tokens", true)?;
             Ok(Source::Prompt(prompt, EncodeOptions { add_special_tokens, ..EncodeOptions::PROMPT }))
         }
-        (None, true) => Ok(Source::Conversation(Box::new(Conversation::from_fields(fields)?))),
+        (None, true) => Ok(Source::Conversation(Box::new(Conversation::from_fields(fields, templates)?))),
     }
 }

@@ -103,7 +103,7 @@ pub(crate) fn run(args: GenerateArgs) -> anyhow::Result<()> {
         eos_token_ids: model.eos_token_ids,
     };
     let detokenizer = Detokenizer::new(&model.tokenizer, DecodeOptions { skip_special_tokens: true });
-    let mut text = TextAssembler::new(detokenizer.with_prefix(&prompt_ids), args.stop);
+    let mut text = TextAssembler::new(detokenizer.with_prefix(&prompt_ids), args.stop.into());
 
     let mut written = Ok(());
     let mut is_stopped = false;

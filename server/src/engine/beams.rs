@@ -9,16 +9,17 @@ use hearth_model::{
         LogitRow,
         beam::{BeamParams, BeamSearch, Hypothesis},
     },
-    tokenizer::{DecodeOptions, Detokenizer, Tokenizer},
+    tokenizer::Tokenizer,
 };
 
 use super::{
     Event, EventSender, FinishReason, QueuePlace, StopCause,
     prefix_cache::PrefixChain,
-    request::{GenerateRequest, SpecialTokens, StopConditions, StopText},
+    request::{GenerateRequest, StopConditions, StopText},
     scheduler::Arrival,
-    sequence::Intake,
+    sequence::{Intake, assembler},
     text::{Matched, TextAssembler},
+    token_ids::TokenIds,
 };
 use crate::metrics::Timeline;
 
@@ -41,8 +42,8 @@ pub(crate) struct Beams {
 
 #[derive(Clone, Debug)]
 struct Branch {
-    /// Prompt and generated tokens.
-    token_ids: Vec<TokenId>,
+    /// Generated tokens.
+    output: Vec<TokenId>,
     chain: PrefixChain,
     /// The generated text, looked through for stop strings.
     text: TextAssembler,
@@ -67,19 +68,18 @@ impl Beams {
         request: GenerateRequest,
         events: Vec<EventSender>,
         params: BeamParams,
-        intake: &Intake<'_>,
+        intake: &mut Intake<'_>,
     ) -> Self {
-        let token_ids = request.parts().prompt_ids.clone();
         let mut chain = intake.chain(request.parts());
-        let prompt_keys = chain.extend(&token_ids);
+        let prompt_keys = chain.extend(&request.parts().prompt_ids);
         let text = assembler(&request, intake.tokenizer);
         Self {
             width: params.width,
             search: BeamSearch::new(params),
-            branches: vec![Branch { token_ids, chain, text, is_expanded: false }],
+            branches: vec![Branch { output: Vec::new(), chain, text, is_expanded: false }],
             prompt_keys,
             events,
-            queue_place: Some(intake.queue_place.clone()),
+            queue_place: Some(intake.take_places(request.n_answers())),
             tokenizer: intake.tokenizer.clone(),
             n_cached: 0,
             timeline: Timeline::new(intake.arrived),
@@ -101,8 +101,13 @@ impl Beams {
         }
     }
 
-    pub(crate) fn token_ids(&self, branch: usize) -> &[TokenId] {
-        self.branches.get(branch).map_or(&[], |branch| &branch.token_ids)
+    pub(crate) fn token_ids(&self, branch: usize) -> TokenIds<'_> {
+        let branch = self.branches.get(branch);
+        branch.map_or(TokenIds::of(&[]), |branch| self.with_prompt(&branch.output))
+    }
+
+    fn with_prompt<'a>(&'a self, output: &'a [TokenId]) -> TokenIds<'a> {
+        TokenIds { prompt: &self.request.parts().prompt_ids, output }
     }
 
     pub(crate) fn is_cancelled(&self) -> bool {
@@ -124,14 +129,14 @@ impl Beams {
     /// # Errors
     /// The logits are not what a working model gives; the search cannot go on.
     pub(crate) fn advance(&mut self, branch: usize, logits: &LogitRow<'_>) -> Result<BeamProgress> {
-        let Some(Branch { text, token_ids, is_expanded, .. }) = self.branches.get_mut(branch) else {
+        let Some(Branch { text, output, is_expanded, .. }) = self.branches.get_mut(branch) else {
             return Ok(BeamProgress::Waits);
         };
         if std::mem::replace(is_expanded, true) {
             return Ok(BeamProgress::Waits);
         }
         let parts = self.request.parts();
-        let may_stop = token_ids.len() + 1 - parts.prompt_ids.len() > parts.stop.min_tokens;
+        let may_stop = output.len() + 1 > parts.stop.min_tokens;
         let looks = may_stop && !parts.stop.stop_strings.is_empty();
         let completes = |id| looks && matches!(text.clone().push(id), Matched::Stopped(_));
         self.search.expand(branch, logits.whole()?, completes)?;
@@ -143,12 +148,12 @@ impl Beams {
             return Ok(BeamProgress::Ended(self.finish()));
         }
         let grown = parents.iter().zip(self.search.beams()).filter_map(|(&parent, beam)| {
-            let Branch { mut token_ids, mut chain, mut text, .. } = self.branches.get(parent)?.clone();
+            let Branch { mut output, mut chain, mut text, .. } = self.branches.get(parent)?.clone();
             let id = *beam.token_ids.last()?;
-            token_ids.push(id);
+            output.push(id);
             push(&mut text, id, beam.token_ids.len(), self.request.parts().stop.min_tokens);
-            let key = chain.grown(&token_ids);
-            Some((Branch { token_ids, chain, text, is_expanded: false }, (parent, key)))
+            let key = chain.grown(self.with_prompt(&output));
+            Some((Branch { output, chain, text, is_expanded: false }, (parent, key)))
         });
         let (branches, steps): (Vec<Branch>, Vec<_>) = grown.unzip();
         self.branches = branches;
@@ -200,14 +205,6 @@ impl Beams {
         events.send(Event::Finished { reason, cause, text: rest, cached_tokens, spans: self.timeline.spans() });
         (reason, n_tokens)
     }
-}
-
-/// At the start of an answer.
-fn assembler(request: &GenerateRequest, tokenizer: &Tokenizer) -> TextAssembler {
-    let parts = request.parts();
-    let options = DecodeOptions { skip_special_tokens: parts.text.special_tokens == SpecialTokens::Skip };
-    let detokenizer = Detokenizer::new(tokenizer, options).with_prefix(&parts.prompt_ids);
-    TextAssembler::new(detokenizer, parts.stop.stop_strings.clone()).with_stop_text(parts.text.stop_text)
 }
 
 /// Adds the `n`-th token. Before there are `min_tokens`, none stops the answer.

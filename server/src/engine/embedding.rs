@@ -96,11 +96,11 @@ pub(crate) struct Embedding {
 }
 
 impl Embedding {
-    pub(crate) fn new(request: EmbedRequest, events: EventSender, intake: &Intake<'_>) -> Self {
+    pub(crate) fn new(request: EmbedRequest, events: EventSender, intake: &mut Intake<'_>) -> Self {
         Self {
             pool: Pool::new(request.0.pooling),
             events,
-            queue_place: Some(intake.queue_place.clone()),
+            queue_place: Some(intake.take_places(1)),
             timeline: Timeline::new(intake.arrived),
             request,
         }

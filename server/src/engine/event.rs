@@ -2,7 +2,13 @@
 //! thread to whoever asked. Token ids, text and counts; no HTTP.
 
 use std::{
-    task::{Context, Poll},
+    future::poll_fn,
+    mem::size_of,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -15,7 +21,7 @@ use crate::metrics::{Outcome, Spans};
 #[derive(Clone, Debug)]
 pub enum Event {
     /// One entry per prompt token; the first has none, as nothing predicts it.
-    PromptLogprobs(Vec<Option<TokenLogprobs>>),
+    PromptLogprobs(Arc<Vec<Option<TokenLogprobs>>>),
     /// A token was generated.
     Token {
         /// Its id.
@@ -55,6 +61,8 @@ pub enum Event {
     Failed(String),
     /// The engine has been stopped before the request was finished.
     Stopped,
+    /// Events came faster than they were received, until there were too many: the request was cancelled.
+    Overrun,
 }
 
 /// Why a generation ended.
@@ -84,36 +92,131 @@ pub enum StopCause {
     Text(String),
 }
 
+/// Events of one submission that may wait to be received, in bytes: a client that takes its answer slowly is not to fill
+/// the memory with it.
+const MAX_BACKLOG_BYTES: usize = 64 << 20;
+
+impl Event {
+    /// Roughly what it takes while it waits to be received.
+    fn n_bytes(&self) -> usize {
+        let reported = |logprobs: &TokenLogprobs| size_of_val(logprobs.top.as_slice()) + size_of::<TokenLogprobs>();
+        let beside = match self {
+            Self::PromptLogprobs(logprobs) => logprobs.iter().flatten().map(reported).sum(),
+            Self::Token { text, logprobs, .. } => text.len() + logprobs.as_ref().map_or(0, reported),
+            Self::Finished { text, .. } => text.len(),
+            Self::Embedding(vector) => size_of_val(vector.as_slice()),
+            _ => 0,
+        };
+        size_of::<(usize, Self)>() + beside
+    }
+}
+
+/// What waits to be received.
+#[derive(Debug, Default)]
+struct Backlog {
+    n_bytes: AtomicUsize,
+    is_overrun: AtomicBool,
+}
+
 /// The events of the requests submitted together. Dropping it cancels what has not ended.
 #[derive(Debug)]
-pub struct EventStream(pub(super) mpsc::UnboundedReceiver<(usize, Event)>);
+pub struct EventStream {
+    receiver: mpsc::UnboundedReceiver<(usize, Event)>,
+    backlog: Arc<Backlog>,
+}
+
+/// Where the events of a submission come from.
+#[derive(Debug)]
+pub(super) struct EventSource {
+    sender: mpsc::UnboundedSender<(usize, Event)>,
+    backlog: Arc<Backlog>,
+}
+
+/// The two ends of a submission's way back.
+pub(super) fn channel() -> (EventSource, EventStream) {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let backlog = Arc::new(Backlog::default());
+    (EventSource { sender, backlog: Arc::clone(&backlog) }, EventStream { receiver, backlog })
+}
+
+impl EventSource {
+    /// The way back of one answer.
+    pub(super) fn sender(&self, index: usize) -> EventSender {
+        EventSender { index, sender: self.sender.clone(), backlog: Arc::clone(&self.backlog) }
+    }
+}
 
 impl EventStream {
     /// The next event and the index of its request. `None` after the last one, or when the engine is gone.
     pub async fn recv(&mut self) -> Option<(usize, Event)> {
-        self.0.recv().await
+        poll_fn(|context| self.poll_recv(context)).await
     }
 
     /// As [`recv`](Self::recv), for hand-written streams.
     pub fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Option<(usize, Event)>> {
-        self.0.poll_recv(context)
+        let received = ready!(self.receiver.poll_recv(context));
+        if let Some((_, event)) = &received {
+            self.backlog.n_bytes.fetch_sub(event.n_bytes(), Ordering::Relaxed);
+        }
+        let is_overrun = received.is_none() && self.backlog.is_overrun.swap(false, Ordering::Relaxed);
+        Poll::Ready(if is_overrun { Some((0, Event::Overrun)) } else { received })
     }
 }
 
-/// Where a sequence's events go. Never blocks: a slow client's events pile up here, at most `max_tokens` of them.
+/// Where a sequence's events go. Never blocks: a slow client's events pile up here, up to a bound.
 #[derive(Debug)]
 pub(crate) struct EventSender {
-    pub(super) index: usize,
-    pub(super) sender: mpsc::UnboundedSender<(usize, Event)>,
+    index: usize,
+    sender: mpsc::UnboundedSender<(usize, Event)>,
+    backlog: Arc<Backlog>,
 }
 
 impl EventSender {
-    /// A client that has gone is noticed before the next step.
+    /// A client that has gone is noticed before the next step, and so is one that has fallen too far behind.
     pub(super) fn send(&self, event: Event) {
-        let _ = self.sender.send((self.index, event));
+        let n_bytes = event.n_bytes();
+        let before = self.backlog.n_bytes.fetch_add(n_bytes, Ordering::Relaxed);
+        if before > MAX_BACKLOG_BYTES {
+            self.backlog.is_overrun.store(true, Ordering::Relaxed);
+        }
+        if !self.backlog.is_overrun.load(Ordering::Relaxed) {
+            let _ = self.sender.send((self.index, event));
+        }
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        self.sender.is_closed()
+        self.sender.is_closed() || self.backlog.is_overrun.load(Ordering::Relaxed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn whoever_falls_too_far_behind_is_cancelled_and_told() {
+        let (source, mut stream) = channel();
+        let senders = [source.sender(0), source.sender(1)];
+        drop(source);
+        let text = "x".repeat(1 << 20);
+        let event = || Event::Token { id: 1, text: text.clone(), offset: 0, logprobs: None };
+        // Whoever keeps up gets any number of them.
+        for _ in 0..200 {
+            senders[0].send(event());
+            assert!(matches!(stream.recv().await, Some((0, Event::Token { .. }))));
+        }
+        let mut n_sent = 0;
+        while !senders[0].is_closed() {
+            senders[n_sent % 2].send(event());
+            n_sent += 1;
+        }
+        assert!(n_sent * text.len() <= MAX_BACKLOG_BYTES + (2 << 20), "{n_sent} events");
+        assert!(senders[1].is_closed(), "all answers of the submission");
+        drop(senders);
+        for _ in 1..n_sent {
+            assert!(matches!(stream.recv().await, Some((_, Event::Token { .. }))));
+        }
+        assert!(matches!(stream.recv().await, Some((_, Event::Overrun))));
+        assert!(stream.recv().await.is_none());
     }
 }

@@ -10,6 +10,7 @@ use super::{
     embedding::Embedding,
     scheduler::{Arrival, Chunk},
     sequence::Sequence,
+    token_ids::TokenIds,
 };
 use crate::metrics::Timeline;
 
@@ -33,6 +34,14 @@ impl Generation {
         }
     }
 
+    /// Answers that wait for its prompt to be computed.
+    pub(crate) fn n_forks(&self) -> usize {
+        match self {
+            Self::Sequence(sequence) => sequence.n_forks(),
+            Self::Beams(_) | Self::Embedding(_) => 0,
+        }
+    }
+
     /// How long it may take, from its arrival on.
     pub(crate) fn deadline(&self) -> Option<Duration> {
         match self {
@@ -51,17 +60,17 @@ impl Generation {
         }
     }
 
-    pub(crate) fn token_ids(&self, branch: usize) -> &[TokenId] {
+    pub(crate) fn token_ids(&self, branch: usize) -> TokenIds<'_> {
         match self {
             Self::Sequence(sequence) => sequence.token_ids(),
             Self::Beams(beams) => beams.token_ids(branch),
-            Self::Embedding(embedding) => &embedding.parts().token_ids,
+            Self::Embedding(embedding) => TokenIds::of(&embedding.parts().token_ids),
         }
     }
 
     /// The known tokens that a chunk computes.
-    pub(crate) fn chunk(&self, chunk: &Chunk) -> &[TokenId] {
-        self.token_ids(chunk.id.branch).get(chunk.start..chunk.known_end()).unwrap_or_default()
+    pub(crate) fn chunk(&self, chunk: &Chunk) -> impl Iterator<Item = TokenId> {
+        self.token_ids(chunk.id.branch).range(chunk.start..chunk.known_end())
     }
 
     pub(crate) fn timeline(&mut self) -> &mut Timeline {

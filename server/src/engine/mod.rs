@@ -14,6 +14,7 @@
 //! - `speculation`: guesses at the tokens to come
 //! - `turn`: what a step's logits lead to, request by request, on all threads
 //! - [`text`]: token ids to text deltas and stop strings; pure
+//! - `token_ids`: the tokens of a text
 //! - `worker`: the thread, and the loop `schedule -> run -> advance`
 
 mod beams;
@@ -28,6 +29,7 @@ mod sequence;
 mod speculation;
 mod start;
 pub mod text;
+mod token_ids;
 mod turn;
 mod worker;
 
@@ -51,14 +53,13 @@ use hearth_model::{
     sampling::{SamplingParams, beam::BeamParams},
     tokenizer::Tokenizer,
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use self::{
     beams::Beams,
     embedding::{EmbedRequest, Embedding},
-    event::EventSender,
+    event::{EventSender, EventSource},
     generation::Generation,
-    prefix_cache::PrefixSecret,
     request::{GenerateRequest, ModelLimits, Strategy},
     scheduler::Scheduler,
     sequence::{Intake, Sequence},
@@ -75,9 +76,20 @@ use crate::metrics::{EngineMetrics, Snapshot};
 /// Why requests were not taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
-    /// As many requests wait as may.
-    #[error("the queue is full: {max_queue} requests are waiting")]
+    /// As many answers wait as may, or nearly as many.
+    #[error("the queue is full: at most {max_queue} answers may wait, those of one request counted one by one")]
     QueueFull {
+        /// The engine's limit.
+        max_queue: usize,
+    },
+    /// More answers than could ever wait.
+    #[error(
+        "the request asks for {n_answers} answers, but at most {max_queue} may wait at once\n\
+         hint: send fewer prompts, a smaller `n`, or raise `--max-queue`"
+    )]
+    TooManyAnswers {
+        /// As asked for.
+        n_answers: usize,
         /// The engine's limit.
         max_queue: usize,
     },
@@ -153,7 +165,6 @@ pub struct Engine {
     max_queue: usize,
     stats: watch::Receiver<EngineStats>,
     metrics: Arc<EngineMetrics>,
-    secret: PrefixSecret,
     model: Arc<ServedModel>,
     thread: Arc<Mutex<Option<JoinHandle<()>>>>,
 }
@@ -172,7 +183,7 @@ impl Engine {
     {
         options.check()?;
         let max_queue = options.max_queue;
-        // Each queued request holds a place, so there is always room in the channel; one more for `Stop`.
+        // Whatever is queued holds a place at least, so there is always room in the channel; one more for `Stop`.
         let (commands, inbox) = sync_channel(max_queue + 1);
         let (stats_sender, stats) = watch::channel(EngineStats {
             state: EngineState::Running,
@@ -227,36 +238,35 @@ impl Engine {
             max_queue,
             stats,
             metrics,
-            secret: PrefixSecret::default(),
         })
     }
 
-    /// Puts requests into the queue, all or none; together they take one place there. The stream numbers their events
-    /// by their index in `requests`, a beam search counting as often as it gives answers. Neighbours with the same prompt
-    /// have it computed once.
+    /// Puts requests into the queue, all or none; each answer takes a place there until it starts. The stream numbers
+    /// their events by their index in `requests`, a beam search counting as often as it gives answers. Neighbours with the
+    /// same prompt have it computed once.
     ///
     /// # Errors
-    /// The queue is full, or the engine is gone.
+    /// The queue is full or too small, or the engine is gone.
     pub fn submit(&self, requests: Vec<GenerateRequest>) -> Result<EventStream, SubmitError> {
-        self.enqueue(|intake, sender| {
+        let n_places = requests.iter().map(GenerateRequest::n_answers).sum();
+        self.enqueue(n_places, |intake, source| {
             let mut generations: Vec<Generation> = Vec::new();
             let mut n_answers = 0;
             for request in requests {
                 let indices = n_answers..n_answers + request.n_answers();
                 n_answers = indices.end;
-                let mut events = indices.map(|index| EventSender { index, sender: sender.clone() });
+                let mut events = indices.map(|index| source.sender(index));
                 if let Some(params) = beam_params(&request) {
                     let beams = Beams::new(request, events.collect(), params, intake);
                     generations.push(Generation::Beams(Box::new(beams)));
                     continue;
                 }
                 let Some(events) = events.next() else { continue };
-                let sequence = Sequence::new(request, events, intake);
                 match generations.last_mut() {
-                    Some(Generation::Sequence(first)) if first.request().shares_prompt(sequence.request()) => {
-                        first.add_fork(sequence);
+                    Some(Generation::Sequence(first)) if first.request().shares_prompt(&request) => {
+                        first.add_fork(request, events, intake);
                     }
-                    _ => generations.push(Generation::Sequence(Box::new(sequence))),
+                    _ => generations.push(Generation::Sequence(Box::new(Sequence::new(request, events, intake)))),
                 }
             }
             generations
@@ -267,42 +277,44 @@ impl Engine {
     /// [`Event::Embedding`], or the reason why there is none.
     ///
     /// # Errors
-    /// The queue is full, or the engine is gone.
+    /// The queue is full or too small, or the engine is gone.
     pub fn embed(&self, requests: Vec<EmbedRequest>) -> Result<EventStream, SubmitError> {
-        self.enqueue(|intake, sender| {
+        self.enqueue(requests.len(), |intake, source| {
             let generations = requests.into_iter().enumerate().map(|(index, request)| {
-                let events = EventSender { index, sender: sender.clone() };
-                Generation::Embedding(Box::new(Embedding::new(request, events, intake)))
+                Generation::Embedding(Box::new(Embedding::new(request, source.sender(index), intake)))
             });
             generations.collect()
         })
     }
 
-    /// Sends what `make` gives to the inference thread, if there is a place in the queue.
-    fn enqueue<Make>(&self, make: Make) -> Result<EventStream, SubmitError>
+    /// Sends what `make` gives to the inference thread, if there are so many places in the queue.
+    fn enqueue<Make>(&self, n_places: usize, make: Make) -> Result<EventStream, SubmitError>
     where
-        Make: FnOnce(&Intake<'_>, &mpsc::UnboundedSender<(usize, Event)>) -> Vec<Generation>,
+        Make: FnOnce(&mut Intake<'_>, &EventSource) -> Vec<Generation>,
     {
         if self.stats.borrow().state != EngineState::Running {
             return Err(SubmitError::Stopped);
         }
-        let full = SubmitError::QueueFull { max_queue: self.max_queue };
-        let place = Arc::clone(&self.queue).try_acquire_owned().map_err(|_| full.clone())?;
-        let place = QueuePlace { _permit: Arc::new(place) };
-        let (sender, receiver) = mpsc::unbounded_channel();
-        let intake = Intake {
+        let max_queue = self.max_queue;
+        if n_places > max_queue {
+            return Err(SubmitError::TooManyAnswers { n_answers: n_places, max_queue });
+        }
+        let full = SubmitError::QueueFull { max_queue };
+        let asked = u32::try_from(n_places).map_err(|_| full.clone())?;
+        let queue_places = Arc::clone(&self.queue).try_acquire_many_owned(asked).map_err(|_| full.clone())?;
+        let (source, events) = event::channel();
+        let mut intake = Intake {
             tokenizer: &self.model.tokenizer,
-            secret: &self.secret,
             text_len_matters_beyond: self.model.config.text_len_matters_beyond(),
-            queue_place: place,
+            queue_places,
             arrived: Instant::now(),
         };
-        let command = Command::Generate(make(&intake, &sender));
+        let command = Command::Generate(make(&mut intake, &source));
         self.commands.try_send(command).map_err(|error| match error {
             std::sync::mpsc::TrySendError::Full(_) => full,
             std::sync::mpsc::TrySendError::Disconnected(_) => SubmitError::Stopped,
         })?;
-        Ok(EventStream(receiver))
+        Ok(events)
     }
 
     /// The served model.
@@ -350,10 +362,10 @@ enum Command {
     Stop,
 }
 
-/// A place in the queue, shared by the requests that were submitted together and free when the last of them starts.
-#[derive(Clone, Debug)]
+/// Places in the queue, free when it is dropped: when what waits there starts, or is given up.
+#[derive(Debug)]
 pub(crate) struct QueuePlace {
-    _permit: Arc<OwnedSemaphorePermit>,
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
 /// What a request asks of the search for beams, if that is its strategy.

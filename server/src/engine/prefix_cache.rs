@@ -1,53 +1,56 @@
 //! Names for what is in a page, so that prompts which start alike are computed once.
 //!
-//! A page's name is a hash of its tokens and of the name of the page before it, so that it stands for everything from the
-//! start of the text on; the first one is chained to the request's salt. What is kept under these names, and what is
-//! thrown out first, is in [`hearth_model::kv_cache`].
-//!
-//! A name that stands for two texts would show one client's text to another. So names have 128 bits, and their hash is
-//! keyed with random numbers of this process: nobody outside can look for two texts with one name.
-
-use std::hash::{BuildHasher, Hasher, RandomState};
+//! A page's name is the SHA-256 of the name of the page before it and of its own tokens, so that it stands for everything
+//! from the start of the text on. The first page is chained to the request's [`PrefixSalt`]: requests of different salts
+//! never share a page. `docs/serving.md` tells how names are computed, so that a router can do it too. What is kept under
+//! these names, and what is thrown out first, is in [`hearth_model::kv_cache`].
 
 use hearth_model::{
     TokenId,
     kv_cache::{PAGE_SIZE, PageKey},
 };
+use ring::digest::{Context, SHA256};
 
-/// The random numbers that key the hash.
-#[derive(Clone, Debug, Default)]
-pub struct PrefixSecret([RandomState; 2]);
+use super::token_ids::TokenIds;
+
+/// What stands before the first page of requests without a salt.
+const NO_SALT: PageKey = PageKey([0; 32]);
+
+/// Sets the pages of some requests apart from all others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrefixSalt(PageKey);
+
+impl PrefixSalt {
+    /// That of an API key: of the SHA-256 of `key:` and the key.
+    pub fn of_key(key: &[u8]) -> Self {
+        Self(name(&[b"key:", key]))
+    }
+
+    /// That of a request's `cache_salt`: of the SHA-256 of `cache_salt:` and the text.
+    pub fn of_request(cache_salt: &str) -> Self {
+        Self(name(&[b"cache_salt:", cache_salt.as_bytes()]))
+    }
+}
 
 /// The names of one sequence's pages, as far as its tokens go.
 #[derive(Clone, Debug)]
 pub struct PrefixChain {
-    secret: PrefixSecret,
     last: PageKey,
 }
 
 impl PrefixChain {
     /// A chain that stands before the first page. Chains of different salts have no name in common, nor have those of
     /// prompts of different lengths, where these are given because what is in the pages depends on them.
-    pub fn new(secret: &PrefixSecret, salt: Option<&str>, n_prompt: Option<usize>) -> Self {
-        let last = secret.hash(|hasher| {
-            // No text has 0xff or 0xfe: an empty salt is apart from none.
-            if let Some(salt) = salt {
-                hasher.write(&[salt.as_bytes(), &[0xff]].concat());
-            }
-            if let Some(n_prompt) = n_prompt {
-                hasher.write(&[&[0xfe], &n_prompt.to_le_bytes()[..]].concat());
-            }
-        });
-        Self { secret: secret.clone(), last }
+    pub fn new(salt: Option<PrefixSalt>, n_prompt: Option<usize>) -> Self {
+        let root = salt.map_or(NO_SALT, |salt| salt.0);
+        let last = n_prompt.map_or(root, |n_prompt| name(&[&root.0, &(n_prompt as u64).to_le_bytes()]));
+        Self { last }
     }
 
     /// The name of the next page, which holds these tokens.
     pub fn next(&mut self, page: &[TokenId]) -> PageKey {
-        let before = self.last;
-        self.last = self.secret.hash(|hasher| {
-            hasher.write_u128(before.0);
-            page.iter().for_each(|&id| hasher.write_u32(id));
-        });
+        let tokens: Vec<u8> = page.iter().flat_map(|id| id.to_le_bytes()).collect();
+        self.last = name(&[&self.last.0, &tokens]);
         self.last
     }
 
@@ -57,33 +60,33 @@ impl PrefixChain {
     }
 
     /// The name of the last page of a text that has just grown by a token, if that token fills it.
-    pub fn grown(&mut self, token_ids: &[TokenId]) -> Option<PageKey> {
-        let start = token_ids.len().checked_sub(PAGE_SIZE)?;
-        let page = token_ids.get(start..).filter(|_| token_ids.len().is_multiple_of(PAGE_SIZE))?;
-        Some(self.next(page))
+    pub(crate) fn grown(&mut self, token_ids: TokenIds<'_>) -> Option<PageKey> {
+        let end = token_ids.len();
+        let start = end.checked_sub(PAGE_SIZE).filter(|_| end.is_multiple_of(PAGE_SIZE))?;
+        Some(self.next(&token_ids.range(start..end).collect::<Vec<_>>()))
     }
 }
 
-impl PrefixSecret {
-    fn hash(&self, write: impl Fn(&mut dyn Hasher)) -> PageKey {
-        let [low, high] = &self.0;
-        let half = |state: &RandomState| {
-            let mut hasher = state.build_hasher();
-            write(&mut hasher);
-            u128::from(hasher.finish())
-        };
-        PageKey(half(high) << 64 | half(low))
-    }
+/// The SHA-256 of these bytes, one after the other.
+fn name(parts: &[&[u8]]) -> PageKey {
+    let mut context = Context::new(&SHA256);
+    parts.iter().for_each(|part| context.update(part));
+    let digest = context.finish();
+    PageKey(std::array::from_fn(|index| digest.as_ref().get(index).copied().unwrap_or_default()))
 }
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
     use super::*;
+
+    fn names(salt: Option<PrefixSalt>, ids: &[TokenId]) -> Vec<PageKey> {
+        PrefixChain::new(salt, None).extend(ids)
+    }
 
     #[test]
     fn a_name_stands_for_everything_from_the_start() {
-        let secret = PrefixSecret::default();
-        let names = |salt, ids: &[TokenId]| PrefixChain::new(&secret, salt, None).extend(ids);
         let text: Vec<TokenId> = (0..50).collect();
         let keys = names(None, &text);
         assert_eq!(keys.len(), 3);
@@ -94,23 +97,47 @@ mod tests {
         assert_eq!(others[0], keys[0]);
         assert_ne!(others[1], keys[1]);
         assert_ne!(others[2], keys[2], "the third page is alike, but not what is before it");
-        for salt in [Some(""), Some("a")] {
-            assert_ne!(names(salt, &text)[0], keys[0]);
-        }
-        assert_ne!(names(Some("a"), &text), names(Some("b"), &text));
-        let of_length = |n_prompt| PrefixChain::new(&secret, None, n_prompt).extend(&text);
+        let of_length = |n_prompt| PrefixChain::new(None, n_prompt).extend(&text);
         assert_ne!(of_length(Some(50)), of_length(Some(51)));
         assert_ne!(of_length(Some(50)), keys);
-        assert_ne!(PrefixChain::new(&PrefixSecret::default(), None, None).extend(&text), keys, "keyed by the process");
+    }
+
+    #[test]
+    fn different_salts_have_no_name_in_common() {
+        let text: Vec<TokenId> = (0..50).collect();
+        let mut salts = vec![None];
+        salts.extend(["", "a", "b", "key:a"].map(|salt| Some(PrefixSalt::of_request(salt))));
+        salts.extend(["a", "b", "cache_salt:a"].map(|key| Some(PrefixSalt::of_key(key.as_bytes()))));
+        let all: std::collections::BTreeSet<[u8; 32]> =
+            salts.iter().flat_map(|salt| names(*salt, &text)).map(|key| key.0).collect();
+        assert_eq!(all.len(), 3 * salts.len());
     }
 
     #[test]
     fn growing_by_tokens_names_the_same_pages() {
-        let secret = PrefixSecret::default();
         let text: Vec<TokenId> = (7..60).collect();
-        let mut chain = PrefixChain::new(&secret, None, None);
+        let mut chain = PrefixChain::new(None, None);
         let mut keys = chain.extend(&text[..20]);
-        keys.extend((21..=text.len()).filter_map(|end| chain.grown(&text[..end])));
-        assert_eq!(keys, PrefixChain::new(&secret, None, None).extend(&text));
+        keys.extend((21..=text.len()).filter_map(|end| chain.grown(TokenIds::of(&text[..end]))));
+        assert_eq!(keys, names(None, &text));
+    }
+
+    /// The names in `docs/serving.md` are those that the engine goes by.
+    #[test]
+    fn the_worked_example_of_the_documentation_holds() {
+        let hex = |key: &PageKey| key.0.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let text: Vec<TokenId> = (1..=32).collect();
+        let documented = include_str!("../../../docs/serving.md");
+        let salts = [
+            ("none", None),
+            ("key `sk-example`", Some(PrefixSalt::of_key(b"sk-example"))),
+            ("`cache_salt` `tenant-7`", Some(PrefixSalt::of_request("tenant-7"))),
+        ];
+        for (salt, root) in salts {
+            let row = documented.lines().find(|line| line.starts_with(&format!("| {salt} |"))).unwrap();
+            let expected: Vec<String> = names(root, &text).iter().map(|key| format!("`{}`", hex(key))).collect();
+            let cells: Vec<&str> = row.split('|').map(str::trim).filter(|cell| !cell.is_empty()).skip(1).collect();
+            assert_eq!(cells, expected, "{salt}");
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! What a client may ask of the engine. A [`GenerateRequest`] that exists can be served: everything is checked here,
 //! once, and nothing behind this point checks again.
 
-use std::{collections::BTreeSet, ops::RangeInclusive, time::Duration};
+use std::{collections::BTreeSet, ops::RangeInclusive, sync::Arc, time::Duration};
 
 use hearth_model::{
     Error, TokenId,
@@ -9,10 +9,13 @@ use hearth_model::{
     sampling::{SamplingParams, beam::BeamKind},
 };
 
-use super::scheduler::most_pages;
+use super::{prefix_cache::PrefixSalt, scheduler::most_pages};
 
 /// Alternatives per position that a request may ask for.
 pub const MAX_LOGPROBS: usize = 20;
+
+/// Answers that one HTTP request may ask for: prompts times `n`.
+pub const MAX_CHOICES: usize = 2048;
 
 /// Priorities that a request may have; lower goes first.
 pub const PRIORITIES: RangeInclusive<i32> = -100..=100;
@@ -55,10 +58,10 @@ pub struct StopConditions {
     /// Before so many tokens are generated, neither an end-of-sequence or stop token is drawn, nor a stop string seen.
     pub min_tokens: usize,
     /// Strings that end the text; they are cut from it.
-    pub stop_strings: Vec<String>,
+    pub stop_strings: Arc<[String]>,
     /// Tokens that end the generation: the request's own, and the model's end-of-sequence tokens unless they are to be
     /// ignored.
-    pub stop_token_ids: BTreeSet<TokenId>,
+    pub stop_token_ids: Arc<BTreeSet<TokenId>>,
 }
 
 /// How tokens become text.
@@ -100,11 +103,11 @@ pub enum LogprobsMode {
     Processed,
 }
 
-/// The parts of a request, not checked yet.
+/// The parts of a request, not checked yet. Clones are cheap: what may be long is shared by the answers to a prompt.
 #[derive(Clone, Debug, Default)]
 pub struct RequestParts {
     /// What to continue.
-    pub prompt_ids: Vec<TokenId>,
+    pub prompt_ids: Arc<[TokenId]>,
     /// How tokens are drawn.
     pub sampling: SamplingParams,
     /// When to end.
@@ -126,7 +129,7 @@ pub struct RequestParts {
     /// Lower goes first, within [`PRIORITIES`]; see [`scheduler`](super::scheduler) for what it is worth.
     pub priority: i32,
     /// Computed prompts are shared with requests of the same salt only.
-    pub cache_salt: Option<String>,
+    pub prefix_salt: Option<PrefixSalt>,
     /// From its arrival on, the request may take this long.
     pub deadline: Option<Duration>,
 }
@@ -330,6 +333,12 @@ impl GenerateRequest {
         Ok(Self(parts))
     }
 
+    /// Another of the alternatives for the same prompt.
+    #[must_use]
+    pub fn for_choice(&self, choice: u32) -> Self {
+        Self(RequestParts { choice, ..self.0.clone() })
+    }
+
     /// Answers that come of it, each with an index of its own in the stream of events.
     pub fn n_answers(&self) -> usize {
         match self.0.strategy {
@@ -345,7 +354,7 @@ impl GenerateRequest {
             && theirs.strategy == Strategy::Sample
             && ours.prompt_logprobs == theirs.prompt_logprobs
             && ours.priority == theirs.priority
-            && ours.cache_salt == theirs.cache_salt
+            && ours.prefix_salt == theirs.prefix_salt
             && ours.prompt_ids == theirs.prompt_ids
     }
 
@@ -434,7 +443,7 @@ mod tests {
 
     fn parts(n_prompt: usize, max_tokens: usize) -> RequestParts {
         let stop = StopConditions { max_tokens, ..StopConditions::default() };
-        RequestParts { prompt_ids: vec![1; n_prompt], stop, ..RequestParts::default() }
+        RequestParts { prompt_ids: vec![1; n_prompt].into(), stop, ..RequestParts::default() }
     }
 
     fn refusal(parts: RequestParts) -> (Option<&'static str>, String) {
@@ -462,14 +471,14 @@ mod tests {
         let stop = StopConditions { max_tokens: 1, ..StopConditions::default() };
         let with_stop = |stop| RequestParts { stop, ..parts(1, 1) };
         assert_eq!(
-            refusal(with_stop(StopConditions { stop_strings: vec![String::new()], ..stop.clone() })).0,
+            refusal(with_stop(StopConditions { stop_strings: [String::new()].into(), ..stop.clone() })).0,
             Some("stop")
         );
         assert_eq!(refusal(with_stop(StopConditions { min_tokens: 2, ..stop.clone() })).0, Some("min_tokens"));
-        let (param, message) = refusal(with_stop(StopConditions { stop_token_ids: [10].into(), ..stop }));
+        let (param, message) = refusal(with_stop(StopConditions { stop_token_ids: Arc::new([10].into()), ..stop }));
         assert_eq!(param, Some("stop_token_ids"));
         assert_eq!(message, "`stop_token_ids` must hold token ids below 10, got 10");
-        assert_eq!(refusal(RequestParts { prompt_ids: vec![3, 11], ..parts(1, 1) }).0, Some("prompt"));
+        assert_eq!(refusal(RequestParts { prompt_ids: [3, 11].into(), ..parts(1, 1) }).0, Some("prompt"));
         assert_eq!(refusal(RequestParts { logprobs: Some(21), ..parts(1, 1) }).0, Some("logprobs"));
         let sampling = SamplingParams { temperature: f32::NAN, ..SamplingParams::default() };
         assert_eq!(refusal(RequestParts { sampling, ..parts(1, 1) }).0, Some("temperature"));

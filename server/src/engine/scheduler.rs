@@ -33,7 +33,10 @@
 //! Requests of priority `p` that come more than `AGEING_STEPS * (p - p')` steps later do not count even if their
 //! priority `p'` is better.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use hearth_model::kv_cache::{PAGE_SIZE, PageKey, PagePool, PageTable};
 
@@ -140,8 +143,8 @@ struct Sequence {
     table: PageTable,
     /// Tokens known: prompt and generated.
     n_tokens: usize,
-    /// Names of its full pages.
-    keys: Vec<PageKey>,
+    /// Names of its full pages; shared with those that have gone the same way so far.
+    keys: Arc<Vec<PageKey>>,
 }
 
 impl Request {
@@ -154,7 +157,8 @@ impl Request {
         }
         // One token at least has to be computed, for something to come out.
         let usable = sequence.n_tokens.saturating_sub(1) / PAGE_SIZE;
-        let common = first.keys.iter().zip(&sequence.keys).take(usable).take_while(|(ours, theirs)| ours == theirs);
+        let common =
+            first.keys.iter().zip(sequence.keys.iter()).take(usable).take_while(|(ours, theirs)| ours == theirs);
         common.count() * PAGE_SIZE
     }
 
@@ -181,6 +185,13 @@ impl Request {
 impl Sequence {
     fn remaining(&self) -> usize {
         self.n_tokens - self.table.len()
+    }
+
+    /// Adds the name of its next full page, if there is one. From here on the names are its own.
+    fn name_page(&mut self, key: Option<PageKey>) {
+        if let Some(key) = key {
+            Arc::make_mut(&mut self.keys).push(key);
+        }
     }
 
     /// Keeps the pages that are full, from the one on that holds position `start`.
@@ -222,7 +233,8 @@ impl Scheduler {
     pub fn add(&mut self, id: RequestId, arrival: Arrival) {
         let Arrival { n_prompt, width, priority, keys, reads_kept_pages } = arrival;
         let rank = Rank { due: self.n_steps + i64::from(priority) * AGEING_STEPS, id };
-        let sequence = Sequence { table: self.pool.table().of_prompt(n_prompt), n_tokens: n_prompt, keys };
+        let sequence =
+            Sequence { table: self.pool.table().of_prompt(n_prompt), n_tokens: n_prompt, keys: Arc::new(keys) };
         self.ranks.insert(id, rank);
         self.waiting.insert(
             rank,
@@ -243,7 +255,7 @@ impl Scheduler {
             if !starts {
                 table.truncate(0);
             }
-            Sequence { table, n_tokens: sequence.n_tokens, keys: sequence.keys.clone() }
+            Sequence { table, n_tokens: sequence.n_tokens, keys: Arc::clone(&sequence.keys) }
         });
         // What the child did not compute is told of its parent.
         let child_request = Request {
@@ -261,7 +273,7 @@ impl Scheduler {
     pub fn push_token(&mut self, id: SequenceId, key: Option<PageKey>) {
         if let Some(sequence) = self.sequence_mut(id) {
             sequence.n_tokens += 1;
-            sequence.keys.extend(key);
+            sequence.name_page(key);
         }
     }
 
@@ -271,9 +283,10 @@ impl Scheduler {
         let Some(request) = self.ranks.get(&id).and_then(|rank| self.running.get_mut(rank)) else { return };
         let branches = parents.iter().filter_map(|&(parent, key)| {
             let sequence = request.sequences.get(parent)?;
-            let mut keys = sequence.keys.clone();
-            keys.extend(key);
-            Some(Sequence { table: sequence.table.fork(), n_tokens: sequence.n_tokens + 1, keys })
+            let (table, keys) = (sequence.table.fork(), Arc::clone(&sequence.keys));
+            let mut branch = Sequence { table, n_tokens: sequence.n_tokens + 1, keys };
+            branch.name_page(key);
+            Some(branch)
         });
         request.sequences = branches.collect();
     }

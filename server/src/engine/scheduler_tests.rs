@@ -14,6 +14,13 @@ fn id(request: u64) -> SequenceId {
     SequenceId { request: RequestId(request), branch: 0 }
 }
 
+/// A name for each number.
+fn page_key(n: u128) -> PageKey {
+    let mut bytes = [0; 32];
+    bytes[..16].copy_from_slice(&n.to_le_bytes());
+    PageKey(bytes)
+}
+
 fn chunk(request: u64, start: usize, n_tokens: usize, predicts: bool) -> Chunk {
     Chunk { id: id(request), start, n_tokens, n_drafts: 0, predicts }
 }
@@ -122,7 +129,7 @@ fn waiting_makes_up_for_priority() {
 
 #[test]
 fn a_kept_prefix_is_not_computed_again_but_its_last_token_is() {
-    let keys: Vec<PageKey> = (0..2).map(PageKey).collect();
+    let keys: Vec<PageKey> = (0..2).map(page_key).collect();
     let known = |n_prompt| Arrival { keys: keys.clone(), ..arrival(n_prompt) };
     let mut scheduler = Scheduler::new(Limits { max_batch_tokens: 64, ..LIMITS }, PagePool::new(16));
     scheduler.add(RequestId(1), known(35));
@@ -143,7 +150,7 @@ fn a_kept_prefix_is_not_computed_again_but_its_last_token_is() {
 #[test]
 fn beams_that_are_computed_again_share_their_prompt_again() {
     const N_PROMPT: usize = 3 * PAGE_SIZE + 5;
-    let keys = || (0..3).map(PageKey).collect();
+    let keys = || (0..3).map(page_key).collect();
     let beams = |priority| Arrival { width: 4, priority, keys: keys(), ..arrival(N_PROMPT) };
     // The last token is never computed: 7 pages, of which 4 are the beams' own.
     let n_tokens = 4 * PAGE_SIZE;
@@ -211,7 +218,7 @@ fn chunk_of(chunks: &[Chunk], request: u64) -> Option<&Chunk> {
 fn a_fork_shares_pages_where_it_can_start_and_joins_the_queue_where_not() {
     let pool = PagePool::new(8);
     let mut scheduler = Scheduler::new(Limits { max_batch_size: 2, max_batch_tokens: 64 }, pool.clone());
-    scheduler.add(RequestId(1), Arrival { keys: vec![PageKey(0)], ..arrival(20) });
+    scheduler.add(RequestId(1), Arrival { keys: vec![page_key(0)], ..arrival(20) });
     let first = scheduler.schedule();
     for (table, chunk) in scheduler.tables(&first).into_iter().zip(&first.chunks) {
         table.append(chunk.n_tokens).unwrap();
@@ -266,7 +273,7 @@ fn guesses_take_what_is_left_and_wrong_ones_are_undone() {
 
 #[test]
 fn pages_that_guesses_filled_are_kept_once_they_are_true() {
-    let key = PageKey(7);
+    let key = page_key(7);
     let mut scheduler = Scheduler::new(Limits { max_batch_tokens: 64, ..LIMITS }, PagePool::new(16));
     scheduler.add(RequestId(1), arrival(10));
     step(&mut scheduler);
@@ -415,7 +422,7 @@ impl Simulation {
     fn arrive_and_leave(&mut self) {
         for (index, job) in self.jobs.iter().enumerate() {
             if job.arrives == self.clock {
-                let keys = (0..job.n_prompt / PAGE_SIZE).map(|page| PageKey(job.text << 64 | page as u128));
+                let keys = (0..job.n_prompt / PAGE_SIZE).map(|page| page_key(job.text << 64 | page as u128));
                 let arrival = Arrival {
                     n_prompt: job.n_prompt,
                     width: job.width,
@@ -569,7 +576,7 @@ impl Simulation {
                 continue;
             }
             let n_tokens = job.n_prompt + live.n_generated;
-            let name = PageKey(1 << 100 | u128::from(request.0) << 32 | n_tokens as u128);
+            let name = page_key(1 << 100 | u128::from(request.0) << 32 | n_tokens as u128);
             self.scheduler
                 .push_token(SequenceId { request, branch: 0 }, n_tokens.is_multiple_of(PAGE_SIZE).then_some(name));
             if job.held_for > 0 && live.n_generated.is_multiple_of(3) {

@@ -1,6 +1,6 @@
 //! One growing sequence of tokens: what it was asked for, what it has so far, and where its events go.
 
-use std::{collections::BTreeSet, time::Instant};
+use std::{collections::BTreeSet, sync::Arc, time::Instant};
 
 use hearth_model::{
     Result, TokenId,
@@ -9,14 +9,16 @@ use hearth_model::{
     sampling::{LogitRow, RowNeeds, Sampler, TokenLogprobs, token_logprobs},
     tokenizer::{DecodeOptions, Detokenizer, Tokenizer},
 };
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
     Event, EventSender, FinishReason, QueuePlace, StopCause,
-    prefix_cache::{PrefixChain, PrefixSecret},
+    prefix_cache::PrefixChain,
     request::{GenerateRequest, LogprobsMode, RequestParts, SpecialTokens, StopConditions, StopText},
     scheduler::Arrival,
     speculation::Acceptance,
     text::{Matched, TextAssembler},
+    token_ids::TokenIds,
 };
 use crate::metrics::Timeline;
 
@@ -24,10 +26,10 @@ use crate::metrics::Timeline;
 #[derive(Debug)]
 pub(crate) struct Intake<'a> {
     pub(crate) tokenizer: &'a Tokenizer,
-    pub(crate) secret: &'a PrefixSecret,
     /// See [`GptConfig::text_len_matters_beyond`].
     pub(crate) text_len_matters_beyond: Option<usize>,
-    pub(crate) queue_place: QueuePlace,
+    /// Of which each takes as many as it has answers.
+    pub(crate) queue_places: OwnedSemaphorePermit,
     pub(crate) arrived: Instant,
 }
 
@@ -37,7 +39,12 @@ impl Intake<'_> {
         let n_prompt = parts.prompt_ids.len();
         // Prompts up to there give the same pages, whatever their length.
         let length = self.text_len_matters_beyond.is_some_and(|most| n_prompt > most).then_some(n_prompt);
-        PrefixChain::new(self.secret, parts.cache_salt.as_deref(), length)
+        PrefixChain::new(parts.prefix_salt, length)
+    }
+
+    /// Places in the queue for so many answers.
+    pub(crate) fn take_places(&mut self, n_answers: usize) -> QueuePlace {
+        QueuePlace { _permit: self.queue_places.split(n_answers) }
     }
 }
 
@@ -52,10 +59,10 @@ pub(crate) struct Sequence {
     /// Where the answer stands in its grammar. What a preemption computes again is not drawn again, so it stays.
     constraint: Option<Constraint>,
     text: TextAssembler,
-    /// Prompt and generated tokens.
-    token_ids: Vec<TokenId>,
+    /// Generated tokens. The prompt is in the request, and shared by all answers to it.
+    output: Vec<TokenId>,
     /// Of the prompt's rows so far, the first token's included. Never taken twice, even if rows are computed again.
-    prompt_logprobs: Vec<Option<TokenLogprobs>>,
+    prompt_logprobs: Arc<Vec<Option<TokenLogprobs>>>,
     /// Other answers to the same prompt. They go on from where this one stands at the end of the prompt.
     forks: Vec<Sequence>,
     chain: PrefixChain,
@@ -83,24 +90,33 @@ pub(crate) enum Progress {
 }
 
 impl Sequence {
-    pub(crate) fn new(request: GenerateRequest, events: EventSender, intake: &Intake<'_>) -> Self {
+    pub(crate) fn new(request: GenerateRequest, events: EventSender, intake: &mut Intake<'_>) -> Self {
+        let text = assembler(&request, intake.tokenizer);
+        let mut chain = intake.chain(request.parts());
+        let prompt_keys = chain.extend(&request.parts().prompt_ids);
+        Self { prompt_keys, ..Self::with(request, events, intake, (text, chain)) }
+    }
+
+    /// At the end of its prompt: `text` has seen it, and `chain` has named its pages.
+    fn with(
+        request: GenerateRequest,
+        events: EventSender,
+        intake: &mut Intake<'_>,
+        (text, chain): (TextAssembler, PrefixChain),
+    ) -> Self {
         let parts = request.parts();
-        let options = DecodeOptions { skip_special_tokens: parts.text.special_tokens == SpecialTokens::Skip };
-        let detokenizer = Detokenizer::new(intake.tokenizer, options).with_prefix(&parts.prompt_ids);
-        let mut chain = intake.chain(parts);
-        let prompt_keys = chain.extend(&parts.prompt_ids);
         Self {
             constraint: parts.constraint.clone(),
-            sampler: Sampler::new(parts.sampling.clone(), parts.choice, &parts.prompt_ids),
-            text: TextAssembler::new(detokenizer, parts.stop.stop_strings.clone()).with_stop_text(parts.text.stop_text),
-            token_ids: parts.prompt_ids.clone(),
+            sampler: Sampler::sharing(parts.sampling.clone(), parts.choice, Arc::clone(&parts.prompt_ids)),
+            text,
+            output: Vec::new(),
             // The first token of a prompt is predicted by nothing.
-            prompt_logprobs: vec![None],
+            prompt_logprobs: Arc::new(vec![None]),
             forks: Vec::new(),
             chain,
-            prompt_keys,
+            prompt_keys: Vec::new(),
             n_cached: 0,
-            queue_place: Some(intake.queue_place.clone()),
+            queue_place: Some(intake.take_places(1)),
             timeline: Timeline::new(intake.arrived),
             acceptance: Acceptance::default(),
             events,
@@ -122,9 +138,18 @@ impl Sequence {
         }
     }
 
-    /// Adds another answer to the same prompt.
-    pub(crate) fn add_fork(&mut self, fork: Sequence) {
+    /// Adds another answer to the same prompt, which is not gone through once more for it.
+    pub(crate) fn add_fork(&mut self, request: GenerateRequest, events: EventSender, intake: &mut Intake<'_>) {
+        let (ours, theirs) = (self.request.parts(), request.parts());
+        let reads_alike = ours.text == theirs.text && ours.stop.stop_strings == theirs.stop.stop_strings;
+        let text = if reads_alike { self.text.clone() } else { assembler(&request, intake.tokenizer) };
+        let fork = Self::with(request, events, intake, (text, self.chain.clone()));
         self.forks.push(fork);
+    }
+
+    /// Answers to the same prompt that wait for it to be computed.
+    pub(crate) fn n_forks(&self) -> usize {
+        self.forks.len()
     }
 
     /// At the last row of the prompt: the other answers, which need what this one has learned of the prompt.
@@ -134,19 +159,19 @@ impl Sequence {
         }
         let mut forks = std::mem::take(&mut self.forks);
         for fork in &mut forks {
-            fork.prompt_logprobs.clone_from(&self.prompt_logprobs);
+            fork.prompt_logprobs = Arc::clone(&self.prompt_logprobs);
             fork.timeline = self.timeline.clone();
         }
         forks
     }
 
-    pub(crate) fn token_ids(&self) -> &[TokenId] {
-        &self.token_ids
+    pub(crate) fn token_ids(&self) -> TokenIds<'_> {
+        TokenIds { prompt: &self.request.parts().prompt_ids, output: &self.output }
     }
 
     /// Tokens generated so far.
     pub(crate) fn n_completion(&self) -> usize {
-        self.token_ids.len() - self.n_prompt()
+        self.output.len()
     }
 
     /// Tokens that may be guessed ahead: as many as it can take besides the one that the next step gives anyway. None
@@ -168,7 +193,7 @@ impl Sequence {
     /// What it would draw from such logits after `n_ahead` more tokens, which `sampler`, a copy of its own, has accepted.
     /// `None` where it could draw nothing.
     pub(crate) fn guess(&self, sampler: &mut Sampler, n_ahead: usize, logits: &LogitRow<'_>) -> Option<TokenId> {
-        let id = sampler.sample(self.allowed(n_ahead, logits), self.token_ids.len() + n_ahead).ok()?;
+        let id = sampler.sample(self.allowed(n_ahead, logits), self.token_ids().len() + n_ahead).ok()?;
         sampler.accept(id);
         Some(id)
     }
@@ -233,9 +258,10 @@ impl Sequence {
     pub(crate) fn advance(&mut self, position: usize, logits: &LogitRow<'_>) -> Result<Progress> {
         if position + 1 < self.n_prompt() {
             let n_top = self.request.parts().prompt_logprobs.unwrap_or(0);
-            let id = self.token_ids.get(position + 1).copied();
+            let id = self.token_ids().get(position + 1);
             let logits = logits.whole()?;
-            self.prompt_logprobs.push(id.map(|id| token_logprobs(logits, id, n_top)));
+            let logprobs = id.map(|id| token_logprobs(logits, id, n_top));
+            Arc::make_mut(&mut self.prompt_logprobs).push(logprobs);
             return Ok(Progress::PromptRow);
         }
         if self.request.parts().prompt_logprobs.is_some() && self.n_completion() == 0 {
@@ -279,7 +305,7 @@ impl Sequence {
             Some(constraint) => LogitRow::Whole(constraint.restrict(logits.whole()?, stop_token_ids)?.into()),
             None => self.allowed(0, logits),
         };
-        let position = self.token_ids.len();
+        let position = self.token_ids().len();
         let id = self.sampler.sample(&allowed, position)?;
         let logprobs = match (self.request.parts().logprobs, self.request.parts().logprobs_mode) {
             (None, _) => None,
@@ -288,7 +314,7 @@ impl Sequence {
         };
         let (is_stop_token, is_last) = (stop_token_ids.contains(&id), self.n_completion() + 1 == *max_tokens);
         self.sampler.accept(id);
-        self.token_ids.push(id);
+        self.output.push(id);
         let offset = self.text.n_chars();
         let (is_complete, is_held) = match &mut self.constraint {
             Some(constraint) if !is_stop_token && constraint.is_slow() => {
@@ -314,15 +340,20 @@ impl Sequence {
         } else if is_complete || is_stop_token && may_stop {
             self.end(FinishReason::Stop, is_stop_token.then_some(StopCause::Token(id)))
         } else if is_held {
-            Progress::Held(self.chain.grown(&self.token_ids))
+            Progress::Held(self.page_key())
         } else if is_last {
             self.end(FinishReason::Length, None)
         } else {
             if let Some(constraint) = &self.constraint {
                 constraint.prepare();
             }
-            Progress::Token(self.chain.grown(&self.token_ids))
+            Progress::Token(self.page_key())
         })
+    }
+
+    /// The name of the last page, if the last token fills it.
+    fn page_key(&mut self) -> Option<PageKey> {
+        self.chain.grown(TokenIds { prompt: &self.request.parts().prompt_ids, output: &self.output })
     }
 
     /// Gives out what was held back, which may hold a stop string after all once it is whole.
@@ -346,4 +377,12 @@ impl Sequence {
     fn send(&self, event: Event) {
         self.events.send(event);
     }
+}
+
+/// At the start of the answer.
+pub(super) fn assembler(request: &GenerateRequest, tokenizer: &Tokenizer) -> TextAssembler {
+    let parts = request.parts();
+    let options = DecodeOptions { skip_special_tokens: parts.text.special_tokens == SpecialTokens::Skip };
+    let detokenizer = Detokenizer::new(tokenizer, options).with_prefix(&parts.prompt_ids);
+    TextAssembler::new(detokenizer, Arc::clone(&parts.stop.stop_strings)).with_stop_text(parts.text.stop_text)
 }

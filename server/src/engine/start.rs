@@ -24,10 +24,13 @@ use crate::memory;
 /// Bytes of keys and values that the cache may take where its size is not set.
 const DEFAULT_CACHE_BYTES: usize = 1 << 30;
 
+/// Bytes of a text that are tokenized at once, at most: they take up to two hundred times as much memory.
+const MAX_WORD_BYTES: usize = 1 << 20;
+
 /// The engine's limits.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
-    /// Requests that may wait; beyond them new ones are refused.
+    /// Answers that may wait to start; beyond them new requests are refused.
     pub max_queue: usize,
     /// Sequences that run at once.
     pub max_batch_size: usize,
@@ -151,7 +154,7 @@ pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
             n_pages,
         },
         config,
-        tokenizer: loaded.tokenizer,
+        tokenizer: loaded.tokenizer.with_longest_word(MAX_WORD_BYTES),
         chat_template: loaded.chat_template,
         eos_token_ids: loaded.eos_token_ids,
         grammars: OnceLock::new(),

@@ -4,6 +4,8 @@
 //! Pure. The deltas concatenate to the text that an unstreamed answer holds, whatever the borders of the tokens: up to
 //! the first stop string, or all of it when none appears.
 
+use std::sync::Arc;
+
 use hearth_model::{TokenId, tokenizer::Detokenizer};
 
 use super::request::StopText;
@@ -14,7 +16,7 @@ use super::request::StopText;
 /// string has, less one.
 #[derive(Clone, Debug)]
 pub struct StopMatcher {
-    stop_strings: Vec<String>,
+    stop_strings: Arc<[String]>,
     stop_text: StopText,
     held: String,
     found: Option<String>,
@@ -31,7 +33,7 @@ pub enum Matched {
 
 impl StopMatcher {
     /// A matcher for `stop_strings`, none of them empty.
-    pub fn new(stop_strings: Vec<String>) -> Self {
+    pub fn new(stop_strings: Arc<[String]>) -> Self {
         Self { stop_strings, stop_text: StopText::Cut, held: String::new(), found: None }
     }
 
@@ -89,7 +91,7 @@ pub struct TextAssembler {
 
 impl TextAssembler {
     /// Starts at the place where `detokenizer` stands.
-    pub fn new(detokenizer: Detokenizer, stop_strings: Vec<String>) -> Self {
+    pub fn new(detokenizer: Detokenizer, stop_strings: Arc<[String]>) -> Self {
         Self { detokenizer, matcher: StopMatcher::new(stop_strings), n_chars: 0 }
     }
 
@@ -204,7 +206,7 @@ mod tests {
                 .char_indices()
                 .map(|(at, c)| &whole[..at + c.len_utf8()])
                 .find_map(|text| stop_strings.iter().filter_map(|stop| text.strip_suffix(stop.as_str())).min_by_key(|before| before.len()));
-            let mut stops = StopMatcher::new(stop_strings.clone());
+            let mut stops = StopMatcher::new(stop_strings.clone().into());
             let mut streamed = String::new();
             let mut stopped = false;
             for piece in &pieces {

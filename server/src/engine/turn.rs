@@ -97,7 +97,7 @@ impl Turn<'_> {
             // A row of another token than its sequence has there is not what was drawn, or behind such a one: a guess
             // that was wrong.
             let known = self.generation.token_ids(wanted.id.branch).get(wanted.position);
-            if known.is_none() || known != token_ids.get(wanted.row) {
+            if known.is_none() || known != token_ids.get(wanted.row).copied() {
                 continue;
             }
             let progress = match self.generation {

@@ -223,8 +223,8 @@ impl Worker {
     fn token_ids(&self, step: &Step, drafts: &Drafts) -> Vec<TokenId> {
         let mut token_ids = Vec::new();
         for chunk in &step.chunks {
-            let known = self.generations.get(&chunk.id.request).map_or(&[][..], |generation| generation.chunk(chunk));
-            token_ids.extend_from_slice(known);
+            let known = self.generations.get(&chunk.id.request).map(|generation| generation.chunk(chunk));
+            token_ids.extend(known.into_iter().flatten());
             if let Some(draft) = drafts.get(&chunk.id.request) {
                 token_ids.extend(draft.token_ids.iter().take(chunk.n_drafts));
             }
@@ -436,7 +436,8 @@ impl Worker {
     }
 
     fn publish(&self, state: EngineState) {
-        let (running, waiting) = (self.scheduler.n_running(), self.scheduler.n_waiting());
+        let running = self.scheduler.n_running();
+        let waiting = self.scheduler.n_waiting() + self.generations.values().map(Generation::n_forks).sum::<usize>();
         let free_pages = self.runner.pool().n_free();
         self.stats.send_if_modified(|stats| {
             let now = EngineStats { state, running, waiting, free_pages, ..*stats };

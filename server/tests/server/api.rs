@@ -410,7 +410,10 @@ async fn a_full_queue_is_429_with_retry_after() {
     assert_eq!(answer.status, StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(answer.header("retry-after"), "1");
     assert_eq!(answer.json()["error"]["code"], "queue_full");
-    assert_eq!(answer.error(), "the queue is full: 1 requests are waiting");
+    assert_eq!(
+        answer.error(),
+        "the queue is full: at most 1 answers may wait, those of one request counted one by one"
+    );
 }
 
 #[tokio::test]

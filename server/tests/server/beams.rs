@@ -1,5 +1,7 @@
 //! Beam searches in the engine: what the pure search finds when every beam is computed from scratch.
 
+use std::sync::Arc;
+
 use hearth_model::{
     TokenId,
     generate::next_logits,
@@ -28,14 +30,14 @@ const BEST: BeamKind = BeamKind::Best { length_penalty: 1.0, early_stopping: Ear
 fn beams(prompt_ids: Vec<TokenId>, [width, n_best]: [usize; 2], kind: BeamKind) -> RequestParts {
     let mut parts = parts(prompt_ids, 30, SamplingParams::default());
     // Ends that are likely enough for some answers to end.
-    parts.stop.stop_token_ids = (0..40).collect();
+    parts.stop.stop_token_ids = Arc::new((0..40).collect());
     RequestParts { strategy: Strategy::Beams { width, n_best, kind }, logprobs: Some(1), ..parts }
 }
 
 /// Stop strings that come up, in place of stop tokens.
 fn stopped_by(mut parts: RequestParts) -> RequestParts {
-    parts.stop.stop_token_ids.clear();
-    parts.stop.stop_strings = STOPS.map(str::to_owned).to_vec();
+    parts.stop.stop_token_ids = Arc::default();
+    parts.stop.stop_strings = STOPS.map(str::to_owned).into();
     parts
 }
 
@@ -58,7 +60,7 @@ fn from_scratch(gpt: &Gpt, parts: &RequestParts) -> Vec<Hypothesis> {
     loop {
         for beam in 0..search.beams().len() {
             let ids = search.beams()[beam].token_ids.clone();
-            let text = [parts.prompt_ids.as_slice(), &ids].concat();
+            let text = [&parts.prompt_ids[..], &ids].concat();
             let mut table = cache.table();
             let logits = next_logits(gpt, &mut cache, &mut table, &text).unwrap();
             let completes = |id| {

@@ -7,7 +7,7 @@ use hearth_model::{tokenizer::EncodeOptions, weights::model_dir::LoadedModel};
 use hearth_server::{api::state::AppState, engine::Engine};
 use serde_json::{Value, json};
 
-use crate::support::{CHAT, EOS, MODEL, OPTIONS, Server, model, tokenizer};
+use crate::support::{CHAT, EOS, MODEL, OPTIONS, Server, engine, model, tokenizer};
 
 fn user(content: &str) -> Value {
     json!([{ "role": "user", "content": content }])
@@ -36,7 +36,7 @@ async fn a_chat_completion_has_openais_shape() {
 
 #[tokio::test]
 async fn messages_become_the_prompt_that_the_template_writes() {
-    let server = Server::start();
+    let server = Server::trusting(engine(OPTIONS));
     let prompt_of = |mut body: Value| {
         body["return_token_ids"] = json!(true);
         body["max_tokens"] = json!(1);
@@ -179,7 +179,7 @@ async fn an_answer_ends_with_the_context_if_nothing_else_ends_it() {
 
 #[tokio::test]
 async fn refusals_name_the_parameter_of_a_chat() {
-    let server = Server::start();
+    let server = Server::trusting(engine(OPTIONS));
     let tools = json!([{ "type": "function", "function": { "name": "f" } }]);
     let image = json!([{ "role": "user", "content": [{ "type": "image_url", "image_url": { "url": "x" } }] }]);
     let cases = [
@@ -231,10 +231,10 @@ async fn refusals_name_the_parameter_of_a_chat() {
 async fn a_model_without_a_template_says_so() {
     let bare = || Ok(LoadedModel { chat_template: None, ..model() });
     let engine = Engine::start(bare, OPTIONS).unwrap();
-    let server = Server { state: AppState::ready(MODEL, engine.clone()), engine };
+    let server = Server::trusting(engine);
     let answer = server.post_to(CHAT, json!({ "messages": user("x") }).to_string()).await;
     assert_eq!(answer.status, StatusCode::BAD_REQUEST);
-    assert!(answer.error().contains("the model has none\nhint: give one as `chat_template`"), "{}", answer.error());
+    assert!(answer.error().contains("the model has none\nhint: use `POST /v1/completions`"), "{}", answer.error());
     let own = json!({ "messages": user("x"), "max_tokens": 1, "chat_template": "{{ messages[0].content }}" });
     assert_eq!(server.chat(own).await["usage"]["prompt_tokens"], 1);
 }

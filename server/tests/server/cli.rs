@@ -14,6 +14,7 @@ use burn::tensor::Device;
 use hearth_model::{
     TokenId,
     generate::next_logits,
+    gpt::Gpt,
     kv_cache::KvCache,
     ops::KvDtype,
     sampling::SamplingParams,
@@ -67,10 +68,14 @@ fn endless_model_dir() -> TempDir {
 }
 
 fn save_model(eos_token_ids: &[TokenId], files: &[(&str, Vec<u8>)]) -> TempDir {
+    save_gpt(&gpt(), eos_token_ids, files)
+}
+
+pub(crate) fn save_gpt(gpt: &Gpt, eos_token_ids: &[TokenId], files: &[(&str, Vec<u8>)]) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let extra_files = files.iter().map(|(name, bytes)| ((*name).to_owned(), bytes.clone())).collect();
     let options = SaveOptions { eos_token_ids: eos_token_ids.to_vec(), extra_files, ..SaveOptions::default() };
-    save(dir.path(), &gpt(), &options).unwrap();
+    save(dir.path(), gpt, &options).unwrap();
     dir
 }
 

@@ -1,5 +1,7 @@
 //! What comes of parameters that meet: a behaviour, or a refusal that names both.
 
+use std::sync::Arc;
+
 use axum::http::StatusCode;
 use hearth_model::{
     sampling::{ChainStep, SamplingParams},
@@ -135,14 +137,14 @@ async fn a_dead_end_is_the_requests_fault() {
     let engine = engine(OPTIONS);
     // Behind `a`, which the bias writes, every token of the vocabulary makes up a bad word.
     let sampling = SamplingParams {
-        logit_bias: [(97, 100.0)].into(),
+        logit_bias: Arc::new([(97, 100.0)].into()),
         bad_words: (0..VOCAB_SIZE as u32).map(|id| vec![97, id]).collect(),
         ..SamplingParams::greedy()
     };
     for min_tokens in [0, 3] {
         let mut dead_end = parts(prompt(3, 1), 5, sampling.clone());
         dead_end.stop.min_tokens = min_tokens;
-        dead_end.stop.stop_token_ids = [EOS].into();
+        dead_end.stop.stop_token_ids = Arc::new([EOS].into());
         let mut events = engine.submit(vec![request(dead_end)]).unwrap();
         assert!(matches!(events.recv().await, Some((0, Event::Token { id: 97, .. }))));
         let end = events.recv().await.unwrap().1;

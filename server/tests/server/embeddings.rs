@@ -209,10 +209,10 @@ async fn what_cannot_be_embedded_is_refused_by_name() {
 
 #[tokio::test]
 async fn a_client_that_goes_frees_its_texts_and_a_full_queue_refuses() {
-    let options = EngineOptions { max_queue: 1, max_batch_size: 1, max_batch_tokens: 1, ..OPTIONS };
+    let options = EngineOptions { max_queue: 20, max_batch_size: 1, max_batch_tokens: 1, ..OPTIONS };
     let server = Server::with_options(options);
     let long = json!({ "input": vec![vec![97; 4000]; 20] }).to_string();
-    // All twenty share one place in the queue, which is free when the last of them starts.
+    // Each of the twenty has a place in the queue, which is free when it starts.
     let refused = tokio::select! {
         _ = server.post_to(PATH, long.clone()) => panic!("ended before the next request came"),
         refused = async {

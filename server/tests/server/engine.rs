@@ -1,6 +1,6 @@
 //! The engine alone: its tokens are those of the plain loop, whatever else runs; refusals, cancellation and failure.
 
-use std::{ops::ControlFlow, time::Duration};
+use std::{ops::ControlFlow, sync::Arc, time::Duration};
 
 use hearth_model::{
     TokenId,
@@ -22,7 +22,7 @@ pub(crate) const LIMITS: ModelLimits =
 
 pub(crate) fn parts(prompt_ids: Vec<TokenId>, max_tokens: usize, sampling: SamplingParams) -> RequestParts {
     let stop = StopConditions { max_tokens, ..StopConditions::default() };
-    RequestParts { prompt_ids, sampling, stop, ..RequestParts::default() }
+    RequestParts { prompt_ids: prompt_ids.into(), sampling, stop, ..RequestParts::default() }
 }
 
 pub(crate) fn request(parts: RequestParts) -> GenerateRequest {
@@ -62,6 +62,7 @@ pub(crate) async fn collect(mut events: EventStream, n_requests: usize) -> Vec<(
             Event::Refused { message, .. } | Event::Failed(message) => panic!("{message}"),
             Event::TimedOut(deadline) => panic!("{deadline:?} have passed"),
             Event::Stopped => panic!("the engine has been stopped"),
+            Event::Overrun => panic!("nobody has fallen behind"),
         }
     }
     outcomes
@@ -195,7 +196,7 @@ async fn a_stop_token_ends_the_text_and_min_tokens_holds_it_off() {
     let stopper = free[7];
     let first = free.iter().position(|&id| id == stopper).unwrap();
     let mut stopping = greedy.clone();
-    stopping.stop.stop_token_ids = [stopper, EOS].into();
+    stopping.stop.stop_token_ids = Arc::new([stopper, EOS].into());
     let events = engine.submit(vec![request(stopping.clone())]).unwrap();
     assert_eq!(collect(events, 1).await, [(free[..=first].to_vec(), Some(FinishReason::Stop))]);
     stopping.stop.min_tokens = first + 2;

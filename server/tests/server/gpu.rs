@@ -1,6 +1,8 @@
 //! Rows of logits on a GPU, of which a sampler gets as much as it needs: answers are those that whole rows give. A request
 //! for the model's own log-probabilities always gets whole rows, so each request is its own oracle.
 
+use std::sync::Arc;
+
 use hearth_model::{
     device::{DeviceChoice, choose},
     sampling::{ChainStep, SamplingParams},
@@ -48,22 +50,22 @@ fn few_and_all() -> Vec<RequestParts> {
         SamplingParams { seed: 3, ..SamplingParams::default() },
         SamplingParams { repetition_penalty: 1.3, repeat_last_n: Some(8), ..top_k(5, 4) },
         SamplingParams { frequency_penalty: 0.7, presence_penalty: 0.4, ..SamplingParams::greedy() },
-        SamplingParams { logit_bias: [(7, 6.0), (9, -100.0), (11, 5.5)].into(), ..top_k(3, 5) },
-        SamplingParams { bad_words: vec![vec![7], vec![8, 9]], ..top_k(255, 6) },
+        SamplingParams { logit_bias: Arc::new([(7, 6.0), (9, -100.0), (11, 5.5)].into()), ..top_k(3, 5) },
+        SamplingParams { bad_words: [vec![7], vec![8, 9]].into(), ..top_k(255, 6) },
         SamplingParams { samplers: vec![ChainStep::TopK, ChainStep::Temperature], ..top_k(60, 7) },
         SamplingParams { top_p: 0.5, seed: 8, ..SamplingParams::default() },
-        SamplingParams { allowed_token_ids: Some((20..60).collect()), ..SamplingParams::greedy() },
+        SamplingParams { allowed_token_ids: Some(Arc::new((20..60).collect())), ..SamplingParams::greedy() },
     ];
     let requests = samplings.into_iter().enumerate().map(|(index, sampling)| {
         let mut parts = parts(prompt(3 + 11 * index, index as u32), 20 + index, sampling);
-        parts.stop.stop_token_ids = [EOS, 10].into();
+        parts.stop.stop_token_ids = Arc::new([EOS, 10].into());
         parts.stop.min_tokens = 8 * (index % 3);
         parts.logprobs = (index % 4 == 1).then_some(3);
         parts.logprobs_mode = LogprobsMode::Processed;
         parts
     });
     // What is easy to guess from the first step on, before it is known what guesses cost.
-    let fives = SamplingParams { logit_bias: [(5, 100.0)].into(), ..SamplingParams::greedy() };
+    let fives = SamplingParams { logit_bias: Arc::new([(5, 100.0)].into()), ..SamplingParams::greedy() };
     [parts(vec![5; 20], 30, fives)].into_iter().chain(requests).collect()
 }
 

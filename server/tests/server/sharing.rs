@@ -1,6 +1,7 @@
 //! Requests that have a past in common: kept prefixes and forks. Tokens and log-probabilities are those of a request
 //! that shares nothing.
 
+use axum::http::{Request, StatusCode, header};
 use burn::tensor::Device;
 use hearth_model::{
     TokenId,
@@ -8,13 +9,18 @@ use hearth_model::{
     sampling::SamplingParams,
     weights::model_dir::LoadedModel,
 };
-use hearth_server::engine::{
-    Engine, EngineOptions, Event, EventStream, Speculation,
-    request::{GenerateRequest, RequestParts},
+use hearth_server::{
+    api::options::{ApiKeys, PrefixSharing},
+    engine::{
+        Engine, EngineOptions, Event, EventStream, Speculation,
+        prefix_cache::PrefixSalt,
+        request::{GenerateRequest, RequestParts},
+    },
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
+    edges::with_options,
     engine::{alone, mixed, parts, prompt, request, run},
     support::{self, OPTIONS, Server, config, engine, is_idle, metric, wait_for},
 };
@@ -40,7 +46,7 @@ async fn tell(mut events: EventStream, n_answers: usize) -> (Vec<Told>, usize) {
             }
             Event::PromptLogprobs(logprobs) => {
                 assert!(told.prompt_logprobs.is_empty(), "told once");
-                let bits = logprobs.into_iter().map(|logprobs| logprobs.map(|logprobs| logprobs.logprob.to_bits()));
+                let bits = logprobs.iter().map(|logprobs| logprobs.as_ref().map(|logprobs| logprobs.logprob.to_bits()));
                 told.prompt_logprobs = bits.collect();
             }
             Event::Finished { text, cached_tokens, .. } => {
@@ -97,11 +103,11 @@ async fn kept_prefixes_change_nothing_but_the_work() {
     assert_eq!(n_computed, n_tokens as f64);
     assert_eq!(metric(&engine, "prefix_cache_hits_total"), 6.0 * 96.0);
     // What was generated is kept too: a prompt that goes on from an answer.
-    let continued = [requests[0].prompt_ids.as_slice(), &fresh[0].token_ids].concat();
+    let continued = [&requests[0].prompt_ids[..], &fresh[0].token_ids].concat();
     let (_, n_cached) = answers(&engine, &[parts(continued, 1, SamplingParams::greedy())]).await;
     assert_eq!(n_cached, 128, "of 130 tokens, the last of which was never computed");
     // Another salt shares nothing, with itself it does.
-    let salted = RequestParts { cache_salt: Some("mine".into()), ..requests[0].clone() };
+    let salted = RequestParts { prefix_salt: Some(PrefixSalt::of_request("mine")), ..requests[0].clone() };
     for expected in [0, 96] {
         let (told, n_cached) = answers(&engine, std::slice::from_ref(&salted)).await;
         assert_eq!((told.as_slice(), n_cached), (&fresh[..1], expected));
@@ -259,4 +265,56 @@ async fn usage_tells_what_was_cached() {
         assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], expected);
         assert_eq!(answer["usage"]["prompt_tokens"], 40);
     }
+}
+
+/// Tokens of a prompt that a request with this key, and this salt if any, finds computed.
+async fn cached_tokens(server: &Server, key: &str, salt: Value) -> Value {
+    let body = json!({ "prompt": prompt(40, 1), "max_tokens": 1, "cache_salt": salt }).to_string();
+    let request = Request::post("/v1/completions")
+        .header(header::CONTENT_TYPE, "application/json")
+        .header(header::AUTHORIZATION, format!("Bearer {key}"));
+    let answer = server.send(request.body(body.into()).unwrap()).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+    answer.json()["usage"]["prompt_tokens_details"]["cached_tokens"].clone()
+}
+
+#[tokio::test]
+async fn keys_do_not_tell_each_other_what_they_have_asked() {
+    let keys = || ApiKeys::new(["sk-one", "sk-two"]).unwrap();
+    let apart = with_options(|options| options.keys = keys());
+    for (key, salt, expected) in [
+        ("sk-one", Value::Null, 0),
+        ("sk-two", Value::Null, 0),
+        ("sk-one", Value::Null, 32),
+        ("sk-two", Value::Null, 32),
+        // A salt of the request takes the place of the key's: it joins whoever knows it.
+        ("sk-one", json!("secret"), 0),
+        ("sk-two", json!("secret"), 32),
+        ("sk-two", json!("other"), 0),
+        // The names of keys are no salts.
+        ("sk-two", json!("sk-one"), 0),
+        ("sk-two", json!("key:sk-one"), 0),
+    ] {
+        assert_eq!(cached_tokens(&apart, key, salt.clone()).await, expected, "{key} {salt}");
+    }
+    let shared = with_options(|options| {
+        options.keys = keys();
+        options.prefix_sharing = PrefixSharing::BetweenKeys;
+    });
+    for (key, salt, expected) in [
+        ("sk-one", Value::Null, 0),
+        ("sk-two", Value::Null, 32),
+        ("sk-one", json!("secret"), 0),
+        ("sk-one", json!("secret"), 32),
+    ] {
+        assert_eq!(cached_tokens(&shared, key, salt.clone()).await, expected, "{key} {salt}");
+    }
+    // With one key, given twice, there is nobody to hide from: its pages have the names of those without a salt.
+    let one = with_options(|options| options.keys = ApiKeys::new(["sk-one", "sk-one"]).unwrap());
+    assert_eq!(cached_tokens(&one, "sk-one", Value::Null).await, 0);
+    let unsalted = parts(prompt(40, 1), 1, SamplingParams::greedy());
+    assert_eq!(answers(&one.engine, std::slice::from_ref(&unsalted)).await.1, 32);
+    assert_eq!(answers(&apart.engine, std::slice::from_ref(&unsalted)).await.1, 0, "salted pages are nobody else's");
+    let of_key = RequestParts { prefix_salt: Some(PrefixSalt::of_key(b"sk-one")), ..unsalted };
+    assert_eq!(answers(&apart.engine, &[of_key]).await.1, 32, "the salt is that of the documentation");
 }

@@ -56,18 +56,16 @@ const MALFORMED: [&str; 5] =
     ["", "{\"prompt\": [", r#"{"prompt": "x", "n": -1}"#, r#"{"prompt": [99999]}"#, r#"{"prompt": "x", "seed": "s"}"#];
 
 /// The served process.
-struct Server {
+pub(crate) struct Server {
     child: Child,
     address: String,
 }
 
 impl Server {
-    fn start(model: &std::path::Path) -> Self {
+    pub(crate) fn start(model: &std::path::Path, args: &[&str]) -> Self {
         let model = model.to_str().unwrap();
-        // 20 pages: enough for one of each kind, not for all that run, so that some are preempted.
-        let mut command =
-            hearth(&["serve", "--port", "0", "--device", "cpu", "--model", model, "--kv-cache-tokens", "320"]);
-        command.args(["--max-batch-size", "8", "--max-batch-tokens", "64", "--max-queue", "1024"]);
+        let mut command = hearth(&["serve", "--port", "0", "--device", "cpu", "--model", model]);
+        command.args(args);
         let mut child = command.spawn().unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap());
         let address =
@@ -90,7 +88,7 @@ impl Server {
     }
 
     /// Status and body.
-    fn answer(&self, head: &str, body: &str) -> (u16, String) {
+    pub(crate) fn answer(&self, head: &str, body: &str) -> (u16, String) {
         let mut answer = Vec::new();
         self.send(head, body).read_to_end(&mut answer).unwrap();
         let answer = String::from_utf8(answer).unwrap();
@@ -118,8 +116,18 @@ impl Server {
 
     /// Resident memory in megabytes, where the system tells.
     fn resident_megabytes(&self) -> Option<f64> {
+        self.megabytes("VmRSS:")
+    }
+
+    /// The most resident memory so far.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn peak_megabytes(&self) -> Option<f64> {
+        self.megabytes("VmHWM:")
+    }
+
+    fn megabytes(&self, name: &str) -> Option<f64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
         Some(line.split_whitespace().next()?.parse::<f64>().ok()? / 1024.0)
     }
 }
@@ -131,13 +139,15 @@ impl Drop for Server {
     }
 }
 
-const COMPLETIONS: &str = "POST /v1/completions";
+pub(crate) const COMPLETIONS: &str = "POST /v1/completions";
 
 #[test]
 fn a_soak_leaves_nothing_behind() {
     let n_requests = std::env::var("HEARTH_SOAK").map_or(N_REQUESTS, |n| n.parse().expect("HEARTH_SOAK is a number"));
     let dir = model_dir();
-    let mut server = Server::start(dir.path());
+    // 20 pages: enough for one of each kind, not for all that run, so that some are preempted.
+    let args = ["--kv-cache-tokens", "320", "--max-batch-size", "8", "--max-batch-tokens", "64"];
+    let mut server = Server::start(dir.path(), &args);
     let bodies = bodies();
     let mut expected = Vec::new();
     for body in &bodies {

@@ -1,5 +1,7 @@
 //! Speculative decoding: whatever is guessed, answers are the same to the last bit, and guesses that are right come free.
 
+use std::sync::Arc;
+
 use burn::tensor::Device;
 use hearth_model::{
     sampling::{Mirostat, MirostatVersion, SamplingParams},
@@ -44,7 +46,7 @@ pub(crate) fn repetitive() -> Vec<RequestParts> {
         SamplingParams { repetition_penalty: 1.05, frequency_penalty: 0.05, ..cold.clone() },
         SamplingParams { top_p: 0.8, min_p: 0.05, ..cold.clone() },
         SamplingParams { mirostat, ..cold },
-        SamplingParams { logit_bias: [(7, 3.0), (9, 3.0)].into(), ..SamplingParams::greedy() },
+        SamplingParams { logit_bias: Arc::new([(7, 3.0), (9, 3.0)].into()), ..SamplingParams::greedy() },
     ];
     let requests = samplings.into_iter().enumerate().map(|(index, sampling)| {
         let period = prompt(5 + 3 * index, index as u32);
@@ -115,7 +117,7 @@ async fn a_draft_model_of_one_mind_is_always_right() {
 async fn right_guesses_save_steps_and_are_counted() {
     let engine = engine(LOOKUP, 0.0, OPTIONS);
     // Nothing but one token, over and over.
-    let sampling = SamplingParams { logit_bias: [(5, 100.0)].into(), ..SamplingParams::greedy() };
+    let sampling = SamplingParams { logit_bias: Arc::new([(5, 100.0)].into()), ..SamplingParams::greedy() };
     let (told, _) = answers(&engine, &[parts(vec![5; 20], 100, sampling)]).await;
     assert_eq!(told[0].token_ids, vec![5; 100]);
     wait_for(&engine, is_idle).await;

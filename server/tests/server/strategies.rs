@@ -1,7 +1,7 @@
 //! Every strategy and every sampling parameter by request fields alone: the tokens are those of the plain loop with the
 //! same parameters, and not those without them. What each parameter does to a distribution is in the model's tests.
 
-use std::ops::ControlFlow;
+use std::{ops::ControlFlow, sync::Arc};
 
 use hearth_model::{
     TokenId,
@@ -58,7 +58,7 @@ fn parameters() -> Vec<(Value, SamplingParams)> {
         (0..=EOS).filter(holds).collect()
     };
     let breakers = ["\n", ":", "\"", "*"].into_iter().flat_map(tokens_with).collect();
-    let dry = Dry { multiplier: 2.0, sequence_breakers: breakers, ..Dry::default() };
+    let dry = Dry { multiplier: 2.0, sequence_breakers: Arc::new(breakers), ..Dry::default() };
     let mirostat = |version| Some(Mirostat { version, ..Mirostat::default() });
     let order = vec![ChainStep::TopP, ChainStep::Temperature];
     vec![
@@ -96,7 +96,7 @@ fn parameters() -> Vec<(Value, SamplingParams)> {
         (json!({ "frequency_penalty": 2 }), with(&|params| params.frequency_penalty = 2.0)),
         (
             json!({ "dry_multiplier": 2, "logit_bias": { "97": 4, "98": 4 } }),
-            with(&|params| (params.dry, params.logit_bias) = (dry.clone(), [(97, 4.0), (98, 4.0)].into())),
+            with(&|params| (params.dry, params.logit_bias) = (dry.clone(), Arc::new([(97, 4.0), (98, 4.0)].into()))),
         ),
         (
             json!({
@@ -104,27 +104,27 @@ fn parameters() -> Vec<(Value, SamplingParams)> {
                 "dry_sequence_breakers": ["q"], "logit_bias": { "97": 5, "98": 5 },
             }),
             with(&|params| {
-                params.logit_bias = [(97, 5.0), (98, 5.0)].into();
+                params.logit_bias = Arc::new([(97, 5.0), (98, 5.0)].into());
                 params.dry = Dry {
                     multiplier: 2.0,
                     base: 1.2,
                     allowed_length: 1,
                     penalty_last_n: Some(9),
-                    sequence_breakers: tokens_with("q").into_iter().collect(),
+                    sequence_breakers: Arc::new(tokens_with("q").into_iter().collect()),
                 };
             }),
         ),
         (
             json!({ "logit_bias": { "101": 3.5, "32": -100 } }),
-            with(&|params| params.logit_bias = [(101, 3.5), (32, -100.0)].into()),
+            with(&|params| params.logit_bias = Arc::new([(101, 3.5), (32, -100.0)].into())),
         ),
         (
             json!({ "allowed_token_ids": [97, 98, 99, 256] }),
-            with(&|params| params.allowed_token_ids = Some([97, 98, 99, 256].into())),
+            with(&|params| params.allowed_token_ids = Some(Arc::new([97, 98, 99, 256].into()))),
         ),
         (
             json!({ "bad_words": ["e"], "top_k": 3 }),
-            with(&|params| (params.bad_words, params.top_k) = (vec![ids("e"), ids(" e")], 3)),
+            with(&|params| (params.bad_words, params.top_k) = ([ids("e"), ids(" e")].into(), 3)),
         ),
         (
             json!({ "samplers": ["top_p", "temperature"], "temperature": 1.8, "top_p": 0.5 }),

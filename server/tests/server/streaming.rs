@@ -220,7 +220,7 @@ async fn failed_inference_ends_every_request_with_an_error_and_then_the_server()
     let wrong = ModelLimits { vocab_size: 100_000, max_seq_len: 100, max_batch_size: 1, n_pages: 10 };
     let stop = StopConditions { max_tokens: 1, ..StopConditions::default() };
     let sampling = SamplingParams::greedy();
-    let parts = RequestParts { prompt_ids: vec![99_999], sampling, stop, priority: -1, ..RequestParts::default() };
+    let parts = RequestParts { prompt_ids: [99_999].into(), sampling, stop, priority: -1, ..RequestParts::default() };
     let _poison = live.server.engine.submit(vec![GenerateRequest::new(parts, &wrong).unwrap()]).unwrap();
     live.server.wait_for(|stats| stats.waiting == 3).await;
     drop(leaving);

@@ -17,7 +17,11 @@ use hearth_model::{
     weights::model_dir::LoadedModel,
 };
 use hearth_server::{
-    api::{router::app, state::AppState},
+    api::{
+        options::{ApiOptions, RequestTemplates},
+        router::app,
+        state::AppState,
+    },
     engine::{Engine, EngineOptions, EngineStats, Speculation},
 };
 use http_body_util::BodyExt;
@@ -34,7 +38,7 @@ pub(crate) const MAX_SEQ_LEN: usize = 8192;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) const OPTIONS: EngineOptions = EngineOptions {
-    max_queue: 64,
+    max_queue: 2048,
     max_batch_size: 8,
     max_batch_tokens: 64,
     kv_cache_tokens: Some(4 * MAX_SEQ_LEN),
@@ -190,6 +194,14 @@ impl Server {
     pub(crate) fn with_options(options: EngineOptions) -> Self {
         let engine = engine(options);
         Self { state: AppState::ready(MODEL, engine.clone()), engine }
+    }
+
+    /// The same, taking chat templates from requests.
+    pub(crate) fn trusting(engine: Engine) -> Self {
+        let options = ApiOptions { request_templates: RequestTemplates::Trusted, ..ApiOptions::default() };
+        let state = AppState::loading_with(MODEL, options);
+        state.set_engine(engine.clone());
+        Self { engine, state }
     }
 
     /// The answer to a request to `localhost`, if it does not name another host.

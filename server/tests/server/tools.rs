@@ -4,12 +4,12 @@ use std::path::Path;
 
 use axum::http::StatusCode;
 use hearth_model::{chat::ChatTemplate, tokenizer::EncodeOptions, weights::model_dir::LoadedModel};
-use hearth_server::{api::state::AppState, engine::Engine};
+use hearth_server::engine::Engine;
 use serde_json::{Value, json};
 
 use crate::{
     structured::{check, schemas},
-    support::{CHAT, MODEL, OPTIONS, Server, model, tokenizer},
+    support::{CHAT, OPTIONS, Server, model, tokenizer},
 };
 
 /// Templates as the families have them, cut short.
@@ -32,7 +32,7 @@ fn server(template: &'static str) -> Server {
         Ok(LoadedModel { chat_template, ..model() })
     };
     let engine = Engine::start(load, OPTIONS).unwrap();
-    Server { state: AppState::ready(MODEL, engine.clone()), engine }
+    Server::trusting(engine)
 }
 
 fn user() -> Value {

@@ -5,6 +5,7 @@
 use std::{
     cell::Cell,
     collections::{BTreeMap, BTreeSet},
+    sync::Arc,
 };
 
 use burn::tensor::{Device, TensorData};
@@ -192,9 +193,9 @@ fn params() -> impl Strategy<Value = SamplingParams> {
             repeat_last_n,
             presence_penalty,
             frequency_penalty,
-            logit_bias,
-            allowed_token_ids,
-            bad_words,
+            logit_bias: Arc::new(logit_bias),
+            allowed_token_ids: allowed_token_ids.map(Arc::new),
+            bad_words: bad_words.into(),
             dry,
             seed,
             ..SamplingParams::default()
@@ -259,8 +260,8 @@ fn parts_are_asked_for_where_few_tokens_can_come() {
     assert_eq!(needs(&greedy), best(1, &[]));
     assert_eq!(needs(&top_k), best(40, &[]));
     assert_eq!(needs(&SamplingParams { top_p: 0.9, min_p: 0.1, ..top_k.clone() }), best(40, &[]), "they come behind");
-    assert_eq!(needs(&SamplingParams { logit_bias: [(9, 1.0)].into(), ..top_k.clone() }), best(40, &[9]));
-    assert_eq!(needs(&SamplingParams { bad_words: vec![vec![7, 8]], ..greedy.clone() }), best(1, &[8]));
+    assert_eq!(needs(&SamplingParams { logit_bias: Arc::new([(9, 1.0)].into()), ..top_k.clone() }), best(40, &[9]));
+    assert_eq!(needs(&SamplingParams { bad_words: [vec![7, 8]].into(), ..greedy.clone() }), best(1, &[8]));
     assert_eq!(needs(&SamplingParams { frequency_penalty: 0.5, ..greedy.clone() }), best(1, &[3, 4, 5]));
     assert_eq!(needs(&SamplingParams { repetition_penalty: 1.1, ..greedy.clone() }), best(1, &[1, 2, 3, 4, 5]));
     let barred = Sampler::new(greedy, 0, &[]).needs(&[6, 7].into(), &[]);
@@ -269,10 +270,10 @@ fn parts_are_asked_for_where_few_tokens_can_come() {
         SamplingParams::default(),
         SamplingParams { top_p: 0.9, ..SamplingParams::default() },
         SamplingParams { top_k: 257, ..top_k.clone() },
-        SamplingParams { logit_bias: (0..217).map(|id| (id, 1.0)).collect(), ..top_k.clone() },
+        SamplingParams { logit_bias: Arc::new((0..217).map(|id| (id, 1.0)).collect()), ..top_k.clone() },
         SamplingParams { dynatemp_range: 0.1, ..top_k.clone() },
         SamplingParams { top_n_sigma: 1.0, ..top_k.clone() },
-        SamplingParams { allowed_token_ids: Some([1].into()), ..top_k.clone() },
+        SamplingParams { allowed_token_ids: Some(Arc::new([1].into())), ..top_k.clone() },
         SamplingParams {
             samplers: vec![ChainStep::TopP, ChainStep::Temperature, ChainStep::TopK],
             top_p: 0.5,

@@ -52,13 +52,11 @@ struct Guessing<'a> {
 
 impl Guessing<'_> {
     /// What it computes next: what it lacks of the text, or the last guess.
-    fn input(&self, room: usize) -> &[TokenId] {
-        let known = self.job.sequence.token_ids();
-        let lacking = known.get(self.table.len()..).unwrap_or_default();
-        if lacking.is_empty() {
-            self.token_ids.get(self.table.len() - known.len()..).unwrap_or_default()
-        } else {
-            &lacking[..lacking.len().min(room)]
+    fn input(&self, room: usize) -> Vec<TokenId> {
+        let (known, start) = (self.job.sequence.token_ids(), self.table.len());
+        match start.checked_sub(known.len()) {
+            None => known.range(start..known.len()).take(room).collect(),
+            Some(start) => self.token_ids.get(start..).unwrap_or_default().to_vec(),
         }
     }
 
@@ -89,7 +87,7 @@ impl DraftModel {
             let n_known = job.sequence.token_ids().len();
             // The last guess is never computed.
             job.n_tokens = job.n_tokens.min(room).min((self.max_seq_len + 1).saturating_sub(n_known));
-            if job.n_tokens == 0 || !job.sequence.token_ids().iter().all(|&id| self.knows(id)) {
+            if job.n_tokens == 0 || !job.sequence.token_ids().range(0..n_known).all(|id| self.knows(id)) {
                 continue;
             }
             room -= job.n_tokens;
@@ -150,7 +148,7 @@ impl DraftModel {
         let (mut inputs, mut ends, mut in_round, mut needs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let mut n_rows = 0;
         for (index, one) in guessing.iter_mut().enumerate().filter(|(_, one)| !one.is_done) {
-            let token_ids = one.input(room).to_vec();
+            let token_ids = one.input(room);
             if token_ids.is_empty() {
                 // Others catch up first.
                 one.is_done = true;

@@ -4,6 +4,8 @@
 
 use hearth_model::TokenId;
 
+use crate::engine::token_ids::TokenIds;
+
 /// A single token in common says nothing.
 const MIN_MATCH: usize = 2;
 
@@ -21,11 +23,11 @@ pub(super) struct Found {
 
 /// Looks for the longest end of the text that appeared before, the latest among equals, and gives the `n` tokens that
 /// followed there. Where the text ends before that, they go on as they began: a repetition is guessed to go on.
-pub(super) fn look_up(text: &[TokenId], n: usize) -> Option<Found> {
+pub(super) fn look_up(text: TokenIds<'_>, n: usize) -> Option<Found> {
     let mut best = (0, 0);
     for end in (1..text.len()).rev() {
-        let (before, whole) = (text.get(..end)?.iter().rev(), text.iter().rev());
-        let n_matched = before.zip(whole).take(MAX_MATCH).take_while(|(a, b)| a == b).count();
+        let is_alike = |back: &usize| text.get(end - back) == text.get(text.len() - back);
+        let n_matched = (1..=end.min(MAX_MATCH)).take_while(is_alike).count();
         if n_matched > best.0 {
             best = (n_matched, end);
             if n_matched == MAX_MATCH {
@@ -37,8 +39,7 @@ pub(super) fn look_up(text: &[TokenId], n: usize) -> Option<Found> {
     if n_matched < MIN_MATCH {
         return None;
     }
-    let period = text.get(end..)?;
-    Some(Found { n_matched, token_ids: period.iter().copied().cycle().take(n).collect() })
+    Some(Found { n_matched, token_ids: text.range(end..text.len()).cycle().take(n).collect() })
 }
 
 #[cfg(test)]
@@ -47,7 +48,7 @@ mod tests {
 
     fn guess(text: &str, n: usize) -> Option<String> {
         let ids: Vec<TokenId> = text.bytes().map(TokenId::from).collect();
-        look_up(&ids, n).map(|found| found.token_ids.iter().map(|&id| id as u8 as char).collect())
+        look_up(TokenIds::of(&ids), n).map(|found| found.token_ids.iter().map(|&id| id as u8 as char).collect())
     }
 
     #[test]

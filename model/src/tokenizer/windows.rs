@@ -1,0 +1,238 @@
+//! Long texts, read a window at a time: the library takes up to two hundred bytes of memory for each of a text.
+//!
+//! That needs a tokenizer that cuts a text into words by what is next to each cut alone, so that it may go on from any of
+//! them as if the text began there. Byte-level ones do, as most models have; others read a text as a whole.
+
+use tokenizers::{
+    NormalizerWrapper, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizerWrapper, SplitDelimiterBehavior,
+    pre_tokenizers::split::SplitPattern,
+};
+
+use super::{Tokenizer, from_library, ids_of};
+use crate::{
+    TokenId,
+    error::{Error, Result},
+};
+
+/// Bytes of a window.
+pub(super) const WINDOW_BYTES: usize = 1 << 17;
+
+/// Bytes and words at the end of a window which what comes behind it may change: a special token that is cut in two, a
+/// run of spaces that goes on.
+const MARGIN_BYTES: usize = 1 << 10;
+const MARGIN_WORDS: usize = 8;
+
+impl Tokenizer {
+    /// The ids of a text, of which `read` gives a part as the library's stages take it. It is read in windows of so many
+    /// bytes, if that makes no difference.
+    pub(super) fn ids_in_windows(
+        &self,
+        mut text: &str,
+        window_bytes: usize,
+        read: impl Fn(&str) -> Result<PreTokenizedString>,
+    ) -> Result<Vec<TokenId>> {
+        let mut ids = Vec::new();
+        let mut n_bytes = if self.inner.may_go_on { window_bytes } else { text.len() };
+        while text.len() > n_bytes {
+            let window = text.get(..text.floor_char_boundary(n_bytes)).unwrap_or(text);
+            let mut split = read(window)?;
+            self.pre_tokenize(&mut split)?;
+            let n_settled = settled(&split, window);
+            if n_settled == 0 {
+                // One word that is longer than the window.
+                n_bytes = self.bounded(n_bytes.saturating_mul(2))?;
+                continue;
+            }
+            let is_settled = |end: usize| end <= n_settled;
+            split
+                .tokenize(|piece| match is_settled(piece.offsets_original().1) {
+                    true => Ok(self.tokenize_piece(piece)?),
+                    false => Ok(Vec::new()),
+                })
+                .map_err(from_library)?;
+            for (_, (_, end), tokens) in split.get_splits(OffsetReferential::Original, OffsetType::Byte) {
+                if is_settled(end) {
+                    ids.extend(tokens.iter().flatten().map(|token| token.id));
+                }
+            }
+            text = text.get(n_settled..).unwrap_or_default();
+            n_bytes = window_bytes;
+        }
+        self.bounded(text.len())?;
+        ids.extend(ids_of(&self.tokenize(read(text)?)?));
+        Ok(ids)
+    }
+
+    /// So many bytes, if they may be read at once.
+    fn bounded(&self, n_bytes: usize) -> Result<usize> {
+        let longest = self.longest_word;
+        if n_bytes <= longest.max(WINDOW_BYTES) {
+            return Ok(n_bytes);
+        }
+        Err(Error::Tokenizer {
+            what: format!("the text has no end of a word within {longest} bytes, the most that are read at once"),
+            hint: "send less text, or token ids".into(),
+        })
+    }
+}
+
+/// Where the last word ends that nothing behind the window can change, and that a character follows which no normalizer
+/// joins with the one before it.
+fn settled(split: &PreTokenizedString, window: &str) -> usize {
+    let words = split.get_splits(OffsetReferential::Original, OffsetType::Byte);
+    let mut ends = words.iter().rev().skip(MARGIN_WORDS).map(|(_, (_, end), _)| *end);
+    let next = |end: usize| window.get(end..).and_then(|rest| rest.chars().next());
+    ends.find(|&end| end + MARGIN_BYTES <= window.len() && next(end).is_some_and(starts_anew)).unwrap_or(0)
+}
+
+/// Of ASCII, and of the scripts that write no spaces: no accent, no part of a syllable.
+fn starts_anew(character: char) -> bool {
+    matches!(
+        character,
+        '\0'..='\u{7f}'
+            | '\u{3001}'..='\u{3029}'
+            | '\u{3041}'..='\u{3096}'
+            | '\u{30a1}'..='\u{30fa}'
+            | '\u{3400}'..='\u{9fff}'
+            | '\u{ac00}'..='\u{d7a3}'
+    )
+}
+
+/// Whether a text may be gone on with from the end of any of its words as if it began there.
+pub(super) fn may_go_on(library: &tokenizers::Tokenizer) -> bool {
+    let is_composed_only = matches!(library.get_normalizer(), None | Some(NormalizerWrapper::NFC(_)));
+    let steps = match library.get_pre_tokenizer() {
+        Some(PreTokenizerWrapper::Sequence(steps)) => steps.as_ref(),
+        Some(step) => std::slice::from_ref(step),
+        None => &[],
+    };
+    let cuts_alike = match steps {
+        [PreTokenizerWrapper::ByteLevel(bytes)] => bytes.use_regex && !bytes.add_prefix_space,
+        [PreTokenizerWrapper::Digits(_), PreTokenizerWrapper::ByteLevel(bytes)] => {
+            bytes.use_regex && !bytes.add_prefix_space
+        }
+        [PreTokenizerWrapper::Split(split), PreTokenizerWrapper::ByteLevel(bytes)] => {
+            let keeps_all = matches!(split.behavior, SplitDelimiterBehavior::Isolated) && !split.invert;
+            keeps_all && !looks_back(&split.pattern) && !bytes.use_regex && !bytes.add_prefix_space
+        }
+        _ => false,
+    };
+    is_composed_only && cuts_alike
+}
+
+/// Whether a pattern may ask what is before a word, or where the text begins.
+fn looks_back(pattern: &SplitPattern) -> bool {
+    match pattern {
+        SplitPattern::String(_) => false,
+        SplitPattern::Regex(regex) => {
+            let begins = regex.starts_with('^') || ["(^", "|^", ":^"].iter().any(|start| regex.contains(start));
+            begins || ["(?<", "\\b", "\\B", "\\A", "\\G", "\\K"].iter().any(|sign| regex.contains(sign))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use std::path::Path;
+
+    use proptest::prelude::*;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::tokenizer::EncodeOptions;
+
+    const LLAMA_3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+    /// Every byte is a token, and there are some merges; cut into words by `pre_tokenizer`.
+    fn tokenizer(pre_tokenizer: Value, normalizer: Value) -> Tokenizer {
+        let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
+        let mut stand_ins = 256..;
+        let alphabet = (0..=255u8).map(|byte| {
+            let code = if printable(byte) { u32::from(byte) } else { stand_ins.next().unwrap() };
+            char::from_u32(code).unwrap().to_string()
+        });
+        let mut vocab: serde_json::Map<String, Value> = alphabet.zip((0..).map(Value::from)).collect();
+        let merges = [("\u{120}", "\u{120}"), ("\u{120}", "a"), ("1", "2"), ("a", "b"), ("\u{10a}", "\u{10a}")];
+        for (left, right) in merges {
+            let id = vocab.len();
+            vocab.insert(format!("{left}{right}"), id.into());
+        }
+        let json = json!({
+            "added_tokens": [{
+                "id": vocab.len(), "content": "<|end|>", "special": true,
+                "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+            }],
+            "normalizer": normalizer, "pre_tokenizer": pre_tokenizer,
+            "decoder": { "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true },
+            "model": { "type": "BPE", "vocab": vocab, "merges": merges.map(|(left, right)| [left, right]) },
+        });
+        Tokenizer::from_json(json.to_string().as_bytes(), None, Path::new("tokenizer.json")).unwrap()
+    }
+
+    fn byte_level(use_regex: bool) -> Value {
+        json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex })
+    }
+
+    fn of_families() -> [Tokenizer; 3] {
+        let split =
+            json!({ "type": "Split", "pattern": { "Regex": LLAMA_3 }, "behavior": "Isolated", "invert": false });
+        let digits = json!({ "type": "Digits", "individual_digits": true });
+        let sequence = |first: Value, second: Value| json!({ "type": "Sequence", "pretokenizers": [first, second] });
+        [
+            tokenizer(byte_level(true), Value::Null),
+            tokenizer(sequence(digits, byte_level(true)), Value::Null),
+            tokenizer(sequence(split, byte_level(false)), json!({ "type": "NFC" })),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 8, ..ProptestConfig::default() })]
+        #[test]
+        fn windows_make_no_difference(
+            parts in prop::collection::vec(
+                prop_oneof![
+                    "[ab12 \n\r\t.,'s]{0,60}", "\\PC{0,8}", " {0,3000}", "\n{0,2000}", "(\n {0,40}){0,60}", "[ab]{0,2500}",
+                    "[0-9]{0,2000}", "(e\u{301}\u{323}|x\u{323}\u{301}){0,20}", Just("<|end|>".to_owned()), "(a |b\n){0,500}",
+                ],
+                40..200,
+            ),
+        ) {
+            let text = parts.concat();
+            for tokenizer in of_families() {
+                prop_assert!(tokenizer.inner.may_go_on);
+                let library = &tokenizer.inner.library;
+                let read =
+                    |text: &str| Ok(library.get_added_vocabulary().extract_and_normalize(library.get_normalizer(), text));
+                let whole = tokenizer.ids_in_windows(&text, usize::MAX, read).unwrap();
+                prop_assert_eq!(tokenizer.ids_in_windows(&text, 1 << 12, read).unwrap(), whole);
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_cut_is_bounded() {
+        const LONGEST: usize = 1 << 18;
+        let whole = tokenizer(Value::Null, Value::Null);
+        assert!(!whole.inner.may_go_on);
+        let [gpt_2, ..] = of_families();
+        let (words, word) = ("a ".repeat(LONGEST), "a".repeat(2 * LONGEST));
+        for (tokenizer, text) in [(whole, &word), (gpt_2.clone(), &word)] {
+            assert!(tokenizer.encode(text, EncodeOptions::TEXT).is_ok());
+            let bounded = tokenizer.with_longest_word(LONGEST);
+            let error = bounded.encode(text, EncodeOptions::TEXT).unwrap_err().to_string();
+            assert!(error.contains(&format!("within {LONGEST} bytes")) && error.contains("hint: "), "{error}");
+        }
+        assert!(gpt_2.with_longest_word(LONGEST).encode(&words, EncodeOptions::TEXT).is_ok());
+    }
+
+    #[test]
+    fn patterns_that_look_back_are_read_as_a_whole() {
+        let pattern = |regex: &str| SplitPattern::Regex(regex.to_owned());
+        assert!(!looks_back(&pattern(LLAMA_3)));
+        for regex in ["(?<=a)b", "(?<!a)b", "\\bword", "^a", "a|^b", "(?:^a)"] {
+            assert!(looks_back(&pattern(regex)), "{regex}");
+        }
+    }
+}

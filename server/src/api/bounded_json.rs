@@ -1,0 +1,210 @@
+//! JSON parsed within a bound on the memory that it becomes: `[0],` is 4 bytes as text, and 400 as a list within a list.
+
+use std::{cell::Cell, fmt, mem::size_of};
+
+use serde::{
+    Deserializer as _,
+    de::{self, DeserializeSeed, MapAccess, SeqAccess, Visitor},
+};
+use serde_json::{Deserializer, Map, Number, Value};
+
+/// Fields that may hold a token id in every second byte of the body.
+const TOKEN_FIELDS: [&str; 3] = ["prompt", "input", "tokens"];
+
+/// Bytes that they may become, for each byte of the largest body: a number takes 72, and a list is up to a quarter
+/// longer than what is in it.
+const TOKEN_BYTES_PER_BYTE: usize = 48;
+
+/// The same for all other fields together, texts not counted.
+const OTHER_BYTES_PER_BYTE: usize = 8;
+
+/// A member of an object: its name, its value and its place, in a table that may be half empty.
+const MEMBER_BYTES: usize = 2 * (size_of::<String>() + size_of::<Value>() + 2 * size_of::<usize>()) + 16;
+
+/// Why there is no JSON.
+#[derive(Debug)]
+pub(super) enum BadJson {
+    /// It is something else, or has a mistake.
+    Malformed(serde_json::Error),
+    /// It has too many values. How many bytes they may take in memory.
+    TooManyValues(usize),
+}
+
+/// Parses a body, of at most `max_body_bytes` as all bodies are.
+pub(super) fn parse(body: &[u8], max_body_bytes: usize) -> Result<Value, BadJson> {
+    let rooms = Rooms {
+        tokens: Room::new(max_body_bytes.saturating_mul(TOKEN_BYTES_PER_BYTE)),
+        others: Room::new(max_body_bytes.saturating_mul(OTHER_BYTES_PER_BYTE)),
+    };
+    let mut deserializer = Deserializer::from_slice(body);
+    let parsed = deserializer.deserialize_any(Body(&rooms)).and_then(|value| deserializer.end().map(|()| value));
+    parsed.map_err(|error| match [&rooms.tokens, &rooms.others].into_iter().find(|room| room.is_exhausted.get()) {
+        Some(room) => BadJson::TooManyValues(room.total),
+        None => BadJson::Malformed(error),
+    })
+}
+
+/// Memory that values may take.
+struct Room {
+    total: usize,
+    left: Cell<usize>,
+    is_exhausted: Cell<bool>,
+}
+
+struct Rooms {
+    tokens: Room,
+    others: Room,
+}
+
+impl Room {
+    fn new(total: usize) -> Self {
+        Self { total, left: Cell::new(total), is_exhausted: Cell::new(false) }
+    }
+
+    fn take<E: de::Error>(&self, n_bytes: usize) -> Result<(), E> {
+        let left = self.left.get().checked_sub(n_bytes);
+        self.is_exhausted.set(left.is_none());
+        left.map(|left| self.left.set(left)).ok_or_else(|| E::custom("too many values"))
+    }
+}
+
+/// The body as a whole: an object, whose fields have rooms of their own.
+struct Body<'a>(&'a Rooms);
+
+/// A value within it.
+#[derive(Clone, Copy)]
+struct Within<'a>(&'a Room);
+
+impl<'de> DeserializeSeed<'de> for Within<'_> {
+    type Value = Value;
+
+    fn deserialize<D: de::Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+macro_rules! scalars {
+    () => {
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("any JSON value")
+        }
+
+        fn visit_unit<E>(self) -> Result<Value, E> {
+            Ok(Value::Null)
+        }
+
+        fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+            Ok(Value::Bool(value))
+        }
+
+        fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+            Ok(Value::Number(value.into()))
+        }
+
+        fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+            Ok(Value::Number(value.into()))
+        }
+
+        fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+            Ok(Number::from_f64(value).map_or(Value::Null, Value::Number))
+        }
+
+        fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+            Ok(Value::String(value.to_owned()))
+        }
+    };
+}
+
+impl<'de> Visitor<'de> for Body<'_> {
+    type Value = Value;
+
+    scalars!();
+
+    fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<Value, A::Error> {
+        Within(&self.0.others).visit_seq(items)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Value, A::Error> {
+        let mut object = Map::new();
+        while let Some(name) = members.next_key::<String>()? {
+            self.0.others.take(MEMBER_BYTES)?;
+            let is_tokens = TOKEN_FIELDS.contains(&name.as_str());
+            let room = if is_tokens { &self.0.tokens } else { &self.0.others };
+            object.insert(name, members.next_value_seed(Within(room))?);
+        }
+        Ok(Value::Object(object))
+    }
+}
+
+impl<'de> Visitor<'de> for Within<'_> {
+    type Value = Value;
+
+    scalars!();
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let mut list = Vec::new();
+        while let Some(item) = items.next_element_seed(self)? {
+            if list.len() == list.capacity() {
+                // Not twice as many, as a list would take by itself.
+                let n_more = (list.len() / 4).max(4);
+                self.0.take(n_more * size_of::<Value>())?;
+                list.reserve_exact(n_more);
+            }
+            list.push(item);
+        }
+        Ok(Value::Array(list))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<Value, A::Error> {
+        let mut object = Map::new();
+        while let Some(name) = members.next_key::<String>()? {
+            self.0.take(MEMBER_BYTES)?;
+            object.insert(name, members.next_value_seed(self)?);
+        }
+        Ok(Value::Object(object))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn values_are_those_of_the_library() {
+        for text in [
+            r#"{"a": [1, -2, 3.5, 1e300, 18446744073709551615, true, null, "é\n\u0041"], "prompt": [[1], "x", {}], "a": 2}"#,
+            "[[], {\"x\": {\"y\": []}}]",
+            "3",
+            "\"text\"",
+            "null",
+        ] {
+            let expected: Value = serde_json::from_str(text).unwrap();
+            assert_eq!(parse(text.as_bytes(), 1000).unwrap(), expected, "{text}");
+        }
+        for text in ["", "{", "[1,]", "{\"a\": 1} 2", "{\"a\": \u{1}}", &"[".repeat(200), "{\"a\": 1e999}"] {
+            let expected = serde_json::from_str::<Value>(text).unwrap_err().to_string();
+            assert!(
+                matches!(parse(text.as_bytes(), 1000), Err(BadJson::Malformed(error)) if error.to_string() == expected)
+            );
+        }
+    }
+
+    #[test]
+    fn what_becomes_too_large_is_refused() {
+        let max_body_bytes = 1 << 16;
+        let ids = format!("{{\"prompt\": [{}0]}}", "0,".repeat(32_000));
+        assert!(ids.len() <= max_body_bytes && parse(ids.as_bytes(), max_body_bytes).is_ok());
+        for (bomb, bytes_per_byte) in [
+            (format!("{{\"prompt\": [{}[0]]}}", "[0],".repeat(16_000)), TOKEN_BYTES_PER_BYTE),
+            (format!("{{\"x\": [{}0]}}", "0,".repeat(32_000)), OTHER_BYTES_PER_BYTE),
+            (format!("{{\"x\": [{}{{}}]}}", "{\"\":0},".repeat(7_000)), OTHER_BYTES_PER_BYTE),
+        ] {
+            assert!(bomb.len() <= max_body_bytes);
+            let refused = parse(bomb.as_bytes(), max_body_bytes);
+            let is_told = matches!(refused, Err(BadJson::TooManyValues(n)) if n == bytes_per_byte * max_body_bytes);
+            assert!(is_told, "{bomb:.40}");
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! What one request may take: places in the queue, lists, the threads that serve connections, and programs that it brings.
+
+use std::{
+    future::{Future, poll_fn},
+    sync::mpsc,
+    task::Poll,
+};
+
+use axum::http::StatusCode;
+use hearth_model::sampling::SamplingParams;
+use hearth_server::engine::{EngineOptions, SubmitError};
+use serde_json::{Value, json};
+use tokio::{runtime, task::spawn_blocking};
+
+use crate::{
+    engine::{parts, prompt, request},
+    support::{CHAT, MAX_SEQ_LEN, OPTIONS, Server, engine, is_idle, wait_for},
+};
+
+/// Larger than what is parsed between other requests.
+const LONG_BYTES: usize = 1 << 17;
+
+#[tokio::test]
+async fn the_queue_counts_answers() {
+    let engine = engine(EngineOptions { max_queue: 4, max_batch_size: 1, ..OPTIONS });
+    let endless = |n: u32| {
+        let one = request(parts(prompt(4, 1), MAX_SEQ_LEN, SamplingParams::greedy()));
+        (0..n).map(|choice| one.for_choice(choice)).collect::<Vec<_>>()
+    };
+    let full = SubmitError::QueueFull { max_queue: 4 };
+    let running = engine.submit(endless(1)).unwrap();
+    wait_for(&engine, |stats| stats.running == 1).await;
+    let waiting = engine.submit(endless(3)).unwrap();
+    wait_for(&engine, |stats| stats.waiting == 3).await;
+    assert_eq!(engine.submit(endless(2)).unwrap_err(), full, "one place is left");
+    let last = engine.submit(endless(1)).unwrap();
+    wait_for(&engine, |stats| stats.waiting == 4).await;
+    assert_eq!(engine.submit(endless(1)).unwrap_err(), full);
+    let refused = engine.submit(endless(5)).unwrap_err();
+    assert_eq!(refused, SubmitError::TooManyAnswers { n_answers: 5, max_queue: 4 });
+    // Places come free one by one: the first of the three starts.
+    drop(running);
+    wait_for(&engine, |stats| stats.running == 1 && stats.waiting == 3).await;
+    let next = engine.submit(endless(1)).unwrap();
+    drop((waiting, last, next));
+    wait_for(&engine, is_idle).await;
+    drop(engine.submit(endless(4)).unwrap());
+}
+
+#[tokio::test]
+async fn more_answers_than_the_queue_holds_are_a_mistake_of_the_request() {
+    let server = Server::with_options(EngineOptions { max_queue: 4, ..OPTIONS });
+    let answer = server.post(json!({ "prompt": ["x", "y", "z"], "n": 2, "max_tokens": 1 }).to_string()).await;
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+    let expected = "the request asks for 6 answers, but at most 4 may wait at once\nhint: ";
+    assert!(answer.error().starts_with(expected), "{}", answer.error());
+    server.complete(json!({ "prompt": ["x", "y"], "n": 2, "max_tokens": 1 })).await;
+}
+
+#[tokio::test]
+async fn lists_of_long_texts_and_long_salts_are_refused() {
+    let server = Server::start();
+    let long = "x".repeat((1 << 16) + 1);
+    for name in ["stop", "bad_words", "dry_sequence_breakers"] {
+        let answer = server.post(json!({ "prompt": "x", name: [long] }).to_string()).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{name}");
+        assert_eq!(answer.error(), format!("`{name}` must hold at most 65536 bytes of text in all, got 65537"));
+    }
+    let salt = |n_chars: usize| json!({ "prompt": "x", "max_tokens": 1, "cache_salt": "\u{e9}".repeat(n_chars) });
+    server.complete(salt(1024)).await;
+    let answer = server.post(salt(1025).to_string()).await;
+    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+    assert_eq!(answer.error(), "`cache_salt` must have at most 1024 characters, got 1025");
+}
+
+#[tokio::test]
+async fn what_would_be_repeated_too_often_is_refused_before_it_is_computed() {
+    let server = Server::start();
+    let text = "the other hand ".repeat(200);
+    let body = |n: usize, reports: Value| {
+        let mut body = json!({ "prompt": text, "n": n, "max_tokens": 1 });
+        body.as_object_mut().unwrap().extend(reports.as_object().unwrap().clone());
+        body
+    };
+    for reports in [json!({ "prompt_logprobs": 20 }), json!({ "echo": true, "logprobs": 20 })] {
+        server.complete(body(2, reports.clone())).await;
+        let answer = server.post(body(128, reports.clone()).to_string()).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{reports}");
+        assert!(answer.error().contains("bytes of their prompts") && answer.error().contains("\nhint: lower `n`"));
+    }
+    // A conversation tells of its prompt once.
+    let chat =
+        json!({ "messages": [{ "role": "user", "content": text }], "n": 128, "max_tokens": 1, "prompt_logprobs": 20 });
+    server.chat(chat).await;
+}
+
+/// With one thread for connections, and that for preparations taken, short requests are answered all the same, while long
+/// ones and programs wait for their turn.
+#[test]
+fn long_bodies_and_templates_keep_nobody_waiting() {
+    let runtime = runtime::Builder::new_current_thread().enable_all().max_blocking_threads(1).build().unwrap();
+    runtime.block_on(async {
+        let server = Server::trusting(engine(OPTIONS));
+        let (go, goes) = mpsc::channel::<()>();
+        let taken = spawn_blocking(move || goes.recv().unwrap());
+        let long_mistake = "[".repeat(LONG_BYTES);
+        let long_ids = json!({ "prompt": vec![0; LONG_BYTES] }).to_string();
+        let long_tokens = json!({ "tokens": vec![999; LONG_BYTES] }).to_string();
+        let template =
+            json!({ "messages": [{ "role": "user", "content": "x" }], "chat_template": "{% if %}" }).to_string();
+        let late = [
+            ("/v1/completions", &long_mistake),
+            ("/v1/completions", &long_ids),
+            ("/v1/embeddings", &long_mistake),
+            ("/detokenize", &long_tokens),
+            ("/tokenize", &long_mistake),
+            (CHAT, &long_mistake),
+            (CHAT, &template),
+            ("/tokenize", &template),
+        ];
+        let late = late.map(|(path, body)| (path, Box::pin(server.post_to(path, body.clone()))));
+        let mut waiting = Vec::new();
+        for (path, mut answer) in late {
+            tokio::select! {
+                biased;
+                _ = &mut answer => panic!("`{path}` is answered by the thread that serves connections"),
+                short = server.post("{}") => assert_eq!(short.status, StatusCode::BAD_REQUEST),
+            }
+            waiting.push((path, answer));
+        }
+        go.send(()).unwrap();
+        taken.await.unwrap();
+        // All at once, as they wait for each other.
+        poll_fn(|context| {
+            waiting.retain_mut(|(path, answer)| match answer.as_mut().poll(context) {
+                Poll::Ready(answer) => {
+                    assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{path}");
+                    false
+                }
+                Poll::Pending => true,
+            });
+            if waiting.is_empty() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+    });
+}
+
+#[tokio::test]
+async fn bodies_of_too_many_values_are_refused() {
+    let server = Server::start();
+    // 8 MiB at most: 4 bytes each, of which would be 400.
+    let bomb = format!("{{\"prompt\": [{}[0]]}}", "[0],".repeat(2_000_000));
+    for path in ["/v1/completions", "/tokenize"] {
+        let answer = server.post_to(path, bomb.clone()).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+        assert!(answer.error().starts_with("the body has too many values"), "{}", answer.error());
+        assert!(answer.error().contains("\nhint: "), "{}", answer.error());
+    }
+}
+
+#[tokio::test]
+async fn templates_of_requests_are_refused_unless_they_are_trusted() {
+    let (refusing, trusting) = (Server::start(), Server::trusting(engine(OPTIONS)));
+    let body = |template: &str| json!({ "messages": [{ "role": "user", "content": "x" }], "max_tokens": 1, "chat_template": template });
+    for path in [CHAT, "/tokenize"] {
+        let answer = refusing.post_to(path, body("{{ messages[0].content }}").to_string()).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST);
+        assert_eq!(answer.json()["error"]["param"], "chat_template");
+        assert_eq!(
+            answer.error(),
+            "`chat_template` is not accepted from requests by this server, which uses the model's own\n\
+             hint: leave it out, or start the server with `--trust-request-chat-template`"
+        );
+        let mut null = body("");
+        null["chat_template"] = Value::Null;
+        assert_eq!(refusing.post_to(path, null.to_string()).await.status, StatusCode::OK);
+        let answer = trusting.post_to(path, body("{{ messages[0].content }}").to_string()).await;
+        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+    }
+}
