@@ -1,8 +1,6 @@
 //! Steps that a GPU does again at a word, against the same steps told launch by launch. On the software adapter of wgpu.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
 
-mod software_adapter;
-
 use burn::tensor::{Device, Tensor};
 use hearth_model::{
     TokenId,
@@ -12,7 +10,8 @@ use hearth_model::{
     ops::KvDtype,
     stepper::Stepper,
 };
-use software_adapter::gpu;
+
+use crate::software_adapter::gpu;
 
 /// The same sequences in two steppers: one records, one does not.
 struct Twins {

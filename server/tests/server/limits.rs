@@ -1,10 +1,6 @@
 //! What one request may take: places in the queue, lists, the threads that serve connections, and programs that it brings.
 
-use std::{
-    future::{Future, poll_fn},
-    sync::mpsc,
-    task::Poll,
-};
+use std::{future::poll_fn, sync::mpsc, task::Poll};
 
 use axum::http::StatusCode;
 use hearth_model::sampling::SamplingParams;

@@ -1,0 +1,15 @@
+//! Tests of the library from outside, in one program: each program links Burn anew.
+
+mod bf16;
+mod chat;
+mod config_json;
+mod gguf;
+mod golden;
+mod kv_cache;
+mod quantized;
+mod sampling;
+mod sampling_vocabulary;
+mod smollm2;
+mod software_adapter;
+mod stepper;
+mod tokenizer;
