@@ -471,16 +471,40 @@ fn serve_answers_and_stops_on_sigterm() {
     assert_eq!(exit_code(&mut child), Some(0));
 }
 
-/// A server of the tiny model, its log and its port.
+/// A server of the tiny model, which a test that fails does not leave behind.
 #[cfg(unix)]
-fn served(dir: &TempDir, args: &[&str]) -> (Child, BufReader<ChildStderr>, String) {
-    let mut child =
-        hearth(&["--port", "0", "--device", "cpu", "--model", path(dir.path())]).args(args).spawn().unwrap();
-    let mut log = BufReader::new(child.stderr.take().unwrap());
-    let line = wait_for_line(&mut log, "listening on ");
-    let port = line.trim().rsplit_once(':').unwrap().1.to_owned();
-    wait_for_line(&mut log, "is ready");
-    (child, log, port)
+struct Served {
+    child: Child,
+    log: BufReader<ChildStderr>,
+    port: String,
+}
+
+#[cfg(unix)]
+impl Served {
+    fn start(dir: &TempDir, args: &[&str]) -> Self {
+        let mut command = hearth(&["--port", "0", "--device", "cpu", "--model", path(dir.path())]);
+        let mut child = command.args(args).spawn().unwrap();
+        let log = BufReader::new(child.stderr.take().unwrap());
+        let mut served = Self { child, log, port: String::new() };
+        let line = wait_for_line(&mut served.log, "listening on ");
+        served.port = line.trim().rsplit_once(':').unwrap().1.to_owned();
+        wait_for_line(&mut served.log, "is ready");
+        served
+    }
+
+    fn stop(mut self) {
+        assert!(Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap().success());
+        assert_eq!(exit_code(&mut self.child), Some(0));
+    }
+}
+
+#[cfg(unix)]
+impl Drop for Served {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
 /// One line, to standard output or as an error, and the exit code that goes with it.
@@ -496,7 +520,8 @@ fn health(args: &[&str], variables: &[(&str, &str)]) -> (Option<i32>, String) {
 #[cfg(unix)]
 fn health_asks_the_server_that_has_these_settings() {
     let dir = model_dir();
-    let (mut child, _log, port) = served(&dir, &[]);
+    let served = Served::start(&dir, &[]);
+    let port = served.port.clone();
     let healthy = (Some(0), format!("`http://127.0.0.1:{port}/health` is healthy\n"));
     assert_eq!(health(&["--port", &port], &[]), healthy);
     assert_eq!(health(&[], &[("HEARTH_PORT", &port)]), healthy);
@@ -509,8 +534,7 @@ fn health_asks_the_server_that_has_these_settings() {
     let (code, told) = health(&[&["--port", &port], &tls[..]].concat(), &[]);
     assert_eq!(code, Some(1));
     assert!(told.starts_with(&format!("error: `https://127.0.0.1:{port}/health`: cannot speak TLS")), "{told}");
-    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
-    assert_eq!(exit_code(&mut child), Some(0));
+    served.stop();
     let (code, told) = health(&["--port", &port], &[]);
     assert_eq!(code, Some(1));
     assert!(told.starts_with(&format!("error: `http://127.0.0.1:{port}/health`: cannot connect: ")), "{told}");
@@ -525,7 +549,8 @@ fn health_speaks_tls_where_the_server_does() {
     let files = ["other-cert.pem", "other-key.pem", "cert.pem", "key.pem"].map(tls_file);
     let [certificate, key, another, its_key] = files.each_ref().map(|file| path(file));
     let args = ["--host", "0.0.0.0", "--tls-cert", certificate, "--tls-key", key];
-    let (mut child, _log, port) = served(&dir, &args);
+    let served = Served::start(&dir, &args);
+    let port = served.port.clone();
     let mut variables = [
         ("HEARTH_HOST", "0.0.0.0"),
         ("HEARTH_PORT", port.as_str()),
@@ -542,8 +567,7 @@ fn health_speaks_tls_where_the_server_does() {
     let (code, told) = health(&["--port", &port], &[]);
     assert_eq!(code, Some(1));
     assert!(told.starts_with(&format!("error: `http://127.0.0.1:{port}/health`: ")), "{told}");
-    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
-    assert_eq!(exit_code(&mut child), Some(0));
+    served.stop();
 }
 
 #[test]
