@@ -3,7 +3,7 @@
 
 use std::{fs, path::Path};
 
-use burn::tensor::Device;
+use burn::tensor::{Device, TensorData};
 use half::f16;
 use hearth_model::{
     attention::AttentionContext,

@@ -1,5 +1,5 @@
 //! Steps that a GPU does again at a word, against the same steps told launch by launch. On the software adapter of wgpu.
-#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
+#![expect(clippy::unwrap_used, reason = "tests")]
 
 use burn::tensor::{Device, Tensor};
 use hearth_model::{
