@@ -307,7 +307,7 @@ impl Default for SaveOptions {
 /// link to a folder; the working directory and mount points are refused.
 ///
 /// # Errors
-/// Those of [`StagedDir::replacing`], [`write`](self::write) and [`StagedDir::commit`].
+/// Those of [`StagedDir::replacing`], [`write()`] and [`StagedDir::commit`].
 pub fn save(dir: &Path, gpt: &Gpt, options: &SaveOptions) -> Result<()> {
     let staged = StagedDir::replacing(dir)?;
     write(&staged, gpt, options)?;
