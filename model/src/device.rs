@@ -97,7 +97,12 @@ pub fn adapters() -> Vec<Adapter> {
 
 /// What the device calls itself.
 pub fn name(device: &Device) -> String {
-    device.identity().map_or_else(|| "CPU".to_owned(), |identity| identity.name)
+    #[cfg(feature = "gpu")]
+    if let Some(identity) = device.identity() {
+        return identity.name;
+    }
+    debug_assert!(*device == Device::flex(), "a device without a name");
+    "CPU".to_owned()
 }
 
 /// Opens the device that `choice` asks for.

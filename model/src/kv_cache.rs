@@ -242,6 +242,7 @@ impl PagedStep<'_> {
 }
 
 /// The pools of all layers.
+#[cfg(feature = "gpu")]
 fn tensors(layers: &[LayerPool]) -> impl Iterator<Item = &Tensor<2>> {
     layers.iter().flat_map(|LayerPool { keys, values }| [keys, values])
 }

@@ -98,6 +98,7 @@ impl PagedSequences {
     }
 
     /// Rows of all sequences.
+    #[cfg(feature = "gpu")]
     fn n_rows(&self) -> usize {
         self.sequences.last().map_or(0, |sequence| sequence.rows.end)
     }
@@ -122,6 +123,7 @@ impl Slots {
     }
 
     /// On their way to the device.
+    #[cfg(feature = "gpu")]
     pub(crate) fn numbers(&self) -> &Ints {
         &self.numbers
     }

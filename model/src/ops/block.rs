@@ -170,6 +170,6 @@ fn linear_values<'a>(linear: &LinearParts<'a>, bias: &'a Option<cpu::Values>) ->
 fn packed(weight: &Weight) -> &Panels {
     match weight.form() {
         Form::Packed(panels) => panels,
-        Form::Stored(_) | Form::OnGpu(_) => unreachable!("`has_block` saw packed weights"),
+        _ => unreachable!("`has_block` saw packed weights"),
     }
 }

@@ -11,9 +11,11 @@ use burn::tensor::{Int, Transaction};
 #[cfg(feature = "gpu")]
 use super::{cube, take_rows};
 use super::{read, to_f32};
+#[cfg(feature = "gpu")]
+use crate::error::Error;
 use crate::{
     TokenId,
-    error::{Error, Result},
+    error::Result,
     sampling::{LogitRow, RowNeeds},
 };
 
@@ -57,9 +59,11 @@ impl LogitRows {
 /// out the most likely tokens itself; on the CPU rows are whole, as they need not be moved.
 ///
 /// # Errors
-/// [`Error::Execution`] when the device cannot be read.
+/// [`Error::Execution`](crate::Error::Execution) when the device cannot be read.
 pub fn read_logits(logits: Tensor<2>, needs: &[RowNeeds]) -> Result<LogitRows> {
     let logits = logits.cast(DType::F32);
+    #[cfg(not(feature = "gpu"))]
+    let _ = needs;
     #[cfg(feature = "gpu")]
     if cube::is_cube(&logits.device()) {
         return read_parts(logits, needs);

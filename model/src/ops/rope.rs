@@ -66,6 +66,7 @@ impl Rotation {
     }
 
     /// Each row's cosines, then its sines, for the device: `[n_rows, rotary_dim]`.
+    #[cfg(feature = "gpu")]
     pub(crate) fn table(&self) -> &Rows {
         self.table.get_or_init(|| {
             let half = self.half().max(1);

@@ -224,6 +224,7 @@ impl Weight {
         let dtype = match self {
             Self::Stored(_) => None,
             Self::Packed(packed) => Some(packed.panels.stored_as()),
+            #[cfg(feature = "gpu")]
             Self::OnGpu(weight) => Some(weight.matrix.dtype()),
         };
         dtype.filter(|dtype| dtype.is_quantized())
