@@ -200,7 +200,8 @@ async fn a_stream_is_counted_when_it_ends_and_a_client_that_leaves_as_what_it_is
     assert_eq!(n_requests(&scrape, "/v1/completions", "POST", "499"), 1.0, "{}", scrape.text);
     let mut streamed = body;
     streamed["stream"] = json!(true);
-    let request = Request::post("/v1/completions").header("content-type", "application/json");
+    let request =
+        Request::post("/v1/completions").header("host", "localhost").header("content-type", "application/json");
     let request = request.body(Body::from(streamed.to_string())).unwrap();
     let response = app(server.state.clone()).oneshot(request).await.unwrap();
     assert_eq!(n_requests(&server.get("/metrics").await, "/v1/completions", "POST", "200"), 0.0);
