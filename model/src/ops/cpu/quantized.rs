@@ -155,7 +155,7 @@ unsafe fn vnni_rows<B: QuantBlock, const N: usize, const N_PARTS: usize>(
         for run in 0..B::RUNS {
             // In between what is multiplied where that waits for memory: asked for all at once, a block's lines keep those that
             // are needed first from coming (one row read a seventh less). At once where rows take turns: they are multiplied
-            // faster if nothing comes in between (BENCHMARKS.md, eleventh session).
+            // faster if nothing comes in between (docs/lab/cpu-products.md).
             let lines = fetched;
             if N_PARTS != 1 {
                 (0..n_lines).for_each(|line| fetch(lines.wrapping_byte_add(line * LINE)));
