@@ -3,7 +3,7 @@
 #   DOCKER_BUILDKIT=1 docker build -t hearth .
 #   docker run --rm --read-only -p 8080:8080 hearth                                       the bundled model
 #   docker run --rm --read-only -p 8080:8080 -v "$PWD/DIR:/data:ro" hearth serve --model /data
-#   docker run --rm --user "$(id -u)" -v "$PWD:/data" --entrypoint hearth-train hearth quickstart FILE.txt --out DIR
+#   docker run --rm --user "$(id -u)" -v "$PWD:/data" --entrypoint hearth-train hearth quickstart FILE.txt --out RUN
 #
 # Without API keys it answers at localhost, at addresses and at the container's own host name. For other names, such as the
 # machine's or a compose service's, add `--hostname NAME` or `-e HEARTH_ALLOWED_HOST=NAME`.

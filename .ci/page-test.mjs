@@ -173,7 +173,7 @@ pageTest("shows the server's error as it said it", {}, async (page, seen) => {
   await page.route("**/v1/completions", (route) => route.abort("connectionrefused"));
   await page.getByRole("button", { name: "Complete" }).click();
   await finished(page);
-  assert.match(await textOf(page, "#error"), /^cannot talk to the server: /);
+  assert.match(await textOf(page, "#error"), /^cannot reach the server: /);
   // Chromium itself reports every failed request; the page has nothing to add.
   assert.deepEqual(seen.errors.filter((text) => !text.startsWith("Failed to load resource")), []);
 });
@@ -239,5 +239,5 @@ pageTest("says when a stream ends too early", {
 }, async (page) => {
   await page.getByRole("button", { name: "Complete" }).click();
   await finished(page);
-  assert.equal(await textOf(page, "#error"), "the stream ended before the completion did");
+  assert.equal(await textOf(page, "#error"), "the connection was closed before the completion was finished");
 });

@@ -1,24 +1,24 @@
-// The playground: sends the form to the server's completions API and shows the text as it arrives.
-// It knows that API and nothing else of the server. URLs are relative, so that it also works behind a path prefix.
+// The playground: sends the form to the completions API and shows the text as it arrives.
+// It uses only the public API. URLs are relative, so that it also works behind a path prefix.
 
 const byId = (id) => document.getElementById(id);
 const form = byId("request");
 
-/** The model to ask for, as the server names it; undefined until it has, and then not sent. */
+/** The served model's name; undefined, and not sent, until the server has reported it. */
 let model;
-/** Aborts the request under way; null when there is none. */
+/** Aborts the running request; null if there is none. */
 let running = null;
 
-/** Under which the browser keeps the key of a server that asks for one, until the tab is closed. */
+/** The session storage entry with the API key; the browser keeps it until the tab is closed. */
 const KEY = "hearth-api-key";
 
-/** Yields the data of each server-sent event. A chunk may end anywhere: in a character, a line end, an event. */
+/** Yields the data of each server-sent event. Chunks may end anywhere: within a character, a line end or an event. */
 async function* eventData(stream) {
   const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   let data = [];
   for (;;) {
-    // A "\r" that closes a chunk may be half of "\r\n", so it waits for what follows; at the end, for this line end.
+    // A "\r" at the end of a chunk may be half of "\r\n", so it waits for the next chunk; the last one for this "\n".
     const { value = "\n", done } = await reader.read();
     const lines = (rest + value).split(/\r\n|\n|\r(?!$)/);
     rest = lines.pop();
@@ -34,15 +34,15 @@ async function* eventData(stream) {
   }
 }
 
-/** What the server said is wrong: its envelope's message, or the plain answer of whatever stands in between. */
+/** The error message of a response: from the API's JSON envelope, or the plain text of a proxy's response. */
 function errorMessage(status, text) {
   let message;
   try {
     message = JSON.parse(text).error.message;
   } catch {
-    // Not the envelope: a proxy's page, say.
+    // Not the API's envelope.
   }
-  return message ?? `HTTP status ${status}: ${text.trim() || "no explanation"}`;
+  return message ?? `HTTP status ${status}: ${text.trim() || "no message"}`;
 }
 
 async function fetchOk(url, options = {}) {
@@ -72,7 +72,7 @@ async function* completionChunks(body, signal) {
     if (chunk.error) throw new Error(chunk.error.message);
     yield chunk;
   }
-  if (!complete) throw new Error("the stream ended before the completion did");
+  if (!complete) throw new Error("the connection was closed before the completion was finished");
 }
 
 function stopStrings(text) {
@@ -92,32 +92,32 @@ function requestBody() {
 }
 
 function showError(error) {
-  // fetch() reports every failure of the network as a TypeError, in a few words that name no party.
-  byId("error").textContent = error instanceof TypeError ? `cannot talk to the server: ${error.message}` : error.message;
+  // fetch() reports network failures as a TypeError whose message does not mention the server.
+  byId("error").textContent = error instanceof TypeError ? `cannot reach the server: ${error.message}` : error.message;
   byId("error").hidden = false;
 }
 
 function showRunning(isRunning) {
-  // The button just pressed is about to be disabled: the keyboard's focus goes on to the one that takes its place.
+  // The pressed button is about to be disabled: move the keyboard focus to the other one.
   const [enabled, disabled] = isRunning ? [byId("stop-button"), byId("start-button")] : [byId("start-button"), byId("stop-button")];
   const hadFocus = document.activeElement === disabled;
   enabled.disabled = false;
   disabled.disabled = true;
   if (hadFocus) enabled.focus();
-  // A screen reader then reads the text once it is whole, not word by word.
+  // Screen readers then read the text once it is complete, not word by word.
   byId("completion").setAttribute("aria-busy", isRunning);
 }
 
 const seconds = (ms) => `${(ms / 1000).toFixed(2)} s`;
 
-/** The line under a finished completion. Times in ms since the request was sent. */
+/** The line below a finished completion. Times are in ms since the request was sent. */
 function summary({ usage, finishReason, first, last, end }) {
-  const parts = [`finish reason: ${finishReason ?? "none given"}`];
+  const parts = [`finish reason: ${finishReason ?? "unknown"}`];
   if (usage) {
     parts.push(`${usage.prompt_tokens} prompt tokens`, `${usage.completion_tokens} new tokens in ${seconds(end)}`);
-    // The first token waits for the prompt, so the rate is that of those after it.
+    // The first token includes the prompt's time, so the rate counts only the tokens after it.
     if (usage.completion_tokens > 1 && last > first) {
-      parts.push(`first after ${seconds(first)}`, `then ${((usage.completion_tokens - 1) / (last - first) * 1000).toFixed(1)} tok/s`);
+      parts.push(`first token after ${seconds(first)}`, `then ${((usage.completion_tokens - 1) / (last - first) * 1000).toFixed(1)} tok/s`);
     }
   }
   return parts.join(" · ");

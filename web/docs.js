@@ -1,8 +1,8 @@
-// Shows /openapi.json as a page. It knows OpenAPI and nothing of the server. All text goes in as text, never as HTML.
+// Shows /openapi.json as a page. It works for any OpenAPI document. All text is inserted as text, never as HTML.
 
 const byId = (id) => document.getElementById(id);
 
-/** An element with attributes and children; strings become text, and `code` in backticks becomes code. */
+/** Creates an element with attributes and children. Strings become text, with parts in backticks as code. */
 function element(name, attributes = {}, ...children) {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
@@ -19,7 +19,7 @@ function prose(text) {
   });
 }
 
-/** What a value may be, in words. `null` goes without saying: it means absent everywhere. */
+/** Describes the type of a value. `null` is left out: it means absent everywhere. */
 function typeText(schema) {
   if (schema.$ref) return schema.$ref.split("/").pop();
   const kinds = schema.anyOf ?? schema.oneOf;
@@ -33,7 +33,7 @@ function typeText(schema) {
   }).join(" or ");
 }
 
-/** Bounds that say something: not those of the number formats. */
+/** Describes the range of a number, except bounds that are those of the number format. */
 function rangeText({ minimum, exclusiveMinimum, maximum }) {
   const above = exclusiveMinimum === undefined ? undefined : `above ${exclusiveMinimum}`;
   const from = minimum === undefined || Math.abs(minimum) > 1e18 ? above : `from ${minimum}`;
@@ -41,7 +41,7 @@ function rangeText({ minimum, exclusiveMinimum, maximum }) {
   return [from, to].filter(Boolean).map((part) => ` ${part}`).join("");
 }
 
-/** The rows of an object's properties; those of objects within it follow with dotted names. */
+/** The table rows of an object's properties. Properties of nested objects follow, with dotted names. */
 function rows(schema, prefix = "") {
   return Object.entries(schema.properties ?? {}).flatMap(([name, property]) => {
     const required = schema.required?.includes(name) ? "required" : "";
@@ -54,14 +54,14 @@ function rows(schema, prefix = "") {
 }
 
 function table(schema) {
-  const heads = ["Parameter", "What it may be", "Default", "Meaning"].map((head) => element("th", { scope: "col" }, head));
+  const heads = ["Parameter", "Type", "Default", "Description"].map((head) => element("th", { scope: "col" }, head));
   return element("div", { class: "scroll" }, element("table", {},
     element("thead", {}, element("tr", {}, heads)), element("tbody", {}, rows(schema))));
 }
 
 function operation(method, path, { summary, requestBody, responses, security }, schemas) {
   const parts = [element("summary", {}, element("strong", {}, method.toUpperCase()), " ", element("code", {}, path), ` ${summary}`)];
-  if (security) parts.push(element("p", {}, "Needs a key: `authorization: Bearer KEY`."));
+  if (security) parts.push(element("p", {}, "Requires an API key: send the header `authorization: Bearer KEY`."));
   const body = requestBody?.content?.["application/json"]?.schema;
   if (body) parts.push(table(body));
   const answers = Object.entries(responses).map(([status, { description, content = {} }]) => {
@@ -71,13 +71,13 @@ function operation(method, path, { summary, requestBody, responses, security }, 
   parts.push(element("ul", {}, answers));
   const answer = responses["200"]?.content?.["application/json"]?.schema?.$ref?.split("/").pop();
   if (answer) {
-    parts.push(element("details", {}, element("summary", {}, `The schema of ${answer}`),
+    parts.push(element("details", {}, element("summary", {}, `Schema of ${answer}`),
       element("pre", {}, document.createTextNode(JSON.stringify(schemas[answer], null, 2)))));
   }
   return element("details", { class: "operation", "data-path": path, ...(body ? { open: "" } : {}) }, parts);
 }
 
-/** Shows the rows and operations that hold the text. */
+/** Shows only the rows and operations that contain the text. */
 function filter(text) {
   const wanted = text.trim().toLowerCase();
   for (const each of document.querySelectorAll(".operation")) {
@@ -99,6 +99,6 @@ try {
     Object.entries(methods).map(([method, described]) => operation(method, path, described, components.schemas))));
   byId("filter").addEventListener("input", (event) => filter(event.target.value));
 } catch (error) {
-  byId("error").textContent = `cannot show the description: ${error.message}`;
+  byId("error").textContent = `cannot load the API description: ${error.message}`;
   byId("error").hidden = false;
 }

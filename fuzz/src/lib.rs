@@ -15,9 +15,10 @@ mod model {
         mod matrix_rows;
         mod quantized_matrix;
 
-        pub use dtype::Dtype;
+        pub(crate) use dtype::BlockLayout;
+        pub use dtype::{BLOCK_SIZE, Dtype};
         pub use matrix_rows::MatrixRows;
-        pub use quantized_matrix::{BLOCK_SIZE, QuantizedBlock, QuantizedMatrix};
+        pub use quantized_matrix::{QuantizedBlock, QuantizedMatrix};
 
         // What the files want of the module that computes.
         pub fn nearest_q8(weights: &[f32; BLOCK_SIZE]) -> QuantizedBlock {
@@ -31,21 +32,49 @@ mod model {
     pub mod tokenizer;
     pub mod weights {
         mod architectures;
+        mod element_type;
         mod fields;
         mod files;
-        mod layout;
-        mod staged_dir;
+        // The parts of `weights::import` that use no tensors.
+        pub mod import {
+            mod pickle;
+            mod tokenizers;
+            mod torch_file;
 
-        // The parts of `weights::gguf` that know no tensors.
+            use std::path::Path;
+
+            /// Reads a file of `torch.save` with all its tensors, and a pickled tokenizer.
+            pub fn read(bytes: &[u8]) {
+                drop(tokenizers::parse_tokenizer(bytes));
+                let Ok(file) = torch_file::TorchFile::read(bytes, Path::new("ckpt.pt")) else { return };
+                let root = file.root();
+                drop(root.to_map());
+                for state in [Some(root), root.get("model")].into_iter().flatten() {
+                    for tensor in file.tensors(state).into_iter().flatten() {
+                        if let super::tensor_table::ValueKind::Weights(element) = tensor.kind {
+                            assert_eq!(tensor.bytes.len(), element.bytes_of(tensor.shape.iter().product()));
+                        }
+                    }
+                }
+            }
+        }
+        mod layout;
+        mod row_order;
+        mod staged_dir;
+        mod tensor_names;
+        mod tensor_table;
+
+        // The parts of `weights::gguf` that use no tensors.
         pub mod gguf {
-            mod blocks;
+            mod architectures;
+            mod config_rows;
             mod header;
+            mod names;
             mod pre_tokenizers;
             mod tokenizer;
 
             use std::path::Path;
 
-            use super::architectures;
             use crate::{
                 ops::{QuantizedBlock, k_quants::KBlock},
                 tokenizer::EncodeOptions,
@@ -56,23 +85,23 @@ mod model {
                 let Ok(file) = header::Header::parse(bytes, Path::new("model.gguf")) else { return };
                 for tensor in &file.tensors {
                     let n_values: usize = tensor.shape.iter().product();
-                    assert_eq!(tensor.bytes.len(), tensor.element.bytes_of(n_values));
-                    let mut values = vec![0.0; n_values];
-                    tensor.element.decode(tensor.bytes, &mut values);
+                    let Ok(element) = tensor.element() else { unreachable!("GGUF files hold weights") };
+                    assert_eq!(tensor.bytes.len(), element.bytes_of(n_values));
+                    let Ok(values) = tensor.to_f32() else { unreachable!("GGUF files hold weights") };
                     let is_finite = values.iter().all(|value| value.is_finite());
-                    assert_eq!(tensor.element.is_finite(tensor.bytes), is_finite);
-                    let dtype = tensor.element.dtype();
+                    assert_eq!(element.is_finite(tensor.bytes), is_finite);
+                    let dtype = element.dtype();
                     if dtype.is_quantized() {
                         let mut blocks = vec![QuantizedBlock::default(); n_values / 32];
-                        tensor.element.small_blocks(tensor.bytes, dtype.stored_as(), &mut blocks);
+                        element.small_blocks(tensor.bytes, dtype.stored_as(), &mut blocks);
                     }
                     if dtype.is_k_quant() {
                         let mut blocks = vec![KBlock::default(); n_values / 256];
-                        tensor.element.k_blocks(tensor.bytes, &mut blocks);
+                        element.k_blocks(tensor.bytes, &mut blocks);
                     }
                 }
                 if let Ok(Some(name)) = file.metadata.text("general.architecture") {
-                    drop(architectures::gguf(name).map(|gguf| gguf.name));
+                    drop(architectures::named(name).map(|gguf| gguf.name));
                 }
                 let Ok(vocabulary) = tokenizer::read(&file.metadata) else { return };
                 assert!(vocabulary.eos_token_ids.iter().all(|id| (*id as usize) < vocabulary.tokenizer.vocab_size()));
@@ -92,12 +121,11 @@ mod model {
         /// Opens a weights file and reads every tensor in it.
         pub fn read_weights(bytes: &'static [u8]) {
             let Ok(files) = files::TensorFiles::embedded(Path::new("model.safetensors"), bytes) else { return };
-            for tensor in files.names().filter_map(|name| files.get(name)) {
-                if let Ok(plain) = tensor.plain() {
-                    let values = plain.to_f32();
-                    assert_eq!(values.len(), tensor.shape.iter().product::<usize>());
+            let Ok(table) = files.table() else { return };
+            for tensor in table.iter() {
+                if let (Ok(element), Ok(values)) = (tensor.element(), tensor.to_f32()) {
                     let is_finite = values.iter().all(|value| value.is_finite());
-                    assert_eq!(plain.dtype.is_finite(plain.bytes), is_finite);
+                    assert_eq!(element.is_finite(tensor.bytes), is_finite);
                 }
             }
         }
@@ -129,7 +157,7 @@ mod model {
 }
 
 pub use model::{chat, config, error, ops, tokenizer, weights};
-pub(crate) use model::{mmap, regular_file};
+pub(crate) use model::{mmap, param_specs, regular_file};
 
 /// As in `hearth-model`.
 pub type TokenId = u32;

@@ -1,11 +1,10 @@
-//! Chat templates: the only place that turns messages into the text, and the token ids, that a model was tuned on.
+//! Chat templates: converts messages to the text, and the token ids, that a model was tuned on.
 //!
-//! What may come in: reading templates from a model dir, rendering them as `transformers` does, and encoding the
-//! result. Serving and fine-tuning share it, so they cannot drift apart.
+//! Scope: reading templates from a model dir, rendering them as `transformers` does, and tokenizing the result. Serving
+//! and fine-tuning share this code, so they cannot differ.
 //!
-//! A template is a Jinja program that comes with the model. It runs without access to anything but its arguments, and
-//! within bounds on its size, its instructions, its time and on all that it makes (`environment` and `budget`): clients
-//! may bring their own.
+//! A template is a Jinja program that comes with the model. It has access only to its arguments, and its size,
+//! instructions, time and memory are limited (`environment` and `budget`), because clients may send their own.
 
 mod budget;
 mod environment;
@@ -28,26 +27,26 @@ use crate::{
     tokenizer::{EncodeOptions, Tokenizer},
 };
 
-/// One message of a conversation, as clients send it.
+/// A message of a conversation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Message {
-    /// Who speaks: `system`, `user`, `assistant`, `tool`, or what else the template knows.
+    /// The role: `system`, `user`, `assistant`, `tool`, or another that the template supports.
     pub role: String,
-    /// What is said.
+    /// The text.
     pub content: String,
-    /// Whatever else the template reads, such as `name` or `tool_calls`.
+    /// Other members that the template uses, such as `name` or `tool_calls`.
     #[serde(flatten)]
     pub extra: Map<String, Value>,
 }
 
 impl Message {
-    /// A message of nothing but text.
+    /// A message with text only.
     pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
         Self { role: role.into(), content: content.into(), extra: Map::new() }
     }
 }
 
-/// What a template sees besides the messages.
+/// The inputs of a template besides the messages.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct RenderContext {
     /// How the conversation ends.
@@ -62,26 +61,27 @@ pub struct RenderContext {
     pub unk_token: Option<String>,
     /// The tools that the model may call: a list of JSON schemas.
     pub tools: Option<Value>,
-    /// Further variables, such as `enable_thinking`; what a client sends as `chat_template_kwargs`.
+    /// Further variables, such as `enable_thinking`; a client's `chat_template_kwargs`.
     pub kwargs: Map<String, Value>,
-    /// For [`ChatTemplate::encode`]: add what the tokenizer's own post-processor adds, for templates that leave it out.
+    /// For [`ChatTemplate::encode`]: also add the special tokens of the tokenizer's post-processor, for templates that
+    /// omit them.
     pub add_special_tokens: bool,
 }
 
 /// How a rendered conversation ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ending {
-    /// With the last message and what the template closes it with.
+    /// After the last message, closed as the template does it.
     #[default]
     Closed,
-    /// With the opening of the assistant's turn, so that the model answers: `add_generation_prompt`.
+    /// With the start of an assistant message, so that the model answers: `add_generation_prompt`.
     GenerationPrompt,
-    /// Within the last message, behind its text, so that the model goes on with it: `continue_final_message`.
+    /// After the last message's text, so that the model continues it: `continue_final_message`.
     OpenMessage,
 }
 
 impl RenderContext {
-    /// A context with the tokenizer's special tokens, that asks for an answer and offers no tools.
+    /// A context with the tokenizer's special tokens that asks for an answer, without tools.
     pub fn new(tokenizer: &Tokenizer) -> Self {
         Self {
             ending: Ending::GenerationPrompt,
@@ -107,36 +107,36 @@ pub struct ChatTemplate {
 /// The sources of a model's templates.
 struct Sources {
     default: String,
-    /// Used in place of the default when there are tools.
+    /// Replaces the default if there are tools.
     tool_use: Option<String>,
 }
 
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 
-/// Variables that are arguments of their own.
+/// Names of variables that are separate arguments.
 const RESERVED: [&str; 3] = ["messages", "tools", "add_generation_prompt"];
 
 impl ChatTemplate {
-    /// Reads the template of a model dir: `chat_template.jinja` or, as older dirs have it, `chat_template` in
+    /// Reads the template of a model dir: `chat_template.jinja` or, in older dirs, `chat_template` in
     /// `tokenizer_config.json`, a string or a list of named templates. `None` if the dir has none.
     ///
     /// # Errors
-    /// [`Error::Io`] if a file is there but cannot be read, [`Error::File`] if it does not hold a template.
+    /// [`Error::Io`] if a file cannot be read, [`Error::File`] if it has no valid template.
     pub fn from_dir(dir: &Path) -> Result<Option<Self>> {
         let found = files::find(dir)?;
         found.map(|(sources, origin)| Self::from_sources(sources, &origin)).transpose()
     }
 
-    /// Compiles one template. `origin` is the file that messages name.
+    /// Compiles a template. `origin` is the file for error messages.
     ///
     /// # Errors
-    /// [`Error::File`] with the line if the source is not a template.
+    /// [`Error::File`] with the line if the source is not a valid template.
     pub fn new(source: &str, origin: &Path) -> Result<Self> {
         Self::with_tool_use(source, None, origin)
     }
 
-    /// Compiles a template, and the one to use in its place when there are tools.
+    /// Compiles a template, and one that replaces it if there are tools.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -149,32 +149,31 @@ impl ChatTemplate {
         let named = [(DEFAULT, Some(sources.default)), (TOOL_USE, sources.tool_use)];
         let (mut takes_tools, mut asks_for_none) = (false, false);
         for (name, source) in named.into_iter().filter_map(|(name, source)| Some((name, source?))) {
-            // The last one is used with tools.
+            // The last template is used with tools.
             takes_tools = environment::add_template(&mut environment, name, &source, origin)?;
             asks_for_none |= environment::asks_for_none(&source);
         }
         Ok(Self { environment: Arc::new(environment), takes_tools, asks_for_none })
     }
 
-    /// The text of a conversation.
+    /// Renders a conversation to text.
     ///
     /// # Errors
-    /// [`Error::Template`] if the template refuses the messages, fails on them or does not come to an end, or if the
-    /// last message is to stay open and the template does not write its text; [`Error::Param`] if the further variables
-    /// take a name that is not theirs, or if there is no message to stay open.
+    /// [`Error::Template`] if the template rejects the messages, fails or exceeds a limit, or if the last message
+    /// should be continued and the template does not output its text; [`Error::Param`] if a further variable has a
+    /// reserved name, or if there is no message to continue.
     pub fn render(&self, messages: &[Message], context: &RenderContext) -> Result<String> {
         let inputs = Inputs::new(messages, context, self.asks_for_none)?;
         let [_, end] = marks::unused(&inputs, &self.sources())?;
         self.render_to_end(inputs, context, end)
     }
 
-    /// The token ids of a conversation.
+    /// Renders and tokenizes a conversation.
     ///
-    /// Special-token strings that the template writes become tokens. The same strings in what comes from outside (the
-    /// messages, the tools, the further variables) stay text, so that nobody can end their own turn and speak as
-    /// someone else. To tell them apart, they are broken up by a mark while the template runs: a template that looks
-    /// for such a string within a message does not find it there. A special token of one character cannot be broken
-    /// up and is parsed wherever it is.
+    /// Special-token strings that the template writes become tokens. The same strings in inputs (the messages, the
+    /// tools, the further variables) stay text, so that nobody can end their own message and write another role's. To
+    /// distinguish them, a mark is inserted into such strings while the template runs; so a template cannot find such a
+    /// string in a message. A special token of one character cannot be marked and is always parsed as a token.
     ///
     /// # Errors
     /// As [`render`](Self::render) and [`Tokenizer::encode`].
@@ -187,7 +186,7 @@ impl ChatTemplate {
         tokenizer.encode_marked(&text, mark, options)
     }
 
-    /// The source of the template, as the model dir or the caller gave it; not the one for tools, where there are two.
+    /// The source of the default template.
     pub fn source(&self) -> String {
         self.environment.get_template(DEFAULT).map(|template| template.source().to_owned()).unwrap_or_default()
     }
@@ -197,7 +196,7 @@ impl ChatTemplate {
         self.with_tools().map(|template| template.source().to_owned()).unwrap_or_default()
     }
 
-    /// Whether the template that is used with tools reads them.
+    /// Whether the template for tools uses the variable `tools`.
     pub fn takes_tools(&self) -> bool {
         self.takes_tools
     }
@@ -207,20 +206,20 @@ impl ChatTemplate {
         template.or_else(|_| self.environment.get_template(DEFAULT)).ok()
     }
 
-    /// Renders as far as `context.ending` says. `end` is a character that occurs nowhere.
+    /// Renders up to `context.ending`. `end` is a character that occurs in no input or template.
     fn render_to_end(&self, mut inputs: Inputs, context: &RenderContext, end: char) -> Result<String> {
         if context.ending != Ending::OpenMessage {
             return self.render_inputs(&inputs, context);
         }
         let content = inputs.messages.last_mut().and_then(|message| message.get_mut("content"));
         let Some(Value::String(content)) = content else {
-            return Err(Error::Param { name: "messages", what: "must hold a last message to continue".into() });
+            return Err(Error::Param { name: "messages", what: "must have a last message to continue".into() });
         };
-        // The space tells whether the template trims what it is given; then the text is trimmed too.
+        // The space shows whether the template trims the text; if it does, the text is trimmed too.
         content.extend([end, ' ']);
         let mut text = self.render_inputs(&inputs, context)?;
         let Some(at) = text.rfind(end) else {
-            let what = "does not write the last message's text, so that it cannot be continued".into();
+            let what = "does not output the last message's text, so it cannot be continued".into();
             return Err(Error::Template { what, hint: String::new() });
         };
         let is_trimmed = text.split_at(at).1.chars().nth(1) != Some(' ');
@@ -243,7 +242,7 @@ impl ChatTemplate {
     }
 }
 
-/// Everything in a rendering that comes from outside, as JSON.
+/// All inputs of a rendering, as JSON.
 struct Inputs {
     messages: Vec<Value>,
     tools: Option<Value>,
@@ -253,7 +252,7 @@ struct Inputs {
 impl Inputs {
     fn new(messages: &[Message], context: &RenderContext, asks_for_none: bool) -> Result<Self> {
         if let Some(name) = RESERVED.into_iter().find(|name| context.kwargs.contains_key(*name)) {
-            let what = format!("must not hold `{name}`, which is a parameter of its own");
+            let what = format!("must not contain `{name}`, which is a separate parameter");
             return Err(Error::Param { name: "chat_template_kwargs", what });
         }
         Ok(Self {
@@ -264,7 +263,7 @@ impl Inputs {
     }
 }
 
-/// Some templates tell a message that only calls tools by its content, which is none; others would fail on that.
+/// Some templates detect a message with only tool calls by its content being none; others would fail on none.
 fn message_json(message: &Message, asks_for_none: bool) -> Value {
     let only_calls = message.content.is_empty() && message.extra.contains_key("tool_calls");
     let content = if only_calls && asks_for_none { Value::Null } else { message.content.clone().into() };
@@ -275,8 +274,8 @@ fn message_json(message: &Message, asks_for_none: bool) -> Value {
     Value::Object(json)
 }
 
-/// The template's variables, as `transformers` passes them: `tools` and `documents` are none, not undefined, when
-/// there are none, and further variables may replace the special tokens.
+/// The template's variables, as `transformers` passes them: without tools or documents, `tools` and `documents` are
+/// none, not undefined; further variables may replace the special tokens.
 fn variables(inputs: &Inputs, context: &RenderContext) -> minijinja::Value {
     let special_tokens = [
         ("bos_token", &context.bos_token),

@@ -1,4 +1,4 @@
-//! The one architecture struct. Every model that Hearth knows is a value of [`GptConfig`]; no architecture has code of its own.
+//! The architecture of a model. All supported models are values of [`GptConfig`]; no architecture has code of its own.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,15 +8,15 @@ pub(crate) use validate::MAX_LAYERS;
 
 /// What distinguishes one decoder-only transformer from another.
 ///
-/// It is passed whole to every part of the model. Names follow the field's common words; what Hugging Face calls them
-/// is known to `weights::hf` alone. As JSON (all fields always written, unknown ones refused) it is the `config.json`
-/// of the architectures that no Hugging Face class expresses.
+/// Passed as a whole to every part of the model. Names are the field's common terms; Hugging Face's names are only used
+/// in `weights::hf`. As JSON (all fields are written, unknown ones are rejected) it is the `config.json` of
+/// architectures that no Hugging Face class can express.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GptConfig {
-    /// Number of token ids: rows of the embedding.
+    /// Vocabulary size: rows of the embedding.
     pub vocab_size: usize,
-    /// Longest sequence the positions were made for, in tokens.
+    /// Context length in tokens.
     pub max_seq_len: usize,
     /// Number of blocks.
     pub n_layers: usize,
@@ -28,91 +28,97 @@ pub struct GptConfig {
     pub head_dim: usize,
     /// Width of the residual stream.
     pub d_model: usize,
-    /// Width inside the feed-forward network.
+    /// Width inside the MLP.
     pub d_ff: usize,
-    /// Which normalisation.
+    /// The kind of norm.
     pub norm: NormKind,
-    /// Added to the variance under the root.
+    /// Epsilon: added to the variance under the root.
     pub norm_eps: f64,
+    /// Whether norms have weights; without, they only normalise ([nanochat](https://github.com/karpathy/nanochat)).
+    #[serde(default = "yes")]
+    pub norm_weight: bool,
     /// Whether norms have a bias (LayerNorm only).
     pub norm_bias: bool,
-    /// Added to every norm's stored weight before use: 1 in Gemma, which stores `weight - 1`.
+    /// Added to every norm's stored weight: 1 for Gemma, which stores `weight - 1`.
     pub norm_weight_offset: f32,
-    /// Where a block normalises: before or behind its two parts, or after each residual sum.
+    /// Position of the norms in a block.
     pub norm_position: NormPosition,
-    /// One more norm after the last block.
+    /// Whether there is a final norm after the last block.
     pub final_norm: bool,
-    /// That norm's own [`norm_eps`](Self::norm_eps); `None`: the same as everywhere.
+    /// [`norm_eps`](Self::norm_eps) of the final norm; `None`: the same as for other norms.
     pub final_norm_eps: Option<f64>,
-    /// Embeddings are normalised before positions are added to them ([BLOOM](https://arxiv.org/abs/2211.05100), 3.2).
+    /// Whether embeddings are normalized before positions are added ([BLOOM](https://arxiv.org/abs/2211.05100), 3.2).
     pub embed_norm: bool,
-    /// Queries and keys are normalised before they are rotated, without bias ([Dehghani et al.
+    /// Whether queries and keys are normalized before rotation, without bias ([Dehghani et al.
     /// 2023](https://arxiv.org/abs/2302.05442), 2).
     pub qk_norm: bool,
-    /// What those norms go over.
+    /// What the norms of queries and keys extend over.
     #[serde(default)]
     pub qk_norm_span: QkNormSpan,
-    /// Nonlinearity of the feed-forward network.
+    /// Activation of the MLP.
     pub activation: Activation,
-    /// Whether the network is gated: `down(act(gate(x)) * up(x))` ([GLU variants](https://arxiv.org/abs/2002.05202)).
+    /// Whether the MLP is gated: `down(act(gate(x)) * up(x))` ([GLU variants](https://arxiv.org/abs/2002.05202)).
     pub gated_mlp: bool,
-    /// How the model knows the order of its tokens.
+    /// Position encoding.
     pub positions: Positions,
-    /// Attention and feed-forward read the same input and are summed ([GPT-J](https://github.com/kingoflolz/mesh-transformer-jax)).
+    /// Whether attention and MLP read the same input and are summed
+    /// ([GPT-J](https://github.com/kingoflolz/mesh-transformer-jax)).
     pub parallel_residual: bool,
-    /// In parallel, the two share one norm, that of attention (GPT-J). Apart, each has its own (GPT-NeoX).
+    /// With parallel residuals: whether both share attention's norm (GPT-J) or each has its own (GPT-NeoX).
     #[serde(default)]
     pub shared_norm: bool,
     /// Biases on the query, key and value projections.
     pub qkv_bias: bool,
     /// Bias on the attention's output projection.
     pub attn_out_bias: bool,
-    /// Biases in the feed-forward network.
+    /// Biases in the MLP.
     pub mlp_bias: bool,
-    /// `lm_head` is the embedding matrix itself ([Press and Wolf](https://arxiv.org/abs/1608.05859)).
+    /// Whether `lm_head` is the embedding matrix ([Press and Wolf](https://arxiv.org/abs/1608.05859)).
     pub tie_embeddings: bool,
-    /// A bias on the logits.
+    /// Whether the logits have a bias.
     pub lm_head_bias: bool,
-    /// Embeddings are multiplied by `sqrt(d_model)` (["Attention is all you need"](https://arxiv.org/abs/1706.03762), 3.4).
+    /// Whether embeddings are multiplied by `sqrt(d_model)` (["Attention is all you
+    /// need"](https://arxiv.org/abs/1706.03762), 3.4).
     pub scale_embeddings: bool,
-    /// Embeddings are multiplied by this too ([Granite 3.0](https://huggingface.co/ibm-granite/granite-3.0-8b-base), whose
-    /// four multipliers come of [muP](https://arxiv.org/abs/2203.03466)).
+    /// Multiplier of the embeddings ([Granite 3.0](https://huggingface.co/ibm-granite/granite-3.0-8b-base), whose four
+    /// multipliers come from [muP](https://arxiv.org/abs/2203.03466)).
     #[serde(default = "one")]
     pub embedding_multiplier: f64,
-    /// What attention and the feed-forward network add to the residual stream is multiplied by this.
+    /// Multiplier of the outputs of attention and MLP before they are added to the residual stream.
     #[serde(default = "one")]
     pub residual_multiplier: f64,
-    /// Logits are multiplied by this.
+    /// Multiplier of the logits.
     #[serde(default = "one")]
     pub logit_multiplier: f64,
-    /// Logits become `c * tanh(logit / c)`, and so stay within `-c..c` ([Gemma 2](https://arxiv.org/abs/2408.00118), 2).
+    /// Soft cap of the logits: `c * tanh(logit / c)`, which stays within `-c..c` ([Gemma
+    /// 2](https://arxiv.org/abs/2408.00118), 2).
     #[serde(default)]
     pub logit_softcap: Option<f64>,
-    /// Scores of attention are multiplied by this; `None`: `1 / sqrt(head_dim)`.
+    /// Multiplier of attention scores; `None`: `1 / sqrt(head_dim)`.
     #[serde(default)]
     pub attention_scale: Option<f64>,
-    /// Scores of attention, multiplied, become `c * tanh(score / c)` before the softmax (Gemma 2, as above).
+    /// Soft cap of scaled attention scores before the softmax: `c * tanh(score / c)` (Gemma 2, as above).
     #[serde(default)]
     pub attention_softcap: Option<f64>,
-    /// Each position sees itself and this many positions less one before it; `None`: all before it.
+    /// Sliding window: each position sees the last this many positions, including itself; `None`: all.
     pub sliding_window: Option<usize>,
     /// The layers, counted from 0, that see all positions in spite of [`sliding_window`](Self::sliding_window), as in
-    /// [Longformer](https://arxiv.org/abs/2004.05150) and Gemma 2. Ascending; empty where there is no window.
+    /// [Longformer](https://arxiv.org/abs/2004.05150) and Gemma 2. Ascending; empty without a window.
     #[serde(default)]
     pub full_layers: Vec<usize>,
-    /// The layers, counted from 0, that do not rotate queries and keys, and know order by the causal mask alone
-    /// ([NoPE](https://arxiv.org/abs/2305.19466), here [among layers that do](https://arxiv.org/abs/2501.18795)). Ascending.
+    /// The layers, counted from 0, that do not rotate queries and keys ([NoPE](https://arxiv.org/abs/2305.19466), here
+    /// [among layers that do](https://arxiv.org/abs/2501.18795)). Ascending.
     #[serde(default)]
     pub unrotated_layers: Vec<usize>,
-    /// How the layers with the window rotate, where it is otherwise than [`positions`](Self::positions) says for the rest
-    /// ([Gemma 3](https://arxiv.org/abs/2503.19786), 2.1).
+    /// Rotary positions of the layers with the window, if they differ from [`positions`](Self::positions) ([Gemma
+    /// 3](https://arxiv.org/abs/2503.19786), 2.1).
     #[serde(default)]
     pub window_rope: Option<Rope>,
-    /// Share of activations dropped while training, in `[0, 1)`; never applied when serving.
+    /// Dropout probability, in `[0, 1)`; not applied when serving.
     pub dropout: f64,
 }
 
-/// Which normalisation.
+/// The kind of norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NormKind {
@@ -122,7 +128,7 @@ pub enum NormKind {
     RmsNorm,
 }
 
-/// Where a block normalises.
+/// The position of norms in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum NormPosition {
@@ -136,7 +142,7 @@ pub enum NormPosition {
     Sandwich,
 }
 
-/// What norms of queries and keys go over.
+/// What norms of queries and keys extend over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum QkNormSpan {
@@ -147,12 +153,14 @@ pub enum QkNormSpan {
     AllHeads,
 }
 
-/// Nonlinearity of the feed-forward network.
+/// The activation function of the MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
     /// `max(0, x)`.
     Relu,
+    /// `max(0, x)^2` ([Primer](https://arxiv.org/abs/2109.08668)).
+    ReluSquared,
     /// `x * Phi(x)` with the error function ([GELU](https://arxiv.org/abs/1606.08415)).
     Gelu,
     /// GELU by its tanh approximation, as GPT-2 uses it.
@@ -161,31 +169,32 @@ pub enum Activation {
     Silu,
 }
 
-/// How the model knows the order of its tokens.
+/// The position encoding.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Positions {
-    /// Nothing: order shows only through the causal mask.
+    /// None: order is only visible through the causal mask.
     None,
-    /// A trained vector per position, added to the embedding.
+    /// A learned vector per position, added to the embedding.
     Learned,
     /// Fixed sines and cosines added to the embedding (["Attention is all you need"](https://arxiv.org/abs/1706.03762), 3.5).
     Sinusoidal,
-    /// Queries and keys are rotated by their position ([RoFormer](https://arxiv.org/abs/2104.09864)).
+    /// Rotary: queries and keys are rotated by their position ([RoFormer](https://arxiv.org/abs/2104.09864)).
     Rope(Rope),
-    /// Scores fall linearly with distance, each head at its own slope ([ALiBi](https://arxiv.org/abs/2108.12409)).
+    /// ALiBi: scores decrease linearly with distance, with one slope per head
+    /// ([ALiBi](https://arxiv.org/abs/2108.12409)).
     Alibi,
 }
 
-/// Rotary positions, in the pairing of Hugging Face: dimension `i` turns with `i + rotary_dim / 2`.
+/// Rotary positions, in Hugging Face's pairing: dimension `i` is rotated with `i + rotary_dim / 2`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rope {
     /// Base of the wavelengths.
     pub theta: f64,
-    /// How many leading dimensions of each head turn; the rest pass unchanged. Even, at most `head_dim`.
+    /// Number of leading dimensions of each head that are rotated; the rest are unchanged. Even, at most `head_dim`.
     pub rotary_dim: usize,
-    /// How the wavelengths were stretched for longer contexts than the model was first trained on.
+    /// Scaling for longer contexts than in the first training.
     pub scaling: RopeScaling,
 }
 
@@ -196,11 +205,11 @@ impl Rope {
     }
 }
 
-/// How rotary wavelengths are stretched.
+/// Scaling of rotary wavelengths.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// None.
     None,
     /// All by the same factor ([position interpolation](https://arxiv.org/abs/2306.15595)).
     Linear {
@@ -208,49 +217,49 @@ pub enum RopeScaling {
         factor: f64,
     },
     /// A larger base, so that long wavelengths stretch more than short ones (["NTK-aware"
-    /// scaling](https://arxiv.org/abs/2309.00071), 3.1), the larger the longer the text is; none up to
-    /// `original_max_seq_len`.
+    /// scaling](https://arxiv.org/abs/2309.00071), 3.1). It grows with the length of the text; up to
+    /// `original_max_seq_len` there is no scaling.
     ///
-    /// As with `generate` of `transformers`, the base is that of the text's length when a token comes in: the prompt's
-    /// tokens have that of the whole prompt, in however many steps they are computed, each generated one that of the
-    /// text up to itself, and keys in the cache keep what they were written with. So beyond `original_max_seq_len`, and
-    /// there alone, what is computed for a token depends on whether it was given or generated.
+    /// As with `generate` of `transformers`, the base is that of the text's length when a token is added: all prompt
+    /// tokens use the length of the whole prompt, in however many steps they are computed; each generated token uses
+    /// the length up to itself; and cached keys are not changed later. So beyond `original_max_seq_len`, the result for
+    /// a token depends on whether it was part of the prompt or generated.
     Dynamic {
         /// At least 1.
         factor: f64,
-        /// Longest sequence before scaling.
+        /// Context length before scaling.
         original_max_seq_len: usize,
     },
-    /// Long wavelengths by the factor, short ones not at all, blended between ([Llama
+    /// Long wavelengths by the factor, short ones not at all, with a blend in between ([Llama
     /// 3.1](https://arxiv.org/abs/2407.21783)).
     Llama3 {
         /// At least 1.
         factor: f64,
-        /// Wavelengths above `original_max_seq_len / low_freq_factor` are stretched in full.
+        /// Wavelengths above `original_max_seq_len / low_freq_factor` are scaled by the full factor.
         low_freq_factor: f64,
-        /// Wavelengths below `original_max_seq_len / high_freq_factor` are left alone.
+        /// Wavelengths below `original_max_seq_len / high_freq_factor` are unchanged.
         high_freq_factor: f64,
-        /// Longest sequence before scaling.
+        /// Context length before scaling.
         original_max_seq_len: usize,
     },
-    /// The same, blended by dimension, and attention made sharper ([YaRN](https://arxiv.org/abs/2309.00071)).
+    /// The same, blended by dimension, with sharper attention ([YaRN](https://arxiv.org/abs/2309.00071)).
     Yarn {
         /// At least 1.
         factor: f64,
         /// Multiplies cosines and sines, and so scores by its square.
         attention_factor: f64,
-        /// Dimensions that turn more often than this over the original context are left alone.
+        /// Dimensions with more turns than this over the original context are unchanged.
         beta_fast: f64,
-        /// Dimensions that turn less often than this are stretched in full.
+        /// Dimensions with fewer turns than this are scaled by the full factor.
         beta_slow: f64,
-        /// Longest sequence before scaling.
+        /// Context length before scaling.
         original_max_seq_len: usize,
-        /// Whether the blend's ends are rounded outwards to whole dimensions.
+        /// Whether the ends of the blend are rounded outwards to whole dimensions.
         truncate: bool,
     },
 }
 
-/// The sizes that a preset leaves open.
+/// The sizes of a preset architecture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
     /// See [`GptConfig::vocab_size`].
@@ -286,7 +295,7 @@ impl GptConfig {
         }
     }
 
-    /// The architecture of Llama: RMSNorm, SwiGLU, rotary positions, no biases, embeddings apart from `lm_head`.
+    /// The architecture of Llama: RMSNorm, SwiGLU, rotary positions, no biases, untied embeddings.
     pub fn llama(sizes: Sizes) -> Self {
         let Sizes { vocab_size, max_seq_len, n_layers, n_heads, n_kv_heads, d_model, d_ff } = sizes;
         let head_dim = d_model / n_heads.max(1);
@@ -301,6 +310,7 @@ impl GptConfig {
             d_ff,
             norm: NormKind::RmsNorm,
             norm_eps: 1e-5,
+            norm_weight: true,
             norm_bias: false,
             norm_weight_offset: 0.0,
             norm_position: NormPosition::Pre,
@@ -334,8 +344,23 @@ impl GptConfig {
         }
     }
 
-    /// Beyond how many tokens what is computed for a token depends on how long its text was when it came in; `None`:
-    /// nowhere. See [`RopeScaling::Dynamic`].
+    /// The architecture of [nanochat](https://github.com/karpathy/nanochat): as Llama, with norms without weights, also of
+    /// embeddings, queries and keys, squared ReLU without a gate, and a soft cap of 15 on the logits.
+    pub fn nanochat(sizes: Sizes) -> Self {
+        Self {
+            norm_eps: 1e-6,
+            norm_weight: false,
+            embed_norm: true,
+            qk_norm: true,
+            activation: Activation::ReluSquared,
+            gated_mlp: false,
+            logit_softcap: Some(15.0),
+            ..Self::llama(sizes)
+        }
+    }
+
+    /// The number of tokens beyond which the result for a token depends on the text's length at the time; `None`: it
+    /// never does. See [`RopeScaling::Dynamic`].
     pub fn text_len_matters_beyond(&self) -> Option<usize> {
         let usual = if let Positions::Rope(rope) = &self.positions { Some(rope) } else { None };
         let lengths = usual.into_iter().chain(&self.window_rope).filter_map(|rope| match rope.scaling {
@@ -345,19 +370,19 @@ impl GptConfig {
         lengths.min()
     }
 
-    /// The window of `layer`, counted from 0, if it has one.
+    /// The sliding window of `layer`, counted from 0, if it has one.
     pub fn window_of(&self, layer: usize) -> Option<usize> {
         self.sliding_window.filter(|_| self.full_layers.binary_search(&layer).is_err())
     }
 
-    /// How `layer` rotates queries and keys, if it does.
+    /// The rotary positions of `layer`, if it has them.
     pub fn rope_of(&self, layer: usize) -> Option<&Rope> {
         let Positions::Rope(rope) = &self.positions else { return None };
         let rotates = self.unrotated_layers.binary_search(&layer).is_err();
         rotates.then(|| self.window_rope.as_ref().filter(|_| self.window_of(layer).is_some()).unwrap_or(rope))
     }
 
-    /// What scores of attention are multiplied by.
+    /// The multiplier of attention scores.
     pub fn score_scale(&self) -> f64 {
         self.attention_scale.unwrap_or_else(|| (self.head_dim as f64).sqrt().recip())
     }
@@ -372,13 +397,18 @@ impl GptConfig {
         self.n_kv_heads * self.head_dim
     }
 
-    /// Bytes of KV cache that one token takes over all layers, at `bytes_per_value` (4 for f32).
+    /// Bytes of KV cache per token over all layers, at `bytes_per_value` (4 for f32).
     pub fn kv_bytes_per_token(&self, bytes_per_value: usize) -> usize {
         2 * self.n_layers * self.kv_width() * bytes_per_value
     }
 }
 
-/// For files from before there were multipliers.
+/// Default for files without multipliers.
 fn one() -> f64 {
     1.0
+}
+
+/// For files from before there were norms without weights.
+fn yes() -> bool {
+    true
 }

@@ -1,8 +1,8 @@
-//! Structured output: what a text must look like, as the set of tokens that may come next.
+//! Structured output: grammars as sets of allowed next tokens.
 //!
-//! What may come in: grammars ([`Grammar`]), their compilation against a vocabulary ([`GrammarCompiler`]), and the state
-//! of one text on its way through one ([`Constraint`]). The grammars themselves are the work of `llguidance`; its trie of
-//! tokens is built from our own vocabulary, without special tokens, so that none of them can come up within a text.
+//! Scope: grammars ([`Grammar`]), their compilation for a vocabulary ([`GrammarCompiler`]), and the state of one text
+//! ([`Constraint`]). `llguidance` implements the grammars; its token trie is built from the vocabulary without special
+//! tokens, so these cannot occur within a text.
 
 mod schema;
 mod state;
@@ -27,51 +27,50 @@ pub use self::{
     state::Constraint,
 };
 
-/// Longest grammar that is read, in bytes of its source.
+/// Maximum size of a grammar's source in bytes.
 pub const MAX_SOURCE_BYTES: usize = 1 << 20;
 
-/// How deep brackets may nest in a regular expression or in a grammar.
+/// Maximum nesting of brackets in a regular expression or a grammar.
 const MAX_BRACKETS: usize = 200;
 
-/// Bounds on what a grammar may cost: about 20 ms and some tens of megabytes to compile, and 15 ms for a mask, or some
-/// hundreds where it is very ambiguous. The parser keeps 8 bytes for each item of each row: with 2,000 items in a row,
-/// what 2,000 levels of right recursion have, 16 MB, and four times that with twice as many.
+/// Limits on the cost of a grammar: about 20 ms and some tens of megabytes to compile, and 15 ms per mask, or some
+/// hundreds if it is very ambiguous. The parser keeps 8 bytes per item of each row: with 2,000 items in a row, the
+/// number that 2,000 levels of right recursion need, 16 MB, and four times that with twice as many.
 fn limits() -> ParserLimits {
     ParserLimits { max_lexer_states: 50_000, verbose_errors: false, ..ParserLimits::default() }
 }
 
-/// Grammars are compiled recursively, schemas most of all.
+/// Stack size for compiling, which is recursive, especially for schemas.
 const STACK_BYTES: usize = 32 << 20;
 
-/// Signs in a grammar that may join expressions which hold for the same text: the library knows each way in which all of
-/// them may have begun.
+/// Maximum number of operators in a grammar that intersect expressions: the library tracks every combination of their
+/// states.
 const MAX_JOINTS: usize = 16;
 
-/// Longer tokens are left out of the trie, which does not hold them.
+/// Longer tokens are excluded: the trie does not support them.
 const MAX_TOKEN_BYTES: usize = 512;
 
-/// What a text must look like, from its first token to its last.
+/// A grammar for a whole text.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Grammar {
-    /// JSON that a [JSON Schema](https://json-schema.org/draft/2020-12) describes. What comes between its tokens is at
-    /// most one space, or a line break with up to 20 spaces.
+    /// JSON that follows a [JSON Schema](https://json-schema.org/draft/2020-12). Between its tokens there is at most
+    /// one space, or a line break with up to 20 spaces.
     Json(Value),
-    /// A regular expression that the whole text matches, with or without anchors at its ends; `\d` is one of ten digits.
+    /// A regular expression that matches the whole text, with or without anchors; `\d` means the ten ASCII digits.
     Regex(String),
-    /// One of some texts.
+    /// One of several texts.
     Choice(Vec<String>),
-    /// A grammar in Lark's syntax as
-    /// [llguidance reads it](https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md).
+    /// A Lark grammar in [llguidance's syntax](https://github.com/guidance-ai/llguidance/blob/main/docs/syntax.md).
     Lark(String),
 }
 
-/// Why a grammar cannot be used.
+/// Why a grammar is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}")]
 pub struct GrammarError {
-    /// The place within a schema as a path such as `properties.age`; empty for the whole.
+    /// The location in a schema as a path such as `properties.age`; empty for the whole.
     pub at: String,
-    /// What is wrong with it.
+    /// The description of the error.
     pub what: String,
 }
 
@@ -84,15 +83,15 @@ impl GrammarError {
 /// Compiles grammars for one vocabulary.
 pub struct GrammarCompiler {
     factory: ParserFactory,
-    /// The tokens that are text. A grammar can name others by their ids.
+    /// The text tokens. A grammar can refer to others by id.
     text_tokens: Arc<SimpleVob>,
 }
 
 impl GrammarCompiler {
-    /// A compiler for a tokenizer. Takes a moment: the whole vocabulary becomes a trie.
+    /// A compiler for a tokenizer. Building the trie of the vocabulary takes a moment.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`] if the vocabulary makes no trie.
+    /// [`Error::Tokenizer`] if the trie cannot be built.
     pub fn new(tokenizer: &Tokenizer) -> Result<Self> {
         let no_trie = |what: String| Error::Tokenizer {
             what: format!("the vocabulary cannot be used for structured output: {what}"),
@@ -113,19 +112,19 @@ impl GrammarCompiler {
         Ok(Self { factory, text_tokens: Arc::new(text_tokens) })
     }
 
-    /// Compiles a grammar, within limits. `param` is the parameter that asked for it, as clients write it.
+    /// Compiles a grammar, within limits. `param` is the parameter that requests it, for error messages.
     ///
     /// # Errors
-    /// What is wrong with the grammar and where, or what this vocabulary cannot write.
+    /// The grammar is invalid, with its location, or the vocabulary cannot express it.
     pub fn compile(&self, grammar: &Grammar, param: &'static str) -> Result<Constraint, GrammarError> {
         check_size(grammar)?;
         on_a_deep_stack(|| match self.compile_source(grammar) {
             Ok(matcher) => {
                 if matcher.is_stopped() {
-                    return Err(GrammarError::whole("allows no text but the empty one"));
+                    return Err(GrammarError::whole("allows only the empty text"));
                 }
                 Constraint::new(matcher, Arc::clone(&self.text_tokens), param)
-                    .map_err(|error| GrammarError::whole(format!("cannot be used: {}", first_line(&error))))
+                    .map_err(|error| GrammarError::whole(format!("is invalid: {}", first_line(&error))))
             }
             Err(what) => Err(match grammar {
                 Grammar::Json(value) => {
@@ -143,14 +142,14 @@ impl GrammarCompiler {
             Grammar::Choice(choices) => {
                 let choices: Vec<String> =
                     choices.iter().map(|choice| Value::from(choice.as_str()).to_string()).collect();
-                // One terminal: as alternatives of a rule, thousands would be more than the parser keeps at a time.
+                // One terminal: as alternatives of a rule, thousands of choices would exceed the parser's limit.
                 TopLevelGrammar::from_lark(format!("start: CHOICE\nCHOICE: {}", choices.join(" | ")))
             }
             Grammar::Lark(source) => TopLevelGrammar::from_lark(source.clone()),
         };
         let mut matcher = Matcher::new(self.factory.create_parser(source));
-        // Notices a grammar that is complete from the start.
-        matcher.consume_tokens(&[]).map_err(|error| format!("cannot be used: {}", first_line(&error)))?;
+        // Detects a grammar that is complete from the start.
+        matcher.consume_tokens(&[]).map_err(|error| format!("is invalid: {}", first_line(&error)))?;
         Ok(matcher)
     }
 }
@@ -161,7 +160,7 @@ impl fmt::Debug for GrammarCompiler {
     }
 }
 
-/// What the library says, without its notes for its own developers.
+/// The library's message without its notes for developers.
 fn first_line(error: &impl fmt::Display) -> String {
     const MAX_CHARS: usize = 400;
     let text = error.to_string();
@@ -171,7 +170,7 @@ fn first_line(error: &impl fmt::Display) -> String {
     match text.char_indices().nth(MAX_CHARS) {
         Some((end, _)) => format!("{}...", text.get(..end).unwrap_or_default()),
         None if text.is_empty() || text == "NoExtensionBias" => {
-            "no text has this form, or none that the vocabulary can write".into()
+            "no text matches, or none that the vocabulary can express".into()
         }
         None => text.to_owned(),
     }
@@ -181,13 +180,14 @@ fn on_a_deep_stack<T: Send>(work: impl FnOnce() -> Result<T, GrammarError> + Sen
     thread::scope(|scope| {
         let builder = thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES);
         let worker = builder.spawn_scoped(scope, work);
-        let worker = worker.map_err(|error| GrammarError::whole(format!("cannot be compiled now: {error}")))?;
-        worker.join().unwrap_or_else(|_| Err(GrammarError::whole("is beyond what can be compiled")))
+        let worker =
+            worker.map_err(|error| GrammarError::whole(format!("cannot start a thread to compile it: {error}")))?;
+        worker.join().unwrap_or_else(|_| Err(GrammarError::whole("is too complex to compile")))
     })
 }
 
-/// What a token adds to a text; nothing for special tokens, and for bytes that no text has: the trie marks its own
-/// special tokens with 0xff.
+/// The bytes that a token adds to a text; empty for special tokens and bytes that are not in any text: the trie marks
+/// its own special tokens with 0xff.
 fn text_bytes(tokenizer: &Tokenizer, id: TokenId) -> Vec<u8> {
     let bytes = tokenizer.token_bytes(id);
     let is_text = !tokenizer.is_special(id) && bytes.len() <= MAX_TOKEN_BYTES && !bytes.contains(&0xff);
@@ -210,7 +210,7 @@ fn check_size(grammar: &Grammar) -> Result<(), GrammarError> {
         schema::check_in_lark(source)?;
         let n_joints = source.matches('&').count();
         if n_joints > MAX_JOINTS {
-            return Err(GrammarError::whole(format!("must hold at most {MAX_JOINTS} times `&`, got {n_joints}")));
+            return Err(GrammarError::whole(format!("must have at most {MAX_JOINTS} `&`, got {n_joints}")));
         }
     }
     if let Grammar::Lark(source) | Grammar::Regex(source) = grammar {
@@ -223,12 +223,12 @@ fn check_size(grammar: &Grammar) -> Result<(), GrammarError> {
     if let Grammar::Choice(choices) = grammar
         && (choices.is_empty() || choices.iter().any(String::is_empty))
     {
-        return Err(GrammarError::whole("must hold at least one text, none of them empty"));
+        return Err(GrammarError::whole("must have at least one text, and no empty ones"));
     }
     Ok(())
 }
 
-/// The whole text is to match, so anchors at both ends say nothing; the library knows none.
+/// Removes anchors at both ends, which the library does not support: the whole text is matched anyway.
 fn without_anchors(regex: &str) -> &str {
     let regex = regex.strip_prefix('^').unwrap_or(regex);
     match regex.strip_suffix('$') {
@@ -237,7 +237,7 @@ fn without_anchors(regex: &str) -> &str {
     }
 }
 
-/// `\d` as the ten digits, which it means everywhere; which others it means, depends on whom one asks.
+/// Replaces `\d` by the ten ASCII digits; other interpretations differ between regex dialects.
 fn with_plain_digits(regex: &str) -> String {
     let mut plain = String::with_capacity(regex.len());
     let mut characters = regex.chars();
@@ -253,7 +253,7 @@ fn with_plain_digits(regex: &str) -> String {
     plain
 }
 
-/// How deep brackets nest, those behind a backslash and within double quotes not counted.
+/// The nesting depth of brackets, without those that are escaped or in double quotes.
 fn bracket_depth(source: &str) -> usize {
     let (mut depth, mut deepest, mut is_quoted, mut is_escaped) = (0usize, 0, false, false);
     for character in source.chars() {

@@ -1,5 +1,5 @@
-//! Which device to run on: a real GPU if there is one, else the CPU. Nothing here panics on a machine without a GPU,
-//! without a Vulkan loader, or with a software adapter only.
+//! Device selection: a GPU if there is one, else the CPU. Nothing here panics without a GPU, without a Vulkan loader,
+//! or with only a software adapter.
 
 use std::{fmt, str::FromStr};
 
@@ -10,17 +10,17 @@ use crate::error::{Error, Result};
 #[cfg(feature = "gpu")]
 mod wgpu;
 
-/// The device a user asks for.
+/// A device setting.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// A real GPU through wgpu if there is one, else the CPU.
+    /// A GPU through wgpu if there is one, else the CPU.
     #[default]
     Auto,
-    /// A real GPU through wgpu.
+    /// A GPU through wgpu.
     Gpu,
     /// The CPU.
     Cpu,
-    /// A GPU that the CPU pretends to be, such as lavapipe: slow, for tests.
+    /// A software GPU adapter such as lavapipe: slow, for tests.
     WgpuSoftware,
     /// The first CUDA device.
     #[cfg(feature = "cuda")]
@@ -68,26 +68,26 @@ impl FromStr for DeviceChoice {
     }
 }
 
-/// A device, and why it is this one.
+/// A device, and why it was chosen.
 #[derive(Clone, Debug)]
 pub struct Chosen {
-    /// Ready for tensors.
+    /// Initialized.
     pub device: Device,
-    /// One sentence for a person.
+    /// The reason, in one sentence.
     pub reason: String,
 }
 
-/// An adapter that wgpu sees.
+/// A wgpu adapter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Adapter {
-    /// Its kind and number, as Burn tells it apart.
+    /// Its kind and number in Burn.
     pub kind: String,
-    /// Whether the CPU pretends to be it.
+    /// Whether it is a software adapter.
     pub software: bool,
 }
 
-/// The adapters that wgpu sees; none without a driver or a Vulkan loader, or in a build without the feature `gpu`. Opens
-/// none of them.
+/// wgpu's adapters; none without a driver or a Vulkan loader, or in a build without the feature `gpu`. Does not open
+/// them.
 pub fn adapters() -> Vec<Adapter> {
     #[cfg(feature = "gpu")]
     return wgpu::adapters();
@@ -95,7 +95,7 @@ pub fn adapters() -> Vec<Adapter> {
     Vec::new()
 }
 
-/// What the device calls itself.
+/// The device's name.
 pub fn name(device: &Device) -> String {
     #[cfg(feature = "gpu")]
     if let Some(identity) = device.identity() {
@@ -105,23 +105,23 @@ pub fn name(device: &Device) -> String {
     "CPU".to_owned()
 }
 
-/// Opens the device that `choice` asks for.
+/// Opens the device for `choice`.
 ///
 /// # Errors
-/// [`Error::Device`] when there is none of that kind, or when it does not open. [`DeviceChoice::Auto`] never fails: it
-/// ends at the CPU.
+/// [`Error::Device`] if there is no such device, or if it cannot be opened. [`DeviceChoice::Auto`] never fails: it
+/// falls back to the CPU.
 pub fn choose(choice: DeviceChoice) -> Result<Chosen> {
     match choice {
-        DeviceChoice::Cpu => Ok(cpu("the CPU was asked for")),
+        DeviceChoice::Cpu => Ok(cpu("requested")),
         #[cfg(feature = "gpu")]
         _ => wgpu::choose(choice),
         #[cfg(not(feature = "gpu"))]
-        DeviceChoice::Auto => Ok(cpu("this build is for the CPU alone")),
+        DeviceChoice::Auto => Ok(cpu("this build has no GPU support")),
         #[cfg(not(feature = "gpu"))]
         DeviceChoice::Gpu | DeviceChoice::WgpuSoftware => Err(absent(
             choice,
-            "this build is for the CPU alone",
-            "build with the feature `gpu`, which is on by default",
+            "this build has no GPU support",
+            "build with the feature `gpu`, which is enabled by default",
         )),
     }
 }

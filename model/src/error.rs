@@ -1,45 +1,45 @@
-//! What can go wrong in the model crate: each message names the thing in backticks, says what was found against what
-//! is allowed, and ends with a hint where there is one.
+//! The errors of the model crate. Each message names the subject in backticks, the value found and what is allowed, and
+//! ends with a hint if there is one.
 
 use std::{io, path::PathBuf};
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Everything that the model crate reports. Callers show it with `Display`; programs match on the variant.
+/// All errors of the model crate. Display is for people; programs match on the variant.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The operating system refused to read or write a file.
+    /// The system could not read or write a file.
     #[error("cannot {action} `{path}`: {reason}")]
     Io {
-        /// What was being done: `read`, `write`, `create`, ...
+        /// The failed action: `read`, `write`, `create`, ...
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// The system's reason. Part of the message, so it is no `source` to be printed once more.
+        /// The system's reason. Part of the message, so it is not a `source`, which would be printed twice.
         reason: io::Error,
     },
-    /// A file is there but does not hold what it should, or asks for something that is not supported.
+    /// A file is invalid or requires an unsupported feature.
     #[error("`{path}`: {what}{}", hint_line(hint))]
     File {
         /// The file or folder.
         path: PathBuf,
-        /// What is wrong, found against expected.
+        /// The error: what was found and expected.
         what: String,
-        /// What to do about it; empty if there is nothing to say.
+        /// A hint; may be empty.
         hint: String,
     },
-    /// A tensor of a weights file is missing, surplus, or not of the shape or type that the configuration asks for.
+    /// A tensor of a weights file is missing, unexpected, or has the wrong shape or type.
     #[error("`{path}`: tensor `{tensor}`: {what}{}", hint_line(hint))]
     Tensor {
         /// The weights file.
         path: PathBuf,
         /// The tensor's name in that file.
         tensor: String,
-        /// What is wrong, found against expected.
+        /// The error: what was found and expected.
         what: String,
-        /// What to do about it; empty if there is nothing to say.
+        /// A hint; may be empty.
         hint: String,
     },
     /// A field of the architecture's configuration is out of range or contradicts another.
@@ -47,56 +47,56 @@ pub enum Error {
     Config {
         /// The field of `GptConfig`.
         field: &'static str,
-        /// What is wrong, found against expected.
+        /// The error: what was found and expected.
         what: String,
     },
-    /// No device of the kind asked for.
+    /// The requested device is not available.
     #[error("device `{name}`: {what}{}", hint_line(hint))]
     Device {
-        /// The device as it was asked for.
+        /// The name of the requested device.
         name: String,
-        /// What is wrong.
+        /// The error.
         what: String,
-        /// What to do about it; empty if there is nothing to say.
+        /// A hint; may be empty.
         hint: String,
     },
-    /// A text that the tokenizer cannot turn into token ids, or ids that it cannot turn into text.
+    /// The tokenizer cannot encode a text or decode ids.
     #[error("tokenizer: {what}{}", hint_line(hint))]
     Tokenizer {
-        /// What is wrong.
+        /// The error.
         what: String,
-        /// What to do about it; empty if there is nothing to say.
+        /// A hint; may be empty.
         hint: String,
     },
-    /// A chat template that does not parse, or that fails on the messages given.
+    /// A chat template does not parse, or fails on the messages.
     #[error("chat template: {what}{}", hint_line(hint))]
     Template {
-        /// What is wrong.
+        /// The error.
         what: String,
-        /// What to do about it; empty if there is nothing to say.
+        /// A hint; may be empty.
         hint: String,
     },
-    /// A parameter of a request is out of range.
+    /// A parameter is invalid.
     #[error("`{name}` {what}")]
     Param {
-        /// The parameter's name as a client writes it.
+        /// The parameter's name in requests.
         name: &'static str,
-        /// What is allowed, and what was given.
+        /// What is allowed, and what was found.
         what: String,
     },
-    /// The model computed something that no token can be drawn from.
+    /// The model's logits are invalid, so no token can be sampled.
     #[error(
-        "the model's logits cannot be used: {what}\nhint: its weights may be broken, or too large for their dtype; weights \
-         that are not finite are named when it is loaded"
+        "the model's logits are invalid: {what}\nhint: the weights may be broken or too large for their dtype; loading the \
+         model reports weights that are not finite"
     )]
     Logits {
-        /// What is wrong with them.
+        /// The error.
         what: String,
     },
-    /// The computation failed on the device: out of memory, device lost, a kernel that did not compile.
+    /// The computation failed on the device: out of memory, device lost, a kernel that does not compile.
     #[error("the device failed: {what}")]
     Execution {
-        /// The device's own words.
+        /// The device's message.
         what: String,
     },
 }

@@ -1,5 +1,5 @@
-//! The plain loop for one sequence: prefill, then one token at a time. The command line and training samples use it, and
-//! the server's engine is tested against it.
+//! A simple generation loop for one sequence: prefill, then one token at a time. Used by the command line and for
+//! training samples; the server's engine is tested against it.
 
 use std::ops::ControlFlow;
 
@@ -15,29 +15,28 @@ use crate::{
     sampling::{Sampler, SamplingParams},
 };
 
-/// Rows of a prompt that go through the model at a time, so that a long one needs no more memory than this many rows.
+/// Rows per prefill chunk, which limits the memory for long prompts.
 const PREFILL_CHUNK: usize = 512;
 
-/// What to generate.
+/// Options of [`generate`].
 #[derive(Clone, Debug)]
 pub struct GenerateOptions {
-    /// At most this many tokens; fewer when the model's context ends.
+    /// Maximum number of new tokens; fewer if the context ends.
     pub max_tokens: usize,
-    /// How keys and values are held; `None`: as [suits](KvDtype::choose) the model.
+    /// Dtype of the KV cache; `None`: as [suits](KvDtype::choose) the model.
     pub kv_dtype: Option<KvDtype>,
-    /// How tokens are chosen.
+    /// Sampling parameters.
     pub sampling: SamplingParams,
-    /// Tokens that end the text. The one that ended it is part of the result.
+    /// Tokens that end the text. The last one is part of the result.
     pub eos_token_ids: Vec<TokenId>,
 }
 
-/// Continues `prompt_ids`; `on_token` sees each token as it comes and may stop there.
-///
-/// Gives the new tokens.
+/// Continues `prompt_ids` and returns the new tokens. `on_token` receives each token as it comes and may stop the loop.
 ///
 /// # Errors
-/// [`Error::Param`] when the prompt is empty, too long, or has ids beyond the vocabulary, or when a sampling parameter is
-/// out of range; [`Error::Device`] when the device cannot hold keys and values so; [`Error::Execution`] when it fails.
+/// [`Error::Param`] if the prompt is empty, too long, or has ids outside the vocabulary, or if a sampling parameter is
+/// out of range; [`Error::Device`] if the device does not support the dtype of the KV cache; [`Error::Execution`] if
+/// the device fails.
 pub fn generate(
     gpt: &Gpt,
     prompt_ids: &[TokenId],
@@ -68,10 +67,10 @@ pub fn generate(
     Ok(generated)
 }
 
-/// Appends `token_ids` to the sequence in `table` and gives the logits of what comes next, `[vocab_size]`.
+/// Appends `token_ids` to the sequence in `table` and returns the logits of the next token, `[vocab_size]`.
 ///
 /// # Errors
-/// [`Error::Execution`] when the cache has too few pages or the device fails.
+/// [`Error::Execution`] if the cache has too few pages or the device fails.
 pub fn next_logits(gpt: &Gpt, cache: &mut KvCache, table: &mut PageTable, token_ids: &[TokenId]) -> Result<Vec<f32>> {
     let mut last = None;
     for chunk in token_ids.chunks(PREFILL_CHUNK) {
@@ -84,10 +83,10 @@ pub fn next_logits(gpt: &Gpt, cache: &mut KvCache, table: &mut PageTable, token_
     to_f32(read(gpt.logits(hidden))?)
 }
 
-/// Ids as the model takes them, `[n]`, on its device.
+/// Token ids as a tensor on the model's device, `[n]`.
 ///
 /// # Panics
-/// When an id is not in the model's vocabulary.
+/// If an id is outside the model's vocabulary.
 pub fn token_tensor(gpt: &Gpt, token_ids: &[TokenId]) -> Tensor<1, Int> {
     let vocab_size = gpt.config().vocab_size;
     assert!(token_ids.iter().all(|id| (*id as usize) < vocab_size), "a token id beyond the vocabulary of {vocab_size}");
@@ -101,11 +100,11 @@ fn check_prompt(prompt_ids: &[TokenId], vocab_size: usize, max_seq_len: usize) -
         return refuse("must have at least one token".to_owned());
     }
     if let Some(id) = prompt_ids.iter().find(|id| **id as usize >= vocab_size) {
-        return refuse(format!("has token id {id}, the vocabulary has {vocab_size}"));
+        return refuse(format!("has the token id {id}, but the vocabulary has {vocab_size} tokens"));
     }
     if prompt_ids.len() >= max_seq_len {
         let n = prompt_ids.len();
-        return refuse(format!("must leave room in the context of {max_seq_len} tokens, got {n} tokens"));
+        return refuse(format!("must be shorter than the context of {max_seq_len} tokens, got {n} tokens"));
     }
     Ok(())
 }

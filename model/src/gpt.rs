@@ -9,11 +9,15 @@ use burn::{
 };
 
 use crate::{
-    attention::{AddedPositions, AttentionContext, CausalSelfAttention, Pass},
+    attention::CausalSelfAttention,
     config::{Activation, GptConfig, NormPosition},
     error::Result,
+    forward_pass::{AddedPositions, AttentionContext, ForwardPass},
     layers::{Embedding, Linear, LmHead, Norm},
-    ops::{self, BlockParts, Dtype, Weight, read, to_f32},
+    ops::{
+        self, BlockParts, Dtype, LinearParts, LossOptions, Losses, NormParts, PartEnds, Targets, Weight, read, to_f32,
+    },
+    param_specs::norm_widths,
     params::{ParamList, ParamRef, ParamSource},
 };
 pub use crate::{
@@ -76,7 +80,8 @@ impl Gpt {
         config.validate()?;
         let specs = param_specs(config).into_iter().map(|spec| (spec.path.clone(), spec)).collect();
         let mut read = |spec: &ParamSpec| read(spec).map(Into::into);
-        let params = &mut ParamSource { specs, read: &mut read, dtype, device, config };
+        let norms = norm_widths(config);
+        let params = &mut ParamSource { specs, norms, read: &mut read, dtype, device, config };
         Ok(Self {
             embed: Embedding::new("embed", params)?,
             embed_norm: Norm::if_any("embed_norm", params)?,
@@ -87,6 +92,17 @@ impl Gpt {
             lm_head: LmHead::new("lm_head", params)?,
             config: config.clone(),
         })
+    }
+
+    /// The same model with another share of activations dropped while training: files may not say it.
+    #[must_use]
+    pub fn with_dropout(mut self, dropout: f64) -> Self {
+        self.config.dropout = dropout;
+        self.dropout = DropoutConfig::new(dropout).init();
+        for block in &mut self.blocks {
+            block.dropout = DropoutConfig::new(dropout).init();
+        }
+        self
     }
 
     /// The architecture.
@@ -109,11 +125,11 @@ impl Gpt {
     /// id or a position is beyond the last.
     pub fn forward(&self, token_ids: Tensor<1, Int>, context: AttentionContext<'_>) -> Tensor<2> {
         let device = token_ids.device();
-        self.run(token_ids, &mut Pass::new(&self.config, context, &device))
+        self.run(token_ids, &mut ForwardPass::new(&self.config, context, &device))
     }
 
     /// [`forward`](Self::forward).
-    pub(crate) fn run(&self, token_ids: Tensor<1, Int>, pass: &mut Pass<'_>) -> Tensor<2> {
+    pub(crate) fn run(&self, token_ids: Tensor<1, Int>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
         assert_eq!(token_ids.dims(), [pass.n_rows()], "token ids, and rows that attend");
         let mut x = self.embed.forward(token_ids);
         if self.config.scale_embeddings {
@@ -150,9 +166,23 @@ impl Gpt {
         }
     }
 
-    /// Mean cross entropy in nats per token: hidden `[n_rows, d_model]` and the ids that follow, `[n_rows]`, to `[1]`.
-    pub fn loss(&self, hidden: Tensor<2>, targets: Tensor<1, Int>) -> Tensor<1> {
-        ops::linear_cross_entropy(self.multiplied(hidden), self.output(), self.config.logit_softcap, targets)
+    /// Cross entropy in nats: hidden `[n_rows, d_model]` and the ids that follow, `[n_rows]`, to `[1]`. The mean over the
+    /// rows, or a sum by weights where the targets have some.
+    ///
+    /// # Panics
+    /// When there are not as many targets, or weights, as rows.
+    pub fn loss(&self, hidden: Tensor<2>, targets: impl Into<Targets>) -> Tensor<1> {
+        self.losses(hidden, targets, 0.0).objective
+    }
+
+    /// The same for training: what is minimised adds `z_loss` times the mean (or the weighted sum) of `ln(Z)^2`, where `Z` is
+    /// the denominator of the softmax, which keeps logits from drifting ([PaLM](https://arxiv.org/abs/2204.02311), 5).
+    ///
+    /// # Panics
+    /// Those of [`loss`](Self::loss).
+    pub fn losses(&self, hidden: Tensor<2>, targets: impl Into<Targets>, z_loss: f64) -> Losses {
+        let options = LossOptions { softcap: self.config.logit_softcap, z_loss };
+        ops::linear_cross_entropy(self.multiplied(hidden), self.output(), options, targets.into())
     }
 
     /// Bytes of matrices that one decoding step reads: all but embeddings of which it takes single rows.
@@ -240,19 +270,11 @@ struct Block {
     mlp_out_norm: Option<Norm>,
     dropout: Dropout,
     #[module(skip)]
-    wiring: Wiring,
+    norm_position: NormPosition,
+    #[module(skip)]
+    is_parallel: bool,
     #[module(skip)]
     residual_multiplier: f64,
-}
-
-/// How a block's two parts read from the residual stream and write to it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wiring {
-    Pre,
-    Post,
-    Inside,
-    Sandwich,
-    Parallel,
 }
 
 impl Block {
@@ -267,13 +289,8 @@ impl Block {
             mlp: Mlp::new(&format!("{path}.mlp"), params)?,
             mlp_out_norm: Norm::if_any(&format!("{path}.mlp_out_norm"), params)?,
             dropout: DropoutConfig::new(config.dropout).init(),
-            wiring: match config.norm_position {
-                _ if config.parallel_residual => Wiring::Parallel,
-                NormPosition::Pre => Wiring::Pre,
-                NormPosition::Post => Wiring::Post,
-                NormPosition::Inside => Wiring::Inside,
-                NormPosition::Sandwich => Wiring::Sandwich,
-            },
+            norm_position: config.norm_position,
+            is_parallel: config.parallel_residual,
             residual_multiplier: config.residual_multiplier,
         })
     }
@@ -293,106 +310,83 @@ impl Block {
         self.mlp_out_norm.iter().for_each(|norm| norm.list_params(&format!("{path}.mlp_out_norm"), list));
     }
 
-    fn forward(&self, layer: usize, x: Tensor<2>, pass: &mut Pass<'_>) -> Tensor<2> {
+    fn forward(&self, layer: usize, x: Tensor<2>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
+        let block = self.parts();
         if let Some((attention, scratch)) = pass.paged(layer)
-            && let Some(parts) = self.parts()
-            && ops::has_block(&x, &parts)
+            && ops::has_block(&x, &block)
         {
-            return ops::block(x, &parts, attention, scratch);
+            return ops::block(x, &block, attention, scratch);
         }
-        self.forward_by_operations(layer, x, pass)
+        self.forward_by_operations(&block, layer, x, pass)
     }
 
     /// [`forward`](Self::forward), one operation after the other.
-    fn forward_by_operations(&self, layer: usize, x: Tensor<2>, pass: &mut Pass<'_>) -> Tensor<2> {
-        let (attn_out, mlp_out) = (self.attn.out(), &self.mlp.down);
-        // Where the two parts share a norm, it is that of attention.
-        let mlp_norm = self.mlp_norm.as_ref().unwrap_or(&self.attn_norm);
-        match self.wiring {
-            Wiring::Pre => {
-                let mixed = self.attn.forward(layer, x.clone(), Some(&self.attn_norm), pass);
-                let x = self.add(x, attn_out, mixed);
-                let hidden = self.mlp.hidden(x.clone(), Some(mlp_norm));
-                self.add(x, mlp_out, hidden)
-            }
-            Wiring::Post => {
-                let mixed = self.attn.forward(layer, x.clone(), None, pass);
-                let x = self.attn_norm.forward(self.add(x, attn_out, mixed));
-                let hidden = self.mlp.hidden(x.clone(), None);
-                mlp_norm.forward(self.add(x, mlp_out, hidden))
-            }
-            Wiring::Inside => {
-                let mixed = self.attn.forward(layer, x.clone(), None, pass);
-                let x = self.add_normed(x, attn_out.forward(mixed), Some(&self.attn_norm));
-                let hidden = self.mlp.hidden(x.clone(), None);
-                self.add_normed(x, mlp_out.forward(hidden), Some(mlp_norm))
-            }
-            Wiring::Sandwich => {
-                let mixed = self.attn.forward(layer, x.clone(), Some(&self.attn_norm), pass);
-                let x = self.add_normed(x, attn_out.forward(mixed), self.attn_out_norm.as_ref());
-                let hidden = self.mlp.hidden(x.clone(), Some(mlp_norm));
-                self.add_normed(x, mlp_out.forward(hidden), self.mlp_out_norm.as_ref())
-            }
-            Wiring::Parallel => {
-                let mixed = self.attn.forward(layer, x.clone(), Some(&self.attn_norm), pass);
-                let hidden = self.mlp.hidden(x.clone(), Some(mlp_norm));
-                self.add(self.add(x, attn_out, mixed), mlp_out, hidden)
-            }
-        }
+    fn forward_by_operations(
+        &self,
+        block: &ops::Block<'_>,
+        layer: usize,
+        x: Tensor<2>,
+        pass: &mut ForwardPass<'_>,
+    ) -> Tensor<2> {
+        let attended = CausalSelfAttention::forward(layer, x.clone(), block, pass);
+        let parallel = block.is_parallel.then(|| Mlp::hidden(x.clone(), block));
+        let x = self.add(x, attended, &block.attn, block, pass);
+        let hidden = parallel.unwrap_or_else(|| Mlp::hidden(x.clone(), block));
+        self.add(x, hidden, &block.mlp, block, pass)
     }
 
-    /// Adds what `out` makes of `input` to the residual stream.
-    fn add(&self, residual: Tensor<2>, out: &Linear, input: Tensor<2>) -> Tensor<2> {
-        if input.device().is_autodiff() || self.residual_multiplier != 1.0 {
-            return self.add_normed(residual, out.forward(input), None);
-        }
-        out.forward_add(input, residual)
-    }
-
-    /// Adds `update`, normalised where there is a norm, to the residual stream.
-    fn add_normed(&self, residual: Tensor<2>, update: Tensor<2>, norm: Option<&Norm>) -> Tensor<2> {
-        let update = match norm {
-            Some(norm) if self.residual_multiplier == 1.0 && !update.device().is_autodiff() => {
-                return ops::norm_add(update, norm.parts(), residual);
-            }
-            Some(norm) => norm.forward(update),
-            None => update,
+    /// Adds what a part's last matrix makes of `input` to the residual stream.
+    fn add(
+        &self,
+        residual: Tensor<2>,
+        input: Tensor<2>,
+        part: &PartEnds<NormParts, LinearParts<'_>>,
+        block: &ops::Block<'_>,
+        pass: &ForwardPass<'_>,
+    ) -> Tensor<2> {
+        let LinearParts { weight, bias } = part.out.clone();
+        let norm = part.out_norm.clone();
+        let (before, after) = if block.norm_after_add { (None, norm) } else { (norm, None) };
+        let multiplier = block.residual_multiplier;
+        let normed = |x: Tensor<2>, norm: Option<NormParts>| match norm {
+            Some(NormParts { weight, bias, options }) => ops::norm(x, weight, bias, options),
+            None => x,
         };
-        let update = if update.device().is_autodiff() { self.dropout.forward(update) } else { update };
-        residual + if self.residual_multiplier == 1.0 { update } else { update * self.residual_multiplier }
-    }
-}
-
-impl Block {
-    /// The parameters, if the block is of the kind that devices have bodies for: all but where norms are of the residual
-    /// stream itself.
-    fn parts(&self) -> Option<BlockParts<'_>> {
-        // Where the two parts share a norm, it is that of attention.
-        let mlp_norm = self.mlp_norm.as_ref().unwrap_or(&self.attn_norm);
-        let (attn_norm, mlp_norm) = (Some(self.attn_norm.parts()), Some(mlp_norm.parts()));
-        let out_norms = || [&self.attn_out_norm, &self.mlp_out_norm].map(|norm| norm.as_ref().map(Norm::parts));
-        let ([attn_in_norm, mlp_in_norm], [attn_out_norm, mlp_out_norm]) = match self.wiring {
-            Wiring::Pre | Wiring::Parallel => ([attn_norm, mlp_norm], [None, None]),
-            Wiring::Inside => ([None, None], [attn_norm, mlp_norm]),
-            Wiring::Sandwich => ([attn_norm, mlp_norm], out_norms()),
-            Wiring::Post => return None,
+        let sum = match before {
+            before if multiplier != 1.0 || pass.applies_dropout() => {
+                let update = self.dropout.forward(normed(ops::linear(input, weight, bias), before));
+                residual + if multiplier == 1.0 { update } else { update * multiplier }
+            }
+            Some(norm) => ops::norm_add(ops::linear(input, weight, bias), norm, residual),
+            None => ops::linear_add(input, weight, bias, residual),
         };
-        let [qkv, out] = self.attn.products();
-        Some(BlockParts {
-            attn_in_norm,
+        normed(sum, after)
+    }
+
+    /// What the block is made of.
+    fn parts(&self) -> ops::Block<'_> {
+        let norm = |norm: &Option<Norm>| norm.as_ref().map(Norm::parts);
+        let attn_norm = self.attn_norm.parts();
+        // If the two parts share a norm, it is the one of attention.
+        let mlp_norm = norm(&self.mlp_norm).unwrap_or_else(|| attn_norm.clone());
+        let norms_input = matches!(self.norm_position, NormPosition::Pre | NormPosition::Sandwich);
+        let ends = |own: NormParts, out, out_norm: &Option<Norm>| match norms_input {
+            true => PartEnds { in_norm: Some(own), out, out_norm: norm(out_norm) },
+            false => PartEnds { in_norm: None, out, out_norm: Some(own) },
+        };
+        let [qkv, attn_out] = self.attn.projections();
+        BlockParts {
+            attn: ends(attn_norm, attn_out, &self.attn_out_norm),
             qkv,
-            head_norms: self.attn.head_norms(),
-            out,
-            attn_out_norm,
-            mlp_in_norm,
+            qk_norms: self.attn.qk_norms(),
+            mlp: ends(mlp_norm, self.mlp.down.parts(), &self.mlp_out_norm),
             up: self.mlp.up.parts(),
-            down: self.mlp.down.parts(),
-            mlp_out_norm,
             activation: self.mlp.activation,
             gated: self.mlp.gated,
-            is_parallel: self.wiring == Wiring::Parallel,
+            is_parallel: self.is_parallel,
+            norm_after_add: self.norm_position == NormPosition::Post,
             residual_multiplier: self.residual_multiplier,
-        })
+        }
     }
 }
 
@@ -419,14 +413,15 @@ impl Mlp {
         })
     }
 
-    /// What `down` takes, `[n_rows, d_ff]`; `x` is normalised first where there is a norm.
-    fn hidden(&self, x: Tensor<2>, norm: Option<&Norm>) -> Tensor<2> {
-        let x = match norm {
-            Some(norm) if self.gated => return self.up.forward_gated(x, norm, self.activation),
-            Some(norm) => self.up.forward_normed(x, norm),
-            None => self.up.forward(x),
+    /// Applies `block`'s input norm and the MLP up to its activation to `x [n_rows, d_model]`: `[n_rows, d_ff]`.
+    fn hidden(x: Tensor<2>, block: &ops::Block<'_>) -> Tensor<2> {
+        let LinearParts { weight, bias } = block.up.clone();
+        let x = match block.mlp.in_norm.clone() {
+            Some(norm) if block.gated => return ops::normed_gated(x, norm, weight, bias, block.activation),
+            Some(norm) => ops::normed_linear(x, norm, weight, bias),
+            None => ops::linear(x, weight, bias),
         };
-        if self.gated { ops::gated(x, self.activation) } else { ops::activate(x, self.activation) }
+        if block.gated { ops::gated(x, block.activation) } else { ops::activate(x, block.activation) }
     }
 }
 
@@ -497,14 +492,15 @@ mod tests {
                     for token_ids in [&[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8][..], &[4], &[6, 2]] {
                         let parts = &mut [StepPart { table: &mut table, n_new: token_ids.len() }];
                         let context = AttentionContext::Paged(cache.step(parts).unwrap());
-                        let mut pass = Pass::new(&config, context, &device);
+                        let mut pass = ForwardPass::new(&config, context, &device);
                         let mut x = gpt.embed.forward(token_tensor(&gpt, token_ids));
                         for (layer, block) in gpt.blocks.iter().enumerate() {
-                            assert!(block.parts().is_some_and(|parts| ops::has_block(&x, &parts)), "{name}");
+                            let parts = block.parts();
+                            assert!(ops::has_block(&x, &parts), "{name}");
                             x = if is_whole {
                                 block.forward(layer, x, &mut pass)
                             } else {
-                                block.forward_by_operations(layer, x, &mut pass)
+                                block.forward_by_operations(&parts, layer, x, &mut pass)
                             };
                         }
                         bits.extend(ops::to_f32(ops::read(x).unwrap()).unwrap().into_iter().map(f32::to_bits));

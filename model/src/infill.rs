@@ -1,7 +1,7 @@
-//! Fill in the middle: how models that were trained for it read the text before and behind a gap.
+//! Fill-in-the-middle: how models read the text before and after a gap.
 //!
-//! One table of families, told apart by the special tokens of their vocabularies. What may come in: the order in which a
-//! family wants its parts. Whether a request has a gap, and what else it asks for, is said elsewhere.
+//! A table of model families, recognized by the special tokens of their vocabularies. Scope: the order and tokens of
+//! each family's prompt.
 
 use crate::{
     TokenId,
@@ -11,16 +11,16 @@ use crate::{
 
 /// A family's special tokens and the order of its parts.
 struct Family {
-    /// Before the text that comes before the gap.
+    /// Before the text in front of the gap.
     prefix: &'static str,
-    /// Before the text that comes behind it.
+    /// Before the text after the gap.
     suffix: &'static str,
-    /// Where the model starts to write.
+    /// Before the text to generate.
     middle: Option<&'static str>,
     order: Order,
-    /// Tokens with which such a model ends what it has filled in, besides its end of a text.
+    /// Further tokens that end the generated text, besides end-of-sequence.
     ends: &'static [&'static str],
-    /// The tokenizer puts a space in front of every text that it encodes.
+    /// Whether the tokenizer adds a space in front of every text.
     adds_space: bool,
 }
 
@@ -28,11 +28,11 @@ struct Family {
 enum Order {
     /// Prefix, suffix, middle.
     PrefixFirst,
-    /// Suffix, prefix, and then on without a further token.
+    /// Suffix, prefix; then generation starts without a further token.
     SuffixFirst,
 }
 
-/// Where two families share their tokens, the order is the same.
+/// Families that share tokens have the same order.
 const FAMILIES: &[Family] = &[
     // Qwen2.5-Coder, CodeGemma, Granite 3.
     Family {
@@ -50,7 +50,7 @@ const FAMILIES: &[Family] = &[
     Family { middle: Some("<fim-middle>"), ends: &["<fim-pad>"], ..Family::new("<fim-prefix>", "<fim-suffix>") },
     // Code Llama (https://arxiv.org/abs/2308.12950).
     Family { middle: Some("▁<MID>"), ends: &["▁<EOT>"], adds_space: true, ..Family::new("▁<PRE>", "▁<SUF>") },
-    // DeepSeek-Coder (https://arxiv.org/abs/2401.14196): its third token says where the text ends, not where the gap is.
+    // DeepSeek-Coder (https://arxiv.org/abs/2401.14196): its third token marks the end of the text, not the gap.
     Family { middle: Some("<｜fim▁end｜>"), ..Family::new("<｜fim▁begin｜>", "<｜fim▁hole｜>") },
     // Codestral.
     Family { order: Order::SuffixFirst, adds_space: true, ..Family::new("[PREFIX]", "[SUFFIX]") },
@@ -62,7 +62,7 @@ impl Family {
     }
 }
 
-/// How the served model fills in a gap.
+/// The fill-in-the-middle format of the served model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Infill {
     prefix: TokenId,
@@ -74,7 +74,7 @@ pub struct Infill {
 }
 
 impl Infill {
-    /// As the special tokens in the vocabulary say; `None` if they say nothing of it.
+    /// Detected from the special tokens in the vocabulary; `None` if there are none for this.
     pub fn of(tokenizer: &Tokenizer) -> Option<Self> {
         FAMILIES.iter().find_map(|family| {
             let id = |token: &str| tokenizer.token_id(token);
@@ -96,11 +96,11 @@ impl Infill {
         })
     }
 
-    /// The prompt that asks for what belongs between `before`, as token ids, and `behind`. A bos token at the start of
-    /// `before` stays in front of all. Strings in `behind` that look like special tokens stay text.
+    /// The prompt for the text between `before`, as token ids, and `behind`. A BOS token at the start of `before` stays
+    /// first. Strings in `behind` that look like special tokens stay text.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`](crate::Error::Tokenizer) if `behind` has a character that the vocabulary lacks.
+    /// [`Error::Tokenizer`](crate::Error::Tokenizer) if `behind` has a character that is not in the vocabulary.
     pub fn prompt(&self, tokenizer: &Tokenizer, before: &[TokenId], behind: &str) -> Result<Vec<TokenId>> {
         let behind = self.encode(tokenizer, behind)?;
         let bos = tokenizer.bos().map(|bos| bos.id);
@@ -117,14 +117,14 @@ impl Infill {
         Ok(start.into_iter().chain(first).chain(second).chain(self.middle).collect())
     }
 
-    /// Tokens that end what was filled in, besides the model's end-of-sequence tokens.
+    /// Tokens that end the generated text, in addition to the model's end-of-sequence tokens.
     pub fn end_ids(&self) -> &[TokenId] {
         &self.end_ids
     }
 
-    /// The text as it goes on behind a gap: without the space that some tokenizers put in front of all.
+    /// Encodes a text without the space that some tokenizers add in front.
     fn encode(&self, tokenizer: &Tokenizer, text: &str) -> Result<Vec<TokenId>> {
-        /// Stands in front of the text and takes the space upon itself, as in Code Llama's own code.
+        /// A mark in front of the text, which receives the added space, as in Code Llama's own code.
         const MARK: &str = "☺";
         let encode = |text: &str| tokenizer.encode(text, EncodeOptions::TEXT);
         if !self.adds_space {
@@ -133,7 +133,7 @@ impl Infill {
         let marked = encode(&format!("{MARK}{text}"))?;
         match marked.strip_prefix(encode(MARK)?.as_slice()) {
             Some(ids) => Ok(ids.to_vec()),
-            // The mark has melted into the text, which this vocabulary does not do.
+            // The mark was merged into the text, which this vocabulary does not do.
             None => encode(text),
         }
     }

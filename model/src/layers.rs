@@ -1,5 +1,4 @@
-//! The pieces that blocks are made of: matrices, embeddings and norms with their parameters, around the operations of
-//! [`ops`]. What they make of a text is for attention and the model to say.
+//! Matrices, embeddings and norms with their parameters, around the operations of [`ops`].
 
 use burn::{
     module::{Module, Param},
@@ -7,7 +6,6 @@ use burn::{
 };
 
 use crate::{
-    config::Activation,
     error::Result,
     ops::{self, LinearParts, NormOptions, NormParts, Weight},
     params::{ParamList, ParamRef, ParamSource},
@@ -37,29 +35,9 @@ impl Linear {
     pub(crate) fn parts(&self) -> LinearParts<'_> {
         LinearParts { weight: &self.weight, bias: self.bias.as_ref().map(Param::val) }
     }
-
-    /// `[n_rows, d_in]` to `[n_rows, d_out]`.
-    pub(crate) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        ops::linear(x, &self.weight, self.bias.as_ref().map(Param::val))
-    }
-
-    /// [`forward`](Self::forward) of the normalised rows.
-    pub(crate) fn forward_normed(&self, x: Tensor<2>, norm: &Norm) -> Tensor<2> {
-        ops::normed_linear(x, norm.parts(), &self.weight, self.bias.as_ref().map(Param::val))
-    }
-
-    /// The left half of [`forward_normed`](Self::forward_normed) gates the right: `[n_rows, d_out / 2]`.
-    pub(crate) fn forward_gated(&self, x: Tensor<2>, norm: &Norm, activation: Activation) -> Tensor<2> {
-        ops::normed_gated(x, norm.parts(), &self.weight, self.bias.as_ref().map(Param::val), activation)
-    }
-
-    /// [`forward`](Self::forward), plus `residual [n_rows, d_out]`.
-    pub(crate) fn forward_add(&self, x: Tensor<2>, residual: Tensor<2>) -> Tensor<2> {
-        ops::linear_add(x, &self.weight, self.bias.as_ref().map(Param::val), residual)
-    }
 }
 
-/// Where logits come from: a matrix of its own unless the embedding serves as such, and in few architectures a bias.
+/// The output matrix: its own or the embedding, and in few architectures a bias.
 #[derive(Module, Debug)]
 pub(crate) struct LmHead {
     pub(crate) weight: Option<Weight>,
@@ -81,7 +59,7 @@ impl LmHead {
     }
 }
 
-/// Rows of a matrix by number.
+/// An embedding: rows of a matrix by index.
 #[derive(Module, Debug)]
 pub(crate) struct Embedding {
     pub(crate) weight: Weight,
@@ -105,7 +83,9 @@ impl Embedding {
 /// LayerNorm or RMSNorm with its parameters.
 #[derive(Module, Debug)]
 pub(crate) struct Norm {
-    weight: Param<Tensor<1>>,
+    weight: Option<Param<Tensor<1>>>,
+    /// Stands for the weight where the architecture has none: the operations want one.
+    ones: Option<Tensor<1>>,
     bias: Option<Param<Tensor<1>>>,
     #[module(skip)]
     options: NormOptions,
@@ -114,8 +94,13 @@ pub(crate) struct Norm {
 impl Norm {
     pub(crate) fn new(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
         let config = params.config;
+        let Some(&width) = params.norms.get(path) else {
+            unreachable!("`param_specs` lists every norm that the model asks for: `{path}`")
+        };
+        let weight = params.vector(&format!("{path}.weight"))?;
         Ok(Self {
-            weight: params.required_vector(&format!("{path}.weight"))?,
+            ones: weight.is_none().then(|| Tensor::ones([width], params.device)),
+            weight,
             bias: params.vector(&format!("{path}.bias"))?,
             options: NormOptions { kind: config.norm, eps: config.norm_eps, weight_offset: config.norm_weight_offset },
         })
@@ -123,7 +108,7 @@ impl Norm {
 
     /// The norm at `path`, if the architecture has it.
     pub(crate) fn if_any(path: &str, params: &mut ParamSource<'_>) -> Result<Option<Self>> {
-        params.has(&format!("{path}.weight")).then(|| Self::new(path, params)).transpose()
+        params.norms.contains_key(path).then(|| Self::new(path, params)).transpose()
     }
 
     pub(crate) fn with_eps(mut self, eps: Option<f64>) -> Self {
@@ -132,16 +117,22 @@ impl Norm {
     }
 
     pub(crate) fn list_params<'a>(&'a self, path: &str, list: &mut ParamList<'a>) {
-        list.push((format!("{path}.weight"), ParamRef::Vector(&self.weight)));
+        list.extend(self.weight.iter().map(|weight| (format!("{path}.weight"), ParamRef::Vector(weight))));
         list.extend(self.bias.iter().map(|bias| (format!("{path}.bias"), ParamRef::Vector(bias))));
     }
 
     pub(crate) fn parts(&self) -> NormParts {
         let bias = self.bias.as_ref().map(Param::val);
-        NormParts { weight: self.weight.val(), bias, options: self.options }
+        let weight = match (&self.weight, &self.ones) {
+            (Some(weight), _) => weight.val(),
+            (None, Some(ones)) => ones.clone(),
+            (None, None) => unreachable!("a norm has weights or ones"),
+        };
+        NormParts { weight, bias, options: self.options }
     }
 
     pub(crate) fn forward(&self, x: Tensor<2>) -> Tensor<2> {
-        ops::norm(x, self.weight.val(), self.bias.as_ref().map(Param::val), self.options)
+        let NormParts { weight, bias, options } = self.parts();
+        ops::norm(x, weight, bias, options)
     }
 }

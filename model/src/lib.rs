@@ -1,19 +1,19 @@
 //! Decoder-only language models: tensors and tokens.
 //!
-//! What training and serving share lives here: the architecture ([`gpt`]), its weights as files ([`weights`]), the
-//! operations it is made of ([`ops`]), the paged KV cache ([`kv_cache`]), tokenizers, chat templates, sampling and the
-//! plain generation loop. No tokio, no axum, no clap, and nothing here prints.
+//! Shared by training and serving: the architecture ([`gpt`]), weight files ([`weights`]), operations ([`ops`]), the
+//! paged KV cache ([`kv_cache`]), tokenizers, chat templates, sampling and a simple generation loop. Does not depend on
+//! tokio, axum or clap, and prints nothing.
 //!
 //! # Layout
 //! - [`config`]: [`GptConfig`](config::GptConfig), the one architecture struct
-//! - [`gpt`]: the model; [`attention`]: how rows attend; [`position`]: where they stand
-//! - [`ops`]: the boundary to speed, one file per operation
-//! - [`kv_cache`]: pages of keys and values; [`stepper`]: a model and its pages, step by step
+//! - [`gpt`]: the model; [`attention`]: attention layers; [`position`]: position encodings
+//! - [`ops`]: operations with fast implementations, one file per operation
+//! - [`kv_cache`]: pages of keys and values; [`model_runner`]: a model and its pages, step by step
 //! - [`weights`]: model dirs in Hugging Face's format
 //! - [`tokenizer`], [`chat`], [`infill`]: text to ids and back
-//! - [`constraint`]: grammars that a text must follow
-//! - [`sampling`], [`generate`](mod@generate): from logits to tokens
-//! - [`device`]: which device to run on
+//! - [`constraint`]: grammars for structured output
+//! - [`sampling`], [`generate`](mod@generate): sampling and generation
+//! - [`device`]: which device to run on; [`memory`]: how much memory there is
 
 pub mod attention;
 pub mod chat;
@@ -21,25 +21,28 @@ pub mod config;
 pub mod constraint;
 pub mod device;
 pub mod error;
+mod forward_pass;
 pub mod generate;
 pub mod gpt;
 pub mod infill;
 pub mod kv_cache;
 mod layers;
-mod mmap;
+pub mod memory;
+pub mod mmap;
+pub mod model_runner;
 pub mod ops;
 mod param_specs;
 mod params;
 pub mod position;
+pub mod read_logits;
 mod regular_file;
 pub mod sampling;
 #[cfg(all(test, feature = "gpu"))]
 mod software_adapter;
-pub mod stepper;
 pub mod tokenizer;
 pub mod weights;
 
 pub use error::{Error, Result};
 
-/// The number of a token in the vocabulary.
+/// The id of a token.
 pub type TokenId = u32;

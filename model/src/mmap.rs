@@ -1,4 +1,4 @@
-//! The one memory map: weights are read from it, never from a copy of the file.
+//! The one memory map: weights and token shards are read from it, never from a copy of the file.
 
 use std::{ops::Deref, path::Path};
 
@@ -9,14 +9,14 @@ use crate::{
 
 /// A whole file, mapped for reading.
 #[derive(Debug)]
-pub(crate) struct Mmap(memmap2::Mmap);
+pub struct Mmap(memmap2::Mmap);
 
 impl Mmap {
     /// Maps the file at `path`.
     ///
     /// # Errors
     /// [`Error::Io`] when it cannot be opened or mapped.
-    pub(crate) fn open(path: &Path) -> Result<Self> {
+    pub fn open(path: &Path) -> Result<Self> {
         let io = |source| Error::Io { action: "read", path: path.to_owned(), reason: source };
         let file = regular_file::open(path).map_err(io)?;
         // SAFETY: the map is only read, as bytes, which any content makes valid. What cannot be ruled out is another
@@ -29,7 +29,7 @@ impl Mmap {
 
     /// Gives back the memory of what was read so far; what is read again comes from the file again, or from the system's
     /// cache of it. Otherwise a model that is being loaded would be there twice, as it is in the file and as it is held.
-    pub(crate) fn release(&self) {
+    pub fn release(&self) {
         #[cfg(unix)]
         {
             // SAFETY: the map is of a file and nothing was written to it, so that all of it can be read from the file

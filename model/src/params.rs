@@ -1,4 +1,4 @@
-//! Parameters on their way into a model and out of it, by path.
+//! Reads parameters into a model and out of it, by path.
 
 use std::collections::HashMap;
 
@@ -19,9 +19,9 @@ use crate::{
 pub enum ParamData<'a> {
     /// Plain values.
     Values(TensorData),
-    /// A matrix in plain values that is still to be read.
+    /// A matrix of plain values that is read on demand.
     Rows(MatrixRows<'a, f32>),
-    /// A matrix that is on its device already, such as one that was rounded before.
+    /// A matrix that is already on its device, such as one that was quantized before.
     Placed(Weight),
 }
 
@@ -31,7 +31,7 @@ impl From<TensorData> for ParamData<'_> {
     }
 }
 
-/// A parameter in its model, not yet read.
+/// A parameter of a model, not yet read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ParamRef<'a> {
     Matrix(&'a Weight),
@@ -39,7 +39,7 @@ pub(crate) enum ParamRef<'a> {
 }
 
 impl ParamRef<'_> {
-    /// The values as f32, off the device.
+    /// Reads the values as f32 from the device.
     pub(crate) fn read(self) -> Result<TensorData> {
         match self {
             Self::Matrix(weight) => weight.read(),
@@ -51,12 +51,14 @@ impl ParamRef<'_> {
 /// Parameters with their paths.
 pub(crate) type ParamList<'a> = Vec<(String, ParamRef<'a>)>;
 
-/// Is shown a parameter's path and value.
+/// Receives a parameter's path and value.
 pub type ParamVisitor<'a> = dyn FnMut(&str, TensorData) -> Result<()> + 'a;
 
-/// Hands out the parameters of a model under construction.
+/// Supplies the parameters of a model under construction.
 pub(crate) struct ParamSource<'a> {
     pub(crate) specs: HashMap<String, ParamSpec>,
+    /// The width of each norm, by its path.
+    pub(crate) norms: HashMap<String, usize>,
     pub(crate) read: &'a mut dyn FnMut(&ParamSpec) -> Result<ParamData<'a>>,
     pub(crate) dtype: Dtype,
     pub(crate) device: &'a Device,
@@ -74,7 +76,7 @@ impl<'a> ParamSource<'a> {
     }
 
     pub(crate) fn matrix_as(&mut self, path: &str, dtype: Dtype) -> Result<Weight> {
-        // All values that are rounded pass the check, in whichever form they come.
+        // All values to be rounded are checked here, whatever their form.
         let rounded = |rows: &MatrixRows<'_, f32>| {
             check_range(path, rows, dtype)?;
             Weight::from_rows(rows, dtype, self.device)
@@ -113,8 +115,8 @@ impl<'a> ParamSource<'a> {
     }
 }
 
-/// Refuses a matrix with numbers so large that `dtype` would make infinities of them; and what is no finite number, where
-/// rounding would hide it.
+/// Rejects a matrix with numbers beyond the range of `dtype`; if it is quantized, also infinite and NaN values, which
+/// rounding would hide.
 fn check_range(path: &str, rows: &MatrixRows<'_, f32>, dtype: Dtype) -> Result<()> {
     let limit = dtype.largest_weight();
     let largest = if limit < f32::MAX { rows.largest() } else { 0.0 };
@@ -123,27 +125,27 @@ fn check_range(path: &str, rows: &MatrixRows<'_, f32>, dtype: Dtype) -> Result<(
     }
     let name = if dtype.is_quantized() { "quantize" } else { "dtype" };
     let what = format!(
-        "is `{dtype}`, which holds weights up to {limit:e}, but `{path}` has {largest:e}\nhint: `f32` and `bf16` hold all \
-         finite numbers"
+        "is `{dtype}`, which represents weights up to {limit:e}, but `{path}` has {largest:e}\nhint: `f32` and `bf16` \
+         represent all finite weights"
     );
     Err(Error::Param { name, what })
 }
 
-/// Follows a module visitor or mapper through the model, so that it knows the path of the parameter at hand: call
-/// [`enter`](Self::enter) and [`exit`](Self::exit) from its methods of the same purpose.
+/// Tracks the path of the current parameter in a module visitor or mapper: call [`enter`](Self::enter) and
+/// [`exit`](Self::exit) from the methods for entering and leaving modules.
 #[derive(Clone, Debug, Default)]
 pub struct ParamPath {
     parts: Vec<String>,
 }
 
 impl ParamPath {
-    /// A module is entered; `container` is the kind of the module that holds it.
+    /// Enters a module; `container` is the kind of its parent module.
     pub fn enter(&mut self, name: &str, container: &str) {
-        // How a weight stores its values is its own affair: it shows as one parameter.
+        // The internal structure of a weight is hidden: it is one parameter.
         self.parts.push(if WITHIN_WEIGHT.contains(&container) { String::new() } else { name.to_owned() });
     }
 
-    /// The module entered last is left.
+    /// Leaves the module that was entered last.
     pub fn exit(&mut self) {
         self.parts.pop();
     }

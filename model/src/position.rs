@@ -1,23 +1,23 @@
-//! Where tokens stand: rotary angles, sinusoidal vectors and ALiBi slopes, as plain numbers on the host.
+//! Position encodings: rotary angles, sinusoidal vectors and ALiBi slopes, as plain numbers on the host.
 //!
-//! They are made per step for the rows at hand, so that a context of 100,000 tokens costs no table.
+//! They are computed in each step for its rows, so a context of 100,000 tokens needs no table.
 
 use std::ops::Range;
 
 use crate::config::{Rope, RopeScaling};
 
-/// Rows that follow each other in a text, and how long the text was when they came in.
+/// Consecutive rows of a text, and the text's length when they were added.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Span {
+pub struct PositionRange {
     /// The rows' positions.
     pub positions: Range<usize>,
-    /// Tokens of the text when it got the last of these: of the prompt, or up to the one row that was generated.
+    /// The text's length for dynamic scaling: that of the prompt, or up to the generated row.
     pub text_len: usize,
 }
 
-impl Span {
-    /// The rows at `positions` of a text whose first `n_prompt` tokens came in together and whose others followed one
-    /// by one. What it says of a row depends on that row alone, not on which rows are computed together.
+impl PositionRange {
+    /// The spans of the rows at `positions` of a text whose first `n_prompt` tokens are the prompt and whose others
+    /// were generated one by one. The result for a row does not depend on the other rows.
     pub fn of_rows(positions: Range<usize>, n_prompt: usize) -> impl Iterator<Item = Self> {
         let split = n_prompt.clamp(positions.start, positions.end);
         let prompt =
@@ -29,9 +29,8 @@ impl Span {
 
 /// The rotary angles of the rows of `spans`, row after row: `[n_rows, rotary_dim / 2]` in radians.
 ///
-/// In f32 throughout, as `transformers` computes them: at large positions the rounding shows, and weights were trained
-/// with it.
-pub fn rope_angles(spans: &[Span], rope: &Rope) -> Vec<f32> {
+/// In f32, as in `transformers`: at large positions the rounding matters, and weights were trained with it.
+pub fn rope_angles(spans: &[PositionRange], rope: &Rope) -> Vec<f32> {
     let mut angles = Vec::new();
     for span in spans {
         let frequencies = rope_frequencies(rope, span.text_len);
@@ -61,21 +60,21 @@ pub fn rope_frequencies(rope: &Rope, text_len: usize) -> Vec<f32> {
             let (factor, low, high) = (factor as f32, low_freq_factor as f32, high_freq_factor as f32);
             let turns = |f: f32| original_max_seq_len as f32 * f / std::f32::consts::TAU;
             let scale = |f: f32| {
-                // Share of the unscaled frequency: 0 below `low` turns over the original context, 1 above `high`.
+                // Fraction of the unscaled frequency: 0 below `low` turns over the original context, 1 above `high`.
                 let share = ((turns(f) - low) / (high - low)).clamp(0.0, 1.0);
                 (1.0 - share) * f / factor + share * f
             };
             plain(rope.theta).map(scale).collect()
         }
         RopeScaling::Yarn { factor, beta_fast, beta_slow, original_max_seq_len, truncate, .. } => {
-            // The dimension, as a real number, that turns `beta` times over the original context.
+            // The dimension, as a real number, that has `beta` turns over the original context.
             let dimension = |beta: f64| {
                 dim * (original_max_seq_len as f64 / (beta * std::f64::consts::TAU)).ln() / (2.0 * rope.theta.ln())
             };
             let (low, high) = (dimension(beta_fast), dimension(beta_slow));
             let (low, high) = if truncate { (low.floor(), high.ceil()) } else { (low, high) };
             let (low, high) = (low.max(0.0), high.min(dim - 1.0));
-            // Where both ends meet, the paper's code makes the ramp this steep.
+            // If both ends coincide, the paper's code makes the ramp this steep.
             let width = if low == high { 0.001 } else { high - low };
             let scale = |(i, f): (usize, f32)| {
                 let share = (((i as f64 - low) / width) as f32).clamp(0.0, 1.0);
@@ -86,7 +85,7 @@ pub fn rope_frequencies(rope: &Rope, text_len: usize) -> Vec<f32> {
     }
 }
 
-/// What cosines and sines are multiplied by: 1, but for YaRN.
+/// The multiplier of cosines and sines: 1, except with YaRN.
 pub fn rope_attention_factor(rope: &Rope) -> f32 {
     match rope.scaling {
         RopeScaling::Yarn { attention_factor, .. } => attention_factor as f32,
@@ -94,9 +93,9 @@ pub fn rope_attention_factor(rope: &Rope) -> f32 {
     }
 }
 
-/// The sinusoidal vectors of rows at `positions`: `[n_rows, d_model]`, the first half of each row sines, the second
-/// cosines, of `position * 10000^(-2i / d_model)` (["Attention is all you need"](https://arxiv.org/abs/1706.03762), 3.5,
-/// with the two halves side by side rather than interleaved, as CTRL has them).
+/// The sinusoidal vectors of rows at `positions`: `[n_rows, d_model]`; the first half of each row are sines, the second
+/// cosines, of `position * 10000^(-2i / d_model)` (["Attention is all you need"](https://arxiv.org/abs/1706.03762),
+/// 3.5, with separate halves instead of interleaved, as in CTRL).
 pub fn sinusoidal(positions: &[usize], d_model: usize) -> Vec<f32> {
     let half = d_model.div_ceil(2);
     let angle = |position: usize, i: usize| position as f64 / 10_000f64.powf((2 * i) as f64 / d_model as f64);
@@ -110,9 +109,9 @@ pub fn sinusoidal(positions: &[usize], d_model: usize) -> Vec<f32> {
         .collect()
 }
 
-/// One slope per head: a geometric sequence from `2^(-8 / n)` down to `2^-8`; where the number of heads is no power of
-/// two, the nearest lower power's sequence, then every other slope of the next one's
-/// ([ALiBi](https://arxiv.org/abs/2108.12409), 3, and its reference code for the other counts).
+/// One slope per head: a geometric sequence from `2^(-8 / n)` down to `2^-8`; if the number of heads is not a power of
+/// two, the sequence of the next lower power, then every other slope of the next higher one
+/// ([ALiBi](https://arxiv.org/abs/2108.12409), 3, and its reference code for other counts).
 pub fn alibi_slopes(n_heads: usize) -> Vec<f32> {
     let slopes = |n: usize| (1..=n).map(move |i| 2f64.powf(-8.0 * i as f64 / n as f64) as f32);
     let power = if n_heads.is_power_of_two() { n_heads } else { n_heads.next_power_of_two() / 2 };
@@ -135,7 +134,7 @@ mod tests {
     #[test]
     fn angles_grow_with_position_and_shrink_with_dimension() {
         let rope = Rope::new(10_000.0, 4);
-        let spans = [0..1, 3..4].map(|positions| Span { text_len: positions.end, positions });
+        let spans = [0..1, 3..4].map(|positions| PositionRange { text_len: positions.end, positions });
         assert_eq!(rope_angles(&spans, &rope), [0.0, 0.0, 3.0, 0.03]);
     }
 

@@ -1,11 +1,11 @@
-//! Text to token ids and back, over the `tokenizers` library and Hugging Face's `tokenizer.json`.
+//! Tokenizers: text to token ids and back, using the `tokenizers` library and Hugging Face's `tokenizer.json`.
 //!
-//! What may come in: how text becomes ids ([`Tokenizer`]), how ids become text ([`Detokenizer`]), and the table of
-//! special tokens. Chat templates are in [`crate::chat`]; training a tokenizer belongs to the training crate.
+//! Scope: encoding ([`Tokenizer`]), decoding ([`Detokenizer`]), and the table of special tokens. Chat templates are in
+//! [`crate::chat`]; the training crate trains tokenizers.
 //!
-//! Encoding runs the library's own stages, but drives them itself, for three reasons: text that merely looks like a
-//! special token stays text when asked, a character outside the vocabulary is an error that names it instead of a
-//! gap, and the truncation or padding that some `tokenizer.json` carry is never applied.
+//! Encoding runs the library's stages, but calls them itself, for three reasons: strings that look like special tokens
+//! can stay text, a character outside the vocabulary is an error that names it instead of a gap, and the truncation or
+//! padding in some `tokenizer.json` is not applied.
 
 mod detokenizer;
 mod files;
@@ -28,62 +28,62 @@ use crate::{
 pub use self::detokenizer::Detokenizer;
 pub(crate) use self::files::{TOKENIZER_CONFIG_FILE, TOKENIZER_FILE};
 
-/// How [`Tokenizer::encode`] reads a text.
+/// Options of [`Tokenizer::encode`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EncodeOptions {
-    /// Add what the tokenizer's own post-processor adds, for many families a `bos` token in front.
+    /// Add the tokens of the post-processor, for many families a BOS token in front.
     pub add_special_tokens: bool,
-    /// Strings that name a special token become that token; otherwise they stay text.
+    /// Parse strings of special tokens as these tokens; otherwise they stay text.
     pub parse_special_tokens: bool,
 }
 
 impl EncodeOptions {
-    /// Nothing added, nothing parsed: text that a user wrote, a training document.
+    /// Nothing is added or parsed: for text written by a user, or training documents.
     pub const TEXT: Self = Self { add_special_tokens: false, parse_special_tokens: false };
-    /// A whole prompt as `transformers` reads it: special tokens are added, and parsed from the text.
+    /// Special tokens are added, and parsed in the text: for whole prompts, as in `transformers`.
     pub const PROMPT: Self = Self { add_special_tokens: true, parse_special_tokens: true };
-    /// A text that already spells its special tokens, such as a rendered chat template.
+    /// For text that already contains its special tokens, such as a rendered chat template.
     pub const RENDERED: Self = Self { add_special_tokens: false, parse_special_tokens: true };
 }
 
-/// How ids become text.
+/// Options for decoding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DecodeOptions {
-    /// Leave special tokens out of the text.
+    /// Omit special tokens from the text.
     pub skip_special_tokens: bool,
 }
 
-/// A token with a role: where a document begins, where an answer ends, ...
+/// A token with a role, such as the beginning of a document or the end of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SpecialToken {
     /// Its id.
     pub id: TokenId,
-    /// Its string, as chat templates write it.
+    /// Its string, as in chat templates.
     pub content: String,
 }
 
-/// A tokenizer as a model dir holds it. Clones share one copy.
+/// A tokenizer of a model dir. Clones share one copy.
 #[derive(Clone)]
 pub struct Tokenizer {
     inner: Arc<Inner>,
-    /// Bytes that are read as a whole, at most.
+    /// Maximum size of a word in bytes.
     longest_word: usize,
 }
 
 struct Inner {
     library: tokenizers::Tokenizer,
-    /// The added tokens once more, set to leave special tokens in the text as text.
+    /// The added tokens, configured to leave special tokens in the text as text.
     text_vocabulary: AddedVocabulary,
     pieces: PieceTable,
     special_tokens: BTreeMap<TokenId, String>,
-    /// What the library's model answers for an unknown character, if it has such a token.
+    /// The library model's token for unknown characters, if it has one.
     model_unk: Option<TokenId>,
     roles: Roles,
-    /// Whether a text may be read in [`windows`].
+    /// Whether a text may be split into [`windows`].
     may_go_on: bool,
 }
 
-/// The special tokens that `tokenizer_config.json` gives a role.
+/// The special tokens with a role in `tokenizer_config.json`.
 #[derive(Debug, Default)]
 struct Roles {
     bos: Option<SpecialToken>,
@@ -93,10 +93,10 @@ struct Roles {
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` and, where there is one, `tokenizer_config.json` from a model dir.
+    /// Reads `tokenizer.json` and, if present, `tokenizer_config.json` from a model dir.
     ///
     /// # Errors
-    /// [`Error::Io`] if `tokenizer.json` cannot be read, [`Error::File`] if either file does not hold what it should.
+    /// [`Error::Io`] if `tokenizer.json` cannot be read, [`Error::File`] if either file is invalid.
     pub fn from_dir(dir: &Path) -> Result<Self> {
         files::read_dir(dir)
     }
@@ -110,18 +110,18 @@ impl Tokenizer {
         files::parse(tokenizer_json, config_json, origin)
     }
 
-    /// Refuses texts with a word of more bytes; where words are not read one by one, longer texts. Each byte of them takes
-    /// up to two hundred of memory while it is read.
+    /// Limits the size of words; if the tokenizer cannot split texts, of whole texts. Tokenizing takes up to two
+    /// hundred bytes of memory per byte of these.
     #[must_use]
     pub fn with_longest_word(self, n_bytes: usize) -> Self {
         Self { longest_word: n_bytes, ..self }
     }
 
-    /// The ids of `text`.
+    /// Encodes `text`.
     ///
     /// # Errors
-    /// [`Error::Tokenizer`], naming the character, if the vocabulary lacks one and has no token for the unknown; if there is
-    /// a [longest word](Self::with_longest_word), for a longer one.
+    /// [`Error::Tokenizer`], naming the character, if it is not in the vocabulary and there is no token for unknown
+    /// characters; for a word that exceeds the [limit](Self::with_longest_word).
     pub fn encode(&self, text: &str, options: EncodeOptions) -> Result<Vec<TokenId>> {
         let library = &self.inner.library;
         let added =
@@ -129,8 +129,8 @@ impl Tokenizer {
         self.finish(text, options, |text| Ok(added.extract_and_normalize(library.get_normalizer(), text)))
     }
 
-    /// The ids of a rendered chat in which `mark` breaks up those special-token strings that must stay text. Special
-    /// tokens are parsed first, then the marks are taken out.
+    /// Encodes a rendered chat in which `mark` splits those special-token strings that must stay text. Special tokens
+    /// are parsed first, then the marks are removed.
     pub(crate) fn encode_marked(&self, text: &str, mark: char, options: EncodeOptions) -> Result<Vec<TokenId>> {
         let library = &self.inner.library;
         self.finish(text, options, |text| {
@@ -157,10 +157,10 @@ impl Tokenizer {
         }
     }
 
-    /// The text of `ids`.
+    /// Decodes `ids`.
     ///
-    /// Bytes that are no UTF-8 become U+FFFD. An id without a token stands for no text: a model's output may be wider
-    /// than its tokenizer's vocabulary.
+    /// Bytes that are not UTF-8 become U+FFFD. An id without a token has no text: a model's output may be wider than
+    /// its tokenizer's vocabulary.
     pub fn decode(&self, ids: &[TokenId], options: DecodeOptions) -> String {
         let mut detokenizer = Detokenizer::new(self, options);
         let mut text: String = ids.iter().map(|&id| detokenizer.push(id)).collect();
@@ -168,22 +168,22 @@ impl Tokenizer {
         text
     }
 
-    /// The token with this id as the vocabulary spells it, such as `Ġthe`.
+    /// The token with this id as spelled in the vocabulary, such as `Ġthe`.
     pub fn token(&self, id: TokenId) -> Option<String> {
         self.inner.library.id_to_token(id)
     }
 
-    /// The id of a token as the vocabulary spells it.
+    /// The id of a token as spelled in the vocabulary.
     pub fn token_id(&self, token: &str) -> Option<TokenId> {
         self.inner.library.token_to_id(token)
     }
 
-    /// The bytes that a token adds to a text; of a special token, its string. Empty for an id without a token.
+    /// The bytes that a token adds to a text; for a special token, its string. Empty for an id without a token.
     pub fn token_bytes(&self, id: TokenId) -> Vec<u8> {
         self.inner.pieces.bytes(id).to_vec()
     }
 
-    /// One more than the largest id, added tokens included: the least `vocab_size` that a model needs.
+    /// The largest id plus 1, including added tokens: the minimum `vocab_size` of a model.
     pub fn vocab_size(&self) -> usize {
         self.inner.pieces.len()
     }
@@ -203,7 +203,7 @@ impl Tokenizer {
         self.inner.roles.bos.clone()
     }
 
-    /// The token that ends a document or an answer. Models may end on others too: see their generation config.
+    /// The token that ends a document or an answer. Models may end with others too: see their generation config.
     pub fn eos(&self) -> Option<SpecialToken> {
         self.inner.roles.eos.clone()
     }
@@ -213,7 +213,7 @@ impl Tokenizer {
         self.inner.roles.pad.clone()
     }
 
-    /// The token for what the vocabulary lacks.
+    /// The token for unknown characters.
     pub fn unk(&self) -> Option<SpecialToken> {
         self.inner.roles.unk.clone()
     }
@@ -239,8 +239,8 @@ impl Tokenizer {
         })
     }
 
-    /// Runs the library's model over one word. Special tokens cannot come out: some models hold their strings as
-    /// ordinary pieces, so such a piece is cut after its first character.
+    /// Runs the library's model on one word. The result has no special tokens: some models have their strings as
+    /// ordinary tokens, so such a word is split after its first character.
     fn tokenize_text(&self, text: &str) -> Result<Vec<Token>, Lack> {
         let tokens = match self.inner.library.get_model().tokenize(text) {
             Ok(tokens) => tokens,
@@ -251,7 +251,7 @@ impl Tokenizer {
         if let Some(special) = tokens.iter().find(|token| self.is_injected(token.id)) {
             return self.tokenize_cut(text, special.offsets.0);
         }
-        // Models without an unknown token leave out what they lack; the offsets then end early.
+        // Models without an unknown token skip missing characters; the offsets then end early.
         let covered = tokens.last().map_or(0, |token| token.offsets.1);
         if covered < text.len()
             && let Some(lack) = self.first_lack(text)
@@ -265,7 +265,7 @@ impl Tokenizer {
         let first_len = text[special_start..].chars().next().map_or(0, char::len_utf8);
         let cut = special_start + first_len;
         if cut == text.len() {
-            // One character, and it is the special token itself: it has no other spelling.
+            // A single character that is itself the special token: it has no other spelling.
             return Err(Lack::Character(special_start));
         }
         let (left, right) = text.split_at(cut);
@@ -283,7 +283,7 @@ impl Tokenizer {
         self.is_special(id) && self.inner.model_unk != Some(id)
     }
 
-    /// The first character that the model cannot express by itself.
+    /// The first character that the model cannot encode.
     fn first_lack(&self, text: &str) -> Option<Lack> {
         let model = self.inner.library.get_model();
         text.char_indices()
@@ -302,7 +302,7 @@ impl Tokenizer {
                 u32::from(character),
                 self.vocab_size()
             ),
-            hint: "leave it out, or use a tokenizer that covers it (a byte-level one covers every text)".into(),
+            hint: "remove it, or use a tokenizer that supports it (byte-level tokenizers support every text)".into(),
         }
     }
 }
@@ -316,11 +316,11 @@ impl std::fmt::Debug for Tokenizer {
     }
 }
 
-/// Why a word has no tokens.
+/// Why a word cannot be encoded.
 enum Lack {
     /// The character at this byte of the normalized word is not in the vocabulary.
     Character(usize),
-    /// Something else, in the library's words.
+    /// Another error, from the library.
     Library(String),
 }
 
@@ -333,7 +333,7 @@ impl Lack {
     }
 }
 
-/// The character as the user wrote it, for the normalized one at byte `at` (byte-level words are not readable).
+/// The character in the user's text for the normalized one at byte `at` (byte-level words are not readable).
 fn original_character(piece: &NormalizedString, text: &str, at: usize) -> char {
     let normalized = text[at..].chars().next().unwrap_or(char::REPLACEMENT_CHARACTER);
     piece
@@ -352,8 +352,8 @@ fn ids_of(split: &PreTokenizedString) -> Vec<TokenId> {
         .collect()
 }
 
-/// The ids with what the post-processor puts around them. It gets one token in place of all, since the library would take
-/// a hundred bytes for each.
+/// Adds the post-processor's tokens. It receives one token in place of all ids, since the library would use a hundred
+/// bytes for each.
 fn post_process(post_processor: &tokenizers::PostProcessorWrapper, ids: Vec<TokenId>) -> Result<Vec<TokenId>> {
     let (words, offsets, others) = (vec![None], vec![(0, 0)], Vec::new());
     let stand_in = Encoding::new(
@@ -369,14 +369,14 @@ fn post_process(post_processor: &tokenizers::PostProcessorWrapper, ids: Vec<Toke
     );
     let processed = post_processor.process(stand_in, None, true).map_err(from_library)?;
     let Some(at) = processed.get_special_tokens_mask().iter().position(|is_special| *is_special == 0) else {
-        let what = "the post-processor leaves the text out".to_owned();
+        let what = "the post-processor drops the text".to_owned();
         return Err(Error::Tokenizer { what, hint: String::new() });
     };
     let (before, rest) = processed.get_ids().split_at(at);
     Ok([before, &ids, rest.get(1..).unwrap_or_default()].concat())
 }
 
-/// The library hands errors through as boxes; ours come back as they were.
+/// Unwraps our own errors from the library's boxed errors.
 fn from_library(error: tokenizers::Error) -> Error {
     match error.downcast::<Error>() {
         Ok(ours) => *ours,

@@ -160,7 +160,7 @@ fn devices_with_gradients_have_f32() {
         let gpt = load(&path, None, &device).unwrap();
         assert!(gpt.matrices().iter().all(|(_, matrix)| matrix.dtype() == Dtype::F32));
         let refused = load(&path, Some(Dtype::Bf16), &device).unwrap_err().to_string();
-        assert_eq!(refused, "`dtype` `bf16` does not train\nhint: use `f32`");
+        assert_eq!(refused, "`dtype` `bf16` is not supported for training\nhint: use `f32`");
     }
 }
 

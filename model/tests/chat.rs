@@ -87,7 +87,7 @@ fn templates_render_as_transformers_renders_them() {
         let given = template.render(&case.messages, &context).map_err(|error| error.to_string());
         match (&given, &case.error) {
             (Err(message), Some(expected)) => {
-                let refusal = format!("chat template: refuses these messages: {expected}");
+                let refusal = format!("chat template: rejects these messages: {expected}");
                 assert!(message.starts_with(&refusal), "{name}: {message}");
             }
             _ => assert_eq!(given.ok(), case.text, "{name}: {:?}", case.error),
@@ -206,7 +206,7 @@ fn rendered_text_without_special_strings_encodes_as_it_is() {
 #[test]
 fn a_refusal_is_the_templates_own_word() {
     let error = error_of("{% macro check() %}{{ raise_exception('no `user` allowed') }}{% endmacro %}{{ check() }}");
-    assert!(error.starts_with("chat template: refuses these messages: no `user` allowed"), "{error}");
+    assert!(error.starts_with("chat template: rejects these messages: no `user` allowed"), "{error}");
 }
 
 /// All that is counted on its way comes out as if it were not.
@@ -253,7 +253,7 @@ fn a_template_without_end_is_stopped() {
     let loops = "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}{% set x = 1 %}\
                  {% endfor %}{% endfor %}{% endfor %}";
     let error = error_of(loops);
-    assert!(error.contains("did not come to an end within 50000000 instructions"), "{error}");
+    assert!(error.contains("did not finish within 50000000 instructions"), "{error}");
 
     let error = error_of("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}");
     assert!(error.contains("recursion"), "{error}");
@@ -281,7 +281,7 @@ fn further_variables_cannot_replace_the_parameters() {
     let mut context = RenderContext::default();
     context.kwargs.insert("messages".into(), json!([]));
     let error = template("").render(&[], &context).unwrap_err().to_string();
-    assert_eq!(error, "`chat_template_kwargs` must not hold `messages`, which is a parameter of its own");
+    assert_eq!(error, "`chat_template_kwargs` must not contain `messages`, which is a separate parameter");
 }
 
 #[test]

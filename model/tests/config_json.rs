@@ -346,7 +346,7 @@ fn what_is_out_of_range_is_named_as_the_file_names_it() {
     for (case, key, value, field) in cases {
         let error = read(&with(case, key, value)).unwrap_err().to_string();
         assert!(error.contains(field), "{case}, {key}: {error}");
-        assert_eq!(error.contains(&format!("hint: it comes from `{key}`")), key != "sliding_window", "{error}");
+        assert_eq!(error.contains(&format!("hint: it is set by `{key}`")), key != "sliding_window", "{error}");
     }
 }
 

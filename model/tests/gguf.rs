@@ -621,16 +621,16 @@ fn sampling_is_what_the_file_advises() {
 
 #[test]
 fn hostile_files_are_refused() {
-    refused(&["does not begin with `GGUF`"], |file| file.magic = b"GGML");
+    refused(&["does not start with `GGUF`"], |file| file.magic = b"GGML");
     refused(&["version 1"], |file| file.version = 1);
     refused(&["version 4"], |file| file.version = 4);
     refused(&["big-endian"], |file| file.version = 3u32.swap_bytes());
     refused(&["tensors, which"], |file| file.counts = Some((u64::MAX, 1)));
     refused(&["metadata, which"], |file| file.counts = Some((1, u64::MAX / 2)));
-    refused(&["`tokenizer.ggml.model` is there twice"], |file| {
+    refused(&["`tokenizer.ggml.model` occurs twice"], |file| {
         file.pairs.push(("tokenizer.ggml.model", text_value("gpt2")));
     });
-    refused(&["a string that goes beyond its end"], |file| {
+    refused(&["a string that extends beyond the end of the file"], |file| {
         file.pairs.push(("a", [&8u32.to_le_bytes()[..], &u64::MAX.to_le_bytes()].concat()));
     });
     refused(&["not UTF-8"], |file| {
@@ -641,7 +641,7 @@ fn hostile_files_are_refused() {
             file.pairs.insert(0, ("a", list_value(kind, u64::MAX, &[])))
         });
     }
-    refused(&["`a` has the type 13"], |file| file.pairs.insert(0, ("a", 13u32.to_le_bytes().to_vec())));
+    refused(&["`a` has the unknown type 13"], |file| file.pairs.insert(0, ("a", 13u32.to_le_bytes().to_vec())));
     refused(&["more than 4 deep"], |file| {
         let deep = (0..50).fold(list_value(0, 0, &[]), |inner, _| list_value(9, 1, &inner[4..]));
         file.pairs.insert(0, ("a", deep));
@@ -656,28 +656,28 @@ fn hostile_tensors_are_refused() {
     const NORM: &str = "output_norm.weight";
     refused(&[NORM, "0 dimensions"], |file| file.tensor(NORM).1 = vec![]);
     refused(&[NORM, "5 dimensions"], |file| file.tensor(NORM).1 = vec![1; 5]);
-    refused(&[NORM, "no whole number of blocks"], |file| file.tensor(NORM).1 = vec![0]);
+    refused(&[NORM, "not a whole number of blocks"], |file| file.tensor(NORM).1 = vec![0]);
     refused(&[NORM, "too large"], |file| file.tensor(NORM).1 = vec![1 << 40, 1 << 40]);
     refused(&[NORM, "the file has"], |file| file.tensor(NORM).1 = vec![1 << 60]);
-    refused(&[NORM, "type 10 (Q2_K)", "hint: `llama-quantize`"], |file| file.tensor(NORM).2 = 10);
+    refused(&[NORM, "type 10 (Q2_K)", "with `llama-quantize`"], |file| file.tensor(NORM).2 = 10);
     refused(&[NORM, "type 41 (Q1_0)"], |file| file.tensor(NORM).2 = 41);
     refused(&[NORM, "type 4294967295"], |file| file.tensor(NORM).2 = u32::MAX);
     refused(&[NORM, "the file has"], |file| file.tensor(NORM).3 = u64::MAX - 31);
-    refused(&[NORM, "no multiple of 32"], |file| file.tensor(NORM).3 += 4);
+    refused(&[NORM, "not a multiple of 32"], |file| file.tensor(NORM).3 += 4);
     refused(&["within `"], |file| file.tensor(NORM).3 = 32);
-    refused(&[NORM, "is there twice"], |file| file.tensor("blk.0.attn_norm.weight").0 = NORM.to_owned());
+    refused(&[NORM, "occurs twice"], |file| file.tensor("blk.0.attn_norm.weight").0 = NORM.to_owned());
     refused(&["a tensor's name has 0 bytes"], |file| file.tensor(NORM).0.clear());
     refused(&["a tensor's name has 1000 bytes"], |file| file.tensor(NORM).0 = "x".repeat(1000));
     refused(&[NORM, "is missing"], |file| file.tensor(NORM).0 = "another".to_owned());
-    refused(&["`another`", "is no part of a `llama`"], |file| file.add("another", &[32]));
-    refused(&["blk.0.attn_k.weight", "has shape [32, 32]", "asks for [16, 32]"], |file| {
+    refused(&["`another`", "is not part of `llama`"], |file| file.add("another", &[32]));
+    refused(&["blk.0.attn_k.weight", "has shape [32, 32]", "requires [16, 32]"], |file| {
         file.set("llama.attention.head_count_kv", u32_value(1));
     });
     refused(&["`token_embd.weight`", "is missing"], |file| {
         file.tensors.retain(|tensor| tensor.0 != "token_embd.weight")
     });
     refused(&["rope_freqs.weight", "has shape [7]"], |file| file.add("rope_freqs.weight", &[7]));
-    refused(&["rope_freqs.weight", "other factors"], |file| file.add("rope_freqs.weight", &[8]));
+    refused(&["rope_freqs.weight", "factors other than"], |file| file.add("rope_freqs.weight", &[8]));
 }
 
 #[test]
@@ -723,15 +723,15 @@ fn hostile_tokenizers_are_refused() {
         file.set("tokenizer.ggml.tokens", u32_value(1));
     });
     refused(&["has `a` twice"], |file| file.set("tokenizer.ggml.tokens", texts_value(&["a", "b", "ab", "a"])));
-    refused(&["has 3 entries, there are 4 tokens"], |file| {
+    refused(&["has 3 entries, but there are 4 tokens"], |file| {
         file.set("tokenizer.ggml.token_type", list_value(5, 3, &[1; 12]));
     });
     refused(&["has the type 16843009"], |file| file.set("tokenizer.ggml.token_type", list_value(5, 4, &[1; 16])));
-    refused(&["one that is no pair"], |file| file.set("tokenizer.ggml.merges", texts_value(&["ab"])));
+    refused(&["an entry that is not a pair"], |file| file.set("tokenizer.ggml.merges", texts_value(&["ab"])));
     refused(&["`tokenizers` library", "out of vocabulary"], |file| {
         file.set("tokenizer.ggml.merges", texts_value(&["b b"]));
     });
-    refused(&["`tokenizer.ggml.bos_token_id` is 4, there are 4 tokens"], |file| {
+    refused(&["`tokenizer.ggml.bos_token_id` is 4, but there are 4 tokens"], |file| {
         file.set("tokenizer.ggml.bos_token_id", u32_value(4));
     });
     refused(&["has 5 tokens", "`vocab_size` is 4"], |file| {
@@ -739,7 +739,7 @@ fn hostile_tokenizers_are_refused() {
         file.pairs.retain(|(key, _)| *key != "tokenizer.ggml.token_type");
     });
     refused(&["`tokenizer.ggml.scores` is missing"], |file| file.set("tokenizer.ggml.model", text_value("llama")));
-    refused(&["too long to look for merges"], |file| {
+    refused(&["too long to derive merges"], |file| {
         file.set("tokenizer.ggml.model", text_value("llama"));
         file.set("tokenizer.ggml.scores", list_value(6, 4, &[0; 16]));
         file.set("tokenizer.ggml.tokens", texts_value(&["a", "b", &"x".repeat(1 << 16), "<|end|>"]));

@@ -36,6 +36,7 @@ const CASES: &[&str] = &[
     "mistral",
     "qwen2",
     "qwen3",
+    "nanochat",
     "smollm3",
     "granite",
     "olmo2",
@@ -310,7 +311,10 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
         mutate("final_norm_eps", &|c| c.final_norm_eps = Some(0.3));
         mutate("final_norm", &|c| (c.final_norm, c.final_norm_eps) = (false, None));
     }
-    mutate("norm_weight_offset", &|c| c.norm_weight_offset = 1.0 - c.norm_weight_offset);
+    if config.norm_weight {
+        mutate("norm_weight_offset", &|c| c.norm_weight_offset = 1.0 - c.norm_weight_offset);
+        mutate("norm_weight", &|c| (c.norm_weight, c.norm_bias, c.norm_weight_offset) = (false, false, 0.0));
+    }
     mutate("scale_embeddings", &|c| c.scale_embeddings = !c.scale_embeddings);
     mutate("embedding_multiplier", &|c| c.embedding_multiplier *= 1.5);
     mutate("residual_multiplier", &|c| c.residual_multiplier *= 1.5);
@@ -362,7 +366,9 @@ fn mutations(config: &GptConfig) -> Vec<(&'static str, GptConfig)> {
     if config.lm_head_bias {
         mutate("lm_head_bias", &|c| c.lm_head_bias = false);
     }
-    for activation in [Activation::Relu, Activation::Gelu, Activation::GeluTanh, Activation::Silu] {
+    let activations =
+        [Activation::Relu, Activation::ReluSquared, Activation::Gelu, Activation::GeluTanh, Activation::Silu];
+    for activation in activations {
         if activation != config.activation {
             mutate("activation", &|c| c.activation = activation);
         }

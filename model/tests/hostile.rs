@@ -102,7 +102,7 @@ fn truncated_and_oversized_weights_are_refused() {
     let header_len = u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
     for len in [0, 1, 7, 8, 9, header_len, 8 + header_len, whole.len() / 2, whole.len() - 1] {
         dir.write(WEIGHTS, &whole[..len]);
-        dir.assert_refused(&[WEIGHTS, "cut short"]);
+        dir.assert_refused(&[WEIGHTS, "truncated"]);
     }
     dir.write(WEIGHTS, [&whole[..], b"x"].concat());
     dir.assert_refused(&[WEIGHTS, "is not a safetensors file"]);
@@ -146,7 +146,7 @@ fn offsets_that_overlap_leave_gaps_or_lead_out_of_the_file_are_refused() {
         (json!({ "a": info(&[2], 0, 8), "b": info(&[2], 0, 8) }), "offset"),
         (json!({ "a": info(&[1], 0, 4), "b": info(&[1], 8, 12) }), "offset"),
         (json!({ "a": info(&[2], 8, 0) }), "offset"),
-        (json!({ "a": info(&[3], 0, 12), "b": info(&[1], 12, 16) }), "`b`: ends at byte 16, the file has 12"),
+        (json!({ "a": info(&[3], 0, 12), "b": info(&[1], 12, 16) }), "`b`: ends at byte 16, but the file has 12"),
         (json!({ "a": info(&[u64::MAX / 4], 0, u64::MAX) }), "`a`: ends at byte"),
         // The shape does not fit the bytes, or overflows.
         (json!({ "a": info(&[4], 0, 12) }), "is not a safetensors file"),
@@ -198,7 +198,7 @@ fn missing_surplus_and_misshapen_tensors_are_named() {
             tensors.push((extra.to_owned(), shape, data));
         }),
     );
-    dir.assert_refused(&[WEIGHTS, "k_proj.lora_A", "is no part of `LlamaForCausalLM`"]);
+    dir.assert_refused(&[WEIGHTS, "k_proj.lora_A", "is not part of `LlamaForCausalLM`"]);
     for shape in [vec![32, 16], vec![512], vec![16, 32, 1], vec![4, 4, 32]] {
         dir.write(
             WEIGHTS,
@@ -207,12 +207,12 @@ fn missing_surplus_and_misshapen_tensors_are_named() {
                 tensors[at].1 = shape;
             }),
         );
-        dir.assert_refused(&[WEIGHTS, name, "asks for [16, 32]"]);
+        dir.assert_refused(&[WEIGHTS, name, "requires [16, 32]"]);
     }
     // One layer less than the file has, and one more.
     dir.write(WEIGHTS, whole);
     dir.set(json!({ "num_hidden_layers": 1 }));
-    dir.assert_refused(&["model.layers.1.", "is no part of"]);
+    dir.assert_refused(&["model.layers.1.", "is not part of"]);
     dir.set(json!({ "num_hidden_layers": 3 }));
     dir.assert_refused(&["model.layers.2.", "is missing"]);
 }
@@ -336,7 +336,7 @@ fn an_index_that_points_outside_its_folder_is_refused() {
         let mut index = index.clone();
         index["weight_map"][name] = file;
         dir.write(INDEX, index.to_string());
-        dir.assert_refused(&[INDEX, name, "no file name within the folder"]);
+        dir.assert_refused(&[INDEX, name, "is not a plain file name"]);
     }
     let mut dotted = index.clone();
     dotted["weight_map"][name] = json!(format!("./{}", index["weight_map"][name].as_str().unwrap()));
@@ -350,7 +350,7 @@ fn an_index_that_points_outside_its_folder_is_refused() {
     let mut unheld = index.clone();
     unheld["weight_map"]["no.such.tensor"] = index["weight_map"][name].clone();
     dir.write(INDEX, unheld.to_string());
-    dir.assert_refused(&[INDEX, "no.such.tensor", "does not hold it"]);
+    dir.assert_refused(&[INDEX, "no.such.tensor", "does not have it"]);
     fs::copy(dir.path("model-00001-of-00005.safetensors"), dir.path("model-00002-of-00005.safetensors")).unwrap();
     dir.write(INDEX, index.to_string());
     dir.assert_refused(&["is also in"]);
@@ -527,17 +527,17 @@ fn texts_without_an_end_are_stopped() {
     let source = format!("{{% for i in range(100000) %}}{word}{{% endfor %}}");
     let template = ChatTemplate::new(&source, Path::new("chat_template.jinja")).unwrap();
     let error = template.render(&[], &RenderContext::default()).unwrap_err().to_string();
-    assert!(error.contains("made more than"), "{error}");
+    assert!(error.contains("created more than"), "{error}");
 }
 
 /// Little that becomes much: each is refused before it has filled a memory or a stack.
 #[test]
 fn templates_are_bounded_in_all_that_they_make() {
-    let much = "made more than";
+    let much = "created more than";
     let deep = "nests lists and objects more than 64 deep";
-    let product = "multiplies a text or a list by too much, in line 1";
-    let circle = "keeps a namespace within a namespace";
-    let tokens = "has more than 2000 tokens in one tag, in line 1";
+    let product = "multiplies a text or a list by too large a number, on line 1";
+    let circle = "stores a namespace in a namespace";
+    let tokens = "has more than 2000 tokens in one tag, on line 1";
     let long = "must be at most 262144 bytes, got";
     // Starts with `x`, and makes another one of it so many times.
     let again = |start: &str, n: usize, next: &str| {
@@ -592,7 +592,7 @@ fn templates_are_bounded_in_all_that_they_make() {
         (format!("{{{{ {} a }}}}", "not ".repeat(20_000)), tokens),
         (format!("{{{{ 1{} }}}}", "+1".repeat(20_000)), tokens),
         (format!("{{% if 0 %}}{}{{% endif %}}", "{% elif 0 %}".repeat(30_000)), long),
-        ("{{ 'a'.replace(*['a', 'b']) }}".into(), "spreads a list over arguments"),
+        ("{{ 'a'.replace(*['a', 'b']) }}".into(), "passes a list as arguments"),
         ("{% include 'default' %}".into(), "template not found"),
         ("{{ debug() }}".into(), "unknown function"),
     ] {

@@ -99,12 +99,12 @@ fn values_that_do_not_fit_a_dtype_are_refused() {
         (
             Dtype::F16,
             7e4,
-            "`dtype` is `f16`, which holds weights up to 6.5504e4, but `blocks.1.mlp.down.weight` has 7e4",
+            "`dtype` is `f16`, which represents weights up to 6.5504e4, but `blocks.1.mlp.down.weight` has 7e4",
         ),
         (
             Dtype::Q8,
             -9e6,
-            "`quantize` is `q8`, which holds weights up to 8.319008e6, but `blocks.1.mlp.down.weight` has 9e6",
+            "`quantize` is `q8`, which represents weights up to 8.319008e6, but `blocks.1.mlp.down.weight` has 9e6",
         ),
         (Dtype::Q4, f32::NAN, "has NaN"),
         (Dtype::Q4_1, f32::INFINITY, "has inf"),

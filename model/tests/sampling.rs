@@ -148,7 +148,7 @@ fn broken_logits_are_an_error() {
     }
     let error = Sampler::new(SamplingParams::greedy(), 0, &[]).sample(&[0.0, f32::NAN], 0).unwrap_err();
     assert!(
-        error.to_string().starts_with("the model's logits cannot be used: token 1 has the logit NaN\nhint: "),
+        error.to_string().starts_with("the model's logits are invalid: token 1 has the logit NaN\nhint: "),
         "{error}"
     );
 }
@@ -392,7 +392,7 @@ fn samplers_act_in_the_order_given() {
     for step in ChainStep::DEFAULT_ORDER {
         assert_eq!(step.to_string().parse::<ChainStep>().unwrap(), step);
     }
-    assert!("heat".parse::<ChainStep>().unwrap_err().to_string().ends_with("given `heat`"));
+    assert!("heat".parse::<ChainStep>().unwrap_err().to_string().ends_with("got `heat`"));
 }
 
 #[test]
@@ -524,33 +524,30 @@ fn parameters_out_of_range_are_refused_by_name() {
         change(&mut params);
         params.validate(10).unwrap_err().to_string()
     };
-    assert_eq!(change(|params| params.temperature = -0.5), "`temperature` must be a number, 0 or more, given -0.5");
+    assert_eq!(change(|params| params.temperature = -0.5), "`temperature` must be a number, 0 or more, got -0.5");
     assert_eq!(
         change(|params| params.temperature = f32::INFINITY),
-        "`temperature` must be a number, 0 or more, given inf"
+        "`temperature` must be a number, 0 or more, got inf"
     );
-    assert_eq!(change(|params| params.top_p = 0.0), "`top_p` must be above 0 and at most 1, given 0");
-    assert_eq!(change(|params| params.top_p = f32::NAN), "`top_p` must be above 0 and at most 1, given NaN");
-    assert_eq!(change(|params| params.min_p = 1.5), "`min_p` must be between 0 and 1, given 1.5");
+    assert_eq!(change(|params| params.top_p = 0.0), "`top_p` must be above 0 and at most 1, got 0");
+    assert_eq!(change(|params| params.top_p = f32::NAN), "`top_p` must be above 0 and at most 1, got NaN");
+    assert_eq!(change(|params| params.min_p = 1.5), "`min_p` must be between 0 and 1, got 1.5");
     assert_eq!(
         change(|params| params.repetition_penalty = 0.0),
-        "`repetition_penalty` must be a number above 0, given 0"
+        "`repetition_penalty` must be a number above 0, got 0"
     );
-    assert_eq!(
-        change(|params| params.presence_penalty = 2.5),
-        "`presence_penalty` must be between -2 and 2, given 2.5"
-    );
+    assert_eq!(change(|params| params.presence_penalty = 2.5), "`presence_penalty` must be between -2 and 2, got 2.5");
     assert_eq!(
         change(|params| params.frequency_penalty = -3.0),
-        "`frequency_penalty` must be between -2 and 2, given -3"
+        "`frequency_penalty` must be between -2 and 2, got -3"
     );
     assert_eq!(
         change(|params| params.logit_bias = Arc::new([(10, 0.0)].into())),
-        "`logit_bias` has the token id 10: allowed are ids below 10, the vocabulary's size"
+        "`logit_bias` must have token ids below the vocabulary's size, 10, got 10"
     );
     assert_eq!(
         change(|params| params.logit_bias = Arc::new([(9, 101.0)].into())),
-        "`logit_bias` must be between -100 and 100, given 101"
+        "`logit_bias` must be between -100 and 100, got 101"
     );
     assert!(SamplingParams::default().validate(10).is_ok());
     assert!(SamplingParams::greedy().validate(10).is_ok());

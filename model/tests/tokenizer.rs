@@ -422,7 +422,7 @@ fn unusable_files_are_named_with_a_hint() {
     let message = |json: &str| from_json(json).unwrap_err().to_string();
     for (json, expected) in [
         ("not json", "`dir/tokenizer.json`: is not JSON"),
-        (r#"{"model": {"type": "BPE", "vocab": {"#, "hint: the file may be cut short"),
+        (r#"{"model": {"type": "BPE", "vocab": {"#, "hint: the file may be truncated"),
         ("version https://git-lfs.github.com/spec/v1\noid sha256:00", "is a Git LFS pointer"),
         ("{}", "missing field `model`"),
         (
@@ -468,7 +468,7 @@ fn a_missing_file_is_named() {
     let error = Tokenizer::from_dir(dir.path()).unwrap_err();
     assert!(matches!(error, Error::Io { .. }));
     let message = error.to_string();
-    assert!(message.contains("tokenizer.json`") && message.contains("a model dir holds"), "{message}");
+    assert!(message.contains("tokenizer.json`") && message.contains("a model dir has"), "{message}");
 
     fs::write(dir.path().join("tokenizer.model"), "").unwrap();
     let message = Tokenizer::from_dir(dir.path()).unwrap_err().to_string();

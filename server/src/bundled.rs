@@ -1,6 +1,4 @@
-//! The small model that the binary carries, for when no `--model` is given.
-//!
-//! `bundled/README.md` says what it is and how it was made.
+//! The small model in the binary, used if no `--model` is given. `bundled/README.md` describes it.
 
 use hearth_model::weights::model_dir::EmbeddedDir;
 

@@ -1,5 +1,4 @@
-//! What can be set, by flag or by environment variable. The doc comments here are the help texts, and the defaults are
-//! here alone.
+//! Flags and environment variables. The doc comments are the help texts. All defaults are here.
 
 use std::{
     convert::Infallible,
@@ -26,7 +25,8 @@ use percent_encoding::percent_decode_str;
 
 use crate::{
     api::{
-        options::{ApiKeys, ApiOptions, PrefixSharing, PromptLog, RequestTemplates},
+        api_keys::ApiKeys,
+        options::{ApiOptions, PrefixSharing, PromptLog, RequestTemplates},
         origin::{AllowedHosts, CorsOrigins, Host, Origin},
     },
     bundled,
@@ -34,11 +34,14 @@ use crate::{
     engine::{EngineOptions, Models, Speculation, StartError, request::MAX_CHOICES},
     memory,
     serve::ServeOptions,
-    telemetry::exporter::{ExportOptions, Exporter},
+    telemetry::{
+        exporter::{ExportOptions, Exporter},
+        sampler::{SamplerKind, TraceSampler},
+    },
     tls,
 };
 
-/// How the server runs.
+/// All settings of the server.
 #[derive(Args, Clone, Debug)]
 pub struct ServerConfig {
     /// Address to listen on; 0.0.0.0 for all networks
@@ -50,68 +53,68 @@ pub struct ServerConfig {
     /// The model and where it runs.
     #[command(flatten)]
     pub model: ModelConfig,
-    /// Answers that may wait to start, counting each choice of each prompt; requests beyond that get a 429
+    /// Maximum queue length in answers, counting each choice of each prompt; requests beyond it are rejected with 429
     #[arg(long, env = "HEARTH_MAX_QUEUE", value_name = "ANSWERS", default_value_t = MAX_CHOICES)]
     pub max_queue: usize,
-    /// Sequences that run at once
+    /// Maximum number of sequences that run at once
     #[arg(long, env = "HEARTH_MAX_BATCH_SIZE", value_name = "SEQUENCES", default_value_t = 32)]
     pub max_batch_size: usize,
-    /// Tokens computed in one step: a long prompt delays other streams by one such step at a time
+    /// Maximum number of tokens per step. Long prompts are split into chunks of this size, so larger values make prompts
+    /// faster and delay other streams more
     #[arg(long, env = "HEARTH_MAX_BATCH_TOKENS", value_name = "TOKENS", default_value_t = 256)]
     pub max_batch_tokens: usize,
-    /// Tokens whose keys and values are kept, over all sequences; their memory is taken at the start [default: what the
-    /// running sequences can fill within 1 GiB, but one full context, and on the CPU within a quarter of the memory left]
+    /// KV cache size in tokens, allocated at startup [default: room for all running sequences, up to 1 GiB but at least
+    /// one full context; on the CPU at most 25 % of free memory]
     #[arg(long, env = "HEARTH_KV_CACHE_TOKENS", value_name = "TOKENS")]
     pub kv_cache_tokens: Option<usize>,
-    /// Guess tokens ahead and compute them together; answers stay the same, and come faster where guesses come true:
-    /// `prompt-lookup` guesses what followed the same words before, `draft` asks a smaller model [default: off, or
-    /// `draft` with `--draft-model`]
+    /// Speculative decoding: guess the next tokens and verify them in one step. Answers stay the same and are faster where
+    /// guesses are correct. `prompt-lookup` copies what followed the same tokens earlier in the text; `draft` uses a smaller
+    /// model [default: off, or `draft` with `--draft-model`]
     #[arg(long, env = "HEARTH_SPECULATIVE", value_name = "METHOD")]
     pub speculative: Option<SpeculativeMethod>,
-    /// A smaller model with the same tokens, to guess with: model dir or GGUF file
+    /// Draft model for speculative decoding: model dir or GGUF file. Must have the same vocabulary
     #[arg(long, env = "HEARTH_DRAFT_MODEL", value_name = "DIR|FILE")]
     pub draft_model: Option<PathBuf>,
-    /// How the draft model's weight matrices are held: `f32`, `f16`, `bf16`, or rounded to `q8`, `q5_1`, `q4_1` or
-    /// `q4` [default: as `--dtype` or `--quantize` say]
+    /// Dtype of the draft model's weight matrices: `f32`, `f16`, `bf16`, or quantized to `q8`, `q5_1`, `q4_1` or `q4`
+    /// [default: that of `--dtype` or `--quantize`]
     #[arg(long, env = "HEARTH_DRAFT_DTYPE", value_name = "DTYPE", value_parser = |name: &str| Dtype::parse(name, |_| true))]
     pub draft_dtype: Option<Dtype>,
-    /// Tokens that are guessed ahead at most, from 1 to 16 [default: 8 with `prompt-lookup`, which costs nothing, 3 with `draft`]
+    /// Maximum number of tokens to guess per step, from 1 to 16 [default: 8 with `prompt-lookup`, 3 with `draft`]
     #[arg(long, env = "HEARTH_NUM_SPECULATIVE_TOKENS", value_name = "TOKENS")]
     pub num_speculative_tokens: Option<usize>,
-    /// Tell a GPU of each launch anew, instead of recording decoding steps and doing them again: slower, for drivers that
-    /// have trouble with it
+    /// Disable GPU graph capture for decoding (slower; works around driver bugs)
     #[arg(long, env = "HEARTH_ENFORCE_EAGER", value_parser = BoolishValueParser::new())]
     pub enforce_eager: bool,
-    /// Where sampling parameters come from that a request leaves out.
+    /// Defaults of sampling parameters.
     #[command(flatten)]
     pub sampling: SamplingConfig,
-    /// Seconds that requests in flight get to finish after SIGTERM or ctrl-c; a second signal ends them at once
+    /// Time for running requests to finish after SIGTERM or ctrl-c, in seconds; a second signal ends them immediately
     #[arg(long, env = "HEARTH_DRAIN_TIMEOUT", value_name = "SECONDS", default_value_t = 30)]
     pub drain_timeout: u64,
-    /// How clients are served.
+    /// HTTP settings.
     #[command(flatten)]
     pub http: HttpConfig,
-    /// What is logged, and how.
+    /// Log settings.
     #[command(flatten)]
     pub log: LogConfig,
-    /// Where traces go.
+    /// Trace settings.
     #[command(flatten)]
     pub traces: TraceConfig,
 }
 
-/// How tokens are guessed ahead.
+/// The method of speculative decoding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SpeculativeMethod {
-    /// Not at all.
+    /// No speculative decoding.
     Off,
-    /// By what followed before.
+    /// Copy what followed the same tokens earlier in the text.
     PromptLookup,
-    /// By a smaller model.
+    /// Use a smaller model.
     Draft,
 }
 
 impl ServerConfig {
-    /// The engine's part.
+    /// The engine's settings.
     pub fn engine_options(&self) -> EngineOptions {
         let n_tokens = |default| self.num_speculative_tokens.unwrap_or(default);
         let speculation = match (self.speculative, &self.draft_model) {
@@ -130,13 +133,13 @@ impl ServerConfig {
         }
     }
 
-    /// Refuses settings that make no sense, as far as that can be told without the model.
+    /// Checks the settings, as far as possible without the model.
     ///
     /// # Errors
-    /// Which setting, what was given, and what it goes with.
+    /// Names the setting, its value, and what it requires.
     pub fn check(&self) -> Result<(), StartError> {
         self.engine_options().check()?;
-        let refuse = |flag: &str, what: &str| Err(StartError::Options(format!("`{flag}` goes with {what}")));
+        let refuse = |flag: &str, what: &str| Err(StartError::Options(format!("`{flag}` requires {what}")));
         let is_off = self.speculative.is_none() && self.draft_model.is_none();
         match self.speculative {
             Some(SpeculativeMethod::PromptLookup) if self.draft_model.is_some() => {
@@ -155,10 +158,10 @@ impl ServerConfig {
         }
     }
 
-    /// Opens the device and loads the models, on the thread that is to compute with them.
+    /// Opens the device and loads the models. Must run on the thread that computes with them.
     ///
     /// # Errors
-    /// No such device, or a broken model dir.
+    /// The device is not available, or a model cannot be loaded.
     pub fn load(&self) -> Result<Models> {
         let served = self.sampling.sampling_defaults.of(self.model.load()?);
         let wanted = matches!(self.engine_options().speculation, Speculation::DraftModel { .. });
@@ -173,7 +176,7 @@ impl ServerConfig {
         Ok(Models { served, draft: draft.transpose()? })
     }
 
-    /// The listener's part.
+    /// The listener's settings.
     ///
     /// # Errors
     /// The certificate or its key cannot be used.
@@ -194,10 +197,10 @@ impl ServerConfig {
         })
     }
 
-    /// The API's part, of a server that listens on the address `bound`.
+    /// The API's settings, for a server that listens on the address `bound`.
     ///
     /// # Errors
-    /// A key, an origin or a host is none, or the file of keys cannot be read.
+    /// A key, an origin or a host is malformed, or the key file cannot be read.
     pub fn api_options(&self, bound: IpAddr) -> anyhow::Result<ApiOptions> {
         let http = &self.http;
         let keys = http.keys()?;
@@ -220,21 +223,12 @@ impl ServerConfig {
         })
     }
 
-    /// What exports spans, if they are to be exported.
+    /// The exporter of spans; `None` if no collector is configured.
     ///
     /// # Errors
-    /// The address is none, or what goes with it cannot be used.
+    /// The collector's URL or certificate is invalid.
     pub fn exporter(&self) -> anyhow::Result<Option<Exporter>> {
-        // A variable that is empty is one that is not set.
-        let Some(endpoint) = self.traces.otlp_endpoint.as_ref().filter(|url| !url.is_empty()) else { return Ok(None) };
-        let options = ExportOptions {
-            endpoint: endpoint.clone(),
-            headers: self.traces.headers()?,
-            certificate: self.traces.otlp_certificate.clone(),
-            service_name: self.traces.otlp_service_name.clone(),
-            delay: EXPORT_DELAY,
-        };
-        Ok(Some(Exporter::start(options)?))
+        Ok(self.traces.export_options()?.map(Exporter::start).transpose()?)
     }
 }
 
@@ -263,27 +257,26 @@ impl Default for ApiOptions {
     }
 }
 
-/// How clients are served.
+/// HTTP settings.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "HTTP")]
 pub struct HttpConfig {
-    /// A key that clients must send, as `authorization: Bearer KEY`; may be given several times [default: none, and
-    /// the API is open to all]
+    /// API key that clients must send as `authorization: Bearer KEY`; repeatable [default: none: anyone can use the API]
     #[arg(long, env = "HEARTH_API_KEY", hide_env_values = true, value_name = "KEY")]
     pub api_key: Vec<Secret>,
-    /// File with such keys, one a line: other users of this machine see a command line, but not this file
+    /// File with API keys, one per line. Safer than `--api-key`: other users of the machine can read command lines
     #[arg(long, env = "HEARTH_API_KEY_FILE", value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
-    /// Share computed prompts between API keys: faster where keys send the same prompts, but `cached_tokens` and response
-    /// times then tell one key what another has sent [default: with several keys, each has its own]
+    /// Share the prefix cache between API keys: faster if keys send the same prompts, but `cached_tokens` and response times
+    /// then reveal to one key what another has sent [default: each key has its own cache entries]
     #[arg(long, env = "HEARTH_SHARE_PREFIX_CACHE", value_parser = BoolishValueParser::new())]
     pub share_prefix_cache: bool,
-    /// Accept chat templates in requests (`chat_template`). A template is a program: it runs within limits on memory and
-    /// time, up to 5 seconds, one at a time
+    /// Accept chat templates in requests (`chat_template`). Templates are programs; they run one at a time, with limits on
+    /// memory and time (5 seconds)
     #[arg(long, env = "HEARTH_TRUST_REQUEST_CHAT_TEMPLATE", value_parser = BoolishValueParser::new())]
     pub trust_request_chat_template: bool,
-    /// Allowed CORS origins: web pages of other origins than the server's own that may use the API. Origins such as
-    /// `https://example.org` (repeatable or comma-separated), `null`, `*` for all, or `none`
+    /// Allowed CORS origins, besides the server's own: origins such as `https://example.org` (repeatable or
+    /// comma-separated), `null`, `*` for all, or `none`
     #[arg(long, env = "HEARTH_CORS_ORIGIN", value_name = "ORIGIN", value_delimiter = ',', default_value = "none")]
     pub cors_origin: Vec<String>,
     /// Allowed values of the header `Host`, besides `localhost` and loopback addresses: names or addresses without a port
@@ -291,25 +284,25 @@ pub struct HttpConfig {
     /// keys, and without them all addresses and the machine's own names]
     #[arg(long, env = "HEARTH_ALLOWED_HOST", value_name = "HOST", value_delimiter = ',')]
     pub allowed_host: Vec<String>,
-    /// Largest body of a request; larger ones are answered with 413
+    /// Maximum size of a request body in bytes; larger ones are rejected with 413
     #[arg(long, env = "HEARTH_MAX_BODY_BYTES", value_name = "BYTES", default_value_t = MAX_BODY_BYTES)]
     pub max_body_bytes: usize,
-    /// Connections that are served at once; others wait
+    /// Maximum number of open connections; further ones wait
     #[arg(long, env = "HEARTH_MAX_CONNECTIONS", value_name = "CONNECTIONS", default_value_t = 1024, value_parser = at_least_1)]
     pub max_connections: usize,
-    /// Seconds that a client may take for the head of a request, or a TLS handshake
+    /// Timeout for receiving the head of a request, and for the TLS handshake, in seconds
     #[arg(long, env = "HEARTH_HEADER_TIMEOUT", value_name = "SECONDS", default_value_t = 10, value_parser = value_parser!(u64).range(1..))]
     pub header_timeout: u64,
-    /// Seconds that a client may take for the body of a request
+    /// Timeout for receiving the body of a request, in seconds
     #[arg(long, env = "HEARTH_BODY_TIMEOUT", value_name = "SECONDS", default_value_t = BODY_TIMEOUT, value_parser = value_parser!(u64).range(1..))]
     pub body_timeout: u64,
-    /// Seconds that a connection is kept without a request, or with a client that takes nothing of its answer
+    /// Timeout for idle keep-alive connections and stalled writes, in seconds
     #[arg(long, env = "HEARTH_IDLE_TIMEOUT", value_name = "SECONDS", default_value_t = 75, value_parser = value_parser!(u64).range(1..))]
     pub idle_timeout: u64,
-    /// Seconds between the comments that keep a stream without news alive
+    /// Interval of keep-alive comments in a stream without events, in seconds
     #[arg(long, env = "HEARTH_SSE_KEEP_ALIVE", value_name = "SECONDS", default_value_t = SSE_KEEP_ALIVE, value_parser = value_parser!(u64).range(1..))]
     pub sse_keep_alive: u64,
-    /// PEM file with the certificate, and those that vouch for it: makes the server speak HTTPS
+    /// PEM file with the certificate chain; enables HTTPS
     #[arg(long, env = "HEARTH_TLS_CERT", value_name = "FILE", requires = "tls_key")]
     pub tls_cert: Option<PathBuf>,
     /// PEM file with the certificate's private key
@@ -340,7 +333,7 @@ impl HttpConfig {
         }
         let host = |text: &String| {
             text.parse::<Host>().map_err(|_| {
-                anyhow!("`--allowed-host` must be `*`, or names or IP addresses such as `example.org`, got `{text}`\nhint: a host has no scheme, no port and no path")
+                anyhow!("`--allowed-host` must be `*`, or names or IP addresses such as `example.org`, got `{text}`\nhint: give the host without scheme, port and path")
             })
         };
         let listed = self.allowed_host.iter().map(host).collect::<anyhow::Result<_>>()?;
@@ -349,28 +342,28 @@ impl HttpConfig {
 }
 
 fn keys_in(path: &Path) -> anyhow::Result<ApiKeys> {
-    let text = std::fs::read_to_string(path).context("cannot be read")?;
+    let text = std::fs::read_to_string(path).context("cannot read the file")?;
     let keys: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     if keys.is_empty() {
-        // The API would be open to all, which is not what a file of keys is for.
-        bail!("holds no key\nhint: it must have one key a line");
+        // Without this check, an empty key file would open the API to everybody.
+        bail!("the file has no key\nhint: it must have one key per line");
     }
     Ok(ApiKeys::new(keys)?)
 }
 
-/// An origin as browsers write it.
+/// Parses an origin as browsers write it.
 fn origin(text: &str) -> anyhow::Result<Origin> {
     text.parse().map_err(|_| {
-        anyhow!("`--cors-origin` must be `*`, `none` or origins such as `https://example.org`, got `{text}`\nhint: an origin has no path and no slash at its end")
+        anyhow!("`--cors-origin` must be `*`, `none` or origins such as `https://example.org`, got `{text}`\nhint: give the origin without path and trailing slash")
     })
 }
 
 fn at_least_1(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|number| *number >= 1);
-    number.ok_or_else(|| "it must be a whole number from 1 up".to_owned())
+    number.ok_or_else(|| "it must be a whole number, at least 1".to_owned())
 }
 
-/// A text that is shown to nobody.
+/// A string that is never printed.
 #[derive(Clone)]
 pub struct Secret(String);
 
@@ -388,36 +381,36 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// What is logged, and how.
+/// Log settings.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Logs")]
 pub struct LogConfig {
-    /// How log lines are written, to stderr
+    /// Format of log lines, which go to stderr
     #[arg(long, env = "HEARTH_LOG_FORMAT", value_enum, default_value_t = LogFormat::Text)]
     pub log_format: LogFormat,
-    /// Log prompts too, as they are
+    /// Include the full prompts in the log
     #[arg(long, env = "HEARTH_LOG_PROMPTS", value_parser = BoolishValueParser::new())]
     pub log_prompts: bool,
 }
 
-/// How log lines are written.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// For people.
+    /// Readable text.
     Text,
-    /// One JSON object a line, for machines.
+    /// One JSON object per line.
     Json,
 }
 
-/// Where traces go. The variables are OpenTelemetry's own.
+/// Trace settings. The variables are OpenTelemetry's own.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Traces")]
 pub struct TraceConfig {
-    /// OpenTelemetry collector that gets one span per request, as OTLP over HTTP with JSON (not gRPC): an address such as
-    /// `http://localhost:4318` [default: none]
+    /// URL of an OpenTelemetry collector such as `http://localhost:4318`. Each request is exported as a span, by OTLP over
+    /// HTTP with JSON (not gRPC) [default: none]
     #[arg(long, env = "OTEL_EXPORTER_OTLP_ENDPOINT", value_name = "URL")]
     pub otlp_endpoint: Option<String>,
-    /// Header for the collector; may be given several times
+    /// HTTP header for the collector; repeatable
     #[arg(
         long,
         env = "OTEL_EXPORTER_OTLP_HEADERS",
@@ -426,51 +419,120 @@ pub struct TraceConfig {
         value_delimiter = ','
     )]
     pub otlp_header: Vec<Secret>,
-    /// PEM file of the certificates that vouch for an https collector [default: those that browsers trust]
+    /// PEM file with the CA certificates for an https collector [default: Mozilla's root certificates]
     #[arg(long, env = "OTEL_EXPORTER_OTLP_CERTIFICATE", value_name = "FILE")]
     pub otlp_certificate: Option<PathBuf>,
-    /// What this server is called in traces
-    #[arg(long, env = "OTEL_SERVICE_NAME", value_name = "NAME", default_value = "hearth")]
-    pub otlp_service_name: String,
+    /// URL that traces are posted to, without appending `/v1/traces`; overrides `--otlp-endpoint`
+    #[arg(long, env = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", value_name = "URL")]
+    pub otlp_traces_endpoint: Option<String>,
+    /// Service name in traces [default: `service.name` of the resource attributes, or `hearth`]
+    #[arg(long, env = "OTEL_SERVICE_NAME", value_name = "NAME")]
+    pub otlp_service_name: Option<String>,
+    /// Attribute of the server in traces; repeatable or comma-separated
+    #[arg(long, env = "OTEL_RESOURCE_ATTRIBUTES", value_name = "NAME=VALUE", value_delimiter = ',')]
+    pub otlp_resource_attribute: Vec<String>,
+    /// Which requests are exported: all, none, a fraction of all traces, or as the caller's trace says and one of these
+    /// for requests without one
+    #[arg(
+        long,
+        env = "OTEL_TRACES_SAMPLER",
+        value_name = "SAMPLER",
+        value_enum,
+        default_value = "parentbased_always_on"
+    )]
+    pub otlp_sampler: SamplerKind,
+    /// Fraction of traces that the `traceidratio` samplers export, from 0 to 1
+    #[arg(long, env = "OTEL_TRACES_SAMPLER_ARG", value_name = "FRACTION", default_value_t = 1.0, value_parser = fraction)]
+    pub otlp_sampler_arg: f64,
+}
+
+fn fraction(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number| (0.0..=1.0).contains(number));
+    number.ok_or_else(|| "it must be a number from 0 to 1".to_owned())
+}
+
+/// Decodes a percent-encoded value.
+fn percent_decoded(value: &str) -> Option<String> {
+    Some(percent_decode_str(value.trim()).decode_utf8().ok()?.into_owned())
 }
 
 impl TraceConfig {
+    /// The exporter's settings. `None`: no collector is configured.
+    fn export_options(&self) -> anyhow::Result<Option<ExportOptions>> {
+        const PATH: &str = "/v1/traces";
+        // An empty variable counts as unset.
+        let given = |url: &Option<String>| url.clone().filter(|url| !url.is_empty());
+        let with_path = |url: String| match url.trim_end_matches('/') {
+            whole if whole.ends_with(PATH) => whole.to_owned(),
+            base => format!("{base}{PATH}"),
+        };
+        let endpoint = given(&self.otlp_traces_endpoint).or_else(|| given(&self.otlp_endpoint).map(with_path));
+        let Some(endpoint) = endpoint else { return Ok(None) };
+        Ok(Some(ExportOptions {
+            endpoint,
+            headers: self.headers()?,
+            certificate: self.otlp_certificate.clone(),
+            resource: self.resource()?,
+            sampler: TraceSampler { kind: self.otlp_sampler, ratio: self.otlp_sampler_arg },
+            delay: EXPORT_DELAY,
+        }))
+    }
+
+    /// The resource attributes, with name and version of the service.
+    fn resource(&self) -> anyhow::Result<Vec<(String, String)>> {
+        let defaults = [("service.name", "hearth"), ("service.version", env!("CARGO_PKG_VERSION"))];
+        let mut attributes: Vec<(String, String)> = defaults.map(|(key, value)| (key.into(), value.into())).into();
+        let mut set = |key: &str, value: String| {
+            attributes.retain(|(known, _)| known != key);
+            attributes.push((key.to_owned(), value));
+        };
+        for given in self.otlp_resource_attribute.iter().filter(|given| !given.trim().is_empty()) {
+            let attribute = given.split_once('=').and_then(|(key, value)| Some((key.trim(), percent_decoded(value)?)));
+            let (key, value) = attribute.filter(|(key, _)| !key.is_empty()).with_context(|| {
+                format!("`--otlp-resource-attribute` must be `NAME=VALUE`, with a percent-encoded value, got `{given}`")
+            })?;
+            set(key, value);
+        }
+        if let Some(name) = self.otlp_service_name.clone().filter(|name| !name.is_empty()) {
+            set("service.name", name);
+        }
+        Ok(attributes)
+    }
+
     fn headers(&self) -> anyhow::Result<Vec<(HeaderName, HeaderValue)>> {
         let header = |given: &Secret| {
             let (name, value) = given.0.split_once('=')?;
             // The variable's values are percent-encoded, as in the header `baggage`.
-            let value = percent_decode_str(value.trim()).decode_utf8().ok()?;
+            let value = percent_decoded(value)?;
             Some((name.trim().parse().ok()?, HeaderValue::from_str(&value).ok()?))
         };
         let headers = self.otlp_header.iter().filter(|given| !given.0.trim().is_empty()).map(|given| {
-            // The value is shown to nobody.
-            header(given)
-                .context("`--otlp-header` must be `NAME=VALUE`, its value percent-encoded where it is not plain")
+            // The error does not contain the value, which may be secret.
+            header(given).context("`--otlp-header` must be `NAME=VALUE`, with a percent-encoded value")
         });
         headers.collect()
     }
 }
 
-/// Where sampling parameters come from that are not given.
+/// Defaults of sampling parameters.
 #[derive(Args, Clone, Copy, Debug)]
 pub struct SamplingConfig {
-    /// Sampling parameters that are not given: `model`, those in the model's generation_config.json, or `openai`,
-    /// OpenAI's defaults
+    /// Defaults of sampling parameters: `model` (the model's generation_config.json) or `openai` (OpenAI's defaults)
     #[arg(long, env = "HEARTH_SAMPLING_DEFAULTS", value_name = "WHOSE", value_enum, default_value_t = SamplingDefaults::Model)]
     pub sampling_defaults: SamplingDefaults,
 }
 
-/// Whose sampling parameters count where none are given.
+/// The source of defaults of sampling parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum SamplingDefaults {
-    /// Those that the model's makers advise.
+    /// The model's `generation_config.json`.
     Model,
-    /// Those that change nothing.
+    /// OpenAI's defaults, which change nothing.
     Openai,
 }
 
 impl SamplingDefaults {
-    /// The model, to be served so.
+    /// Applies the setting to a loaded model.
     pub fn of(self, model: LoadedModel) -> LoadedModel {
         match self {
             Self::Model => model,
@@ -479,32 +541,31 @@ impl SamplingDefaults {
     }
 }
 
-/// Which model, and where it runs.
+/// The model and its device.
 #[derive(Args, Clone, Debug)]
 pub struct ModelConfig {
     /// Model dir in Hugging Face's format, or GGUF file [default: the bundled model]
     #[arg(long, env = "HEARTH_MODEL", value_name = "DIR|FILE")]
     pub model: Option<PathBuf>,
-    /// Where to compute: `auto` (a real GPU if there is one, else the CPU), `gpu`, `cpu`, `wgpu-software`, and what else
-    /// the build holds
+    /// Device: `auto` (a GPU if there is one, else the CPU), `gpu`, `cpu`, `wgpu-software`, or another device of this build
     #[arg(long, env = "HEARTH_DEVICE", default_value_t = DeviceChoice::Auto)]
     pub device: DeviceChoice,
-    /// How weight matrices are held: `f32`, `f16` or `bf16` [default: as the files have them where that is bf16,
-    /// rounded or GGUF, else f32]
+    /// Dtype of weight matrices: `f32`, `f16` or `bf16` [default: that of the files if it is bf16, quantized or GGUF, else
+    /// f32]
     #[arg(long, env = "HEARTH_DTYPE", value_parser = |name: &str| dtype_of(name, false))]
     pub dtype: Option<Dtype>,
-    /// Round weight matrices to `q8` (8.5 bits a weight), `q5_1` (6 bits), `q4_1` (5 bits) or `q4` (4.5 bits, the least
-    /// exact); embeddings as in q8
+    /// Quantize weight matrices to `q8` (8.5 bits per weight), `q5_1` (6 bits), `q4_1` (5 bits) or `q4` (4.5 bits, the least
+    /// accurate); embeddings are always q8
     #[arg(long, env = "HEARTH_QUANTIZE", value_name = "DTYPE", conflicts_with = "dtype",
         value_parser = |name: &str| dtype_of(name, true))]
     pub quantize: Option<Dtype>,
-    /// How keys and values are held in the cache: `f32`, `f16` (half the memory), or `auto`: `f16` where weight matrices
-    /// are f16 or rounded and the device has such numbers, else `f32`
+    /// Dtype of the KV cache: `f32`, `f16` (half the memory), or `auto`: `f16` if weight matrices are f16 or quantized and
+    /// the device supports it, else `f32`
     #[arg(long, env = "HEARTH_KV_CACHE_DTYPE", value_name = "DTYPE", value_enum, default_value_t = KvCacheDtype::Auto, hide_possible_values = true)]
     pub kv_cache_dtype: KvCacheDtype,
 }
 
-/// What `--quantize` takes, or what `--dtype` does; where it is the other one's, that is said.
+/// Parses a value of `--quantize` or `--dtype`. The error has a hint if it is a value of the other flag.
 fn dtype_of(name: &str, is_quantized: bool) -> Result<Dtype, String> {
     Dtype::parse(name, |dtype| dtype.is_quantized() == is_quantized).map_err(|what| {
         let other = if is_quantized { "dtype" } else { "quantize" };
@@ -513,19 +574,19 @@ fn dtype_of(name: &str, is_quantized: bool) -> Result<Dtype, String> {
     })
 }
 
-/// How keys and values are held.
+/// The dtype of the KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum KvCacheDtype {
-    /// As suits the model.
+    /// Chosen for the model.
     Auto,
-    /// As they are computed.
+    /// 32-bit floats.
     F32,
-    /// Rounded to half precision.
+    /// 16-bit floats.
     F16,
 }
 
 impl KvCacheDtype {
-    /// What was asked for, if anything.
+    /// The dtype chosen by the user, if any.
     pub(crate) fn asked(self) -> Option<KvDtype> {
         match self {
             Self::Auto => None,
@@ -538,18 +599,18 @@ impl KvCacheDtype {
 impl ModelConfig {
     /// The model's name for clients: that of its folder, or of its file without `.gguf`.
     pub fn model_id(&self) -> String {
-        let Some(dir) = &self.model else { return bundled::NAME.to_owned() };
-        // `.` and `models/..` have a name too, once resolved.
-        let resolved = dir.canonicalize();
-        let name = resolved.as_deref().unwrap_or(dir).file_name();
-        let name = name.map_or_else(|| dir.display().to_string(), |name| name.to_string_lossy().into_owned());
+        let Some(path) = &self.model else { return bundled::NAME.to_owned() };
+        // A link has its own name: in Hugging Face's cache, files are links to hashes. `.` has a name once resolved.
+        let resolved = path.canonicalize();
+        let name = path.file_name().or_else(|| resolved.as_deref().ok()?.file_name());
+        let name = name.map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned());
         name.strip_suffix(".gguf").map(str::to_owned).unwrap_or(name)
     }
 
-    /// Opens the device and loads the model, on the thread that is to compute with it.
+    /// Opens the device and loads the model. Must run on the thread that computes with it.
     ///
     /// # Errors
-    /// No such device, or a broken model dir.
+    /// The device is not available, or the model cannot be loaded.
     pub fn load(&self) -> Result<LoadedModel> {
         let options = LoadOptions { device: self.device()?, dtype: self.held_as() };
         match &self.model {
@@ -561,48 +622,136 @@ impl ModelConfig {
         }
     }
 
-    /// Refuses a model that this machine cannot hold, before it begins to. A GPU does not tell.
+    /// Rejects a model that does not fit into this machine's memory, before loading it. GPU memory is not checked: its
+    /// size is not known.
     fn require_memory(&self, dir: &Path, device: &Device) -> Result<()> {
-        // What cannot be read is told by who loads it.
+        // Errors in the files are reported by the loader.
         let (Ok(config), true) = (model_dir::load_config(dir), *device == Device::flex()) else { return Ok(()) };
         let held_as = self.held_as().or(model_dir::load_stored_dtype(dir).ok().flatten());
         let bits = match held_as {
             Some(dtype) if dtype.is_quantized() => memory::bits_of(dtype),
-            // As the file has them.
+            // The dtype of the files.
             None if dir.is_file() => memory::bits_of(Dtype::Q4),
-            // What is f32 takes no more than its numbers need, which may be half of that.
+            // f32 weights may be stored in half the memory (see `ops/cpu/lossless.rs`).
             _ => memory::bits_of(Dtype::Bf16),
         };
         let n_bytes = memory::least_weight_bytes(config.n_params(), bits);
         memory::require_possible(n_bytes, memory::limit_bytes()).map_err(|what| Error::File {
             path: dir.to_owned(),
             what,
-            hint: "`--quantize q4` takes the least; else it is a smaller model, or a larger machine".to_owned(),
+            hint: "`--quantize q4` needs the least memory; otherwise use a smaller model or a larger machine"
+                .to_owned(),
         })
     }
 
-    /// How weight matrices are to be held, where the command line says.
+    /// The dtype of weight matrices, if set on the command line.
     pub(crate) fn held_as(&self) -> Option<Dtype> {
         self.quantize.or(self.dtype)
     }
 
-    /// How a cache of the model holds keys and values.
+    /// The dtype of a cache for the model.
     ///
     /// # Errors
-    /// The model's device has no such numbers.
+    /// The model's device does not support it.
     pub(crate) fn kv_dtype(&self, gpt: &Gpt) -> Result<KvDtype> {
         KvDtype::choose(self.kv_cache_dtype.asked(), gpt.dtype(), &gpt.device())
     }
 
-    /// Opens the device, on the thread that is to compute with it.
+    /// Opens the device. Must run on the thread that computes with it.
     ///
     /// # Errors
-    /// No such device.
+    /// The device is not available.
     pub(crate) fn device(&self) -> Result<Device> {
-        // Before anything shares work: this thread takes part in it.
+        // Before the thread pool starts: this thread is part of it.
         ops::lead_threads();
         let chosen = device::choose(self.device)?;
-        tracing::info!("device: {}: {}", device::name(&chosen.device), chosen.reason);
+        tracing::info!("device: {} ({})", device::name(&chosen.device), chosen.reason);
         Ok(chosen.device)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        traces: TraceConfig,
+    }
+
+    fn options(flags: &[&str]) -> anyhow::Result<Option<ExportOptions>> {
+        Flags::try_parse_from([&["hearth"], flags].concat())?.traces.export_options()
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn models_are_named_by_their_path_and_not_by_what_a_link_leads_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let (blob, link) = (dir.path().join("5f0a"), dir.path().join("SmolLM2-Q4_1.gguf"));
+        std::fs::write(&blob, "").unwrap();
+        std::os::unix::fs::symlink(&blob, &link).unwrap();
+        std::fs::create_dir_all(dir.path().join("my-model/inner")).unwrap();
+        let name = |path: &Path| {
+            #[derive(Parser)]
+            struct Flags {
+                #[command(flatten)]
+                model: ModelConfig,
+            }
+            Flags::try_parse_from(["hearth".as_ref(), "--model".as_ref(), path.as_os_str()]).unwrap().model.model_id()
+        };
+        assert_eq!(name(&link), "SmolLM2-Q4_1");
+        assert_eq!(name(&dir.path().join("my-model")), "my-model");
+        assert_eq!(name(&dir.path().join("my-model/inner/..")), "my-model");
+        assert_eq!(name(&dir.path().join("my-model/.")), "my-model");
+    }
+
+    #[test]
+    fn traces_go_where_the_variables_say() {
+        assert!(options(&[]).unwrap().is_none());
+        assert!(options(&["--otlp-endpoint", ""]).unwrap().is_none());
+        let endpoint = |flags: &[&str]| options(flags).unwrap().unwrap().endpoint;
+        assert_eq!(endpoint(&["--otlp-endpoint", "http://x:1/"]), "http://x:1/v1/traces");
+        assert_eq!(endpoint(&["--otlp-endpoint", "http://x:1/v1/traces"]), "http://x:1/v1/traces");
+        let both = ["--otlp-endpoint", "http://x", "--otlp-traces-endpoint", "http://y/own"];
+        assert_eq!(endpoint(&both), "http://y/own", "as it is");
+    }
+
+    #[test]
+    fn the_service_has_its_name_and_attributes() {
+        let resource = |flags: &[&str]| {
+            let options = options(&[&["--otlp-endpoint", "http://x"], flags].concat())?.unwrap();
+            anyhow::Ok(options.resource.into_iter().filter(|(key, _)| key != "service.version").collect::<Vec<_>>())
+        };
+        let pair = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+        assert_eq!(resource(&[]).unwrap(), [pair("service.name", "hearth")]);
+        let attributes = ["--otlp-resource-attribute", "service.name=one,deployment.environment=a%20b,"];
+        let own = pair("deployment.environment", "a b");
+        assert_eq!(resource(&attributes).unwrap(), [pair("service.name", "one"), own.clone()]);
+        let named = [&attributes[..], &["--otlp-service-name", "two"]].concat();
+        assert_eq!(resource(&named).unwrap(), [own, pair("service.name", "two")]);
+        for broken in ["x", "=x", "x=%ff"] {
+            let error = resource(&["--otlp-resource-attribute", broken]).unwrap_err().to_string();
+            assert!(error.contains("`--otlp-resource-attribute` must be `NAME=VALUE`"), "{error}");
+        }
+    }
+
+    #[test]
+    fn samplers_have_the_standard_s_names_and_a_fraction() {
+        let sampler = |flags: &[&str]| {
+            let options = options(&[&["--otlp-endpoint", "http://x"], flags].concat());
+            options.map(|options| options.unwrap().sampler)
+        };
+        assert_eq!(sampler(&[]).unwrap(), TraceSampler::default());
+        let given = ["--otlp-sampler", "parentbased_traceidratio", "--otlp-sampler-arg", "0.25"];
+        let expected = TraceSampler { kind: SamplerKind::ParentbasedTraceidratio, ratio: 0.25 };
+        assert_eq!(sampler(&given).unwrap(), expected);
+        for broken in [["--otlp-sampler", "sometimes"], ["--otlp-sampler-arg", "2"]] {
+            assert!(sampler(&broken).is_err(), "{broken:?}");
+        }
     }
 }

@@ -1,8 +1,8 @@
-//! One client's connection: it is cut when the client takes too long to say what it wants or to take what it gets.
+//! Serves one client connection, and closes it if the client is too slow to send a request or to read the response.
 //!
-//! hyper has one timer for request heads, which would also be the time that a connection may lie idle between requests.
-//! A slow head is an attack or a dead line, an idle connection is a client with a pool; so the two are told apart here,
-//! below hyper, by whether a request is being served.
+//! hyper has a single timer for request heads, which would also limit idle time between requests. But a slow head is an
+//! attack or a dead line, while an idle connection belongs to a client's pool. So this layer below hyper distinguishes
+//! the two, by whether a request is in progress.
 
 use std::{
     convert::Infallible,
@@ -28,25 +28,25 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
-use crate::api::guarded::guarded;
+use crate::api::body_guard::drop_with_body;
 
-/// Largest head of a request. Larger ones are answered with 431.
+/// Maximum size of a request's head. Larger ones are a 431.
 const MAX_HEAD_BYTES: usize = 64 << 10;
 
-/// Longest patience, so that a larger one does not overflow the clock.
+/// Upper limit of timeouts, so that adding one to the clock does not overflow.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// How long a client may take.
+/// Timeouts for a client.
 #[derive(Clone, Copy, Debug)]
 pub struct ConnectionTimeouts {
     /// For the TLS handshake, and from a request's first byte to the end of its head.
     pub head: Duration,
-    /// Between two requests, and for taking anything of an answer that waits to be sent.
+    /// Between two requests, and for stalled writes.
     pub idle: Duration,
 }
 
-/// Serves one connection to its end, of its first request if it may not live on (`keep_alive`), or, once `draining` turns
-/// true, of the request in flight.
+/// Serves one connection until it ends: after its first request without `keep_alive`, or once `draining` is true, after
+/// the request in progress.
 pub(crate) async fn serve_connection<Io>(
     io: Io,
     router: Router,
@@ -59,12 +59,12 @@ pub(crate) async fn serve_connection<Io>(
     let io = Watched::new(io, timeouts, Arc::clone(&requests));
     let service = Counted { router: TowerToHyperService::new(router), requests: Arc::clone(&requests) };
     let mut builder = http1::Builder::new();
-    // `Watched` has the timers. With one of its own hyper looks for the next request right after an answer, not only
-    // when something comes, and that starts ours.
+    // Timeouts are handled by `Watched`. hyper's own timer would start right after a response, not when the next
+    // request begins, and would start ours.
     builder.timer(TokioTimer::new()).header_read_timeout(LONGEST).max_buf_size(MAX_HEAD_BYTES).keep_alive(keep_alive);
     let connection = builder.serve_connection(TokioIo::new(io), service);
     let mut connection = std::pin::pin!(connection);
-    // An error says that the server has gone: that is an end too.
+    // The sender is gone when the server ends: then drain too.
     let drained = async { drop(draining.wait_for(|draining| *draining).await) };
     let outcome = tokio::select! {
         outcome = connection.as_mut() => outcome,
@@ -79,16 +79,16 @@ pub(crate) async fn serve_connection<Io>(
     }
 }
 
-/// How many requests a connection has begun and ended.
+/// Number of requests that began and ended on a connection.
 #[derive(Debug, Default)]
 struct Requests {
     begun: AtomicU64,
     ended: AtomicU64,
-    /// No more are to follow.
+    /// No further requests follow.
     is_last: AtomicBool,
 }
 
-/// Counts a request as ended when it goes: with the last of the answer, or when nobody waits for that any more.
+/// Counts a request as ended when dropped: after the response is sent, or when the client has disconnected.
 struct InFlight(Arc<Requests>);
 
 impl Drop for InFlight {
@@ -97,7 +97,7 @@ impl Drop for InFlight {
     }
 }
 
-/// The API, telling the connection below when a request is being served.
+/// The API, wrapped to count requests in progress.
 struct Counted {
     router: TowerToHyperService<Router>,
     requests: Arc<Requests>,
@@ -112,23 +112,23 @@ impl Service<hyper::Request<Incoming>> for Counted {
         self.requests.begun.fetch_add(1, Ordering::Relaxed);
         let in_flight = InFlight(Arc::clone(&self.requests));
         let answer = self.router.call(request);
-        Box::pin(async move { Ok(answer.await?.map(|body: Body| guarded(body, in_flight))) })
+        Box::pin(async move { Ok(answer.await?.map(|body: Body| drop_with_body(body, in_flight))) })
     }
 }
 
-/// A connection's bytes, with an end to patience.
+/// The connection's byte stream, with timeouts.
 struct Watched<Io> {
     io: Io,
     timeouts: ConnectionTimeouts,
     requests: Arc<Requests>,
-    /// Requests that had begun when the reading timer was last looked at.
+    /// Number of begun requests when the read timer was last checked.
     n_seen: u64,
     reading: Reading,
     read_timer: Timer,
     write_timer: Timer,
 }
 
-/// What is being waited for while no request is served.
+/// What the connection waits for while no request is in progress.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Reading {
     /// The first byte of the next request.
@@ -137,12 +137,12 @@ enum Reading {
     Head,
 }
 
-/// Runs from when it is first asked about until it is stopped.
+/// A timer that starts when first polled and runs until stopped.
 #[derive(Default)]
 struct Timer(Option<Pin<Box<Sleep>>>);
 
 impl Timer {
-    /// Whether `patience` is over.
+    /// Ready once `patience` has passed.
     fn poll_over(&mut self, patience: Duration, context: &mut Context<'_>) -> Poll<()> {
         let sleep = self.0.get_or_insert_with(|| Box::pin(sleep_until(Instant::now() + patience.min(LONGEST))));
         sleep.as_mut().poll(context)
@@ -160,14 +160,14 @@ impl<Io> Watched<Io> {
             timeouts,
             requests,
             n_seen: 0,
-            // Whoever connects has something to say.
+            // A new connection should send a request.
             reading: Reading::Head,
             read_timer: Timer::default(),
             write_timer: Timer::default(),
         }
     }
 
-    /// Notices that requests came and went since the last look; `true` while one is being served.
+    /// Updates the state after requests began or ended; returns whether one is in progress.
     fn is_serving(&mut self) -> bool {
         let begun = self.requests.begun.load(Ordering::Relaxed);
         if begun != self.n_seen {
@@ -178,14 +178,14 @@ impl<Io> Watched<Io> {
         begun != self.requests.ended.load(Ordering::Relaxed)
     }
 
-    /// Lets a write wait only so long.
+    /// Applies the timeout to a write.
     fn bound<T>(&mut self, written: Poll<io::Result<T>>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
         if written.is_ready() {
             self.write_timer.stop();
             return written;
         }
         let over = self.write_timer.poll_over(self.timeouts.idle, context);
-        over.map(|()| Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not take its answer")))
+        over.map(|()| Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not read the response")))
     }
 }
 
@@ -203,7 +203,7 @@ impl<Io: AsyncRead + Unpin> AsyncRead for Watched<Io> {
             return read;
         }
         if this.requests.is_last.load(Ordering::Relaxed) {
-            // As if the client had hung up: hyper itself would wait for a first request.
+            // Acts as if the client had disconnected: hyper would wait for a first request.
             buffer.set_filled(before);
             return Poll::Ready(Ok(()));
         }
@@ -212,9 +212,12 @@ impl<Io: AsyncRead + Unpin> AsyncRead for Watched<Io> {
                 this.reading = Reading::Head;
                 this.read_timer.stop();
             }
-            // A head that comes in drops, faster than it is read, must not outlive its time either.
+            // A head that arrives in small pieces must not outlive the timeout.
             if this.reading == Reading::Head && this.read_timer.poll_over(this.timeouts.head, context).is_ready() {
-                return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the request's head takes too long")));
+                return Poll::Ready(Err(io::Error::new(
+                    io::ErrorKind::TimedOut,
+                    "timeout while receiving the request's head",
+                )));
             }
             return read;
         }
@@ -223,7 +226,7 @@ impl<Io: AsyncRead + Unpin> AsyncRead for Watched<Io> {
             Reading::Head => this.timeouts.head,
         };
         let over = this.read_timer.poll_over(patience, context);
-        over.map(|()| Err(io::Error::new(io::ErrorKind::TimedOut, "the client says nothing")))
+        over.map(|()| Err(io::Error::new(io::ErrorKind::TimedOut, "the connection is idle")))
     }
 }
 

@@ -8,9 +8,9 @@
 //! - [`config`]: flags and `HEARTH_*` variables
 //! - [`api`]: HTTP and OpenAI's wire format
 //! - [`engine`]: scheduling, the inference thread, text assembly
-//! - [`metrics`]: what is counted, for Prometheus; [`telemetry`]: what was asked, for collectors of traces
-//! - [`serve`](mod@serve): a listener, an API and an orderly end; [`connection`]: one client's; [`tls`]: certificates
-//! - [`bundled`]: the model that the binary carries
+//! - [`metrics`]: Prometheus metrics; [`telemetry`]: OpenTelemetry traces
+//! - [`serve`](mod@serve): a listener, the API and graceful shutdown; [`connection`]: one client; [`tls`]: certificates
+//! - [`bundled`]: the model in the binary
 //!
 //! Dependencies point one way: `cli -> serve -> api -> engine -> hearth_model`.
 

@@ -1,5 +1,4 @@
-//! The binary `hearth`: parse, dispatch, report. Exit code 0 is success, 1 a failure, 2 a command line that makes no
-//! sense.
+//! The binary `hearth`. Exit codes: 0 success, 1 failure, 2 invalid command line.
 
 use std::process::ExitCode;
 

@@ -1,6 +1,6 @@
-//! Runs the API on a listener until it is told to stop, and then in an orderly way: no new work, what is in flight may
-//! finish within a time limit. Who asks meanwhile is told so: a balancer sees `/ready` at 503, not a dead host. The caller
-//! owns the socket and the signals, so that tests bring their own.
+//! Runs the API on a listener until it is stopped, with graceful shutdown: no new work is accepted, and requests in
+//! flight may finish within a time limit. Meanwhile the listener still responds, so that load balancers see `/ready` at
+//! 503 and not a dead host. The caller owns the socket and the signals; tests bring their own.
 
 use std::{convert::Infallible, future::pending, io, sync::Arc, time::Duration};
 
@@ -19,23 +19,24 @@ use crate::{
     engine::Engine,
 };
 
-/// After inference has failed, connections get this long to be told.
+/// Time for connections to send error responses after inference has failed.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// Requests that are cut off get this long to be told: hardly anything, since whoever cuts them off is waiting.
+/// Time for connections to send error responses after requests were cancelled. Short, because the caller waits for the
+/// end.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
-/// When the system gives no more sockets, it is asked again after this long.
+/// Pause before accepting again after the system ran out of sockets.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 
-/// How connections are served.
+/// Settings for serving connections.
 #[derive(Clone)]
 pub struct ServeOptions {
-    /// How long draining may take.
+    /// Maximum duration of draining.
     pub drain_timeout: Duration,
-    /// How long a client may take.
+    /// Timeouts for clients.
     pub timeouts: ConnectionTimeouts,
-    /// Connections that are served at once; others wait until one of these ends.
+    /// Maximum number of open connections; further ones wait.
     pub max_connections: usize,
     /// `None`: plain HTTP.
     pub tls: Option<TlsAcceptor>,
@@ -46,22 +47,22 @@ pub struct ServeOptions {
 pub enum Ended {
     /// Every request in flight was answered.
     Drained,
-    /// Time ran out, or a second signal came: some were not.
+    /// Some were not, because of the time limit or a second signal.
     CutShort,
 }
 
 /// Why serving failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The engine is gone; only a restart helps.
+    /// The engine has failed; only a restart helps.
     #[error("inference failed: {0}")]
     Inference(String),
 }
 
-/// Serves until the first of `signals`, then drains for a time; a second signal ends it at once.
+/// Serves until the first of `signals`, then drains within the time limit; a second signal ends it immediately.
 ///
 /// # Errors
-/// Inference fails.
+/// Inference has failed.
 pub async fn serve(
     listener: TcpListener,
     state: AppState,
@@ -78,14 +79,14 @@ pub async fn serve(
     state.start_draining();
     connections.start_draining();
     if let Some(what) = failed {
-        // Whoever knocks from now on is turned away by the system.
+        // The system rejects new connections from here on.
         drop(listener);
-        // Clients in flight have their error events; this lets them arrive.
+        // Lets the error events of requests in flight reach their clients.
         let _ = timeout(FAREWELL, connections.all_ended()).await;
         return Err(ServeError::Inference(what));
     }
     tracing::info!(
-        "shutting down: requests in flight get {} s, a second signal ends them at once",
+        "shutting down: requests in flight have {} s to finish; a second signal cancels them",
         drain_timeout.as_secs()
     );
     let mut latecomers = connections.for_latecomers();
@@ -94,17 +95,17 @@ pub async fn serve(
         never = latecomers.accept_all(&listener) => match never {},
         what = state.inference_failure() => return Err(ServeError::Inference(what)),
         () = sleep(drain_timeout) => {
-            tracing::warn!("the drain timeout of {} s is over, requests in flight are cut off", drain_timeout.as_secs());
+            tracing::warn!("the drain timeout of {} s is over: cancelling the requests in flight", drain_timeout.as_secs());
             Ended::CutShort
         }
         () = next(&mut signals) => {
-            tracing::warn!("second signal, requests in flight are cut off");
+            tracing::warn!("second signal: cancelling the requests in flight");
             Ended::CutShort
         }
     };
     if ended == Ended::CutShort {
         let told = async {
-            // It waits for the step in progress.
+            // Waits for the step in progress.
             let _ = spawn_blocking(move || state.engine().map(Engine::stop)).await;
             connections.all_ended().await;
         };
@@ -113,18 +114,18 @@ pub async fn serve(
     Ok(ended)
 }
 
-/// The next signal; never, when nobody is left to give one.
+/// The next signal; waits for ever if the sender is gone.
 async fn next(signals: &mut mpsc::Receiver<()>) {
     if signals.recv().await.is_none() {
         pending().await
     }
 }
 
-/// All connections. Dropping it cuts them off.
+/// All connections. Dropping it closes them.
 struct Connections {
     router: Router,
     options: ServeOptions,
-    /// Whether a connection may bring more than one request.
+    /// Whether a connection may have more than one request.
     keep_alive: bool,
     places: Arc<Semaphore>,
     draining: watch::Sender<bool>,
@@ -138,19 +139,19 @@ impl Connections {
         Self { router, options, keep_alive: true, places, draining, tasks: JoinSet::new() }
     }
 
-    /// Of those who come while the others end: one request each, and nobody waits for them.
+    /// For connections during the shutdown: one request each, and the shutdown does not wait for them.
     fn for_latecomers(&self) -> Self {
         Self { keep_alive: false, ..Self::new(self.router.clone(), self.options.clone()) }
     }
 
-    /// Takes in connections for ever.
+    /// Accepts connections for ever.
     async fn accept_all(&mut self, listener: &TcpListener) -> Infallible {
         loop {
-            // A place first: while there is none, clients wait in the system's own queue.
+            // Get a permit first: while there is none, clients wait in the system's backlog.
             let Ok(place) = Arc::clone(&self.places).acquire_owned().await else { return pending().await };
             match listener.accept().await {
                 Ok((stream, _)) => self.serve(stream, place),
-                // The client has given up already.
+                // The client has already disconnected.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
                     tracing::warn!("cannot accept a connection: {error}");
@@ -162,7 +163,7 @@ impl Connections {
     }
 
     fn serve(&mut self, stream: TcpStream, place: OwnedSemaphorePermit) {
-        // A token is a small packet, and waiting to fill a larger one would delay it.
+        // A token is a small packet, which must not wait for more data.
         if let Err(error) = stream.set_nodelay(true) {
             tracing::debug!("cannot set TCP_NODELAY: {error}");
         }
@@ -174,14 +175,14 @@ impl Connections {
                 None => serve_connection(stream, router, (timeouts, keep_alive), draining).await,
                 Some(tls) => match timeout(timeouts.head, tls.accept(stream)).await {
                     Ok(Ok(stream)) => serve_connection(stream, router, (timeouts, keep_alive), draining).await,
-                    Ok(Err(error)) => tracing::debug!("a TLS handshake failed: {error}"),
-                    Err(_) => tracing::debug!("a TLS handshake took too long"),
+                    Ok(Err(error)) => tracing::debug!("TLS handshake failed: {error}"),
+                    Err(_) => tracing::debug!("TLS handshake timed out"),
                 },
             }
         });
     }
 
-    /// Tells connections to end with the request in flight.
+    /// Makes connections end after the request in flight.
     fn start_draining(&self) {
         self.draining.send_replace(true);
     }

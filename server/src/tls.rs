@@ -1,4 +1,4 @@
-//! TLS: the certificate and key files, and what rustls makes of them, for the server and for `hearth health`.
+//! TLS: loads certificate and key files, for the server and for `hearth health`.
 
 use std::{
     path::{Path, PathBuf},
@@ -18,33 +18,33 @@ use tokio_rustls::{
     },
 };
 
-/// Why TLS cannot be served.
+/// Why TLS cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// A file cannot be read, or is not PEM.
+    /// A file cannot be read or is not PEM.
     #[error("`{flag}`: cannot read `{path}`: {source}{hint}", path = path.display())]
     File {
-        /// The flag that names it.
+        /// The flag with the file's path.
         flag: &'static str,
         /// Its path.
         path: PathBuf,
-        /// What is wrong.
+        /// The cause.
         source: pem::Error,
-        /// What would be right.
+        /// What the file must contain.
         hint: &'static str,
     },
-    /// The certificate file holds no certificate.
-    #[error("`--tls-cert`: `{path}` holds no certificate\nhint: it must hold `BEGIN CERTIFICATE` blocks, the server's own first", path = .0.display())]
+    /// The certificate file has no certificate.
+    #[error("`--tls-cert`: `{path}` has no certificate\nhint: it must have `BEGIN CERTIFICATE` blocks, the server's own first", path = .0.display())]
     NoCertificate(PathBuf),
-    /// Certificate and key do not make a server.
+    /// Certificate and key do not match.
     #[error("`--tls-cert` and `--tls-key` cannot be used together: {0}")]
     Config(#[from] rustls::Error),
 }
 
-/// Opens the certificate chain and its private key, both PEM.
+/// Loads the certificate chain and its private key, both PEM.
 ///
 /// # Errors
-/// A file cannot be read or does not hold what it should, or the key is another certificate's.
+/// A file cannot be read or has other contents, or the key does not match the certificate.
 pub fn acceptor(certificates: &Path, key: &Path) -> Result<TlsAcceptor, TlsError> {
     let chain = chain(certificates)?;
     let hint = "\nhint: it must be a PEM file with one unencrypted private key";
@@ -57,10 +57,10 @@ pub fn acceptor(certificates: &Path, key: &Path) -> Result<TlsAcceptor, TlsError
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-/// Connects to the server that has this certificate chain, at any address.
+/// A client that connects only to the server with this certificate chain, at any address.
 ///
 /// # Errors
-/// The file cannot be read or holds no certificate.
+/// The file cannot be read or has no certificate.
 pub(crate) fn connector(certificates: &Path) -> Result<TlsConnector, TlsError> {
     let chain = chain(certificates)?;
     let provider = ring::default_provider();
@@ -84,7 +84,7 @@ fn broken(flag: &'static str, path: &Path, hint: &'static str) -> impl FnOnce(pe
 /// Accepts one certificate: the server's own, byte for byte.
 ///
 /// Names, dates and issuers are not verified: the server is contacted at a loopback address, which its certificate need
-/// not name, and a certificate that is known needs no issuer. The handshake's signature is verified as usual, so the peer
+/// not include, and a known certificate needs no issuer. The handshake's signature is verified as usual, so the peer
 /// must have the private key.
 #[derive(Debug)]
 struct OwnCertificate {

@@ -1,150 +1,277 @@
-//! What a run leaves in its folder, and whose folder it may write to.
+//! A checkpoint: a model dir with a folder `train_state/`, which has everything else that the next step depends on. The
+//! loader and the random numbers have no state: they are functions of the step.
 //!
-//! The folder is the model dir itself, with the run's settings and metrics beside the model. It is always replaced as a
-//! whole (`hearth_model::weights::staged_dir`): a run that dies leaves the model it saved last. A run that replaces an
-//! earlier one writes its settings and metrics to a folder beside it, until its first model is complete.
+//! - `state.json`: [`TrainState`];
+//! - `moments.safetensors`: the optimizer's moments, by parameter path;
+//! - `config.toml`: the resolved configuration;
+//! - `checksums.json`: SHA-256 of every file of the checkpoint, which is verified before anything is read.
 
 use std::{
+    collections::{BTreeMap, VecDeque},
     fs,
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, ensure};
 use hearth_model::{
     gpt::Gpt,
-    tokenizer::Tokenizer,
+    ops::Dtype,
     weights::{
-        DiskDtype, StagedDir,
-        model_dir::{self, SaveOptions},
+        StagedDir,
+        model_dir::{self, LoadOptions, SaveOptions},
     },
 };
+use serde::{Deserialize, Serialize};
 
-use crate::{config::TrainConfig, tokenizer_build::BuiltTokenizer};
+use crate::{
+    config::TrainConfig,
+    digest::{Digest, Digester},
+    optim::Optimizer,
+    run_dir::RunDir,
+};
 
-/// Marks a folder as one that a run wrote.
-const CONFIG_FILE: &str = "train_config.json";
-const METRICS_FILE: &str = "metrics.jsonl";
+mod moments;
 
-/// What to do about a folder that an earlier run wrote.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Existing {
-    /// Leave it alone and fail.
-    Refuse,
-    /// Replace it when the new run saves its first model; until then all of it stays as it is.
-    Replace,
+const STATE_DIR: &str = "train_state";
+const STATE_FILE: &str = "train_state/state.json";
+const MOMENTS_FILE: &str = "train_state/moments.safetensors";
+const CONFIG_FILE: &str = "train_state/config.toml";
+const CHECKSUMS_FILE: &str = "train_state/checksums.json";
+
+/// Version of the files in `train_state/`.
+const VERSION: u32 = 1;
+
+/// The progress of a run, without weights and moments.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrainState {
+    /// Version of the files in `train_state/`.
+    pub version: u32,
+    /// Completed steps.
+    pub step: usize,
+    /// Tokens trained on.
+    pub tokens: u64,
+    /// Updates: completed steps minus skipped ones.
+    pub n_updates: usize,
+    /// Steps of the run, once a budget in minutes has been used up.
+    pub total_steps: Option<usize>,
+    /// Duration of the steps in minutes.
+    pub minutes: f64,
+    /// The best evaluation.
+    pub best: Option<Best>,
+    /// Gradient norms of the last steps, for the spike guard.
+    pub recent_norms: VecDeque<f32>,
+    /// Consecutive skipped steps.
+    pub n_skipped: usize,
+    /// The data that the run trains on.
+    pub data: Digest,
+    /// The tokenizer of the data.
+    pub tokenizer: Digest,
 }
 
-/// The folder of a run.
-#[derive(Debug)]
-pub struct RunDir {
-    path: PathBuf,
-    dtype: DiskDtype,
-    /// What will replace an earlier run.
-    staged: Option<StagedDir>,
+/// The evaluation with the lowest loss.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Best {
+    /// Completed steps at the evaluation.
+    pub step: usize,
+    /// Loss on the validation split, in nats per token.
+    #[serde(with = "exact")]
+    pub val_loss: f64,
 }
 
-impl RunDir {
-    /// The folder `path`, which need not be there yet. One that holds anything but an earlier run is never written to.
-    /// Nothing is written before [`RunDir::start`].
-    pub fn new(path: &Path, existing: Existing) -> Result<RunDir> {
-        let shown = path.display();
-        model_dir::mend(path)?;
-        if path.exists() {
-            let mut entries = fs::read_dir(path).with_context(|| format!("cannot read the folder `{shown}`"))?;
-            let is_empty = entries.next().is_none();
-            let is_run = path.join(CONFIG_FILE).exists();
-            match existing {
-                _ if is_empty => {}
-                _ if !is_run => {
-                    bail!("`{shown}` holds something else than a training run\nhint: give a new folder as `--out`")
-                }
-                Existing::Refuse => {
-                    bail!("`{shown}` holds an earlier run\nhint: give a new folder as `--out`, or add `--overwrite`")
-                }
-                Existing::Replace => {}
+/// Serializes a number with enough digits to read back the same value, which JSON parsers do not guarantee.
+mod exact {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(number)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
+}
+
+impl TrainState {
+    /// The state before the first step.
+    pub fn new(data: Digest, tokenizer: Digest) -> TrainState {
+        TrainState {
+            version: VERSION,
+            step: 0,
+            tokens: 0,
+            n_updates: 0,
+            total_steps: None,
+            minutes: 0.0,
+            best: None,
+            recent_norms: VecDeque::new(),
+            n_skipped: 0,
+            data,
+            tokenizer,
+        }
+    }
+}
+
+/// Writes a checkpoint to a staged folder.
+pub fn write(
+    staged: &StagedDir,
+    (gpt, model): (&Gpt, &SaveOptions),
+    optimizer: &Optimizer,
+    state: &TrainState,
+    config: &TrainConfig,
+) -> Result<()> {
+    model_dir::write(staged, gpt, model)?;
+    staged.write(STATE_FILE, &json(state)?)?;
+    staged.write(CONFIG_FILE, config.to_toml()?.as_bytes())?;
+    moments::write(&staged.path().join(MOMENTS_FILE), optimizer.moments())?;
+    let checksums: BTreeMap<String, Digest> = files(staged.path())?
+        .into_iter()
+        .map(|name| Ok((name.clone(), digest(&staged.path().join(name))?)))
+        .collect::<Result<_>>()?;
+    Ok(staged.write(CHECKSUMS_FILE, &json(&checksums)?)?)
+}
+
+/// A verified checkpoint.
+#[derive(Clone, Debug)]
+pub struct Checkpoint {
+    dir: PathBuf,
+    /// The progress of the run.
+    pub state: TrainState,
+    /// The configuration of the run.
+    pub config: TrainConfig,
+}
+
+impl Checkpoint {
+    /// Reads and verifies the checkpoint in `dir`.
+    ///
+    /// # Errors
+    /// What is missing, damaged, or of another version.
+    pub fn open(dir: &Path) -> Result<Checkpoint> {
+        let shown = dir.display();
+        let read = |name: &str| {
+            let path = dir.join(name);
+            fs::read(&path).with_context(|| format!("cannot read `{}`", path.display()))
+        };
+        ensure!(
+            dir.join(STATE_DIR).is_dir(),
+            "`{shown}` is not a checkpoint: it has no `{STATE_DIR}`\nhint: checkpoints are in `RUN/checkpoints`"
+        );
+        let checksums: BTreeMap<String, Digest> = serde_json::from_slice(&read(CHECKSUMS_FILE)?)
+            .map_err(|error| anyhow!("`{shown}/{CHECKSUMS_FILE}` is damaged: {error}"))?;
+        for name in [STATE_FILE, MOMENTS_FILE, CONFIG_FILE, "config.json"] {
+            ensure!(checksums.contains_key(name), "`{shown}/{CHECKSUMS_FILE}` is damaged: `{name}` is missing");
+        }
+        for (name, expected) in &checksums {
+            let found = digest(&dir.join(name))?;
+            ensure!(
+                found == *expected,
+                "`{shown}/{name}` is damaged: its checksum is {}, expected {}",
+                found.short(),
+                expected.short()
+            );
+        }
+        let state: TrainState = serde_json::from_slice(&read(STATE_FILE)?)
+            .map_err(|error| anyhow!("`{shown}/{STATE_FILE}` was written by another version of Hearth: {error}"))?;
+        ensure!(
+            state.version == VERSION,
+            "`{shown}` has version {}, but this version of Hearth supports version {VERSION}",
+            state.version
+        );
+        let config = TrainConfig::from_toml(&String::from_utf8_lossy(&read(CONFIG_FILE)?))
+            .with_context(|| format!("`{shown}/{CONFIG_FILE}` was written by another version of Hearth"))?;
+        Ok(Checkpoint { dir: dir.to_owned(), state, config })
+    }
+
+    /// The last intact checkpoint of `run`; calls `report` for later ones that are damaged.
+    pub fn latest(run: &RunDir, report: &mut dyn FnMut(&str)) -> Result<Option<Checkpoint>> {
+        for step in run.checkpoints()?.into_iter().rev() {
+            let dir = run.checkpoint_dir(step);
+            match Checkpoint::open(&dir) {
+                Ok(checkpoint) => return Ok(Some(checkpoint)),
+                Err(error) => report(&format!("{error:#}; ignoring the checkpoint `{}`", dir.display())),
             }
         }
-        Ok(RunDir { path: path.to_owned(), dtype: DiskDtype::default(), staged: None })
+        Ok(None)
     }
 
-    /// The same folder, with the model's values stored in `dtype`.
-    pub fn with_dtype(self, dtype: DiskDtype) -> RunDir {
-        RunDir { dtype, ..self }
+    /// The checkpoint's folder.
+    pub fn dir(&self) -> &Path {
+        &self.dir
     }
 
-    /// Writes down the settings of the run, all of them, which marks the folder as a run's. A new folder is there from now
-    /// on; of an earlier run nothing changes before [`save_model`](Self::save_model).
-    ///
-    /// # Errors
-    /// The folder cannot be made or replaced: nothing was trained yet.
-    pub fn start(&mut self, config: &TrainConfig) -> Result<()> {
-        let replaces = self.path.join(CONFIG_FILE).exists();
-        let staged = StagedDir::replacing(&self.path)?;
-        staged.write(CONFIG_FILE, (serde_json::to_string_pretty(config)? + "\n").as_bytes())?;
-        if replaces {
-            self.staged = Some(staged);
-            return Ok(());
+    /// The model, for training: `device` must support autodiff.
+    pub fn load_gpt(&self, device: &burn::tensor::Device) -> Result<Gpt> {
+        let options = LoadOptions { device: device.clone(), dtype: Some(Dtype::F32) };
+        let gpt = model_dir::load_gpt(&self.dir, &options)?;
+        Ok(gpt.with_dropout(self.config.model.dropout))
+    }
+
+    /// Restores the moments of the model's optimizer.
+    pub fn restore(&self, optimizer: &mut Optimizer, device: &burn::tensor::Device) -> Result<()> {
+        let path = self.dir.join(MOMENTS_FILE);
+        let moments = moments::read(&path, device)?;
+        optimizer
+            .restore(self.state.n_updates, moments)
+            .with_context(|| format!("`{}` does not match the configuration", path.display()))
+    }
+}
+
+fn json(value: &impl Serialize) -> Result<Vec<u8>> {
+    let mut text = serde_json::to_vec_pretty(value).context("cannot write JSON")?;
+    text.push(b'\n');
+    Ok(text)
+}
+
+/// The files of a folder by relative path, sorted.
+fn files(dir: &Path) -> Result<Vec<String>> {
+    fn below(dir: &Path, prefix: &str, found: &mut Vec<String>) -> std::io::Result<()> {
+        for entry in fs::read_dir(dir)? {
+            let entry = entry?;
+            let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
+            if entry.file_type()?.is_dir() {
+                below(&entry.path(), &format!("{name}/"), found)?;
+            } else {
+                found.push(name);
+            }
         }
-        Ok(staged.commit()?)
+        Ok(())
     }
+    let mut found = Vec::new();
+    below(dir, "", &mut found).with_context(|| format!("cannot read the folder `{}`", dir.display()))?;
+    found.sort();
+    Ok(found)
+}
 
-    /// Where the run's numbers go, from [`start`](Self::start) to the first model. The file comes along with the folder.
-    pub fn metrics_path(&self) -> PathBuf {
-        self.staged.as_ref().map_or(self.path.as_path(), StagedDir::path).join(METRICS_FILE)
-    }
+fn digest(path: &Path) -> Result<Digest> {
+    use std::io::Read;
 
-    /// Replaces the model in the folder.
-    ///
-    /// # Errors
-    /// Those of [`model_dir::save`]: the last model that was saved is whole.
-    pub fn save_model(&mut self, gpt: &Gpt, built: &BuiltTokenizer, tokenizer: &Tokenizer) -> Result<()> {
-        let file = |name: &str, text: &str| (name.to_owned(), text.as_bytes().to_vec());
-        let options = SaveOptions {
-            dtype: self.dtype,
-            eos_token_ids: tokenizer.eos().map(|eos| eos.id).into_iter().collect(),
-            extra_files: vec![
-                file("tokenizer.json", &built.tokenizer_json),
-                file("tokenizer_config.json", &built.tokenizer_config_json),
-            ],
-            ..SaveOptions::default()
-        };
-        let Some(staged) = self.staged.take() else { return Ok(model_dir::save(&self.path, gpt, &options)?) };
-        model_dir::write(&staged, gpt, &options)?;
-        Ok(staged.commit()?)
-    }
+    let mut digester = Digester::new();
+    let mut read = || {
+        let mut file = fs::File::open(path)?;
+        let mut buffer = vec![0; 1 << 20];
+        loop {
+            match file.read(&mut buffer)? {
+                0 => return Ok::<_, std::io::Error>(()),
+                n => digester.update(&buffer[..n]),
+            }
+        }
+    };
+    read().with_context(|| format!("cannot read `{}`", path.display()))?;
+    Ok(digester.finish())
 }
 
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
-    use crate::config::PRESETS;
 
     #[test]
-    fn only_empty_folders_and_earlier_runs_are_written_to() {
-        let dir = tempfile::tempdir().unwrap();
-        let out = dir.path().join("deep/out");
-        let mut run = RunDir::new(&out, Existing::Refuse).unwrap();
-        assert!(!out.exists(), "nothing is written before the start");
-        run.start(&PRESETS[0].config).unwrap();
-        let error = RunDir::new(&out, Existing::Refuse).unwrap_err().to_string();
-        assert!(error.contains("earlier run") && error.contains("--overwrite"), "{error}");
-        RunDir::new(&out, Existing::Replace).unwrap();
-
-        let other = dir.path().join("photos");
-        fs::create_dir(&other).unwrap();
-        fs::write(other.join("cat.jpg"), "").unwrap();
-        for existing in [Existing::Refuse, Existing::Replace] {
-            let error = RunDir::new(&other, existing).unwrap_err().to_string();
-            assert!(error.contains("something else"), "{error}");
-        }
-    }
-
-    #[test]
-    fn a_file_in_the_way_is_an_error() {
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("model");
-        fs::write(&file, "").unwrap();
-        assert!(RunDir::new(&file, Existing::Replace).is_err());
+    fn a_state_survives_json_to_the_bit() {
+        let best = Best { step: 3, val_loss: 1.0 / 3.0 + 1e-16 };
+        let mut state = TrainState::new(Digest::of(b"data"), Digest::of(b"tokenizer"));
+        state.best = Some(best);
+        state.recent_norms = [0.1_f32, 1.0 / 3.0, f32::MIN_POSITIVE].into();
+        let back: TrainState = serde_json::from_slice(&json(&state).unwrap()).unwrap();
+        assert_eq!(back, state);
+        assert_eq!(back.best.unwrap().val_loss.to_bits(), best.val_loss.to_bits());
     }
 }

@@ -1,25 +1,41 @@
-//! Trains the language models that Hearth serves: a text goes in, a model dir comes out that `hearth serve` and
-//! `transformers` both open.
+//! Trains language models on text. `hearth serve` and `transformers` open the resulting model dir.
 //!
 //! # Layout
 //! - [`config`]: every setting of a run with its default, and the presets
-//! - [`corpus`]: a file of text becomes a training and a validation split, and those become token ids
-//! - [`tokenizer_build`]: the tokenizer made from a text, character level or byte-level BPE
-//! - [`loader`]: token ids become batches, each a pure function of the seed and the step
-//! - [`schedule`]: the learning rate as a pure function of the step
-//! - [`optim`]: gradients by parameter path, global-norm clipping, AdamW
-//! - [`trainer`]: the loop, top to bottom
-//! - [`eval`]: the loss over a whole split
-//! - [`metrics`]: what a run says about itself, to people and to `metrics.jsonl`
-//! - [`checkpoint`]: what a run leaves in its folder, and whose folder it may write to
+//! - [`corpus`]: reads text and converts it to token ids, with training and validation splits
+//! - [`tokenizer_build`]: trains tokenizers: characters or byte-level BPE
+//! - [`prepare`]: converts documents to a prepared data set
+//! - [`shard`]: prepared data: memory-mapped token shards; [`digest`]: SHA-256
+//! - [`loader`]: batches of token ids, each a pure function of seed and step
+//! - [`schedule`]: learning rate, momentum and decay as pure functions of the step
+//! - [`learner`]: gradients and updates; [`combine`]: sums of gradients in a fixed order
+//! - [`optim`]: gradients by parameter path, global-norm clipping, AdamW, Muon
+//! - [`trainer`]: the training loop; [`guard`]: skips bad steps; [`interrupt`]: signals
+//! - [`eval`]: the loss over a split
+//! - [`progress`]: progress output and metrics files
+//! - [`run_dir`]: the folder of a run; [`checkpoint`]: saves and restores a run
+//! - [`estimate`]: memory and arithmetic of a run; [`fit`]: checks the memory and finds the largest micro-batch
+//! - [`utilization`]: which share of the device's arithmetic a run uses; [`mod@bench`]: how fast it is, part by part
 
+pub mod bench;
 pub mod checkpoint;
+pub mod combine;
 pub mod config;
 pub mod corpus;
+pub mod digest;
+pub mod estimate;
 pub mod eval;
+pub mod fit;
+pub mod guard;
+pub mod interrupt;
+pub mod learner;
 pub mod loader;
-pub mod metrics;
 pub mod optim;
+pub mod prepare;
+pub mod progress;
+pub mod run_dir;
 pub mod schedule;
+pub mod shard;
 pub mod tokenizer_build;
 pub mod trainer;
+pub mod utilization;

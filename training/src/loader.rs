@@ -1,64 +1,125 @@
-//! Token ids become batches: windows at random places, each batch a pure function of the seed and the step.
-//! The loader has no state, so a resumed run draws the very batches that the unbroken one would have.
+//! Batches of tokens. A batch is a pure function of (seed, step, micro-step): the loader has no state, so a resumed run
+//! gets the same batches as an uninterrupted one, and jumping to step 1,000,000 costs no more than step 1.
+
+mod permutation;
+mod prefetch;
 
 use anyhow::{Result, ensure};
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use hearth_model::TokenId;
 
-/// Draws batches from one split.
-#[derive(Debug)]
-pub struct Loader<'a> {
-    token_ids: &'a [TokenId],
-    batch_size: usize,
-    seq_len: usize,
-    seed: u64,
+pub use self::{permutation::Permutation, prefetch::Prefetcher};
+use crate::shard::Tokens;
+
+/// The order of a split.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RowOrder {
+    /// The split is cut into rows of `seq_len` inputs; every epoch visits each row exactly once, in a random order.
+    #[default]
+    Permuted,
+    /// Each row starts at a uniformly random token (as in nanoGPT).
+    RandomWindows,
 }
 
-/// Which batch of a run: an optimizer step, and the forward pass within it.
+/// Settings of the loader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BatchIndex {
-    /// Optimizer step from 0.
-    pub step: usize,
-    /// Forward pass within the step, from 0.
-    pub micro_step: usize,
+pub struct LoaderSettings {
+    /// Seed of the order of rows.
+    pub seed: u64,
+    /// Inputs per row.
+    pub seq_len: usize,
+    /// Rows per batch.
+    pub micro_batch_size: usize,
+    /// Order of rows.
+    pub order: RowOrder,
+    /// Batches per optimizer step.
+    pub n_micro_batches: usize,
 }
 
-/// Windows of text laid end to end: `batch_size` rows of `seq_len` tokens, and for each token the one that follows it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Makes batches from one split. Clones share the tokens.
+#[derive(Clone, Debug)]
+pub struct Loader {
+    tokens: Tokens,
+    settings: LoaderSettings,
+    /// Rows per epoch.
+    n_rows: u64,
+}
+
+/// Rows of equal length: `batch_size` rows of `seq_len` tokens, and the successor of each token.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Batch {
     /// Rows.
     pub batch_size: usize,
     /// Tokens in a row.
     pub seq_len: usize,
-    /// What the model reads, `batch_size * seq_len` long.
-    pub input_ids: Vec<TokenId>,
-    /// What it should predict at each place, as long.
-    pub target_ids: Vec<TokenId>,
+    /// The inputs: `[batch_size, seq_len]`, row-major.
+    pub inputs: Vec<TokenId>,
+    /// The targets, in the same shape.
+    pub targets: Vec<TokenId>,
+    /// The weight of each target in the loss, in the same shape, 0 for targets that are ignored; `None`: all are 1.
+    pub weights: Option<Vec<f32>>,
+    /// Epochs completed before the first row of this batch. With random windows, an epoch is as many tokens as the
+    /// split has.
+    pub epoch: u64,
 }
 
-impl<'a> Loader<'a> {
-    /// A loader of windows of `seq_len` tokens; refuses a split that does not hold one window and its last target.
-    pub fn new(token_ids: &'a [TokenId], batch_size: usize, seq_len: usize, seed: u64) -> Result<Loader<'a>> {
+impl Loader {
+    /// A loader over `tokens`.
+    ///
+    /// # Errors
+    /// The split has less than one row and its last target, or a setting is zero.
+    pub fn new(tokens: &Tokens, settings: LoaderSettings) -> Result<Loader> {
+        let LoaderSettings { seq_len, micro_batch_size, n_micro_batches, .. } = settings;
         ensure!(
-            token_ids.len() > seq_len,
-            "the training split has {} tokens, and a context of {seq_len} needs at least {}\nhint: a longer text, or a \
-             smaller `--context`",
-            token_ids.len(),
+            seq_len > 0 && micro_batch_size > 0 && n_micro_batches > 0,
+            "a batch needs at least 1 token, row and micro-batch, got {seq_len}, {micro_batch_size} and {n_micro_batches}"
+        );
+        ensure!(
+            tokens.len() > seq_len as u64,
+            "the training split has {} tokens, but a row of {seq_len} tokens requires at least {}\nhint: use a longer text, or a \
+             shorter context (`model.max_seq_len`)",
+            tokens.len(),
             seq_len + 1
         );
-        Ok(Loader { token_ids, batch_size, seq_len, seed })
+        let n_rows = (tokens.len() - 1) / seq_len as u64;
+        Ok(Loader { tokens: tokens.clone(), settings, n_rows })
     }
 
-    /// The batch at `index`: every window of the split is as likely as any other, in every row.
-    pub fn batch(&self, index: BatchIndex) -> Batch {
-        let n_starts = (self.token_ids.len() - self.seq_len) as u64;
-        let key = mix(mix(mix(self.seed) ^ index.step as u64) ^ index.micro_step as u64);
-        let mut batch = Batch::empty(self.seq_len);
-        for row in 0..self.batch_size {
-            // The high half of a 64 x 64 bit product maps 64 random bits onto 0..n_starts; the bias, n_starts / 2^64, is
-            // far below anything a run can show.
-            let start = (u128::from(mix(key ^ row as u64)) * u128::from(n_starts)) >> 64;
-            batch.push_window(self.token_ids, start as usize);
+    /// The loader's settings.
+    pub fn settings(&self) -> &LoaderSettings {
+        &self.settings
+    }
+
+    /// Rows per epoch: all tokens but the first are targets once, except a remainder shorter than a row.
+    pub fn rows_per_epoch(&self) -> u64 {
+        self.n_rows
+    }
+
+    /// The batch of micro-step `micro_step`, which must be below `n_micro_batches`, of optimizer step `step`, both from 0.
+    pub fn batch(&self, step: u64, micro_step: usize) -> Batch {
+        let LoaderSettings { seed, seq_len, micro_batch_size, order, n_micro_batches } = self.settings;
+        // Number of rows of the run before this batch. 128 bits, so no step overflows.
+        let first = (u128::from(step) * n_micro_batches as u128 + micro_step as u128) * micro_batch_size as u128;
+        let epoch_at = |row: u128| ((row / u128::from(self.n_rows)) as u64, (row % u128::from(self.n_rows)) as u64);
+        let mut batch = Batch::empty(seq_len);
+        batch.epoch = epoch_at(first).0;
+        let n_starts = self.tokens.len() - seq_len as u64;
+        let window_key = mix(mix(mix(seed) ^ step) ^ micro_step as u64);
+        let mut permutation = Permutation::new(seed, batch.epoch, self.n_rows);
+        for row in 0..micro_batch_size as u64 {
+            let start = match order {
+                RowOrder::Permuted => {
+                    let (epoch, position) = epoch_at(first + u128::from(row));
+                    if permutation.epoch() != epoch {
+                        permutation = Permutation::new(seed, epoch, self.n_rows);
+                    }
+                    permutation.at(position) * seq_len as u64
+                }
+                // The high half of a 64 x 64 bit product maps 64 random bits onto 0..n_starts; the bias, n_starts /
+                // 2^64, is negligible.
+                RowOrder::RandomWindows => ((u128::from(mix(window_key ^ row)) * u128::from(n_starts)) >> 64) as u64,
+            };
+            batch.push_row(&self.tokens, start);
         }
         batch
     }
@@ -67,20 +128,29 @@ impl<'a> Loader<'a> {
 impl Batch {
     /// A batch without rows.
     pub(crate) fn empty(seq_len: usize) -> Batch {
-        Batch { batch_size: 0, seq_len, input_ids: Vec::new(), target_ids: Vec::new() }
+        Batch { batch_size: 0, seq_len, inputs: Vec::new(), targets: Vec::new(), weights: None, epoch: 0 }
     }
 
-    /// Adds the window of `token_ids` that starts at `start`. The split must reach one token past it.
-    pub(crate) fn push_window(&mut self, token_ids: &[TokenId], start: usize) {
-        let end = start + self.seq_len;
+    /// Adds the row of `tokens` that starts at `start`. The split must extend one token beyond it.
+    pub(crate) fn push_row(&mut self, tokens: &Tokens, start: u64) {
+        let mut row = vec![0; self.seq_len + 1];
+        tokens.read(start, &mut row);
         self.batch_size += 1;
-        self.input_ids.extend_from_slice(&token_ids[start..end]);
-        self.target_ids.extend_from_slice(&token_ids[start + 1..=end]);
+        self.inputs.extend_from_slice(&row[..self.seq_len]);
+        self.targets.extend_from_slice(&row[1..]);
     }
 
     /// Targets in the batch.
     pub fn n_targets(&self) -> usize {
-        self.target_ids.len()
+        self.targets.len()
+    }
+
+    /// What all its targets together count: the sum of their weights.
+    pub fn total_weight(&self) -> f64 {
+        match &self.weights {
+            None => self.n_targets() as f64,
+            Some(weights) => weights.iter().map(|&weight| f64::from(weight)).sum(),
+        }
     }
 
     /// Inputs and targets on the device, each `[batch_size * seq_len]`.
@@ -90,12 +160,12 @@ impl Batch {
             let len = ids.len();
             Tensor::from_data(TensorData::new(ids, [len]), device)
         };
-        (upload(&self.input_ids), upload(&self.target_ids))
+        (upload(&self.inputs), upload(&self.targets))
     }
 }
 
-/// The finalizer of SplitMix64 after its increment ([Steele, Lea and Flood, 2014](https://doi.org/10.1145/2714064.2660195)):
-/// neighbouring inputs give unrelated outputs.
+/// SplitMix64's finalizer after its increment ([Steele, Lea and Flood, 2014](https://doi.org/10.1145/2714064.2660195)):
+/// adjacent inputs give unrelated outputs.
 pub(crate) fn mix(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -108,51 +178,117 @@ mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
-    fn at(step: usize, micro_step: usize) -> BatchIndex {
-        BatchIndex { step, micro_step }
+    fn tokens(n: u32) -> Tokens {
+        Tokens::from_ids((0..n).collect(), 0)
     }
+
+    fn settings(micro_batch_size: usize, seq_len: usize, order: RowOrder) -> LoaderSettings {
+        LoaderSettings { seed: 7, seq_len, micro_batch_size, order, n_micro_batches: 2 }
+    }
+
+    const ORDERS: [RowOrder; 2] = [RowOrder::Permuted, RowOrder::RandomWindows];
 
     #[test]
     fn a_batch_depends_on_seed_step_and_micro_step_alone() {
-        let ids: Vec<TokenId> = (0..1000).collect();
-        let loader = Loader::new(&ids, 4, 16, 7).unwrap();
-        let later = loader.batch(at(5, 1));
-        assert_eq!(later, Loader::new(&ids, 4, 16, 7).unwrap().batch(at(5, 1)));
-        for other in [loader.batch(at(6, 1)), loader.batch(at(5, 0)), loader.batch(at(1, 5))] {
-            assert_ne!(later, other);
+        let tokens = tokens(1000);
+        for order in ORDERS {
+            let settings = settings(4, 16, order);
+            let loader = Loader::new(&tokens, settings).unwrap();
+            let later = loader.batch(5, 1);
+            assert_eq!(later, Loader::new(&tokens, settings).unwrap().batch(5, 1));
+            for other in [loader.batch(6, 1), loader.batch(5, 0), loader.batch(1, 1)] {
+                assert_ne!(later, other);
+            }
+            let other_seed = LoaderSettings { seed: 8, ..settings };
+            assert_ne!(later, Loader::new(&tokens, other_seed).unwrap().batch(5, 1));
         }
-        assert_ne!(later, Loader::new(&ids, 4, 16, 8).unwrap().batch(at(5, 1)));
     }
 
     #[test]
-    fn targets_are_the_inputs_one_place_on() {
-        let ids: Vec<TokenId> = (0..100).collect();
-        let batch = Loader::new(&ids, 3, 10, 0).unwrap().batch(at(0, 0));
-        assert_eq!((batch.batch_size, batch.seq_len, batch.n_targets()), (3, 10, 30));
-        for (input, target) in batch.input_ids.iter().zip(&batch.target_ids) {
-            assert_eq!(input + 1, *target);
+    fn targets_are_the_inputs_one_position_on() {
+        for order in ORDERS {
+            let batch = Loader::new(&tokens(100), settings(3, 10, order)).unwrap().batch(0, 0);
+            assert_eq!((batch.batch_size, batch.seq_len, batch.n_targets()), (3, 10, 30));
+            for (input, target) in batch.inputs.iter().zip(&batch.targets) {
+                assert_eq!(input + 1, *target);
+            }
         }
+    }
+
+    /// First tokens of the rows of steps `steps`, in order.
+    fn starts(loader: &Loader, steps: std::ops::Range<u64>) -> Vec<TokenId> {
+        let indices = steps.flat_map(|step| (0..loader.settings().n_micro_batches).map(move |micro| (step, micro)));
+        let batches = indices.map(|(step, micro_step)| loader.batch(step, micro_step));
+        batches.flat_map(|batch| batch.inputs.chunks(batch.seq_len).map(|row| row[0]).collect::<Vec<_>>()).collect()
+    }
+
+    #[test]
+    fn an_epoch_visits_every_row_once_and_the_next_in_another_order() {
+        // 101 rows of 5, a remainder of 3 that is never a row; 6 rows a step: epochs begin inside steps and batches.
+        let loader = Loader::new(&tokens(101 * 5 + 1 + 3), settings(3, 5, RowOrder::Permuted)).unwrap();
+        assert_eq!(loader.rows_per_epoch(), 101);
+        let visited = starts(&loader, 0..101);
+        let epochs: Vec<_> = visited.chunks(101).collect();
+        assert_eq!(epochs.len(), 6);
+        let all: Vec<TokenId> = (0..101).map(|row| row * 5).collect();
+        for (index, epoch) in epochs.iter().enumerate() {
+            let mut sorted = epoch.to_vec();
+            sorted.sort_unstable();
+            assert_eq!(sorted, all, "epoch {index}");
+            assert!(epochs[..index].iter().all(|earlier| earlier != epoch), "epoch {index}");
+        }
+        assert_eq!(loader.batch(16, 1).epoch, 0, "row 99 is in the first epoch, and so the batch");
+        assert_eq!(loader.batch(17, 0).epoch, 1);
+    }
+
+    #[test]
+    fn a_jump_lands_where_the_steps_before_it_lead() {
+        let loader = Loader::new(&tokens(1000), settings(4, 16, RowOrder::Permuted)).unwrap();
+        let far = 1_000_000;
+        let visited = starts(&loader, far..far + 40);
+        // Whole epochs of 62 rows within 320 rows, wherever they begin.
+        let into_epoch = (far * 8 % 62) as usize;
+        for epoch in visited[62 - into_epoch..].chunks_exact(62) {
+            let mut sorted = epoch.to_vec();
+            sorted.sort_unstable();
+            assert_eq!(sorted, (0..62).map(|row| row * 16).collect::<Vec<_>>());
+        }
+        assert_eq!(loader.batch(u64::MAX, 1).batch_size, 4);
+    }
+
+    #[test]
+    fn the_rows_of_a_step_do_not_depend_on_how_they_are_cut_into_batches() {
+        let tokens = tokens(1000);
+        let cut = |micro_batch_size, n_micro_batches| {
+            let settings =
+                LoaderSettings { seed: 1, seq_len: 8, micro_batch_size, order: RowOrder::Permuted, n_micro_batches };
+            starts(&Loader::new(&tokens, settings).unwrap(), 3..50)
+        };
+        assert_eq!(cut(8, 1), cut(1, 8));
+        assert_eq!(cut(8, 1), cut(4, 2));
     }
 
     #[test]
     fn every_window_is_drawn_the_first_and_the_last_too() {
-        let ids: Vec<TokenId> = (0..20).collect();
-        let loader = Loader::new(&ids, 8, 10, 3).unwrap();
+        let loader = Loader::new(&tokens(20), settings(4, 10, RowOrder::RandomWindows)).unwrap();
         let mut counts = [0_usize; 10];
-        for step in 0..500 {
-            for row in loader.batch(at(step, 0)).input_ids.chunks(10) {
-                counts[row[0] as usize] += 1;
-            }
+        for start in starts(&loader, 0..500) {
+            counts[start as usize] += 1;
         }
         // 4000 draws over 10 windows: 400 each, with a standard deviation of 19. Six of them is one in a hundred million.
         assert!(counts.iter().all(|count| count.abs_diff(400) < 6 * 19), "{counts:?}");
     }
 
     #[test]
-    fn a_split_of_one_window_serves_and_a_shorter_one_is_refused() {
-        let ids: Vec<TokenId> = (0..11).collect();
-        assert_eq!(Loader::new(&ids, 1, 10, 0).unwrap().batch(at(9, 0)).target_ids[9], 10);
-        let error = Loader::new(&ids[..10], 1, 10, 0).unwrap_err().to_string();
-        assert!(error.contains("10 tokens") && error.contains("at least 11"), "{error}");
+    fn a_split_of_one_row_serves_and_a_shorter_one_is_refused() {
+        for order in ORDERS {
+            assert_eq!(Loader::new(&tokens(11), settings(1, 10, order)).unwrap().batch(9, 0).targets[9], 10);
+            let error = Loader::new(&tokens(10), settings(1, 10, order)).unwrap_err().to_string();
+            assert!(
+                error.contains("10 tokens") && error.contains("at least 11") && error.contains("\nhint: "),
+                "{error}"
+            );
+        }
+        assert!(Loader::new(&tokens(10), settings(0, 1, RowOrder::Permuted)).is_err());
     }
 }

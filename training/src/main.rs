@@ -1,5 +1,5 @@
-//! `hearth-train`: the command line of training. Results on stdout, everything else on stderr; exit code 1 when a run
-//! fails, 2 when the command line is wrong.
+//! `hearth-train`: the command line for training. Results go to stdout, everything else to stderr. Exit codes: 1 a run
+//! failed, 2 invalid command line, 130 or 143 a signal stopped a run, which was saved.
 
 mod commands;
 
@@ -20,7 +20,13 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Tokenizer(commands::tokenizer::Args),
+    Prepare(commands::prepare::Args),
     Quickstart(commands::quickstart::Args),
+    Pretrain(commands::pretrain::Args),
+    Import(commands::import::Args),
+    Sample(commands::sample::Args),
+    Bench(commands::bench::Args),
 }
 
 fn main() -> ExitCode {
@@ -34,14 +40,54 @@ fn main() -> ExitCode {
         .without_time()
         .init();
     let outcome = match cli.command {
+        Command::Tokenizer(args) => commands::tokenizer::run(args),
+        Command::Prepare(args) => commands::prepare::run(args),
         Command::Quickstart(args) => commands::quickstart::run(args),
+        Command::Pretrain(args) => commands::pretrain::run(args),
+        Command::Import(args) => commands::import::run(args),
+        Command::Sample(args) => commands::sample::run(args),
+        Command::Bench(args) => commands::bench::run(args),
     };
     match outcome {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
-            // If stderr is gone too, the exit code still tells.
-            let _ = writeln!(io::stderr(), "error: {error:#}");
+            // If stderr is closed too, only the exit code remains.
+            let _ = writeln!(io::stderr(), "error: {}", shown(&error));
             ExitCode::FAILURE
         }
+    }
+}
+
+/// An error with what caused it, each said once, and the hints at the end.
+fn shown(error: &anyhow::Error) -> String {
+    let (mut what, mut hints) = (String::new(), Vec::new());
+    for cause in error.chain() {
+        let cause = cause.to_string();
+        let (cause, hint) = cause.split_once("\nhint: ").map_or((&*cause, None), |(cause, hint)| (cause, Some(hint)));
+        hints.extend(hint.map(str::to_owned));
+        // Some errors tell their cause themselves.
+        if !what.contains(cause) {
+            let separator = if what.is_empty() { "" } else { ": " };
+            what += &format!("{separator}{cause}");
+        }
+    }
+    hints.dedup();
+    hints.iter().for_each(|hint| what += &format!("\nhint: {hint}"));
+    what
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::{Context, anyhow};
+
+    use super::*;
+
+    #[test]
+    fn causes_come_before_hints_and_once() {
+        let cause = anyhow!("early end");
+        let error =
+            Err::<(), _>(cause).context("bad frame: early end").context("`a.zst` is damaged\nhint: get it again");
+        let error = error.map_err(|error| shown(&error));
+        assert_eq!(error, Err("`a.zst` is damaged: bad frame: early end\nhint: get it again".to_owned()));
     }
 }

@@ -1,61 +1,250 @@
-//! The learning rate as a pure function of the step: nothing is stored, so a resumed run sees the same rates.
+//! Learning rate, momentum and decay as pure functions of the step: there is no state, so a resumed run gets the same
+//! values.
 
 use std::f64::consts::PI;
 
-use crate::config::ScheduleSettings;
+use crate::config::{DecaySchedule, MuonSettings, OptimSettings, ScheduleKind, ScheduleSettings, TrainConfig};
 
-impl ScheduleSettings {
-    /// Learning rate of `step`, counted from 0: a linear rise over the warmup, then half a cosine from `lr` down to
-    /// `min_lr` at `max_steps` ([Loshchilov and Hutter, 2016](https://arxiv.org/abs/1608.03983)), then `min_lr`.
-    ///
-    /// The first step's rate is not zero, which would waste it: step `s` of the warmup has `(s + 1) / (warmup + 1)` of `lr`.
-    pub fn lr_at(&self, step: usize) -> f64 {
-        if step < self.warmup_steps {
-            return self.lr * (step + 1) as f64 / (self.warmup_steps + 1) as f64;
-        }
-        if step >= self.max_steps {
-            return self.min_lr;
-        }
-        // Not zero: here warmup_steps <= step < max_steps.
-        let span = (self.max_steps - self.warmup_steps) as f64;
-        let done = (step - self.warmup_steps) as f64 / span;
-        self.min_lr + 0.5 * (1.0 + (PI * done).cos()) * (self.lr - self.min_lr)
+/// The rates of a run. Steps are counted from 0.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Schedule {
+    settings: ScheduleSettings,
+    /// Steps of the run; `None` while a budget in minutes is not used up.
+    total: Option<usize>,
+}
+
+/// The rates of one step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates {
+    /// The learning rates as a fraction of their highest.
+    pub lr: f64,
+    /// Weight decay as a fraction of its setting.
+    pub decay: f64,
+    /// Muon's momentum.
+    pub momentum: f64,
+}
+
+impl Schedule {
+    /// The schedule of `config` for a model of `n_params` parameters.
+    pub fn new(config: &TrainConfig, n_params: usize) -> Schedule {
+        let ScheduleSettings { max_steps, max_tokens, tokens_per_param, .. } = config.schedule;
+        let tokens = max_tokens.or(tokens_per_param.map(|per_param| (per_param * n_params as f64).ceil() as u64));
+        let steps = tokens.map(|tokens| tokens.div_ceil(config.tokens_per_step().max(1) as u64) as usize);
+        Schedule { settings: config.schedule.clone(), total: max_steps.or(steps) }
     }
+
+    /// The same with `total` steps, for a budget in minutes that was used up before.
+    pub fn with_total(self, total: Option<usize>) -> Schedule {
+        Schedule { total: total.filter(|_| self.settings.max_minutes.is_some()).or(self.total), ..self }
+    }
+
+    /// Steps of the run, if they are known.
+    pub fn total(&self) -> Option<usize> {
+        self.total
+    }
+
+    /// Whether all steps are done after `done`.
+    pub fn is_over(&self, done: usize) -> bool {
+        self.total.is_some_and(|total| done >= total)
+    }
+
+    /// Records that `done` steps took `minutes` so far. If this uses up a budget in minutes, it ends the run, or its
+    /// stable part: the cooldown then takes its fraction of the steps.
+    pub fn use_up(&mut self, minutes: f64, done: usize) {
+        let Some(budget) = self.settings.max_minutes.filter(|_| self.total.is_none()) else { return };
+        let ScheduleSettings { kind, cooldown_ratio, cooldown_steps, .. } = self.settings;
+        let share = if kind == ScheduleKind::Wsd && cooldown_steps.is_none() { cooldown_ratio } else { 0.0 };
+        if minutes >= budget * (1.0 - share) {
+            let rest = match cooldown_steps.filter(|_| kind == ScheduleKind::Wsd) {
+                Some(steps) => steps,
+                None => (done as f64 * share / (1.0 - share)).round() as usize,
+            };
+            self.total = Some(done + rest);
+        }
+    }
+
+    /// The rates of `step`.
+    pub fn rates(&self, step: usize, optim: &OptimSettings) -> Rates {
+        Rates {
+            lr: self.lr(step),
+            decay: self.decay(step, optim.decay_schedule),
+            momentum: momentum(step, &optim.muon),
+        }
+    }
+
+    /// Whether the first `n_steps` steps have the same rates as in `other`.
+    pub fn has_same_past(&self, other: &Schedule, n_steps: usize, optim: &OptimSettings) -> bool {
+        (0..n_steps).all(|step| self.rates(step, optim) == other.rates(step, optim))
+    }
+
+    /// The learning rate of `step` as a fraction of the highest: a linear rise over the warmup, then by kind; constant
+    /// after the last step. The first step's rate is not zero, which would waste the step: step `s` of the warmup has
+    /// `(s + 1) / (warmup + 1)`.
+    fn lr(&self, step: usize) -> f64 {
+        let ScheduleSettings { kind, warmup_steps, min_lr_ratio, .. } = self.settings;
+        if step < warmup_steps {
+            return (step + 1) as f64 / (warmup_steps + 1) as f64;
+        }
+        let Some(total) = self.total else { return 1.0 };
+        let above_min = match kind {
+            ScheduleKind::Constant => return 1.0,
+            _ if step >= total => 0.0,
+            ScheduleKind::Linear => 1.0 - share_done(step, warmup_steps, total),
+            ScheduleKind::Cosine => 0.5 * (1.0 + (PI * share_done(step, warmup_steps, total)).cos()),
+            ScheduleKind::Wsd => {
+                let cooldown = self.cooldown(total).max(1);
+                ((total - step) as f64 / cooldown as f64).min(1.0)
+            }
+        };
+        min_lr_ratio + (1.0 - min_lr_ratio) * above_min
+    }
+
+    /// Number of steps of the cooldown.
+    fn cooldown(&self, total: usize) -> usize {
+        let ScheduleSettings { cooldown_ratio, cooldown_steps, .. } = self.settings;
+        cooldown_steps.unwrap_or((total as f64 * cooldown_ratio).round() as usize).min(total)
+    }
+
+    fn decay(&self, step: usize, kind: DecaySchedule) -> f64 {
+        let Some(total) = self.total else { return 1.0 };
+        let done = share_done(step, 0, total);
+        match kind {
+            DecaySchedule::Constant => 1.0,
+            DecaySchedule::Linear => 1.0 - done,
+            DecaySchedule::Cosine => 0.5 * (1.0 + (PI * done).cos()),
+        }
+    }
+}
+
+/// The fraction of the steps from `start` to `total` that lies before `step`.
+fn share_done(step: usize, start: usize, total: usize) -> f64 {
+    if step >= total { 1.0 } else { (step - start) as f64 / (total - start) as f64 }
+}
+
+/// Muon's momentum: a linear rise, then constant.
+fn momentum(step: usize, muon: &MuonSettings) -> f64 {
+    if step >= muon.momentum_warmup_steps {
+        return muon.momentum;
+    }
+    let share = step as f64 / muon.momentum_warmup_steps as f64;
+    muon.momentum_start + (muon.momentum - muon.momentum_start) * share
 }
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
+    use crate::config::Layers;
 
-    const SCHEDULE: ScheduleSettings = ScheduleSettings { max_steps: 2000, lr: 1e-3, min_lr: 1e-4, warmup_steps: 100 };
+    fn config(sets: &[&str]) -> TrainConfig {
+        let mut all = vec!["schedule.max_steps=2000", "schedule.warmup_steps=100", "schedule.min_lr_ratio=0.1"];
+        all.extend(sets);
+        let layers = Layers { sets: all.into_iter().map(str::to_owned).collect(), ..Layers::default() };
+        let config = layers.resolve().unwrap();
+        config.validate().unwrap();
+        config
+    }
+
+    fn schedule(sets: &[&str]) -> Schedule {
+        Schedule::new(&config(sets), 1000)
+    }
 
     fn assert_close(found: f64, expected: f64) {
-        assert!((found - expected).abs() < 1e-15, "{found} is not {expected}");
+        assert!((found - expected).abs() < 1e-12, "{found} is not {expected}");
     }
 
     #[test]
-    fn rises_linearly_over_the_warmup() {
-        assert_close(SCHEDULE.lr_at(0), 1e-3 / 101.0);
-        assert_close(SCHEDULE.lr_at(49), 1e-3 * 50.0 / 101.0);
-        assert_close(SCHEDULE.lr_at(99), 1e-3 * 100.0 / 101.0);
+    fn rises_linearly_then_falls_along_half_a_cosine_and_stays_down() {
+        let schedule = schedule(&["schedule.kind=cosine"]);
+        for (step, expected) in [
+            (0, 1.0 / 101.0),
+            (49, 50.0 / 101.0),
+            (99, 100.0 / 101.0),
+            (100, 1.0),
+            (1050, 0.55),                                    // halfway
+            (575, 0.1 + 0.5 * (1.0 + 0.5_f64.sqrt()) * 0.9), // a quarter of the way
+            (2000, 0.1),
+            (1_000_000, 0.1), // a cosine that is not held would rise again
+        ] {
+            assert_close(schedule.lr(step), expected);
+        }
     }
 
     #[test]
-    fn falls_along_half_a_cosine_and_stays_down() {
-        assert_close(SCHEDULE.lr_at(100), 1e-3);
-        assert_close(SCHEDULE.lr_at(1050), 5.5e-4); // halfway
-        assert_close(SCHEDULE.lr_at(575), 1e-4 + 0.5 * (1.0 + 0.5_f64.sqrt()) * 9e-4); // a quarter of the way
-        assert_close(SCHEDULE.lr_at(2000), 1e-4);
-        assert_close(SCHEDULE.lr_at(1_000_000), 1e-4); // a cosine that is not held would rise again
+    fn the_other_kinds() {
+        let linear = schedule(&["schedule.kind=linear"]);
+        assert_close(linear.lr(1050), 0.55);
+        assert_close(linear.lr(5000), 0.1);
+        assert_close(schedule(&["schedule.kind=constant"]).lr(5000), 1.0);
+        let wsd = schedule(&["schedule.kind=wsd", "schedule.cooldown_ratio=0.25"]);
+        for (step, expected) in [(100, 1.0), (1500, 1.0), (1750, 0.55), (1999, 0.1 + 0.9 / 500.0), (2000, 0.1)] {
+            assert_close(wsd.lr(step), expected);
+        }
+    }
+
+    #[test]
+    fn budgets_become_steps() {
+        let steps = |sets: &[&str]| schedule(sets).total();
+        // 12 rows of 64 tokens are 768.
+        assert_eq!(steps(&["schedule.max_tokens=7681"]), Some(11));
+        assert_eq!(steps(&["schedule.tokens_per_param=7.68"]), Some(10));
+        assert_eq!(steps(&["schedule.max_minutes=2", "schedule.kind=wsd"]), None);
+    }
+
+    #[test]
+    fn minutes_end_the_stable_part_and_the_cooldown_takes_its_share() {
+        let mut wsd = schedule(&["schedule.max_minutes=10", "schedule.kind=wsd", "schedule.cooldown_ratio=0.2"]);
+        wsd.use_up(7.9, 790);
+        assert_eq!(wsd.total(), None);
+        wsd.use_up(8.0, 800);
+        assert_eq!(wsd.total(), Some(1000));
+        wsd.use_up(9.0, 900);
+        assert_eq!(wsd.total(), Some(1000), "it is decided once");
+        let mut constant = schedule(&["schedule.max_minutes=10", "schedule.kind=constant"]);
+        constant.use_up(10.0, 77);
+        assert!(constant.is_over(77));
+    }
+
+    #[test]
+    fn a_longer_run_has_the_same_past_where_its_rates_are_the_same() {
+        let optim = OptimSettings::default();
+        let wsd = |steps: &str| schedule(&["schedule.kind=wsd", steps, "schedule.cooldown_steps=500"]);
+        let (short, long) = (wsd("schedule.max_steps=2000"), wsd("schedule.max_steps=3000"));
+        assert!(short.has_same_past(&long, 1501, &optim));
+        assert!(!short.has_same_past(&long, 1502, &optim));
+        let (short, long) = (schedule(&[]), schedule(&["schedule.max_steps=3000"]));
+        assert!(short.has_same_past(&long, 101, &optim) && !short.has_same_past(&long, 102, &optim));
+        let decaying = OptimSettings { decay_schedule: DecaySchedule::Linear, ..optim };
+        assert!(!short.has_same_past(&long, 50, &decaying));
+    }
+
+    #[test]
+    fn momentum_rises_and_decay_falls() {
+        let muon =
+            MuonSettings { momentum_start: 0.8, momentum: 0.9, momentum_warmup_steps: 10, ..MuonSettings::default() };
+        assert_close(momentum(0, &muon), 0.8);
+        assert_close(momentum(5, &muon), 0.85);
+        assert_close(momentum(50, &muon), 0.9);
+        let schedule = schedule(&[]);
+        assert_close(schedule.decay(500, DecaySchedule::Linear), 0.75);
+        assert_close(schedule.decay(1000, DecaySchedule::Cosine), 0.5);
+        assert_close(schedule.decay(1000, DecaySchedule::Constant), 1.0);
     }
 
     #[test]
     fn never_leaves_its_bounds_whatever_the_lengths() {
-        for (max_steps, warmup_steps) in [(1, 0), (1, 1), (5, 5), (10, 3)] {
-            let schedule = ScheduleSettings { max_steps, warmup_steps, ..SCHEDULE };
-            for step in 0..20 {
-                let lr = schedule.lr_at(step);
-                assert!(lr > 0.0 && lr <= 1e-3, "{lr} at step {step} of {max_steps}, warmup {warmup_steps}");
+        for kind in ["linear", "cosine", "wsd"] {
+            for (max_steps, warmup_steps) in [(1, 0), (1, 1), (5, 5), (10, 3)] {
+                let sets = [
+                    format!("schedule.kind={kind}"),
+                    format!("schedule.max_steps={max_steps}"),
+                    format!("schedule.warmup_steps={warmup_steps}"),
+                ];
+                let schedule = schedule(&sets.each_ref().map(String::as_str));
+                for step in 0..20 {
+                    let lr = schedule.lr(step);
+                    assert!(lr > 0.0 && lr <= 1.0, "{lr} at step {step} of {max_steps}, warmup {warmup_steps}");
+                }
             }
         }
     }

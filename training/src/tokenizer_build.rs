@@ -1,119 +1,176 @@
-//! Tokenizers made from a text: one token for each of its characters, or byte-level BPE. Both are written in the format
-//! of the `tokenizers` library, so that `transformers` opens them.
+//! Trains tokenizers on a corpus: one token per character, or byte-level BPE. Both are written in the format of the
+//! `tokenizers` library, so that `transformers` opens them.
 
-use anyhow::{Context, Result, anyhow, ensure};
+mod bpe;
+mod count;
+mod special;
+mod tiktoken;
+mod word_counts;
+
+use std::{collections::BTreeSet, path::Path};
+
+use anyhow::{Context, Result};
 use hearth_model::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
-use std::{collections::BTreeSet, path::Path};
-use tokenizers::{
-    AddedToken, TokenizerBuilder,
-    decoders::DecoderWrapper,
-    models::bpe::{BPE, BpeTrainer},
-    normalizers::NormalizerWrapper,
-    pre_tokenizers::byte_level::ByteLevel,
-    processors::PostProcessorWrapper,
+
+pub use self::{
+    count::{Characters, bytes_per_token, collect_characters, count_words},
+    special::{END_OF_TEXT, SpecialTokens},
+    tiktoken::from_encoding,
+    word_counts::WordCounts,
 };
+use crate::corpus::{ANY_CHARACTER, WordSplit, pieces};
 
-use crate::corpus::chunks;
-
-/// What ends a document in a byte-level vocabulary.
-const END_OF_TEXT: &str = "<|endoftext|>";
-
-/// Byte-level BPE holds every byte and [`END_OF_TEXT`] before any merge.
-const SMALLEST_BPE: usize = 256 + 1;
-
-/// More tokens than any model has today.
-const LARGEST_BPE: usize = 1 << 20;
-
-/// A tokenizer as the two files of a model dir.
+/// A tokenizer as the files of a model dir.
 #[derive(Clone, Debug)]
 pub struct BuiltTokenizer {
     /// Contents of `tokenizer.json`.
     pub tokenizer_json: String,
     /// Contents of `tokenizer_config.json`.
     pub tokenizer_config_json: String,
+    /// Contents of `chat_template.jinja`.
+    pub chat_template: Option<String>,
 }
 
 impl BuiltTokenizer {
-    /// One token for each character of `text`, ids in the order of code points (nanoGPT's). A character that is not in
-    /// `text` has no id: encoding it is an error that names it.
-    pub fn characters(text: &str, max_seq_len: usize) -> Result<BuiltTokenizer> {
-        let chars: BTreeSet<char> = text.chars().collect();
-        let vocab: Map<String, Value> =
-            chars.into_iter().enumerate().map(|(id, char)| (char.to_string(), id.into())).collect();
+    /// One token for each of `chars`, with ids in the order of code points (as in nanoGPT), then the special tokens.
+    /// Other characters have no id: encoding them is an error that names the character.
+    ///
+    /// # Errors
+    /// The special tokens are invalid.
+    pub fn from_characters(chars: &BTreeSet<char>, special: &SpecialTokens) -> Result<BuiltTokenizer> {
+        BuiltTokenizer::from_numbered_characters(chars.iter().copied(), special)
+    }
+
+    /// The same for characters whose ids are their places in `chars`. None may be there twice.
+    ///
+    /// # Errors
+    /// Special tokens that cannot be.
+    pub fn from_numbered_characters(
+        chars: impl Iterator<Item = char>,
+        special: &SpecialTokens,
+    ) -> Result<BuiltTokenizer> {
+        special.check()?;
+        let vocab: Map<String, Value> = chars.enumerate().map(|(id, char)| (char.to_string(), id.into())).collect();
+        let added = special.all().enumerate().map(|(index, token)| {
+            json!({
+                "id": vocab.len() + index, "content": token, "special": true,
+                "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+            })
+        });
         let tokenizer = json!({
             "version": "1.0",
             "truncation": null,
             "padding": null,
-            "added_tokens": [],
+            "added_tokens": added.collect::<Vec<_>>(),
             "normalizer": null,
             "pre_tokenizer": {
                 "type": "Split",
-                // Any character: the dot alone would leave newlines out.
-                "pattern": { "Regex": r"[\s\S]" },
+                // Matches any character; the dot alone would not match newlines.
+                "pattern": { "Regex": ANY_CHARACTER },
                 "behavior": "Isolated",
                 "invert": false,
             },
             "post_processor": null,
             "decoder": { "type": "Fuse" },
-            // The format wants the unknown token's name; it is not in the vocabulary, so there is none.
+            // The format requires a name for the unknown token; it is not in the vocabulary, so there is none.
             "model": { "type": "WordLevel", "vocab": vocab, "unk_token": "<unk>" },
         });
-        let tokenizer_json = serde_json::to_string_pretty(&tokenizer)?;
-        Ok(BuiltTokenizer { tokenizer_json, tokenizer_config_json: tokenizer_config(max_seq_len, None)? })
+        BuiltTokenizer::new(serde_json::to_string_pretty(&tokenizer)?, special, None)
     }
 
-    /// Byte-level BPE ([Radford et al., 2019](https://cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf))
-    /// with a vocabulary of at most `vocab_size` tokens, its merges learned from `text`. A short text may not have enough
-    /// pairs to fill the vocabulary; it encodes any text.
+    /// Byte-level BPE with a vocabulary of at most `vocab_size` tokens and merges learned from word counts.
+    ///
+    /// # Errors
+    /// The vocabulary is too small for the bytes and the special tokens, or far too large.
+    pub fn from_words(counts: &WordCounts, vocab_size: usize, special: &SpecialTokens) -> Result<BuiltTokenizer> {
+        special.check()?;
+        BuiltTokenizer::new(bpe::train(counts, vocab_size, special)?, special, None)
+    }
+
+    /// Checks what [`from_words`](Self::from_words) would reject, before anything is counted.
+    ///
+    /// # Errors
+    /// Those of `from_words`.
+    pub fn check_bpe(vocab_size: usize, special: &SpecialTokens) -> Result<()> {
+        special.check()?;
+        bpe::check_vocab_size(vocab_size, special)
+    }
+
+    /// One token for each character of `text`, for a model with that context.
+    ///
+    /// # Errors
+    /// None for valid text.
+    pub fn characters(text: &str, max_seq_len: usize) -> Result<BuiltTokenizer> {
+        let built = BuiltTokenizer::from_characters(&text.chars().collect(), &SpecialTokens::default())?;
+        built.with_max_length(max_seq_len, &SpecialTokens::default())
+    }
+
+    /// Byte-level BPE of `text`, split as GPT-2 does, with [`END_OF_TEXT`], for a model of that context.
+    ///
+    /// # Errors
+    /// Those of [`from_words`](Self::from_words).
     pub fn bpe(text: &str, vocab_size: usize, max_seq_len: usize) -> Result<BuiltTokenizer> {
-        ensure!(
-            (SMALLEST_BPE..=LARGEST_BPE).contains(&vocab_size),
-            "`data.vocab_size` must be from {SMALLEST_BPE} (256 bytes and `{END_OF_TEXT}`) to {LARGEST_BPE}, got \
-             {vocab_size}\nhint: leave it out for a tokenizer at character level"
-        );
-        let byte_level = ByteLevel::default().add_prefix_space(false);
-        let mut tokenizer = TokenizerBuilder::<_, NormalizerWrapper, _, PostProcessorWrapper, DecoderWrapper>::new()
-            .with_model(BPE::default())
-            .with_pre_tokenizer(Some(byte_level))
-            .with_decoder(Some(byte_level.into()))
-            .build()
-            .map_err(|error| anyhow!("cannot set up the BPE tokenizer: {error}"))?;
-        let mut trainer = BpeTrainer::builder()
-            .vocab_size(vocab_size)
-            .show_progress(false)
-            .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
-            .special_tokens(vec![AddedToken::from(END_OF_TEXT, true)])
-            .build();
-        tokenizer
-            .train(&mut trainer, chunks(text))
-            .map_err(|error| anyhow!("cannot train the BPE tokenizer: {error}"))?;
-        let tokenizer_json =
-            tokenizer.to_string(true).map_err(|error| anyhow!("cannot write the BPE tokenizer: {error}"))?;
-        Ok(BuiltTokenizer { tokenizer_json, tokenizer_config_json: tokenizer_config(max_seq_len, Some(END_OF_TEXT))? })
+        let mut counts = WordCounts::new(WordSplit::Gpt2);
+        pieces(text).for_each(|piece| counts.add(piece));
+        let special = SpecialTokens::end_of_text();
+        BuiltTokenizer::from_words(&counts, vocab_size, &special)?.with_max_length(max_seq_len, &special)
     }
 
-    /// The tokenizer, opened as serving opens it.
+    fn new(tokenizer_json: String, special: &SpecialTokens, max_length: Option<usize>) -> Result<BuiltTokenizer> {
+        Ok(BuiltTokenizer {
+            tokenizer_json,
+            tokenizer_config_json: tokenizer_config(special, max_length)?,
+            chat_template: special.chat_template().map(str::to_owned),
+        })
+    }
+
+    fn with_max_length(self, max_length: usize, special: &SpecialTokens) -> Result<BuiltTokenizer> {
+        BuiltTokenizer::new(self.tokenizer_json, special, Some(max_length))
+    }
+
+    /// The files of the tokenizer, by name.
+    pub fn files(&self) -> Vec<(&'static str, &str)> {
+        let mut files = vec![
+            ("tokenizer.json", self.tokenizer_json.as_str()),
+            ("tokenizer_config.json", self.tokenizer_config_json.as_str()),
+        ];
+        files.extend(self.chat_template.as_deref().map(|template| ("chat_template.jinja", template)));
+        files
+    }
+
+    /// The tokenizer, opened as in serving.
+    ///
+    /// # Errors
+    /// Only if the new files are invalid, which would be a bug.
     pub fn open(&self) -> Result<Tokenizer> {
         Tokenizer::from_json(
             self.tokenizer_json.as_bytes(),
             Some(self.tokenizer_config_json.as_bytes()),
             Path::new("tokenizer.json"),
         )
-        .context("the tokenizer that was just built does not open")
+        .context("cannot open the new tokenizer")
     }
 }
 
 /// `tokenizer_config.json`: what `AutoTokenizer` reads beside `tokenizer.json`.
-fn tokenizer_config(max_seq_len: usize, eos_token: Option<&str>) -> Result<String> {
+fn tokenizer_config(special: &SpecialTokens, max_length: Option<usize>) -> Result<String> {
     let mut config = json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": max_seq_len,
-        // Joining tokens must give the text back as it was.
+        // Joining tokens must restore the text exactly.
         "clean_up_tokenization_spaces": false,
     });
-    if let Some(eos_token) = eos_token {
-        config["eos_token"] = eos_token.into();
+    if let Some(max_length) = max_length {
+        config["model_max_length"] = max_length.into();
+    }
+    for (role, token) in [("bos_token", &special.bos), ("eos_token", &special.eos), ("pad_token", &special.pad)] {
+        if let Some(token) = token {
+            config[role] = token.as_str().into();
+        }
+    }
+    let additional = special.additional();
+    if !additional.is_empty() {
+        config["additional_special_tokens"] = additional.into();
     }
     Ok(serde_json::to_string_pretty(&config)?)
 }
@@ -168,11 +225,45 @@ mod tests {
     fn a_text_in_pieces_has_the_token_ids_of_the_whole() {
         let line = "Some words,  it's 12 o'clock \n\n\n  and\tmore \n";
         let text = line.repeat(3000) + "the end\n\n";
-        assert!(chunks(&text).count() > 1);
+        assert!(pieces(&text).count() > 1);
         for built in [BuiltTokenizer::characters(&text, 8).unwrap(), BuiltTokenizer::bpe(&text, 280, 8).unwrap()] {
             let tokenizer = built.open().unwrap();
             let whole = tokenizer.encode(&text, EncodeOptions::TEXT).unwrap();
             assert_eq!(encode_text(&tokenizer, &text).unwrap(), whole);
         }
+    }
+
+    #[test]
+    fn special_tokens_have_ids_and_roles_at_any_level() {
+        let name = |token: &str| Some(token.to_owned());
+        let special = SpecialTokens { eos: name("<e>"), bos: name("<b>"), pad: name("<p>"), has_chat: true };
+        let mut counts = WordCounts::new(WordSplit::Gpt4);
+        counts.add("the cat and the hat");
+        let of_bytes = BuiltTokenizer::from_words(&counts, 270, &special).unwrap();
+        let of_chars = BuiltTokenizer::from_characters(&"abc<e>".chars().collect(), &special).unwrap();
+        for (built, first) in [(of_bytes, 0), (of_chars, 6)] {
+            let tokenizer = built.open().unwrap();
+            let roles = [tokenizer.eos(), tokenizer.bos(), tokenizer.pad()].map(|token| token.unwrap().id);
+            assert_eq!(roles, [first, first + 1, first + 2]);
+            let ids = tokenizer.encode("a<e>", EncodeOptions::PROMPT).unwrap();
+            assert_eq!(ids[1..], [first]);
+            assert_eq!(tokenizer.encode("a<e>", EncodeOptions::TEXT).unwrap().len(), 4);
+            assert_eq!(tokenizer.special_tokens().len(), 5);
+            assert_eq!(built.files().len(), 3);
+        }
+    }
+
+    #[test]
+    fn bpe_with_the_splitting_of_gpt_4_gives_any_text_back() {
+        let mut counts = WordCounts::new(WordSplit::Gpt4);
+        let text = "It's 1234567 o'clock,\n\n  DON'T be late!\r\n".repeat(50);
+        counts.add(&text);
+        let built = BuiltTokenizer::from_words(&counts, 320, &SpecialTokens::end_of_text()).unwrap();
+        let tokenizer = built.open().unwrap();
+        let ids = tokenizer.encode(&text, EncodeOptions::TEXT).unwrap();
+        assert_eq!(tokenizer.decode(&ids, DECODE), text);
+        assert!(ids.len() * 2 < text.len());
+        let encoder = crate::corpus::Encoder::new(&tokenizer, built.tokenizer_json.as_bytes()).unwrap();
+        assert_eq!(encoder.encode_all(&text).unwrap(), ids);
     }
 }

@@ -1,315 +1,431 @@
-//! The training loop, top to bottom: batch, loss, backward, clip, step, log, evaluate, save.
+//! The training loop, from top to bottom: batch, loss, backward, combine, clip, step, log, evaluate, save.
+
+mod speed;
 
 use std::{
     ops::ControlFlow,
+    path::Path,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use burn::{
-    module::Module,
-    tensor::{Device, Tensor},
-};
+use burn::{module::Module, tensor::Device};
 use hearth_model::{
     TokenId,
-    attention::AttentionContext,
     generate::{GenerateOptions, generate},
     gpt::Gpt,
+    ops::Dtype,
     sampling::SamplingParams,
     tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
+    weights::{
+        DiskDtype,
+        model_dir::{self, LoadOptions, SaveOptions},
+    },
 };
 
+use self::speed::Speed;
+pub use self::speed::StepTime;
 use crate::{
-    config::{OptimSettings, TrainConfig},
-    eval::{Score, Windows, read_floats, score},
-    loader::{Batch, BatchIndex, Loader, mix},
-    metrics::{EvalRecord, Reporter, StepRecord},
-    optim::{AdamW, Gradients},
+    checkpoint::{self, Best, Checkpoint, TrainState},
+    config::{Rows, SampleSettings, TrainConfig, differences},
+    digest::Digest,
+    eval::{Score, Windows, read_numbers, score},
+    guard::Guard,
+    interrupt::Interrupt,
+    learner::{Learner, LossGradients, StepIndex, with_zero_outputs},
+    loader::{Loader, LoaderSettings, Prefetcher, RowOrder, mix},
+    progress::{EvalRecord, Pace, Reporter, StepRecord},
+    run_dir::RunDir,
+    schedule::Schedule,
+    shard::Tokens,
+    utilization::Utilization,
 };
 
-/// What a run trains on.
-#[derive(Clone, Copy, Debug)]
-pub struct Data<'a> {
-    /// Turns ids into text and back.
-    pub tokenizer: &'a Tokenizer,
+/// The data of a run.
+#[derive(Clone, Debug)]
+pub struct Data {
+    /// The tokenizer.
+    pub tokenizer: Tokenizer,
+    /// The tokenizer's files by name, as in a model dir.
+    pub tokenizer_files: Vec<(String, Vec<u8>)>,
     /// The training split.
-    pub train_ids: &'a [TokenId],
+    pub train: Tokens,
     /// The validation split.
-    pub val_ids: &'a [TokenId],
-    /// Bytes of text that the validation split's ids stand for, its first id left out: it is never predicted.
-    pub val_bytes: usize,
+    pub val: Tokens,
+    /// Identifies both splits and the tokenizer.
+    pub hash: Digest,
+    /// Identifies the tokenizer.
+    pub tokenizer_hash: Digest,
 }
 
-/// How a run went.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// The model after the last step.
-    pub gpt: Gpt,
-    /// Its loss over the whole validation split.
-    pub val: Score,
-    /// The evaluation whose model was saved last.
-    pub best: Best,
-    /// Tokens trained on per second, with evaluations, samples and saving left out.
+    /// Completed steps, including those of earlier processes.
+    pub step: usize,
+    /// Whether these are all steps.
+    pub is_complete: bool,
+    /// The validation loss after the last step, if the run is complete and has a validation split.
+    pub val: Option<Score>,
+    /// Bits per byte there.
+    pub val_bpb: Option<f64>,
+    /// The evaluation whose model is in `model/`.
+    pub best: Option<Best>,
+    /// Training tokens per second of this process, without evaluations, samples and saving.
     pub tok_per_sec: f64,
 }
 
-/// A run that is ready to start: everything that can be refused has been.
+/// A run that is ready to start or to continue; all checks have passed.
 #[derive(Debug)]
 pub struct Trainer<'a> {
     config: &'a TrainConfig,
-    data: Data<'a>,
-    device: Device,
-    loader: Loader<'a>,
+    data: &'a Data,
+    loader: Loader,
     learner: Learner,
+    schedule: Schedule,
+    state: TrainState,
+    /// The Hugging Face class of the initial model, in which models are saved again.
+    class: Option<String>,
 }
 
 impl<'a> Trainer<'a> {
-    /// A new model with random weights, and its batches.
+    /// A new run with random weights, or those of `model.init`.
     ///
     /// # Errors
-    /// Settings that make no model, splits too short for the context.
-    pub fn new(config: &'a TrainConfig, data: Data<'a>, device: &Device) -> Result<Trainer<'a>> {
-        let gpt_config = config.gpt_config(data.tokenizer.vocab_size())?;
-        let n_val = data.val_ids.len();
-        ensure!(n_val > 1, "the validation split must have at least 2 tokens, got {n_val}\nhint: a longer text");
-        let loader = Loader::new(data.train_ids, config.data.micro_batch_size, config.model.max_seq_len, config.seed)?;
-        // Autodiff comes first: gradients flow through what is made on this device, weights and inputs alike.
+    /// Invalid settings, splits too short for the context, or the tokenizer of another model.
+    pub fn new(config: &'a TrainConfig, data: &'a Data, device: &Device) -> Result<Trainer<'a>> {
+        config.validate()?;
+        // Autodiff is set first: gradients flow through tensors created on this device, weights and inputs alike.
         let device = device.clone().autodiff();
-        let learner = Learner::new(Gpt::init(&gpt_config, config.seed, &device)?, config.optim.clone());
-        Ok(Trainer { config, data, device, loader, learner })
+        let (gpt, class) = match &config.model.init {
+            None => {
+                let gpt = Gpt::init(&config.gpt_config(data.tokenizer.vocab_size())?, config.seed, &device)?;
+                (if config.model.zero_init_outputs { with_zero_outputs(gpt) } else { gpt }, None)
+            }
+            Some(dir) => {
+                let options = LoadOptions { device: device.clone(), dtype: Some(Dtype::F32) };
+                let gpt = model_dir::load_gpt(dir, &options)?.with_dropout(config.model.dropout);
+                ensure_same_tokens(dir, &data.tokenizer)?;
+                (gpt, model_dir::load_class(dir).ok().map(str::to_owned))
+            }
+        };
+        let learner = Learner::new(gpt, config.optim.clone(), config.seed);
+        let state = TrainState::new(data.hash, data.tokenizer_hash);
+        Self::with(config, data, learner, state, class)
     }
 
-    /// Values that will be trained.
+    /// Continues the run of `checkpoint` with `config`.
+    ///
+    /// # Errors
+    /// Other data, or settings that contradict the completed steps; the message names both sides.
+    pub fn resume(
+        config: &'a TrainConfig,
+        data: &'a Data,
+        device: &Device,
+        checkpoint: &Checkpoint,
+    ) -> Result<Trainer<'a>> {
+        config.validate()?;
+        let Checkpoint { state, config: then, .. } = checkpoint;
+        let found = differences(then, config)?;
+        ensure!(
+            found.is_empty(),
+            "the checkpoint `{}` was made with another configuration: {}\nhint: use the settings of the run; only `schedule`, \
+             `eval`, `sample` and `checkpoint` may change",
+            checkpoint.dir().display(),
+            found.join("; ")
+        );
+        for (what, then, now) in [("tokenizer", state.tokenizer, data.tokenizer_hash), ("data", state.data, data.hash)]
+        {
+            ensure!(
+                then == now,
+                "the checkpoint `{}` was made with other data: the {what} had the hash {}, but this has {}\nhint: use the data \
+                 that the run was started with",
+                checkpoint.dir().display(),
+                then.short(),
+                now.short()
+            );
+        }
+        let device = device.clone().autodiff();
+        let mut learner = Learner::new(checkpoint.load_gpt(&device)?, config.optim.clone(), config.seed);
+        checkpoint.restore(&mut learner.optimizer, &device.clone().inner())?;
+        let n_params = learner.gpt.config().n_params();
+        let schedule_of = |config: &TrainConfig| Schedule::new(config, n_params).with_total(state.total_steps);
+        ensure!(
+            schedule_of(then).has_same_past(&schedule_of(config), state.step, &config.optim),
+            "`schedule` contradicts the {} completed steps: their learning rates would have been different\nhint: a \
+             `constant` rate can be extended, and so can `wsd` before its cooldown",
+            state.step
+        );
+        let class = model_dir::load_class(checkpoint.dir()).ok().map(str::to_owned);
+        Self::with(config, data, learner, state.clone(), class)
+    }
+
+    fn with(
+        config: &'a TrainConfig,
+        data: &'a Data,
+        learner: Learner,
+        state: TrainState,
+        class: Option<String>,
+    ) -> Result<Trainer<'a>> {
+        let gpt = learner.gpt.config();
+        let (n_tokens, vocab_size) = (data.tokenizer.vocab_size(), gpt.vocab_size);
+        ensure!(
+            n_tokens <= vocab_size,
+            "the data's tokenizer has {n_tokens} tokens, but the model's vocabulary has {vocab_size}\nhint: prepare the data \
+             with the model's own tokenizer"
+        );
+        ensure!(
+            config.model.max_seq_len <= gpt.max_seq_len,
+            "`model.max_seq_len` must be at most the model's context of {}, got {}",
+            gpt.max_seq_len,
+            config.model.max_seq_len
+        );
+        let order = match config.data.rows {
+            Rows::Epochs => RowOrder::Permuted,
+            Rows::Windows => RowOrder::RandomWindows,
+        };
+        let settings = LoaderSettings {
+            seed: config.seed,
+            seq_len: config.model.max_seq_len,
+            micro_batch_size: config.data.micro_batch_size.rows(),
+            order,
+            n_micro_batches: config.micro_steps(),
+        };
+        let loader = Loader::new(&data.train, settings)?;
+        let schedule = Schedule::new(config, gpt.n_params()).with_total(state.total_steps);
+        Ok(Trainer { config, data, loader, learner, schedule, state, class })
+    }
+
+    /// Trained parameters.
     pub fn n_params(&self) -> usize {
         self.learner.gpt.config().n_params()
     }
 
-    /// Trains to the last step. `save` is given the model, without autodiff, whenever an evaluation is the best so far.
+    /// Steps of the run, if known in advance.
+    pub fn total_steps(&self) -> Option<usize> {
+        self.schedule.total()
+    }
+
+    /// Steps completed before.
+    pub fn steps_done(&self) -> usize {
+        self.state.step
+    }
+
+    /// Trains until the last step or a signal.
     ///
     /// # Errors
-    /// A device that fails, a loss that is not a number, whatever `save` reports.
-    pub fn run(self, reporter: &mut Reporter, save: &mut dyn FnMut(&Gpt) -> Result<()>) -> Result<Outcome> {
-        let Trainer { config, data, device, loader, mut learner } = self;
-        let TrainConfig { seed, model, data: cut, schedule, eval, .. } = config;
-        let windows = Windows { batch_size: cut.micro_batch_size, seq_len: model.max_seq_len };
-        let mut best: Option<Best> = None;
+    /// The device fails, the run diverges, or the folder cannot be written. Earlier checkpoints stay.
+    pub fn run(mut self, run: &RunDir, reporter: &mut Reporter, interrupt: &Interrupt) -> Result<Outcome> {
+        let TrainConfig { eval, sample, checkpoint, .. } = self.config;
+        let first = self.state.step as u64;
+        let mut batches = Prefetcher::new(&self.loader, first..u64::MAX)?;
+        let guard_state = (self.state.recent_norms.clone(), self.state.n_skipped);
+        let mut guard = Guard::new(self.config.optim.spike_factor, guard_state);
+        let mut speed = Speed::new(self.config.tokens_per_step());
+        let utilization = Utilization::measure(&self.learner.gpt, self.config.model.max_seq_len)?;
+        let mut unreported = Vec::new();
         let mut last_val = None;
-        let mut unread = Unread::default();
-        let mut speed = Speed::new(config.tokens_per_step());
 
-        for step in 0..schedule.max_steps {
-            let done = step + 1;
-            let is_due = |every: usize| every > 0 && done.is_multiple_of(every);
-            let is_last = done == schedule.max_steps;
-            let evaluates = is_last || is_due(eval.eval_every);
-            let samples = eval.sample_every > 0 && (is_last || is_due(eval.sample_every));
-
+        while !self.schedule.is_over(self.state.step) {
             let started = Instant::now();
-            if model.dropout > 0.0 {
-                // What is dropped depends on the seed and the step alone, as the batches do.
-                device.clone().inner().seed(mix(mix(*seed) ^ step as u64));
+            let step = self.state.step;
+            let rates = self.schedule.rates(step, &self.config.optim);
+            let n_micro = self.config.micro_steps();
+            let index = StepIndex { step, total_weight: self.config.tokens_per_step() as f64 };
+            let micro_batches = batches.by_ref().take(n_micro).enumerate();
+            let sums = self.learner.gradients(index, micro_batches)?;
+            let LossGradients { loss, mut gradients } =
+                sums.context("the data loader stopped before the end of the run")?;
+            let grad_norm = self.learner.clip(&mut gradients)?;
+            // Read before the update: a NaN must not reach the weights.
+            let [loss, grad_norm] = read_numbers([loss, grad_norm])?;
+            let skipped = guard.check(step + 1, loss, grad_norm)?;
+            if skipped.is_none() {
+                self.learner = self.learner.update(gradients, rates);
             }
-            let micro_steps = 0..cut.grad_accum_steps;
-            let batches: Vec<Batch> =
-                micro_steps.map(|micro_step| loader.batch(BatchIndex { step, micro_step })).collect();
-            let lr = schedule.lr_at(step);
-            let losses;
-            (learner, losses) = learner.step(&batches, lr)?;
-            unread.push(UnreadStep { step: done, lr, losses });
-            let reads = evaluates || samples || is_due(eval.log_every);
-            let read = if reads { unread.read()? } else { Vec::new() };
-            speed.add_step(started.elapsed());
-            if reads {
-                let tok_per_sec = speed.lap();
-                reporter.steps(read.into_iter().map(|step| step.record(tok_per_sec)).collect())?;
-            }
+            let took = started.elapsed();
+            speed.add_step(took);
+            let done = step + 1;
+            self.advance(&guard, took);
 
-            if evaluates {
-                let gpt = learner.gpt.valid();
-                let val = score(&gpt, data.val_ids, windows)?;
-                ensure!(val.loss.is_finite(), "the model of step {done} has a validation loss of {}", val.loss);
-                let is_best = best.is_none_or(|best| val.loss < best.val_loss);
-                if is_best {
-                    save(&gpt)?;
-                    best = Some(Best { step: done, val_loss: val.loss });
+            let is_last = self.schedule.is_over(done);
+            // Checked once per step: a later signal ends the next step.
+            let stops = is_last || interrupt.exit_code().is_some();
+            let is_due = |every: usize| every > 0 && done.is_multiple_of(every);
+            let evaluates = is_last || is_due(eval.every);
+            let samples = sample.every > 0 && (is_last || is_due(sample.every));
+            let saves = stops || is_due(checkpoint.every) || checkpoint.keep_steps.contains(&done);
+            match skipped {
+                Some(reason) => reporter.skipped(done, reason)?,
+                None => {
+                    let (lr, tok_per_sec) = (self.config.optim.lr * rates.lr, speed.recent());
+                    let seconds = reporter.elapsed().as_secs_f64();
+                    unreported.push(StepRecord { step: done, loss, lr, grad_norm, tok_per_sec, seconds });
                 }
-                reporter.eval(EvalRecord {
-                    step: done,
-                    val_loss: val.loss,
-                    val_perplexity: val.perplexity(),
-                    val_bpb: val.bits_per_byte(data.val_bytes),
-                    best: is_best,
-                })?;
-                last_val = Some(val);
+            }
+            if stops || evaluates || samples || saves || is_due(eval.log_every) {
+                let pace = Pace {
+                    total: self.schedule.total(),
+                    max_minutes: self.config.schedule.max_minutes,
+                    mfu: utilization.map(|utilization| utilization.at(speed.recent())),
+                };
+                reporter.steps(std::mem::take(&mut unreported), pace)?;
+                speed.lap();
+            }
+            if evaluates && self.data.val.len() > 1 {
+                last_val = Some(self.evaluate(run, reporter)?);
             }
             if samples {
-                reporter.sample(done, sample(&learner.gpt.valid(), data.tokenizer, config, done)?)?;
+                reporter.sample(done, self.sample(sample)?)?;
+            }
+            if saves {
+                self.save(run, reporter)?;
+            }
+            if stops {
+                break;
             }
         }
 
-        // There was a step, or `new` had refused the settings; and the last step always evaluates.
-        let (Some(val), Some(best)) = (last_val, best) else { bail!("no step was trained") };
-        Ok(Outcome { gpt: learner.gpt.valid(), val, best, tok_per_sec: speed.overall() })
-    }
-}
-
-/// A model in training: its weights and what its optimizer remembers.
-#[derive(Clone, Debug)]
-pub struct Learner {
-    /// The model, on an autodiff device.
-    pub gpt: Gpt,
-    optim: OptimSettings,
-    adamw: AdamW,
-}
-
-/// What a step found, still on the device: `[1]` each, without autodiff.
-#[derive(Clone, Debug)]
-pub struct StepLosses {
-    /// Mean cross entropy over the step's batches, in nats per token.
-    pub loss: Tensor<1>,
-    /// Norm of all gradients together, before clipping.
-    pub grad_norm: Tensor<1>,
-}
-
-impl Learner {
-    /// A model that has not been trained here yet. It must be on an autodiff device.
-    pub fn new(gpt: Gpt, optim: OptimSettings) -> Learner {
-        Learner { gpt, adamw: AdamW::new(optim.clone()), optim }
-    }
-
-    /// One update from the mean loss over `batches`, which must be of one size. Nothing is read back from the device.
-    pub fn step(mut self, batches: &[Batch], lr: f64) -> Result<(Learner, StepLosses)> {
-        let device = self.gpt.device().autodiff();
-        let mut gradients = Gradients::default();
-        let mut total: Option<Tensor<1>> = None;
-        for batch in batches {
-            let (inputs, targets) = batch.to_device(&device);
-            let hidden = self.gpt.forward(inputs, AttentionContext::dense(batch.batch_size, batch.seq_len));
-            // Gradients of the parts add up to the gradient of the mean.
-            let loss = self.gpt.loss(hidden, targets).div_scalar(batches.len() as f64);
-            let value = loss.clone().inner();
-            total = Some(match total {
-                Some(total) => total + value,
-                None => value,
-            });
-            gradients.add(Gradients::from_backward(&self.gpt, loss.backward()));
+        let is_complete = self.schedule.is_over(self.state.step);
+        if is_complete && last_val.is_none() && self.data.val.len() > 1 {
+            last_val = Some(self.score()?);
         }
-        let loss = total.context("a step needs at least one batch")?;
-        let grad_norm = gradients.clip(self.optim.clip).context("no parameter of the model has a gradient")?;
-        self.gpt = self.adamw.step(self.gpt, gradients, lr);
-        Ok((self, StepLosses { loss, grad_norm }))
+        reporter.draw()?;
+        Ok(Outcome {
+            step: self.state.step,
+            is_complete,
+            val: last_val,
+            val_bpb: last_val.map(|val| self.bits_per_byte(&val)),
+            best: self.state.best,
+            tok_per_sec: speed.overall(),
+        })
+    }
+
+    /// The state after another step.
+    fn advance(&mut self, guard: &Guard, took: Duration) {
+        let state = &mut self.state;
+        state.step += 1;
+        state.tokens += self.config.tokens_per_step() as u64;
+        state.n_updates = self.learner.optimizer.n_updates();
+        (state.recent_norms, state.n_skipped) = guard.state();
+        state.minutes += took.as_secs_f64() / 60.0;
+        self.schedule.use_up(state.minutes, state.step);
+        state.total_steps = self.schedule.total().filter(|_| self.config.schedule.max_minutes.is_some());
+    }
+
+    /// Evaluates, and saves the model if it is the best so far.
+    fn evaluate(&mut self, run: &RunDir, reporter: &mut Reporter) -> Result<Score> {
+        let step = self.state.step;
+        let val = self.score()?;
+        ensure!(val.loss.is_finite(), "the model of step {step} has a validation loss of {}", val.loss);
+        let is_best = self.state.best.is_none_or(|best| val.loss < best.val_loss);
+        if is_best {
+            self.save_model(run)?;
+            self.state.best = Some(Best { step, val_loss: val.loss });
+        }
+        reporter.eval(EvalRecord {
+            step,
+            val_loss: val.loss,
+            val_perplexity: val.perplexity(),
+            val_bpb: self.bits_per_byte(&val),
+            best: is_best,
+        })?;
+        Ok(val)
+    }
+
+    fn score(&self) -> Result<Score> {
+        let windows = Windows {
+            batch_size: self.config.data.micro_batch_size.rows(),
+            seq_len: self.config.model.max_seq_len,
+            max_batches: self.config.eval.batches,
+        };
+        score(&self.learner.gpt.valid(), &self.data.val, windows)
+    }
+
+    /// Bits per byte of the text of the targets of `val`.
+    fn bits_per_byte(&self, val: &Score) -> f64 {
+        let Data { val: tokens, tokenizer, .. } = self.data;
+        let mut first = [0];
+        tokens.read(0, &mut first);
+        // The first token is never predicted.
+        let n_bytes = tokens.n_bytes() as f64 - tokenizer.token_bytes(first[0]).len() as f64;
+        let share = val.n_targets as f64 / (tokens.len() - 1) as f64;
+        val.bits_per_byte(n_bytes * share)
+    }
+
+    /// Generates a sample.
+    fn sample(&self, settings: &SampleSettings) -> Result<String> {
+        let (gpt, tokenizer) = (self.learner.gpt.valid(), &self.data.tokenizer);
+        let prompt_ids = tokenizer.encode(&settings.prompt, EncodeOptions::TEXT).unwrap_or_default();
+        // A prompt with characters outside the vocabulary must not end the run.
+        let prompt_ids = if prompt_ids.is_empty() { vec![0] } else { prompt_ids };
+        let room = gpt.config().max_seq_len.saturating_sub(prompt_ids.len());
+        let options = GenerateOptions {
+            max_tokens: settings.max_tokens.min(room),
+            kv_dtype: None,
+            sampling: SamplingParams {
+                seed: mix(self.config.seed) ^ self.state.step as u64,
+                ..settings.params(SamplingParams::default())
+            },
+            eos_token_ids: tokenizer.eos().map(|eos| eos.id).into_iter().collect(),
+        };
+        let token_ids = generate(&gpt, &prompt_ids, &options, |_| ControlFlow::Continue(()))?;
+        Ok(tokenizer.decode(&token_ids, DecodeOptions { skip_special_tokens: true }))
+    }
+
+    /// Writes a checkpoint and removes old ones.
+    fn save(&self, run: &RunDir, reporter: &mut Reporter) -> Result<()> {
+        if self.data.val.len() < 2 {
+            // Without a validation split the best model is unknown: the last one is kept.
+            self.save_model(run)?;
+        }
+        reporter.flush()?;
+        let gpt = self.learner.gpt.valid();
+        run.save_checkpoint(self.state.step, |staged| {
+            let model = (&gpt, &self.save_options(DiskDtype::F32));
+            checkpoint::write(staged, model, &self.learner.optimizer, &self.state, self.config)
+        })
+        .with_context(|| format!("cannot save the checkpoint of step {}; earlier ones are intact", self.state.step))?;
+        run.prune_checkpoints(self.config.checkpoint.keep, &self.config.checkpoint.keep_steps)
+    }
+
+    fn save_model(&self, run: &RunDir) -> Result<()> {
+        let options = self.save_options(self.config.checkpoint.save_dtype.on_disk());
+        Ok(model_dir::save(&run.model_dir(), &self.learner.gpt.valid(), &options)?)
+    }
+
+    fn save_options(&self, dtype: DiskDtype) -> SaveOptions {
+        SaveOptions {
+            dtype,
+            class: self.class.clone(),
+            eos_token_ids: self.data.tokenizer.eos().map(|eos| eos.id).into_iter().collect(),
+            extra_files: self.data.tokenizer_files.clone(),
+            ..SaveOptions::default()
+        }
     }
 }
 
-/// The evaluation with the lowest loss.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Best {
-    /// Steps after which it was made.
-    pub step: usize,
-    /// Loss over the whole validation split, in nats per token.
-    pub val_loss: f64,
-}
-
-/// Steps whose numbers are still on the device: reading them waits for it, so they are read together.
-#[derive(Debug, Default)]
-struct Unread(Vec<UnreadStep>);
-
-#[derive(Debug)]
-struct UnreadStep {
-    step: usize,
-    lr: f64,
-    losses: StepLosses,
-}
-
-/// A step's numbers, on the host.
-#[derive(Clone, Copy, Debug)]
-struct ReadStep {
-    step: usize,
-    lr: f64,
-    loss: f32,
-    grad_norm: f32,
-}
-
-impl Unread {
-    fn push(&mut self, step: UnreadStep) {
-        self.0.push(step);
-    }
-
-    /// Reads all of them, in one read-back, and refuses a loss that is not a number: nothing that follows it would be one.
-    fn read(&mut self) -> Result<Vec<ReadStep>> {
-        let steps = std::mem::take(&mut self.0);
-        let (losses, norms): (Vec<_>, Vec<_>) =
-            steps.iter().map(|step| (step.losses.loss.clone(), step.losses.grad_norm.clone())).unzip();
-        let numbers = read_floats(Tensor::cat([losses, norms].concat(), 0))?;
-        let (losses, norms) = numbers.split_at(steps.len());
-        let numbers = losses.iter().zip(norms);
-        let read = steps.iter().zip(numbers).map(|(&UnreadStep { step, lr, .. }, (&loss, &grad_norm))| {
-            ensure!(
-                loss.is_finite() && grad_norm.is_finite(),
-                "training diverged at step {step}: loss {loss}, gradient norm {grad_norm}, learning rate {lr:.2e}\nhint: \
-                 a smaller `--lr`, a longer `--warmup` or a smaller `--clip`"
-            );
-            Ok(ReadStep { step, lr, loss, grad_norm })
-        });
-        read.collect()
+impl SampleSettings {
+    /// The sampling settings, on top of `defaults`.
+    pub fn params(&self, defaults: SamplingParams) -> SamplingParams {
+        SamplingParams { temperature: self.temperature, top_k: self.top_k, top_p: self.top_p, ..defaults }
     }
 }
 
-impl ReadStep {
-    fn record(self, tok_per_sec: f64) -> StepRecord {
-        let ReadStep { step, lr, loss, grad_norm } = self;
-        StepRecord { step, loss, lr, grad_norm, tok_per_sec }
+/// Refuses data whose tokens mean something else to the model in `dir`, if its tokenizer is there to compare with.
+fn ensure_same_tokens(dir: &Path, of_data: &Tokenizer) -> Result<()> {
+    let Ok(of_model) = model_dir::load_tokenizer(dir) else { return Ok(()) };
+    let n_tokens = of_data.vocab_size().min(of_model.vocab_size()) as TokenId;
+    if let Some(id) = (0..n_tokens).find(|&id| of_data.token_bytes(id) != of_model.token_bytes(id)) {
+        let text = |tokenizer: &Tokenizer| String::from_utf8_lossy(&tokenizer.token_bytes(id)).into_owned();
+        bail!(
+            "the data has another tokenizer than the model `{}`: token {id} is {:?} in the data and {:?} in the model\nhint: \
+             prepare the data with `--tokenizer {}`",
+            dir.display(),
+            text(of_data),
+            text(&of_model),
+            model_dir::model_of(dir).display()
+        );
     }
-}
-
-/// Tokens per second of training alone. The device runs behind the host, so the clock is right where it was read back.
-#[derive(Debug)]
-struct Speed {
-    tokens_per_step: usize,
-    n_steps: usize,
-    time: Duration,
-    n_recent: usize,
-    recent_time: Duration,
-}
-
-impl Speed {
-    fn new(tokens_per_step: usize) -> Speed {
-        Speed { tokens_per_step, n_steps: 0, time: Duration::ZERO, n_recent: 0, recent_time: Duration::ZERO }
-    }
-
-    fn add_step(&mut self, took: Duration) {
-        self.n_steps += 1;
-        self.time += took;
-        self.n_recent += 1;
-        self.recent_time += took;
-    }
-
-    /// The speed since the last lap.
-    fn lap(&mut self) -> f64 {
-        let rate = self.rate(self.n_recent, self.recent_time);
-        (self.n_recent, self.recent_time) = (0, Duration::ZERO);
-        rate
-    }
-
-    fn overall(&self) -> f64 {
-        self.rate(self.n_steps, self.time)
-    }
-
-    fn rate(&self, n_steps: usize, time: Duration) -> f64 {
-        (n_steps * self.tokens_per_step) as f64 / time.as_secs_f64().max(f64::MIN_POSITIVE)
-    }
-}
-
-/// A text that the model makes up, started by a line break where the vocabulary has one, as nanoGPT does.
-fn sample(gpt: &Gpt, tokenizer: &Tokenizer, config: &TrainConfig, step: usize) -> Result<String> {
-    let prompt_ids = tokenizer.encode("\n", EncodeOptions::TEXT).unwrap_or_else(|_| vec![0]);
-    let room = gpt.config().max_seq_len.saturating_sub(prompt_ids.len());
-    let options = GenerateOptions {
-        max_tokens: config.eval.sample_tokens.min(room),
-        kv_dtype: None,
-        sampling: SamplingParams { seed: mix(config.seed) ^ step as u64, ..SamplingParams::default() },
-        eos_token_ids: tokenizer.eos().map(|eos| eos.id).into_iter().collect(),
-    };
-    let token_ids = generate(gpt, &prompt_ids, &options, |_| ControlFlow::Continue(()))?;
-    Ok(tokenizer.decode(&token_ids, DecodeOptions { skip_special_tokens: true }))
+    Ok(())
 }

@@ -5,12 +5,17 @@
 use burn::tensor::{Device, Int, Tensor};
 use hearth_model::{TokenId, attention::AttentionContext, gpt::Gpt};
 use hearth_training::{
-    config::TrainConfig,
+    config::{Layers, TrainConfig},
     eval::{Windows, score},
+    shard::Tokens,
 };
 
 const VOCAB_SIZE: usize = 11;
 const SEQ_LEN: usize = 8;
+
+fn tiny() -> TrainConfig {
+    Layers { preset: Some("tiny".to_owned()), ..Layers::default() }.resolve().unwrap()
+}
 
 /// Nats of `target` under `logits`.
 fn nats(logits: &[f32], target: TokenId) -> f64 {
@@ -22,7 +27,7 @@ fn nats(logits: &[f32], target: TokenId) -> f64 {
 #[test]
 fn the_loss_of_a_split_is_the_mean_over_its_tokens() {
     let device = Device::flex();
-    let gpt_config = TrainConfig::preset("tiny").unwrap().gpt_config(VOCAB_SIZE).unwrap();
+    let gpt_config = tiny().gpt_config(VOCAB_SIZE).unwrap();
     let gpt = Gpt::init(&gpt_config, 5, &device).unwrap();
     // Full batches, a part of a batch and a part of a window.
     let ids: Vec<TokenId> = (0..1 + 5 * SEQ_LEN as u32 + 3).map(|at| (at * at + at / 5) % VOCAB_SIZE as u32).collect();
@@ -41,7 +46,9 @@ fn the_loss_of_a_split_is_the_mean_over_its_tokens() {
     let expected = total / (ids.len() - 1) as f64;
 
     for batch_size in [1, 2, 100] {
-        let found = score(&gpt, &ids, Windows { batch_size, seq_len: SEQ_LEN }).unwrap();
+        let found =
+            score(&gpt, &Tokens::from_ids(ids.clone(), 0), Windows { batch_size, seq_len: SEQ_LEN, max_batches: None })
+                .unwrap();
         assert_eq!(found.n_targets, ids.len() - 1);
         assert!((found.loss - expected).abs() < 1e-6 * expected, "{} is not {expected}", found.loss);
     }
@@ -49,8 +56,10 @@ fn the_loss_of_a_split_is_the_mean_over_its_tokens() {
 
 #[test]
 fn a_split_without_a_target_is_refused() {
-    let gpt_config = TrainConfig::preset("tiny").unwrap().gpt_config(VOCAB_SIZE).unwrap();
+    let gpt_config = tiny().gpt_config(VOCAB_SIZE).unwrap();
     let gpt = Gpt::init(&gpt_config, 5, &Device::flex()).unwrap();
-    let error = score(&gpt, &[3], Windows { batch_size: 1, seq_len: 8 }).unwrap_err().to_string();
+    let error = score(&gpt, &Tokens::from_ids(vec![3], 1), Windows { batch_size: 1, seq_len: 8, max_batches: None })
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("at least 2 tokens, got 1"), "{error}");
 }

@@ -9,8 +9,10 @@ use burn::{
     tensor::{Device, Tensor, TensorData},
 };
 use hearth_training::{
+    combine::Sum,
     config::OptimSettings,
-    optim::{AdamW, Gradients},
+    optim::{Gradients, Optimizer},
+    schedule::Rates,
 };
 use serde::Deserialize;
 
@@ -95,13 +97,15 @@ fn adamw_and_clipping_follow_torch_step_by_step() {
     let golden = golden();
     let device = Device::flex().autodiff();
     let GoldenSettings { beta1, beta2, eps, weight_decay, clip } = golden.settings;
-    let mut adamw = AdamW::new(OptimSettings { beta1, beta2, eps, weight_decay, clip });
+    // The rates of the steps are shares of 1.
+    let settings = OptimSettings { lr: 1.0, beta1, beta2, eps, weight_decay, clip, ..OptimSettings::default() };
+    let mut optimizer = Optimizer::new(settings, BTreeMap::new());
     let mut module = Three::new(&golden.start, &golden.shapes, &device);
     for (number, step) in golden.steps.iter().enumerate() {
         let mut gradients = module.gradients(&step.gradients, &device);
         let norm = gradients.clip(clip).unwrap();
         assert_close(norm.into_scalar::<f32>(), step.norm, &format!("norm of step {number}"));
-        module = adamw.step(module, gradients, step.lr);
+        module = optimizer.step(module, gradients, Rates { lr: step.lr, decay: 1.0, momentum: 0.0 });
         for (name, values) in module.values() {
             for (index, (&found, &expected)) in values.iter().zip(&step.after[&name]).enumerate() {
                 assert_close(found, expected, &format!("{name}[{index}] after step {number}"));
@@ -142,8 +146,8 @@ fn gradients_of_several_passes_add_up() {
     let golden = golden();
     let device = Device::flex().autodiff();
     let module = Three::new(&golden.start, &golden.shapes, &device);
-    let mut sum = module.gradients(&golden.steps[0].gradients, &device);
-    sum.add(module.gradients(&golden.steps[1].gradients, &device));
+    let [first, second] = [0, 1].map(|step: usize| module.gradients(&golden.steps[step].gradients, &device));
+    let sum = Gradients::sum(first, second);
     assert_eq!(sum.paths().collect::<Vec<_>>(), ["bias", "first", "second"]);
     for path in ["bias", "first", "second"] {
         let found = sum.get(path).unwrap().clone().into_data().try_to_vec::<f32>().unwrap();

@@ -3,8 +3,6 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    ffi::{OsStr, OsString},
     fs,
     ops::ControlFlow,
     path::Path,
@@ -59,15 +57,17 @@ fn stderr(output: &Output) -> String {
 #[test]
 fn a_text_becomes_a_model_that_opens_and_has_learned_it() {
     let dir = tempfile::tempdir().unwrap();
-    let (file, out) = (dir.path().join("text.txt"), dir.path().join("model"));
+    let (file, out) = (dir.path().join("text.txt"), dir.path().join("run"));
     fs::write(&file, text()).unwrap();
-    let output = quickstart(&file, &out, &["--json", "--steps", "150"]);
+    let flags =
+        ["--json", "--set", "schedule.max_steps=150", "--set", "model.arch=llama", "--set", "checkpoint.every=40"];
+    let output = quickstart(&file, &out, &flags);
     assert!(output.status.success(), "{}", stderr(&output));
 
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let val_loss = report["val_loss"].as_f64().unwrap();
     assert!(val_loss < 0.5, "a rule this plain is learned: {val_loss}\n{}", stderr(&output));
-    assert_eq!(report["steps"], 150);
+    assert_eq!((&report["steps"], &report["complete"]), (&150.into(), &true.into()));
     for key in ["best_val_loss", "best_step", "tok_per_sec", "seconds", "n_params", "val_bpb", "val_perplexity"] {
         assert!(report[key].is_number(), "{key}");
     }
@@ -76,60 +76,50 @@ fn a_text_becomes_a_model_that_opens_and_has_learned_it() {
     assert_eq!(lines.iter().filter(|line| line["loss"].is_number()).count(), 150, "every step is written down");
     assert_eq!(lines.iter().rfind(|line| line["val_loss"].is_number()).unwrap()["val_loss"], report["val_loss"]);
     assert!(lines.iter().any(|line| line["sample"].is_string()));
+    let config = fs::read_to_string(out.join("config.toml")).unwrap();
+    assert!(config.contains("max_steps = 150") && config.contains("arch = \"llama\""), "{config}");
+    assert!(fs::read_to_string(out.join("curves.svg")).unwrap().contains("validation loss"));
+    assert_eq!(fs::read_dir(out.join("tensorboard")).unwrap().count(), 1);
+    let names = fs::read_dir(out.join("checkpoints")).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut names: Vec<_> = names.collect();
+    names.sort();
+    assert_eq!(names, ["step-00000120", "step-00000150"], "the last two are kept");
 
+    // The run opens as its best model, and a checkpoint as a model.
     let model = open(&out);
     assert_eq!(continue_text(&model, "line two of "), "the höuse\nli");
+    open(&out.join("checkpoints/step-00000150"));
     // Character level: a character that the text lacked has no id, and the message says which.
     let error = model.tokenizer.encode("line €", EncodeOptions::TEXT).unwrap_err().to_string();
     assert!(error.contains('€'), "{error}");
 
+    let sample = |flags: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hearth-train"));
+        command.arg("sample").arg(&out).arg("line two of ").args(["--device", "cpu"]).args(flags).output().unwrap()
+    };
+    let greedy = ["--set", "sample.temperature=0", "--set", "sample.max_tokens=12"];
+    let output = sample(&greedy);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "the höuse\nli\n", "{}", stderr(&output));
+    let output = sample(&[&greedy[..], &["--json"]].concat());
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&report["text"], &report["n_tokens"]), (&"the höuse\nli".into(), &12.into()));
+
     // The same command again must not touch what is there.
     let again = quickstart(&file, &out, &[]);
     assert_eq!(again.status.code(), Some(1));
-    assert!(stderr(&again).contains("--overwrite"), "{}", stderr(&again));
-    fs::write(out.join("README.md"), "mine").unwrap();
-    let run = || {
-        let names = fs::read_dir(&out).unwrap().map(|entry| entry.unwrap().file_name());
-        names.map(|name| (name.clone(), fs::read(out.join(name)).unwrap())).collect::<BTreeMap<_, _>>()
-    };
-    let names = || fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect::<BTreeSet<_>>();
-    let (before, names_before) = (run(), names());
-    // A run that ends before its first model replaces nothing: no settings, no metrics.
-    let diverged = quickstart(&file, &out, &["--overwrite", "--steps", "30", "--lr", "1e30", "--clip", "0"]);
-    assert_eq!(diverged.status.code(), Some(1));
-    assert!(stderr(&diverged).contains("diverged") || stderr(&diverged).contains("NaN"), "{}", stderr(&diverged));
-    assert!(run() == before, "{}", stderr(&diverged));
-    assert_eq!(names(), names_before);
-    // One that saves a model replaces all of the earlier run, and nothing else.
-    let again = quickstart(&file, &out, &["--overwrite", "--steps", "3", "--save-dtype", "bf16"]);
-    assert!(again.status.success(), "{}", stderr(&again));
-    let after = run();
-    let n_bytes = |run: &BTreeMap<OsString, Vec<u8>>| run[OsStr::new("model.safetensors")].len();
-    assert!(n_bytes(&after) < n_bytes(&before) * 2 / 3, "bf16 takes half the room");
-    assert_eq!(after.keys().collect::<Vec<_>>(), before.keys().collect::<Vec<_>>());
-    assert_eq!(after[OsStr::new("README.md")], b"mine");
-    let settings: Value = serde_json::from_slice(&after[OsStr::new("train_config.json")]).unwrap();
-    assert_eq!(settings["schedule"]["max_steps"], 3);
-    let metrics = String::from_utf8(after[OsStr::new("metrics.jsonl")].clone()).unwrap();
-    assert_eq!(metrics.lines().filter(|line| line.contains("\"loss\"")).count(), 3, "{metrics}");
-    assert_eq!(names(), names_before);
-    open(&out);
+    assert!(stderr(&again).contains("--resume"), "{}", stderr(&again));
+    assert_eq!(fs::read_to_string(out.join("metrics.jsonl")).unwrap(), metrics);
 }
 
-/// The working directory cannot be replaced as a whole: that is said before the first step, not at the first model.
 #[test]
-fn a_folder_that_cannot_be_replaced_is_refused_before_training() {
+fn a_run_that_diverges_says_what_it_skipped_and_ends() {
     let dir = tempfile::tempdir().unwrap();
-    let (file, here) = (dir.path().join("text.txt"), dir.path().join("here"));
+    let (file, out) = (dir.path().join("text.txt"), dir.path().join("run"));
     fs::write(&file, text()).unwrap();
-    fs::create_dir(&here).unwrap();
-    let output = command(&file, Path::new("."), &[]).current_dir(&here).output().unwrap();
+    let output = quickstart(&file, &out, &["--set", "optim.lr=1e30", "--set", "optim.clip=0"]);
     assert_eq!(output.status.code(), Some(1));
     let message = stderr(&output);
-    assert!(message.contains("is the working directory") && message.contains("\nhint: "), "{message}");
-    assert!(!message.contains("step 1"), "{message}");
-    assert_eq!(fs::read_dir(&here).unwrap().count(), 0);
-    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    assert!(message.contains("diverged") && message.contains("skipped") && message.contains("hint"), "{message}");
 }
 
 #[test]
@@ -139,19 +129,56 @@ fn the_same_seed_gives_the_same_model_and_bpe_opens_too() {
     fs::write(&file, text()).unwrap();
     let train = |name: &str, seed: &str| {
         let out = dir.path().join(name);
-        let flags = ["--vocab-size", "280", "--arch", "gpt2", "--dropout", "0.1", "--steps", "12", "--seed", seed];
+        let sets =
+            ["data.vocab_size=280", "model.dropout=0.1", "schedule.max_steps=12", "checkpoint.save_dtype=bf16", seed];
+        let flags: Vec<_> = sets.iter().flat_map(|set| ["--set", set]).collect();
         let output = quickstart(&file, &out, &flags);
         assert!(output.status.success(), "{}", stderr(&output));
         assert!(output.stdout.is_empty(), "stdout is for data alone");
         out
     };
-    let weights = |out: &Path| fs::read(out.join("model.safetensors")).unwrap();
-    let (one, two, other) = (train("one", "1"), train("two", "1"), train("other", "2"));
+    let weights = |out: &Path| fs::read(out.join("model/model.safetensors")).unwrap();
+    let (one, two, other) = (train("one", "seed=1"), train("two", "seed=1"), train("other", "seed=2"));
     assert!(weights(&one) == weights(&two), "the same seed");
     assert!(weights(&one) != weights(&other), "another seed");
+    let checkpoint = fs::read(one.join("checkpoints/step-00000012/model.safetensors")).unwrap();
+    assert!(weights(&one).len() < checkpoint.len() * 2 / 3, "bf16 takes half the room of f32");
     let model = open(&one);
     assert_eq!(model.eos_token_ids.len(), 1);
     assert!(!continue_text(&model, "anything: ünïcode €").is_empty());
+}
+
+#[test]
+fn a_dry_run_trains_nothing_and_says_what_training_takes() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, out) = (dir.path().join("text.txt"), dir.path().join("run"));
+    fs::write(&file, text()).unwrap();
+    let output = quickstart(&file, &out, &["--dry-run"]);
+    let shown = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && shown.contains("parameters") && shown.contains("peak memory"), "{shown}");
+    let output = quickstart(&file, &out, &["--dry-run", "--json", "--set", "data.tokens_per_step=1024"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&report["micro_steps"], &report["n_partial_sums"]), (&4.into(), &3.into()));
+    assert!(!out.exists());
+}
+
+#[test]
+fn a_model_to_start_from_wants_its_own_tokens() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, other) = (dir.path().join("text.txt"), dir.path().join("other.txt"));
+    fs::write(&file, text()).unwrap();
+    // As many different characters, and other ones.
+    fs::write(&other, text().replace('h', "x")).unwrap();
+    let (first, second) = (dir.path().join("first"), dir.path().join("second"));
+    let few = ["--set", "schedule.max_steps=2", "--set", "schedule.warmup_steps=1", "--set"];
+    assert!(quickstart(&file, &first, &[&few[..], &["seed=1"]].concat()).status.success());
+    let init = format!("model.init={:?}", first);
+    let output = quickstart(&other, &second, &[&few[..], &[&init]].concat());
+    let error = stderr(&output);
+    assert!(!output.status.success() && error.contains("another tokenizer than the model"), "{error}");
+    assert!(error.contains("\nhint: ") && !second.exists(), "{error}");
+    let output = quickstart(&file, &second, &[&few[..], &[&init]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
 }
 
 #[test]
@@ -164,15 +191,19 @@ fn bad_input_is_refused_with_its_name_and_touches_nothing() {
     let short = dir.path().join("short.txt");
     fs::write(&short, "only a few words").unwrap();
     let missing = dir.path().join("missing.txt");
-    let cases: [(&Path, &[&str], i32, &str); 8] = [
+    let cases: [(&Path, &[&str], i32, &str); 12] = [
         (&missing, &[], 1, "missing.txt"),
         (&latin1, &[], 1, "offset 3"),
-        (&short, &[], 1, "needs at least 33"),
+        (&short, &[], 1, "requires at least 33"),
         (&file, &["--preset", "huge"], 1, "`huge`"),
-        (&file, &["--heads", "5"], 1, "`model.n_heads`"),
-        (&file, &["--vocab-size", "100"], 1, "from 257"),
-        (&file, &["--lr", "-1"], 1, "`schedule.lr`"),
-        (&file, &["--steps", "many"], 2, "--steps"),
+        (&file, &["--config", "nowhere.toml"], 1, "`nowhere.toml`"),
+        (&file, &["--set", "model.n_heads=5"], 1, "`model.n_heads`"),
+        (&file, &["--set", "data.vocab_size=100"], 1, "from 257"),
+        (&file, &["--set", "optim.lr=-1"], 1, "`optim.lr`"),
+        (&file, &["--set", "schedule.max_steps=many"], 1, "many"),
+        (&file, &["--set", "max_steps=3"], 1, "`schedule.max_steps`"),
+        (&file, &["--from", "nowhere"], 1, "`nowhere`"),
+        (&file, &["--steps", "3"], 2, "--steps"),
     ];
     for (file, flags, code, message) in cases {
         let output = quickstart(file, &out, flags);

@@ -1,9 +1,9 @@
-//! What a template may take on its way: text and lists, counted as they are made. Jinja's engine counts instructions
-//! alone, and one instruction can double a text (`x ~ x`) or a list's depth (`[x]`), so that forty of them exhaust any
-//! memory and a hundred thousand any stack.
+//! Limits the memory of a template's text and lists by counting them as they are created. The Jinja engine only counts
+//! instructions, but one instruction can double a text (`x ~ x`) or a list's depth (`[x]`), so forty instructions could
+//! exhaust the memory and a hundred thousand the stack.
 //!
-//! [`instructions`](super::instructions) puts calls between a template's own that lead here: each hands over what was made,
-//! or the arguments of what may make much of little.
+//! [`instructions`](super::instructions) inserts calls into the template's code that lead here: each passes a new
+//! value, or the arguments of an operation that can create a large value from small ones.
 
 use std::{
     fmt,
@@ -19,27 +19,27 @@ use minijinja::{
     value::{Object, ValueKind},
 };
 
-use super::environment;
+use super::json;
 
-/// Bytes that a rendering may make, beside those that its input allows.
+/// Limit in bytes for values that a rendering creates, plus an allowance for its input.
 const MAX_BYTES: usize = 32 << 20;
 
-/// Templates write their input and change it some times: trim it, put marks around it.
+/// Allowance per byte of input: templates copy and modify it several times.
 const BYTES_PER_INPUT: usize = 8;
 
-/// How deep lists and objects may nest.
+/// Maximum nesting of lists and objects.
 const MAX_DEPTH: usize = 64;
 
-/// Bytes that an entry of a list takes, roughly; also the text of a number.
+/// Approximate size of a list entry in bytes; also of a number's text.
 const ENTRY: usize = 32;
 
-/// Bytes that may be copied in place of one that is made.
+/// Bytes that may be copied per byte of the limit.
 const COPIED_PER_BYTE: usize = 256;
 
-/// How long a rendering may take. Instructions are counted, but some take long over long texts.
+/// Maximum duration of a rendering. Instructions are counted too, but some are slow on long texts.
 const MAX_TIME: Duration = Duration::from_secs(5);
 
-/// No template can spell these names.
+/// Names of the inserted functions, which no template can spell.
 pub(super) const MADE: &str = "was made";
 pub(super) const RETURNED: &str = "was returned";
 pub(super) const KEPT: &str = "is kept";
@@ -48,7 +48,8 @@ pub(super) const MULTIPLIED: &str = "are multiplied";
 pub(super) const COMPARED: &str = "are compared";
 pub(super) const SPREAD: &str = "are spread";
 
-/// Filters and methods that may make much of little, or that take a text apart, and what looks at their arguments.
+/// Filters and methods that can create large values from small ones or split texts, and the functions that check their
+/// arguments.
 pub(super) const CHECKS: [(&str, &str); 21] = [
     ("replace", "before replace"),
     ("join", "before join"),
@@ -73,7 +74,7 @@ pub(super) const CHECKS: [(&str, &str); 21] = [
     ("split", "before split"),
 ];
 
-/// A template went beyond its bounds.
+/// The template exceeded a limit.
 #[derive(Debug)]
 pub(super) struct Exceeded(String);
 
@@ -86,10 +87,10 @@ impl fmt::Display for Exceeded {
 impl std::error::Error for Exceeded {}
 
 fn exceeded<T>(what: String) -> Result<T, Error> {
-    Err(Error::new(ErrorKind::InvalidOperation, "beyond its bounds").with_source(Exceeded(what)))
+    Err(Error::new(ErrorKind::InvalidOperation, "limit exceeded").with_source(Exceeded(what)))
 }
 
-/// What is left for one rendering.
+/// The remaining budget of one rendering.
 #[derive(Debug)]
 pub(super) struct Budget {
     left: AtomicUsize,
@@ -98,14 +99,14 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// Of a rendering of `input`.
+    /// The budget for rendering `input`.
     pub(super) fn new(input: &Value) -> Arc<Self> {
         let budget = Self { left: AtomicUsize::new(usize::MAX), total: usize::MAX, until: Instant::now() + MAX_TIME };
         let total = MAX_BYTES + BYTES_PER_INPUT * budget.text(input, 0).unwrap_or(0);
         Arc::new(Self { left: AtomicUsize::new(total), total, ..budget })
     }
 
-    /// The environment for the rendering: what counts is in it, other templates are not.
+    /// The environment for the rendering: with the counting functions, without other templates.
     pub(super) fn watch<'source>(self: &Arc<Self>, environment: &Environment<'source>) -> Environment<'source> {
         let mut watched = environment.clone();
         watched.clear_templates();
@@ -113,7 +114,7 @@ impl Budget {
         let budget = Arc::clone(self);
         watched.set_formatter(move |out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value| {
             budget.spend(budget.text(value, 0)?)?;
-            environment::write(out, state, value)
+            json::write_output(out, state, value)
         });
         let names = [MADE, RETURNED, KEPT, JOINED, MULTIPLIED, COMPARED, SPREAD]
             .into_iter()
@@ -126,23 +127,23 @@ impl Budget {
 
     fn spend(&self, bytes: usize) -> Result<(), Error> {
         if Instant::now() > self.until {
-            return exceeded(format!("did not come to an end within {} s", MAX_TIME.as_secs()));
+            return exceeded(format!("did not finish within {} s", MAX_TIME.as_secs()));
         }
         let spent = self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes));
         spent.map(drop).or_else(|_| self.too_much())
     }
 
-    /// Whether there is room for it; it is spent when it is made.
+    /// Checks that `bytes` are left; they are spent when the value is created.
     fn check(&self, bytes: usize) -> Result<(), Error> {
         if bytes <= self.left.load(Ordering::Relaxed) { Ok(()) } else { self.too_much() }
     }
 
     fn too_much<T>(&self) -> Result<T, Error> {
-        exceeded(format!("made more than {} bytes of text and lists on its way", self.total))
+        exceeded(format!("created more than {} bytes of text and lists", self.total))
     }
 
-    /// Something new: its own bytes, and the depth of what is in it. What would be computed whenever somebody looks at it
-    /// is computed now, as such things can stand on top of each other without end.
+    /// Counts a new value: its size and its depth. Lazy values are evaluated now, since lazy values can be nested
+    /// without limit.
     fn made(&self, value: Value) -> Result<Value, Error> {
         if let Some(text) = value.as_str() {
             self.spend(text.len())?;
@@ -155,13 +156,13 @@ impl Budget {
         Ok(value)
     }
 
-    /// Goes through what is in a value. The entries of the outermost list are new, those within have been counted.
+    /// Visits the contents of a value. The entries of the outermost list are new; nested ones have been counted.
     fn walk(&self, value: &Value, depth: usize) -> Result<(), Error> {
         self.spend(if depth <= 1 { ENTRY } else { ENTRY / 4 })?;
         self.each(value, depth, |entry| self.walk(entry, depth + 1))
     }
 
-    /// A text or a list so many times.
+    /// Checks the repetition of a text or a list.
     fn multiply(&self, left: &Value, right: &Value) -> Result<(), Error> {
         self.check(match (left.as_usize(), right.as_usize()) {
             (None, Some(n)) => self.size(left)?.saturating_mul(n),
@@ -170,16 +171,16 @@ impl Budget {
         })
     }
 
-    /// A namespace keeps what outlives a turn of a loop. Within each other, they could make a circle.
+    /// Checks assignments to a namespace, whose values outlive a loop iteration. Nested namespaces could form a cycle.
     fn keep(&self, value: &Value, depth: usize) -> Result<(), Error> {
         self.spend(1)?;
         if value.as_object().is_some_and(|object| object.type_name().ends_with("::Namespace")) {
-            return exceeded("keeps a namespace within a namespace".to_owned());
+            return exceeded("stores a namespace in a namespace".to_owned());
         }
         self.each(value, depth, |entry| self.keep(entry, depth + 1))
     }
 
-    /// The length of a value's text, roughly, and never too small by much.
+    /// The approximate length of a value's text, never much too small.
     fn text(&self, value: &Value, depth: usize) -> Result<usize, Error> {
         if let Some(text) = value.as_str() {
             return Ok(text.len());
@@ -193,7 +194,7 @@ impl Budget {
         Ok(sum)
     }
 
-    /// The bytes of a text, or of a list's entries.
+    /// The size of a text, or of a list's entries, in bytes.
     fn size(&self, value: &Value) -> Result<usize, Error> {
         match value.kind() {
             ValueKind::Seq | ValueKind::Iterable => Ok(ENTRY.saturating_mul(value.len().unwrap_or(0))),
@@ -223,7 +224,7 @@ impl Budget {
         Ok(())
     }
 
-    /// Looks at the arguments of a filter or a method, the value itself first.
+    /// Checks the arguments of a filter or a method, beginning with the value itself.
     fn before(&self, name: &str, arguments: &[Value]) -> Result<(), Error> {
         let [value, rest @ ..] = arguments else { return Ok(()) };
         let text = |value: &Value| self.text(value, 0);
@@ -238,7 +239,7 @@ impl Budget {
                 };
                 text(value)?.saturating_add(found.saturating_mul(text(new)?))
             }
-            // The filter has the separator behind, the method before.
+            // The filter has the separator as the second argument, the method as the first.
             ("join", rest) => {
                 let (list, separator) = match rest {
                     [list, ..] if value.as_str().is_some() && list.as_str().is_none() => (list, Some(value)),
@@ -255,11 +256,11 @@ impl Budget {
             ("format", rest) => {
                 let format = value.as_str().unwrap_or_default();
                 let numbers = format.split(|char: char| !char.is_ascii_digit()).filter(|digits| !digits.is_empty());
-                // A number that is none is too large for one.
+                // A width that does not parse is too large.
                 let widths = numbers.map(|digits| digits.parse::<usize>().unwrap_or(usize::MAX));
                 let widths = widths.fold(0usize, usize::saturating_add);
                 let n_places = format.matches(['%', '{']).count();
-                // With `*`, a width is an argument.
+                // With `*`, the width is an argument.
                 let numbers = rest.iter().map(number).fold(0, usize::saturating_add);
                 let texts =
                     rest.iter().try_fold(numbers, |sum, value| Ok::<_, Error>(text(value)?.saturating_add(sum)))?;
@@ -272,7 +273,7 @@ impl Budget {
                 text(value)?.saturating_mul(style)
             }
             ("string" | "pprint", _) => text(value)?.saturating_mul(4),
-            // Of texts, each sum is a copy of the one before.
+            // For texts, each sum copies the previous one.
             ("sum", rest) => {
                 let each = rest
                     .iter()
@@ -288,14 +289,14 @@ impl Budget {
                 }
                 ENTRY.saturating_mul(length(value))
             }
-            // Those that make a list.
+            // Those that create a list.
             _ => ENTRY.saturating_mul(length(value)),
         };
         self.check(bytes)
     }
 }
 
-/// What is called between the instructions of a template.
+/// A function that is called between the instructions of a template.
 #[derive(Debug)]
 struct Watch {
     budget: Arc<Budget>,
@@ -306,10 +307,10 @@ impl Object for Watch {
     fn call(self: &Arc<Self>, _: &mut State<'_, '_>, arguments: &[Value]) -> Result<Value, Error> {
         let Self { budget, name } = self.as_ref();
         match (*name, arguments) {
-            // The numbers of a `range` are no list until somebody makes one of them.
+            // The numbers of a `range` are counted when they become a list.
             (RETURNED, [value]) if value.kind() == ValueKind::Iterable => return Ok(value.clone()),
             (MADE | RETURNED, [value]) => return budget.made(value.clone()),
-            (SPREAD, _) => return exceeded("spreads a list over arguments, so that it cannot be bounded".to_owned()),
+            (SPREAD, _) => return exceeded("passes a list as arguments (`*args`), which is not supported".to_owned()),
             (KEPT, [value, ..]) => budget.keep(value, 0)?,
             (JOINED, [left, right]) => budget.check(budget.size(left)?.saturating_add(budget.size(right)?))?,
             (MULTIPLIED, [left, right]) => budget.multiply(left, right)?,

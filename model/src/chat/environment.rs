@@ -3,7 +3,7 @@
 use std::{error::Error as _, fmt, path::Path, thread};
 
 use minijinja::{
-    Environment, ErrorKind, Output, State, UndefinedBehavior, Value, escape_formatter,
+    Environment, ErrorKind, State, UndefinedBehavior, Value,
     machinery::{Token, tokenize},
     syntax::SyntaxConfig,
     value::{ValueKind, from_args},
@@ -16,19 +16,20 @@ use crate::error::{Error, Result};
 /// Longest source of a template; the longest that models come with are a tenth of it.
 const MAX_SOURCE_BYTES: usize = 256 << 10;
 
-/// Tokens between `{{` and `}}`, or `{%` and `%}`: expressions are compiled recursively.
+/// Maximum number of tokens between `{{` and `}}`, or `{%` and `%}`: expressions are compiled recursively.
 const MAX_TAG_TOKENS: usize = 2000;
 
-/// Stack for it; chains of `elif` are what goes deepest.
+/// Stack size for compiling; chains of `elif` are deepest.
 const STACK_BYTES: usize = 128 << 20;
 
-/// Bytes of a text or a list that a template may write down as a product, which is computed when it is compiled.
+/// Maximum size in bytes of a constant product of a text or a list, which is computed at compile time.
 const MAX_PRODUCT: f64 = 1e6;
 
-/// Instructions that one rendering may take, a second or two. Long conversations take some thousands per message.
+/// Maximum number of instructions of a rendering, one or two seconds. Long conversations take a few thousand per
+/// message.
 const MAX_INSTRUCTIONS: u64 = 50_000_000;
 
-/// An environment with the settings, filters and functions that `transformers` gives templates.
+/// An environment with the settings, filters and functions of `transformers`.
 pub(super) fn like_transformers(origin: &Path) -> Result<Environment<'static>> {
     let syntax = SyntaxConfig::builder()
         .trim_blocks(true)
@@ -49,7 +50,7 @@ pub(super) fn like_transformers(origin: &Path) -> Result<Environment<'static>> {
     Ok(environment)
 }
 
-/// Compiles a template and adds it to the environment. Gives whether it reads the variable `tools`.
+/// Compiles a template and adds it to the environment. Returns whether it uses the variable `tools`.
 pub(super) fn add_template(
     environment: &mut Environment<'static>,
     name: &'static str,
@@ -71,13 +72,14 @@ pub(super) fn add_template(
             Ok(environment.get_template(name)?.undeclared_variables(false).contains("tools"))
         });
         let compiler =
-            compiler.map_err(|error| refuse(format!("the chat template cannot be compiled now: {error}")))?;
+            compiler.map_err(|error| refuse(format!("cannot start a thread to compile the chat template: {error}")))?;
         let compiled = compiler.join().unwrap_or_else(|_| Err(ErrorKind::SyntaxError.into()));
         compiled.map_err(|error: minijinja::Error| compile_error(&error, origin))
     })
 }
 
-/// Whether a template asks if a message's content is none: `message['content'] is none`, `message.content is not none`.
+/// Whether a template tests if a message's content is none: `message['content'] is none`, `message.content is not
+/// none`.
 pub(super) fn asks_for_none(source: &str) -> bool {
     let behind = source.split("content").skip(1).map(|behind| behind.trim_start_matches(['\'', '"', ']']));
     behind.filter_map(|behind| behind.split_once("none")).any(|(between, _)| {
@@ -86,9 +88,10 @@ pub(super) fn asks_for_none(source: &str) -> bool {
     })
 }
 
-/// Refuses tags whose compilation would take what no template is worth. What does not parse is left to the compiler.
+/// Rejects tags that would be too expensive to compile. Syntax errors are left to the compiler.
 fn check_tags(source: &str, syntax: SyntaxConfig) -> Result<(), String> {
-    // Of the tag so far: its tokens, the bytes of its texts, its brackets, and what its numbers come to at most.
+    // For the current tag: its tokens, the bytes of its texts, its open brackets, and an upper bound of the product of
+    // its numbers.
     let (mut n_tokens, mut n_bytes, mut product, mut multiplies) = (0, 0, 1f64, false);
     for token in tokenize(source, false, syntax) {
         let Ok((token, span)) = token else { return Ok(()) };
@@ -108,16 +111,16 @@ fn check_tags(source: &str, syntax: SyntaxConfig) -> Result<(), String> {
             _ => {}
         }
         if n_tokens > MAX_TAG_TOKENS {
-            return Err(format!("has more than {MAX_TAG_TOKENS} tokens in one tag, in line {}", span.start_line));
+            return Err(format!("has more than {MAX_TAG_TOKENS} tokens in one tag, on line {}", span.start_line));
         }
         if multiplies && n_bytes as f64 * product > MAX_PRODUCT {
-            return Err(format!("multiplies a text or a list by too much, in line {}", span.start_line));
+            return Err(format!("multiplies a text or a list by too large a number, on line {}", span.start_line));
         }
     }
     Ok(())
 }
 
-/// The methods of Python's values that templates call: `pycompat`'s, and what it lacks.
+/// Python methods that templates call: those of `pycompat`, and missing ones.
 fn python_method(
     state: &mut State<'_, '_>,
     value: &Value,
@@ -130,7 +133,7 @@ fn python_method(
     }
 }
 
-/// Python's `str.rsplit` with a separator: the splits that `maxsplit` allows are those furthest to the right.
+/// Python's `str.rsplit` with a separator: `maxsplit` keeps the rightmost splits.
 fn rsplit(text: &str, args: &[Value]) -> Result<Value, minijinja::Error> {
     let (separator, max): (&str, Option<i64>) = from_args(args)?;
     if separator.is_empty() {
@@ -138,29 +141,21 @@ fn rsplit(text: &str, args: &[Value]) -> Result<Value, minijinja::Error> {
     }
     let mut parts: Vec<_> = match max.map(usize::try_from) {
         Some(Ok(max)) => text.rsplitn(max.saturating_add(1), separator).collect(),
-        // As in Python, a negative number is no limit.
+        // As in Python, a negative number means no limit.
         Some(Err(_)) | None => text.rsplit(separator).collect(),
     };
     parts.reverse();
     Ok(parts.into_iter().map(Value::from).collect())
 }
 
-/// As in Python's Jinja, whatever has a length and is looked into by key or number: texts and objects too.
+/// As in Python's Jinja, everything with a length and indexing is a sequence: texts and objects too.
 fn is_sequence(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Seq | ValueKind::Map | ValueKind::String)
 }
 
-/// As in Python's Jinja: not what is none, though loops pass over it here.
+/// As in Python's Jinja, none is not iterable, although loops accept it here.
 fn is_iterable(value: &Value) -> bool {
     !value.is_none() && value.try_iter().is_ok()
-}
-
-/// Writes what stands between `{{` and `}}` as Python does: but for floats, the engine does so by itself.
-pub(super) fn write(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), minijinja::Error> {
-    match json::finite_float(value) {
-        Some(float) => out.write_str(&float).map_err(minijinja::Error::from),
-        None => escape_formatter(out, state, value),
-    }
 }
 
 fn string(value: &Value) -> Value {
@@ -171,12 +166,12 @@ fn string(value: &Value) -> Value {
     }
 }
 
-/// Training marks what the assistant says with `{% generation %}` blocks, which render as their content.
+/// Removes `{% generation %}` tags, which mark assistant text for training; their contents remain.
 fn without_generation_tags(source: &str) -> String {
     let mut plain = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
-        // Behind the opening: in `{%}` the two share a character.
+        // After the opening tag: `{%}` would match both marks with one character.
         let Some(len) = rest[start + 2..].find("%}").map(|end| end + 4) else { break };
         let tag = &rest[start..start + len];
         plain.push_str(&rest[..start]);
@@ -190,7 +185,7 @@ fn without_generation_tags(source: &str) -> String {
     plain + rest
 }
 
-/// A template's own word that it cannot render these messages.
+/// The error by which a template rejects the messages.
 #[derive(Debug)]
 struct Refusal(String);
 
@@ -215,7 +210,7 @@ fn strftime_now(format: &str) -> Result<String, minijinja::Error> {
 pub(super) fn compile_error(error: &minijinja::Error, origin: &Path) -> Error {
     Error::File {
         path: origin.to_owned(),
-        what: format!("the chat template does not parse: {}", describe(error)),
+        what: format!("cannot parse the chat template: {}", describe(error)),
         hint: String::new(),
     }
 }
@@ -223,23 +218,26 @@ pub(super) fn compile_error(error: &minijinja::Error, origin: &Path) -> Error {
 pub(super) fn render_error(error: &minijinja::Error) -> Error {
     if let Some(refusal) = find::<Refusal>(error) {
         return Error::Template {
-            what: format!("refuses these messages: {refusal}"),
-            hint: "change the messages as the template asks".into(),
+            what: format!("rejects these messages: {refusal}"),
+            hint: "change the messages as the template requires".into(),
         };
     }
     if let Some(exceeded) = find::<Exceeded>(error) {
-        return Error::Template { what: exceeded.to_string(), hint: "use a template that makes less".into() };
+        return Error::Template {
+            what: exceeded.to_string(),
+            hint: "use a template that creates less text and fewer lists".into(),
+        };
     }
     if error.kind() == ErrorKind::OutOfFuel {
         return Error::Template {
-            what: format!("did not come to an end within {MAX_INSTRUCTIONS} instructions"),
-            hint: "the template has a loop that is too long; use a corrected one".into(),
+            what: format!("did not finish within {MAX_INSTRUCTIONS} instructions"),
+            hint: "the template has too long a loop; use a corrected template".into(),
         };
     }
     Error::Template { what: describe(error), hint: String::new() }
 }
 
-/// What is behind an error, if it is of this type.
+/// The cause of this type in the error's chain.
 fn find<T: std::error::Error + 'static>(error: &minijinja::Error) -> Option<&T> {
     let mut source = error.source();
     while let Some(error) = source {

@@ -1,4 +1,4 @@
-//! Where a model dir keeps its chat template.
+//! The files of a model dir that contain chat templates.
 
 use std::{
     io,
@@ -14,12 +14,12 @@ use crate::{
     tokenizer::TOKENIZER_CONFIG_FILE,
 };
 
-/// The template of a model dir.
+/// The file of the default template.
 pub(crate) const DEFAULT_FILE: &str = "chat_template.jinja";
-/// The one for conversations with tools, where there is one.
+/// The file of the template for conversations with tools.
 pub(crate) const TOOL_USE_FILE: &str = "additional_chat_templates/tool_use.jinja";
 
-/// What Hearth reads here of `tokenizer_config.json`.
+/// The members of `tokenizer_config.json` that are read here.
 #[derive(Deserialize)]
 struct ConfigJson {
     chat_template: Option<TemplateJson>,
@@ -38,7 +38,7 @@ struct NamedTemplate {
     template: String,
 }
 
-/// The templates of a model dir, and the file that they are from.
+/// The templates of a model dir, and their file.
 pub(super) fn find(dir: &Path) -> Result<Option<(Sources, PathBuf)>> {
     let path = dir.join(DEFAULT_FILE);
     if let Some(default) = read(&path)? {
@@ -49,8 +49,8 @@ pub(super) fn find(dir: &Path) -> Result<Option<(Sources, PathBuf)>> {
     let Some(json) = read(&path)? else { return Ok(None) };
     let config: ConfigJson = serde_json::from_str(&json).map_err(|error| Error::File {
         path: path.clone(),
-        what: format!("does not hold a chat template as expected: {error}"),
-        hint: "`chat_template` is a string, or a list of objects with `name` and `template`".into(),
+        what: format!("has an invalid chat template: {error}"),
+        hint: "`chat_template` must be a string or a list of objects with `name` and `template`".into(),
     })?;
     let sources = match config.chat_template {
         None => return Ok(None),
@@ -67,7 +67,7 @@ fn choose(named: Vec<NamedTemplate>, path: &Path) -> Result<Sources> {
         return Err(Error::File {
             path: path.to_owned(),
             what: format!("has no chat template named `{DEFAULT}`, only: {}", names.join(", ")),
-            hint: "save the one to use as `chat_template.jinja` in the same folder".into(),
+            hint: "save the template to use as `chat_template.jinja` in the same folder".into(),
         });
     };
     Ok(Sources { default, tool_use: source(TOOL_USE) })

@@ -1,8 +1,8 @@
-//! A compiled template, with instructions that count put among its own.
+//! Inserts counting instructions into a compiled template.
 //!
-//! Behind each instruction that makes something, one is put in that hands it to [`Budget`](super::budget::Budget); before
-//! each that may make much of little, one that shows its arguments there. What a template makes is what it makes without
-//! them. The version of the engine is pinned for it, as its instructions are nothing that it promises.
+//! After each instruction that creates a value, a call passes the value to [`Budget`](super::budget::Budget); before
+//! each that can create a large value from small ones, a call passes its arguments. The output is the same. The
+//! engine's version is pinned, because its instructions are not a public interface.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use minijinja::{
 
 use super::budget::{CHECKS, COMPARED, JOINED, KEPT, MADE, MULTIPLIED, RETURNED, SPREAD};
 
-/// The instructions of a template and of its blocks, with those that count put in.
+/// The instructions of a template and of its blocks, with counting instructions.
 pub(super) type Watched<'source> = (Instructions<'source>, BTreeMap<&'source str, Instructions<'source>>);
 
 pub(super) fn watched<'source>(template: &Template<'source, 'source>) -> Watched<'source> {
@@ -24,7 +24,7 @@ pub(super) fn watched<'source>(template: &Template<'source, 'source>) -> Watched
 
 fn rewritten<'source>(old: &Instructions<'source>) -> Instructions<'source> {
     let all = || (0..).map_while(|at| Some((at, old.get(at)?)));
-    // Where each instruction, or what is put before it, will be.
+    // The new position of each instruction, or of the call inserted before it.
     let mut places = vec![0];
     for (_, instruction) in all() {
         let next = places.last().copied().unwrap_or(0) + with_checks(instruction).len() as u32;
@@ -50,13 +50,13 @@ fn rewritten<'source>(old: &Instructions<'source>) -> Instructions<'source> {
     new
 }
 
-/// An instruction with what goes before and behind it.
+/// An instruction with the calls before and after it.
 fn with_checks<'source>(instruction: &Instruction<'source>) -> Vec<Instruction<'source>> {
     use Instruction::{CallFunction, UnpackList};
     let own = instruction.clone();
     let made = CallFunction(MADE, Some(1));
     match instruction {
-        // So that the formatter sees it.
+        // Before the formatter.
         Instruction::EmitRaw(text) => vec![Instruction::LoadConst(Value::from(*text)), Instruction::Emit],
         Instruction::Add | Instruction::StringConcat => vec![CallFunction(JOINED, Some(2)), UnpackList(2), own, made],
         Instruction::Mul => vec![CallFunction(MULTIPLIED, Some(2)), UnpackList(2), own, made],
@@ -77,7 +77,7 @@ fn with_checks<'source>(instruction: &Instruction<'source>) -> Vec<Instruction<'
         Instruction::PerformTest(_, Some(n), _) => {
             vec![CallFunction(COMPARED, Some(*n)), UnpackList(usize::from(*n)), own]
         }
-        // Arguments spread out of a list cannot be looked at.
+        // Arguments from an unpacked list cannot be checked.
         Instruction::ApplyFilter(_, None, _)
         | Instruction::CallMethod(_, None)
         | Instruction::PerformTest(_, None, _) => {

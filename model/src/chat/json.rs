@@ -1,20 +1,21 @@
-//! The filter `tojson` as `transformers` defines it: Python's `json.dumps`, without Jinja's escapes for HTML.
+//! Formats values as Python does: in a template's output, and by the filter `tojson` as `transformers` defines it
+//! (Python's `json.dumps`, without Jinja's HTML escapes).
 
 use std::fmt::Write;
 
 use minijinja::{
-    Error, ErrorKind, Value,
+    Error, ErrorKind, Output, State, Value, escape_formatter,
     value::{Kwargs, ValueKind},
 };
 
-/// More is no indentation but an attempt to fill the memory.
+/// Maximum indentation, so that it cannot be used to fill the memory.
 const MAX_INDENT: usize = 100;
 
 /// Arguments of Python's `json.dumps`.
 struct Style {
     is_ascii: bool,
     is_sorted: bool,
-    /// What one level of depth is indented by; `None` keeps everything on one line.
+    /// Indentation per level; `None` keeps everything on one line.
     indent: Option<String>,
     item_separator: String,
     key_separator: String,
@@ -122,7 +123,7 @@ fn break_line(out: &mut String, style: &Style, depth: usize) {
     }
 }
 
-/// Keys that are no strings are written as their JSON, in quotes.
+/// Keys that are not strings are written as JSON in quotes.
 fn write_key(out: &mut String, key: &Value, style: &Style) -> Result<(), Error> {
     if let Some(text) = key.as_str() {
         write_string(out, text, style);
@@ -169,14 +170,22 @@ fn write_number(out: &mut String, value: &Value) -> Result<(), Error> {
     Ok(())
 }
 
-/// What Python makes of a value that is a finite float.
+/// Writes the value of `{{ ... }}` as Python does. The engine already does so, except for floats.
+pub(super) fn write_output(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
+    match finite_float(value) {
+        Some(float) => out.write_str(&float).map_err(Error::from),
+        None => escape_formatter(out, state, value),
+    }
+}
+
+/// Python's text of a value that is a finite float.
 pub(super) fn finite_float(value: &Value) -> Option<String> {
     let is_float = value.kind() == ValueKind::Number && !value.is_integer();
     let float = is_float.then(|| f64::try_from(value.clone()).ok())?;
     float.filter(|float| float.is_finite()).map(python_float)
 }
 
-/// A float as Python writes it: the shortest digits that read back the same, an exponent below 1e-4 and from 1e16.
+/// Formats a float as Python does: the shortest digits that read back the same, an exponent below 1e-4 and from 1e16.
 fn python_float(value: f64) -> String {
     if value.is_nan() {
         return "NaN".into();

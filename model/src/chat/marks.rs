@@ -1,7 +1,7 @@
-//! Telling the special tokens that a template writes from the same strings in what people write.
+//! Distinguishes special tokens that a template writes from the same strings in inputs.
 //!
-//! A character that occurs nowhere is put into such a string, after its first character. The tokenizer parses the
-//! rendered text, where only the template's own special tokens are whole, and takes the marks out.
+//! A character that occurs nowhere is inserted into such strings, after the first character. The tokenizer then finds
+//! only the template's own special tokens in the rendered text, and removes the marks.
 
 use std::collections::HashSet;
 
@@ -13,7 +13,7 @@ use crate::{
     error::{Error, Result},
 };
 
-/// Two characters for private use that neither the inputs nor the templates have.
+/// Two private-use characters that occur in neither the inputs nor the templates.
 pub(super) fn unused(inputs: &Inputs, template_sources: &str) -> Result<[char; 2]> {
     let mut used: HashSet<char> = template_sources.chars().filter(|character| is_private(*character)).collect();
     for_each_input(inputs, &mut |text| used.extend(text.chars().filter(|character| is_private(*character))));
@@ -48,21 +48,21 @@ fn for_each_string(value: &Value, visit: &mut impl FnMut(&str)) {
     }
 }
 
-/// Puts `mark` into every special-token string of the inputs.
+/// Inserts `mark` into every special-token string of the inputs.
 pub(super) fn break_up(inputs: &mut Inputs, special_tokens: &[(TokenId, String)], mark: char) {
     let breaks: Vec<Break> = special_tokens.iter().filter_map(|(_, content)| Break::new(content, mark)).collect();
     let values = inputs.messages.iter_mut().chain(&mut inputs.tools).chain(inputs.kwargs.values_mut());
     values.for_each(|value| break_up_value(value, &breaks));
 }
 
-/// A special-token string, and the same with the mark in it.
+/// A special-token string, and the same with the mark.
 struct Break<'a> {
     whole: &'a str,
     broken: String,
 }
 
 impl<'a> Break<'a> {
-    /// `None` for a string of one character, which nothing can break.
+    /// `None` for a string of one character, which cannot be marked.
     fn new(whole: &'a str, mark: char) -> Option<Self> {
         let (at, _) = whole.char_indices().nth(1)?;
         let (first, rest) = whole.split_at(at);
@@ -90,7 +90,7 @@ fn break_up_value(value: &mut Value, breaks: &[Break]) {
 
 fn break_up_text(text: &mut String, breaks: &[Break]) {
     for Break { whole, broken } in breaks {
-        // Again where two occurrences overlap: replacing the first leaves the second whole.
+        // Repeated for overlapping occurrences: replacing the first leaves the second intact.
         while text.contains(whole) {
             *text = text.replace(whole, broken);
         }

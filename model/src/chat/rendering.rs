@@ -1,5 +1,5 @@
-//! Runs a compiled template: within bounds on its instructions, on what it makes and on its time ([`budget`](super::budget)), and so that
-//! a fault of the template engine is an error like any other.
+//! Runs a compiled template within the limits on instructions, memory and time ([`budget`](super::budget)); panics of
+//! the template engine become errors.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -8,14 +8,14 @@ use minijinja::{AutoEscape, Environment, Value, machinery};
 use super::{budget::Budget, environment, instructions::watched};
 use crate::error::{Error, Result};
 
-/// The text that the template of this name makes of `variables`.
+/// Renders the template of this name with `variables`.
 pub(super) fn render(environment: &Environment<'_>, name: &str, variables: Value) -> Result<String> {
     let template = environment.get_template(name).map_err(|error| environment::render_error(&error))?;
     let (instructions, blocks) = watched(&template);
     let environment = Budget::new(&variables).watch(environment);
     let mut text = String::new();
-    // The engine panics where it slices an empty list backwards (minijinja 3.0.5). A rendering leaves nothing behind
-    // that a panic could break.
+    // The engine panics when it slices an empty list backwards (minijinja 3.0.5). A rendering has no shared state that
+    // a panic could corrupt.
     let rendered = catch_unwind(AssertUnwindSafe(|| {
         let mut output = machinery::make_string_output(&mut text);
         machinery::eval(&environment, &instructions, variables, &blocks, &mut output, AutoEscape::None).map(drop)
@@ -24,7 +24,7 @@ pub(super) fn render(environment: &Environment<'_>, name: &str, variables: Value
         Ok(Ok(())) => Ok(text),
         Ok(Err(error)) => Err(environment::render_error(&error)),
         Err(_) => {
-            let what = "has an expression on which the template engine breaks down".to_owned();
+            let what = "has an expression that makes the template engine fail".to_owned();
             Err(Error::Template { what, hint: "use a corrected template".to_owned() })
         }
     }

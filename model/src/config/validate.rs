@@ -1,15 +1,15 @@
-//! Which configurations make a model: every field in its range, and none that contradicts another. Errors name the field.
+//! Validation of configurations: ranges of fields, and contradictions. Errors name the field.
 
 use super::{GptConfig, NormKind, NormPosition, Positions, Rope, RopeScaling};
 use crate::error::{Error, Result};
 
-/// Far deeper than any model; it bounds the list of parameters that a file can ask for.
+/// Far more layers than any model has; limits the number of parameters that a file can declare.
 pub(crate) const MAX_LAYERS: usize = 1 << 12;
-/// A thousand times the largest models, and far from where sizes in bytes overflow.
+/// A thousand times the largest models, and far below overflow of sizes in bytes.
 const MAX_PARAMS: usize = 1 << 50;
 
 impl GptConfig {
-    /// Refuses sizes that make no model, by field.
+    /// Checks all fields.
     ///
     /// # Errors
     /// [`Error::Config`] with the first field that is out of range.
@@ -25,7 +25,7 @@ impl GptConfig {
             ("d_ff", self.d_ff),
         ];
         for (field, size) in positive {
-            // The upper bound keeps every product of two sizes far from overflow; no real model comes near it.
+            // The upper bound keeps every product of two sizes far from overflow.
             require(field, (1..=1 << 28).contains(&size), || format!("must be in 1..=2^28, got {size}"))?;
         }
         require("n_layers", self.n_layers <= MAX_LAYERS, || {
@@ -44,11 +44,17 @@ impl GptConfig {
         require("norm_bias", !(self.norm_bias && self.norm == NormKind::RmsNorm), || {
             "must be false with norm = rms_norm".to_owned()
         })?;
+        require("norm_bias", !self.norm_bias || self.norm_weight, || {
+            "must be false with norm_weight = false".to_owned()
+        })?;
         require("norm_weight_offset", self.norm_weight_offset.is_finite(), || {
             format!("must be finite, got {}", self.norm_weight_offset)
         })?;
+        require("norm_weight_offset", self.norm_weight || self.norm_weight_offset == 0.0, || {
+            "must be 0 with norm_weight = false".to_owned()
+        })?;
         require("parallel_residual", !self.parallel_residual || self.norm_position == NormPosition::Pre, || {
-            "must be false where norm_position is not pre".to_owned()
+            "must be false unless norm_position is pre".to_owned()
         })?;
         require("shared_norm", !self.shared_norm || self.parallel_residual, || {
             "must be false with parallel_residual = false".to_owned()
@@ -61,13 +67,13 @@ impl GptConfig {
             })?;
         }
         self.validate_layers()?;
-        // Sizes that pass one by one may still make a product that no memory holds.
+        // Valid sizes may still have too large a product.
         require("n_layers", self.n_params() <= MAX_PARAMS, || {
-            format!("and the other sizes must make at most {MAX_PARAMS} parameters, got {}", self.n_params())
+            format!("and the other sizes must result in at most {MAX_PARAMS} parameters, got {}", self.n_params())
         })
     }
 
-    /// What multiplies and caps.
+    /// Checks multipliers and caps.
     fn validate_factors(&self) -> Result<()> {
         let factors = [
             ("embedding_multiplier", Some(self.embedding_multiplier)),
@@ -87,7 +93,7 @@ impl GptConfig {
         Ok(())
     }
 
-    /// What differs from layer to layer.
+    /// Checks settings that vary by layer.
     fn validate_layers(&self) -> Result<()> {
         for (field, layers) in [("full_layers", &self.full_layers), ("unrotated_layers", &self.unrotated_layers)] {
             let ascending = layers.is_sorted_by(|a, b| a < b);
@@ -119,7 +125,7 @@ impl GptConfig {
 impl Rope {
     fn validate(&self, head_dim: usize) -> Result<()> {
         let Self { theta, rotary_dim, scaling } = *self;
-        // Where theta is 1 or less, wavelengths do not grow with the dimension, and YaRN divides by its logarithm.
+        // With theta up to 1, wavelengths do not grow with the dimension, and YaRN divides by its logarithm.
         require("positions.rope.theta", theta.is_finite() && theta > 1.0, || {
             format!("must be finite and above 1, got {theta}")
         })?;

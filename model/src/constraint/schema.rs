@@ -1,32 +1,33 @@
-//! What is done with a JSON Schema before it is compiled: bounds, settings, and the place of a mistake.
+//! Prepares a JSON Schema for compilation: limits, settings, and the location of errors.
 
 use serde_json::{Map, Value, json};
 
 use super::GrammarError;
 
-/// How deep a schema may nest.
+/// Maximum nesting of a schema.
 const MAX_DEPTH: usize = 64;
 
-/// Values in a schema: members, items and what they are made of.
+/// Maximum number of values in a schema: members, items and their contents.
 const MAX_VALUES: usize = 20_000;
 
-/// The longest exact count in a schema; each is that many copies of something.
+/// Maximum value of counts in a schema; each makes that many copies.
 const MAX_COUNT: u64 = 10_000;
 
-/// What the numbers that others must be multiples of may come to in a schema: the library knows each remainder.
+/// Limit for the sum of `multipleOf` values in a schema, or their product if it combines schemas: the library tracks
+/// each remainder.
 const MAX_REMAINDERS: f64 = 50_000.0;
 
-/// Patterns and formats in a schema in which several hold for the same text: the library knows each way in which all of
-/// them may have begun.
+/// Maximum number of patterns and formats in a schema that combines schemas: the library tracks every combination of
+/// their states.
 const MAX_JOINT_PATTERNS: usize = 16;
 
-/// Attempts to find the place of a mistake.
+/// Maximum number of attempts to locate an error.
 const MAX_ATTEMPTS: usize = 100;
 
-/// Keywords whose values are bounds on numbers of things.
+/// Keywords whose values are counts.
 const COUNTS: [&str; 6] = ["minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"];
 
-/// Keywords that hold schemas: one, a list of them, or some by name.
+/// Keywords that contain schemas: one, a list, or several by name.
 const PARTS: [&str; 11] = [
     "properties",
     "patternProperties",
@@ -41,30 +42,30 @@ const PARTS: [&str; 11] = [
     "additionalProperties",
 ];
 
-/// Those of them that hold schemas by name.
+/// Those that contain schemas by name.
 const NAMED_PARTS: [&str; 4] = ["properties", "patternProperties", "$defs", "definitions"];
 
-/// Between the tokens of JSON: a space, or a line break and its indentation. Models that are free to do so may write
-/// blanks for ever.
+/// White space between the tokens of JSON: a space, or a line break and its indentation. Without this limit, models may
+/// generate white space for ever.
 const WHITESPACE: &str = r" |\n {0,20}";
 
-/// Formats that the library has a pattern for. JSON Schema calls others remarks.
+/// Formats that the library supports. JSON Schema treats others as annotations.
 const FORMATS: [&str; 10] =
     ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
 
-/// The date and the time of day, of those with a fraction of a second: the library's has as many digits as a model cares
-/// to write, and some write for ever.
+/// Date and time of day, with limited fractions of a second: the library's pattern allows any number of digits, and
+/// some models never stop.
 const DATE: &str = "[0-9]{4}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)|02-(?:0[1-9]|1[0-9]|2[0-9]))";
 const TIME: &str =
     r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:[zZ]|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])";
 
-/// Where the library looks for settings in a schema.
+/// The key of the library's settings in a schema.
 const SETTINGS: &str = "x-guidance";
 
-/// Refuses what is no schema, or one that nests too deep, holds too much or counts too far.
+/// Rejects values that are not schemas, and schemas that exceed a limit.
 ///
 /// # Errors
-/// The place and the bound.
+/// The location and the limit.
 pub fn check(schema: &Value) -> Result<(), GrammarError> {
     if !schema.is_object() && !schema.is_boolean() {
         return Err(GrammarError::whole("must be a JSON Schema: an object, true or false"));
@@ -72,7 +73,7 @@ pub fn check(schema: &Value) -> Result<(), GrammarError> {
     let mut n_values = 0;
     check_value(schema, "", 0, &mut n_values)?;
     let (mut factors, mut n_patterns, mut joint) = (Vec::new(), 0, false);
-    // References may lead to any place.
+    // References can point anywhere.
     visit_all(schema, &mut |members| {
         factors.extend(members.get("multipleOf").and_then(Value::as_f64).map(digits));
         n_patterns +=
@@ -81,13 +82,13 @@ pub fn check(schema: &Value) -> Result<(), GrammarError> {
     });
     let n_remainders: f64 = if joint { factors.iter().product() } else { factors.iter().sum() };
     if n_remainders > MAX_REMAINDERS {
-        let together = if joint { "multiplied, since the schema joins others" } else { "together" };
+        let together = if joint { "multiplied, because the schema combines others" } else { "together" };
         let what = format!("`multipleOf` must be at most {MAX_REMAINDERS} {together}, got {n_remainders}");
         return Err(GrammarError::whole(what));
     }
     if joint && n_patterns > MAX_JOINT_PATTERNS {
         let what = format!(
-            "a schema that joins others, as with `allOf`, must hold at most {MAX_JOINT_PATTERNS} `pattern`s and `format`s, \
+            "a schema that combines others, as with `allOf`, must have at most {MAX_JOINT_PATTERNS} `pattern`s and `format`s, \
              got {n_patterns}"
         );
         return Err(GrammarError::whole(what));
@@ -95,10 +96,10 @@ pub fn check(schema: &Value) -> Result<(), GrammarError> {
     Ok(())
 }
 
-/// [Checks](check) the schemas within a grammar in Lark's syntax.
+/// [Checks](check) the schemas in a Lark grammar.
 ///
 /// # Errors
-/// As [`check`]. What is no JSON is left to the compiler.
+/// As [`check`]. Invalid JSON is left to the compiler.
 pub(super) fn check_in_lark(source: &str) -> Result<(), GrammarError> {
     let schemas = source.split("%json").skip(1);
     schemas.filter_map(|rest| serde_json::Deserializer::from_str(rest).into_iter().next()?.ok()).try_for_each(
@@ -106,7 +107,7 @@ pub(super) fn check_in_lark(source: &str) -> Result<(), GrammarError> {
     )
 }
 
-/// Calls `visitor` for every object schema that a schema is made of, and itself.
+/// Calls `visitor` for a schema and all schemas inside it.
 fn visit(schema: &Value, visitor: &mut impl FnMut(&Map<String, Value>)) {
     if let Some(members) = schema.as_object() {
         visitor(members);
@@ -114,7 +115,7 @@ fn visit(schema: &Value, visitor: &mut impl FnMut(&Map<String, Value>)) {
     }
 }
 
-/// Calls `visitor` for every object in a value, and itself.
+/// Calls `visitor` for all objects in a value, including itself.
 fn visit_all(value: &Value, visitor: &mut impl FnMut(&Map<String, Value>)) {
     match value {
         Value::Array(items) => items.iter().for_each(|item| visit_all(item, visitor)),
@@ -126,7 +127,7 @@ fn visit_all(value: &Value, visitor: &mut impl FnMut(&Map<String, Value>)) {
     }
 }
 
-/// The digits of a number as a whole number: of 0.05, 5.
+/// The significant digits of a number as a whole number: 5 for 0.05.
 fn digits(number: f64) -> f64 {
     let text: String = number.to_string().chars().filter(char::is_ascii_digit).collect();
     text.parse().unwrap_or(f64::INFINITY)
@@ -136,10 +137,10 @@ fn check_value(value: &Value, at: &str, depth: usize, n_values: &mut usize) -> R
     let refuse = |what: String| Err(GrammarError { at: at.to_owned(), what });
     *n_values += 1;
     if *n_values > MAX_VALUES {
-        return Err(GrammarError::whole(format!("must hold at most {MAX_VALUES} values, has more")));
+        return Err(GrammarError::whole(format!("must have at most {MAX_VALUES} values, got more")));
     }
     if depth > MAX_DEPTH {
-        return refuse(format!("must nest at most {MAX_DEPTH} levels deep, nests deeper"));
+        return refuse(format!("must nest at most {MAX_DEPTH} levels deep, got more"));
     }
     match value {
         Value::Array(items) => items
@@ -159,13 +160,13 @@ fn check_value(value: &Value, at: &str, depth: usize, n_values: &mut usize) -> R
     }
 }
 
-/// The schema with our settings in place of any of its own, and [such](rewrite) as models can follow to an end.
+/// The schema with our settings instead of its own, and [rewritten](rewrite) so that models can complete it.
 pub(super) fn with_settings(mut schema: Value) -> Value {
     let objects = if meets_others(&schema) { Objects::AsTheyAre } else { Objects::Closed };
     rewrite(&mut schema, objects);
     match schema {
         Value::Object(mut members) => {
-            // Where branches of `oneOf` are not known to exclude each other, one of them holds at least.
+            // If branches of `oneOf` may overlap, it is treated as `anyOf`.
             members.insert(SETTINGS.into(), json!({ "whitespace_pattern": WHITESPACE, "coerce_one_of": true }));
             Value::Object(members)
         }
@@ -175,15 +176,16 @@ pub(super) fn with_settings(mut schema: Value) -> Value {
     }
 }
 
-/// What becomes of objects that say nothing of further members.
+/// Treatment of objects without `additionalProperties`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Objects {
-    /// They have none: nobody who names members wants others, and models that may go on do.
+    /// They have no further members: schemas that list members rarely intend more, and models might add members without
+    /// end.
     Closed,
     AsTheyAre,
 }
 
-/// Keywords that hold beside the members of an object, and may want further ones.
+/// Keywords that apply beside the members of an object, and may require further ones.
 const BESIDE: [&str; 10] = [
     "minProperties",
     "$ref",
@@ -197,14 +199,14 @@ const BESIDE: [&str; 10] = [
     "unevaluatedProperties",
 ];
 
-/// Keywords that bring in schemas which hold for the same value.
+/// Keywords that apply several schemas to the same value.
 const JOINTS: [&str; 4] = ["$ref", "anyOf", "oneOf", "allOf"];
 
-/// Keywords whose meaning depends on what else holds.
+/// Keywords whose meaning depends on other schemas for the same value.
 const JOINED: [&str; 7] =
     ["properties", "patternProperties", "additionalProperties", "items", "pattern", "format", "multipleOf"];
 
-/// Whether some value must follow several schemas at a time: closing one of them would shut out the others' members.
+/// Whether several schemas apply to some value: closing one of them would exclude the others' members.
 fn meets_others(schema: &Value) -> bool {
     let mut meets = false;
     visit(schema, &mut |members| meets |= joins_others(members));
@@ -212,14 +214,14 @@ fn meets_others(schema: &Value) -> bool {
 }
 
 fn joins_others(members: &Map<String, Value>) -> bool {
-    // Not members of an object that have these names, whose schemas are objects.
+    // Not members of an object with these names, whose schemas are objects.
     let is_joint = |name: &&str| members.get(*name).is_some_and(|joint| joint.is_array() || joint.is_string());
     let n_joints = JOINTS.iter().filter(|name| is_joint(name)).count();
     let several = members.get("allOf").and_then(Value::as_array).is_some_and(|all| all.len() > 1);
     several || n_joints > 1 || n_joints == 1 && JOINED.iter().any(|name| members.contains_key(*name))
 }
 
-/// Leaves out what says nothing, bounds the digits of times, and closes objects.
+/// Removes annotations, limits the digits of times, and closes objects.
 fn rewrite(schema: &mut Value, objects: Objects) {
     let Some(members) = schema.as_object_mut() else { return };
     let names = members.get("propertyNames");
@@ -260,7 +262,7 @@ pub fn in_lark(schema: &Value) -> String {
     format!("%json {}", with_settings(schema.clone()))
 }
 
-/// The place of the mistake `what`: the deepest part that does not compile by itself.
+/// Locates the error `what`: the deepest part that does not compile by itself.
 pub(super) fn locate(schema: &Value, what: String, failure: impl Fn(Value) -> Option<String>) -> GrammarError {
     let mut error = GrammarError::whole(what);
     let mut current = schema;
@@ -281,7 +283,7 @@ pub(super) fn locate(schema: &Value, what: String, failure: impl Fn(Value) -> Op
     }
 }
 
-/// The schemas that a schema is made of, with their paths.
+/// The direct parts of a schema, with their paths.
 fn parts(schema: &Value) -> Vec<(String, &Value)> {
     let Some(members) = schema.as_object() else { return Vec::new() };
     let mut parts = Vec::new();
@@ -293,7 +295,7 @@ fn parts(schema: &Value) -> Vec<(String, &Value)> {
             Value::Object(named) if NAMED_PARTS.contains(&name.as_str()) => {
                 parts.extend(named.iter().map(|(key, part)| (format!("{name}.{key}"), part)));
             }
-            // Nothing is a mistake in `false`, which nothing follows.
+            // `false` is valid, although nothing matches it.
             Value::Bool(_) => {}
             part => parts.push((name.clone(), part)),
         }
@@ -301,7 +303,7 @@ fn parts(schema: &Value) -> Vec<(String, &Value)> {
     parts
 }
 
-/// A part that can be compiled by itself: references go to the definitions of the whole.
+/// A part that compiles by itself: with the definitions of the whole.
 fn with_definitions(part: &Value, whole: &Value) -> Value {
     let Value::Object(members) = part else { return part.clone() };
     let mut members: Map<String, Value> = members.clone();

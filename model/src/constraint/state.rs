@@ -1,9 +1,8 @@
-//! One text on its way through a grammar: which tokens may come next, and where that is found out.
+//! The state of one text in its grammar: the tokens that may come next.
 //!
-//! For most grammars a token is accepted at once, and what may follow it is computed while the model runs. Where a
-//! grammar turns out to be slow, as very ambiguous ones do with the length of the text, both are done on threads for
-//! slow grammars, and whoever generates goes on with other texts meanwhile. Where it is done changes nothing of what is
-//! allowed.
+//! For most grammars a token is accepted immediately, and the next mask is computed while the model runs. If a grammar
+//! turns out to be slow, as very ambiguous ones do for long texts, both are done on separate threads for slow grammars,
+//! so that other texts can continue. This does not change the allowed tokens.
 
 use std::{
     collections::BTreeSet,
@@ -22,33 +21,34 @@ use crate::{
     error::{Error, Result},
 };
 
-/// A token that takes longer is slow: less than a step of a small model.
+/// A token that takes longer than this is slow: less than a step of a small model.
 const SLOW: Duration = Duration::from_millis(5);
-/// So many times as long as a slow token took, its grammar counts as slow: quick tokens among slow ones say little.
+/// A grammar counts as slow for this many times the duration of a slow token, since single fast tokens say little.
 const SLOW_FOR: u32 = 20;
 
-/// A text on its way through a grammar. A clone starts where the original stands and goes its own way.
+/// The state of a text in its grammar. A clone is independent.
 pub struct Constraint {
     shared: Arc<Shared>,
-    /// Stops what is computed for a text that nobody wants any more.
+    /// Cancels computations for a text that is no longer needed.
     _cancellation: CancelOnDrop,
     param: &'static str,
 }
 
 struct Shared {
     state: Mutex<State>,
-    /// Until when the grammar counts as slow. The same for all clones, whose lexer is the same: one waits for the other.
+    /// The time until which the grammar counts as slow. Shared by all clones, because they share the lexer and wait for
+    /// each other.
     slow_until: Arc<Mutex<Option<Instant>>>,
 }
 
 struct State {
     matcher: Matcher,
     text_tokens: Arc<SimpleVob>,
-    /// Which tokens may come next, once that is known.
+    /// The tokens that may come next, once computed.
     mask: Option<Result<SimpleVob, String>>,
-    /// What became of a token that was accepted elsewhere, until somebody asks: whether the text is complete.
+    /// The result of a token that was accepted on another thread: whether the text is complete.
     accepted: Option<Result<bool, String>>,
-    /// What the last token has taken so far.
+    /// Time spent on the last token so far.
     took: Duration,
 }
 
@@ -100,10 +100,10 @@ impl Shared {
 }
 
 impl Constraint {
-    /// A text that has not begun.
+    /// The state of an empty text.
     ///
     /// # Errors
-    /// What the library says if nothing can come first.
+    /// The library's error if no token can come first.
     pub(super) fn new(matcher: Matcher, text_tokens: Arc<SimpleVob>, param: &'static str) -> Result<Self, String> {
         let matcher = matcher.into_cancellable();
         let cancellation = CancelOnDrop(matcher.cancellation_handle());
@@ -111,35 +111,35 @@ impl Constraint {
         if let Err(error) = state.mask() {
             return Err(error.clone());
         }
-        // Its first mask is there, however long it took.
+        // The first mask is ready, however long it took.
         state.took = Duration::ZERO;
         let shared = Shared { state: Mutex::new(state), slow_until: Arc::default() };
         Ok(Self { shared: Arc::new(shared), _cancellation: cancellation, param })
     }
 
-    /// The parameter that asked for it.
+    /// The parameter that requests the grammar.
     pub fn param(&self) -> &'static str {
         self.param
     }
 
-    /// Whether the last tokens took so long that the next one should be accepted
-    /// [elsewhere](Self::accept_elsewhere).
+    /// Whether the last tokens were so slow that the next one should be accepted [on another
+    /// thread](Self::accept_elsewhere).
     pub fn is_slow(&self) -> bool {
         lock(&self.shared.slow_until).is_some_and(|until| Instant::now() < until)
     }
 
-    /// Starts to compute which tokens may come next on another thread, while this one runs the model.
+    /// Starts computing the mask on another thread, while this one runs the model.
     pub fn prepare(&self) {
         let shared = Arc::clone(&self.shared);
-        // Whoever needs it before it is started computes it there.
+        // If it has not started when it is needed, it is computed there.
         rayon::spawn(move || shared.compute_mask(&mut shared.lock()));
     }
 
-    /// The logits, `[vocab_size]`, with all tokens ruled out that cannot come next; of `end_ids`, those that end a text,
-    /// where it may end.
+    /// The logits, `[vocab_size]`, with -infinity for all tokens that may not come next. If the text may end, those of
+    /// `end_ids` that end a text are allowed.
     ///
     /// # Errors
-    /// [`Error::Param`] if the grammar has grown beyond its limits, or if no token of the vocabulary can go on.
+    /// [`Error::Param`] if the grammar exceeds its limits, or if no token can continue the text.
     pub fn restrict(&self, logits: &[f32], end_ids: &BTreeSet<TokenId>) -> Result<Vec<f32>> {
         let mut state = self.shared.lock();
         let may_end = state.matcher.is_accepting().map_err(|error| self.failed(&error.to_string()))?;
@@ -151,7 +151,7 @@ impl Constraint {
         };
         self.shared.compute_mask(&mut state);
         match state.mask() {
-            // The text can end, and nothing else.
+            // The text can only end.
             Ok(mask) if mask.is_zero() && end_ids.is_empty() => return Err(self.failed("")),
             Ok(mask) => mask.iter_set_entries(&mut allow),
             Err(_) if may_end && !end_ids.is_empty() => {}
@@ -165,16 +165,16 @@ impl Constraint {
         Ok(allowed)
     }
 
-    /// Adds a token that was not ruled out. Returns whether the text is complete: nothing may follow.
+    /// Adds an allowed token. Returns whether the text is complete, so that nothing may follow.
     ///
     /// # Errors
-    /// [`Error::Param`] if the grammar does not allow it, or has grown beyond its limits.
+    /// [`Error::Param`] if the grammar does not allow the token, or exceeds its limits.
     pub fn accept(&mut self, id: TokenId) -> Result<bool> {
         self.shared.lock().accept(id).map_err(|error| self.failed(&error))
     }
 
-    /// Does what [`accept`](Self::accept) and [`prepare`](Self::prepare) do on a thread for slow grammars.
-    /// [`accepted`](Self::accepted) says when; nothing else should be asked before.
+    /// Runs [`accept`](Self::accept) and [`prepare`](Self::prepare) on a thread for slow grammars. No other method may
+    /// be called before [`accepted`](Self::accepted) returns the result.
     pub fn accept_elsewhere(&mut self, id: TokenId) {
         let shared = Arc::clone(&self.shared);
         let work = move || {
@@ -191,7 +191,7 @@ impl Constraint {
         }
     }
 
-    /// What [`accept`](Self::accept) says of the token that is accepted elsewhere; once, when that has ended.
+    /// The result of [`accept_elsewhere`](Self::accept_elsewhere); returned once, when it is ready.
     pub fn accepted(&mut self) -> Option<Result<bool>> {
         let accepted = match self.shared.state.try_lock() {
             Ok(mut state) => state.accepted.take(),
@@ -204,27 +204,27 @@ impl Constraint {
     fn failed(&self, what: &str) -> Error {
         let what = what.split(['\n', '<']).next().unwrap_or_default();
         let what = if what.is_empty() || what == "NoExtensionBias" {
-            "no token of the vocabulary can go on with the text"
+            "no token of the vocabulary can continue the text"
         } else {
             what
         };
-        Error::Param { name: self.param, what: format!("cannot be kept to the end: {what}") }
+        Error::Param { name: self.param, what: format!("cannot be satisfied: {what}") }
     }
 }
 
-/// Threads of which slow grammars may take all the time, a quarter of the cores: what is quick never waits behind them.
-/// `None` if the system gives no threads.
+/// Threads for slow grammars, a quarter of the cores, so that fast grammars never wait for slow ones. `None` if the
+/// threads cannot be started.
 fn slow_threads() -> Option<&'static ThreadPool> {
     static THREADS: OnceLock<Option<ThreadPool>> = OnceLock::new();
     let threads = THREADS.get_or_init(|| {
         let n_threads = thread::available_parallelism().map_or(1, |n_cores| n_cores.get().div_ceil(4));
         let threads = ThreadPoolBuilder::new().num_threads(n_threads).thread_name(|_| "slow grammar".into()).build();
-        threads.inspect_err(|error| tracing::warn!("no threads for slow grammars: {error}")).ok()
+        threads.inspect_err(|error| tracing::warn!("cannot start threads for slow grammars: {error}")).ok()
     });
     threads.as_ref()
 }
 
-/// A panic in the library is caught there and makes the matcher report an error from then on.
+/// The library catches its panics; the matcher then reports an error.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -232,7 +232,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Clone for Constraint {
     fn clone(&self) -> Self {
         let state = self.shared.lock();
-        // The lexer, which learns as it goes, is shared.
+        // The lexer, which caches its states, is shared.
         let copy = State {
             matcher: state.matcher.clone(),
             text_tokens: Arc::clone(&state.text_tokens),

@@ -1,4 +1,4 @@
-//! GPUs: through wgpu, or the runtimes that are optional features of the build.
+//! GPU devices: through wgpu, or through runtimes that are optional features of the build.
 
 use std::path::Path;
 
@@ -10,10 +10,10 @@ use burn::{
 use super::{Adapter, Chosen, DeviceChoice, absent, cpu};
 use crate::error::{Error, Result};
 
-/// Kernel launches that are sent to the GPU together: decoding launches many small ones.
+/// Kernel launches per submission to the GPU: decoding launches many small kernels.
 const TASKS_PER_SUBMIT: usize = 64;
 
-/// The adapters that wgpu sees; opens none of them.
+/// wgpu's adapters, without opening them.
 pub(super) fn adapters() -> Vec<Adapter> {
     Device::enumerate(DeviceType::Wgpu)
         .iter()
@@ -28,38 +28,38 @@ pub(super) fn adapters() -> Vec<Adapter> {
 
 /// As [`choose`](super::choose).
 pub(super) fn choose(choice: DeviceChoice) -> Result<Chosen> {
-    // Not without need: drivers may take their time over it, and print what they like.
+    // Probed only if needed: drivers may be slow and print messages.
     let adapters = match choice {
-        DeviceChoice::Auto if !has_device_file() => return Ok(cpu("there is no GPU")),
+        DeviceChoice::Auto if !has_device_file() => return Ok(cpu("no GPU found")),
         _ => adapters(),
     };
     let found = |software| adapters.iter().any(|adapter| adapter.software == software);
     match choice {
-        DeviceChoice::Cpu => Ok(cpu("the CPU was asked for")),
+        DeviceChoice::Cpu => Ok(cpu("requested")),
         DeviceChoice::Auto if !found(false) => Ok(cpu(match found(true) {
-            true => "the only GPU adapter is a software one; ask for `wgpu-software` to use it",
-            false => "no GPU adapter was found",
+            true => "the only GPU adapter is a software one (`wgpu-software` uses it)",
+            false => "no GPU adapter found",
         })),
-        DeviceChoice::Auto => Ok(open(DeviceKind::DefaultDevice, "a GPU adapter was found")
-            .unwrap_or_else(|error| cpu(&format!("a GPU adapter was found but does not open: {error}")))),
+        DeviceChoice::Auto => Ok(open(DeviceKind::DefaultDevice, "GPU adapter found")
+            .unwrap_or_else(|error| cpu(&format!("a GPU adapter was found but cannot be opened: {error}")))),
         DeviceChoice::Gpu if found(false) => {
-            open(DeviceKind::DefaultDevice, "a GPU was asked for").map_err(|error| does_not_open(choice, &error))
+            open(DeviceKind::DefaultDevice, "requested").map_err(|error| does_not_open(choice, &error))
         }
         DeviceChoice::Gpu => Err(absent(
             choice,
-            "no GPU adapter was found",
+            "no GPU adapter found",
             match found(true) {
-                true => "there is a software adapter: `wgpu-software`; or use `cpu`",
+                true => "use `cpu`, or the software adapter, `wgpu-software`",
                 false => {
-                    "install the GPU's Vulkan driver and loader, or use `cpu`; `hearth doctor` shows what is found"
+                    "install the GPU's Vulkan driver and loader, or use `cpu`; `hearth doctor` shows the adapters found"
                 }
             },
         )),
         DeviceChoice::WgpuSoftware if found(true) => {
-            open(DeviceKind::Cpu, "the software adapter was asked for").map_err(|error| does_not_open(choice, &error))
+            open(DeviceKind::Cpu, "requested").map_err(|error| does_not_open(choice, &error))
         }
         DeviceChoice::WgpuSoftware => {
-            Err(absent(choice, "no software adapter was found", "on Debian, install `mesa-vulkan-drivers`"))
+            Err(absent(choice, "no software adapter found", "on Debian, install `mesa-vulkan-drivers`"))
         }
         #[cfg(feature = "cuda")]
         DeviceChoice::Cuda => native(choice, DeviceType::Cuda),
@@ -70,7 +70,7 @@ pub(super) fn choose(choice: DeviceChoice) -> Result<Chosen> {
     }
 }
 
-/// Whether the system shows anything that a GPU's driver could talk to. Elsewhere than on Linux nobody knows.
+/// Whether the system has a GPU device file. Unknown, so true, on systems other than Linux.
 fn has_device_file() -> bool {
     const DEVICE_FILES: [&str; 6] =
         ["/dev/dri", "/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/kgsl-3d0", "/dev/mali0"];
@@ -79,7 +79,7 @@ fn has_device_file() -> bool {
 
 fn open(kind: DeviceKind, reason: &str) -> Result<Chosen, WgpuInitError> {
     let device = match Device::wgpu_options().device_kind(kind.clone()).tasks_max(TASKS_PER_SUBMIT).init() {
-        // This process has opened it before.
+        // Already opened by this process.
         Err(WgpuInitError::Registration { .. }) => Device::wgpu(kind),
         opened => opened?,
     };
@@ -90,11 +90,11 @@ fn open(kind: DeviceKind, reason: &str) -> Result<Chosen, WgpuInitError> {
 #[cfg(any(feature = "cuda", feature = "rocm", feature = "metal"))]
 fn native(choice: DeviceChoice, kind: DeviceType) -> Result<Chosen> {
     match Device::enumerate(kind).iter().next() {
-        Some(device) => Ok(Chosen { device: device.clone(), reason: format!("`{choice}` was asked for") }),
-        None => Err(absent(choice, "no such device was found", "`hearth doctor` shows what is found")),
+        Some(device) => Ok(Chosen { device: device.clone(), reason: "requested".to_owned() }),
+        None => Err(absent(choice, "no such device found", "`hearth doctor` shows the adapters found")),
     }
 }
 
 fn does_not_open(choice: DeviceChoice, error: &WgpuInitError) -> Error {
-    absent(choice, &format!("does not open: {error}"), "`hearth doctor` shows what is found")
+    absent(choice, &format!("cannot be opened: {error}"), "`hearth doctor` shows the adapters found")
 }

@@ -1,10 +1,13 @@
-//! The nonlinearities of the feed-forward network.
+//! Activation functions of the MLP.
 
 use burn::tensor::{Tensor, activation};
 
-use super::cpu;
 #[cfg(feature = "gpu")]
 use super::cube;
+use super::{
+    cpu, records_gradients,
+    training::{apply, is_on_cpu},
+};
 use crate::config::Activation;
 
 /// Applies `kind` to each value of `x [n_rows, d_ff]`.
@@ -12,6 +15,9 @@ pub(crate) fn activate(x: Tensor<2>, kind: Activation) -> Tensor<2> {
     #[cfg(feature = "gpu")]
     if cube::is_cube(&x.device()) {
         return cube::activate(x, kind);
+    }
+    if is_on_cpu(&x.device()) && records_gradients(&x.device()) {
+        return apply(vec![x.into()], cpu::Activate { kind, is_gated: false });
     }
     if !cpu::is_cpu(&x.device()) {
         return activate_reference(x, kind);
@@ -24,14 +30,15 @@ pub(crate) fn activate(x: Tensor<2>, kind: Activation) -> Tensor<2> {
 pub(crate) fn activate_reference(x: Tensor<2>, kind: Activation) -> Tensor<2> {
     match kind {
         Activation::Relu => activation::relu(x),
+        Activation::ReluSquared => activation::relu(x).square(),
         Activation::Gelu => activation::gelu(x),
         Activation::GeluTanh => activation::gelu_approximate(x),
         Activation::Silu => activation::silu(x),
     }
 }
 
-/// `cap * tanh(x / cap)` of each value: within `-cap..cap`, and nearly what it was where it is small
-/// ([Gemma 2](https://arxiv.org/abs/2408.00118), 2).
+/// `cap * tanh(x / cap)` of each value: limits it to `-cap..cap` and hardly changes small ones ([Gemma
+/// 2](https://arxiv.org/abs/2408.00118), 2).
 pub(crate) fn soft_cap<const D: usize>(x: Tensor<D>, cap: f64) -> Tensor<D> {
     if !cpu::is_cpu(&x.device()) {
         return soft_cap_reference(x, cap);
@@ -50,6 +57,9 @@ pub(crate) fn gated(gate_up: Tensor<2>, kind: Activation) -> Tensor<2> {
     #[cfg(feature = "gpu")]
     if cube::is_cube(&gate_up.device()) {
         return cube::gated(gate_up, kind);
+    }
+    if is_on_cpu(&gate_up.device()) && records_gradients(&gate_up.device()) {
+        return apply(vec![gate_up.into()], cpu::Activate { kind, is_gated: true });
     }
     if !cpu::is_cpu(&gate_up.device()) {
         return gated_reference(gate_up, kind);

@@ -1,44 +1,28 @@
-//! Softmax attention: over the rows of a batch, and over the pages of a cache.
+//! Softmax attention over the rows of a batch, and over the pages of the KV cache.
 
 #[cfg(test)]
 mod tests;
 
-use std::{ops::Range, sync::OnceLock};
+use std::ops::Range;
 
-use burn::tensor::{DType, Device, Int, Tensor, TensorData, activation::softmax};
+use burn::tensor::{DType, Device, Tensor, TensorData, activation::softmax};
 use half::f16;
 
 #[cfg(feature = "gpu")]
 use super::cube;
-use super::{Ints, Rotation, cpu, rope_append, soft_cap_reference};
+use super::{
+    AttentionOptions, PagedRows, Rotation, Slots, cpu, records_gradients, rope_append, soft_cap_reference,
+    training::apply,
+};
 
 #[cfg(feature = "gpu")]
 mod on_gpu;
 
-/// Added to the score of a pair that must not see each other. Finite, since WGSL promises nothing about infinities; so
-/// far below any score that its exponential is exactly zero.
+/// Added to the scores of hidden keys. Finite, since WGSL guarantees nothing about infinities; so far below any score
+/// that its exponential is exactly zero.
 const HIDDEN: f32 = -1e30;
 
-/// What shapes the scores, the same for every layer.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct AttentionOptions {
-    /// Query heads.
-    pub(crate) n_heads: usize,
-    /// Key and value heads; divides `n_heads`.
-    pub(crate) n_kv_heads: usize,
-    /// Width of a head.
-    pub(crate) head_dim: usize,
-    /// Scores are multiplied by this before the softmax; usually `1 / sqrt(head_dim)`.
-    pub(crate) scale: f64,
-    /// Scores, multiplied, become `c * tanh(score / c)`, before slopes are added; see [`soft_cap`](super::soft_cap).
-    pub(crate) softcap: Option<f64>,
-    /// Each row sees itself and this many positions less one before it.
-    pub(crate) sliding_window: Option<usize>,
-    /// One slope per query head: `slope * (key position - query position)` is added to the score.
-    pub(crate) alibi_slopes: Option<Vec<f32>>,
-}
-
-/// What attention gives: the mixed values, and the weights they were mixed by.
+/// The output of attention, and its weights.
 #[derive(Clone, Debug)]
 pub(crate) struct Attended {
     /// `[batch, n_heads, n_queries, head_dim]`.
@@ -47,20 +31,7 @@ pub(crate) struct Attended {
     pub(crate) probs: Tensor<4>,
 }
 
-/// The rows of one sequence in a step over the cache.
-#[derive(Clone, Debug)]
-pub(crate) struct PagedRows {
-    /// Which rows of the step.
-    pub(crate) rows: Range<usize>,
-    /// Position of the first of these rows in its sequence.
-    pub(crate) start: usize,
-    /// Position of the first key; above 0 when earlier ones have left the sliding window of every row.
-    pub(crate) first_key: usize,
-    /// Where the sequence's keys lie in the pool, from `first_key` to the last row's own: `[n_keys]`.
-    pub(crate) slots: Slots,
-}
-
-/// The sequences of a step, and on a GPU how its kernel goes through them.
+/// The sequences of a step, and on a GPU the tables of its attention kernel.
 #[derive(Clone, Debug)]
 pub(crate) struct PagedSequences {
     sequences: Vec<PagedRows>,
@@ -69,11 +40,11 @@ pub(crate) struct PagedSequences {
 }
 
 impl PagedSequences {
-    /// Of a step over pools on `device`. Every layer of the step has the same [`AttentionOptions`], but that some may have
-    /// a window and others none.
+    /// The sequences of a step over pools on `device`. All layers of the step have the same [`AttentionOptions`],
+    /// except that some may have a sliding window and others none.
     ///
-    /// # Panics
-    /// Unless the sequences' rows follow each other from 0 on, and each sequence has as many slots as keys: kernels go by
+    /// # Panics Unless the sequences' rows are consecutive from 0, and each sequence has as many slots as keys: kernels
+    /// rely on both.
     /// both.
     pub(crate) fn new(sequences: Vec<PagedRows>, device: &Device) -> Self {
         #[cfg(not(feature = "gpu"))]
@@ -104,49 +75,10 @@ impl PagedSequences {
     }
 }
 
-/// Numbers of slots of a pool: on the host, and on a device once an operation wants them there.
-#[derive(Clone, Debug)]
-pub(crate) struct Slots {
-    numbers: Ints,
-    differ: OnceLock<bool>,
-}
-
-impl Slots {
-    /// Slots of pools on `device`.
-    pub(crate) fn new(host: Vec<i32>, device: &Device) -> Self {
-        Self { numbers: Ints::new(host, device), differ: OnceLock::new() }
-    }
-
-    /// As plain numbers.
-    pub(crate) fn host(&self) -> &[i32] {
-        self.numbers.host()
-    }
-
-    /// On their way to the device.
-    #[cfg(feature = "gpu")]
-    pub(crate) fn numbers(&self) -> &Ints {
-        &self.numbers
-    }
-
-    /// Whether no slot is there twice; found out at the first call.
-    pub(crate) fn differ(&self) -> bool {
-        *self.differ.get_or_init(|| {
-            let mut sorted = self.host().to_vec();
-            sorted.sort_unstable();
-            sorted.is_sorted_by(|one, next| one < next)
-        })
-    }
-
-    /// On the device; uploaded at the first call.
-    pub(crate) fn tensor(&self) -> Tensor<1, Int> {
-        self.numbers.tensor()
-    }
-}
-
-/// Attention of `batch` sequences of `seq_len` rows, each causally over itself.
+/// Causal attention within each of `batch` sequences of `seq_len` rows.
 ///
-/// `q [batch * seq_len, n_heads * head_dim]`, `k` and `v [batch * seq_len, n_kv_heads * head_dim]`; `bias` as
-/// [`causal_bias`] makes it for `0..seq_len`. The output's rows are put back in `[batch * seq_len, n_heads * head_dim]`.
+/// `q [batch * seq_len, n_heads * head_dim]`, `k` and `v [batch * seq_len, n_kv_heads * head_dim]`; `bias` from
+/// [`causal_bias`] for `0..seq_len`. Returns `[batch * seq_len, n_heads * head_dim]`, and the weights.
 pub(crate) fn attention_dense(
     [q, k, v]: [Tensor<2>; 3],
     bias: Option<Tensor<4>>,
@@ -162,10 +94,21 @@ pub(crate) fn attention_dense(
     (join_heads(output), probs)
 }
 
-/// Attention of a step's rows over the pages of a cache: decoding rows and chunks of prefill side by side.
+/// [`rope`](super::rope) of queries and keys and [`attention_dense`] without its probabilities, on the CPU: `qkv [batch * seq_len, (n_heads + 2 n_kv_heads) * head_dim]` to `[batch * seq_len, n_heads * head_dim]`.
+pub(crate) fn rope_and_attend(
+    qkv: Tensor<2>,
+    rotation: Option<&Rotation>,
+    batch: usize,
+    options: &AttentionOptions,
+) -> Tensor<2> {
+    let rotation = rotation.map(Rotation::shared).unwrap_or_default();
+    apply(vec![qkv.into()], cpu::RopeAttend { options: options.clone(), batch, rotation })
+}
+
+/// Attention of a step's rows over the pages of the KV cache, for decoding rows and chunks of prefill together.
 ///
-/// `q [n_rows, n_heads * head_dim]`; `keys` and `values` are whole pools `[n_slots, n_kv_heads * head_dim]` that already
-/// hold the step's own rows. Gives `[n_rows, n_heads * head_dim]`.
+/// `q [n_rows, n_heads * head_dim]`; `keys` and `values` are whole pools `[n_slots, n_kv_heads * head_dim]` that
+/// contain the step's own rows already. Returns `[n_rows, n_heads * head_dim]`.
 pub(crate) fn attention_paged(
     q: Tensor<2>,
     [keys, values]: [&Tensor<2>; 2],
@@ -200,9 +143,9 @@ pub(crate) fn attention_paged(
     attention_paged_reference(q, [keys, values], sequences, options)
 }
 
-/// [`rope_append`] and [`attention_paged`] over what it gives: rotates the queries and keys in
-/// `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]`, stores keys and values at `slots` of their pools, which are those of
-/// the sequences' last rows, and attends. Gives `[n_rows, n_heads * head_dim]`.
+/// [`rope_append`] and then [`attention_paged`]: rotates the queries and keys in `qkv [n_rows, (n_heads + 2 n_kv_heads)
+/// * head_dim]`, stores keys and values at `slots` of their pools, which are those of the sequences' last rows, and
+/// attends. Returns `[n_rows, n_heads * head_dim]`.
 pub(crate) fn append_and_attend(
     qkv: Tensor<2>,
     rotation: Option<&Rotation>,
@@ -217,7 +160,7 @@ pub(crate) fn append_and_attend(
         && !sequences.stores_apart()
         && let Some((table, step)) = sequences.on_gpu(options)
         && let half = rotation.map_or(0, Rotation::half)
-        && step.plan.joins(half)
+        && step.plan.can_fuse(half)
     {
         assert_eq!(qkv.dims()[0], sequences.n_rows(), "rows of queries, keys and values");
         let angles = rotation.map(|rotation| rotation.table().tensor());
@@ -227,7 +170,7 @@ pub(crate) fn append_and_attend(
     attention_paged(q, [keys, values], sequences, options)
 }
 
-/// [`attention_paged`] in plain Burn operations: the oracle of faster bodies, and what runs where there is none.
+/// [`attention_paged`] in plain Burn operations.
 pub(crate) fn attention_paged_reference(
     q: Tensor<2>,
     [keys, values]: [&Tensor<2>; 2],
@@ -251,17 +194,17 @@ pub(crate) fn attention_paged_reference(
     Tensor::cat(outputs.collect(), 0)
 }
 
-/// The reference: `softmax(q k^T * scale + bias) v`, grouped heads included. Of `options`, scale and soft cap count here.
+/// The reference: `softmax(q k^T * scale + bias) v`, with grouped heads. Uses the scale and the soft cap of `options`.
 ///
-/// `q [batch, n_heads, n_queries, head_dim]`, `k` and `v [batch, n_kv_heads, n_keys, head_dim]`, `bias` broadcastable to
-/// `[batch, n_heads, n_queries, n_keys]`. ["Attention is all you need"](https://arxiv.org/abs/1706.03762), 3.2.1.
+/// `q [batch, n_heads, n_queries, head_dim]`, `k` and `v [batch, n_kv_heads, n_keys, head_dim]`, `bias` broadcastable
+/// to `[batch, n_heads, n_queries, n_keys]`. ["Attention is all you need"](https://arxiv.org/abs/1706.03762), 3.2.1.
 ///
-/// A key that is hidden from a query has no influence on it, even if it is infinite or NaN. Where gradients are recorded
-/// this is not so: they would all be NaN anyway.
+/// A hidden key does not affect a query, even if it is infinite or NaN; unless gradients are recorded, which would all
+/// be NaN anyway.
 pub(crate) fn attend([q, k, v]: [Tensor<4>; 3], bias: Option<Tensor<4>>, options: &AttentionOptions) -> Attended {
     let [batch, n_heads, n_queries, head_dim] = q.dims();
     let [_, n_kv_heads, n_keys, _] = k.dims();
-    // The query heads that share a key head are stacked as if they were more queries: nothing is repeated.
+    // The query heads that share a key head are stacked like more queries, so that keys are not repeated.
     let stacked = [batch, n_kv_heads, n_heads / n_kv_heads * n_queries, head_dim];
     let scores = (q * options.scale).reshape(stacked).matmul(k.swap_dims(2, 3));
     let scores = scores.reshape([batch, n_heads, n_queries, n_keys]);
@@ -270,7 +213,7 @@ pub(crate) fn attend([q, k, v]: [Tensor<4>; 3], bias: Option<Tensor<4>>, options
         None => scores,
     };
     let (scores, hidden) = match bias {
-        Some(bias) if scores.device().is_autodiff() => (scores + bias, None),
+        Some(bias) if records_gradients(&scores.device()) => (scores + bias, None),
         Some(bias) => {
             let hidden = bias.clone().lower_equal_elem(HIDDEN).expand(scores.dims());
             ((scores + bias).mask_fill(hidden.clone(), HIDDEN), Some(hidden))
@@ -282,7 +225,8 @@ pub(crate) fn attend([q, k, v]: [Tensor<4>; 3], bias: Option<Tensor<4>>, options
     let weights = probs.clone().reshape(stacked);
     let output = match hidden {
         Some(hidden) => {
-            // 0 times infinity is NaN: what is not finite is left out of the sum, and shows where it is seen.
+            // 0 times infinity is NaN: values that are not finite are left out of the sum, and rows that see them
+            // become NaN.
             let broken = v.clone().is_finite().bool_not();
             let seen = hidden.bool_not().reshape(stacked).float().matmul(broken.clone().float());
             weights.matmul(v.mask_fill(broken, 0.0)).mask_fill(seen.greater_elem(0.0), f32::NAN)
@@ -293,8 +237,8 @@ pub(crate) fn attend([q, k, v]: [Tensor<4>; 3], bias: Option<Tensor<4>>, options
     Attended { output: output.reshape([batch, n_heads, n_queries, value_dim]), probs }
 }
 
-/// What is added to the scores of queries at positions `queries` over keys from `first_key` to the last query's own
-/// position: `[1, 1 or n_heads, n_queries, n_keys]`, or nothing where every pair sees each other alike.
+/// The bias of the scores of queries at positions `queries` over keys from `first_key` to the last query's own
+/// position: `[1, 1 or n_heads, n_queries, n_keys]`, or `None` if every query sees all keys and there are no slopes.
 pub(crate) fn causal_bias(
     queries: Range<usize>,
     first_key: usize,

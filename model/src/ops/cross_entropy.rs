@@ -1,25 +1,100 @@
 //! The training loss, from hidden states.
 
-use burn::tensor::{Int, Tensor, activation::log_softmax};
+use burn::tensor::{Bool, DType, Int, Tensor, activation::log_softmax};
 
-use super::{Weight, linear, soft_cap};
+use super::{
+    LossOptions, Weight, cpu, linear, records_gradients, soft_cap,
+    training::{apply, is_on_cpu},
+    weight::Form,
+};
 
-/// Mean of `-ln p(target)` in nats over the rows, where `p = softmax(hidden W^T + b)`: hidden `[n_rows, d_model]`, weight
-/// `[vocab_size, d_model]`, bias `[vocab_size]`, targets `[n_rows]`; the result is `[1]`. Logits are capped by
-/// [`soft_cap`] where there is a cap.
+/// What is minimised, and what is reported, `[1]` each.
+#[derive(Clone, Debug)]
+pub struct Losses {
+    /// The cross entropy in nats plus the z-loss. Its gradients are those of training.
+    pub objective: Tensor<1>,
+    /// The cross entropy alone, without gradients.
+    pub cross_entropy: Tensor<1>,
+}
+
+/// What a loss is the loss of.
+#[derive(Clone, Debug)]
+pub struct Targets {
+    /// The token to predict from each row, `[n_rows]`.
+    pub ids: Tensor<1, Int>,
+    /// How much each row counts, `[n_rows]`: the loss is the sum of the rows' losses times these, and rows that count 0 are
+    /// left out. Without weights, the loss is the mean over all rows.
+    pub weights: Option<Vec<f32>>,
+}
+
+/// `-ln p(target)` in nats, where `p = softmax(hidden W^T + b)`, as a mean over the rows or a weighted sum ([`Targets`]):
+/// hidden `[n_rows, d_model]`, weight `[vocab_size, d_model]`, bias `[vocab_size]`.
 ///
-/// It takes hidden states and not logits, so that a faster body need never hold a batch's logits at once.
+/// It takes hidden states and not logits, so that the body for training never holds the logits of a batch at once.
+///
+/// # Panics
+/// When there are not as many weights as rows.
 pub(crate) fn linear_cross_entropy(
     hidden: Tensor<2>,
     (weight, bias): (&Weight, Option<Tensor<1>>),
-    softcap: Option<f64>,
-    targets: Tensor<1, Int>,
-) -> Tensor<1> {
+    options: LossOptions,
+    targets: Targets,
+) -> Losses {
+    if let Form::Stored(weight) = weight.form()
+        && weight.dtype() == DType::F32
+        && is_on_cpu(&hidden.device())
+    {
+        let operands = [hidden.into(), weight.into()].into_iter().chain(bias.map(Into::into));
+        let Targets { ids, weights } = targets;
+        let both = apply(operands.collect(), cpu::LinearCrossEntropy { targets: cpu::ints(ids), weights, options });
+        return Losses { objective: both.clone().slice(0..1), cross_entropy: without_gradient(both.slice(1..2)) };
+    }
+    linear_cross_entropy_reference(hidden, (weight, bias), options, targets)
+}
+
+/// [`linear_cross_entropy`] in plain Burn operations, but for [`linear`].
+pub(crate) fn linear_cross_entropy_reference(
+    hidden: Tensor<2>,
+    (weight, bias): (&Weight, Option<Tensor<1>>),
+    LossOptions { softcap, z_loss }: LossOptions,
+    targets: Targets,
+) -> Losses {
+    let n_rows = hidden.dims()[0];
     let logits = linear(hidden, weight, bias);
     let logits = match softcap {
         Some(cap) => soft_cap(logits, cap),
         None => logits,
     };
-    let log_probs = log_softmax(logits, 1);
-    log_probs.gather(1, targets.unsqueeze_dim(1)).mean().neg()
+    let log_probs = log_softmax(logits.clone(), 1);
+    let of_targets = log_probs.clone().gather(1, targets.ids.clone().unsqueeze_dim(1));
+    let cross_entropy = targets.reduce(of_targets.reshape([n_rows])).neg();
+    let reported = without_gradient(cross_entropy.clone());
+    if z_loss == 0.0 {
+        return Losses { objective: cross_entropy, cross_entropy: reported };
+    }
+    // The logarithm of the denominator is what a logit has more than its log-probability.
+    let log_z = logits.narrow(1, 0, 1) - log_probs.narrow(1, 0, 1);
+    let z_term = targets.reduce(log_z.reshape([n_rows]).square()).mul_scalar(z_loss);
+    Losses { objective: cross_entropy + z_term, cross_entropy: reported }
+}
+
+fn without_gradient(tensor: Tensor<1>) -> Tensor<1> {
+    if records_gradients(&tensor.device()) { tensor.inner() } else { tensor }
+}
+
+impl From<Tensor<1, Int>> for Targets {
+    fn from(ids: Tensor<1, Int>) -> Targets {
+        Targets { ids, weights: None }
+    }
+}
+
+impl Targets {
+    /// The mean of `values [n_rows]`, or their sum by the weights: `[1]`. A value that counts 0 may be NaN.
+    fn reduce(&self, values: Tensor<1>) -> Tensor<1> {
+        let Some(weights) = &self.weights else { return values.mean() };
+        let device = values.device();
+        let ignored: Vec<bool> = weights.iter().map(|&weight| weight == 0.0).collect();
+        let ignored = Tensor::<1, Bool>::from_data(ignored.as_slice(), &device);
+        (values.mask_fill(ignored, 0.0) * Tensor::from_data(weights.as_slice(), &device)).sum()
+    }
 }

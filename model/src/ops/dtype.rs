@@ -1,16 +1,19 @@
-//! In which numbers a matrix is held.
+//! The formats of matrices.
 
-use std::fmt;
+use std::{fmt, ops::RangeInclusive};
+
+/// Consecutive values along `d_in` that share a scale in a quantized matrix.
+pub const BLOCK_SIZE: usize = 32;
 
 /// How matrices are stored. Norms, biases and activations are always f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Dtype {
-    /// 4 bytes a value, on the CPU fewer where the very numbers need fewer; the only one that trains.
+    /// 4 bytes a value; on the CPU 2 if that loses nothing. The only dtype that trains.
     #[default]
     F32,
     /// 2 bytes a value: IEEE half precision.
     F16,
-    /// 2 bytes a value: the upper half of an f32. Most models are published so, and are then the very numbers of f32.
+    /// 2 bytes a value: the upper half of an f32. Most models are published in it.
     Bf16,
     /// 8 bits a value in blocks of 32 with a scale: 8.5 bits in all.
     Q8,
@@ -20,8 +23,8 @@ pub enum Dtype {
     Q4_1,
     /// 4 bits a value in blocks of 32 with a scale: 4.5 bits in all. Embeddings keep 8 bits.
     Q4,
-    /// GGUF's `Q6_K`: 6 bits a value and 6.5625 in all. The K-quants are computed with as files have them, on the CPU;
-    /// nothing is rounded to them.
+    /// GGUF's `Q6_K`: 6 bits a value and 6.5625 in all. K-quants come only from GGUF files, and only the CPU computes with
+    /// them.
     Q6K,
     /// GGUF's `Q5_K`: 5 bits a value and 5.5 in all (5.625 in memory).
     Q5K,
@@ -29,8 +32,32 @@ pub enum Dtype {
     Q4K,
 }
 
+/// How files and GPUs store a quantized matrix: blocks of 32 numbers with an f16 scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct BlockLayout {
+    /// Bits of a number: 8, 5 or 4.
+    pub(crate) bits: u32,
+    /// Added to a number to store it unsigned.
+    pub(crate) offset: i32,
+    /// Whether a block has an f16 minimum, which is added after scaling.
+    pub(crate) has_minimum: bool,
+}
+
+impl BlockLayout {
+    /// The numbers that can be stored.
+    pub(crate) fn range(self) -> RangeInclusive<i8> {
+        let lowest = -self.offset;
+        lowest as i8..=(lowest + (1 << self.bits) - 1) as i8
+    }
+
+    /// Bytes of the numbers of a block in a file.
+    pub(crate) fn n_bytes(self) -> usize {
+        BLOCK_SIZE * self.bits as usize / 8
+    }
+}
+
 impl Dtype {
-    /// Every dtype that values are rounded to, with its name; from the widest on.
+    /// Every dtype that values can be rounded to, with its name, from the widest.
     pub const ALL: &'static [(&'static str, Self)] = &[
         ("f32", Self::F32),
         ("f16", Self::F16),
@@ -41,62 +68,106 @@ impl Dtype {
         ("q4", Self::Q4),
     ];
 
-    /// Those that only files have, from the widest on.
-    const K_QUANTS: &'static [(&'static str, Self)] = &[("q6_k", Self::Q6K), ("q5_k", Self::Q5K), ("q4_k", Self::Q4K)];
+    /// Those that only files have, with the dtype that they are converted to for other files and for GPUs, from the widest.
+    /// (A matrix made of several kinds is stored in 8 bits from the CPU; a GPU holds it as the widest of them.)
+    const FROM_FILES: &'static [(&'static str, Self, Self)] =
+        &[("q6_k", Self::Q6K, Self::Q8), ("q5_k", Self::Q5K, Self::Q5_1), ("q4_k", Self::Q4K, Self::Q4_1)];
+
+    /// The blocks of a matrix in files and on GPUs, if it is quantized; of K-quants those of [`stored_as`](Self::stored_as).
+    pub(crate) fn layout(self) -> Option<BlockLayout> {
+        let layout = |bits, offset, has_minimum| Some(BlockLayout { bits, offset, has_minimum });
+        match self.stored_as() {
+            Self::Q8 => layout(8, 128, false),
+            Self::Q5_1 => layout(5, 0, true),
+            Self::Q4_1 => layout(4, 0, true),
+            Self::Q4 => layout(4, 8, false),
+            _ => None,
+        }
+    }
 
     /// Every dtype that a matrix can have, those that only files have included.
     pub(crate) fn every() -> impl DoubleEndedIterator<Item = (&'static str, Self)> {
-        Self::ALL.iter().chain(Self::K_QUANTS).copied()
+        Self::ALL.iter().copied().chain(Self::FROM_FILES.iter().map(|&(name, dtype, _)| (name, dtype)))
     }
 
-    /// Whether values are rounded to whole numbers in blocks with a scale.
+    /// The narrowest dtype with such blocks.
+    pub(crate) fn with_layout(is_it: impl Fn(BlockLayout) -> bool) -> Option<Self> {
+        Self::ALL.iter().rev().map(|(_, dtype)| *dtype).find(|dtype| dtype.layout().is_some_and(&is_it))
+    }
+
+    /// The narrowest dtype for the values of both.
+    pub(crate) fn wider(self, other: Self) -> Self {
+        if self == other {
+            return self;
+        }
+        // Different K-quants have nothing in common but blocks of 32.
+        let (one, other) = (self.stored_as(), other.stored_as());
+        match (one.layout(), other.layout()) {
+            _ if one == other => one,
+            (Some(one), Some(other)) => {
+                let holds = |layout: BlockLayout, of: BlockLayout| {
+                    layout.bits >= of.bits && (layout.has_minimum || !of.has_minimum)
+                };
+                Self::with_layout(|layout| holds(layout, one) && holds(layout, other)).unwrap_or(Self::Q8)
+            }
+            (Some(_), None) if other == Self::F16 => Self::F16,
+            (None, Some(_)) if one == Self::F16 => Self::F16,
+            // bf16 has a range that the narrower ones have not, and they have digits that it has not.
+            _ => Self::F32,
+        }
+    }
+
+    /// Whether values are rounded to integers in blocks with a scale.
     pub fn is_quantized(self) -> bool {
-        !matches!(self, Self::F32 | Self::F16 | Self::Bf16)
+        self.layout().is_some()
     }
 
     /// Whether it is one of GGUF's K-quants.
     pub fn is_k_quant(self) -> bool {
-        matches!(self, Self::Q6K | Self::Q5K | Self::Q4K)
+        self.stored_as() != self
     }
 
-    /// What a matrix of it is stored as: K-quants in the blocks of 32 that are nearest. (One that is put together of several
-    /// kinds is stored in 8 bits from the CPU; a GPU holds it as the widest of them.)
+    /// The dtype in which a matrix of this one is saved: of K-quants the nearest with blocks of 32.
     pub fn stored_as(self) -> Self {
+        Self::FROM_FILES.iter().find(|(_, dtype, _)| *dtype == self).map_or(self, |(.., stored_as)| *stored_as)
+    }
+
+    /// Bits of a value, scales left out.
+    pub fn bits(self) -> u32 {
         match self {
-            Self::Q6K => Self::Q8,
-            Self::Q5K => Self::Q5_1,
-            Self::Q4K => Self::Q4_1,
-            other => other,
+            Self::F32 => 32,
+            Self::F16 | Self::Bf16 => 16,
+            _ => self.layout().map_or(32, |layout| layout.bits),
         }
     }
 
-    /// The largest weight that no rounding to this dtype makes infinite. In blocks, scales and minima are f16.
+    /// The largest weight that rounding to this dtype never makes infinite. Scales and minima of blocks are f16.
     pub(crate) fn largest_weight(self) -> f32 {
         let f16_max = half::f16::MAX.to_f32();
-        match self {
-            Self::F32 => f32::MAX,
-            Self::Bf16 => half::bf16::MAX.to_f32(),
-            Self::F16 | Self::Q5_1 | Self::Q4_1 | Self::Q5K | Self::Q4K => f16_max,
-            Self::Q8 | Self::Q6K => 127.0 * f16_max,
-            Self::Q4 => 8.0 * f16_max,
+        match (self, self.layout()) {
+            (Self::F32, _) => f32::MAX,
+            (Self::Bf16, _) => half::bf16::MAX.to_f32(),
+            // Weights are rounded to numbers from -127 on, not from -128.
+            (_, Some(BlockLayout { offset, has_minimum: false, .. })) => offset.min(127) as f32 * f16_max,
+            _ => f16_max,
         }
     }
 
-    /// Whether blocks have a minimum besides.
+    /// Whether blocks have a minimum.
     pub fn has_minima(self) -> bool {
-        matches!(self, Self::Q5_1 | Self::Q4_1)
+        !self.is_k_quant() && self.layout().is_some_and(|layout| layout.has_minimum)
     }
 
-    /// The dtype called `name`, if it is one of those that `is_allowed` says.
+    /// The dtype called `name`, if `is_allowed`.
     ///
     /// # Errors
-    /// The names that are allowed.
+    /// A message with the names that are allowed.
     pub fn parse(name: &str, is_allowed: impl Fn(Self) -> bool) -> Result<Self, String> {
         let found = Self::ALL.iter().find(|(known, dtype)| *known == name && is_allowed(*dtype));
         found.map(|(_, dtype)| *dtype).ok_or_else(|| format!("must be {}, got `{name}`", Self::names(is_allowed)))
     }
 
-    /// The names of the dtypes that `is_allowed` says, for people: "`f32`, `f16` or `bf16`".
+    /// The names of the dtypes that are allowed, for messages: "`f32`, `f16` or `bf16`".
     pub fn names(is_allowed: impl Fn(Self) -> bool) -> String {
         let allowed = Self::ALL.iter().filter(|(_, dtype)| is_allowed(*dtype));
         let names: Vec<_> = allowed.map(|(name, _)| format!("`{name}`")).collect();
@@ -106,8 +177,8 @@ impl Dtype {
         }
     }
 
-    /// How embeddings are held in a model of this dtype. They are where rounding hurts most (they are `lm_head` too
-    /// where the two are tied), so they keep 8 bits.
+    /// How embeddings are stored in a model of this dtype. Rounding hurts most there (they are `lm_head` too if the two are
+    /// tied), so they keep 8 bits.
     pub fn for_embeddings(self) -> Self {
         if self.is_quantized() { Self::Q8 } else { self }
     }

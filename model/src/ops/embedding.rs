@@ -4,15 +4,21 @@ use burn::tensor::{DType, Int, Tensor};
 
 #[cfg(feature = "gpu")]
 use super::cube;
-use super::{Weight, cpu, weight::Form};
+use super::{
+    Weight, cpu,
+    training::{apply, is_on_cpu},
+    weight::Form,
+};
 
-/// Looks up `ids [n]` in `table [n_entries, d_model]`: `[n, d_model]` in f32. Ids must be below `n_entries`; on a GPU, where
-/// nobody can look at them in time, an id beyond the last is taken for the last.
+/// Looks up `ids [n]` in `table [n_entries, d_model]`: `[n, d_model]` in f32. Ids must be below `n_entries`; a GPU
+/// cannot report others, and takes the last entry for them.
 ///
-/// # Panics
-/// Elsewhere, when an id is not below `n_entries`.
+/// # Panics Except on a GPU, if an id is not below `n_entries`.
 pub(crate) fn embedding(table: &Weight, ids: Tensor<1, Int>) -> Tensor<2> {
     match table.form() {
+        Form::Stored(table) if table.dtype() == DType::F32 && is_on_cpu(&table.device()) => {
+            apply(vec![table.into()], cpu::Embed { ids: cpu::ints(ids) })
+        }
         Form::Stored(table) => table.select(0, ids).cast(DType::F32),
         #[cfg(feature = "gpu")]
         Form::OnGpu(matrix) => cube::embedding(matrix, ids),
@@ -41,7 +47,7 @@ pub(crate) fn take_rows(x: Tensor<2>, rows: &[usize]) -> Tensor<2> {
     let device = x.device();
     let rows: Vec<i32> = rows.iter().map(|&row| row as i32).collect();
     let rows = Tensor::<1, Int>::from_data(rows.as_slice(), &device);
-    // Burn makes another kernel for other numbers of rows.
+    // Burn compiles a kernel per number of rows.
     #[cfg(feature = "gpu")]
     if cube::is_cube(&device) {
         return cube::take_rows(x, rows);

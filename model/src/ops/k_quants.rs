@@ -1,5 +1,6 @@
-//! K-quants: GGML's blocks of 256 weights, whose parts have scales of few bits, times one in f16 for all of them
-//! (<https://github.com/ggml-org/llama.cpp/pull/1684>). They come from GGUF files; the CPU computes with them as they are.
+//! K-quants: GGML's blocks of 256 weights, in parts with scales of few bits, times one f16 scale
+//! (<https://github.com/ggml-org/llama.cpp/pull/1684>). They come from GGUF files; the CPU computes with them as they
+//! are.
 
 use std::array;
 
@@ -7,18 +8,19 @@ use half::f16;
 
 use super::{BLOCK_SIZE, QuantizedBlock};
 
-/// Weights that share a scale in f16.
+/// Weights of a block, which share an f16 scale.
 pub(crate) const K_BLOCK: usize = 256;
-/// Parts of 32 weights.
+/// Parts of 32 weights in a block.
 pub(crate) const K_PARTS: usize = K_BLOCK / BLOCK_SIZE;
 
-/// 256 weights of a row: whole numbers times the scale times their part's own, plus the minimum times their part's own.
+/// 256 weights of a row: integers times the scale times their part's scale, plus the minimum times their part's
+/// minimum.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct KBlock {
     pub(crate) scale: f16,
     /// 0 in q6_k.
     pub(crate) minimum: f16,
-    /// Of each 16 weights; in q4_k and q5_k the same for both halves of a part.
+    /// One per 16 weights; in q4_k and q5_k equal for both halves of a part.
     pub(crate) scales: [i8; 2 * K_PARTS],
     pub(crate) minima: [i8; K_PARTS],
     /// `0..=15` in q4_k, `0..=31` in q5_k, `-32..=31` in q6_k.
@@ -26,7 +28,7 @@ pub(crate) struct KBlock {
 }
 
 impl Default for KBlock {
-    /// Weights that are all zero.
+    /// 256 zeros.
     fn default() -> Self {
         Self { scale: f16::ZERO, minimum: f16::ZERO, scales: [0; 16], minima: [0; K_PARTS], values: [0; K_BLOCK] }
     }
@@ -42,7 +44,7 @@ impl KBlock {
         })
     }
 
-    /// The same as blocks with a scale and a minimum of their own, rounded to f16; not of q6_k.
+    /// The same as blocks of 32, with scales and minima rounded to f16; not for q6_k.
     pub(crate) fn small_blocks(&self) -> [QuantizedBlock; K_PARTS] {
         array::from_fn(|part| {
             let product = |unit: f16, own: i8| f16::from_f32(unit.to_f32() * f32::from(own));

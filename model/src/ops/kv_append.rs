@@ -1,7 +1,7 @@
-//! Writing new keys and values into the pools of a cache.
+//! Storing new keys and values in the pools of the KV cache.
 //!
-//! Pools are `[n_slots, kv_width]`, in pages of [`PAGE_SIZE`](crate::kv_cache::PAGE_SIZE) slots. How keys lie within
-//! their page is the device's affair: [`attention_paged`](super::attention_paged) on the same device knows.
+//! Pools are `[n_slots, kv_width]`, in pages of [`PAGE_SIZE`](super::PAGE_SIZE) slots. The layout of keys within a page
+//! depends on the device, and is that of [`attention_paged`](super::attention_paged) there.
 
 use std::ops::Range;
 
@@ -9,11 +9,11 @@ use burn::tensor::{DType, Device, IndexingUpdateOp, Tensor};
 use half::f16;
 
 #[cfg(feature = "gpu")]
-use super::cube::{self, Heads};
+use super::cube::{self, HeadLayout};
 use super::{AttentionOptions, KvDtype, Rotation, Slots, cpu, rope};
 
-/// A pool of zeros, `[n_slots, width]`, that has its memory already: the system would give it page by page, as slots are
-/// written to for the first time, and might have none left by then.
+/// A pool of zeros, `[n_slots, width]`, whose memory is committed: otherwise the system would provide it as slots are
+/// written, and might have none left by then.
 pub(crate) fn new_pool([n_slots, width]: [usize; 2], dtype: KvDtype, device: &Device) -> Tensor<2> {
     let shape = [n_slots, width];
     match dtype {
@@ -47,8 +47,8 @@ pub(crate) fn append_values(pool: &mut Tensor<2>, rows: Tensor<2>, slots: &Slots
     }
 }
 
-/// Stores `rows [n_rows, width]` in the rows `slots` of `pool [n_slots, width]`, in place: the reference. What is beyond
-/// the pool's range becomes the end of it, so that nothing infinite comes out of finite numbers.
+/// Stores `rows [n_rows, width]` in the rows `slots` of `pool [n_slots, width]`, in place: the reference. Values beyond
+/// the pool's range become its largest, so that finite numbers stay finite.
 fn append_rows(pool: &mut Tensor<2>, rows: Tensor<2>, slots: &Slots) {
     let rows = match pool.dtype() {
         DType::F16 => rows.clamp(-f16::MAX.to_f32(), f16::MAX.to_f32()).cast(DType::F16),
@@ -57,7 +57,7 @@ fn append_rows(pool: &mut Tensor<2>, rows: Tensor<2>, slots: &Slots) {
     pool.inplace(|pool| pool.select_assign(0, slots.tensor(), rows, IndexingUpdateOp::Assign));
 }
 
-/// Gives the slots `to` of `pool [n_slots, width]`, which are whole pages, what the pages `from` hold, in place.
+/// Copies the pages `from` of `pool [n_slots, width]` to the pages `to`, given as slots, in place.
 pub(crate) fn copy_pages(pool: &mut Tensor<2>, from: &Slots, to: &Slots) {
     pool.inplace(|pool| {
         let rows = pool.clone().select(0, from.tensor());
@@ -65,8 +65,8 @@ pub(crate) fn copy_pages(pool: &mut Tensor<2>, from: &Slots, to: &Slots) {
     });
 }
 
-/// Rotates the queries and keys in `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]`, where there is a rotation, and
-/// stores keys and values in their pools, in place. Gives the queries, `[n_rows, n_heads * head_dim]`.
+/// Rotates the queries and keys in `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]`, if there is a rotation, and
+/// stores keys and values in their pools, in place. Returns the queries, `[n_rows, n_heads * head_dim]`.
 pub(crate) fn rope_append(
     qkv: Tensor<2>,
     rotation: Option<&Rotation>,
@@ -78,7 +78,7 @@ pub(crate) fn rope_append(
     let [n_rows, _] = qkv.dims();
     #[cfg(feature = "gpu")]
     if cube::is_cube(&qkv.device()) {
-        let heads = Heads { n_heads, n_kv_heads, head_dim, half: rotation.map_or(0, Rotation::half) };
+        let heads = HeadLayout { n_heads, n_kv_heads, head_dim, half: rotation.map_or(0, Rotation::half) };
         return cube::rope_append(
             qkv,
             rotation.map(|rotation| rotation.table().tensor()),
@@ -92,7 +92,7 @@ pub(crate) fn rope_append(
         let width = heads.len() * head_dim;
         x.clone().slice([0..n_rows, heads, 0..head_dim]).reshape([n_rows, width])
     };
-    // Queries and keys turn alike, so they turn together.
+    // Queries and keys are rotated alike, so they are rotated together.
     let n_turning = n_heads + n_kv_heads;
     let qk = qkv.clone().slice([0..n_rows, 0..n_turning, 0..head_dim]);
     let qk = match rotation {

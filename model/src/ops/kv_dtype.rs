@@ -1,4 +1,4 @@
-//! How a cache holds keys and values.
+//! The number formats of the KV cache.
 
 use std::fmt;
 
@@ -7,13 +7,13 @@ use burn::tensor::{DType, Device};
 use super::Dtype;
 use crate::error::{Error, Result};
 
-/// How keys and values are held in a cache. All that is computed from them is f32.
+/// How the KV cache stores keys and values. All computation with them is in f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvDtype {
-    /// 4 bytes a value, as they were computed.
+    /// 4 bytes a value, as computed.
     #[default]
     F32,
-    /// 2 bytes a value: IEEE half precision. What is beyond its range becomes the largest number that it has, 65504.
+    /// 2 bytes a value: IEEE half precision. Values out of range become the largest, 65504.
     F16,
 }
 
@@ -21,17 +21,16 @@ impl KvDtype {
     /// Every dtype, with its name.
     pub const ALL: &'static [(&'static str, Self)] = &[("f32", Self::F32), ("f16", Self::F16)];
 
-    /// What was asked for, or where nothing was, what suits a model on `device` with matrices held as `weights`: f32 beside
-    /// f32, and beside bf16, which is how models are held that were stored so and is to give what f32 gives; else f16.
+    /// The dtype that was asked for; by default f32 for models on `device` whose matrices are f32 or bf16 (which should
+    /// give the results of f32), else f16.
     ///
-    /// # Errors
-    /// [`Error::Device`] when the device has no such numbers.
+    /// # Errors [`Error::Device`] if the device does not support the dtype.
     pub fn choose(asked: Option<Self>, weights: Dtype, device: &Device) -> Result<Self> {
         match asked {
             Some(asked) if !asked.is_for(device) => Err(Error::Device {
                 name: crate::device::name(device),
-                what: format!("has no numbers of 16 bits, and the KV cache was asked to be `{asked}`"),
-                hint: "`f32` goes everywhere".to_owned(),
+                what: format!("does not support 16-bit numbers, which the KV cache dtype `{asked}` requires"),
+                hint: "all devices support `f32`".to_owned(),
             }),
             Some(asked) => Ok(asked),
             None if !matches!(weights, Dtype::F32 | Dtype::Bf16) && Self::F16.is_for(device) => Ok(Self::F16),
@@ -44,12 +43,12 @@ impl KvDtype {
         self.of_tensors().size()
     }
 
-    /// Whether `device` has such numbers.
+    /// Whether `device` supports it.
     pub fn is_for(self, device: &Device) -> bool {
         self == Self::F32 || device.supports_dtype(self.of_tensors())
     }
 
-    /// Of a pool's tensor.
+    /// The dtype of a pool's tensor.
     pub(super) fn of_tensors(self) -> DType {
         match self {
             Self::F32 => DType::F32,

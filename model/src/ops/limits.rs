@@ -1,14 +1,15 @@
-//! What a device's memory and its arithmetic give: the limits that speed is measured against. And how often a GPU is called.
+//! Measures a device's memory bandwidth and arithmetic rate, the limits that speed is compared with, and counts kernel
+//! launches.
 
 use burn::tensor::Device;
 
 #[cfg(feature = "gpu")]
 use super::cube;
-use super::{Dtype, cpu};
+use super::{DeviceMemory, Dtype, cpu};
 use crate::error::Result;
 
-/// Bytes per second at which `device` reads `n_bytes`, again and again, all its threads together; few may live in a
-/// cache, as small weights do.
+/// Bytes per second at which all of `device` reads `n_bytes` repeatedly. A small buffer may stay in a cache, as small
+/// weights do.
 ///
 /// # Errors
 /// [`Error::Execution`](crate::Error::Execution) when the device fails.
@@ -21,9 +22,8 @@ pub fn read_bandwidth(n_bytes: usize, device: &Device) -> Result<f64> {
     Ok(cpu::read_bandwidth(n_bytes))
 }
 
-/// Products per second, each added to a sum, that `device` computes of numbers in registers, all its threads together:
-/// in the arithmetic that products with weights of `dtype` take. That is f32, or 8 bits with sums of 32 where a CPU has
-/// instructions for them and weights are of 8 or 4 bits.
+/// Multiply-adds per second of all of `device` with operands in registers, in the arithmetic of products with weights
+/// of `dtype`: f32, or 8 bits with 32-bit sums if the weights are quantized and the CPU has instructions for it.
 ///
 /// # Errors
 /// [`Error::Execution`](crate::Error::Execution) when the device fails.
@@ -36,7 +36,17 @@ pub fn multiply_rate(dtype: Dtype, device: &Device) -> Result<f64> {
     Ok(cpu::multiply_rate(dtype))
 }
 
-/// What `run` gives, and how many kernels were launched meanwhile, on all GPUs and from all threads.
+/// What `device` holds; `None` for the CPU, whose memory is the process's.
+pub fn device_memory(device: &Device) -> Option<DeviceMemory> {
+    #[cfg(feature = "gpu")]
+    if let Some(cube) = cube::cube_device(device) {
+        return Some(cube::device_memory(cube));
+    }
+    debug_assert!(cpu::is_cpu(device), "a device of no kind");
+    None
+}
+
+/// Calls `run`; returns its result and the number of kernels launched meanwhile, on all GPUs and from all threads.
 pub fn count_launches<T>(run: impl FnOnce() -> T) -> (T, usize) {
     #[cfg(feature = "gpu")]
     return cube::count_launches(run);

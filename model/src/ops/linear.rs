@@ -14,14 +14,14 @@ use super::{
     NormParts, Weight,
     cpu::{self, Panels},
     gated,
+    training::{apply, is_on_cpu},
     weight::Form,
 };
 use crate::config::Activation;
 #[cfg(feature = "gpu")]
 use crate::config::NormKind;
 
-/// Rows of the weight that are widened at a time when it is stored narrower than f32: the scratch stays small, and the
-/// matrix is never held twice.
+/// Rows of a 16-bit weight that are widened to f32 at a time, so that the matrix is never held twice.
 const WIDENED_ROWS: usize = 2048;
 
 /// Multiplies each row by the weight: `x [n_rows, d_in]` to `[n_rows, d_out]`, in f32.
@@ -32,6 +32,10 @@ pub(crate) fn linear(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>) -> 
         Form::Packed(panels) => return packed(x, panels, bias),
         #[cfg(feature = "gpu")]
         Form::OnGpu(matrix) => return cube::linear(x, matrix, bias, None),
+        Form::Stored(weight) if weight.dtype() == DType::F32 && is_on_cpu(&x.device()) => {
+            let operands = [x.into(), weight.into()].into_iter().chain(bias.map(Into::into));
+            return apply(operands.collect(), cpu::Linear);
+        }
         Form::Stored(weight) if weight.dtype() == DType::F32 => x.matmul(weight.transpose()),
         Form::Stored(weight) => widened(x, weight),
     };
@@ -50,16 +54,16 @@ pub(crate) fn linear_add(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>,
     }
 }
 
-/// [`linear`] of the normalised rows.
+/// [`linear`] of the normalized rows.
 pub(crate) fn normed_linear(x: Tensor<2>, norm: NormParts, weight: &Weight, bias: Option<Tensor<1>>) -> Tensor<2> {
     #[cfg(feature = "gpu")]
-    if let Some(matrix) = joined(&x, &norm, weight) {
-        return cube::normed_linear(x, norm.weight, matrix, bias, joined_options(norm.options, None));
+    if let Some(matrix) = fused_matrix(&x, &norm, weight) {
+        return cube::normed_linear(x, norm.weight, matrix, bias, fused_options(norm.options, None));
     }
     linear(super::norm(x, norm.weight, norm.bias, norm.options), weight, bias)
 }
 
-/// [`gated`] of what [`normed_linear`] gives: `[n_rows, d_out / 2]`.
+/// [`gated`] of [`normed_linear`]: `[n_rows, d_out / 2]`.
 pub(crate) fn normed_gated(
     x: Tensor<2>,
     norm: NormParts,
@@ -68,24 +72,24 @@ pub(crate) fn normed_gated(
     kind: Activation,
 ) -> Tensor<2> {
     #[cfg(feature = "gpu")]
-    if let Some(matrix) = joined(&x, &norm, weight) {
-        return cube::normed_linear(x, norm.weight, matrix, bias, joined_options(norm.options, Some(kind)));
+    if let Some(matrix) = fused_matrix(&x, &norm, weight) {
+        return cube::normed_linear(x, norm.weight, matrix, bias, fused_options(norm.options, Some(kind)));
     }
     gated(normed_linear(x, norm, weight, bias), kind)
 }
 
-/// The GPU's matrix, if one kernel does all of it.
+/// The GPU's matrix, if one kernel fuses the norm with the product.
 #[cfg(feature = "gpu")]
-fn joined<'a>(x: &Tensor<2>, norm: &NormParts, weight: &'a Weight) -> Option<&'a Arc<Matrix>> {
+fn fused_matrix<'a>(x: &Tensor<2>, norm: &NormParts, weight: &'a Weight) -> Option<&'a Arc<Matrix>> {
     let is_simple = norm.options.kind == NormKind::RmsNorm && norm.bias.is_none();
     match weight.form() {
-        Form::OnGpu(matrix) if is_simple && cube::joins(x.dims()[0], matrix) => Some(matrix),
+        Form::OnGpu(matrix) if is_simple && cube::can_fuse(x.dims()[0], matrix) => Some(matrix),
         _ => None,
     }
 }
 
 #[cfg(feature = "gpu")]
-fn joined_options(norm: NormOptions, gate: Option<Activation>) -> LinearOptions {
+fn fused_options(norm: NormOptions, gate: Option<Activation>) -> LinearOptions {
     LinearOptions { eps: norm.eps as f32, weight_offset: norm.weight_offset, gate }
 }
 
@@ -97,7 +101,7 @@ fn packed(x: Tensor<2>, panels: &Panels, bias: Option<Tensor<1>>) -> Tensor<2> {
     cpu::tensor(output, [n_rows, d_out])
 }
 
-/// The sum runs in f32 over weights widened a slice at a time.
+/// The product in f32, with the weight widened a slice at a time.
 fn widened(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
     let [d_out, d_in] = weight.dims();
     let slices = (0..d_out)

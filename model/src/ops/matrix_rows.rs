@@ -1,12 +1,11 @@
-//! Matrices on their way to a device: read row by row while their layout is made, so that no whole one is in memory in
+//! Matrices on their way to a device, read row by row while they are laid out, so that no whole copy is in memory in
 //! between.
 
 use std::fmt;
 
 use rayon::prelude::*;
 
-/// A matrix whose rows are made when they are asked for, by any thread and more than once: of f32, or of blocks that it is
-/// rounded to.
+/// A matrix whose rows are computed on demand, on any thread and repeatedly: of f32, or of quantized blocks.
 pub struct MatrixRows<'a, T> {
     dims: [usize; 2],
     row_len: usize,
@@ -16,13 +15,13 @@ pub struct MatrixRows<'a, T> {
 type ReadRow<'a, T> = dyn Fn(usize, &mut [T]) + Send + Sync + 'a;
 
 impl<'a, T: Copy + Default + Send + Sync> MatrixRows<'a, T> {
-    /// The matrix is `dims`, `[d_out, d_in]`, and a row is `row_len` values or blocks, which `read` writes, given the row's
-    /// number: `d_in` values, or as many blocks as hold them.
+    /// A matrix of `dims`, `[d_out, d_in]`, whose rows are `row_len` values or blocks. `read` writes the row with the
+    /// given number.
     pub(crate) fn new(dims: [usize; 2], row_len: usize, read: impl Fn(usize, &mut [T]) + Send + Sync + 'a) -> Self {
         Self { dims, row_len, read: Box::new(read) }
     }
 
-    /// From all rows, one behind the other.
+    /// From all rows, one after the other.
     pub(crate) fn of(values: &'a [T], dims: [usize; 2]) -> Self {
         let row_len = values.len() / dims[0].max(1);
         Self::new(dims, row_len, move |row, out| out.copy_from_slice(&values[row * row_len..][..row_len]))
@@ -38,12 +37,12 @@ impl<'a, T: Copy + Default + Send + Sync> MatrixRows<'a, T> {
         self.row_len
     }
 
-    /// Writes row `row` into `out`, which has [`row_len`](Self::row_len) places.
+    /// Writes row `row` to `out`, of length [`row_len`](Self::row_len).
     pub fn read(&self, row: usize, out: &mut [T]) {
         (self.read)(row, out);
     }
 
-    /// All rows, one behind the other.
+    /// All rows, one after the other.
     pub fn collect(&self) -> Vec<T> {
         let mut values = vec![T::default(); self.dims[0] * self.row_len];
         values.par_chunks_mut(self.row_len.max(1)).enumerate().for_each(|(row, out)| self.read(row, out));
@@ -52,10 +51,10 @@ impl<'a, T: Copy + Default + Send + Sync> MatrixRows<'a, T> {
 }
 
 impl MatrixRows<'_, f32> {
-    /// The largest value in size; NaN if there is any.
+    /// The largest magnitude; NaN if any value is NaN.
     pub(crate) fn largest(&self) -> f32 {
         let [n_rows, d_in] = self.dims;
-        // Without their sign, numbers are in the order of their bits, and what is no number is above all: one instruction.
+        // Without the sign, floats compare like their bits, NaN above all: one instruction.
         let of_row = |values: &mut Vec<f32>, row| {
             values.resize(d_in, 0.0);
             self.read(row, values);

@@ -4,21 +4,13 @@ use burn::tensor::Tensor;
 
 #[cfg(feature = "gpu")]
 use super::cube;
-use super::{NormParts, cpu};
+use super::{
+    NormOptions, NormParts, cpu, records_gradients,
+    training::{apply, is_on_cpu},
+};
 use crate::config::NormKind;
 
-/// How to normalise; see the fields of the same names in [`GptConfig`](crate::config::GptConfig).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct NormOptions {
-    /// Which normalisation.
-    pub(crate) kind: NormKind,
-    /// Added to the variance (LayerNorm) or the mean square (RMSNorm) under the root.
-    pub(crate) eps: f64,
-    /// Added to the weight before use.
-    pub(crate) weight_offset: f32,
-}
-
-/// Normalises each row of `x [n_rows, width]` and scales it by `weight [width]`, plus `bias [width]`.
+/// Normalizes each row of `x [n_rows, width]` and scales it by `weight [width]`, plus `bias [width]`.
 ///
 /// LayerNorm: `(x - mean) / sqrt(var + eps)`; RMSNorm: `x / sqrt(mean(x^2) + eps)`.
 pub(crate) fn norm(x: Tensor<2>, weight: Tensor<1>, bias: Option<Tensor<1>>, options: NormOptions) -> Tensor<2> {
@@ -26,6 +18,10 @@ pub(crate) fn norm(x: Tensor<2>, weight: Tensor<1>, bias: Option<Tensor<1>>, opt
     #[cfg(feature = "gpu")]
     if cube::is_cube(&device) {
         return cube::norm(x, NormParts { weight, bias, options }, None);
+    }
+    if is_on_cpu(&device) && records_gradients(&device) {
+        let operands = [x.into(), weight.into()].into_iter().chain(bias.map(Into::into));
+        return apply(operands.collect(), cpu::Normalize(options));
     }
     if !cpu::is_cpu(&device) {
         return norm_reference(x, weight, bias, options);

@@ -1,19 +1,16 @@
-//! Matrices of 8, 5 or 4 bits in row order: how files hold them, and what every device's own layout is made from.
+//! Quantized matrices in row order: the form in which they go between files and devices.
 
 use half::f16;
 
-use super::Dtype;
+use super::{BLOCK_SIZE, BlockLayout, Dtype};
 use crate::error::{Error, Result};
 
-/// Values, side by side along `d_in`, that share a scale.
-pub const BLOCK_SIZE: usize = 32;
-
-/// [`BLOCK_SIZE`] weights: whole numbers times a scale, plus a minimum.
+/// [`BLOCK_SIZE`] weights: integers times a scale, plus a minimum.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct QuantizedBlock {
-    /// What the numbers are multiplied by.
+    /// Multiplies the numbers.
     pub scale: f16,
-    /// What is added then: 0 in q8 and q4.
+    /// Is added then: 0 in q8 and q4.
     pub minimum: f16,
     /// `-128..=127` in q8, `0..=31` in q5_1, `0..=15` in q4_1, `-8..=7` in q4.
     pub values: [i8; BLOCK_SIZE],
@@ -26,7 +23,7 @@ impl QuantizedBlock {
         self.values.map(|value| f32::from(value) * scale + minimum)
     }
 
-    /// The same weights as numbers from 0 on, with a minimum, where `below` of the numbers lie below zero.
+    /// The same weights with unsigned numbers and a minimum, from numbers of at least `-below`.
     pub(crate) fn above_minimum(self, below: i8) -> Self {
         let minimum = f16::from_f32(self.minimum.to_f32() - self.scale.to_f32() * f32::from(below));
         Self { minimum, values: self.values.map(|value| value + below), ..self }
@@ -34,8 +31,7 @@ impl QuantizedBlock {
 }
 
 /// A matrix `[d_out, d_in]` of a dtype that [is quantized](Dtype::is_quantized), row after row. The last block of a row is
-/// filled up with zeros, which count for nothing, whatever the minimum: there is no input beside them. GGUF's `Q8_0`,
-/// `Q5_1`, `Q4_1` and `Q4_0` are the same numbers.
+/// padded with zeros, which no input is multiplied by. GGUF's `Q8_0`, `Q5_1`, `Q4_1` and `Q4_0` are the same numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct QuantizedMatrix {
     dims: [usize; 2],
@@ -51,25 +47,22 @@ impl QuantizedMatrix {
     /// number has more bits than `dtype` or a minimum where it has none.
     pub fn new([d_out, d_in]: [usize; 2], dtype: Dtype, blocks: Vec<QuantizedBlock>) -> Result<Self> {
         let refuse = |what: String| Err(Error::Param { name: "blocks", what });
-        let range = match dtype {
-            Dtype::Q8 => i8::MIN..=i8::MAX,
-            Dtype::Q5_1 => 0..=31,
-            Dtype::Q4_1 => 0..=15,
-            Dtype::Q4 => -8..=7,
-            _ => return refuse(format!("must be of {}, got `{dtype}`", Dtype::names(Dtype::is_quantized))),
+        let Some(layout) = dtype.layout().filter(|_| !dtype.is_k_quant()) else {
+            return refuse(format!("must be of {}, got `{dtype}`", Dtype::names(Dtype::is_quantized)));
         };
+        let range = layout.range();
         let expected = d_out * d_in.div_ceil(BLOCK_SIZE);
         if blocks.len() != expected {
             return refuse(format!("must be {expected} for a matrix of {d_out} by {d_in}, got {}", blocks.len()));
         }
-        // All of a block at once, as processors like it.
+        // Without an early exit, so that the compiler vectorizes it.
         let is_beyond = |block: &QuantizedBlock| {
             block.values.iter().fold(false, |is_beyond, value| is_beyond | !range.contains(value))
         };
         if blocks.iter().any(is_beyond) {
-            return refuse(format!("must hold numbers in {range:?} for `{dtype}`"));
+            return refuse(format!("must have numbers in {range:?} for `{dtype}`"));
         }
-        if !dtype.has_minima() && !blocks.iter().all(|block| block.minimum == f16::ZERO) {
+        if !layout.has_minimum && !blocks.iter().all(|block| block.minimum == f16::ZERO) {
             return refuse(format!("must have no minima for `{dtype}`"));
         }
         Ok(Self { dims: [d_out, d_in], dtype, blocks })
@@ -80,22 +73,21 @@ impl QuantizedMatrix {
         self.dims
     }
 
-    /// How the numbers are held: a dtype that is quantized.
+    /// The dtype of the blocks.
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
 
     /// The same weights in a dtype that has minima, or in q8.
     pub(crate) fn with_minima(self) -> Self {
-        if self.dtype != Dtype::Q4 {
-            return self;
+        let layout = self.dtype.layout().filter(|layout| layout.bits < 8 && !layout.has_minimum);
+        let Some(BlockLayout { bits, offset, .. }) = layout else { return self };
+        let blocks: Vec<_> = self.blocks.iter().map(|block| block.above_minimum(offset as i8)).collect();
+        match Dtype::with_layout(|layout| layout.bits == bits && layout.has_minimum) {
+            Some(dtype) if blocks.iter().all(|block| block.minimum.is_finite()) => Self { dtype, blocks, ..self },
+            // The minimum, `-offset` times the scale, is beyond f16.
+            _ => Self { dtype: Dtype::Q8, ..self },
         }
-        let blocks: Vec<_> = self.blocks.iter().map(|block| block.above_minimum(8)).collect();
-        if blocks.iter().all(|block| block.minimum.is_finite()) {
-            return Self { dtype: Dtype::Q4_1, blocks, ..self };
-        }
-        // Scales so large that eight times as much is beyond f16.
-        Self { dtype: Dtype::Q8, ..self }
     }
 
     /// The blocks, row after row.

@@ -1,4 +1,4 @@
-//! Values off a device.
+//! Reading values off a device.
 
 use burn::tensor::{Tensor, TensorData};
 

@@ -1,17 +1,17 @@
 //! Rotary positions.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use burn::tensor::{Device, Tensor, TensorData};
 
 use super::{Rows, cpu};
 
-/// The angles of one step's rows, as cosines and sines `[n_rows, rotary_dim / 2]`; the same for all layers. On the host,
-/// and on the device once an operation wants them there.
+/// The cosines and sines of one step's rows, `[n_rows, rotary_dim / 2]` each, the same for all layers: on the host, and
+/// on the device once an operation needs them there.
 #[derive(Debug)]
 pub(crate) struct Rotation {
-    cos: Vec<f32>,
-    sin: Vec<f32>,
+    cos: Arc<Vec<f32>>,
+    sin: Arc<Vec<f32>>,
     n_rows: usize,
     device: Device,
     tensors: OnceLock<[Tensor<3>; 2]>,
@@ -21,23 +21,25 @@ pub(crate) struct Rotation {
 impl Rotation {
     /// From `angles [n_rows, rotary_dim / 2]` in radians, row after row.
     pub(crate) fn new(angles: &[f32], n_rows: usize, device: &Device) -> Self {
-        let cos = angles.iter().map(|angle| angle.cos()).collect();
-        let sin = angles.iter().map(|angle| angle.sin()).collect();
+        let cos = Arc::new(angles.iter().map(|angle| angle.cos()).collect());
+        let sin = Arc::new(angles.iter().map(|angle| angle.sin()).collect());
         Self { cos, sin, n_rows, device: device.clone(), tensors: OnceLock::new(), table: OnceLock::new() }
     }
 
-    /// Multiplies cosines and sines by `factor`: what is rotated grows by as much.
+    /// Multiplies cosines and sines by `factor`, and so everything that they rotate.
     pub(crate) fn scaled(mut self, factor: f32) -> Self {
         if factor != 1.0 {
-            self.cos.iter_mut().chain(&mut self.sin).for_each(|value| *value *= factor);
+            for values in [&mut self.cos, &mut self.sin] {
+                Arc::make_mut(values).iter_mut().for_each(|value| *value *= factor);
+            }
             self.forget_tensors();
         }
         self
     }
 
-    /// Repeats the rows for each of `batch` sequences that stand at the same positions.
+    /// Repeats the rows for each of `batch` sequences at the same positions.
     pub(crate) fn repeat(mut self, batch: usize) -> Self {
-        (self.cos, self.sin) = (self.cos.repeat(batch), self.sin.repeat(batch));
+        (self.cos, self.sin) = (Arc::new(self.cos.repeat(batch)), Arc::new(self.sin.repeat(batch)));
         self.n_rows *= batch;
         self.forget_tensors();
         self
@@ -46,6 +48,11 @@ impl Rotation {
     /// Cosines and sines, row after row.
     pub(super) fn host(&self) -> [&[f32]; 2] {
         [&self.cos, &self.sin]
+    }
+
+    /// The same, for operations that outlive this.
+    pub(super) fn shared(&self) -> [Arc<Vec<f32>>; 2] {
+        [Arc::clone(&self.cos), Arc::clone(&self.sin)]
     }
 
     fn forget_tensors(&mut self) {

@@ -1,5 +1,4 @@
-//! Fast bodies against their references, on random shapes: odd sizes, one row, window edges. The references are the same
-//! operations in plain Burn operations.
+//! Fast bodies against their references in plain Burn operations, on random shapes: odd sizes, one row, window edges.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
 use burn::tensor::{DType, Device, Distribution, Tensor};
@@ -35,11 +34,11 @@ fn tolerance_of_weights(n: usize) -> f32 {
     TOLERANCE + n as f32 * f32::EPSILON / 2.0
 }
 
-fn random<const D: usize>(dims: [usize; D], width: f64) -> Tensor<D> {
+pub(super) fn random<const D: usize>(dims: [usize; D], width: f64) -> Tensor<D> {
     Tensor::random(dims, Distribution::Normal(0.0, width), &Device::flex())
 }
 
-fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+pub(super) fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
     tensor.into_data().try_into_vec().unwrap()
 }
 
@@ -47,7 +46,8 @@ fn assert_close<const D: usize>(found: Tensor<D>, expected: Tensor<D>) {
     assert_within(TOLERANCE, found, expected);
 }
 
-fn assert_within<const D: usize>(tolerance: f32, found: Tensor<D>, expected: Tensor<D>) {
+/// Checks that each value is within `tolerance` times the largest expected value.
+pub(super) fn assert_within<const D: usize>(tolerance: f32, found: Tensor<D>, expected: Tensor<D>) {
     assert_eq!(found.dims(), expected.dims());
     let (found, expected) = (values(found), values(expected));
     let largest = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
@@ -89,7 +89,7 @@ proptest! {
 
     #[test]
     fn activations(n_rows in 1..40usize, width in 1..300usize) {
-        for kind in [Activation::Relu, Activation::Gelu, Activation::GeluTanh, Activation::Silu] {
+        for kind in [Activation::Relu, Activation::ReluSquared, Activation::Gelu, Activation::GeluTanh, Activation::Silu] {
             let x = random([n_rows, 2 * width], 4.0);
             assert_close(activate(x.clone(), kind), activate_reference(x.clone(), kind));
             assert_close(gated(x.clone(), kind), gated_reference(x, kind));

@@ -1,20 +1,15 @@
-//! What a forward pass tells a device beside the weights: few numbers, different in every step.
+//! The small inputs of a forward pass that differ in every step.
 
 use std::sync::OnceLock;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 
-#[cfg(feature = "gpu")]
-mod staging;
-#[cfg(feature = "gpu")]
-pub(crate) use staging::{StagingBuffer, Upload};
-
-/// Whole numbers on the host, `[n]`, and on a device once an operation wants them there.
+/// Integers on the host, `[n]`, and on a device once an operation needs them there.
 #[derive(Clone, Debug)]
 pub(crate) struct Ints {
     host: Vec<i32>,
     device: Device,
-    tensor: OnceLock<Tensor<1, Int>>,
+    pub(super) tensor: OnceLock<Tensor<1, Int>>,
 }
 
 impl Ints {
@@ -34,13 +29,13 @@ impl Ints {
     }
 }
 
-/// Rows of f32 on the host, `[n_rows, width]`, and on a device once an operation wants them there.
+/// Rows of f32 on the host, `[n_rows, width]`, and on a device once an operation needs them there.
 #[derive(Clone, Debug)]
 pub(crate) struct Rows {
-    host: Vec<f32>,
+    pub(super) host: Vec<f32>,
     width: usize,
     device: Device,
-    tensor: OnceLock<Tensor<2>>,
+    pub(super) tensor: OnceLock<Tensor<2>>,
 }
 
 impl Rows {
@@ -55,7 +50,7 @@ impl Rows {
         self.tensor.get_or_init(upload).clone()
     }
 
-    fn dims(&self) -> [usize; 2] {
+    pub(super) fn dims(&self) -> [usize; 2] {
         [self.host.len() / self.width.max(1), self.width]
     }
 }

@@ -1,4 +1,4 @@
-//! A matrix of the model, stored as the device's kernels want it.
+//! A matrix of the model, stored in the layout of the device's kernels.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use super::{
 use crate::error::{Error, Result};
 
 impl Dtype {
-    /// Whether `device` computes with it.
+    /// Whether `device` computes with matrices of this dtype.
     pub fn is_for(self, device: &Device) -> bool {
         #[cfg(feature = "gpu")]
         if cube::is_cube(device) {
@@ -28,11 +28,11 @@ impl Dtype {
     }
 }
 
-/// A matrix `[d_out, d_in]`: what inputs are multiplied by, or an embedding's rows. Opaque: it is held in the form that the
-/// device's kernels want, and in no other.
+/// A matrix `[d_out, d_in]`: multiplies inputs, or has embeddings as rows. Opaque: stored only in the layout of the
+/// device's kernels.
 #[derive(Module, Debug)]
 pub enum Weight {
-    /// As the file has it: trainable.
+    /// A plain tensor; trainable.
     #[doc(hidden)]
     Stored(StoredWeight),
     /// Laid out for the CPU's kernels; does not train.
@@ -47,7 +47,7 @@ pub enum Weight {
 #[doc(hidden)]
 #[derive(Module, Debug)]
 pub struct StoredWeight {
-    // Rows are contiguous along d_in, the direction that a decoding step sums over.
+    // Rows are contiguous along d_in, the direction of the sums.
     values: Param<Tensor<2>>,
 }
 
@@ -67,11 +67,10 @@ pub struct GpuWeight {
 }
 
 impl Weight {
-    /// Puts `data`, `[d_out, d_in]` in f32, on `device` in the form `dtype`, rounded to the nearest (of two, the even).
+    /// Stores `data`, `[d_out, d_in]` in f32, on `device` as `dtype`, rounded to the nearest (ties to even).
     ///
-    /// # Errors
-    /// [`Error::Execution`] when `data` is not f32; [`Error::Param`] when the device does not compute with `dtype`, or
-    /// nothing is rounded to it.
+    /// # Errors [`Error::Execution`] if `data` is not f32; [`Error::Param`] if the device does not compute with
+    /// `dtype`, or values cannot be rounded to it.
     pub fn new(data: TensorData, dtype: Dtype, device: &Device) -> Result<Self> {
         let dims = data.shape().dims();
         if has_kernels(device) {
@@ -87,7 +86,7 @@ impl Weight {
         Ok(Self::Stored(StoredWeight { values: Param::from_tensor(values) }))
     }
 
-    /// As [`new`](Self::new), with the matrix read row by row, more than once if need be.
+    /// As [`new`](Self::new), from a matrix that is read row by row, possibly more than once.
     ///
     /// # Errors
     /// Those of [`new`](Self::new).
@@ -108,10 +107,9 @@ impl Weight {
         Self::new(TensorData::new(rows.collect(), rows.dims()), dtype, device)
     }
 
-    /// Puts a matrix that is rounded already on `device`, with the very same numbers.
+    /// Stores a quantized matrix on `device`, with the same numbers.
     ///
-    /// # Errors
-    /// [`Error::Param`] when the device does not compute with its dtype.
+    /// # Errors [`Error::Param`] if the device does not compute with its dtype.
     pub fn from_quantized(matrix: &QuantizedMatrix, device: &Device) -> Result<Self> {
         if cpu::is_cpu(device) {
             return Self::from_blocks(&MatrixRows::of(matrix.blocks(), matrix.dims()), matrix.dtype(), device);
@@ -123,7 +121,7 @@ impl Weight {
         Err(not_on_this_device(matrix.dtype()))
     }
 
-    /// As [`from_quantized`](Self::from_quantized), with the matrix read row by row. A row is blocks of `dtype`, which are
+    /// As [`from_quantized`](Self::from_quantized), from a matrix that is read row by row. On the CPU its blocks are
     /// not checked.
     ///
     /// # Errors
@@ -135,8 +133,8 @@ impl Weight {
         Self::from_quantized(&QuantizedMatrix::new(rows.dims(), dtype, rows.collect())?, device)
     }
 
-    /// Puts a matrix of K-quants on the CPU: its rows in parts below each other, each of one kind and, where there are
-    /// several, multiples of 32.
+    /// Stores a matrix of K-quants on the CPU, as parts of one kind each, one below the other; if there are several,
+    /// their rows are multiples of 32.
     pub(crate) fn from_k_quants(parts: &[(Dtype, MatrixRows<'_, KBlock>)]) -> Self {
         Self::Packed(PackedWeight { panels: Arc::new(Panels::from_k_quants(parts)) })
     }
@@ -202,11 +200,10 @@ impl Weight {
         }
     }
 
-    /// The rounded numbers as they are, off the device; nothing for a weight that is not rounded. Of K-quants the nearest
-    /// in blocks of 32: see [`Dtype::stored_as`].
+    /// Reads the quantized blocks off the device; `None` if the weight is not quantized. K-quants are converted: see
+    /// [`Dtype::stored_as`].
     ///
-    /// # Errors
-    /// [`Error::Execution`](crate::Error::Execution) when the device cannot be read.
+    /// # Errors [`Error::Execution`](crate::Error::Execution) if the device cannot be read.
     pub fn read_quantized(&self) -> Result<Option<QuantizedMatrix>> {
         if !self.dtype().is_quantized() {
             return Ok(None);
@@ -219,7 +216,7 @@ impl Weight {
         }
     }
 
-    /// The dtype of what [`read_quantized`](Self::read_quantized) gives, without reading it.
+    /// The dtype of [`read_quantized`](Self::read_quantized), without reading.
     pub(crate) fn quantized_dtype(&self) -> Option<Dtype> {
         let dtype = match self {
             Self::Stored(_) => None,
@@ -230,7 +227,7 @@ impl Weight {
         dtype.filter(|dtype| dtype.is_quantized())
     }
 
-    /// The form that the bodies of operations choose by.
+    /// How it is stored, for choosing the body of an operation.
     pub(super) fn form(&self) -> Form<'_> {
         match self {
             Self::Stored(stored) => Form::Stored(stored.values.val()),
@@ -241,7 +238,7 @@ impl Weight {
     }
 }
 
-/// Whether `device` has kernels of ours, which read weights in forms of their own.
+/// Whether `device` has kernels of this crate, with their own layouts of weights.
 fn has_kernels(device: &Device) -> bool {
     #[cfg(feature = "gpu")]
     if cube::is_cube(device) {
@@ -250,7 +247,7 @@ fn has_kernels(device: &Device) -> bool {
     cpu::is_cpu(device)
 }
 
-/// The rounded numbers of `panels`, in row order.
+/// The quantized blocks of `panels`, in row order.
 fn quantized(panels: &Panels) -> Result<QuantizedMatrix> {
     let blocks = (0..panels.dims()[0]).filter_map(|row| panels.quantized_row(row)).flatten().collect();
     QuantizedMatrix::new(panels.dims(), panels.stored_as(), blocks)
@@ -259,7 +256,7 @@ fn quantized(panels: &Panels) -> Result<QuantizedMatrix> {
 fn refuse_k_quants(dtype: Dtype) -> Result<()> {
     if dtype.is_k_quant() {
         let what = format!(
-            "is `{dtype}`, which only GGUF files have\nhint: values are rounded to {}",
+            "is `{dtype}`, which only GGUF files have\nhint: supported are {}",
             Dtype::names(Dtype::is_quantized)
         );
         return Err(Error::Param { name: "quantize", what });
@@ -268,11 +265,11 @@ fn refuse_k_quants(dtype: Dtype) -> Result<()> {
 }
 
 fn not_on_this_device(dtype: Dtype) -> Error {
-    let what = format!("`{dtype}` does not train\nhint: use `f32`");
+    let what = format!("`{dtype}` is not supported for training\nhint: use `f32`");
     Error::Param { name: if dtype.is_quantized() { "quantize" } else { "dtype" }, what }
 }
 
-/// How a weight is held.
+/// How a weight is stored.
 #[expect(clippy::large_enum_variant, reason = "lives for one call")]
 pub(super) enum Form<'a> {
     /// `[d_out, d_in]`, in the weight's dtype.

@@ -1,14 +1,14 @@
-//! Beam search and stochastic beam search: which partial answers go on, step by step. Pure: rows of logits come in,
-//! tokens and their ancestors go out; who computes the rows and where keys and values lie is the caller's business.
+//! Beam search and stochastic beam search: which partial answers continue, step by step. Without tensors: the input is
+//! rows of logits, the output tokens and their parents; the caller computes rows and manages keys and values.
 //!
 //! Beam search keeps the `width` most likely partial answers. One that ends counts as finished only if it is itself
 //! among the best `width` of its step, as in `transformers`. Finished answers are ranked by the sum of their tokens'
 //! log-probabilities divided by `length ^ length_penalty`.
 //!
-//! Stochastic beam search ([Kool, van Hoof and Welling 2019](https://arxiv.org/abs/1903.06059)) draws `width` different
-//! answers without replacement, exactly as if answers were drawn from the model one after the other and repetitions
-//! thrown away. Each answer's log-probability is perturbed with Gumbel noise, the `width` largest win, and the noise is
-//! drawn top-down along the tree of answers so that only `width` branches are ever looked at.
+//! Stochastic beam search ([Kool, van Hoof and Welling 2019](https://arxiv.org/abs/1903.06059)) samples `width`
+//! different answers without replacement, with the same distribution as sampling answers one after the other and
+//! discarding repetitions. Each answer's log-probability is perturbed with Gumbel noise, and the `width` largest win.
+//! The noise is drawn top-down along the tree of answers, so that only `width` branches are visited.
 
 use std::{cmp::Ordering, collections::BTreeSet, sync::Arc};
 
@@ -19,39 +19,39 @@ use crate::{
     ops,
 };
 
-/// What is searched for, and how far.
+/// Parameters of a search.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BeamParams {
-    /// Partial answers that are followed at once.
+    /// Number of partial answers.
     pub width: usize,
-    /// Beam search or a draw without replacement.
+    /// Beam search, or sampling without replacement.
     pub kind: BeamKind,
-    /// Divides the logits if above 0. At 0 and 1 they stay as they are.
+    /// Divides the logits if above 0; 0 means 1.
     pub temperature: f32,
     /// Tokens that end an answer.
     pub end_ids: Arc<BTreeSet<TokenId>>,
-    /// Tokens that an answer must have before it may end.
+    /// Minimum number of tokens before an answer may end.
     pub min_tokens: usize,
-    /// Tokens of an answer at most, at least 1.
+    /// Maximum number of tokens of an answer, at least 1.
     pub max_tokens: usize,
-    /// Alternatives per token to report; `None` for no log-probabilities at all.
+    /// Number of alternatives to report per token; `None`: no log-probabilities.
     pub n_top: Option<usize>,
 }
 
-/// How partial answers compete.
+/// How partial answers are ranked.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum BeamKind {
-    /// The most likely ones win.
+    /// By probability.
     Best {
-        /// Exponent of the length by which the log-probability of a finished answer is divided; above 0 favours long
-        /// answers.
+        /// Exponent of the length by which the log-probability of a finished answer is divided; values above 0 favour
+        /// long answers.
         length_penalty: f32,
-        /// When to stop looking for better answers.
+        /// When to stop.
         early_stopping: EarlyStopping,
     },
-    /// Drawn without replacement.
+    /// By sampling without replacement.
     Stochastic {
-        /// Equal seeds draw equal answers from equal logits.
+        /// Equal seeds give equal answers for equal logits.
         seed: u64,
     },
 }
@@ -59,29 +59,29 @@ pub enum BeamKind {
 /// When beam search stops before every answer is as long as allowed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EarlyStopping {
-    /// When `width` answers are finished and the best partial one, were it finished now, would not be among them.
+    /// When there are `width` finished answers and the best partial one, if finished now, would not be among them.
     #[default]
     Likely,
-    /// As soon as `width` answers are finished.
+    /// When there are `width` finished answers.
     Full,
-    /// When no partial answer can still get among the finished ones, however it goes on.
+    /// When no continuation of a partial answer can become one of the finished ones.
     Certain,
 }
 
 /// An answer, finished or not.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hypothesis {
-    /// Its tokens, with the one that ended it.
+    /// Its tokens, including the one that ended it.
     pub token_ids: Vec<TokenId>,
-    /// One entry per token, if they were asked for.
+    /// One entry per token, if requested.
     pub logprobs: Vec<TokenLogprobs>,
-    /// The sum of its tokens' log-probabilities, in nats, at the temperature of the search.
+    /// Sum of its tokens' log-probabilities in nats, at the temperature of the search.
     pub logprob: f64,
-    /// What it is ranked by: the penalized log-probability, or the perturbed one.
+    /// The value for ranking: the penalized log-probability, or the perturbed one.
     pub score: f64,
-    /// Whether its last token ended it, rather than its length.
+    /// Whether its last token ended it, not its length.
     pub is_ended: bool,
-    /// Names the path of tokens for the random stream.
+    /// Identifies the path of tokens for the random stream.
     path: u64,
 }
 
@@ -96,7 +96,7 @@ struct Continuation {
     reported: Option<TokenLogprobs>,
 }
 
-/// A search on its way.
+/// The state of a search.
 #[derive(Clone, Debug)]
 pub struct BeamSearch {
     params: BeamParams,
@@ -106,8 +106,8 @@ pub struct BeamSearch {
 }
 
 impl BeamSearch {
-    /// A search that has looked at the prompt only: one beam without tokens. `params.width` and `params.max_tokens` are
-    /// at least 1.
+    /// A search at the end of the prompt: one beam without tokens. `params.width` and `params.max_tokens` must be at
+    /// least 1.
     pub fn new(params: BeamParams) -> Self {
         let path = match params.kind {
             BeamKind::Best { .. } => 0,
@@ -118,22 +118,22 @@ impl BeamSearch {
         Self { params, beams: vec![root], continuations: Vec::new(), finished: Vec::new() }
     }
 
-    /// What is searched for.
+    /// The parameters.
     pub fn params(&self) -> &BeamParams {
         &self.params
     }
 
-    /// The partial answers that go on.
+    /// The current partial answers.
     pub fn beams(&self) -> &[Hypothesis] {
         &self.beams
     }
 
-    /// Takes the raw logits of what follows the `beam`-th partial answer, `[vocab_size]`. `completes` says of a token that is
-    /// none of `end_ids` whether it ends the answer all the same, because a stop string is complete with it. Each beam is
-    /// expanded once, in any order, before [`select`](Self::select).
+    /// Takes the raw logits after the `beam`-th partial answer, `[vocab_size]`. `completes` returns whether a token
+    /// that is not in `end_ids` ends the answer, because it completes a stop string. Each beam must be expanded once,
+    /// in any order, before [`select`](Self::select).
     ///
     /// # Errors
-    /// [`Error::Logits`] if the logits are not what a working model gives.
+    /// [`Error::Logits`] if the logits are invalid.
     pub fn expand(&mut self, beam: usize, logits: &[f32], completes: impl Fn(TokenId) -> bool) -> Result<()> {
         let Some(parent) = self.beams.get(beam) else { return Ok(()) };
         if !ops::all_below_infinity(logits)
@@ -173,7 +173,7 @@ impl BeamSearch {
             }
         };
         if candidates.is_empty() {
-            return Err(Error::Logits { what: "every token of a beam is ruled out".into() });
+            return Err(Error::Logits { what: "all tokens of a beam are excluded".into() });
         }
         candidates.iter_mut().for_each(|candidate| candidate.is_ended = ends(candidate.id));
         if let Some(n_top) = self.params.n_top {
@@ -185,8 +185,8 @@ impl BeamSearch {
         Ok(())
     }
 
-    /// Chooses the next partial answers, once every beam is expanded. Gives the index of each one's parent among the
-    /// beams before; none when the search is over.
+    /// Selects the next partial answers, after every beam was expanded. Returns the index of each one's parent among
+    /// the previous beams; empty at the end of the search.
     pub fn select(&mut self) -> Vec<usize> {
         let mut continuations = std::mem::take(&mut self.continuations);
         let parents = match self.params.kind {
@@ -202,7 +202,7 @@ impl BeamSearch {
         parents
     }
 
-    /// The finished answers, the best first; `n` at most.
+    /// The finished answers, best first; at most `n`.
     pub fn into_best(mut self, n: usize) -> Vec<Hypothesis> {
         self.finished.sort_by(by_score);
         self.finished.truncate(n);
@@ -240,7 +240,7 @@ impl BeamSearch {
             (None, _) => false,
             (Some(worst), Some(best)) => {
                 let length = match early_stopping {
-                    // The longest answer has the best score that a log-probability can still lead to.
+                    // The longest answer has the best score that a log-probability can still reach.
                     EarlyStopping::Certain if length_penalty > 0.0 => max_tokens,
                     _ => best.token_ids.len(),
                 };
@@ -251,7 +251,7 @@ impl BeamSearch {
         if is_over { Vec::new() } else { parents }
     }
 
-    /// Finished answers compete on, with the perturbed log-probability that they ended with.
+    /// Finished answers keep competing with the perturbed log-probability at their end.
     fn select_drawn(&mut self, continuations: Vec<Continuation>) -> Vec<usize> {
         let BeamParams { width, max_tokens, .. } = self.params;
         let grown = continuations.into_iter().map(|continuation| {
@@ -287,19 +287,19 @@ impl BeamSearch {
         Hypothesis { token_ids, logprobs, logprob, score, is_ended, path }
     }
 
-    /// Tokens that must not come now: ends, while the answer is too short.
+    /// Tokens that must not come yet: end tokens, while the answer is too short.
     fn barred(&self, n_tokens: usize) -> Option<&BTreeSet<TokenId>> {
         (n_tokens < self.params.min_tokens).then(|| &*self.params.end_ids)
     }
 }
 
-/// Gives each continuation its perturbed log-probability: Gumbel noise around its own log-probability, on the condition
-/// that the largest among the children is the parent's (section 4.1 of the paper, its appendix B.3 for the arithmetic).
+/// Computes each continuation's perturbed log-probability: Gumbel noise around its log-probability, conditioned on the
+/// maximum of the children being the parent's (section 4.1 of the paper; numerics in appendix B.3).
 fn perturb(parent: &Hypothesis, children: &mut [Continuation]) {
     let noise = node_stream(parent.path);
     for child in &mut *children {
         let uniform = noise.uniform(child.id as usize, Purpose::Gumbel);
-        // The logarithms end at 0 and at 1.
+        // The logarithms are infinite at 0 and 1.
         let uniform = uniform.clamp(f64::MIN_POSITIVE, 1.0 - f64::EPSILON / 2.0);
         child.score = child.logprob - (-uniform.ln()).ln();
     }
@@ -316,21 +316,21 @@ fn log_1m_exp(x: f64) -> f64 {
     if x > -std::f64::consts::LN_2 { (-x.exp_m1()).ln() } else { (-x.exp()).ln_1p() }
 }
 
-/// `ln(sum(exp(logits)))`, to the digits of double precision: a search adds up what it is taken from, and a draw without
-/// replacement takes differences.
+/// `ln(sum(exp(logits)))` in double precision: a search subtracts it many times, and sampling without replacement uses
+/// differences.
 fn log_sum_exp(logits: &[f32]) -> f64 {
     let largest = f64::from(Scan::new(logits).largest());
     let total: f64 = logits.iter().map(|&logit| (f64::from(logit) - largest).exp()).sum();
     largest + total.ln()
 }
 
-/// The noise of the children of a node. A node's number follows from its tokens alone, so that noise does not depend on
-/// which beam it is in.
+/// The noise for the children of a node. A node's number depends only on its tokens, so the noise does not depend on
+/// the beam.
 fn node_stream(path: u64) -> RandomStream {
     RandomStream::new(path, 0)
 }
 
-/// Keeps the `n` best, the best first.
+/// Keeps the `n` best, best first.
 fn keep_best(n: usize, continuations: &mut Vec<Continuation>) {
     if n > 0 && n < continuations.len() {
         continuations.select_nth_unstable_by(n - 1, by_rank);
@@ -339,8 +339,8 @@ fn keep_best(n: usize, continuations: &mut Vec<Continuation>) {
     continuations.sort_unstable_by(by_rank);
 }
 
-/// The best of the possible tokens, the best first, as many as it takes for `width` of them to go on if there are so many.
-/// At most `n_barred` tokens with a logit above -infinity are not possible.
+/// The best allowed tokens, best first, as many as needed for `width` of them to continue, if possible. At most
+/// `n_barred` tokens with a logit above -infinity are not allowed.
 fn best_that_go_on(
     width: usize,
     logits: &[f32],
@@ -361,7 +361,7 @@ fn best_that_go_on(
     }
 }
 
-/// By score, then by parent and token, so that equal scores have one order.
+/// By score, then by parent and token, so that the order of equal scores is fixed.
 fn by_rank(a: &Continuation, b: &Continuation) -> Ordering {
     let by_score = b.score.partial_cmp(&a.score).unwrap_or(Ordering::Equal);
     by_score.then(a.parent.cmp(&b.parent)).then(a.id.cmp(&b.id))

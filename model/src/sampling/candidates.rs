@@ -1,4 +1,4 @@
-//! The tokens that may be drawn, as the steps of the chain leave them: logits, weights and what is read off them.
+//! The tokens that may be sampled, after each step of the chain: logits and weights.
 
 use std::{borrow::Cow, collections::BTreeSet};
 
@@ -12,21 +12,21 @@ use crate::{
     ops,
 };
 
-/// Weights whose sum is taken at once, where a draw looks for its place among them.
+/// Number of weights that are summed at once when sampling.
 const DRAWN_AT_ONCE: usize = 1024;
 
-/// The tokens that are left, in the order of their ids. Up to the first step that takes some away, all of the row's,
-/// those among them that are ruled out (a logit of -infinity).
+/// The remaining tokens, in the order of their ids. Before the first truncating step, all tokens of the row, including
+/// excluded ones (with a logit of -infinity).
 #[derive(Clone, Debug)]
 pub(super) struct Candidates<'a> {
-    /// Ascending; `None` while there is every token of the vocabulary.
+    /// Ascending; `None` means all tokens of the vocabulary.
     ids: Option<Vec<TokenId>>,
     /// Before the temperature.
     logits: Cow<'a, [f32]>,
-    /// `exp((logit - largest logit) / temperature)`: the probability, but for one common factor. At most 1. Empty unless
-    /// they belong to the logits.
+    /// `exp((logit - largest logit) / temperature)`: the probability up to a common factor. At most 1. Empty if not
+    /// computed for the current logits.
     weights: Vec<f32>,
-    /// Kept apart from the logits, so that a low one makes no two of them equal.
+    /// Separate from the logits, so that a low temperature does not make two of them equal.
     temperature: f32,
 }
 
@@ -34,8 +34,8 @@ impl<'a> Candidates<'a> {
     /// All tokens of the row.
     ///
     /// # Errors
-    /// [`Error::Logits`]: NaN and +infinity are a computation that failed, not a choice, and so is a row that rules out
-    /// all.
+    /// [`Error::Logits`] for NaN and +infinity, which mean that the computation failed, and for a row that excludes all
+    /// tokens.
     pub(super) fn new(row: &'a LogitRow<'_>) -> Result<Self> {
         let (ids, logits) = match row {
             LogitRow::Whole(logits) => (None, Cow::Borrowed(logits.as_ref())),
@@ -59,12 +59,12 @@ impl<'a> Candidates<'a> {
             return Err(Error::Logits { what: format!("token {id} has the logit {logit}") });
         }
         if self.is_nothing_left() {
-            return Err(Error::Logits { what: "every token is ruled out, all are -inf".into() });
+            return Err(Error::Logits { what: "all tokens are excluded: every logit is -inf".into() });
         }
         Ok(())
     }
 
-    /// Whether the largest logit is -infinity.
+    /// Whether all logits are -infinity.
     pub(super) fn is_nothing_left(&self) -> bool {
         self.logits.iter().all(|&logit| logit == f32::NEG_INFINITY)
     }
@@ -80,8 +80,8 @@ impl<'a> Candidates<'a> {
         }
     }
 
-    /// Changes one logit, as the temperature so far left it. The result stays below +infinity, which only a broken model
-    /// gives, and above -infinity unless it was there.
+    /// Changes a logit, after applying the temperature. The result stays below +infinity, which only a broken model
+    /// returns, and above -infinity unless it was -infinity before.
     pub(super) fn change(&mut self, id: TokenId, change: impl FnOnce(f32) -> f32) {
         self.apply_temperature();
         self.weights.clear();
@@ -93,7 +93,7 @@ impl<'a> Candidates<'a> {
         }
     }
 
-    /// Rules tokens out.
+    /// Excludes tokens.
     pub(super) fn ban(&mut self, banned: &BTreeSet<TokenId>) {
         self.weights.clear();
         for place in banned.iter().filter_map(|&id| self.place(id)).collect::<Vec<_>>() {
@@ -101,7 +101,7 @@ impl<'a> Candidates<'a> {
         }
     }
 
-    /// Rules all others out.
+    /// Excludes all other tokens.
     pub(super) fn allow(&mut self, allowed: &BTreeSet<TokenId>) {
         self.weights.clear();
         let places: Vec<usize> = allowed.iter().filter_map(|&id| self.place(id)).collect();
@@ -116,7 +116,7 @@ impl<'a> Candidates<'a> {
         }
     }
 
-    /// Puts the temperature into the logits, for a step behind it that changes them.
+    /// Applies the temperature to the logits, for a later step that changes them.
     fn apply_temperature(&mut self) {
         if self.temperature != 1.0 {
             for logit in self.logits.to_mut() {
@@ -126,7 +126,7 @@ impl<'a> Candidates<'a> {
         }
     }
 
-    /// Keeps those at `places`, which ascend.
+    /// Keeps the candidates at `places`, which must be ascending.
     pub(super) fn keep(&mut self, places: &[usize]) {
         self.ids = Some(places.iter().map(|&place| self.id(place)).collect());
         self.logits = places.iter().map(|&place| self.logits[place]).collect::<Vec<_>>().into();
@@ -147,17 +147,17 @@ impl<'a> Candidates<'a> {
         self.temperature
     }
 
-    /// By logit, not by weight: a low temperature makes weights equal. The lower id first among equals.
+    /// Ranks by logit, not by weight: a low temperature makes weights equal. The lower id comes first among equals.
     pub(super) fn rank(&self, place: usize) -> Rank {
         Rank::new(self.logits[place], place)
     }
 
-    /// The most likely first.
+    /// The `n` most likely candidates in order.
     pub(super) fn first(&self, n: usize) -> Vec<Rank> {
         Scan::new(&self.logits).first(n)
     }
 
-    /// The weights, which belong to the logits from here on until one changes.
+    /// Computes the weights, which are valid until a logit changes.
     pub(super) fn weigh(&mut self) -> &[f32] {
         if self.weights.len() != self.logits.len() {
             let largest = Scan::new(&self.logits).largest();
@@ -166,12 +166,12 @@ impl<'a> Candidates<'a> {
         &self.weights
     }
 
-    /// As [weighed](Self::weigh) last.
+    /// The weights as computed [last](Self::weigh).
     pub(super) fn weights(&self) -> &[f32] {
         &self.weights
     }
 
-    /// To be weighed anew: the most likely one may be gone.
+    /// Invalidates the weights: the most likely candidate may be gone.
     pub(super) fn forget_weights(&mut self) {
         self.weights.clear();
     }
@@ -181,13 +181,13 @@ impl<'a> Candidates<'a> {
         self.weigh().chunks(DRAWN_AT_ONCE).map(ops::sum_of).sum()
     }
 
-    /// Of each place, how much less likely than the most likely: the negative logarithm of its weight, in nats.
+    /// How much less likely each candidate is than the most likely one: the negative logarithm of its weight, in nats.
     pub(super) fn nats_below_largest(&self) -> impl Iterator<Item = f64> + '_ {
         let largest = f64::from(Scan::new(&self.logits).largest());
         self.logits.iter().map(move |&logit| (largest - f64::from(logit)) / f64::from(self.temperature))
     }
 
-    /// In nats, of the probabilities.
+    /// The entropy of the probabilities in nats.
     pub(super) fn entropy(&mut self) -> f64 {
         let total = self.total_weight();
         let possible = self.weights.iter().zip(self.nats_below_largest()).filter(|(weight, _)| **weight > 0.0);
@@ -202,7 +202,7 @@ impl<'a> Candidates<'a> {
         }
     }
 
-    /// The candidate at the share `uniform`, in `[0, 1)`, of the weights laid end to end.
+    /// The candidate at the fraction `uniform`, in `[0, 1)`, of the cumulative weights.
     pub(super) fn draw(&mut self, uniform: f64) -> Option<TokenId> {
         let target = uniform * self.total_weight();
         let mut reached = 0.0;
@@ -220,21 +220,21 @@ impl<'a> Candidates<'a> {
                     return Some(self.id(start + offset));
                 }
             }
-            // One after the other they may sum to a little less.
+            // Sequential sums may be slightly smaller.
             end = start + chunk.len();
             break;
         }
-        // The target may be rounded up to the total itself, which no sum exceeds.
+        // The target may be rounded up to the total, which no partial sum exceeds.
         self.weights[..end].iter().rposition(|weight| *weight > 0.0).map(|place| self.id(place))
     }
 
-    /// The probability of one, 0 if it is not there.
+    /// The probability of a token, 0 if it is not a candidate.
     pub(super) fn probability(&mut self, id: TokenId) -> f64 {
         let total = self.total_weight();
         self.place(id).map_or(0.0, |place| f64::from(self.weights[place]) / total)
     }
 
-    /// The log-probability of one and of the `n_top` most likely, as they are now.
+    /// The log-probability of a token and of the `n_top` most likely ones in the current distribution.
     pub(super) fn into_logprobs(mut self, id: TokenId, n_top: usize) -> TokenLogprobs {
         self.drop_impossible();
         let total = self.total_weight();
@@ -249,7 +249,7 @@ impl<'a> Candidates<'a> {
         TokenLogprobs { id, logprob, rank, top }
     }
 
-    /// All that can be drawn with their probabilities, most likely first.
+    /// All candidates with a positive probability, most likely first.
     pub(super) fn into_distribution(mut self) -> Vec<(TokenId, f64)> {
         self.drop_impossible();
         let total = self.total_weight();
@@ -257,7 +257,7 @@ impl<'a> Candidates<'a> {
         ranked.map(|place| (self.id(place), f64::from(self.weights[place]) / total)).collect()
     }
 
-    /// The most likely one.
+    /// The most likely candidate.
     pub(super) fn best(&self) -> Option<TokenId> {
         Scan::new(&self.logits).first_of_largest().map(|place| self.id(place))
     }

@@ -1,11 +1,29 @@
-//! The steps that take candidates away, each a small function; their order is at [`super::Sampler`].
+//! The truncating steps of the chain; their order is at [`super::Sampler`].
 
-use super::{Dry, Mirostat, MirostatVersion, Xtc, candidates::Candidates, select::Scan};
+use super::{ChainStep, Dry, Mirostat, MirostatVersion, SamplingParams, Xtc, candidates::Candidates, select::Scan};
 use crate::TokenId;
 
 impl Candidates<'_> {
-    /// Divides the logits by `temperature`; at 0, the most likely token alone stays, the lowest id among equals.
-    pub(super) fn heat(&mut self, temperature: f32) {
+    /// Applies a step that only depends on the candidates and `params`: all except the penalties.
+    pub(super) fn apply(&mut self, step: ChainStep, params: &SamplingParams) {
+        match step {
+            ChainStep::Penalties | ChainStep::Dry => unreachable!("penalties need the text"),
+            ChainStep::Temperature if params.dynatemp_range > 0.0 => {
+                let (middle, range) = (params.temperature, params.dynatemp_range);
+                self.heat_by_entropy((middle - range).max(0.0), middle + range, params.dynatemp_exponent);
+            }
+            ChainStep::Temperature => self.heat(params.temperature),
+            ChainStep::TopNSigma => self.keep_top_n_sigma(params.top_n_sigma),
+            ChainStep::TopK => self.keep_top_k(params.top_k),
+            ChainStep::TypicalP => self.keep_typical_p(params.typical_p),
+            ChainStep::TopP => self.keep_top_p(params.top_p),
+            ChainStep::MinP => self.keep_min_p(params.min_p),
+            ChainStep::Xtc => self.exclude_top_choices(params.xtc),
+        }
+    }
+
+    /// Divides the logits by `temperature`; at 0 only the most likely token remains, the lowest id among equals.
+    fn heat(&mut self, temperature: f32) {
         if temperature == 0.0 {
             self.keep_top_k(1);
         } else {
@@ -13,8 +31,8 @@ impl Candidates<'_> {
         }
     }
 
-    /// Heats by what lies between `low` and `high` as the entropy does between none and that of equal probabilities.
-    pub(super) fn heat_by_entropy(&mut self, low: f32, high: f32, exponent: f32) {
+    /// Applies a temperature between `low` and `high`, by the entropy relative to the maximum entropy.
+    fn heat_by_entropy(&mut self, low: f32, high: f32, exponent: f32) {
         let n_possible = self.weigh().iter().filter(|weight| **weight > 0.0).count();
         let most = (n_possible.max(2) as f64).ln();
         let share = (self.entropy() / most).clamp(0.0, 1.0).powf(f64::from(exponent));
@@ -30,8 +48,9 @@ impl Candidates<'_> {
         }
     }
 
-    /// Keeps the fewest, most likely first, whose probabilities sum to `p` or more: the one that crosses `p` stays.
-    pub(super) fn keep_top_p(&mut self, p: f32) {
+    /// Keeps the smallest set of most likely tokens whose probabilities sum to `p` or more, including the one that
+    /// crosses `p`.
+    fn keep_top_p(&mut self, p: f32) {
         let wanted = f64::from(p) * self.total_weight();
         let scan = Scan::new(self.logits());
         if let Some(last) = scan.last_of_mass(self.temperature(), self.weights(), wanted) {
@@ -41,31 +60,31 @@ impl Candidates<'_> {
     }
 
     /// Keeps those with at least `p` times the largest probability.
-    pub(super) fn keep_min_p(&mut self, p: f32) {
-        // The largest weight is 1, so the most likely one stays.
+    fn keep_min_p(&mut self, p: f32) {
+        // The largest weight is 1, so the most likely token remains.
         let places = Scan::new(self.weigh()).at_least(p);
         self.keep(&places);
     }
 
-    /// Keeps the fewest that sum to `p` or more, those first whose surprise `-ln(probability)` is nearest to the entropy,
-    /// which is the surprise to be expected. The one that crosses `p` stays.
-    pub(super) fn keep_typical_p(&mut self, p: f32) {
+    /// Keeps the smallest set of tokens whose probabilities sum to `p` or more, those first whose surprise
+    /// `-ln(probability)` is closest to its expectation, the entropy. Includes the token that crosses `p`.
+    fn keep_typical_p(&mut self, p: f32) {
         self.drop_impossible();
         let (total, entropy) = (self.total_weight(), self.entropy());
         let distance = |below: f64| (below + total.ln() - entropy).abs();
-        // The nearest is the largest of these.
+        // The closest is the largest of these.
         let nearness: Vec<f32> = self.nats_below_largest().map(|below| -distance(below) as f32).collect();
         let scan = Scan::new(&nearness);
         if let Some(last) = scan.last_of_mass(1.0, self.weights(), f64::from(p) * total) {
             self.keep(&scan.down_to(last));
         }
-        // The most likely one may be gone.
+        // The most likely token may be gone.
         self.forget_weights();
     }
 
-    /// Keeps those whose logit is at most `n` standard deviations of all the logits below the largest. The temperature
-    /// scales both alike, so it makes no difference.
-    pub(super) fn keep_top_n_sigma(&mut self, n: f32) {
+    /// Keeps tokens whose logit is at most `n` standard deviations of all logits below the largest. Temperature scales
+    /// both, so it has no effect here.
+    fn keep_top_n_sigma(&mut self, n: f32) {
         let count = sum_in_lanes(self.logits(), |_| 1.0);
         let mean = sum_in_lanes(self.logits(), |logit| logit) / count;
         let variance = sum_in_lanes(self.logits(), |logit| (logit - mean) * (logit - mean)) / count;
@@ -76,8 +95,8 @@ impl Candidates<'_> {
         self.keep(&places);
     }
 
-    /// Takes away all those at least as probable as the threshold, but the least probable of them.
-    pub(super) fn exclude_top_choices(&mut self, xtc: Xtc) {
+    /// Removes all tokens at least as probable as the threshold, except the least probable of them.
+    fn exclude_top_choices(&mut self, xtc: Xtc) {
         let bar = f64::from(xtc.threshold) * self.total_weight();
         let is_top = |place: usize| f64::from(self.weights()[place]) >= bar;
         let places = 0..self.len();
@@ -89,7 +108,7 @@ impl Candidates<'_> {
         self.forget_weights();
     }
 
-    /// Keeps what mirostat allows while the bound on the surprise is `bound` bits.
+    /// Keeps the tokens that mirostat allows for a surprise of at most `bound` bits.
     pub(super) fn keep_unsurprising(&mut self, mirostat: Mirostat, bound: f32) {
         self.drop_impossible();
         let n = self.len();
@@ -103,8 +122,8 @@ impl Candidates<'_> {
         self.keep_top_k(n_kept.clamp(1, n));
     }
 
-    /// The exponent `s` of a Zipf distribution (the probability of rank `i` goes with `i^-s`) that fits the most likely
-    /// ones best: equation 30 of the paper on mirostat.
+    /// Estimates the exponent `s` of a Zipf distribution (the probability of rank `i` is proportional to `i^-s`) from
+    /// the most likely tokens: equation 30 of the paper on mirostat.
     fn fall_off(&self) -> f64 {
         let (mut products, mut squares) = (0.0, 0.0);
         let ranked: Vec<f64> =
@@ -118,7 +137,7 @@ impl Candidates<'_> {
     }
 }
 
-/// The sum of `f` over all logits above -infinity, in 16 parts, which do not wait for each other.
+/// The sum of `f` over all logits above -infinity, in 16 independent partial sums.
 fn sum_in_lanes(logits: &[f32], f: impl Fn(f64) -> f64) -> f64 {
     let mut sums = [0.0; 16];
     let (chunks, rest) = logits.as_chunks::<16>();
@@ -130,11 +149,11 @@ fn sum_in_lanes(logits: &[f32], f: impl Fn(f64) -> f64) -> f64 {
     sums.iter().sum()
 }
 
-/// How many tokens the estimate of mirostat 1 looks at: the paper's `m`.
+/// Number of tokens for the estimate of mirostat 1: the paper's `m`.
 const N_ESTIMATED: usize = 100;
 
-/// How many of `n` tokens to keep, so that under a Zipf distribution of the exponent `s` none surprises more than `bound`
-/// bits: algorithm 1 of the paper on mirostat.
+/// The number of `n` tokens to keep so that, under a Zipf distribution with exponent `s`, none has a surprise above
+/// `bound` bits: algorithm 1 of the paper on mirostat.
 fn k_of_surprise(s: f64, n: usize, bound: f64) -> usize {
     let excess = s - 1.0;
     let n_effective = if excess.abs() < 1e-9 {
@@ -143,16 +162,16 @@ fn k_of_surprise(s: f64, n: usize, bound: f64) -> usize {
     } else {
         excess * bound.exp2() / (1.0 - (n as f64).powf(-excess))
     };
-    // A cast of NaN gives 0 and one beyond the range its end; the caller clamps.
+    // A cast maps NaN to 0 and saturates at the ends of the range; the caller clamps.
     n_effective.powf(1.0 / s).round() as usize
 }
 
-/// The length of the longest repetition that each token would go on with, for those for which there is one: if the text
-/// so far, `tokens`, ends in a passage that it holds before, what came behind that passage.
+/// For each token that would continue a repetition, the length of the longest one: the end of `tokens` occurs earlier
+/// in it, followed by that token.
 ///
-/// A repetition does not reach over a breaker.
+/// A repetition does not extend across a breaker.
 pub(super) fn repetitions(tokens: &[TokenId], dry: &Dry) -> Vec<(TokenId, usize)> {
-    /// Longer ones are penalized no more: the penalty is beyond all logits by then.
+    /// Longer repetitions have the same penalty, which already exceeds all logits.
     const MAX_LENGTH: usize = 50;
     let is_breaker = |id: &TokenId| dry.sequence_breakers.contains(id);
     let mut found: Vec<(TokenId, usize)> = Vec::new();
@@ -163,7 +182,7 @@ pub(super) fn repetitions(tokens: &[TokenId], dry: &Dry) -> Vec<(TokenId, usize)
             found.push((*next, length));
         }
     }
-    // The longest of each token last, where the others are dropped.
+    // Sorted so that the longest one of each token remains.
     found.sort_unstable_by(|a, b| (a.0, b.1).cmp(&(b.0, a.1)));
     found.dedup_by_key(|(id, _)| *id);
     found

@@ -3,22 +3,22 @@
 use super::select::Scan;
 use crate::{TokenId, ops};
 
-/// How likely the model found a token, and which it found likeliest.
+/// The log-probability of a token, and the most likely alternatives.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogprobs {
-    /// The token in question.
+    /// The token.
     pub id: TokenId,
-    /// Its log-probability, in nats; -infinity if its logit is, or if the vocabulary has no such id.
+    /// Its log-probability in nats; -infinity if its logit is, or if the id is not in the vocabulary.
     pub logprob: f32,
-    /// How many tokens are more likely, plus 1: the most likely token has rank 1, and so have its equals.
+    /// Number of more likely tokens, plus 1; equally likely tokens have the same rank.
     pub rank: usize,
-    /// The most likely tokens with their log-probabilities, the most likely first, the lower id among equals.
+    /// The most likely tokens with their log-probabilities, most likely first, the lower id among equals.
     pub top: Vec<(TokenId, f32)>,
 }
 
 /// The log-softmax of raw logits at `id` and at the `n_top` most likely tokens.
 ///
-/// Where `id` is among the top, both places hold the very same float: clients compare them for equality.
+/// If `id` is among the top, both values are the same float: clients test them for equality.
 pub fn token_logprobs(logits: &[f32], id: TokenId, n_top: usize) -> TokenLogprobs {
     let scan = Scan::new(logits);
     let log_total = log_sum_exp(logits, scan.largest());
@@ -30,7 +30,7 @@ pub fn token_logprobs(logits: &[f32], id: TokenId, n_top: usize) -> TokenLogprob
     TokenLogprobs { id, logprob: logprob(id), rank, top }
 }
 
-/// `ln(sum(exp(logits)))`, to within `1e-6`: as close as the logits are themselves.
+/// `ln(sum(exp(logits)))` to within `1e-6`, the precision of the logits themselves.
 fn log_sum_exp(logits: &[f32], largest: f32) -> f64 {
     f64::from(largest) + ops::sum_of(&ops::relative_weights(logits, largest, 1.0)).ln()
 }

@@ -1,9 +1,8 @@
-//! The choice of the next token: what a client asks for ([`SamplingParams`]), the chain of logits processors, the
-//! [`Sampler`] that runs it for one sequence, its random stream, and log-probabilities.
+//! Sampling of the next token: parameters ([`SamplingParams`]), the chain of logits processors and the [`Sampler`] that
+//! runs it for one sequence, its random stream, and log-probabilities.
 //!
-//! What may come in: anything from a row of logits to one token. Tensors stay outside: a row is a [`LogitRow`], and a
-//! sampler says [what of it](RowNeeds) it needs.
-//! The order of the chain is documented in one place, at [`Sampler`].
+//! Scope: from a row of logits to one token, without tensors. A row is a [`LogitRow`], and a sampler declares [which
+//! part](RowNeeds) of it it needs. The order of the chain is documented at [`Sampler`].
 
 pub mod beam;
 mod candidates;

@@ -1,4 +1,4 @@
-//! What a client may ask of the choice of tokens, as plain data.
+//! Sampling parameters, as plain data.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,14 +15,15 @@ use crate::{
 
 /// The sampling parameters of one request, with the names of OpenAI, vLLM and llama.cpp, in this order of precedence.
 ///
-/// The defaults change nothing: a token is drawn from the model's own distribution. In which order the parameters act is
-/// said at [`Sampler`](super::Sampler). Clones are cheap: they share the lists, which may be as long as the vocabulary.
+/// The defaults are neutral: tokens are sampled from the model's own distribution. The order in which parameters apply
+/// is documented at [`Sampler`](super::Sampler). Clones are cheap: they share the lists, which may be as long as the
+/// vocabulary.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplingParams {
-    /// Divides the logits; below 1 the likely tokens gain. 0 takes the most likely token always.
+    /// Divides the logits; values below 1 favour likely tokens. 0 always takes the most likely token.
     pub temperature: f32,
-    /// Dynamic temperature: how far the temperature may go up and down with the entropy of the distribution. 0 keeps it
-    /// where it is. See [`SamplingParams::dynatemp_exponent`].
+    /// Dynamic temperature: how far the temperature varies with the entropy of the distribution. 0 disables it. See
+    /// [`SamplingParams::dynatemp_exponent`].
     pub dynatemp_range: f32,
     /// The temperature is `low + (high - low) * (entropy / largest possible entropy)^exponent`, from
     /// `low = temperature - range` (but not below 0) to `high = temperature + range`
@@ -30,90 +31,90 @@ pub struct SamplingParams {
     pub dynatemp_exponent: f32,
     /// Keep this many of the most likely tokens. 0 keeps all.
     pub top_k: usize,
-    /// Keep the fewest tokens whose probabilities reach this sum
-    /// ([Holtzman et al. 2019](https://arxiv.org/abs/1904.09751)). 1 keeps all.
+    /// Keep the smallest set of most likely tokens whose probabilities sum to this value ([Holtzman et al.
+    /// 2019](https://arxiv.org/abs/1904.09751)). 1 keeps all.
     pub top_p: f32,
-    /// Keep the tokens at least this probable, as a share of the most likely token's probability
-    /// ([Nguyen et al. 2024](https://arxiv.org/abs/2407.01082)). 0 keeps all.
+    /// Keep tokens whose probability is at least this fraction of the largest one ([Nguyen et al.
+    /// 2024](https://arxiv.org/abs/2407.01082)). 0 keeps all.
     pub min_p: f32,
-    /// Keep the fewest tokens that reach this sum of probabilities, those first whose surprise is nearest to the
-    /// distribution's entropy ([Meister et al. 2022](https://arxiv.org/abs/2202.00666)). 1 keeps all.
+    /// Keep the smallest set of tokens whose probabilities sum to this value, those first whose surprise is closest to
+    /// the distribution's entropy ([Meister et al. 2022](https://arxiv.org/abs/2202.00666)). 1 keeps all.
     pub typical_p: f32,
-    /// Keep the tokens whose logit is within so many standard deviations of the largest
-    /// ([Tang et al. 2024](https://arxiv.org/abs/2411.07641)). 0 keeps all.
+    /// Keep tokens whose logit is within this many standard deviations of the largest ([Tang et al.
+    /// 2024](https://arxiv.org/abs/2411.07641)). 0 keeps all.
     pub top_n_sigma: f32,
-    /// Now and then take away the most likely tokens.
+    /// XTC: sometimes removes the most likely tokens.
     pub xtc: Xtc,
-    /// Keep the surprise of the text at a level. Takes the place of all that cuts tokens away.
+    /// Mirostat: controls the surprise of the text. Replaces all truncating parameters.
     pub mirostat: Option<Mirostat>,
-    /// Makes tokens of the prompt and the output less likely if above 1: positive logits are divided by it, negative
+    /// Values above 1 make tokens of the prompt and the output less likely: positive logits are divided by it, negative
     /// ones multiplied ([Keskar et al. 2019](https://arxiv.org/abs/1909.05858)).
     pub repetition_penalty: f32,
-    /// How many of the last tokens `repetition_penalty` looks at. `None`: all.
+    /// Number of last tokens that `repetition_penalty` considers. `None`: all.
     pub repeat_last_n: Option<usize>,
-    /// Subtracted from the logit of each token that the output has.
+    /// Subtracted from the logit of each token that occurs in the output.
     pub presence_penalty: f32,
-    /// Subtracted from the logit of each token once for every time that the output has it.
+    /// Subtracted from the logit of each token, once for every time it occurs in the output.
     pub frequency_penalty: f32,
-    /// Makes tokens less likely that would go on repeating a passage.
+    /// DRY: makes tokens less likely that would continue a repetition.
     pub dry: Dry,
     /// Added to the logits of these tokens.
     pub logit_bias: Arc<BTreeMap<TokenId, f32>>,
-    /// The only tokens that may come. `None`: all.
+    /// The only allowed tokens. `None`: all.
     pub allowed_token_ids: Option<Arc<BTreeSet<TokenId>>>,
-    /// Sequences of tokens that must not appear in the output: the last of one is ruled out where the others precede.
+    /// Sequences of tokens that must not occur in the output: the last token of one is excluded after the others.
     pub bad_words: Arc<[Vec<TokenId>]>,
-    /// What acts, in which order; what is not listed does not act.
+    /// The steps to apply, in this order; other steps are not applied.
     pub samplers: Vec<ChainStep>,
-    /// Equal seeds draw equal tokens from equal logits.
+    /// Equal seeds give equal tokens for equal logits.
     pub seed: u64,
 }
 
-/// XTC, "exclude top choices": with a certain probability, all tokens above a threshold are taken away but the least
-/// likely of them ([the proposal](https://github.com/oobabooga/text-generation-webui/pull/6335)).
+/// XTC, "exclude top choices": with a given probability, all tokens above a threshold except the least likely one are
+/// removed ([the proposal](https://github.com/oobabooga/text-generation-webui/pull/6335)).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Xtc {
-    /// How often it acts, 0 (never) to 1.
+    /// Probability of acting, from 0 (never) to 1.
     pub probability: f32,
-    /// Tokens at least this probable may be taken away, 0 to 1. Above 0.5 there is never more than one such token, and
+    /// Minimum probability of the tokens to remove, from 0 to 1. Above 0.5 there is never more than one such token, so
     /// nothing happens.
     pub threshold: f32,
 }
 
-/// Mirostat: a bound on the surprise of a token that follows the surprise of the text so far
-/// ([Basu et al. 2020](https://arxiv.org/abs/2007.14966)).
+/// Mirostat: a limit on the surprise of a token that adapts to the surprise of the text so far ([Basu et al.
+/// 2020](https://arxiv.org/abs/2007.14966)).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Mirostat {
-    /// Which of the paper's algorithms.
+    /// The algorithm of the paper.
     pub version: MirostatVersion,
-    /// The target, in bits per token.
+    /// Target surprise in bits per token.
     pub tau: f32,
-    /// How fast the bound follows.
+    /// Learning rate of the limit.
     pub eta: f32,
 }
 
-/// Which of the two algorithms of the paper on mirostat.
+/// The algorithms of the paper on mirostat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MirostatVersion {
-    /// Algorithm 1: keeps `k` tokens, from an estimate of how the distribution falls off.
+    /// Algorithm 1: keeps `k` tokens, by an estimate of the distribution's exponent.
     V1,
-    /// Algorithm 2: keeps the tokens whose surprise is at most the bound.
+    /// Algorithm 2: keeps tokens whose surprise is within the limit.
     V2,
 }
 
-/// DRY, "don't repeat yourself": a penalty that grows with the length of the passage that a token would go on repeating
+/// DRY, "don't repeat yourself": a penalty that grows with the length of the repetition that a token would continue
 /// ([the proposal](https://github.com/oobabooga/text-generation-webui/pull/5637)).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dry {
-    /// The penalty of a repetition of `allowed_length` tokens. 0: none at all.
+    /// Penalty of a repetition of `allowed_length` tokens. 0: disabled.
     pub multiplier: f32,
-    /// What the penalty is multiplied by for each further token of the repetition, at least 1.
+    /// Factor of the penalty for each further token of the repetition, at least 1.
     pub base: f32,
-    /// The shortest repetition that has a penalty, at least 1 token.
+    /// Length in tokens of the shortest repetition that is penalized, at least 1.
     pub allowed_length: usize,
-    /// How many of the last tokens are searched for repetitions. `None`: all.
+    /// Number of last tokens to search for repetitions. `None`: all.
     pub penalty_last_n: Option<usize>,
-    /// Tokens across which no repetition is seen.
+    /// Tokens that end a repetition; sequences are not matched across them.
     pub sequence_breakers: Arc<BTreeSet<TokenId>>,
 }
 
@@ -141,7 +142,7 @@ pub enum ChainStep {
 }
 
 impl ChainStep {
-    /// All steps, in the order in which they act where a request does not say otherwise.
+    /// All steps, in the default order.
     pub const DEFAULT_ORDER: [Self; 9] = [
         Self::Penalties,
         Self::Dry,
@@ -154,7 +155,7 @@ impl ChainStep {
         Self::Xtc,
     ];
 
-    /// The step's name in requests, llama.cpp's.
+    /// The step's name in requests, as in llama.cpp.
     pub fn name(self) -> &'static str {
         match self {
             Self::Penalties => "penalties",
@@ -179,12 +180,12 @@ impl fmt::Display for ChainStep {
 impl FromStr for ChainStep {
     type Err = Error;
 
-    /// llama.cpp also writes `typ_p` for `typical_p`.
+    /// llama.cpp also uses `typ_p` for `typical_p`.
     fn from_str(name: &str) -> Result<Self> {
         let name = if name == "typ_p" { "typical_p" } else { name };
         Self::DEFAULT_ORDER.into_iter().find(|step| step.name() == name).ok_or_else(|| {
             let names = Self::DEFAULT_ORDER.map(|step| format!("`{step}`")).join(", ");
-            Error::Param { name: "samplers", what: format!("must hold names out of {names}, given `{name}`") }
+            Error::Param { name: "samplers", what: format!("must have names from {names}, got `{name}`") }
         })
     }
 }
@@ -235,17 +236,17 @@ impl Default for SamplingParams {
 }
 
 impl SamplingParams {
-    /// Always the most likely token.
+    /// Parameters that always take the most likely token.
     pub fn greedy() -> Self {
         Self { temperature: 0.0, ..Self::default() }
     }
 
-    /// Whether no random number is needed.
+    /// Whether sampling needs no random number.
     pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0
     }
 
-    /// Whether a step does anything, wherever in `samplers` it is. [`ChainStep::Xtc`] does at times only.
+    /// Whether a step has an effect, regardless of `samplers`. [`ChainStep::Xtc`] only acts sometimes.
     pub(super) fn acts(&self, step: ChainStep) -> bool {
         match step {
             ChainStep::Penalties => {
@@ -262,12 +263,11 @@ impl SamplingParams {
         }
     }
 
-    /// Checks every field against what it allows, and the fields against each other. `vocab_size` is the model's: it
-    /// bounds token ids.
+    /// Checks every field, and combinations of fields. `vocab_size` is the model's, for token ids.
     ///
     /// # Errors
-    /// [`Error::Param`] for the first field that is out of range, infinite or not a number, or that contradicts another;
-    /// the message then names both.
+    /// [`Error::Param`] for the first field that is out of range, infinite or NaN, or that contradicts another; the
+    /// message then names both.
     pub fn validate(&self, vocab_size: usize) -> Result<()> {
         self.validate_shape()?;
         self.validate_penalties()?;
@@ -276,7 +276,7 @@ impl SamplingParams {
         self.validate_together()
     }
 
-    /// The fields that shape the distribution or cut it.
+    /// The fields that shape or truncate the distribution.
     fn validate_shape(&self) -> Result<()> {
         check("temperature", self.temperature, self.temperature >= 0.0, "a number, 0 or more")?;
         check("dynatemp_range", self.dynatemp_range, self.dynatemp_range >= 0.0, "a number, 0 or more")?;
@@ -300,7 +300,7 @@ impl SamplingParams {
         check("dry_multiplier", multiplier, multiplier >= 0.0, "a number, 0 or more")?;
         check("dry_base", base, base >= 1.0, "a number, 1 or more")?;
         if allowed_length == 0 {
-            return refuse("dry_allowed_length", "must be at least 1, given 0");
+            return refuse("dry_allowed_length", "must be at least 1, got 0");
         }
         Ok(())
     }
@@ -312,12 +312,12 @@ impl SamplingParams {
         }
         if let Some(allowed) = &self.allowed_token_ids {
             if allowed.is_empty() {
-                return refuse("allowed_token_ids", "must hold at least one token id, given none");
+                return refuse("allowed_token_ids", "must have at least one token id, got none");
             }
             allowed.iter().try_for_each(|&id| check_id("allowed_token_ids", id, vocab_size))?;
         }
         if self.bad_words.iter().any(Vec::is_empty) {
-            return refuse("bad_words", "must not hold an empty word");
+            return refuse("bad_words", "must not contain an empty word");
         }
         self.bad_words.iter().flatten().try_for_each(|&id| check_id("bad_words", id, vocab_size))?;
         let single: BTreeSet<TokenId> =
@@ -328,11 +328,11 @@ impl SamplingParams {
         Ok(())
     }
 
-    /// A field that is set acts in some step, and no step acts twice.
+    /// A field that is set must have its step, and no step may occur twice.
     fn validate_order(&self) -> Result<()> {
         for (at, step) in self.samplers.iter().enumerate() {
             if self.samplers.iter().take(at).any(|earlier| earlier == step) {
-                return refuse("samplers", format!("must name each step once, given `{step}` twice"));
+                return refuse("samplers", format!("must have each sampler at most once, got `{step}` twice"));
             }
         }
         let missing = |step: ChainStep| !self.samplers.contains(&step);
@@ -346,11 +346,11 @@ impl SamplingParams {
         ];
         let unused = set.into_iter().chain(self.cuts()).find(|&(_, step, is_set)| is_set && missing(step));
         unused.map_or(Ok(()), |(name, step, _)| {
-            refuse("samplers", format!("must hold `{step}` where `{name}` is set, given {}", listed(&self.samplers)))
+            refuse("samplers", format!("must have `{step}` if `{name}` is set, got {}", listed(&self.samplers)))
         })
     }
 
-    /// The fields that cut tokens away, their steps, and whether they are set.
+    /// The truncating fields, their steps, and whether they are set.
     fn cuts(&self) -> [(&'static str, ChainStep, bool); 6] {
         [
             ("top_n_sigma", ChainStep::TopNSigma),
@@ -366,14 +366,17 @@ impl SamplingParams {
     fn validate_together(&self) -> Result<()> {
         if self.mirostat.is_some() {
             if let Some((name, ..)) = self.cuts().into_iter().find(|&(_, _, is_set)| is_set) {
-                return refuse("mirostat", format!("cannot be combined with `{name}`, whose place it takes"));
+                return refuse("mirostat", format!("cannot be combined with `{name}`, which it replaces"));
             }
             if self.is_greedy() {
-                return refuse("mirostat", "cannot be combined with `temperature` 0, which leaves nothing to draw");
+                return refuse(
+                    "mirostat",
+                    "cannot be combined with `temperature` 0, which always takes the most likely token",
+                );
             }
         }
         if self.dynatemp_range > 0.0 && self.is_greedy() {
-            return refuse("dynatemp_range", "cannot be combined with `temperature` 0, which is no temperature");
+            return refuse("dynatemp_range", "cannot be combined with `temperature` 0");
         }
         if self.allowed_token_ids.is_some() && !self.bad_words.is_empty() {
             return refuse(
@@ -396,7 +399,7 @@ fn check_id(name: &'static str, id: TokenId, vocab_size: usize) -> Result<()> {
     if (id as usize) < vocab_size {
         return Ok(());
     }
-    refuse(name, format!("has the token id {id}: allowed are ids below {vocab_size}, the vocabulary's size"))
+    refuse(name, format!("must have token ids below the vocabulary's size, {vocab_size}, got {id}"))
 }
 
 fn check_range(name: &'static str, given: f32, allowed: RangeInclusive<f32>) -> Result<()> {
@@ -408,7 +411,7 @@ fn check(name: &'static str, given: f32, is_allowed: bool, allowed: &str) -> Res
     if is_allowed && given.is_finite() {
         return Ok(());
     }
-    refuse(name, format!("must be {allowed}, given {given}"))
+    refuse(name, format!("must be {allowed}, got {given}"))
 }
 
 fn refuse(name: &'static str, what: impl Into<String>) -> Result<()> {

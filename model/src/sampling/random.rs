@@ -1,22 +1,22 @@
-//! Random numbers without state: each is a pure function of what it is for.
+//! Random numbers without state: each is a pure function of its purpose and position.
 //!
-//! A request's tokens must not depend on what else runs, on the batch they are computed in, or on a restart after
-//! preemption. So there is no generator to advance: the number at a place is computed from the place, by Philox4x32-10
-//! (Salmon, Moraes, Dror and Shaw, ["Parallel random numbers: as easy as 1, 2, 3"][paper], SC 2011), with the seed as
-//! its key and (position, choice, purpose) as its counter.
+//! A request's tokens must not depend on other requests, on the batch they are computed in, or on a restart after
+//! preemption. So there is no generator to advance: the number at a position is computed from the position, with
+//! Philox4x32-10 (Salmon, Moraes, Dror and Shaw, ["Parallel random numbers: as easy as 1, 2, 3"][paper], SC 2011), with
+//! the seed as its key and (position, choice, purpose) as its counter.
 //!
 //! [paper]: https://doi.org/10.1145/2063384.2063405
 
-/// What a random number decides. Numbers of different purposes at the same place share nothing.
+/// The purpose of a random number. Numbers for different purposes at the same position are independent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Which token is drawn.
+    /// Sampling the token.
     Token = 0,
-    /// Whether a step that acts only at times acts here.
+    /// Whether a step that acts only sometimes acts here.
     Coin = 1,
     /// The noise of a stochastic beam search.
     Gumbel = 2,
-    /// The name of a branch of a stochastic beam search.
+    /// The identity of a branch of a stochastic beam search.
     Branch = 3,
 }
 
@@ -51,12 +51,12 @@ fn halves(value: u64) -> [u32; 2] {
     [value as u32, (value >> 32) as u32]
 }
 
-/// Ten rounds of Philox4x32, the number for which the paper gives its margin of safety.
+/// Ten rounds of Philox4x32, the number that the paper recommends with a safety margin.
 fn philox(mut key: [u32; 2], mut counter: [u32; 4]) -> [u32; 4] {
     const N_ROUNDS: usize = 10;
     for _ in 0..N_ROUNDS {
         counter = round(key, counter);
-        // Weyl sequences by the golden ratio and by the root of 3, less 1.
+        // Weyl sequences from the golden ratio and from the square root of 3, minus 1.
         key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
     }
     counter

@@ -1,5 +1,4 @@
-//! A row of logits as a choice is made from it: of the whole vocabulary, or of the most likely tokens alone, which a GPU
-//! finds by itself rather than hand over everything.
+//! A row of logits for sampling: the whole vocabulary, or only the most likely tokens, which a GPU can select itself.
 
 use std::{borrow::Cow, collections::BTreeSet};
 
@@ -8,38 +7,37 @@ use crate::{
     error::{Error, Result},
 };
 
-/// What of a row of logits a choice needs to be the one that it is from the whole row.
+/// The part of a row of logits that sampling needs to give the same result as with the whole row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RowNeeds {
-    /// All of it.
+    /// The whole row.
     Whole,
-    /// The most likely tokens, and some more.
+    /// The most likely tokens, and others.
     Best {
-        /// So many of the most likely tokens; the lower id comes first among equals.
+        /// Number of most likely tokens; the lower id comes first among equals.
         n: usize,
-        /// Tokens whose logits are needed wherever they rank.
+        /// Tokens whose logits are needed at any rank.
         also: BTreeSet<TokenId>,
     },
 }
 
-/// Logits of what comes next. Whatever is made of them is the same from either, where the part is what was
-/// [needed](RowNeeds).
+/// Logits of the next token. If the part is what was [needed](RowNeeds), the result is the same as with the whole row.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LogitRow<'a> {
-    /// Of every token: `[vocab_size]`.
+    /// All tokens: `[vocab_size]`.
     Whole(Cow<'a, [f32]>),
-    /// Of the most likely tokens with their ids, in the order of [`RowNeeds::Best`], and behind them of others, each once.
+    /// The most likely tokens with their ids, in the order of [`RowNeeds::Best`], followed by others, each once.
     Best(Cow<'a, [(TokenId, f32)]>),
 }
 
 impl RowNeeds {
-    /// More of the most likely tokens are not asked for: then the whole row comes as soon.
+    /// Maximum number of most likely tokens to request: beyond this, reading the whole row is as fast.
     pub const MAX_BEST: usize = 256;
 
-    /// For a choice among the `k` most likely tokens, after the logits of `changed` have been changed in any way.
+    /// For choosing among the `k` most likely tokens, after arbitrary changes of the logits of `changed`.
     ///
-    /// Without those, a token among the `k` most likely had fewer than `k` others before it, and then none but the changed
-    /// ones can have been before it in addition: it was among the first `k + changed.len()`.
+    /// Before the changes, a token that ends among the `k` most likely had fewer than `k` unchanged tokens before it,
+    /// and additionally at most the changed ones: it was among the first `k + changed.len()`.
     pub(super) fn of_top(k: usize, changed: BTreeSet<TokenId>) -> Self {
         match k.saturating_add(changed.len()) {
             n if n <= Self::MAX_BEST => Self::Best { n, also: changed },
@@ -47,7 +45,7 @@ impl RowNeeds {
         }
     }
 
-    /// What suffices for both choices.
+    /// A need that covers both.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         match (self, other) {
@@ -61,21 +59,22 @@ impl RowNeeds {
 }
 
 impl LogitRow<'_> {
-    /// The logits of every token, `[vocab_size]`.
+    /// The logits of all tokens, `[vocab_size]`.
     ///
     /// # Errors
-    /// [`Error::Logits`] if only a part was asked for.
+    /// [`Error::Logits`] if only a part was read.
     pub fn whole(&self) -> Result<&[f32]> {
         match self {
             Self::Whole(logits) => Ok(logits),
             Self::Best(logits) => {
-                let what = format!("the whole vocabulary's are needed, {} were read off the device", logits.len());
+                let what =
+                    format!("the logits of the whole vocabulary are needed, but only {} were read back", logits.len());
                 Err(Error::Logits { what })
             }
         }
     }
 
-    /// How many tokens it has the logits of.
+    /// Number of logits.
     pub fn n_logits(&self) -> usize {
         match self {
             Self::Whole(logits) => logits.len(),
@@ -83,7 +82,7 @@ impl LogitRow<'_> {
         }
     }
 
-    /// The same with some tokens ruled out.
+    /// The row with some tokens excluded.
     #[must_use]
     pub fn without(&self, ids: &BTreeSet<TokenId>) -> LogitRow<'static> {
         match self {

@@ -21,47 +21,47 @@ use crate::{
 /// Chooses the tokens of one sequence.
 ///
 /// A row of logits passes, in this order:
-/// 1. `allowed_token_ids` and `bad_words`, which rule tokens out,
+/// 1. `allowed_token_ids` and `bad_words`, which exclude tokens,
 /// 2. `logit_bias`,
 /// 3. the steps of `samplers`, by default
 ///    1. `penalties`: `repetition_penalty` over the last `repeat_last_n` tokens of prompt and output, then
 ///       `presence_penalty` and `frequency_penalty` over the tokens of the output,
 ///    2. `dry`, over the last `dry_penalty_last_n` tokens of prompt and output,
-///    3. `temperature`, dynamic where `dynatemp_range` is set; at 0, the largest logit is taken (the lowest id among
-///       equals) and what follows does not matter,
+///    3. `temperature`, dynamic if `dynatemp_range` is set; at 0, the largest logit is taken (the lowest id among
+///       equals) and later steps have no effect,
 ///    4. `top_n_sigma`,
 ///    5. `top_k`,
 ///    6. `typical_p`,
 ///    7. `top_p`,
 ///    8. `min_p`,
 ///    9. `xtc`,
-/// 4. `mirostat`, which is set only where 3.4 to 3.9 are not,
-/// 5. the draw.
+/// 4. `mirostat`, which is only allowed without 3.4 to 3.9,
+/// 5. sampling.
 ///
-/// Each step sees the distribution that the ones before it left, as probabilities that sum to 1.
+/// Each step works on the distribution that the previous one returned, as probabilities that sum to 1.
 ///
-/// Logits that are NaN or +infinity are an error, and so is a row of nothing but -infinity: the model's computation
-/// failed. A single logit of -infinity rules its token out.
+/// Logits that are NaN or +infinity are an error, and so is a row with only -infinity: the model's computation failed.
+/// A single logit of -infinity excludes its token.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     params: SamplingParams,
     random: RandomStream,
-    /// Shared by all answers to it.
+    /// Shared by all answers to the prompt.
     prompt: Arc<[TokenId]>,
     output: Vec<TokenId>,
-    /// The prompt's tokens, each once, from the first time on that the repetition penalty looks at all of them.
+    /// The distinct tokens of the prompt, computed when the repetition penalty first needs them.
     in_prompt: OnceLock<BTreeSet<TokenId>>,
-    /// How often the output has each token.
+    /// The number of occurrences of each token in the output.
     output_counts: HashMap<TokenId, u32>,
-    /// Nothing acts but a temperature of 0: the most frequent case, and worth a short way.
+    /// Only a temperature of 0 is set: the most common case, with a fast path.
     is_plain_greedy: bool,
     /// Mirostat's bound, in bits.
     bound: f32,
-    /// The surprise of the token drawn last, in bits, until it is accepted.
+    /// The surprise of the last sampled token in bits, until it is accepted.
     surprise: Option<f32>,
 }
 
-/// Whether XTC acts this time.
+/// Whether XTC acts at this position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum XtcCoin {
     Acts,
@@ -69,7 +69,7 @@ enum XtcCoin {
 }
 
 impl Sampler {
-    /// A sampler for the `choice`-th answer to a prompt. `params` are valid, see [`SamplingParams::validate`].
+    /// A sampler for the `choice`-th answer to a prompt. `params` must be valid, see [`SamplingParams::validate`].
     pub fn new(params: SamplingParams, choice: u32, prompt_ids: &[TokenId]) -> Self {
         Self::sharing(params, choice, prompt_ids.into())
     }
@@ -90,15 +90,15 @@ impl Sampler {
         }
     }
 
-    /// What of a row of logits [`sample`](Self::sample) needs, and [`logprobs`](Self::logprobs): the whole row, unless
-    /// what comes first in the chain changes few logits and the next step keeps few tokens. Before the row is sampled,
-    /// any of `barred` may be [ruled out](LogitRow::without), and `ahead` may have joined the output.
+    /// The part of a row of logits that [`sample`](Self::sample) and [`logprobs`](Self::logprobs) need: the whole row,
+    /// unless the first steps of the chain change few logits and the next step keeps few tokens. Before sampling,
+    /// tokens of `barred` may be [excluded](LogitRow::without), and `ahead` may have joined the output.
     pub fn needs(&self, barred: &BTreeSet<TokenId>, ahead: &[TokenId]) -> RowNeeds {
         let params = &self.params;
         if params.allowed_token_ids.is_some() {
             return RowNeeds::Whole;
         }
-        // Of so many distinct tokens, a part is too many already.
+        // With this many distinct tokens, a part is too large.
         const TOO_MANY: usize = RowNeeds::MAX_BEST + 1;
         let mut changed = barred.clone();
         changed.extend(params.logit_bias.keys().take(TOO_MANY));
@@ -106,14 +106,14 @@ impl Sampler {
         let mut is_heated = false;
         for step in params.samplers.iter().filter(|step| params.acts(**step)) {
             match step {
-                // Not behind a temperature: they divide by it first, which may make two logits equal.
+                // Not after a temperature: dividing first may make two logits equal.
                 ChainStep::Penalties if !is_heated => {
                     changed.extend(ahead);
                     changed.extend(self.repeated().take(TOO_MANY));
                     changed.extend(self.output_counts.keys().take(TOO_MANY));
                 }
                 ChainStep::Temperature if params.is_greedy() => return RowNeeds::of_top(1, changed),
-                // It scales all logits alike, so the most likely tokens stay those.
+                // Temperature scales all logits alike, so the most likely tokens stay the same.
                 ChainStep::Temperature if params.dynatemp_range == 0.0 => is_heated = true,
                 ChainStep::TopK => return RowNeeds::of_top(params.top_k, changed),
                 _ => break,
@@ -122,12 +122,11 @@ impl Sampler {
         RowNeeds::Whole
     }
 
-    /// The token for `position`, its index in the sequence. Does not change what the sampler has seen: call
+    /// Samples the token for `position`, its index in the sequence. Does not change the sampler's state: call
     /// [`accept`](Self::accept) for a token that joins the output.
     ///
     /// # Errors
-    /// [`Error::Logits`] if the logits are not what a working model gives, [`Error::Param`] if the parameters rule
-    /// every token out.
+    /// [`Error::Logits`] if the logits are invalid, [`Error::Param`] if the parameters exclude all tokens.
     pub fn sample<'a>(&mut self, row: impl Into<LogitRow<'a>>, position: usize) -> Result<TokenId> {
         let row = row.into();
         if self.is_plain_greedy {
@@ -222,18 +221,8 @@ impl Sampler {
             match step {
                 ChainStep::Penalties => self.penalize(&mut candidates),
                 ChainStep::Dry => self.penalize_repetitions(&mut candidates),
-                ChainStep::Temperature if params.dynatemp_range > 0.0 => {
-                    let (middle, range) = (params.temperature, params.dynatemp_range);
-                    candidates.heat_by_entropy((middle - range).max(0.0), middle + range, params.dynatemp_exponent);
-                }
-                ChainStep::Temperature => candidates.heat(params.temperature),
-                ChainStep::TopNSigma => candidates.keep_top_n_sigma(params.top_n_sigma),
-                ChainStep::TopK => candidates.keep_top_k(params.top_k),
-                ChainStep::TypicalP => candidates.keep_typical_p(params.typical_p),
-                ChainStep::TopP => candidates.keep_top_p(params.top_p),
-                ChainStep::MinP => candidates.keep_min_p(params.min_p),
-                ChainStep::Xtc if coin == XtcCoin::Acts => candidates.exclude_top_choices(params.xtc),
-                ChainStep::Xtc => {}
+                ChainStep::Xtc if coin != XtcCoin::Acts => {}
+                step => candidates.apply(*step, params),
             }
         }
         Ok(candidates)
@@ -307,5 +296,5 @@ impl Sampler {
 }
 
 fn ruled_out() -> Error {
-    Error::Param { name: "bad_words", what: "and the other parameters that rule tokens out leave none to draw".into() }
+    Error::Param { name: "bad_words", what: "and other parameters together exclude all tokens".into() }
 }

@@ -1,11 +1,11 @@
-//! The most likely of many, without sorting the others.
+//! Selects the largest values without sorting the others.
 //!
-//! Values are looked at in blocks, by their largest ones: where a block's largest is too small, so is all of it. Of a
-//! vocabulary few tokens are likely, so few blocks are looked into.
+//! Values are scanned in blocks by their maxima: if a block's maximum is too small, the block is skipped. Few tokens of
+//! a vocabulary are likely, so few blocks are scanned.
 
 use crate::ops::{SCAN_BLOCK, block_maxima};
 
-/// A place among values and how the value there ranks: the smaller, the more likely. No two are equal, as the first place
+/// The position of a value and its rank: smaller means more likely. Ranks are never equal, because the first position
 /// comes first among equal values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank(u64);
@@ -14,9 +14,9 @@ impl Rank {
     /// NaN ranks as -infinity.
     pub(super) fn new(value: f32, place: usize) -> Self {
         let value = if value.is_nan() { f32::NEG_INFINITY } else { value };
-        // -0 becomes +0, to which it is equal.
+        // Maps -0 to +0.
         let bits = (value + 0.0).to_bits();
-        // The same order as whole numbers: of negative numbers, larger bits are further down.
+        // The same order as integers: for negative numbers, larger bits mean smaller values.
         let ascending = if value < 0.0 { !bits } else { bits | 1 << 31 };
         Self(u64::from(!ascending) << 32 | place as u64)
     }
@@ -30,11 +30,11 @@ impl Rank {
     }
 }
 
-/// Values to look for the largest among.
+/// Values to select from.
 #[derive(Clone, Debug)]
 pub(super) struct Scan<'a> {
     values: &'a [f32],
-    /// Of each block.
+    /// The maximum of each block.
     maxima: Vec<f32>,
 }
 
@@ -48,14 +48,14 @@ impl<'a> Scan<'a> {
         self.maxima.iter().copied().fold(f32::NEG_INFINITY, f32::max)
     }
 
-    /// The first place of the largest value.
+    /// The first position of the largest value.
     pub(super) fn first_of_largest(&self) -> Option<usize> {
         let largest = self.largest();
         let start = self.maxima.iter().position(|&most| most == largest)? * SCAN_BLOCK;
         Some(start + self.values[start..].iter().position(|&value| value == largest)?)
     }
 
-    /// The `n` largest in order, all if there are no more.
+    /// The `n` largest in order, or all if there are fewer.
     pub(super) fn first(&self, n: usize) -> Vec<Rank> {
         if n == 0 {
             return Vec::new();
@@ -75,7 +75,7 @@ impl<'a> Scan<'a> {
         ranks
     }
 
-    /// A value that at least `n` values reach, where `n` is above 0.
+    /// A value that at least `n` values reach; `n` must be above 0.
     fn bar(&self, n: usize) -> f32 {
         let mut maxima = self.maxima.clone();
         if n > maxima.len() {
@@ -84,10 +84,10 @@ impl<'a> Scan<'a> {
         *maxima.select_nth_unstable_by(n - 1, |a, b| b.total_cmp(a)).1
     }
 
-    /// The last of the fewest places, largest values first, whose weights sum to `wanted`; `None` if those of all do not.
-    /// `unit` says how far apart values are of which one is far less likely than the other.
+    /// The last of the smallest set of positions, largest values first, whose weights sum to `wanted`; `None` if all
+    /// together do not. `unit` is the distance between values that makes one much less likely than the other.
     pub(super) fn last_of_mass(&self, unit: f32, weights: &[f32], wanted: f64) -> Option<Rank> {
-        /// How many units below the largest to look, in one ring after the other: all but a few are far below.
+        /// How many units below the largest to look, ring by ring: almost all values are far below.
         const RINGS: [f32; 7] = [3.0, 6.0, 9.0, 12.0, 18.0, 27.0, f32::INFINITY];
         let (mut mass, mut above) = (0.0, f32::INFINITY);
         for width in RINGS {

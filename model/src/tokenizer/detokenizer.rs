@@ -1,26 +1,26 @@
-//! Ids to text as they come, one token at a time.
+//! Incremental decoding, one token at a time.
 
 use super::{DecodeOptions, Tokenizer};
 use crate::TokenId;
 
-/// Turns a stream of ids into text deltas.
+/// Converts a stream of ids to text deltas.
 ///
-/// The deltas and the tail of [`finish`](Self::finish), concatenated, are [`Tokenizer::decode`] of all the ids, by
-/// construction: `decode` is this stream, folded. A token may end in the middle of a character; its bytes are held
-/// back until the character is whole, or cannot become so any more. So at most three bytes are ever held, and a push
-/// costs no more at the end of a long text than at its start.
+/// The deltas and the result of [`finish`](Self::finish), concatenated, equal [`Tokenizer::decode`] of all ids, because
+/// `decode` uses this stream. A token may end in the middle of a character; its bytes are held back until the character
+/// is complete or invalid. So at most three bytes are held, and the cost of a push does not depend on the length of the
+/// text.
 #[derive(Clone, Debug)]
 pub struct Detokenizer {
     tokenizer: Tokenizer,
     options: DecodeOptions,
-    /// The start of a character whose end has not come yet.
+    /// The beginning of an incomplete character.
     incomplete: Vec<u8>,
-    /// How many leading characters the tokenizer's decoder still takes off.
+    /// Number of leading characters that the decoder must still remove.
     n_strip: usize,
 }
 
 impl Detokenizer {
-    /// A stream for a text that begins with the first id pushed.
+    /// A stream for a text that begins with the first pushed id.
     pub fn new(tokenizer: &Tokenizer, options: DecodeOptions) -> Self {
         Self {
             tokenizer: tokenizer.clone(),
@@ -30,8 +30,8 @@ impl Detokenizer {
         }
     }
 
-    /// Goes on after `ids`, such as a prompt, whose own text is not given out: what the decoder does at the start of
-    /// a text only (SentencePiece drops the first space) is over, and a character that `ids` began is finished.
+    /// Continues after `ids`, such as a prompt, whose text is not returned: steps that only apply to the start of a
+    /// text (SentencePiece removes the first space) are done, and a character that `ids` began is completed.
     pub fn with_prefix(mut self, ids: &[TokenId]) -> Self {
         for &id in ids {
             self.push(id);
@@ -39,7 +39,7 @@ impl Detokenizer {
         self
     }
 
-    /// The text that this id completes; empty while a character is incomplete.
+    /// The text completed by this id; empty while a character is incomplete.
     pub fn push(&mut self, id: TokenId) -> String {
         if self.options.skip_special_tokens && self.tokenizer.is_special(id) {
             return String::new();
@@ -49,7 +49,7 @@ impl Detokenizer {
         self.strip_leading(text)
     }
 
-    /// The end of the text: U+FFFD if it stopped within a character, else nothing.
+    /// Ends the text: U+FFFD if it stopped within a character, else empty.
     pub fn finish(&mut self) -> String {
         if self.incomplete.is_empty() {
             return String::new();
@@ -58,7 +58,7 @@ impl Detokenizer {
         char::REPLACEMENT_CHARACTER.into()
     }
 
-    /// Takes out all but an incomplete last character, with U+FFFD for each sequence that no byte can mend.
+    /// Removes and returns all text except an incomplete last character, with U+FFFD for each invalid sequence.
     fn take_complete(&mut self) -> String {
         let mut text = String::new();
         let mut rest = self.incomplete.as_slice();

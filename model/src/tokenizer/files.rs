@@ -1,4 +1,4 @@
-//! Reading `tokenizer.json` and `tokenizer_config.json`.
+//! Reads `tokenizer.json` and `tokenizer_config.json`.
 
 use std::{collections::BTreeMap, io, path::Path, sync::Arc};
 
@@ -16,18 +16,18 @@ use crate::{
     regular_file,
 };
 
-/// The vocabulary, and how text becomes tokens.
+/// The file with vocabulary and tokenization rules.
 pub(crate) const TOKENIZER_FILE: &str = "tokenizer.json";
-/// Which tokens have a role.
+/// The file with the roles of tokens.
 pub(crate) const TOKENIZER_CONFIG_FILE: &str = "tokenizer_config.json";
 
-/// The same, where older model dirs have it.
+/// The file with the roles of tokens in older model dirs.
 const SPECIAL_TOKENS_MAP_FILE: &str = "special_tokens_map.json";
 
-/// No vocabulary comes near; an id beyond it is a damaged file, and tables are as long as the largest id.
+/// Far above any vocabulary; larger ids mean a damaged file, and tables have the length of the largest id.
 const MAX_TOKEN_ID: TokenId = (1 << 24) - 1;
 
-/// What Hearth itself reads of `tokenizer.json`; the library reads the rest.
+/// The parts of `tokenizer.json` that Hearth itself reads; the library reads the rest.
 #[derive(Deserialize)]
 struct TokenizerJson {
     #[serde(default)]
@@ -48,7 +48,7 @@ struct ModelJson {
     unk_id: Option<TokenId>,
 }
 
-/// What Hearth reads of `tokenizer_config.json`, and of `special_tokens_map.json`.
+/// The parts of `tokenizer_config.json` and `special_tokens_map.json` that Hearth reads.
 #[derive(Default, Deserialize)]
 struct ConfigJson {
     bos_token: Option<TokenJson>,
@@ -59,7 +59,7 @@ struct ConfigJson {
 }
 
 impl ConfigJson {
-    /// With what `older` has, where this says nothing.
+    /// Fills in missing fields from `older`.
     fn or(self, older: Self) -> Self {
         Self {
             bos_token: self.bos_token.or(older.bos_token),
@@ -101,21 +101,21 @@ pub(super) fn read_dir(dir: &Path) -> Result<Tokenizer> {
     build(&tokenizer_json, &config, &path)
 }
 
-/// Says what to do when the file is missing: older model dirs have the vocabulary in another form.
+/// The error for a missing file, with a hint: older model dirs have the vocabulary in another format.
 fn unreadable(dir: &Path, path: &Path, source: io::Error) -> Error {
     let older = ["tokenizer.model", "vocab.json", "vocab.txt"].into_iter().find(|name| dir.join(name).exists());
     let source = match (source.kind(), older) {
         (io::ErrorKind::NotFound, Some(older)) => io::Error::new(
             source.kind(),
             format!(
-                "{source}; the folder has `{older}` instead: write `{TOKENIZER_FILE}` with \
-                 `AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)` of transformers (it cannot for the few \
-                 whose tokenizer is Python alone, such as CTRL)"
+                "{source}; the folder has `{older}` instead: create `{TOKENIZER_FILE}` with \
+                 `AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)` of transformers (not possible for the few \
+                 models with a Python-only tokenizer, such as CTRL)"
             ),
         ),
         (io::ErrorKind::NotFound, None) => io::Error::new(
             source.kind(),
-            format!("{source}; a model dir holds `config.json`, `model.safetensors` and `{TOKENIZER_FILE}`"),
+            format!("{source}; a model dir has `config.json`, `model.safetensors` and `{TOKENIZER_FILE}`"),
         ),
         _ => source,
     };
@@ -167,7 +167,7 @@ fn parse_json<'a, T: Deserialize<'a>>(bytes: &'a [u8], path: &Path) -> Result<T>
         Error::File {
             path: path.to_owned(),
             what: format!("is not JSON: {error}"),
-            hint: "the file may be cut short: download or save it again".into(),
+            hint: "the file may be truncated: download or save it again".into(),
         }
     })
 }
@@ -182,19 +182,19 @@ fn unsupported(path: &Path, what: String) -> Error {
     }
 }
 
-/// The library numbers added tokens anew where their ids do not follow on; the model's weights would not know.
+/// The library renumbers added tokens whose ids leave a gap, and the ids would no longer match the model's weights.
 fn check_added_ids(library: &tokenizers::Tokenizer, added: &[AddedTokenJson], path: &Path) -> Result<()> {
     let moved = added.iter().find(|token| library.token_to_id(&token.content) != Some(token.id));
     moved.map_or(Ok(()), |token| {
         Err(Error::File {
             path: path.to_owned(),
-            what: format!("the added token `{}` has the id {}, which does not follow on", token.content, token.id),
+            what: format!("the added token `{}` has the id {}, which leaves a gap", token.content, token.id),
             hint: "save the tokenizer again with a current version of transformers".into(),
         })
     })
 }
 
-/// What the configuration names is special, even where `tokenizer.json` does not say so.
+/// Tokens in the configuration are special, even if `tokenizer.json` does not say so.
 fn mark_special(library: &mut tokenizers::Tokenizer, config: &ConfigJson, path: &Path) -> Result<()> {
     let named = [&config.bos_token, &config.eos_token, &config.pad_token, &config.unk_token];
     let unmarked: Vec<AddedToken> = named
@@ -247,7 +247,7 @@ fn roles(library: &tokenizers::Tokenizer, config: &ConfigJson, path: &Path) -> R
         let content = token.as_ref()?.content();
         let id = library.token_to_id(content);
         if id.is_none() {
-            tracing::warn!(path = %path.display(), "`{name}` is `{content}`, which is not in the vocabulary: left out");
+            tracing::warn!(path = %path.display(), "`{name}` is `{content}`, which is not in the vocabulary: ignored");
         }
         Some(SpecialToken { id: id?, content: content.to_owned() })
     };

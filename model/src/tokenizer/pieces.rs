@@ -1,9 +1,9 @@
-//! What each token stands for, as bytes: the `decoder` of `tokenizer.json`, applied to the whole vocabulary once.
+//! The bytes of each token: the `decoder` of `tokenizer.json`, applied to the whole vocabulary once.
 //!
-//! Every decoder of a language model works token by token, apart from what it takes off at the start of the text, so
-//! a table of bytes is all that decoding needs. It equals the library's decoding with two exceptions, both where the
-//! library loses text: byte-fallback tokens that are no UTF-8 cost only the characters they spoil, not the whole run,
-//! and a `Metaspace` decoder takes one space off the start, not all that the first token has.
+//! Decoders of language models work token by token, except for what they remove at the start of a text, so a table of
+//! bytes suffices for decoding. The result equals the library's with two exceptions, in which the library loses text:
+//! invalid byte-fallback tokens lose only the affected characters, not the whole run, and a `Metaspace` decoder removes
+//! one leading space, not all of the first token's.
 
 use serde::Deserialize;
 
@@ -28,15 +28,15 @@ pub(super) enum PatternJson {
     Regex(String),
 }
 
-/// What the decoder takes off the start of a text.
+/// What the decoder removes at the start of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Leading {
     pub(super) character: char,
-    /// At most so many of them.
+    /// Maximum number of characters.
     pub(super) count: usize,
 }
 
-/// One stage of decoding a single token.
+/// A stage of decoding a single token.
 #[derive(Debug)]
 enum Step {
     ByteLevel,
@@ -50,7 +50,7 @@ enum Step {
         start: usize,
         stop: usize,
     },
-    /// In front of every token.
+    /// Added in front of every token.
     Prefix(char),
 }
 
@@ -59,17 +59,17 @@ enum Step {
 pub(super) struct Decoder {
     steps: Vec<Step>,
     leading: Option<Leading>,
-    /// Whether the tokens are one text already: what follows then acts on the text, not on each token.
+    /// Whether the tokens have been joined: later stages then act on the text, not on each token.
     fused: bool,
 }
 
 impl Decoder {
-    /// Compiles the JSON form. The error says what is not supported.
+    /// Compiles the JSON form. The error describes what is not supported.
     pub(super) fn new(json: Option<&DecoderJson>) -> Result<Self, String> {
         let mut decoder = Self::default();
         match json {
             Some(json) => decoder.add(json)?,
-            // Without a decoder, tokens are words with a space between them.
+            // Without a decoder, tokens are joined by spaces.
             None => {
                 decoder.steps.push(Step::Prefix(' '));
                 decoder.leading = Some(Leading { character: ' ', count: 1 });
@@ -123,8 +123,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// The bytes of one token. An added token of a byte-level vocabulary is spelled literally, not in the alphabet
-    /// that stands for bytes.
+    /// The bytes of a token. Added tokens of a byte-level vocabulary are spelled literally, not in the byte alphabet.
     fn bytes(&self, token: &str, is_added: bool) -> Vec<u8> {
         let mut text = token.to_owned();
         for step in &self.steps {
@@ -145,7 +144,7 @@ impl Decoder {
     }
 }
 
-/// A token to enter into the table.
+/// A token for the table.
 pub(super) struct Entry {
     pub(super) id: TokenId,
     pub(super) token: String,
@@ -156,17 +155,17 @@ pub(super) struct Entry {
 #[derive(Debug)]
 pub(super) struct PieceTable {
     bytes: Vec<u8>,
-    /// `ends[id]`: where the bytes of `id` end; they begin where those of the id before end.
+    /// `ends[id]`: the end of the bytes of `id`; they begin at the end of the previous id's.
     ends: Vec<usize>,
     leading: Option<Leading>,
 }
 
 impl PieceTable {
-    /// The table of `entries`, sorted by id. Ids that no entry has stand for no bytes.
+    /// The table of `entries`, sorted by id. Ids without an entry have no bytes.
     pub(super) fn new(decoder: &Decoder, entries: &[Entry]) -> Self {
         let mut table = Self { bytes: Vec::new(), ends: Vec::new(), leading: decoder.leading };
         for entry in entries {
-            // Holes end where the id before them ends.
+            // Gaps end where the previous id ends.
             table.ends.resize(entry.id as usize, table.bytes.len());
             table.bytes.extend(decoder.bytes(&entry.token, entry.is_added));
             table.ends.push(table.bytes.len());
@@ -174,7 +173,7 @@ impl PieceTable {
         table
     }
 
-    /// The bytes of `id`, none if it has no token.
+    /// The bytes of `id`; empty if it has no token.
     pub(super) fn bytes(&self, id: TokenId) -> &[u8] {
         let id = id as usize;
         let Some(&end) = self.ends.get(id) else {
@@ -184,7 +183,7 @@ impl PieceTable {
         &self.bytes[start..end]
     }
 
-    /// One more than the largest id.
+    /// The largest id plus 1.
     pub(super) fn len(&self) -> usize {
         self.ends.len()
     }

@@ -1,7 +1,7 @@
-//! Long texts, read a window at a time: the library takes up to two hundred bytes of memory for each of a text.
+//! Tokenizes long texts in windows: the library takes up to two hundred bytes of memory per byte of a text.
 //!
-//! That needs a tokenizer that cuts a text into words by what is next to each cut alone, so that it may go on from any of
-//! them as if the text began there. Byte-level ones do, as most models have; others read a text as a whole.
+//! This requires a tokenizer whose splits into words depend only on the text next to each split, so that it can
+//! continue from any split as if the text began there. Most byte-level tokenizers do; others process a text as a whole.
 
 use tokenizers::{
     NormalizerWrapper, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizerWrapper, SplitDelimiterBehavior,
@@ -14,17 +14,17 @@ use crate::{
     error::{Error, Result},
 };
 
-/// Bytes of a window.
+/// Size of a window in bytes.
 pub(super) const WINDOW_BYTES: usize = 1 << 17;
 
-/// Bytes and words at the end of a window which what comes behind it may change: a special token that is cut in two, a
-/// run of spaces that goes on.
+/// Bytes and words at the end of a window that following text may change: a special token that is cut, or a run of
+/// spaces that continues.
 const MARGIN_BYTES: usize = 1 << 10;
 const MARGIN_WORDS: usize = 8;
 
 impl Tokenizer {
-    /// The ids of a text, of which `read` gives a part as the library's stages take it. It is read in windows of so many
-    /// bytes, if that makes no difference.
+    /// Tokenizes a text with `read`, which runs the library's stages on a part. Uses windows of this many bytes if this
+    /// does not change the result.
     pub(super) fn ids_in_windows(
         &self,
         mut text: &str,
@@ -39,7 +39,7 @@ impl Tokenizer {
             self.pre_tokenize(&mut split)?;
             let n_settled = settled(&split, window);
             if n_settled == 0 {
-                // One word that is longer than the window.
+                // A single word that is longer than the window.
                 n_bytes = self.bounded(n_bytes.saturating_mul(2))?;
                 continue;
             }
@@ -63,21 +63,21 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// So many bytes, if they may be read at once.
+    /// Checks that this many bytes may be tokenized at once.
     fn bounded(&self, n_bytes: usize) -> Result<usize> {
         let longest = self.longest_word;
         if n_bytes <= longest.max(WINDOW_BYTES) {
             return Ok(n_bytes);
         }
         Err(Error::Tokenizer {
-            what: format!("the text has no end of a word within {longest} bytes, the most that are read at once"),
-            hint: "send less text, or token ids".into(),
+            what: format!("the text has a word longer than {longest} bytes, the limit for a single word"),
+            hint: "send a shorter text, or token ids".into(),
         })
     }
 }
 
-/// Where the last word ends that nothing behind the window can change, and that a character follows which no normalizer
-/// joins with the one before it.
+/// The end of the last word that text after the window cannot change, followed by a character that no normalizer
+/// combines with the previous one.
 fn settled(split: &PreTokenizedString, window: &str) -> usize {
     let words = split.get_splits(OffsetReferential::Original, OffsetType::Byte);
     let mut ends = words.iter().rev().skip(MARGIN_WORDS).map(|(_, (_, end), _)| *end);
@@ -85,7 +85,7 @@ fn settled(split: &PreTokenizedString, window: &str) -> usize {
     ends.find(|&end| end + MARGIN_BYTES <= window.len() && next(end).is_some_and(starts_anew)).unwrap_or(0)
 }
 
-/// Of ASCII, and of the scripts that write no spaces: no accent, no part of a syllable.
+/// ASCII, and scripts without spaces: not a combining accent or a part of a syllable.
 fn starts_anew(character: char) -> bool {
     matches!(
         character,
@@ -98,7 +98,7 @@ fn starts_anew(character: char) -> bool {
     )
 }
 
-/// Whether a text may be gone on with from the end of any of its words as if it began there.
+/// Whether tokenizing may continue from the end of any word as if the text began there.
 pub(super) fn may_go_on(library: &tokenizers::Tokenizer) -> bool {
     let is_composed_only = matches!(library.get_normalizer(), None | Some(NormalizerWrapper::NFC(_)));
     let steps = match library.get_pre_tokenizer() {
@@ -120,7 +120,7 @@ pub(super) fn may_go_on(library: &tokenizers::Tokenizer) -> bool {
     is_composed_only && cuts_alike
 }
 
-/// Whether a pattern may ask what is before a word, or where the text begins.
+/// Whether a pattern depends on the text before a word, or on the start of the text.
 fn looks_back(pattern: &SplitPattern) -> bool {
     match pattern {
         SplitPattern::String(_) => false,
@@ -222,7 +222,7 @@ mod tests {
             assert!(tokenizer.encode(text, EncodeOptions::TEXT).is_ok());
             let bounded = tokenizer.with_longest_word(LONGEST);
             let error = bounded.encode(text, EncodeOptions::TEXT).unwrap_err().to_string();
-            assert!(error.contains(&format!("within {LONGEST} bytes")) && error.contains("hint: "), "{error}");
+            assert!(error.contains(&format!("longer than {LONGEST} bytes")) && error.contains("hint: "), "{error}");
         }
         assert!(gpt_2.with_longest_word(LONGEST).encode(&words, EncodeOptions::TEXT).is_ok());
     }

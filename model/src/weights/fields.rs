@@ -1,4 +1,4 @@
-//! Reading `config.json` field by field, with messages that name the field.
+//! Reads `config.json` field by field; errors name the field.
 
 use std::{fmt, path::Path};
 
@@ -6,12 +6,12 @@ use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
 
-/// The one value that a key may have.
+/// The only value that a key may have.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Fixed {
-    /// This.
+    /// This value.
     Flag(bool),
-    /// This number, however it is written.
+    /// This number, in any notation.
     Number(f64),
     /// This string.
     Text(&'static str),
@@ -49,9 +49,9 @@ impl fmt::Display for Fixed {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fields<'a> {
     map: &'a Map<String, Value>,
-    /// For messages.
+    /// The file, for messages.
     path: &'a Path,
-    /// What the file's own keys have in front of those here, for messages.
+    /// The prefix of keys in the file, for messages.
     prefix: &'a str,
 }
 
@@ -60,7 +60,7 @@ impl<'a> Fields<'a> {
         Self { map, path, prefix: "" }
     }
 
-    /// The same fields, whose keys have `prefix` in front in the file.
+    /// The same fields, if their keys have `prefix` in the file.
     pub(super) fn with_prefix(self, prefix: &'a str) -> Self {
         Self { prefix, ..self }
     }
@@ -70,19 +70,19 @@ impl<'a> Fields<'a> {
         self.map.get(key).filter(|value| !value.is_null())
     }
 
-    /// The object under `key`, if it is there.
+    /// The object under `key`, if present.
     pub(super) fn object(&self, key: &str) -> Result<Option<Fields<'a>>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let map = value.as_object().ok_or_else(|| self.wrong(key, "an object", value))?;
         Ok(Some(Fields { map, path: self.path, prefix: "" }))
     }
 
-    /// Its own copy of the object.
+    /// A copy of the object.
     pub(super) fn to_map(self) -> Map<String, Value> {
         self.map.clone()
     }
 
-    /// Whether `key` is there, `null` or not.
+    /// Whether `key` exists, even if `null`.
     pub(super) fn has(&self, key: &str) -> bool {
         self.map.contains_key(key)
     }
@@ -107,10 +107,10 @@ impl<'a> Fields<'a> {
     pub(super) fn size(&self, key: &str) -> Result<Option<usize>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         let size = value.as_u64().and_then(|size| usize::try_from(size).ok());
-        size.map(Some).ok_or_else(|| self.wrong(key, "a whole number that is not negative", value))
+        size.map(Some).ok_or_else(|| self.wrong(key, "a whole number, 0 or more", value))
     }
 
-    /// One whole number or a list of them; none where the key is absent.
+    /// One whole number or a list of them; empty if the key is absent.
     pub(super) fn whole_numbers(&self, key: &str) -> Result<Vec<i64>> {
         let Some(value) = self.get(key) else { return Ok(Vec::new()) };
         let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
@@ -118,7 +118,7 @@ impl<'a> Fields<'a> {
         numbers.ok_or_else(|| self.wrong(key, "a whole number or a list of them", value))
     }
 
-    /// A number that must be there.
+    /// A required number.
     pub(super) fn number(&self, key: &'static str) -> Result<f64> {
         if self.get(key).is_none() {
             return Err(self.missing(&[key]));
@@ -145,7 +145,7 @@ impl<'a> Fields<'a> {
         value.as_str().ok_or_else(|| self.wrong(key, "a string", value))
     }
 
-    /// Refuses a field that would change the maths, unless it has the one value (or is absent) that Hearth computes.
+    /// Rejects a field that would change the computation, unless it is absent or has the only supported value.
     pub(super) fn only(&self, key: &str, allowed: Fixed) -> Result<()> {
         match self.get(key) {
             Some(value) if !allowed.is(value) => Err(self.unsupported(key, value, &allowed.to_string())),
@@ -153,13 +153,13 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The field asks for something that Hearth does not compute.
+    /// The error for an unsupported value.
     pub(super) fn unsupported(&self, key: &str, found: &Value, supported: &str) -> Error {
         let what = format!("field `{}{key}` is {found}, which is not supported; supported: {supported}", self.prefix);
-        self.error(what, "the model would compute something else than it was trained for, so it is not opened")
+        self.error(what, "with another value the model would give wrong results, so it is rejected")
     }
 
-    /// None of the names that a field may go by is there.
+    /// The error for a missing field, which has one of these names.
     pub(super) fn missing(&self, keys: &[&str]) -> Error {
         let keys: Vec<_> = keys.iter().map(|key| format!("`{}{key}`", self.prefix)).collect();
         self.error(format!("field {} is missing", keys.join(" or ")), "")

@@ -41,7 +41,7 @@ pub(super) fn sampling_defaults(json: &Map<String, Value>, path: &Path, vocab_si
     params.validate(vocab_size).map_err(|error| Error::File {
         path: path.to_owned(),
         what: error.to_string(),
-        hint: "remove the field to do without".to_owned(),
+        hint: "remove the field to use the default".to_owned(),
     })?;
     Ok(params)
 }

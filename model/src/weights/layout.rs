@@ -7,7 +7,7 @@ use crate::{
     tokenizer::{TOKENIZER_CONFIG_FILE, TOKENIZER_FILE},
 };
 
-/// The architecture, and how its class spells it.
+/// The configuration, in the keys of its class.
 pub(super) const CONFIG_FILE: &str = "config.json";
 /// Advice on sampling, and which tokens end a text.
 pub(super) const GENERATION_FILE: &str = "generation_config.json";

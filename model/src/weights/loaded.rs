@@ -51,7 +51,7 @@ impl LoadedModel {
         Err(Error::File {
             path: path.to_owned(),
             what: format!("has {n_tokens} tokens, but the model's `vocab_size` is {vocab_size}"),
-            hint: "tokenizer and weights are of different models".to_owned(),
+            hint: "tokenizer and weights belong to different models".to_owned(),
         })
     }
 }

@@ -1,16 +1,22 @@
 //! Models as files: Hugging Face's format, read and written, and GGUF, read.
 
 mod architectures;
+mod element_type;
 mod fields;
 mod files;
 mod generation_config;
 mod gguf;
 mod hf;
+pub mod import;
 mod layout;
 mod loaded;
+mod loader;
 pub mod model_dir;
 mod row_order;
+mod save;
 mod staged_dir;
+mod tensor_names;
+mod tensor_table;
 
 pub use architectures::known_architectures;
 pub use files::DiskDtype;

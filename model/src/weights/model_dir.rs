@@ -1,10 +1,11 @@
 //! The model dir: the folder in Hugging Face's format that training writes and serving reads.
 //!
 //! `config.json`, `model.safetensors` (or shards with an index), `tokenizer.json`, `tokenizer_config.json`,
-//! `chat_template.jinja`, `generation_config.json`. Nothing else is written, and there is no export step;
-//! GGUF files are read besides (`gguf`).
+//! `chat_template.jinja`, `generation_config.json`. Nothing else is written, and there is no export step. GGUF files
+//! can be read too (`gguf`).
 
 use std::{
+    borrow::Cow,
     fs,
     path::{Path, PathBuf},
 };
@@ -17,8 +18,10 @@ use super::{
     files::{DiskDtype, TensorFiles, what_else_it_is},
     generation_config::sampling_defaults,
     gguf,
-    hf::{self, Spelling},
+    hf::{self, HfSchema},
     layout::{BESIDE_WEIGHTS, CONFIG_FILE, GENERATION_FILE, WEIGHTS_FILE},
+    loader::{self, LoadPlan},
+    save::save_params,
     staged_dir::{StagedDir, read_whole},
 };
 pub use super::{
@@ -39,14 +42,26 @@ use crate::{
 
 const EOS: &str = "eos_token_id";
 
-/// Shards are kept below this, as `transformers` keeps them: 5 GB.
+/// The best model's folder in that of a training run, and a file that identifies a run.
+const RUN_MODEL: &str = "model";
+const RUN_FILE: &str = "config.toml";
+
+/// Maximum size of a shard, as in `transformers`: 5 GB.
 const MAX_SHARD_BYTES: usize = 5_000_000_000;
 
-/// Opens the model dir `dir` as a whole, or the model in a GGUF file.
+/// The model dir at `dir`: for the folder of a training run, that of its best model, which may not exist yet. All
+/// functions here that open a model dir also open a run.
+pub fn model_of(dir: &Path) -> Cow<'_, Path> {
+    let is_run = dir.join(RUN_FILE).is_file() && !dir.join(CONFIG_FILE).exists();
+    if is_run { dir.join(RUN_MODEL).into() } else { dir.into() }
+}
+
+/// Loads the model dir `dir`, or the model in a GGUF file.
 ///
 /// # Errors
-/// An error that names the file, and within it the field or tensor, that is missing, broken or not supported.
+/// A file is missing, broken or not supported; the error names it and the field or tensor.
 pub fn load(dir: &Path, options: &LoadOptions) -> Result<LoadedModel> {
+    let dir = &*model_of(dir);
     if gguf::is_gguf(dir) {
         return gguf::load(dir, options)?.checked(dir);
     }
@@ -65,10 +80,10 @@ fn load_dir(dir: &Path, options: &LoadOptions) -> Result<LoadedModel> {
     LoadedModel { gpt, tokenizer, chat_template, eos_token_ids, sampling_defaults }.checked(&dir.join(TOKENIZER_FILE))
 }
 
-/// A model dir that is part of a program: its files' contents. There is no chat template.
+/// A model dir embedded in a program: the contents of its files. It has no chat template.
 #[derive(Clone, Copy, Debug)]
 pub struct EmbeddedDir {
-    /// For messages.
+    /// The name in messages.
     pub name: &'static str,
     /// `config.json`.
     pub config: &'static [u8],
@@ -80,7 +95,7 @@ pub struct EmbeddedDir {
     pub tokenizer_config: &'static [u8],
 }
 
-/// Opens a model dir that is part of the program.
+/// Loads an embedded model dir.
 ///
 /// # Errors
 /// As [`load`].
@@ -97,10 +112,10 @@ pub fn load_embedded(dir: &EmbeddedDir, options: &LoadOptions) -> Result<LoadedM
         .checked(&name.join(TOKENIZER_FILE))
 }
 
-/// The first of the files that names tokens that end a text decides; else it is the tokenizer's `eos`.
+/// The first file that lists end-of-sequence tokens counts; otherwise the tokenizer's `eos`.
 ///
-/// Ids that the model does not have are left out with a warning: they can never be drawn, and small models are often
-/// saved with the ids of the large ones.
+/// Ids outside the model's vocabulary are ignored with a warning: they can never be sampled, and small models are often
+/// saved with the ids of large ones.
 fn eos_token_ids(files: &[(PathBuf, Map<String, Value>)], gpt: &Gpt, tokenizer: &Tokenizer) -> Result<Vec<TokenId>> {
     let vocab_size = gpt.config().vocab_size;
     for (path, json) in files {
@@ -109,7 +124,7 @@ fn eos_token_ids(files: &[(PathBuf, Map<String, Value>)], gpt: &Gpt, tokenizer: 
         let (known, unknown): (Vec<_>, Vec<_>) = named.into_iter().partition(|&number| id(number).is_some());
         if !unknown.is_empty() {
             tracing::warn!(
-                "`{}`: `{EOS}` names {unknown:?}, but the model's `vocab_size` is {vocab_size}: they end nothing",
+                "`{}`: `{EOS}` has {unknown:?}, but the model's `vocab_size` is {vocab_size}: ignored",
                 path.display()
             );
         }
@@ -120,11 +135,12 @@ fn eos_token_ids(files: &[(PathBuf, Map<String, Value>)], gpt: &Gpt, tokenizer: 
     Ok(tokenizer.eos().map(|eos| eos.id).into_iter().collect())
 }
 
-/// Opens only the model of the model dir `dir`, or of a GGUF file; there need not be a tokenizer.
+/// Loads only the model, from the model dir `dir` or a GGUF file; a tokenizer is not needed.
 ///
 /// # Errors
 /// As [`load`].
 pub fn load_gpt(dir: &Path, options: &LoadOptions) -> Result<Gpt> {
+    let dir = &*model_of(dir);
     if gguf::is_gguf(dir) {
         return gguf::load_gpt(dir, options);
     }
@@ -136,15 +152,12 @@ fn load_gpt_and_config(dir: &Path, options: &LoadOptions) -> Result<(Gpt, Map<St
     let refuse =
         |what: &str, hint: &str| Err(Error::File { path: dir.to_owned(), what: what.into(), hint: hint.into() });
     if !is_there(dir)? {
-        return refuse(
-            "does not exist",
-            "give a model dir or a GGUF file that is on this machine: nothing is downloaded",
-        );
+        return refuse("does not exist", "use a model dir or a GGUF file on this machine; models are not downloaded");
     }
     if !dir.is_dir() {
         return refuse(
             "is neither a folder nor a GGUF file",
-            "give a model dir, a folder with `config.json`, `model.safetensors` and `tokenizer.json`, or a GGUF file",
+            "use a model dir (a folder with `config.json`, `model.safetensors` and `tokenizer.json`) or a GGUF file",
         );
     }
     if !is_there(&path)? {
@@ -155,45 +168,53 @@ fn load_gpt_and_config(dir: &Path, options: &LoadOptions) -> Result<(Gpt, Map<St
     Ok((gpt, json))
 }
 
-/// Whether there is anything at `path`.
+/// Whether `path` exists.
 ///
 /// # Errors
-/// Nobody can tell, or it is a link that leads nowhere.
+/// `path` cannot be checked, or is a link to nothing.
 fn is_there(path: &Path) -> Result<bool> {
     match (path.try_exists(), fs::read_link(path)) {
         (Ok(false), Ok(target)) => Err(Error::File {
             path: path.to_owned(),
             what: format!("is a link to `{}`, which does not exist", target.display()),
-            hint: "a model that was copied without what its links lead to is not complete".to_owned(),
+            hint: "the model was copied without the targets of its links: copy these, too".to_owned(),
         }),
         (Ok(is_there), _) => Ok(is_there),
         (Err(reason), _) => Err(Error::Io { action: "read", path: path.to_owned(), reason }),
     }
 }
 
-/// The model that `config.json` (at `path`) and the weights make.
+/// Builds the model from `config.json` (at `path`) and the weights.
 fn build(config_json: &Map<String, Value>, path: &Path, files: &TensorFiles, options: &LoadOptions) -> Result<Gpt> {
-    let spelling = Spelling::of(config_json, path)?;
-    let config = spelling.read_config(config_json, path)?;
+    let schema = HfSchema::of(config_json, path)?;
+    let config = schema.read_config(config_json, path)?;
     let stored = hf::stored_dtype(config_json, path)?;
     if let (Some(stored), Some(asked)) = (stored, options.dtype)
         && stored != asked
     {
         let name = if asked.is_quantized() { "quantize" } else { "dtype" };
         let what = format!(
-            "is `{asked}`, but the weights are stored in `{stored}`\nhint: what is rounded stays as it is; give the model \
-             that it was made of"
+            "is `{asked}`, but the weights are stored in `{stored}`\nhint: quantized weights cannot be converted; use the model \
+             before quantization"
         );
         return Err(Error::Param { name, what });
     }
-    hf::load_params(files, spelling, &config, (options.dtype.or(stored), &options.device))
+    let plan = LoadPlan {
+        names: schema.tensor_names(),
+        config: &config,
+        dtype: options.dtype.or(stored),
+        keeps_f16: false,
+        device: &options.device,
+    };
+    loader::load(&files.table()?, &plan)
 }
 
-/// Opens only the tokenizer of the model dir `dir`, or of a GGUF file.
+/// Loads only the tokenizer, from the model dir `dir` or a GGUF file.
 ///
 /// # Errors
 /// As [`load`].
 pub fn load_tokenizer(dir: &Path) -> Result<Tokenizer> {
+    let dir = &*model_of(dir);
     if gguf::is_gguf(dir) {
         return gguf::load_tokenizer(dir);
     }
@@ -205,19 +226,21 @@ pub fn load_tokenizer(dir: &Path) -> Result<Tokenizer> {
 /// # Errors
 /// As [`load`].
 pub fn load_config(dir: &Path) -> Result<GptConfig> {
+    let dir = &*model_of(dir);
     if gguf::is_gguf(dir) {
         return gguf::load_config(dir);
     }
     let (json, path) = load_config_json(dir)?;
-    Spelling::of(&json, &path)?.read_config(&json, &path)
+    HfSchema::of(&json, &path)?.read_config(&json, &path)
 }
 
-/// How the matrices of the model dir `dir` are rounded, if its `config.json` says that they are. A GGUF file says it
-/// matrix by matrix: nothing is told of it here.
+/// The quantized dtype of the model dir `dir`, if `config.json` has one. `None` for GGUF files, which have a type per
+/// matrix.
 ///
 /// # Errors
 /// As [`load`].
 pub fn load_stored_dtype(dir: &Path) -> Result<Option<Dtype>> {
+    let dir = &*model_of(dir);
     if gguf::is_gguf(dir) {
         return Ok(None);
     }
@@ -225,29 +248,31 @@ pub fn load_stored_dtype(dir: &Path) -> Result<Option<Dtype>> {
     hf::stored_dtype(&json, &path)
 }
 
-/// The class that `config.json` of the model dir `dir` names: one of
+/// The class in `config.json` of the model dir `dir`: one of
 /// [`known_architectures`](super::known_architectures).
 ///
 /// # Errors
 /// As [`load`].
 pub fn load_class(dir: &Path) -> Result<&'static str> {
+    let dir = &*model_of(dir);
     let (json, path) = load_config_json(dir)?;
-    Ok(Spelling::of(&json, &path)?.class())
+    Ok(HfSchema::of(&json, &path)?.class())
 }
 
-/// `config.json`, and its path.
+/// `config.json` and its path.
 fn load_config_json(dir: &Path) -> Result<(Map<String, Value>, PathBuf)> {
     mend(dir)?;
     let path = dir.join(CONFIG_FILE);
     Ok((read_object(&path)?, path))
 }
 
-/// The files of the model dir `dir` beside its configuration and weights, by name: tokenizer, chat templates, advice on
-/// sampling. Of a GGUF file: what it holds of these, as files of a model dir.
+/// The files of the model dir `dir` besides configuration and weights, by name: tokenizer, chat templates, sampling
+/// defaults. For a GGUF file: its contents of this kind, as files of a model dir.
 ///
 /// # Errors
-/// [`Error::Io`] with the file that cannot be read; [`Error::File`] with what is wrong with a GGUF file.
+/// [`Error::Io`] if a file cannot be read; [`Error::File`] if a GGUF file is invalid.
 pub fn files_beside_weights(dir: &Path) -> Result<Vec<(String, Vec<u8>)>> {
+    let dir = &*model_of(dir);
     if gguf::is_gguf(dir) {
         return gguf::files_beside_weights(dir);
     }
@@ -264,20 +289,19 @@ fn read_beside_weights(dir: &Path) -> Result<Vec<(String, Vec<u8>)>> {
         .collect()
 }
 
-/// How to save a model, and what goes beside its weights.
+/// How to save a model, and further files.
 #[derive(Clone, Debug)]
 pub struct SaveOptions {
-    /// How values are stored.
+    /// The dtype of values.
     pub dtype: DiskDtype,
-    /// Weights beyond this many bytes are split over several files.
+    /// Maximum size of a weights file in bytes; larger models are split over several files.
     pub max_shard_bytes: usize,
     /// The Hugging Face class to save as, such as the one that the model was loaded from ([`load_class`]). `None`: the
-    /// first that expresses the architecture; some architectures go by several names.
+    /// first class that can express the architecture; some architectures have several.
     pub class: Option<String>,
-    /// Tokens that end a text, for `config.json` and `generation_config.json`.
+    /// End-of-sequence tokens, for `config.json` and `generation_config.json`.
     pub eos_token_ids: Vec<TokenId>,
-    /// Files to put beside the weights as they are, by name: `tokenizer.json` and its like. A `generation_config.json`
-    /// among them is the model's.
+    /// Further files by name, such as `tokenizer.json`. A `generation_config.json` among them is the model's.
     pub extra_files: Vec<(String, Vec<u8>)>,
 }
 
@@ -295,16 +319,16 @@ impl Default for SaveOptions {
 
 /// Writes `gpt` as a model dir that Hearth and `transformers` open.
 ///
-/// An architecture that no Hugging Face class expresses is written under `HearthForCausalLM`, with Hearth's own names. So
-/// is a model whose matrices are rounded, with the very same numbers, and only Hearth opens it: a matrix `[d_out, d_in]`
-/// is a tensor of whole numbers, I8 `[d_out, 32 n]` in q8, U8 `[d_out, 16 n]` in q4 (plus 8, two in a byte, the first
-/// 16 of 32 in the low bits) and q4_1 (not plus 8), U8 `[d_out, 20 n]` in q5_1 (the lower four bits as in q4_1, then the
-/// fifth bits of all 32); and under its name with `.scales`, F16 `[d_out, n]`, what each 32 of them are multiplied by,
-/// with `.minima` what is added in q4_1 and q5_1. `quantization_config` in `config.json` says which.
+/// An architecture that no Hugging Face class can express is written under `HearthForCausalLM`, with Hearth's own
+/// names. So is a quantized model, without rounding again; only Hearth opens it. A matrix `[d_out, d_in]` is then an
+/// integer tensor: I8 `[d_out, 32 n]` in q8; U8 `[d_out, 16 n]` in q4 (plus 8, two per byte, the first 16 of 32 in the
+/// low bits) and q4_1 (not plus 8); U8 `[d_out, 20 n]` in q5_1 (the lower four bits as in q4_1, then the fifth bits of
+/// all 32). Its name with `.scales` is F16 `[d_out, n]`, the factor of each block of 32; in q4_1 and q5_1 its name with
+/// `.minima` is added. `quantization_config` in `config.json` has the dtype.
 ///
-/// The new folder takes the place of the old one as a whole, so that a crash leaves the old model or the new one. Of the
-/// old folder, files that are no part of a model stay: see `weights::staged_dir`. `dir` may be missing, be empty, or be a
-/// link to a folder; the working directory and mount points are refused.
+/// The new folder replaces the old one atomically, so that after a crash there is the old model or the new one. Files
+/// of the old folder that are not part of a model are kept: see `weights::staged_dir`. `dir` may be missing, empty, or
+/// a link to a folder; the working directory and mount points are rejected.
 ///
 /// # Errors
 /// Those of [`StagedDir::replacing`], [`write()`] and [`StagedDir::commit`].
@@ -314,25 +338,25 @@ pub fn save(dir: &Path, gpt: &Gpt, options: &SaveOptions) -> Result<()> {
     staged.commit()
 }
 
-/// Writes the files of `gpt` to a folder that is not in its place yet, as [`save`] does. One tensor is in memory at a time.
+/// Writes the files of `gpt` to a staged folder, as [`save`] does. One tensor is in memory at a time.
 ///
 /// # Errors
-/// [`Error::Io`] with the file that could not be written; [`Error::Execution`] when the device cannot be read;
-/// [`Error::Config`] when the class asked for is not known or cannot express the architecture.
+/// [`Error::Io`] if a file cannot be written; [`Error::Execution`] if the device cannot be read; [`Error::Config`] if
+/// the requested class is unknown or cannot express the architecture.
 pub fn write(staged: &StagedDir, gpt: &Gpt, options: &SaveOptions) -> Result<()> {
     let dtype = gpt.dtype();
     let class = if dtype.is_quantized() { Some(OWN_CLASS) } else { options.class.as_deref() };
-    let (spelling, mut config) = hf::config_json(gpt.config(), class, options.dtype.name())?;
+    let (schema, mut config) = hf::config_json(gpt.config(), class, options.dtype.name())?;
     config.extend(dtype.is_quantized().then(|| hf::quantization_json(dtype.stored_as())));
     let mut generation = Map::new();
-    // Said even where there is none: `transformers` would fill in the ids of the class's first model.
+    // Written even if there is none: `transformers` would use the ids of the class's first model.
     for key in ["bos_token_id", "pad_token_id"] {
         config.insert(key.to_owned(), Value::Null);
     }
     let eos = eos_json(&options.eos_token_ids);
     config.insert(EOS.to_owned(), eos.clone());
     generation.insert(EOS.to_owned(), eos);
-    hf::save_params(gpt, spelling, staged, (options.dtype, options.max_shard_bytes))?;
+    save_params(gpt, &schema.tensor_names(), staged, (options.dtype, options.max_shard_bytes))?;
     if options.extra_files.iter().all(|(name, _)| name != GENERATION_FILE) {
         staged.write(GENERATION_FILE, &json_file(generation))?;
     }

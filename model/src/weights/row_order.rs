@@ -1,4 +1,4 @@
-//! In which order a file's tensor has the rows of one of our parameters. No tensors here, and no names.
+//! The order in which a file's tensor has the rows of one of our parameters. No tensors here, and no names.
 
 use crate::config::{GptConfig, Positions};
 
@@ -7,10 +7,17 @@ use crate::config::{GptConfig, Positions};
 pub(super) enum RowOrder {
     /// In the same place.
     Same,
-    /// Of each head, the two dimensions that turn together are next to each other; ours are half the rotated part apart.
+    /// In each head, the two dimensions that rotate together are next to each other. Ours are half the rotated part apart.
     Interleaved { head_dim: usize, rotary_dim: usize },
+    /// In each head, the two halves of the rotated part are exchanged: what rotates them by an angle is then what rotates
+    /// ours by the negative one.
+    Exchanged { head_dim: usize, rotary_dim: usize },
     /// Key head by key head: its `group` queries, its key, its value. Ours go all queries, all keys, all values.
     ByKeyHead { head_dim: usize, n_kv_heads: usize, group: usize },
+    /// After this many rows that are not used.
+    After(usize),
+    /// Each row is a column, in the same order.
+    Transposed,
 }
 
 impl RowOrder {
@@ -22,15 +29,24 @@ impl RowOrder {
         }
     }
 
+    /// The dimensions of heads that rotate the other way round, if any rotate.
+    pub(super) fn reversed(config: &GptConfig) -> Self {
+        match &config.positions {
+            Positions::Rope(rope) => Self::Exchanged { head_dim: config.head_dim, rotary_dim: rope.rotary_dim },
+            _ => Self::Same,
+        }
+    }
+
     pub(super) fn by_key_head(config: &GptConfig) -> Self {
         let GptConfig { head_dim, n_heads, n_kv_heads, .. } = *config;
         Self::ByKeyHead { head_dim, n_kv_heads, group: n_heads / n_kv_heads }
     }
 
-    /// The row of the tensor that is row `n` of the parameter.
+    /// The row of the tensor (its column, if it is transposed) that is row `n` of the parameter.
     pub(super) fn place(self, n: usize) -> usize {
         match self {
-            Self::Same => n,
+            Self::Same | Self::Transposed => n,
+            Self::After(n_before) => n_before + n,
             Self::Interleaved { head_dim, rotary_dim } => {
                 let (dim, half) = (n % head_dim, rotary_dim / 2);
                 n - dim
@@ -39,6 +55,14 @@ impl RowOrder {
                         _ if dim < rotary_dim => 2 * (dim - half) + 1,
                         _ => dim,
                     }
+            }
+            Self::Exchanged { head_dim, rotary_dim } => {
+                let (dim, half) = (n % head_dim, rotary_dim / 2);
+                match dim {
+                    _ if dim < half => n + half,
+                    _ if dim < 2 * half => n - half,
+                    _ => n,
+                }
             }
             Self::ByKeyHead { head_dim, n_kv_heads, group } => {
                 let (head, dim) = (n / head_dim, n % head_dim);
@@ -62,10 +86,17 @@ mod tests {
     }
 
     #[test]
-    fn what_turns_together_comes_together() {
-        // Two heads of five dimensions, four of which turn.
+    fn dimensions_that_rotate_together_come_together() {
+        // Two heads of five dimensions, four of which rotate.
         let order = RowOrder::Interleaved { head_dim: 5, rotary_dim: 4 };
         assert_eq!(places(order, 10), [0, 2, 1, 3, 4, 5, 7, 6, 8, 9]);
+    }
+
+    #[test]
+    fn halves_that_rotate_are_exchanged() {
+        // Two heads of five dimensions, four of which rotate.
+        let order = RowOrder::Exchanged { head_dim: 5, rotary_dim: 4 };
+        assert_eq!(places(order, 10), [2, 3, 0, 1, 4, 7, 8, 5, 6, 9]);
     }
 
     #[test]

@@ -1,35 +1,36 @@
-//! Replaces a model dir as a whole: whoever opens it finds the old model or the new one, never files of both.
+//! Replaces a model dir atomically: readers find the old model or the new one, never files of both.
 //!
 //! The new folder is written beside the old one, on the same file system, and then takes its place. For the model dir
 //! `DIR`:
 //!
-//! 1. `DIR.hearth-partial` is made and locked (`flock`). Every file in it is flushed to the disk when it is written.
-//! 2. Files of `DIR` that are no part of a model (a `README.md`, say) get a hard link in it, or a copy where the file
-//!    system has no hard links. Files of the old model (see [`is_model_file`]) do not. A file that is in both is the new
-//!    one's.
-//! 3. Its folders are flushed. Then it takes the place of `DIR`:
+//! 1. `DIR.hearth-partial` is created and locked (`flock`). Every file in it is flushed to disk when it is written.
+//! 2. Files of `DIR` that are not part of a model (such as a `README.md`) are hard-linked into it, or copied if the
+//!    file system has no hard links. Files of the old model (see [`is_model_file`]) are not. If both folders have a
+//!    file, the new one counts.
+//! 3. Its folders are flushed. Then it replaces `DIR`:
 //!    - on Linux the two are exchanged (`renameat2` with `RENAME_EXCHANGE`), which is one step. `DIR.hearth-partial` is
 //!      the old folder then.
 //!    - on other systems, and on file systems that cannot exchange, `DIR` is renamed to `DIR.hearth-old`, then
 //!      `DIR.hearth-partial` to `DIR`, then `DIR.hearth-old` to `DIR.hearth-partial`.
 //! 4. The parent folder is flushed, and the old folder removed.
 //!
-//! A process can die between any two of these steps. Then:
+//! A process can crash between any two of these steps. Then:
 //!
-//! - If `DIR` is there, it is whole. `DIR.hearth-partial` and `DIR.hearth-old` are leftovers; the next save removes them.
-//! - If `DIR` is missing and `DIR.hearth-old` is there, the swap was interrupted. `DIR.hearth-old` is always a whole model:
-//!   whoever opens or saves `DIR` next renames it back ([`mend`]).
+//! - If `DIR` exists, it is complete. `DIR.hearth-partial` and `DIR.hearth-old` are leftovers; the next save removes
+//!   them.
+//! - If `DIR` is missing and `DIR.hearth-old` exists, the swap was interrupted. `DIR.hearth-old` is always a complete
+//!   model: the next process that opens or saves `DIR` renames it back ([`mend`]).
 //!
-//! The lock on `DIR.hearth-partial` says that its writer is alive: a second writer is refused. The parent folder is locked
-//! while the folders change places (steps 3 and 4) and while `DIR.hearth-partial` is made: a reader that finds `DIR` missing
-//! waits for that lock. Locks end with their process. Where folders cannot be locked (not on Unix, or some network file
-//! systems), two processes must not save to one folder at a time.
+//! The lock on `DIR.hearth-partial` shows that its writer is running: a second writer is rejected. The parent folder is
+//! locked during the replacement (steps 3 and 4) and while `DIR.hearth-partial` is created: a reader that finds `DIR`
+//! missing waits for that lock. Locks end with their process. If folders cannot be locked (on systems other than Unix,
+//! or some network file systems), two processes must not save to one folder at the same time.
 //!
-//! A reader opens a model dir file by file, and the folder may be replaced in between: [`read_whole`] then reads again.
+//! A reader opens a model dir file by file, and the folder may be replaced meanwhile: [`read_whole`] then reads again.
 //!
-//! Some folders cannot be replaced: mount points, and the working directory, which would leave every process that works
-//! there in a deleted folder. They are refused before anything is written. A first model may go to such a folder if it is
-//! empty ([`StagedDir::creating`]): it is written in `DIR/.hearth-partial` and moved up, `config.json` last.
+//! Some folders cannot be replaced: mount points, and the working directory, since processes in it would be left in a
+//! deleted folder. They are rejected before anything is written. A first model can be saved to such a folder if it is
+//! empty ([`StagedDir::creating`]): it is written to `DIR/.hearth-partial` and its files moved up, `config.json` last.
 
 use std::{
     env,
@@ -45,45 +46,45 @@ use crate::error::{Error, Result};
 
 mod disk;
 
-/// Suffix of the folder that is being written, and of the old one after the exchange. A leftover if its writer is dead.
+/// Suffix of the folder being written, and of the old one after the exchange. A leftover if its writer has crashed.
 const PARTIAL: &str = ".hearth-partial";
 /// Suffix of the old folder during a swap without exchange.
 const ASIDE: &str = ".hearth-old";
 
-/// Attempts to read a model dir that is replaced during each of them.
+/// Number of attempts to read a model dir that is replaced during each of them.
 const MAX_READS: usize = 10;
 
-/// A folder that is being written and then replaces a model dir as a whole. Dropping it before [`commit`](Self::commit)
-/// removes it and leaves the model dir as it was.
+/// A folder that is being written and then replaces a model dir atomically. Dropping it before [`commit`](Self::commit)
+/// removes it and leaves the model dir unchanged.
 #[derive(Debug)]
 pub struct StagedDir {
-    /// The folder to be replaced, by the name that no link leads to.
+    /// The folder to replace, with links resolved.
     target: PathBuf,
     path: PathBuf,
     mode: Mode,
     is_placed: bool,
-    /// Folders above that were not there, the deepest first.
+    /// Parent folders that were created, the deepest first.
     new_parents: Vec<PathBuf>,
     _lock: DirLock,
 }
 
-/// How the folder comes to its place.
+/// How the folder gets to its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
-    /// From beside; what is there is replaced.
+    /// Written beside the target, which it replaces.
     Replace,
-    /// From beside; there is nothing, or an empty folder.
+    /// Written beside the target, which is missing or empty.
     Create,
-    /// From within an empty folder.
+    /// Written inside the empty target.
     Fill,
 }
 
 impl StagedDir {
-    /// A new folder that will replace `dir`, which may be missing, and be a link to a folder.
+    /// A new folder that will replace `dir`, which may be missing or a link to a folder.
     ///
     /// # Errors
-    /// [`Error::File`] when `dir` is no folder or cannot be replaced, or when another process is writing it;
-    /// [`Error::Io`] when the new folder cannot be made.
+    /// [`Error::File`] if `dir` is not a folder or cannot be replaced, or if another process is writing it;
+    /// [`Error::Io`] if the new folder cannot be created.
     pub fn replacing(dir: &Path) -> Result<Self> {
         mend(dir)?;
         let target = resolve(dir).map_err(|reason| io_error("write", dir, reason))?;
@@ -93,17 +94,17 @@ impl StagedDir {
         check_replaceable(&target)?;
         match Self::beside(target.clone(), Mode::Replace) {
             Err(Error::Io { path, reason, .. }) if is_forbidden(&reason) => {
-                Err(not_replaceable(&target, &target, format!("`{}` cannot be made: {reason}", path.display())))
+                Err(not_replaceable(&target, &target, format!("`{}` cannot be created: {reason}", path.display())))
             }
             staged => staged,
         }
     }
 
-    /// A new folder that will be `dir`, which must be missing or empty. One that is empty and cannot be replaced (a mount
-    /// point, the working directory) is filled.
+    /// A new folder that will become `dir`, which must be missing or empty. An empty folder that cannot be replaced (a
+    /// mount point, the working directory) is filled.
     ///
     /// # Errors
-    /// Those of [`replacing`](Self::replacing); [`Error::File`] when there is anything in `dir`.
+    /// Those of [`replacing`](Self::replacing); [`Error::File`] if `dir` is not empty.
     pub fn creating(dir: &Path) -> Result<Self> {
         mend(dir)?;
         let target = resolve(dir).map_err(|reason| io_error("write", dir, reason))?;
@@ -134,7 +135,7 @@ impl StagedDir {
         Ok(staged)
     }
 
-    /// Removes the old folder of a swap that ended before the old folder was removed. Half of it is never at its name.
+    /// Removes the old folder of a swap that was interrupted before. It is always complete under its name.
     fn remove_aside(&self) -> Result<()> {
         let (aside, old) = (beside(&self.target, ASIDE), self.path.join("old"));
         if !aside.is_dir() {
@@ -145,22 +146,22 @@ impl StagedDir {
             .map_err(|reason| io_error("remove", &aside, reason))
     }
 
-    /// Where the files of the folder are written until it takes its place.
+    /// The path of the staged folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Writes a file and flushes it to the disk. `name` may be in a folder, which is made.
+    /// Writes a file and flushes it to disk. `name` may contain folders, which are created.
     ///
     /// # Errors
-    /// [`Error::Io`] with the file that could not be written.
+    /// [`Error::Io`] with the file that cannot be written.
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<()> {
         let mut file = self.create(name)?;
         file.write_at(0, bytes)?;
         file.finish()
     }
 
-    /// A new file of the folder.
+    /// Creates a file in the folder.
     pub(super) fn create(&self, name: &str) -> Result<NewFile> {
         let path = self.path.join(name);
         let parent = parent_of(&path);
@@ -170,13 +171,13 @@ impl StagedDir {
         NewFile::create(path)
     }
 
-    /// Puts the folder in its place.
+    /// Moves the folder to its place.
     ///
     /// # Errors
-    /// [`Error::Io`] with the file or folder for which that failed. The old folder is whole then, but where the last step,
-    /// flushing the parent folder, failed: then the new one is.
+    /// [`Error::Io`] with the file or folder that failed. The old folder is then complete, or the new one if the last
+    /// step, flushing the parent folder, failed.
     pub fn commit(mut self) -> Result<()> {
-        // Nobody must take one of the folders for a leftover before they are in their places.
+        // Other processes must not treat the folders as leftovers before they are in place.
         let _lock = DirLock::wait_for(parent_of(&self.path));
         match self.mode {
             Mode::Replace if is_there(&self.target)? => self.replace(),
@@ -185,7 +186,7 @@ impl StagedDir {
         }
     }
 
-    /// Renames the folder to where nothing is, or an empty folder: the system refuses it otherwise.
+    /// Renames the folder to a path that is missing or an empty folder; otherwise the system returns an error.
     fn create_target(&mut self) -> Result<()> {
         let target = &self.target;
         let io = |reason| io_error("create", target, reason);
@@ -204,22 +205,22 @@ impl StagedDir {
         keep_others(target, &self.path, Path::new(""))?;
         disk::like(target, &self.path).map_err(io)?;
         sync_tree(&self.path)?;
-        // If something else than a missing exchange is wrong, the renames fail too and report it.
+        // If the exchange failed for another reason, the renames fail too and report it.
         disk::exchange(&self.path, target).or_else(|_| self.swap_in_steps())?;
         self.is_placed = true;
         let old = &self.path;
         disk::sync_dir(parent_of(target))?;
-        // Again, for files that were made in the old folder in between. The new folder is in its place, so that errors
-        // from here on are no failure to save.
+        // Again, for files that were created in the old folder meanwhile. The new folder is in place, so later errors
+        // do not mean that saving failed.
         let removed = keep_others(old, target, Path::new(""))
             .and_then(|()| disk::remove_dir_all(old).map_err(|reason| io_error("remove", old, reason)));
         if let Err(error) = removed {
-            tracing::warn!("the replaced model is still on disk until the next save: {error}");
+            tracing::warn!("cannot remove the replaced model; the next save removes it: {error}");
         }
         Ok(())
     }
 
-    /// The exchange where the file system has none.
+    /// The replacement for file systems without exchange.
     fn swap_in_steps(&self) -> Result<()> {
         let target = &self.target;
         let aside = beside(target, ASIDE);
@@ -229,12 +230,12 @@ impl StagedDir {
             disk::rename(&aside, target).map_err(io)?;
             return Err(io(reason));
         }
-        // Where it is removed from. If that fails, it stays for the next save to remove.
+        // To the path where it is removed. If this fails, the next save removes it.
         drop(disk::rename(&aside, &self.path));
         Ok(())
     }
 
-    /// Moves the files to the folder above, `config.json` last: without it, a folder is no model dir.
+    /// Moves the files to the parent folder, `config.json` last: without it, a folder is not a model dir.
     fn move_up(&mut self) -> Result<()> {
         sync_tree(&self.path)?;
         let mut names = entries(&self.path)?;
@@ -250,18 +251,18 @@ impl StagedDir {
 impl Drop for StagedDir {
     fn drop(&mut self) {
         if !self.is_placed {
-            // What went wrong before matters more.
+            // An earlier error is more important.
             drop(disk::remove_dir_all(&self.path));
             remove_empty(&self.new_parents);
         }
     }
 }
 
-/// Renames the folder `dir` back that an interrupted swap has left aside: see the module. If its writer is alive, waits
-/// for it to end the swap.
+/// Renames the folder `dir` back after an interrupted swap: see the module. If the writer is running, waits for it to
+/// finish.
 ///
 /// # Errors
-/// [`Error::Io`] when the folder was left aside and cannot be renamed.
+/// [`Error::Io`] if the folder cannot be renamed.
 pub fn mend(dir: &Path) -> Result<()> {
     let Ok(target) = resolve(dir) else { return Ok(()) };
     let aside = beside(&target, ASIDE);
@@ -269,7 +270,7 @@ pub fn mend(dir: &Path) -> Result<()> {
         return Ok(());
     }
     let _lock = DirLock::wait_for(parent_of(&target));
-    // Its writer, or another reader, may have been faster.
+    // Its writer or another reader may have been faster.
     if is_there(&target)? || !aside.is_dir() {
         return Ok(());
     }
@@ -277,11 +278,11 @@ pub fn mend(dir: &Path) -> Result<()> {
     disk::sync_dir(parent_of(&target))
 }
 
-/// What `read` makes of the model dir `dir`, which is one folder from beginning to end: `read` is called again if the
-/// folder was replaced meanwhile.
+/// Runs `read` on the model dir `dir`, again if the folder is replaced meanwhile, so that all files belong to one
+/// model.
 ///
 /// # Errors
-/// Whatever `read` reports; [`Error::File`] when the folder is replaced all the time.
+/// Those of `read`; [`Error::File`] if the folder is replaced during every attempt.
 pub(super) fn read_whole<T>(dir: &Path, mut read: impl FnMut() -> Result<T>) -> Result<T> {
     for _ in 0..MAX_READS {
         mend(dir)?;
@@ -289,7 +290,7 @@ pub(super) fn read_whole<T>(dir: &Path, mut read: impl FnMut() -> Result<T>) -> 
         let result = read();
         let is_same = match opened {
             Some(opened) => opened.is_at(dir),
-            // It may have come just now.
+            // It may just have been created.
             None => was_there == dir.is_dir(),
         };
         if is_same {
@@ -298,12 +299,12 @@ pub(super) fn read_whole<T>(dir: &Path, mut read: impl FnMut() -> Result<T>) -> 
     }
     Err(Error::File {
         path: dir.to_owned(),
-        what: format!("was replaced {MAX_READS} times while it was read"),
-        hint: "another process saves models to it: try again".to_owned(),
+        what: format!("was replaced {MAX_READS} times while it was being read"),
+        hint: "another process is saving models to it: try again".to_owned(),
     })
 }
 
-/// Makes the folder `path`, or empties the one that a process has left there, and locks it.
+/// Creates the folder `path`, or empties a leftover, and locks it.
 fn stage(path: &Path) -> Result<DirLock> {
     let io = |reason| io_error("create", path, reason);
     let refuse = |what: &str, hint: &str| {
@@ -314,9 +315,9 @@ fn stage(path: &Path) -> Result<DirLock> {
         Err(reason) if reason.kind() != io::ErrorKind::AlreadyExists => return Err(io(reason)),
         _ => {}
     }
-    // Not behind a link either: what it leads to belongs to somebody else.
+    // Links are not followed: their target does not belong to this save.
     if !fs::symlink_metadata(path).map_err(io)?.is_dir() {
-        return refuse("is in the way: it is not a folder", "remove it");
+        return refuse("exists and is not a folder", "remove it");
     }
     let Some(lock) = DirLock::try_on(path).map_err(io)? else {
         return refuse("another process is writing it", "wait for that process to end, or write to another folder");
@@ -327,21 +328,21 @@ fn stage(path: &Path) -> Result<DirLock> {
     Ok(lock)
 }
 
-/// Refuses a folder that cannot be replaced.
+/// Rejects folders that cannot be replaced.
 fn check_replaceable(target: &Path) -> Result<()> {
     let refuse = |path: &Path, what: &str| Err(not_replaceable(target, path, what.to_owned()));
     if !target.is_dir() {
         return Err(Error::File {
             path: target.to_owned(),
             what: "is not a folder".to_owned(),
-            hint: "give a folder, or a path where nothing is".to_owned(),
+            hint: "use a folder, or a path that does not exist".to_owned(),
         });
     }
     if target.file_name().is_none() || disk::is_mount_point(target) {
         return refuse(target, "is a mount point");
     }
     if env::current_dir().is_ok_and(|here| here.starts_with(target)) {
-        return refuse(target, "is the working directory, or holds it");
+        return refuse(target, "is the working directory or contains it");
     }
     match mount_point_in(target)? {
         Some(mounted) => refuse(&mounted, "is a mount point"),
@@ -351,11 +352,11 @@ fn check_replaceable(target: &Path) -> Result<()> {
 
 fn not_replaceable(target: &Path, path: &Path, what: String) -> Error {
     let below = target.join("model");
-    let hint = format!("a model dir is replaced as a whole: give a folder within it, such as `{}`", below.display());
+    let hint = format!("a model dir is replaced as a whole: use a folder inside it, such as `{}`", below.display());
     Error::File { path: path.to_owned(), what, hint }
 }
 
-/// A mount point somewhere in `dir`: what is mounted there would be removed with the old folder.
+/// A mount point anywhere in `dir`: its contents would be removed with the old folder.
 fn mount_point_in(dir: &Path) -> Result<Option<PathBuf>> {
     for name in entries(dir)? {
         let path = dir.join(name);
@@ -372,8 +373,8 @@ fn mount_point_in(dir: &Path) -> Result<Option<PathBuf>> {
     Ok(None)
 }
 
-/// Links the files of the folder `from` into the folder `to`, but for those of a model and those that are there. `within`
-/// is the folder in both.
+/// Links the files of the folder `from` into the folder `to`, except those of a model and those that exist. `within` is
+/// the subfolder in both.
 fn keep_others(from: &Path, to: &Path, within: &Path) -> Result<()> {
     for name in entries(&from.join(within))? {
         let relative = within.join(name);
@@ -387,7 +388,7 @@ fn keep_others(from: &Path, to: &Path, within: &Path) -> Result<()> {
             }
             keep_others(from, to, &relative)?;
             if is_free && !entries(&source)?.is_empty() {
-                // All in it were the model's.
+                // All of its files belonged to the model.
                 drop(fs::remove_dir(&place));
             }
         } else if is_free && !is_model_file(&relative) {
@@ -397,8 +398,8 @@ fn keep_others(from: &Path, to: &Path, within: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a folder with anything in it but what a process has left there that was filling it. Says whether there is such
-/// a leftover.
+/// Rejects a folder that is not empty, except for the leftover of an interrupted save. Returns whether there is such a
+/// leftover.
 fn require_empty(dir: &Path) -> Result<bool> {
     let entries = if dir.is_dir() { entries(dir)? } else { vec!["".into()] };
     match entries.as_slice() {
@@ -406,8 +407,8 @@ fn require_empty(dir: &Path) -> Result<bool> {
         [name] if name == PARTIAL => Ok(true),
         _ => Err(Error::File {
             path: dir.to_owned(),
-            what: "is there already, and not empty".to_owned(),
-            hint: "name a folder that does not exist".to_owned(),
+            what: "already exists and is not empty".to_owned(),
+            hint: "use a folder that does not exist".to_owned(),
         }),
     }
 }
@@ -416,7 +417,7 @@ fn is_forbidden(reason: &io::Error) -> bool {
     matches!(reason.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
 }
 
-/// Makes the entries of `dir` and of all folders in it last. Files were flushed when they were written.
+/// Flushes the entries of `dir` and all its subfolders. Files were flushed when they were written.
 fn sync_tree(dir: &Path) -> Result<()> {
     for name in entries(dir)? {
         let path = dir.join(name);
@@ -432,14 +433,14 @@ fn entries(dir: &Path) -> Result<Vec<OsString>> {
     names.map_err(|reason| io_error("read", dir, reason))
 }
 
-/// The deepest first, as far as they are empty.
+/// Removes empty folders, the deepest first.
 fn remove_empty(dirs: &[PathBuf]) {
     for dir in dirs {
         drop(fs::remove_dir(dir));
     }
 }
 
-/// The folder that `dir` means, by the name that no link leads to. It need not be there, nor its parents.
+/// The path of `dir` with links resolved. Neither it nor its parents need to exist.
 fn resolve(dir: &Path) -> io::Result<PathBuf> {
     match fs::canonicalize(dir) {
         Err(reason) if reason.kind() == io::ErrorKind::NotFound => {}
@@ -476,24 +477,24 @@ fn io_error(action: &'static str, path: &Path, reason: io::Error) -> Error {
     Error::Io { action, path: path.to_owned(), reason }
 }
 
-/// An open folder, to find out whether another one has taken its name.
+/// An open folder, to detect that another one has taken its name.
 #[derive(Debug)]
 struct OpenDir(File);
 
 impl OpenDir {
-    /// `None` if there is no folder, or the system does not open folders.
+    /// `None` if there is no folder, or the system cannot open folders.
     fn new(dir: &Path) -> Option<Self> {
         (cfg!(unix) && dir.is_dir()).then(|| File::open(dir).ok().map(Self)).flatten()
     }
 
-    /// Whether it is the folder that `dir` leads to.
+    /// Whether `dir` is this folder.
     fn is_at(&self, dir: &Path) -> bool {
         let names = self.0.metadata().and_then(|own| Ok([own, fs::metadata(dir)?].map(|found| identity(&found))));
         names.is_ok_and(|[own, found]| own == found)
     }
 }
 
-/// Device and inode, which tell folders apart while they are open.
+/// Device and inode, which identify a folder while it is open.
 #[cfg(unix)]
 fn identity(found: &fs::Metadata) -> (u64, u64) {
     use std::os::unix::fs::MetadataExt;
@@ -504,7 +505,7 @@ fn identity(found: &fs::Metadata) -> (u64, u64) {
 #[cfg(not(unix))]
 fn identity(_: &fs::Metadata) {}
 
-/// An exclusive lock on a folder, until it is dropped or its process ends. Holds nothing where folders cannot be locked.
+/// An exclusive lock on a folder, until it is dropped or its process ends. Does nothing if folders cannot be locked.
 #[derive(Debug)]
 struct DirLock {
     _file: Option<File>,
@@ -517,7 +518,7 @@ impl DirLock {
         match opened.as_ref().map(File::try_lock) {
             Some(Err(fs::TryLockError::WouldBlock)) => Ok(None),
             Some(Ok(())) => Ok(Some(Self { _file: opened })),
-            // Folders cannot be locked here.
+            // The system cannot lock folders.
             Some(Err(fs::TryLockError::Error(_))) | None => Ok(Some(Self { _file: None })),
         }
     }

@@ -223,6 +223,14 @@ CASES = {
         weight_std=0.5,
         teeth=ROPE_TEETH,
     ),
+    # Norms without weights, heads that rotate the other way round.
+    "nanochat": Case(
+        "NanoChatForCausalLM",
+        {**SMALL_ROPE, "head_dim": 12, "attention_bias": True, "final_logit_softcapping": 3.0},
+        seed=341,
+        weight_std=0.5,
+        teeth=(*ROPE_TEETH, {"hidden_act": "relu"}, {"final_logit_softcapping": 15.0}),
+    ),
     # A layer without rotary positions, and windows on some layers, not the same.
     "smollm3": Case(
         "SmolLM3ForCausalLM",

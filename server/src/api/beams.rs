@@ -1,4 +1,4 @@
-//! The fields that ask for a beam search, under vLLM's names.
+//! The fields of beam search, under vLLM's names.
 
 use hearth_model::sampling::beam::{BeamKind, EarlyStopping};
 use serde_json::json;
@@ -9,9 +9,9 @@ use super::{
 };
 use crate::engine::request::Strategy;
 
-/// How the answers are looked for: `n` of them, of `best_of` that are followed. `use_beam_search` asks for the most likely
-/// ones, with `length_penalty` and `early_stopping`; `stochastic_beam_search` for a draw of different ones, whose seed is
-/// set for [each prompt](seeded).
+/// How the `n` answers are chosen from `best_of` candidates. `use_beam_search` searches for the most likely ones,
+/// with `length_penalty` and `early_stopping`; `stochastic_beam_search` draws different ones at random, with a seed
+/// that is set for [each prompt](seeded).
 pub(crate) fn strategy(fields: &mut Fields, [n, best_of]: [usize; 2]) -> Result<Strategy, ApiError> {
     let searches = fields.flag_or("use_beam_search", false)?;
     let draws = fields.flag_or("stochastic_beam_search", false)?;
@@ -32,14 +32,14 @@ pub(crate) fn strategy(fields: &mut Fields, [n, best_of]: [usize; 2]) -> Result<
         (true, false) => BeamKind::Best { length_penalty, early_stopping },
         (false, true) => BeamKind::Stochastic { seed: 0 },
         (true, true) => {
-            let message = "`stochastic_beam_search` and `use_beam_search` are two ways, choose one";
+            let message = "`stochastic_beam_search` and `use_beam_search` exclude each other: choose one";
             return Err(ApiError::invalid("stochastic_beam_search", message));
         }
     };
     Ok(Strategy::Beams { width: best_of, n_best: n, kind })
 }
 
-/// The strategy for a prompt whose random stream has this seed.
+/// `strategy` with this seed.
 pub(crate) fn seeded(strategy: Strategy, seed: u64) -> Strategy {
     match strategy {
         Strategy::Beams { width, n_best, kind: BeamKind::Stochastic { .. } } => {

@@ -1,4 +1,5 @@
-//! JSON parsed within a bound on the memory that it becomes: `[0],` is 4 bytes as text, and 400 as a list within a list.
+//! JSON parsing with a limit on the memory of the result: `[0],` is 4 bytes of text but 400 bytes as a list within a
+//! list.
 
 use std::{cell::Cell, fmt, mem::size_of};
 
@@ -8,29 +9,29 @@ use serde::{
 };
 use serde_json::{Deserializer, Map, Number, Value};
 
-/// Fields that may hold a token id in every second byte of the body.
+/// Fields that may consist of token ids, one in every second byte of the body.
 const TOKEN_FIELDS: [&str; 3] = ["prompt", "input", "tokens"];
 
-/// Bytes that they may become, for each byte of the largest body: a number takes 72, and a list is up to a quarter
-/// longer than what is in it.
+/// Limit for [`TOKEN_FIELDS`] in bytes of memory per byte of the largest body: a number takes 72 bytes, and a list up
+/// to a quarter more than its values.
 const TOKEN_BYTES_PER_BYTE: usize = 48;
 
-/// The same for all other fields together, texts not counted.
+/// The same for all other fields together, not counting text.
 const OTHER_BYTES_PER_BYTE: usize = 8;
 
-/// A member of an object: its name, its value and its place, in a table that may be half empty.
+/// An object member: name, value, and entry in a hash table that may be half empty.
 const MEMBER_BYTES: usize = 2 * (size_of::<String>() + size_of::<Value>() + 2 * size_of::<usize>()) + 16;
 
-/// Why there is no JSON.
+/// Why parsing failed.
 #[derive(Debug)]
 pub(super) enum BadJson {
-    /// It is something else, or has a mistake.
+    /// The text is not valid JSON, or not an object.
     Malformed(serde_json::Error),
-    /// It has too many values. How many bytes they may take in memory.
+    /// The values take too much memory. Holds the limit in bytes.
     TooManyValues(usize),
 }
 
-/// Parses a body, of at most `max_body_bytes` as all bodies are.
+/// Parses a body of at most `max_body_bytes`.
 pub(super) fn parse(body: &[u8], max_body_bytes: usize) -> Result<Value, BadJson> {
     let rooms = Rooms {
         tokens: Room::new(max_body_bytes.saturating_mul(TOKEN_BYTES_PER_BYTE)),
@@ -44,7 +45,7 @@ pub(super) fn parse(body: &[u8], max_body_bytes: usize) -> Result<Value, BadJson
     })
 }
 
-/// Memory that values may take.
+/// A memory budget for values.
 struct Room {
     total: usize,
     left: Cell<usize>,
@@ -68,10 +69,10 @@ impl Room {
     }
 }
 
-/// The body as a whole: an object, whose fields have rooms of their own.
+/// The whole body: an object. [`TOKEN_FIELDS`] and the other fields have separate budgets.
 struct Body<'a>(&'a Rooms);
 
-/// A value within it.
+/// A value within the body.
 #[derive(Clone, Copy)]
 struct Within<'a>(&'a Room);
 

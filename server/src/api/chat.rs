@@ -15,21 +15,22 @@ use serde_json::{Value, json};
 
 use super::{
     conversation::Conversation,
+    endpoint::{Operation, ResponseBody, schema_of},
     error::ApiError,
     fields::{Body, Fields},
-    generation::{Generation, Head, Started, UsageReports, examples},
-    openapi::{Access, Answer as OpenApiAnswer, Operation, POST_REFUSALS, Request, answer},
+    generation::{Generation, Head, Started, StreamChunk, UsageReports, examples},
     options::RequestTemplates,
     prompt::WirePromptLogprobs,
     schema::Shape,
     state::AppState,
-    stream::{self, Answer, Delta, Part, TokenEntry, TokenText, Usage},
+    stream::{self, Answer, Delta, Part, TokenEntry, TokenText},
+    submission::Usage,
     tool_calls::{self, CallDeltas, WireCall, WireCallDelta},
     tool_parser::ToolParser,
 };
 use crate::engine::{ServedModel, request::MAX_LOGPROBS};
 
-/// What a client asks for, its types and ranges checked.
+/// A parsed request; types and ranges are checked.
 #[derive(Debug)]
 struct ChatRequest {
     conversation: Conversation,
@@ -40,7 +41,7 @@ struct ChatRequest {
 struct ChatCompletion {
     #[serde(flatten)]
     head: Head,
-    choices: Vec<WireChoice>,
+    choices: Vec<ChatChoice>,
     usage: Usage,
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<Vec<TokenId>>,
@@ -50,8 +51,7 @@ struct ChatCompletion {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-#[schemars(rename = "ChatChoice")]
-struct WireChoice {
+struct ChatChoice {
     index: usize,
     message: WireMessage,
     logprobs: Option<Logprobs>,
@@ -65,16 +65,16 @@ struct WireChoice {
 #[schemars(rename = "ChatMessage")]
 struct WireMessage {
     role: &'static str,
-    /// Null where there are calls and nothing else.
+    /// Null if there are only tool calls.
     content: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<WireCall>,
-    /// There for clients that read it; no model served here refuses in this way.
+    /// Always null: for clients that expect it.
     refusal: Option<String>,
 }
 
-#[derive(Debug, Serialize)]
-struct ChunkChoice {
+#[derive(Debug, Default, Serialize, JsonSchema)]
+struct ChatChunkChoice {
     index: usize,
     delta: WireDelta,
     logprobs: Option<Logprobs>,
@@ -84,7 +84,8 @@ struct ChunkChoice {
     token_ids: Option<Vec<TokenId>>,
 }
 
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, JsonSchema)]
+#[schemars(rename = "ChatDelta")]
 struct WireDelta {
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'static str>,
@@ -113,31 +114,30 @@ struct WireToken {
 #[schemars(rename = "ChatAlternative")]
 struct Alternative {
     token: String,
-    /// `f64`, as in the other endpoint.
+    /// As `f64`, like in the completions endpoint.
     logprob: f64,
     bytes: Vec<u8>,
 }
 
 const ASSISTANT: &str = "assistant";
 
-/// How `/openapi.json` tells of it.
-pub(crate) const OPERATION: Operation = Operation {
-    summary: "Answer a conversation",
-    request: Request::Body(describe),
-    answer: OpenApiAnswer::JsonOrEvents(answer::<ChatCompletion>),
-    refusals: POST_REFUSALS,
-    access: Access::WithKey,
-    links: &[],
-};
+/// The endpoint's entry in `/openapi.json`.
+pub(crate) const OPERATION: Operation = Operation::post(
+    "Answer a conversation",
+    describe,
+    ResponseBody::JsonOrEvents(schema_of::<ChatCompletion>, schema_of::<StreamChunk<ChatChunkChoice>>),
+);
 
 fn describe(state: &AppState, shape: &Shape) -> Result<(), ApiError> {
-    examples(&json!({ "messages": [{ "role": "user", "content": "x" }] })).into_iter().try_for_each(|example| {
+    let tool = json!({ "type": "function", "function": { "name": "x" } });
+    let smallest = json!({ "messages": [{ "role": "user", "content": "x" }], "tools": [tool] });
+    examples(&smallest).into_iter().try_for_each(|example| {
         let fields = Fields::describing(example, shape);
         ChatRequest::from_fields(fields, state.options().request_templates, state.sampling_defaults()).map(drop)
     })
 }
 
-/// Answers a conversation, streamed or not.
+/// Handles a chat request, streamed or not.
 pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<Response, ApiError> {
     let (defaults, templates) = (state.sampling_defaults(), state.options().request_templates);
     let request = body.read(&state, move |fields| ChatRequest::from_fields(fields, templates, defaults)).await?;
@@ -170,7 +170,7 @@ pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<
         };
         state.write(n_bytes, write).await?
     };
-    Ok(generation.remark(response))
+    Ok(generation.add_ignored(response))
 }
 
 impl ChatRequest {
@@ -183,7 +183,7 @@ impl ChatRequest {
         if let Some(modalities) = fields.string_list("modalities")?
             && modalities != ["text"]
         {
-            let message = format!("`modalities` is not supported but for `[\"text\"]`, got `{}`", json!(modalities));
+            let message = format!("`modalities` must be `[\"text\"]`, got `{}`", json!(modalities));
             return Err(ApiError::invalid("modalities", message));
         }
         let logprobs = logprobs(&mut fields)?;
@@ -193,8 +193,8 @@ impl ChatRequest {
         Ok(Self { conversation, generation })
     }
 
-    /// What the template and tools make of a request: what nobody reads, the form of its answer, and how calls are found
-    /// in it.
+    /// Applies the template and the tools to the request: fields that the template ignores, the structure of the
+    /// answer, and the parser for tool calls.
     fn with_template(self, model: &ServedModel) -> Result<(Self, Option<ToolParser>, ChatTemplate), ApiError> {
         let Self { conversation, generation } = self;
         let template = conversation.template(model)?;
@@ -217,12 +217,12 @@ fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     let is_asked = fields.flag_or("logprobs", false)?;
     let n_top = fields.count("top_logprobs", 0..=MAX_LOGPROBS)?;
     if n_top.is_some_and(|n_top| n_top > 0) && !is_asked {
-        return Err(ApiError::invalid("top_logprobs", "`top_logprobs` must come with `logprobs` true"));
+        return Err(ApiError::invalid("top_logprobs", "`top_logprobs` requires `logprobs` to be true"));
     }
     Ok(is_asked.then(|| n_top.unwrap_or(0)))
 }
 
-/// Without a limit, an answer may be as long as the context has room for.
+/// Without a limit, the answer may fill the rest of the context.
 fn max_tokens(fields: &mut Fields) -> Result<usize, ApiError> {
     let newer = fields.count("max_completion_tokens", 1..=usize::MAX)?;
     let older = fields.count("max_tokens", 1..=usize::MAX)?;
@@ -237,7 +237,7 @@ fn max_tokens(fields: &mut Fields) -> Result<usize, ApiError> {
     }
 }
 
-/// What an answer has besides its head and its choices.
+/// What the answer contains besides the choices and `Head`.
 struct Rest<'a> {
     usage: Usage,
     prompt_token_ids: Option<Vec<TokenId>>,
@@ -248,19 +248,19 @@ struct Rest<'a> {
 
 fn whole(head: Head, mut answers: Vec<Answer>, rest: Rest<'_>) -> ChatCompletion {
     let Rest { usage, prompt_token_ids, parser, generation, tokenizer } = rest;
-    // The choices have the prompt in common.
+    // All choices share the prompt.
     let prompt_logprobs = answers.first_mut().and_then(|answer| answer.prompt_logprobs.take());
     let choices = answers.into_iter().enumerate().map(|(index, answer)| {
         let (content, tool_calls) = match &parser {
             None => (Some(answer.text), Vec::new()),
             Some(parser) => tool_calls::read(parser.clone(), &answer.text),
         };
-        WireChoice {
+        ChatChoice {
             index,
             finish_reason: tool_calls::finish_reason(answer.finish_reason, &answer.stop_cause, !tool_calls.is_empty()),
             message: WireMessage { role: ASSISTANT, content, tool_calls, refusal: None },
             stop_reason: generation.stop_reason(answer.stop_cause),
-            // Asked for, but no token drawn to report: an empty list, not none.
+            // Requested, but no token was sampled: an empty list, not null.
             logprobs: generation.logprobs.map(|_| Logprobs::new(answer.logprobs.unwrap_or_default())),
             token_ids: generation.token_ids.map(|_| answer.token_ids),
         }
@@ -283,102 +283,81 @@ struct ChunkWriter {
     generation: Generation,
 }
 
-/// How far a choice of a stream is.
+/// The state of one choice in a stream.
 #[derive(Clone, Debug)]
 struct ChoiceState {
-    /// Whether its role was told.
+    /// Whether the role has been sent.
     is_begun: bool,
-    /// The calls in its text, if there may be some.
+    /// Parses tool calls in the text, if the request has tools.
     calls: Option<CallDeltas>,
 }
 
 impl ChunkWriter {
-    fn into_write(mut self) -> impl FnMut(Part) -> Vec<Value> {
+    fn into_write(mut self) -> impl FnMut(Part) -> Vec<String> {
         move |part| match part {
             Part::Delta(delta, usage) => {
                 let opening = self.opening(delta.index, usage);
                 opening.into_iter().chain(self.deltas(delta, usage)).collect()
             }
-            Part::End(_) if self.reports == UsageReports::Nowhere => Vec::new(),
             Part::End(usage) => {
-                let mut chunk = json!(self.head);
-                chunk["choices"] = json!([]);
-                chunk["usage"] = json!(usage);
-                vec![chunk]
+                let last = StreamChunk::<ChatChunkChoice>::last(&self.head, self.reports, usage);
+                last.iter().map(StreamChunk::to_json).collect()
             }
         }
     }
 
-    /// The choice's first event: who speaks.
-    fn opening(&mut self, index: usize, usage: Usage) -> Option<Value> {
+    /// The first event of a choice: its role.
+    fn opening(&mut self, index: usize, usage: Usage) -> Option<String> {
         let choice = self.choices.get_mut(index)?;
         if std::mem::replace(&mut choice.is_begun, true) {
             return None;
         }
         let delta = WireDelta { role: Some(ASSISTANT), content: Some(String::new()), tool_calls: None };
-        let choice =
-            ChunkChoice { index, delta, logprobs: None, finish_reason: None, stop_reason: None, token_ids: None };
-        let mut chunk = self.chunk(choice, usage);
-        if let Some(ids) = &self.prompt_token_ids {
-            chunk["prompt_token_ids"] = json!(ids);
-        }
-        Some(chunk)
+        let choice = ChatChunkChoice { index, delta, ..ChatChunkChoice::default() };
+        let chunk = StreamChunk::more(&self.head, choice, self.reports.in_delta(usage));
+        Some(StreamChunk { prompt_token_ids: self.prompt_token_ids.as_deref(), ..chunk }.to_json())
     }
 
-    fn deltas(&mut self, mut delta: Delta, usage: Usage) -> Vec<Value> {
+    fn deltas(&mut self, mut delta: Delta, usage: Usage) -> Vec<String> {
+        let text = std::mem::take(&mut delta.text);
         let calls = self.choices.get_mut(delta.index).and_then(|choice| choice.calls.as_mut());
-        let Some(calls) = calls else { return vec![self.delta(delta, usage)] };
-        let pieces = calls.push(&std::mem::take(&mut delta.text), delta.finish_reason.is_some());
+        let Some(calls) = calls else {
+            // The last event often has no text.
+            let content = (delta.finish_reason.is_none() || !text.is_empty()).then_some(text);
+            return vec![self.token_event(delta, content, usage)];
+        };
+        let pieces = calls.push(&text, delta.finish_reason.is_some());
         delta.finish_reason = tool_calls::finish_reason(delta.finish_reason, &delta.stop_cause, calls.has_calls());
-        let choices = pieces.into_iter().map(|(content, call)| ChunkChoice {
+        let choices = pieces.into_iter().map(|(content, call)| ChatChunkChoice {
             index: delta.index,
             delta: WireDelta { role: None, content, tool_calls: call.map(|call| [call]) },
-            logprobs: None,
-            finish_reason: None,
-            stop_reason: None,
             token_ids: self.generation.token_ids.map(|_| Vec::new()),
+            ..ChatChunkChoice::default()
         });
-        let mut chunks: Vec<Value> = choices.map(|choice| self.chunk(choice, usage)).collect();
-        // What belongs to tokens has an event of its own, where somebody asked.
-        let is_said = delta.finish_reason.is_none() && delta.logprobs.is_none() && self.generation.token_ids.is_none();
-        if !is_said {
-            let choice = ChunkChoice {
-                index: delta.index,
-                delta: WireDelta::default(),
-                logprobs: delta.logprobs.map(Logprobs::new),
-                finish_reason: delta.finish_reason,
-                stop_reason: self.generation.stop_reason(delta.stop_cause),
-                token_ids: self.generation.token_ids.map(|_| delta.token_ids),
-            };
-            chunks.push(self.chunk(choice, usage));
+        let mut events: Vec<String> = choices.map(|choice| self.event(choice, usage)).collect();
+        // Token ids and log-probabilities are sent in an event of their own, if requested.
+        let is_sent = delta.finish_reason.is_none() && delta.logprobs.is_none() && self.generation.token_ids.is_none();
+        if !is_sent {
+            events.push(self.token_event(delta, None, usage));
         }
-        chunks
+        events
     }
 
-    fn delta(&self, delta: Delta, usage: Usage) -> Value {
-        let Delta { index, text, token_ids, logprobs, finish_reason, stop_cause, .. } = delta;
-        // The last event is often nothing but the end.
-        let content = (finish_reason.is_none() || !text.is_empty()).then_some(text);
-        let choice = ChunkChoice {
-            index,
+    /// An event with the data of a delta's tokens.
+    fn token_event(&self, delta: Delta, content: Option<String>, usage: Usage) -> String {
+        let choice = ChatChunkChoice {
+            index: delta.index,
             delta: WireDelta { role: None, content, tool_calls: None },
-            logprobs: logprobs.map(Logprobs::new),
-            finish_reason,
-            stop_reason: self.generation.stop_reason(stop_cause),
-            token_ids: self.generation.token_ids.map(|_| token_ids),
+            logprobs: delta.logprobs.map(Logprobs::new),
+            finish_reason: delta.finish_reason,
+            stop_reason: self.generation.stop_reason(delta.stop_cause),
+            token_ids: self.generation.token_ids.map(|_| delta.token_ids),
         };
-        self.chunk(choice, usage)
+        self.event(choice, usage)
     }
 
-    fn chunk(&self, choice: ChunkChoice, usage: Usage) -> Value {
-        let mut chunk = json!(self.head);
-        chunk["choices"] = json!([choice]);
-        match self.reports {
-            UsageReports::Nowhere => {}
-            UsageReports::AtTheEnd => chunk["usage"] = Value::Null,
-            UsageReports::Everywhere => chunk["usage"] = json!(usage),
-        }
-        chunk
+    fn event(&self, choice: ChatChunkChoice, usage: Usage) -> String {
+        StreamChunk::more(&self.head, choice, self.reports.in_delta(usage)).to_json()
     }
 }
 
@@ -391,7 +370,7 @@ impl Logprobs {
         };
         let content = entries.into_iter().filter_map(|TokenEntry { token, logprob, top, .. }| {
             let top = top.unwrap_or_default().into_iter().map(|(token, logprob)| alternative(token, logprob));
-            // Only the first token of a prompt has none, which is no part of a message.
+            // Only the first token of a prompt has no log-probability, and prompts are not part of a message.
             Some(WireToken { token: alternative(token, logprob?), top_logprobs: top.collect() })
         });
         Self { content: content.collect(), refusal: None }

@@ -19,39 +19,40 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::{
+    endpoint::{Operation, ResponseBody, schema_of},
     error::ApiError,
     fields::{Body, Fields},
-    generation::{Generation, Head, Started, UsageReports, examples},
-    openapi::{Access, Answer as OpenApiAnswer, Operation, POST_REFUSALS, Request, answer},
+    generation::{Generation, Head, Started, StreamChunk, UsageReports, examples},
     prompt::{Prompt, WirePromptLogprobs},
     schema::Shape,
     state::{AppState, Preparation},
-    stream::{self, Answer, Delta, Part, TokenEntry, Usage},
-    texts::Source,
+    stream::{self, Answer, Delta, Part, TokenEntry},
+    submission::Usage,
+    text_input::TextOrIds,
 };
 use crate::engine::{ServedModel, request::MAX_LOGPROBS};
 
-/// Where `max_tokens` is not given; OpenAI's.
+/// Default of `max_tokens`, as at OpenAI.
 const DEFAULT_MAX_TOKENS: usize = 16;
 
-/// What a client asks for, its types and ranges checked.
+/// A parsed request; types and ranges are checked.
 #[derive(Debug)]
 struct CompletionRequest {
     prompts: Prompts,
     generation: Generation,
 }
 
-/// What to continue, and how to read it.
+/// The prompts, and how to tokenize them.
 #[derive(Debug)]
 struct Prompts {
-    sources: Vec<Source>,
+    sources: Vec<TextOrIds>,
     encode: EncodeOptions,
     start: Start,
-    /// The text behind the gap that the answer fills.
+    /// The text after the gap (`suffix`), for fill-in-the-middle.
     suffix: Option<String>,
 }
 
-/// What the answer starts with.
+/// Whether the answer begins with the prompt (`echo`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Start {
     Echo,
@@ -62,13 +63,12 @@ enum Start {
 struct Completion {
     #[serde(flatten)]
     head: Head,
-    choices: Vec<WireChoice>,
+    choices: Vec<CompletionChoice>,
     usage: Usage,
 }
 
 #[derive(Debug, Default, Serialize, JsonSchema)]
-#[schemars(rename = "CompletionChoice")]
-struct WireChoice {
+struct CompletionChoice {
     text: String,
     index: usize,
     logprobs: Option<Logprobs>,
@@ -85,8 +85,8 @@ struct WireChoice {
 
 /// Four arrays with one entry per token.
 ///
-/// All log-probabilities go out as `f64`: an `f32` would be written with fewer digits in one place than as a JSON value
-/// in another, and lm-eval compares a token's with the largest alternative's for equality.
+/// Log-probabilities are written as `f64`: an `f32` would be written with fewer digits here than as a JSON value
+/// elsewhere, and lm-eval tests a token's log-probability and the largest alternative's for equality.
 #[derive(Debug, Default, Serialize, JsonSchema)]
 #[schemars(rename = "CompletionLogprobs")]
 struct Logprobs {
@@ -96,15 +96,12 @@ struct Logprobs {
     text_offset: Vec<usize>,
 }
 
-/// How `/openapi.json` tells of it.
-pub(crate) const OPERATION: Operation = Operation {
-    summary: "Continue a prompt",
-    request: Request::Body(describe),
-    answer: OpenApiAnswer::JsonOrEvents(answer::<Completion>),
-    refusals: POST_REFUSALS,
-    access: Access::WithKey,
-    links: &[],
-};
+/// The endpoint's entry in `/openapi.json`.
+pub(crate) const OPERATION: Operation = Operation::post(
+    "Continue a prompt",
+    describe,
+    ResponseBody::JsonOrEvents(schema_of::<Completion>, schema_of::<StreamChunk<CompletionChoice>>),
+);
 
 fn describe(state: &AppState, shape: &Shape) -> Result<(), ApiError> {
     examples(&json!({ "prompt": "x" })).into_iter().try_for_each(|example| {
@@ -112,7 +109,7 @@ fn describe(state: &AppState, shape: &Shape) -> Result<(), ApiError> {
     })
 }
 
-/// Answers a completion request, streamed or not.
+/// Handles a completion request, streamed or not.
 pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<Response, ApiError> {
     let defaults = state.sampling_defaults();
     let read = move |fields| CompletionRequest::from_fields(fields, defaults);
@@ -142,12 +139,12 @@ pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<
         };
         state.write(n_bytes, write).await?
     };
-    Ok(generation.remark(response))
+    Ok(generation.add_ignored(response))
 }
 
 impl CompletionRequest {
     fn from_fields(mut fields: Fields, defaults: SamplingParams) -> Result<Self, ApiError> {
-        let sources = Source::from_fields(&mut fields, "prompt")?;
+        let sources = TextOrIds::from_fields(&mut fields, "prompt")?;
         let start = if fields.flag_or("echo", false)? { Start::Echo } else { Start::FirstToken };
         let suffix = suffix(&mut fields, start)?;
         let add_special_tokens = fields.flag_or("add_special_tokens", true)?;
@@ -172,10 +169,10 @@ impl Prompts {
             let ids = source.encode("prompt", &model.tokenizer, self.encode)?;
             let prompt = generation.prompt(ids, model);
             let text = match source {
-                Source::Text(text) => Some(text),
-                Source::Ids(_) => None,
+                TextOrIds::Text(text) => Some(text),
+                TextOrIds::Ids(_) => None,
             };
-            // A longer one is refused further on, and nobody sees its text.
+            // A longer prompt is rejected later, so its text is not needed.
             let is_possible = prompt.ids.len() <= model.limits.max_seq_len;
             let echoes = self.start == Start::Echo && is_possible;
             Ok(if echoes { prompt.echoed(text, &model.tokenizer) } else { prompt })
@@ -183,7 +180,7 @@ impl Prompts {
         prompts.collect()
     }
 
-    /// The prompts, each with the text behind the gap.
+    /// The prompts with the suffix, in the model's fill-in-the-middle format.
     fn with_gap(&self, suffix: &str, generation: &Generation, model: &ServedModel) -> Result<Vec<Prompt>, ApiError> {
         let tokenizer = &model.tokenizer;
         let Some(infill) = Infill::of(tokenizer) else {
@@ -201,17 +198,16 @@ impl Prompts {
     }
 }
 
-/// An empty one is none.
+/// An empty suffix counts as absent.
 fn suffix(fields: &mut Fields, start: Start) -> Result<Option<String>, ApiError> {
     let Some(suffix) = fields.string("suffix")?.filter(|suffix| !suffix.is_empty()) else { return Ok(None) };
     if start == Start::Echo {
-        let message =
-            "`suffix` cannot be combined with `echo`: the answer stands between the two texts, not behind one";
+        let message = "`suffix` cannot be combined with `echo`: the answer is between prompt and suffix";
         return Err(ApiError::invalid("suffix", message));
     }
     if fields.has("truncate_prompt_tokens") {
-        let message = "`suffix` cannot be combined with `truncate_prompt_tokens`: what is cut off in front holds the \
-                       tokens that tell the texts apart";
+        let message = "`suffix` cannot be combined with `truncate_prompt_tokens`: truncation would remove the special \
+                       tokens that separate prompt and suffix";
         return Err(ApiError::invalid("suffix", message));
     }
     Ok(Some(suffix))
@@ -235,9 +231,9 @@ struct Writer {
 }
 
 impl Writer {
-    fn whole(&self, index: usize, answer: Answer) -> WireChoice {
+    fn whole(&self, index: usize, answer: Answer) -> CompletionChoice {
         let Answer { text, token_ids, logprobs, prompt_logprobs, finish_reason, stop_cause, .. } = answer;
-        WireChoice {
+        CompletionChoice {
             text,
             index,
             logprobs: logprobs.map(Logprobs::new),
@@ -250,35 +246,26 @@ impl Writer {
         }
     }
 
-    /// One event of a stream.
-    fn chunk(&self, part: Part, reports: UsageReports, is_first: bool) -> Option<Value> {
-        let mut chunk = json!(self.head);
-        let usage = match part {
-            Part::Delta(delta, usage) => {
-                let Delta { index, text, token_ids, logprobs, finish_reason, stop_cause, .. } = delta;
-                let choice = WireChoice {
-                    text,
-                    index,
-                    logprobs: logprobs.map(Logprobs::new),
-                    finish_reason,
-                    stop_reason: self.generation.stop_reason(stop_cause),
-                    token_ids: self.generation.token_ids.map(|_| token_ids),
-                    prompt_token_ids: self.prompt_token_ids(index).filter(|_| is_first),
-                    prompt_logprobs: None,
-                };
-                chunk["choices"] = json!([choice]);
-                Some(usage).filter(|_| reports == UsageReports::Everywhere)
-            }
-            Part::End(_) if reports == UsageReports::Nowhere => return None,
+    /// The data of one event of a stream.
+    fn chunk(&self, part: Part, reports: UsageReports, is_first: bool) -> Option<String> {
+        let (delta, usage) = match part {
+            Part::Delta(delta, usage) => (delta, usage),
             Part::End(usage) => {
-                chunk["choices"] = json!([]);
-                Some(usage)
+                return Some(StreamChunk::<CompletionChoice>::last(&self.head, reports, usage)?.to_json());
             }
         };
-        if reports != UsageReports::Nowhere {
-            chunk["usage"] = json!(usage);
-        }
-        Some(chunk)
+        let Delta { index, text, token_ids, logprobs, finish_reason, stop_cause, .. } = delta;
+        let choice = CompletionChoice {
+            text,
+            index,
+            logprobs: logprobs.map(Logprobs::new),
+            finish_reason,
+            stop_reason: self.generation.stop_reason(stop_cause),
+            token_ids: self.generation.token_ids.map(|_| token_ids),
+            prompt_token_ids: self.prompt_token_ids(index).filter(|_| is_first),
+            prompt_logprobs: None,
+        };
+        Some(StreamChunk::more(&self.head, choice, reports.in_delta(usage)).to_json())
     }
 
     fn prompt_token_ids(&self, index: usize) -> Option<Vec<TokenId>> {
@@ -292,7 +279,7 @@ impl Logprobs {
         for TokenEntry { token, logprob, top, text_offset } in entries {
             let top = top.map(|top| {
                 let others = top.into_iter().map(|(token, logprob)| (token.text, logprob));
-                // The token itself is among the alternatives even where it is none of the most likely.
+                // The token itself is listed even if it is not among the most likely ones.
                 top_object(others.chain(logprob.map(|logprob| (token.text.clone(), logprob))))
             });
             logprobs.tokens.push(token.text);
@@ -304,7 +291,7 @@ impl Logprobs {
     }
 }
 
-/// Alternatives by their text. Tokens that look alike are one entry: the most likely, which comes first.
+/// Alternatives by their text. Of tokens with the same text only the most likely is kept; it comes first.
 fn top_object(top: impl Iterator<Item = (String, f32)>) -> Map<String, Value> {
     let mut object = Map::new();
     for (token, logprob) in top {

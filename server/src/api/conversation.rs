@@ -1,4 +1,4 @@
-//! Messages to a prompt: what `/v1/chat/completions` and `/tokenize` take alike, and the way through the chat template.
+//! Converts messages to a prompt with the chat template, for `/v1/chat/completions` and `/tokenize`.
 
 use std::path::Path;
 
@@ -10,49 +10,48 @@ use serde_json::{Map, Value, json};
 
 use super::{
     error::ApiError,
-    fields::{Fields, must_be, shown},
+    fields::{Fields, missing, must_be, shown},
     options::RequestTemplates,
     schema,
     state::Preparation,
-    structured::missing,
-    tools::{Place, ToolStyle, Tools},
+    tools::{ToolStyle, Tools, ToolsIn},
 };
 use crate::engine::ServedModel;
 
-/// The field of a request's own template.
+/// The request field with a chat template.
 const TEMPLATE: &str = "chat_template";
 
-/// Who may speak; OpenAI's.
+/// The allowed roles, as at OpenAI.
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
-/// The one who may say nothing.
+/// The role whose `content` may be empty.
 const ASSISTANT: &str = "assistant";
 
-/// A conversation, and how it becomes a prompt.
+/// A conversation, and the settings for converting it to a prompt.
 #[derive(Clone, Debug)]
 pub(crate) struct Conversation {
     messages: Vec<Message>,
-    /// What may be called.
+    /// The tools that the model may call.
     tools: Option<Tools>,
-    /// The source of one to use in place of the model's own.
+    /// The source of a template that replaces the model's own.
     template: Option<String>,
     ending: Ending,
     kwargs: Map<String, Value>,
     special_tokens: AddedTokens,
 }
 
-/// Members of a message that OpenAI has: those that say nothing here are no mistake.
+/// Members of OpenAI's messages. They are not reported as ignored, even if the template does not use them.
 const MEMBERS: [&str; 4] = ["name", "tool_calls", "tool_call_id", "refusal"];
 
-/// The arguments of calls, which OpenAI has as JSON within a string.
+/// The form of tool-call arguments. OpenAI sends JSON in a string.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Arguments {
-    /// As most templates expect them.
+    /// Parsed JSON, as most templates expect.
     Objects,
     AsSent,
 }
 
-/// Whether the tokenizer adds its own special tokens to those that the template writes.
+/// Whether the tokenizer adds special tokens to those of the template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AddedTokens {
     None,
@@ -60,7 +59,7 @@ enum AddedTokens {
 }
 
 impl Conversation {
-    /// Reads `messages` and the fields about the template.
+    /// Reads `messages` and the template fields.
     pub(crate) fn from_fields(fields: &mut Fields, templates: RequestTemplates) -> Result<Self, ApiError> {
         let tools = Tools::from_fields(fields)?;
         let template = fields.string(TEMPLATE)?;
@@ -83,7 +82,7 @@ impl Conversation {
         })
     }
 
-    /// What it takes to compile and run its template, in a request whose body has `n_bytes`.
+    /// The cost class of compiling and running the template, for a body of `n_bytes`.
     pub(crate) fn preparation(&self, n_bytes: usize) -> Preparation {
         match self.template {
             Some(_) => Preparation::Template,
@@ -91,29 +90,29 @@ impl Conversation {
         }
     }
 
-    /// Compiles the template that came with the request, or takes the model's own.
+    /// Compiles the template of the request, or returns the model's own.
     ///
     /// # Errors
-    /// 400 if it is no template, or if there is none.
+    /// 400 if the template is invalid or there is none.
     pub(crate) fn template(&self, model: &ServedModel) -> Result<ChatTemplate, ApiError> {
         if let Some(source) = &self.template {
             let compiled = ChatTemplate::new(source, Path::new(TEMPLATE));
             return compiled.map_err(|error| ApiError::invalid(TEMPLATE, error.to_string()));
         }
         model.chat_template.clone().ok_or_else(|| {
-            let message = "`messages` need a chat template, and the model has none\n\
+            let message = "`messages` needs a chat template, but the model has none\n\
                            hint: use `POST /v1/completions`, or start the server with `--trust-request-chat-template` and \
                            send one as `chat_template`";
             ApiError::invalid("messages", message)
         })
     }
 
-    /// What may be called, and how a model with this template calls it.
+    /// The tools, and how a model with this template calls them.
     pub(crate) fn tools(&self, template: &ChatTemplate) -> Option<(&Tools, ToolStyle)> {
         self.tools.as_ref().map(|tools| (tools, ToolStyle::of(template)))
     }
 
-    /// The members of messages that the template does not mention, by their paths.
+    /// The members of messages that the template does not use, by their paths.
     pub(crate) fn unread(&self, template: &ChatTemplate) -> Vec<String> {
         let source = template.source();
         let unread = self.messages.iter().enumerate().flat_map(|(index, message)| {
@@ -124,7 +123,7 @@ impl Conversation {
         unread.collect()
     }
 
-    /// The prompt. Strings in the messages that look like special tokens stay text.
+    /// Renders and tokenizes the prompt. Strings in messages that look like special tokens stay plain text.
     pub(crate) fn encode(self, template: &ChatTemplate, model: &ServedModel) -> Result<Vec<TokenId>, ApiError> {
         let style = ToolStyle::of(template);
         let knows_developer = template.source().contains("developer");
@@ -135,7 +134,7 @@ impl Conversation {
             }
             let messages = style.messages(messages, self.tools.as_ref(), place);
             let messages = messages.into_iter().map(|message| match message.role.as_str() {
-                // OpenAI's newer name for the same thing.
+                // OpenAI's newer name for `system`.
                 "developer" if !knows_developer => Message { role: "system".into(), ..message },
                 _ => message,
             });
@@ -151,10 +150,10 @@ impl Conversation {
         let encode = |place, arguments| template.encode(&model.tokenizer, &told(place, arguments), &context);
         let is_told_by_messages = self.tools.is_some() && style.is_by_messages();
         let calls = self.messages.iter().any(|message| message.extra.contains_key("tool_calls"));
-        // What templates want most is tried first; what the first says of the messages is told.
+        // Tries the form that most templates support first. If all forms fail, the error of the first is returned.
         let others =
-            [(Place::First, Arguments::Objects, is_told_by_messages), (Place::System, Arguments::AsSent, calls)];
-        let mut ids = encode(Place::System, Arguments::Objects);
+            [(ToolsIn::First, Arguments::Objects, is_told_by_messages), (ToolsIn::System, Arguments::AsSent, calls)];
+        let mut ids = encode(ToolsIn::System, Arguments::Objects);
         for (place, arguments, _) in others.into_iter().filter(|(_, _, is_other)| *is_other) {
             if !matches!(ids, Err(Error::Template { .. })) {
                 break;
@@ -172,8 +171,8 @@ fn ending(fields: &mut Fields) -> Result<Ending, ApiError> {
     let continues = fields.flag_or("continue_final_message", false)?;
     match (fields.flag("add_generation_prompt")?, continues) {
         (Some(true), true) => {
-            let message = "`continue_final_message` cannot be combined with `add_generation_prompt`: the answer goes on \
-                           with the last message, or starts a new one";
+            let message = "`continue_final_message` cannot be combined with `add_generation_prompt`: the answer either \
+                           continues the last message or starts a new one";
             Err(ApiError::invalid("continue_final_message", message))
         }
         (_, true) => Ok(Ending::OpenMessage),
@@ -217,7 +216,7 @@ fn message(index: usize, item: Value, fields: &Fields) -> Result<Message, ApiErr
         other => {
             let roles = ROLES.map(|role| format!("`{role}`")).join(", ");
             let given = shown(&other.unwrap_or_default());
-            return Err(invalid(format!("{at} must have a `role` out of {roles}, got {given}")));
+            return Err(invalid(format!("{at} must have a `role`, one of {roles}, got {given}")));
         }
     };
     let content = match extra.shift_remove("content").unwrap_or_default() {
@@ -230,7 +229,7 @@ fn message(index: usize, item: Value, fields: &Fields) -> Result<Message, ApiErr
             }
             text_of(&parts, &at)?
         }
-        // A message that only calls tools says nothing.
+        // A message that only calls tools may have no content.
         Value::Null if role == ASSISTANT => String::new(),
         other => {
             let given = shown(&other);
@@ -261,7 +260,7 @@ fn message(index: usize, item: Value, fields: &Fields) -> Result<Message, ApiErr
     Ok(Message { role, content, extra })
 }
 
-/// The text parts, one line each.
+/// The text parts, joined by newlines.
 fn text_of(parts: &[Value], at: &str) -> Result<String, ApiError> {
     let texts = parts.iter().enumerate().map(|(index, part)| {
         let field = |name: &str| part.get(name).unwrap_or(&Value::Null);
@@ -277,7 +276,7 @@ fn text_of(parts: &[Value], at: &str) -> Result<String, ApiError> {
     Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
 }
 
-/// Makes objects of the arguments that are objects within strings.
+/// Parses the arguments of tool calls that are JSON objects in strings.
 fn parse_arguments(message: &mut Message) {
     let calls = message.extra.get_mut("tool_calls").and_then(Value::as_array_mut);
     for arguments in calls.into_iter().flatten().filter_map(|call| call.pointer_mut("/function/arguments")) {

@@ -1,5 +1,7 @@
-//! `POST /v1/embeddings`: [OpenAI's endpoint](https://platform.openai.com/docs/api-reference/embeddings), with a choice of
-//! how hidden states become a vector.
+//! `POST /v1/embeddings`: [OpenAI's endpoint](https://platform.openai.com/docs/api-reference/embeddings), with
+//! selectable pooling.
+
+use std::{future::poll_fn, time::Instant};
 
 use axum::{
     Json,
@@ -13,39 +15,38 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::{
+    endpoint::{Operation, ResponseBody, schema_of},
     error::ApiError,
     fields::{Body, Fields, must_be},
-    generation,
-    openapi::{Access, Answer, Operation, POST_REFUSALS, Request, answer},
+    generation, ignored_params,
     prompt::{self, Truncation},
-    remarks,
-    request_log::End,
     schema::Shape,
     state::{AppState, Preparation},
-    texts::Source,
+    submission::{Submission, Submitted},
+    text_input::TextOrIds,
     tokens,
 };
 use crate::{
     engine::{
-        Event, EventStream, ServedModel,
-        embedding::{EmbedParts, EmbedRequest, Pooling, VectorScale},
+        Event, ServedModel,
+        request::{EngineRequest, Pooling, RequestParts, Strategy, VectorScale},
     },
     random::fresh_id,
 };
 
-/// Bytes that a number takes as JSON, roughly.
+/// Approximate size of a number as JSON in bytes.
 const NUMBER_BYTES: usize = 12;
 
-/// Most texts in one request; OpenAI's.
+/// Maximum number of texts in one request, as at OpenAI.
 const MAX_INPUTS: usize = 2048;
 
-/// What a client asks for, its types and ranges checked.
+/// A parsed request; types and ranges are checked.
 struct EmbeddingRequest {
     model: Option<String>,
-    sources: Vec<Source>,
+    sources: Vec<TextOrIds>,
     encode: EncodeOptions,
-    /// Of every text; without its tokens.
-    parts: EmbedParts,
+    /// Settings that all texts share; its `token_ids` are empty.
+    parts: RequestParts,
     truncation: Option<Truncation>,
     format: Format,
     dimensions: Option<usize>,
@@ -76,7 +77,7 @@ struct WireEmbedding {
 #[serde(untagged)]
 enum Vector {
     Numbers(Vec<f32>),
-    /// The numbers as f32 in little-endian order, which OpenAI's Python client asks for.
+    /// The numbers as little-endian f32 in base64, which OpenAI's Python client requests.
     Base64(String),
 }
 
@@ -90,52 +91,41 @@ struct EmbeddingUsage {
 
 #[derive(Debug, Serialize, JsonSchema)]
 struct TruncationDetails {
-    /// Cut off in front, where the request asked for it: not among the prompt tokens.
+    /// Number of tokens removed from the front by `truncate_prompt_tokens`; not counted as prompt tokens.
     truncated_tokens: usize,
 }
 
-/// How `/openapi.json` tells of it.
-pub(crate) const OPERATION: Operation = Operation {
-    summary: "Turn texts into vectors",
-    request: Request::Body(describe),
-    answer: Answer::Json(answer::<EmbeddingList>),
-    refusals: POST_REFUSALS,
-    access: Access::WithKey,
-    links: &[],
-};
+/// The endpoint's entry in `/openapi.json`.
+pub(crate) const OPERATION: Operation =
+    Operation::post("Turn texts into vectors", describe, ResponseBody::Json(schema_of::<EmbeddingList>));
 
 fn describe(_: &AppState, shape: &Shape) -> Result<(), ApiError> {
     EmbeddingRequest::from_fields(&mut Fields::describing(json!({ "input": "x" }), shape)).map(drop)
 }
 
-/// One vector per text.
+/// Handles an embedding request: one vector per text.
 pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<Response, ApiError> {
-    // Before the engine is asked for: what is wrong with a request is said while the model is loading, too.
+    // Parsed before the engine is needed, so that invalid requests get a 400 while the model is loading.
     let read = |mut fields: Fields| {
         let request = EmbeddingRequest::from_fields(&mut fields)?;
-        Ok((request, remarks::ignored(&fields), fields.n_bytes(), fields.log().clone()))
+        Ok((request, ignored_params::of(&fields), fields.n_bytes(), fields.log().clone()))
     };
     let (mut request, ignored, n_bytes, log) = body.read(&state, read).await?;
     let model = tokens::model(&state, request.model.take())?;
     let engine = state.working_engine()?.clone();
-    let (n_inputs, format) = (request.sources.len(), request.format);
+    let (n_answers, format, truncates) = (request.sources.len(), request.format, request.truncation.is_some());
+    let arrived = Instant::now();
     let prepare = move || {
-        let truncates = request.truncation.is_some();
         let (requests, n_cut) = request.prepare(&model)?;
-        let n_tokens: usize = requests.iter().map(|request| request.parts().token_ids.len()).sum();
-        let details = truncates.then_some(TruncationDetails { truncated_tokens: n_cut });
-        let usage = EmbeddingUsage { prompt_tokens: n_tokens, total_tokens: n_tokens, prompt_tokens_details: details };
-        Ok((usage, engine.embed(requests)?))
+        let n_prompt = requests.iter().map(|request| request.parts().prompt_ids.len()).sum();
+        let n_truncated = truncates.then_some(n_cut);
+        Ok(Submitted { events: engine.submit(requests)?, n_answers, arrived, n_prompt, n_truncated })
     };
-    let (usage, events) = state.prepare(Preparation::of_body(n_bytes), prepare).await?;
-    log.work(|work| {
-        (work.id, work.model) = (Some(fresh_id("embd-")), Some(state.model_id().to_owned()));
-        work.prompt_tokens = Some(usage.prompt_tokens);
-    });
-    let vectors = collect(events, n_inputs).await;
-    let end = vectors.as_ref().map_or_else(|error| End::Failed(error.kind()), |_| End::Complete(vec!["stop"]));
-    log.work(|work| work.end = Some(end));
-    let vectors = vectors?;
+    let submitted = state.prepare(Preparation::of_body(n_bytes), prepare).await?;
+    log.work(|work| (work.id, work.model) = (Some(fresh_id("embd-")), Some(state.model_id().to_owned())));
+    let submission = Submission::new(log, submitted);
+    let usage = EmbeddingUsage::of(&submission);
+    let vectors = collect(submission, n_answers).await?;
     let n_bytes = vectors.iter().map(Vec::len).sum::<usize>() * NUMBER_BYTES;
     let model = state.model_id().to_owned();
     let write = move || {
@@ -146,12 +136,24 @@ pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<
         });
         Json(EmbeddingList { object: "list", data: data.collect(), model, usage }).into_response()
     };
-    Ok(remarks::told(ignored, state.write(n_bytes, write).await?))
+    Ok(ignored_params::add_header(ignored, state.write(n_bytes, write).await?))
+}
+
+impl EmbeddingUsage {
+    fn of(submission: &Submission) -> Self {
+        let usage = submission.usage();
+        let details = usage.prompt_tokens_details.truncated_tokens;
+        Self {
+            prompt_tokens: usage.prompt_tokens,
+            total_tokens: usage.total_tokens,
+            prompt_tokens_details: details.map(|truncated_tokens| TruncationDetails { truncated_tokens }),
+        }
+    }
 }
 
 impl EmbeddingRequest {
     fn from_fields(fields: &mut Fields) -> Result<Self, ApiError> {
-        let sources = Source::from_fields(fields, "input")?;
+        let sources = TextOrIds::from_fields(fields, "input")?;
         if sources.len() > MAX_INPUTS {
             let message = format!("`input` must hold at most {MAX_INPUTS} texts, got {}", sources.len());
             return Err(ApiError::invalid("input", message));
@@ -160,18 +162,17 @@ impl EmbeddingRequest {
         let format = fields.one_of_or("encoding_format", &formats, Format::Numbers)?;
         let poolings = [("mean", Pooling::Mean), ("last", Pooling::Last), ("max", Pooling::Max)];
         let pooling = fields.one_of_or("pooling", &poolings, Pooling::default())?;
-        let normalizes = fields.flag_or("normalize", true)?;
+        let scale = if fields.flag_or("normalize", true)? { VectorScale::Unit } else { VectorScale::AsIs };
         let add_special_tokens = fields.flag_or("add_special_tokens", true)?;
         Ok(Self {
             model: fields.string("model")?,
             sources,
             encode: EncodeOptions { add_special_tokens, ..EncodeOptions::PROMPT },
-            parts: EmbedParts {
-                token_ids: Vec::new(),
-                pooling,
-                scale: if normalizes { VectorScale::Unit } else { VectorScale::AsIs },
+            parts: RequestParts {
+                strategy: Strategy::Embed { pooling, scale },
                 priority: generation::priority(fields)?,
                 deadline: generation::deadline(fields)?,
+                ..RequestParts::default()
             },
             truncation: prompt::truncation(fields)?,
             format,
@@ -179,9 +180,9 @@ impl EmbeddingRequest {
         })
     }
 
-    /// The requests, and how many tokens were cut off in front of all of them.
-    fn prepare(self, model: &ServedModel) -> Result<(Vec<EmbedRequest>, usize), ApiError> {
-        // The first components of a vector are an embedding only where a model was trained to make them one.
+    /// The engine requests, and the number of truncated tokens over all of them.
+    fn prepare(self, model: &ServedModel) -> Result<(Vec<EngineRequest>, usize), ApiError> {
+        // Truncating a vector gives an embedding only if the model was trained for it.
         let d_model = model.config.d_model;
         if let Some(dimensions) = self.dimensions.filter(|dimensions| *dimensions != d_model) {
             let allowed = format!("{d_model}, the length of the model's vectors");
@@ -199,7 +200,8 @@ impl EmbeddingRequest {
             let n_beyond = token_ids.len().saturating_sub(n_kept);
             token_ids.drain(..n_beyond);
             n_cut += n_beyond;
-            Ok(EmbedRequest::new(EmbedParts { token_ids, ..self.parts.clone() }, &model.limits)?)
+            let parts = RequestParts { prompt_ids: token_ids.into(), ..self.parts.clone() };
+            Ok(EngineRequest::new(parts, &model.limits)?)
         });
         let requests = requests.collect::<Result<_, ApiError>>()?;
         Ok((requests, n_cut))
@@ -218,15 +220,12 @@ impl Format {
     }
 }
 
-/// The vectors in the order of the texts. Dropping it cancels what is not done.
-async fn collect(mut events: EventStream, n_inputs: usize) -> Result<Vec<Vec<f32>>, ApiError> {
+/// Collects the vectors in the order of the texts. Dropping the future cancels the remaining work.
+async fn collect(mut submission: Submission, n_inputs: usize) -> Result<Vec<Vec<f32>>, ApiError> {
     let mut vectors = vec![Vec::new(); n_inputs];
-    for _ in 0..n_inputs {
-        let (index, event) = ApiError::or_event(events.recv().await)?;
-        let Event::Embedding(vector) = event else {
-            return Err(ApiError::internal("the engine gave something else than an embedding"));
-        };
-        if let Some(place) = vectors.get_mut(index) {
+    while let Some(event) = poll_fn(|context| submission.poll_event(context)).await {
+        let (index, event) = event?;
+        if let (Event::Embedding(vector), Some(place)) = (event, vectors.get_mut(index)) {
             *place = vector;
         }
     }

@@ -1,5 +1,5 @@
-//! What a client is told when something is refused or fails: always OpenAI's envelope,
-//! `{"error": {"message", "type", "param", "code"}}`, with the status that tells its library whether to try again.
+//! Errors as clients see them: OpenAI's envelope, `{"error": {"message", "type", "param", "code"}}`, with the status
+//! that tells OpenAI's libraries whether to retry.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -12,7 +12,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::engine::{Event, SubmitError, request::ValidationError};
+use crate::engine::{Failure, SubmitError, request::ValidationError};
 
 /// An error on its way to a client.
 #[derive(Clone, Debug)]
@@ -25,65 +25,64 @@ pub struct ApiError {
     context: Option<ContextSizes>,
 }
 
-/// What is sent.
+/// The JSON body.
 #[derive(Debug, Serialize, JsonSchema)]
 #[schemars(rename = "Error")]
 pub(crate) struct Envelope {
-    error: Refusal,
+    error: ErrorBody,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-#[schemars(rename = "ErrorBody")]
-struct Refusal {
-    /// What is wrong, for a person to read.
+struct ErrorBody {
+    /// Description of the error for people.
     message: String,
-    /// What kind of error it is.
+    /// Kind of error.
     #[serde(rename = "type")]
     kind: &'static str,
-    /// The parameter to blame.
+    /// The parameter that caused the error.
     param: Option<Cow<'static, str>>,
-    /// What is wrong, for a program to read.
+    /// Error code for programs.
     code: Option<&'static str>,
-    /// Tokens of a prompt that the context has no room for.
+    /// Tokens of the prompt that exceed the context.
     #[serde(skip_serializing_if = "Option::is_none")]
     n_prompt_tokens: Option<usize>,
-    /// Tokens that the context has room for.
+    /// Context length in tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     n_ctx: Option<usize>,
 }
 
-/// Two more members of the `error` object, which clients read to shorten their prompt.
+/// Further members of the `error` object, which clients read to shorten their prompt.
 #[derive(Clone, Copy, Debug)]
 struct ContextSizes {
     n_prompt_tokens: usize,
     n_ctx: usize,
 }
 
-/// Seconds after which a client may try again: a place in the queue comes free with every request that starts.
+/// Seconds until a client may retry: each request that starts frees a place in the queue.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 
 impl ApiError {
-    /// 400: the parameter `param` cannot be served. `message` names it, what was given and what is allowed.
+    /// 400: the parameter `param` is invalid. `message` names it, the value given and the values allowed.
     pub fn invalid(param: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
         Self { param: Some(param.into()), ..Self::bad_request(message) }
     }
 
-    /// 400: the request as a whole cannot be understood.
+    /// 400: the request as a whole is malformed.
     pub fn bad_request(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", message)
     }
 
-    /// 401: who asks has no key, or a wrong one. `message` does not repeat it.
+    /// 401: the API key is missing or wrong. `message` does not contain it.
     pub fn unauthorized(message: impl Into<String>) -> Self {
         Self::new(StatusCode::UNAUTHORIZED, "invalid_request_error", message).with_code("invalid_api_key")
     }
 
-    /// 403: not from there; `code` says so to programs.
+    /// 403: the origin or host is not allowed; `code` is for programs.
     pub(crate) fn forbidden(code: &'static str, message: impl Into<String>) -> Self {
         Self::new(StatusCode::FORBIDDEN, "invalid_request_error", message).with_code(code)
     }
 
-    /// 404: no such path.
+    /// 404: the path does not exist.
     pub fn unknown_path(path: &str) -> Self {
         let hint = match path {
             "/v1/responses" => "let your client use chat completions, `POST /v1/chat/completions`",
@@ -93,19 +92,19 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).with_code("unknown_url")
     }
 
-    /// 404: no such model.
+    /// 404: the model does not exist.
     pub fn unknown_model(name: &str, served: &str) -> Self {
-        let message = format!("the model `{name}` does not exist, this server has `{served}`");
+        let message = format!("the model `{name}` does not exist; this server has `{served}`");
         let error = Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).with_code("model_not_found");
         Self { param: Some("model".into()), ..error }
     }
 
-    /// 503: not now; `message` says why.
+    /// 503: try again later; `message` gives the reason.
     pub fn unavailable(message: impl Into<String>) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "unavailable_error", message)
     }
 
-    /// 503: the server ends before the request does.
+    /// 503: the server shuts down before the request has finished.
     pub fn shutting_down() -> Self {
         Self::unavailable("the server is shutting down")
     }
@@ -116,34 +115,18 @@ impl ApiError {
         Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout_error", message).with_code("deadline_exceeded")
     }
 
-    /// 408: a stream's client takes it so slowly that too much of it waits.
+    /// 408: the client reads a stream too slowly.
     pub fn overrun() -> Self {
-        let message = "the answer was taken more slowly than it was generated, until too much of it had to wait";
+        let message = "the client reads the stream too slowly: too much unsent data";
         Self::new(StatusCode::REQUEST_TIMEOUT, "timeout_error", message)
     }
 
-    /// 500: not the client's fault.
+    /// 500: a server error.
     pub fn internal(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
     }
 
-    /// The next event of a request, or why there is none: it has ended without an answer, or the engine is gone.
-    ///
-    /// # Errors
-    /// What the client is told of that.
-    pub(crate) fn or_event<Index>(next: Option<(Index, Event)>) -> Result<(Index, Event), Self> {
-        match next {
-            Some((_, Event::TimedOut(after))) => Err(Self::timed_out(after)),
-            Some((_, Event::Refused { param, message })) => Err(Self::invalid(param, message)),
-            Some((_, Event::Failed(message))) => Err(Self::internal(message)),
-            Some((_, Event::Stopped)) => Err(Self::shutting_down()),
-            Some((_, Event::Overrun)) => Err(Self::overrun()),
-            None => Err(Self::internal("the engine has stopped")),
-            Some(event) => Ok(event),
-        }
-    }
-
-    /// An error of another status.
+    /// An error with another status.
     pub fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
         Self { status, message: message.into(), kind, param: None, code: None, context: None }
     }
@@ -152,29 +135,25 @@ impl ApiError {
         Self { code: Some(code), ..self }
     }
 
-    /// The same for a parameter that stands within another.
-    pub(crate) fn within(self, outer: &str) -> Self {
-        let param = self.param.map(|param| Cow::Owned(format!("{outer}.{param}")));
-        Self { param, ..self }
-    }
-
-    /// What the client is told.
+    /// The message that the client gets.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// Its kind, as the envelope's `type` says it.
+    /// The kind of error: `type` in the envelope.
     pub(crate) fn kind(&self) -> &'static str {
         self.kind
     }
 
-    /// The envelope, as it also goes into a stream that has begun.
+    /// The JSON envelope; streams that have begun send it as an event.
     pub fn envelope(&self) -> Value {
         let Self { message, kind, param, code, context, .. } = self;
         let message = message.clone();
         let n_prompt_tokens = context.map(|context| context.n_prompt_tokens);
         let n_ctx = context.map(|context| context.n_ctx);
-        json!(Envelope { error: Refusal { message, kind, param: param.clone(), code: *code, n_prompt_tokens, n_ctx } })
+        json!(Envelope {
+            error: ErrorBody { message, kind, param: param.clone(), code: *code, n_prompt_tokens, n_ctx }
+        })
     }
 }
 
@@ -190,6 +169,18 @@ impl IntoResponse for ApiError {
             response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
+    }
+}
+
+impl From<Failure> for ApiError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::TimedOut(after) => Self::timed_out(after),
+            Failure::Refused { param, message } => Self::invalid(param, message),
+            Failure::Failed(message) => Self::internal(message),
+            Failure::Stopped => Self::shutting_down(),
+            Failure::Overrun => Self::overrun(),
+        }
     }
 }
 
@@ -222,25 +213,21 @@ impl From<SubmitError> for ApiError {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
-
     use super::*;
 
     #[test]
     fn every_end_without_an_answer_is_told_as_what_it_is() {
-        let refused = Event::Refused { param: "input", message: "`input` is wrong".into() };
-        for (next, status, message) in [
-            (Some(refused), StatusCode::BAD_REQUEST, "`input` is wrong"),
-            (Some(Event::TimedOut(Duration::from_millis(7))), StatusCode::GATEWAY_TIMEOUT, "deadline of 7 ms"),
-            (Some(Event::Failed("broken".into())), StatusCode::INTERNAL_SERVER_ERROR, "broken"),
-            (Some(Event::Stopped), StatusCode::SERVICE_UNAVAILABLE, "shutting down"),
-            (None, StatusCode::INTERNAL_SERVER_ERROR, "the engine has stopped"),
+        let refused = Failure::Refused { param: "input", message: "`input` is wrong".into() };
+        for (failure, status, message) in [
+            (refused, StatusCode::BAD_REQUEST, "`input` is wrong"),
+            (Failure::TimedOut(Duration::from_millis(7)), StatusCode::GATEWAY_TIMEOUT, "deadline of 7 ms"),
+            (Failure::Failed("broken".into()), StatusCode::INTERNAL_SERVER_ERROR, "broken"),
+            (Failure::Stopped, StatusCode::SERVICE_UNAVAILABLE, "shutting down"),
+            (Failure::Overrun, StatusCode::REQUEST_TIMEOUT, "too slowly"),
         ] {
-            let error = ApiError::or_event(next.map(|event| (0, event))).unwrap_err();
+            let error = ApiError::from(failure);
             assert_eq!(error.status, status, "{message}");
             assert!(error.message.contains(message), "{}", error.message);
         }
-        let event = ApiError::or_event(Some((3, Event::Embedding(vec![1.0])))).unwrap();
-        assert!(matches!(event, (3, Event::Embedding(vector)) if vector == [1.0]));
     }
 }

@@ -2,6 +2,7 @@
 //! may be. `null` is the same as absent. Fields that nobody asks for are ignored: clients send new ones all the time.
 
 use std::{
+    borrow::Cow,
     ops::RangeInclusive,
     sync::{Arc, Mutex, PoisonError},
 };
@@ -24,6 +25,10 @@ use super::{
     state::{AppState, Preparation},
 };
 use crate::engine::prefix_cache::PrefixSalt;
+
+/// Longest name of a function or a schema; OpenAI's, as is what it may consist of.
+const MAX_NAME_CHARS: usize = 64;
+const NAME_PATTERN: &str = "^[a-zA-Z0-9_-]+$";
 
 /// Most bytes in a list of strings that are looked for in every answer.
 const MAX_LISTED_BYTES: usize = 1 << 16;
@@ -299,6 +304,21 @@ impl Fields {
         self.read(name, schema::string, |value| value.as_str().map(str::to_owned).ok_or_else(|| "a string".into()))
     }
 
+    /// A name as OpenAI allows them.
+    pub(crate) fn name(&mut self, name: &'static str) -> Result<Option<String>, ApiError> {
+        let schema =
+            || json!({ "type": "string", "minLength": 1, "maxLength": MAX_NAME_CHARS, "pattern": NAME_PATTERN });
+        let given =
+            self.read(name, schema, |value| value.as_str().map(str::to_owned).ok_or_else(|| "a string".into()))?;
+        given.map(|given| check_name(self.path(name), &given).map(|()| given)).transpose()
+    }
+
+    /// An object with any members.
+    pub(crate) fn any_object(&mut self, name: &'static str) -> Result<Option<Map<String, Value>>, ApiError> {
+        let schema = || json!({ "type": "object" });
+        self.read(name, schema, |value| value.as_object().cloned().ok_or_else(|| "an object".into()))
+    }
+
     /// A string or an array of strings; that none is empty is for the caller to check.
     pub(crate) fn strings(&mut self, name: &'static str) -> Result<Vec<String>, ApiError> {
         let one = || json!({ "type": "string", "minLength": 1 });
@@ -334,7 +354,11 @@ impl Fields {
     }
 
     /// One of some strings.
-    fn one_of<T: Copy>(&mut self, name: &'static str, choices: &[(&'static str, T)]) -> Result<Option<T>, ApiError> {
+    pub(crate) fn one_of<T: Copy>(
+        &mut self,
+        name: &'static str,
+        choices: &[(&'static str, T)],
+    ) -> Result<Option<T>, ApiError> {
         let schema = || json!({ "type": "string", "enum": choices.iter().map(|(name, _)| name).collect::<Vec<_>>() });
         self.read(name, schema, |value| {
             let chosen = choices.iter().find(|(choice, _)| value.as_str() == Some(choice));
@@ -372,19 +396,58 @@ impl Fields {
     /// An object, whose own fields are read in turn.
     pub(crate) fn object(&mut self, name: &'static str) -> Result<Option<Self>, ApiError> {
         let shape = self.shape.as_ref().map(|shape| shape.note_object(name));
-        match self.take(name) {
-            None => Ok(None),
-            Some(Value::Object(entries)) => Ok(Some(Self {
-                entries,
-                place: format!("{}{name}.", self.place),
-                unread: Arc::clone(&self.unread),
-                log: self.log.clone(),
-                n_bytes: self.n_bytes,
-                key_salt: self.key_salt,
-                shape,
-            })),
-            Some(other) => Err(must_be(name, "an object", &other)),
+        self.take(name).map(|value| self.within(self.path(name).into(), value, shape)).transpose()
+    }
+
+    /// An array of objects, whose own fields are read in turn.
+    pub(crate) fn objects(&mut self, name: &'static str) -> Result<Option<Vec<Self>>, ApiError> {
+        let shape = self.shape.as_ref().map(|shape| shape.note_objects(name));
+        let (path, items) = match self.take(name) {
+            None => return Ok(None),
+            Some(Value::Array(items)) => (self.path(name), items),
+            Some(other) => return Err(must_be(self.path(name), "an array", &other)),
+        };
+        let items = items.into_iter().enumerate();
+        items
+            .map(|(index, item)| self.within(format!("{path}[{index}]"), item, shape.clone()))
+            .collect::<Result<_, _>>()
+            .map(Some)
+    }
+
+    fn within(&self, path: String, value: Value, shape: Option<Shape>) -> Result<Self, ApiError> {
+        let Value::Object(entries) = value else { return Err(must_be(path, "an object", &value)) };
+        Ok(Self {
+            entries,
+            place: format!("{path}."),
+            unread: Arc::clone(&self.unread),
+            log: self.log.clone(),
+            n_bytes: self.n_bytes,
+            key_salt: self.key_salt,
+            shape,
+        })
+    }
+
+    /// What `read` makes of a field that must be there.
+    pub(crate) fn require<T>(
+        &mut self,
+        name: &'static str,
+        read: impl FnOnce(&mut Self, &'static str) -> Result<Option<T>, ApiError>,
+    ) -> Result<T, ApiError> {
+        let value = read(self, name)?;
+        if let Some(shape) = &self.shape {
+            shape.note_required(name);
         }
+        value.ok_or_else(|| missing(self.path(name)))
+    }
+
+    /// The place of a field in the body.
+    pub(crate) fn path(&self, name: &'static str) -> Cow<'static, str> {
+        if self.place.is_empty() { name.into() } else { format!("{}{name}", self.place).into() }
+    }
+
+    /// All that is left, as it is.
+    pub(crate) fn to_value(&self) -> Value {
+        Value::Object(self.entries.clone())
     }
 
     /// The entries that are left, in the order of the text.
@@ -415,7 +478,7 @@ impl Fields {
         parse: impl FnOnce(&Value) -> Result<T, String>,
     ) -> Result<Option<T>, ApiError> {
         let Some(value) = self.take_as(name, schema) else { return Ok(None) };
-        parse(&value).map(Some).map_err(|allowed| must_be(name, &allowed, &value))
+        parse(&value).map(Some).map_err(|allowed| must_be(self.path(name), &allowed, &value))
     }
 }
 
@@ -429,8 +492,39 @@ impl Drop for Fields {
 }
 
 /// The refusal of a parameter: its name, what it may be and what it is.
-pub(crate) fn must_be(name: &'static str, allowed: &str, given: &Value) -> ApiError {
-    ApiError::invalid(name, format!("`{name}` must be {allowed}, got {}", shown(given)))
+pub(crate) fn must_be(name: impl Into<Cow<'static, str>>, allowed: &str, given: &Value) -> ApiError {
+    let name = name.into();
+    let message = format!("`{name}` must be {allowed}, got {}", shown(given));
+    ApiError::invalid(name, message)
+}
+
+/// The refusal of a parameter that is not there.
+pub(crate) fn missing(name: impl Into<Cow<'static, str>>) -> ApiError {
+    let name = name.into();
+    let message = format!("Missing required parameter: `{name}`.");
+    ApiError::invalid(name, message)
+}
+
+fn check_name(path: Cow<'static, str>, name: &str) -> Result<(), ApiError> {
+    let n_chars = name.chars().count();
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
+    let message = if name.is_empty() {
+        format!("Invalid `{path}`: empty string. Expected a string with minimum length 1, but got an empty string.")
+    } else if n_chars > MAX_NAME_CHARS {
+        format!(
+            "Invalid `{path}`: string too long. Expected a string with maximum length {MAX_NAME_CHARS}, but got a string \
+             with length {n_chars} instead."
+        )
+    } else if !name.bytes().all(is_plain) {
+        format!(
+            "Invalid `{path}`: string does not match pattern. Expected a string that matches the pattern \
+             `{NAME_PATTERN}`, got {}.",
+            shown(&Value::from(name))
+        )
+    } else {
+        return Ok(());
+    };
+    Err(ApiError::invalid(path, message))
 }
 
 /// Strings, if there are at most `limit` and they are no longer than [`MAX_LISTED_BYTES`] together.

@@ -1,5 +1,5 @@
-//! What both generation endpoints share: the fields besides the prompt, the way from prompts to a running submission,
-//! and the parts of an answer that both write alike. One prompt is `prompt`.
+//! What both generation endpoints share: all fields but the prompt, submitting requests, and the common parts of
+//! answers. `prompt` handles a single prompt.
 
 use std::{
     cmp::Ordering,
@@ -21,53 +21,54 @@ use super::{
     beams,
     error::ApiError,
     fields::{Fields, at_most_strings},
+    ignored_params,
     options::PromptLog,
     prompt::{Prompt, Truncation, truncation},
-    remarks,
     request_log::{Asked, RequestLog},
     sampling::{Sampling, applicable},
     state::{AppState, Preparation, unix_seconds},
-    stream::{Answer, Deltas, Echo, ID_BYTES, MAX_ANSWER_BYTES, Opening, REPORTED_BYTES, Usage},
+    stream::{Answer, Deltas, Echo, ID_BYTES, MAX_ANSWER_BYTES, Opening, REPORTED_BYTES},
     structured::Structure,
+    submission::{Submission, Submitted, Usage},
 };
 use crate::{
     engine::{
         ServedModel, StopCause,
         prefix_cache::PrefixSalt,
         request::{
-            GenerateRequest, LogprobsMode, MAX_CHOICES, MAX_LOGPROBS, PRIORITIES, RequestParts, SpecialTokens,
+            EngineRequest, LogprobsMode, MAX_CHOICES, MAX_LOGPROBS, PRIORITIES, RequestParts, SpecialTokens,
             StopConditions, StopText, Strategy, TextOptions, ValidationError,
         },
     },
     random::fresh_id,
 };
 
-/// Most answers to one prompt.
+/// Maximum number of answers to one prompt.
 const MAX_N: usize = 128;
 
-/// Most stop strings in one request: each is looked for behind every token.
+/// Maximum number of stop strings per request: each is searched for after every token.
 const MAX_STOP_STRINGS: usize = 128;
 
-/// Longest `cache_salt`; vLLM's.
+/// Maximum length of `cache_salt`, as in vLLM.
 const MAX_SALT_CHARS: usize = 1024;
 
-/// Fields that would change the answer and that are not served: a clear no instead of another answer.
+/// Fields that would change the answer and are not supported: rejected instead of ignored.
 const UNSUPPORTED: [&str; 5] = ["grammar", "json_schema", "functions", "function_call", "logits_processors"];
 
-/// What a client asks for besides the prompt, its types and ranges checked.
+/// A parsed request without the prompt; types and ranges are checked.
 #[derive(Clone, Debug)]
 pub(crate) struct Generation {
     pub(crate) n: usize,
-    /// `None`: the answer comes as a whole.
+    /// `None`: not streamed.
     pub(crate) stream: Option<UsageReports>,
-    /// Alternatives per generated token to report. `None`: no log-probabilities at all.
+    /// Number of alternatives to report per generated token. `None`: no log-probabilities.
     pub(crate) logprobs: Option<usize>,
-    /// The same for the prompt, in an answer's `prompt_logprobs`.
+    /// The same for the prompt (`prompt_logprobs`).
     pub(crate) prompt_logprobs: Option<usize>,
-    /// Whether token ids are told.
+    /// Whether to report token ids.
     pub(crate) token_ids: Option<WithTokenIds>,
     model: Option<String>,
-    /// Answers that are generated or followed, of which `n` are given.
+    /// Number of candidates per prompt, of which the best `n` are returned.
     best_of: usize,
     strategy: Strategy,
     structure: Option<Arc<Structure>>,
@@ -81,16 +82,16 @@ pub(crate) struct Generation {
     priority: i32,
     prefix_salt: Option<PrefixSalt>,
     deadline: Option<Duration>,
-    /// Of `truncation`: how many tokens an answer needs.
+    /// Number of answer tokens that `truncation` must leave room for.
     wanted_tokens: usize,
-    /// The paths of fields that nobody has read.
+    /// Paths of the fields that were not read.
     ignored: Vec<String>,
-    /// Bytes of the body that all this came in.
+    /// Size of the request's body in bytes.
     n_bytes: usize,
     log: RequestLog,
 }
 
-/// Where a stream tells its usage.
+/// In which events of a stream to report usage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UsageReports {
     Nowhere,
@@ -99,26 +100,37 @@ pub(crate) enum UsageReports {
     Everywhere,
 }
 
-/// How often an answer tells what there is to tell of a prompt.
+impl UsageReports {
+    /// The member `usage` of an event before the last: absent, `null`, or the usage so far.
+    pub(crate) fn in_delta(self, usage: Usage) -> Option<Option<Usage>> {
+        match self {
+            Self::Nowhere => None,
+            Self::AtTheEnd => Some(None),
+            Self::Everywhere => Some(Some(usage)),
+        }
+    }
+}
+
+/// Whether data about a prompt is reported once or in every choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PromptReports {
     InEachChoice,
     Once,
 }
 
-/// `return_token_ids` was asked for.
+/// `return_token_ids` is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WithTokenIds;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum EndsOn {
-    /// The model's end-of-sequence tokens, and those of the request.
+    /// The model's end-of-sequence tokens and those of the request.
     EosToo,
-    /// Only what the request says.
+    /// Only those of the request (`ignore_eos`).
     StopTokens,
 }
 
-/// A submission on its way, and what its answer needs besides.
+/// A submitted request, with what is needed to write its answer.
 #[derive(Debug)]
 pub(crate) struct Started {
     pub(crate) head: Head,
@@ -127,27 +139,59 @@ pub(crate) struct Started {
     pub(crate) prompt_ids: Vec<Arc<[TokenId]>>,
 }
 
-/// What every part of an answer repeats.
+/// Members that all parts of an answer repeat.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub(crate) struct Head {
     pub(crate) id: String,
     object: &'static str,
     created: u64,
     model: String,
-    /// Changes with what answers are computed with.
+    /// Changes with the model, its dtype or the device.
     system_fingerprint: String,
 }
 
 impl Head {
-    /// The same, of another kind.
+    /// The same head with another `object`.
     pub(crate) fn with_object(self, object: &'static str) -> Self {
         Self { object, ..self }
     }
 }
 
+/// One event of a streamed answer, for both endpoints.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "{Choice}Event")]
+pub(crate) struct StreamChunk<'a, Choice> {
+    #[serde(flatten)]
+    pub(crate) head: &'a Head,
+    /// Empty in the last event, which has the `usage`.
+    pub(crate) choices: Vec<Choice>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) usage: Option<Option<Usage>>,
+    /// In the first event of each choice, if requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prompt_token_ids: Option<&'a [TokenId]>,
+}
+
+impl<'a, Choice: Serialize> StreamChunk<'a, Choice> {
+    /// An event with more of one choice.
+    pub(crate) fn more(head: &'a Head, choice: Choice, usage: Option<Option<Usage>>) -> Self {
+        Self { head, choices: vec![choice], usage, prompt_token_ids: None }
+    }
+
+    /// The event after all choices, with the usage; `None` if not requested.
+    pub(crate) fn last(head: &'a Head, reports: UsageReports, usage: Usage) -> Option<Self> {
+        let usage = Some(Some(usage));
+        (reports != UsageReports::Nowhere).then_some(Self { head, choices: Vec::new(), usage, prompt_token_ids: None })
+    }
+
+    pub(crate) fn to_json(&self) -> String {
+        json!(self).to_string()
+    }
+}
+
 impl Generation {
-    /// Reads all fields that both endpoints have. The endpoint has read its own before: what is left then is ignored.
-    /// `defaults` are the served model's.
+    /// Reads the fields that both endpoints share. The endpoint reads its own fields first: all that remain unread are
+    /// reported as ignored. `defaults` are the served model's.
     pub(crate) fn from_fields(
         mut fields: Fields,
         max_tokens: usize,
@@ -201,42 +245,42 @@ impl Generation {
             n_bytes: given.n_bytes(),
             log: given.log().clone(),
         };
-        for name in remarks::WITHOUT_EFFECT {
+        for name in ignored_params::WITHOUT_EFFECT {
             fields.ignore(name);
         }
         Ok(Self { ignored: fields.all_unread(), ..generation })
     }
 
-    /// Reports log-probabilities, with so many alternatives per token.
+    /// Reports log-probabilities with this number of alternatives per token.
     pub(crate) fn with_logprobs(self, logprobs: Option<usize>) -> Self {
         Self { logprobs, ..self }
     }
 
-    /// Tells what there is to tell of the prompt once, not in each choice.
+    /// Reports data about the prompt once, not in each choice.
     pub(crate) fn telling_prompt_once(self) -> Self {
         Self { prompt_reports: PromptReports::Once, ..self }
     }
 
-    /// What the answer must look like.
+    /// The structure that constrains the answer.
     pub(crate) fn structure(&self) -> Option<&Structure> {
         self.structure.as_deref()
     }
 
-    /// Gives the answer another form.
+    /// Constrains the answer to `structure`.
     pub(crate) fn with_structure(self, structure: Structure) -> Self {
         Self { structure: Some(Arc::new(structure)), ..self }
     }
 
-    /// Writes special tokens out.
+    /// Keeps special tokens in the text.
     pub(crate) fn showing_special_tokens(mut self) -> Self {
         self.text.special_tokens = SpecialTokens::Show;
         self
     }
 
-    /// Refuses more answers than one request may have.
+    /// Checks the number of answers.
     ///
     /// # Errors
-    /// 400 with both counts.
+    /// 400 with both counts if the request has too many.
     pub(crate) fn check_answers(&self, n_prompts: usize) -> Result<(), ApiError> {
         if n_prompts * self.best_of <= MAX_CHOICES {
             return Ok(());
@@ -246,7 +290,7 @@ impl Generation {
         Err(ApiError::invalid("prompt", message))
     }
 
-    /// Refuses to start answers with the prompt where that needs what a beam search does not compute.
+    /// Rejects `echo` with log-probabilities in a beam search, which does not compute them.
     ///
     /// # Errors
     /// 400 with both names.
@@ -259,12 +303,12 @@ impl Generation {
         }
     }
 
-    /// A prompt, cut where the request asks for it.
+    /// A prompt, truncated if the request asks for it.
     pub(crate) fn prompt(&self, ids: Vec<TokenId>, model: &ServedModel) -> Prompt {
         Prompt::cut(ids, self.truncation, [self.wanted_tokens, model.limits.max_seq_len])
     }
 
-    /// Bytes of the body that all this came in.
+    /// Size of the request's body in bytes.
     pub(crate) fn n_bytes(&self) -> usize {
         self.n_bytes
     }
@@ -272,7 +316,7 @@ impl Generation {
     /// Checks the model's name, prepares the prompts and submits them.
     ///
     /// # Errors
-    /// 404 for another model, 400 for what the model cannot serve, 429 and 503 for an engine that takes nothing.
+    /// 404 for another model, 400 for what the model does not support, 429 and 503 if the engine does not accept work.
     pub(crate) async fn start<Prepare>(
         &self,
         state: &AppState,
@@ -320,13 +364,12 @@ impl Generation {
         });
         let prompt_ids: Vec<Arc<[TokenId]>> = prompts.into_iter().map(|prompt| prompt.ids).collect();
         let n_prompt = prompt_ids.iter().map(|ids| ids.len()).sum();
-        let deltas = Deltas::new(self.log.clone(), events, tokenizer.clone(), openings)
-            .since(arrived)
-            .with_prompt_tokens(n_prompt, n_cut);
+        let submitted = Submitted { events, n_answers: openings.len(), arrived, n_prompt, n_truncated: n_cut };
+        let deltas = Deltas::new(Submission::new(self.log.clone(), submitted), tokenizer.clone(), openings);
         Ok(Started { head, deltas, tokenizer, prompt_ids })
     }
 
-    /// The `n` answers to each prompt, as a whole: of more, the best.
+    /// Collects the `n` best answers to each prompt.
     pub(crate) async fn fold(&self, deltas: Deltas) -> Result<(Vec<Answer>, Usage), ApiError> {
         let (mut answers, usage) = deltas.fold().await?;
         if self.n_answers() > self.n {
@@ -338,8 +381,8 @@ impl Generation {
         Ok((answers, usage))
     }
 
-    /// What stopped a choice, as vLLM tells it: the stop string, or the request's own stop token. The model's
-    /// end-of-sequence token goes without saying.
+    /// What stopped a choice, as vLLM reports it: the stop string, or the request's own stop token. `None` for the
+    /// model's end-of-sequence token.
     pub(crate) fn stop_reason(&self, cause: Option<StopCause>) -> Option<Value> {
         match cause? {
             StopCause::Text(text) => Some(json!(text)),
@@ -347,12 +390,12 @@ impl Generation {
         }
     }
 
-    /// Puts what the client should know besides into the answer's headers.
-    pub(crate) fn remark(&self, response: Response) -> Response {
-        remarks::told(remarks::header(self.ignored.clone()), response)
+    /// Adds the response header that lists ignored parameters.
+    pub(crate) fn add_ignored(&self, response: Response) -> Response {
+        ignored_params::add_header(ignored_params::header(self.ignored.clone()), response)
     }
 
-    /// Tells of more that nobody reads.
+    /// Adds paths to the list of ignored parameters.
     pub(crate) fn ignoring(mut self, paths: impl IntoIterator<Item = String>) -> Self {
         self.ignored.extend(paths);
         self
@@ -370,16 +413,16 @@ impl Generation {
         }
     }
 
-    /// Answers that the engine gives to each prompt.
+    /// Number of answers that the engine generates for each prompt.
     fn n_answers(&self) -> usize {
         match self.strategy {
             Strategy::Sample => self.best_of,
-            // The search itself gives its best only.
-            Strategy::Beams { .. } => self.n,
+            // A beam search returns only its best.
+            Strategy::Beams { .. } | Strategy::Embed { .. } => self.n,
         }
     }
 
-    /// A form says itself where the answer ends.
+    /// A structured answer ends where the structure is complete, so other end conditions are rejected.
     fn check_ends(&self, structure: &Structure) -> Result<(), ApiError> {
         let param = if self.ends_on == EndsOn::StopTokens {
             "ignore_eos"
@@ -405,8 +448,8 @@ impl Generation {
         openings.collect()
     }
 
-    /// One request per choice: the first prompt's choices, then the second's. A beam search is one request.
-    fn requests(self, prompts: &[Prompt], model: &ServedModel) -> Result<Vec<GenerateRequest>, ApiError> {
+    /// The engine's requests: one per choice, the first prompt's choices first. A beam search is one request.
+    fn requests(self, prompts: &[Prompt], model: &ServedModel) -> Result<Vec<EngineRequest>, ApiError> {
         let n_requests = if self.strategy == Strategy::Sample { self.best_of } else { 1 };
         let constraint = match &self.structure {
             Some(structure) => {
@@ -416,13 +459,13 @@ impl Generation {
             None => None,
         };
         let sampling = self.sampling.clone().resolve(&model.tokenizer)?;
-        // The best ones are told by their log-probabilities.
+        // The best answers are chosen by log-probability.
         let logprobs = self.logprobs.or((n_requests > self.n).then_some(0));
         let mut requests = Vec::with_capacity(prompts.len() * n_requests);
         let mut last_stop: Option<(&[TokenId], StopConditions)> = None;
         for prompt in prompts {
             let echoed = self.logprobs.filter(|_| prompt.echo.is_some());
-            // As a rule the same for all prompts, and then shared by them.
+            // Usually the same for all prompts, and then shared.
             let stop = match last_stop.take() {
                 Some((end_ids, stop)) if end_ids == prompt.end_ids => stop,
                 _ => self.stop_with(model.eos_token_ids.iter().chain(&prompt.end_ids)),
@@ -444,13 +487,13 @@ impl Generation {
                 prefix_salt: self.prefix_salt,
                 deadline: self.deadline,
             };
-            let request = GenerateRequest::new(parts, &model.limits)?;
+            let request = EngineRequest::new(parts, &model.limits)?;
             requests.extend((0..n_requests).map(|choice| request.for_choice(choice as u32)));
         }
         Ok(requests)
     }
 
-    /// When to end, at these tokens too unless the request says otherwise.
+    /// The stop conditions, with `end_ids` unless the request has `ignore_eos`.
     fn stop_with<'a>(&self, end_ids: impl Iterator<Item = &'a TokenId>) -> StopConditions {
         let mut stop = self.stop.clone();
         if self.ends_on == EndsOn::EosToo {
@@ -459,7 +502,7 @@ impl Generation {
         stop
     }
 
-    /// Refuses answers that would be too long by what they repeat of their prompts.
+    /// Rejects requests whose answers would repeat too much of their prompts.
     fn check_repeated(&self, prompts: &[Prompt]) -> Result<(), ApiError> {
         let n_times = match self.prompt_reports {
             PromptReports::InEachChoice => self.n_answers(),
@@ -479,15 +522,15 @@ impl Generation {
             return Ok(());
         }
         let message = format!(
-            "the answers would repeat about {n_bytes} bytes of their prompts, with what is reported of each token, and may \
-             repeat at most {MAX_ANSWER_BYTES}\nhint: lower `n` or the number of log-probabilities, or send fewer prompts at \
+            "the answers would repeat about {n_bytes} bytes of prompts and per-token data, more than the limit of \
+             {MAX_ANSWER_BYTES}\nhint: lower `n` or the number of log-probabilities, or send fewer prompts at \
              once"
         );
         Err(ApiError::bad_request(message))
     }
 }
 
-/// The smallest request, and some with the objects whose fields are to be seen.
+/// Example requests for the schema: the smallest one, and ones with each nested object.
 pub(crate) fn examples(smallest: &Value) -> Vec<Value> {
     let schema = json!({ "type": "json_schema", "json_schema": { "name": "x", "schema": {} } });
     let objects = [
@@ -513,7 +556,7 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// `None` if the answer is to come as a whole. Its options are checked all the same.
+/// Whether and how to stream. `stream_options` is checked even without `stream`.
 fn stream_options(fields: &mut Fields) -> Result<Option<UsageReports>, ApiError> {
     let streams = fields.flag_or("stream", false)?;
     let mut reports = UsageReports::Nowhere;
@@ -523,8 +566,9 @@ fn stream_options(fields: &mut Fields) -> Result<Option<UsageReports>, ApiError>
             (true, true) => UsageReports::Everywhere,
             (true, false) => UsageReports::AtTheEnd,
             (false, true) => {
-                let message = "`continuous_usage_stats` must come with `include_usage`";
-                return Err(ApiError::invalid("continuous_usage_stats", message));
+                let path = options.path("continuous_usage_stats");
+                let message = format!("`{path}` requires `include_usage`");
+                return Err(ApiError::invalid(path, message));
             }
             (false, false) => UsageReports::Nowhere,
         };
@@ -556,7 +600,7 @@ fn text_options(fields: &mut Fields) -> Result<TextOptions, ApiError> {
     })
 }
 
-/// The request's own salt, or else that of its key.
+/// The request's own salt, else that of its API key.
 fn prefix_salt(fields: &mut Fields) -> Result<Option<PrefixSalt>, ApiError> {
     const NAME: &str = "cache_salt";
     let Some(salt) = fields.string(NAME)? else { return Ok(fields.key_salt()) };
@@ -577,7 +621,7 @@ pub(crate) fn deadline(fields: &mut Fields) -> Result<Option<Duration>, ApiError
     Ok(fields.count("deadline_ms", 1..=usize::MAX)?.map(|ms| Duration::from_millis(ms as u64)))
 }
 
-/// The `n` answers with the largest mean log-probability per token, the best first.
+/// The `n` answers with the largest mean log-probability per token, best first.
 fn best(answers: &[Answer], n: usize) -> Vec<Answer> {
     let mut ranked = answers.to_vec();
     ranked.sort_by(|a, b| b.mean_logprob().partial_cmp(&a.mean_logprob()).unwrap_or(Ordering::Equal));

@@ -1,37 +1,25 @@
-//! `GET /health`: is the process alive and able to work; `GET /ready`: should it get traffic now.
+//! `GET /health` (liveness) and `GET /ready` (readiness).
 
 use axum::{Json, extract::State};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{
+    endpoint::{Operation, ResponseBody, schema_of},
     error::ApiError,
-    openapi::{Access, Answer, Operation, Request, answer},
     state::AppState,
 };
 use crate::engine::EngineState;
 
-/// How `/openapi.json` tells of it.
-pub(crate) const HEALTH: Operation = Operation {
-    summary: "Whether the server is alive",
-    request: Request::Nothing,
-    answer: Answer::Json(answer::<Health>),
-    refusals: &[503],
-    access: Access::Open,
-    links: &[],
-};
+/// The endpoint's entry in `/openapi.json`.
+pub(crate) const HEALTH: Operation =
+    Operation::get("Whether the server is alive", ResponseBody::Json(schema_of::<Health>)).with_errors(&[503]);
 
-/// How `/openapi.json` tells of it.
-pub(crate) const READY: Operation = Operation {
-    summary: "Whether the server takes work now",
-    request: Request::Nothing,
-    answer: Answer::Json(answer::<Health>),
-    refusals: &[503],
-    access: Access::Open,
-    links: &[],
-};
+/// The endpoint's entry in `/openapi.json`.
+pub(crate) const READY: Operation =
+    Operation::get("Whether the server accepts requests", ResponseBody::Json(schema_of::<Health>)).with_errors(&[503]);
 
-/// How it is.
+/// The body of both answers.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Health {
     status: &'static str,
@@ -47,7 +35,7 @@ pub(crate) async fn health(State(state): State<AppState>) -> Result<Json<Health>
     Ok(Json(Health { status: "ok" }))
 }
 
-/// 200 while the server takes work: the model is loaded and nobody has asked it to stop.
+/// 200 while the server accepts work: the model is loaded and no shutdown has begun.
 pub(crate) async fn ready(State(state): State<AppState>) -> Result<Json<Health>, ApiError> {
     state.working_engine()?;
     Ok(Json(Health { status: "ready" }))

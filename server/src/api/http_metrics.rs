@@ -1,4 +1,4 @@
-//! Counts every request once it has ended, refused or not.
+//! Counts every HTTP request when it ends, rejected or not.
 
 use std::time::Instant;
 
@@ -9,14 +9,14 @@ use axum::{
     response::Response,
 };
 
-use super::{guarded::guarded, state::AppState};
+use super::{body_guard::drop_with_body, state::AppState};
 use crate::metrics::HttpMetrics;
 
-/// Counts the request when the last of its response is sent, or when the client goes away.
+/// Counts the request once the response has been sent completely or the client has disconnected.
 pub(crate) async fn count(State(state): State<AppState>, request: Request, next: Next) -> Response {
     let mut counting = Counting {
         metrics: state.http_metrics().clone(),
-        // The template, never the path: clients could make up any number of those.
+        // The route template, not the path: clients could create any number of paths.
         route: request.extensions().get().cloned(),
         method: request.method().clone(),
         status: None,
@@ -24,10 +24,10 @@ pub(crate) async fn count(State(state): State<AppState>, request: Request, next:
     };
     let response = next.run(request).await;
     counting.status = Some(response.status());
-    response.map(|body| guarded(body, counting))
+    response.map(|body| drop_with_body(body, counting))
 }
 
-/// A request that is counted when this is dropped.
+/// Counts its request when dropped.
 struct Counting {
     metrics: HttpMetrics,
     route: Option<MatchedPath>,

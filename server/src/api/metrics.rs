@@ -1,4 +1,4 @@
-//! `GET /metrics`: what the server counts, as Prometheus reads it.
+//! `GET /metrics`: metrics in Prometheus' format.
 
 use axum::{
     extract::State,
@@ -7,27 +7,21 @@ use axum::{
 };
 
 use super::{
+    endpoint::{Operation, ResponseBody},
     error::ApiError,
-    openapi::{Access, Answer, Operation, Request},
     state::AppState,
 };
 use crate::metrics::CONTENT_TYPE;
 
-/// How `/openapi.json` tells of it.
-pub(crate) const METRICS: Operation = Operation {
-    summary: "What the server counts, for Prometheus",
-    request: Request::Nothing,
-    answer: Answer::Text("text/plain"),
-    refusals: &[503],
-    access: Access::Open,
-    links: &[],
-};
+/// The endpoint's entry in `/openapi.json`.
+pub(crate) const METRICS: Operation =
+    Operation::get("Metrics in Prometheus' text format", ResponseBody::Text("text/plain")).with_errors(&[503]);
 
 /// All metrics; 503 while the model is loading.
 pub(crate) async fn metrics(State(state): State<AppState>) -> Result<Response, ApiError> {
-    // Not only while it takes work: a server that drains or has failed is looked at most closely.
-    let engine = state.engine().ok_or_else(|| ApiError::unavailable("the model is still being loaded"))?;
-    let failed = |error| ApiError::internal(format!("the metrics cannot be written: {error}"));
+    // Also while draining and after a failure, when metrics matter most.
+    let engine = state.engine().ok_or_else(|| ApiError::unavailable("the model is still loading"))?;
+    let failed = |error| ApiError::internal(format!("cannot format the metrics: {error}"));
     let text =
         engine.metrics_text(state.model_id()).map_err(failed)? + &state.http_metrics().render().map_err(failed)?;
     Ok(([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response())

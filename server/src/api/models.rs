@@ -1,4 +1,4 @@
-//! `GET /v1/models` and `GET /v1/models/{id}`: the one model that is served.
+//! `GET /v1/models` and `GET /v1/models/{id}`: the served model.
 
 use axum::{
     Json,
@@ -8,8 +8,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{
+    endpoint::{Link, Operation, ParamIn, Request, ResponseBody, schema_of},
     error::ApiError,
-    openapi::{Access, Answer, Link, Operation, Place, Request, answer},
     state::AppState,
 };
 
@@ -23,15 +23,15 @@ pub(crate) struct ModelList {
 pub(crate) struct Model {
     id: String,
     object: &'static str,
-    /// When the server started, in seconds since 1970.
+    /// Start time of the server in seconds since 1970.
     created: u64,
     owned_by: &'static str,
-    /// Tokens of prompt and answer together.
+    /// Context length in tokens: prompt and answer together.
     max_model_len: usize,
     meta: Meta,
 }
 
-/// Sizes that clients of local servers show.
+/// Sizes that clients of local servers display.
 #[derive(Debug, Serialize, JsonSchema)]
 struct Meta {
     n_vocab: usize,
@@ -40,32 +40,28 @@ struct Meta {
     n_params: usize,
 }
 
-/// How `/openapi.json` tells of it.
-pub(crate) const LIST: Operation = Operation {
-    summary: "The models that are served: one",
-    request: Request::Nothing,
-    answer: Answer::Json(answer::<ModelList>),
-    refusals: &[400, 403, 503],
-    access: Access::WithKey,
-    links: &[Link { name: "Model", to: "/v1/models/{*id}", place: Place::Path, param: "id", from: "/data/0/id" }],
-};
+/// The endpoint's entry in `/openapi.json`.
+pub(crate) const LIST: Operation =
+    Operation::get("List the served models: one", ResponseBody::Json(schema_of::<ModelList>)).with_links(&[Link {
+        name: "Model",
+        to: "/v1/models/{*id}",
+        param_in: ParamIn::Path,
+        param: "id",
+        from: "/data/0/id",
+    }]);
 
-/// How `/openapi.json` tells of it.
+/// The endpoint's entry in `/openapi.json`.
 pub(crate) const GET: Operation = Operation {
-    summary: "One model",
     request: Request::ModelInPath,
-    answer: Answer::Json(answer::<Model>),
-    refusals: &[400, 403, 404, 503],
-    access: Access::WithKey,
-    links: &[],
+    ..Operation::get("Describe one model", ResponseBody::Json(schema_of::<Model>)).with_errors(&[400, 403, 404, 503])
 };
 
-/// All models: one.
+/// The list of models, with one entry.
 pub(crate) async fn list(State(state): State<AppState>) -> Result<Json<ModelList>, ApiError> {
     Ok(Json(ModelList { object: "list", data: vec![served(&state)?] }))
 }
 
-/// The model by its name, which may hold slashes.
+/// The model with this name, which may contain slashes.
 pub(crate) async fn get(State(state): State<AppState>, Path(id): Path<String>) -> Result<Json<Model>, ApiError> {
     let model = served(&state)?;
     if id != model.id {

@@ -1,131 +1,59 @@
-//! `GET /openapi.json`: the API as OpenAPI 3.1 describes it. Requests are described by their own parsers ([`schema`]),
-//! answers by their own types (schemars), and what a parameter means by the reference page, `docs/parameters.md`.
+//! `GET /openapi.json`: the API in OpenAPI 3.1. The schemas of requests come from their parsers ([`schema`](super::schema)),
+//! those of responses from their types (schemars), and descriptions of parameters from the reference page,
+//! `docs/parameters.md`.
 
 use std::collections::BTreeMap;
 
-use axum::{Json, extract::State};
-use schemars::{JsonSchema, SchemaGenerator, generate::SchemaSettings};
+use schemars::{SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 
 use super::{
+    endpoint::{Endpoint, Link, Operation, ParamIn, Request, ResponseBody, schema_of},
     error::{ApiError, Envelope},
-    router::routes,
     schema::{Shape, resolve_token_ids},
     state::AppState,
 };
 
-/// The reference page. Its tables say what each parameter means.
-pub(crate) const PARAMETERS: &str = include_str!("../../../docs/parameters.md");
+/// The reference page, whose tables describe each parameter.
+const PARAMETERS: &str = include_str!("../../../docs/parameters.md");
 
-/// One endpoint, as the document tells of it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Operation {
-    pub(crate) summary: &'static str,
-    pub(crate) request: Request,
-    pub(crate) answer: Answer,
-    /// Statuses beside 200 that it may answer with.
-    pub(crate) refusals: &'static [u16],
-    pub(crate) access: Access,
-    /// What its answer can be asked with next.
-    pub(crate) links: &'static [Link],
-}
-
-/// A value of an answer that is a parameter elsewhere.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Link {
-    pub(crate) name: &'static str,
-    /// The other endpoint's path, as the table of routes has it.
-    pub(crate) to: &'static str,
-    /// Where its parameter is.
-    pub(crate) place: Place,
-    pub(crate) param: &'static str,
-    /// The value, as a JSON pointer into the answer.
-    pub(crate) from: &'static str,
-}
-
-/// Where a parameter is.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Place {
-    Path,
-    /// Alone in it.
-    Body,
-}
-
-/// What is sent.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Request {
-    /// A `GET` without parameters.
-    Nothing,
-    /// A `GET` with one in the path, whose only value is the model's name.
-    ModelInPath,
-    /// A `POST` of a JSON object; the function lets the endpoint's parser note what it reads.
-    Body(fn(&AppState, &Shape) -> Result<(), ApiError>),
-}
-
-/// What comes back if all is well.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Answer {
-    /// JSON of a type.
-    Json(AnswerType),
-    /// JSON, or server-sent events if the request has `stream`.
-    JsonOrEvents(AnswerType),
-    /// Text of a media type.
-    Text(&'static str),
-}
-
-/// Notes the schema of a type and those it is made of, and gives a reference to it.
-pub(crate) type AnswerType = fn(&mut SchemaGenerator) -> Value;
-
-/// Whether it needs a key, where there are keys.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Access {
-    Open,
-    WithKey,
-}
-
-/// The schema of an answer.
-pub(crate) fn answer<T: JsonSchema>(schemas: &mut SchemaGenerator) -> Value {
-    schemas.subschema_for::<T>().to_value()
-}
-
-/// What every `POST` may be refused with.
-pub(crate) const POST_REFUSALS: &[u16] = &[400, 403, 404, 408, 413, 415, 429, 500, 503, 504];
-
-/// The whole document.
-pub(crate) async fn openapi(State(state): State<AppState>) -> Result<Json<Value>, ApiError> {
-    Ok(Json(document(&state)?))
-}
-
-fn document(state: &AppState) -> Result<Value, ApiError> {
+/// The whole document, for these endpoints.
+///
+/// # Errors
+/// An example is rejected by its own endpoint's parser.
+pub(crate) fn document(state: &AppState, endpoints: &[Endpoint]) -> Result<Value, ApiError> {
     let needs_keys = !state.options().keys.is_open();
     let settings = SchemaSettings::draft2020_12().for_serialize();
     let settings = settings.with(|settings| settings.definitions_path = "/components/schemas".into());
     let mut schemas = settings.into_generator();
-    let envelope = answer::<Envelope>(&mut schemas);
-    let meanings = meanings();
+    let envelope = schema_of::<Envelope>(&mut schemas);
+    let descriptions = descriptions();
     let mut paths: Map<String, Value> = Map::new();
-    for route in routes() {
-        let Some(operation) = route.operation else { continue };
+    for endpoint in endpoints {
+        let Some(operation) = endpoint.operation else { continue };
         let mut described = operation.describe(state, &mut schemas, &envelope)?;
-        described["operationId"] = json!(operation_id(route.path));
-        if needs_keys && operation.access == Access::WithKey {
+        described["operationId"] = json!(operation_id(endpoint.path));
+        if needs_keys && endpoint.policy.needs_key() {
             described["security"] = json!([{ "key": [] }]);
-            described["responses"]["401"] = refusal(401, &envelope);
+            described["responses"]["401"] = error_response(401, &envelope);
         }
         if let Some(properties) = described.pointer_mut("/requestBody/content/application~1json/schema/properties") {
-            explain(properties, &meanings, &Explained { path: route.path, within: "" });
+            // The endpoints at the root are also under `/v1`, where the page has them.
+            let path = format!("/v1{}", endpoint.path.trim_start_matches("/v1"));
+            add_descriptions(properties, &descriptions, (&path, ""));
         }
         let method = if matches!(operation.request, Request::Body(_)) { "post" } else { "get" };
-        paths.insert(route.path.replace("{*id}", "{id}"), json!({ method: described }));
+        paths.insert(endpoint.path.replace("{*id}", "{id}"), json!({ method: described }));
     }
     let mut document = json!({
         "openapi": "3.1.0",
         "info": {
             "title": "Hearth",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "OpenAI's API, with the parameters that local servers add. A parameter that is `null` is \
-                            absent. Parameters that are not described are ignored, and told back in the header \
-                            `x-ignored-params`. Rules between parameters are in no schema: they are a 400 that names both.",
+            "description": "OpenAI's API, with the parameters that local servers add. `null` means the same as leaving \
+                            a parameter out. Parameters that are not listed here are ignored and reported in the response \
+                            header `x-ignored-params`. Constraints between parameters are not part of the schema; violating \
+                            one returns a 400 that names both.",
         },
         "paths": paths,
         "components": { "schemas": schemas.take_definitions(true) },
@@ -141,17 +69,22 @@ fn document(state: &AppState) -> Result<Value, ApiError> {
 
 impl Operation {
     fn describe(&self, state: &AppState, schemas: &mut SchemaGenerator, envelope: &Value) -> Result<Value, ApiError> {
-        let content = match self.answer {
-            Answer::Json(answer) => json!({ "application/json": { "schema": answer(schemas) } }),
-            Answer::JsonOrEvents(answer) => json!({
-                "application/json": { "schema": answer(schemas) },
-                "text/event-stream": { "schema": { "type": "string" } },
+        let content = match self.response {
+            ResponseBody::Json(whole) => json!({ "application/json": { "schema": whole(schemas) } }),
+            ResponseBody::JsonOrEvents(whole, event) => json!({
+                "application/json": { "schema": whole(schemas) },
+                "text/event-stream": { "schema": {
+                    "type": "string",
+                    "description": "Server-sent events. The data of each is JSON of the content schema; the last is `[DONE]`.",
+                    "contentMediaType": "application/json",
+                    "contentSchema": event(schemas),
+                } },
             }),
-            Answer::Text(media_type) => json!({ media_type: { "schema": { "type": "string" } } }),
+            ResponseBody::Text(media_type) => json!({ media_type: { "schema": { "type": "string" } } }),
         };
         let mut responses = json!({ "200": { "description": "OK", "content": content } });
-        for &status in self.refusals {
-            responses[status.to_string()] = refusal(status, envelope);
+        for &status in self.errors {
+            responses[status.to_string()] = error_response(status, envelope);
         }
         if !self.links.is_empty() {
             let links = self.links.iter().map(|link| (link.name.to_owned(), link.describe()));
@@ -182,26 +115,26 @@ impl Operation {
 impl Link {
     fn describe(&self) -> Value {
         let value = json!({ self.param: format!("$response.body#{}", self.from) });
-        let place = match self.place {
-            Place::Path => "parameters",
-            Place::Body => "requestBody",
+        let param_in = match self.param_in {
+            ParamIn::Path => "parameters",
+            ParamIn::Body => "requestBody",
         };
-        json!({ "operationId": operation_id(self.to), place: value })
+        json!({ "operationId": operation_id(self.to), param_in: value })
     }
 }
 
-fn refusal(status: u16, envelope: &Value) -> Value {
+fn error_response(status: u16, envelope: &Value) -> Value {
     let description = match status {
-        400 => "The request makes no sense, as a whole or in one parameter",
-        401 => "No key, or a wrong one",
+        400 => "The request, or one of its parameters, is invalid",
+        401 => "The API key is missing or incorrect",
         403 => "`Origin` or `Host` is not allowed",
         404 => "No such model",
-        408 => "The body took too long",
+        408 => "The body did not arrive in time",
         413 => "The body is too large",
-        415 => "The body is not JSON by its content type",
-        429 => "The queue is full: try again",
+        415 => "The content type of the body is not JSON",
+        429 => "The queue is full; try again later",
         500 => "Inference failed",
-        503 => "The model is being loaded, or the server is shutting down: try again",
+        503 => "The model is loading, or the server is shutting down; try again later",
         504 => "The request's deadline has passed",
         _ => "",
     };
@@ -214,48 +147,42 @@ fn operation_id(path: &str) -> String {
     words.collect::<Vec<_>>().join("_")
 }
 
-/// The parameters that are explained.
-#[derive(Clone, Copy)]
-struct Explained<'a> {
-    path: &'a str,
-    /// The object that it is part of, with a dot; empty at the top.
-    within: &'a str,
-}
-
-/// Adds what each parameter means.
-fn explain(properties: &mut Value, meanings: &BTreeMap<(String, String), String>, place: &Explained<'_>) {
+/// Adds the description of each parameter. `path` is the endpoint's, `within` the object that the parameters are in, with a
+/// dot, or empty.
+fn add_descriptions(properties: &mut Value, all: &Descriptions, (path, within): (&str, &str)) {
     let Some(properties) = properties.as_object_mut() else { return };
     for (name, schema) in properties {
-        let full = format!("{}{name}", place.within);
-        // At the root are the same endpoints as under `/v1`.
-        let path = if place.path.starts_with("/v1/") { place.path.to_owned() } else { format!("/v1{}", place.path) };
-        if let Some(meaning) = meanings.get(&(path, full.clone())) {
-            schema["description"] = json!(meaning);
+        let full = format!("{within}{name}");
+        if let Some(description) = all.get(&(path.to_owned(), full.clone())) {
+            schema["description"] = json!(description);
         }
         if let Some(inner) = schema.get_mut("properties") {
-            explain(inner, meanings, &Explained { within: &format!("{full}."), ..*place });
+            add_descriptions(inner, all, (path, &format!("{full}.")));
         }
     }
 }
 
-/// What parameters mean, by the endpoint's path and their name, out of the reference page: below a heading that names
-/// endpoints, the first and the last cell of each row of the table.
-fn meanings() -> BTreeMap<(String, String), String> {
-    let mut meanings = BTreeMap::new();
+/// Descriptions of parameters, by the endpoint's path and the parameter's name.
+type Descriptions = BTreeMap<(String, String), String>;
+
+/// Reads the reference page: below a heading that names endpoints, each table row has the name in its first cell and the
+/// description in its last.
+fn descriptions() -> Descriptions {
+    let mut descriptions = BTreeMap::new();
     let mut paths: Vec<&str> = Vec::new();
     for line in PARAMETERS.lines() {
         if let Some(heading) = line.strip_prefix("## ") {
             paths = heading.split('`').filter(|part| part.starts_with('/')).collect();
         }
         let Some(row) = line.strip_prefix("| `") else { continue };
-        let (Some((name, _)), Some(meaning)) =
+        let (Some((name, _)), Some(description)) =
             (row.split_once('`'), row.trim_end_matches([' ', '|']).rsplit(" | ").next())
         else {
             continue;
         };
         for path in &paths {
-            meanings.insert(((*path).to_owned(), name.to_owned()), meaning.trim().to_owned());
+            descriptions.insert(((*path).to_owned(), name.to_owned()), description.trim().to_owned());
         }
     }
-    meanings
+    descriptions
 }

@@ -1,12 +1,12 @@
-//! The playground at `/` and the API's description at `/docs`: the files of `web/`, held in the binary.
+//! The web page at `/` and the API reference at `/docs`: the files of `web/`, embedded in the binary.
 
 use axum::{
     http::{HeaderName, header},
     response::{IntoResponse, Response},
 };
 
-/// The page and all it loads come from this server, but for its icon, which is empty and lies in the page. No other page
-/// may show it in a frame, where a click meant for that page could be made to land here.
+/// The page loads everything from this server, except its empty inline icon. Other pages must not frame it: they
+/// could trick users into clicking on it.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'";
 
 pub(crate) async fn index() -> Response {
@@ -34,7 +34,7 @@ fn file(content_type: &'static str, text: &'static str) -> Response {
         (header::CONTENT_TYPE, content_type),
         (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        // A new binary may hold a new page.
+        // A new binary may have a new page.
         (header::CACHE_CONTROL, "no-cache"),
     ];
     (headers, text).into_response()

@@ -1,5 +1,4 @@
-//! One prompt on its way into the engine: what is kept of it, how its answer starts, what ends it, and what is told of its
-//! tokens.
+//! One prompt: truncation, echo, end tokens, and its log-probabilities.
 
 use std::sync::Arc;
 
@@ -17,24 +16,24 @@ use super::{
     stream::{PromptLogprobs, finite},
 };
 
-/// What a prompt may keep of itself.
+/// How to truncate a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Truncation {
-    /// As much as the context has room for beside the answer.
+    /// To the length that leaves room for the answer in the context.
     Fitting,
-    /// So many of its last tokens.
+    /// To this many of its last tokens.
     Last(usize),
 }
 
-/// A prompt as token ids, and how its answer starts.
+/// A prompt as token ids, and how its answer starts and ends.
 #[derive(Debug)]
 pub(crate) struct Prompt {
     pub(super) ids: Arc<[TokenId]>,
-    /// Text to start the answer with.
+    /// Text at the start of the answer (`echo`).
     pub(super) echo: Option<Arc<str>>,
-    /// Tokens that were cut off in front.
+    /// Number of tokens removed from the front.
     pub(super) n_cut: usize,
-    /// Tokens that end its answer as the model's end-of-sequence tokens do.
+    /// Tokens that end the answer, in addition to the model's end-of-sequence tokens.
     pub(super) end_ids: Vec<TokenId>,
 }
 
@@ -48,7 +47,7 @@ impl Prompt {
         let n_kept = match truncation {
             None => ids.len(),
             Some(Truncation::Last(n)) => n,
-            // An answer without a limit takes what is left.
+            // An answer without a limit uses the rest of the context.
             Some(Truncation::Fitting) if wanted >= max_seq_len => max_seq_len - 1,
             Some(Truncation::Fitting) => max_seq_len - wanted,
         };
@@ -57,21 +56,21 @@ impl Prompt {
         Self { ids: ids.into(), echo: None, n_cut, end_ids: Vec::new() }
     }
 
-    /// Starts the answer with the prompt's text: `given` if it is all there, else what is left of it.
+    /// Starts the answer with the prompt's text: `given`, or the decoded tokens if the prompt was truncated.
     pub(crate) fn echoed(self, given: Option<String>, tokenizer: &Tokenizer) -> Self {
         let text = given.filter(|_| self.n_cut == 0);
         let decode = || tokenizer.decode(&self.ids, DecodeOptions { skip_special_tokens: false });
         Self { echo: Some(text.unwrap_or_else(decode).into()), ..self }
     }
 
-    /// Ends the answer on more tokens than the model's own.
+    /// Adds tokens that end the answer.
     pub(crate) fn ending_on(self, end_ids: &[TokenId]) -> Self {
         Self { end_ids: end_ids.to_vec(), ..self }
     }
 }
 
-/// The prompt's log-probabilities as vLLM writes them: for each token but the first an object by token id. They are put
-/// into words as they are written, since that takes many times their memory.
+/// The prompt's log-probabilities in vLLM's format: for each token but the first an object by token id. Texts are
+/// formatted during serialization, because they take many times the memory of the ids.
 #[derive(Debug)]
 pub(super) struct WirePromptLogprobs {
     pub(super) logprobs: PromptLogprobs,
@@ -94,7 +93,7 @@ impl Serialize for WirePromptLogprobs {
     }
 }
 
-/// Of one token of the prompt.
+/// The entry of one prompt token.
 struct PositionLogprobs<'a> {
     logprobs: &'a TokenLogprobs,
     n_top: usize,
@@ -114,12 +113,12 @@ impl Serialize for PositionLogprobs<'_> {
     }
 }
 
-/// How much of a prompt a request lets go; `None`: nothing.
+/// Reads `truncate_prompt_tokens`. `None`: no truncation.
 pub(crate) fn truncation(fields: &mut Fields) -> Result<Option<Truncation>, ApiError> {
     const NAME: &str = "truncate_prompt_tokens";
     match fields.integer(NAME, -1..=i64::MAX)? {
         None => Ok(None),
-        Some(0) => Err(must_be(NAME, "-1, for what the context has room for, or at least 1", &json!(0))),
+        Some(0) => Err(must_be(NAME, "-1, to keep as many tokens as fit into the context, or at least 1", &json!(0))),
         Some(n) => Ok(Some(usize::try_from(n).map_or(Truncation::Fitting, Truncation::Last))),
     }
 }

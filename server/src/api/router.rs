@@ -1,72 +1,76 @@
-//! The table of all routes: what answers, and how `/openapi.json` tells of it.
+//! The table of all endpoints, and the middleware around them.
 
 use axum::{
-    Router,
-    extract::DefaultBodyLimit,
+    Extension, Json, Router,
+    extract::{DefaultBodyLimit, State},
     http::{Method, StatusCode, Uri},
     middleware::from_fn_with_state,
-    routing::{MethodRouter, get, post},
+    routing::{get, post},
 };
+use serde_json::Value;
 
 use super::{
     chat, completions, embeddings,
+    endpoint::{Endpoint, Operation, Policy},
     error::ApiError,
-    health, http_metrics, metrics, middleware, models,
-    openapi::{self, Operation},
-    origin, page,
+    health, http_metrics, metrics, middleware, models, openapi, page,
     state::AppState,
     tokens,
 };
 
-/// A path and what is there.
-pub(crate) struct Route {
-    pub(crate) path: &'static str,
-    pub(crate) endpoint: MethodRouter<AppState>,
-    /// `None`: it is for people, and no part of the API.
-    pub(crate) operation: Option<Operation>,
-}
-
-/// The whole HTTP service.
+/// The HTTP service with all endpoints and middleware.
 pub fn app(state: AppState) -> Router {
-    routes()
+    let layered = |router: Router<AppState>, policy: Policy| {
+        router
+            .method_not_allowed_fallback(unknown_method)
+            .layer(DefaultBodyLimit::max(state.options().max_body_bytes))
+            .layer(from_fn_with_state(state.clone(), middleware::authorize))
+            .layer(from_fn_with_state(state.clone(), middleware::check_origin))
+            .layer(from_fn_with_state(state.clone(), middleware::identify))
+            .layer(from_fn_with_state(state.clone(), http_metrics::count))
+            .layer(Extension(policy))
+    };
+    let unknown = layered(Router::new().fallback(unknown_path), Policy::default());
+    endpoints()
         .into_iter()
-        .fold(Router::new(), |router, route| router.route(route.path, route.endpoint))
-        .fallback(unknown_path)
-        .method_not_allowed_fallback(unknown_method)
-        .layer(DefaultBodyLimit::max(state.options().max_body_bytes))
-        .layer(from_fn_with_state(state.clone(), middleware::authorize))
-        .layer(from_fn_with_state(state.clone(), origin::guard))
-        .layer(from_fn_with_state(state.clone(), middleware::identify))
-        .layer(from_fn_with_state(state.clone(), http_metrics::count))
+        .map(|endpoint| layered(Router::new().route(endpoint.path, endpoint.handler), endpoint.policy))
+        .fold(unknown, Router::merge)
         .with_state(state)
 }
 
-pub(crate) fn routes() -> Vec<Route> {
-    let page = |path, endpoint| Route { path, endpoint, operation: None };
-    let api = |path, endpoint, operation| Route { path, endpoint, operation: Some(operation) };
+fn endpoints() -> Vec<Endpoint> {
+    let page = |path, handler| Endpoint { path, handler, policy: Policy::Page, operation: None };
+    let endpoint =
+        |path, handler, policy, operation: Operation| Endpoint { path, handler, policy, operation: Some(operation) };
+    let (api, probe, inference) = (Policy::Api, Policy::Probe, Policy::Inference);
     vec![
         page("/", get(page::index)),
         page("/app.js", get(page::script)),
         page("/style.css", get(page::style)),
         page("/docs", get(page::docs)),
         page("/docs.js", get(page::docs_script)),
-        page("/openapi.json", get(openapi::openapi)),
-        api("/v1/completions", post(completions::create), completions::OPERATION),
-        api("/v1/chat/completions", post(chat::create), chat::OPERATION),
-        api("/v1/embeddings", post(embeddings::create), embeddings::OPERATION),
-        api("/v1/models", get(models::list), models::LIST),
-        api("/v1/models/{*id}", get(models::get), models::GET),
-        // At the root as well, where lm-eval looks for them.
-        api("/tokenize", post(tokens::tokenize), tokens::TOKENIZE),
-        api("/v1/tokenize", post(tokens::tokenize), tokens::TOKENIZE),
-        api("/detokenize", post(tokens::detokenize), tokens::DETOKENIZE),
-        api("/v1/detokenize", post(tokens::detokenize), tokens::DETOKENIZE),
-        api("/tokenizer_info", get(tokens::tokenizer_info), tokens::TOKENIZER_INFO),
-        api("/v1/tokenizer_info", get(tokens::tokenizer_info), tokens::TOKENIZER_INFO),
-        api("/health", get(health::health), health::HEALTH),
-        api("/ready", get(health::ready), health::READY),
-        api("/metrics", get(metrics::metrics), metrics::METRICS),
+        page("/openapi.json", get(openapi_document)),
+        endpoint("/v1/completions", post(completions::create), inference("text_completion"), completions::OPERATION),
+        endpoint("/v1/chat/completions", post(chat::create), inference("chat"), chat::OPERATION),
+        endpoint("/v1/embeddings", post(embeddings::create), inference("embeddings"), embeddings::OPERATION),
+        endpoint("/v1/models", get(models::list), api, models::LIST),
+        endpoint("/v1/models/{*id}", get(models::get), api, models::GET),
+        // Also at the root, where lm-eval expects them.
+        endpoint("/tokenize", post(tokens::tokenize), api, tokens::TOKENIZE),
+        endpoint("/v1/tokenize", post(tokens::tokenize), api, tokens::TOKENIZE),
+        endpoint("/detokenize", post(tokens::detokenize), api, tokens::DETOKENIZE),
+        endpoint("/v1/detokenize", post(tokens::detokenize), api, tokens::DETOKENIZE),
+        endpoint("/tokenizer_info", get(tokens::tokenizer_info), api, tokens::TOKENIZER_INFO),
+        endpoint("/v1/tokenizer_info", get(tokens::tokenizer_info), api, tokens::TOKENIZER_INFO),
+        endpoint("/health", get(health::health), probe, health::HEALTH),
+        endpoint("/ready", get(health::ready), probe, health::READY),
+        endpoint("/metrics", get(metrics::metrics), probe, metrics::METRICS),
     ]
+}
+
+/// `GET /openapi.json`.
+async fn openapi_document(State(state): State<AppState>) -> Result<Json<Value>, ApiError> {
+    openapi::document(&state, &endpoints()).map(Json)
 }
 
 async fn unknown_path(uri: Uri) -> ApiError {
@@ -74,6 +78,6 @@ async fn unknown_path(uri: Uri) -> ApiError {
 }
 
 async fn unknown_method(method: Method, uri: Uri) -> ApiError {
-    let message = format!("`{}` does not take `{method}`", uri.path());
+    let message = format!("`{}` does not support the method `{method}`", uri.path());
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", message)
 }

@@ -19,28 +19,28 @@ use super::{
 };
 use crate::random::random_u64;
 
-/// Where repetitions end if a request does not say; the proposal's.
+/// Default sequence breakers, as the DRY proposal has them.
 const DRY_SEQUENCE_BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 
-/// Most entries of `dry_sequence_breakers`: each is looked for in every token of the vocabulary.
+/// Maximum number of `dry_sequence_breakers`: each is searched for in every token of the vocabulary.
 const MAX_BREAKERS: usize = 64;
 
-/// Most entries of `bad_words`: all of them are looked at for every token.
+/// Maximum number of `bad_words`: all of them are checked for every token.
 const MAX_BAD_WORDS: usize = 1024;
 
-/// What a client asks for: the parameters, and texts that only the tokenizer can make part of them.
+/// The sampling parameters of a request, and the texts that must be tokenized first.
 #[derive(Clone, Debug)]
 pub(crate) struct Sampling {
-    /// Their seed is set for each prompt.
+    /// The seed is set for each prompt.
     params: SamplingParams,
-    /// `None`: each prompt draws another.
+    /// `None`: a random seed for each prompt.
     seed: Option<u64>,
     bad_words: Vec<String>,
     dry_sequence_breakers: Vec<String>,
 }
 
 impl Sampling {
-    /// Reads the fields; `default` is for those that are not there.
+    /// Reads the fields; absent fields get the values of `default`.
     pub(crate) fn from_fields(fields: &mut Fields, default: SamplingParams) -> Result<Self, ApiError> {
         let positive = 0.0..=f32::INFINITY;
         let params = SamplingParams {
@@ -51,13 +51,13 @@ impl Sampling {
                 NumberRange::above(0.0, f32::INFINITY),
                 default.dynatemp_exponent,
             )?,
-            // 0 and -1 both mean that nothing is cut off.
+            // 0 and -1 both disable it.
             top_k: usize::try_from(fields.integer_or("top_k", -1..=i64::MAX, signed(default.top_k))?).unwrap_or(0),
-            // OpenAI allows 0, "the fewest tokens that reach nothing": the most likely one.
+            // OpenAI allows 0, which keeps only the most likely token.
             top_p: fields.number_or("top_p", 0.0..=1.0, default.top_p)?.max(f32::MIN_POSITIVE),
             min_p: fields.number_or("min_p", 0.0..=1.0, default.min_p)?,
             typical_p: fields.number_or("typical_p", NumberRange::above(0.0, 1.0), default.typical_p)?,
-            // llama.cpp's -1 means off.
+            // -1 disables it, as in llama.cpp.
             top_n_sigma: fields.number_or("top_n_sigma", -1.0..=f32::INFINITY, default.top_n_sigma)?.max(0.0),
             xtc: Xtc {
                 probability: fields.number_or("xtc_probability", 0.0..=1.0, default.xtc.probability)?,
@@ -94,17 +94,17 @@ impl Sampling {
         })
     }
 
-    /// The parameters, without what the texts add.
+    /// The parameters without those that depend on the tokenizer.
     pub(crate) fn params(&self) -> &SamplingParams {
         &self.params
     }
 
-    /// The seed of a prompt's random stream: the request's if it has one, else a new one at each call.
+    /// The seed for a prompt: the request's, else a random one at each call.
     pub(crate) fn draw_seed(&self) -> u64 {
         self.seed.unwrap_or_else(random_u64)
     }
 
-    /// The parameters with the texts as token ids: once for all answers to a request.
+    /// The parameters with texts converted to token ids; shared by all answers to a request.
     pub(crate) fn resolve(&self, tokenizer: &Tokenizer) -> Result<SamplingParams, ApiError> {
         let mut params = self.params.clone();
         params.bad_words = resolve_bad_words(&self.bad_words, tokenizer)?.into();
@@ -148,7 +148,7 @@ fn mirostat(fields: &mut Fields) -> Result<Option<Mirostat>, ApiError> {
     Ok(Some(Mirostat { version, tau, eta }))
 }
 
-/// How many of the last tokens; -1 is all of them.
+/// A window of last tokens; -1 means all.
 fn last_n(fields: &mut Fields, name: &'static str) -> Result<Option<usize>, ApiError> {
     Ok(usize::try_from(fields.integer_or(name, -1..=i64::MAX, -1)?).ok())
 }
@@ -199,9 +199,9 @@ fn chain(names: &[String]) -> hearth_model::Result<Vec<ChainStep>> {
     names.iter().map(|name| name.parse()).collect()
 }
 
-/// The defaults for a request: the model's own, or neutral ones if the request chooses another strategy or another order of
-/// the chain, which advised parameters that the request does not know of could contradict. A value that turns a strategy
-/// off chooses nothing.
+/// The defaults for a request: the model's own, or neutral ones if the request sets another decoding strategy or
+/// sampler order. The model's parameters could contradict a strategy that the request chose. Values that disable a
+/// strategy do not count.
 pub(crate) fn applicable(advised: SamplingParams, fields: &Fields) -> SamplingParams {
     let is_plain = |name: &str, value: &Value| match name {
         "mirostat" => value.as_f64() == Some(0.0),
@@ -213,13 +213,14 @@ pub(crate) fn applicable(advised: SamplingParams, fields: &Fields) -> SamplingPa
     if is_plain { advised } else { SamplingParams::default() }
 }
 
-/// Each word as it is at the start of a line and behind a space: to most vocabularies these are different tokens.
+/// Each word as it is tokenized at the start of a line and after a space: most vocabularies have different tokens for
+/// these.
 fn resolve_bad_words(words: &[String], tokenizer: &Tokenizer) -> Result<Vec<Vec<TokenId>>, ApiError> {
     let mut sequences = BTreeSet::new();
     for word in words {
         let bare = word.trim_start();
         if bare.is_empty() {
-            return Err(must_be("bad_words", "strings of more than spaces", &Value::from(word.as_str())));
+            return Err(must_be("bad_words", "strings that are not empty or blank", &Value::from(word.as_str())));
         }
         for text in [bare.to_owned(), format!(" {bare}")] {
             let ids = tokenizer.encode(&text, EncodeOptions::TEXT);
@@ -232,10 +233,10 @@ fn resolve_bad_words(words: &[String], tokenizer: &Tokenizer) -> Result<Vec<Vec<
     Ok(sequences.into_iter().collect())
 }
 
-/// All tokens whose text holds a breaker; for a breaker that no token holds, the last of its own tokens.
+/// All tokens whose text contains a breaker; if no token contains it, the last of its own tokens.
 fn resolve_breakers(breakers: &[String], tokenizer: &Tokenizer) -> Result<BTreeSet<TokenId>, ApiError> {
     if breakers.iter().any(String::is_empty) {
-        let message = "`dry_sequence_breakers` must not hold an empty string";
+        let message = "`dry_sequence_breakers` must not contain an empty string";
         return Err(ApiError::invalid("dry_sequence_breakers", message));
     }
     let (mut ids, mut is_held) = (BTreeSet::new(), vec![false; breakers.len()]);

@@ -28,6 +28,7 @@ struct Property {
 enum Kind {
     Schema(Value),
     Object(Shape),
+    Objects(Shape),
 }
 
 impl Shape {
@@ -38,15 +39,24 @@ impl Shape {
 
     /// A field that is an object; its own fields are noted in what is returned.
     pub(crate) fn note_object(&self, name: &'static str) -> Self {
-        let properties = self.properties();
-        let known = properties.iter().find(|property| property.name == name);
-        if let Some(Property { kind: Kind::Object(inner), .. }) = known {
-            return inner.clone();
-        }
-        drop(properties);
-        let inner = Self::default();
-        self.add(name, Kind::Object(inner.clone()));
-        inner
+        self.note_nested(name, Kind::Object)
+    }
+
+    /// The same of an array of objects.
+    pub(crate) fn note_objects(&self, name: &'static str) -> Self {
+        self.note_nested(name, Kind::Objects)
+    }
+
+    fn note_nested(&self, name: &'static str, kind: fn(Self) -> Kind) -> Self {
+        let known = self.properties().iter().find_map(|property| match &property.kind {
+            Kind::Object(inner) | Kind::Objects(inner) if property.name == name => Some(inner.clone()),
+            _ => None,
+        });
+        known.unwrap_or_else(|| {
+            let inner = Self::default();
+            self.add(name, kind(inner.clone()));
+            inner
+        })
     }
 
     /// What an absent field means.
@@ -102,6 +112,7 @@ impl Property {
         let schema = match &self.kind {
             Kind::Schema(schema) => schema.clone(),
             Kind::Object(inner) => inner.schema(),
+            Kind::Objects(inner) => array(inner.schema(), 0),
         };
         let mut schema = if self.is_required { schema } else { nullable(schema) };
         if let Some(default) = &self.default

@@ -1,4 +1,4 @@
-//! What all endpoints share: the engine, once it is there, and whether the server still takes work.
+//! State that all endpoints share: the engine, once it is loaded, and whether the server is draining.
 
 use std::{
     sync::{
@@ -21,33 +21,34 @@ use crate::{
     metrics::HttpMetrics,
 };
 
-/// A body of more bytes takes long to tokenize: tens of milliseconds and more.
+/// Tokenizing a larger body takes tens of milliseconds or more.
 const LONG_BODY_BYTES: usize = 1 << 16;
 
-/// Threads for what is [prepared](AppState::prepare), at least: for one long body, one grammar, one template, and the rest.
+/// Minimum number of threads for [`AppState::prepare`]: one each for a long body, a grammar, a template, and short
+/// work.
 pub(crate) const MIN_PREPARING_THREADS: usize = 4;
 
-/// What has to be done before the engine gets a request.
+/// Work before a request can be submitted to the engine, by cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Preparation {
-    /// Milliseconds.
+    /// Takes milliseconds.
     Short,
-    /// A body that takes long to parse, or a text that takes long to tokenize.
+    /// A body that takes long to parse, or text that takes long to tokenize.
     LongBody,
-    /// A grammar to compile: most take milliseconds, some a hundred times that.
+    /// A grammar to compile: usually milliseconds, sometimes a hundred times that.
     Grammar,
-    /// A chat template that came with the request: it may take seconds to run.
+    /// A chat template in the request: may run for seconds.
     Template,
 }
 
 impl Preparation {
-    /// Of a body of `n_bytes` that needs nothing else of the above.
+    /// The class of a body of `n_bytes` without grammar or template.
     pub(crate) fn of_body(n_bytes: usize) -> Self {
         if n_bytes > LONG_BODY_BYTES { Self::LongBody } else { Self::Short }
     }
 }
 
-/// Shared by all requests; clones are the same state.
+/// The state of the server; clones share it.
 #[derive(Clone, Debug)]
 pub struct AppState(Arc<Inner>);
 
@@ -59,21 +60,21 @@ struct Inner {
     engine: SetOnce<Engine>,
     http_metrics: HttpMetrics,
     draining: AtomicBool,
-    /// Whose turn it is among the requests with long bodies.
+    /// Lets one request with a long body at a time through.
     long_body: Arc<Semaphore>,
-    /// Whose turn it is among those with grammars.
+    /// Lets one request with a grammar at a time through.
     grammar: Arc<Semaphore>,
-    /// Whose turn it is among those with chat templates of their own.
+    /// Lets one request with its own chat template at a time through.
     template: Arc<Semaphore>,
 }
 
 impl AppState {
-    /// A server whose model is still being loaded, with the default settings. `model_id` is its name for clients.
+    /// A server whose model is loading, with the default settings. `model_id` is its name for clients.
     pub fn loading(model_id: impl Into<String>) -> Self {
         Self::loading_with(model_id, ApiOptions::default())
     }
 
-    /// The same, with other settings.
+    /// The same with other settings.
     pub fn loading_with(model_id: impl Into<String>, options: ApiOptions) -> Self {
         let inner = Inner {
             model_id: model_id.into(),
@@ -96,12 +97,12 @@ impl AppState {
         state
     }
 
-    /// The model is loaded. Later calls change nothing.
+    /// Sets the loaded engine. Later calls have no effect.
     pub fn set_engine(&self, engine: Engine) {
         let _ = self.0.engine.set(engine);
     }
 
-    /// From now on no new work is taken.
+    /// Stops accepting new work.
     pub fn start_draining(&self) {
         self.0.draining.store(true, Ordering::Relaxed);
     }
@@ -111,18 +112,18 @@ impl AppState {
         self.0.engine.get()
     }
 
-    /// What made inference fail, once it has: waits for the model and then for as long as it works.
+    /// Waits until inference fails and returns the error; waits for ever if it does not.
     pub async fn inference_failure(&self) -> String {
         let mut stats = self.0.engine.wait().await.stats();
         let failed = stats.wait_for(|stats| matches!(stats.state, EngineState::Failed(_))).await;
         match failed.map(|stats| stats.state.clone()) {
             Ok(EngineState::Failed(what)) => what,
-            // The engine was stopped, so it cannot fail any more.
+            // The engine was stopped, so it can no longer fail.
             _ => std::future::pending().await,
         }
     }
 
-    /// The engine, if it takes work.
+    /// The engine, if it accepts work.
     ///
     /// # Errors
     /// 503 while the model is loading, while the server drains, and after the engine has failed.
@@ -130,7 +131,7 @@ impl AppState {
         if self.0.draining.load(Ordering::Relaxed) {
             return Err(ApiError::shutting_down());
         }
-        let engine = self.engine().ok_or_else(|| ApiError::unavailable("the model is still being loaded"))?;
+        let engine = self.engine().ok_or_else(|| ApiError::unavailable("the model is still loading"))?;
         match &engine.stats().borrow().state {
             EngineState::Running => Ok(engine),
             EngineState::Stopped => Err(ApiError::shutting_down()),
@@ -138,11 +139,11 @@ impl AppState {
         }
     }
 
-    /// Does `work`, such as tokenizing a prompt, on a thread that serves no connections. Of what may take long, one at a time
-    /// of each kind is done, so that there is always a thread for the rest, whatever is sent.
+    /// Runs `work`, such as tokenizing a prompt, on a blocking thread. Of each kind of long work only one runs at a
+    /// time, so that a thread is always free for the rest.
     ///
     /// # Errors
-    /// What `work` reports; 500 if it panics.
+    /// Those of `work`; 500 if it panics.
     pub(crate) async fn prepare<Work, T>(&self, preparation: Preparation, work: Work) -> Result<T, ApiError>
     where
         Work: FnOnce() -> Result<T, ApiError> + Send + 'static,
@@ -156,23 +157,23 @@ impl AppState {
         };
         let turn = match turns {
             None => None,
-            // Never closed, so there is a turn for everybody.
+            // The semaphores are never closed.
             Some(turns) => Arc::clone(turns).acquire_owned().await.ok(),
         };
         let done = spawn_blocking(move || {
-            // Kept to the end, even when the client does not wait for it.
+            // Held until the work is done, even if the client disconnects.
             let _turn = turn;
             work()
         });
-        done.await.map_err(|error| ApiError::internal(format!("preparing the request failed: {error}")))?
+        done.await.map_err(|error| ApiError::internal(format!("cannot prepare the request: {error}")))?
     }
 
-    /// Where requests are counted.
+    /// HTTP metrics.
     pub(crate) fn http_metrics(&self) -> &HttpMetrics {
         &self.0.http_metrics
     }
 
-    /// Does `work` here if it is short, and as [`prepare`](Self::prepare) does otherwise.
+    /// Runs short `work` here, and long work as [`prepare`](Self::prepare) does.
     ///
     /// # Errors
     /// As `prepare`.
@@ -187,7 +188,7 @@ impl AppState {
         }
     }
 
-    /// Writes an answer of about so many bytes; a long one as [`prepare`](Self::prepare) does.
+    /// Serializes an answer of about `n_bytes`; long ones as [`prepare`](Self::prepare) does.
     ///
     /// # Errors
     /// 500 if it panics.
@@ -206,7 +207,7 @@ impl AppState {
         &self.0.options
     }
 
-    /// The sampling parameters where a request does not say: the served model's.
+    /// The served model's defaults for sampling parameters.
     pub fn sampling_defaults(&self) -> SamplingParams {
         self.engine().map(|engine| engine.model().sampling_defaults.clone()).unwrap_or_default()
     }
@@ -216,13 +217,13 @@ impl AppState {
         &self.0.model_id
     }
 
-    /// When the server started, in seconds since 1970.
+    /// Start time of the server in seconds since 1970.
     pub fn created(&self) -> u64 {
         self.0.created
     }
 }
 
-/// Now, in seconds since 1970.
+/// The current time in seconds since 1970.
 pub(crate) fn unix_seconds() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
 }
@@ -260,7 +261,7 @@ mod tests {
             let long: Vec<_> = long.collect();
             let short = state.prepare(Preparation::of_body(LONG_BODY_BYTES), || Ok(7));
             assert_eq!(tokio::time::timeout(Duration::from_secs(30), short).await.unwrap().unwrap(), 7);
-            // Whose turn it is depends on the scheduler: all may go before any is waited for.
+            // The order depends on the scheduler: all start before any is awaited.
             long.iter().for_each(|_| go.send(()).unwrap());
             for done in long {
                 done.await.unwrap().unwrap();

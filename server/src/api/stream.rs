@@ -1,5 +1,5 @@
-//! From the engine's events to an answer: as server-sent events, or folded into one. Both go through [`Deltas`], so a
-//! streamed answer and an unstreamed one cannot differ.
+//! Converts the engine's events to an answer: server-sent events, or one response. Both use [`Deltas`], so streamed and
+//! unstreamed answers cannot differ.
 
 use std::{
     collections::VecDeque,
@@ -8,7 +8,6 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
-    time::{Duration, Instant},
 };
 
 use axum::{
@@ -23,88 +22,63 @@ use hearth_model::{
     sampling::TokenLogprobs,
     tokenizer::{DecodeOptions, Detokenizer, Tokenizer},
 };
-use schemars::JsonSchema;
-use serde::Serialize;
-use serde_json::Value;
 use tokio_stream::Stream;
 
 use super::{
     error::ApiError,
     options::ApiOptions,
-    request_log::{End, RequestLog, Work},
+    submission::{Submission, Usage, wire_reason},
 };
-use crate::{
-    engine::{Event, EventStream, FinishReason, StopCause},
-    metrics::Spans,
-};
+use crate::engine::{Event, StopCause};
 
-/// Bytes that the answers to one request may take as JSON, roughly: where they are sent as a whole, and what each repeats
-/// of its prompt in any case. In memory it is up to eight times as much on the way.
+/// Limit in bytes of JSON, approximately, for the answers to one request that is not streamed, and for what the answers
+/// repeat of their prompts. Memory use is up to eight times as much.
 pub(crate) const MAX_ANSWER_BYTES: usize = 64 << 20;
 
-/// Bytes that a token id takes as JSON.
+/// Approximate size of a token id as JSON in bytes.
 pub(crate) const ID_BYTES: usize = 8;
 
-/// The same of a log-probability with its token.
+/// Approximate size of a log-probability with its token as JSON in bytes.
 pub(crate) const REPORTED_BYTES: usize = 80;
 
-/// The tokens of a whole answer, as clients are billed elsewhere.
-#[derive(Clone, Copy, Debug, Default, Serialize, JsonSchema)]
-pub(crate) struct Usage {
-    pub(crate) prompt_tokens: usize,
-    pub(crate) completion_tokens: usize,
-    pub(crate) total_tokens: usize,
-    pub(crate) prompt_tokens_details: PromptDetails,
-}
-
-/// What became of the prompts' tokens.
-#[derive(Clone, Copy, Debug, Default, Serialize, JsonSchema)]
-pub(crate) struct PromptDetails {
-    /// Found in the cache. OpenAI's.
-    pub(crate) cached_tokens: usize,
-    /// Cut off in front, where the request asked for it: not among the prompt tokens.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) truncated_tokens: Option<usize>,
-}
-
-/// A token by its text.
+/// A token's text and bytes.
 #[derive(Clone, Debug)]
 pub(crate) struct TokenText {
-    /// Its text; `bytes:\x..` for bytes that are no text by themselves.
+    /// The text; `bytes:\x..` for bytes that are not valid UTF-8 on their own.
     pub(crate) text: String,
     pub(crate) bytes: Vec<u8>,
 }
 
-/// A token in an answer that reports log-probabilities.
+/// A token with its log-probability and alternatives.
 #[derive(Clone, Debug)]
 pub(crate) struct TokenEntry {
     pub(crate) token: TokenText,
     /// `None` for the first token of a prompt.
     pub(crate) logprob: Option<f32>,
-    /// As many alternatives as were asked for, the most likely first. `None` for the first token of a prompt.
+    /// The requested number of alternatives, most likely first. `None` for the first token of a prompt.
     pub(crate) top: Option<Vec<(TokenText, f32)>>,
-    /// Characters of the answer's text before the token's own.
+    /// Offset in characters of the token in the answer's text.
     pub(crate) text_offset: usize,
 }
 
-/// What one choice of an answer grows by.
+/// A piece of one choice.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Delta {
     pub(crate) index: usize,
     pub(crate) text: String,
-    /// Tokens drawn since the delta before.
+    /// Tokens sampled since the last delta.
     pub(crate) token_ids: Vec<TokenId>,
-    /// `None` where nobody asked.
+    /// `None` if not requested.
     pub(crate) logprobs: Option<Vec<TokenEntry>>,
-    /// The log-probabilities of the tokens drawn, summed up where the engine was asked for them.
+    /// Sum of the log-probabilities of the sampled tokens, if the engine computes them.
     logprob_sum: f64,
     pub(crate) prompt_logprobs: Option<PromptLogprobs>,
-    /// Set once, with the choice's last delta.
+    /// Set once, in the choice's last delta.
     pub(crate) finish_reason: Option<&'static str>,
     pub(crate) stop_cause: Option<StopCause>,
 }
 
-/// One choice as a whole.
+/// One complete choice.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Answer {
     pub(crate) text: String,
@@ -119,50 +93,42 @@ pub(crate) struct Answer {
 /// The log-probabilities of a prompt, shared by the choices.
 #[derive(Clone, Debug)]
 pub(crate) struct PromptLogprobs {
-    /// One entry per token, the first one empty.
+    /// One entry per token; the first is empty.
     pub(crate) entries: Arc<Vec<Option<TokenLogprobs>>>,
-    /// How many of the alternatives are told, at most.
+    /// Maximum number of alternatives to report.
     pub(crate) n_top: usize,
 }
 
-/// How a choice starts, before any token is drawn.
+/// How a choice starts, before any token is sampled.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Opening {
     /// The answer starts with the prompt.
     pub(crate) echo: Option<Echo>,
-    /// Hand on the prompt's log-probabilities, with so many alternatives.
+    /// Report the prompt's log-probabilities, with this many alternatives.
     pub(crate) prompt_logprobs: Option<usize>,
 }
 
-/// The prompt, where the answer is to start with it.
+/// The prompt at the start of an answer.
 #[derive(Clone, Debug)]
 pub(crate) struct Echo {
-    /// As the client gave it, or decoded.
+    /// As the client sent it, or decoded.
     pub(crate) text: Arc<str>,
     pub(crate) prompt_ids: Arc<[TokenId]>,
-    /// Wait for the engine to report the prompt's log-probabilities, and tell so many alternatives.
+    /// Wait for the prompt's log-probabilities from the engine and report this many alternatives.
     pub(crate) logprobs: Option<usize>,
 }
 
-/// The events of a submission on their way to a client. Dropping it cancels what is not finished.
+/// What the answers of a submission grow by. Dropping it cancels what is not finished.
 #[derive(Debug)]
 pub(crate) struct Deltas {
-    log: RequestLog,
-    events: EventStream,
+    submission: Submission,
     tokenizer: Tokenizer,
     choices: Vec<Choice>,
-    /// Choices whose opening was looked at.
+    /// Number of choices whose opening has been handled.
     n_opened: usize,
     pending: VecDeque<Delta>,
-    /// What the answers generated so far take, roughly.
+    /// Approximate size of the answers so far in bytes.
     n_bytes: usize,
-    n_open: usize,
-    usage: Usage,
-    started: Instant,
-    first_token_after: Option<Duration>,
-    /// Of the answer that took longest.
-    spans: Option<Spans>,
-    finish_reasons: Vec<&'static str>,
 }
 
 #[derive(Debug)]
@@ -170,59 +136,30 @@ struct Choice {
     opening: Opening,
     /// Characters of the echoed prompt.
     text_start: usize,
-    /// Tokens that have said nothing yet.
+    /// Tokens that have produced no text yet.
     silent: Vec<TokenId>,
 }
 
 impl Deltas {
-    /// `log` is told the counts and times; `openings` has one entry per answer of the submission.
-    pub(crate) fn new(log: RequestLog, events: EventStream, tokenizer: Tokenizer, openings: Vec<Opening>) -> Self {
-        let n_open = openings.len();
+    /// `openings` has one entry per answer of the submission.
+    pub(crate) fn new(submission: Submission, tokenizer: Tokenizer, openings: Vec<Opening>) -> Self {
         let choices = openings.into_iter().map(|opening| {
             let text_start = opening.echo.as_ref().map_or(0, |echo| echo.text.chars().count());
             Choice { opening, text_start, silent: Vec::new() }
         });
         let choices = choices.collect();
-        Self {
-            log,
-            events,
-            tokenizer,
-            choices,
-            n_opened: 0,
-            pending: VecDeque::new(),
-            n_bytes: 0,
-            n_open,
-            usage: Usage::default(),
-            started: Instant::now(),
-            first_token_after: None,
-            spans: None,
-            finish_reasons: Vec::new(),
-        }
+        Self { submission, tokenizer, choices, n_opened: 0, pending: VecDeque::new(), n_bytes: 0 }
     }
 
-    /// Counts from `arrived` on: when these come to be, the first token may be there already.
-    pub(crate) fn since(mut self, arrived: Instant) -> Self {
-        self.started = arrived;
-        self
-    }
-
-    /// Counts the prompts, each once however many choices it has, and what was cut off them if that was asked for.
-    pub(crate) fn with_prompt_tokens(mut self, n_prompt: usize, n_truncated: Option<usize>) -> Self {
-        let prompt_tokens_details = PromptDetails { cached_tokens: 0, truncated_tokens: n_truncated };
-        self.usage =
-            Usage { prompt_tokens: n_prompt, completion_tokens: 0, total_tokens: n_prompt, prompt_tokens_details };
-        self
-    }
-
-    /// The tokens so far.
+    /// The token counts so far.
     pub(crate) fn usage(&self) -> Usage {
-        self.usage
+        self.submission.usage()
     }
 
-    /// Collects every choice to its end.
+    /// Collects all choices until they are complete.
     ///
     /// # Errors
-    /// A choice failed, or the engine is gone.
+    /// A choice failed, the answers are too long, or the engine has stopped.
     pub(crate) async fn fold(mut self) -> Result<(Vec<Answer>, Usage), ApiError> {
         let mut answers = vec![Answer::default(); self.choices.len()];
         while let Some(delta) = poll_fn(|context| self.poll_delta(context)).await {
@@ -232,13 +169,13 @@ impl Deltas {
             }
             if self.n_bytes > MAX_ANSWER_BYTES {
                 let message = format!(
-                    "the answers so far take more than {MAX_ANSWER_BYTES} bytes, which is the limit of what is sent as a \
-                     whole\nhint: `stream` has none; else lower `max_tokens`, `n` or the number of log-probabilities"
+                    "the answers exceed {MAX_ANSWER_BYTES} bytes, the limit for responses that are not \
+                     streamed\nhint: use `stream`, or lower `max_tokens`, `n` or the number of log-probabilities"
                 );
-                return Err(self.failure(ApiError::bad_request(message)));
+                return Err(self.submission.fail(ApiError::bad_request(message)));
             }
         }
-        Ok((answers, self.usage))
+        Ok((answers, self.usage()))
     }
 
     fn poll_delta(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Delta, ApiError>>> {
@@ -249,17 +186,15 @@ impl Deltas {
             if let Some(delta) = self.pending.pop_front() {
                 return Poll::Ready(Some(Ok(delta)));
             }
-            if self.n_open == 0 {
-                return Poll::Ready(None);
-            }
-            match ApiError::or_event(ready!(self.events.poll_recv(context))) {
-                Ok((index, event)) => self.take(index, event),
-                Err(error) => return Poll::Ready(Some(Err(self.failure(error)))),
+            match ready!(self.submission.poll_event(context)) {
+                Some(Ok((index, event))) => self.take(index, event),
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                None => return Poll::Ready(None),
             }
         }
     }
 
-    /// The prompt of the next choice that starts with it, where it needs nothing from the engine.
+    /// The prompt of the next choice with `echo`, if it does not need the engine's log-probabilities.
     fn next_echo(&mut self) -> Option<Delta> {
         while let Some(choice) = self.choices.get_mut(self.n_opened) {
             let index = self.n_opened;
@@ -287,9 +222,6 @@ impl Deltas {
                 })
             }
             Event::Token { id, text, offset, logprobs } => {
-                self.usage.completion_tokens += 1;
-                self.usage.total_tokens += 1;
-                self.first_token_after.get_or_insert_with(|| self.started.elapsed());
                 choice.silent.push(id);
                 let n_reported = logprobs.as_ref().map_or(0, |logprobs| 1 + logprobs.top.len());
                 self.n_bytes += 2 * text.len() + ID_BYTES + n_reported * REPORTED_BYTES;
@@ -305,59 +237,15 @@ impl Deltas {
                     ..Delta::default()
                 })
             }
-            Event::Finished { reason, cause, text, cached_tokens, spans } => {
+            Event::Finished { reason, cause, text, .. } => {
                 let token_ids = std::mem::take(&mut choice.silent);
-                self.usage.prompt_tokens_details.cached_tokens += cached_tokens;
-                self.spans = Some(self.spans.map_or(spans, |others| others.and(spans)));
-                let reason = wire_reason(reason);
-                if !self.finish_reasons.contains(&reason) {
-                    self.finish_reasons.push(reason);
-                }
-                self.n_open -= 1;
-                if self.n_open == 0 {
-                    self.log_end(End::Complete(self.finish_reasons.clone()));
-                }
-                let finish_reason = Some(reason);
+                let finish_reason = Some(wire_reason(reason));
                 Some(Delta { index, text, token_ids, finish_reason, stop_cause: cause, ..Delta::default() })
             }
-            // Told apart by the caller; embeddings have no deltas.
-            Event::Embedding(_)
-            | Event::TimedOut(_)
-            | Event::Refused { .. }
-            | Event::Failed(_)
-            | Event::Stopped
-            | Event::Overrun => None,
+            // Has no deltas.
+            Event::Embedding(_) => None,
         };
         self.pending.extend(delta);
-    }
-
-    fn failure(&mut self, error: ApiError) -> ApiError {
-        self.log_end(End::Failed(error.kind()));
-        self.n_open = 0;
-        error
-    }
-
-    fn log_end(&self, end: End) {
-        let Usage { prompt_tokens, completion_tokens, prompt_tokens_details, .. } = self.usage;
-        self.log.work(|work| {
-            *work = Work {
-                prompt_tokens: Some(prompt_tokens),
-                cached_tokens: Some(prompt_tokens_details.cached_tokens),
-                completion_tokens: Some(completion_tokens),
-                ttft: self.first_token_after,
-                spans: self.spans,
-                end: Some(end),
-                ..std::mem::take(work)
-            };
-        });
-    }
-}
-
-impl Drop for Deltas {
-    fn drop(&mut self) {
-        if self.n_open > 0 {
-            self.log_end(End::Cancelled);
-        }
     }
 }
 
@@ -374,7 +262,7 @@ impl Answer {
         self.stop_cause = delta.stop_cause.or(self.stop_cause.take());
     }
 
-    /// Bytes that it takes as JSON, roughly.
+    /// Approximate size as JSON in bytes.
     pub(crate) fn n_bytes(&self) -> usize {
         let reported = |entry: &TokenEntry| (1 + entry.top.as_ref().map_or(0, Vec::len)) * REPORTED_BYTES;
         let of_prompt = |logprobs: &PromptLogprobs| logprobs.entries.len() * (1 + logprobs.n_top) * REPORTED_BYTES;
@@ -384,29 +272,29 @@ impl Answer {
             + self.prompt_logprobs.as_ref().map_or(0, of_prompt)
     }
 
-    /// Log-probability per token, where the engine was asked for log-probabilities.
+    /// Mean log-probability per token, if the engine computes log-probabilities.
     pub(crate) fn mean_logprob(&self) -> f64 {
         self.logprob_sum / self.token_ids.len().max(1) as f64
     }
 }
 
-/// A part of a stream, for the endpoint to write in its own format.
+/// A part of a stream, for the endpoint to format.
 #[derive(Debug)]
 pub(crate) enum Part {
-    /// What a choice grows by, and the tokens so far.
+    /// A piece of a choice, and the usage so far.
     Delta(Delta, Usage),
     /// After all deltas.
     End(Usage),
 }
 
-/// Streams the deltas. `write` gives the JSON of each event that a part becomes.
+/// Streams the deltas as server-sent events. `write` returns the data of each event for a part.
 pub(crate) fn sse<Write>(deltas: Deltas, options: &ApiOptions, write: Write) -> Response
 where
-    Write: FnMut(Part) -> Vec<Value> + Send + Unpin + 'static,
+    Write: FnMut(Part) -> Vec<String> + Send + Unpin + 'static,
 {
     let body = SseBody { deltas, write, stage: Stage::Deltas, written: VecDeque::new() };
     let mut response = Sse::new(body).keep_alive(KeepAlive::new().interval(options.keep_alive)).into_response();
-    // nginx would otherwise collect the stream before it passes it on.
+    // Disables nginx's response buffering.
     let no_buffering = (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
     response.headers_mut().extend([no_buffering]);
     response
@@ -416,7 +304,7 @@ struct SseBody<Write> {
     deltas: Deltas,
     write: Write,
     stage: Stage,
-    written: VecDeque<Value>,
+    written: VecDeque<String>,
 }
 
 #[derive(Clone, Copy)]
@@ -426,13 +314,13 @@ enum Stage {
     End,
 }
 
-impl<Write: FnMut(Part) -> Vec<Value> + Unpin> Stream for SseBody<Write> {
+impl<Write: FnMut(Part) -> Vec<String> + Unpin> Stream for SseBody<Write> {
     type Item = Result<sse::Event, Infallible>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         loop {
             if let Some(json) = self.written.pop_front() {
-                return Poll::Ready(Some(Ok(data(sse::Event::default(), &json))));
+                return Poll::Ready(Some(Ok(sse::Event::default().data(json))));
             }
             let part = match self.stage {
                 Stage::End => return Poll::Ready(None),
@@ -443,9 +331,10 @@ impl<Write: FnMut(Part) -> Vec<Value> + Unpin> Stream for SseBody<Write> {
                 Stage::Deltas => match ready!(self.deltas.poll_delta(context)) {
                     Some(Ok(delta)) => Part::Delta(delta, self.deltas.usage()),
                     Some(Err(error)) => {
-                        // The status has been sent; clients look for `error` in each event.
+                        // The status has already been sent; clients check each event for `error`.
                         self.stage = Stage::End;
-                        return Poll::Ready(Some(Ok(data(sse::Event::default().event("error"), &error.envelope()))));
+                        let event = sse::Event::default().event("error").data(error.envelope().to_string());
+                        return Poll::Ready(Some(Ok(event)));
                     }
                     None => {
                         self.stage = Stage::Done;
@@ -456,17 +345,6 @@ impl<Write: FnMut(Part) -> Vec<Value> + Unpin> Stream for SseBody<Write> {
             let events = (self.write)(part);
             self.written.extend(events);
         }
-    }
-}
-
-fn data(event: sse::Event, json: &Value) -> sse::Event {
-    event.data(json.to_string())
-}
-
-fn wire_reason(reason: FinishReason) -> &'static str {
-    match reason {
-        FinishReason::Stop => "stop",
-        FinishReason::Length => "length",
     }
 }
 
@@ -492,7 +370,7 @@ fn prompt_entries(tokenizer: &Tokenizer, echo: &Echo, logprobs: &[Option<TokenLo
         if let Some(top) = &mut entry.top {
             top.truncate(n_top);
         }
-        // A bos token that the tokenizer put in front is not in the text that the client gave.
+        // A BOS token added by the tokenizer is not part of the client's text.
         let is_added = position == 0 && tokenizer.is_special(id) && !echo.text.starts_with(&entry.token.text);
         if !is_added {
             text_offset += detokenizer.push(id).chars().count();
@@ -503,7 +381,7 @@ fn prompt_entries(tokenizer: &Tokenizer, echo: &Echo, logprobs: &[Option<TokenLo
 }
 
 impl TokenText {
-    /// Tokens may end within a character; such bytes are written as OpenAI writes them.
+    /// Tokens may end within a character; such bytes are formatted as at OpenAI.
     pub(crate) fn new(tokenizer: &Tokenizer, id: TokenId) -> Self {
         let bytes = tokenizer.token_bytes(id);
         let text = str::from_utf8(&bytes).map_or_else(
@@ -514,7 +392,7 @@ impl TokenText {
     }
 }
 
-/// JSON has no infinity; OpenAI writes -9999 for a token that cannot come.
+/// JSON has no infinity; OpenAI writes -9999 for impossible tokens.
 pub(crate) fn finite(logprob: f32) -> f32 {
     logprob.max(-9999.0)
 }

@@ -1,29 +1,28 @@
-//! Structured output: what an answer must look like, from OpenAI's `response_format`, vLLM's `structured_outputs` and the
-//! names that vLLM had for it before.
+//! Structured output: OpenAI's `response_format`, vLLM's `structured_outputs`, and the older names of vLLM's fields.
 
 use hearth_model::constraint::{Constraint, Grammar, GrammarError, check_schema, in_lark};
 use serde_json::{Value, json};
 
 use super::{
     error::ApiError,
-    fields::{Fields, must_be, shown, string_list},
+    fields::{Fields, missing, must_be, string_list},
     schema,
 };
 use crate::engine::ServedModel;
 
-/// What an answer must look like, and which parameter says so.
+/// The structure of an answer, and the parameter that requests it.
 #[derive(Clone, Debug)]
 pub(crate) struct Structure {
     grammar: Grammar,
     /// The parameter.
     param: &'static str,
-    /// The place of the grammar within the request.
+    /// The path of the grammar in the request.
     path: &'static str,
-    /// Schemas within the grammar, with their places.
+    /// Schemas inside the grammar, with their paths.
     schemas: Vec<(String, Value)>,
 }
 
-/// The members of `structured_outputs`, their older names, and their places.
+/// The members of `structured_outputs`, their older names, and their paths.
 const MEMBERS: [(&str, &str, &str); 5] = [
     ("json", "guided_json", "structured_outputs.json"),
     ("regex", "guided_regex", "structured_outputs.regex"),
@@ -33,13 +32,13 @@ const MEMBERS: [(&str, &str, &str); 5] = [
 ];
 
 impl Structure {
-    /// Calls of tools and nothing else: a grammar in Lark's syntax, and the schemas in it with their places.
+    /// Only tool calls: a Lark grammar, and its schemas with their paths.
     pub(crate) fn calls(lark: String, schemas: Vec<(String, Value)>) -> Self {
         const PARAM: &str = "tool_choice";
         Self { grammar: Grammar::Lark(lark), param: PARAM, path: PARAM, schemas }
     }
 
-    /// This form or calls of tools, which are the rule `calls` of `lark`. `None` if this is no JSON.
+    /// This structure or tool calls, which are the rule `calls` of `lark`. `None` if this is not JSON.
     pub(crate) fn or_calls(&self, lark: &str, mut schemas: Vec<(String, Value)>) -> Option<Self> {
         let Grammar::Json(schema) = &self.grammar else { return None };
         let lark = format!("start: answer | calls\nanswer: {}\n{lark}", in_lark(schema));
@@ -47,7 +46,7 @@ impl Structure {
         Some(Self { grammar: Grammar::Lark(lark), schemas, ..*self })
     }
 
-    /// Reads the fields, of which one may ask for something.
+    /// Reads the fields, of which at most one may be set.
     pub(crate) fn from_fields(fields: &mut Fields) -> Result<Option<Self>, ApiError> {
         let mut found: Vec<Self> = Vec::new();
         found.extend(response_format(fields)?);
@@ -60,11 +59,11 @@ impl Structure {
             }
             if let Some(unknown) = members.names().find(|name| !name.is_empty() && members.has(name)) {
                 let names = MEMBERS.map(|(name, ..)| format!("`{name}`")).join(", ");
-                let message = format!("`structured_outputs` has the members {names}, got `{unknown}`");
+                let message = format!("`structured_outputs` must have one of the members {names}, got `{unknown}`");
                 return Err(ApiError::invalid("structured_outputs", message));
             }
             if found.len() == before {
-                let message = "`structured_outputs` must hold one of `json`, `regex`, `choice`, `grammar`, got none";
+                let message = "`structured_outputs` must have one of the members `json`, `regex`, `choice`, `grammar` and `json_object`, got none";
                 return Err(ApiError::invalid("structured_outputs", message));
             }
         }
@@ -102,24 +101,24 @@ impl Structure {
         Ok(Some(Self { grammar, param, path, schemas: Vec::new() }))
     }
 
-    /// The member, where several would be of one parameter.
+    /// The name for error messages: the path if the parameter has several members.
     fn name(&self) -> &'static str {
         if self.param == "structured_outputs" { self.path } else { self.param }
     }
 
-    /// The parameter that asks for it.
+    /// The parameter that requests it.
     pub(crate) fn param(&self) -> &'static str {
         self.param
     }
 
-    /// The grammar, ready for the model's vocabulary. Takes some milliseconds.
+    /// Compiles the grammar for the model's vocabulary. Takes some milliseconds.
     pub(crate) fn compile(&self, model: &ServedModel) -> Result<Constraint, ApiError> {
         let compiler = model.grammars().map_err(|error| ApiError::internal(error.to_string()))?;
         for (path, schema) in &self.schemas {
             check_schema(schema).map_err(|error| refusal(path, &error))?;
         }
         compiler.compile(&self.grammar, self.param).map_err(|error| {
-            // A mistake in a schema has its place there.
+            // An error in a schema has its own path.
             let mut failures = self.schemas.iter().filter_map(|(path, schema)| {
                 let error = compiler.compile(&Grammar::Json(schema.clone()), self.param).err()?;
                 Some(refusal(path, &error))
@@ -129,22 +128,22 @@ impl Structure {
     }
 }
 
-/// Two parameters that both say what the answer must look like.
+/// An error for two parameters that both set the structure.
 pub(crate) fn one_only(first: &'static str, second: &'static str) -> ApiError {
     let message = format!(
-        "`{first}` cannot be combined with `{second}`: an answer can have one form only\nhint: leave one of them out"
+        "`{first}` cannot be combined with `{second}`: an answer can follow only one format\nhint: remove one of them"
     );
     ApiError::invalid(second, message)
 }
 
-/// What is wrong with a grammar, with its place: `path` and the place within.
+/// The error for an invalid grammar. The location is `path` and the location in the grammar.
 pub(crate) fn refusal(path: &str, error: &GrammarError) -> ApiError {
     let place = if error.at.is_empty() { path.to_owned() } else { format!("{path}.{}", error.at) };
     let message = format!("`{place}` {}", error.what);
     ApiError::invalid(place, message)
 }
 
-/// What a member may be.
+/// The schema of a member.
 fn member_schema(member: &str) -> Value {
     match member {
         "json" => json!({ "type": ["object", "boolean", "string"] }),
@@ -154,12 +153,12 @@ fn member_schema(member: &str) -> Value {
     }
 }
 
-/// The schema of `json_object`: any object.
+/// The schema for `json_object`: any object.
 fn any_object() -> Value {
     json!({ "type": "object" })
 }
 
-/// A schema as it is, or as vLLM's clients also send it, as text.
+/// A schema as JSON, or as text, which vLLM's clients also send.
 fn schema(path: &'static str, value: Value) -> Result<Value, ApiError> {
     const ALLOWED: &str = "a JSON Schema: an object, or its text";
     match value {
@@ -173,75 +172,36 @@ fn schema(path: &'static str, value: Value) -> Result<Value, ApiError> {
     }
 }
 
-/// OpenAI's field.
+#[derive(Clone, Copy)]
+enum Format {
+    Text,
+    Object,
+    Schema,
+}
+
+/// Reads OpenAI's `response_format`.
 fn response_format(fields: &mut Fields) -> Result<Option<Structure>, ApiError> {
     const PARAM: &str = "response_format";
     const SCHEMA: &str = "response_format.json_schema.schema";
     let Some(mut format) = fields.object(PARAM)? else { return Ok(None) };
-    let kinds = || json!({ "type": "string", "enum": ["text", "json_object", "json_schema"] });
-    let kind = format.take_as("type", kinds).unwrap_or_default();
-    let (grammar, path) = match kind.as_str() {
-        Some("text") => return Ok(None),
-        Some("json_object") => (any_object(), PARAM),
-        Some("json_schema") => {
-            let Some(mut described) = format.object("json_schema").map_err(|error| error.within(PARAM))? else {
+    let kinds = [("text", Format::Text), ("json_object", Format::Object), ("json_schema", Format::Schema)];
+    let (grammar, path) = match format.require("type", |format, name| format.one_of(name, &kinds))? {
+        Format::Text => return Ok(None),
+        Format::Object => (any_object(), PARAM),
+        Format::Schema => {
+            let Some(mut described) = format.object("json_schema")? else {
                 return Err(missing("response_format.json_schema"));
             };
-            read_description(&mut described)?;
+            // The schema is kept to in any case, `strict` or not.
+            described.string("description")?;
+            described.flag("strict")?;
+            described.require("name", Fields::name)?;
             match described.take_as("schema", || json!({ "type": ["object", "boolean"] })) {
                 Some(value @ (Value::Object(_) | Value::Bool(_))) => (value, SCHEMA),
                 Some(other) => return Err(must_be(SCHEMA, "a JSON Schema: an object", &other)),
                 None => return Err(missing(SCHEMA)),
             }
         }
-        _ => {
-            let allowed = "`text`, `json_object` or `json_schema`";
-            let message = format!("`response_format.type` must be {allowed}, got {}", shown(&kind));
-            return Err(ApiError::invalid("response_format.type", message));
-        }
     };
     Ok(Some(Structure { grammar: Grammar::Json(grammar), param: PARAM, path, schemas: Vec::new() }))
-}
-
-/// What stands beside a schema. The schema is kept to in any case, `strict` or not.
-fn read_description(described: &mut Fields) -> Result<(), ApiError> {
-    const NAME: &str = "response_format.json_schema.name";
-    let within = |error: ApiError| error.within("response_format.json_schema");
-    described.string("description").map_err(within)?;
-    described.flag("strict").map_err(within)?;
-    match described.string("name").map_err(within)? {
-        None => Err(missing(NAME)),
-        Some(name) => check_name(NAME, &name),
-    }
-}
-
-/// A name as OpenAI allows them.
-pub(crate) fn check_name(path: &str, name: &str) -> Result<(), ApiError> {
-    const MAX_CHARS: usize = 64;
-    let n_chars = name.chars().count();
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
-    let message = if name.is_empty() {
-        format!("Invalid `{path}`: empty string. Expected a string with minimum length 1, but got an empty string.")
-    } else if n_chars > MAX_CHARS {
-        format!(
-            "Invalid `{path}`: string too long. Expected a string with maximum length {MAX_CHARS}, but got a string with \
-             length {n_chars} instead."
-        )
-    } else if !name.bytes().all(is_plain) {
-        format!(
-            "Invalid `{path}`: string does not match pattern. Expected a string that matches the pattern \
-             `^[a-zA-Z0-9_-]+$`, got {}.",
-            shown(&Value::from(name))
-        )
-    } else {
-        return Ok(());
-    };
-    Err(ApiError::invalid(path.to_owned(), message))
-}
-
-/// A parameter that must be there.
-pub(crate) fn missing(path: impl Into<String>) -> ApiError {
-    let path = path.into();
-    let message = format!("Missing required parameter: `{path}`.");
-    ApiError::invalid(path, message)
 }

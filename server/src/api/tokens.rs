@@ -1,5 +1,4 @@
-//! `POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`, under vLLM's names, with which lm-eval takes the
-//! server for its tokenizer.
+//! `POST /tokenize`, `POST /detokenize` and `GET /tokenizer_info`, with vLLM's names, which lm-eval uses.
 
 use axum::{
     Json,
@@ -16,11 +15,11 @@ use serde_json::json;
 
 use super::{
     conversation::Conversation,
+    endpoint::{Link, Operation, ParamIn, ResponseBody, schema_of},
     error::ApiError,
     fields::{Body, Fields, must_be, token_ids},
-    openapi::{Access, Answer, Link, Operation, POST_REFUSALS, Place, Request, answer},
+    ignored_params,
     options::RequestTemplates,
-    remarks,
     schema::{self, Shape},
     state::{AppState, Preparation},
     stream::MAX_ANSWER_BYTES,
@@ -30,15 +29,16 @@ use crate::engine::ServedModel;
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct Tokens {
     count: usize,
-    /// Tokens of prompt and answer together.
+    /// Context length in tokens: prompt and answer together.
     max_model_len: usize,
     tokens: Vec<TokenId>,
-    /// As the vocabulary spells them, if asked for.
+    /// The tokens as spelled in the vocabulary, if requested.
     #[schemars(with = "Option<Vec<Option<String>>>")]
     token_strs: Option<TokenStrings>,
 }
 
-/// Tokens as the vocabulary spells them; spelled as they are written, since they take many times their memory.
+/// Tokens as spelled in the vocabulary. Converted during serialization, because strings take many times the memory of
+/// ids.
 #[derive(Debug)]
 struct TokenStrings {
     ids: Vec<TokenId>,
@@ -68,11 +68,11 @@ pub(crate) struct TokenizerInfo {
     chat_template: Option<String>,
 }
 
-/// What a client asks of `/tokenize`.
+/// The request of `/tokenize`.
 struct TokenizeRequest {
     model: Option<String>,
     returns_strings: bool,
-    source: Source,
+    source: TokenizeInput,
 }
 
 impl TokenizeRequest {
@@ -85,7 +85,7 @@ impl TokenizeRequest {
     }
 }
 
-/// What a client asks of `/detokenize`.
+/// The request of `/detokenize`.
 struct DetokenizeRequest {
     model: Option<String>,
     ids: Vec<TokenId>,
@@ -104,48 +104,50 @@ impl DetokenizeRequest {
     }
 }
 
-/// What to encode.
-enum Source {
+/// The text to tokenize.
+enum TokenizeInput {
     Prompt(String, EncodeOptions),
     Conversation(Box<Conversation>),
 }
 
-/// How `/openapi.json` tells of it.
-pub(crate) const TOKENIZE: Operation = Operation {
-    summary: "The token ids of a prompt or of a conversation",
-    request: Request::Body(describe_tokenize),
-    answer: Answer::Json(answer::<Tokens>),
-    refusals: POST_REFUSALS,
-    access: Access::WithKey,
-    links: &[Link { name: "Detokenize", to: "/detokenize", place: Place::Body, param: "tokens", from: "/tokens" }],
-};
+/// The endpoint's entry in `/openapi.json`.
+pub(crate) const TOKENIZE: Operation = Operation::post(
+    "Convert a prompt or a conversation to token ids",
+    describe_tokenize,
+    ResponseBody::Json(schema_of::<Tokens>),
+)
+.with_links(&[Link {
+    name: "Detokenize",
+    to: "/detokenize",
+    param_in: ParamIn::Body,
+    param: "tokens",
+    from: "/tokens",
+}]);
 
-/// How `/openapi.json` tells of it.
-pub(crate) const DETOKENIZE: Operation = Operation {
-    summary: "The text of token ids",
-    request: Request::Body(describe_detokenize),
-    answer: Answer::Json(answer::<Text>),
-    refusals: POST_REFUSALS,
-    access: Access::WithKey,
-    links: &[Link { name: "Tokenize", to: "/tokenize", place: Place::Body, param: "prompt", from: "/prompt" }],
-};
+/// The endpoint's entry in `/openapi.json`.
+pub(crate) const DETOKENIZE: Operation =
+    Operation::post("Convert token ids to text", describe_detokenize, ResponseBody::Json(schema_of::<Text>))
+        .with_links(&[Link {
+            name: "Tokenize",
+            to: "/tokenize",
+            param_in: ParamIn::Body,
+            param: "prompt",
+            from: "/prompt",
+        }]);
 
-/// How `/openapi.json` tells of it.
-pub(crate) const TOKENIZER_INFO: Operation = Operation {
-    summary: "The tokenizer's special tokens and the chat template",
-    request: Request::Nothing,
-    answer: Answer::Json(answer::<TokenizerInfo>),
-    refusals: &[400, 403, 503],
-    access: Access::WithKey,
-    links: &[],
-};
+/// The endpoint's entry in `/openapi.json`.
+pub(crate) const TOKENIZER_INFO: Operation = Operation::get(
+    "The tokenizer's special tokens and the chat template",
+    ResponseBody::Json(schema_of::<TokenizerInfo>),
+);
 
 fn describe_tokenize(state: &AppState, shape: &Shape) -> Result<(), ApiError> {
     let message = json!({ "role": "user", "content": "x" });
-    for example in [json!({ "prompt": "x" }), json!({ "messages": [message] })] {
+    let tool = json!({ "type": "function", "function": { "name": "x" } });
+    for example in [json!({ "prompt": "x" }), json!({ "messages": [message], "tools": [tool] })] {
         TokenizeRequest::from_fields(&mut Fields::describing(example, shape), state.options().request_templates)?;
     }
-    // Only where there is no prompt.
+    // Only used without `prompt`.
     shape.note_optional("messages");
     Ok(())
 }
@@ -154,27 +156,27 @@ fn describe_detokenize(_: &AppState, shape: &Shape) -> Result<(), ApiError> {
     DetokenizeRequest::from_fields(&mut Fields::describing(json!({ "tokens": [0] }), shape)).map(drop)
 }
 
-/// The ids of a prompt or of a conversation, as the generation endpoints would read them.
+/// Tokenizes a prompt or a conversation exactly as the generation endpoints do.
 pub(crate) async fn tokenize(State(state): State<AppState>, body: Body) -> Result<Response, ApiError> {
     let templates = state.options().request_templates;
     let read = move |mut fields: Fields| {
         let request = TokenizeRequest::from_fields(&mut fields, templates)?;
-        Ok((request, remarks::ignored(&fields), fields.n_bytes()))
+        Ok((request, ignored_params::of(&fields), fields.n_bytes()))
     };
     let (request, ignored, n_bytes) = body.read(&state, read).await?;
     let TokenizeRequest { model: name, returns_strings, source } = request;
     let model = model(&state, name)?;
     let preparation = match &source {
-        Source::Prompt(..) => Preparation::of_body(n_bytes),
-        Source::Conversation(conversation) => conversation.preparation(n_bytes),
+        TokenizeInput::Prompt(..) => Preparation::of_body(n_bytes),
+        TokenizeInput::Conversation(conversation) => conversation.preparation(n_bytes),
     };
     let encode = move || {
         let tokens = match source {
-            Source::Prompt(text, options) => model
+            TokenizeInput::Prompt(text, options) => model
                 .tokenizer
                 .encode(&text, options)
                 .map_err(|error| ApiError::invalid("prompt", format!("`prompt` cannot be encoded: {error}")))?,
-            Source::Conversation(conversation) => {
+            TokenizeInput::Conversation(conversation) => {
                 let template = conversation.template(&model)?;
                 conversation.encode(&template, &model)?
             }
@@ -188,14 +190,14 @@ pub(crate) async fn tokenize(State(state): State<AppState>, body: Body) -> Resul
         };
         Ok(Json(encoded).into_response())
     };
-    Ok(remarks::told(ignored, state.prepare(preparation, encode).await?))
+    Ok(ignored_params::add_header(ignored, state.prepare(preparation, encode).await?))
 }
 
-/// The text of token ids, special tokens included.
+/// Converts token ids to text, with special tokens.
 pub(crate) async fn detokenize(State(state): State<AppState>, body: Body) -> Result<Response, ApiError> {
     let read = |mut fields: Fields| {
         let request = DetokenizeRequest::from_fields(&mut fields)?;
-        Ok((request, remarks::ignored(&fields), fields.n_bytes()))
+        Ok((request, ignored_params::of(&fields), fields.n_bytes()))
     };
     let (request, ignored, n_bytes) = body.read(&state, read).await?;
     let DetokenizeRequest { model: name, ids, options } = request;
@@ -203,17 +205,17 @@ pub(crate) async fn detokenize(State(state): State<AppState>, body: Body) -> Res
     let decode = move || {
         let vocab_size = model.limits.vocab_size;
         if let Some(id) = ids.iter().find(|id| **id as usize >= vocab_size) {
-            let message = format!("`tokens` must hold token ids below {vocab_size}, got {id}");
+            let message = format!("`tokens` must contain token ids below {vocab_size}, got {id}");
             return Err(ApiError::invalid("tokens", message));
         }
         let n_bytes: usize = ids.iter().map(|&id| model.tokenizer.token_bytes(id).len()).sum();
         if n_bytes > MAX_ANSWER_BYTES {
-            let message = format!("`tokens` must be at most {MAX_ANSWER_BYTES} bytes of text, got {n_bytes}");
+            let message = format!("the text of `tokens` must be at most {MAX_ANSWER_BYTES} bytes, got {n_bytes}");
             return Err(ApiError::invalid("tokens", message));
         }
         Ok(Json(Text { prompt: model.tokenizer.decode(&ids, options) }).into_response())
     };
-    Ok(remarks::told(ignored, state.prepare_long(Preparation::of_body(n_bytes), decode).await?))
+    Ok(ignored_params::add_header(ignored, state.prepare_long(Preparation::of_body(n_bytes), decode).await?))
 }
 
 /// The special tokens and the chat template.
@@ -232,7 +234,7 @@ pub(crate) async fn tokenizer_info(State(state): State<AppState>) -> Result<Json
     }))
 }
 
-/// The served model, if that is the one that `model` names.
+/// The served model; an error if `model` names another.
 pub(crate) fn model(state: &AppState, name: Option<String>) -> Result<std::sync::Arc<ServedModel>, ApiError> {
     if let Some(name) = name.filter(|name| name != state.model_id()) {
         return Err(ApiError::unknown_model(&name, state.model_id()));
@@ -240,16 +242,18 @@ pub(crate) fn model(state: &AppState, name: Option<String>) -> Result<std::sync:
     Ok(state.working_engine()?.model().clone())
 }
 
-fn source(fields: &mut Fields, templates: RequestTemplates) -> Result<Source, ApiError> {
+fn source(fields: &mut Fields, templates: RequestTemplates) -> Result<TokenizeInput, ApiError> {
     match (fields.string("prompt")?, fields.has("messages")) {
         (Some(_), true) => {
-            Err(ApiError::invalid("prompt", "`prompt` cannot be combined with `messages`: give one of them"))
+            Err(ApiError::invalid("prompt", "`prompt` cannot be combined with `messages`: send one of them"))
         }
-        (None, false) => Err(ApiError::invalid("prompt", "`prompt` is required: a string; or else `messages`")),
+        (None, false) => {
+            Err(ApiError::invalid("prompt", "`prompt` is required: a string, unless there are `messages`"))
+        }
         (Some(prompt), false) => {
             let add_special_tokens = fields.flag_or("add_special_tokens", true)?;
-            Ok(Source::Prompt(prompt, EncodeOptions { add_special_tokens, ..EncodeOptions::PROMPT }))
+            Ok(TokenizeInput::Prompt(prompt, EncodeOptions { add_special_tokens, ..EncodeOptions::PROMPT }))
         }
-        (None, true) => Ok(Source::Conversation(Box::new(Conversation::from_fields(fields, templates)?))),
+        (None, true) => Ok(TokenizeInput::Conversation(Box::new(Conversation::from_fields(fields, templates)?))),
     }
 }

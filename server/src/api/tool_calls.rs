@@ -1,4 +1,4 @@
-//! Calls as they go out: in a whole message, and as the deltas of a stream.
+//! Tool calls on the wire: in a whole message, and as stream deltas.
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -22,8 +22,8 @@ struct WireFunction {
     arguments: String,
 }
 
-/// What a stream says of a call: first who is called, then piece by piece with what.
-#[derive(Debug, Serialize)]
+/// A piece of a call in a stream: first id and function name, then pieces of the arguments.
+#[derive(Debug, JsonSchema, Serialize)]
 pub(crate) struct WireCallDelta {
     index: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -33,7 +33,7 @@ pub(crate) struct WireCallDelta {
     function: WireFunctionDelta,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, JsonSchema, Serialize)]
 struct WireFunctionDelta {
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
@@ -54,7 +54,7 @@ impl CallDeltas {
         Self { parser, n_calls: 0 }
     }
 
-    /// Content or part of a call for each event that more text gives rise to, the last of it if `is_last`.
+    /// The content or call piece of each event for more text. `is_last`: the text is complete.
     pub(crate) fn push(&mut self, text: &str, is_last: bool) -> Vec<(Option<String>, Option<WireCallDelta>)> {
         let mut pieces = self.parser.push(text);
         if is_last {
@@ -84,7 +84,7 @@ impl CallDeltas {
     }
 }
 
-/// The content and the calls of a whole answer. Content is none where there are calls only.
+/// The content and the calls of a whole answer. Content is `None` if there are only calls.
 pub(crate) fn read(mut parser: ToolParser, text: &str) -> (Option<String>, Vec<WireCall>) {
     let (mut content, mut calls) = (String::new(), Vec::<WireCall>::new());
     let mut pieces = parser.push(text);
@@ -107,7 +107,8 @@ pub(crate) fn read(mut parser: ToolParser, text: &str) -> (Option<String>, Vec<W
     ((!is_nothing).then_some(content), calls)
 }
 
-/// A message that ends with calls says so; one that was cut, by a stop string too, says that it was cut.
+/// The finish reason: `tool_calls` if the message ends with calls; a truncated message, also by a stop string, keeps
+/// its own reason.
 pub(crate) fn finish_reason(
     reason: Option<&'static str>,
     cause: &Option<StopCause>,

@@ -1,14 +1,12 @@
-//! Calls in the text that a model writes. Pure: text comes in pieces, and wherever their borders lie, what comes out is
-//! the same.
+//! Parses tool calls in the text that a model writes. The result does not depend on where the text is split into
+//! pieces.
 //!
-//! Where the model was free, a call is handed on when it is whole and well formed; everything else is content, and
-//! nothing of it is lost but blanks beside a call. Where the text follows a grammar, arguments are handed on as they come.
+//! If generation was unconstrained, a call is returned once it is complete and well formed; all other text is content,
+//! except whitespace around calls. If generation followed a grammar, arguments are returned as they come.
 
 use serde_json::{Map, Value};
 
-use super::tools::Calls;
-
-/// How a model writes a call.
+/// The format in which a model writes calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CallFormat {
     /// Hermes' and Qwen's: `<tool_call>{"name": .., "arguments": {..}}</tool_call>`.
@@ -22,7 +20,7 @@ const CLOSE: &str = "</tool_call>";
 const PYTHON_TAG: &str = "<|python_tag|>";
 
 impl CallFormat {
-    /// The strings that tell a call from other text.
+    /// The strings that mark a call.
     pub(crate) fn marks(self) -> &'static [&'static str] {
         match self {
             Self::Hermes => &[OPEN, CLOSE],
@@ -30,7 +28,7 @@ impl CallFormat {
         }
     }
 
-    /// What stands around the JSON of a call.
+    /// The text before and after a call's JSON.
     pub(crate) fn brackets(self) -> (&'static str, &'static str) {
         match self {
             Self::Hermes => ("<tool_call>\n", "\n</tool_call>"),
@@ -38,7 +36,7 @@ impl CallFormat {
         }
     }
 
-    /// What stands between two calls.
+    /// The text between two calls.
     pub(crate) fn separator(self) -> &'static str {
         match self {
             Self::Hermes => "\n",
@@ -46,7 +44,7 @@ impl CallFormat {
         }
     }
 
-    /// The member that holds the arguments.
+    /// The JSON member with the arguments.
     pub(crate) fn arguments_key(self) -> &'static str {
         match self {
             Self::Hermes => "arguments",
@@ -55,22 +53,29 @@ impl CallFormat {
     }
 }
 
-/// What the text says.
+/// `parallel_tool_calls`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Calls {
+    One,
+    Several,
+}
+
+/// Parsed output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Piece {
-    /// More of the message.
+    /// More content.
     Content(String),
-    /// A call begins: the function's name.
+    /// The start of a call, with the function's name.
     Call(String),
     /// More of the last call's arguments, as JSON.
     Arguments(String),
 }
 
-/// Reads the calls out of one answer.
+/// Parses the calls of one answer.
 #[derive(Clone, Debug)]
 pub(crate) struct ToolParser {
     kind: Kind,
-    /// Text that is not settled.
+    /// Text that cannot be classified yet.
     held: String,
 }
 
@@ -80,24 +85,24 @@ enum Kind {
     Following { key: String, scan: Option<Scan> },
 }
 
-/// The way through free text.
+/// State for unconstrained text.
 #[derive(Clone, Debug)]
 struct Search {
     format: CallFormat,
-    /// The functions that there are.
+    /// The offered functions.
     names: Vec<String>,
     n_calls: Calls,
     n_found: usize,
-    /// Blanks that are content if content follows, or if no call is near.
+    /// Whitespace that becomes content only if content follows.
     blanks: String,
-    /// Whether content has come since the start or the last call.
+    /// Whether there has been content since the start or the last call.
     is_content_sent: bool,
-    /// Whether the line so far has nothing but blanks.
+    /// Whether the current line has only whitespace so far.
     is_line_blank: bool,
 }
 
 impl ToolParser {
-    /// For a text that may hold calls.
+    /// For unconstrained text, which may contain calls.
     pub(crate) fn searching(format: CallFormat, names: Vec<String>, n_calls: Calls) -> Self {
         let search = Search {
             format,
@@ -111,28 +116,28 @@ impl ToolParser {
         Self { kind: Kind::Searching(search), held: String::new() }
     }
 
-    /// For a text that is nothing but calls, by its grammar.
+    /// For text that consists only of calls, enforced by a grammar.
     pub(crate) fn following(format: CallFormat) -> Self {
         let key = format!("\", \"{}\": ", format.arguments_key());
         Self { kind: Kind::Following { key, scan: None }, held: String::new() }
     }
 
-    /// Adds text and gives out what is settled.
+    /// Adds text and returns what is complete.
     pub(crate) fn push(&mut self, text: &str) -> Vec<Piece> {
         self.held.push_str(text);
         let mut pieces = Vec::new();
         match &mut self.kind {
-            Kind::Searching(search) => search.advance(&mut self.held, Ended::NotYet, &mut pieces),
+            Kind::Searching(search) => search.advance(&mut self.held, TextEnded::NotYet, &mut pieces),
             Kind::Following { key, scan } => follow(&mut self.held, key, scan, &mut pieces),
         }
         pieces
     }
 
-    /// The text has ended: gives out the rest.
+    /// Ends the text and returns the rest.
     pub(crate) fn finish(&mut self) -> Vec<Piece> {
         let mut pieces = Vec::new();
         if let Kind::Searching(search) = &mut self.kind {
-            search.advance(&mut self.held, Ended::Yes, &mut pieces);
+            search.advance(&mut self.held, TextEnded::Yes, &mut pieces);
             let blanks = std::mem::take(&mut search.blanks);
             if search.n_found == 0 && !blanks.is_empty() {
                 pieces.push(Piece::Content(blanks));
@@ -142,25 +147,25 @@ impl ToolParser {
     }
 }
 
-/// Whether more text can come.
+/// Whether the text is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ended {
+enum TextEnded {
     NotYet,
     Yes,
 }
 
 /// What the held text starts with.
 enum Found {
-    /// So many bytes of content.
+    /// This many bytes of content.
     Content(usize),
-    /// What may become a call.
+    /// Text that may become a call.
     Open,
-    /// A call of so many bytes.
+    /// A call of this many bytes.
     Call { n_bytes: usize, name: String, arguments: String },
 }
 
 impl Search {
-    fn advance(&mut self, held: &mut String, ended: Ended, pieces: &mut Vec<Piece>) {
+    fn advance(&mut self, held: &mut String, ended: TextEnded, pieces: &mut Vec<Piece>) {
         while !held.is_empty() {
             let found = match self.format {
                 CallFormat::Hermes => self.look_for_tags(held, ended),
@@ -181,7 +186,7 @@ impl Search {
         }
     }
 
-    /// Content, but for blanks at its end, which wait for what follows.
+    /// Emits content, except trailing whitespace, which waits for what follows.
     fn say(&mut self, text: &str, pieces: &mut Vec<Piece>) {
         let line = text.rsplit('\n').next().unwrap_or_default();
         self.is_line_blank = line.trim().is_empty() && (self.is_line_blank || line.len() < text.len());
@@ -192,7 +197,7 @@ impl Search {
         }
         let blanks = self.blanks.split_off(settled);
         let text = std::mem::replace(&mut self.blanks, blanks);
-        // Behind a call, blanks belong to it.
+        // Whitespace after a call belongs to it.
         let text = if self.n_found > 0 && !self.is_content_sent { text.trim_start().to_owned() } else { text };
         self.is_content_sent = true;
         pieces.push(Piece::Content(text));
@@ -203,22 +208,22 @@ impl Search {
         self.n_found += 1;
         self.is_content_sent = false;
         self.is_line_blank = true;
-        // Of several where one was asked for, the first.
+        // With `parallel_tool_calls` false, only the first call counts.
         if self.n_found == 1 || self.n_calls == Calls::Several {
             pieces.extend([Piece::Call(name), Piece::Arguments(arguments)]);
         }
     }
 
-    fn look_for_tags(&self, held: &str, ended: Ended) -> Found {
+    fn look_for_tags(&self, held: &str, ended: TextEnded) -> Found {
         match held.find(OPEN) {
-            None if ended == Ended::Yes => Found::Content(held.len()),
+            None if ended == TextEnded::Yes => Found::Content(held.len()),
             None => settled(held.len() - overlap(held, OPEN)),
             Some(0) => {
                 let body = &held[OPEN.len()..];
                 let (body, n_bytes) = match (body.find(CLOSE), ended) {
                     (Some(end), _) => (&body[..end], OPEN.len() + end + CLOSE.len()),
-                    (None, Ended::Yes) => (body, held.len()),
-                    (None, Ended::NotYet) => return Found::Open,
+                    (None, TextEnded::Yes) => (body, held.len()),
+                    (None, TextEnded::NotYet) => return Found::Open,
                 };
                 match self.read(body) {
                     Some((name, arguments)) => Found::Call { n_bytes, name, arguments },
@@ -229,12 +234,12 @@ impl Search {
         }
     }
 
-    fn look_for_json(&self, held: &str, ended: Ended) -> Found {
+    fn look_for_json(&self, held: &str, ended: TextEnded) -> Found {
         if self.n_found > 0 && !self.is_content_sent {
-            // Between two calls there may be a semicolon.
+            // A semicolon may separate two calls.
             let next = held.trim_start_matches(|character: char| character.is_whitespace() || character == ';');
             let n_before = held.len() - next.len();
-            if ended == Ended::NotYet && PYTHON_TAG.starts_with(next) {
+            if ended == TextEnded::NotYet && PYTHON_TAG.starts_with(next) {
                 return Found::Open;
             }
             return match next.starts_with(PYTHON_TAG) || next.starts_with('{') {
@@ -244,14 +249,14 @@ impl Search {
         }
         let start = [held.find(PYTHON_TAG), self.brace_at_line_start(held)].into_iter().flatten().min();
         match start {
-            None if ended == Ended::Yes => Found::Content(held.len()),
+            None if ended == TextEnded::Yes => Found::Content(held.len()),
             None => settled(held.len() - overlap(held, PYTHON_TAG)),
             Some(0) => self.read_call(held, 0, ended),
             Some(start) => Found::Content(start),
         }
     }
 
-    /// Calls stand at the start of a line; objects within other text are not taken for calls.
+    /// Calls start at the beginning of a line; objects in running text are not calls.
     fn brace_at_line_start(&self, held: &str) -> Option<usize> {
         let mut braces = held.match_indices('{').map(|(at, _)| at);
         braces.find(|&at| {
@@ -261,25 +266,25 @@ impl Search {
         })
     }
 
-    /// `text` starts with the tag or with a brace, `n_before` bytes behind the start of what is held.
-    fn read_call(&self, text: &str, n_before: usize, ended: Ended) -> Found {
+    /// `text` starts with the tag or with a brace, `n_before` bytes after the start of the held text.
+    fn read_call(&self, text: &str, n_before: usize, ended: TextEnded) -> Found {
         let behind = text.strip_prefix(PYTHON_TAG).unwrap_or(text);
         let json = behind.trim_start();
         self.read_json(json, n_before + text.len() - json.len(), ended)
     }
 
-    /// `json` starts `n_before` bytes behind the start of what is held.
-    fn read_json(&self, json: &str, n_before: usize, ended: Ended) -> Found {
-        if json.is_empty() && ended == Ended::NotYet {
+    /// `json` starts `n_before` bytes after the start of the held text.
+    fn read_json(&self, json: &str, n_before: usize, ended: TextEnded) -> Found {
+        if json.is_empty() && ended == TextEnded::NotYet {
             return Found::Open;
         }
-        // What can be no call is content at once.
+        // What cannot become a call is content immediately.
         if !may_become_call(json) {
             return Found::Content(n_before + json.chars().next().map_or(0, char::len_utf8));
         }
         let mut scan = Scan::default();
         match scan.end_of(json) {
-            None if ended == Ended::NotYet => Found::Open,
+            None if ended == TextEnded::NotYet => Found::Open,
             None => Found::Content(n_before + json.len()),
             Some(end) => match self.read(&json[..end]) {
                 Some((name, arguments)) => Found::Call { n_bytes: n_before + end, name, arguments },
@@ -288,13 +293,13 @@ impl Search {
         }
     }
 
-    /// The name and the arguments of a well-formed call of a function that there is.
+    /// Name and arguments, if this is a well-formed call of an offered function.
     fn read(&self, json: &str) -> Option<(String, String)> {
         let call: Map<String, Value> = serde_json::from_str(json).ok()?;
         let name = call.get("name")?.as_str()?;
         let arguments = match call.get("arguments").or_else(|| call.get("parameters"))? {
             Value::Object(arguments) => arguments.clone(),
-            // Some write the arguments as clients get them, as text.
+            // Some models write the arguments as a string, the form in which clients receive them.
             Value::String(text) => serde_json::from_str(text).ok()?,
             _ => return None,
         };
@@ -303,17 +308,17 @@ impl Search {
     }
 }
 
-/// So much content, if any is settled.
+/// This much content, if any is complete.
 fn settled(n_bytes: usize) -> Found {
     if n_bytes == 0 { Found::Open } else { Found::Content(n_bytes) }
 }
 
-/// The length of the longest end of `text` that `mark` starts with.
+/// The length of the longest suffix of `text` that is a prefix of `mark`.
 fn overlap(text: &str, mark: &str) -> usize {
     (1..mark.len()).rev().find(|&n| text.as_bytes().ends_with(&mark.as_bytes()[..n])).unwrap_or(0)
 }
 
-/// Whether text that starts with `json` may be an object with the members of a call, as far as it goes.
+/// Whether text that starts with `json` could still become an object with the members of a call.
 fn may_become_call(json: &str) -> bool {
     let Some(inside) = json.strip_prefix('{') else { return false };
     let inside = inside.trim_start();
@@ -322,7 +327,7 @@ fn may_become_call(json: &str) -> bool {
         .any(|member| inside.starts_with(member) || member.starts_with(inside))
 }
 
-/// Finds where a JSON object ends.
+/// Finds the end of a JSON object.
 #[derive(Clone, Debug, Default)]
 struct Scan {
     depth: usize,
@@ -331,7 +336,8 @@ struct Scan {
 }
 
 impl Scan {
-    /// The length up to the bracket that closes the first one, if it is in `text`; goes on where the last call stopped.
+    /// The length up to the bracket that closes the first one, if `text` contains it; continues where the last call
+    /// stopped.
     fn end_of(&mut self, text: &str) -> Option<usize> {
         for (at, byte) in text.bytes().enumerate() {
             match byte {
@@ -352,7 +358,7 @@ impl Scan {
     }
 }
 
-/// `key` stands between a call's name and its arguments; a name needs no escapes.
+/// `key` is the text between a call's name and its arguments. Names need no escapes.
 fn follow(held: &mut String, key: &str, scan: &mut Option<Scan>, pieces: &mut Vec<Piece>) {
     const NAME: &str = "{\"name\": \"";
     loop {

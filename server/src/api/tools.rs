@@ -1,7 +1,9 @@
-//! Tools: what a client offers, which of them the model is to call, and how the model writes its calls.
+//! Tools: the functions that a client offers, which of them the model should call, and the format of calls.
 //!
-//! A model writes calls in the format that its chat template names. A template that knows no tools gets them as a section
-//! of the system message, in Hermes' format, and earlier calls and results as text.
+//! A model writes calls in the format of its chat template. If the template does not support tools, they are described
+//! in a section of the system message, in Hermes' format, and earlier calls and results are given as text.
+
+use std::borrow::Cow;
 
 use hearth_model::{
     chat::{ChatTemplate, Message},
@@ -12,71 +14,64 @@ use serde_json::{Map, Value, json};
 
 use super::{
     error::ApiError,
-    fields::{Fields, must_be, shown},
+    fields::{Fields, missing, must_be, shown},
     schema,
-    structured::{Structure, check_name, missing, one_only},
-    tool_parser::{CallFormat, ToolParser},
+    structured::{Structure, one_only},
+    tool_parser::{CallFormat, Calls, ToolParser},
 };
 
-/// Most tools in one request; OpenAI's.
+/// Maximum number of tools per request, as at OpenAI.
 const MAX_TOOLS: usize = 128;
 
-/// Most calls in an answer that must call.
+/// Maximum number of calls in an answer that must call.
 const MAX_CALLS: usize = 16;
 
 /// The tools that an answer may or must call.
 #[derive(Clone, Debug)]
 pub(crate) struct Tools {
     list: Vec<Tool>,
-    choice: Choice,
+    choice: ToolChoice,
     n_calls: Calls,
 }
 
 #[derive(Clone, Debug)]
 struct Tool {
     name: String,
-    /// A schema of an object.
+    /// The schema of an object.
     parameters: Value,
-    /// As the client gave it, for the template.
+    /// As the client sent it, for the template.
     json: Value,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Choice {
+enum ToolChoice {
     /// The model decides.
     Auto,
-    /// Some tool.
+    /// Any tool.
     Required,
-    /// The tool of this name.
+    /// The tool with this name.
     Named(String),
 }
 
-/// `parallel_tool_calls`.
+/// Where to describe the tools if the template does not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Calls {
-    One,
-    Several,
-}
-
-/// Where the tools are told if the template does not tell them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// In the system message, which may be there for them alone.
+pub(crate) enum ToolsIn {
+    /// In the system message, which is added if there is none.
     System,
-    /// In the first message, whoever speaks: some templates know no system message.
+    /// In the first message, whatever its role: some templates reject system messages.
     First,
 }
 
-/// How tools reach a model and calls come back.
+/// How tools are described to a model and how it writes calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ToolStyle {
-    /// `None`: a format of the template's own, which is not read here.
+    /// `None`: a format of the template's own, which Hearth cannot parse.
     format: Option<CallFormat>,
     /// Whether the template writes the tools itself.
     is_in_template: bool,
     /// Whether the template writes earlier calls itself.
     has_history: bool,
-    /// Whether it writes them as it is told here to make new ones, where it does not write the tools itself.
+    /// If the template does not write the tools: whether it writes earlier calls in the format that new calls use.
     is_alike: bool,
 }
 
@@ -95,19 +90,19 @@ impl ToolStyle {
         Self { format, is_in_template, has_history, is_alike: is_in_template || source.contains("<tool_call>") }
     }
 
-    /// Whether the tools are told by messages.
+    /// Whether the tools are described in messages.
     pub(crate) fn is_by_messages(self) -> bool {
         !self.is_in_template
     }
 
-    /// What the template is given as tools.
+    /// The tools that the template receives.
     pub(crate) fn template_tools(self, tools: Option<&Tools>) -> Option<Value> {
         tools.filter(|_| self.is_in_template).map(|tools| tools.list.iter().map(|tool| tool.json.clone()).collect())
     }
 
-    /// The messages with what the template does not write by itself.
-    pub(crate) fn messages(self, mut messages: Vec<Message>, tools: Option<&Tools>, place: Place) -> Vec<Message> {
-        // With tools, earlier calls are to look as new ones should.
+    /// The messages, with additions for what the template does not write itself.
+    pub(crate) fn messages(self, mut messages: Vec<Message>, tools: Option<&Tools>, place: ToolsIn) -> Vec<Message> {
+        // With tools, earlier calls should have the format of new ones.
         let is_written = if tools.is_some() { self.is_alike } else { self.has_history };
         if !is_written {
             messages = messages.into_iter().map(as_text).fold(Vec::new(), joined);
@@ -118,7 +113,7 @@ impl ToolStyle {
                 (Some(first), _) if matches!(first.role.as_str(), "system" | "developer") => {
                     first.content = format!("{}\n\n{section}", first.content);
                 }
-                (Some(first), Place::First) => first.content = format!("{section}\n\n{}", first.content),
+                (Some(first), ToolsIn::First) => first.content = format!("{section}\n\n{}", first.content),
                 _ => messages.insert(0, Message::new("system", section)),
             }
         }
@@ -126,7 +121,7 @@ impl ToolStyle {
     }
 }
 
-/// A call or a result as the text that stands for it.
+/// A message's tool calls or result as text.
 fn as_text(mut message: Message) -> Message {
     if message.role == "tool" {
         return Message::new("user", format!("<tool_response>\n{}\n</tool_response>", message.content));
@@ -142,7 +137,7 @@ fn as_text(mut message: Message) -> Message {
     message
 }
 
-/// Results of several calls are one message: some templates want the speakers to take turns.
+/// Merges consecutive results into one message: some templates require alternating roles.
 fn joined(mut messages: Vec<Message>, message: Message) -> Vec<Message> {
     let is_result = |message: &Message| message.role == "user" && message.content.starts_with("<tool_response>");
     match messages.last_mut() {
@@ -152,26 +147,6 @@ fn joined(mut messages: Vec<Message>, message: Message) -> Vec<Message> {
         _ => messages.push(message),
     }
     messages
-}
-
-fn tool_schema() -> Value {
-    json!({
-        "type": "object",
-        "properties": {
-            "type": { "enum": ["function"] },
-            "function": {
-                "type": "object",
-                "properties": {
-                    "name": { "type": "string", "minLength": 1, "maxLength": 64, "pattern": "^[a-zA-Z0-9_-]+$" },
-                    "description": { "type": ["string", "null"] },
-                    "parameters": { "type": ["object", "null"] },
-                    "strict": { "type": ["boolean", "null"] },
-                },
-                "required": ["name"],
-            },
-        },
-        "required": ["type", "function"],
-    })
 }
 
 fn choice_schema() -> Value {
@@ -189,19 +164,16 @@ fn choice_schema() -> Value {
 impl Tools {
     /// Reads `tools`, `tool_choice` and `parallel_tool_calls`. `None` if nothing may be called.
     pub(crate) fn from_fields(fields: &mut Fields) -> Result<Option<Self>, ApiError> {
-        let list = match fields.take_as("tools", || schema::array(tool_schema(), 0)) {
-            None => Vec::new(),
-            Some(Value::Array(items)) if items.len() <= MAX_TOOLS => tools(items)?,
-            Some(Value::Array(items)) => {
-                let message = format!(
-                    "Invalid `tools`: array too long. Expected an array with maximum length {MAX_TOOLS}, but got an array \
-                     with length {} instead.",
-                    items.len()
-                );
-                return Err(ApiError::invalid("tools", message));
-            }
-            Some(other) => return Err(must_be("tools", "an array", &other)),
-        };
+        let items = fields.objects("tools")?.unwrap_or_default();
+        if items.len() > MAX_TOOLS {
+            let message = format!(
+                "Invalid `tools`: array too long. Expected an array with maximum length {MAX_TOOLS}, but got an array with \
+                 length {} instead.",
+                items.len()
+            );
+            return Err(ApiError::invalid("tools", message));
+        }
+        let list = tools(items)?;
         let only_with_tools = |name: &'static str| {
             let message = format!("Invalid value for `{name}`: `{name}` is only allowed when `tools` are specified.");
             ApiError::invalid(name, message)
@@ -219,16 +191,16 @@ impl Tools {
         Ok(match choice {
             Some(None) => None,
             Some(Some(choice)) => Some(Self { list, choice, n_calls }),
-            None => Some(Self { list, choice: Choice::Auto, n_calls }),
+            None => Some(Self { list, choice: ToolChoice::Auto, n_calls }),
         })
     }
 
-    /// What the answer must look like: calls if it must call something, else `form` or calls.
+    /// The structure of the answer: calls if the answer must call, else `form` or calls.
     ///
     /// # Errors
-    /// The answer would have two forms, or the model decides but writes calls in a way that is not known here.
+    /// The answer would have two structures, or the model decides but its format of calls is unknown.
     pub(crate) fn structure(&self, style: ToolStyle, form: Option<&Structure>) -> Result<Option<Structure>, ApiError> {
-        if self.choice != Choice::Auto {
+        if self.choice != ToolChoice::Auto {
             let calls = self.calls(style.format.unwrap_or(CallFormat::Hermes));
             let structure = Structure::calls(format!("start: calls\n{calls}"), self.schemas());
             return match form {
@@ -251,21 +223,21 @@ impl Tools {
         }
     }
 
-    /// Reads the calls out of the answer's text.
+    /// The parser for the calls in the answer's text.
     pub(crate) fn parser(&self, style: ToolStyle) -> ToolParser {
         let format = style.format.unwrap_or(CallFormat::Hermes);
         let names = self.list.iter().map(|tool| tool.name.clone()).collect();
         match self.choice {
-            Choice::Auto => ToolParser::searching(format, names, self.n_calls),
-            Choice::Required | Choice::Named(_) => ToolParser::following(format),
+            ToolChoice::Auto => ToolParser::searching(format, names, self.n_calls),
+            ToolChoice::Required | ToolChoice::Named(_) => ToolParser::following(format),
         }
     }
 
-    /// Whether the marks of calls can only be seen with special tokens written out.
+    /// Whether the marks of calls are special tokens, which must be kept in the text.
     pub(crate) fn hides_marks(&self, style: ToolStyle, tokenizer: &Tokenizer) -> bool {
         let marks = style.format.map_or(&[] as &[&str], CallFormat::marks);
         let is_special = |mark: &&str| tokenizer.token_id(mark).is_some_and(|id| tokenizer.is_special(id));
-        self.choice == Choice::Auto && marks.iter().any(is_special)
+        self.choice == ToolChoice::Auto && marks.iter().any(is_special)
     }
 
     fn schemas(&self) -> Vec<(String, Value)> {
@@ -273,13 +245,13 @@ impl Tools {
         self.list.iter().enumerate().map(|(index, tool)| (path(index), tool.parameters.clone())).collect()
     }
 
-    /// Calls as the model would write them, with arguments of the right form: the rule `calls`.
+    /// The rule `calls`: calls in the model's format, with arguments that follow the schema.
     fn calls(&self, format: CallFormat) -> String {
         let callable: Vec<&Tool> = match &self.choice {
-            Choice::Named(name) => self.list.iter().filter(|tool| tool.name == *name).collect(),
+            ToolChoice::Named(name) => self.list.iter().filter(|tool| tool.name == *name).collect(),
             _ => self.list.iter().collect(),
         };
-        let is_one = self.n_calls == Calls::One || matches!(self.choice, Choice::Named(_));
+        let is_one = self.n_calls == Calls::One || matches!(self.choice, ToolChoice::Named(_));
         let text = |text: &str| Value::from(text).to_string();
         let (open, close) = format.brackets();
         let more =
@@ -300,7 +272,7 @@ impl Tools {
         rules.join("\n")
     }
 
-    /// For templates that write no tools: in the words of none of them, in Hermes' format.
+    /// The description of the tools for templates without tool support, in Hermes' format.
     fn section(&self) -> String {
         let signatures: Vec<String> = self.list.iter().map(|tool| tool.json.to_string()).collect();
         format!(
@@ -312,10 +284,10 @@ impl Tools {
     }
 }
 
-fn tools(items: Vec<Value>) -> Result<Vec<Tool>, ApiError> {
+fn tools(items: Vec<Fields>) -> Result<Vec<Tool>, ApiError> {
     let mut tools: Vec<Tool> = Vec::with_capacity(items.len());
     for (index, item) in items.into_iter().enumerate() {
-        let tool = tool(index, item)?;
+        let tool = tool(item)?;
         if tools.iter().any(|other| other.name == tool.name) {
             let path = format!("tools[{index}].function.name");
             let message =
@@ -327,52 +299,28 @@ fn tools(items: Vec<Value>) -> Result<Vec<Tool>, ApiError> {
     Ok(tools)
 }
 
-fn tool(index: usize, json: Value) -> Result<Tool, ApiError> {
-    let path = |rest: &str| format!("tools[{index}]{rest}");
-    let wrong = |rest: &str, what: &str, given: &Value| {
-        let path = path(rest);
-        let message = format!("Invalid type for `{path}`: expected {what}, but got {} instead.", shown(given));
-        ApiError::invalid(path, message)
+fn tool(mut item: Fields) -> Result<Tool, ApiError> {
+    let json = item.to_value();
+    item.require("type", |item, name| item.one_of(name, &[("function", ())]))?;
+    let mut function = item.require("function", Fields::object)?;
+    let name = function.require("name", Fields::name)?;
+    function.string("description")?;
+    function.flag("strict")?;
+    let parameters = match function.any_object("parameters")? {
+        None => json!({ "type": "object", "properties": {}, "additionalProperties": false }),
+        Some(schema) => object_schema(schema, &name, || function.path("parameters"))?,
     };
-    let Some(members) = json.as_object() else { return Err(wrong("", "an object", &json)) };
-    match members.get("type").unwrap_or(&Value::Null) {
-        Value::Null => return Err(missing(path(".type"))),
-        kind if kind == "function" => {}
-        kind => {
-            let path = path(".type");
-            let message = format!("Invalid value: {}. Supported values for `{path}` are: `function`.", shown(kind));
-            return Err(ApiError::invalid(path, message));
-        }
-    }
-    let function = match members.get("function").unwrap_or(&Value::Null) {
-        Value::Null => return Err(missing(path(".function"))),
-        Value::Object(function) => function,
-        other => return Err(wrong(".function", "an object", other)),
-    };
-    let name = match function.get("name").unwrap_or(&Value::Null) {
-        Value::Null => return Err(missing(path(".function.name"))),
-        Value::String(name) => name.clone(),
-        other => return Err(wrong(".function.name", "a string", other)),
-    };
-    check_name(&path(".function.name"), &name)?;
-    match function.get("description").unwrap_or(&Value::Null) {
-        Value::Null | Value::String(_) => {}
-        other => return Err(wrong(".function.description", "a string", other)),
-    }
-    match function.get("strict").unwrap_or(&Value::Null) {
-        Value::Null | Value::Bool(_) => {}
-        other => return Err(wrong(".function.strict", "a boolean", other)),
-    }
-    let parameters = match function.get("parameters").unwrap_or(&Value::Null) {
-        Value::Null => json!({ "type": "object", "properties": {}, "additionalProperties": false }),
-        Value::Object(schema) => object_schema(schema.clone(), &name, || path(".function.parameters"))?,
-        other => return Err(wrong(".function.parameters", "an object", other)),
-    };
+    // The template gets all of it, and may read more.
+    drop((item.into_entries(), function.into_entries()));
     Ok(Tool { name, parameters, json })
 }
 
-/// The schema of arguments, which are an object.
-fn object_schema(mut schema: Map<String, Value>, name: &str, path: impl Fn() -> String) -> Result<Value, ApiError> {
+/// The schema of arguments, which must be an object.
+fn object_schema(
+    mut schema: Map<String, Value>,
+    name: &str,
+    path: impl Fn() -> Cow<'static, str>,
+) -> Result<Value, ApiError> {
     match schema.get("type") {
         Some(kind) if kind == "object" => {}
         None => {
@@ -389,8 +337,8 @@ fn object_schema(mut schema: Map<String, Value>, name: &str, path: impl Fn() -> 
     Ok(Value::Object(schema))
 }
 
-/// `None` if nothing is said, `Some(None)` for `none`.
-fn choice(value: Option<Value>, tools: &[Tool]) -> Result<Option<Option<Choice>>, ApiError> {
+/// `None` if absent, `Some(None)` for `none`.
+fn choice(value: Option<Value>, tools: &[Tool]) -> Result<Option<Option<ToolChoice>>, ApiError> {
     const NAME: &str = "tool_choice";
     const ALLOWED: &str = "`none`, `auto`, `required` or a function: \
                            {\"type\": \"function\", \"function\": {\"name\": \"...\"}}";
@@ -398,8 +346,8 @@ fn choice(value: Option<Value>, tools: &[Tool]) -> Result<Option<Option<Choice>>
     let choice = match &value {
         Value::String(word) => match word.as_str() {
             "none" => None,
-            "auto" => Some(Choice::Auto),
-            "required" => Some(Choice::Required),
+            "auto" => Some(ToolChoice::Auto),
+            "required" => Some(ToolChoice::Required),
             _ => return Err(must_be(NAME, ALLOWED, &value)),
         },
         Value::Object(members) if members.get("type").is_some_and(|kind| kind == "function") => {
@@ -409,7 +357,7 @@ fn choice(value: Option<Value>, tools: &[Tool]) -> Result<Option<Option<Choice>>
                 let message = format!("Tool choice {} not found in `tools` parameter.", shown(&Value::from(name)));
                 return Err(ApiError::invalid(NAME, message));
             }
-            Some(Choice::Named(name.to_owned()))
+            Some(ToolChoice::Named(name.to_owned()))
         }
         _ => return Err(must_be(NAME, ALLOWED, &value)),
     };

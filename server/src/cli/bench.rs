@@ -1,4 +1,4 @@
-//! `hearth bench`: how fast a model runs here, and what the machine would allow.
+//! `hearth bench`: measures the speed of a model, beside the limits of the machine.
 
 use std::{
     collections::BTreeSet,
@@ -13,9 +13,9 @@ use hearth_model::{
     TokenId, device,
     gpt::{Gpt, Init, ParamSpec},
     kv_cache::{PAGE_SIZE, PageTable, StepPart},
+    model_runner::ModelRunner,
     ops::{self, KvDtype},
     sampling::{Sampler, SamplingParams},
-    stepper::Stepper,
     weights::model_dir,
 };
 use serde::Serialize;
@@ -23,36 +23,36 @@ use serde::Serialize;
 use super::{bench_grammars, output};
 use crate::{config::ModelConfig, memory};
 
-/// Tokens of the prompt whose prefill is timed, where nothing is said.
+/// Default prompt length of the prefill measurement in tokens.
 const DEFAULT_PREFILL: usize = 512;
 
-/// What to measure.
+/// The arguments of `hearth bench`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct BenchArgs {
     #[command(flatten)]
     model: ModelConfig,
-    /// Folder with a `config.json`: its shape with random weights, instead of a model
+    /// Folder with a `config.json`: use that architecture with random weights, instead of a model
     #[arg(long, value_name = "DIR", conflicts_with_all = ["model", "grammars"])]
     random: Option<PathBuf>,
-    /// Tokens of the prompt whose prefill is timed [default: 512, or the model's context if that is shorter]
+    /// Prompt length of the prefill measurement in tokens [default: 512, or the model's context if that is shorter]
     #[arg(long, value_name = "TOKENS")]
     prefill: Option<usize>,
-    /// Tokens of the prompts that decoding follows
+    /// Prompt length of the decoding measurement in tokens
     #[arg(long, value_name = "TOKENS", default_value_t = 128)]
     prompt: usize,
-    /// Steps of decoding that are timed
+    /// Number of decoding steps to time
     #[arg(long, default_value_t = 64)]
     steps: usize,
-    /// Sequences that decode side by side; several numbers for several runs
+    /// Batch sizes of the decoding measurement in sequences; several values measure each
     #[arg(long, value_name = "SEQUENCES", num_args = 1.., default_values_t = [1, 8, 16])]
     batch: Vec<usize>,
-    /// Runs of each; the fastest counts, since whatever disturbs a run only makes it slower
+    /// Number of runs of each measurement; the fastest is reported
     #[arg(long, default_value_t = 3)]
     runs: usize,
-    /// Tell a GPU of each launch anew, instead of recording decoding steps and doing them again
+    /// Disable GPU graph capture for decoding
     #[arg(long, env = "HEARTH_ENFORCE_EAGER", value_parser = BoolishValueParser::new())]
     enforce_eager: bool,
-    /// Measure instead what structured output costs: grammars compiled, and the masks of tokens that they allow
+    /// Measure structured output instead: the time to compile grammars and to compute token masks
     #[arg(long, conflicts_with_all = ["prefill", "prompt", "steps", "batch", "runs"])]
     grammars: bool,
 }
@@ -65,9 +65,9 @@ struct Report {
     kv_cache_dtype: String,
     n_params: usize,
     weight_bytes_per_step: usize,
-    /// Of as many bytes, read by the same device in the same run.
+    /// Measured bandwidth for reading that many bytes on the same device in the same run.
     read_gb_per_sec: f64,
-    /// Products of numbers in registers, each added to a sum, in billions: in the arithmetic that the dtype takes.
+    /// Measured multiply-adds per second in billions, from registers, in the arithmetic of the dtype.
     gmacs_per_sec: f64,
     results: Vec<Measured>,
 }
@@ -76,24 +76,24 @@ struct Report {
 struct Measured {
     job: String,
     tok_per_sec: f64,
-    /// Keys and values that a step reads beside the weights, on average; decoding only.
+    /// Mean size of the keys and values that a step reads; decoding only.
     kv_bytes_per_step: Option<usize>,
     /// Kernels that a step launches; decoding on a GPU only.
     launches_per_step: Option<usize>,
-    /// How many of them are recorded and done again; decoding on a GPU only.
+    /// How many of them are in captured graphs; decoding on a GPU only.
     recorded_launches_per_step: Option<usize>,
-    /// Bytes that a step reads off the device, as where each sequence takes the most likely token; decoding on a GPU only.
+    /// Bytes that a greedy step reads back from the device; decoding on a GPU only.
     read_back_bytes_per_step: Option<usize>,
-    /// Of the rate at which memory could give the weights, once per step; decoding only.
+    /// Fraction of the measured bandwidth, counting the weights once per step; decoding only.
     fraction_of_bandwidth: Option<f64>,
-    /// Of the rate at which the device could compute the products of matrices and attention.
+    /// Fraction of the measured arithmetic rate, counting matrix products and attention.
     fraction_of_arithmetic: Option<f64>,
-    /// Products to a token.
+    /// Multiply-adds per token.
     #[serde(skip)]
     n_products: f64,
 }
 
-/// Prints a table, and last of all one line of JSON.
+/// Prints a table, followed by one line of JSON.
 pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     let gpt = match &args.random {
         Some(dir) => random(dir, &args.model)?,
@@ -111,7 +111,7 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     let longest = n_prefill.max(args.prompt.saturating_add(args.steps).saturating_add(1));
     anyhow::ensure!(
         longest <= context,
-        "the runs need {longest} tokens of context, the model has {context}\nhint: smaller `--prefill`, `--prompt` and `--steps`"
+        "the measurements need {longest} tokens of context, the model has {context}\nhint: use a smaller `--prefill`, `--prompt` or `--steps`"
     );
     let counts = [("prefill", n_prefill), ("prompt", args.prompt), ("steps", args.steps), ("runs", args.runs)];
     if let Some((flag, _)) = counts.iter().find(|(_, count)| *count == 0) {
@@ -135,7 +135,7 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     for &batch in &args.batch {
         results.push(decode(&gpt, kv_dtype, &args, batch)?);
     }
-    // Once more at the end: the machine may have been busy at the beginning.
+    // Measured again at the end: the machine may have been busy at the beginning.
     let after = limits()?;
     let [bandwidth, arithmetic] = [before[0].max(after[0]), before[1].max(after[1])];
     for (result, &batch) in results.iter_mut().skip(1).zip(&args.batch) {
@@ -159,7 +159,7 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     print(&report)
 }
 
-/// Refuses what the `flag` asks for with `value`, if the machine cannot hold keys, values and logits of that many
+/// Rejects the value of `flag` if the machine has not enough memory for the keys, values and logits of this many
 /// sequences of `n_tokens`.
 fn require_memory(
     gpt: &Gpt,
@@ -176,7 +176,7 @@ fn require_memory(
     required.map_err(|what| anyhow::anyhow!("`--{flag}` {value} {what}"))
 }
 
-/// A model of the shape that `config.json` in `dir` describes. Its numbers are random and its text is none.
+/// A model with the shape of `config.json` in `dir` and random weights.
 fn random(dir: &Path, options: &ModelConfig) -> anyhow::Result<Gpt> {
     let config = model_dir::load_config(dir)?;
     let device = options.device()?;
@@ -184,14 +184,14 @@ fn random(dir: &Path, options: &ModelConfig) -> anyhow::Result<Gpt> {
         Some(dtype) => dtype,
         None => model_dir::load_stored_dtype(dir)?.unwrap_or_default(),
     };
-    // At least; and the embedding in f32 on its way there.
+    // A lower limit; the embedding is converted from f32.
     let n_embedding_bytes = 4 * config.vocab_size as u128 * config.d_model as u128;
     let n_bytes = memory::least_weight_bytes(config.n_params(), memory::bits_of(dtype)) + n_embedding_bytes;
     memory::require(n_bytes, memory::available_on(&device)).map_err(|what| {
-        anyhow::anyhow!("a model of the shape in `{}` {what}\nhint: `--quantize q4` takes the least", dir.display())
+        anyhow::anyhow!("a model of the shape in `{}` {what}\nhint: `--quantize q4` needs the least", dir.display())
     })?;
     let mut state = 1u64;
-    // Uniform, by multiplication modulo 2^64: a billion of them in a second.
+    // Uniform, by multiplication modulo 2^64: fast enough for a billion weights per second.
     let mut next = |std: f64| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         ((state >> 40) as f32 / (1u32 << 23) as f32 - 1.0) * (3.0f64.sqrt() * std) as f32
@@ -213,7 +213,7 @@ fn print(report: &Report) -> anyhow::Result<()> {
     writeln!(text, "{} in {}, {n_params:.1} M parameters, on {}", report.model, report.dtype, report.device)?;
     writeln!(
         text,
-        "{:.0} MB of weights per step; memory gives {:.1} GB/s of that size, arithmetic {:.0} G multiply-adds/s",
+        "{:.0} MB of weights per step; limits: {:.1} GB/s of memory bandwidth at that size, {:.0} G multiply-adds/s",
         report.weight_bytes_per_step as f64 / 1e6,
         report.read_gb_per_sec,
         report.gmacs_per_sec
@@ -226,7 +226,7 @@ fn print(report: &Report) -> anyhow::Result<()> {
         let kv_bytes = result.kv_bytes_per_step.map(|n| n as f64 / 1e6);
         let kv = kv_bytes.map(|n| format!(", KV cache {n:.0} MB in {}", report.kv_cache_dtype));
         let recorded = result.recorded_launches_per_step.unwrap_or(0);
-        let launches = result.launches_per_step.map(|n| format!(", {n} launches a step ({recorded} recorded)"));
+        let launches = result.launches_per_step.map(|n| format!(", {n} launches a step ({recorded} captured)"));
         let read_back = result.read_back_bytes_per_step.map(|n| format!(", {n} bytes read back"));
         writeln!(
             text,
@@ -242,10 +242,10 @@ fn prefill(gpt: &Gpt, kv_dtype: KvDtype, n_tokens: usize, n_runs: usize) -> anyh
     let prompt = token_ids(gpt, 0, n_tokens);
     let mut best = f64::INFINITY;
     for _ in 0..n_runs {
-        let mut stepper = Stepper::new(gpt.clone(), n_tokens.div_ceil(PAGE_SIZE), kv_dtype);
-        let mut tables = [stepper.cache().table()];
+        let mut runner = ModelRunner::new(gpt.clone(), n_tokens.div_ceil(PAGE_SIZE), kv_dtype);
+        let mut tables = [runner.cache().table()];
         let start = Instant::now();
-        step(&mut stepper, &mut tables, &[&prompt])?;
+        step(&mut runner, &mut tables, &[&prompt])?;
         best = best.min(start.elapsed().as_secs_f64());
     }
     let job = format!("prefill of {}", n_tokens);
@@ -264,39 +264,39 @@ fn prefill(gpt: &Gpt, kv_dtype: KvDtype, n_tokens: usize, n_runs: usize) -> anyh
 
 fn decode(gpt: &Gpt, kv_dtype: KvDtype, args: &BenchArgs, batch: usize) -> anyhow::Result<Measured> {
     let n_pages = batch * (args.prompt + args.steps + 1).div_ceil(PAGE_SIZE);
-    let mut stepper = Stepper::new(gpt.clone(), n_pages, kv_dtype);
+    let mut runner = ModelRunner::new(gpt.clone(), n_pages, kv_dtype);
     if !args.enforce_eager {
-        stepper.record();
+        runner.capture_steps();
     }
     let mut best = f64::INFINITY;
     let mut tables: Vec<PageTable> = Vec::new();
     for _ in 0..args.runs {
-        // The pages of the run before are free again.
+        // The pages of the previous run are free again.
         tables.clear();
-        tables.extend((0..batch).map(|_| stepper.cache().table()));
+        tables.extend((0..batch).map(|_| runner.cache().table()));
         for (number, table) in tables.iter_mut().enumerate() {
-            step(&mut stepper, std::slice::from_mut(table), &[&token_ids(gpt, number, args.prompt)])?;
+            step(&mut runner, std::slice::from_mut(table), &[&token_ids(gpt, number, args.prompt)])?;
         }
         let start = Instant::now();
         for number in 0..args.steps {
             let ids: Vec<Vec<TokenId>> = (0..batch).map(|sequence| token_ids(gpt, sequence + number, 1)).collect();
-            step(&mut stepper, &mut tables, &ids.iter().map(Vec::as_slice).collect::<Vec<_>>())?;
+            step(&mut runner, &mut tables, &ids.iter().map(Vec::as_slice).collect::<Vec<_>>())?;
         }
         best = best.min(start.elapsed().as_secs_f64());
     }
-    // One more, to look at.
+    // One more step, to count launches.
     let ids: Vec<Vec<TokenId>> = (0..batch).map(|sequence| token_ids(gpt, sequence, 1)).collect();
     let ids: Vec<&[TokenId]> = ids.iter().map(Vec::as_slice).collect();
-    let (n_read_bytes, n_told) = ops::count_launches(|| step(&mut stepper, &mut tables, &ids));
+    let (n_read_bytes, n_told) = ops::count_launches(|| step(&mut runner, &mut tables, &ids));
     let n_read_bytes = n_read_bytes?;
-    // The same once more, as it is when nothing is recorded.
-    stepper.stop_recording();
+    // Once more without graphs, to count all launches.
+    runner.stop_capture();
     tables.iter_mut().for_each(|table| table.truncate(table.len() - 1));
-    let (again, n_launches) = ops::count_launches(|| step(&mut stepper, &mut tables, &ids));
+    let (again, n_launches) = ops::count_launches(|| step(&mut runner, &mut tables, &ids));
     again?;
     let is_gpu = gpt.device() != Device::flex();
     let job = format!("decode, {batch} sequences");
-    // Those of the step in the middle.
+    // Of the step in the middle.
     let n_keys = batch * (args.prompt + args.steps.div_ceil(2));
     Ok(Measured {
         job,
@@ -311,22 +311,22 @@ fn decode(gpt: &Gpt, kv_dtype: KvDtype, args: &BenchArgs, batch: usize) -> anyho
     })
 }
 
-/// One forward pass, up to the logits of each sequence's last row, read back as far as the most likely token needs them.
-/// Gives the bytes read.
-fn step(stepper: &mut Stepper, tables: &mut [PageTable], ids: &[&[TokenId]]) -> anyhow::Result<usize> {
+/// One forward pass up to the logits of each sequence's last row, reading back what the most likely token needs.
+/// Returns the number of bytes read back.
+fn step(runner: &mut ModelRunner, tables: &mut [PageTable], ids: &[&[TokenId]]) -> anyhow::Result<usize> {
     let mut parts: Vec<StepPart<'_>> =
         tables.iter_mut().zip(ids).map(|(table, ids)| StepPart { table, n_new: ids.len() }).collect();
-    let stepped = stepper.step(&ids.concat(), &mut parts)?;
+    let output = runner.step(&ids.concat(), &mut parts)?;
     let ends = ids.iter().scan(0, |end, ids| {
         *end += ids.len();
         Some(*end - 1)
     });
-    let logits = stepper.logits(&stepped, &ends.collect::<Vec<_>>());
+    let logits = runner.logits(&output, &ends.collect::<Vec<_>>());
     let needs = Sampler::new(SamplingParams::greedy(), 0, &[]).needs(&BTreeSet::new(), &[]);
-    Ok(ops::read_logits(logits, &vec![needs; ids.len()])?.n_read_bytes())
+    Ok(hearth_model::read_logits::read_logits(logits, &vec![needs; ids.len()])?.n_read_bytes())
 }
 
-/// Any tokens will do.
+/// The tokens do not affect the speed.
 fn token_ids(gpt: &Gpt, seed: usize, n: usize) -> Vec<TokenId> {
     let vocab_size = gpt.config().vocab_size;
     (0..n).map(|i| ((i * 7919 + seed * 104_729) % vocab_size) as TokenId).collect()

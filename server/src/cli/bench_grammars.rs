@@ -1,4 +1,4 @@
-//! `hearth bench --grammars`: what structured output costs, beside the steps of the model that it goes with.
+//! `hearth bench --grammars`: the cost of structured output, beside the model's steps.
 
 use std::{
     collections::BTreeSet,
@@ -22,15 +22,15 @@ use serde_json::{Value, json};
 
 use super::output;
 
-/// Texts of each grammar; each has a seed of its own.
+/// Texts per grammar, each with its own seed.
 const N_TEXTS: u64 = 4;
 
-/// Tokens of a text at most.
+/// Maximum length of a text in tokens.
 const MAX_TOKENS: usize = 128;
 
 const PROMPT: &str = "An order of three articles, to be sent to a customer in Lyon:\n";
 
-/// A date with a time, and some words.
+/// A date with a time, followed by words.
 const REGEX: &str = r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z (\w+ ){3,20}\w+\.";
 
 /// Queries of a small language.
@@ -44,7 +44,7 @@ NAME: /[a-z_]{1,20}/
 INT: /[0-9]{1,9}/
 "#;
 
-/// As services have them: references, enumerations, formats, optional members, arrays of objects.
+/// Typical of services: references, enumerations, formats, optional members, arrays of objects.
 fn schema() -> Value {
     json!({
         "$defs": {
@@ -97,44 +97,44 @@ fn schema() -> Value {
 #[derive(Debug, Serialize)]
 pub(crate) struct GrammarReport {
     model: String,
-    /// The trie of the vocabulary, once for a server.
+    /// Time to build the vocabulary's trie, once per server.
     trie_ms: f64,
     grammars: Vec<Measured>,
 }
 
-/// Times in microseconds, but for the compilation.
+/// Times in microseconds, except the compilation.
 #[derive(Debug, Serialize)]
 struct Measured {
     grammar: &'static str,
-    /// With the mask of the first token.
+    /// Includes the mask of the first token.
     compile_ms: f64,
     n_tokens: usize,
-    /// With a grammar just compiled, as every request has it.
+    /// With a newly compiled grammar, as in every request.
     mean_mask_us: f64,
     p99_mask_us: f64,
     worst_mask_us: f64,
-    /// With one that has seen such a text before.
+    /// With a grammar that has processed such a text before.
     mean_mask_again_us: f64,
     worst_mask_again_us: f64,
     /// Of the model alone.
     mean_step_us: f64,
-    /// Of the model with a mask computed beside it.
+    /// Of the model while a mask is computed in parallel.
     mean_step_with_mask_us: f64,
-    /// Until the mask is there, once the model is done.
+    /// From the end of the model's step until the mask is ready.
     mean_wait_us: f64,
     worst_wait_us: f64,
 }
 
-/// How a mask is computed.
+/// When masks are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Timing {
-    /// Once the logits are there, to see what it costs.
+    /// After the model's step, to measure their cost.
     Alone,
-    /// While the model runs, as a server does it.
+    /// During the model's step, as in the server.
     BesideTheModel,
 }
 
-/// Prints a table, and last of all one line of JSON.
+/// Prints a table, followed by one line of JSON.
 pub(crate) fn run(name: String, model: &LoadedModel, kv_dtype: KvDtype) -> anyhow::Result<()> {
     let LoadedModel { gpt, tokenizer, eos_token_ids, .. } = model;
     let start = Instant::now();
@@ -156,7 +156,7 @@ pub(crate) fn run(name: String, model: &LoadedModel, kv_dtype: KvDtype) -> anyho
             let start = Instant::now();
             let constraint = compile()?;
             compile_ms = compile_ms.min(start.elapsed().as_secs_f64() * 1e3);
-            // Clones share what they have learnt.
+            // Clones share the grammar's caches.
             alone.add(text.write(constraint.clone(), Timing::Alone)?);
             again.add(text.write(constraint, Timing::Alone)?);
             beside.add(text.write(compile()?, Timing::BesideTheModel)?);
@@ -179,7 +179,7 @@ pub(crate) fn run(name: String, model: &LoadedModel, kv_dtype: KvDtype) -> anyho
     print(&GrammarReport { model: name, trie_ms, grammars: measured.collect::<anyhow::Result<_>>()? })
 }
 
-/// In microseconds, of all tokens but the first of a text.
+/// In microseconds, for all tokens but the first of a text.
 #[derive(Debug, Default)]
 struct Times {
     masks: Vec<f64>,
@@ -193,7 +193,7 @@ impl Times {
     }
 }
 
-/// One text that the model writes.
+/// One text that the model generates.
 struct Text<'a> {
     gpt: &'a Gpt,
     kv_dtype: KvDtype,
@@ -254,17 +254,14 @@ fn print(report: &GrammarReport) -> anyhow::Result<()> {
     let mut text = String::new();
     writeln!(
         text,
-        "{}: the vocabulary's trie takes {:.0} ms, once; times in microseconds",
+        "{}: building the vocabulary's trie takes {:.0} ms, once per server; times in microseconds",
         report.model, report.trie_ms
     )?;
     writeln!(
         text,
-        "             compiled   masks alone            the same again  model    and a mask  then a wait of"
+        "             compile    new grammar: mask    warm grammar: mask  step     step      wait for mask"
     )?;
-    writeln!(
-        text,
-        "                         mean    p99  worst     mean   worst   a step   beside it    mean   worst"
-    )?;
+    writeln!(text, "                         mean    p99  worst     mean   worst  alone    with mask    mean   worst")?;
     for row in &report.grammars {
         writeln!(
             text,

@@ -1,4 +1,4 @@
-//! `hearth doctor`: what this machine offers, and where a model would run.
+//! `hearth doctor`: shows the machine's hardware and the device that a model would use.
 
 use std::{
     fmt::{self, Write as _},
@@ -18,7 +18,7 @@ use crate::memory;
 /// The arguments of `hearth doctor`.
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
-    /// Report which device this choice leads to
+    /// Report the device that this choice selects
     #[arg(long, env = "HEARTH_DEVICE", default_value_t = DeviceChoice::Auto)]
     device: DeviceChoice,
     /// Print JSON
@@ -55,7 +55,7 @@ struct Chosen {
     reason: String,
 }
 
-/// Prints the report to standard output; fails when the device asked for is not there.
+/// Prints the report to standard output; fails if the requested device is not available.
 pub(crate) fn run(args: DoctorArgs) -> anyhow::Result<()> {
     let report = Report::collect(args.device);
     let text = if args.json { format!("{}\n", serde_json::to_string_pretty(&report)?) } else { report.to_string() };
@@ -120,14 +120,14 @@ impl fmt::Display for Report {
     }
 }
 
-/// Burn prints a device as `Device<Flex(Cpu)>`.
+/// Burn formats a device as `Device<Flex(Cpu)>`.
 fn device_name(device: &Device) -> String {
     let name = format!("{device:?}");
     let inner = name.strip_prefix("Device<").and_then(|name| name.strip_suffix('>'));
     inner.unwrap_or(&name).to_owned()
 }
 
-/// The instructions that the CPU kernels make use of, as far as this CPU has them.
+/// The instruction sets that the CPU kernels use, as far as this CPU has them.
 fn cpu_features() -> Vec<&'static str> {
     #[cfg(target_arch = "x86_64")]
     let known = [
@@ -149,7 +149,7 @@ fn cpu_features() -> Vec<&'static str> {
     known.into_iter().filter_map(|(name, found)| found.then_some(name)).collect()
 }
 
-/// The value behind `name:` in the format of `/proc`.
+/// The value of `name:` in the format of `/proc`.
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| {
         let (key, value) = line.split_once(':')?;

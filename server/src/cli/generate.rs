@@ -27,10 +27,10 @@ pub(crate) struct GenerateArgs {
     prompt: String,
     #[command(flatten)]
     model: ModelConfig,
-    /// Most tokens to generate
+    /// Maximum number of tokens to generate
     #[arg(long, value_name = "TOKENS", default_value_t = 128, allow_negative_numbers = true)]
     max_tokens: usize,
-    /// Text that ends the generation and is cut off; may be given several times
+    /// Stop string: ends the generation and is removed from the output; repeatable
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
     #[command(flatten)]
@@ -41,30 +41,30 @@ pub(crate) struct GenerateArgs {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Sampling")]
 struct SamplingArgs {
-    /// Divides the logits; 0 always takes the most likely token [default: the model's, or 1]
+    /// Sampling temperature; 0 always takes the most likely token [default: the model's, or 1]
     #[arg(long, allow_negative_numbers = true)]
     temperature: Option<f32>,
     /// Keep this many of the most likely tokens; 0 and -1 keep all [default: the model's, or 0]
     #[arg(long, allow_negative_numbers = true, value_parser = top_k)]
     top_k: Option<usize>,
-    /// Keep the fewest tokens whose probabilities reach this sum; 1 keeps all [default: the model's, or 1]
+    /// Nucleus sampling: keep the smallest set of tokens whose probabilities sum to this value; 1 keeps all [default: the model's, or 1]
     #[arg(long, allow_negative_numbers = true)]
     top_p: Option<f32>,
-    /// Keep tokens at least this probable, as a share of the most likely one's probability; 0 keeps all [default: the
-    /// model's, or 0]
+    /// Keep tokens whose probability is at least this fraction of the largest one; 0 keeps all [default: the model's, or
+    /// 0]
     #[arg(long, allow_negative_numbers = true)]
     min_p: Option<f32>,
-    /// Above 1, tokens that were seen become less likely [default: the model's, or 1]
+    /// Penalty for tokens that already occurred; 1 disables it [default: the model's, or 1]
     #[arg(long, allow_negative_numbers = true)]
     repetition_penalty: Option<f32>,
-    /// Equal seeds draw equal texts [default: another one each time]
+    /// Random seed; the same seed gives the same text [default: random]
     #[arg(long, allow_negative_numbers = true, value_parser = seed)]
     seed: Option<u64>,
     #[command(flatten)]
     defaults: SamplingConfig,
 }
 
-/// As in the API, -1 is off.
+/// As in the API, -1 disables it.
 fn top_k(given: &str) -> Result<usize, String> {
     if given == "-1" { Ok(0) } else { given.parse().map_err(|_| "must be a whole number from -1".to_owned()) }
 }
@@ -72,11 +72,11 @@ fn top_k(given: &str) -> Result<usize, String> {
 /// As in the API, seeds may be negative.
 fn seed(given: &str) -> Result<u64, String> {
     let negative = || given.parse::<i64>().map(i64::cast_unsigned);
-    given.parse().or_else(|_| negative()).map_err(|_| "must be a whole number of 64 bits".to_owned())
+    given.parse().or_else(|_| negative()).map_err(|_| "must be a 64-bit whole number".to_owned())
 }
 
 impl SamplingArgs {
-    /// What is given, and for the rest the model's defaults.
+    /// The parameters: those given, and the model's defaults for the rest.
     fn over(&self, defaults: SamplingParams) -> SamplingParams {
         SamplingParams {
             temperature: self.temperature.unwrap_or(defaults.temperature),
@@ -129,11 +129,11 @@ pub(crate) fn run(args: GenerateArgs) -> anyhow::Result<()> {
         written = write_delta(&format!("{tail}\n"));
     }
     match written {
-        // The reader has what it wanted, as `head` does.
+        // The reader has closed the pipe, as `head` does.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
         written => written.context("cannot write to standard output")?,
     }
-    // The text is out; that its statistics cannot be written is no failure.
+    // The text has been written; failing to write the statistics is not an error.
     let _ = writeln!(io::stderr(), "{}", timer.summary(prompt_ids.len()));
     Ok(())
 }
@@ -153,7 +153,7 @@ fn write_delta(delta: &str) -> io::Result<()> {
     stdout.flush()
 }
 
-/// Measures the prompt's time (to the first token) and the tokens' after it.
+/// Measures the time of the prompt (to the first token) and of the tokens after it.
 struct Timer {
     started: Instant,
     first_token: Option<Instant>,

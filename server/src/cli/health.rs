@@ -20,10 +20,10 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use super::output::print;
 use crate::{config::ServerConfig, tls};
 
-/// How long the server may take to answer, all in all. Docker gives a health check of the image 5 s.
+/// Timeout for the whole check. Docker's timeout for the image's health check is 5 s.
 const PATIENCE: Duration = Duration::from_secs(4);
 
-/// More of an answer is not read.
+/// Maximum size of the response.
 const MAX_ANSWER_BYTES: u64 = 64 << 10;
 
 /// The settings that say where a server is, by their ids on the command line.
@@ -45,7 +45,7 @@ pub(super) fn hide_irrelevant(command: clap::Command) -> clap::Command {
     })
 }
 
-/// Where to reach the server from the machine that it runs on.
+/// The address of the server, as seen from its own machine.
 #[derive(Debug, PartialEq, Eq)]
 struct Address {
     host: String,
@@ -55,7 +55,7 @@ struct Address {
 /// Prints one line if the server is healthy.
 ///
 /// # Errors
-/// It is not, or nobody answers in time.
+/// The server is not healthy or does not respond in time.
 pub(crate) fn run(args: &HealthArgs) -> anyhow::Result<()> {
     let config = &args.config;
     ensure!(config.port != 0, "`--port` must be the port that the server listens on, got 0");
@@ -64,7 +64,7 @@ pub(crate) fn run(args: &HealthArgs) -> anyhow::Result<()> {
     let url = format!("{scheme}://{address}/health");
     let runtime = runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
     let asked = runtime.block_on(async { timeout(PATIENCE, ask(config, &address)).await });
-    // The system may still be looking up a name.
+    // The system's name lookup may still be running.
     runtime.shutdown_background();
     let (status, body) = match asked {
         Ok(answer) => answer.with_context(|| format!("`{url}`"))?,
@@ -76,14 +76,14 @@ pub(crate) fn run(args: &HealthArgs) -> anyhow::Result<()> {
     print(&format!("`{url}` is healthy\n"))
 }
 
-/// The status and the body of the answer.
+/// The status and the body of the response.
 async fn ask(config: &ServerConfig, address: &Address) -> anyhow::Result<(u16, Vec<u8>)> {
     let connector = config.http.tls_cert.as_deref().map(tls::connector).transpose()?;
     let stream = TcpStream::connect((address.host.as_str(), address.port)).await.context("cannot connect")?;
     match connector {
         None => request(stream, address).await,
         Some(connector) => {
-            // The connector accepts one certificate, whatever names it has.
+            // The connector accepts one certificate and does not check names.
             let name = ServerName::from(IpAddr::V4(Ipv4Addr::LOCALHOST));
             let stream = connector.connect(name, stream).await;
             request(stream.context("cannot speak TLS with the certificate of `--tls-cert`")?, address).await
@@ -91,7 +91,7 @@ async fn ask(config: &ServerConfig, address: &Address) -> anyhow::Result<(u16, V
     }
 }
 
-/// One request and its answer. The server closes the connection after it, which ends the body.
+/// Sends one request and reads the response. The server closes the connection after it, which ends the body.
 async fn request(mut stream: impl AsyncRead + AsyncWrite + Unpin, address: &Address) -> anyhow::Result<(u16, Vec<u8>)> {
     let head = format!("GET /health HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n");
     stream.write_all(head.as_bytes()).await.context("cannot send the request")?;
@@ -99,7 +99,7 @@ async fn request(mut stream: impl AsyncRead + AsyncWrite + Unpin, address: &Addr
     let read = stream.take(MAX_ANSWER_BYTES).read_to_end(&mut answer).await;
     let (status, body) = parsed(&answer).ok_or_else(|| match read {
         Err(error) => anyhow!(error).context("cannot read the answer"),
-        Ok(_) => anyhow!("gives no answer in HTTP/1.1: does it speak TLS (`--tls-cert`)?"),
+        Ok(_) => anyhow!("the response is not HTTP/1.1: does the server use TLS (`--tls-cert`)?"),
     })?;
     Ok((status, body.to_owned()))
 }
@@ -119,7 +119,7 @@ fn message(body: &[u8]) -> Option<String> {
 }
 
 impl Address {
-    /// A server that listens on all addresses is reached over loopback.
+    /// A server that listens on all addresses is contacted over loopback.
     fn of(host: &str, port: u16) -> Self {
         let host = match host.parse() {
             Ok(IpAddr::V4(Ipv4Addr::UNSPECIFIED)) => Ipv4Addr::LOCALHOST.to_string(),

@@ -1,7 +1,6 @@
-//! Logs go to stderr; `HEARTH_LOG`, or `RUST_LOG`, says which, in the syntax of `tracing`'s filters.
+//! Logs go to stderr; `HEARTH_LOG`, or `RUST_LOG`, selects the lines, in the syntax of `tracing`'s filters.
 //!
-//! What becomes of a line is nobody's concern who serves: a full disk, a reader that has gone or one that does not read
-//! must not cost an answer, nor keep the server from ending.
+//! Logging never blocks or stops the server: if the disk is full or the reader is gone or stuck, lines are lost.
 
 use std::io::{self, IsTerminal};
 
@@ -11,16 +10,15 @@ use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 
 use crate::config::LogFormat;
 
-/// Lines that wait to be written, at most; further ones are lost.
+/// Maximum number of lines that wait to be written; further ones are lost.
 const WAITING_LINES: usize = 10_000;
 
-/// Lines are written where they come up: for commands that do one thing.
+/// Writes lines synchronously: for commands other than `serve`.
 pub(super) fn here(default: &str) -> anyhow::Result<()> {
     start(default, LogFormat::Text, io::stderr)
 }
 
-/// Lines are written by a thread of their own, for which nobody waits. What waits when the guard is dropped is written
-/// then, if that takes no longer than a second.
+/// Writes lines from a separate thread. Dropping the guard writes the remaining lines, for at most one second.
 pub(super) fn beside(default: &str, format: LogFormat) -> anyhow::Result<WorkerGuard> {
     let builder = NonBlockingBuilder::default().lossy(true).buffered_lines_limit(WAITING_LINES).thread_name("log");
     let (writer, guard) = builder.finish(io::stderr());
@@ -40,11 +38,11 @@ where
         None => EnvFilter::try_new(default)?,
     };
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(writer).with_target(false);
-    // Its own complaints would go to stderr too, and end the thread where that cannot be written.
+    // The subscriber's own errors would go to stderr too, and would end the thread if stderr is closed.
     let log = log.log_internal_errors(false);
     match format {
         LogFormat::Text => log.with_ansi(io::stderr().is_terminal()).init(),
-        // Fields side by side with the message, so that a query needs no path.
+        // Fields at the top level beside the message, for simple queries.
         LogFormat::Json => log.json().flatten_event(true).init(),
     }
     Ok(())

@@ -20,7 +20,7 @@ pub use self::output::print_error;
 
 /// Serves language models over HTTP and in the terminal.
 ///
-/// Without a subcommand it serves: `hearth --port 9000` is `hearth serve --port 9000`.
+/// The default subcommand is `serve`: `hearth --port 9000` is `hearth serve --port 9000`.
 #[derive(Debug, Parser)]
 #[command(name = "hearth", version, subcommand_required = true)]
 pub struct Cli {
@@ -30,25 +30,25 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Serve a model over HTTP, with OpenAI's API (what `hearth` alone does)
+    /// Serve a model over HTTP with OpenAI's API (the default)
     Serve(Box<serve::ServeArgs>),
     /// Continue a prompt in the terminal
     Generate(generate::GenerateArgs),
-    /// Measure how fast a model runs here
+    /// Measure the speed of a model on this machine
     Bench(bench::BenchArgs),
-    /// Measure how well a model predicts a text
+    /// Measure the perplexity of a model on a text
     Perplexity(perplexity::PerplexityArgs),
-    /// Store a model with its weights rounded
+    /// Write a quantized copy of a model
     Quantize(quantize::QuantizeArgs),
-    /// Show what this machine offers and where a model would run
+    /// Show the machine's hardware and the device that a model would use
     Doctor(doctor::DoctorArgs),
     /// Check that a running server is healthy; takes the same flags and variables as `serve`
     Health(Box<health::HealthArgs>),
 }
 
 impl Cli {
-    /// Reads the process's command line and environment. Ends the process where that makes no sense (exit code 2) or
-    /// help is asked for.
+    /// Parses the command line and environment. Ends the process with exit code 2 if they are invalid, or with 0 after
+    /// showing help.
     pub fn from_env() -> Self {
         let args = with_subcommand(std::env::args_os().collect());
         let command = Self::command().mut_subcommand("health", health::hide_irrelevant);
@@ -57,10 +57,10 @@ impl Cli {
         Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }
 
-    /// Does what was asked.
+    /// Runs the command.
     ///
     /// # Errors
-    /// Whatever keeps it from being done, for a person to read.
+    /// The command's failure, as text for people.
     pub fn run(self) -> anyhow::Result<()> {
         match self.command {
             Command::Serve(args) => {
@@ -95,7 +95,7 @@ impl Cli {
     }
 }
 
-/// `hearth` with nothing but flags serves.
+/// `hearth` with flags only means `hearth serve`.
 fn with_subcommand(mut args: Vec<OsString>) -> Vec<OsString> {
     let serves = match args.get(1).and_then(|arg| arg.to_str()) {
         None => args.len() <= 1,

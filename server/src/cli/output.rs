@@ -1,13 +1,13 @@
-//! Results on standard output, and why there are none.
+//! Writes results to standard output and errors to standard error.
 
 use std::io::{self, Write};
 
 use anyhow::Context;
 
-/// Writes `text`. A reader that has what it wanted and is gone, as `head` is, is no error.
+/// Writes `text`. A closed pipe, as after `head`, is not an error.
 ///
 /// # Errors
-/// Standard output cannot be written to, say because a disk is full.
+/// Standard output cannot be written, for example because a disk is full.
 pub(super) fn print(text: &str) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
     match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
@@ -16,12 +16,13 @@ pub(super) fn print(text: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Characters of a line of an error that are shown.
+/// Maximum number of characters shown of each line of an error.
 const MAX_LINE: usize = 2000;
 
-/// Writes `error` to standard error. Words of a file may be in it: they neither steer the terminal nor fill it.
+/// Writes `error` to standard error. It may contain text from files, so control characters are escaped and long lines
+/// cut.
 pub fn print_error(error: &anyhow::Error) {
-    // With nobody to read it, there is nothing to do about it.
+    // If standard error is closed, there is nowhere to report it.
     let _ = writeln!(io::stderr(), "error: {}", printable(&format!("{error:#}")));
 }
 

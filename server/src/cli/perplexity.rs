@@ -1,5 +1,5 @@
-//! `hearth perplexity`: how well a model predicts a text, as llama.cpp's tool of that name measures it, so that the two
-//! can be compared.
+//! `hearth perplexity`: measures how well a model predicts a text, with the method of llama.cpp's tool of that name, so
+//! that results are comparable.
 
 #[cfg(unix)]
 use std::os::unix::fs::FileTypeExt;
@@ -25,21 +25,21 @@ use serde::Serialize;
 use super::output;
 use crate::config::ModelConfig;
 
-/// Tokens of a window where nothing is said, llama.cpp's default.
+/// Default window size in tokens, as in llama.cpp.
 const DEFAULT_CONTEXT: usize = 512;
 
-/// Rows whose logits are held at once; a row is the whole vocabulary.
+/// Rows of logits in memory at once; each has one number per token of the vocabulary.
 const LOGIT_ROWS: usize = 64;
 
 /// The arguments of `hearth perplexity`.
 #[derive(Args, Debug)]
 pub(crate) struct PerplexityArgs {
-    /// Text to predict
+    /// Text file to predict
     text: PathBuf,
     #[command(flatten)]
     model: ModelConfig,
-    /// Tokens of the windows that the text is cut into; the second half of each is predicted [default: 512, or the model's
-    /// context if that is shorter]
+    /// Window size in tokens; the second half of each window is predicted [default: 512, or the model's context if that is
+    /// shorter]
     #[arg(long, value_name = "TOKENS")]
     context: Option<usize>,
 }
@@ -56,7 +56,7 @@ struct Report {
     perplexity: f64,
 }
 
-/// Prints the perplexity, and last of all one line of JSON.
+/// Prints the perplexity, followed by one line of JSON.
 pub(crate) fn run(args: PerplexityArgs) -> anyhow::Result<()> {
     let text = read(&args.text).with_context(|| format!("cannot read `{}`", args.text.display()))?;
     anyhow::ensure!(!text.is_empty(), "`{}` is empty", args.text.display());
@@ -68,7 +68,7 @@ pub(crate) fn run(args: PerplexityArgs) -> anyhow::Result<()> {
     let windows = ids.chunks_exact(context);
     anyhow::ensure!(
         windows.len() > 0,
-        "`{}` has {} tokens, fewer than one window of {}\nhint: a longer text, or a smaller `--context`",
+        "`{}` has {} tokens, fewer than one window of {}\nhint: use a longer text or a smaller `--context`",
         args.text.display(),
         ids.len(),
         context
@@ -82,8 +82,8 @@ pub(crate) fn run(args: PerplexityArgs) -> anyhow::Result<()> {
     let loss = total / n_predicted as f64;
     anyhow::ensure!(
         loss.is_finite(),
-        "the model's logits cannot be used: the loss is {loss}\nhint: its weights may be broken, or too large for their dtype; \
-         weights that are not finite are named when it is loaded"
+        "the model's logits are invalid: the loss is {loss}\nhint: the weights may be broken or too large for their dtype; \
+         loading the model reports weights that are not finite"
     );
     let report = Report {
         model: args.model.model_id(),
@@ -106,7 +106,7 @@ pub(crate) fn run(args: PerplexityArgs) -> anyhow::Result<()> {
     ))
 }
 
-/// The whole text. A device may never end; a pipe ends with its writer.
+/// Reads the whole text. Devices are rejected because they may never end; a pipe ends with its writer.
 fn read(path: &Path) -> io::Result<String> {
     #[cfg(unix)]
     let is_device = {
@@ -116,12 +116,12 @@ fn read(path: &Path) -> io::Result<String> {
     #[cfg(not(unix))]
     let is_device = false;
     if is_device {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "is a device, must be a file or a pipe"));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "is a device; it must be a file or a pipe"));
     }
     fs::read_to_string(path)
 }
 
-/// Minus the log-probability of the tokens in the second half of `window`, all but the first of them.
+/// The sum of negative log-probabilities of the tokens in the second half of `window`, except the first.
 fn window_loss(gpt: &Gpt, kv_dtype: KvDtype, window: &[TokenId]) -> anyhow::Result<f64> {
     let mut cache = KvCache::new(gpt.config(), window.len().div_ceil(PAGE_SIZE), kv_dtype, &gpt.device());
     let mut table = cache.table().of_prompt(window.len());

@@ -1,4 +1,4 @@
-//! `hearth quantize`: stores a model with its weights rounded, so that it is small on disk and opens without rounding.
+//! `hearth quantize`: writes a quantized copy of a model, which is smaller and loads without quantizing.
 
 use std::{
     fs,
@@ -24,24 +24,24 @@ use super::output;
 pub(crate) struct QuantizeArgs {
     /// Model dir or GGUF file to read
     model: PathBuf,
-    /// Model dir to write: a new or an empty folder. It appears when it is complete
+    /// Model dir to write: a new or an empty folder. It is created only when it is complete
     out: PathBuf,
-    /// How weight matrices are rounded: `q8` (8.5 bits a weight), `q5_1` (6 bits), `q4_1` (5 bits) or `q4` (4.5 bits, the
-    /// least exact); embeddings as in q8
+    /// Format of weight matrices: `q8` (8.5 bits per weight), `q5_1` (6 bits), `q4_1` (5 bits) or `q4` (4.5 bits, the least
+    /// accurate); embeddings are always q8
     #[arg(long, value_name = "DTYPE", default_value_t = Dtype::Q8, value_parser = |name: &str| Dtype::parse(name, Dtype::is_quantized))]
     quantize: Dtype,
 }
 
-/// The exit code of what SIGINT has ended, as shells have it.
+/// The exit code after SIGINT, as in shells.
 #[cfg(unix)]
 const INTERRUPTED: i32 = 128 + 2;
 
-/// Writes the new model dir and says what became of the size.
+/// Writes the new model dir and prints its size.
 pub(crate) fn run(args: QuantizeArgs) -> anyhow::Result<()> {
     let QuantizeArgs { model, out, quantize } = args;
     let staged = {
         let partial = Arc::default();
-        // Locked while the folder is made, so that ctrl-c finds it.
+        // Locked while the folder is created, so that ctrl-c finds it.
         let mut path = lock(&partial);
         remove_when_interrupted(Arc::clone(&partial));
         let staged = StagedDir::creating(&out)?;
@@ -72,8 +72,8 @@ fn lock(partial: &Mutex<Option<PathBuf>>) -> MutexGuard<'_, Option<PathBuf>> {
     partial.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From now on, ctrl-c removes `partial` before it ends the process. Where there is no runtime or no thread for it, it ends
-/// the process as ever, and the next run removes the folder.
+/// From now on, ctrl-c removes `partial` and then ends the process. If the handler cannot be installed, ctrl-c ends the
+/// process immediately, and the next run removes the folder.
 #[cfg(unix)]
 fn remove_when_interrupted(partial: Arc<Mutex<Option<PathBuf>>>) {
     use std::{process, thread};
@@ -86,7 +86,7 @@ fn remove_when_interrupted(partial: Arc<Mutex<Option<PathBuf>>>) {
     let wait = move || {
         runtime.block_on(interrupt.recv());
         let partial = lock(&partial);
-        // Files may come in while others go.
+        // Files may still be created meanwhile.
         for _ in 0..100 {
             if partial.as_ref().is_none_or(|path| fs::remove_dir_all(path).is_ok() || !path.exists()) {
                 break;
@@ -107,7 +107,7 @@ fn megabytes(dir: &Path) -> anyhow::Result<f64> {
 fn weight_bytes(dir: &Path) -> anyhow::Result<u64> {
     let entries = fs::read_dir(dir).with_context(|| format!("cannot read `{}`", dir.display()))?;
     let is_weights = |path: &Path| path.extension().is_some_and(|extension| extension == "safetensors");
-    // What links lead to: Hugging Face's cache is made of them.
+    // Follows links: Hugging Face's cache consists of them.
     let sizes = entries.flatten().map(|entry| entry.path()).filter(|path| is_weights(path)).map(fs::metadata);
     sizes.map(|metadata| anyhow::Ok(metadata?.len())).sum()
 }

@@ -21,7 +21,7 @@ use crate::{
     telemetry::exporter::{Exporter, SpanSender},
 };
 
-/// How long the last spans may take to be exported.
+/// Timeout for exporting the last spans.
 const LAST_SPANS: Duration = Duration::from_secs(3);
 
 /// The arguments of `hearth serve`.
@@ -34,13 +34,13 @@ pub(crate) struct ServeArgs {
 /// Serves until SIGTERM or ctrl-c.
 pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
     ops::limit_arenas();
-    // They tokenize prompts: more of them than there are cores only spread memory over more of the allocator's arenas.
+    // Blocking threads tokenize prompts: more threads than cores would only use more memory, in more allocator arenas.
     let n_blocking = thread::available_parallelism().map_or(2, usize::from).max(MIN_PREPARING_THREADS);
     let runtime = runtime::Builder::new_multi_thread().enable_all().max_blocking_threads(n_blocking).build();
     let runtime = runtime.context("cannot start the runtime")?;
     let exporter = args.config.exporter()?;
     let outcome = runtime.block_on(run_async(&args.config, exporter.as_ref().map(Exporter::sender)));
-    // Loading a model cannot be interrupted, and cut off requests are not waited for.
+    // Loading a model cannot be interrupted, and dropped requests are not awaited.
     runtime.shutdown_background();
     if exporter.is_some_and(|exporter| !exporter.finish(LAST_SPANS)) {
         tracing::warn!("the last spans were not exported within {} s", LAST_SPANS.as_secs());
@@ -49,16 +49,16 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
 }
 
 async fn run_async(config: &ServerConfig, spans: Option<SpanSender>) -> anyhow::Result<()> {
-    // Before the model is loaded, which takes longer than finding out that the port is taken.
+    // Before loading the model, so that a port that is in use is reported immediately.
     config.check()?;
     let serve_options = config.serve_options()?;
     let listener = bind(&config.host, config.port).await?;
-    let address = listener.local_addr().context("cannot tell the address")?;
+    let address = listener.local_addr().context("cannot get the listening address")?;
     let api_options = ApiOptions { spans, ..config.api_options(address.ip())? };
     tracing::info!("listening on {}://{address}", api_options.scheme);
     if !address.ip().to_canonical().is_loopback() && api_options.keys.is_open() {
         tracing::warn!(
-            "no API key is set, so all who can reach {address} can use this server: set `--api-key-file`, or listen on \
+            "no API key is set: anyone who can reach {address} can use this server; set `--api-key-file`, or listen on \
              127.0.0.1 (`--host`)"
         );
     }
@@ -88,9 +88,9 @@ async fn run_async(config: &ServerConfig, spans: Option<SpanSender>) -> anyhow::
 async fn bind(host: &str, port: u16) -> anyhow::Result<TcpListener> {
     TcpListener::bind((host, port)).await.map_err(|error| {
         let hint = match error.kind() {
-            std::io::ErrorKind::AddrInUse => "\nhint: another program listens there, choose another port with `--port`",
+            std::io::ErrorKind::AddrInUse => "\nhint: another program uses this port; choose another with `--port`",
             std::io::ErrorKind::PermissionDenied => {
-                "\nhint: ports below 1024 need privileges, choose another with `--port`"
+                "\nhint: ports below 1024 need privileges; choose another with `--port`"
             }
             _ => "",
         };
@@ -112,7 +112,7 @@ fn log_ready(state: &AppState, engine: &Engine, elapsed: Duration) {
     );
 }
 
-/// Each SIGTERM or ctrl-c is one message.
+/// Sends one message for each SIGTERM or ctrl-c.
 fn signals() -> anyhow::Result<mpsc::Receiver<()>> {
     let (sender, receiver) = mpsc::channel(2);
     #[cfg(unix)]

@@ -1,20 +1,20 @@
-//! Environment variables beside the command line: which of them count.
+//! Resolves conflicts between environment variables and the command line.
 //!
-//! What the command line says goes before what variables say, also where the two are of different flags of which one
-//! excludes the other; of two variables that exclude each other neither goes first.
+//! A flag on the command line overrides variables, also the variable of another flag that it excludes. Two variables
+//! that exclude each other are an error.
 
 use std::ffi::{OsStr, OsString};
 
 use clap::{Arg, Command, builder::Resettable, error::ErrorKind, parser::ValueSource};
 
-/// The command without those variables that do not count for a command line of `args`.
+/// Removes the variables that the command line `args` overrides.
 ///
 /// # Errors
 /// Two variables exclude each other.
 pub(super) fn settle(command: Command, args: &[OsString]) -> Result<Command, clap::Error> {
-    // Set to nothing, as they come from compose files, they say nothing.
+    // Empty variables, as compose files set them, count as unset.
     let command = without_variables(command, &|_, name| std::env::var_os(name).is_some_and(|value| value.is_empty()));
-    // Whatever else is wrong with the command line is said when it is read with its variables.
+    // Other errors on the command line are reported when it is parsed again with its variables.
     let without = without_variables(command.clone(), &|_, _| true).ignore_errors(true);
     let Ok(given) = without.try_get_matches_from(args) else { return Ok(command) };
     let Some((name, given)) = given.subcommand() else { return Ok(command) };
@@ -31,8 +31,8 @@ pub(super) fn settle(command: Command, args: &[OsString]) -> Result<Command, cla
                     let (first, second) = (first.display(), second.display());
                     let flags = [one, other].map(|arg| format!("`--{}`", arg.get_long().unwrap_or_default()));
                     let what = format!(
-                        "the environment variables `{first}` and `{second}` exclude each other, and both are set\n\
-                         hint: unset one of them, or give {} or {}, which go before variables",
+                        "the environment variables `{first}` and `{second}` exclude each other, but both are set\n\
+                         hint: unset one of them, or give {} or {}, which override variables",
                         flags[0], flags[1]
                     );
                     return Err(command.clone().error(ErrorKind::ArgumentConflict, what));
@@ -45,19 +45,19 @@ pub(super) fn settle(command: Command, args: &[OsString]) -> Result<Command, cla
         .mut_subcommand(name, |subcommand| without_variables(subcommand, &|arg, _| outdone.contains(arg.get_id()))))
 }
 
-/// Each pair of a command's arguments of which one excludes the other; once or twice.
+/// Each pair of a command's arguments that exclude each other; some pairs twice.
 fn rivals(command: &Command) -> impl Iterator<Item = (&Arg, &Arg)> {
     command
         .get_arguments()
         .flat_map(|arg| command.get_arg_conflicts_with(arg).into_iter().map(move |other| (arg, other)))
 }
 
-/// The variable of an argument, if it has one that is set.
+/// The variable of an argument, if it has one and it is set.
 fn set_variable(arg: &Arg) -> Option<&OsStr> {
     arg.get_env().filter(|name| std::env::var_os(name).is_some())
 }
 
-/// The command, and those below it, without the variables of some arguments.
+/// The command and its subcommands without the variables of some arguments.
 fn without_variables(command: Command, is_unwanted: &dyn Fn(&Arg, &OsStr) -> bool) -> Command {
     let command = command.mut_args(|arg| match arg.get_env() {
         Some(name) if is_unwanted(&arg, name) => arg.env(Resettable::Reset),

@@ -1,5 +1,5 @@
-//! What comes back from the engine: the events of a request, and the stream that carries them from the inference
-//! thread to whoever asked. Token ids, text and counts; no HTTP.
+//! The engine's output: the events of a request, and the stream that carries them from the inference thread to the API.
+//! Token ids, text and counts; no HTTP.
 
 use std::{
     future::poll_fn,
@@ -12,60 +12,83 @@ use std::{
     time::Duration,
 };
 
-use hearth_model::{TokenId, sampling::TokenLogprobs};
+use hearth_model::{Error, TokenId, sampling::TokenLogprobs};
 use tokio::sync::mpsc;
 
-use crate::metrics::{Outcome, Spans};
+use crate::metrics::{Outcome, PhaseTimes};
 
-/// What happens to a request, in this order: prompt log-probabilities if asked for, tokens, then one end.
+/// What happens to a request, in this order: prompt log-probabilities if asked for, tokens or a vector, then one end.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// One entry per prompt token; the first has none, as nothing predicts it.
+    /// One entry per prompt token; the first has no log-probability, because nothing predicts it.
     PromptLogprobs(Arc<Vec<Option<TokenLogprobs>>>),
     /// A token was generated.
     Token {
         /// Its id.
         id: TokenId,
-        /// Text that is settled by now. May be empty, and may stem from earlier tokens.
+        /// Text that is now complete. May be empty, and may include text of earlier tokens.
         text: String,
-        /// Characters of generated text before the token's own.
+        /// Offset in characters of the token in the generated text.
         offset: usize,
-        /// Its log-probability and the alternatives, if asked for.
+        /// Its log-probability and the alternatives, if requested.
         logprobs: Option<TokenLogprobs>,
     },
-    /// The request is done.
+    /// The request is complete.
     Finished {
-        /// Why.
+        /// The finish reason.
         reason: FinishReason,
-        /// What exactly, if it is [`FinishReason::Stop`].
+        /// The stop token or stop string, for [`FinishReason::Stop`].
         cause: Option<StopCause>,
         /// Text that was held back until now.
         text: String,
-        /// Tokens of the prompt that were found in the cache. Answers that share a prompt tell it once.
+        /// Number of prompt tokens found in the prefix cache. Reported once by answers that share a prompt.
         cached_tokens: usize,
-        /// Where the time went.
-        spans: Spans,
+        /// Durations of the phases.
+        spans: PhaseTimes,
     },
-    /// The whole answer to a request for an embedding, `[d_model]`.
+    /// The vector that was asked for, `[d_model]`.
     Embedding(Vec<f32>),
+}
+
+/// Why a request ends without being finished.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
     /// The request's deadline, this long after its arrival, has passed.
     TimedOut(Duration),
-    /// The request cannot be finished as it is: a parameter, and what is wrong with it.
+    /// The request is invalid: a parameter, and the error.
     Refused {
-        /// The parameter, as clients write it.
+        /// The parameter's name in requests.
         param: &'static str,
-        /// For the client.
+        /// The message for the client.
         message: String,
     },
-    /// The request cannot be finished; the message is for the client.
+    /// The request failed, with a message for the client.
     Failed(String),
-    /// The engine has been stopped before the request was finished.
+    /// The engine was stopped before the request was complete.
     Stopped,
-    /// Events came faster than they were received, until there were too many: the request was cancelled.
+    /// The receiver is too slow: too many events were waiting, and the request was cancelled.
     Overrun,
 }
 
-/// Why a generation ended.
+impl From<&Error> for Failure {
+    fn from(error: &Error) -> Self {
+        match error {
+            Error::Param { name, .. } => Self::Refused { param: name, message: error.to_string() },
+            error => Self::Failed(error.to_string()),
+        }
+    }
+}
+
+impl From<&Failure> for Outcome {
+    fn from(failure: &Failure) -> Self {
+        if matches!(failure, Failure::TimedOut(_)) { Self::Abort } else { Self::Error }
+    }
+}
+
+/// An event of one answer, by its index in the submission, or the failure that ends it.
+pub(super) type Outgoing = (usize, Result<Event, Failure>);
+
+/// The reason for the end of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
     /// An end-of-sequence token, a stop token or a stop string.
@@ -83,56 +106,58 @@ impl From<FinishReason> for Outcome {
     }
 }
 
-/// What stopped a generation.
+/// The cause of a stop.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StopCause {
-    /// One of the tokens that end it.
+    /// A token that ends generation.
     Token(TokenId),
-    /// One of the stop strings.
+    /// A stop string.
     Text(String),
 }
 
-/// Events of one submission that may wait to be received, in bytes: a client that takes its answer slowly is not to fill
-/// the memory with it.
+/// Maximum size in bytes of the waiting events of a submission, so that slow clients cannot fill the memory.
 const MAX_BACKLOG_BYTES: usize = 64 << 20;
 
+/// Approximate size of a waiting event in bytes.
+fn n_bytes(outgoing: &Result<Event, Failure>) -> usize {
+    size_of::<Outgoing>() + outgoing.as_ref().map_or(0, Event::n_bytes)
+}
+
 impl Event {
-    /// Roughly what it takes while it waits to be received.
+    /// What it takes besides its own size.
     fn n_bytes(&self) -> usize {
         let reported = |logprobs: &TokenLogprobs| size_of_val(logprobs.top.as_slice()) + size_of::<TokenLogprobs>();
-        let beside = match self {
+        match self {
             Self::PromptLogprobs(logprobs) => logprobs.iter().flatten().map(reported).sum(),
             Self::Token { text, logprobs, .. } => text.len() + logprobs.as_ref().map_or(0, reported),
             Self::Finished { text, .. } => text.len(),
             Self::Embedding(vector) => size_of_val(vector.as_slice()),
-            _ => 0,
-        };
-        size_of::<(usize, Self)>() + beside
+        }
     }
 }
 
-/// What waits to be received.
+/// The waiting events.
 #[derive(Debug, Default)]
 struct Backlog {
     n_bytes: AtomicUsize,
     is_overrun: AtomicBool,
 }
 
-/// The events of the requests submitted together. Dropping it cancels what has not ended.
+/// The events of requests that were submitted together. Dropping it cancels unfinished requests.
 #[derive(Debug)]
 pub struct EventStream {
-    receiver: mpsc::UnboundedReceiver<(usize, Event)>,
+    receiver: mpsc::UnboundedReceiver<Outgoing>,
     backlog: Arc<Backlog>,
 }
 
-/// Where the events of a submission come from.
+/// The sending side of a submission's events.
 #[derive(Debug)]
 pub(super) struct EventSource {
-    sender: mpsc::UnboundedSender<(usize, Event)>,
+    sender: mpsc::UnboundedSender<Outgoing>,
     backlog: Arc<Backlog>,
 }
 
-/// The two ends of a submission's way back.
+/// Both ends of a submission's event channel.
 pub(super) fn channel() -> (EventSource, EventStream) {
     let (sender, receiver) = mpsc::unbounded_channel();
     let backlog = Arc::new(Backlog::default());
@@ -140,47 +165,46 @@ pub(super) fn channel() -> (EventSource, EventStream) {
 }
 
 impl EventSource {
-    /// The way back of one answer.
+    /// The sender of one answer.
     pub(super) fn sender(&self, index: usize) -> EventSender {
         EventSender { index, sender: self.sender.clone(), backlog: Arc::clone(&self.backlog) }
     }
 }
 
 impl EventStream {
-    /// The next event and the index of its request. `None` after the last one, or when the engine is gone.
-    pub async fn recv(&mut self) -> Option<(usize, Event)> {
+    /// The next event and the index of its request. `None` after the last one, or if the engine has stopped.
+    pub async fn recv(&mut self) -> Option<Outgoing> {
         poll_fn(|context| self.poll_recv(context)).await
     }
 
     /// As [`recv`](Self::recv), for hand-written streams.
-    pub fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Option<(usize, Event)>> {
+    pub fn poll_recv(&mut self, context: &mut Context<'_>) -> Poll<Option<Outgoing>> {
         let received = ready!(self.receiver.poll_recv(context));
-        if let Some((_, event)) = &received {
-            self.backlog.n_bytes.fetch_sub(event.n_bytes(), Ordering::Relaxed);
+        if let Some((_, outgoing)) = &received {
+            self.backlog.n_bytes.fetch_sub(n_bytes(outgoing), Ordering::Relaxed);
         }
         let is_overrun = received.is_none() && self.backlog.is_overrun.swap(false, Ordering::Relaxed);
-        Poll::Ready(if is_overrun { Some((0, Event::Overrun)) } else { received })
+        Poll::Ready(if is_overrun { Some((0, Err(Failure::Overrun))) } else { received })
     }
 }
 
-/// Where a sequence's events go. Never blocks: a slow client's events pile up here, up to a bound.
+/// Where the events of one answer go. Never blocks: a slow client's events pile up here, up to a bound.
 #[derive(Debug)]
 pub(crate) struct EventSender {
     index: usize,
-    sender: mpsc::UnboundedSender<(usize, Event)>,
+    sender: mpsc::UnboundedSender<Outgoing>,
     backlog: Arc<Backlog>,
 }
 
 impl EventSender {
-    /// A client that has gone is noticed before the next step, and so is one that has fallen too far behind.
-    pub(super) fn send(&self, event: Event) {
-        let n_bytes = event.n_bytes();
-        let before = self.backlog.n_bytes.fetch_add(n_bytes, Ordering::Relaxed);
+    /// Disconnected or too slow clients are detected before the next step.
+    pub(super) fn send(&self, outgoing: Result<Event, Failure>) {
+        let before = self.backlog.n_bytes.fetch_add(n_bytes(&outgoing), Ordering::Relaxed);
         if before > MAX_BACKLOG_BYTES {
             self.backlog.is_overrun.store(true, Ordering::Relaxed);
         }
         if !self.backlog.is_overrun.load(Ordering::Relaxed) {
-            let _ = self.sender.send((self.index, event));
+            let _ = self.sender.send((self.index, outgoing));
         }
     }
 
@@ -199,11 +223,11 @@ mod tests {
         let senders = [source.sender(0), source.sender(1)];
         drop(source);
         let text = "x".repeat(1 << 20);
-        let event = || Event::Token { id: 1, text: text.clone(), offset: 0, logprobs: None };
+        let event = || Ok(Event::Token { id: 1, text: text.clone(), offset: 0, logprobs: None });
         // Whoever keeps up gets any number of them.
         for _ in 0..200 {
             senders[0].send(event());
-            assert!(matches!(stream.recv().await, Some((0, Event::Token { .. }))));
+            assert!(matches!(stream.recv().await, Some((0, Ok(Event::Token { .. })))));
         }
         let mut n_sent = 0;
         while !senders[0].is_closed() {
@@ -214,9 +238,9 @@ mod tests {
         assert!(senders[1].is_closed(), "all answers of the submission");
         drop(senders);
         for _ in 1..n_sent {
-            assert!(matches!(stream.recv().await, Some((_, Event::Token { .. }))));
+            assert!(matches!(stream.recv().await, Some((_, Ok(Event::Token { .. })))));
         }
-        assert!(matches!(stream.recv().await, Some((_, Event::Overrun))));
+        assert!(matches!(stream.recv().await, Some((_, Err(Failure::Overrun)))));
         assert!(stream.recv().await.is_none());
     }
 }

@@ -1,36 +1,37 @@
-//! The engine: many requests, one model, one thread.
+//! The engine: serves many requests with one model on one thread.
 //!
-//! [`Engine`] is the handle that the API holds. [`Engine::submit`] takes requests that are valid by construction and
-//! gives back their stream of events; dropping the stream cancels them, wherever they are. Token ids and sampling come
-//! in here, HTTP and JSON do not.
+//! [`Engine`] is the API's handle. [`Engine::submit`] accepts requests that are valid by construction and returns their
+//! stream of events; dropping the stream cancels them. Token ids and sampling belong here, HTTP and JSON do not.
 //!
 //! # Layout
-//! - [`request`]: what may be asked; `event`: what comes back; `start`: options, and what the thread needs
+//! - [`request`]: what may be asked; `event`: what comes back; `startup`: options, and what the thread needs
 //! - [`scheduler`]: what the next step computes; pure
-//! - `runner`: steps on the device; no decisions
+//! - `batch_runner`: steps on the device; no decisions
 //! - [`prefix_cache`]: names for what is in a page
-//! - `sequence`: one request on its way through; `beams`: one with several sequences; [`embedding`]: one without an
-//!   answer; `generation`: any of them
+//! - `job`: a request on its way through, whatever is made of it; `sequence`, `beams` and `embedding`: the three things
+//!   that are; `replies`: what these tell the client and the worker
 //! - `speculation`: guesses at the tokens to come
-//! - `turn`: what a step's logits lead to, request by request, on all threads
+//! - `sample_step`: samples a step's logits, each request by itself, on all threads
 //! - [`text`]: token ids to text deltas and stop strings; pure
 //! - `token_ids`: the tokens of a text
 //! - `worker`: the thread, and the loop `schedule -> run -> advance`
 
+mod acceptance;
+mod batch_runner;
 mod beams;
-pub mod embedding;
+mod embedding;
 mod event;
-mod generation;
+mod job;
 pub mod prefix_cache;
+mod replies;
 pub mod request;
-mod runner;
+mod sample_step;
 pub mod scheduler;
 mod sequence;
 mod speculation;
-mod start;
+mod startup;
 pub mod text;
 mod token_ids;
-mod turn;
 mod worker;
 
 use std::{
@@ -45,50 +46,41 @@ use std::{
 };
 
 use hearth_model::{
-    TokenId,
-    chat::ChatTemplate,
-    config::GptConfig,
-    constraint::GrammarCompiler,
-    ops::KvDtype,
-    sampling::{SamplingParams, beam::BeamParams},
-    tokenizer::Tokenizer,
+    TokenId, chat::ChatTemplate, config::GptConfig, constraint::GrammarCompiler, ops::KvDtype,
+    sampling::SamplingParams, tokenizer::Tokenizer,
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{Semaphore, watch};
 
-use self::{
-    beams::Beams,
-    embedding::{EmbedRequest, Embedding},
-    event::{EventSender, EventSource},
-    generation::Generation,
-    request::{GenerateRequest, ModelLimits, Strategy},
-    scheduler::Scheduler,
-    sequence::{Intake, Sequence},
-    start::Prepared,
-    worker::{Held, Worker},
-};
 pub use self::{
-    event::{Event, EventStream, FinishReason, StopCause},
+    event::{Event, EventStream, Failure, FinishReason, StopCause},
     speculation::Speculation,
-    start::{EngineOptions, Models, StartError},
+    startup::{EngineOptions, Models, StartError},
+};
+use self::{
+    job::{Intake, Job},
+    request::{EngineRequest, ModelLimits},
+    scheduler::Scheduler,
+    startup::Prepared,
+    worker::{Held, Worker},
 };
 use crate::metrics::{EngineMetrics, Snapshot};
 
-/// Why requests were not taken.
+/// Why requests were rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
-    /// As many answers wait as may, or nearly as many.
-    #[error("the queue is full: at most {max_queue} answers may wait, those of one request counted one by one")]
+    /// The queue is full, or has too little room.
+    #[error("the queue is full: at most {max_queue} answers may wait, counting each answer of a request")]
     QueueFull {
         /// The engine's limit.
         max_queue: usize,
     },
-    /// More answers than could ever wait.
+    /// More answers than the queue can ever hold.
     #[error(
         "the request asks for {n_answers} answers, but at most {max_queue} may wait at once\n\
          hint: send fewer prompts, a smaller `n`, or raise `--max-queue`"
     )]
     TooManyAnswers {
-        /// As asked for.
+        /// The number of requested answers.
         n_answers: usize,
         /// The engine's limit.
         max_queue: usize,
@@ -98,66 +90,67 @@ pub enum SubmitError {
     Stopped,
 }
 
-/// What the engine is doing.
+/// The engine's state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineStats {
-    /// Whether it works at all.
+    /// Whether it is working.
     pub state: EngineState,
     /// Sequences in the batch.
     pub running: usize,
-    /// Sequences taken over by the inference thread that have not started.
+    /// Sequences on the inference thread that have not started.
     pub waiting: usize,
-    /// Pages of the KV cache that nobody holds.
+    /// Free pages of the KV cache.
     pub free_pages: usize,
     /// Pages of the KV cache.
     pub n_pages: usize,
-    /// How they hold keys and values.
+    /// The dtype of the KV cache.
     pub kv_dtype: KvDtype,
 }
 
-/// Whether the engine works.
+/// Whether the engine is working.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EngineState {
-    /// It takes requests.
+    /// It accepts requests.
     Running,
     /// It was stopped.
     Stopped,
-    /// A step failed; it takes no more requests.
+    /// A step failed; it accepts no more requests.
     Failed(String),
 }
 
-/// What there is to know about the served model outside the inference thread.
+/// Data about the served model, for use outside the inference thread.
 #[derive(Debug)]
 pub struct ServedModel {
     /// The architecture.
     pub config: GptConfig,
-    /// What requests must keep to.
+    /// Limits for requests.
     pub limits: ModelLimits,
-    /// Text to ids and back.
+    /// The tokenizer.
     pub tokenizer: Tokenizer,
-    /// How a conversation becomes a prompt, if the model knows conversations.
+    /// The chat template, if the model has one.
     pub chat_template: Option<ChatTemplate>,
     /// Tokens that end a sequence.
     pub eos_token_ids: Vec<TokenId>,
-    /// The sampling parameters where a request does not say.
+    /// Defaults of sampling parameters.
     pub sampling_defaults: SamplingParams,
-    /// A short name of what decides on its answers, for clients: another one says that equal seeds may give others.
+    /// A fingerprint of everything that affects answers, for clients: if it changes, the same seeds may give other
+    /// answers.
     pub fingerprint: String,
-    /// What structured output is compiled with, from its first use on.
+    /// The grammar compiler for structured output, created on first use.
     grammars: OnceLock<hearth_model::Result<GrammarCompiler>>,
 }
 
 impl ServedModel {
-    /// What structured output is compiled with. The first call takes a moment.
+    /// The grammar compiler for structured output. The first call takes a moment.
     ///
     /// # Errors
-    /// A vocabulary that cannot be used for it.
+    /// The vocabulary cannot be used for it.
     pub fn grammars(&self) -> Result<&GrammarCompiler, &hearth_model::Error> {
         self.grammars.get_or_init(|| GrammarCompiler::new(&self.tokenizer)).as_ref()
     }
 }
 
-/// A handle to the engine; clones share it. When the last one goes, the thread ends.
+/// A handle to the engine; clones share it. The thread ends when the last one is dropped.
 #[derive(Clone)]
 pub struct Engine {
     commands: SyncSender<Command>,
@@ -175,7 +168,7 @@ impl Engine {
     /// `load` runs on that thread because a device's streams belong to the thread that uses them.
     ///
     /// # Errors
-    /// What `load` reports, limits that make no sense, or a system that gives no thread.
+    /// Those of `load`, invalid limits, or a thread that cannot be started.
     pub fn start<Load, Loaded>(load: Load, options: EngineOptions) -> Result<Self, StartError>
     where
         Load: FnOnce() -> hearth_model::Result<Loaded> + Send + 'static,
@@ -183,7 +176,7 @@ impl Engine {
     {
         options.check()?;
         let max_queue = options.max_queue;
-        // Whatever is queued holds a place at least, so there is always room in the channel; one more for `Stop`.
+        // Each queued request holds at least one place, so the channel always has room; one more for `Stop`.
         let (commands, inbox) = sync_channel(max_queue + 1);
         let (stats_sender, stats) = watch::channel(EngineStats {
             state: EngineState::Running,
@@ -197,7 +190,8 @@ impl Engine {
         let metrics = Arc::new(EngineMetrics::new(options.speculation.n_tokens()));
         let workers_metrics = Arc::clone(&metrics);
         let body = move || {
-            let prepared = load().map_err(StartError::from).and_then(|loaded| start::prepare(loaded.into(), &options));
+            let prepared =
+                load().map_err(StartError::from).and_then(|loaded| startup::prepare(loaded.into(), &options));
             let Prepared { model, runner, kv_dtype, speculator, limits } = match prepared {
                 Ok(prepared) => prepared,
                 Err(error) => return drop(ready.send(Err(error))),
@@ -213,7 +207,7 @@ impl Engine {
                 scheduler: Scheduler::new(limits, pool),
                 runner,
                 speculator,
-                generations: BTreeMap::new(),
+                jobs: BTreeMap::new(),
                 n_accepted: 0,
                 held: Held::default(),
             };
@@ -241,66 +235,23 @@ impl Engine {
         })
     }
 
-    /// Puts requests into the queue, all or none; each answer takes a place there until it starts. The stream numbers
-    /// their events by their index in `requests`, a beam search counting as often as it gives answers. Neighbours with the
-    /// same prompt have it computed once.
+    /// Queues requests, all or none; each answer takes a place in the queue until it starts. The stream numbers their
+    /// events by their index in `requests`; a beam search has one index per answer. Consecutive requests with the same
+    /// prompt compute it once.
     ///
     /// # Errors
-    /// The queue is full or too small, or the engine is gone.
-    pub fn submit(&self, requests: Vec<GenerateRequest>) -> Result<EventStream, SubmitError> {
-        let n_places = requests.iter().map(GenerateRequest::n_answers).sum();
-        self.enqueue(n_places, |intake, source| {
-            let mut generations: Vec<Generation> = Vec::new();
-            let mut n_answers = 0;
-            for request in requests {
-                let indices = n_answers..n_answers + request.n_answers();
-                n_answers = indices.end;
-                let mut events = indices.map(|index| source.sender(index));
-                if let Some(params) = beam_params(&request) {
-                    let beams = Beams::new(request, events.collect(), params, intake);
-                    generations.push(Generation::Beams(Box::new(beams)));
-                    continue;
-                }
-                let Some(events) = events.next() else { continue };
-                match generations.last_mut() {
-                    Some(Generation::Sequence(first)) if first.request().shares_prompt(&request) => {
-                        first.add_fork(request, events, intake);
-                    }
-                    _ => generations.push(Generation::Sequence(Box::new(Sequence::new(request, events, intake)))),
-                }
-            }
-            generations
-        })
-    }
-
-    /// Puts requests for embeddings into the queue, as [`submit`](Self::submit) does. Each is answered by one event:
-    /// [`Event::Embedding`], or the reason why there is none.
-    ///
-    /// # Errors
-    /// The queue is full or too small, or the engine is gone.
-    pub fn embed(&self, requests: Vec<EmbedRequest>) -> Result<EventStream, SubmitError> {
-        self.enqueue(requests.len(), |intake, source| {
-            let generations = requests.into_iter().enumerate().map(|(index, request)| {
-                Generation::Embedding(Box::new(Embedding::new(request, source.sender(index), intake)))
-            });
-            generations.collect()
-        })
-    }
-
-    /// Sends what `make` gives to the inference thread, if there are so many places in the queue.
-    fn enqueue<Make>(&self, n_places: usize, make: Make) -> Result<EventStream, SubmitError>
-    where
-        Make: FnOnce(&mut Intake<'_>, &EventSource) -> Vec<Generation>,
-    {
+    /// The queue is full or too small, or the engine has stopped.
+    pub fn submit(&self, requests: Vec<EngineRequest>) -> Result<EventStream, SubmitError> {
         if self.stats.borrow().state != EngineState::Running {
             return Err(SubmitError::Stopped);
         }
         let max_queue = self.max_queue;
-        if n_places > max_queue {
-            return Err(SubmitError::TooManyAnswers { n_answers: n_places, max_queue });
+        let n_answers = requests.iter().map(EngineRequest::n_answers).sum();
+        if n_answers > max_queue {
+            return Err(SubmitError::TooManyAnswers { n_answers, max_queue });
         }
         let full = SubmitError::QueueFull { max_queue };
-        let asked = u32::try_from(n_places).map_err(|_| full.clone())?;
+        let asked = u32::try_from(n_answers).map_err(|_| full.clone())?;
         let queue_places = Arc::clone(&self.queue).try_acquire_many_owned(asked).map_err(|_| full.clone())?;
         let (source, events) = event::channel();
         let mut intake = Intake {
@@ -309,8 +260,16 @@ impl Engine {
             queue_places,
             arrived: Instant::now(),
         };
-        let command = Command::Generate(make(&mut intake, &source));
-        self.commands.try_send(command).map_err(|error| match error {
+        let mut indices = 0..n_answers;
+        let mut jobs: Vec<Job> = Vec::new();
+        for request in requests {
+            let senders = indices.by_ref().take(request.n_answers()).map(|index| source.sender(index)).collect();
+            match jobs.last_mut().filter(|first| first.shares_prompt(&request)) {
+                Some(first) => first.add_fork(request, senders, &mut intake),
+                None => jobs.push(Job::new(request, senders, &mut intake)),
+            }
+        }
+        self.commands.try_send(Command::Run(jobs)).map_err(|error| match error {
             std::sync::mpsc::TrySendError::Full(_) => full,
             std::sync::mpsc::TrySendError::Disconnected(_) => SubmitError::Stopped,
         })?;
@@ -322,12 +281,12 @@ impl Engine {
         &self.model
     }
 
-    /// What the engine is doing, as of its last step; can be awaited for changes.
+    /// The engine's state after its last step; changes can be awaited.
     pub fn stats(&self) -> watch::Receiver<EngineStats> {
         self.stats.clone()
     }
 
-    /// What the engine counts, as Prometheus reads it.
+    /// The engine's metrics in Prometheus' format.
     ///
     /// # Errors
     /// See [`EngineMetrics::render`].
@@ -337,13 +296,13 @@ impl Engine {
         self.metrics.render(model_name, now)
     }
 
-    /// Ends what is in flight with an error to its clients and waits for the thread to finish its step and end.
+    /// Ends all requests in flight with an error, and waits for the thread to finish its step and end.
     pub fn stop(&self) {
-        // A full channel holds a `Stop` already.
+        // A full channel already has a `Stop`.
         let _ = self.commands.try_send(Command::Stop);
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
-            // Its panics are caught and reported by the thread itself.
+            // The thread catches and reports its own panics.
             let _ = thread.join();
         }
     }
@@ -355,30 +314,9 @@ impl fmt::Debug for Engine {
     }
 }
 
-/// What the inference thread is told.
+/// Messages to the inference thread.
 #[derive(Debug)]
 enum Command {
-    Generate(Vec<Generation>),
+    Run(Vec<Job>),
     Stop,
-}
-
-/// Places in the queue, free when it is dropped: when what waits there starts, or is given up.
-#[derive(Debug)]
-pub(crate) struct QueuePlace {
-    _permit: Option<OwnedSemaphorePermit>,
-}
-
-/// What a request asks of the search for beams, if that is its strategy.
-fn beam_params(request: &GenerateRequest) -> Option<BeamParams> {
-    let parts = request.parts();
-    let Strategy::Beams { width, kind, .. } = parts.strategy else { return None };
-    Some(BeamParams {
-        width,
-        kind,
-        temperature: parts.sampling.temperature,
-        end_ids: parts.stop.stop_token_ids.clone(),
-        min_tokens: parts.stop.min_tokens,
-        max_tokens: parts.stop.max_tokens,
-        n_top: parts.logprobs,
-    })
 }

@@ -1,9 +1,9 @@
-//! Names for what is in a page, so that prompts which start alike are computed once.
+//! Keys of pages, so that prompts with a common beginning are computed once.
 //!
-//! A page's name is the SHA-256 of the name of the page before it and of its own tokens, so that it stands for everything
-//! from the start of the text on. The first page is chained to the request's [`PrefixSalt`]: requests of different salts
-//! never share a page. `docs/serving.md` tells how names are computed, so that a router can do it too. What is kept under
-//! these names, and what is thrown out first, is in [`hearth_model::kv_cache`].
+//! A page's key is the SHA-256 of the previous page's key and of its own tokens, so it identifies the whole text from
+//! the start. The first page is chained to the request's [`PrefixSalt`]: requests with different salts never share a
+//! page. `docs/serving.md` documents how keys are computed, so that routers can do the same. [`hearth_model::kv_cache`]
+//! stores pages by key and evicts them.
 
 use hearth_model::{
     TokenId,
@@ -13,53 +13,53 @@ use ring::digest::{Context, SHA256};
 
 use super::token_ids::TokenIds;
 
-/// What stands before the first page of requests without a salt.
+/// The root of requests without a salt.
 const NO_SALT: PageKey = PageKey([0; 32]);
 
-/// Sets the pages of some requests apart from all others.
+/// Separates the pages of some requests from all others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefixSalt(PageKey);
 
 impl PrefixSalt {
-    /// That of an API key: of the SHA-256 of `key:` and the key.
+    /// The salt of an API key: the SHA-256 of `key:` and the key.
     pub fn of_key(key: &[u8]) -> Self {
         Self(name(&[b"key:", key]))
     }
 
-    /// That of a request's `cache_salt`: of the SHA-256 of `cache_salt:` and the text.
+    /// The salt of a request's `cache_salt`: the SHA-256 of `cache_salt:` and the text.
     pub fn of_request(cache_salt: &str) -> Self {
         Self(name(&[b"cache_salt:", cache_salt.as_bytes()]))
     }
 }
 
-/// The names of one sequence's pages, as far as its tokens go.
+/// The keys of one sequence's pages, up to its last token.
 #[derive(Clone, Debug)]
 pub struct PrefixChain {
     last: PageKey,
 }
 
 impl PrefixChain {
-    /// A chain that stands before the first page. Chains of different salts have no name in common, nor have those of
-    /// prompts of different lengths, where these are given because what is in the pages depends on them.
+    /// A chain before the first page. Chains with different salts have no key in common, nor have those of prompts with
+    /// different lengths, if lengths are given because the pages depend on them.
     pub fn new(salt: Option<PrefixSalt>, n_prompt: Option<usize>) -> Self {
         let root = salt.map_or(NO_SALT, |salt| salt.0);
         let last = n_prompt.map_or(root, |n_prompt| name(&[&root.0, &(n_prompt as u64).to_le_bytes()]));
         Self { last }
     }
 
-    /// The name of the next page, which holds these tokens.
+    /// The key of the next page, which has these tokens.
     pub fn next(&mut self, page: &[TokenId]) -> PageKey {
         let tokens: Vec<u8> = page.iter().flat_map(|id| id.to_le_bytes()).collect();
         self.last = name(&[&self.last.0, &tokens]);
         self.last
     }
 
-    /// The names of all full pages of a text that starts where the chain stands.
+    /// The keys of all full pages of a text that starts at the chain's position.
     pub fn extend(&mut self, token_ids: &[TokenId]) -> Vec<PageKey> {
         token_ids.chunks_exact(PAGE_SIZE).map(|page| self.next(page)).collect()
     }
 
-    /// The name of the last page of a text that has just grown by a token, if that token fills it.
+    /// The key of the last page of a text that has grown by a token, if that token fills it.
     pub(crate) fn grown(&mut self, token_ids: TokenIds<'_>) -> Option<PageKey> {
         let end = token_ids.len();
         let start = end.checked_sub(PAGE_SIZE).filter(|_| end.is_multiple_of(PAGE_SIZE))?;
@@ -67,7 +67,7 @@ impl PrefixChain {
     }
 }
 
-/// The SHA-256 of these bytes, one after the other.
+/// The SHA-256 of the concatenated bytes.
 fn name(parts: &[&[u8]]) -> PageKey {
     let mut context = Context::new(&SHA256);
     parts.iter().for_each(|part| context.update(part));

@@ -1,4 +1,4 @@
-//! What a client may ask of the engine. A [`GenerateRequest`] that exists can be served: everything is checked here,
+//! What a client may ask of the engine. A [`EngineRequest`] that exists can be served: everything is checked here,
 //! once, and nothing behind this point checks again.
 
 use std::{collections::BTreeSet, ops::RangeInclusive, sync::Arc, time::Duration};
@@ -11,147 +11,179 @@ use hearth_model::{
 
 use super::{prefix_cache::PrefixSalt, scheduler::most_pages};
 
-/// Alternatives per position that a request may ask for.
+/// Maximum number of alternatives per position.
 pub const MAX_LOGPROBS: usize = 20;
 
-/// Answers that one HTTP request may ask for: prompts times `n`.
+/// Maximum number of answers per HTTP request: prompts times `n`.
 pub const MAX_CHOICES: usize = 2048;
 
-/// Priorities that a request may have; lower goes first.
+/// Allowed priorities; lower values are scheduled first.
 pub const PRIORITIES: RangeInclusive<i32> = -100..=100;
 
-/// What the served model allows.
+/// Limits of the served model.
 #[derive(Clone, Copy, Debug)]
 pub struct ModelLimits {
-    /// Token ids are below this.
+    /// Vocabulary size: token ids are below this.
     pub vocab_size: usize,
-    /// Tokens of prompt and answer together: the model's context, or the KV cache where that is smaller.
+    /// Maximum number of tokens of prompt and answer together: the model's context, or the KV cache if that is smaller.
     pub max_seq_len: usize,
-    /// Sequences that run at once.
+    /// Maximum number of sequences that run at once.
     pub max_batch_size: usize,
     /// Pages in the KV cache.
     pub n_pages: usize,
 }
 
-/// How an answer is looked for.
+/// What is made of a prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Strategy {
     /// Token by token.
     #[default]
     Sample,
-    /// Several partial answers at once; of the sampling parameters, only the temperature and the seed apply.
+    /// Beam search; of the sampling parameters, only the temperature and the seed apply.
     Beams {
-        /// Partial answers that are followed.
+        /// Number of partial answers.
         width: usize,
-        /// How many of the answers are given out, `width` at most. They take as many indices in the stream of events.
+        /// Number of answers to return, at most `width`. They use as many indices in the stream of events.
         n_best: usize,
-        /// How they compete.
+        /// How they are ranked.
         kind: BeamKind,
+    },
+    /// A vector, by one pass over the prompt. Of the other parts of a request, only the priority and the deadline apply.
+    Embed {
+        /// How the hidden states of the prompt become one.
+        pooling: Pooling,
+        /// How to scale the vector.
+        scale: VectorScale,
     },
 }
 
-/// When a generation ends.
+/// How to pool the hidden states of a text.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pooling {
+    /// Their mean.
+    #[default]
+    Mean,
+    /// The last token's, which has attended to all others.
+    Last,
+    /// The maximum of each component.
+    Max,
+}
+
+/// How long a vector is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum VectorScale {
+    /// To Euclidean length 1. A zero vector is unchanged.
+    #[default]
+    Unit,
+    /// Not at all.
+    AsIs,
+}
+
+/// Conditions for ending a generation.
 #[derive(Clone, Debug, Default)]
 pub struct StopConditions {
-    /// Tokens to generate at most. 0 only runs the prompt.
+    /// Maximum number of tokens to generate. 0 only computes the prompt.
     pub max_tokens: usize,
-    /// Before so many tokens are generated, neither an end-of-sequence or stop token is drawn, nor a stop string seen.
+    /// Minimum number of tokens: before it, neither end-of-sequence or stop tokens are sampled, nor stop strings found.
     pub min_tokens: usize,
-    /// Strings that end the text; they are cut from it.
+    /// Strings that end the text, and are removed from it.
     pub stop_strings: Arc<[String]>,
-    /// Tokens that end the generation: the request's own, and the model's end-of-sequence tokens unless they are to be
+    /// Tokens that end the generation: the request's own, and the model's end-of-sequence tokens unless these are
     /// ignored.
     pub stop_token_ids: Arc<BTreeSet<TokenId>>,
 }
 
-/// How tokens become text.
+/// How to convert tokens to text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TextOptions {
-    /// What special tokens say.
+    /// Text of special tokens.
     pub special_tokens: SpecialTokens,
-    /// What becomes of the stop string or stop token that ends the text.
+    /// Treatment of the stop string or stop token that ends the text.
     pub stop_text: StopText,
 }
 
-/// What special tokens say in a text.
+/// The text of special tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SpecialTokens {
-    /// Nothing.
+    /// None.
     #[default]
     Skip,
     /// Their strings.
     Show,
 }
 
-/// What becomes of that which ends a text.
+/// Treatment of the stop string or token.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StopText {
-    /// It is no part of the text.
+    /// Removed from the text.
     #[default]
     Cut,
-    /// The text ends with it.
+    /// Included in the text.
     Keep,
 }
 
-/// Which distribution the log-probabilities of generated tokens are of.
+/// The distribution of reported log-probabilities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogprobsMode {
     /// The model's own.
     #[default]
     Raw,
-    /// The one that tokens are drawn from, after all sampling parameters.
+    /// The one that tokens are sampled from, after all sampling parameters.
     Processed,
 }
 
-/// The parts of a request, not checked yet. Clones are cheap: what may be long is shared by the answers to a prompt.
+/// The parts of a request before validation. Clones are cheap: answers to a prompt share long data.
 #[derive(Clone, Debug, Default)]
 pub struct RequestParts {
-    /// What to continue.
+    /// What to continue or embed.
     pub prompt_ids: Arc<[TokenId]>,
-    /// How tokens are drawn.
+    /// Sampling parameters.
     pub sampling: SamplingParams,
-    /// When to end.
+    /// Conditions for ending.
     pub stop: StopConditions,
-    /// Which of the alternatives for one prompt this is; part of the random stream's key.
+    /// Index of the answer among those to the same prompt; part of the random stream's key.
     pub choice: u32,
-    /// Report each generated token's log-probability, with so many alternatives.
+    /// Report each generated token's log-probability, with this many alternatives.
     pub logprobs: Option<usize>,
-    /// Of which distribution.
+    /// The distribution of reported log-probabilities.
     pub logprobs_mode: LogprobsMode,
-    /// Report each prompt token's log-probability, with so many alternatives.
+    /// Report each prompt token's log-probability, with this many alternatives.
     pub prompt_logprobs: Option<usize>,
-    /// How tokens become text.
+    /// How to convert tokens to text.
     pub text: TextOptions,
-    /// How the answer is looked for.
+    /// What is made of the prompt.
     pub strategy: Strategy,
-    /// What the answer must look like.
+    /// The grammar that constrains the answer.
     pub constraint: Option<Constraint>,
-    /// Lower goes first, within [`PRIORITIES`]; see [`scheduler`](super::scheduler) for what it is worth.
+    /// Lower values are scheduled first, within [`PRIORITIES`]; see [`scheduler`](super::scheduler).
     pub priority: i32,
-    /// Computed prompts are shared with requests of the same salt only.
+    /// Pages are only shared with requests that have the same salt.
     pub prefix_salt: Option<PrefixSalt>,
-    /// From its arrival on, the request may take this long.
+    /// Maximum duration of the request from its arrival.
     pub deadline: Option<Duration>,
 }
 
-/// A request that the engine can serve.
+/// A valid request.
 #[derive(Clone, Debug)]
-pub struct GenerateRequest(RequestParts);
+pub struct EngineRequest(RequestParts);
 
-/// Why a request cannot be served. The messages name parameters as clients write them.
+/// Why a request is invalid. Messages use the names of parameters in requests.
 #[derive(Debug, thiserror::Error)]
 pub enum ValidationError {
-    /// The prompt has no tokens, so there is nothing to predict from.
-    #[error("`prompt` must hold at least one token, got none")]
-    EmptyPrompt,
-    /// A token id that the vocabulary does not have.
+    /// There are no tokens to start from.
+    #[error("`{param}` must hold at least one token, got none")]
+    Empty {
+        /// The parameter that should hold them.
+        param: &'static str,
+    },
+    /// A token id is outside the vocabulary.
     #[error("`{param}` must hold token ids below {vocab_size}, got {id}")]
     TokenId {
-        /// The parameter that holds it.
+        /// The parameter.
         param: &'static str,
         /// The id.
         id: TokenId,
-        /// Ids are below this.
+        /// Vocabulary size.
         vocab_size: usize,
     },
     /// Prompt and answer do not fit into the context.
@@ -162,12 +194,9 @@ pub enum ValidationError {
     ContextLength {
         /// Tokens in the prompt.
         n_prompt: usize,
-        /// Tokens that the context holds.
+        /// Context length in tokens.
         max_seq_len: usize,
     },
-    /// The text to embed has no tokens.
-    #[error("`input` must hold at least one token, got none")]
-    EmptyInput,
     /// The text to embed does not fit into the context.
     #[error(
         "`input` has {n_tokens} tokens, but the context holds {max_seq_len}\nhint: `truncate_prompt_tokens` cuts it"
@@ -175,13 +204,13 @@ pub enum ValidationError {
     InputLength {
         /// Tokens in the text.
         n_tokens: usize,
-        /// Tokens that the context holds.
+        /// Context length in tokens.
         max_seq_len: usize,
     },
-    /// A stop string without characters: it would end every text before it starts.
+    /// A stop string is empty: it would end every text at its start.
     #[error("`stop` must not hold an empty string")]
     EmptyStopString,
-    /// More tokens are demanded than allowed.
+    /// `min_tokens` exceeds `max_tokens`.
     #[error("`min_tokens` must be at most `max_tokens`, got {min_tokens} and {max_tokens}")]
     MinTokens {
         /// As given.
@@ -203,7 +232,7 @@ pub enum ValidationError {
         /// As given.
         given: i32,
     },
-    /// More beams than sequences may run at once, none, or fewer than are to be given out.
+    /// More beams than sequences may run at once, none, or fewer than answers to return.
     #[error(
         "`best_of` must be from `n` to {max_batch_size} beams, the sequences that run at once, got {width} with `n` \
          {n_best}"
@@ -216,7 +245,7 @@ pub enum ValidationError {
         /// Sequences that run at once.
         max_batch_size: usize,
     },
-    /// The beams do not fit into the KV cache even when nobody else runs.
+    /// The beams do not fit into the KV cache even when nothing else runs.
     #[error(
         "`best_of` of {width} beams with up to {n_tokens} tokens each needs {needed} pages of the KV cache, which has \
          {n_pages}\nhint: lower `best_of` or `max_tokens`"
@@ -226,12 +255,12 @@ pub enum ValidationError {
         width: usize,
         /// Tokens of prompt and answer.
         n_tokens: usize,
-        /// Pages that all beams could fill, those of the prompt that they share counted once.
+        /// Pages that all beams could fill, counting shared pages of the prompt once.
         needed: usize,
-        /// Pages that there are.
+        /// Pages of the KV cache.
         n_pages: usize,
     },
-    /// Something that a beam search does not do.
+    /// Beam search does not support a parameter.
     #[error("`{param}` does not go with `{}`", strategy_name(*kind))]
     NotWithBeams {
         /// The parameter.
@@ -239,34 +268,34 @@ pub enum ValidationError {
         /// Which search.
         kind: BeamKind,
     },
-    /// Something that could leave a constrained answer without a token to go on with, or cut it.
+    /// A parameter could exclude all tokens of a constrained answer, or cut it.
     #[error("`{param}` cannot be combined with `{constraint}`: {why}")]
     NotWithConstraint {
         /// The parameter.
         param: &'static str,
-        /// The parameter that constrains the answer.
+        /// The parameter with the constraint.
         constraint: &'static str,
-        /// What would happen.
+        /// The reason.
         why: &'static str,
     },
-    /// While there are too few tokens for the answer to end, no token may come.
+    /// No allowed token remains while the answer is too short to end.
     #[error("`allowed_token_ids` must hold a token that does not end the answer while `min_tokens` is above 0")]
     OnlyStopTokens,
-    /// Every token is one that ends the answer, and it must not end yet.
+    /// All tokens end the answer, but it must not end yet.
     #[error("`stop_token_ids` must leave a token of the vocabulary while `min_tokens` is above 0")]
     AllStopTokens,
-    /// A sampling parameter out of range.
+    /// A sampling parameter is out of range.
     #[error(transparent)]
     Sampling(Error),
 }
 
 impl ValidationError {
-    /// The parameter to blame, as clients write it.
+    /// The parameter that caused the error, by its name in requests.
     pub fn param(&self) -> Option<&'static str> {
         match self {
-            Self::EmptyPrompt | Self::ContextLength { .. } => Some("prompt"),
-            Self::EmptyInput | Self::InputLength { .. } => Some("input"),
-            Self::TokenId { param, .. } | Self::Logprobs { param, .. } => Some(param),
+            Self::ContextLength { .. } => Some("prompt"),
+            Self::InputLength { .. } => Some("input"),
+            Self::Empty { param } | Self::TokenId { param, .. } | Self::Logprobs { param, .. } => Some(param),
             Self::EmptyStopString => Some("stop"),
             Self::MinTokens { .. } => Some("min_tokens"),
             Self::Priority { .. } => Some("priority"),
@@ -280,24 +309,29 @@ impl ValidationError {
     }
 }
 
-impl GenerateRequest {
-    /// Checks the parts against the model's limits. `max_tokens` is cut to what the context has room for behind the
+impl EngineRequest {
+    /// Validates the parts against the model's limits. Reduces `max_tokens` to the room in the context after the
     /// prompt, so that generation ends there with [`FinishReason::Length`](super::FinishReason::Length).
     ///
     /// # Errors
-    /// The first part that the model cannot serve.
+    /// The first part that the model does not support.
     pub fn new(mut parts: RequestParts, limits: &ModelLimits) -> Result<Self, ValidationError> {
         let ModelLimits { vocab_size, max_seq_len, .. } = *limits;
         let n_prompt = parts.prompt_ids.len();
+        let embeds = matches!(parts.strategy, Strategy::Embed { .. });
+        let param = if embeds { "input" } else { "prompt" };
         if n_prompt == 0 {
-            return Err(ValidationError::EmptyPrompt);
+            return Err(ValidationError::Empty { param });
         }
         if n_prompt + usize::from(parts.stop.max_tokens > 0) > max_seq_len {
-            return Err(ValidationError::ContextLength { n_prompt, max_seq_len });
+            return Err(match embeds {
+                true => ValidationError::InputLength { n_tokens: n_prompt, max_seq_len },
+                false => ValidationError::ContextLength { n_prompt, max_seq_len },
+            });
         }
         let outside = |id: &&TokenId| **id as usize >= vocab_size;
         if let Some(&id) = parts.prompt_ids.iter().find(outside) {
-            return Err(ValidationError::TokenId { param: "prompt", id, vocab_size });
+            return Err(ValidationError::TokenId { param, id, vocab_size });
         }
         if let Some(&id) = parts.stop.stop_token_ids.iter().find(outside) {
             return Err(ValidationError::TokenId { param: "stop_token_ids", id, vocab_size });
@@ -333,21 +367,29 @@ impl GenerateRequest {
         Ok(Self(parts))
     }
 
-    /// Another of the alternatives for the same prompt.
+    /// Another answer to the same prompt.
     #[must_use]
     pub fn for_choice(&self, choice: u32) -> Self {
         Self(RequestParts { choice, ..self.0.clone() })
     }
 
-    /// Answers that come of it, each with an index of its own in the stream of events.
+    /// Number of answers, each with its own index in the stream of events.
     pub fn n_answers(&self) -> usize {
         match self.0.strategy {
-            Strategy::Sample => 1,
+            Strategy::Sample | Strategy::Embed { .. } => 1,
             Strategy::Beams { n_best, .. } => n_best,
         }
     }
 
-    /// Whether another request starts alike, so that its prompt need not be computed twice.
+    /// Sequences that it may grow into.
+    pub(crate) fn width(&self) -> usize {
+        match self.0.strategy {
+            Strategy::Sample | Strategy::Embed { .. } => 1,
+            Strategy::Beams { width, .. } => width,
+        }
+    }
+
+    /// Whether another request has the same prompt and can share its computation.
     pub(crate) fn shares_prompt(&self, other: &Self) -> bool {
         let (ours, theirs) = (&self.0, &other.0);
         ours.strategy == Strategy::Sample
@@ -358,7 +400,7 @@ impl GenerateRequest {
             && ours.prompt_ids == theirs.prompt_ids
     }
 
-    /// The parts, checked.
+    /// The validated parts.
     pub fn parts(&self) -> &RequestParts {
         &self.0
     }
@@ -368,7 +410,7 @@ fn check_constraint(parts: &RequestParts) -> Result<(), ValidationError> {
     let Some(constraint) = &parts.constraint else { return Ok(()) };
     let no_token = "together they could leave no token to go on with";
     let beams = match parts.strategy {
-        Strategy::Sample => None,
+        Strategy::Sample | Strategy::Embed { .. } => None,
         Strategy::Beams { kind, .. } => Some(strategy_name(kind)),
     };
     let conflicts = [
@@ -383,7 +425,7 @@ fn check_constraint(parts: &RequestParts) -> Result<(), ValidationError> {
     }
 }
 
-/// The field that asks for it.
+/// The request field of the strategy.
 fn strategy_name(kind: BeamKind) -> &'static str {
     match kind {
         BeamKind::Best { .. } => "use_beam_search",
@@ -397,7 +439,7 @@ fn check_beams(parts: &RequestParts, limits: &ModelLimits) -> Result<(), Validat
     if width > max_batch_size || n_best > width || n_best == 0 {
         return Err(ValidationError::BeamWidth { width, n_best, max_batch_size });
     }
-    // All but the temperature and the seed. The last entry catches what is not named before.
+    // All except the temperature and the seed. The last entry covers fields that are not listed.
     let neutral = SamplingParams { temperature: 1.0, seed: 0, ..SamplingParams::default() };
     let sampling = &parts.sampling;
     let unsupported = [
@@ -447,19 +489,19 @@ mod tests {
     }
 
     fn refusal(parts: RequestParts) -> (Option<&'static str>, String) {
-        let error = GenerateRequest::new(parts, &LIMITS).unwrap_err();
+        let error = EngineRequest::new(parts, &LIMITS).unwrap_err();
         (error.param(), error.to_string())
     }
 
     #[test]
     fn the_answer_is_cut_to_the_context() {
-        let request = GenerateRequest::new(parts(6, 100), &LIMITS).unwrap();
+        let request = EngineRequest::new(parts(6, 100), &LIMITS).unwrap();
         assert_eq!(request.parts().stop.max_tokens, 2);
     }
 
     #[test]
     fn a_prompt_may_fill_the_context_only_when_nothing_is_generated() {
-        assert!(GenerateRequest::new(parts(8, 0), &LIMITS).is_ok());
+        assert!(EngineRequest::new(parts(8, 0), &LIMITS).is_ok());
         let (param, message) = refusal(parts(8, 1));
         assert_eq!(param, Some("prompt"));
         assert!(message.contains("8 tokens"), "{message}");
@@ -483,12 +525,26 @@ mod tests {
         let sampling = SamplingParams { temperature: f32::NAN, ..SamplingParams::default() };
         assert_eq!(refusal(RequestParts { sampling, ..parts(1, 1) }).0, Some("temperature"));
     }
+
+    #[test]
+    fn texts_to_embed_are_checked() {
+        let strategy = Strategy::Embed { pooling: Pooling::Mean, scale: VectorScale::Unit };
+        let embed = |ids: Vec<TokenId>| RequestParts { prompt_ids: ids.into(), strategy, ..RequestParts::default() };
+        assert!(EngineRequest::new(embed(vec![9; 8]), &LIMITS).is_ok());
+        let message = "`input` must hold at least one token, got none";
+        assert_eq!(refusal(embed(vec![])), (Some("input"), message.into()));
+        let message = "`input` has 9 tokens, but the context holds 8\nhint: `truncate_prompt_tokens` cuts it";
+        assert_eq!(refusal(embed(vec![1; 9])), (Some("input"), message.into()));
+        let message = "`input` must hold token ids below 10, got 10";
+        assert_eq!(refusal(embed(vec![10])), (Some("input"), message.into()));
+    }
+
     #[test]
     fn beams_that_can_never_fit_are_refused_with_the_numbers() {
         use hearth_model::sampling::beam::{BeamKind, EarlyStopping};
         let kind = BeamKind::Best { length_penalty: 1.0, early_stopping: EarlyStopping::Likely };
         let beams = |width, n_best| RequestParts { strategy: Strategy::Beams { width, n_best, kind }, ..parts(2, 4) };
-        assert_eq!(GenerateRequest::new(beams(3, 2), &LIMITS).unwrap().n_answers(), 2);
+        assert_eq!(EngineRequest::new(beams(3, 2), &LIMITS).unwrap().n_answers(), 2);
         let (param, message) = refusal(beams(4, 2));
         assert_eq!(param, Some("best_of"));
         assert!(

@@ -1,8 +1,7 @@
-//! Decides what the next step computes: which requests run, how many tokens of each sequence, and who must give back
-//! pages.
+//! Schedules steps: which requests run, how many tokens of each sequence are computed, and which request is preempted.
 //!
-//! Pure: counts and page tables in, a [`Step`] out. No tensors, no clock, no channels and no token ids may come in here,
-//! so that whole workloads can be simulated in a test. Its only time is the number of steps.
+//! Without tensors, clock, channels and token ids: the input is counts and page tables, the output a [`Step`], so that
+//! tests can simulate whole workloads. Its only time is the number of steps.
 //!
 //! The rules:
 //! - Requests are ranked by the step they arrived at plus [`AGEING_STEPS`] per level of `priority`, then by their
@@ -18,10 +17,10 @@
 //! - A step serves decoding sequences first, then prefills in order of rank with what is left of the token budget. A
 //!   prefill leaves half of that to those behind it, as far as they need it, so that a short prompt need not wait for the
 //!   end of a long one.
-//! - A request that is held, because something about it is to be found out first, keeps its rank, its place and its pages,
-//!   as far as no better one needs them, and has no part in a step.
-//! - What room is left may go to guesses at the next tokens of decoding sequences. They take no part in any of the above,
-//!   and the pages that they took are free again after the step.
+//! - A held request, which waits for a result, keeps its rank, its place and its pages, unless a better one needs them,
+//!   and takes no part in steps.
+//! - The remaining room may be used for draft tokens of decoding sequences. They do not affect the rules above, and
+//!   their pages are free again after the step.
 //!
 //! # Nothing starves
 //! The running request with the best rank, if it is not held, computes at least one token in every step and is never
@@ -42,84 +41,83 @@ use hearth_model::kv_cache::{PAGE_SIZE, PageKey, PagePool, PageTable};
 
 use crate::metrics::Totals;
 
-/// Steps of waiting that one level of priority is worth.
+/// Number of steps of waiting that one priority level is worth.
 pub const AGEING_STEPS: i64 = 128;
 
-/// Names a request for as long as the engine runs; later requests have higher numbers.
+/// Identifies a request for as long as the engine runs; later requests have higher numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub u64);
 
-/// Names one of a request's sequences. All but beam searches have one.
+/// Identifies one of a request's sequences. Only beam searches have several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SequenceId {
-    /// Whose it is.
+    /// The request.
     pub request: RequestId,
     /// Its index among the request's sequences.
     pub branch: usize,
 }
 
-/// What a scheduler may spend.
+/// Limits of a scheduler.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Sequences that run at once.
+    /// Maximum number of sequences that run at once.
     pub max_batch_size: usize,
-    /// Tokens computed in one step, over all sequences; at least `max_batch_size`, or decoding could starve.
+    /// Maximum number of tokens per step over all sequences; at least `max_batch_size`, or decoding could starve.
     pub max_batch_tokens: usize,
 }
 
-/// A request as the scheduler sees it. The caller has made sure that it can run alone: that `width` places are there, and
-/// the pages that [`most_pages`] tells.
+/// A request for the scheduler. The caller ensures that it can run alone: that there are `width` places, and the pages
+/// of [`most_pages`].
 #[derive(Clone, Debug)]
 pub struct Arrival {
     /// Tokens of the prompt, at least 1.
     pub n_prompt: usize,
-    /// Sequences that it may grow into, at least 1.
+    /// Maximum number of its sequences, at least 1.
     pub width: usize,
-    /// Lower goes first.
+    /// Lower values are scheduled first.
     pub priority: i32,
-    /// Names of the prompt's full pages, in order.
+    /// Keys of the prompt's full pages, in order.
     pub keys: Vec<PageKey>,
-    /// Whether it takes what others have computed. Not where every position is wanted.
+    /// Whether it uses the prefix cache. False if every position is needed.
     pub reads_kept_pages: bool,
 }
 
-/// The pages that a request's sequences fill at most, when each has `n_tokens`: those of the prompt that are full are
-/// one sequence's and all others' too.
+/// The maximum number of pages of a request's sequences if each has `n_tokens`: full pages of the prompt are shared.
 pub fn most_pages(width: usize, n_prompt: usize, n_tokens: usize) -> usize {
     let n_common = n_prompt / PAGE_SIZE;
     n_common + width * (n_tokens.div_ceil(PAGE_SIZE) - n_common)
 }
 
-/// The part of one sequence that a step computes.
+/// The part of one sequence in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk {
-    /// Whose tokens.
+    /// The sequence.
     pub id: SequenceId,
     /// Position of the first token in its sequence: the number of tokens computed before.
     pub start: usize,
-    /// Tokens to compute, at least 1.
+    /// Number of tokens, at least 1.
     pub n_tokens: usize,
-    /// How many of them, the last ones, are not known but guessed: see [`Scheduler::add_drafts`].
+    /// Number of draft tokens at its end: see [`Scheduler::add_drafts`].
     pub n_drafts: usize,
-    /// Whether the chunk reaches the last token known so far, so that this one's row predicts a new one.
+    /// Whether the chunk includes the last known token, whose row predicts a new one.
     pub predicts: bool,
 }
 
 impl Chunk {
-    /// Position behind the last token that is known.
+    /// Position after the last known token.
     pub fn known_end(&self) -> usize {
         self.start + self.n_tokens - self.n_drafts
     }
 }
 
-/// What one forward pass computes: a flat mix of decoding rows and chunks of prefill.
+/// One forward pass: decoding rows and prefill chunks together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Step {
     /// One entry per sequence, in the order of the rows.
     pub chunks: Vec<Chunk>,
 }
 
-/// Smaller goes first.
+/// Smaller ranks come first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Rank {
     /// The step of arrival, shifted by the priority.
@@ -128,41 +126,41 @@ struct Rank {
 }
 
 #[derive(Debug)]
-struct Request {
+struct ScheduledRequest {
     width: usize,
     is_held: bool,
     reads_kept_pages: bool,
-    /// Tokens of the prompt that need not be computed; known from its first start on.
+    /// Tokens of the prompt that were in the prefix cache; known after the first start.
     n_cached: Option<usize>,
-    sequences: Vec<Sequence>,
+    sequences: Vec<ScheduledSequence>,
 }
 
-/// Tokens whose keys and values are computed are in the table; while the request waits, it is empty.
+/// The computed tokens; empty while the request waits.
 #[derive(Debug)]
-struct Sequence {
+struct ScheduledSequence {
     table: PageTable,
-    /// Tokens known: prompt and generated.
+    /// Known tokens: prompt and generated.
     n_tokens: usize,
-    /// Names of its full pages; shared with those that have gone the same way so far.
+    /// Keys of its full pages; shared with sequences of the same past.
     keys: Arc<Vec<PageKey>>,
 }
 
-impl Request {
-    /// Tokens that a sequence which is to be computed again will take from the first one: their full pages in common.
-    /// None once it has taken them.
+impl ScheduledRequest {
+    /// When recomputing, the number of tokens that a sequence can share with the first one: their common full pages.
+    /// `None` once they are shared.
     fn n_to_take(&self, branch: usize) -> usize {
         let (Some(first), Some(sequence)) = (self.sequences.first(), self.sequences.get(branch)) else { return 0 };
         if branch == 0 || !sequence.table.is_empty() {
             return 0;
         }
-        // One token at least has to be computed, for something to come out.
+        // At least one token must be computed, to get logits.
         let usable = sequence.n_tokens.saturating_sub(1) / PAGE_SIZE;
         let common =
             first.keys.iter().zip(sequence.keys.iter()).take(usable).take_while(|(ours, theirs)| ours == theirs);
         common.count() * PAGE_SIZE
     }
 
-    /// Gives those sequences their part that can take it now.
+    /// Shares pages with those sequences that can take them now.
     fn share_within(&mut self) {
         for branch in 1..self.sequences.len() {
             let n_tokens = self.n_to_take(branch);
@@ -176,13 +174,13 @@ impl Request {
         }
     }
 
-    fn named_sequences(&self, rank: &Rank) -> impl Iterator<Item = (SequenceId, &Sequence)> {
+    fn named_sequences(&self, rank: &Rank) -> impl Iterator<Item = (SequenceId, &ScheduledSequence)> {
         let request = rank.id;
         self.sequences.iter().enumerate().map(move |(branch, sequence)| (SequenceId { request, branch }, sequence))
     }
 }
 
-impl Sequence {
+impl ScheduledSequence {
     fn remaining(&self) -> usize {
         self.n_tokens - self.table.len()
     }
@@ -203,20 +201,20 @@ impl Sequence {
     }
 }
 
-/// The state that decisions are made from.
+/// The scheduler's state.
 #[derive(Debug)]
 pub struct Scheduler {
     limits: Limits,
     pool: PagePool,
     ranks: HashMap<RequestId, Rank>,
-    waiting: BTreeMap<Rank, Request>,
-    running: BTreeMap<Rank, Request>,
+    waiting: BTreeMap<Rank, ScheduledRequest>,
+    running: BTreeMap<Rank, ScheduledRequest>,
     n_steps: i64,
     totals: Totals,
 }
 
 impl Scheduler {
-    /// A scheduler with nothing to do. `pool` is that of the cache that its steps are run on.
+    /// An empty scheduler. `pool` is that of the cache on which steps run.
     pub fn new(limits: Limits, pool: PagePool) -> Self {
         Self {
             limits,
@@ -229,21 +227,24 @@ impl Scheduler {
         }
     }
 
-    /// Puts a request into the queue.
+    /// Adds a request to the queue.
     pub fn add(&mut self, id: RequestId, arrival: Arrival) {
         let Arrival { n_prompt, width, priority, keys, reads_kept_pages } = arrival;
         let rank = Rank { due: self.n_steps + i64::from(priority) * AGEING_STEPS, id };
-        let sequence =
-            Sequence { table: self.pool.table().of_prompt(n_prompt), n_tokens: n_prompt, keys: Arc::new(keys) };
+        let sequence = ScheduledSequence {
+            table: self.pool.table().of_prompt(n_prompt),
+            n_tokens: n_prompt,
+            keys: Arc::new(keys),
+        };
         self.ranks.insert(id, rank);
         self.waiting.insert(
             rank,
-            Request { width, is_held: false, reads_kept_pages, n_cached: None, sequences: vec![sequence] },
+            ScheduledRequest { width, is_held: false, reads_kept_pages, n_cached: None, sequences: vec![sequence] },
         );
     }
 
-    /// Adds a request that goes on from where another one stands, which shares its pages and ranks right behind it. Where
-    /// the batch has no place, or a better request waits, it joins the queue and shares what is kept.
+    /// Adds a request that continues from another one's position, shares its pages and ranks right after it. If the
+    /// batch has no place, or a better request waits, it joins the queue and uses the prefix cache.
     pub fn fork(&mut self, parent: RequestId, child: RequestId) {
         let Some(parent_rank) = self.ranks.get(&parent).copied() else { return };
         let Some(request) = self.running.get(&parent_rank).or_else(|| self.waiting.get(&parent_rank)) else { return };
@@ -255,10 +256,10 @@ impl Scheduler {
             if !starts {
                 table.truncate(0);
             }
-            Sequence { table, n_tokens: sequence.n_tokens, keys: Arc::clone(&sequence.keys) }
+            ScheduledSequence { table, n_tokens: sequence.n_tokens, keys: Arc::clone(&sequence.keys) }
         });
-        // What the child did not compute is told of its parent.
-        let child_request = Request {
+        // Tokens that the child did not compute are reported by its parent.
+        let child_request = ScheduledRequest {
             width: 1,
             is_held: false,
             reads_kept_pages: true,
@@ -269,7 +270,7 @@ impl Scheduler {
         if starts { &mut self.running } else { &mut self.waiting }.insert(rank, child_request);
     }
 
-    /// A sequence has one more token. `key` names its last page, where the token is the last in it.
+    /// A sequence has another token. `key` is that of its last page, if the token fills it.
     pub fn push_token(&mut self, id: SequenceId, key: Option<PageKey>) {
         if let Some(sequence) = self.sequence_mut(id) {
             sequence.n_tokens += 1;
@@ -277,28 +278,28 @@ impl Scheduler {
         }
     }
 
-    /// Replaces a running request's sequences: each entry is one that continues the sequence with that index, which
-    /// several may, by a token. `key` as in [`push_token`](Self::push_token).
+    /// Replaces a running request's sequences: each entry extends the sequence with that index by a token; several may
+    /// extend the same one. `key` as in [`push_token`](Self::push_token).
     pub fn branch(&mut self, id: RequestId, parents: &[(usize, Option<PageKey>)]) {
         let Some(request) = self.ranks.get(&id).and_then(|rank| self.running.get_mut(rank)) else { return };
         let branches = parents.iter().filter_map(|&(parent, key)| {
             let sequence = request.sequences.get(parent)?;
             let (table, keys) = (sequence.table.fork(), Arc::clone(&sequence.keys));
-            let mut branch = Sequence { table, n_tokens: sequence.n_tokens + 1, keys };
+            let mut branch = ScheduledSequence { table, n_tokens: sequence.n_tokens + 1, keys };
             branch.name_page(key);
             Some(branch)
         });
         request.sequences = branches.collect();
     }
 
-    /// Leaves a request out of all steps until it is let go again.
+    /// Excludes a request from steps until it is released.
     pub fn hold(&mut self, id: RequestId, is_held: bool) {
         if let Some(request) = self.request_mut(id) {
             request.is_held = is_held;
         }
     }
 
-    /// Forgets a request, finished or cancelled, wherever it is, and gives back its pages. Unknown ids change nothing.
+    /// Removes a finished or cancelled request, and releases its pages. Ignores unknown ids.
     pub fn remove(&mut self, id: RequestId) {
         if let Some(rank) = self.ranks.remove(&id) {
             self.waiting.remove(&rank);
@@ -306,8 +307,8 @@ impl Scheduler {
         }
     }
 
-    /// The next step. Empty exactly when there is nothing to do, or only for requests that are held or wait for their
-    /// pages; then no time has passed.
+    /// The next step. Empty if there is nothing to do, or only held requests and such that wait for their pages; then
+    /// the step is not counted.
     pub fn schedule(&mut self) -> Step {
         let step = self.next_step();
         self.n_steps += i64::from(!step.chunks.is_empty());
@@ -315,7 +316,7 @@ impl Scheduler {
     }
 
     fn next_step(&mut self) -> Step {
-        self.running.values_mut().for_each(Request::share_within);
+        self.running.values_mut().for_each(ScheduledRequest::share_within);
         let mut step = self.plan();
         if self.fits(&step) {
             while self.admit() {}
@@ -328,21 +329,21 @@ impl Scheduler {
         step
     }
 
-    /// Tokens that a step has room for besides its own.
+    /// Number of further tokens that a step has room for.
     pub fn room(&self, step: &Step) -> usize {
         let n_tokens: usize = step.chunks.iter().map(|chunk| chunk.n_tokens).sum();
         self.limits.max_batch_tokens.saturating_sub(n_tokens)
     }
 
-    /// Lengthens the chunks of decoding sequences by guesses at the tokens to come, as many as are `offered` for each,
-    /// as far as the step has room and pages are free. Nobody else's part in the step changes, and nobody gives back a
-    /// page for it. After the step, [`roll_back`](Self::roll_back) undoes what was guessed wrong.
+    /// Extends the chunks of decoding sequences by draft tokens, up to the number `offered` for each, as far as the
+    /// step has room and pages are free. Other parts of the step do not change, and no request is preempted. After the
+    /// step, [`roll_back`](Self::roll_back) removes rejected drafts.
     pub fn add_drafts(&self, step: &mut Step, offered: impl Fn(SequenceId) -> usize) {
         let (mut room, needed) = (self.room(step), self.pages_needed(step));
         let mut free = self.pool.n_free().saturating_sub(needed);
         for chunk in step.chunks.iter_mut().filter(|chunk| chunk.predicts && chunk.n_tokens == 1) {
             let end = chunk.start + chunk.n_tokens;
-            // What is left of the last page costs nothing.
+            // The rest of the last page is free.
             let room_in_pages = end.next_multiple_of(PAGE_SIZE) - end + free * PAGE_SIZE;
             let n_drafts = offered(chunk.id).min(room).min(room_in_pages);
             room -= n_drafts;
@@ -363,8 +364,8 @@ impl Scheduler {
         step.chunks.iter().filter_map(|chunk| tables.remove(&chunk.id)).collect()
     }
 
-    /// Takes note that `step` was computed: pages that are full now are kept for requests that start alike. Requests
-    /// that have ended meanwhile are left out.
+    /// Records that `step` was computed: full pages are added to the prefix cache. Requests that ended meanwhile are
+    /// ignored.
     pub fn advance(&mut self, step: &Step) {
         for chunk in &step.chunks {
             if let Some(sequence) = self.sequence_mut(chunk.id) {
@@ -373,8 +374,7 @@ impl Scheduler {
         }
     }
 
-    /// Forgets what a step computed of guesses that did not come true, once the tokens that it led to are known. A
-    /// sequence's last token is never computed yet.
+    /// Removes rejected drafts of a step, once its tokens are known. A sequence's last token has not been computed.
     pub fn roll_back(&mut self, step: &Step) {
         for chunk in step.chunks.iter().filter(|chunk| chunk.n_drafts > 0) {
             let Some(sequence) = self.sequence_mut(chunk.id) else { continue };
@@ -393,22 +393,22 @@ impl Scheduler {
         self.running.len()
     }
 
-    /// Tokens of a request's prompt that needed no computing when it started; `None` before.
+    /// Tokens of a request's prompt found in the prefix cache when it started; `None` before.
     pub fn n_cached(&self, id: RequestId) -> Option<usize> {
         let rank = self.ranks.get(&id)?;
         self.running.get(rank).or_else(|| self.waiting.get(rank))?.n_cached
     }
 
-    /// What was done so far.
+    /// The totals so far.
     pub fn totals(&self) -> Totals {
         self.totals
     }
 
-    fn sequence_mut(&mut self, id: SequenceId) -> Option<&mut Sequence> {
+    fn sequence_mut(&mut self, id: SequenceId) -> Option<&mut ScheduledSequence> {
         self.request_mut(id.request)?.sequences.get_mut(id.branch)
     }
 
-    fn request_mut(&mut self, id: RequestId) -> Option<&mut Request> {
+    fn request_mut(&mut self, id: RequestId) -> Option<&mut ScheduledRequest> {
         let rank = self.ranks.get(&id)?;
         self.running.get_mut(rank).or_else(|| self.waiting.get_mut(rank))
     }
@@ -417,23 +417,23 @@ impl Scheduler {
         self.running.values().map(|request| request.width).sum()
     }
 
-    fn running_sequences(&self) -> impl Iterator<Item = (SequenceId, &Sequence)> {
+    fn running_sequences(&self) -> impl Iterator<Item = (SequenceId, &ScheduledSequence)> {
         self.running.iter().flat_map(|(rank, request)| request.named_sequences(rank))
     }
 
-    /// Of those who run, who may have a part in a step.
-    fn free_sequences(&self) -> impl Iterator<Item = (SequenceId, &Sequence)> {
+    /// The running sequences that may take part in a step.
+    fn free_sequences(&self) -> impl Iterator<Item = (SequenceId, &ScheduledSequence)> {
         let free = self.running.iter().filter(|(_, request)| !request.is_held);
         free.flat_map(|(rank, request)| {
             request.named_sequences(rank).filter(|(id, _)| request.n_to_take(id.branch) == 0)
         })
     }
 
-    /// What to compute of those who run.
+    /// The next step of the running requests.
     fn plan(&self) -> Step {
         let mut budget = self.limits.max_batch_tokens;
         let mut chunks = Vec::new();
-        let mut plan = |id: SequenceId, sequence: &Sequence, n_tokens: usize| {
+        let mut plan = |id: SequenceId, sequence: &ScheduledSequence, n_tokens: usize| {
             if n_tokens > 0 {
                 let (start, predicts) = (sequence.table.len(), n_tokens == sequence.remaining());
                 chunks.push(Chunk { id, start, n_tokens, n_drafts: 0, predicts });
@@ -453,7 +453,7 @@ impl Scheduler {
         Step { chunks }
     }
 
-    /// Whether the pages suffice for a step.
+    /// Whether there are enough pages for a step.
     fn fits(&self, step: &Step) -> bool {
         self.pages_needed(step) <= self.pool.n_free()
     }
@@ -464,7 +464,7 @@ impl Scheduler {
         self.pool.pages_needed(growth)
     }
 
-    /// Starts the request that is next, if it can.
+    /// Starts the next request, if possible.
     fn admit(&mut self) -> bool {
         let n_taken = self.n_places_taken();
         let Some(next) = self.waiting.first_entry() else { return false };
@@ -495,7 +495,7 @@ impl Scheduler {
         true
     }
 
-    /// The pages that every known token of those who run still needs, and one to spare for each sequence.
+    /// Pages that all known tokens of the running requests still need, plus one per sequence.
     fn pages_wanted(&self) -> usize {
         let known = self.running.values().flat_map(|request| {
             let sequences = request.sequences.iter().enumerate();
@@ -504,7 +504,7 @@ impl Scheduler {
         self.pool.pages_needed(known) + self.running_sequences().count()
     }
 
-    /// Takes the pages of the running request with the worst rank.
+    /// Preempts the running request with the worst rank.
     fn preempt(&mut self) {
         if let Some(&rank) = self.running.keys().next_back() {
             self.put_back(rank);

@@ -448,7 +448,7 @@ impl Simulation {
         }
     }
 
-    fn ranks(requests: &BTreeMap<Rank, Request>) -> Vec<Rank> {
+    fn ranks(requests: &BTreeMap<Rank, ScheduledRequest>) -> Vec<Rank> {
         requests.keys().copied().collect()
     }
 

@@ -1,8 +1,8 @@
-//! From token ids to the text that a client sees: characters are held back until they are whole, and text that may
-//! become a stop string until that is settled.
+//! Converts token ids to text for clients: incomplete characters are held back, and so is text that may become a stop
+//! string.
 //!
-//! Pure. The deltas concatenate to the text that an unstreamed answer holds, whatever the borders of the tokens: up to
-//! the first stop string, or all of it when none appears.
+//! The deltas concatenate to the text of an unstreamed answer, wherever tokens end: up to the first stop string, or all
+//! of it.
 
 use std::sync::Arc;
 
@@ -12,8 +12,8 @@ use super::request::StopText;
 
 /// Finds stop strings in text that arrives in pieces.
 ///
-/// Holds back the shortest tail that could still grow into a stop string: never more characters than the longest stop
-/// string has, less one.
+/// Holds back the shortest suffix that could still become a stop string: at most one character less than the longest
+/// stop string.
 #[derive(Clone, Debug)]
 pub struct StopMatcher {
     stop_strings: Arc<[String]>,
@@ -22,12 +22,12 @@ pub struct StopMatcher {
     found: Option<String>,
 }
 
-/// What a piece of text led to.
+/// The result of adding text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Matched {
     /// No stop string yet: the text that cannot be part of one any more.
     Text(String),
-    /// The text before the stop string that was complete first, or with it if it is to be kept; what follows is cut.
+    /// The text before the first complete stop string, or including it if it is to be kept; the rest is dropped.
     Stopped(String),
 }
 
@@ -37,15 +37,16 @@ impl StopMatcher {
         Self { stop_strings, stop_text: StopText::Cut, held: String::new(), found: None }
     }
 
-    /// The same, with a choice of what becomes of the stop string.
+    /// The same with a treatment of the stop string.
     pub fn with_stop_text(self, stop_text: StopText) -> Self {
         Self { stop_text, ..self }
     }
 
-    /// Adds text and gives out what is settled. After [`Matched::Stopped`] nothing may be added.
+    /// Adds text and returns what is settled. Must not be called after [`Matched::Stopped`].
     pub fn push(&mut self, text: &str) -> Matched {
         self.held.push_str(text);
-        // The one that is complete first wins, then the one that starts first: so the borders of the pieces do not matter.
+        // The stop string that is complete first wins, then the one that starts first, so that the result does not
+        // depend on the pieces.
         let found = self.stop_strings.iter().filter_map(|stop| {
             let start = self.held.find(stop.as_str())?;
             Some((start + stop.len(), start, stop))
@@ -74,7 +75,7 @@ impl StopMatcher {
         self.found.as_deref()
     }
 
-    /// Adds text without looking for stop strings in it or in what was held back, and gives out all of it.
+    /// Adds text without searching it, or the held-back text, for stop strings, and returns all of it.
     pub fn pass(&mut self, text: &str) -> String {
         self.held.push_str(text);
         std::mem::take(&mut self.held)
@@ -90,18 +91,18 @@ pub struct TextAssembler {
 }
 
 impl TextAssembler {
-    /// Starts at the place where `detokenizer` stands.
+    /// Starts at the position of `detokenizer`.
     pub fn new(detokenizer: Detokenizer, stop_strings: Arc<[String]>) -> Self {
         Self { detokenizer, matcher: StopMatcher::new(stop_strings), n_chars: 0 }
     }
 
-    /// The same, with a choice of what becomes of the stop string.
+    /// The same with a treatment of the stop string.
     pub fn with_stop_text(self, stop_text: StopText) -> Self {
         Self { matcher: self.matcher.with_stop_text(stop_text), ..self }
     }
 
-    /// Characters (Unicode scalar values) detokenized so far, held back for a stop string or not: the offset at which
-    /// the next token's text starts.
+    /// Number of characters (Unicode scalar values) detokenized so far, including held-back ones: the offset of the
+    /// next token's text.
     pub fn n_chars(&self) -> usize {
         self.n_chars
     }
@@ -117,13 +118,13 @@ impl TextAssembler {
         self.matcher.push(&text)
     }
 
-    /// Adds a token whose text must not stop the generation, for instance because too few tokens were generated.
+    /// Adds a token whose text must not stop the generation, for example because there are too few tokens.
     pub fn pass(&mut self, id: TokenId) -> String {
         let text = self.detokenize(id);
         self.matcher.pass(&text)
     }
 
-    /// Ends the text: gives out what was held back.
+    /// Ends the text: returns what was held back.
     pub fn finish(&mut self) -> Matched {
         let text = self.detokenizer.finish();
         self.n_chars += text.chars().count();

@@ -1,4 +1,4 @@
-//! The tokens of a text in two parts: its prompt, which other answers share, and what has been generated for it.
+//! The tokens of a text in two parts: the prompt, which other answers share, and the generated tokens.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ pub(crate) struct TokenIds<'a> {
 }
 
 impl<'a> TokenIds<'a> {
-    /// Those of a text to which nothing is added.
+    /// Tokens without a generated part.
     pub(crate) fn of(prompt: &'a [TokenId]) -> Self {
         Self { prompt, output: &[] }
     }
@@ -27,7 +27,7 @@ impl<'a> TokenIds<'a> {
         }
     }
 
-    /// Those at these places; what lies beyond the end is left out.
+    /// The tokens in this range; positions beyond the end are skipped.
     pub(crate) fn range(self, places: Range<usize>) -> impl Iterator<Item = TokenId> + Clone + 'a {
         let n_prompt = self.prompt.len();
         let part = |ids: &'a [TokenId], Range { start, end }: Range<usize>| {

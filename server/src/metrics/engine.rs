@@ -1,5 +1,5 @@
-//! What the engine counts. Numbers are taken where things happen, in the engine, not from what is sent to clients. All
-//! threads count: the inference thread, and those that share the work of a step.
+//! Metrics of the engine. They are measured in the engine, not from what is sent to clients, on the inference thread
+//! and the threads of the pool.
 
 use std::{fmt::Write, time::Instant};
 
@@ -27,20 +27,20 @@ const COUNT_BUCKETS: &[f64] = &[
 const STEP_BUCKETS: &[f64] =
     &[1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0];
 
-/// A counter with a label. Without speculative decoding it has no values.
+/// A counter with a label. Without speculative decoding it has no samples.
 const ACCEPTED_BY_POSITION: &str = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
-const ACCEPTED_BY_POSITION_HELP: &str = "The same by how far ahead.";
+const ACCEPTED_BY_POSITION_HELP: &str = "Number of accepted draft tokens by their position in the draft.";
 
-/// How requests end, as the label `finished_reason` says it.
+/// How a request ended: the label `finished_reason`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// By a stop condition.
     Stop,
-    /// By length.
+    /// At `max_tokens` or the end of the context.
     Length,
-    /// The client has gone, or the deadline has passed.
+    /// The client disconnected, or the deadline passed.
     Abort,
-    /// Something failed.
+    /// An error.
     Error,
 }
 
@@ -57,51 +57,51 @@ impl Outcome {
     }
 }
 
-/// What the scheduler has done so far.
+/// Counters of the scheduler.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Running requests that had to give back their pages.
+    /// Preemptions of running requests.
     pub n_preemptions: u64,
-    /// Tokens that starting requests brought along, of those that read kept pages.
+    /// Prompt tokens of the requests that look up the prefix cache when they start.
     pub prefix_queries: u64,
-    /// Tokens of these that need not be computed.
+    /// How many of these were in the prefix cache.
     pub prefix_hits: u64,
 }
 
-/// What the gauges show: the engine at one moment.
+/// The engine's state, for gauges.
 #[derive(Clone, Copy, Debug)]
 pub struct Snapshot {
     /// Sequences in the batch.
     pub running: usize,
-    /// Sequences that wait for their start.
+    /// Sequences that have not started.
     pub waiting: usize,
-    /// Pages of the KV cache in use.
+    /// Used pages of the KV cache.
     pub used_pages: usize,
     /// Pages of the KV cache.
     pub n_pages: usize,
-    /// How they hold keys and values.
+    /// The dtype of the KV cache.
     pub kv_dtype: KvDtype,
 }
 
-/// Everything that the engine counts.
+/// All metrics of the engine.
 #[derive(Debug)]
 pub struct EngineMetrics {
     registry: Registry,
     running: IntGauge,
     waiting: IntGauge,
-    /// Under vLLM's name, and under the one that older routers read.
+    /// Under vLLM's current name, and the older one that some routers read.
     cache_usage: [Gauge; 2],
     cache_config: IntGaugeVec,
     prompt_tokens: IntCounter,
     generation_tokens: IntCounter,
     preemptions: IntCounter,
-    /// Under two names, as the next one.
+    /// Under two names; the next one as well.
     prefix_queries: [IntCounter; 2],
     prefix_hits: [IntCounter; 2],
     drafts: IntCounter,
     draft_tokens: IntCounter,
     accepted_tokens: IntCounter,
-    /// Guesses that came true, by how far ahead they were.
+    /// Accepted draft tokens by their position in the draft.
     accepted_by_position: Vec<IntCounter>,
     ended: IntCounterVec,
     time_to_first_token: Histogram,
@@ -114,7 +114,7 @@ pub struct EngineMetrics {
 }
 
 impl EngineMetrics {
-    /// Nothing has happened. Up to `n_speculative_tokens` are guessed ahead.
+    /// Starts at zero. Drafts have up to `n_speculative_tokens`.
     pub fn new(n_speculative_tokens: usize) -> Self {
         let registry = Registry::new();
         let counter = |name, help| registered(&registry, IntCounter::new(name, help));
@@ -124,70 +124,78 @@ impl EngineMetrics {
             let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
             registered(&registry, Histogram::with_opts(options))
         };
-        let ended = Opts::new("vllm:request_success_total", "Answers that have ended.");
+        let ended = Opts::new("vllm:request_success_total", "Number of answers that ended, by reason.");
         let ended = registered(&registry, IntCounterVec::new(ended, &["finished_reason"]));
         for outcome in Outcome::ALL {
-            // There from the start, with 0.
+            // Present from the start, with 0.
             ended.with_label_values(&[outcome.label()]);
         }
         let by_position = Opts::new(ACCEPTED_BY_POSITION, ACCEPTED_BY_POSITION_HELP);
         let by_position = registered(&registry, IntCounterVec::new(by_position, &["position"]));
         let positions =
             (0..n_speculative_tokens).map(|position| by_position.with_label_values(&[position.to_string()]));
-        let layout = Opts::new("vllm:cache_config_info", "How the KV cache is laid out.");
+        let layout =
+            Opts::new("vllm:cache_config_info", "Layout of the KV cache: page size in tokens, dtype, number of pages.");
         let layout = IntGaugeVec::new(layout, &["block_size", "cache_dtype", "num_gpu_blocks"]);
         Self {
-            running: int_gauge("vllm:num_requests_running", "Requests in the batch."),
-            waiting: int_gauge("vllm:num_requests_waiting", "Requests that wait for their start."),
+            running: int_gauge("vllm:num_requests_running", "Number of running sequences."),
+            waiting: int_gauge("vllm:num_requests_waiting", "Number of sequences waiting to start."),
             cache_usage: [
-                gauge("vllm:kv_cache_usage_perc", "Share of the KV cache's pages in use, 0 to 1."),
-                gauge("vllm:gpu_cache_usage_perc", "The same under the name that older routers read."),
+                gauge("vllm:kv_cache_usage_perc", "Fraction of KV cache pages in use, from 0 to 1."),
+                gauge("vllm:gpu_cache_usage_perc", "Older name of vllm:kv_cache_usage_perc."),
             ],
             cache_config: registered(&registry, layout),
-            prompt_tokens: counter("vllm:prompt_tokens_total", "Tokens of prompts."),
-            generation_tokens: counter("vllm:generation_tokens_total", "Tokens generated."),
-            preemptions: counter("vllm:num_preemptions_total", "Requests that gave back their pages."),
+            prompt_tokens: counter("vllm:prompt_tokens_total", "Number of prompt tokens processed."),
+            generation_tokens: counter("vllm:generation_tokens_total", "Number of generated tokens."),
+            preemptions: counter(
+                "vllm:num_preemptions_total",
+                "Number of preemptions: running requests that lost their KV cache pages and are recomputed.",
+            ),
             prefix_queries: [
-                counter("vllm:prefix_cache_queries_total", "Tokens looked up in the prefix cache."),
-                counter("vllm:gpu_prefix_cache_queries_total", "The same under an older name."),
+                counter("vllm:prefix_cache_queries_total", "Number of prompt tokens looked up in the prefix cache."),
+                counter("vllm:gpu_prefix_cache_queries_total", "Older name of vllm:prefix_cache_queries_total."),
             ],
             prefix_hits: [
-                counter("vllm:prefix_cache_hits_total", "Tokens found in the prefix cache."),
-                counter("vllm:gpu_prefix_cache_hits_total", "The same under an older name."),
+                counter("vllm:prefix_cache_hits_total", "Number of prompt tokens found in the prefix cache."),
+                counter("vllm:gpu_prefix_cache_hits_total", "Older name of vllm:prefix_cache_hits_total."),
             ],
-            drafts: counter("vllm:spec_decode_num_drafts_total", "Times that tokens were guessed ahead."),
-            draft_tokens: counter("vllm:spec_decode_num_draft_tokens_total", "Tokens guessed ahead."),
-            accepted_tokens: counter("vllm:spec_decode_num_accepted_tokens_total", "Guesses that came true."),
+            drafts: counter("vllm:spec_decode_num_drafts_total", "Number of drafts in speculative decoding."),
+            draft_tokens: counter("vllm:spec_decode_num_draft_tokens_total", "Number of draft tokens."),
+            accepted_tokens: counter("vllm:spec_decode_num_accepted_tokens_total", "Number of accepted draft tokens."),
             accepted_by_position: positions.collect(),
             ended,
             time_to_first_token: histogram(
                 "vllm:time_to_first_token_seconds",
-                "From arrival to the first token.",
+                "Time from arrival to the first token in seconds.",
                 TTFT_BUCKETS,
             ),
             inter_token_latency: histogram(
                 "vllm:inter_token_latency_seconds",
-                "From one token to the next.",
+                "Time between two tokens of an answer in seconds.",
                 TOKEN_BUCKETS,
             ),
-            e2e_latency: histogram("vllm:e2e_request_latency_seconds", "From arrival to the end.", REQUEST_BUCKETS),
-            queue_time: histogram(
-                "vllm:request_queue_time_seconds",
-                "From arrival to the first step.",
+            e2e_latency: histogram(
+                "vllm:e2e_request_latency_seconds",
+                "Time from arrival to the end of the request in seconds.",
                 REQUEST_BUCKETS,
             ),
-            request_prompt_tokens: histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", COUNT_BUCKETS),
+            queue_time: histogram(
+                "vllm:request_queue_time_seconds",
+                "Time from arrival to the first step in seconds.",
+                REQUEST_BUCKETS,
+            ),
+            request_prompt_tokens: histogram("vllm:request_prompt_tokens", "Prompt length in tokens.", COUNT_BUCKETS),
             request_generation_tokens: histogram(
                 "vllm:request_generation_tokens",
-                "Tokens of an answer.",
+                "Answer length in tokens.",
                 COUNT_BUCKETS,
             ),
-            step_tokens: histogram("vllm:iteration_tokens_total", "Tokens computed in a step.", STEP_BUCKETS),
+            step_tokens: histogram("vllm:iteration_tokens_total", "Tokens computed per step.", STEP_BUCKETS),
             registry,
         }
     }
 
-    /// Of so many guesses at a sequence's next tokens, the first so many came true.
+    /// Counts a draft of `n_tokens` tokens, of which the first `n_accepted` were accepted.
     pub fn drafted(&self, n_tokens: usize, n_accepted: usize) {
         if n_tokens > 0 {
             self.drafts.inc();
@@ -199,7 +207,7 @@ impl EngineMetrics {
         }
     }
 
-    /// A step over so many tokens was computed. `totals` only grow: one thread takes steps.
+    /// Counts a step over `n_tokens` tokens. `totals` never decrease: one thread runs all steps.
     pub fn step(&self, n_tokens: usize, totals: Totals) {
         let raise = |counter: &IntCounter, total: u64| counter.inc_by(total.saturating_sub(counter.get()));
         self.step_tokens.observe(n_tokens as f64);
@@ -208,7 +216,8 @@ impl EngineMetrics {
         self.prefix_hits.iter().for_each(|counter| raise(counter, totals.prefix_hits));
     }
 
-    /// A request with such a prompt starts. Later calls, and those for answers that share the prompt, change nothing.
+    /// A request with a prompt of `n_prompt` tokens starts. Only the first call for a request counts, also if several
+    /// answers share the prompt.
     pub fn started(&self, timeline: &mut Timeline, n_prompt: usize) {
         if timeline.started.is_none() {
             let now = Instant::now();
@@ -219,7 +228,7 @@ impl EngineMetrics {
         }
     }
 
-    /// A request has one more token, made of the last logits.
+    /// A request has sampled a token from the last logits.
     pub fn token(&self, timeline: &mut Timeline) {
         let now = timeline.logits.unwrap_or_else(Instant::now);
         self.generation_tokens.inc();
@@ -230,24 +239,24 @@ impl EngineMetrics {
         }
     }
 
-    /// An answer of so many tokens is complete, or will never be.
+    /// An answer of `n_tokens` tokens is complete or was abandoned.
     pub fn ended(&self, timeline: &Timeline, outcome: Outcome, n_tokens: usize) {
         self.e2e_latency.observe(seconds(timeline.arrived, Instant::now()));
         self.request_generation_tokens.observe(n_tokens as f64);
         self.ended.with_label_values(&[outcome.label()]).inc();
     }
 
-    /// All metrics as text. Every sample is labelled with the model's name.
+    /// All metrics as text, labelled with the model's name.
     ///
     /// # Errors
-    /// None in practice: every family that is gathered has samples.
+    /// None in practice: every gathered family has samples.
     pub fn render(&self, model_name: &str, now: Snapshot) -> prometheus::Result<String> {
         self.running.set(now.running as i64);
         self.waiting.set(now.waiting as i64);
         self.cache_usage.iter().for_each(|gauge| gauge.set(now.used_pages as f64 / now.n_pages.max(1) as f64));
         let layout = [PAGE_SIZE.to_string(), now.kv_dtype.to_string(), now.n_pages.to_string()];
         self.cache_config.with_label_values(&layout).set(1);
-        // The model's name is not known where the counters are made.
+        // The model's name is not known when the counters are created.
         let common = [("model_name", model_name), ("engine", "0")].map(|(name, value)| {
             let mut label = LabelPair::default();
             label.set_name(name.to_owned());
@@ -261,7 +270,7 @@ impl EngineMetrics {
         }
         let mut text = TextEncoder::new().encode_to_string(&families)?;
         if self.accepted_by_position.is_empty() {
-            // A registry leaves out a family without samples. Scrapers list it all the same.
+            // A registry omits families without samples, but scrapers expect the family to be listed.
             let (name, help) = (ACCEPTED_BY_POSITION, ACCEPTED_BY_POSITION_HELP);
             // Writing to a string cannot fail.
             let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} counter");

@@ -1,8 +1,8 @@
-//! Requests by route, method and status, whatever came of them: counted at the edge, where refusals are seen too.
+//! HTTP requests by route, method and status, counted at the outermost layer, which also sees rejected requests.
 //!
-//! Names and labels are those of `prometheus-fastapi-instrumentator`, which vLLM uses: `handler`, `method`, and `status` as
-//! a class (`4xx`). `code`, the exact status, is Hearth's own: 401 and 429 call for different things. Every label has
-//! few values, whatever clients send.
+//! Names and labels are those of `prometheus-fastapi-instrumentator`, which vLLM uses: `handler`, `method`, and
+//! `status` as a class (`4xx`). `code`, the exact status, is Hearth's own: 401 and 429 have different causes. The
+//! number of label values is bounded, whatever clients send.
 
 use std::time::Duration;
 
@@ -14,14 +14,14 @@ use super::registered;
 /// The label `handler` of a path that does not exist.
 const NO_HANDLER: &str = "none";
 
-/// What a client that went away before there was a status would have got: nginx's number.
+/// The status of a request whose client disconnected before the response: nginx's 499.
 const CLIENT_CLOSED: &str = "499";
 
-/// vLLM has 0.1, 0.5 and 1. Refusals are faster, and answers take longer.
+/// vLLM has 0.1, 0.5 and 1. Rejections are faster than that, and answers slower.
 const DURATION_BUCKETS: &[f64] =
     &[0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0];
 
-/// Counts HTTP requests; clones count together.
+/// Counts HTTP requests; clones share the counts.
 #[derive(Clone, Debug)]
 pub struct HttpMetrics {
     registry: Registry,
@@ -30,13 +30,13 @@ pub struct HttpMetrics {
 }
 
 impl HttpMetrics {
-    /// No requests so far.
+    /// Starts at zero.
     pub fn new() -> Self {
         let registry = Registry::new();
-        let requests = Opts::new("http_requests_total", "HTTP requests by route, method and status.");
+        let requests = Opts::new("http_requests_total", "Number of HTTP requests by route, method and status.");
         let durations = HistogramOpts::new(
             "http_request_duration_seconds",
-            "Time from an HTTP request's head to the end of its response.",
+            "Time from an HTTP request's head to the end of its response in seconds.",
         );
         let durations = durations.buckets(DURATION_BUCKETS.to_vec());
         Self {
@@ -46,8 +46,8 @@ impl HttpMetrics {
         }
     }
 
-    /// A request has ended. `route` is its route's template, `None` for a path that does not exist; `status` is `None`
-    /// if the client went away before there was one.
+    /// Counts a request that has ended. `route` is its route template, `None` for a path that does not exist; `status`
+    /// is `None` if the client disconnected first.
     pub fn ended(&self, route: Option<&str>, method: &Method, status: Option<StatusCode>, duration: Duration) {
         let handler = route.unwrap_or(NO_HANDLER);
         let method = method_label(method);
@@ -57,10 +57,10 @@ impl HttpMetrics {
         self.durations.with_label_values(&[handler, method]).observe(duration.as_secs_f64());
     }
 
-    /// The requests so far as text.
+    /// The metrics as text.
     ///
     /// # Errors
-    /// None in practice: every family that is gathered has samples.
+    /// None in practice: every gathered family has samples.
     pub fn render(&self) -> prometheus::Result<String> {
         TextEncoder::new().encode_to_string(&self.registry.gather())
     }
@@ -72,7 +72,7 @@ impl Default for HttpMetrics {
     }
 }
 
-/// A client may invent methods.
+/// Clients can send any method name.
 fn method_label(method: &Method) -> &str {
     const KNOWN: [Method; 9] = [
         Method::GET,

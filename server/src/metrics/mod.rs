@@ -1,11 +1,11 @@
-//! What the server counts, and how [Prometheus](https://prometheus.io/docs/instrumenting/exposition_formats/) reads it.
+//! Metrics of the server, in [Prometheus' format](https://prometheus.io/docs/instrumenting/exposition_formats/).
 //!
-//! The names, labels and buckets are vLLM's, because routers, autoscalers and dashboards read those. The modules that
-//! count depend on this one, and it on none of them.
+//! Names, labels and buckets are vLLM's, because routers, autoscalers and dashboards read those. The counting modules
+//! depend on this one, and it depends on none of them.
 //!
 //! # Layout
-//! - `engine`: what the engine counts; `http`: requests by route, method and status
-//! - `timeline`: when things happened to a request
+//! - `engine`: metrics of the engine; `http`: requests by route, method and status
+//! - `timeline`: times of a request's phases
 
 mod engine;
 mod http;
@@ -16,13 +16,13 @@ use prometheus::{Registry, core::Collector};
 pub use self::{
     engine::{EngineMetrics, Outcome, Snapshot, Totals},
     http::HttpMetrics,
-    timeline::{Spans, Timeline},
+    timeline::{PhaseTimes, Timeline},
 };
 
-/// The content type of the text that `render` gives: version 0.0.4 of the format.
+/// The content type of the text from `render`: version 0.0.4 of the format.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Adds a metric family to the registry.
+/// Registers a metric family.
 #[expect(
     clippy::expect_used,
     reason = "names, labels and buckets are constants, and every test that counts makes them all"

@@ -1,8 +1,8 @@
-//! When things happened to a request, and how long each phase took.
+//! Timestamps of a request, and the duration of each phase.
 
 use std::time::{Duration, Instant};
 
-/// When things happened to a request.
+/// Timestamps of a request.
 #[derive(Clone, Debug)]
 pub struct Timeline {
     pub(super) arrived: Instant,
@@ -12,19 +12,19 @@ pub struct Timeline {
     pub(super) last_token: Option<Instant>,
 }
 
-/// Where a request's time went.
+/// Durations of a request's phases.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Spans {
-    /// From its arrival to the first step that computed something of it.
+pub struct PhaseTimes {
+    /// From arrival to the first step that computes any of it.
     pub queue: Duration,
-    /// From there to its first token.
+    /// From there to the first token.
     pub prefill: Duration,
-    /// From there to its end.
+    /// From there to the end.
     pub decode: Duration,
 }
 
-impl Spans {
-    /// Of two answers to one request: until the first token of either, and from there to the end of both.
+impl PhaseTimes {
+    /// Combines two answers to one request: until the first token of either, and from there to the end of both.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         let until_token = |spans: &Self| spans.queue + spans.prefill;
@@ -36,28 +36,28 @@ impl Spans {
 }
 
 impl Timeline {
-    /// A request that has just come.
+    /// A request that has just arrived.
     pub fn new(arrived: Instant) -> Self {
         Self { arrived, started: None, logits: None, first_token: None, last_token: None }
     }
 
-    /// When the request came.
+    /// The time of arrival.
     pub fn arrived(&self) -> Instant {
         self.arrived
     }
 
-    /// Logits of the request are there now. A token made of them is as old as they are: a client may have it before
-    /// anything else is done about it.
+    /// Records that logits are ready. A token sampled from them gets this time: a client may have it before anything
+    /// else is recorded.
     pub fn has_logits(&mut self) {
         self.logits = Some(Instant::now());
     }
 
-    /// Where the time went, of a request that ends now.
-    pub fn spans(&self) -> Spans {
+    /// Phase durations of a request that ends now.
+    pub fn spans(&self) -> PhaseTimes {
         let now = Instant::now();
         let started = self.started.unwrap_or(now);
         let first_token = self.first_token.or(self.logits).unwrap_or(now);
-        Spans {
+        PhaseTimes {
             queue: started.saturating_duration_since(self.arrived),
             prefill: first_token.saturating_duration_since(started),
             decode: now.saturating_duration_since(first_token),
@@ -74,9 +74,9 @@ mod tests {
     fn spans_of_several_answers_are_those_of_the_request() {
         let spans = |parts: [u64; 3]| {
             let [queue, prefill, decode] = parts.map(Duration::from_millis);
-            Spans { queue, prefill, decode }
+            PhaseTimes { queue, prefill, decode }
         };
-        let parts = |spans: Spans| [spans.queue, spans.prefill, spans.decode].map(|part| part.as_millis());
+        let parts = |spans: PhaseTimes| [spans.queue, spans.prefill, spans.decode].map(|part| part.as_millis());
         let (early, late) = (spans([1, 2, 10]), spans([1, 16, 4]));
         assert_eq!(parts(early.and(late)), [1, 2, 18]);
         assert_eq!(parts(late.and(early)), [1, 2, 18]);

@@ -1,5 +1,5 @@
-//! Posts spans to a collector, a batch at a time, on a thread of its own. Whoever has a span puts it into a queue and goes
-//! on: what the queue has no room for, because the collector is slow or gone, is dropped and counted.
+//! Posts spans to a collector in batches, on a separate thread. Sending a span puts it into a queue and never blocks;
+//! if the queue is full, because the collector is slow or gone, spans are dropped and counted.
 
 use std::{
     collections::VecDeque,
@@ -20,39 +20,45 @@ use ureq::{
     tls::{Certificate, RootCerts, TlsConfig},
 };
 
-use super::span::{Span, document};
+use super::{
+    sampler::TraceSampler,
+    span::{Span, document},
+};
 
-/// Spans that wait at most; OpenTelemetry's default, as are the next two.
+/// Maximum number of queued spans; OpenTelemetry's default, as are the next two.
 const MAX_QUEUE: usize = 2048;
 
-/// Spans in one document.
+/// Maximum number of spans per batch.
 const MAX_BATCH: usize = 512;
 
-/// How long a collector may take for a document.
+/// Timeout for posting a batch.
 const POST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How often a document is sent before it is given up.
+/// Maximum number of attempts per batch.
 const MAX_TRIES: u32 = 4;
 
-/// Failures are logged this often at most.
+/// Failures are logged at most this often.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 
-/// Where spans go.
+/// The exporter's settings.
 #[derive(Clone)]
 pub struct ExportOptions {
-    /// The collector. `/v1/traces` is added, unless it ends so.
+    /// The URL that batches are posted to.
     pub endpoint: String,
-    /// Sent along with every document.
+    /// Headers of every request.
     pub headers: Vec<(HeaderName, HeaderValue)>,
-    /// PEM file of the certificates that vouch for the collector. `None`: those that browsers trust.
+    /// PEM file with the CA certificates for the collector. `None`: Mozilla's root certificates.
     pub certificate: Option<PathBuf>,
-    /// What the server is called there.
-    pub service_name: String,
-    /// A batch is sent this long after its first span; also the pause before another try, which doubles.
+    /// Attributes of the server, including `service.name`.
+    pub resource: Vec<(String, String)>,
+    /// The sampler.
+    pub sampler: TraceSampler,
+    /// Delay from the first span of a batch until it is sent; also the pause before the first retry, which then
+    /// doubles.
     pub delay: Duration,
 }
 
-/// Why spans cannot be exported.
+/// Why the exporter cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
     /// The address is none.
@@ -66,16 +72,19 @@ pub enum ExportError {
         /// What is wrong.
         source: pem::Error,
     },
-    /// The system gives no thread.
-    #[error("cannot start the thread that exports spans: {0}")]
+    /// The system has no thread for the exporter.
+    #[error("cannot start the exporter's thread: {0}")]
     Thread(#[from] std::io::Error),
 }
 
-/// Takes in spans, and never waits.
+/// Queues spans without blocking.
 #[derive(Clone)]
-pub struct SpanSender(Arc<Queue>);
+pub struct SpanSender {
+    queue: Arc<Queue>,
+    sampler: TraceSampler,
+}
 
-/// A collector, and the thread that talks to it.
+/// An exporter and its thread.
 #[derive(Debug)]
 pub struct Exporter {
     sender: SpanSender,
@@ -96,60 +105,66 @@ struct QueueState {
 }
 
 impl Exporter {
-    /// Starts the thread. Whether there is a collector shows later, in the log.
+    /// Starts the thread. A missing collector only shows later, in the log.
     ///
     /// # Errors
-    /// The address is none, or the certificates cannot be read.
+    /// The URL is invalid, or the certificates cannot be read.
     pub fn start(options: ExportOptions) -> Result<Self, ExportError> {
+        let sender = SpanSender { queue: Arc::default(), sampler: options.sampler };
         let collector = Collector::new(options)?;
-        let sender = SpanSender(Arc::default());
-        let queue = Arc::clone(&sender.0);
+        let queue = Arc::clone(&sender.queue);
         let (told, ended) = mpsc::channel();
         thread::Builder::new().name("otlp".into()).spawn(move || {
             collector.export_all(&queue);
-            // Nobody may be waiting.
+            // The receiver may be gone.
             let _ = told.send(());
         })?;
         Ok(Self { sender, ended })
     }
 
-    /// Where spans are put in.
+    /// A sender for spans.
     pub fn sender(&self) -> SpanSender {
         self.sender.clone()
     }
 
-    /// Sends what is left, if that is done in this time; whether it was.
+    /// Exports the remaining spans within this time; returns whether it was done.
     pub fn finish(self, patience: Duration) -> bool {
-        self.sender.0.state().is_ending = true;
-        self.sender.0.changed.notify_all();
+        self.sender.queue.state().is_ending = true;
+        self.sender.queue.changed.notify_all();
         self.ended.recv_timeout(patience).is_ok()
     }
 }
 
 impl SpanSender {
-    /// Puts a span in, or drops it where there is no room.
+    /// Which requests are exported.
+    pub(crate) fn sampler(&self) -> TraceSampler {
+        self.sampler
+    }
+
+    /// Queues a span, or drops it if the queue is full.
     pub fn send(&self, span: Span) {
-        let mut state = self.0.state();
+        let mut state = self.queue.state();
         if state.spans.len() < MAX_QUEUE {
             state.spans.push_back(span);
         } else {
             state.n_dropped += 1;
         }
-        // It waits for the first of a batch and for a whole one.
+        // The thread waits for the first span of a batch and for a full batch.
         if matches!(state.spans.len(), 1 | MAX_BATCH) {
-            self.0.changed.notify_all();
+            self.queue.changed.notify_all();
         }
     }
 }
 
 impl fmt::Debug for SpanSender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} spans", self.0.state().spans.len())
+        write!(f, "{} spans", self.queue.state().spans.len())
     }
 }
 
 impl Queue {
-    /// The next spans, and how many were dropped before them: those that come within `delay`. `None` at the end.
+    /// Waits for the next batch: the spans that arrive within `delay`, and the number dropped before. `None` at the
+    /// end.
     fn next_batch(&self, delay: Duration) -> Option<(Vec<Span>, usize)> {
         let state = self.state();
         let state = self.changed.wait_while(state, |state| state.spans.is_empty() && !state.is_ending);
@@ -162,7 +177,7 @@ impl Queue {
         (n > 0).then(|| (state.spans.drain(..n).collect(), n_dropped))
     }
 
-    /// Waits, but not beyond the end; whether it has come.
+    /// Waits for this time, or until the exporter ends; returns whether it ended.
     fn pause(&self, time: Duration) -> bool {
         let waited = self.changed.wait_timeout_while(self.state(), time, |state| !state.is_ending);
         waited.unwrap_or_else(PoisonError::into_inner).0.is_ending
@@ -176,25 +191,21 @@ impl Queue {
 struct Collector {
     agent: Agent,
     options: ExportOptions,
-    address: String,
 }
 
-/// Why a document was not taken.
+/// Why a batch was not accepted.
 struct Refusal {
     what: String,
-    /// It may be taken later.
+    /// Whether a retry may succeed.
     is_passing: bool,
 }
 
 impl Collector {
     fn new(options: ExportOptions) -> Result<Self, ExportError> {
-        const PATH: &str = "/v1/traces";
         let uri = options.endpoint.parse::<Uri>().ok().filter(|uri| matches!(uri.scheme_str(), Some("http" | "https")));
         if uri.as_ref().and_then(Uri::host).is_none_or(str::is_empty) {
             return Err(ExportError::Endpoint(options.endpoint));
         }
-        let base = options.endpoint.trim_end_matches('/');
-        let address = if base.ends_with(PATH) { base.to_owned() } else { format!("{base}{PATH}") };
         let roots = options.certificate.as_deref().map(roots_in).transpose()?.unwrap_or(RootCerts::WebPki);
         let agent = Agent::config_builder()
             .timeout_global(Some(POST_TIMEOUT))
@@ -204,7 +215,7 @@ impl Collector {
             .tls_config(TlsConfig::builder().root_certs(roots).build())
             .build()
             .into();
-        Ok(Self { agent, options, address })
+        Ok(Self { agent, options })
     }
 
     fn export_all(&self, queue: &Queue) {
@@ -214,15 +225,15 @@ impl Collector {
             n_lost += n_dropped + if refusal.is_some() { spans.len() } else { 0 };
             if n_lost > 0 && last_told.is_none_or(|told| told.elapsed() >= LOG_EVERY) {
                 let why = refusal.map_or_else(|| "the queue was full".to_owned(), |refusal| refusal.what);
-                tracing::warn!("{n_lost} spans could not be exported to `{}`: {why}", self.options.endpoint);
+                tracing::warn!("cannot export {n_lost} spans to `{}`: {why}", self.options.endpoint);
                 (n_lost, last_told) = (0, Some(Instant::now()));
             }
         }
     }
 
-    /// Sends a batch, more than once where that may help.
+    /// Sends a batch, with retries if they may help.
     fn export(&self, spans: &[Span], queue: &Queue) -> Result<(), Refusal> {
-        let body = document(spans, &self.options.service_name).to_string();
+        let body = document(spans, &self.options.resource).to_string();
         let mut pause = self.options.delay;
         for _ in 1..MAX_TRIES {
             match self.post(&body) {
@@ -234,7 +245,7 @@ impl Collector {
     }
 
     fn post(&self, body: &str) -> Result<(), Refusal> {
-        let mut request = self.agent.post(&self.address).header(header::CONTENT_TYPE, "application/json");
+        let mut request = self.agent.post(&self.options.endpoint).header(header::CONTENT_TYPE, "application/json");
         for (name, value) in &self.options.headers {
             request = request.header(name, value);
         }
@@ -250,7 +261,7 @@ impl Collector {
                 | StatusCode::SERVICE_UNAVAILABLE
                 | StatusCode::GATEWAY_TIMEOUT
         );
-        Err(Refusal { what: format!("it answered {status}"), is_passing })
+        Err(Refusal { what: format!("it responded with {status}"), is_passing })
     }
 }
 

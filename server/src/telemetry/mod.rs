@@ -1,15 +1,16 @@
-//! One span per request, for collectors that speak [OTLP](https://opentelemetry.io/docs/specs/otlp/) over HTTP, with JSON:
-//! what a request was, where its time went and why it ended, never what it said. It knows nothing of HTTP's other side or
-//! of the model: spans come in, documents go out.
+//! Exports one span per request to [OTLP](https://opentelemetry.io/docs/specs/otlp/) collectors over HTTP with JSON:
+//! parameters, times and the reason for the end, never the text. Independent of the HTTP API and the model.
 //!
-//! Written by hand, because OpenTelemetry's crates would bring a second runtime of threads, protobuf and twenty more
-//! crates for one document of a fixed form.
+//! Written by hand, because OpenTelemetry's crates would add another async runtime, protobuf and twenty more crates for
+//! one fixed document.
 //!
 //! # Layout
-//! - [`trace_context`]: who called, as the headers `traceparent` and `tracestate` say it
+//! - [`trace_context`]: the caller's trace, from the headers `traceparent` and `tracestate`
 //! - [`span`]: a span, and its JSON
-//! - [`exporter`]: a queue and a thread that posts what is in it
+//! - [`sampler`]: which requests are exported
+//! - [`exporter`]: a queue, and a thread that posts its spans
 
 pub mod exporter;
+pub mod sampler;
 pub mod span;
 pub mod trace_context;

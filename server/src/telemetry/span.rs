@@ -1,4 +1,4 @@
-//! A span, and the JSON that OTLP has for spans: 64-bit numbers as strings, ids in hexadecimal.
+//! A span, and its OTLP JSON: 64-bit numbers as strings, ids in hexadecimal.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -9,21 +9,21 @@ use super::trace_context::TraceContext;
 /// One request.
 #[derive(Clone, Debug)]
 pub struct Span {
-    /// Where it belongs.
+    /// The trace, and the span's parent.
     pub context: TraceContext,
-    /// What was asked for; few requests have a name of their own.
+    /// The operation; few distinct values.
     pub name: String,
-    /// When it came.
+    /// Start time.
     pub start: SystemTime,
-    /// How long it took.
+    /// Duration.
     pub duration: Duration,
-    /// What there is to know of it.
+    /// Attributes.
     pub attributes: Vec<(&'static str, Attribute)>,
-    /// Whether it went wrong.
+    /// The error message, if the request failed.
     pub failure: Option<String>,
 }
 
-/// What an attribute may be.
+/// An attribute's value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Attribute {
     /// A text.
@@ -32,19 +32,19 @@ pub enum Attribute {
     Texts(Vec<String>),
     /// A whole number.
     Integer(i64),
-    /// A number; seconds, where it is a time.
+    /// A number; times are in seconds.
     Number(f64),
     /// Yes or no.
     Flag(bool),
 }
 
-/// `SPAN_KIND_SERVER`: it answers somebody elsewhere.
+/// `SPAN_KIND_SERVER`: the server side of a call.
 const KIND_SERVER: u32 = 2;
 
-/// `STATUS_CODE_ERROR`. Otherwise the status is left unset, as servers do.
+/// `STATUS_CODE_ERROR`. Otherwise the status is unset, as OpenTelemetry recommends for servers.
 const STATUS_ERROR: u32 = 2;
 
-/// Bits of a span's `flags`, above those of the trace: it is known where the parent is, and it is elsewhere.
+/// Bits of a span's `flags` beside those of the trace: the location of the parent is known, and it is remote.
 const PARENT_IS_REMOTE: u32 = 0x300;
 
 impl Span {
@@ -74,15 +74,12 @@ impl Span {
     }
 }
 
-/// The body of an export: all spans of one service.
-pub(crate) fn document(spans: &[Span], service_name: &str) -> Value {
+/// The body of an export request: spans of one service.
+pub(crate) fn document(spans: &[Span], resource: &[(String, String)]) -> Value {
     let version = env!("CARGO_PKG_VERSION");
-    let text = |text: &str| Attribute::Text(text.to_owned());
+    let attribute = |(key, value): &(String, String)| pair(key, &Attribute::Text(value.clone()));
     json!({ "resourceSpans": [{
-        "resource": { "attributes": [
-            pair("service.name", &text(service_name)),
-            pair("service.version", &text(version)),
-        ] },
+        "resource": { "attributes": resource.iter().map(attribute).collect::<Vec<_>>() },
         "scopeSpans": [{
             "scope": { "name": env!("CARGO_PKG_NAME"), "version": version },
             "spans": spans.iter().map(Span::to_json).collect::<Vec<_>>(),
@@ -121,7 +118,7 @@ impl From<usize> for Attribute {
 
 impl From<f32> for Attribute {
     fn from(number: f32) -> Self {
-        // As it is written: 0.7, not what 0.7 in single precision is in double.
+        // Via the shortest decimal form: 0.7 instead of its f32 value widened to f64.
         Self::Number(number.to_string().parse().unwrap_or_else(|_| f64::from(number)))
     }
 }

@@ -1,5 +1,5 @@
-//! [W3C Trace Context](https://www.w3.org/TR/trace-context/): which trace a request belongs to, as its caller says it in
-//! `traceparent` and `tracestate`. What is malformed is as if it were not there.
+//! [W3C Trace Context](https://www.w3.org/TR/trace-context/): the trace that a request belongs to, from its headers
+//! `traceparent` and `tracestate`. Malformed headers are ignored.
 
 use std::fmt;
 
@@ -7,18 +7,18 @@ use axum::http::HeaderMap;
 
 use crate::random::random_u64;
 
-/// Longest `tracestate` that is passed on; what the specification asks for at least.
+/// Maximum length of a forwarded `tracestate`; the minimum that the specification requires.
 const MAX_STATE_BYTES: usize = 512;
 
-/// The name of a trace, never all zeros.
+/// The id of a trace; never all zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TraceId([u8; 16]);
 
-/// The name of a span, never all zeros.
+/// The id of a span; never all zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpanId([u8; 8]);
 
-/// Where a span belongs.
+/// A span's trace and parent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceContext {
     /// The trace: the caller's, or a new one.
@@ -27,20 +27,29 @@ pub struct TraceContext {
     pub span_id: SpanId,
     /// The caller's span.
     pub parent_id: Option<SpanId>,
-    /// What other tracing systems want passed on, as it came.
+    /// The caller's `tracestate`, unchanged.
     pub state: String,
-    /// Whether somebody records the trace. The caller decides; of a new one, all spans are recorded.
+    /// Whether the trace is recorded, as the caller decided; new traces are.
     pub is_sampled: bool,
 }
 
+impl TraceId {
+    /// The position of the id among all ids, from 0 to below 1, from its last 8 bytes, which are random in every id.
+    pub(crate) fn fraction(self) -> f64 {
+        let [_, _, _, _, _, _, _, _, last @ ..] = self.0;
+        // An `f64` has 53 bits of precision.
+        (u64::from_be_bytes(last) >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
 impl TraceContext {
-    /// A trace that begins here.
+    /// A new trace.
     pub fn root() -> Self {
         let [high, low] = [random_u64(), random_u64()].map(u64::to_be_bytes);
         let mut trace_id = [0; 16];
         trace_id[..8].copy_from_slice(&high);
         trace_id[8..].copy_from_slice(&low);
-        // Zero means none.
+        // Zero is not a valid id.
         trace_id[15] |= u8::from(trace_id == [0; 16]);
         Self {
             trace_id: TraceId(trace_id),
@@ -51,7 +60,7 @@ impl TraceContext {
         }
     }
 
-    /// A new span below the caller's, if the headers name one.
+    /// A new span below the caller's, if the headers are valid.
     pub fn below_caller(headers: &HeaderMap) -> Option<Self> {
         let mut given = headers.get_all("traceparent").iter();
         let parent = given.next()?.as_bytes();
@@ -71,7 +80,7 @@ impl TraceContext {
     }
 }
 
-/// `00-TRACE-PARENT-FLAGS`. Later versions may add to it, behind another dash.
+/// Parses `00-TRACE-PARENT-FLAGS`. Later versions may append fields after another dash.
 fn parse(header: &[u8]) -> Option<(TraceId, SpanId, u8)> {
     const LEN: usize = 55;
     let (fields, rest) = header.split_at_checked(LEN)?;

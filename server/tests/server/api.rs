@@ -274,7 +274,7 @@ async fn refusals_name_the_parameter() {
         (json!({ "suffix": "end" }), "suffix", "trained to fill in the middle"),
         (json!({ "stream": "yes" }), "stream", "true or false"),
         (json!({ "stream_options": 1 }), "stream_options", "an object"),
-        (json!({ "stream_options": { "include_usage": 1 } }), "include_usage", "true or false"),
+        (json!({ "stream_options": { "include_usage": 1 } }), "stream_options.include_usage", "true or false"),
         (json!({ "echo": 1 }), "echo", "true or false"),
         (json!({ "logprobs": 21 }), "logprobs", "from 0 to 20"),
         (json!({ "logprobs": true }), "logprobs", "got `true`"),
@@ -335,7 +335,7 @@ async fn paths_methods_and_models_that_do_not_exist() {
     assert!(answer.error().contains("`/v1/nonsense`"));
     let answer = server.get("/v1/completions").await;
     assert_eq!(answer.status, StatusCode::METHOD_NOT_ALLOWED);
-    assert_eq!(answer.error(), "`/v1/completions` does not take `GET`");
+    assert_eq!(answer.error(), "`/v1/completions` does not support the method `GET`");
     assert_eq!(answer.header("allow"), "POST");
     for answer in [
         server.post(json!({ "prompt": "x", "model": "gpt-9" }).to_string()).await,
@@ -345,7 +345,7 @@ async fn paths_methods_and_models_that_do_not_exist() {
             (answer.status, answer.json()["error"]["code"].as_str()),
             (StatusCode::NOT_FOUND, Some("model_not_found"))
         );
-        assert_eq!(answer.error(), "the model `gpt-9` does not exist, this server has `tiny`");
+        assert_eq!(answer.error(), "the model `gpt-9` does not exist; this server has `tiny`");
     }
 }
 
@@ -366,7 +366,7 @@ async fn models_health_and_readiness() {
         [loading.get("/ready").await, loading.get("/v1/models").await, loading.post(r#"{"prompt": "x"}"#).await]
     {
         assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
-        assert_eq!(answer.error(), "the model is still being loaded");
+        assert_eq!(answer.error(), "the model is still loading");
         assert_eq!(answer.header("retry-after"), "1");
     }
 
@@ -410,10 +410,7 @@ async fn a_full_queue_is_429_with_retry_after() {
     assert_eq!(answer.status, StatusCode::TOO_MANY_REQUESTS);
     assert_eq!(answer.header("retry-after"), "1");
     assert_eq!(answer.json()["error"]["code"], "queue_full");
-    assert_eq!(
-        answer.error(),
-        "the queue is full: at most 1 answers may wait, those of one request counted one by one"
-    );
+    assert_eq!(answer.error(), "the queue is full: at most 1 answers may wait, counting each answer of a request");
 }
 
 #[tokio::test]

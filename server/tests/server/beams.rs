@@ -86,13 +86,13 @@ fn as_told(hypothesis: Hypothesis) -> Answer {
 /// The answers by index, the cached tokens of all.
 async fn run(engine: &Engine, requests: &[RequestParts]) -> Vec<Answer> {
     let requests: Vec<_> = requests.iter().cloned().map(request).collect();
-    let n_answers = requests.iter().map(hearth_server::engine::request::GenerateRequest::n_answers).sum();
+    let n_answers = requests.iter().map(hearth_server::engine::request::EngineRequest::n_answers).sum();
     let mut told: Vec<Answer> = vec![Default::default(); n_answers];
     let mut events = engine.submit(requests).unwrap();
     while let Some((index, event)) = events.recv().await {
         let (token_ids, logprobs, end) = &mut told[index];
         assert_eq!(*end, None);
-        match event {
+        match event.unwrap() {
             Event::Token { id, logprobs: reported, .. } => {
                 token_ids.push(id);
                 logprobs.extend(reported.map(|reported| reported.logprob));

@@ -198,7 +198,7 @@ async fn refusals_name_the_parameter_of_a_chat() {
         (json!({ "logprobs": true, "top_logprobs": 21 }), "top_logprobs", "from 0 to 20"),
         (json!({ "logprobs": 2 }), "logprobs", "true or false"),
         (json!({ "chat_template": "{% if %}" }), "chat_template", "line 1"),
-        (json!({ "chat_template": "{{ raise_exception('no') }}" }), "messages", "refuses these messages: no"),
+        (json!({ "chat_template": "{{ raise_exception('no') }}" }), "messages", "rejects these messages: no"),
         (json!({ "chat_template_kwargs": { "messages": [] } }), "chat_template_kwargs", "`messages`"),
         (json!({ "chat_template_kwargs": 1 }), "chat_template_kwargs", "an object"),
         (

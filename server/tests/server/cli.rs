@@ -148,8 +148,8 @@ fn the_cache_is_held_as_asked_for() {
         let vast =
             run(&[&["bench", "--model", path(model.path()), "--steps", "1", "--batch", batch], &flags[..]].concat());
         assert_eq!(vast.status.code(), Some(1), "{}", stderr(&vast));
-        let message = format!("error: `--batch` {batch} takes ");
-        assert!(stderr(&vast).contains(&message) && stderr(&vast).contains(" GiB are left"), "{}", stderr(&vast));
+        let message = format!("error: `--batch` {batch} needs ");
+        assert!(stderr(&vast).contains(&message) && stderr(&vast).contains(" GiB are available"), "{}", stderr(&vast));
     }
     for (wrong, hint) in [(["--dtype", "q8"], "`--quantize q8`"), (["--quantize", "bf16"], "`--dtype bf16`")] {
         let output = run(&[&["generate", "a"][..], &wrong].concat());
@@ -213,7 +213,7 @@ fn a_quantized_model_dir_is_served_as_it_is() {
     assert_eq!(generate(&out, &[]), generate(model.path(), &["--quantize", "q4"]));
     let again = run(&["quantize", path(model.path()), path(&out)]);
     assert_eq!(again.status.code(), Some(1));
-    assert!(stderr(&again).contains("is there already, and not empty\nhint: "), "{}", stderr(&again));
+    assert!(stderr(&again).contains("already exists and is not empty\nhint: "), "{}", stderr(&again));
     // An empty working directory cannot be replaced, but filled.
     let here = parent.path().join("here");
     fs::create_dir(&here).unwrap();
@@ -289,7 +289,11 @@ fn weights_that_do_not_fit_a_dtype_are_refused_by_name() {
     let at = 8 + n_header + matrix["data_offsets"][0].as_u64().unwrap() as usize;
     let out = parent.path().join("out");
     for (value, dtype, told) in [
-        (9e6, "q8", "`quantize` is `q8`, which holds weights up to 8.319008e6, but `blocks.0.mlp.down.weight` has 9e6"),
+        (
+            9e6,
+            "q8",
+            "`quantize` is `q8`, which represents weights up to 8.319008e6, but `blocks.0.mlp.down.weight` has 9e6",
+        ),
         (-6e5, "q4", "up to 5.24032e5"),
         (7e4, "q4_1", "up to 6.5504e4"),
         (3e38, "q5_1", "has 3e38"),
@@ -307,7 +311,7 @@ fn weights_that_do_not_fit_a_dtype_are_refused_by_name() {
     fs::write(&file, &bytes).unwrap();
     let generate =
         |dtype: &str| run(&["generate", "a", "--model", path(model.path()), "--device", "cpu", "--dtype", dtype]);
-    assert!(stderr(&generate("f16")).contains("`dtype` is `f16`, which holds weights up to 6.5504e4"));
+    assert!(stderr(&generate("f16")).contains("`dtype` is `f16`, which represents weights up to 6.5504e4"));
     assert_eq!(generate("bf16").status.code(), Some(0));
 }
 
@@ -322,7 +326,7 @@ fn a_shape_that_no_memory_holds_is_refused() {
     let output = run(&["bench", "--device", "cpu", "--random", path(dir.path())]);
     assert_eq!(output.status.code(), Some(1));
     assert!(
-        stderr(&output).contains("GiB of memory, and") && stderr(&output).contains("hint: "),
+        stderr(&output).contains("GiB of memory, but") && stderr(&output).contains("hint: "),
         "{}",
         stderr(&output)
     );
@@ -347,7 +351,7 @@ fn bench_measures_the_masks_of_grammars() {
 fn doctor_reports_and_fails_for_a_device_that_is_not_there() {
     let output = run(&["doctor", "--device", "cpu"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    assert!(stdout(&output).contains("the CPU was asked for"));
+    assert!(stdout(&output).contains("`--device cpu`: requested"));
     let output = run(&["doctor", "--json", "--device", "cpu"]);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["asked_for"], "cpu");
@@ -584,8 +588,8 @@ fn health_says_what_is_wrong_in_bounded_time() {
     for (answer, expected) in [
         (format!("HTTP/1.1 503 Service Unavailable\r\n\r\n{failed}"), "answered 503: inference failed: x\n"),
         ("HTTP/1.1 404 Not Found\r\n\r\n<html>".to_owned(), "answered 404\n"),
-        ("SSH-2.0-x\r\n".to_owned(), "gives no answer in HTTP/1.1: does it speak TLS (`--tls-cert`)?\n"),
-        (String::new(), "gives no answer in HTTP/1.1: does it speak TLS (`--tls-cert`)?\n"),
+        ("SSH-2.0-x\r\n".to_owned(), "the response is not HTTP/1.1: does the server use TLS (`--tls-cert`)?\n"),
+        (String::new(), "the response is not HTTP/1.1: does the server use TLS (`--tls-cert`)?\n"),
     ] {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port().to_string();
@@ -708,21 +712,21 @@ fn settings_that_make_no_sense_are_refused_without_telling_keys() {
     let empty = dir.path().join("keys");
     std::fs::write(&empty, "\n").unwrap();
     for (args, message) in [
-        (&["--api-key", "sk two"][..], "`--api-key`: an API key must be of visible ASCII"),
-        (&["--api-key-file", path(&empty)], "holds no key"),
-        (&["--api-key-file", "/nowhere/at/all"], "cannot be read"),
+        (&["--api-key", "sk two"][..], "`--api-key`: an API key must consist of visible ASCII"),
+        (&["--api-key-file", path(&empty)], "the file has no key"),
+        (&["--api-key-file", "/nowhere/at/all"], "cannot read the file"),
         (&["--cors-origin", "example.org"], "`--cors-origin` must be `*`, `none` or origins"),
-        (&["--cors-origin", "https://example.org/"], "no slash at its end"),
+        (&["--cors-origin", "https://example.org/"], "trailing slash"),
         (&["--cors-origin", "https://*.example.org"], "got `https://*.example.org`"),
         (&["--allowed-host", "http://example.org"], "`--allowed-host` must be `*`, or names or IP addresses"),
         (&["--allowed-host", "a.example,b.example:80"], "got `b.example:80`"),
         (&["--allowed-host", "*,a.example"], "got `*`"),
         (&["--tls-cert", "/nowhere/at/all", "--tls-key", "/nowhere/at/all"], "`--tls-cert`: cannot read"),
         (&["--max-batch-size", "0"], "`--max-batch-size` must be at least 1"),
-        (&["--draft-dtype", "q4"], "`--draft-dtype` goes with `--draft-model`"),
-        (&["--num-speculative-tokens", "4"], "`--num-speculative-tokens` goes with `--speculative`"),
-        (&["--speculative", "prompt-lookup", "--draft-model", "x"], "goes with `--speculative draft`"),
-        (&["--speculative", "draft"], "`--speculative draft` goes with `--draft-model`"),
+        (&["--draft-dtype", "q4"], "`--draft-dtype` requires `--draft-model`"),
+        (&["--num-speculative-tokens", "4"], "`--num-speculative-tokens` requires `--speculative`"),
+        (&["--speculative", "prompt-lookup", "--draft-model", "x"], "requires `--speculative draft`"),
+        (&["--speculative", "draft"], "`--speculative draft` requires `--draft-model`"),
         (&["--otlp-endpoint", "localhost:4318"], "`--otlp-endpoint` must be an http or https address"),
         (&["--otlp-endpoint", "http://x", "--otlp-header", "sk two"], "`--otlp-header` must be `NAME=VALUE`"),
         (&["--otlp-endpoint", "http://x", "--otlp-certificate", "/nowhere"], "`--otlp-certificate`: cannot read"),

@@ -9,7 +9,7 @@ use hearth_model::{
 };
 use hearth_server::{
     api::state::AppState,
-    engine::{Engine, Event},
+    engine::{Engine, Event, Failure},
 };
 use serde_json::{Value, json};
 
@@ -146,9 +146,9 @@ async fn a_dead_end_is_the_requests_fault() {
         dead_end.stop.min_tokens = min_tokens;
         dead_end.stop.stop_token_ids = Arc::new([EOS].into());
         let mut events = engine.submit(vec![request(dead_end)]).unwrap();
-        assert!(matches!(events.recv().await, Some((0, Event::Token { id: 97, .. }))));
+        assert!(matches!(events.recv().await, Some((0, Ok(Event::Token { id: 97, .. })))));
         let end = events.recv().await.unwrap().1;
-        assert!(matches!(end, Event::Refused { param: "bad_words", .. }), "{end:?}");
+        assert!(matches!(end, Err(Failure::Refused { param: "bad_words", .. })), "{end:?}");
     }
     // The engine goes on.
     let next = engine.submit(vec![request(parts(prompt(3, 1), 5, SamplingParams::greedy()))]).unwrap();

@@ -8,10 +8,7 @@ use axum::{
     http::{HeaderValue, Request, StatusCode, header},
 };
 use hearth_server::{
-    api::{
-        options::{ApiKeys, ApiOptions},
-        state::AppState,
-    },
+    api::{api_keys::ApiKeys, options::ApiOptions, state::AppState},
     serve::Ended,
     tls,
 };
@@ -335,7 +332,7 @@ async fn tls_serves_the_same_and_drains_the_same() {
 fn tls_files_that_do_not_fit_are_refused() {
     let refusal = |cert: &str, key: &str| tls::acceptor(&tls_file(cert), &tls_file(key)).err().unwrap().to_string();
     assert!(refusal("nowhere.pem", "key.pem").starts_with("`--tls-cert`: cannot read"));
-    assert!(refusal("key.pem", "key.pem").contains("holds no certificate"));
+    assert!(refusal("key.pem", "key.pem").contains("has no certificate"));
     assert!(refusal("cert.pem", "cert.pem").starts_with("`--tls-key`: cannot read"));
     assert!(refusal("cert.pem", "other-key.pem").contains("cannot be used together"));
 }

@@ -19,13 +19,13 @@ use hearth_server::{
     bundled,
     engine::{
         Engine, EngineOptions, Event,
-        embedding::{EmbedParts, EmbedRequest, Pooling, VectorScale},
+        request::{EngineRequest, Pooling, RequestParts, Strategy, VectorScale},
     },
 };
 use serde_json::{Value, json};
 
 use crate::{
-    engine::{LIMITS, parts, prompt, request},
+    engine::{parts, prompt, request},
     support::{self, MAX_SEQ_LEN, MODEL, OPTIONS, Server, VOCAB_SIZE, engine, is_idle, metric, tokenizer, wait_for},
 };
 
@@ -73,9 +73,9 @@ fn by_hand(gpt: &Gpt, ids: &[TokenId], pooling: Pooling) -> Vec<f32> {
     (0..gpt.config().d_model).map(|at| component(at) as f32).collect()
 }
 
-fn embed_request(token_ids: Vec<TokenId>, pooling: Pooling) -> EmbedRequest {
-    let parts = EmbedParts { token_ids, pooling, scale: VectorScale::AsIs, ..EmbedParts::default() };
-    EmbedRequest::new(parts, &LIMITS).unwrap()
+fn embed_request(token_ids: Vec<TokenId>, pooling: Pooling) -> EngineRequest {
+    let strategy = Strategy::Embed { pooling, scale: VectorScale::AsIs };
+    request(RequestParts { prompt_ids: token_ids.into(), strategy, ..RequestParts::default() })
 }
 
 #[tokio::test]
@@ -96,12 +96,17 @@ async fn vectors_are_the_same_bits_in_chunks_among_others_and_after_preemption()
         let others = engine.submit(others.map(request).collect()).unwrap();
         for round in 0..2 {
             let requests = texts.iter().map(|(ids, pooling)| embed_request(ids.clone(), *pooling)).collect();
-            let mut events = engine.embed(requests).unwrap();
+            let mut events = engine.submit(requests).unwrap();
             let mut found = vec![Vec::new(); texts.len()];
             while let Some((index, event)) = events.recv().await {
-                let Event::Embedding(vector) = event else { panic!("{event:?}") };
-                assert!(found[index].is_empty(), "one event each");
-                found[index] = vector;
+                match event.unwrap() {
+                    Event::Embedding(vector) => {
+                        assert!(found[index].is_empty(), "one vector each");
+                        found[index] = vector;
+                    }
+                    Event::Finished { .. } => assert!(!found[index].is_empty(), "the end comes last"),
+                    other => panic!("{other:?}"),
+                }
             }
             assert_eq!(found, expected, "{max_batch_tokens} tokens, {n_pages} pages, round {round}");
         }

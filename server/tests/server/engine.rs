@@ -11,8 +11,8 @@ use hearth_model::{
     weights::model_dir::LoadedModel,
 };
 use hearth_server::engine::{
-    Engine, EngineOptions, EngineState, Event, EventStream, FinishReason, StartError, SubmitError,
-    request::{GenerateRequest, ModelLimits, RequestParts, StopConditions},
+    Engine, EngineOptions, EngineState, Event, EventStream, Failure, FinishReason, StartError, SubmitError,
+    request::{EngineRequest, ModelLimits, RequestParts, StopConditions},
 };
 
 use crate::support::{self, EOS, MAX_SEQ_LEN, OPTIONS, VOCAB_SIZE, engine, is_idle, metric, wait_for};
@@ -25,8 +25,8 @@ pub(crate) fn parts(prompt_ids: Vec<TokenId>, max_tokens: usize, sampling: Sampl
     RequestParts { prompt_ids: prompt_ids.into(), sampling, stop, ..RequestParts::default() }
 }
 
-pub(crate) fn request(parts: RequestParts) -> GenerateRequest {
-    GenerateRequest::new(parts, &LIMITS).unwrap()
+pub(crate) fn request(parts: RequestParts) -> EngineRequest {
+    EngineRequest::new(parts, &LIMITS).unwrap()
 }
 
 pub(crate) fn prompt(n_tokens: usize, salt: u32) -> Vec<TokenId> {
@@ -54,15 +54,11 @@ pub(crate) async fn collect(mut events: EventStream, n_requests: usize) -> Vec<(
     let mut outcomes = vec![(Vec::new(), None); n_requests];
     while let Some((index, event)) = events.recv().await {
         assert_eq!(outcomes[index].1, None, "nothing follows the end of a request");
-        match event {
+        match event.unwrap() {
             Event::Token { id, .. } => outcomes[index].0.push(id),
             Event::Finished { reason, .. } => outcomes[index].1 = Some(reason),
             Event::PromptLogprobs(_) => {}
             Event::Embedding(_) => panic!("nobody asked for one"),
-            Event::Refused { message, .. } | Event::Failed(message) => panic!("{message}"),
-            Event::TimedOut(deadline) => panic!("{deadline:?} have passed"),
-            Event::Stopped => panic!("the engine has been stopped"),
-            Event::Overrun => panic!("nobody has fallen behind"),
         }
     }
     outcomes
@@ -132,7 +128,7 @@ async fn a_short_prompt_is_answered_before_a_long_one_that_came_first() {
     let long = request(parts(prompt(2000, 1), 1, SamplingParams::greedy()));
     let short = request(parts(prompt(20, 2), 1, SamplingParams::greedy()));
     let mut events = engine.submit(vec![long, short]).unwrap();
-    assert!(matches!(events.recv().await, Some((1, Event::Token { .. }))));
+    assert!(matches!(events.recv().await, Some((1, Ok(Event::Token { .. })))));
     // Both in one step, then what is left of the long one.
     assert_eq!(collect(events, 2).await[0].0.len(), 1);
     assert!(metric(&engine, "iteration_tokens_total_count") <= 33.0);
@@ -149,8 +145,8 @@ async fn a_deadline_ends_a_request_wherever_it_is() {
     let mut ended = Vec::new();
     while let Some((index, event)) = events.recv().await {
         match event {
-            Event::Token { .. } => assert!(!ended.contains(&index)),
-            Event::TimedOut(after) => {
+            Ok(Event::Token { .. }) => assert!(!ended.contains(&index)),
+            Err(Failure::TimedOut(after)) => {
                 assert_eq!(after, deadline);
                 ended.push(index);
             }
@@ -169,7 +165,7 @@ async fn a_better_priority_leaves_the_queue_first() {
     let mut events = engine.submit(requests.into_iter().map(request).collect()).unwrap();
     let mut order = Vec::new();
     while let Some((index, event)) = events.recv().await {
-        if let Event::Finished { .. } = event {
+        if let Ok(Event::Finished { .. }) = event {
             order.push(index);
         }
     }
@@ -239,20 +235,20 @@ async fn a_client_that_goes_during_prefill_frees_its_pages() {
 async fn a_panic_in_a_step_ends_all_requests_with_an_error() {
     let engine = engine(OPTIONS);
     let mut healthy = engine.submit(vec![request(parts(prompt(4, 1), MAX_SEQ_LEN, SamplingParams::greedy()))]).unwrap();
-    assert!(matches!(healthy.recv().await, Some((0, Event::Token { .. }))));
+    assert!(matches!(healthy.recv().await, Some((0, Ok(Event::Token { .. })))));
     // A request checked against another model's limits: its token is outside of this one's vocabulary.
     let wrong = ModelLimits { vocab_size: 100_000, max_seq_len: 100, ..LIMITS };
-    let wrong = GenerateRequest::new(parts(vec![99_999], 4, SamplingParams::greedy()), &wrong).unwrap();
+    let wrong = EngineRequest::new(parts(vec![99_999], 4, SamplingParams::greedy()), &wrong).unwrap();
     let mut poison = engine.submit(vec![wrong]).unwrap();
-    assert!(matches!(poison.recv().await, Some((0, Event::Failed(_)))));
+    assert!(matches!(poison.recv().await, Some((0, Err(Failure::Failed(_))))));
     assert_eq!(poison.recv().await.map(|(index, _)| index), None);
     let last = loop {
         match healthy.recv().await {
-            Some((_, Event::Token { .. })) => {}
+            Some((_, Ok(Event::Token { .. }))) => {}
             other => break other,
         }
     };
-    assert!(matches!(last, Some((0, Event::Failed(_)))), "{last:?}");
+    assert!(matches!(last, Some((0, Err(Failure::Failed(_))))), "{last:?}");
     wait_for(&engine, |stats| matches!(stats.state, EngineState::Failed(_)) && is_idle(stats)).await;
     let again = engine.submit(vec![request(parts(prompt(4, 1), 1, SamplingParams::greedy()))]);
     assert_eq!(again.unwrap_err(), SubmitError::Stopped);
@@ -265,11 +261,11 @@ async fn stopping_tells_those_in_flight() {
     engine.stop();
     let last = loop {
         match events.recv().await {
-            Some((_, Event::Token { .. })) => {}
+            Some((_, Ok(Event::Token { .. }))) => {}
             other => break other,
         }
     };
-    assert!(matches!(&last, Some((0, Event::Stopped))), "{last:?}");
+    assert!(matches!(&last, Some((0, Err(Failure::Stopped)))), "{last:?}");
     assert_eq!(engine.submit(Vec::new()).unwrap_err(), SubmitError::Stopped);
 }
 

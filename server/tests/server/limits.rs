@@ -82,7 +82,7 @@ async fn what_would_be_repeated_too_often_is_refused_before_it_is_computed() {
         server.complete(body(2, reports.clone())).await;
         let answer = server.post(body(128, reports.clone()).to_string()).await;
         assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{reports}");
-        assert!(answer.error().contains("bytes of their prompts") && answer.error().contains("\nhint: lower `n`"));
+        assert!(answer.error().contains("bytes of prompts") && answer.error().contains("\nhint: lower `n`"));
     }
     // A conversation tells of its prompt once.
     let chat =

@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use hearth_server::{
     api::{options::ApiOptions, state::AppState},
     connection::ConnectionTimeouts,
+    engine::Engine,
     serve::{Ended, ServeError, ServeOptions, serve},
 };
 use serde_json::{Value, json};
@@ -32,11 +33,15 @@ impl Live {
 
     /// With settings of its own.
     pub(crate) async fn with(set: impl FnOnce(&mut ApiOptions, &mut ServeOptions)) -> Self {
+        Self::over(engine(OPTIONS), set).await
+    }
+
+    /// With settings and an engine of its own.
+    pub(crate) async fn over(engine: Engine, set: impl FnOnce(&mut ApiOptions, &mut ServeOptions)) -> Self {
         let (mut api, mut serving) = (ApiOptions::default(), serve_options());
         set(&mut api, &mut serving);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let engine = engine(OPTIONS);
         let state = AppState::loading_with(MODEL, api);
         state.set_engine(engine.clone());
         let server = Server { state, engine };

@@ -12,7 +12,7 @@ use axum::{
     http::{Method, Request, StatusCode, uri::Scheme},
 };
 use hearth_server::api::{
-    options::ApiKeys,
+    api_keys::ApiKeys,
     origin::{AllowedHosts, CorsOrigins},
 };
 use serde_json::json;
@@ -411,7 +411,7 @@ impl Serving {
     }
 
     fn warns(&self) -> bool {
-        self.log.contains("no API key is set, so all who can reach 0.0.0.0:")
+        self.log.contains("no API key is set: anyone who can reach 0.0.0.0:")
     }
 }
 

@@ -15,7 +15,7 @@ use hearth_server::{
     api::state::AppState,
     engine::{
         Engine, EngineOptions, Models, Speculation,
-        request::{GenerateRequest, ModelLimits, RequestParts},
+        request::{EngineRequest, ModelLimits, RequestParts},
     },
 };
 use serde_json::json;
@@ -45,7 +45,7 @@ fn texts(model: &LoadedModel) -> Vec<RequestParts> {
 
 async fn run_on(engine: &Engine, requests: &[RequestParts]) -> Vec<Vec<TokenId>> {
     let limits: ModelLimits = engine.model().limits;
-    let requests: Vec<_> = requests.iter().map(|parts| GenerateRequest::new(parts.clone(), &limits).unwrap()).collect();
+    let requests: Vec<_> = requests.iter().map(|parts| EngineRequest::new(parts.clone(), &limits).unwrap()).collect();
     let n_requests = requests.len();
     let outcomes = collect(engine.submit(requests).unwrap(), n_requests).await;
     outcomes.into_iter().map(|(ids, _)| ids).collect()

@@ -43,7 +43,7 @@ fn the_command_line_goes_before_variables() {
     assert_eq!(refused.status.code(), Some(2));
     assert!(stderr(&refused).contains("cannot be used with"), "{}", stderr(&refused));
     let refused = hearth(&["--port", "0"]).envs(both).output().unwrap();
-    assert!(stderr(&refused).contains("exclude each other, and both are set"), "{}", stderr(&refused));
+    assert!(stderr(&refused).contains("exclude each other, but both are set"), "{}", stderr(&refused));
 }
 
 #[test]
@@ -68,7 +68,7 @@ fn a_model_larger_than_the_machine_is_refused_before_it_is_loaded() {
         let output = run(&[args, &["--model", model, "--device", "cpu"]].concat());
         assert_eq!(output.status.code(), Some(1), "{args:?}: {}", stderr(&output));
         let message = stderr(&output);
-        assert!(message.contains("GiB of memory at least, and there are"), "{args:?}: {message}");
+        assert!(message.contains("GiB of memory, but there are"), "{args:?}: {message}");
         assert!(message.contains(model) && message.contains("hint: "), "{message}");
     }
 }

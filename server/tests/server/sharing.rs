@@ -10,11 +10,11 @@ use hearth_model::{
     weights::model_dir::LoadedModel,
 };
 use hearth_server::{
-    api::options::{ApiKeys, PrefixSharing},
+    api::{api_keys::ApiKeys, options::PrefixSharing},
     engine::{
         Engine, EngineOptions, Event, EventStream, Speculation,
         prefix_cache::PrefixSalt,
-        request::{GenerateRequest, RequestParts},
+        request::{EngineRequest, RequestParts},
     },
 };
 use serde_json::{Value, json};
@@ -38,7 +38,7 @@ async fn tell(mut events: EventStream, n_answers: usize) -> (Vec<Told>, usize) {
     let (mut told, mut n_cached) = (vec![Told::default(); n_answers], 0);
     while let Some((index, event)) = events.recv().await {
         let told = &mut told[index];
-        match event {
+        match event.unwrap() {
             Event::Token { id, text, logprobs, .. } => {
                 told.token_ids.push(id);
                 told.text += &text;
@@ -60,7 +60,7 @@ async fn tell(mut events: EventStream, n_answers: usize) -> (Vec<Told>, usize) {
 }
 
 pub(crate) async fn answers(engine: &Engine, requests: &[RequestParts]) -> (Vec<Told>, usize) {
-    let requests: Vec<GenerateRequest> = requests.iter().cloned().map(request).collect();
+    let requests: Vec<EngineRequest> = requests.iter().cloned().map(request).collect();
     let n_answers = requests.len();
     tell(engine.submit(requests).unwrap(), n_answers).await
 }

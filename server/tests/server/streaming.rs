@@ -14,7 +14,7 @@ use tower::ServiceExt;
 
 use crate::{
     live::{Live, post},
-    support::{MAX_SEQ_LEN, MODEL, Server, events, is_idle, request_to},
+    support::{MAX_SEQ_LEN, MODEL, OPTIONS, Server, events, is_idle, model, request_to, short_gpt},
 };
 
 /// More tokens than this machine makes in the time that a test waits: 128 choices of 8,000 tokens.
@@ -202,11 +202,20 @@ async fn draining_has_a_time_limit() {
 
 #[tokio::test]
 async fn failed_inference_ends_every_request_with_an_error_and_then_the_server() {
-    use hearth_model::sampling::SamplingParams;
-    use hearth_server::engine::request::{GenerateRequest, ModelLimits, RequestParts, StopConditions};
+    use hearth_model::{sampling::SamplingParams, weights::model_dir::LoadedModel};
+    use hearth_server::engine::{
+        Engine, EngineOptions,
+        request::{EngineRequest, ModelLimits, RequestParts, StopConditions},
+    };
 
-    let live = Live::start().await;
+    // With the usual cache, pages run out after 4,096 tokens each and somebody is put back into the queue: a fast engine is
+    // there before a slow test has looked at what runs and what waits.
+    const LONG: usize = 1 << 18;
+    let model = || Ok(LoadedModel { gpt: short_gpt(LONG), ..model() });
+    let engine = Engine::start(model, EngineOptions { kv_cache_tokens: Some(LONG), ..OPTIONS }).unwrap();
+    let live = Live::over(engine, |_, _| {}).await;
     let [mut one, mut six] = [endless(), endless()];
+    (one["max_tokens"], six["max_tokens"]) = (json!(LONG), json!(LONG));
     (one["n"], six["n"]) = (json!(1), json!(6));
     let mut streaming = live.post(&streamed(one.clone())).await;
     streaming.first_event().await;
@@ -221,7 +230,7 @@ async fn failed_inference_ends_every_request_with_an_error_and_then_the_server()
     let stop = StopConditions { max_tokens: 1, ..StopConditions::default() };
     let sampling = SamplingParams::greedy();
     let parts = RequestParts { prompt_ids: [99_999].into(), sampling, stop, priority: -1, ..RequestParts::default() };
-    let _poison = live.server.engine.submit(vec![GenerateRequest::new(parts, &wrong).unwrap()]).unwrap();
+    let _poison = live.server.engine.submit(vec![EngineRequest::new(parts, &wrong).unwrap()]).unwrap();
     live.server.wait_for(|stats| stats.waiting == 3).await;
     drop(leaving);
     let [queued_stream, queued_whole] = queued;

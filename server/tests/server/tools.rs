@@ -219,7 +219,7 @@ async fn refusals_of_tools_name_their_place() {
     let forced = |parameters: Value| json!({ "tools": [tool("f", &parameters)], "tool_choice": "required" });
     let cases = [
         (tools(json!(1)), "tools", "an array"),
-        (tools(json!([1])), "tools[0]", "expected an object"),
+        (tools(json!([1])), "tools[0]", "must be an object"),
         (tools(json!([{ "function": {} }])), "tools[0].type", "Missing required"),
         (tools(json!([{ "type": "web_search" }])), "tools[0].type", "`function`"),
         (tools(json!([{ "type": "function" }])), "tools[0].function", "Missing required"),

@@ -18,7 +18,10 @@ use axum::{
 };
 use hearth_server::{
     api::{options::ApiOptions, state::AppState},
-    telemetry::exporter::{ExportOptions, Exporter},
+    telemetry::{
+        exporter::{ExportOptions, Exporter},
+        sampler::TraceSampler,
+    },
 };
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::mpsc, time::timeout};
@@ -92,10 +95,13 @@ impl Collector {
 
 fn exporter(address: SocketAddr) -> Exporter {
     let options = ExportOptions {
-        endpoint: format!("http://{address}"),
+        endpoint: format!("http://{address}/v1/traces"),
         headers: vec![("x-tenant".parse().unwrap(), "hearth tests".parse().unwrap())],
         certificate: None,
-        service_name: "hearth-of-the-test".to_owned(),
+        resource: [("service.name", "hearth-of-the-test"), ("service.version", env!("CARGO_PKG_VERSION"))]
+            .map(|(key, value)| (key.to_owned(), value.to_owned()))
+            .into(),
+        sampler: TraceSampler::default(),
         delay: Duration::from_millis(1),
     };
     Exporter::start(options).unwrap()

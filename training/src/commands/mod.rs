@@ -1,3 +1,13 @@
 //! One file per subcommand: its arguments, and `run`.
 
+pub(crate) mod bench;
+pub(crate) mod import;
+pub(crate) mod options;
+mod plan;
+pub(crate) mod prepare;
+pub(crate) mod pretrain;
 pub(crate) mod quickstart;
+pub(crate) mod sample;
+mod session;
+mod status;
+pub(crate) mod tokenizer;

@@ -1,9 +1,26 @@
-//! Where training text comes from, and how a text becomes token ids. One file per kind of source.
+//! Sources of training text, and tokenization. One file per kind of source.
 
 mod encode;
+mod json;
+mod open;
+mod parquet;
+mod piece;
+mod pipeline;
+mod source;
 mod split;
+mod text;
+mod token_file;
 mod txt;
+mod words;
 
-pub use encode::{chunks, encode_text};
-pub use split::{Split, split_by_chars};
+pub(crate) use encode::ANY_CHARACTER;
+pub use encode::{Encoder, encode_text};
+pub use open::BytesRead;
+pub use piece::{Cutting, PIECE_BYTES, Piece, pieces};
+pub use pipeline::{FilePiece, ReadReport, read_in_batches};
+pub use source::{FileKind, Outcome, ReadOptions, SourceFile, SourceSpec, list_files, read_documents};
+pub use split::{SplitText, split_by_chars};
+pub use text::check_separator;
+pub use token_file::{read_tokens, split_of};
 pub use txt::read_text;
+pub use words::{GPT2_PATTERN, GPT4_PATTERN, WordSplit};

@@ -1,28 +1,28 @@
-//! Which part of a text is trained on and which is held out.
+//! Splits a text into training and validation parts.
 
 use anyhow::{Result, ensure};
 
-/// A text in two parts; together, in order, they are the whole.
+/// A text in two parts, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Split<'a> {
-    /// What the model trains on.
+pub struct SplitText<'a> {
+    /// The training part.
     pub train: &'a str,
-    /// What it is measured on and never sees.
+    /// The validation part.
     pub val: &'a str,
 }
 
 /// Holds out the last `val_fraction` of the text's characters, as nanoGPT does with 0.1: the first
 /// `floor(n_chars * (1 - val_fraction))` characters are for training. Refuses a text too short to give both parts.
-pub fn split_by_chars(text: &str, val_fraction: f64) -> Result<Split<'_>> {
+pub fn split_by_chars(text: &str, val_fraction: f64) -> Result<SplitText<'_>> {
     let n_chars = text.chars().count();
     let n_train = (n_chars as f64 * (1.0 - val_fraction)) as usize;
     ensure!(
         n_train > 0 && n_train < n_chars,
-        "the text is too short to hold anything out: {n_chars} characters, of which {n_train} would be for training"
+        "the text is too short for a validation split: {n_chars} characters, of which {n_train} would be for training"
     );
     let at = text.char_indices().nth(n_train).map_or(text.len(), |(at, _)| at);
     let (train, val) = text.split_at(at);
-    Ok(Split { train, val })
+    Ok(SplitText { train, val })
 }
 
 #[cfg(test)]

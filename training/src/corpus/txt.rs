@@ -4,9 +4,11 @@ use std::{fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
 
-/// The text of a UTF-8 file. Bytes that are not UTF-8 are refused with their offset, and so is an empty file.
+/// The text of a UTF-8 file. Bytes that are not UTF-8 are rejected with their offset; empty files are rejected.
 pub fn read_text(path: &Path) -> Result<String> {
-    let bytes = fs::read(path).with_context(|| format!("cannot read the text `{}`", path.display()))?;
+    let bytes = fs::read(path).with_context(|| {
+        format!("cannot read the text `{}`\nhint: give a text file that is on this machine", path.display())
+    })?;
     let text = String::from_utf8(bytes).map_err(|error| {
         let offset = error.utf8_error().valid_up_to();
         let byte = error.as_bytes().get(offset).copied().unwrap_or_default();
@@ -16,7 +18,7 @@ pub fn read_text(path: &Path) -> Result<String> {
             path.display()
         )
     })?;
-    ensure!(!text.is_empty(), "the text `{}` is empty", path.display());
+    ensure!(!text.is_empty(), "the text `{}` is empty\nhint: give a file with text in it", path.display());
     Ok(text)
 }
 

@@ -1,72 +1,75 @@
-//! The loss over a whole split: windows of the context's length side by side, so that every token but the first is
-//! predicted exactly once, and the mean is over tokens, not over batches.
+//! The loss over a whole split: consecutive windows of the context's length, so that every token except the first is
+//! predicted exactly once; the mean is over tokens, not over batches.
 
 use anyhow::{Result, ensure};
 use burn::tensor::{Tensor, Transaction};
-use hearth_model::{TokenId, attention::AttentionContext, gpt::Gpt};
+use hearth_model::{attention::AttentionContext, gpt::Gpt};
 use std::f64::consts::LN_2;
 
-use crate::loader::Batch;
+use crate::{loader::Batch, shard::Tokens};
 
 /// A split's loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Score {
     /// Mean cross entropy in nats per token.
     pub loss: f64,
-    /// Tokens that were predicted: the split's, less its first.
+    /// Number of predicted tokens: in a whole split all but the first.
     pub n_targets: usize,
 }
 
 impl Score {
-    /// `exp(loss)`: among how many equally likely tokens the model hesitates.
+    /// Perplexity: `exp(loss)`.
     pub fn perplexity(&self) -> f64 {
         self.loss.exp()
     }
 
-    /// Bits per byte of text, which compares across tokenizers. `n_bytes`: the bytes that the predicted tokens stand for.
-    pub fn bits_per_byte(&self, n_bytes: usize) -> f64 {
-        self.loss * self.n_targets as f64 / LN_2 / n_bytes as f64
+    /// Bits per byte of text, which is comparable between tokenizers. `n_bytes`: the bytes of the predicted tokens.
+    pub fn bits_per_byte(&self, n_bytes: f64) -> f64 {
+        self.loss * self.n_targets as f64 / LN_2 / n_bytes
     }
 }
 
-/// How a split is cut for evaluation.
+/// How a split is divided into windows and batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Windows {
-    /// Windows in one forward pass.
+    /// Windows per forward pass.
     pub batch_size: usize,
-    /// Tokens in a window; the last of a split may be shorter.
+    /// Tokens per window; the last of a split may be shorter.
     pub seq_len: usize,
+    /// Number of batches from the beginning of the split. `None`: all.
+    pub max_batches: Option<usize>,
 }
 
 impl Windows {
-    /// The batches that cover `token_ids`: each token but the first is a target once, in order.
-    pub fn batches(self, token_ids: &[TokenId]) -> impl Iterator<Item = Batch> {
-        let Windows { batch_size, seq_len } = self;
-        let n_targets = token_ids.len().saturating_sub(1);
+    /// The batches that cover `tokens`: each token except the first is a target once, in order.
+    pub fn batches(self, tokens: &Tokens) -> impl Iterator<Item = Batch> {
+        let Windows { batch_size, seq_len, max_batches } = self;
+        let n_targets = tokens.len().saturating_sub(1) as usize;
         let n_full = n_targets / seq_len;
         let full = (0..n_full).step_by(batch_size).map(move |first| {
             let mut batch = Batch::empty(seq_len);
             for window in first..n_full.min(first + batch_size) {
-                batch.push_window(token_ids, window * seq_len);
+                batch.push_row(tokens, (window * seq_len) as u64);
             }
             batch
         });
         let rest = (!n_targets.is_multiple_of(seq_len)).then(|| {
             let mut batch = Batch::empty(n_targets % seq_len);
-            batch.push_window(token_ids, n_full * seq_len);
+            batch.push_row(tokens, (n_full * seq_len) as u64);
             batch
         });
-        full.chain(rest)
+        full.chain(rest).take(max_batches.unwrap_or(usize::MAX))
     }
 }
 
-/// The loss of `gpt`, without autodiff and dropout (`valid()`), over all of `token_ids`. One read-back at the end.
-pub fn score(gpt: &Gpt, token_ids: &[TokenId], windows: Windows) -> Result<Score> {
-    ensure!(token_ids.len() > 1, "evaluation needs at least 2 tokens, got {}", token_ids.len());
+/// The loss of `gpt` over `tokens`; the model must be without autodiff and dropout (`valid()`). Reads back once, at the
+/// end.
+pub fn score(gpt: &Gpt, tokens: &Tokens, windows: Windows) -> Result<Score> {
+    ensure!(tokens.len() > 1, "evaluation needs at least 2 tokens, got {}", tokens.len());
     let device = gpt.device();
     let mut losses: Vec<Tensor<1>> = Vec::new();
     let mut counts = Vec::new();
-    for batch in windows.batches(token_ids) {
+    for batch in windows.batches(tokens) {
         let (inputs, targets) = batch.to_device(&device);
         let hidden = gpt.forward(inputs, AttentionContext::dense(batch.batch_size, batch.seq_len));
         losses.push(gpt.loss(hidden, targets));
@@ -78,7 +81,14 @@ pub fn score(gpt: &Gpt, token_ids: &[TokenId], windows: Windows) -> Result<Score
     Ok(Score { loss: total / n_targets as f64, n_targets })
 }
 
-/// Reads a row of numbers off the device.
+/// Some numbers, `[1]` each, off the device in one read.
+pub(crate) fn read_numbers<const N: usize>(numbers: [Tensor<1>; N]) -> Result<[f32; N]> {
+    let floats = read_floats(Tensor::cat(numbers.to_vec(), 0))?;
+    let n_floats = floats.len();
+    floats.try_into().map_err(|_| anyhow::anyhow!("the device gave {n_floats} numbers, expected {N}"))
+}
+
+/// Reads a row of numbers from the device.
 pub(crate) fn read_floats(values: Tensor<1>) -> Result<Vec<f32>> {
     let data = Transaction::default()
         .register(values)
@@ -94,20 +104,23 @@ pub(crate) fn read_floats(values: Tensor<1>) -> Result<Vec<f32>> {
 
 #[cfg(test)]
 mod tests {
+    use hearth_model::TokenId;
+
     use super::*;
 
     #[test]
     fn every_token_but_the_first_is_a_target_once_in_order() {
         for n_tokens in [2, 8, 9, 10, 16, 17, 63, 64, 65] {
             let ids: Vec<TokenId> = (0..n_tokens).collect();
+            let tokens = Tokens::from_ids(ids.clone(), 0);
             for (batch_size, seq_len) in [(1, 8), (3, 8), (4, 1), (100, 100)] {
-                let batches: Vec<_> = Windows { batch_size, seq_len }.batches(&ids).collect();
-                let targets: Vec<TokenId> = batches.iter().flat_map(|batch| batch.target_ids.clone()).collect();
+                let batches: Vec<_> = Windows { batch_size, seq_len, max_batches: None }.batches(&tokens).collect();
+                let targets: Vec<TokenId> = batches.iter().flat_map(|batch| batch.targets.clone()).collect();
                 assert_eq!(targets, ids[1..], "{n_tokens} tokens, {batch_size} x {seq_len}");
                 for batch in batches {
                     assert!(batch.batch_size <= batch_size && batch.seq_len <= seq_len);
                     assert_eq!(batch.n_targets(), batch.batch_size * batch.seq_len);
-                    assert!(batch.input_ids.iter().zip(&batch.target_ids).all(|(input, target)| input + 1 == *target));
+                    assert!(batch.inputs.iter().zip(&batch.targets).all(|(input, target)| input + 1 == *target));
                 }
             }
         }
@@ -116,9 +129,9 @@ mod tests {
     #[test]
     fn one_bit_a_byte_is_ln_2_nats() {
         let score = Score { loss: LN_2, n_targets: 100 };
-        assert!((score.bits_per_byte(100) - 1.0).abs() < 1e-12);
+        assert!((score.bits_per_byte(100.0) - 1.0).abs() < 1e-12);
         // Tokens of four bytes each: a quarter of the bits fall on each byte.
-        assert!((score.bits_per_byte(400) - 0.25).abs() < 1e-12);
+        assert!((score.bits_per_byte(400.0) - 0.25).abs() < 1e-12);
         assert!((score.perplexity() - 2.0).abs() < 1e-12);
     }
 }

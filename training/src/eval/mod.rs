@@ -1,6 +1,6 @@
-//! How good a model is on text that it was not trained on.
+//! Evaluation on the validation split.
 
 mod loss;
 
-pub(crate) use loss::read_floats;
 pub use loss::{Score, Windows, score};
+pub(crate) use loss::{read_floats, read_numbers};

@@ -1,23 +1,20 @@
-//! What the GPU's attention kernel is told of a step's sequences.
+//! The table that describes a step's sequences to the GPU's attention kernel.
 
 use std::sync::OnceLock;
 
 use burn::tensor::Device;
 
 use super::{AttentionOptions, PagedSequences};
-use crate::{
-    kv_cache::PAGE_SIZE,
-    ops::{
-        Ints,
-        cube::{AttentionPlan, AttentionStep, BLOCK_LEN, TILE},
-    },
+use crate::ops::{
+    Ints, PAGE_SIZE,
+    cube::{AttentionPlan, AttentionStep, BLOCK_LEN, TILE},
 };
 
-/// How the kernel goes through the sequences of a step.
+/// The kernel's tables for a step.
 #[derive(Clone, Debug)]
 pub(super) struct GpuLayouts {
     device: Device,
-    // Of layers without the window and of those with it: else all layers of a step attend alike.
+    // For layers without a sliding window and for those with it: all layers of a step are otherwise alike.
     laid_out: [OnceLock<(Ints, AttentionStep)>; 2],
     stores_apart: bool,
 }
@@ -34,7 +31,7 @@ impl PagedSequences {
         self.sequences.iter().all(|sequence| sequence.rows.len() == 1)
     }
 
-    /// From now on, keys and values are stored by an operation that reads nothing of the pools.
+    /// From now on, keys and values are stored by a separate operation, which does not read the pools.
     pub(crate) fn store_apart(&mut self) {
         self.gpu.stores_apart = true;
     }
@@ -44,14 +41,14 @@ impl PagedSequences {
         self.gpu.stores_apart
     }
 
-    /// The table for the GPU's kernel, and numbers that are the same for steps which launch the same. `None` where there is
-    /// no kernel for it.
+    /// The kernel's table, and numbers that are equal for steps with the same launches. `None` if there is no kernel
+    /// for the options.
     pub(crate) fn table(&self, options: &AttentionOptions) -> Option<(&Ints, [usize; 4])> {
         let (table, step) = self.on_gpu(options)?;
         Some((table, [step.n_blocks, step.n_tiles, step.slopes, table.host().len()]))
     }
 
-    /// What the GPU's kernel wants to know. `None` where it cannot do it.
+    /// The kernel's table and parameters. `None` if there is no kernel for the options.
     pub(super) fn on_gpu(&self, options: &AttentionOptions) -> Option<&(Ints, AttentionStep)> {
         let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
         let plan = AttentionPlan {
@@ -67,8 +64,8 @@ impl PagedSequences {
         plan.is_possible().then(|| laid_out.get_or_init(|| self.lay_out(plan, options)))
     }
 
-    /// One table: the blocks of rows, as [`BLOCK_LEN`] says; the pages of each sequence; the slopes. Where sequences decode,
-    /// tiles and pages are [rounded up](rounded_up), so that a step is like many before it.
+    /// Builds the table: blocks of rows (see [`BLOCK_LEN`]), the pages of each sequence, the slopes. If all sequences
+    /// decode, tiles and pages are [rounded up](rounded_up), so that more steps have the same launches.
     fn lay_out(&self, plan: AttentionPlan, options: &AttentionOptions) -> (Ints, AttentionStep) {
         let longest = self.sequences.iter().map(|sequence| sequence.rows.len()).max().unwrap_or(0);
         let plan = if longest > 1 { AttentionPlan { block_rows: plan.most_rows(), ..plan } } else { plan };
@@ -85,13 +82,13 @@ impl PagedSequences {
                 n_tiles = n_tiles.max((position + n_rows - 1) / TILE - first_key / TILE + 1);
             }
             let slots = sequence.slots.host();
-            // The first key may stand anywhere in its page, the others are the first of theirs.
+            // The first key may be anywhere in its page, the others are the first of theirs.
             let firsts = (first_page..).map(|page| (page * PAGE_SIZE).saturating_sub(sequence.first_key));
             pages.extend(firsts.map_while(|at| slots.get(at)).map(|slot| slot / PAGE_SIZE as i32));
         }
         if self.decode() {
             n_tiles = rounded_up(n_tiles);
-            // A tile's at least: a short text would be like no other for long.
+            // At least a tile's pages: otherwise the number would change with every page of a short text.
             let n_pages = pages.len().max(self.sequences.len() * TILE / PAGE_SIZE);
             pages.resize(rounded_up(n_pages), 0);
         }
@@ -103,7 +100,7 @@ impl PagedSequences {
     }
 }
 
-/// `n`, or somewhat more: 2^k or 3 * 2^k.
+/// The next 2^k or 3 * 2^k from `n`.
 fn rounded_up(n: usize) -> usize {
     let power = n.next_power_of_two();
     if n <= power / 4 * 3 { power / 4 * 3 } else { power }

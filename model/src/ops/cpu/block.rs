@@ -1,112 +1,93 @@
-//! A whole block over the rows of a step, in place: what the operations one by one compute, to the bit, without a tensor
-//! in between. A block meets its threads five times, four products and attention; with more than a few rows once more, to
-//! store keys and values.
+//! A whole transformer block over the rows of a step, in place: the bits of the separate operations, without tensors in
+//! between. Threads synchronize five times per block (four products and attention); with more than a few rows once
+//! more, to store keys and values.
+
+use burn::tensor::Tensor;
 
 use super::{
     KvElement,
     attention::attention_paged_into,
-    kv_append::enter,
+    kv_append::{PagedValues, norm_rope_append},
     matmul::{Store, has_gated, linear_into},
     panels::Panels,
-    rowwise::{activate_rows, add_multiplied, gated_into, norm_in_place, norm_into},
+    rowwise::{NormMemory, NormValues, activate_rows, add_multiplied, gated_into, norm_in_place, norm_into},
+    tensors::{Values, values},
 };
-use crate::{
-    config::{Activation, QkNormSpan},
-    ops::{AttentionOptions, NormOptions, PagedRows, Slots},
-};
+use crate::ops::{AttentionOptions, BlockParts, PartEnds};
 
-/// A norm's parameters.
-pub(in crate::ops) struct NormValues<'a> {
-    pub(in crate::ops) weight: &'a [f32],
-    pub(in crate::ops) bias: Option<&'a [f32]>,
-    pub(in crate::ops) options: NormOptions,
+/// A matrix and its bias in memory.
+pub(in crate::ops) struct LinearMemory<'a> {
+    weight: &'a Panels,
+    bias: Option<Values>,
 }
 
-/// A matrix and its bias.
-pub(in crate::ops) struct LinearValues<'a> {
-    pub(in crate::ops) weight: &'a Panels,
-    pub(in crate::ops) bias: Option<&'a [f32]>,
+impl<'a> LinearMemory<'a> {
+    pub(in crate::ops) fn new(weight: &'a Panels, bias: Option<Tensor<1>>) -> Self {
+        Self { weight, bias: bias.map(values) }
+    }
+
+    fn multiply(&self, input: &[f32], store: Store, output: &mut [f32]) {
+        linear_into(input, self.weight, self.bias.as_ref().map(Values::as_slice), store, output);
+    }
 }
 
-/// The parameters of a block; see [`BlockParts`](crate::ops::BlockParts).
-pub(in crate::ops) struct BlockValues<'a> {
-    pub(in crate::ops) attn_in_norm: Option<NormValues<'a>>,
-    pub(in crate::ops) qkv: LinearValues<'a>,
-    /// Of queries and of keys.
-    pub(in crate::ops) head_norms: Option<([NormValues<'a>; 2], QkNormSpan)>,
-    pub(in crate::ops) out: LinearValues<'a>,
-    pub(in crate::ops) attn_out_norm: Option<NormValues<'a>>,
-    pub(in crate::ops) mlp_in_norm: Option<NormValues<'a>>,
-    pub(in crate::ops) up: LinearValues<'a>,
-    pub(in crate::ops) down: LinearValues<'a>,
-    pub(in crate::ops) mlp_out_norm: Option<NormValues<'a>>,
-    pub(in crate::ops) activation: Activation,
-    pub(in crate::ops) gated: bool,
-    pub(in crate::ops) is_parallel: bool,
-    pub(in crate::ops) residual_multiplier: f32,
-}
+/// A block whose parameters are in memory.
+pub(in crate::ops) type Block<'a> = BlockParts<NormMemory, LinearMemory<'a>>;
 
-/// What a step's rows attend to, and how.
-pub(in crate::ops) struct PagedValues<'a, E> {
-    /// Keys and values.
-    pub(in crate::ops) pools: [&'a mut [E]; 2],
-    pub(in crate::ops) slots: &'a Slots,
-    pub(in crate::ops) sequences: &'a [PagedRows],
-    pub(in crate::ops) options: &'a AttentionOptions,
-    /// Cosines and sines.
-    pub(in crate::ops) rotation: Option<[&'a [f32]; 2]>,
-}
+type Ends<'a> = PartEnds<NormMemory, LinearMemory<'a>>;
 
-/// Memory between the steps of a block, the same for all blocks of a pass.
+/// Buffers between the parts of a block, reused by all blocks of a pass.
 #[derive(Debug, Default)]
 pub(in crate::ops) struct Scratch {
     normed: Vec<f32>,
-    /// Queries, keys and values; later gates and what they gate, where these are not joined on the way.
+    /// Queries, keys and values; later gates and what they gate, unless the product stores gated values itself.
     wide: Vec<f32>,
-    mixed: Vec<f32>,
+    attn_out: Vec<f32>,
     inner: Vec<f32>,
-    /// What is to be added, where it is not added on the way.
+    /// The update of the residual stream, unless the product adds it itself.
     update: Vec<f32>,
 }
 
-/// Changes `x [n_rows, d_model]`.
+/// Runs a block on `x [n_rows, d_model]`, in place.
 pub(in crate::ops) fn block<E: KvElement>(
     x: &mut [f32],
-    block: &BlockValues<'_>,
+    block: &Block<'_>,
     paged: PagedValues<'_, E>,
     scratch: &mut Scratch,
 ) {
-    mix_heads(x, block, paged, scratch);
+    attend_heads(x, block, paged, scratch);
     if block.is_parallel {
         feed_forward(x, block, scratch);
     }
-    let Scratch { mixed, update, .. } = scratch;
-    add(x, mixed, &block.out, block.attn_out_norm.as_ref(), block.residual_multiplier, update);
+    let multiplier = block.residual_multiplier as f32;
+    let Scratch { attn_out, update, .. } = scratch;
+    add(x, attn_out, &block.attn, multiplier, update);
     if !block.is_parallel {
         feed_forward(x, block, scratch);
     }
     let Scratch { inner, update, .. } = scratch;
-    add(x, inner, &block.down, block.mlp_out_norm.as_ref(), block.residual_multiplier, update);
+    add(x, inner, &block.mlp, multiplier, update);
 }
 
-/// What attention makes of `x`, head by head, into `mixed`.
-fn mix_heads<E: KvElement>(x: &[f32], block: &BlockValues<'_>, mut paged: PagedValues<'_, E>, scratch: &mut Scratch) {
+/// Writes the attention output of `x`, before its projection, to `attn_out`.
+fn attend_heads<E: KvElement>(x: &[f32], block: &Block<'_>, mut paged: PagedValues<'_, E>, scratch: &mut Scratch) {
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *paged.options;
     let (q_width, kv_width) = (n_heads * head_dim, n_kv_heads * head_dim);
     let width = q_width + 2 * kv_width;
-    let Scratch { normed, wide: qkv, mixed, .. } = scratch;
-    let input = normed_if_any(x, block.attn_in_norm.as_ref(), normed);
+    let Scratch { normed, wide: qkv, attn_out, .. } = scratch;
+    let input = normed_if_any(x, block.attn.in_norm.as_ref(), normed);
     let n_rows = product(input, &block.qkv, qkv);
-    enter(qkv, block.head_norms.as_ref(), &mut paged);
+    let qk_norms = block.qk_norms.as_ref().map(|qk| (qk.norms.each_ref().map(NormMemory::values), qk.span));
+    norm_rope_append(qkv, qk_norms.as_ref(), &mut paged);
     let [keys, values] = paged.pools;
-    resize(mixed, n_rows * q_width);
-    attention_paged_into(qkv, width, [&*keys, &*values], (paged.sequences, paged.options), mixed);
+    resize(attn_out, n_rows * q_width);
+    attention_paged_into(qkv, width, [&*keys, &*values], (paged.sequences, paged.options), attn_out);
 }
 
-/// What the last matrix of the feed-forward network takes, into `inner`.
-fn feed_forward(x: &[f32], block: &BlockValues<'_>, scratch: &mut Scratch) {
+/// Writes the input of the MLP's last matrix to `inner`.
+fn feed_forward(x: &[f32], block: &Block<'_>, scratch: &mut Scratch) {
     let Scratch { normed, wide, inner, .. } = scratch;
-    let input = normed_if_any(x, block.mlp_in_norm.as_ref(), normed);
+    let input = normed_if_any(x, block.mlp.in_norm.as_ref(), normed);
     let [d_up, d_model] = block.up.weight.dims();
     if !block.gated {
         product(input, &block.up, inner);
@@ -115,50 +96,45 @@ fn feed_forward(x: &[f32], block: &BlockValues<'_>, scratch: &mut Scratch) {
     let d_ff = d_up / 2;
     resize(inner, input.len() / d_model * d_ff);
     if has_gated(block.up.weight) {
-        linear_into(input, block.up.weight, block.up.bias, Store::Gated(block.activation), inner);
+        block.up.multiply(input, Store::Gated(block.activation), inner);
     } else {
         product(input, &block.up, wide);
         gated_into(wide, d_ff, block.activation, inner);
     }
 }
 
-/// Adds what `linear` makes of `input` to `x`: normalised where there is a norm, and multiplied.
-fn add(
-    x: &mut [f32],
-    input: &[f32],
-    linear: &LinearValues<'_>,
-    norm: Option<&NormValues<'_>>,
-    multiplier: f32,
-    update: &mut Vec<f32>,
-) {
-    if norm.is_none() && multiplier == 1.0 {
-        return linear_into(input, linear.weight, linear.bias, Store::Add, x);
+/// Adds the output of a part to `x`, normalized if there is a norm, and multiplied. `input` is that of its last matrix.
+fn add(x: &mut [f32], input: &[f32], part: &Ends<'_>, multiplier: f32, update: &mut Vec<f32>) {
+    if part.out_norm.is_none() && multiplier == 1.0 {
+        return part.out.multiply(input, Store::Add, x);
     }
-    product(input, linear, update);
-    if let Some(norm) = norm {
-        norm_in_place(update, norm.weight, norm.bias, norm.options);
+    product(input, &part.out, update);
+    if let Some(norm) = &part.out_norm {
+        let NormValues { weight, bias, options } = norm.values();
+        norm_in_place(update, weight, bias, options);
     }
     add_multiplied(x, update, multiplier);
 }
 
-/// `x`, or what is made of it in `normed` if there is a norm.
-fn normed_if_any<'a>(x: &'a [f32], norm: Option<&NormValues<'_>>, normed: &'a mut Vec<f32>) -> &'a [f32] {
+/// `x`, or if there is a norm, the normalized `x` in `normed`.
+fn normed_if_any<'a>(x: &'a [f32], norm: Option<&NormMemory>, normed: &'a mut Vec<f32>) -> &'a [f32] {
     let Some(norm) = norm else { return x };
+    let NormValues { weight, bias, options } = norm.values();
     resize(normed, x.len());
-    norm_into(x, norm.weight, norm.bias, norm.options, normed);
+    norm_into(x, weight, bias, options, normed);
     normed
 }
 
-/// Gives the number of rows.
-fn product(x: &[f32], linear: &LinearValues<'_>, output: &mut Vec<f32>) -> usize {
+/// Writes the product to `output`; returns the number of rows.
+fn product(x: &[f32], linear: &LinearMemory<'_>, output: &mut Vec<f32>) -> usize {
     let [d_out, d_in] = linear.weight.dims();
     let n_rows = x.len() / d_in;
     resize(output, n_rows * d_out);
-    linear_into(x, linear.weight, linear.bias, Store::Set, output);
+    linear.multiply(x, Store::Set, output);
     n_rows
 }
 
-/// Makes room for `len` values, which are then written to; what is there stays as it is.
+/// Resizes a buffer that is then overwritten.
 fn resize(values: &mut Vec<f32>, len: usize) {
     values.resize(len, 0.0);
 }

@@ -1,27 +1,24 @@
-//! Weights of few bits on 64-bit ARM with the dot product instructions (all since about 2018): `sdot` multiplies and
-//! adds four signed bytes in each of four lanes, and 32 outputs are eight registers.
+//! Products with quantized weights on 64-bit ARM with dot product instructions (all since about 2018): `sdot` adds four
+//! products of signed bytes in each of four lanes, and 32 outputs are eight registers.
 //!
-//! Sums within a block are exact, and blocks are added as everywhere else, so the bits are those of the portable body.
-//! In assembly where the standard library has no stable name for an instruction.
+//! Sums within a block are exact, and blocks are added in the usual order, so the bits are those of the portable body.
+//! In assembly where the standard library has no stable intrinsic.
 
 use std::arch::{
     aarch64::{
-        float32x4_t, int8x16_t, int32x4_t, uint16x4_t, vcvtq_f32_s32, vdupq_n_f32, vdupq_n_s32, vdupq_n_u8, vfmaq_f32,
-        vmulq_n_f32, vreinterpretq_s8_s32, vreinterpretq_s8_u8, vst1q_f32, vsubq_u8,
+        int8x16_t, int32x4_t, vcvtq_f32_s32, vdupq_n_f32, vdupq_n_s32, vdupq_n_u8, vfmaq_f32, vmulq_n_f32,
+        vreinterpretq_s8_s32, vreinterpretq_s8_u8, vst1q_f32, vsubq_u8,
     },
     asm,
 };
 
 use super::{
-    panels::PANEL,
-    quant_blocks::{Numbers, QuantBlock, RowFactors},
+    panel_layout::PANEL,
+    quant_blocks::{Numbers, QuantBlock, REGISTERS, RowFactors},
     quant_rows::{MAX_ROWS, QuantRows},
 };
 
-/// Registers of four outputs to a panel.
-pub(super) const REGISTERS: usize = PANEL / 4;
-
-/// Rows `first ..` (at most [`MAX_ROWS`]) against one panel, two at a time: their sums and the weights fill 24 of the 32
+/// Rows `first ..` (at most [`MAX_ROWS`]) times one panel, two at a time: their sums and the weights fill 24 of the 32
 /// registers.
 #[target_feature(enable = "dotprod")]
 pub(super) fn sdot<B: QuantBlock>(
@@ -43,7 +40,7 @@ pub(super) fn sdot<B: QuantBlock>(
     }
 }
 
-/// `N` rows from `row` on of those that go together from `first` on.
+/// `N` rows from `row` in the group that begins at row `first`.
 #[expect(unsafe_code, reason = "raw loads and stores in the innermost loop")]
 #[target_feature(enable = "dotprod")]
 fn multiply<B: QuantBlock, const N: usize>(
@@ -98,7 +95,7 @@ fn multiply<B: QuantBlock, const N: usize>(
     })
 }
 
-/// Four times four products of signed bytes, added up in fours and to `sum`.
+/// Adds four products of signed bytes to each lane of `sum`.
 #[expect(unsafe_code, reason = "an instruction without a stable name")]
 #[target_feature(enable = "dotprod")]
 fn dot(mut sum: int32x4_t, weights: int8x16_t, x: int8x16_t) -> int32x4_t {
@@ -113,34 +110,23 @@ fn dot(mut sum: int32x4_t, weights: int8x16_t, x: int8x16_t) -> int32x4_t {
     sum
 }
 
-/// Four f16 as f32.
-#[expect(unsafe_code, reason = "an instruction without a stable name")]
-pub(super) fn widen(halves: uint16x4_t) -> float32x4_t {
-    let wide;
-    // SAFETY: works on registers alone, and every machine of the target has it.
-    unsafe {
-        asm!(
-            "fcvtl {wide:v}.4s, {halves:v}.4h",
-            wide = lateout(vreg) wide, halves = in(vreg) halves,
-            options(pure, nomem, nostack, preserves_flags)
-        );
-    }
-    wide
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::cpu::{
-        levels::noise,
-        quant_blocks::{Q4_1Block, Q4Block, Q5_1Block, Q8Block, SmallBlock, lay_out},
-        quantized::portable,
+    use crate::ops::{
+        MatrixRows,
+        cpu::{
+            gemm_quant::portable,
+            isa::tests::noise,
+            panel_values::QuantPanels,
+            quant_formats::{Q4_1Block, Q4Block, Q5_1Block, Q8Block},
+        },
     };
 
-    fn check<B: SmallBlock>() {
+    fn check<B: QuantBlock<Row = crate::ops::QuantizedBlock>>() {
         for (n_rows, d_in) in [(1, 32), (2, 70), (5, 96), (13, 160)] {
-            let panel = lay_out::<B>(&noise(PANEL * d_in, 1), PANEL, d_in);
-            let rows = QuantRows::new(&noise(n_rows * d_in, 2), d_in, B::BESIDE);
+            let panel = QuantPanels::<B>::quantize(&MatrixRows::of(&noise(PANEL * d_in, 1), [PANEL, d_in])).blocks;
+            let rows = QuantRows::new(&noise(n_rows * d_in, 2), d_in, B::CORRECTION);
             for first in (0..n_rows).step_by(MAX_ROWS) {
                 let (mut expected, mut found) = (Vec::new(), Vec::new());
                 portable::<B, true>(&rows, first, &panel, |row, sums| expected.push((row, *sums)));

@@ -1,26 +1,40 @@
-//! Keys and values into the pages of a cache, and what is done with queries, keys and values on their way there.
+//! Stores keys and values in the pages of the KV cache, after norms and rotation.
 
 use std::ops::Range;
 
 use super::{
-    KvElement, NormValues, PagedValues,
-    crew::{self, SharedMut},
-    rowwise::{norm_heads_row, rope_row},
+    KvElement,
+    rowwise::{NormValues, qk_norm_row, rope_row},
+    thread_pool::{self, SharedMut},
 };
-use crate::{config::QkNormSpan, kv_cache::PAGE_SIZE, ops::AttentionOptions};
+use crate::{
+    config::QkNormSpan,
+    ops::{AttentionOptions, PAGE_SIZE, PagedRows, Slots},
+};
 
-/// Keys of a page, whose numbers lie side by side.
+/// Keys of a page, which are stored side by side.
 const LANES: usize = PAGE_SIZE;
-/// Values below which other threads cost more than they bring: what takes long is getting a hold of the places that keys
-/// go to, one line of a page for each dimension.
+/// Values below which one thread is faster. Most time goes into cache misses on the pages: a key writes one line per
+/// dimension.
 const PARALLEL_WORK: usize = 1 << 13;
-/// Rows to a piece of work at least.
+/// Rows in a piece of work, at least.
 const PIECE_ROWS: usize = 4;
-/// Pieces of work per thread at most, so that one that is held up does not keep the others waiting.
+/// Pieces of work per thread, at most: a descheduled thread then does not delay the others.
 const PIECES_PER_THREAD: usize = 4;
 
-/// Stores keys `rows [n, width]` at `slots` of `pool [n_slots, width]`: within a page, dimension after dimension, the 16
-/// tokens' values side by side.
+/// The pools of a step, its rows' slots in them, and how the rows attend.
+pub(in crate::ops) struct PagedValues<'a, E> {
+    /// Keys and values.
+    pub(in crate::ops) pools: [&'a mut [E]; 2],
+    pub(in crate::ops) slots: &'a Slots,
+    pub(in crate::ops) sequences: &'a [PagedRows],
+    pub(in crate::ops) options: &'a AttentionOptions,
+    /// Cosines and sines.
+    pub(in crate::ops) rotation: Option<[&'a [f32]; 2]>,
+}
+
+/// Stores keys `rows [n, width]` at `slots` of `pool [n_slots, width]`. A page holds one dimension after the other,
+/// each with the values of its 16 tokens side by side.
 pub(in crate::ops) fn append_keys<E: KvElement>(pool: &mut [E], rows: &[f32], slots: &[i32]) {
     let (pool, width) = (SharedMut::new(pool), (rows.len() / slots.len().max(1)).max(1));
     for (row, &slot) in rows.chunks_exact(width).zip(slots) {
@@ -43,7 +57,7 @@ pub(in crate::ops) fn append_values<E: KvElement>(pool: &mut [E], rows: &[f32], 
 /// Stores one row of keys.
 ///
 /// # Safety
-/// No other thread stores a key at `slot` meanwhile, or reads one.
+/// No other thread reads or stores the key at `slot` meanwhile.
 #[expect(unsafe_code, reason = "threads write disjoint parts of one pool")]
 unsafe fn append_key<E: KvElement>(pool: &SharedMut<'_, E>, row: &[f32], slot: i32) {
     let (page, lane) = (slot as usize / LANES, slot as usize % LANES);
@@ -61,11 +75,11 @@ unsafe fn append_key<E: KvElement>(pool: &SharedMut<'_, E>, row: &[f32], slot: i
     }
 }
 
-/// Everything between the product that makes `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]` and attention: norms of
-/// queries and keys by `head_norms` where there are any, their rotation, and keys and values into the pools.
-pub(super) fn enter<E: KvElement>(
+/// Everything between the projection to `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]` and attention: norms of
+/// queries and keys, if there are any, rotation, and storing keys and values in the pools.
+pub(super) fn norm_rope_append<E: KvElement>(
     qkv: &mut [f32],
-    head_norms: Option<&([NormValues<'_>; 2], QkNormSpan)>,
+    qk_norms: Option<&([NormValues<'_>; 2], QkNormSpan)>,
     paged: &mut PagedValues<'_, E>,
 ) {
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *paged.options;
@@ -83,11 +97,11 @@ pub(super) fn enter<E: KvElement>(
             // SAFETY: each row belongs to one piece of work, and so does its slot, since slots differ.
             unsafe {
                 let qkv = qkv.part(row * width..(row + 1) * width);
-                if let Some((norms, span)) = head_norms {
-                    norm_heads_row(qkv, norms, *span, paged.options);
+                if let Some((norms, span)) = qk_norms {
+                    qk_norm_row(qkv, norms, *span, paged.options);
                 }
                 if let Some(angles) = paged.rotation {
-                    // Queries and keys turn alike, and lie side by side.
+                    // Queries and keys are rotated alike, and are adjacent.
                     let [cos, sin] = angles.map(|angles| {
                         let half = angles.len() / n_rows;
                         &angles[row * half..(row + 1) * half]
@@ -104,9 +118,9 @@ pub(super) fn enter<E: KvElement>(
     if !is_shared {
         return run(0..n_rows);
     }
-    let n_pieces = n_rows.div_ceil(PIECE_ROWS).min(crew::n_threads() * PIECES_PER_THREAD);
-    crew::share(n_pieces, |n| {
-        // The last rows first, as attention takes them: a thread then has keys in its cache that it wrote itself.
+    let n_pieces = n_rows.div_ceil(PIECE_ROWS).min(thread_pool::n_threads() * PIECES_PER_THREAD);
+    thread_pool::parallel_for(n_pieces, |n| {
+        // Last rows first, as in attention: a thread then finds keys that it wrote in its own cache.
         let n = n_pieces - 1 - n;
         run(n_rows * n / n_pieces..n_rows * (n + 1) / n_pieces);
     });
@@ -117,14 +131,14 @@ mod tests {
     use burn::tensor::Device;
     use half::f16;
 
-    use super::{super::levels::noise, *};
+    use super::{super::isa::tests::noise, *};
     use crate::{
         config::NormKind,
         ops::{NormOptions, Slots},
     };
 
     /// 3 query heads and 2 key heads of 20 dimensions, more rows than a piece has, slots of several pages in no order.
-    fn entered<E: KvElement + PartialEq>(slots: &[i32], at_once: usize) -> (Vec<f32>, [Vec<E>; 2]) {
+    fn appended<E: KvElement + PartialEq>(slots: &[i32], at_once: usize) -> (Vec<f32>, [Vec<E>; 2]) {
         let (n_heads, n_kv_heads, head_dim, half) = (3, 2, 20, 10);
         let options = AttentionOptions {
             n_heads,
@@ -141,7 +155,7 @@ mod tests {
             bias: None,
             options: NormOptions { kind: NormKind::RmsNorm, eps: 1e-6, weight_offset: 0.0 },
         };
-        let head_norms = ([norm(), norm()], QkNormSpan::Head);
+        let qk_norms = ([norm(), norm()], QkNormSpan::Head);
         let width = (n_heads + 2 * n_kv_heads) * head_dim;
         let mut qkv = noise(slots.len() * width, 2);
         let [cos, sin] = [3, 4].map(|seed| noise(slots.len() * half, seed));
@@ -156,7 +170,7 @@ mod tests {
                 options: &options,
                 rotation: Some([cos, sin]),
             };
-            enter(qkv, Some(&head_norms), &mut paged);
+            norm_rope_append(qkv, Some(&qk_norms), &mut paged);
         }
         (qkv, pools)
     }
@@ -165,13 +179,13 @@ mod tests {
     fn threads_do_together_what_one_does_row_by_row() {
         let slots: Vec<i32> = (0..100).map(|n| n * 37 % 112).collect();
         assert!(slots.len() * 140 > PARALLEL_WORK);
-        let together = entered::<f32>(&slots, slots.len());
+        let together = appended::<f32>(&slots, slots.len());
         assert!(together.1.iter().flatten().any(|value| *value != 0.0));
-        assert_eq!(together, entered(&slots, 1));
-        assert_eq!(entered::<f16>(&slots, slots.len()), entered(&slots, 1));
-        // Two rows for one slot: the last one has it, as when they come one by one.
+        assert_eq!(together, appended(&slots, 1));
+        assert_eq!(appended::<f16>(&slots, slots.len()), appended(&slots, 1));
+        // Two rows with one slot: the last one is stored, as when they come one by one.
         let same = [&slots[..], &slots[..50]].concat();
-        assert_eq!(entered::<f32>(&same, same.len()), entered(&same, 1));
+        assert_eq!(appended::<f32>(&same, same.len()), appended(&same, 1));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What the pages of a cache hold: f32, or f16 that is widened in registers as it is read.
+//! Elements of the KV cache: f32, or f16 that is widened in registers as it is read.
 
 use burn::backend::flex::FlexTensor;
 use half::{f16, slice::HalfFloatSliceExt};
@@ -6,21 +6,21 @@ use half::{f16, slice::HalfFloatSliceExt};
 #[cfg(target_arch = "x86_64")]
 use super::{Isa, isa};
 
-/// A key's or a value's number in a pool.
+/// An element of a pool of keys or values.
 pub(in crate::ops) trait KvElement: Copy + Default + Send + Sync {
-    /// The numbers of a contiguous tensor of this type.
+    /// The elements of a contiguous tensor of this type.
     fn stored(tensor: &FlexTensor) -> &[Self];
 
-    /// The same, to be written to; copied first if another tensor shares them.
+    /// The same, mutable; copied first if another tensor shares them.
     fn stored_mut(tensor: &mut FlexTensor) -> &mut [Self];
 
-    /// Stores `values`, as many as there are places: rounded to the nearest, and what is out of range to the end of it.
+    /// Rounds `values` to the nearest elements, and out-of-range values to the largest; lengths must match.
     fn store(values: &[f32], places: &mut [Self]);
 
-    /// Numbers as f32: themselves, or what is put into `buffer`, which has room for them.
+    /// Elements as f32: themselves, or widened into `buffer`, which is at least as long.
     fn widen<'a>(numbers: &'a [Self], buffer: &'a mut [f32]) -> &'a [f32];
 
-    /// 16 numbers as f32.
+    /// Loads 16 elements as f32.
     ///
     /// # Safety
     /// `numbers` points to 16 of them.
@@ -28,10 +28,10 @@ pub(in crate::ops) trait KvElement: Copy + Default + Send + Sync {
     #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
     unsafe fn load(numbers: *const Self) -> std::arch::x86_64::__m512;
 
-    /// Those of 16 numbers that the mask says, as f32, and zeros.
+    /// Loads those of 16 elements that are in the mask as f32, and zeros for the others.
     ///
     /// # Safety
-    /// `numbers` points to those that the mask says.
+    /// `numbers` points to the elements in the mask.
     #[cfg(target_arch = "x86_64")]
     #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
     unsafe fn load_masked(mask: u16, numbers: *const Self) -> std::arch::x86_64::__m512;
@@ -60,7 +60,7 @@ impl KvElement for f32 {
     #[target_feature(enable = "avx512f")]
     #[inline]
     unsafe fn load(numbers: *const Self) -> std::arch::x86_64::__m512 {
-        // SAFETY: the caller vouches for 16 numbers.
+        // SAFETY: the caller guarantees 16 numbers.
         unsafe { std::arch::x86_64::_mm512_loadu_ps(numbers) }
     }
 
@@ -69,12 +69,12 @@ impl KvElement for f32 {
     #[target_feature(enable = "avx512f")]
     #[inline]
     unsafe fn load_masked(mask: u16, numbers: *const Self) -> std::arch::x86_64::__m512 {
-        // SAFETY: the caller vouches for what the mask says.
+        // SAFETY: the caller guarantees the elements in the mask.
         unsafe { std::arch::x86_64::_mm512_maskz_loadu_ps(mask, numbers) }
     }
 }
 
-/// Values that are rounded together.
+/// Values that are rounded at a time.
 const CHUNK: usize = 64;
 
 impl KvElement for f16 {
@@ -114,7 +114,7 @@ impl KvElement for f16 {
     #[inline]
     unsafe fn load(numbers: *const Self) -> std::arch::x86_64::__m512 {
         use std::arch::x86_64::{_mm256_loadu_si256, _mm512_cvtph_ps};
-        // SAFETY: the caller vouches for 16 numbers of 2 bytes.
+        // SAFETY: the caller guarantees 16 numbers of 2 bytes.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(numbers.cast())) }
     }
 
@@ -124,7 +124,7 @@ impl KvElement for f16 {
     #[inline]
     unsafe fn load_masked(mask: u16, numbers: *const Self) -> std::arch::x86_64::__m512 {
         use std::arch::x86_64::{_mm256_maskz_loadu_epi16, _mm512_cvtph_ps};
-        // SAFETY: the caller vouches for what the mask says.
+        // SAFETY: the caller guarantees the elements in the mask.
         unsafe { _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, numbers.cast())) }
     }
 }
@@ -155,14 +155,14 @@ unsafe fn store_avx512(values: &[f32], places: &mut [f16]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::cpu::levels::{levels, noise, with_isa};
+    use crate::ops::cpu::isa::tests::{every_isa, noise, with_isa};
 
     #[test]
     fn every_level_rounds_alike() {
         for (n, scale) in [(1, 1.0), (15, 1e-7), (16, 1e-5), (17, 1.0), (64, 9e4), (200, 1e3)] {
             let values: Vec<f32> = noise(n, 7).iter().map(|value| value * scale).collect();
             let expected: Vec<f16> = values.iter().map(|value| f16::from_f32(value.clamp(-65504.0, 65504.0))).collect();
-            for level in levels() {
+            for level in every_isa() {
                 let mut places = vec![f16::ONE; n];
                 with_isa(level, || f16::store(&values, &mut places));
                 assert_eq!(places, expected, "{n} of {scale} with {level:?}");

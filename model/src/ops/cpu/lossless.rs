@@ -1,48 +1,32 @@
-//! How few bytes hold the very numbers of an f32 matrix.
+//! Lossless narrowing of f32 matrices.
 //!
-//! A model in f32 was often something narrower before: most are published in bf16, older ones in f16, and one that was
-//! quantized once and widened again has numbers of few digits. What a step of decoding reads then shrinks to what the
-//! numbers need, and every sum stays what it is, to the bit, since a kernel widens them in registers before it
-//! multiplies. Numbers that use all their bits stay as they are.
+//! Many models in f32 were trained or published in bf16 or f16. Their matrices are stored in 16 bits: a decoding step reads
+//! half the bytes, and kernels widen the numbers in registers, so every sum has the same bits. Other matrices stay f32.
 
 use half::f16;
 use rayon::prelude::*;
 
+#[cfg(target_arch = "x86_64")]
 use super::{Isa, isa};
-use crate::ops::MatrixRows;
+use crate::ops::{Dtype, MatrixRows};
 
-/// The bytes of an f32 that a matrix is held in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Width {
-    /// All four.
-    Full,
-    /// The upper three: the lowest is zero in all numbers.
-    Triple,
-    /// Two, as f16: all numbers are numbers of f16.
-    Half,
-    /// The upper two.
-    Bf16,
-}
-
-/// The least that holds every value.
-pub(super) fn width(rows: &MatrixRows<'_, f32>) -> Width {
-    // In most matrices that use all bits, the first row tells.
-    if each(rows, bits).take(1).any(|used| used & 0xff != 0) {
-        return Width::Full;
+/// The narrowest of f32, f16 and bf16 that holds every value exactly.
+pub(super) fn narrowest(rows: &MatrixRows<'_, f32>) -> Dtype {
+    // In most matrices that use all bits, the first row shows it.
+    if each(rows, bits).take(1).any(|used| used & 0x1fff != 0) {
+        return Dtype::F32;
     }
     let used = each(rows, bits).reduce(|| 0, |one, other| one | other);
     if used & 0xffff == 0 {
-        Width::Bf16
-    } else if used & 0xff != 0 || !widens_in_registers() {
-        Width::Full
-    } else if used & 0x1fff == 0 && each(rows, are_halves).all(|are_halves| are_halves) {
-        Width::Half
+        Dtype::Bf16
+    } else if used & 0x1fff == 0 && widens_f16() && each(rows, are_halves).all(|are_halves| are_halves) {
+        Dtype::F16
     } else {
-        Width::Triple
+        Dtype::F32
     }
 }
 
-/// What `of` says of each row.
+/// `of` each row.
 fn each<T: Send>(
     rows: &MatrixRows<'_, f32>,
     of: impl Fn(&[f32]) -> T + Send + Sync,
@@ -60,56 +44,50 @@ fn bits(values: &[f32]) -> u32 {
     values.iter().fold(0, |used, value| used | value.to_bits())
 }
 
-/// Whether all `values`, which have 13 bits less behind the point, as f16 has, are within its range.
+/// Whether f16 holds all `values` exactly.
 fn are_halves(values: &[f32]) -> bool {
     values.iter().all(|value| f16::from_f32(*value).to_f32().to_bits() == value.to_bits())
 }
 
-/// Whether this machine's kernels make f32 of three bytes, or of f16, as fast as they read it. They do of bf16 anywhere:
-/// that is a shift.
-fn widens_in_registers() -> bool {
-    match isa() {
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => true,
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => false,
-        Isa::Baseline => false,
-    }
+/// Whether this machine's kernels widen f16 as fast as they load f32. All widen bf16 so: it is a shift.
+fn widens_f16() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return isa() == Isa::Avx512;
+    #[cfg(not(target_arch = "x86_64"))]
+    return false;
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::cpu::levels::noise;
+    use crate::ops::cpu::isa::tests::noise;
 
-    /// The last value alone may need more, however many there are.
+    /// The last value alone may need more bits, whatever the shape.
     #[test]
-    fn the_width_is_the_least_that_keeps_every_bit() {
+    fn the_narrowest_dtype_keeps_every_bit() {
         let cut = |bits: u32| move |value: f32| f32::from_bits(value.to_bits() & !bits);
         let full = noise(3 * 64, 1);
-        let width = |values: &[f32]| width(&MatrixRows::of(values, [values.len(), 1]));
+        let narrowest = |values: &[f32]| narrowest(&MatrixRows::of(values, [values.len(), 1]));
         let triples: Vec<f32> = full.iter().copied().map(cut(0xff)).collect();
         let halves: Vec<f32> = full.iter().map(|value| f16::from_f32(*value).to_f32()).collect();
         let bf16: Vec<f32> = full.iter().copied().map(cut(0xffff)).collect();
-        let here = |width| if widens_in_registers() { width } else { Width::Full };
-        let (triple, half) = (here(Width::Triple), here(Width::Half));
-        let all = [(&full, Width::Full), (&triples, triple), (&halves, half), (&bf16, Width::Bf16)];
-        for (values, expected) in all {
-            assert_eq!(width(values), expected);
-            assert_eq!(super::width(&MatrixRows::of(values, [3, 64])), expected);
+        let half = if widens_f16() { Dtype::F16 } else { Dtype::F32 };
+        for (values, expected) in [(&full, Dtype::F32), (&triples, Dtype::F32), (&halves, half), (&bf16, Dtype::Bf16)] {
+            assert_eq!(narrowest(values), expected);
+            assert_eq!(super::narrowest(&MatrixRows::of(values, [3, 64])), expected);
             let mut values = values.clone();
-            // One more bit than a triple has, at the very end.
+            // A value that needs all bits, at the very end.
             values.push(f32::from_bits(0x3f80_0001));
-            assert_eq!(width(&values), Width::Full);
+            assert_eq!(narrowest(&values), Dtype::F32);
         }
-        assert_eq!(width(&[]), Width::Bf16);
-        assert_eq!(width(&[-0.0, f32::INFINITY, 1.5]), Width::Bf16);
-        // Digits of f16, but beyond its range, or between its smallest numbers.
+        assert_eq!(narrowest(&[]), Dtype::Bf16);
+        assert_eq!(narrowest(&[-0.0, f32::INFINITY, 1.5]), Dtype::Bf16);
+        // The digits of f16, but beyond its range, or between its smallest numbers.
         for value in [65536.0 * 1.125_976_6, f32::from_bits(0x3300_2000)] {
             assert_eq!(value.to_bits() & 0x1fff, 0, "{value}");
-            assert_eq!(width(&[value]), triple, "{value}");
+            assert_eq!(narrowest(&[value]), Dtype::F32, "{value}");
         }
         // The smallest number of f16 has fewer digits than bf16 has.
-        assert_eq!(width(&[f16::from_bits(1).to_f32()]), Width::Bf16);
+        assert_eq!(narrowest(&[f16::from_bits(1).to_f32()]), Dtype::Bf16);
     }
 }

@@ -1,39 +1,34 @@
 //! `x W^T + b` over packed weights.
 //!
-//! Threads share out the panels, so no sum is ever split, and the order of its additions is that of the inner dimension:
-//! among other rows or by itself, whatever the instruction set.
+//! Threads divide the panels among them, so no sum is ever split: additions are in the order of the inner dimension,
+//! for any number of rows and every instruction set.
 
 use std::ops::Range;
 
 use super::{
-    crew::{self, ColumnPieces, Columns},
-    exact,
-    panels::{PANEL, PanelValues, Panels},
-    quant_blocks::{Q4_1Block, Q4Block, Q4KBlock, Q5_1Block, Q5KBlock, Q6KBlock, Q8Block, QuantBlock},
-    quant_rows::{Beside, QuantRows},
-    quantized,
+    panel_layout::PANEL,
+    panels::Panels,
     rowwise::activate_row,
+    thread_pool::{self, ColumnPieces, Columns},
 };
-use crate::{
-    config::Activation,
-    ops::{BLOCK_SIZE as BLOCK, k_quants::K_BLOCK},
-};
+use crate::config::Activation;
 
-/// Work below which other threads cost more than they bring, in multiply-adds.
+/// Multiply-adds below which one thread is faster.
 const PARALLEL_WORK: usize = 1 << 17;
-/// Bytes of weights to a piece of work at least: enough that claiming one costs little beside it.
+/// Bytes of weights in a piece of work, at least: claiming a piece then costs little beside it.
 const PIECE_BYTES: usize = 1 << 14;
-/// Pieces of work per thread at most: when one thread is held up, the others take over what it has not begun.
+/// Pieces of work per thread, at most: if a thread is descheduled, the others take the pieces that it has not begun.
 const PIECES_PER_THREAD: usize = 8;
 
-/// What becomes of the products.
+/// What is done with the products.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Store {
-    /// They are the output.
+    /// Store them in the output.
     Set,
-    /// They are added to the output: `[n_rows, d_out]`.
+    /// Add them to the output: `[n_rows, d_out]`.
     Add,
-    /// `act(gate) * up`, where the weight's first half makes the gate and the second `up`: `[n_rows, d_out / 2]`.
+    /// Store `act(gate) * up`, where the weight's first half computes the gate and the second `up`: `[n_rows, d_out /
+    /// 2]`.
     Gated(Activation),
 }
 
@@ -44,7 +39,7 @@ pub(in crate::ops) fn linear(x: &[f32], weight: &Panels, bias: Option<&[f32]>) -
     output
 }
 
-/// Whether [`Store::Gated`] can be had of a weight: the two halves must be whole panels.
+/// Whether [`Store::Gated`] works with a weight: both halves must be whole panels.
 pub(super) fn has_gated(weight: &Panels) -> bool {
     weight.d_out.is_multiple_of(2 * PANEL)
 }
@@ -56,8 +51,7 @@ pub(super) fn linear_into(x: &[f32], weight: &Panels, bias: Option<&[f32]>, stor
     let is_shared = n_rows * d_out * d_in >= PARALLEL_WORK;
     let width = if matches!(store, Store::Gated(_)) { d_out / 2 } else { d_out };
     assert!(output.len() == n_rows * width, "an output of {} values for {n_rows} rows of {width}", output.len());
-    // Rounded once, not once per panel.
-    let input = Input::new(x, weight);
+    let input = weight.input(x);
     let n_panels = width.div_ceil(PANEL);
     let bias_of = |panel: usize| bias.map(|bias| &bias[panel * PANEL..bias.len().min((panel + 1) * PANEL)]);
     let run = |panels: Range<usize>, mut columns: Columns<'_>| {
@@ -65,23 +59,23 @@ pub(super) fn linear_into(x: &[f32], weight: &Panels, bias: Option<&[f32]>, stor
             let bias = bias_of(panel);
             let of_panel = panel * PANEL..(panel + 1) * PANEL;
             match store {
-                Store::Set => multiply_panel(&input, weight, panel, |row, sums| {
+                Store::Set => weight.multiply(&input, panel, |row, sums| {
                     let output = columns.row(row, of_panel.clone());
                     change(output, sums, bias, |output, sum| *output = sum);
                 }),
-                Store::Add => multiply_panel(&input, weight, panel, |row, sums| {
+                Store::Add => weight.multiply(&input, panel, |row, sums| {
                     let output = columns.row(row, of_panel.clone());
                     change(output, sums, bias, |output, sum| *output += sum);
                 }),
                 Store::Gated(kind) => {
-                    multiply_panel(&input, weight, panel, |row, sums| {
+                    weight.multiply(&input, panel, |row, sums| {
                         let output = columns.row(row, of_panel.clone());
                         change(output, sums, bias, |output, sum| *output = sum);
                         activate_row(output, kind);
                     });
                     let up = panel + n_panels;
                     let bias = bias_of(up);
-                    multiply_panel(&input, weight, up, |row, sums| {
+                    weight.multiply(&input, up, |row, sums| {
                         let output = columns.row(row, of_panel.clone());
                         change(output, sums, bias, |output, sum| *output *= sum);
                     });
@@ -90,17 +84,17 @@ pub(super) fn linear_into(x: &[f32], weight: &Panels, bias: Option<&[f32]>, stor
         }
     };
     let n_pieces = if is_shared {
-        let most = (weight.n_bytes() / PIECE_BYTES).max(crew::n_threads());
-        n_panels.min(crew::n_threads() * PIECES_PER_THREAD).min(most)
+        let most = (weight.n_bytes() / PIECE_BYTES).max(thread_pool::n_threads());
+        n_panels.min(thread_pool::n_threads() * PIECES_PER_THREAD).min(most)
     } else {
         1
     };
     let n_parts = if matches!(store, Store::Gated(_)) { 2 } else { 1 };
-    let pieces = ColumnPieces { reading: weight.reading(n_parts), n_pieces, unit: PANEL };
-    crew::share_columns(pieces, output, width, run);
+    let pieces = ColumnPieces { range: weight.read_range(n_parts), n_pieces, unit: PANEL };
+    thread_pool::parallel_columns(pieces, output, width, run);
 }
 
-/// Changes the outputs of one panel in one row by its sums.
+/// Updates one row's outputs of a panel with its sums.
 #[inline(always)]
 fn change(output: &mut [f32], sums: &[f32; PANEL], bias: Option<&[f32]>, change: impl Fn(&mut f32, f32)) {
     match bias {
@@ -111,82 +105,6 @@ fn change(output: &mut [f32], sums: &[f32; PANEL], bias: Option<&[f32]>, change:
     }
 }
 
-/// The rows of the input, in the form that the weight's kernels take.
-enum Input<'a> {
-    Exact(&'a [f32]),
-    Rounded(QuantRows),
-    /// For each of the parts below each other.
-    Stacked(Vec<Input<'a>>),
-}
-
-impl<'a> Input<'a> {
-    fn new(x: &'a [f32], weight: &Panels) -> Self {
-        let rounded = |beside: Beside| Self::Rounded(QuantRows::new(x, weight.d_in, beside));
-        match &weight.values {
-            PanelValues::F32(_) | PanelValues::F24(_) | PanelValues::F16(_) | PanelValues::Bf16(_) => Self::Exact(x),
-            PanelValues::Q8(_) => rounded(Q8Block::BESIDE),
-            PanelValues::Q5_1(_) => rounded(Q5_1Block::BESIDE),
-            PanelValues::Q4_1(_) => rounded(Q4_1Block::BESIDE),
-            PanelValues::Q4(_) => rounded(Q4Block::BESIDE),
-            PanelValues::Q6K(_) => rounded(Q6KBlock::BESIDE),
-            PanelValues::Q5K(_) => rounded(Q5KBlock::BESIDE),
-            PanelValues::Q4K(_) => rounded(Q4KBlock::BESIDE),
-            PanelValues::Stacked(parts) => Self::Stacked(parts.iter().map(|part| Self::new(x, part)).collect()),
-        }
-    }
-}
-
-/// All rows against one panel; `store` is given each row's sums.
-fn multiply_panel(input: &Input<'_>, weight: &Panels, panel: usize, store: impl FnMut(usize, &[f32; PANEL])) {
-    let d_in = weight.d_in;
-    let n_blocks = d_in.div_ceil(BLOCK);
-    match (&weight.values, input) {
-        (PanelValues::F32(lines), Input::Exact(x)) => {
-            exact::multiply_rows(x, part(lines, panel, 2 * d_in), d_in, store)
-        }
-        (PanelValues::F24(lines), Input::Exact(x)) => exact::multiply_rows(x, part(lines, panel, d_in), d_in, store),
-        (PanelValues::F16(lines), Input::Exact(x)) => exact::multiply_rows(x, part(lines, panel, d_in), d_in, store),
-        (PanelValues::Bf16(lines), Input::Exact(x)) => exact::multiply_rows(x, part(lines, panel, d_in), d_in, store),
-        (PanelValues::Q8(blocks), Input::Rounded(rows)) => {
-            quantized::multiply_rows(rows, part(blocks, panel, n_blocks), store);
-        }
-        (PanelValues::Q5_1(blocks), Input::Rounded(rows)) => {
-            quantized::multiply_rows(rows, part(blocks, panel, n_blocks), store);
-        }
-        (PanelValues::Q4_1(blocks), Input::Rounded(rows)) => {
-            quantized::multiply_rows(rows, part(blocks, panel, n_blocks), store);
-        }
-        (PanelValues::Q4(blocks), Input::Rounded(rows)) => {
-            quantized::multiply_rows(rows, part(blocks, panel, n_blocks), store);
-        }
-        (PanelValues::Q6K(blocks), Input::Rounded(rows)) => {
-            quantized::multiply_rows(rows, part(blocks, panel, d_in / K_BLOCK), store);
-        }
-        (PanelValues::Q5K(blocks), Input::Rounded(rows)) => {
-            quantized::multiply_rows(rows, part(blocks, panel, d_in / K_BLOCK), store);
-        }
-        (PanelValues::Q4K(blocks), Input::Rounded(rows)) => {
-            quantized::multiply_rows(rows, part(blocks, panel, d_in / K_BLOCK), store);
-        }
-        (PanelValues::Stacked(parts), Input::Stacked(inputs)) => {
-            let mut panel = panel;
-            for (part, input) in parts.iter().zip(inputs) {
-                let n_panels = part.d_out / PANEL;
-                if panel < n_panels {
-                    return multiply_panel(input, part, panel, store);
-                }
-                panel -= n_panels;
-            }
-        }
-        _ => unreachable!("`linear` makes the input for its weight"),
-    }
-}
-
-/// The `number`th of parts of `len` lines or blocks.
-fn part<T>(all: &[T], number: usize, len: usize) -> &[T] {
-    &all[number * len..][..len]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -194,12 +112,11 @@ mod tests {
         Dtype,
         cpu::{
             isa,
-            levels::{is_fused, levels, noise, with_isa},
-            lossless::Width,
+            isa::tests::{every_isa, is_fused, noise, with_isa},
         },
     };
 
-    /// Sizes around every edge: a part of a panel, whole panels, enough work for threads.
+    /// Sizes around every boundary: part of a panel, whole panels, enough work for threads.
     const SHAPES: [[usize; 2]; 6] = [[1, 1], [5, 3], [32, 8], [33, 7], [95, 64], [400, 330]];
 
     #[test]
@@ -229,7 +146,7 @@ mod tests {
     fn no_rows_make_no_output() {
         for (_, dtype) in Dtype::ALL {
             let panels = Panels::new(&noise(64 * 33, 1), [64, 33], *dtype);
-            for level in levels() {
+            for level in every_isa() {
                 assert!(with_isa(level, || linear(&[], &panels, None)).is_empty());
             }
         }
@@ -249,7 +166,7 @@ mod tests {
         }
     }
 
-    /// The fused kernels agree to the bit, so a text does not depend on which processor wrote it.
+    /// Kernels with fused multiply-add agree to the bit, so a text does not depend on the processor.
     #[test]
     fn instruction_sets_agree() {
         let ([d_out, d_in], n_rows) = ([37, 77], 15);
@@ -257,7 +174,7 @@ mod tests {
         for (_, dtype) in Dtype::ALL {
             let panels = Panels::new(&noise(d_out * d_in, 6), [d_out, d_in], *dtype);
             let expected = linear(&x, &panels, None);
-            for level in levels() {
+            for level in every_isa() {
                 let found = with_isa(level, || linear(&x, &panels, None));
                 if is_fused(level) == is_fused(isa()) {
                     assert_eq!(found, expected, "{dtype} with {level:?}");
@@ -269,37 +186,37 @@ mod tests {
         }
     }
 
-    /// f32 in fewer bytes than four is f32: whatever the rows, the shape and the processor.
+    /// f32 stored in 16 bits gives the bits of f32, for all rows, shapes and processors.
     #[test]
     fn fewer_bytes_are_the_same_f32_to_the_bit() {
         for [d_out, d_in] in SHAPES {
             let dims = [d_out, d_in];
-            for (width, bytes) in [(Width::Bf16, 2), (Width::Half, 2), (Width::Triple, 3)] {
-                let held = Panels::of_width(&noise(d_out * d_in, 8), dims, width);
+            for dtype in [Dtype::Bf16, Dtype::F16] {
+                let held = Panels::f32_held_as(&noise(d_out * d_in, 8), dims, dtype);
                 let values: Vec<f32> = (0..d_out).flat_map(|row| held.row(row)).collect();
-                let full = Panels::of_width(&values, dims, Width::Full);
-                assert_eq!(4 * held.n_bytes(), bytes * full.n_bytes());
+                let full = Panels::f32_held_as(&values, dims, Dtype::F32);
+                assert_eq!(2 * held.n_bytes(), full.n_bytes());
                 for n_rows in [1, 2, 12, 13, 16, 24, 25, 40, 61, 90] {
                     let x = noise(n_rows * d_in, 9);
                     let is_shared = n_rows * d_out * d_in >= PARALLEL_WORK;
-                    // Other threads have the machine's own level.
-                    for level in levels().filter(|level| !is_shared || *level == isa()) {
+                    // Other threads use the machine's own instruction set.
+                    for level in every_isa().filter(|level| !is_shared || *level == isa()) {
                         let [found, expected] =
                             [&held, &full].map(|panels| with_isa(level, || linear(&x, panels, None)));
-                        assert!(found == expected, "{width:?}, {d_out}x{d_in}, {n_rows} rows with {level:?}");
+                        assert!(found == expected, "{dtype}, {d_out}x{d_in}, {n_rows} rows with {level:?}");
                     }
                 }
             }
         }
     }
 
-    /// A matrix in f32 is held in what its numbers need, and is still called one in f32.
+    /// A matrix in f32 may be stored in fewer bytes, but its dtype is f32.
     #[test]
     fn f32_takes_no_more_bytes_than_its_numbers() {
         let dims = [64, 33];
         let values = noise(dims[0] * dims[1], 3);
-        for width in [Width::Bf16, Width::Full] {
-            let held = Panels::of_width(&values, dims, width);
+        for dtype in [Dtype::Bf16, Dtype::F32] {
+            let held = Panels::f32_held_as(&values, dims, dtype);
             let numbers: Vec<f32> = (0..dims[0]).flat_map(|row| held.row(row)).collect();
             let found = Panels::new(&numbers, dims, Dtype::F32);
             assert_eq!((found.n_bytes(), found.dtype()), (held.n_bytes(), Dtype::F32));
@@ -307,7 +224,7 @@ mod tests {
         }
     }
 
-    /// What is done with the products on the way is what would be done with them afterwards.
+    /// Fused stores give the same as separate steps.
     #[test]
     fn stores_are_separate_steps() {
         for (d_out, d_in, n_rows) in [(64, 33, 1), (128, 50, 14), (768, 288, 3)] {

@@ -1,23 +1,23 @@
-//! What this machine's memory and its arithmetic give: the limits that speed is measured against.
+//! Measures this machine's memory bandwidth and arithmetic rate: the limits that speed is compared with.
 
 use std::{hint::black_box, time::Instant};
 
 use rayon::prelude::*;
 
-use super::{BASELINE_IS_FUSED, Isa, crew, isa, multiply_add};
+use super::{BASELINE_IS_FUSED, Isa, isa, multiply_add, thread_pool};
 use crate::ops::Dtype;
 
-/// Values that one thread sums at a time.
+/// Values that a thread sums at a time.
 const CHUNK: usize = 1 << 16;
-/// The best of so many passes: what disturbs a pass only makes it slower.
+/// Passes, of which the fastest counts: disturbances only make passes slower.
 const PASSES: usize = 12;
-/// Sums that a thread adds to in turn: enough that none waits for its last product, and they fit into 16 registers.
+/// Independent sums of a thread: enough to hide the latency of multiply-adds, and they fit into 16 registers.
 const CHAINS: usize = 12;
-/// Products that are added to each sum in a piece of work: some hundred microseconds.
+/// Multiply-adds per sum in a piece of work: some hundred microseconds.
 const TURNS: usize = 1 << 16;
 
-/// Bytes per second at which all threads together read a buffer of `n_bytes`, again and again; a small one may live in
-/// a cache, as small weights do.
+/// Bytes per second at which all threads together read a buffer of `n_bytes` repeatedly. A small buffer may stay in a
+/// cache, as small weights do.
 pub(in crate::ops) fn read_bandwidth(n_bytes: usize) -> f64 {
     let values = vec![1u64; n_bytes / 8];
     let pass = || {
@@ -30,8 +30,8 @@ pub(in crate::ops) fn read_bandwidth(n_bytes: usize) -> f64 {
     (values.len() * 8) as f64 / best
 }
 
-/// Products per second, each added to a sum, of numbers in registers; in 8 bits where weights of `dtype` are multiplied
-/// in 8 bits and there are instructions that add up four products at once, else in f32.
+/// Multiply-adds per second of all threads, with operands in registers: of 8-bit integers if `dtype` is multiplied in 8
+/// bits and the machine has instructions that add up four products, else of f32.
 pub(in crate::ops) fn multiply_rate(dtype: Dtype) -> f64 {
     let is_narrow = dtype.is_quantized();
     #[cfg(target_arch = "x86_64")]
@@ -54,12 +54,12 @@ pub(in crate::ops) fn multiply_rate(dtype: Dtype) -> f64 {
     }
 }
 
-/// How often per second all threads together do what `piece` does [`TURNS`] times, times `n_products`.
+/// `n_products` times the number of turns per second of all threads; `piece` does [`TURNS`].
 fn rate(n_products: usize, piece: impl Fn() + Sync) -> f64 {
-    let n_pieces = 4 * crew::n_threads();
+    let n_pieces = 4 * thread_pool::n_threads();
     let pass = || {
         let start = Instant::now();
-        crew::share(n_pieces, |_| piece());
+        thread_pool::parallel_for(n_pieces, |_| piece());
         start.elapsed().as_secs_f64()
     };
     let best = (0..PASSES).map(|_| pass()).fold(f64::INFINITY, f64::min);

@@ -1,27 +1,25 @@
-//! Rows of the input, rounded to 8 bits as they go into a product with weights of few bits.
+//! Rows of the input, quantized to 8 bits for products with quantized weights.
 
 use std::{array, ops::Range};
 
 use super::{
-    BASELINE_IS_FUSED, Isa,
-    crew::{self, SharedMut},
-    isa,
-    rowwise::for_each_isa,
+    Isa, for_each_isa, isa,
+    thread_pool::{self, SharedMut},
 };
 use crate::ops::BLOCK_SIZE as BLOCK;
 
-/// Rows of the input that a kernel takes at a time: 6 rows of 2 sums and 2 running sums leave 8 of the 32 registers.
+/// Rows of the input per kernel call: 6 rows of 2 sums and 2 running sums leave 8 of the 32 registers.
 pub(super) const MAX_ROWS: usize = 6;
 
-/// Values of the input below which other threads cost more than they bring.
+/// Values of the input below which one thread is faster.
 const PARALLEL_WORK: usize = 1 << 15;
 const PIECES_PER_THREAD: usize = 4;
 
-/// 1.5 * 2^23: what is added to it loses its fraction.
+/// 1.5 * 2^23: adding it to a small number rounds that to an integer.
 pub(super) const ROUND: f32 = 12_582_912.0;
 
-/// Rows of the input, rounded to 8 bits in blocks. They lie in groups of [`MAX_ROWS`], as kernels take them: in each, the
-/// first blocks of all its rows, then the second ones, and so on.
+/// Rows of the input, quantized to 8 bits in blocks. They are in groups of [`MAX_ROWS`], as kernels take them: in each
+/// group the first blocks of all its rows, then the second ones, and so on.
 pub(super) struct QuantRows {
     n_rows: usize,
     pub(super) n_blocks: usize,
@@ -29,8 +27,8 @@ pub(super) struct QuantRows {
 }
 
 impl QuantRows {
-    /// Rounds `x`, rows of `d_in` values, with what a format of weights wants to know `beside`.
-    pub(super) fn new(x: &[f32], d_in: usize, beside: Beside) -> Self {
+    /// Quantizes `x`, rows of `d_in` values, with the correction that the weights' format needs.
+    pub(super) fn new(x: &[f32], d_in: usize, correction: InputCorrection) -> Self {
         let (n_rows, n_blocks) = (x.len() / d_in, d_in.div_ceil(BLOCK));
         let mut blocks = vec![RoundedBlock::default(); n_rows * n_blocks];
         let shared = SharedMut::new(&mut blocks);
@@ -40,18 +38,18 @@ impl QuantRows {
             #[expect(unsafe_code, reason = "threads write disjoint parts of one slice")]
             // SAFETY: each group is rounded by one piece of work.
             let blocks = unsafe { shared.part(rows.start * n_blocks..rows.end * n_blocks) };
-            round_rows(&x[rows.start * d_in..rows.end * d_in], d_in, beside, blocks);
+            round_rows(&x[rows.start * d_in..rows.end * d_in], d_in, correction, blocks);
         };
         if x.len() < PARALLEL_WORK {
             round(0..n_groups);
         } else {
-            let n_pieces = n_groups.min(crew::n_threads() * PIECES_PER_THREAD);
-            crew::share(n_pieces, |n| round(n_groups * n / n_pieces..n_groups * (n + 1) / n_pieces));
+            let n_pieces = n_groups.min(thread_pool::n_threads() * PIECES_PER_THREAD);
+            thread_pool::parallel_for(n_pieces, |n| round(n_groups * n / n_pieces..n_groups * (n + 1) / n_pieces));
         }
         Self { n_rows, n_blocks, blocks }
     }
 
-    /// The blocks `number` of the rows from `first` on that go together.
+    /// Block `number` of each row in the group that begins at row `first`.
     #[inline(always)]
     pub(super) fn blocks(&self, first: usize, number: usize) -> &[RoundedBlock] {
         let n = MAX_ROWS.min(self.n_rows - first);
@@ -63,30 +61,30 @@ impl QuantRows {
     }
 }
 
-/// Whole groups of rows; the last one may be smaller.
-fn round_rows(x: &[f32], d_in: usize, beside: Beside, blocks: &mut [RoundedBlock]) {
+/// Quantizes whole groups of rows; the last one may be smaller.
+fn round_rows(x: &[f32], d_in: usize, correction: InputCorrection, blocks: &mut [RoundedBlock]) {
     match isa() {
         #[cfg(target_arch = "x86_64")]
         #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
         // SAFETY: `isa` found the instructions.
-        Isa::Avx512 => unsafe { round_rows_avx512(x, d_in, beside, blocks) },
-        _ => round_rows_plainly(x, d_in, beside, blocks),
+        Isa::Avx512 => unsafe { round_rows_avx512(x, d_in, correction, blocks) },
+        _ => round_rows_plainly(x, d_in, correction, blocks),
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn round_rows_avx512(x: &[f32], d_in: usize, beside: Beside, blocks: &mut [RoundedBlock]) {
+unsafe fn round_rows_avx512(x: &[f32], d_in: usize, correction: InputCorrection, blocks: &mut [RoundedBlock]) {
     // SAFETY: this function's own target features.
-    each_block(x, d_in, blocks, |x| unsafe { RoundedBlock::new_avx512(x, beside) });
+    each_block(x, d_in, blocks, |x| unsafe { RoundedBlock::new_avx512(x, correction) });
 }
 
-for_each_isa!(round_rows_plainly(x: &[f32], d_in: usize, beside: Beside, blocks: &mut [RoundedBlock]) = plain_body);
+for_each_isa!(round_rows_plainly(x: &[f32], d_in: usize, correction: InputCorrection, blocks: &mut [RoundedBlock]) = plain_body);
 
 #[inline(always)]
-fn plain_body<const FUSED: bool>(x: &[f32], d_in: usize, beside: Beside, blocks: &mut [RoundedBlock]) {
-    each_block(x, d_in, blocks, |x| RoundedBlock::new(x, beside));
+fn plain_body<const FUSED: bool>(x: &[f32], d_in: usize, correction: InputCorrection, blocks: &mut [RoundedBlock]) {
+    each_block(x, d_in, blocks, |x| RoundedBlock::new(x, correction));
 }
 
 #[inline(always)]
@@ -107,75 +105,75 @@ fn each_block(x: &[f32], d_in: usize, blocks: &mut [RoundedBlock], round: impl F
     }
 }
 
-/// What a format of weights wants to know of a rounded block besides. Blocks are read once for every panel, so they have
-/// one place for all of it.
+/// Per-block correction that the kernel needs: the offset's share of the sum, or the block's sum. Blocks are read once
+/// per panel, so all kinds share one field.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Beside {
-    /// What weights that are stored with this offset add to a sum of products, taken away.
+pub(super) enum InputCorrection {
+    /// Minus the sum of the block times this offset, with which the weights are stored.
     Offset(i32),
-    /// The same for either half of the block.
+    /// The same for each half of the block.
     HalfOffsets(i32),
-    /// The sum of the rounded values, scale included: what a minimum of the weights is multiplied by.
+    /// The sum of the quantized values times the scale, which multiplies the weights' minimum.
     Sum,
 }
 
-/// 32 values of the input, rounded to 8 bits.
+/// 32 values of the input, quantized to 8 bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct RoundedBlock {
-    /// Four signed bytes to a number, the first lowest, as they are broadcast.
+    /// Four signed bytes per integer, the first lowest: the unit that kernels broadcast.
     pub(super) values: [i32; BLOCK / 4],
     pub(super) scale: f32,
-    /// As [`Beside`] says.
-    beside: i32,
+    /// See [`InputCorrection`].
+    correction: i32,
 }
 
 impl RoundedBlock {
     #[inline(always)]
-    fn new(block: &[f32; BLOCK], beside: Beside) -> Self {
+    fn new(block: &[f32; BLOCK], correction: InputCorrection) -> Self {
         let largest = block.iter().fold(0.0, |most: f32, value| if value.abs() > most { value.abs() } else { most });
         let (scale, inverse) = Self::scale(largest);
-        // The low byte of the sum is the number: no conversion.
+        // The low byte of the sum is the rounded number, without a conversion instruction.
         let bytes: [u8; BLOCK] = array::from_fn(|n| (block[n] * inverse + ROUND).to_bits() as u8);
         let sum = |bytes: &[u8]| bytes.iter().map(|&byte| i32::from(byte.cast_signed())).sum();
         let sums = [sum(&bytes[..BLOCK / 2]), sum(&bytes[BLOCK / 2..])];
         let values = array::from_fn(|n| i32::from_le_bytes(bytes.as_chunks().0[n]));
-        Self::of(values, scale, sums, beside)
+        Self::of(values, scale, sums, correction)
     }
 
-    /// From the rounded values and the sums of their halves.
+    /// A block with these values, whose halves have these sums.
     #[inline(always)]
-    fn of(values: [i32; BLOCK / 4], scale: f32, [left, right]: [i32; 2], beside: Beside) -> Self {
-        let beside = match beside {
-            Beside::Offset(offset) => -offset * (left + right),
-            // Both fit: 16 times 127 at most.
-            Beside::HalfOffsets(_) => right << 16 | left & 0xffff,
-            Beside::Sum => ((left + right) as f32 * scale).to_bits().cast_signed(),
+    fn of(values: [i32; BLOCK / 4], scale: f32, [left, right]: [i32; 2], correction: InputCorrection) -> Self {
+        let correction = match correction {
+            InputCorrection::Offset(offset) => -offset * (left + right),
+            // Both fit into 16 bits: at most 16 times 127.
+            InputCorrection::HalfOffsets(_) => right << 16 | left & 0xffff,
+            InputCorrection::Sum => ((left + right) as f32 * scale).to_bits().cast_signed(),
         };
-        Self { values, scale, beside }
+        Self { values, scale, correction }
     }
 
-    /// What the sum of products of the block, or of its half `half`, starts at.
+    /// The initial value of the sum of products over the block, or over its half `half`.
     #[inline(always)]
-    pub(super) fn start(&self, beside: Beside, half: usize) -> i32 {
-        match beside {
-            Beside::Offset(_) => self.beside,
-            Beside::HalfOffsets(offset) => (self.beside << (16 * (1 - half)) >> 16) * -offset,
-            Beside::Sum => 0,
+    pub(super) fn start(&self, correction: InputCorrection, half: usize) -> i32 {
+        match correction {
+            InputCorrection::Offset(_) => self.correction,
+            InputCorrection::HalfOffsets(offset) => (self.correction << (16 * (1 - half)) >> 16) * -offset,
+            InputCorrection::Sum => 0,
         }
     }
 
-    /// The sum of the rounded values, scale included; where it is [`Beside::Sum`].
+    /// The sum of the quantized values times the scale, for [`InputCorrection::Sum`].
     #[inline(always)]
     pub(super) fn sum(&self) -> f32 {
-        f32::from_bits(self.beside.cast_unsigned())
+        f32::from_bits(self.correction.cast_unsigned())
     }
 
-    /// The same bits, in a fifth of the time: the compiler takes registers apart to add up their lanes.
+    /// The same bits as [`new`](Self::new) in a fifth of the time: the compiler adds lanes one by one.
     #[cfg(target_arch = "x86_64")]
     #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads")]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
     #[inline]
-    unsafe fn new_avx512(block: &[f32; BLOCK], beside: Beside) -> Self {
+    unsafe fn new_avx512(block: &[f32; BLOCK], correction: InputCorrection) -> Self {
         use std::arch::x86_64::{
             _mm_storeu_si128, _mm512_abs_ps, _mm512_add_ps, _mm512_castps_si512, _mm512_cvtepi32_epi8, _mm512_loadu_ps,
             _mm512_max_epu32, _mm512_mul_ps, _mm512_reduce_add_epi32, _mm512_reduce_max_epu32, _mm512_set1_ps,
@@ -183,7 +181,7 @@ impl RoundedBlock {
         };
         // SAFETY: two registers of 16 values are the array of 32.
         let [left, right] = unsafe { [_mm512_loadu_ps(block.as_ptr()), _mm512_loadu_ps(block.as_ptr().add(16))] };
-        // The bits of positive numbers are in the order of the numbers.
+        // Positive floats compare like their bits.
         let bits = |x| _mm512_castps_si512(_mm512_abs_ps(x));
         let largest = _mm512_reduce_max_epu32(_mm512_max_epu32(bits(left), bits(right)));
         let (scale, inverse) = Self::scale(f32::from_bits(largest));
@@ -199,7 +197,7 @@ impl RoundedBlock {
             _mm_storeu_si128(values.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(left));
             _mm_storeu_si128(values.as_mut_ptr().add(4).cast(), _mm512_cvtepi32_epi8(right));
         }
-        Self::of(values, scale, [left, right].map(|half| _mm512_reduce_add_epi32(half)), beside)
+        Self::of(values, scale, [left, right].map(|half| _mm512_reduce_add_epi32(half)), correction)
     }
 
     /// The scale that makes `largest` 127, and its inverse.
@@ -209,7 +207,7 @@ impl RoundedBlock {
         (scale, if scale == 0.0 { 0.0 } else { 1.0 / scale })
     }
 
-    /// The rounded value of an input.
+    /// The quantized value of an input.
     #[cfg(test)]
     pub(super) fn value(&self, input: usize) -> i8 {
         self.values[input / 4].to_le_bytes()[input % 4].cast_signed()
@@ -219,7 +217,7 @@ impl RoundedBlock {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::cpu::levels::{levels, noise, with_isa};
+    use crate::ops::cpu::isa::tests::{every_isa, noise, with_isa};
 
     #[test]
     fn rounding_is_the_same_bits_at_every_level() {
@@ -227,15 +225,15 @@ mod tests {
         let mut x = noise(n_rows * d_in, 1);
         x[..BLOCK].fill(0.0);
         x[BLOCK..2 * BLOCK].iter_mut().for_each(|value| *value *= 1e6);
-        // As negative as can be.
+        // The most negative numbers.
         x[2 * BLOCK..3 * BLOCK].fill(-1.0);
-        for beside in [Beside::Offset(128), Beside::HalfOffsets(32), Beside::Sum] {
-            let rounded = || QuantRows::new(&x, d_in, beside).blocks;
-            for level in levels() {
+        for correction in [InputCorrection::Offset(128), InputCorrection::HalfOffsets(32), InputCorrection::Sum] {
+            let rounded = || QuantRows::new(&x, d_in, correction).blocks;
+            for level in every_isa() {
                 assert_eq!(with_isa(level, rounded), rounded(), "{level:?}");
             }
             let [first, second, third] = [0, MAX_ROWS, 2 * MAX_ROWS].map(|n| rounded()[n]);
-            assert_eq!((first.values, first.scale, first.beside), ([0; BLOCK / 4], 0.0, 0));
+            assert_eq!((first.values, first.scale, first.correction), ([0; BLOCK / 4], 0.0, 0));
             let whole = |block: RoundedBlock| (0..BLOCK).map(|input| i32::from(block.value(input))).collect::<Vec<_>>();
             assert!(whole(second).iter().any(|value| value.abs() == 127));
             assert_eq!(whole(third), [-127; BLOCK]);
@@ -244,14 +242,14 @@ mod tests {
             }
             for block in [second, third] {
                 let sums = [0, 16].map(|half| whole(block)[half..][..16].iter().sum::<i32>());
-                match beside {
-                    Beside::Offset(_) => assert_eq!(block.start(beside, 0), -128 * (sums[0] + sums[1])),
-                    Beside::HalfOffsets(_) => {
-                        assert_eq!([0, 1].map(|half| block.start(beside, half)), sums.map(|sum| -32 * sum));
+                match correction {
+                    InputCorrection::Offset(_) => assert_eq!(block.start(correction, 0), -128 * (sums[0] + sums[1])),
+                    InputCorrection::HalfOffsets(_) => {
+                        assert_eq!([0, 1].map(|half| block.start(correction, half)), sums.map(|sum| -32 * sum));
                     }
-                    Beside::Sum => {
+                    InputCorrection::Sum => {
                         assert_eq!(block.sum(), (sums[0] + sums[1]) as f32 * block.scale);
-                        assert_eq!(block.start(beside, 0), 0);
+                        assert_eq!(block.start(correction, 0), 0);
                     }
                 }
             }

@@ -1,62 +1,57 @@
 //! Norms, rotary positions and gated activations: one pass over each row.
 
 use super::{
-    BASELINE_IS_FUSED, Isa, crew, isa,
+    for_each_isa,
     math::{exp, gelu, tanh},
     multiply_add,
+    tensors::{Values, values},
+    thread_pool,
 };
 use crate::{
     config::{Activation, NormKind, QkNormSpan},
-    ops::{AttentionOptions, NormOptions, cpu::NormValues},
+    ops::{AttentionOptions, NormOptions, NormParts},
 };
 
 /// Partial sums: one AVX-512 register.
 const LANES: usize = 16;
-/// Values below which other threads cost more than they bring.
+/// Values below which one thread is faster.
 const PARALLEL_WORK: usize = 1 << 16;
 
-/// Values that a thread takes at a time where rows do not matter.
+/// Values per piece of work where rows do not matter.
 const AT_ONCE: usize = 4096;
 
-/// Compiles `$body` for each instruction set, as functions of rows, and runs the one that the machine has.
-macro_rules! for_each_isa {
-    ($name:ident($($arg:ident: $type:ty),*) = $body:ident) => {
-        pub(super) fn $name($($arg: $type),*) {
-            #[cfg(target_arch = "x86_64")]
-            #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
-            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma")]
-            unsafe fn avx512($($arg: $type),*) {
-                $body::<true>($($arg),*);
-            }
-            #[cfg(target_arch = "x86_64")]
-            #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
-            #[target_feature(enable = "avx2,fma")]
-            unsafe fn avx2($($arg: $type),*) {
-                $body::<true>($($arg),*);
-            }
-            match isa() {
-                #[cfg(target_arch = "x86_64")]
-                #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
-                // SAFETY: `isa` found the instructions.
-                Isa::Avx512 => unsafe { avx512($($arg),*) },
-                #[cfg(target_arch = "x86_64")]
-                #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
-                // SAFETY: `isa` found the instructions.
-                Isa::Avx2 => unsafe { avx2($($arg),*) },
-                Isa::Baseline => $body::<BASELINE_IS_FUSED>($($arg),*),
-            }
-        }
-    };
+/// A norm's parameters.
+pub(in crate::ops) struct NormValues<'a> {
+    pub(in crate::ops) weight: &'a [f32],
+    pub(in crate::ops) bias: Option<&'a [f32]>,
+    pub(in crate::ops) options: NormOptions,
 }
 
-pub(super) use for_each_isa;
+/// A norm's parameters in memory.
+pub(in crate::ops) struct NormMemory {
+    weight: Values,
+    bias: Option<Values>,
+    options: NormOptions,
+}
 
-/// Rows of `width` of `output`, each beside its row of `input`, shared out over threads where it pays.
+impl NormMemory {
+    pub(in crate::ops) fn of(norm: &NormParts) -> Self {
+        let NormParts { weight, bias, options } = norm.clone();
+        Self { weight: values(weight), bias: bias.map(values), options }
+    }
+
+    pub(in crate::ops) fn values(&self) -> NormValues<'_> {
+        let bias = self.bias.as_ref().map(Values::as_slice);
+        NormValues { weight: self.weight.as_slice(), bias, options: self.options }
+    }
+}
+
+/// Calls `run` with each row of `width` of `output` and its number, on all threads if there is enough work.
 fn for_rows(output: &mut [f32], width: usize, run: impl Fn(usize, &mut [f32]) + Sync) {
     if output.len() < PARALLEL_WORK {
         output.chunks_mut(width).enumerate().for_each(|(row, output)| run(row, output));
     } else {
-        crew::share_chunks(output, width, run);
+        thread_pool::parallel_chunks(output, width, run);
     }
 }
 
@@ -81,25 +76,20 @@ pub(super) fn norm_in_place(x: &mut [f32], weight: &[f32], bias: Option<&[f32]>,
     for_rows(x, weight.len(), |_, row| norm_row(row, weight, bias, options));
 }
 
-/// [`norm_heads`](crate::ops::norm_heads) of `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]`, in place, by the norms of
+/// [`qk_norm`](crate::ops::qk_norm) of `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]`, in place, by the norms of
 /// queries and of keys.
-pub(in crate::ops) fn norm_heads(
+pub(in crate::ops) fn qk_norm(
     qkv: &mut [f32],
     norms: &[NormValues<'_>; 2],
     span: QkNormSpan,
     options: &AttentionOptions,
 ) {
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
-    for_rows(qkv, (n_heads + 2 * n_kv_heads) * head_dim, |_, row| norm_heads_row(row, norms, span, options));
+    for_rows(qkv, (n_heads + 2 * n_kv_heads) * head_dim, |_, row| qk_norm_row(row, norms, span, options));
 }
 
 /// The same of one row.
-pub(super) fn norm_heads_row(
-    row: &mut [f32],
-    norms: &[NormValues<'_>; 2],
-    span: QkNormSpan,
-    options: &AttentionOptions,
-) {
+pub(super) fn qk_norm_row(row: &mut [f32], norms: &[NormValues<'_>; 2], span: QkNormSpan, options: &AttentionOptions) {
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
     let (queries, rest) = row.split_at_mut(n_heads * head_dim);
     for (heads, norm) in [queries, &mut rest[..n_kv_heads * head_dim]].into_iter().zip(norms) {
@@ -108,7 +98,7 @@ pub(super) fn norm_heads_row(
     }
 }
 
-/// Adds `update`, multiplied, to `x`.
+/// Adds `update` times `multiplier` to `x`.
 pub(super) fn add_multiplied(x: &mut [f32], update: &[f32], multiplier: f32) {
     for_rows(x, AT_ONCE, |part, x| {
         let update = &update[part * AT_ONCE..];
@@ -221,6 +211,7 @@ for_each_isa!(activate_row(row: &mut [f32], kind: Activation) = activate_row_bod
 fn activate_row_body<const FUSED: bool>(row: &mut [f32], kind: Activation) {
     match kind {
         Activation::Relu => row.iter_mut().for_each(|x| *x = x.max(0.0)),
+        Activation::ReluSquared => row.iter_mut().for_each(|x| *x = x.max(0.0) * x.max(0.0)),
         Activation::Silu => row.iter_mut().for_each(|x| *x /= 1.0 + exp::<FUSED>(-*x)),
         Activation::GeluTanh => row.iter_mut().for_each(|x| *x = gelu_tanh::<FUSED>(*x)),
         Activation::Gelu => row.iter_mut().for_each(|x| *x = gelu::<FUSED>(*x)),

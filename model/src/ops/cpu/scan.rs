@@ -1,17 +1,17 @@
-//! Passes over a row of logits on the host: what choosing a token looks at all of them for. A vocabulary has 50,000
-//! tokens and more, and every sequence of a step has such a row.
+//! Passes over a whole row of logits on the host, for sampling. A vocabulary has 50,000 tokens and more, and every
+//! sequence of a step has such a row.
 //!
-//! The results are the same bits whatever the machine: what a seed draws rests on them.
+//! The results are the same bits on every machine, since what a seed draws depends on them.
 
-use super::{BASELINE_IS_FUSED, Isa, isa, math::exp, rowwise::for_each_isa};
+use super::{for_each_isa, math::exp};
 
-/// How many values [`block_maxima`] has one number for.
+/// Values per maximum of [`block_maxima`].
 pub(crate) const SCAN_BLOCK: usize = 128;
 
 /// Partial sums and maxima: one AVX-512 register.
 const LANES: usize = 16;
 
-/// The largest value of each [`SCAN_BLOCK`]; NaN is passed over, -infinity where there is nothing else.
+/// The largest value of each [`SCAN_BLOCK`], ignoring NaN; -infinity if there is no other.
 pub(crate) fn block_maxima(values: &[f32]) -> Vec<f32> {
     let mut maxima = vec![f32::NEG_INFINITY; values.len().div_ceil(SCAN_BLOCK)];
     for (block, maximum) in values.chunks(SCAN_BLOCK).zip(&mut maxima) {
@@ -20,8 +20,7 @@ pub(crate) fn block_maxima(values: &[f32]) -> Vec<f32> {
     maxima
 }
 
-// Block by block: of a loop over blocks, the compiler would look at the first values of several at a time, which lie
-// apart.
+// One call per block: in a loop over blocks, the compiler would vectorize across blocks, with strided loads.
 for_each_isa!(scan_maximum(block: &[f32], maximum: &mut f32) = scan_maximum_body);
 
 #[inline(always)]
@@ -39,7 +38,7 @@ fn scan_maximum_body<const FUSED: bool>(block: &[f32], maximum: &mut f32) {
     *maximum = lanes[0];
 }
 
-/// The other one where `value` is NaN; one instruction.
+/// The maximum, or `other` if `value` is NaN; one instruction.
 #[inline(always)]
 fn larger(value: f32, other: f32) -> f32 {
     if value > other { value } else { other }
@@ -56,12 +55,12 @@ for_each_isa!(count_others(values: &[f32], n_others: &mut u32) = count_others_bo
 
 #[inline(always)]
 fn count_others_body<const FUSED: bool>(values: &[f32], n_others: &mut u32) {
-    // Without an early end, so that the compiler looks at many at a time.
+    // Without an early exit, so that the compiler vectorizes it.
     *n_others = values.iter().map(|&value| u32::from(value.is_nan() | (value == f32::INFINITY))).sum();
 }
 
-/// `e^x` for the `x = (value - largest) / temperature` of each value, within `1e-6 + 1.2e-7 |x|` of the true one's size,
-/// and 0 where that is below `1.2e-38`. No value is above `largest`, so none overflows, however low the temperature.
+/// `e^x` for `x = (value - largest) / temperature` of each value, with a relative error below `1e-6 + 1.2e-7 |x|`, and
+/// 0 below `1.2e-38`. No value is above `largest`, so nothing overflows at any temperature.
 pub(crate) fn relative_weights(values: &[f32], largest: f32, temperature: f32) -> Vec<f32> {
     let mut weights = vec![0.0; values.len()];
     weigh(values, largest, temperature, &mut weights);
@@ -77,8 +76,8 @@ fn weigh_body<const FUSED: bool>(values: &[f32], largest: f32, temperature: f32,
     }
 }
 
-/// The sum in double precision, since a vocabulary has more tokens than `f32` has digits for: in 16 partial sums that are
-/// added in order at the end.
+/// The sum in double precision, since a vocabulary is too large for sums in `f32`: 16 partial sums, added in order at
+/// the end.
 pub(crate) fn sum_of(values: &[f32]) -> f64 {
     let mut total = 0.0;
     add_up(values, &mut total);
@@ -105,7 +104,7 @@ fn add_up_body<const FUSED: bool>(values: &[f32], total: &mut f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::cpu::levels::{levels, noise, with_isa};
+    use crate::ops::cpu::isa::tests::{every_isa, noise, with_isa};
 
     #[test]
     fn every_level_has_the_same_bits() {
@@ -131,7 +130,7 @@ mod tests {
             }
             let exact: f64 = weights.iter().map(|&weight| f64::from(weight)).sum();
             assert!((sum - exact).abs() <= 1e-13 * exact);
-            for level in levels() {
+            for level in every_isa() {
                 with_isa(level, || {
                     assert_eq!(block_maxima(&values), expected, "{n} with {level:?}");
                     assert_eq!(relative_weights(&values, largest, 0.7), weights, "{n} with {level:?}");
@@ -148,7 +147,7 @@ mod tests {
             for broken in [f32::NAN, -f32::NAN, f32::INFINITY] {
                 let mut values = vec![1.0; 191];
                 values[at] = broken;
-                for level in levels() {
+                for level in every_isa() {
                     assert!(!with_isa(level, || all_below_infinity(&values)), "{broken} at {at} with {level:?}");
                 }
                 values[at] = f32::NEG_INFINITY;

@@ -6,10 +6,11 @@ use burn::{
 };
 
 use super::{KvElement, huge_pages::zeros};
+use crate::ops::records_gradients;
 
 /// Whether tensors on `device` are plain CPU memory, with no gradients recorded.
 pub(in crate::ops) fn is_cpu(device: &Device) -> bool {
-    !device.is_autodiff() && *device == Device::flex()
+    !records_gradients(device) && *device == Device::flex()
 }
 
 /// The values of a CPU tensor; contiguous, in row order.
@@ -21,7 +22,7 @@ impl Values {
     }
 }
 
-/// A pool of a cache, which is its own whole memory.
+/// A pool of the KV cache, which owns its whole memory.
 pub(in crate::ops) struct Pool(FlexTensor);
 
 impl Pool {
@@ -30,7 +31,7 @@ impl Pool {
     }
 }
 
-/// A pool of zeros that has its memory already, in huge pages where the system gives them.
+/// A pool of zeros with committed memory, in huge pages if the system has them.
 pub(in crate::ops) fn pool_of_zeros<E: KvElement + Element>(dims: [usize; 2]) -> Tensor<2> {
     let values = zeros::<E>(dims.iter().product());
     Tensor::from_primitive::<Flex>(FlexTensor::from_data(TensorData::new(values, dims)))

@@ -1,13 +1,13 @@
-//! Attention over the pages of a cache, where they lie.
+//! Attention over the pages of the KV cache, which are read in place.
 //!
-//! Keys are taken in tiles of [`TILE`] at absolute positions, each by a workgroup of its own, so that few rows with long
-//! pasts keep a whole card busy; a second kernel puts the tiles' results together in order. A workgroup takes a block of
-//! rows of one sequence and all query heads that share a key head, and reads keys and values once for them. What a row
-//! gives does not depend on the block it is in.
+//! Keys are processed in tiles of [`TILE`] at absolute positions, one workgroup per tile, so that few rows with long
+//! contexts occupy a whole GPU; a second kernel combines the tiles' results in order. A workgroup takes a block of rows
+//! of one sequence and all query heads that share a key head, and reads keys and values once for them. A row's result
+//! does not depend on its block.
 //!
-//! Where each sequence has one row, the same kernel may take what the projection gives: each workgroup rotates the queries
-//! that it needs, the one that comes to the row's own key makes it and attends to it, and one of these stores it. That
-//! is a launch less for each layer.
+//! If each sequence has one row, the kernel can start from the projection's output: each workgroup rotates the queries
+//! that it needs, those whose tile contains the row's own key compute that key and attend to it, and one of them stores
+//! it. That saves a launch per layer.
 
 use burn::tensor::DType;
 use burn_cubecl::{
@@ -19,33 +19,33 @@ use burn_cubecl::{
 use super::{
     device::element,
     launch::empty,
-    rope::{storable, turned, writable},
+    rope::{rotated, storable, writable},
 };
-use crate::kv_cache::PAGE_SIZE;
+use crate::ops::PAGE_SIZE;
 
-/// Keys of a workgroup, one to a lane.
+/// Keys of a workgroup, one per lane.
 pub(in crate::ops) const TILE: usize = 128;
 /// Queries (rows times heads) of a workgroup, at most.
 const MAX_QUERIES: usize = 8;
-/// Parts in which a tile's maxima and sums are taken, whatever the number of queries.
+/// Parts of a tile over which maxima and sums are reduced first, for any number of queries.
 const PARTS: usize = 8;
-/// Values of a lane that are asked of memory together.
+/// Values that a lane loads before it uses the first.
 const VALUES_AT_A_TIME: usize = 4;
-/// Parts of a key that are asked of memory together.
+/// Parts of a key that a lane loads before it uses the first.
 const KEYS_AT_A_TIME: usize = 4;
 /// Bytes of shared memory that every WGSL device has.
 const MAX_SHARED: usize = 16 << 10;
-/// Bytes to which an array in shared memory is aligned, at most.
+/// Largest alignment of an array in shared memory, in bytes.
 const SHARED_ALIGNMENT: usize = 16;
-/// Values of tiles' results that are held at a time.
+/// Values of tiles' results in memory at a time.
 const MAX_PARTIAL: usize = 16 << 20;
-/// The score of a pair that must not see each other, as in the reference.
+/// The score of a hidden key, as in the reference.
 const HIDDEN: f32 = -1e30;
-/// Numbers that describe a block in the table: its first row, its rows, the position of the first, where its pages are
-/// listed, and the position of the first listed page in pages.
+/// Numbers per block in the table: its first row, its number of rows, the position of the first, the index of its list
+/// of pages, and the number of the first listed page in the sequence.
 pub(in crate::ops) const BLOCK_LEN: usize = 5;
 
-/// What all steps of a model have in common.
+/// The parameters that all steps of a model share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(in crate::ops) struct AttentionPlan {
     pub(in crate::ops) n_heads: usize,
@@ -71,14 +71,14 @@ impl AttentionPlan {
         self.head_dim / self.vector()
     }
 
-    /// Whether there is a kernel for it.
+    /// Whether a kernel for it is possible.
     pub(in crate::ops) fn is_possible(&self) -> bool {
         self.vectors() <= TILE && self.with_rows(1).shared(Given::Queries).n_bytes() <= MAX_SHARED
     }
 
-    /// Whether there is a kernel that rotates `half` pairs of a head, and stores keys and values, before it attends, for
-    /// sequences of one row: where both of a pair are at the same place of their vectors.
-    pub(in crate::ops) fn joins(&self, half: usize) -> bool {
+    /// Whether a kernel can also rotate `half` pairs per head and store keys and values, for sequences of one row. Both
+    /// values of a pair must be at the same index of their vectors.
+    pub(in crate::ops) fn can_fuse(&self, half: usize) -> bool {
         self.block_rows == 1
             && half.is_multiple_of(self.vector())
             && self.shared(Given::Projected { half }).n_bytes() <= MAX_SHARED
@@ -88,7 +88,7 @@ impl AttentionPlan {
         Self { block_rows, ..self }
     }
 
-    /// What the kernel declares in shared memory.
+    /// The kernel's arrays in shared memory.
     fn shared(&self, given: Given) -> SharedArrays {
         let n_queries = self.heads() * self.block_rows;
         SharedArrays {
@@ -103,20 +103,20 @@ impl AttentionPlan {
         }
     }
 
-    /// Query heads of a workgroup: as many as divide those that share a key head.
+    /// Query heads of a workgroup: the most that divide those that share a key head.
     fn heads(&self) -> usize {
         let shared = self.n_heads / self.n_kv_heads;
         (1..=MAX_QUERIES).rev().find(|n| shared.is_multiple_of(*n)).unwrap_or(1)
     }
 
-    /// Rows of a block of a sequence with many.
+    /// Rows of a block, for sequences with several rows.
     pub(in crate::ops) fn most_rows(&self) -> usize {
         let fits = |rows: &usize| self.with_rows(*rows).shared(Given::Queries).n_bytes() <= MAX_SHARED;
         (1..=MAX_QUERIES / self.heads()).rev().find(fits).unwrap_or(1)
     }
 }
 
-/// The lengths of the arrays that the kernel declares in shared memory.
+/// The lengths of the kernel's arrays in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct SharedArrays {
     /// Numbers in a vector.
@@ -129,7 +129,7 @@ struct SharedArrays {
     slots: usize,
     /// Each query's scores, then their exponentials.
     probs: usize,
-    /// Maxima and sums of parts of these.
+    /// Maxima, then sums, of parts of a tile.
     parts: usize,
     /// Each query's maximum, and its sum.
     per_query: usize,
@@ -152,18 +152,18 @@ pub(in crate::ops) struct AttentionStep {
     pub(in crate::ops) plan: AttentionPlan,
     pub(in crate::ops) scale: f32,
     pub(in crate::ops) n_blocks: usize,
-    /// Tiles of the block that has most.
+    /// Tiles of the block that has the most.
     pub(in crate::ops) n_tiles: usize,
-    /// Where the slopes are in the table.
+    /// Index of the slopes in the table.
     pub(in crate::ops) slopes: usize,
 }
 
-/// What the kernel is given of the step's own rows.
+/// The kernel's input rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Given {
-    /// Queries. Keys and values are in their pools.
+    /// Queries; keys and values are in their pools.
     Queries,
-    /// Queries, keys and values as they were projected, of which so many pairs of each head are to be rotated.
+    /// Queries, keys and values from the projection, of which `half` pairs per head are to be rotated.
     Projected { half: usize },
 }
 
@@ -172,8 +172,8 @@ pub(super) fn attention([q, keys, values]: [CubeTensor; 3], table: CubeTensor, s
     launch([q.clone(), q, keys, values], table, step, Given::Queries)
 }
 
-/// [`rope_append`](super::rope::rope_append) and [`attention`] in one, where the plan [joins](AttentionPlan::joins) them:
-/// the output and the pools. Rows' slots are those that the table has for their positions.
+/// [`rope_append`](super::rope::rope_append) and [`attention`] in one, if the plan [can fuse](AttentionPlan::can_fuse)
+/// them: the output and the pools. Rows' slots are those of their positions in the table.
 pub(super) fn append_and_attend(
     [qkv, angles]: [CubeTensor; 2],
     pools: [CubeTensor; 2],
@@ -282,8 +282,8 @@ fn attend_tile<E: Numeric, V: Size>(
     let together = comptime!((1..=KEYS_AT_A_TIME).rev().find(|n| vectors.is_multiple_of(*n)).unwrap_or(1));
     let kv_vectors = comptime!(plan.n_kv_heads * vectors);
     let q_vectors = comptime!(plan.n_heads * vectors);
-    let is_joined = comptime!(given != Given::Queries);
-    let row_vectors = comptime!(if is_joined { q_vectors + 2 * kv_vectors } else { q_vectors });
+    let is_fused = comptime!(given != Given::Queries);
+    let row_vectors = comptime!(if is_fused { q_vectors + 2 * kv_vectors } else { q_vectors });
     let half = comptime!(match given {
         Given::Queries => 0,
         Given::Projected { half } => half / vector,
@@ -309,7 +309,7 @@ fn attend_tile<E: Numeric, V: Size>(
         }
     }
     let tile_start = (first_key / TILE + CUBE_POS_X as usize) * TILE;
-    // Where this block has fewer tiles than were asked for, all keys are hidden: the sums say so, and nothing is read.
+    // Beyond this block's tiles all keys are hidden: the sums are 0 and nothing is read.
     let is_inside = tile_start <= last_key;
     let is_last = is_inside && last_key < tile_start + TILE;
 
@@ -319,21 +319,21 @@ fn attend_tile<E: Numeric, V: Size>(
     while at < comptime!(n_queries * vectors) {
         let row = select(at / vectors / heads < n_rows, first_row + at / vectors / heads, first_row);
         let head = row * row_vectors + (first_head + at / vectors % heads) * vectors;
-        queries[at] = turned(rows, angles, head, at % vectors, row * 2 * half, half) * Vector::new(scale);
+        queries[at] = rotated(rows, angles, head, at % vectors, row * 2 * half, half) * Vector::new(scale);
         at += TILE;
     }
-    // The row's own key and value as the pools hold them, which they do for nobody before the next launch. In the type of
-    // these: a compiler may leave out what is rounded only on the way from one f32 to another.
+    // The row's own key and value, rounded as in the pools, which other workgroups see only after this launch. In the
+    // pools' type: a compiler may omit a rounding between two f32.
     let mut own_key = Shared::<[Vector<E, V>]>::new_slice(comptime!(shared.own));
     let mut own_value = Shared::<[Vector<E, V>]>::new_slice(comptime!(shared.own));
-    if comptime!(is_joined) && is_last && lane < vectors {
+    if comptime!(is_fused) && is_last && lane < vectors {
         let head = first_row * row_vectors + q_vectors + kv_head * vectors;
-        let key = turned(rows, angles, head, lane, first_row * 2 * half, half);
+        let key = rotated(rows, angles, head, lane, first_row * 2 * half, half);
         let key = storable::<E, V>(key, is_f16);
         let value = storable::<E, V>(rows[head + kv_vectors + lane], is_f16);
         own_key[lane] = key;
         own_value[lane] = value;
-        // One of those that share the key head.
+        // One of the workgroups that share the key head.
         if first_head == kv_head * comptime!(plan.n_heads / plan.n_kv_heads) {
             let page = usize::cast_from(table[pages + last_key / PAGE_SIZE - first_page]);
             let slot = page * PAGE_SIZE + last_key % PAGE_SIZE;
@@ -360,7 +360,7 @@ fn attend_tile<E: Numeric, V: Size>(
         let first = slot * kv_vectors + kv_head * vectors;
         for chunk in 0..comptime!(vectors / together) {
             let mut parts = Array::<Vector<f32, V>>::new(together);
-            if comptime!(is_joined) && key >= last_key {
+            if comptime!(is_fused) && key >= last_key {
                 #[unroll]
                 for p in 0..together {
                     parts[p] = Vector::cast_from(own_key[chunk * together + p]);
@@ -397,7 +397,7 @@ fn attend_tile<E: Numeric, V: Size>(
         let mut score = scores[n];
         if comptime!(plan.softcap_bits.is_some()) {
             let cap = comptime!(f32::from_bits(plan.softcap_bits.unwrap_or(0)));
-            // As on the CPU; the exponential's argument is kept from infinity.
+            // As on the CPU; the clamp keeps the exponential finite.
             let x = score / cap;
             let square = x * x;
             let mut series = square * comptime!(-1382.0f32 / 155_925.0) + comptime!(62.0f32 / 2835.0);
@@ -416,7 +416,7 @@ fn attend_tile<E: Numeric, V: Size>(
     }
     sync_cube();
 
-    // The maximum of each query, then the sum of its exponentials: in parts, then over the parts.
+    // The maximum of each query, then the sum of its exponentials: of parts, then over the parts.
     let mut parts = Shared::<[f32]>::new_slice(comptime!(shared.parts));
     let mut largest = Shared::<[f32]>::new_slice(comptime!(shared.per_query));
     let part_len = comptime!(TILE / PARTS);
@@ -473,23 +473,23 @@ fn attend_tile<E: Numeric, V: Size>(
     let spread = comptime!(TILE / plan.vectors());
     let column = lane % vectors;
     let first = lane / vectors;
-    let mut mixed = Array::<Vector<f32, V>>::new(n_queries);
+    let mut attn_out = Array::<Vector<f32, V>>::new(n_queries);
     #[unroll]
     for n in 0..n_queries {
-        mixed[n] = Vector::new(0.0f32);
+        attn_out[n] = Vector::new(0.0f32);
     }
     let mut end = usize::cast_from(0u32);
     if is_inside && first < spread {
-        // The row's own value is not there yet.
-        let behind = comptime!(if is_joined { 0 } else { 1 });
+        // The row's own value is not in the pool yet.
+        let behind = comptime!(if is_fused { 0 } else { 1 });
         end = select(last_key + behind - tile_start < TILE, last_key + behind - tile_start, TILE);
     }
     let mut start = first;
     if first_key > tile_start + first {
-        // The first of this lane's keys that is not hidden from all rows.
+        // This lane's first key that some row sees.
         start = first + (first_key - tile_start - first + comptime!(spread - 1)) / spread * spread;
     }
-    // Whether all rows see all of the tile's keys that any of them sees.
+    // Whether all rows see the same keys of the tile.
     let mut all_see = true;
     if comptime!(block_rows > 1) {
         all_see = last_key == position || tile_start + comptime!(TILE - 1) <= position;
@@ -499,7 +499,7 @@ fn attend_tile<E: Numeric, V: Size>(
         }
     }
     let mut at = start;
-    // The second body leaves out what a row must not see. That may be infinite, and its weight, 0, times infinity is NaN.
+    // The second body skips values that a row must not see: they may be infinite, and 0 times infinity is NaN.
     #[unroll]
     for body in 0..comptime!(if plan.block_rows > 1 { 2usize } else { 1usize }) {
         let is_checked = comptime!(body == 1);
@@ -512,7 +512,7 @@ fn attend_tile<E: Numeric, V: Size>(
             }
         }
         while at < bound {
-            // Several values are asked for before the first is used.
+            // Load several values before the first is used.
             let mut several = Array::<Vector<E, V>>::new(VALUES_AT_A_TIME);
             #[unroll]
             for i in 0..VALUES_AT_A_TIME {
@@ -534,10 +534,10 @@ fn attend_tile<E: Numeric, V: Size>(
                                 is_seen = is_seen && key + comptime!(plan.sliding_window.unwrap_or(0)) > row_position;
                             }
                             if is_seen {
-                                mixed[n] = fma(weight, value, mixed[n]);
+                                attn_out[n] = fma(weight, value, attn_out[n]);
                             }
                         } else {
-                            mixed[n] = fma(weight, value, mixed[n]);
+                            attn_out[n] = fma(weight, value, attn_out[n]);
                         }
                     }
                 }
@@ -545,20 +545,20 @@ fn attend_tile<E: Numeric, V: Size>(
             at += comptime!(VALUES_AT_A_TIME * spread);
         }
     }
-    if comptime!(is_joined) && is_last {
+    if comptime!(is_fused) && is_last {
         let own = last_key - tile_start;
         if own % spread == first {
             let value = Vector::<f32, V>::cast_from(own_value[column]);
             #[unroll]
             for n in 0..n_queries {
-                mixed[n] = fma(Vector::new(probs[n * TILE + own]), value, mixed[n]);
+                attn_out[n] = fma(Vector::new(probs[n * TILE + own]), value, attn_out[n]);
             }
         }
     }
     let mut spreads = Shared::<[Vector<f32, V>]>::new_slice(comptime!(shared.spreads));
     #[unroll]
     for n in 0..n_queries {
-        spreads[lane] = mixed[n];
+        spreads[lane] = attn_out[n];
         sync_cube();
         let row = comptime!(n / heads);
         if lane < vectors && row < n_rows {
@@ -606,13 +606,13 @@ fn combine_tiles(
     let mut dim = UNIT_POS_X as usize;
     while dim < head_dim {
         let mut total = f32::new(0.0);
-        let mut mixed = f32::new(0.0);
+        let mut attn_out = f32::new(0.0);
         for tile in 0..n_tiles {
             let weight = (sums[(first + tile) * 2] - most).exp();
             total = fma(weight, sums[(first + tile) * 2 + 1], total);
-            mixed = fma(weight, partial[(first + tile) * head_dim + dim], mixed);
+            attn_out = fma(weight, partial[(first + tile) * head_dim + dim], attn_out);
         }
-        output[(row * comptime!(plan.n_heads) + head) * head_dim + dim] = mixed / total;
+        output[(row * comptime!(plan.n_heads) + head) * head_dim + dim] = attn_out / total;
         dim += 64;
     }
 }
@@ -643,7 +643,7 @@ mod tests {
                     let most = plan.with_rows(plan.most_rows());
                     assert!(most.shared(Given::Queries).n_bytes() <= MAX_SHARED, "{most:?}");
                 }
-                if plan.joins(0) {
+                if plan.can_fuse(0) {
                     assert!(plan.shared(Given::Projected { half: 0 }).n_bytes() <= MAX_SHARED, "{plan:?}");
                 }
             }

@@ -1,4 +1,4 @@
-//! Which devices our kernels run on, and on what.
+//! Devices and element types of the kernels.
 
 use burn::{
     backend::{CubeDevice, DispatchDevice},
@@ -9,20 +9,22 @@ use burn_cubecl::{
     tensor::CubeTensor,
 };
 
+use crate::ops::records_gradients;
+
 /// The GPU behind `device`, unless it records gradients.
 pub(in crate::ops) fn cube_device(device: &Device) -> Option<&CubeDevice> {
     match device.as_dispatch() {
-        DispatchDevice::Cube(cube) if !device.is_autodiff() => Some(cube),
+        DispatchDevice::Cube(cube) if !records_gradients(device) => Some(cube),
         _ => None,
     }
 }
 
-/// Whether our kernels run on `device`: a GPU, with no gradients recorded.
+/// Whether the kernels run on `device`: a GPU, if no gradients are recorded.
 pub(crate) fn is_cube(device: &Device) -> bool {
     cube_device(device).is_some()
 }
 
-/// What a pool of keys or values holds.
+/// The element type of a pool of keys or values.
 pub(super) fn element(pool: &CubeTensor) -> ElemType {
     ElemType::Float(if pool.dtype == DType::F16 { FloatKind::F16 } else { FloatKind::F32 })
 }

@@ -1,4 +1,4 @@
-//! Where our kernels meet Burn's tensors.
+//! The kernels as operations on Burn's tensors.
 
 use std::sync::Arc;
 
@@ -14,13 +14,13 @@ use burn_cubecl::{CubeBackend, cubecl::bytes::Bytes, tensor::CubeTensor};
 
 use super::{
     attention::{self, AttentionPlan, AttentionStep},
-    best,
-    heads::{self, HeadNorms},
-    joined::{Joined, LinearOptions},
+    epilogue::{Epilogue, LinearOptions},
+    launch::check,
     linear as kernels,
     matrix::Matrix,
-    rope::{self, Heads},
-    rowwise,
+    qk_norm::{self, QkNorm},
+    rope::{self, HeadLayout},
+    rowwise, top_k,
 };
 use crate::{
     config::Activation,
@@ -48,7 +48,7 @@ fn maybe<const D: usize>(tensor: Option<Tensor<D>>) -> Maybe<Dispatch> {
     tensor.map_or(Maybe::Absent, |tensor| Maybe::Present { tensor: tensor.into_dispatch() })
 }
 
-/// What joins a product; see [`LinearOptions`].
+/// What a kernel fuses with a product; see [`LinearOptions`].
 #[derive(ExtensionType)]
 #[extension_type(fusion)]
 pub(super) struct Operands<B: Backend> {
@@ -89,11 +89,11 @@ pub(super) trait CubeOps: Backend {
     ) -> FloatTensor<Self>;
 
     #[fusion(meta = |qkv, _q_weight, _k_weight, _heads, _options| qkv.clone())]
-    fn norm_heads(
+    fn qk_norm(
         qkv: FloatTensor<Self>,
         q_weight: FloatTensor<Self>,
         k_weight: FloatTensor<Self>,
-        heads: HeadNorms,
+        heads: QkNorm,
         options: NormOptions,
     ) -> FloatTensor<Self>;
 
@@ -114,7 +114,7 @@ pub(super) trait CubeOps: Backend {
         slots: IntTensor<Self>,
         keys: FloatTensor<Self>,
         values: FloatTensor<Self>,
-        heads: Heads,
+        heads: HeadLayout,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
     #[fusion(meta = |q, _keys, _values, _table, _step| q.clone())]
@@ -142,7 +142,7 @@ pub(super) trait CubeOps: Backend {
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
     #[fusion(meta = |_logits, _table, sizes| TensorSpec::new(Shape::new([sizes[0], 2 * sizes[1] + sizes[2]]), DType::I32))]
-    fn best_logits(logits: FloatTensor<Self>, table: IntTensor<Self>, sizes: [usize; 3]) -> IntTensor<Self>;
+    fn top_k_logits(logits: FloatTensor<Self>, table: IntTensor<Self>, sizes: [usize; 3]) -> IntTensor<Self>;
 
     #[fusion(meta = |place, _values| place.clone())]
     fn overwrite(place: IntTensor<Self>, values: Arc<Vec<i32>>) -> IntTensor<Self>;
@@ -162,7 +162,7 @@ impl CubeOps for CubeBackend {
         options: LinearOptions,
     ) -> FloatTensor<Self> {
         let [bias, residual, norm] = [operands.bias, operands.residual, operands.norm].map(Maybe::into_option);
-        kernels::linear(x, &matrix, Joined { bias, residual, norm }, options)
+        kernels::linear(x, &matrix, Epilogue { bias, residual, norm }, options)
     }
 
     fn embedding(ids: IntTensor<Self>, matrix: Arc<Matrix>) -> FloatTensor<Self> {
@@ -183,14 +183,14 @@ impl CubeOps for CubeBackend {
         rowwise::norm(x, weight, [bias, residual].map(Maybe::into_option), options)
     }
 
-    fn norm_heads(
+    fn qk_norm(
         qkv: FloatTensor<Self>,
         q_weight: FloatTensor<Self>,
         k_weight: FloatTensor<Self>,
-        heads: HeadNorms,
+        heads: QkNorm,
         options: NormOptions,
     ) -> FloatTensor<Self> {
-        heads::norm_heads(qkv, [q_weight, k_weight], heads, options)
+        qk_norm::qk_norm(qkv, [q_weight, k_weight], heads, options)
     }
 
     fn activate(x: FloatTensor<Self>, kind: Activation, is_gated: bool) -> FloatTensor<Self> {
@@ -203,7 +203,7 @@ impl CubeOps for CubeBackend {
         slots: IntTensor<Self>,
         keys: FloatTensor<Self>,
         values: FloatTensor<Self>,
-        heads: Heads,
+        heads: HeadLayout,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
         rope::rope_append([qkv, angles, slots], [keys, values], heads).into()
     }
@@ -230,12 +230,12 @@ impl CubeOps for CubeBackend {
         attention::append_and_attend([qkv, angles], [keys, values], table, step, half).into()
     }
 
-    fn best_logits(logits: FloatTensor<Self>, table: IntTensor<Self>, sizes: [usize; 3]) -> IntTensor<Self> {
-        best::best(logits, table, sizes)
+    fn top_k_logits(logits: FloatTensor<Self>, table: IntTensor<Self>, sizes: [usize; 3]) -> IntTensor<Self> {
+        top_k::top_k(logits, table, sizes)
     }
 
     fn overwrite(place: IntTensor<Self>, values: Arc<Vec<i32>>) -> IntTensor<Self> {
-        // Not in another place, even where somebody else has the tensor: a recording reads this one.
+        // In place even if the tensor is shared: a captured graph reads this memory.
         place.client.write(&place.handle, Bytes::from_elems(Arc::unwrap_or_clone(values)));
         place
     }
@@ -249,18 +249,12 @@ impl CubeOps for CubeBackend {
     }
 }
 
-/// A tensor in the memory of another, from its number `start` on; both have numbers of 4 bytes.
+/// A tensor in the memory of another, from element `start`; both have elements of 4 bytes.
 fn part(all: &CubeTensor, start: usize, shape: Shape, dtype: DType) -> CubeTensor {
     let bytes = |n: usize| (n * size_of::<i32>()) as u64;
     let handle = all.handle.clone().offset_start(bytes(start));
     let behind = handle.size_in_used() - bytes(shape.num_elements());
     CubeTensor::new_contiguous(all.client.clone(), all.device.clone(), shape, handle.offset_end(behind), dtype)
-}
-
-/// Panics unless `tensor` is f32 of these dimensions: kernels check no bounds.
-fn check<const D: usize>(name: &str, tensor: &Tensor<D>, dims: [usize; D]) {
-    let (found, dtype) = (tensor.dims(), tensor.dtype());
-    assert!(found == dims && dtype == DType::F32, "{name} must be f32 of {dims:?}, got {dtype:?} of {found:?}");
 }
 
 /// Panics unless these are pools of one size and type, for `n_kv_heads` heads of `head_dim`.
@@ -286,7 +280,7 @@ pub(in crate::ops) fn linear(
     Tensor::from_dispatch(Dispatch::linear(x.into_dispatch(), operands, matrix.clone(), options))
 }
 
-/// RMSNorm of `x`, the product, and the gate, where there is one. For [as few rows](super::joins) as one kernel takes.
+/// RMSNorm of `x`, the product, and the gate, if there is one. Requires [`can_fuse`](super::can_fuse).
 pub(in crate::ops) fn normed_linear(
     x: Tensor<2>,
     norm: Tensor<1>,
@@ -327,18 +321,18 @@ pub(in crate::ops) fn norm(x: Tensor<2>, norm: NormParts, residual: Option<Tenso
     Tensor::from_dispatch(Dispatch::norm(x.into_dispatch(), weight.into_dispatch(), bias, residual, options))
 }
 
-/// [`norm_heads`](crate::ops::norm_heads), for norms without biases.
-pub(in crate::ops) fn norm_heads(
+/// [`qk_norm`](crate::ops::qk_norm), for norms without biases.
+pub(in crate::ops) fn qk_norm(
     qkv: Tensor<2>,
     weights: [Tensor<1>; 2],
-    heads: HeadNorms,
+    heads: QkNorm,
     options: NormOptions,
 ) -> Tensor<2> {
     let n_rows = qkv.dims()[0];
     check("queries, keys and values", &qkv, [n_rows, (heads.n_heads + 2 * heads.n_kv_heads) * heads.head_dim]);
     weights.iter().zip(heads.widths()).for_each(|(weight, width)| check("the weight", weight, [width]));
     let [q_weight, k_weight] = weights.map(Tensor::into_dispatch);
-    Tensor::from_dispatch(Dispatch::norm_heads(qkv.into_dispatch(), q_weight, k_weight, heads, options))
+    Tensor::from_dispatch(Dispatch::qk_norm(qkv.into_dispatch(), q_weight, k_weight, heads, options))
 }
 
 /// [`activate`](crate::ops::activate).
@@ -354,16 +348,16 @@ pub(in crate::ops) fn gated(gate_up: Tensor<2>, kind: Activation) -> Tensor<2> {
     Tensor::from_dispatch(Dispatch::activate(gate_up.into_dispatch(), kind, true))
 }
 
-/// Rotates the queries and keys in `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]` by `angles [n_rows, 2 half]`, where
-/// there are any, and stores keys and values at `slots` of their pools, in place. Gives the queries.
+/// Rotates the queries and keys in `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]` by `angles [n_rows, 2 half]`, if
+/// there are any, and stores keys and values at `slots` of their pools, in place. Returns the queries.
 pub(in crate::ops) fn rope_append(
     qkv: Tensor<2>,
     angles: Option<Tensor<2>>,
     pools: [&mut Tensor<2>; 2],
     slots: Tensor<1, Int>,
-    heads: Heads,
+    heads: HeadLayout,
 ) -> Tensor<2> {
-    let Heads { n_heads, n_kv_heads, head_dim, half } = heads;
+    let HeadLayout { n_heads, n_kv_heads, head_dim, half } = heads;
     let n_rows = slots.dims()[0];
     check("queries, keys and values", &qkv, [n_rows, (n_heads + 2 * n_kv_heads) * head_dim]);
     check_angles(angles.as_ref(), n_rows, half);
@@ -381,7 +375,7 @@ fn check_angles(angles: Option<&Tensor<2>>, n_rows: usize, half: usize) {
     }
 }
 
-/// What an operation gives beside the two pools that it changes.
+/// Runs an operation that changes two pools in place; returns its output.
 fn in_place(
     [keys, values]: [&mut Tensor<2>; 2],
     run: impl FnOnce(FloatTensor<Dispatch>, FloatTensor<Dispatch>) -> [FloatTensor<Dispatch>; 3],
@@ -399,7 +393,7 @@ fn in_place(
     Tensor::from_dispatch(output.unwrap_or_else(|| unreachable!("`inplace` calls its closure")))
 }
 
-/// [`rope_append`] and [`attention`] in one, where the step's plan [joins](super::AttentionPlan::joins) them.
+/// [`rope_append`] and [`attention`] in one, if the step's plan [can fuse](super::AttentionPlan::can_fuse) them.
 pub(in crate::ops) fn append_and_attend(
     qkv: Tensor<2>,
     angles: Option<Tensor<2>>,
@@ -417,7 +411,8 @@ pub(in crate::ops) fn append_and_attend(
     in_place(pools, |keys, values| Dispatch::append_and_attend(qkv, angles, keys, values, table, step, half).into())
 }
 
-/// Attention of `q [n_rows, n_heads * head_dim]` over pools `[n_slots, n_kv_heads * head_dim]`; `table` as `step` says.
+/// Attention of `q [n_rows, n_heads * head_dim]` over pools `[n_slots, n_kv_heads * head_dim]`, with the table of
+/// `step`.
 pub(in crate::ops) fn attention(
     q: Tensor<2>,
     [keys, values]: [&Tensor<2>; 2],
@@ -431,20 +426,21 @@ pub(in crate::ops) fn attention(
     Tensor::from_dispatch(Dispatch::attention(q, keys, values, table.into_dispatch(), step))
 }
 
-/// The first `n` tokens of some rows of `logits [n_all_rows, vocab_size]` with their logits, and the logits of others:
-/// `[n_rows, 2 n + n_also]`, ids and bits. `table [n_rows * (1 + n_also)]` names a row and those others; `sizes` are
-/// `n_rows`, `n` and `n_also`.
-pub(in crate::ops) fn best_logits(logits: Tensor<2>, table: Tensor<1, Int>, sizes: [usize; 3]) -> Tensor<2, Int> {
+/// The top `n` tokens of some rows of `logits [n_all_rows, vocab_size]` with their logits, and the logits of other
+/// tokens: `[n_rows, 2 n + n_also]`, ids and bits. A row of `table [n_rows * (1 + n_also)]` has the row's number and
+/// those other tokens; `sizes` are `n_rows`, `n` and `n_also`.
+pub(crate) fn top_k_logits(logits: Tensor<2>, table: Tensor<1, Int>, sizes: [usize; 3]) -> Tensor<2, Int> {
     check("logits", &logits, logits.dims());
-    Tensor::from_dispatch(Dispatch::best_logits(logits.into_dispatch(), table.into_dispatch(), sizes))
+    Tensor::from_dispatch(Dispatch::top_k_logits(logits.into_dispatch(), table.into_dispatch(), sizes))
 }
 
-/// Writes `values`, as many as there are in `place`, into its very memory.
+/// Overwrites the memory of `place` with `values`, of the same number.
 pub(in crate::ops) fn overwrite(place: Tensor<1, Int>, values: Arc<Vec<i32>>) -> Tensor<1, Int> {
     Tensor::from_dispatch(Dispatch::overwrite(place.into_dispatch(), values))
 }
 
-/// `len` numbers of `all` from `start` on, in the same memory. `start` must be aligned as the device wants buffers to be.
+/// `len` numbers of `all` from `start`, in the same memory. `start` must have the alignment that the device requires of
+/// buffers.
 pub(in crate::ops) fn part_of_ints(all: &Tensor<1, Int>, [start, len]: [usize; 2]) -> Tensor<1, Int> {
     Tensor::from_dispatch(Dispatch::part_of_ints(all.clone().into_dispatch(), [start, len]))
 }

@@ -1,27 +1,58 @@
-//! What every launch needs: a grid of workgroups, and tensors to write to.
+//! What every kernel's launch needs: checked inputs, output tensors and grids of workgroups.
 
-use burn::tensor::{DType, Shape};
+use burn::tensor::{DType, Shape, Tensor};
 use burn_cubecl::{
     cubecl::{self, prelude::*},
     ops::numeric::empty_device_contiguous_dtype,
     tensor::CubeTensor,
 };
 
+/// Panics unless `tensor` is f32 of these dimensions: kernels check no bounds.
+pub(in crate::ops) fn check<const D: usize>(name: &str, tensor: &Tensor<D>, dims: [usize; D]) {
+    let (found, dtype) = (tensor.dims(), tensor.dtype());
+    assert!(found == dims && dtype == DType::F32, "{name} must be f32 of {dims:?}, got {dtype:?} of {found:?}");
+}
+
 /// `inner * outer` workgroups, numbered with `inner` running fastest; see [`workgroup`].
-pub(super) fn grid(inner: usize, outer: usize) -> CubeCount {
+pub(in crate::ops) fn grid(inner: usize, outer: usize) -> CubeCount {
     let n = inner * outer;
-    // A dimension holds 65535 at most.
+    // A dimension is at most 65535.
     let x = n.min(1 << 15);
     CubeCount::Static(x as u32, n.div_ceil(x.max(1)) as u32, 1)
 }
 
 /// The number of this workgroup in a [`grid`]; may be beyond the last.
 #[cube]
-pub(super) fn workgroup() -> usize {
+pub(in crate::ops) fn workgroup() -> usize {
     CUBE_POS_Y as usize * CUBE_COUNT_X as usize + CUBE_POS_X as usize
 }
 
-/// An f32 tensor with no values yet, where `like` is.
-pub(super) fn empty<const D: usize>(like: &CubeTensor, dims: [usize; D]) -> CubeTensor {
+/// An uninitialized f32 tensor on the device of `like`.
+pub(in crate::ops) fn empty<const D: usize>(like: &CubeTensor, dims: [usize; D]) -> CubeTensor {
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), Shape::new(dims), DType::F32)
+}
+
+/// Adds the first `n` rows of a workgroup's values, each of `width`, over groups of `lanes` lanes: as a tree, into each
+/// group's first lane.
+#[cube]
+pub(super) fn add_lanes(
+    values: &mut Shared<[f32]>,
+    #[comptime] n: usize,
+    #[comptime] lanes: usize,
+    #[comptime] width: usize,
+) {
+    let lane = UNIT_POS_X as usize % lanes;
+    sync_cube();
+    #[unroll]
+    for step in 0..comptime!(lanes.ilog2() as usize) {
+        let half = comptime!(lanes >> (step + 1));
+        if lane < half {
+            #[unroll]
+            for row in 0..n {
+                let at = row * width + UNIT_POS_X as usize;
+                values[at] += values[at + half];
+            }
+        }
+        sync_cube();
+    }
 }

@@ -1,8 +1,8 @@
-//! `x W^T`, over packed weights that are widened in registers.
+//! `x W^T` over packed weights, which are widened in registers.
 //!
-//! For few rows, some lanes share an output: lane `l` takes the units `l`, `l + lanes`, ... of the weight's row, in
-//! order, and the lanes' sums are added as a tree. How many lanes depends on the weight alone, so a row of the output
-//! has one order of summation, however many rows are computed with it.
+//! For few rows, several lanes share an output: lane `l` takes the units `l`, `l + lanes`, ... of the weight's row, in
+//! order, and a tree adds the lanes' sums. The number of lanes depends on the weight alone, so the order of summation
+//! of a row does not depend on the number of rows.
 
 use burn_cubecl::{
     cubecl::{self, ir::ElemType, prelude::*},
@@ -11,13 +11,12 @@ use burn_cubecl::{
 };
 
 use super::{
-    decode::{high_bits_of, minimum_of, scale_of, weight},
-    halves,
-    joined::{Joined, LinearOptions},
-    launch::{empty, grid, workgroup},
+    epilogue::{Epilogue, LinearOptions},
+    launch::{add_lanes, empty, grid, workgroup},
     matrix::{Format, Matrix},
     rowwise::nonlinear,
-    tiled,
+    split_f16, tiled,
+    unpack::{high_bits_of, minimum_of, scale_of, weight},
 };
 use crate::config::Activation;
 
@@ -25,30 +24,30 @@ use crate::config::Activation;
 const WORKGROUP: usize = 128;
 /// Rows of the input that a workgroup multiplies at a time, at most: each weight is widened once for all of them.
 const MAX_ROWS: usize = 8;
-/// Bytes of weights to ask of memory at the same time: a big card's bandwidth times its latency.
+/// Bytes of weights in flight: a large GPU's bandwidth times its latency.
 const BYTES_IN_FLIGHT: usize = 4 << 20;
-/// Bytes of weights that a lane with one row of inputs asks of memory at the same time: a matrix with few outputs gives
-/// each multiprocessor of a big card four workgroups, and these have a bandwidth's worth under way only so.
+/// Bytes of weights in flight per lane, with one row: a matrix with few outputs gives each multiprocessor of a large
+/// GPU only four workgroups, which need so many to use the bandwidth.
 const LANE_BYTES: usize = 128;
-/// Rows of the input from which tiles in shared memory are used: enough that they leave no part of a big card idle.
+/// Rows from which tiles in shared memory are used: enough to occupy a large GPU.
 const TILED_FROM: usize = 256;
-/// Rows of the input from which matrix instructions are used, where the device has them. Below either, a row's bits do not
-/// depend on its neighbours.
-const HALVES_FROM: usize = 128;
+/// Rows from which matrix instructions are used, if the device has them. With fewer rows than both limits, a row's bits
+/// do not depend on the other rows.
+const SPLIT_FROM: usize = 128;
 
-/// How a kernel is cut; each is compiled by itself.
+/// The compile-time parameters of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Plan {
     format: Format,
     /// Lanes that share an output.
     lanes: usize,
-    /// Outputs of a lane: the inputs that it reads serve all of them.
+    /// Outputs per lane, for which it loads inputs once.
     outputs: usize,
-    /// Units of each output that a lane asks memory for at the same time.
+    /// Units per output that a lane loads before it uses the first.
     depth: usize,
     /// Rows of the input.
     rows: usize,
-    /// Whether the weight's rows are whole units without padding, so that the input is read in vectors.
+    /// Whether the weight's rows are whole units without padding, so that inputs are read as vectors.
     whole_units: bool,
     has_bias: bool,
     has_residual: bool,
@@ -59,48 +58,48 @@ struct Plan {
 /// The kernels for a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Body {
-    /// Lanes that share outputs.
+    /// Several lanes share an output.
     Few,
     Tiled,
-    Halves,
+    SplitF16,
 }
 
 impl Body {
     fn of(n_rows: usize, matrix: &Matrix) -> Self {
         match n_rows {
-            HALVES_FROM.. if halves::has_body(matrix) => Self::Halves,
+            SPLIT_FROM.. if split_f16::has_body(matrix) => Self::SplitF16,
             TILED_FROM.. => Self::Tiled,
             _ => Self::Few,
         }
     }
 }
 
-/// Whether the kernel for so many rows takes the norm before and the gate after into itself.
-pub(in crate::ops) fn joins(n_rows: usize, matrix: &Matrix) -> bool {
+/// Whether the kernel for `n_rows` rows fuses the norm before the product and the gate after it.
+pub(in crate::ops) fn can_fuse(n_rows: usize, matrix: &Matrix) -> bool {
     Body::of(n_rows, matrix) == Body::Few
 }
 
-/// `x [n_rows, d_in]` to `[n_rows, d_out]`, or half of it where there is a gate.
-pub(super) fn linear(x: CubeTensor, matrix: &Matrix, joined: Joined, options: LinearOptions) -> CubeTensor {
+/// `x [n_rows, d_in]` to `[n_rows, d_out]`, or half of that if there is a gate.
+pub(super) fn linear(x: CubeTensor, matrix: &Matrix, epilogue: Epilogue, options: LinearOptions) -> CubeTensor {
     let x = into_contiguous(x);
     let n_rows = x.meta.shape()[0];
     let width = if options.gate.is_some() { matrix.d_out / 2 } else { matrix.d_out };
     let output = empty(&x, [n_rows, width]);
-    let joined = Joined {
-        bias: joined.bias.map(into_contiguous),
-        residual: joined.residual.map(into_contiguous),
-        norm: joined.norm.map(into_contiguous),
+    let epilogue = Epilogue {
+        bias: epilogue.bias.map(into_contiguous),
+        residual: epilogue.residual.map(into_contiguous),
+        norm: epilogue.norm.map(into_contiguous),
     };
     match Body::of(n_rows, matrix) {
         _ if n_rows == 0 => (),
-        Body::Few => launch(x, matrix, joined, options, &output),
-        Body::Halves if halves::launch(&x, matrix, &joined, &output) => (),
-        Body::Halves | Body::Tiled => tiled::launch(x, matrix, joined, &output),
+        Body::Few => launch(x, matrix, epilogue, options, &output),
+        Body::SplitF16 if split_f16::launch(&x, matrix, &epilogue, &output) => (),
+        Body::SplitF16 | Body::Tiled => tiled::launch(x, matrix, epilogue, &output),
     }
     output
 }
 
-fn launch(x: CubeTensor, matrix: &Matrix, joined: Joined, options: LinearOptions, output: &CubeTensor) {
+fn launch(x: CubeTensor, matrix: &Matrix, epilogue: Epilogue, options: LinearOptions, output: &CubeTensor) {
     let n_rows = x.meta.shape()[0];
     let Matrix { d_out, d_in, format, .. } = *matrix;
     let units = matrix.units();
@@ -108,7 +107,7 @@ fn launch(x: CubeTensor, matrix: &Matrix, joined: Joined, options: LinearOptions
     let enough = BYTES_IN_FLIGHT / (format.unit_words() * size_of::<u32>() * d_out).max(1);
     let lanes = enough.min(units).next_power_of_two().clamp(32, WORKGROUP);
     let rows = n_rows.next_power_of_two().min(MAX_ROWS);
-    // Whole numbers are so short that reading the inputs would take longer than reading them.
+    // Quantized weights are small, so loading inputs dominates: compute more outputs per lane.
     let outputs = if rows == 1 && format.is_quantized() { 8 } else { 4 };
     let depth = match format {
         _ if format.is_quantized() => 1,
@@ -122,11 +121,11 @@ fn launch(x: CubeTensor, matrix: &Matrix, joined: Joined, options: LinearOptions
         outputs,
         depth: depth.min(units.div_ceil(lanes)).max(1),
         rows,
-        // Not where a row ends with half a block: what is behind it belongs to the next row.
+        // Not if a row ends within a block: the input's next elements belong to the next row.
         whole_units: d_in == units * format.unit(),
-        has_bias: joined.bias.is_some(),
-        has_residual: joined.residual.is_some(),
-        has_norm: joined.norm.is_some(),
+        has_bias: epilogue.bias.is_some(),
+        has_residual: epilogue.residual.is_some(),
+        has_norm: epilogue.norm.is_some(),
         gate: options.gate,
     };
     let row_groups = n_rows.div_ceil(plan.rows);
@@ -146,9 +145,9 @@ fn launch(x: CubeTensor, matrix: &Matrix, joined: Joined, options: LinearOptions
             x.clone().into_buffer_arg(),
             matrix.words.clone().into_buffer_arg(),
             matrix.scales.clone().into_buffer_arg(),
-            or_absent(joined.bias),
-            or_absent(joined.residual),
-            joined.norm.unwrap_or(x).into_buffer_arg(),
+            or_absent(epilogue.bias),
+            or_absent(epilogue.residual),
+            epilogue.norm.unwrap_or(x).into_buffer_arg(),
             output.clone().into_buffer_arg(),
             n_rows,
             d_in,
@@ -191,7 +190,7 @@ fn gemv<E: Numeric, N: Size, W: Size>(
     let rows = comptime!(plan.rows);
     let unit_len = comptime!(plan.format.unit());
     let n_sums = comptime!(outputs * rows);
-    // Of a gated lane's outputs, half are gates and half are what they let through.
+    // With a gate, half of a lane's outputs are gates for the other half.
     let distinct = comptime!(if plan.gate.is_some() { outputs / 2 } else { outputs });
     let width = d_out / comptime!(outputs / distinct);
 
@@ -215,7 +214,7 @@ fn gemv<E: Numeric, N: Size, W: Size>(
 
     let mut first_unit = lane;
     while first_unit < units {
-        // All that is wanted of memory is asked for before the first of it is used.
+        // Load everything before the first of it is used.
         let mut loaded = Array::<Vector<E, W>>::new(comptime!(outputs * depth));
         let mut scales_of = Array::<f32>::new(comptime!(outputs * depth));
         let mut minima_of = Array::<f32>::new(comptime!(outputs * depth));
@@ -290,7 +289,7 @@ fn gemv<E: Numeric, N: Size, W: Size>(
         for r in 0..rows {
             shared[r * WORKGROUP + UNIT_POS_X as usize] = squares[r];
         }
-        add_lanes(&mut shared, rows, lanes);
+        add_lanes(&mut shared, rows, lanes, WORKGROUP);
         #[unroll]
         for r in 0..rows {
             let square = shared[r * WORKGROUP + group * lanes];
@@ -301,15 +300,15 @@ fn gemv<E: Numeric, N: Size, W: Size>(
                 sums[n] *= scale;
             }
         }
-        // Everyone has read it before it is written again.
+        // All lanes have read it before it is overwritten.
         sync_cube();
     }
     #[unroll]
     for n in 0..n_sums {
         shared[n * WORKGROUP + UNIT_POS_X as usize] = sums[n];
     }
-    add_lanes(&mut shared, n_sums, lanes);
-    // One lane for each output of the group.
+    add_lanes(&mut shared, n_sums, lanes, WORKGROUP);
+    // One lane per output of the group.
     let mut n = lane;
     while n < comptime!(distinct * rows) {
         let row = first_row + n % rows;
@@ -335,26 +334,7 @@ fn gemv<E: Numeric, N: Size, W: Size>(
     }
 }
 
-/// Adds up the first `n` rows of a workgroup's values over the lanes of each group, as a tree, into the group's first.
-#[cube]
-fn add_lanes(values: &mut Shared<[f32]>, #[comptime] n: usize, #[comptime] lanes: usize) {
-    let lane = UNIT_POS_X as usize % lanes;
-    sync_cube();
-    #[unroll]
-    for step in 0..comptime!(lanes.ilog2() as usize) {
-        let half = comptime!(lanes >> (step + 1));
-        if lane < half {
-            #[unroll]
-            for row in 0..n {
-                let at = row * WORKGROUP + UNIT_POS_X as usize;
-                values[at] += values[at + half];
-            }
-        }
-        sync_cube();
-    }
-}
-
-/// The values `4 part` to `4 part + 3` behind `column` of a row of width `d_in` that starts at `row`; 0 past its end.
+/// The values `4 part` to `4 part + 3` after `column` of a row of width `d_in` that starts at `row`; 0 beyond its end.
 #[cube]
 fn four<N: Size>(
     values: &[Vector<f32, N>],

@@ -1,4 +1,4 @@
-//! A matrix laid out for the GPU's kernels.
+//! Matrices in the layout of the GPU's kernels.
 
 use burn::{
     backend::CubeDevice,
@@ -16,52 +16,61 @@ use half::{bf16, f16};
 use super::device::cube_device;
 use crate::{
     error::{Error, Result},
-    ops::{BLOCK_SIZE, Dtype, QuantizedBlock, QuantizedMatrix},
+    ops::{BLOCK_SIZE, BlockLayout, Dtype, QuantizedBlock, QuantizedMatrix},
 };
 
 /// The upper half of a word.
 pub(super) const HIGH: u32 = 0xffff_0000;
 
-/// How a weight lies in its word.
+/// How weights are stored in 32-bit words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Format {
     F32,
-    /// Read as what it is, by devices that have f16.
+    /// A buffer of f16, on devices that have f16.
     F16,
-    /// Read as words of two, by the others.
+    /// Two per word, on other devices.
     F16Words,
-    /// Read as words of two.
+    /// Two per word.
     Bf16,
-    Q8,
-    /// The lower four bits as in Q4; the fifth ones are a word to a block, beside the scales.
-    Q5_1,
-    Q4_1,
-    Q4,
+    /// Quantized blocks. Of 5 bits, the lower four are stored like 4 bits; the fifth bits are a word per block, beside
+    /// the scales.
+    Blocks(BlockLayout),
 }
 
 impl Format {
+    /// How weights of `dtype` are stored on `device`.
+    fn of(dtype: Dtype, device: &CubeDevice) -> Self {
+        match (dtype, dtype.layout()) {
+            (_, Some(layout)) => Self::Blocks(layout),
+            (Dtype::F16, _) if device.client().properties().supports_type(Self::F16.element()) => Self::F16,
+            (Dtype::F16, _) => Self::F16Words,
+            (Dtype::Bf16, _) => Self::Bf16,
+            _ => Self::F32,
+        }
+    }
+
     /// Weights in a word of 32 bits.
     pub(super) fn per_word(self) -> usize {
         match self {
             Self::F32 => 1,
             Self::F16 | Self::F16Words | Self::Bf16 => 2,
-            Self::Q8 => 4,
-            Self::Q5_1 | Self::Q4_1 | Self::Q4 => 8,
+            Self::Blocks(layout) if layout.bits == 8 => 4,
+            Self::Blocks(_) => 8,
         }
     }
 
     /// Words that a lane reads at a time.
     pub(super) fn unit_words(self) -> usize {
-        // More would take a lane's inputs too far from its neighbours'.
-        if matches!(self, Self::Q5_1 | Self::Q4_1 | Self::Q4 | Self::F16) { 2 } else { 4 }
+        // More would move a lane's inputs too far from those of the next lanes.
+        if self == Self::F16 || self.per_word() == 8 { 2 } else { 4 }
     }
 
-    /// Elements that a lane reads at a time: words, or weights where they are read as what they are.
+    /// Elements that a lane reads at a time: words, or weights if the buffer holds f16.
     pub(super) fn vector(self) -> usize {
         if self == Self::F16 { self.unit() } else { self.unit_words() }
     }
 
-    /// What the buffer of weights holds.
+    /// The element type of the buffer of weights.
     pub(super) fn element(self) -> ElemType {
         if self == Self::F16 { ElemType::Float(FloatKind::F16) } else { ElemType::UInt(UIntKind::U32) }
     }
@@ -71,62 +80,57 @@ impl Format {
         self.per_word() * self.unit_words()
     }
 
+    fn layout(self) -> Option<BlockLayout> {
+        if let Self::Blocks(layout) = self { Some(layout) } else { None }
+    }
+
     pub(super) fn is_quantized(self) -> bool {
-        matches!(self, Self::Q8 | Self::Q5_1 | Self::Q4_1 | Self::Q4)
+        self.layout().is_some()
     }
 
     /// Whether blocks have a minimum.
     pub(super) fn has_minima(self) -> bool {
-        matches!(self, Self::Q5_1 | Self::Q4_1)
+        self.layout().is_some_and(|layout| layout.has_minimum)
     }
 
-    /// What is added to a whole number to store it.
+    /// Whether blocks have fifth bits.
+    pub(super) fn has_high_bits(self) -> bool {
+        self.layout().is_some_and(|layout| layout.bits == 5)
+    }
+
+    /// Added to an integer to store it.
     pub(super) fn offset(self) -> i32 {
-        match self {
-            Self::Q8 => 128,
-            Self::Q4 => 8,
-            _ => 0,
-        }
+        self.layout().map_or(0, |layout| layout.offset)
     }
 
-    /// Words of scales for so many blocks: two blocks' scales to a word; a word with scale and minimum; or that and a word
-    /// of fifth bits.
+    /// Whether two blocks share a word of scales. Otherwise a block has a word with its scale and its minimum, and one
+    /// with its fifth bits if it has those.
+    pub(super) fn shares_scale_words(self) -> bool {
+        !self.has_minima() && !self.has_high_bits()
+    }
+
+    /// Words of scales per block that shares none.
+    pub(super) fn block_words(self) -> usize {
+        if self.has_high_bits() { 2 } else { 1 }
+    }
+
+    /// Words of scales for `n_blocks` blocks.
     fn scale_words(self, n_blocks: usize) -> usize {
-        match self {
-            Self::Q5_1 => 2 * n_blocks,
-            Self::Q4_1 => n_blocks,
-            _ => n_blocks.div_ceil(2),
-        }
+        if self.shares_scale_words() { n_blocks.div_ceil(2) } else { self.block_words() * n_blocks }
     }
 }
 
-impl Format {
-    /// How weights of `dtype` lie on `device`.
-    fn of(dtype: Dtype, device: &CubeDevice) -> Self {
-        match dtype {
-            Dtype::F32 => Self::F32,
-            Dtype::F16 if device.client().properties().supports_type(Self::F16.element()) => Self::F16,
-            Dtype::F16 => Self::F16Words,
-            Dtype::Bf16 => Self::Bf16,
-            Dtype::Q8 => Self::Q8,
-            Dtype::Q5_1 => Self::Q5_1,
-            Dtype::Q4_1 => Self::Q4_1,
-            Dtype::Q4 => Self::Q4,
-            Dtype::Q6K | Dtype::Q5K | Dtype::Q4K => unreachable!("K-quants are for the CPU"),
-        }
-    }
-}
-
-/// A matrix `[d_out, d_in]` on a GPU, row after row, packed into words of 32 bits. Rows are filled up with zeros to whole
-/// units, those of whole numbers to whole blocks.
+/// A matrix `[d_out, d_in]` on a GPU, row after row, packed into 32-bit words. Rows are padded with zeros to whole units,
+/// those of integers to whole blocks.
 #[derive(Clone, Debug)]
 pub(in crate::ops) struct Matrix {
     pub(super) d_out: usize,
     pub(super) d_in: usize,
+    dtype: Dtype,
     pub(super) format: Format,
     /// `[d_out * units * unit_words]`.
     pub(super) words: CubeTensor,
-    /// For each row what its blocks have beside their numbers: `[d_out * scale_words]`; one unused word without blocks.
+    /// Scales, minima and fifth bits of each row's blocks: `[d_out * scale_words]`; one unused word without blocks.
     pub(super) scales: CubeTensor,
     device: Device,
 }
@@ -134,25 +138,25 @@ pub(in crate::ops) struct Matrix {
 impl Matrix {
     /// Lays out `values`, `[d_out, d_in]` in row order, as f32, f16 or bf16 on a GPU.
     pub(in crate::ops) fn new(values: &[f32], dims: [usize; 2], dtype: Dtype, device: &Device) -> Self {
-        Self::with_format(values, dims, Format::of(dtype, on_cube(device)), device)
+        Self::with_format(values, dims, (dtype, Format::of(dtype, on_cube(device))), device)
     }
 
-    fn with_format(values: &[f32], dims: [usize; 2], format: Format, device: &Device) -> Self {
+    fn with_format(values: &[f32], dims: [usize; 2], (dtype, format): (Dtype, Format), device: &Device) -> Self {
         let words = match format {
             Format::F16 | Format::F16Words => pack_halves(values, dims, format, |value| f16::from_f32(value).to_bits()),
             Format::Bf16 => pack_halves(values, dims, format, |value| bf16::from_f32(value).to_bits()),
             _ => pack_floats(values, dims),
         };
-        Self::upload(&Packed { words, scales: vec![0] }, dims, format, device)
+        Self::upload(&Packed { words, scales: vec![0] }, dims, (dtype, format), device)
     }
 
-    /// Lays out a matrix that is rounded already, on a GPU.
+    /// Lays out a quantized matrix on a GPU.
     pub(in crate::ops) fn from_quantized(matrix: &QuantizedMatrix, device: &Device) -> Self {
         let format = Format::of(matrix.dtype(), on_cube(device));
-        Self::upload(&pack_blocks(matrix, format), matrix.dims(), format, device)
+        Self::upload(&pack_blocks(matrix, format), matrix.dims(), (matrix.dtype(), format), device)
     }
 
-    fn upload(packed: &Packed, [d_out, d_in]: [usize; 2], format: Format, device: &Device) -> Self {
+    fn upload(packed: &Packed, [d_out, d_in]: [usize; 2], (dtype, format): (Dtype, Format), device: &Device) -> Self {
         let cube = on_cube(device);
         let upload = |words: &[u32]| {
             let client = cube.client();
@@ -160,7 +164,7 @@ impl Matrix {
             CubeTensor::new_contiguous(client, cube.clone(), Shape::new([words.len()]), handle, DType::U32)
         };
         let (words, scales) = (upload(&packed.words), upload(&packed.scales));
-        Self { d_out, d_in, format, words, scales, device: device.clone() }
+        Self { d_out, d_in, dtype, format, words, scales, device: device.clone() }
     }
 
     pub(in crate::ops) fn dims(&self) -> [usize; 2] {
@@ -168,15 +172,7 @@ impl Matrix {
     }
 
     pub(in crate::ops) fn dtype(&self) -> Dtype {
-        match self.format {
-            Format::F32 => Dtype::F32,
-            Format::F16 | Format::F16Words => Dtype::F16,
-            Format::Bf16 => Dtype::Bf16,
-            Format::Q8 => Dtype::Q8,
-            Format::Q5_1 => Dtype::Q5_1,
-            Format::Q4_1 => Dtype::Q4_1,
-            Format::Q4 => Dtype::Q4,
-        }
+        self.dtype
     }
 
     pub(in crate::ops) fn device(&self) -> Device {
@@ -189,7 +185,7 @@ impl Matrix {
         (n_words(&self.words) + scales) * size_of::<u32>()
     }
 
-    /// The values in row order, off the device.
+    /// Reads the values off the device, in row order.
     pub(in crate::ops) fn read(&self) -> Result<Vec<f32>> {
         if self.format.is_quantized() {
             let matrix = self.read_quantized()?;
@@ -211,7 +207,7 @@ impl Matrix {
         Ok(rows.flat_map(row).collect())
     }
 
-    /// The rounded numbers as they are, off the device.
+    /// Reads the quantized blocks off the device.
     pub(in crate::ops) fn read_quantized(&self) -> Result<QuantizedMatrix> {
         let (words, scales) = (read_words(&self.words)?, read_words(&self.scales)?);
         let per_word = self.format.per_word();
@@ -219,10 +215,11 @@ impl Matrix {
         let row_words = self.units() * self.format.unit_words();
         let block = |row: usize, number: usize| {
             let scales = &scales[row * self.scale_words()..][..self.scale_words()];
-            let (scale, minimum, high) = match self.format {
-                Format::Q5_1 => (half(scales[2 * number]), half(scales[2 * number] >> 16), scales[2 * number + 1]),
-                Format::Q4_1 => (half(scales[number]), half(scales[number] >> 16), 0),
-                _ => (half(scales[number / 2] >> (16 * (number % 2))), f16::ZERO, 0),
+            let (scale, minimum, high) = if self.format.shares_scale_words() {
+                (half(scales[number / 2] >> (16 * (number % 2))), f16::ZERO, 0)
+            } else {
+                let words = &scales[self.format.block_words() * number..][..self.format.block_words()];
+                (half(words[0]), half(words[0] >> 16), words.get(1).copied().unwrap_or(0))
             };
             let values = std::array::from_fn(|at| {
                 let input = number * BLOCK_SIZE + at;
@@ -268,7 +265,7 @@ fn half(bits: u32) -> f16 {
 
 fn read_words(tensor: &CubeTensor) -> Result<Vec<u32>> {
     let bytes = tensor.client.read_one(tensor.handle.clone());
-    let bytes = bytes.map_err(|error| Error::Execution { what: format!("a weight could not be read: {error:?}") })?;
+    let bytes = bytes.map_err(|error| Error::Execution { what: format!("cannot read a weight: {error:?}") })?;
     Ok(u32::from_bytes(&bytes).to_vec())
 }
 
@@ -301,18 +298,18 @@ fn pack_blocks(matrix: &QuantizedMatrix, format: Format) -> Packed {
     let pair = |low: f16, high: f16| u32::from(high.to_bits()) << 16 | u32::from(low.to_bits());
     let stored = |value: i8| (i32::from(value) + format.offset()) as u32;
     for row in 0..d_out {
-        if format.has_minima() {
-            for block in matrix.row(row) {
-                scales.push(pair(block.scale, block.minimum));
-                if format == Format::Q5_1 {
-                    scales.push(block.values.iter().rev().fold(0, |bits, &value| bits << 1 | stored(value) >> 4));
-                }
-            }
-        } else {
+        if format.shares_scale_words() {
             let pairs = matrix.row(row).chunks(2);
             scales.extend(
                 pairs.map(|blocks| pair(blocks[0].scale, blocks.get(1).map_or(f16::ZERO, |block| block.scale))),
             );
+        } else {
+            for block in matrix.row(row) {
+                scales.push(pair(block.scale, block.minimum));
+                if format.has_high_bits() {
+                    scales.push(block.values.iter().rev().fold(0, |bits, &value| bits << 1 | stored(value) >> 4));
+                }
+            }
         }
         for values in matrix.row(row).iter().flat_map(|block| block.values.chunks(per_word)) {
             let n_bits = 32 / per_word;
@@ -337,7 +334,7 @@ mod tests {
         tensor.into_data().try_to_vec().unwrap()
     }
 
-    /// Devices with f16 and devices without take the same numbers from the same bits.
+    /// Devices with and without f16 read the same numbers from the same bits.
     #[test]
     fn both_forms_of_f16_are_the_same_numbers() {
         let Some(device) = gpu() else { return };
@@ -351,7 +348,7 @@ mod tests {
         let x: Vec<f32> = (0..5 * d_in).map(|at| (at as f32).sin()).collect();
         let x = || Tensor::<2>::from_data(TensorData::new(x.clone(), [5, d_in]), &device);
         let [native, words] = [Format::F16, Format::F16Words].map(|format| {
-            let matrix = Arc::new(Matrix::with_format(&values, dims, format, &device));
+            let matrix = Arc::new(Matrix::with_format(&values, dims, (Dtype::F16, format), &device));
             assert_eq!(matrix.dtype(), Dtype::F16);
             assert!(matrix.read().unwrap() == values);
             assert!(floats(cube::embedding(&matrix, ids())) == values, "{format:?}");

@@ -1,4 +1,4 @@
-//! What the device's memory and its arithmetic give: the limits that speed is measured against.
+//! Measures the GPU's memory bandwidth and arithmetic rate.
 
 use std::{
     sync::{
@@ -11,7 +11,7 @@ use std::{
 use burn::{backend::CubeDevice, tensor::DType};
 use burn_cubecl::{
     cubecl::{
-        self,
+        self, MemoryScope,
         logging::{LaunchObservation, LaunchObserver},
         prelude::*,
         server::Handle,
@@ -20,32 +20,46 @@ use burn_cubecl::{
 };
 
 use super::launch::{grid, workgroup};
-use crate::error::{Error, Result};
+use crate::{
+    error::{Error, Result},
+    ops::DeviceMemory,
+};
 
 /// Lanes of a workgroup.
 const LANES: usize = 256;
 /// Vectors that a lane reads.
 const READS: usize = 32;
-/// Vectors that it asks for at the same time.
+/// Vectors that a lane loads before it uses the first.
 const AT_A_TIME: usize = 4;
-/// A buffer is no larger than this, nor than the device allows.
+/// Largest buffer, if the device allows it.
 const MAX_BYTES: usize = 1 << 30;
-/// Passes that are sent together, so that the way to the device and back does not count.
+/// Passes per submission, so that its latency does not count.
 const TOGETHER: usize = 8;
-/// The best of so many passes: what disturbs a pass only makes it slower.
+/// Measurements, of which the fastest counts: disturbances only make them slower.
 const PASSES: usize = 4;
-/// Vectors that a lane adds products to in turn.
+/// Independent sums per lane, in vectors.
 const CHAINS: usize = 4;
-/// Products that are added to each.
+/// Multiply-adds per sum.
 const TURNS: usize = 256;
 /// Workgroups to begin with.
 const FIRST_BLOCKS: usize = 64;
-/// A pass takes at least so many seconds, or the way to the device and back would count.
+/// Least duration of a pass in seconds, so that latency does not count.
 const LONG_PASS: f64 = 0.02;
-/// Workgroups at most, whatever a pass takes.
+/// Most workgroups.
 const MAX_BLOCKS: usize = 1 << 22;
 
-/// Bytes per second at which the device reads `n_bytes`, again and again.
+/// See [`device_memory`](crate::ops::device_memory).
+pub(in crate::ops) fn device_memory(device: &CubeDevice) -> DeviceMemory {
+    let client = device.client();
+    let usage = client.memory_report(MemoryScope::Device).usage();
+    DeviceMemory {
+        in_use: usage.bytes_in_use,
+        reserved: usage.bytes_reserved,
+        largest_tensor: client.properties().memory.max_page_size,
+    }
+}
+
+/// Bytes per second at which the device reads `n_bytes` repeatedly.
 pub(in crate::ops) fn read_bandwidth(n_bytes: usize, device: &CubeDevice) -> Result<f64> {
     let client = device.client();
     let block = LANES * READS * 16;
@@ -76,13 +90,13 @@ pub(in crate::ops) fn read_bandwidth(n_bytes: usize, device: &CubeDevice) -> Res
             }
         }
         let read = client.read_one(found.clone());
-        read.map_err(|error| Error::Execution { what: format!("the device's memory could not be read: {error:?}") })?;
+        read.map_err(|error| Error::Execution { what: format!("cannot read the device's memory: {error:?}") })?;
         best = best.min(start.elapsed().as_secs_f64() / TOGETHER as f64);
     }
     Ok((n_buffers * n_blocks * block) as f64 / best)
 }
 
-/// Products per second, each added to a sum, that the device computes of f32 in registers.
+/// Multiply-adds per second of the device with operands in registers, in f32.
 pub(in crate::ops) fn multiply_rate(device: &CubeDevice) -> Result<f64> {
     let client = device.client();
     let found = client.create_from_slice(&[0; 4]);
@@ -103,10 +117,10 @@ pub(in crate::ops) fn multiply_rate(device: &CubeDevice) -> Result<f64> {
             );
         }
         let read = client.read_one(found.clone());
-        read.map_err(|error| Error::Execution { what: format!("the device did not compute: {error:?}") })?;
+        read.map_err(|error| Error::Execution { what: format!("the device failed to compute: {error:?}") })?;
         Ok(start.elapsed().as_secs_f64())
     };
-    // The kernel is compiled, and the device awake.
+    // Compiles the kernel and wakes the device.
     let mut n_blocks = FIRST_BLOCKS;
     while pass(n_blocks)? < LONG_PASS && n_blocks < MAX_BLOCKS {
         n_blocks *= 4;
@@ -160,7 +174,7 @@ fn multiply_all(found: &mut [f32], factor: f32, term: f32) {
             sum += sums[i].extract(j);
         }
     }
-    // Never so; but what is not used would not be computed.
+    // Never true, but an unused result would be optimized away.
     if sum < 0.0f32 {
         found[0] = sum;
     }
@@ -186,7 +200,7 @@ fn read_all(values: &[Vector<u32, Const<4>>], found: &mut [u32], n_blocks: usize
                 }
             }
         }
-        // Hardly ever so; but what is not used would not be read.
+        // Practically never true, but unused values would not be read.
         if sum == 0x9e37_79b9u32 {
             found[0] = sum;
         }

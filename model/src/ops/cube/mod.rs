@@ -1,42 +1,42 @@
 //! Bodies for GPUs, in CubeCL: one source for WGSL, SPIR-V, CUDA, ROCm and Metal.
 //!
-//! They run where a tensor lives on a GPU and no gradients are recorded. Each is a backend extension of Burn: lazy under
-//! its fusion, which keeps the order of operations and tells which buffers may be written in place. Weights travel with
-//! the operation and are no tensors of Burn's.
+//! They run for tensors on a GPU if no gradients are recorded. Each is a backend extension of Burn: lazy under its
+//! fusion, which orders operations and determines which buffers may be written in place. Weights travel with the
+//! operation; they are not Burn tensors.
 //!
-//! Kernels want no subgroup operations, which WGSL does not have everywhere, and f16 only where the device has it.
+//! Kernels use no subgroup operations, which not all WGSL devices have, and f16 only if the device has it.
 
 mod attention;
-mod best;
-mod decode;
 mod device;
+mod epilogue;
 mod extension;
-mod halves;
-mod heads;
-mod joined;
-mod launch;
+mod graph;
+pub(super) mod launch;
 mod linear;
 mod matrix;
 mod measure;
-mod recording;
+mod qk_norm;
 mod rope;
 mod rowwise;
-mod split;
+mod split_f16;
 #[cfg(test)]
 mod tests;
 mod tiled;
+mod top_k;
+mod unpack;
 
 pub(super) use attention::{AttentionPlan, AttentionStep, BLOCK_LEN, TILE};
 pub(super) use device::cube_device;
 pub(crate) use device::is_cube;
+pub(super) use epilogue::LinearOptions;
+pub(crate) use extension::top_k_logits;
 pub(super) use extension::{
-    activate, append_and_attend, attention, best_logits, embedding, gated, linear, norm, norm_heads, normed_linear,
-    overwrite, part_of_ints, rope_append, rows_in_ints, take_rows,
+    activate, append_and_attend, attention, embedding, gated, linear, norm, normed_linear, overwrite, part_of_ints,
+    qk_norm, rope_append, rows_in_ints, take_rows,
 };
-pub(super) use heads::HeadNorms;
-pub(super) use joined::LinearOptions;
-pub(super) use linear::joins;
+pub(crate) use graph::{Address, CapturedGraph};
+pub(super) use linear::can_fuse;
 pub(super) use matrix::Matrix;
-pub(super) use measure::{count_launches, multiply_rate, read_bandwidth};
-pub(crate) use recording::{Address, Recording};
-pub(super) use rope::Heads;
+pub(super) use measure::{count_launches, device_memory, multiply_rate, read_bandwidth};
+pub(super) use qk_norm::QkNorm;
+pub(super) use rope::HeadLayout;

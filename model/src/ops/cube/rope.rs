@@ -1,4 +1,4 @@
-//! Rotary positions and the way into the cache, in one pass over what the projection gives.
+//! Rotation of queries and keys, and storing keys and values, in one pass over the projection's output.
 
 use burn::tensor::DType;
 use burn_cubecl::{
@@ -17,9 +17,9 @@ const LANES: usize = 256;
 /// The largest number of f16.
 const MOST_F16: f32 = 65504.0;
 
-/// How a row of queries, keys and values is cut.
+/// The layout of a row of queries, keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in crate::ops) struct Heads {
+pub(in crate::ops) struct HeadLayout {
     pub(in crate::ops) n_heads: usize,
     pub(in crate::ops) n_kv_heads: usize,
     pub(in crate::ops) head_dim: usize,
@@ -27,25 +27,25 @@ pub(in crate::ops) struct Heads {
     pub(in crate::ops) half: usize,
 }
 
-impl Heads {
+impl HeadLayout {
     /// Values that a lane takes at a time.
     fn vector(&self) -> usize {
         if self.head_dim.is_multiple_of(4) && self.half.is_multiple_of(4) { 4 } else { 1 }
     }
 }
 
-/// Rotates queries and keys of `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]` by `angles [n_rows, 2 half]`, cosines
-/// before sines, and stores keys and values in the rows `slots [n_rows]` of their pools. Gives the queries,
+/// Rotates queries and keys of `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]` by `angles [n_rows, 2 half]`,
+/// cosines before sines, and stores keys and values in the rows `slots [n_rows]` of their pools. Returns the queries,
 /// `[n_rows, n_heads * head_dim]`, and the pools.
 pub(super) fn rope_append(
     [qkv, angles, slots]: [CubeTensor; 3],
     pools: [CubeTensor; 2],
-    heads: Heads,
+    heads: HeadLayout,
 ) -> [CubeTensor; 3] {
     let [qkv, angles, slots] = [qkv, angles, slots].map(into_contiguous);
     let [keys, values] = pools.map(writable);
     let n_rows = qkv.meta.shape()[0];
-    let Heads { n_heads, n_kv_heads, head_dim, .. } = heads;
+    let HeadLayout { n_heads, n_kv_heads, head_dim, .. } = heads;
     let queries = empty(&qkv, [n_rows, n_heads * head_dim]);
     let len = n_rows * (n_heads + 2 * n_kv_heads) * head_dim / heads.vector();
     let is_f16 = keys.dtype == DType::F16;
@@ -74,7 +74,7 @@ pub(super) fn rope_append(
     [queries, keys, values]
 }
 
-/// A pool to write to: in place, unless somebody else holds it.
+/// A pool to write to: itself, or a copy if it is shared.
 pub(super) fn writable(pool: CubeTensor) -> CubeTensor {
     if pool.can_mut() && pool.is_contiguous() { pool } else { pool.copy() }
 }
@@ -89,11 +89,11 @@ fn rotate_and_store<E: Numeric, V: Size>(
     keys: &mut [Vector<E, V>],
     values: &mut [Vector<E, V>],
     len: usize,
-    #[comptime] heads: Heads,
+    #[comptime] heads: HeadLayout,
     #[comptime] is_f16: bool,
     #[define(E)] _element: ElemType,
 ) {
-    // All in vectors.
+    // All lengths in vectors.
     let head_dim = comptime!(heads.head_dim / heads.vector());
     let half = comptime!(heads.half / heads.vector());
     let q_width = comptime!(heads.n_heads * head_dim);
@@ -105,7 +105,7 @@ fn rotate_and_store<E: Numeric, V: Size>(
         let column = at % width;
         if column < q_width + kv_width {
             let dim = column % head_dim;
-            let value = turned(qkv, angles, at - dim, dim, row * 2 * half, half);
+            let value = rotated(qkv, angles, at - dim, dim, row * 2 * half, half);
             if column < q_width {
                 queries[row * q_width + column] = value;
             } else {
@@ -122,7 +122,7 @@ fn rotate_and_store<E: Numeric, V: Size>(
 /// Vector `dim` of the head that starts at `head`, rotated by the row's angles, which start at `angle`. `half` is of pairs,
 /// in vectors; 0 for none.
 #[cube]
-pub(super) fn turned<V: Size>(
+pub(super) fn rotated<V: Size>(
     values: &[Vector<f32, V>],
     angles: &[Vector<f32, V>],
     head: usize,
@@ -143,7 +143,7 @@ pub(super) fn turned<V: Size>(
     value
 }
 
-/// As a pool holds it: nothing infinite comes out of finite numbers.
+/// Rounds a vector to the pool's type; finite numbers stay finite.
 #[cube]
 pub(super) fn storable<E: Numeric, V: Size>(value: Vector<f32, V>, #[comptime] is_f16: bool) -> Vector<E, V> {
     let mut value = value;

@@ -1,4 +1,4 @@
-//! Embeddings, norms and the nonlinearities of the feed-forward network: one pass over each row.
+//! Embeddings, norms and activations: one pass over each row.
 
 use burn_cubecl::{
     cubecl::{self, ir::ElemType, prelude::*},
@@ -7,9 +7,9 @@ use burn_cubecl::{
 };
 
 use super::{
-    decode::{high_bits_of, minimum_of, scale_of, weight},
-    launch::{empty, grid, workgroup},
+    launch::{add_lanes, empty, grid, workgroup},
     matrix::{Format, Matrix},
+    unpack::{high_bits_of, minimum_of, scale_of, weight},
 };
 use crate::{
     config::{Activation, NormKind},
@@ -116,7 +116,7 @@ fn take(x: &[f32], rows: &[i32], output: &mut [f32], len: usize, width: usize) {
     }
 }
 
-/// [`norm`](crate::ops::norm) of `x [n_rows, width]`, with a bias and added to a residual, where there are any.
+/// [`norm`](crate::ops::norm) of `x [n_rows, width]`, with a bias and a residual, if there are any.
 pub(super) fn norm(
     x: CubeTensor,
     weight: CubeTensor,
@@ -186,9 +186,9 @@ fn norm_rows(
             at += LANES;
         }
         sums[lane] = sum;
-        add_up(&mut sums);
+        add_lanes(&mut sums, 1usize, LANES, LANES);
         mean = sums[0] / f32::cast_from(width);
-        // Everyone has read it before it is written again.
+        // All lanes have read it before it is overwritten.
         sync_cube();
     }
     let mut sum = f32::new(0.0);
@@ -199,7 +199,7 @@ fn norm_rows(
         at += LANES;
     }
     sums[lane] = sum;
-    add_up(&mut sums);
+    add_lanes(&mut sums, 1usize, LANES, LANES);
     let scale = 1.0f32 / (sums[0] / f32::cast_from(width) + eps).sqrt();
     let mut at = lane;
     while at < width {
@@ -212,21 +212,6 @@ fn norm_rows(
         }
         output[row * width + at] = value;
         at += LANES;
-    }
-}
-
-/// The sum of all lanes' values, as a tree, into the first.
-#[cube]
-fn add_up(sums: &mut Shared<[f32]>) {
-    let lane = UNIT_POS_X as usize;
-    sync_cube();
-    #[unroll]
-    for step in 0..comptime!(LANES.ilog2() as usize) {
-        let half = comptime!(LANES >> (step + 1));
-        if lane < half {
-            sums[lane] += sums[lane + half];
-        }
-        sync_cube();
     }
 }
 
@@ -278,6 +263,7 @@ fn activate_values(
 pub(super) fn nonlinear(x: f32, #[comptime] kind: Activation) -> f32 {
     match comptime!(kind) {
         Activation::Relu => max(x, 0.0f32),
+        Activation::ReluSquared => max(x, 0.0f32) * max(x, 0.0f32),
         Activation::Silu => x * sigmoid(x),
         // (1 + tanh(y)) / 2 is sigmoid(2 y).
         Activation::GeluTanh => x * sigmoid(1.595_769_f32 * (x + 0.044_715f32 * x * x * x)),
@@ -287,6 +273,6 @@ pub(super) fn nonlinear(x: f32, #[comptime] kind: Activation) -> f32 {
 
 #[cube]
 fn sigmoid(x: f32) -> f32 {
-    // WGSL promises nothing about infinities.
+    // WGSL guarantees nothing about infinities.
     1.0f32 / (1.0f32 + min(-x, 80.0f32).exp())
 }

@@ -2,7 +2,7 @@
 //! row, window edges. On the software adapter of wgpu.
 #![expect(clippy::unwrap_used, reason = "tests")]
 
-use burn::tensor::{DType, Device, Distribution, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use proptest::prelude::*;
 
 use crate::{
@@ -13,8 +13,9 @@ use crate::{
         Weight,
         activation::{activate_reference, gated_reference},
         attention::{attention_paged, attention_paged_reference},
-        norm_heads::norm_heads_reference,
         norm_reference,
+        qk_norm::qk_norm_reference,
+        tests::{assert_within, random, values},
     },
     position,
     software_adapter::gpu,
@@ -25,29 +26,12 @@ const TOLERANCE: f32 = 3e-6;
 /// Of a number that is rounded to 11 bits: devices need not round to the nearest.
 const TOLERANCE_F16: f32 = 1e-3;
 
-fn random<const D: usize>(dims: [usize; D], width: f64) -> Tensor<D> {
-    Tensor::random(dims, Distribution::Normal(0.0, width), &Device::flex())
-}
-
-fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
-    tensor.into_data().try_into_vec().unwrap()
-}
-
 fn ints(values: &[i32], device: &Device) -> Tensor<1, Int> {
     Tensor::from_data(values, device)
 }
 
 fn assert_close<const D: usize>(found: Tensor<D>, expected: Tensor<D>) {
     assert_within(TOLERANCE, found, expected);
-}
-
-fn assert_within<const D: usize>(tolerance: f32, found: Tensor<D>, expected: Tensor<D>) {
-    assert_eq!(found.dims(), expected.dims());
-    let (found, expected) = (values(found), values(expected));
-    let largest = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-    for (found, expected) in found.iter().zip(&expected) {
-        assert!((found - expected).abs() <= tolerance * largest, "{found}, expected {expected}, largest {largest}");
-    }
 }
 
 fn kv_dtype() -> impl Strategy<Value = KvDtype> {
@@ -84,7 +68,7 @@ fn check_linear(dtype: Dtype, n_rows: usize, [d_out, d_in]: [usize; 2]) -> Resul
     Ok(())
 }
 
-fn check_joined(dtype: Dtype, n_rows: usize, [d_ff, d_in]: [usize; 2], kind: Activation, offset: u8) {
+fn check_fused(dtype: Dtype, n_rows: usize, [d_ff, d_in]: [usize; 2], kind: Activation, offset: u8) {
     let Some(gpu) = gpu() else { return };
     let weight = Weight::new(random([2 * d_ff, d_in], 1.0).into_data(), dtype, &gpu).unwrap();
     let (x, norm_weight, bias) = (random([n_rows, d_in], 3.0), random([d_in], 1.0), random([2 * d_ff], 1.0));
@@ -99,12 +83,12 @@ fn check_joined(dtype: Dtype, n_rows: usize, [d_ff, d_in]: [usize; 2], kind: Act
 
 /// Rows whose last block is half full, and then another row: what is behind a row must not count in its norm.
 #[test]
-fn half_a_block_joined_with_norm_and_gate() {
+fn half_a_block_fused_with_norm_and_gate() {
     for (n_rows, d_in) in [(2, 16), (9, 80)] {
-        check_joined(Dtype::Q8, n_rows, [5, d_in], Activation::Silu, 0);
+        check_fused(Dtype::Q8, n_rows, [5, d_in], Activation::Silu, 0);
     }
     for (_, dtype) in Dtype::ALL {
-        check_joined(*dtype, 3, [5, 48], Activation::Silu, 0);
+        check_fused(*dtype, 3, [5, 48], Activation::Silu, 0);
     }
 }
 
@@ -128,15 +112,15 @@ proptest! {
     }
 
     #[test]
-    fn joined_with_norm_and_gate(
+    fn fused_with_norm_and_gate(
         dtype in dtype(),
         n_rows in prop_oneof![3 => 1..20usize, 1 => Just(260)],
         d_in in prop_oneof![3 => 1..200usize, 1 => Just(576)],
         d_ff in 1..200usize,
-        kind in prop::sample::select(vec![Activation::Relu, Activation::Gelu, Activation::GeluTanh, Activation::Silu]),
+        kind in prop::sample::select(vec![Activation::Relu, Activation::ReluSquared, Activation::Gelu, Activation::GeluTanh, Activation::Silu]),
         offset in 0..2u8,
     ) {
-        check_joined(dtype, n_rows, [d_ff, d_in], kind, offset);
+        check_fused(dtype, n_rows, [d_ff, d_in], kind, offset);
     }
 
     #[test]
@@ -186,14 +170,14 @@ proptest! {
         let norms = |device: &Device| {
             weights.clone().map(|weight| NormParts { weight: weight.to_device(device), bias: None, options: norm_options })
         };
-        let expected = norm_heads_reference(qkv.clone(), norms(&Device::flex()), span, &options);
-        assert_close(ops::norm_heads(qkv.to_device(&gpu), norms(&gpu), span, &options), expected);
+        let expected = qk_norm_reference(qkv.clone(), norms(&Device::flex()), span, &options);
+        assert_close(ops::qk_norm(qkv.to_device(&gpu), norms(&gpu), span, &options), expected);
     }
 
     #[test]
     fn activations(n_rows in 1..40usize, width in 1..300usize) {
         let Some(gpu) = gpu() else { return Ok(()) };
-        for kind in [Activation::Relu, Activation::Gelu, Activation::GeluTanh, Activation::Silu] {
+        for kind in [Activation::Relu, Activation::ReluSquared, Activation::Gelu, Activation::GeluTanh, Activation::Silu] {
             let x = random([n_rows, 2 * width], 4.0);
             let on_gpu = x.clone().to_device(&gpu);
             assert_close(ops::activate(on_gpu.clone(), kind), activate_reference(x.clone(), kind));
@@ -319,12 +303,12 @@ proptest! {
         let sequences = PagedSequences::new(rows, &gpu);
         let apart = attention_paged(q, [&keys, &stored], &sequences, &options);
 
-        let [mut joined_keys, mut joined_stored] = on_gpu();
-        let joined_pools = [&mut joined_keys, &mut joined_stored];
-        let joined = ops::append_and_attend(qkv, rotation().as_ref(), joined_pools, &slots, &sequences, &options);
-        assert_close(joined.clone(), expected);
+        let [mut fused_keys, mut fused_stored] = on_gpu();
+        let fused_pools = [&mut fused_keys, &mut fused_stored];
+        let fused = ops::append_and_attend(qkv, rotation().as_ref(), fused_pools, &slots, &sequences, &options);
+        assert_close(fused.clone(), expected);
         // The same bits as from two launches: a text's rows come from either.
-        for (found, expected) in [(joined, apart), (joined_keys, keys), (joined_stored, stored)] {
+        for (found, expected) in [(fused, apart), (fused_keys, keys), (fused_stored, stored)] {
             prop_assert!(values(found.cast(DType::F32)) == values(expected.cast(DType::F32)));
         }
     }

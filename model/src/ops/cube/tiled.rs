@@ -1,4 +1,4 @@
-//! `x W^T` for many rows: tiles of both in shared memory.
+//! `x W^T` for many rows, with tiles of both matrices in shared memory.
 
 use burn_cubecl::{
     cubecl::{self, ir::ElemType, prelude::*},
@@ -6,10 +6,10 @@ use burn_cubecl::{
 };
 
 use super::{
-    decode::{high_bits_of, minimum_of, scale_of, weight},
-    joined::Joined,
+    epilogue::Epilogue,
     launch::{grid, workgroup},
     matrix::{Format, Matrix},
+    unpack::{high_bits_of, minimum_of, scale_of, weight},
 };
 
 /// Rows and outputs of a tile.
@@ -20,7 +20,7 @@ const DEPTH: usize = 16;
 const PART: usize = 4;
 /// Lanes along a side of a tile.
 const SIDE: usize = TILE / PART;
-/// Keeps lanes that write one column away from the same bank, and what a lane reads at a multiple of 16 bytes.
+/// Avoids bank conflicts of lanes that write one column, and aligns what a lane reads to 16 bytes.
 const PITCH: usize = TILE + 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -30,10 +30,10 @@ struct Plan {
     has_residual: bool,
 }
 
-pub(super) fn launch(x: CubeTensor, matrix: &Matrix, joined: Joined, output: &CubeTensor) {
+pub(super) fn launch(x: CubeTensor, matrix: &Matrix, epilogue: Epilogue, output: &CubeTensor) {
     let n_rows = x.meta.shape()[0];
     let Matrix { d_out, d_in, format, .. } = *matrix;
-    let plan = Plan { format, has_bias: joined.bias.is_some(), has_residual: joined.residual.is_some() };
+    let plan = Plan { format, has_bias: epilogue.bias.is_some(), has_residual: epilogue.residual.is_some() };
     let row_tiles = n_rows.div_ceil(TILE);
     let client = output.client.clone();
     let absent = || matrix.scales.clone().into_buffer_arg();
@@ -49,8 +49,8 @@ pub(super) fn launch(x: CubeTensor, matrix: &Matrix, joined: Joined, output: &Cu
             x.into_buffer_arg(),
             matrix.words.clone().into_buffer_arg(),
             matrix.scales.clone().into_buffer_arg(),
-            or_absent(joined.bias),
-            or_absent(joined.residual),
+            or_absent(epilogue.bias),
+            or_absent(epilogue.residual),
             output.clone().into_buffer_arg(),
             n_rows,
             d_in,
@@ -103,7 +103,7 @@ fn tiled<E: Numeric, W: Size>(
 
     let n_steps = d_in.div_ceil(DEPTH);
     for step in 0..n_steps {
-        // The input: neighbouring lanes take neighbouring inputs.
+        // The input: adjacent lanes load adjacent inputs.
         #[unroll]
         for pass in 0..comptime!(TILE * DEPTH / (SIDE * SIDE)) {
             let at = pass * comptime!(SIDE * SIDE) + lane;

@@ -6,27 +6,31 @@ use crate::config::{GptConfig, NormKind, NormPosition, QkNormSpan, Sizes};
 const OPEN: Sizes =
     Sizes { vocab_size: 0, max_seq_len: 0, n_layers: 0, n_heads: 0, n_kv_heads: 0, d_model: 0, d_ff: 0 };
 
-pub(super) fn gpt2() -> GptConfig {
+pub(in super::super) fn gpt2() -> GptConfig {
     GptConfig::gpt2(OPEN)
 }
 
-pub(super) fn llama() -> GptConfig {
+pub(in super::super) fn llama() -> GptConfig {
     GptConfig::llama(OPEN)
 }
 
-pub(super) fn olmo2() -> GptConfig {
+pub(in super::super) fn olmo2() -> GptConfig {
     GptConfig { norm_position: NormPosition::Inside, qk_norm: true, qk_norm_span: QkNormSpan::AllHeads, ..llama() }
 }
 
-pub(super) fn gemma2() -> GptConfig {
+pub(in super::super) fn gemma2() -> GptConfig {
     GptConfig { norm_position: NormPosition::Sandwich, norm_weight_offset: 1.0, scale_embeddings: true, ..llama() }
 }
 
+pub(in super::super) fn nanochat() -> GptConfig {
+    GptConfig::nanochat(OPEN)
+}
+
 /// GPT-2's parts side by side behind one norm, with rotary positions.
-pub(super) fn shared_norm() -> GptConfig {
+pub(in super::super) fn shared_norm() -> GptConfig {
     GptConfig { positions: llama().positions, parallel_residual: true, shared_norm: true, ..gpt2() }
 }
 
-pub(super) fn cohere() -> GptConfig {
+pub(in super::super) fn cohere() -> GptConfig {
     GptConfig { norm: NormKind::LayerNorm, parallel_residual: true, shared_norm: true, ..llama() }
 }

@@ -4,8 +4,8 @@ use serde_json::{Map, Value, json};
 
 use super::{
     super::fields::{Fields, Fixed},
-    rope::RopeSpelling,
-    window::WindowSpelling,
+    rope::RopeKeys,
+    window::WindowKeys,
 };
 use crate::{
     config::{Activation, GptConfig, MAX_LAYERS, NormPosition, Positions, Rope},
@@ -18,7 +18,7 @@ type Of<T> = fn(&mut GptConfig) -> &mut T;
 const KV_HEADS: &str = "num_key_value_heads";
 
 /// What one key sets.
-pub(super) enum ConfigRow {
+pub(in super::super) enum ConfigRow {
     /// A size, under any of these names; the first is written. Where it is absent or `null` it follows from what was read
     /// before it; without such a rule it must be there.
     Size { keys: &'static [&'static str], of: Of<usize>, absent: Option<fn(&GptConfig) -> usize> },
@@ -37,9 +37,9 @@ pub(super) enum ConfigRow {
     /// The nonlinearity, by the class's names; the first name of each is written.
     Activation { key: &'static str, names: &'static [(&'static str, Activation)], absent: &'static str },
     /// Rotary positions.
-    Rope(&'static RopeSpelling),
+    Rope(&'static RopeKeys),
     /// The sliding window.
-    Window(&'static WindowSpelling),
+    Window(&'static WindowKeys),
     /// Written, never read: part of the class's training that Hearth has no field for.
     Constant { key: &'static str, value: f64 },
     /// What only one class has.
@@ -52,12 +52,12 @@ pub(super) enum ConfigRow {
 }
 
 /// A size that must be there.
-pub(super) const fn size(keys: &'static [&'static str], of: Of<usize>) -> ConfigRow {
+pub(in super::super) const fn size(keys: &'static [&'static str], of: Of<usize>) -> ConfigRow {
     ConfigRow::Size { keys, of, absent: None }
 }
 
 /// A size that may be left out.
-pub(super) const fn size_or(
+pub(in super::super) const fn size_or(
     keys: &'static [&'static str],
     of: Of<usize>,
     absent: fn(&GptConfig) -> usize,
@@ -65,39 +65,39 @@ pub(super) const fn size_or(
     ConfigRow::Size { keys, of, absent: Some(absent) }
 }
 
-pub(super) const fn derived(of: Of<usize>, from: fn(&GptConfig) -> usize) -> ConfigRow {
+pub(in super::super) const fn derived(of: Of<usize>, from: fn(&GptConfig) -> usize) -> ConfigRow {
     ConfigRow::Derived { of, from }
 }
 
-pub(super) const fn kv_heads(absent: usize) -> ConfigRow {
+pub(in super::super) const fn kv_heads(absent: usize) -> ConfigRow {
     ConfigRow::KvHeads { absent }
 }
 
 /// The class has no grouped heads.
-pub(super) const fn one_kv_head_each() -> ConfigRow {
+pub(in super::super) const fn one_kv_head_each() -> ConfigRow {
     derived(|c| &mut c.n_kv_heads, |c| c.n_heads)
 }
 
-pub(super) const fn number(key: &'static str, of: Of<f64>, absent: f64) -> ConfigRow {
+pub(in super::super) const fn number(key: &'static str, of: Of<f64>, absent: f64) -> ConfigRow {
     ConfigRow::Number { key, of, absent }
 }
 
-pub(super) const fn flag(key: &'static str, of: Of<bool>, absent: bool) -> ConfigRow {
+pub(in super::super) const fn flag(key: &'static str, of: Of<bool>, absent: bool) -> ConfigRow {
     ConfigRow::Flag { key, of, absent }
 }
 
-pub(super) const fn constant(key: &'static str, value: f64) -> ConfigRow {
+pub(in super::super) const fn constant(key: &'static str, value: f64) -> ConfigRow {
     ConfigRow::Constant { key, value }
 }
 
 /// The width of a head where the file does not give it.
-pub(super) fn head_dim(config: &GptConfig) -> usize {
+pub(in super::super) fn head_dim(config: &GptConfig) -> usize {
     config.d_model / config.n_heads.max(1)
 }
 
 impl ConfigRow {
     /// Sets what the row is about in `config`.
-    pub(super) fn read(&self, fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
+    pub(in super::super) fn read(&self, fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
         match *self {
             Self::Size { keys, of, absent } => {
                 let found = keys.iter().find_map(|key| fields.size(key).transpose()).transpose()?;
@@ -126,16 +126,16 @@ impl ConfigRow {
                     fields.unsupported(key, &json!(found), &names.join(", "))
                 })?;
             }
-            Self::Rope(spelling) => spelling.read(fields, config)?,
-            Self::Window(spelling) => spelling.read(fields, config)?,
+            Self::Rope(keys) => keys.read(fields, config)?,
+            Self::Window(keys) => keys.read(fields, config)?,
             Self::Constant { .. } => {}
             Self::Custom { read, .. } => read(fields, config)?,
         }
         Ok(())
     }
 
-    /// Whether the row reads `key` by itself, not by a spelling of rotary positions or windows.
-    pub(super) fn reads(&self, key: &str) -> bool {
+    /// Whether the row itself reads `key`, not through the keys of rotary positions or windows.
+    pub(in super::super) fn reads(&self, key: &str) -> bool {
         match self {
             Self::Size { keys, .. } | Self::Custom { keys, .. } => keys.contains(&key),
             Self::Number { key: own, .. }
@@ -150,7 +150,7 @@ impl ConfigRow {
 
     /// Puts what `config` says into `written`. It need not check that the class can say it all: what is written is read
     /// back and compared.
-    pub(super) fn write(&self, config: &GptConfig, written: &mut Map<String, Value>) {
+    pub(in super::super) fn write(&self, config: &GptConfig, written: &mut Map<String, Value>) {
         let mut config = config.clone();
         let (key, value) = match *self {
             Self::Size { keys: [key, ..], of, .. } => (*key, json!(of(&mut config))),
@@ -164,8 +164,8 @@ impl ConfigRow {
                 let name = names.iter().find(|(_, activation)| *activation == config.activation);
                 (key, json!(name.map(|(name, _)| name)))
             }
-            Self::Rope(spelling) => return spelling.write(&config, written),
-            Self::Window(spelling) => return spelling.write(&config, written),
+            Self::Rope(keys) => return keys.write(&config, written),
+            Self::Window(keys) => return keys.write(&config, written),
             Self::Constant { key, value } => (key, json!(value)),
             Self::Custom { write, .. } => return write(&config, written),
         };
@@ -181,7 +181,7 @@ fn inverse(value: f64, forth: fn(f64) -> f64, back: fn(f64) -> f64) -> Value {
 }
 
 /// Granite's scale of the scores.
-pub(super) const GRANITE_ATTENTION: ConfigRow = ConfigRow::Custom {
+pub(in super::super) const GRANITE_ATTENTION: ConfigRow = ConfigRow::Custom {
     keys: &["attention_multiplier"],
     read: |fields, config| {
         set_score_scale(config, fields.number_or("attention_multiplier", 1.0)?);
@@ -193,7 +193,7 @@ pub(super) const GRANITE_ATTENTION: ConfigRow = ConfigRow::Custom {
 };
 
 /// Gemma's scale of the scores: the root of this divides them.
-pub(super) const GEMMA_ATTENTION: ConfigRow = ConfigRow::Custom {
+pub(in super::super) const GEMMA_ATTENTION: ConfigRow = ConfigRow::Custom {
     keys: &["query_pre_attn_scalar"],
     read: |fields, config| {
         set_score_scale(config, inverse_root(fields.number_or("query_pre_attn_scalar", 256.0)?));
@@ -205,11 +205,11 @@ pub(super) const GEMMA_ATTENTION: ConfigRow = ConfigRow::Custom {
     },
 };
 
-pub(super) fn inverse_root(value: f64) -> f64 {
+pub(in super::super) fn inverse_root(value: f64) -> f64 {
     value.sqrt().recip()
 }
 
-pub(super) fn set_score_scale(config: &mut GptConfig, scale: f64) {
+pub(in super::super) fn set_score_scale(config: &mut GptConfig, scale: f64) {
     config.attention_scale = None;
     if scale != config.score_scale() {
         config.attention_scale = Some(scale);
@@ -217,7 +217,7 @@ pub(super) fn set_score_scale(config: &mut GptConfig, scale: f64) {
 }
 
 /// Which layers do not rotate: the zeros of a list, or every so many-th.
-pub(super) const NO_ROPE_LAYERS: ConfigRow = ConfigRow::Custom {
+pub(in super::super) const NO_ROPE_LAYERS: ConfigRow = ConfigRow::Custom {
     keys: &["no_rope_layers", "no_rope_layer_interval"],
     read: |fields, config| {
         // A size of the file that is not checked yet: no list is made of what `validate` will refuse.
@@ -251,7 +251,7 @@ pub(super) const NO_ROPE_LAYERS: ConfigRow = ConfigRow::Custom {
 };
 
 /// The layers without the window do not rotate.
-pub(super) const ONLY_WINDOWS_ROTATE: ConfigRow = ConfigRow::Custom {
+pub(in super::super) const ONLY_WINDOWS_ROTATE: ConfigRow = ConfigRow::Custom {
     keys: &[],
     read: |_, config| {
         let layers = 0..config.n_layers.min(MAX_LAYERS + 1);
@@ -262,7 +262,7 @@ pub(super) const ONLY_WINDOWS_ROTATE: ConfigRow = ConfigRow::Custom {
 };
 
 /// GPT-J's base is no key of its own.
-pub(super) const GPTJ_ROTARY_DIM: ConfigRow = ConfigRow::Custom {
+pub(in super::super) const GPTJ_ROTARY_DIM: ConfigRow = ConfigRow::Custom {
     keys: &["rotary_dim"],
     read: |fields, config| {
         if fields.has("rotary_dim") && fields.get("rotary_dim").is_none() {
@@ -280,7 +280,7 @@ pub(super) const GPTJ_ROTARY_DIM: ConfigRow = ConfigRow::Custom {
 };
 
 /// One key head or as many as queries.
-pub(super) const BIGCODE_KV_HEADS: ConfigRow = ConfigRow::Custom {
+pub(in super::super) const BIGCODE_KV_HEADS: ConfigRow = ConfigRow::Custom {
     keys: &["multi_query"],
     read: |fields, config| {
         config.n_kv_heads = if fields.flag_or("multi_query", true)? { 1 } else { config.n_heads };
@@ -293,7 +293,7 @@ pub(super) const BIGCODE_KV_HEADS: ConfigRow = ConfigRow::Custom {
 
 /// How Falcon's blocks are wired and how many key heads they have: `new_decoder_architecture` overrides what the others
 /// say.
-pub(super) const FALCON_BLOCKS: ConfigRow = ConfigRow::Custom {
+pub(in super::super) const FALCON_BLOCKS: ConfigRow = ConfigRow::Custom {
     keys: &[
         "new_decoder_architecture",
         "parallel_attn",
@@ -347,8 +347,9 @@ pub(super) const FALCON_BLOCKS: ConfigRow = ConfigRow::Custom {
 };
 
 /// The nonlinearities by the names of most classes.
-pub(super) const ACTIVATIONS: &[(&str, Activation)] = &[
+pub(in super::super) const ACTIVATIONS: &[(&str, Activation)] = &[
     ("relu", Activation::Relu),
+    ("relu2", Activation::ReluSquared),
     ("gelu", Activation::Gelu),
     ("gelu_python", Activation::Gelu),
     ("gelu_new", Activation::GeluTanh),
@@ -361,7 +362,7 @@ pub(super) const ACTIVATIONS: &[(&str, Activation)] = &[
 ];
 
 /// OPT says with one flag where blocks normalise and, since only the first kind has it, whether a norm follows the last.
-pub(super) const OPT_NORMS: ConfigRow = ConfigRow::Custom {
+pub(in super::super) const OPT_NORMS: ConfigRow = ConfigRow::Custom {
     keys: &["do_layer_norm_before", "_remove_final_layer_norm"],
     read: |fields, config| {
         let before = fields.flag_or("do_layer_norm_before", true)?;
@@ -377,7 +378,7 @@ pub(super) const OPT_NORMS: ConfigRow = ConfigRow::Custom {
 };
 
 /// One OPT model has embeddings narrower than its blocks, with matrices between; the others say that they have not.
-pub(super) const OPT_EMBEDDING_WIDTH: ConfigRow = ConfigRow::Custom {
+pub(in super::super) const OPT_EMBEDDING_WIDTH: ConfigRow = ConfigRow::Custom {
     keys: &["word_embed_proj_dim"],
     read: |fields, config| match fields.size("word_embed_proj_dim")? {
         Some(width) if width != config.d_model => Err(fields.unsupported(
@@ -394,7 +395,7 @@ pub(super) const OPT_EMBEDDING_WIDTH: ConfigRow = ConfigRow::Custom {
 
 /// Where BLOOM adds its products up slice by slice, as it was trained on several devices, transformers leaves out two
 /// biases.
-pub(super) const BLOOM_SLICES: ConfigRow = ConfigRow::Custom {
+pub(in super::super) const BLOOM_SLICES: ConfigRow = ConfigRow::Custom {
     keys: &["pretraining_tp", "slow_but_exact"],
     read: |fields, _| match fields.size_or("pretraining_tp", 1)? {
         0 | 1 => Ok(()),
@@ -404,7 +405,7 @@ pub(super) const BLOOM_SLICES: ConfigRow = ConfigRow::Custom {
 };
 
 /// CTRL's key is for the last norm alone; those of the blocks have a constant of their own.
-pub(super) const CTRL_FINAL_NORM_EPS: ConfigRow = ConfigRow::Custom {
+pub(in super::super) const CTRL_FINAL_NORM_EPS: ConfigRow = ConfigRow::Custom {
     keys: &["layer_norm_epsilon"],
     read: |fields, config| {
         let eps = fields.number_or("layer_norm_epsilon", config.norm_eps)?;

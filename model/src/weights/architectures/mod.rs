@@ -1,56 +1,55 @@
-//! The table of architectures: how each Hugging Face class spells [`GptConfig`] and its parameters.
+//! The table of architectures: how each Hugging Face class describes [`GptConfig`] and names its parameters.
 //!
-//! This folder is the only place that knows Hugging Face's names. A new architecture is a new row: what the class always
-//! is, which keys of its `config.json` set which of our fields, which of its keys may have one value only, and which of
-//! its tensors make which of our parameters. The rows are in `table`; CONTRIBUTING.md goes through one step by step.
+//! This folder is the only place that knows Hugging Face's names. A new architecture is a new row: the configuration that the
+//! class always has, which keys of its `config.json` set which of our fields, which keys may have one value only, and which of
+//! its tensors make up which of our parameters. The rows are in `table`; CONTRIBUTING.md adds one step by step.
 
-mod bases;
-mod config_rows;
-mod gguf;
+pub(super) mod bases;
+pub(super) mod config_rows;
 mod names;
 mod rope;
 mod table;
-mod window;
+pub(super) mod window;
 
 use serde_json::{Map, Value, json};
 
 use self::config_rows::ConfigRow;
-pub(super) use self::{
-    gguf::{Gguf, GgufParam, GgufRows},
-    names::{NameRow, Rows, Tensors},
-    table::ARCHITECTURES,
+pub(super) use self::table::ARCHITECTURES;
+use super::{
+    fields::{Fields, Fixed},
+    tensor_names::{NameRow, TensorNames},
 };
-use super::fields::{Fields, Fixed};
 use crate::{config::GptConfig, error::Result};
 
 /// The class under which configurations are saved that no Hugging Face class expresses: Hearth's own field and
 /// parameter names.
 pub(super) const OWN_CLASS: &str = "HearthForCausalLM";
 
-/// How one Hugging Face class spells its configuration and its parameters.
+/// How one Hugging Face class describes its configuration and names its parameters.
 pub(super) struct Architecture {
     /// As in `architectures` of `config.json`.
     pub(super) class: &'static str,
     /// As in `model_type` of `config.json`.
     pub(super) model_type: &'static str,
-    /// What the class is where its keys say nothing; sizes are still open.
+    /// The configuration before keys are read; sizes are not set yet.
     base: fn() -> GptConfig,
     /// Keys of `config.json` and what they set, in the order in which they are read.
     config: &'static [&'static [ConfigRow]],
-    /// Keys that would change the maths, and the one value that is computed.
+    /// Keys that would change the computation, and the one value that is supported.
     fixed: &'static [(&'static str, Fixed)],
     /// Which tensors make which parameters.
-    pub(super) names: &'static [NameRow],
-    /// Names may come without this, as base models were saved.
-    pub(super) base_prefix: &'static str,
-    /// Endings of tensors that old versions saved and that hold no parameters.
-    pub(super) ignored: &'static [&'static str],
-    /// How GGUF files spell it, for those that they know. Several classes may share a spelling.
-    pub(super) gguf: Option<&'static Gguf>,
+    names: &'static [&'static [NameRow]],
+    /// See [`TensorNames`].
+    base_prefix: &'static str,
+    /// See [`TensorNames`].
+    ignored: &'static [&'static str],
 }
 
 impl Architecture {
-    /// From `config.json`; refuses by name what would change the maths and is not computed.
+    /// Reads `config.json`. Keys that would change the computation but are not supported are errors that name the key.
+    ///
+    /// # Errors
+    /// [`Error::File`](crate::Error::File) with the key.
     pub(super) fn read(&self, fields: &Fields<'_>) -> Result<GptConfig> {
         let neutral =
             NEUTRAL.iter().filter(|(key, _)| !self.config.iter().copied().flatten().any(|row| row.reads(key)));
@@ -88,6 +87,12 @@ impl Architecture {
         after.into_iter().filter(|(key, value)| before.get(key) != Some(value)).map(|(key, _)| key).collect()
     }
 
+    /// How the files name their tensors.
+    pub(super) fn tensor_names(&self) -> TensorNames {
+        let Self { class, names, base_prefix, ignored, .. } = *self;
+        TensorNames { class, rows: Some(names), base_prefix, ignored }
+    }
+
     fn write_rows(&self, config: &GptConfig) -> Map<String, Value> {
         let mut written = Map::new();
         self.config.iter().copied().flatten().for_each(|row| row.write(config, &mut written));
@@ -100,18 +105,8 @@ pub fn known_architectures() -> Vec<&'static str> {
     ARCHITECTURES.iter().map(|architecture| architecture.class).chain([OWN_CLASS]).collect()
 }
 
-/// The spelling of the architecture that GGUF files call `name`. The error lists those that there are.
-pub(super) fn gguf(name: &str) -> Result<&'static Gguf, String> {
-    let known = || ARCHITECTURES.iter().filter_map(|architecture| architecture.gguf);
-    known().find(|known| known.name == name).ok_or_else(|| {
-        let mut names: Vec<_> = known().map(|known| format!("`{}`", known.name)).collect();
-        names.dedup();
-        names.join(", ")
-    })
-}
-
-/// Keys that change the maths wherever a class or a fork of one knows them, and the value that means "not at all"; but
-/// for the classes whose rows read them.
+/// Keys that would change the computation in any class or fork that knows them, and the value for which they do not. They are
+/// checked unless the class's own rows read them.
 const NEUTRAL: &[(&str, Fixed)] = &[
     ("quantization_config", Fixed::Nothing),
     ("is_encoder_decoder", Fixed::Flag(false)),

@@ -1,4 +1,4 @@
-//! Rotary positions, in both spellings of `config.json`: `rope_parameters` (transformers 5), and before it `rope_theta`
+//! Rotary positions, in both forms of `config.json`: `rope_parameters` (transformers 5), and before it `rope_theta`
 //! with `rope_scaling`.
 
 use serde_json::{Map, Value, json};
@@ -14,7 +14,7 @@ const MAX_LENGTH: &str = "max_position_embeddings";
 const ORIGINAL_LENGTH: &str = "original_max_position_embeddings";
 
 /// The keys in which classes differ.
-pub(super) struct RopeSpelling {
+pub(in super::super) struct RopeKeys {
     /// The older key of the base.
     theta: &'static str,
     /// The base where the file does not have it.
@@ -36,10 +36,10 @@ struct WindowedTheta {
     absent: f64,
 }
 
-pub(super) const WHOLE_HEADS: RopeSpelling =
-    RopeSpelling { theta: THETA, absent_theta: USUAL_THETA, share: None, types: TYPES, windowed: None };
-pub(super) const SMOLLM3: RopeSpelling = RopeSpelling { absent_theta: 2_000_000.0, ..WHOLE_HEADS };
-pub(super) const NEOX: RopeSpelling = RopeSpelling {
+pub(super) const WHOLE_HEADS: RopeKeys =
+    RopeKeys { theta: THETA, absent_theta: USUAL_THETA, share: None, types: TYPES, windowed: None };
+pub(super) const SMOLLM3: RopeKeys = RopeKeys { absent_theta: 2_000_000.0, ..WHOLE_HEADS };
+pub(super) const NEOX: RopeKeys = RopeKeys {
     theta: "rotary_emb_base",
     absent_theta: USUAL_THETA,
     share: Some(("rotary_pct", 0.25)),
@@ -47,14 +47,14 @@ pub(super) const NEOX: RopeSpelling = RopeSpelling {
     windowed: None,
 };
 /// Phi 3 knows one scaling more, `longrope`, and no other.
-pub(super) const PHI3: RopeSpelling = RopeSpelling {
+pub(super) const PHI3: RopeKeys = RopeKeys {
     theta: THETA,
     absent_theta: USUAL_THETA,
     share: Some(("partial_rotary_factor", 1.0)),
     types: &["default"],
     windowed: None,
 };
-pub(super) const STABLELM: RopeSpelling = RopeSpelling {
+pub(super) const STABLELM: RopeKeys = RopeKeys {
     theta: THETA,
     absent_theta: USUAL_THETA,
     share: Some(("partial_rotary_factor", 0.25)),
@@ -62,21 +62,21 @@ pub(super) const STABLELM: RopeSpelling = RopeSpelling {
     windowed: None,
 };
 
-pub(super) const OLMO3: RopeSpelling = RopeSpelling {
+pub(super) const OLMO3: RopeKeys = RopeKeys {
     absent_theta: 500_000.0,
     types: PER_KIND_TYPES,
     windowed: Some(WindowedTheta { key: None, absent: 500_000.0 }),
     ..WHOLE_HEADS
 };
-pub(super) const GEMMA3: RopeSpelling = RopeSpelling {
+pub(super) const GEMMA3: RopeKeys = RopeKeys {
     absent_theta: 1_000_000.0,
     types: PER_KIND_TYPES,
     windowed: Some(WindowedTheta { key: Some("rope_local_base_freq"), absent: USUAL_THETA }),
     ..WHOLE_HEADS
 };
 
-pub(super) const PHI: RopeSpelling = RopeSpelling { share: Some(("partial_rotary_factor", 0.5)), ..WHOLE_HEADS };
-pub(super) const COHERE: RopeSpelling = RopeSpelling { absent_theta: 500_000.0, ..WHOLE_HEADS };
+pub(super) const PHI: RopeKeys = RopeKeys { share: Some(("partial_rotary_factor", 0.5)), ..WHOLE_HEADS };
+pub(super) const COHERE: RopeKeys = RopeKeys { absent_theta: 500_000.0, ..WHOLE_HEADS };
 
 const USUAL_THETA: f64 = 10_000.0;
 
@@ -107,7 +107,7 @@ const NESTED_KEYS: &[&str] = &[
     "finetuned",
 ];
 
-impl RopeSpelling {
+impl RopeKeys {
     /// Sets `config.positions`, and the longest sequence where the scaling decides it. Windows are read before.
     pub(super) fn read(&self, fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
         if let Some(windowed) = &self.windowed {
@@ -203,7 +203,7 @@ impl RopeSpelling {
         if let RopeScaling::Dynamic { original_max_seq_len, .. } = rope.scaling {
             written.insert(MAX_LENGTH.to_owned(), json!(original_max_seq_len));
         }
-        // Both spellings: transformers 5 reads either, all before it the older one only.
+        // Both forms: transformers 5 reads either, older versions only the older one.
         written.insert(self.theta.to_owned(), json!(rope.theta));
         written.insert(
             "rope_scaling".to_owned(),

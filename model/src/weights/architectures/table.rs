@@ -2,12 +2,12 @@
 
 use super::{
     Architecture, Fixed,
-    bases::{cohere, gemma2, gpt2, llama, olmo2, shared_norm},
+    bases::{cohere, gemma2, gpt2, llama, nanochat, olmo2, shared_norm},
     config_rows::{
         self, ACTIVATIONS, ConfigRow, constant, derived, flag, head_dim, kv_heads, number, one_kv_head_each, size,
         size_or,
     },
-    gguf, names, rope, window,
+    names, rope, window,
 };
 use crate::config::{Activation, GptConfig, NormKind, NormPosition, Positions};
 
@@ -32,7 +32,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         names: names::GPT2,
         base_prefix: "transformer.",
         ignored: &[".attn.bias", ".attn.masked_bias"],
-        gguf: Some(&gguf::GPT2),
     },
     Architecture {
         class: "LlamaForCausalLM",
@@ -57,7 +56,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         names: names::LLAMA,
         base_prefix: "model.",
         ignored: &[".rotary_emb.inv_freq"],
-        gguf: Some(&gguf::LLAMA),
     },
     Architecture {
         class: "MistralForCausalLM",
@@ -79,7 +77,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         names: names::LLAMA,
         base_prefix: "model.",
         ignored: &[".rotary_emb.inv_freq"],
-        gguf: Some(&gguf::LLAMA),
     },
     Architecture {
         class: "Qwen2ForCausalLM",
@@ -101,7 +98,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         names: names::LLAMA,
         base_prefix: "model.",
         ignored: &[".rotary_emb.inv_freq"],
-        gguf: Some(&gguf::QWEN2),
     },
     Architecture {
         class: "Qwen3ForCausalLM",
@@ -125,7 +121,30 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         names: names::LLAMA,
         base_prefix: "model.",
         ignored: &[],
-        gguf: Some(&gguf::QWEN3),
+    },
+    Architecture {
+        class: "NanoChatForCausalLM",
+        model_type: "nanochat",
+        base: nanochat,
+        config: &[
+            LLAMA_SIZES,
+            &[
+                size_or(&["num_key_value_heads"], |c| &mut c.n_kv_heads, |c| c.n_heads),
+                size_or(&["head_dim"], |c| &mut c.head_dim, head_dim),
+                ConfigRow::Rope(&rope::WHOLE_HEADS),
+                ConfigRow::Activation { key: "hidden_act", names: ACTIVATIONS, absent: "relu2" },
+                number("rms_norm_eps", |c| &mut c.norm_eps, 1e-6),
+                ConfigRow::Cap { key: "final_logit_softcapping", of: |c| &mut c.logit_softcap, absent: Some(15.0) },
+                flag("attention_bias", |c| &mut c.qkv_bias, false),
+                flag("attention_bias", |c| &mut c.attn_out_bias, false),
+                flag("tie_word_embeddings", |c| &mut c.tie_embeddings, false),
+                ConfigRow::Window(&window::NONE),
+            ],
+        ],
+        fixed: &[("mlp_bias", Fixed::Flag(false))],
+        names: names::NANOCHAT,
+        base_prefix: "model.",
+        ignored: &[],
     },
     Architecture {
         class: "SmolLM3ForCausalLM",
@@ -151,7 +170,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         names: names::LLAMA,
         base_prefix: "model.",
         ignored: &[],
-        gguf: Some(&gguf::SMOLLM3),
     },
     Architecture {
         class: "GraniteForCausalLM",
@@ -180,7 +198,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         names: names::LLAMA,
         base_prefix: "model.",
         ignored: &[],
-        gguf: Some(&gguf::GRANITE),
     },
     Architecture {
         class: "Olmo2ForCausalLM",
@@ -191,7 +208,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         names: names::OLMO2,
         base_prefix: "model.",
         ignored: &[],
-        gguf: Some(&gguf::OLMO2),
     },
     Architecture {
         class: "Olmo3ForCausalLM",
@@ -202,7 +218,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         names: names::OLMO2,
         base_prefix: "model.",
         ignored: &[],
-        gguf: Some(&gguf::OLMO2),
     },
     Architecture {
         class: "Phi3ForCausalLM",
@@ -226,7 +241,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         names: names::PHI3,
         base_prefix: "model.",
         ignored: &[".rotary_emb.inv_freq"],
-        gguf: Some(&gguf::PHI3),
     },
     Architecture {
         class: "GPTNeoXForCausalLM",
@@ -251,7 +265,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         names: names::NEOX,
         base_prefix: "gpt_neox.",
         ignored: &[".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"],
-        gguf: Some(&gguf::NEOX),
     },
     Architecture {
         class: "StableLmForCausalLM",
@@ -277,7 +290,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         names: names::LLAMA,
         base_prefix: "model.",
         ignored: &[".rotary_emb.inv_freq"],
-        gguf: Some(&gguf::STABLELM),
     },
     Architecture {
         class: "GemmaForCausalLM",
@@ -303,7 +315,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         names: names::LLAMA,
         base_prefix: "model.",
         ignored: &[".rotary_emb.inv_freq"],
-        gguf: Some(&gguf::GEMMA),
     },
     Architecture {
         class: "Gemma2ForCausalLM",
@@ -322,7 +333,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         names: names::GEMMA2,
         base_prefix: "model.",
         ignored: &[],
-        gguf: Some(&gguf::GEMMA2),
     },
     Architecture {
         class: "Gemma3ForCausalLM",
@@ -340,7 +350,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         names: names::GEMMA2,
         base_prefix: "model.",
         ignored: &[],
-        gguf: Some(&gguf::GEMMA3),
     },
     Architecture {
         class: "PhiForCausalLM",
@@ -364,7 +373,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         names: names::PHI,
         base_prefix: "model.",
         ignored: &[".rotary_emb.inv_freq"],
-        gguf: Some(&gguf::PHI2),
     },
     Architecture {
         class: "GPTJForCausalLM",
@@ -392,7 +400,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         names: names::GPTJ,
         base_prefix: "transformer.",
         ignored: &[".attn.bias", ".attn.masked_bias"],
-        gguf: None,
     },
     Architecture {
         class: "GPTBigCodeForCausalLM",
@@ -415,7 +422,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         names: names::BIGCODE,
         base_prefix: "transformer.",
         ignored: &[".attn.bias", ".attn.masked_bias"],
-        gguf: Some(&gguf::STARCODER),
     },
     Architecture {
         class: "FalconForCausalLM",
@@ -444,7 +450,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         names: names::FALCON,
         base_prefix: "transformer.",
         ignored: &[".rotary_emb.inv_freq"],
-        gguf: Some(&gguf::FALCON),
     },
     Architecture {
         class: "CohereForCausalLM",
@@ -462,7 +467,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         names: names::COHERE,
         base_prefix: "model.",
         ignored: &[],
-        gguf: Some(&gguf::COMMAND_R),
     },
     Architecture {
         class: "Cohere2ForCausalLM",
@@ -481,7 +485,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         names: names::COHERE,
         base_prefix: "model.",
         ignored: &[],
-        gguf: Some(&gguf::COHERE2),
     },
     Architecture {
         class: "OPTForCausalLM",
@@ -509,7 +512,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         names: names::OPT,
         base_prefix: "model.",
         ignored: &[],
-        gguf: None,
     },
     Architecture {
         class: "BloomForCausalLM",
@@ -534,7 +536,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         names: names::BLOOM,
         base_prefix: "transformer.",
         ignored: &[],
-        gguf: Some(&gguf::BLOOM),
     },
     Architecture {
         class: "OpenAIGPTLMHeadModel",
@@ -556,7 +557,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         names: names::GPT1,
         base_prefix: "transformer.",
         ignored: &[".attn.bias", "position_ids"],
-        gguf: None,
     },
     Architecture {
         class: "CTRLLMHeadModel",
@@ -583,7 +583,6 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         names: names::CTRL,
         base_prefix: "transformer.",
         ignored: &[],
-        gguf: None,
     },
 ];
 

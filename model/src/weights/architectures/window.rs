@@ -14,7 +14,7 @@ const FULL: &str = "full_attention";
 const SLIDING: &str = "sliding_attention";
 
 /// How a class says which layers see how far.
-pub(super) enum WindowSpelling {
+pub(in super::super) enum WindowKeys {
     /// The class has no windows.
     None,
     /// One window for all layers; `null` for none.
@@ -38,35 +38,35 @@ pub(super) enum WindowSpelling {
     },
 }
 
-pub(super) const NONE: WindowSpelling = WindowSpelling::None;
-pub(super) const MISTRAL: WindowSpelling = WindowSpelling::All { absent: Some(USUAL) };
-pub(super) const PHI3: WindowSpelling = WindowSpelling::All { absent: None };
-pub(super) const QWEN: WindowSpelling = WindowSpelling::From { absent: 28 };
-pub(super) const OLMO3: WindowSpelling = WindowSpelling::Periodic { period: 4, has_key: false };
-pub(super) const GEMMA2: WindowSpelling = WindowSpelling::Periodic { period: 2, has_key: false };
-pub(super) const GEMMA3: WindowSpelling = WindowSpelling::Periodic { period: 6, has_key: true };
-pub(super) const COHERE2: WindowSpelling = WindowSpelling::Periodic { period: 4, has_key: true };
-pub(super) const SMOLLM3: WindowSpelling = WindowSpelling::Unrotated;
+pub(in super::super) const NONE: WindowKeys = WindowKeys::None;
+pub(in super::super) const MISTRAL: WindowKeys = WindowKeys::All { absent: Some(USUAL) };
+pub(in super::super) const PHI3: WindowKeys = WindowKeys::All { absent: None };
+pub(in super::super) const QWEN: WindowKeys = WindowKeys::From { absent: 28 };
+pub(in super::super) const OLMO3: WindowKeys = WindowKeys::Periodic { period: 4, has_key: false };
+pub(in super::super) const GEMMA2: WindowKeys = WindowKeys::Periodic { period: 2, has_key: false };
+pub(in super::super) const GEMMA3: WindowKeys = WindowKeys::Periodic { period: 6, has_key: true };
+pub(in super::super) const COHERE2: WindowKeys = WindowKeys::Periodic { period: 4, has_key: true };
+pub(in super::super) const SMOLLM3: WindowKeys = WindowKeys::Unrotated;
 
 /// The window of most classes where the key is not there at all.
 const USUAL: usize = 4096;
 
 /// Sets the window and the layers that have none in spite of it, if there are others.
-pub(super) fn set(config: &mut GptConfig, window: Option<usize>, full_layers: Vec<usize>) {
+pub(in super::super) fn set(config: &mut GptConfig, window: Option<usize>, full_layers: Vec<usize>) {
     let windowed = window.is_some() && full_layers.len() < config.n_layers;
     config.sliding_window = window.filter(|_| windowed);
     config.full_layers = if windowed { full_layers } else { Vec::new() };
 }
 
-impl WindowSpelling {
+impl WindowKeys {
     /// Sets the window and the layers that have none in spite of it.
-    pub(super) fn read(&self, fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
+    pub(in super::super) fn read(&self, fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
         let refuse = |key: &str, supported: &str| {
             Err(fields.unsupported(key, fields.get(key).unwrap_or(&Value::Null), supported))
         };
         let n_layers = config.n_layers;
         let window = match *self {
-            Self::None if fields.get(WINDOW).is_some() => return refuse(WINDOW, "null, this class has no window"),
+            Self::None if fields.get(WINDOW).is_some() => return refuse(WINDOW, "null (this class has no window)"),
             Self::None => None,
             Self::All { absent } if !fields.has(WINDOW) => absent,
             Self::From { .. } | Self::Unrotated if !fields.flag_or(USED, false)? => None,
@@ -90,7 +90,7 @@ impl WindowSpelling {
             return refuse(&format!("a list with an entry for each of the {n_layers} layers"));
         };
         if window.is_none() && list.iter().any(|kind| kind != FULL) {
-            return refuse("\"full_attention\" for all layers, where there is no window");
+            return refuse("\"full_attention\" for all layers, because there is no window");
         }
         if matches!(self, Self::All { .. }) && window.is_some() && list.iter().any(|kind| kind != SLIDING) {
             return refuse("\"sliding_attention\" for all layers");
@@ -122,7 +122,7 @@ impl WindowSpelling {
         })
     }
 
-    pub(super) fn write(&self, config: &GptConfig, written: &mut Map<String, Value>) {
+    pub(in super::super) fn write(&self, config: &GptConfig, written: &mut Map<String, Value>) {
         let mut write = |key: &str, value: Value| written.insert(key.to_owned(), value);
         let windowed = config.sliding_window.is_some();
         // A list per layer: bounded, as `validate` bounds the layers.

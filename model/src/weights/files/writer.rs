@@ -1,5 +1,5 @@
-//! Streams tensors to safetensors files, one in memory at a time. Their shapes and types are known before, and with them
-//! the file and the offset of each.
+//! Streams tensors to safetensors files, with one tensor in memory at a time. Their shapes and types are known in
+//! advance, and so are the file and the offset of each.
 
 use std::collections::HashMap;
 
@@ -18,10 +18,10 @@ use super::{
 };
 use crate::error::{Error, Result};
 
-/// Values that are turned into bytes at a time.
+/// Values converted to bytes at a time.
 const VALUES_AT_ONCE: usize = 1 << 16;
 
-/// A tensor that will be written.
+/// A tensor to write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in super::super) struct TensorPlan {
     pub(in super::super) name: String,
@@ -39,15 +39,15 @@ impl TensorPlan {
     }
 }
 
-/// Writes one file, or shards with an index where the tensors are more than `max_shard_bytes`.
+/// Writes one file, or shards with an index if the tensors exceed `max_shard_bytes`.
 #[derive(Debug)]
 pub(in super::super) struct TensorWriter<'a> {
     folder: &'a StagedDir,
     dtype: DiskDtype,
     shards: Vec<Shard>,
-    /// Where each tensor goes.
-    places: HashMap<String, Place>,
-    /// The shard that is being written.
+    /// The position of each tensor.
+    places: HashMap<String, TensorLocation>,
+    /// The current shard.
     open: Option<(usize, NewFile)>,
 }
 
@@ -59,17 +59,17 @@ struct Shard {
 
 /// Bytes of a file.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct TensorLocation {
     shard: usize,
     start: u64,
     n_bytes: usize,
 }
 
 impl<'a> TensorWriter<'a> {
-    /// A writer of the tensors of `plan`, which must then come in this order. Plain values are stored in `dtype`.
+    /// A writer of the tensors of `plan`, which must be written in this order. Plain values are stored in `dtype`.
     ///
     /// # Errors
-    /// [`Error::File`] when a file would have more tensors than its header can list.
+    /// [`Error::File`] if a file would have more tensors than its header can list.
     pub(in super::super) fn new(
         folder: &'a StagedDir,
         dtype: DiskDtype,
@@ -85,7 +85,7 @@ impl<'a> TensorWriter<'a> {
             let (header, within) = lay_out(tensors, &file)?;
             let data_start = header.len() as u64;
             places.extend(within.into_iter().map(|(name, (start, end))| {
-                (name, Place { shard, start: data_start + start as u64, n_bytes: end - start })
+                (name, TensorLocation { shard, start: data_start + start as u64, n_bytes: end - start })
             }));
             shards.push(Shard { file, header });
         }
@@ -98,14 +98,14 @@ impl<'a> TensorWriter<'a> {
         self.write(name, values.chunks(VALUES_AT_ONCE).map(|values| dtype.encode(values)))
     }
 
-    /// Writes the bytes of a tensor, which come in pieces.
+    /// Writes the bytes of a tensor in pieces.
     ///
     /// # Errors
-    /// [`Error::Io`] with the file that could not be written; [`Error::Tensor`] when there are more or fewer bytes than
-    /// the plan says, or the tensor is not in it.
+    /// [`Error::Io`] with the file that cannot be written; [`Error::Tensor`] if the number of bytes differs from the
+    /// plan, or the tensor is not in it.
     pub(super) fn write(&mut self, name: &str, pieces: impl Iterator<Item = Vec<u8>>) -> Result<()> {
-        let Some(&Place { shard, start, n_bytes }) = self.places.get(name) else {
-            return Err(self.error(0, name, "was not planned".to_owned()));
+        let Some(&TensorLocation { shard, start, n_bytes }) = self.places.get(name) else {
+            return Err(self.error(0, name, "is not in the file's plan".to_owned()));
         };
         if self.open.as_ref().is_none_or(|(number, _)| *number != shard) {
             self.close()?;
@@ -122,11 +122,11 @@ impl<'a> TensorWriter<'a> {
         }
         match written == n_bytes {
             true => Ok(()),
-            false => Err(self.error(shard, name, format!("has {written} bytes, its shape takes {n_bytes}"))),
+            false => Err(self.error(shard, name, format!("has {written} bytes, but its shape requires {n_bytes}"))),
         }
     }
 
-    /// Ends the last file, and writes the index if there is more than one.
+    /// Finishes the last file, and writes the index if there are several.
     pub(in super::super) fn finish(mut self) -> Result<()> {
         self.close()?;
         if self.shards.len() < 2 {
@@ -151,7 +151,7 @@ impl<'a> TensorWriter<'a> {
     }
 }
 
-/// The tensors of each shard: a new one begins where the next tensor would make it too large.
+/// The tensors of each shard: a new shard begins when the next tensor would make it too large.
 fn split(plan: Vec<TensorPlan>, max_shard_bytes: usize) -> Vec<Vec<TensorPlan>> {
     let mut shards = vec![Vec::new()];
     let mut shard_bytes = 0;
@@ -169,14 +169,17 @@ fn split(plan: Vec<TensorPlan>, max_shard_bytes: usize) -> Vec<Vec<TensorPlan>> 
     shards
 }
 
-/// Names of tensors, and where their bytes are behind the header.
+/// Names of tensors, and the range of their bytes after the header.
 type Offsets = Vec<(String, (usize, usize))>;
 
-/// What a file begins with, and where its tensors are: as the library `safetensors` writes them.
+/// The header of a file and the positions of its tensors: as the library `safetensors` writes them.
 fn lay_out(mut tensors: Vec<TensorPlan>, file: &str) -> Result<(Vec<u8>, Offsets)> {
-    let error =
-        |what: String| Error::File { path: file.into(), what: format!("cannot be made: {what}"), hint: String::new() };
-    // The widest first, so that all are aligned.
+    let error = |what: String| Error::File {
+        path: file.into(),
+        what: format!("cannot be created: {what}"),
+        hint: String::new(),
+    };
+    // The widest types first, so that all are aligned.
     tensors.sort_by(|left, right| right.dtype.cmp(&left.dtype).then_with(|| left.name.cmp(&right.name)));
     let mut end = 0;
     let infos = tensors.into_iter().map(|tensor| {
@@ -186,13 +189,16 @@ fn lay_out(mut tensors: Vec<TensorPlan>, file: &str) -> Result<(Vec<u8>, Offsets
     });
     let infos: Vec<_> = infos.collect();
     let offsets = infos.iter().map(|(name, info)| (name.clone(), info.data_offsets)).collect();
-    // `transformers` wants to know which framework the tensors are for, and has no name for ours.
+    // `transformers` requires a framework name, and has none for Hearth.
     let metadata = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     let metadata = Metadata::new(Some(metadata), infos).map_err(|reason| error(reason.to_string()))?;
     let mut json = serde_json::to_vec(&metadata).map_err(|reason| error(reason.to_string()))?;
     json.resize(json.len().next_multiple_of(8), b' ');
     if json.len() > MAX_HEADER_BYTES {
-        return Err(error(format!("its header would have {} bytes, allowed are {MAX_HEADER_BYTES}", json.len())));
+        return Err(error(format!(
+            "its header would have {} bytes; at most {MAX_HEADER_BYTES} are allowed",
+            json.len()
+        )));
     }
     let mut header = (json.len() as u64).to_le_bytes().to_vec();
     header.append(&mut json);
@@ -258,8 +264,8 @@ mod tests {
         let plan = vec![TensorPlan::plain("a".into(), DiskDtype::F32, vec![3])];
         let mut writer = TensorWriter::new(&staged, DiskDtype::F32, usize::MAX, plan).unwrap();
         let error = writer.write_values("a", &[0.0; 4]).unwrap_err().to_string();
-        assert!(error.contains("`a`: has 16 bytes, its shape takes 12"), "{error}");
+        assert!(error.contains("`a`: has 16 bytes, but its shape requires 12"), "{error}");
         let error = writer.write_values("b", &[0.0]).unwrap_err().to_string();
-        assert!(error.contains("`b`: was not planned"), "{error}");
+        assert!(error.contains("`b`: is not in the file's plan"), "{error}");
     }
 }

@@ -1,7 +1,6 @@
-//! The front of a GGUF file: metadata and the list of tensors, checked whole before anything is made of it.
+//! The header of a GGUF file: metadata and the list of tensors, fully checked before use.
 //!
-//! A count, a length or an offset of the file is believed only as far as the file's own bytes go, so that nothing is
-//! allocated that is not there.
+//! Counts, lengths and offsets are checked against the file's size, so that a damaged file does not allocate memory.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -9,38 +8,43 @@ use std::{
     path::Path,
 };
 
-use super::blocks::ElementType;
+use super::super::{
+    element_type::ElementType,
+    tensor_table::{StoredTensor, ValueKind},
+};
 use crate::error::{Error, Result};
 
+/// See [`StoredTensor`].
+pub(super) const ASKED_BY: &str = "the metadata";
 const MAGIC: &[u8; 4] = b"GGUF";
-/// What offsets are multiples of where `general.alignment` does not say.
+/// Alignment of offsets if `general.alignment` is absent.
 const ALIGNMENT: u64 = 32;
-/// Arrays of arrays have a meaning in no key; deeper than this, a file is after the stack.
+/// No key uses nested arrays; deeper nesting could only serve to exhaust the stack.
 const MAX_DEPTH: usize = 4;
-/// As GGML has it.
+/// GGML's limit.
 const MAX_DIMS: usize = 4;
 const MAX_NAME_BYTES: usize = 64;
-/// The fewest bytes that a tensor's entry takes: name, number of dimensions, one of them, type, offset.
+/// Minimum size of a tensor's entry: name, number of dimensions, one dimension, type, offset.
 const MIN_TENSOR_BYTES: u64 = 8 + 1 + 4 + 8 + 4 + 8;
-/// The fewest bytes that a pair of the metadata takes: key, type, one byte.
+/// Minimum size of a metadata pair: key, type, one byte.
 const MIN_PAIR_BYTES: u64 = 8 + 1 + 4 + 1;
 
-/// What a file says of itself, and where its tensors are.
+/// A file's metadata and tensors.
 #[derive(Debug)]
 pub(super) struct Header<'a> {
     pub(super) metadata: Metadata<'a>,
-    /// In the order of the file.
+    /// In the order of the file. Shapes begin with the outermost dimension, unlike in the file.
     pub(super) tensors: Vec<StoredTensor<'a>>,
 }
 
-/// The pairs of a file's metadata.
+/// The metadata pairs of a file.
 #[derive(Debug)]
 pub(super) struct Metadata<'a> {
     pub(super) path: &'a Path,
     entries: HashMap<&'a str, Value<'a>>,
 }
 
-/// A value of the metadata.
+/// A metadata value.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Value<'a> {
     Unsigned(u64),
@@ -52,7 +56,7 @@ pub(super) enum Value<'a> {
     Array(Array<'a>),
 }
 
-/// A list of the metadata, already walked through once.
+/// A metadata list whose items have been checked.
 #[derive(Clone, Copy)]
 pub(super) struct Array<'a> {
     kind: Kind,
@@ -61,7 +65,7 @@ pub(super) struct Array<'a> {
 }
 
 impl Array<'_> {
-    /// Its values, if they are true or false.
+    /// Its items, if they are booleans.
     pub(super) fn flags(&self) -> Option<impl Iterator<Item = bool>> {
         (self.kind == Kind::Bool).then(|| self.bytes.iter().map(|&byte| byte != 0))
     }
@@ -73,7 +77,7 @@ impl fmt::Debug for Array<'_> {
     }
 }
 
-/// The types of values.
+/// Value types.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     U8,
@@ -91,7 +95,7 @@ enum Kind {
     F64,
 }
 
-/// By their numbers.
+/// By their numbers in the file.
 const KINDS: [Kind; 13] = [
     Kind::U8,
     Kind::I8,
@@ -108,33 +112,15 @@ const KINDS: [Kind; 13] = [
     Kind::F64,
 ];
 
-/// A tensor as it lies in the file.
-#[derive(Clone, Debug)]
-pub(super) struct StoredTensor<'a> {
-    pub(super) path: &'a Path,
-    pub(super) name: &'a str,
-    /// Outermost first: the other way round than in the file.
-    pub(super) shape: Vec<usize>,
-    pub(super) element: ElementType,
-    /// As many as shape and type make.
-    pub(super) bytes: &'a [u8],
-}
-
-impl StoredTensor<'_> {
-    pub(super) fn error(&self, what: String) -> Error {
-        tensor_error(self.path, self.name, what)
-    }
-}
-
 fn tensor_error(path: &Path, name: &str, what: String) -> Error {
     Error::Tensor { path: path.to_owned(), tensor: name.to_owned(), what, hint: String::new() }
 }
 
 impl<'a> Header<'a> {
-    /// Reads the front of the file that has these `bytes`. `path` is for messages.
+    /// Parses the header of the file with these `bytes`. `path` is for messages.
     ///
     /// # Errors
-    /// [`Error::File`] or [`Error::Tensor`] with what is wrong.
+    /// [`Error::File`] or [`Error::Tensor`] if the file is invalid.
     pub(super) fn parse(bytes: &'a [u8], path: &'a Path) -> Result<Self> {
         let mut reader = Reader { bytes, at: 0, path };
         let (n_tensors, n_pairs) = reader.counts()?;
@@ -155,7 +141,7 @@ fn alignment(metadata: &Metadata<'_>) -> Result<u64> {
     Err(metadata.error(format!("`general.alignment` must be a power of two up to 2^20, got {alignment}")))
 }
 
-/// An entry of the list of tensors.
+/// An entry of the tensor list.
 struct Entry<'a> {
     name: &'a str,
     shape: Vec<usize>,
@@ -164,12 +150,12 @@ struct Entry<'a> {
     n_bytes: u64,
 }
 
-/// Gives the tensors their bytes; refuses names that come twice, and tensors that share bytes or are not there.
+/// Assigns the tensors their bytes; rejects duplicate names, and tensors that overlap or lie outside the file.
 fn place<'a>(entries: Vec<Entry<'a>>, data: &'a [u8], alignment: u64, path: &'a Path) -> Result<Vec<StoredTensor<'a>>> {
     let mut names = HashSet::with_capacity(entries.len());
     for entry in &entries {
         if !names.insert(entry.name) {
-            return Err(tensor_error(path, entry.name, "is there twice".to_owned()));
+            return Err(tensor_error(path, entry.name, "occurs twice".to_owned()));
         }
         let end = entry.offset.checked_add(entry.n_bytes).filter(|&end| end <= data.len() as u64);
         if end.is_none() {
@@ -177,28 +163,28 @@ fn place<'a>(entries: Vec<Entry<'a>>, data: &'a [u8], alignment: u64, path: &'a 
                 path: path.to_owned(),
                 tensor: entry.name.to_owned(),
                 what: format!(
-                    "has {} bytes from byte {} on, the file has {} bytes of values",
+                    "has {} bytes from byte {} on, but the file has {} bytes of values",
                     entry.n_bytes,
                     entry.offset,
                     data.len()
                 ),
-                hint: "the file may be cut short or may still be downloading".to_owned(),
+                hint: "the file may be truncated or still downloading".to_owned(),
             });
         }
         if !entry.offset.is_multiple_of(alignment) {
-            let what = format!("starts at byte {}, which is no multiple of {alignment}", entry.offset);
+            let what = format!("starts at byte {}, which is not a multiple of {alignment}", entry.offset);
             return Err(tensor_error(path, entry.name, what));
         }
     }
     let mut in_order: Vec<&Entry<'_>> = entries.iter().collect();
     in_order.sort_unstable_by_key(|entry| entry.offset);
     if let Some([before, entry]) = in_order.array_windows().find(|[a, b]| a.offset + a.n_bytes > b.offset) {
-        let what = format!("starts at byte {}, within `{}`", entry.offset, before.name);
+        let what = format!("starts at byte {}, inside `{}`", entry.offset, before.name);
         return Err(tensor_error(path, entry.name, what));
     }
     let stored = |Entry { name, shape, element, offset, n_bytes }| {
         let bytes = &data[offset as usize..][..n_bytes as usize];
-        StoredTensor { path, name, shape, element, bytes }
+        StoredTensor { path, name, shape, kind: ValueKind::Weights(element), asked_by: ASKED_BY, bytes }
     };
     Ok(entries.into_iter().map(stored).collect())
 }
@@ -217,7 +203,7 @@ impl<'a> Metadata<'a> {
             None => Ok(None),
             Some(Value::Unsigned(number)) => Ok(Some(number)),
             Some(Value::Signed(number)) if number >= 0 => Ok(Some(number.cast_unsigned())),
-            Some(other) => Err(self.wrong(key, "a whole number that is not negative", other)),
+            Some(other) => Err(self.wrong(key, "a whole number, 0 or more", other)),
         }
     }
 
@@ -299,7 +285,7 @@ impl fmt::Display for Value<'_> {
     }
 }
 
-/// Takes values off the front of a file.
+/// Reads values from the front of a file.
 struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -309,9 +295,9 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     /// Magic, version and the two counts.
     fn counts(&mut self) -> Result<(u64, u64)> {
-        let hint = || "give a GGUF file, or a model dir: a folder with `config.json`".to_owned();
+        let hint = || "use a GGUF file, or a model dir: a folder with `config.json`".to_owned();
         if self.bytes.get(..4) != Some(MAGIC) {
-            let what = "is not a GGUF file: it does not begin with `GGUF`".to_owned();
+            let what = "is not a GGUF file: it does not start with `GGUF`".to_owned();
             return Err(Error::File { path: self.path.to_owned(), what, hint: hint() });
         }
         self.at = 4;
@@ -319,9 +305,9 @@ impl<'a> Reader<'a> {
         if !(2..=3).contains(&version) {
             let is_big = (2..=3).contains(&version.swap_bytes());
             let what = if is_big {
-                "is a big-endian GGUF file; supported are little-endian ones".to_owned()
+                "is a big-endian GGUF file; only little-endian files are supported".to_owned()
             } else {
-                format!("is of GGUF version {version}, supported are 2 and 3")
+                format!("has GGUF version {version}; supported are 2 and 3")
             };
             let hint = "convert the model again with a current version of llama.cpp".to_owned();
             return Err(Error::File { path: self.path.to_owned(), what, hint });
@@ -330,7 +316,7 @@ impl<'a> Reader<'a> {
         let left = (self.bytes.len() - self.at) as u64;
         for (what, n, bytes) in [("tensors", n_tensors, MIN_TENSOR_BYTES), ("metadata", n_pairs, MIN_PAIR_BYTES)] {
             if n > left / bytes {
-                return Err(self.cut_short(format!("says that it has {n} {what}, which {left} bytes cannot hold")));
+                return Err(self.cut_short(format!("declares {n} {what}, which do not fit into {left} bytes")));
             }
         }
         Ok((n_tensors, n_pairs))
@@ -343,7 +329,7 @@ impl<'a> Reader<'a> {
             let kind = self.kind(key)?;
             let value = self.value(key, kind, 0)?;
             if entries.insert(key, value).is_some() {
-                return Err(self.error(format!("`{key}` is there twice")));
+                return Err(self.error(format!("`{key}` occurs twice")));
             }
         }
         Ok(Metadata { path: self.path, entries })
@@ -353,11 +339,11 @@ impl<'a> Reader<'a> {
         let (path, name) = (self.path, self.text()?);
         let refuse = |what: String| tensor_error(path, name, what);
         if name.is_empty() || name.len() > MAX_NAME_BYTES {
-            return Err(self.error(format!("a tensor's name has {} bytes, allowed are 1 to 64", name.len())));
+            return Err(self.error(format!("a tensor's name has {} bytes; 1 to 64 are allowed", name.len())));
         }
         let n_dims = self.u32()? as usize;
         if !(1..=MAX_DIMS).contains(&n_dims) {
-            return Err(refuse(format!("has {n_dims} dimensions, allowed are 1 to {MAX_DIMS}")));
+            return Err(refuse(format!("has {n_dims} dimensions; 1 to {MAX_DIMS} are allowed")));
         }
         let mut dims = (0..n_dims).map(|_| self.u64()).collect::<Result<Vec<u64>>>()?;
         let element = ElementType::from_number(self.u32()?).map_err(refuse)?;
@@ -365,7 +351,7 @@ impl<'a> Reader<'a> {
         let (block_len, inner) = (element.block_len() as u64, dims[0]);
         if dims.contains(&0) || !inner.is_multiple_of(block_len) {
             return Err(refuse(format!(
-                "has rows of {inner} values in all of {dims:?}, which is no whole number of blocks of {block_len}"
+                "has the shape {dims:?}, whose rows of {inner} values are not a whole number of blocks of {block_len}"
             )));
         }
         let n_values = dims.iter().try_fold(1u64, |n, &dim| n.checked_mul(dim));
@@ -380,7 +366,7 @@ impl<'a> Reader<'a> {
     fn kind(&mut self, key: &str) -> Result<Kind> {
         let number = self.u32()?;
         let kind = KINDS.get(number as usize).copied();
-        kind.ok_or_else(|| self.error(format!("`{key}` has the type {number}, which there is not")))
+        kind.ok_or_else(|| self.error(format!("`{key}` has the unknown type {number}")))
     }
 
     fn value(&mut self, key: &str, kind: Kind, depth: usize) -> Result<Value<'a>> {
@@ -401,7 +387,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// Walks through a list, so that it can be read later without a second thought.
+    /// Checks all items of a list, so that reading them later cannot fail.
     fn array(&mut self, key: &str, depth: usize) -> Result<Array<'a>> {
         if depth == MAX_DEPTH {
             return Err(self.error(format!("`{key}` is a list more than {MAX_DEPTH} deep")));
@@ -410,9 +396,9 @@ impl<'a> Reader<'a> {
         let width = kind.width();
         let left = (self.bytes.len() - self.at) as u64;
         if len > left / width.unwrap_or(kind.min_width()) {
-            return Err(
-                self.cut_short(format!("`{key}` is said to be a list of {len}, which {left} bytes cannot hold"))
-            );
+            return Err(self.cut_short(format!(
+                "`{key}` is declared as a list of {len} items, which do not fit into {left} bytes"
+            )));
         }
         let start = self.at;
         match width {
@@ -430,7 +416,7 @@ impl<'a> Reader<'a> {
         let len = self.u64()?;
         let len = usize::try_from(len).ok().filter(|&len| len <= self.bytes.len() - self.at);
         let Some(len) = len else {
-            return Err(self.cut_short("has a string that goes beyond its end".to_owned()));
+            return Err(self.cut_short("has a string that extends beyond the end of the file".to_owned()));
         };
         let bytes = self.take(len)?;
         std::str::from_utf8(bytes).map_err(|_| {
@@ -453,14 +439,14 @@ impl<'a> Reader<'a> {
                 self.at += N;
                 Ok(from_bytes(bytes))
             }
-            None => Err(self.cut_short("ends within its header".to_owned())),
+            None => Err(self.cut_short("ends inside its header".to_owned())),
         }
     }
 
     fn take(&mut self, n: usize) -> Result<&'a [u8]> {
         let taken = self.bytes[self.at..].get(..n);
         self.at += n;
-        taken.ok_or_else(|| self.cut_short("ends within its header".to_owned()))
+        taken.ok_or_else(|| self.cut_short("ends inside its header".to_owned()))
     }
 
     fn error(&self, what: String) -> Error {
@@ -468,13 +454,13 @@ impl<'a> Reader<'a> {
     }
 
     fn cut_short(&self, what: String) -> Error {
-        let hint = "the file may be cut short or may still be downloading".to_owned();
+        let hint = "the file may be truncated or still downloading".to_owned();
         Error::File { path: self.path.to_owned(), what, hint }
     }
 }
 
 impl Kind {
-    /// Bytes of a value, where all have the same.
+    /// Size of a value in bytes, if it is the same for all values of the type.
     fn width(self) -> Option<u64> {
         match self {
             Self::U8 | Self::I8 | Self::Bool => Some(1),
@@ -485,7 +471,7 @@ impl Kind {
         }
     }
 
-    /// The fewest bytes that a string or a list takes.
+    /// Minimum size of a string or a list in bytes.
     fn min_width(self) -> u64 {
         if self == Self::Array { 12 } else { 8 }
     }

@@ -1,11 +1,12 @@
 //! Models in llama.cpp's format: one GGUF file, or several, with weights, configuration, tokenizer and chat template.
 //!
-//! [`header`](self) and the tokenizer know no tensors; [`params`](self) makes a model of the rest. What GGUF calls an
-//! architecture is a column of the table in `weights::architectures`.
+//! `header` reads metadata and the list of tensors, `architectures` turns metadata into a configuration, `names` says which
+//! tensors make up which parameters, and `weights::loader` loads them.
 
-mod blocks;
+mod architectures;
+mod config_rows;
 mod header;
-mod params;
+mod names;
 mod pre_tokenizers;
 mod rope_factors;
 mod tokenizer;
@@ -19,16 +20,17 @@ use std::{
 use serde_json::{Map, Value as Json, json};
 
 use self::{
+    architectures::Gguf,
     header::{Header, Metadata, Value},
-    params::TensorTable,
     tokenizer::{TokenizerFiles, Vocabulary},
 };
 use super::{
-    architectures::{self, Gguf},
     fields::Fields,
     generation_config::sampling_defaults,
     layout::GENERATION_FILE,
     loaded::{LoadOptions, LoadedModel},
+    loader::{self, LoadPlan},
+    tensor_table::TensorTable,
 };
 use crate::{
     chat::{self, ChatTemplate},
@@ -112,7 +114,14 @@ pub(super) fn load_config(path: &Path) -> Result<GptConfig> {
 
 fn build(metadata: &Metadata<'_>, mut tensors: TensorTable<'_>, options: &LoadOptions) -> Result<Gpt> {
     let (gguf, config) = read_config(metadata, &mut tensors)?;
-    params::load(&tensors, gguf, &config, (options.dtype, &options.device))
+    let plan = LoadPlan {
+        names: gguf.names(),
+        config: &config,
+        dtype: options.dtype,
+        keeps_f16: true,
+        device: &options.device,
+    };
+    loader::load(&tensors, &plan)
 }
 
 /// Maps the file at `path`, and the others of its model where it is one of several, for as long as `read` runs.
@@ -135,10 +144,10 @@ fn with_files<T>(path: &Path, read: impl FnOnce(&Metadata<'_>, TensorTable<'_>) 
         tensors.extend(other.tensors);
     }
     let all_maps = [&first].into_iter().chain(maps.iter().map(|(_, map)| map)).collect();
-    let tensors = TensorTable::new(path, all_maps, tensors)?;
+    let tensors = TensorTable::new(path, all_maps, header::ASKED_BY, tensors)?;
     match metadata.unsigned(SPLIT_TENSORS)? {
         Some(n_tensors) if n_tensors != tensors.len() as u64 => {
-            Err(metadata.error(format!("`{SPLIT_TENSORS}` is {n_tensors}, the files have {}", tensors.len())))
+            Err(metadata.error(format!("`{SPLIT_TENSORS}` is {n_tensors}, but the files have {}", tensors.len())))
         }
         _ => read(&metadata, tensors),
     }
@@ -149,10 +158,10 @@ fn other_files(metadata: &Metadata<'_>, n_files: u64) -> Result<Vec<PathBuf>> {
     let refuse =
         |what: String, hint: &str| Err(Error::File { path: metadata.path.to_owned(), what, hint: hint.to_owned() });
     if n_files > MAX_FILES {
-        return refuse(format!("`{SPLIT_COUNT}` is {n_files}, allowed are up to {MAX_FILES}"), "");
+        return refuse(format!("`{SPLIT_COUNT}` is {n_files}; at most {MAX_FILES} are allowed"), "");
     }
     if metadata.unsigned(SPLIT_NUMBER)? != Some(0) {
-        return refuse(format!("is not the first of its model's {n_files} files"), "give the first one");
+        return refuse(format!("is not the first of its model's {n_files} files"), "use the first one");
     }
     let ending = |number: u64| format!("-{number:05}-of-{n_files:05}.gguf");
     let name = metadata.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -162,15 +171,15 @@ fn other_files(metadata: &Metadata<'_>, n_files: u64) -> Result<Vec<PathBuf>> {
         }
         None => refuse(
             format!("is the first of {n_files} files, but its name does not end in `{}`", ending(1)),
-            "the files find each other by their names: give them back those that they were made with",
+            "split files are found by name: restore their original names",
         ),
     }
 }
 
-/// The architecture, and how GGUF spells it. What shapes it but is no parameter is taken out of `tensors`.
+/// The configuration and the architecture. Tensors that shape it but are no parameters are taken out of `tensors`.
 fn read_config(metadata: &Metadata<'_>, tensors: &mut TensorTable<'_>) -> Result<(&'static Gguf, GptConfig)> {
     let name = metadata.text(ARCHITECTURE)?.ok_or_else(|| metadata.missing(ARCHITECTURE))?;
-    let gguf = architectures::gguf(name).map_err(|known| Error::File {
+    let gguf = architectures::named(name).map_err(|known| Error::File {
         path: metadata.path.to_owned(),
         what: format!("architecture `{name}` is not supported"),
         hint: format!("supported are {known}"),
@@ -180,7 +189,7 @@ fn read_config(metadata: &Metadata<'_>, tensors: &mut TensorTable<'_>) -> Result
         metadata.keys().filter_map(|key| Some((key.strip_prefix(&prefix)?.to_owned(), json_of(metadata.get(key)?))));
     let own: Map<String, Json> = own.collect();
     let fields = Fields::new(&own, metadata.path).with_prefix(&prefix);
-    let mut config = gguf.read(&fields, &|name| tensors.contains(name))?;
+    let mut config = gguf.read(&fields, &|name| tensors.get(name).is_some())?;
     config.vocab_size = tensors.require("token_embd.weight")?.shape[0];
     rope_factors::apply(&mut config, tensors)?;
     config.validate().map_err(|error| metadata.error(error.to_string()))?;

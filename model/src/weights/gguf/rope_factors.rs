@@ -1,7 +1,7 @@
 //! The tensor `rope_freqs.weight`: what each pair of dimensions' wavelength is multiplied by. llama.cpp's converter makes it
 //! of Llama 3.1's scaling; what it was made of is found again, and refused if it was something else.
 
-use super::params::TensorTable;
+use super::super::tensor_table::TensorTable;
 use crate::{
     config::{GptConfig, Positions, RopeScaling},
     error::Result,
@@ -19,20 +19,13 @@ const TOLERANCE: f32 = 1e-4;
 pub(super) fn apply(config: &mut GptConfig, tensors: &mut TensorTable<'_>) -> Result<()> {
     let Positions::Rope(rope) = &mut config.positions else { return Ok(()) };
     let Some(tensor) = tensors.take(TENSOR) else { return Ok(()) };
-    if tensor.shape != [rope.rotary_dim / 2] || tensor.element.block_len() != 1 {
-        return Err(tensor.error(format!(
-            "has shape {:?}, the metadata asks for {}",
-            tensor.shape,
-            rope.rotary_dim / 2
-        )));
-    }
-    let mut factors = vec![0.0; rope.rotary_dim / 2];
-    tensor.element.decode(tensor.bytes, &mut factors);
+    tensor.require_shape(&[rope.rotary_dim / 2])?;
+    let factors = tensor.to_f32()?;
     if factors.iter().all(|&factor| factor == 1.0) {
         return Ok(());
     }
     if rope.scaling != RopeScaling::None {
-        return Err(tensor.error("comes on top of another scaling of the positions".to_owned()));
+        return Err(tensor.error("cannot be combined with another scaling of the positions".to_owned()));
     }
     let plain = rope_frequencies(rope, 1);
     let same = |scaling: &RopeScaling| {
@@ -43,7 +36,7 @@ pub(super) fn apply(config: &mut GptConfig, tensors: &mut TensorTable<'_>) -> Re
     match fit(&plain, &factors).into_iter().find(same) {
         Some(scaling) => rope.scaling = scaling,
         None => {
-            let what = "holds other factors than those of Llama 3.1's scaling, which are not supported";
+            let what = "has factors other than those of Llama 3.1's scaling, which are not supported";
             return Err(tensor.error(what.to_owned()));
         }
     }

@@ -1,8 +1,8 @@
-//! The tokenizer of a GGUF file, put into the words of `tokenizer.json`: there is one reader of tokenizers.
+//! Converts the tokenizer of a GGUF file to the format of `tokenizer.json`, so that there is one reader of tokenizers.
 //!
-//! `gpt2` is byte-level BPE with merges. `llama` is SentencePiece's BPE, which has no merges but scores: a merge makes
-//! the piece with the highest score first. That is said in merges by listing, from the highest score down, every pair of
-//! pieces that makes a piece, as `transformers` does.
+//! `gpt2` is byte-level BPE with merges. `llama` is SentencePiece's BPE, which has scores instead of merges: the merge
+//! that creates the token with the highest score comes first. It is converted to merges by listing, from the highest
+//! score down, every pair of tokens whose concatenation is a token, as `transformers` does.
 
 use std::collections::{HashMap, HashSet};
 
@@ -18,10 +18,10 @@ use crate::{
     tokenizer::Tokenizer,
 };
 
-/// Looking for merges costs the square of a piece's length; vocabularies cost a hundredth of this.
+/// Deriving merges costs the square of a token's length; real vocabularies cost a hundredth of this limit.
 const MAX_MERGE_WORK: usize = 1 << 31;
 
-/// Special tokens that end a turn or a text in some family, as llama.cpp knows them: files name one `eos` only.
+/// Special tokens that end a message or a text in some family, from llama.cpp: files contain only one `eos`.
 const ENDS: &[&str] = &[
     "<|eot_id|>",
     "<|im_end|>",
@@ -37,13 +37,13 @@ const ENDS: &[&str] = &[
     "<｜end▁of▁sentence｜>",
 ];
 
-/// The tokenizer, and which tokens end a text.
+/// The tokenizer, and the tokens that end a text.
 pub(super) struct Vocabulary {
     pub(super) tokenizer: Tokenizer,
     pub(super) eos_token_ids: Vec<TokenId>,
 }
 
-/// What a token is, by `tokenizer.ggml.token_type`.
+/// The type of a token, from `tokenizer.ggml.token_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TokenType {
     Normal,
@@ -54,7 +54,7 @@ enum TokenType {
     Byte,
 }
 
-/// What the file says of its tokens.
+/// The token data of a file.
 struct Tokens<'a> {
     metadata: &'a Metadata<'a>,
     tokens: Vec<&'a str>,
@@ -70,7 +70,7 @@ struct Roles {
     unk: Option<TokenId>,
 }
 
-/// Reads the tokenizer that the file carries.
+/// Reads the tokenizer of the file.
 pub(super) fn read(metadata: &Metadata<'_>) -> Result<Vocabulary> {
     let tokens = Tokens::read(metadata)?;
     let TokenizerFiles { tokenizer, config } = tokens.files()?;
@@ -78,7 +78,7 @@ pub(super) fn read(metadata: &Metadata<'_>) -> Result<Vocabulary> {
     Ok(Vocabulary { tokenizer, eos_token_ids: tokens.ends()? })
 }
 
-/// A tokenizer as a model dir has it: what its files hold.
+/// The tokenizer as files of a model dir.
 pub(super) struct TokenizerFiles {
     /// `tokenizer.json`.
     pub(super) tokenizer: Vec<u8>,
@@ -86,7 +86,7 @@ pub(super) struct TokenizerFiles {
     pub(super) config: Vec<u8>,
 }
 
-/// The tokenizer that the file carries, in a model dir's own words.
+/// The tokenizer of the file, converted to files of a model dir.
 pub(super) fn files(metadata: &Metadata<'_>) -> Result<TokenizerFiles> {
     Tokens::read(metadata)?.files()
 }
@@ -116,7 +116,7 @@ impl<'a> Tokens<'a> {
                 numbers.into_iter().map(|number| token_type(metadata, number)).collect::<Result<_>>()?
             }
         };
-        // Files differ in what they call tokens that nobody should write; these are never text.
+        // Files differ in the type of unused tokens; these are never text.
         for (token, kind) in tokens.iter().zip(&mut types) {
             if ENDS.contains(token) {
                 *kind = TokenType::Control;
@@ -145,7 +145,7 @@ impl<'a> Tokens<'a> {
         let name = self.metadata.text(PRE)?;
         if name.is_none() {
             tracing::warn!(
-                "`{}` does not say how its tokenizer cuts words: `{PRE}` is missing",
+                "`{}` does not specify how its tokenizer splits text: `{PRE}` is missing",
                 self.metadata.path.display()
             );
         }
@@ -156,13 +156,14 @@ impl<'a> Tokens<'a> {
             hint: format!("supported are {names}"),
         })?;
         let merges = self.metadata.texts(MERGES)?.ok_or_else(|| self.metadata.missing(MERGES))?;
-        // A token may begin with a space, but none holds one.
+        // A token may start with a space, but none contains one.
         let pair = |merge: &str| {
             let space = merge.char_indices().skip(1).find(|(_, character)| *character == ' ');
             space.map(|(at, _)| json!([merge[..at], merge[at + 1..]]))
         };
         let merges: Option<Vec<Value>> = merges.iter().map(|merge| pair(merge)).collect();
-        let merges = merges.ok_or_else(|| self.metadata.error(format!("`{MERGES}` has one that is no pair")))?;
+        let merges =
+            merges.ok_or_else(|| self.metadata.error(format!("`{MERGES}` has an entry that is not a pair")))?;
         let PreTokenizer { nfc, ignore_merges, add_bos, .. } = *pre;
         let normalizer = if nfc { json!({ "type": "NFC" }) } else { Value::Null };
         let model = json!({
@@ -234,7 +235,7 @@ impl<'a> Tokens<'a> {
         tokens.filter(move |(_, (_, own))| **own == kind).map(|(id, (token, _))| (id as TokenId, *token))
     }
 
-    /// Tokens that are looked for in a text before it is cut into words.
+    /// Tokens that are found in a text before it is split into words.
     fn added_tokens(&self) -> Vec<Value> {
         let strips = self.strips_behind();
         let added = |(id, (token, kind)): (usize, (&&str, &TokenType))| {
@@ -249,7 +250,7 @@ impl<'a> Tokens<'a> {
                 "single_word": false,
                 "lstrip": false,
                 "rstrip": strips && special && !matches!(*token, "<unk>" | "<s>" | "<|endoftext|>"),
-                // Spelled as pieces are, a token is found only in a text that is.
+                // Tokens are spelled with the space mark, so they match only after normalization.
                 "normalized": token.contains('▁'),
                 "special": special,
             }))
@@ -257,8 +258,8 @@ impl<'a> Tokens<'a> {
         self.tokens.iter().zip(&self.types).enumerate().filter_map(added).collect()
     }
 
-    /// Phi 3's special tokens take the spaces behind them; files do not say so, llama.cpp goes by the architecture's name
-    /// too.
+    /// Phi 3's special tokens include following spaces. Files do not say so; llama.cpp also checks the architecture's
+    /// name.
     fn strips_behind(&self) -> bool {
         let is = |key: &str, value: &str| matches!(self.metadata.text(key), Ok(Some(found)) if found == value);
         is("general.architecture", "phi3") && is(MODEL, "llama")
@@ -280,14 +281,14 @@ impl<'a> Tokens<'a> {
         json!({ "type": "TemplateProcessing", "single": template, "pair": template, "special_tokens": tokens })
     }
 
-    /// What `tokenizer_config.json` would say.
+    /// The contents of `tokenizer_config.json`.
     fn config_json(&self) -> Value {
         let token = |id: Option<TokenId>| id.map(|id| self.tokens[id as usize]);
         let Roles { bos, eos, pad, unk } = self.roles;
         json!({ "bos_token": token(bos), "eos_token": token(eos), "pad_token": token(pad), "unk_token": token(unk) })
     }
 
-    /// Every pair of pieces that makes a piece, the best first.
+    /// Every pair of tokens whose concatenation is a token, the best first.
     fn merges_of_scores(&self) -> Result<Vec<Value>> {
         let scores = self.metadata.floats(SCORES)?.ok_or_else(|| self.metadata.missing(SCORES))?;
         require_len(self.metadata, SCORES, scores.len(), self.tokens.len())?;
@@ -297,7 +298,7 @@ impl<'a> Tokens<'a> {
             pieces.filter(|(_, (_, kind))| is_piece(**kind)).map(|(id, (token, _))| (*token, id)).collect();
         let work = ids.keys().fold(0usize, |work, piece| work.saturating_add(piece.len().saturating_mul(piece.len())));
         if work > MAX_MERGE_WORK {
-            return Err(self.metadata.error(format!("`{TOKENS}` has pieces that are too long to look for merges in")));
+            return Err(self.metadata.error(format!("`{TOKENS}` has tokens that are too long to derive merges from")));
         }
         let mut merges = Vec::new();
         for (piece, &id) in &ids {
@@ -308,7 +309,7 @@ impl<'a> Tokens<'a> {
                 }
             }
         }
-        // Between pairs of equal score the order is that of `transformers`: the longer left half first.
+        // For equal scores, the order of `transformers`: the longer left half first.
         let length = |text: &str| text.chars().count();
         merges.sort_by(|a, b| {
             let by_length = || length(b.2.0).cmp(&length(a.2.0)).then_with(|| length(b.3.0).cmp(&length(a.3.0)));
@@ -317,7 +318,7 @@ impl<'a> Tokens<'a> {
         Ok(merges.into_iter().map(|(_, _, (left, _), (right, _))| json!([left, right])).collect())
     }
 
-    /// Tokens that end a text: those that the file gives the role, and those that are known to have it.
+    /// Tokens that end a text: those with that role in the file, and known ones.
     fn ends(&self) -> Result<Vec<TokenId>> {
         let role = |key: &str| id_of_role(self.metadata, key, self.tokens.len());
         let mut ends: Vec<TokenId> = self.roles.eos.into_iter().collect();
@@ -333,7 +334,7 @@ impl<'a> Tokens<'a> {
 impl Roles {
     fn read(metadata: &Metadata<'_>, n_tokens: usize) -> Result<Self> {
         let role = |key: &str| id_of_role(metadata, key, n_tokens);
-        // What SentencePiece gives them where nobody says otherwise.
+        // SentencePiece's defaults.
         let is_sentence_piece = metadata.text(MODEL)? == Some("llama");
         let usual = |id: TokenId| Some(id).filter(|id| is_sentence_piece && (*id as usize) < n_tokens);
         Ok(Self {
@@ -349,20 +350,20 @@ fn id_of_role(metadata: &Metadata<'_>, key: &str, n_tokens: usize) -> Result<Opt
     let Some(id) = metadata.unsigned(key)? else { return Ok(None) };
     match TokenId::try_from(id) {
         Ok(id) if (id as usize) < n_tokens => Ok(Some(id)),
-        _ => Err(metadata.error(format!("`{key}` is {id}, there are {n_tokens} tokens"))),
+        _ => Err(metadata.error(format!("`{key}` is {id}, but there are {n_tokens} tokens"))),
     }
 }
 
 fn token_type(metadata: &Metadata<'_>, number: i32) -> Result<TokenType> {
     Ok(match number {
-        // 0 is what files say that do not know.
+        // Files use 0 for unknown types.
         0 | 1 => TokenType::Normal,
         2 => TokenType::Unknown,
         3 => TokenType::Control,
         4 => TokenType::UserDefined,
         5 => TokenType::Unused,
         6 => TokenType::Byte,
-        _ => return Err(metadata.error(format!("`{TYPES}` has the type {number}, allowed are 0 to 6"))),
+        _ => return Err(metadata.error(format!("`{TYPES}` has the type {number}; 0 to 6 are allowed"))),
     })
 }
 
@@ -370,5 +371,5 @@ fn require_len(metadata: &Metadata<'_>, key: &str, found: usize, expected: usize
     if found == expected {
         return Ok(());
     }
-    Err(metadata.error(format!("`{key}` has {found} entries, there are {expected} tokens")))
+    Err(metadata.error(format!("`{key}` has {found} entries, but there are {expected} tokens")))
 }

@@ -1,5 +1,5 @@
-//! The file system operations that replace a folder. Each is a step, and a process can die before any of them: tests count
-//! the steps, stop at each, and make each fail.
+//! The file system operations for replacing a folder. Each is a step before which a process can crash: tests count the
+//! steps, stop at each one, and make each one fail.
 
 use std::{
     fs::{self, File},
@@ -23,7 +23,7 @@ impl NewFile {
         created.map_err(|reason| io_error("create", &path, reason)).map(|file| Self { file, path: path.clone() })
     }
 
-    /// Writes `bytes` from byte `offset` of the file on.
+    /// Writes `bytes` at byte `offset` of the file.
     pub(in super::super) fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
         let written = step("write", &self.path).and_then(|()| {
             self.file.seek(SeekFrom::Start(offset))?;
@@ -54,7 +54,7 @@ pub(super) fn rename(from: &Path, to: &Path) -> io::Result<()> {
     fs::rename(from, to)
 }
 
-/// Each of two folders takes the place of the other, at once.
+/// Atomically exchanges two folders.
 pub(super) fn exchange(one: &Path, other: &Path) -> io::Result<()> {
     step("exchange", one)?;
     #[cfg(target_os = "linux")]
@@ -70,7 +70,7 @@ pub(super) fn exchange(one: &Path, other: &Path) -> io::Result<()> {
     }
 }
 
-/// The same file, or link, under another name; a copy where the file system cannot have it twice.
+/// Links a file, or link, under another name; copies it if the file system has no hard links.
 pub(super) fn link(from: &Path, to: &Path) -> io::Result<()> {
     step("link", to)?;
     let Err(reason) = fs::hard_link(from, to) else { return Ok(()) };
@@ -86,13 +86,13 @@ pub(super) fn link(from: &Path, to: &Path) -> io::Result<()> {
     Err(reason)
 }
 
-/// Gives the folder `to` the permissions of the folder `from`.
+/// Copies the permissions of the folder `from` to the folder `to`.
 pub(super) fn like(from: &Path, to: &Path) -> io::Result<()> {
     step("set permissions", to)?;
     fs::set_permissions(to, fs::metadata(from)?.permissions())
 }
 
-/// Removes a file, or a folder with what is in it.
+/// Removes a file, or a folder with its contents.
 pub(super) fn remove(path: &Path) -> io::Result<()> {
     if fs::symlink_metadata(path)?.is_dir() {
         return remove_dir_all(path);
@@ -101,19 +101,19 @@ pub(super) fn remove(path: &Path) -> io::Result<()> {
     fs::remove_file(path)
 }
 
-/// Removes a folder with what is in it.
+/// Removes a folder with its contents.
 pub(super) fn remove_dir_all(path: &Path) -> io::Result<()> {
     step("remove", path)?;
     fs::remove_dir_all(path)
 }
 
-/// Makes the entries of `dir` last. Only Unix opens folders as files; elsewhere the file system sees to it.
+/// Flushes the entries of `dir`. Only Unix can open folders as files; other systems flush entries themselves.
 pub(super) fn sync_dir(dir: &Path) -> Result<()> {
     let flush = || if cfg!(unix) { File::open(dir)?.sync_all() } else { Ok(()) };
     step("flush", dir).and_then(|()| flush()).map_err(|reason| io_error("write", dir, reason))
 }
 
-/// Whether another file system, or part of one, is mounted at the folder `dir`.
+/// Whether the folder `dir` is a mount point.
 pub(super) fn is_mount_point(dir: &Path) -> bool {
     #[cfg(target_os = "linux")]
     {
@@ -147,7 +147,7 @@ use watched::step;
 #[cfg(test)]
 pub(in super::super) use watched::watch;
 
-/// Tests are told of each step of their thread before it is taken, and may refuse it.
+/// Lets tests observe each step of their thread before it happens, and make it fail.
 #[cfg(test)]
 mod watched {
     use std::{cell::RefCell, io, path::Path};

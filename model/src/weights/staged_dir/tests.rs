@@ -382,7 +382,7 @@ fn links_lead_to_the_folder_that_is_replaced() {
     // What a link leads to is no leftover of ours.
     symlink("model", beside(&parent.path().join("other"), PARTIAL)).unwrap();
     let message = save(&parent.path().join("other"), 0).unwrap_err().to_string();
-    assert!(message.contains("other.hearth-partial`: is in the way"), "{message}");
+    assert!(message.contains("other.hearth-partial`: exists and is not a folder"), "{message}");
     assert_eq!(found(&dir, &models), 1);
 }
 
@@ -393,8 +393,8 @@ fn a_folder_that_cannot_be_replaced_is_refused_before_anything_is_written() {
         assert!(message.contains(what) && message.contains("\nhint: "), "{message}");
     };
     // This package's folder, and the one that it is in.
-    refused(Path::new("."), "is the working directory, or holds it");
-    refused(Path::new(".."), "is the working directory, or holds it");
+    refused(Path::new("."), "is the working directory or contains it");
+    refused(Path::new(".."), "is the working directory or contains it");
     if cfg!(target_os = "linux") {
         refused(Path::new("/proc"), "`/proc`: is a mount point");
         refused(Path::new("/"), "`/`: is a mount point");
@@ -437,7 +437,7 @@ fn a_new_model_dir_is_whole_or_not_there() {
         create(dir, README).unwrap();
         assert_eq!(found(dir, &models), 1);
         let message = create(dir, README).unwrap_err().to_string();
-        assert!(message.contains("is there already, and not empty\nhint: "), "{message}");
+        assert!(message.contains("already exists and is not empty\nhint: "), "{message}");
     }
     assert_eq!(n_entries(parent.path()), 4);
     // Somebody else was faster.

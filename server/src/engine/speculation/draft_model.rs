@@ -1,5 +1,5 @@
-//! Guesses by a smaller model that knows the same tokens. It draws with a copy of the sequence's own sampler, random
-//! stream included: where both models find the same tokens likely, the same number leads to the same token.
+//! Drafts by a smaller model with the same tokens. It samples with a copy of the sequence's own sampler and random
+//! stream: if both models have similar distributions, the same random number gives the same token.
 
 use std::collections::HashMap;
 
@@ -10,40 +10,40 @@ use hearth_model::{
 };
 
 use crate::engine::{
-    runner::{Input, Runner},
+    batch_runner::{BatchRunner, Input},
     scheduler::RequestId,
     sequence::Sequence,
 };
 
-/// Rows that it computes at once to catch up with a prompt.
+/// Maximum number of rows per pass when catching up with a prompt.
 const MAX_ROWS: usize = 512;
 
-/// Tokens to catch up with that take about as long as one.
+/// Number of tokens that take about as long to catch up with as one.
 const SHORT_LAG: usize = 4;
 
-/// A sequence to guess for.
+/// A sequence to draft for.
 #[derive(Debug)]
-pub(super) struct Job<'a> {
+pub(super) struct DraftJob<'a> {
     pub(super) id: RequestId,
     pub(super) sequence: &'a Sequence,
-    /// How many tokens, at least 1.
+    /// Number of draft tokens, at least 1.
     pub(super) n_tokens: usize,
 }
 
-/// The draft model and its own cache.
+/// The draft model and its cache.
 #[derive(Debug)]
 pub(super) struct DraftModel {
-    runner: Runner,
+    runner: BatchRunner,
     max_seq_len: usize,
-    /// What it has computed of each sequence: a prefix of its tokens.
+    /// The computed tokens of each sequence: a prefix of its tokens.
     tables: HashMap<RequestId, PageTable>,
-    /// The last draft had no long text to catch up with.
+    /// Whether the last draft did not have to catch up with a long text.
     is_steady: bool,
 }
 
-/// A sequence while it is guessed for.
+/// The drafting state of a sequence.
 struct Guessing<'a> {
-    job: Job<'a>,
+    job: DraftJob<'a>,
     table: PageTable,
     sampler: Sampler,
     token_ids: Vec<TokenId>,
@@ -51,7 +51,7 @@ struct Guessing<'a> {
 }
 
 impl Guessing<'_> {
-    /// What it computes next: what it lacks of the text, or the last guess.
+    /// Its next input: missing tokens of the text, or the last draft token.
     fn input(&self, room: usize) -> Vec<TokenId> {
         let (known, start) = (self.job.sequence.token_ids(), self.table.len());
         match start.checked_sub(known.len()) {
@@ -66,26 +66,26 @@ impl Guessing<'_> {
 }
 
 impl DraftModel {
-    pub(super) fn new(runner: Runner, max_seq_len: usize) -> Self {
+    pub(super) fn new(runner: BatchRunner, max_seq_len: usize) -> Self {
         Self { runner, max_seq_len, tables: HashMap::new(), is_steady: true }
     }
 
-    /// Whether the last draft had no long text to catch up with.
+    /// Whether the last draft did not have to catch up with a long text.
     pub(super) fn is_steady(&self) -> bool {
         self.is_steady
     }
 
-    /// Up to `n_tokens` guesses for each job, `room` in all. A sequence that it has to catch up with at length gets
+    /// Drafts up to `n_tokens` tokens for each job, `room` in total. Sequences with a long text to catch up with get
     /// none yet.
     ///
     /// # Errors
     /// The device failed.
-    pub(super) fn draft(&mut self, jobs: Vec<Job<'_>>, mut room: usize) -> Result<Vec<(RequestId, Vec<TokenId>)>> {
+    pub(super) fn draft(&mut self, jobs: Vec<DraftJob<'_>>, mut room: usize) -> Result<Vec<(RequestId, Vec<TokenId>)>> {
         self.is_steady = true;
         let mut guessing = Vec::new();
         for mut job in jobs {
             let n_known = job.sequence.token_ids().len();
-            // The last guess is never computed.
+            // The last draft token is not computed.
             job.n_tokens = job.n_tokens.min(room).min((self.max_seq_len + 1).saturating_sub(n_known));
             if job.n_tokens == 0 || !job.sequence.token_ids().range(0..n_known).all(|id| self.knows(id)) {
                 continue;
@@ -108,7 +108,7 @@ impl DraftModel {
         Ok(drafted)
     }
 
-    /// The first `n_known` tokens of what was computed are the sequence's own.
+    /// Keeps the first `n_known` computed tokens, which are the sequence's own.
     pub(super) fn roll_back(&mut self, id: RequestId, n_known: usize) {
         if let Some(table) = self.tables.get_mut(&id) {
             table.truncate(n_known);
@@ -123,7 +123,7 @@ impl DraftModel {
         (id as usize) < self.runner.vocab_size()
     }
 
-    /// Sees to it that pages for all of it are free, and leaves out sequences for which there are none.
+    /// Frees pages for all inputs, and skips sequences for which there are none.
     fn make_room(&mut self, guessing: &mut [Guessing<'_>]) {
         let pages_needed = |one: &Guessing<'_>| {
             let n_tokens = one.job.sequence.token_ids().len() + one.job.n_tokens - 1;
@@ -131,7 +131,7 @@ impl DraftModel {
         };
         let pool = self.runner.pool().clone();
         if guessing.iter().map(&pages_needed).sum::<usize>() > pool.n_free() {
-            // Those that are not in this step can be computed again.
+            // Sequences outside this step can be recomputed.
             self.tables.clear();
         }
         let mut free = pool.n_free();
@@ -142,7 +142,7 @@ impl DraftModel {
         }
     }
 
-    /// One forward pass over all that need it; `false` if none does.
+    /// Runs one forward pass for all sequences that need it; `false` if none does.
     fn round(&mut self, guessing: &mut [Guessing<'_>]) -> Result<bool> {
         let mut room = MAX_ROWS;
         let (mut inputs, mut ends, mut in_round, mut needs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
@@ -150,7 +150,7 @@ impl DraftModel {
         for (index, one) in guessing.iter_mut().enumerate().filter(|(_, one)| !one.is_done) {
             let token_ids = one.input(room);
             if token_ids.is_empty() {
-                // Others catch up first.
+                // Others must catch up first.
                 one.is_done = true;
                 continue;
             }
@@ -174,7 +174,7 @@ impl DraftModel {
         for (index, logits) in in_round.into_iter().zip(logits.iter()) {
             let Some(one) = guessing.get_mut(index) else { continue };
             if !one.is_caught_up() {
-                // The rest of a long text comes with the next step.
+                // The rest of a long text is computed in the next step.
                 one.is_done = true;
                 continue;
             }

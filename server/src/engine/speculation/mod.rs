@@ -1,14 +1,13 @@
-//! Speculative decoding: guess the next tokens of a sequence cheaply, compute them all in one step, and keep those that
-//! come true ([Leviathan et al. 2022](https://arxiv.org/abs/2211.17192)).
+//! Speculative decoding: drafts the next tokens of a sequence cheaply, computes them all in one step, and keeps those
+//! that are accepted ([Leviathan et al. 2022](https://arxiv.org/abs/2211.17192)).
 //!
-//! A guess changes nothing of what is generated. The model's logits for every guessed token are handed to the sequence as
-//! if they had come one step after the other, and it draws from them as ever, by its own parameters and random stream; a
-//! guess has come true exactly when it is the token that was drawn. What was computed behind the first wrong one is
-//! forgotten. So this module decides how fast an answer comes, never what it says, and it may go by the clock.
+//! Drafts do not change the generated text. The sequence receives the model's logits for every draft token as if they
+//! had come from separate steps, and samples from them as usual, with its own parameters and random stream; a draft
+//! token is accepted exactly if it equals the sampled token. The tokens after the first rejected one are discarded. So
+//! this module affects only the speed of an answer, and may depend on measured times.
 //!
-//! It may know sequences and, for the draft model, tensors; the scheduler decides how many guesses a step has room for.
+//! It may use sequences and, for the draft model, tensors; the scheduler decides how many draft tokens fit into a step.
 
-mod acceptance;
 mod draft_model;
 mod prompt_lookup;
 
@@ -16,25 +15,26 @@ use std::{collections::HashMap, time::Duration};
 
 use hearth_model::{Result, TokenId, tokenizer::Tokenizer};
 
-pub(crate) use self::acceptance::Acceptance;
-use self::{
+use self::draft_model::DraftModel;
+use super::{
     acceptance::{Costs, Evidence},
-    draft_model::DraftModel,
+    batch_runner::BatchRunner,
+    scheduler::RequestId,
+    sequence::Sequence,
 };
-use super::{runner::Runner, scheduler::RequestId, sequence::Sequence};
 
-/// Tokens that may be guessed ahead at most: more never pay, as one wrong guess spoils all behind it.
+/// Maximum number of draft tokens per step: more never pay, because one rejected token invalidates all after it.
 pub(super) const MAX_SPECULATIVE_TOKENS: usize = 16;
 
-/// Where guesses come from.
+/// The source of drafts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Speculation {
-    /// There are none.
+    /// None.
     #[default]
     Off,
-    /// What followed when the last few tokens appeared before, in the prompt or the answer.
+    /// Prompt lookup: what followed an earlier occurrence of the last tokens, in the prompt or the answer.
     PromptLookup {
-        /// Tokens that are guessed ahead at most, from 1 to 16.
+        /// Maximum number of draft tokens, from 1 to 16.
         n_tokens: usize,
     },
     /// A smaller model with the same tokens.
@@ -45,7 +45,7 @@ pub enum Speculation {
 }
 
 impl Speculation {
-    /// Tokens that are guessed ahead at most.
+    /// Maximum number of draft tokens.
     pub fn n_tokens(self) -> usize {
         match self {
             Self::Off => 0,
@@ -54,7 +54,7 @@ impl Speculation {
     }
 }
 
-/// The first token that is not the same in both, in words; `None` if all are.
+/// Describes the first token that differs between both; `None` if all are equal.
 pub(crate) fn difference(served: &Tokenizer, draft: &Tokenizer) -> Option<String> {
     let n_ids = served.vocab_size().max(draft.vocab_size()) as TokenId;
     let shown = |token: Option<String>| token.map_or("missing".to_owned(), |token| format!("`{token}`"));
@@ -64,10 +64,10 @@ pub(crate) fn difference(served: &Tokenizer, draft: &Tokenizer) -> Option<String
     })
 }
 
-/// What is guessed to follow each sequence.
+/// The drafts of all sequences.
 pub(crate) type Drafts = HashMap<RequestId, Draft>;
 
-/// Guessed tokens, and what speaks for them.
+/// Draft tokens and their source.
 #[derive(Clone, Debug)]
 pub(crate) struct Draft {
     pub(crate) token_ids: Vec<TokenId>,
@@ -81,32 +81,32 @@ pub(crate) struct Decoding<'a> {
     pub(crate) sequence: &'a mut Sequence,
 }
 
-/// Makes guesses and learns from what became of them.
+/// Drafts tokens and learns from their acceptance.
 #[derive(Debug)]
 pub(crate) struct Speculator {
-    source: Source,
+    drafter: Drafter,
     n_tokens: usize,
     costs: Costs,
 }
 
 #[derive(Debug)]
-enum Source {
+enum Drafter {
     PromptLookup,
     DraftModel(Box<DraftModel>),
 }
 
 impl Speculator {
     pub(crate) fn by_prompt_lookup(n_tokens: usize) -> Self {
-        Self { source: Source::PromptLookup, n_tokens, costs: Costs::default() }
+        Self { drafter: Drafter::PromptLookup, n_tokens, costs: Costs::default() }
     }
 
     /// `max_seq_len` is the draft model's.
-    pub(crate) fn by_draft_model(runner: Runner, max_seq_len: usize, n_tokens: usize) -> Self {
+    pub(crate) fn by_draft_model(runner: BatchRunner, max_seq_len: usize, n_tokens: usize) -> Self {
         let model = Box::new(DraftModel::new(runner, max_seq_len));
-        Self { source: Source::DraftModel(model), n_tokens, costs: Costs::default() }
+        Self { drafter: Drafter::DraftModel(model), n_tokens, costs: Costs::default() }
     }
 
-    /// Guesses for those sequences where it seems worth it. `room` is how many tokens a step may compute besides.
+    /// Drafts tokens for sequences for which it is likely to pay. `room` is the number of further tokens in the step.
     ///
     /// # Errors
     /// The device failed.
@@ -115,8 +115,8 @@ impl Speculator {
         let n_tokens = |sequence: &mut Sequence, evidence| {
             sequence.acceptance.worthwhile(evidence, price, self.n_tokens.min(room).min(sequence.n_guessable()))
         };
-        match &mut self.source {
-            Source::PromptLookup => {
+        match &mut self.drafter {
+            Drafter::PromptLookup => {
                 let found = decoding.into_iter().filter_map(|Decoding { id, sequence }| {
                     let found = prompt_lookup::look_up(sequence.token_ids(), self.n_tokens)?;
                     let evidence = Evidence::of_match(found.n_matched);
@@ -126,10 +126,10 @@ impl Speculator {
                 });
                 Ok(found.collect())
             }
-            Source::DraftModel(model) => {
+            Drafter::DraftModel(model) => {
                 let jobs = decoding.into_iter().filter_map(|Decoding { id, sequence }| {
                     let n_tokens = n_tokens(sequence, Evidence::Model);
-                    (n_tokens > 0).then_some(draft_model::Job { id, sequence, n_tokens })
+                    (n_tokens > 0).then_some(draft_model::DraftJob { id, sequence, n_tokens })
                 });
                 let drafted = model.draft(jobs.collect(), room)?;
                 let named = |(id, token_ids)| (id, Draft { token_ids, evidence: Evidence::Model });
@@ -138,47 +138,47 @@ impl Speculator {
         }
     }
 
-    /// Whether the last [`draft`](Self::draft) did what it does at every step, so that its time says something.
+    /// Whether the last [`draft`](Self::draft) was typical, so that its duration can be used.
     pub(crate) fn is_steady(&self) -> bool {
-        match &self.source {
-            Source::PromptLookup => true,
-            Source::DraftModel(model) => model.is_steady(),
+        match &self.drafter {
+            Drafter::PromptLookup => true,
+            Drafter::DraftModel(model) => model.is_steady(),
         }
     }
 
-    /// A step of nothing but decoding took so long, guessing included.
+    /// Records the duration of a step that only decoded, including drafting.
     pub(crate) fn took(&mut self, time: Duration, n_guesses: usize) {
         self.costs.observe(time, n_guesses);
     }
 
-    /// Of `n_verified` guesses at what follows the first `n_known` tokens of a sequence, the first `n_accepted` came true.
-    /// `sequence` is `None` if it has ended with them.
-    pub(crate) fn learn(&mut self, sequence: Option<&mut Sequence>, draft: &Draft, outcome: &Outcome) {
-        let Outcome { id, n_known, n_verified, n_accepted } = *outcome;
+    /// Records that the first `n_accepted` of `n_verified` draft tokens after the first `n_known` tokens of a sequence
+    /// were accepted. `sequence` is `None` if it has ended with them.
+    pub(crate) fn learn(&mut self, sequence: Option<&mut Sequence>, draft: &Draft, outcome: &DraftResult) {
+        let DraftResult { id, n_known, n_verified, n_accepted } = *outcome;
         if let Some(sequence) = sequence {
             sequence.acceptance.learn(draft.evidence, n_verified, n_accepted);
         }
-        if let Source::DraftModel(model) = &mut self.source {
+        if let Drafter::DraftModel(model) = &mut self.drafter {
             model.roll_back(id, n_known + n_accepted);
         }
     }
 
-    /// The request is no more.
+    /// The request has ended.
     pub(crate) fn forget(&mut self, id: RequestId) {
-        if let Source::DraftModel(model) = &mut self.source {
+        if let Drafter::DraftModel(model) = &mut self.drafter {
             model.forget(id);
         }
     }
 }
 
-/// What became of the guesses at one sequence.
+/// The result of the draft for one sequence.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Outcome {
+pub(crate) struct DraftResult {
     pub(crate) id: RequestId,
-    /// Tokens that were known before.
+    /// Number of tokens known before.
     pub(crate) n_known: usize,
-    /// Guesses that were computed.
+    /// Number of draft tokens computed.
     pub(crate) n_verified: usize,
-    /// The first so many came true.
+    /// Number of accepted draft tokens.
     pub(crate) n_accepted: usize,
 }

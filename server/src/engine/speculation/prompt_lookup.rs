@@ -1,28 +1,28 @@
-//! Guesses by looking back: where the last few tokens of a text appeared before, what followed them then may follow now.
-//! Good for answers that quote, edit or repeat ([Saxena 2023](https://github.com/apoorvumang/prompt-lookup-decoding)).
-//! Pure.
+//! Drafts by prompt lookup: if the last tokens of a text occurred before, what followed them may follow again. Works
+//! well for answers that quote, edit or repeat ([Saxena 2023](https://github.com/apoorvumang/prompt-lookup-decoding)).
+//! Without tensors or state.
 
 use hearth_model::TokenId;
 
 use crate::engine::token_ids::TokenIds;
 
-/// A single token in common says nothing.
+/// A single common token is not significant.
 const MIN_MATCH: usize = 2;
 
-/// Longer matches are as good as this one.
+/// Longer matches are not better than this.
 const MAX_MATCH: usize = 8;
 
-/// What followed the last time.
+/// The match and its continuation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Found {
-    /// Tokens at the end of the text that appeared before.
+    /// Length of the match in tokens.
     pub(super) n_matched: usize,
-    /// What may follow.
+    /// The tokens that may follow.
     pub(super) token_ids: Vec<TokenId>,
 }
 
-/// Looks for the longest end of the text that appeared before, the latest among equals, and gives the `n` tokens that
-/// followed there. Where the text ends before that, they go on as they began: a repetition is guessed to go on.
+/// Finds the longest suffix of the text that occurred before, the latest of equal length, and returns the `n` tokens
+/// that followed it. If the text ends before, the continuation repeats from its start, assuming a repetition.
 pub(super) fn look_up(text: TokenIds<'_>, n: usize) -> Option<Found> {
     let mut best = (0, 0);
     for end in (1..text.len()).rev() {

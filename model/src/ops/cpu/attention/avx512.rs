@@ -1,4 +1,4 @@
-//! The same sums with AVX-512, several queries and pages at a time.
+//! The same sums with AVX-512, for several queries and pages at a time.
 
 use std::{
     arch::x86_64::{
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::ops::{
     AttentionOptions,
-    cpu::{crew::SharedMut, fetch::fetch},
+    cpu::{prefetch::prefetch, thread_pool::SharedMut},
 };
 
 /// Numbers in a cache line.
@@ -24,7 +24,7 @@ const fn line<E>() -> usize {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
-pub(super) unsafe fn mix<E: KvElement>(
+pub(super) unsafe fn attend<E: KvElement>(
     queries: &[Query<'_>],
     kv_heads: Range<usize>,
     task: &Task<'_>,
@@ -36,7 +36,7 @@ pub(super) unsafe fn mix<E: KvElement>(
             const _: () = assert!([$($n),*].len() == MAX_QUERIES, "one kernel per number of queries");
             match queries.len() / kv_heads.len() {
                 // SAFETY: this function's own target features.
-                $($n => unsafe { mix_n::<E, $n>(queries.as_chunks().0, kv_heads, task, pools, output) },)*
+                $($n => unsafe { attend_n::<E, $n>(queries.as_chunks().0, kv_heads, task, pools, output) },)*
                 n => unreachable!("{n} queries to a key head, where there are 1 to {MAX_QUERIES}"),
             }
         }};
@@ -44,10 +44,10 @@ pub(super) unsafe fn mix<E: KvElement>(
     queries!(1 2 3 4 5 6 7 8);
 }
 
-/// `N` queries of each head, in `queries`. Several heads go through the pages together, page by page: what they read
-/// is then one run of memory, which takes a seventh less time by itself and a twentieth to a ninth in a step.
+/// `N` queries per head. Several heads go through the pages together, page by page, since they are adjacent in memory:
+/// that takes a seventh less time by itself, and a twentieth to a ninth less in a step.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
-unsafe fn mix_n<E: KvElement, const N: usize>(
+unsafe fn attend_n<E: KvElement, const N: usize>(
     queries: &[[Query<'_>; N]],
     kv_heads: Range<usize>,
     task: &Task<'_>,
@@ -59,14 +59,15 @@ unsafe fn mix_n<E: KvElement, const N: usize>(
     let first = tiles.start * LANES;
     let width = tiles.len() * LANES;
     let is_alone = kv_heads.len() == 1;
-    // Pages between values that are mixed and those that are fetched meanwhile.
+    // Pages between the values being added and those being prefetched.
     let ahead = if is_alone { 2 } else { 1 };
     let mut buffers = Buffers::take(kv_heads.len() * N, width, head_dim);
-    let Buffers { scores, totals, mixed, widened } = &mut buffers;
+    let Buffers { scores, totals, attn_out, widened } = &mut buffers;
     let mut tile = tiles.start;
     while tile < tiles.end {
         let n_left = tiles.end - tile;
-        // Enough pages together for 8 chains of multiply-adds or more; the chains of several heads overlap.
+        // Enough pages at a time for 8 or more independent chains of multiply-adds; the chains of several heads
+        // overlap.
         let together = match N {
             1 | 2 if is_alone && n_left >= 4 => 4,
             _ if (is_alone || N <= 2) && n_left >= 2 => 2,
@@ -84,11 +85,11 @@ unsafe fn mix_n<E: KvElement, const N: usize>(
                 }
             }
             if together == n_left {
-                // The first values are on their way while weights are made of the scores.
+                // Prefetch the first values while the weights are computed from the scores.
                 for tile in tiles.clone().take(ahead) {
                     for lane in 0..LANES {
                         let row = value_row(pools, task.page(tile) * LANES + lane, kv_head);
-                        row.iter().step_by(line::<E>()).for_each(|value| fetch(value));
+                        row.iter().step_by(line::<E>()).for_each(|value| prefetch(value));
                     }
                 }
             }
@@ -99,46 +100,46 @@ unsafe fn mix_n<E: KvElement, const N: usize>(
     let scale = pools.options.scale as f32;
     totals.extend(rows.map(|(query, scores)| softmax::<true>(scores, first, query, scale)));
     let [before, all_see, behind] = task.seen(pools.options);
-    // Positions that only some rows see are at the ends; they are added query by query.
-    let mut add_edge = |positions: Range<usize>, mixed: &mut [f32]| {
+    // Positions that only some rows see are at both ends; they are added query by query.
+    let mut add_edge = |positions: Range<usize>, attn_out: &mut [f32]| {
         if positions.is_empty() {
             return;
         }
         widened.resize(head_dim, 0.0);
         let heads = kv_heads.clone().zip(queries).zip(scores.chunks_exact(N * width));
-        for (((kv_head, queries), weights), mixed) in heads.zip(mixed.chunks_exact_mut(N * head_dim)) {
-            let mut sum = WeightedSum { weights, width, first, mixed, widened };
+        for (((kv_head, queries), weights), attn_out) in heads.zip(attn_out.chunks_exact_mut(N * head_dim)) {
+            let mut sum = WeightedSum { weights, width, first, attn_out, widened };
             sum.add_values::<E, true, false>(positions.clone(), queries, kv_head, task, pools);
         }
     };
-    add_edge(before, mixed);
+    add_edge(before, attn_out);
     let n_together = if is_alone { tiles.len() } else { 1 };
     for start in tiles.clone().step_by(n_together) {
         let part = start..start + n_together;
-        let heads = kv_heads.clone().zip(scores.chunks_exact(N * width)).zip(mixed.chunks_exact_mut(N * head_dim));
-        for ((kv_head, scores), mixed) in heads {
+        let heads = kv_heads.clone().zip(scores.chunks_exact(N * width)).zip(attn_out.chunks_exact_mut(N * head_dim));
+        for ((kv_head, scores), attn_out) in heads {
             let mut from = 0;
             while from < head_dim {
                 let part = Part { kv_head, tiles: part.clone(), positions: all_see.clone(), from, ahead };
                 // SAFETY: as above.
                 from += unsafe {
                     if N <= 6 && from + 4 * LANES <= head_dim {
-                        mix_values::<E, N, 4>(part, task, pools, (scores, width), mixed)
+                        add_weighted_values::<E, N, 4>(part, task, pools, (scores, width), attn_out)
                     } else if from + 2 * LANES <= head_dim {
-                        mix_values::<E, N, 2>(part, task, pools, (scores, width), mixed)
+                        add_weighted_values::<E, N, 2>(part, task, pools, (scores, width), attn_out)
                     } else {
-                        mix_values::<E, N, 1>(part, task, pools, (scores, width), mixed)
+                        add_weighted_values::<E, N, 1>(part, task, pools, (scores, width), attn_out)
                     }
                 };
             }
         }
     }
-    add_edge(behind, mixed);
-    store(queries.as_flattened(), mixed, totals, head_dim, output);
+    add_edge(behind, attn_out);
+    store(queries.as_flattened(), attn_out, totals, head_dim, output);
     buffers.give_back();
 }
 
-/// The products of a head's queries with the keys of `T` tiles, into `scores`: rows of `width`, from the first tile on.
+/// Writes the products of a head's queries and the keys of `T` tiles to `scores`, rows of `width`.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 #[inline]
 unsafe fn score_tiles<E: KvElement, const N: usize, const T: usize>(
@@ -151,10 +152,10 @@ unsafe fn score_tiles<E: KvElement, const N: usize, const T: usize>(
     width: usize,
 ) {
     let head_dim = pools.options.head_dim;
-    // The slices' lengths are checked here, once.
+    // Checks the slices' lengths once.
     let lines: [&[E]; T] = array::from_fn(|t| key_lines(pools, task.page(tile + t), kv_head));
     let values: [&[f32]; N] = array::from_fn(|n| &queries[n].values[..head_dim]);
-    // The next ones are fetched meanwhile; behind the last, the last once more.
+    // Prefetched meanwhile; at the end, the last tile again.
     let last = tiles(&task.sees(pools.options)).end - 1;
     let next: [&[E]; T] = array::from_fn(|t| key_lines(pools, task.page((tile + T + t).min(last)), kv_head));
     let mut sums = [[_mm512_setzero_ps(); T]; N];
@@ -162,7 +163,7 @@ unsafe fn score_tiles<E: KvElement, const N: usize, const T: usize>(
         // SAFETY: `lines` have `head_dim` lines of 16, and `values` have `head_dim` values.
         let keys: [_; T] = array::from_fn(|t| unsafe { E::load(lines[t].as_ptr().add(dim * LANES)) });
         if (dim * LANES).is_multiple_of(line::<E>()) {
-            next.iter().for_each(|next| fetch(next.as_ptr().wrapping_add(dim * LANES)));
+            next.iter().for_each(|next| prefetch(next.as_ptr().wrapping_add(dim * LANES)));
         }
         for (sums, values) in sums.iter_mut().zip(&values) {
             // SAFETY: as above.
@@ -181,28 +182,28 @@ unsafe fn score_tiles<E: KvElement, const N: usize, const T: usize>(
     }
 }
 
-/// Some of the values of a task.
+/// A part of a task's values.
 struct Part {
     kv_head: usize,
     tiles: Range<usize>,
-    /// Those of them that all queries see.
+    /// The positions among them that all queries see.
     positions: Range<usize>,
     /// The first dimension.
     from: usize,
-    /// Pages from those that are mixed to those that are fetched.
+    /// Pages between the values being added and those being prefetched.
     ahead: usize,
 }
 
-/// Adds the part's weighted values to `mixed`, `[N, head_dim]`: `C` registers of them, from the part's first dimension
-/// on. Gives how many dimensions those were.
+/// Adds the part's weighted values to `attn_out`, `[N, head_dim]`: `C` registers of dimensions from the part's first.
+/// Returns the number of dimensions.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 #[inline]
-unsafe fn mix_values<E: KvElement, const N: usize, const C: usize>(
+unsafe fn add_weighted_values<E: KvElement, const N: usize, const C: usize>(
     Part { kv_head, tiles: part, positions, from, ahead }: Part,
     task: &Task<'_>,
     pools: &Pools<'_, E>,
     (scores, width): (&[f32], usize),
-    mixed: &mut [f32],
+    attn_out: &mut [f32],
 ) -> usize {
     let AttentionOptions { n_kv_heads, head_dim, .. } = *pools.options;
     let n_dims = (head_dim - from).min(C * LANES);
@@ -214,15 +215,15 @@ unsafe fn mix_values<E: KvElement, const N: usize, const C: usize>(
     let (first, last) = (tiles.start * LANES, tiles.end - 1);
     let page_len = LANES * n_kv_heads * head_dim;
     let page_values = |page: usize| &pools.values[page * page_len..][..page_len];
-    // The slices' lengths are checked here and once for each page.
-    assert!(part.start >= tiles.start && part.end <= tiles.end && mixed.len() == N * head_dim);
+    // Checks the slices' lengths here and once per page.
+    assert!(part.start >= tiles.start && part.end <= tiles.end && attn_out.len() == N * head_dim);
     let weights: [&[f32]; N] = array::from_fn(|n| &scores[n * width..][..tiles.len() * LANES]);
-    let mixed = mixed.as_mut_ptr();
+    let attn_out = attn_out.as_mut_ptr();
     let mut sums = [[_mm512_setzero_ps(); C]; N];
     for (n, sums) in sums.iter_mut().enumerate() {
         for (c, sum) in sums.iter_mut().enumerate() {
-            // SAFETY: `mixed` has `N` rows of `head_dim`; the mask leaves out what is beyond the row.
-            *sum = unsafe { _mm512_maskz_loadu_ps(mask(c), mixed.wrapping_add(n * head_dim + from + c * LANES)) };
+            // SAFETY: `attn_out` has `N` rows of `head_dim`; the mask leaves out what is beyond the row.
+            *sum = unsafe { _mm512_maskz_loadu_ps(mask(c), attn_out.wrapping_add(n * head_dim + from + c * LANES)) };
         }
     }
     for tile in part {
@@ -230,7 +231,7 @@ unsafe fn mix_values<E: KvElement, const N: usize, const C: usize>(
         let next = page_values(task.page((tile + ahead).min(last)));
         for position in positions.start.max(tile * LANES)..positions.end.min((tile + 1) * LANES) {
             let row = ((position % LANES) * n_kv_heads + kv_head) * head_dim + from;
-            (0..C * LANES).step_by(line::<E>()).for_each(|at| fetch(next.as_ptr().wrapping_add(row + at)));
+            (0..C * LANES).step_by(line::<E>()).for_each(|at| prefetch(next.as_ptr().wrapping_add(row + at)));
             // SAFETY: `row` and the `n_dims` values behind it are within the page; the mask leaves out what is
             // beyond them. `position - first` is below the number of tiles times their length.
             unsafe {
@@ -249,7 +250,7 @@ unsafe fn mix_values<E: KvElement, const N: usize, const C: usize>(
         for (c, sum) in sums.iter().enumerate() {
             // SAFETY: as for loading.
             unsafe {
-                _mm512_mask_storeu_ps(mixed.wrapping_add(n * head_dim + from + c * LANES), mask(c), *sum);
+                _mm512_mask_storeu_ps(attn_out.wrapping_add(n * head_dim + from + c * LANES), mask(c), *sum);
             }
         }
     }

@@ -1,11 +1,11 @@
-//! Attention over the pages of a cache, read where they lie.
+//! Attention over the pages of the KV cache, which are read in place.
 //!
-//! Keys are stored with the 16 tokens of a page side by side (see [`append_keys`](super::append_keys)), so that 16
-//! scores are one chain of multiply-adds over the head's dimensions, with no sums across lanes; values are stored row
-//! by row, and a row of the output is one chain over the keys in the order of their positions. Rows are computed
-//! several at a time, and a row that must not see a key leaves its value out: the result is the same bits whether a row
-//! is decoded alone or is part of a chunk of prefill. Pages in f16 are widened in registers, and every row finds its own
-//! key and value rounded as later rows will.
+//! Keys of a page's 16 tokens are stored side by side (see [`append_keys`](super::append_keys)), so that 16 scores are
+//! one chain of multiply-adds over the head's dimensions, without sums across lanes. Values are stored row by row, and
+//! a row of the output is one chain over the keys in the order of their positions. Several rows are computed together,
+//! and a row leaves out the values of keys that it must not see, so its bits do not depend on whether it is decoded
+//! alone or in a chunk of prefill. Pages in f16 are widened in registers, and a row reads its own key and value back as
+//! rounded, as later rows will.
 
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads")]
@@ -14,27 +14,23 @@ mod avx512;
 use std::{cell::Cell, ops::Range};
 
 use super::{
-    BASELINE_IS_FUSED, Isa, KvElement,
-    crew::{self, SharedMut},
-    isa,
+    BASELINE_IS_FUSED, Isa, KvElement, isa,
     math::{exp, tanh},
     multiply_add,
+    thread_pool::{self, SharedMut},
 };
-use crate::{
-    kv_cache::PAGE_SIZE,
-    ops::{AttentionOptions, PagedRows},
-};
+use crate::ops::{AttentionOptions, PAGE_SIZE, PagedRows};
 
-/// Keys of a page, and of an AVX-512 register.
+/// Keys in a page, and in an AVX-512 register.
 const LANES: usize = 16;
 const _: () = assert!(LANES == PAGE_SIZE);
-/// Queries (rows times heads that share a key head) that go through the keys together.
+/// Queries (rows times heads that share a key head) that read the keys together.
 const MAX_QUERIES: usize = 8;
-/// Bytes of a page that are read in one go where there is a choice, so that memory is read in runs.
+/// Bytes of a page that a task reads in one run, if it can choose.
 const RUN_BYTES: usize = 1 << 14;
-/// Scores of several heads together at most: they stay in a core's own cache beside the pages.
+/// Scores of a task, at most: they fit into L2 beside the pages.
 const MAX_SCORES: usize = 1 << 15;
-/// Work below which other threads cost more than they bring, in multiply-adds.
+/// Multiply-adds below which one thread is faster.
 const PARALLEL_WORK: usize = 1 << 17;
 
 /// Queries `[n_rows, n_heads * head_dim]` over pools `[n_slots, n_kv_heads * head_dim]`: `[n_rows, n_heads * head_dim]`.
@@ -49,7 +45,7 @@ pub(in crate::ops) fn attention_paged<E: KvElement>(
     output
 }
 
-/// The same into `output`; a row of queries begins every `stride` values.
+/// The same, written to `output`; a row of queries begins every `stride` values.
 pub(super) fn attention_paged_into<E: KvElement>(
     queries: &[f32],
     stride: usize,
@@ -57,12 +53,12 @@ pub(super) fn attention_paged_into<E: KvElement>(
     (sequences, options): (&[PagedRows], &AttentionOptions),
     output: &mut [f32],
 ) {
-    // Tasks of different sequences write different rows.
+    // So that tasks of different sequences write different rows.
     assert!(sequences.is_sorted_by(|one, next| one.rows.end <= next.rows.start), "sequences share rows");
     let output = SharedMut::new(output);
     let pools = Pools { queries, stride, keys, values, options };
     let page_bytes = options.head_dim * LANES * size_of::<E>();
-    let n_together = heads_together(sequences.len(), crew::n_threads(), page_bytes);
+    let n_together = heads_together(sequences.len(), thread_pool::n_threads(), page_bytes);
     let n_heads = |sequence: &PagedRows| {
         let n_scores = sequence.slots.host().len() * options.n_heads / options.n_kv_heads;
         if sequence.rows.len() == 1 { n_together.min(MAX_SCORES / n_scores.max(1)).max(1) } else { 1 }
@@ -73,31 +69,31 @@ pub(super) fn attention_paged_into<E: KvElement>(
     if 2 * work * options.n_heads / options.n_kv_heads * options.head_dim < PARALLEL_WORK {
         tasks.iter().for_each(|task| task.run(&pools, &output));
     } else {
-        // The last tasks of a prompt have the most keys: they come first, so that none is left over at the end.
-        crew::share(tasks.len(), |n| tasks[tasks.len() - 1 - n].run(&pools, &output));
+        // The last tasks of a prompt have the most keys: they run first, so that no long task is left for the end.
+        thread_pool::parallel_for(tasks.len(), |n| tasks[tasks.len() - 1 - n].run(&pools, &output));
     }
 }
 
-/// Key heads whose pages a task goes through together, each page `page_bytes` of a head. They lie side by side in memory;
-/// but few sequences are shared out head by head.
+/// Key heads per task, where a head's part of a page is `page_bytes`: several, which are adjacent in memory, if there
+/// are enough sequences to occupy all threads.
 fn heads_together(n_sequences: usize, n_threads: usize, page_bytes: usize) -> usize {
     if n_sequences < 2 * n_threads { 1 } else { (RUN_BYTES / page_bytes.max(1)).max(1) }
 }
 
-/// What all tasks read.
+/// The input of all tasks.
 struct Pools<'a, E> {
     queries: &'a [f32],
-    /// Values from one row of queries to the next.
+    /// Distance between rows of queries, in values.
     stride: usize,
     keys: &'a [E],
     values: &'a [E],
     options: &'a AttentionOptions,
 }
 
-/// Some rows of one sequence, and the query heads of some neighbouring key heads.
+/// Some rows of one sequence, with the query heads of some adjacent key heads.
 struct Task<'a> {
     sequence: &'a PagedRows,
-    /// Of the sequence's rows.
+    /// Among the sequence's rows.
     rows: Range<usize>,
     kv_heads: Range<usize>,
 }
@@ -123,7 +119,7 @@ fn tasks_of<'a>(
 /// One row of one query head.
 struct Query<'a> {
     values: &'a [f32],
-    /// Where its output goes.
+    /// Index of its output.
     output: usize,
     /// The positions that it sees.
     sees: Range<usize>,
@@ -138,11 +134,12 @@ impl Task<'_> {
         window_start(first, options)..self.sequence.start + self.rows.end
     }
 
-    /// The same positions in order: those before the ones that all rows of the task see, these, and those behind them.
+    /// The same positions in three parts, in order: those before the ones that all rows of the task see, those that all
+    /// see, and those after them.
     fn seen(&self, options: &AttentionOptions) -> [Range<usize>; 3] {
         let sees = self.sees(options);
         let first = self.sequence.start + self.rows.start;
-        // Where the last row's window begins, and where the first row ends.
+        // From the beginning of the last row's window to the first row's own position.
         let start = window_start(sees.end - 1, options);
         let end = (first + 1).max(start);
         [sees.start..start, start..end, end..sees.end]
@@ -155,7 +152,7 @@ impl Task<'_> {
     fn run<E: KvElement>(&self, pools: &Pools<'_, E>, output: &SharedMut<'_, f32>) {
         let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *pools.options;
         let group = n_heads / n_kv_heads;
-        // Not collected: its length would be unknown, and memory taken piece by piece.
+        // Not collected: without a known length, the vector would grow step by step.
         let all = self
             .kv_heads
             .clone()
@@ -174,12 +171,12 @@ impl Task<'_> {
         let mut queries: Vec<Query<'_>> = Vec::with_capacity(n_queries * self.kv_heads.len());
         queries.extend(all);
         if n_queries <= MAX_QUERIES {
-            return mix(&queries, self.kv_heads.clone(), self, pools, output);
+            return attend(&queries, self.kv_heads.clone(), self, pools, output);
         }
-        // More queries to a key head than go together are cut here.
+        // More queries per key head than are computed together.
         for (kv_head, queries) in self.kv_heads.clone().zip(queries.chunks(n_queries)) {
             for queries in queries.chunks(MAX_QUERIES) {
-                mix(queries, kv_head..kv_head + 1, self, pools, output);
+                attend(queries, kv_head..kv_head + 1, self, pools, output);
             }
         }
     }
@@ -189,7 +186,7 @@ impl Task<'_> {
         self.sequence.slots.host()[position - self.sequence.first_key] as usize
     }
 
-    /// The page that holds the keys from position `tile * 16` on.
+    /// The page of the keys from position `tile * 16`.
     fn page(&self, tile: usize) -> usize {
         self.slot((tile * LANES).max(self.sequence.first_key)) / LANES
     }
@@ -199,8 +196,8 @@ fn window_start(position: usize, options: &AttentionOptions) -> usize {
     options.sliding_window.map_or(0, |window| (position + 1).saturating_sub(window))
 }
 
-/// `softmax(q k^T * scale + bias) v` for as many queries of each key head, at most [`MAX_QUERIES`].
-fn mix<E: KvElement>(
+/// `softmax(q k^T * scale + bias) v` for the same number of queries per key head, at most [`MAX_QUERIES`].
+fn attend<E: KvElement>(
     queries: &[Query<'_>],
     kv_heads: Range<usize>,
     task: &Task<'_>,
@@ -211,7 +208,7 @@ fn mix<E: KvElement>(
         #[cfg(target_arch = "x86_64")]
         #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
         // SAFETY: `isa` found the instructions.
-        Isa::Avx512 => unsafe { avx512::mix(queries, kv_heads, task, pools, output) },
+        Isa::Avx512 => unsafe { avx512::attend(queries, kv_heads, task, pools, output) },
         #[cfg(target_arch = "x86_64")]
         #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
         // SAFETY: `isa` found the instructions.
@@ -233,7 +230,7 @@ unsafe fn avx2<E: KvElement>(
     portable::<E, true>(queries, kv_heads, task, pools, output);
 }
 
-/// The tiles of 16 positions that `sees` touches.
+/// The tiles of 16 positions that overlap `sees`.
 fn tiles(sees: &Range<usize>) -> Range<usize> {
     sees.start / LANES..sees.end.div_ceil(LANES)
 }
@@ -250,7 +247,7 @@ fn value_row<'a, E>(pools: &Pools<'a, E>, slot: usize, kv_head: usize) -> &'a [E
     &pools.values[(slot * n_kv_heads + kv_head) * head_dim..][..head_dim]
 }
 
-/// Turns a query's scores, which start at position `first`, into weights; gives their sum.
+/// Replaces a query's scores, from position `first`, with weights; returns their sum.
 #[inline(always)]
 fn softmax<const FUSED: bool>(scores: &mut [f32], first: usize, query: &Query<'_>, scale: f32) -> f32 {
     let visible = query.sees.start.saturating_sub(first)..query.sees.end - first;
@@ -281,7 +278,7 @@ fn softmax<const FUSED: bool>(scores: &mut [f32], first: usize, query: &Query<'_
         }
     }
     let largest = most.into_iter().fold(f32::NEG_INFINITY, f32::max);
-    // By lanes of absolute positions: the order of the sum does not depend on where the keys begin.
+    // Lanes are those of absolute positions, so the order of the sum does not depend on where the keys begin.
     let mut sums = [0.0; LANES];
     for scores in scores.as_chunks_mut::<LANES>().0 {
         for (sum, score) in sums.iter_mut().zip(scores) {
@@ -296,30 +293,30 @@ thread_local! {
     static BUFFERS: Cell<Buffers> = const { Cell::new(Buffers::new()) };
 }
 
-/// Memory of a thread for one task after the other: a step has hundreds of tasks, and serving spent 2 to 5 % of the
-/// inference thread in the allocator for them.
+/// A thread's buffers, reused for all tasks: a step has hundreds of tasks, and allocating for each took 2 to 5 % of the
+/// inference thread's time.
 #[derive(Default)]
 struct Buffers {
     scores: Vec<f32>,
     totals: Vec<f32>,
-    mixed: Vec<f32>,
-    /// Of a page that is not in f32.
+    attn_out: Vec<f32>,
+    /// A page widened to f32.
     widened: Vec<f32>,
 }
 
 impl Buffers {
     const fn new() -> Self {
-        Self { scores: Vec::new(), totals: Vec::new(), mixed: Vec::new(), widened: Vec::new() }
+        Self { scores: Vec::new(), totals: Vec::new(), attn_out: Vec::new(), widened: Vec::new() }
     }
 
-    /// The thread's own, to be given back with [`give_back`](Self::give_back): with room for the scores of `n_queries`,
-    /// `width` each, which are all to be written to, and for as many rows of `head_dim` zeros.
+    /// Takes the thread's buffers, to be returned with [`give_back`](Self::give_back): `n_queries` rows of `width`
+    /// scores, which the caller must overwrite, and as many rows of `head_dim` zeros.
     fn take(n_queries: usize, width: usize, head_dim: usize) -> Self {
         let mut buffers = BUFFERS.take();
         buffers.scores.resize(n_queries * width, 0.0);
         buffers.totals.clear();
-        buffers.mixed.clear();
-        buffers.mixed.resize(n_queries * head_dim, 0.0);
+        buffers.attn_out.clear();
+        buffers.attn_out.resize(n_queries * head_dim, 0.0);
         buffers
     }
 
@@ -328,7 +325,7 @@ impl Buffers {
     }
 }
 
-/// Plain Rust, for the compiler to vectorise: what a page holds is widened once for all queries.
+/// Plain Rust, which the compiler vectorizes: a page is widened once for all queries.
 #[inline(always)]
 fn portable<E: KvElement, const FUSED: bool>(
     queries: &[Query<'_>],
@@ -356,7 +353,7 @@ fn portable_head<E: KvElement, const FUSED: bool>(
     let first = tiles.start * LANES;
     let width = tiles.len() * LANES;
     let mut buffers = Buffers::take(queries.len(), width, head_dim);
-    let Buffers { scores, totals, mixed, widened } = &mut buffers;
+    let Buffers { scores, totals, attn_out, widened } = &mut buffers;
     widened.resize(head_dim * LANES, 0.0);
     for tile in tiles {
         let lines = E::widen(key_lines(pools, task.page(tile), kv_head), widened);
@@ -374,29 +371,29 @@ fn portable_head<E: KvElement, const FUSED: bool>(
     let rows = queries.iter().zip(scores.chunks_exact_mut(width));
     totals.extend(rows.map(|(query, scores)| softmax::<FUSED>(scores, first, query, scale)));
     let [before, all_see, behind] = task.seen(pools.options);
-    let mut sum = WeightedSum { weights: scores, width, first, mixed, widened };
+    let mut sum = WeightedSum { weights: scores, width, first, attn_out, widened };
     sum.add_values::<E, FUSED, false>(before, queries, kv_head, task, pools);
     sum.add_values::<E, FUSED, true>(all_see, queries, kv_head, task, pools);
     sum.add_values::<E, FUSED, false>(behind, queries, kv_head, task, pools);
-    store(queries, mixed, totals, head_dim, output);
+    store(queries, attn_out, totals, head_dim, output);
     buffers.give_back();
 }
 
-/// The weighted sum of values for some queries, in the order of positions.
+/// Weighted sums of values for some queries, in the order of positions.
 struct WeightedSum<'a> {
-    /// For each query `width` weights, from position `first` on.
+    /// `width` weights per query, from position `first`.
     weights: &'a [f32],
     width: usize,
     first: usize,
     /// The sums so far, `[n_queries, head_dim]`.
-    mixed: &'a mut [f32],
-    /// Room for a row of values.
+    attn_out: &'a mut [f32],
+    /// Buffer for a row of values.
     widened: &'a mut [f32],
 }
 
 impl WeightedSum<'_> {
-    /// Adds the weighted values at `positions`. Unless `ALL_SEE`, a query skips those that it must not see: their weight is
-    /// 0, but they may be infinite, and 0 times infinity is NaN.
+    /// Adds the weighted values at `positions`. Unless `ALL_SEE`, a query skips those that it must not see: their
+    /// weight is 0, but 0 times an infinite value is NaN.
     #[inline(always)]
     fn add_values<E: KvElement, const FUSED: bool, const ALL_SEE: bool>(
         &mut self,
@@ -409,12 +406,12 @@ impl WeightedSum<'_> {
         let head_dim = pools.options.head_dim;
         for position in positions {
             let values = E::widen(value_row(pools, task.slot(position), kv_head), self.widened);
-            let sums = self.mixed.chunks_exact_mut(head_dim);
-            for ((query, weights), mixed) in queries.iter().zip(self.weights.chunks_exact(self.width)).zip(sums) {
+            let sums = self.attn_out.chunks_exact_mut(head_dim);
+            for ((query, weights), attn_out) in queries.iter().zip(self.weights.chunks_exact(self.width)).zip(sums) {
                 if ALL_SEE || query.sees.contains(&position) {
                     let weight = weights[position - self.first];
-                    for (mixed, value) in mixed.iter_mut().zip(values) {
-                        *mixed = multiply_add::<FUSED>(weight, *value, *mixed);
+                    for (attn_out, value) in attn_out.iter_mut().zip(values) {
+                        *attn_out = multiply_add::<FUSED>(weight, *value, *attn_out);
                     }
                 }
             }
@@ -422,14 +419,14 @@ impl WeightedSum<'_> {
     }
 }
 
-/// Stores what was mixed for each query, divided by the sum of its weights.
+/// Stores the output of each query: its weighted values divided by the sum of its weights.
 #[inline(always)]
-fn store(queries: &[Query<'_>], mixed: &[f32], totals: &[f32], head_dim: usize, output: &SharedMut<'_, f32>) {
-    for ((query, mixed), total) in queries.iter().zip(mixed.chunks_exact(head_dim)).zip(totals) {
+fn store(queries: &[Query<'_>], attn_out: &[f32], totals: &[f32], head_dim: usize, output: &SharedMut<'_, f32>) {
+    for ((query, attn_out), total) in queries.iter().zip(attn_out.chunks_exact(head_dim)).zip(totals) {
         #[expect(unsafe_code, reason = "threads write disjoint parts of one matrix")]
         // SAFETY: a row's head belongs to one task, since sequences have rows of their own, and is stored once.
         let output = unsafe { output.part(query.output..query.output + head_dim) };
-        output.iter_mut().zip(mixed).for_each(|(output, mixed)| *output = mixed / total);
+        output.iter_mut().zip(attn_out).for_each(|(output, attn_out)| *output = attn_out / total);
     }
 }
 
@@ -440,13 +437,14 @@ mod tests {
     use super::{
         super::{
             append_keys, append_values,
-            levels::{levels, noise, with_isa},
+            isa::tests::{every_isa, noise, with_isa},
         },
         *,
     };
     use crate::ops::Slots;
 
-    /// However many key heads a task has, on any machine: decoding, a window that begins within a page, a prompt.
+    /// For any number of key heads per task and every instruction set: decoding, a window that begins within a page, a
+    /// prompt.
     #[test]
     fn heads_that_go_together_are_the_same_bits_as_heads_by_themselves() {
         let (n_kv_heads, group, n_slots) = (5, 2, 4 * LANES);
@@ -456,7 +454,7 @@ mod tests {
             let options =
                 AttentionOptions { n_heads, n_kv_heads, head_dim, scale, softcap, sliding_window, alibi_slopes };
             let [keys, values] = [1, 2].map(|seed| noise(n_slots * n_kv_heads * head_dim, seed));
-            // The pages in another order than that of the positions.
+            // Pages in another order than positions.
             let slots: Vec<i32> = [2, 0, 3, 1].iter().flat_map(|page| page * 16..(page + 1) * 16).collect();
             for (start, n_rows) in [(0, 1), (15, 1), (16, 1), (50, 1), (30, 4)] {
                 let queries = noise(n_rows * n_heads * head_dim, 3);
@@ -470,24 +468,28 @@ mod tests {
                 let first_key = window_start(start, &options);
                 let slots = Slots::new(slots[first_key..start + n_rows].to_vec(), &burn::tensor::Device::flex());
                 let sequence = PagedRows { rows: 0..n_rows, start, first_key, slots };
-                let mixed = |heads_per_task| {
+                let attended = |heads_per_task| {
                     let mut output = vec![f32::NAN; queries.len()];
                     let shared = SharedMut::new(&mut output);
                     tasks_of(&sequence, heads_per_task, &options).for_each(|task| task.run(&pools, &shared));
                     output
                 };
-                for level in levels() {
-                    let alone = with_isa(level, || mixed(1));
+                for level in every_isa() {
+                    let alone = with_isa(level, || attended(1));
                     assert!(alone.iter().all(|value| value.is_finite()));
                     for heads_per_task in 2..=n_kv_heads {
-                        assert_eq!(with_isa(level, || mixed(heads_per_task)), alone, "{heads_per_task} with {level:?}");
+                        assert_eq!(
+                            with_isa(level, || attended(heads_per_task)),
+                            alone,
+                            "{heads_per_task} with {level:?}"
+                        );
                     }
                 }
             }
         }
     }
 
-    /// Keys and values that are infinite or NaN change only rows that see them, wherever they are in a chunk of a prompt.
+    /// Infinite or NaN keys and values change only rows that see them, at any position in a chunk of a prompt.
     fn check_hidden<E: KvElement + PartialEq>(broken: f32) {
         let (n_heads, n_kv_heads, head_dim, n_rows, start) = (4, 2, 20, 9, 30);
         let (n_keys, width) = (start + n_rows, n_kv_heads * head_dim);
@@ -502,7 +504,7 @@ mod tests {
                 let slots = Slots::new((first_key as i32..(start + first + n_rows) as i32).collect(), &device);
                 PagedRows { rows: 0..n_rows, start: start + first, first_key, slots }
             };
-            // All rows together, or each by itself; with other numbers at a position.
+            // `at_once` rows at a time, with `broken` keys and values at `position`.
             let attended = |position: Option<usize>, at_once: usize| {
                 let [keys, values] = [1, 2].map(|seed| {
                     let mut rows = noise(48 * width, seed);
@@ -521,7 +523,7 @@ mod tests {
                 });
                 rows.collect::<Vec<f32>>()
             };
-            for level in levels() {
+            for level in every_isa() {
                 let whole = with_isa(level, || attended(None, n_rows));
                 for position in 0..n_keys {
                     let found = with_isa(level, || attended(Some(position), n_rows));
@@ -548,7 +550,7 @@ mod tests {
     fn what_is_not_finite_changes_no_row_that_does_not_see_it() {
         check_hidden::<f32>(f32::INFINITY);
         check_hidden::<f32>(f32::NAN);
-        // Infinity becomes the largest f16.
+        // Infinity is stored as the largest f16.
         check_hidden::<f16>(f32::NAN);
     }
 

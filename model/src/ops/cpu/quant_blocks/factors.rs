@@ -1,19 +1,21 @@
-//! A number in f32 for each of the 32 rows of a panel: scales and minima.
+//! Factors of a panel's 32 rows in f32: scales and minima.
 
 #[cfg(target_arch = "aarch64")]
-use std::arch::aarch64::float32x4_t;
+use std::arch::aarch64::{float32x4_t, uint16x4_t};
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{__m256, __m512};
 
 use half::f16;
 
-#[cfg(target_arch = "aarch64")]
-use super::super::dot_product::{REGISTERS, widen};
-use super::super::panels::{Line, PANEL};
+use super::super::panel_layout::{Line, PANEL};
 
-/// A number for each row of a panel.
+#[cfg(target_arch = "aarch64")]
+/// Registers of four rows in a panel.
+pub(in crate::ops::cpu) const REGISTERS: usize = PANEL / 4;
+
+/// A factor for each row of a panel.
 pub(in crate::ops::cpu) trait RowFactors: Copy {
-    /// Row `row`'s.
+    /// The factor of row `row`.
     fn get(self, row: usize) -> f32;
 
     /// Rows 0 to 15 and 16 to 31.
@@ -35,7 +37,7 @@ pub(in crate::ops::cpu) trait RowFactors: Copy {
     /// Rows 0 to 3, 4 to 7 and so on.
     ///
     /// # Safety
-    /// The machine must have NEON, as all of the target have.
+    /// The machine must have NEON, which all machines of the target have.
     #[cfg(target_arch = "aarch64")]
     #[expect(unsafe_code, reason = "compiled for instructions that are named")]
     unsafe fn load_fours(self) -> [float32x4_t; REGISTERS];
@@ -80,11 +82,11 @@ impl RowFactors for &Line<f16, PANEL> {
     }
 }
 
-/// Small whole numbers times a number for each row.
+/// For each row a small integer times an f16.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::ops::cpu) struct Products<'a> {
-    pub(super) units: &'a Line<f16, PANEL>,
-    pub(super) factors: &'a [i8; PANEL],
+    pub(in crate::ops::cpu) units: &'a Line<f16, PANEL>,
+    pub(in crate::ops::cpu) factors: &'a [i8; PANEL],
 }
 
 impl RowFactors for Products<'_> {
@@ -135,4 +137,20 @@ impl RowFactors for Products<'_> {
             vmulq_f32(units[n], unsafe { vld1q_f32(factors.as_ptr()) })
         })
     }
+}
+
+#[cfg(target_arch = "aarch64")]
+/// Converts four f16 to f32.
+#[expect(unsafe_code, reason = "an instruction without a stable name")]
+fn widen(halves: uint16x4_t) -> float32x4_t {
+    let wide;
+    // SAFETY: works on registers alone, and every machine of the target has it.
+    unsafe {
+        std::arch::asm!(
+            "fcvtl {wide:v}.4s, {halves:v}.4h",
+            wide = lateout(vreg) wide, halves = in(vreg) halves,
+            options(pure, nomem, nostack, preserves_flags)
+        );
+    }
+    wide
 }

@@ -1,4 +1,5 @@
-//! The numbers of 32 inputs of the 32 rows of a panel, unsigned, in 8, 6, 5 or 4 bits, and how registers get them.
+//! The numbers of 32 inputs of a panel's 32 rows, unsigned, in 8, 6, 5 or 4 bits, and how they are loaded into
+//! registers.
 
 #[cfg(target_arch = "aarch64")]
 use std::arch::aarch64::uint8x16_t;
@@ -6,17 +7,17 @@ use std::arch::aarch64::uint8x16_t;
 use std::arch::x86_64::{__m256i, __m512i};
 use std::array;
 
+use super::super::panel_layout::{Line, PANEL};
 #[cfg(target_arch = "aarch64")]
-use super::super::dot_product::REGISTERS;
-use super::super::panels::{Line, PANEL};
+use super::factors::REGISTERS;
 use crate::ops::BLOCK_SIZE as BLOCK;
 
-/// 32 inputs of 32 rows.
-pub(in crate::ops::cpu) trait Numbers: Copy + Send + Sync {
-    /// The number that stands for zero where weights lie on both sides of it.
+/// Numbers of 32 inputs of 32 rows.
+pub(in crate::ops::cpu) trait Numbers: Copy + Send + Sync + 'static {
+    /// The number that represents zero in formats with weights around zero.
     const MIDDLE: u8;
 
-    /// From a function of row and group: the numbers of inputs `4 group ..`, four of them.
+    /// Packs the numbers that `numbers` returns for a row and a group: inputs `4 group ..`, four of them.
     fn pack(numbers: impl Fn(usize, usize) -> [u8; 4]) -> Self;
 
     /// The number of a row and an input.
@@ -47,14 +48,14 @@ pub(in crate::ops::cpu) trait Numbers: Copy + Send + Sync {
     /// Inputs `4 group ..`, four of them, of rows 0 to 3, 4 to 7 and so on.
     ///
     /// # Safety
-    /// The machine must have NEON, as all of the target have.
+    /// The machine must have NEON, which all machines of the target have.
     #[cfg(target_arch = "aarch64")]
     #[expect(unsafe_code, reason = "compiled for instructions that are named")]
     unsafe fn load_bytes(&self, group: usize) -> [uint8x16_t; REGISTERS];
 }
 
-/// Where the byte of a row and an input lies: for every 4 inputs, rows 0 to 15, then rows 16 to 31, as numbers of lines;
-/// and in the line.
+/// The line and the index in it of the byte of a row and an input: two lines per 4 inputs, of rows 0 to 15 and 16 to
+/// 31.
 #[inline(always)]
 fn place(row: usize, input: usize) -> (usize, usize) {
     (input / 4 * 2 + row / 16, row % 16 * 4 + input % 4)
@@ -114,8 +115,7 @@ impl Numbers for Bytes {
     }
 }
 
-/// 4 bits. For every 8 inputs a line of rows 0 to 15, then one of rows 16 to 31; the first 4 inputs in the low halves of the
-/// bytes.
+/// 4 bits. Two lines per 8 inputs, of rows 0 to 15 and 16 to 31; the first 4 inputs in the lower halves of the bytes.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(in crate::ops::cpu) struct Nibbles([Line<u8, 64>; 8]);
@@ -186,8 +186,8 @@ impl Numbers for Nibbles {
     }
 }
 
-/// 5 bits: four, and a fifth. For every 4 inputs a number for rows 0 to 15, then one for rows 16 to 31; for each row its four
-/// inputs' bits, the first lowest. So a number's bits belong to the bytes of a register, in order.
+/// 5 bits: four in [`Nibbles`], and a fifth. Two integers of fifth bits per 4 inputs, of rows 0 to 15 and 16 to 31,
+/// with four bits per row, the first input's lowest: one bit per byte of a register, in order.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub(in crate::ops::cpu) struct FiveBits {
@@ -195,9 +195,9 @@ pub(in crate::ops::cpu) struct FiveBits {
     low: Nibbles,
 }
 
-/// What the fifth bit stands for.
+/// The value of the fifth bit.
 const FIFTH: u8 = 0x10;
-/// One bit of each of eight bytes, the first byte's lowest.
+/// In byte `n` of eight, bit `n`.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 const EACH_BIT: u64 = 0x8040_2010_0804_0201;
 
@@ -208,7 +208,7 @@ impl Numbers for FiveBits {
         let mut fifth = [0; 16];
         each_group(|row, group| {
             let bits = (u32::from_le_bytes(numbers(row, group)) >> 4) & IN_EACH_BYTE;
-            // The product's top byte has the four bits side by side, the first byte's lowest; no two of its bits meet.
+            // The product's top byte contains the four bits, the first byte's lowest; no two of its terms overlap.
             let side_by_side = bits.wrapping_mul(1 << 24 | 1 << 17 | 1 << 10 | 1 << 3) >> 24;
             fifth[2 * group + row / 16] |= u64::from(side_by_side) << (row % 16 * 4);
         });
@@ -246,7 +246,7 @@ impl Numbers for FiveBits {
             _mm256_and_si256, _mm256_cmpeq_epi8, _mm256_or_si256, _mm256_set_epi64x, _mm256_set1_epi8,
             _mm256_set1_epi32, _mm256_set1_epi64x, _mm256_shuffle_epi8,
         };
-        // Of 32 bits in all lanes, each byte goes to eight lanes, and each of these looks at one bit.
+        // Each byte of the 32 bits is copied to eight lanes, each of which tests one bit.
         let spread = _mm256_set_epi64x(0x0303_0303_0303_0303, 0x0202_0202_0202_0202, 0x0101_0101_0101_0101, 0);
         let each = _mm256_set1_epi64x(EACH_BIT.cast_signed());
         array::from_fn(|n| {
@@ -274,8 +274,8 @@ impl Numbers for FiveBits {
     }
 }
 
-/// 6 bits: four, and two above. For every 8 inputs a line of those two, whose bytes have two bits for each of: the first 4
-/// inputs of rows 0 to 15, of rows 16 to 31, the other 4 inputs of either; the first lowest.
+/// 6 bits: four in [`Nibbles`], and two above. One line of upper bits per 8 inputs, with two bits per byte for each of:
+/// the first 4 inputs of rows 0 to 15, of rows 16 to 31, the other 4 inputs of either; the first lowest.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub(in crate::ops::cpu) struct SixBits {
@@ -283,7 +283,7 @@ pub(in crate::ops::cpu) struct SixBits {
     low: Nibbles,
 }
 
-/// The two bits above the fourth.
+/// The bits above the fourth.
 const HIGH: u8 = 0x30;
 
 impl Numbers for SixBits {
@@ -366,10 +366,10 @@ impl Numbers for SixBits {
     }
 }
 
-/// Times a byte: that byte four times.
+/// Times a byte: four copies of it.
 const IN_EACH_BYTE: u32 = 0x0101_0101;
 
-/// All rows and groups of four inputs.
+/// Calls `visit` with all rows and groups of four inputs.
 #[inline(always)]
 fn each_group(mut visit: impl FnMut(usize, usize)) {
     (0..BLOCK / 4).for_each(|group| (0..PANEL).for_each(|row| visit(row, group)));

@@ -1,0 +1,248 @@
+//! State that the layers of one forward pass share: attention context, masks, rotations and added positions.
+
+use burn::tensor::{Device, Tensor};
+
+#[cfg(feature = "gpu")]
+use crate::ops::Upload;
+use crate::{
+    config::{GptConfig, Positions, Rope},
+    kv_cache::PagedStep,
+    ops::{self, AttentionOptions, BlockScratch, Ints, PagedAttention, Rotation, Rows},
+    position::{self, PositionRange},
+};
+
+/// What the rows of a forward pass attend to.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "lives for one forward pass")]
+pub enum AttentionContext<'a> {
+    /// Whole sequences side by side, with causal attention within each: training and evaluation.
+    Dense(Dense<'a>),
+    /// Rows that follow the contents of a cache: prefill and decoding, mixed in any lengths.
+    Paged(PagedStep<'a>),
+}
+
+/// `batch` sequences of `seq_len` rows, one after the other.
+#[derive(Debug)]
+pub struct Dense<'a> {
+    /// Number of sequences.
+    pub batch: usize,
+    /// Rows per sequence.
+    pub seq_len: usize,
+    /// Receives each layer's attention weights, `[batch, n_heads, seq_len, seq_len]`, if set.
+    pub maps: Option<&'a mut Vec<Tensor<4>>>,
+}
+
+impl Dense<'_> {
+    /// Whether one fused operation rotates and attends: on the CPU, unless attention weights are requested.
+    pub(crate) fn is_one_operation(&self, device: &Device) -> bool {
+        self.maps.is_none() && ops::is_on_cpu(device)
+    }
+}
+
+impl AttentionContext<'_> {
+    /// Whole sequences, without attention maps.
+    pub fn dense(batch: usize, seq_len: usize) -> Self {
+        Self::Dense(Dense { batch, seq_len, maps: None })
+    }
+
+    /// The positions of the rows in their texts; of a single text if all are equal.
+    fn spans(&self) -> Vec<PositionRange> {
+        match self {
+            Self::Dense(dense) => PositionRange::of_rows(0..dense.seq_len, dense.seq_len).collect(),
+            Self::Paged(step) => step.spans.clone(),
+        }
+    }
+
+    /// The position of each row in its text; of a single text if all are equal.
+    fn positions(&self) -> Vec<usize> {
+        self.spans().into_iter().flat_map(|span| span.positions).collect()
+    }
+
+    /// Number of rows.
+    fn n_rows(&self) -> usize {
+        match self {
+            Self::Dense(dense) => dense.batch * dense.seq_len,
+            Self::Paged(step) => step.slots().host().len(),
+        }
+    }
+
+    /// How many times [`positions`](Self::positions) repeats to cover all rows.
+    fn repeats(&self) -> usize {
+        match self {
+            Self::Dense(dense) => dense.batch,
+            Self::Paged(_) => 1,
+        }
+    }
+}
+
+/// One forward pass: its attention context, and what its layers share, computed once.
+#[derive(Debug)]
+pub(crate) struct ForwardPass<'a> {
+    context: AttentionContext<'a>,
+    config: &'a GptConfig,
+    /// Masks of layers without and with the sliding window, if the model has such layers.
+    masks: [Option<AttentionMask>; 2],
+    /// Rotations of the same two kinds; one entry if both are equal.
+    rotations: [Option<Rotation>; 2],
+    added: AddedPositions,
+    scratch: BlockScratch,
+    applies_dropout: bool,
+}
+
+/// Added positions of the rows' embeddings.
+#[derive(Debug)]
+pub(crate) enum AddedPositions {
+    Nothing,
+    /// A learned vector for each of these positions.
+    Learned(Ints),
+    /// `[n_rows, d_model]`.
+    Sinusoidal(Rows),
+}
+
+/// The keys that rows see, and how scores are computed.
+#[derive(Debug)]
+pub(crate) struct AttentionMask {
+    pub(crate) options: AttentionOptions,
+    /// Added to the scores of [`AttentionContext::Dense`].
+    pub(crate) dense_bias: Option<Tensor<4>>,
+}
+
+impl AttentionMask {
+    fn new(config: &GptConfig, window: Option<usize>, context: &AttentionContext<'_>, device: &Device) -> Self {
+        let options = AttentionOptions {
+            n_heads: config.n_heads,
+            n_kv_heads: config.n_kv_heads,
+            head_dim: config.head_dim,
+            scale: config.score_scale(),
+            softcap: config.attention_softcap,
+            sliding_window: window,
+            alibi_slopes: (config.positions == Positions::Alibi).then(|| position::alibi_slopes(config.n_heads)),
+        };
+        let dense_bias = match context {
+            AttentionContext::Dense(dense) if dense.is_one_operation(device) => None,
+            AttentionContext::Dense(dense) => ops::causal_bias(0..dense.seq_len, 0, &options, device),
+            AttentionContext::Paged(_) => None,
+        };
+        Self { options, dense_bias }
+    }
+}
+
+/// The rotation of the context's rows.
+fn rotation_of(rope: &Rope, context: &AttentionContext<'_>, device: &Device) -> Rotation {
+    let angles = position::rope_angles(&context.spans(), rope);
+    let n_rows = angles.len() / (rope.rotary_dim / 2);
+    let rotation = Rotation::new(&angles, n_rows, device);
+    rotation.scaled(position::rope_attention_factor(rope)).repeat(context.repeats())
+}
+
+impl<'a> ForwardPass<'a> {
+    pub(crate) fn new(config: &'a GptConfig, context: AttentionContext<'a>, device: &Device) -> Self {
+        let has = |windowed: bool| (0..config.n_layers).any(|layer| config.window_of(layer).is_some() == windowed);
+        let mask =
+            |window: Option<usize>| has(window.is_some()).then(|| AttentionMask::new(config, window, &context, device));
+        let masks = [mask(None), config.sliding_window.and_then(|window| mask(Some(window)))];
+        let rotation = |rope: &Rope| rotation_of(rope, &context, device);
+        let rotations = match &config.positions {
+            Positions::Rope(rope) => [Some(rotation(rope)), config.window_rope.as_ref().map(rotation)],
+            _ => [None, None],
+        };
+        let row_positions = || context.positions().repeat(context.repeats());
+        let added = match &config.positions {
+            Positions::Learned => {
+                let positions = row_positions().into_iter().map(|position| position as i32);
+                AddedPositions::Learned(Ints::new(positions.collect(), device))
+            }
+            Positions::Sinusoidal => {
+                let rows = position::sinusoidal(&row_positions(), config.d_model);
+                AddedPositions::Sinusoidal(Rows::new(rows, config.d_model, device))
+            }
+            _ => AddedPositions::Nothing,
+        };
+        let applies_dropout = config.dropout > 0.0 && ops::records_gradients(device);
+        Self { context, config, masks, rotations, added, scratch: BlockScratch::default(), applies_dropout }
+    }
+
+    /// Number of rows in the layers.
+    pub(crate) fn n_rows(&self) -> usize {
+        self.context.n_rows()
+    }
+
+    /// The step over a cache, if there is one.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn paged_step(&mut self) -> Option<&mut PagedStep<'a>> {
+        match &mut self.context {
+            AttentionContext::Dense(_) => None,
+            AttentionContext::Paged(step) => Some(step),
+        }
+    }
+
+    /// From now on, keys and values are stored by operations that do not read the cache.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn store_apart(&mut self) {
+        if let AttentionContext::Paged(step) = &mut self.context {
+            step.sequences.store_apart();
+        }
+    }
+
+    /// Whether dropout is applied: while gradients are recorded, if the model has dropout.
+    pub(crate) fn applies_dropout(&self) -> bool {
+        self.applies_dropout
+    }
+
+    /// What is added to embeddings.
+    pub(crate) fn added(&self) -> &AddedPositions {
+        &self.added
+    }
+
+    /// All inputs of a decoding pass that are uploaded to a GPU, except token ids, and sizes that are equal for passes
+    /// with the same launches. `None` if the pass cannot be captured, or the GPU has no attention kernel.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn uploads(&self) -> Option<(Vec<Upload<'_>>, Vec<usize>)> {
+        let AttentionContext::Paged(step) = &self.context else { return None };
+        if !step.sequences.decode() {
+            return None;
+        }
+        let mut uploads = vec![Upload::Ints(step.slots().numbers())];
+        let mut sizes = vec![step.slots().host().len()];
+        for mask in self.masks.iter().flatten() {
+            let (table, table_sizes) = step.sequences.table(&mask.options)?;
+            uploads.push(Upload::Ints(table));
+            sizes.extend(table_sizes);
+        }
+        uploads.extend(self.rotations.iter().flatten().map(|rotation| Upload::Rows(rotation.table())));
+        match &self.added {
+            AddedPositions::Nothing => {}
+            AddedPositions::Learned(positions) => uploads.push(Upload::Ints(positions)),
+            AddedPositions::Sinusoidal(rows) => uploads.push(Upload::Rows(rows)),
+        }
+        Some((uploads, sizes))
+    }
+
+    /// What a whole block attends to, and its scratch memory, if rows attend over a cache.
+    pub(crate) fn paged(&mut self, layer: usize) -> Option<(PagedAttention<'_>, &mut BlockScratch)> {
+        let Self { context, config, masks, rotations, scratch, .. } = self;
+        let AttentionContext::Paged(step) = context else { return None };
+        let (pools, slots, sequences) = step.parts(layer);
+        let (options, rotation) = (&mask_of(masks, config, layer).options, rotation_at(rotations, config, layer));
+        Some((PagedAttention { pools, slots, sequences, options, rotation }, scratch))
+    }
+
+    /// The attention context, mask and rotation of `layer`.
+    pub(crate) fn layer(&mut self, layer: usize) -> (&mut AttentionContext<'a>, &AttentionMask, Option<&Rotation>) {
+        let Self { context, config, masks, rotations, .. } = self;
+        (context, mask_of(masks, config, layer), rotation_at(rotations, config, layer))
+    }
+}
+
+/// Which keys the rows of `layer` see.
+fn mask_of<'a>(masks: &'a [Option<AttentionMask>; 2], config: &GptConfig, layer: usize) -> &'a AttentionMask {
+    let of_kind = &masks[usize::from(config.window_of(layer).is_some())];
+    of_kind.as_ref().unwrap_or_else(|| unreachable!("`ForwardPass::new` asked every layer"))
+}
+
+/// How `layer` rotates, if it does.
+fn rotation_at<'a>(rotations: &'a [Option<Rotation>; 2], config: &GptConfig, layer: usize) -> Option<&'a Rotation> {
+    config.rope_of(layer)?;
+    let [usual, windowed] = rotations;
+    windowed.as_ref().filter(|_| config.window_of(layer).is_some()).or(usual.as_ref())
+}

@@ -1,0 +1,133 @@
+//! Runs tests with every instruction set that the machine has, not only the best.
+
+use std::cell::Cell;
+
+use super::{BASELINE_IS_FUSED, Isa, best_isa};
+
+thread_local! {
+    /// What [`isa`](super::isa) returns on this thread instead of the best; other threads keep the best.
+    static FORCED: Cell<Option<Isa>> = const { Cell::new(None) };
+}
+
+/// Runs `run` as on a machine that has no more than `level`.
+pub(in crate::ops::cpu) fn with_isa<T>(level: Isa, run: impl FnOnce() -> T) -> T {
+    FORCED.set(Some(level));
+    let result = run();
+    FORCED.set(None);
+    result
+}
+
+pub(super) fn forced() -> Option<Isa> {
+    FORCED.get()
+}
+
+/// All that this machine has.
+pub(in crate::ops::cpu) fn every_isa() -> impl Iterator<Item = Isa> {
+    let best = best_isa();
+    let all = [
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2,
+        Isa::Baseline,
+    ];
+    all.into_iter().skip_while(move |level| *level != best)
+}
+
+/// Whether products are added without being rounded first: such bodies agree to the bit.
+pub(in crate::ops::cpu) fn is_fused(level: Isa) -> bool {
+    level != Isa::Baseline || BASELINE_IS_FUSED
+}
+
+/// Numbers in -1..1, the same for equal seeds.
+pub(in crate::ops::cpu) fn noise(n: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..n).map(|_| next()).collect()
+}
+
+mod bodies {
+    use burn::tensor::Device;
+    use half::f16;
+
+    use super::*;
+    use crate::{
+        config::{Activation, NormKind},
+        ops::{
+            AttentionOptions, NormOptions, PagedRows, Slots,
+            cpu::{self, KvElement},
+        },
+    };
+
+    /// What every level computes, beside what the best one does.
+    fn check(what: &str, run: impl Fn() -> Vec<f32>) {
+        let expected = run();
+        let largest = expected.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+        for level in every_isa() {
+            let found = with_isa(level, &run);
+            let is_equal = found.iter().zip(&expected).all(|(found, expected)| found.to_bits() == expected.to_bits());
+            assert!(is_equal || !is_fused(level), "{what} with {level:?}: other bits");
+            let is_close = found.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= 2e-6 * largest);
+            assert!(is_close && found.len() == expected.len(), "{what} with {level:?}");
+        }
+    }
+
+    #[test]
+    fn row_operations_agree_at_every_level() {
+        for width in [1, 16, 33, 576] {
+            let (x, weight) = (noise(3 * width, 1), noise(width, 2));
+            for kind in [NormKind::LayerNorm, NormKind::RmsNorm] {
+                let options = NormOptions { kind, eps: 1e-5, weight_offset: 0.0 };
+                check("norm", || cpu::norm(&x, &weight, Some(&weight), options));
+            }
+            for kind in
+                [Activation::Relu, Activation::ReluSquared, Activation::Silu, Activation::GeluTanh, Activation::Gelu]
+            {
+                check("activate", || cpu::activate(&x, width, kind));
+            }
+            check("soft_cap", || {
+                let mut capped = x.clone();
+                cpu::soft_cap(&mut capped, 0.3);
+                capped
+            });
+        }
+    }
+
+    #[test]
+    fn attention_agrees_at_every_level() {
+        for (n_heads, n_kv_heads, head_dim, sliding_window) in
+            [(3, 3, 20, None), (6, 2, 64, Some(19)), (9, 1, 48, None), (8, 4, 128, None)]
+        {
+            let options = AttentionOptions {
+                n_heads,
+                n_kv_heads,
+                head_dim,
+                scale: 0.2,
+                softcap: None,
+                sliding_window,
+                alibi_slopes: None,
+            };
+            let width = n_kv_heads * head_dim;
+            let (keys, values) = (noise(96 * width, 1), noise(96 * width, 2));
+            let [half_keys, half_values] = [&keys, &values].map(|pool| {
+                let mut half = vec![f16::ZERO; pool.len()];
+                f16::store(pool, &mut half);
+                half
+            });
+            let queries = noise(3 * n_heads * head_dim, 3);
+            let sequence = |rows: std::ops::Range<usize>, start: usize| {
+                let end = (start + rows.len()) as i32;
+                let slots = Slots::new((0..end).collect(), &Device::flex());
+                PagedRows { rows, start, first_key: 0, slots }
+            };
+            let sequences = [sequence(0..2, 70), sequence(2..3, 0)];
+            check("attention", || cpu::attention_paged::<f32>(&queries, [&keys, &values], &sequences, &options));
+            check("attention in f16", || {
+                cpu::attention_paged::<f16>(&queries, [&half_keys, &half_values], &sequences, &options)
+            });
+        }
+    }
+}

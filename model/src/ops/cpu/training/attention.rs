@@ -1,0 +1,469 @@
+//! Causal attention that never holds the probabilities of a whole sequence.
+//!
+//! The backward pass computes them again from the logarithm of each row's sum
+//! ([FlashAttention](https://arxiv.org/abs/2205.14135), 3.1). A task is one sequence and one key head.
+
+use std::{cell::RefCell, ops::Range, sync::Arc};
+
+use burn::backend::flex::FlexTensor;
+
+use super::{
+    cross_entropy::largest,
+    dims,
+    product::{Plus, Target, View, product, product_into},
+    resized, tensor, values,
+};
+use crate::ops::{
+    AttentionOptions,
+    cpu::{
+        for_each_isa,
+        math::{exp, tanh},
+        thread_pool::{self, SharedMut},
+    },
+    training::CpuOp,
+};
+
+/// Number of queries whose probabilities exist at the same time.
+const QUERIES: usize = 64;
+
+/// Input: queries, keys and values side by side, `[batch * seq_len, (n_heads + 2 n_kv_heads) * head_dim]`. Rotates queries
+/// and keys, and attends. Output: `[batch * seq_len, n_heads * head_dim]`. See [`rope`](crate::ops::rope) and
+/// [`attention_dense`](crate::ops::attention_dense).
+#[derive(Debug)]
+pub(in crate::ops) struct RopeAttend {
+    pub(in crate::ops) options: AttentionOptions,
+    pub(in crate::ops) batch: usize,
+    /// Cosines and sines, `[batch * seq_len, half]` each; empty without rotation.
+    pub(in crate::ops) rotation: [Arc<Vec<f32>>; 2],
+}
+
+/// A task: one sequence and one key head.
+struct Piece<'a> {
+    op: &'a RopeAttend,
+    qkv: &'a [f32],
+    /// The first row of the sequence.
+    start: usize,
+    seq_len: usize,
+    kv_head: usize,
+}
+
+/// Scratch memory of one thread, reused for all its tasks.
+#[derive(Default)]
+struct Scratch {
+    /// Rotated queries of all heads of the piece, times the scale: `[heads_per_key, seq_len, head_dim]`.
+    queries: Vec<f32>,
+    /// `[seq_len, head_dim]`.
+    keys: Vec<f32>,
+    /// `[QUERIES, n_keys]`.
+    probs: Vec<f32>,
+    /// Gradients of `probs`.
+    of_probs: Vec<f32>,
+    /// Derivatives of the soft cap.
+    of_cap: Vec<f32>,
+    /// Gradients of one query head, of `keys` and of the values: `[seq_len, head_dim]` each.
+    of_queries: Vec<f32>,
+    of_keys: Vec<f32>,
+    of_values: Vec<f32>,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+impl CpuOp for RopeAttend {
+    fn forward(&self, inputs: &[FlexTensor], is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
+        let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = self.options;
+        let [n_rows, width] = dims(&inputs[0]);
+        assert_eq!(width, (n_heads + 2 * n_kv_heads) * head_dim, "the width of queries, keys and values");
+        let seq_len = n_rows / self.batch.max(1);
+        let mut output = vec![0.0; n_rows * n_heads * head_dim];
+        // The logarithm of the sum of exponentials for each head and row.
+        let mut log_sums = vec![0.0; n_rows * n_heads];
+        let (out, sums) = (SharedMut::new(&mut output), SharedMut::new(&mut log_sums));
+        thread_pool::parallel_for(self.batch * n_kv_heads, |number| {
+            SCRATCH.with_borrow_mut(|scratch| self.piece(&inputs[0], seq_len, number).forward(&out, &sums, scratch));
+        });
+        let output = tensor(output, [n_rows, n_heads * head_dim]);
+        let saved = if is_recorded { vec![output.clone(), tensor(log_sums, [n_heads, n_rows])] } else { Vec::new() };
+        (output, saved)
+    }
+
+    fn backward(
+        &self,
+        inputs: &[FlexTensor],
+        saved: &[FlexTensor],
+        gradient: &FlexTensor,
+        _wanted: &[bool],
+    ) -> Vec<Option<FlexTensor>> {
+        let [n_rows, width] = dims(&inputs[0]);
+        let seq_len = n_rows / self.batch.max(1);
+        let mut of_qkv = vec![0.0; n_rows * width];
+        let shared = SharedMut::new(&mut of_qkv);
+        let (output, log_sums, gradient) = (values(&saved[0]), values(&saved[1]), values(gradient));
+        thread_pool::parallel_for(self.batch * self.options.n_kv_heads, |number| {
+            SCRATCH.with_borrow_mut(|scratch| {
+                self.piece(&inputs[0], seq_len, number).backward([output, gradient], log_sums, &shared, scratch);
+            });
+        });
+        vec![Some(tensor(of_qkv, [n_rows, width]))]
+    }
+}
+
+impl RopeAttend {
+    fn piece<'a>(&'a self, qkv: &'a FlexTensor, seq_len: usize, number: usize) -> Piece<'a> {
+        let n_kv_heads = self.options.n_kv_heads;
+        let start = number / n_kv_heads * seq_len;
+        Piece { op: self, qkv: values(qkv), start, seq_len, kv_head: number % n_kv_heads }
+    }
+}
+
+impl Piece<'_> {
+    /// Query heads of the piece.
+    fn heads(&self) -> Range<usize> {
+        let AttentionOptions { n_heads, n_kv_heads, .. } = self.op.options;
+        let group = n_heads / n_kv_heads;
+        self.kv_head * group..(self.kv_head + 1) * group
+    }
+
+    fn width(&self) -> usize {
+        let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = self.op.options;
+        (n_heads + 2 * n_kv_heads) * head_dim
+    }
+
+    /// The offset of head `head` of row `row` of the sequence in `qkv`; key heads follow query heads, then values.
+    fn place(&self, row: usize, head: usize) -> usize {
+        (self.start + row) * self.width() + head * self.op.options.head_dim
+    }
+
+    fn key_head(&self) -> usize {
+        self.op.options.n_heads + self.kv_head
+    }
+
+    fn value_head(&self) -> usize {
+        self.key_head() + self.op.options.n_kv_heads
+    }
+
+    /// The values, `[seq_len, head_dim]`, from row `first` on.
+    fn values(&self, rows: Range<usize>) -> View<'_> {
+        let at = self.place(rows.start, self.value_head());
+        View::new(&self.qkv[at..], [rows.len(), self.op.options.head_dim], self.width())
+    }
+
+    /// Whether all values of `rows` are finite.
+    fn are_finite(&self, rows: &Range<usize>) -> bool {
+        let head_dim = self.op.options.head_dim;
+        rows.clone().all(|row| {
+            let values = &self.qkv[self.place(row, self.value_head())..][..head_dim];
+            // The sum of 0 times each value is 0, or NaN.
+            values.iter().map(|value| value * 0.0).sum::<f32>() == 0.0
+        })
+    }
+
+    /// Cosines and sines of a row.
+    fn angles(&self, row: usize) -> [&[f32]; 2] {
+        let [cos, sin] = &self.op.rotation;
+        let half = cos.len() / (self.op.batch * self.seq_len);
+        let range = (self.start + row) * half..(self.start + row + 1) * half;
+        [&cos[range.clone()], &sin[range]]
+    }
+
+    /// Computes rotated queries, times the scale, and rotated keys.
+    fn rotate(&self, queries: &mut Vec<f32>, keys: &mut Vec<f32>) {
+        let AttentionOptions { head_dim, scale, .. } = self.op.options;
+        let size = self.seq_len * head_dim;
+        let queries = resized(queries, self.heads().len() * size);
+        for (head, rotated) in self.heads().zip(queries.chunks_exact_mut(size)) {
+            self.rotate_head(head, scale as f32, rotated);
+        }
+        self.rotate_head(self.key_head(), 1.0, resized(keys, size));
+    }
+
+    fn rotate_head(&self, head: usize, scale: f32, rotated: &mut [f32]) {
+        let head_dim = self.op.options.head_dim;
+        for (row, rotated) in rotated.chunks_exact_mut(head_dim).enumerate() {
+            let from = &self.qkv[self.place(row, head)..][..head_dim];
+            let [cos, sin] = self.angles(row);
+            rotate(rotated, from, scale, cos, sin);
+        }
+    }
+
+    /// The blocks of queries, each with the range of keys that any of its rows sees.
+    fn blocks(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+        let window = self.op.options.sliding_window.unwrap_or(usize::MAX);
+        (0..self.seq_len).step_by(QUERIES).map(move |first| {
+            let end = self.seq_len.min(first + QUERIES);
+            (first..end, (first + 1).saturating_sub(window)..end)
+        })
+    }
+
+    /// How to compute the probabilities of query `query` of `head`; `keys` are those of its block.
+    fn row(&self, query: usize, head: usize, keys: &Range<usize>) -> RowOptions {
+        let AttentionOptions { softcap, sliding_window, alibi_slopes, .. } = &self.op.options;
+        let first = (query + 1).saturating_sub(sliding_window.unwrap_or(usize::MAX)).max(keys.start);
+        RowOptions {
+            seen: first - keys.start..query + 1 - keys.start,
+            cap: softcap.map(|cap| cap as f32),
+            slope: alibi_slopes.as_ref().map_or(0.0, |slopes| slopes[head]),
+        }
+    }
+
+    fn forward(&self, output: &SharedMut<'_, f32>, log_sums: &SharedMut<'_, f32>, scratch: &mut Scratch) {
+        let AttentionOptions { n_heads, head_dim, .. } = self.op.options;
+        let n_rows = self.op.batch * self.seq_len;
+        self.rotate(&mut scratch.queries, &mut scratch.keys);
+        let size = self.seq_len * head_dim;
+        for (head, queries) in self.heads().zip(scratch.queries.chunks_exact(size)) {
+            for (rows, keys) in self.blocks() {
+                let probs = resized(&mut scratch.probs, rows.len() * keys.len());
+                scores(probs, queries, &scratch.keys, [&rows, &keys], head_dim);
+                let sums = head * n_rows + self.start + rows.start..head * n_rows + self.start + rows.end;
+                #[expect(unsafe_code, reason = "threads write disjoint parts of one slice")]
+                // SAFETY: no other task has this head of this sequence.
+                let sums = unsafe { log_sums.part(sums) };
+                for ((query, row), sum) in rows.clone().zip(probs.chunks_exact_mut(keys.len())).zip(sums) {
+                    softmax_row(row, &self.row(query, head, &keys), sum);
+                }
+                let row_stride = n_heads * head_dim;
+                // The probabilities of some rows times the values of some keys.
+                let attend = |rows: Range<usize>, keys: Range<usize>, probs: View<'_>| {
+                    let at = (self.start + rows.start) * row_stride + head * head_dim;
+                    let target = Target::new(output, at, [rows.len(), head_dim], row_stride);
+                    #[expect(unsafe_code, reason = "threads write disjoint columns of one matrix")]
+                    // SAFETY: no other task has this head of this sequence.
+                    unsafe {
+                        product(target, probs, self.values(keys), Plus::Nothing);
+                    }
+                };
+                if self.are_finite(&keys) {
+                    let n_keys = keys.len();
+                    attend(rows.clone(), keys, View::new(probs, [rows.len(), n_keys], n_keys));
+                    continue;
+                }
+                // 0 times infinity is NaN, so each row uses only the keys that it sees.
+                for (query, row) in rows.zip(probs.chunks_exact(keys.len())) {
+                    let seen = self.row(query, head, &keys).seen;
+                    let probs = View::new(&row[seen.clone()], [1, seen.len()], seen.len());
+                    attend(query..query + 1, keys.start + seen.start..keys.start + seen.end, probs);
+                }
+            }
+        }
+    }
+
+    fn backward(
+        &self,
+        [output, gradient]: [&[f32]; 2],
+        log_sums: &[f32],
+        of_qkv: &SharedMut<'_, f32>,
+        scratch: &mut Scratch,
+    ) {
+        let AttentionOptions { n_heads, head_dim, scale, .. } = self.op.options;
+        let n_rows = self.op.batch * self.seq_len;
+        let size = self.seq_len * head_dim;
+        self.rotate(&mut scratch.queries, &mut scratch.keys);
+        let of_keys = resized(&mut scratch.of_keys, size);
+        let of_values = resized(&mut scratch.of_values, size);
+        of_keys.fill(0.0);
+        of_values.fill(0.0);
+        for (head, queries) in self.heads().zip(scratch.queries.chunks_exact(size)) {
+            let of_queries = resized(&mut scratch.of_queries, size);
+            for (rows, keys) in self.blocks() {
+                let n_probs = rows.len() * keys.len();
+                let probs = resized(&mut scratch.probs, n_probs);
+                let of_probs = resized(&mut scratch.of_probs, n_probs);
+                let of_cap = resized(&mut scratch.of_cap, keys.len());
+                scores(probs, queries, &scratch.keys, [&rows, &keys], head_dim);
+                let row_stride = n_heads * head_dim;
+                let at = (self.start + rows.start) * row_stride + head * head_dim;
+                let of_output = View::new(&gradient[at..], [rows.len(), head_dim], row_stride);
+                product_into(of_probs, keys.len(), of_output, self.values(keys.clone()).transposed(), Plus::Nothing);
+                for (n, query) in rows.clone().enumerate() {
+                    let at = (self.start + query) * row_stride + head * head_dim;
+                    let log_sum = log_sums[head * n_rows + self.start + query];
+                    let range = n * keys.len()..(n + 1) * keys.len();
+                    backward_row(
+                        &mut probs[range.clone()],
+                        &mut of_probs[range],
+                        of_cap,
+                        &self.row(query, head, &keys),
+                        log_sum,
+                        [&output[at..at + head_dim], &gradient[at..at + head_dim]],
+                    );
+                }
+                let view = |values, n_cols| View::new(values, [rows.len(), n_cols], n_cols);
+                let (probs, of_probs) = (view(&*probs, keys.len()), view(&*of_probs, keys.len()));
+                let of_rows = rows.start * head_dim..rows.end * head_dim;
+                let of_seen = keys.start * head_dim..keys.end * head_dim;
+                let keys = View::new(&scratch.keys[of_seen.clone()], [keys.len(), head_dim], head_dim);
+                product_into(&mut of_values[of_seen.clone()], head_dim, probs.transposed(), of_output, Plus::Itself);
+                product_into(&mut of_queries[of_rows.clone()], head_dim, of_probs, keys, Plus::Nothing);
+                let queries = view(&queries[of_rows], head_dim);
+                product_into(&mut of_keys[of_seen], head_dim, of_probs.transposed(), queries, Plus::Itself);
+            }
+            self.store(of_queries, head, scale as f32, of_qkv);
+        }
+        self.store(of_keys, self.key_head(), 1.0, of_qkv);
+        for (row, of_values) in of_values.chunks_exact(head_dim).enumerate() {
+            let at = self.place(row, self.value_head());
+            #[expect(unsafe_code, reason = "threads write disjoint columns of one matrix")]
+            // SAFETY: no other task has this head of this sequence.
+            unsafe { of_qkv.part(at..at + head_dim) }.copy_from_slice(of_values);
+        }
+    }
+
+    /// Rotates the gradients of a head back, times `scale`, and stores them in their columns.
+    fn store(&self, of_head: &[f32], head: usize, scale: f32, of_qkv: &SharedMut<'_, f32>) {
+        let head_dim = self.op.options.head_dim;
+        for (row, of_head) in of_head.chunks_exact(head_dim).enumerate() {
+            let [cos, sin] = self.angles(row);
+            let at = self.place(row, head);
+            #[expect(unsafe_code, reason = "threads write disjoint columns of one matrix")]
+            // SAFETY: no other task has this head of this sequence.
+            let stored = unsafe { of_qkv.part(at..at + head_dim) };
+            rotate_back(stored, of_head, scale, cos, sin);
+        }
+    }
+}
+
+/// `queries [rows]` times `keys [keys]`, `[rows.len(), keys.len()]`.
+fn scores(probs: &mut [f32], queries: &[f32], all_keys: &[f32], [rows, keys]: [&Range<usize>; 2], head_dim: usize) {
+    let queries = View::new(&queries[rows.start * head_dim..], [rows.len(), head_dim], head_dim);
+    let seen = View::new(&all_keys[keys.start * head_dim..], [keys.len(), head_dim], head_dim);
+    product_into(probs, keys.len(), queries, seen.transposed(), Plus::Nothing);
+}
+
+/// How to compute the probabilities of one row.
+pub(super) struct RowOptions {
+    /// The keys of the block that the row sees; the last is its own.
+    seen: Range<usize>,
+    cap: Option<f32>,
+    slope: f32,
+}
+
+for_each_isa!(softmax_row(row: &mut [f32], options: &RowOptions, log_sum: &mut f32) = softmax_row_body);
+
+#[inline(always)]
+fn softmax_row_body<const FUSED: bool>(row: &mut [f32], options: &RowOptions, log_sum: &mut f32) {
+    let RowOptions { seen, cap, slope } = options;
+    row[..seen.start].fill(0.0);
+    row[seen.end..].fill(0.0);
+    let row = &mut row[seen.clone()];
+    if let Some(cap) = *cap {
+        row.iter_mut().for_each(|score| *score = cap * tanh::<FUSED>(*score / cap));
+    }
+    if *slope != 0.0 {
+        add_slope(row, *slope);
+    }
+    let largest = largest(row);
+    let mut sums = [0.0f32; 16];
+    let (chunks, rest) = row.as_chunks_mut::<16>();
+    for chunk in chunks {
+        for (sum, score) in sums.iter_mut().zip(chunk) {
+            *score = exp::<FUSED>(*score - largest);
+            *sum += *score;
+        }
+    }
+    for (sum, score) in sums.iter_mut().zip(rest) {
+        *score = exp::<FUSED>(*score - largest);
+        *sum += *score;
+    }
+    let sum: f32 = sums.iter().sum();
+    *log_sum = largest + sum.ln();
+    let share = 1.0 / sum;
+    row.iter_mut().for_each(|prob| *prob *= share);
+}
+
+/// The last key is the query's own, at distance 0.
+#[inline(always)]
+fn add_slope(row: &mut [f32], slope: f32) {
+    let last = row.len() as f32 - 1.0;
+    row.iter_mut().enumerate().for_each(|(key, score)| *score += slope * (key as f32 - last));
+}
+
+for_each_isa!(backward_row(
+    probs: &mut [f32],
+    of_probs: &mut [f32],
+    of_cap: &mut [f32],
+    options: &RowOptions,
+    log_sum: f32,
+    output_and_gradient: [&[f32]; 2]
+) = backward_row_body);
+
+/// Replaces scores in `probs` by probabilities, and their gradients in `of_probs` by those of the scores: `p (dp -
+/// sum(p dp))`, where the sum is the product of the row's output and its gradient.
+#[inline(always)]
+fn backward_row_body<const FUSED: bool>(
+    probs: &mut [f32],
+    of_probs: &mut [f32],
+    of_cap: &mut [f32],
+    options: &RowOptions,
+    log_sum: f32,
+    [output, gradient]: [&[f32]; 2],
+) {
+    let RowOptions { seen, cap, slope } = options;
+    for row in [&mut *probs, &mut *of_probs] {
+        row[..seen.start].fill(0.0);
+        row[seen.end..].fill(0.0);
+    }
+    let (probs, of_probs) = (&mut probs[seen.clone()], &mut of_probs[seen.clone()]);
+    let of_cap = &mut of_cap[..probs.len()];
+    if let Some(cap) = *cap {
+        for (score, of_cap) in probs.iter_mut().zip(&mut *of_cap) {
+            let tanh = tanh::<FUSED>(*score / cap);
+            *score = cap * tanh;
+            *of_cap = 1.0 - tanh * tanh;
+        }
+    }
+    if *slope != 0.0 {
+        add_slope(probs, *slope);
+    }
+    let mut sums = [0.0f32; 16];
+    let ((ones, rest), (others, other_rest)) = (output.as_chunks::<16>(), gradient.as_chunks::<16>());
+    for (one, other) in ones.iter().zip(others) {
+        for ((sum, one), other) in sums.iter_mut().zip(one).zip(other) {
+            *sum += one * other;
+        }
+    }
+    for ((sum, one), other) in sums.iter_mut().zip(rest).zip(other_rest) {
+        *sum += one * other;
+    }
+    let sum: f32 = sums.iter().sum();
+    for (prob, of_prob) in probs.iter_mut().zip(&mut *of_probs) {
+        *prob = exp::<FUSED>(*prob - log_sum);
+        *of_prob = *prob * (*of_prob - sum);
+    }
+    if cap.is_some() {
+        of_probs.iter_mut().zip(of_cap).for_each(|(of_prob, of_cap)| *of_prob *= *of_cap);
+    }
+}
+
+for_each_isa!(rotate(to: &mut [f32], from: &[f32], scale: f32, cos: &[f32], sin: &[f32]) = rotate_body);
+
+#[inline(always)]
+fn rotate_body<const FUSED: bool>(to: &mut [f32], from: &[f32], scale: f32, cos: &[f32], sin: &[f32]) {
+    rotate_row(to, from, scale, cos, sin, 1.0);
+}
+
+for_each_isa!(rotate_back(to: &mut [f32], from: &[f32], scale: f32, cos: &[f32], sin: &[f32]) = rotate_back_body);
+
+#[inline(always)]
+fn rotate_back_body<const FUSED: bool>(to: &mut [f32], from: &[f32], scale: f32, cos: &[f32], sin: &[f32]) {
+    rotate_row(to, from, scale, cos, sin, -1.0);
+}
+
+/// Rotates one head, times `scale`; with `direction` -1 by the transpose of the rotation. See
+/// [`rope`](crate::ops::rope).
+#[inline(always)]
+fn rotate_row(to: &mut [f32], from: &[f32], scale: f32, cos: &[f32], sin: &[f32], direction: f32) {
+    let half = cos.len();
+    let (to_rotated, to_rest) = to.split_at_mut(2 * half);
+    let (rotated, rest) = from.split_at(2 * half);
+    let (to_left, to_right) = to_rotated.split_at_mut(half);
+    let (left, right) = rotated.split_at(half);
+    for (((((to_left, to_right), left), right), cos), sin) in
+        to_left.iter_mut().zip(to_right).zip(left).zip(right).zip(cos).zip(sin)
+    {
+        let (cos, sin) = (cos * scale, sin * scale * direction);
+        (*to_left, *to_right) = (left * cos - right * sin, right * cos + left * sin);
+    }
+    to_rest.iter_mut().zip(rest).for_each(|(to, value)| *to = value * scale);
+}

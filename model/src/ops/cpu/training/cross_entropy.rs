@@ -1,0 +1,187 @@
+//! The training loss, fused with the output projection.
+
+use burn::backend::flex::FlexTensor;
+
+use super::{
+    add_rows, dims,
+    product::{Plus, View, shared_product},
+    sum_of_rows, tensor, values,
+};
+use crate::ops::{
+    LossOptions,
+    cpu::{
+        for_each_isa,
+        math::{exp, tanh},
+        thread_pool,
+    },
+    training::CpuOp,
+};
+
+/// Maximum number of logits in memory; the logits of a whole batch never exist.
+const LOGITS_AT_ONCE: usize = 1 << 24;
+
+/// Rows per pass over the weight's gradient with a large vocabulary: with fewer, memory bandwidth would be the limit.
+const MIN_ROWS: usize = 128;
+
+/// Inputs: hidden states `[n_rows, d_model]`, the weight `[vocab_size, d_model]` and, if there is one, the bias
+/// `[vocab_size]`. Output: what is minimised and the cross entropy, `[2]`, as means or weighted sums
+/// ([`Targets`](crate::ops::Targets)); only the first has gradients.
+///
+/// The forward pass computes the gradients too, chunk by chunk of rows, since it has the probabilities then; backward
+/// multiplies them by the gradient of the loss. (The idea is [Liger Kernel](https://arxiv.org/abs/2410.10989)'s.)
+#[derive(Debug)]
+pub(in crate::ops) struct LinearCrossEntropy {
+    /// One per row, below `vocab_size`.
+    pub(in crate::ops) targets: Vec<i32>,
+    /// One for each row, if rows do not all count alike.
+    pub(in crate::ops) weights: Option<Vec<f32>>,
+    pub(in crate::ops) options: LossOptions,
+}
+
+impl CpuOp for LinearCrossEntropy {
+    fn forward(&self, inputs: &[FlexTensor], is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
+        let ([n_rows, d_model], [vocab_size, _]) = (dims(&inputs[0]), dims(&inputs[1]));
+        assert_eq!(self.targets.len(), n_rows, "targets, one for each row");
+        let weights = self.weights.as_deref();
+        assert!(weights.is_none_or(|weights| weights.len() == n_rows), "weights, one for each row");
+        // What each row counts in the gradients.
+        let share = |row: usize| weights.map_or(1.0 / n_rows as f32, |weights| weights[row]);
+        let weight = View::new(values(&inputs[1]), [vocab_size, d_model], d_model);
+        let bias = inputs.get(2).map(values);
+        let len = |len: usize| if is_recorded { len } else { 0 };
+        let mut of_hidden = vec![0.0; len(n_rows * d_model)];
+        let mut of_weight = vec![0.0; len(vocab_size * d_model)];
+        let mut of_bias = vec![0.0; if bias.is_some() { len(vocab_size) } else { 0 }];
+        // Of each row: the cross entropy, and the logarithm of the denominator.
+        let mut losses = vec![0.0; 2 * n_rows];
+        let chunk = (LOGITS_AT_ONCE / vocab_size.max(1)).max(MIN_ROWS).min(n_rows.max(1));
+        let mut logits = vec![0.0; chunk * vocab_size];
+        for (n, targets) in self.targets.chunks(chunk).enumerate() {
+            let rows = n * chunk..n * chunk + targets.len();
+            let hidden = &values(&inputs[0])[rows.start * d_model..rows.end * d_model];
+            let hidden = View::new(hidden, [rows.len(), d_model], d_model);
+            let logits = &mut logits[..rows.len() * vocab_size];
+            shared_product(logits, hidden, weight.transposed(), bias.map_or(Plus::Nothing, Plus::Bias));
+            let losses = thread_pool::SharedMut::new(&mut losses[2 * rows.start..2 * rows.end]);
+            thread_pool::parallel_chunks(logits, vocab_size, |row, logits| {
+                let share = share(rows.start + row);
+                if share == 0.0 {
+                    logits.fill(0.0);
+                    return;
+                }
+                let target = usize::try_from(targets[row]).unwrap_or(usize::MAX);
+                assert!(target < vocab_size, "target {target} of a vocabulary of {vocab_size}");
+                #[expect(unsafe_code, reason = "threads write disjoint values of one slice")]
+                // SAFETY: each row is claimed once.
+                let loss = unsafe { losses.part(2 * row..2 * row + 2) };
+                loss_row(logits, target, self.options, share, loss);
+            });
+            if is_recorded {
+                let of_logits = View::new(logits, [rows.len(), vocab_size], vocab_size);
+                let of_hidden = &mut of_hidden[rows.start * d_model..rows.end * d_model];
+                shared_product(of_hidden, of_logits, weight, Plus::Nothing);
+                let plus = if n == 0 { Plus::Nothing } else { Plus::Itself };
+                shared_product(&mut of_weight, of_logits.transposed(), hidden, plus);
+                if bias.is_some() {
+                    add_rows(&mut of_bias, &sum_of_rows(logits, vocab_size));
+                }
+            }
+        }
+        let (mut loss, mut square) = (0.0, 0.0);
+        for (row, [of_row, log_z]) in losses.as_chunks::<2>().0.iter().enumerate() {
+            let weight = weights.map_or(1.0, |weights| f64::from(weights[row]));
+            loss += f64::from(*of_row) * weight;
+            square += f64::from(*log_z).powi(2) * weight;
+        }
+        let n_counted = if weights.is_some() { 1.0 } else { n_rows as f64 };
+        let loss = loss / n_counted;
+        let objective = loss + self.options.z_loss * square / n_counted;
+        let saved = [
+            Some(tensor(of_hidden, if is_recorded { [n_rows, d_model] } else { [0, 0] })),
+            Some(tensor(of_weight, if is_recorded { [vocab_size, d_model] } else { [0, 0] })),
+            bias.map(|_| tensor(of_bias, [len(vocab_size)])),
+        ];
+        (tensor(vec![objective as f32, loss as f32], [2]), saved.into_iter().flatten().collect())
+    }
+
+    fn backward(
+        &self,
+        _inputs: &[FlexTensor],
+        saved: &[FlexTensor],
+        gradient: &FlexTensor,
+        _wanted: &[bool],
+    ) -> Vec<Option<FlexTensor>> {
+        let factor = values(gradient)[0];
+        let multiplied = |saved: &FlexTensor| {
+            let mut saved = saved.clone();
+            if factor != 1.0 {
+                thread_pool::parallel_chunks(saved.storage_mut(), 1 << 14, |_, values| {
+                    values.iter_mut().for_each(|value| *value *= factor);
+                });
+            }
+            Some(saved)
+        };
+        saved.iter().map(multiplied).collect()
+    }
+}
+
+for_each_isa!(loss_row(logits: &mut [f32], target: usize, options: LossOptions, share: f32, losses: &mut [f32]) = loss_row_body);
+
+/// Replaces a row of logits by the gradient of the loss with respect to them, times `share`: `p - 1` for the target, `p`
+/// elsewhere; with a z-loss, `p` times `1 + 2 z_loss ln(Z)`; with a soft cap, all times its derivative. Puts the row's cross
+/// entropy and `ln(Z)` into `losses`.
+#[inline(always)]
+fn loss_row_body<const FUSED: bool>(
+    logits: &mut [f32],
+    target: usize,
+    options: LossOptions,
+    share: f32,
+    losses: &mut [f32],
+) {
+    let cap = options.softcap.map(|cap| cap as f32);
+    if let Some(cap) = cap {
+        logits.iter_mut().for_each(|logit| *logit = cap * tanh::<FUSED>(*logit / cap));
+    }
+    let largest = largest(logits);
+    // A target far below the largest logit has probability 0 in f32, but a finite loss.
+    let of_target = logits[target];
+    let mut sums = [0.0f32; 16];
+    let (chunks, rest) = logits.as_chunks::<16>();
+    for chunk in chunks {
+        for (sum, &logit) in sums.iter_mut().zip(chunk) {
+            *sum += exp::<FUSED>(logit - largest);
+        }
+    }
+    for (sum, &logit) in sums.iter_mut().zip(rest) {
+        *sum += exp::<FUSED>(logit - largest);
+    }
+    let sum: f32 = sums.iter().sum();
+    let log_z = largest + sum.ln();
+    losses.copy_from_slice(&[sum.ln() - (of_target - largest), log_z]);
+    let factor = share / sum * (1.0 + 2.0 * options.z_loss as f32 * log_z);
+    match cap {
+        None => logits.iter_mut().for_each(|logit| *logit = exp::<FUSED>(*logit - largest) * factor),
+        Some(cap) => logits.iter_mut().for_each(|logit| {
+            let tanh = *logit / cap;
+            *logit = exp::<FUSED>(*logit - largest) * factor * (1.0 - tanh * tanh);
+        }),
+    }
+    let tanh = cap.map_or(0.0, |cap| of_target / cap);
+    logits[target] -= share * (1.0 - tanh * tanh);
+}
+
+/// The largest value, ignoring NaN.
+#[inline(always)]
+pub(super) fn largest(values: &[f32]) -> f32 {
+    let mut largest = [f32::NEG_INFINITY; 16];
+    let (chunks, rest) = values.as_chunks::<16>();
+    for chunk in chunks {
+        for (largest, &value) in largest.iter_mut().zip(chunk) {
+            *largest = if value > *largest { value } else { *largest };
+        }
+    }
+    for (largest, &value) in largest.iter_mut().zip(rest) {
+        *largest = if value > *largest { value } else { *largest };
+    }
+    largest.iter().fold(f32::NEG_INFINITY, |one, &other| if other > one { other } else { one })
+}

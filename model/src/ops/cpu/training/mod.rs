@@ -1,0 +1,64 @@
+//! Training operations on the CPU, forward and backward, as implementations of [`CpuOp`](crate::ops::training::CpuOp).
+
+mod activation;
+mod adamw;
+mod attention;
+mod cross_entropy;
+mod embedding;
+mod linear;
+mod norm;
+mod product;
+
+pub(in crate::ops) use activation::Activate;
+pub(in crate::ops) use adamw::adamw;
+pub(in crate::ops) use attention::RopeAttend;
+pub(in crate::ops) use cross_entropy::LinearCrossEntropy;
+pub(in crate::ops) use embedding::Embed;
+pub(in crate::ops) use linear::Linear;
+pub(in crate::ops) use norm::Normalize;
+
+use burn::{backend::flex::FlexTensor, tensor::TensorData};
+
+/// Rows are summed in groups of this size, whose sums are then added: the only parameter of the order of summation.
+const ROWS_AT_ONCE: usize = 32;
+
+/// The values of a contiguous f32 tensor.
+fn values(tensor: &FlexTensor) -> &[f32] {
+    tensor.as_slice().unwrap_or_else(|| unreachable!("operands are contiguous f32"))
+}
+
+fn tensor<const D: usize>(values: Vec<f32>, dims: [usize; D]) -> FlexTensor {
+    FlexTensor::from_data(TensorData::new(values, dims))
+}
+
+/// The dimensions of a matrix.
+fn dims(tensor: &FlexTensor) -> [usize; 2] {
+    tensor.layout().shape().dims::<2>()
+}
+
+/// `len` values of `scratch`, whatever they are.
+fn resized(scratch: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    if scratch.len() < len {
+        scratch.resize(len, 0.0);
+    }
+    &mut scratch[..len]
+}
+
+/// Adds the rows of `rows [n, width]`, in order, to `sum [width]`.
+fn add_rows(sum: &mut [f32], rows: &[f32]) {
+    for row in rows.chunks_exact(sum.len()) {
+        sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
+    }
+}
+
+/// The sum over the rows of `x [n_rows, width]`, in groups of [`ROWS_AT_ONCE`].
+fn sum_of_rows(x: &[f32], width: usize) -> Vec<f32> {
+    let mut partial = vec![0.0; x.len().div_ceil(width * ROWS_AT_ONCE) * width];
+    super::thread_pool::parallel_chunks(&mut partial, width, |group, sum| {
+        let start = group * ROWS_AT_ONCE * width;
+        add_rows(sum, &x[start..x.len().min(start + ROWS_AT_ONCE * width)]);
+    });
+    let mut sum = vec![0.0; width];
+    add_rows(&mut sum, &partial);
+    sum
+}

@@ -1,0 +1,118 @@
+//! LayerNorm and RMSNorm.
+
+use burn::backend::flex::FlexTensor;
+
+use super::{ROWS_AT_ONCE, add_rows, dims, tensor, values};
+use crate::{
+    config::NormKind,
+    ops::{
+        NormOptions,
+        cpu::{
+            self, for_each_isa,
+            thread_pool::{self, SharedMut},
+        },
+        training::CpuOp,
+    },
+};
+
+/// Inputs: `x [n_rows, width]`, the weight `[width]` and an optional bias `[width]`; see [`norm`](crate::ops::norm).
+#[derive(Debug)]
+pub(in crate::ops) struct Normalize(pub(in crate::ops) NormOptions);
+
+impl CpuOp for Normalize {
+    fn forward(&self, inputs: &[FlexTensor], _is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
+        let bias = inputs.get(2).map(values);
+        let output = cpu::norm(values(&inputs[0]), values(&inputs[1]), bias, self.0);
+        (tensor(output, dims(&inputs[0])), Vec::new())
+    }
+
+    fn backward(
+        &self,
+        inputs: &[FlexTensor],
+        _saved: &[FlexTensor],
+        gradient: &FlexTensor,
+        _wanted: &[bool],
+    ) -> Vec<Option<FlexTensor>> {
+        let [n_rows, width] = dims(&inputs[0]);
+        let (x, weight, gradient) = (values(&inputs[0]), values(&inputs[1]), values(gradient));
+        let n_groups = n_rows.div_ceil(ROWS_AT_ONCE);
+        let mut of_x = vec![0.0; x.len()];
+        // For each group of rows: the sums for the weight, then those for the bias.
+        let mut partial = vec![0.0; n_groups * 2 * width];
+        let shared = SharedMut::new(&mut of_x);
+        thread_pool::parallel_chunks(&mut partial, 2 * width, |group, sums| {
+            let (of_weight, of_bias) = sums.split_at_mut(width);
+            for row in group * ROWS_AT_ONCE..n_rows.min((group + 1) * ROWS_AT_ONCE) {
+                let range = row * width..(row + 1) * width;
+                #[expect(unsafe_code, reason = "threads write disjoint rows of one matrix")]
+                // SAFETY: each group of rows is claimed once.
+                let of_x = unsafe { shared.part(range.clone()) };
+                backward_row(&x[range.clone()], &gradient[range], weight, self.0, of_x, of_weight, of_bias);
+            }
+        });
+        let mut sums = vec![0.0; 2 * width];
+        add_rows(&mut sums, &partial);
+        let of_bias = inputs.get(2).map(|_| Some(tensor(sums[width..].to_vec(), [width])));
+        sums.truncate(width);
+        [Some(tensor(of_x, [n_rows, width])), Some(tensor(sums, [width]))].into_iter().chain(of_bias).collect()
+    }
+}
+
+for_each_isa!(backward_row(
+    x: &[f32],
+    gradient: &[f32],
+    weight: &[f32],
+    options: NormOptions,
+    of_x: &mut [f32],
+    of_weight: &mut [f32],
+    of_bias: &mut [f32]
+) = backward_row_body);
+
+/// With `n = (x - mean) r`, where `r` is 1 over the root, and `h = gradient * weight`: the gradient of `x` is `r (h -
+/// mean(h) - n mean(h n))`. RMSNorm has neither mean.
+#[inline(always)]
+fn backward_row_body<const FUSED: bool>(
+    x: &[f32],
+    gradient: &[f32],
+    weight: &[f32],
+    options: NormOptions,
+    of_x: &mut [f32],
+    of_weight: &mut [f32],
+    of_bias: &mut [f32],
+) {
+    let width = x.len() as f32;
+    let is_centred = options.kind == NormKind::LayerNorm;
+    let mean = if is_centred { sum(x, x, |x, _| x) / width } else { 0.0 };
+    let mean_square = sum(x, x, |x, _| (x - mean) * (x - mean)) / width;
+    let r = 1.0 / (mean_square + options.eps as f32).sqrt();
+    let offset = options.weight_offset;
+    for ((of_x, gradient), weight) in of_x.iter_mut().zip(gradient).zip(weight) {
+        *of_x = gradient * (weight + offset);
+    }
+    let mean_h = if is_centred { sum(of_x, x, |h, _| h) / width } else { 0.0 };
+    let mean_hn = sum(of_x, x, |h, x| h * ((x - mean) * r)) / width;
+    for ((((of_x, &x), &gradient), of_weight), of_bias) in
+        of_x.iter_mut().zip(x).zip(gradient).zip(of_weight).zip(of_bias)
+    {
+        let normed = (x - mean) * r;
+        *of_x = r * (*of_x - mean_h - normed * mean_hn);
+        *of_weight += gradient * normed;
+        *of_bias += gradient;
+    }
+}
+
+/// The sum of `f` over pairs of values, in as many partial sums as the widest register has lanes.
+#[inline(always)]
+fn sum(one: &[f32], other: &[f32], f: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut sums = [0.0; 16];
+    let ((ones, rest), (others, other_rest)) = (one.as_chunks::<16>(), other.as_chunks::<16>());
+    for (one, other) in ones.iter().zip(others) {
+        for ((sum, &one), &other) in sums.iter_mut().zip(one).zip(other) {
+            *sum += f(one, other);
+        }
+    }
+    for ((sum, &one), &other) in sums.iter_mut().zip(rest).zip(other_rest) {
+        *sum += f(one, other);
+    }
+    sums.iter().sum()
+}

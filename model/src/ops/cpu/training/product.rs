@@ -1,0 +1,311 @@
+//! Products of matrices that lie in slices with any strides.
+//!
+//! Each value is a chain of multiply-adds in the order of the inner dimension, in blocks of [`MAX_DEPTH`], whatever part of
+//! the product a thread computes: results do not depend on how the work is shared. The loops are those of
+//! [BLIS](https://github.com/flame/blis): packed columns stay in a cache while rows go by.
+
+mod pack;
+#[cfg(test)]
+mod tests;
+mod tile;
+
+use std::{cell::RefCell, ops::Range};
+
+use self::{
+    pack::{STEP, pack_columns, pack_rows},
+    tile::{Operands, Output, PANEL, ROWS, tile},
+};
+use super::resized;
+use crate::ops::cpu::thread_pool::{self, SharedMut};
+
+/// Values that are multiplied for each sum before it is added to the output.
+const MAX_DEPTH: usize = 512;
+
+/// Values of the right operand that are packed at once.
+const MAX_PACKED: usize = 1 << 19;
+
+/// Contiguous rows of the right operand that begin further apart than this many values are packed: each would be in another
+/// page.
+const MAX_DIRECT_STRIDE: usize = 512;
+
+/// Panels from which on packing rows of the left operand pays.
+const MIN_PANELS: usize = 4;
+
+/// Multiply-adds of the smallest piece of work that a thread takes.
+const MIN_PIECE: usize = 1 << 18;
+
+/// A matrix in a slice.
+#[derive(Clone, Copy)]
+pub(super) struct View<'a> {
+    values: &'a [f32],
+    n_rows: usize,
+    n_cols: usize,
+    row_stride: usize,
+    col_stride: usize,
+}
+
+impl<'a> View<'a> {
+    /// `n_rows` rows of `n_cols` values, `row_stride` values apart.
+    ///
+    /// # Panics
+    /// If `values` is too short.
+    pub(super) fn new(values: &'a [f32], [n_rows, n_cols]: [usize; 2], row_stride: usize) -> Self {
+        assert!(n_rows * n_cols == 0 || (n_rows - 1) * row_stride + n_cols <= values.len(), "a view beyond its slice");
+        Self { values, n_rows, n_cols, row_stride, col_stride: 1 }
+    }
+
+    /// The transpose.
+    pub(super) fn transposed(self) -> Self {
+        Self {
+            values: self.values,
+            n_rows: self.n_cols,
+            n_cols: self.n_rows,
+            row_stride: self.col_stride,
+            col_stride: self.row_stride,
+        }
+    }
+
+    fn part(self, rows: Range<usize>, cols: Range<usize>) -> Self {
+        assert!(rows.end <= self.n_rows && cols.end <= self.n_cols, "a part beyond its matrix");
+        let start = rows.start * self.row_stride + cols.start * self.col_stride;
+        Self { values: &self.values[start.min(self.values.len())..], n_rows: rows.len(), n_cols: cols.len(), ..self }
+    }
+}
+
+/// What a product is added to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Plus<'a> {
+    /// Nothing: it replaces what is in its place.
+    Nothing,
+    /// The values that are in its place.
+    Itself,
+    /// These, in each row: as many as it has columns.
+    Bias(&'a [f32]),
+}
+
+/// The target of a product: rows `row_stride` values apart, from `start` on.
+#[derive(Clone, Copy)]
+pub(super) struct Target {
+    start: *mut f32,
+    row_stride: usize,
+}
+
+#[expect(unsafe_code, reason = "threads write disjoint parts of one matrix")]
+// SAFETY: it is only written through by functions whose callers guarantee that nobody else does.
+unsafe impl Sync for Target {}
+
+impl Target {
+    /// The matrix with rows of `n_cols` values, `row_stride` apart, from `start` on in `slice`.
+    ///
+    /// # Panics
+    /// If the slice is too short for `n_rows` rows.
+    pub(super) fn new(
+        slice: &SharedMut<'_, f32>,
+        start: usize,
+        [n_rows, n_cols]: [usize; 2],
+        row_stride: usize,
+    ) -> Self {
+        let end = if n_rows * n_cols == 0 { start } else { start + (n_rows - 1) * row_stride + n_cols };
+        Self { start: slice.places(start..end), row_stride }
+    }
+}
+
+/// Computes `lhs [m, k]` times `rhs [k, n]` on the calling thread.
+///
+/// # Safety
+/// `target` must be for `m` rows of `n` values in a slice that is still borrowed, and no other thread may access them.
+#[expect(unsafe_code, reason = "writes rows that lie between those of other threads")]
+pub(super) unsafe fn product(target: Target, lhs: View<'_>, rhs: View<'_>, plus: Plus<'_>) {
+    assert_eq!(lhs.n_cols, rhs.n_rows, "inner dimensions");
+    PANELS.with_borrow_mut(|packed| {
+        for columns in Columns::chunks(rhs) {
+            let packed = resized(packed, columns.packed_len());
+            packed.chunks_exact_mut(columns.panel_len()).enumerate().for_each(|(n, panel)| columns.pack(n, panel));
+            // SAFETY: the caller's.
+            unsafe {
+                columns.multiply(packed, target, lhs, [0..lhs.n_rows, 0..columns.n_panels()], plus);
+            }
+        }
+    });
+}
+
+/// [`product`] into a slice of the caller's own.
+pub(super) fn product_into(output: &mut [f32], row_stride: usize, lhs: View<'_>, rhs: View<'_>, plus: Plus<'_>) {
+    let target = Target::new(&SharedMut::new(output), 0, [lhs.n_rows, rhs.n_cols], row_stride);
+    #[expect(unsafe_code, reason = "writes through a pointer")]
+    // SAFETY: `output` is borrowed for as long as this runs.
+    unsafe {
+        product(target, lhs, rhs, plus);
+    }
+}
+
+/// `lhs [m, k]` times `rhs [k, n]` into `output [m, n]`, by all threads.
+pub(super) fn shared_product(output: &mut [f32], lhs: View<'_>, rhs: View<'_>, plus: Plus<'_>) {
+    let dims = [lhs.n_rows, rhs.n_cols];
+    assert_eq!(output.len(), dims[0] * dims[1], "the output's length");
+    let target = Target::new(&SharedMut::new(output), 0, dims, dims[1]);
+    #[expect(unsafe_code, reason = "writes through a pointer")]
+    // SAFETY: `output` is borrowed for as long as this runs.
+    unsafe {
+        by_all_threads(target, lhs, rhs, plus);
+    }
+}
+
+/// `lhs [m, k]` times `rhs [k, n]` plus `bias [n]`, if there is one, in each row, by all threads: `[m, n]`. Faster than
+/// [`shared_product`] into zeros: memory is written once.
+pub(super) fn new_product(lhs: View<'_>, rhs: View<'_>, bias: Option<&[f32]>) -> Vec<f32> {
+    let (len, n) = (lhs.n_rows * rhs.n_cols, rhs.n_cols);
+    let mut output = Vec::with_capacity(len);
+    let target = Target { start: output.as_mut_ptr(), row_stride: n };
+    #[expect(unsafe_code, reason = "writes memory that has no values yet")]
+    // SAFETY: the memory is there for `m` rows of `n` values, and all of them are written without being read.
+    unsafe {
+        by_all_threads(target, lhs, rhs, bias.map_or(Plus::Nothing, Plus::Bias));
+        output.set_len(len);
+    }
+    output
+}
+
+/// [`product`] by all threads.
+///
+/// # Safety
+/// As for [`product`].
+#[expect(unsafe_code, reason = "threads write disjoint parts of one matrix")]
+unsafe fn by_all_threads(target: Target, lhs: View<'_>, rhs: View<'_>, plus: Plus<'_>) {
+    let (m, k) = (lhs.n_rows, rhs.n_rows);
+    assert_eq!(lhs.n_cols, k, "inner dimensions");
+    PANELS.with_borrow_mut(|packed| {
+        for columns in Columns::chunks(rhs) {
+            let packed = resized(packed, columns.packed_len());
+            thread_pool::parallel_chunks(packed, columns.panel_len(), |number, panel| columns.pack(number, panel));
+            let packed = &*packed;
+            let n_panels = columns.n_panels();
+            // A few pieces for each thread: the last ones end at about the same time.
+            let wanted = (m * k * columns.matrix.n_cols / MIN_PIECE).clamp(1, 4 * thread_pool::n_threads());
+            let row_pieces = wanted.min(m.div_ceil(2 * ROWS)).max(1);
+            let panel_pieces = wanted.div_ceil(row_pieces).min(n_panels).max(1);
+            thread_pool::parallel_for(row_pieces * panel_pieces, |piece| {
+                // The whole of it, not its pointer alone, which no thread may have.
+                let target = &target;
+                let rows = share(m.div_ceil(ROWS), piece / panel_pieces, row_pieces);
+                let rows = rows.start * ROWS..m.min(rows.end * ROWS);
+                let panels = share(n_panels, piece % panel_pieces, panel_pieces);
+                // SAFETY: pieces do not overlap, and each number is given once; the rest is the caller's.
+                unsafe {
+                    columns.multiply(packed, *target, lhs, [rows, panels], plus);
+                }
+            });
+        }
+    });
+}
+
+/// Part `number` of `n_parts` of `len`.
+fn share(len: usize, number: usize, n_parts: usize) -> Range<usize> {
+    len * number / n_parts..len * (number + 1) / n_parts
+}
+
+thread_local! {
+    /// Panels that this thread has packed.
+    static PANELS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+    /// Rows that this thread has packed.
+    static PACKED_ROWS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Columns of a right operand in panels of [`PANEL`]. Whole panels of contiguous rows that lie close together are read where
+/// they are; the others are packed.
+struct Columns<'a> {
+    matrix: View<'a>,
+    /// The first column in the whole operand.
+    first: usize,
+    /// Panels that are not packed; they come first.
+    n_direct: usize,
+}
+
+impl<'a> Columns<'a> {
+    /// All columns of `rhs`, as many at a time as are packed at once.
+    fn chunks(rhs: View<'a>) -> impl Iterator<Item = Columns<'a>> {
+        let width = (MAX_PACKED / rhs.n_rows.max(1)).next_multiple_of(PANEL).max(PANEL);
+        (0..rhs.n_cols).step_by(width).map(move |first| {
+            let matrix = rhs.part(0..rhs.n_rows, first..rhs.n_cols.min(first + width));
+            let is_direct = rhs.col_stride == 1 && rhs.row_stride <= MAX_DIRECT_STRIDE;
+            Columns { matrix, first, n_direct: if is_direct { matrix.n_cols / PANEL } else { 0 } }
+        })
+    }
+
+    fn n_panels(&self) -> usize {
+        self.matrix.n_cols.div_ceil(PANEL)
+    }
+
+    /// Values of a packed panel; never 0.
+    fn panel_len(&self) -> usize {
+        self.matrix.n_rows.max(1) * PANEL
+    }
+
+    fn packed_len(&self) -> usize {
+        (self.n_panels() - self.n_direct) * self.panel_len()
+    }
+
+    /// Packs the panel `number` places behind those that are not packed: `[n_rows, PANEL]`.
+    fn pack(&self, number: usize, panel: &mut [f32]) {
+        let first = (self.n_direct + number) * PANEL;
+        let cols = first..self.matrix.n_cols.min(first + PANEL);
+        pack_columns(panel, self.matrix.part(0..self.matrix.n_rows, cols));
+    }
+
+    /// Panel `number` from row `start` on, and how far apart its rows are.
+    fn panel<'b>(&'b self, packed: &'b [f32], number: usize, start: usize) -> (&'b [f32], usize) {
+        match number.checked_sub(self.n_direct) {
+            None => (&self.matrix.values[start * self.matrix.row_stride + number * PANEL..], self.matrix.row_stride),
+            Some(number) => (&packed[number * self.panel_len() + start * PANEL..], PANEL),
+        }
+    }
+
+    /// Some rows of `lhs` times some panels, to their place in `target`, which has all rows and the columns of the whole
+    /// operand.
+    ///
+    /// # Safety
+    /// As for [`product`], of these rows and columns.
+    #[expect(unsafe_code, reason = "writes rows that lie between those of other threads")]
+    unsafe fn multiply(
+        &self,
+        packed: &[f32],
+        target: Target,
+        lhs: View<'_>,
+        [rows, panels]: [Range<usize>; 2],
+        plus: Plus<'_>,
+    ) {
+        let k = self.matrix.n_rows;
+        let depth = k.div_ceil(k.div_ceil(MAX_DEPTH).max(1)).max(1);
+        PACKED_ROWS.with_borrow_mut(|packed_rows| {
+            for start in (0..k.max(1)).step_by(depth) {
+                let depth = depth.min(k - start);
+                for row in rows.clone().step_by(ROWS) {
+                    let n_rows = ROWS.min(rows.end - row);
+                    let part = lhs.part(row..row + n_rows, start..start + depth);
+                    let lhs = if panels.len() < MIN_PANELS {
+                        (part.values, part.row_stride, part.col_stride)
+                    } else {
+                        let packed_rows = resized(packed_rows, depth * STEP);
+                        pack_rows(packed_rows, part);
+                        (&*packed_rows, 1, STEP)
+                    };
+                    for panel in panels.clone() {
+                        let operands = Operands::new([n_rows, depth], lhs, self.panel(packed, panel, start));
+                        let n_cols = PANEL.min(self.matrix.n_cols - panel * PANEL);
+                        let column = self.first + panel * PANEL;
+                        // SAFETY: rows and columns are the caller's, and no panel is wider than what is left of the columns.
+                        unsafe {
+                            let place = target.start.add(row * target.row_stride + column);
+                            let added = match plus {
+                                Plus::Bias(bias) if start == 0 => Some((bias[column..column + n_cols].as_ptr(), 0)),
+                                Plus::Nothing if start == 0 => None,
+                                _ => Some((place.cast_const(), target.row_stride)),
+                            };
+                            tile(operands, Output { start: place, stride: target.row_stride, added }, n_cols);
+                        }
+                    }
+                }
+            }
+        });
+    }
+}

@@ -1,0 +1,117 @@
+//! Operands of a product, copied to where its innermost loops read them one after the other.
+
+use super::{View, tile::PANEL};
+#[cfg(target_arch = "x86_64")]
+use crate::ops::cpu::{Isa, isa};
+
+/// Values that packed rows have for each step of the inner dimension: a cache line, of which
+/// [`ROWS`](super::tile::ROWS) are used.
+pub(super) const STEP: usize = 16;
+
+/// Rows of a block that is transposed in registers.
+#[cfg(target_arch = "x86_64")]
+const BLOCK: usize = 16;
+
+/// Puts the columns of `matrix`, at most [`PANEL`], side by side: `[n_rows, PANEL]`, with zeros behind the last column.
+pub(super) fn pack_columns(panel: &mut [f32], matrix: View<'_>) {
+    pack::<PANEL>(panel, matrix.transposed());
+}
+
+/// Puts the rows of `matrix`, at most [`STEP`], side by side: `[n_cols, STEP]`. What is behind the last row is not used.
+pub(super) fn pack_rows(packed: &mut [f32], matrix: View<'_>) {
+    pack::<STEP>(packed, matrix);
+}
+
+/// Puts the rows of `matrix`, at most `WIDTH`, side by side: `[n_cols, WIDTH]`, with zeros behind the last row.
+fn pack<const WIDTH: usize>(packed: &mut [f32], matrix: View<'_>) {
+    let View { values, n_rows, n_cols, row_stride, col_stride } = matrix;
+    let lines = &mut packed.as_chunks_mut::<WIDTH>().0[..n_cols];
+    if row_stride == 1 {
+        for (n, line) in lines.iter_mut().enumerate() {
+            let from = &values[n * col_stride..][..n_rows];
+            match from.as_array::<WIDTH>() {
+                Some(from) => *line = *from,
+                None => {
+                    line[..n_rows].copy_from_slice(from);
+                    line[n_rows..].fill(0.0);
+                }
+            }
+        }
+        return;
+    }
+    #[cfg_attr(not(target_arch = "x86_64"), expect(unused_mut, reason = "other targets have no faster way"))]
+    let mut n_packed = 0;
+    #[cfg(target_arch = "x86_64")]
+    if col_stride == 1 && isa() == Isa::Avx512 {
+        for lines in lines.as_chunks_mut::<BLOCK>().0 {
+            for first in (0..WIDTH).step_by(BLOCK) {
+                let rows = n_rows.saturating_sub(first).min(BLOCK);
+                let from = View {
+                    values: &values[(first * row_stride + n_packed).min(values.len())..],
+                    n_rows: rows,
+                    ..matrix
+                };
+                #[expect(
+                    unsafe_code,
+                    reason = "calls code compiled for instructions that the machine was found to have"
+                )]
+                // SAFETY: `isa` found the instructions.
+                unsafe {
+                    transpose(from, lines, first);
+                }
+            }
+            n_packed += BLOCK;
+        }
+    }
+    for (n, line) in lines.iter_mut().enumerate().skip(n_packed) {
+        for (row, value) in line.iter_mut().enumerate() {
+            *value = if row < n_rows { values[row * row_stride + n * col_stride] } else { 0.0 };
+        }
+    }
+}
+
+/// Puts 16 values of each row of `from`, at most 16, into column `first` and those behind it of 16 lines.
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads and stores")]
+#[target_feature(enable = "avx512f")]
+unsafe fn transpose<const WIDTH: usize>(from: View<'_>, lines: &mut [[f32; WIDTH]; BLOCK], first: usize) {
+    use std::arch::x86_64::{
+        _mm512_castpd_ps, _mm512_castps_pd, _mm512_loadu_ps, _mm512_setzero_ps, _mm512_shuffle_f32x4, _mm512_storeu_ps,
+        _mm512_unpackhi_pd, _mm512_unpackhi_ps, _mm512_unpacklo_pd, _mm512_unpacklo_ps,
+    };
+    let View { values, n_rows, row_stride, .. } = from;
+    assert!(n_rows == 0 || (n_rows - 1) * row_stride + BLOCK <= values.len(), "rows beyond their slice");
+    assert!(n_rows <= BLOCK && first + BLOCK <= WIDTH, "columns beyond their lines");
+    let mut rows = [_mm512_setzero_ps(); BLOCK];
+    for (n, row) in rows.iter_mut().enumerate().take(n_rows) {
+        // SAFETY: asserted above.
+        *row = unsafe { _mm512_loadu_ps(values.as_ptr().add(n * row_stride)) };
+    }
+    // Neighbours of two rows, then pairs of four rows, then quarters of sixteen.
+    for pair in rows.as_chunks_mut::<2>().0 {
+        *pair = [_mm512_unpacklo_ps(pair[0], pair[1]), _mm512_unpackhi_ps(pair[0], pair[1])];
+    }
+    for four in rows.as_chunks_mut::<4>().0 {
+        let [a, b, c, d] = four.map(|row| _mm512_castps_pd(row));
+        let mixed =
+            [_mm512_unpacklo_pd(a, c), _mm512_unpackhi_pd(a, c), _mm512_unpacklo_pd(b, d), _mm512_unpackhi_pd(b, d)];
+        *four = mixed.map(|row| _mm512_castpd_ps(row));
+    }
+    for n in 0..4 {
+        let (low, high) = ((rows[n], rows[4 + n]), (rows[8 + n], rows[12 + n]));
+        let a = _mm512_shuffle_f32x4::<0x44>(low.0, low.1);
+        let b = _mm512_shuffle_f32x4::<0xee>(low.0, low.1);
+        let c = _mm512_shuffle_f32x4::<0x44>(high.0, high.1);
+        let d = _mm512_shuffle_f32x4::<0xee>(high.0, high.1);
+        let columns = [
+            _mm512_shuffle_f32x4::<0x88>(a, c),
+            _mm512_shuffle_f32x4::<0xdd>(a, c),
+            _mm512_shuffle_f32x4::<0x88>(b, d),
+            _mm512_shuffle_f32x4::<0xdd>(b, d),
+        ];
+        for (quarter, column) in columns.into_iter().enumerate() {
+            // SAFETY: asserted above.
+            unsafe { _mm512_storeu_ps(lines[4 * quarter + n].as_mut_ptr().add(first), column) };
+        }
+    }
+}

@@ -1,0 +1,116 @@
+use super::*;
+use crate::ops::cpu::isa::tests::{every_isa, is_fused, noise, with_isa};
+
+/// A matrix as it lies there, or transposed, in rows that are `gap` values longer.
+fn view(values: &[f32], [n_rows, n_cols]: [usize; 2], gap: usize, is_transposed: bool) -> View<'_> {
+    if is_transposed {
+        View::new(values, [n_cols, n_rows], n_rows + gap).transposed()
+    } else {
+        View::new(values, [n_rows, n_cols], n_cols + gap)
+    }
+}
+
+const SHAPES: &[[usize; 3]] = &[
+    [1, 1, 1],
+    [3, 0, 5],
+    [0, 3, 5],
+    [5, 3, 33],
+    [12, 16, 32],
+    [13, 17, 31],
+    [64, 64, 64],
+    [25, 600, 130],
+    [24, 1100, 65],
+    [3, 40, 700],
+    [200, 520, 96],
+];
+
+#[test]
+fn products_are_sums_of_products() {
+    for level in every_isa() {
+        for &[m, k, n] in SHAPES {
+            for case in 0..16 {
+                let flags = [1, 2, 4, 8].map(|bit| case & bit != 0);
+                with_isa(level, || check([m, k, n], flags, &format!("{level:?}, {m} x {k} x {n}, case {case}")));
+                if is_fused(level) {
+                    let alone = with_isa(level, || products([m, k, n], flags)[0].clone());
+                    let [_, shared] = products([m, k, n], flags);
+                    assert_eq!(alone, shared, "the bits do not depend on who computes");
+                }
+            }
+        }
+    }
+}
+
+/// The operands of a case, and what is in the place of their product.
+struct Case {
+    lhs: Vec<f32>,
+    rhs: Vec<f32>,
+    before: Vec<f32>,
+}
+
+impl Case {
+    fn new([m, k, n]: [usize; 3], gap: usize) -> Case {
+        Case { lhs: noise((m + gap) * (k + gap), 1), rhs: noise((k + gap) * (n + gap), 2), before: noise(m * n, 3) }
+    }
+
+    fn views(&self, [m, k, n]: [usize; 3], gap: usize, [lhs_transposed, rhs_transposed]: [bool; 2]) -> [View<'_>; 2] {
+        [view(&self.lhs, [m, k], gap, lhs_transposed), view(&self.rhs, [k, n], gap, rhs_transposed)]
+    }
+}
+
+/// By one thread, and by all.
+fn products(shape: [usize; 3], [lhs_transposed, rhs_transposed, adds, has_gap]: [bool; 4]) -> [Vec<f32>; 2] {
+    let gap = if has_gap { 7 } else { 0 };
+    let case = Case::new(shape, gap);
+    let [lhs, rhs] = case.views(shape, gap, [lhs_transposed, rhs_transposed]);
+    let plus = if adds { Plus::Itself } else { Plus::Nothing };
+    let (mut alone, mut shared) = (case.before.clone(), case.before.clone());
+    product_into(&mut alone, shape[2], lhs, rhs, plus);
+    shared_product(&mut shared, lhs, rhs, plus);
+    [alone, shared]
+}
+
+fn check(shape: [usize; 3], flags: [bool; 4], what: &str) {
+    let [lhs_transposed, rhs_transposed, adds, has_gap] = flags;
+    let [_, k, n] = shape;
+    let gap = if has_gap { 7 } else { 0 };
+    let case = Case::new(shape, gap);
+    let [lhs, rhs] = case.views(shape, gap, [lhs_transposed, rhs_transposed]);
+    let of = |view: View<'_>, row, col| f64::from(view.values[row * view.row_stride + col * view.col_stride]);
+    let [alone, _] = products(shape, flags);
+    for (at, found) in alone.iter().enumerate() {
+        let (row, col) = (at / n, at % n);
+        let sum: f64 = (0..k).map(|k| of(lhs, row, k) * of(rhs, k, col)).sum();
+        let expected = sum + if adds { f64::from(case.before[at]) } else { 0.0 };
+        assert!((f64::from(*found) - expected).abs() < 1e-4, "{what}, {row} {col}: {found}, not {expected}");
+    }
+}
+
+#[test]
+fn a_bias_is_added_to_each_row() {
+    let (lhs, rhs, bias) = (noise(30 * 20, 1), noise(20 * 70, 2), noise(70, 3));
+    let (lhs, rhs) = (View::new(&lhs, [30, 20], 20), View::new(&rhs, [20, 70], 70));
+    let (plain, biased) = (new_product(lhs, rhs, None), new_product(lhs, rhs, Some(&bias)));
+    for (at, (plain, biased)) in plain.iter().zip(&biased).enumerate() {
+        assert_eq!(*biased, bias[at % 70] + plain);
+    }
+}
+
+#[test]
+fn a_product_keeps_to_its_columns() {
+    let (lhs, rhs) = (noise(14 * 20, 1), noise(20 * 40, 2));
+    let (lhs, rhs) = (View::new(&lhs, [14, 20], 20), View::new(&rhs, [20, 40], 40));
+    let mut output = vec![7.0; 14 * 100];
+    let target = Target::new(&SharedMut::new(&mut output), 30, [14, 40], 100);
+    #[expect(unsafe_code, reason = "writes through a pointer")]
+    // SAFETY: `output` is borrowed for as long as this runs.
+    unsafe {
+        product(target, lhs, rhs, Plus::Nothing);
+    }
+    let mut alone = vec![0.0; 14 * 40];
+    product_into(&mut alone, 40, lhs, rhs, Plus::Nothing);
+    for (row, alone) in output.chunks_exact(100).zip(alone.chunks_exact(40)) {
+        assert_eq!(&row[30..70], alone);
+        assert!(row[..30].iter().chain(&row[70..]).all(|&value| value == 7.0));
+    }
+}

@@ -1,0 +1,230 @@
+//! The innermost loops of a product: some rows of one matrix times [`PANEL`] columns of another.
+
+use crate::ops::cpu::{BASELINE_IS_FUSED, Isa, isa, multiply_add};
+
+/// Columns of a tile.
+pub(super) const PANEL: usize = 32;
+
+/// Rows of the largest tile: at two registers a row, their sums take 24 of the 32 registers of AVX-512.
+pub(super) const ROWS: usize = 12;
+
+/// What a tile multiplies: value `k` of row `r` of the left operand is `lhs[r * lhs_row + k * lhs_step]`, that of column `c`
+/// of the right one `rhs[k * rhs_step + c]`.
+#[derive(Clone, Copy)]
+pub(super) struct Operands<'a> {
+    lhs: &'a [f32],
+    lhs_row: usize,
+    lhs_step: usize,
+    rhs: &'a [f32],
+    rhs_step: usize,
+    n_rows: usize,
+    depth: usize,
+}
+
+impl<'a> Operands<'a> {
+    /// `n_rows` rows of `depth` values each: the left operand with its two strides, the right one with its own.
+    ///
+    /// # Panics
+    /// When a slice ends before its operand does, or for more than [`ROWS`] rows.
+    pub(super) fn new(
+        [n_rows, depth]: [usize; 2],
+        (lhs, lhs_row, lhs_step): (&'a [f32], usize, usize),
+        (rhs, rhs_step): (&'a [f32], usize),
+    ) -> Self {
+        assert!((1..=ROWS).contains(&n_rows), "{n_rows} rows of a tile of {ROWS}");
+        if let Some(last) = depth.checked_sub(1) {
+            assert!((n_rows - 1) * lhs_row + last * lhs_step < lhs.len(), "a left operand beyond its slice");
+            assert!(last * rhs_step + PANEL <= rhs.len(), "a right operand beyond its slice");
+        }
+        Self { lhs, lhs_row, lhs_step, rhs, rhs_step, n_rows, depth }
+    }
+
+    /// From row `row` and column `column` on.
+    #[inline(always)]
+    fn from(self, row: usize, column: usize) -> Self {
+        let n_rows = self.n_rows - row;
+        // Without anything to multiply, the slices may be empty.
+        let (row, column) = if self.depth == 0 { (0, 0) } else { (row, column) };
+        Self { lhs: &self.lhs[row * self.lhs_row..], rhs: &self.rhs[column..], n_rows, ..self }
+    }
+}
+
+/// Where the products of a tile go: rows of `stride` values behind `start`, which are replaced by the sums and what is
+/// `added` to them.
+#[derive(Clone, Copy)]
+pub(super) struct Output {
+    pub(super) start: *mut f32,
+    pub(super) stride: usize,
+    /// Rows of their own stride; may be those of the output.
+    pub(super) added: Option<(*const f32, usize)>,
+}
+
+impl Output {
+    /// From row `row` and column `column` on.
+    #[inline(always)]
+    fn from(self, row: usize, column: usize) -> Self {
+        Self {
+            start: self.start.wrapping_add(row * self.stride + column),
+            added: self.added.map(|(added, stride)| (added.wrapping_add(row * stride + column), stride)),
+            ..self
+        }
+    }
+}
+
+/// Puts the products of `n_cols` (at most [`PANEL`]) columns into `output`.
+///
+/// # Safety
+/// The rows and columns of the output can be written, and those of what is added read; nobody else writes them.
+#[expect(unsafe_code, reason = "writes rows that lie between those of other threads")]
+pub(super) unsafe fn tile(operands: Operands<'_>, output: Output, n_cols: usize) {
+    if n_cols == PANEL {
+        // SAFETY: the caller's.
+        return unsafe { whole_tile(operands, output) };
+    }
+    let mut sums = [[0.0; PANEL]; ROWS];
+    // SAFETY: the output is an array of as many rows and columns.
+    unsafe { whole_tile(operands, Output { start: sums.as_mut_ptr().cast(), stride: PANEL, added: None }) };
+    for (row, sums) in sums.iter().enumerate().take(operands.n_rows) {
+        let output = output.from(row, 0);
+        for (column, sum) in sums.iter().enumerate().take(n_cols) {
+            // SAFETY: the caller's.
+            unsafe {
+                let added = output.added.map_or(0.0, |(added, _)| *added.add(column));
+                output.start.add(column).write(added + sum);
+            }
+        }
+    }
+}
+
+#[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
+unsafe fn whole_tile(operands: Operands<'_>, output: Output) {
+    // SAFETY: `isa` found the instructions; the rest is the caller's.
+    unsafe {
+        match isa() {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => avx512(operands, output),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => avx2(operands, output),
+            Isa::Baseline => halves::<BASELINE_IS_FUSED, 4>(operands, output),
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
+#[target_feature(enable = "avx512f")]
+unsafe fn avx512(operands: Operands<'_>, output: Output) {
+    // One kernel per number of rows, so that the compiler keeps all sums in registers.
+    macro_rules! rows {
+        ($($n:literal)*) => {
+            match operands.n_rows {
+                // SAFETY: this function's own target features; the rest is the caller's.
+                $($n => unsafe { avx512_rows::<$n>(operands, output) },)*
+                n => unreachable!("{n} rows of a tile of {ROWS}"),
+            }
+        };
+    }
+    rows!(1 2 3 4 5 6 7 8 9 10 11 12);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads and stores")]
+#[target_feature(enable = "avx512f")]
+#[inline]
+unsafe fn avx512_rows<const N: usize>(operands: Operands<'_>, output: Output) {
+    use std::arch::x86_64::{
+        _mm512_add_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
+    };
+    let Operands { lhs, lhs_row, lhs_step, rhs, rhs_step, depth, .. } = operands;
+    let (mut lhs, mut rhs) = (lhs.as_ptr(), rhs.as_ptr());
+    let mut sums = [[_mm512_setzero_ps(); 2]; N];
+    for _ in 0..depth {
+        // SAFETY: `Operands` has checked its slices.
+        let columns = unsafe { [_mm512_loadu_ps(rhs), _mm512_loadu_ps(rhs.add(16))] };
+        for (row, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: as above.
+            let value = _mm512_set1_ps(unsafe { *lhs.add(row * lhs_row) });
+            for (sum, columns) in sums.iter_mut().zip(columns) {
+                *sum = _mm512_fmadd_ps(value, columns, *sum);
+            }
+        }
+        (lhs, rhs) = (lhs.wrapping_add(lhs_step), rhs.wrapping_add(rhs_step));
+    }
+    for (row, sums) in sums.into_iter().enumerate() {
+        for (half, sum) in sums.into_iter().enumerate() {
+            // SAFETY: the caller's.
+            unsafe {
+                let output = output.from(row, 16 * half);
+                let sum = match output.added {
+                    Some((added, _)) => _mm512_add_ps(_mm512_loadu_ps(added), sum),
+                    None => sum,
+                };
+                _mm512_storeu_ps(output.start, sum);
+            }
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn avx2(operands: Operands<'_>, output: Output) {
+    // SAFETY: the caller's.
+    unsafe { halves::<true, 6>(operands, output) }
+}
+
+/// Half the columns and at most `N` rows at a time, in plain Rust that the compiler vectorizes: the sums take 12 registers of
+/// AVX2 or 16 of NEON.
+#[inline(always)]
+#[expect(unsafe_code, reason = "writes rows that lie between those of other threads")]
+unsafe fn halves<const FUSED: bool, const N: usize>(operands: Operands<'_>, output: Output) {
+    for column in [0, PANEL / 2] {
+        let mut row = 0;
+        while row < operands.n_rows {
+            let rest = operands.from(row, column);
+            // SAFETY: rows and columns of the caller's.
+            row += unsafe {
+                let output = output.from(row, column);
+                match rest.n_rows {
+                    n if n >= N => half_tile::<FUSED, N>(rest, output),
+                    n if n >= 2 => half_tile::<FUSED, 2>(rest, output),
+                    _ => half_tile::<FUSED, 1>(rest, output),
+                }
+            };
+        }
+    }
+}
+
+/// The first `N` rows and half the columns. Returns `N`.
+#[inline(always)]
+#[expect(unsafe_code, reason = "nothing in the inner loop may panic: otherwise the compiler uses scalar instructions")]
+unsafe fn half_tile<const FUSED: bool, const N: usize>(operands: Operands<'_>, output: Output) -> usize {
+    type Half = [f32; PANEL / 2];
+    let Operands { lhs, lhs_row, lhs_step, rhs, rhs_step, depth, .. } = operands;
+    let (mut lhs, mut rhs) = (lhs.as_ptr(), rhs.as_ptr());
+    let mut sums = [[0.0; PANEL / 2]; N];
+    for _ in 0..depth {
+        // SAFETY: `Operands` has checked its slices, and an array is aligned as its values are.
+        let columns = unsafe { *rhs.cast::<Half>() };
+        for (row, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: as above.
+            let value = unsafe { *lhs.add(row * lhs_row) };
+            for (sum, column) in sums.iter_mut().zip(columns) {
+                *sum = multiply_add::<FUSED>(value, column, *sum);
+            }
+        }
+        (lhs, rhs) = (lhs.wrapping_add(lhs_step), rhs.wrapping_add(rhs_step));
+    }
+    for (row, mut sums) in sums.into_iter().enumerate() {
+        let output = output.from(row, 0);
+        // SAFETY: the caller's.
+        unsafe {
+            if let Some((added, _)) = output.added {
+                let added = *added.cast::<Half>();
+                sums.iter_mut().zip(added).for_each(|(sum, added)| *sum += added);
+            }
+            output.start.cast::<Half>().write(sums);
+        }
+    }
+    N
+}

@@ -1,0 +1,219 @@
+//! Options and operands that the bodies of all devices share.
+
+use std::{ops::Range, sync::OnceLock};
+
+use burn::tensor::{Device, Int, Tensor};
+
+use super::upload::Ints;
+use crate::config::{Activation, NormKind, QkNormSpan};
+
+/// Tokens of a page of the KV cache.
+pub const PAGE_SIZE: usize = 16;
+
+/// How to normalize; see the fields of the same names in [`GptConfig`](crate::config::GptConfig).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct NormOptions {
+    /// Which normalization.
+    pub(crate) kind: NormKind,
+    /// Added to the variance (LayerNorm) or the mean square (RMSNorm) under the root.
+    pub(crate) eps: f64,
+    /// Added to the weight before use.
+    pub(crate) weight_offset: f32,
+}
+
+/// A norm's parameters.
+#[derive(Clone, Debug)]
+pub(crate) struct NormParts {
+    /// `[width]`.
+    pub(crate) weight: Tensor<1>,
+    /// `[width]`.
+    pub(crate) bias: Option<Tensor<1>>,
+    /// How to normalize.
+    pub(crate) options: NormOptions,
+}
+
+/// Norms of queries and keys.
+#[derive(Clone, Debug)]
+pub(crate) struct QkNormParts<N> {
+    /// Of queries, and of keys.
+    pub(crate) norms: [N; 2],
+    /// Whether each head is normalized by itself.
+    pub(crate) span: QkNormSpan,
+}
+
+/// How a part `f` of a block, attention or MLP, reads the residual stream and adds to it: `x + out_norm(f(in_norm(x)))`, or,
+/// with [`norm_after_add`](BlockParts::norm_after_add), `out_norm(x + f(in_norm(x)))`.
+#[derive(Debug)]
+pub(crate) struct PartEnds<N, L> {
+    /// Norm of the part's input.
+    pub(crate) in_norm: Option<N>,
+    /// The part's last matrix.
+    pub(crate) out: L,
+    /// Norm of the part's output.
+    pub(crate) out_norm: Option<N>,
+}
+
+/// The one description of a block: whole blocks and the operations one by one follow it. `N` is the form of its norms, `L`
+/// that of its matrices.
+#[derive(Debug)]
+pub(crate) struct BlockParts<N, L> {
+    /// Ends of attention.
+    pub(crate) attn: PartEnds<N, L>,
+    /// Projection to queries, keys and values, stacked.
+    pub(crate) qkv: L,
+    /// Norms of queries and keys, before rotation.
+    pub(crate) qk_norms: Option<QkNormParts<N>>,
+    /// Ends of the MLP.
+    pub(crate) mlp: PartEnds<N, L>,
+    /// First matrix of the MLP; if gated, the gate's rows, then those of `up`.
+    pub(crate) up: L,
+    /// Activation of the MLP.
+    pub(crate) activation: Activation,
+    /// Whether the MLP is gated.
+    pub(crate) gated: bool,
+    /// Whether the MLP reads the block's input; otherwise it reads the residual stream after attention.
+    pub(crate) is_parallel: bool,
+    /// Whether output norms apply to the sum with the residual stream (post-norm).
+    pub(crate) norm_after_add: bool,
+    /// Multiplies everything that is added to the residual stream.
+    pub(crate) residual_multiplier: f64,
+}
+
+impl<N, L> BlockParts<N, L> {
+    /// The same block with norms and matrices in other forms.
+    pub(crate) fn map<M, K>(&self, norm: impl Fn(&N) -> M, linear: impl Fn(&L) -> K) -> BlockParts<M, K> {
+        let ends = |ends: &PartEnds<N, L>| PartEnds {
+            in_norm: ends.in_norm.as_ref().map(&norm),
+            out: linear(&ends.out),
+            out_norm: ends.out_norm.as_ref().map(&norm),
+        };
+        let qk_norms = |qk: &QkNormParts<N>| QkNormParts { norms: qk.norms.each_ref().map(&norm), span: qk.span };
+        BlockParts {
+            attn: ends(&self.attn),
+            qkv: linear(&self.qkv),
+            qk_norms: self.qk_norms.as_ref().map(qk_norms),
+            mlp: ends(&self.mlp),
+            up: linear(&self.up),
+            activation: self.activation,
+            gated: self.gated,
+            is_parallel: self.is_parallel,
+            norm_after_add: self.norm_after_add,
+            residual_multiplier: self.residual_multiplier,
+        }
+    }
+}
+
+/// How scores are computed, the same for every layer.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct AttentionOptions {
+    /// Query heads.
+    pub(crate) n_heads: usize,
+    /// Key and value heads; divides `n_heads`.
+    pub(crate) n_kv_heads: usize,
+    /// Width of a head.
+    pub(crate) head_dim: usize,
+    /// Scores are multiplied by this before the softmax; usually `1 / sqrt(head_dim)`.
+    pub(crate) scale: f64,
+    /// Scaled scores become `c * tanh(score / c)`, before slopes are added; see [`soft_cap`](super::soft_cap).
+    pub(crate) softcap: Option<f64>,
+    /// Each row sees this many positions, the last of which is its own.
+    pub(crate) sliding_window: Option<usize>,
+    /// One slope per query head: `slope * (key position - query position)` is added to the score.
+    pub(crate) alibi_slopes: Option<Vec<f32>>,
+}
+
+/// The rows of one sequence in a step over the cache.
+#[derive(Clone, Debug)]
+pub(crate) struct PagedRows {
+    /// Which rows of the step.
+    pub(crate) rows: Range<usize>,
+    /// Position of the first of these rows in its sequence.
+    pub(crate) start: usize,
+    /// Position of the first key; above 0 if earlier ones are outside every row's sliding window.
+    pub(crate) first_key: usize,
+    /// Slots of the sequence's keys from `first_key` to the last row's own: `[n_keys]`.
+    pub(crate) slots: Slots,
+}
+
+/// Slots of a pool: on the host, and on a device once an operation needs them there.
+#[derive(Clone, Debug)]
+pub(crate) struct Slots {
+    numbers: Ints,
+    differ: OnceLock<bool>,
+}
+
+impl Slots {
+    /// Slots of pools on `device`.
+    pub(crate) fn new(host: Vec<i32>, device: &Device) -> Self {
+        Self { numbers: Ints::new(host, device), differ: OnceLock::new() }
+    }
+
+    /// On the host.
+    pub(crate) fn host(&self) -> &[i32] {
+        self.numbers.host()
+    }
+
+    /// As an input of a captured step.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn numbers(&self) -> &Ints {
+        &self.numbers
+    }
+
+    /// Whether all slots are different; computed at the first call.
+    pub(crate) fn differ(&self) -> bool {
+        *self.differ.get_or_init(|| {
+            let mut sorted = self.host().to_vec();
+            sorted.sort_unstable();
+            sorted.is_sorted_by(|one, next| one < next)
+        })
+    }
+
+    /// On the device; uploaded at the first call.
+    pub(crate) fn tensor(&self) -> Tensor<1, Int> {
+        self.numbers.tensor()
+    }
+}
+
+/// How logits become [`Losses`](super::Losses).
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct LossOptions {
+    /// The cap of [`soft_cap`](super::soft_cap), where there is one.
+    pub(crate) softcap: Option<f64>,
+    /// Weight of the mean of `ln(Z)^2`, where `Z` is the softmax's denominator; see [`Gpt::losses`](crate::gpt::Gpt::losses).
+    pub(crate) z_loss: f64,
+}
+
+/// What a GPU holds for this process, in bytes, by CubeCL's own account.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// Tensors.
+    pub in_use: u64,
+    /// Pages that tensors are placed in; they are kept for later tensors.
+    pub reserved: u64,
+    /// The largest tensor that the device takes.
+    pub largest_tensor: u64,
+}
+
+/// The numbers of one update.
+#[derive(Clone, Copy, Debug)]
+pub struct AdamWStep {
+    /// Learning rate.
+    pub lr: f64,
+    /// Decay of the average of gradients.
+    pub beta1: f64,
+    /// Decay of the average of squared gradients.
+    pub beta2: f64,
+    /// Added to the root of the average of squared gradients.
+    pub eps: f64,
+    /// Decay of the value per unit of learning rate.
+    pub weight_decay: f64,
+    /// Updates made so far, this one included: at least 1.
+    pub n_updates: usize,
+}
+
+impl AdamWStep {
+    /// By what the averages, which began at 0, are too small.
+    pub(super) fn corrections(&self) -> [f64; 2] {
+        [self.beta1, self.beta2].map(|beta| 1.0 - beta.powf(self.n_updates as f64))
+    }
+}

@@ -1,0 +1,57 @@
+//! Norms of queries and keys, between projection and rotation.
+
+use burn::tensor::Tensor;
+
+#[cfg(feature = "gpu")]
+use super::cube::{self, QkNorm};
+use super::{AttentionOptions, NormParts, cpu, norm_reference};
+use crate::config::QkNormSpan;
+
+/// Normalizes the queries and keys in `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]`, each head by itself or all
+/// together according to `span`; values do not change. The norms have weights `[head_dim]`, or as wide as all heads.
+pub(crate) fn qk_norm(
+    qkv: Tensor<2>,
+    norms: [NormParts; 2],
+    span: QkNormSpan,
+    options: &AttentionOptions,
+) -> Tensor<2> {
+    #[cfg(feature = "gpu")]
+    if let [q_norm, k_norm] = &norms
+        && cube::is_cube(&qkv.device())
+        && q_norm.options == k_norm.options
+        && q_norm.bias.is_none()
+        && k_norm.bias.is_none()
+    {
+        let norm_options = q_norm.options;
+        let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
+        let heads = QkNorm { n_heads, n_kv_heads, head_dim, span };
+        return cube::qk_norm(qkv, norms.map(|norm| norm.weight), heads, norm_options);
+    }
+    if !cpu::is_cpu(&qkv.device()) {
+        return qk_norm_reference(qkv, norms, span, options);
+    }
+    let norms = norms.each_ref().map(cpu::NormMemory::of);
+    let norms = norms.each_ref().map(cpu::NormMemory::values);
+    cpu::changed(qkv, |qkv| cpu::qk_norm(qkv, &norms, span, options))
+}
+
+/// [`qk_norm`] in plain Burn operations.
+pub(crate) fn qk_norm_reference(
+    qkv: Tensor<2>,
+    norms: [NormParts; 2],
+    span: QkNormSpan,
+    options: &AttentionOptions,
+) -> Tensor<2> {
+    let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
+    let [n_rows, width] = qkv.dims();
+    let (q_width, kv_width) = (n_heads * head_dim, n_kv_heads * head_dim);
+    let part = |start: usize, width: usize| qkv.clone().slice([0..n_rows, start..start + width]);
+    let normed = |x: Tensor<2>, NormParts { weight, bias, options }: NormParts| {
+        let dims @ [n_rows, width] = x.dims();
+        let n_heads = if span == QkNormSpan::Head { width / head_dim } else { 1 };
+        norm_reference(x.reshape([n_rows * n_heads, width / n_heads]), weight, bias, options).reshape(dims)
+    };
+    let [q_norm, k_norm] = norms;
+    let (q, k) = (normed(part(0, q_width), q_norm), normed(part(q_width, kv_width), k_norm));
+    Tensor::cat(vec![q, k, part(q_width + kv_width, width - q_width - kv_width)], 1)
+}

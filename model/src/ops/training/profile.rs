@@ -1,0 +1,61 @@
+//! Where the time of the operations with a backward pass of our own goes.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+/// The time of all calls of one operation in one direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpTime {
+    /// The operation's type, such as `Linear`.
+    pub name: &'static str,
+    /// Whether these were backward passes.
+    pub is_backward: bool,
+    /// Calls.
+    pub count: usize,
+    /// Of all calls together.
+    pub time: Duration,
+}
+
+static IS_ON: AtomicBool = AtomicBool::new(false);
+
+type Times = BTreeMap<(&'static str, bool), (usize, Duration)>;
+
+static TIMES: Mutex<Times> = Mutex::new(BTreeMap::new());
+
+fn times() -> MutexGuard<'static, Times> {
+    TIMES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Calls `run`; returns its result and the time that each operation took meanwhile, from all threads, the longest first.
+/// Only operations of training on the CPU are measured. Calls within each other share their times.
+pub fn profile_training<T>(run: impl FnOnce() -> T) -> (T, Vec<OpTime>) {
+    times().clear();
+    IS_ON.store(true, Ordering::SeqCst);
+    let result = run();
+    IS_ON.store(false, Ordering::SeqCst);
+    let of_op = |((name, is_backward), (count, time))| OpTime { name, is_backward, count, time };
+    let mut profile: Vec<_> = std::mem::take(&mut *times()).into_iter().map(of_op).collect();
+    profile.sort_by_key(|op| std::cmp::Reverse(op.time));
+    (result, profile)
+}
+
+/// Adds what `run` takes to the time of `name`, an operation's full type name, while somebody measures.
+pub(super) fn timed<T>(name: &'static str, is_backward: bool, run: impl FnOnce() -> T) -> T {
+    if !IS_ON.load(Ordering::Relaxed) {
+        return run();
+    }
+    let started = Instant::now();
+    let result = run();
+    let name = name.rsplit("::").next().unwrap_or(name);
+    let mut times = times();
+    let (count, time) = times.entry((name, is_backward)).or_default();
+    *count += 1;
+    *time += started.elapsed();
+    result
+}

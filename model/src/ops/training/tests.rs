@@ -1,0 +1,282 @@
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
+
+use super::super::{
+    AdamWStep, AttentionOptions, Dtype, LossOptions, NormOptions, Rotation, Targets, Weight, activation,
+    activation::activate_reference, adamw, attention, cross_entropy::linear_cross_entropy_reference,
+    linear_cross_entropy, norm, norm_reference, rope_and_attend, to_f32,
+};
+use crate::{
+    config::{Activation, NormKind},
+    ops::{self, adamw::adamw_reference, causal_bias, rope::rope_reference, weight::Form},
+    sampling::{Purpose, RandomStream},
+};
+
+fn device() -> Device {
+    Device::flex().autodiff()
+}
+
+/// Values from -1 to 1.
+fn random(seed: u64, n: usize) -> Vec<f32> {
+    let random = RandomStream::new(seed, 0);
+    (0..n).map(|n| random.uniform(n, Purpose::Token) as f32 * 2.0 - 1.0).collect()
+}
+
+fn leaf<const D: usize>(seed: u64, dims: [usize; D], factor: f32) -> Tensor<D> {
+    let values: Vec<_> = random(seed, dims.iter().product()).into_iter().map(|value| value * factor).collect();
+    Tensor::from_data(TensorData::new(values, dims), &device()).require_grad()
+}
+
+/// A weight, and the leaf that it holds.
+fn weight(seed: u64, dims: [usize; 2]) -> (Weight, Tensor<2>) {
+    let held = Weight::new(TensorData::new(random(seed, dims.iter().product()), dims), Dtype::F32, &device()).unwrap();
+    let Form::Stored(leaf) = held.form() else { unreachable!("a weight on an autodiff device is stored as it is") };
+    (held, leaf)
+}
+
+fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+    to_f32(ops::read(tensor).unwrap()).unwrap()
+}
+
+/// Reads a leaf's gradient.
+type GradientOf<'a> = &'a dyn Fn(&Gradients) -> Vec<f32>;
+
+/// Output and gradients, where the output is weighed with random numbers.
+fn outcome<const D: usize>(output: Tensor<D>, gradients_of: &[GradientOf<'_>]) -> Vec<Vec<f32>> {
+    let weights = Tensor::<1>::from_data(random(99, output.shape().num_elements()).as_slice(), &device());
+    let gradients = (output.clone().flatten(0, D - 1) * weights).sum().backward();
+    let outputs = [values(output.inner())];
+    outputs.into_iter().chain(gradients_of.iter().map(|of| of(&gradients))).collect()
+}
+
+fn gradient<const D: usize>(leaf: &Tensor<D>) -> impl Fn(&Gradients) -> Vec<f32> {
+    let leaf = leaf.clone();
+    move |gradients| values(leaf.grad(gradients).unwrap())
+}
+
+fn assert_close(found: &[Vec<f32>], expected: &[Vec<f32>], case: &str) {
+    for (n, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let largest = expected.iter().fold(1e-3f32, |largest, value| largest.max(value.abs()));
+        let far = found.iter().zip(expected).map(|(one, other)| (one - other).abs()).fold(0.0f32, f32::max);
+        assert!(
+            found.len() == expected.len() && far <= 2e-5 * largest,
+            "{case}: tensor {n} is off by {far} of {largest}"
+        );
+        assert!(found.iter().all(|value| value.is_finite()), "{case}: tensor {n} is not finite");
+    }
+}
+
+#[test]
+fn linear_is_its_reference() {
+    for [n_rows, d_in, d_out] in [[1, 1, 1], [3, 7, 5], [65, 33, 129], [200, 96, 300]] {
+        for has_bias in [false, true] {
+            let (x, (held, weight)) = (leaf(1, [n_rows, d_in], 1.0), weight(2, [d_out, d_in]));
+            let bias = leaf(3, [d_out], 1.0);
+            let of: [GradientOf<'_>; 3] = [&gradient(&x), &gradient(&weight), &gradient(&bias)];
+            let of = if has_bias { &of[..] } else { &of[..2] };
+            let given = has_bias.then(|| bias.clone());
+            let found = outcome(ops::linear(x.clone(), &held, given.clone()), of);
+            let product = x.clone().matmul(weight.clone().transpose());
+            let expected = given.map_or(product.clone(), |bias| product + bias.unsqueeze());
+            assert_close(&found, &outcome(expected, of), &format!("{n_rows} x {d_in} x {d_out}, bias {has_bias}"));
+        }
+    }
+}
+
+#[test]
+fn norms_are_their_reference() {
+    for kind in [NormKind::LayerNorm, NormKind::RmsNorm] {
+        for ([n_rows, width], has_bias, weight_offset) in
+            [([1, 1], true, 0.0), ([3, 17], false, 1.0), ([70, 64], true, 0.0)]
+        {
+            let options = NormOptions { kind, eps: 1e-5, weight_offset };
+            let (x, weight, bias) = (leaf(1, [n_rows, width], 3.0), leaf(2, [width], 1.0), leaf(3, [width], 1.0));
+            let of: [GradientOf<'_>; 3] = [&gradient(&x), &gradient(&weight), &gradient(&bias)];
+            let of = if has_bias { &of[..] } else { &of[..2] };
+            let given = has_bias.then(|| bias.clone());
+            let found = outcome(norm(x.clone(), weight.clone(), given.clone(), options), of);
+            let expected = outcome(norm_reference(x.clone(), weight.clone(), given, options), of);
+            assert_close(&found, &expected, &format!("{kind:?} of {n_rows} x {width}"));
+        }
+    }
+}
+
+#[test]
+fn activations_are_their_reference() {
+    for kind in [Activation::Relu, Activation::ReluSquared, Activation::Gelu, Activation::GeluTanh, Activation::Silu] {
+        for [n_rows, d_ff] in [[1, 1], [3, 17], [130, 32]] {
+            let x = leaf(1, [n_rows, d_ff], 6.0);
+            let of: [GradientOf<'_>; 1] = [&gradient(&x)];
+            let found = outcome(activation::activate(x.clone(), kind), &of);
+            assert_close(
+                &found,
+                &outcome(activate_reference(x.clone(), kind), &of),
+                &format!("{kind:?} of {n_rows} x {d_ff}"),
+            );
+            let x = leaf(2, [n_rows, 2 * d_ff], 6.0);
+            let of: [GradientOf<'_>; 1] = [&gradient(&x)];
+            let found = outcome(activation::gated(x.clone(), kind), &of);
+            let expected = outcome(activation::gated_reference(x.clone(), kind), &of);
+            assert_close(&found, &expected, &format!("gated {kind:?} of {n_rows} x {d_ff}"));
+        }
+    }
+}
+
+#[test]
+fn embedding_is_its_reference() {
+    let (held, table) = weight(1, [9, 70]);
+    let ids = Tensor::<1, Int>::from_ints([3, 0, 3, 8, 3], &device());
+    let of: [GradientOf<'_>; 1] = [&gradient(&table)];
+    let found = outcome(ops::embedding(&held, ids.clone()), &of);
+    assert_close(&found, &outcome(table.clone().select(0, ids), &of), "embedding");
+}
+
+#[test]
+fn cross_entropy_is_its_reference() {
+    // Rows of equal logits (no hidden state), and logits of 1e4.
+    for ([n_rows, d_model, vocab_size], factor) in
+        [([1, 3, 2], 1.0), ([5, 16, 33], 0.0), ([70, 32, 500], 1.0), ([20, 8, 40], 3e3), ([300, 16, 140_000], 1.0)]
+    {
+        // Where a cap cuts logits of 1e4 off, its derivative is rounding, which a z-loss would show.
+        let z_capped = if factor > 1.0 { 0.0 } else { 0.1 };
+        for (has_bias, softcap, z_loss, has_weights) in [
+            (false, None, 0.0, false),
+            (true, Some(2.0), z_capped, false),
+            (true, None, 0.0, false),
+            (false, None, 1e-3, false),
+            (true, None, 1e-3, true),
+        ] {
+            let options = LossOptions { softcap, z_loss };
+            let (hidden, (held, weight)) = (leaf(1, [n_rows, d_model], factor), weight(2, [vocab_size, d_model]));
+            let bias = leaf(3, [vocab_size], 1.0);
+            let targets: Vec<_> = (0..n_rows).map(|row| (row * 7919 % vocab_size) as i32).collect();
+            let ids = Tensor::<1, Int>::from_ints(targets.as_slice(), &device());
+            // Every third row counts nothing; a single row counts.
+            let weights = (0..n_rows).map(|row| ((row + 1) % 3) as f32 / n_rows as f32).collect();
+            let targets = Targets { ids, weights: has_weights.then_some(weights) };
+            let of: [GradientOf<'_>; 3] = [&gradient(&hidden), &gradient(&weight), &gradient(&bias)];
+            let of = if has_bias { &of[..] } else { &of[..2] };
+            let output = || (&held, has_bias.then(|| bias.clone()));
+            let found = linear_cross_entropy(hidden.clone(), output(), options, targets.clone());
+            let expected = linear_cross_entropy_reference(hidden.clone(), output(), options, targets);
+            let case = format!(
+                "{n_rows} rows of {d_model}, {vocab_size} tokens, bias {has_bias}, weights {has_weights}, {options:?}"
+            );
+            assert_close(&[values(found.cross_entropy)], &[values(expected.cross_entropy)], &case);
+            assert_close(&outcome(found.objective, of), &outcome(expected.objective, of), &case);
+        }
+    }
+}
+
+#[test]
+fn a_row_that_counts_nothing_leaves_no_trace() {
+    let (hidden, (held, weight)) = (leaf(1, [4, 8], 1.0), weight(2, [10, 8]));
+    let broken = Tensor::<2>::from_data([[0.0], [0.0], [1e30], [0.0]], &device());
+    let ids = Tensor::<1, Int>::from_ints([1, 2, 3, 4], &device());
+    let targets = Targets { ids, weights: Some(vec![0.5, 0.25, 0.0, 0.25]) };
+    let of: [GradientOf<'_>; 2] = [&gradient(&hidden), &gradient(&weight)];
+    let options = LossOptions { softcap: None, z_loss: 0.1 };
+    let loss = |hidden| linear_cross_entropy(hidden, (&held, None), options, targets.clone()).objective;
+    let whole = outcome(loss(hidden.clone()), &of);
+    let found = outcome(loss(hidden.clone() + broken), &of);
+    assert_eq!(found, whole);
+    assert!(whole[1][16..24].iter().all(|&value| value == 0.0));
+}
+
+#[test]
+fn attention_is_its_reference() {
+    let plain = AttentionOptions {
+        n_heads: 4,
+        n_kv_heads: 2,
+        head_dim: 8,
+        scale: 0.4,
+        softcap: None,
+        sliding_window: None,
+        alibi_slopes: None,
+    };
+    let one_head = AttentionOptions { n_heads: 1, n_kv_heads: 1, head_dim: 20, ..plain.clone() };
+    let window = AttentionOptions { sliding_window: Some(5), ..plain.clone() };
+    let one_key = AttentionOptions { sliding_window: Some(1), ..plain.clone() };
+    let capped = AttentionOptions { softcap: Some(1.5), sliding_window: Some(70), ..plain.clone() };
+    let alibi = AttentionOptions { alibi_slopes: Some(vec![0.5, 0.25, 0.1, 0.0]), ..plain.clone() };
+    let cases = [
+        ("plain", plain),
+        ("one head", one_head),
+        ("window", window),
+        ("one key", one_key),
+        ("capped", capped),
+        ("alibi", alibi),
+    ];
+    for (name, options) in cases {
+        let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = options;
+        for (batch, seq_len, half, factor) in [(1, 1, 4, 1.0), (3, 9, 0, 1.0), (2, 64, 2, 3.0), (2, 130, 4, 6.0)] {
+            let device = device();
+            let (n_rows, n_all) = (batch * seq_len, n_heads + 2 * n_kv_heads);
+            let qkv = leaf(1, [n_rows, n_all * head_dim], factor);
+            let angles = random(5, n_rows * half);
+            let rotation = (half > 0).then(|| Rotation::new(&angles, n_rows, &device).scaled(1.1));
+            let of: [GradientOf<'_>; 1] = [&gradient(&qkv)];
+            let found = outcome(rope_and_attend(qkv.clone(), rotation.as_ref(), batch, &options), &of);
+            let heads = |range: std::ops::Range<usize>, is_rotated: bool| {
+                let n = range.len();
+                let x = qkv.clone().slice([0..n_rows, range.start * head_dim..range.end * head_dim]);
+                let x = x.reshape([n_rows, n, head_dim]);
+                let x = match &rotation {
+                    Some(rotation) if is_rotated => rope_reference(x, rotation),
+                    _ => x,
+                };
+                x.reshape([n_rows, n * head_dim])
+            };
+            let operands = [
+                heads(0..n_heads, true),
+                heads(n_heads..n_heads + n_kv_heads, true),
+                heads(n_heads + n_kv_heads..n_all, false),
+            ];
+            let bias = causal_bias(0..seq_len, 0, &options, &device);
+            let expected = attention::attention_dense(operands, bias, batch, &options).0;
+            assert_close(&found, &outcome(expected, &of), &format!("{name}, {batch} x {seq_len}, factor {factor}"));
+        }
+    }
+}
+
+#[test]
+fn adamw_is_its_reference() {
+    let plain = |seed: u64, n: usize| Tensor::<1>::from_data(random(seed, n).as_slice(), &Device::flex());
+    for n in [1, 17, 40_000] {
+        for (n_updates, weight_decay) in [(1, 0.0), (7, 0.1)] {
+            let step = AdamWStep { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay, n_updates };
+            let moments = || [plain(3, n), plain(4, n).square()];
+            let (value, [first, second]) = adamw(plain(1, n), plain(2, n), Some(moments()), step);
+            let (expected, of_moments) = adamw_reference(plain(1, n), plain(2, n), moments(), step);
+            let [expected_first, expected_second] = of_moments.map(values);
+            let expected = [values(expected), expected_first, expected_second];
+            assert_close(&[values(value), values(first), values(second)], &expected, &format!("{n} values"));
+        }
+    }
+}
+
+/// An infinite key or value changes only the rows that see it.
+#[test]
+fn hidden_keys_are_left_out() {
+    let options = AttentionOptions {
+        n_heads: 1,
+        n_kv_heads: 1,
+        head_dim: 4,
+        scale: 0.5,
+        softcap: None,
+        sliding_window: Some(3),
+        alibi_slopes: None,
+    };
+    let attended = |last: f32| {
+        let mut qkv = random(7, 10 * 12);
+        qkv[6 * 12 + 4..7 * 12].fill(last);
+        let qkv = Tensor::<2>::from_data(TensorData::new(qkv, [10, 12]), &Device::flex());
+        values(rope_and_attend(qkv, None, 1, &options))
+    };
+    let (found, expected) = (attended(f32::INFINITY), attended(1.0));
+    for (row, (found, expected)) in found.chunks(4).zip(expected.chunks(4)).enumerate() {
+        let is_same = found.iter().zip(expected).all(|(one, other)| (one - other).abs() < 1e-6);
+        assert_eq!(is_same, !(6..9).contains(&row), "row {row}: {found:?}, {expected:?}");
+    }
+}

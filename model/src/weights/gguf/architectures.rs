@@ -1,0 +1,288 @@
+//! The architectures of GGUF files, as llama.cpp's converter writes them.
+//!
+//! Keys begin with the name of the architecture: `llama.block_count`. For keys that a file may leave out, the defaults are those
+//! of llama.cpp. A model has biases, and an output matrix of its own, if the file has their tensors.
+
+use super::{
+    super::{
+        architectures::{
+            bases::{cohere, gemma2, gpt2, llama, olmo2, shared_norm},
+            config_rows::{self as shared_rows, ConfigRow, flag, number},
+        },
+        fields::{Fields, Fixed},
+        tensor_names::{NameRow, TensorNames},
+    },
+    config_rows::{self, GROUPED_HEADS, LAYER_NORM_EPS, PLAIN_HEADS, RMS_EPS, ROPE, SIZES, WINDOW},
+    names::{BLOCK, FALCON_NORMS, FUSED_QKV, GATED, INSIDE, INTERLEAVED_QKV, OUTSIDE, SANDWICH, SEPARATE_QKV, UNGATED},
+};
+use crate::{
+    config::{Activation, GptConfig, NormKind, Positions},
+    error::Result,
+};
+
+/// How GGUF files describe one architecture.
+pub(super) struct Gguf {
+    /// As in `general.architecture`.
+    pub(super) name: &'static str,
+    /// The configuration before keys are read; sizes are not set yet.
+    base: fn() -> GptConfig,
+    /// Keys and what they set, in the order in which they are read.
+    config: &'static [&'static [ConfigRow]],
+    /// Which tensors make which parameters. Of several rows for one, the first whose tensors are there.
+    params: &'static [&'static [NameRow]],
+}
+
+impl Gguf {
+    /// Reads the metadata's keys under the architecture's name. `has` tells whether there is a tensor of a name.
+    ///
+    /// # Errors
+    /// [`Error::File`](crate::Error::File) with a key that would change the computation but is not supported.
+    pub(super) fn read(&self, fields: &Fields<'_>, has: &dyn Fn(&str) -> bool) -> Result<GptConfig> {
+        for key in fields.keys().filter(|key| !self.reads(key) && !SILENT.contains(key)) {
+            // What is not known may be anything, but where it is 0 it is not there.
+            let neutral = NEUTRAL.iter().find(|(neutral, _)| *neutral == key);
+            fields.only(key, neutral.map_or(Fixed::Nothing, |(_, only)| *only))?;
+        }
+        let mut config = (self.base)();
+        self.config.iter().copied().flatten().try_for_each(|row| row.read(fields, &mut config))?;
+        config.tie_embeddings = !has("output.weight");
+        config.lm_head_bias = has("output.bias");
+        let any = |names: &[&str]| names.iter().any(|name| has(name));
+        config.qkv_bias = any(&["blk.0.attn_qkv.bias", "blk.0.attn_q.bias"]);
+        config.attn_out_bias = has("blk.0.attn_output.bias");
+        config.shared_norm &= !has("blk.0.attn_norm_2.weight");
+        config.mlp_bias = any(&["blk.0.ffn_up.bias", "blk.0.ffn_down.bias"]);
+        Ok(config)
+    }
+
+    /// How the files name their tensors.
+    pub(super) fn names(&self) -> TensorNames {
+        TensorNames { class: self.name, rows: Some(self.params), base_prefix: "", ignored: &[] }
+    }
+
+    fn reads(&self, key: &str) -> bool {
+        self.config.iter().copied().flatten().any(|row| row.reads(key))
+    }
+}
+
+/// All architectures.
+const ALL: &[Gguf] = &[
+    GPT2, LLAMA, QWEN2, QWEN3, SMOLLM3, GRANITE, OLMO2, PHI3, NEOX, STABLELM, GEMMA, GEMMA2, GEMMA3, PHI2, STARCODER,
+    FALCON, COMMAND_R, COHERE2, BLOOM,
+];
+
+/// The architecture that GGUF files call `name`. The error lists all.
+pub(super) fn named(name: &str) -> Result<&'static Gguf, String> {
+    ALL.iter().find(|known| known.name == name).ok_or_else(|| {
+        let names: Vec<_> = ALL.iter().map(|known| format!("`{}`", known.name)).collect();
+        names.join(", ")
+    })
+}
+
+/// Keys that need not be 0 to change nothing.
+const NEUTRAL: &[(&str, Fixed)] = &[
+    ("attention.causal", Fixed::Flag(true)),
+    ("attention.max_alibi_bias", Fixed::Number(8.0)),
+    ("rope.scaling.yarn_ext_factor", Fixed::Number(1.0)),
+];
+
+/// Keys of which the tensors' shapes tell as much.
+const SILENT: &[&str] = &["vocab_size", "tensor_data_layout"];
+
+/// Llama and Mistral, whose converter lays queries and keys out for rotations of neighbours.
+const LLAMA: Gguf = Gguf {
+    name: "llama",
+    base: llama,
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS, WINDOW]],
+    params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED],
+};
+
+const QWEN2: Gguf = Gguf {
+    name: "qwen2",
+    base: llama,
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS]],
+    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, BLOCK, GATED],
+};
+
+const QWEN3: Gguf = Gguf {
+    name: "qwen3",
+    base: || GptConfig { qk_norm: true, ..llama() },
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS]],
+    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, BLOCK, GATED],
+};
+
+/// The converter says `use_parallel_residual` of models that know nothing of it; as in llama.cpp, a second norm counts,
+/// which is asked for here.
+const STABLELM: Gguf = Gguf {
+    name: "stablelm",
+    base: || GptConfig { norm: NormKind::LayerNorm, norm_bias: true, ..llama() },
+    config: &[
+        SIZES,
+        GROUPED_HEADS,
+        &[ROPE, LAYER_NORM_EPS, config_rows::of_key(&["use_parallel_residual"], |_, _| Ok(()))],
+    ],
+    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, BLOCK, GATED],
+};
+
+const PHI3: Gguf = Gguf {
+    name: "phi3",
+    base: llama,
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS, WINDOW]],
+    params: &[OUTSIDE, FUSED_QKV, BLOCK, UNGATED],
+};
+
+/// The norms' weights are stored as they are used, with the 1 added.
+const GEMMA: Gguf = Gguf {
+    name: "gemma",
+    base: || GptConfig { scale_embeddings: true, activation: Activation::GeluTanh, ..llama() },
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS]],
+    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, BLOCK, GATED],
+};
+
+/// The activation is that which the models were trained with; llama.cpp approximates it.
+const NEOX: Gguf = Gguf {
+    name: "gptneox",
+    base: || GptConfig { activation: Activation::Gelu, ..gpt2() },
+    config: &[
+        SIZES,
+        PLAIN_HEADS,
+        &[ROPE, LAYER_NORM_EPS, flag("use_parallel_residual", |c| &mut c.parallel_residual, true)],
+    ],
+    params: &[OUTSIDE, FUSED_QKV, BLOCK, UNGATED],
+};
+
+const GPT2: Gguf = Gguf {
+    name: "gpt2",
+    base: gpt2,
+    config: &[SIZES, PLAIN_HEADS, &[LAYER_NORM_EPS]],
+    params: &[OUTSIDE, FUSED_QKV, BLOCK, UNGATED],
+};
+
+const BLOOM: Gguf = Gguf {
+    name: "bloom",
+    base: || GptConfig { positions: Positions::Alibi, embed_norm: true, ..gpt2() },
+    config: &[SIZES, PLAIN_HEADS, &[LAYER_NORM_EPS]],
+    params: &[OUTSIDE, FUSED_QKV, BLOCK, UNGATED],
+};
+
+/// Its converter lays queries and keys out as Llama's does.
+const SMOLLM3: Gguf = Gguf {
+    name: "smollm3",
+    base: llama,
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS, config_rows::SMOLLM3_UNROTATED]],
+    params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED],
+};
+
+/// The same.
+const GRANITE: Gguf = Gguf {
+    name: "granite",
+    base: llama,
+    config: &[
+        &[config_rows::GRANITE_ROTATES],
+        SIZES,
+        GROUPED_HEADS,
+        &[
+            ROPE,
+            RMS_EPS,
+            config_rows::GRANITE_SCORES,
+            number("embedding_scale", |c| &mut c.embedding_multiplier, 1.0),
+            number("residual_scale", |c| &mut c.residual_multiplier, 1.0),
+            ConfigRow::Divisor { key: "logit_scale", of: |c| &mut c.logit_multiplier, absent: 1.0 },
+        ],
+    ],
+    params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED],
+};
+
+/// OLMo 3 is an OLMo 2 with windows.
+const OLMO2: Gguf = Gguf {
+    name: "olmo2",
+    base: olmo2,
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, RMS_EPS, config_rows::OLMO2_WINDOW, config_rows::OLMO2_WINDOW_ROPE]],
+    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, INSIDE, BLOCK, GATED],
+};
+
+/// Norms as Gemma's.
+const GEMMA2: Gguf = Gguf {
+    name: "gemma2",
+    base: gemma2_of_file,
+    config: &[
+        SIZES,
+        GROUPED_HEADS,
+        &[
+            ROPE,
+            RMS_EPS,
+            config_rows::GEMMA2_WINDOW,
+            config_rows::GEMMA2_SCORES,
+            ConfigRow::Cap { key: "final_logit_softcapping", of: |c| &mut c.logit_softcap, absent: Some(30.0) },
+            ConfigRow::Cap { key: "attn_logit_softcapping", of: |c| &mut c.attention_softcap, absent: Some(50.0) },
+        ],
+    ],
+    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, SANDWICH, BLOCK, GATED],
+};
+
+/// Norms as Gemma's.
+const GEMMA3: Gguf = Gguf {
+    name: "gemma3",
+    base: || GptConfig { qk_norm: true, ..gemma2_of_file() },
+    config: &[
+        SIZES,
+        GROUPED_HEADS,
+        &[
+            ROPE,
+            RMS_EPS,
+            config_rows::GEMMA3_WINDOW,
+            config_rows::GEMMA3_WINDOW_ROPE,
+            config_rows::GEMMA3_SCORES,
+            config_rows::GEMMA3_LOGIT_CAP,
+        ],
+    ],
+    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, SANDWICH, BLOCK, GATED],
+};
+
+fn gemma2_of_file() -> GptConfig {
+    GptConfig { norm_weight_offset: 0.0, activation: Activation::GeluTanh, ..gemma2() }
+}
+
+const PHI2: Gguf = Gguf {
+    name: "phi2",
+    base: shared_norm,
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, LAYER_NORM_EPS]],
+    params: &[OUTSIDE, SEPARATE_QKV, FUSED_QKV, BLOCK, UNGATED],
+};
+
+const COMMAND_R: Gguf = Gguf {
+    name: "command-r",
+    base: cohere,
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, LAYER_NORM_EPS, LOGIT_SCALE]],
+    params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED],
+};
+
+const COHERE2: Gguf = Gguf {
+    name: "cohere2",
+    base: cohere,
+    config: &[
+        SIZES,
+        GROUPED_HEADS,
+        &[ROPE, LAYER_NORM_EPS, LOGIT_SCALE, config_rows::COHERE2_WINDOW, shared_rows::ONLY_WINDOWS_ROTATE],
+    ],
+    params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED],
+};
+
+const LOGIT_SCALE: ConfigRow = number("logit_scale", |c| &mut c.logit_multiplier, 1.0);
+
+/// The activation is that which the models were trained with; llama.cpp approximates it. Those without parallel parts or
+/// with ALiBi its converter does not know.
+const FALCON: Gguf = Gguf {
+    name: "falcon",
+    base: || GptConfig { activation: Activation::Gelu, ..shared_norm() },
+    config: &[SIZES, GROUPED_HEADS, &[ROPE, LAYER_NORM_EPS]],
+    params: &[OUTSIDE, FUSED_QKV, FALCON_NORMS, BLOCK, UNGATED],
+};
+
+/// GPT-BigCode.
+const STARCODER: Gguf = Gguf {
+    name: "starcoder",
+    base: gpt2,
+    config: &[SIZES, GROUPED_HEADS, &[LAYER_NORM_EPS]],
+    params: &[OUTSIDE, FUSED_QKV, BLOCK, UNGATED],
+};

@@ -1,0 +1,227 @@
+//! Keys of GGUF files that no other format has, and constants of llama.cpp that stand in for keys.
+
+use serde_json::{Value, json};
+
+use super::super::{
+    architectures::{
+        config_rows::{
+            ConfigRow, derived, head_dim, inverse_root, number, one_kv_head_each, set_score_scale, size, size_or,
+        },
+        window,
+    },
+    fields::{Fields, Fixed},
+};
+use crate::{
+    config::{GptConfig, MAX_LAYERS, Positions, Rope, RopeScaling},
+    error::Result,
+};
+
+const ROPE_KEYS: &[&str] = &[
+    "rope.dimension_count",
+    "rope.freq_base",
+    "rope.scale_linear",
+    "rope.scaling.type",
+    "rope.scaling.factor",
+    "rope.scaling.attn_factor",
+    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.original_context_length",
+    "rope.scaling.finetuned",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+];
+
+pub(super) const SIZES: &[ConfigRow] = &[
+    size(&["context_length"], |c| &mut c.max_seq_len),
+    size(&["embedding_length"], |c| &mut c.d_model),
+    size(&["block_count"], |c| &mut c.n_layers),
+    size(&["feed_forward_length"], |c| &mut c.d_ff),
+    size(&["attention.head_count"], |c| &mut c.n_heads),
+];
+
+pub(super) const GROUPED_HEADS: &[ConfigRow] = &[
+    size_or(&["attention.head_count_kv"], |c| &mut c.n_kv_heads, |c| c.n_heads),
+    size_or(&["attention.key_length"], |c| &mut c.head_dim, head_dim),
+    VALUE_LENGTH,
+];
+
+pub(super) const PLAIN_HEADS: &[ConfigRow] = &[
+    one_kv_head_each(),
+    derived(|c| &mut c.head_dim, head_dim),
+    of_key(&["attention.head_count_kv", "attention.key_length", "attention.value_length"], require_plain_heads),
+];
+
+pub(super) const RMS_EPS: ConfigRow = number("attention.layer_norm_rms_epsilon", |c| &mut c.norm_eps, 1e-5);
+pub(super) const LAYER_NORM_EPS: ConfigRow = number("attention.layer_norm_epsilon", |c| &mut c.norm_eps, 1e-5);
+pub(super) const ROPE: ConfigRow = of_key(ROPE_KEYS, read_rope);
+const VALUE_LENGTH: ConfigRow = of_key(&["attention.value_length"], require_value_length);
+pub(super) const WINDOW: ConfigRow = of_key(&["attention.sliding_window"], read_window);
+
+fn require_plain_heads(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
+    fields.only("attention.head_count_kv", Fixed::Number(config.n_heads as f64))?;
+    fields.only("attention.key_length", Fixed::Number(config.head_dim as f64))?;
+    require_value_length(fields, config)
+}
+
+fn require_value_length(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
+    fields.only("attention.value_length", Fixed::Number(config.head_dim as f64))
+}
+
+/// Phi 3 files say 0 where there is no window.
+fn read_window(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
+    config.sliding_window = fields.size("attention.sliding_window")?.filter(|&window| window > 0);
+    Ok(())
+}
+
+fn read_rope(fields: &Fields<'_>, config: &mut GptConfig) -> Result<()> {
+    let theta = fields.number_or("rope.freq_base", 10_000.0)?;
+    let rotary_dim = fields.size_or("rope.dimension_count", config.head_dim)?;
+    fields.only("rope.scaling.attn_factor", Fixed::Number(1.0))?;
+    // 0 counts as absent, as in llama.cpp; the second key is that of the first files.
+    let factor = |key| Ok(fields.number_or(key, 0.0)?).map(|factor| (factor != 0.0).then_some(factor));
+    let factor = factor("rope.scaling.factor")?.or(factor("rope.scale_linear")?);
+    let kind = fields.text_or("rope.scaling.type", if factor.is_some() { "linear" } else { "none" })?;
+    let attention_factor = yarn_attention_factor(fields, factor.filter(|_| kind == "yarn").unwrap_or(1.0))?;
+    let scaling = match (kind, factor) {
+        ("none", _) => RopeScaling::None,
+        ("linear" | "yarn", None | Some(1.0)) => RopeScaling::None,
+        ("linear", Some(factor)) => RopeScaling::Linear { factor },
+        ("yarn", Some(factor)) => RopeScaling::Yarn {
+            factor,
+            attention_factor,
+            beta_fast: fields.number_or("rope.scaling.yarn_beta_fast", 32.0)?,
+            beta_slow: fields.number_or("rope.scaling.yarn_beta_slow", 1.0)?,
+            original_max_seq_len: fields.size_or("rope.scaling.original_context_length", config.max_seq_len)?,
+            truncate: true,
+        },
+        _ => return Err(fields.unsupported("rope.scaling.type", &json!(kind), "none, linear, yarn")),
+    };
+    config.positions = Positions::Rope(Rope { theta, rotary_dim, scaling });
+    Ok(())
+}
+
+/// YaRN's own, whether the file has it or not: as in llama.cpp, a key of 1 comes on top of it.
+fn yarn_attention_factor(fields: &Fields<'_>, factor: f64) -> Result<f64> {
+    const KEY: &str = "rope.scaling.yarn_attn_factor";
+    let own = 0.1 * factor.max(1.0).ln() + 1.0;
+    match fields.number_or(KEY, 1.0)? {
+        // It was rounded on its way into the file.
+        found if found == 1.0 || (found - own).abs() < 1e-6 * own => Ok(own),
+        found => Err(fields.unsupported(KEY, &json!(found), &format!("1, or for YaRN its own, here {own}"))),
+    }
+}
+
+/// A row that reads these keys in a way of its own.
+pub(super) const fn of_key(
+    keys: &'static [&'static str],
+    read: fn(&Fields<'_>, &mut GptConfig) -> Result<()>,
+) -> ConfigRow {
+    ConfigRow::Custom { keys, read, write: |_, _| {} }
+}
+
+const WINDOW_KEYS: &[&str] = &["attention.sliding_window", "attention.sliding_window_pattern"];
+
+/// Every second layer sees everything.
+pub(super) const GEMMA2_WINDOW: ConfigRow = of_key(WINDOW_KEYS, |fields, config| {
+    let window = fields.size_or("attention.sliding_window", 4096)?;
+    read_periodic_window(fields, config, Some(window), 2)
+});
+
+/// Every sixth.
+pub(super) const GEMMA3_WINDOW: ConfigRow = of_key(WINDOW_KEYS, |fields, config| {
+    let window = fields.size("attention.sliding_window")?.filter(|&window| window > 0);
+    read_periodic_window(fields, config, window, 6)
+});
+
+/// Every fourth, in OLMo 3.
+pub(super) const OLMO2_WINDOW: ConfigRow = of_key(WINDOW_KEYS, |fields, config| {
+    let window = fields.size("attention.sliding_window")?.filter(|&window| window > 0);
+    read_periodic_window(fields, config, window, 4)
+});
+
+/// Every fourth.
+pub(super) const COHERE2_WINDOW: ConfigRow = of_key(WINDOW_KEYS, |fields, config| {
+    let window = fields.size("attention.sliding_window")?;
+    let window = window.ok_or_else(|| fields.missing(&["attention.sliding_window"]))?;
+    read_periodic_window(fields, config, Some(window), 4)
+});
+
+/// Every `period`-th layer sees everything in spite of `window`, unless the file has another period or lists the layers.
+fn read_periodic_window(
+    fields: &Fields<'_>,
+    config: &mut GptConfig,
+    window: Option<usize>,
+    period: usize,
+) -> Result<()> {
+    const KEY: &str = "attention.sliding_window_pattern";
+    let n_layers = config.n_layers;
+    let full_layers = match fields.get(KEY) {
+        Some(found @ Value::Array(list)) => {
+            let windowed = list.iter().map(Value::as_bool).collect::<Option<Vec<_>>>();
+            let Some(windowed) = windowed.filter(|list| list.len() == n_layers) else {
+                let supported = format!("a number, or true or false for each of the {n_layers} layers");
+                return Err(fields.unsupported(KEY, found, &supported));
+            };
+            (0..n_layers).filter(|&layer| !windowed[layer]).collect()
+        }
+        _ => every(fields.size_or(KEY, period)?, config),
+    };
+    window::set(config, window, full_layers);
+    Ok(())
+}
+
+/// Every `period`-th layer; none where it is 0.
+fn every(period: usize, config: &GptConfig) -> Vec<usize> {
+    // A size of the file that is not checked yet: no list is made of what `validate` will refuse.
+    let layers = 0..config.n_layers.min(MAX_LAYERS + 1);
+    layers.filter(|layer| (layer + 1).is_multiple_of(period)).collect()
+}
+
+/// Layers with the window are not scaled, and have a base of their own.
+pub(super) const GEMMA3_WINDOW_ROPE: ConfigRow =
+    of_key(&["rope.freq_base_swa"], |fields, config| read_window_rope(fields, config, |_| 10_000.0));
+
+/// Layers with the window are not scaled.
+pub(super) const OLMO2_WINDOW_ROPE: ConfigRow =
+    of_key(&["rope.freq_base_swa"], |fields, config| read_window_rope(fields, config, |rope| rope.theta));
+
+fn read_window_rope(fields: &Fields<'_>, config: &mut GptConfig, absent: fn(Rope) -> f64) -> Result<()> {
+    let Positions::Rope(rope) = config.positions else { return Ok(()) };
+    let own = Rope::new(fields.number_or("rope.freq_base_swa", absent(rope))?, rope.rotary_dim);
+    config.window_rope = (config.sliding_window.is_some() && own != rope).then_some(own);
+    Ok(())
+}
+
+/// Files do not say which layers of SmolLM3 do not rotate.
+pub(super) const SMOLLM3_UNROTATED: ConfigRow = of_key(&[], |_, config| {
+    config.unrotated_layers = every(4, config);
+    Ok(())
+});
+
+/// Files do not say how Gemma scales scores: those of 27 billion parameters, known by their layers, do it otherwise.
+pub(super) const GEMMA2_SCORES: ConfigRow = of_key(&[], |_, config| scale_by_width(config, 46));
+pub(super) const GEMMA3_SCORES: ConfigRow = of_key(&[], |_, config| scale_by_width(config, 62));
+
+fn scale_by_width(config: &mut GptConfig, n_layers: usize) -> Result<()> {
+    if config.n_layers == n_layers {
+        set_score_scale(config, inverse_root(head_dim(config) as f64));
+    }
+    Ok(())
+}
+
+/// 0 stands for none.
+pub(super) const GEMMA3_LOGIT_CAP: ConfigRow = of_key(&["final_logit_softcapping"], |fields, config| {
+    config.logit_softcap = fields.number_if_any("final_logit_softcapping")?.filter(|&cap| cap != 0.0);
+    Ok(())
+});
+
+/// 0 stands for the usual scale.
+pub(super) const GRANITE_SCORES: ConfigRow = of_key(&["attention.scale"], |fields, config| {
+    if let Some(scale) = fields.number_if_any("attention.scale")?.filter(|&scale| scale != 0.0) {
+        set_score_scale(config, scale);
+    }
+    Ok(())
+});
+
+/// In Granite this key says whether layers rotate at all.
+pub(super) const GRANITE_ROTATES: ConfigRow =
+    of_key(&["rope.scaling.finetuned"], |fields, _| fields.only("rope.scaling.finetuned", Fixed::Flag(true)));

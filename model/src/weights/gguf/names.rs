@@ -1,0 +1,103 @@
+//! Which tensors of GGUF files make which parameters.
+
+use super::super::tensor_names::{
+    NameRow,
+    Rows::{Ff, InterleavedKeys, InterleavedQueries, KeysOrValues, Queries},
+    same, stacked,
+};
+
+/// What is not in blocks; each model has some of these.
+pub(super) const OUTSIDE: &[NameRow] = &[
+    same("embed.weight", "token_embd.weight"),
+    same("embed_norm.weight", "token_embd_norm.weight"),
+    same("embed_norm.bias", "token_embd_norm.bias"),
+    same("pos_embed.weight", "position_embd.weight"),
+    same("norm.weight", "output_norm.weight"),
+    same("norm.bias", "output_norm.bias"),
+    same("lm_head.weight", "output.weight"),
+    same("lm_head.bias", "output.bias"),
+];
+
+/// Norms behind the two parts, beside those before them.
+pub(super) const SANDWICH: &[NameRow] = &[
+    same("blocks.{}.attn_out_norm.weight", "blk.{}.post_attention_norm.weight"),
+    same("blocks.{}.mlp_out_norm.weight", "blk.{}.post_ffw_norm.weight"),
+];
+
+/// Norms behind the two parts alone.
+pub(super) const INSIDE: &[NameRow] = &[
+    same("blocks.{}.attn_norm.weight", "blk.{}.post_attention_norm.weight"),
+    same("blocks.{}.mlp_norm.weight", "blk.{}.post_ffw_norm.weight"),
+];
+
+/// Where there are two, the first is the network's.
+pub(super) const FALCON_NORMS: &[NameRow] = &[
+    same("blocks.{}.attn_norm.weight", "blk.{}.attn_norm_2.weight"),
+    same("blocks.{}.attn_norm.bias", "blk.{}.attn_norm_2.bias"),
+    same("blocks.{}.mlp_norm.weight", "blk.{}.attn_norm.weight"),
+    same("blocks.{}.mlp_norm.bias", "blk.{}.attn_norm.bias"),
+];
+
+/// What all blocks name alike.
+pub(super) const BLOCK: &[NameRow] = &[
+    same("blocks.{}.attn_norm.weight", "blk.{}.attn_norm.weight"),
+    same("blocks.{}.attn_norm.bias", "blk.{}.attn_norm.bias"),
+    same("blocks.{}.attn.q_norm.weight", "blk.{}.attn_q_norm.weight"),
+    same("blocks.{}.attn.k_norm.weight", "blk.{}.attn_k_norm.weight"),
+    same("blocks.{}.attn.out.weight", "blk.{}.attn_output.weight"),
+    same("blocks.{}.attn.out.bias", "blk.{}.attn_output.bias"),
+    same("blocks.{}.mlp_norm.weight", "blk.{}.ffn_norm.weight"),
+    same("blocks.{}.mlp_norm.bias", "blk.{}.ffn_norm.bias"),
+    same("blocks.{}.mlp.down.weight", "blk.{}.ffn_down.weight"),
+    same("blocks.{}.mlp.down.bias", "blk.{}.ffn_down.bias"),
+];
+
+pub(super) const GATED: &[NameRow] = &[
+    stacked("blocks.{}.mlp.up.weight", &[("blk.{}.ffn_gate.weight", Ff), ("blk.{}.ffn_up.weight", Ff)]),
+    stacked("blocks.{}.mlp.up.bias", &[("blk.{}.ffn_gate.bias", Ff), ("blk.{}.ffn_up.bias", Ff)]),
+];
+
+/// Not gated, or both matrices in one, as ours.
+pub(super) const UNGATED: &[NameRow] =
+    &[same("blocks.{}.mlp.up.weight", "blk.{}.ffn_up.weight"), same("blocks.{}.mlp.up.bias", "blk.{}.ffn_up.bias")];
+
+/// Queries, keys and values one after the other, as ours.
+pub(super) const FUSED_QKV: &[NameRow] = &[
+    same("blocks.{}.attn.qkv.weight", "blk.{}.attn_qkv.weight"),
+    same("blocks.{}.attn.qkv.bias", "blk.{}.attn_qkv.bias"),
+];
+
+/// Files may have them in one as well.
+pub(super) const SEPARATE_QKV: &[NameRow] = &[
+    stacked(
+        "blocks.{}.attn.qkv.weight",
+        &[
+            ("blk.{}.attn_q.weight", Queries),
+            ("blk.{}.attn_k.weight", KeysOrValues),
+            ("blk.{}.attn_v.weight", KeysOrValues),
+        ],
+    ),
+    stacked(
+        "blocks.{}.attn.qkv.bias",
+        &[("blk.{}.attn_q.bias", Queries), ("blk.{}.attn_k.bias", KeysOrValues), ("blk.{}.attn_v.bias", KeysOrValues)],
+    ),
+];
+
+pub(super) const INTERLEAVED_QKV: &[NameRow] = &[
+    stacked(
+        "blocks.{}.attn.qkv.weight",
+        &[
+            ("blk.{}.attn_q.weight", InterleavedQueries),
+            ("blk.{}.attn_k.weight", InterleavedKeys),
+            ("blk.{}.attn_v.weight", KeysOrValues),
+        ],
+    ),
+    stacked(
+        "blocks.{}.attn.qkv.bias",
+        &[
+            ("blk.{}.attn_q.bias", InterleavedQueries),
+            ("blk.{}.attn_k.bias", InterleavedKeys),
+            ("blk.{}.attn_v.bias", KeysOrValues),
+        ],
+    ),
+];

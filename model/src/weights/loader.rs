@@ -1,0 +1,279 @@
+//! Parameters from the tensors of files, Hugging Face's or GGUF's: in the form in which they are stored, if the device
+//! computes with it.
+
+use std::collections::HashSet;
+
+use burn::tensor::{Device, TensorData};
+use rayon::prelude::*;
+
+use super::{
+    element_type::ElementType,
+    files::{minima_of, scales_of},
+    row_order::RowOrder,
+    tensor_names::{Part, TensorNames},
+    tensor_table::{StoredTensor, TensorTable},
+};
+use crate::{
+    config::GptConfig,
+    error::{Error, Result},
+    gpt::{Gpt, ParamData, ParamSpec},
+    ops::{
+        BLOCK_SIZE, Dtype, MatrixRows, QuantizedBlock, Weight,
+        k_quants::{K_BLOCK, KBlock},
+    },
+};
+
+/// Blocks that a thread checks at a time.
+const PIECE: usize = 1 << 12;
+
+/// What to load, and how.
+pub(super) struct LoadPlan<'a> {
+    pub(super) names: TensorNames,
+    pub(super) config: &'a GptConfig,
+    /// The dtype of matrices; without one, each keeps its own.
+    pub(super) dtype: Option<Dtype>,
+    /// Without a `dtype`: whether f16 is kept, and not widened to f32.
+    pub(super) keeps_f16: bool,
+    pub(super) device: &'a Device,
+}
+
+/// Builds the model from the tensors of `table`.
+///
+/// # Errors
+/// [`Error::Tensor`] with the tensor that is missing, surplus, or of the wrong shape or type.
+pub(super) fn load(table: &TensorTable<'_>, plan: &LoadPlan<'_>) -> Result<Gpt> {
+    let LoadPlan { names, config, dtype, device, .. } = *plan;
+    let mut loader = Loader { table, plan, used: HashSet::new(), not_finite: Vec::new() };
+    let gpt = Gpt::from_params(config, dtype.unwrap_or_default(), device, &mut |spec| {
+        // Of the parameters before. This one's rows are read later.
+        table.release();
+        loader.param(spec)
+    })?;
+    if !loader.not_finite.is_empty() {
+        let (path, tensors) = (table.path().display(), loader.not_finite.join("`, `"));
+        tracing::warn!(
+            "`{path}`: these tensors have infinite or NaN values, so the model's output will too: `{tensors}`"
+        );
+    }
+    let is_surplus =
+        |tensor: &&StoredTensor<'_>| !loader.used.contains(tensor.name) && !names.is_ignored(tensor.name, config);
+    match table.iter().find(is_surplus) {
+        None => Ok(gpt),
+        Some(surplus) => Err(Error::Tensor {
+            path: surplus.path.to_owned(),
+            tensor: surplus.name.to_owned(),
+            what: format!("is not part of `{}` as {} describes it", names.class, table.asked_by()),
+            hint: "without this tensor the model would give wrong results, so it is rejected".to_owned(),
+        }),
+    }
+}
+
+struct Loader<'t, 'a> {
+    table: &'t TensorTable<'a>,
+    plan: &'t LoadPlan<'t>,
+    /// Names of tensors that are part of parameters.
+    used: HashSet<&'t str>,
+    /// Names of tensors with infinite or NaN values.
+    not_finite: Vec<&'t str>,
+}
+
+impl<'t, 'a> Loader<'t, 'a> {
+    fn param(&mut self, spec: &ParamSpec) -> Result<ParamData<'t>> {
+        let LoadPlan { names, config, dtype, .. } = *self.plan;
+        let parts = names.parts(spec, config, &|name| self.get(name).is_some());
+        if let ([Part { name, order: RowOrder::Same, .. }], &[d_out, d_in]) = (&parts[..], &spec.shape[..])
+            && let Some(numbers) = self.table.get(name).filter(|tensor| tensor.is_quantized())
+        {
+            return self.quantized(numbers, [d_out, d_in]);
+        }
+        let param = self.stored(spec, parts)?;
+        match (&spec.shape[..], dtype) {
+            (&[d_out, d_in], None) => param.into_nearest([d_out, d_in], self.plan),
+            (&[d_out, d_in], Some(_)) => Ok(ParamData::Rows(param.into_rows([d_out, d_in]))),
+            (shape, _) => Ok(TensorData::new(param.vector(), shape).into()),
+        }
+    }
+
+    /// The tensor `name`, with or without the prefix of the class.
+    fn get(&self, name: &str) -> Option<&'t StoredTensor<'a>> {
+        let short = name.strip_prefix(self.plan.names.base_prefix).unwrap_or(name);
+        self.table.get(name).or_else(|| self.table.get(short))
+    }
+
+    /// A matrix of Hearth's own blocks: its numbers, and its scales and minima, which are tensors of their own.
+    fn quantized(&mut self, numbers: &'t StoredTensor<'a>, dims: [usize; 2]) -> Result<ParamData<'t>> {
+        let scales = self.table.require(&scales_of(numbers.name))?;
+        let minima = match self.table.get(&minima_of(numbers.name)) {
+            // Without them, numbers of 4 bits would be taken for those of q4.
+            None if self.plan.dtype.is_some_and(Dtype::has_minima) && !numbers.is_q8() => {
+                return Err(self.table.missing(&minima_of(numbers.name)));
+            }
+            minima => minima,
+        };
+        let (dtype, rows) = numbers.to_blocks(scales, minima, dims)?;
+        self.used.insert(numbers.name);
+        for factors in [Some(scales), minima].into_iter().flatten() {
+            self.check_finite(factors, factors.element()?);
+            self.used.insert(factors.name);
+        }
+        Weight::from_blocks(&rows, dtype, self.plan.device).map(ParamData::Placed)
+    }
+
+    /// The tensors of a parameter. All shapes are checked before anything is allocated.
+    fn stored(&mut self, spec: &ParamSpec, parts: Vec<Part>) -> Result<StoredParam<'t, 'a>> {
+        let find = |part: &Part| {
+            let tensor = self.get(&part.name).ok_or_else(|| self.table.missing(&part.name))?;
+            tensor.require_shape(&part.shape(spec))?;
+            Ok(tensor)
+        };
+        let tensors = parts.iter().map(find).collect::<Result<Vec<_>>>()?;
+        if let ("embed.weight", [embed]) = (spec.path.as_str(), &tensors[..]) {
+            self.check_tied_copy(embed)?;
+        }
+        let stored = |(Part { n_rows, order, .. }, tensor): (Part, &'t StoredTensor<'a>)| {
+            let element = tensor.element()?;
+            self.used.insert(tensor.name);
+            self.check_finite(tensor, element);
+            Ok(StoredPart { tensor, element, n_rows, order })
+        };
+        let parts = parts.into_iter().zip(tensors).map(stored).collect::<Result<_>>()?;
+        Ok(StoredParam { parts })
+    }
+
+    /// Versions of transformers differ in which of two matrices they use if a file has two for one.
+    fn check_tied_copy(&self, embed: &StoredTensor<'_>) -> Result<()> {
+        let copy = self.plan.names.tied_copy(self.plan.config).and_then(|name| self.table.get(name));
+        match copy {
+            Some(copy) if !copy.has_values_of(embed)? => Err(Error::Tensor {
+                path: copy.path.to_owned(),
+                tensor: copy.name.to_owned(),
+                what: format!("differs from `{}`, but `config.json` has `tie_word_embeddings`", embed.name),
+                hint: "if the model has two separate matrices, set `\"tie_word_embeddings\": false`".to_owned(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_finite(&mut self, tensor: &'t StoredTensor<'a>, element: ElementType) {
+        let pieces = tensor.bytes.par_chunks(element.block_bytes() * PIECE);
+        if !pieces.all(|bytes| element.is_finite(bytes)) {
+            self.not_finite.push(tensor.name);
+        }
+    }
+}
+
+/// A parameter that is not read yet.
+struct StoredParam<'t, 'a> {
+    parts: Vec<StoredPart<'t, 'a>>,
+}
+
+/// The rows of a parameter that are from one tensor.
+struct StoredPart<'t, 'a> {
+    tensor: &'t StoredTensor<'a>,
+    element: ElementType,
+    n_rows: usize,
+    order: RowOrder,
+}
+
+impl<'t, 'a> StoredParam<'t, 'a> {
+    /// The values of a vector.
+    fn vector(&self) -> Vec<f32> {
+        let values = |part: &StoredPart<'_, '_>| {
+            // A vector is one row to its tensor, which may have blocks.
+            let mut stored = vec![0.0; part.tensor.shape[0]];
+            part.element.decode(part.tensor.bytes, &mut stored);
+            (0..part.n_rows).map(|n| stored[part.order.place(n)]).collect::<Vec<_>>()
+        };
+        self.parts.iter().flat_map(values).collect()
+    }
+
+    /// In f32.
+    fn into_rows(self, dims: [usize; 2]) -> MatrixRows<'t, f32>
+    where
+        'a: 't,
+    {
+        MatrixRows::new(dims, dims[1], move |row, out| {
+            let (part, row) = place(&self.parts, row);
+            part.decode(row, out);
+        })
+    }
+
+    /// The parts as they are, if all are K-quants and, where they are of several kinds, each is whole panels.
+    fn as_k_quants(&self, d_in: usize) -> Option<Vec<(Dtype, MatrixRows<'_, KBlock>)>> {
+        let dtype = |part: &StoredPart<'_, '_>| part.element.dtype();
+        if !self.parts.iter().all(|part| dtype(part).is_k_quant()) {
+            return None;
+        }
+        let of_one_kind = self.parts.chunk_by(|one, other| dtype(one) == dtype(other));
+        let matrices: Vec<_> = of_one_kind
+            .map(|parts| {
+                let dims = [parts.iter().map(|part| part.n_rows).sum(), d_in];
+                let read = move |row, out: &mut [KBlock]| {
+                    let (part, row) = place(parts, row);
+                    part.element.k_blocks(part.bytes(row, d_in), out);
+                };
+                (dtype(&parts[0]), MatrixRows::new(dims, d_in / K_BLOCK, read))
+            })
+            .collect();
+        let are_whole = matrices.iter().all(|(_, matrix)| matrix.dims()[0].is_multiple_of(BLOCK_SIZE));
+        (matrices.len() == 1 || are_whole).then_some(matrices)
+    }
+
+    /// A matrix in the form nearest to the file's that the device computes with.
+    fn into_nearest(self, dims: [usize; 2], plan: &LoadPlan<'_>) -> Result<ParamData<'t>>
+    where
+        'a: 't,
+    {
+        let (d_in, device) = (dims[1], plan.device);
+        let dtype = self.parts.iter().map(|part| part.element.dtype()).reduce(Dtype::wider).unwrap_or_default();
+        if Dtype::Q4K.is_for(device)
+            && let Some(parts) = self.as_k_quants(d_in)
+        {
+            return Ok(ParamData::Placed(Weight::from_k_quants(&parts)));
+        }
+        let dtype = dtype.stored_as();
+        if dtype.is_quantized() && dtype.is_for(device) {
+            let read = move |row, out: &mut [QuantizedBlock]| {
+                let (part, row) = place(&self.parts, row);
+                part.element.small_blocks(part.bytes(row, d_in), dtype, out);
+            };
+            let rows = MatrixRows::new(dims, d_in / BLOCK_SIZE, read);
+            return Weight::from_blocks(&rows, dtype, device).map(ParamData::Placed);
+        }
+        let is_kept = dtype.is_for(device) && (plan.keeps_f16 || dtype != Dtype::F16);
+        let rows = self.into_rows(dims);
+        if !is_kept || dtype == Dtype::F32 {
+            return Ok(ParamData::Rows(rows));
+        }
+        Weight::from_rows(&rows, dtype, device).map(ParamData::Placed)
+    }
+}
+
+/// The part that row `row` of the parameter is from, and the row's place in its tensor.
+fn place<'p, 't, 'a>(parts: &'p [StoredPart<'t, 'a>], mut row: usize) -> (&'p StoredPart<'t, 'a>, usize) {
+    for part in parts {
+        match row.checked_sub(part.n_rows) {
+            Some(behind) => row = behind,
+            None => return (part, part.order.place(row)),
+        }
+    }
+    unreachable!("the shapes of all parts were checked")
+}
+
+impl StoredPart<'_, '_> {
+    /// Row `row` of the tensor, which has `width` values.
+    fn bytes(&self, row: usize, width: usize) -> &[u8] {
+        let n_bytes = self.element.bytes_of(width);
+        &self.tensor.bytes[row * n_bytes..][..n_bytes]
+    }
+
+    /// The values of row `row` of the tensor, or of its column if it is transposed.
+    fn decode(&self, row: usize, out: &mut [f32]) {
+        if self.order != RowOrder::Transposed {
+            return self.element.decode(self.bytes(row, out.len()), out);
+        }
+        for (n, out) in out.iter_mut().enumerate() {
+            self.element.decode(self.bytes(n * self.n_rows + row, 1), std::slice::from_mut(out));
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Writes the parameters of a model as safetensors files.
+
+use std::{borrow::Cow, collections::HashMap, ops::Range};
+
+use burn::tensor::TensorData;
+
+use super::{
+    files::{DiskDtype, TensorPlan, TensorWriter},
+    row_order::RowOrder,
+    staged_dir::StagedDir,
+    tensor_names::{Part, TensorNames},
+};
+use crate::{
+    error::{Error, Result},
+    gpt::{Gpt, ParamSpec, param_specs},
+    ops::{Dtype, QuantizedMatrix, Weight},
+    params::ParamRef,
+};
+
+/// Rows of `n_columns` values become columns.
+fn transpose(values: &[f32], n_columns: usize) -> Vec<f32> {
+    let n_rows = values.len() / n_columns.max(1);
+    (0..n_columns).flat_map(|column| (0..n_rows).map(move |row| values[row * n_columns + column])).collect()
+}
+
+/// Writes every parameter of `gpt` to `folder` under these names, one in memory at a time.
+pub(super) fn save_params(
+    gpt: &Gpt,
+    names: &TensorNames,
+    folder: &StagedDir,
+    (dtype, max_shard_bytes): (DiskDtype, usize),
+) -> Result<()> {
+    let config = gpt.config();
+    let specs: HashMap<_, _> = param_specs(config).into_iter().map(|spec| (spec.path.clone(), spec)).collect();
+    let stored_as = gpt.dtype().stored_as();
+    let saved = |(path, param)| match param {
+        ParamRef::Matrix(matrix) if let Some(dtype) = quantized_dtype(matrix, stored_as)? => {
+            Ok(Saved::Blocks { path, matrix, dtype })
+        }
+        _ => {
+            let Some(spec) = specs.get(&path) else {
+                unreachable!("`param_specs` lists every parameter of the model: `{path}`")
+            };
+            Ok(Saved::Plain { param, tensors: SavedTensor::of(names.parts(spec, config, &|_| false), spec) })
+        }
+    };
+    let params = gpt.params().into_iter().map(saved).collect::<Result<Vec<_>>>()?;
+    let plan = params.iter().flat_map(|param| param.plan(dtype)).collect();
+    let mut writer = TensorWriter::new(folder, dtype, max_shard_bytes, plan)?;
+    for param in &params {
+        match param {
+            Saved::Blocks { path, matrix, .. } => {
+                if let Some(matrix) = matrix.read_quantized()? {
+                    writer.write_quantized(path, &with_minima_of(matrix, stored_as))?;
+                }
+            }
+            Saved::Plain { param, tensors } => {
+                let data = param.read()?;
+                let values = values(&data)?;
+                let width = values.len() / tensors.last().map_or(1, |tensor| tensor.rows.end);
+                for tensor in tensors {
+                    writer.write_values(&tensor.name, &tensor.values(values, width))?;
+                }
+            }
+        }
+    }
+    writer.finish()
+}
+
+/// A parameter that is to be saved.
+enum Saved<'a> {
+    /// A matrix of blocks, under Hearth's own names.
+    Blocks { path: String, matrix: &'a Weight, dtype: Dtype },
+    /// Values that are stored as they are.
+    Plain { param: ParamRef<'a>, tensors: Vec<SavedTensor> },
+}
+
+impl Saved<'_> {
+    fn plan(&self, dtype: DiskDtype) -> Vec<TensorPlan> {
+        match self {
+            Self::Blocks { path, matrix, dtype } => TensorPlan::quantized(path, matrix.dims(), *dtype),
+            Self::Plain { tensors, .. } => {
+                let plan = |tensor: &SavedTensor| TensorPlan::plain(tensor.name.clone(), dtype, tensor.shape.clone());
+                tensors.iter().map(plan).collect()
+            }
+        }
+    }
+}
+
+/// A tensor that is made of some of a parameter's rows.
+struct SavedTensor {
+    name: String,
+    shape: Vec<usize>,
+    rows: Range<usize>,
+    order: RowOrder,
+}
+
+impl SavedTensor {
+    /// The tensors of the parameter that `parts` make up.
+    fn of(parts: Vec<Part>, spec: &ParamSpec) -> Vec<Self> {
+        let mut first_row = 0;
+        let tensor = |part: Part| {
+            let (shape, first) = (part.shape(spec), first_row);
+            first_row += part.n_rows;
+            Self { name: part.name, shape, rows: first..first_row, order: part.order }
+        };
+        parts.into_iter().map(tensor).collect()
+    }
+
+    /// The tensor's values, from `all` of the parameter's, which has rows of `width`.
+    fn values<'a>(&self, all: &'a [f32], width: usize) -> Cow<'a, [f32]> {
+        let rows = &all[self.rows.start * width..self.rows.end * width];
+        match self.order {
+            RowOrder::Same => rows.into(),
+            RowOrder::Transposed => transpose(rows, width).into(),
+            order => {
+                let mut placed = vec![0.0; self.shape.iter().product()];
+                for (n, row) in rows.chunks_exact(width).enumerate() {
+                    placed[order.place(n) * width..][..width].copy_from_slice(row);
+                }
+                placed.into()
+            }
+        }
+    }
+}
+
+/// Of numbers of 4 bits, all have minima or none: the loader tells them apart by that. `stored_as` is how most matrices of the
+/// model are stored.
+fn with_minima_of(matrix: QuantizedMatrix, stored_as: Dtype) -> QuantizedMatrix {
+    if stored_as.has_minima() { matrix.with_minima() } else { matrix }
+}
+
+/// The dtype in which `matrix` is stored, if it is in blocks.
+fn quantized_dtype(matrix: &Weight, stored_as: Dtype) -> Result<Option<Dtype>> {
+    match matrix.quantized_dtype() {
+        // Which it will be depends on its scales.
+        Some(Dtype::Q4) if stored_as.has_minima() => {
+            Ok(matrix.read_quantized()?.map(|matrix| with_minima_of(matrix, stored_as).dtype()))
+        }
+        dtype => Ok(dtype),
+    }
+}
+
+/// The values of a parameter, in row order.
+fn values(data: &TensorData) -> Result<&[f32]> {
+    data.as_slice::<f32>().map_err(|error| Error::Execution { what: format!("cannot read a parameter: {error:?}") })
+}

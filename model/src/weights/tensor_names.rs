@@ -1,0 +1,194 @@
+//! Which tensors of a model's files make up which parameters. No tensors here.
+
+use std::slice;
+
+use super::row_order::RowOrder;
+use crate::{config::GptConfig, param_specs::ParamSpec};
+
+/// One of Hearth's parameters, and the tensors that make it up. `{}` stands for the layer.
+#[derive(Clone, Copy)]
+pub(super) struct NameRow {
+    path: &'static str,
+    tensors: Tensors,
+    /// The configurations for which this row counts; `None`: all.
+    holds: Option<fn(&GptConfig) -> bool>,
+}
+
+/// A tensor's name and the rows of the parameter that it holds.
+type NamedRows = (&'static str, Rows);
+
+#[derive(Clone, Copy)]
+enum Tensors {
+    One(NamedRows),
+    /// Stacked along `d_out`.
+    Stacked(&'static [NamedRows]),
+}
+
+impl NameRow {
+    const fn one(path: &'static str, tensor: &'static str, rows: Rows) -> Self {
+        Self { path, tensors: Tensors::One((tensor, rows)), holds: None }
+    }
+
+    /// The row counts only for configurations for which `holds` is true.
+    pub(super) const fn only_if(self, holds: fn(&GptConfig) -> bool) -> Self {
+        Self { holds: Some(holds), ..self }
+    }
+
+    fn tensors(&self) -> &[NamedRows] {
+        match &self.tensors {
+            Tensors::One(tensor) => slice::from_ref(tensor),
+            Tensors::Stacked(tensors) => tensors,
+        }
+    }
+}
+
+/// One tensor of the same shape.
+pub(super) const fn same(path: &'static str, tensor: &'static str) -> NameRow {
+    NameRow::one(path, tensor, Rows::All)
+}
+
+/// One matrix, stored as `[d_in, d_out]` (GPT-2's `Conv1D`).
+pub(super) const fn transposed(path: &'static str, tensor: &'static str) -> NameRow {
+    NameRow::one(path, tensor, Rows::Transposed)
+}
+
+/// One tensor whose rows are ordered by key head: the key head's queries, its key, its value.
+pub(super) const fn by_key_head(path: &'static str, tensor: &'static str) -> NameRow {
+    NameRow::one(path, tensor, Rows::ByKeyHead)
+}
+
+/// The rows of one matrix after its first `n_rows`, which are not used and are saved as zeros.
+pub(super) const fn after(n_rows: usize, path: &'static str, tensor: &'static str) -> NameRow {
+    NameRow::one(path, tensor, Rows::After(n_rows))
+}
+
+/// Several tensors, stacked along `d_out`.
+pub(super) const fn stacked(path: &'static str, tensors: &'static [NamedRows]) -> NameRow {
+    NameRow { path, tensors: Tensors::Stacked(tensors), holds: None }
+}
+
+/// Which of a parameter's rows a tensor holds, and in which order.
+#[derive(Clone, Copy)]
+pub(super) enum Rows {
+    All,
+    Queries,
+    KeysOrValues,
+    /// Half of a gated MLP's first matrix.
+    Ff,
+    /// Queries whose two dimensions that rotate together are next to each other, head by head.
+    InterleavedQueries,
+    /// Keys laid out like that.
+    InterleavedKeys,
+    /// Queries whose dimensions rotate the other way round.
+    ReversedQueries,
+    /// Keys that rotate like that.
+    ReversedKeys,
+    /// See [`transposed`].
+    Transposed,
+    /// See [`by_key_head`].
+    ByKeyHead,
+    /// See [`after`].
+    After(usize),
+}
+
+impl Rows {
+    /// The number of rows, if the parameter has `n`.
+    fn count(self, config: &GptConfig, n: usize) -> usize {
+        match self {
+            Self::All | Self::Transposed | Self::ByKeyHead | Self::After(_) => n,
+            Self::Queries | Self::InterleavedQueries | Self::ReversedQueries => config.q_width(),
+            Self::KeysOrValues | Self::InterleavedKeys | Self::ReversedKeys => config.kv_width(),
+            Self::Ff => config.d_ff,
+        }
+    }
+
+    fn order(self, config: &GptConfig) -> RowOrder {
+        match self {
+            Self::All | Self::Queries | Self::KeysOrValues | Self::Ff => RowOrder::Same,
+            Self::InterleavedQueries | Self::InterleavedKeys => RowOrder::interleaved(config),
+            Self::ReversedQueries | Self::ReversedKeys => RowOrder::reversed(config),
+            Self::Transposed => RowOrder::Transposed,
+            Self::ByKeyHead => RowOrder::by_key_head(config),
+            Self::After(n_rows) => RowOrder::After(n_rows),
+        }
+    }
+}
+
+/// How the files of one architecture name their tensors.
+#[derive(Clone, Copy)]
+pub(super) struct TensorNames {
+    /// The architecture, for messages.
+    pub(super) class: &'static str,
+    /// `None`: every parameter is a tensor of the same name. Of several rows for one parameter that count, the first whose
+    /// tensors are all there.
+    pub(super) rows: Option<&'static [&'static [NameRow]]>,
+    /// Names may come without this prefix: that is how base models were saved.
+    pub(super) base_prefix: &'static str,
+    /// Endings of tensors that old versions saved and that hold no parameters.
+    pub(super) ignored: &'static [&'static str],
+}
+
+/// Some of a parameter's rows, and the tensor that holds them.
+pub(super) struct Part {
+    pub(super) name: String,
+    pub(super) n_rows: usize,
+    pub(super) order: RowOrder,
+}
+
+impl Part {
+    /// The shape of the tensor. `spec` is the whole parameter.
+    pub(super) fn shape(&self, spec: &ParamSpec) -> Vec<usize> {
+        let rest = &spec.shape[1..];
+        match self.order {
+            RowOrder::Transposed => [rest, &[self.n_rows]].concat(),
+            RowOrder::After(n_before) => [&[n_before + self.n_rows], rest].concat(),
+            _ => [&[self.n_rows], rest].concat(),
+        }
+    }
+}
+
+impl TensorNames {
+    /// What makes up the parameter `spec` in files that have the tensors for which `has` is true.
+    pub(super) fn parts(&self, spec: &ParamSpec, config: &GptConfig, has: &dyn Fn(&str) -> bool) -> Vec<Part> {
+        let Some(rows) = self.rows else {
+            return vec![Part { name: spec.path.clone(), n_rows: spec.shape[0], order: RowOrder::Same }];
+        };
+        let (path, layer) = split_layer(&spec.path);
+        let name = |pattern: &str| pattern.replacen("{}", layer, 1);
+        let candidates = || {
+            let of_path = rows.iter().copied().flatten().filter(|row| row.path == path);
+            of_path.filter(|row| row.holds.is_none_or(|holds| holds(config)))
+        };
+        let is_there = |row: &&NameRow| row.tensors().iter().all(|(pattern, _)| has(&name(pattern)));
+        let Some(row) = candidates().find(is_there).or_else(|| candidates().next()) else {
+            // An architecture that can have this parameter names it, and the configuration is one of that architecture.
+            unreachable!("`{}` has no name for `{path}`", self.class)
+        };
+        let part = |&(pattern, rows): &NamedRows| Part {
+            name: name(pattern),
+            n_rows: rows.count(config, spec.shape[0]),
+            order: rows.order(config),
+        };
+        row.tensors().iter().map(part).collect()
+    }
+
+    /// The name of the tensor that holds tied embeddings a second time, in files that have it.
+    pub(super) fn tied_copy(&self, config: &GptConfig) -> Option<&'static str> {
+        let head = |row: &NameRow| match row.tensors {
+            Tensors::One((name, _)) if row.path == "lm_head.weight" => Some(name),
+            _ => None,
+        };
+        self.rows?.iter().copied().flatten().find_map(head).filter(|_| config.tie_embeddings)
+    }
+
+    /// Whether the files may have this tensor although it is no parameter.
+    pub(super) fn is_ignored(&self, tensor: &str, config: &GptConfig) -> bool {
+        self.tied_copy(config) == Some(tensor) || self.ignored.iter().any(|ending| tensor.ends_with(ending))
+    }
+}
+
+/// `blocks.3.attn.out.weight` to `blocks.{}.attn.out.weight` and `3`.
+fn split_layer(path: &str) -> (String, &str) {
+    let layer = path.strip_prefix("blocks.").and_then(|rest| rest.split('.').next()).unwrap_or_default();
+    if layer.is_empty() { (path.to_owned(), "") } else { (path.replacen(layer, "{}", 1), layer) }
+}

@@ -1,0 +1,153 @@
+//! The tensors of a model's files, safetensors or GGUF, by name.
+
+use std::{collections::HashMap, path::Path};
+
+use super::element_type::ElementType;
+use crate::{
+    error::{Error, Result},
+    mmap::Mmap,
+};
+
+/// A tensor in a file.
+#[derive(Clone, Debug)]
+pub(super) struct StoredTensor<'a> {
+    pub(super) path: &'a Path,
+    pub(super) name: &'a str,
+    pub(super) shape: Vec<usize>,
+    pub(super) kind: ValueKind,
+    /// What the shape follows from, for messages: "`config.json`" or "the metadata".
+    pub(super) asked_by: &'static str,
+    /// As many as shape and kind require.
+    pub(super) bytes: &'a [u8],
+}
+
+/// What a tensor's bytes are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ValueKind {
+    /// Weights.
+    Weights(ElementType),
+    /// Another type of a safetensors file.
+    Other(safetensors::Dtype),
+}
+
+impl StoredTensor<'_> {
+    /// The type of the weights.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] if the tensor holds something else.
+    pub(super) fn element(&self) -> Result<ElementType> {
+        match self.kind {
+            ValueKind::Weights(element) => Ok(element),
+            ValueKind::Other(other) => Err(self.error(format!("has type {other:?}; supported are F32, F16 and BF16"))),
+        }
+    }
+
+    /// Refuses another shape than `expected`.
+    pub(super) fn require_shape(&self, expected: &[usize]) -> Result<()> {
+        if self.shape == expected {
+            return Ok(());
+        }
+        Err(self.error(format!("has shape {:?}, but {} requires {expected:?}", self.shape, self.asked_by)))
+    }
+
+    /// All values, in the order of the file.
+    pub(super) fn to_f32(&self) -> Result<Vec<f32>> {
+        let mut values = vec![0.0; self.shape.iter().product()];
+        self.element()?.decode(self.bytes, &mut values);
+        Ok(values)
+    }
+
+    /// Whether `other` holds the same values, however they are stored.
+    pub(super) fn has_values_of(&self, other: &StoredTensor<'_>) -> Result<bool> {
+        let stored_alike = self.kind == other.kind && self.bytes == other.bytes;
+        Ok(self.shape == other.shape && (stored_alike || self.to_f32()? == other.to_f32()?))
+    }
+
+    pub(super) fn error(&self, what: String) -> Error {
+        Error::Tensor { path: self.path.to_owned(), tensor: self.name.to_owned(), what, hint: String::new() }
+    }
+}
+
+/// All tensors of a model, by name.
+#[derive(Debug)]
+pub(super) struct TensorTable<'a> {
+    tensors: HashMap<&'a str, StoredTensor<'a>>,
+    /// The first file, for messages about tensors that no file holds.
+    path: &'a Path,
+    /// All mapped files.
+    maps: Vec<&'a Mmap>,
+    /// See [`StoredTensor`].
+    asked_by: &'static str,
+}
+
+impl<'a> TensorTable<'a> {
+    /// The tensors `all` of all of a model's files; `path` is the first file. For the rest, see the fields.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] if a name occurs twice.
+    pub(super) fn new(
+        path: &'a Path,
+        maps: Vec<&'a Mmap>,
+        asked_by: &'static str,
+        all: impl IntoIterator<Item = StoredTensor<'a>>,
+    ) -> Result<Self> {
+        let mut tensors: HashMap<&str, StoredTensor<'_>> = HashMap::new();
+        for tensor in all {
+            if let Some(first) = tensors.get(tensor.name) {
+                return Err(tensor.error(format!("is also in `{}`", first.path.display())));
+            }
+            tensors.insert(tensor.name, tensor);
+        }
+        Ok(Self { tensors, path, maps, asked_by })
+    }
+
+    pub(super) fn get(&self, name: &str) -> Option<&StoredTensor<'a>> {
+        self.tensors.get(name)
+    }
+
+    /// All tensors, in no order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &StoredTensor<'a>> {
+        self.tensors.values()
+    }
+
+    /// Takes a tensor out that is no parameter.
+    pub(super) fn take(&mut self, name: &str) -> Option<StoredTensor<'a>> {
+        self.tensors.remove(name)
+    }
+
+    /// The tensor `name`.
+    ///
+    /// # Errors
+    /// [`Error::Tensor`] if there is none.
+    pub(super) fn require(&self, name: &str) -> Result<&StoredTensor<'a>> {
+        self.get(name).ok_or_else(|| self.missing(name))
+    }
+
+    pub(super) fn missing(&self, name: &str) -> Error {
+        Error::Tensor {
+            path: self.path.to_owned(),
+            tensor: name.to_owned(),
+            what: format!("is missing, but {} requires it", self.asked_by),
+            hint: String::new(),
+        }
+    }
+
+    /// See [`StoredTensor`].
+    pub(super) fn asked_by(&self) -> &'static str {
+        self.asked_by
+    }
+
+    /// The first file.
+    pub(super) fn path(&self) -> &'a Path {
+        self.path
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.tensors.len()
+    }
+
+    /// Gives back the memory of what was read so far: see [`Mmap::release`].
+    pub(super) fn release(&self) {
+        self.maps.iter().for_each(|map| map.release());
+    }
+}

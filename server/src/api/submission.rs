@@ -1,0 +1,159 @@
+//! The events of a submission on their way to a client, whatever was asked of the engine: counted, timed, and told to the
+//! request's line in the log when the last answer ends, by a failure too.
+
+use std::{
+    task::{Context, Poll, ready},
+    time::{Duration, Instant},
+};
+
+use schemars::JsonSchema;
+use serde::Serialize;
+
+use super::{
+    error::ApiError,
+    request_log::{End, RequestLog, Work},
+};
+use crate::{
+    engine::{Event, EventStream, Failure, FinishReason},
+    metrics::PhaseTimes,
+};
+
+/// Token counts of an answer.
+#[derive(Clone, Copy, Debug, Default, Serialize, JsonSchema)]
+pub(crate) struct Usage {
+    pub(crate) prompt_tokens: usize,
+    pub(crate) completion_tokens: usize,
+    pub(crate) total_tokens: usize,
+    pub(crate) prompt_tokens_details: PromptDetails,
+}
+
+/// Details of the prompt tokens.
+#[derive(Clone, Copy, Debug, Default, Serialize, JsonSchema)]
+pub(crate) struct PromptDetails {
+    /// Number of prompt tokens found in the prefix cache (OpenAI's field).
+    pub(crate) cached_tokens: usize,
+    /// Number of tokens removed from the front by `truncate_prompt_tokens`; not counted as prompt tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) truncated_tokens: Option<usize>,
+}
+
+/// The events of the requests submitted together. Dropping it cancels what is not finished.
+#[derive(Debug)]
+pub(crate) struct Submission {
+    log: RequestLog,
+    events: EventStream,
+    n_open: usize,
+    usage: Usage,
+    arrived: Instant,
+    first_token_after: Option<Duration>,
+    /// Of the answer that took longest.
+    spans: Option<PhaseTimes>,
+    finish_reasons: Vec<&'static str>,
+}
+
+/// What is known when requests are submitted.
+#[derive(Debug)]
+pub(crate) struct Submitted {
+    pub(crate) events: EventStream,
+    pub(crate) n_answers: usize,
+    /// When the request came: when the first event is looked at, it may have been there for long.
+    pub(crate) arrived: Instant,
+    /// Tokens of the prompts, each counted once however many answers it has.
+    pub(crate) n_prompt: usize,
+    /// Tokens that were cut off the prompts, if that was asked for.
+    pub(crate) n_truncated: Option<usize>,
+}
+
+impl Submission {
+    /// `log` is told the counts and times.
+    pub(crate) fn new(log: RequestLog, submitted: Submitted) -> Self {
+        let Submitted { events, n_answers, arrived, n_prompt, n_truncated } = submitted;
+        let prompt_tokens_details = PromptDetails { cached_tokens: 0, truncated_tokens: n_truncated };
+        let usage =
+            Usage { prompt_tokens: n_prompt, completion_tokens: 0, total_tokens: n_prompt, prompt_tokens_details };
+        let (first_token_after, spans, finish_reasons) = (None, None, Vec::new());
+        Self { log, events, n_open: n_answers, usage, arrived, first_token_after, spans, finish_reasons }
+    }
+
+    /// The tokens so far.
+    pub(crate) fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    /// The next event and the index of its answer; `None` after the last.
+    pub(crate) fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<(usize, Event), ApiError>>> {
+        if self.n_open == 0 {
+            return Poll::Ready(None);
+        }
+        let gone = || (0, Err(Failure::Failed("the engine has stopped".into())));
+        let (index, event) = ready!(self.events.poll_recv(context)).unwrap_or_else(gone);
+        Poll::Ready(Some(match event {
+            Ok(event) => {
+                self.count(&event);
+                Ok((index, event))
+            }
+            Err(failure) => Err(self.fail(failure.into())),
+        }))
+    }
+
+    /// Ends all answers with an error.
+    pub(crate) fn fail(&mut self, error: ApiError) -> ApiError {
+        self.log_end(End::Failed(error.kind()));
+        self.n_open = 0;
+        error
+    }
+
+    fn count(&mut self, event: &Event) {
+        match event {
+            Event::PromptLogprobs(_) | Event::Embedding(_) => {}
+            Event::Token { .. } => {
+                self.usage.completion_tokens += 1;
+                self.usage.total_tokens += 1;
+                self.first_token_after.get_or_insert_with(|| self.arrived.elapsed());
+            }
+            Event::Finished { reason, cached_tokens, spans, .. } => {
+                self.usage.prompt_tokens_details.cached_tokens += cached_tokens;
+                self.spans = Some(self.spans.map_or(*spans, |others| others.and(*spans)));
+                let reason = wire_reason(*reason);
+                if !self.finish_reasons.contains(&reason) {
+                    self.finish_reasons.push(reason);
+                }
+                self.n_open -= 1;
+                if self.n_open == 0 {
+                    self.log_end(End::Complete(self.finish_reasons.clone()));
+                }
+            }
+        }
+    }
+
+    fn log_end(&self, end: End) {
+        let Usage { prompt_tokens, completion_tokens, prompt_tokens_details, .. } = self.usage;
+        self.log.work(|work| {
+            *work = Work {
+                prompt_tokens: Some(prompt_tokens),
+                cached_tokens: Some(prompt_tokens_details.cached_tokens),
+                completion_tokens: Some(completion_tokens),
+                ttft: self.first_token_after,
+                spans: self.spans,
+                end: Some(end),
+                ..std::mem::take(work)
+            };
+        });
+    }
+}
+
+impl Drop for Submission {
+    fn drop(&mut self) {
+        if self.n_open > 0 {
+            self.log_end(End::Cancelled);
+        }
+    }
+}
+
+/// The reason as clients are told it.
+pub(crate) fn wire_reason(reason: FinishReason) -> &'static str {
+    match reason {
+        FinishReason::Stop => "stop",
+        FinishReason::Length => "length",
+    }
+}

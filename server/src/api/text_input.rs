@@ -1,0 +1,58 @@
+//! Text inputs: strings or token ids, one or several.
+
+use hearth_model::{
+    TokenId,
+    tokenizer::{EncodeOptions, Tokenizer},
+};
+use serde_json::Value;
+
+use super::{
+    error::ApiError,
+    fields::{Fields, must_be, token_ids},
+    schema,
+};
+
+/// One input.
+#[derive(Clone, Debug)]
+pub(crate) enum TextOrIds {
+    Text(String),
+    Ids(Vec<TokenId>),
+}
+
+impl TextOrIds {
+    /// Reads the required field `name`.
+    pub(crate) fn from_fields(fields: &mut Fields, name: &'static str) -> Result<Vec<Self>, ApiError> {
+        const ALLOWED: &str = "a string, an array of strings, an array of token ids, or an array of such arrays";
+        let schema = || {
+            let ids = || schema::array(schema::token_id(), 1);
+            let one = schema::any_of([schema::string(), ids()]);
+            schema::any_of([schema::string(), ids(), schema::array(one, 1)])
+        };
+        let value = fields.require_as(name, ALLOWED, schema)?;
+        let one = |value: &Value| match value {
+            Value::String(text) => Some(Self::Text(text.clone())),
+            value => token_ids(value).map(Self::Ids),
+        };
+        let sources = match &value {
+            Value::Array(items) if items.iter().any(|item| !item.is_number()) => items.iter().map(one).collect(),
+            Value::Array(items) if items.is_empty() => None,
+            single => one(single).map(|source| vec![source]),
+        };
+        sources.ok_or_else(|| must_be(name, ALLOWED, &value))
+    }
+
+    /// Tokenizes the text of the field `name`; token ids are returned unchanged.
+    pub(crate) fn encode(
+        &self,
+        name: &'static str,
+        tokenizer: &Tokenizer,
+        options: EncodeOptions,
+    ) -> Result<Vec<TokenId>, ApiError> {
+        match self {
+            Self::Ids(ids) => Ok(ids.clone()),
+            Self::Text(text) => tokenizer
+                .encode(text, options)
+                .map_err(|error| ApiError::invalid(name, format!("`{name}` cannot be encoded: {error}"))),
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Runs the engine's batches on the device: token ids in, logits out. It makes no decisions: the scheduler fills the batches,
+//! and sequences use the logits.
+
+use std::{collections::BTreeSet, ops::Range};
+
+use burn::tensor::{DType, Device, Tensor};
+use hearth_model::{
+    Error, Result, TokenId,
+    gpt::Gpt,
+    kv_cache::{PAGE_SIZE, PagePool, PageTable, StepPart},
+    model_runner::{ModelRunner, StepOutput},
+    read_logits::{LogitRows, read_logits},
+    sampling::RowNeeds,
+};
+
+/// Numbers of rows that together use every kernel. A GPU has kernels for 1, 2, 4, 8, other, and many rows: 128 (with
+/// matrix instructions) or 256 and more.
+const WARM_UP_ROWS: [usize; 5] = [1, 2, 4, 8, 256];
+/// This many tokens fill more than one tile of attention, which uses further kernels.
+const WARM_UP_CONTEXT: usize = 160;
+
+/// The tokens of one sequence that a step appends to its cache.
+#[derive(Debug)]
+pub(crate) struct Input<'a> {
+    pub(crate) table: &'a mut PageTable,
+    pub(crate) token_ids: &'a [TokenId],
+}
+
+/// Runs the batches of the engine's steps. Rows of a step are its inputs' tokens, one input after the other.
+#[derive(Debug)]
+pub(crate) struct BatchRunner {
+    model: ModelRunner,
+}
+
+impl BatchRunner {
+    pub(crate) fn new(model: ModelRunner) -> Self {
+        Self { model }
+    }
+
+    fn gpt(&self) -> &Gpt {
+        self.model.gpt()
+    }
+
+    /// Compiles all kernels on a GPU before serving, and captures repeated steps from then on, unless `enforce_eager`.
+    /// Does nothing on the CPU.
+    ///
+    /// # Errors
+    /// [`Error::Execution`] if the device fails.
+    pub(crate) fn warm_up(&mut self, max_batch_tokens: usize, enforce_eager: bool) -> Result<()> {
+        if self.gpt().device() == Device::flex() {
+            return Ok(());
+        }
+        if !enforce_eager {
+            self.model.capture_steps();
+        }
+        let context = self.gpt().config().max_seq_len.min(self.pool().n_pages() * PAGE_SIZE);
+        let most = context.saturating_sub(1).min(max_batch_tokens);
+        for n_rows in WARM_UP_ROWS.map(|n_rows| n_rows.min(most).max(1)) {
+            let mut table = self.pool().table();
+            let hidden = self.run(vec![Input { table: &mut table, token_ids: &vec![0; n_rows] }])?;
+            self.warm_up_logits(&hidden, &(0..n_rows.min(9)).collect::<Vec<_>>())?;
+            self.warm_up_logits(&hidden, &[n_rows - 1])?;
+            self.hidden_rows(&hidden, 0..1)?;
+        }
+        // A long prompt in several steps, the next tokens, and those of a fork, whose last page is copied.
+        let mut table = self.pool().table();
+        while table.len() < context.saturating_sub(PAGE_SIZE).min(WARM_UP_CONTEXT) {
+            let token_ids = vec![0; most.min(WARM_UP_CONTEXT + 1 - table.len())];
+            self.run(vec![Input { table: &mut table, token_ids: &token_ids }])?;
+        }
+        let mut fork = table.fork();
+        for table in [&mut fork, &mut table] {
+            let hidden = self.run(vec![Input { table, token_ids: &[0] }])?;
+            // Completes all launches before the logits are read.
+            self.warm_up_logits(&hidden, &[0])?;
+        }
+        Ok(())
+    }
+
+    /// Whole rows, and parts of rows in every number of passes.
+    fn warm_up_logits(&self, hidden: &StepOutput, rows: &[usize]) -> Result<()> {
+        let best = |n| RowNeeds::Best { n, also: BTreeSet::new() };
+        for needs in [RowNeeds::Whole, best(1), best(RowNeeds::MAX_BEST)] {
+            self.logits(hidden, rows, &vec![needs; rows.len()])?;
+        }
+        Ok(())
+    }
+
+    /// Runs one forward pass over all inputs, at least one.
+    ///
+    /// # Errors
+    /// [`Error::Execution`] if there are too few pages; the scheduler ensures that there are enough.
+    pub(crate) fn run(&mut self, inputs: Vec<Input<'_>>) -> Result<StepOutput> {
+        let token_ids: Vec<TokenId> = inputs.iter().flat_map(|input| input.token_ids).copied().collect();
+        let mut parts: Vec<StepPart<'_>> =
+            inputs.into_iter().map(|Input { table, token_ids }| StepPart { table, n_new: token_ids.len() }).collect();
+        self.model.step(&token_ids, &mut parts)
+    }
+
+    /// The logits of some rows of a step, at least the parts in `needs`.
+    ///
+    /// # Errors
+    /// [`Error::Execution`] if the device failed in this step.
+    pub(crate) fn logits(&self, hidden: &StepOutput, rows: &[usize], needs: &[RowNeeds]) -> Result<LogitRows> {
+        read_logits(self.model.logits(hidden, rows), needs)
+    }
+
+    /// Whether parts of rows can be read; otherwise the needs of requests do not matter.
+    pub(crate) fn reads_parts(&self) -> bool {
+        self.gpt().device() != Device::flex()
+    }
+
+    /// The final hidden states of consecutive rows of a step: `rows.len() * d_model` numbers, row by row.
+    ///
+    /// # Errors
+    /// [`Error::Execution`] if the device failed in this step.
+    pub(crate) fn hidden_rows(&self, hidden: &StepOutput, rows: Range<usize>) -> Result<Vec<f32>> {
+        read(self.model.hidden(hidden, &rows.collect::<Vec<_>>()))
+    }
+
+    pub(crate) fn d_model(&self) -> usize {
+        self.gpt().config().d_model
+    }
+
+    pub(crate) fn vocab_size(&self) -> usize {
+        self.gpt().config().vocab_size
+    }
+
+    /// The ownership of the cache's pages.
+    pub(crate) fn pool(&self) -> &PagePool {
+        self.model.cache().pool()
+    }
+}
+
+fn read(tensor: Tensor<2>) -> Result<Vec<f32>> {
+    let failed = |what: String| Error::Execution { what };
+    let data = tensor.cast(DType::F32).try_into_data().map_err(|error| failed(error.to_string()))?;
+    data.try_into_vec::<f32>().map_err(|error| failed(format!("{error:?}")))
+}
+
+#[cfg(all(test, feature = "gpu"))]
+#[expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
+mod tests {
+    use cubecl_runtime::launched::LaunchedKernels;
+    use hearth_model::{
+        config::{GptConfig, Sizes},
+        device::{DeviceChoice, choose},
+        ops::KvDtype,
+        sampling::LogitRow,
+    };
+
+    use super::*;
+
+    /// Every batch up to 16, chunks of many lengths beside decoding, forks: nothing of it launches a kernel that was not
+    /// compiled before.
+    #[test]
+    fn after_warming_up_no_step_needs_another_kernel() {
+        if std::env::var_os("HEARTH_TEST_WGPU").is_none() {
+            println!("skipped: set HEARTH_TEST_WGPU=1 to run on the software wgpu adapter");
+            return;
+        }
+        let device = choose(DeviceChoice::WgpuSoftware).unwrap().device;
+        // One pass over the vocabulary, and several.
+        for (vocab_size, (_, kv_dtype)) in [300, 5000].into_iter().zip(KvDtype::ALL) {
+            let sizes =
+                Sizes { vocab_size, max_seq_len: 512, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 64, d_ff: 96 };
+            let gpt = Gpt::init(&GptConfig::llama(sizes), 1, &device).unwrap();
+            check_warm_up(BatchRunner::new(ModelRunner::new(gpt, 80, *kv_dtype)));
+        }
+    }
+
+    fn check_warm_up(mut runner: BatchRunner) {
+        let collection = LaunchedKernels::new();
+        runner.warm_up(300, false).unwrap();
+        let compiled = collection.finish();
+        assert!(compiled.len() > 10, "{} kernels", compiled.len());
+
+        let collection = LaunchedKernels::new();
+        let mut tables: Vec<PageTable> = (0..16).map(|_| runner.pool().table()).collect();
+        let mut step = |tables: &mut [PageTable], n_new: &dyn Fn(usize) -> usize| {
+            let token_ids: Vec<Vec<TokenId>> = (0..tables.len()).map(|at| vec![at as TokenId; n_new(at)]).collect();
+            let inputs = tables.iter_mut().zip(&token_ids).map(|(table, token_ids)| Input { table, token_ids });
+            let hidden = runner.run(inputs.collect()).unwrap();
+            let ends = token_ids.iter().scan(0, |end, ids| {
+                *end += ids.len();
+                Some(*end - 1)
+            });
+            // Rows of every kind side by side.
+            let needs = [
+                RowNeeds::Whole,
+                RowNeeds::Best { n: 1, also: BTreeSet::new() },
+                RowNeeds::Best { n: 100, also: (5..70).collect() },
+            ];
+            let needs: Vec<RowNeeds> = (1..=tables.len()).map(|at| needs[at % 3].clone()).collect();
+            let logits = runner.logits(&hidden, &ends.collect::<Vec<_>>(), &needs).unwrap();
+            assert!(logits.iter().all(|row| match row {
+                LogitRow::Whole(logits) => logits.iter().all(|logit| logit.is_finite()),
+                LogitRow::Best(logits) => logits.iter().all(|(_, logit)| logit.is_finite()),
+            }));
+            runner.hidden_rows(&hidden, 0..2.min(token_ids[0].len())).unwrap();
+        };
+        for n in 1..=16 {
+            step(&mut tables[..n], &|_| 1);
+        }
+        for n in [3, 37, 260, 7] {
+            step(&mut tables[..3], &|at| if at == 0 { n } else { 1 });
+        }
+        step(&mut tables[..1], &|_| 33);
+        let mut forks: Vec<PageTable> = tables[..2].iter().map(PageTable::fork).collect();
+        step(&mut forks, &|_| 1);
+        let others = &collection.finish() - &compiled;
+        assert!(others.is_empty(), "{} kernels were compiled while serving", others.len());
+    }
+}

@@ -1,0 +1,271 @@
+//! A request on its way through the engine. A [`Job`] is what all requests are to the worker: who waits for the answers,
+//! since when and until when, and what the scheduler is to know. What is done with the model's rows is one of three: a
+//! sequence that grows, a search with several, or a text that is embedded.
+
+use std::time::{Duration, Instant};
+
+use hearth_model::{
+    Result, TokenId,
+    kv_cache::PageKey,
+    sampling::{LogitRow, RowNeeds},
+    tokenizer::Tokenizer,
+};
+use tokio::sync::OwnedSemaphorePermit;
+
+use super::{
+    beams::Beams,
+    embedding::TextEmbedding,
+    event::{EventSender, Failure},
+    prefix_cache::PrefixChain,
+    replies::{Progress, Replies},
+    request::{EngineRequest, Strategy},
+    scheduler::Arrival,
+    sequence::Sequence,
+    token_ids::TokenIds,
+};
+use crate::metrics::{EngineMetrics, Outcome};
+
+/// Data that all requests of a submission share.
+#[derive(Debug)]
+pub(crate) struct Intake<'a> {
+    pub(crate) tokenizer: &'a Tokenizer,
+    /// See [`GptConfig::text_len_matters_beyond`](hearth_model::config::GptConfig::text_len_matters_beyond).
+    pub(crate) text_len_matters_beyond: Option<usize>,
+    /// Places in the queue; each request takes one per answer.
+    pub(crate) queue_places: OwnedSemaphorePermit,
+    pub(crate) arrived: Instant,
+}
+
+/// The engine's state of a request.
+#[derive(Debug)]
+pub(crate) struct Job {
+    replies: Replies,
+    /// Held while the request waits; given back when it starts.
+    queue_place: Option<OwnedSemaphorePermit>,
+    /// Keys of the prompt's pages, until they are passed to the scheduler.
+    prompt_keys: Vec<PageKey>,
+    /// Other answers to the same prompt. They fork from this sequence at the end of the prompt.
+    forks: Vec<Job>,
+    task: Task,
+}
+
+#[derive(Debug)]
+enum Task {
+    /// Token by token.
+    Sequence(Box<Sequence>),
+    /// Several partial answers in parallel.
+    Beams(Box<Beams>),
+    /// A prefill without an answer.
+    Embedding(Box<TextEmbedding>),
+}
+
+impl Job {
+    /// `senders` has one entry per answer.
+    pub(crate) fn new(request: EngineRequest, senders: Vec<EventSender>, intake: &mut Intake<'_>) -> Self {
+        let parts = request.parts();
+        let n_prompt = parts.prompt_ids.len();
+        // Up to there, pages do not depend on the prompt's length.
+        let length = intake.text_len_matters_beyond.is_some_and(|most| n_prompt > most).then_some(n_prompt);
+        let mut chain = PrefixChain::new(parts.prefix_salt, length);
+        let prompt_keys = match parts.strategy {
+            // Its pages are not added to the prefix cache: they would displace those of prompts.
+            Strategy::Embed { .. } => Vec::new(),
+            Strategy::Sample | Strategy::Beams { .. } => chain.extend(&parts.prompt_ids),
+        };
+        let task = match parts.strategy {
+            Strategy::Sample => Task::Sequence(Box::new(Sequence::new(request, chain, intake.tokenizer))),
+            Strategy::Beams { width, kind, .. } => {
+                Task::Beams(Box::new(Beams::new(request, (width, kind), chain, intake.tokenizer)))
+            }
+            Strategy::Embed { pooling, scale } => {
+                Task::Embedding(Box::new(TextEmbedding::new(request, pooling, scale)))
+            }
+        };
+        Self { prompt_keys, ..Self::with(task, senders, intake) }
+    }
+
+    fn with(task: Task, senders: Vec<EventSender>, intake: &mut Intake<'_>) -> Self {
+        Self {
+            queue_place: intake.queue_places.split(senders.len()),
+            replies: Replies::new(senders, intake.arrived),
+            prompt_keys: Vec::new(),
+            forks: Vec::new(),
+            task,
+        }
+    }
+
+    /// Whether the request may be added as a [fork](Self::add_fork).
+    pub(crate) fn shares_prompt(&self, request: &EngineRequest) -> bool {
+        self.request().shares_prompt(request)
+    }
+
+    /// Adds another answer to the same prompt, which is computed once.
+    pub(crate) fn add_fork(&mut self, request: EngineRequest, senders: Vec<EventSender>, intake: &mut Intake<'_>) {
+        if let Task::Sequence(first) = &self.task {
+            let fork = Task::Sequence(Box::new(first.fork(request, intake.tokenizer)));
+            self.forks.push(Self::with(fork, senders, intake));
+        }
+    }
+
+    /// At the last row of the prompt: the other answers, with this sequence's state of the prompt.
+    pub(crate) fn take_forks(&mut self, position: usize) -> Vec<Self> {
+        if position + 1 != self.n_prompt() {
+            return Vec::new();
+        }
+        let mut forks = std::mem::take(&mut self.forks);
+        for fork in &mut forks {
+            fork.replies.timeline = self.replies.timeline.clone();
+            if let (Task::Sequence(fork), Task::Sequence(first)) = (&mut fork.task, &self.task) {
+                fork.share_prompt_logprobs(first);
+            }
+        }
+        forks
+    }
+
+    /// Answers that wait for its prompt to be computed.
+    pub(crate) fn n_forks(&self) -> usize {
+        self.forks.len()
+    }
+
+    fn request(&self) -> &EngineRequest {
+        match &self.task {
+            Task::Sequence(sequence) => sequence.request(),
+            Task::Beams(beams) => beams.request(),
+            Task::Embedding(embedding) => embedding.request(),
+        }
+    }
+
+    fn n_prompt(&self) -> usize {
+        self.request().parts().prompt_ids.len()
+    }
+
+    /// Scheduling parameters; called once.
+    pub(crate) fn arrival(&mut self) -> Arrival {
+        let keys = std::mem::take(&mut self.prompt_keys);
+        let (request, parts) = (self.request(), self.request().parts());
+        let wants_all_rows = self.wants_hidden() || parts.prompt_logprobs.is_some();
+        Arrival {
+            n_prompt: parts.prompt_ids.len(),
+            width: request.width(),
+            priority: parts.priority,
+            keys,
+            reads_kept_pages: !wants_all_rows,
+        }
+    }
+
+    pub(crate) fn token_ids(&self, branch: usize) -> TokenIds<'_> {
+        match &self.task {
+            Task::Sequence(sequence) => sequence.token_ids(),
+            Task::Beams(beams) => beams.token_ids(branch),
+            Task::Embedding(embedding) => TokenIds::of(&embedding.request().parts().prompt_ids),
+        }
+    }
+
+    /// The sequence, if it is one.
+    pub(crate) fn sequence_mut(&mut self) -> Option<&mut Sequence> {
+        match &mut self.task {
+            Task::Sequence(sequence) => Some(sequence),
+            Task::Beams(_) | Task::Embedding(_) => None,
+        }
+    }
+
+    /// Whether the client has disconnected.
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.replies.is_closed()
+    }
+
+    /// How long it may take, from its arrival on, if that is over.
+    pub(crate) fn missed_deadline(&self, now: Instant) -> Option<Duration> {
+        let age = now.saturating_duration_since(self.replies.timeline.arrived());
+        self.request().parts().deadline.filter(|deadline| age > *deadline)
+    }
+
+    /// A step computes something of it. Of its prompt, `n_cached` tokens were computed before.
+    pub(crate) fn started(&mut self, n_cached: usize, metrics: &EngineMetrics) {
+        self.queue_place = None;
+        self.replies.n_cached = n_cached;
+        let n_prompt = self.n_prompt();
+        metrics.started(&mut self.replies.timeline, n_prompt);
+    }
+
+    /// Tokens of the answers so far; none of a search that goes on.
+    pub(crate) fn n_completion(&self) -> usize {
+        match &self.task {
+            Task::Sequence(sequence) => sequence.n_completion(),
+            Task::Beams(beams) => beams.n_completion(),
+            Task::Embedding(_) => 0,
+        }
+    }
+
+    /// The part of the row of logits at `position` that is needed, if the text is extended by `ahead` up to there.
+    pub(crate) fn needs(&self, position: usize, ahead: &[TokenId]) -> RowNeeds {
+        let own = match &self.task {
+            Task::Sequence(sequence) => sequence.needs(position, ahead),
+            Task::Beams(_) | Task::Embedding(_) => RowNeeds::Whole,
+        };
+        self.forks.iter().map(|fork| fork.needs(position, ahead)).fold(own, RowNeeds::and)
+    }
+
+    /// Whether it wants the hidden states of all rows, and no logits.
+    pub(crate) fn wants_hidden(&self) -> bool {
+        matches!(self.task, Task::Embedding(_))
+    }
+
+    /// Whether the row at `position` of a chunk is needed for requested data about the prompt.
+    pub(crate) fn wants_prompt_row(&self, position: usize) -> bool {
+        matches!(&self.task, Task::Sequence(sequence) if sequence.wants_prompt_row(position))
+    }
+
+    /// Takes the raw logits of the row at `position` of a branch, as far as it [needs](Self::needs) them. After a
+    /// preemption they may come a second time.
+    ///
+    /// # Errors
+    /// The logits are not what a working model gives; the request cannot go on.
+    pub(crate) fn advance(
+        &mut self,
+        (branch, position): (usize, usize),
+        logits: &LogitRow<'_>,
+        metrics: &EngineMetrics,
+    ) -> Result<Progress> {
+        self.replies.timeline.has_logits();
+        let n_before = self.n_completion();
+        let progress = match &mut self.task {
+            Task::Sequence(sequence) => sequence.advance(&self.replies, position, logits),
+            Task::Beams(beams) => beams.advance(&self.replies, branch, logits),
+            Task::Embedding(_) => Ok(Progress::Waits),
+        };
+        (n_before..self.n_completion()).for_each(|_| metrics.token(&mut self.replies.timeline));
+        progress
+    }
+
+    /// Takes the final hidden states from position `start` on, row by row, each `[d_model]`.
+    ///
+    /// # Errors
+    /// A hidden state is no number.
+    pub(crate) fn pool(&mut self, start: usize, hidden: &[f32], d_model: usize) -> Result<Progress> {
+        match &mut self.task {
+            Task::Embedding(embedding) => embedding.advance(&self.replies, start, hidden, d_model),
+            Task::Sequence(_) | Task::Beams(_) => Ok(Progress::Waits),
+        }
+    }
+
+    /// What became of a request that was held: it [goes on](Progress::GoesOn) or has ended. `None` while that is still
+    /// being found out.
+    pub(crate) fn settle(&mut self) -> Option<Result<Progress>> {
+        match &mut self.task {
+            Task::Sequence(sequence) => sequence.settle(&self.replies),
+            Task::Beams(_) | Task::Embedding(_) => None,
+        }
+    }
+
+    /// Ends all its answers, of which none is complete.
+    pub(crate) fn fail(&self, failure: &Failure) {
+        self.replies.fail(failure);
+        self.forks.iter().for_each(|fork| fork.fail(failure));
+    }
+
+    /// Counts the end of an answer with so many tokens.
+    pub(crate) fn count_end(&self, outcome: Outcome, n_tokens: usize, metrics: &EngineMetrics) {
+        metrics.ended(&self.replies.timeline, outcome, n_tokens);
+    }
+}

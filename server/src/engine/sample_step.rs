@@ -1,0 +1,105 @@
+//! Processes the logits of a step for each request. Requests are independent here, so they run on all threads at once:
+//! each row scans a whole vocabulary, which on one thread would take as long as a small model's step.
+
+use std::collections::BTreeMap;
+
+use hearth_model::{Result, TokenId, ops, sampling::LogitRow};
+
+use super::{
+    job::Job,
+    replies::Progress,
+    scheduler::{RequestId, SequenceId},
+};
+use crate::metrics::EngineMetrics;
+
+/// Number of logits below which waking other threads takes longer than scanning: the tokens selected by a GPU, or a
+/// small vocabulary.
+const SHARED_FROM: usize = 1 << 15;
+
+/// A row of a step whose logits are needed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WantedRow {
+    /// Its row in the step.
+    pub(crate) row: usize,
+    pub(crate) id: SequenceId,
+    /// Its position in its sequence.
+    pub(crate) position: usize,
+    /// Whether its token is a draft token.
+    pub(crate) is_guess: bool,
+}
+
+/// The rows of one request, in order.
+#[derive(Debug)]
+struct JobRows<'a> {
+    id: RequestId,
+    job: &'a mut Job,
+    rows: Vec<(WantedRow, LogitRow<'a>)>,
+    results: Vec<RowResult>,
+}
+
+/// The result of one row.
+#[derive(Debug)]
+pub(crate) struct RowResult {
+    /// Whether this was a draft token that was accepted.
+    pub(crate) is_guess: bool,
+    pub(crate) progress: Result<Progress>,
+    /// Those that fork here, and what the same row led to in them.
+    pub(crate) forks: Vec<(Job, Result<Progress>)>,
+}
+
+/// Passes each row's logits to its request, and returns the results by request in the order of their first rows.
+/// `token_ids` are those of all rows of the step.
+pub(crate) fn sample_step<'a>(
+    jobs: &'a mut BTreeMap<RequestId, Job>,
+    rows: impl Iterator<Item = (WantedRow, LogitRow<'a>)>,
+    token_ids: &[TokenId],
+    metrics: &EngineMetrics,
+) -> Vec<(RequestId, Vec<RowResult>)> {
+    let mut rows_of: BTreeMap<RequestId, Vec<(WantedRow, LogitRow<'a>)>> = BTreeMap::new();
+    for (wanted, logits) in rows {
+        rows_of.entry(wanted.id.request).or_default().push((wanted, logits));
+    }
+    let mut all_rows: Vec<JobRows<'a>> = jobs
+        .iter_mut()
+        .filter_map(|(&id, job)| {
+            let rows = rows_of.remove(&id)?;
+            Some(JobRows { id, job, rows, results: Vec::new() })
+        })
+        .collect();
+    all_rows.sort_by_key(|job_rows| job_rows.rows.first().map(|(wanted, _)| wanted.row));
+    let take = |job_rows: &mut JobRows<'a>| job_rows.take(token_ids, metrics);
+    let n_logits: usize =
+        all_rows.iter().flat_map(|job_rows| &job_rows.rows).map(|(_, logits)| logits.n_logits()).sum();
+    if n_logits < SHARED_FROM {
+        all_rows.iter_mut().for_each(take)
+    } else {
+        ops::parallel_for_each(&mut all_rows, take)
+    }
+    all_rows.into_iter().map(|job_rows| (job_rows.id, job_rows.results)).collect()
+}
+
+impl JobRows<'_> {
+    fn take(&mut self, token_ids: &[TokenId], metrics: &EngineMetrics) {
+        for (wanted, logits) in &self.rows {
+            // A row whose token differs from the sampled one, or that follows such a row, is a rejected draft.
+            let known = self.job.token_ids(wanted.id.branch).get(wanted.position);
+            if known.is_none() || known != token_ids.get(wanted.row).copied() {
+                continue;
+            }
+            let place = (wanted.id.branch, wanted.position);
+            let forks = self.job.take_forks(wanted.position);
+            let progress = self.job.advance(place, logits, metrics);
+            let forks = forks.into_iter().map(|mut fork| {
+                let progress = fork.advance(place, logits, metrics);
+                (fork, progress)
+            });
+            let forks = forks.collect();
+            // Otherwise it has ended, or something is to be found out first.
+            let goes_on = matches!(progress, Ok(Progress::Waits | Progress::Token(_) | Progress::Branches(_)));
+            self.results.push(RowResult { is_guess: wanted.is_guess, progress, forks });
+            if !goes_on {
+                return;
+            }
+        }
+    }
+}

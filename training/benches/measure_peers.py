@@ -1,0 +1,194 @@
+#!/usr/bin/env python3
+"""Training speed beside PyTorch, in one command, alone on the machine (pip install torch):
+
+    training/benches/measure_peers.py target/release/hearth-train [--rows NAME ...] [--rounds 3]
+
+Each round runs `hearth-train bench` and then PyTorch on the same shape, on random tokens. PyTorch runs the training step of
+nanoGPT, written anew here: flash attention, fused AdamW, clipping, f32. Prints a Markdown table: the median over the rounds of the
+speed, of the ratio within a round, and of peak memory, each less what the process held before there was a model.
+"""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+
+# name: (settings of `hearth-train bench`, [layers, heads, width, rows, length, vocabulary], the class of model)
+ROWS = {
+    "4x128": (["--preset", "shakespeare-char-cpu"], [4, 4, 128, 12, 64, 65], "gpt2"),
+    "6x384": (
+        ["--preset", "shakespeare-char", "--set", "data.micro_batch_size=8", "--set", "model.dropout=0"],
+        [6, 6, 384, 8, 256, 65],
+        "gpt2",
+    ),
+    "gpt2-124m": (
+        ["--preset", "gpt2-124m", "--set", "data.micro_batch_size=2", "--set", "model.max_seq_len=512"]
+        + ["--set", "data.tokens_per_step=1024"],
+        [12, 12, 768, 2, 512, 50257],
+        "gpt2",
+    ),
+    "llama-8x512": (
+        ["--preset", "shakespeare-char-cpu", "--set", "model.arch=llama", "--set", "model.n_layers=8"]
+        + ["--set", "model.n_heads=8", "--set", "model.d_model=512", "--set", "model.d_ff=1376"]
+        + ["--set", "model.max_seq_len=256", "--set", "data.micro_batch_size=8", "--set", "model.tie_embeddings=false"],
+        [8, 8, 512, 8, 256, 8192],
+        "llama",
+    ),
+}
+
+
+def model_of(torch, kind, layers, heads, width, length, vocabulary):
+    from torch import nn
+    from torch.nn import functional
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            bias = kind == "gpt2"
+            self.qkv, self.out = nn.Linear(width, 3 * width, bias=bias), nn.Linear(width, width, bias=bias)
+
+        def forward(self, x, angles):
+            batch, n, _ = x.shape
+            q, k, v = (part.view(batch, n, heads, -1).transpose(1, 2) for part in self.qkv(x).split(width, 2))
+            if angles is not None:
+                q, k = rotate(q, *angles), rotate(k, *angles)
+            y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            return self.out(y.transpose(1, 2).reshape(batch, n, width))
+
+    def rotate(x, cos, sin):
+        left, right = x.chunk(2, -1)
+        return torch.cat((left * cos - right * sin, right * cos + left * sin), -1)
+
+    class Mlp(nn.Module):
+        def __init__(self):
+            super().__init__()
+            if kind == "gpt2":
+                self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+            else:
+                self.gate, self.up = (nn.Linear(width, 1376, bias=False) for _ in range(2))
+                self.down = nn.Linear(1376, width, bias=False)
+
+        def forward(self, x):
+            if kind == "gpt2":
+                return self.down(functional.gelu(self.up(x)))
+            return self.down(functional.silu(self.gate(x)) * self.up(x))
+
+    norm = (lambda: nn.LayerNorm(width)) if kind == "gpt2" else (lambda: nn.RMSNorm(width, eps=1e-5))
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm1, self.attention, self.norm2, self.mlp = norm(), Attention(), norm(), Mlp()
+
+        def forward(self, x, angles):
+            x = x + self.attention(self.norm1(x), angles)
+            return x + self.mlp(self.norm2(x))
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens = nn.Embedding(vocabulary, width)
+            self.places = nn.Embedding(length, width) if kind == "gpt2" else None
+            self.blocks, self.norm = nn.ModuleList(Block() for _ in range(layers)), norm()
+            self.head = nn.Linear(width, vocabulary, bias=False)
+            if kind == "gpt2":
+                self.head.weight = self.tokens.weight
+            half = width // heads // 2
+            waves = torch.outer(torch.arange(length), 10000.0 ** (-torch.arange(half) / half))
+            self.angles = (waves.cos(), waves.sin()) if kind == "llama" else None
+            for parameter in self.parameters():
+                if parameter.dim() >= 2:
+                    nn.init.normal_(parameter, std=0.02)
+
+        def forward(self, ids, targets):
+            x = self.tokens(ids)
+            if self.places is not None:
+                x = x + self.places(torch.arange(length))
+            for block in self.blocks:
+                x = block(x, self.angles)
+            logits = self.head(self.norm(x))
+            return functional.cross_entropy(logits.view(-1, vocabulary), targets.view(-1))
+
+    return Model()
+
+
+def peer(kind, shape, steps):
+    """The training step of nanoGPT. Prints one line of JSON."""
+    import torch
+
+    layers, heads, width, rows, length, vocabulary = shape
+    torch.manual_seed(0)
+    torch.set_num_threads(os.cpu_count())
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    model = model_of(torch, kind, layers, heads, width, length, vocabulary)
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99), fused=True)
+    times = []
+    for _ in range(3 + steps):
+        data = torch.randint(0, vocabulary, (rows, length + 1))
+        started = time.perf_counter()
+        loss = model(data[:, :-1], data[:, 1:].contiguous())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        times.append(time.perf_counter() - started)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    report = {"tok_per_sec": rows * length / statistics.median(times[3:]), "peak_bytes": (peak - before) * 1024}
+    print(json.dumps(report))
+
+
+def last_line(command):
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout.strip().splitlines()[-1])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("hearth_train", nargs="?", help="the binary")
+    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peer", help=argparse.SUPPRESS)
+    parser.add_argument("--steps", type=int, default=0, help="steps of a round (by default as many as take some seconds)")
+    args = parser.parse_args()
+    if args.peer:
+        _, shape, kind = ROWS[args.peer]
+        return peer(kind, shape, args.steps)
+    if not args.hearth_train:
+        parser.error("name the hearth-train binary")
+    import torch
+
+    print(f"PyTorch {torch.__version__}, {os.cpu_count()} threads\n")
+    print("| Shape | Hearth tok/s | MFU | PyTorch tok/s | ratio | Hearth MB | PyTorch MB | ratio |\n" + "| --- " * 8 + "|")
+    for name in args.rows:
+        settings, shape, _ = ROWS[name]
+        steps = args.steps or {"4x128": 60, "6x384": 8}.get(name, 3)
+        rounds = []
+        for _ in range(args.rounds):
+            ours = last_line(
+                [args.hearth_train, "bench", "--device", "cpu", "--json", "--steps", str(steps)]
+                + ["--vocab-size", str(shape[5])] + settings
+            )
+            theirs = last_line([sys.executable, __file__, "--peer", name, "--steps", str(steps)])
+            rounds.append((ours, theirs))
+        middle = lambda of: statistics.median(of(*each) for each in rounds)
+        speed, peer_speed = middle(lambda o, t: o["tok_per_sec"]), middle(lambda o, t: t["tok_per_sec"])
+        memory, peer_memory = middle(lambda o, t: o["peak_bytes"]), middle(lambda o, t: t["peak_bytes"])
+        ratio = middle(lambda o, t: o["tok_per_sec"] / t["tok_per_sec"])
+        memory_ratio = middle(lambda o, t: o["peak_bytes"] / t["peak_bytes"])
+        print(
+            f"| {name} | {speed:,.0f} | {100 * middle(lambda o, t: o['mfu']):.0f} % | {peer_speed:,.0f} | {ratio:.2f} "
+            f"| {memory / 1e6:,.0f} | {peer_memory / 1e6:,.0f} | {memory_ratio:.2f} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

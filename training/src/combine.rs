@@ -1,0 +1,131 @@
+//! Sums over micro-batches in an order that depends only on their number: a binary tree over the index of the
+//! micro-batch, padded to a power of two. Each of a power of two of ranks would own an aligned subtree, so the bits of
+//! the sum would not depend on the number of ranks.
+//!
+//! Ranks are processes that train together. So far there is one; code that supports several would pass their sums to
+//! [`across_ranks`].
+
+use std::ops::Range;
+
+/// Adds `right` to `left`; `left` precedes `right` in the tree.
+pub trait Sum {
+    /// The sum of both.
+    fn sum(left: Self, right: Self) -> Self;
+}
+
+/// Adds the leaves of an aligned subtree in order, as they arrive. At most one partial sum per level of the tree exists
+/// at a time.
+#[derive(Clone, Debug)]
+pub struct TreeSum<T> {
+    /// Sums of complete subtrees with their numbers of leaves; each has fewer than the one before.
+    partial: Vec<(usize, T)>,
+}
+
+impl<T> Default for TreeSum<T> {
+    fn default() -> Self {
+        TreeSum { partial: Vec::new() }
+    }
+}
+
+impl<T: Sum> TreeSum<T> {
+    /// Adds the next leaf.
+    pub fn push(&mut self, leaf: T) {
+        let (mut n_leaves, mut sum) = (1, leaf);
+        while let Some((n_before, before)) = self.partial.pop_if(|(n_before, _)| *n_before == n_leaves) {
+            sum = T::sum(before, sum);
+            n_leaves += n_before;
+        }
+        self.partial.push((n_leaves, sum));
+    }
+
+    /// The sum of all leaves; `None` without leaves. Missing leaves, up to a power of two, add nothing.
+    pub fn finish(self) -> Option<T> {
+        self.partial.into_iter().map(|(_, sum)| sum).rev().reduce(|right, left| T::sum(left, right))
+    }
+
+    /// Maximum number of partial sums that exist at the same time for `n_leaves`, including the one being added.
+    pub fn most_at_once(n_leaves: usize) -> usize {
+        (n_leaves.max(1).ilog2() + 1) as usize
+    }
+}
+
+/// The micro-batches of `n` that rank `rank` of `n_ranks` computes. `n_ranks` must be a power of two.
+pub fn of_rank(n: usize, rank: usize, n_ranks: usize) -> Range<usize> {
+    let each = n.next_power_of_two().div_ceil(n_ranks);
+    (rank * each).min(n)..((rank + 1) * each).min(n)
+}
+
+/// Adds the sums of the ranks, in the order of the ranks; `None` means a rank without micro-batches.
+pub fn across_ranks<T: Sum>(sums: Vec<Option<T>>) -> Option<T> {
+    let mut level = sums;
+    while level.len() > 1 {
+        let mut pairs = level.into_iter();
+        let mut next = Vec::new();
+        while let Some(left) = pairs.next() {
+            next.push(match (left, pairs.next().flatten()) {
+                (Some(left), Some(right)) => Some(T::sum(left, right)),
+                (one, other) => one.or(other),
+            });
+        }
+        level = next;
+    }
+    level.pop().flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    /// Records the order of the additions.
+    #[derive(Clone, Debug, PartialEq)]
+    struct Shown(String);
+
+    impl Sum for Shown {
+        fn sum(Shown(left): Shown, Shown(right): Shown) -> Shown {
+            Shown(format!("({left}+{right})"))
+        }
+    }
+
+    fn sum_of(leaves: Range<usize>) -> Option<Shown> {
+        let mut tree = TreeSum::default();
+        leaves.for_each(|leaf| tree.push(Shown(leaf.to_string())));
+        tree.finish()
+    }
+
+    #[test]
+    fn the_tree_is_that_of_the_padded_index() {
+        assert_eq!(sum_of(0..0), None);
+        assert_eq!(sum_of(0..1).unwrap().0, "0");
+        assert_eq!(sum_of(0..3).unwrap().0, "((0+1)+2)");
+        assert_eq!(sum_of(0..8).unwrap().0, "(((0+1)+(2+3))+((4+5)+(6+7)))");
+        assert_eq!(sum_of(0..6).unwrap().0, "(((0+1)+(2+3))+(4+5))");
+        assert_eq!(sum_of(0..7).unwrap().0, "(((0+1)+(2+3))+((4+5)+6))");
+    }
+
+    #[test]
+    fn any_number_of_ranks_makes_the_same_tree() {
+        for n in 1..40 {
+            for n_ranks in [1, 2, 4, 8, 16] {
+                let ranges: Vec<_> = (0..n_ranks).map(|rank| of_rank(n, rank, n_ranks)).collect();
+                assert_eq!(ranges.iter().cloned().flatten().collect::<Vec<_>>(), (0..n).collect::<Vec<_>>());
+                let sum = across_ranks(ranges.into_iter().map(sum_of).collect());
+                assert_eq!(sum, sum_of(0..n), "{n} on {n_ranks}");
+            }
+        }
+    }
+
+    #[test]
+    fn as_many_partial_sums_as_are_said() {
+        for n in 1..40 {
+            let mut tree = TreeSum::default();
+            let mut most = 0;
+            for leaf in 0..n {
+                // The leaf being added exists beside the others.
+                tree.push(Shown(leaf.to_string()));
+                most = most.max(tree.partial.len());
+            }
+            assert!(most <= TreeSum::<Shown>::most_at_once(n), "{n}");
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! `hearth-train bench`: how fast training is on this machine.
+
+use std::{
+    io::{self, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use anyhow::{Context, Result};
+use hearth_model::{device, ops};
+use hearth_training::{
+    bench::{BenchReport, bench, random_tokens},
+    shard::{Dataset, Split},
+};
+
+use super::options::{Options, print_json};
+
+/// What is measured where neither a preset nor a file is named.
+const DEFAULT_PRESET: &str = "shakespeare-char-cpu";
+
+/// Measures the speed of training, part by part
+///
+/// Trains a fresh model for a few steps as `pretrain` does, on random tokens unless there is data, and writes nothing. Run it
+/// alone on the machine.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// A folder that `hearth-train prepare` wrote; without it, tokens are random
+    #[arg(long, value_name = "DATA")]
+    data: Option<PathBuf>,
+
+    /// Size of the vocabulary of random tokens
+    #[arg(long, value_name = "N", default_value_t = 65, conflicts_with = "data", value_parser = clap::value_parser!(u32).range(2..=1 << 24))]
+    vocab_size: u32,
+
+    /// Steps to time, after three that are not
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    steps: u32,
+
+    /// Also show the time of each operation (on the CPU)
+    #[arg(long)]
+    profile: bool,
+
+    #[command(flatten)]
+    options: Options,
+}
+
+/// Measures and prints.
+pub(crate) fn run(args: Args) -> Result<ExitCode> {
+    ops::lead_threads();
+    ops::keep_freed_memory();
+    let mut options = args.options;
+    if options.config.is_none() {
+        options.preset.get_or_insert_with(|| DEFAULT_PRESET.to_owned());
+    }
+    let config = options.resolve(None)?;
+    let (tokens, vocab_size) = match &args.data {
+        Some(path) => {
+            let dataset = Dataset::open(path)?;
+            (dataset.split(Split::Train).clone(), dataset.open_tokenizer()?.vocab_size())
+        }
+        None => (random_tokens(args.vocab_size, config.model.max_seq_len), args.vocab_size as usize),
+    };
+    let chosen = device::choose(options.device)?;
+    writeln!(io::stderr(), "device: {}", chosen.reason).context("cannot write to stderr")?;
+    let report = bench(&config, (&tokens, vocab_size), &chosen.device, args.steps as usize, args.profile)?;
+    if options.json {
+        return print_json(&report);
+    }
+    io::stdout().write_all(text(&report).as_bytes()).context("cannot write to stdout")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn text(report: &BenchReport) -> String {
+    let megabytes =
+        |bytes: Option<u64>| bytes.map_or("unknown".to_owned(), |bytes| format!("{:.0} MB", bytes as f64 / 1e6));
+    let ms = |ms: f64| format!("{ms:.2} ms");
+    let mut rows = vec![
+        ("parameters", report.n_params.to_string()),
+        ("tokens a step", report.tokens_per_step.to_string()),
+        ("speed", format!("{:.0} tok/s", report.tok_per_sec)),
+        ("step", ms(report.ms_per_step)),
+        ("  data", ms(report.data_ms)),
+        ("  forward", ms(report.forward_ms)),
+        ("  backward", ms(report.backward_ms)),
+        ("  optimizer", ms(report.optimizer_ms)),
+        ("evaluation", format!("{} a micro-batch", ms(report.eval_ms))),
+        ("peak memory", format!("{}, less what the process had before", megabytes(report.peak_bytes))),
+        ("steady memory", megabytes(report.steady_bytes)),
+    ];
+    if let (Some(mfu), Some(rate)) = (report.mfu, report.gmadd_per_sec) {
+        rows.push(("MFU", format!("{:.1} % of {rate:.1} billion multiply-adds a second", 100.0 * mfu)));
+    }
+    let mut text: String = rows.into_iter().map(|(name, value)| format!("{name:<14} {value}\n")).collect();
+    for op in &report.ops {
+        text += &format!("{:<20} {:<9} {:>4} calls {:>9.2} ms\n", op.name, op.pass, op.calls, op.ms);
+    }
+    text
+}

@@ -1,0 +1,58 @@
+//! Options of all commands: settings and device.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use anyhow::{Context, Result};
+use hearth_model::device::DeviceChoice;
+use hearth_training::config::{Layers, PRESETS, TrainConfig};
+use serde::Serialize;
+use std::io::{self, Write};
+
+/// Settings come from the defaults, then the preset, then the file, then `--set`.
+#[derive(Clone, Debug, clap::Args)]
+#[command(after_help = presets_help())]
+pub(crate) struct Options {
+    /// Settings to start from, see below
+    #[arg(long, value_name = "NAME")]
+    pub(crate) preset: Option<String>,
+
+    /// A TOML file with settings, such as the `config.toml` of a run
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+
+    /// One setting, such as `--set schedule.max_steps=200`; may be given several times
+    #[arg(long = "set", value_name = "KEY=VALUE", allow_hyphen_values = true)]
+    pub(crate) sets: Vec<String>,
+
+    /// Where to run: `auto` takes a GPU if there is one
+    #[arg(long, env = "HEARTH_DEVICE", default_value = "auto")]
+    pub(crate) device: DeviceChoice,
+
+    /// Print the result as one JSON object, the last line on stdout
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl Options {
+    /// The settings, layered over `base` unless a preset or file is given.
+    pub(crate) fn resolve(&self, base: Option<TrainConfig>) -> Result<TrainConfig> {
+        let base = base.filter(|_| self.preset.is_none() && self.config.is_none());
+        let layers = Layers { base, preset: self.preset.clone(), file: self.config.clone(), sets: self.sets.clone() };
+        layers.resolve()
+    }
+}
+
+/// Prints a result as the last line on stdout.
+pub(crate) fn print_json(report: &impl Serialize) -> Result<ExitCode> {
+    writeln!(io::stdout(), "{}", serde_json::to_string(report)?).context("cannot write to stdout")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn presets_help() -> String {
+    let rows: Vec<_> = PRESETS.iter().map(|preset| format!("  {:<22}{}", preset.name, preset.about())).collect();
+    format!(
+        "Presets:\n{}\n\nAll settings, with their defaults, are in the `config.toml` that a run writes; `docs/training.md` \
+         explains them.",
+        rows.join("\n")
+    )
+}

@@ -1,0 +1,132 @@
+//! What `--dry-run` prints: what a run would take.
+
+use std::{
+    io::{self, Write},
+    time::Duration,
+};
+
+use anyhow::Result;
+use hearth_training::{config::TrainConfig, estimate::Estimate, fit::Limits, schedule::Schedule, trainer::StepTime};
+use serde::Serialize;
+
+use super::options::print_json;
+
+/// What a run would take, and what there is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Prediction {
+    pub(crate) estimate: Estimate,
+    /// Bytes of the process that were in memory before the model.
+    pub(crate) held_before: u64,
+    pub(crate) limits: Limits,
+}
+
+/// The plan as JSON.
+#[derive(Debug, Serialize)]
+struct Plan {
+    #[serde(flatten)]
+    estimate: Estimate,
+    /// Rows of a micro-batch.
+    micro_batch_size: usize,
+    /// Bytes of the process that were in memory before the model.
+    held_before_bytes: u64,
+    /// Memory that could be taken, if the system tells.
+    available_bytes: Option<u64>,
+    /// Steps of the run, unless it ends by time.
+    steps: Option<usize>,
+    /// Wall clock of a step as it was measured; absent if the run does not fit.
+    seconds_per_step: Option<f64>,
+    /// Wall clock of all steps, without evaluations, samples and checkpoints.
+    expected_seconds: Option<f64>,
+}
+
+/// Prints the plan of a run by `config` over `n_tokens` tokens on stdout.
+pub(crate) fn print_plan(
+    config: &TrainConfig,
+    prediction: &Prediction,
+    step: Option<StepTime>,
+    n_tokens: u64,
+    as_json: bool,
+) -> Result<()> {
+    let Prediction { estimate, held_before, limits } = *prediction;
+    let total = Schedule::new(config, estimate.n_params).total();
+    let expected = step.zip(total).map(|(time, total)| time.step.as_secs_f64() * total as f64);
+    let micro_batch_size = config.data.micro_batch_size.rows();
+    if as_json {
+        let plan = Plan {
+            estimate,
+            micro_batch_size,
+            held_before_bytes: held_before,
+            available_bytes: limits.available,
+            steps: total,
+            seconds_per_step: step.map(|time| time.step.as_secs_f64()),
+            expected_seconds: expected,
+        };
+        print_json(&plan)?;
+        return Ok(());
+    }
+    let megabytes = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
+    let tokens_per_step = config.tokens_per_step();
+    let rows = [
+        ("parameters", estimate.n_params.to_string()),
+        ("arithmetic", format!("{:.3} MFLOP a token, forward and backward", estimate.flops_per_token as f64 / 1e6)),
+        (
+            "steps",
+            total.map_or("by time".to_owned(), |total| {
+                let passes = (total * tokens_per_step) as f64 / n_tokens as f64;
+                format!("{total} of {tokens_per_step} tokens, {passes:.1} passes over the data")
+            }),
+        ),
+        (
+            "micro-batches",
+            format!("{} of {micro_batch_size} rows, {} partial sums", estimate.micro_steps, estimate.n_partial_sums),
+        ),
+        ("weights", megabytes(estimate.weight_bytes)),
+        ("moments", megabytes(estimate.moment_bytes)),
+        ("gradients", megabytes(estimate.gradient_bytes)),
+        ("activations", format!("about {}", megabytes(estimate.activation_bytes))),
+        (
+            "peak memory",
+            format!("about {}, and the process has {}", megabytes(estimate.peak_bytes), megabytes(held_before)),
+        ),
+        ("available", limits.available.map_or("unknown".to_owned(), megabytes)),
+        ("time", time_line(step, expected)),
+    ];
+    let text: String = rows.into_iter().map(|(name, value)| format!("{name:<14} {value}\n")).collect();
+    io::stdout().write_all(text.as_bytes())?;
+    Ok(())
+}
+
+fn time_line(step: Option<StepTime>, expected: Option<f64>) -> String {
+    let Some(StepTime { step, n_measured }) = step else { return "unknown: it does not fit in memory".to_owned() };
+    let per_step = format!("{:.3} s a step, by {n_measured} micro-batches measured now", step.as_secs_f64());
+    match expected {
+        Some(seconds) => format!("about {} for the steps alone: {per_step}", duration(seconds)),
+        None => per_step,
+    }
+}
+
+/// Such as `3 d 4 h`, `2 h 5 min`, `1 min 40 s`, `12 s`.
+fn duration(seconds: f64) -> String {
+    let seconds = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX).as_secs();
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
+    match () {
+        () if days > 0 => format!("{days} d {hours} h"),
+        () if hours > 0 => format!("{hours} h {minutes} min"),
+        () if minutes > 0 => format!("{minutes} min {} s", seconds % 60),
+        () => format!("{seconds} s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_two_units() {
+        let cases = [(0.4, "0 s"), (75.0, "1 min 15 s"), (3661.0, "1 h 1 min"), (200_000.0, "2 d 7 h")];
+        for (seconds, text) in cases {
+            assert_eq!(duration(seconds), text);
+        }
+        assert!(duration(f64::INFINITY).ends_with(" h"));
+    }
+}

@@ -1,0 +1,160 @@
+//! `hearth-train prepare`: documents and a tokenizer to token shards.
+
+use std::{
+    io::{self, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use hearth_training::{
+    corpus::SourceSpec,
+    prepare::{PrepareSettings, SplitBy, StoppingStrategy, prepare},
+    shard::{SHARD_TOKENS, SourceInfo, Split},
+};
+use serde_json::json;
+
+use super::status::{Status, bytes, note_not_text};
+
+/// Turns documents into token shards to train on
+///
+/// Makes a folder with the tokens of a training and a validation split, a copy of the tokenizer, and `data.json`, which says
+/// what is in it. Each document ends with the tokenizer's end-of-text token.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Text files, jsonl or Parquet files (text and jsonl also compressed with gzip or zstd), folders of them, or token files of
+    /// nanoGPT (`train.bin`, `val.bin`) and llm.c. `SOURCE=WEIGHT`, for all of them, sets each one's share of the training
+    /// tokens
+    #[arg(value_name = "SOURCES", required = true)]
+    sources: Vec<String>,
+
+    /// Folder of the tokenizer: one made by `hearth-train tokenizer`, or a model dir
+    #[arg(long, value_name = "DIR")]
+    tokenizer: PathBuf,
+
+    /// Folder for the data; it must not be there, or be empty
+    #[arg(long, value_name = "DATA")]
+    out: PathBuf,
+
+    /// How the validation split is chosen [default: tail for a single text file without --separator, hash otherwise; token
+    /// files are split by their names]
+    #[arg(long, value_enum)]
+    split: Option<SplitArg>,
+
+    /// Share held out for validation [default: 0.01 of the documents by hash, 0.1 of the text by tail]
+    #[arg(long, value_name = "SHARE")]
+    val_fraction: Option<f64>,
+
+    /// Field or column of the text, in jsonl and Parquet
+    #[arg(long, value_name = "NAME", default_value = "text")]
+    text_field: String,
+
+    /// String between the documents of a text file [default: a file is one document]
+    #[arg(long, value_name = "TEXT")]
+    separator: Option<String>,
+
+    /// When a mixture of weighted sources is complete
+    #[arg(long, value_enum, default_value_t = StoppingArg::FirstExhausted)]
+    stopping_strategy: StoppingArg,
+
+    /// Print the result on stdout as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum SplitArg {
+    /// Documents by their hash: the same document is always in the same split
+    Hash,
+    /// The end of each source, as nanoGPT does
+    Tail,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum StoppingArg {
+    /// When one source is used up: nothing is repeated
+    FirstExhausted,
+    /// When all are used up: nothing is left out
+    AllExhausted,
+}
+
+/// Reads, encodes, writes and reports.
+pub(crate) fn run(args: Args) -> Result<ExitCode> {
+    let mut status = Status::new();
+    let settings = args.settings()?;
+    let prepared = prepare(&settings, &mut |progress| {
+        status.show(|elapsed| {
+            let rate = progress.tokens as f64 / elapsed.as_secs_f64() / 1e6;
+            format!(
+                "read {} of {}, {:.1} M tokens, {rate:.2} M tokens/s",
+                bytes(progress.bytes_read),
+                bytes(progress.bytes_total),
+                progress.tokens as f64 / 1e6
+            )
+        });
+    })?;
+    let manifest = &prepared.manifest;
+    note_not_text(&mut status, &prepared.not_text);
+    if manifest.eos_id.is_none() && manifest.train.documents + manifest.val.documents > 2 {
+        status.note("the tokenizer has no end-of-text token: there is no token between documents");
+    }
+    for source in &manifest.sources {
+        status.note(&source_line(source));
+    }
+    for split in Split::ALL {
+        let info = manifest.split_info(split);
+        status.note(&format!(
+            "{split}: {} documents, {} tokens, {} of text, {:.2} bytes per token",
+            info.documents,
+            info.tokens,
+            bytes(info.bytes),
+            info.bytes as f64 / info.tokens as f64
+        ));
+    }
+    let seconds = status.elapsed().as_secs_f64();
+    let tokens = manifest.train.tokens + manifest.val.tokens;
+    status.note(&format!(
+        "the data is in `{}`: {tokens} tokens in {seconds:.1} s, {:.2} M tokens/s",
+        args.out.display(),
+        tokens as f64 / seconds / 1e6
+    ));
+    if args.json {
+        let report = json!({ "out": args.out, "seconds": seconds, "data": manifest });
+        writeln!(io::stdout(), "{}", serde_json::to_string(&report)?).context("cannot write to stdout")?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn source_line(source: &SourceInfo) -> String {
+    let SourceInfo { path, share, documents, tokens, bytes: n_bytes, epochs, .. } = source;
+    let epochs = if *epochs == 1.0 { String::new() } else { format!(", {epochs:.2} epochs") };
+    format!(
+        "`{path}`: {documents} documents, {tokens} tokens, {} of text, {:.2} % of the training tokens{epochs}",
+        bytes(*n_bytes),
+        share * 100.0
+    )
+}
+
+impl Args {
+    fn settings(&self) -> Result<PrepareSettings> {
+        Ok(PrepareSettings {
+            sources: self.sources.iter().map(|source| SourceSpec::parse(source)).collect::<Result<_>>()?,
+            tokenizer: self.tokenizer.clone(),
+            out: self.out.clone(),
+            split: self.split.map(|split| match split {
+                SplitArg::Hash => SplitBy::Hash,
+                SplitArg::Tail => SplitBy::Tail,
+            }),
+            val_fraction: self.val_fraction,
+            text_field: self.text_field.clone(),
+            separator: self.separator.clone(),
+            stopping: match self.stopping_strategy {
+                StoppingArg::FirstExhausted => StoppingStrategy::FirstExhausted,
+                StoppingArg::AllExhausted => StoppingStrategy::AllExhausted,
+            },
+            shard_tokens: SHARD_TOKENS,
+        })
+    }
+}

@@ -1,0 +1,100 @@
+//! `hearth-train sample`: continues a prompt with a model dir or a run's best model, with the loop that is also used
+//! for samples during training and for `hearth generate`.
+
+use std::{
+    io::{self, Write},
+    ops::ControlFlow,
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use anyhow::{Context, Result};
+use hearth_model::{
+    device,
+    generate::{GenerateOptions, generate},
+    ops,
+    sampling::SamplingParams,
+    tokenizer::{DecodeOptions, Detokenizer, EncodeOptions},
+    weights::model_dir::{self, LoadOptions},
+};
+use serde::Serialize;
+
+use super::options::{Options, print_json};
+
+/// Continues a prompt with a trained model
+///
+/// How tokens are drawn is set in `sample`: `--set sample.temperature=0`, `sample.max_tokens`, `sample.top_k`,
+/// `sample.top_p`; and `seed`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// A model dir, a run, or a GGUF file
+    #[arg(value_name = "MODEL")]
+    model: PathBuf,
+
+    /// Text to continue
+    prompt: String,
+
+    /// Write the text to this file instead of stdout
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+
+    #[command(flatten)]
+    options: Options,
+}
+
+/// The JSON output of `--json`.
+#[derive(Debug, Serialize)]
+struct Report {
+    /// The generated text.
+    text: String,
+    /// The number of generated tokens.
+    n_tokens: usize,
+}
+
+/// Writes the text as it is generated.
+pub(crate) fn run(args: Args) -> Result<ExitCode> {
+    ops::lead_threads();
+    let config = args.options.resolve(None)?;
+    let mut file = match &args.out {
+        Some(path) => {
+            let file = std::fs::File::create(path).with_context(|| format!("cannot write `{}`", path.display()))?;
+            Some(file)
+        }
+        None => None,
+    };
+    let chosen = device::choose(args.options.device)?;
+    let model = model_dir::load(&args.model, &LoadOptions { device: chosen.device, dtype: None })?;
+    let prompt_ids = model.tokenizer.encode(&args.prompt, EncodeOptions::PROMPT)?;
+    let options = GenerateOptions {
+        max_tokens: config.sample.max_tokens,
+        kv_dtype: None,
+        sampling: SamplingParams { seed: config.seed, ..config.sample.params(SamplingParams::default()) },
+        eos_token_ids: model.eos_token_ids,
+    };
+    let mut detokenizer =
+        Detokenizer::new(&model.tokenizer, DecodeOptions { skip_special_tokens: true }).with_prefix(&prompt_ids);
+    let (mut text, mut n_tokens) = (String::new(), 0);
+    let mut written = Ok(());
+    let mut write = |delta: &str| match &mut file {
+        Some(file) => file.write_all(delta.as_bytes()),
+        None if args.options.json => Ok(()),
+        None => io::stdout().write_all(delta.as_bytes()).and_then(|()| io::stdout().flush()),
+    };
+    generate(&model.gpt, &prompt_ids, &options, |id| {
+        if options.eos_token_ids.contains(&id) {
+            return ControlFlow::Break(());
+        }
+        n_tokens += 1;
+        let delta = detokenizer.push(id);
+        text += &delta;
+        written = write(&delta);
+        if written.is_err() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })?;
+    let tail = detokenizer.finish();
+    text += &tail;
+    written.and_then(|()| write(&tail)).and_then(|()| write("\n")).context("cannot write the text")?;
+    if args.options.json {
+        return print_json(&Report { text, n_tokens });
+    }
+    Ok(ExitCode::SUCCESS)
+}

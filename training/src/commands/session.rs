@@ -1,0 +1,252 @@
+//! What `pretrain` and `quickstart` share: starts or resumes a run and reports the result.
+
+use std::{io, path::PathBuf, process::ExitCode};
+
+use anyhow::{Result, ensure};
+use burn::tensor::Device;
+use hearth_model::{config::GptConfig, device, memory, ops, weights::model_dir};
+use hearth_training::{
+    checkpoint::Checkpoint,
+    config::{MicroBatchSize, TrainConfig},
+    estimate::Estimate,
+    fit::Limits,
+    interrupt::Interrupt,
+    progress::{Reporter, Style},
+    run_dir::{RunDir, Start},
+    trainer::{Data, Trainer},
+};
+use serde::Serialize;
+
+use super::{
+    options::{Options, print_json},
+    plan::{Prediction, print_plan},
+};
+
+/// The arguments of a training run.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct RunArgs {
+    /// Folder of the run: configuration, metrics, checkpoints, and the best model in `model/`
+    #[arg(long, value_name = "RUN")]
+    out: PathBuf,
+
+    /// Go on from the last whole checkpoint in `--out`, or begin if there is none
+    #[arg(long)]
+    resume: bool,
+
+    /// Begin a new run with the weights, moments and step of a checkpoint, such as a cooldown of a stable run
+    #[arg(long, value_name = "CHECKPOINT", conflicts_with = "resume")]
+    from: Option<PathBuf>,
+
+    /// Print parameters, arithmetic, memory and the expected time, and end; measures a few steps
+    #[arg(long)]
+    dry_run: bool,
+
+    #[command(flatten)]
+    pub(crate) options: Options,
+}
+
+/// A run that is about to start.
+#[derive(Debug)]
+pub(crate) struct Session {
+    args: RunArgs,
+    run: RunDir,
+    /// The checkpoint that the run continues from.
+    checkpoint: Option<Checkpoint>,
+    /// Its settings.
+    pub(crate) config: TrainConfig,
+    /// Messages from before the reporter existed.
+    notes: Vec<String>,
+}
+
+/// The result of a run, printed on stdout.
+#[derive(Debug, Serialize)]
+struct Report {
+    /// The folder of the run.
+    out: PathBuf,
+    /// Completed steps.
+    steps: usize,
+    /// Whether these are all steps; if not, `--resume` continues the run.
+    complete: bool,
+    /// Loss on the validation split after the last step, in nats per token.
+    val_loss: Option<f64>,
+    /// Perplexity there.
+    val_perplexity: Option<f64>,
+    /// Bits per byte there.
+    val_bpb: Option<f64>,
+    /// Validation loss of the model in `model/`.
+    best_val_loss: Option<f64>,
+    /// Completed steps at that evaluation.
+    best_step: Option<usize>,
+    /// Trained parameters.
+    n_params: usize,
+    /// Tokens trained on per second, without evaluations and samples.
+    tok_per_sec: f64,
+    /// Duration of this process's training in seconds.
+    seconds: f64,
+    /// The most bytes of the process that were in memory while it trained, if the system tells.
+    peak_resident_bytes: Option<u64>,
+    /// Bytes that a GPU keeps for the process, which is the most that it had in use at once, and what its pages hold beside.
+    device_reserved_bytes: Option<u64>,
+    /// The most that was predicted: on the CPU what the process held before, and the estimate; on a GPU the estimate.
+    predicted_peak_bytes: u64,
+}
+
+impl Session {
+    /// Resolves the settings: for a resumed run, on top of its own.
+    pub(crate) fn new(mut args: RunArgs, default_preset: Option<&str>) -> Result<Session> {
+        let mut notes = Vec::new();
+        let run = RunDir::new(&args.out, if args.resume { Start::Resume } else { Start::New })?;
+        let checkpoint = match &args.from {
+            Some(dir) => Some(Checkpoint::open(dir)?),
+            None if args.resume => Checkpoint::latest(&run, &mut |note| notes.push(format!("warning: {note}")))?,
+            None => None,
+        };
+        let base = match &checkpoint {
+            Some(checkpoint) => Some(checkpoint.config.clone()),
+            None if run.holds_run() => Some(run.config()?),
+            None => None,
+        };
+        if base.is_none() && args.options.config.is_none() {
+            args.options.preset = args.options.preset.or(default_preset.map(str::to_owned));
+        }
+        let earlier = base.as_ref().map(|config| config.data.micro_batch_size);
+        let mut config = args.options.resolve(base)?;
+        if let (MicroBatchSize::Auto, Some(found)) = (config.data.micro_batch_size, earlier) {
+            // It was found when the run began.
+            config.data.micro_batch_size = found;
+        }
+        config.validate()?;
+        Ok(Session { args, run, checkpoint, config, notes })
+    }
+
+    /// Trains, or prints the estimate of `--dry-run`.
+    pub(crate) fn train(mut self, data: &Data) -> Result<ExitCode> {
+        // Before the thread pool starts: this thread is part of it.
+        ops::lead_threads();
+        ops::keep_freed_memory();
+        let gpt_config = match &self.config.model.init {
+            Some(dir) => GptConfig { dropout: self.config.model.dropout, ..model_dir::load_config(dir)? },
+            None => self.config.gpt_config(data.tokenizer.vocab_size())?,
+        };
+        let chosen = device::choose(self.args.options.device)?;
+        // What reading the data has left free would count as taken.
+        ops::give_back_memory();
+        let limits = Limits::of(&chosen.device);
+        let is_auto = self.config.data.micro_batch_size == MicroBatchSize::Auto;
+        if is_auto {
+            let rows = limits.largest(&self.config, &gpt_config, &chosen.device)?;
+            self.config.data.micro_batch_size = MicroBatchSize::Rows(rows);
+            self.notes
+                .push(format!("`data.micro_batch_size=auto` is {rows}, the largest that fits and divides a step"));
+        }
+        let config = &self.config;
+        let prediction = Prediction {
+            estimate: Estimate::new(config, &gpt_config, &chosen.device),
+            held_before: memory::resident_bytes().unwrap_or(0),
+            limits,
+        };
+        let fits = limits.require(config, &gpt_config, &chosen.device);
+        if self.args.dry_run {
+            let step = match &fits {
+                Ok(()) => trainer_of(self.checkpoint.as_ref(), config, data, &chosen.device)?.time_step().map(Some)?,
+                Err(_) => None,
+            };
+            print_plan(config, &prediction, step, data.train.len(), self.args.options.json)?;
+            return fits.map(|()| ExitCode::SUCCESS);
+        }
+        fits?;
+        let Prediction { estimate, held_before, .. } = prediction;
+        memory::reset_peak();
+        let trainer = trainer_of(self.checkpoint.as_ref(), config, data, &chosen.device)?;
+        let n_params = trainer.n_params();
+        let total = trainer.total_steps();
+        ensure!(
+            total != Some(0),
+            "the budget is less than one step of {} tokens\nhint: increase the budget in `schedule`",
+            config.tokens_per_step()
+        );
+        self.run.begin(config)?;
+        let interrupt = Interrupt::install()?;
+        let first = trainer.steps_done();
+        let mut reporter = Reporter::new(Box::new(io::stderr()), Style::of_stderr()).with_files(&self.run, first)?;
+        self.notes.iter().for_each(|note| reporter.note(note));
+        reporter.note(&format!("device: {} ({})", device::name(&chosen.device), chosen.reason));
+        reporter.note(&format!(
+            "data: {} tokens to train on, {} held out, a vocabulary of {}",
+            data.train.len(),
+            data.val.len(),
+            data.tokenizer.vocab_size()
+        ));
+        reporter.note(&format!(
+            "model: {n_params} parameters, about {} GFLOP a step, about {} MB of memory, and the process has {} MB",
+            estimate.flops_per_token * config.tokens_per_step() as u64 / 1_000_000_000,
+            estimate.peak_bytes / 1_000_000,
+            held_before / 1_000_000
+        ));
+        let tokens_per_step = config.tokens_per_step();
+        reporter.note(&match total {
+            Some(total) => format!(
+                "run: {total} steps of {tokens_per_step} tokens, {:.1} passes over the data",
+                (total * tokens_per_step) as f64 / data.train.len() as f64
+            ),
+            None => format!(
+                "run: {} minutes of steps of {tokens_per_step} tokens",
+                config.schedule.max_minutes.unwrap_or_default()
+            ),
+        });
+        if let Some(checkpoint) = &self.checkpoint {
+            reporter.note(&format!("resumed after step {first} from `{}`", checkpoint.dir().display()));
+        } else if self.args.resume {
+            reporter.note("no checkpoint found: starting at step 0");
+        }
+        let outcome = trainer.run(&self.run, &mut reporter, &interrupt)?;
+
+        let out = self.args.out.display();
+        reporter.note(&match (outcome.best, outcome.is_complete) {
+            (_, false) => format!(
+                "stopped by a signal after step {}; checkpoint saved. To continue, run the same command with `--resume`",
+                outcome.step
+            ),
+            (Some(best), true) => format!(
+                "the model of step {} (val loss {:.4}) is in `{out}`; serve it with `hearth serve --model {out}`",
+                best.step, best.val_loss
+            ),
+            (None, true) => format!("the model is in `{out}`; serve it with `hearth serve --model {out}`"),
+        });
+        let device_memory = ops::device_memory(&chosen.device);
+        let report = Report {
+            steps: outcome.step,
+            complete: outcome.is_complete,
+            val_loss: outcome.val.map(|val| val.loss),
+            val_perplexity: outcome.val.map(|val| val.perplexity()),
+            val_bpb: outcome.val_bpb,
+            best_val_loss: outcome.best.map(|best| best.val_loss),
+            best_step: outcome.best.map(|best| best.step),
+            n_params,
+            tok_per_sec: outcome.tok_per_sec,
+            seconds: reporter.elapsed().as_secs_f64(),
+            peak_resident_bytes: memory::peak_resident_bytes(),
+            device_reserved_bytes: device_memory.map(|memory| memory.reserved),
+            predicted_peak_bytes: estimate.peak_bytes + if device_memory.is_none() { held_before } else { 0 },
+            out: self.args.out.clone(),
+        };
+        if self.args.options.json {
+            print_json(&report)?;
+        }
+        let stopped = interrupt.exit_code().filter(|_| !outcome.is_complete);
+        Ok(stopped.map_or(ExitCode::SUCCESS, ExitCode::from))
+    }
+}
+
+/// The run that begins, or goes on from `checkpoint`.
+fn trainer_of<'a>(
+    checkpoint: Option<&Checkpoint>,
+    config: &'a TrainConfig,
+    data: &'a Data,
+    device: &Device,
+) -> Result<Trainer<'a>> {
+    match checkpoint {
+        Some(checkpoint) => Trainer::resume(config, data, device, checkpoint),
+        None => Trainer::new(config, data, device),
+    }
+}

@@ -1,0 +1,73 @@
+//! Progress on stderr: a line that is rewritten on terminals, and occasional lines elsewhere.
+
+use std::{
+    io::{self, IsTerminal, Write},
+    time::{Duration, Instant},
+};
+
+/// Moves to the start of the line and clears it.
+const CLEAR_LINE: &str = "\r\x1b[K";
+
+/// Shows progress.
+#[derive(Debug)]
+pub(crate) struct Status {
+    is_terminal: bool,
+    every: Duration,
+    started: Instant,
+    shown: Option<Instant>,
+}
+
+impl Status {
+    pub(crate) fn new() -> Status {
+        let is_terminal = io::stderr().is_terminal();
+        let every = Duration::from_millis(if is_terminal { 100 } else { 10_000 });
+        Status { is_terminal, every, started: Instant::now(), shown: None }
+    }
+
+    pub(crate) fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Shows `line` if the last one is old enough. Nothing is shown in the first moments, in which most commands
+    /// finish.
+    pub(crate) fn show(&mut self, line: impl FnOnce(Duration) -> String) {
+        let since = self.shown.unwrap_or(self.started);
+        if since.elapsed() < self.every {
+            return;
+        }
+        self.shown = Some(Instant::now());
+        let line = line(self.elapsed());
+        self.write(&if self.is_terminal { format!("{CLEAR_LINE}{line}") } else { format!("{line}\n") });
+    }
+
+    /// Writes a permanent line.
+    pub(crate) fn note(&mut self, line: &str) {
+        let clear = if self.is_terminal && self.shown.is_some() { CLEAR_LINE } else { "" };
+        self.write(&format!("{clear}{line}\n"));
+    }
+
+    /// Work continues if stderr is closed.
+    fn write(&self, text: &str) {
+        let mut stderr = io::stderr();
+        let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
+    }
+}
+
+/// `1.5 GB`, `12.0 MB`, `3 bytes`.
+pub(crate) fn bytes(n: u64) -> String {
+    match n {
+        0..1_000 => format!("{n} bytes"),
+        1_000..1_000_000 => format!("{:.1} kB", n as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} MB", n as f64 / 1e6),
+        _ => format!("{:.2} GB", n as f64 / 1e9),
+    }
+}
+
+/// Reports files of folders that were skipped.
+pub(crate) fn note_not_text(status: &mut Status, paths: &[std::path::PathBuf]) {
+    if let Some(first) = paths.first() {
+        let files =
+            if paths.len() == 1 { "1 file that is".to_owned() } else { format!("{} files that are", paths.len()) };
+        status.note(&format!("left out: {files} not UTF-8 text (`{}`)", first.display()));
+    }
+}

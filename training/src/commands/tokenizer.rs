@@ -1,0 +1,201 @@
+//! `hearth-train tokenizer`: a corpus to a tokenizer.
+
+use std::{
+    io::{self, Write},
+    path::PathBuf,
+    process::ExitCode,
+};
+
+use anyhow::{Context, Result, ensure};
+use clap::ValueEnum;
+use hearth_training::{
+    corpus::{Cutting, ReadOptions, SourceFile, WordSplit, check_separator, list_files},
+    run_dir,
+    tokenizer_build::{BuiltTokenizer, END_OF_TEXT, SpecialTokens, bytes_per_token, collect_characters, count_words},
+};
+use serde::Serialize;
+
+use super::status::{Status, bytes, note_not_text};
+
+/// Trains a tokenizer on a corpus
+///
+/// Makes a folder with `tokenizer.json` and `tokenizer_config.json`, which `hearth-train prepare` takes and `transformers`
+/// opens. The default is byte-level BPE, which encodes any text.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Text files, jsonl or Parquet files (text and jsonl also compressed with gzip or zstd), or folders of them
+    #[arg(value_name = "FILES", required = true)]
+    files: Vec<PathBuf>,
+
+    /// Folder for the tokenizer; it must not be there, or be empty
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+
+    /// Size of the vocabulary, special tokens and the 256 bytes included
+    #[arg(long, value_name = "TOKENS", default_value_t = 8192, conflicts_with = "chars")]
+    vocab_size: usize,
+
+    /// One token for each character that occurs, as nanoGPT's character-level example has it
+    #[arg(long)]
+    chars: bool,
+
+    /// How text is split into words, which merges never cross
+    #[arg(long, value_enum, default_value_t = SplitArg::Gpt4, conflicts_with = "chars")]
+    split: SplitArg,
+
+    /// Token that ends a document; an empty string: none [default: <|endoftext|>, and none with --chars]
+    #[arg(long, value_name = "TOKEN")]
+    eos: Option<String>,
+
+    /// Token that begins a document [default: none; without a value: <|bos|>]
+    #[arg(long, value_name = "TOKEN", num_args = 0..=1, default_missing_value = "<|bos|>", require_equals = true)]
+    bos: Option<String>,
+
+    /// Token that fills up rows [default: none, and <|pad|> with --chat or without a value]
+    #[arg(long, value_name = "TOKEN", num_args = 0..=1, default_missing_value = PAD, require_equals = true)]
+    pad: Option<String>,
+
+    /// Add <|im_start|> and <|im_end|>, and a ChatML template that uses them
+    #[arg(long)]
+    chat: bool,
+
+    /// Field or column of the text, in jsonl and Parquet
+    #[arg(long, value_name = "NAME", default_value = "text")]
+    text_field: String,
+
+    /// String between the documents of a text file, which is not learned from
+    #[arg(long, value_name = "TEXT")]
+    separator: Option<String>,
+
+    /// Print the result on stdout as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+const PAD: &str = "<|pad|>";
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum SplitArg {
+    /// Letters, digits and the rest, each with a space in front
+    Gpt2,
+    /// As GPT-2, with contractions in any case, digits in threes and line breaks apart
+    Gpt4,
+}
+
+/// The result, printed on stdout.
+#[derive(Debug, Serialize)]
+struct Report {
+    /// Where the tokenizer is.
+    out: PathBuf,
+    /// Tokens of the vocabulary, special tokens included.
+    vocab_size: usize,
+    /// Special tokens.
+    special_tokens: Vec<String>,
+    /// Bytes of text it was trained on.
+    bytes: u64,
+    /// Bytes of that text in a token, on average.
+    bytes_per_token: f64,
+    /// Duration in seconds.
+    seconds: f64,
+}
+
+/// Reads, counts, trains and writes.
+pub(crate) fn run(args: Args) -> Result<ExitCode> {
+    let mut status = Status::new();
+    let special = args.special_tokens();
+    special.check()?;
+    check_separator(args.separator.as_deref())?;
+    if !args.chars {
+        BuiltTokenizer::check_bpe(args.vocab_size, &special)?;
+    }
+    let mut files: Vec<SourceFile> = Vec::new();
+    for path in &args.files {
+        files.extend(list_files(path)?);
+    }
+    let total: u64 = files.iter().map(|file| file.n_bytes).sum();
+    // Checked before the work, not after it.
+    let staged = run_dir::stage(&args.out)?;
+
+    // Words and characters do not depend on the borders of pieces.
+    let options = ReadOptions { text_field: args.text_field, separator: args.separator, cutting: Cutting::Pieces };
+    let mut progress = |n_read: u64| {
+        status.show(|elapsed| {
+            let rate = n_read as f64 / elapsed.as_secs_f64() / 1e6;
+            format!("read {} of {}, {rate:.1} MB/s", bytes(n_read), bytes(total))
+        });
+    };
+    let (built, n_bytes, per_token, report) = if args.chars {
+        let (characters, report) = collect_characters(&files, &options, &mut progress)?;
+        ensure_text(characters.n_bytes)?;
+        let built = BuiltTokenizer::from_characters(&characters.set, &special)?;
+        (built, characters.n_bytes, characters.n_bytes as f64 / characters.n_chars as f64, report)
+    } else {
+        let split = match args.split {
+            SplitArg::Gpt2 => WordSplit::Gpt2,
+            SplitArg::Gpt4 => WordSplit::Gpt4,
+        };
+        let (counts, report) = count_words(&files, &options, split, &mut progress)?;
+        ensure_text(counts.n_bytes())?;
+        status.note(&format!("{} of text, {} different words; merging", bytes(counts.n_bytes()), counts.n_words()));
+        if let Some((n_dropped, floor)) = counts.dropped() {
+            status.note(&format!(
+                "to save memory, rare words were dropped {n_dropped} times (words seen at most {floor} times)"
+            ));
+        }
+        if counts.n_learned() < counts.n_words() {
+            status.note(&format!(
+                "to save memory, merges are learned from the {} most frequent words",
+                counts.n_learned()
+            ));
+        }
+        let built = BuiltTokenizer::from_words(&counts, args.vocab_size, &special)?;
+        let per_token = bytes_per_token(&counts, &built.open()?)?;
+        (built, counts.n_bytes(), per_token, report)
+    };
+    let not_text: Vec<PathBuf> = report.not_text.into_iter().map(|index| files[index].path.clone()).collect();
+    note_not_text(&mut status, &not_text);
+    let tokenizer = built.open()?;
+    for (name, text) in built.files() {
+        staged.write(name, text.as_bytes())?;
+    }
+    staged.commit()?;
+
+    let vocab_size = tokenizer.vocab_size();
+    if !args.chars && vocab_size < args.vocab_size {
+        status.note(&format!("the text has only enough pairs for {vocab_size} tokens, fewer than {}", args.vocab_size));
+    }
+    status.note(&format!(
+        "a tokenizer of {vocab_size} tokens is in `{}`: {per_token:.2} bytes per token on this text, {:.1} s",
+        args.out.display(),
+        status.elapsed().as_secs_f64()
+    ));
+    if args.json {
+        let report = Report {
+            out: args.out,
+            vocab_size,
+            special_tokens: tokenizer.special_tokens().into_iter().map(|(_, token)| token).collect(),
+            bytes: n_bytes,
+            bytes_per_token: per_token,
+            seconds: status.elapsed().as_secs_f64(),
+        };
+        writeln!(io::stdout(), "{}", serde_json::to_string(&report)?).context("cannot write to stdout")?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn ensure_text(n_bytes: u64) -> Result<()> {
+    ensure!(n_bytes > 0, "the files have no text: all are empty\nhint: use files or folders with text");
+    Ok(())
+}
+
+impl Args {
+    fn special_tokens(&self) -> SpecialTokens {
+        let default_eos = (!self.chars).then(|| END_OF_TEXT.to_owned());
+        SpecialTokens {
+            eos: self.eos.clone().or(default_eos).filter(|eos| !eos.is_empty()),
+            bos: self.bos.clone(),
+            pad: self.pad.clone().or_else(|| self.chat.then(|| PAD.to_owned())),
+            has_chat: self.chat,
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! Layers of TOML that make up one configuration: defaults, then a preset, then a file, then `--set`. Each layer is
+//! checked separately, so that an error names the source of the key.
+
+use std::{fs, path::PathBuf};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use serde::Deserialize;
+use toml::{Table, Value};
+
+use super::{Preset, TrainConfig};
+
+/// Keys of `schedule`; a layer that sets one of them replaces those of earlier layers.
+const BUDGETS: [&str; 4] = ["max_steps", "max_tokens", "tokens_per_param", "max_minutes"];
+
+/// The same for the length of the cooldown.
+const COOLDOWNS: [&str; 2] = ["cooldown_ratio", "cooldown_steps"];
+
+/// The sources of settings, in order.
+#[derive(Clone, Debug, Default)]
+pub struct Layers {
+    /// A resolved configuration to start from, instead of the defaults.
+    pub base: Option<TrainConfig>,
+    /// The name of a preset.
+    pub preset: Option<String>,
+    /// A TOML file.
+    pub file: Option<PathBuf>,
+    /// `dotted.key=value`; the last value of a key counts.
+    pub sets: Vec<String>,
+}
+
+impl Layers {
+    /// Merges the layers. Unknown keys are rejected with the nearest known one.
+    ///
+    /// # Errors
+    /// The layer and the key that cannot be read. Values are checked by [`TrainConfig::validate`].
+    pub fn resolve(&self) -> Result<TrainConfig> {
+        let mut merged = match &self.base {
+            Some(config) => config.to_table()?,
+            None => Table::new(),
+        };
+        if let Some(name) = &self.preset {
+            put(&mut merged, Preset::named(name)?.table()?, &format!("preset `{name}`"))?;
+        }
+        if let Some(path) = &self.file {
+            let shown = path.display();
+            let text = fs::read_to_string(path).with_context(|| {
+                format!("cannot read the configuration `{shown}`\nhint: give a TOML file, such as the `config.toml` of a run")
+            })?;
+            let table = toml::from_str(&text).map_err(|error| {
+                let error = error.to_string();
+                anyhow!("`{shown}` is not TOML: {}\nhint: the `config.toml` of a run is an example", error.trim_end())
+            })?;
+            put(&mut merged, table, &format!("`{shown}`"))?;
+        }
+        for set in &self.sets {
+            put(&mut merged, table_of_set(set)?, &format!("`--set {set}`"))?;
+        }
+        deserialize(merged).map_err(|error| anyhow!("{error}"))
+    }
+}
+
+impl TrainConfig {
+    /// The resolved configuration as TOML.
+    pub fn to_toml(&self) -> Result<String> {
+        toml::to_string_pretty(self).context("cannot write the configuration as TOML")
+    }
+
+    /// Parses the output of [`to_toml`](Self::to_toml).
+    pub fn from_toml(text: &str) -> Result<TrainConfig> {
+        toml::from_str(text).map_err(|error| anyhow!("{error}"))
+    }
+
+    pub(super) fn to_table(&self) -> Result<Table> {
+        Table::try_from(self).context("cannot write the configuration as TOML")
+    }
+}
+
+/// All dotted keys of a configuration.
+pub fn known_keys() -> Vec<String> {
+    // An unknown key: serde's error lists the known ones.
+    const NOBODYS: &str = "?";
+    fn below(prefix: &str, keys: &mut Vec<String>) {
+        let dotted = |name: &str| if prefix.is_empty() { name.to_owned() } else { format!("{prefix}.{name}") };
+        let table = nested(&dotted(NOBODYS), Value::Boolean(true));
+        match deserialize(table).map_err(|error| unknown_field(&error)) {
+            Err(Some((field, expected))) if field == NOBODYS => {
+                expected.iter().for_each(|name| below(&dotted(name), keys));
+            }
+            // A value, not a table.
+            _ => keys.push(prefix.to_owned()),
+        }
+    }
+    let mut keys = Vec::new();
+    below("", &mut keys);
+    keys
+}
+
+/// Checks a layer and merges it over the previous ones.
+fn put(merged: &mut Table, layer: Table, source: &str) -> Result<()> {
+    if let Err(error) = deserialize(layer.clone()) {
+        match unknown_field(&error) {
+            Some((field, _)) => {
+                let given = dotted_keys(&layer).into_iter().find(|key| key.split('.').any(|part| part == field));
+                let key = given.unwrap_or(field);
+                bail!("{source}: unknown key `{key}`\nhint: did you mean `{}`?", nearest(&key));
+            }
+            None => bail!("{source}: {error}"),
+        }
+    }
+    if let Some(Value::Table(schedule)) = layer.get("schedule") {
+        for group in [&BUDGETS[..], &COOLDOWNS[..]] {
+            let given: Vec<_> = group.iter().filter(|key| schedule.contains_key(**key)).collect();
+            ensure!(
+                given.len() <= 1,
+                "{source}: only one of {} may be set",
+                group.iter().map(|key| format!("`schedule.{key}`")).collect::<Vec<_>>().join(", ")
+            );
+            if let ([_], Some(Value::Table(before))) = (given.as_slice(), merged.get_mut("schedule")) {
+                before.retain(|key, _| group.iter().all(|name| key != *name));
+            }
+        }
+    }
+    merge(merged, layer);
+    Ok(())
+}
+
+fn merge(into: &mut Table, from: Table) {
+    for (key, value) in from {
+        match (into.get_mut(&key), value) {
+            (Some(Value::Table(into)), Value::Table(from)) => merge(into, from),
+            (_, value) => {
+                into.insert(key, value);
+            }
+        }
+    }
+}
+
+/// Parses `key=value` to a table. A value that is not TOML is a string, so quotes may be omitted.
+fn table_of_set(set: &str) -> Result<Table> {
+    let Some((key, value)) = set.split_once('=') else {
+        bail!("`--set {set}` has no `=`\nhint: for example `--set schedule.max_steps=200`");
+    };
+    let (key, value) = (key.trim(), value.trim());
+    ensure!(!key.split('.').any(str::is_empty), "`--set {set}`: `{key}` is not a key, such as `optim.lr`");
+    let parsed = toml::from_str::<Table>(&format!("value = {value}")).ok().and_then(|mut table| table.remove("value"));
+    Ok(nested(key, parsed.unwrap_or_else(|| Value::String(value.to_owned()))))
+}
+
+fn nested(key: &str, value: Value) -> Table {
+    let (first, rest) = key.split_once('.').map_or((key, None), |(first, rest)| (first, Some(rest)));
+    let value = match rest {
+        Some(rest) => Value::Table(nested(rest, value)),
+        None => value,
+    };
+    Table::from_iter([(first.to_owned(), value)])
+}
+
+fn deserialize(table: Table) -> Result<TrainConfig, toml::de::Error> {
+    TrainConfig::deserialize(Value::Table(table))
+}
+
+/// The unknown field and the known ones, from serde's error message.
+fn unknown_field(error: &toml::de::Error) -> Option<(String, Vec<String>)> {
+    let rest = error.message().strip_prefix("unknown field `")?;
+    let (field, rest) = rest.split_once('`')?;
+    let expected = rest.split('`').skip(1).step_by(2).map(str::to_owned).collect();
+    Some((field.to_owned(), expected))
+}
+
+fn dotted_keys(table: &Table) -> Vec<String> {
+    let keys = table.iter().map(|(key, value)| match value {
+        Value::Table(below) => dotted_keys(below).into_iter().map(|rest| format!("{key}.{rest}")).collect(),
+        _ => vec![key.clone()],
+    });
+    keys.flatten().collect()
+}
+
+/// The known key with the smallest edit distance; ties are resolved by the last part of the key.
+fn nearest(key: &str) -> String {
+    let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_owned();
+    let distance = |known: &String| {
+        let by_name = 1 + edits(&last(known), &last(key));
+        edits(known, key).min(by_name)
+    };
+    known_keys().into_iter().min_by_key(distance).unwrap_or_default()
+}
+
+/// The Levenshtein distance: insertions, deletions and replacements that turn `from` into `to`.
+fn edits(from: &str, to: &str) -> usize {
+    let to: Vec<char> = to.chars().collect();
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (n, from) in from.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], n + 1);
+        for (m, &to) in to.iter().enumerate() {
+            let replaced = diagonal + usize::from(from != to);
+            diagonal = row[m + 1];
+            row[m + 1] = replaced.min(row[m] + 1).min(row[m + 1] + 1);
+        }
+    }
+    row[to.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+    use crate::config::{Arch, PRESETS};
+
+    fn sets(sets: &[&str]) -> Layers {
+        Layers {
+            preset: Some("tiny".to_owned()),
+            sets: sets.iter().map(|set| (*set).to_owned()).collect(),
+            ..Layers::default()
+        }
+    }
+
+    #[test]
+    fn every_preset_is_valid_and_survives_toml() {
+        for preset in PRESETS {
+            let config = Layers { preset: Some(preset.name.to_owned()), ..Layers::default() }.resolve().unwrap();
+            config.validate().unwrap();
+            assert_eq!(TrainConfig::from_toml(&config.to_toml().unwrap()).unwrap(), config, "{}", preset.name);
+            assert!(preset.toml.starts_with("# ") && preset.about().len() > 20, "{}", preset.name);
+        }
+    }
+
+    #[test]
+    fn later_layers_win_and_a_budget_replaces_the_one_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("mine.toml");
+        fs::write(&file, "seed = 5\n[optim]\nlr = 0.5\nbeta2 = 0.9\n").unwrap();
+        let mut layers = sets(&["optim.lr=1", "model.arch=llama", "schedule.max_tokens=9_000", "sample.prompt=a b"]);
+        layers.file = Some(file);
+        let config = layers.resolve().unwrap();
+        assert_eq!((config.seed, config.optim.lr, config.optim.beta2), (5, 1.0, 0.9));
+        assert_eq!((config.model.arch, config.model.d_model), (Arch::Llama, 32), "the preset's width stays");
+        assert_eq!((config.schedule.max_steps, config.schedule.max_tokens), (None, Some(9000)));
+        assert_eq!(config.sample.prompt, "a b");
+    }
+
+    #[test]
+    fn an_unknown_key_is_refused_with_the_nearest_one() {
+        for (set, nearest) in [
+            ("optim.lrr=1", "`optim.lr`"),
+            ("steps=3", "`eval.batches`"),
+            ("max_step=3", "`schedule.max_steps`"),
+            ("optim.muon.momentun=0.9", "`optim.muon.momentum`"),
+            ("modle.n_layers=2", "`model.n_layers`"),
+        ] {
+            let error = sets(&[set]).resolve().unwrap_err().to_string();
+            let key = set.split('=').next().unwrap();
+            assert!(error.contains(&format!("unknown key `{key}`")), "{error}");
+            if key != "steps" {
+                assert!(error.contains(nearest), "{error}");
+            }
+        }
+    }
+
+    #[test]
+    fn wrong_values_name_what_was_given() {
+        for (set, what) in [
+            ("optim.lr=fast", "fast"),
+            ("model.arch=gpt5", "gpt5"),
+            ("optim.lr", "no `=`"),
+            ("seed=-1", "-1"),
+            ("=3", "is not a key"),
+        ] {
+            let error = sets(&[set]).resolve().unwrap_err().to_string();
+            assert!(error.contains("--set") && error.contains(what), "{error}");
+        }
+        let error = Layers { preset: Some("gpt5".into()), ..Layers::default() }.resolve().unwrap_err().to_string();
+        assert!(error.contains("`gpt5`") && error.contains("`shakespeare-char-cpu`"), "{error}");
+    }
+
+    #[test]
+    fn known_keys_are_all_there_are() {
+        let keys = known_keys();
+        for key in ["seed", "model.rope_theta", "optim.muon.lr", "schedule.max_minutes", "checkpoint.keep_steps"] {
+            assert!(keys.iter().any(|known| known == key), "{key} of {keys:?}");
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! From a run's settings to the architecture.
+
+use anyhow::Result;
+use hearth_model::{
+    config::{GptConfig, Positions, Rope, Sizes},
+    weights::DiskDtype,
+};
+
+use super::{Arch, ModelSettings, SaveDtype, TrainConfig};
+
+impl TrainConfig {
+    /// The architecture for a vocabulary of `vocab_size` tokens.
+    ///
+    /// # Errors
+    /// Sizes that are invalid, by field.
+    pub fn gpt_config(&self, vocab_size: usize) -> Result<GptConfig> {
+        let model = &self.model;
+        let sizes = Sizes {
+            vocab_size,
+            max_seq_len: model.max_seq_len,
+            n_layers: model.n_layers,
+            n_heads: model.n_heads,
+            n_kv_heads: model.n_kv_heads.unwrap_or(model.n_heads),
+            d_model: model.d_model,
+            d_ff: model.d_ff(),
+        };
+        let mut config = match model.arch {
+            Arch::Gpt2 => GptConfig::gpt2(sizes),
+            Arch::Llama => GptConfig::llama(sizes),
+            Arch::Qwen3 => GptConfig { qk_norm: true, ..GptConfig::llama(sizes) },
+            Arch::NanoChat => GptConfig::nanochat(sizes),
+        };
+        config.head_dim = model.head_dim.unwrap_or(config.head_dim);
+        config.tie_embeddings = model.tie_embeddings.unwrap_or(config.tie_embeddings);
+        if let Positions::Rope(rope) = config.positions {
+            config.positions = Positions::Rope(Rope::new(model.rope_theta.unwrap_or(rope.theta), config.head_dim));
+        }
+        config.dropout = model.dropout;
+        config.validate()?;
+        Ok(config)
+    }
+}
+
+impl ModelSettings {
+    /// Width inside the MLP: as set, or the architecture's default. GPT-2's and
+    /// nanochat's are four times the width. A gated MLP has
+    /// three matrices instead of two, so 8/3 of the width gives the same number of parameters ([Shazeer,
+    /// 2020](https://arxiv.org/abs/2002.05202)), rounded up to a multiple of 32 for the kernels.
+    pub fn d_ff(&self) -> usize {
+        self.d_ff.unwrap_or(match self.arch {
+            Arch::Gpt2 | Arch::NanoChat => 4 * self.d_model,
+            Arch::Llama | Arch::Qwen3 => (8 * self.d_model).div_ceil(3).next_multiple_of(32),
+        })
+    }
+}
+
+impl SaveDtype {
+    /// As the writer of model dirs has it.
+    pub fn on_disk(self) -> DiskDtype {
+        match self {
+            Self::F32 => DiskDtype::F32,
+            Self::F16 => DiskDtype::F16,
+            Self::Bf16 => DiskDtype::Bf16,
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! Validation of settings. Messages name the key, the value found and the values allowed.
+
+use anyhow::{Result, ensure};
+
+use super::{Algorithm, Arch, MicroBatchSize, ScheduleKind, TrainConfig};
+
+/// Far above any useful number of micro-batches per step.
+const MAX_MICRO_STEPS: usize = 1 << 16;
+
+/// Far above what the activations of any model leave memory for.
+const MAX_MICRO_BATCH_TOKENS: usize = 1 << 26;
+
+impl TrainConfig {
+    /// Tokens per micro-batch.
+    pub fn micro_batch_tokens(&self) -> usize {
+        self.data.micro_batch_size.rows().saturating_mul(self.model.max_seq_len)
+    }
+
+    /// Micro-batches per step.
+    pub fn micro_steps(&self) -> usize {
+        self.data.tokens_per_step.map_or(1, |tokens| tokens / self.micro_batch_tokens().max(1))
+    }
+
+    /// Tokens per step.
+    pub fn tokens_per_step(&self) -> usize {
+        self.micro_batch_tokens() * self.micro_steps()
+    }
+
+    /// Rejects invalid settings; the message names the key. Invalid model sizes are rejected by
+    /// [`gpt_config`](Self::gpt_config).
+    pub fn validate(&self) -> Result<()> {
+        self.validate_model()?;
+        self.validate_data()?;
+        self.validate_optim()?;
+        self.validate_schedule()?;
+        ensure!(self.eval.log_every > 0, "`eval.log_every` must be at least 1, got 0");
+        ensure!(self.eval.batches != Some(0), "`eval.batches` must be at least 1, got 0");
+        ensure!(self.checkpoint.keep > 0, "`checkpoint.keep` must be at least 1, got 0");
+        ensure!(
+            i64::try_from(self.seed).is_ok(),
+            "`seed` must be at most {}, the largest number in TOML, got {}",
+            i64::MAX,
+            self.seed
+        );
+        Ok(())
+    }
+
+    fn validate_model(&self) -> Result<()> {
+        let model = &self.model;
+        for (name, value) in
+            [("model.n_layers", model.n_layers), ("model.n_heads", model.n_heads), ("model.d_model", model.d_model)]
+        {
+            ensure!(value > 0, "`{name}` must be at least 1, got 0");
+        }
+        ensure!(
+            model.max_seq_len >= 2,
+            "`model.max_seq_len` must be at least 2 (a token and its successor), got {}",
+            model.max_seq_len
+        );
+        for (name, value) in
+            [("model.n_kv_heads", model.n_kv_heads), ("model.d_ff", model.d_ff), ("model.head_dim", model.head_dim)]
+        {
+            ensure!(value != Some(0), "`{name}` must be at least 1, got 0");
+        }
+        ensure!(
+            model.head_dim.is_some() || model.d_model.is_multiple_of(model.n_heads),
+            "`model.d_model` must be a multiple of `model.n_heads`, got {} and {}",
+            model.d_model,
+            model.n_heads
+        );
+        if let Some(n_kv_heads) = model.n_kv_heads {
+            ensure!(
+                model.n_heads.is_multiple_of(n_kv_heads),
+                "`model.n_heads` must be a multiple of `model.n_kv_heads`, got {} and {n_kv_heads}",
+                model.n_heads
+            );
+        }
+        if model.arch == Arch::Gpt2 {
+            let own = [
+                ("n_kv_heads", model.n_kv_heads.is_none_or(|n_kv_heads| n_kv_heads == model.n_heads)),
+                ("head_dim", model.head_dim.is_none_or(|head_dim| head_dim * model.n_heads == model.d_model)),
+                ("rope_theta", model.rope_theta.is_none()),
+            ];
+            for (name, holds) in own {
+                ensure!(
+                    holds,
+                    "`model.{name}` cannot be set for the architecture `gpt2`\nhint: `model.arch=llama` and \
+                     `model.arch=qwen3` support it"
+                );
+            }
+        }
+        ensure!(
+            (0.0..1.0).contains(&model.dropout),
+            "`model.dropout` must be at least 0 and below 1, got {}",
+            model.dropout
+        );
+        Ok(())
+    }
+
+    fn validate_data(&self) -> Result<()> {
+        let data = &self.data;
+        ensure!(data.micro_batch_size.rows() > 0, "`data.micro_batch_size` must be at least 1, got 0");
+        ensure!(
+            data.micro_batch_size != MicroBatchSize::Auto || data.tokens_per_step.is_some(),
+            "`data.micro_batch_size` can be `auto` only with `data.tokens_per_step`: what a step trains on must not depend on the \
+             machine\nhint: for example `--set data.tokens_per_step={}`",
+            12 * self.model.max_seq_len
+        );
+        ensure!(
+            data.val_fraction > 0.0 && data.val_fraction < 1.0,
+            "`data.val_fraction` must be above 0 and below 1, got {}",
+            data.val_fraction
+        );
+        let micro = self.micro_batch_tokens();
+        ensure!(
+            micro <= MAX_MICRO_BATCH_TOKENS,
+            "`data.micro_batch_size` times `model.max_seq_len` must be at most {MAX_MICRO_BATCH_TOKENS} tokens, got {} \
+             times {}\nhint: `data.tokens_per_step` allows larger steps without more memory",
+            data.micro_batch_size,
+            self.model.max_seq_len
+        );
+        if let Some(tokens) = data.tokens_per_step {
+            ensure!(
+                tokens > 0 && tokens.is_multiple_of(micro),
+                "`data.tokens_per_step` must be a multiple of `data.micro_batch_size` times `model.max_seq_len`, \
+                 {} times {} = {micro}, got {tokens}",
+                data.micro_batch_size,
+                self.model.max_seq_len
+            );
+            ensure!(
+                tokens / micro <= MAX_MICRO_STEPS,
+                "`data.tokens_per_step` must be at most {MAX_MICRO_STEPS} micro-batches of {micro} tokens, got {tokens}"
+            );
+        }
+        Ok(())
+    }
+
+    fn validate_optim(&self) -> Result<()> {
+        let optim = &self.optim;
+        let muon = &optim.muon;
+        for (name, value) in [
+            ("optim.beta1", optim.beta1),
+            ("optim.beta2", optim.beta2),
+            ("optim.muon.momentum", muon.momentum),
+            ("optim.muon.momentum_start", muon.momentum_start),
+        ] {
+            ensure!((0.0..1.0).contains(&value), "`{name}` must be at least 0 and below 1, got {value}");
+        }
+        for (name, value) in [("optim.eps", optim.eps), ("optim.lr", optim.lr), ("optim.muon.lr", muon.lr)] {
+            ensure!(value.is_finite() && value > 0.0, "`{name}` must be above 0, got {value}");
+        }
+        for (name, value) in [
+            ("optim.weight_decay", optim.weight_decay),
+            ("optim.clip", optim.clip),
+            ("optim.z_loss", optim.z_loss),
+            ("optim.muon.weight_decay", muon.weight_decay),
+        ] {
+            ensure!(value.is_finite() && value >= 0.0, "`{name}` must be 0 or more, got {value}");
+        }
+        ensure!(
+            optim.spike_factor == 0.0 || optim.spike_factor.is_finite() && optim.spike_factor > 1.0,
+            "`optim.spike_factor` must be 0 (off) or above 1, got {}",
+            optim.spike_factor
+        );
+        ensure!(
+            optim.matrices != Algorithm::Muon || (1..=100).contains(&muon.iterations),
+            "`optim.muon.iterations` must be from 1 to 100, got {}",
+            muon.iterations
+        );
+        Ok(())
+    }
+
+    fn validate_schedule(&self) -> Result<()> {
+        let schedule = &self.schedule;
+        let set = [
+            schedule.max_steps.map(|steps| steps as f64),
+            schedule.max_tokens.map(|tokens| tokens as f64),
+            schedule.tokens_per_param,
+            schedule.max_minutes,
+        ];
+        let budgets: Vec<f64> = set.into_iter().flatten().collect();
+        let [budget] = budgets.as_slice() else {
+            anyhow::bail!(
+                "exactly one of `schedule.max_steps`, `schedule.max_tokens`, `schedule.tokens_per_param` and \
+                 `schedule.max_minutes` must be set, got {}\nhint: use `--preset`, or `--set schedule.max_steps=2000`",
+                budgets.len()
+            );
+        };
+        ensure!(budget.is_finite() && *budget > 0.0, "the budget in `schedule` must be above 0, got {budget}");
+        ensure!(
+            schedule.max_minutes.is_none() || matches!(schedule.kind, ScheduleKind::Constant | ScheduleKind::Wsd),
+            "`schedule.max_minutes` requires `schedule.kind` to be `constant` or `wsd`\nhint: other learning rates depend on the \
+             number of steps"
+        );
+        ensure!(
+            (0.0..=1.0).contains(&schedule.min_lr_ratio),
+            "`schedule.min_lr_ratio` must be from 0 to 1, got {}",
+            schedule.min_lr_ratio
+        );
+        ensure!(
+            (0.0..=1.0).contains(&schedule.cooldown_ratio),
+            "`schedule.cooldown_ratio` must be from 0 to 1, got {}",
+            schedule.cooldown_ratio
+        );
+        ensure!(
+            schedule.max_minutes.is_none() || schedule.cooldown_ratio < 1.0,
+            "`schedule.cooldown_ratio` must be below 1 with `schedule.max_minutes`, got {}",
+            schedule.cooldown_ratio
+        );
+        if let Some(max_steps) = schedule.max_steps {
+            ensure!(
+                schedule.warmup_steps <= max_steps,
+                "`schedule.warmup_steps` must be at most `schedule.max_steps`, got {} and {max_steps}\nhint: set \
+                 `schedule.warmup_steps` too",
+                schedule.warmup_steps
+            );
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use crate::config::Layers;
+
+    #[test]
+    fn a_bad_setting_is_refused_with_its_name_and_value() {
+        for (key, value) in [
+            ("model.max_seq_len", "1"),
+            ("data.tokens_per_step", "1000"),
+            ("data.micro_batch_size", "9223372036854775807"),
+            ("data.micro_batch_size", "0"),
+            ("data.micro_batch_size", "auto"),
+            ("model.n_layers", "0"),
+            ("model.d_model", "130"),
+            ("model.n_kv_heads", "3"),
+            ("model.dropout", "1"),
+            ("optim.beta2", "1.5"),
+            ("optim.lr", "-1"),
+            ("optim.clip", "nan"),
+            ("optim.spike_factor", "0.5"),
+            ("schedule.warmup_steps", "1000"),
+            ("schedule.max_minutes", "3"),
+            ("schedule.min_lr_ratio", "2"),
+            ("eval.log_every", "0"),
+            ("checkpoint.keep", "0"),
+        ] {
+            let layers = Layers {
+                preset: Some("tiny".to_owned()),
+                sets: vec!["model.n_heads=4".to_owned(), "model.arch=llama".to_owned(), format!("{key}={value}")],
+                ..Layers::default()
+            };
+            let error = layers.resolve().unwrap().validate().unwrap_err().to_string();
+            assert!(error.contains(&format!("`{key}`")), "{key}={value}: {error}");
+        }
+    }
+
+    #[test]
+    fn accumulation_follows_from_the_tokens_of_a_step() {
+        let layers = Layers {
+            preset: Some("tiny".to_owned()),
+            sets: vec!["data.tokens_per_step=768".to_owned()],
+            ..Layers::default()
+        };
+        let config = layers.resolve().unwrap();
+        config.validate().unwrap();
+        assert_eq!((config.micro_batch_tokens(), config.micro_steps(), config.tokens_per_step()), (256, 3, 768));
+    }
+}

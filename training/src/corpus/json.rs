@@ -1,0 +1,237 @@
+//! JSON: one object per line, or an array of objects; one document each.
+
+use std::{fmt, io::BufRead, path::Path};
+
+use anyhow::{Context, Result, anyhow};
+use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+use super::{
+    piece::Cutting,
+    text::{Sink, damaged, send_document},
+};
+
+/// Reads the field `field` of each object, one object in memory at a time: the elements of an array if the text begins with
+/// `[`, else the lines. Empty lines and documents that are empty or null are skipped.
+pub(super) fn read_json(
+    path: &Path,
+    mut reader: impl BufRead,
+    field: &str,
+    cutting: Cutting,
+    sink: Sink<'_>,
+) -> Result<()> {
+    let start = reader.fill_buf().with_context(|| damaged(path, 0))?;
+    match start.trim_ascii_start().first() {
+        Some(b'[') => read_array(path, reader, field, cutting, sink),
+        _ => read_lines(path, reader, field, cutting, sink),
+    }
+}
+
+fn read_array(path: &Path, reader: impl BufRead, field: &str, cutting: Cutting, sink: Sink<'_>) -> Result<()> {
+    let mut stopped = None;
+    let mut n_read = 0;
+    let array = Array { path, field, cutting, sink, stopped: &mut stopped, n_read: &mut n_read };
+    let mut json = serde_json::Deserializer::from_reader(reader);
+    let read = json.deserialize_seq(array).and_then(|()| json.end());
+    if let Some(error) = stopped {
+        return Err(error);
+    }
+    read.map_err(|error| {
+        if error.is_io() {
+            return anyhow::Error::from(error).context(damaged(path, 0));
+        }
+        anyhow!(
+            "`{}`, behind element {n_read} of the array: {error}\nhint: each element must be a JSON object with the text in a field, \
+             such as {{\"text\": \"...\"}}",
+            path.display()
+        )
+    })
+}
+
+/// Sends the field of each element of an array.
+struct Array<'a> {
+    path: &'a Path,
+    field: &'a str,
+    cutting: Cutting,
+    sink: Sink<'a>,
+    /// The error that stopped the reading, if it is not in the JSON.
+    stopped: &'a mut Option<anyhow::Error>,
+    n_read: &'a mut u64,
+}
+
+impl<'de> Visitor<'de> for Array<'_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON array")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut array: A) -> Result<(), A::Error> {
+        while let Some(found) = array.next_element_seed(TextField(self.field))? {
+            *self.n_read += 1;
+            let sent = match found {
+                Found::Text(text) => send_document(&text, self.cutting, self.sink),
+                Found::Null => Ok(()),
+                Found::Missing(keys) => {
+                    Err(missing(&format!("`{}`, element {}", self.path.display(), self.n_read), self.field, &keys))
+                }
+            };
+            if let Err(error) = sent {
+                *self.stopped = Some(error);
+                return Err(de::Error::custom("stopped"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The error of an object without the field; `place` says where it is.
+fn missing(place: &str, field: &str, keys: &[String]) -> anyhow::Error {
+    anyhow!(
+        "{place}: there is no field `{field}`, only: `{}`\nhint: set the field of the text with `--text-field`",
+        keys.join("`, `")
+    )
+}
+
+fn read_lines(path: &Path, mut reader: impl BufRead, field: &str, cutting: Cutting, sink: Sink<'_>) -> Result<()> {
+    let mut line = Vec::new();
+    let mut offset = 0;
+    for number in 1_u64.. {
+        line.clear();
+        let n_bytes = reader.read_until(b'\n', &mut line).with_context(|| damaged(path, offset))?;
+        if n_bytes == 0 {
+            break;
+        }
+        offset += n_bytes as u64;
+        if line.trim_ascii().is_empty() {
+            continue;
+        }
+        let mut json = serde_json::Deserializer::from_slice(&line);
+        let found = TextField(field).deserialize(&mut json).and_then(|found| json.end().map(|()| found));
+        match found.map_err(|error| broken_line(path, number, &error))? {
+            Found::Text(text) => send_document(&text, cutting, sink)?,
+            Found::Null => {}
+            Found::Missing(keys) => {
+                return Err(missing(&format!("`{}`, line {number}", path.display()), field, &keys));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn broken_line(path: &Path, number: u64, error: &serde_json::Error) -> anyhow::Error {
+    let what = error.to_string();
+    // Line numbers in serde's message refer to this line alone.
+    let what = what.replace(" at line 1 column ", " at column ");
+    anyhow!(
+        "`{}`, line {number}: {what}\nhint: each line must be a JSON object with the text in a field, such as \
+         {{\"text\": \"...\"}}",
+        path.display()
+    )
+}
+
+/// The value of the field in an object.
+enum Found {
+    Text(String),
+    Null,
+    /// The keys of the object.
+    Missing(Vec<String>),
+}
+
+/// Reads one field of an object and skips the others.
+struct TextField<'a>(&'a str);
+
+impl<'de> DeserializeSeed<'de> for TextField<'_> {
+    type Value = Found;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Found, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for TextField<'_> {
+    type Value = Found;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Found, A::Error> {
+        let mut found = None;
+        let mut keys = Vec::new();
+        while let Some(key) = map.next_key::<String>()? {
+            if key == self.0 {
+                let text = map
+                    .next_value::<Option<String>>()
+                    .map_err(|error| de::Error::custom(format!("field `{key}` is not a string: {error}")))?;
+                found = Some(text.map_or(Found::Null, Found::Text));
+            } else {
+                map.next_value::<IgnoredAny>()?;
+                keys.push(key);
+            }
+        }
+        Ok(found.unwrap_or(Found::Missing(keys)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    fn documents(text: &str, field: &str) -> Result<Vec<String>> {
+        let mut documents = Vec::new();
+        read_json(Path::new("a.jsonl"), text.as_bytes(), field, Cutting::Whole, &mut |piece| {
+            documents.push(piece.text);
+            Ok(())
+        })?;
+        Ok(documents)
+    }
+
+    #[test]
+    fn the_field_of_each_line_is_a_document() {
+        let text = "{\"text\": \"one\\nline \\u00e9\"}\n\n{\"id\": {\"text\": 1}, \"text\": \"two\"}\r\n{\"text\": null}\n{\"text\":\"\"}\n{\"text\":\"three\"}";
+        assert_eq!(documents(text, "text").unwrap(), ["one\nline é", "two", "three"]);
+        assert_eq!(documents("{\"body\": \"x\", \"text\": 1}", "body").unwrap(), ["x"]);
+    }
+
+    #[test]
+    fn the_elements_of_an_array_are_documents_too() {
+        let text = "\n [\n  {\"text\": \"one\\n\", \"id\": [1, 2]},\n  {\"text\": null}, {\"text\": \"\"},\n{\"text\":\"t\u{e9}\"}\n]\n";
+        assert_eq!(documents(text, "text").unwrap(), ["one\n", "té"]);
+        assert_eq!(documents("[]", "text").unwrap(), [""; 0]);
+    }
+
+    #[test]
+    fn what_stops_the_reading_of_an_array_is_reported() {
+        let text = "[{\"text\": \"a\"}, {\"text\": \"b\"}]";
+        let mut n = 0;
+        let error = read_json(Path::new("a.json"), text.as_bytes(), "text", Cutting::Whole, &mut |_| {
+            n += 1;
+            Err(anyhow!("no room"))
+        });
+        assert_eq!((error.unwrap_err().to_string().as_str(), n), ("no room", 1));
+    }
+
+    #[test]
+    fn a_broken_line_is_named_by_its_number() {
+        let cases = [
+            ("{\"text\": \"a\"}\n{\"text\": \"b\n", "line 2"),
+            (
+                "{\"text\": \"a\"}\n{\"body\": \"b\", \"id\": 1}\n",
+                "line 2: there is no field `text`, only: `body`, `id`",
+            ),
+            ("1\n", "line 1: invalid type"),
+            ("[1]\n", "behind element 0 of the array: invalid type"),
+            ("[{\"text\": \"a\"},\n{\"body\": \"b\"}]", "element 2: there is no field `text`, only: `body`"),
+            ("[{\"text\": \"a\"},\n{\"te", "behind element 1 of the array: EOF"),
+            ("[{\"text\": \"a\"}]\n[]", "behind element 1 of the array: trailing characters at line 2"),
+            ("{\"text\": 5}\n", "line 1: field `text` is not a string"),
+            ("{\"text\": \"a\"} x\n", "line 1: trailing characters"),
+            ("\n\nnot json\n", "line 3"),
+        ];
+        for (text, message) in cases {
+            let error = documents(text, "text").unwrap_err().to_string();
+            assert!(error.contains(message) && error.contains("a.jsonl") && error.contains("\nhint: "), "{error}");
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! Files as streams of bytes, decompressed as they are read.
+
+use std::{
+    fs::File,
+    io::{self, BufRead, BufReader, Read},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use anyhow::{Context, Result, bail};
+use flate2::bufread::MultiGzDecoder;
+use ruzstd::decoding::{
+    BlockDecodingStrategy, FrameDecoder,
+    errors::{FrameDecoderError, ReadFrameHeaderError},
+};
+
+const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+const XZ_MAGIC: [u8; 6] = [0xfd, b'7', b'z', b'X', b'Z', 0];
+const BZIP2_MAGIC: [u8; 3] = *b"BZh";
+
+/// Bytes read from disk so far, before decompression: the measure of progress.
+#[derive(Clone, Debug, Default)]
+pub struct BytesRead(Arc<AtomicU64>);
+
+impl BytesRead {
+    /// The number of bytes.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Counts `n` more.
+    pub fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+}
+
+/// Opens the regular file at `path` for reading.
+///
+/// # Errors
+/// The file is missing, or is a folder, a pipe or a device.
+pub(super) fn open_file(path: &Path) -> Result<File> {
+    let open = || {
+        let file = File::open(path)?;
+        if !file.metadata()?.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
+        }
+        Ok(file)
+    };
+    open().with_context(|| format!("cannot read `{}`", path.display()))
+}
+
+/// The bytes of the file at `path`, decompressed if its first bytes are those of gzip or zstd.
+///
+/// # Errors
+/// The file cannot be opened or uses another compression. Damage is reported while reading.
+pub(super) fn open_stream(path: &Path, bytes_read: &BytesRead) -> Result<Box<dyn BufRead + Send>> {
+    let counted = Counted { file: open_file(path)?, bytes_read: bytes_read.clone() };
+    let mut reader = BufReader::with_capacity(1 << 16, counted);
+    let start = reader.fill_buf().with_context(|| format!("cannot read `{}`", path.display()))?;
+    if start.starts_with(&GZIP_MAGIC) {
+        return Ok(Box::new(BufReader::with_capacity(1 << 16, MultiGzDecoder::new(reader))));
+    }
+    if start.starts_with(&ZSTD_MAGIC) {
+        return Ok(Box::new(BufReader::with_capacity(1 << 16, ZstdReader::new(reader))));
+    }
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    let named = |extension: &str| name.ends_with(extension);
+    let found = match start {
+        _ if start.starts_with(&XZ_MAGIC) => Some("xz"),
+        _ if start.starts_with(&BZIP2_MAGIC) && named(".bz2") => Some("bzip2"),
+        _ => None,
+    };
+    if let Some(found) = found {
+        bail!(
+            "`{}` is compressed with {found}\nhint: decompress it first, or compress it with gzip or zstd",
+            path.display()
+        );
+    }
+    let expected = match () {
+        () if named(".gz") => Some("gzip"),
+        () if named(".zst") || named(".zstd") => Some("zstd"),
+        () => None,
+    };
+    match expected {
+        Some(expected) => bail!(
+            "`{}` does not match its extension: it does not start like a {expected} file\nhint: the file may be damaged, or \
+             not compressed: then rename it",
+            path.display()
+        ),
+        None => Ok(Box::new(reader)),
+    }
+}
+
+/// Counts what is read.
+struct Counted {
+    file: File,
+    bytes_read: BytesRead,
+}
+
+impl Read for Counted {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let n = self.file.read(out)?;
+        self.bytes_read.add(n as u64);
+        Ok(n)
+    }
+}
+
+/// Decompresses consecutive zstd frames.
+struct ZstdReader<R> {
+    source: R,
+    decoder: FrameDecoder,
+    is_in_frame: bool,
+}
+
+impl<R: BufRead> ZstdReader<R> {
+    fn new(source: R) -> ZstdReader<R> {
+        ZstdReader { source, decoder: FrameDecoder::new(), is_in_frame: false }
+    }
+
+    /// Starts the next frame; false at the end of the file.
+    fn next_frame(&mut self) -> io::Result<bool> {
+        while !self.source.fill_buf()?.is_empty() {
+            match self.decoder.init(&mut self.source) {
+                Ok(()) => {
+                    self.is_in_frame = true;
+                    return Ok(true);
+                }
+                Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame { length, .. })) => {
+                    let n = io::copy(&mut self.source.by_ref().take(length.into()), &mut io::sink())?;
+                    if n < u64::from(length) {
+                        return Err(io::ErrorKind::UnexpectedEof.into());
+                    }
+                }
+                Err(error) => return Err(io::Error::new(io::ErrorKind::InvalidData, error)),
+            }
+        }
+        Ok(false)
+    }
+
+    fn end_frame(&mut self) -> io::Result<()> {
+        self.is_in_frame = false;
+        match (self.decoder.get_checksum_from_data(), self.decoder.get_calculated_checksum()) {
+            (Some(stored), Some(computed)) if stored != computed => {
+                let what = format!("checksum {computed:08x}, expected {stored:08x}");
+                Err(io::Error::new(io::ErrorKind::InvalidData, what))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl<R: BufRead> Read for ZstdReader<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        if out.is_empty() {
+            return Ok(0);
+        }
+        loop {
+            if !self.is_in_frame && !self.next_frame()? {
+                return Ok(0);
+            }
+            while self.decoder.can_collect() == 0 && !self.decoder.is_finished() {
+                self.decoder
+                    .decode_blocks(&mut self.source, BlockDecodingStrategy::UptoBlocks(1))
+                    .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+            }
+            let n = self.decoder.read(out)?;
+            if n > 0 {
+                return Ok(n);
+            }
+            self.end_frame()?;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use std::{fs, io::Write};
+
+    use flate2::{Compression, write::GzEncoder};
+    use ruzstd::encoding::{CompressionLevel, compress_to_vec};
+
+    use super::*;
+
+    fn gzip(bytes: &[u8]) -> Vec<u8> {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+        encoder.write_all(bytes).unwrap();
+        encoder.finish().unwrap()
+    }
+
+    fn zstd(bytes: &[u8]) -> Vec<u8> {
+        compress_to_vec(bytes, CompressionLevel::Fastest)
+    }
+
+    fn read(name: &str, bytes: &[u8]) -> Result<Vec<u8>> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        let mut found = Vec::new();
+        let bytes_read = BytesRead::default();
+        open_stream(&path, &bytes_read)?.read_to_end(&mut found)?;
+        assert_eq!(bytes_read.get(), bytes.len() as u64);
+        Ok(found)
+    }
+
+    #[test]
+    fn compressed_files_are_read_as_their_contents_in_several_members_too() {
+        let (one, two) = (b"first part\n".repeat(20_000), b"second part\n".repeat(30_000));
+        let both = [one.clone(), two.clone()].concat();
+        assert_eq!(read("plain", &both).unwrap(), both);
+        assert_eq!(read("a.gz", &[gzip(&one), gzip(&two)].concat()).unwrap(), both);
+        // A skippable frame of 3 bytes in between.
+        let skippable = [&[0x50, 0x2a, 0x4d, 0x18, 3, 0, 0, 0][..], b"xyz"].concat();
+        assert_eq!(read("a.zst", &[zstd(&one), skippable, zstd(b""), zstd(&two)].concat()).unwrap(), both);
+        assert_eq!(read("nothing", b"").unwrap(), b"");
+    }
+
+    #[test]
+    fn cut_and_damaged_files_are_errors() {
+        let text: Vec<u8> = (0..200_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+        for (name, bytes) in [("a.gz", gzip(&text)), ("a.zst", zstd(&text))] {
+            for n in [20, bytes.len() / 2, bytes.len() - 1] {
+                assert!(read(name, &bytes[..n]).is_err(), "{name} cut at {n}");
+            }
+            let mut damaged = bytes.clone();
+            damaged[bytes.len() / 2] ^= 1;
+            assert!(read(name, &damaged).is_err(), "{name}");
+        }
+        for (name, bytes) in
+            [("a.gz", &b"plain"[..]), ("a.zst", b"plain"), ("a", b"\xfd7zXZ\0..."), ("a.bz2", b"BZh9...")]
+        {
+            let error = read(name, bytes).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains("\nhint: "), "{error}");
+        }
+    }
+}

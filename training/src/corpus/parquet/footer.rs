@@ -1,0 +1,195 @@
+//! The footer of a Parquet file: its schema, and the positions of each column.
+
+use std::{
+    fs::File,
+    io::{Read, Seek, SeekFrom},
+};
+
+use super::{
+    DAMAGED, Problem,
+    thrift::{Struct, Value},
+};
+
+const MAGIC: &[u8; 4] = b"PAR1";
+const ENCRYPTED_MAGIC: &[u8; 4] = b"PARE";
+
+/// Parquet's physical type for byte arrays.
+const BYTE_ARRAY: i64 = 6;
+
+/// Compression of pages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Codec {
+    None,
+    Snappy,
+    Gzip,
+    Zstd,
+}
+
+impl Codec {
+    fn of(number: i64) -> Result<Codec, Problem> {
+        let unsupported = |name: &str| {
+            Err(format!(
+                "its pages are compressed with {name}\nhint: write the file again with snappy, gzip, zstd or no compression"
+            ))
+        };
+        match number {
+            0 => Ok(Codec::None),
+            1 => Ok(Codec::Snappy),
+            2 => Ok(Codec::Gzip),
+            6 => Ok(Codec::Zstd),
+            3 => unsupported("LZO"),
+            4 => unsupported("Brotli"),
+            5 | 7 => unsupported("LZ4"),
+            other => unsupported(&format!("the unknown codec {other}")),
+        }
+    }
+}
+
+/// The parts of the footer that Hearth uses.
+#[derive(Debug)]
+pub(super) struct Footer {
+    metadata: Struct,
+    n_bytes: u64,
+}
+
+/// A text column.
+#[derive(Debug)]
+pub(super) struct Column {
+    pub(super) name: String,
+    /// Whether values may be missing.
+    pub(super) is_optional: bool,
+    /// One part per row group.
+    pub(super) chunks: Vec<Chunk>,
+}
+
+/// The values of a column in one row group.
+#[derive(Clone, Debug)]
+pub(super) struct Chunk {
+    pub(super) codec: Codec,
+    pub(super) n_values: u64,
+    pub(super) start: u64,
+    pub(super) n_bytes: u64,
+    /// Bytes of all columns of the row group, for progress.
+    pub(super) group_bytes: u64,
+}
+
+impl Footer {
+    pub(super) fn read(file: &mut File) -> Result<Footer, Problem> {
+        let io = |error: std::io::Error| format!("cannot read the file: {error}");
+        let n_bytes = file.seek(SeekFrom::End(0)).map_err(io)?;
+        if n_bytes < 12 {
+            return Err(format!("is not a Parquet file: it has {n_bytes} bytes; {DAMAGED}"));
+        }
+        let mut magic = [0; 4];
+        file.seek(SeekFrom::Start(0)).and_then(|_| file.read_exact(&mut magic)).map_err(io)?;
+        let mut tail = [0; 8];
+        file.seek(SeekFrom::End(-8)).and_then(|_| file.read_exact(&mut tail)).map_err(io)?;
+        let (length, end) = tail.split_at(4);
+        match end {
+            _ if end == ENCRYPTED_MAGIC => {
+                return Err("is encrypted\nhint: write the file again without encryption".to_owned());
+            }
+            _ if &magic != MAGIC => {
+                return Err(format!(
+                    "is not a Parquet file: it starts with {magic:02x?}, expected {MAGIC:02x?} (`PAR1`)\nhint: \
+                                    its name ends in `.parquet`; rename it if it is text"
+                ));
+            }
+            _ if end != MAGIC => {
+                return Err(format!("ends with {end:02x?}, expected {MAGIC:02x?} (`PAR1`): {DAMAGED}"));
+            }
+            _ => {}
+        }
+        let length = u64::from(u32::from_le_bytes([length[0], length[1], length[2], length[3]]));
+        if length + 12 > n_bytes {
+            return Err(format!("has a footer of {length} bytes, but {n_bytes} bytes in all: {DAMAGED}"));
+        }
+        file.seek(SeekFrom::Start(n_bytes - 8 - length)).map_err(io)?;
+        let mut footer = Vec::new();
+        file.take(length).read_to_end(&mut footer).map_err(io)?;
+        let metadata = Struct::read(&mut footer.as_slice()).map_err(|problem| format!("{problem}: {DAMAGED}"))?;
+        Ok(Footer { metadata, n_bytes })
+    }
+
+    /// The text column named `name`.
+    pub(super) fn find(&self, name: &str) -> Result<Column, Problem> {
+        let damaged = |what: &str| format!("has no {what} in its metadata: {DAMAGED}");
+        let schema = self.metadata.list(2).ok_or_else(|| damaged("schema"))?;
+        let elements: Vec<&Struct> = schema.iter().filter_map(Value::as_struct).collect();
+        // The first element is the table; the fields follow depth first.
+        let mut names = Vec::new();
+        let mut at = 1;
+        let mut found = None;
+        while let Some(element) = elements.get(at) {
+            let field = element.text(4).unwrap_or_default();
+            names.push(field);
+            if field == name {
+                found = Some(*element);
+            }
+            at = end_of(&elements, at);
+        }
+        let Some(element) = found else {
+            return Err(format!(
+                "has no column `{name}`; it has: `{}`\nhint: set the column of the text with `--text-field`",
+                names.join("`, `")
+            ));
+        };
+        let is_text = element.number(1) == Some(BYTE_ARRAY) && element.number(5).unwrap_or(0) == 0;
+        let is_optional = match element.number(3) {
+            Some(0) => false,
+            Some(1) => true,
+            _ => {
+                return Err(format!(
+                    "column `{name}` is repeated, expected one text per row\nhint: set the column of the text with `--text-field`"
+                ));
+            }
+        };
+        if !is_text {
+            return Err(format!(
+                "column `{name}` is not text\nhint: set the column of the text with `--text-field`; the file has: `{}`",
+                names.join("`, `")
+            ));
+        }
+        let groups = self.metadata.list(4).ok_or_else(|| damaged("row groups"))?;
+        let mut chunks = Vec::new();
+        for group in groups {
+            let columns = group.as_struct().and_then(|group| group.list(1)).ok_or_else(|| damaged("columns"))?;
+            let metadata = |column: &Value| column.as_struct()?.structure(3).cloned();
+            let all: Vec<Struct> = columns.iter().filter_map(metadata).collect();
+            let is_named = |column: &&Struct| matches!(column.list(3), Some([one]) if one.as_text() == Some(name));
+            let column = all.iter().find(is_named).ok_or_else(|| damaged(&format!("part of column `{name}`")))?;
+            let group_bytes = all.iter().filter_map(|column| column.number(7)).map(|n| n.max(0) as u64).sum();
+            chunks.push(self.chunk(column, group_bytes)?);
+        }
+        Ok(Column { name: name.to_owned(), is_optional, chunks })
+    }
+
+    fn chunk(&self, column: &Struct, group_bytes: u64) -> Result<Chunk, Problem> {
+        let number = |field: i16| column.number(field).and_then(|number| u64::try_from(number).ok());
+        let (Some(codec), Some(n_values), Some(n_bytes), Some(data)) =
+            (column.number(4), number(5), number(7), number(9))
+        else {
+            return Err(format!("has no position of a column in its metadata: {DAMAGED}"));
+        };
+        let start = number(11).filter(|&dictionary| dictionary > 0 && dictionary < data).unwrap_or(data);
+        if start.checked_add(n_bytes).is_none_or(|end| end > self.n_bytes) {
+            return Err(format!(
+                "a column ends at byte {} according to its metadata, beyond the end of the file: {DAMAGED}",
+                start.saturating_add(n_bytes)
+            ));
+        }
+        Ok(Chunk { codec: Codec::of(codec)?, n_values, start, n_bytes, group_bytes })
+    }
+}
+
+/// The index of the field after the one at `at`.
+fn end_of(elements: &[&Struct], at: usize) -> usize {
+    let (mut left, mut at) = (1_i64, at);
+    while left > 0
+        && let Some(element) = elements.get(at)
+    {
+        left += element.number(5).unwrap_or(0).max(0) - 1;
+        at += 1;
+    }
+    at
+}

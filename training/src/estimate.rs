@@ -1,0 +1,127 @@
+//! An estimate of a run's parameters, arithmetic and memory.
+
+mod account;
+mod cpu;
+mod gpu;
+
+use std::thread;
+
+use burn::tensor::Device;
+use hearth_model::{config::GptConfig, gpt::param_specs};
+
+use crate::{
+    combine::TreeSum,
+    config::{Algorithm, TrainConfig},
+    learner::LossGradients,
+    optim::matrices_of,
+};
+
+/// The resources that a run needs. Values are f32.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Estimate {
+    /// Trained parameters.
+    pub n_params: usize,
+    /// Floating-point operations per token, forward and backward, with attention over half the context.
+    pub flops_per_token: u64,
+    /// Micro-batches per step.
+    pub micro_steps: usize,
+    /// Maximum number of partial sums of gradients that exist at the same time.
+    pub n_partial_sums: usize,
+    /// The weights.
+    pub weight_bytes: u64,
+    /// The optimizer's state.
+    pub moment_bytes: u64,
+    /// Gradients: the partial sums.
+    pub gradient_bytes: u64,
+    /// What else exists at the moment of the peak: activations that the forward pass over one micro-batch keeps, temporary
+    /// values of the backward pass, and on the CPU memory of the process beside tensors; less gradients that do not exist yet.
+    pub activation_bytes: u64,
+    /// The largest tensor.
+    pub largest_tensor_bytes: u64,
+    /// Peak memory on the device: all of these, without what the process used before.
+    pub peak_bytes: u64,
+}
+
+/// What the memory of a run depends on beside the model and the micro-batch.
+struct Run {
+    micro_steps: usize,
+    n_partial_sums: usize,
+    n_moments: usize,
+    /// Values of the largest matrix that Muon updates.
+    largest_muon: usize,
+}
+
+/// What the CPU takes beside tensors, measured (docs/lab/training.md): pages of the program that training runs through, what
+/// products pack their operands into for each thread, and pages that the allocator cannot use for what is asked for next, as
+/// a share of the rest.
+const CODE_BYTES: u64 = 12_000_000;
+const PACKING_BYTES: u64 = 2_500_000;
+const UNUSABLE: f64 = 0.02;
+
+impl Estimate {
+    /// The estimate for a run with `config` and a model of `gpt` on `device`.
+    pub fn new(config: &TrainConfig, gpt: &GptConfig, device: &Device) -> Estimate {
+        let specs = param_specs(gpt);
+        let size = |shape: &[usize]| shape.iter().product::<usize>();
+        let n_params = gpt.n_params();
+        let muon = if config.optim.matrices == Algorithm::Muon { matrices_of(gpt) } else { Default::default() };
+        let is_muon = |path: &str| muon.contains_key(path);
+        let n_moments: usize =
+            specs.iter().map(|spec| size(&spec.shape) * if is_muon(&spec.path) { 1 } else { 2 }).sum();
+        let largest_muon = specs.iter().filter(|spec| is_muon(&spec.path)).map(|spec| size(&spec.shape)).max();
+        // Each matrix multiplies every token, except embeddings, whose rows are looked up; a tied embedding multiplies
+        // once.
+        let is_table = |path: &str| path == "pos_embed.weight" || path == "embed.weight" && !gpt.tie_embeddings;
+        let n_products: usize = specs
+            .iter()
+            .filter(|spec| spec.shape.len() == 2 && !is_table(&spec.path))
+            .map(|spec| size(&spec.shape))
+            .sum();
+        let seq_len = config.model.max_seq_len;
+        let attention = 2 * gpt.n_layers * gpt.q_width() * seq_len.div_ceil(2);
+        let micro_steps = config.micro_steps();
+        let n_partial_sums = TreeSum::<LossGradients>::most_at_once(micro_steps);
+        let bytes = |n_values: usize| 4 * n_values as u64;
+        let run = Run { micro_steps, n_partial_sums, n_moments, largest_muon: largest_muon.unwrap_or(0) };
+        let n_rows = config.micro_batch_tokens();
+        let peak_bytes = if *device == Device::flex() {
+            let n_values = cpu::Shape::new(gpt, n_rows, seq_len).peak(&run);
+            let n_threads = thread::available_parallelism().map_or(1, usize::from) as u64;
+            (bytes(n_values) as f64 * (1.0 + UNUSABLE)) as u64 + CODE_BYTES + PACKING_BYTES * n_threads
+        } else {
+            bytes(gpu::peak(gpt, n_rows, seq_len, &run))
+        };
+        let held = bytes(n_params + n_moments + n_params * n_partial_sums);
+        Estimate {
+            n_params,
+            flops_per_token: 6 * (n_products + attention) as u64,
+            micro_steps,
+            n_partial_sums,
+            weight_bytes: bytes(n_params),
+            moment_bytes: bytes(n_moments),
+            gradient_bytes: bytes(n_params * n_partial_sums),
+            activation_bytes: peak_bytes.saturating_sub(held),
+            largest_tensor_bytes: bytes(gpu::largest_tensor(gpt, n_rows, seq_len)),
+            peak_bytes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+    use crate::config::Layers;
+
+    #[test]
+    fn gpt2_has_the_numbers_that_everybody_knows() {
+        let config = Layers { preset: Some("gpt2-124m".to_owned()), ..Layers::default() }.resolve().unwrap();
+        let estimate = Estimate::new(&config, &config.gpt_config(50257).unwrap(), &Device::flex());
+        assert_eq!(estimate.n_params, 124_439_808);
+        // 6 N without positions and vectors, and attention over half the context: 6 * 12 layers * 768 * 1024.
+        let n_products = 124_439_808 - 1024 * 768 - 121_344;
+        assert_eq!(estimate.flops_per_token, 6 * (n_products + 12 * 768 * 1024));
+        assert_eq!((estimate.micro_steps, estimate.n_partial_sums), (40, 6));
+        assert_eq!(estimate.moment_bytes, 2 * estimate.weight_bytes);
+    }
+}

@@ -1,0 +1,67 @@
+//! A step's memory, followed from operation to operation: what is held, and the most that ever was. Numbers are of f32
+//! values.
+
+/// What is held, and the most that ever was.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Account {
+    held: usize,
+    peak: usize,
+}
+
+impl Account {
+    pub(super) fn take(&mut self, n_values: usize) {
+        self.held = self.held.saturating_add(n_values);
+        self.peak = self.peak.max(self.held);
+    }
+
+    pub(super) fn free(&mut self, n_values: usize) {
+        debug_assert!(self.held >= n_values, "{n_values} of {}", self.held);
+        self.held = self.held.saturating_sub(n_values);
+    }
+
+    /// Takes values that are freed before anything else is taken.
+    pub(super) fn briefly(&mut self, n_values: usize) {
+        self.take(n_values);
+        self.free(n_values);
+    }
+
+    pub(super) fn peak(&self) -> usize {
+        self.peak
+    }
+
+    #[cfg(test)]
+    pub(super) fn held(&self) -> usize {
+        self.held
+    }
+}
+
+/// An operation on one activation, with parameters or without.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Op {
+    /// What the forward pass computes and only this operation holds, until its backward pass has ended.
+    pub(super) kept: usize,
+    /// The gradient of its input.
+    pub(super) of_input: usize,
+    /// The gradients of its parameters.
+    pub(super) of_params: usize,
+    /// Memory that backward uses and frees.
+    pub(super) scratch: usize,
+}
+
+/// The forward pass of operations one after the other: what they keep.
+pub(super) fn forward(account: &mut Account, ops: &[Op]) {
+    ops.iter().for_each(|op| account.take(op.kept));
+}
+
+/// The backward pass of operations, last first. `incoming` is the gradient of the last output, which stays if it
+/// `is_shared`; returns the size of the gradient of the first input.
+pub(super) fn backward(account: &mut Account, ops: &[Op], incoming: usize, is_shared: bool) -> usize {
+    let mut gradient = if is_shared { 0 } else { incoming };
+    for op in ops.iter().rev() {
+        account.take(op.of_input + op.of_params);
+        account.briefly(op.scratch);
+        account.free(gradient + op.kept);
+        gradient = op.of_input;
+    }
+    gradient
+}

@@ -1,0 +1,147 @@
+//! A model in training: batches to gradients, gradients to new weights.
+
+use anyhow::{Context, Result};
+use burn::{
+    module::{Module, ModuleMapper, Param},
+    tensor::Tensor,
+};
+use hearth_model::{
+    attention::AttentionContext,
+    gpt::{Gpt, ParamPath},
+    ops::{Losses, Targets},
+};
+
+use crate::{
+    combine::{Sum, TreeSum},
+    config::OptimSettings,
+    loader::{Batch, mix},
+    optim::{Gradients, Optimizer, matrices_of},
+    schedule::Rates,
+};
+
+/// A model in training: its weights and its optimizer.
+#[derive(Clone, Debug)]
+pub struct Learner {
+    /// The model, on an autodiff device.
+    pub gpt: Gpt,
+    /// Its optimizer.
+    pub optimizer: Optimizer,
+    /// Seed of the dropout masks, together with step and micro-step.
+    seed: u64,
+}
+
+/// A loss and its gradients, still on the device: of one micro-batch, several, or a whole step.
+#[derive(Clone, Debug)]
+pub struct LossGradients {
+    /// `[1]`, without autodiff: cross entropy in nats, as a weighted mean over the targets of the step.
+    pub loss: Tensor<1>,
+    /// Gradients of this loss, and of the z-loss if enabled.
+    pub gradients: Gradients,
+}
+
+impl Sum for LossGradients {
+    fn sum(left: LossGradients, right: LossGradients) -> LossGradients {
+        LossGradients { loss: left.loss + right.loss, gradients: Gradients::sum(left.gradients, right.gradients) }
+    }
+}
+
+/// The step whose gradients are computed; this process may compute part of its micro-steps.
+#[derive(Clone, Copy, Debug)]
+pub struct StepIndex {
+    /// The step, counted from 0.
+    pub step: usize,
+    /// Total weight of the targets in all micro-batches of the step ([`Batch::total_weight`]), by which the losses are
+    /// divided.
+    pub total_weight: f64,
+}
+
+impl Learner {
+    /// A model at the start of training. It must be on an autodiff device.
+    pub fn new(gpt: Gpt, optim: OptimSettings, seed: u64) -> Learner {
+        let matrices = matrices_of(gpt.config());
+        Learner { gpt, optimizer: Optimizer::new(optim, matrices), seed }
+    }
+
+    /// Sums the gradients of micro-batches, given with the numbers of their micro-steps in order: an aligned subtree of
+    /// the step's tree, see [`combine`](crate::combine). `None` without micro-batches. Reads nothing back from the
+    /// device.
+    pub fn gradients(
+        &self,
+        index: StepIndex,
+        micro_batches: impl Iterator<Item = (usize, Batch)>,
+    ) -> Result<Option<LossGradients>> {
+        let mut tree = TreeSum::default();
+        for (micro_step, batch) in micro_batches {
+            tree.push(self.backward(self.forward(index, micro_step, &batch)));
+        }
+        Ok(tree.finish())
+    }
+
+    /// The losses of one micro-batch: means over its targets, times its share of the step's targets.
+    pub fn forward(&self, index: StepIndex, micro_step: usize, batch: &Batch) -> Losses {
+        let device = self.gpt.device().autodiff();
+        if self.gpt.config().dropout > 0.0 {
+            // Burn has one stream of random numbers. It is seeded here, so dropout masks depend only on seed, step,
+            // micro-step and the position in the model.
+            let key = mix(mix(mix(self.seed) ^ index.step as u64) ^ micro_step as u64);
+            device.clone().inner().seed(key);
+        }
+        let (inputs, targets) = batch.to_device(&device);
+        let hidden = self.gpt.forward(inputs, AttentionContext::dense(batch.batch_size, batch.seq_len));
+        // With weights, each row has its share of the step in its weight; without, the mean over the rows has that of all.
+        let (share, weights) = match &batch.weights {
+            None => (batch.total_weight() / index.total_weight, None),
+            Some(weights) => {
+                let shares = weights.iter().map(|&weight| (f64::from(weight) / index.total_weight) as f32);
+                (1.0, Some(shares.collect()))
+            }
+        };
+        let losses = self.gpt.losses(hidden, Targets { ids: targets, weights }, self.optimizer.settings().z_loss);
+        Losses { objective: losses.objective.mul_scalar(share), cross_entropy: losses.cross_entropy.mul_scalar(share) }
+    }
+
+    /// The gradients of what [`forward`](Self::forward) gave.
+    pub fn backward(&self, losses: Losses) -> LossGradients {
+        let gradients = Gradients::from_backward(&self.gpt, losses.objective.backward());
+        LossGradients { loss: losses.cross_entropy, gradients }
+    }
+
+    /// Updates the weights once.
+    pub fn update(mut self, gradients: Gradients, rates: Rates) -> Learner {
+        self.gpt = self.optimizer.step(self.gpt, gradients, rates);
+        self
+    }
+
+    /// Clips gradients by the settings; returns their norm before clipping, `[1]`, on the device.
+    pub fn clip(&self, gradients: &mut Gradients) -> Result<Tensor<1>> {
+        gradients.clip(self.optimizer.settings().clip).context("no parameter of the model has a gradient")
+    }
+}
+
+/// The model with zeros in the matrices that write to the residual stream, and in an untied `lm_head`, so that each
+/// block starts as the identity.
+pub fn with_zero_outputs(gpt: Gpt) -> Gpt {
+    struct Zero(ParamPath);
+
+    impl ModuleMapper for Zero {
+        fn enter_module(&mut self, name: &str, container: &str) {
+            self.0.enter(name, container);
+        }
+
+        fn exit_module(&mut self, _name: &str, _container: &str) {
+            self.0.exit();
+        }
+
+        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+            let path = self.0.path();
+            let is_output =
+                ["attn.out.weight", "mlp.down.weight", "lm_head.weight"].iter().any(|end| path.ends_with(end));
+            if !is_output {
+                return param;
+            }
+            param.map(|value| Tensor::from_inner(value.inner().zeros_like()).require_grad())
+        }
+    }
+
+    gpt.map(&mut Zero(ParamPath::default()))
+}

@@ -1,0 +1,186 @@
+//! Computes new weights from gradients: gradients by parameter path, global-norm clipping (nowhere else), AdamW, and
+//! Muon for matrices.
+//!
+//! Gradients and moments are flat, `[n_values]`: most of an update is the same for every rank, so only reading a
+//! gradient and writing a weight depend on the rank. Nothing here reads back from the device.
+
+mod adamw;
+mod gradients;
+mod muon;
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, bail, ensure};
+use burn::{
+    module::{Module, ModuleMapper, Param},
+    tensor::Tensor,
+};
+use hearth_model::gpt::ParamPath;
+
+pub use self::gradients::Gradients;
+pub use self::muon::matrices_of;
+use crate::{
+    config::{Algorithm, OptimSettings},
+    schedule::Rates,
+};
+
+/// The optimizer of a model: its state for each parameter, by path.
+#[derive(Clone, Debug)]
+pub struct Optimizer {
+    settings: OptimSettings,
+    /// Matrices that Muon updates, by path, with the number of rows of each stacked matrix.
+    matrices: BTreeMap<String, Vec<usize>>,
+    /// Number of updates so far.
+    n_updates: usize,
+    moments: BTreeMap<String, Moments>,
+}
+
+/// The state of one parameter, `[n_values]` each.
+#[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "handles of tensors: what they hold is far larger")]
+enum Moments {
+    AdamW {
+        /// Running average of gradients.
+        first: Tensor<1>,
+        /// Running average of squared gradients.
+        second: Tensor<1>,
+    },
+    Muon {
+        /// Running average of gradients.
+        momentum: Tensor<1>,
+    },
+}
+
+/// Suffixes of the names of saved moments, after the parameter's path: torch's names.
+const FIRST: &str = "exp_avg";
+const SECOND: &str = "exp_avg_sq";
+const MOMENTUM: &str = "momentum_buffer";
+
+impl Optimizer {
+    /// A new optimizer. `matrices` are those that Muon may update, see [`matrices_of`].
+    pub fn new(settings: OptimSettings, matrices: BTreeMap<String, Vec<usize>>) -> Optimizer {
+        let matrices = if settings.matrices == Algorithm::Muon { matrices } else { BTreeMap::new() };
+        Optimizer { settings, matrices, n_updates: 0, moments: BTreeMap::new() }
+    }
+
+    /// Its settings.
+    pub fn settings(&self) -> &OptimSettings {
+        &self.settings
+    }
+
+    /// Number of updates so far.
+    pub fn n_updates(&self) -> usize {
+        self.n_updates
+    }
+
+    /// Updates every parameter that has a gradient.
+    pub fn step<M: Module>(&mut self, module: M, gradients: Gradients, rates: Rates) -> M {
+        self.n_updates += 1;
+        module.map(&mut Update { path: ParamPath::default(), optimizer: self, gradients, rates })
+    }
+
+    /// All moments, flat, by name, sorted: `PATH.exp_avg`, `PATH.exp_avg_sq`, `PATH.momentum_buffer`.
+    pub fn moments(&self) -> Vec<(String, Tensor<1>)> {
+        let named = |path: &str, name: &str, values: &Tensor<1>| (format!("{path}.{name}"), values.clone());
+        let of_param = |(path, moments): (&String, &Moments)| match moments {
+            Moments::AdamW { first, second } => vec![named(path, FIRST, first), named(path, SECOND, second)],
+            Moments::Muon { momentum } => vec![named(path, MOMENTUM, momentum)],
+        };
+        self.moments.iter().flat_map(of_param).collect()
+    }
+
+    /// Restores the result of [`moments`](Self::moments) after `n_updates` updates.
+    ///
+    /// # Errors
+    /// A name is not that of a moment, or its second moment is missing.
+    pub fn restore(&mut self, n_updates: usize, moments: BTreeMap<String, Tensor<1>>) -> Result<()> {
+        let mut moments = moments;
+        let mut restored = BTreeMap::new();
+        while let Some((name, values)) = moments.pop_first() {
+            let Some((path, kind)) = name.rsplit_once('.') else { bail!("`{name}` is not a moment of a parameter") };
+            let of_param = match kind {
+                FIRST => {
+                    let second = moments.remove(&format!("{path}.{SECOND}"));
+                    let Some(second) = second else { bail!("`{path}.{SECOND}` is missing") };
+                    Moments::AdamW { first: values, second }
+                }
+                MOMENTUM => Moments::Muon { momentum: values },
+                _ => bail!("`{name}` is not a moment of a parameter"),
+            };
+            let is_muon = self.matrices.contains_key(path);
+            ensure!(
+                is_muon == matches!(of_param, Moments::Muon { .. }),
+                "`{name}` belongs to another optimizer than that of `{path}`"
+            );
+            restored.insert(path.to_owned(), of_param);
+        }
+        self.n_updates = n_updates;
+        self.moments = restored;
+        Ok(())
+    }
+
+    /// The new value of a flat parameter with `rank` dimensions.
+    fn update(
+        &mut self,
+        path: String,
+        value: Tensor<1>,
+        gradient: Tensor<1>,
+        shape: &[usize],
+        rates: Rates,
+    ) -> Tensor<1> {
+        let before = self.moments.remove(&path);
+        let settings = &self.settings;
+        let (value, moments) = match (self.matrices.get(&path), shape) {
+            (Some(parts), &[_, width]) => {
+                let before = match before {
+                    Some(Moments::Muon { momentum }) => Some(momentum),
+                    _ => None,
+                };
+                let stack = muon::Stack { rows: parts, width };
+                let (value, momentum) = muon::update(value, gradient, before, &settings.muon, stack, rates);
+                (value, Moments::Muon { momentum })
+            }
+            _ => {
+                let before = match before {
+                    Some(Moments::AdamW { first, second }) => Some((first, second)),
+                    _ => None,
+                };
+                let weight_decay = if shape.len() >= 2 { settings.weight_decay * rates.decay } else { 0.0 };
+                let rate = adamw::Rate { lr: settings.lr * rates.lr, weight_decay, n_updates: self.n_updates };
+                let (value, [first, second]) = adamw::update(value, gradient, before, settings, rate);
+                (value, Moments::AdamW { first, second })
+            }
+        };
+        self.moments.insert(path, moments);
+        value
+    }
+}
+
+struct Update<'a> {
+    path: ParamPath,
+    optimizer: &'a mut Optimizer,
+    gradients: Gradients,
+    rates: Rates,
+}
+
+impl ModuleMapper for Update<'_> {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.enter(name, container);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.exit();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let path = self.path.path();
+        let Some(gradient) = self.gradients.take(&path) else { return param };
+        param.map(|value| {
+            let shape = value.dims();
+            let flat = value.inner().reshape([shape.iter().product::<usize>()]);
+            let updated = self.optimizer.update(path, flat, gradient, &shape, self.rates);
+            // A new leaf: the update is not part of the next backward pass.
+            Tensor::from_inner(updated.reshape(shape)).require_grad()
+        })
+    }
+}

@@ -1,0 +1,402 @@
+//! Creates a prepared data set from documents: reads, splits, tokenizes and writes them, a few megabytes at a time.
+
+mod assign;
+mod mixture;
+mod output;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use hearth_model::{TokenId, tokenizer::Tokenizer};
+use rayon::prelude::*;
+
+use self::{
+    assign::{Assigner, Part},
+    mixture::{Mixture, TokenText},
+    output::{End, Output, SplitOutput},
+};
+pub use self::{mixture::StoppingStrategy, output::Counts};
+use crate::{
+    corpus::{
+        BytesRead, Encoder, FileKind, ReadOptions, SourceFile, SourceSpec, check_separator, list_files,
+        read_in_batches, read_tokens, split_of,
+    },
+    digest::Digest,
+    run_dir,
+    shard::{
+        DATA_FILE, Manifest, SHARD_VERSION, SourceInfo, Split, SplitInfo, SplitRule, TOKENIZER_DIR, TokenWidth,
+        WriterSettings,
+    },
+};
+
+/// Default fraction of documents in the validation split, if documents are split by hash.
+pub const HASH_VAL_FRACTION: f64 = 0.01;
+/// Default fraction of the text in the validation split, if it is the end of the text: nanoGPT's.
+pub const TAIL_VAL_FRACTION: f64 = 0.1;
+
+/// The files of a tokenizer that are copied to a data set, those of a model dir.
+const TOKENIZER_FILES: [&str; 5] = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
+];
+
+/// Settings of `prepare`.
+#[derive(Clone, Debug)]
+pub struct PrepareSettings {
+    /// The sources of documents.
+    pub sources: Vec<SourceSpec>,
+    /// The tokenizer's folder.
+    pub tokenizer: PathBuf,
+    /// The data set's folder, which must not exist or be empty.
+    pub out: PathBuf,
+    /// How documents are split; `None`: the end of the text for a single text file, otherwise by hash.
+    pub split: Option<SplitBy>,
+    /// Fraction of the validation split; `None`: [`HASH_VAL_FRACTION`] or [`TAIL_VAL_FRACTION`].
+    pub val_fraction: Option<f64>,
+    /// Field or column of the text, in jsonl and Parquet.
+    pub text_field: String,
+    /// The separator between documents in text files.
+    pub separator: Option<String>,
+    /// Which of weighted sources ends the mixture.
+    pub stopping: StoppingStrategy,
+    /// Tokens per shard.
+    pub shard_tokens: u64,
+}
+
+/// Progress.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// Bytes read from files, before decompression.
+    pub bytes_read: u64,
+    /// Total bytes to read.
+    pub bytes_total: u64,
+    /// Tokens written.
+    pub tokens: u64,
+}
+
+/// A finished data set.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    /// Its manifest.
+    pub manifest: Manifest,
+    /// Files in folders that are not text, and were skipped.
+    pub not_text: Vec<PathBuf>,
+}
+
+/// Ways to split documents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SplitBy {
+    /// By hash.
+    Hash,
+    /// The end of each source's text is the validation split.
+    Tail,
+}
+
+/// How the documents of `files` are split.
+fn split_rule(settings: &PrepareSettings, files: &[Vec<SourceFile>]) -> Result<SplitRule> {
+    let all: Vec<&SourceFile> = files.iter().flatten().collect();
+    if all.iter().all(|file| file.kind == FileKind::Tokens) {
+        return Ok(SplitRule::Files);
+    }
+    let is_one_text = matches!(all.as_slice(), [file] if file.kind == FileKind::Text) && settings.separator.is_none();
+    let split = settings.split.unwrap_or(if is_one_text { SplitBy::Tail } else { SplitBy::Hash });
+    let rule = match split {
+        SplitBy::Hash => SplitRule::Hash { val_fraction: settings.val_fraction.unwrap_or(HASH_VAL_FRACTION) },
+        SplitBy::Tail => SplitRule::Tail { val_fraction: settings.val_fraction.unwrap_or(TAIL_VAL_FRACTION) },
+    };
+    check_rule(rule)?;
+    Ok(rule)
+}
+
+/// Prepares a data set. The folder appears only when it is complete.
+///
+/// # Errors
+/// Settings, tokenizer, a source or the folder are invalid; the message names which.
+pub fn prepare(settings: &PrepareSettings, progress: &mut dyn FnMut(Progress)) -> Result<Prepared> {
+    let PrepareSettings { sources, separator, .. } = settings;
+    ensure!(!sources.is_empty(), "there are no sources\nhint: use files or folders with text");
+    check_separator(separator.as_deref())?;
+    let mixture = Mixture::new(sources, settings.stopping)?;
+    let files: Vec<Vec<SourceFile>> = sources.iter().map(|source| list_files(&source.path)).collect::<Result<_>>()?;
+    let rule = split_rule(settings, &files)?;
+    let tokenizer = OpenTokenizer::open(&settings.tokenizer)?;
+
+    let staged = run_dir::stage(&settings.out)?;
+    for (name, bytes) in &tokenizer.files {
+        staged.write(&format!("{TOKENIZER_DIR}/{name}"), bytes)?;
+    }
+    let writer = WriterSettings {
+        width: TokenWidth::of_vocab(tokenizer.vocab_size),
+        tokenizer: tokenizer.hash,
+        shard_tokens: settings.shard_tokens,
+    };
+    let n_bytes: u64 = files.iter().flatten().map(|file| file.n_bytes).sum();
+    let n_passes = if matches!(rule, SplitRule::Tail { .. }) { 2 } else { 1 };
+    let mut work = Work {
+        settings,
+        tokenizer: &tokenizer,
+        rule,
+        bytes_read: BytesRead::default(),
+        bytes_total: n_bytes * n_passes,
+        tokens: 0,
+        not_text: Vec::new(),
+        progress,
+    };
+    let (counts, splits) = match &mixture {
+        None => {
+            let mut output = Output::new(staged.path(), "", writer, false)?;
+            let mut counts = Vec::new();
+            for (source, files) in sources.iter().zip(&files) {
+                counts.push(work.source(source, files, &mut output)?);
+            }
+            (counts, output.finish()?)
+        }
+        Some(mixture) => {
+            let spool = staged.path().join("spool");
+            fs::create_dir(&spool).with_context(|| format!("cannot create `{}`", spool.display()))?;
+            let mut spooled = Vec::new();
+            for (index, (source, files)) in sources.iter().zip(&files).enumerate() {
+                let mut output = Output::new(&spool, &format!("{index}-"), writer, true)?;
+                work.source(source, files, &mut output)?;
+                spooled.push(output.into_spooled()?);
+            }
+            let mut output = Output::new(staged.path(), "", writer, false)?;
+            let n_bytes = tokenizer.token_bytes();
+            let text = TokenText { n_bytes: &n_bytes, eos: tokenizer.eos_id };
+            let counts = mixture.compose(&spooled, text, &mut output)?;
+            drop(spooled);
+            fs::remove_dir_all(&spool).with_context(|| format!("cannot remove `{}`", spool.display()))?;
+            (counts, output.finish()?)
+        }
+    };
+    let not_text = work.not_text;
+    let manifest = manifest(settings, &tokenizer, rule, counts, splits);
+    check_splits(&manifest)?;
+    staged.write(DATA_FILE, (serde_json::to_string_pretty(&manifest)? + "\n").as_bytes())?;
+    staged.commit()?;
+    Ok(Prepared { manifest, not_text })
+}
+
+fn check_rule(rule: SplitRule) -> Result<()> {
+    if let SplitRule::Hash { val_fraction } | SplitRule::Tail { val_fraction } = rule {
+        ensure!(
+            val_fraction > 0.0 && val_fraction < 1.0,
+            "`--val-fraction` must be above 0 and below 1, got {val_fraction}\nhint: for example `--val-fraction 0.01`"
+        );
+    }
+    Ok(())
+}
+
+/// A tokenizer, and its files to be copied.
+struct OpenTokenizer {
+    tokenizer: Tokenizer,
+    encoder: Encoder,
+    files: Vec<(&'static str, Vec<u8>)>,
+    hash: Digest,
+    vocab_size: usize,
+    eos_id: Option<TokenId>,
+}
+
+impl OpenTokenizer {
+    fn open(dir: &Path) -> Result<OpenTokenizer> {
+        let tokenizer = Tokenizer::from_dir(dir)
+            .with_context(|| format!("cannot open the tokenizer `{}`", dir.display()))
+            .map_err(with_tokenizer_hint)?;
+        let mut files = Vec::new();
+        for name in TOKENIZER_FILES {
+            let path = dir.join(name);
+            match fs::read(&path) {
+                Ok(bytes) => files.push((name, bytes)),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error).with_context(|| format!("cannot read `{}`", path.display())),
+            }
+        }
+        let [(_, json), ..] = files.as_slice() else { bail!("the tokenizer `{}` has no files", dir.display()) };
+        let encoder = Encoder::new(&tokenizer, json)?;
+        let (hash, vocab_size) = (Digest::of(json), tokenizer.vocab_size());
+        let eos_id = tokenizer.eos().map(|eos| eos.id);
+        Ok(OpenTokenizer { tokenizer, encoder, files, hash, vocab_size, eos_id })
+    }
+
+    /// Bytes of text per token id.
+    fn token_bytes(&self) -> Vec<u32> {
+        let n_bytes = |id| if self.tokenizer.is_special(id) { 0 } else { self.tokenizer.token_bytes(id).len() as u32 };
+        (0..self.vocab_size as TokenId).map(n_bytes).collect()
+    }
+}
+
+fn with_tokenizer_hint(error: anyhow::Error) -> anyhow::Error {
+    anyhow::anyhow!("{error:#}\nhint: `--tokenizer` takes a folder made by `hearth-train tokenizer`, or a model dir")
+}
+
+/// State that all sources share while they are read.
+struct Work<'a> {
+    settings: &'a PrepareSettings,
+    tokenizer: &'a OpenTokenizer,
+    rule: SplitRule,
+    bytes_read: BytesRead,
+    bytes_total: u64,
+    tokens: u64,
+    not_text: Vec<PathBuf>,
+    progress: &'a mut dyn FnMut(Progress),
+}
+
+impl Work<'_> {
+    fn report(&mut self) {
+        let (bytes_read, bytes_total, tokens) = (self.bytes_read.get(), self.bytes_total, self.tokens);
+        (self.progress)(Progress { bytes_read, bytes_total, tokens });
+    }
+
+    /// Reads a source and writes its tokens to `output`.
+    fn source(&mut self, source: &SourceSpec, files: &[SourceFile], output: &mut Output) -> Result<Counts> {
+        let before = output.counts();
+        let is_tokens = |file: &SourceFile| file.kind == FileKind::Tokens;
+        for file in files.iter().filter(|file| is_tokens(file)) {
+            self.token_file(file, output)?;
+        }
+        let texts: Vec<SourceFile> = files.iter().filter(|file| !is_tokens(file)).cloned().collect();
+        if !texts.is_empty() {
+            self.texts(source, &texts, output)?;
+        }
+        let counts = output.counts() - before;
+        ensure!(
+            counts.tokens > 0,
+            "the source `{}` has no text: {} files, all empty\nhint: remove it, or use another folder",
+            source.path.display(),
+            files.len()
+        );
+        Ok(counts)
+    }
+
+    fn texts(&mut self, source: &SourceSpec, files: &[SourceFile], output: &mut Output) -> Result<()> {
+        let options = ReadOptions {
+            text_field: self.settings.text_field.clone(),
+            separator: self.settings.separator.clone(),
+            cutting: self.tokenizer.encoder.cutting(),
+        };
+        let bytes_read = self.bytes_read.clone();
+        let n_chars = match self.rule {
+            SplitRule::Tail { .. } => {
+                let mut n_chars = 0;
+                read_in_batches(files, &options, &bytes_read, |batch| {
+                    n_chars += batch.par_iter().map(|part| part.piece.text.chars().count() as u64).sum::<u64>();
+                    self.report();
+                    Ok(())
+                })?;
+                n_chars
+            }
+            _ => 0,
+        };
+        let mut assigner = Assigner::new(self.rule, n_chars, &source.path)?;
+        let report = read_in_batches(files, &options, &bytes_read, |batch| {
+            let parts: Vec<Part> = batch.into_iter().flat_map(|part| assigner.assign(part)).collect();
+            self.encode(files, &parts, output)?;
+            self.report();
+            Ok(())
+        })?;
+        self.not_text.extend(report.not_text.into_iter().map(|index| files[index].path.clone()));
+        Ok(())
+    }
+
+    fn encode(&mut self, files: &[SourceFile], parts: &[Part], output: &mut Output) -> Result<()> {
+        let encode = |part: &Part| {
+            let ids = self.tokenizer.encoder.encode(&part.text);
+            ids.with_context(|| format!("`{}`", files[part.file].path.display()))
+        };
+        let encoded: Vec<Vec<TokenId>> = parts.par_iter().map(encode).collect::<Result<_>>()?;
+        for (part, ids) in parts.iter().zip(&encoded) {
+            let split = output.split(part.split);
+            split.push(ids, part.text.len() as u64)?;
+            match part.end {
+                Some(End::Document) => split.end_document(self.tokenizer.eos_id)?,
+                Some(End::Cut) => split.end_document(None)?,
+                None => {}
+            }
+            self.tokens += ids.len() as u64;
+        }
+        Ok(())
+    }
+
+    /// Copies the tokens of a token file.
+    fn token_file(&mut self, file: &SourceFile, output: &mut Output) -> Result<()> {
+        let token_bytes = self.tokenizer.token_bytes();
+        let (eos, bytes_read) = (self.tokenizer.eos_id, self.bytes_read.clone());
+        let split: &mut SplitOutput = output.split(split_of(&file.path));
+        let mut is_open = false;
+        read_tokens(&file.path, self.tokenizer.vocab_size, &bytes_read, &mut |ids| {
+            for document in ids.split_inclusive(|&id| Some(id) == eos) {
+                split.push(document, document.iter().map(|&id| u64::from(token_bytes[id as usize])).sum())?;
+                is_open = eos.is_none() || document.last().copied() != eos;
+                if !is_open {
+                    split.end_document(None)?;
+                }
+            }
+            self.tokens += ids.len() as u64;
+            self.report();
+            Ok(())
+        })?;
+        if is_open {
+            split.end_document(None)?;
+        }
+        Ok(())
+    }
+}
+
+fn manifest(
+    settings: &PrepareSettings,
+    tokenizer: &OpenTokenizer,
+    split: SplitRule,
+    counts: Vec<Counts>,
+    [train, val]: [SplitInfo; 2],
+) -> Manifest {
+    let source_info = |(source, counts): (&SourceSpec, Counts)| SourceInfo {
+        path: source.path.display().to_string(),
+        weight: source.weight,
+        share: counts.train_tokens as f64 / train.tokens as f64,
+        documents: counts.documents,
+        tokens: counts.tokens,
+        bytes: counts.bytes,
+        epochs: counts.epochs,
+    };
+    let sources = settings.sources.iter().zip(counts).map(source_info).collect();
+    let mut manifest = Manifest {
+        version: SHARD_VERSION,
+        hash: Digest([0; 32]),
+        tokenizer_hash: tokenizer.hash,
+        vocab_size: tokenizer.vocab_size,
+        eos_id: tokenizer.eos_id,
+        split,
+        train,
+        val,
+        sources,
+    };
+    manifest.hash = manifest.compute_hash();
+    manifest
+}
+
+/// Rejects a data set that is too small for training or evaluation.
+fn check_splits(manifest: &Manifest) -> Result<()> {
+    for split in Split::ALL {
+        let n_tokens = manifest.split_info(split).tokens;
+        let documents = manifest.train.documents + manifest.val.documents;
+        let hint = match manifest.split {
+            SplitRule::Hash { .. } => {
+                "hold out more documents with `--val-fraction`, split them with `--separator`, or hold \
+                                       out the end of the text with `--split tail`"
+            }
+            SplitRule::Tail { .. } => "use a longer text",
+            SplitRule::Files => "add a file with `train` in its name and one with `val`",
+        };
+        ensure!(
+            n_tokens >= 2,
+            "the {split} split has {n_tokens} tokens in {documents} documents, but needs at least 2 tokens\nhint: {hint}"
+        );
+    }
+    Ok(())
+}

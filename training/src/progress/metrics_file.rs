@@ -1,0 +1,98 @@
+//! `metrics.jsonl`: one record per line.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{BufWriter, ErrorKind, Write},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+
+use super::Record;
+use crate::run_dir::write_whole;
+
+#[derive(Debug)]
+pub(super) struct MetricsFile {
+    path: PathBuf,
+    file: BufWriter<File>,
+}
+
+impl MetricsFile {
+    /// Opens the file at `path` and returns its records of the first `step` steps. Records of later steps, and a
+    /// truncated last line, are removed.
+    pub(super) fn open(path: &Path, step: usize) -> Result<(MetricsFile, Vec<Record>)> {
+        let text = match fs::read(path) {
+            Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+            Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(error).with_context(|| format!("cannot read `{}`", path.display())),
+        };
+        let mut kept = Vec::new();
+        let mut kept_lines = String::new();
+        for line in text.lines() {
+            let Ok(record) = serde_json::from_str::<Record>(line) else { continue };
+            if record.step() <= step {
+                kept.push(record);
+                // Unparsed, so that numbers keep their digits.
+                kept_lines += line;
+                kept_lines.push('\n');
+            }
+        }
+        if kept_lines != text || text.is_empty() {
+            write_whole(path, kept_lines.as_bytes())?;
+        }
+        let file = OpenOptions::new().append(true).open(path);
+        let file = file.with_context(|| format!("cannot write `{}`", path.display()))?;
+        Ok((MetricsFile { path: path.to_owned(), file: BufWriter::new(file) }, kept))
+    }
+
+    pub(super) fn write(&mut self, record: &Record) -> Result<()> {
+        let mut line = serde_json::to_string(record)?;
+        line.push('\n');
+        let written = self.file.write_all(line.as_bytes()).and_then(|()| self.file.flush());
+        written.with_context(|| format!("cannot write `{}`", self.path.display()))
+    }
+
+    /// Flushes the file to disk.
+    pub(super) fn sync(&self) -> Result<()> {
+        self.file.get_ref().sync_data().with_context(|| format!("cannot write `{}`", self.path.display()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+    use crate::progress::{EvalRecord, SampleRecord, SkipRecord, StepRecord};
+
+    fn step(step: usize) -> Record {
+        Record::Step(StepRecord {
+            step,
+            loss: 0.1 * step as f32,
+            lr: 0.1,
+            grad_norm: 2.0,
+            tok_per_sec: 9.5,
+            seconds: 1.25,
+        })
+    }
+
+    #[test]
+    fn records_survive_and_those_of_later_steps_are_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        let (mut file, kept) = MetricsFile::open(&path, 0).unwrap();
+        assert!(kept.is_empty());
+        let eval = Record::Eval(EvalRecord { step: 2, val_loss: 1.5, val_perplexity: 4.5, val_bpb: 2.0, best: true });
+        let sample = Record::Sample(SampleRecord { step: 2, sample: "a\nb".to_owned() });
+        let skip = Record::Skip(SkipRecord { step: 2, skipped: "NaN".to_owned() });
+        let all = [step(1), step(2), eval, sample, skip, step(3)];
+        all.iter().for_each(|record| file.write(record).unwrap());
+        file.sync().unwrap();
+        let whole = fs::read_to_string(&path).unwrap();
+        fs::write(&path, whole.clone() + "{\"step\":4,\"lo").unwrap();
+
+        let (_, kept) = MetricsFile::open(&path, 2).unwrap();
+        assert_eq!(kept, all[..5]);
+        let expected: String = whole.lines().take(5).flat_map(|line| [line, "\n"]).collect();
+        assert_eq!(fs::read_to_string(&path).unwrap(), expected);
+    }
+}

@@ -1,0 +1,228 @@
+//! Progress of a run: a line that is rewritten on terminals and plain lines elsewhere, both on stderr; and all metrics
+//! in `metrics.jsonl`, TensorBoard's event files and `curves.svg`.
+
+mod crc32c;
+mod curves;
+mod metrics_file;
+mod record;
+mod tensorboard;
+
+use std::{
+    io::{self, IsTerminal, Write},
+    time::{Duration, Instant},
+};
+
+use anyhow::Result;
+
+pub use self::record::{EvalRecord, Record, SampleRecord, SkipRecord, StepRecord};
+use self::{curves::Curves, metrics_file::MetricsFile, tensorboard::EventFile};
+use crate::run_dir::{RunDir, write_whole};
+
+/// Moves to the start of the line and clears it.
+const CLEAR_LINE: &str = "\r\x1b[K";
+
+/// How progress is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// One line that is rewritten.
+    Terminal,
+    /// A new line each time.
+    Plain,
+}
+
+impl Style {
+    /// The style for stderr.
+    pub fn of_stderr() -> Style {
+        if io::stderr().is_terminal() { Style::Terminal } else { Style::Plain }
+    }
+}
+
+/// Data for the progress line.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pace {
+    /// Steps of the run, if known.
+    pub total: Option<usize>,
+    /// Minutes of the run, if they are the budget.
+    pub max_minutes: Option<f64>,
+    /// Fraction of the device's arithmetic rate in use, if measured.
+    pub mfu: Option<f64>,
+}
+
+/// Records and shows metrics.
+pub struct Reporter {
+    files: Option<Files>,
+    shown: Box<dyn Write>,
+    style: Style,
+    started: Instant,
+    first_step: usize,
+}
+
+/// The metrics files of a run.
+struct Files {
+    jsonl: MetricsFile,
+    events: EventFile,
+    curves: Curves,
+    curves_path: std::path::PathBuf,
+}
+
+impl Reporter {
+    /// A reporter for a run that starts now, with progress on `shown`.
+    pub fn new(shown: Box<dyn Write>, style: Style) -> Reporter {
+        Reporter { files: None, shown, style, started: Instant::now(), first_step: 0 }
+    }
+
+    /// Also writes all records to the files of `run`, after those of the first `step` steps. Records of later steps
+    /// from an earlier process are removed: these steps are repeated.
+    pub fn with_files(mut self, run: &RunDir, step: usize) -> Result<Reporter> {
+        let (jsonl, kept) = MetricsFile::open(&run.metrics_path(), step)?;
+        let mut events = EventFile::create(&run.tensorboard_dir())?;
+        let mut curves = Curves::default();
+        for record in &kept {
+            events.write(record)?;
+            curves.add(record);
+        }
+        self.files = Some(Files { jsonl, events, curves, curves_path: run.curves_path() });
+        self.first_step = step;
+        Ok(self)
+    }
+
+    /// Time since the process started training.
+    pub fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Shows a permanent line.
+    pub fn note(&mut self, line: &str) {
+        let clear = match self.style {
+            Style::Plain => "",
+            Style::Terminal => CLEAR_LINE,
+        };
+        self.show(&format!("{clear}{line}\n"));
+    }
+
+    /// Records steps in order, and shows the last.
+    pub fn steps(&mut self, records: Vec<StepRecord>, pace: Pace) -> Result<()> {
+        if let Some(latest) = records.last() {
+            let line = self.step_line(latest, pace);
+            match self.style {
+                Style::Plain => self.show(&format!("{line}\n")),
+                Style::Terminal => self.show(&format!("{CLEAR_LINE}{line}")),
+            }
+        }
+        records.into_iter().try_for_each(|record| self.write_down(&Record::Step(record)))
+    }
+
+    /// Records a skipped step.
+    pub fn skipped(&mut self, step: usize, reason: String) -> Result<()> {
+        self.note(&format!("step {step} skipped: {reason}; weights and moments are unchanged"));
+        self.write_down(&Record::Skip(SkipRecord { step, skipped: reason }))
+    }
+
+    /// Records an evaluation.
+    pub fn eval(&mut self, record: EvalRecord) -> Result<()> {
+        let EvalRecord { step, val_loss, val_perplexity, val_bpb, best, .. } = &record;
+        let mark = if *best { ", the best so far" } else { "" };
+        self.note(&format!(
+            "step {step}: val loss {val_loss:.4}, perplexity {val_perplexity:.3}, {val_bpb:.4} bits per byte{mark}"
+        ));
+        self.write_down(&Record::Eval(record))?;
+        self.draw()
+    }
+
+    /// Records a sample after `step` steps.
+    pub fn sample(&mut self, step: usize, sample: String) -> Result<()> {
+        self.note(&format!("step {step}, sample:"));
+        for line in sample.lines() {
+            self.note(&format!("  | {line}"));
+        }
+        self.write_down(&Record::Sample(SampleRecord { step, sample }))
+    }
+
+    /// Redraws `curves.svg`.
+    pub fn draw(&mut self) -> Result<()> {
+        match &self.files {
+            Some(files) => write_whole(&files.curves_path, files.curves.svg().as_bytes()),
+            None => Ok(()),
+        }
+    }
+
+    /// Flushes `metrics.jsonl` to disk: before a checkpoint that refers to its contents.
+    pub fn flush(&mut self) -> Result<()> {
+        match &self.files {
+            Some(files) => files.jsonl.sync(),
+            None => Ok(()),
+        }
+    }
+
+    /// Each line is written immediately and as a whole, so a crash loses nothing that was measured.
+    fn write_down(&mut self, record: &Record) -> Result<()> {
+        let Some(files) = &mut self.files else { return Ok(()) };
+        files.jsonl.write(record)?;
+        files.curves.add(record);
+        files.events.write(record)
+    }
+
+    /// Training continues if stderr is closed: a closed terminal must not lose hours of work.
+    fn show(&mut self, text: &str) {
+        let _ = self.shown.write_all(text.as_bytes()).and_then(|()| self.shown.flush());
+    }
+
+    fn step_line(&self, record: &StepRecord, pace: Pace) -> String {
+        let StepRecord { step, loss, lr, grad_norm, tok_per_sec, seconds } = record;
+        let of_total = pace.total.map(|total| format!("/{total}")).unwrap_or_default();
+        let mut line = format!(
+            "step {step}{of_total}  loss {loss:.4}  lr {lr:.2e}  grad norm {grad_norm:.2}  {tok_per_sec:.0} tok/s"
+        );
+        if let Some(mfu) = pace.mfu {
+            line += &format!("  mfu {:.1}%", 100.0 * mfu);
+        }
+        if let Some(bytes) = hearth_model::memory::resident_bytes() {
+            line += &format!("  mem {:.2} GB", bytes as f64 / 1e9);
+        }
+        // Based on this process's run so far, so that evaluations and samples are included.
+        let n_done = step.saturating_sub(self.first_step).max(1) as f64;
+        let left = match (pace.total, pace.max_minutes) {
+            (Some(total), _) => Some(seconds / n_done * total.saturating_sub(*step) as f64),
+            (None, Some(minutes)) => Some((60.0 * minutes - seconds).max(0.0)),
+            (None, None) => None,
+        };
+        if let Some(left) = left.filter(|left| left.is_finite()) {
+            line += &format!("  eta {}", clock(left as u64));
+        }
+        line
+    }
+}
+
+impl std::fmt::Debug for Reporter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reporter").field("style", &self.style).finish_non_exhaustive()
+    }
+}
+
+/// `1:02:03` or `2:03`.
+fn clock(seconds: u64) -> String {
+    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    if hours > 0 { format!("{hours}:{minutes:02}:{seconds:02}") } else { format!("{minutes}:{seconds:02}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_shows_loss_rate_speed_and_time_left() {
+        let reporter = Reporter::new(Box::new(io::sink()), Style::Plain);
+        let record =
+            StepRecord { step: 500, loss: 2.345678, lr: 9.5e-4, grad_norm: 1.234, tok_per_sec: 6123.4, seconds: 60.0 };
+        let pace = Pace { total: Some(2000), mfu: Some(0.123), ..Pace::default() };
+        let line = reporter.step_line(&record, pace);
+        assert!(
+            line.starts_with("step 500/2000  loss 2.3457  lr 9.50e-4  grad norm 1.23  6123 tok/s  mfu 12.3%"),
+            "{line}"
+        );
+        assert!(line.ends_with("  eta 3:00"), "{line}");
+        assert_eq!(clock(3723), "1:02:03");
+        let by_time = reporter.step_line(&record, Pace { max_minutes: Some(3.0), ..Pace::default() });
+        assert!(by_time.starts_with("step 500  ") && by_time.ends_with("  eta 2:00"), "{by_time}");
+    }
+}

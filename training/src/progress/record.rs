@@ -1,0 +1,79 @@
+//! Lines of `metrics.jsonl`.
+
+use serde::{Deserialize, Serialize};
+
+/// One line of `metrics.jsonl`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Record {
+    /// An optimizer step.
+    Step(StepRecord),
+    /// An evaluation on the validation split.
+    Eval(EvalRecord),
+    /// A sample.
+    Sample(SampleRecord),
+    /// A skipped step.
+    Skip(SkipRecord),
+}
+
+impl Record {
+    /// Completed optimizer steps.
+    pub fn step(&self) -> usize {
+        match self {
+            Record::Step(StepRecord { step, .. })
+            | Record::Eval(EvalRecord { step, .. })
+            | Record::Sample(SampleRecord { step, .. })
+            | Record::Skip(SkipRecord { step, .. }) => *step,
+        }
+    }
+}
+
+/// An optimizer step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepRecord {
+    /// Completed optimizer steps, including this one.
+    pub step: usize,
+    /// Mean cross entropy over the step's targets, in nats per token.
+    pub loss: f32,
+    /// AdamW's learning rate of the step.
+    pub lr: f64,
+    /// Norm of all gradients together, before clipping.
+    pub grad_norm: f32,
+    /// Training tokens per second since the last progress line. Differs from run to run.
+    pub tok_per_sec: f64,
+    /// Seconds since the process started training. Differs from run to run.
+    pub seconds: f64,
+}
+
+/// An evaluation on the validation split.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EvalRecord {
+    /// Completed optimizer steps.
+    pub step: usize,
+    /// Mean cross entropy in nats per token.
+    pub val_loss: f64,
+    /// `exp(val_loss)`.
+    pub val_perplexity: f64,
+    /// Bits per byte of the validation text.
+    pub val_bpb: f64,
+    /// Whether this is the best evaluation of the run so far.
+    pub best: bool,
+}
+
+/// A sample.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SampleRecord {
+    /// Completed optimizer steps.
+    pub step: usize,
+    /// The text.
+    pub sample: String,
+}
+
+/// A skipped step.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SkipRecord {
+    /// The step.
+    pub step: usize,
+    /// The reason.
+    pub skipped: String,
+}

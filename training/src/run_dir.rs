@@ -1,0 +1,278 @@
+//! The folder of a run:
+//!
+//! - `config.toml`: the resolved configuration;
+//! - `metrics.jsonl`: every step, evaluation and sample, one JSON object per line;
+//! - `curves.svg` and `tensorboard/`: the same as plots;
+//! - `model/`: the best model so far, a model dir to serve;
+//! - `checkpoints/step-NNNNNNNN/`: a model dir and `train_state/`, to resume from.
+//!
+//! Models and checkpoints are written under a temporary name and renamed (`hearth_model::weights::staged_dir`), so a
+//! crash at any moment leaves intact ones.
+
+use std::{
+    fs::{self, File, TryLockError},
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+use hearth_model::{Error, weights::StagedDir};
+
+use crate::config::TrainConfig;
+
+const CONFIG_FILE: &str = "config.toml";
+const METRICS_FILE: &str = "metrics.jsonl";
+const CURVES_FILE: &str = "curves.svg";
+const TENSORBOARD_DIR: &str = "tensorboard";
+const MODEL_DIR: &str = "model";
+const CHECKPOINTS_DIR: &str = "checkpoints";
+/// Suffix of a file that is being written.
+const PARTIAL: &str = ".partial";
+
+/// What to do about an existing run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// Start a new run; the folder must be missing or empty.
+    New,
+    /// Continue the run in the folder, if there is one.
+    Resume,
+}
+
+/// Stages a new folder at `path`, which must be missing or empty; see [`StagedDir::creating`].
+///
+/// # Errors
+/// `path` is not empty, or it cannot be written to.
+pub fn stage(path: &Path) -> Result<StagedDir> {
+    StagedDir::creating(path).map_err(|error| match error {
+        Error::Io { .. } => anyhow::Error::from(error).context(unwritable(path)),
+        error => error.into(),
+    })
+}
+
+fn unwritable(path: &Path) -> String {
+    format!("cannot write to `{}`\nhint: give a folder as `--out` that this user may write to", path.display())
+}
+
+/// The folder of a run.
+#[derive(Debug)]
+pub struct RunDir {
+    path: PathBuf,
+    /// Locked while a process writes to the folder.
+    lock: Option<File>,
+}
+
+impl RunDir {
+    /// The folder `path`, which need not exist. Nothing is written before [`begin`](Self::begin).
+    ///
+    /// # Errors
+    /// The folder has other contents than a run, or has a run although a new one should start.
+    pub fn new(path: &Path, start: Start) -> Result<RunDir> {
+        let shown = path.display();
+        let run = RunDir { path: path.to_owned(), lock: None };
+        if path.exists() {
+            let entries = fs::read_dir(path)
+                .with_context(|| format!("cannot read the folder `{shown}`\nhint: give a new folder as `--out`"))?;
+            // A process that crashed at the beginning may have left temporary files.
+            let partial = format!("{CONFIG_FILE}{PARTIAL}");
+            let is_empty = entries.flatten().all(|entry| entry.file_name() == *partial);
+            match start {
+                _ if is_empty => {}
+                _ if !run.holds_run() => {
+                    bail!("`{shown}` is not a training run and not empty\nhint: use a new folder as `--out`")
+                }
+                Start::New => {
+                    bail!("`{shown}` has an earlier run\nhint: use a new folder as `--out`, or add `--resume`")
+                }
+                Start::Resume => {}
+            }
+        }
+        Ok(run)
+    }
+
+    /// The folder itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether the folder has a run.
+    pub fn holds_run(&self) -> bool {
+        self.path.join(CONFIG_FILE).is_file()
+    }
+
+    /// The configuration of the run in the folder.
+    pub fn config(&self) -> Result<TrainConfig> {
+        let path = self.path.join(CONFIG_FILE);
+        let text = fs::read_to_string(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
+        TrainConfig::from_toml(&text).with_context(|| format!("cannot read `{}`", path.display()))
+    }
+
+    /// Creates and locks the folder, and writes the configuration, which marks the folder as a run.
+    ///
+    /// # Errors
+    /// The folder cannot be written to, or another process is training in it.
+    pub fn begin(&mut self, config: &TrainConfig) -> Result<()> {
+        let unwritable = || unwritable(&self.path);
+        fs::create_dir_all(&self.path).with_context(unwritable)?;
+        let path = self.path.join(CONFIG_FILE);
+        let text = config.to_toml()?;
+        if fs::read_to_string(&path).ok().as_deref() != Some(&text) {
+            if path.exists() {
+                // Another process may still be training with the old configuration.
+                drop(self.locked(&path)?);
+            }
+            write_whole(&path, text.as_bytes())?;
+        }
+        self.lock = Some(self.locked(&path)?);
+        for dir in [self.path.join(CHECKPOINTS_DIR), self.tensorboard_dir()] {
+            fs::create_dir_all(&dir).with_context(unwritable)?;
+        }
+        Ok(())
+    }
+
+    fn locked(&self, path: &Path) -> Result<File> {
+        let file = File::open(path).with_context(|| format!("cannot read `{}`", path.display()))?;
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => bail!(
+                "another process is training in `{}`\nhint: wait for it to end, or use another folder as `--out`",
+                self.path.display()
+            ),
+            // Without file locks, a second process is not detected.
+            Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
+        }
+    }
+
+    /// The path of the metrics.
+    pub fn metrics_path(&self) -> PathBuf {
+        self.path.join(METRICS_FILE)
+    }
+
+    /// The folder of TensorBoard's event files.
+    pub fn tensorboard_dir(&self) -> PathBuf {
+        self.path.join(TENSORBOARD_DIR)
+    }
+
+    /// The path of the loss curves.
+    pub fn curves_path(&self) -> PathBuf {
+        self.path.join(CURVES_FILE)
+    }
+
+    /// The best model so far.
+    pub fn model_dir(&self) -> PathBuf {
+        self.path.join(MODEL_DIR)
+    }
+
+    /// The folder of the checkpoint of `step`.
+    pub fn checkpoint_dir(&self, step: usize) -> PathBuf {
+        self.path.join(CHECKPOINTS_DIR).join(format!("step-{step:08}"))
+    }
+
+    /// Writes the checkpoint of `step` atomically.
+    pub fn save_checkpoint(&self, step: usize, write: impl FnOnce(&StagedDir) -> Result<()>) -> Result<()> {
+        let staged = StagedDir::replacing(&self.checkpoint_dir(step))?;
+        write(&staged)?;
+        Ok(staged.commit()?)
+    }
+
+    /// The steps that have a checkpoint, ascending. The checkpoints are not verified.
+    pub fn checkpoints(&self) -> Result<Vec<usize>> {
+        let dir = self.path.join(CHECKPOINTS_DIR);
+        if !dir.exists() {
+            return Ok(Vec::new());
+        }
+        let mut steps = Vec::new();
+        for entry in fs::read_dir(&dir).with_context(|| format!("cannot read the folder `{}`", dir.display()))? {
+            let name = entry.with_context(|| format!("cannot read the folder `{}`", dir.display()))?.file_name();
+            // Temporary folders of a save have a suffix, so their names are not numbers.
+            steps.extend(name.to_str().and_then(|name| name.strip_prefix("step-")?.parse::<usize>().ok()));
+        }
+        steps.sort_unstable();
+        Ok(steps)
+    }
+
+    /// Removes all checkpoints except the last `keep` and those of `keep_steps`.
+    pub fn prune_checkpoints(&self, keep: usize, keep_steps: &[usize]) -> Result<()> {
+        let steps = self.checkpoints()?;
+        let n_old = steps.len().saturating_sub(keep);
+        for step in steps[..n_old].iter().filter(|step| !keep_steps.contains(step)) {
+            let dir = self.checkpoint_dir(*step);
+            fs::remove_dir_all(&dir).with_context(|| format!("cannot remove `{}`", dir.display()))?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes a file under a temporary name and renames it, so that readers find the old or the new contents.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(PARTIAL);
+    let partial = PathBuf::from(partial);
+    let write = || {
+        let mut file = File::create(&partial)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&partial, path)
+    };
+    write().with_context(|| format!("cannot write `{}`", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use hearth_model::weights::model_dir;
+
+    use super::*;
+
+    #[test]
+    fn only_empty_folders_and_runs_are_written_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let out = dir.path().join("deep/out");
+        let mut run = RunDir::new(&out, Start::New).unwrap();
+        assert!(!out.exists(), "nothing is written before the run begins");
+        let config = TrainConfig::default();
+        run.begin(&config).unwrap();
+        let error = RunDir::new(&out, Start::New).unwrap_err().to_string();
+        assert!(error.contains("earlier run") && error.contains("--resume"), "{error}");
+        let mut again = RunDir::new(&out, Start::Resume).unwrap();
+        assert_eq!(again.config().unwrap(), config);
+        let error = again.begin(&config).unwrap_err().to_string();
+        assert!(error.contains("another process"), "{error}");
+        drop(run);
+        again.begin(&TrainConfig { seed: 3, ..config }).unwrap();
+        assert_eq!(again.config().unwrap().seed, 3);
+
+        let other = dir.path().join("photos");
+        fs::create_dir(&other).unwrap();
+        fs::write(other.join("cat.jpg"), "").unwrap();
+        for start in [Start::New, Start::Resume] {
+            let error = RunDir::new(&other, start).unwrap_err().to_string();
+            assert!(error.contains("is not a training run"), "{error}");
+        }
+        assert!(RunDir::new(&other.join("cat.jpg"), Start::New).is_err());
+    }
+
+    #[test]
+    fn opening_a_run_opens_its_best_model() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(model_dir::model_of(dir.path()), dir.path());
+        RunDir::new(dir.path(), Start::New).unwrap().begin(&TrainConfig::default()).unwrap();
+        assert_eq!(model_dir::model_of(dir.path()), RunDir::new(dir.path(), Start::Resume).unwrap().model_dir());
+        let error = model_dir::load_config(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("model"), "{error}");
+    }
+
+    #[test]
+    fn old_checkpoints_go_and_those_asked_for_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut run = RunDir::new(dir.path(), Start::New).unwrap();
+        run.begin(&TrainConfig::default()).unwrap();
+        for step in [10, 20, 30, 40] {
+            run.save_checkpoint(step, |staged| Ok(staged.write("model.safetensors", b"")?)).unwrap();
+        }
+        fs::create_dir(dir.path().join("checkpoints/step-00000050.hearth-partial")).unwrap();
+        run.prune_checkpoints(2, &[10]).unwrap();
+        assert_eq!(run.checkpoints().unwrap(), [10, 30, 40]);
+        // A save that fails leaves nothing.
+        assert!(run.save_checkpoint(60, |_| bail!("a full disk")).is_err());
+        assert_eq!(run.checkpoints().unwrap(), [10, 30, 40]);
+    }
+}

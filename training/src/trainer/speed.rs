@@ -1,0 +1,109 @@
+//! How fast a run goes, in tokens per second; and how long a step takes, before a run.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::Trainer;
+use crate::{
+    eval::read_numbers,
+    learner::{LossGradients, StepIndex},
+};
+
+/// How long steps are tried to say how long one takes.
+const TRIAL: Duration = Duration::from_secs(3);
+
+/// Steps that are tried at least, and at most.
+const TRIES: [usize; 2] = [2, 10];
+
+/// How long steps take.
+#[derive(Clone, Copy, Debug)]
+pub struct StepTime {
+    /// Wall clock of a step.
+    pub step: Duration,
+    /// Micro-batches that were measured; if a step has several, it was taken to take so many times one.
+    pub n_measured: usize,
+}
+
+impl Trainer<'_> {
+    /// Measures how long a step takes: does a few and forgets them. The first, which takes memory and compiles kernels, does not
+    /// count.
+    ///
+    /// # Errors
+    /// A device that fails.
+    pub fn time_step(mut self) -> Result<StepTime> {
+        let n_micro = self.config.micro_steps();
+        let index = StepIndex { step: 0, total_weight: self.config.tokens_per_step() as f64 };
+        let rates = self.schedule.rates(0, &self.config.optim);
+        let (mut passes, mut updates) = (Vec::new(), Vec::new());
+        let started = Instant::now();
+        for number in 0..=TRIES[1] {
+            if number > TRIES[0] && started.elapsed() > TRIAL {
+                break;
+            }
+            let batch = self.loader.batch(0, number % n_micro);
+            let began = Instant::now();
+            let sums = self.learner.gradients(index, [(0, batch)].into_iter())?;
+            let LossGradients { loss, mut gradients } = sums.context("a micro-batch has gradients")?;
+            // Reading back waits for the device.
+            read_numbers([loss.clone()])?;
+            let passed = Instant::now();
+            let norm = self.learner.clip(&mut gradients)?;
+            self.learner = self.learner.update(gradients, rates);
+            read_numbers([loss, norm])?;
+            if number > 0 {
+                passes.push(passed - began);
+                updates.push(passed.elapsed());
+            }
+        }
+        // The middle one: others on the machine disturb some.
+        let middle = |times: &mut Vec<Duration>| {
+            times.sort_unstable();
+            times[times.len() / 2]
+        };
+        let n_measured = passes.len();
+        let step = middle(&mut passes) * u32::try_from(n_micro).unwrap_or(u32::MAX) + middle(&mut updates);
+        Ok(StepTime { step, n_measured })
+    }
+}
+
+/// Tokens per second of training alone.
+#[derive(Debug)]
+pub(super) struct Speed {
+    tokens_per_step: usize,
+    n_steps: usize,
+    time: Duration,
+    n_recent: usize,
+    recent_time: Duration,
+}
+
+impl Speed {
+    pub(super) fn new(tokens_per_step: usize) -> Speed {
+        Speed { tokens_per_step, n_steps: 0, time: Duration::ZERO, n_recent: 0, recent_time: Duration::ZERO }
+    }
+
+    pub(super) fn add_step(&mut self, took: Duration) {
+        self.n_steps += 1;
+        self.time += took;
+        self.n_recent += 1;
+        self.recent_time += took;
+    }
+
+    /// The speed since the last lap.
+    pub(super) fn recent(&self) -> f64 {
+        self.rate(self.n_recent, self.recent_time)
+    }
+
+    /// Counts from here.
+    pub(super) fn lap(&mut self) {
+        (self.n_recent, self.recent_time) = (0, Duration::ZERO);
+    }
+
+    pub(super) fn overall(&self) -> f64 {
+        self.rate(self.n_steps, self.time)
+    }
+
+    fn rate(&self, n_steps: usize, time: Duration) -> f64 {
+        (n_steps * self.tokens_per_step) as f64 / time.as_secs_f64().max(f64::MIN_POSITIVE)
+    }
+}

@@ -1,0 +1,154 @@
+//! Gradients of a step do not depend on how it is cut into micro-batches; their bits do not depend on how many ranks compute
+//! them.
+
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use burn::tensor::Device;
+use hearth_model::{TokenId, gpt::Gpt};
+use hearth_training::{
+    combine::{across_ranks, of_rank},
+    config::Layers,
+    learner::{Learner, LossGradients, StepIndex},
+    loader::Batch,
+};
+
+const VOCAB_SIZE: usize = 16;
+const SEQ_LEN: usize = 16;
+
+fn learner(sets: &[&str]) -> Learner {
+    let sets = sets.iter().map(|set| (*set).to_owned()).collect();
+    let config = Layers { preset: Some("tiny".to_owned()), sets, ..Layers::default() }.resolve().unwrap();
+    let gpt = Gpt::init(&config.gpt_config(VOCAB_SIZE).unwrap(), 1, &Device::flex().autodiff()).unwrap();
+    Learner::new(gpt, config.optim, 1)
+}
+
+/// Rows from `first` on, `batch_size` of them.
+fn batch(first: usize, batch_size: usize) -> Batch {
+    let id = |at: usize| ((at * at / 7 + at / 3) % VOCAB_SIZE) as TokenId;
+    let places = (first..first + batch_size).flat_map(|row| row * 31..row * 31 + SEQ_LEN);
+    let (inputs, targets) = places.map(|at| (id(at), id(at + 1))).unzip();
+    Batch { batch_size, seq_len: SEQ_LEN, inputs, targets, weights: None, epoch: 0 }
+}
+
+/// Micro-batches with these numbers of rows, one row after the other.
+fn cut(sizes: &[usize]) -> Vec<(usize, Batch)> {
+    let mut first = 0;
+    let cut = sizes.iter().enumerate().map(|(number, &size)| {
+        first += size;
+        (number, batch(first - size, size))
+    });
+    cut.collect()
+}
+
+fn values(sums: &LossGradients) -> (f32, Vec<(String, Vec<f32>)>) {
+    let paths: Vec<_> = sums.gradients.paths().map(str::to_owned).collect();
+    let flat = |path: String| {
+        let values = sums.gradients.get(&path).unwrap().clone().into_data().try_to_vec::<f32>().unwrap();
+        (path, values)
+    };
+    (sums.loss.clone().into_scalar::<f32>(), paths.into_iter().map(flat).collect())
+}
+
+fn index(n_rows: usize) -> StepIndex {
+    StepIndex { step: 3, total_weight: (n_rows * SEQ_LEN) as f64 }
+}
+
+#[test]
+fn cuts_of_a_step_into_micro_batches_have_the_same_loss_and_gradients() {
+    for sets in [&["model.arch=qwen3"][..], &["model.arch=gpt2", "optim.z_loss=0.01"]] {
+        let learner = learner(sets);
+        let of = |sizes: &[usize]| values(&learner.gradients(index(8), cut(sizes).into_iter()).unwrap().unwrap());
+        let (loss, gradients) = of(&[8]);
+        // Also micro-batches with different numbers of targets.
+        for sizes in [&[1; 8][..], &[4, 4], &[1, 5, 2]] {
+            let (cut_loss, cut_gradients) = of(sizes);
+            assert!((loss - cut_loss).abs() <= 1e-6 * loss, "{sizes:?}: loss {cut_loss}, whole {loss}");
+            for ((path, whole), (_, cut)) in gradients.iter().zip(&cut_gradients) {
+                let largest = whole.iter().fold(0.0_f32, |max, value| max.max(value.abs()));
+                for (whole, cut) in whole.iter().zip(cut) {
+                    assert!((whole - cut).abs() <= 1e-5 * largest, "{sizes:?}: {path} {cut}, whole {whole}");
+                }
+            }
+        }
+    }
+}
+
+/// The rows of a batch with masks: of row `row` of the step the first `row` targets and every seventh count nothing, the
+/// others 1 or 2.
+fn masked(mut batches: Vec<(usize, Batch)>) -> Vec<(usize, Batch)> {
+    let mut row = 0;
+    for (_, batch) in &mut batches {
+        let mut weights = Vec::new();
+        for _ in 0..batch.batch_size {
+            let weight = |at: usize| if at < row || at % 7 == 3 { 0.0 } else { 1.0 + (at % 2) as f32 };
+            weights.extend((0..SEQ_LEN).map(weight));
+            row += 1;
+        }
+        batch.weights = Some(weights);
+    }
+    batches
+}
+
+#[test]
+fn micro_batches_with_unequal_masks_have_the_loss_and_gradients_of_the_whole() {
+    for sets in [&["model.arch=llama"][..], &["model.arch=gpt2", "optim.z_loss=0.01"]] {
+        let learner = learner(sets);
+        let of = |sizes: &[usize]| {
+            let batches = masked(cut(sizes));
+            let index =
+                StepIndex { step: 3, total_weight: batches.iter().map(|(_, batch)| batch.total_weight()).sum() };
+            values(&learner.gradients(index, batches.into_iter()).unwrap().unwrap())
+        };
+        let (loss, gradients) = of(&[8]);
+        let unmasked = values(&learner.gradients(index(8), cut(&[8]).into_iter()).unwrap().unwrap());
+        assert!((loss - unmasked.0).abs() > 1e-4, "the masks change the loss");
+        for sizes in [&[1; 8][..], &[4, 4], &[1, 5, 2]] {
+            let (cut_loss, cut_gradients) = of(sizes);
+            assert!((loss - cut_loss).abs() <= 1e-6 * loss, "{sizes:?}: loss {cut_loss}, whole {loss}");
+            for ((path, whole), (_, cut)) in gradients.iter().zip(&cut_gradients) {
+                let largest = whole.iter().fold(0.0_f32, |max, value| max.max(value.abs()));
+                for (whole, cut) in whole.iter().zip(cut) {
+                    assert!((whole - cut).abs() <= 1e-5 * largest, "{sizes:?}: {path} {cut}, whole {whole}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn targets_that_count_nothing_change_nothing() {
+    let learner = learner(&["model.arch=gpt2"]);
+    let of = |change: bool| {
+        let mut batches = masked(cut(&[2, 2]));
+        for (_, batch) in &mut batches {
+            for (target, weight) in batch.targets.iter_mut().zip(batch.weights.iter().flatten()) {
+                if change && *weight == 0.0 {
+                    *target = (*target + 1) % VOCAB_SIZE as TokenId;
+                }
+            }
+        }
+        let index = StepIndex { step: 3, total_weight: batches.iter().map(|(_, batch)| batch.total_weight()).sum() };
+        values(&learner.gradients(index, batches.into_iter()).unwrap().unwrap())
+    };
+    assert!(of(true) == of(false));
+}
+
+#[test]
+fn any_number_of_ranks_has_the_same_bits() {
+    let learner = learner(&["model.arch=llama"]);
+    for n in [1, 3, 8, 12] {
+        let sizes = vec![2; n];
+        let on = |n_ranks: usize| {
+            let of = |rank: usize| {
+                let range = of_rank(n, rank, n_ranks);
+                let own = cut(&sizes).into_iter().filter(move |(number, _)| range.contains(number));
+                learner.gradients(index(2 * n), own).unwrap()
+            };
+            values(&across_ranks((0..n_ranks).map(of).collect()).unwrap())
+        };
+        let one = on(1);
+        for n_ranks in [2, 4] {
+            assert!(on(n_ranks) == one, "{n} micro-batches on {n_ranks} ranks");
+        }
+    }
+}

@@ -1,0 +1,471 @@
+//! `hearth-train tokenizer` and `hearth-train prepare` as a user runs them, and what they leave, opened again.
+
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use hearth_model::{
+    TokenId,
+    chat::{ChatTemplate, Message, RenderContext},
+    tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
+};
+use hearth_training::{
+    loader::{Loader, LoaderSettings, RowOrder},
+    prepare::{PrepareSettings, SplitBy, StoppingStrategy, prepare},
+    shard::{Dataset, Manifest, Split},
+};
+use serde_json::Value;
+
+const DECODE: DecodeOptions = DecodeOptions { skip_special_tokens: true };
+
+fn hearth_train(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_hearth-train")).args(args).output().unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Runs a command that must succeed, and gives the JSON of its last line.
+fn succeed(args: &[&str]) -> Value {
+    let output = hearth_train(&[args, &["--json"]].concat());
+    assert!(output.status.success(), "{args:?}: {}", stderr(&output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Runs a command that must fail, and gives its message.
+fn fail(args: &[&str]) -> String {
+    let output = hearth_train(args);
+    assert_eq!(output.status.code(), Some(1), "{args:?}: {}", stderr(&output));
+    assert!(output.stdout.is_empty());
+    let message = stderr(&output);
+    assert!(message.contains("hint: "), "{args:?}: {message}");
+    message
+}
+
+struct Files {
+    dir: tempfile::TempDir,
+}
+
+impl Files {
+    fn new() -> Files {
+        Files { dir: tempfile::tempdir().unwrap() }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn name(&self, name: &str) -> String {
+        self.path(name).to_str().unwrap().to_owned()
+    }
+
+    fn write(&self, name: &str, contents: impl AsRef<[u8]>) -> String {
+        let path = self.path(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, contents).unwrap();
+        self.name(name)
+    }
+
+    /// A BPE tokenizer of 300 tokens.
+    fn tokenizer(&self) -> String {
+        let text = self.write("for-tokenizer.txt", document(0).repeat(20));
+        let out = self.name("tokenizer");
+        succeed(&["tokenizer", &text, "--out", &out, "--vocab-size", "300"]);
+        out
+    }
+}
+
+fn document(number: usize) -> String {
+    format!("Document {number} says: it's the höuse number {} on the hill.\n", number * 7)
+}
+
+/// The documents of a split, as text.
+fn documents(data: &Dataset, split: Split) -> Vec<String> {
+    let tokenizer = data.open_tokenizer().unwrap();
+    let eos = tokenizer.eos().map(|eos| eos.id);
+    let ids = data.split(split).to_vec();
+    let parts = ids.split_inclusive(|&id| Some(id) == eos);
+    parts.map(|ids| tokenizer.decode(ids, DECODE)).collect()
+}
+
+#[test]
+fn a_text_becomes_a_tokenizer_and_data_that_give_it_back() {
+    let files = Files::new();
+    let text: String = (0..500).map(document).collect();
+    let file = files.write("text.txt", &text);
+    let (tokenizer, data) = (files.name("tok"), files.name("data"));
+    let report = succeed(&["tokenizer", &file, "--out", &tokenizer, "--vocab-size", "400", "--split", "gpt2"]);
+    assert_eq!((&report["vocab_size"], &report["bytes"]), (&400.into(), &text.len().into()));
+    assert!(report["bytes_per_token"].as_f64().unwrap() > 2.0);
+
+    let report = succeed(&["prepare", &file, "--tokenizer", &tokenizer, "--out", &data]);
+    let data = Dataset::open(Path::new(&data)).unwrap();
+    // A single text: its last tenth by characters is held out, as nanoGPT does.
+    let n_train = (text.chars().count() as f64 * 0.9) as usize;
+    let at = text.char_indices().nth(n_train).unwrap().0;
+    assert_eq!(documents(&data, Split::Train), [&text[..at]]);
+    assert_eq!(documents(&data, Split::Val), [&text[at..]]);
+    assert_eq!(data.split(Split::Train).n_bytes(), at as u64);
+    let opened = data.open_tokenizer().unwrap();
+    let whole = opened.encode(&text[..at], EncodeOptions::TEXT).unwrap();
+    assert_eq!(data.split(Split::Train).to_vec(), whole, "as encoded at once");
+    assert_eq!(report["data"]["train"]["tokens"], whole.len());
+    assert_eq!(serde_json::from_value::<Manifest>(report["data"].clone()).unwrap(), *data.manifest());
+
+    let settings =
+        LoaderSettings { seed: 1, seq_len: 32, micro_batch_size: 4, order: RowOrder::Permuted, n_micro_batches: 1 };
+    let batch = Loader::new(data.split(Split::Train), settings).unwrap().batch(3, 0);
+    let row = &batch.inputs[..32];
+    assert!(whole.windows(32).any(|window| window == row), "rows are parts of the text");
+}
+
+#[test]
+fn a_tokenizer_of_characters_has_their_order_and_no_special_tokens() {
+    let files = Files::new();
+    let text = files.write("text.txt", "cab é\ncab");
+    let out = files.name("tok");
+    let report = succeed(&["tokenizer", &text, "--out", &out, "--chars"]);
+    assert_eq!((&report["vocab_size"], &report["special_tokens"]), (&6.into(), &Value::Array(Vec::new())));
+    let tokenizer = Tokenizer::from_dir(Path::new(&out)).unwrap();
+    assert_eq!(tokenizer.encode("\n abcé", EncodeOptions::TEXT).unwrap(), [0, 1, 2, 3, 4, 5]);
+    assert!(tokenizer.eos().is_none());
+}
+
+#[test]
+fn a_tokenizer_for_chats_renders_them() {
+    let files = Files::new();
+    let text = files.write("text.txt", document(1).repeat(9));
+    let out = files.name("tok");
+    let report = succeed(&["tokenizer", &text, "--out", &out, "--vocab-size", "280", "--chat", "--bos"]);
+    let tokens = ["<|endoftext|>", "<|bos|>", "<|pad|>", "<|im_start|>", "<|im_end|>"];
+    assert_eq!(report["special_tokens"], serde_json::json!(tokens));
+    let tokenizer = Tokenizer::from_dir(Path::new(&out)).unwrap();
+    let template = ChatTemplate::from_dir(Path::new(&out)).unwrap().unwrap();
+    let messages = [Message::new("system", "Be brief."), Message::new("user", "Hi")];
+    let rendered = template.render(&messages, &RenderContext::new(&tokenizer)).unwrap();
+    assert_eq!(
+        rendered,
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    );
+}
+
+#[test]
+fn sources_of_every_kind_give_their_documents() {
+    let files = Files::new();
+    let tokenizer = files.tokenizer();
+    let all: Vec<String> = (0..400).map(document).collect();
+    files.write("folder/a.txt", &all[0]);
+    files.write("folder/deep/b.md", &all[1]);
+    files.write("folder/empty.txt", "");
+    files.write("folder/picture.png", b"\x89PNG\xff");
+    let line = |text: &String| serde_json::json!({ "id": 1, "body": text }).to_string() + "\n";
+    let jsonl = files.write("lines.jsonl", all[2..200].iter().map(line).collect::<String>());
+    let separated = files.write("separated.txt", all[200..].join("<|endoftext|>"));
+    let data = files.name("data");
+    let args = [
+        "prepare",
+        &files.name("folder"),
+        &jsonl,
+        &separated,
+        "--tokenizer",
+        &tokenizer,
+        "--out",
+        &data,
+        "--text-field",
+        "body",
+        "--separator",
+        "<|endoftext|>",
+        "--val-fraction",
+        "0.1",
+    ];
+    let report = succeed(&args);
+    let data = Dataset::open(Path::new(&data)).unwrap();
+    let (train, val) = (documents(&data, Split::Train), documents(&data, Split::Val));
+    assert!((15..80).contains(&val.len()), "{} of 400 held out", val.len());
+    let mut found = [train, val.clone()].concat();
+    found.sort();
+    let mut expected = all.clone();
+    expected.sort();
+    assert_eq!(found, expected);
+    let counts: Vec<_> = (0..3).map(|source| report["data"]["sources"][source]["documents"].clone()).collect();
+    assert_eq!(counts, [2, 198, 200]);
+    let manifest = data.manifest();
+    assert_eq!(manifest.train.documents + manifest.val.documents, 400);
+    assert_eq!(manifest.train.bytes + manifest.val.bytes, all.iter().map(String::len).sum::<usize>() as u64);
+
+    // The same documents in another order, from another kind of file: the same ones are held out.
+    let reversed = files.write("reversed.jsonl", all.iter().rev().map(line).collect::<String>());
+    let again = files.name("again");
+    succeed(&[
+        "prepare",
+        &reversed,
+        "--tokenizer",
+        &tokenizer,
+        "--out",
+        &again,
+        "--text-field",
+        "body",
+        "--val-fraction",
+        "0.1",
+    ]);
+    let mut same = documents(&Dataset::open(Path::new(&again)).unwrap(), Split::Val);
+    same.reverse();
+    let mut val = val;
+    same.sort();
+    val.sort();
+    assert_eq!(same, val);
+}
+
+#[test]
+fn token_files_of_nanogpt_become_shards_as_they_are() {
+    let files = Files::new();
+    let tokenizer = files.tokenizer();
+    let eos = Tokenizer::from_dir(Path::new(&tokenizer)).unwrap().eos().unwrap().id;
+    let ids = |n: u32| (0..n).map(|n| if n % 50 == 49 { eos } else { n % 280 }).collect::<Vec<TokenId>>();
+    let bytes = |ids: &[TokenId]| ids.iter().flat_map(|&id| (id as u16).to_le_bytes()).collect::<Vec<u8>>();
+    let (train, val) = (ids(1000), ids(75));
+    files.write("bins/train.bin", bytes(&train));
+    files.write("bins/val.bin", bytes(&val));
+    let data = files.name("data");
+    let report = succeed(&["prepare", &files.name("bins"), "--tokenizer", &tokenizer, "--out", &data]);
+    let data = Dataset::open(Path::new(&data)).unwrap();
+    assert_eq!((data.split(Split::Train).to_vec(), data.split(Split::Val).to_vec()), (train, val));
+    assert_eq!(report["data"]["split"]["by"], "files");
+    let other = files.name("other");
+    let small = files.write("small.txt", "ab");
+    succeed(&["tokenizer", &small, "--out", &files.name("small"), "--chars"]);
+    let error = fail(&["prepare", &files.name("bins"), "--tokenizer", &files.name("small"), "--out", &other]);
+    assert!(error.contains("train.bin") && error.contains("the tokenizer has 2"), "{error}");
+    assert!(!Path::new(&other).exists());
+}
+
+#[test]
+fn weighted_sources_have_their_shares() {
+    let files = Files::new();
+    let tokenizer = files.tokenizer();
+    let line = |n: usize| serde_json::json!({ "text": document(n).repeat(1 + n % 5) }).to_string() + "\n";
+    let large = files.write("large.jsonl", (0..3000).map(line).collect::<String>());
+    let small = files.write("small.jsonl", (3000..3300).map(line).collect::<String>());
+    for (strategy, weights) in
+        [("first_exhausted", [0.7, 0.3]), ("all_exhausted", [1.0, 3.0]), ("first_exhausted", [1.0, 20.0])]
+    {
+        let data = files.name(&format!("{strategy}-{}", weights[1]));
+        let sources = [format!("{large}={}", weights[0]), format!("{small}={}", weights[1])];
+        let report = succeed(&[
+            "prepare",
+            &sources[0],
+            &sources[1],
+            "--tokenizer",
+            &tokenizer,
+            "--out",
+            &data,
+            "--val-fraction",
+            "0.05",
+            "--stopping-strategy",
+            strategy,
+        ]);
+        let opened = Dataset::open(Path::new(&data)).unwrap();
+        let manifest = opened.manifest();
+        for (index, weight) in weights.iter().enumerate() {
+            let (share, wanted) = (manifest.sources[index].share, weight / weights.iter().sum::<f64>());
+            assert!((share - wanted).abs() < 1e-3 * wanted, "{strategy} {weights:?}: {share} is not {wanted}");
+        }
+        let epochs: Vec<f64> = manifest.sources.iter().map(|source| source.epochs).collect();
+        match strategy {
+            "first_exhausted" => {
+                assert!(epochs.iter().all(|&epochs| epochs <= 1.0) && epochs.contains(&1.0), "{epochs:?}")
+            }
+            _ => assert!(epochs.iter().all(|&epochs| epochs >= 0.999), "{epochs:?}"),
+        }
+        // What the documents say of themselves agrees with the counts.
+        let train = documents(&opened, Split::Train);
+        assert_eq!(train.len() as u64, manifest.train.documents);
+        assert_eq!(train.iter().map(String::len).sum::<usize>() as u64, manifest.train.bytes, "{report}");
+        assert!(!Path::new(&data).join("spool").exists());
+    }
+}
+
+fn settings(source: &str, tokenizer: &str, out: &str, shard_tokens: u64) -> PrepareSettings {
+    PrepareSettings {
+        sources: vec![hearth_training::corpus::SourceSpec { path: source.into(), weight: None }],
+        tokenizer: tokenizer.into(),
+        out: out.into(),
+        split: Some(SplitBy::Tail),
+        val_fraction: None,
+        text_field: "text".into(),
+        separator: None,
+        stopping: StoppingStrategy::default(),
+        shard_tokens,
+    }
+}
+
+#[test]
+fn many_shards_read_as_one() {
+    let files = Files::new();
+    let tokenizer = files.tokenizer();
+    let text = files.write("text.txt", (0..100).map(document).collect::<String>());
+    let open = |name: &str, shard_tokens| {
+        let settings = settings(&text, &tokenizer, &files.name(name), shard_tokens);
+        prepare(&settings, &mut |_| {}).unwrap();
+        Dataset::open(&files.path(name)).unwrap()
+    };
+    let (one, many) = (open("one", 1 << 20), open("many", 97));
+    assert_eq!(one.manifest().train.shards.len(), 1);
+    assert!(many.manifest().train.shards.len() > 10);
+    let (one, many) = (one.split(Split::Train), many.split(Split::Train));
+    assert_eq!(one.to_vec(), many.to_vec());
+    let mut rows = ([0; 200], [0; 200]);
+    for start in 0..one.len() - 200 {
+        one.read(start, &mut rows.0);
+        many.read(start, &mut rows.1);
+        assert_eq!(rows.0, rows.1);
+    }
+    // The tokens decide the hash, and so do the shards that hold them.
+    assert_ne!(Dataset::open(&files.path("one")).unwrap().hash(), Dataset::open(&files.path("many")).unwrap().hash());
+    assert_eq!(open("again", 97).hash(), Dataset::open(&files.path("many")).unwrap().hash());
+}
+
+/// Each file of a data set, damaged or taken from another, is named.
+#[test]
+fn data_that_is_damaged_or_mixed_up_is_refused() {
+    let files = Files::new();
+    let tokenizer = files.tokenizer();
+    let text = files.write("text.txt", (0..100).map(document).collect::<String>());
+    let (data, other) = (files.path("data"), files.path("other"));
+    prepare(&settings(&text, &tokenizer, data.to_str().unwrap(), 500), &mut |_| {}).unwrap();
+    let chars = files.name("chars");
+    succeed(&["tokenizer", &text, "--out", &chars, "--chars"]);
+    prepare(&settings(&text, &chars, other.to_str().unwrap(), 500), &mut |_| {}).unwrap();
+
+    let shard = "train-00001.tokens";
+    let whole = fs::read(data.join(shard)).unwrap();
+    let flipped = |at: usize| {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1;
+        bytes
+    };
+    let manifest = fs::read_to_string(data.join("data.json")).unwrap();
+    let cases: [(&str, Option<Vec<u8>>, &str); 13] = [
+        (shard, None, shard),
+        (shard, Some(whole[..50].to_vec()), "truncated"),
+        (shard, Some(whole[..whole.len() - 2].to_vec()), "truncated"),
+        (shard, Some([&whole[..], &[0, 0]].concat()), "damaged"),
+        (shard, Some(flipped(0)), "is not a token shard"),
+        (shard, Some(flipped(8)), "version 0 of the shard format, expected 1"),
+        (shard, Some(flipped(40)), "another tokenizer"),
+        (shard, Some(flipped(200)), "is damaged: its contents have the checksum"),
+        (shard, Some(fs::read(data.join("train-00000.tokens")).unwrap()), "does not match"),
+        (shard, Some(fs::read(other.join(shard)).unwrap()), "another tokenizer"),
+        (
+            "tokenizer/tokenizer.json",
+            Some(fs::read(Path::new(&chars).join("tokenizer.json")).unwrap()),
+            "is not the tokenizer",
+        ),
+        ("data.json", Some(manifest.replace("\"version\": 1", "\"version\": 9").into()), "version 9, expected 1"),
+        ("data.json", Some(manifest.replacen("\"tokens\": 500", "\"tokens\": 501", 1).into()), "501"),
+    ];
+    Dataset::open(&data).unwrap();
+    for (name, contents, message) in cases {
+        let path = data.join(name);
+        let before = fs::read(&path).unwrap();
+        match &contents {
+            Some(contents) => fs::write(&path, contents).unwrap(),
+            None => fs::remove_file(&path).unwrap(),
+        }
+        let error = format!("{:#}", Dataset::open(&data).unwrap_err());
+        assert!(error.contains(message), "{name}, {message}: {error}");
+        assert!(contents.is_none() || error.contains("\nhint: "), "{error}");
+        fs::write(&path, before).unwrap();
+    }
+    Dataset::open(&data).unwrap();
+    let error = Dataset::open(&files.path("nowhere")).unwrap_err().to_string();
+    assert!(error.contains("no prepared data at") && error.contains("hearth-train prepare"), "{error}");
+    let error = Dataset::open(Path::new(&tokenizer)).unwrap_err().to_string();
+    assert!(error.contains("has no `data.json`"), "{error}");
+}
+
+#[test]
+fn bad_input_is_refused_with_its_name_and_touches_nothing() {
+    let files = Files::new();
+    let tokenizer = files.tokenizer();
+    let text = files.write("text.txt", (0..50).map(document).collect::<String>());
+    let latin1 = files.write("latin1.txt", b"caf\xe9");
+    let empty = files.write("empty.txt", "");
+    let line = files.write("lines.jsonl", "{\"text\": \"a\"}\n{\"text\": \n");
+    let gzip = files.write("lines.jsonl.gz", b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xab");
+    let parquet = files.write("table.parquet", b"PAR1 and nothing else");
+    let full = files.write("full/file.txt", "x");
+    let missing = files.name("missing.txt");
+    let out = files.name("out");
+    files.write("hidden/.only", "x");
+    let hidden = files.name("hidden");
+    let weighted = format!("{text}=0");
+    let folder = Path::new(&full).parent().unwrap().to_str().unwrap().to_owned();
+
+    let prepare_cases: [(&[&str], &str); 15] = [
+        (&[&missing], "missing.txt"),
+        (&[&latin1], "latin1.txt` is not UTF-8 text: byte 0xe9 at offset 3"),
+        (&[&empty], "empty.txt` has no text"),
+        (&[&line], "lines.jsonl`, line 2"),
+        (&[&line, "--text-field", "body"], "line 1: there is no field `body`"),
+        (&[&gzip], "lines.jsonl.gz` beyond"),
+        (&[&parquet], "table.parquet`"),
+        (&[&hidden], "has no files"),
+        (&[&text, "--separator", ""], "separator"),
+        (&[&text, "--val-fraction", "1.5"], "above 0 and below 1, got 1.5"),
+        (&[&text, "--split", "hash"], "the val split has 0 tokens"),
+        (&[&weighted], "text.txt` must be positive, got 0"),
+        (&[&format!("{text}=1"), &latin1], "latin1.txt` has no weight"),
+        (&[&text, "--tokenizer", &folder], "tokenizer.json"),
+        (&[&text, "--out", &folder], "full"),
+    ];
+    for (args, message) in prepare_cases {
+        let mut all = vec!["prepare"];
+        all.extend(args);
+        for (flag, value) in [("--tokenizer", &tokenizer), ("--out", &out)] {
+            if !args.contains(&flag) {
+                all.extend([flag, value]);
+            }
+        }
+        let error = fail(&all);
+        assert!(error.contains(message), "{args:?}: {error}");
+        assert!(!Path::new(&out).exists(), "{args:?} wrote something");
+    }
+    let tokenizer_cases: [(&[&str], &str); 7] = [
+        (&[&missing], "missing.txt"),
+        (&[&latin1], "0xe9 at offset 3"),
+        (&[&empty], "no text"),
+        (&[&line], "line 2"),
+        (&[&text, "--vocab-size", "256"], "from 257 tokens"),
+        (&[&text, "--pad=<|endoftext|>"], "cannot be both the end-of-text token and the padding token"),
+        (&[&text, "--out", &folder], "full"),
+    ];
+    for (args, message) in tokenizer_cases {
+        let mut all = vec!["tokenizer"];
+        all.extend(args);
+        if !args.contains(&"--out") {
+            all.extend(["--out", &out]);
+        }
+        let error = fail(&all);
+        assert!(error.contains(message), "{args:?}: {error}");
+        assert!(!Path::new(&out).exists(), "{args:?} wrote something");
+    }
+    // A character that the tokenizer lacks is named with the file that has it.
+    let chars = files.name("chars");
+    let abc = files.write("abc.txt", "abc");
+    succeed(&["tokenizer", &abc, "--out", &chars, "--chars"]);
+    let error = fail(&["prepare", &text, "--tokenizer", &chars, "--out", &out]);
+    assert!(error.contains("text.txt") && error.contains("is not in the vocabulary of 3 tokens"), "{error}");
+    assert!(!Path::new(&out).exists());
+    let leftovers: Vec<_> = fs::read_dir(files.dir.path())
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.contains("hearth-"))
+        .collect();
+    assert!(leftovers.is_empty(), "{leftovers:?}");
+}

@@ -1,0 +1,42 @@
+"""Writes small Parquet files in every form that Hearth reads, all with the same rows, and some that it refuses.
+
+Run from this folder with pyarrow installed: python make.py
+Column `text` of row n is `text_of(n)`, and of every seventh row none where the column may be without values.
+"""
+
+import pyarrow
+import pyarrow.parquet as parquet
+
+N_ROWS = 60
+
+
+def text_of(row):
+    return f"row {row % 20} \u00e9\u65e5 " * (row % 5) + ("\n" if row % 3 else "")
+
+
+def table(optional):
+    texts = [None if optional and row % 7 == 0 else text_of(row) for row in range(N_ROWS)]
+    field = pyarrow.field("text", pyarrow.string(), nullable=optional)
+    nested = pyarrow.field("meta", pyarrow.struct([("text", pyarrow.int64()), ("tags", pyarrow.list_(pyarrow.string()))]))
+    rows = {
+        "meta": [{"text": row, "tags": ["a", "b"]} for row in range(N_ROWS)],
+        "id": list(range(N_ROWS)),
+        "text": texts,
+    }
+    schema = pyarrow.schema([nested, pyarrow.field("id", pyarrow.int64()), field])
+    return pyarrow.table(rows, schema=schema)
+
+
+def write(name, optional=True, **options):
+    settings = {"row_group_size": 25, "data_page_size": 200, "write_batch_size": 8, **options}
+    parquet.write_table(table(optional), f"{name}.parquet", **settings)
+
+
+write("snappy")
+write("snappy-required", optional=False, use_dictionary=False)
+write("gzip-v2", compression="gzip", data_page_version="2.0")
+write("zstd-plain-v2", compression="zstd", use_dictionary=False, data_page_version="2.0")
+write("none-checksums", compression="none", write_page_checksum=True)
+for encoding in ["DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"]:
+    write(encoding.lower().replace("_", "-"), use_dictionary=False, column_encoding={"text": encoding})
+write("lz4", compression="lz4")

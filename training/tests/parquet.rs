@@ -1,0 +1,95 @@
+//! Parquet files as pyarrow writes them (`golden/parquet/make.py`), through the reader that `prepare` and `tokenizer` use.
+
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Result;
+use hearth_training::corpus::{BytesRead, Cutting, Piece, ReadOptions, list_files, read_documents};
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/parquet").join(name)
+}
+
+fn read(path: &Path, column: &str) -> Result<Vec<String>> {
+    let options = ReadOptions { text_field: column.to_owned(), separator: None, cutting: Cutting::Whole };
+    let mut texts = Vec::new();
+    let mut sink = |piece: Piece| {
+        texts.push(piece.text);
+        Ok(())
+    };
+    read_documents(&list_files(path)?[0], &options, &BytesRead::default(), &mut sink)?;
+    Ok(texts)
+}
+
+/// The documents of the script's rows: those with a text that is not empty.
+fn expected(is_optional: bool) -> Vec<String> {
+    let rows = (0..60).filter(|row| !is_optional || row % 7 > 0);
+    let text =
+        |row: usize| format!("row {} é日 ", row % 20).repeat(row % 5) + if row.is_multiple_of(3) { "" } else { "\n" };
+    rows.map(text).filter(|text| !text.is_empty()).collect()
+}
+
+#[test]
+fn what_pyarrow_writes_is_read_in_every_form() {
+    for name in ["snappy", "gzip-v2", "zstd-plain-v2", "none-checksums", "delta-length-byte-array", "delta-byte-array"]
+    {
+        let found = read(&golden(&format!("{name}.parquet")), "text");
+        assert_eq!(found.map_err(|error| error.to_string()), Ok(expected(true)), "{name}");
+    }
+    assert_eq!(read(&golden("snappy-required.parquet"), "text").unwrap(), expected(false));
+}
+
+#[test]
+fn what_cannot_be_read_is_refused_with_its_name() {
+    let refuse = |name: &str, column: &str| read(&golden(name), column).unwrap_err().to_string();
+    for (name, column, message) in [
+        ("lz4.parquet", "text", "LZ4"),
+        ("snappy.parquet", "body", "no column `body`; it has: `meta`, `id`, `text`"),
+        ("snappy.parquet", "id", "column `id` is not text"),
+        ("snappy.parquet", "meta", "column `meta` is not text"),
+    ] {
+        let error = refuse(name, column);
+        assert!(error.contains(message) && error.contains(name) && error.contains("\nhint: "), "{error}");
+    }
+}
+
+/// Wherever a file is cut or a bit of it turned over: an error that names it or the same number of rows, and no panic.
+#[test]
+fn damaged_files_end_in_errors_that_name_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("damaged.parquet");
+    for name in ["snappy", "gzip-v2", "zstd-plain-v2", "delta-length-byte-array", "delta-byte-array", "none-checksums"]
+    {
+        let whole = fs::read(golden(&format!("{name}.parquet"))).unwrap();
+        for n_bytes in [0, 3, 11, whole.len() / 2, whole.len() - 1] {
+            fs::write(&path, &whole[..n_bytes]).unwrap();
+            let error = read(&path, "text").unwrap_err().to_string();
+            assert!(error.contains("damaged.parquet") && error.contains("hint: "), "{name} cut at {n_bytes}: {error}");
+        }
+        for at in 0..whole.len() {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 1 << (at % 8);
+            fs::write(&path, &bytes).unwrap();
+            if let Err(error) = read(&path, "text") {
+                assert!(error.to_string().contains("damaged.parquet"), "{name}, byte {at}: {error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn with_checksums_every_damaged_page_is_noticed() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("damaged.parquet");
+    let mut bytes = fs::read(golden("none-checksums.parquet")).unwrap();
+    let needle = "row 3 é日 ".as_bytes();
+    let at = bytes.windows(needle.len()).position(|window| window == needle).unwrap();
+    bytes[at + 4] = b'4';
+    fs::write(&path, &bytes).unwrap();
+    let error = read(&path, "text").unwrap_err().to_string();
+    assert!(error.contains("checksum") && error.contains("row group 0"), "{error}");
+}

@@ -1,0 +1,240 @@
+//! Runs that are stopped, killed and damaged, and go on: they end with the bits of a run that was not.
+
+#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+/// Dropout, accumulation, evaluations, samples and checkpoints between them.
+const SETS: [&str; 10] = [
+    "model.dropout=0.2",
+    "data.rows=epochs",
+    "data.micro_batch_size=4",
+    "data.tokens_per_step=384",
+    "schedule.max_steps=120",
+    "eval.every=7",
+    "eval.log_every=3",
+    "sample.every=25",
+    "checkpoint.every=5",
+    "optim.spike_factor=50",
+];
+
+fn text() -> String {
+    (0..400).map(|line| format!("line {} of the house, {}\n", line * line % 17, ["one", "two"][line % 2])).collect()
+}
+
+struct Case {
+    dir: tempfile::TempDir,
+}
+
+impl Case {
+    fn new() -> Case {
+        let case = Case { dir: tempfile::tempdir().unwrap() };
+        fs::write(case.path("text.txt"), text()).unwrap();
+        case
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn command(&self, out: &str, flags: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hearth-train"));
+        command.arg("quickstart").arg(self.path("text.txt")).arg("--out").arg(self.path(out));
+        command.args(["--preset", "tiny", "--device", "cpu"]).args(flags);
+        command
+    }
+
+    fn train(&self, out: &str, sets: &[&str], flags: &[&str]) -> Output {
+        let sets: Vec<_> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        self.command(out, flags).args(sets).output().unwrap()
+    }
+
+    /// All that a run must have the same bits of.
+    fn bits(&self, out: &str, step: usize) -> BTreeMap<String, Vec<u8>> {
+        let out = self.path(out);
+        let checkpoint = format!("checkpoints/step-{step:08}");
+        let files = [
+            "model/model.safetensors".to_owned(),
+            format!("{checkpoint}/model.safetensors"),
+            format!("{checkpoint}/train_state/moments.safetensors"),
+        ];
+        let mut bits: BTreeMap<_, _> =
+            files.into_iter().map(|name| (name.clone(), fs::read(out.join(name)).unwrap())).collect();
+        bits.insert("metrics".to_owned(), metrics(&out.join("metrics.jsonl")).into_bytes());
+        let state = fs::read(out.join(checkpoint).join("train_state/state.json")).unwrap();
+        let mut state: Value = serde_json::from_slice(&state).unwrap();
+        state["minutes"].take();
+        bits.insert("state".to_owned(), state.to_string().into_bytes());
+        bits
+    }
+}
+
+/// The file without times.
+fn metrics(path: &Path) -> String {
+    let line = |line: &str| {
+        let mut record: serde_json::Map<String, Value> = serde_json::from_str(line).unwrap();
+        for time in ["tok_per_sec", "seconds"] {
+            record.remove(time);
+        }
+        Value::Object(record).to_string() + "\n"
+    };
+    fs::read_to_string(path).unwrap().lines().map(line).collect()
+}
+
+fn assert_same(found: &BTreeMap<String, Vec<u8>>, expected: &BTreeMap<String, Vec<u8>>, what: &str) {
+    for (name, expected) in expected {
+        if name == "metrics" && found[name] != *expected {
+            let [found, expected] = [&found[name], expected].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+            let differs = found.lines().zip(expected.lines()).find(|(found, expected)| found != expected);
+            assert!(differs.is_none(), "{what}: {differs:?}");
+            assert_eq!(found.lines().count(), expected.lines().count(), "{what}: lines of metrics");
+        }
+        assert!(found[name] == *expected, "{what}: other bits in {name}");
+    }
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Killed at random moments and resumed, again and again, until it ends.
+#[test]
+fn a_run_that_is_killed_ends_with_the_bits_of_one_that_is_not() {
+    let n_kills: usize = std::env::var("HEARTH_KILLS").ok().map_or(4, |n| n.parse().unwrap());
+    let case = Case::new();
+    let started = Instant::now();
+    let output = case.train("whole", &SETS, &[]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let took = started.elapsed();
+    let expected = case.bits("whole", 120);
+
+    // Moments spread over the time that the run takes, beginning and end included.
+    let seed = std::process::id() as u64;
+    eprintln!("kills are seeded by {seed}");
+    let mut killed = 0;
+    let sets: Vec<_> = SETS.iter().flat_map(|set| ["--set", set]).collect();
+    while killed < n_kills {
+        let mut child = case
+            .command("killed", &["--resume"])
+            .args(&sets)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let share = (seed.wrapping_mul(6364136223846793005).wrapping_add((killed as u64 + 1) * 1442695040888963407)
+            >> 33)
+            % 1000;
+        let moment = took.mul_f64(0.05 + 1.5 * share as f64 / 1000.0 / n_kills as f64);
+        let begun = Instant::now();
+        let mut ended = None;
+        while begun.elapsed() < moment && ended.is_none() {
+            ended = child.try_wait().unwrap();
+            thread::sleep(Duration::from_millis(1));
+        }
+        // SIGKILL.
+        child.kill().unwrap();
+        child.wait().unwrap();
+        killed += 1;
+        if ended.is_some_and(|status| status.success()) {
+            eprintln!("it ended after {killed} kills; begun anew");
+            fs::remove_dir_all(case.path("killed")).unwrap();
+        }
+    }
+    let output = case.train("killed", &SETS, &["--resume"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_same(&case.bits("killed", 120), &expected, "after the kills");
+
+    // A run that has ended stays as it is.
+    let output = case.train("killed", &SETS, &["--resume"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert_same(&case.bits("killed", 120), &expected, "resumed at its end");
+}
+
+#[cfg(unix)]
+#[test]
+fn sigterm_ends_the_step_saves_and_says_so() {
+    let case = Case::new();
+    let output = case.train("whole", &SETS, &[]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let sets: Vec<_> = SETS.iter().flat_map(|set| ["--set", set]).collect();
+    let child = case.command("stopped", &[]).args(&sets).stderr(Stdio::piped()).spawn().unwrap();
+    let metrics = case.path("stopped/metrics.jsonl");
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while fs::read_to_string(&metrics).unwrap_or_default().lines().count() < 8 && Instant::now() < deadline {
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(143), "{}", stderr(&output));
+    assert!(stderr(&output).contains("by a signal after step"), "{}", stderr(&output));
+    let output = case.train("stopped", &SETS, &["--resume"]);
+    assert!(output.status.success() && stderr(&output).contains("resumed after step"), "{}", stderr(&output));
+    assert_same(&case.bits("stopped", 120), &case.bits("whole", 120), "after SIGTERM");
+}
+
+#[test]
+fn a_damaged_checkpoint_is_named_and_the_one_before_it_used() {
+    let case = Case::new();
+    let short = [&SETS[..], &["schedule.max_steps=20"]].concat();
+    let output = case.train("run", &short, &[]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let expected = case.bits("run", 20);
+    let damaged = case.path("run/checkpoints/step-00000020/train_state/moments.safetensors");
+    let mut bytes = fs::read(&damaged).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&damaged, bytes).unwrap();
+    let output = case.train("run", &short, &["--resume"]);
+    let message = stderr(&output);
+    assert!(output.status.success(), "{message}");
+    assert!(message.contains("moments.safetensors` is damaged"), "{message}");
+    assert!(message.contains("resumed after step 15"), "{message}");
+    assert_same(&case.bits("run", 20), &expected, "after the damage");
+}
+
+#[test]
+fn another_configuration_or_text_is_refused_and_a_longer_budget_is_not() {
+    let case = Case::new();
+    let stable = [
+        "schedule.kind=wsd",
+        "schedule.cooldown_steps=5",
+        "schedule.max_steps=15",
+        "checkpoint.every=5",
+        "eval.every=0",
+    ];
+    let output = case.train("run", &stable, &[]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let refused = |sets: &[&str], what: &[&str]| {
+        let output = case.train("run", &[&stable[..], sets].concat(), &["--resume"]);
+        assert_eq!(output.status.code(), Some(1), "{sets:?}");
+        let message = stderr(&output);
+        assert!(what.iter().all(|what| message.contains(what)) && message.contains("hint: "), "{message}");
+    };
+    refused(&["optim.beta1=0.5"], &["`optim.beta1` was `0.9` and is now `0.5`"]);
+    refused(&["seed=7"], &["`seed` was `1337` and is now `7`"]);
+    refused(&["schedule.max_steps=30"], &["contradicts the 15 completed steps"]);
+
+    // From a stable checkpoint on, both a longer run and another cooldown.
+    let stable_checkpoint = case.path("run/checkpoints/step-00000010");
+    let from = ["--from", stable_checkpoint.to_str().unwrap()];
+    let sets = [&stable[..4], &["schedule.max_steps=20"]].concat();
+    let output = case.train("branch", &sets, &from);
+    let message = stderr(&output);
+    assert!(output.status.success() && message.contains("resumed after step 10"), "{message}");
+    let whole = case.train("straight", &sets, &[]);
+    assert!(whole.status.success());
+    let weights = |run: &str| fs::read(case.path(run).join("checkpoints/step-00000020/model.safetensors")).unwrap();
+    assert!(weights("branch") == weights("straight"), "a branch is the run that would have been");
+
+    fs::write(case.path("text.txt"), text() + "another line\n").unwrap();
+    refused(&[], &["other data"]);
+}
