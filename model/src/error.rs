@@ -93,6 +93,16 @@ pub enum Error {
         /// The error.
         what: String,
     },
+    /// The hub does not have, give or deliver what was asked for.
+    #[error("`{name}`: {what}{}", hint_line(hint))]
+    Hub {
+        /// The repository, or a file of it.
+        name: String,
+        /// The error.
+        what: String,
+        /// A hint; may be empty.
+        hint: String,
+    },
     /// The computation failed on the device: out of memory, device lost, a kernel that does not compile.
     #[error("the device failed: {what}")]
     Execution {

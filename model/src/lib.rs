@@ -12,6 +12,7 @@
 //! - [`weights`]: model dirs in Hugging Face's format
 //! - [`tokenizer`], [`chat`], [`infill`]: text to ids and back
 //! - [`constraint`]: grammars for structured output
+//! - [`hub`]: models and data sets of the Hugging Face hub, by name
 //! - [`sampling`], [`generate`](mod@generate): sampling and generation
 //! - [`device`]: which device to run on; [`memory`]: how much memory there is
 
@@ -24,6 +25,7 @@ pub mod error;
 mod forward_pass;
 pub mod generate;
 pub mod gpt;
+pub mod hub;
 pub mod infill;
 pub mod kv_cache;
 mod layers;

@@ -272,7 +272,7 @@ fn maths_that_is_not_computed_is_refused_by_name() {
     let layers = |kinds: [&str; 2]| json!(kinds);
     let refused = [
         ("llama", "quantization_config", json!({ "quant_method": "gptq", "bits": 4 })),
-        ("llama", "hidden_act", json!("relu2")),
+        ("llama", "hidden_act", json!("quick_gelu")),
         ("llama", "attn_logit_softcapping", json!(50.0)),
         ("llama", "final_logit_softcapping", json!(30.0)),
         ("llama", "query_pre_attn_scalar", json!(256)),

@@ -664,7 +664,7 @@ fn hostile_tensors_are_refused() {
     refused(&[NORM, "type 4294967295"], |file| file.tensor(NORM).2 = u32::MAX);
     refused(&[NORM, "the file has"], |file| file.tensor(NORM).3 = u64::MAX - 31);
     refused(&[NORM, "not a multiple of 32"], |file| file.tensor(NORM).3 += 4);
-    refused(&["within `"], |file| file.tensor(NORM).3 = 32);
+    refused(&[NORM, "starts at byte 32, inside `"], |file| file.tensor(NORM).3 = 32);
     refused(&[NORM, "occurs twice"], |file| file.tensor("blk.0.attn_norm.weight").0 = NORM.to_owned());
     refused(&["a tensor's name has 0 bytes"], |file| file.tensor(NORM).0.clear());
     refused(&["a tensor's name has 1000 bytes"], |file| file.tensor(NORM).0 = "x".repeat(1000));

@@ -21,7 +21,7 @@ use self::{
 pub use self::{mixture::StoppingStrategy, output::Counts};
 use crate::{
     corpus::{
-        BytesRead, Encoder, FileKind, ReadOptions, SourceFile, SourceSpec, check_separator, list_files,
+        BytesRead, Download, Encoder, FileKind, Files, ReadOptions, SourceFile, SourceSpec, check_separator,
         read_in_batches, read_tokens, split_of,
     },
     digest::Digest,
@@ -70,14 +70,19 @@ pub struct PrepareSettings {
 }
 
 /// Progress.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
-    /// Bytes read from files, before decompression.
-    pub bytes_read: u64,
-    /// Total bytes to read.
-    pub bytes_total: u64,
-    /// Tokens written.
-    pub tokens: u64,
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// A source is downloaded.
+    Download(Download),
+    /// Documents are encoded.
+    Encode {
+        /// Bytes read from files, before decompression.
+        bytes_read: u64,
+        /// Total bytes to read.
+        bytes_total: u64,
+        /// Tokens written.
+        tokens: u64,
+    },
 }
 
 /// A finished data set.
@@ -99,19 +104,17 @@ pub enum SplitBy {
 }
 
 /// How the documents of `files` are split.
-fn split_rule(settings: &PrepareSettings, files: &[Vec<SourceFile>]) -> Result<SplitRule> {
-    let all: Vec<&SourceFile> = files.iter().flatten().collect();
+fn split_rule(settings: &PrepareSettings, files: &[Files]) -> SplitRule {
+    let all: Vec<&SourceFile> = files.iter().flat_map(|files| &files.files).collect();
     if all.iter().all(|file| file.kind == FileKind::Tokens) {
-        return Ok(SplitRule::Files);
+        return SplitRule::Files;
     }
     let is_one_text = matches!(all.as_slice(), [file] if file.kind == FileKind::Text) && settings.separator.is_none();
     let split = settings.split.unwrap_or(if is_one_text { SplitBy::Tail } else { SplitBy::Hash });
-    let rule = match split {
+    match split {
         SplitBy::Hash => SplitRule::Hash { val_fraction: settings.val_fraction.unwrap_or(HASH_VAL_FRACTION) },
         SplitBy::Tail => SplitRule::Tail { val_fraction: settings.val_fraction.unwrap_or(TAIL_VAL_FRACTION) },
-    };
-    check_rule(rule)?;
-    Ok(rule)
+    }
 }
 
 /// Prepares a data set. The folder appears only when it is complete.
@@ -123,11 +126,14 @@ pub fn prepare(settings: &PrepareSettings, progress: &mut dyn FnMut(Progress)) -
     ensure!(!sources.is_empty(), "there are no sources\nhint: use files or folders with text");
     check_separator(separator.as_deref())?;
     let mixture = Mixture::new(sources, settings.stopping)?;
-    let files: Vec<Vec<SourceFile>> = sources.iter().map(|source| list_files(&source.path)).collect::<Result<_>>()?;
-    let rule = split_rule(settings, &files)?;
+    check_val_fraction(settings.val_fraction)?;
     let tokenizer = OpenTokenizer::open(&settings.tokenizer)?;
-
+    // What can be wrong is found before anything is downloaded.
     let staged = run_dir::stage(&settings.out)?;
+    let mut download = |found| progress(Progress::Download(found));
+    let files: Vec<Files> = sources.iter().map(|source| source.origin.files(&mut download)).collect::<Result<_>>()?;
+    let rule = split_rule(settings, &files);
+
     for (name, bytes) in &tokenizer.files {
         staged.write(&format!("{TOKENIZER_DIR}/{name}"), bytes)?;
     }
@@ -136,7 +142,7 @@ pub fn prepare(settings: &PrepareSettings, progress: &mut dyn FnMut(Progress)) -
         tokenizer: tokenizer.hash,
         shard_tokens: settings.shard_tokens,
     };
-    let n_bytes: u64 = files.iter().flatten().map(|file| file.n_bytes).sum();
+    let n_bytes: u64 = files.iter().flat_map(|files| &files.files).map(|file| file.n_bytes).sum();
     let n_passes = if matches!(rule, SplitRule::Tail { .. }) { 2 } else { 1 };
     let mut work = Work {
         settings,
@@ -153,7 +159,7 @@ pub fn prepare(settings: &PrepareSettings, progress: &mut dyn FnMut(Progress)) -
             let mut output = Output::new(staged.path(), "", writer, false)?;
             let mut counts = Vec::new();
             for (source, files) in sources.iter().zip(&files) {
-                counts.push(work.source(source, files, &mut output)?);
+                counts.push(work.source(source, &files.files, &mut output)?);
             }
             (counts, output.finish()?)
         }
@@ -163,7 +169,7 @@ pub fn prepare(settings: &PrepareSettings, progress: &mut dyn FnMut(Progress)) -
             let mut spooled = Vec::new();
             for (index, (source, files)) in sources.iter().zip(&files).enumerate() {
                 let mut output = Output::new(&spool, &format!("{index}-"), writer, true)?;
-                work.source(source, files, &mut output)?;
+                work.source(source, &files.files, &mut output)?;
                 spooled.push(output.into_spooled()?);
             }
             let mut output = Output::new(staged.path(), "", writer, false)?;
@@ -176,20 +182,19 @@ pub fn prepare(settings: &PrepareSettings, progress: &mut dyn FnMut(Progress)) -
         }
     };
     let not_text = work.not_text;
-    let manifest = manifest(settings, &tokenizer, rule, counts, splits);
+    let manifest = manifest(settings, &files, &tokenizer, rule, counts, splits);
     check_splits(&manifest)?;
     staged.write(DATA_FILE, (serde_json::to_string_pretty(&manifest)? + "\n").as_bytes())?;
     staged.commit()?;
     Ok(Prepared { manifest, not_text })
 }
 
-fn check_rule(rule: SplitRule) -> Result<()> {
-    if let SplitRule::Hash { val_fraction } | SplitRule::Tail { val_fraction } = rule {
-        ensure!(
-            val_fraction > 0.0 && val_fraction < 1.0,
-            "`--val-fraction` must be above 0 and below 1, got {val_fraction}\nhint: for example `--val-fraction 0.01`"
-        );
-    }
+fn check_val_fraction(val_fraction: Option<f64>) -> Result<()> {
+    ensure!(
+        val_fraction.is_none_or(|val_fraction| val_fraction > 0.0 && val_fraction < 1.0),
+        "`--val-fraction` must be above 0 and below 1, got {}\nhint: for example `--val-fraction 0.01`",
+        val_fraction.unwrap_or_default()
+    );
     Ok(())
 }
 
@@ -250,7 +255,7 @@ struct Work<'a> {
 impl Work<'_> {
     fn report(&mut self) {
         let (bytes_read, bytes_total, tokens) = (self.bytes_read.get(), self.bytes_total, self.tokens);
-        (self.progress)(Progress { bytes_read, bytes_total, tokens });
+        (self.progress)(Progress::Encode { bytes_read, bytes_total, tokens });
     }
 
     /// Reads a source and writes its tokens to `output`.
@@ -268,7 +273,7 @@ impl Work<'_> {
         ensure!(
             counts.tokens > 0,
             "the source `{}` has no text: {} files, all empty\nhint: remove it, or use another folder",
-            source.path.display(),
+            source.origin,
             files.len()
         );
         Ok(counts)
@@ -293,7 +298,7 @@ impl Work<'_> {
             }
             _ => 0,
         };
-        let mut assigner = Assigner::new(self.rule, n_chars, &source.path)?;
+        let mut assigner = Assigner::new(self.rule, n_chars, &source.origin)?;
         let report = read_in_batches(files, &options, &bytes_read, |batch| {
             let parts: Vec<Part> = batch.into_iter().flat_map(|part| assigner.assign(part)).collect();
             self.encode(files, &parts, output)?;
@@ -350,13 +355,15 @@ impl Work<'_> {
 
 fn manifest(
     settings: &PrepareSettings,
+    files: &[Files],
     tokenizer: &OpenTokenizer,
     split: SplitRule,
     counts: Vec<Counts>,
     [train, val]: [SplitInfo; 2],
 ) -> Manifest {
-    let source_info = |(source, counts): (&SourceSpec, Counts)| SourceInfo {
-        path: source.path.display().to_string(),
+    let source_info = |((source, files), counts): ((&SourceSpec, &Files), Counts)| SourceInfo {
+        path: source.origin.to_string(),
+        commit: files.commit.clone(),
         weight: source.weight,
         share: counts.train_tokens as f64 / train.tokens as f64,
         documents: counts.documents,
@@ -364,7 +371,7 @@ fn manifest(
         bytes: counts.bytes,
         epochs: counts.epochs,
     };
-    let sources = settings.sources.iter().zip(counts).map(source_info).collect();
+    let sources = settings.sources.iter().zip(files).zip(counts).map(source_info).collect();
     let mut manifest = Manifest {
         version: SHARD_VERSION,
         hash: Digest([0; 32]),

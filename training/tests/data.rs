@@ -14,6 +14,7 @@ use hearth_model::{
     tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
 };
 use hearth_training::{
+    corpus::{Origin, SourceSpec},
     loader::{Loader, LoaderSettings, RowOrder},
     prepare::{PrepareSettings, SplitBy, StoppingStrategy, prepare},
     shard::{Dataset, Manifest, Split},
@@ -292,7 +293,7 @@ fn weighted_sources_have_their_shares() {
 
 fn settings(source: &str, tokenizer: &str, out: &str, shard_tokens: u64) -> PrepareSettings {
     PrepareSettings {
-        sources: vec![hearth_training::corpus::SourceSpec { path: source.into(), weight: None }],
+        sources: vec![SourceSpec { origin: Origin::Path(source.into()), weight: None }],
         tokenizer: tokenizer.into(),
         out: out.into(),
         split: Some(SplitBy::Tail),

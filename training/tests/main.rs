@@ -3,6 +3,7 @@
 mod accumulation;
 mod data;
 mod evaluation;
+mod hub;
 mod import;
 mod memory;
 mod optim;
@@ -11,3 +12,6 @@ mod parquet;
 mod quickstart;
 mod recipe;
 mod resume;
+#[path = "../../model/tests/stand_in_hub.rs"]
+#[expect(dead_code, reason = "the model's tests use the rest")]
+mod stand_in_hub;

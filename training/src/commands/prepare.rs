@@ -10,12 +10,12 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 use hearth_training::{
     corpus::SourceSpec,
-    prepare::{PrepareSettings, SplitBy, StoppingStrategy, prepare},
+    prepare::{PrepareSettings, Progress, SplitBy, StoppingStrategy, prepare},
     shard::{SHARD_TOKENS, SourceInfo, Split},
 };
 use serde_json::json;
 
-use super::status::{Status, bytes, note_not_text};
+use super::status::{Status, bytes, download_line, note_not_text};
 
 /// Turns documents into token shards to train on
 ///
@@ -23,9 +23,9 @@ use super::status::{Status, bytes, note_not_text};
 /// what is in it. Each document ends with the tokenizer's end-of-text token.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Text files, jsonl or Parquet files (text and jsonl also compressed with gzip or zstd), folders of them, or token files of
-    /// nanoGPT (`train.bin`, `val.bin`) and llm.c. `SOURCE=WEIGHT`, for all of them, sets each one's share of the training
-    /// tokens
+    /// Text files, jsonl or Parquet files (text and jsonl also compressed with gzip or zstd), folders of them, data sets of the
+    /// Hugging Face hub (`org/name`), or token files of nanoGPT (`train.bin`, `val.bin`) and llm.c. `SOURCE=WEIGHT`, for all of
+    /// them, sets each one's share of the training tokens
     #[arg(value_name = "SOURCES", required = true)]
     sources: Vec<String>,
 
@@ -85,14 +85,13 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let mut status = Status::new();
     let settings = args.settings()?;
     let prepared = prepare(&settings, &mut |progress| {
-        status.show(|elapsed| {
-            let rate = progress.tokens as f64 / elapsed.as_secs_f64() / 1e6;
-            format!(
-                "read {} of {}, {:.1} M tokens, {rate:.2} M tokens/s",
-                bytes(progress.bytes_read),
-                bytes(progress.bytes_total),
-                progress.tokens as f64 / 1e6
-            )
+        status.show(|elapsed| match progress {
+            Progress::Download(download) => download_line(&download),
+            Progress::Encode { bytes_read, bytes_total, tokens } => {
+                let (tokens, seconds) = (tokens as f64 / 1e6, elapsed.as_secs_f64());
+                let (bytes_read, bytes_total) = (bytes(bytes_read), bytes(bytes_total));
+                format!("read {bytes_read} of {bytes_total}, {tokens:.1} M tokens, {:.2} M tokens/s", tokens / seconds)
+            }
         });
     })?;
     let manifest = &prepared.manifest;

@@ -5,6 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use hearth_training::corpus::Download;
+
 /// Moves to the start of the line and clears it.
 const CLEAR_LINE: &str = "\r\x1b[K";
 
@@ -61,6 +63,12 @@ pub(crate) fn bytes(n: u64) -> String {
         1_000_000..1_000_000_000 => format!("{:.1} MB", n as f64 / 1e6),
         _ => format!("{:.2} GB", n as f64 / 1e9),
     }
+}
+
+/// A line about a download.
+pub(crate) fn download_line(download: &Download) -> String {
+    let Download { name, bytes: n_bytes, bytes_total } = download;
+    format!("downloading `{name}`: {} of {}", bytes(*n_bytes), bytes(*bytes_total))
 }
 
 /// Reports files of folders that were skipped.

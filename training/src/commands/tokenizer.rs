@@ -9,13 +9,13 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use hearth_training::{
-    corpus::{Cutting, ReadOptions, SourceFile, WordSplit, check_separator, list_files},
+    corpus::{Cutting, Origin, ReadOptions, SourceFile, WordSplit, check_separator},
     run_dir,
     tokenizer_build::{BuiltTokenizer, END_OF_TEXT, SpecialTokens, bytes_per_token, collect_characters, count_words},
 };
 use serde::Serialize;
 
-use super::status::{Status, bytes, note_not_text};
+use super::status::{Status, bytes, download_line, note_not_text};
 
 /// Trains a tokenizer on a corpus
 ///
@@ -23,9 +23,10 @@ use super::status::{Status, bytes, note_not_text};
 /// opens. The default is byte-level BPE, which encodes any text.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Text files, jsonl or Parquet files (text and jsonl also compressed with gzip or zstd), or folders of them
+    /// Text files, jsonl or Parquet files (text and jsonl also compressed with gzip or zstd), folders of them, or data
+    /// sets of the Hugging Face hub (`org/name`)
     #[arg(value_name = "FILES", required = true)]
-    files: Vec<PathBuf>,
+    files: Vec<String>,
 
     /// Folder for the tokenizer; it must not be there, or be empty
     #[arg(long, value_name = "DIR")]
@@ -109,12 +110,13 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         BuiltTokenizer::check_bpe(args.vocab_size, &special)?;
     }
     let mut files: Vec<SourceFile> = Vec::new();
-    for path in &args.files {
-        files.extend(list_files(path)?);
-    }
-    let total: u64 = files.iter().map(|file| file.n_bytes).sum();
     // Checked before the work, not after it.
     let staged = run_dir::stage(&args.out)?;
+    for file in &args.files {
+        let found = Origin::parse(file).files(&mut |download| status.show(|_| download_line(&download)))?;
+        files.extend(found.files);
+    }
+    let total: u64 = files.iter().map(|file| file.n_bytes).sum();
 
     // Words and characters do not depend on the borders of pieces.
     let options = ReadOptions { text_field: args.text_field, separator: args.separator, cutting: Cutting::Pieces };

@@ -1,6 +1,8 @@
 //! Sources of training text, and tokenization. One file per kind of source.
 
 mod encode;
+mod files;
+mod hub_dataset;
 mod json;
 mod open;
 mod parquet;
@@ -15,10 +17,12 @@ mod words;
 
 pub(crate) use encode::ANY_CHARACTER;
 pub use encode::{Encoder, encode_text};
+pub use files::{FileKind, SourceFile, list_files};
+pub use hub_dataset::{Download, Downloaded, HubDataset};
 pub use open::BytesRead;
 pub use piece::{Cutting, PIECE_BYTES, Piece, pieces};
 pub use pipeline::{FilePiece, ReadReport, read_in_batches};
-pub use source::{FileKind, Outcome, ReadOptions, SourceFile, SourceSpec, list_files, read_documents};
+pub use source::{Files, Origin, Outcome, ReadOptions, SourceSpec, read_documents};
 pub use split::{SplitText, split_by_chars};
 pub use text::check_separator;
 pub use token_file::{read_tokens, split_of};

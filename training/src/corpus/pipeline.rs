@@ -9,9 +9,10 @@ use std::{
 use anyhow::{Context, Result, anyhow};
 
 use super::{
+    files::SourceFile,
     open::BytesRead,
     piece::Piece,
-    source::{Outcome, ReadOptions, SourceFile, read_documents},
+    source::{Outcome, ReadOptions, read_documents},
 };
 
 /// Size of a batch in bytes of text: enough pieces for every core, with little memory.

@@ -1,13 +1,16 @@
-//! Sources of documents: files and folders.
+//! Sources of documents: files, folders and data sets of the hub.
 
 use std::{
-    fs,
+    fmt,
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
+use hearth_model::hub::{Hub, HubOptions};
 
 use super::{
+    files::{FileKind, SourceFile, kind_of, list_files},
+    hub_dataset::{Download, Downloaded, HubDataset},
     json::read_json,
     open::{BytesRead, open_stream},
     parquet,
@@ -15,59 +18,92 @@ use super::{
     text::{NotUtf8, read_text, send_document},
 };
 
-/// A source from the command line: a file or a folder, and its weight in a mixture.
+/// A source from the command line, and its weight in a mixture.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SourceSpec {
-    /// The file or folder.
-    pub path: PathBuf,
+    /// Where the documents are.
+    pub origin: Origin,
     /// Its weight, if given.
     pub weight: Option<f64>,
 }
 
 impl SourceSpec {
-    /// Parses `PATH` or `PATH=WEIGHT`. If a file with the whole name exists, the name is a path.
+    /// Parses `ORIGIN` or `ORIGIN=WEIGHT`. If a file with the whole name exists, the name is a path.
     ///
     /// # Errors
     /// The weight is not positive.
     pub fn parse(text: &str) -> Result<SourceSpec> {
-        let whole = SourceSpec { path: PathBuf::from(text), weight: None };
-        let Some((path, weight)) = text.rsplit_once('=') else { return Ok(whole) };
-        let Ok(weight) = weight.parse::<f64>() else { return Ok(whole) };
-        if whole.path.exists() {
-            return Ok(whole);
+        let whole = || SourceSpec { origin: Origin::parse(text), weight: None };
+        let Some((origin, weight)) = text.rsplit_once('=') else { return Ok(whole()) };
+        let Ok(weight) = weight.parse::<f64>() else { return Ok(whole()) };
+        if Path::new(text).exists() {
+            return Ok(whole());
         }
         ensure!(
             weight.is_finite() && weight > 0.0,
-            "the weight of `{path}` must be positive, got {weight}\nhint: remove the source, or set a weight above 0"
+            "the weight of `{origin}` must be positive, got {weight}\nhint: remove the source, or set a weight above 0"
         );
-        Ok(SourceSpec { path: PathBuf::from(path), weight: Some(weight) })
+        Ok(SourceSpec { origin: Origin::parse(origin), weight: Some(weight) })
     }
 }
 
-/// The contents of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FileKind {
-    /// UTF-8 text.
-    Text,
-    /// One JSON object per line, or an array of objects.
-    Json,
-    /// A table with a text column.
-    Parquet,
-    /// Tokens: nanoGPT's or llm.c's.
-    Tokens,
+/// Where documents are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// A file or folder.
+    Path(PathBuf),
+    /// A data set of the hub.
+    Hub(HubDataset),
 }
 
-/// A file of a source.
+impl Origin {
+    /// `org/name` is a data set of the hub, unless it is a path: a file or folder that exists, or a name that looks like
+    /// that of a file, or one in a folder that exists.
+    pub fn parse(text: &str) -> Origin {
+        let path = Path::new(text);
+        let is_file_name =
+            |part: &str| kind_of(part.as_ref()).is_some_and(|kind| kind != FileKind::Text) || part.ends_with(".txt");
+        let (id, inner) = text.split_once(':').map_or((text, None), |(id, inner)| (id, Some(inner)));
+        let looks_like_path =
+            path.exists() || inner.is_none() && is_file_name(id) || Path::new(id).parent().is_some_and(Path::is_dir);
+        match HubDataset::parse(text) {
+            Some(dataset) if !looks_like_path => Origin::Hub(dataset),
+            _ => Origin::Path(path.to_owned()),
+        }
+    }
+
+    /// Its files, downloaded if needed.
+    ///
+    /// # Errors
+    /// Those of [`list_files`] and [`HubDataset::download`].
+    pub fn files(&self, progress: &mut dyn FnMut(Download)) -> Result<Files> {
+        match self {
+            Origin::Path(path) => Ok(Files { files: list_files(path)?, commit: None }),
+            Origin::Hub(dataset) => {
+                let hub = Hub::new(HubOptions::from_env()?)?;
+                let Downloaded { files, commit } = dataset.download(&hub, progress)?;
+                Ok(Files { files, commit: Some(commit) })
+            }
+        }
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Path(path) => path.display().fmt(f),
+            Origin::Hub(dataset) => dataset.fmt(f),
+        }
+    }
+}
+
+/// The files of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SourceFile {
-    /// Its path.
-    pub path: PathBuf,
-    /// Its contents, determined by its name.
-    pub kind: FileKind,
-    /// Its size on disk in bytes.
-    pub n_bytes: u64,
-    /// Whether it was found in a folder: such files are skipped if they are not text.
-    pub is_found: bool,
+pub struct Files {
+    /// The files.
+    pub files: Vec<SourceFile>,
+    /// The commit that they are from, of a data set of the hub.
+    pub commit: Option<String>,
 }
 
 /// Settings for reading documents.
@@ -79,65 +115,6 @@ pub struct ReadOptions {
     pub separator: Option<String>,
     /// Whether documents may be split into pieces.
     pub cutting: Cutting,
-}
-
-/// The files of a source: the file itself, or all files in the folder and its subfolders, ordered by name. Hidden files
-/// are skipped.
-///
-/// # Errors
-/// The path does not exist or cannot be read, or the folder has no files.
-pub fn list_files(path: &Path) -> Result<Vec<SourceFile>> {
-    let metadata = fs::metadata(path).with_context(|| {
-        format!("cannot read the source `{}`\nhint: use files or folders on this machine", path.display())
-    })?;
-    if !metadata.is_dir() {
-        let kind = kind_of(path).unwrap_or(FileKind::Text);
-        return Ok(vec![SourceFile { path: path.to_owned(), kind, n_bytes: metadata.len(), is_found: false }]);
-    }
-    let mut files = Vec::new();
-    list_folder(path, &mut files)?;
-    if files.is_empty() {
-        bail!("the folder `{}` has no files\nhint: hidden files are ignored", path.display());
-    }
-    Ok(files)
-}
-
-fn list_folder(dir: &Path, files: &mut Vec<SourceFile>) -> Result<()> {
-    let read = || {
-        let mut entries = fs::read_dir(dir)?.collect::<std::io::Result<Vec<_>>>()?;
-        entries.sort_by_key(fs::DirEntry::file_name);
-        Ok::<_, std::io::Error>(entries)
-    };
-    for entry in read().with_context(|| format!("cannot read the folder `{}`", dir.display()))? {
-        let path = entry.path();
-        if entry.file_name().as_encoded_bytes().starts_with(b".") {
-            continue;
-        }
-        // Links to files are followed. Links to folders are not: they could form a cycle.
-        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
-        if is_folder {
-            list_folder(&path, files)?;
-        } else if let Ok(metadata) = fs::metadata(&path)
-            && metadata.is_file()
-            && let Some(kind) = kind_of(&path)
-        {
-            files.push(SourceFile { path, kind, n_bytes: metadata.len(), is_found: true });
-        }
-    }
-    Ok(())
-}
-
-/// The contents of a file, by its name. `None` for a `.bin` file without `train` or `val` in its name.
-fn kind_of(path: &Path) -> Option<FileKind> {
-    let name = path.file_name()?.to_string_lossy().to_lowercase();
-    let name = [".gz", ".zst", ".zstd"].iter().find_map(|extension| name.strip_suffix(extension)).unwrap_or(&name);
-    Some(match name.rsplit_once('.').map(|(_, extension)| extension) {
-        Some("jsonl" | "ndjson" | "json") => FileKind::Json,
-        Some("parquet") => FileKind::Parquet,
-        Some("bin") if name.contains("train") || name.contains("val") => FileKind::Tokens,
-        Some("bin") => return None,
-        _ => FileKind::Text,
-    })
 }
 
 /// Whether a file was read.
@@ -192,13 +169,16 @@ pub fn read_documents(
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
+    use std::fs;
+
     use super::*;
 
     #[test]
     fn a_weight_stands_behind_the_last_equals_sign() {
         let parse = |text: &str| SourceSpec::parse(text).unwrap();
-        assert_eq!(parse("a/b.txt"), SourceSpec { path: "a/b.txt".into(), weight: None });
-        assert_eq!(parse("a=b=0.5"), SourceSpec { path: "a=b".into(), weight: Some(0.5) });
+        let spec = |path: &str, weight| SourceSpec { origin: Origin::Path(path.into()), weight };
+        assert_eq!(parse("a/b.txt"), spec("a/b.txt", None));
+        assert_eq!(parse("a=b=0.5"), spec("a=b", Some(0.5)));
         assert_eq!(parse("a=b").weight, None);
         for wrong in ["a=0", "a=-1", "a=inf", "a=nan"] {
             assert!(SourceSpec::parse(wrong).unwrap_err().to_string().contains("`a` must be positive"), "{wrong}");
@@ -206,34 +186,20 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("run=2");
         fs::write(&path, "x").unwrap();
-        assert_eq!(parse(path.to_str().unwrap()), SourceSpec { path, weight: None });
+        assert_eq!(parse(path.to_str().unwrap()), spec(path.to_str().unwrap(), None));
     }
 
     #[test]
-    fn a_folder_is_all_its_files_in_order_but_hidden_ones() {
-        let dir = tempfile::tempdir().unwrap();
-        for name in
-            ["b.jsonl.zst", "a/z.txt", "a/y.rs", ".git/config", ".hidden", "model.bin", "train.bin", "c.PARQUET"]
-        {
-            let path = dir.path().join(name);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, "x").unwrap();
+    fn ids_of_the_hub_are_told_from_paths() {
+        for id in ["org/name", "org/name@v1", "org/name:data/train.parquet", "org/name:en"] {
+            assert_eq!(Origin::parse(id), Origin::Hub(HubDataset::parse(id).unwrap()));
         }
-        let files = list_files(dir.path()).unwrap();
-        let found: Vec<_> = files
-            .iter()
-            .map(|file| (file.path.strip_prefix(dir.path()).unwrap().to_str().unwrap(), file.kind))
-            .collect();
-        let expected = [
-            ("a/y.rs", FileKind::Text),
-            ("a/z.txt", FileKind::Text),
-            ("b.jsonl.zst", FileKind::Json),
-            ("c.PARQUET", FileKind::Parquet),
-            ("train.bin", FileKind::Tokens),
-        ];
-        assert_eq!(found, expected);
-        let error = format!("{:#}", list_files(&dir.path().join("missing")).unwrap_err());
-        assert!(error.contains("missing") && error.contains("hint: "), "{error}");
+        // `src` is a folder here.
+        for path in ["org/name.txt", "org/data.jsonl.gz", "src/absent", "name", "a/b/c", "/a/b", "./a"] {
+            assert_eq!(Origin::parse(path), Origin::Path(path.into()));
+        }
+        let weighted = SourceSpec::parse("org/name:en=0.25").unwrap();
+        assert_eq!((weighted.origin.to_string().as_str(), weighted.weight), ("org/name:en", Some(0.25)));
     }
 
     #[test]

@@ -1,12 +1,10 @@
 //! Assigns documents to the training or validation split.
 
-use std::path::Path;
-
 use anyhow::{Result, ensure};
 
 use super::output::End;
 use crate::{
-    corpus::{FilePiece, PIECE_BYTES, Piece},
+    corpus::{FilePiece, Origin, PIECE_BYTES, Piece},
     digest::Digest,
     shard::{Split, SplitRule},
 };
@@ -40,7 +38,7 @@ enum Rule {
 
 impl Assigner {
     /// For a source of `n_chars` characters, which only `Tail` uses.
-    pub(super) fn new(rule: SplitRule, n_chars: u64, source: &Path) -> Result<Assigner> {
+    pub(super) fn new(rule: SplitRule, n_chars: u64, source: &Origin) -> Result<Assigner> {
         let rule = match rule {
             SplitRule::Hash { val_fraction } => Rule::Hash((val_fraction * 2_f64.powi(64)) as u64),
             SplitRule::Tail { val_fraction } => {
@@ -49,7 +47,7 @@ impl Assigner {
                     n_chars == 0 || (n_train > 0 && n_train < n_chars),
                     "`{}` is too short for a validation split: {n_chars} characters, of which {n_train} would be for \
                      training\nhint: use a longer text",
-                    source.display()
+                    source
                 );
                 Rule::Tail(n_train)
             }
@@ -111,7 +109,7 @@ mod tests {
     #[test]
     fn a_document_is_in_one_split_whatever_its_pieces() {
         let rule = SplitRule::Hash { val_fraction: 0.25 };
-        let mut assigner = Assigner::new(rule, 0, Path::new("a")).unwrap();
+        let mut assigner = Assigner::new(rule, 0, &Origin::Path("a".into())).unwrap();
         let mut n_val = 0;
         for index in 0..4000 {
             let text = format!("document {index}");
@@ -129,7 +127,8 @@ mod tests {
     fn the_end_of_the_text_is_cut_off_by_characters() {
         let cut = |pieces: &[(&str, bool)]| {
             let n_chars = pieces.iter().map(|(text, _)| text.chars().count() as u64).sum();
-            let mut assigner = Assigner::new(SplitRule::Tail { val_fraction: 0.25 }, n_chars, Path::new("a")).unwrap();
+            let mut assigner =
+                Assigner::new(SplitRule::Tail { val_fraction: 0.25 }, n_chars, &Origin::Path("a".into())).unwrap();
             let parts = pieces.iter().flat_map(|(text, is_last)| assigner.assign(piece(text, *is_last)));
             parts.map(|part| (part.text, part.split, part.end)).collect::<Vec<_>>()
         };
@@ -151,8 +150,9 @@ mod tests {
                 part("h", Split::Val, Some(End::Document)),
             ]
         );
-        let error =
-            Assigner::new(SplitRule::Tail { val_fraction: 0.1 }, 1, Path::new("a.txt")).unwrap_err().to_string();
+        let error = Assigner::new(SplitRule::Tail { val_fraction: 0.1 }, 1, &Origin::Path("a.txt".into()))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("a.txt") && error.contains("too short"), "{error}");
     }
 }

@@ -36,8 +36,8 @@ impl Mixture {
         if let Some(source) = sources.iter().find(|source| source.weight.is_none()) {
             bail!(
                 "the source `{}` has no weight, but others have one\nhint: add a weight to all sources, as in `{}=1`, or to none",
-                source.path.display(),
-                source.path.display()
+                source.origin,
+                source.origin
             );
         }
         Ok(Some(Mixture { weights, stopping }))
@@ -154,6 +154,7 @@ impl TokenText<'_> {
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
+    use crate::corpus::Origin;
 
     fn mixture(weights: &[f64], stopping: StoppingStrategy) -> Mixture {
         Mixture { weights: weights.to_vec(), stopping }
@@ -188,7 +189,7 @@ mod tests {
 
     #[test]
     fn one_weight_makes_all_of_them_wanted() {
-        let spec = |path: &str, weight| SourceSpec { path: path.into(), weight };
+        let spec = |path: &str, weight| SourceSpec { origin: Origin::Path(path.into()), weight };
         let stopping = StoppingStrategy::default();
         assert!(Mixture::new(&[spec("a", None), spec("b", None)], stopping).unwrap().is_none());
         assert!(Mixture::new(&[spec("a", Some(1.0)), spec("b", Some(2.0))], stopping).unwrap().is_some());

@@ -116,8 +116,11 @@ pub struct ShardInfo {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SourceInfo {
-    /// The file or folder from the command line.
+    /// The file, folder or data set from the command line.
     pub path: String,
+    /// The commit of a data set of the hub.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
     /// Its weight in the mixture, if weights were given.
     pub weight: Option<f64>,
     /// Its fraction of the training split's tokens.

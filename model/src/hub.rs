@@ -1,0 +1,349 @@
+//! Models and data sets of the Hugging Face hub, by name: lists the files of a repository and downloads them.
+//!
+//! Blocking. Files go into the hub's own cache (`~/.cache/huggingface/hub`), in the layout of the Python library
+//! `huggingface_hub`, so both use what the other has downloaded. A download continues where an earlier one stopped, is
+//! verified against the checksum that the hub states, and appears in the cache only when it is whole. Two processes may
+//! download the same file: the second waits for the first.
+//!
+//! The settings are those of `huggingface_hub`: `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME`, `HF_HUB_CACHE`,
+//! `HF_HUB_OFFLINE`. The HTTP interface is described in the hub's [documentation](https://huggingface.co/docs/hub/api).
+
+mod cache;
+mod client;
+
+use std::{
+    env, fmt, fs,
+    path::{Component, Path, PathBuf},
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize};
+
+use self::{
+    cache::RepoCache,
+    client::{Client, Commit, TreeEntry},
+};
+use crate::error::{Error, Result};
+
+/// The hub itself.
+pub const ENDPOINT: &str = "https://huggingface.co";
+
+/// The kind of a repository.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RepoKind {
+    /// A model.
+    Model,
+    /// A data set.
+    Dataset,
+}
+
+impl RepoKind {
+    /// As it is in the paths of the API and of the cache.
+    fn plural(self) -> &'static str {
+        match self {
+            RepoKind::Model => "models",
+            RepoKind::Dataset => "datasets",
+        }
+    }
+}
+
+impl fmt::Display for RepoKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            RepoKind::Model => "model",
+            RepoKind::Dataset => "data set",
+        })
+    }
+}
+
+/// A repository at a revision. Displayed as `org/name` or `org/name@revision`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Repo {
+    kind: RepoKind,
+    id: String,
+    revision: String,
+}
+
+/// The revision of an id that names none.
+const MAIN: &str = "main";
+
+impl Repo {
+    /// Parses `org/name` or `org/name@revision`; the revision is a branch, a tag or a commit. `None` if `text` is
+    /// neither.
+    pub fn parse(kind: RepoKind, text: &str) -> Option<Repo> {
+        let (id, revision) = text.split_once('@').unwrap_or((text, MAIN));
+        let (org, name) = id.split_once('/')?;
+        // The hub's own rules: https://huggingface.co/docs/huggingface_hub/package_reference/utilities#validators
+        let is_name = |part: &str| {
+            let is_char = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+            (1..=96).contains(&part.len())
+                && part.chars().all(is_char)
+                && !part.starts_with(['-', '.'])
+                && !part.ends_with(['-', '.'])
+                && !part.contains("--")
+                && !part.contains("..")
+        };
+        let is_valid = is_name(org) && is_name(name) && is_inner_path(revision);
+        is_valid.then(|| Repo { kind, id: id.to_owned(), revision: revision.to_owned() })
+    }
+
+    /// `org/name`.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+}
+
+impl fmt::Display for Repo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.id)?;
+        if self.revision != MAIN { write!(f, "@{}", self.revision) } else { Ok(()) }
+    }
+}
+
+/// A file of a repository.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HubFile {
+    /// Its path in the repository, with `/`.
+    pub path: String,
+    /// Its size in bytes.
+    pub n_bytes: u64,
+    checksum: Checksum,
+}
+
+/// What identifies the contents of a file. Its digits are also the name of the file in the cache.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Checksum {
+    /// SHA-256, of large files.
+    Sha256(String),
+    /// The object id of git, of all others: SHA-1 of a header and the contents.
+    Git(String),
+}
+
+impl Checksum {
+    fn digits(&self) -> &str {
+        let (Checksum::Sha256(digits) | Checksum::Git(digits)) = self;
+        digits
+    }
+}
+
+/// The files of a repository at one commit.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The repository.
+    pub repo: Repo,
+    /// The commit, 40 hexadecimal digits.
+    pub commit: String,
+    /// All its files, ordered by path.
+    pub files: Vec<HubFile>,
+}
+
+/// Settings of a [`Hub`].
+#[derive(Clone)]
+pub struct HubOptions {
+    /// The URL of the hub, or of a mirror.
+    pub endpoint: String,
+    /// The access token, for private and gated repositories.
+    pub token: Option<String>,
+    /// The cache.
+    pub cache: PathBuf,
+    /// Uses only what is in the cache.
+    pub is_offline: bool,
+    /// Pause before the first retry; it then doubles.
+    pub retry_delay: Duration,
+}
+
+impl HubOptions {
+    /// The settings of the environment, those of `huggingface_hub`.
+    ///
+    /// # Errors
+    /// There is no home folder for the cache, or the file of the token cannot be read.
+    pub fn from_env() -> Result<HubOptions> {
+        let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
+        let text = |name: &str| set(name).map(|value| value.to_string_lossy().trim().to_owned());
+        let home = set("HF_HOME")
+            .map(PathBuf::from)
+            .or_else(|| set("XDG_CACHE_HOME").map(|dir| Path::new(&dir).join("huggingface")))
+            .or_else(|| env::home_dir().map(|dir| dir.join(".cache/huggingface")));
+        let Some(cache) = set("HF_HUB_CACHE").map(PathBuf::from).or_else(|| Some(home.as_ref()?.join("hub"))) else {
+            return Err(hub_error("the hub", "there is no folder for downloads", "set `HF_HOME` to a folder"));
+        };
+        let token_file = set("HF_TOKEN_PATH").map(PathBuf::from).or_else(|| Some(home?.join("token")));
+        let token = match (text("HF_TOKEN"), token_file) {
+            (Some(token), _) => Some(token),
+            (None, Some(path)) => match fs::read_to_string(&path) {
+                Ok(token) => Some(token.trim().to_owned()),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+                Err(reason) => return Err(Error::Io { action: "read", path, reason }),
+            },
+            (None, None) => None,
+        };
+        let is_offline = text("HF_HUB_OFFLINE")
+            .is_some_and(|value| matches!(value.to_ascii_lowercase().as_str(), "1" | "true" | "yes" | "on"));
+        let endpoint = text("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.to_owned());
+        let token = token.filter(|token| !token.is_empty());
+        Ok(HubOptions { endpoint, token, cache, is_offline, retry_delay: Duration::from_secs(1) })
+    }
+}
+
+impl fmt::Debug for HubOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let HubOptions { endpoint, token, cache, is_offline, retry_delay } = self;
+        f.debug_struct("HubOptions")
+            .field("endpoint", endpoint)
+            .field("token", &token.as_ref().map(|_| "..."))
+            .field("cache", cache)
+            .field("is_offline", is_offline)
+            .field("retry_delay", retry_delay)
+            .finish()
+    }
+}
+
+/// The hub, or its cache alone.
+#[derive(Debug)]
+pub struct Hub {
+    /// `None`: offline.
+    client: Option<Client>,
+    cache: PathBuf,
+}
+
+impl Hub {
+    /// A hub with `options`. Nothing is requested yet.
+    ///
+    /// # Errors
+    /// The endpoint is not a URL.
+    pub fn new(options: HubOptions) -> Result<Hub> {
+        let cache = options.cache.clone();
+        let client = if options.is_offline { None } else { Some(Client::new(options)?) };
+        Ok(Hub { client, cache })
+    }
+
+    /// The files of `repo`, as the hub lists them. Offline, or if the revision is a commit: as listed before.
+    ///
+    /// # Errors
+    /// There is no such repository or revision, it is not accessible, the hub does not answer, or, offline, it was not
+    /// downloaded before.
+    pub fn snapshot(&self, repo: &Repo) -> Result<Snapshot> {
+        let cache = RepoCache::new(&self.cache, repo);
+        let known = cache.commit(&repo.revision).and_then(|commit| Some((cache.listing(&commit)?, commit)));
+        let is_fixed = is_commit(&repo.revision);
+        let (commit, files) = match (&self.client, known) {
+            (None, Some((files, commit))) => (commit, files),
+            (Some(_), Some((files, commit))) if is_fixed => (commit, files),
+            (None, None) => {
+                let what =
+                    format!("the {} was not downloaded before, and the hub is off (`HF_HUB_OFFLINE`)", repo.kind);
+                return Err(hub_error(&repo.to_string(), &what, "unset `HF_HUB_OFFLINE` to download it"));
+            }
+            (Some(client), _) => {
+                let Commit { sha } = client.commit(repo)?;
+                if !is_commit(&sha) {
+                    return Err(hub_error(&repo.to_string(), &format!("`{sha}` is not the id of a commit"), ""));
+                }
+                let mut files =
+                    client.tree(repo, &sha)?.into_iter().filter_map(TreeEntry::into_file).collect::<Vec<_>>();
+                files.sort_by(|a, b| a.path.cmp(&b.path));
+                for file in &files {
+                    check_file(repo, file)?;
+                }
+                cache.keep_listing(&repo.revision, &sha, &files)?;
+                (sha, files)
+            }
+        };
+        Ok(Snapshot { repo: repo.clone(), commit, files })
+    }
+
+    /// Downloads `file` of `snapshot` unless it is in the cache, and returns its path there. `progress` is called with
+    /// the bytes that are there so far.
+    ///
+    /// # Errors
+    /// The download fails, the contents do not have the stated checksum, the disk is full or cannot be written; or,
+    /// offline, the file was not downloaded before. What was downloaded is kept, and the next call continues there.
+    pub fn fetch(&self, snapshot: &Snapshot, file: &HubFile, progress: &mut dyn FnMut(u64)) -> Result<PathBuf> {
+        let cache = RepoCache::new(&self.cache, &snapshot.repo);
+        if let Some(path) = cache.find(&snapshot.commit, file)? {
+            progress(file.n_bytes);
+            return Ok(path);
+        }
+        let name = format!("{}:{}", snapshot.repo, file.path);
+        let Some(client) = &self.client else {
+            let what = "the file was not downloaded before, and the hub is off (`HF_HUB_OFFLINE`)";
+            return Err(hub_error(&name, what, "unset `HF_HUB_OFFLINE` to download it"));
+        };
+        let _lock = cache.lock(file)?;
+        // Another process may have been faster.
+        if let Some(path) = cache.find(&snapshot.commit, file)? {
+            progress(file.n_bytes);
+            return Ok(path);
+        }
+        client.download(snapshot, file, &cache.incomplete(file), progress)?;
+        cache.verify(&name, file)?;
+        cache.place(&snapshot.commit, file)
+    }
+}
+
+/// Whether `text` is the id of a commit.
+fn is_commit(text: &str) -> bool {
+    text.len() == 40 && is_hexadecimal(text)
+}
+
+fn is_hexadecimal(text: &str) -> bool {
+    text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// Whether `path` stays in the folder that it is joined to, on every system.
+fn is_inner_path(path: &str) -> bool {
+    let is_normal = |component| matches!(component, Component::Normal(_));
+    !path.is_empty()
+        && !path.contains(['\\', ':', '\0'])
+        && !path.split('/').any(|part| part.is_empty() || part == ".")
+        && Path::new(path).components().all(is_normal)
+}
+
+/// The hub, or whoever answers for it, decides neither where files are written nor how they are named in the cache.
+fn check_file(repo: &Repo, file: &HubFile) -> Result<()> {
+    let length = match file.checksum {
+        Checksum::Sha256(_) => 64,
+        Checksum::Git(_) => 40,
+    };
+    let digits = file.checksum.digits();
+    if is_inner_path(&file.path) && digits.len() == length && is_hexadecimal(digits) {
+        return Ok(());
+    }
+    let what = format!("the hub lists a file with an invalid path or checksum: `{}`, `{digits}`", file.path);
+    Err(hub_error(&repo.to_string(), &what, ""))
+}
+
+fn hub_error(name: &str, what: &str, hint: &str) -> Error {
+    Error::Hub { name: name.to_owned(), what: what.to_owned(), hint: hint.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    #[test]
+    fn ids_follow_the_rules_of_the_hub() {
+        let shown = |text: &str| Repo::parse(RepoKind::Dataset, text).map(|repo| repo.to_string());
+        for id in ["a/b", "roneneldan/TinyStories", "a.b-c/d_e.f", "a/b@v1.0", "a/b@refs/pr/1"] {
+            assert_eq!(shown(id).as_deref(), Some(id));
+        }
+        assert_eq!(shown("a/b@main").unwrap(), "a/b");
+        for wrong in
+            ["", "a", "a/", "/b", "a/b/c", "a b/c", "../b", "a/..", "a/b@", "a/b@../x", "-a/b", "a--b/c", "a/b@x//y"]
+        {
+            assert_eq!(shown(wrong), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn paths_stay_in_their_folder() {
+        for path in ["a", "a/b.c", "..a", "a/.b"] {
+            assert!(is_inner_path(path), "{path}");
+        }
+        for path in ["", "/a", "a//b", "..", "a/../b", "a/./b", "a/", "a\\b", "C:a", "a\0"] {
+            assert!(!is_inner_path(path), "{path}");
+        }
+    }
+}

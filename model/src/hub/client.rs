@@ -1,0 +1,362 @@
+//! Requests to the hub. What may pass by itself (no connection, a time limit, 429, 5xx) is tried again.
+
+use std::{
+    fmt,
+    fs::{File, OpenOptions},
+    io::{Read, Write},
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+
+use serde::{Deserialize, de::DeserializeOwned};
+use ureq::{
+    Agent, Body,
+    config::RedirectAuthHeaders,
+    http::{Response, StatusCode, header},
+};
+
+use super::{
+    Checksum, HubFile, HubOptions, Repo, RepoKind, Snapshot,
+    cache::{create_parent, io_error},
+    hub_error,
+};
+use crate::error::{Error, Result};
+
+/// Attempts in a row without a byte of progress.
+const MAX_TRIES: u32 = 5;
+/// The longest pause before a retry, also if the hub asks for more.
+const MAX_DELAY: Duration = Duration::from_secs(60);
+/// Limit for each read and write, and for establishing a connection.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// Larger answers of the API are rejected. A page lists at most 1,000 files.
+const MAX_JSON_BYTES: u64 = 16 << 20;
+/// More pages of files are rejected.
+const MAX_PAGES: usize = 1_000;
+const CHUNK_BYTES: usize = 1 << 16;
+
+/// What the client answers to requests of the commit of a revision.
+#[derive(Debug, Deserialize)]
+pub(super) struct Commit {
+    pub(super) sha: String,
+}
+
+/// A file or folder of a repository.
+#[derive(Debug, Deserialize)]
+pub(super) struct TreeEntry {
+    #[serde(rename = "type")]
+    kind: String,
+    path: String,
+    size: u64,
+    oid: String,
+    lfs: Option<Lfs>,
+}
+
+/// The contents of a large file.
+#[derive(Debug, Deserialize)]
+struct Lfs {
+    oid: String,
+    size: u64,
+}
+
+impl TreeEntry {
+    pub(super) fn into_file(self) -> Option<HubFile> {
+        let (checksum, n_bytes) = match self.lfs {
+            Some(lfs) => (Checksum::Sha256(lfs.oid), lfs.size),
+            None => (Checksum::Git(self.oid), self.size),
+        };
+        (self.kind == "file").then_some(HubFile { path: self.path, n_bytes, checksum })
+    }
+}
+
+/// Talks to the hub.
+pub(super) struct Client {
+    agent: Agent,
+    endpoint: String,
+    token: Option<String>,
+    retry_delay: Duration,
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("endpoint", &self.endpoint).finish_non_exhaustive()
+    }
+}
+
+/// Why an attempt failed.
+enum Failure {
+    /// It may succeed later, after the pause if the hub names one.
+    Transient(String, Option<Duration>),
+    /// It cannot succeed.
+    Final(Error),
+}
+
+impl Client {
+    pub(super) fn new(options: HubOptions) -> Result<Client> {
+        let HubOptions { endpoint, token, retry_delay, .. } = options;
+        let endpoint = endpoint.trim_end_matches('/').to_owned();
+        if !endpoint.starts_with("http://") && !endpoint.starts_with("https://") {
+            let what = format!("must be a URL with http or https, got `{endpoint}`");
+            return Err(hub_error("HF_ENDPOINT", &what, "for example `https://huggingface.co`"));
+        }
+        let config = Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_resolve(Some(TIMEOUT))
+            .timeout_connect(Some(TIMEOUT))
+            .timeout_per_read(Some(TIMEOUT))
+            .timeout_per_write(Some(TIMEOUT))
+            // Large files are redirected to storage elsewhere, which must not see the token; renamed repositories stay.
+            .redirect_auth_headers(RedirectAuthHeaders::SameHost)
+            .user_agent(concat!("hearth/", env!("CARGO_PKG_VERSION")))
+            .build();
+        Ok(Client { agent: config.new_agent(), endpoint, token, retry_delay })
+    }
+
+    /// The commit of the repository's revision.
+    pub(super) fn commit(&self, repo: &Repo) -> Result<Commit> {
+        let url = format!("{}/{}/revision/{}", self.api(repo), repo.id, escaped(&repo.revision).replace('/', "%2F"));
+        Ok(self.json(repo, &url)?.0)
+    }
+
+    /// All entries of the repository at a commit.
+    pub(super) fn tree(&self, repo: &Repo, commit: &str) -> Result<Vec<TreeEntry>> {
+        let mut url = format!("{}/{}/tree/{commit}?recursive=true", self.api(repo), repo.id);
+        let mut entries: Vec<TreeEntry> = Vec::new();
+        for _ in 0..MAX_PAGES {
+            let (page, next): (Vec<TreeEntry>, _) = self.json(repo, &url)?;
+            entries.extend(page);
+            let Some(next) = next else { return Ok(entries) };
+            if !next.starts_with(&format!("{}/", self.endpoint)) {
+                return Err(hub_error(
+                    &repo.to_string(),
+                    &format!("the list of files continues elsewhere: `{next}`"),
+                    "",
+                ));
+            }
+            url = next;
+        }
+        Err(hub_error(&repo.to_string(), &format!("the list of files has more than {MAX_PAGES} pages"), ""))
+    }
+
+    fn api(&self, repo: &Repo) -> String {
+        format!("{}/api/{}", self.endpoint, repo.kind.plural())
+    }
+
+    /// An answer of the API, and the URL of its next page.
+    fn json<T: DeserializeOwned>(&self, repo: &Repo, url: &str) -> Result<(T, Option<String>)> {
+        let name = repo.to_string();
+        let mut retries = self.retries(&name);
+        loop {
+            match self.json_once(repo, url) {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => retries.wait(failure)?,
+            }
+        }
+    }
+
+    fn json_once<T: DeserializeOwned>(&self, repo: &Repo, url: &str) -> Result<(T, Option<String>), Failure> {
+        let name = repo.to_string();
+        let mut response = self.get(url, 0)?;
+        if response.status() != StatusCode::OK {
+            return Err(refused(repo, &name, &response));
+        }
+        let next = next_page(&response);
+        let body = response.body_mut().with_config().limit(MAX_JSON_BYTES).read_to_vec().map_err(transient)?;
+        let value = serde_json::from_slice(&body).map_err(|error| {
+            let what = format!("`{url}` does not answer as the hub does: {error}");
+            Failure::Final(hub_error(&name, &what, "`HF_ENDPOINT` must be a Hugging Face hub"))
+        })?;
+        Ok((value, next))
+    }
+
+    /// Downloads the contents of `file` to `path`, after what is there.
+    pub(super) fn download(
+        &self,
+        snapshot: &Snapshot,
+        file: &HubFile,
+        path: &Path,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<()> {
+        let Snapshot { repo, commit, .. } = snapshot;
+        let folder = match repo.kind {
+            RepoKind::Model => "",
+            RepoKind::Dataset => "datasets/",
+        };
+        let url = format!("{}/{folder}{}/resolve/{commit}/{}", self.endpoint, repo.id, escaped(&file.path));
+        let name = format!("{repo}:{}", file.path);
+        let mut partial = Partial::open(path)?;
+        let mut retries = self.retries(&name);
+        while partial.n_bytes != file.n_bytes {
+            let before = partial.n_bytes;
+            if let Err(failure) = self.download_on(repo, &url, file, &mut partial, progress) {
+                if partial.n_bytes > before {
+                    retries = self.retries(&name);
+                }
+                retries.wait(failure)?;
+            }
+        }
+        progress(partial.n_bytes);
+        Ok(())
+    }
+
+    /// Requests what `partial` lacks of `file`.
+    fn download_on(
+        &self,
+        repo: &Repo,
+        url: &str,
+        file: &HubFile,
+        partial: &mut Partial,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), Failure> {
+        if partial.n_bytes > file.n_bytes {
+            partial.clear()?;
+        }
+        let mut response = self.get(url, partial.n_bytes)?;
+        match response.status() {
+            StatusCode::PARTIAL_CONTENT if first_byte(&response) == Some(partial.n_bytes) => {}
+            StatusCode::OK => partial.clear()?,
+            StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE => {
+                partial.clear()?;
+                return Err(Failure::Transient("the server sent another part of the file".to_owned(), None));
+            }
+            _ => return Err(refused(repo, &format!("{repo}:{}", file.path), &response)),
+        }
+        let mut body = response.body_mut().as_reader();
+        let mut chunk = vec![0; CHUNK_BYTES];
+        while partial.n_bytes < file.n_bytes {
+            let wanted = usize::try_from(file.n_bytes - partial.n_bytes).map_or(CHUNK_BYTES, |n| n.min(CHUNK_BYTES));
+            match body.read(&mut chunk[..wanted]) {
+                Ok(0) => return Err(Failure::Transient("the connection was closed early".to_owned(), None)),
+                Ok(n) => partial.append(&chunk[..n])?,
+                Err(error) => return Err(Failure::Transient(error.to_string(), None)),
+            }
+            progress(partial.n_bytes);
+        }
+        Ok(())
+    }
+
+    /// Requests `url` from byte `start` on.
+    fn get(&self, url: &str, start: u64) -> Result<Response<Body>, Failure> {
+        let mut request = self.agent.get(url);
+        if let Some(token) = &self.token {
+            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+        }
+        if start > 0 {
+            request = request.header(header::RANGE, format!("bytes={start}-"));
+        }
+        request.call().map_err(transient)
+    }
+
+    fn retries<'a>(&self, name: &'a str) -> Retries<'a> {
+        Retries { name, n_tries: 0, delay: self.retry_delay }
+    }
+}
+
+/// A file that grows.
+struct Partial {
+    file: File,
+    n_bytes: u64,
+    path: PathBuf,
+}
+
+impl Partial {
+    /// Opens what an earlier download has left, or creates the file.
+    fn open(path: &Path) -> Result<Partial> {
+        create_parent(path)?;
+        let file = OpenOptions::new().create(true).append(true).open(path).map_err(io_error("create", path))?;
+        let n_bytes = file.metadata().map_err(io_error("read", path))?.len();
+        Ok(Partial { file, n_bytes, path: path.to_owned() })
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> Result<(), Failure> {
+        self.file.write_all(bytes).map_err(|error| Failure::Final(io_error("write", &self.path)(error)))?;
+        self.n_bytes += bytes.len() as u64;
+        Ok(())
+    }
+
+    fn clear(&mut self) -> Result<(), Failure> {
+        self.file.set_len(0).map_err(|error| Failure::Final(io_error("write", &self.path)(error)))?;
+        self.n_bytes = 0;
+        Ok(())
+    }
+}
+
+/// Attempts of one request.
+struct Retries<'a> {
+    name: &'a str,
+    n_tries: u32,
+    delay: Duration,
+}
+
+impl Retries<'_> {
+    /// Pauses before the next attempt, or says why there is none.
+    fn wait(&mut self, failure: Failure) -> Result<()> {
+        let (what, asked) = match failure {
+            Failure::Final(error) => return Err(error),
+            Failure::Transient(what, asked) => (what, asked),
+        };
+        self.n_tries += 1;
+        if self.n_tries == MAX_TRIES {
+            let what = format!("the hub could not be reached in {MAX_TRIES} attempts: {what}");
+            return Err(hub_error(
+                self.name,
+                &what,
+                "check the connection, `HF_ENDPOINT` and `HTTPS_PROXY`, and try again: downloads continue where they \
+                 stopped; with `HF_HUB_OFFLINE=1`, what was downloaded before is used",
+            ));
+        }
+        thread::sleep(asked.unwrap_or(self.delay).min(MAX_DELAY));
+        self.delay *= 2;
+        Ok(())
+    }
+}
+
+fn transient(error: ureq::Error) -> Failure {
+    Failure::Transient(error.to_string(), None)
+}
+
+/// What an unsuccessful answer means.
+fn refused(repo: &Repo, name: &str, response: &Response<Body>) -> Failure {
+    let text = |header: &str| response.headers().get(header).and_then(|value| value.to_str().ok());
+    let status = response.status();
+    // The hub's reason, such as `RepoNotFound`.
+    let says = text("x-error-message").map(|message| format!(": {message}")).unwrap_or_default();
+    let access = "private and gated repositories need an access token in `HF_TOKEN`, and gated ones that you have agreed to \
+                  their terms";
+    let (what, hint) = match (status.as_u16(), text("x-error-code")) {
+        (429 | 500 | 502 | 503 | 504, _) => {
+            let delay = text("retry-after").and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
+            return Failure::Transient(format!("it answered {status}{says}"), delay);
+        }
+        (404, Some("RevisionNotFound")) => {
+            (format!("the {} has no such revision{says}", repo.kind), "use a branch, a tag or a commit")
+        }
+        (404, Some("EntryNotFound")) => (format!("the {} has no such file{says}", repo.kind), ""),
+        (401 | 404, _) => (format!("the hub has no such {}, or does not show it to you{says}", repo.kind), access),
+        (403, _) => (format!("the hub does not give you access to this {}{says}", repo.kind), access),
+        _ => (format!("the hub answered {status}{says}"), ""),
+    };
+    Failure::Final(hub_error(name, &what, hint))
+}
+
+/// Where a partial answer starts.
+fn first_byte(response: &Response<Body>) -> Option<u64> {
+    let range = response.headers().get(header::CONTENT_RANGE)?.to_str().ok()?;
+    range.strip_prefix("bytes ")?.split_once('-')?.0.parse().ok()
+}
+
+/// The URL of the next page of a list (RFC 8288).
+fn next_page(response: &Response<Body>) -> Option<String> {
+    let links = response.headers().get(header::LINK)?.to_str().ok()?;
+    let link = links.split(',').find(|link| link.contains("rel=\"next\""))?;
+    Some(link.trim().strip_prefix('<')?.split_once('>')?.0.to_owned())
+}
+
+/// A path as part of a URL.
+fn escaped(path: &str) -> String {
+    let escape = |byte: u8| match byte {
+        b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' | b'/' => char::from(byte).to_string(),
+        _ => format!("%{byte:02X}"),
+    };
+    path.bytes().map(escape).collect()
+}

@@ -1,0 +1,126 @@
+//! Files of documents, and what their names say of their contents.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result, bail};
+
+/// The contents of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileKind {
+    /// UTF-8 text.
+    Text,
+    /// One JSON object per line, or an array of objects.
+    Json,
+    /// A table with a text column.
+    Parquet,
+    /// Tokens: nanoGPT's or llm.c's.
+    Tokens,
+}
+
+/// A file of a source.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SourceFile {
+    /// Its path.
+    pub path: PathBuf,
+    /// Its contents, determined by its name.
+    pub kind: FileKind,
+    /// Its size on disk in bytes.
+    pub n_bytes: u64,
+    /// Whether it was found in a folder: such files are skipped if they are not text.
+    pub is_found: bool,
+}
+
+/// The files of a source: the file itself, or all files in the folder and its subfolders, ordered by name. Hidden files
+/// are skipped.
+///
+/// # Errors
+/// The path does not exist or cannot be read, or the folder has no files.
+pub fn list_files(path: &Path) -> Result<Vec<SourceFile>> {
+    let metadata = fs::metadata(path).with_context(|| {
+        format!("cannot read the source `{}`\nhint: use files or folders on this machine, or the id of a data set of the hub (`org/name`)", path.display())
+    })?;
+    if !metadata.is_dir() {
+        let kind = kind_of(path).unwrap_or(FileKind::Text);
+        return Ok(vec![SourceFile { path: path.to_owned(), kind, n_bytes: metadata.len(), is_found: false }]);
+    }
+    let mut files = Vec::new();
+    list_folder(path, &mut files)?;
+    if files.is_empty() {
+        bail!("the folder `{}` has no files\nhint: hidden files are ignored", path.display());
+    }
+    Ok(files)
+}
+
+fn list_folder(dir: &Path, files: &mut Vec<SourceFile>) -> Result<()> {
+    let read = || {
+        let mut entries = fs::read_dir(dir)?.collect::<std::io::Result<Vec<_>>>()?;
+        entries.sort_by_key(fs::DirEntry::file_name);
+        Ok::<_, std::io::Error>(entries)
+    };
+    for entry in read().with_context(|| format!("cannot read the folder `{}`", dir.display()))? {
+        let path = entry.path();
+        if entry.file_name().as_encoded_bytes().starts_with(b".") {
+            continue;
+        }
+        // Links to files are followed. Links to folders are not: they could form a cycle.
+        let is_folder = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        if is_folder {
+            list_folder(&path, files)?;
+        } else if let Ok(metadata) = fs::metadata(&path)
+            && metadata.is_file()
+            && let Some(kind) = kind_of(&path)
+        {
+            files.push(SourceFile { path, kind, n_bytes: metadata.len(), is_found: true });
+        }
+    }
+    Ok(())
+}
+
+/// The contents of a file, by its name. `None` for a `.bin` file without `train` or `val` in its name.
+pub(super) fn kind_of(path: &Path) -> Option<FileKind> {
+    let name = path.file_name()?.to_string_lossy().to_lowercase();
+    let name = [".gz", ".zst", ".zstd"].iter().find_map(|extension| name.strip_suffix(extension)).unwrap_or(&name);
+    Some(match name.rsplit_once('.').map(|(_, extension)| extension) {
+        Some("jsonl" | "ndjson" | "json") => FileKind::Json,
+        Some("parquet") => FileKind::Parquet,
+        Some("bin") if name.contains("train") || name.contains("val") => FileKind::Tokens,
+        Some("bin") => return None,
+        _ => FileKind::Text,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    #[test]
+    fn a_folder_is_all_its_files_in_order_but_hidden_ones() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in
+            ["b.jsonl.zst", "a/z.txt", "a/y.rs", ".git/config", ".hidden", "model.bin", "train.bin", "c.PARQUET"]
+        {
+            let path = dir.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "x").unwrap();
+        }
+        let files = list_files(dir.path()).unwrap();
+        let found: Vec<_> = files
+            .iter()
+            .map(|file| (file.path.strip_prefix(dir.path()).unwrap().to_str().unwrap(), file.kind))
+            .collect();
+        let expected = [
+            ("a/y.rs", FileKind::Text),
+            ("a/z.txt", FileKind::Text),
+            ("b.jsonl.zst", FileKind::Json),
+            ("c.PARQUET", FileKind::Parquet),
+            ("train.bin", FileKind::Tokens),
+        ];
+        assert_eq!(found, expected);
+        let error = format!("{:#}", list_files(&dir.path().join("missing")).unwrap_err());
+        assert!(error.contains("missing") && error.contains("hint: "), "{error}");
+    }
+}
