@@ -154,6 +154,13 @@ impl ServerConfig {
             _ if self.num_speculative_tokens.is_some() && is_off => {
                 refuse("--num-speculative-tokens", "`--speculative` or `--draft-model`, neither of which is given")
             }
+            // Not a rule of the command line: `hearth health` needs the certificate alone.
+            _ if self.http.tls_cert.is_some() && self.http.tls_key.is_none() => {
+                refuse("--tls-cert", "`--tls-key`, which is not given")
+            }
+            _ if self.http.tls_key.is_some() && self.http.tls_cert.is_none() => {
+                refuse("--tls-key", "`--tls-cert`, which is not given")
+            }
             _ => Ok(()),
         }
     }
@@ -303,10 +310,10 @@ pub struct HttpConfig {
     #[arg(long, env = "HEARTH_SSE_KEEP_ALIVE", value_name = "SECONDS", default_value_t = SSE_KEEP_ALIVE, value_parser = value_parser!(u64).range(1..))]
     pub sse_keep_alive: u64,
     /// PEM file with the certificate chain; enables HTTPS
-    #[arg(long, env = "HEARTH_TLS_CERT", value_name = "FILE", requires = "tls_key")]
+    #[arg(long, env = "HEARTH_TLS_CERT", value_name = "FILE")]
     pub tls_cert: Option<PathBuf>,
     /// PEM file with the certificate's private key
-    #[arg(long, env = "HEARTH_TLS_KEY", value_name = "FILE", requires = "tls_cert")]
+    #[arg(long, env = "HEARTH_TLS_KEY", value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
 }
 

@@ -275,6 +275,9 @@ impl Partial {
     }
 
     fn clear(&mut self) -> Result<(), Failure> {
+        if self.n_bytes == 0 {
+            return Ok(());
+        }
         self.file.set_len(0).map_err(|error| Failure::Final(io_error("write", &self.path)(error)))?;
         self.n_bytes = 0;
         Ok(())

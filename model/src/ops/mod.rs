@@ -11,6 +11,7 @@ mod activation;
 mod adamw;
 mod attention;
 mod block;
+mod clip;
 mod cpu;
 mod cross_entropy;
 #[cfg(feature = "gpu")]
@@ -23,6 +24,7 @@ mod kv_dtype;
 mod limits;
 mod linear;
 mod matrix_rows;
+mod muon;
 mod norm;
 mod operands;
 mod qk_norm;
@@ -42,6 +44,7 @@ pub(crate) use activation::{activate, gated, soft_cap};
 pub use adamw::adamw;
 pub(crate) use attention::{PagedSequences, append_and_attend, attention_dense, causal_bias, rope_and_attend};
 pub(crate) use block::{Block, BlockScratch, LinearParts, PagedAttention, block, has_block};
+pub use clip::clip_norm;
 pub(crate) use cpu::{SCAN_BLOCK, all_below_infinity, block_maxima, nearest_q8, relative_weights, sum_of};
 pub use cpu::{give_back_memory, keep_freed_memory, lead_threads, limit_arenas, parallel_for_each};
 pub(crate) use cross_entropy::linear_cross_entropy;
@@ -56,9 +59,10 @@ pub use kv_dtype::KvDtype;
 pub use limits::{count_launches, device_memory, multiply_rate, read_bandwidth};
 pub(crate) use linear::{linear, linear_add, normed_gated, normed_linear};
 pub use matrix_rows::MatrixRows;
+pub use muon::muon;
 use norm::norm_reference;
 pub(crate) use norm::{norm, norm_add};
-pub use operands::{AdamWStep, DeviceMemory, PAGE_SIZE};
+pub use operands::{AdamWStep, DeviceMemory, MuonStep, PAGE_SIZE};
 pub(crate) use operands::{
     AttentionOptions, BlockParts, LossOptions, NormOptions, NormParts, PagedRows, PartEnds, QkNormParts, Slots,
 };

@@ -211,6 +211,33 @@ pub struct AdamWStep {
     pub n_updates: usize,
 }
 
+/// Settings of one update by Muon, of matrices that are stacked in one parameter.
+#[derive(Clone, Debug)]
+pub struct MuonStep {
+    /// Learning rate.
+    pub lr: f64,
+    /// Decay of the average of gradients.
+    pub momentum: f64,
+    /// Use Nesterov momentum.
+    pub nesterov: bool,
+    /// Decay of the value per unit of learning rate.
+    pub weight_decay: f64,
+    /// Newton-Schulz iterations.
+    pub iterations: usize,
+    /// Rows of each matrix.
+    pub rows: Vec<usize>,
+    /// Columns of all.
+    pub width: usize,
+}
+
+impl MuonStep {
+    /// The rate of a matrix with `n_rows` rows: if it has more rows than columns, its columns are longer, so the update is
+    /// scaled by the root of their ratio.
+    pub(super) fn rate_of(&self, n_rows: usize) -> f64 {
+        self.lr * (n_rows as f64 / self.width as f64).max(1.0).sqrt()
+    }
+}
+
 impl AdamWStep {
     /// By what the averages, which began at 0, are too small.
     pub(super) fn corrections(&self) -> [f64; 2] {

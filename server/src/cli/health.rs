@@ -26,8 +26,12 @@ const PATIENCE: Duration = Duration::from_secs(4);
 /// Maximum size of the response.
 const MAX_ANSWER_BYTES: u64 = 64 << 10;
 
-/// The settings that say where a server is, by their ids on the command line.
-const RELEVANT: [&str; 4] = ["host", "port", "tls_cert", "tls_key"];
+/// The settings that say where a server is, by their ids on the command line, and their help.
+const RELEVANT: [(&str, &str); 3] = [
+    ("host", "Address that the server listens on"),
+    ("port", "Port that the server listens on"),
+    ("tls_cert", "PEM file with the server's certificate chain; speaks HTTPS"),
+];
 
 /// The arguments of `hearth health`: all of `hearth serve`, so that its command line and variables can be passed unchanged.
 /// Those that do not say where the server is have no effect and are hidden from the help.
@@ -39,9 +43,9 @@ pub(crate) struct HealthArgs {
 
 /// Hides the flags without effect from the help.
 pub(super) fn hide_irrelevant(command: clap::Command) -> clap::Command {
-    command.mut_args(|arg| {
-        let is_relevant = RELEVANT.contains(&arg.get_id().as_str());
-        arg.hide(!is_relevant)
+    command.mut_args(|arg| match RELEVANT.iter().find(|(id, _)| *id == arg.get_id().as_str()) {
+        Some((_, help)) => arg.help(*help),
+        None => arg.hide(true),
     })
 }
 

@@ -563,6 +563,7 @@ fn health_speaks_tls_where_the_server_does() {
     ];
     let healthy = (Some(0), format!("`https://127.0.0.1:{port}/health` is healthy\n"));
     assert_eq!(health(&[], &variables), healthy);
+    assert_eq!(health(&["--port", &port, "--tls-cert", certificate], &[]), healthy);
     // Not any certificate: that of these settings.
     (variables[2].1, variables[3].1) = (another, its_key);
     let (code, told) = health(&[], &variables);
@@ -722,6 +723,8 @@ fn settings_that_make_no_sense_are_refused_without_telling_keys() {
         (&["--allowed-host", "a.example,b.example:80"], "got `b.example:80`"),
         (&["--allowed-host", "*,a.example"], "got `*`"),
         (&["--tls-cert", "/nowhere/at/all", "--tls-key", "/nowhere/at/all"], "`--tls-cert`: cannot read"),
+        (&["--tls-cert", "x"], "`--tls-cert` requires `--tls-key`, which is not given"),
+        (&["--tls-key", "x"], "`--tls-key` requires `--tls-cert`, which is not given"),
         (&["--max-batch-size", "0"], "`--max-batch-size` must be at least 1"),
         (&["--draft-dtype", "q4"], "`--draft-dtype` requires `--draft-model`"),
         (&["--num-speculative-tokens", "4"], "`--num-speculative-tokens` requires `--speculative`"),
@@ -736,9 +739,7 @@ fn settings_that_make_no_sense_are_refused_without_telling_keys() {
         assert!(stderr(&output).contains(message), "{}", stderr(&output));
         assert!(!["sk two", "listening"].iter().any(|told| stderr(&output).contains(told)), "{}", stderr(&output));
     }
-    for args in
-        [&["--tls-cert", "x"][..], &["--header-timeout", "0"], &["--max-connections", "0"], &["--log-format", "xml"]]
-    {
+    for args in [&["--header-timeout", "0"][..], &["--max-connections", "0"], &["--log-format", "xml"]] {
         assert_eq!(run(args).status.code(), Some(2), "{args:?}");
     }
     let mut help = hearth(&["serve", "--help"]);

@@ -6,7 +6,7 @@ use burn::{
     module::{Module, ModuleVisitor, Param},
     tensor::{Gradients as BackwardGradients, Tensor},
 };
-use hearth_model::gpt::ParamPath;
+use hearth_model::{gpt::ParamPath, ops};
 
 use crate::combine::Sum;
 
@@ -40,24 +40,15 @@ impl Gradients {
         self.by_path.keys().map(String::as_str)
     }
 
-    /// The Euclidean norm of all gradients together, `[1]`, still on the device. `None` without gradients.
-    pub fn global_norm(&self) -> Option<Tensor<1>> {
-        let squares: Vec<_> = self.by_path.values().map(|gradient| gradient.clone().square().sum()).collect();
-        (!squares.is_empty()).then(|| Tensor::cat(squares, 0).sum().sqrt())
-    }
-
-    /// Scales all gradients by one factor so that their norm together is at most `max_norm` ([Pascanu et al.,
-    /// 2012](https://arxiv.org/abs/1211.5063)); smaller gradients are unchanged, and a `max_norm` of 0 disables
-    /// clipping. Returns the norm before, as [`Gradients::global_norm`] does.
+    /// Scales all gradients by one factor so that their norm together is at most `max_norm`, see [`ops::clip_norm`].
+    /// Returns the norm before, `[1]`, still on the device. `None` without gradients.
     pub fn clip(&mut self, max_norm: f64) -> Option<Tensor<1>> {
-        let norm = self.global_norm()?;
-        if max_norm > 0.0 {
-            // The small number is torch's; it avoids division by zero.
-            let factor = norm.clone().add_scalar(1e-6).recip().mul_scalar(max_norm).clamp_max(1.0);
-            for gradient in self.by_path.values_mut() {
-                *gradient = gradient.clone() * factor.clone();
-            }
+        if self.by_path.is_empty() {
+            return None;
         }
+        let (paths, gradients): (Vec<_>, Vec<_>) = std::mem::take(&mut self.by_path).into_iter().unzip();
+        let (norm, gradients) = ops::clip_norm(gradients, max_norm);
+        self.by_path = paths.into_iter().zip(gradients).collect();
         Some(norm)
     }
 }

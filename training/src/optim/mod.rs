@@ -136,8 +136,7 @@ impl Optimizer {
                     Some(Moments::Muon { momentum }) => Some(momentum),
                     _ => None,
                 };
-                let stack = muon::Stack { rows: parts, width };
-                let (value, momentum) = muon::update(value, gradient, before, &settings.muon, stack, rates);
+                let (value, momentum) = muon::update(value, gradient, before, &settings.muon, (parts, width), rates);
                 (value, Moments::Muon { momentum })
             }
             _ => {

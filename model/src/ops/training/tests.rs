@@ -3,13 +3,13 @@
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 
 use super::super::{
-    AdamWStep, AttentionOptions, Dtype, LossOptions, NormOptions, Rotation, Targets, Weight, activation,
-    activation::activate_reference, adamw, attention, cross_entropy::linear_cross_entropy_reference,
-    linear_cross_entropy, norm, norm_reference, rope_and_attend, to_f32,
+    AdamWStep, AttentionOptions, Dtype, LossOptions, MuonStep, NormOptions, Rotation, Targets, Weight, activation,
+    activation::activate_reference, adamw, attention, clip::clip_norm_reference, clip_norm,
+    cross_entropy::linear_cross_entropy_reference, linear_cross_entropy, norm, norm_reference, rope_and_attend, to_f32,
 };
 use crate::{
     config::{Activation, NormKind},
-    ops::{self, adamw::adamw_reference, causal_bias, rope::rope_reference, weight::Form},
+    ops::{self, adamw::adamw_reference, causal_bias, muon, muon::muon_reference, rope::rope_reference, weight::Form},
     sampling::{Purpose, RandomStream},
 };
 
@@ -253,6 +253,61 @@ fn adamw_is_its_reference() {
             let expected = [values(expected), expected_first, expected_second];
             assert_close(&[values(value), values(first), values(second)], &expected, &format!("{n} values"));
         }
+    }
+}
+
+#[test]
+fn muon_is_its_reference() {
+    let plain = |seed: u64, n: usize| Tensor::<1>::from_data(random(seed, n).as_slice(), &Device::flex());
+    for (rows, width) in [(vec![1], 1), (vec![5, 3, 3], 7), (vec![40], 24), (vec![24], 40), (vec![130, 130], 100)] {
+        for (nesterov, weight_decay, is_first) in [(true, 0.0, true), (false, 0.1, false), (true, 0.1, false)] {
+            let n = rows.iter().sum::<usize>() * width;
+            let step =
+                MuonStep { lr: 0.02, momentum: 0.9, nesterov, weight_decay, iterations: 5, rows: rows.clone(), width };
+            let momentum = || if is_first { plain(2, n).zeros_like() } else { plain(3, n) };
+            let found = muon(plain(1, n), plain(2, n), (!is_first).then(momentum), &step);
+            let expected = muon_reference(plain(1, n), plain(2, n), momentum(), &step);
+            let what = format!("{rows:?} x {width}, {nesterov}, {weight_decay}");
+            assert_close(&[found.0, found.1].map(values), &[expected.0, expected.1].map(values), &what);
+        }
+    }
+}
+
+/// Whatever a matrix was, its singular values are about 1 afterwards.
+#[test]
+fn muon_makes_singular_values_about_one() {
+    for [n_rows, width] in [[8, 24], [24, 8], [16, 16], [64, 200]] {
+        let n = n_rows * width;
+        let gradient = Tensor::<1>::from_data(random(5, n).as_slice(), &Device::flex());
+        let step = MuonStep {
+            lr: 1.0,
+            momentum: 0.0,
+            nesterov: false,
+            weight_decay: 0.0,
+            iterations: 10,
+            rows: vec![n_rows],
+            width,
+        };
+        let (value, _) = muon(gradient.zeros_like(), gradient, None, &step);
+        // The squared singular values are within 0.7^2 and 1.2^2, and their sum is that of all squares.
+        let scale = (n_rows as f32 / width as f32).max(1.0);
+        let sum: f32 = values(value).iter().map(|x| x * x / scale).sum();
+        let mean = sum / n_rows.min(width) as f32;
+        assert!((0.45..1.5).contains(&mean), "{n_rows} x {width}: {mean}");
+    }
+}
+
+#[test]
+fn clipping_is_its_reference() {
+    let plain = |seed: u64, n: usize| Tensor::<1>::from_data(random(seed, n).as_slice(), &Device::flex());
+    let gradients = || vec![plain(1, 1), plain(2, 33), plain(3, 40_000), plain(4, 0)];
+    for max_norm in [0.0, 0.5, 1e4] {
+        let (norm, clipped) = clip_norm(gradients(), max_norm);
+        let (expected_norm, expected) = clip_norm_reference(gradients(), max_norm);
+        let all = |norm: Tensor<1>, clipped: Vec<Tensor<1>>| -> Vec<_> {
+            [norm].into_iter().chain(clipped).map(values).filter(|values| !values.is_empty()).collect()
+        };
+        assert_close(&all(norm, clipped), &all(expected_norm, expected), &format!("at most {max_norm}"));
     }
 }
 

@@ -3,18 +3,22 @@
 mod activation;
 mod adamw;
 mod attention;
+mod clip;
 mod cross_entropy;
 mod embedding;
 mod linear;
+mod muon;
 mod norm;
 mod product;
 
 pub(in crate::ops) use activation::Activate;
 pub(in crate::ops) use adamw::adamw;
 pub(in crate::ops) use attention::RopeAttend;
+pub(in crate::ops) use clip::clip_norm;
 pub(in crate::ops) use cross_entropy::LinearCrossEntropy;
 pub(in crate::ops) use embedding::Embed;
 pub(in crate::ops) use linear::Linear;
+pub(in crate::ops) use muon::muon;
 pub(in crate::ops) use norm::Normalize;
 
 use burn::{backend::flex::FlexTensor, tensor::TensorData};

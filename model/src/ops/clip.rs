@@ -1,0 +1,37 @@
+//! Clipping of gradients by their norm.
+
+use burn::tensor::Tensor;
+
+use super::cpu;
+
+/// Scales all `gradients`, `[n_values]` each, by one factor so that their Euclidean norm together is at most `max_norm`
+/// ([Pascanu et al., 2012](https://arxiv.org/abs/1211.5063)). Smaller gradients are unchanged, and a `max_norm` of 0
+/// disables clipping. Returns the norm before, `[1]`, and the gradients.
+///
+/// On the CPU one pass over memory, and another in place if the norm is too large.
+///
+/// # Panics
+/// Without gradients, or when gradients of them are recorded.
+pub fn clip_norm(gradients: Vec<Tensor<1>>, max_norm: f64) -> (Tensor<1>, Vec<Tensor<1>>) {
+    assert!(!gradients.is_empty(), "the norm of no gradients");
+    if cpu::is_cpu(&gradients[0].device()) {
+        return cpu::clip_norm(gradients, max_norm);
+    }
+    clip_norm_reference(gradients, max_norm)
+}
+
+/// [`clip_norm`] in plain Burn operations; reads nothing back from the device.
+pub(crate) fn clip_norm_reference(mut gradients: Vec<Tensor<1>>, max_norm: f64) -> (Tensor<1>, Vec<Tensor<1>>) {
+    let squares = gradients.iter().map(|gradient| gradient.clone().square().sum()).collect();
+    let norm = Tensor::cat(squares, 0).sum().sqrt();
+    if max_norm > 0.0 {
+        let factor = norm.clone().add_scalar(CLIP_EPS).recip().mul_scalar(max_norm).clamp_max(1.0);
+        for gradient in &mut gradients {
+            *gradient = gradient.clone() * factor.clone();
+        }
+    }
+    (norm, gradients)
+}
+
+/// Added to the norm before dividing by it; torch's.
+pub(super) const CLIP_EPS: f64 = 1e-6;
