@@ -11,6 +11,7 @@ use std::{
     fs::{self, File},
     io::{self, Read, Write},
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
@@ -121,8 +122,7 @@ impl RepoCache {
     fn link(&self, commit: &str, file: &HubFile) -> Result<PathBuf> {
         let path = self.snapshot_path(commit, file);
         create_parent(&path)?;
-        let temporary = path.with_file_name(format!(".{}.link", file.checksum.digits()));
-        let _ = fs::remove_file(&temporary);
+        let temporary = temporary_beside(&path);
         #[cfg(unix)]
         let linked = {
             let up = "../".repeat(2 + file.path.matches('/').count());
@@ -161,9 +161,7 @@ fn digits_of(path: &Path, file: &HubFile) -> io::Result<String> {
 /// Writes a small file as a whole.
 fn replace(path: &Path, contents: &[u8]) -> Result<()> {
     create_parent(path)?;
-    let mut temporary = path.as_os_str().to_owned();
-    temporary.push(format!(".{}.partial", std::process::id()));
-    let temporary = PathBuf::from(temporary);
+    let temporary = temporary_beside(path);
     let write = || {
         let mut file = File::create(&temporary)?;
         file.write_all(contents)?;
@@ -173,6 +171,13 @@ fn replace(path: &Path, contents: &[u8]) -> Result<()> {
         let _ = fs::remove_file(&temporary);
         io_error("write", path)(reason)
     })
+}
+
+/// A hidden name in the folder of `path` that no other thread or process uses.
+fn temporary_beside(path: &Path) -> PathBuf {
+    static N_NAMES: AtomicU64 = AtomicU64::new(0);
+    let number = N_NAMES.fetch_add(1, Ordering::Relaxed);
+    path.with_file_name(format!(".hearth-{}-{number}.partial", std::process::id()))
 }
 
 pub(super) fn create_parent(path: &Path) -> Result<()> {

@@ -148,7 +148,13 @@ async fn beams_share_the_pages_of_their_past() {
     loop {
         tokio::select! {
             event = events.recv() => if event.is_none() { break },
-            _ = stats.changed() => least_free = least_free.min(stats.borrow_and_update().free_pages),
+            _ = stats.changed() => {
+                let stats = stats.borrow_and_update();
+                // Before the model is loaded there are no pages, and none are free.
+                if stats.n_pages > 0 {
+                    least_free = least_free.min(stats.free_pages);
+                }
+            }
         }
     }
     let n_pages = stats.borrow().n_pages;
