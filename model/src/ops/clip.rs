@@ -2,7 +2,7 @@
 
 use burn::tensor::Tensor;
 
-use super::cpu;
+use super::{cpu, operands::CLIP_EPS};
 
 /// Scales all `gradients`, `[n_values]` each, by one factor so that their Euclidean norm together is at most `max_norm`
 /// ([Pascanu et al., 2012](https://arxiv.org/abs/1211.5063)). Smaller gradients are unchanged, and a `max_norm` of 0
@@ -32,6 +32,3 @@ pub(crate) fn clip_norm_reference(mut gradients: Vec<Tensor<1>>, max_norm: f64) 
     }
     (norm, gradients)
 }
-
-/// Added to the norm before dividing by it; torch's.
-pub(super) const CLIP_EPS: f64 = 1e-6;

@@ -4,12 +4,6 @@ use burn::tensor::Tensor;
 
 use super::{MuonStep, cpu};
 
-/// The coefficients of the Newton-Schulz iteration: they raise small singular values fastest and move all to 0.7 to 1.2.
-pub(super) const COEFFICIENTS: [f64; 3] = [3.4445, -4.7750, 2.0315];
-
-/// Added to a norm before dividing by it.
-pub(super) const NORM_EPS: f64 = 1e-7;
-
 /// One update by [Muon](https://kellerjordan.github.io/posts/muon/) of a flat matrix `[n_rows * step.width]`: the new
 /// value, and the new average of gradients. Each of the stacked matrices changes by its average with all singular values
 /// moved to about 1. Without `momentum` the average begins at 0.
@@ -65,9 +59,9 @@ fn orthogonalized(matrix: Tensor<2>, iterations: usize) -> Tensor<2> {
     let [n_rows, n_columns] = matrix.dims();
     let is_tall = n_rows > n_columns;
     let matrix = if is_tall { matrix.transpose() } else { matrix };
-    let norm = matrix.clone().square().sum().sqrt().add_scalar(NORM_EPS);
+    let norm = matrix.clone().square().sum().sqrt().add_scalar(MuonStep::NORM_EPS);
     let mut x = matrix / norm.unsqueeze::<2>();
-    let [a, b, c] = COEFFICIENTS;
+    let [a, b, c] = MuonStep::COEFFICIENTS;
     for _ in 0..iterations {
         let gram = x.clone().matmul(x.clone().transpose());
         let polynomial = gram.clone().mul_scalar(b) + gram.clone().matmul(gram).mul_scalar(c);

@@ -230,7 +230,16 @@ pub struct MuonStep {
     pub width: usize,
 }
 
+/// Added to the norm of gradients before dividing by it; torch's.
+pub(super) const CLIP_EPS: f64 = 1e-6;
+
 impl MuonStep {
+    /// The coefficients of the Newton-Schulz iteration: they raise small singular values fastest and move all to 0.7 to 1.2.
+    pub(super) const COEFFICIENTS: [f64; 3] = [3.4445, -4.7750, 2.0315];
+
+    /// Added to a matrix's norm before dividing by it.
+    pub(super) const NORM_EPS: f64 = 1e-7;
+
     /// The rate of a matrix with `n_rows` rows: if it has more rows than columns, its columns are longer, so the update is
     /// scaled by the root of their ratio.
     pub(super) fn rate_of(&self, n_rows: usize) -> f64 {

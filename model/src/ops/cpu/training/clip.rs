@@ -3,12 +3,12 @@
 use burn::tensor::Tensor;
 
 use crate::ops::{
-    clip::CLIP_EPS,
     cpu::{
         for_each_isa, multiply_add,
         tensors::{changed, tensor, values},
         thread_pool,
     },
+    operands::CLIP_EPS,
 };
 
 /// Values per partial sum: with the number of values, all that the order of summation depends on.

@@ -9,7 +9,6 @@ use crate::ops::{
         tensors::{changed, values},
         thread_pool::{self, SharedMut},
     },
-    muon::{COEFFICIENTS, NORM_EPS},
 };
 
 /// Values per task.
@@ -60,13 +59,13 @@ pub(in crate::ops) fn muon(
 /// Approximates the nearest matrix with orthonormal rows or columns.
 fn orthogonalized(matrix: &[f32], [n_rows, n_columns]: [usize; 2], iterations: usize) -> Vec<f32> {
     let squares: f64 = matrix.chunks(AT_ONCE).map(|part| f64::from(part.iter().map(|x| x * x).sum::<f32>())).sum();
-    let factor = (1.0 / (squares.sqrt() + NORM_EPS)) as f32;
+    let factor = (1.0 / (squares.sqrt() + MuonStep::NORM_EPS)) as f32;
     // The Gram matrix of the shorter side is the smaller product.
     let is_tall = n_rows > n_columns;
     let (short, long) = if is_tall { (n_columns, n_rows) } else { (n_rows, n_columns) };
     let mut x = if is_tall { transposed(matrix, n_columns) } else { matrix.to_vec() };
     x.iter_mut().for_each(|x| *x *= factor);
-    let [a, b, c] = COEFFICIENTS.map(|coefficient| coefficient as f32);
+    let [a, b, c] = MuonStep::COEFFICIENTS.map(|coefficient| coefficient as f32);
     let (mut gram, mut polynomial) = (vec![0.0; short * short], vec![0.0; short * short]);
     let mut next = vec![0.0; x.len()];
     for _ in 0..iterations {
