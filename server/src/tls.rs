@@ -22,14 +22,14 @@ use tokio_rustls::{
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file cannot be read or is not PEM.
-    #[error("`{flag}`: cannot read `{path}`: {source}{hint}", path = path.display())]
+    #[error("`{flag}`: cannot read `{path}`: {reason}{hint}", path = path.display())]
     File {
         /// The flag with the file's path.
         flag: &'static str,
         /// Its path.
         path: PathBuf,
-        /// The cause.
-        source: pem::Error,
+        /// The cause. Part of the message, so it is not a `source`, which would be printed twice.
+        reason: pem::Error,
         /// What the file must contain.
         hint: &'static str,
     },
@@ -78,7 +78,7 @@ fn chain(certificates: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> 
 
 fn broken(flag: &'static str, path: &Path, hint: &'static str) -> impl FnOnce(pem::Error) -> TlsError {
     let path = path.to_owned();
-    move |source| TlsError::File { flag, path, source, hint }
+    move |reason| TlsError::File { flag, path, reason, hint }
 }
 
 /// Accepts one certificate: the server's own, byte for byte.
