@@ -7,7 +7,7 @@ use crate::ops::Upload;
 use crate::{
     config::{GptConfig, Positions, Rope},
     kv_cache::PagedStep,
-    ops::{self, AttentionOptions, BlockScratch, Ints, PagedAttention, Rotation, Rows},
+    ops::{self, AttentionOptions, BlockScratch, Dropout, Ints, PagedAttention, Rotation, Rows},
     position::{self, PositionRange},
 };
 
@@ -30,6 +30,8 @@ pub struct Dense<'a> {
     pub seq_len: usize,
     /// Receives each layer's attention weights, `[batch, n_heads, seq_len, seq_len]`, if set.
     pub maps: Option<&'a mut Vec<Tensor<4>>>,
+    /// Decides which values are dropped, with their places in the model; without it, none are.
+    pub dropout_seed: Option<u64>,
 }
 
 impl Dense<'_> {
@@ -40,9 +42,14 @@ impl Dense<'_> {
 }
 
 impl AttentionContext<'_> {
-    /// Whole sequences, without attention maps.
+    /// Whole sequences, without attention maps or dropout.
     pub fn dense(batch: usize, seq_len: usize) -> Self {
-        Self::Dense(Dense { batch, seq_len, maps: None })
+        Self::Dense(Dense { batch, seq_len, maps: None, dropout_seed: None })
+    }
+
+    /// Whole sequences in training: the model's dropout depends on `dropout_seed` alone.
+    pub fn training(batch: usize, seq_len: usize, dropout_seed: u64) -> Self {
+        Self::Dense(Dense { batch, seq_len, maps: None, dropout_seed: Some(dropout_seed) })
     }
 
     /// The positions of the rows in their texts; of a single text if all are equal.
@@ -86,7 +93,17 @@ pub(crate) struct ForwardPass<'a> {
     rotations: [Option<Rotation>; 2],
     added: AddedPositions,
     scratch: BlockScratch,
-    applies_dropout: bool,
+}
+
+/// The tensors that dropout changes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum DropoutPlace {
+    /// What enters the first layer.
+    Embeddings,
+    /// What attention adds to the residual stream in a layer.
+    Attention(usize),
+    /// What the MLP adds in a layer.
+    Mlp(usize),
 }
 
 /// Added positions of the rows' embeddings.
@@ -158,8 +175,7 @@ impl<'a> ForwardPass<'a> {
             }
             _ => AddedPositions::Nothing,
         };
-        let applies_dropout = config.dropout > 0.0 && ops::records_gradients(device);
-        Self { context, config, masks, rotations, added, scratch: BlockScratch::default(), applies_dropout }
+        Self { context, config, masks, rotations, added, scratch: BlockScratch::default() }
     }
 
     /// Number of rows in the layers.
@@ -184,9 +200,16 @@ impl<'a> ForwardPass<'a> {
         }
     }
 
-    /// Whether dropout is applied: while gradients are recorded, if the model has dropout.
-    pub(crate) fn applies_dropout(&self) -> bool {
-        self.applies_dropout
+    /// The dropout of the tensor at `place`, if the model drops values in this pass.
+    pub(crate) fn dropout(&self, place: DropoutPlace) -> Option<Dropout> {
+        let AttentionContext::Dense(Dense { dropout_seed: Some(seed), .. }) = self.context else { return None };
+        let place = match place {
+            DropoutPlace::Embeddings => 0,
+            DropoutPlace::Attention(layer) => 1 + 2 * layer,
+            DropoutPlace::Mlp(layer) => 2 + 2 * layer,
+        };
+        let probability = self.config.dropout;
+        (probability > 0.0).then_some(Dropout { probability, seed, place: place as u32 })
     }
 
     /// What is added to embeddings.

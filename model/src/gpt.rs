@@ -4,7 +4,6 @@ use std::sync::{Mutex, PoisonError};
 
 use burn::{
     module::{Module, Param},
-    nn::{Dropout, DropoutConfig},
     tensor::{Device, Distribution, Int, Tensor, TensorData},
 };
 
@@ -12,10 +11,11 @@ use crate::{
     attention::CausalSelfAttention,
     config::{Activation, GptConfig, NormPosition},
     error::Result,
-    forward_pass::{AddedPositions, AttentionContext, ForwardPass},
+    forward_pass::{AddedPositions, AttentionContext, DropoutPlace, ForwardPass},
     layers::{Embedding, Linear, LmHead, Norm},
     ops::{
-        self, BlockParts, Dtype, LinearParts, LossOptions, Losses, NormParts, PartEnds, Targets, Weight, read, to_f32,
+        self, BlockParts, Dropout, Dtype, LinearParts, LossOptions, Losses, NormParts, PartEnds, Targets, Weight, read,
+        to_f32,
     },
     param_specs::norm_widths,
     params::{ParamList, ParamRef, ParamSource},
@@ -31,7 +31,6 @@ pub struct Gpt {
     embed: Embedding,
     embed_norm: Option<Norm>,
     pos_embed: Option<Embedding>,
-    dropout: Dropout,
     blocks: Vec<Block>,
     norm: Option<Norm>,
     lm_head: LmHead,
@@ -86,7 +85,6 @@ impl Gpt {
             embed: Embedding::new("embed", params)?,
             embed_norm: Norm::if_any("embed_norm", params)?,
             pos_embed: params.has("pos_embed.weight").then(|| Embedding::new("pos_embed", params)).transpose()?,
-            dropout: DropoutConfig::new(config.dropout).init(),
             blocks: (0..config.n_layers).map(|layer| Block::new(layer, params)).collect::<Result<_>>()?,
             norm: Norm::if_any("norm", params)?.map(|norm| norm.with_eps(config.final_norm_eps)),
             lm_head: LmHead::new("lm_head", params)?,
@@ -98,10 +96,6 @@ impl Gpt {
     #[must_use]
     pub fn with_dropout(mut self, dropout: f64) -> Self {
         self.config.dropout = dropout;
-        self.dropout = DropoutConfig::new(dropout).init();
-        for block in &mut self.blocks {
-            block.dropout = DropoutConfig::new(dropout).init();
-        }
         self
     }
 
@@ -131,7 +125,11 @@ impl Gpt {
     /// [`forward`](Self::forward).
     pub(crate) fn run(&self, token_ids: Tensor<1, Int>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
         assert_eq!(token_ids.dims(), [pass.n_rows()], "token ids, and rows that attend");
-        let mut x = self.embed.forward(token_ids);
+        self.run_embedded(self.embed.forward(token_ids), pass)
+    }
+
+    /// Embeddings `[n_rows, d_model]` to hidden states of the same shape.
+    fn run_embedded(&self, mut x: Tensor<2>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
         if self.config.scale_embeddings {
             x = x * (self.config.d_model as f64).sqrt();
         }
@@ -142,11 +140,13 @@ impl Gpt {
             x = norm.forward(x);
         }
         match (&self.pos_embed, pass.added()) {
-            (Some(pos_embed), AddedPositions::Learned(positions)) => x = x + pos_embed.forward(positions.tensor()),
+            (Some(pos_embed), AddedPositions::Learned(positions)) => {
+                x = ops::add_update(x, pos_embed.forward(positions.tensor()), 1.0, None);
+            }
             (_, AddedPositions::Sinusoidal(rows)) => x = x + rows.tensor(),
             _ => {}
         }
-        x = self.dropout.forward(x);
+        x = ops::dropout(x, pass.dropout(DropoutPlace::Embeddings));
         for (layer, block) in self.blocks.iter().enumerate() {
             x = block.forward(layer, x, pass);
         }
@@ -181,8 +181,43 @@ impl Gpt {
     /// # Panics
     /// Those of [`loss`](Self::loss).
     pub fn losses(&self, hidden: Tensor<2>, targets: impl Into<Targets>, z_loss: f64) -> Losses {
+        let (weight, bias) = self.output();
+        self.losses_by(weight, bias, hidden, targets.into(), z_loss)
+    }
+
+    /// [`forward`](Self::forward) and [`losses`](Self::losses) in one. Where the output matrix is the embedding, the
+    /// gradients of its two uses are added by an operation of our own.
+    ///
+    /// # Panics
+    /// Those of both.
+    pub fn training_losses(
+        &self,
+        token_ids: Tensor<1, Int>,
+        context: AttentionContext<'_>,
+        targets: impl Into<Targets>,
+        z_loss: f64,
+    ) -> Losses {
+        let device = token_ids.device();
+        let pass = &mut ForwardPass::new(&self.config, context, &device);
+        let (output, bias) = self.output();
+        let (table, output) = match &self.lm_head.weight {
+            Some(_) => (self.embed.weight.clone(), output.clone()),
+            None => self.embed.weight.for_two_uses().into(),
+        };
+        let hidden = self.run_embedded(ops::embedding(&table, token_ids), pass);
+        self.losses_by(&output, bias, hidden, targets.into(), z_loss)
+    }
+
+    fn losses_by(
+        &self,
+        output: &Weight,
+        bias: Option<Tensor<1>>,
+        hidden: Tensor<2>,
+        targets: Targets,
+        z_loss: f64,
+    ) -> Losses {
         let options = LossOptions { softcap: self.config.logit_softcap, z_loss };
-        ops::linear_cross_entropy(self.multiplied(hidden), self.output(), options, targets.into())
+        ops::linear_cross_entropy(self.multiplied(hidden), (output, bias), options, targets)
     }
 
     /// Bytes of matrices that one decoding step reads: all but embeddings of which it takes single rows.
@@ -268,7 +303,6 @@ struct Block {
     mlp_norm: Option<Norm>,
     mlp: Mlp,
     mlp_out_norm: Option<Norm>,
-    dropout: Dropout,
     #[module(skip)]
     norm_position: NormPosition,
     #[module(skip)]
@@ -288,7 +322,6 @@ impl Block {
             mlp_norm: Norm::if_any(&format!("{path}.mlp_norm"), params)?,
             mlp: Mlp::new(&format!("{path}.mlp"), params)?,
             mlp_out_norm: Norm::if_any(&format!("{path}.mlp_out_norm"), params)?,
-            dropout: DropoutConfig::new(config.dropout).init(),
             norm_position: config.norm_position,
             is_parallel: config.parallel_residual,
             residual_multiplier: config.residual_multiplier,
@@ -328,21 +361,32 @@ impl Block {
         x: Tensor<2>,
         pass: &mut ForwardPass<'_>,
     ) -> Tensor<2> {
-        let attended = CausalSelfAttention::forward(layer, x.clone(), block, pass);
-        let parallel = block.is_parallel.then(|| Mlp::hidden(x.clone(), block));
-        let x = self.add(x, attended, &block.attn, block, pass);
-        let hidden = parallel.unwrap_or_else(|| Mlp::hidden(x.clone(), block));
-        self.add(x, hidden, &block.mlp, block, pass)
+        let [residual, x] = ops::fork(x);
+        let (attended, beside) = if block.is_parallel {
+            let [x, of_mlp] = ops::fork(x);
+            (CausalSelfAttention::forward(layer, x, block, pass), Some(Mlp::hidden(of_mlp, block)))
+        } else {
+            (CausalSelfAttention::forward(layer, x, block, pass), None)
+        };
+        let dropout = pass.dropout(DropoutPlace::Attention(layer));
+        let x = Self::add(residual, attended, &block.attn, block, dropout);
+        let (residual, hidden) = match beside {
+            Some(hidden) => (x, hidden),
+            None => {
+                let [residual, x] = ops::fork(x);
+                (residual, Mlp::hidden(x, block))
+            }
+        };
+        Self::add(residual, hidden, &block.mlp, block, pass.dropout(DropoutPlace::Mlp(layer)))
     }
 
     /// Adds what a part's last matrix makes of `input` to the residual stream.
     fn add(
-        &self,
         residual: Tensor<2>,
         input: Tensor<2>,
         part: &PartEnds<NormParts, LinearParts<'_>>,
         block: &ops::Block<'_>,
-        pass: &ForwardPass<'_>,
+        dropout: Option<Dropout>,
     ) -> Tensor<2> {
         let LinearParts { weight, bias } = part.out.clone();
         let norm = part.out_norm.clone();
@@ -353,9 +397,8 @@ impl Block {
             None => x,
         };
         let sum = match before {
-            before if multiplier != 1.0 || pass.applies_dropout() => {
-                let update = self.dropout.forward(normed(ops::linear(input, weight, bias), before));
-                residual + if multiplier == 1.0 { update } else { update * multiplier }
+            before if multiplier != 1.0 || dropout.is_some() => {
+                ops::add_update(residual, normed(ops::linear(input, weight, bias), before), multiplier, dropout)
             }
             Some(norm) => ops::norm_add(ops::linear(input, weight, bias), norm, residual),
             None => ops::linear_add(input, weight, bias, residual),

@@ -35,6 +35,7 @@ pub mod model_runner;
 pub mod ops;
 mod param_specs;
 mod params;
+mod philox;
 pub mod position;
 pub mod read_logits;
 mod regular_file;

@@ -80,14 +80,9 @@ impl Learner {
     /// The losses of one micro-batch: means over its targets, times its share of the step's targets.
     pub fn forward(&self, index: StepIndex, micro_step: usize, batch: &Batch) -> Losses {
         let device = self.gpt.device().autodiff();
-        if self.gpt.config().dropout > 0.0 {
-            // Burn has one stream of random numbers. It is seeded here, so dropout masks depend only on seed, step,
-            // micro-step and the position in the model.
-            let key = mix(mix(mix(self.seed) ^ index.step as u64) ^ micro_step as u64);
-            device.clone().inner().seed(key);
-        }
+        let dropout_seed = mix(mix(mix(self.seed) ^ index.step as u64) ^ micro_step as u64);
         let (inputs, targets) = batch.to_device(&device);
-        let hidden = self.gpt.forward(inputs, AttentionContext::dense(batch.batch_size, batch.seq_len));
+        let context = AttentionContext::training(batch.batch_size, batch.seq_len, dropout_seed);
         // With weights, each row has its share of the step in its weight; without, the mean over the rows has that of all.
         let (share, weights) = match &batch.weights {
             None => (batch.total_weight() / index.total_weight, None),
@@ -96,7 +91,8 @@ impl Learner {
                 (1.0, Some(shares.collect()))
             }
         };
-        let losses = self.gpt.losses(hidden, Targets { ids: targets, weights }, self.optimizer.settings().z_loss);
+        let targets = Targets { ids: targets, weights };
+        let losses = self.gpt.training_losses(inputs, context, targets, self.optimizer.settings().z_loss);
         Losses { objective: losses.objective.mul_scalar(share), cross_entropy: losses.cross_entropy.mul_scalar(share) }
     }
 

@@ -50,7 +50,7 @@ pub(crate) fn linear_add(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>,
     match weight.form() {
         #[cfg(feature = "gpu")]
         Form::OnGpu(matrix) => cube::linear(x, matrix, bias, Some(residual)),
-        _ => residual + linear(x, weight, bias),
+        _ => super::add_update(residual, linear(x, weight, bias), 1.0, None),
     }
 }
 

@@ -30,6 +30,7 @@ mod operands;
 mod qk_norm;
 mod quantized_matrix;
 mod read_back;
+mod residual;
 mod rope;
 #[cfg(feature = "gpu")]
 mod staging;
@@ -64,11 +65,13 @@ use norm::norm_reference;
 pub(crate) use norm::{norm, norm_add};
 pub use operands::{AdamWStep, DeviceMemory, MuonStep, PAGE_SIZE};
 pub(crate) use operands::{
-    AttentionOptions, BlockParts, LossOptions, NormOptions, NormParts, PagedRows, PartEnds, QkNormParts, Slots,
+    AttentionOptions, BlockParts, Dropout, LossOptions, NormOptions, NormParts, PagedRows, PartEnds, QkNormParts, Slots,
 };
 pub(crate) use qk_norm::qk_norm;
 pub use quantized_matrix::{QuantizedBlock, QuantizedMatrix};
 pub(crate) use read_back::{read, to_f32};
+pub use residual::add_gradients;
+pub(crate) use residual::{add_update, dropout, fork};
 pub(crate) use rope::{Rotation, rope};
 #[cfg(feature = "gpu")]
 pub(crate) use staging::{StagingBuffer, Upload};

@@ -38,7 +38,7 @@ pub(crate) fn norm_add(x: Tensor<2>, norm: NormParts, residual: Tensor<2>) -> Te
     if cube::is_cube(&x.device()) {
         return cube::norm(x, norm, Some(residual));
     }
-    residual + self::norm(x, norm.weight, norm.bias, norm.options)
+    super::add_update(residual, self::norm(x, norm.weight, norm.bias, norm.options), 1.0, None)
 }
 
 /// [`norm`] in plain Burn operations.

@@ -230,6 +230,18 @@ pub struct MuonStep {
     pub width: usize,
 }
 
+/// Dropout of one tensor ([Srivastava et al., 2014](https://jmlr.org/papers/v15/srivastava14a.html)). Which values are
+/// dropped depends on this alone, and on their index.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Dropout {
+    /// The share of values that are dropped, below 1.
+    pub(crate) probability: f64,
+    /// Of a forward pass.
+    pub(crate) seed: u64,
+    /// Which tensor of the pass.
+    pub(crate) place: u32,
+}
+
 /// Added to the norm of gradients before dividing by it; torch's.
 pub(super) const CLIP_EPS: f64 = 1e-6;
 

@@ -4,7 +4,10 @@ use burn::tensor::Tensor;
 
 #[cfg(feature = "gpu")]
 use super::cube::{self, QkNorm};
-use super::{AttentionOptions, NormParts, cpu, norm_reference};
+use super::{
+    AttentionOptions, NormParts, cpu, norm_reference, records_gradients,
+    training::{apply, is_on_cpu},
+};
 use crate::config::QkNormSpan;
 
 /// Normalizes the queries and keys in `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]`, each head by itself or all
@@ -26,6 +29,12 @@ pub(crate) fn qk_norm(
         let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
         let heads = QkNorm { n_heads, n_kv_heads, head_dim, span };
         return cube::qk_norm(qkv, norms.map(|norm| norm.weight), heads, norm_options);
+    }
+    let has_biases = norms.iter().any(|norm| norm.bias.is_some());
+    if is_on_cpu(&qkv.device()) && records_gradients(&qkv.device()) && !has_biases {
+        let op = cpu::QkNormalize { span, options: options.clone(), norms: norms.each_ref().map(|norm| norm.options) };
+        let [queries, keys] = norms.map(|norm| norm.weight);
+        return apply(vec![qkv.into(), queries.into(), keys.into()], op);
     }
     if !cpu::is_cpu(&qkv.device()) {
         return qk_norm_reference(qkv, norms, span, options);

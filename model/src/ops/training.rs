@@ -45,8 +45,13 @@ pub(super) trait CpuOp: Debug + Send + Sync {
     /// `is_recorded`).
     fn forward(&self, inputs: &[FlexTensor], is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>);
 
+    /// Whether [`backward`](Self::backward) reads the inputs; if not, it gets none.
+    fn keeps_inputs(&self) -> bool {
+        true
+    }
+
     /// The gradient of each input, in its shape, from that of the output. For an input whose gradient is not `wanted`,
-    /// it may be `None`.
+    /// or comes from another operation, it may be `None`.
     fn backward(
         &self,
         inputs: &[FlexTensor],
@@ -136,7 +141,8 @@ fn record<const N: usize, C: CheckpointStrategy>(
     match Recorded.prepare::<C>(inputs.each_ref().map(|input| input.node())).compute_bound().stateful() {
         OpsKind::Tracked(prepared) => {
             let (output, saved) = forward(&*op, &values, true);
-            prepared.finish(Step { op, inputs: values, saved }, output)
+            let inputs = if op.keeps_inputs() { values } else { Vec::new() };
+            prepared.finish(Step { op, inputs, saved }, output)
         }
         OpsKind::UnTracked(prepared) => prepared.finish(forward(&*op, &values, false).0),
     }

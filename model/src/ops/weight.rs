@@ -228,6 +228,17 @@ impl Weight {
     }
 
     /// How it is stored, for choosing the body of an operation.
+    /// The weight twice, for two uses; see [`fork`](super::fork).
+    pub(crate) fn for_two_uses(&self) -> [Self; 2] {
+        match self {
+            Self::Stored(StoredWeight { values }) => super::fork(values.val()).map(|used| {
+                // Not a leaf of the graph, which `Param::from_tensor` would make of it.
+                Self::Stored(StoredWeight { values: Param::initialized(values.id, used) })
+            }),
+            other => [other.clone(), other.clone()],
+        }
+    }
+
     pub(super) fn form(&self) -> Form<'_> {
         match self {
             Self::Stored(stored) => Form::Stored(stored.values.val()),

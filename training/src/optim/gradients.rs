@@ -56,12 +56,11 @@ impl Gradients {
 /// Of two backward passes of the same module.
 impl Sum for Gradients {
     fn sum(left: Gradients, mut right: Gradients) -> Gradients {
-        let mut by_path = left.by_path;
-        for (path, gradient) in &mut by_path {
-            if let Some(other) = right.by_path.remove(path) {
-                *gradient = gradient.clone() + other;
-            }
-        }
+        let add = |(path, gradient)| match right.by_path.remove(&path) {
+            Some(other) => (path, ops::add_gradients(gradient, other)),
+            None => (path, gradient),
+        };
+        let mut by_path: BTreeMap<_, _> = left.by_path.into_iter().map(add).collect();
         by_path.append(&mut right.by_path);
         Gradients { by_path }
     }

@@ -48,11 +48,14 @@ pub(super) use matmul::linear;
 pub(super) use measure::{multiply_rate, read_bandwidth};
 pub(super) use panels::Panels;
 pub(crate) use quant_rounding::nearest_q8;
-pub(super) use rowwise::{NormMemory, activate, gated, norm, qk_norm, rope, soft_cap};
+pub(super) use rowwise::{NormMemory, NormValues, activate, gated, norm, qk_norm, rope, soft_cap};
 pub(crate) use scan::{SCAN_BLOCK, all_below_infinity, block_maxima, relative_weights, sum_of};
 pub(super) use tensors::{changed, ints, is_cpu, pool, pool_of_zeros, tensor, update, values};
 pub use thread_pool::parallel_for_each;
-pub(super) use training::{Activate, Embed, Linear, LinearCrossEntropy, Normalize, RopeAttend, adamw, clip_norm, muon};
+pub(super) use training::{
+    Activate, AddUpdate, Drop, Embed, Fork, Linear, LinearCrossEntropy, Normalize, QkNormalize, RopeAttend, adamw,
+    add_gradients, clip_norm, dropout_factors, muon,
+};
 
 /// Adds the calling thread to the thread pool, for the life of the process: it then helps with the operations that it
 /// calls, instead of sleeping until they are done. No effect on one core, or once the pool has been used.

@@ -3,12 +3,13 @@
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 
 use super::super::{
-    AdamWStep, AttentionOptions, Dtype, LossOptions, MuonStep, NormOptions, Rotation, Targets, Weight, activation,
-    activation::activate_reference, adamw, attention, clip::clip_norm_reference, clip_norm,
-    cross_entropy::linear_cross_entropy_reference, linear_cross_entropy, norm, norm_reference, rope_and_attend, to_f32,
+    AdamWStep, AttentionOptions, Dropout, Dtype, LossOptions, MuonStep, NormOptions, NormParts, Rotation, Targets,
+    Weight, activation, activation::activate_reference, adamw, add_update, attention, clip::clip_norm_reference,
+    clip_norm, cpu::dropout_factors, cross_entropy::linear_cross_entropy_reference, fork, linear_cross_entropy, norm,
+    norm_reference, qk_norm, qk_norm::qk_norm_reference, residual::dropout_reference, rope_and_attend, to_f32,
 };
 use crate::{
-    config::{Activation, NormKind},
+    config::{Activation, NormKind, QkNormSpan},
     ops::{self, adamw::adamw_reference, causal_bias, muon, muon::muon_reference, rope::rope_reference, weight::Form},
     sampling::{Purpose, RandomStream},
 };
@@ -103,6 +104,38 @@ fn norms_are_their_reference() {
 }
 
 #[test]
+fn norms_of_queries_and_keys_are_their_reference() {
+    for kind in [NormKind::LayerNorm, NormKind::RmsNorm] {
+        for (span, [n_heads, n_kv_heads, head_dim]) in
+            [(QkNormSpan::Head, [4, 2, 8]), (QkNormSpan::AllHeads, [4, 2, 8]), (QkNormSpan::Head, [1, 1, 3])]
+        {
+            let options = AttentionOptions {
+                n_heads,
+                n_kv_heads,
+                head_dim,
+                scale: 1.0,
+                softcap: None,
+                sliding_window: None,
+                alibi_slopes: None,
+            };
+            for n_rows in [1, 70] {
+                let qkv = leaf(1, [n_rows, (n_heads + 2 * n_kv_heads) * head_dim], 3.0);
+                let width = |n_heads: usize| if span == QkNormSpan::Head { head_dim } else { n_heads * head_dim };
+                let weights = [leaf(2, [width(n_heads)], 1.0), leaf(3, [width(n_kv_heads)], 1.0)];
+                let of: [GradientOf<'_>; 3] = [&gradient(&qkv), &gradient(&weights[0]), &gradient(&weights[1])];
+                let norms = || {
+                    let options = NormOptions { kind, eps: 1e-5, weight_offset: 0.5 };
+                    weights.clone().map(|weight| NormParts { weight, bias: None, options })
+                };
+                let found = outcome(qk_norm(qkv.clone(), norms(), span, &options), &of);
+                let expected = outcome(qk_norm_reference(qkv.clone(), norms(), span, &options), &of);
+                assert_close(&found, &expected, &format!("{kind:?}, {span:?}, {n_rows} x {n_heads} x {head_dim}"));
+            }
+        }
+    }
+}
+
+#[test]
 fn activations_are_their_reference() {
     for kind in [Activation::Relu, Activation::ReluSquared, Activation::Gelu, Activation::GeluTanh, Activation::Silu] {
         for [n_rows, d_ff] in [[1, 1], [3, 17], [130, 32]] {
@@ -121,6 +154,70 @@ fn activations_are_their_reference() {
             assert_close(&found, &expected, &format!("gated {kind:?} of {n_rows} x {d_ff}"));
         }
     }
+}
+
+#[test]
+fn updates_and_dropout_are_their_reference() {
+    let dropout = Dropout { probability: 0.3, seed: 5, place: 2 };
+    for [n_rows, width] in [[1, 1], [3, 17], [70, 192]] {
+        for (multiplier, dropout) in [(1.0, None), (0.22, None), (1.0, Some(dropout)), (0.5, Some(dropout))] {
+            let (residual, update) = (leaf(1, [n_rows, width], 1.0), leaf(2, [n_rows, width], 1.0));
+            let of: [GradientOf<'_>; 2] = [&gradient(&residual), &gradient(&update)];
+            let found = outcome(add_update(residual.clone(), update.clone(), multiplier, dropout), &of);
+            let dropped = |x: Tensor<2>| match dropout {
+                Some(dropout) => dropout_reference(x, dropout),
+                None => x,
+            };
+            let expected = outcome(residual.clone() + dropped(update.clone()) * multiplier, &of);
+            let case = format!("{n_rows} x {width}, {multiplier}, {dropout:?}");
+            assert_close(&found, &expected, &case);
+            let found = outcome(ops::dropout(update.clone(), dropout), &of[1..]);
+            assert_close(&found, &outcome(dropped(update.clone()), &of[1..]), &case);
+        }
+    }
+}
+
+#[test]
+fn dropout_drops_its_share_and_differs_by_seed_and_place() {
+    let n = 100_000;
+    let of = |seed, place, probability| dropout_factors(n, Dropout { probability, seed, place });
+    for probability in [0.1, 0.5, 0.9] {
+        let factors = of(1, 0, probability);
+        let kept = 1.0 / (1.0 - probability as f32);
+        assert!(factors.iter().all(|&factor| factor == 0.0 || (factor - kept).abs() < 1e-5));
+        let dropped = factors.iter().filter(|&&factor| factor == 0.0).count() as f64 / n as f64;
+        // Four standard deviations.
+        let tolerance = 4.0 * (probability * (1.0 - probability) / n as f64).sqrt();
+        assert!((dropped - probability).abs() < tolerance, "{dropped} of {probability}");
+    }
+    // Of two independent choices at one half, half agree.
+    for (one, other) in [(of(1, 0, 0.5), of(2, 0, 0.5)), (of(1, 0, 0.5), of(1, 1, 0.5))] {
+        let agree = one.iter().zip(&other).filter(|(one, other)| one == other).count() as f64 / n as f64;
+        assert!((agree - 0.5).abs() < 0.01, "{agree}");
+    }
+    // A longer tensor begins with the same choices.
+    assert_eq!(of(1, 0, 0.5)[..1000], dropout_factors(1000, Dropout { probability: 0.5, seed: 1, place: 0 }));
+}
+
+#[test]
+fn gradients_of_two_uses_are_added() {
+    let x = leaf(1, [3, 5], 1.0);
+    let of: [GradientOf<'_>; 1] = [&gradient(&x)];
+    let [one, rest] = fork(x.clone());
+    let [two, three] = fork(rest);
+    let found = outcome(one.square() + two * 3.0 + three.exp(), &of);
+    assert_close(&found, &outcome(x.clone().square() + x.clone() * 3.0 + x.clone().exp(), &of), "three uses");
+
+    // The embedding as table and as output matrix.
+    let (held, table) = weight(2, [9, 7]);
+    let of: [GradientOf<'_>; 1] = [&gradient(&table)];
+    let ids = || Tensor::<1, Int>::from_ints([3, 0, 3, 8, 3], &device());
+    let loss = |[table, output]: [&Weight; 2]| {
+        let options = LossOptions { softcap: None, z_loss: 0.0 };
+        linear_cross_entropy(ops::embedding(table, ids()), (output, None), options, ids().into()).objective
+    };
+    let uses = held.for_two_uses();
+    assert_close(&outcome(loss(uses.each_ref()), &of), &outcome(loss([&held, &held]), &of), "a tied embedding");
 }
 
 #[test]

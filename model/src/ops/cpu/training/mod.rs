@@ -10,6 +10,8 @@ mod linear;
 mod muon;
 mod norm;
 mod product;
+mod qk_norm;
+mod residual;
 
 pub(in crate::ops) use activation::Activate;
 pub(in crate::ops) use adamw::adamw;
@@ -20,6 +22,8 @@ pub(in crate::ops) use embedding::Embed;
 pub(in crate::ops) use linear::Linear;
 pub(in crate::ops) use muon::muon;
 pub(in crate::ops) use norm::Normalize;
+pub(in crate::ops) use qk_norm::QkNormalize;
+pub(in crate::ops) use residual::{AddUpdate, Drop, Fork, add_gradients, dropout_factors};
 
 use burn::{backend::flex::FlexTensor, tensor::TensorData};
 

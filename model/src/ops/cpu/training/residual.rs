@@ -1,0 +1,231 @@
+//! The residual stream: updates added to it, dropout, and tensors that are used twice.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::{
+    backend::flex::FlexTensor,
+    tensor::{Tensor, TensorData},
+};
+
+use super::values;
+use crate::{
+    ops::{
+        Dropout,
+        cpu::{
+            for_each_isa,
+            tensors::{self, changed},
+            thread_pool,
+        },
+        training::CpuOp,
+    },
+    philox::{halves, philox},
+};
+
+/// Values per task: a multiple of [`BLOCK`], and all of them stay in the first-level cache.
+const AT_ONCE: usize = 4096;
+/// Random numbers made in one register: one of AVX-512, of 32 bits each.
+const LANES: usize = 16;
+/// Values whose random numbers are made together: a call of Philox makes four.
+const BLOCK: usize = 4 * LANES;
+
+/// Inputs: the residual stream and an update, of one shape; see [`add_update`](crate::ops::add_update).
+#[derive(Debug)]
+pub(in crate::ops) struct AddUpdate {
+    pub(in crate::ops) multiplier: f64,
+    pub(in crate::ops) dropout: Option<Dropout>,
+}
+
+impl CpuOp for AddUpdate {
+    fn forward(&self, inputs: &[FlexTensor], _is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
+        (scaled(&inputs[1], Some(&inputs[0]), self.multiplier, self.dropout), Vec::new())
+    }
+
+    fn keeps_inputs(&self) -> bool {
+        false
+    }
+
+    fn backward(
+        &self,
+        _inputs: &[FlexTensor],
+        _saved: &[FlexTensor],
+        gradient: &FlexTensor,
+        wanted: &[bool],
+    ) -> Vec<Option<FlexTensor>> {
+        let is_unchanged = self.multiplier == 1.0 && self.dropout.is_none();
+        let of_update =
+            || if is_unchanged { gradient.clone() } else { scaled(gradient, None, self.multiplier, self.dropout) };
+        vec![wanted[0].then(|| gradient.clone()), wanted[1].then(of_update)]
+    }
+}
+
+/// Input: `x`; see [`dropout`](crate::ops::dropout).
+#[derive(Debug)]
+pub(in crate::ops) struct Drop(pub(in crate::ops) Dropout);
+
+impl CpuOp for Drop {
+    fn forward(&self, inputs: &[FlexTensor], _is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
+        (scaled(&inputs[0], None, 1.0, Some(self.0)), Vec::new())
+    }
+
+    fn keeps_inputs(&self) -> bool {
+        false
+    }
+
+    fn backward(
+        &self,
+        _inputs: &[FlexTensor],
+        _saved: &[FlexTensor],
+        gradient: &FlexTensor,
+        _wanted: &[bool],
+    ) -> Vec<Option<FlexTensor>> {
+        vec![Some(scaled(gradient, None, 1.0, Some(self.0)))]
+    }
+}
+
+/// One of two uses of its input; see [`fork`](crate::ops::fork).
+#[derive(Debug)]
+pub(in crate::ops) struct Fork {
+    /// Of the use whose backward pass came first.
+    pub(in crate::ops) first_gradient: Arc<Mutex<Option<FlexTensor>>>,
+}
+
+impl CpuOp for Fork {
+    fn forward(&self, inputs: &[FlexTensor], _is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
+        (inputs[0].clone(), Vec::new())
+    }
+
+    fn keeps_inputs(&self) -> bool {
+        false
+    }
+
+    fn backward(
+        &self,
+        _inputs: &[FlexTensor],
+        _saved: &[FlexTensor],
+        gradient: &FlexTensor,
+        _wanted: &[bool],
+    ) -> Vec<Option<FlexTensor>> {
+        let mut first = self.first_gradient.lock().unwrap_or_else(PoisonError::into_inner);
+        match first.take() {
+            None => {
+                *first = Some(gradient.clone());
+                vec![None]
+            }
+            Some(first) => vec![Some(scaled(gradient, Some(&first), 1.0, None))],
+        }
+    }
+}
+
+/// [`add_gradients`](crate::ops::add_gradients).
+pub(in crate::ops) fn add_gradients(left: Tensor<1>, right: Tensor<1>) -> Tensor<1> {
+    let right = tensors::values(right);
+    let right = right.as_slice();
+    changed(left, |left| {
+        thread_pool::parallel_chunks(left, AT_ONCE, |chunk, left| {
+            let right = &right[chunk * AT_ONCE..];
+            left.iter_mut().zip(right).for_each(|(left, right)| *left += right);
+        });
+    })
+}
+
+/// `n_values` factors: 0 for what is dropped, else 1 divided by the share that is kept.
+pub(in crate::ops) fn dropout_factors(n_values: usize, dropout: Dropout) -> Vec<f32> {
+    let mut factors = vec![0.0; n_values];
+    scale_into(&mut factors, None, None, 1.0, Some(dropout));
+    factors
+}
+
+/// `residual + multiplier * dropout(update)`, in the shape of `update`.
+fn scaled(update: &FlexTensor, residual: Option<&FlexTensor>, multiplier: f64, dropout: Option<Dropout>) -> FlexTensor {
+    let mut output = vec![0.0; values(update).len()];
+    scale_into(&mut output, Some(values(update)), residual.map(values), multiplier, dropout);
+    FlexTensor::from_data(TensorData::new(output, update.layout().shape().clone()))
+}
+
+/// The same into `output`. Without `update`, as if all its values were 1.
+fn scale_into(
+    output: &mut [f32],
+    update: Option<&[f32]>,
+    residual: Option<&[f32]>,
+    multiplier: f64,
+    dropout: Option<Dropout>,
+) {
+    let kept = 1.0 - dropout.map_or(0.0, |dropout| dropout.probability);
+    let factor = (multiplier / kept) as f32;
+    thread_pool::parallel_chunks(output, AT_ONCE, |chunk, output| {
+        let range = chunk * AT_ONCE..chunk * AT_ONCE + output.len();
+        let first_block = (chunk * AT_ONCE / BLOCK) as u64;
+        match update {
+            Some(update) => output.copy_from_slice(&update[range.clone()]),
+            None => output.fill(1.0),
+        }
+        scale_part(output, residual.map(|residual| &residual[range.clone()]), factor, dropout, first_block);
+    });
+}
+
+for_each_isa!(scale_part(
+    update: &mut [f32],
+    residual: Option<&[f32]>,
+    factor: f32,
+    dropout: Option<Dropout>,
+    first_block: u64
+) = scale_part_body);
+
+/// Multiplies `update` by `factor`, or by 0 where it is dropped, and adds `residual`.
+#[inline(always)]
+fn scale_part_body<const FUSED: bool>(
+    update: &mut [f32],
+    residual: Option<&[f32]>,
+    factor: f32,
+    dropout: Option<Dropout>,
+    first_block: u64,
+) {
+    match dropout {
+        None => update.iter_mut().for_each(|value| *value *= factor),
+        Some(Dropout { probability, seed, place }) => {
+            // Words below it are dropped: `probability` of all.
+            let threshold = (probability * 2f64.powi(32)) as u32;
+            for (block, values) in update.chunks_mut(BLOCK).enumerate() {
+                let words = random_words(seed, place, first_block + block as u64);
+                for (value, word) in values.iter_mut().zip(words.as_flattened()) {
+                    *value *= if *word < threshold { 0.0 } else { factor };
+                }
+            }
+        }
+    }
+    if let Some(residual) = residual {
+        update.iter_mut().zip(residual).for_each(|(value, residual)| *value += residual);
+    }
+}
+
+/// The random words of a block of values. `place` keeps the tensors of a pass apart; the last number of the counter keeps
+/// these apart from other uses of Philox.
+#[inline(always)]
+fn random_words(seed: u64, place: u32, block: u64) -> [[u32; LANES]; 4] {
+    const DROPOUT: u32 = u32::from_le_bytes(*b"drop");
+    let mut words = [[0; LANES]; 4];
+    for lane in 0..LANES {
+        let [low, high] = halves(block * LANES as u64 + lane as u64);
+        let made = philox(halves(seed), [low, high, place, DROPOUT]);
+        for (words, made) in words.iter_mut().zip(made) {
+            words[lane] = made;
+        }
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::cpu::isa::tests::{every_isa, with_isa};
+
+    /// A run resumed on another machine drops the same values.
+    #[test]
+    fn the_same_values_are_dropped_by_every_instruction_set() {
+        let dropout = Dropout { probability: 0.4, seed: 9, place: 3 };
+        let expected = dropout_factors(10_000, dropout);
+        for isa in every_isa() {
+            assert!(with_isa(isa, || dropout_factors(10_000, dropout)) == expected, "{isa:?}");
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! The residual stream: updates that are added to it, dropout, and tensors that are used twice.
+
+use std::sync::{Arc, Mutex};
+
+use burn::tensor::{Tensor, TensorData};
+
+use super::{
+    Dropout, cpu,
+    training::{apply, is_on_cpu},
+};
+
+/// `residual + multiplier * dropout(update)`, all `[n_rows, width]`.
+pub(crate) fn add_update(
+    residual: Tensor<2>,
+    update: Tensor<2>,
+    multiplier: f64,
+    dropout: Option<Dropout>,
+) -> Tensor<2> {
+    if is_on_cpu(&residual.device()) {
+        return apply(vec![residual.into(), update.into()], cpu::AddUpdate { multiplier, dropout });
+    }
+    let update = self::dropout(update, dropout);
+    residual + if multiplier == 1.0 { update } else { update * multiplier }
+}
+
+/// `x [n_rows, width]` with some values set to 0 and the others divided by the share that is kept; `x` itself without
+/// dropout.
+pub(crate) fn dropout(x: Tensor<2>, dropout: Option<Dropout>) -> Tensor<2> {
+    let Some(dropout) = dropout else { return x };
+    if is_on_cpu(&x.device()) { apply(vec![x.into()], cpu::Drop(dropout)) } else { dropout_reference(x, dropout) }
+}
+
+/// [`dropout`] with factors made on the CPU: the same values are dropped on every device.
+pub(crate) fn dropout_reference(x: Tensor<2>, dropout: Dropout) -> Tensor<2> {
+    let factors = TensorData::new(cpu::dropout_factors(x.shape().num_elements(), dropout), x.shape());
+    x.clone() * Tensor::from_data(factors, &x.device())
+}
+
+/// `x` twice, for two uses. Burn would add the gradients of both uses by an operation of its own; on the CPU, ours does.
+///
+/// If gradients are recorded, the loss must depend on both: otherwise the gradient of neither is counted.
+pub(crate) fn fork<const D: usize>(x: Tensor<D>) -> [Tensor<D>; 2] {
+    let device = x.device();
+    if !(is_on_cpu(&device) && super::records_gradients(&device)) {
+        return [x.clone(), x];
+    }
+    let first_gradient = Arc::new(Mutex::new(None));
+    [x.clone(), x].map(|x| apply(vec![x.into()], cpu::Fork { first_gradient: first_gradient.clone() }))
+}
+
+/// `left + right`, `[n_values]` each: sums of gradients. On the CPU in place, unless something else shares `left`.
+pub fn add_gradients(left: Tensor<1>, right: Tensor<1>) -> Tensor<1> {
+    assert_eq!(left.dims(), right.dims(), "gradients of one parameter");
+    if cpu::is_cpu(&left.device()) { cpu::add_gradients(left, right) } else { left + right }
+}
