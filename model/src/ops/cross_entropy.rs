@@ -40,6 +40,15 @@ pub(crate) fn linear_cross_entropy(
     options: LossOptions,
     targets: Targets,
 ) -> Losses {
+    if let Form::Packed(panels) = weight.form()
+        && cpu::is_cpu(&hidden.device())
+    {
+        let (hidden, bias) = (cpu::values(hidden), bias.map(cpu::values));
+        let op = cpu::LinearCrossEntropy { targets: cpu::ints(targets.ids), weights: targets.weights, options };
+        let both = op.of_packed(hidden.as_slice(), panels, bias.as_ref().map(|bias| bias.as_slice()));
+        let [objective, cross_entropy] = both.map(|loss| cpu::tensor(vec![loss], [1]));
+        return Losses { objective, cross_entropy };
+    }
     if let Form::Stored(weight) = weight.form()
         && weight.dtype() == DType::F32
         && is_on_cpu(&hidden.device())

@@ -78,22 +78,20 @@ impl<'a> Shape<'a> {
         Op { kept: input, of_input: input, of_params: self.params(path), scratch: self.n_groups() * d_out }
     }
 
-    /// The noise that is kept by a dropout.
+    /// Dropout keeps nothing: it computes again what it dropped.
     fn dropout(&self) -> Option<Op> {
-        let width = self.n_rows * self.gpt.d_model;
-        (self.gpt.dropout > 0.0).then(|| Op { kept: width, of_input: width, ..Op::default() })
+        (self.gpt.dropout > 0.0).then(|| Op { of_input: self.n_rows * self.gpt.d_model, ..Op::default() })
     }
 
-    /// Norms of queries and keys are operations of Burn: squares keep their input, products both factors.
+    /// Norms of queries and keys keep their input.
     fn qk_norm(&self, path: &str) -> Option<Op> {
         let gpt = self.gpt;
-        let heads = self.n_rows * (gpt.q_width() + gpt.kv_width());
         let qkv = self.n_rows * (gpt.q_width() + 2 * gpt.kv_width());
         gpt.qk_norm.then(|| Op {
-            kept: 2 * heads + 4 * heads / gpt.head_dim,
+            kept: qkv,
             of_input: qkv,
             of_params: self.params(&format!("{path}.q_norm")) + self.params(&format!("{path}.k_norm")),
-            scratch: 3 * heads,
+            scratch: self.n_groups() * 4 * gpt.head_dim,
         })
     }
 

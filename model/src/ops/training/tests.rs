@@ -267,6 +267,28 @@ fn cross_entropy_is_its_reference() {
 }
 
 #[test]
+fn cross_entropy_of_a_packed_weight_is_that_of_the_plain_one() {
+    let [n_rows, d_model, vocab_size] = [200, 24, 100_000];
+    let plain = |seed: u64, dims: [usize; 2]| TensorData::new(random(seed, dims[0] * dims[1]), dims);
+    let data = plain(2, [vocab_size, d_model]);
+    let (packed, (held, _)) =
+        (Weight::new(data, Dtype::F32, &Device::flex()).unwrap(), weight(2, [vocab_size, d_model]));
+    let ids: Vec<_> = (0..n_rows).map(|row| (row * 7919 % vocab_size) as i32).collect();
+    let weights: Vec<_> = (0..n_rows).map(|row| (row % 3) as f32 / n_rows as f32).collect();
+    for (softcap, weights) in [(None, None), (Some(2.0), Some(weights))] {
+        let options = LossOptions { softcap, z_loss: 1e-3 };
+        let losses = |weight: &Weight, device: &Device| {
+            let hidden = Tensor::from_data(plain(1, [n_rows, d_model]), device);
+            let ids = Tensor::<1, Int>::from_ints(ids.as_slice(), device);
+            let targets = Targets { ids, weights: weights.clone() };
+            let losses = linear_cross_entropy(hidden, (weight, None), options, targets);
+            [values(losses.objective), values(losses.cross_entropy)]
+        };
+        assert_close(&losses(&packed, &Device::flex()), &losses(&held, &device()), &format!("{options:?}"));
+    }
+}
+
+#[test]
 fn a_row_that_counts_nothing_leaves_no_trace() {
     let (hidden, (held, weight)) = (leaf(1, [4, 8], 1.0), weight(2, [10, 8]));
     let broken = Tensor::<2>::from_data([[0.0], [0.0], [1e30], [0.0]], &device());

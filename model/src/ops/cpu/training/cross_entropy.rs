@@ -10,7 +10,7 @@ use super::{
 use crate::ops::{
     LossOptions,
     cpu::{
-        for_each_isa,
+        self, Panels, for_each_isa,
         math::{exp, tanh},
         thread_pool,
     },
@@ -74,7 +74,7 @@ impl CpuOp for LinearCrossEntropy {
                 #[expect(unsafe_code, reason = "threads write disjoint values of one slice")]
                 // SAFETY: each row is claimed once.
                 let loss = unsafe { losses.part(2 * row..2 * row + 2) };
-                loss_row(logits, target, self.options, share, loss);
+                loss_row(logits, target, self.options, is_recorded.then_some(share), loss);
             });
             if is_recorded {
                 let of_logits = View::new(logits, [rows.len(), vocab_size], vocab_size);
@@ -87,21 +87,13 @@ impl CpuOp for LinearCrossEntropy {
                 }
             }
         }
-        let (mut loss, mut square) = (0.0, 0.0);
-        for (row, [of_row, log_z]) in losses.as_chunks::<2>().0.iter().enumerate() {
-            let weight = weights.map_or(1.0, |weights| f64::from(weights[row]));
-            loss += f64::from(*of_row) * weight;
-            square += f64::from(*log_z).powi(2) * weight;
-        }
-        let n_counted = if weights.is_some() { 1.0 } else { n_rows as f64 };
-        let loss = loss / n_counted;
-        let objective = loss + self.options.z_loss * square / n_counted;
+        let output = self.reduce(&losses);
         let saved = [
             Some(tensor(of_hidden, if is_recorded { [n_rows, d_model] } else { [0, 0] })),
             Some(tensor(of_weight, if is_recorded { [vocab_size, d_model] } else { [0, 0] })),
             bias.map(|_| tensor(of_bias, [len(vocab_size)])),
         ];
-        (tensor(vec![objective as f32, loss as f32], [2]), saved.into_iter().flatten().collect())
+        (tensor(output.to_vec(), [2]), saved.into_iter().flatten().collect())
     }
 
     fn backward(
@@ -125,17 +117,66 @@ impl CpuOp for LinearCrossEntropy {
     }
 }
 
-for_each_isa!(loss_row(logits: &mut [f32], target: usize, options: LossOptions, share: f32, losses: &mut [f32]) = loss_row_body);
+impl LinearCrossEntropy {
+    /// The same for a weight that does not train, `[vocab_size, d_model]`, and hidden states `[n_rows, d_model]`.
+    pub(in crate::ops) fn of_packed(&self, hidden: &[f32], weight: &Panels, bias: Option<&[f32]>) -> [f32; 2] {
+        let [vocab_size, d_model] = weight.dims();
+        assert_eq!(self.targets.len() * d_model, hidden.len(), "targets, one for each row");
+        let chunk = (LOGITS_AT_ONCE / vocab_size.max(1)).max(MIN_ROWS);
+        let mut losses = vec![0.0; 2 * self.targets.len()];
+        for (n, losses) in losses.chunks_mut(2 * chunk).enumerate() {
+            let rows = n * chunk..n * chunk + losses.len() / 2;
+            let hidden = &hidden[rows.start * d_model..rows.end * d_model];
+            let mut logits = cpu::linear(hidden, weight, bias);
+            let losses = thread_pool::SharedMut::new(losses);
+            thread_pool::parallel_chunks(&mut logits, vocab_size, |row, logits| {
+                let row_of_all = rows.start + row;
+                if self.weights.as_ref().is_some_and(|weights| weights[row_of_all] == 0.0) {
+                    return;
+                }
+                let target = usize::try_from(self.targets[row_of_all]).unwrap_or(usize::MAX);
+                assert!(target < vocab_size, "target {target} of a vocabulary of {vocab_size}");
+                #[expect(unsafe_code, reason = "threads write disjoint values of one slice")]
+                // SAFETY: each row is claimed once.
+                let loss = unsafe { losses.part(2 * row..2 * row + 2) };
+                loss_row(logits, target, self.options, None, loss);
+            });
+        }
+        self.reduce(&losses)
+    }
 
-/// Replaces a row of logits by the gradient of the loss with respect to them, times `share`: `p - 1` for the target, `p`
-/// elsewhere; with a z-loss, `p` times `1 + 2 z_loss ln(Z)`; with a soft cap, all times its derivative. Puts the row's cross
-/// entropy and `ln(Z)` into `losses`.
+    /// What is minimised, and the cross entropy, from those of each row and the logarithm of its denominator.
+    fn reduce(&self, losses: &[f32]) -> [f32; 2] {
+        let weights = self.weights.as_deref();
+        let (mut loss, mut square) = (0.0, 0.0);
+        for (row, [of_row, log_z]) in losses.as_chunks::<2>().0.iter().enumerate() {
+            let weight = weights.map_or(1.0, |weights| f64::from(weights[row]));
+            loss += f64::from(*of_row) * weight;
+            square += f64::from(*log_z).powi(2) * weight;
+        }
+        let n_counted = if weights.is_some() { 1.0 } else { self.targets.len() as f64 };
+        let loss = loss / n_counted;
+        [(loss + self.options.z_loss * square / n_counted) as f32, loss as f32]
+    }
+}
+
+for_each_isa!(loss_row(
+    logits: &mut [f32],
+    target: usize,
+    options: LossOptions,
+    share: Option<f32>,
+    losses: &mut [f32]
+) = loss_row_body);
+
+/// Puts the cross entropy of a row of logits and `ln(Z)` into `losses`. With a `share`, replaces the logits by the gradient
+/// of the loss with respect to them, times `share`: `p - 1` for the target, `p` elsewhere; with a z-loss, `p` times `1 + 2
+/// z_loss ln(Z)`; with a soft cap, all times its derivative.
 #[inline(always)]
 fn loss_row_body<const FUSED: bool>(
     logits: &mut [f32],
     target: usize,
     options: LossOptions,
-    share: f32,
+    share: Option<f32>,
     losses: &mut [f32],
 ) {
     let cap = options.softcap.map(|cap| cap as f32);
@@ -158,6 +199,7 @@ fn loss_row_body<const FUSED: bool>(
     let sum: f32 = sums.iter().sum();
     let log_z = largest + sum.ln();
     losses.copy_from_slice(&[sum.ln() - (of_target - largest), log_z]);
+    let Some(share) = share else { return };
     let factor = share / sum * (1.0 + 2.0 * options.z_loss as f32 * log_z);
     match cap {
         None => logits.iter_mut().for_each(|logit| *logit = exp::<FUSED>(*logit - largest) * factor),
