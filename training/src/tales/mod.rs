@@ -7,10 +7,12 @@
 //! - [`syntax`]: how a grammar is written; [`walk`]: how it makes a tale, one choice after the other
 //! - [`draw`]: choices at random; [`read`]: choices found from a text; [`derivation`]: the choices of a tale
 //! - [`tale`]: a tale with its messages, its information and what is expected of an answer
+//! - [`judge`]: scores what a model wrote
 
 mod derivation;
 mod draw;
 mod grammar;
+pub mod judge;
 mod read;
 mod syntax;
 mod tale;

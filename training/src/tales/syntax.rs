@@ -54,7 +54,7 @@ impl Grammar {
             match rule {
                 _ if !line.starts_with(' ') => rule = grammar.rule(line.trim()),
                 Some(rule) => {
-                    let alternative = grammar.alternative(line.trim_start()).context(place)?;
+                    let alternative = grammar.alternative(line.strip_prefix("  ").unwrap_or(line)).context(place)?;
                     grammar.rules[rule].alternatives.push(alternative);
                 }
                 None => {}
