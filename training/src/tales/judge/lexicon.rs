@@ -36,7 +36,7 @@ pub(super) struct Reading {
 /// A word of a text.
 #[derive(Clone, Debug)]
 pub(super) struct Word {
-    /// The word in small letters.
+    /// The word, in small letters if a sentence begins with it.
     pub(super) text: String,
     /// The name that it is, or may be: a word with a capital that the grammar does not know.
     pub(super) name: Option<String>,
@@ -69,7 +69,7 @@ impl Lexicon {
             for (entry, of) in of.entries.iter().enumerate() {
                 let gender = gender_of(of);
                 for form in &of.forms {
-                    let words: Vec<String> = bare_words(form).map(str::to_lowercase).collect();
+                    let words: Vec<String> = bare_words(form).map(str::to_owned).collect();
                     let Some(first) = words.first().cloned() else { continue };
                     if is_names {
                         genders.insert(form.clone(), gender);
@@ -105,7 +105,7 @@ impl Lexicon {
             let is_name = self.genders.contains_key(part)
                 || first.is_uppercase() && !is_start && !self.capitals.contains(part) && part != "I";
             let name = is_name.then(|| part.to_owned());
-            reading.words.push(Word { text: part.to_lowercase(), name, is_quoted });
+            reading.words.push(Word { text: if is_start { part.to_lowercase() } else { part.to_owned() }, name, is_quoted });
             is_start = false;
         }
         let mut end = 0;
@@ -160,8 +160,8 @@ impl Lexicon {
 
     /// The entry of a list that has the form `form`.
     pub(super) fn entry(&self, list: usize, form: &str) -> Option<usize> {
-        let words: Vec<String> = bare_words(form).map(str::to_lowercase).collect();
-        let phrases = self.phrases.get(words.first()?)?;
+        let words: Vec<&str> = bare_words(form).collect();
+        let phrases = self.phrases.get(*words.first()?)?;
         phrases.iter().find(|phrase| phrase.list == list && phrase.words == words).map(|phrase| phrase.entry)
     }
 }

@@ -81,11 +81,16 @@ impl Judge {
     fn has_elements(&self, reading: &Reading, judged: &Judged) -> bool {
         let text = normalized(&judged.text);
         judged.expected.elements.iter().all(|(list, word)| {
-            let mentioned = self.lexicon.list(list).is_some_and(|list| {
-                let entry = self.lexicon.entry(list, word);
-                reading.of_list(list).any(|mention| entry.is_some_and(|entry| mention.entries.contains(&entry)))
-            });
-            mentioned || text.contains(&normalized(word))
+            text.contains(&normalized(word)) || self.lexicon.list(list).is_some_and(|list| self.has_entry(reading, list, word))
         })
+    }
+
+    /// Whether an entry is mentioned in any of its forms. A pronoun is fulfilled by a name of its gender.
+    fn has_entry(&self, reading: &Reading, list: usize, word: &str) -> bool {
+        let Some(entry) = self.lexicon.entry(list, word) else { return false };
+        let mut genders = reading.words.iter().filter_map(|word| self.lexicon.gender(word.name.as_deref()?));
+        reading.of_list(list).any(|mention| mention.entries.contains(&entry))
+            || self.lexicon.lists[list] == "they"
+                && genders.any(|gender| gender & self.lexicon.gender_of_pronoun(entry) != 0)
     }
 }
