@@ -63,7 +63,10 @@ pub(super) enum Symbol {
     /// Starts a message of a conversation.
     Message(Speaker),
     /// A remark about the tale that its text does not show, such as its plot.
-    Label { key: String, value: String },
+    Label {
+        key: String,
+        value: String,
+    },
 }
 
 /// Who speaks in a conversation.
@@ -157,6 +160,7 @@ pub(super) fn capitalized(text: &str) -> String {
 /// The indefinite article of a word, by how the word sounds.
 pub(super) fn article(word: &str) -> &'static str {
     let begins = |starts: &[&str]| starts.iter().any(|start| word.starts_with(start));
-    let sounds_like_vowel = begins(&["a", "e", "i", "o", "u", "hour", "honest"]) && !begins(&["uni", "use", "one", "eu"]);
+    let sounds_like_vowel =
+        begins(&["a", "e", "i", "o", "u", "hour", "honest"]) && !begins(&["uni", "use", "one", "eu"]);
     if sounds_like_vowel { "an" } else { "a" }
 }

@@ -16,19 +16,21 @@ pub mod judge;
 mod read;
 mod syntax;
 mod tale;
+#[cfg(test)]
+mod tests;
 mod walk;
 
 use anyhow::{Context, Result};
 
-use self::{
-    derivation::{Replay, Told, tell},
-    draw::Draw,
-    grammar::{Grammar, Symbol},
-};
 pub use self::{
     derivation::Derivation,
     grammar::Speaker,
     tale::{Expected, Message, Tale, Task},
+};
+use self::{
+    derivation::{Replay, Told, tell},
+    draw::Draw,
+    grammar::{Grammar, Symbol},
 };
 
 /// The files of the grammar.

@@ -46,7 +46,8 @@ impl Reader {
                 },
                 Step::Message(speaker) => {
                     if place.is_open {
-                        let (true, Some(((next, rest), later))) = (place.rest.is_empty(), place.later.split_first()) else {
+                        let (true, Some(((next, rest), later))) = (place.rest.is_empty(), place.later.split_first())
+                        else {
                             return;
                         };
                         place = Place { is_open: true, speaker: *next, rest, later };

@@ -19,9 +19,7 @@
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::grammar::{
-    Alternative, Article, Condition, Constraint, Entry, Grammar, List, Rule, Slot, Speaker, Symbol,
-};
+use super::grammar::{Alternative, Article, Condition, Constraint, Entry, Grammar, List, Rule, Slot, Speaker, Symbol};
 
 impl Grammar {
     /// Reads a grammar from its parts, each with a name for error messages.

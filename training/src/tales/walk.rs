@@ -130,7 +130,10 @@ impl<'g> Walk<'g> {
             Way::Word { slot, entry } => {
                 if let Some(role) = slot.role {
                     let list = &self.grammar.lists[slot.list];
-                    list.entries[entry].constraints.iter().for_each(|constraint| self.learn(self.grammar.roles[role].1, *constraint));
+                    list.entries[entry]
+                        .constraints
+                        .iter()
+                        .for_each(|constraint| self.learn(self.grammar.roles[role].1, *constraint));
                     self.bound.push(Bound { role, list: slot.list, entry, message: self.n_messages });
                 }
                 Some(self.word(slot, entry, false))
@@ -182,9 +185,8 @@ impl<'g> Walk<'g> {
         };
         let fits = |entry: usize| {
             let constraints = &list.entries[entry].constraints;
-            let agrees = |role: usize| {
-                constraints.iter().all(|constraint| self.agrees(self.grammar.roles[role].1, *constraint))
-            };
+            let agrees =
+                |role: usize| constraints.iter().all(|constraint| self.agrees(self.grammar.roles[role].1, *constraint));
             slot.role.is_none_or(agrees)
         };
         let entries = (0..list.entries.len()).filter(|&entry| is_free(entry) && fits(entry));
@@ -192,16 +194,14 @@ impl<'g> Walk<'g> {
     }
 
     fn agrees(&self, role: usize, constraint: Constraint) -> bool {
-        let of_feature = |(known_role, known): &&(usize, Constraint)| {
-            (*known_role, known.feature) == (role, constraint.feature)
-        };
+        let of_feature =
+            |(known_role, known): &&(usize, Constraint)| (*known_role, known.feature) == (role, constraint.feature);
         self.known.iter().find(of_feature).is_none_or(|(_, known)| known.values & constraint.values != 0)
     }
 
     fn learn(&mut self, role: usize, constraint: Constraint) {
-        let of_feature = |(known_role, known): &&mut (usize, Constraint)| {
-            (*known_role, known.feature) == (role, constraint.feature)
-        };
+        let of_feature =
+            |(known_role, known): &&mut (usize, Constraint)| (*known_role, known.feature) == (role, constraint.feature);
         match self.known.iter_mut().find(of_feature) {
             Some((_, known)) => known.values &= constraint.values,
             None => self.known.push((role, constraint)),

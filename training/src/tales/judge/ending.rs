@@ -39,7 +39,8 @@ impl Endings {
             };
             let (Some(plot), Some(thing)) = (label("plot"), label("thing")) else { continue };
             let rule = grammar.rule(&format!("{plot}-end")).map(|rule| &grammar.rules[rule]);
-            let endings = rule.map(|rule| rule.alternatives.iter().map(|ending| fixed_words(&ending.symbols)).collect());
+            let endings =
+                rule.map(|rule| rule.alternatives.iter().map(|ending| fixed_words(&ending.symbols)).collect());
             let least_mentions = label("mentions").and_then(|least| least.parse().ok()).unwrap_or(2);
             plots.insert(plot, Plot { thing, least_mentions, endings: endings.unwrap_or_default() });
         }

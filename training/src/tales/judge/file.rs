@@ -36,7 +36,8 @@ impl Judged {
         if last["role"] != "assistant" {
             bail!("the last message is not the assistant's\nhint: append what the model answered to `messages`");
         }
-        let content = |message: &Value| message["content"].as_str().map(str::to_owned).context("a message has no `content`");
+        let content =
+            |message: &Value| message["content"].as_str().map(str::to_owned).context("a message has no `content`");
         let before = before.iter().map(content).collect::<Result<_>>()?;
         Ok(Judged { before, text: content(last)?, expected })
     }
@@ -48,7 +49,8 @@ impl Expected {
         let task = json["task"].as_str().and_then(Task::named).context("`expected` has no known `task`")?;
         let plot = json["plot"].as_str().map(str::to_owned);
         let strings = |value: &Value| -> Result<Vec<String>> {
-            let text = |value: &Value| value.as_str().map(str::to_owned).context("`expected` has something else than text");
+            let text =
+                |value: &Value| value.as_str().map(str::to_owned).context("`expected` has something else than text");
             value.as_array().into_iter().flatten().map(text).collect()
         };
         let mut elements = Vec::new();

@@ -88,7 +88,8 @@ impl Lexicon {
         }
         phrases.values_mut().for_each(|phrases| phrases.sort_by_key(|phrase| std::cmp::Reverse(phrase.words.len())));
         let lists = grammar.lists.iter().map(|list| list.columns[0].clone()).collect();
-        let pronouns = grammar.list("they").map(|list| list.entries.iter().map(gender_of).collect()).unwrap_or_default();
+        let pronouns =
+            grammar.list("they").map(|list| list.entries.iter().map(gender_of).collect()).unwrap_or_default();
         Lexicon { phrases, capitals, genders, pronouns, lists }
     }
 
@@ -102,10 +103,11 @@ impl Lexicon {
                 is_start = part.contains(['.', '!', '?', ':', '"', '\n']);
                 continue;
             };
-            let is_name = self.genders.contains_key(part)
-                || first.is_uppercase() && !is_start && !self.capitals.contains(part) && part != "I";
+            let is_known = self.genders.contains_key(part);
+            let is_name = is_known || first.is_uppercase() && !is_start && !self.capitals.contains(part) && part != "I";
             let name = is_name.then(|| part.to_owned());
-            reading.words.push(Word { text: if is_start { part.to_lowercase() } else { part.to_owned() }, name, is_quoted });
+            let text = if is_start && !is_known { part.to_lowercase() } else { part.to_owned() };
+            reading.words.push(Word { text, name, is_quoted });
             is_start = false;
         }
         let mut end = 0;

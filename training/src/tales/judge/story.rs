@@ -60,7 +60,8 @@ impl Judge {
         let Some(genders) = genders else { return true };
         let Some(they) = self.lexicon.list("they") else { return false };
         let told = reading.of_list(they).filter(|mention| !reading.words[mention.at].is_quoted);
-        let mut pronouns = told.flat_map(|mention| &mention.entries).map(|&entry| self.lexicon.gender_of_pronoun(entry));
+        let mut pronouns =
+            told.flat_map(|mention| &mention.entries).map(|&entry| self.lexicon.gender_of_pronoun(entry));
         pronouns.all(|gender| genders.iter().any(|known| known & gender != 0))
     }
 
@@ -81,7 +82,8 @@ impl Judge {
     fn has_elements(&self, reading: &Reading, judged: &Judged) -> bool {
         let text = normalized(&judged.text);
         judged.expected.elements.iter().all(|(list, word)| {
-            text.contains(&normalized(word)) || self.lexicon.list(list).is_some_and(|list| self.has_entry(reading, list, word))
+            text.contains(&normalized(word))
+                || self.lexicon.list(list).is_some_and(|list| self.has_entry(reading, list, word))
         })
     }
 
