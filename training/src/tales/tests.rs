@@ -126,7 +126,7 @@ more
     let mut all = Enumerate::default();
     loop {
         let told = tell(&grammar, &start, &mut all).unwrap();
-        let [said] = &told.messages[..] else { panic!("one message") };
+        let said = &told.messages[0];
         total += (-said.nats).exp();
         assert!(seen.insert(said.text.clone()), "{}", said.text);
         assert_eq!(read::read(&grammar, &start, &[(None, &said.text)], 2), [told.derivation], "{}", said.text);
@@ -269,7 +269,8 @@ fn the_judge_notices_what_a_reader_would() {
                  Then she met a wise owl named Tom. They searched until noon. At last, Tom looked under a fern, and there was the \
                  lamp! Ada hugged Tom and felt happy. From that day on, she took good care of the lamp.";
     let parse = |text: &str| {
-        let expected = r#""expected": {"task": "story", "plot": "lost", "elements": [["kind", "fox"], ["treasure", "lamp"]]}"#;
+        let expected =
+            r#""expected": {"task": "story", "plot": "lost", "elements": [["kind", "fox"], ["treasure", "lamp"]]}"#;
         let text = serde_json::to_string(text).unwrap();
         Judged::parse(&format!(
             r#"{{"messages": [{{"role": "user", "content": "?"}}, {{"role": "assistant", "content": {text}}}], {expected}}}"#
@@ -285,7 +286,10 @@ fn the_judge_notices_what_a_reader_would() {
     assert_eq!(failed(&story.replace("Ada hugged Tom", "Ida hugged Tom")), ["names"]);
     assert_eq!(failed(&story.replace("Ada hugged Tom", "then Zorblax hugged Tom")), ["names"]);
     assert_eq!(failed(&story.replace("brave fox", "brave badger")), ["elements"]);
-    assert_eq!(failed(&story.replace("named Tom", "named Ida").replace("Tom", "Ida").replace("She had", "He had")), ["pronouns"]);
+    assert_eq!(
+        failed(&story.replace("named Tom", "named Ida").replace("Tom", "Ida").replace("She had", "He had")),
+        ["pronouns"]
+    );
     let end = story.find("Ada hugged").unwrap();
     assert_eq!(failed(&format!("{}Ada went to bed and slept for a long while.", &story[..end])), ["ending"]);
     assert_eq!(failed(story.trim_end_matches(" care of the lamp.")), ["complete"]);
