@@ -6,6 +6,7 @@
 //! - [`tokenizer_build`]: trains tokenizers: characters or byte-level BPE
 //! - [`prepare`]: converts documents to a prepared data set
 //! - [`shard`]: prepared data: memory-mapped token shards; [`digest`]: SHA-256
+//! - [`tales`]: short stories and conversations made for this project, and the judge of what a model makes of them
 //! - [`loader`]: batches of token ids, each a pure function of seed and step
 //! - [`schedule`]: learning rate, momentum and decay as pure functions of the step
 //! - [`learner`]: gradients and updates; [`combine`]: sums of gradients in a fixed order
@@ -36,6 +37,7 @@ pub mod progress;
 pub mod run_dir;
 pub mod schedule;
 pub mod shard;
+pub mod tales;
 pub mod tokenizer_build;
 pub mod trainer;
 pub mod utilization;

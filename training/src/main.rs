@@ -27,6 +27,7 @@ enum Command {
     Import(commands::import::Args),
     Sample(commands::sample::Args),
     Bench(commands::bench::Args),
+    Tales(commands::tales::Args),
 }
 
 fn main() -> ExitCode {
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         Command::Import(args) => commands::import::run(args),
         Command::Sample(args) => commands::sample::run(args),
         Command::Bench(args) => commands::bench::run(args),
+        Command::Tales(args) => commands::tales::run(args),
     };
     match outcome {
         Ok(code) => code,

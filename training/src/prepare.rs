@@ -21,8 +21,8 @@ use self::{
 pub use self::{mixture::StoppingStrategy, output::Counts};
 use crate::{
     corpus::{
-        BytesRead, Download, Encoder, FileKind, Files, ReadOptions, SourceFile, SourceSpec, check_separator,
-        read_in_batches, read_tokens, split_of,
+        BytesRead, ConversationEncoder, Download, Encoder, FileKind, Files, ReadOptions, SourceFile, SourceSpec,
+        check_separator, read_in_batches, read_tokens, split_of,
     },
     digest::Digest,
     run_dir,
@@ -202,6 +202,8 @@ fn check_val_fraction(val_fraction: Option<f64>) -> Result<()> {
 struct OpenTokenizer {
     tokenizer: Tokenizer,
     encoder: Encoder,
+    /// For conversations, if it has a chat template.
+    conversations: Option<ConversationEncoder>,
     files: Vec<(&'static str, Vec<u8>)>,
     hash: Digest,
     vocab_size: usize,
@@ -224,9 +226,23 @@ impl OpenTokenizer {
         }
         let [(_, json), ..] = files.as_slice() else { bail!("the tokenizer `{}` has no files", dir.display()) };
         let encoder = Encoder::new(&tokenizer, json)?;
+        let conversations = ConversationEncoder::from_dir(dir, &tokenizer)?;
         let (hash, vocab_size) = (Digest::of(json), tokenizer.vocab_size());
         let eos_id = tokenizer.eos().map(|eos| eos.id);
-        Ok(OpenTokenizer { tokenizer, encoder, files, hash, vocab_size, eos_id })
+        Ok(OpenTokenizer { tokenizer, encoder, conversations, files, hash, vocab_size, eos_id })
+    }
+
+    /// The ids of a part of a document.
+    fn encode(&self, part: &Part) -> Result<Vec<TokenId>> {
+        let Some(conversation) = &part.conversation else { return self.encoder.encode(&part.text) };
+        let Some(encoder) = &self.conversations else {
+            bail!(
+                "{}: it is a conversation, but the tokenizer has no chat template\nhint: use a tokenizer made by `hearth-train \
+                 tokenizer --chat`",
+                conversation.place
+            )
+        };
+        encoder.encode(&conversation.messages).with_context(|| conversation.place.clone())
     }
 
     /// Bytes of text per token id.
@@ -310,16 +326,18 @@ impl Work<'_> {
     }
 
     fn encode(&mut self, files: &[SourceFile], parts: &[Part], output: &mut Output) -> Result<()> {
-        let encode = |part: &Part| {
-            let ids = self.tokenizer.encoder.encode(&part.text);
-            ids.with_context(|| format!("`{}`", files[part.file].path.display()))
-        };
+        let encode =
+            |part: &Part| self.tokenizer.encode(part).with_context(|| format!("`{}`", files[part.file].path.display()));
         let encoded: Vec<Vec<TokenId>> = parts.par_iter().map(encode).collect::<Result<_>>()?;
         for (part, ids) in parts.iter().zip(&encoded) {
             let split = output.split(part.split);
             split.push(ids, part.text.len() as u64)?;
             match part.end {
-                Some(End::Document) => split.end_document(self.tokenizer.eos_id)?,
+                // Some chat templates end a conversation with the end-of-text token.
+                Some(End::Document) => {
+                    let is_ended = part.conversation.is_some() && ids.last().copied() == self.tokenizer.eos_id;
+                    split.end_document(self.tokenizer.eos_id.filter(|_| !is_ended))?;
+                }
                 Some(End::Cut) => split.end_document(None)?,
                 None => {}
             }

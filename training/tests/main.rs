@@ -15,3 +15,4 @@ mod resume;
 #[path = "../../model/tests/stand_in_hub.rs"]
 #[expect(dead_code, reason = "the model's tests use the rest")]
 mod stand_in_hub;
+mod tales;

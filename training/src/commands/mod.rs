@@ -10,4 +10,5 @@ pub(crate) mod quickstart;
 pub(crate) mod sample;
 mod session;
 mod status;
+pub(crate) mod tales;
 pub(crate) mod tokenizer;

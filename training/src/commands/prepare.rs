@@ -20,7 +20,8 @@ use super::status::{Status, bytes, download_line, note_not_text};
 /// Turns documents into token shards to train on
 ///
 /// Makes a folder with the tokens of a training and a validation split, a copy of the tokenizer, and `data.json`, which says
-/// what is in it. Each document ends with the tokenizer's end-of-text token.
+/// what is in it. Each document ends with the tokenizer's end-of-text token. Conversations (`messages` in jsonl, with `role` and
+/// `content`) are rendered with the tokenizer's chat template.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Text files, jsonl or Parquet files (text and jsonl also compressed with gzip or zstd), folders of them, data sets of the

@@ -1,16 +1,24 @@
-//! JSON: one object per line, or an array of objects; one document each.
+//! JSON: one object per line, or an array of objects; one document each: the text in a field, or the conversation in
+//! `messages`.
 
 use std::{fmt, io::BufRead, path::Path};
 
 use anyhow::{Context, Result, anyhow};
 use serde::de::{self, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
+use hearth_model::chat::Message;
+use serde_json::Value;
+
 use super::{
-    piece::Cutting,
+    conversation::Conversation,
+    piece::{Cutting, Piece},
     text::{Sink, damaged, send_document},
 };
 
-/// Reads the field `field` of each object, one object in memory at a time: the elements of an array if the text begins with
+/// The field of conversations.
+const MESSAGES: &str = "messages";
+
+/// Reads the field `field` of each object, or `messages` if it has no such field, one object in memory at a time: the elements of an array if the text begins with
 /// `[`, else the lines. Empty lines and documents that are empty or null are skipped.
 pub(super) fn read_json(
     path: &Path,
@@ -68,13 +76,8 @@ impl<'de> Visitor<'de> for Array<'_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut array: A) -> Result<(), A::Error> {
         while let Some(found) = array.next_element_seed(TextField(self.field))? {
             *self.n_read += 1;
-            let sent = match found {
-                Found::Text(text) => send_document(&text, self.cutting, self.sink),
-                Found::Null => Ok(()),
-                Found::Missing(keys) => {
-                    Err(missing(&format!("`{}`, element {}", self.path.display(), self.n_read), self.field, &keys))
-                }
-            };
+            let place = Place { path: self.path, what: "element", number: *self.n_read };
+            let sent = place.send(found, self.field, self.cutting, self.sink);
             if let Err(error) = sent {
                 *self.stopped = Some(error);
                 return Err(de::Error::custom("stopped"));
@@ -84,12 +87,43 @@ impl<'de> Visitor<'de> for Array<'_> {
     }
 }
 
-/// The error of an object without the field; `place` says where it is.
-fn missing(place: &str, field: &str, keys: &[String]) -> anyhow::Error {
-    anyhow!(
-        "{place}: there is no field `{field}`, only: `{}`\nhint: set the field of the text with `--text-field`",
-        keys.join("`, `")
-    )
+/// Where an object is.
+struct Place<'a> {
+    path: &'a Path,
+    /// "line" or "element".
+    what: &'static str,
+    number: u64,
+}
+
+impl Place<'_> {
+    /// Sends what was found in an object.
+    fn send(&self, found: Found, field: &str, cutting: Cutting, sink: Sink<'_>) -> Result<()> {
+        let Place { path, what, number } = self;
+        let place = || format!("`{}`, {what} {number}", path.display());
+        match found {
+            Found::Text(text) => send_document(&text, cutting, sink),
+            Found::Null => Ok(()),
+            Found::Messages(messages) => {
+                let messages: Vec<Message> = serde_json::from_value(messages).map_err(|error| {
+                    anyhow!(
+                        "{}: `{MESSAGES}` is not a conversation: {error}\nhint: it must be a list of objects with `role` and \
+                         `content`, both strings",
+                        place()
+                    )
+                })?;
+                if messages.is_empty() {
+                    return Ok(());
+                }
+                let conversation = Conversation { messages, place: format!("{what} {number}") };
+                sink(Piece { text: conversation.text(), is_last: true, conversation: Some(conversation) })
+            }
+            Found::Missing(keys) => Err(anyhow!(
+                "{}: there is no field `{field}`, only: `{}`\nhint: set the field of the text with `--text-field`",
+                place(),
+                keys.join("`, `")
+            )),
+        }
+    }
 }
 
 fn read_lines(path: &Path, mut reader: impl BufRead, field: &str, cutting: Cutting, sink: Sink<'_>) -> Result<()> {
@@ -107,13 +141,8 @@ fn read_lines(path: &Path, mut reader: impl BufRead, field: &str, cutting: Cutti
         }
         let mut json = serde_json::Deserializer::from_slice(&line);
         let found = TextField(field).deserialize(&mut json).and_then(|found| json.end().map(|()| found));
-        match found.map_err(|error| broken_line(path, number, &error))? {
-            Found::Text(text) => send_document(&text, cutting, sink)?,
-            Found::Null => {}
-            Found::Missing(keys) => {
-                return Err(missing(&format!("`{}`, line {number}", path.display()), field, &keys));
-            }
-        }
+        let found = found.map_err(|error| broken_line(path, number, &error))?;
+        Place { path, what: "line", number }.send(found, field, cutting, sink)?;
     }
     Ok(())
 }
@@ -132,6 +161,8 @@ fn broken_line(path: &Path, number: u64, error: &serde_json::Error) -> anyhow::E
 /// The value of the field in an object.
 enum Found {
     Text(String),
+    /// A conversation, in an object without the field.
+    Messages(Value),
     Null,
     /// The keys of the object.
     Missing(Vec<String>),
@@ -156,7 +187,7 @@ impl<'de> Visitor<'de> for TextField<'_> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Found, A::Error> {
-        let mut found = None;
+        let (mut found, mut messages) = (None, None);
         let mut keys = Vec::new();
         while let Some(key) = map.next_key::<String>()? {
             if key == self.0 {
@@ -164,12 +195,16 @@ impl<'de> Visitor<'de> for TextField<'_> {
                     .next_value::<Option<String>>()
                     .map_err(|error| de::Error::custom(format!("field `{key}` is not a string: {error}")))?;
                 found = Some(text.map_or(Found::Null, Found::Text));
+            } else if key == MESSAGES {
+                messages = Some(map.next_value::<Value>()?);
+                keys.push(key);
             } else {
                 map.next_value::<IgnoredAny>()?;
                 keys.push(key);
             }
         }
-        Ok(found.unwrap_or(Found::Missing(keys)))
+        let messages = messages.filter(Value::is_array).map(Found::Messages);
+        Ok(found.or(messages).unwrap_or(Found::Missing(keys)))
     }
 }
 
@@ -199,6 +234,28 @@ mod tests {
         let text = "\n [\n  {\"text\": \"one\\n\", \"id\": [1, 2]},\n  {\"text\": null}, {\"text\": \"\"},\n{\"text\":\"t\u{e9}\"}\n]\n";
         assert_eq!(documents(text, "text").unwrap(), ["one\n", "té"]);
         assert_eq!(documents("[]", "text").unwrap(), [""; 0]);
+    }
+
+    #[test]
+    fn conversations_are_documents_unless_there_is_a_text() {
+        let mut pieces = Vec::new();
+        let text = "{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}, {\"role\": \"assistant\", \"content\": \"Yes?\"}]}\n\
+                    {\"messages\": []}\n{\"messages\": [1], \"text\": \"t\"}";
+        read_json(Path::new("a.jsonl"), text.as_bytes(), "text", Cutting::Whole, &mut |piece| {
+            pieces.push(piece);
+            Ok(())
+        })
+        .unwrap();
+        let messages = vec![Message::new("user", "Hi"), Message::new("assistant", "Yes?")];
+        let conversation = Conversation { messages, place: "line 1".into() };
+        let text = "user\nHi\nassistant\nYes?\n".to_owned();
+        let expected = Piece { text, is_last: true, conversation: Some(conversation) };
+        assert_eq!(pieces, [expected, Piece { text: "t".into(), is_last: true, conversation: None }]);
+        let error = documents("\n{\"messages\": [{\"role\": \"user\"}]}", "text").unwrap_err().to_string();
+        assert!(
+            error.contains("`a.jsonl`, line 2: `messages` is not a conversation: missing field `content`"),
+            "{error}"
+        );
     }
 
     #[test]

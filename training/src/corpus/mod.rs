@@ -1,5 +1,6 @@
 //! Sources of training text, and tokenization. One file per kind of source.
 
+mod conversation;
 mod encode;
 mod files;
 mod hub_dataset;
@@ -15,6 +16,7 @@ mod token_file;
 mod txt;
 mod words;
 
+pub use conversation::{Conversation, ConversationEncoder};
 pub(crate) use encode::ANY_CHARACTER;
 pub use encode::{Encoder, encode_text};
 pub use files::{FileKind, SourceFile, list_files};

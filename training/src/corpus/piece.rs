@@ -1,12 +1,16 @@
 //! Splits documents into pieces of bounded size, at places where no supported tokenizer would join both sides.
 
+use super::conversation::Conversation;
+
 /// A part of a document.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Piece {
     /// Its text.
     pub text: String,
     /// Whether this is the end of the document.
     pub is_last: bool,
+    /// The conversation that the text is of; it is one piece.
+    pub conversation: Option<Conversation>,
 }
 
 /// Minimum size of a piece in bytes; it ends at the first place after that.

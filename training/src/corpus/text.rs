@@ -65,7 +65,7 @@ pub(super) fn send_document(text: &str, cutting: Cutting, sink: Sink<'_>) -> Res
     let mut part = parts.next();
     while let Some(now) = part {
         part = parts.next();
-        sink(Piece { text: now.to_owned(), is_last: part.is_none() })?;
+        sink(Piece { text: now.to_owned(), is_last: part.is_none(), conversation: None })?;
     }
     Ok(())
 }
@@ -122,7 +122,7 @@ impl Cutter<'_> {
                 // Keeps the text in which a separator may begin.
                 let limit = self.text.floor_char_boundary(self.text.len() - reserved);
                 let Some(at) = place_to_cut(&self.text[start..limit], PIECE_BYTES) else { break };
-                sink(Piece { text: self.text[start..start + at].to_owned(), is_last: false })?;
+                sink(Piece { text: self.text[start..start + at].to_owned(), is_last: false, conversation: None })?;
                 self.is_open = true;
                 start += at;
             }
@@ -136,7 +136,7 @@ impl Cutter<'_> {
         let text = &self.text[start..end];
         if self.is_open {
             self.is_open = false;
-            return sink(Piece { text: text.to_owned(), is_last: true });
+            return sink(Piece { text: text.to_owned(), is_last: true, conversation: None });
         }
         send_document(text, self.cutting, sink)
     }

@@ -4,17 +4,19 @@ use anyhow::{Result, ensure};
 
 use super::output::End;
 use crate::{
-    corpus::{FilePiece, Origin, PIECE_BYTES, Piece},
+    corpus::{Conversation, FilePiece, Origin, PIECE_BYTES, Piece},
     digest::Digest,
     shard::{Split, SplitRule},
 };
 
 /// A piece of a document, and its split.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Part {
     /// Index of the piece's file.
     pub(super) file: usize,
     pub(super) text: String,
+    /// The conversation that the text is of.
+    pub(super) conversation: Option<Conversation>,
     pub(super) split: Split,
     /// How the document ends here, if it does.
     pub(super) end: Option<End>,
@@ -59,7 +61,7 @@ impl Assigner {
 
     /// Assigns a piece; the piece at which the validation split begins is divided.
     pub(super) fn assign(&mut self, part: FilePiece) -> Vec<Part> {
-        let FilePiece { file, piece: Piece { text, is_last } } = part;
+        let FilePiece { file, piece: Piece { text, is_last, conversation } } = part;
         let end = is_last.then_some(End::Document);
         match &mut self.rule {
             Rule::Hash(limit) => {
@@ -72,25 +74,26 @@ impl Assigner {
                 if is_last {
                     self.current = None;
                 }
-                vec![Part { file, text, split, end }]
+                vec![Part { file, text, conversation, split, end }]
             }
             Rule::Tail(left) => {
                 let n_chars = text.chars().count() as u64;
                 if *left == 0 {
-                    return vec![Part { file, text, split: Split::Val, end }];
+                    return vec![Part { file, text, conversation, split: Split::Val, end }];
                 }
-                if n_chars <= *left {
-                    *left -= n_chars;
+                // A conversation cannot be divided.
+                if n_chars <= *left || conversation.is_some() {
+                    *left = left.saturating_sub(n_chars);
                     // The part before the cut ends the training split.
                     let end = if *left == 0 { end.or(Some(End::Cut)) } else { end };
-                    return vec![Part { file, text, split: Split::Train, end }];
+                    return vec![Part { file, text, conversation, split: Split::Train, end }];
                 }
                 let at = text.char_indices().nth(*left as usize).map_or(text.len(), |(at, _)| at);
                 *left = 0;
                 let (train, val) = text.split_at(at);
                 vec![
-                    Part { file, text: train.to_owned(), split: Split::Train, end: Some(End::Cut) },
-                    Part { file, text: val.to_owned(), split: Split::Val, end },
+                    Part { file, text: train.to_owned(), conversation: None, split: Split::Train, end: Some(End::Cut) },
+                    Part { file, text: val.to_owned(), conversation: None, split: Split::Val, end },
                 ]
             }
         }
@@ -103,7 +106,7 @@ mod tests {
     use super::*;
 
     fn piece(text: &str, is_last: bool) -> FilePiece {
-        FilePiece { file: 0, piece: Piece { text: text.to_owned(), is_last } }
+        FilePiece { file: 0, piece: Piece { text: text.to_owned(), is_last, conversation: None } }
     }
 
     #[test]

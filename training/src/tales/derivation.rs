@@ -1,0 +1,102 @@
+//! The choices that lead to a tale, and the tale that they lead to.
+
+use anyhow::{Context, Result, bail};
+
+use super::{
+    grammar::{Grammar, Speaker, Symbol},
+    walk::{Bound, Choice, Key, Step, Walk},
+};
+
+/// The choices of a tale, in the order in which its text shows them. What was not to be chosen is not among them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Derivation {
+    pub(super) choices: Vec<u16>,
+}
+
+/// Who chooses.
+pub(super) trait Chooser {
+    /// The number of one of `choices`, of which there are at least two.
+    fn choose(&mut self, choices: &[Choice<'_>]) -> usize;
+}
+
+/// The end of a walk.
+#[derive(Clone, Debug)]
+pub(super) struct Told<'g> {
+    /// The messages of a conversation. A story is one message, of nobody.
+    pub(super) messages: Vec<Said>,
+    pub(super) derivation: Derivation,
+    pub(super) labels: Vec<(&'g str, &'g str)>,
+    pub(super) keys: Vec<Key>,
+    pub(super) bound: Vec<Bound>,
+}
+
+/// A message, and how much is in it.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Said {
+    pub(super) speaker: Option<Speaker>,
+    pub(super) text: String,
+    /// The information of its choices in nats: the negative logarithm of their probability.
+    pub(super) nats: f64,
+}
+
+/// Walks from `start` to the end.
+///
+/// # Errors
+/// The grammar leads to a place where nothing fits.
+pub(super) fn tell<'g>(grammar: &'g Grammar, start: &'g Symbol, chooser: &mut dyn Chooser) -> Result<Told<'g>> {
+    let mut walk = Walk::new(grammar, start);
+    let mut messages = Vec::new();
+    let mut said = Said { speaker: None, text: String::new(), nats: 0.0 };
+    let mut choices = Vec::new();
+    loop {
+        match walk.step() {
+            Step::Text(text) => said.text += &text,
+            Step::Message(speaker) => {
+                let next = Said { speaker: Some(speaker), text: String::new(), nats: 0.0 };
+                if said.speaker.is_none() {
+                    // What is chosen before the first message begins, such as what the conversation is about, is in it.
+                    said.speaker = next.speaker;
+                } else {
+                    messages.push(std::mem::replace(&mut said, next));
+                }
+            }
+            Step::Choice(options) => {
+                if options.is_empty() {
+                    bail!("nothing fits after `{}`", said.text);
+                }
+                let choice = chooser.choose(&options);
+                let option = *options.get(choice).with_context(|| format!("there is no choice {choice}"))?;
+                said.nats += nats(option, &options);
+                choices.push(choice as u16);
+                said.text.extend(walk.take(option));
+            }
+            Step::End => break,
+        }
+    }
+    messages.push(said);
+    let bound = walk.bound().to_vec();
+    let derivation = Derivation { choices };
+    Ok(Told { messages, derivation, labels: walk.labels, keys: walk.keys, bound })
+}
+
+/// The information of choosing `option` among `options`.
+fn nats(option: Choice<'_>, options: &[Choice<'_>]) -> f64 {
+    let total: u64 = options.iter().map(|option| option.weight).sum();
+    (total as f64 / option.weight as f64).ln()
+}
+
+/// Chooses as a derivation says.
+pub(super) struct Replay<'a>(std::slice::Iter<'a, u16>);
+
+impl<'a> Replay<'a> {
+    pub(super) fn new(derivation: &'a Derivation) -> Replay<'a> {
+        Replay(derivation.choices.iter())
+    }
+}
+
+impl Chooser for Replay<'_> {
+    fn choose(&mut self, _: &[Choice<'_>]) -> usize {
+        // A derivation that ends early is not one of this grammar: no choice has this number.
+        self.0.next().map_or(usize::MAX, |&choice| choice.into())
+    }
+}

@@ -1,0 +1,145 @@
+//! Tales: short English stories made for this project, and conversations about them.
+//!
+//! A grammar of phrasings and words ([`grammar`], written in `plots/` and `words/`) makes millions of different stories.
+//! Tale `index` of a seed is a pure function of both. Since a tale can be read back to the one derivation that made it,
+//! its probability is known, and so is the loss that a perfect model would have: the floor.
+//!
+//! - [`syntax`]: how a grammar is written; [`walk`]: how it makes a tale, one choice after the other
+//! - [`draw`]: choices at random; [`read`]: choices found from a text; [`derivation`]: the choices of a tale
+//! - [`tale`]: a tale with its messages, its information and what is expected of an answer
+//! - [`judge`]: scores what a model wrote
+
+mod derivation;
+mod draw;
+mod grammar;
+pub mod judge;
+mod read;
+mod syntax;
+mod tale;
+#[cfg(test)]
+mod tests;
+mod walk;
+
+use anyhow::{Context, Result};
+
+pub use self::{
+    derivation::Derivation,
+    grammar::Speaker,
+    tale::{Expected, Message, Tale, Task},
+};
+use self::{
+    derivation::{Replay, Told, tell},
+    draw::Draw,
+    grammar::{Grammar, Symbol},
+};
+
+/// The files of the grammar.
+const SOURCES: [(&str, &str); 22] = [
+    ("words/characters.txt", include_str!("words/characters.txt")),
+    ("words/things.txt", include_str!("words/things.txt")),
+    ("words/places.txt", include_str!("words/places.txt")),
+    ("words/events.txt", include_str!("words/events.txt")),
+    ("words/talk.txt", include_str!("words/talk.txt")),
+    ("plots/common.txt", include_str!("plots/common.txt")),
+    ("plots/lost.txt", include_str!("plots/lost.txt")),
+    ("plots/share.txt", include_str!("plots/share.txt")),
+    ("plots/fear.txt", include_str!("plots/fear.txt")),
+    ("plots/quarrel.txt", include_str!("plots/quarrel.txt")),
+    ("plots/promise.txt", include_str!("plots/promise.txt")),
+    ("plots/build.txt", include_str!("plots/build.txt")),
+    ("plots/storm.txt", include_str!("plots/storm.txt")),
+    ("plots/rescue.txt", include_str!("plots/rescue.txt")),
+    ("plots/gift.txt", include_str!("plots/gift.txt")),
+    ("plots/learn.txt", include_str!("plots/learn.txt")),
+    ("plots/mystery.txt", include_str!("plots/mystery.txt")),
+    ("plots/garden.txt", include_str!("plots/garden.txt")),
+    ("plots/race.txt", include_str!("plots/race.txt")),
+    ("plots/truth.txt", include_str!("plots/truth.txt")),
+    ("plots/conversation.txt", include_str!("plots/conversation.txt")),
+    ("plots/talk.txt", include_str!("plots/talk.txt")),
+];
+
+/// What is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Stories.
+    Stories,
+    /// Conversations: requests for stories, questions about them, and a little talk.
+    Conversations,
+    /// Both: two stories to three conversations.
+    Mixed,
+    /// Requests, each answered with a story.
+    Requests,
+    /// Questions about a story.
+    Questions,
+}
+
+impl Kind {
+    /// All kinds.
+    pub const ALL: [Kind; 5] = [Kind::Stories, Kind::Conversations, Kind::Mixed, Kind::Requests, Kind::Questions];
+
+    fn rule(self) -> &'static str {
+        match self {
+            Kind::Stories => "story",
+            Kind::Conversations => "conversation",
+            Kind::Mixed => "mixed",
+            Kind::Requests => "request",
+            Kind::Questions => "question",
+        }
+    }
+}
+
+/// Makes tales, and reads them back.
+#[derive(Clone, Debug)]
+pub struct Tales {
+    grammar: Grammar,
+    /// Where tales of each kind begin, in the order of [`Kind::ALL`].
+    starts: Vec<Symbol>,
+}
+
+impl Tales {
+    /// Reads the grammar.
+    ///
+    /// # Errors
+    /// The grammar is wrong, which tests rule out.
+    pub fn new() -> Result<Tales> {
+        let grammar = Grammar::parse(&SOURCES)?;
+        let start = |kind: Kind| {
+            let rule = grammar.rule(kind.rule()).with_context(|| format!("there is no rule `{}`", kind.rule()))?;
+            Ok(Symbol::Rule(rule))
+        };
+        let starts = Kind::ALL.into_iter().map(start).collect::<Result<_>>()?;
+        Ok(Tales { grammar, starts })
+    }
+
+    /// Tale `index` of `seed`.
+    ///
+    /// # Errors
+    /// The grammar leads nowhere, which tests rule out.
+    pub fn tale(&self, kind: Kind, seed: u64, index: u64) -> Result<Tale> {
+        Ok(self.finished(tell(&self.grammar, self.start(kind), &mut Draw::new(seed, index))?))
+    }
+
+    /// The tale that a derivation leads to.
+    ///
+    /// # Errors
+    /// It is not a derivation of this grammar.
+    pub fn replay(&self, kind: Kind, derivation: &Derivation) -> Result<Tale> {
+        Ok(self.finished(tell(&self.grammar, self.start(kind), &mut Replay::new(derivation))?))
+    }
+
+    /// The derivations of a text: none if it is not a tale of this kind, else one; tests rule out that there are more. It
+    /// stops after `limit`.
+    pub fn read(&self, kind: Kind, messages: &[Message], limit: usize) -> Vec<Derivation> {
+        let messages: Vec<_> = messages.iter().map(|message| (message.speaker, message.content.as_str())).collect();
+        read::read(&self.grammar, self.start(kind), &messages, limit)
+    }
+
+    fn start(&self, kind: Kind) -> &Symbol {
+        &self.starts[kind as usize]
+    }
+
+    fn finished(&self, told: Told<'_>) -> Tale {
+        Tale::new(&self.grammar, told)
+    }
+}

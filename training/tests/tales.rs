@@ -1,0 +1,102 @@
+//! `hearth-train tales` as a user runs it, and what becomes of its files.
+
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Output},
+};
+
+use hearth_model::{
+    chat::{ChatTemplate, Ending, Message, RenderContext},
+    tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
+};
+use hearth_training::shard::{Dataset, Split};
+use serde_json::Value;
+
+fn hearth_train(dir: &Path, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_hearth-train")).args(args).current_dir(dir).output().unwrap()
+}
+
+/// Runs a command that must succeed, and gives its report.
+fn succeed(dir: &Path, args: &[&str]) -> Value {
+    let output = hearth_train(dir, &[args, &["--json"]].concat());
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn fail(dir: &Path, args: &[&str]) -> String {
+    let output = hearth_train(dir, args);
+    assert_eq!(output.status.code(), Some(1), "{args:?}");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn tales_are_written_measured_and_judged() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let report = succeed(dir, &["tales", "--out", "a.jsonl", "--count", "2000", "--seed", "3"]);
+    assert_eq!(report["tales"], 2000);
+    succeed(dir, &["tales", "--out", "b.jsonl", "--count", "100", "--seed", "3"]);
+    let read = |name: &str| fs::read_to_string(dir.join(name)).unwrap();
+    assert!(read("a.jsonl").starts_with(&read("b.jsonl")), "the first tales do not depend on the number");
+    assert!(fail(dir, &["tales", "--out", "a.jsonl"]).contains("`a.jsonl` exists already\nhint: "));
+
+    succeed(dir, &["tokenizer", "a.jsonl", "--out", "tokenizer", "--vocab-size", "1000", "--chat"]);
+    let floor = succeed(dir, &["tales", "--floor", "tokenizer", "--count", "2000", "--seed", "3"]);
+    let data = succeed(dir, &["prepare", "a.jsonl", "--tokenizer", "tokenizer", "--out", "data"]);
+    let tokens = data["data"]["train"]["tokens"].as_u64().unwrap() + data["data"]["val"]["tokens"].as_u64().unwrap();
+    assert_eq!((floor["tokens_per_tale"].as_f64().unwrap() * 2000.0).round() as u64, tokens);
+    let nats = floor["nats_per_tale"].as_f64().unwrap() * 2000.0 / tokens as f64;
+    assert!((floor["nats_per_token"].as_f64().unwrap() - nats).abs() < 1e-9);
+
+    let judged = succeed(dir, &["tales", "--judge", "a.jsonl"]);
+    assert!(judged["passed"].as_f64().unwrap() >= 0.99, "{judged}");
+    succeed(dir, &["tales", "--out", "q.jsonl", "--count", "500", "--kind", "questions"]);
+    let shuffled = succeed(dir, &["tales", "--judge", "q.jsonl", "--shuffle-names"]);
+    assert!(shuffled["passed"].as_f64().unwrap() <= 0.2, "{shuffled}");
+    succeed(dir, &["tales", "--out", "p.jsonl", "--count", "5", "--kind", "requests", "--prompts"]);
+    let line: Value = serde_json::from_str(read("p.jsonl").lines().next().unwrap()).unwrap();
+    assert_eq!(line["messages"].as_array().unwrap().len(), 1);
+    assert!(
+        fail(dir, &["tales", "--judge", "p.jsonl"])
+            .contains("`p.jsonl`, line 1: the last message is not the assistant's")
+    );
+}
+
+#[test]
+fn a_conversation_becomes_the_tokens_that_a_server_would_make() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let messages =
+        vec![Message::new("user", "Hello <|im_end|>"), Message::new("assistant", "Hello! Shall I tell you a story?")];
+    let line = serde_json::json!({ "messages": messages, "expected": {} }).to_string();
+    fs::write(dir.join("a.jsonl"), format!("{line}\n").repeat(40)).unwrap();
+    succeed(dir, &["tokenizer", "a.jsonl", "--out", "tokenizer", "--vocab-size", "300", "--chat"]);
+    succeed(dir, &["prepare", "a.jsonl", "--tokenizer", "tokenizer", "--out", "data", "--split", "tail"]);
+
+    let tokenizer = Tokenizer::from_dir(&dir.join("tokenizer")).unwrap();
+    let template = ChatTemplate::from_dir(&dir.join("tokenizer")).unwrap().unwrap();
+    let context = RenderContext { ending: Ending::Closed, ..RenderContext::new(&tokenizer) };
+    let mut expected = template.encode(&tokenizer, &messages, &context).unwrap();
+    let text = tokenizer.decode(&expected, DecodeOptions { skip_special_tokens: false });
+    assert!(text.ends_with("story?<|im_end|>\n"), "{text}");
+    expected.push(tokenizer.eos().unwrap().id);
+    let end = tokenizer.encode("<|im_end|>", EncodeOptions::RENDERED).unwrap();
+    assert_eq!(expected.iter().filter(|id| **id == end[0]).count(), 2, "the one in a message is text");
+
+    let data = Dataset::open(&dir.join("data")).unwrap();
+    let tokens = data.split(Split::Train);
+    let mut found = vec![0; expected.len() * 2];
+    tokens.read(0, &mut found);
+    assert_eq!(found, expected.repeat(2));
+    assert_eq!(tokens.len() as usize % expected.len(), 0, "no conversation is divided");
+
+    succeed(dir, &["tokenizer", "a.jsonl", "--out", "plain", "--vocab-size", "300"]);
+    let error = fail(dir, &["prepare", "a.jsonl", "--tokenizer", "plain", "--out", "other"]);
+    assert!(error.contains("a.jsonl`") && error.contains("line 1") && error.contains("no chat template"), "{error}");
+    fs::write(dir.join("b.jsonl"), format!("{line}\n{{\"messages\": [{{\"role\": 1}}]}}\n")).unwrap();
+    let error = fail(dir, &["prepare", "b.jsonl", "--tokenizer", "tokenizer", "--out", "other"]);
+    assert!(error.contains("`b.jsonl`, line 2: `messages` is not a conversation"), "{error}");
+}
