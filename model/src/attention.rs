@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use burn::{module::Module, tensor::Tensor};
 
-pub use crate::forward_pass::{AttentionContext, Dense};
+pub use crate::forward_pass::{AttentionContext, Dense, Trace};
 use crate::{
     config::QkNormSpan,
     error::Result,
@@ -99,8 +99,8 @@ impl CausalSelfAttention {
                 };
                 let qkv = [rotated(q), rotated(k), v].map(flat);
                 let (attended, probs) = ops::attention_dense(qkv, dense_bias.clone(), dense.batch, options);
-                if let Some(maps) = &mut dense.maps {
-                    maps.push(probs);
+                if let Some(trace) = &mut dense.trace {
+                    trace.attends(layer, probs);
                 }
                 attended
             }

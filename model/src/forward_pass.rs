@@ -28,28 +28,76 @@ pub struct Dense<'a> {
     pub batch: usize,
     /// Rows per sequence.
     pub seq_len: usize,
-    /// Receives each layer's attention weights, `[batch, n_heads, seq_len, seq_len]`, if set.
-    pub maps: Option<&'a mut Vec<Tensor<4>>>,
+    /// Receives what the pass computes on the way, if set.
+    pub trace: Option<&'a mut Trace>,
     /// Decides which values are dropped, with their places in the model; without it, none are.
     pub dropout_seed: Option<u64>,
+}
+
+/// What a forward pass computes on the way, of the layers that were asked for.
+#[derive(Debug)]
+pub struct Trace {
+    attention_layers: Vec<usize>,
+    attention_heads: Vec<usize>,
+    attention: Vec<(usize, Tensor<4>)>,
+    stream_layers: Vec<usize>,
+    stream: Vec<(usize, Tensor<2>)>,
+}
+
+impl Trace {
+    /// Of `attention_heads` in `attention_layers`, and of the residual stream after each number of blocks in `stream_layers`.
+    pub(crate) fn new(attention_layers: Vec<usize>, attention_heads: Vec<usize>, stream_layers: Vec<usize>) -> Self {
+        Self { attention_layers, attention_heads, attention: Vec::new(), stream_layers, stream: Vec::new() }
+    }
+
+    /// Takes in a layer's attention weights.
+    pub(crate) fn attends(&mut self, layer: usize, weights: Tensor<4>) {
+        if self.attention_layers.contains(&layer) && !self.attention_heads.is_empty() {
+            let heads = self.attention_heads.iter().map(|&head| weights.clone().narrow(1, head, 1)).collect();
+            self.attention.push((layer, Tensor::cat(heads, 1)));
+        }
+    }
+
+    /// The attention weights of a layer that was asked for, `[batch, attention_heads, seq_len, seq_len]`.
+    ///
+    /// # Panics
+    /// If it was not, or no pass has run.
+    pub(crate) fn attention_of(&self, layer: usize) -> Tensor<4> {
+        match self.attention.iter().find(|(traced, _)| *traced == layer) {
+            Some((_, weights)) => weights.clone(),
+            None => unreachable!("the attention of layer {layer} was not traced"),
+        }
+    }
+
+    /// The residual stream after so many blocks, `[n_rows, d_model]`.
+    ///
+    /// # Panics
+    /// Those of [`attention_of`](Self::attention_of).
+    pub(crate) fn stream_of(&self, n_blocks: usize) -> Tensor<2> {
+        match self.stream.iter().find(|(traced, _)| *traced == n_blocks) {
+            Some((_, stream)) => stream.clone(),
+            None => unreachable!("the residual stream after {n_blocks} blocks was not traced"),
+        }
+    }
 }
 
 impl Dense<'_> {
     /// Whether one fused operation rotates and attends: on the CPU, unless attention weights are requested.
     pub(crate) fn is_one_operation(&self, device: &Device) -> bool {
-        self.maps.is_none() && ops::is_on_cpu(device)
+        let has_maps = self.trace.as_ref().is_some_and(|trace| !trace.attention_layers.is_empty());
+        !has_maps && ops::is_on_cpu(device)
     }
 }
 
 impl AttentionContext<'_> {
     /// Whole sequences, without attention maps or dropout.
     pub fn dense(batch: usize, seq_len: usize) -> Self {
-        Self::Dense(Dense { batch, seq_len, maps: None, dropout_seed: None })
+        Self::Dense(Dense { batch, seq_len, trace: None, dropout_seed: None })
     }
 
     /// Whole sequences in training: the model's dropout depends on `dropout_seed` alone.
     pub fn training(batch: usize, seq_len: usize, dropout_seed: u64) -> Self {
-        Self::Dense(Dense { batch, seq_len, maps: None, dropout_seed: Some(dropout_seed) })
+        Self::Dense(Dense { batch, seq_len, trace: None, dropout_seed: Some(dropout_seed) })
     }
 
     /// The positions of the rows in their texts; of a single text if all are equal.
@@ -197,6 +245,15 @@ impl<'a> ForwardPass<'a> {
     pub(crate) fn store_apart(&mut self) {
         if let AttentionContext::Paged(step) = &mut self.context {
             step.sequences.store_apart();
+        }
+    }
+
+    /// Tells the trace, if there is one, the residual stream after `n_blocks` blocks.
+    pub(crate) fn streams(&mut self, n_blocks: usize, x: &Tensor<2>) {
+        if let AttentionContext::Dense(Dense { trace: Some(trace), .. }) = &mut self.context
+            && trace.stream_layers.contains(&n_blocks)
+        {
+            trace.stream.push((n_blocks, x.clone()));
         }
     }
 

@@ -147,9 +147,16 @@ impl Gpt {
             _ => {}
         }
         x = ops::dropout(x, pass.dropout(DropoutPlace::Embeddings));
+        pass.streams(0, &x);
         for (layer, block) in self.blocks.iter().enumerate() {
             x = block.forward(layer, x, pass);
+            pass.streams(layer + 1, &x);
         }
+        self.normed(x)
+    }
+
+    /// Applies the last norm, if there is one, to the residual stream `[n_rows, d_model]`: final hidden states.
+    pub(crate) fn normed(&self, x: Tensor<2>) -> Tensor<2> {
         match &self.norm {
             Some(norm) => norm.forward(x),
             None => x,

@@ -27,6 +27,7 @@ pub mod generate;
 pub mod gpt;
 pub mod hub;
 pub mod infill;
+pub mod inspect;
 pub mod kv_cache;
 mod layers;
 pub mod memory;

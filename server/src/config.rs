@@ -225,6 +225,7 @@ impl ServerConfig {
             } else {
                 RequestTemplates::Refused
             },
+            max_inspect_tokens: (!http.no_inspect).then_some(http.max_inspect_tokens),
             prompt_log: if self.log.log_prompts { PromptLog::Whole } else { PromptLog::Never },
             spans: None,
         })
@@ -244,6 +245,7 @@ const EXPORT_DELAY: Duration = Duration::from_secs(5);
 
 const MAX_BODY_BYTES: usize = 8 << 20;
 const BODY_TIMEOUT: u64 = 60;
+const MAX_INSPECT_TOKENS: usize = 512;
 const SSE_KEEP_ALIVE: u64 = 15;
 
 impl Default for ApiOptions {
@@ -258,6 +260,7 @@ impl Default for ApiOptions {
             keep_alive: Duration::from_secs(SSE_KEEP_ALIVE),
             prefix_sharing: PrefixSharing::default(),
             request_templates: RequestTemplates::default(),
+            max_inspect_tokens: Some(MAX_INSPECT_TOKENS),
             prompt_log: PromptLog::Never,
             spans: None,
         }
@@ -282,6 +285,12 @@ pub struct HttpConfig {
     /// memory and time (5 seconds)
     #[arg(long, env = "HEARTH_TRUST_REQUEST_CHAT_TEMPLATE", value_parser = BoolishValueParser::new())]
     pub trust_request_chat_template: bool,
+    /// Turn `POST /v1/inspect` off
+    #[arg(long, env = "HEARTH_NO_INSPECT", value_parser = BoolishValueParser::new())]
+    pub no_inspect: bool,
+    /// Maximum number of tokens in a text for `POST /v1/inspect`
+    #[arg(long, env = "HEARTH_MAX_INSPECT_TOKENS", value_name = "TOKENS", default_value_t = MAX_INSPECT_TOKENS, value_parser = at_least_1)]
+    pub max_inspect_tokens: usize,
     /// Allowed CORS origins, besides the server's own: origins such as `https://example.org` (repeatable or
     /// comma-separated), `null`, `*` for all, or `none`
     #[arg(long, env = "HEARTH_CORS_ORIGIN", value_name = "ORIGIN", value_delimiter = ',', default_value = "none")]

@@ -30,6 +30,16 @@ pub fn token_logprobs(logits: &[f32], id: TokenId, n_top: usize) -> TokenLogprob
     TokenLogprobs { id, logprob: logprob(id), rank, top }
 }
 
+/// The entropy in nats of the softmax of raw logits.
+pub(crate) fn entropy(logits: &[f32]) -> f64 {
+    let largest = Scan::new(logits).largest();
+    let weights = ops::relative_weights(logits, largest, 1.0);
+    let total = ops::sum_of(&weights);
+    let weighted = weights.iter().zip(logits).filter(|(weight, _)| **weight > 0.0);
+    let mean: f64 = weighted.map(|(weight, logit)| f64::from(*weight) * f64::from(logit - largest)).sum();
+    total.ln() - mean / total
+}
+
 /// `ln(sum(exp(logits)))` to within `1e-6`, the precision of the logits themselves.
 fn log_sum_exp(logits: &[f32], largest: f32) -> f64 {
     f64::from(largest) + ops::sum_of(&ops::relative_weights(logits, largest, 1.0)).ln()

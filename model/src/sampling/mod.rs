@@ -14,6 +14,8 @@ mod row;
 mod sampler;
 mod select;
 
+pub(crate) use logprobs::entropy;
+
 pub use self::{
     logprobs::{TokenLogprobs, token_logprobs},
     params::{ChainStep, Dry, Mirostat, MirostatVersion, SamplingParams, Xtc},

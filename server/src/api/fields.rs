@@ -339,6 +339,16 @@ impl Fields {
         self.read(name, schema, |value| string_list(value).ok_or_else(|| "an array of strings".into()))
     }
 
+    /// An array of whole numbers.
+    pub(crate) fn counts(&mut self, name: &'static str) -> Result<Option<Vec<usize>>, ApiError> {
+        let schema = || schema::array(schema::integer(&(0..=i64::MAX)), 0);
+        self.read(name, schema, |value| {
+            let count = |item: &Value| whole(item).and_then(|number| usize::try_from(number).ok());
+            let counts = value.as_array().and_then(|items| items.iter().map(count).collect());
+            counts.ok_or_else(|| "an array of whole numbers, each at least 0".into())
+        })
+    }
+
     /// One of some strings; the one that means `default` if it is absent.
     pub(crate) fn one_of_or<T: Copy + PartialEq>(
         &mut self,

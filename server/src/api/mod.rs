@@ -36,6 +36,7 @@ mod generation;
 mod health;
 mod http_metrics;
 mod ignored_params;
+mod inspect;
 mod metrics;
 mod middleware;
 mod models;

@@ -31,6 +31,8 @@ pub struct ApiOptions {
     pub prefix_sharing: PrefixSharing,
     /// Whether requests may contain chat templates.
     pub request_templates: RequestTemplates,
+    /// Maximum number of tokens in a text to inspect; `None`: `/v1/inspect` is off.
+    pub max_inspect_tokens: Option<usize>,
     /// Whether to log prompts.
     pub prompt_log: PromptLog,
     /// Exports spans. `None`: tracing is off.

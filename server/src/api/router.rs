@@ -13,7 +13,7 @@ use super::{
     chat, completions, embeddings,
     endpoint::{Endpoint, Operation, Policy},
     error::ApiError,
-    health, http_metrics, metrics, middleware, models, openapi, page,
+    health, http_metrics, inspect, metrics, middleware, models, openapi, page,
     state::AppState,
     tokens,
 };
@@ -53,6 +53,7 @@ fn endpoints() -> Vec<Endpoint> {
         endpoint("/v1/completions", post(completions::create), inference("text_completion"), completions::OPERATION),
         endpoint("/v1/chat/completions", post(chat::create), inference("chat"), chat::OPERATION),
         endpoint("/v1/embeddings", post(embeddings::create), inference("embeddings"), embeddings::OPERATION),
+        endpoint("/v1/inspect", post(inspect::create), api, inspect::OPERATION),
         endpoint("/v1/models", get(models::list), api, models::LIST),
         endpoint("/v1/models/{*id}", get(models::get), api, models::GET),
         // Also at the root, where lm-eval expects them.

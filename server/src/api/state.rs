@@ -24,9 +24,9 @@ use crate::{
 /// Tokenizing a larger body takes tens of milliseconds or more.
 const LONG_BODY_BYTES: usize = 1 << 16;
 
-/// Minimum number of threads for [`AppState::prepare`]: one each for a long body, a grammar, a template, and short
-/// work.
-pub(crate) const MIN_PREPARING_THREADS: usize = 4;
+/// Minimum number of threads for [`AppState::prepare`]: one each for a long body, a grammar, a template, an inspection and
+/// short work.
+pub(crate) const MIN_PREPARING_THREADS: usize = 5;
 
 /// Work before a request can be submitted to the engine, by cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +39,8 @@ pub(crate) enum Preparation {
     Grammar,
     /// A chat template in the request: may run for seconds.
     Template,
+    /// A text to inspect: may run for seconds.
+    Inspection,
 }
 
 impl Preparation {
@@ -66,6 +68,8 @@ struct Inner {
     grammar: Arc<Semaphore>,
     /// Lets one request with its own chat template at a time through.
     template: Arc<Semaphore>,
+    /// Lets one inspection at a time through.
+    inspection: Arc<Semaphore>,
 }
 
 impl AppState {
@@ -86,6 +90,7 @@ impl AppState {
             long_body: Arc::new(Semaphore::new(1)),
             grammar: Arc::new(Semaphore::new(1)),
             template: Arc::new(Semaphore::new(1)),
+            inspection: Arc::new(Semaphore::new(1)),
         };
         Self(Arc::new(inner))
     }
@@ -154,6 +159,7 @@ impl AppState {
             Preparation::LongBody => Some(&self.0.long_body),
             Preparation::Grammar => Some(&self.0.grammar),
             Preparation::Template => Some(&self.0.template),
+            Preparation::Inspection => Some(&self.0.inspection),
         };
         let turn = match turns {
             None => None,
@@ -249,8 +255,13 @@ mod tests {
             let state = AppState::loading("x");
             let (go, goes) = mpsc::channel::<()>();
             let goes = Arc::new(std::sync::Mutex::new(goes));
-            let kinds = [Preparation::of_body(LONG_BODY_BYTES + 1), Preparation::Grammar, Preparation::Template];
-            let long = kinds.into_iter().cycle().take(9).map(|kind| {
+            let kinds = [
+                Preparation::of_body(LONG_BODY_BYTES + 1),
+                Preparation::Grammar,
+                Preparation::Template,
+                Preparation::Inspection,
+            ];
+            let long = kinds.into_iter().cycle().take(12).map(|kind| {
                 let (state, goes) = (state.clone(), Arc::clone(&goes));
                 let work = move || {
                     goes.lock().unwrap().recv().unwrap();

@@ -46,7 +46,7 @@ use std::{
 };
 
 use hearth_model::{
-    TokenId, chat::ChatTemplate, config::GptConfig, constraint::GrammarCompiler, ops::KvDtype,
+    TokenId, chat::ChatTemplate, config::GptConfig, constraint::GrammarCompiler, inspect::Inspector, ops::KvDtype,
     sampling::SamplingParams, tokenizer::Tokenizer,
 };
 use tokio::sync::{Semaphore, watch};
@@ -136,6 +136,8 @@ pub struct ServedModel {
     /// A fingerprint of everything that affects answers, for clients: if it changes, the same seeds may give other
     /// answers.
     pub fingerprint: String,
+    /// Shows what the model computes.
+    pub inspector: Inspector,
     /// The grammar compiler for structured output, created on first use.
     grammars: OnceLock<hearth_model::Result<GrammarCompiler>>,
 }

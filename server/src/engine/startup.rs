@@ -4,6 +4,7 @@ use std::sync::OnceLock;
 
 use hearth_model::{
     config::GptConfig,
+    inspect::Inspector,
     kv_cache::PAGE_SIZE,
     model_runner::ModelRunner,
     ops::{self, KvDtype},
@@ -154,6 +155,7 @@ pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
             n_pages,
         },
         config,
+        inspector: Inspector::new(&loaded.gpt),
         tokenizer: loaded.tokenizer.with_longest_word(MAX_WORD_BYTES),
         chat_template: loaded.chat_template,
         eos_token_ids: loaded.eos_token_ids,

@@ -1,0 +1,221 @@
+//! What a model computes on the way to its predictions: attention maps, and what each layer would predict.
+
+use std::sync::{Mutex, PoisonError};
+
+use burn::tensor::Tensor;
+use half::f16;
+
+use crate::{
+    TokenId,
+    error::{Error, Result},
+    forward_pass::{AttentionContext, Dense, ForwardPass, Trace},
+    generate::token_tensor,
+    gpt::Gpt,
+    ops,
+    sampling::{TokenLogprobs, entropy, token_logprobs},
+};
+
+/// Rows whose logits exist at once.
+const ROWS_AT_ONCE: usize = 32;
+
+/// Inspects a model, one text at a time. Shares its weights with whoever else runs it.
+#[derive(Debug)]
+pub struct Inspector(Mutex<Gpt>);
+
+/// What to compute besides the predictions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InspectOptions {
+    /// The number of most likely tokens to report for each position.
+    pub n_top: usize,
+    /// Attention maps of these layers.
+    pub attention_layers: Vec<usize>,
+    /// Of these heads.
+    pub attention_heads: Vec<usize>,
+    /// What these layers would predict: `k` stands for the residual stream after `k` blocks
+    /// ([nostalgebraist, 2020](https://www.lesswrong.com/posts/AcKRB8wDpdaN6v6ru/interpreting-gpt-the-logit-lens)).
+    pub lens_layers: Vec<usize>,
+    /// The number of most likely tokens to report for each.
+    pub n_lens_top: usize,
+}
+
+/// What was found.
+#[derive(Clone, Debug)]
+pub struct Inspection {
+    /// One for each token: what the model expects after it.
+    pub predictions: Vec<Prediction>,
+    /// `[attention_layers, attention_heads, n_tokens, n_tokens]`, flat: what share of its attention a row pays to a
+    /// column.
+    pub attention: Vec<f16>,
+    /// For each of the lens's layers, and each token: the most likely tokens and their log-probabilities in nats.
+    pub lens: Vec<Vec<Vec<(TokenId, f32)>>>,
+}
+
+/// What is expected after a token.
+#[derive(Clone, Debug)]
+pub struct Prediction {
+    /// The entropy of the distribution in nats.
+    pub entropy: f64,
+    /// The most likely tokens and their log-probabilities.
+    pub top: Vec<(TokenId, f32)>,
+    /// The token that follows in the text; `None` after the last.
+    pub next: Option<TokenLogprobs>,
+}
+
+impl Inspector {
+    /// An inspector of `gpt`, whose weights are shared and not copied.
+    pub fn new(gpt: &Gpt) -> Self {
+        Self(Mutex::new(gpt.clone()))
+    }
+
+    /// Runs the model over `token_ids` at once, without a cache. Waits while another text is inspected.
+    ///
+    /// # Errors
+    /// [`Error::Param`] without tokens, with tokens outside the vocabulary, with more than the context, or for layers or
+    /// heads that the model does not have; [`Error::Execution`] if the device fails.
+    pub fn inspect(&self, token_ids: &[TokenId], options: &InspectOptions) -> Result<Inspection> {
+        let gpt = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        check(&gpt, token_ids, options)?;
+        let n_tokens = token_ids.len();
+        let InspectOptions { attention_layers, attention_heads, lens_layers, .. } = options.clone();
+        let mut trace = Trace::new(attention_layers, attention_heads, lens_layers);
+        let ids = token_tensor(&gpt, token_ids);
+        let device = ids.device();
+        let dense = Dense { batch: 1, seq_len: n_tokens, trace: Some(&mut trace), dropout_seed: None };
+        let mut pass = ForwardPass::new(gpt.config(), AttentionContext::Dense(dense), &device);
+        let hidden = gpt.run(ids, &mut pass);
+        drop(pass);
+        let mut predictions = Vec::with_capacity(n_tokens);
+        for_logits(&gpt, &hidden, |row, logits| {
+            let next = token_ids.get(row + 1).map(|&id| token_logprobs(logits, id, 0));
+            let top = token_logprobs(logits, 0, options.n_top).top;
+            predictions.push(Prediction { entropy: entropy(logits), top, next });
+        })?;
+        let mut attention = Vec::new();
+        // In the order of the request, which may name layers in any.
+        for layer in options.attention_layers.iter().filter(|_| !options.attention_heads.is_empty()) {
+            let maps = ops::to_f32(ops::read(trace.attention_of(*layer))?)?;
+            attention.extend(maps.into_iter().map(f16::from_f32));
+        }
+        let lens = options.lens_layers.iter().map(|&layer| {
+            let mut of_layer = Vec::with_capacity(n_tokens);
+            for_logits(&gpt, &gpt.normed(trace.stream_of(layer)), |_, logits| {
+                of_layer.push(token_logprobs(logits, 0, options.n_lens_top).top);
+            })?;
+            Ok(of_layer)
+        });
+        Ok(Inspection { predictions, attention, lens: lens.collect::<Result<_>>()? })
+    }
+}
+
+/// Calls `visit` with each row's number and logits, from final hidden states `[n_rows, d_model]`.
+fn for_logits(gpt: &Gpt, hidden: &Tensor<2>, mut visit: impl FnMut(usize, &[f32])) -> Result<()> {
+    let [n_rows, d_model] = hidden.dims();
+    for first in (0..n_rows).step_by(ROWS_AT_ONCE) {
+        let rows = first..n_rows.min(first + ROWS_AT_ONCE);
+        let logits = gpt.logits(hidden.clone().slice([rows.clone(), 0..d_model]));
+        let logits = ops::to_f32(ops::read(logits)?)?;
+        rows.zip(logits.chunks_exact(gpt.config().vocab_size)).for_each(|(row, logits)| visit(row, logits));
+    }
+    Ok(())
+}
+
+fn check(gpt: &Gpt, token_ids: &[TokenId], options: &InspectOptions) -> Result<()> {
+    let refuse = |name, what| Err(Error::Param { name, what });
+    let config = gpt.config();
+    if token_ids.is_empty() || token_ids.len() > config.max_seq_len {
+        let n_tokens = token_ids.len();
+        return refuse("input", format!("must have 1 to {} tokens, got {n_tokens}", config.max_seq_len));
+    }
+    if let Some(id) = token_ids.iter().find(|id| **id as usize >= config.vocab_size) {
+        return refuse("input", format!("has token id {id}, the vocabulary has {}", config.vocab_size));
+    }
+    let lists = [
+        ("attention.layers", &options.attention_layers, config.n_layers),
+        ("attention.heads", &options.attention_heads, config.n_heads),
+        ("logit_lens.layers", &options.lens_layers, config.n_layers + 1),
+    ];
+    for (name, list, n) in lists {
+        if let Some(beyond) = list.iter().find(|number| **number >= n) {
+            return refuse(name, format!("must be numbers below {n}, got {beyond}"));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use burn::tensor::Device;
+
+    use super::*;
+    use crate::config::{GptConfig, Sizes};
+
+    fn gpt() -> Gpt {
+        let sizes =
+            Sizes { vocab_size: 50, max_seq_len: 64, n_layers: 3, n_heads: 4, n_kv_heads: 2, d_model: 32, d_ff: 48 };
+        Gpt::init(&GptConfig::llama(sizes), 3, &Device::flex()).unwrap()
+    }
+
+    fn options() -> InspectOptions {
+        InspectOptions {
+            n_top: 3,
+            attention_layers: vec![2, 0],
+            attention_heads: vec![1, 3],
+            lens_layers: vec![0, 3],
+            n_lens_top: 2,
+        }
+    }
+
+    #[test]
+    fn the_last_layer_predicts_what_the_model_predicts() {
+        let ids: Vec<TokenId> = (0..40).map(|n| n * 7 % 50).collect();
+        let gpt = gpt();
+        let found = Inspector::new(&gpt).inspect(&ids, &options()).unwrap();
+        let logits = gpt.logits(gpt.forward(token_tensor(&gpt, &ids), AttentionContext::dense(1, ids.len())));
+        let logits = ops::to_f32(ops::read(logits).unwrap()).unwrap();
+        for (row, logits) in logits.chunks(50).enumerate() {
+            let expected = token_logprobs(logits, ids.get(row + 1).copied().unwrap_or(0), 3);
+            let prediction = &found.predictions[row];
+            for ((id, logprob), (expected_id, expected)) in prediction.top.iter().zip(&expected.top) {
+                assert!(id == expected_id && (logprob - expected).abs() < 1e-4, "row {row}");
+            }
+            let weights: Vec<f64> = logits.iter().map(|logit| f64::from(*logit).exp()).collect();
+            let total: f64 = weights.iter().sum();
+            let entropy: f64 = weights.iter().map(|weight| -weight / total * (weight / total).ln()).sum();
+            assert!((prediction.entropy - entropy).abs() < 1e-4, "{} and {entropy}", prediction.entropy);
+            assert_eq!(prediction.next.is_some(), row + 1 < ids.len());
+            assert_eq!(found.lens[1][row].as_slice(), &prediction.top[..2], "after all blocks");
+        }
+    }
+
+    #[test]
+    fn rows_of_attention_maps_are_causal_shares() {
+        let ids = [1, 2, 3, 4, 5];
+        let found = Inspector::new(&gpt()).inspect(&ids, &options()).unwrap();
+        assert_eq!(found.attention.len(), 2 * 2 * 25);
+        for (row, weights) in found.attention.chunks(5).enumerate() {
+            let sum: f32 = weights.iter().map(|weight| weight.to_f32()).sum();
+            assert!((sum - 1.0).abs() < 1e-2, "{sum}");
+            assert!(weights[row % 5 + 1..].iter().all(|weight| weight.to_f32() == 0.0), "{weights:?}");
+        }
+        // Layers come in the order in which they were asked for.
+        let one = InspectOptions { attention_layers: vec![0], ..options() };
+        let one = Inspector::new(&gpt()).inspect(&ids, &one).unwrap();
+        assert_eq!(one.attention[..], found.attention[50..]);
+    }
+
+    #[test]
+    fn what_the_model_does_not_have_is_refused() {
+        let inspector = Inspector::new(&gpt());
+        let refused =
+            |ids: &[TokenId], options: InspectOptions| inspector.inspect(ids, &options).unwrap_err().to_string();
+        assert_eq!(refused(&[], options()), "`input` must have 1 to 64 tokens, got 0");
+        assert_eq!(refused(&[1; 65], options()), "`input` must have 1 to 64 tokens, got 65");
+        assert_eq!(refused(&[50], options()), "`input` has token id 50, the vocabulary has 50");
+        let layers = InspectOptions { attention_layers: vec![3], ..options() };
+        assert_eq!(refused(&[1], layers), "`attention.layers` must be numbers below 3, got 3");
+        let lens = InspectOptions { lens_layers: vec![4], ..options() };
+        assert_eq!(refused(&[1], lens), "`logit_lens.layers` must be numbers below 4, got 4");
+    }
+}

@@ -1,0 +1,329 @@
+//! `POST /v1/inspect`: what the model expects after each token of a text, attention maps, and what each layer would predict.
+//!
+//! It runs beside the engine, on the same weights and without the KV cache; one text at a time.
+
+use axum::{
+    Json,
+    extract::State,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use hearth_model::{
+    TokenId,
+    inspect::{InspectOptions, Inspection},
+    tokenizer::{EncodeOptions, Tokenizer},
+};
+use schemars::JsonSchema;
+use serde::Serialize;
+use serde_json::json;
+
+use super::{
+    conversation::Conversation,
+    endpoint::{Operation, ResponseBody, schema_of},
+    error::ApiError,
+    fields::{Body, Fields, must_be},
+    ignored_params,
+    options::RequestTemplates,
+    schema::Shape,
+    state::{AppState, Preparation},
+    stream::{TokenText, finite},
+    text_input::TextOrIds,
+    tokens,
+};
+use crate::engine::ServedModel;
+
+/// Maximum number of alternatives for a position.
+const MAX_TOP: usize = 20;
+/// Maximum number of attention weights in an answer: 8 MiB.
+const MAX_ATTENTION: usize = 1 << 22;
+/// Maximum number of predictions of layers in an answer, alternatives counted.
+const MAX_LENS: usize = 1 << 17;
+/// Maximum number of multiply-adds for the logits of layers: a few seconds on two cores.
+const MAX_LENS_PRODUCTS: usize = 1 << 38;
+
+/// A parsed request; types and ranges are checked.
+struct InspectRequest {
+    model: Option<String>,
+    source: Source,
+    n_top: usize,
+    attention: Option<AttentionChoice>,
+    lens: Option<LensChoice>,
+}
+
+enum Source {
+    Input(TextOrIds, EncodeOptions),
+    Conversation(Box<Conversation>),
+}
+
+/// Which maps; `None`: all.
+struct AttentionChoice {
+    layers: Option<Vec<usize>>,
+    heads: Option<Vec<usize>>,
+}
+
+/// What which layers predict; `None`: all.
+struct LensChoice {
+    layers: Option<Vec<usize>>,
+    n_top: usize,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Inspection")]
+struct WireInspection {
+    object: &'static str,
+    model: String,
+    layer_count: usize,
+    head_count: usize,
+    tokens: Vec<WireToken>,
+    /// One for each token: what the model expects after it.
+    predictions: Vec<WirePrediction>,
+    attention: Option<WireAttention>,
+    logit_lens: Option<WireLens>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "InspectedToken")]
+struct WireToken {
+    id: TokenId,
+    token: String,
+    bytes: Vec<u8>,
+    /// In nats; `null` for the first token, which nothing predicts.
+    logprob: Option<f32>,
+    /// 1 for the most likely token.
+    rank: Option<usize>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "InspectedPrediction")]
+struct WirePrediction {
+    /// In nats.
+    entropy: f64,
+    top_logprobs: Vec<WireAlternative>,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "InspectedAlternative")]
+struct WireAlternative {
+    id: TokenId,
+    token: String,
+    bytes: Vec<u8>,
+    logprob: f32,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "InspectedAttention")]
+struct WireAttention {
+    layers: Vec<usize>,
+    heads: Vec<usize>,
+    /// Layers, heads, tokens that attend, tokens that are attended to.
+    shape: [usize; 4],
+    dtype: &'static str,
+    /// Little-endian, in base64.
+    data: String,
+}
+
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "InspectedLayers")]
+struct WireLens {
+    /// `k`: the residual stream after `k` blocks.
+    layers: Vec<usize>,
+    /// By layer and token.
+    predictions: Vec<Vec<Vec<WireAlternative>>>,
+}
+
+/// The endpoint's entry in `/openapi.json`.
+pub(crate) const OPERATION: Operation = Operation::post(
+    "Show what the model expects after each token, where it attends and what its layers predict",
+    describe,
+    ResponseBody::Json(schema_of::<WireInspection>),
+);
+
+fn describe(state: &AppState, shape: &Shape) -> Result<(), ApiError> {
+    let message = json!({ "role": "user", "content": "x" });
+    for example in [json!({ "input": "x", "attention": {}, "logit_lens": {} }), json!({ "messages": [message] })] {
+        InspectRequest::from_fields(&mut Fields::describing(example, shape), state.options().request_templates)?;
+    }
+    // One of them is needed.
+    shape.note_optional("messages");
+    shape.note_optional("input");
+    Ok(())
+}
+
+/// Handles a request.
+pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<Response, ApiError> {
+    let Some(max_tokens) = state.options().max_inspect_tokens else {
+        let message = "`/v1/inspect` is turned off on this server\nhint: start it without `--no-inspect`";
+        return Err(ApiError::new(StatusCode::NOT_FOUND, "invalid_request_error", message).with_code("unknown_url"));
+    };
+    let templates = state.options().request_templates;
+    let read = move |mut fields: Fields| {
+        let request = InspectRequest::from_fields(&mut fields, templates)?;
+        Ok((request, ignored_params::of(&fields), fields.n_bytes()))
+    };
+    let (mut request, ignored, n_bytes) = body.read(&state, read).await?;
+    let model = tokens::model(&state, request.model.take())?;
+    let preparation = match &request.source {
+        Source::Input(..) => Preparation::of_body(n_bytes),
+        Source::Conversation(conversation) => conversation.preparation(n_bytes),
+    };
+    let encode = {
+        let model = model.clone();
+        move || {
+            let ids = request.source.encode(&model)?;
+            let options = options(&model, &ids, max_tokens, request.n_top, request.attention, request.lens)?;
+            Ok((ids, options))
+        }
+    };
+    let (ids, options) = state.prepare(preparation, encode).await?;
+    let name = state.model_id().to_owned();
+    let inspect = move || {
+        let found = model.inspector.inspect(&ids, &options).map_err(|error| match error {
+            hearth_model::Error::Param { name, what } => ApiError::invalid(name, format!("`{name}` {what}")),
+            error => ApiError::internal(error.to_string()),
+        })?;
+        Ok(Json(WireInspection::new(name, &model, &ids, options, found)).into_response())
+    };
+    Ok(ignored_params::add_header(ignored, state.prepare(Preparation::Inspection, inspect).await?))
+}
+
+impl InspectRequest {
+    fn from_fields(fields: &mut Fields, templates: RequestTemplates) -> Result<Self, ApiError> {
+        let model = fields.string("model")?;
+        let source = match (fields.has("input"), fields.has("messages")) {
+            (true, true) => {
+                let message = "`input` cannot be combined with `messages`: send one of them";
+                return Err(ApiError::invalid("input", message));
+            }
+            (_, false) => {
+                let given = fields.get("input").cloned().unwrap_or_default();
+                let Ok([input]) = <[TextOrIds; 1]>::try_from(TextOrIds::from_fields(fields, "input")?) else {
+                    return Err(must_be("input", "one text: a string or an array of token ids", &given));
+                };
+                let add_special_tokens = fields.flag_or("add_special_tokens", true)?;
+                Source::Input(input, EncodeOptions { add_special_tokens, ..EncodeOptions::PROMPT })
+            }
+            (false, true) => Source::Conversation(Box::new(Conversation::from_fields(fields, templates)?)),
+        };
+        let n_top = fields.count_or("top_logprobs", 0..=MAX_TOP, 5)?;
+        let attention = fields.object("attention")?.map(|mut fields| {
+            Ok::<_, ApiError>(AttentionChoice { layers: fields.counts("layers")?, heads: fields.counts("heads")? })
+        });
+        let lens = fields.object("logit_lens")?.map(|mut fields| {
+            Ok::<_, ApiError>(LensChoice {
+                layers: fields.counts("layers")?,
+                n_top: fields.count_or("top", 1..=MAX_TOP, 5)?,
+            })
+        });
+        Ok(Self { model, source, n_top, attention: attention.transpose()?, lens: lens.transpose()? })
+    }
+}
+
+impl Source {
+    fn encode(self, model: &ServedModel) -> Result<Vec<TokenId>, ApiError> {
+        match self {
+            Self::Input(input, options) => input.encode("input", &model.tokenizer, options),
+            Self::Conversation(conversation) => {
+                let template = conversation.template(model)?;
+                conversation.encode(&template, model)
+            }
+        }
+    }
+}
+
+/// What the model is asked for. Answers are bounded: they come in one piece.
+fn options(
+    model: &ServedModel,
+    ids: &[TokenId],
+    max_tokens: usize,
+    n_top: usize,
+    attention: Option<AttentionChoice>,
+    lens: Option<LensChoice>,
+) -> Result<InspectOptions, ApiError> {
+    let (n_tokens, config) = (ids.len(), &model.config);
+    if n_tokens > max_tokens {
+        let message = format!(
+            "the text must have at most {max_tokens} tokens to be inspected, got {n_tokens}\n\
+             hint: the server's `--max-inspect-tokens` sets the limit"
+        );
+        return Err(ApiError::bad_request(message));
+    }
+    let all = |list: Option<Vec<usize>>, n: usize| list.unwrap_or_else(|| (0..n).collect());
+    let (attention_layers, attention_heads) = attention.map_or_else(Default::default, |choice| {
+        (all(choice.layers, config.n_layers), all(choice.heads, config.n_heads))
+    });
+    let (lens_layers, n_lens_top) =
+        lens.map_or_else(Default::default, |choice| (all(choice.layers, config.n_layers + 1), choice.n_top));
+    let at_most = |param: &'static str, n: usize, most: usize, what: &str| {
+        if n <= most {
+            return Ok(());
+        }
+        let message = format!(
+            "`{param}` would take {n} {what}, at most {most} are computed\n\
+             hint: ask for fewer layers, or shorten the text"
+        );
+        Err(ApiError::invalid(param, message))
+    };
+    let n_weights = attention_layers.len() * attention_heads.len() * n_tokens * n_tokens;
+    at_most("attention", n_weights, MAX_ATTENTION, "attention weights")?;
+    let n_rows = lens_layers.len() * n_tokens;
+    at_most("logit_lens", n_rows * n_lens_top, MAX_LENS, "predictions")?;
+    at_most("logit_lens", n_rows * config.vocab_size * config.d_model, MAX_LENS_PRODUCTS, "multiply-adds")?;
+    Ok(InspectOptions { n_top, attention_layers, attention_heads, lens_layers, n_lens_top })
+}
+
+impl WireInspection {
+    fn new(
+        name: String,
+        model: &ServedModel,
+        ids: &[TokenId],
+        options: InspectOptions,
+        Inspection { predictions, attention, lens }: Inspection,
+    ) -> Self {
+        let tokenizer = &model.tokenizer;
+        let before = [None].into_iter().chain(predictions.iter().map(|prediction| prediction.next.as_ref()));
+        let tokens = ids.iter().zip(before).map(|(&id, predicted)| {
+            let TokenText { text, bytes } = TokenText::new(tokenizer, id);
+            let logprob = predicted.map(|predicted| finite(predicted.logprob));
+            WireToken { id, token: text, bytes, logprob, rank: predicted.map(|predicted| predicted.rank) }
+        });
+        let tokens = tokens.collect();
+        let shape = [options.attention_layers.len(), options.attention_heads.len(), ids.len(), ids.len()];
+        let attention = (!attention.is_empty()).then(|| WireAttention {
+            layers: options.attention_layers,
+            heads: options.attention_heads,
+            shape,
+            dtype: "float16",
+            data: BASE64_STANDARD.encode(attention.iter().flat_map(|weight| weight.to_le_bytes()).collect::<Vec<_>>()),
+        });
+        let logit_lens = (!lens.is_empty()).then(|| WireLens {
+            layers: options.lens_layers,
+            predictions: lens
+                .into_iter()
+                .map(|layer| layer.into_iter().map(|top| alternatives(tokenizer, top)).collect())
+                .collect(),
+        });
+        let predictions = predictions.into_iter().map(|prediction| WirePrediction {
+            entropy: prediction.entropy,
+            top_logprobs: alternatives(tokenizer, prediction.top),
+        });
+        Self {
+            object: "inspection",
+            model: name,
+            layer_count: model.config.n_layers,
+            head_count: model.config.n_heads,
+            tokens,
+            predictions: predictions.collect(),
+            attention,
+            logit_lens,
+        }
+    }
+}
+
+fn alternatives(tokenizer: &Tokenizer, top: Vec<(TokenId, f32)>) -> Vec<WireAlternative> {
+    let alternative = |(id, logprob)| {
+        let TokenText { text, bytes } = TokenText::new(tokenizer, id);
+        WireAlternative { id, token: text, bytes, logprob: finite(logprob) }
+    };
+    top.into_iter().map(alternative).collect()
+}
