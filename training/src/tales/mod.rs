@@ -112,12 +112,12 @@ impl Tales {
         Ok(Tales { grammar, starts })
     }
 
-    /// Tale `index` of `seed`.
+    /// Tale `index` of `seed`, other ones for each kind.
     ///
     /// # Errors
     /// The grammar leads nowhere, which tests rule out.
     pub fn tale(&self, kind: Kind, seed: u64, index: u64) -> Result<Tale> {
-        Ok(self.finished(tell(&self.grammar, self.start(kind), &mut Draw::new(seed, index))?))
+        Ok(self.finished(tell(&self.grammar, self.start(kind), &mut Draw::new(seed, kind as u64, index))?))
     }
 
     /// The tale that a derivation leads to.
