@@ -41,6 +41,11 @@ fn tales_are_written_measured_and_judged() {
     succeed(dir, &["tales", "--out", "b.jsonl", "--count", "100", "--seed", "3"]);
     let read = |name: &str| fs::read_to_string(dir.join(name)).unwrap();
     assert!(read("a.jsonl").starts_with(&read("b.jsonl")), "the first tales do not depend on the number");
+    succeed(dir, &["tales", "--out", "s.jsonl", "--count", "50", "--kind", "stories", "--prompts"]);
+    for line in read("s.jsonl").lines() {
+        let line: Value = serde_json::from_str(line).unwrap();
+        assert_eq!(line.as_object().unwrap().keys().collect::<Vec<_>>(), ["text"]);
+    }
     assert!(fail(dir, &["tales", "--out", "a.jsonl"]).contains("`a.jsonl` exists already\nhint: "));
 
     succeed(dir, &["tokenizer", "a.jsonl", "--out", "tokenizer", "--vocab-size", "1000", "--chat"]);

@@ -153,7 +153,7 @@ fn create(path: &Path) -> Result<(&Path, BufWriter<File>)> {
 /// The line of a tale, without the last message if it is to be answered.
 fn line(tale: &Tale, is_prompt: bool) -> Value {
     let mut json = tale.json();
-    if let (true, Some(messages)) = (is_prompt, json["messages"].as_array_mut()) {
+    if let Some(messages) = json.get_mut("messages").and_then(Value::as_array_mut).filter(|_| is_prompt) {
         messages.pop();
     }
     json

@@ -12,9 +12,9 @@ pub(super) struct Draw {
 }
 
 impl Draw {
-    /// The choices of tale `index` of `seed`.
-    pub(super) fn new(seed: u64, index: u64) -> Draw {
-        Draw { key: mix(mix(seed) ^ index), n_drawn: 0 }
+    /// The choices of tale `index` of `seed`. Streams of the same seed have nothing in common.
+    pub(super) fn new(seed: u64, stream: u64, index: u64) -> Draw {
+        Draw { key: mix(mix(mix(seed) ^ stream) ^ index), n_drawn: 0 }
     }
 
     /// A number below `n`.

@@ -1,12 +1,12 @@
 //! Tales: short English stories made for this project, and conversations about them.
 //!
-//! A grammar of phrasings and words ([`grammar`], written in `plots/` and `words/`) makes millions of different stories.
+//! A grammar of phrasings and words (`grammar`, written in `plots/` and `words/`) makes millions of different stories.
 //! Tale `index` of a seed is a pure function of both. Since a tale can be read back to the one derivation that made it,
 //! its probability is known, and so is the loss that a perfect model would have: the floor.
 //!
-//! - [`syntax`]: how a grammar is written; [`walk`]: how it makes a tale, one choice after the other
-//! - [`draw`]: choices at random; [`read`]: choices found from a text; [`derivation`]: the choices of a tale
-//! - [`tale`]: a tale with its messages, its information and what is expected of an answer
+//! - `syntax`: how a grammar is written; `walk`: how it makes a tale, one choice after the other
+//! - `draw`: choices at random; `read`: choices found from a text; `derivation`: the choices of a tale
+//! - `tale`: a tale with its messages, its information and what is expected of an answer
 //! - [`judge`]: scores what a model wrote
 
 mod derivation;
@@ -112,12 +112,12 @@ impl Tales {
         Ok(Tales { grammar, starts })
     }
 
-    /// Tale `index` of `seed`.
+    /// Tale `index` of `seed`, other ones for each kind.
     ///
     /// # Errors
     /// The grammar leads nowhere, which tests rule out.
     pub fn tale(&self, kind: Kind, seed: u64, index: u64) -> Result<Tale> {
-        Ok(self.finished(tell(&self.grammar, self.start(kind), &mut Draw::new(seed, index))?))
+        Ok(self.finished(tell(&self.grammar, self.start(kind), &mut Draw::new(seed, kind as u64, index))?))
     }
 
     /// The tale that a derivation leads to.

@@ -140,7 +140,7 @@ more
     // What is drawn comes as often as its probability says.
     let mut counts: HashMap<String, (usize, f64)> = HashMap::new();
     for index in 0..20_000 {
-        let told = tell(&grammar, &start, &mut Draw::new(3, index)).unwrap();
+        let told = tell(&grammar, &start, &mut Draw::new(3, 0, index)).unwrap();
         let said = &told.messages[0];
         counts.entry(said.text.clone()).or_insert((0, (-said.nats).exp())).0 += 1;
     }
@@ -176,7 +176,7 @@ fn every_word_of_an_answer_is_known_before_it() {
     let tales = Tales::new().unwrap();
     for kind in [Kind::Questions, Kind::Conversations] {
         for index in 0..3000 {
-            let told = tell(&tales.grammar, tales.start(kind), &mut Draw::new(4, index)).unwrap();
+            let told = tell(&tales.grammar, tales.start(kind), &mut Draw::new(4, 0, index)).unwrap();
             assert!(told.keys.iter().all(|key| key.was_bound), "{:?}", told.messages);
             if kind == Kind::Questions {
                 assert!(!told.keys.is_empty(), "{:?}", told.messages);

@@ -26,7 +26,7 @@ pub fn shuffle_names(tales: &Tales, judged: &mut [Judged], seed: u64) {
     };
     let mut texts: Vec<Vec<String>> = judged.iter().map(|judged| cut(&judged.text)).collect();
     let mut names: Vec<String> = texts.iter().flat_map(|parts| parts.iter().skip(1).step_by(2).cloned()).collect();
-    let mut draw = Draw::new(seed, 0);
+    let mut draw = Draw::new(seed, 0, 0);
     for last in (1..names.len()).rev() {
         names.swap(last, draw.below(last as u64 + 1) as usize);
     }
