@@ -131,7 +131,7 @@ impl ApiError {
         Self { status, message: message.into(), kind, param: None, code: None, context: None }
     }
 
-    fn with_code(self, code: &'static str) -> Self {
+    pub(crate) fn with_code(self, code: &'static str) -> Self {
         Self { code: Some(code), ..self }
     }
 

@@ -15,6 +15,7 @@ mod engine;
 mod equivalence;
 mod gpu;
 mod infill;
+mod inspect;
 mod limits;
 mod live;
 mod memory;

@@ -14,7 +14,7 @@ fn smallest(path: &str) -> Value {
     match path.trim_start_matches("/v1") {
         "/chat/completions" => json!({ "messages": [{ "role": "user", "content": "x" }] }),
         "/detokenize" => json!({ "tokens": [0] }),
-        "/embeddings" => json!({ "input": "x" }),
+        "/embeddings" | "/inspect" => json!({ "input": "x" }),
         _ => json!({ "prompt": "x" }),
     }
 }

@@ -1,0 +1,138 @@
+//! `/v1/inspect` on the tiny model: its answer beside those of other endpoints, and what is refused.
+
+use axum::http::StatusCode;
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use hearth_server::api::{options::ApiOptions, state::AppState};
+use serde_json::{Value, json};
+
+use crate::support::{MODEL, OPTIONS, Server, engine};
+
+const PATH: &str = "/v1/inspect";
+
+async fn inspect(server: &Server, body: Value) -> Value {
+    let answer = server.post_to(PATH, body.to_string()).await;
+    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+    answer.json()
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap()
+}
+
+#[tokio::test]
+async fn predictions_are_the_log_probabilities_of_the_prompt() {
+    let server = Server::start();
+    let found = inspect(&server, json!({ "input": "inspect me", "top_logprobs": 3 })).await;
+    let body = json!({ "prompt": "inspect me", "max_tokens": 0, "prompt_logprobs": 3 });
+    let expected = server.complete(body).await["choices"][0]["prompt_logprobs"].as_array().unwrap().clone();
+    let tokens = found["tokens"].as_array().unwrap();
+    assert_eq!((tokens.len(), found["predictions"].as_array().unwrap().len()), (expected.len(), expected.len()));
+    assert_eq!(
+        (&found["model"], &found["attention"], &found["logit_lens"]),
+        (&json!(MODEL), &Value::Null, &Value::Null)
+    );
+    assert_eq!((&tokens[0]["logprob"], &tokens[0]["rank"]), (&Value::Null, &Value::Null));
+    for (position, token) in tokens.iter().enumerate().skip(1) {
+        let of_token = &expected[position][token["id"].to_string()];
+        assert!((number(&token["logprob"]) - number(&of_token["logprob"])).abs() < 1e-4, "{token} and {of_token}");
+        assert_eq!(token["rank"], of_token["rank"]);
+        // What is expected after the token before.
+        for top in found["predictions"][position - 1]["top_logprobs"].as_array().unwrap() {
+            let listed = &expected[position][top["id"].to_string()];
+            assert!((number(&top["logprob"]) - number(&listed["logprob"])).abs() < 1e-4, "{top} and {listed}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_conversation_is_inspected_as_it_is_tokenized() {
+    let server = Server::start();
+    let body = json!({ "messages": [{ "role": "user", "content": "hello" }] });
+    let expected = server.post_to("/tokenize", body.to_string()).await.json()["tokens"].clone();
+    let found = inspect(&server, body).await;
+    let ids: Vec<_> = found["tokens"].as_array().unwrap().iter().map(|token| token["id"].clone()).collect();
+    assert_eq!(json!(ids), expected);
+}
+
+#[tokio::test]
+async fn maps_and_layers_are_those_that_were_asked_for() {
+    let server = Server::start();
+    let body = json!({
+        "input": [1, 2, 3, 4],
+        "attention": { "layers": [1], "heads": [2, 0] },
+        "logit_lens": { "layers": [0, 2], "top": 1 },
+    });
+    let found = inspect(&server, body).await;
+    let attention = &found["attention"];
+    assert_eq!(attention["shape"], json!([1, 2, 4, 4]));
+    assert_eq!((&attention["layers"], &attention["heads"]), (&json!([1]), &json!([2, 0])));
+    let data = BASE64_STANDARD.decode(attention["data"].as_str().unwrap()).unwrap();
+    assert_eq!(data.len(), 2 * 16 * 2);
+    // The first token attends to itself alone: 1.0, then zeros.
+    assert_eq!(data[..8], [0, 0x3c, 0, 0, 0, 0, 0, 0]);
+    let lens = &found["logit_lens"];
+    assert_eq!(lens["layers"], json!([0, 2]));
+    let last = lens["predictions"][1].as_array().unwrap();
+    for (position, top) in last.iter().enumerate() {
+        assert_eq!(top[0]["id"], found["predictions"][position]["top_logprobs"][0]["id"], "after the last block");
+    }
+    let all = inspect(&server, json!({ "input": "x", "attention": {}, "logit_lens": {} })).await;
+    let (n_layers, n_heads) = (all["layer_count"].as_u64().unwrap(), all["head_count"].as_u64().unwrap());
+    assert_eq!(all["attention"]["shape"], json!([n_layers, n_heads, 1, 1]));
+    assert_eq!(all["logit_lens"]["layers"].as_array().unwrap().len() as u64, n_layers + 1);
+}
+
+#[tokio::test]
+async fn what_cannot_be_inspected_is_refused_by_name() {
+    let server = Server::start();
+    let long: Vec<u32> = vec![1; 513];
+    let cases = [
+        (json!({}), "input", "`input` is required"),
+        (json!({ "input": ["a", "b"] }), "input", "`input` must be one text"),
+        (json!({ "input": [] }), "input", "`input` must be"),
+        (json!({ "input": "x", "messages": [] }), "input", "`input` cannot be combined with `messages`"),
+        (json!({ "input": [9999] }), "input", "`input` has token id 9999"),
+        (
+            json!({ "input": "x", "top_logprobs": 21 }),
+            "top_logprobs",
+            "`top_logprobs` must be a whole number from 0 to 20",
+        ),
+        (
+            json!({ "input": "x", "attention": { "layers": [99] } }),
+            "attention.layers",
+            "`attention.layers` must be numbers below",
+        ),
+        (
+            json!({ "input": "x", "attention": { "heads": "all" } }),
+            "attention.heads",
+            "`attention.heads` must be an array",
+        ),
+        (
+            json!({ "input": "x", "logit_lens": { "layers": [-1] } }),
+            "logit_lens.layers",
+            "`logit_lens.layers` must be an array",
+        ),
+    ];
+    for (body, param, message) in cases {
+        let answer = server.post_to(PATH, body.to_string()).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{body}");
+        assert!(answer.error().starts_with(message), "{body}: {}", answer.error());
+        assert_eq!(answer.json()["error"]["param"], param, "{body}");
+    }
+    let answer = server.post_to(PATH, json!({ "input": long }).to_string()).await;
+    assert_eq!(
+        answer.error(),
+        "the text must have at most 512 tokens to be inspected, got 513\n\
+         hint: the server's `--max-inspect-tokens` sets the limit"
+    );
+}
+
+#[tokio::test]
+async fn it_can_be_turned_off() {
+    let options = ApiOptions { max_inspect_tokens: None, ..ApiOptions::default() };
+    let (state, engine) = (AppState::loading_with(MODEL, options), engine(OPTIONS));
+    state.set_engine(engine.clone());
+    let answer = Server { engine, state }.post_to(PATH, json!({ "input": "x" }).to_string()).await;
+    assert_eq!(answer.status, StatusCode::NOT_FOUND);
+    assert_eq!(answer.error(), "`/v1/inspect` is turned off on this server\nhint: start it without `--no-inspect`");
+}
