@@ -15,6 +15,8 @@ const START = [
   { name: "Beam search", values: { use_beam_search: true, best_of: 4 } },
 ];
 const MAX = 8;
+/** The first prompt: of a chat message (true), and of a text to continue (false). */
+const PROMPTS = { true: "Tell me a story about a brave fox who lost her lamp.", false: "Once upon a time" };
 /** What every strategy shares is asked for once. */
 const SHARED = ["max_tokens", "seed"];
 
@@ -223,10 +225,11 @@ function build() {
     error: element("p", { class: "error", role: "alert", hidden: true }),
     status: element("p", { class: "quiet", role: "status" }),
   };
-  ui.prompt.value = "Once upon a time";
   ui.isChat.checked = stored.isChat ?? false;
+  ui.prompt.value = PROMPTS[ui.isChat.checked];
   ui.isChat.addEventListener("input", () => {
     ui.isChatChosen = true;
+    showPrompt();
     changed();
   });
   ui.prompt.addEventListener("input", () => fitHeight(ui.prompt));
@@ -236,8 +239,7 @@ function build() {
   } },
   element("p", { class: "intro" }, "One prompt under several decoding strategies, side by side."),
   element("label", { for: "compare-prompt" }, "Prompt"), ui.prompt,
-  element("label", { class: "check" }, ui.isChat, " Send as a chat message"),
-  ...shared.elements(),
+  element("div", { class: "compare-options" }, ...shared.elements(), element("label", { class: "check" }, ui.isChat, " Send as a chat message")),
   element("p", { class: "actions" }, ui.start, ui.stop, ui.add), ui.error, ui.status);
   const meanings = element("details", { class: "meanings" }, element("summary", {}, "What the measures mean"),
     element("dl", {}, MEASURES.flatMap(({ label, help }) => [element("dt", {}, label), element("dd", {}, help)])));
@@ -245,11 +247,17 @@ function build() {
   for (const strategy of stored.strategies?.length ? stored.strategies : START) add(strategy);
 }
 
+/** Shows the first prompt of the other kind, unless a person has entered one. */
+function showPrompt() {
+  if (ui.prompt.value === PROMPTS[!ui.isChat.checked]) ui.prompt.value = PROMPTS[ui.isChat.checked];
+}
+
 function showModels() {
   cards.forEach((card) => card.showModels());
   ui.isChat.disabled = !canChat();
   if (!canChat()) ui.isChat.checked = false;
   else if (!ui.isChatChosen && modelId() !== undefined) ui.isChat.checked = true;
+  showPrompt();
 }
 
 export function start() {
