@@ -45,7 +45,7 @@ export class LogitLens {
 
   select(at) {
     this.#selected = at;
-    if (at < this.#start || at >= this.#start + COLUMNS) this.#start = Math.max(0, at - COLUMNS + 2);
+    if (at <= this.#start || at >= this.#start + COLUMNS - 1) this.#setStart(at - COLUMNS / 2);
     if (this.#isShown && this.#lens) this.#draw();
   }
 
@@ -68,8 +68,13 @@ export class LogitLens {
     }
   }
 
+  /** The first column, as far as there are columns. */
+  #setStart(at) {
+    this.#start = Math.max(0, Math.min(at, this.#result.tokens.length - COLUMNS));
+  }
+
   #scroll(step) {
-    this.#start = Math.min(Math.max(0, this.#start + step), Math.max(0, this.#result.tokens.length - COLUMNS));
+    this.#setStart(this.#start + step);
     this.#draw();
   }
 

@@ -22,11 +22,10 @@ async function shown(name) {
   current = name;
   document.title = `${byId(`tab-${name}`).textContent} · Hearth`;
   if (location.hash.slice(1).split("/")[0] !== name) history.replaceState(null, "", `#${name}`);
-  if (before !== name) (await started.get(before))?.hidden?.();
   if (!started.has(name)) started.set(name, LOAD[name]().then((module) => module.start({ open })));
+  if (before !== name) (await started.get(before))?.hidden?.();
   const tab = await started.get(name);
   if (current === name) tab?.shown?.();
-  return tab;
 }
 
 const show = tabs(document.querySelector(".tabs"), shown);

@@ -28,7 +28,7 @@ function show() {
   const select = byId("model-select");
   select.replaceChildren(...list.map((model) => element("option", { value: model.id }, title(model))));
   if (chosen !== undefined) select.value = chosen;
-  byId("model-choice").hidden = list.length < 2;
+  select.hidden = list.length < 2;
   byId("model").hidden = list.length > 1;
   byId("model").textContent = chosen ?? "unknown";
 }

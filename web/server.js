@@ -21,7 +21,7 @@ const duration = (value) => (value < 1 ? `${(value * 1000).toPrecision(3).replac
 
 /** The charts, and what they show of a scrape `now` and an earlier one `before`, `seconds` apart. */
 const latency = (title, name) => ({
-  title, series: ["mean", "95th percentile"], format: duration, floor: 0.001,
+  title, series: ["mean", "p95"], format: duration, floor: 0.001,
   values: (now, before) => [meanBetween(before, now, name), quantileBetween(before, now, name, 0.95)],
 });
 const perSecond = (now, before, seconds, name) => Math.max(0, (now.sum(name) ?? 0) - (before.sum(name) ?? 0)) / seconds;
