@@ -10,7 +10,7 @@ export class ArcView {
   #weights;
   #labels = [];
   #selected;
-  #frame = element("div", { class: "figure-frame arcs", tabindex: "0", role: "region", "aria-label": "Arcs" });
+  #frame = element("div", { class: "figure-frame arcs", tabindex: "0", role: "group", "aria-label": "Arcs" });
   root = element("figure", { class: "attention-figure" }, element("figcaption", {}, "Arcs"), this.#frame,
     element("p", { class: "quiet readout" }, "From the chosen token to what it looks at. The thicker, the more. Faint: the other tokens."));
 

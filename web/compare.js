@@ -45,7 +45,7 @@ class Card {
   #model = element("select", { "aria-label": "Model" });
   #form;
   #summary = element("p", { class: "quiet strategy-summary" });
-  #text = element("div", { class: "compare-text", tabindex: "0", role: "region", "aria-live": "off" });
+  #text = element("div", { class: "compare-text", tabindex: "0", role: "group", "aria-live": "off" });
   #error = element("p", { class: "error", role: "alert", hidden: true });
   #measures = element("dl", { class: "measures" });
 

@@ -103,6 +103,7 @@ export function start(frame) {
     if (!running) complete();
   });
   byId("complete-stop").addEventListener("click", () => running?.abort());
+  byId("complete-start").disabled = false;
   byId("continue").addEventListener("click", () => {
     prompt.value = wholeText();
     changed();

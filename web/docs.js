@@ -44,7 +44,7 @@ function rows(schema, prefix = "") {
 
 function table(schema) {
   const heads = ["Parameter", "Type", "Default", "Description"].map((head) => element("th", { scope: "col" }, head));
-  return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Parameters" }, element("table", {},
+  return element("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Parameters" }, element("table", {},
     element("thead", {}, element("tr", {}, heads)), element("tbody", {}, rows(schema))));
 }
 

@@ -21,7 +21,7 @@ const COLOURS = {
   entropy: { label: "Entropy: how open the choice was", of: (_, expected) => expected && expected.entropy / MAX_ENTROPY, ends: ["settled", "open"] },
 };
 
-/** The tokens in `main` and the details of one in `details`. `handlers`: `branch(at, token)` continues from an alternative; `selected(at)` tells which token is chosen. */
+/** The tokens, and beside them the details of one. `handlers`: `branch(at, token)` continues from an alternative; `selected(at)` tells which token is chosen. */
 export class TokenView {
   #handlers;
   #result;
@@ -31,12 +31,12 @@ export class TokenView {
   #ends = [element("span"), element("span")];
   #token = element("div", { class: "token-details", "aria-live": "polite" });
   details = element("aside", { class: "token-side", "aria-label": "Token" }, this.#token);
-  main = element("div", { class: "token-main" });
-  root = element("div", { class: "token-view" }, this.main, this.details);
+  #main = element("div", { class: "token-main" });
+  root = element("div", { class: "token-view" }, this.#main, this.details);
 
   constructor(handlers) {
     this.#handlers = handlers;
-    this.main.append(element("div", { class: "legend" }, element("label", { for: "token-colour" }, "Colour"), this.#colour,
+    this.#main.append(element("div", { class: "legend" }, element("label", { for: "token-colour" }, "Colour"), this.#colour,
       element("span", { class: "scale" }, this.#ends[0], element("span", { class: "ramp", "aria-hidden": "true" }), this.#ends[1])), this.#list);
     this.#colour.addEventListener("input", () => this.#paint());
     for (const event of ["pointerover", "focusin"]) this.#list.addEventListener(event, ({ target }) => this.#showDetails(this.#placeOf(target)));

@@ -137,7 +137,7 @@ function build() {
   const continuing = element("div", { class: "continuing" },
     element("label", { for: "inspect-length" }, "New tokens"), ui.length, element("label", { for: "inspect-temperature" }, "Temperature"), ui.temperature);
   ui.tokens.details.append(continuing);
-  ui.tokens.main.append(list, ...panels);
+  ui.tokens.root.append(element("div", { class: "layer-views" }, list, ...panels));
   ui.result.append(ui.tokens.root);
   byId("inspect").append(form, ui.result);
   tabs(list, (name) => {

@@ -26,7 +26,7 @@ export class LogitLens {
     this.root.append(
       element("p", { class: "quiet" }, "Each row is a layer, the last one on top; each column is a token of the text. A cell is what the layer would predict to follow, darker if it is surer."),
       element("p", { class: "actions" }, this.#earlier, this.#later), this.#status, this.#error, this.#readout,
-      element("div", { class: "table-frame", tabindex: "0", role: "region", "aria-label": "Logit lens" }, this.#table));
+      element("div", { class: "table-frame", tabindex: "0", role: "group", "aria-label": "Logit lens" }, this.#table));
     for (const event of ["pointerover", "click"]) this.#table.addEventListener(event, ({ target }) => this.#read(target.closest("td")));
   }
 

@@ -49,7 +49,7 @@ export function codeBlock(text, language) {
   const code = element("code", {}, text);
   highlight(code, text, language);
   const copy = iconButton("copy", "Copy code", () => copyFrom(copy, text));
-  const pre = element("pre", { tabindex: "0", role: "region", "aria-label": language ? `Code in ${language}` : "Code" }, code);
+  const pre = element("pre", { tabindex: "0", role: "group", "aria-label": language ? `Code in ${language}` : "Code" }, code);
   return element("div", { class: "code-block" }, element("div", { class: "code-bar" }, element("span", {}, language || "text"), copy), pre);
 }
 
@@ -64,7 +64,7 @@ function finish(fragment) {
     pre.replaceWith(codeBlock(code.textContent.replace(/\n$/, ""), languageOf(code)));
   }
   for (const table of fragment.querySelectorAll("table")) {
-    const frame = element("div", { class: "table-frame", tabindex: "0", role: "region", "aria-label": "Table" });
+    const frame = element("div", { class: "table-frame", tabindex: "0", role: "group", "aria-label": "Table" });
     table.replaceWith(frame);
     frame.append(table);
   }

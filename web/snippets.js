@@ -62,7 +62,7 @@ export function snippets(root) {
     const id = `code-${name.toLowerCase()}`;
     const code = element("code");
     const copy = iconButton("copy", `Copy ${name}`, () => copyFrom(copy, code.textContent));
-    const pre = element("pre", { tabindex: "0", role: "region", "aria-label": `Code in ${name}` }, code);
+    const pre = element("pre", { tabindex: "0", role: "group", "aria-label": `Code in ${name}` }, code);
     const panel = element("div", { id, role: "tabpanel", "aria-labelledby": `tab-${id}`, class: "code-block" }, element("div", { class: "code-bar" }, element("span", {}, name), copy), pre);
     list.append(element("button", { type: "button", role: "tab", id: `tab-${id}`, "aria-controls": id }, name));
     shown.push({ panel, show(request) {

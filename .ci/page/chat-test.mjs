@@ -279,7 +279,7 @@ pageTest("asks for a key, and keeps it as chosen", { prepare: (server) => { serv
   await dialog.getByLabel("API key").fill("sk-right");
   await dialog.getByLabel("in this browser").check();
   await dialog.getByRole("button", { name: "Use key" }).click();
-  await dialog.waitFor({ state: "hidden" });
+  await page.waitForFunction(() => Object.keys(localStorage).some((name) => name.endsWith(" key")));
   assert.deepEqual(await kept(), ['"sk-right"']);
   const other = await context.newPage();
   await other.goto(`${server.origin}/`);

@@ -47,7 +47,7 @@ export function inspection({ input, messages, top_logprobs: top = 5, attention: 
   const tokens = texts.map((token, at) => ({ id: idOf(token), token, bytes: [...Buffer.from(token)], logprob: at === 0 ? null : -0.5 * (at % 4) - 0.1, rank: at === 0 ? null : 1 + (at % 4) }));
   const predictions = texts.map((_, at) => {
     const next = tokens[at + 1];
-    const options = [...(next ? [entry(next.token, next.logprob)] : []), ...INVENTED.map((word, place) => entry(word, -2 - place))];
+    const options = [...(next ? [entry(next.token, next.logprob)] : []), ...INVENTED.filter((word) => word !== next?.token).map((word, place) => entry(word, -2 - place))];
     return { entropy: 1.5, top_logprobs: options.slice(0, top) };
   });
   return [200, {
