@@ -11,6 +11,7 @@ const NEAR = 80;
 export class Thread {
   #root = byId("thread");
   #toEnd = byId("to-end");
+  #list = element("div", { class: "messages" });
   #handlers;
   #views = new Map();
   #conversation;
@@ -21,6 +22,7 @@ export class Thread {
 
   constructor(handlers) {
     this.#handlers = handlers;
+    this.#root.append(this.#list);
     this.#root.addEventListener("scroll", () => {
       const rest = this.#root.scrollHeight - this.#root.clientHeight - this.#root.scrollTop;
       this.#isFollowing = rest < NEAR;
@@ -50,8 +52,22 @@ export class Thread {
       return view.root;
     });
     if (wanted.length === 0) wanted.push(empty());
-    this.#root.replaceChildren(element("div", { class: "messages" }, wanted));
+    this.#place(wanted);
     this.#keepEnd();
+  }
+
+  /** Puts these elements into the list. Those that are in their place are not touched, so that focus and selection stay. */
+  #place(wanted) {
+    let next = this.#list.firstChild;
+    for (const root of wanted) {
+      if (root === next) next = next.nextSibling;
+      else this.#list.insertBefore(root, next);
+    }
+    while (next) {
+      const rest = next.nextSibling;
+      next.remove();
+      next = rest;
+    }
   }
 
   #showMessage(view, message, isRunning) {

@@ -107,6 +107,7 @@ export function imported(text) {
   return file.conversations.map(cleaned);
 }
 
+const isId = (value) => typeof value === "string" && /^\w{1,64}$/.test(value);
 const string = (value) => (typeof value === "string" ? value : "");
 const time = (value) => (Number.isFinite(value) ? value : Date.now());
 const object = (value) => (value !== null && typeof value === "object" && !Array.isArray(value) ? value : {});
@@ -117,13 +118,13 @@ function cleaned(given) {
   for (const message of Array.isArray(given?.messages) ? given.messages : []) {
     const parent = message?.parent ?? null;
     // A message whose parent is missing cannot be shown.
-    if (!ROLES.includes(message?.role) || typeof message.id !== "string" || known.has(message.id) || !known.has(parent)) continue;
+    if (!ROLES.includes(message?.role) || !isId(message.id) || known.has(message.id) || !known.has(parent)) continue;
     known.add(message.id);
     messages.push(cleanedMessage(message, parent));
   }
   const chosen = Object.fromEntries(Object.entries(object(given?.chosen)).filter(([, child]) => known.has(child)));
   const { id, title, isNamed, created, updated, settings } = object(given);
-  return { id: string(id) || randomId(), title: string(title), isNamed: isNamed === true, created: time(created), updated: time(updated), settings: object(settings), messages, chosen };
+  return { id: isId(id) ? id : randomId(), title: string(title), isNamed: isNamed === true, created: time(created), updated: time(updated), settings: object(settings), messages, chosen };
 }
 
 function cleanedMessage(message, parent) {

@@ -106,6 +106,7 @@ function showFacts(metrics) {
     list("Server", [
       ["Hearth", build?.version ?? version],
       ["Device", build?.device],
+      ["Weights", build?.dtype],
       ["Started", started && new Date(started * 1000).toLocaleString()],
       ["API", element("a", { href: "docs" }, "reference")],
       ["Libraries of this page", LIBRARIES.flatMap(([name, file], at) => [at > 0 ? ", " : "", element("a", { href: `vendor/licences/${file}.txt` }, name)])],

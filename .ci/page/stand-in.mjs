@@ -110,7 +110,7 @@ export class StandIn {
     const histogram = (name) => [`${name}_bucket{engine="0",le="0.1"} ${tokens}`, `${name}_bucket{engine="0",le="+Inf"} ${tokens}`, `${name}_sum{engine="0"} ${tokens * 0.05}`, `${name}_count{engine="0"} ${tokens}`];
     return ['vllm:num_requests_running{engine="0"} 2', 'vllm:num_requests_waiting{engine="0"} 1', 'vllm:kv_cache_usage_perc{engine="0"} 0.25',
       `vllm:generation_tokens_total{engine="0"} ${tokens}`, `vllm:prompt_tokens_total{engine="0"} ${tokens}`,
-      'vllm:cache_config_info{block_size="16",cache_dtype="f16",num_gpu_blocks="2048"} 1', 'hearth_build_info{version="0.0.0",device="CPU"} 1',
+      'vllm:cache_config_info{block_size="16",cache_dtype="f16",num_gpu_blocks="2048"} 1', 'hearth_build_info{version="0.0.0",device="CPU",dtype="bf16"} 1',
       ...["vllm:time_to_first_token_seconds", "vllm:inter_token_latency_seconds", "vllm:e2e_request_latency_seconds"].flatMap(histogram), ""].join("\n");
   }
 

@@ -136,6 +136,10 @@ pub struct ServedModel {
     /// A fingerprint of everything that affects answers, for clients: if it changes, the same seeds may give other
     /// answers.
     pub fingerprint: String,
+    /// The name of the device that computes.
+    pub device: String,
+    /// The dtype of most weights.
+    pub dtype: String,
     /// The grammar compiler for structured output, created on first use.
     grammars: OnceLock<hearth_model::Result<GrammarCompiler>>,
 }
@@ -224,8 +228,10 @@ impl Engine {
             };
             return Err(StartError::Thread(what));
         };
+        let model = outcome?;
+        metrics.serves(&model.device, &model.dtype);
         Ok(Self {
-            model: Arc::new(outcome?),
+            model: Arc::new(model),
             queue: Arc::new(Semaphore::new(max_queue)),
             thread: Arc::new(Mutex::new(Some(thread))),
             commands,
