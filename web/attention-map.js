@@ -9,20 +9,25 @@ const shortened = (label) => (label.length > MAX_LABEL ? `${label.slice(0, MAX_L
 /** The three numbers of a computed colour. */
 const rgb = (colour) => colour.match(/[\d.]+/g).slice(0, 3).map(Number);
 
-/** The colours of a canvas, from its style: from the background to the ink. */
+/** 256 opaque pixels from the background of a canvas to its ink, as its style has them. */
 function ramp(canvas) {
   const { color, backgroundColor } = getComputedStyle(canvas);
   const [to, from] = [rgb(color), rgb(backgroundColor)];
-  return (share) => from.map((each, at) => Math.round(each + (to[at] - each) * share));
+  const pixels = new Uint8ClampedArray(4 * 256);
+  for (let step = 0; step < 256; step += 1) {
+    pixels.set([...from.map((each, at) => each + ((to[at] - each) * step) / 255), 255], 4 * step);
+  }
+  return new Uint32Array(pixels.buffer);
 }
 
 /** An image with one pixel per weight; each row is scaled to its largest. */
 function image(weights, colours) {
   const { size } = weights;
   const made = new ImageData(size, size);
+  const pixels = new Uint32Array(made.data.buffer).fill(colours[0]);
   for (let query = 0; query < size; query += 1) {
-    const scale = weights.largest(query) || 1;
-    for (let key = 0; key < size; key += 1) made.data.set([...colours(weights.at(query, key) / scale), 255], 4 * (query * size + key));
+    const scale = 255 / (weights.largest(query) || 1);
+    for (let key = 0; key <= query; key += 1) pixels[query * size + key] = colours[Math.round(weights.at(query, key) * scale)];
   }
   return made;
 }

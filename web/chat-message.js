@@ -1,6 +1,7 @@
 // How one message of a conversation looks.
 import { copyFrom, element, fitHeight, iconButton } from "./dom.js";
-import { count, seconds } from "./measure.js";
+import { count, seconds, tokenRate } from "./measure.js";
+import { modelList } from "./models.js";
 import { split } from "./reasoning.js";
 import { codeBlock, renderMarkdown } from "./render.js";
 
@@ -18,8 +19,8 @@ function prettyJson(text) {
 
 /** The statistics of an answer as one line. */
 export function statsLine({ model, stats, finishReason }, context) {
-  const parts = model ? [model] : [];
-  if (stats?.rate) parts.push(`${stats.rate.toFixed(1)} tok/s`);
+  const parts = model && modelList().length > 1 ? [model] : [];
+  if (stats?.rate) parts.push(tokenRate(stats.rate));
   if (stats?.first) parts.push(`first token ${seconds(stats.first)}`);
   if (stats?.tokens) parts.push(`${count(stats.tokens)} tokens`);
   if (stats?.tokens && stats.prompt) parts.push(`context ${count(stats.prompt + stats.tokens)}${context ? ` of ${count(context)}` : ""}`);

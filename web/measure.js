@@ -40,6 +40,7 @@ export class Stopwatch {
   }
 }
 
+export const tokenRate = (rate) => `${rate.toFixed(rate < 100 ? 1 : 0)} tok/s`;
 export const seconds = (ms) => `${(ms / 1000).toFixed(2)} s`;
 export const count = (number) => number.toLocaleString("en-US");
 export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
@@ -47,7 +48,7 @@ export const plural = (number, noun) => `${count(number)} ${noun}${number === 1 
 /** The statistics as short phrases. */
 export function phrases({ elapsed, first, prompt, tokens, rate }) {
   const parts = [];
-  if (rate !== undefined) parts.push(`${rate.toFixed(1)} tok/s`);
+  if (rate !== undefined) parts.push(tokenRate(rate));
   if (first !== undefined) parts.push(`first token after ${seconds(first)}`);
   if (prompt !== undefined) parts.push(plural(prompt, "prompt token"), `${plural(tokens, "new token")} in ${seconds(elapsed)}`);
   return parts;

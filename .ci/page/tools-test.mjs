@@ -121,6 +121,7 @@ pageTest("compares four strategies side by side", { at: "#compare" }, async ({ p
   await cards.nth(3).getByText("Settings").click();
   await cards.nth(3).getByLabel("Temperature", { exact: true }).fill("1.8");
   await page.reload();
+  await cards.nth(3).waitFor();
   assert.deepEqual(await cards.locator(".strategy-name").evaluateAll((inputs) => inputs.map((input) => input.value)), ["Greedy", "Nucleus", "Min p", "Hot"]);
   assert.equal(await cards.nth(3).locator(".strategy-summary").innerText(), "temperature 1.8");
 });
