@@ -18,7 +18,7 @@ export const SCOPE = new URL(".", document.baseURI).pathname;
 export const address = (endpoint) => new URL(PATHS[endpoint], document.baseURI).href;
 
 /** An error of the server, or of the way to it. */
-export class ApiError extends Error {
+class ApiError extends Error {
   /** `status` is the HTTP status; 0 if there was no response. */
   constructor(message, status = 0) {
     super(message);

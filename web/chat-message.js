@@ -18,7 +18,7 @@ function prettyJson(text) {
 }
 
 /** The statistics of an answer as one line. */
-export function statsLine({ model, stats, finishReason }, context) {
+function statsLine({ model, stats, finishReason }, context) {
   const parts = model && modelList().length > 1 ? [model] : [];
   if (stats?.rate) parts.push(tokenRate(stats.rate));
   if (stats?.first) parts.push(`first token ${seconds(stats.first)}`);

@@ -27,7 +27,6 @@ export function svg(name, attributes = {}, ...children) {
 
 /** Outlines on a grid of 24 by 24, drawn with a pen of width 2. */
 const ICONS = {
-  plus: "M12 5v14M5 12h14",
   close: "M6 6l12 12M18 6L6 18",
   send: "M12 19V5M6 11l6-6 6 6",
   stop: "M7 7h10v10H7z",
@@ -40,11 +39,9 @@ const ICONS = {
   inspect: "M11 4a7 7 0 1 0 0 14 7 7 0 0 0 0-14zM16 16l5 5",
   left: "M14 6l-6 6 6 6",
   right: "M10 6l6 6-6 6",
-  down: "M12 5v14M6 13l6 6 6-6",
   list: "M4 6h16M4 12h16M4 18h10",
   sliders: "M4 7h9M17 7h3M15 5v4M4 17h3M11 17h9M9 15v4",
   export: "M12 15V4M8 8l4-4 4 4M5 14v6h14v-6",
-  import: "M12 4v11M8 11l4 4 4-4M5 14v6h14v-6",
   sun: "M12 8a4 4 0 1 0 0 8 4 4 0 0 0 0-8zM12 2v2M12 20v2M2 12h2M20 12h2M5 5l1 1M18 18l1 1M5 19l1-1M18 6l1-1",
   moon: "M20 14A8 8 0 1 1 10 4a6.5 6.5 0 0 0 10 10z",
   key: "M8 11a4 4 0 1 0 0 8 4 4 0 0 0 0-8zM11 12l9-9M17 6l3 3",

@@ -15,7 +15,7 @@ const changed = () => models.dispatchEvent(new Event("change"));
 export const modelList = () => list;
 /** The chosen model's name; undefined, and not sent, until the server has reported it. */
 export const modelId = () => chosen;
-export const modelInfo = (id = chosen) => list.find((model) => model.id === id);
+const modelInfo = (id = chosen) => list.find((model) => model.id === id);
 /** The context length in tokens, if known. */
 export const contextLength = (id) => modelInfo(id)?.max_model_len ?? modelInfo(id)?.meta?.n_ctx_train;
 /** Whether the model can chat: false only if the server says that it has no chat template. */

@@ -48,7 +48,6 @@ pub(crate) const FILES: &[File] = files! {
     }
     "text/javascript" {
         "/api.js": "api.js",
-        "/app.js": "app.js",
         "/attention-arcs.js": "attention-arcs.js",
         "/attention-map.js": "attention-map.js",
         "/attention.js": "attention.js",
