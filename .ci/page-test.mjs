@@ -1,5 +1,6 @@
-// Opens the page of a running server in headless Chromium and uses it as a person would.
+// Opens the page of a running server in headless Chromium and uses it as a person would. `.ci/page/` tests the page itself.
 // Usage: node .ci/page-test.mjs URL [SCREENSHOT_DIR]        Needs `npm ci --prefix .ci` and Chromium (CHROMIUM=path, else /usr/bin/chromium).
+// With a model that has a chat template it also chats.
 import assert from "node:assert/strict";
 import { once } from "node:events";
 import { mkdirSync, readFileSync } from "node:fs";
@@ -15,7 +16,7 @@ if (!url) {
   process.exit(2);
 }
 const origin = new URL(url).origin;
-const timeout = 60_000;
+const timeout = 120_000;
 
 /** A proxy that speaks TLS and has the server below a path. It passes the header `Host` on. */
 const tlsFile = (name) => readFileSync(new URL(`../server/tests/server/tls/${name}`, import.meta.url));
@@ -26,6 +27,12 @@ const proxy = createServer({ cert: tlsFile("cert.pem"), key: tlsFile("key.pem") 
     answer.pipe(to);
   }));
 });
+
+const json = async (path) => (await fetch(`${origin}${path}`)).json();
+const model = (await json("/v1/models")).data[0].id;
+const canChat = (await json("/v1/tokenizer_info")).chat_template !== null;
+const post = (path, body) => fetch(`${origin}${path}`, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
+const canInspect = (await post("/v1/inspect", { input: "x" })).ok;
 
 let browser;
 before(async () => {
@@ -39,22 +46,24 @@ after(async () => {
 });
 
 /** A page test: `run(page, seen)`, where `seen` fills with what the page asked for and complained about. `at()` is the page's address. */
-function pageTest(name, { at = () => `${origin}/`, colorScheme = "light", before: prepare }, run) {
-  test(name, { timeout }, async () => {
+function pageTest(name, { at = () => `${origin}/`, tab = "complete", colorScheme = "light", skip = false }, run) {
+  test(name, { timeout, skip }, async () => {
     // The proxy's certificate is a test's.
-    const context = await browser.newContext({ colorScheme, ignoreHTTPSErrors: true, viewport: { width: 1000, height: 900 } });
+    const context = await browser.newContext({ colorScheme, ignoreHTTPSErrors: true, viewport: { width: 1280, height: 900 } });
     try {
       const page = await context.newPage();
+      page.setDefaultTimeout(timeout / 2);
       const seen = { errors: [], requests: [] };
       page.on("console", (message) => { if (message.type() === "error") seen.errors.push(message.text()); });
       page.on("pageerror", (error) => seen.errors.push(String(error)));
       page.on("request", (request) => seen.requests.push(request));
-      await prepare?.(page);
-      await page.goto(at());
-      await page.waitForFunction(() => document.querySelector("#model").textContent !== "loading…");
+      await page.goto(`${at()}#${tab}`);
+      await page.locator("#model", { hasText: model }).waitFor();
       await run(page, seen);
-      const elsewhere = seen.requests.map((request) => request.url()).filter((to) => !to.startsWith(at()) && !to.startsWith("data:"));
+      const elsewhere = seen.requests.map((request) => request.url()).filter((to) => !to.startsWith(at()));
       assert.deepEqual(elsewhere, [], "the page asked another host");
+      // Chromium itself reports every failed request; the page has nothing to add.
+      assert.deepEqual(seen.errors.filter((text) => !text.startsWith("Failed to load resource")), [], "the console has errors");
     } finally {
       await context.close();
     }
@@ -62,31 +71,16 @@ function pageTest(name, { at = () => `${origin}/`, colorScheme = "light", before
 }
 
 const textOf = (page, selector) => page.locator(selector).textContent();
-const shoot = (page, name) => screenshots && page.screenshot({ path: join(screenshots, `${name}.png`), fullPage: true });
-const finished = (page) => page.waitForFunction(
-  () => document.querySelector("#completion").getAttribute("aria-busy") === "false", null, { timeout });
-const completionRequests = (seen) => seen.requests.filter((request) => request.url().endsWith("/v1/completions"));
-
-/** Replaces the server's answer by `bytes`, one byte a chunk. */
-const answerInBytes = (text) => (page) => page.addInitScript((text) => {
-  const fetchOfTheBrowser = window.fetch;
-  window.fetch = async (to, options) => {
-    if (!String(to).endsWith("v1/completions")) return fetchOfTheBrowser(to, options);
-    const bytes = new TextEncoder().encode(text);
-    let next = 0;
-    return new Response(new ReadableStream({
-      pull(controller) {
-        if (next < bytes.length) controller.enqueue(bytes.slice(next, ++next));
-        else controller.close();
-      },
-    }));
-  };
-}, text);
+const shoot = (page, name) => screenshots && page.screenshot({ path: join(screenshots, `${name}.png`) });
+const completed = (page) => page.waitForFunction(() => document.querySelector("#completion").getAttribute("aria-busy") === "false");
+const bodies = (seen, path) => seen.requests.filter((request) => request.url().endsWith(path)).map((request) => request.postDataJSON());
+const complete = async (page) => {
+  await page.getByRole("button", { name: "Complete" }).click();
+  await completed(page);
+};
 
 for (const colorScheme of ["light", "dark"]) {
   pageTest(`completes a prompt (${colorScheme})`, { colorScheme }, async (page, seen) => {
-    const model = await textOf(page, "#model");
-    assert.equal(model, (await (await fetch(`${origin}/v1/models`)).json()).data[0].id);
     // Every text that the completion held on its way: more than one means that it came as a stream.
     await page.evaluate(() => {
       window.states = new Set();
@@ -95,149 +89,158 @@ for (const colorScheme of ["light", "dark"]) {
         .observe(completion, { subtree: true, characterData: true, characterDataOldValue: true });
     });
     const fields = { "Max tokens": 24, Temperature: 0.9, "Top k": 20, "Top p": 0.95, "Min p": 0.01, "Repetition penalty": 1.1, Seed: 7 };
-    for (const [label, value] of Object.entries(fields)) await page.getByLabel(label).fill(String(value));
-    await page.getByLabel("Stop strings").fill("\\n\\n\\n\nQQQ");
-    const prompt = page.getByLabel("Prompt");
+    for (const [label, value] of Object.entries(fields)) await page.getByLabel(label, { exact: true }).fill(String(value));
+    await page.getByLabel("Stop strings", { exact: true }).fill("\\n\\n\\n\nQQQ");
+    const prompt = page.getByLabel("Prompt", { exact: true });
     await prompt.fill("Once upon a time");
     await prompt.press("Control+Enter");
-    await finished(page);
+    await completed(page);
 
-    assert.deepEqual(completionRequests(seen).map((request) => request.postDataJSON()), [{
-      model, prompt: "Once upon a time", stream: true, stream_options: { include_usage: true },
+    assert.deepEqual(bodies(seen, "/v1/completions"), [{
+      model, prompt: "Once upon a time", stream: true, stream_options: { include_usage: true, continuous_usage_stats: true },
       max_tokens: 24, temperature: 0.9, top_k: 20, top_p: 0.95, min_p: 0.01, repetition_penalty: 1.1, seed: 7, stop: ["\n\n\n", "QQQ"],
     }]);
-    assert.equal(await textOf(page, "#error"), "");
+    assert.equal(await textOf(page, "#complete-error"), "");
     assert.equal(await textOf(page, "#given"), "Once upon a time");
     const first = await textOf(page, "#completion");
     assert.ok(first.length > 0, "no text came");
     assert.ok((await page.evaluate(() => window.states.size)) > 1, "the text came at once, not as a stream");
-    assert.match(await textOf(page, "#status"), /finish reason: (stop|length) · \d+ prompt tokens · \d+ new tokens in \d+\.\d\d s/);
+    assert.match(await textOf(page, "#status"), /finish reason: (stop|length) · .* · \d+ prompt tokens · \d+ new tokens in \d+\.\d\d s/);
     await shoot(page, `complete-${colorScheme}`);
 
-    await page.getByRole("button", { name: "Complete" }).click();
-    await finished(page);
+    await complete(page);
     assert.equal(await textOf(page, "#completion"), first, "the same seed gave another text");
-    assert.deepEqual(seen.errors, [], "the console has errors");
   });
 }
 
 for (const [where, at] of [
   ["localhost", () => `${origin.replace(new URL(url).hostname, "localhost")}/`],
-  ["a proxy that speaks TLS", () => `https://localhost:${proxy.address().port}/hearth/`],
+  ["a proxy that speaks TLS, below a path", () => `https://localhost:${proxy.address().port}/hearth/`],
 ]) {
-  pageTest(`completes a prompt at ${where}`, { at }, async (page, seen) => {
+  pageTest(`every tab loads at ${where}`, { at }, async (page) => {
     await page.getByLabel("Max tokens").fill("4");
-    await page.getByRole("button", { name: "Complete" }).click();
-    await finished(page);
-    assert.equal(await textOf(page, "#error"), "");
+    await complete(page);
+    assert.equal(await textOf(page, "#complete-error"), "");
     assert.match(await textOf(page, "#status"), /^finish reason/);
-    assert.deepEqual(seen.errors, [], "the console has errors");
+    for (const [tab, something] of [["Chat", "#thread .welcome"], ["Compare", ".strategy"], ["Inspect", "#inspect-text"], ["Server", ".chart"]]) {
+      await page.getByRole("tab", { name: tab }).click();
+      await page.locator(something).first().waitFor();
+    }
+    await page.getByRole("link", { name: "API" }).click();
+    await page.locator("details.operation").first().waitFor();
   });
 }
 
-pageTest("stops when told to", {}, async (page, seen) => {
+pageTest("stops when told to", {}, async (page) => {
   // A slow line, so that there is something to stop however fast the model is.
   const network = await page.context().newCDPSession(page);
   await network.send("Network.emulateNetworkConditions", { offline: false, latency: 0, downloadThroughput: 2000, uploadThroughput: -1 });
   for (const stop of [() => page.getByRole("button", { name: "Stop" }).click(), () => page.keyboard.press("Escape")]) {
-    await page.getByLabel("Temperature").fill("1");
     await page.getByLabel("Max tokens").fill("100");
     await page.getByRole("button", { name: "Complete" }).click();
-    await page.waitForFunction(() => document.querySelector("#completion").textContent !== "", null, { timeout });
+    await page.waitForFunction(() => document.querySelector("#completion").textContent !== "");
     await stop();
-    await finished(page);
+    await completed(page);
     assert.match(await textOf(page, "#status"), /^Stopped after/);
     assert.notEqual(await textOf(page, "#completion"), "", "what had come is gone");
-    assert.equal(await textOf(page, "#error"), "");
-    assert.equal(await page.evaluate(() => document.activeElement.id), "start-button");
+    assert.equal(await textOf(page, "#complete-error"), "");
+    assert.equal(await page.evaluate(() => document.activeElement.id), "complete-start");
   }
-  await shoot(page, "stopped");
   await network.send("Network.emulateNetworkConditions", { offline: false, latency: 0, downloadThroughput: -1, uploadThroughput: -1 });
   await page.getByLabel("Max tokens").fill("4");
-  await page.getByRole("button", { name: "Complete" }).click();
-  await finished(page);
+  await complete(page);
   assert.match(await textOf(page, "#status"), /^finish reason/);
-  assert.deepEqual(seen.errors, [], "the console has errors");
 });
 
 pageTest("shows the server's error as it said it", {}, async (page, seen) => {
-  await page.getByLabel("Temperature").fill("9");
-  await page.getByRole("button", { name: "Complete" }).click();
-  await finished(page);
-  const [request] = completionRequests(seen);
-  const answer = await fetch(`${origin}/v1/completions`, { method: "POST", headers: { "content-type": "application/json" }, body: request.postData() });
+  await page.getByLabel("Temperature", { exact: true }).fill("9");
+  await complete(page);
+  const answer = await post("/v1/completions", bodies(seen, "/v1/completions")[0]);
   assert.equal(answer.status, 400);
-  assert.equal(await textOf(page, "#error"), (await answer.json()).error.message);
-  await shoot(page, "server-error");
-
+  assert.equal(await textOf(page, "#complete-error"), (await answer.json()).error.message);
   await page.route("**/v1/completions", (route) => route.abort("connectionrefused"));
-  await page.getByRole("button", { name: "Complete" }).click();
-  await finished(page);
-  assert.match(await textOf(page, "#error"), /^cannot reach the server: /);
-  // Chromium itself reports every failed request; the page has nothing to add.
-  assert.deepEqual(seen.errors.filter((text) => !text.startsWith("Failed to load resource")), []);
+  await complete(page);
+  assert.match(await textOf(page, "#complete-error"), /^cannot reach the server: /);
 });
 
-pageTest("asks for a key where the server does", {
-  // The server of this test is open; this one in front of it is not.
-  before: (page) => page.route("**/v1/**", (route) => {
-    if (route.request().headers().authorization === "Bearer sk-right") return route.continue();
-    const error = { message: "an API key is required", type: "invalid_request_error", param: null, code: "invalid_api_key" };
-    return route.fulfill({ status: 401, contentType: "application/json", body: JSON.stringify({ error }) });
-  }),
-}, async (page, seen) => {
-  assert.equal(await textOf(page, "#error"), "an API key is required");
-  await shoot(page, "key");
-  for (const [key, model] of [["sk-wrong", "unknown"], ["sk-right", undefined]]) {
-    const answer = page.waitForResponse("**/v1/models");
-    await page.getByLabel("API key").fill(key);
-    await page.getByLabel("API key").press("Enter");
-    await answer;
-    await page.waitForFunction((hidden) => document.querySelector("#key").hidden === hidden, model === undefined, { timeout });
+pageTest("compares four strategies", { tab: "compare" }, async (page) => {
+  if (canChat) await page.getByLabel("Send as a chat message").uncheck();
+  await page.locator("#compare-prompt").fill("Once upon a time");
+  await page.getByLabel("Max tokens", { exact: true }).fill("24");
+  await page.getByRole("button", { name: "Compare", exact: true }).click();
+  await page.getByText("All strategies are finished.").waitFor();
+  const cards = page.locator(".strategy");
+  assert.equal(await cards.count(), 4);
+  for (const card of await cards.all()) {
+    assert.equal(await card.locator(".error").textContent(), "");
+    assert.notEqual(await card.locator(".compare-text").innerText(), "");
+    const [mean, distinct] = await card.locator("dd").allInnerTexts();
+    assert.match(mean, /^−\d+\.\d{3}/);
+    assert.match(distinct, /^[01]\.\d{3}/);
   }
-  assert.equal(await page.locator("#error").isVisible(), false);
-  await page.getByLabel("Max tokens").fill("4");
-  await page.getByRole("button", { name: "Complete" }).click();
-  await finished(page);
-  assert.match(await textOf(page, "#status"), /^finish reason/);
-  // Kept as long as the tab is, and nowhere else.
+  await shoot(page, "compare");
+});
+
+pageTest(canInspect ? "shows alternatives and attention" : "says that the server cannot inspect", { tab: "inspect" }, async (page) => {
+  await page.getByRole("button", { name: "Inspect", exact: true }).click();
+  if (!canInspect) {
+    await page.getByText("This server does not offer inspection.").waitFor();
+    return;
+  }
+  await page.locator(".token").nth(2).click();
+  assert.ok((await page.locator(".alternative").count()) >= 10);
+  await page.getByRole("button", { name: "head 0" }).click();
+  // The attention of a token sums to one; the sentence names its largest parts.
+  const shares = [...(await textOf(page, ".attention .attention-text")).matchAll(/(\d+) %/g)].map(([, share]) => Number(share));
+  assert.ok(shares.length > 0 && shares.reduce((sum, share) => sum + share, 0) <= 103, String(shares));
+  await shoot(page, "inspect");
+  await page.getByRole("tab", { name: "Logit lens" }).click();
+  await page.locator(".lens tbody tr").first().waitFor();
+  await page.locator(".alternative").nth(1).click();
+  await page.getByText(/^Continued from/).waitFor();
+});
+
+pageTest("shows what the server does and runs", { tab: "server" }, async (page) => {
+  await page.waitForFunction(() => /generated: \d/.test(document.querySelectorAll(".chart")[1]?.getAttribute("aria-label")));
+  const facts = await page.locator(".fact-cards").innerText();
+  const { version } = (await json("/openapi.json")).info;
+  for (const fact of [`Hearth\n${version}`, "Device", "Weights", "Parameters", "Pages"]) assert.ok(facts.includes(fact), `${fact} is not in ${facts}`);
+  await shoot(page, "server");
+});
+
+pageTest("chats over two turns, and finds the conversation again", { tab: "chat", skip: canChat ? false : "the model has no chat template" }, async (page, seen) => {
+  await page.getByRole("button", { name: "Settings" }).click();
+  await page.getByLabel("Max tokens", { exact: true }).fill("24");
+  await page.getByLabel("Temperature", { exact: true }).fill("0");
+  const say = async (text, messages) => {
+    await page.getByLabel("Message", { exact: true }).fill(text);
+    await page.keyboard.press("Enter");
+    await page.locator(`.message.assistant[aria-busy=false] >> nth=${messages / 2 - 1}`).waitFor();
+    await page.locator("#send[aria-label=Send]").waitFor();
+  };
+  await say("Tell me a story about a brave fox who lost her lamp.", 2);
+  await say("What did she lose?", 4);
+  const texts = () => page.locator(".message .content").allInnerTexts();
+  const before = await texts();
+  assert.equal(before.length, 4);
+  assert.ok(before.every((text) => text.trim() !== ""), String(before));
+  assert.equal(bodies(seen, "/v1/chat/completions")[1].messages.length, 3);
+  assert.match(await page.locator(".stats").last().innerText(), /tok\/s · first token .* tokens · context \d+ of /);
+  await page.locator(".message.assistant").first().getByRole("button", { name: "Regenerate" }).click();
+  await page.locator("#send[aria-label=Send]").waitFor();
+  await page.locator(".message.assistant").first().getByRole("button", { name: "Continue" }).click();
+  await page.locator("#send[aria-label=Send]").waitFor();
+  assert.equal(bodies(seen, "/v1/chat/completions")[3].continue_final_message, true);
+  await page.getByRole("button", { name: "Previous branch" }).first().click();
   await page.reload();
-  await page.waitForFunction(() => !["loading…", "unknown"].includes(document.querySelector("#model").textContent), null, { timeout });
-  assert.equal(await page.locator("#key").isVisible(), false);
-  assert.equal(await page.evaluate(() => localStorage.length), 0);
-  assert.deepEqual(seen.errors.filter((text) => !text.startsWith("Failed to load resource")), []);
+  await page.locator(".message >> nth=3").waitFor();
+  assert.deepEqual(await texts(), before);
+  await shoot(page, "chat");
 });
 
-const chunk = (value) => `data: ${JSON.stringify(value)}`;
-const piece = (text) => chunk({ choices: [{ index: 0, text, finish_reason: null }] });
-
-pageTest("reads a stream cut anywhere", {
-  before: answerInBytes([
-    ": a comment", "", "event: message", piece("naïve "), "", piece("café\n").replace("data: ", "data:"), "",
-  ].join("\r\n") + ["", piece("🔥 "), "", 'data: {"choices":', 'data: [{"text":"end","finish_reason":"stop"}]}', ""].join("\n")
-    + ["", piece("."), "", chunk({ choices: [], usage: { prompt_tokens: 3, completion_tokens: 5 } }), "", "data: [DONE]", "", ""].join("\r")),
-}, async (page, seen) => {
-  await page.getByRole("button", { name: "Complete" }).click();
-  await finished(page);
-  assert.equal(await textOf(page, "#error"), "");
-  assert.equal(await textOf(page, "#completion"), "naïve café\n🔥 end.");
-  assert.match(await textOf(page, "#status"), /^finish reason: stop · 3 prompt tokens · 5 new tokens/);
-  assert.deepEqual(seen.errors, []);
-});
-
-pageTest("shows an error that comes in the stream, and keeps the text before it", {
-  before: answerInBytes([piece("so far"), "", chunk({ error: { message: "the engine failed", type: "server_error" } }), "", ""].join("\n")),
-}, async (page) => {
-  await page.getByRole("button", { name: "Complete" }).click();
-  await finished(page);
-  assert.equal(await textOf(page, "#completion"), "so far");
-  assert.equal(await textOf(page, "#error"), "the engine failed");
-});
-
-pageTest("says when a stream ends too early", {
-  before: answerInBytes([piece("so far"), "", ""].join("\n")),
-}, async (page) => {
-  await page.getByRole("button", { name: "Complete" }).click();
-  await finished(page);
-  assert.equal(await textOf(page, "#error"), "the connection was closed before the completion was finished");
+test("without a chat template the page begins with Complete", { timeout, skip: canChat ? "the model has one" : false }, async () => {
+  const page = await browser.newPage();
+  await page.goto(`${origin}/`);
+  await page.getByRole("tab", { name: "Complete", selected: true }).waitFor({ timeout: timeout / 2 });
+  await page.close();
 });

@@ -1,23 +1,12 @@
 // Shows /openapi.json as a page. It works for any OpenAPI document. All text is inserted as text, never as HTML.
 
-const byId = (id) => document.getElementById(id);
+import { byId, element as build } from "./dom.js";
 
-/** Creates an element with attributes and children. Strings become text, with parts in backticks as code. */
-function element(name, attributes = {}, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
-  for (const child of children.flat()) made.append(...(typeof child === "string" ? prose(child) : [child]));
-  return made;
-}
+/** Creates an element. In strings, parts in backticks become code. */
+const element = (name, attributes = {}, ...children) =>
+  build(name, attributes, children.flat().flatMap((child) => (typeof child === "string" ? prose(child) : [child])));
 
-function prose(text) {
-  return text.split("`").map((part, index) => {
-    if (index % 2 === 0) return document.createTextNode(part);
-    const code = document.createElement("code");
-    code.textContent = part;
-    return code;
-  });
-}
+const prose = (text) => text.split("`").map((part, index) => (index % 2 === 0 ? part : build("code", {}, part)));
 
 /** Describes the type of a value. `null` is left out: it means absent everywhere. */
 function typeText(schema) {
@@ -55,7 +44,7 @@ function rows(schema, prefix = "") {
 
 function table(schema) {
   const heads = ["Parameter", "Type", "Default", "Description"].map((head) => element("th", { scope: "col" }, head));
-  return element("div", { class: "scroll" }, element("table", {},
+  return element("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Parameters" }, element("table", {},
     element("thead", {}, element("tr", {}, heads)), element("tbody", {}, rows(schema))));
 }
 
@@ -72,7 +61,7 @@ function operation(method, path, { summary, requestBody, responses, security }, 
   const answer = responses["200"]?.content?.["application/json"]?.schema?.$ref?.split("/").pop();
   if (answer) {
     parts.push(element("details", {}, element("summary", {}, `Schema of ${answer}`),
-      element("pre", {}, document.createTextNode(JSON.stringify(schemas[answer], null, 2)))));
+      element("pre", { tabindex: "0" }, document.createTextNode(JSON.stringify(schemas[answer], null, 2)))));
   }
   return element("details", { class: "operation", "data-path": path, ...(body ? { open: "" } : {}) }, parts);
 }

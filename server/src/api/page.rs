@@ -1,41 +1,194 @@
 //! The web page at `/` and the API reference at `/docs`: the files of `web/`, embedded in the binary.
 
 use axum::{
-    http::{HeaderName, header},
+    http::{HeaderMap, HeaderName, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use ring::digest::{SHA256, digest};
 
-/// The page loads everything from this server, except its empty inline icon. Other pages must not frame it: they
-/// could trick users into clicking on it.
-const CONTENT_SECURITY_POLICY: &str = "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'";
+/// The pages load everything from this server, run and style nothing that is inline, and send no forms. Other pages must
+/// not frame them: they could trick users into clicking on them. Text becomes HTML in the sanitizer alone.
+const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
+    connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'; \
+    require-trusted-types-for 'script'; trusted-types dompurify";
 
-pub(crate) async fn index() -> Response {
-    file("text/html; charset=utf-8", include_str!("../../../web/index.html"))
+/// An embedded file.
+pub(crate) struct File {
+    /// The path that it is served at.
+    pub(crate) path: &'static str,
+    content_type: &'static str,
+    bytes: &'static [u8],
 }
 
-pub(crate) async fn script() -> Response {
-    file("text/javascript; charset=utf-8", include_str!("../../../web/app.js"))
+/// Files of `web/`, each with the path that it is served at, by content type.
+macro_rules! files {
+    ($($content_type:literal { $($path:literal: $name:literal,)* })*) => {
+        &[$($(File {
+            path: $path,
+            content_type: concat!($content_type, "; charset=utf-8"),
+            bytes: include_bytes!(concat!("../../../web/", $name)),
+        },)*)*]
+    };
 }
 
-pub(crate) async fn docs() -> Response {
-    file("text/html; charset=utf-8", include_str!("../../../web/docs.html"))
+/// All files.
+pub(crate) const FILES: &[File] = files! {
+    "text/html" {
+        "/": "index.html",
+        "/docs": "docs.html",
+    }
+    "text/css" {
+        "/chat.css": "chat.css",
+        "/docs.css": "docs.css",
+        "/style.css": "style.css",
+        "/tools.css": "tools.css",
+    }
+    "image/svg+xml" {
+        "/icon.svg": "icon.svg",
+    }
+    "text/javascript" {
+        "/api.js": "api.js",
+        "/attention-arcs.js": "attention-arcs.js",
+        "/attention-map.js": "attention-map.js",
+        "/attention.js": "attention.js",
+        "/chart.js": "chart.js",
+        "/chat-list.js": "chat-list.js",
+        "/chat-message.js": "chat-message.js",
+        "/chat-run.js": "chat-run.js",
+        "/chat-settings.js": "chat-settings.js",
+        "/chat-thread.js": "chat-thread.js",
+        "/chat.js": "chat.js",
+        "/compare.js": "compare.js",
+        "/complete.js": "complete.js",
+        "/conversation.js": "conversation.js",
+        "/docs.js": "docs.js",
+        "/dom.js": "dom.js",
+        "/drawer.js": "drawer.js",
+        "/event-stream.js": "event-stream.js",
+        "/float16.js": "float16.js",
+        "/highlight.js": "highlight.js",
+        "/inspect-tokens.js": "inspect-tokens.js",
+        "/inspect.js": "inspect.js",
+        "/key.js": "key.js",
+        "/logit-lens.js": "logit-lens.js",
+        "/main.js": "main.js",
+        "/measure.js": "measure.js",
+        "/models.js": "models.js",
+        "/notice.js": "notice.js",
+        "/parameter-form.js": "parameter-form.js",
+        "/parameters.js": "parameters.js",
+        "/prometheus.js": "prometheus.js",
+        "/reasoning.js": "reasoning.js",
+        "/render.js": "render.js",
+        "/server.js": "server.js",
+        "/settings.js": "settings.js",
+        "/snippets.js": "snippets.js",
+        "/store.js": "store.js",
+        "/tabs.js": "tabs.js",
+        "/text-statistics.js": "text-statistics.js",
+        "/theme.js": "theme.js",
+        "/vendor/highlight/bash.min.js": "vendor/highlight/bash.min.js",
+        "/vendor/highlight/c.min.js": "vendor/highlight/c.min.js",
+        "/vendor/highlight/core.min.js": "vendor/highlight/core.min.js",
+        "/vendor/highlight/cpp.min.js": "vendor/highlight/cpp.min.js",
+        "/vendor/highlight/css.min.js": "vendor/highlight/css.min.js",
+        "/vendor/highlight/diff.min.js": "vendor/highlight/diff.min.js",
+        "/vendor/highlight/go.min.js": "vendor/highlight/go.min.js",
+        "/vendor/highlight/java.min.js": "vendor/highlight/java.min.js",
+        "/vendor/highlight/javascript.min.js": "vendor/highlight/javascript.min.js",
+        "/vendor/highlight/json.min.js": "vendor/highlight/json.min.js",
+        "/vendor/highlight/markdown.min.js": "vendor/highlight/markdown.min.js",
+        "/vendor/highlight/python.min.js": "vendor/highlight/python.min.js",
+        "/vendor/highlight/rust.min.js": "vendor/highlight/rust.min.js",
+        "/vendor/highlight/sql.min.js": "vendor/highlight/sql.min.js",
+        "/vendor/highlight/typescript.min.js": "vendor/highlight/typescript.min.js",
+        "/vendor/highlight/xml.min.js": "vendor/highlight/xml.min.js",
+        "/vendor/highlight/yaml.min.js": "vendor/highlight/yaml.min.js",
+        "/vendor/marked.esm.js": "vendor/marked.esm.js",
+        "/vendor/purify.es.mjs": "vendor/purify.es.mjs",
+    }
+    "text/plain" {
+        "/vendor/licences/dompurify.txt": "vendor/licences/dompurify.txt",
+        "/vendor/licences/highlight.txt": "vendor/licences/highlight.txt",
+        "/vendor/licences/marked.txt": "vendor/licences/marked.txt",
+    }
+};
+
+impl File {
+    /// The response to a request with these headers: the file, or 304 if the browser has it.
+    pub(crate) fn response(&self, headers: &HeaderMap) -> Response {
+        let tag = self.tag();
+        let has_it = headers.get(header::IF_NONE_MATCH).is_some_and(|given| given.as_bytes() == tag.as_bytes());
+        let own: [(HeaderName, &str); 5] = [
+            (header::CONTENT_TYPE, self.content_type),
+            (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
+            (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+            // A new binary may have a new page, so browsers ask each time whether theirs is the current one.
+            (header::CACHE_CONTROL, "no-cache"),
+            (header::ETAG, &tag),
+        ];
+        if has_it { (StatusCode::NOT_MODIFIED, own).into_response() } else { (own, self.bytes).into_response() }
+    }
+
+    /// The file's entity tag.
+    fn tag(&self) -> String {
+        let hash = digest(&SHA256, self.bytes);
+        let hex: String = hash.as_ref().iter().take(12).map(|byte| format!("{byte:02x}")).collect();
+        format!("\"{hex}\"")
+    }
 }
 
-pub(crate) async fn docs_script() -> Response {
-    file("text/javascript; charset=utf-8", include_str!("../../../web/docs.js"))
-}
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
 
-pub(crate) async fn style() -> Response {
-    file("text/css; charset=utf-8", include_str!("../../../web/style.css"))
-}
+    use std::{collections::BTreeSet, fs, path::Path};
 
-fn file(content_type: &'static str, text: &'static str) -> Response {
-    let headers: [(HeaderName, &str); 4] = [
-        (header::CONTENT_TYPE, content_type),
-        (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        // A new binary may have a new page.
-        (header::CACHE_CONTROL, "no-cache"),
-    ];
-    (headers, text).into_response()
+    use super::*;
+
+    /// Paths of the files in a folder, relative to `root`.
+    fn files_in(dir: &Path, root: &Path) -> BTreeSet<String> {
+        let entries = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+        let paths = entries.flat_map(|path| {
+            if path.is_dir() {
+                return files_in(&path, root);
+            }
+            BTreeSet::from([path.strip_prefix(root).unwrap().to_string_lossy().replace('\\', "/")])
+        });
+        paths.collect()
+    }
+
+    #[test]
+    fn every_file_is_served_under_its_name() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../web");
+        let mut there = files_in(&root, &root);
+        assert!(there.remove("vendor/README.md"));
+        let served: BTreeSet<String> = FILES
+            .iter()
+            .map(|file| match file.path {
+                "/" => "index.html".to_owned(),
+                "/docs" => "docs.html".to_owned(),
+                path => path.trim_start_matches('/').to_owned(),
+            })
+            .collect();
+        assert_eq!(served, there);
+        for file in FILES {
+            let name = file.path.trim_start_matches('/');
+            let on_disk = fs::read(root.join(match file.path {
+                "/" => "index.html",
+                "/docs" => "docs.html",
+                _ => name,
+            }));
+            assert!(on_disk.unwrap() == file.bytes, "{}", file.path);
+            let extension = name.rsplit_once('.').map_or("html", |(_, extension)| extension);
+            let expected = match extension {
+                "js" | "mjs" => "text/javascript",
+                "svg" => "image/svg+xml",
+                "txt" => "text/plain",
+                "css" => "text/css",
+                _ => "text/html",
+            };
+            assert!(file.content_type.starts_with(expected), "{}", file.path);
+        }
+    }
 }

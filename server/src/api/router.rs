@@ -3,7 +3,7 @@
 use axum::{
     Extension, Json, Router,
     extract::{DefaultBodyLimit, State},
-    http::{Method, StatusCode, Uri},
+    http::{HeaderMap, Method, StatusCode, Uri},
     middleware::from_fn_with_state,
     routing::{get, post},
 };
@@ -40,15 +40,12 @@ pub fn app(state: AppState) -> Router {
 
 fn endpoints() -> Vec<Endpoint> {
     let page = |path, handler| Endpoint { path, handler, policy: Policy::Page, operation: None };
+    let file =
+        |file: &'static page::File| page(file.path, get(async move |headers: HeaderMap| file.response(&headers)));
     let endpoint =
         |path, handler, policy, operation: Operation| Endpoint { path, handler, policy, operation: Some(operation) };
     let (api, probe, inference) = (Policy::Api, Policy::Probe, Policy::Inference);
-    vec![
-        page("/", get(page::index)),
-        page("/app.js", get(page::script)),
-        page("/style.css", get(page::style)),
-        page("/docs", get(page::docs)),
-        page("/docs.js", get(page::docs_script)),
+    let endpoints = vec![
         page("/openapi.json", get(openapi_document)),
         endpoint("/v1/completions", post(completions::create), inference("text_completion"), completions::OPERATION),
         endpoint("/v1/chat/completions", post(chat::create), inference("chat"), chat::OPERATION),
@@ -66,7 +63,8 @@ fn endpoints() -> Vec<Endpoint> {
         endpoint("/health", get(health::health), probe, health::HEALTH),
         endpoint("/ready", get(health::ready), probe, health::READY),
         endpoint("/metrics", get(metrics::metrics), probe, metrics::METRICS),
-    ]
+    ];
+    page::FILES.iter().map(file).chain(endpoints).collect()
 }
 
 /// `GET /openapi.json`.

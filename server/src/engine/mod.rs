@@ -138,6 +138,10 @@ pub struct ServedModel {
     pub fingerprint: String,
     /// Shows what the model computes.
     pub inspector: Inspector,
+    /// The name of the device that computes.
+    pub device: String,
+    /// The dtype of most weights.
+    pub dtype: String,
     /// The grammar compiler for structured output, created on first use.
     grammars: OnceLock<hearth_model::Result<GrammarCompiler>>,
 }
@@ -226,8 +230,10 @@ impl Engine {
             };
             return Err(StartError::Thread(what));
         };
+        let model = outcome?;
+        metrics.serves(&model.device, &model.dtype);
         Ok(Self {
-            model: Arc::new(outcome?),
+            model: Arc::new(model),
             queue: Arc::new(Semaphore::new(max_queue)),
             thread: Arc::new(Mutex::new(Some(thread))),
             commands,

@@ -4,6 +4,7 @@ use std::sync::OnceLock;
 
 use hearth_model::{
     config::GptConfig,
+    device,
     inspect::Inspector,
     kv_cache::PAGE_SIZE,
     model_runner::ModelRunner,
@@ -148,6 +149,8 @@ pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
     let speculator = speculator(&loaded, draft, options, n_pages)?;
     let model = ServedModel {
         fingerprint: fingerprint(&loaded, kv_dtype),
+        device: device::name(&loaded.gpt.device()),
+        dtype: loaded.gpt.dtype().to_string(),
         limits: ModelLimits {
             vocab_size: config.vocab_size,
             max_seq_len: config.max_seq_len.min(n_pages * PAGE_SIZE),

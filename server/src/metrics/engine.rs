@@ -92,6 +92,7 @@ pub struct EngineMetrics {
     /// Under vLLM's current name, and the older one that some routers read.
     cache_usage: [Gauge; 2],
     cache_config: IntGaugeVec,
+    build: IntGaugeVec,
     prompt_tokens: IntCounter,
     generation_tokens: IntCounter,
     preemptions: IntCounter,
@@ -137,6 +138,9 @@ impl EngineMetrics {
         let layout =
             Opts::new("vllm:cache_config_info", "Layout of the KV cache: page size in tokens, dtype, number of pages.");
         let layout = IntGaugeVec::new(layout, &["block_size", "cache_dtype", "num_gpu_blocks"]);
+        let build =
+            Opts::new("hearth_build_info", "Hearth's version, the device that computes, the dtype of the weights.");
+        let build = IntGaugeVec::new(build, &["version", "device", "dtype"]);
         Self {
             running: int_gauge("vllm:num_requests_running", "Number of running sequences."),
             waiting: int_gauge("vllm:num_requests_waiting", "Number of sequences waiting to start."),
@@ -145,6 +149,7 @@ impl EngineMetrics {
                 gauge("vllm:gpu_cache_usage_perc", "Older name of vllm:kv_cache_usage_perc."),
             ],
             cache_config: registered(&registry, layout),
+            build: registered(&registry, build),
             prompt_tokens: counter("vllm:prompt_tokens_total", "Number of prompt tokens processed."),
             generation_tokens: counter("vllm:generation_tokens_total", "Number of generated tokens."),
             preemptions: counter(
@@ -193,6 +198,11 @@ impl EngineMetrics {
             step_tokens: histogram("vllm:iteration_tokens_total", "Tokens computed per step.", STEP_BUCKETS),
             registry,
         }
+    }
+
+    /// Reports what serves: the device's name, and the dtype of most weights.
+    pub fn serves(&self, device: &str, dtype: &str) {
+        self.build.with_label_values(&[env!("CARGO_PKG_VERSION"), device, dtype]).set(1);
     }
 
     /// Counts a draft of `n_tokens` tokens, of which the first `n_accepted` were accepted.

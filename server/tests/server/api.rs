@@ -427,14 +427,23 @@ async fn the_page_comes_from_the_binary() {
     let server = Server::start();
     for (path, content_type) in [
         ("/", "text/html; charset=utf-8"),
-        ("/app.js", "text/javascript; charset=utf-8"),
+        ("/main.js", "text/javascript; charset=utf-8"),
+        ("/vendor/purify.es.mjs", "text/javascript; charset=utf-8"),
         ("/style.css", "text/css; charset=utf-8"),
+        ("/icon.svg", "image/svg+xml; charset=utf-8"),
+        ("/docs", "text/html; charset=utf-8"),
     ] {
         let answer = server.get(path).await;
         assert_eq!((answer.status, answer.header("content-type")), (StatusCode::OK, content_type));
         let policy = answer.header("content-security-policy");
-        assert!(policy.starts_with("default-src 'self'") && policy.contains("frame-ancestors 'none'"), "{policy}");
+        assert!(policy.starts_with("default-src 'none'") && policy.contains("frame-ancestors 'none'"), "{policy}");
+        assert!(!policy.contains("unsafe"), "{policy}");
         assert!(!answer.text.is_empty());
+        // A browser that has it gets no body.
+        let tag = answer.header("etag");
+        let again = Request::get(path).header("if-none-match", tag).body(Body::empty()).unwrap();
+        let again = server.send(again).await;
+        assert_eq!((again.status, again.text.as_str()), (StatusCode::NOT_MODIFIED, ""));
     }
 }
 

@@ -73,7 +73,7 @@ async fn keys_open_the_api() {
     for path in ["/v1/models", "/tokenize", "/v1/nowhere", "/tokenizer_info"] {
         assert_eq!(server.get(path).await.status, StatusCode::UNAUTHORIZED, "{path}");
     }
-    for open in ["/", "/app.js", "/style.css", "/health", "/ready", "/metrics"] {
+    for open in ["/", "/main.js", "/style.css", "/health", "/ready", "/metrics"] {
         assert_eq!(server.get(open).await.status, StatusCode::OK, "{open}");
     }
 }

@@ -45,6 +45,7 @@ async fn metrics_tell_what_happened() {
         "vllm:request_generation_tokens_bucket{L,le=\"2\"} 1",
         "vllm:num_preemptions_total{L} 0",
         "vllm:prefix_cache_hits_total{L} 0",
+        concat!("hearth_build_info{L,device=\"CPU\",dtype=\"f32\",version=\"", env!("CARGO_PKG_VERSION"), "\"} 1"),
         "vllm:cache_config_info{L,block_size=\"16\",cache_dtype=\"f32\",num_gpu_blocks=\"2048\"} 1",
     ] {
         let line = line.replace('L', &labels).replace(&format!("{labels}OSS"), "LOSS");

@@ -31,7 +31,7 @@ const EXEMPT: [&str; 3] = ["/health", "/ready", "/metrics"];
 
 const GUARDED: [(Method, &str); 12] = [
     (Method::GET, "/"),
-    (Method::GET, "/app.js"),
+    (Method::GET, "/main.js"),
     (Method::GET, "/docs"),
     (Method::GET, "/openapi.json"),
     (Method::GET, "/v1/models"),

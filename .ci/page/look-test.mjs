@@ -1,0 +1,132 @@
+// How the page looks and whom it serves: axe-core on every tab, light and dark, at a phone's width, by keyboard.
+// Usage: node --test .ci/page/        PAGE_SCREENSHOTS=DIR keeps what it looks like.
+import assert from "node:assert/strict";
+import { readFile } from "node:fs/promises";
+import { createRequire } from "node:module";
+import { ask, pageTest } from "./harness.mjs";
+
+const AXE = await readFile(createRequire(import.meta.url).resolve("axe-core/axe.min.js"), "utf8");
+const TABS = ["Chat", "Complete", "Compare", "Inspect", "Server"];
+const ANSWER = "A **list**:\n\n1. `one`\n2. two\n\n```python\ndef f(x):\n    return x + 1  # a comment\n```\n\n| a | b |\n| - | - |\n| 1 | 2 |\n";
+
+/** Fails with what axe-core finds that is serious or critical. */
+async function assertAccessible(page, where) {
+  await page.evaluate(AXE);
+  const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
+  const serious = violations.filter(({ impact }) => ["serious", "critical"].includes(impact));
+  assert.deepEqual(serious.map(({ id, nodes }) => `${where}: ${id}: ${nodes.map(({ html, failureSummary }) => `${html} ${failureSummary}`).join("; ")}`), []);
+}
+
+/** Nothing may be wider than the page, except in frames that scroll. */
+const assertFits = async (page, where) => assert.equal(await page.evaluate(() => document.documentElement.scrollWidth - innerWidth), 0, `${where} is too wide`);
+
+/** Brings a tab into a state with something to see. */
+async function fill(page, tab) {
+  if (tab === "Chat") {
+    await ask(page, "Show me a list, code and a table.");
+    await page.locator(".hljs-keyword").first().waitFor();
+  } else if (tab === "Complete") {
+    await page.getByRole("button", { name: "Complete" }).click();
+    await page.waitForFunction(() => document.querySelector("#completion").getAttribute("aria-busy") === "false");
+  } else if (tab === "Compare") {
+    await page.getByRole("button", { name: "Compare", exact: true }).click();
+    await page.getByText("All strategies are finished.").waitFor();
+  } else if (tab === "Inspect") {
+    await page.getByRole("button", { name: "Inspect", exact: true }).click();
+    await page.locator(".head").first().waitFor();
+    await page.locator(".token").nth(4).click();
+  } else {
+    await page.waitForFunction(() => /generated: \d/.test(document.querySelectorAll(".chart")[1]?.getAttribute("aria-label")));
+  }
+}
+
+const prepare = (server) => { server.reply = ({ messages }) => ({ text: messages ? ANSWER : " there was a fox who lost her lamp" }); };
+
+for (const [look, options] of [
+  ["light", {}], ["dark", { colorScheme: "dark" }],
+  ["phone-light", { width: 390, height: 844, isPhone: true }], ["phone-dark", { width: 390, height: 844, isPhone: true, colorScheme: "dark" }],
+]) {
+  pageTest(`every tab, ${look}`, { ...options, prepare }, async ({ page, shoot }) => {
+    await page.locator("#model", { hasText: "stand-in" }).waitFor();
+    const background = await page.evaluate(() => getComputedStyle(document.body).backgroundColor);
+    assert.equal(background, look.endsWith("dark") ? "rgb(25, 23, 21)" : "rgb(251, 249, 246)");
+    for (const tab of TABS) {
+      await page.getByRole("tab", { name: tab }).click();
+      await fill(page, tab);
+      await assertAccessible(page, `${tab} (${look})`);
+      await assertFits(page, `${tab} (${look})`);
+      await shoot(`${look}-${tab.toLowerCase()}`);
+    }
+  });
+}
+
+pageTest("drawers on a phone: conversations and settings", { width: 390, height: 844, isPhone: true, prepare }, async ({ page, shoot }) => {
+  await ask(page, "Hello");
+  assert.equal(await page.locator("#conversations").isVisible(), false);
+  await page.getByRole("button", { name: "Conversations" }).click();
+  await page.getByRole("button", { name: "Hello", exact: true }).waitFor();
+  await assertAccessible(page, "conversations");
+  await shoot("phone-conversations");
+  await page.keyboard.press("Escape");
+  assert.equal(await page.locator("#conversations").isVisible(), false);
+  assert.equal(await page.evaluate(() => document.activeElement.id), "open-conversations");
+  await page.getByRole("button", { name: "Settings" }).click();
+  await page.getByText("Single tokens and words").click();
+  await assertAccessible(page, "settings");
+  await assertFits(page, "settings");
+  await shoot("phone-settings");
+  await page.touchscreen.tap(8, 400);
+  assert.equal(await page.locator("#chat-settings").isVisible(), false);
+});
+
+pageTest("the theme button overrides the system's theme, also after a reload", { colorScheme: "dark" }, async ({ page }) => {
+  const background = () => page.evaluate(() => getComputedStyle(document.body).backgroundColor);
+  const dark = await background();
+  await page.getByRole("button", { name: "Light theme" }).click();
+  const light = await background();
+  assert.notEqual(light, dark);
+  await page.reload();
+  assert.equal(await background(), light);
+  await page.getByRole("button", { name: "Dark theme" }).click();
+  assert.equal(await background(), dark);
+  assert.equal(await page.evaluate(() => localStorage.getItem("hearth theme")), null);
+});
+
+pageTest("by keyboard: tabs, a conversation, its buttons", { prepare }, async ({ page }) => {
+  const focused = () => page.evaluate(() => document.activeElement.getAttribute("aria-label") ?? document.activeElement.id ?? document.activeElement.textContent);
+  await page.waitForFunction(() => document.activeElement.id === "message");
+  await page.keyboard.type("Hello");
+  await page.keyboard.press("Shift+Enter");
+  await page.keyboard.type("there");
+  await page.keyboard.press("Enter");
+  await page.locator(".message.assistant[aria-busy=false]").waitFor();
+  assert.equal(await page.locator(".typed").innerText(), "Hello\nthere");
+  // Back from the message box: the last answer's buttons.
+  await page.keyboard.press("Shift+Tab");
+  assert.equal(await focused(), "Delete from here on");
+  for (let step = 0; step < 3; step += 1) await page.keyboard.press("Shift+Tab");
+  assert.equal(await focused(), "Regenerate");
+
+  await page.getByRole("tab", { name: "Chat" }).focus();
+  await page.keyboard.press("ArrowRight");
+  assert.equal(await focused(), "tab-complete");
+  assert.equal(await page.locator("#complete").isVisible(), true);
+  await page.keyboard.press("End");
+  assert.equal(await focused(), "tab-server");
+  await page.keyboard.press("ArrowRight");
+  assert.equal(await focused(), "tab-chat");
+  assert.deepEqual(await page.getByRole("tab").evaluateAll((tabs) => tabs.filter((tab) => tab.tabIndex === 0).map((tab) => tab.id)), ["tab-chat"]);
+});
+
+pageTest("the API reference", { at: "docs", prepare }, async ({ page, shoot }) => {
+  await page.locator("details.operation").first().waitFor();
+  await assertAccessible(page, "docs");
+  await shoot("docs");
+});
+
+pageTest("the API reference on a phone, dark", { at: "docs", width: 390, height: 844, isPhone: true, colorScheme: "dark" }, async ({ page, shoot }) => {
+  await page.locator("details.operation").first().waitFor();
+  await assertAccessible(page, "docs");
+  await assertFits(page, "docs");
+  await shoot("phone-dark-docs");
+});

@@ -1,0 +1,141 @@
+// A head's attention as a heat map on a canvas: a row is a token that looks, a column one that is looked at.
+import { element } from "./dom.js";
+
+const MAX_CELL = 22;
+const LABELS_FROM = 11;
+const MAX_LABEL = 12;
+
+const shortened = (label) => (label.length > MAX_LABEL ? `${label.slice(0, MAX_LABEL - 1)}…` : label);
+/** The three numbers of a computed colour. */
+const rgb = (colour) => colour.match(/[\d.]+/g).slice(0, 3).map(Number);
+
+/** 256 opaque pixels from the background of a canvas to its ink, as its style has them. */
+function ramp(canvas) {
+  const { color, backgroundColor } = getComputedStyle(canvas);
+  const [to, from] = [rgb(color), rgb(backgroundColor)];
+  const pixels = new Uint8ClampedArray(4 * 256);
+  for (let step = 0; step < 256; step += 1) {
+    pixels.set([...from.map((each, at) => each + ((to[at] - each) * step) / 255), 255], 4 * step);
+  }
+  return new Uint32Array(pixels.buffer);
+}
+
+/** An image with one pixel per weight; each row is scaled to its largest. */
+function image(weights, colours) {
+  const { size } = weights;
+  const made = new ImageData(size, size);
+  const pixels = new Uint32Array(made.data.buffer).fill(colours[0]);
+  for (let query = 0; query < size; query += 1) {
+    const scale = 255 / (weights.largest(query) || 1);
+    for (let key = 0; key <= query; key += 1) pixels[query * size + key] = colours[Math.round(weights.at(query, key) * scale)];
+  }
+  return made;
+}
+
+function drawImage(context, pixels, x, y, side) {
+  const small = new OffscreenCanvas(pixels.width, pixels.height);
+  small.getContext("2d").putImageData(pixels, 0, 0);
+  context.imageSmoothingEnabled = pixels.width > side;
+  context.drawImage(small, x, y, side, side);
+}
+
+export class HeatMap {
+  #weights;
+  #labels = [];
+  #cell = 1;
+  #margin = 0;
+  #query = 0;
+  #canvas = element("canvas", { class: "heat-map", role: "img", tabindex: "0" });
+  #readout = element("p", { class: "quiet readout" });
+  root = element("figure", { class: "attention-figure" }, element("figcaption", {}, "Heat map"), element("div", { class: "figure-frame" }, this.#canvas), this.#readout);
+
+  constructor(selected) {
+    this.#canvas.addEventListener("pointermove", (event) => this.#read(this.#cellAt(event)));
+    this.#canvas.addEventListener("pointerleave", () => { this.#readout.textContent = this.#hint(); });
+    this.#canvas.addEventListener("click", (event) => {
+      const { query } = this.#cellAt(event);
+      if (query >= 0 && query < this.#labels.length) selected(query);
+    });
+    this.#canvas.addEventListener("keydown", (event) => {
+      const to = this.#query + ({ ArrowDown: 1, ArrowUp: -1 }[event.key] ?? NaN);
+      if (!(to >= 0 && to < this.#labels.length)) return;
+      event.preventDefault();
+      selected(to);
+    });
+  }
+
+  /** A map without labels. */
+  static drawSmall(canvas, weights) {
+    drawImage(canvas.getContext("2d"), image(weights, ramp(canvas)), 0, 0, canvas.width);
+  }
+
+  show(weights, labels, name) {
+    this.#weights = weights;
+    this.#labels = labels;
+    this.#canvas.setAttribute("aria-label", `Attention of ${name}. The sentence above says what the chosen token attends to; the up and down arrows choose another one.`);
+    this.#readout.textContent = this.#hint();
+    this.#draw();
+  }
+
+  /** Marks a row. */
+  select(query) {
+    this.#query = query;
+    this.#draw();
+  }
+
+  #hint() {
+    return "Each row is scaled to its largest weight. Point at a cell to read it.";
+  }
+
+  #draw() {
+    const size = this.#labels.length;
+    if (!this.#weights || size === 0) return;
+    const room = Math.max(240, this.root.clientWidth || 480);
+    const withLabels = (room - 84) / size >= LABELS_FROM;
+    this.#margin = withLabels ? 84 : 0;
+    this.#cell = Math.min(MAX_CELL, Math.max(withLabels ? LABELS_FROM : 1, Math.floor((room - this.#margin) / size)));
+    const side = this.#cell * size;
+    const scale = devicePixelRatio;
+    const total = side + this.#margin;
+    Object.assign(this.#canvas, { width: total * scale, height: total * scale });
+    this.#canvas.style.width = `${total}px`;
+    this.#canvas.style.height = `${total}px`;
+    const context = this.#canvas.getContext("2d");
+    context.scale(scale, scale);
+    drawImage(context, image(this.#weights, ramp(this.#canvas)), this.#margin, this.#margin, side);
+    if (withLabels) this.#drawLabels(context);
+    context.strokeStyle = getComputedStyle(this.#canvas).color;
+    context.lineWidth = 1.5;
+    context.strokeRect(this.#margin - 0.5, this.#margin + this.#query * this.#cell - 0.5, side + 1, this.#cell + 1);
+  }
+
+  #drawLabels(context) {
+    const { font, borderColor } = getComputedStyle(this.#canvas);
+    context.font = font;
+    context.fillStyle = borderColor;
+    context.textBaseline = "middle";
+    this.#labels.forEach((label, at) => {
+      const place = this.#margin + (at + 0.5) * this.#cell;
+      context.textAlign = "right";
+      context.fillText(shortened(label), this.#margin - 4, place);
+      context.save();
+      context.translate(place, this.#margin - 4);
+      context.rotate(-Math.PI / 2);
+      context.textAlign = "left";
+      context.fillText(shortened(label), 0, 0);
+      context.restore();
+    });
+  }
+
+  #cellAt({ offsetX, offsetY }) {
+    const place = (offset) => Math.floor((offset - this.#margin) / this.#cell);
+    return { query: place(offsetY), key: place(offsetX) };
+  }
+
+  #read({ query, key }) {
+    const size = this.#labels.length;
+    if (query < 0 || key < 0 || query >= size || key >= size) return;
+    const said = key > query ? "comes later, so it cannot be seen" : `${(this.#weights.at(query, key) * 100).toFixed(1)} %`;
+    this.#readout.textContent = `${this.#labels[query]} looks at ${this.#labels[key]}: ${said}`;
+  }
+}

@@ -1,0 +1,170 @@
+// The tab Inspect: what the model expected at each token of a text, and what its layers attend to.
+import { completion, inspection } from "./api.js";
+import { AttentionView } from "./attention.js";
+import { byId, element, fitHeight } from "./dom.js";
+import { TokenView } from "./inspect-tokens.js";
+import { LogitLens } from "./logit-lens.js";
+import { count, plural } from "./measure.js";
+import { modelId } from "./models.js";
+import { tabs } from "./tabs.js";
+import { meanLogprob } from "./text-statistics.js";
+
+const TOP = 10;
+
+let ui;
+/** What is inspected: `{ input }` or `{ messages, add_generation_prompt }`, and what a person calls it. */
+let source = null;
+/** The inspected sources before this one: continuing from an alternative adds one. */
+const before = [];
+let result = null;
+let controller = null;
+
+const request = (more) => ({ model: modelId(), ...source.fields, ...more });
+
+/** The server's error, or what it means that there is no such endpoint. */
+function explained(error) {
+  if (error.status === 405 || (error.status === 404 && !/model/i.test(error.message))) {
+    return "This server does not offer inspection. It needs a version of Hearth with `POST /v1/inspect`, started without `--no-inspect`.\n"
+      + `The server said: ${error.message}`;
+  }
+  return error.message;
+}
+
+function showError(text) {
+  ui.error.textContent = text;
+  ui.error.hidden = text === "";
+}
+
+/** Inspects `source`, and shows it with the token at `selected` chosen. Returns whether that worked. */
+async function inspect(selected) {
+  controller?.abort();
+  const { signal } = (controller = new AbortController());
+  showError("");
+  ui.status.textContent = "Inspecting…";
+  ui.start.disabled = true;
+  try {
+    result = await inspection(request({ top_logprobs: TOP }), signal);
+    showResult(selected ?? result.tokens.length - 1);
+    return true;
+  } catch (error) {
+    ui.status.textContent = "";
+    if (!signal.aborted) showError(explained(error));
+    return false;
+  } finally {
+    ui.start.disabled = false;
+  }
+}
+
+function showResult(selected) {
+  const logprobs = result.tokens.map(({ logprob }) => logprob).filter((each) => each !== null);
+  const mean = meanLogprob(logprobs);
+  const parts = [plural(result.tokens.length, "token"), plural(result.layer_count, "layer"), `${plural(result.head_count, "head")} each`];
+  if (mean !== null) parts.push(`mean log-probability ${mean.toFixed(2).replace("-", "−")}`, `perplexity ${count(Number(Math.exp(-mean).toPrecision(3)))}`);
+  ui.status.textContent = parts.join(" · ");
+  ui.result.hidden = false;
+  ui.back.hidden = before.length === 0;
+  ui.source.textContent = source.name;
+  ui.attention.reset(result, (layers) => inspection(request({ top_logprobs: 0, attention: { layers } })));
+  ui.lens.reset(result, () => inspection(request({ top_logprobs: 0, logit_lens: { top: 3 } })));
+  ui.tokens.show(result, selected);
+}
+
+/** Continues from another token in the place of the one at `at`. */
+async function branch(at, token) {
+  const ids = [...result.tokens.slice(0, at).map(({ id }) => id), token.id];
+  ui.status.textContent = "Continuing…";
+  try {
+    const answer = await completion({
+      model: modelId(), prompt: ids, return_token_ids: true, max_tokens: ui.length.valueAsNumber || 24, temperature: Number(ui.temperature.value) || 0,
+    });
+    const text = JSON.stringify(token.token);
+    before.push({ source, selected: at });
+    source = { fields: { input: [...ids, ...(answer.choices[0].token_ids ?? [])] }, name: `Continued from ${text} at token ${at + 1}` };
+    if (!(await inspect(at))) source = before.pop().source;
+  } catch (error) {
+    showResult(at);
+    showError(error.message);
+  }
+}
+
+function back() {
+  const last = before.pop();
+  source = last.source;
+  inspect(last.selected);
+}
+
+function useText(text) {
+  before.length = 0;
+  source = { fields: { input: text }, name: "" };
+}
+
+function build() {
+  const number = (attributes) => element("input", { type: "number", step: "any", ...attributes });
+  ui = {
+    text: element("textarea", { id: "inspect-text", rows: 3, spellcheck: "false" }),
+    start: element("button", { type: "submit", class: "button primary" }, "Inspect"),
+    back: element("button", { type: "button", class: "quiet-button", onclick: back, hidden: true }, "Back to the text before"),
+    source: element("span", { class: "quiet" }),
+    error: element("p", { class: "error", role: "alert", hidden: true }),
+    status: element("p", { class: "quiet", role: "status" }),
+    length: number({ id: "inspect-length", value: 24, min: 1, max: 256 }),
+    temperature: number({ id: "inspect-temperature", value: 0, min: 0, max: 2 }),
+    result: element("div", { hidden: true }),
+  };
+  ui.attention = new AttentionView((at) => ui.tokens.select(at));
+  ui.lens = new LogitLens((at) => ui.tokens.select(at));
+  ui.tokens = new TokenView({ branch, selected(at) {
+    ui.attention.select(at);
+    ui.lens.select(at);
+  } });
+  ui.text.value = "The fox lost her lamp in the forest. The fox looked for her lamp";
+  ui.text.addEventListener("input", () => fitHeight(ui.text));
+  const form = element("form", { class: "inspect-form", onsubmit: (event) => {
+    event.preventDefault();
+    useText(ui.text.value);
+    inspect();
+  } },
+  element("p", { class: "intro" }, "See how likely the model found each token, what else it considered, and where its layers look."),
+  element("label", { for: "inspect-text" }, "Text"), ui.text,
+  element("p", { class: "actions" }, ui.start, ui.back, ui.source), ui.error, ui.status);
+
+  const list = element("div", { class: "small-tabs", role: "tablist", "aria-label": "Views of the layers" });
+  const views = [["inspect-attention", "Attention", ui.attention.root], ["inspect-lens", "Logit lens", ui.lens.root]];
+  const panels = views.map(([id, name, root]) => {
+    list.append(element("button", { type: "button", role: "tab", id: `tab-${id}`, "aria-controls": id }, name));
+    return element("div", { id, role: "tabpanel", "aria-labelledby": `tab-${id}` }, root);
+  });
+  const continuing = element("div", { class: "continuing" },
+    element("label", { for: "inspect-length" }, "New tokens"), ui.length, element("label", { for: "inspect-temperature" }, "Temperature"), ui.temperature);
+  ui.tokens.details.append(continuing);
+  ui.tokens.root.append(element("div", { class: "layer-views" }, list, ...panels));
+  ui.result.append(ui.tokens.root);
+  byId("inspect").append(form, ui.result);
+  tabs(list, (name) => {
+    ui.attention.setShown(name === "inspect-attention");
+    ui.lens.setShown(name === "inspect-lens");
+  })("inspect-attention");
+}
+
+export function start() {
+  build();
+  byId("inspect").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+      useText(ui.text.value);
+      inspect();
+    }
+  });
+  return {
+    /** A text or a conversation from another tab. */
+    receive({ text, messages }) {
+      if (text !== undefined) {
+        ui.text.value = text;
+        useText(text);
+      } else {
+        before.length = 0;
+        source = { fields: { messages, add_generation_prompt: false }, name: `A conversation of ${plural(messages.length, "message")}` };
+      }
+      inspect();
+    },
+  };
+}

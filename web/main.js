@@ -1,0 +1,72 @@
+// The frame of the page: tabs, theme, key and models. Each tab's module is loaded when the tab is first shown.
+import { byId, icon, setIconButton } from "./dom.js";
+import * as key from "./key.js";
+import { canChat, loadModels, modelId, start as startModels } from "./models.js";
+import { notice } from "./notice.js";
+import { tabs } from "./tabs.js";
+import { shownTheme, toggleTheme } from "./theme.js";
+
+/** The modules of the tabs. Each has `start()`, which may return `{ shown, hidden }`. */
+const LOAD = {
+  chat: () => import("./chat.js"),
+  complete: () => import("./complete.js"),
+  compare: () => import("./compare.js"),
+  inspect: () => import("./inspect.js"),
+  server: () => import("./server.js"),
+};
+const started = new Map();
+let current;
+
+async function shown(name) {
+  const before = current;
+  current = name;
+  document.title = `${byId(`tab-${name}`).textContent} · Hearth`;
+  if (location.hash.slice(1).split("/")[0] !== name) history.replaceState(null, "", `#${name}`);
+  if (!started.has(name)) started.set(name, LOAD[name]().then((module) => module.start({ open })));
+  if (before !== name) (await started.get(before))?.hidden?.();
+  const tab = await started.get(name);
+  if (current === name) tab?.shown?.();
+}
+
+const show = tabs(document.querySelector(".tabs"), shown);
+
+/** Shows a tab and gives it something to work on: `open("inspect", { text })`. */
+async function open(name, what) {
+  show(name);
+  const tab = await started.get(name);
+  tab?.receive?.(what);
+}
+
+function showTheme() {
+  const isDark = shownTheme() === "dark";
+  setIconButton(byId("theme-button"), isDark ? "sun" : "moon", isDark ? "Light theme" : "Dark theme");
+}
+
+async function showModels() {
+  try {
+    await loadModels();
+  } catch (error) {
+    notice(error.message);
+  }
+}
+
+const tabOfAddress = () => location.hash.slice(1).split("/")[0];
+
+document.addEventListener("hearth-theme", showTheme);
+byId("theme-button").addEventListener("click", toggleTheme);
+showTheme();
+byId("key-button").append(icon("key"));
+byId("key-button").setAttribute("aria-label", "API key");
+byId("key-button").title = "API key";
+// A key that was entered for another request also opens the list of models.
+key.start(() => modelId() === undefined && showModels());
+startModels();
+window.addEventListener("hashchange", () => {
+  if (tabOfAddress() in LOAD && tabOfAddress() !== current) show(tabOfAddress());
+});
+
+const asked = tabOfAddress();
+show(asked);
+await showModels();
+// A model without a chat template continues text.
+if (!(asked in LOAD) && current === "chat" && !canChat()) show("complete");
