@@ -14,6 +14,7 @@ use hearth_model::{
     tokenizer::{DecodeOptions, Detokenizer, EncodeOptions},
 };
 
+use super::download;
 use crate::{
     config::{ModelConfig, SamplingConfig},
     engine::text::{Matched, TextAssembler},
@@ -94,7 +95,7 @@ impl SamplingArgs {
 pub(crate) fn run(args: GenerateArgs) -> anyhow::Result<()> {
     anyhow::ensure!(!args.stop.iter().any(String::is_empty), "`--stop` must not be empty");
     let prompt = read_prompt(args.prompt)?;
-    let model = args.sampling.defaults.sampling_defaults.of(args.model.load()?);
+    let model = args.sampling.defaults.sampling_defaults.of(download::load(&args.model)?);
     let prompt_ids = model.tokenizer.encode(&prompt, EncodeOptions::PROMPT)?;
     let options = GenerateOptions {
         max_tokens: args.max_tokens,

@@ -3,12 +3,16 @@
 mod bench;
 mod bench_grammars;
 mod doctor;
+mod download;
 mod generate;
 mod health;
+mod list;
 mod log;
 mod output;
 mod perplexity;
+mod pull;
 mod quantize;
+mod rm;
 mod serve;
 mod variables;
 
@@ -34,6 +38,12 @@ enum Command {
     Serve(Box<serve::ServeArgs>),
     /// Continue a prompt in the terminal
     Generate(generate::GenerateArgs),
+    /// Download a model of the Hugging Face hub
+    Pull(pull::PullArgs),
+    /// List the downloaded models
+    List(list::ListArgs),
+    /// Remove a downloaded model
+    Rm(rm::RmArgs),
     /// Measure the speed of a model on this machine
     Bench(bench::BenchArgs),
     /// Measure the perplexity of a model on a text
@@ -70,6 +80,18 @@ impl Cli {
             Command::Generate(args) => {
                 log::here("warn")?;
                 generate::run(args)
+            }
+            Command::Pull(args) => {
+                log::here("warn")?;
+                pull::run(args)
+            }
+            Command::List(args) => {
+                log::here("warn")?;
+                list::run(args)
+            }
+            Command::Rm(args) => {
+                log::here("warn")?;
+                rm::run(args)
             }
             Command::Bench(args) => {
                 log::here("warn")?;

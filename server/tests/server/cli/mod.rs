@@ -2,6 +2,7 @@
 
 mod generate;
 mod health;
+mod hub;
 mod measure;
 mod quantize;
 mod serve;
@@ -28,7 +29,7 @@ pub(crate) fn hearth(args: &[&str]) -> Command {
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     for (name, _) in std::env::vars_os() {
         let name_text = name.to_string_lossy();
-        if ["HEARTH_", "OTEL_"].iter().any(|start| name_text.starts_with(start)) || name == "RUST_LOG" {
+        if ["HEARTH_", "OTEL_", "HF_"].iter().any(|start| name_text.starts_with(start)) || name == "RUST_LOG" {
             command.env_remove(name);
         }
     }
