@@ -389,6 +389,13 @@ impl FromStr for Secret {
     }
 }
 
+impl Secret {
+    /// The string, for where it must go.
+    pub(crate) fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret")

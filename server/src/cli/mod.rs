@@ -2,6 +2,7 @@
 
 mod bench;
 mod bench_grammars;
+mod chat;
 mod doctor;
 mod download;
 mod generate;
@@ -13,6 +14,7 @@ mod perplexity;
 mod pull;
 mod quantize;
 mod rm;
+mod sampling;
 mod serve;
 mod variables;
 
@@ -36,6 +38,8 @@ pub struct Cli {
 enum Command {
     /// Serve a model over HTTP with OpenAI's API (the default)
     Serve(Box<serve::ServeArgs>),
+    /// Converse in the terminal, with a model or a running server
+    Chat(Box<chat::ChatArgs>),
     /// Continue a prompt in the terminal
     Generate(generate::GenerateArgs),
     /// Download a model of the Hugging Face hub
@@ -76,6 +80,10 @@ impl Cli {
             Command::Serve(args) => {
                 let _written_at_the_end = log::beside("warn,hearth_server=info", args.config.log.log_format)?;
                 serve::run(&args)
+            }
+            Command::Chat(args) => {
+                log::here("error")?;
+                chat::run(*args)
             }
             Command::Generate(args) => {
                 log::here("warn")?;

@@ -1,5 +1,6 @@
 //! The binary as a user runs it: output, messages and exit codes. One file per subject.
 
+mod chat;
 mod generate;
 mod health;
 mod hub;
