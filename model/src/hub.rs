@@ -1,5 +1,8 @@
 //! Models and data sets of the Hugging Face hub, by name: lists the files of a repository and downloads them.
 //!
+//! [`HubModel`] is a model by name, with the choice of its files; [`inventory`] lists the models in the cache, [`removal`]
+//! removes them.
+//!
 //! Blocking. Files go into the hub's own cache (`~/.cache/huggingface/hub`), in the layout of the Python library
 //! `huggingface_hub`, so both use what the other has downloaded. A download continues where an earlier one stopped, is
 //! verified against the checksum that the hub states, and appears in the cache only when it is whole. Two processes may
@@ -10,6 +13,9 @@
 
 mod cache;
 mod client;
+pub mod inventory;
+mod model;
+pub mod removal;
 
 use std::{
     env, fmt, fs,
@@ -19,11 +25,15 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+pub use self::model::{HubModel, ModelPart, PulledModel};
 use self::{
     cache::RepoCache,
     client::{Client, Commit, TreeEntry},
 };
-use crate::error::{Error, Result};
+use crate::{
+    byte_size::ByteSize,
+    error::{Error, Result},
+};
 
 /// The hub itself.
 pub const ENDPOINT: &str = "https://huggingface.co";
@@ -138,6 +148,26 @@ pub struct Snapshot {
     pub files: Vec<HubFile>,
 }
 
+/// What is known of a repository without asking the hub.
+#[derive(Debug)]
+struct Known {
+    snapshot: Snapshot,
+    /// Whether the files are those that the hub listed. If not, they are those that another program has downloaded, which may
+    /// be a part.
+    is_listed: bool,
+}
+
+/// Progress of a download.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Download {
+    /// The model or the data set.
+    pub name: String,
+    /// Bytes in the cache so far.
+    pub bytes: u64,
+    /// Total bytes of its files.
+    pub bytes_total: u64,
+}
+
 /// Settings of a [`Hub`].
 #[derive(Clone)]
 pub struct HubOptions {
@@ -225,11 +255,10 @@ impl Hub {
     /// downloaded before.
     pub fn snapshot(&self, repo: &Repo) -> Result<Snapshot> {
         let cache = RepoCache::new(&self.cache, repo);
-        let known = cache.commit(&repo.revision).and_then(|commit| Some((cache.listing(&commit)?, commit)));
         let is_fixed = is_commit(&repo.revision);
-        let (commit, files) = match (&self.client, known) {
-            (None, Some((files, commit))) => (commit, files),
-            (Some(_), Some((files, commit))) if is_fixed => (commit, files),
+        let (commit, files) = match (&self.client, self.known(repo)) {
+            (None, Some(known)) => return Ok(known.snapshot),
+            (Some(_), Some(Known { snapshot, is_listed: true })) if is_fixed => return Ok(snapshot),
             (None, None) => {
                 let what =
                     format!("the {} was not downloaded before, and the hub is off (`HF_HUB_OFFLINE`)", repo.kind);
@@ -251,6 +280,82 @@ impl Hub {
             }
         };
         Ok(Snapshot { repo: repo.clone(), commit, files })
+    }
+
+    /// The files of `repo` as listed before. Of models also without a list: those that another program has downloaded.
+    fn known(&self, repo: &Repo) -> Option<Known> {
+        let cache = RepoCache::new(&self.cache, repo);
+        let commit = cache.commit(&repo.revision)?;
+        let (files, is_listed) = match cache.listing(&commit) {
+            Some(files) => (files, true),
+            // Of a data set nobody could say whether it is whole.
+            None if repo.kind == RepoKind::Model => (cache.found_files(&commit), false),
+            None => return None,
+        };
+        if files.is_empty() {
+            return None;
+        }
+        Some(Known { snapshot: Snapshot { repo: repo.clone(), commit, files }, is_listed })
+    }
+
+    /// The path of `file`, if it is in the cache.
+    fn find(&self, snapshot: &Snapshot, file: &HubFile) -> Result<Option<PathBuf>> {
+        RepoCache::new(&self.cache, &snapshot.repo).find(&snapshot.commit, file)
+    }
+
+    /// The folder with the files of `snapshot` in the cache.
+    fn snapshot_dir(&self, snapshot: &Snapshot) -> PathBuf {
+        RepoCache::new(&self.cache, &snapshot.repo).snapshot_dir(&snapshot.commit)
+    }
+
+    /// Whether only what is in the cache is used.
+    fn is_offline(&self) -> bool {
+        self.client.is_none()
+    }
+
+    /// Downloads those of `files` that are not in the cache, and returns the paths of all. `name` is for progress and
+    /// messages.
+    ///
+    /// # Errors
+    /// As [`fetch`](Self::fetch); or the disk has too little room for what is missing.
+    pub fn fetch_all(
+        &self,
+        snapshot: &Snapshot,
+        files: &[&HubFile],
+        name: &str,
+        progress: &mut dyn FnMut(Download),
+    ) -> Result<Vec<PathBuf>> {
+        self.require_room(snapshot, files, name)?;
+        let bytes_total = files.iter().map(|file| file.n_bytes).sum();
+        let (mut paths, mut done) = (Vec::new(), 0);
+        for file in files {
+            let mut report = |bytes| progress(Download { name: name.to_owned(), bytes: done + bytes, bytes_total });
+            paths.push(self.fetch(snapshot, file, &mut report)?);
+            done += file.n_bytes;
+        }
+        Ok(paths)
+    }
+
+    /// Fails if the disk of the cache is known to have too little room. Room may still run out later.
+    fn require_room(&self, snapshot: &Snapshot, files: &[&HubFile], name: &str) -> Result<()> {
+        let cache = RepoCache::new(&self.cache, &snapshot.repo);
+        let mut missing = 0;
+        for file in files {
+            if cache.find(&snapshot.commit, file)?.is_none() {
+                missing += file.n_bytes.saturating_sub(cache.collected_bytes(file));
+            }
+        }
+        match cache::free_bytes(&self.cache) {
+            Some(free) if !self.is_offline() && missing > free => {
+                let (missing, free) = (ByteSize(missing), ByteSize(free));
+                let what = format!(
+                    "there is no room for it: {missing} are to be downloaded, but the disk of `{}` has {free} left",
+                    self.cache.display()
+                );
+                Err(hub_error(name, &what, NO_ROOM_HINT))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Downloads `file` of `snapshot` unless it is in the cache, and returns its path there. `progress` is called with
@@ -281,6 +386,9 @@ impl Hub {
         cache.place(&snapshot.commit, file)
     }
 }
+
+const NO_ROOM_HINT: &str = "free some room (`hearth list` and `hearth rm` show and remove models), or set `HF_HOME` to a folder on \
+                            another disk; a download continues where it stopped";
 
 /// Whether `text` is the id of a commit.
 fn is_commit(text: &str) -> bool {

@@ -12,11 +12,12 @@
 //! - [`weights`]: model dirs in Hugging Face's format
 //! - [`tokenizer`], [`chat`], [`infill`]: text to ids and back
 //! - [`constraint`]: grammars for structured output
-//! - [`hub`]: models and data sets of the Hugging Face hub, by name
+//! - [`hub`]: models and data sets of the Hugging Face hub, by name; [`model_source`]: a model by path or by name
 //! - [`sampling`], [`generate`](mod@generate): sampling and generation
-//! - [`device`]: which device to run on; [`memory`]: how much memory there is
+//! - [`device`]: which device to run on; [`memory`]: how much memory there is; [`byte_size`]: sizes for people
 
 pub mod attention;
+pub mod byte_size;
 pub mod chat;
 pub mod config;
 pub mod constraint;
@@ -33,6 +34,7 @@ mod layers;
 pub mod memory;
 pub mod mmap;
 pub mod model_runner;
+pub mod model_source;
 pub mod ops;
 mod param_specs;
 mod params;

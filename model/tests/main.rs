@@ -6,6 +6,7 @@ mod config_json;
 mod gguf;
 mod golden;
 mod hub;
+mod hub_models;
 mod kv_cache;
 mod model_runner;
 mod quantized;

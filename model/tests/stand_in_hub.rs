@@ -1,5 +1,5 @@
 //! A server that speaks the hub's API, with repositories in memory and faults on demand. Also used by the tests of
-//! `hearth-training`.
+//! `hearth-training` and `hearth-server`.
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
@@ -20,6 +20,8 @@ pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 pub(crate) const TOKEN: &str = "hf_secret";
 /// Files of this size and more are large: redirected to another host, and known by their SHA-256.
 const LARGE: usize = 1000;
+/// A file whose size in the list is that of no disk.
+pub(crate) const HUGE: &str = "huge.gguf";
 /// Entries on a page of a listing.
 const PAGE: usize = 2;
 
@@ -56,7 +58,8 @@ struct Shared {
 }
 
 impl StandInHub {
-    /// Serves `repos`. Repositories of the organization `private` ask for a token.
+    /// Serves `repos`. Repositories of the organization `private` ask for a token; those of `gated` show their list to all, and
+    /// their files to those with a token.
     pub(crate) fn new(repos: &[Repository<'_>]) -> StandInHub {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();
@@ -132,6 +135,12 @@ impl Shared {
         if path.starts_with("/api/") && path.contains("/private/") && token.as_deref() != Some(TOKEN) {
             return reply.send(401, "x-error-code: RepoNotFound\r\nx-error-message: Repository not found\r\n", b"");
         }
+        if path.starts_with("/gated/") && token.as_deref() != Some(TOKEN) {
+            return reply.send(403, "x-error-code: GatedRepo\r\nx-error-message: Access is restricted\r\n", b"");
+        }
+        if path.starts_with("/api/") && token.as_deref().is_some_and(|token| token != TOKEN) {
+            return reply.send(401, "x-error-message: Invalid credentials in Authorization header\r\n", b"");
+        }
         if let Some(digits) = path.strip_prefix("/storage/") {
             let contents = self.repos.values().flatten().find(|(_, contents)| checksum(contents) == digits);
             return reply.contents(contents.unwrap().1, start, fault);
@@ -188,7 +197,8 @@ impl Shared {
 
 fn entry(path: &str, contents: &[u8]) -> serde_json::Value {
     let digits = checksum(contents);
-    let lfs = (contents.len() >= LARGE).then(|| json!({ "oid": digits, "size": contents.len(), "pointerSize": 134 }));
+    let stated = if path == HUGE { 1 << 60 } else { contents.len() };
+    let lfs = (contents.len() >= LARGE).then(|| json!({ "oid": digits, "size": stated, "pointerSize": 134 }));
     // A large file's own object is a pointer.
     let size = if lfs.is_some() { 134 } else { contents.len() };
     let oid = if lfs.is_some() { "0".repeat(40) } else { digits };

@@ -12,11 +12,17 @@ use std::{
 use anyhow::{Context, anyhow, bail};
 use axum::http::{HeaderName, HeaderValue, uri::Scheme};
 use burn::tensor::Device;
-use clap::{Args, ValueEnum, builder::BoolishValueParser, value_parser};
+use clap::{
+    Args, ValueEnum,
+    builder::{BoolishValueParser, OsStringValueParser, TypedValueParser},
+    value_parser,
+};
 use hearth_model::{
     Error, Result,
     device::{self, DeviceChoice},
     gpt::Gpt,
+    hub::{Download, ModelPart},
+    model_source::ModelSource,
     ops::{self, Dtype, KvDtype},
     sampling::SamplingParams,
     weights::model_dir::{self, LoadOptions, LoadedModel},
@@ -72,9 +78,10 @@ pub struct ServerConfig {
     /// model [default: off, or `draft` with `--draft-model`]
     #[arg(long, env = "HEARTH_SPECULATIVE", value_name = "METHOD")]
     pub speculative: Option<SpeculativeMethod>,
-    /// Draft model for speculative decoding: model dir or GGUF file. Must have the same vocabulary
-    #[arg(long, env = "HEARTH_DRAFT_MODEL", value_name = "DIR|FILE")]
-    pub draft_model: Option<PathBuf>,
+    /// Draft model for speculative decoding: model dir, GGUF file, or name of a model of the Hugging Face hub. Must have the
+    /// same vocabulary
+    #[arg(long, env = "HEARTH_DRAFT_MODEL", value_name = "DIR|FILE|NAME", value_parser = OsStringValueParser::new().map(ModelSource::parse))]
+    pub draft_model: Option<ModelSource>,
     /// Dtype of the draft model's weight matrices: `f32`, `f16`, `bf16`, or quantized to `q8`, `q5_1`, `q4_1` or `q4`
     /// [default: that of `--dtype` or `--quantize`]
     #[arg(long, env = "HEARTH_DRAFT_DTYPE", value_name = "DTYPE", value_parser = |name: &str| Dtype::parse(name, |_| true))]
@@ -165,20 +172,20 @@ impl ServerConfig {
         }
     }
 
-    /// Opens the device and loads the models. Must run on the thread that computes with them.
+    /// Opens the device and loads the models, which are downloaded if needed. Must run on the thread that computes with them.
     ///
     /// # Errors
-    /// The device is not available, or a model cannot be loaded.
-    pub fn load(&self) -> Result<Models> {
-        let served = self.sampling.sampling_defaults.of(self.model.load()?);
+    /// The device is not available, or a model cannot be downloaded or loaded.
+    pub fn load(&self, progress: &mut dyn FnMut(Download)) -> Result<Models> {
+        let served = self.sampling.sampling_defaults.of(self.model.load(progress)?);
         let wanted = matches!(self.engine_options().speculation, Speculation::DraftModel { .. });
         let draft = self.draft_model.as_ref().filter(|_| wanted);
-        let draft = draft.map(|dir| {
+        let draft = draft.map(|source| {
             let (dtype, quantize) = match self.draft_dtype {
                 Some(dtype) => (Some(dtype), None),
                 None => (self.model.dtype, self.model.quantize),
             };
-            ModelConfig { model: Some(dir.clone()), dtype, quantize, ..self.model.clone() }.load()
+            ModelConfig { model: Some(source.clone()), dtype, quantize, ..self.model.clone() }.load(progress)
         });
         Ok(Models { served, draft: draft.transpose()? })
     }
@@ -391,6 +398,13 @@ impl FromStr for Secret {
     }
 }
 
+impl Secret {
+    /// The string, for where it must go.
+    pub(crate) fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Secret")
@@ -560,9 +574,10 @@ impl SamplingDefaults {
 /// The model and its device.
 #[derive(Args, Clone, Debug)]
 pub struct ModelConfig {
-    /// Model dir in Hugging Face's format, or GGUF file [default: the bundled model]
-    #[arg(long, env = "HEARTH_MODEL", value_name = "DIR|FILE")]
-    pub model: Option<PathBuf>,
+    /// Model dir in Hugging Face's format, GGUF file, or name of a model of the Hugging Face hub, which is downloaded if
+    /// needed: `ORG/NAME[@REVISION][:FILE or QUANTIZATION]` [default: the bundled model]
+    #[arg(long, env = "HEARTH_MODEL", value_name = "DIR|FILE|NAME", value_parser = OsStringValueParser::new().map(ModelSource::parse))]
+    pub model: Option<ModelSource>,
     /// Device: `auto` (a GPU if there is one, else the CPU), `gpu`, `cpu`, `wgpu-software`, or another device of this build
     #[arg(long, env = "HEARTH_DEVICE", default_value_t = DeviceChoice::Auto)]
     pub device: DeviceChoice,
@@ -613,9 +628,13 @@ impl KvCacheDtype {
 }
 
 impl ModelConfig {
-    /// The model's name for clients: that of its folder, or of its file without `.gguf`.
+    /// The model's name for clients: that of its folder, or of its file without `.gguf`; of a model of the hub as it is given.
     pub fn model_id(&self) -> String {
-        let Some(path) = &self.model else { return bundled::NAME.to_owned() };
+        let path = match &self.model {
+            None => return bundled::NAME.to_owned(),
+            Some(ModelSource::Hub(model)) => return model.to_string(),
+            Some(ModelSource::Path(path)) => path,
+        };
         // A link has its own name: in Hugging Face's cache, files are links to hashes. `.` has a name once resolved.
         let resolved = path.canonicalize();
         let name = path.file_name().or_else(|| resolved.as_deref().ok()?.file_name());
@@ -623,16 +642,17 @@ impl ModelConfig {
         name.strip_suffix(".gguf").map(str::to_owned).unwrap_or(name)
     }
 
-    /// Opens the device and loads the model. Must run on the thread that computes with it.
+    /// Opens the device and loads the model, which is downloaded if needed. Must run on the thread that computes with it.
     ///
     /// # Errors
-    /// The device is not available, or the model cannot be loaded.
-    pub fn load(&self) -> Result<LoadedModel> {
+    /// The device is not available, or the model cannot be downloaded or loaded.
+    pub fn load(&self, progress: &mut dyn FnMut(Download)) -> Result<LoadedModel> {
+        let path = self.model.as_ref().map(|source| source.open(ModelPart::Whole, progress)).transpose()?;
         let options = LoadOptions { device: self.device()?, dtype: self.held_as() };
-        match &self.model {
-            Some(dir) => {
-                self.require_memory(dir, &options.device)?;
-                model_dir::load(dir, &options)
+        match path {
+            Some(path) => {
+                self.require_memory(&path, &options.device)?;
+                model_dir::load(&path, &options)
             }
             None => model_dir::load_embedded(&bundled::DIR, &options),
         }

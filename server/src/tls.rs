@@ -1,4 +1,4 @@
-//! TLS: loads certificate and key files, for the server and for `hearth health`.
+//! TLS: loads certificate and key files, for the server and for the commands that contact one.
 
 use std::{
     path::{Path, PathBuf},
@@ -8,7 +8,7 @@ use std::{
 use tokio_rustls::{
     TlsAcceptor, TlsConnector,
     rustls::{
-        self, CertificateError, ClientConfig, DigitallySignedStruct, ServerConfig, SignatureScheme,
+        self, CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, ServerConfig, SignatureScheme,
         client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
         crypto::{WebPkiSupportedAlgorithms, ring, verify_tls12_signature, verify_tls13_signature},
         pki_types::{
@@ -67,6 +67,17 @@ pub(crate) fn connector(certificates: &Path) -> Result<TlsConnector, TlsError> {
     let verifier = OwnCertificate { chain, algorithms: provider.signature_verification_algorithms };
     let config = ClientConfig::builder_with_provider(Arc::new(provider)).with_safe_default_protocol_versions()?;
     let config = config.dangerous().with_custom_certificate_verifier(Arc::new(verifier)).with_no_client_auth();
+    Ok(TlsConnector::from(Arc::new(config)))
+}
+
+/// A client that connects to servers with a certificate of a public authority.
+///
+/// # Errors
+/// The cryptography does not support TLS 1.2 and 1.3.
+pub(crate) fn public_connector() -> Result<TlsConnector, TlsError> {
+    let roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+    let config = config.with_safe_default_protocol_versions()?.with_root_certificates(roots).with_no_client_auth();
     Ok(TlsConnector::from(Arc::new(config)))
 }
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use hearth_model::{TokenId, tokenizer::Tokenizer};
+use hearth_model::{TokenId, hub::Download, tokenizer::Tokenizer};
 use rayon::prelude::*;
 
 use self::{
@@ -21,8 +21,8 @@ use self::{
 pub use self::{mixture::StoppingStrategy, output::Counts};
 use crate::{
     corpus::{
-        BytesRead, ConversationEncoder, Download, Encoder, FileKind, Files, ReadOptions, SourceFile, SourceSpec,
-        check_separator, read_in_batches, read_tokens, split_of,
+        BytesRead, ConversationEncoder, Encoder, FileKind, Files, ReadOptions, SourceFile, SourceSpec, check_separator,
+        read_in_batches, read_tokens, split_of,
     },
     digest::Digest,
     run_dir,

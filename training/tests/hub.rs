@@ -113,3 +113,35 @@ fn what_is_no_source_is_refused_before_anything_is_written() {
         assert!(!case.dir.path().join("data").exists());
     }
 }
+
+/// A model by name: its tokenizer alone for the data, and all of it to go on from, or to sample.
+#[test]
+fn models_of_the_hub_are_used_by_name() {
+    let case = Case::new();
+    case.succeed(&["tokenizer", "org/lines", "--out", "tok", "--vocab-size", "300"]);
+    let train = ["pretrain", "--device", "cpu", "--preset", "tiny", "--set", "schedule.max_steps=2"];
+    case.succeed(&["prepare", "org/lines", "--tokenizer", "tok", "--out", "first"]);
+    case.succeed(&[&train[..], &["--data", "first", "--out", "run"]].concat());
+    let model = case.dir.path().join("run/model");
+    let files: Vec<_> = fs::read_dir(&model).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let files: Vec<_> =
+        files.iter().map(|path| (path.file_name().unwrap().to_str().unwrap(), fs::read(path).unwrap())).collect();
+    let files: Vec<(&str, &[u8])> = files.iter().map(|(name, bytes)| (*name, bytes.as_slice())).collect();
+    let server = StandInHub::new(&[("models/org/tiny", &files)]);
+    let run = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hearth-train"));
+        command.args(args).current_dir(case.dir.path()).env("HF_ENDPOINT", &server.url);
+        let output = command.env("HF_HOME", case.dir.path().join("models")).output().unwrap();
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    fs::write(case.dir.path().join("text.txt"), lines(0)).unwrap();
+    run(&["prepare", "text.txt", "--tokenizer", "org/tiny", "--out", "data"]);
+    let fetched = server.requests();
+    assert!(!fetched.iter().any(|request| request.contains("model.safetensors")), "{fetched:?}");
+    run(&[&train[..], &["--data", "data", "--init", "org/tiny", "--out", "more"]].concat());
+    let recorded = fs::read_to_string(case.dir.path().join("more/config.toml")).unwrap();
+    assert!(recorded.contains(&format!("models--org--tiny/snapshots/{COMMIT}")), "{recorded}");
+    let sample = |model: &str| run(&["sample", model, "row", "--device", "cpu", "--set", "sample.max_tokens=4"]);
+    assert_eq!(sample("org/tiny"), sample("run"));
+}

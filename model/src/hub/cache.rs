@@ -8,6 +8,7 @@
 //!   whether a snapshot is whole.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File},
     io::{self, Read, Write},
     path::{Path, PathBuf},
@@ -16,11 +17,14 @@ use std::{
 
 use ring::digest::{Context, SHA1_FOR_LEGACY_USE_ONLY, SHA256};
 
-use super::{Checksum, HubFile, Repo, hub_error, is_commit};
+use super::{Checksum, HubFile, NO_ROOM_HINT, Repo, hub_error, is_commit};
 use crate::{
     error::{Error, Result},
     regular_file,
 };
+
+/// Behind the name of contents that are being downloaded.
+const INCOMPLETE: &str = ".incomplete";
 
 /// The folders of one repository.
 #[derive(Debug)]
@@ -53,6 +57,20 @@ impl RepoCache {
         self.dir.join("hearth").join(format!("{commit}.json"))
     }
 
+    /// The files in a snapshot's folder, whoever has put them there; ordered by path.
+    pub(super) fn found_files(&self, commit: &str) -> Vec<HubFile> {
+        let dir = self.snapshot_dir(commit);
+        let mut files = Vec::new();
+        for path in inner_files(&dir) {
+            let Ok(metadata) = fs::metadata(dir.join(&path)) else { continue };
+            // The name of the contents, if the file is a link to them.
+            let digits = linked_blob(&dir.join(&path)).unwrap_or_default();
+            let checksum = if digits.len() == 64 { Checksum::Sha256(digits) } else { Checksum::Git(digits) };
+            files.push(HubFile { path, n_bytes: metadata.len(), checksum });
+        }
+        files
+    }
+
     /// Records the commit of a revision and its files.
     pub(super) fn keep_listing(&self, revision: &str, commit: &str, files: &[HubFile]) -> Result<()> {
         let listing = serde_json::to_vec(files).map_err(|error| hub_error(commit, &error.to_string(), ""))?;
@@ -76,16 +94,26 @@ impl RepoCache {
 
     /// Waits until no other process downloads `file`, and keeps others waiting until the result is dropped.
     pub(super) fn lock(&self, file: &HubFile) -> Result<File> {
-        let path = self.locks.join(format!("{}.lock", file.checksum.digits()));
-        create_parent(&path)?;
-        let lock = File::create(&path).map_err(io_error("create", &path))?;
-        lock.lock().map_err(io_error("lock", &path))?;
+        let digits = file.checksum.digits();
+        let lock = self.open_lock(digits)?;
+        lock.lock().map_err(io_error("lock", &self.lock_path(digits)))?;
         Ok(lock)
+    }
+
+    /// The file that is locked while the contents `digits` are downloaded.
+    pub(super) fn open_lock(&self, digits: &str) -> Result<File> {
+        let path = self.lock_path(digits);
+        create_parent(&path)?;
+        File::create(&path).map_err(io_error("create", &path))
+    }
+
+    pub(super) fn lock_path(&self, digits: &str) -> PathBuf {
+        self.locks.join(format!("{digits}.lock"))
     }
 
     /// Where the contents of `file` are collected.
     pub(super) fn incomplete(&self, file: &HubFile) -> PathBuf {
-        self.dir.join("blobs").join(format!("{}.incomplete", file.checksum.digits()))
+        self.dir.join("blobs").join(format!("{}{INCOMPLETE}", file.checksum.digits()))
     }
 
     /// Compares the collected contents with the stated size and checksum, and removes them if they differ.
@@ -109,12 +137,21 @@ impl RepoCache {
         self.link(commit, file)
     }
 
+    /// Bytes of `file` that an earlier download has left.
+    pub(super) fn collected_bytes(&self, file: &HubFile) -> u64 {
+        fs::metadata(self.incomplete(file)).map_or(0, |found| found.len())
+    }
+
     fn blob(&self, file: &HubFile) -> PathBuf {
         self.dir.join("blobs").join(file.checksum.digits())
     }
 
+    pub(super) fn snapshot_dir(&self, commit: &str) -> PathBuf {
+        self.dir.join("snapshots").join(commit)
+    }
+
     fn snapshot_path(&self, commit: &str, file: &HubFile) -> PathBuf {
-        self.dir.join("snapshots").join(commit).join(&file.path)
+        self.snapshot_dir(commit).join(&file.path)
     }
 
     /// Adds the file to the snapshot; its contents are there. A link that was left from contents that are gone is
@@ -133,6 +170,91 @@ impl RepoCache {
             fs::hard_link(self.blob(file), &temporary).or_else(|_| fs::copy(self.blob(file), &temporary).map(drop));
         linked.and_then(|()| fs::rename(&temporary, &path)).map_err(io_error("create", &path))?;
         Ok(path)
+    }
+}
+
+/// A file in the folder of contents.
+#[derive(Clone, Debug)]
+pub(super) struct Blob {
+    pub(super) path: PathBuf,
+    pub(super) n_bytes: u64,
+}
+
+impl Blob {
+    /// The checksum that names it, also while it is incomplete.
+    pub(super) fn digits(&self) -> &str {
+        let name = self.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        name.strip_suffix(INCOMPLETE).unwrap_or(name)
+    }
+}
+
+/// What is there of a repository, whoever has put it there.
+impl RepoCache {
+    pub(super) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The commits that have a folder.
+    pub(super) fn commits(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.dir.join("snapshots")).into_iter().flatten().flatten();
+        let mut commits: Vec<String> =
+            entries.filter_map(|entry| entry.file_name().into_string().ok()).filter(|name| is_commit(name)).collect();
+        commits.sort();
+        commits
+    }
+
+    /// The branches and tags that are at `commit`.
+    pub(super) fn revisions(&self, commit: &str) -> Vec<String> {
+        let mut revisions = inner_files(&self.dir.join("refs"));
+        revisions.retain(|revision| self.commit(revision).is_some_and(|found| found == commit));
+        revisions
+    }
+
+    /// The files that name `commit` or list its files.
+    pub(super) fn records(&self, commit: &str) -> Vec<PathBuf> {
+        let refs = self.revisions(commit).into_iter().map(|revision| self.dir.join("refs").join(revision));
+        refs.chain([self.listing_path(commit)]).collect()
+    }
+
+    /// All contents, also incomplete ones.
+    pub(super) fn blobs(&self) -> Vec<Blob> {
+        let blobs = fs::read_dir(self.dir.join("blobs")).into_iter().flatten().flatten();
+        let blobs = blobs.filter_map(|entry| {
+            let metadata = entry.metadata().ok().filter(fs::Metadata::is_file)?;
+            Some(Blob { path: entry.path(), n_bytes: metadata.len() })
+        });
+        blobs.collect()
+    }
+
+    /// The contents that no snapshot uses.
+    pub(super) fn unused_blobs(&self) -> Vec<Blob> {
+        let used = self.used_blobs(&|_, _| true);
+        self.blobs().into_iter().filter(|blob| !used.contains(blob.digits())).collect()
+    }
+
+    /// The checksums of the contents of those files, by commit and path, that `counts` accepts.
+    pub(super) fn used_blobs(&self, counts: &dyn Fn(&str, &str) -> bool) -> BTreeSet<String> {
+        let mut used = BTreeSet::new();
+        for commit in self.commits() {
+            let (dir, listing) = (self.snapshot_dir(&commit), self.listing(&commit).unwrap_or_default());
+            for path in inner_files(&dir).into_iter().filter(|path| counts(&commit, path)) {
+                // Where files are not links, the list of the commit names the contents.
+                let listed = || Some(listing.iter().find(|file| file.path == path)?.checksum.digits().to_owned());
+                used.extend(linked_blob(&dir.join(&path)).or_else(listed));
+            }
+        }
+        used
+    }
+
+    /// Removes everything.
+    pub(super) fn remove(&self) -> Result<()> {
+        // The folder may be a link to another disk.
+        let real = self.dir.canonicalize().map_err(io_error("read", &self.dir))?;
+        fs::remove_dir_all(&real).map_err(io_error("remove", &real))?;
+        if real != self.dir && self.dir.symlink_metadata().is_ok_and(|found| found.is_symlink()) {
+            fs::remove_file(&self.dir).map_err(io_error("remove", &self.dir))?;
+        }
+        Ok(())
     }
 }
 
@@ -156,6 +278,51 @@ fn digits_of(path: &Path, file: &HubFile) -> io::Result<String> {
         context.update(&buffer[..n]);
     }
     Ok(context.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Deeper folders of a snapshot are not looked into.
+const MAX_DEPTH: usize = 8;
+
+/// The files in `dir` and its folders, by their paths there with `/`; ordered. Links to files count, links to folders are not
+/// followed.
+pub(super) fn inner_files(dir: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut pending = vec![(dir.to_owned(), String::new(), 0)];
+    while let Some((dir, prefix, depth)) = pending.pop() {
+        for entry in fs::read_dir(&dir).into_iter().flatten().flatten() {
+            let (Ok(kind), Some(name)) = (entry.file_type(), entry.file_name().to_str().map(str::to_owned)) else {
+                continue;
+            };
+            let path = format!("{prefix}{name}");
+            if kind.is_dir() && depth < MAX_DEPTH {
+                pending.push((entry.path(), format!("{path}/"), depth + 1));
+            } else if !kind.is_dir() {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// The name of the contents that the link at `path` leads to; `None` if it is no link.
+pub(super) fn linked_blob(path: &Path) -> Option<String> {
+    Some(fs::read_link(path).ok()?.file_name()?.to_str()?.to_owned())
+}
+
+/// Room on the disk of `path` in bytes, which need not exist yet; `None` if the system does not tell.
+pub(super) fn free_bytes(path: &Path) -> Option<u64> {
+    #[cfg(target_os = "linux")]
+    {
+        let existing = path.ancestors().find(|path| path.exists())?;
+        let found = rustix::fs::statvfs(existing).ok()?;
+        Some(found.f_bavail.saturating_mul(found.f_frsize))
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = path;
+        None
+    }
 }
 
 /// Writes a small file as a whole.
@@ -186,5 +353,11 @@ pub(super) fn create_parent(path: &Path) -> Result<()> {
 }
 
 pub(super) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
-    move |reason| Error::Io { action, path: path.to_owned(), reason }
+    move |reason| match reason.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            let what = format!("there is no room left: cannot {action} it: {reason}");
+            hub_error(&path.display().to_string(), &what, NO_ROOM_HINT)
+        }
+        _ => Error::Io { action, path: path.to_owned(), reason },
+    }
 }

@@ -158,7 +158,7 @@ impl Client {
         let name = repo.to_string();
         let mut response = self.get(url, 0)?;
         if response.status() != StatusCode::OK {
-            return Err(refused(repo, &name, &response));
+            return Err(self.refused(repo, &name, &response));
         }
         let next = next_page(&response);
         let body = response.body_mut().with_config().limit(MAX_JSON_BYTES).read_to_vec().map_err(transient)?;
@@ -219,7 +219,7 @@ impl Client {
                 partial.clear()?;
                 return Err(Failure::Transient("the server sent another part of the file".to_owned(), None));
             }
-            _ => return Err(refused(repo, &format!("{repo}:{}", file.path), &response)),
+            _ => return Err(self.refused(repo, &format!("{repo}:{}", file.path), &response)),
         }
         let mut body = response.body_mut().as_reader();
         let mut chunk = vec![0; CHUNK_BYTES];
@@ -245,6 +245,47 @@ impl Client {
             request = request.header(header::RANGE, format!("bytes={start}-"));
         }
         request.call().map_err(transient)
+    }
+
+    /// What an unsuccessful answer means.
+    fn refused(&self, repo: &Repo, name: &str, response: &Response<Body>) -> Failure {
+        let text = |header: &str| response.headers().get(header).and_then(|value| value.to_str().ok());
+        let status = response.status();
+        // The hub's reason, such as `RepoNotFound`.
+        let says = text("x-error-message").map(|message| format!(": {message}")).unwrap_or_default();
+        let kind = repo.kind;
+        let access = "private and gated repositories need an access token in `HF_TOKEN`, and gated ones that you have agreed to \
+                      their terms";
+        let (what, hint) = match (status.as_u16(), text("x-error-code")) {
+            (429 | 500 | 502 | 503 | 504, _) => {
+                let delay = text("retry-after").and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
+                return Failure::Transient(format!("it answered {status}{says}"), delay);
+            }
+            (404, Some("RevisionNotFound")) => {
+                (format!("the {kind} has no such revision{says}"), "use a branch, a tag or a commit".to_owned())
+            }
+            (404, Some("EntryNotFound")) => (format!("the {kind} has no such file{says}"), String::new()),
+            (401 | 403, Some("GatedRepo")) => {
+                let page = match repo.kind {
+                    RepoKind::Model => "",
+                    RepoKind::Dataset => "datasets/",
+                };
+                let token =
+                    if self.token.is_some() { "" } else { ", and set `HF_TOKEN` to an access token of your account" };
+                let hint = format!("agree to its terms at {}/{page}{}{token}", self.endpoint, repo.id);
+                (format!("the {kind} is gated, and the hub does not give you access{says}"), hint)
+            }
+            (401, code) if self.token.is_some() && code != Some("RepoNotFound") => {
+                (format!("the hub does not accept the access token{says}"), "check `HF_TOKEN`".to_owned())
+            }
+            (401 | 404, _) => (
+                format!("the hub has no such {kind}, or does not show it to you{says}"),
+                format!("check the name; {access}"),
+            ),
+            (403, _) => (format!("the hub does not give you access to this {kind}{says}"), access.to_owned()),
+            _ => (format!("the hub answered {status}{says}"), String::new()),
+        };
+        Failure::Final(hub_error(name, &what, &hint))
     }
 
     fn retries<'a>(&self, name: &'a str) -> Retries<'a> {
@@ -308,7 +349,9 @@ impl Retries<'_> {
                  stopped; with `HF_HUB_OFFLINE=1`, what was downloaded before is used",
             ));
         }
-        thread::sleep(asked.unwrap_or(self.delay).min(MAX_DELAY));
+        let pause = asked.unwrap_or(self.delay).min(MAX_DELAY);
+        tracing::warn!("`{}`: {what}: trying again in {:.0} s", self.name, pause.as_secs_f64());
+        thread::sleep(pause);
         self.delay *= 2;
         Ok(())
     }
@@ -316,30 +359,6 @@ impl Retries<'_> {
 
 fn transient(error: ureq::Error) -> Failure {
     Failure::Transient(error.to_string(), None)
-}
-
-/// What an unsuccessful answer means.
-fn refused(repo: &Repo, name: &str, response: &Response<Body>) -> Failure {
-    let text = |header: &str| response.headers().get(header).and_then(|value| value.to_str().ok());
-    let status = response.status();
-    // The hub's reason, such as `RepoNotFound`.
-    let says = text("x-error-message").map(|message| format!(": {message}")).unwrap_or_default();
-    let access = "private and gated repositories need an access token in `HF_TOKEN`, and gated ones that you have agreed to \
-                  their terms";
-    let (what, hint) = match (status.as_u16(), text("x-error-code")) {
-        (429 | 500 | 502 | 503 | 504, _) => {
-            let delay = text("retry-after").and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
-            return Failure::Transient(format!("it answered {status}{says}"), delay);
-        }
-        (404, Some("RevisionNotFound")) => {
-            (format!("the {} has no such revision{says}", repo.kind), "use a branch, a tag or a commit")
-        }
-        (404, Some("EntryNotFound")) => (format!("the {} has no such file{says}", repo.kind), ""),
-        (401 | 404, _) => (format!("the hub has no such {}, or does not show it to you{says}", repo.kind), access),
-        (403, _) => (format!("the hub does not give you access to this {}{says}", repo.kind), access),
-        _ => (format!("the hub answered {status}{says}"), ""),
-    };
-    Failure::Final(hub_error(name, &what, hint))
 }
 
 /// Where a partial answer starts.

@@ -163,23 +163,8 @@ impl TensorFiles {
     }
 
     fn open_sharded(dir: &Path, index: &Path) -> Result<Self> {
+        let files = read_index(index)?;
         let broken = |what: String| Error::File { path: index.to_owned(), what, hint: String::new() };
-        let text = regular_file::read(index).map_err(|source| Error::Io {
-            action: "read",
-            path: index.to_owned(),
-            reason: source,
-        })?;
-        let json: Value = serde_json::from_slice(&text).map_err(|error| broken(format!("is not JSON: {error}")))?;
-        let weight_map =
-            json["weight_map"].as_object().ok_or_else(|| broken("has no object `weight_map`".to_owned()))?;
-        let mut files: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-        for (tensor, file) in weight_map {
-            let name = file.as_str().map(|name| name.strip_prefix("./").unwrap_or(name));
-            let file = name
-                .filter(|name| is_plain_name(name))
-                .ok_or_else(|| broken(format!("maps tensor `{tensor}` to {file}, which is not a plain file name")))?;
-            files.entry(file).or_default().push(tensor);
-        }
         let shards = files.keys().map(|file| Shard::open(&dir.join(file))).collect::<Result<_>>()?;
         let opened = Self { shards };
         let table = opened.table()?;
@@ -203,6 +188,24 @@ impl TensorFiles {
         });
         TensorTable::new(path, maps.collect(), ASKED_BY, self.shards.iter().flat_map(Shard::tensors))
     }
+}
+
+/// The index of sharded weights at `path`: the tensors of each file.
+pub(super) fn read_index(path: &Path) -> Result<BTreeMap<String, Vec<String>>> {
+    let broken = |what: String| Error::File { path: path.to_owned(), what, hint: String::new() };
+    let text =
+        regular_file::read(path).map_err(|reason| Error::Io { action: "read", path: path.to_owned(), reason })?;
+    let json: Value = serde_json::from_slice(&text).map_err(|error| broken(format!("is not JSON: {error}")))?;
+    let weight_map = json["weight_map"].as_object().ok_or_else(|| broken("has no object `weight_map`".to_owned()))?;
+    let mut files: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (tensor, file) in weight_map {
+        let name = file.as_str().map(|name| name.strip_prefix("./").unwrap_or(name));
+        let file = name
+            .filter(|name| is_plain_name(name))
+            .ok_or_else(|| broken(format!("maps tensor `{tensor}` to {file}, which is not a plain file name")))?;
+        files.entry(file.to_owned()).or_default().push(tensor.clone());
+    }
+    Ok(files)
 }
 
 impl Shard {

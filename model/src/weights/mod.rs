@@ -12,6 +12,7 @@ mod layout;
 mod loaded;
 mod loader;
 pub mod model_dir;
+pub mod repository;
 mod row_order;
 mod save;
 mod staged_dir;

@@ -152,7 +152,7 @@ fn load_gpt_and_config(dir: &Path, options: &LoadOptions) -> Result<(Gpt, Map<St
     let refuse =
         |what: &str, hint: &str| Err(Error::File { path: dir.to_owned(), what: what.into(), hint: hint.into() });
     if !is_there(dir)? {
-        return refuse("does not exist", "use a model dir or a GGUF file on this machine; models are not downloaded");
+        return refuse("does not exist", "use a model dir or a GGUF file on this machine");
     }
     if !dir.is_dir() {
         return refuse(

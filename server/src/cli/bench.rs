@@ -20,7 +20,7 @@ use hearth_model::{
 };
 use serde::Serialize;
 
-use super::{bench_grammars, output};
+use super::{bench_grammars, download, output};
 use crate::{config::ModelConfig, memory};
 
 /// Default prompt length of the prefill measurement in tokens.
@@ -98,7 +98,7 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     let gpt = match &args.random {
         Some(dir) => random(dir, &args.model)?,
         None => {
-            let model = args.model.load()?;
+            let model = download::load(&args.model)?;
             if args.grammars {
                 let kv_dtype = args.model.kv_dtype(&model.gpt)?;
                 return bench_grammars::run(args.model.model_id(), &model, kv_dtype);

@@ -10,14 +10,13 @@ use anyhow::Context;
 use clap::Args;
 use hearth_model::{
     generate::{GenerateOptions, generate},
-    sampling::SamplingParams,
     tokenizer::{DecodeOptions, Detokenizer, EncodeOptions},
 };
 
+use super::{download, sampling::SamplingArgs};
 use crate::{
-    config::{ModelConfig, SamplingConfig},
+    config::ModelConfig,
     engine::text::{Matched, TextAssembler},
-    random::random_u64,
 };
 
 /// The arguments of `hearth generate`.
@@ -37,64 +36,11 @@ pub(crate) struct GenerateArgs {
     sampling: SamplingArgs,
 }
 
-/// How tokens are drawn. The names are those of the API. What is not given is what `--sampling-defaults` says.
-#[derive(Args, Debug)]
-#[command(next_help_heading = "Sampling")]
-struct SamplingArgs {
-    /// Sampling temperature; 0 always takes the most likely token [default: the model's, or 1]
-    #[arg(long, allow_negative_numbers = true)]
-    temperature: Option<f32>,
-    /// Keep this many of the most likely tokens; 0 and -1 keep all [default: the model's, or 0]
-    #[arg(long, allow_negative_numbers = true, value_parser = top_k)]
-    top_k: Option<usize>,
-    /// Nucleus sampling: keep the smallest set of tokens whose probabilities sum to this value; 1 keeps all [default: the model's, or 1]
-    #[arg(long, allow_negative_numbers = true)]
-    top_p: Option<f32>,
-    /// Keep tokens whose probability is at least this fraction of the largest one; 0 keeps all [default: the model's, or
-    /// 0]
-    #[arg(long, allow_negative_numbers = true)]
-    min_p: Option<f32>,
-    /// Penalty for tokens that already occurred; 1 disables it [default: the model's, or 1]
-    #[arg(long, allow_negative_numbers = true)]
-    repetition_penalty: Option<f32>,
-    /// Random seed; the same seed gives the same text [default: random]
-    #[arg(long, allow_negative_numbers = true, value_parser = seed)]
-    seed: Option<u64>,
-    #[command(flatten)]
-    defaults: SamplingConfig,
-}
-
-/// As in the API, -1 disables it.
-fn top_k(given: &str) -> Result<usize, String> {
-    if given == "-1" { Ok(0) } else { given.parse().map_err(|_| "must be a whole number from -1".to_owned()) }
-}
-
-/// As in the API, seeds may be negative.
-fn seed(given: &str) -> Result<u64, String> {
-    let negative = || given.parse::<i64>().map(i64::cast_unsigned);
-    given.parse().or_else(|_| negative()).map_err(|_| "must be a 64-bit whole number".to_owned())
-}
-
-impl SamplingArgs {
-    /// The parameters: those given, and the model's defaults for the rest.
-    fn over(&self, defaults: SamplingParams) -> SamplingParams {
-        SamplingParams {
-            temperature: self.temperature.unwrap_or(defaults.temperature),
-            top_k: self.top_k.unwrap_or(defaults.top_k),
-            top_p: self.top_p.unwrap_or(defaults.top_p),
-            min_p: self.min_p.unwrap_or(defaults.min_p),
-            repetition_penalty: self.repetition_penalty.unwrap_or(defaults.repetition_penalty),
-            seed: self.seed.unwrap_or_else(random_u64),
-            ..defaults
-        }
-    }
-}
-
 /// Streams the text to standard output and the speed to standard error.
 pub(crate) fn run(args: GenerateArgs) -> anyhow::Result<()> {
     anyhow::ensure!(!args.stop.iter().any(String::is_empty), "`--stop` must not be empty");
     let prompt = read_prompt(args.prompt)?;
-    let model = args.sampling.defaults.sampling_defaults.of(args.model.load()?);
+    let model = args.sampling.defaults.sampling_defaults.of(download::load(&args.model)?);
     let prompt_ids = model.tokenizer.encode(&prompt, EncodeOptions::PROMPT)?;
     let options = GenerateOptions {
         max_tokens: args.max_tokens,

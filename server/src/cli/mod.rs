@@ -2,13 +2,19 @@
 
 mod bench;
 mod bench_grammars;
+mod chat;
 mod doctor;
+mod download;
 mod generate;
 mod health;
+mod list;
 mod log;
 mod output;
 mod perplexity;
+mod pull;
 mod quantize;
+mod rm;
+mod sampling;
 mod serve;
 mod variables;
 
@@ -32,8 +38,16 @@ pub struct Cli {
 enum Command {
     /// Serve a model over HTTP with OpenAI's API (the default)
     Serve(Box<serve::ServeArgs>),
+    /// Converse in the terminal, with a model or a running server
+    Chat(Box<chat::ChatArgs>),
     /// Continue a prompt in the terminal
     Generate(generate::GenerateArgs),
+    /// Download a model of the Hugging Face hub
+    Pull(pull::PullArgs),
+    /// List the downloaded models
+    List(list::ListArgs),
+    /// Remove a downloaded model
+    Rm(rm::RmArgs),
     /// Measure the speed of a model on this machine
     Bench(bench::BenchArgs),
     /// Measure the perplexity of a model on a text
@@ -67,9 +81,25 @@ impl Cli {
                 let _written_at_the_end = log::beside("warn,hearth_server=info", args.config.log.log_format)?;
                 serve::run(&args)
             }
+            Command::Chat(args) => {
+                log::here("error")?;
+                chat::run(*args)
+            }
             Command::Generate(args) => {
                 log::here("warn")?;
                 generate::run(args)
+            }
+            Command::Pull(args) => {
+                log::here("warn")?;
+                pull::run(args)
+            }
+            Command::List(args) => {
+                log::here("warn")?;
+                list::run(args)
+            }
+            Command::Rm(args) => {
+                log::here("warn")?;
+                rm::run(args)
             }
             Command::Bench(args) => {
                 log::here("warn")?;

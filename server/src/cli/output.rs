@@ -26,7 +26,8 @@ pub fn print_error(error: &anyhow::Error) {
     let _ = writeln!(io::stderr(), "error: {}", printable(&format!("{error:#}")));
 }
 
-fn printable(message: &str) -> String {
+/// The text without control characters, and with long lines cut.
+pub(super) fn printable(message: &str) -> String {
     let lines: Vec<String> = message.lines().map(printable_line).collect();
     lines.join("\n")
 }

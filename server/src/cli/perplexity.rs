@@ -22,7 +22,7 @@ use hearth_model::{
 };
 use serde::Serialize;
 
-use super::output;
+use super::{download, output};
 use crate::config::ModelConfig;
 
 /// Default window size in tokens, as in llama.cpp.
@@ -60,7 +60,7 @@ struct Report {
 pub(crate) fn run(args: PerplexityArgs) -> anyhow::Result<()> {
     let text = read(&args.text).with_context(|| format!("cannot read `{}`", args.text.display()))?;
     anyhow::ensure!(!text.is_empty(), "`{}` is empty", args.text.display());
-    let model = args.model.load()?;
+    let model = download::load(&args.model)?;
     let limit = model.gpt.config().max_seq_len;
     let context = args.context.unwrap_or(DEFAULT_CONTEXT.min(limit));
     anyhow::ensure!((4..=limit).contains(&context), "`--context` must be in 4..={limit} for this model, got {context}");

@@ -7,9 +7,13 @@ use std::{
 };
 
 use anyhow::Context;
-use clap::Args;
+use clap::{
+    Args,
+    builder::{OsStringValueParser, TypedValueParser},
+};
 use hearth_model::{
     device::{self, DeviceChoice},
+    model_source::ModelSource,
     ops::Dtype,
     weights::{
         StagedDir,
@@ -17,13 +21,14 @@ use hearth_model::{
     },
 };
 
-use super::output;
+use super::{download, output};
 
 /// The arguments of `hearth quantize`.
 #[derive(Args, Debug)]
 pub(crate) struct QuantizeArgs {
-    /// Model dir or GGUF file to read
-    model: PathBuf,
+    /// Model to read: model dir, GGUF file, or name of a model of the Hugging Face hub
+    #[arg(value_name = "MODEL", value_parser = OsStringValueParser::new().map(ModelSource::parse))]
+    model: ModelSource,
     /// Model dir to write: a new or an empty folder. It is created only when it is complete
     out: PathBuf,
     /// Format of weight matrices: `q8` (8.5 bits per weight), `q5_1` (6 bits), `q4_1` (5 bits) or `q4` (4.5 bits, the least
@@ -39,6 +44,7 @@ const INTERRUPTED: i32 = 128 + 2;
 /// Writes the new model dir and prints its size.
 pub(crate) fn run(args: QuantizeArgs) -> anyhow::Result<()> {
     let QuantizeArgs { model, out, quantize } = args;
+    let model = download::open(&model)?;
     let staged = {
         let partial = Arc::default();
         // Locked while the folder is created, so that ctrl-c finds it.

@@ -10,6 +10,7 @@ use clap::Args;
 use hearth_model::ops;
 use tokio::{net::TcpListener, runtime, sync::mpsc, task::spawn_blocking};
 
+use super::download;
 use crate::{
     api::{
         options::ApiOptions,
@@ -69,7 +70,7 @@ async fn run_async(config: &ServerConfig, spans: Option<SpanSender>) -> anyhow::
     let (started, models, options) = (Instant::now(), config.clone(), config.engine_options());
     let ended = tokio::select! {
         ended = &mut serving => ended?,
-        engine = spawn_blocking(move || Engine::start(move || models.load(), options)) => {
+        engine = spawn_blocking(move || Engine::start(move || models.load(&mut download::to_log()), options)) => {
             let engine = engine.map_err(|error| anyhow!("cannot start the engine: {error}"))??;
             log_ready(&state, &engine, started.elapsed());
             state.set_engine(engine);

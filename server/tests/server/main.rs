@@ -29,6 +29,9 @@ mod sharing;
 mod slow_grammars;
 mod soak;
 mod speculation;
+#[path = "../../../model/tests/stand_in_hub.rs"]
+#[expect(dead_code, reason = "the model's tests use the rest")]
+mod stand_in_hub;
 mod strategies;
 mod streaming;
 mod structured;

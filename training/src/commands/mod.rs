@@ -2,6 +2,7 @@
 
 pub(crate) mod bench;
 pub(crate) mod import;
+mod model_files;
 pub(crate) mod options;
 mod plan;
 pub(crate) mod prepare;

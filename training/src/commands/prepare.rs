@@ -7,7 +7,11 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use clap::ValueEnum;
+use clap::{
+    ValueEnum,
+    builder::{OsStringValueParser, TypedValueParser},
+};
+use hearth_model::{byte_size::ByteSize, hub::ModelPart, model_source::ModelSource};
 use hearth_training::{
     corpus::SourceSpec,
     prepare::{PrepareSettings, Progress, SplitBy, StoppingStrategy, prepare},
@@ -15,7 +19,10 @@ use hearth_training::{
 };
 use serde_json::json;
 
-use super::status::{Status, bytes, download_line, note_not_text};
+use super::{
+    model_files,
+    status::{Status, download_line, note_not_text},
+};
 
 /// Turns documents into token shards to train on
 ///
@@ -30,9 +37,9 @@ pub(crate) struct Args {
     #[arg(value_name = "SOURCES", required = true)]
     sources: Vec<String>,
 
-    /// Folder of the tokenizer: one made by `hearth-train tokenizer`, or a model dir
-    #[arg(long, value_name = "DIR")]
-    tokenizer: PathBuf,
+    /// The tokenizer: a folder made by `hearth-train tokenizer`, a model dir, or a model of the Hugging Face hub (`ORG/NAME`)
+    #[arg(long, value_name = "DIR|NAME", value_parser = OsStringValueParser::new().map(ModelSource::parse))]
+    tokenizer: ModelSource,
 
     /// Folder for the data; it must not be there, or be empty
     #[arg(long, value_name = "DATA")]
@@ -90,7 +97,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
             Progress::Download(download) => download_line(&download),
             Progress::Encode { bytes_read, bytes_total, tokens } => {
                 let (tokens, seconds) = (tokens as f64 / 1e6, elapsed.as_secs_f64());
-                let (bytes_read, bytes_total) = (bytes(bytes_read), bytes(bytes_total));
+                let (bytes_read, bytes_total) = (ByteSize(bytes_read), ByteSize(bytes_total));
                 format!("read {bytes_read} of {bytes_total}, {tokens:.1} M tokens, {:.2} M tokens/s", tokens / seconds)
             }
         });
@@ -109,7 +116,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
             "{split}: {} documents, {} tokens, {} of text, {:.2} bytes per token",
             info.documents,
             info.tokens,
-            bytes(info.bytes),
+            ByteSize(info.bytes),
             info.bytes as f64 / info.tokens as f64
         ));
     }
@@ -132,7 +139,7 @@ fn source_line(source: &SourceInfo) -> String {
     let epochs = if *epochs == 1.0 { String::new() } else { format!(", {epochs:.2} epochs") };
     format!(
         "`{path}`: {documents} documents, {tokens} tokens, {} of text, {:.2} % of the training tokens{epochs}",
-        bytes(*n_bytes),
+        ByteSize(*n_bytes),
         share * 100.0
     )
 }
@@ -141,7 +148,11 @@ impl Args {
     fn settings(&self) -> Result<PrepareSettings> {
         Ok(PrepareSettings {
             sources: self.sources.iter().map(|source| SourceSpec::parse(source)).collect::<Result<_>>()?,
-            tokenizer: self.tokenizer.clone(),
+            tokenizer: match &self.tokenizer {
+                // Who opens it reports what is wrong with it.
+                ModelSource::Path(path) => path.clone(),
+                source => model_files::open(source, ModelPart::BesideWeights)?,
+            },
             out: self.out.clone(),
             split: self.split.map(|split| match split {
                 SplitArg::Hash => SplitBy::Hash,

@@ -22,8 +22,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DATA")]
     data: Option<PathBuf>,
 
-    /// Start from the weights of this model dir instead of random ones; sets `model.init`
-    #[arg(long, value_name = "MODEL_DIR")]
+    /// Start from the weights of this model instead of random ones: a model dir, or a model of the Hugging Face hub
+    /// (`ORG/NAME[@REVISION]`); sets `model.init`
+    #[arg(long, value_name = "MODEL")]
     init: Option<PathBuf>,
 
     #[command(flatten)]

@@ -9,9 +9,12 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use clap::builder::{OsStringValueParser, TypedValueParser};
 use hearth_model::{
     device,
     generate::{GenerateOptions, generate},
+    hub::ModelPart,
+    model_source::ModelSource,
     ops,
     sampling::SamplingParams,
     tokenizer::{DecodeOptions, Detokenizer, EncodeOptions},
@@ -19,7 +22,10 @@ use hearth_model::{
 };
 use serde::Serialize;
 
-use super::options::{Options, print_json};
+use super::{
+    model_files,
+    options::{Options, print_json},
+};
 
 /// Continues a prompt with a trained model
 ///
@@ -27,9 +33,9 @@ use super::options::{Options, print_json};
 /// `sample.top_p`; and `seed`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// A model dir, a run, or a GGUF file
-    #[arg(value_name = "MODEL")]
-    model: PathBuf,
+    /// A model dir, a run, a GGUF file, or a model of the Hugging Face hub (`ORG/NAME[@REVISION][:FILE]`)
+    #[arg(value_name = "MODEL", value_parser = OsStringValueParser::new().map(ModelSource::parse))]
+    model: ModelSource,
 
     /// Text to continue
     prompt: String,
@@ -62,8 +68,9 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         }
         None => None,
     };
+    let path = model_files::open(&args.model, ModelPart::Whole)?;
     let chosen = device::choose(args.options.device)?;
-    let model = model_dir::load(&args.model, &LoadOptions { device: chosen.device, dtype: None })?;
+    let model = model_dir::load(&path, &LoadOptions { device: chosen.device, dtype: None })?;
     let prompt_ids = model.tokenizer.encode(&args.prompt, EncodeOptions::PROMPT)?;
     let options = GenerateOptions {
         max_tokens: config.sample.max_tokens,

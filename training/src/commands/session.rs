@@ -4,7 +4,9 @@ use std::{io, path::PathBuf, process::ExitCode};
 
 use anyhow::{Result, ensure};
 use burn::tensor::Device;
-use hearth_model::{config::GptConfig, device, memory, ops, weights::model_dir};
+use hearth_model::{
+    config::GptConfig, device, hub::ModelPart, memory, model_source::ModelSource, ops, weights::model_dir,
+};
 use hearth_training::{
     checkpoint::Checkpoint,
     config::{MicroBatchSize, TrainConfig},
@@ -18,6 +20,7 @@ use hearth_training::{
 use serde::Serialize;
 
 use super::{
+    model_files,
     options::{Options, print_json},
     plan::{Prediction, print_plan},
 };
@@ -124,6 +127,10 @@ impl Session {
         // Before the thread pool starts: this thread is part of it.
         ops::lead_threads();
         ops::keep_freed_memory();
+        if let Some(init) = self.config.model.init.take() {
+            let path = model_files::open(&ModelSource::parse(&init), ModelPart::Whole)?;
+            self.config.model.init = Some(path);
+        }
         let gpt_config = match &self.config.model.init {
             Some(dir) => GptConfig { dropout: self.config.model.dropout, ..model_dir::load_config(dir)? },
             None => self.config.gpt_config(data.tokenizer.vocab_size())?,

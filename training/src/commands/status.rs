@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use hearth_training::corpus::Download;
+use hearth_model::{byte_size::ByteSize, hub::Download};
 
 /// Moves to the start of the line and clears it.
 const CLEAR_LINE: &str = "\r\x1b[K";
@@ -42,6 +42,13 @@ impl Status {
         self.write(&if self.is_terminal { format!("{CLEAR_LINE}{line}") } else { format!("{line}\n") });
     }
 
+    /// Clears the line in progress on a terminal.
+    pub(crate) fn clear(&mut self) {
+        if self.is_terminal && self.shown.take().is_some() {
+            self.write(CLEAR_LINE);
+        }
+    }
+
     /// Writes a permanent line.
     pub(crate) fn note(&mut self, line: &str) {
         let clear = if self.is_terminal && self.shown.is_some() { CLEAR_LINE } else { "" };
@@ -55,20 +62,10 @@ impl Status {
     }
 }
 
-/// `1.5 GB`, `12.0 MB`, `3 bytes`.
-pub(crate) fn bytes(n: u64) -> String {
-    match n {
-        0..1_000 => format!("{n} bytes"),
-        1_000..1_000_000 => format!("{:.1} kB", n as f64 / 1e3),
-        1_000_000..1_000_000_000 => format!("{:.1} MB", n as f64 / 1e6),
-        _ => format!("{:.2} GB", n as f64 / 1e9),
-    }
-}
-
 /// A line about a download.
 pub(crate) fn download_line(download: &Download) -> String {
     let Download { name, bytes: n_bytes, bytes_total } = download;
-    format!("downloading `{name}`: {} of {}", bytes(*n_bytes), bytes(*bytes_total))
+    format!("downloading `{name}`: {} of {}", ByteSize(*n_bytes), ByteSize(*bytes_total))
 }
 
 /// Reports files of folders that were skipped.

@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
+use hearth_model::byte_size::ByteSize;
 use hearth_training::{
     corpus::{Cutting, Origin, ReadOptions, SourceFile, WordSplit, check_separator},
     run_dir,
@@ -15,7 +16,7 @@ use hearth_training::{
 };
 use serde::Serialize;
 
-use super::status::{Status, bytes, download_line, note_not_text};
+use super::status::{Status, download_line, note_not_text};
 
 /// Trains a tokenizer on a corpus
 ///
@@ -123,7 +124,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let mut progress = |n_read: u64| {
         status.show(|elapsed| {
             let rate = n_read as f64 / elapsed.as_secs_f64() / 1e6;
-            format!("read {} of {}, {rate:.1} MB/s", bytes(n_read), bytes(total))
+            format!("read {} of {}, {rate:.1} MB/s", ByteSize(n_read), ByteSize(total))
         });
     };
     let (built, n_bytes, per_token, report) = if args.chars {
@@ -138,7 +139,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         };
         let (counts, report) = count_words(&files, &options, split, &mut progress)?;
         ensure_text(counts.n_bytes())?;
-        status.note(&format!("{} of text, {} different words; merging", bytes(counts.n_bytes()), counts.n_words()));
+        status.note(&format!("{} of text, {} different words; merging", ByteSize(counts.n_bytes()), counts.n_words()));
         if let Some((n_dropped, floor)) = counts.dropped() {
             status.note(&format!(
                 "to save memory, rare words were dropped {n_dropped} times (words seen at most {floor} times)"

@@ -58,7 +58,8 @@ pub enum Arch {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelSettings {
-    /// A model dir to start from, instead of random weights. The architecture is then that model's: of this section only
+    /// A model to start from, instead of random weights: a model dir, or the name of one of the Hugging Face hub, whose folder in
+    /// the cache the run then records. The architecture is then that model's: of this section only
     /// `dropout` and `max_seq_len`, the length of rows, are used.
     pub init: Option<PathBuf>,
     /// The architecture.

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, fmt};
 
 use anyhow::{Result, bail};
-use hearth_model::hub::{Hub, HubFile, Repo, RepoKind};
+use hearth_model::hub::{Download, Hub, HubFile, Repo, RepoKind};
 
 use super::files::{FileKind, SourceFile, kind_of};
 
@@ -12,17 +12,6 @@ use super::files::{FileKind, SourceFile, kind_of};
 pub struct HubDataset {
     repo: Repo,
     path: Option<String>,
-}
-
-/// Progress of a download.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Download {
-    /// The data set.
-    pub name: String,
-    /// Bytes in the cache so far.
-    pub bytes: u64,
-    /// Total bytes of its files.
-    pub bytes_total: u64,
 }
 
 /// The files of a data set in the hub's cache.
@@ -51,16 +40,15 @@ impl HubDataset {
     pub fn download(&self, hub: &Hub, progress: &mut dyn FnMut(Download)) -> Result<Downloaded> {
         let snapshot = hub.snapshot(&self.repo)?;
         let chosen = self.choose(&snapshot.files)?;
-        let bytes_total = chosen.iter().map(|(file, _)| file.n_bytes).sum();
-        let (mut files, mut done) = (Vec::new(), 0);
-        for (file, kind) in chosen {
-            let name = self.to_string();
-            let mut report = |bytes| progress(Download { name: name.clone(), bytes: done + bytes, bytes_total });
-            let path = hub.fetch(&snapshot, file, &mut report)?;
-            done += file.n_bytes;
-            files.push(SourceFile { path, kind, n_bytes: file.n_bytes, is_found: false });
-        }
-        Ok(Downloaded { files, commit: snapshot.commit })
+        let wanted: Vec<_> = chosen.iter().map(|(file, _)| *file).collect();
+        let paths = hub.fetch_all(&snapshot, &wanted, &self.to_string(), progress)?;
+        let files = chosen.iter().zip(paths).map(|(&(file, kind), path)| SourceFile {
+            path,
+            kind,
+            n_bytes: file.n_bytes,
+            is_found: false,
+        });
+        Ok(Downloaded { files: files.collect(), commit: snapshot.commit })
     }
 
     /// The files with documents. A file that the path names is taken as it is. Otherwise: Parquet files, or JSON files

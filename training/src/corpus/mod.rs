@@ -20,7 +20,7 @@ pub use conversation::{Conversation, ConversationEncoder};
 pub(crate) use encode::ANY_CHARACTER;
 pub use encode::{Encoder, encode_text};
 pub use files::{FileKind, SourceFile, list_files};
-pub use hub_dataset::{Download, Downloaded, HubDataset};
+pub use hub_dataset::{Downloaded, HubDataset};
 pub use open::BytesRead;
 pub use piece::{Cutting, PIECE_BYTES, Piece, pieces};
 pub use pipeline::{FilePiece, ReadReport, read_in_batches};

@@ -6,11 +6,11 @@ use std::{
 };
 
 use anyhow::{Result, bail, ensure};
-use hearth_model::hub::{Hub, HubOptions};
+use hearth_model::hub::{Download, Hub, HubOptions};
 
 use super::{
     files::{FileKind, SourceFile, kind_of, list_files},
-    hub_dataset::{Download, Downloaded, HubDataset},
+    hub_dataset::{Downloaded, HubDataset},
     json::read_json,
     open::{BytesRead, open_stream},
     parquet,

@@ -1,0 +1,148 @@
+//! Where a model comes from: a path, or the hub by name. Everything that opens a model by `--model` asks here.
+
+use std::{
+    ffi::OsStr,
+    fmt, io,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    error::{Error, Result},
+    hub::{Download, Hub, HubModel, HubOptions, ModelPart},
+};
+
+/// Endings of files that a model's name does not have.
+const FILE_ENDINGS: [&str; 5] = [".gguf", ".safetensors", ".json", ".bin", ".pt"];
+
+/// A model dir or GGUF file, or a model of the hub.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ModelSource {
+    /// A path.
+    Path(PathBuf),
+    /// A model of the hub.
+    Hub(HubModel),
+}
+
+impl ModelSource {
+    /// `org/name`, with `@revision` and `:file` as [`HubModel::parse`] takes them, is a model of the hub unless it is a
+    /// path: a file or folder that exists, a name that ends as a file's, or one in a folder that exists.
+    pub fn parse(text: impl AsRef<OsStr>) -> ModelSource {
+        let path = Path::new(text.as_ref());
+        match path.to_str().and_then(HubModel::parse) {
+            Some(model) if !path.exists() && !is_file_name(&model) && folder_of(&model).is_none() => {
+                ModelSource::Hub(model)
+            }
+            _ => ModelSource::Path(path.to_owned()),
+        }
+    }
+
+    /// The path of the model. A model of the hub is downloaded if the cache does not have it; the settings are those of
+    /// the environment.
+    ///
+    /// # Errors
+    /// A path does not exist; or as [`HubModel::open`].
+    pub fn open(&self, part: ModelPart, progress: &mut dyn FnMut(Download)) -> Result<PathBuf> {
+        match self {
+            ModelSource::Path(path) => match path.symlink_metadata() {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Err(absent(path)),
+                // Whoever opens it reports other errors.
+                _ => Ok(path.clone()),
+            },
+            ModelSource::Hub(model) => model.open(&Hub::new(HubOptions::from_env()?)?, part, progress),
+        }
+    }
+}
+
+impl fmt::Display for ModelSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ModelSource::Path(path) => path.display().fmt(f),
+            ModelSource::Hub(model) => model.fmt(f),
+        }
+    }
+}
+
+fn is_file_name(model: &HubModel) -> bool {
+    let id = model.repo().id().to_ascii_lowercase();
+    FILE_ENDINGS.iter().any(|ending| id.ends_with(ending))
+}
+
+/// The folder here that hides a model of the hub.
+fn folder_of(model: &HubModel) -> Option<&str> {
+    model.repo().id().split('/').next().filter(|folder| Path::new(folder).is_dir())
+}
+
+/// The error for a path that does not exist, which may have been meant as a name.
+fn absent(path: &Path) -> Error {
+    let text = path.to_string_lossy();
+    let model = HubModel::parse(&text);
+    let hint = match model.as_ref().map(|model| (model, folder_of(model))) {
+        Some((model, Some(folder))) => format!(
+            "`{folder}` is a folder here, so this is read as a path; for the model `{model}` of the Hugging Face hub, run the \
+             command in another folder"
+        ),
+        _ if text.starts_with("https://") || text.starts_with("http://") => {
+            "use the name of the model without the address: `ORG/NAME`".to_owned()
+        }
+        _ => {
+            "use a model dir or a GGUF file on this machine, or a model of the Hugging Face hub by its name `ORG/NAME`"
+                .to_owned()
+        }
+    };
+    Error::File { path: path.to_owned(), what: "does not exist".to_owned(), hint }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_the_hub_are_told_from_paths() {
+        for name in ["org/name", "org/name@v1", "org/name:Q4_K_M", "org/name@v1:dir/model.gguf", "org/v1.5"] {
+            assert_eq!(
+                ModelSource::parse(name),
+                ModelSource::Hub(HubModel::parse(name).unwrap_or_else(|| unreachable!()))
+            );
+        }
+        // `src` is a folder here, with a file `lib.rs`.
+        for path in [
+            "src",
+            "src/lib.rs",
+            "src/absent",
+            "src/absent:Q4_0",
+            "name",
+            "./org/name",
+            "/org/name",
+            "../org",
+            "org/name/",
+            "a/b/c",
+            "org/model.gguf",
+            "org/model.safetensors",
+            "https://huggingface.co/org/name",
+            "org\\name",
+            "",
+        ] {
+            assert_eq!(ModelSource::parse(path), ModelSource::Path(path.into()), "{path}");
+        }
+    }
+
+    #[test]
+    fn what_is_neither_is_explained() {
+        let refused = |text: &str| match ModelSource::parse(text).open(ModelPart::Whole, &mut |_| {}) {
+            Ok(path) => format!("{} exists", path.display()),
+            Err(error) => error.to_string(),
+        };
+        assert_eq!(
+            refused("gpt2"),
+            "`gpt2`: does not exist\nhint: use a model dir or a GGUF file on this machine, or a model of the Hugging Face hub \
+             by its name `ORG/NAME`"
+        );
+        let hidden = refused("src/absent@v1");
+        assert!(
+            hidden.contains("`src` is a folder here") && hidden.contains("the model `src/absent@v1` of"),
+            "{hidden}"
+        );
+        assert!(refused("https://huggingface.co/org/name").contains("without the address: `ORG/NAME`"));
+        assert_eq!(refused("src"), "src exists");
+    }
+}

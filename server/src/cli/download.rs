@@ -1,0 +1,123 @@
+//! Progress of downloads, and models that may have to be downloaded first.
+
+use std::{
+    io::{self, IsTerminal, Write},
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use hearth_model::{
+    byte_size::ByteSize,
+    hub::{Download, ModelPart},
+    model_source::ModelSource,
+    weights::model_dir::LoadedModel,
+};
+
+use crate::config::ModelConfig;
+
+/// Moves to the start of the line and clears it.
+const CLEAR_LINE: &str = "\r\x1b[K";
+
+/// Time between lines where they cannot be rewritten.
+const LINE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Shows progress on stderr: a line that is rewritten on a terminal, and occasional lines elsewhere. Dropping it clears the
+/// line.
+#[derive(Debug)]
+pub(super) struct DownloadProgress {
+    is_terminal: bool,
+    started: Instant,
+    shown: Option<Instant>,
+    /// Bytes that were there before.
+    first: Option<u64>,
+}
+
+impl DownloadProgress {
+    pub(super) fn new() -> Self {
+        Self { is_terminal: io::stderr().is_terminal(), started: Instant::now(), shown: None, first: None }
+    }
+
+    pub(super) fn show(&mut self, download: &Download) {
+        let first = *self.first.get_or_insert(download.bytes);
+        let interval = if self.is_terminal { Duration::from_millis(100) } else { LINE_INTERVAL };
+        if self.shown.unwrap_or(self.started).elapsed() < interval {
+            return;
+        }
+        self.shown = Some(Instant::now());
+        let line = line(download, first, self.started.elapsed());
+        self.write(&if self.is_terminal { format!("{CLEAR_LINE}{line}") } else { format!("{line}\n") });
+    }
+
+    /// The download goes on if stderr is closed.
+    fn write(&self, text: &str) {
+        let mut stderr = io::stderr();
+        let _ = stderr.write_all(text.as_bytes()).and_then(|()| stderr.flush());
+    }
+}
+
+impl Drop for DownloadProgress {
+    fn drop(&mut self) {
+        if self.is_terminal && self.shown.is_some() {
+            self.write(CLEAR_LINE);
+        }
+    }
+}
+
+/// Progress as lines of the log.
+pub(super) fn to_log() -> impl FnMut(Download) {
+    let (started, mut shown, mut first) = (Instant::now(), None::<Instant>, None);
+    move |download| {
+        let first = *first.get_or_insert(download.bytes);
+        if shown.unwrap_or(started).elapsed() >= LINE_INTERVAL {
+            shown = Some(Instant::now());
+            tracing::info!("{}", line(&download, first, started.elapsed()));
+        }
+    }
+}
+
+/// The path of a model, with progress if it is downloaded.
+pub(super) fn open(source: &ModelSource) -> hearth_model::Result<PathBuf> {
+    let mut progress = DownloadProgress::new();
+    source.open(ModelPart::Whole, &mut |download| progress.show(&download))
+}
+
+/// Loads a model, with progress if it is downloaded.
+pub(super) fn load(model: &ModelConfig) -> hearth_model::Result<LoadedModel> {
+    let mut progress = DownloadProgress::new();
+    model.load(&mut |download| progress.show(&download))
+}
+
+fn line(download: &Download, first: u64, elapsed: Duration) -> String {
+    let Download { name, bytes, bytes_total } = download;
+    let rate = bytes.saturating_sub(first) as f64 / elapsed.as_secs_f64().max(1e-3);
+    let left = match (*bytes_total).saturating_sub(*bytes) as f64 / rate {
+        seconds if seconds.is_finite() => format!(", {} left", duration(seconds)),
+        _ => String::new(),
+    };
+    format!("downloading `{name}`: {} of {}, {:.1} MB/s{left}", ByteSize(*bytes), ByteSize(*bytes_total), rate / 1e6)
+}
+
+fn duration(seconds: f64) -> String {
+    let seconds = seconds.ceil() as u64;
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3600 => format!("{} min", seconds.div_ceil(60)),
+        _ => format!("{:.1} h", seconds as f64 / 3600.0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_there_before_does_not_count_for_the_rate() {
+        let download = |bytes| Download { name: "org/name".to_owned(), bytes, bytes_total: 300_000_000 };
+        assert_eq!(
+            line(&download(200_000_000), 100_000_000, Duration::from_secs(10)),
+            "downloading `org/name`: 200.0 MB of 300.0 MB, 10.0 MB/s, 10 s left"
+        );
+        assert_eq!(line(&download(5), 5, Duration::ZERO), "downloading `org/name`: 5 bytes of 300.0 MB, 0.0 MB/s");
+        assert_eq!([59.2, 60.5, 7200.0].map(duration), ["1 min", "2 min", "2.0 h"]);
+    }
+}

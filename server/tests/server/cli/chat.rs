@@ -1,0 +1,265 @@
+//! `hearth chat`: with a model in its process, with a server, through pipes and on a terminal.
+
+use std::{
+    fs,
+    io::{Read, Write},
+    net::TcpListener,
+    path::Path,
+    process::{Child, ChildStdin, Command, Output, Stdio},
+    sync::{Arc, Condvar, Mutex},
+    thread,
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::{Served, hearth, model_dir, path, stderr, stdout};
+use crate::{
+    edges::tls_file,
+    support::{CHAT_TEMPLATE, PATIENCE},
+};
+
+/// The tiny model with a chat template.
+fn chat_model_dir() -> TempDir {
+    let dir = model_dir();
+    fs::write(dir.path().join("chat_template.jinja"), CHAT_TEMPLATE).unwrap();
+    dir
+}
+
+/// The answer to a message from a pipe.
+fn ask(message: &str, args: &[&str], variables: &[(&str, &str)]) -> Output {
+    let mut command = hearth(&[&["chat"], args].concat());
+    let mut child = command.envs(variables.iter().copied()).stdin(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(message.as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+fn answer(message: &str, args: &[&str]) -> String {
+    let output = ask(message, args, &[]);
+    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", stderr(&output));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+#[cfg(unix)]
+fn a_model_here_and_a_server_answer_alike() {
+    let dir = chat_model_dir();
+    let here = ["--model", path(dir.path()), "--device", "cpu"];
+    let how = ["--temperature", "0", "--max-tokens", "12", "--set", "ignore_eos=true"];
+    let expected = answer("the hand", &[&here[..], &how].concat());
+    assert!(expected.len() > 5 && expected.ends_with('\n'), "{expected:?}");
+    assert_ne!(answer("the hand", &[&here[..], &how, &["--system", "and"]].concat()), expected);
+    assert_ne!(answer("in the hand", &[&here[..], &how].concat()), expected);
+    assert_eq!(answer("the hand", &[&here[..], &["--top-k", "1", "--seed", "-3"], &how[2..]].concat()), expected);
+
+    let served = Served::start(&dir, &["--api-key", "sk-chat"]);
+    for url in [format!("http://127.0.0.1:{}", served.port), format!("http://localhost:{}/v1/", served.port)] {
+        let there = ["--url", &url, "--api-key", "sk-chat"];
+        assert_eq!(answer("the hand", &[&there[..], &how].concat()), expected);
+    }
+    let url = format!("http://127.0.0.1:{}", served.port);
+    // A flag outdoes the variable of a flag that it excludes.
+    let variables = [("HEARTH_API_KEY", "sk-chat"), ("HEARTH_MODEL", "/nowhere/at/all")];
+    let output = ask("the hand", &[&["--url", &url], &how[..]].concat(), &variables);
+    assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{}", stderr(&output));
+    let ignored = ask("x", &["--url", &url, "--api-key", "sk-chat", "--max-tokens", "1", "--set", "nonsense=1"], &[]);
+    assert!(stderr(&ignored).contains("warning: the server ignores `nonsense`"), "{}", stderr(&ignored));
+    for (args, message) in [
+        (&["--api-key", "sk-wrong"][..], "error: Incorrect API key provided."),
+        (&[], "error: an API key is required"),
+        (&["--api-key", "sk-chat", "--temperature", "9"], "error: `temperature` must be"),
+    ] {
+        let output = ask("the hand", &[&["--url", &url], args].concat(), &[]);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(stderr(&output).contains(message) && !stderr(&output).contains("sk-"), "{}", stderr(&output));
+    }
+    served.stop();
+}
+
+#[test]
+#[cfg(unix)]
+fn a_server_behind_tls_is_known_by_its_certificate() {
+    let dir = chat_model_dir();
+    let files = ["cert.pem", "key.pem", "other-cert.pem"].map(tls_file);
+    let [certificate, key, other] = files.each_ref().map(|file| path(file));
+    let served = Served::start(&dir, &["--tls-cert", certificate, "--tls-key", key]);
+    let url = format!("https://127.0.0.1:{}", served.port);
+    answer("the hand", &["--url", &url, "--tls-cert", certificate, "--max-tokens", "3"]);
+    for trusted in [&["--tls-cert", other][..], &[]] {
+        let output = ask("the hand", &[&["--url", &url], trusted].concat(), &[]);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(stderr(&output).contains("cannot speak TLS with `https://127.0.0.1:"), "{}", stderr(&output));
+    }
+    served.stop();
+}
+
+#[test]
+fn what_cannot_be_is_told_before_the_conversation() {
+    let dir = model_dir();
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let nobody = format!("http://{free}");
+    for (args, message, code) in [
+        (&["--model", path(dir.path()), "--device", "cpu"][..], "has no chat template, so it cannot answer\nhint: ", 1),
+        (&["--url", &nobody], "hint: is the server running?", 1),
+        (&["--url", "localhost:80"], "`--url` must be the address of a server, got `localhost:80`", 1),
+        (&["--url", "http://x", "--tls-cert", "y"], "`--tls-cert` requires a `--url` with https", 1),
+        (&["--url", "http://x", "--model", "y"], "'--url <URL>' cannot be used with '--model", 2),
+        (&["--set", "messages=1"], "`messages` cannot be set", 2),
+        (&["--set", "="], "must be `NAME VALUE`", 2),
+    ] {
+        let output = ask("x", args, &[]);
+        assert_eq!((output.status.code(), stdout(&output)), (Some(code), ""), "{args:?}: {}", stderr(&output));
+        assert!(stderr(&output).contains(message), "{args:?}: {}", stderr(&output));
+    }
+    let output = ask(" \n", &["--model", path(dir.path())], &[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("standard input is empty\nhint: "), "{}", stderr(&output));
+}
+
+/// A program on a terminal of util-linux's `script`.
+#[cfg(target_os = "linux")]
+struct Terminal {
+    child: Child,
+    keys: Arc<Mutex<ChildStdin>>,
+    shown: Arc<(Mutex<Vec<u8>>, Condvar)>,
+    /// Up to where the output has been looked at.
+    seen: usize,
+}
+
+#[cfg(target_os = "linux")]
+impl Terminal {
+    fn start(home: &Path, args: &[&str]) -> Terminal {
+        let plain = hearth(&[]);
+        let quoted: Vec<String> = args.iter().map(|arg| format!("'{arg}'")).collect();
+        let line = format!("stty rows 40 cols 200; exec '{}' {}", plain.get_program().display(), quoted.join(" "));
+        let mut command = Command::new("script");
+        command.args(["--quiet", "--return", "--flush", "--command", &line, "/dev/null"]);
+        for (name, value) in plain.get_envs().filter(|(_, value)| value.is_none()) {
+            let _ = value;
+            command.env_remove(name);
+        }
+        command.env("XDG_STATE_HOME", home).env("TERM", "xterm").env_remove("NO_COLOR").current_dir(home);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let keys = Arc::new(Mutex::new(child.stdin.take().unwrap()));
+        let shown = Arc::new((Mutex::new(Vec::new()), Condvar::new()));
+        let (mut output, for_thread, to_answer) = (child.stdout.take().unwrap(), Arc::clone(&shown), Arc::clone(&keys));
+        thread::spawn(move || {
+            let mut bytes = [0; 4096];
+            while let Ok(n @ 1..) = output.read(&mut bytes) {
+                // Editors ask where the cursor is; a terminal answers.
+                for _ in bytes[..n].windows(4).filter(|window| window == b"\x1b[6n") {
+                    let _ = to_answer.lock().unwrap().write_all(b"\x1b[1;1R");
+                }
+                for_thread.0.lock().unwrap().extend(&bytes[..n]);
+                for_thread.1.notify_all();
+            }
+        });
+        Terminal { child, keys, shown, seen: 0 }
+    }
+
+    fn press(&self, keys: &str) {
+        self.keys.lock().unwrap().write_all(keys.as_bytes()).unwrap();
+    }
+
+    /// Waits until the editor reads a line. It paints its prompt at every key, but turns on this mode once a line.
+    fn wait_for_prompt(&mut self) {
+        self.wait_for("\x1b[?2004h");
+        self.wait_for(">>> ");
+    }
+
+    fn enter(&mut self, line: &str) {
+        self.wait_for_prompt();
+        self.press(&format!("{line}\r"));
+    }
+
+    /// Waits for `part`, and returns what was shown up to its end since the last call.
+    fn wait_for(&mut self, part: &str) -> String {
+        let (shown, changed) = &*self.shown;
+        let seen = self.seen;
+        let find = |shown: &[u8]| {
+            shown[seen..]
+                .windows(part.len())
+                .position(|window| window == part.as_bytes())
+                .map(|at| seen + at + part.len())
+        };
+        let waited = changed.wait_timeout_while(shown.lock().unwrap(), PATIENCE, |shown| find(shown).is_none());
+        let shown = waited.unwrap().0;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let end = find(&shown).unwrap_or_else(|| panic!("no `{part}` in {:?}", text(&shown[seen..])));
+        self.seen = end;
+        text(&shown[seen..end])
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_conversation_on_a_terminal() {
+    if Command::new("script").arg("--version").output().is_err() {
+        println!("skipped: there is no `script`, of util-linux");
+        return;
+    }
+    let (dir, home) = (chat_model_dir(), TempDir::new().unwrap());
+    let args = ["chat", "--model", path(dir.path()), "--device", "cpu", "--temperature", "0"];
+    let mut terminal = Terminal::start(home.path(), &[&args[..], &["--set", "ignore_eos=true"]].concat());
+    terminal.wait_for("/help lists commands, ctrl-c stops an answer, ctrl-d leaves");
+    terminal.enter("/help");
+    terminal.wait_for("/set [NAME [VALUE]]");
+    // An answer that would take thousands of tokens is stopped, and the program is not.
+    terminal.enter("the hand");
+    terminal.wait_for("\x1b[?2004l");
+    thread::sleep(Duration::from_millis(300));
+    terminal.press("\x03");
+    terminal.wait_for("stopped");
+    terminal.wait_for_prompt();
+    terminal.press("\x03");
+    terminal.wait_for("ctrl-d or /quit leaves");
+    terminal.enter("/clear");
+    terminal.enter("/set max_tokens 4");
+    terminal.enter("/system and");
+    terminal.enter("in \\\rthe hand");
+    terminal.wait_for("the answer ends here because of `max_tokens`");
+    terminal.enter("/save first.json");
+    terminal.enter("/regen");
+    terminal.enter("/save again.json");
+    terminal.enter("/sing");
+    terminal.wait_for("there is no command `/sing`");
+    terminal.enter("/set temperature 9");
+    terminal.enter("x");
+    terminal.wait_for("error: `temperature` must be");
+    terminal.enter("/set temperature");
+    terminal.enter("/set");
+    terminal.wait_for("ignore_eos true");
+    terminal.enter("/load first.json");
+    terminal.wait_for("loaded 2 messages from `first.json`");
+    terminal.enter("/model");
+    terminal.wait_for(&format!("* {}", dir.path().file_name().unwrap().to_str().unwrap()));
+    terminal.wait_for_prompt();
+    terminal.press("\x04");
+    assert_eq!(terminal.child.wait().unwrap().code(), Some(0));
+
+    let read = |name: &str| -> Value { serde_json::from_slice(&fs::read(home.path().join(name)).unwrap()).unwrap() };
+    let saved = read("first.json");
+    let messages = saved["messages"].as_array().unwrap();
+    assert_eq!(
+        messages[..2],
+        [json!({ "role": "system", "content": "and" }), json!({ "role": "user", "content": "in \nthe hand" })]
+    );
+    assert_eq!((messages.len(), &messages[2]["role"]), (3, &json!("assistant")));
+    assert_eq!(saved["settings"], json!({ "temperature": 0.0, "ignore_eos": true, "max_tokens": 4 }));
+    assert_eq!(read("again.json"), saved, "temperature 0 gives the same answer again");
+    // What was typed is there the next time, for its owner only.
+    let history = home.path().join("hearth/chat-history");
+    assert!(fs::read_to_string(&history).unwrap().contains("the hand"));
+    let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(history).unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
+}

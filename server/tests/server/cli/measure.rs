@@ -1,0 +1,127 @@
+//! `hearth bench` and `hearth perplexity`.
+
+use std::fs;
+
+use hearth_model::{
+    generate::next_logits,
+    kv_cache::KvCache,
+    ops::KvDtype,
+    tokenizer::{EncodeOptions, Tokenizer},
+};
+use serde_json::{Value, json};
+
+use super::{model_dir, path, run, stderr, stdout};
+use crate::support::gpt;
+
+/// Every command that has a cache takes the flag, and says what its cache was.
+#[test]
+fn the_cache_is_held_as_asked_for() {
+    let (model, parent) = (model_dir(), tempfile::tempdir().unwrap());
+    let text = parent.path().join("text");
+    fs::write(&text, "abcabcaabbcc".repeat(8)).unwrap();
+    let last_line = |args: &[&str]| {
+        let output = run(&[args, &["--model", path(model.path()), "--device", "cpu"]].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        serde_json::from_str::<Value>(stdout(&output).lines().last().unwrap()).unwrap()
+    };
+    let bench = ["bench", "--prefill", "8", "--prompt", "24", "--steps", "16", "--batch", "2", "--runs", "1"];
+    let perplexity = ["perplexity", path(&text), "--context", "32"];
+    for (more, expected) in [
+        (&[][..], "f32"),
+        (&["--quantize", "q8"], "f16"),
+        (&["--dtype", "f16", "--kv-cache-dtype", "auto"], "f16"),
+        (&["--dtype", "bf16"], "f32"),
+        (&["--quantize", "q8", "--kv-cache-dtype", "f32"], "f32"),
+        (&["--kv-cache-dtype", "f16"], "f16"),
+    ] {
+        let report = last_line(&[&bench[..], more].concat());
+        assert_eq!(report["kv_cache_dtype"], expected, "{more:?}");
+        // Two sequences of 24 + 8 tokens in the middle of the run.
+        let n_values = 2 * 32 * gpt().config().kv_bytes_per_token(1);
+        let n_bytes = n_values * if expected == "f32" { 4 } else { 2 };
+        assert_eq!(report["results"][1]["kv_bytes_per_step"], n_bytes, "{more:?}");
+        assert_eq!(last_line(&[&perplexity[..], more].concat())["kv_cache_dtype"], expected, "{more:?}");
+    }
+    // Nothing is allocated that is not there.
+    for (batch, flags) in [("18446744073709551615", ["--prompt", "8"]), ("1000000000000", ["--prompt", "16"])] {
+        let vast =
+            run(&[&["bench", "--model", path(model.path()), "--steps", "1", "--batch", batch], &flags[..]].concat());
+        assert_eq!(vast.status.code(), Some(1), "{}", stderr(&vast));
+        let message = format!("error: `--batch` {batch} needs ");
+        assert!(stderr(&vast).contains(&message) && stderr(&vast).contains(" GiB are available"), "{}", stderr(&vast));
+    }
+    for (wrong, hint) in [(["--dtype", "q8"], "`--quantize q8`"), (["--quantize", "bf16"], "`--dtype bf16`")] {
+        let output = run(&[&["generate", "a"][..], &wrong].concat());
+        assert_eq!(output.status.code(), Some(2));
+        assert!(stderr(&output).contains("must be") && stderr(&output).contains(hint), "{}", stderr(&output));
+    }
+    let wrong = run(&["generate", "a", "--kv-cache-dtype", "q8"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    let message = stderr(&wrong);
+    assert!(message.contains("'q8' for '--kv-cache-dtype") && message.contains("auto, f32, f16"), "{message}");
+}
+
+/// The definition by hand: the second half of each window but its first token, by the log-probabilities of the API.
+#[test]
+fn perplexity_is_what_its_definition_says() {
+    let (model, parent) = (model_dir(), tempfile::tempdir().unwrap());
+    let text = parent.path().join("text");
+    std::fs::write(&text, "abcabcaabbcc".repeat(5)).unwrap();
+    let perplexity = |context: &str| {
+        let args = ["perplexity", path(&text), "--model", path(model.path()), "--device", "cpu", "--context", context];
+        let output = run(&args);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let json = stdout(&output).lines().last().unwrap().to_owned();
+        serde_json::from_str::<Value>(&json).unwrap()
+    };
+    let report = perplexity("16");
+    let gpt = gpt();
+    let tokenizer = Tokenizer::from_dir(model.path()).unwrap();
+    let ids = tokenizer.encode(&"abcabcaabbcc".repeat(5), EncodeOptions::TEXT).unwrap();
+    let (mut loss, mut n) = (0.0, 0);
+    for window in ids.chunks_exact(16) {
+        for end in 9..16 {
+            let mut cache = KvCache::new(gpt.config(), 1, KvDtype::F32, &gpt.device());
+            let mut table = cache.table();
+            let logits = next_logits(&gpt, &mut cache, &mut table, &window[..end]).unwrap();
+            let total: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
+            loss += total.ln() - f64::from(logits[window[end] as usize]);
+            n += 1;
+        }
+    }
+    assert_eq!(report["n_predicted"], n);
+    let found = report["perplexity"].as_f64().unwrap();
+    assert!((found / (loss / f64::from(n)).exp() - 1.0).abs() < 1e-4, "{report}");
+}
+
+#[test]
+fn a_shape_that_no_memory_holds_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let shape = json!({
+        "model_type": "llama", "vocab_size": 1 << 28, "hidden_size": 16384, "intermediate_size": 64,
+        "num_hidden_layers": 1, "num_attention_heads": 64, "max_position_embeddings": 64,
+    });
+    fs::write(dir.path().join("config.json"), shape.to_string()).unwrap();
+    let output = run(&["bench", "--device", "cpu", "--random", path(dir.path())]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).contains("GiB of memory, but") && stderr(&output).contains("hint: "),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn bench_measures_the_masks_of_grammars() {
+    let dir = model_dir();
+    let output = run(&["bench", "--grammars", "--device", "cpu", "--model", path(dir.path())]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let report: Value = serde_json::from_str(stdout(&output).lines().last().unwrap()).unwrap();
+    let grammars = report["grammars"].as_array().unwrap();
+    assert_eq!(grammars.len(), 4);
+    for measured in grammars {
+        let number = |name: &str| measured[name].as_f64().unwrap();
+        assert!(number("n_tokens") > 0.0 && number("mean_mask_us") > 0.0 && number("compile_ms") > 0.0, "{measured}");
+        assert!(number("mean_mask_us") <= number("worst_mask_us") && number("mean_step_us") > 0.0, "{measured}");
+    }
+}

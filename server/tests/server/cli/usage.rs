@@ -1,0 +1,102 @@
+//! Usage, settings and the machine: what the binary accepts and reports.
+
+use std::net::TcpListener;
+
+use serde_json::Value;
+
+use super::{hearth, path, run, stderr, stdout};
+
+#[test]
+fn bad_usage_is_exit_code_2_and_failure_is_1() {
+    for args in [&["--port", "high"][..], &["sing"], &["generate"], &["serve", "--device", "abacus"]] {
+        let output = run(args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(stderr(&output).starts_with("error: "), "{}", stderr(&output));
+        assert_eq!(stdout(&output), "");
+    }
+    let output = run(&["--port", "0", "--model", "/nowhere/at/all"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("error: `/nowhere/at/all`: does not exist\nhint: "), "{}", stderr(&output));
+    let help = run(&["--help"]);
+    assert_eq!(help.status.code(), Some(0));
+    assert!(stdout(&help).contains("doctor"));
+    let help = run(&["serve", "--help"]);
+    for flag in [
+        "--host",
+        "--port",
+        "--model",
+        "--device",
+        "--dtype",
+        "--quantize",
+        "--kv-cache-dtype",
+        "--max-queue",
+        "--drain-timeout",
+    ] {
+        let variable = format!("HEARTH_{}", flag.trim_start_matches('-').replace('-', "_").to_uppercase());
+        assert!(stdout(&help).contains(flag) && stdout(&help).contains(&variable), "{flag}");
+    }
+}
+
+#[test]
+fn a_busy_port_is_told_at_once() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    // Before the model is looked for.
+    let output = run(&["--port", &port, "--model", "/nowhere/at/all"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains(&format!("error: cannot listen on `127.0.0.1:{port}`")), "{}", stderr(&output));
+    assert!(stderr(&output).contains("hint: "));
+}
+
+#[test]
+fn doctor_reports_and_fails_for_a_device_that_is_not_there() {
+    let output = run(&["doctor", "--device", "cpu"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stdout(&output).contains("`--device cpu`: requested"));
+    let output = run(&["doctor", "--json", "--device", "cpu"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["asked_for"], "cpu");
+    assert!(report["threads"].as_u64().unwrap() >= 1);
+    assert!(report["adapters"].is_array());
+    assert_eq!(report["problem"], Value::Null);
+}
+
+#[test]
+fn settings_that_make_no_sense_are_refused_without_telling_keys() {
+    let dir = tempfile::tempdir().unwrap();
+    let empty = dir.path().join("keys");
+    std::fs::write(&empty, "\n").unwrap();
+    for (args, message) in [
+        (&["--api-key", "sk two"][..], "`--api-key`: an API key must consist of visible ASCII"),
+        (&["--api-key-file", path(&empty)], "the file has no key"),
+        (&["--api-key-file", "/nowhere/at/all"], "cannot read the file"),
+        (&["--cors-origin", "example.org"], "`--cors-origin` must be `*`, `none` or origins"),
+        (&["--cors-origin", "https://example.org/"], "trailing slash"),
+        (&["--cors-origin", "https://*.example.org"], "got `https://*.example.org`"),
+        (&["--allowed-host", "http://example.org"], "`--allowed-host` must be `*`, or names or IP addresses"),
+        (&["--allowed-host", "a.example,b.example:80"], "got `b.example:80`"),
+        (&["--allowed-host", "*,a.example"], "got `*`"),
+        (&["--tls-cert", "/nowhere/at/all", "--tls-key", "/nowhere/at/all"], "`--tls-cert`: cannot read"),
+        (&["--tls-cert", "x"], "`--tls-cert` requires `--tls-key`, which is not given"),
+        (&["--tls-key", "x"], "`--tls-key` requires `--tls-cert`, which is not given"),
+        (&["--max-batch-size", "0"], "`--max-batch-size` must be at least 1"),
+        (&["--draft-dtype", "q4"], "`--draft-dtype` requires `--draft-model`"),
+        (&["--num-speculative-tokens", "4"], "`--num-speculative-tokens` requires `--speculative`"),
+        (&["--speculative", "prompt-lookup", "--draft-model", "x"], "requires `--speculative draft`"),
+        (&["--speculative", "draft"], "`--speculative draft` requires `--draft-model`"),
+        (&["--otlp-endpoint", "localhost:4318"], "`--otlp-endpoint` must be an http or https address"),
+        (&["--otlp-endpoint", "http://x", "--otlp-header", "sk two"], "`--otlp-header` must be `NAME=VALUE`"),
+        (&["--otlp-endpoint", "http://x", "--otlp-certificate", "/nowhere"], "`--otlp-certificate`: cannot read"),
+    ] {
+        let output = run(&[&["--port", "0"], args].concat());
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        assert!(stderr(&output).contains(message), "{}", stderr(&output));
+        assert!(!["sk two", "listening"].iter().any(|told| stderr(&output).contains(told)), "{}", stderr(&output));
+    }
+    for args in [&["--header-timeout", "0"][..], &["--max-connections", "0"], &["--log-format", "xml"]] {
+        assert_eq!(run(args).status.code(), Some(2), "{args:?}");
+    }
+    let mut help = hearth(&["serve", "--help"]);
+    let help = help.env("HEARTH_API_KEY", "sk-in-the-environment").output().unwrap();
+    assert!(!stdout(&help).contains("sk-in"), "{}", stdout(&help));
+}

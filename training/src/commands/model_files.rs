@@ -1,0 +1,16 @@
+//! Models and tokenizers of other programs' making: opened by path, or by name from the hub, with progress.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use hearth_model::{hub::ModelPart, model_source::ModelSource};
+
+use super::status::{Status, download_line};
+
+/// The path of `source`; a model of the hub is downloaded unless the cache has it.
+pub(crate) fn open(source: &ModelSource, part: ModelPart) -> Result<PathBuf> {
+    let mut status = Status::new();
+    let path = source.open(part, &mut |download| status.show(|_| download_line(&download)))?;
+    status.clear();
+    Ok(path)
+}
