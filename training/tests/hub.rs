@@ -119,7 +119,17 @@ fn what_is_no_source_is_refused_before_anything_is_written() {
 fn models_of_the_hub_are_used_by_name() {
     let case = Case::new();
     case.succeed(&["tokenizer", "org/lines", "--out", "tok", "--vocab-size", "300"]);
-    let train = ["pretrain", "--device", "cpu", "--preset", "tiny", "--set", "schedule.max_steps=2"];
+    let train = [
+        "pretrain",
+        "--device",
+        "cpu",
+        "--preset",
+        "tiny",
+        "--set",
+        "schedule.max_steps=2",
+        "--set",
+        "schedule.warmup_steps=1",
+    ];
     case.succeed(&["prepare", "org/lines", "--tokenizer", "tok", "--out", "first"]);
     case.succeed(&[&train[..], &["--data", "first", "--out", "run"]].concat());
     let model = case.dir.path().join("run/model");
