@@ -6,8 +6,8 @@ const LABELS_FROM = 11;
 const MAX_LABEL = 12;
 
 const shortened = (label) => (label.length > MAX_LABEL ? `${label.slice(0, MAX_LABEL - 1)}…` : label);
-/** The three numbers of a computed colour. */
-const rgb = (colour) => colour.match(/[\d.]+/g).slice(0, 3).map(Number);
+/** The three numbers of a computed color. */
+const rgb = (color) => color.match(/[\d.]+/g).slice(0, 3).map(Number);
 
 /** 256 opaque pixels from the background of a canvas to its ink, as its style has them. */
 function ramp(canvas) {
@@ -21,13 +21,13 @@ function ramp(canvas) {
 }
 
 /** An image with one pixel per weight; each row is scaled to its largest. */
-function image(weights, colours) {
+function image(weights, colors) {
   const { size } = weights;
   const made = new ImageData(size, size);
-  const pixels = new Uint32Array(made.data.buffer).fill(colours[0]);
+  const pixels = new Uint32Array(made.data.buffer).fill(colors[0]);
   for (let query = 0; query < size; query += 1) {
     const scale = 255 / (weights.largest(query) || 1);
-    for (let key = 0; key <= query; key += 1) pixels[query * size + key] = colours[Math.round(weights.at(query, key) * scale)];
+    for (let key = 0; key <= query; key += 1) pixels[query * size + key] = colors[Math.round(weights.at(query, key) * scale)];
   }
   return made;
 }

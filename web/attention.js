@@ -18,7 +18,7 @@ export class Weights {
     return key > query || (!this.first && key === 0) ? 0 : this.values[query * this.size + key];
   }
 
-  /** The largest weight of a row, to scale its colours. */
+  /** The largest weight of a row, to scale its colors. */
   largest(query) {
     let found = 0;
     for (let key = 0; key <= query; key += 1) found = Math.max(found, this.at(query, key));

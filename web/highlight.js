@@ -26,7 +26,7 @@ function load(file) {
   return languages.get(file);
 }
 
-/** Colours the text of a `code` element, once the language is loaded. Unknown languages stay plain. */
+/** Colors the text of a `code` element, once the language is loaded. Unknown languages stay plain. */
 export async function highlight(code, text, language) {
   const file = FILES[language.toLowerCase()];
   if (file === undefined || text.length > MAX_CHARS) return;

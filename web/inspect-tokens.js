@@ -1,4 +1,4 @@
-// The tokens of an inspected text, coloured, and the alternatives of the one that is pointed at or focused.
+// The tokens of an inspected text, colored, and the alternatives of the one that is pointed at or focused.
 import { element } from "./dom.js";
 
 const percent = (logprob) => {
@@ -9,13 +9,13 @@ const percent = (logprob) => {
 /** The text of a token with its spaces and line breaks visible. */
 export const visible = (token) => (token === "" ? "(empty)" : token.replaceAll(" ", "·").replaceAll("\n", "⏎").replaceAll("\t", "⇥"));
 
-/** The largest surprise and entropy (in nats) and rank that are told apart by colour. */
+/** The largest surprise and entropy (in nats) and rank that are told apart by color. */
 const MAX_SURPRISE = 9;
 const MAX_ENTROPY = 6;
 const MAX_RANK = 1000;
 
-/** What the colour may show: 0 is plain, 1 is the strongest. `null` where nothing precedes the token. */
-const COLOURS = {
+/** What the color may show: 0 is plain, 1 is the strongest. `null` where nothing precedes the token. */
+const COLORS = {
   probability: { label: "Probability of the token", of: ({ logprob }) => (logprob === null ? null : -logprob / MAX_SURPRISE), ends: ["likely", "unlikely"] },
   rank: { label: "Rank of the token", of: ({ rank }) => (rank === null ? null : Math.log(rank) / Math.log(MAX_RANK)), ends: ["first", `${MAX_RANK}th`] },
   entropy: { label: "Entropy: how open the choice was", of: (_, expected) => expected && expected.entropy / MAX_ENTROPY, ends: ["settled", "open"] },
@@ -27,7 +27,7 @@ export class TokenView {
   #result;
   #selected = 0;
   #list = element("div", { class: "tokens", role: "group", "aria-label": "Tokens" });
-  #colour = element("select", { id: "token-colour" }, Object.entries(COLOURS).map(([name, { label }]) => element("option", { value: name }, label)));
+  #color = element("select", { id: "token-color" }, Object.entries(COLORS).map(([name, { label }]) => element("option", { value: name }, label)));
   #ends = [element("span"), element("span")];
   #token = element("div", { class: "token-details", "aria-live": "polite" });
   details = element("aside", { class: "token-side", "aria-label": "Token" }, this.#token);
@@ -36,9 +36,9 @@ export class TokenView {
 
   constructor(handlers) {
     this.#handlers = handlers;
-    this.#main.append(element("div", { class: "legend" }, element("label", { for: "token-colour" }, "Colour"), this.#colour,
+    this.#main.append(element("div", { class: "legend" }, element("label", { for: "token-color" }, "Color"), this.#color,
       element("span", { class: "scale" }, this.#ends[0], element("span", { class: "ramp", "aria-hidden": "true" }), this.#ends[1])), this.#list);
-    this.#colour.addEventListener("input", () => this.#paint());
+    this.#color.addEventListener("input", () => this.#paint());
     for (const event of ["pointerover", "focusin"]) this.#list.addEventListener(event, ({ target }) => this.#showDetails(this.#placeOf(target)));
     this.#list.addEventListener("pointerleave", () => this.#showDetails(this.#selected));
     this.#list.addEventListener("click", ({ target }) => this.select(this.#placeOf(target)));
@@ -88,7 +88,7 @@ export class TokenView {
   }
 
   #paint() {
-    const { of, ends } = COLOURS[this.#colour.value];
+    const { of, ends } = COLORS[this.#color.value];
     this.#ends.forEach((end, at) => { end.textContent = ends[at]; });
     this.#result?.tokens.forEach((token, at) => {
       const strength = of(token, this.#result.predictions[at - 1]);

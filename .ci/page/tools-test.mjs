@@ -159,7 +159,7 @@ pageTest("shows a token's alternatives, and continues from one", { at: "#inspect
   assert.equal(await tokens.nth(4).innerText(), " lantern");
   await page.getByRole("button", { name: "Back to the text before" }).click();
   await page.waitForFunction(() => document.querySelectorAll(".token")[4].textContent === " lamp");
-  await page.getByLabel("Colour").selectOption("Entropy: how open the choice was");
+  await page.getByLabel("Color").selectOption("Entropy: how open the choice was");
   assert.equal(await strength(1), "25%");
 });
 
@@ -170,7 +170,7 @@ pageTest("shows attention as a heat map and as arcs, and the logit lens", { at: 
   await page.locator(".token").nth(3).click();
   assert.equal(await page.locator(".attention .attention-text").innerText(), "·her attends to The 50 %, ·her 50 %");
   const map = page.locator("canvas.heat-map");
-  /** The colour in the middle of a cell: its size and the margin follow from the drawing's. */
+  /** The color in the middle of a cell: its size and the margin follow from the drawing's. */
   const pixel = (query, key) => map.evaluate((canvas, [query, key, size]) => {
     const cell = 22;
     const margin = canvas.width / devicePixelRatio - cell * size;

@@ -55,13 +55,13 @@ impl Curves {
                 HEIGHT - MARGIN + 18.0
             );
         }
-        let mut curve = |points: &[(f64, f64)], colour: &str, name: &str, at: f64| {
+        let mut curve = |points: &[(f64, f64)], color: &str, name: &str, at: f64| {
             let shown = points.iter().filter(|(_, loss)| loss.is_finite());
             let places: Vec<_> = shown.map(|(step, loss)| format!("{:.1},{:.1}", x(*step), y(*loss))).collect();
             let _ = writeln!(
                 svg,
-                "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\" points=\"{}\"/><text x=\"{at}\" \
-                 y=\"30\" fill=\"{colour}\">{name}</text>",
+                "<polyline fill=\"none\" stroke=\"{color}\" stroke-width=\"1.5\" points=\"{}\"/><text x=\"{at}\" \
+                 y=\"30\" fill=\"{color}\">{name}</text>",
                 places.join(" ")
             );
         };

@@ -124,7 +124,7 @@ impl Validator for Backslash {
     }
 }
 
-/// Shows what is typed in the terminal's own colours. The default is white, which light terminals do not show.
+/// Shows what is typed in the terminal's own colors. The default is white, which light terminals do not show.
 struct AsItIs;
 
 impl Highlighter for AsItIs {
