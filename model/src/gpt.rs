@@ -124,12 +124,12 @@ impl Gpt {
 
     /// [`forward`](Self::forward).
     pub(crate) fn run(&self, token_ids: Tensor<1, Int>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
-        assert_eq!(token_ids.dims(), [pass.n_rows()], "token ids, and rows that attend");
         self.run_embedded(self.embed.forward(token_ids), pass)
     }
 
     /// Embeddings `[n_rows, d_model]` to hidden states of the same shape.
     fn run_embedded(&self, mut x: Tensor<2>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
+        assert_eq!(x.dims()[0], pass.n_rows(), "token ids, and rows that attend");
         if self.config.scale_embeddings {
             x = x * (self.config.d_model as f64).sqrt();
         }

@@ -212,7 +212,10 @@ fn what_another_program_has_downloaded_is_used() {
     case.set_ref("files", "main", COMMIT);
     assert!(case.offline("org/files:Q4_0").unwrap().ends_with("m-Q4_0.gguf"));
     let error = case.offline("org/files:Q8_0").unwrap_err();
-    assert!(error.contains("has 2 parts, but 1 are there") && error.contains("the hub is off"), "{error}");
+    assert!(
+        error.contains("is in 2 parts, of which the repository has 1") && error.contains("the hub is off"),
+        "{error}"
+    );
 }
 
 #[test]

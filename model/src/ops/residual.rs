@@ -17,7 +17,7 @@ pub(crate) fn add_update(
     dropout: Option<Dropout>,
 ) -> Tensor<2> {
     if is_on_cpu(&residual.device()) {
-        return apply(vec![residual.into(), update.into()], cpu::AddUpdate { multiplier, dropout });
+        return apply(vec![update.into(), residual.into()], cpu::AddUpdate { multiplier, dropout });
     }
     let update = self::dropout(update, dropout);
     residual + if multiplier == 1.0 { update } else { update * multiplier }
@@ -27,13 +27,17 @@ pub(crate) fn add_update(
 /// dropout.
 pub(crate) fn dropout(x: Tensor<2>, dropout: Option<Dropout>) -> Tensor<2> {
     let Some(dropout) = dropout else { return x };
-    if is_on_cpu(&x.device()) { apply(vec![x.into()], cpu::Drop(dropout)) } else { dropout_reference(x, dropout) }
+    if is_on_cpu(&x.device()) {
+        return apply(vec![x.into()], cpu::AddUpdate { multiplier: 1.0, dropout: Some(dropout) });
+    }
+    dropout_reference(x, dropout)
 }
 
 /// [`dropout`] with factors made on the CPU: the same values are dropped on every device.
 pub(crate) fn dropout_reference(x: Tensor<2>, dropout: Dropout) -> Tensor<2> {
     let factors = TensorData::new(cpu::dropout_factors(x.shape().num_elements(), dropout), x.shape());
-    x.clone() * Tensor::from_data(factors, &x.device())
+    let factors = Tensor::from_data(factors, &x.device());
+    x * factors
 }
 
 /// `x` twice, for two uses. Burn would add the gradients of both uses by an operation of its own; on the CPU, ours does.

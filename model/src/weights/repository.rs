@@ -197,7 +197,12 @@ impl<'a> GgufModel<'a> {
 
     fn files(&self) -> Result<ModelFiles, NoModel> {
         if self.parts.len() < self.n_parts {
-            let what = format!("`{}` has {} parts, but {} are there", self.stem, self.n_parts, self.parts.len());
+            let what = format!(
+                "`{}` is in {} parts, of which the repository has {}",
+                self.stem,
+                self.n_parts,
+                self.parts.len()
+            );
             return Err(NoModel { what, hint: "the repository is incomplete: choose another file".to_owned() });
         }
         Ok(ModelFiles::Gguf { parts: self.parts.iter().map(|&part| part.to_owned()).collect() })
@@ -333,7 +338,7 @@ mod tests {
         assert!(error.starts_with("`Q4_0` is the name of 2 GGUF files:\n  :a-Q4_0.gguf"), "{error}");
         assert!(error.ends_with("hint: use the name of the file, as in `org/name:a-Q4_0.gguf`"), "{error}");
         let error = chosen(&files[1..2], None).unwrap_err();
-        assert!(error.starts_with("`big/m-Q8_0` has 2 parts, but 1 are there"), "{error}");
+        assert!(error.starts_with("`big/m-Q8_0` is in 2 parts, of which the repository has 1"), "{error}");
     }
 
     #[test]

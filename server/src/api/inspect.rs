@@ -264,11 +264,14 @@ fn options(
         );
         Err(ApiError::invalid(param, message))
     };
-    let n_weights = attention_layers.len() * attention_heads.len() * n_tokens * n_tokens;
+    // Lists may be as long as bodies are.
+    let product = |factors: &[usize]| factors.iter().fold(1, |product: usize, &factor| product.saturating_mul(factor));
+    let n_weights = product(&[attention_layers.len(), attention_heads.len(), n_tokens, n_tokens]);
     at_most("attention", n_weights, MAX_ATTENTION, "attention weights")?;
-    let n_rows = lens_layers.len() * n_tokens;
-    at_most("logit_lens", n_rows * n_lens_top, MAX_LENS, "predictions")?;
-    at_most("logit_lens", n_rows * config.vocab_size * config.d_model, MAX_LENS_PRODUCTS, "multiply-adds")?;
+    let n_rows = product(&[lens_layers.len(), n_tokens]);
+    at_most("logit_lens", product(&[n_rows, n_lens_top]), MAX_LENS, "predictions")?;
+    let n_products = product(&[n_rows, config.vocab_size, config.d_model]);
+    at_most("logit_lens", n_products, MAX_LENS_PRODUCTS, "multiply-adds")?;
     Ok(InspectOptions { n_top, attention_layers, attention_heads, lens_layers, n_lens_top })
 }
 

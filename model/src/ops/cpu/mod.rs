@@ -53,7 +53,7 @@ pub(crate) use scan::{SCAN_BLOCK, all_below_infinity, block_maxima, relative_wei
 pub(super) use tensors::{changed, ints, is_cpu, pool, pool_of_zeros, tensor, update, values};
 pub use thread_pool::parallel_for_each;
 pub(super) use training::{
-    Activate, AddUpdate, Drop, Embed, Fork, Linear, LinearCrossEntropy, Normalize, QkNormalize, RopeAttend, adamw,
+    Activate, AddUpdate, Embed, Fork, Linear, LinearCrossEntropy, Normalize, QkNormalize, RopeAttend, adamw,
     add_gradients, clip_norm, dropout_factors, muon,
 };
 

@@ -23,7 +23,7 @@ pub(in crate::ops) use linear::Linear;
 pub(in crate::ops) use muon::muon;
 pub(in crate::ops) use norm::Normalize;
 pub(in crate::ops) use qk_norm::QkNormalize;
-pub(in crate::ops) use residual::{AddUpdate, Drop, Fork, add_gradients, dropout_factors};
+pub(in crate::ops) use residual::{AddUpdate, Fork, add_gradients, dropout_factors};
 
 use burn::{backend::flex::FlexTensor, tensor::TensorData};
 

@@ -1,5 +1,7 @@
 //! LayerNorm and RMSNorm.
 
+use std::ops::Range;
+
 use burn::backend::flex::FlexTensor;
 
 use super::{ROWS_AT_ONCE, add_rows, dims, tensor, values};
@@ -34,28 +36,58 @@ impl CpuOp for Normalize {
         _wanted: &[bool],
     ) -> Vec<Option<FlexTensor>> {
         let [n_rows, width] = dims(&inputs[0]);
-        let (x, weight, gradient) = (values(&inputs[0]), values(&inputs[1]), values(gradient));
-        let n_groups = n_rows.div_ceil(ROWS_AT_ONCE);
-        let mut of_x = vec![0.0; x.len()];
-        // For each group of rows: the sums for the weight, then those for the bias.
-        let mut partial = vec![0.0; n_groups * 2 * width];
-        let shared = SharedMut::new(&mut of_x);
-        thread_pool::parallel_chunks(&mut partial, 2 * width, |group, sums| {
-            let (of_weight, of_bias) = sums.split_at_mut(width);
-            for row in group * ROWS_AT_ONCE..n_rows.min((group + 1) * ROWS_AT_ONCE) {
-                let range = row * width..(row + 1) * width;
-                #[expect(unsafe_code, reason = "threads write disjoint rows of one matrix")]
-                // SAFETY: each group of rows is claimed once.
-                let of_x = unsafe { shared.part(range.clone()) };
-                backward_row(&x[range.clone()], &gradient[range], weight, self.0, of_x, of_weight, of_bias);
-            }
-        });
-        let mut sums = vec![0.0; 2 * width];
-        add_rows(&mut sums, &partial);
-        let of_bias = inputs.get(2).map(|_| Some(tensor(sums[width..].to_vec(), [width])));
-        sums.truncate(width);
-        [Some(tensor(of_x, [n_rows, width])), Some(tensor(sums, [width]))].into_iter().chain(of_bias).collect()
+        let part = NormedPart { columns: 0..width, weight: values(&inputs[1]), options: self.0 };
+        let mut of_x = vec![0.0; n_rows * width];
+        let [of_weight, of_bias] = norm_gradients(values(&inputs[0]), values(gradient), &[part], &mut of_x, width);
+        let of_bias = inputs.get(2).map(|_| Some(tensor(of_bias, [width])));
+        let of_weight = Some(tensor(of_weight, [width]));
+        [Some(tensor(of_x, [n_rows, width])), of_weight].into_iter().chain(of_bias).collect()
     }
+}
+
+/// Columns of a matrix that are normalized, as many at a time as `weight` has values.
+pub(super) struct NormedPart<'a> {
+    pub(super) columns: Range<usize>,
+    pub(super) weight: &'a [f32],
+    pub(super) options: NormOptions,
+}
+
+/// Puts the gradients of the normalized columns of `x [n_rows, width]` into `of_x`. Returns those of the weights, one part
+/// behind the other, and those of as many biases.
+pub(super) fn norm_gradients(
+    x: &[f32],
+    gradient: &[f32],
+    parts: &[NormedPart<'_>],
+    of_x: &mut [f32],
+    width: usize,
+) -> [Vec<f32>; 2] {
+    let n_rows = x.len() / width;
+    let n_weights = parts.iter().map(|part| part.weight.len()).sum();
+    // For each group of rows: the sums for the weights, then those for the biases.
+    let mut partial = vec![0.0; n_rows.div_ceil(ROWS_AT_ONCE) * 2 * n_weights];
+    let shared = SharedMut::new(of_x);
+    thread_pool::parallel_chunks(&mut partial, 2 * n_weights, |group, sums| {
+        let (of_weights, of_biases) = sums.split_at_mut(n_weights);
+        for row in group * ROWS_AT_ONCE..n_rows.min((group + 1) * ROWS_AT_ONCE) {
+            let mut first = 0;
+            for NormedPart { columns, weight, options } in parts {
+                let sums = first..first + weight.len();
+                first = sums.end;
+                for start in columns.clone().step_by(weight.len()) {
+                    let range = row * width + start..row * width + start + weight.len();
+                    #[expect(unsafe_code, reason = "threads write disjoint rows of one matrix")]
+                    // SAFETY: each group of rows is claimed once.
+                    let of_x = unsafe { shared.part(range.clone()) };
+                    let (of_weight, of_bias) = (&mut of_weights[sums.clone()], &mut of_biases[sums.clone()]);
+                    backward_row(&x[range.clone()], &gradient[range], weight, *options, of_x, of_weight, of_bias);
+                }
+            }
+        }
+    });
+    let mut of_weights = vec![0.0; 2 * n_weights];
+    add_rows(&mut of_weights, &partial);
+    let of_biases = of_weights.split_off(n_weights);
+    [of_weights, of_biases]
 }
 
 for_each_isa!(backward_row(

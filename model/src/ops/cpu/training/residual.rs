@@ -28,7 +28,8 @@ const LANES: usize = 16;
 /// Values whose random numbers are made together: a call of Philox makes four.
 const BLOCK: usize = 4 * LANES;
 
-/// Inputs: the residual stream and an update, of one shape; see [`add_update`](crate::ops::add_update).
+/// Inputs: an update, and the residual stream that it is added to, if there is one; see
+/// [`add_update`](crate::ops::add_update) and [`dropout`](crate::ops::dropout).
 #[derive(Debug)]
 pub(in crate::ops) struct AddUpdate {
     pub(in crate::ops) multiplier: f64,
@@ -37,7 +38,7 @@ pub(in crate::ops) struct AddUpdate {
 
 impl CpuOp for AddUpdate {
     fn forward(&self, inputs: &[FlexTensor], _is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
-        (scaled(&inputs[1], Some(&inputs[0]), self.multiplier, self.dropout), Vec::new())
+        (scaled(&inputs[0], inputs.get(1), self.multiplier, self.dropout), Vec::new())
     }
 
     fn keeps_inputs(&self) -> bool {
@@ -54,31 +55,8 @@ impl CpuOp for AddUpdate {
         let is_unchanged = self.multiplier == 1.0 && self.dropout.is_none();
         let of_update =
             || if is_unchanged { gradient.clone() } else { scaled(gradient, None, self.multiplier, self.dropout) };
-        vec![wanted[0].then(|| gradient.clone()), wanted[1].then(of_update)]
-    }
-}
-
-/// Input: `x`; see [`dropout`](crate::ops::dropout).
-#[derive(Debug)]
-pub(in crate::ops) struct Drop(pub(in crate::ops) Dropout);
-
-impl CpuOp for Drop {
-    fn forward(&self, inputs: &[FlexTensor], _is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
-        (scaled(&inputs[0], None, 1.0, Some(self.0)), Vec::new())
-    }
-
-    fn keeps_inputs(&self) -> bool {
-        false
-    }
-
-    fn backward(
-        &self,
-        _inputs: &[FlexTensor],
-        _saved: &[FlexTensor],
-        gradient: &FlexTensor,
-        _wanted: &[bool],
-    ) -> Vec<Option<FlexTensor>> {
-        vec![Some(scaled(gradient, None, 1.0, Some(self.0)))]
+        let of_residual = wanted.get(1).map(|wanted| wanted.then(|| gradient.clone()));
+        [wanted[0].then(of_update)].into_iter().chain(of_residual).collect()
     }
 }
 

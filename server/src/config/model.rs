@@ -1,0 +1,214 @@
+//! Settings of the model: which one, on which device, in which dtypes.
+
+use std::path::Path;
+
+use burn::tensor::Device;
+use clap::{
+    Args, ValueEnum,
+    builder::{OsStringValueParser, TypedValueParser},
+};
+use hearth_model::{
+    Error, Result,
+    device::{self, DeviceChoice},
+    gpt::Gpt,
+    hub::{Download, ModelPart},
+    model_source::ModelSource,
+    ops::{self, Dtype, KvDtype},
+    sampling::SamplingParams,
+    weights::model_dir::{self, LoadOptions, LoadedModel},
+};
+
+use crate::{bundled, memory};
+
+/// The model and its device.
+#[derive(Args, Clone, Debug)]
+pub struct ModelConfig {
+    /// Model dir in Hugging Face's format, GGUF file, or name of a model of the Hugging Face hub, which is downloaded if
+    /// needed: `ORG/NAME[@REVISION][:FILE or QUANTIZATION]` [default: the bundled model]
+    #[arg(long, env = "HEARTH_MODEL", value_name = "DIR|FILE|NAME", value_parser = OsStringValueParser::new().map(ModelSource::parse))]
+    pub model: Option<ModelSource>,
+    /// Device: `auto` (a GPU if there is one, else the CPU), `gpu`, `cpu`, `wgpu-software`, or another device of this build
+    #[arg(long, env = "HEARTH_DEVICE", default_value_t = DeviceChoice::Auto)]
+    pub device: DeviceChoice,
+    /// Dtype of weight matrices: `f32`, `f16` or `bf16` [default: that of the files if it is bf16, quantized or GGUF, else
+    /// f32]
+    #[arg(long, env = "HEARTH_DTYPE", value_parser = |name: &str| dtype_of(name, false))]
+    pub dtype: Option<Dtype>,
+    /// Quantize weight matrices to `q8` (8.5 bits per weight), `q5_1` (6 bits), `q4_1` (5 bits) or `q4` (4.5 bits, the least
+    /// accurate); embeddings are always q8
+    #[arg(long, env = "HEARTH_QUANTIZE", value_name = "DTYPE", conflicts_with = "dtype",
+        value_parser = |name: &str| dtype_of(name, true))]
+    pub quantize: Option<Dtype>,
+    /// Dtype of the KV cache: `f32`, `f16` (half the memory), or `auto`: `f16` if weight matrices are f16 or quantized and
+    /// the device supports it, else `f32`
+    #[arg(long, env = "HEARTH_KV_CACHE_DTYPE", value_name = "DTYPE", value_enum, default_value_t = KvCacheDtype::Auto, hide_possible_values = true)]
+    pub kv_cache_dtype: KvCacheDtype,
+}
+
+/// Parses a value of `--quantize` or `--dtype`. The error has a hint if it is a value of the other flag.
+fn dtype_of(name: &str, is_quantized: bool) -> Result<Dtype, String> {
+    Dtype::parse(name, |dtype| dtype.is_quantized() == is_quantized).map_err(|what| {
+        let other = if is_quantized { "dtype" } else { "quantize" };
+        let is_other = Dtype::parse(name, |dtype| dtype.is_quantized() != is_quantized).is_ok();
+        if is_other { format!("{what}\nhint: `--{other} {name}`") } else { what }
+    })
+}
+
+/// The dtype of the KV cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KvCacheDtype {
+    /// Chosen for the model.
+    Auto,
+    /// 32-bit floats.
+    F32,
+    /// 16-bit floats.
+    F16,
+}
+
+impl KvCacheDtype {
+    /// The dtype chosen by the user, if any.
+    pub(crate) fn asked(self) -> Option<KvDtype> {
+        match self {
+            Self::Auto => None,
+            Self::F32 => Some(KvDtype::F32),
+            Self::F16 => Some(KvDtype::F16),
+        }
+    }
+}
+
+impl ModelConfig {
+    /// The model's name for clients: that of its folder, or of its file without `.gguf`; of a model of the hub as it is given.
+    pub fn model_id(&self) -> String {
+        let path = match &self.model {
+            None => return bundled::NAME.to_owned(),
+            Some(ModelSource::Hub(model)) => return model.to_string(),
+            Some(ModelSource::Path(path)) => path,
+        };
+        // A link has its own name: in Hugging Face's cache, files are links to hashes. `.` has a name once resolved.
+        let resolved = path.canonicalize();
+        let name = path.file_name().or_else(|| resolved.as_deref().ok()?.file_name());
+        let name = name.map_or_else(|| path.display().to_string(), |name| name.to_string_lossy().into_owned());
+        name.strip_suffix(".gguf").map(str::to_owned).unwrap_or(name)
+    }
+
+    /// Opens the device and loads the model, which is downloaded if needed. Must run on the thread that computes with it.
+    ///
+    /// # Errors
+    /// The device is not available, or the model cannot be downloaded or loaded.
+    pub fn load(&self, progress: &mut dyn FnMut(Download)) -> Result<LoadedModel> {
+        let path = self.model.as_ref().map(|source| source.open(ModelPart::Whole, progress)).transpose()?;
+        let options = LoadOptions { device: self.device()?, dtype: self.held_as() };
+        match path {
+            Some(path) => {
+                self.require_memory(&path, &options.device)?;
+                model_dir::load(&path, &options)
+            }
+            None => model_dir::load_embedded(&bundled::DIR, &options),
+        }
+    }
+
+    /// Rejects a model that does not fit into this machine's memory, before loading it. GPU memory is not checked: its
+    /// size is not known.
+    fn require_memory(&self, dir: &Path, device: &Device) -> Result<()> {
+        // Errors in the files are reported by the loader.
+        let (Ok(config), true) = (model_dir::load_config(dir), *device == Device::flex()) else { return Ok(()) };
+        let held_as = self.held_as().or(model_dir::load_stored_dtype(dir).ok().flatten());
+        let bits = match held_as {
+            Some(dtype) if dtype.is_quantized() => memory::bits_of(dtype),
+            // The dtype of the files.
+            None if dir.is_file() => memory::bits_of(Dtype::Q4),
+            // f32 weights may be stored in half the memory (see `ops/cpu/lossless.rs`).
+            _ => memory::bits_of(Dtype::Bf16),
+        };
+        let n_bytes = memory::least_weight_bytes(config.n_params(), bits);
+        memory::require_possible(n_bytes, memory::limit_bytes()).map_err(|what| Error::File {
+            path: dir.to_owned(),
+            what,
+            hint: "`--quantize q4` needs the least memory; otherwise use a smaller model or a larger machine"
+                .to_owned(),
+        })
+    }
+
+    /// The dtype of weight matrices, if set on the command line.
+    pub(crate) fn held_as(&self) -> Option<Dtype> {
+        self.quantize.or(self.dtype)
+    }
+
+    /// The dtype of a cache for the model.
+    ///
+    /// # Errors
+    /// The model's device does not support it.
+    pub(crate) fn kv_dtype(&self, gpt: &Gpt) -> Result<KvDtype> {
+        KvDtype::choose(self.kv_cache_dtype.asked(), gpt.dtype(), &gpt.device())
+    }
+
+    /// Opens the device. Must run on the thread that computes with it.
+    ///
+    /// # Errors
+    /// The device is not available.
+    pub(crate) fn device(&self) -> Result<Device> {
+        // Before the thread pool starts: this thread is part of it.
+        ops::lead_threads();
+        let chosen = device::choose(self.device)?;
+        tracing::info!("device: {} ({})", device::name(&chosen.device), chosen.reason);
+        Ok(chosen.device)
+    }
+}
+
+/// Defaults of sampling parameters.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct SamplingConfig {
+    /// Defaults of sampling parameters: `model` (the model's generation_config.json) or `openai` (OpenAI's defaults)
+    #[arg(long, env = "HEARTH_SAMPLING_DEFAULTS", value_name = "WHOSE", value_enum, default_value_t = SamplingDefaults::Model)]
+    pub sampling_defaults: SamplingDefaults,
+}
+
+/// The source of defaults of sampling parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum SamplingDefaults {
+    /// The model's `generation_config.json`.
+    Model,
+    /// OpenAI's defaults, which change nothing.
+    Openai,
+}
+
+impl SamplingDefaults {
+    /// Applies the setting to a loaded model.
+    pub fn of(self, model: LoadedModel) -> LoadedModel {
+        match self {
+            Self::Model => model,
+            Self::Openai => LoadedModel { sampling_defaults: SamplingParams::default(), ..model },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use clap::Parser;
+
+    use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn models_are_named_by_their_path_and_not_by_what_a_link_leads_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let (blob, link) = (dir.path().join("5f0a"), dir.path().join("SmolLM2-Q4_1.gguf"));
+        std::fs::write(&blob, "").unwrap();
+        std::os::unix::fs::symlink(&blob, &link).unwrap();
+        std::fs::create_dir_all(dir.path().join("my-model/inner")).unwrap();
+        let name = |path: &Path| {
+            #[derive(Parser)]
+            struct Flags {
+                #[command(flatten)]
+                model: ModelConfig,
+            }
+            Flags::try_parse_from(["hearth".as_ref(), "--model".as_ref(), path.as_os_str()]).unwrap().model.model_id()
+        };
+        assert_eq!(name(&link), "SmolLM2-Q4_1");
+        assert_eq!(name(&dir.path().join("my-model")), "my-model");
+        assert_eq!(name(&dir.path().join("my-model/inner/..")), "my-model");
+        assert_eq!(name(&dir.path().join("my-model/.")), "my-model");
+    }
+}
