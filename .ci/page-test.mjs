@@ -208,6 +208,16 @@ pageTest("shows what the server does and runs", { tab: "server" }, async (page) 
   await shoot(page, "server");
 });
 
+/** In the page: whether the database has it that this message is shown. Nobody reloads within the milliseconds that storing takes. */
+async function isStored(id) {
+  const done = (request) => new Promise((resolve, reject) => Object.assign(request, { onsuccess: () => resolve(request.result), onerror: reject }));
+  const { name } = (await indexedDB.databases()).find(({ name }) => name.startsWith("hearth"));
+  const database = await done(indexedDB.open(name));
+  const [conversation] = await done(database.transaction("conversations").objectStore("conversations").getAll());
+  database.close();
+  return Object.values(conversation.chosen).includes(id);
+}
+
 pageTest("chats over two turns, and finds the conversation again", { tab: "chat", skip: canChat ? false : "the model has no chat template" }, async (page, seen) => {
   await page.getByRole("button", { name: "Settings" }).click();
   await page.getByLabel("Max tokens", { exact: true }).fill("24");
@@ -232,6 +242,7 @@ pageTest("chats over two turns, and finds the conversation again", { tab: "chat"
   await page.locator("#send[aria-label=Send]").waitFor();
   assert.equal(bodies(seen, "/v1/chat/completions")[3].continue_final_message, true);
   await page.getByRole("button", { name: "Previous branch" }).first().click();
+  await page.waitForFunction(isStored, await page.locator(".message.assistant").first().getAttribute("data-id"));
   await page.reload();
   await page.locator(".message >> nth=3").waitFor();
   assert.deepEqual(await texts(), before);

@@ -46,7 +46,13 @@ export async function get(id) {
 export async function put(conversation) {
   const database = await opened;
   if (database === null) memory.set(conversation.id, structuredClone(conversation));
-  else await result(store(database, "readwrite").put(conversation));
+  else {
+    const conversations = store(database, "readwrite");
+    const stored = result(conversations.put(conversation));
+    // Without waiting for the page to be idle: it may be closed next.
+    conversations.transaction.commit();
+    await stored;
+  }
   channel.postMessage(conversation.id);
 }
 
