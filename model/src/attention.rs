@@ -10,7 +10,7 @@ use crate::{
     error::Result,
     forward_pass::{AttentionMask, ForwardPass},
     layers::{Linear, Norm},
-    ops::{self, AttentionOptions, LinearParts, NormParts, QkNormParts, Weight},
+    ops::{self, AttentionOptions, NormParts, QkNormParts},
     params::{ParamList, ParamSource},
 };
 
@@ -38,18 +38,18 @@ impl CausalSelfAttention {
     }
 
     /// The projection to queries, keys and values, and the output projection.
-    pub(crate) fn projections(&self) -> [LinearParts<'_>; 2] {
-        [self.qkv.parts(), self.out.parts()]
+    pub(crate) fn projections(&self) -> [&Linear; 2] {
+        [&self.qkv, &self.out]
+    }
+
+    pub(crate) fn projections_mut(&mut self) -> [&mut Linear; 2] {
+        [&mut self.qkv, &mut self.out]
     }
 
     /// The norms of queries and keys, if there are any.
     pub(crate) fn qk_norms(&self) -> Option<QkNormParts<NormParts>> {
         let (q_norm, k_norm) = self.q_norm.as_ref().zip(self.k_norm.as_ref())?;
         Some(QkNormParts { norms: [q_norm.parts(), k_norm.parts()], span: self.norm_span })
-    }
-
-    pub(crate) fn matrices(&self) -> [&Weight; 2] {
-        [&self.qkv, &self.out].map(Linear::weight)
     }
 
     pub(crate) fn list_params<'a>(&'a self, path: &str, list: &mut ParamList<'a>) {
@@ -65,10 +65,9 @@ impl CausalSelfAttention {
         let (context, AttentionMask { options, dense_bias }, rotation) = pass.layer(layer);
         let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
         let [n_rows, _] = x.dims();
-        let LinearParts { weight, bias } = block.qkv.clone();
         let qkv = match block.attn.in_norm.clone() {
-            Some(norm) => ops::normed_linear(x, norm, weight, bias),
-            None => ops::linear(x, weight, bias),
+            Some(norm) => ops::normed_linear(x, norm, block.qkv.clone()),
+            None => ops::linear_with_lora(x, block.qkv.clone()),
         };
         let split = |qkv: Tensor<2>| {
             let qkv = qkv.reshape([n_rows, n_heads + 2 * n_kv_heads, head_dim]);
@@ -89,7 +88,7 @@ impl CausalSelfAttention {
         };
         match context {
             AttentionContext::Dense(dense) if dense.is_one_operation(&qkv.device()) => {
-                ops::rope_and_attend(qkv, rotation, dense.batch, options)
+                ops::rope_and_attend(qkv, rotation, dense.batch, dense.positions.clone(), options)
             }
             AttentionContext::Dense(dense) => {
                 let [q, k, v] = split(qkv);

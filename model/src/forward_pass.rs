@@ -1,5 +1,7 @@
 //! State that the layers of one forward pass share: attention context, masks, rotations and added positions.
 
+use std::sync::Arc;
+
 use burn::tensor::{Device, Tensor};
 
 #[cfg(feature = "gpu")]
@@ -7,6 +9,7 @@ use crate::ops::Upload;
 use crate::{
     config::{GptConfig, Positions, Rope},
     kv_cache::PagedStep,
+    lora::LoraDropout,
     ops::{self, AttentionOptions, BlockScratch, Dropout, Ints, PagedAttention, Rotation, Rows},
     position::{self, PositionRange},
 };
@@ -28,6 +31,9 @@ pub struct Dense<'a> {
     pub batch: usize,
     /// Rows per sequence.
     pub seq_len: usize,
+    /// The position of each row in its document, `[batch * seq_len]`, if sequences consist of several documents
+    /// (packing): a row then sees only rows of its own document. Without it, each sequence is one document.
+    pub positions: Option<Arc<Vec<u32>>>,
     /// Receives what the pass computes on the way, if set.
     pub trace: Option<&'a mut Trace>,
     /// Decides which values are dropped, with their places in the model; without it, none are.
@@ -89,20 +95,47 @@ impl Dense<'_> {
     }
 }
 
-impl AttentionContext<'_> {
+impl<'a> AttentionContext<'a> {
+    /// One sequence, of which `trace` receives what it asks for.
+    pub(crate) fn traced(seq_len: usize, trace: &'a mut Trace) -> Self {
+        Self::Dense(Dense { batch: 1, seq_len, positions: None, trace: Some(trace), dropout_seed: None })
+    }
+
     /// Whole sequences, without attention maps or dropout.
     pub fn dense(batch: usize, seq_len: usize) -> Self {
-        Self::Dense(Dense { batch, seq_len, trace: None, dropout_seed: None })
+        Self::Dense(Dense { batch, seq_len, positions: None, trace: None, dropout_seed: None })
     }
 
     /// Whole sequences in training: the model's dropout depends on `dropout_seed` alone.
     pub fn training(batch: usize, seq_len: usize, dropout_seed: u64) -> Self {
-        Self::Dense(Dense { batch, seq_len, trace: None, dropout_seed: Some(dropout_seed) })
+        Self::Dense(Dense { batch, seq_len, positions: None, trace: None, dropout_seed: Some(dropout_seed) })
+    }
+
+    /// The same context for sequences that consist of several documents, with the position of each row in its document.
+    ///
+    /// # Panics
+    /// Unless there is a position for each row, each sequence begins with 0, and other positions are 0 or follow the one
+    /// before; or if the context is a step over a cache.
+    #[must_use]
+    pub fn with_positions(mut self, positions: Arc<Vec<u32>>) -> Self {
+        let Self::Dense(dense) = &mut self else { unreachable!("positions of a step come from its cache") };
+        assert_eq!(positions.len(), dense.batch * dense.seq_len, "positions, one for each row");
+        for sequence in positions.chunks_exact(dense.seq_len.max(1)) {
+            assert_eq!(sequence.first(), Some(&0), "a sequence begins with a document");
+            let follow = sequence.windows(2).all(|pair| pair[1] == 0 || pair[1] == pair[0] + 1);
+            assert!(follow, "positions of a document are consecutive");
+        }
+        dense.positions = Some(positions);
+        self
     }
 
     /// The positions of the rows in their texts; of a single text if all are equal.
     fn spans(&self) -> Vec<PositionRange> {
         match self {
+            Self::Dense(Dense { positions: Some(positions), .. }) => {
+                let documents = positions.chunk_by(|one, next| *next == one + 1);
+                documents.flat_map(|document| PositionRange::of_rows(0..document.len(), document.len())).collect()
+            }
             Self::Dense(dense) => PositionRange::of_rows(0..dense.seq_len, dense.seq_len).collect(),
             Self::Paged(step) => step.spans.clone(),
         }
@@ -124,8 +157,8 @@ impl AttentionContext<'_> {
     /// How many times [`positions`](Self::positions) repeats to cover all rows.
     fn repeats(&self) -> usize {
         match self {
-            Self::Dense(dense) => dense.batch,
-            Self::Paged(_) => 1,
+            Self::Dense(dense) if dense.positions.is_none() => dense.batch,
+            Self::Dense(_) | Self::Paged(_) => 1,
         }
     }
 }
@@ -185,6 +218,9 @@ impl AttentionMask {
         };
         let dense_bias = match context {
             AttentionContext::Dense(dense) if dense.is_one_operation(device) => None,
+            AttentionContext::Dense(Dense { positions: Some(positions), seq_len, .. }) => {
+                Some(ops::document_bias(positions, *seq_len, &options, device))
+            }
             AttentionContext::Dense(dense) => ops::causal_bias(0..dense.seq_len, 0, &options, device),
             AttentionContext::Paged(_) => None,
         };
@@ -267,6 +303,12 @@ impl<'a> ForwardPass<'a> {
         };
         let probability = self.config.dropout;
         (probability > 0.0).then_some(Dropout { probability, seed, place: place as u32 })
+    }
+
+    /// The dropout of adapters in `layer`, if this pass trains.
+    pub(crate) fn lora_dropout(&self, layer: usize) -> Option<LoraDropout> {
+        let AttentionContext::Dense(Dense { dropout_seed: Some(seed), .. }) = self.context else { return None };
+        Some(LoraDropout { seed, layer })
     }
 
     /// What is added to embeddings.

@@ -13,6 +13,7 @@ use crate::{
     error::Result,
     forward_pass::{AddedPositions, AttentionContext, DropoutPlace, ForwardPass},
     layers::{Embedding, Linear, LmHead, Norm},
+    lora::{LoraDropout, MATRICES},
     ops::{
         self, BlockParts, Dropout, Dtype, LinearParts, LossOptions, Losses, NormParts, PartEnds, Targets, Weight, read,
         to_f32,
@@ -277,6 +278,20 @@ impl Gpt {
         dtypes.max_by_key(|dtype| n_values(*dtype)).unwrap_or_default()
     }
 
+    /// The matrices that adapters can update, with the paths of their modules, such as `blocks.3.attn.qkv`.
+    pub(crate) fn linears(&self) -> Vec<(String, &Linear)> {
+        let blocks = self.blocks.iter().enumerate();
+        let paths = |layer: usize| MATRICES.map(|name| format!("blocks.{layer}.{name}"));
+        blocks.flat_map(|(layer, block)| paths(layer).into_iter().zip(block.linears())).collect()
+    }
+
+    /// [`linears`](Self::linears).
+    pub(crate) fn linears_mut(&mut self) -> Vec<(String, &mut Linear)> {
+        let blocks = self.blocks.iter_mut().enumerate();
+        let paths = |layer: usize| MATRICES.map(|name| format!("blocks.{layer}.{name}"));
+        blocks.flat_map(|(layer, block)| paths(layer).into_iter().zip(block.linears_mut())).collect()
+    }
+
     /// Every matrix with its path.
     pub fn matrices(&self) -> Vec<(String, &Weight)> {
         let matrix = |(path, param)| match param {
@@ -335,9 +350,19 @@ impl Block {
         })
     }
 
+    /// In the order of [`MATRICES`].
+    fn linears(&self) -> [&Linear; 4] {
+        let [qkv, out] = self.attn.projections();
+        [qkv, out, &self.mlp.up, &self.mlp.down]
+    }
+
+    fn linears_mut(&mut self) -> [&mut Linear; 4] {
+        let [qkv, out] = self.attn.projections_mut();
+        [qkv, out, &mut self.mlp.up, &mut self.mlp.down]
+    }
+
     fn matrices(&self) -> impl Iterator<Item = &Weight> {
-        let attn = self.attn.matrices();
-        attn.into_iter().chain([&self.mlp.up, &self.mlp.down].map(Linear::weight))
+        self.linears().into_iter().map(Linear::weight)
     }
 
     fn list_params<'a>(&'a self, path: &str, list: &mut ParamList<'a>) {
@@ -351,7 +376,7 @@ impl Block {
     }
 
     fn forward(&self, layer: usize, x: Tensor<2>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
-        let block = self.parts();
+        let block = self.parts(pass.lora_dropout(layer));
         if let Some((attention, scratch)) = pass.paged(layer)
             && ops::has_block(&x, &block)
         {
@@ -395,7 +420,7 @@ impl Block {
         block: &ops::Block<'_>,
         dropout: Option<Dropout>,
     ) -> Tensor<2> {
-        let LinearParts { weight, bias } = part.out.clone();
+        let out = part.out.clone();
         let norm = part.out_norm.clone();
         let (before, after) = if block.norm_after_add { (None, norm) } else { (norm, None) };
         let multiplier = block.residual_multiplier;
@@ -405,16 +430,16 @@ impl Block {
         };
         let sum = match before {
             before if multiplier != 1.0 || dropout.is_some() => {
-                ops::add_update(residual, normed(ops::linear(input, weight, bias), before), multiplier, dropout)
+                ops::add_update(residual, normed(ops::linear_with_lora(input, out), before), multiplier, dropout)
             }
-            Some(norm) => ops::norm_add(ops::linear(input, weight, bias), norm, residual),
-            None => ops::linear_add(input, weight, bias, residual),
+            Some(norm) => ops::norm_add(ops::linear_with_lora(input, out), norm, residual),
+            None => ops::linear_add(input, out, residual),
         };
         normed(sum, after)
     }
 
-    /// What the block is made of.
-    fn parts(&self) -> ops::Block<'_> {
+    /// What the block is made of. `dropout` is that of adapters.
+    fn parts(&self, dropout: Option<LoraDropout>) -> ops::Block<'_> {
         let norm = |norm: &Option<Norm>| norm.as_ref().map(Norm::parts);
         let attn_norm = self.attn_norm.parts();
         // If the two parts share a norm, it is the one of attention.
@@ -424,13 +449,15 @@ impl Block {
             true => PartEnds { in_norm: Some(own), out, out_norm: norm(out_norm) },
             false => PartEnds { in_norm: None, out, out_norm: Some(own) },
         };
-        let [qkv, attn_out] = self.attn.projections();
+        let [qkv, attn_out, up, down] = self.linears();
+        let [qkv, attn_out, up, down] =
+            [(0, qkv), (1, attn_out), (2, up), (3, down)].map(|(number, linear)| linear.parts(number, dropout));
         BlockParts {
             attn: ends(attn_norm, attn_out, &self.attn_out_norm),
             qkv,
             qk_norms: self.attn.qk_norms(),
-            mlp: ends(mlp_norm, self.mlp.down.parts(), &self.mlp_out_norm),
-            up: self.mlp.up.parts(),
+            mlp: ends(mlp_norm, down, &self.mlp_out_norm),
+            up,
             activation: self.mlp.activation,
             gated: self.mlp.gated,
             is_parallel: self.is_parallel,
@@ -465,11 +492,11 @@ impl Mlp {
 
     /// Applies `block`'s input norm and the MLP up to its activation to `x [n_rows, d_model]`: `[n_rows, d_ff]`.
     fn hidden(x: Tensor<2>, block: &ops::Block<'_>) -> Tensor<2> {
-        let LinearParts { weight, bias } = block.up.clone();
+        let up = block.up.clone();
         let x = match block.mlp.in_norm.clone() {
-            Some(norm) if block.gated => return ops::normed_gated(x, norm, weight, bias, block.activation),
-            Some(norm) => ops::normed_linear(x, norm, weight, bias),
-            None => ops::linear(x, weight, bias),
+            Some(norm) if block.gated => return ops::normed_gated(x, norm, up, block.activation),
+            Some(norm) => ops::normed_linear(x, norm, up),
+            None => ops::linear_with_lora(x, up),
         };
         if block.gated { ops::gated(x, block.activation) } else { ops::activate(x, block.activation) }
     }
@@ -545,7 +572,7 @@ mod tests {
                         let mut pass = ForwardPass::new(&config, context, &device);
                         let mut x = gpt.embed.forward(token_tensor(&gpt, token_ids));
                         for (layer, block) in gpt.blocks.iter().enumerate() {
-                            let parts = block.parts();
+                            let parts = block.parts(None);
                             assert!(ops::has_block(&x, &parts), "{name}");
                             x = if is_whole {
                                 block.forward(layer, x, &mut pass)

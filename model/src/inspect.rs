@@ -8,7 +8,7 @@ use half::f16;
 use crate::{
     TokenId,
     error::{Error, Result},
-    forward_pass::{AttentionContext, Dense, ForwardPass, Trace},
+    forward_pass::{AttentionContext, ForwardPass, Trace},
     generate::token_tensor,
     gpt::Gpt,
     ops,
@@ -80,8 +80,8 @@ impl Inspector {
         let mut trace = Trace::new(attention_layers, attention_heads, lens_layers);
         let ids = token_tensor(&gpt, token_ids);
         let device = ids.device();
-        let dense = Dense { batch: 1, seq_len: n_tokens, trace: Some(&mut trace), dropout_seed: None };
-        let mut pass = ForwardPass::new(gpt.config(), AttentionContext::Dense(dense), &device);
+        let context = AttentionContext::traced(n_tokens, &mut trace);
+        let mut pass = ForwardPass::new(gpt.config(), context, &device);
         let hidden = gpt.run(ids, &mut pass);
         drop(pass);
         let mut predictions = Vec::with_capacity(n_tokens);

@@ -7,20 +7,23 @@ use burn::{
 
 use crate::{
     error::Result,
+    lora::{Lora, LoraDropout},
     ops::{self, LinearParts, NormOptions, NormParts, Weight},
     params::{ParamList, ParamRef, ParamSource},
 };
 
-/// A matrix, and a bias where the architecture has one.
+/// A matrix, a bias where the architecture has one, and an adapter's updates.
 #[derive(Module, Debug)]
 pub(crate) struct Linear {
     weight: Weight,
     bias: Option<Param<Tensor<1>>>,
+    lora: Option<Lora>,
 }
 
 impl Linear {
     pub(crate) fn new(path: &str, params: &mut ParamSource<'_>) -> Result<Self> {
-        Ok(Self { weight: params.matrix(&format!("{path}.weight"))?, bias: params.vector(&format!("{path}.bias"))? })
+        let (weight, bias) = (params.matrix(&format!("{path}.weight"))?, params.vector(&format!("{path}.bias"))?);
+        Ok(Self { weight, bias, lora: None })
     }
 
     pub(crate) fn weight(&self) -> &Weight {
@@ -32,8 +35,21 @@ impl Linear {
         list.extend(self.bias.iter().map(|bias| (format!("{path}.bias"), ParamRef::Vector(bias))));
     }
 
-    pub(crate) fn parts(&self) -> LinearParts<'_> {
-        LinearParts { weight: &self.weight, bias: self.bias.as_ref().map(Param::val) }
+    pub(crate) fn lora(&self) -> Option<&Lora> {
+        self.lora.as_ref()
+    }
+
+    pub(crate) fn set_lora(&mut self, lora: Option<Lora>) {
+        self.lora = lora;
+    }
+
+    /// The operands. `number` is the matrix's place in [`MATRICES`](crate::lora::MATRICES).
+    pub(crate) fn parts(&self, number: usize, dropout: Option<LoraDropout>) -> LinearParts<'_> {
+        LinearParts {
+            weight: &self.weight,
+            bias: self.bias.as_ref().map(Param::val),
+            lora: self.lora.as_ref().map(|lora| lora.parts(number, dropout)),
+        }
     }
 }
 

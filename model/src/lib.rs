@@ -31,6 +31,7 @@ pub mod infill;
 pub mod inspect;
 pub mod kv_cache;
 mod layers;
+pub mod lora;
 pub mod memory;
 pub mod mmap;
 pub mod model_runner;

@@ -17,7 +17,7 @@ use crate::{
     config::TrainConfig,
     eval::{Windows, read_numbers, score},
     learner::{Learner, LossGradients, StepIndex},
-    loader::{Loader, LoaderSettings, Prefetcher, RowOrder, mix},
+    loader::{Loader, LoaderSettings, Prefetcher, RowOrder, RowSource, mix},
     schedule::{Rates, Schedule},
     shard::Tokens,
     utilization::Utilization,
@@ -88,13 +88,13 @@ struct StepTimes {
     total: Duration,
 }
 
-/// Trains a fresh model of `config` for a few steps on `tokens`, with a vocabulary of `vocab_size`, and forgets it.
+/// Trains a fresh model of `config` for a few steps on `source`, with a vocabulary of `vocab_size`, and forgets it.
 ///
 /// # Errors
 /// Settings that make no model, tokens too few for the context, a device that fails.
 pub fn bench(
     config: &TrainConfig,
-    (tokens, vocab_size): (&Tokens, usize),
+    (source, vocab_size): (&RowSource, usize),
     device: &Device,
     n_steps: usize,
     with_ops: bool,
@@ -114,7 +114,7 @@ pub fn bench(
         order: RowOrder::RandomWindows,
         n_micro_batches: config.micro_steps(),
     };
-    let mut batches = Prefetcher::new(&Loader::new(tokens, settings)?, 0..u64::MAX)?;
+    let mut batches = Prefetcher::new(&Loader::new(source, settings)?, 0..u64::MAX)?;
     let mut step = |learner: Learner, number: usize| {
         let rates = schedule.rates(number, &config.optim);
         let (learner, times) = timed_step(learner, config, &mut batches, (number, rates))?;
@@ -137,7 +137,7 @@ pub fn bench(
         learner = profiled?.0;
         ops = found.into_iter().map(OpRow::new).collect();
     }
-    let eval_ms = eval_ms(&learner, tokens, config)?;
+    let eval_ms = eval_ms(&learner, source, config)?;
     let utilization = Utilization::measure(&learner.gpt, config.model.max_seq_len)?;
     let ms_per_step = median(&times, |times| times.total);
     let tok_per_sec = config.tokens_per_step() as f64 / (ms_per_step / 1e3);
@@ -168,11 +168,11 @@ impl OpRow {
 }
 
 /// Tokens to train on where there is no data: at least four rows of `seq_len`.
-pub fn random_tokens(vocab_size: u32, seq_len: usize) -> Tokens {
+pub fn random_tokens(vocab_size: u32, seq_len: usize) -> RowSource {
     // The high half of the product maps 64 random bits onto the vocabulary.
     let token = |n: usize| ((u128::from(mix(n as u64)) * u128::from(vocab_size)) >> 64) as TokenId;
     let ids: Vec<_> = (0..RANDOM_TOKENS.max(4 * seq_len)).map(token).collect();
-    Tokens::from_ids(ids, 0)
+    Tokens::from_ids(ids, 0).into()
 }
 
 /// One step as [`Trainer::run`](crate::trainer::Trainer::run) takes it. The device finishes each part before the next is
@@ -214,7 +214,7 @@ fn timed_step(
     Ok((learner, times))
 }
 
-fn eval_ms(learner: &Learner, tokens: &Tokens, config: &TrainConfig) -> Result<f64> {
+fn eval_ms(learner: &Learner, source: &RowSource, config: &TrainConfig) -> Result<f64> {
     let windows = Windows {
         batch_size: config.data.micro_batch_size.rows(),
         seq_len: config.model.max_seq_len,
@@ -224,7 +224,7 @@ fn eval_ms(learner: &Learner, tokens: &Tokens, config: &TrainConfig) -> Result<f
     let mut times = Vec::new();
     for _ in 0..5 {
         let started = Instant::now();
-        score(&gpt, tokens, windows)?;
+        score(&gpt, source, windows)?;
         times.push(started.elapsed());
     }
     Ok(median(&times, |time| *time))

@@ -6,7 +6,6 @@ use burn::{
     tensor::Tensor,
 };
 use hearth_model::{
-    attention::AttentionContext,
     gpt::{Gpt, ParamPath},
     ops::{Losses, Targets},
 };
@@ -82,7 +81,7 @@ impl Learner {
         let device = self.gpt.device().autodiff();
         let dropout_seed = mix(mix(mix(self.seed) ^ index.step as u64) ^ micro_step as u64);
         let (inputs, targets) = batch.to_device(&device);
-        let context = AttentionContext::training(batch.batch_size, batch.seq_len, dropout_seed);
+        let context = batch.context(Some(dropout_seed));
         // With weights, each row has its share of the step in its weight; without, the mean over the rows has that of all.
         let (share, weights) = match &batch.weights {
             None => (batch.total_weight() / index.total_weight, None),

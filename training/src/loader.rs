@@ -1,20 +1,32 @@
 //! Batches of tokens. A batch is a pure function of (seed, step, micro-step): the loader has no state, so a resumed run
 //! gets the same batches as an uninterrupted one, and jumping to step 1,000,000 costs no more than step 1.
 
+mod documents;
+mod packing;
 mod permutation;
 mod prefetch;
+mod source;
+
+use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use hearth_model::TokenId;
+use hearth_model::{TokenId, attention::AttentionContext};
 
-pub use self::{permutation::Permutation, prefetch::Prefetcher};
+pub use self::{
+    documents::{Documents, Packing},
+    packing::pack,
+    permutation::Permutation,
+    prefetch::Prefetcher,
+    source::RowSource,
+};
 use crate::shard::Tokens;
 
 /// The order of a split.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RowOrder {
-    /// The split is cut into rows of `seq_len` inputs; every epoch visits each row exactly once, in a random order.
+    /// The split is cut into rows of `seq_len` inputs, or consists of rows of documents; every epoch visits each row
+    /// exactly once, in a random order.
     #[default]
     Permuted,
     /// Each row starts at a uniformly random token (as in nanoGPT).
@@ -39,7 +51,7 @@ pub struct LoaderSettings {
 /// Makes batches from one split. Clones share the tokens.
 #[derive(Clone, Debug)]
 pub struct Loader {
-    tokens: Tokens,
+    source: RowSource,
     settings: LoaderSettings,
     /// Rows per epoch.
     n_rows: u64,
@@ -58,22 +70,30 @@ pub struct Batch {
     pub targets: Vec<TokenId>,
     /// The weight of each target in the loss, in the same shape, 0 for targets that are ignored; `None`: all are 1.
     pub weights: Option<Vec<f32>>,
+    /// The position of each input in its document, in the same shape, if rows hold documents; `None`: each row is one.
+    pub positions: Option<Vec<u32>>,
     /// Epochs completed before the first row of this batch. With random windows, an epoch is as many tokens as the
     /// split has.
     pub epoch: u64,
 }
 
 impl Loader {
-    /// A loader over `tokens`.
+    /// A loader over a split.
     ///
     /// # Errors
     /// The split has less than one row and its last target, or a setting is zero.
-    pub fn new(tokens: &Tokens, settings: LoaderSettings) -> Result<Loader> {
+    pub fn new(source: &RowSource, settings: LoaderSettings) -> Result<Loader> {
         let LoaderSettings { seq_len, micro_batch_size, n_micro_batches, .. } = settings;
         ensure!(
             seq_len > 0 && micro_batch_size > 0 && n_micro_batches > 0,
             "a batch needs at least 1 token, row and micro-batch, got {seq_len}, {micro_batch_size} and {n_micro_batches}"
         );
+        let tokens = match source {
+            RowSource::Stream(tokens) => tokens,
+            RowSource::Documents(documents) => {
+                return Ok(Loader { source: source.clone(), settings, n_rows: documents.n_rows() as u64 });
+            }
+        };
         ensure!(
             tokens.len() > seq_len as u64,
             "the training split has {} tokens, but a row of {seq_len} tokens requires at least {}\nhint: use a longer text, or a \
@@ -82,7 +102,7 @@ impl Loader {
             seq_len + 1
         );
         let n_rows = (tokens.len() - 1) / seq_len as u64;
-        Ok(Loader { tokens: tokens.clone(), settings, n_rows })
+        Ok(Loader { source: source.clone(), settings, n_rows })
     }
 
     /// The loader's settings.
@@ -101,25 +121,34 @@ impl Loader {
         // Number of rows of the run before this batch. 128 bits, so no step overflows.
         let first = (u128::from(step) * n_micro_batches as u128 + micro_step as u128) * micro_batch_size as u128;
         let epoch_at = |row: u128| ((row / u128::from(self.n_rows)) as u64, (row % u128::from(self.n_rows)) as u64);
-        let mut batch = Batch::empty(seq_len);
-        batch.epoch = epoch_at(first).0;
-        let n_starts = self.tokens.len() - seq_len as u64;
+        let epoch = epoch_at(first).0;
+        let mut permutation = Permutation::new(seed, epoch, self.n_rows);
+        let mut row_at = |row: u64| {
+            let (epoch, position) = epoch_at(first + u128::from(row));
+            if permutation.epoch() != epoch {
+                permutation = Permutation::new(seed, epoch, self.n_rows);
+            }
+            permutation.at(position)
+        };
+        let rows = 0..micro_batch_size as u64;
+        let tokens = match &self.source {
+            RowSource::Stream(tokens) => tokens,
+            RowSource::Documents(documents) => {
+                let numbers: Vec<u64> = rows.map(row_at).collect();
+                return Batch { epoch, ..documents.batch(&numbers) };
+            }
+        };
+        let mut batch = Batch { epoch, ..Batch::empty(seq_len) };
+        let n_starts = tokens.len() - seq_len as u64;
         let window_key = mix(mix(mix(seed) ^ step) ^ micro_step as u64);
-        let mut permutation = Permutation::new(seed, batch.epoch, self.n_rows);
-        for row in 0..micro_batch_size as u64 {
+        for row in rows {
             let start = match order {
-                RowOrder::Permuted => {
-                    let (epoch, position) = epoch_at(first + u128::from(row));
-                    if permutation.epoch() != epoch {
-                        permutation = Permutation::new(seed, epoch, self.n_rows);
-                    }
-                    permutation.at(position) * seq_len as u64
-                }
+                RowOrder::Permuted => row_at(row) * seq_len as u64,
                 // The high half of a 64 x 64 bit product maps 64 random bits onto 0..n_starts; the bias, n_starts /
                 // 2^64, is negligible.
                 RowOrder::RandomWindows => ((u128::from(mix(window_key ^ row)) * u128::from(n_starts)) >> 64) as u64,
             };
-            batch.push_row(&self.tokens, start);
+            batch.push_row(tokens, start);
         }
         batch
     }
@@ -128,7 +157,15 @@ impl Loader {
 impl Batch {
     /// A batch without rows.
     pub(crate) fn empty(seq_len: usize) -> Batch {
-        Batch { batch_size: 0, seq_len, inputs: Vec::new(), targets: Vec::new(), weights: None, epoch: 0 }
+        Batch {
+            batch_size: 0,
+            seq_len,
+            inputs: Vec::new(),
+            targets: Vec::new(),
+            weights: None,
+            positions: None,
+            epoch: 0,
+        }
     }
 
     /// Adds the row of `tokens` that starts at `start`. The split must extend one token beyond it.
@@ -150,6 +187,19 @@ impl Batch {
         match &self.weights {
             None => self.n_targets() as f64,
             Some(weights) => weights.iter().map(|&weight| f64::from(weight)).sum(),
+        }
+    }
+
+    /// The context of a forward pass over the inputs; with a seed, values are dropped.
+    pub fn context(&self, dropout_seed: Option<u64>) -> AttentionContext<'static> {
+        let Batch { batch_size, seq_len, .. } = *self;
+        let context = match dropout_seed {
+            Some(seed) => AttentionContext::training(batch_size, seq_len, seed),
+            None => AttentionContext::dense(batch_size, seq_len),
+        };
+        match &self.positions {
+            Some(positions) => context.with_positions(Arc::new(positions.clone())),
+            None => context,
         }
     }
 
@@ -178,8 +228,8 @@ mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
     use super::*;
 
-    fn tokens(n: u32) -> Tokens {
-        Tokens::from_ids((0..n).collect(), 0)
+    fn tokens(n: u32) -> RowSource {
+        Tokens::from_ids((0..n).collect(), 0).into()
     }
 
     fn settings(micro_batch_size: usize, seq_len: usize, order: RowOrder) -> LoaderSettings {

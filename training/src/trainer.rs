@@ -33,11 +33,10 @@ use crate::{
     guard::Guard,
     interrupt::Interrupt,
     learner::{Learner, LossGradients, StepIndex, with_zero_outputs},
-    loader::{Loader, LoaderSettings, Prefetcher, RowOrder, mix},
+    loader::{Batch, Loader, LoaderSettings, Prefetcher, RowOrder, RowSource, mix},
     progress::{EvalRecord, Pace, Reporter, StepRecord},
     run_dir::RunDir,
     schedule::Schedule,
-    shard::Tokens,
     utilization::Utilization,
 };
 
@@ -49,9 +48,9 @@ pub struct Data {
     /// The tokenizer's files by name, as in a model dir.
     pub tokenizer_files: Vec<(String, Vec<u8>)>,
     /// The training split.
-    pub train: Tokens,
+    pub train: RowSource,
     /// The validation split.
-    pub val: Tokens,
+    pub val: RowSource,
     /// Identifies both splits and the tokenizer.
     pub hash: Digest,
     /// Identifies the tokenizer.
@@ -181,7 +180,7 @@ impl<'a> Trainer<'a> {
             config.model.max_seq_len
         );
         let order = match config.data.rows {
-            Rows::Epochs => RowOrder::Permuted,
+            Rows::Epochs | Rows::Documents => RowOrder::Permuted,
             Rows::Windows => RowOrder::RandomWindows,
         };
         let settings = LoaderSettings {
@@ -231,9 +230,10 @@ impl<'a> Trainer<'a> {
             let step = self.state.step;
             let rates = self.schedule.rates(step, &self.config.optim);
             let n_micro = self.config.micro_steps();
-            let index = StepIndex { step, total_weight: self.config.tokens_per_step() as f64 };
-            let micro_batches = batches.by_ref().take(n_micro).enumerate();
-            let sums = self.learner.gradients(index, micro_batches)?;
+            let micro_batches: Vec<Batch> = batches.by_ref().take(n_micro).collect();
+            let total_weight = micro_batches.iter().map(Batch::total_weight).sum();
+            let index = StepIndex { step, total_weight };
+            let sums = self.learner.gradients(index, micro_batches.into_iter().enumerate())?;
             let LossGradients { loss, mut gradients } =
                 sums.context("the data loader stopped before the end of the run")?;
             let grad_norm = self.learner.clip(&mut gradients)?;
@@ -272,7 +272,7 @@ impl<'a> Trainer<'a> {
                 reporter.steps(std::mem::take(&mut unreported), pace)?;
                 speed.lap();
             }
-            if evaluates && self.data.val.len() > 1 {
+            if evaluates && self.data.val.has_targets() {
                 last_val = Some(self.evaluate(run, reporter)?);
             }
             if samples {
@@ -287,7 +287,7 @@ impl<'a> Trainer<'a> {
         }
 
         let is_complete = self.schedule.is_over(self.state.step);
-        if is_complete && last_val.is_none() && self.data.val.len() > 1 {
+        if is_complete && last_val.is_none() && self.data.val.has_targets() {
             last_val = Some(self.score()?);
         }
         reporter.draw()?;
@@ -344,7 +344,14 @@ impl<'a> Trainer<'a> {
 
     /// Bits per byte of the text of the targets of `val`.
     fn bits_per_byte(&self, val: &Score) -> f64 {
-        let Data { val: tokens, tokenizer, .. } = self.data;
+        let Data { val: source, tokenizer, .. } = self.data;
+        let tokens = match source {
+            RowSource::Stream(tokens) => tokens,
+            RowSource::Documents(documents) => {
+                let share = val.n_targets as f64 / documents.n_targets() as f64;
+                return val.bits_per_byte(documents.target_bytes() as f64 * share);
+            }
+        };
         let mut first = [0];
         tokens.read(0, &mut first);
         // The first token is never predicted.
@@ -375,7 +382,7 @@ impl<'a> Trainer<'a> {
 
     /// Writes a checkpoint and removes old ones.
     fn save(&self, run: &RunDir, reporter: &mut Reporter) -> Result<()> {
-        if self.data.val.len() < 2 {
+        if !self.data.val.has_targets() {
             // Without a validation split the best model is unknown: the last one is kept.
             self.save_model(run)?;
         }

@@ -120,7 +120,7 @@ fn a_text_becomes_a_tokenizer_and_data_that_give_it_back() {
 
     let settings =
         LoaderSettings { seed: 1, seq_len: 32, micro_batch_size: 4, order: RowOrder::Permuted, n_micro_batches: 1 };
-    let batch = Loader::new(data.split(Split::Train), settings).unwrap().batch(3, 0);
+    let batch = Loader::new(&data.split(Split::Train).clone().into(), settings).unwrap().batch(3, 0);
     let row = &batch.inputs[..32];
     assert!(whole.windows(32).any(|window| window == row), "rows are parts of the text");
 }

@@ -46,9 +46,12 @@ fn the_loss_of_a_split_is_the_mean_over_its_tokens() {
     let expected = total / (ids.len() - 1) as f64;
 
     for batch_size in [1, 2, 100] {
-        let found =
-            score(&gpt, &Tokens::from_ids(ids.clone(), 0), Windows { batch_size, seq_len: SEQ_LEN, max_batches: None })
-                .unwrap();
+        let found = score(
+            &gpt,
+            &Tokens::from_ids(ids.clone(), 0).into(),
+            Windows { batch_size, seq_len: SEQ_LEN, max_batches: None },
+        )
+        .unwrap();
         assert_eq!(found.n_targets, ids.len() - 1);
         assert!((found.loss - expected).abs() < 1e-6 * expected, "{} is not {expected}", found.loss);
     }
@@ -58,8 +61,9 @@ fn the_loss_of_a_split_is_the_mean_over_its_tokens() {
 fn a_split_without_a_target_is_refused() {
     let gpt_config = tiny().gpt_config(VOCAB_SIZE).unwrap();
     let gpt = Gpt::init(&gpt_config, 5, &Device::flex()).unwrap();
-    let error = score(&gpt, &Tokens::from_ids(vec![3], 1), Windows { batch_size: 1, seq_len: 8, max_batches: None })
-        .unwrap_err()
-        .to_string();
+    let error =
+        score(&gpt, &Tokens::from_ids(vec![3], 1).into(), Windows { batch_size: 1, seq_len: 8, max_batches: None })
+            .unwrap_err()
+            .to_string();
     assert!(error.contains("at least 2 tokens, got 1"), "{error}");
 }

@@ -36,7 +36,7 @@ fn token_ids() -> Vec<TokenId> {
 fn loader() -> Loader {
     let order = RowOrder::RandomWindows;
     let settings = LoaderSettings { seed: 1, seq_len: 16, micro_batch_size: 4, order, n_micro_batches: 2 };
-    Loader::new(&Tokens::from_ids(token_ids(), 0), settings).unwrap()
+    Loader::new(&Tokens::from_ids(token_ids(), 0).into(), settings).unwrap()
 }
 
 /// Steps until the loss on one batch is below 0.05, at most 300.

@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use burn::tensor::{DType, Device, Tensor, TensorData, activation::softmax};
 use half::f16;
@@ -94,15 +94,18 @@ pub(crate) fn attention_dense(
     (join_heads(output), probs)
 }
 
-/// [`rope`](super::rope) of queries and keys and [`attention_dense`] without its probabilities, on the CPU: `qkv [batch * seq_len, (n_heads + 2 n_kv_heads) * head_dim]` to `[batch * seq_len, n_heads * head_dim]`.
+/// [`rope`](super::rope) of queries and keys and [`attention_dense`] without its probabilities, on the CPU: `qkv [batch *
+/// seq_len, (n_heads + 2 n_kv_heads) * head_dim]` to `[batch * seq_len, n_heads * head_dim]`. Rows with `positions` see
+/// their own document only, as with [`document_bias`].
 pub(crate) fn rope_and_attend(
     qkv: Tensor<2>,
     rotation: Option<&Rotation>,
     batch: usize,
+    positions: Option<Arc<Vec<u32>>>,
     options: &AttentionOptions,
 ) -> Tensor<2> {
     let rotation = rotation.map(Rotation::shared).unwrap_or_default();
-    apply(vec![qkv.into()], cpu::RopeAttend { options: options.clone(), batch, rotation })
+    apply(vec![qkv.into()], cpu::RopeAttend { options: options.clone(), batch, positions, rotation })
 }
 
 /// Attention of a step's rows over the pages of the KV cache, for decoding rows and chunks of prefill together.
@@ -265,6 +268,31 @@ pub(crate) fn causal_bias(
     }
     let shape = [1, slopes.len(), queries.len(), keys.len()];
     Some(Tensor::from_data(TensorData::new(bias, shape), device))
+}
+
+/// The bias of scores in sequences of `seq_len` rows that consist of documents, from the position of each row in its
+/// document: `[batch, 1 or n_heads, seq_len, seq_len]`. A row sees the earlier rows of its own document.
+pub(crate) fn document_bias(
+    positions: &[u32],
+    seq_len: usize,
+    options: &AttentionOptions,
+    device: &Device,
+) -> Tensor<4> {
+    let slopes = options.alibi_slopes.as_deref().unwrap_or(&[0.0]);
+    let window = options.sliding_window.unwrap_or(usize::MAX);
+    let mut bias = Vec::with_capacity(positions.len() * slopes.len() * seq_len);
+    for positions in positions.chunks_exact(seq_len) {
+        for slope in slopes {
+            for (query, position) in positions.iter().enumerate() {
+                bias.extend((0..seq_len).map(|key| match query.checked_sub(key) {
+                    Some(distance) if distance <= *position as usize && distance < window => -slope * distance as f32,
+                    _ => HIDDEN,
+                }));
+            }
+        }
+    }
+    let shape = [positions.len() / seq_len, slopes.len(), seq_len, seq_len];
+    Tensor::from_data(TensorData::new(bias, shape), device)
 }
 
 /// `[batch * seq_len, n_heads * head_dim]` to `[batch, n_heads, seq_len, head_dim]`.

@@ -5,18 +5,20 @@ use burn::tensor::{DType, Tensor};
 use half::f16;
 
 use super::{
-    AttentionOptions, BlockParts, NormParts, PagedRows, Rotation, Slots, Weight,
+    AttentionOptions, BlockParts, LoraParts, NormParts, PagedRows, Rotation, Slots, Weight,
     cpu::{self, KvElement},
     weight::Form,
 };
 
-/// A matrix and its bias.
+/// A matrix, its bias, and low-rank updates of it.
 #[derive(Clone, Debug)]
 pub(crate) struct LinearParts<'a> {
     /// `[d_out, d_in]`.
     pub(crate) weight: &'a Weight,
     /// `[d_out]`.
     pub(crate) bias: Option<Tensor<1>>,
+    /// If there are any.
+    pub(crate) lora: Option<LoraParts>,
 }
 
 /// A block whose parameters are tensors.
@@ -41,10 +43,11 @@ pub(crate) struct PagedAttention<'a> {
 #[derive(Debug, Default)]
 pub(crate) struct BlockScratch(cpu::Scratch);
 
-/// Whether [`block()`] has a body for this block on `x`'s device: on the CPU, except for post-norm blocks.
+/// Whether [`block()`] has a body for this block on `x`'s device: on the CPU, except for post-norm blocks
+/// and those with low-rank updates.
 pub(crate) fn has_block(x: &Tensor<2>, block: &Block<'_>) -> bool {
     let linears = [&block.qkv, &block.attn.out, &block.up, &block.mlp.out];
-    let is_packed = |linear: &LinearParts<'_>| matches!(linear.weight.form(), Form::Packed(_));
+    let is_packed = |linear: &LinearParts<'_>| matches!(linear.weight.form(), Form::Packed(_)) && linear.lora.is_none();
     cpu::is_cpu(&x.device()) && !block.norm_after_add && linears.into_iter().all(is_packed)
 }
 
@@ -55,7 +58,7 @@ pub(crate) fn block(
     attention: PagedAttention<'_>,
     scratch: &mut BlockScratch,
 ) -> Tensor<2> {
-    let block = block.map(cpu::NormMemory::of, |LinearParts { weight, bias }| match weight.form() {
+    let block = block.map(cpu::NormMemory::of, |LinearParts { weight, bias, .. }| match weight.form() {
         Form::Packed(panels) => cpu::LinearMemory::new(panels, bias.clone()),
         _ => unreachable!("`has_block` requires packed weights"),
     });

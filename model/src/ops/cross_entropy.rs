@@ -41,10 +41,19 @@ pub(crate) fn linear_cross_entropy(
     targets: Targets,
 ) -> Losses {
     if let Form::Packed(panels) = weight.form()
-        && cpu::is_cpu(&hidden.device())
+        && records_gradients(&hidden.device())
     {
+        let bias = bias.map(|bias| cpu::values(bias.inner()).as_slice().to_vec());
+        let Targets { ids, weights } = targets;
+        let frozen = Some((panels.clone(), bias));
+        let op = cpu::LinearCrossEntropy { targets: cpu::ints(ids), weights, options, frozen };
+        let both = apply(vec![hidden.into()], op);
+        return Losses { objective: both.clone().slice(0..1), cross_entropy: without_gradient(both.slice(1..2)) };
+    }
+    if let Form::Packed(panels) = weight.form() {
         let (hidden, bias) = (cpu::values(hidden), bias.map(cpu::values));
-        let op = cpu::LinearCrossEntropy { targets: cpu::ints(targets.ids), weights: targets.weights, options };
+        let (targets, weights) = (cpu::ints(targets.ids), targets.weights);
+        let op = cpu::LinearCrossEntropy { targets, weights, options, frozen: None };
         let both = op.of_packed(hidden.as_slice(), panels, bias.as_ref().map(|bias| bias.as_slice()));
         let [objective, cross_entropy] = both.map(|loss| cpu::tensor(vec![loss], [1]));
         return Losses { objective, cross_entropy };
@@ -55,7 +64,8 @@ pub(crate) fn linear_cross_entropy(
     {
         let operands = [hidden.into(), weight.into()].into_iter().chain(bias.map(Into::into));
         let Targets { ids, weights } = targets;
-        let both = apply(operands.collect(), cpu::LinearCrossEntropy { targets: cpu::ints(ids), weights, options });
+        let op = cpu::LinearCrossEntropy { targets: cpu::ints(ids), weights, options, frozen: None };
+        let both = apply(operands.collect(), op);
         return Losses { objective: both.clone().slice(0..1), cross_entropy: without_gradient(both.slice(1..2)) };
     }
     linear_cross_entropy_reference(hidden, (weight, bias), options, targets)

@@ -5,7 +5,7 @@ use burn::tensor::{DType, Int, Tensor};
 #[cfg(feature = "gpu")]
 use super::cube;
 use super::{
-    Weight, cpu,
+    Weight, cpu, records_gradients,
     training::{apply, is_on_cpu},
     weight::Form,
 };
@@ -29,7 +29,9 @@ pub(crate) fn embedding(table: &Weight, ids: Tensor<1, Int>) -> Tensor<2> {
                 assert!(entry.is_some(), "id {id} of a table of {n_entries}");
                 panels.row(entry.unwrap_or_default())
             };
-            cpu::tensor(cpu::ints(ids).into_iter().flat_map(row).collect(), [n, d_model])
+            let is_recorded = records_gradients(&ids.device());
+            let rows = cpu::tensor(cpu::ints(ids).into_iter().flat_map(row).collect(), [n, d_model]);
+            if is_recorded { Tensor::from_inner(rows) } else { rows }
         }
     }
 }

@@ -5,17 +5,17 @@ use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 
+use super::{
+    LinearParts, NormParts, Weight,
+    cpu::{self, Panels},
+    gated, linear_with_lora, records_gradients,
+    training::{apply, is_on_cpu},
+    weight::Form,
+};
 #[cfg(feature = "gpu")]
 use super::{
     NormOptions,
     cube::{self, LinearOptions, Matrix},
-};
-use super::{
-    NormParts, Weight,
-    cpu::{self, Panels},
-    gated,
-    training::{apply, is_on_cpu},
-    weight::Form,
 };
 use crate::config::Activation;
 #[cfg(feature = "gpu")]
@@ -29,6 +29,10 @@ const WIDENED_ROWS: usize = 2048;
 /// `bias` is `[d_out]`.
 pub(crate) fn linear(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>) -> Tensor<2> {
     let product = match weight.form() {
+        Form::Packed(panels) if records_gradients(&x.device()) => {
+            let bias = bias.map(|bias| cpu::values(bias.inner()).as_slice().to_vec());
+            return apply(vec![x.into()], cpu::FrozenLinear { weight: panels.clone(), bias, lora: None });
+        }
         Form::Packed(panels) => return packed(x, panels, bias),
         #[cfg(feature = "gpu")]
         Form::OnGpu(matrix) => return cube::linear(x, matrix, bias, None),
@@ -45,45 +49,39 @@ pub(crate) fn linear(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>) -> 
     }
 }
 
-/// [`linear`], plus `residual [n_rows, d_out]`.
-pub(crate) fn linear_add(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>, residual: Tensor<2>) -> Tensor<2> {
-    match weight.form() {
+/// [`linear_with_lora`], plus `residual [n_rows, d_out]`.
+pub(crate) fn linear_add(x: Tensor<2>, part: LinearParts<'_>, residual: Tensor<2>) -> Tensor<2> {
+    match part.weight.form() {
         #[cfg(feature = "gpu")]
-        Form::OnGpu(matrix) => cube::linear(x, matrix, bias, Some(residual)),
-        _ => super::add_update(residual, linear(x, weight, bias), 1.0, None),
+        Form::OnGpu(matrix) if part.lora.is_none() => cube::linear(x, matrix, part.bias, Some(residual)),
+        _ => super::add_update(residual, linear_with_lora(x, part), 1.0, None),
     }
 }
 
-/// [`linear`] of the normalized rows.
-pub(crate) fn normed_linear(x: Tensor<2>, norm: NormParts, weight: &Weight, bias: Option<Tensor<1>>) -> Tensor<2> {
+/// [`linear_with_lora`] of the normalized rows.
+pub(crate) fn normed_linear(x: Tensor<2>, norm: NormParts, part: LinearParts<'_>) -> Tensor<2> {
     #[cfg(feature = "gpu")]
-    if let Some(matrix) = fused_matrix(&x, &norm, weight) {
-        return cube::normed_linear(x, norm.weight, matrix, bias, fused_options(norm.options, None));
+    if let Some(matrix) = fused_matrix(&x, &norm, &part) {
+        return cube::normed_linear(x, norm.weight, matrix, part.bias, fused_options(norm.options, None));
     }
-    linear(super::norm(x, norm.weight, norm.bias, norm.options), weight, bias)
+    linear_with_lora(super::norm(x, norm.weight, norm.bias, norm.options), part)
 }
 
 /// [`gated`] of [`normed_linear`]: `[n_rows, d_out / 2]`.
-pub(crate) fn normed_gated(
-    x: Tensor<2>,
-    norm: NormParts,
-    weight: &Weight,
-    bias: Option<Tensor<1>>,
-    kind: Activation,
-) -> Tensor<2> {
+pub(crate) fn normed_gated(x: Tensor<2>, norm: NormParts, part: LinearParts<'_>, kind: Activation) -> Tensor<2> {
     #[cfg(feature = "gpu")]
-    if let Some(matrix) = fused_matrix(&x, &norm, weight) {
-        return cube::normed_linear(x, norm.weight, matrix, bias, fused_options(norm.options, Some(kind)));
+    if let Some(matrix) = fused_matrix(&x, &norm, &part) {
+        return cube::normed_linear(x, norm.weight, matrix, part.bias, fused_options(norm.options, Some(kind)));
     }
-    gated(normed_linear(x, norm, weight, bias), kind)
+    gated(normed_linear(x, norm, part), kind)
 }
 
 /// The GPU's matrix, if one kernel fuses the norm with the product.
 #[cfg(feature = "gpu")]
-fn fused_matrix<'a>(x: &Tensor<2>, norm: &NormParts, weight: &'a Weight) -> Option<&'a Arc<Matrix>> {
+fn fused_matrix<'a>(x: &Tensor<2>, norm: &NormParts, part: &LinearParts<'a>) -> Option<&'a Arc<Matrix>> {
     let is_simple = norm.options.kind == NormKind::RmsNorm && norm.bias.is_none();
-    match weight.form() {
-        Form::OnGpu(matrix) if is_simple && cube::can_fuse(x.dims()[0], matrix) => Some(matrix),
+    match part.weight.form() {
+        Form::OnGpu(matrix) if is_simple && part.lora.is_none() && cube::can_fuse(x.dims()[0], matrix) => Some(matrix),
         _ => None,
     }
 }

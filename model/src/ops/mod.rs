@@ -23,6 +23,7 @@ mod kv_append;
 mod kv_dtype;
 mod limits;
 mod linear;
+mod lora;
 mod matrix_rows;
 mod muon;
 mod norm;
@@ -43,7 +44,9 @@ mod weight;
 use activation::soft_cap_reference;
 pub(crate) use activation::{activate, gated, soft_cap};
 pub use adamw::adamw;
-pub(crate) use attention::{PagedSequences, append_and_attend, attention_dense, causal_bias, rope_and_attend};
+pub(crate) use attention::{
+    PagedSequences, append_and_attend, attention_dense, causal_bias, document_bias, rope_and_attend,
+};
 pub(crate) use block::{Block, BlockScratch, LinearParts, PagedAttention, block, has_block};
 pub use clip::clip_norm;
 pub(crate) use cpu::{SCAN_BLOCK, all_below_infinity, block_maxima, nearest_q8, relative_weights, sum_of};
@@ -59,6 +62,8 @@ pub(crate) use kv_append::{copy_pages, new_pool, rope_append};
 pub use kv_dtype::KvDtype;
 pub use limits::{count_launches, device_memory, multiply_rate, read_bandwidth};
 pub(crate) use linear::{linear, linear_add, normed_gated, normed_linear};
+pub use lora::{LoraPair, LoraShape};
+pub(crate) use lora::{LoraParts, linear_with_lora};
 pub use matrix_rows::MatrixRows;
 pub use muon::muon;
 use norm::norm_reference;

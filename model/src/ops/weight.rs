@@ -227,7 +227,6 @@ impl Weight {
         dtype.filter(|dtype| dtype.is_quantized())
     }
 
-    /// How it is stored, for choosing the body of an operation.
     /// The weight twice, for two uses; see [`fork`](super::fork).
     pub(crate) fn for_two_uses(&self) -> [Self; 2] {
         match self {
@@ -239,6 +238,7 @@ impl Weight {
         }
     }
 
+    /// How it is stored, for choosing the body of an operation.
     pub(super) fn form(&self) -> Form<'_> {
         match self {
             Self::Stored(stored) => Form::Stored(stored.values.val()),
@@ -286,7 +286,7 @@ pub(super) enum Form<'a> {
     /// `[d_out, d_in]`, in the weight's dtype.
     Stored(Tensor<2>),
     /// For the CPU's kernels.
-    Packed(&'a Panels),
+    Packed(&'a Arc<Panels>),
     /// For a GPU's kernels.
     #[cfg(feature = "gpu")]
     OnGpu(&'a Arc<Matrix>),

@@ -56,7 +56,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let (tokens, vocab_size) = match &args.data {
         Some(path) => {
             let dataset = Dataset::open(path)?;
-            (dataset.split(Split::Train).clone(), dataset.open_tokenizer()?.vocab_size())
+            (dataset.split(Split::Train).clone().into(), dataset.open_tokenizer()?.vocab_size())
         }
         None => (random_tokens(args.vocab_size, config.model.max_seq_len), args.vocab_size as usize),
     };

@@ -3,8 +3,10 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, Result};
-use hearth_model::weights::model_dir;
+use hearth_model::{tokenizer::Tokenizer, weights::model_dir};
 use hearth_training::{
+    config::{Rows, TrainConfig},
+    loader::{Documents, RowSource},
     shard::{Dataset, Split},
     trainer::Data,
 };
@@ -41,13 +43,28 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         "no training data: `data.path` is not set\nhint: use `--data DATA` with a folder made by `hearth-train prepare`",
     )?;
     let dataset = Dataset::open(path)?;
+    let tokenizer = dataset.open_tokenizer()?;
+    let [train, val] = [Split::Train, Split::Val].map(|split| rows_of(&dataset, split, &tokenizer, config));
     let data = Data {
-        tokenizer: dataset.open_tokenizer()?,
         tokenizer_files: model_dir::files_beside_weights(&dataset.tokenizer_dir())?,
-        train: dataset.split(Split::Train).clone(),
-        val: dataset.split(Split::Val).clone(),
+        train: train?,
+        val: val?,
         hash: dataset.hash(),
         tokenizer_hash: dataset.tokenizer_hash(),
+        tokenizer,
     };
     session.train(&data)
+}
+
+/// A split in rows as `data.rows` says. An empty one stays a stream.
+fn rows_of(dataset: &Dataset, split: Split, tokenizer: &Tokenizer, config: &TrainConfig) -> Result<RowSource> {
+    let tokens = dataset.split(split);
+    if config.data.rows != Rows::Documents || tokens.len() < 2 {
+        return Ok(tokens.clone().into());
+    }
+    let end = tokenizer.eos().context(
+        "`data.rows=documents` needs a token that ends each document, but the tokenizer has no end-of-text token\nhint: \
+         `data.rows=epochs` cuts rows anywhere",
+    )?;
+    Ok(Documents::of_stream(tokens, end.id, config.model.max_seq_len, tokenizer)?.into())
 }

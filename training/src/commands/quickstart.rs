@@ -2,9 +2,9 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use hearth_training::{
-    config::{PRESETS, TrainConfig},
+    config::{PRESETS, Rows, TrainConfig},
     corpus::{encode_text, read_text, split_by_chars},
     digest::{Digest, Digester},
     shard::Tokens,
@@ -37,6 +37,11 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
 
 /// Tokenizes the text with a tokenizer trained on it.
 fn data_of(text: &str, config: &TrainConfig) -> Result<Data> {
+    ensure!(
+        config.data.rows != Rows::Documents,
+        "`data.rows` must be `epochs` or `windows` in `quickstart`, got `documents`: a text is one document\nhint: `prepare` and \
+         `pretrain` train on documents"
+    );
     let split = split_by_chars(text, config.data.val_fraction)?;
     let context = config.model.max_seq_len;
     let built = match config.data.vocab_size {
@@ -61,8 +66,8 @@ fn data_of(text: &str, config: &TrainConfig) -> Result<Data> {
             file("tokenizer.json", built.tokenizer_json),
             file("tokenizer_config.json", built.tokenizer_config_json),
         ],
-        train: Tokens::from_ids(train_ids, split.train.len() as u64),
-        val: Tokens::from_ids(val_ids, split.val.len() as u64),
+        train: Tokens::from_ids(train_ids, split.train.len() as u64).into(),
+        val: Tokens::from_ids(val_ids, split.val.len() as u64).into(),
         hash: hash.finish(),
         tokenizer_hash,
     })

@@ -158,7 +158,7 @@ impl Session {
                 Ok(()) => trainer_of(self.checkpoint.as_ref(), config, data, &chosen.device)?.time_step().map(Some)?,
                 Err(_) => None,
             };
-            print_plan(config, &prediction, step, data.train.len(), self.args.options.json)?;
+            print_plan(config, &prediction, step, data.train.n_tokens(), self.args.options.json)?;
             return fits.map(|()| ExitCode::SUCCESS);
         }
         fits?;
@@ -180,8 +180,8 @@ impl Session {
         reporter.note(&format!("device: {} ({})", device::name(&chosen.device), chosen.reason));
         reporter.note(&format!(
             "data: {} tokens to train on, {} held out, a vocabulary of {}",
-            data.train.len(),
-            data.val.len(),
+            data.train.n_tokens(),
+            data.val.n_tokens(),
             data.tokenizer.vocab_size()
         ));
         reporter.note(&format!(
@@ -194,7 +194,7 @@ impl Session {
         reporter.note(&match total {
             Some(total) => format!(
                 "run: {total} steps of {tokens_per_step} tokens, {:.1} passes over the data",
-                (total * tokens_per_step) as f64 / data.train.len() as f64
+                (total * tokens_per_step) as f64 / data.train.n_tokens() as f64
             ),
             None => format!(
                 "run: {} minutes of steps of {tokens_per_step} tokens",

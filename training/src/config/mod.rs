@@ -116,6 +116,9 @@ pub enum Rows {
     Epochs,
     /// At random positions, as in nanoGPT.
     Windows,
+    /// Whole documents, as many to a row as fit; attention does not cross from one to the next, and positions begin anew.
+    /// Every row once per epoch.
+    Documents,
 }
 
 /// The optimizer.

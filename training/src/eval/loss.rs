@@ -3,10 +3,13 @@
 
 use anyhow::{Result, ensure};
 use burn::tensor::{Tensor, Transaction};
-use hearth_model::{attention::AttentionContext, gpt::Gpt};
+use hearth_model::{gpt::Gpt, ops::Targets};
 use std::f64::consts::LN_2;
 
-use crate::{loader::Batch, shard::Tokens};
+use crate::{
+    loader::{Batch, RowSource},
+    shard::Tokens,
+};
 
 /// A split's loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,8 +44,18 @@ pub struct Windows {
 }
 
 impl Windows {
+    /// The batches that cover `source`.
+    fn batches(self, source: &RowSource) -> Box<dyn Iterator<Item = Batch> + '_> {
+        match source {
+            RowSource::Stream(tokens) => Box::new(self.batches_of_stream(tokens)),
+            RowSource::Documents(documents) => {
+                Box::new(documents.batches(self.batch_size).take(self.max_batches.unwrap_or(usize::MAX)))
+            }
+        }
+    }
+
     /// The batches that cover `tokens`: each token except the first is a target once, in order.
-    pub fn batches(self, tokens: &Tokens) -> impl Iterator<Item = Batch> {
+    pub fn batches_of_stream(self, tokens: &Tokens) -> impl Iterator<Item = Batch> {
         let Windows { batch_size, seq_len, max_batches } = self;
         let n_targets = tokens.len().saturating_sub(1) as usize;
         let n_full = n_targets / seq_len;
@@ -62,18 +75,23 @@ impl Windows {
     }
 }
 
-/// The loss of `gpt` over `tokens`; the model must be without autodiff and dropout (`valid()`). Reads back once, at the
+/// The loss of `gpt` over a split; the model must be without autodiff and dropout (`valid()`). Reads back once, at the
 /// end.
-pub fn score(gpt: &Gpt, tokens: &Tokens, windows: Windows) -> Result<Score> {
-    ensure!(tokens.len() > 1, "evaluation needs at least 2 tokens, got {}", tokens.len());
+pub fn score(gpt: &Gpt, source: &RowSource, windows: Windows) -> Result<Score> {
+    ensure!(source.has_targets(), "evaluation needs at least 2 tokens, got {}", source.n_tokens());
     let device = gpt.device();
     let mut losses: Vec<Tensor<1>> = Vec::new();
     let mut counts = Vec::new();
-    for batch in windows.batches(tokens) {
-        let (inputs, targets) = batch.to_device(&device);
-        let hidden = gpt.forward(inputs, AttentionContext::dense(batch.batch_size, batch.seq_len));
-        losses.push(gpt.loss(hidden, targets));
-        counts.push(batch.n_targets());
+    for batch in windows.batches(source) {
+        let (inputs, ids) = batch.to_device(&device);
+        let hidden = gpt.forward(inputs, batch.context(None));
+        let total = batch.total_weight();
+        if total == 0.0 {
+            continue;
+        }
+        let weights = batch.weights.map(|weights| weights.iter().map(|weight| weight / total as f32).collect());
+        losses.push(gpt.loss(hidden, Targets { ids, weights }));
+        counts.push(total as usize);
     }
     let means = read_floats(Tensor::cat(losses, 0))?;
     let n_targets = counts.iter().sum();
@@ -114,7 +132,8 @@ mod tests {
             let ids: Vec<TokenId> = (0..n_tokens).collect();
             let tokens = Tokens::from_ids(ids.clone(), 0);
             for (batch_size, seq_len) in [(1, 8), (3, 8), (4, 1), (100, 100)] {
-                let batches: Vec<_> = Windows { batch_size, seq_len, max_batches: None }.batches(&tokens).collect();
+                let batches: Vec<_> =
+                    Windows { batch_size, seq_len, max_batches: None }.batches_of_stream(&tokens).collect();
                 let targets: Vec<TokenId> = batches.iter().flat_map(|batch| batch.targets.clone()).collect();
                 assert_eq!(targets, ids[1..], "{n_tokens} tokens, {batch_size} x {seq_len}");
                 for batch in batches {

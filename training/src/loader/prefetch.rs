@@ -78,7 +78,7 @@ mod tests {
         let tokens = Tokens::from_ids((0..1000).collect(), 0);
         let order = RowOrder::Permuted;
         let settings = LoaderSettings { seed: 1, seq_len: 7, micro_batch_size: 2, order, n_micro_batches: 3 };
-        Loader::new(&tokens, settings).unwrap()
+        Loader::new(&tokens.into(), settings).unwrap()
     }
 
     #[test]

@@ -144,7 +144,9 @@ impl Optimizer {
                     Some(Moments::AdamW { first, second }) => Some((first, second)),
                     _ => None,
                 };
-                let weight_decay = if shape.len() >= 2 { settings.weight_decay * rates.decay } else { 0.0 };
+                // The values of an adapter are those of matrices.
+                let is_matrix = shape.len() >= 2 || path.ends_with(".lora.values");
+                let weight_decay = if is_matrix { settings.weight_decay * rates.decay } else { 0.0 };
                 let rate = adamw::Rate { lr: settings.lr * rates.lr, weight_decay, n_updates: self.n_updates };
                 let (value, [first, second]) = adamw::update(value, gradient, before, settings, rate);
                 (value, Moments::AdamW { first, second })

@@ -33,7 +33,6 @@ impl Trainer<'_> {
     /// A device that fails.
     pub fn time_step(mut self) -> Result<StepTime> {
         let n_micro = self.config.micro_steps();
-        let index = StepIndex { step: 0, total_weight: self.config.tokens_per_step() as f64 };
         let rates = self.schedule.rates(0, &self.config.optim);
         let (mut passes, mut updates) = (Vec::new(), Vec::new());
         let started = Instant::now();
@@ -42,6 +41,7 @@ impl Trainer<'_> {
                 break;
             }
             let batch = self.loader.batch(0, number % n_micro);
+            let index = StepIndex { step: 0, total_weight: batch.total_weight() };
             let began = Instant::now();
             let sums = self.learner.gradients(index, [(0, batch)].into_iter())?;
             let LossGradients { loss, mut gradients } = sums.context("a micro-batch has gradients")?;

@@ -53,8 +53,8 @@ pub(crate) use scan::{SCAN_BLOCK, all_below_infinity, block_maxima, relative_wei
 pub(super) use tensors::{changed, ints, is_cpu, pool, pool_of_zeros, tensor, update, values};
 pub use thread_pool::parallel_for_each;
 pub(super) use training::{
-    Activate, AddUpdate, Embed, Fork, Linear, LinearCrossEntropy, Normalize, QkNormalize, RopeAttend, adamw,
-    add_gradients, clip_norm, dropout_factors, muon,
+    Activate, AddUpdate, Embed, Fork, FrozenLinear, Linear, LinearCrossEntropy, Normalize, QkNormalize, RopeAttend,
+    adamw, add_gradients, add_lora, clip_norm, dropout_factors, muon,
 };
 
 /// Adds the calling thread to the thread pool, for the life of the process: it then helps with the operations that it

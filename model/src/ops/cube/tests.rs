@@ -9,8 +9,8 @@ use crate::{
     config::{Activation, NormKind, QkNormSpan},
     kv_cache::PAGE_SIZE,
     ops::{
-        self, AttentionOptions, Dtype, KvDtype, NormOptions, NormParts, PagedRows, PagedSequences, Rotation, Slots,
-        Weight,
+        self, AttentionOptions, Dtype, KvDtype, LinearParts, NormOptions, NormParts, PagedRows, PagedSequences,
+        Rotation, Slots, Weight,
         activation::{activate_reference, gated_reference},
         attention::{attention_paged, attention_paged_reference},
         norm_reference,
@@ -47,6 +47,10 @@ fn held(weight: &Weight) -> Tensor<2> {
     Tensor::from_data(weight.read().unwrap(), (&Device::flex(), DType::F32))
 }
 
+fn part(weight: &Weight, bias: Option<Tensor<1>>) -> LinearParts<'_> {
+    LinearParts { weight, bias, lora: None }
+}
+
 fn check_linear(dtype: Dtype, n_rows: usize, [d_out, d_in]: [usize; 2]) -> Result<(), TestCaseError> {
     let Some(gpu) = gpu() else { return Ok(()) };
     let (x, matrix) = (random([n_rows, d_in], 1.0), random([d_out, d_in], 1.0));
@@ -63,7 +67,7 @@ fn check_linear(dtype: Dtype, n_rows: usize, [d_out, d_in]: [usize; 2]) -> Resul
     let product = product + bias.clone().unsqueeze();
     let bias = bias.to_device(&gpu);
     assert_close(ops::linear(on_gpu.clone(), &weight, Some(bias.clone())), product.clone());
-    let found = ops::linear_add(on_gpu, &weight, Some(bias), residual.clone().to_device(&gpu));
+    let found = ops::linear_add(on_gpu, part(&weight, Some(bias)), residual.clone().to_device(&gpu));
     assert_close(found, product + residual);
     Ok(())
 }
@@ -77,8 +81,8 @@ fn check_fused(dtype: Dtype, n_rows: usize, [d_ff, d_in]: [usize; 2], kind: Acti
     let expected = normed.matmul(held(&weight).transpose()) + bias.clone().unsqueeze();
     let (x, bias) = (x.to_device(&gpu), Some(bias.to_device(&gpu)));
     let norm = NormParts { weight: norm_weight.to_device(&gpu), bias: None, options };
-    assert_close(ops::normed_linear(x.clone(), norm.clone(), &weight, bias.clone()), expected.clone());
-    assert_close(ops::normed_gated(x, norm, &weight, bias, kind), gated_reference(expected, kind));
+    assert_close(ops::normed_linear(x.clone(), norm.clone(), part(&weight, bias.clone())), expected.clone());
+    assert_close(ops::normed_gated(x, norm, part(&weight, bias), kind), gated_reference(expected, kind));
 }
 
 /// Rows whose last block is half full, and then another row: what is behind a row must not count in its norm.

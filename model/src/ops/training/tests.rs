@@ -1,16 +1,23 @@
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+use std::sync::Arc;
+
 use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 
 use super::super::{
-    AdamWStep, AttentionOptions, Dropout, Dtype, LossOptions, MuonStep, NormOptions, NormParts, Rotation, Targets,
-    Weight, activation, activation::activate_reference, adamw, add_update, attention, clip::clip_norm_reference,
-    clip_norm, cpu::dropout_factors, cross_entropy::linear_cross_entropy_reference, fork, linear_cross_entropy, norm,
-    norm_reference, qk_norm, qk_norm::qk_norm_reference, residual::dropout_reference, rope_and_attend, to_f32,
+    AdamWStep, AttentionOptions, Dropout, Dtype, LinearParts, LoraPair, LoraParts, LoraShape, LossOptions, MuonStep,
+    NormOptions, NormParts, Rotation, Targets, Weight, activation, activation::activate_reference, adamw, add_update,
+    attention, clip::clip_norm_reference, clip_norm, cpu::dropout_factors,
+    cross_entropy::linear_cross_entropy_reference, fork, linear_cross_entropy, linear_with_lora,
+    lora::add_lora_reference, norm, norm_reference, qk_norm, qk_norm::qk_norm_reference, residual::dropout_reference,
+    rope_and_attend, to_f32,
 };
 use crate::{
     config::{Activation, NormKind, QkNormSpan},
-    ops::{self, adamw::adamw_reference, causal_bias, muon, muon::muon_reference, rope::rope_reference, weight::Form},
+    ops::{
+        self, adamw::adamw_reference, causal_bias, document_bias, muon, muon::muon_reference, rope::rope_reference,
+        weight::Form,
+    },
     sampling::{Purpose, RandomStream},
 };
 
@@ -288,6 +295,65 @@ fn cross_entropy_of_a_packed_weight_is_that_of_the_plain_one() {
     }
 }
 
+/// A matrix that does not train, in every form, with and without low-rank updates of two of its parts.
+#[test]
+fn frozen_products_are_those_of_the_widened_matrix() {
+    let [d_in, d_out] = [64, 96];
+    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::Q8, Dtype::Q4] {
+        let data = TensorData::new(random(2, d_out * d_in), [d_out, d_in]);
+        let packed = Weight::new(data, dtype, &Device::flex()).unwrap();
+        let plain = Tensor::<2>::from_inner(Tensor::from_data(packed.read().unwrap(), &Device::flex()));
+        let pairs = vec![
+            LoraPair { rows: 0..40, rank: 3, scale: 2.0 },
+            LoraPair { rows: 40..64, rank: 1, scale: 0.5 },
+            LoraPair { rows: 80..96, rank: 8, scale: 1.0 },
+        ];
+        let shape = Arc::new(LoraShape { d_in, pairs });
+        for n_rows in [1, 70] {
+            for (has_lora, has_bias, dropout) in [
+                (false, false, None),
+                (false, true, None),
+                (true, true, None),
+                (true, false, Some(Dropout { probability: 0.3, seed: 4, place: 7 })),
+            ] {
+                let (x, values) = (leaf(1, [n_rows, d_in], 1.0), leaf(3, [shape.n_values()], 1.0));
+                let bias = has_bias.then(|| Tensor::<1>::from_inner(Tensor::from_floats([0.5; 96], &Device::flex())));
+                let lora = has_lora.then(|| LoraParts { values: values.clone(), shape: shape.clone(), dropout });
+                let part = LinearParts { weight: &packed, bias: bias.clone(), lora };
+                let of: [GradientOf<'_>; 2] = [&gradient(&x), &gradient(&values)];
+                let of = if has_lora { &of[..] } else { &of[..1] };
+                let found = outcome(linear_with_lora(x.clone(), part), of);
+                let product = x.clone().matmul(plain.clone().transpose());
+                let product = bias.map_or(product.clone(), |bias| product + bias.unsqueeze());
+                let dropped = ops::dropout(x.clone(), dropout);
+                let expected =
+                    if has_lora { add_lora_reference(product, dropped, values.clone(), &shape) } else { product };
+                let case = format!("{dtype:?}, {n_rows} rows, lora {has_lora}, bias {has_bias}, {dropout:?}");
+                assert_close(&found, &outcome(expected, of), &case);
+            }
+        }
+    }
+}
+
+#[test]
+fn cross_entropy_of_a_frozen_weight_has_the_gradients_of_hidden_states() {
+    let [n_rows, d_model, vocab_size] = [70, 32, 500];
+    let data = TensorData::new(random(2, vocab_size * d_model), [vocab_size, d_model]);
+    let packed = Weight::new(data.clone(), Dtype::F32, &Device::flex()).unwrap();
+    let trained = Weight::new(data, Dtype::F32, &device()).unwrap();
+    let bias = || Some(Tensor::<1>::from_inner(Tensor::from_data(random(3, vocab_size).as_slice(), &Device::flex())));
+    let hidden = leaf(1, [n_rows, d_model], 1.0);
+    let ids: Vec<_> = (0..n_rows).map(|row| (row * 7919 % vocab_size) as i32).collect();
+    let ids = Tensor::<1, Int>::from_ints(ids.as_slice(), &device());
+    let options = LossOptions { softcap: Some(3.0), z_loss: 1e-3 };
+    let of: [GradientOf<'_>; 1] = [&gradient(&hidden)];
+    let [found, expected] = [&packed, &trained].map(|weight| {
+        let losses = linear_cross_entropy(hidden.clone(), (weight, bias()), options, ids.clone().into());
+        outcome(losses.objective, &of)
+    });
+    assert_close(&found, &expected, "a packed output matrix");
+}
+
 #[test]
 fn a_row_that_counts_nothing_leaves_no_trace() {
     let (hidden, (held, weight)) = (leaf(1, [4, 8], 1.0), weight(2, [10, 8]));
@@ -336,7 +402,6 @@ fn attention_is_its_reference() {
             let angles = random(5, n_rows * half);
             let rotation = (half > 0).then(|| Rotation::new(&angles, n_rows, &device).scaled(1.1));
             let of: [GradientOf<'_>; 1] = [&gradient(&qkv)];
-            let found = outcome(rope_and_attend(qkv.clone(), rotation.as_ref(), batch, &options), &of);
             let heads = |range: std::ops::Range<usize>, is_rotated: bool| {
                 let n = range.len();
                 let x = qkv.clone().slice([0..n_rows, range.start * head_dim..range.end * head_dim]);
@@ -347,14 +412,24 @@ fn attention_is_its_reference() {
                 };
                 x.reshape([n_rows, n * head_dim])
             };
-            let operands = [
-                heads(0..n_heads, true),
-                heads(n_heads..n_heads + n_kv_heads, true),
-                heads(n_heads + n_kv_heads..n_all, false),
-            ];
-            let bias = causal_bias(0..seq_len, 0, &options, &device);
-            let expected = attention::attention_dense(operands, bias, batch, &options).0;
-            assert_close(&found, &outcome(expected, &of), &format!("{name}, {batch} x {seq_len}, factor {factor}"));
+            // One document, and documents of 1, 2, 3, ... rows.
+            let documents = (0..seq_len as u32).flat_map(|last| 0..=last).take(seq_len);
+            let packed = Arc::new(documents.cycle().take(n_rows).collect::<Vec<_>>());
+            for positions in [None, Some(packed)] {
+                let case = format!("{name}, {batch} x {seq_len}, factor {factor}, packed {}", positions.is_some());
+                let bias = match &positions {
+                    Some(positions) => Some(document_bias(positions, seq_len, &options, &device)),
+                    None => causal_bias(0..seq_len, 0, &options, &device),
+                };
+                let found = outcome(rope_and_attend(qkv.clone(), rotation.as_ref(), batch, positions, &options), &of);
+                let operands = [
+                    heads(0..n_heads, true),
+                    heads(n_heads..n_heads + n_kv_heads, true),
+                    heads(n_heads + n_kv_heads..n_all, false),
+                ];
+                let expected = attention::attention_dense(operands, bias, batch, &options).0;
+                assert_close(&found, &outcome(expected, &of), &case);
+            }
         }
     }
 }
@@ -446,7 +521,7 @@ fn hidden_keys_are_left_out() {
         let mut qkv = random(7, 10 * 12);
         qkv[6 * 12 + 4..7 * 12].fill(last);
         let qkv = Tensor::<2>::from_data(TensorData::new(qkv, [10, 12]), &Device::flex());
-        values(rope_and_attend(qkv, None, 1, &options))
+        values(rope_and_attend(qkv, None, 1, None, &options))
     };
     let (found, expected) = (attended(f32::INFINITY), attended(1.0));
     for (row, (found, expected)) in found.chunks(4).zip(expected.chunks(4)).enumerate() {

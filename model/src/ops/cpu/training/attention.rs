@@ -33,6 +33,8 @@ const QUERIES: usize = 64;
 pub(in crate::ops) struct RopeAttend {
     pub(in crate::ops) options: AttentionOptions,
     pub(in crate::ops) batch: usize,
+    /// The position of each row in its document, `[batch * seq_len]`, if sequences consist of several.
+    pub(in crate::ops) positions: Option<Arc<Vec<u32>>>,
     /// Cosines and sines, `[batch * seq_len, half]` each; empty without rotation.
     pub(in crate::ops) rotation: [Arc<Vec<f32>>; 2],
 }
@@ -187,21 +189,28 @@ impl Piece<'_> {
         }
     }
 
+    /// The first key that query `query` sees; it never decreases from one query to the next.
+    fn first_key(&self, query: usize) -> usize {
+        let document = match &self.op.positions {
+            Some(positions) => query - positions[self.start + query] as usize,
+            None => 0,
+        };
+        document.max((query + 1).saturating_sub(self.op.options.sliding_window.unwrap_or(usize::MAX)))
+    }
+
     /// The blocks of queries, each with the range of keys that any of its rows sees.
     fn blocks(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
-        let window = self.op.options.sliding_window.unwrap_or(usize::MAX);
-        (0..self.seq_len).step_by(QUERIES).map(move |first| {
+        (0..self.seq_len).step_by(QUERIES).map(|first| {
             let end = self.seq_len.min(first + QUERIES);
-            (first..end, (first + 1).saturating_sub(window)..end)
+            (first..end, self.first_key(first)..end)
         })
     }
 
     /// How to compute the probabilities of query `query` of `head`; `keys` are those of its block.
     fn row(&self, query: usize, head: usize, keys: &Range<usize>) -> RowOptions {
-        let AttentionOptions { softcap, sliding_window, alibi_slopes, .. } = &self.op.options;
-        let first = (query + 1).saturating_sub(sliding_window.unwrap_or(usize::MAX)).max(keys.start);
+        let AttentionOptions { softcap, alibi_slopes, .. } = &self.op.options;
         RowOptions {
-            seen: first - keys.start..query + 1 - keys.start,
+            seen: self.first_key(query) - keys.start..query + 1 - keys.start,
             cap: softcap.map(|cap| cap as f32),
             slope: alibi_slopes.as_ref().map_or(0.0, |slopes| slopes[head]),
         }

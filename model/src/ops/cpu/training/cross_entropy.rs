@@ -1,9 +1,12 @@
 //! The training loss, fused with the output projection.
 
+use std::sync::Arc;
+
 use burn::backend::flex::FlexTensor;
 
 use super::{
     add_rows, dims,
+    frozen::Matrix,
     product::{Plus, View, shared_product},
     sum_of_rows, tensor, values,
 };
@@ -23,8 +26,8 @@ const LOGITS_AT_ONCE: usize = 1 << 24;
 /// Rows per pass over the weight's gradient with a large vocabulary: with fewer, memory bandwidth would be the limit.
 const MIN_ROWS: usize = 128;
 
-/// Inputs: hidden states `[n_rows, d_model]`, the weight `[vocab_size, d_model]` and, if there is one, the bias
-/// `[vocab_size]`. Output: what is minimised and the cross entropy, `[2]`, as means or weighted sums
+/// Inputs: hidden states `[n_rows, d_model]`, and unless they are frozen, the weight `[vocab_size, d_model]` and, if there is
+/// one, the bias `[vocab_size]`. Output: what is minimised and the cross entropy, `[2]`, as means or weighted sums
 /// ([`Targets`](crate::ops::Targets)); only the first has gradients.
 ///
 /// The forward pass computes the gradients too, chunk by chunk of rows, since it has the probabilities then; backward
@@ -36,22 +39,30 @@ pub(in crate::ops) struct LinearCrossEntropy {
     /// One for each row, if rows do not all count alike.
     pub(in crate::ops) weights: Option<Vec<f32>>,
     pub(in crate::ops) options: LossOptions,
+    /// A weight and a bias that do not train.
+    pub(in crate::ops) frozen: Option<(Arc<Panels>, Option<Vec<f32>>)>,
 }
 
 impl CpuOp for LinearCrossEntropy {
     fn forward(&self, inputs: &[FlexTensor], is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
-        let ([n_rows, d_model], [vocab_size, _]) = (dims(&inputs[0]), dims(&inputs[1]));
+        let [n_rows, d_model] = dims(&inputs[0]);
+        let (weight, vocab_size, bias) = match &self.frozen {
+            Some((panels, bias)) => (Matrix::Packed(panels), panels.dims()[0], bias.as_deref()),
+            None => {
+                let [vocab_size, _] = dims(&inputs[1]);
+                let weight = View::new(values(&inputs[1]), [vocab_size, d_model], d_model);
+                (Matrix::Plain(weight), vocab_size, inputs.get(2).map(values))
+            }
+        };
+        let trains_weight = is_recorded && self.frozen.is_none();
         assert_eq!(self.targets.len(), n_rows, "targets, one for each row");
         let weights = self.weights.as_deref();
         assert!(weights.is_none_or(|weights| weights.len() == n_rows), "weights, one for each row");
         // What each row counts in the gradients.
         let share = |row: usize| weights.map_or(1.0 / n_rows as f32, |weights| weights[row]);
-        let weight = View::new(values(&inputs[1]), [vocab_size, d_model], d_model);
-        let bias = inputs.get(2).map(values);
-        let len = |len: usize| if is_recorded { len } else { 0 };
-        let mut of_hidden = vec![0.0; len(n_rows * d_model)];
-        let mut of_weight = vec![0.0; len(vocab_size * d_model)];
-        let mut of_bias = vec![0.0; if bias.is_some() { len(vocab_size) } else { 0 }];
+        let mut of_hidden = vec![0.0; if is_recorded { n_rows * d_model } else { 0 }];
+        let mut of_weight = vec![0.0; if trains_weight { vocab_size * d_model } else { 0 }];
+        let mut of_bias = vec![0.0; if trains_weight && bias.is_some() { vocab_size } else { 0 }];
         // Of each row: the cross entropy, and the logarithm of the denominator.
         let mut losses = vec![0.0; 2 * n_rows];
         let chunk = (LOGITS_AT_ONCE / vocab_size.max(1)).max(MIN_ROWS).min(n_rows.max(1));
@@ -61,7 +72,7 @@ impl CpuOp for LinearCrossEntropy {
             let hidden = &values(&inputs[0])[rows.start * d_model..rows.end * d_model];
             let hidden = View::new(hidden, [rows.len(), d_model], d_model);
             let logits = &mut logits[..rows.len() * vocab_size];
-            shared_product(logits, hidden, weight.transposed(), bias.map_or(Plus::Nothing, Plus::Bias));
+            weight.multiply(hidden, bias, logits);
             let losses = thread_pool::SharedMut::new(&mut losses[2 * rows.start..2 * rows.end]);
             thread_pool::parallel_chunks(logits, vocab_size, |row, logits| {
                 let share = share(rows.start + row);
@@ -77,9 +88,11 @@ impl CpuOp for LinearCrossEntropy {
                 loss_row(logits, target, self.options, is_recorded.then_some(share), loss);
             });
             if is_recorded {
-                let of_logits = View::new(logits, [rows.len(), vocab_size], vocab_size);
                 let of_hidden = &mut of_hidden[rows.start * d_model..rows.end * d_model];
-                shared_product(of_hidden, of_logits, weight, Plus::Nothing);
+                weight.multiply_back(logits, [rows.len(), vocab_size], of_hidden);
+            }
+            if trains_weight {
+                let of_logits = View::new(logits, [rows.len(), vocab_size], vocab_size);
                 let plus = if n == 0 { Plus::Nothing } else { Plus::Itself };
                 shared_product(&mut of_weight, of_logits.transposed(), hidden, plus);
                 if bias.is_some() {
@@ -89,9 +102,9 @@ impl CpuOp for LinearCrossEntropy {
         }
         let output = self.reduce(&losses);
         let saved = [
-            Some(tensor(of_hidden, if is_recorded { [n_rows, d_model] } else { [0, 0] })),
-            Some(tensor(of_weight, if is_recorded { [vocab_size, d_model] } else { [0, 0] })),
-            bias.map(|_| tensor(of_bias, [len(vocab_size)])),
+            is_recorded.then(|| tensor(of_hidden, [n_rows, d_model])),
+            trains_weight.then(|| tensor(of_weight, [vocab_size, d_model])),
+            bias.filter(|_| trains_weight).map(|_| tensor(of_bias, [vocab_size])),
         ];
         (tensor(output.to_vec(), [2]), saved.into_iter().flatten().collect())
     }

@@ -54,6 +54,14 @@ impl<'a> View<'a> {
         Self { values, n_rows, n_cols, row_stride, col_stride: 1 }
     }
 
+    pub(super) fn n_rows(&self) -> usize {
+        self.n_rows
+    }
+
+    pub(super) fn n_cols(&self) -> usize {
+        self.n_cols
+    }
+
     /// The transpose.
     pub(super) fn transposed(self) -> Self {
         Self {
@@ -141,9 +149,20 @@ pub(super) fn product_into(output: &mut [f32], row_stride: usize, lhs: View<'_>,
 
 /// `lhs [m, k]` times `rhs [k, n]` into `output [m, n]`, by all threads.
 pub(super) fn shared_product(output: &mut [f32], lhs: View<'_>, rhs: View<'_>, plus: Plus<'_>) {
-    let dims = [lhs.n_rows, rhs.n_cols];
-    assert_eq!(output.len(), dims[0] * dims[1], "the output's length");
-    let target = Target::new(&SharedMut::new(output), 0, dims, dims[1]);
+    assert_eq!(output.len(), lhs.n_rows * rhs.n_cols, "the output's length");
+    product_at(output, (0, rhs.n_cols), lhs, rhs, plus);
+}
+
+/// `lhs [m, k]` times `rhs [k, n]` by all threads, into `m` rows of `output` that begin `row_stride` values apart, the first
+/// at `start`.
+pub(super) fn product_at(
+    output: &mut [f32],
+    (start, row_stride): (usize, usize),
+    lhs: View<'_>,
+    rhs: View<'_>,
+    plus: Plus<'_>,
+) {
+    let target = Target::new(&SharedMut::new(output), start, [lhs.n_rows, rhs.n_cols], row_stride);
     #[expect(unsafe_code, reason = "writes through a pointer")]
     // SAFETY: `output` is borrowed for as long as this runs.
     unsafe {

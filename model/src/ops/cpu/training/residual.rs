@@ -113,6 +113,13 @@ pub(in crate::ops) fn dropout_factors(n_values: usize, dropout: Dropout) -> Vec<
     factors
 }
 
+/// `x` with some of its values dropped.
+pub(super) fn dropped(x: &[f32], dropout: Dropout) -> Vec<f32> {
+    let mut output = vec![0.0; x.len()];
+    scale_into(&mut output, Some(x), None, 1.0, Some(dropout));
+    output
+}
+
 /// `residual + multiplier * dropout(update)`, in the shape of `update`.
 fn scaled(update: &FlexTensor, residual: Option<&FlexTensor>, multiplier: f64, dropout: Option<Dropout>) -> FlexTensor {
     let mut output = vec![0.0; values(update).len()];

@@ -1,0 +1,148 @@
+//! Low-rank adapters ([LoRA](https://arxiv.org/abs/2106.09685)): small updates of a model whose own weights do not train.
+//!
+//! Pairs of matrices belong to the model's stacked matrices, one pair for each Hugging Face module within it. How adapters
+//! are stored is the matter of [`weights::adapter`](crate::weights::adapter).
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use burn::{
+    module::{Module, Param},
+    tensor::{Device, Tensor},
+};
+
+pub use crate::ops::{LoraPair, LoraShape};
+use crate::{
+    error::{Error, Result},
+    gpt::Gpt,
+    ops::{Dropout, LoraParts, is_on_cpu, read, to_f32},
+};
+
+/// First of the places of dropout that belong to adapters; see [`Dropout`].
+const FIRST_PLACE: u32 = 1 << 24;
+
+/// The matrices of a block that adapters can update, in the order in which they are used.
+pub(crate) const MATRICES: [&str; 4] = ["attn.qkv", "attn.out", "mlp.up", "mlp.down"];
+
+/// An adapter's values by the path of the matrix that they update, such as `blocks.3.attn.qkv`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LoraValues(pub BTreeMap<String, MatrixUpdate>);
+
+/// The updates of one matrix.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MatrixUpdate {
+    /// Their sizes, and the order of `values`.
+    pub shape: Arc<LoraShape>,
+    /// `[shape.n_values()]`.
+    pub values: Vec<f32>,
+}
+
+impl MatrixUpdate {
+    /// Adds the update of row `row` of the matrix to `out [d_in]`: `scale * B[row] A`.
+    pub(crate) fn add_to_row(&self, row: usize, out: &mut [f32]) {
+        let LoraShape { d_in, ref pairs } = *self.shape;
+        for (LoraPair { rows, rank, scale }, [of_a, of_b]) in pairs.iter().zip(self.shape.places()) {
+            if !rows.contains(&row) {
+                continue;
+            }
+            let b = &self.values[of_b][(row - rows.start) * rank..][..*rank];
+            for (a, b) in self.values[of_a].chunks_exact(d_in).zip(b) {
+                out.iter_mut().zip(a).for_each(|(out, a)| *out += scale * b * a);
+            }
+        }
+    }
+}
+
+/// The updates of one matrix, as part of the model.
+#[derive(Module, Debug)]
+pub(crate) struct Lora {
+    /// `[shape.n_values()]`: one parameter, so that the optimizer and checkpoints have one tensor per matrix.
+    values: Param<Tensor<1>>,
+    #[module(skip)]
+    shape: Arc<LoraShape>,
+    /// Share of the input's values that is dropped while training.
+    #[module(skip)]
+    dropout: f64,
+}
+
+/// Which dropout mask the adapter of a matrix uses in a forward pass.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LoraDropout {
+    pub(crate) seed: u64,
+    pub(crate) layer: usize,
+}
+
+impl Lora {
+    pub(crate) fn new(update: &MatrixUpdate, dropout: f64, device: &Device) -> Self {
+        let values = Tensor::from_data(update.values.as_slice(), device);
+        Self { values: Param::from_tensor(values), shape: update.shape.clone(), dropout }
+    }
+
+    /// The operand. `number` is the matrix's place in [`MATRICES`].
+    pub(crate) fn parts(&self, number: usize, dropout: Option<LoraDropout>) -> LoraParts {
+        let of_seed = |LoraDropout { seed, layer }| Dropout {
+            probability: self.dropout,
+            seed,
+            place: FIRST_PLACE + (layer * MATRICES.len() + number) as u32,
+        };
+        let dropout = dropout.filter(|_| self.dropout > 0.0).map(of_seed);
+        LoraParts { values: self.values.val(), shape: self.shape.clone(), dropout }
+    }
+
+    fn read(&self) -> Result<MatrixUpdate> {
+        Ok(MatrixUpdate { shape: self.shape.clone(), values: to_f32(read(self.values.val())?)? })
+    }
+}
+
+impl Gpt {
+    /// The model with an adapter, which alone trains: `dropout` is the share of its inputs that is dropped then. The model
+    /// must be loaded for its device; to train on a CPU, without autodiff: that is added here.
+    ///
+    /// # Errors
+    /// [`Error::Param`] if the adapter updates matrices that the model does not have, or that have other sizes.
+    pub fn with_lora(self, adapter: &LoraValues, dropout: f64, trains: Training) -> Result<Self> {
+        let device = self.device();
+        let mut gpt = self.no_grad();
+        let mut attached = 0;
+        for (path, linear) in gpt.linears_mut() {
+            let Some(update) = adapter.0.get(&path) else { continue };
+            let [d_out, d_in] = linear.weight().dims();
+            let fits = update.shape.d_in == d_in && update.shape.pairs.iter().all(|pair| pair.rows.end <= d_out);
+            if !fits || update.values.len() != update.shape.n_values() {
+                let what = format!("does not fit `{path}.weight`, which is [{d_out}, {d_in}]: {:?}", update.shape);
+                return Err(Error::Param { name: "adapter", what });
+            }
+            linear.set_lora(Some(Lora::new(update, dropout, &device)));
+            attached += 1;
+        }
+        if attached < adapter.0.len() {
+            let known: Vec<_> = gpt.linears_mut().into_iter().map(|(path, _)| path).collect();
+            let unknown = adapter.0.keys().find(|path| !known.contains(path)).cloned().unwrap_or_default();
+            let what = format!("updates `{unknown}`, which the model does not have\nhint: it belongs to another model");
+            return Err(Error::Param { name: "adapter", what });
+        }
+        Ok(match trains {
+            Training::Yes if is_on_cpu(&device) => gpt.train(),
+            Training::Yes | Training::No => gpt,
+        })
+    }
+
+    /// The values of the adapter, if the model has one. Reads them off the device.
+    ///
+    /// # Errors
+    /// [`Error::Execution`] if the device cannot be read.
+    pub fn lora(&self) -> Result<Option<LoraValues>> {
+        let linears = self.linears().into_iter();
+        let found = linears.filter_map(|(path, linear)| Some(linear.lora()?.read().map(|update| (path, update))));
+        let found = found.collect::<Result<BTreeMap<_, _>>>()?;
+        Ok((!found.is_empty()).then_some(LoraValues(found)))
+    }
+}
+
+/// Whether a model with an adapter is to be trained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Training {
+    /// The adapter's gradients are recorded.
+    Yes,
+    /// The model only runs.
+    No,
+}

@@ -1,0 +1,193 @@
+//! Products with a matrix that does not train, in whatever form it is stored: its input has gradients, and so have low-rank
+//! updates of it.
+
+use std::{borrow::Cow, sync::Arc};
+
+use burn::backend::flex::FlexTensor;
+
+use super::{
+    dims,
+    product::{Plus, View, new_product, product_at},
+    residual::dropped,
+    tensor, values,
+};
+use crate::ops::{
+    Dropout, LoraPair, LoraShape,
+    cpu::{Panels, thread_pool},
+    training::CpuOp,
+};
+
+/// Values of the matrix that exist as f32 at a time: the matrix is never widened whole.
+const WIDENED: usize = 1 << 20;
+
+/// A matrix that is only read.
+pub(super) enum Matrix<'a> {
+    Plain(View<'a>),
+    Packed(&'a Panels),
+}
+
+impl Matrix<'_> {
+    /// `x [n_rows, d_in]` times the transpose, plus a bias, into `output [n_rows, d_out]`.
+    pub(super) fn multiply(&self, x: View<'_>, bias: Option<&[f32]>, output: &mut [f32]) {
+        match self {
+            Self::Plain(weight) => {
+                let d_out = weight.n_rows();
+                product_at(output, (0, d_out), x, weight.transposed(), bias.map_or(Plus::Nothing, Plus::Bias));
+            }
+            Self::Packed(panels) => {
+                let [d_out, _] = panels.dims();
+                widened(panels, |first, rows| {
+                    let plus = bias.map_or(Plus::Nothing, |bias| Plus::Bias(&bias[first..first + rows.n_rows()]));
+                    product_at(output, (first, d_out), x, rows.transposed(), plus);
+                });
+            }
+        }
+    }
+
+    /// The gradient of `x`, from that of the product, `[n_rows, d_out]`, whose rows begin `stride` values apart.
+    pub(super) fn multiply_back(&self, gradient: &[f32], [n_rows, stride]: [usize; 2], output: &mut [f32]) {
+        match self {
+            Self::Plain(weight) => {
+                let gradient = View::new(gradient, [n_rows, weight.n_rows()], stride);
+                product_at(output, (0, weight.n_cols()), gradient, *weight, Plus::Nothing);
+            }
+            Self::Packed(panels) => widened(panels, |first, rows| {
+                let gradient = View::new(&gradient[first..], [n_rows, rows.n_rows()], stride);
+                let plus = if first == 0 { Plus::Nothing } else { Plus::Itself };
+                product_at(output, (0, rows.n_cols()), gradient, rows, plus);
+            }),
+        }
+    }
+}
+
+/// Calls `visit` with some rows after the other as f32, and the number of the first.
+fn widened(panels: &Panels, mut visit: impl FnMut(usize, View<'_>)) {
+    let [d_out, d_in] = panels.dims();
+    let n_rows = (WIDENED / d_in.max(1)).clamp(1, d_out.max(1));
+    let mut scratch = vec![0.0; n_rows * d_in];
+    for first in (0..d_out).step_by(n_rows) {
+        let n_rows = n_rows.min(d_out - first);
+        let rows = &mut scratch[..n_rows * d_in];
+        thread_pool::parallel_chunks(rows, d_in, |row, out| out.copy_from_slice(&panels.row(first + row)));
+        visit(first, View::new(rows, [n_rows, d_in], d_in));
+    }
+}
+
+/// Inputs: `x [n_rows, d_in]` and, with low-rank updates, their values. Output: `[n_rows, d_out]`.
+#[derive(Debug)]
+pub(in crate::ops) struct FrozenLinear {
+    /// `[d_out, d_in]`.
+    pub(in crate::ops) weight: Arc<Panels>,
+    /// `[d_out]`.
+    pub(in crate::ops) bias: Option<Vec<f32>>,
+    /// The updates, and the dropout of their input.
+    pub(in crate::ops) lora: Option<(Arc<LoraShape>, Option<Dropout>)>,
+}
+
+impl CpuOp for FrozenLinear {
+    fn forward(&self, inputs: &[FlexTensor], is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
+        let ([n_rows, d_in], [d_out, _]) = (dims(&inputs[0]), self.weight.dims());
+        let x = values(&inputs[0]);
+        let mut output = vec![0.0; n_rows * d_out];
+        let matrix = Matrix::Packed(&self.weight);
+        matrix.multiply(View::new(x, [n_rows, d_in], d_in), self.bias.as_deref(), &mut output);
+        let mut saved = Vec::new();
+        if let Some((shape, dropout)) = &self.lora {
+            let reduced = reduce(&dropped_input(x, *dropout), values(&inputs[1]), shape);
+            expand(&mut output, &reduced, values(&inputs[1]), shape);
+            if is_recorded {
+                saved.push(tensor(reduced, [n_rows, shape.total_rank()]));
+            }
+        }
+        (tensor(output, [n_rows, d_out]), saved)
+    }
+
+    fn keeps_inputs(&self) -> bool {
+        self.lora.is_some()
+    }
+
+    fn backward(
+        &self,
+        inputs: &[FlexTensor],
+        saved: &[FlexTensor],
+        gradient: &FlexTensor,
+        wanted: &[bool],
+    ) -> Vec<Option<FlexTensor>> {
+        let ([n_rows, d_out], d_in) = (dims(gradient), self.weight.dims()[1]);
+        let gradient = values(gradient);
+        let mut of_x = wanted[0].then(|| {
+            let mut of_x = vec![0.0; n_rows * d_in];
+            Matrix::Packed(&self.weight).multiply_back(gradient, [n_rows, d_out], &mut of_x);
+            of_x
+        });
+        let Some((shape, dropout)) = &self.lora else {
+            return vec![of_x.map(|of_x| tensor(of_x, [n_rows, d_in]))];
+        };
+        let (all, reduced, rank) = (values(&inputs[1]), values(&saved[0]), shape.total_rank());
+        let mut of_values = vec![0.0; shape.n_values()];
+        // Gradients of what `A` gives, before it is scaled.
+        let mut of_reduced = vec![0.0; n_rows * rank];
+        let mut first = 0;
+        for (LoraPair { rows, rank: own, scale }, [_, of_b]) in shape.pairs.iter().zip(shape.places()) {
+            let gradient = View::new(&gradient[rows.start..], [n_rows, rows.len()], d_out);
+            let b = View::new(&all[of_b.clone()], [rows.len(), *own], *own);
+            product_at(&mut of_reduced, (first, rank), gradient, b, Plus::Nothing);
+            of_reduced.chunks_exact_mut(rank).flat_map(|row| &mut row[first..first + own]).for_each(|v| *v *= scale);
+            let reduced = View::new(&reduced[first..], [n_rows, *own], rank);
+            product_at(&mut of_values[of_b], (0, *own), gradient.transposed(), reduced, Plus::Nothing);
+            first += own;
+        }
+        let of_reduced = View::new(&of_reduced, [n_rows, rank], rank);
+        let x = dropped_input(values(&inputs[0]), *dropout);
+        let x = View::new(&x, [n_rows, d_in], d_in);
+        product_at(&mut of_values[..rank * d_in], (0, d_in), of_reduced.transposed(), x, Plus::Nothing);
+        if let Some(of_x) = &mut of_x {
+            let a = View::new(&all[..rank * d_in], [rank, d_in], d_in);
+            match dropout {
+                None => product_at(of_x, (0, d_in), of_reduced, a, Plus::Itself),
+                Some(dropout) => {
+                    let through = dropped(&new_product(of_reduced, a, None), *dropout);
+                    of_x.iter_mut().zip(&through).for_each(|(of_x, through)| *of_x += through);
+                }
+            }
+        }
+        let n_values = of_values.len();
+        vec![of_x.map(|of_x| tensor(of_x, [n_rows, d_in])), Some(tensor(of_values, [n_values]))]
+    }
+}
+
+/// Adds the updates of `x [n_rows, d_in]` to `output [n_rows, d_out]`.
+pub(in crate::ops) fn add_lora(output: &mut [f32], x: &[f32], values: &[f32], shape: &LoraShape) {
+    let reduced = reduce(x, values, shape);
+    expand(output, &reduced, values, shape);
+}
+
+fn dropped_input(x: &[f32], dropout: Option<Dropout>) -> Cow<'_, [f32]> {
+    dropout.map_or(x.into(), |dropout| dropped(x, dropout).into())
+}
+
+/// What `A` makes of `x`, times the scales: `[n_rows, total_rank]`.
+fn reduce(x: &[f32], values: &[f32], shape: &LoraShape) -> Vec<f32> {
+    let (d_in, rank) = (shape.d_in, shape.total_rank());
+    let a = View::new(&values[..rank * d_in], [rank, d_in], d_in);
+    let mut reduced = new_product(View::new(x, [x.len() / d_in, d_in], d_in), a.transposed(), None);
+    let scales: Vec<f32> = shape.pairs.iter().flat_map(|pair| std::iter::repeat_n(pair.scale, pair.rank)).collect();
+    for row in reduced.chunks_exact_mut(rank.max(1)) {
+        row.iter_mut().zip(&scales).for_each(|(value, scale)| *value *= scale);
+    }
+    reduced
+}
+
+/// Adds what `B` makes of it to `output [n_rows, d_out]`.
+fn expand(output: &mut [f32], reduced: &[f32], values: &[f32], shape: &LoraShape) {
+    let rank = shape.total_rank();
+    let n_rows = reduced.len() / rank.max(1);
+    let d_out = output.len() / n_rows.max(1);
+    let mut first = 0;
+    for (LoraPair { rows, rank: own, .. }, [_, of_b]) in shape.pairs.iter().zip(shape.places()) {
+        let reduced = View::new(&reduced[first..], [n_rows, *own], rank);
+        let b = View::new(&values[of_b], [rows.len(), *own], *own);
+        product_at(output, (rows.start, d_out), reduced, b.transposed(), Plus::Itself);
+        first += own;
+    }
+}

@@ -1,0 +1,242 @@
+//! Documents that are trained whole: rows hold one or several, and attention does not cross from one to the next.
+
+use anyhow::{Result, ensure};
+use hearth_model::{TokenId, tokenizer::Tokenizer};
+
+use super::{Batch, packing::pack};
+use crate::shard::Tokens;
+
+/// Tokens that are looked through at a time.
+const SCANNED: usize = 1 << 16;
+
+/// Documents, and the rows that they are placed in.
+#[derive(Clone, Debug)]
+pub struct Documents {
+    tokens: Tokens,
+    /// For each token whether it is a target; `None`: all are, except the first of each document.
+    trained: Option<Vec<bool>>,
+    documents: Vec<Document>,
+    /// The documents of each row.
+    rows: Vec<Vec<u32>>,
+    n_targets: u64,
+    target_bytes: u64,
+}
+
+/// Tokens of a document, or of a piece of a long one.
+#[derive(Clone, Copy, Debug)]
+struct Document {
+    start: u64,
+    /// Inputs; there is one token more.
+    len: u32,
+}
+
+/// Whether rows hold several documents.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Packing {
+    /// As many as fit.
+    BestFit,
+    /// One in each row.
+    Off,
+}
+
+impl Documents {
+    /// The documents of `tokens`, each of which ends with the token `end`. Those with more than `seq_len` inputs are cut
+    /// into pieces; all tokens but the first of each document are targets.
+    ///
+    /// # Errors
+    /// No document has two tokens.
+    pub fn of_stream(tokens: &Tokens, end: TokenId, seq_len: usize, tokenizer: &Tokenizer) -> Result<Documents> {
+        let mut documents = Vec::new();
+        let mut start = 0;
+        let mut close = |start: u64, end: u64| {
+            let n_inputs = (end - start).saturating_sub(1);
+            let pieces = (0..n_inputs).step_by(seq_len);
+            documents.extend(pieces.map(|first| {
+                let len = (n_inputs - first).min(seq_len as u64) as u32;
+                Document { start: start + first, len }
+            }));
+        };
+        let mut ids = vec![0; SCANNED];
+        for first in (0..tokens.len()).step_by(SCANNED) {
+            let ids = &mut ids[..(tokens.len() - first).min(SCANNED as u64) as usize];
+            tokens.read(first, ids);
+            for (n, _) in ids.iter().enumerate().filter(|(_, id)| **id == end) {
+                let behind = first + n as u64 + 1;
+                close(start, behind);
+                start = behind;
+            }
+        }
+        close(start, tokens.len());
+        Self::new(tokens.clone(), None, documents, (seq_len, Packing::BestFit), tokenizer)
+    }
+
+    /// Documents in memory, each with whether its tokens are targets; the first never is.
+    ///
+    /// # Errors
+    /// There are none, or one has fewer than two tokens or more than `seq_len` inputs.
+    pub fn of_examples(
+        examples: impl IntoIterator<Item = (Vec<TokenId>, Vec<bool>)>,
+        (seq_len, packing): (usize, Packing),
+        tokenizer: &Tokenizer,
+    ) -> Result<Documents> {
+        let (mut ids, mut trained, mut documents) = (Vec::new(), Vec::new(), Vec::new());
+        for (of_example, is_trained) in examples {
+            let n_tokens = of_example.len();
+            ensure!(
+                is_trained.len() == n_tokens && (2..=seq_len + 1).contains(&n_tokens),
+                "an example must have 2 to {} tokens, got {n_tokens}",
+                seq_len + 1
+            );
+            documents.push(Document { start: ids.len() as u64, len: n_tokens as u32 - 1 });
+            ids.extend(of_example);
+            trained.extend(is_trained);
+        }
+        Self::new(Tokens::from_ids(ids, 0), Some(trained), documents, (seq_len, packing), tokenizer)
+    }
+
+    fn new(
+        tokens: Tokens,
+        trained: Option<Vec<bool>>,
+        documents: Vec<Document>,
+        (seq_len, packing): (usize, Packing),
+        tokenizer: &Tokenizer,
+    ) -> Result<Documents> {
+        ensure!(!documents.is_empty(), "the split has no document of at least two tokens");
+        let lengths: Vec<usize> = documents.iter().map(|document| document.len as usize).collect();
+        let rows = match packing {
+            Packing::BestFit => pack(&lengths, seq_len),
+            Packing::Off => (0..documents.len() as u32).map(|number| vec![number]).collect(),
+        };
+        let mut all = Documents { tokens, trained, documents, rows, n_targets: 0, target_bytes: 0 };
+        let bytes: Vec<u64> =
+            (0..tokenizer.vocab_size() as TokenId).map(|id| tokenizer.token_bytes(id).len() as u64).collect();
+        let (mut n_targets, mut target_bytes) = (0, 0);
+        for number in 0..all.documents.len() {
+            for (id, is_target) in all.targets(number) {
+                n_targets += u64::from(is_target);
+                target_bytes += if is_target { bytes.get(id as usize).copied().unwrap_or(0) } else { 0 };
+            }
+        }
+        (all.n_targets, all.target_bytes) = (n_targets, target_bytes);
+        Ok(all)
+    }
+
+    /// The tokens behind the first of a document, and whether each is a target.
+    fn targets(&self, number: usize) -> impl Iterator<Item = (TokenId, bool)> {
+        let Document { start, len } = self.documents[number];
+        let mut ids = vec![0; len as usize];
+        self.tokens.read(start + 1, &mut ids);
+        let is_target = move |n: usize| self.trained.as_ref().is_none_or(|trained| trained[start as usize + 1 + n]);
+        ids.into_iter().enumerate().map(move |(n, id)| (id, is_target(n)))
+    }
+
+    /// The number of rows.
+    pub fn n_rows(&self) -> usize {
+        self.rows.len()
+    }
+
+    /// The number of documents, pieces of long ones counted by themselves.
+    pub fn n_documents(&self) -> usize {
+        self.documents.len()
+    }
+
+    /// Inputs of all documents.
+    pub fn n_tokens(&self) -> u64 {
+        self.documents.iter().map(|document| u64::from(document.len)).sum()
+    }
+
+    /// Targets of all documents.
+    pub fn n_targets(&self) -> u64 {
+        self.n_targets
+    }
+
+    /// Bytes of text that the targets represent.
+    pub fn target_bytes(&self) -> u64 {
+        self.target_bytes
+    }
+
+    /// The batch of the rows `numbers`, as long as the longest of them. Each is a row number.
+    pub(super) fn batch(&self, numbers: &[u64]) -> Batch {
+        let rows: Vec<&[u32]> = numbers.iter().map(|&number| &*self.rows[number as usize]).collect();
+        let len = |row: &[u32]| row.iter().map(|&number| self.documents[number as usize].len as usize).sum::<usize>();
+        let seq_len = rows.iter().map(|row| len(row)).max().unwrap_or(0);
+        let mut batch = Batch::empty(seq_len);
+        let n = rows.len() * seq_len;
+        let (mut weights, mut positions) = (Vec::with_capacity(n), Vec::with_capacity(n));
+        for row in rows {
+            for &number in row {
+                let Document { start, len } = self.documents[number as usize];
+                let mut first = [0];
+                self.tokens.read(start, &mut first);
+                batch.inputs.push(first[0]);
+                for (id, is_target) in self.targets(number as usize) {
+                    batch.targets.push(id);
+                    weights.push(f32::from(is_target));
+                    batch.inputs.push(id);
+                }
+                // The last target is no input.
+                batch.inputs.pop();
+                positions.extend(0..len);
+            }
+            // What is left over is a document of its own that counts nothing.
+            let end = (batch.batch_size + 1) * seq_len;
+            positions.extend(0..(end - batch.inputs.len()) as u32);
+            batch.inputs.resize(end, 0);
+            batch.targets.resize(end, 0);
+            weights.resize(end, 0.0);
+            batch.batch_size += 1;
+        }
+        batch.weights = Some(weights);
+        batch.positions = Some(positions);
+        batch
+    }
+
+    /// All rows in order, in batches.
+    pub(crate) fn batches(&self, batch_size: usize) -> impl Iterator<Item = Batch> {
+        let numbers: Vec<u64> = (0..self.rows.len() as u64).collect();
+        let n_batches = numbers.len().div_ceil(batch_size);
+        (0..n_batches).map(move |n| self.batch(&numbers[n * batch_size..numbers.len().min((n + 1) * batch_size)]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+    use crate::tokenizer_build::BuiltTokenizer;
+
+    fn tokenizer() -> Tokenizer {
+        BuiltTokenizer::characters("abcdefghij", 8).unwrap().open().unwrap()
+    }
+
+    #[test]
+    fn a_stream_is_cut_behind_its_end_tokens() {
+        // Documents of 3, 1 and 9 tokens, and a rest without an end.
+        let ids = vec![1, 2, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 5, 6];
+        let documents = Documents::of_stream(&Tokens::from_ids(ids, 0), 0, 5, &tokenizer()).unwrap();
+        // One token predicts nothing; nine are two pieces, of which the second begins with the last target of the first.
+        let batches: Vec<Batch> = documents.batches(10).collect();
+        let batch = &batches[0];
+        assert_eq!((batch.batch_size, batch.seq_len, batches.len()), (3, 5, 1));
+        assert_eq!(batch.inputs, [1, 2, 3, 4, 5, 1, 2, 6, 7, 8, 5, 0, 0, 0, 0]);
+        assert_eq!(batch.targets, [2, 3, 4, 5, 6, 2, 0, 7, 8, 0, 6, 0, 0, 0, 0]);
+        assert_eq!(batch.positions.as_deref().unwrap(), [0, 1, 2, 3, 4, 0, 1, 0, 1, 2, 0, 0, 1, 2, 3]);
+        assert_eq!(batch.weights.as_deref().unwrap().iter().sum::<f32>(), 11.0);
+        assert_eq!((documents.n_documents(), documents.n_targets(), documents.n_tokens()), (4, 11, 11));
+    }
+
+    #[test]
+    fn of_an_example_only_what_is_trained_counts() {
+        let examples = [(vec![1, 2, 3], vec![true, false, true]), (vec![4, 5], vec![false, true])];
+        for (packing, n_rows) in [(Packing::BestFit, 1), (Packing::Off, 2)] {
+            let documents = Documents::of_examples(examples.clone(), (4, packing), &tokenizer()).unwrap();
+            assert_eq!((documents.n_rows(), documents.n_targets()), (n_rows, 2));
+            let batch = documents.batches(2).next().unwrap();
+            // The batch is as long as its longest row.
+            assert_eq!(batch.seq_len, if packing == Packing::BestFit { 3 } else { 2 });
+            assert_eq!(batch.total_weight(), 2.0);
+        }
+        let error = Documents::of_examples([(vec![1], vec![true])], (4, Packing::Off), &tokenizer()).unwrap_err();
+        assert!(error.to_string().contains("2 to 5 tokens, got 1"), "{error}");
+    }
+}

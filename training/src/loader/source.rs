@@ -1,0 +1,45 @@
+//! What rows are cut from.
+
+use std::sync::Arc;
+
+use super::Documents;
+use crate::shard::Tokens;
+
+/// A split of the data, as a run uses it. Clones share the tokens.
+#[derive(Clone, Debug)]
+pub enum RowSource {
+    /// One stream of tokens: rows begin anywhere in a text.
+    Stream(Tokens),
+    /// Documents, placed whole in rows.
+    Documents(Arc<Documents>),
+}
+
+impl From<Tokens> for RowSource {
+    fn from(tokens: Tokens) -> Self {
+        Self::Stream(tokens)
+    }
+}
+
+impl From<Documents> for RowSource {
+    fn from(documents: Documents) -> Self {
+        Self::Documents(Arc::new(documents))
+    }
+}
+
+impl RowSource {
+    /// The number of tokens.
+    pub fn n_tokens(&self) -> u64 {
+        match self {
+            Self::Stream(tokens) => tokens.len(),
+            Self::Documents(documents) => documents.n_tokens(),
+        }
+    }
+
+    /// Whether there is something to predict.
+    pub fn has_targets(&self) -> bool {
+        match self {
+            Self::Stream(tokens) => tokens.len() > 1,
+            Self::Documents(documents) => documents.n_targets() > 0,
+        }
+    }
+}
