@@ -9,13 +9,15 @@
 //! - [`gpt`]: the model; [`attention`]: attention layers; [`position`]: position encodings
 //! - [`ops`]: operations with fast implementations, one file per operation
 //! - [`kv_cache`]: pages of keys and values; [`model_runner`]: a model and its pages, step by step
-//! - [`weights`]: model dirs in Hugging Face's format
+//! - [`lora`]: low-rank adapters; [`adapted`]: models with one
+//! - [`weights`]: model dirs and adapters in Hugging Face's formats
 //! - [`tokenizer`], [`chat`], [`infill`]: text to ids and back
 //! - [`constraint`]: grammars for structured output
 //! - [`hub`]: models and data sets of the Hugging Face hub, by name; [`model_source`]: a model by path or by name
 //! - [`sampling`], [`generate`](mod@generate): sampling and generation
 //! - [`device`]: which device to run on; [`memory`]: how much memory there is; [`byte_size`]: sizes for people
 
+pub mod adapted;
 pub mod attention;
 pub mod byte_size;
 pub mod chat;

@@ -12,9 +12,8 @@ use burn::{
 
 pub use crate::ops::{LoraPair, LoraShape};
 use crate::{
-    error::{Error, Result},
-    gpt::Gpt,
-    ops::{Dropout, LoraParts, is_on_cpu, read, to_f32},
+    error::Result,
+    ops::{Dropout, LoraParts, read, to_f32},
 };
 
 /// First of the places of dropout that belong to adapters; see [`Dropout`].
@@ -88,61 +87,7 @@ impl Lora {
         LoraParts { values: self.values.val(), shape: self.shape.clone(), dropout }
     }
 
-    fn read(&self) -> Result<MatrixUpdate> {
+    pub(crate) fn read(&self) -> Result<MatrixUpdate> {
         Ok(MatrixUpdate { shape: self.shape.clone(), values: to_f32(read(self.values.val())?)? })
     }
-}
-
-impl Gpt {
-    /// The model with an adapter, which alone trains: `dropout` is the share of its inputs that is dropped then. The model
-    /// must be loaded for its device; to train on a CPU, without autodiff: that is added here.
-    ///
-    /// # Errors
-    /// [`Error::Param`] if the adapter updates matrices that the model does not have, or that have other sizes.
-    pub fn with_lora(self, adapter: &LoraValues, dropout: f64, trains: Training) -> Result<Self> {
-        let device = self.device();
-        let mut gpt = self.no_grad();
-        let mut attached = 0;
-        for (path, linear) in gpt.linears_mut() {
-            let Some(update) = adapter.0.get(&path) else { continue };
-            let [d_out, d_in] = linear.weight().dims();
-            let fits = update.shape.d_in == d_in && update.shape.pairs.iter().all(|pair| pair.rows.end <= d_out);
-            if !fits || update.values.len() != update.shape.n_values() {
-                let what = format!("does not fit `{path}.weight`, which is [{d_out}, {d_in}]: {:?}", update.shape);
-                return Err(Error::Param { name: "adapter", what });
-            }
-            linear.set_lora(Some(Lora::new(update, dropout, &device)));
-            attached += 1;
-        }
-        if attached < adapter.0.len() {
-            let known: Vec<_> = gpt.linears_mut().into_iter().map(|(path, _)| path).collect();
-            let unknown = adapter.0.keys().find(|path| !known.contains(path)).cloned().unwrap_or_default();
-            let what = format!("updates `{unknown}`, which the model does not have\nhint: it belongs to another model");
-            return Err(Error::Param { name: "adapter", what });
-        }
-        Ok(match trains {
-            Training::Yes if is_on_cpu(&device) => gpt.train(),
-            Training::Yes | Training::No => gpt,
-        })
-    }
-
-    /// The values of the adapter, if the model has one. Reads them off the device.
-    ///
-    /// # Errors
-    /// [`Error::Execution`] if the device cannot be read.
-    pub fn lora(&self) -> Result<Option<LoraValues>> {
-        let linears = self.linears().into_iter();
-        let found = linears.filter_map(|(path, linear)| Some(linear.lora()?.read().map(|update| (path, update))));
-        let found = found.collect::<Result<BTreeMap<_, _>>>()?;
-        Ok((!found.is_empty()).then_some(LoraValues(found)))
-    }
-}
-
-/// Whether a model with an adapter is to be trained.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Training {
-    /// The adapter's gradients are recorded.
-    Yes,
-    /// The model only runs.
-    No,
 }

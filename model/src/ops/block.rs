@@ -5,21 +5,10 @@ use burn::tensor::{DType, Tensor};
 use half::f16;
 
 use super::{
-    AttentionOptions, BlockParts, LoraParts, NormParts, PagedRows, Rotation, Slots, Weight,
+    AttentionOptions, BlockParts, LinearParts, NormParts, PagedRows, Rotation, Slots,
     cpu::{self, KvElement},
     weight::Form,
 };
-
-/// A matrix, its bias, and low-rank updates of it.
-#[derive(Clone, Debug)]
-pub(crate) struct LinearParts<'a> {
-    /// `[d_out, d_in]`.
-    pub(crate) weight: &'a Weight,
-    /// `[d_out]`.
-    pub(crate) bias: Option<Tensor<1>>,
-    /// If there are any.
-    pub(crate) lora: Option<LoraParts>,
-}
 
 /// A block whose parameters are tensors.
 pub(crate) type Block<'a> = BlockParts<NormParts, LinearParts<'a>>;

@@ -1,14 +1,15 @@
-//! `x W^T + b`.
+//! `x W^T + b`, and low-rank updates of it.
 
+use std::ops::Range;
 #[cfg(feature = "gpu")]
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 
 use super::{
-    LinearParts, NormParts, Weight,
+    LoraPair, LoraParts, LoraShape, NormParts, Weight,
     cpu::{self, Panels},
-    gated, linear_with_lora, records_gradients,
+    dropout, gated, records_gradients,
     training::{apply, is_on_cpu},
     weight::Form,
 };
@@ -23,6 +24,17 @@ use crate::config::NormKind;
 
 /// Rows of a 16-bit weight that are widened to f32 at a time, so that the matrix is never held twice.
 const WIDENED_ROWS: usize = 2048;
+
+/// A matrix, its bias, and low-rank updates of it.
+#[derive(Clone, Debug)]
+pub(crate) struct LinearParts<'a> {
+    /// `[d_out, d_in]`.
+    pub(crate) weight: &'a Weight,
+    /// `[d_out]`.
+    pub(crate) bias: Option<Tensor<1>>,
+    /// If there are any.
+    pub(crate) lora: Option<LoraParts>,
+}
 
 /// Multiplies each row by the weight: `x [n_rows, d_in]` to `[n_rows, d_out]`, in f32.
 ///
@@ -46,6 +58,29 @@ pub(crate) fn linear(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>) -> 
     match bias {
         Some(bias) => product + bias.unsqueeze(),
         None => product,
+    }
+}
+
+/// [`linear`] with the updates of `part`, if it has any.
+pub(crate) fn linear_with_lora(x: Tensor<2>, part: LinearParts<'_>) -> Tensor<2> {
+    let LinearParts { weight, bias, lora } = part;
+    let Some(lora) = lora else { return linear(x, weight, bias) };
+    let LoraParts { values, shape, dropout: dropped } = lora;
+    match weight.form() {
+        Form::Packed(weight) if records_gradients(&x.device()) => {
+            let bias = bias.map(|bias| cpu::values(bias.inner()).as_slice().to_vec());
+            let op = cpu::FrozenLinear { weight: weight.clone(), bias, lora: Some((shape, dropped)) };
+            apply(vec![x.into(), values.into()], op)
+        }
+        _ if is_on_cpu(&x.device()) && !records_gradients(&x.device()) => {
+            let (output, values) = (linear(x.clone(), weight, bias), cpu::values(values));
+            let x = cpu::values(x);
+            cpu::changed(output, |output| cpu::add_lora(output, x.as_slice(), values.as_slice(), &shape))
+        }
+        _ => {
+            let output = linear(x.clone(), weight, bias);
+            add_lora_reference(output, dropout(x, dropped), values, &shape)
+        }
     }
 }
 
@@ -110,4 +145,21 @@ fn widened(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
         })
         .collect();
     Tensor::cat(slices, 1)
+}
+
+/// `output [n_rows, d_out]` plus the updates of `x [n_rows, d_in]`, in plain Burn operations.
+pub(crate) fn add_lora_reference(output: Tensor<2>, x: Tensor<2>, values: Tensor<1>, shape: &LoraShape) -> Tensor<2> {
+    let [n_rows, d_out] = output.dims();
+    let places: Vec<_> = shape.places().collect();
+    let add = |output: Tensor<2>, (pair, [of_a, of_b]): (&LoraPair, [Range<usize>; 2])| {
+        let LoraPair { rows, rank, scale } = pair.clone();
+        let a = values.clone().slice([of_a]).reshape([rank, shape.d_in]);
+        let b = values.clone().slice([of_b]).reshape([rows.len(), rank]);
+        let update = x.clone().matmul(a.transpose()).matmul(b.transpose()) * scale;
+        let zeros = |width: usize| Tensor::zeros([n_rows, width], &update.device());
+        let (before, behind) = (zeros(rows.start), zeros(d_out - rows.end));
+        let parts = [before, update, behind].into_iter().filter(|part| part.dims()[1] > 0);
+        output + Tensor::cat(parts.collect(), 1)
+    };
+    shape.pairs.iter().zip(places).fold(output, add)
 }

@@ -23,7 +23,6 @@ mod kv_append;
 mod kv_dtype;
 mod limits;
 mod linear;
-mod lora;
 mod matrix_rows;
 mod muon;
 mod norm;
@@ -47,7 +46,7 @@ pub use adamw::adamw;
 pub(crate) use attention::{
     PagedSequences, append_and_attend, attention_dense, causal_bias, document_bias, rope_and_attend,
 };
-pub(crate) use block::{Block, BlockScratch, LinearParts, PagedAttention, block, has_block};
+pub(crate) use block::{Block, BlockScratch, PagedAttention, block, has_block};
 pub use clip::clip_norm;
 pub(crate) use cpu::{SCAN_BLOCK, all_below_infinity, block_maxima, nearest_q8, relative_weights, sum_of};
 pub use cpu::{give_back_memory, keep_freed_memory, lead_threads, limit_arenas, parallel_for_each};
@@ -61,16 +60,15 @@ pub(crate) use embedding::{embedding, take_rows};
 pub(crate) use kv_append::{copy_pages, new_pool, rope_append};
 pub use kv_dtype::KvDtype;
 pub use limits::{count_launches, device_memory, multiply_rate, read_bandwidth};
-pub(crate) use linear::{linear, linear_add, normed_gated, normed_linear};
-pub use lora::{LoraPair, LoraShape};
-pub(crate) use lora::{LoraParts, linear_with_lora};
+pub(crate) use linear::{LinearParts, linear, linear_add, linear_with_lora, normed_gated, normed_linear};
 pub use matrix_rows::MatrixRows;
 pub use muon::muon;
 use norm::norm_reference;
 pub(crate) use norm::{norm, norm_add};
-pub use operands::{AdamWStep, DeviceMemory, MuonStep, PAGE_SIZE};
+pub use operands::{AdamWStep, DeviceMemory, LoraPair, LoraShape, MuonStep, PAGE_SIZE};
 pub(crate) use operands::{
-    AttentionOptions, BlockParts, Dropout, LossOptions, NormOptions, NormParts, PagedRows, PartEnds, QkNormParts, Slots,
+    AttentionOptions, BlockParts, Dropout, LoraParts, LossOptions, NormOptions, NormParts, PagedRows, PartEnds,
+    QkNormParts, Slots,
 };
 pub(crate) use qk_norm::qk_norm;
 pub use quantized_matrix::{QuantizedBlock, QuantizedMatrix};

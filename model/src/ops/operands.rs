@@ -1,6 +1,9 @@
 //! Options and operands that the bodies of all devices share.
 
-use std::{ops::Range, sync::OnceLock};
+use std::{
+    ops::Range,
+    sync::{Arc, OnceLock},
+};
 
 use burn::tensor::{Device, Int, Tensor};
 
@@ -263,5 +266,59 @@ impl AdamWStep {
     /// By what the averages, which began at 0, are too small.
     pub(super) fn corrections(&self) -> [f64; 2] {
         [self.beta1, self.beta2].map(|beta| 1.0 - beta.powf(self.n_updates as f64))
+    }
+}
+
+/// Low-rank updates of one matrix `[d_out, d_in]` ([LoRA](https://arxiv.org/abs/2106.09685)): `x W^T + s (x A^T) B^T`, each of some of its rows.
+///
+/// All their values are one vector: every `A` (`[rank, d_in]`), one below the other, then every `B` (`[rows.len(), rank]`).
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoraShape {
+    /// Columns of the matrix.
+    pub d_in: usize,
+    /// The updates.
+    pub pairs: Vec<LoraPair>,
+}
+
+/// An update of some rows of a matrix.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoraPair {
+    /// The rows.
+    pub rows: Range<usize>,
+    /// Rows of `A` and columns of `B`.
+    pub rank: usize,
+    /// Multiplies the update.
+    pub scale: f32,
+}
+
+/// A matrix's updates as an operand.
+#[derive(Clone, Debug)]
+pub(crate) struct LoraParts {
+    /// `[shape.n_values()]`.
+    pub(crate) values: Tensor<1>,
+    pub(crate) shape: Arc<LoraShape>,
+    /// Dropout of the updates' input.
+    pub(crate) dropout: Option<Dropout>,
+}
+
+impl LoraShape {
+    /// Ranks of all pairs together.
+    pub fn total_rank(&self) -> usize {
+        self.pairs.iter().map(|pair| pair.rank).sum()
+    }
+
+    /// Values of all pairs together.
+    pub fn n_values(&self) -> usize {
+        self.pairs.iter().map(|pair| pair.rank * (self.d_in + pair.rows.len())).sum()
+    }
+
+    /// The place of each pair's `A`, and of its `B`.
+    pub fn places(&self) -> impl Iterator<Item = [Range<usize>; 2]> {
+        let (mut of_a, mut of_b) = (0, self.total_rank() * self.d_in);
+        self.pairs.iter().map(move |LoraPair { rows, rank, .. }| {
+            let [a, b] = [of_a..of_a + rank * self.d_in, of_b..of_b + rank * rows.len()];
+            (of_a, of_b) = (a.end, b.end);
+            [a, b]
+        })
     }
 }

@@ -157,6 +157,11 @@ impl TensorFiles {
         })
     }
 
+    /// Opens one safetensors file.
+    pub(super) fn single(path: &Path) -> Result<Self> {
+        Ok(Self { shards: vec![Shard::open(path)?] })
+    }
+
     /// Embedded weights; `path` is for messages.
     pub(super) fn embedded(path: &Path, bytes: &'static [u8]) -> Result<Self> {
         Ok(Self { shards: vec![Shard::new(path, FileBytes::Embedded(bytes))?] })

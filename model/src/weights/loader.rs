@@ -17,6 +17,7 @@ use crate::{
     config::GptConfig,
     error::{Error, Result},
     gpt::{Gpt, ParamData, ParamSpec},
+    lora::{LoraValues, MatrixUpdate},
     ops::{
         BLOCK_SIZE, Dtype, MatrixRows, QuantizedBlock, Weight,
         k_quants::{K_BLOCK, KBlock},
@@ -35,6 +36,8 @@ pub(super) struct LoadPlan<'a> {
     /// Without a `dtype`: whether f16 is kept, and not widened to f32.
     pub(super) keeps_f16: bool,
     pub(super) device: &'a Device,
+    /// An adapter to add to the matrices.
+    pub(super) merged: Option<&'a LoraValues>,
 }
 
 /// Builds the model from the tensors of `table`.
@@ -81,12 +84,20 @@ impl<'t, 'a> Loader<'t, 'a> {
     fn param(&mut self, spec: &ParamSpec) -> Result<ParamData<'t>> {
         let LoadPlan { names, config, dtype, .. } = *self.plan;
         let parts = names.parts(spec, config, &|name| self.get(name).is_some());
+        let path = spec.path.strip_suffix(".weight").unwrap_or_default();
+        let update = self.plan.merged.and_then(|merged| merged.0.get(path));
         if let ([Part { name, order: RowOrder::Same, .. }], &[d_out, d_in]) = (&parts[..], &spec.shape[..])
             && let Some(numbers) = self.table.get(name).filter(|tensor| tensor.is_quantized())
         {
-            return self.quantized(numbers, [d_out, d_in]);
+            return match update {
+                Some(_) => Err(cannot_merge(numbers)),
+                None => self.quantized(numbers, [d_out, d_in]),
+            };
         }
         let param = self.stored(spec, parts)?;
+        if let (Some(update), &[d_out, d_in]) = (update, &spec.shape[..]) {
+            return param.merged([d_out, d_in], update);
+        }
         match (&spec.shape[..], dtype) {
             (&[d_out, d_in], None) => param.into_nearest([d_out, d_in], self.plan),
             (&[d_out, d_in], Some(_)) => Ok(ParamData::Rows(param.into_rows([d_out, d_in]))),
@@ -198,6 +209,21 @@ impl<'t, 'a> StoredParam<'t, 'a> {
         })
     }
 
+    /// In f32, plus an adapter's update.
+    fn merged(self, dims: [usize; 2], update: &'t MatrixUpdate) -> Result<ParamData<'t>>
+    where
+        'a: 't,
+    {
+        if let Some(part) = self.parts.iter().find(|part| part.element.dtype().is_quantized()) {
+            return Err(cannot_merge(part.tensor));
+        }
+        Ok(ParamData::Rows(MatrixRows::new(dims, dims[1], move |row, out| {
+            let (part, of_tensor) = place(&self.parts, row);
+            part.decode(of_tensor, out);
+            update.add_to_row(row, out);
+        })))
+    }
+
     /// The parts as they are, if all are K-quants and, where they are of several kinds, each is whole panels.
     fn as_k_quants(&self, d_in: usize) -> Option<Vec<(Dtype, MatrixRows<'_, KBlock>)>> {
         let dtype = |part: &StoredPart<'_, '_>| part.element.dtype();
@@ -246,6 +272,17 @@ impl<'t, 'a> StoredParam<'t, 'a> {
             return Ok(ParamData::Rows(rows));
         }
         Weight::from_rows(&rows, dtype, device).map(ParamData::Placed)
+    }
+}
+
+fn cannot_merge(tensor: &StoredTensor<'_>) -> Error {
+    Error::Tensor {
+        path: tensor.path.to_owned(),
+        tensor: tensor.name.to_owned(),
+        what: "is quantized, so an adapter cannot be added to it".to_owned(),
+        hint:
+            "merge the adapter with the model before quantization, or use it beside the model (`--lora NAME=ADAPTER`)"
+                .to_owned(),
     }
 }
 

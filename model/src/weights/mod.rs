@@ -1,5 +1,6 @@
 //! Models as files: Hugging Face's format, read and written, and GGUF, read.
 
+pub mod adapter;
 mod architectures;
 mod element_type;
 mod fields;

@@ -13,6 +13,7 @@ use std::{
 use serde_json::{Map, Value};
 
 use super::{
+    adapter::{Adapter, AdapterModel},
     architectures::OWN_CLASS,
     fields::Fields,
     files::{DiskDtype, TensorFiles, what_else_it_is},
@@ -30,10 +31,12 @@ pub use super::{
 };
 use crate::{
     TokenId,
+    adapted::Training,
     chat::ChatTemplate,
     config::GptConfig,
     error::{Error, Result},
     gpt::Gpt,
+    lora::LoraValues,
     ops::Dtype,
     regular_file,
     sampling::SamplingParams,
@@ -62,14 +65,66 @@ pub fn model_of(dir: &Path) -> Cow<'_, Path> {
 /// A file is missing, broken or not supported; the error names it and the field or tensor.
 pub fn load(dir: &Path, options: &LoadOptions) -> Result<LoadedModel> {
     let dir = &*model_of(dir);
-    if gguf::is_gguf(dir) {
-        return gguf::load(dir, options)?.checked(dir);
+    if Adapter::is_in(dir) {
+        return load_adapted(dir, options);
     }
-    read_whole(dir, || load_dir(dir, options))
+    load_merged(dir, options, None)
 }
 
-fn load_dir(dir: &Path, options: &LoadOptions) -> Result<LoadedModel> {
-    let (gpt, config_json) = load_gpt_and_config(dir, options)?;
+/// Loads the model that the adapter in `dir` updates, with the adapter: as part of the matrices, or beside those that are
+/// quantized.
+fn load_adapted(dir: &Path, options: &LoadOptions) -> Result<LoadedModel> {
+    let base = adapter_base(dir)?;
+    let config = load_config(&base)?;
+    let class = load_class(&base).ok();
+    let Adapter { values, .. } = Adapter::open(dir, AdapterModel::new(&config, class)?)?;
+    let mut loaded = if is_quantized(&base)? {
+        let mut loaded = load_merged(&base, options, None)?;
+        loaded.gpt = loaded.gpt.with_lora(&values, 0.0, Training::No)?;
+        loaded
+    } else {
+        load_merged(&base, options, Some(&values))?
+    };
+    // What the adapter was trained with, where it was saved.
+    if dir.join(TOKENIZER_FILE).exists() {
+        loaded.tokenizer = Tokenizer::from_dir(dir)?;
+        loaded.chat_template = ChatTemplate::from_dir(dir)?.or(loaded.chat_template);
+    }
+    Ok(loaded)
+}
+
+/// The model that the adapter in `dir` updates.
+///
+/// # Errors
+/// [`Error::File`] if its configuration names none that is on this machine.
+pub fn adapter_base(dir: &Path) -> Result<PathBuf> {
+    Adapter::base_dir(dir)?.ok_or_else(|| Error::File {
+        path: dir.to_owned(),
+        what: "is an adapter, and the model that it updates is not on this machine".to_owned(),
+        hint: "merge them: `hearth merge MODEL ADAPTER OUT`".to_owned(),
+    })
+}
+
+/// Whether the model in `dir`, or the GGUF file, has quantized matrices.
+///
+/// # Errors
+/// As [`load`].
+pub fn is_quantized(dir: &Path) -> Result<bool> {
+    let dir = &*model_of(dir);
+    if gguf::is_gguf(dir) { gguf::is_quantized(dir) } else { Ok(load_stored_dtype(dir)?.is_some()) }
+}
+
+/// Loads a model with an adapter added to its matrices.
+fn load_merged(dir: &Path, options: &LoadOptions, merged: Option<&LoraValues>) -> Result<LoadedModel> {
+    let dir = &*model_of(dir);
+    if gguf::is_gguf(dir) {
+        return gguf::load(dir, options, merged)?.checked(dir);
+    }
+    read_whole(dir, || load_dir(dir, options, merged))
+}
+
+fn load_dir(dir: &Path, options: &LoadOptions, merged: Option<&LoraValues>) -> Result<LoadedModel> {
+    let (gpt, config_json) = load_gpt_and_config(dir, options, merged)?;
     let tokenizer = Tokenizer::from_dir(dir)?;
     let generation_path = dir.join(GENERATION_FILE);
     let generation = if generation_path.exists() { read_object(&generation_path)? } else { Map::new() };
@@ -104,7 +159,7 @@ pub fn load_embedded(dir: &EmbeddedDir, options: &LoadOptions) -> Result<LoadedM
     let config_path = name.join(CONFIG_FILE);
     let config_json = parse_object(&config_path, dir.config)?;
     let files = TensorFiles::embedded(&name.join(WEIGHTS_FILE), dir.weights)?;
-    let gpt = build(&config_json, &config_path, &files, options)?;
+    let gpt = build(&config_json, &config_path, &files, options, None)?;
     let tokenizer = Tokenizer::from_json(dir.tokenizer, Some(dir.tokenizer_config), &name.join(TOKENIZER_FILE))?;
     let eos_token_ids = eos_token_ids(&[(config_path, config_json)], &gpt, &tokenizer)?;
     let sampling_defaults = SamplingParams::default();
@@ -140,14 +195,26 @@ fn eos_token_ids(files: &[(PathBuf, Map<String, Value>)], gpt: &Gpt, tokenizer: 
 /// # Errors
 /// As [`load`].
 pub fn load_gpt(dir: &Path, options: &LoadOptions) -> Result<Gpt> {
-    let dir = &*model_of(dir);
-    if gguf::is_gguf(dir) {
-        return gguf::load_gpt(dir, options);
-    }
-    read_whole(dir, || load_gpt_and_config(dir, options).map(|(gpt, _)| gpt))
+    load_gpt_merged(dir, options, None)
 }
 
-fn load_gpt_and_config(dir: &Path, options: &LoadOptions) -> Result<(Gpt, Map<String, Value>)> {
+/// [`load_gpt`], with an adapter added to the matrices, in full precision before they are rounded to a `dtype`.
+///
+/// # Errors
+/// As [`load`]; and if a matrix to be changed is quantized.
+pub fn load_gpt_merged(dir: &Path, options: &LoadOptions, merged: Option<&LoraValues>) -> Result<Gpt> {
+    let dir = &*model_of(dir);
+    if gguf::is_gguf(dir) {
+        return gguf::load_gpt(dir, options, merged);
+    }
+    read_whole(dir, || load_gpt_and_config(dir, options, merged).map(|(gpt, _)| gpt))
+}
+
+fn load_gpt_and_config(
+    dir: &Path,
+    options: &LoadOptions,
+    merged: Option<&LoraValues>,
+) -> Result<(Gpt, Map<String, Value>)> {
     let path = dir.join(CONFIG_FILE);
     let refuse =
         |what: &str, hint: &str| Err(Error::File { path: dir.to_owned(), what: what.into(), hint: hint.into() });
@@ -164,7 +231,7 @@ fn load_gpt_and_config(dir: &Path, options: &LoadOptions) -> Result<(Gpt, Map<St
         return refuse(&format!("has no `{CONFIG_FILE}`"), &what_else_it_is(dir));
     }
     let json = read_object(&path)?;
-    let gpt = build(&json, &path, &TensorFiles::open(dir)?, options)?;
+    let gpt = build(&json, &path, &TensorFiles::open(dir)?, options, merged)?;
     Ok((gpt, json))
 }
 
@@ -185,7 +252,13 @@ fn is_there(path: &Path) -> Result<bool> {
 }
 
 /// Builds the model from `config.json` (at `path`) and the weights.
-fn build(config_json: &Map<String, Value>, path: &Path, files: &TensorFiles, options: &LoadOptions) -> Result<Gpt> {
+fn build(
+    config_json: &Map<String, Value>,
+    path: &Path,
+    files: &TensorFiles,
+    options: &LoadOptions,
+    merged: Option<&LoraValues>,
+) -> Result<Gpt> {
     let schema = HfSchema::of(config_json, path)?;
     let config = schema.read_config(config_json, path)?;
     let stored = hf::stored_dtype(config_json, path)?;
@@ -205,6 +278,7 @@ fn build(config_json: &Map<String, Value>, path: &Path, files: &TensorFiles, opt
         dtype: options.dtype.or(stored),
         keeps_f16: false,
         device: &options.device,
+        merged,
     };
     loader::load(&files.table()?, &plan)
 }

@@ -8,8 +8,8 @@ use super::super::{
     AdamWStep, AttentionOptions, Dropout, Dtype, LinearParts, LoraPair, LoraParts, LoraShape, LossOptions, MuonStep,
     NormOptions, NormParts, Rotation, Targets, Weight, activation, activation::activate_reference, adamw, add_update,
     attention, clip::clip_norm_reference, clip_norm, cpu::dropout_factors,
-    cross_entropy::linear_cross_entropy_reference, fork, linear_cross_entropy, linear_with_lora,
-    lora::add_lora_reference, norm, norm_reference, qk_norm, qk_norm::qk_norm_reference, residual::dropout_reference,
+    cross_entropy::linear_cross_entropy_reference, fork, linear::add_lora_reference, linear_cross_entropy,
+    linear_with_lora, norm, norm_reference, qk_norm, qk_norm::qk_norm_reference, residual::dropout_reference,
     rope_and_attend, to_f32,
 };
 use crate::{

@@ -37,6 +37,7 @@ use crate::{
     config::{GptConfig, MAX_LAYERS},
     error::{Error, Result},
     gpt::Gpt,
+    lora::LoraValues,
     mmap::Mmap,
     regular_file,
     tokenizer::{TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, Tokenizer},
@@ -70,10 +71,10 @@ pub(super) fn is_gguf(path: &Path) -> bool {
 }
 
 /// Opens the model in the file `path` as a whole.
-pub(super) fn load(path: &Path, options: &LoadOptions) -> Result<LoadedModel> {
+pub(super) fn load(path: &Path, options: &LoadOptions, merged: Option<&LoraValues>) -> Result<LoadedModel> {
     with_files(path, |metadata, tensors| {
         let Vocabulary { tokenizer, eos_token_ids } = tokenizer::read(metadata)?;
-        let gpt = build(metadata, tensors, options)?;
+        let gpt = build(metadata, tensors, options, merged)?;
         let chat_template = chat_template(metadata)?;
         let sampling_defaults = sampling_defaults(&generation_config(metadata), path, gpt.config().vocab_size)?;
         Ok(LoadedModel { gpt, tokenizer, chat_template, eos_token_ids, sampling_defaults })
@@ -87,8 +88,8 @@ pub(super) fn load_tokenizer(path: &Path) -> Result<Tokenizer> {
 }
 
 /// Opens only the model in the file `path`; there need not be a tokenizer.
-pub(super) fn load_gpt(path: &Path, options: &LoadOptions) -> Result<Gpt> {
-    with_files(path, |metadata, tensors| build(metadata, tensors, options))
+pub(super) fn load_gpt(path: &Path, options: &LoadOptions, merged: Option<&LoraValues>) -> Result<Gpt> {
+    with_files(path, |metadata, tensors| build(metadata, tensors, options, merged))
 }
 
 /// What the file `path` holds beside configuration and weights, as files of a model dir, by name.
@@ -112,7 +113,19 @@ pub(super) fn load_config(path: &Path) -> Result<GptConfig> {
     with_files(path, |metadata, mut tensors| Ok(read_config(metadata, &mut tensors)?.1))
 }
 
-fn build(metadata: &Metadata<'_>, mut tensors: TensorTable<'_>, options: &LoadOptions) -> Result<Gpt> {
+/// Whether the file `path` has quantized tensors.
+pub(super) fn is_quantized(path: &Path) -> Result<bool> {
+    with_files(path, |_, tensors| {
+        Ok(tensors.iter().any(|tensor| tensor.element().is_ok_and(|element| element.dtype().is_quantized())))
+    })
+}
+
+fn build(
+    metadata: &Metadata<'_>,
+    mut tensors: TensorTable<'_>,
+    options: &LoadOptions,
+    merged: Option<&LoraValues>,
+) -> Result<Gpt> {
     let (gguf, config) = read_config(metadata, &mut tensors)?;
     let plan = LoadPlan {
         names: gguf.names(),
@@ -120,6 +133,7 @@ fn build(metadata: &Metadata<'_>, mut tensors: TensorTable<'_>, options: &LoadOp
         dtype: options.dtype,
         keeps_f16: true,
         device: &options.device,
+        merged,
     };
     loader::load(&tensors, &plan)
 }

@@ -169,7 +169,7 @@ impl<'a> Checkpoint<'_, 'a> {
             () if all_are(ElementType::Bf16) => DiskDtype::Bf16,
             () => DiskDtype::F32,
         };
-        let plan = LoadPlan { names, config, dtype: None, keeps_f16: false, device: self.device };
+        let plan = LoadPlan { names, config, dtype: None, keeps_f16: false, device: self.device, merged: None };
         Ok((loader::load(&table, &plan)?, dtype))
     }
 }

@@ -1,0 +1,310 @@
+//! `adapter_config.json`, as [PEFT](https://github.com/huggingface/peft) writes it.
+
+use std::path::Path;
+
+use regex::Regex;
+use serde_json::{Map, Value, json};
+
+use super::modules::LinearModule;
+use crate::error::{Error, Result};
+
+/// Keys that change nothing here: how an adapter began, how it was trained, and who made it.
+const IRRELEVANT: [&str; 15] = [
+    "task_type",
+    "inference_mode",
+    "revision",
+    "peft_version",
+    "auto_mapping",
+    "lora_dropout",
+    "layers_pattern",
+    "exclude_modules",
+    "megatron_core",
+    "loftq_config",
+    "corda_config",
+    "eva_config",
+    "runtime_config",
+    "ensure_weight_tying",
+    "base_model_name_or_path",
+];
+
+/// Values of `init_lora_weights` that leave the base model as it is.
+const HARMLESS_INITS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
+
+/// What an adapter is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdapterConfig {
+    /// Rows of `A` and columns of `B`.
+    pub rank: usize,
+    /// Numerator of the scale.
+    pub alpha: f64,
+    /// Whether the scale is `alpha / sqrt(rank)` ([rsLoRA](https://arxiv.org/abs/2312.03732)) instead of `alpha / rank`.
+    pub rank_stabilized: bool,
+    /// The share of inputs that is dropped while training.
+    pub dropout: f64,
+    /// The modules that have pairs.
+    pub targets: Targets,
+    /// The layers that have pairs; `None`: all.
+    pub layers: Option<Vec<usize>>,
+    /// Other ranks, by a pattern of module names; the first that matches counts.
+    pub ranks: Vec<(String, usize)>,
+    /// Other numerators, likewise.
+    pub alphas: Vec<(String, f64)>,
+    /// The name or path of the model that the adapter updates.
+    pub base: Option<String>,
+}
+
+/// The modules that have pairs.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Targets {
+    /// All linear layers of the blocks.
+    AllLinear,
+    /// Those with these names, or whose names end with a dot and one of these.
+    Named(Vec<String>),
+    /// Those whose whole names match a regular expression.
+    Pattern(String),
+}
+
+impl AdapterConfig {
+    /// Whether `module` has a pair.
+    ///
+    /// # Errors
+    /// [`Error::Param`] if a pattern is not a regular expression.
+    pub(super) fn targets(&self, module: &LinearModule) -> Result<bool> {
+        let is_named = match &self.targets {
+            Targets::AllLinear => true,
+            Targets::Named(names) => names.iter().any(|name| ends_with_module(&module.name, name)),
+            Targets::Pattern(pattern) => is_match(pattern, &module.name, "^(?:", ")$")?,
+        };
+        Ok(is_named && self.layers.as_ref().is_none_or(|layers| layers.contains(&module.layer)))
+    }
+
+    pub(super) fn rank_of(&self, module: &str) -> Result<usize> {
+        Ok(first_match(&self.ranks, module)?.unwrap_or(self.rank))
+    }
+
+    /// What multiplies the update of `module`.
+    pub(super) fn scale_of(&self, module: &str) -> Result<f32> {
+        let alpha = first_match(&self.alphas, module)?.unwrap_or(self.alpha);
+        let rank = self.rank_of(module)? as f64;
+        Ok((alpha / if self.rank_stabilized { rank.sqrt() } else { rank }) as f32)
+    }
+
+    /// Reads the object of the file `path`. Whatever would change the computation and is not computed here is refused.
+    pub(super) fn read(json: &Map<String, Value>, path: &Path) -> Result<Self> {
+        let error = |key: &str, what: String, hint: &str| Error::File {
+            path: path.to_owned(),
+            what: format!("`{key}` {what}"),
+            hint: hint.to_owned(),
+        };
+        let mut rest = json.clone();
+        let mut take = |key: &str| rest.remove(key).filter(|value| !value.is_null());
+        match take("peft_type") {
+            Some(Value::String(kind)) if kind == "LORA" => {}
+            other => {
+                let found = other.map_or("nothing".to_owned(), |value| value.to_string());
+                return Err(error(
+                    "peft_type",
+                    format!("must be \"LORA\", got {found}"),
+                    "other adapters are not supported",
+                ));
+            }
+        }
+        let whole = |key: &str, value: &Value| match value.as_u64() {
+            Some(number) if number > 0 => Ok(number as usize),
+            _ => Err(error(key, format!("must be a whole number above 0, got {value}"), "")),
+        };
+        let number = |key: &str, value: &Value| match value.as_f64() {
+            Some(number) if number.is_finite() => Ok(number),
+            _ => Err(error(key, format!("must be a number, got {value}"), "")),
+        };
+        let rank = take("r").ok_or_else(|| error("r", "is missing: it is the rank".to_owned(), ""))?;
+        let rank = whole("r", &rank)?;
+        let alpha = take("lora_alpha").map_or(Ok(8.0), |alpha| number("lora_alpha", &alpha))?;
+        let rank_stabilized = take("use_rslora").is_some_and(|flag| flag == Value::Bool(true));
+        let targets = match take("target_modules") {
+            Some(Value::String(all)) if all == "all-linear" => Targets::AllLinear,
+            Some(Value::String(pattern)) => Targets::Pattern(pattern),
+            Some(Value::Array(names)) if names.iter().all(Value::is_string) => {
+                Targets::Named(names.iter().filter_map(Value::as_str).map(str::to_owned).collect())
+            }
+            other => {
+                let found = other.map_or("nothing".to_owned(), |value| value.to_string());
+                let what = format!("must be a list of names or a pattern, got {found}");
+                return Err(error("target_modules", what, ""));
+            }
+        };
+        let layers = match take("layers_to_transform") {
+            None => None,
+            Some(Value::Number(layer)) => Some(vec![layer.as_u64().unwrap_or(u64::MAX) as usize]),
+            Some(Value::Array(layers)) => {
+                Some(layers.iter().map(|layer| layer.as_u64().unwrap_or(u64::MAX) as usize).collect())
+            }
+            Some(other) => {
+                let what = format!("must be a list of numbers, got {other}");
+                return Err(error("layers_to_transform", what, ""));
+            }
+        };
+        let object = |value: Option<Value>| match value {
+            Some(Value::Object(map)) => map,
+            _ => Map::new(),
+        };
+        let ranks = object(take("rank_pattern"));
+        let ranks = ranks.into_iter().map(|(pattern, rank)| Ok((pattern, whole("rank_pattern", &rank)?)));
+        let ranks = ranks.collect::<Result<Vec<_>>>()?;
+        let alphas = object(take("alpha_pattern"));
+        let alphas = alphas.into_iter().map(|(pattern, alpha)| Ok((pattern, number("alpha_pattern", &alpha)?)));
+        let alphas = alphas.collect::<Result<Vec<_>>>()?;
+        let dropout = json.get("lora_dropout").and_then(Value::as_f64).unwrap_or(0.0);
+        let base = json.get("base_model_name_or_path").and_then(Value::as_str).map(str::to_owned);
+        // Whether a Conv1D's weight is transposed; a pair's are not.
+        take("fan_in_fan_out");
+        match take("bias") {
+            None => {}
+            Some(Value::String(bias)) if bias == "none" => {}
+            Some(other) => {
+                let hint = "train an adapter with `bias=\"none\"`";
+                return Err(error("bias", format!("is {other}: biases of an adapter are not supported"), hint));
+            }
+        }
+        match take("init_lora_weights") {
+            None | Some(Value::Bool(_)) => {}
+            Some(Value::String(init)) if HARMLESS_INITS.contains(&init.as_str()) => {}
+            Some(other) => {
+                let what = format!("is {other}, which changes the base model, too");
+                let hint = "convert it to a plain adapter with `peft` (`path_initial_model_for_weight_conversion`)";
+                return Err(error("init_lora_weights", what, hint));
+            }
+        }
+        IRRELEVANT.iter().for_each(|key| drop(take(key)));
+        let matters = |value: &Value| match value {
+            Value::Null | Value::Bool(false) => false,
+            Value::Array(list) => !list.is_empty(),
+            Value::Object(map) => !map.is_empty(),
+            Value::Number(number) => number.as_f64() != Some(0.0),
+            _ => true,
+        };
+        // Only with DoRA, QALoRA and the like do these have a meaning.
+        let of_others = ["qalora_group_size", "arrow_config", "lora_bias"];
+        let unknown = rest.iter().find(|(key, value)| {
+            matters(value) && (!of_others.contains(&key.as_str()) || *value == &Value::Bool(true))
+        });
+        if let Some((key, value)) = unknown {
+            let hint = "supported are plain LoRA and rsLoRA, with patterns of ranks and alphas";
+            return Err(error(key, format!("is {value}, which is not supported"), hint));
+        }
+        Ok(Self { rank, alpha, rank_stabilized, dropout, targets, layers, ranks, alphas, base })
+    }
+
+    /// The object of the file. `targets` are the modules that have pairs, by the last part of their names.
+    pub(super) fn write(&self, targets: &[String], is_transposed: bool) -> Map<String, Value> {
+        let fields = json!({
+            "alpha_pattern": self.alphas.iter().cloned().collect::<std::collections::BTreeMap<_, _>>(),
+            "base_model_name_or_path": self.base,
+            "bias": "none",
+            "fan_in_fan_out": is_transposed,
+            "inference_mode": true,
+            "init_lora_weights": true,
+            "layers_pattern": null,
+            "layers_to_transform": self.layers,
+            "lora_alpha": self.alpha,
+            "lora_dropout": self.dropout,
+            "modules_to_save": null,
+            "peft_type": "LORA",
+            "r": self.rank,
+            "rank_pattern": self.ranks.iter().cloned().collect::<std::collections::BTreeMap<_, _>>(),
+            "revision": null,
+            "target_modules": targets,
+            "task_type": "CAUSAL_LM",
+            "use_dora": false,
+            "use_rslora": self.rank_stabilized,
+        });
+        match fields {
+            Value::Object(map) => map,
+            _ => unreachable!("it was written as an object"),
+        }
+    }
+}
+
+/// Whether `name` is `target`, or ends with a dot and `target`.
+fn ends_with_module(name: &str, target: &str) -> bool {
+    name.strip_suffix(target).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+}
+
+/// The value of the first pattern that matches the whole name, or its end behind a dot.
+fn first_match<T: Copy>(patterns: &[(String, T)], name: &str) -> Result<Option<T>> {
+    for (pattern, value) in patterns {
+        if is_match(pattern, name, r"^(?:.*\.)?(?:", ")$")? {
+            return Ok(Some(*value));
+        }
+    }
+    Ok(None)
+}
+
+fn is_match(pattern: &str, name: &str, before: &str, behind: &str) -> Result<bool> {
+    let regex = Regex::new(&format!("{before}{pattern}{behind}")).map_err(|error| Error::Param {
+        name: "adapter",
+        what: format!("has the pattern `{pattern}`, which is not a regular expression: {error}"),
+    })?;
+    Ok(regex.is_match(name))
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+    use crate::weights::row_order::RowOrder;
+
+    fn module(name: &str, layer: usize) -> LinearModule {
+        LinearModule { name: name.into(), path: String::new(), layer, rows: 0..4, order: RowOrder::Same, d_in: 4 }
+    }
+
+    fn read(text: &str) -> Result<AdapterConfig> {
+        AdapterConfig::read(serde_json::from_str::<Value>(text).unwrap().as_object().unwrap(), Path::new("a.json"))
+    }
+
+    #[test]
+    fn modules_are_chosen_as_peft_does() {
+        let q = module("model.layers.2.self_attn.q_proj", 2);
+        let config = |text: &str| read(&format!(r#"{{"peft_type":"LORA","r":8,{text}}}"#)).unwrap();
+        for (targets, expected) in [
+            (r#""target_modules":["q_proj"]"#, true),
+            (r#""target_modules":["proj"]"#, false),
+            (r#""target_modules":["self_attn.q_proj","x"]"#, true),
+            (r#""target_modules":".*\\.self_attn\\.(q|v)_proj""#, true),
+            (r#""target_modules":"self_attn\\.(q|v)_proj""#, false),
+            (r#""target_modules":"all-linear""#, true),
+            (r#""target_modules":["q_proj"],"layers_to_transform":[0,1]"#, false),
+            (r#""target_modules":["q_proj"],"layers_to_transform":2"#, true),
+        ] {
+            assert_eq!(config(targets).targets(&q).unwrap(), expected, "{targets}");
+        }
+        let patterns = config(
+            r#""lora_alpha":16,"target_modules":["q_proj"],"use_rslora":true,
+               "rank_pattern":{"model.layers.2.self_attn.q_proj":4},"alpha_pattern":{"layers\\.[0-9]\\.self_attn\\.q_proj":6}"#,
+        );
+        assert_eq!(patterns.rank_of(&q.name).unwrap(), 4);
+        assert_eq!(patterns.scale_of(&q.name).unwrap(), 3.0);
+        assert_eq!(patterns.scale_of("model.layers.12.self_attn.q_proj").unwrap(), (16.0 / 8f64.sqrt()) as f32);
+    }
+
+    #[test]
+    fn what_is_not_computed_is_refused_by_its_key() {
+        for (key, value) in [
+            ("use_dora", "true"),
+            ("modules_to_save", r#"["lm_head"]"#),
+            ("bias", r#""all""#),
+            ("init_lora_weights", r#""pissa""#),
+            ("lora_bias", "true"),
+            ("trainable_token_indices", "[1]"),
+            ("layer_replication", "[[0,1]]"),
+            ("a_key_of_next_year", "0.5"),
+        ] {
+            let text = format!(r#"{{"peft_type":"LORA","r":8,"target_modules":["q_proj"],"{key}":{value}}}"#);
+            let error = read(&text).unwrap_err().to_string();
+            assert!(error.contains(&format!("`{key}`")) && error.contains(value), "{error}");
+        }
+        for text in [r#"{"peft_type":"IA3"}"#, r#"{"peft_type":"LORA"}"#, r#"{"peft_type":"LORA","r":0}"#] {
+            read(text).unwrap_err();
+        }
+    }
+}

@@ -1,0 +1,299 @@
+//! Low-rank adapters in the format of [PEFT](https://github.com/huggingface/peft): `adapter_config.json` and
+//! `adapter_model.safetensors`, read and written.
+//!
+//! PEFT has a pair of matrices for each linear module of the Hugging Face class. Ours belong to stacked matrices, so a pair is
+//! for a range of rows; where the class orders rows otherwise, those of `B` are moved.
+
+mod config;
+mod modules;
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use safetensors::{Dtype, tensor::TensorView};
+use serde_json::{Map, Value};
+
+pub use self::config::{AdapterConfig, Targets};
+use self::modules::{LinearModule, linear_modules};
+use super::{
+    files::TensorFiles,
+    hf::HfSchema,
+    row_order::RowOrder,
+    staged_dir::StagedDir,
+    tensor_table::{StoredTensor, TensorTable},
+};
+use crate::{
+    config::GptConfig,
+    error::{Error, Result},
+    lora::{LoraPair, LoraShape, LoraValues, MatrixUpdate},
+    philox::{halves, philox},
+    regular_file,
+};
+
+const CONFIG_FILE: &str = "adapter_config.json";
+const WEIGHTS_FILE: &str = "adapter_model.safetensors";
+
+/// What PEFT puts before the names of modules.
+const PREFIX: &str = "base_model.model.";
+
+/// An adapter, ready for a model of one architecture.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Adapter {
+    /// What it is.
+    pub config: AdapterConfig,
+    /// Its values.
+    pub values: LoraValues,
+}
+
+/// The architecture that an adapter is for, and the Hugging Face class that names its modules.
+#[derive(Clone, Copy)]
+pub struct AdapterModel<'a> {
+    config: &'a GptConfig,
+    schema: HfSchema,
+}
+
+impl std::fmt::Debug for AdapterModel<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AdapterModel").field("class", &self.schema.class()).finish_non_exhaustive()
+    }
+}
+
+impl<'a> AdapterModel<'a> {
+    /// Modules are named as in `class`, or if that is not known, as in the first class that can express `config`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if `class` is not known or cannot express `config`.
+    pub fn new(config: &'a GptConfig, class: Option<&str>) -> Result<Self> {
+        Ok(Self { config, schema: HfSchema::for_config(config, class)?.0 })
+    }
+
+    /// The last parts of the names of all linear modules, such as `q_proj`.
+    pub fn module_names(&self) -> Vec<String> {
+        let mut names = Vec::new();
+        for module in linear_modules(self.schema, self.config) {
+            let name = last_part(&module.name).to_owned();
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        names
+    }
+
+    /// The modules that `config` targets.
+    fn targeted(&self, config: &AdapterConfig) -> Result<Vec<LinearModule>> {
+        let mut targeted = Vec::new();
+        for module in linear_modules(self.schema, self.config) {
+            if config.targets(&module)? {
+                targeted.push(module);
+            }
+        }
+        Ok(targeted)
+    }
+}
+
+impl Adapter {
+    /// A new adapter, which changes nothing yet: `B` is 0, and `A` uniform within `1 / sqrt(d_in)`, as PEFT begins.
+    ///
+    /// # Errors
+    /// [`Error::Param`] if the targets match no module of the model, or one of their names none.
+    pub fn new(model: AdapterModel<'_>, config: AdapterConfig, seed: u64) -> Result<Self> {
+        let modules = model.targeted(&config)?;
+        let refuse = |what: String| {
+            let known = model.module_names().join("`, `");
+            let hint = format!("the model has `{known}`, in layers 0 to {}", model.config.n_layers.saturating_sub(1));
+            Err(Error::Param { name: "lora.targets", what: format!("{what}\nhint: {hint}") })
+        };
+        if let Targets::Named(names) = &config.targets {
+            let one = |name: &String| AdapterConfig { targets: Targets::Named(vec![name.clone()]), ..config.clone() };
+            for name in names {
+                if model.targeted(&one(name))?.is_empty() {
+                    return refuse(format!("has `{name}`, which is not a linear module of the model"));
+                }
+            }
+        }
+        if modules.is_empty() {
+            return refuse("match no linear module of the model".to_owned());
+        }
+        let mut values = LoraValues::default();
+        let mut number = 0u64;
+        for modules in modules.chunk_by(|one, next| one.path == next.path) {
+            let (shape, path) = (shape_of(modules, &config)?, modules[0].path.clone());
+            let mut update = vec![0.0; shape.n_values()];
+            let bound = 1.0 / (shape.d_in as f32).sqrt();
+            for value in &mut update[..shape.total_rank() * shape.d_in] {
+                *value = bound * (2.0 * uniform(seed, number) - 1.0);
+                number += 1;
+            }
+            values.0.insert(path, MatrixUpdate { shape: Arc::new(shape), values: update });
+        }
+        Ok(Self { config, values })
+    }
+
+    /// Whether `dir` is the folder of an adapter and not of a model.
+    pub fn is_in(dir: &Path) -> bool {
+        dir.join(CONFIG_FILE).is_file() && !dir.join("config.json").exists()
+    }
+
+    /// Reads only `adapter_config.json` of the folder `dir`.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_config(dir: &Path) -> Result<AdapterConfig> {
+        let path = dir.join(CONFIG_FILE);
+        let text =
+            regular_file::read(&path).map_err(|reason| Error::Io { action: "read", path: path.clone(), reason })?;
+        let json: Map<String, Value> = serde_json::from_slice(&text).map_err(|error| Error::File {
+            path: path.clone(),
+            what: format!("is not a JSON object: {error}"),
+            hint: String::new(),
+        })?;
+        AdapterConfig::read(&json, &path)
+    }
+
+    /// Opens the adapter in the folder `dir` for a model.
+    ///
+    /// # Errors
+    /// A file is missing or broken, the adapter is of a kind that is not computed (the error names the key), or it belongs to
+    /// another model (the error names the tensor).
+    pub fn open(dir: &Path, model: AdapterModel<'_>) -> Result<Self> {
+        let config = Self::open_config(dir)?;
+        let path = dir.join(WEIGHTS_FILE);
+        let files = TensorFiles::single(&path)?;
+        let table = files.table()?;
+        let mut used = HashSet::new();
+        let mut found = Vec::new();
+        for module in linear_modules(model.schema, model.config) {
+            let tensors = ["lora_A", "lora_B"].map(|part| find(&table, model.schema, &module.name, part));
+            match tensors {
+                [Some(a), Some(b)] => {
+                    used.extend([a.name, b.name]);
+                    found.push((module, a, b));
+                }
+                [None, None] if config.targets(&module)? => {
+                    let what = format!("has no pair for `{}`, which `{CONFIG_FILE}` targets", module.name);
+                    let hint = "the adapter belongs to another model".to_owned();
+                    return Err(Error::File { path: path.clone(), what, hint });
+                }
+                [None, None] => {}
+                [Some(one), None] | [None, Some(one)] => return Err(one.error("is half of a pair".to_owned())),
+            }
+        }
+        if let Some(surplus) = table.iter().find(|tensor| !used.contains(tensor.name)) {
+            return Err(Error::Tensor {
+                path: path.clone(),
+                tensor: surplus.name.to_owned(),
+                what: format!("is not of a linear module of `{}`", model.schema.class()),
+                hint: "the adapter belongs to another model, or updates embeddings, which is not supported".to_owned(),
+            });
+        }
+        let mut values = LoraValues::default();
+        for parts in found.chunk_by(|(one, ..), (next, ..)| one.path == next.path) {
+            let modules: Vec<_> = parts.iter().map(|(module, ..)| module.clone()).collect();
+            let shape = shape_of(&modules, &config)?;
+            let mut update = vec![0.0; shape.n_values()];
+            let places: Vec<_> = shape.places().collect();
+            for (((module, a, b), pair), [of_a, of_b]) in parts.iter().zip(&shape.pairs).zip(places) {
+                a.require_shape(&[pair.rank, shape.d_in])?;
+                b.require_shape(&[pair.rows.len(), pair.rank])?;
+                update[of_a].copy_from_slice(&a.to_f32()?);
+                let stored = b.to_f32()?;
+                for (n, row) in update[of_b].chunks_exact_mut(pair.rank).enumerate() {
+                    row.copy_from_slice(&stored[place(module.order, n) * pair.rank..][..pair.rank]);
+                }
+            }
+            if update.iter().any(|value| !value.is_finite()) {
+                return Err(parts[0].1.error("has infinite or NaN values, or its pair has".to_owned()));
+            }
+            values.0.insert(modules[0].path.clone(), MatrixUpdate { shape: Arc::new(shape), values: update });
+        }
+        Ok(Self { config, values })
+    }
+
+    /// Writes the adapter to a staged folder, with further files by name, such as the tokenizer's.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if a file cannot be written.
+    pub fn write(&self, staged: &StagedDir, model: AdapterModel<'_>, extra: &[(String, Vec<u8>)]) -> Result<()> {
+        let mut tensors = BTreeMap::new();
+        let (mut targets, mut is_transposed) = (Vec::new(), false);
+        for module in linear_modules(model.schema, model.config) {
+            let Some(update) = self.values.0.get(&module.path) else { continue };
+            let pairs = update.shape.pairs.iter().zip(update.shape.places());
+            let Some((pair, [of_a, of_b])) = pairs.into_iter().find(|(pair, _)| pair.rows == module.rows) else {
+                continue;
+            };
+            is_transposed |= module.order == RowOrder::Transposed;
+            let target = last_part(&module.name).to_owned();
+            if !targets.contains(&target) {
+                targets.push(target);
+            }
+            let mut b = vec![0.0; of_b.len()];
+            for (n, row) in update.values[of_b].chunks_exact(pair.rank).enumerate() {
+                b[place(module.order, n) * pair.rank..][..pair.rank].copy_from_slice(row);
+            }
+            let name = |part: &str| format!("{PREFIX}{}.{part}.weight", module.name);
+            let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+            tensors.insert(name("lora_A"), (bytes(&update.values[of_a]), vec![pair.rank, module.d_in]));
+            tensors.insert(name("lora_B"), (bytes(&b), vec![pair.rows.len(), pair.rank]));
+        }
+        let failed = |error: safetensors::SafeTensorError| Error::Execution { what: error.to_string() };
+        let views = tensors.iter().map(|(name, (bytes, shape))| {
+            TensorView::new(Dtype::F32, shape.clone(), bytes).map(|view| (name.as_str(), view)).map_err(failed)
+        });
+        let views = views.collect::<Result<Vec<_>>>()?;
+        let format = [("format".to_owned(), "pt".to_owned())].into();
+        let bytes = safetensors::serialize(views, Some(format)).map_err(failed)?;
+        staged.write(WEIGHTS_FILE, &bytes)?;
+        extra.iter().try_for_each(|(name, bytes)| staged.write(name, bytes))?;
+        let json = Value::Object(self.config.write(&targets, is_transposed));
+        staged.write(CONFIG_FILE, format!("{json:#}\n").as_bytes())
+    }
+
+    /// The folder of the model that an adapter in `dir` updates, if its configuration names one that is on this machine:
+    /// an absolute path, or one relative to `dir`.
+    pub fn base_dir(dir: &Path) -> Result<Option<PathBuf>> {
+        let base = Self::open_config(dir)?.base.map(|base| dir.join(base));
+        Ok(base.filter(|base| base.exists()))
+    }
+}
+
+/// The sizes of the pairs of one matrix's modules.
+fn shape_of(modules: &[LinearModule], config: &AdapterConfig) -> Result<LoraShape> {
+    let pair = |module: &LinearModule| {
+        let (rank, scale) = (config.rank_of(&module.name)?, config.scale_of(&module.name)?);
+        Ok(LoraPair { rows: module.rows.clone(), rank, scale })
+    };
+    let pairs = modules.iter().map(pair).collect::<Result<Vec<_>>>()?;
+    Ok(LoraShape { d_in: modules.first().map_or(0, |module| module.d_in), pairs })
+}
+
+/// A tensor of a module's pair, with or without the prefix of the class.
+fn find<'t, 'a>(
+    table: &'t TensorTable<'a>,
+    schema: HfSchema,
+    module: &str,
+    part: &str,
+) -> Option<&'t StoredTensor<'a>> {
+    let short = module.strip_prefix(schema.tensor_names().base_prefix).unwrap_or(module);
+    [module, short].into_iter().find_map(|name| table.get(&format!("{PREFIX}{name}.{part}.weight")))
+}
+
+/// The row of a stored `B` that is row `n` of ours. A transposed weight's pair is not transposed.
+fn place(order: RowOrder, n: usize) -> usize {
+    order.place(n)
+}
+
+fn last_part(name: &str) -> &str {
+    name.rsplit('.').next().unwrap_or(name)
+}
+
+/// From 0 to 1, with 24 bits.
+fn uniform(seed: u64, number: u64) -> f32 {
+    const LORA: u32 = u32::from_le_bytes(*b"lora");
+    let [low, high] = halves(number);
+    let [word, ..] = philox(halves(seed), [low, high, 0, LORA]);
+    (word >> 8) as f32 / (1 << 24) as f32
+}

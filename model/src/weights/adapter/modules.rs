@@ -1,0 +1,54 @@
+//! The Hugging Face modules that a model's stacked matrices consist of: adapters have a pair for each.
+
+use std::ops::Range;
+
+use super::super::{hf::HfSchema, row_order::RowOrder};
+use crate::{config::GptConfig, gpt::param_specs, lora::MATRICES};
+
+/// A linear layer of a Hugging Face class.
+#[derive(Clone, Debug)]
+pub(super) struct LinearModule {
+    /// Its name there, such as `model.layers.3.self_attn.q_proj`.
+    pub(super) name: String,
+    /// The path of our matrix, such as `blocks.3.attn.qkv`.
+    pub(super) path: String,
+    pub(super) layer: usize,
+    /// Its rows in our matrix.
+    pub(super) rows: Range<usize>,
+    /// Where our rows are in its own matrix.
+    pub(super) order: RowOrder,
+    /// Inputs.
+    pub(super) d_in: usize,
+}
+
+/// All linear layers of the blocks, in the order of our parameters. Those of one matrix follow each other, and so do their
+/// rows.
+pub(super) fn linear_modules(schema: HfSchema, config: &GptConfig) -> Vec<LinearModule> {
+    let names = schema.tensor_names();
+    let mut modules = Vec::new();
+    for spec in param_specs(config) {
+        let Some((path, layer)) = matrix_of(&spec.path) else { continue };
+        let mut first = 0;
+        for part in names.parts(&spec, config, &|_| false) {
+            let rows = first..first + part.n_rows;
+            first = rows.end;
+            let name = part.name.strip_suffix(".weight").unwrap_or(&part.name).to_owned();
+            modules.push(LinearModule {
+                name,
+                path: path.to_owned(),
+                layer,
+                rows,
+                order: part.order,
+                d_in: spec.shape[1],
+            });
+        }
+    }
+    modules
+}
+
+/// The path of a matrix that adapters can update, and its layer.
+fn matrix_of(path: &str) -> Option<(&str, usize)> {
+    let matrix = path.strip_suffix(".weight")?;
+    let (layer, name) = matrix.strip_prefix("blocks.")?.split_once('.')?;
+    MATRICES.contains(&name).then_some((matrix, layer.parse().ok()?))
+}
