@@ -6,6 +6,7 @@
 //! A template is a Jinja program that comes with the model. It has access only to its arguments, and its size,
 //! instructions, time and memory are limited (`environment` and `budget`), because clients may send their own.
 
+mod assistant_mask;
 mod budget;
 mod environment;
 mod files;
@@ -20,6 +21,7 @@ use minijinja::{Environment, Template, value::Serde};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+pub use self::assistant_mask::{MaskSource, MaskedChat};
 pub(crate) use self::files::{DEFAULT_FILE, TOOL_USE_FILE};
 use crate::{
     TokenId,
@@ -243,6 +245,7 @@ impl ChatTemplate {
 }
 
 /// All inputs of a rendering, as JSON.
+#[derive(Clone)]
 struct Inputs {
     messages: Vec<Value>,
     tools: Option<Value>,

@@ -12,11 +12,11 @@ mod files;
 mod pieces;
 mod windows;
 
-use std::{collections::BTreeMap, path::Path, sync::Arc};
+use std::{collections::BTreeMap, ops::Range, path::Path, sync::Arc};
 
 use tokenizers::{
-    AddedVocabulary, Encoding, Model, NormalizedString, OffsetType, PostProcessor, PreTokenizedString, PreTokenizer,
-    Token, normalizer::Range,
+    AddedVocabulary, Encoding, Model, NormalizedString, PostProcessor, PreTokenizedString, PreTokenizer, Token,
+    normalizer,
 };
 
 use self::pieces::PieceTable;
@@ -132,16 +132,50 @@ impl Tokenizer {
     /// Encodes a rendered chat in which `mark` splits those special-token strings that must stay text. Special tokens
     /// are parsed first, then the marks are removed.
     pub(crate) fn encode_marked(&self, text: &str, mark: char, options: EncodeOptions) -> Result<Vec<TokenId>> {
+        self.finish(text, options, |text| self.read_marked(text, mark))
+    }
+
+    /// The tokens of [`encode_marked`](Self::encode_marked), each with its bytes in `text`: none if it was added by the
+    /// post-processor. A token that is a part of a character has all bytes of the character.
+    pub(crate) fn locate_marked(
+        &self,
+        text: &str,
+        mark: char,
+        options: EncodeOptions,
+    ) -> Result<Vec<(TokenId, Option<Range<usize>>)>> {
+        let read = |text: &str| self.read_marked(text, mark);
+        let tokenize = |piece: &NormalizedString| {
+            let mut tokens = self.tokenize_piece(piece)?;
+            for token in &mut tokens {
+                let (start, end) = token.offsets;
+                let original = piece.convert_offsets(normalizer::Range::Normalized(start..end));
+                token.offsets = original.map_or(token.offsets, |original| (original.start, original.end));
+            }
+            Ok(tokens)
+        };
+        let stages = windows::Stages { read: &read, tokenize: &tokenize };
+        let mut located = Vec::new();
+        let mut push = |id, bytes| located.push((id, Some(bytes)));
+        self.tokens_in_windows(text, windows::WINDOW_BYTES, &stages, &mut push)?;
+        match self.inner.library.get_post_processor() {
+            Some(post_processor) if options.add_special_tokens => {
+                let [before, after] = added_tokens(post_processor)?;
+                let added = |ids: Vec<TokenId>| ids.into_iter().map(|id| (id, None));
+                Ok(added(before).chain(located).chain(added(after)).collect())
+            }
+            _ => Ok(located),
+        }
+    }
+
+    fn read_marked(&self, text: &str, mark: char) -> Result<PreTokenizedString> {
         let library = &self.inner.library;
-        self.finish(text, options, |text| {
-            let mut split = library.get_added_vocabulary().extract_and_normalize(library.get_normalizer(), text);
-            let without_mark = |piece: &mut NormalizedString| {
-                piece.filter(|character| character != mark);
-                Ok(())
-            };
-            split.normalize(without_mark).map_err(from_library)?;
-            Ok(split)
-        })
+        let mut split = library.get_added_vocabulary().extract_and_normalize(library.get_normalizer(), text);
+        let without_mark = |piece: &mut NormalizedString| {
+            piece.filter(|character| character != mark);
+            Ok(())
+        };
+        split.normalize(without_mark).map_err(from_library)?;
+        Ok(split)
     }
 
     fn finish(
@@ -152,7 +186,10 @@ impl Tokenizer {
     ) -> Result<Vec<TokenId>> {
         let ids = self.ids_in_windows(text, windows::WINDOW_BYTES, read)?;
         match self.inner.library.get_post_processor() {
-            Some(post_processor) if options.add_special_tokens => post_process(post_processor, ids),
+            Some(post_processor) if options.add_special_tokens => {
+                let [before, after] = added_tokens(post_processor)?;
+                Ok([before, ids, after].concat())
+            }
             _ => Ok(ids),
         }
     }
@@ -223,12 +260,6 @@ impl Tokenizer {
             Some(pre_tokenizer) => pre_tokenizer.pre_tokenize(split).map_err(from_library),
             None => Ok(()),
         }
-    }
-
-    fn tokenize(&self, mut split: PreTokenizedString) -> Result<PreTokenizedString> {
-        self.pre_tokenize(&mut split)?;
-        split.tokenize(|piece| Ok(self.tokenize_piece(piece)?)).map_err(from_library)?;
-        Ok(split)
     }
 
     fn tokenize_piece(&self, piece: &NormalizedString) -> Result<Vec<Token>> {
@@ -337,24 +368,14 @@ impl Lack {
 fn original_character(piece: &NormalizedString, text: &str, at: usize) -> char {
     let normalized = text[at..].chars().next().unwrap_or(char::REPLACEMENT_CHARACTER);
     piece
-        .get_range_original(Range::Normalized(at..at + normalized.len_utf8()))
+        .get_range_original(normalizer::Range::Normalized(at..at + normalized.len_utf8()))
         .and_then(|original| original.chars().next())
         .unwrap_or(normalized)
 }
 
-fn ids_of(split: &PreTokenizedString) -> Vec<TokenId> {
-    split
-        .get_splits(tokenizers::OffsetReferential::Original, OffsetType::None)
-        .into_iter()
-        .filter_map(|(_, _, tokens)| tokens.as_ref())
-        .flatten()
-        .map(|token| token.id)
-        .collect()
-}
-
-/// Adds the post-processor's tokens. It receives one token in place of all ids, since the library would use a hundred
-/// bytes for each.
-fn post_process(post_processor: &tokenizers::PostProcessorWrapper, ids: Vec<TokenId>) -> Result<Vec<TokenId>> {
+/// The tokens that the post-processor adds before and after a text. It receives one token in place of all ids, since the
+/// library would use a hundred bytes for each.
+fn added_tokens(post_processor: &tokenizers::PostProcessorWrapper) -> Result<[Vec<TokenId>; 2]> {
     let (words, offsets, others) = (vec![None], vec![(0, 0)], Vec::new());
     let stand_in = Encoding::new(
         vec![0],
@@ -373,7 +394,7 @@ fn post_process(post_processor: &tokenizers::PostProcessorWrapper, ids: Vec<Toke
         return Err(Error::Tokenizer { what, hint: String::new() });
     };
     let (before, rest) = processed.get_ids().split_at(at);
-    Ok([before, &ids, rest.get(1..).unwrap_or_default()].concat())
+    Ok([before.to_vec(), rest.get(1..).unwrap_or_default().to_vec()])
 }
 
 /// Unwraps our own errors from the library's boxed errors.

@@ -12,6 +12,7 @@
 //! - [`learner`]: gradients and updates; [`combine`]: sums of gradients in a fixed order
 //! - [`optim`]: gradients by parameter path, global-norm clipping, AdamW, Muon
 //! - [`trainer`]: the training loop; [`guard`]: skips bad steps; [`interrupt`]: signals
+//! - [`examples`]: conversations, prompts with completions and texts as examples for fine-tuning; preference pairs; packing
 //! - [`eval`]: the loss over a split
 //! - [`progress`]: progress output and metrics files
 //! - [`run_dir`]: the folder of a run; [`checkpoint`]: saves and restores a run
@@ -26,6 +27,7 @@ pub mod corpus;
 pub mod digest;
 pub mod estimate;
 pub mod eval;
+pub mod examples;
 pub mod fit;
 pub mod guard;
 pub mod interrupt;

@@ -1,6 +1,11 @@
 //! The Jinja environment that templates of `transformers` expect, and its errors in our words.
 
-use std::{error::Error as _, fmt, path::Path, thread};
+use std::{
+    error::Error as _,
+    fmt::{self, Write},
+    path::Path,
+    thread,
+};
 
 use minijinja::{
     Environment, ErrorKind, State, UndefinedBehavior, Value,
@@ -57,7 +62,7 @@ pub(super) fn add_template(
     source: &str,
     origin: &Path,
 ) -> Result<bool> {
-    let source = without_generation_tags(source);
+    let source = with_generation_marks(source);
     let refuse = |what: String| Error::File { path: origin.to_owned(), what, hint: String::new() };
     if source.len() > MAX_SOURCE_BYTES {
         let n = source.len();
@@ -166,8 +171,14 @@ fn string(value: &Value) -> Value {
     }
 }
 
-/// Removes `{% generation %}` tags, which mark assistant text for training; their contents remain.
-fn without_generation_tags(source: &str) -> String {
+/// Variables that are written at the start and at the end of each text between `{% generation %}` and
+/// `{% endgeneration %}`. Serving leaves them undefined, which writes nothing.
+pub(super) const GENERATION_START: &str = "hearth_generation_start";
+pub(super) const GENERATION_END: &str = "hearth_generation_end";
+
+/// Replaces `{% generation %}` tags, which mark what the assistant writes, by tags that the engine knows. The white space
+/// that the old tags remove is removed by the new ones.
+fn with_generation_marks(source: &str) -> String {
     let mut plain = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
@@ -175,9 +186,16 @@ fn without_generation_tags(source: &str) -> String {
         let Some(len) = rest[start + 2..].find("%}").map(|end| end + 4) else { break };
         let tag = &rest[start..start + len];
         plain.push_str(&rest[..start]);
-        match tag[2..len - 2].trim_matches(['-', '+']).trim() {
-            "generation" => plain.push_str(&tag.replacen("generation", "if true", 1)),
-            "endgeneration" => plain.push_str(&tag.replacen("endgeneration", "endif", 1)),
+        let name = tag[2..len - 2].trim_matches(['-', '+']).trim();
+        // What stands before the name and behind it: white space, and signs that remove white space.
+        let (before, after) = tag.split_once(name).unwrap_or((tag, ""));
+        match name {
+            "generation" => {
+                let _ = write!(plain, "{before}if true %}}{{{{ {GENERATION_START} }}}}{{% if true{after}");
+            }
+            "endgeneration" => {
+                let _ = write!(plain, "{before}endif %}}{{{{ {GENERATION_END} }}}}{{% endif{after}");
+            }
             _ => plain.push_str(tag),
         }
         rest = &rest[start + len..];
@@ -264,6 +282,9 @@ mod tests {
     #[test]
     fn generation_tags_become_conditions_that_hold() {
         let source = "a{%- generation -%}b{% set x = '%' %}c{% endgeneration +%}d{% unclosed";
-        assert_eq!(without_generation_tags(source), "a{%- if true -%}b{% set x = '%' %}c{% endif +%}d{% unclosed");
+        let start = "{%- if true %}{{ hearth_generation_start }}{% if true -%}";
+        let end = "{% endif %}{{ hearth_generation_end }}{% endif +%}";
+        let expected = format!("a{start}b{{% set x = '%' %}}c{end}d{{% unclosed");
+        assert_eq!(with_generation_marks(source), expected);
     }
 }

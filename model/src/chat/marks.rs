@@ -13,18 +13,15 @@ use crate::{
     error::{Error, Result},
 };
 
-/// Two private-use characters that occur in neither the inputs nor the templates.
-pub(super) fn unused(inputs: &Inputs, template_sources: &str) -> Result<[char; 2]> {
+/// Private-use characters that occur in neither the inputs nor the templates.
+pub(super) fn unused<const N: usize>(inputs: &Inputs, template_sources: &str) -> Result<[char; N]> {
     let mut used: HashSet<char> = template_sources.chars().filter(|character| is_private(*character)).collect();
     for_each_input(inputs, &mut |text| used.extend(text.chars().filter(|character| is_private(*character))));
-    let mut free = ('\u{E000}'..='\u{F8FF}').filter(|character| !used.contains(character));
-    match (free.next(), free.next()) {
-        (Some(one), Some(other)) => Ok([one, other]),
-        _ => Err(Error::Template {
-            what: "the messages use every private-use character of Unicode, U+E000 to U+F8FF; two must be free".into(),
-            hint: String::new(),
-        }),
-    }
+    let free: Vec<char> = ('\u{E000}'..='\u{F8FF}').filter(|character| !used.contains(character)).take(N).collect();
+    free.try_into().map_err(|_| Error::Template {
+        what: format!("the messages use every private-use character of Unicode, U+E000 to U+F8FF; {N} must be free"),
+        hint: String::new(),
+    })
 }
 
 fn is_private(character: char) -> bool {

@@ -3,12 +3,14 @@
 //! This requires a tokenizer whose splits into words depend only on the text next to each split, so that it can
 //! continue from any split as if the text began there. Most byte-level tokenizers do; others process a text as a whole.
 
+use std::ops::Range;
+
 use tokenizers::{
-    NormalizerWrapper, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizerWrapper, SplitDelimiterBehavior,
-    pre_tokenizers::split::SplitPattern,
+    NormalizedString, NormalizerWrapper, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizerWrapper,
+    SplitDelimiterBehavior, Token, pre_tokenizers::split::SplitPattern,
 };
 
-use super::{Tokenizer, from_library, ids_of};
+use super::{Tokenizer, from_library};
 use crate::{
     TokenId,
     error::{Error, Result},
@@ -22,20 +24,44 @@ pub(super) const WINDOW_BYTES: usize = 1 << 17;
 const MARGIN_BYTES: usize = 1 << 10;
 const MARGIN_WORDS: usize = 8;
 
+/// What is done with a part of a text.
+pub(super) struct Stages<'a> {
+    /// Finds special tokens, and normalizes the rest.
+    pub(super) read: &'a dyn Fn(&str) -> Result<PreTokenizedString>,
+    /// Converts a word to tokens, with offsets in the word.
+    pub(super) tokenize: &'a dyn Fn(&NormalizedString) -> Result<Vec<Token>>,
+}
+
 impl Tokenizer {
     /// Tokenizes a text with `read`, which runs the library's stages on a part. Uses windows of this many bytes if this
     /// does not change the result.
     pub(super) fn ids_in_windows(
         &self,
-        mut text: &str,
+        text: &str,
         window_bytes: usize,
         read: impl Fn(&str) -> Result<PreTokenizedString>,
     ) -> Result<Vec<TokenId>> {
         let mut ids = Vec::new();
+        let stages = Stages { read: &read, tokenize: &|piece| self.tokenize_piece(piece) };
+        self.tokens_in_windows(text, window_bytes, &stages, &mut |id, _| ids.push(id))?;
+        Ok(ids)
+    }
+
+    /// Tokenizes a text and passes each token to `sink`, with its bytes in the text if `stages` gives offsets in the
+    /// original word.
+    pub(super) fn tokens_in_windows(
+        &self,
+        mut text: &str,
+        window_bytes: usize,
+        stages: &Stages<'_>,
+        sink: &mut dyn FnMut(TokenId, Range<usize>),
+    ) -> Result<()> {
+        // Bytes of the text before the rest.
+        let mut n_done = 0;
         let mut n_bytes = if self.inner.may_go_on { window_bytes } else { text.len() };
         while text.len() > n_bytes {
             let window = text.get(..text.floor_char_boundary(n_bytes)).unwrap_or(text);
-            let mut split = read(window)?;
+            let mut split = (stages.read)(window)?;
             self.pre_tokenize(&mut split)?;
             let n_settled = settled(&split, window);
             if n_settled == 0 {
@@ -46,21 +72,21 @@ impl Tokenizer {
             let is_settled = |end: usize| end <= n_settled;
             split
                 .tokenize(|piece| match is_settled(piece.offsets_original().1) {
-                    true => Ok(self.tokenize_piece(piece)?),
+                    true => Ok((stages.tokenize)(piece)?),
                     false => Ok(Vec::new()),
                 })
                 .map_err(from_library)?;
-            for (_, (_, end), tokens) in split.get_splits(OffsetReferential::Original, OffsetType::Byte) {
-                if is_settled(end) {
-                    ids.extend(tokens.iter().flatten().map(|token| token.id));
-                }
-            }
+            send_tokens(&split, n_done, &is_settled, sink);
             text = text.get(n_settled..).unwrap_or_default();
+            n_done += n_settled;
             n_bytes = window_bytes;
         }
         self.bounded(text.len())?;
-        ids.extend(ids_of(&self.tokenize(read(text)?)?));
-        Ok(ids)
+        let mut split = (stages.read)(text)?;
+        self.pre_tokenize(&mut split)?;
+        split.tokenize(|piece| Ok((stages.tokenize)(piece)?)).map_err(from_library)?;
+        send_tokens(&split, n_done, &|_| true, sink);
+        Ok(())
     }
 
     /// Checks that this many bytes may be tokenized at once.
@@ -73,6 +99,23 @@ impl Tokenizer {
             what: format!("the text has a word longer than {longest} bytes, the limit for a single word"),
             hint: "send a shorter text, or token ids".into(),
         })
+    }
+}
+
+/// Passes the tokens of the wanted words to `sink`; a word is wanted by its end in the part of the text that begins at
+/// byte `start`.
+fn send_tokens(
+    split: &PreTokenizedString,
+    start: usize,
+    is_wanted: &dyn Fn(usize) -> bool,
+    sink: &mut dyn FnMut(TokenId, Range<usize>),
+) {
+    for (_, (word_start, word_end), tokens) in split.get_splits(OffsetReferential::Original, OffsetType::Byte) {
+        if is_wanted(word_end) {
+            let from = start + word_start;
+            let tokens = tokens.iter().flatten();
+            tokens.for_each(|token| sink(token.id, from + token.offsets.0..from + token.offsets.1));
+        }
     }
 }
 

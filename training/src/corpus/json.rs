@@ -18,26 +18,61 @@ use super::{
 /// The field of conversations.
 const MESSAGES: &str = "messages";
 
+/// What each object of a corpus must be, for messages.
+const TEXT_OBJECT: &str = "a JSON object with the text in a field, such as {\"text\": \"...\"}";
+
 /// Reads the field `field` of each object, or `messages` if it has no such field, one object in memory at a time: the elements of an array if the text begins with
 /// `[`, else the lines. Empty lines and documents that are empty or null are skipped.
 pub(super) fn read_json(
     path: &Path,
-    mut reader: impl BufRead,
+    reader: impl BufRead,
     field: &str,
     cutting: Cutting,
     sink: Sink<'_>,
 ) -> Result<()> {
-    let start = reader.fill_buf().with_context(|| damaged(path, 0))?;
-    match start.trim_ascii_start().first() {
-        Some(b'[') => read_array(path, reader, field, cutting, sink),
-        _ => read_lines(path, reader, field, cutting, sink),
+    let objects = Objects { path, seed: TextField(field), expected: TEXT_OBJECT };
+    objects.read(reader, &mut |place, found| send(&place, found, field, cutting, sink))
+}
+
+/// Reads objects, one in memory at a time: the elements of an array if the text begins with `[`, else the lines. Empty lines
+/// are skipped.
+pub(super) struct Objects<'a, S> {
+    pub(super) path: &'a Path,
+    /// What is read of each object.
+    pub(super) seed: S,
+    /// What each object must be, for messages.
+    pub(super) expected: &'a str,
+}
+
+/// Receives what was read of each object.
+type Each<'a, T> = &'a mut dyn FnMut(Place<'_>, T) -> Result<()>;
+
+impl<S, T> Objects<'_, S>
+where
+    S: Copy + for<'de> DeserializeSeed<'de, Value = T>,
+{
+    /// Passes the objects to `each`, in order.
+    ///
+    /// # Errors
+    /// The text is damaged, or an object is not JSON or not what is expected; the message has the file and the line. Errors
+    /// of `each`.
+    pub(super) fn read(&self, mut reader: impl BufRead, each: Each<'_, T>) -> Result<()> {
+        let start = reader.fill_buf().with_context(|| damaged(self.path, 0))?;
+        match start.trim_ascii_start().first() {
+            Some(b'[') => read_array(self, reader, each),
+            _ => read_lines(self, reader, each),
+        }
     }
 }
 
-fn read_array(path: &Path, reader: impl BufRead, field: &str, cutting: Cutting, sink: Sink<'_>) -> Result<()> {
+fn read_array<S, T>(objects: &Objects<'_, S>, reader: impl BufRead, each: Each<'_, T>) -> Result<()>
+where
+    S: Copy + for<'de> DeserializeSeed<'de, Value = T>,
+{
+    let Objects { path, seed, expected } = *objects;
     let mut stopped = None;
     let mut n_read = 0;
-    let array = Array { path, field, cutting, sink, stopped: &mut stopped, n_read: &mut n_read };
+    let array = Array { path, seed, each, stopped: &mut stopped, n_read: &mut n_read };
     let mut json = serde_json::Deserializer::from_reader(reader);
     let read = json.deserialize_seq(array).and_then(|()| json.end());
     if let Some(error) = stopped {
@@ -48,25 +83,23 @@ fn read_array(path: &Path, reader: impl BufRead, field: &str, cutting: Cutting, 
             return anyhow::Error::from(error).context(damaged(path, 0));
         }
         anyhow!(
-            "`{}`, behind element {n_read} of the array: {error}\nhint: each element must be a JSON object with the text in a field, \
-             such as {{\"text\": \"...\"}}",
+            "`{}`, behind element {n_read} of the array: {error}\nhint: each element must be {expected}",
             path.display()
         )
     })
 }
 
-/// Sends the field of each element of an array.
-struct Array<'a> {
+/// Passes on what is read of each element of an array.
+struct Array<'a, S, T> {
     path: &'a Path,
-    field: &'a str,
-    cutting: Cutting,
-    sink: Sink<'a>,
+    seed: S,
+    each: Each<'a, T>,
     /// The error that stopped the reading, if it is not in the JSON.
     stopped: &'a mut Option<anyhow::Error>,
     n_read: &'a mut u64,
 }
 
-impl<'de> Visitor<'de> for Array<'_> {
+impl<'de, S: Copy + DeserializeSeed<'de, Value = T>, T> Visitor<'de> for Array<'_, S, T> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -74,11 +107,10 @@ impl<'de> Visitor<'de> for Array<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut array: A) -> Result<(), A::Error> {
-        while let Some(found) = array.next_element_seed(TextField(self.field))? {
+        while let Some(found) = array.next_element_seed(self.seed)? {
             *self.n_read += 1;
             let place = Place { path: self.path, what: "element", number: *self.n_read };
-            let sent = place.send(found, self.field, self.cutting, self.sink);
-            if let Err(error) = sent {
+            if let Err(error) = (self.each)(place, found) {
                 *self.stopped = Some(error);
                 return Err(de::Error::custom("stopped"));
             }
@@ -88,7 +120,7 @@ impl<'de> Visitor<'de> for Array<'_> {
 }
 
 /// Where an object is.
-struct Place<'a> {
+pub(super) struct Place<'a> {
     path: &'a Path,
     /// "line" or "element".
     what: &'static str,
@@ -96,37 +128,48 @@ struct Place<'a> {
 }
 
 impl Place<'_> {
-    /// Sends what was found in an object.
-    fn send(&self, found: Found, field: &str, cutting: Cutting, sink: Sink<'_>) -> Result<()> {
-        let Place { path, what, number } = self;
-        let place = || format!("`{}`, {what} {number}", path.display());
-        match found {
-            Found::Text(text) => send_document(&text, cutting, sink),
-            Found::Null => Ok(()),
-            Found::Messages(messages) => {
-                let messages: Vec<Message> = serde_json::from_value(messages).map_err(|error| {
-                    anyhow!(
-                        "{}: `{MESSAGES}` is not a conversation: {error}\nhint: it must be a list of objects with `role` and \
-                         `content`, both strings",
-                        place()
-                    )
-                })?;
-                if messages.is_empty() {
-                    return Ok(());
-                }
-                let conversation = Conversation { messages, place: format!("{what} {number}") };
-                sink(Piece { text: conversation.text(), is_last: true, conversation: Some(conversation) })
-            }
-            Found::Missing(keys) => Err(anyhow!(
-                "{}: there is no field `{field}`, only: `{}`\nhint: set the field of the text with `--text-field`",
-                place(),
-                keys.join("`, `")
-            )),
-        }
+    /// The place in the file, such as "line 3".
+    pub(super) fn in_file(&self) -> String {
+        format!("{} {}", self.what, self.number)
     }
 }
 
-fn read_lines(path: &Path, mut reader: impl BufRead, field: &str, cutting: Cutting, sink: Sink<'_>) -> Result<()> {
+impl fmt::Display for Place<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}`, {} {}", self.path.display(), self.what, self.number)
+    }
+}
+
+/// Sends what was found in an object.
+fn send(place: &Place<'_>, found: Found, field: &str, cutting: Cutting, sink: Sink<'_>) -> Result<()> {
+    match found {
+        Found::Text(text) => send_document(&text, cutting, sink),
+        Found::Null => Ok(()),
+        Found::Messages(messages) => {
+            let messages: Vec<Message> = serde_json::from_value(messages).map_err(|error| {
+                anyhow!(
+                    "{place}: `{MESSAGES}` is not a conversation: {error}\nhint: it must be a list of objects with `role` and \
+                     `content`, both strings"
+                )
+            })?;
+            if messages.is_empty() {
+                return Ok(());
+            }
+            let conversation = Conversation { messages, place: place.in_file() };
+            sink(Piece { text: conversation.text(), is_last: true, conversation: Some(conversation) })
+        }
+        Found::Missing(keys) => Err(anyhow!(
+            "{place}: there is no field `{field}`, only: `{}`\nhint: set the field of the text with `--text-field`",
+            keys.join("`, `")
+        )),
+    }
+}
+
+fn read_lines<S, T>(objects: &Objects<'_, S>, mut reader: impl BufRead, each: Each<'_, T>) -> Result<()>
+where
+    S: Copy + for<'de> DeserializeSeed<'de, Value = T>,
+{
+    let Objects { path, seed, expected } = *objects;
     let mut line = Vec::new();
     let mut offset = 0;
     for number in 1_u64.. {
@@ -140,22 +183,19 @@ fn read_lines(path: &Path, mut reader: impl BufRead, field: &str, cutting: Cutti
             continue;
         }
         let mut json = serde_json::Deserializer::from_slice(&line);
-        let found = TextField(field).deserialize(&mut json).and_then(|found| json.end().map(|()| found));
-        let found = found.map_err(|error| broken_line(path, number, &error))?;
-        Place { path, what: "line", number }.send(found, field, cutting, sink)?;
+        let found = seed.deserialize(&mut json).and_then(|found| json.end().map(|()| found));
+        let place = Place { path, what: "line", number };
+        let found = found.map_err(|error| broken_line(&place, &error, expected))?;
+        each(place, found)?;
     }
     Ok(())
 }
 
-fn broken_line(path: &Path, number: u64, error: &serde_json::Error) -> anyhow::Error {
+fn broken_line(place: &Place<'_>, error: &serde_json::Error, expected: &str) -> anyhow::Error {
     let what = error.to_string();
     // Line numbers in serde's message refer to this line alone.
     let what = what.replace(" at line 1 column ", " at column ");
-    anyhow!(
-        "`{}`, line {number}: {what}\nhint: each line must be a JSON object with the text in a field, such as \
-         {{\"text\": \"...\"}}",
-        path.display()
-    )
+    anyhow!("{place}: {what}\nhint: each line must be {expected}")
 }
 
 /// The value of the field in an object.
@@ -169,6 +209,7 @@ enum Found {
 }
 
 /// Reads one field of an object and skips the others.
+#[derive(Clone, Copy)]
 struct TextField<'a>(&'a str);
 
 impl<'de> DeserializeSeed<'de> for TextField<'_> {

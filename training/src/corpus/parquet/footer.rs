@@ -111,24 +111,32 @@ impl Footer {
         Ok(Footer { metadata, n_bytes })
     }
 
+    /// The columns, in order, each with its name. Fields of nested columns are not among them.
+    fn columns(&self) -> Result<Vec<(&str, &Struct)>, Problem> {
+        let schema = self.metadata.list(2).ok_or_else(|| format!("has no schema in its metadata: {DAMAGED}"))?;
+        let elements: Vec<&Struct> = schema.iter().filter_map(Value::as_struct).collect();
+        // The first element is the table; the fields follow depth first.
+        let mut columns = Vec::new();
+        let mut at = 1;
+        while let Some(element) = elements.get(at) {
+            columns.push((element.text(4).unwrap_or_default(), *element));
+            at = end_of(&elements, at);
+        }
+        Ok(columns)
+    }
+
+    /// The names of the columns, in order.
+    pub(super) fn column_names(&self) -> Result<Vec<&str>, Problem> {
+        Ok(self.columns()?.into_iter().map(|(name, _)| name).collect())
+    }
+
     /// The text column named `name`.
     pub(super) fn find(&self, name: &str) -> Result<Column, Problem> {
         let damaged = |what: &str| format!("has no {what} in its metadata: {DAMAGED}");
-        let schema = self.metadata.list(2).ok_or_else(|| damaged("schema"))?;
-        let elements: Vec<&Struct> = schema.iter().filter_map(Value::as_struct).collect();
-        // The first element is the table; the fields follow depth first.
-        let mut names = Vec::new();
-        let mut at = 1;
-        let mut found = None;
-        while let Some(element) = elements.get(at) {
-            let field = element.text(4).unwrap_or_default();
-            names.push(field);
-            if field == name {
-                found = Some(*element);
-            }
-            at = end_of(&elements, at);
-        }
-        let Some(element) = found else {
+        let columns = self.columns()?;
+        let names: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
+        let found = columns.iter().rev().find(|(field, _)| *field == name);
+        let Some((_, element)) = found else {
             return Err(format!(
                 "has no column `{name}`; it has: `{}`\nhint: set the column of the text with `--text-field`",
                 names.join("`, `")

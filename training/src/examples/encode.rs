@@ -1,0 +1,184 @@
+//! Encodes records as examples, and rejects what would train something else than is meant.
+
+use anyhow::{Result, anyhow};
+use hearth_model::{
+    Error, TokenId,
+    chat::{ChatTemplate, Ending, Message, RenderContext},
+    tokenizer::{EncodeOptions, Tokenizer},
+};
+use serde_json::Value;
+
+use super::{
+    Example,
+    form::Form,
+    message::{Problem, with_parsed_arguments},
+};
+
+/// Encodes examples for a model.
+#[derive(Clone, Debug)]
+pub struct ExampleEncoder {
+    tokenizer: Tokenizer,
+    template: Option<ChatTemplate>,
+    eos_token_ids: Vec<TokenId>,
+    context: RenderContext,
+}
+
+impl ExampleEncoder {
+    /// An encoder with a model's tokenizer, its chat template, and the tokens that end its answers
+    /// (`LoadedModel::eos_token_ids`).
+    pub fn new(tokenizer: &Tokenizer, template: Option<&ChatTemplate>, eos_token_ids: &[TokenId]) -> ExampleEncoder {
+        let context = RenderContext { ending: Ending::Closed, ..RenderContext::new(tokenizer) };
+        ExampleEncoder {
+            tokenizer: tokenizer.clone(),
+            template: template.cloned(),
+            eos_token_ids: eos_token_ids.to_vec(),
+            context,
+        }
+    }
+
+    /// The tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// Encodes one example. `origin` is its file and line.
+    pub(super) fn encode(&self, form: &Form, origin: &str) -> Result<Example> {
+        let named = |error: Error| anyhow!("{origin}: {error}");
+        let (ids, trained) = match form {
+            Form::Conversation { messages, tools, first } => {
+                self.conversation(messages, tools.as_ref(), *first).map_err(|error| match error {
+                    Lack::Model(error) => named(error),
+                    Lack::Data(problem) => wrong(origin, problem),
+                })?
+            }
+            Form::Completion { prompt, completion } => self.completion(prompt, completion).map_err(named)?,
+            Form::Text(text) => {
+                let options = EncodeOptions { add_special_tokens: true, ..EncodeOptions::TEXT };
+                let ids = self.ended(self.tokenizer.encode(text, options).map_err(named)?);
+                let trained = vec![true; ids.len()];
+                (ids, trained)
+            }
+        };
+        let example = Example { ids, trained, origin: origin.to_owned() };
+        self.check(&example).map_err(|problem| wrong(origin, problem))?;
+        Ok(example)
+    }
+
+    fn conversation(
+        &self,
+        messages: &[Message],
+        tools: Option<&Value>,
+        first: usize,
+    ) -> Result<(Vec<TokenId>, Vec<bool>), Lack> {
+        let Some(template) = &self.template else {
+            return Err(Lack::Data((
+                "it is a conversation, but the model has no chat template".into(),
+                "save one as `chat_template.jinja` in the model dir, or use prompts with completions",
+            )));
+        };
+        if tools.is_some() && !template.takes_tools() {
+            return Err(Lack::Data((
+                "it has `tools`, but the model's chat template does not write them".into(),
+                "describe the tools in a system message, or use a template with `tools`",
+            )));
+        }
+        let calls = messages.iter().any(|message| message.extra.contains_key("tool_calls"));
+        let source = if tools.is_some() { template.tools_source() } else { template.source() };
+        if calls && !source.contains("tool_calls") {
+            return Err(Lack::Data((
+                "a message has `tool_calls`, but the model's chat template does not write them".into(),
+                "write the calls in `content`, or use a template with `tool_calls`",
+            )));
+        }
+        let context = RenderContext { tools: tools.cloned(), ..self.context.clone() };
+        let encode = |messages: &[Message]| template.encode_with_mask(&self.tokenizer, messages, &context, first);
+        // As when serving: the form that most templates support first.
+        let parsed = with_parsed_arguments(messages);
+        let mut masked = encode(&parsed);
+        if calls && matches!(masked, Err(Error::Template { .. })) {
+            masked = encode(messages).or(masked);
+        }
+        let masked = masked.map_err(Lack::Model)?;
+        Ok((masked.ids, masked.is_assistant))
+    }
+
+    /// The prompt is encoded as when serving. The completion is encoded as its continuation, unless a token would cross
+    /// the border: then it is encoded alone, since the model continues from the prompt's own tokens.
+    fn completion(&self, prompt: &str, completion: &str) -> Result<(Vec<TokenId>, Vec<bool>), Error> {
+        let mut ids = match prompt {
+            "" => Vec::new(),
+            prompt => self.tokenizer.encode(prompt, EncodeOptions::PROMPT)?,
+        };
+        let whole = self.tokenizer.encode(&format!("{prompt}{completion}"), EncodeOptions::PROMPT)?;
+        let n_prompt = if prompt.is_empty() { whole.len().min(self.n_added_before()?) } else { ids.len() };
+        if whole.starts_with(&ids) {
+            ids = whole;
+        } else {
+            ids.extend(self.tokenizer.encode(completion, EncodeOptions::RENDERED)?);
+        }
+        let ids = self.ended(ids);
+        let trained = (0..ids.len()).map(|at| at >= n_prompt).collect();
+        Ok((ids, trained))
+    }
+
+    /// The number of tokens that the tokenizer adds before a text.
+    fn n_added_before(&self) -> Result<usize, Error> {
+        let with = self.tokenizer.encode("a", EncodeOptions::PROMPT)?;
+        let without = self.tokenizer.encode("a", EncodeOptions::RENDERED)?;
+        Ok(with.windows(without.len().max(1)).position(|window| window == without).unwrap_or(0))
+    }
+
+    /// Adds the token that ends an answer, unless the ids end with one.
+    fn ended(&self, mut ids: Vec<TokenId>) -> Vec<TokenId> {
+        let eos = self.tokenizer.eos().map(|eos| eos.id).filter(|id| self.eos_token_ids.contains(id));
+        if !ids.last().is_some_and(|last| self.eos_token_ids.contains(last)) {
+            ids.extend(eos.or(self.eos_token_ids.first().copied()));
+        }
+        ids
+    }
+
+    /// Rejects an example that would train something else than is meant.
+    fn check(&self, example: &Example) -> Result<(), Problem> {
+        let Example { ids, trained, .. } = example;
+        if let Some(bos) = self.tokenizer.bos()
+            && ids.starts_with(&[bos.id, bos.id])
+        {
+            return Err((
+                format!("it begins with two BOS tokens, `{}`", bos.content),
+                "the tokenizer or the chat template adds one: remove the other from the text",
+            ));
+        }
+        if example.n_trained() == 0 {
+            return Err((
+                "nothing of it would be trained".into(),
+                "a conversation needs a message with the role `assistant`, which the chat template writes",
+            ));
+        }
+        let is_end = |(id, trained): (&TokenId, &bool)| *trained && self.eos_token_ids.contains(id);
+        if !ids.iter().zip(trained).any(is_end) {
+            let tokens =
+                self.eos_token_ids.iter().map(|&id| self.tokenizer.token(id).unwrap_or_else(|| id.to_string()));
+            let tokens: Vec<String> = tokens.collect();
+            return Err((
+                format!(
+                    "no end of turn is trained, so the model would not learn to stop: expected one of `{}`",
+                    tokens.join("`, `")
+                ),
+                "list the token that ends a turn in `eos_token_id` of `generation_config.json`, or use a chat template that \
+                 ends the assistant's messages with it",
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Why a conversation cannot be encoded.
+enum Lack {
+    Model(Error),
+    Data(Problem),
+}
+
+/// The error for a record.
+pub(super) fn wrong(origin: &str, (what, hint): Problem) -> anyhow::Error {
+    anyhow!("{origin}: {what}\nhint: {hint}")
+}

@@ -1,0 +1,135 @@
+//! What a record is: a conversation, a prompt with a completion, a text, or a preference.
+
+use hearth_model::chat::Message;
+use serde_json::{Map, Value};
+
+use super::message::{ASSISTANT, Problem, messages, parsed_list};
+
+/// Members of records.
+pub(super) const MESSAGES: &str = "messages";
+pub(super) const PROMPT: &str = "prompt";
+pub(super) const COMPLETION: &str = "completion";
+pub(super) const CHOSEN: &str = "chosen";
+pub(super) const REJECTED: &str = "rejected";
+pub(super) const TOOLS: &str = "tools";
+
+/// What is encoded as one example.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Form {
+    /// A conversation, of which the assistant's messages from index `first` on are trained.
+    Conversation { messages: Vec<Message>, tools: Option<Value>, first: usize },
+    /// Strings, of which the completion is trained.
+    Completion { prompt: String, completion: String },
+    /// A text, which is trained.
+    Text(String),
+}
+
+const EXAMPLE_HINT: &str =
+    "an example has `messages`, or `prompt` and `completion`, or a text in the member that `data.text_field` names";
+const PREFERENCE_HINT: &str = "a preference has `chosen` and `rejected`, and may have `prompt`";
+const PAIR_HINT: &str = "`prompt` and its answers must be all strings, or all lists of messages";
+
+impl Form {
+    /// The example of a record.
+    pub(super) fn of(members: &Map<String, Value>, text_field: &str) -> Result<Form, Problem> {
+        let tools = tools(members)?;
+        if let Some(value) = member(members, MESSAGES) {
+            return Ok(Form::Conversation { messages: messages(MESSAGES, value)?, tools, first: 0 });
+        }
+        match (member(members, PROMPT), member(members, COMPLETION), member(members, text_field)) {
+            (Some(prompt), Some(completion), _) => Form::answer(prompt, (COMPLETION, completion), tools),
+            (_, _, Some(Value::String(text))) if !text.is_empty() => Ok(Form::Text(text.clone())),
+            (_, _, Some(Value::String(_))) => {
+                Err((format!("`{text_field}` is empty"), "remove the line, or add a text"))
+            }
+            (_, _, Some(_)) => Err((format!("`{text_field}` is not a string"), EXAMPLE_HINT)),
+            (Some(_), None, None) => Err((format!("there is a `{PROMPT}`, but no `{COMPLETION}`"), EXAMPLE_HINT)),
+            (None, Some(_), None) => Err((format!("there is a `{COMPLETION}`, but no `{PROMPT}`"), EXAMPLE_HINT)),
+            (None, None, None) => Err((format!("there is no example, only {}", names(members)), EXAMPLE_HINT)),
+        }
+    }
+
+    /// The chosen and the rejected example of a record. Without a prompt, it is the messages that both begin with.
+    pub(super) fn pair(members: &Map<String, Value>) -> Result<[Form; 2], Problem> {
+        let tools = tools(members)?;
+        let answer = |name: &'static str| match member(members, name) {
+            Some(value) => Ok((name, value)),
+            None => Err((format!("there is no `{name}`, only {}", names(members)), PREFERENCE_HINT)),
+        };
+        let answers = [answer(CHOSEN)?, answer(REJECTED)?];
+        if let Some(prompt) = member(members, PROMPT).or_else(|| member(members, MESSAGES)) {
+            let [chosen, rejected] = answers;
+            return Ok([Form::answer(prompt, chosen, tools.clone())?, Form::answer(prompt, rejected, tools)?]);
+        }
+        if answers.iter().any(|(_, value)| value.is_string() && parsed_list(value).is_none()) {
+            return Err((
+                format!("`{CHOSEN}` and `{REJECTED}` are strings, but there is no `{PROMPT}`"),
+                PREFERENCE_HINT,
+            ));
+        }
+        let [chosen, rejected] = answers.map(|(name, value)| messages(name, value));
+        let (chosen, rejected) = (chosen?, rejected?);
+        let first = chosen.iter().zip(&rejected).take_while(|(chosen, rejected)| chosen == rejected).count();
+        // Of two equal conversations, the last message is the answer.
+        let first = first.min(chosen.len() - 1).min(rejected.len() - 1);
+        let conversation = |messages| Form::Conversation { messages, tools: tools.clone(), first };
+        Ok([conversation(chosen), conversation(rejected)])
+    }
+
+    /// A prompt with an answer: strings, or lists of messages. After a list, the answer may also be one message or its text.
+    fn answer(prompt: &Value, (name, value): (&str, &Value), tools: Option<Value>) -> Result<Form, Problem> {
+        let is_list = |value: &Value| value.is_array() || parsed_list(value).is_some_and(|list| is_messages(&list));
+        match (prompt, value) {
+            (Value::String(prompt), Value::String(completion)) if !(is_list(value) && is_list_text(prompt)) => {
+                if completion.is_empty() {
+                    return Err((format!("`{name}` is empty"), "remove the line, or add a text"));
+                }
+                Ok(Form::Completion { prompt: prompt.clone(), completion: completion.clone() })
+            }
+            (prompt, answer) if is_list(prompt) => {
+                let mut all = messages(PROMPT, prompt)?;
+                let first = all.len();
+                match answer {
+                    Value::String(text) if !is_list(answer) => all.push(Message::new(ASSISTANT, text)),
+                    Value::Object(_) => all.extend(messages(name, &Value::Array(vec![answer.clone()]))?),
+                    _ => all.extend(messages(name, answer)?),
+                }
+                Ok(Form::Conversation { messages: all, tools, first })
+            }
+            _ => Err((format!("`{PROMPT}` and `{name}` are of different kinds"), PAIR_HINT)),
+        }
+    }
+}
+
+/// A member that is not null: tables have every member in every row.
+fn member<'a>(members: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
+    members.get(name).filter(|value| !value.is_null())
+}
+
+fn is_messages(list: &[Value]) -> bool {
+    !list.is_empty() && list.iter().all(|value| value.get("role").is_some())
+}
+
+fn is_list_text(text: &str) -> bool {
+    serde_json::from_str::<Vec<Value>>(text).is_ok_and(|list| is_messages(&list))
+}
+
+/// The tools: a list, or a list as JSON in a string.
+fn tools(members: &Map<String, Value>) -> Result<Option<Value>, Problem> {
+    const HINT: &str = "it must be a list of JSON schemas";
+    let Some(value) = member(members, TOOLS) else { return Ok(None) };
+    let list = parsed_list(value).or_else(|| value.as_array().cloned());
+    match list {
+        Some(list) if list.is_empty() => Ok(None),
+        Some(list) if list.iter().all(Value::is_object) => Ok(Some(list.into())),
+        _ => Err((format!("`{TOOLS}` is not a list of objects"), HINT)),
+    }
+}
+
+fn names(members: &Map<String, Value>) -> String {
+    if members.is_empty() {
+        return "an empty object".to_owned();
+    }
+    let names: Vec<&str> = members.keys().map(String::as_str).collect();
+    format!("`{}`", names.join("`, `"))
+}

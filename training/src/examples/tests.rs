@@ -1,0 +1,387 @@
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+use flate2::{Compression, write::GzEncoder};
+use hearth_model::{
+    chat::{ChatTemplate, Ending, Message, RenderContext},
+    tokenizer::{EncodeOptions, Tokenizer},
+};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{
+    corpus::{Origin, WordSplit},
+    tokenizer_build::{BuiltTokenizer, SpecialTokens, WordCounts},
+};
+
+const CHATML: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}\
+    {% for call in m.tool_calls %}<call>{{ call.function | tojson }}</call>{% endfor %}<|im_end|>\n{% endfor %}\
+    {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+/// Texts are trimmed, turns must alternate, and there is no generation prompt.
+const INST: &str = "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}\
+    {{ raise_exception('roles must alternate') }}{% endif %}\
+    {% if m.role == 'user' %}{{ bos_token + '[INST] ' + m.content | trim + ' [/INST]' }}\
+    {% else %}{{ ' ' + m.content | trim + ' ' + eos_token }}{% endif %}{% endfor %}";
+
+/// The last answer has a block of reasoning, and the prompt begins it.
+const REASONING: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n\
+    {% if loop.last and m.role == 'assistant' %}{{ '<think>\\n' }}{{ m.reasoning }}{{ '\\n</think>\\n' }}{% endif %}\
+    {{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}";
+
+/// The last turn ends with another token than the others.
+const TWO_ENDS: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}\
+    {% if loop.last %}</s>{% else %}<|im_end|>{% endif %}{% endfor %}\
+    {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+const TAGGED: &str = "{% for m in messages %}\n    {%- if m.role == 'assistant' %}\n\
+    {{- '<|im_start|>assistant\\n' }}\n    {%- generation %}\n{{ m.content }}<|im_end|>\n    {%- endgeneration %}\n\
+    {%- else %}\n    {{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}\n    {%- endif %}\n\
+    {%- endfor %}\n";
+
+fn tokenizer() -> Tokenizer {
+    let special = SpecialTokens { eos: Some("</s>".into()), bos: Some("<s>".into()), pad: None, has_chat: true };
+    let mut counts = WordCounts::new(WordSplit::Gpt2);
+    counts.add("the user and the assistant say hello to the other user and the assistant says Yes, yes, yes");
+    BuiltTokenizer::from_words(&counts, 300, &special).unwrap().open().unwrap()
+}
+
+fn encoder(template: &str) -> ExampleEncoder {
+    let tokenizer = tokenizer();
+    let ends = ["</s>", "<|im_end|>"].map(|token| tokenizer.token_id(token).unwrap());
+    let template = ChatTemplate::new(template, Path::new("chat_template.jinja")).unwrap();
+    ExampleEncoder::new(&tokenizer, Some(&template), &ends)
+}
+
+fn settings() -> ExampleSettings {
+    ExampleSettings { max_len: 1000, too_long: TooLong::Refuse, text_field: "text".into() }
+}
+
+/// A file of these lines.
+fn file(dir: &Path, lines: &[Value]) -> Vec<Origin> {
+    let lines: Vec<String> = lines.iter().map(Value::to_string).collect();
+    text_file(dir, &lines.join("\n"))
+}
+
+fn text_file(dir: &Path, text: &str) -> Vec<Origin> {
+    let path = dir.join("data.jsonl");
+    fs::write(&path, text).unwrap();
+    vec![Origin::Path(path)]
+}
+
+fn examples(template: &str, lines: &[Value]) -> Result<Vec<Example>, String> {
+    let dir = tempfile::tempdir().unwrap();
+    let found = read(&file(dir.path(), lines), &encoder(template), &settings(), &mut |_| {});
+    found.map(|found| found.examples).map_err(|error| format!("{error:#}"))
+}
+
+/// The text, with `«` and `»` around each run of trained tokens.
+fn marked(example: &Example) -> String {
+    let tokenizer = tokenizer();
+    let mut text = String::new();
+    let mut is_trained = false;
+    for (&id, &trained) in example.ids.iter().zip(&example.trained) {
+        if trained != is_trained {
+            text.push(if trained { '«' } else { '»' });
+            is_trained = trained;
+        }
+        text.push_str(std::str::from_utf8(&tokenizer.token_bytes(id)).unwrap());
+    }
+    if is_trained {
+        text.push('»');
+    }
+    text
+}
+
+fn conversation(messages: &[(&str, &str)]) -> Value {
+    let message = |&(role, content): &(&str, &str)| json!({ "role": role, "content": content });
+    json!({ "messages": messages.iter().map(message).collect::<Vec<_>>() })
+}
+
+fn marked_conversation(template: &str, messages: &[(&str, &str)]) -> String {
+    let found = examples(template, &[conversation(messages)]).unwrap();
+    let encoder = encoder(template);
+    let messages: Vec<Message> = messages.iter().map(|&(role, content)| Message::new(role, content)).collect();
+    let context = RenderContext { ending: Ending::Closed, ..RenderContext::new(encoder.tokenizer()) };
+    let template = ChatTemplate::new(template, Path::new("chat_template.jinja")).unwrap();
+    assert_eq!(found[0].ids, template.encode(encoder.tokenizer(), &messages, &context).unwrap(), "as when serving");
+    marked(&found[0])
+}
+
+#[test]
+fn what_the_assistant_writes_is_trained_with_the_end_of_its_turn() {
+    let turns = [("system", "S"), ("user", "Hi"), ("assistant", " Yes. \n"), ("user", "So?"), ("assistant", "No")];
+    let expected = "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n\
+        « Yes. \n<|im_end|>\n»<|im_start|>user\nSo?<|im_end|>\n<|im_start|>assistant\n«No<|im_end|>\n»";
+    assert_eq!(marked_conversation(CHATML, &turns), expected);
+    assert_eq!(
+        marked_conversation(INST, &turns[1..]),
+        "<s>[INST] Hi [/INST]« Yes. </s>»<s>[INST] So? [/INST]« No </s>»"
+    );
+    assert_eq!(
+        marked_conversation(REASONING, &turns[1..]),
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n« Yes. \n<|im_end|>\n»<|im_start|>user\nSo?<|im_end|>\n\
+         <|im_start|>assistant\n«<think>\n\n</think>\nNo<|im_end|>\n»"
+    );
+    assert_eq!(
+        marked_conversation(TWO_ENDS, &turns[1..]),
+        "<|im_start|>user\nHi<|im_end|><|im_start|>assistant\n« Yes. \n<|im_end|>»<|im_start|>user\nSo?<|im_end|>\
+         <|im_start|>assistant\n«No</s>»"
+    );
+}
+
+#[test]
+fn generation_tags_say_what_is_trained() {
+    let turns = [("user", "Hi"), ("assistant", "Yes"), ("user", "So?"), ("assistant", "")];
+    assert_eq!(
+        marked_conversation(TAGGED, &turns),
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n\n«Yes<|im_end|>»<|im_start|>user\nSo?<|im_end|>\n\
+         <|im_start|>assistant\n\n«<|im_end|>»"
+            .replace("assistant\n\n", "assistant\n")
+    );
+}
+
+#[test]
+fn an_empty_answer_trains_the_end_of_its_turn() {
+    let turns = [("user", "Hi"), ("assistant", ""), ("user", "So?"), ("assistant", "")];
+    assert_eq!(marked_conversation(INST, &turns), "<s>[INST] Hi [/INST]«  </s>»<s>[INST] So? [/INST]«  </s>»");
+    let expected = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n«<|im_end|>\n»";
+    assert_eq!(marked_conversation(CHATML, &turns[..2]), expected);
+    // As the lists of parts that some data sets have.
+    let parts = json!({ "messages": [
+        { "role": "user", "content": [{ "type": "text", "text": "Hi" }], "name": null },
+        { "role": "assistant", "content": [] },
+    ] });
+    assert_eq!(marked(&examples(CHATML, &[parts]).unwrap()[0]), expected);
+}
+
+#[test]
+fn special_tokens_in_messages_stay_text() {
+    let turns = [("user", "<|im_end|>\n<|im_start|>assistant\n"), ("assistant", "<|im_end|>x")];
+    let found = marked_conversation(CHATML, &turns);
+    assert!(found.ends_with("assistant\n«<|im_end|>x<|im_end|>\n»"), "{found}");
+    let example = &examples(CHATML, &[conversation(&turns)]).unwrap()[0];
+    let end = tokenizer().token_id("<|im_end|>").unwrap();
+    assert_eq!(example.ids.iter().filter(|&&id| id == end).count(), 2);
+}
+
+#[test]
+fn tool_calls_are_trained_and_results_are_not() {
+    let call = |arguments: Value| {
+        json!({ "messages": [
+            { "role": "user", "content": "1+2?" },
+            { "role": "assistant", "content": null, "tool_calls": [{ "function": { "name": "add", "arguments": arguments } }] },
+            { "role": "tool", "content": "3" },
+            { "role": "assistant", "content": "It is 3." },
+        ] })
+    };
+    let expected = "<|im_start|>user\n1+2?<|im_end|>\n<|im_start|>assistant\n\
+        «<call>{\"name\": \"add\", \"arguments\": {\"a\": 1}}</call><|im_end|>\n»\
+        <|im_start|>tool\n3<|im_end|>\n<|im_start|>assistant\n«It is 3.<|im_end|>\n»";
+    let found = examples(CHATML, &[call(json!({ "a": 1 })), call(json!("{\"a\": 1}"))]).unwrap();
+    assert_eq!(found.iter().map(marked).collect::<Vec<_>>(), [expected, expected]);
+    let error = examples(INST, &[call(json!({}))]).unwrap_err();
+    assert!(error.contains("`tool_calls`") && error.contains("line 1") && error.contains("\nhint: "), "{error}");
+    let mut with_tools = call(json!({}));
+    with_tools["tools"] = json!([{ "type": "function" }]);
+    let error = examples(CHATML, &[with_tools]).unwrap_err();
+    assert!(error.contains("it has `tools`, but the model's chat template does not write them"), "{error}");
+}
+
+#[test]
+fn completions_continue_the_tokens_of_their_prompts() {
+    let lines = [
+        json!({ "prompt": "Say the", "completion": " user" }),
+        json!({ "prompt": "Say the", "completion": "m" }),
+        json!({ "prompt": "", "completion": "x</s>" }),
+        json!({ "prompt": [{ "role": "user", "content": "Hi" }, { "role": "assistant", "content": "A" }, { "role": "user", "content": "B" }],
+                "completion": [{ "role": "assistant", "content": "C" }] }),
+    ];
+    let found = examples(CHATML, &lines).unwrap();
+    let texts: Vec<String> = found.iter().map(marked).collect();
+    assert_eq!(texts[..3], ["Say the« user</s>»", "Say the«m</s>»", "«x</s>»"]);
+    assert!(
+        texts[3]
+            .ends_with("assistant\nA<|im_end|>\n<|im_start|>user\nB<|im_end|>\n<|im_start|>assistant\n«C<|im_end|>\n»")
+    );
+    let prompt = tokenizer().encode("Say the", EncodeOptions::PROMPT).unwrap();
+    assert!(found[..2].iter().all(|example| example.ids.starts_with(&prompt)));
+    // A part of a conversation whose template has tags.
+    let tagged = examples(TAGGED, &lines[3..]).unwrap();
+    assert_eq!(marked(&tagged[0]).matches('«').count(), 1);
+    assert!(marked(&tagged[0]).ends_with("«C<|im_end|>»"));
+}
+
+#[test]
+fn texts_are_trained_whole_and_end() {
+    let found = examples(CHATML, &[json!({ "text": "One <s> two", "id": 7 })]).unwrap();
+    assert_eq!(marked(&found[0]), "«One <s> two</s>»");
+    assert_eq!(found[0].n_trained(), found[0].ids.len() - 1);
+}
+
+#[test]
+fn padding_equal_to_eos_still_trains_the_end() {
+    let json = |pad: &str| json!({ "eos_token": "</s>", "pad_token": pad }).to_string();
+    let built = BuiltTokenizer::from_words(
+        &WordCounts::new(WordSplit::Gpt2),
+        260,
+        &SpecialTokens { eos: Some("</s>".into()), ..SpecialTokens::default() },
+    );
+    let built = built.unwrap().tokenizer_json;
+    let tokenizer = Tokenizer::from_json(built.as_bytes(), Some(json("</s>").as_bytes()), Path::new("t.json")).unwrap();
+    let eos = tokenizer.eos().unwrap().id;
+    assert_eq!(tokenizer.pad().unwrap().id, eos);
+    let encoder = ExampleEncoder::new(&tokenizer, None, &[eos]);
+    let dir = tempfile::tempdir().unwrap();
+    let sources = file(dir.path(), &[json!({ "prompt": "a", "completion": "b" })]);
+    let example = read(&sources, &encoder, &settings(), &mut |_| {}).unwrap().examples.remove(0);
+    assert_eq!((example.ids.last(), example.trained.last()), (Some(&eos), Some(&true)));
+}
+
+#[test]
+fn what_would_train_something_else_is_refused_with_its_line() {
+    let ok = conversation(&[("user", "Hi"), ("assistant", "Yes")]);
+    let refuse = |template: &str, line: Value| examples(template, &[ok.clone(), line]).unwrap_err();
+    let no_end = "{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}";
+    let doubled = "{{ bos_token + bos_token }}{% for m in messages %}{{ m.content + eos_token }}{% endfor %}";
+    let cases = [
+        (refuse(INST, conversation(&[("user", "a"), ("user", "b")])), "rejects these messages: roles must alternate"),
+        (refuse(CHATML, conversation(&[("user", "a")])), "nothing of it would be trained"),
+        (refuse(CHATML, json!({ "messages": [] })), "`messages` has no messages"),
+        (refuse(CHATML, json!({ "messages": [{ "role": "user" }] })), "`messages[0]` has no `content`"),
+        (refuse(CHATML, json!({ "messages": [{ "content": "x" }] })), "`messages[0]` has no `role`"),
+        (refuse(CHATML, json!({ "messages": ["x"] })), "`messages[0]` is not an object"),
+        (refuse(CHATML, json!({ "messages": "x" })), "`messages` is not a list of messages"),
+        (refuse(CHATML, json!({ "prompt": "x" })), "there is a `prompt`, but no `completion`"),
+        (refuse(CHATML, json!({ "completion": "x" })), "there is a `completion`, but no `prompt`"),
+        (
+            refuse(CHATML, json!({ "prompt": "x", "completion": [] })),
+            "`prompt` and `completion` are of different kinds",
+        ),
+        (refuse(CHATML, json!({ "prompt": "x", "completion": "" })), "`completion` is empty"),
+        (refuse(CHATML, json!({ "text": "" })), "`text` is empty"),
+        (refuse(CHATML, json!({ "text": 5 })), "`text` is not a string"),
+        (refuse(CHATML, json!({ "body": "x" })), "there is no example, only `body`"),
+        (refuse(CHATML, json!([])), "invalid type"),
+    ];
+    for (error, message) in cases {
+        let is_complete = error.contains("data.jsonl`, line 2: ") && error.contains("\nhint: ");
+        assert!(error.contains(message) && is_complete, "{message}: {error}");
+    }
+    for (template, message) in [(no_end, "no end of turn is trained"), (doubled, "two BOS tokens, `<s>`")] {
+        let error = examples(template, std::slice::from_ref(&ok)).unwrap_err();
+        assert!(error.contains(message) && error.contains("line 1: ") && error.contains("\nhint: "), "{error}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let sources = text_file(dir.path(), "{\"text\": \"a\"}\n\n{\"text\": \"b\n");
+    let error = read(&sources, &encoder(CHATML), &settings(), &mut |_| {}).unwrap_err().to_string();
+    assert!(error.contains("data.jsonl`, line 3: ") && error.contains("\nhint: each line must be"), "{error}");
+    let error = read(&text_file(dir.path(), "\n"), &encoder(CHATML), &settings(), &mut |_| {}).unwrap_err().to_string();
+    assert!(error.contains("has no examples\nhint: "), "{error}");
+}
+
+#[test]
+fn long_examples_are_refused_cut_or_left_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let long = "user ".repeat(40);
+    let lines = [
+        conversation(&[("user", "Hi"), ("assistant", "Yes")]),
+        conversation(&[("user", "Hi"), ("assistant", &long)]),
+        conversation(&[("user", &long), ("assistant", "Yes")]),
+    ];
+    let sources = file(dir.path(), &lines);
+    let read = |too_long| {
+        read(&sources, &encoder(CHATML), &ExampleSettings { max_len: 30, too_long, ..settings() }, &mut |_| {})
+    };
+    let error = read(TooLong::Refuse).unwrap_err().to_string();
+    assert!(
+        error.contains("line 2: it has ") && error.contains("at most 30") && error.contains("too_long=cut"),
+        "{error}"
+    );
+    let dropped = read(TooLong::Drop).unwrap();
+    assert_eq!((dropped.examples.len(), dropped.n_cut, dropped.n_dropped), (1, 0, 2));
+    // Of the third example, nothing trained is left.
+    let cut = read(TooLong::Cut).unwrap();
+    assert_eq!((cut.examples.len(), cut.n_cut, cut.n_dropped), (2, 1, 1));
+    assert_eq!((cut.examples[1].ids.len(), cut.examples[1].trained.len()), (30, 30));
+}
+
+#[test]
+fn files_of_all_kinds_are_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = |text: &str| format!("{}\n", json!({ "text": text }));
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+    gzip.write_all(line("a").as_bytes()).unwrap();
+    fs::write(dir.path().join("a.jsonl.gz"), gzip.finish().unwrap()).unwrap();
+    fs::write(dir.path().join("b.json"), format!("[{},{}]", line("b"), line("c"))).unwrap();
+    fs::write(dir.path().join("README.md"), "about").unwrap();
+    let golden = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/parquet").join(name);
+    fs::copy(golden("snappy-required.parquet"), dir.path().join("c.parquet")).unwrap();
+    let read = |path: PathBuf| read(&[Origin::Path(path)], &encoder(CHATML), &settings(), &mut |_| {});
+    let error = read(dir.path().into()).unwrap_err().to_string();
+    assert!(error.contains("c.parquet`, row 0: `text` is empty"), "{error}");
+    fs::remove_file(dir.path().join("c.parquet")).unwrap();
+    let found = read(dir.path().into()).unwrap();
+    let texts: Vec<String> = found.examples.iter().map(marked).collect();
+    assert_eq!(texts, ["«a</s>»", "«b</s>»", "«c</s>»"]);
+    assert!(found.examples[2].origin.ends_with("b.json`, element 2"), "{}", found.examples[2].origin);
+    assert_eq!(marked(&read(dir.path().join("README.md")).unwrap().examples[0]), "«about</s>»");
+    let error = read(golden("lz4.parquet")).unwrap_err().to_string();
+    assert!(error.contains("LZ4"), "{error}");
+}
+
+#[test]
+fn preferences_share_their_prompt() {
+    let user = json!({ "role": "user", "content": "Hi" });
+    let says = |text: &str| json!({ "role": "assistant", "content": text });
+    let lines = [
+        json!({ "prompt": [user], "chosen": [says("Yes")], "rejected": [says("No")] }),
+        json!({ "messages": [user], "chosen": says("Yes"), "rejected": "No" }),
+        json!({ "chosen": [user, says("Yes")], "rejected": [user, says("No")] }),
+        json!({ "prompt": [user, says("A"), user], "chosen": [says("Yes")], "rejected": [says("No")] }),
+        json!({ "prompt": "Hi", "chosen": " Yes", "rejected": " No" }),
+    ];
+    let dir = tempfile::tempdir().unwrap();
+    let read = |lines: &[Value]| read_preferences(&file(dir.path(), lines), &encoder(CHATML), &settings(), &mut |_| {});
+    let found = read(&lines).unwrap().examples;
+    let start = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n";
+    for pair in &found[..3] {
+        assert_eq!(marked(&pair.chosen), format!("{start}«Yes<|im_end|>\n»"));
+        assert_eq!(marked(&pair.rejected), format!("{start}«No<|im_end|>\n»"));
+    }
+    assert_eq!(marked(&found[3].chosen), format!("{start}A<|im_end|>\n{start}«Yes<|im_end|>\n»"));
+    assert_eq!((marked(&found[4].chosen), marked(&found[4].rejected)), ("Hi« Yes</s>»".into(), "Hi« No</s>»".into()));
+    for (line, message) in [
+        (json!({ "chosen": "a", "rejected": "b" }), "but there is no `prompt`"),
+        (json!({ "prompt": "a", "chosen": "b" }), "there is no `rejected`, only `prompt`, `chosen`"),
+        (
+            json!({ "prompt": "a", "chosen": "b", "rejected": [says("c")] }),
+            "`prompt` and `rejected` are of different kinds",
+        ),
+    ] {
+        let error = read(&[lines[0].clone(), line]).unwrap_err().to_string();
+        assert!(error.contains(message) && error.contains("line 2: ") && error.contains("\nhint: "), "{error}");
+    }
+}
+
+#[test]
+fn examples_are_shown_as_they_are_trained() {
+    let example = examples(INST, &[conversation(&[("user", "é"), ("assistant", "\u{1b}[0m日")])]).unwrap().remove(0);
+    let shown = describe(&example, &tokenizer(), Style::Brackets);
+    let (counts, tokens) = shown.split_once('\n').unwrap();
+    assert!(counts.contains("data.jsonl`, line 1: ") && counts.ends_with(" trained, 1 BOS, 1 EOS"), "{counts}");
+    assert!(tokens.starts_with("<s>[INST] é [/INST]"), "{tokens}");
+    assert!(tokens.contains("[\\u{1b}]") && tokens.contains("[日]") && tokens.ends_with("[</s>]\n"), "{tokens}");
+    let colored = describe(&example, &tokenizer(), Style::Color);
+    assert!(colored.contains("日\u{1b}[0m") && !colored.contains("\u{1b}[0m日"), "{colored}");
+    let json = inspect_json(&example, &tokenizer());
+    assert_eq!(json["ids"].as_array().unwrap().len(), json["tokens"].as_u64().unwrap() as usize);
+    assert_eq!((&json["bos"], &json["eos"]), (&json!(1), &json!(1)));
+    let n_trained = json["trained"].as_array().unwrap().iter().filter(|trained| **trained == json!(true)).count();
+    assert_eq!(json["trained_tokens"], json!(n_trained));
+}
