@@ -2,7 +2,6 @@
 //! gets the same batches as an uninterrupted one, and jumping to step 1,000,000 costs no more than step 1.
 
 mod documents;
-mod packing;
 mod permutation;
 mod prefetch;
 mod source;
@@ -15,7 +14,6 @@ use hearth_model::{TokenId, attention::AttentionContext};
 
 pub use self::{
     documents::{Documents, Packing},
-    packing::pack,
     permutation::Permutation,
     prefetch::Prefetcher,
     source::RowSource,

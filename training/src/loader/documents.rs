@@ -3,8 +3,8 @@
 use anyhow::{Result, ensure};
 use hearth_model::{TokenId, tokenizer::Tokenizer};
 
-use super::{Batch, packing::pack};
-use crate::shard::Tokens;
+use super::Batch;
+use crate::{examples::pack, shard::Tokens};
 
 /// Tokens that are looked through at a time.
 const SCANNED: usize = 1 << 16;
@@ -17,7 +17,7 @@ pub struct Documents {
     trained: Option<Vec<bool>>,
     documents: Vec<Document>,
     /// The documents of each row.
-    rows: Vec<Vec<u32>>,
+    rows: Vec<Vec<usize>>,
     n_targets: u64,
     target_bytes: u64,
 }
@@ -105,7 +105,7 @@ impl Documents {
         let lengths: Vec<usize> = documents.iter().map(|document| document.len as usize).collect();
         let rows = match packing {
             Packing::BestFit => pack(&lengths, seq_len),
-            Packing::Off => (0..documents.len() as u32).map(|number| vec![number]).collect(),
+            Packing::Off => (0..documents.len()).map(|number| vec![number]).collect(),
         };
         let mut all = Documents { tokens, trained, documents, rows, n_targets: 0, target_bytes: 0 };
         let bytes: Vec<u64> =
@@ -157,19 +157,19 @@ impl Documents {
 
     /// The batch of the rows `numbers`, as long as the longest of them. Each is a row number.
     pub(super) fn batch(&self, numbers: &[u64]) -> Batch {
-        let rows: Vec<&[u32]> = numbers.iter().map(|&number| &*self.rows[number as usize]).collect();
-        let len = |row: &[u32]| row.iter().map(|&number| self.documents[number as usize].len as usize).sum::<usize>();
+        let rows: Vec<&[usize]> = numbers.iter().map(|&number| &*self.rows[number as usize]).collect();
+        let len = |row: &[usize]| row.iter().map(|&number| self.documents[number].len as usize).sum::<usize>();
         let seq_len = rows.iter().map(|row| len(row)).max().unwrap_or(0);
         let mut batch = Batch::empty(seq_len);
         let n = rows.len() * seq_len;
         let (mut weights, mut positions) = (Vec::with_capacity(n), Vec::with_capacity(n));
         for row in rows {
             for &number in row {
-                let Document { start, len } = self.documents[number as usize];
+                let Document { start, len } = self.documents[number];
                 let mut first = [0];
                 self.tokens.read(start, &mut first);
                 batch.inputs.push(first[0]);
-                for (id, is_target) in self.targets(number as usize) {
+                for (id, is_target) in self.targets(number) {
                     batch.targets.push(id);
                     weights.push(f32::from(is_target));
                     batch.inputs.push(id);
@@ -218,9 +218,9 @@ mod tests {
         let batches: Vec<Batch> = documents.batches(10).collect();
         let batch = &batches[0];
         assert_eq!((batch.batch_size, batch.seq_len, batches.len()), (3, 5, 1));
-        assert_eq!(batch.inputs, [1, 2, 3, 4, 5, 1, 2, 6, 7, 8, 5, 0, 0, 0, 0]);
-        assert_eq!(batch.targets, [2, 3, 4, 5, 6, 2, 0, 7, 8, 0, 6, 0, 0, 0, 0]);
-        assert_eq!(batch.positions.as_deref().unwrap(), [0, 1, 2, 3, 4, 0, 1, 0, 1, 2, 0, 0, 1, 2, 3]);
+        assert_eq!(batch.inputs, [1, 2, 6, 7, 8, 1, 2, 3, 4, 5, 5, 0, 0, 0, 0]);
+        assert_eq!(batch.targets, [2, 0, 7, 8, 0, 2, 3, 4, 5, 6, 6, 0, 0, 0, 0]);
+        assert_eq!(batch.positions.as_deref().unwrap(), [0, 1, 0, 1, 2, 0, 1, 2, 3, 4, 0, 0, 1, 2, 3]);
         assert_eq!(batch.weights.as_deref().unwrap().iter().sum::<f32>(), 11.0);
         assert_eq!((documents.n_documents(), documents.n_targets(), documents.n_tokens()), (4, 11, 11));
     }
