@@ -18,7 +18,7 @@ use crate::{
     eval::{Windows, read_numbers, score},
     learner::{Learner, LossGradients, StepIndex},
     loader::{Loader, LoaderSettings, Prefetcher, RowOrder, RowSource, mix},
-    schedule::{Rates, Schedule},
+    schedule::{Rates, RunSize, Schedule},
     shard::Tokens,
     utilization::Utilization,
 };
@@ -105,7 +105,8 @@ pub fn bench(
     memory::reset_peak();
     let before = memory::resident_bytes();
     let gpt = Gpt::init(&config.gpt_config(vocab_size)?, config.seed, &device)?;
-    let schedule = Schedule::new(config, gpt.config().n_params());
+    let size = RunSize { n_params: gpt.config().n_params(), rows_per_epoch: source.n_rows(config.model.max_seq_len) };
+    let schedule = Schedule::new(config, size);
     let mut learner = Learner::new(gpt, config.optim.clone(), config.seed);
     let settings = LoaderSettings {
         seed: config.seed,

@@ -18,7 +18,8 @@ use hearth_model::{
     ops::Dtype,
     weights::{
         StagedDir,
-        model_dir::{self, LoadOptions, SaveOptions},
+        adapter::Adapter,
+        model_dir::{self, LoadOptions},
     },
 };
 use serde::{Deserialize, Serialize};
@@ -111,15 +112,8 @@ impl TrainState {
     }
 }
 
-/// Writes a checkpoint to a staged folder.
-pub fn write(
-    staged: &StagedDir,
-    (gpt, model): (&Gpt, &SaveOptions),
-    optimizer: &Optimizer,
-    state: &TrainState,
-    config: &TrainConfig,
-) -> Result<()> {
-    model_dir::write(staged, gpt, model)?;
+/// Writes a checkpoint to a staged folder that has the model's files already.
+pub fn write(staged: &StagedDir, optimizer: &Optimizer, state: &TrainState, config: &TrainConfig) -> Result<()> {
     staged.write(STATE_FILE, &json(state)?)?;
     staged.write(CONFIG_FILE, config.to_toml()?.as_bytes())?;
     moments::write(&staged.path().join(MOMENTS_FILE), optimizer.moments())?;
@@ -157,7 +151,8 @@ impl Checkpoint {
         );
         let checksums: BTreeMap<String, Digest> = serde_json::from_slice(&read(CHECKSUMS_FILE)?)
             .map_err(|error| anyhow!("`{shown}/{CHECKSUMS_FILE}` is damaged: {error}"))?;
-        for name in [STATE_FILE, MOMENTS_FILE, CONFIG_FILE, "config.json"] {
+        let model = if Adapter::is_in(dir) { "adapter_config.json" } else { "config.json" };
+        for name in [STATE_FILE, MOMENTS_FILE, CONFIG_FILE, model] {
             ensure!(checksums.contains_key(name), "`{shown}/{CHECKSUMS_FILE}` is damaged: `{name}` is missing");
         }
         for (name, expected) in &checksums {

@@ -6,10 +6,12 @@ mod gpu;
 
 use std::thread;
 
+use anyhow::Result;
 use burn::tensor::Device;
-use hearth_model::{config::GptConfig, gpt::param_specs};
+use hearth_model::{config::GptConfig, gpt::param_specs, weights::model_dir};
 
 use crate::{
+    adapter::frozen_bytes,
     combine::TreeSum,
     config::{Algorithm, TrainConfig},
     learner::LossGradients,
@@ -19,7 +21,7 @@ use crate::{
 /// The resources that a run needs. Values are f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Estimate {
-    /// Trained parameters.
+    /// Parameters that train.
     pub n_params: usize,
     /// Floating-point operations per token, forward and backward, with attention over half the context.
     pub flops_per_token: u64,
@@ -51,6 +53,16 @@ struct Run {
     largest_muon: usize,
 }
 
+/// An adapter that trains instead of its model.
+#[derive(Clone, Copy, Debug)]
+struct AdapterSize {
+    /// Its values.
+    n_values: usize,
+    rank: usize,
+    /// The model, as it is held.
+    frozen_bytes: u64,
+}
+
 /// What the CPU takes beside tensors, measured (docs/lab/training.md): pages of the program that training runs through, what
 /// products pack their operands into for each thread, and pages that the allocator cannot use for what is asked for next, as
 /// a share of the rest.
@@ -60,14 +72,27 @@ const UNUSABLE: f64 = 0.02;
 
 impl Estimate {
     /// The estimate for a run with `config` and a model of `gpt` on `device`.
-    pub fn new(config: &TrainConfig, gpt: &GptConfig, device: &Device) -> Estimate {
+    ///
+    /// # Errors
+    /// An adapter whose targets the model does not have.
+    pub fn new(config: &TrainConfig, gpt: &GptConfig, device: &Device) -> Result<Estimate> {
         let specs = param_specs(gpt);
         let size = |shape: &[usize]| shape.iter().product::<usize>();
-        let n_params = gpt.n_params();
+        let adapter = match (&config.lora, &config.model.init) {
+            (Some(lora), Some(base)) => {
+                let class = model_dir::load_class(base).ok();
+                let (n_values, bytes) = (lora.n_values(gpt, class)?, frozen_bytes(base, gpt, lora));
+                Some(AdapterSize { n_values, rank: lora.r, frozen_bytes: bytes })
+            }
+            _ => None,
+        };
+        let n_params = adapter.map_or(gpt.n_params(), |adapter| adapter.n_values);
         let muon = if config.optim.matrices == Algorithm::Muon { matrices_of(gpt) } else { Default::default() };
         let is_muon = |path: &str| muon.contains_key(path);
-        let n_moments: usize =
-            specs.iter().map(|spec| size(&spec.shape) * if is_muon(&spec.path) { 1 } else { 2 }).sum();
+        let n_moments: usize = match adapter {
+            Some(adapter) => 2 * adapter.n_values,
+            None => specs.iter().map(|spec| size(&spec.shape) * if is_muon(&spec.path) { 1 } else { 2 }).sum(),
+        };
         let largest_muon = specs.iter().filter(|spec| is_muon(&spec.path)).map(|spec| size(&spec.shape)).max();
         // Each matrix multiplies every token, except embeddings, whose rows are looked up; a tied embedding multiplies
         // once.
@@ -82,28 +107,31 @@ impl Estimate {
         let micro_steps = config.micro_steps();
         let n_partial_sums = TreeSum::<LossGradients>::most_at_once(micro_steps);
         let bytes = |n_values: usize| 4 * n_values as u64;
-        let run = Run { micro_steps, n_partial_sums, n_moments, largest_muon: largest_muon.unwrap_or(0) };
+        let largest_muon = largest_muon.filter(|_| adapter.is_none()).unwrap_or(0);
+        let run = Run { micro_steps, n_partial_sums, n_moments, largest_muon };
         let n_rows = config.micro_batch_tokens();
         let peak_bytes = if *device == Device::flex() {
-            let n_values = cpu::Shape::new(gpt, n_rows, seq_len).peak(&run);
+            let n_values = cpu::Shape::new(gpt, n_rows, seq_len, adapter).peak(&run);
             let n_threads = thread::available_parallelism().map_or(1, usize::from) as u64;
-            (bytes(n_values) as f64 * (1.0 + UNUSABLE)) as u64 + CODE_BYTES + PACKING_BYTES * n_threads
+            let beside = CODE_BYTES + PACKING_BYTES * n_threads + adapter.map_or(0, |adapter| adapter.frozen_bytes);
+            (bytes(n_values) as f64 * (1.0 + UNUSABLE)) as u64 + beside
         } else {
             bytes(gpu::peak(gpt, n_rows, seq_len, &run))
         };
-        let held = bytes(n_params + n_moments + n_params * n_partial_sums);
-        Estimate {
+        let weight_bytes = bytes(n_params) + adapter.map_or(0, |adapter| adapter.frozen_bytes);
+        let held = weight_bytes + bytes(n_moments + n_params * n_partial_sums);
+        Ok(Estimate {
             n_params,
             flops_per_token: 6 * (n_products + attention) as u64,
             micro_steps,
             n_partial_sums,
-            weight_bytes: bytes(n_params),
+            weight_bytes,
             moment_bytes: bytes(n_moments),
             gradient_bytes: bytes(n_params * n_partial_sums),
             activation_bytes: peak_bytes.saturating_sub(held),
             largest_tensor_bytes: bytes(gpu::largest_tensor(gpt, n_rows, seq_len)),
             peak_bytes,
-        }
+        })
     }
 }
 
@@ -116,7 +144,7 @@ mod tests {
     #[test]
     fn gpt2_has_the_numbers_that_everybody_knows() {
         let config = Layers { preset: Some("gpt2-124m".to_owned()), ..Layers::default() }.resolve().unwrap();
-        let estimate = Estimate::new(&config, &config.gpt_config(50257).unwrap(), &Device::flex());
+        let estimate = Estimate::new(&config, &config.gpt_config(50257).unwrap(), &Device::flex()).unwrap();
         assert_eq!(estimate.n_params, 124_439_808);
         // 6 N without positions and vectors, and attention over half the context: 6 * 12 layers * 768 * 1024.
         let n_products = 124_439_808 - 1024 * 768 - 121_344;

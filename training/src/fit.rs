@@ -41,7 +41,7 @@ impl Limits {
     /// # Errors
     /// It does not fit.
     pub fn require(self, config: &TrainConfig, gpt: &GptConfig, device: &Device) -> Result<()> {
-        let estimate = Estimate::new(config, gpt, device);
+        let estimate = Estimate::new(config, gpt, device)?;
         if self.fits(&estimate, 1.0) {
             return Ok(());
         }
@@ -61,7 +61,7 @@ impl Limits {
         let (mut fitting, mut too_many) = (0, rows);
         while fitting + 1 < too_many {
             let middle = fitting.midpoint(too_many);
-            match self.fits(&estimate_of(config, gpt, device, middle), USED) {
+            match self.fits(&estimate_of(config, gpt, device, middle)?, USED) {
                 true => fitting = middle,
                 false => too_many = middle,
             }
@@ -86,13 +86,13 @@ impl Limits {
     /// Not even one row fits.
     pub fn largest(self, config: &TrainConfig, gpt: &GptConfig, device: &Device) -> Result<usize> {
         let n_rows = config.tokens_per_step() / config.model.max_seq_len.max(1);
-        let fits = |rows: usize| self.fits(&estimate_of(config, gpt, device, rows), USED);
-        let divisors = (1..=n_rows).rev().filter(|rows| n_rows.is_multiple_of(*rows));
-        match divisors.into_iter().find(|&rows| fits(rows)) {
-            Some(rows) => Ok(rows),
-            // One row may still fit without the reserve.
-            None => self.require(&with_rows(config, 1), gpt, device).map(|()| 1),
+        for rows in (1..=n_rows).rev().filter(|rows| n_rows.is_multiple_of(*rows)) {
+            if self.fits(&estimate_of(config, gpt, device, rows)?, USED) {
+                return Ok(rows);
+            }
         }
+        // One row may still fit without the reserve.
+        self.require(&with_rows(config, 1), gpt, device).map(|()| 1)
     }
 }
 
@@ -102,7 +102,7 @@ fn with_rows(config: &TrainConfig, rows: usize) -> TrainConfig {
     config
 }
 
-fn estimate_of(config: &TrainConfig, gpt: &GptConfig, device: &Device, rows: usize) -> Estimate {
+fn estimate_of(config: &TrainConfig, gpt: &GptConfig, device: &Device, rows: usize) -> Result<Estimate> {
     Estimate::new(&with_rows(config, rows), gpt, device)
 }
 
@@ -125,7 +125,7 @@ mod tests {
     fn a_run_that_cannot_fit_is_refused_with_the_numbers_and_a_size_that_does() {
         let device = Device::flex();
         let (config, gpt) = config(&["data.micro_batch_size=48"]);
-        let needed = Estimate::new(&config, &gpt, &device).peak_bytes;
+        let needed = Estimate::new(&config, &gpt, &device).unwrap().peak_bytes;
         let limits = |available: u64| Limits { available: Some(available), largest_tensor: None };
         limits(needed).require(&config, &gpt, &device).unwrap();
         let error = limits(needed / 2).require(&config, &gpt, &device).unwrap_err().to_string();
@@ -133,7 +133,7 @@ mod tests {
         let rows: usize =
             error.split("hint: `data.micro_batch_size=").nth(1).unwrap().split('`').next().unwrap().parse().unwrap();
         assert!((1..48).contains(&rows), "{error}");
-        assert!(Estimate::new(&with_rows(&config, rows), &gpt, &device).peak_bytes <= needed / 2);
+        assert!(Estimate::new(&with_rows(&config, rows), &gpt, &device).unwrap().peak_bytes <= needed / 2);
         let error = limits(1000).require(&config, &gpt, &device).unwrap_err().to_string();
         assert!(error.contains("not even one row"), "{error}");
         let tensors = Limits { available: None, largest_tensor: Some(1000) };
@@ -150,7 +150,7 @@ mod tests {
             |available: Option<u64>| Limits { available, largest_tensor: None }.largest(&config, &gpt, &device);
         // 48 rows of 64 tokens.
         assert_eq!(largest(None).unwrap(), 48);
-        let of = |rows: usize| estimate_of(&config, &gpt, &device, rows).peak_bytes;
+        let of = |rows: usize| estimate_of(&config, &gpt, &device, rows).unwrap().peak_bytes;
         assert_eq!(largest(Some((of(17) as f64 / USED) as u64)).unwrap(), 16);
         assert_eq!(largest(Some(of(1))).unwrap(), 1, "without the reserve");
         assert!(largest(Some(of(1) - 1)).is_err());

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use burn::{
-    module::{Module, ModuleMapper, Param},
+    module::{Module, ModuleMapper, ModuleVisitor, Param},
     tensor::Tensor,
 };
 use hearth_model::{
@@ -59,6 +59,21 @@ impl Learner {
     pub fn new(gpt: Gpt, optim: OptimSettings, seed: u64) -> Learner {
         let matrices = matrices_of(gpt.config());
         Learner { gpt, optimizer: Optimizer::new(optim, matrices), seed }
+    }
+
+    /// Values that train.
+    pub fn n_params(&self) -> usize {
+        struct Count(usize);
+        impl ModuleVisitor for Count {
+            fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+                if param.val().is_require_grad() {
+                    self.0 += param.val().shape().num_elements();
+                }
+            }
+        }
+        let mut count = Count(0);
+        self.gpt.visit(&mut count);
+        count.0
     }
 
     /// Sums the gradients of micro-batches, given with the numbers of their micro-steps in order: an aligned subtree of

@@ -19,6 +19,7 @@
 //! - [`estimate`]: memory and arithmetic of a run; [`fit`]: checks the memory and finds the largest micro-batch
 //! - [`utilization`]: which share of the device's arithmetic a run uses; [`mod@bench`]: how fast it is, part by part
 
+pub mod adapter;
 pub mod bench;
 pub mod checkpoint;
 pub mod combine;

@@ -13,6 +13,15 @@ pub struct Schedule {
     total: Option<usize>,
 }
 
+/// What budgets may be relative to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RunSize {
+    /// Values that train.
+    pub n_params: usize,
+    /// Rows of the training split.
+    pub rows_per_epoch: u64,
+}
+
 /// The rates of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
@@ -25,12 +34,15 @@ pub struct Rates {
 }
 
 impl Schedule {
-    /// The schedule of `config` for a model of `n_params` parameters.
-    pub fn new(config: &TrainConfig, n_params: usize) -> Schedule {
-        let ScheduleSettings { max_steps, max_tokens, tokens_per_param, .. } = config.schedule;
-        let tokens = max_tokens.or(tokens_per_param.map(|per_param| (per_param * n_params as f64).ceil() as u64));
-        let steps = tokens.map(|tokens| tokens.div_ceil(config.tokens_per_step().max(1) as u64) as usize);
-        Schedule { settings: config.schedule.clone(), total: max_steps.or(steps) }
+    /// The schedule of `config` for a run of this size.
+    pub fn new(config: &TrainConfig, size: RunSize) -> Schedule {
+        let ScheduleSettings { max_steps, epochs, max_tokens, tokens_per_param, .. } = config.schedule;
+        let tokens = max_tokens.or(tokens_per_param.map(|per_param| (per_param * size.n_params as f64).ceil() as u64));
+        let of_tokens = tokens.map(|tokens| tokens.div_ceil(config.tokens_per_step().max(1) as u64) as usize);
+        let rows_per_step = (config.micro_steps() * config.data.micro_batch_size.rows()).max(1);
+        let of_epochs =
+            epochs.map(|epochs| (epochs * size.rows_per_epoch as f64 / rows_per_step as f64).ceil() as usize);
+        Schedule { settings: config.schedule.clone(), total: max_steps.or(of_epochs).or(of_tokens) }
     }
 
     /// The same with `total` steps, for a budget in minutes that was used up before.
@@ -146,7 +158,7 @@ mod tests {
     }
 
     fn schedule(sets: &[&str]) -> Schedule {
-        Schedule::new(&config(sets), 1000)
+        Schedule::new(&config(sets), RunSize { n_params: 1000, rows_per_epoch: 100 })
     }
 
     fn assert_close(found: f64, expected: f64) {
@@ -188,6 +200,8 @@ mod tests {
         // 12 rows of 64 tokens are 768.
         assert_eq!(steps(&["schedule.max_tokens=7681"]), Some(11));
         assert_eq!(steps(&["schedule.tokens_per_param=7.68"]), Some(10));
+        // 100 rows, of which a step takes 12.
+        assert_eq!(steps(&["schedule.epochs=1.5"]), Some(13));
         assert_eq!(steps(&["schedule.max_minutes=2", "schedule.kind=wsd"]), None);
     }
 

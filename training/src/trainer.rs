@@ -18,7 +18,7 @@ use hearth_model::{
     sampling::SamplingParams,
     tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
     weights::{
-        DiskDtype,
+        DiskDtype, StagedDir,
         model_dir::{self, LoadOptions, SaveOptions},
     },
 };
@@ -26,6 +26,7 @@ use hearth_model::{
 use self::speed::Speed;
 pub use self::speed::StepTime;
 use crate::{
+    adapter::{self, Adapted, SavedAdapter},
     checkpoint::{self, Best, Checkpoint, TrainState},
     config::{Rows, SampleSettings, TrainConfig, differences},
     digest::Digest,
@@ -36,7 +37,7 @@ use crate::{
     loader::{Batch, Loader, LoaderSettings, Prefetcher, RowOrder, RowSource, mix},
     progress::{EvalRecord, Pace, Reporter, StepRecord},
     run_dir::RunDir,
-    schedule::Schedule,
+    schedule::{RunSize, Schedule},
     utilization::Utilization,
 };
 
@@ -45,6 +46,8 @@ use crate::{
 pub struct Data {
     /// The tokenizer.
     pub tokenizer: Tokenizer,
+    /// Tokens that end a text.
+    pub eos_token_ids: Vec<TokenId>,
     /// The tokenizer's files by name, as in a model dir.
     pub tokenizer_files: Vec<(String, Vec<u8>)>,
     /// The training split.
@@ -83,8 +86,16 @@ pub struct Trainer<'a> {
     learner: Learner,
     schedule: Schedule,
     state: TrainState,
-    /// The Hugging Face class of the initial model, in which models are saved again.
-    class: Option<String>,
+    saved: Saved,
+}
+
+/// How the model is saved.
+#[derive(Clone, Debug)]
+enum Saved {
+    /// Whole, in the Hugging Face class of the initial model.
+    Model { class: Option<String> },
+    /// Only its adapter.
+    Adapter(SavedAdapter),
 }
 
 impl<'a> Trainer<'a> {
@@ -96,21 +107,33 @@ impl<'a> Trainer<'a> {
         config.validate()?;
         // Autodiff is set first: gradients flow through tensors created on this device, weights and inputs alike.
         let device = device.clone().autodiff();
-        let (gpt, class) = match &config.model.init {
+        let (gpt, saved) = match &config.model.init {
             None => {
                 let gpt = Gpt::init(&config.gpt_config(data.tokenizer.vocab_size())?, config.seed, &device)?;
-                (if config.model.zero_init_outputs { with_zero_outputs(gpt) } else { gpt }, None)
+                let gpt = if config.model.zero_init_outputs { with_zero_outputs(gpt) } else { gpt };
+                (gpt, Saved::Model { class: None })
+            }
+            Some(dir) if config.lora.is_some() => {
+                let Adapted { gpt, saved } = adapter::load(dir, config, &device, None)?;
+                ensure_same_tokens(dir, &data.tokenizer)?;
+                (gpt, Saved::Adapter(saved))
             }
             Some(dir) => {
+                ensure!(
+                    !model_dir::is_quantized(dir)?,
+                    "`{}` has quantized matrices, which do not train\nhint: train an adapter (`--lora`), or use the model before \
+                     quantization",
+                    dir.display()
+                );
                 let options = LoadOptions { device: device.clone(), dtype: Some(Dtype::F32) };
                 let gpt = model_dir::load_gpt(dir, &options)?.with_dropout(config.model.dropout);
                 ensure_same_tokens(dir, &data.tokenizer)?;
-                (gpt, model_dir::load_class(dir).ok().map(str::to_owned))
+                (gpt, Saved::Model { class: model_dir::load_class(dir).ok().map(str::to_owned) })
             }
         };
         let learner = Learner::new(gpt, config.optim.clone(), config.seed);
         let state = TrainState::new(data.hash, data.tokenizer_hash);
-        Self::with(config, data, learner, state, class)
+        Self::with(config, data, learner, state, saved)
     }
 
     /// Continues the run of `checkpoint` with `config`.
@@ -145,18 +168,27 @@ impl<'a> Trainer<'a> {
             );
         }
         let device = device.clone().autodiff();
-        let mut learner = Learner::new(checkpoint.load_gpt(&device)?, config.optim.clone(), config.seed);
+        let (gpt, saved) = match (&config.lora, &config.model.init) {
+            (Some(_), Some(base)) => {
+                let Adapted { gpt, saved } = adapter::load(base, config, &device, Some(checkpoint.dir()))?;
+                (gpt, Saved::Adapter(saved))
+            }
+            _ => {
+                let class = model_dir::load_class(checkpoint.dir()).ok().map(str::to_owned);
+                (checkpoint.load_gpt(&device)?, Saved::Model { class })
+            }
+        };
+        let mut learner = Learner::new(gpt, config.optim.clone(), config.seed);
         checkpoint.restore(&mut learner.optimizer, &device.clone().inner())?;
-        let n_params = learner.gpt.config().n_params();
-        let schedule_of = |config: &TrainConfig| Schedule::new(config, n_params).with_total(state.total_steps);
+        let size = run_size(config, data, &learner);
+        let schedule_of = |config: &TrainConfig| Schedule::new(config, size).with_total(state.total_steps);
         ensure!(
             schedule_of(then).has_same_past(&schedule_of(config), state.step, &config.optim),
             "`schedule` contradicts the {} completed steps: their learning rates would have been different\nhint: a \
              `constant` rate can be extended, and so can `wsd` before its cooldown",
             state.step
         );
-        let class = model_dir::load_class(checkpoint.dir()).ok().map(str::to_owned);
-        Self::with(config, data, learner, state.clone(), class)
+        Self::with(config, data, learner, state.clone(), saved)
     }
 
     fn with(
@@ -164,7 +196,7 @@ impl<'a> Trainer<'a> {
         data: &'a Data,
         learner: Learner,
         state: TrainState,
-        class: Option<String>,
+        saved: Saved,
     ) -> Result<Trainer<'a>> {
         let gpt = learner.gpt.config();
         let (n_tokens, vocab_size) = (data.tokenizer.vocab_size(), gpt.vocab_size);
@@ -180,7 +212,7 @@ impl<'a> Trainer<'a> {
             config.model.max_seq_len
         );
         let order = match config.data.rows {
-            Rows::Epochs | Rows::Documents => RowOrder::Permuted,
+            Rows::Epochs | Rows::Documents | Rows::Unpacked => RowOrder::Permuted,
             Rows::Windows => RowOrder::RandomWindows,
         };
         let settings = LoaderSettings {
@@ -191,13 +223,13 @@ impl<'a> Trainer<'a> {
             n_micro_batches: config.micro_steps(),
         };
         let loader = Loader::new(&data.train, settings)?;
-        let schedule = Schedule::new(config, gpt.n_params()).with_total(state.total_steps);
-        Ok(Trainer { config, data, loader, learner, schedule, state, class })
+        let schedule = Schedule::new(config, run_size(config, data, &learner)).with_total(state.total_steps);
+        Ok(Trainer { config, data, loader, learner, schedule, state, saved })
     }
 
     /// Trained parameters.
     pub fn n_params(&self) -> usize {
-        self.learner.gpt.config().n_params()
+        self.learner.n_params()
     }
 
     /// Steps of the run, if known in advance.
@@ -374,7 +406,7 @@ impl<'a> Trainer<'a> {
                 seed: mix(self.config.seed) ^ self.state.step as u64,
                 ..settings.params(SamplingParams::default())
             },
-            eos_token_ids: tokenizer.eos().map(|eos| eos.id).into_iter().collect(),
+            eos_token_ids: self.data.eos_token_ids.clone(),
         };
         let token_ids = generate(&gpt, &prompt_ids, &options, |_| ControlFlow::Continue(()))?;
         Ok(tokenizer.decode(&token_ids, DecodeOptions { skip_special_tokens: true }))
@@ -387,29 +419,41 @@ impl<'a> Trainer<'a> {
             self.save_model(run)?;
         }
         reporter.flush()?;
-        let gpt = self.learner.gpt.valid();
         run.save_checkpoint(self.state.step, |staged| {
-            let model = (&gpt, &self.save_options(DiskDtype::F32));
-            checkpoint::write(staged, model, &self.learner.optimizer, &self.state, self.config)
+            self.write_model(staged, DiskDtype::F32)?;
+            checkpoint::write(staged, &self.learner.optimizer, &self.state, self.config)
         })
         .with_context(|| format!("cannot save the checkpoint of step {}; earlier ones are intact", self.state.step))?;
         run.prune_checkpoints(self.config.checkpoint.keep, &self.config.checkpoint.keep_steps)
     }
 
     fn save_model(&self, run: &RunDir) -> Result<()> {
-        let options = self.save_options(self.config.checkpoint.save_dtype.on_disk());
-        Ok(model_dir::save(&run.model_dir(), &self.learner.gpt.valid(), &options)?)
+        let staged = StagedDir::replacing(&run.model_dir())?;
+        self.write_model(&staged, self.config.checkpoint.save_dtype.on_disk())?;
+        Ok(staged.commit()?)
     }
 
-    fn save_options(&self, dtype: DiskDtype) -> SaveOptions {
-        SaveOptions {
-            dtype,
-            class: self.class.clone(),
-            eos_token_ids: self.data.tokenizer.eos().map(|eos| eos.id).into_iter().collect(),
-            extra_files: self.data.tokenizer_files.clone(),
-            ..SaveOptions::default()
+    /// Writes the model, or its adapter alone, with the tokenizer's files.
+    fn write_model(&self, staged: &StagedDir, dtype: DiskDtype) -> Result<()> {
+        let gpt = self.learner.gpt.valid();
+        match &self.saved {
+            Saved::Adapter(adapter) => adapter.write(staged, &gpt, &self.data.tokenizer_files),
+            Saved::Model { class } => {
+                let options = SaveOptions {
+                    dtype,
+                    class: class.clone(),
+                    eos_token_ids: self.data.eos_token_ids.clone(),
+                    extra_files: self.data.tokenizer_files.clone(),
+                    ..SaveOptions::default()
+                };
+                Ok(model_dir::write(staged, &gpt, &options)?)
+            }
         }
     }
+}
+
+fn run_size(config: &TrainConfig, data: &Data, learner: &Learner) -> RunSize {
+    RunSize { n_params: learner.n_params(), rows_per_epoch: data.train.n_rows(config.model.max_seq_len) }
 }
 
 impl SampleSettings {

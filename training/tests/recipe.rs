@@ -19,7 +19,7 @@ use hearth_training::{
     config::Layers,
     learner::{Learner, StepIndex},
     loader::Batch,
-    schedule::Schedule,
+    schedule::{RunSize, Schedule},
 };
 use serde::Deserialize;
 
@@ -64,7 +64,7 @@ fn follows_torch(name: &str) {
     let config = Layers { sets: golden.sets, ..Layers::default() }.resolve().unwrap();
     config.validate().unwrap();
     let start = gpt(&dir.join("start"), Device::flex().autodiff());
-    let schedule = Schedule::new(&config, start.config().n_params());
+    let schedule = Schedule::new(&config, RunSize { n_params: start.config().n_params(), rows_per_epoch: 0 });
     let mut learner = Learner::new(start, config.optim.clone(), 0);
     for (step, rows) in golden.batches.iter().enumerate() {
         let batch = batch(rows);

@@ -24,6 +24,17 @@ pub struct LoadOptions {
     pub dtype: Option<Dtype>,
 }
 
+/// What a model dir holds beside the model.
+#[derive(Clone, Debug)]
+pub struct LoadedText {
+    /// Text to ids and back.
+    pub tokenizer: Tokenizer,
+    /// How a conversation becomes a prompt, if the model knows conversations.
+    pub chat_template: Option<ChatTemplate>,
+    /// Tokens that end a text, as in [`LoadedModel`].
+    pub eos_token_ids: Vec<TokenId>,
+}
+
 /// Everything that a model dir holds, ready to use.
 #[derive(Debug)]
 pub struct LoadedModel {

@@ -26,7 +26,7 @@ use super::{
     staged_dir::{StagedDir, read_whole},
 };
 pub use super::{
-    loaded::{LoadOptions, LoadedModel},
+    loaded::{LoadOptions, LoadedModel, LoadedText},
     staged_dir::mend,
 };
 use crate::{
@@ -130,7 +130,7 @@ fn load_dir(dir: &Path, options: &LoadOptions, merged: Option<&LoraValues>) -> R
     let generation = if generation_path.exists() { read_object(&generation_path)? } else { Map::new() };
     let sampling_defaults = sampling_defaults(&generation, &generation_path, gpt.config().vocab_size)?;
     let files = [(generation_path, generation), (dir.join(CONFIG_FILE), config_json)];
-    let eos_token_ids = eos_token_ids(&files, &gpt, &tokenizer)?;
+    let eos_token_ids = eos_token_ids(&files, gpt.config().vocab_size, &tokenizer)?;
     let chat_template = ChatTemplate::from_dir(dir)?;
     LoadedModel { gpt, tokenizer, chat_template, eos_token_ids, sampling_defaults }.checked(&dir.join(TOKENIZER_FILE))
 }
@@ -161,7 +161,7 @@ pub fn load_embedded(dir: &EmbeddedDir, options: &LoadOptions) -> Result<LoadedM
     let files = TensorFiles::embedded(&name.join(WEIGHTS_FILE), dir.weights)?;
     let gpt = build(&config_json, &config_path, &files, options, None)?;
     let tokenizer = Tokenizer::from_json(dir.tokenizer, Some(dir.tokenizer_config), &name.join(TOKENIZER_FILE))?;
-    let eos_token_ids = eos_token_ids(&[(config_path, config_json)], &gpt, &tokenizer)?;
+    let eos_token_ids = eos_token_ids(&[(config_path, config_json)], gpt.config().vocab_size, &tokenizer)?;
     let sampling_defaults = SamplingParams::default();
     LoadedModel { gpt, tokenizer, chat_template: None, eos_token_ids, sampling_defaults }
         .checked(&name.join(TOKENIZER_FILE))
@@ -171,8 +171,11 @@ pub fn load_embedded(dir: &EmbeddedDir, options: &LoadOptions) -> Result<LoadedM
 ///
 /// Ids outside the model's vocabulary are ignored with a warning: they can never be sampled, and small models are often
 /// saved with the ids of large ones.
-fn eos_token_ids(files: &[(PathBuf, Map<String, Value>)], gpt: &Gpt, tokenizer: &Tokenizer) -> Result<Vec<TokenId>> {
-    let vocab_size = gpt.config().vocab_size;
+fn eos_token_ids(
+    files: &[(PathBuf, Map<String, Value>)],
+    vocab_size: usize,
+    tokenizer: &Tokenizer,
+) -> Result<Vec<TokenId>> {
     for (path, json) in files {
         let named = Fields::new(json, path).whole_numbers(EOS)?;
         let id = |number: i64| TokenId::try_from(number).ok().filter(|&id| (id as usize) < vocab_size);
@@ -293,6 +296,28 @@ pub fn load_tokenizer(dir: &Path) -> Result<Tokenizer> {
         return gguf::load_tokenizer(dir);
     }
     read_whole(dir, || Tokenizer::from_dir(dir))
+}
+
+/// Loads what the model dir `dir`, or a GGUF file, holds beside the model: tokenizer, chat template, and the tokens that end
+/// a text.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_text(dir: &Path) -> Result<LoadedText> {
+    let dir = &*model_of(dir);
+    if gguf::is_gguf(dir) {
+        return gguf::load_text(dir);
+    }
+    let vocab_size = load_config(dir)?.vocab_size;
+    read_whole(dir, || {
+        let tokenizer = Tokenizer::from_dir(dir)?;
+        let generation_path = dir.join(GENERATION_FILE);
+        let generation = if generation_path.exists() { read_object(&generation_path)? } else { Map::new() };
+        let (config, config_path) = load_config_json(dir)?;
+        let files = [(generation_path, generation), (config_path, config)];
+        let eos_token_ids = eos_token_ids(&files, vocab_size, &tokenizer)?;
+        Ok(LoadedText { chat_template: ChatTemplate::from_dir(dir)?, tokenizer, eos_token_ids })
+    })
 }
 
 /// Reads the architecture of the model dir `dir`, or of a GGUF file, without its weights.

@@ -6,7 +6,14 @@ use std::{
 };
 
 use anyhow::Result;
-use hearth_training::{config::TrainConfig, estimate::Estimate, fit::Limits, schedule::Schedule, trainer::StepTime};
+use hearth_training::{
+    config::TrainConfig,
+    estimate::Estimate,
+    fit::Limits,
+    loader::RowSource,
+    schedule::{RunSize, Schedule},
+    trainer::StepTime,
+};
 use serde::Serialize;
 
 use super::options::print_json;
@@ -39,16 +46,17 @@ struct Plan {
     expected_seconds: Option<f64>,
 }
 
-/// Prints the plan of a run by `config` over `n_tokens` tokens on stdout.
+/// Prints the plan of a run by `config` over `source` on stdout.
 pub(crate) fn print_plan(
     config: &TrainConfig,
     prediction: &Prediction,
     step: Option<StepTime>,
-    n_tokens: u64,
+    source: &RowSource,
     as_json: bool,
 ) -> Result<()> {
     let Prediction { estimate, held_before, limits } = *prediction;
-    let total = Schedule::new(config, estimate.n_params).total();
+    let size = RunSize { n_params: estimate.n_params, rows_per_epoch: source.n_rows(config.model.max_seq_len) };
+    let total = Schedule::new(config, size).total();
     let expected = step.zip(total).map(|(time, total)| time.step.as_secs_f64() * total as f64);
     let micro_batch_size = config.data.micro_batch_size.rows();
     if as_json {
@@ -72,7 +80,7 @@ pub(crate) fn print_plan(
         (
             "steps",
             total.map_or("by time".to_owned(), |total| {
-                let passes = (total * tokens_per_step) as f64 / n_tokens as f64;
+                let passes = (total * tokens_per_step) as f64 / source.n_tokens() as f64;
                 format!("{total} of {tokens_per_step} tokens, {passes:.1} passes over the data")
             }),
         ),

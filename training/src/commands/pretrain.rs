@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use hearth_model::{tokenizer::Tokenizer, weights::model_dir};
 use hearth_training::{
     config::{Rows, TrainConfig},
-    loader::{Documents, RowSource},
+    loader::{Documents, Packing, RowSource},
     shard::{Dataset, Split},
     trainer::Data,
 };
@@ -29,19 +29,24 @@ pub(crate) struct Args {
     #[arg(long, value_name = "MODEL")]
     init: Option<PathBuf>,
 
+    /// Folder of the run: configuration, metrics, checkpoints, and the best model in `model/`
+    #[arg(long, value_name = "RUN")]
+    out: PathBuf,
+
     #[command(flatten)]
     run: RunArgs,
 }
 
 /// Opens the data, trains, reports.
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
-    let mut session = Session::new(args.run, None)?;
+    let mut session = Session::new(args.out, args.run, None)?;
     let config = &mut session.config;
     config.data.path = args.data.or(config.data.path.take());
     config.model.init = args.init.or(config.model.init.take());
     let path = config.data.path.as_deref().context(
         "no training data: `data.path` is not set\nhint: use `--data DATA` with a folder made by `hearth-train prepare`",
     )?;
+    config.validate()?;
     let dataset = Dataset::open(path)?;
     let tokenizer = dataset.open_tokenizer()?;
     let [train, val] = [Split::Train, Split::Val].map(|split| rows_of(&dataset, split, &tokenizer, config));
@@ -51,6 +56,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         val: val?,
         hash: dataset.hash(),
         tokenizer_hash: dataset.tokenizer_hash(),
+        eos_token_ids: tokenizer.eos().map(|eos| eos.id).into_iter().collect(),
         tokenizer,
     };
     session.train(&data)
@@ -59,12 +65,17 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
 /// A split in rows as `data.rows` says. An empty one stays a stream.
 fn rows_of(dataset: &Dataset, split: Split, tokenizer: &Tokenizer, config: &TrainConfig) -> Result<RowSource> {
     let tokens = dataset.split(split);
-    if config.data.rows != Rows::Documents || tokens.len() < 2 {
+    let packing = match config.data.rows {
+        Rows::Documents => Packing::BestFit,
+        Rows::Unpacked => Packing::Off,
+        Rows::Epochs | Rows::Windows => return Ok(tokens.clone().into()),
+    };
+    if tokens.len() < 2 {
         return Ok(tokens.clone().into());
     }
     let end = tokenizer.eos().context(
-        "`data.rows=documents` needs a token that ends each document, but the tokenizer has no end-of-text token\nhint: \
+        "`data.rows=documents` and `unpacked` need a token that ends each document, but the tokenizer has no end-of-text token\nhint: \
          `data.rows=epochs` cuts rows anywhere",
     )?;
-    Ok(Documents::of_stream(tokens, end.id, config.model.max_seq_len, tokenizer)?.into())
+    Ok(Documents::of_stream(tokens, end.id, (config.model.max_seq_len, packing), tokenizer)?.into())
 }

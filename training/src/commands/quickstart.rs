@@ -24,13 +24,18 @@ pub(crate) struct Args {
     #[arg(value_name = "FILE")]
     text: PathBuf,
 
+    /// Folder of the run: configuration, metrics, checkpoints, and the best model in `model/`
+    #[arg(long, value_name = "RUN")]
+    out: PathBuf,
+
     #[command(flatten)]
     run: RunArgs,
 }
 
 /// Reads, trains, saves, reports.
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
-    let session = Session::new(args.run, Some(PRESETS[0].name))?;
+    let session = Session::new(args.out, args.run, Some(PRESETS[0].name))?;
+    session.config.validate()?;
     let data = data_of(&read_text(&args.text)?, &session.config)?;
     session.train(&data)
 }
@@ -38,8 +43,8 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
 /// Tokenizes the text with a tokenizer trained on it.
 fn data_of(text: &str, config: &TrainConfig) -> Result<Data> {
     ensure!(
-        config.data.rows != Rows::Documents,
-        "`data.rows` must be `epochs` or `windows` in `quickstart`, got `documents`: a text is one document\nhint: `prepare` and \
+        !matches!(config.data.rows, Rows::Documents | Rows::Unpacked),
+        "`data.rows` must be `epochs` or `windows` in `quickstart`: a text is one document\nhint: `prepare` and \
          `pretrain` train on documents"
     );
     let split = split_by_chars(text, config.data.val_fraction)?;
@@ -52,6 +57,7 @@ fn data_of(text: &str, config: &TrainConfig) -> Result<Data> {
     let tokenizer = built.open()?;
     let train_ids = encode_text(&tokenizer, split.train)?;
     let val_ids = encode_text(&tokenizer, split.val)?;
+    let eos = tokenizer.eos().map(|eos| eos.id).into_iter().collect();
     let tokenizer_hash = Digest::of(built.tokenizer_json.as_bytes());
     let mut hash = Digester::new();
     hash.update(&tokenizer_hash.0);
@@ -70,5 +76,6 @@ fn data_of(text: &str, config: &TrainConfig) -> Result<Data> {
         val: Tokens::from_ids(val_ids, split.val.len() as u64).into(),
         hash: hash.finish(),
         tokenizer_hash,
+        eos_token_ids: eos,
     })
 }

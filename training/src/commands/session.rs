@@ -28,10 +28,6 @@ use super::{
 /// The arguments of a training run.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct RunArgs {
-    /// Folder of the run: configuration, metrics, checkpoints, and the best model in `model/`
-    #[arg(long, value_name = "RUN")]
-    out: PathBuf,
-
     /// Go on from the last whole checkpoint in `--out`, or begin if there is none
     #[arg(long)]
     resume: bool,
@@ -52,6 +48,7 @@ pub(crate) struct RunArgs {
 #[derive(Debug)]
 pub(crate) struct Session {
     args: RunArgs,
+    out: PathBuf,
     run: RunDir,
     /// The checkpoint that the run continues from.
     checkpoint: Option<Checkpoint>,
@@ -96,9 +93,9 @@ struct Report {
 
 impl Session {
     /// Resolves the settings: for a resumed run, on top of its own.
-    pub(crate) fn new(mut args: RunArgs, default_preset: Option<&str>) -> Result<Session> {
+    pub(crate) fn new(out: PathBuf, mut args: RunArgs, default_preset: Option<&str>) -> Result<Session> {
         let mut notes = Vec::new();
-        let run = RunDir::new(&args.out, if args.resume { Start::Resume } else { Start::New })?;
+        let run = RunDir::new(&out, if args.resume { Start::Resume } else { Start::New })?;
         let checkpoint = match &args.from {
             Some(dir) => Some(Checkpoint::open(dir)?),
             None if args.resume => Checkpoint::latest(&run, &mut |note| notes.push(format!("warning: {note}")))?,
@@ -118,12 +115,12 @@ impl Session {
             // It was found when the run began.
             config.data.micro_batch_size = found;
         }
-        config.validate()?;
-        Ok(Session { args, run, checkpoint, config, notes })
+        Ok(Session { args, out, run, checkpoint, config, notes })
     }
 
     /// Trains, or prints the estimate of `--dry-run`.
     pub(crate) fn train(mut self, data: &Data) -> Result<ExitCode> {
+        self.config.validate()?;
         // Before the thread pool starts: this thread is part of it.
         ops::lead_threads();
         ops::keep_freed_memory();
@@ -148,7 +145,7 @@ impl Session {
         }
         let config = &self.config;
         let prediction = Prediction {
-            estimate: Estimate::new(config, &gpt_config, &chosen.device),
+            estimate: Estimate::new(config, &gpt_config, &chosen.device)?,
             held_before: memory::resident_bytes().unwrap_or(0),
             limits,
         };
@@ -158,7 +155,7 @@ impl Session {
                 Ok(()) => trainer_of(self.checkpoint.as_ref(), config, data, &chosen.device)?.time_step().map(Some)?,
                 Err(_) => None,
             };
-            print_plan(config, &prediction, step, data.train.n_tokens(), self.args.options.json)?;
+            print_plan(config, &prediction, step, &data.train, self.args.options.json)?;
             return fits.map(|()| ExitCode::SUCCESS);
         }
         fits?;
@@ -208,7 +205,7 @@ impl Session {
         }
         let outcome = trainer.run(&self.run, &mut reporter, &interrupt)?;
 
-        let out = self.args.out.display();
+        let out = self.out.display();
         reporter.note(&match (outcome.best, outcome.is_complete) {
             (_, false) => format!(
                 "stopped by a signal after step {}; checkpoint saved. To continue, run the same command with `--resume`",
@@ -235,7 +232,7 @@ impl Session {
             peak_resident_bytes: memory::peak_resident_bytes(),
             device_reserved_bytes: device_memory.map(|memory| memory.reserved),
             predicted_peak_bytes: estimate.peak_bytes + if device_memory.is_none() { held_before } else { 0 },
-            out: self.args.out.clone(),
+            out: self.out.clone(),
         };
         if self.args.options.json {
             print_json(&report)?;

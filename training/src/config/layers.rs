@@ -10,7 +10,7 @@ use toml::{Table, Value};
 use super::{Preset, TrainConfig};
 
 /// Keys of `schedule`; a layer that sets one of them replaces those of earlier layers.
-const BUDGETS: [&str; 4] = ["max_steps", "max_tokens", "tokens_per_param", "max_minutes"];
+const BUDGETS: [&str; 5] = ["max_steps", "epochs", "max_tokens", "tokens_per_param", "max_minutes"];
 
 /// The same for the length of the cooldown.
 const COOLDOWNS: [&str; 2] = ["cooldown_ratio", "cooldown_steps"];

@@ -3,7 +3,10 @@
 
 use std::path::PathBuf;
 
+use hearth_model::ops::Dtype;
 use serde::{Deserialize, Serialize};
+
+use crate::examples::TooLong;
 
 mod layers;
 mod micro_batch;
@@ -27,6 +30,9 @@ pub struct TrainConfig {
     pub model: ModelSettings,
     /// The training data.
     pub data: DataSettings,
+    /// The adapter to train instead of the model; left out: the model itself is trained.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lora: Option<LoraSettings>,
     /// The optimizer.
     pub optim: OptimSettings,
     /// The number of steps and the learning rates.
@@ -97,8 +103,11 @@ pub struct DataSettings {
     pub path: Option<PathBuf>,
     /// `quickstart` only: vocabulary size of a byte-level BPE tokenizer. Left out: one token per character.
     pub vocab_size: Option<usize>,
-    /// `quickstart` only: fraction of the text's characters, at its end, that is used for validation.
+    /// Fraction that is held out for validation: in `quickstart` of the text's characters, at its end; in `finetune` of the
+    /// examples, chosen by the seed.
     pub val_fraction: f64,
+    /// `finetune` only: what happens to an example that is longer than `model.max_seq_len`.
+    pub too_long: TooLong,
     /// The order of rows.
     pub rows: Rows,
     /// Rows per forward pass, in training and evaluation, or `auto`.
@@ -119,6 +128,45 @@ pub enum Rows {
     /// Whole documents, as many to a row as fit; attention does not cross from one to the next, and positions begin anew.
     /// Every row once per epoch.
     Documents,
+    /// The same without packing: one document in each row.
+    Unpacked,
+}
+
+/// A low-rank adapter ([LoRA](https://arxiv.org/abs/2106.09685)).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LoraSettings {
+    /// The rank.
+    pub r: usize,
+    /// The update is multiplied by `alpha / r`.
+    pub alpha: f64,
+    /// The linear layers that are updated, by the last part of their Hugging Face names, such as `q_proj`; or `all-linear`.
+    pub targets: Vec<String>,
+    /// The layers that are updated. Left out: all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub layers: Option<Vec<usize>>,
+    /// Dropout probability of the updates' inputs.
+    pub dropout: f64,
+    /// Multiply by `alpha / sqrt(r)` instead ([rsLoRA](https://arxiv.org/abs/2312.03732)).
+    pub rslora: bool,
+    /// How the model's own matrices are held in memory, on the CPU: `q8` and `q4` round them
+    /// ([QLoRA](https://arxiv.org/abs/2305.14314)). Left out: as its files have them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub base: Option<BaseDtype>,
+}
+
+/// How matrices that do not train are held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BaseDtype {
+    /// 32 bits.
+    F32,
+    /// 16 bits, the upper half of `f32`.
+    Bf16,
+    /// Blocks of 32 with 8 bits each.
+    Q8,
+    /// Blocks of 32 with 4 bits each.
+    Q4,
 }
 
 /// The optimizer.
@@ -202,6 +250,8 @@ pub struct ScheduleSettings {
     pub kind: ScheduleKind,
     /// Budget in optimizer steps.
     pub max_steps: Option<usize>,
+    /// Budget in passes over the data, rounded up to whole steps.
+    pub epochs: Option<f64>,
     /// Budget in tokens, rounded up to whole steps.
     pub max_tokens: Option<u64>,
     /// Budget in tokens for each parameter of the model.
@@ -294,6 +344,7 @@ impl Default for TrainConfig {
             seed: 1337,
             model: ModelSettings::default(),
             data: DataSettings::default(),
+            lora: None,
             optim: OptimSettings::default(),
             schedule: ScheduleSettings::default(),
             eval: EvalSettings::default(),
@@ -329,9 +380,46 @@ impl Default for DataSettings {
             path: None,
             vocab_size: None,
             val_fraction: 0.1,
+            too_long: TooLong::Refuse,
             rows: Rows::Epochs,
             micro_batch_size: MicroBatchSize::Rows(12),
             tokens_per_step: None,
+        }
+    }
+}
+
+impl Default for LoraSettings {
+    fn default() -> Self {
+        Self {
+            r: 16,
+            alpha: 32.0,
+            targets: vec!["all-linear".to_owned()],
+            layers: None,
+            dropout: 0.0,
+            rslora: false,
+            base: None,
+        }
+    }
+}
+
+impl BaseDtype {
+    /// The same for loading.
+    pub fn dtype(self) -> Dtype {
+        match self {
+            Self::F32 => Dtype::F32,
+            Self::Bf16 => Dtype::Bf16,
+            Self::Q8 => Dtype::Q8,
+            Self::Q4 => Dtype::Q4,
+        }
+    }
+
+    /// Bits of a value, scales included.
+    pub fn bits(self) -> u64 {
+        match self {
+            Self::F32 => 32,
+            Self::Bf16 => 16,
+            Self::Q8 => 9,
+            Self::Q4 => 5,
         }
     }
 }
@@ -373,6 +461,7 @@ impl Default for ScheduleSettings {
         Self {
             kind: ScheduleKind::Cosine,
             max_steps: None,
+            epochs: None,
             max_tokens: None,
             tokens_per_param: None,
             max_minutes: None,

@@ -18,8 +18,16 @@ macro_rules! presets {
 }
 
 /// The presets; the first is what a run without `--preset` uses.
-pub const PRESETS: &[Preset] =
-    presets!["shakespeare-char-cpu", "shakespeare-char", "shakespeare-fast", "gpt2-124m", "modern", "tiny"];
+pub const PRESETS: &[Preset] = presets![
+    "shakespeare-char-cpu",
+    "shakespeare-char",
+    "shakespeare-fast",
+    "gpt2-124m",
+    "modern",
+    "finetune",
+    "finetune-lora",
+    "tiny"
+];
 
 impl Preset {
     /// The preset called `name`; the error lists the presets.

@@ -31,6 +31,7 @@ impl TrainConfig {
     pub fn validate(&self) -> Result<()> {
         self.validate_model()?;
         self.validate_data()?;
+        self.validate_lora()?;
         self.validate_optim()?;
         self.validate_schedule()?;
         ensure!(self.eval.log_every > 0, "`eval.log_every` must be at least 1, got 0");
@@ -135,6 +136,31 @@ impl TrainConfig {
         Ok(())
     }
 
+    fn validate_lora(&self) -> Result<()> {
+        let Some(lora) = &self.lora else { return Ok(()) };
+        ensure!(lora.r > 0, "`lora.r` must be at least 1, got 0");
+        ensure!(lora.alpha.is_finite() && lora.alpha > 0.0, "`lora.alpha` must be above 0, got {}", lora.alpha);
+        ensure!(
+            (0.0..1.0).contains(&lora.dropout),
+            "`lora.dropout` must be at least 0 and below 1, got {}",
+            lora.dropout
+        );
+        ensure!(
+            !lora.targets.is_empty(),
+            "`lora.targets` must name at least one linear layer\nhint: `all-linear` stands for all of them"
+        );
+        ensure!(
+            self.model.init.is_some(),
+            "`lora` needs a model to adapt\nhint: use `hearth-train finetune MODEL`, or set `model.init`"
+        );
+        ensure!(
+            self.model.dropout == 0.0,
+            "`model.dropout` must be 0 with `lora`, got {}\nhint: `lora.dropout` drops inputs of the adapter",
+            self.model.dropout
+        );
+        Ok(())
+    }
+
     fn validate_optim(&self) -> Result<()> {
         let optim = &self.optim;
         let muon = &optim.muon;
@@ -174,6 +200,7 @@ impl TrainConfig {
         let schedule = &self.schedule;
         let set = [
             schedule.max_steps.map(|steps| steps as f64),
+            schedule.epochs,
             schedule.max_tokens.map(|tokens| tokens as f64),
             schedule.tokens_per_param,
             schedule.max_minutes,
@@ -181,7 +208,7 @@ impl TrainConfig {
         let budgets: Vec<f64> = set.into_iter().flatten().collect();
         let [budget] = budgets.as_slice() else {
             anyhow::bail!(
-                "exactly one of `schedule.max_steps`, `schedule.max_tokens`, `schedule.tokens_per_param` and \
+                "exactly one of `schedule.max_steps`, `schedule.epochs`, `schedule.max_tokens`, `schedule.tokens_per_param` and \
                  `schedule.max_minutes` must be set, got {}\nhint: use `--preset`, or `--set schedule.max_steps=2000`",
                 budgets.len()
             );

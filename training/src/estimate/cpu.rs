@@ -9,9 +9,12 @@ use hearth_model::{
 };
 
 use super::{
-    Run,
+    AdapterSize, Run,
     account::{Account, Op, backward, forward},
 };
+
+/// The matrices of a block.
+const MATRICES: [&str; 4] = ["attn.qkv", "attn.out", "mlp.up", "mlp.down"];
 
 /// Rows whose sums one piece of work adds up.
 const ROWS_AT_ONCE: usize = 32;
@@ -32,14 +35,25 @@ pub(super) struct Shape<'a> {
     gpt: &'a GptConfig,
     n_rows: usize,
     seq_len: usize,
-    /// Values of each parameter, by path.
+    /// Values of each parameter that trains, by path.
     params: BTreeMap<String, usize>,
+    /// The adapter that trains instead of the model.
+    adapter: Option<AdapterSize>,
 }
 
 impl<'a> Shape<'a> {
-    pub(super) fn new(gpt: &'a GptConfig, n_rows: usize, seq_len: usize) -> Shape<'a> {
-        let params = param_specs(gpt).into_iter().map(|spec| (spec.path, spec.shape.iter().product())).collect();
-        Shape { gpt, n_rows, seq_len, params }
+    pub(super) fn new(gpt: &'a GptConfig, n_rows: usize, seq_len: usize, adapter: Option<AdapterSize>) -> Shape<'a> {
+        let params: BTreeMap<_, _> = match adapter {
+            None => param_specs(gpt).into_iter().map(|spec| (spec.path, spec.shape.iter().product())).collect(),
+            // Spread evenly over the blocks' matrices.
+            Some(adapter) => {
+                let matrices =
+                    (0..gpt.n_layers).flat_map(|layer| MATRICES.map(|matrix| format!("blocks.{layer}.{matrix}.lora")));
+                let each = adapter.n_values / (MATRICES.len() * gpt.n_layers).max(1);
+                matrices.map(|path| (path, each)).collect()
+            }
+        };
+        Shape { gpt, n_rows, seq_len, params, adapter }
     }
 
     /// Values of the parameters below a path.
@@ -75,7 +89,9 @@ impl<'a> Shape<'a> {
     /// A product with `[d_out, d_in]`; it keeps its input.
     fn linear(&self, path: &str, [d_out, d_in]: [usize; 2]) -> Op {
         let input = self.n_rows * d_in;
-        Op { kept: input, of_input: input, of_params: self.params(path), scratch: self.n_groups() * d_out }
+        // With an adapter, also what its first matrix makes of the input.
+        let reduced = self.adapter.map_or(0, |adapter| self.n_rows * adapter.rank);
+        Op { kept: input + reduced, of_input: input, of_params: self.params(path), scratch: self.n_groups() * d_out }
     }
 
     /// Dropout keeps nothing: it computes again what it dropped.
@@ -154,7 +170,8 @@ impl<'a> Shape<'a> {
     fn pass(&self, account: &mut Account, is_shared: bool) {
         let gpt = self.gpt;
         let width = self.n_rows * gpt.d_model;
-        let head = gpt.vocab_size * gpt.d_model;
+        // The output matrix has no gradient if it does not train.
+        let head = if self.adapter.is_some() { 0 } else { gpt.vocab_size * gpt.d_model };
         account.take(self.angles());
         let first: Vec<Op> =
             gpt.embed_norm.then(|| self.norm("embed_norm", false)).into_iter().chain(self.dropout()).collect();
@@ -240,7 +257,7 @@ mod tests {
             for position in [NormPosition::Pre, NormPosition::Post, NormPosition::Inside] {
                 let gpt = GptConfig { norm_position: position, ..gpt.clone() };
                 let mut account = Account::default();
-                let shape = Shape::new(&gpt, 64, 32);
+                let shape = Shape::new(&gpt, 64, 32, None);
                 shape.pass(&mut account, true);
                 assert_eq!(account.held(), gpt.n_params(), "{gpt:?}");
             }

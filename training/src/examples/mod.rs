@@ -17,6 +17,7 @@ mod tests;
 use std::path::PathBuf;
 
 use hearth_model::TokenId;
+use serde::{Deserialize, Serialize};
 
 pub use self::{
     describe::{Style, describe, inspect_json},
@@ -53,7 +54,8 @@ pub struct PreferencePair {
 }
 
 /// What happens to an example longer than the limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum TooLong {
     /// It is an error.
     #[default]

@@ -45,7 +45,12 @@ impl Documents {
     ///
     /// # Errors
     /// No document has two tokens.
-    pub fn of_stream(tokens: &Tokens, end: TokenId, seq_len: usize, tokenizer: &Tokenizer) -> Result<Documents> {
+    pub fn of_stream(
+        tokens: &Tokens,
+        end: TokenId,
+        (seq_len, packing): (usize, Packing),
+        tokenizer: &Tokenizer,
+    ) -> Result<Documents> {
         let mut documents = Vec::new();
         let mut start = 0;
         let mut close = |start: u64, end: u64| {
@@ -67,7 +72,7 @@ impl Documents {
             }
         }
         close(start, tokens.len());
-        Self::new(tokens.clone(), None, documents, (seq_len, Packing::BestFit), tokenizer)
+        Self::new(tokens.clone(), None, documents, (seq_len, packing), tokenizer)
     }
 
     /// Documents in memory, each with whether its tokens are targets; the first never is.
@@ -213,7 +218,8 @@ mod tests {
     fn a_stream_is_cut_behind_its_end_tokens() {
         // Documents of 3, 1 and 9 tokens, and a rest without an end.
         let ids = vec![1, 2, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 5, 6];
-        let documents = Documents::of_stream(&Tokens::from_ids(ids, 0), 0, 5, &tokenizer()).unwrap();
+        let documents =
+            Documents::of_stream(&Tokens::from_ids(ids, 0), 0, (5, Packing::BestFit), &tokenizer()).unwrap();
         // One token predicts nothing; nine are two pieces, of which the second begins with the last target of the first.
         let batches: Vec<Batch> = documents.batches(10).collect();
         let batch = &batches[0];

@@ -35,6 +35,14 @@ impl RowSource {
         }
     }
 
+    /// The number of rows of `seq_len` inputs.
+    pub fn n_rows(&self, seq_len: usize) -> u64 {
+        match self {
+            Self::Stream(tokens) => tokens.len().saturating_sub(1) / seq_len.max(1) as u64,
+            Self::Documents(documents) => documents.n_rows() as u64,
+        }
+    }
+
     /// Whether there is something to predict.
     pub fn has_targets(&self) -> bool {
         match self {

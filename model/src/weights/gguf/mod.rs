@@ -28,7 +28,7 @@ use super::{
     fields::Fields,
     generation_config::sampling_defaults,
     layout::GENERATION_FILE,
-    loaded::{LoadOptions, LoadedModel},
+    loaded::{LoadOptions, LoadedModel, LoadedText},
     loader::{self, LoadPlan},
     tensor_table::TensorTable,
 };
@@ -85,6 +85,14 @@ pub(super) fn load(path: &Path, options: &LoadOptions, merged: Option<&LoraValue
 pub(super) fn load_tokenizer(path: &Path) -> Result<Tokenizer> {
     let map = Mmap::open(path)?;
     Ok(tokenizer::read(&Header::parse(&map, path)?.metadata)?.tokenizer)
+}
+
+/// Opens what the file `path` holds beside the model.
+pub(super) fn load_text(path: &Path) -> Result<LoadedText> {
+    with_files(path, |metadata, _| {
+        let Vocabulary { tokenizer, eos_token_ids } = tokenizer::read(metadata)?;
+        Ok(LoadedText { tokenizer, chat_template: chat_template(metadata)?, eos_token_ids })
+    })
 }
 
 /// Opens only the model in the file `path`; there need not be a tokenizer.

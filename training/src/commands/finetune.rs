@@ -1,0 +1,249 @@
+//! `hearth-train finetune`: a model and examples to a tuned model, or to an adapter of it.
+
+use std::{
+    io::{self, IsTerminal, Write},
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::{Context, Result, ensure};
+use clap::builder::{OsStringValueParser, TypedValueParser};
+use hearth_model::{
+    hub::ModelPart,
+    model_source::ModelSource,
+    weights::model_dir::{self, LoadedText},
+};
+use hearth_training::{
+    config::{Rows, TrainConfig},
+    corpus::Origin,
+    digest::{Digest, Digester},
+    examples::{Example, ExampleEncoder, ExampleSettings, Examples, Style, describe, inspect_json, read},
+    loader::{Documents, Packing, Permutation, RowSource},
+    trainer::Data,
+};
+use serde::Serialize;
+
+use super::{
+    model_files,
+    options::print_json,
+    session::{RunArgs, Session},
+    status::{Status, download_line, note_not_text},
+};
+
+/// Fine-tunes a model on conversations, prompts with completions, or texts
+///
+/// Trained is what the assistant writes, with the end of its turn; the model's own chat template writes the conversations, as
+/// when serving. With `--lora`, an adapter is trained and the model stays as it is. `RUN/model` has the model, or the adapter,
+/// with the lowest loss on the examples that are held out, for `hearth serve --model RUN` and for `transformers` and `peft`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// A model dir, a run, a GGUF file, or a model of the Hugging Face hub (`ORG/NAME[@REVISION][:FILE]`)
+    #[arg(value_name = "MODEL", value_parser = OsStringValueParser::new().map(ModelSource::parse))]
+    model: ModelSource,
+
+    /// Examples: jsonl or Parquet files with `messages` (and `tools`), `prompt` and `completion`, or `text`; text files; folders
+    /// of them; data sets of the Hugging Face hub
+    #[arg(long, value_name = "FILES", required = true, num_args = 1..)]
+    data: Vec<String>,
+
+    /// Train a low-rank adapter; settings of `lora` may follow, such as `--lora r=8,alpha=16,targets=q_proj+v_proj`
+    #[arg(long, value_name = "KEY=VALUE,...", num_args = 0..=1, default_missing_value = "", require_equals = false)]
+    lora: Option<String>,
+
+    /// Print the first N examples as they would be trained, each token marked as trained or not, and end
+    #[arg(long, value_name = "N")]
+    inspect: Option<usize>,
+
+    /// Folder of the run: configuration, metrics, checkpoints, and the best model in `model/`
+    #[arg(long, value_name = "RUN", required_unless_present = "inspect")]
+    out: Option<PathBuf>,
+
+    #[command(flatten)]
+    run: RunArgs,
+}
+
+/// What `--inspect` says about all examples.
+#[derive(Debug, Serialize)]
+struct Summary {
+    examples: usize,
+    tokens: usize,
+    trained_tokens: usize,
+    cut: usize,
+    dropped: usize,
+    rows: usize,
+    row_length: usize,
+}
+
+/// Reads examples, then trains or shows them.
+pub(crate) fn run(mut args: Args) -> Result<ExitCode> {
+    let preset = if args.lora.is_some() { "finetune-lora" } else { "finetune" };
+    if let Some(settings) = &args.lora {
+        let sets = lora_sets(settings)?;
+        args.run.options.sets.splice(0..0, sets);
+    }
+    // Of the tokenizer, the template and the architecture, the first to be missing reports it.
+    let path = model_files::open(&args.model, ModelPart::Whole)?;
+    let text = model_dir::load_text(&path)?;
+    if let Some(n) = args.inspect {
+        if args.run.options.config.is_none() {
+            args.run.options.preset.get_or_insert_with(|| preset.to_owned());
+        }
+        let mut config = args.run.options.resolve(None)?;
+        let mut status = Status::new();
+        fit_context(&mut config, &path, &mut status)?;
+        let examples = examples_of(&args.data, &text, &config, &mut status)?;
+        return show(&examples, n, &text, &config, args.run.options.json);
+    }
+    let out = args.out.context("`--out RUN` is missing")?;
+    let mut session = Session::new(out, args.run, Some(preset))?;
+    session.config.model.init = Some(path.clone());
+    session.config.validate()?;
+    let mut status = Status::new();
+    fit_context(&mut session.config, &path, &mut status)?;
+    let examples = examples_of(&args.data, &text, &session.config, &mut status)?;
+    status.note(&summary_line(&examples));
+    let data = data_of(examples, &path, text, &session.config)?;
+    session.train(&data)
+}
+
+/// `--lora r=8,targets=q_proj+v_proj` as `--set lora.r=8` and so on.
+fn lora_sets(settings: &str) -> Result<Vec<String>> {
+    let mut sets = vec!["lora={}".to_owned()];
+    for setting in settings.split(',').filter(|setting| !setting.is_empty()) {
+        let (key, value) = setting.split_once('=').with_context(|| {
+            format!("`--lora {settings}`: `{setting}` has no `=`\nhint: for example `--lora r=8,alpha=16,targets=q_proj+v_proj`")
+        })?;
+        let list = |value: &str| value.split('+').map(|one| format!("{one:?}")).collect::<Vec<_>>().join(", ");
+        sets.push(match key {
+            "targets" => format!("lora.targets=[{}]", list(value)),
+            "layers" => format!("lora.layers=[{}]", value.replace('+', ", ")),
+            _ => format!("lora.{key}={value}"),
+        });
+    }
+    Ok(sets)
+}
+
+/// Rows cannot be longer than the model's context.
+fn fit_context(config: &mut TrainConfig, model: &Path, status: &mut Status) -> Result<()> {
+    let context = model_dir::load_config(model)?.max_seq_len;
+    if config.model.max_seq_len > context {
+        status
+            .note(&format!("rows have {context} tokens, the model's context, instead of {}", config.model.max_seq_len));
+        config.model.max_seq_len = context;
+    }
+    Ok(())
+}
+
+fn examples_of(
+    sources: &[String],
+    text: &LoadedText,
+    config: &TrainConfig,
+    status: &mut Status,
+) -> Result<Examples<Example>> {
+    let LoadedText { tokenizer, chat_template, eos_token_ids } = text;
+    let encoder = ExampleEncoder::new(tokenizer, chat_template.as_ref(), eos_token_ids);
+    let settings = ExampleSettings {
+        // The last token of a row is no input.
+        max_len: config.model.max_seq_len + 1,
+        too_long: config.data.too_long,
+        text_field: "text".to_owned(),
+    };
+    let sources: Vec<Origin> = sources.iter().map(|source| Origin::parse(source)).collect();
+    let examples = read(&sources, &encoder, &settings, &mut |download| status.show(|_| download_line(&download)))?;
+    status.clear();
+    note_not_text(status, &examples.not_text);
+    ensure!(!examples.examples.is_empty(), "no example is left to train on: {} were too long", examples.n_dropped);
+    Ok(examples)
+}
+
+fn summary_line(examples: &Examples<Example>) -> String {
+    let n_tokens: usize = examples.examples.iter().map(|example| example.ids.len()).sum();
+    let n_trained: usize = examples.examples.iter().map(Example::n_trained).sum();
+    let mut line = format!("{} examples, {n_tokens} tokens, of which {n_trained} are trained", examples.examples.len());
+    for (n, what) in [(examples.n_cut, "cut"), (examples.n_dropped, "left out as too long")] {
+        if n > 0 {
+            line += &format!("; {n} {what}");
+        }
+    }
+    line
+}
+
+/// Shows the first examples.
+fn show(
+    examples: &Examples<Example>,
+    n: usize,
+    text: &LoadedText,
+    config: &TrainConfig,
+    as_json: bool,
+) -> Result<ExitCode> {
+    let mut stdout = io::stdout().lock();
+    let style = if stdout.is_terminal() { Style::Color } else { Style::Brackets };
+    for example in examples.examples.iter().take(n) {
+        let shown = if as_json {
+            format!("{}\n", inspect_json(example, &text.tokenizer))
+        } else {
+            describe(example, &text.tokenizer, style)
+        };
+        stdout.write_all(shown.as_bytes()).context("cannot write to stdout")?;
+    }
+    drop(stdout);
+    let all = &examples.examples;
+    let rows = documents_of(all, config, text)?.n_rows();
+    let summary = Summary {
+        examples: all.len(),
+        tokens: all.iter().map(|example| example.ids.len()).sum(),
+        trained_tokens: all.iter().map(Example::n_trained).sum(),
+        cut: examples.n_cut,
+        dropped: examples.n_dropped,
+        rows,
+        row_length: config.model.max_seq_len,
+    };
+    if as_json {
+        return print_json(&summary);
+    }
+    let line = format!("{}, in {rows} rows of up to {} tokens\n", summary_line(examples), config.model.max_seq_len);
+    io::stdout().write_all(line.as_bytes()).context("cannot write to stdout")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn documents_of(examples: &[Example], config: &TrainConfig, text: &LoadedText) -> Result<Documents> {
+    let packing = if config.data.rows == Rows::Unpacked { Packing::Off } else { Packing::BestFit };
+    let pairs = examples.iter().map(|example| (example.ids.clone(), example.trained.clone()));
+    Documents::of_examples(pairs, (config.model.max_seq_len, packing), &text.tokenizer)
+}
+
+/// The examples in two splits. Which are held out depends on the seed and their number.
+fn data_of(examples: Examples<Example>, model: &Path, text: LoadedText, config: &TrainConfig) -> Result<Data> {
+    let examples = examples.examples;
+    let mut hash = Digester::new();
+    for example in &examples {
+        hash.update(&(example.ids.len() as u64).to_le_bytes());
+        for (id, trained) in example.ids.iter().zip(&example.trained) {
+            hash.update(&id.to_le_bytes());
+            hash.update(&[u8::from(*trained)]);
+        }
+    }
+    let n = examples.len();
+    let n_val = ((n as f64 * config.data.val_fraction).round() as usize).clamp(usize::from(n > 1), n - 1);
+    let order = Permutation::new(config.seed, 0, n as u64);
+    let held_out: std::collections::BTreeSet<usize> = (0..n_val as u64).map(|place| order.at(place) as usize).collect();
+    let (mut train, mut val) = (Vec::new(), Vec::new());
+    for (number, example) in examples.into_iter().enumerate() {
+        if held_out.contains(&number) { val.push(example) } else { train.push(example) }
+    }
+    let split = |examples: &[Example]| match examples {
+        [] => Ok(RowSource::from(hearth_training::shard::Tokens::from_ids(Vec::new(), 0))),
+        examples => documents_of(examples, config, &text).map(RowSource::from),
+    };
+    let tokenizer_files = model_dir::files_beside_weights(model)?;
+    let tokenizer_json = tokenizer_files.iter().find(|(name, _)| name == "tokenizer.json");
+    Ok(Data {
+        train: split(&train)?,
+        val: split(&val)?,
+        hash: hash.finish(),
+        tokenizer_hash: Digest::of(tokenizer_json.map_or(&[], |(_, bytes)| bytes)),
+        eos_token_ids: text.eos_token_ids,
+        tokenizer: text.tokenizer,
+        tokenizer_files,
+    })
+}
