@@ -77,21 +77,21 @@ const GRAD_TOLERANCE: f32 = 1e-3;
 /// Where the true gradient is zero, such as that of a bias on the keys of OPT and CTRL: of the largest norm of the case.
 const GRAD_FLOOR: f32 = 1e-6;
 
-fn golden(case: &str) -> PathBuf {
+pub(crate) fn golden(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(case)
 }
 
-struct Oracle {
-    batch: usize,
-    seq_len: usize,
-    input_ids: Vec<i32>,
-    logits: Vec<f32>,
+pub(crate) struct Oracle {
+    pub(crate) batch: usize,
+    pub(crate) seq_len: usize,
+    pub(crate) input_ids: Vec<i32>,
+    pub(crate) logits: Vec<f32>,
     loss: f32,
     grads: HashMap<String, (Vec<usize>, Vec<f32>)>,
 }
 
 impl Oracle {
-    fn read(case: &str) -> Self {
+    pub(crate) fn read(case: &str) -> Self {
         let bytes = fs::read(golden(case).join("oracle.safetensors")).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
         let floats = |name: &str| f32s(file.tensor(name).unwrap().data());
@@ -110,16 +110,16 @@ impl Oracle {
         }
     }
 
-    fn ids(&self, device: &Device) -> Tensor<1, Int> {
+    pub(crate) fn ids(&self, device: &Device) -> Tensor<1, Int> {
         Tensor::from_data(TensorData::new(self.input_ids.clone(), [self.input_ids.len()]), device)
     }
 }
 
-fn f32s(bytes: &[u8]) -> Vec<f32> {
+pub(crate) fn f32s(bytes: &[u8]) -> Vec<f32> {
     bytes.chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
 }
 
-fn load(case: &str, device: &Device) -> Gpt {
+pub(crate) fn load(case: &str, device: &Device) -> Gpt {
     model_dir::load_gpt(&golden(case), &LoadOptions { device: device.clone(), dtype: None }).unwrap()
 }
 
@@ -166,7 +166,7 @@ fn without_dropout(gpt: &Gpt, device: &Device) -> Gpt {
     Gpt::from_params(&config, Dtype::F32, device, &mut |spec| Ok(params[&spec.path].clone())).unwrap()
 }
 
-fn logits(gpt: &Gpt, oracle: &Oracle) -> Vec<f32> {
+pub(crate) fn logits(gpt: &Gpt, oracle: &Oracle) -> Vec<f32> {
     let context = AttentionContext::dense(oracle.batch, oracle.seq_len);
     gpt.logits(gpt.forward(oracle.ids(&gpt.device()), context)).into_data().try_into_vec().unwrap()
 }
@@ -184,7 +184,7 @@ fn loss(gpt: &Gpt, oracle: &Oracle) -> Tensor<1> {
 }
 
 /// The largest difference, in spreads of `expected`.
-fn distance(found: &[f32], expected: &[f32]) -> f32 {
+pub(crate) fn distance(found: &[f32], expected: &[f32]) -> f32 {
     assert_eq!(found.len(), expected.len());
     let mean = expected.iter().sum::<f32>() / expected.len() as f32;
     let spread = (expected.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / expected.len() as f32).sqrt();

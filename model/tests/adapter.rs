@@ -1,0 +1,220 @@
+//! Adapters in PEFT's format, against PEFT: those that it saved (`golden/make_adapters.py`), and those that Hearth saves
+//! (`golden/check_adapters.py`).
+#![expect(clippy::unwrap_used, reason = "tests")]
+#![expect(clippy::print_stdout, reason = "a skipped test says so")]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use burn::tensor::Device;
+use hearth_model::{
+    adapted::Training,
+    gpt::Gpt,
+    lora::LoraValues,
+    ops::Dtype,
+    weights::{
+        StagedDir,
+        adapter::{Adapter, AdapterConfig, AdapterModel, Targets},
+        model_dir::{self, LoadOptions, SaveOptions},
+    },
+};
+use safetensors::{
+    Dtype as StoredDtype, SafeTensors,
+    tensor::{TensorView, serialize},
+};
+
+use crate::golden::{Oracle, distance, f32s, golden, load, logits};
+
+/// Adapters that PEFT saved, and the models that they update.
+const SAVED_BY_PEFT: [(&str, &str); 7] = [
+    ("separate", "llama"),
+    ("patterns", "llama"),
+    ("pattern-of-names", "llama"),
+    ("transposed", "gpt2"),
+    ("by-key-head", "gpt-neox-parallel"),
+    ("interleaved", "cohere"),
+    ("fused", "phi3"),
+];
+
+/// Models that Hearth makes adapters for: separate, fused, transposed and interleaved projections.
+const BASES: [&str; 8] = ["llama", "gpt2", "gpt-neox-parallel", "qwen3", "phi3", "cohere", "gptj", "gpt-bigcode"];
+
+/// Of the spread of the logits.
+const TOLERANCE: f32 = 1e-4;
+/// Of an adapter beside the matrices against one added to them.
+const MERGED_TOLERANCE: f32 = 2e-5;
+
+fn options(dtype: Option<Dtype>) -> LoadOptions {
+    LoadOptions { device: Device::flex(), dtype }
+}
+
+fn merged(base: &Path, values: &LoraValues) -> Gpt {
+    model_dir::load_gpt_merged(base, &options(None), Some(values)).unwrap()
+}
+
+fn class_of(base: &str) -> &'static str {
+    model_dir::load_class(&golden(base)).unwrap()
+}
+
+#[test]
+fn adapters_of_peft_compute_what_peft_computes() {
+    for (case, base) in SAVED_BY_PEFT {
+        let dir = golden("adapters").join(case);
+        let (gpt, oracle) = (load(base, &Device::flex()), Oracle::read(base));
+        let bytes = fs::read(dir.join("logits.safetensors")).unwrap();
+        let expected = f32s(SafeTensors::deserialize(&bytes).unwrap().tensor("logits").unwrap().data());
+        let config = gpt.config().clone();
+        let model = AdapterModel::new(&config, Some(class_of(base))).unwrap();
+        let adapter = Adapter::open(&dir, model).unwrap();
+        let beside = gpt.with_lora(&adapter.values, 0.0, Training::No).unwrap();
+        let far = distance(&logits(&beside, &oracle), &expected);
+        assert!(far < TOLERANCE, "{case}: logits are {far} spreads away");
+        let far = distance(&logits(&merged(&golden(base), &adapter.values), &oracle), &expected);
+        assert!(far < TOLERANCE, "{case}, merged: logits are {far} spreads away");
+        // The folder names its model, so it opens as one.
+        let opened = model_dir::load_gpt(&model_dir::adapter_base(&dir).unwrap(), &options(None)).unwrap();
+        assert_eq!(opened.config(), &config, "{case}");
+        // Saved again, it is the same.
+        let out = tempfile::tempdir().unwrap();
+        save(&out.path().join("again"), &adapter, model);
+        assert_eq!(Adapter::open(&out.path().join("again"), model).unwrap().values, adapter.values, "{case}");
+    }
+}
+
+fn save(dir: &Path, adapter: &Adapter, model: AdapterModel<'_>) {
+    let staged = StagedDir::replacing(dir).unwrap();
+    adapter.write(&staged, model, &[]).unwrap();
+    staged.commit().unwrap();
+}
+
+/// An adapter of all linear layers of `base`, both of whose matrices have values.
+fn adapter_of(base: &str, gpt: &Gpt) -> Adapter {
+    let config = AdapterConfig {
+        rank: 3,
+        alpha: 4.0,
+        rank_stabilized: false,
+        dropout: 0.0,
+        targets: Targets::AllLinear,
+        layers: None,
+        ranks: Vec::new(),
+        alphas: Vec::new(),
+        base: None,
+    };
+    let model = AdapterModel::new(gpt.config(), Some(class_of(base))).unwrap();
+    let [mut adapter, other] = [1, 2].map(|seed| Adapter::new(model, config.clone(), seed).unwrap());
+    for (update, other) in adapter.values.0.values_mut().zip(other.values.0.values()) {
+        let n_a = update.shape.total_rank() * update.shape.d_in;
+        let n_b = update.values.len() - n_a;
+        let values: Vec<f32> = other.values.iter().copied().filter(|value| *value != 0.0).cycle().take(n_b).collect();
+        update.values[n_a..].copy_from_slice(&values);
+    }
+    adapter
+}
+
+#[test]
+fn an_adapter_beside_its_model_computes_what_the_merged_model_computes() {
+    for base in BASES {
+        let (gpt, oracle) = (load(base, &Device::flex()), Oracle::read(base));
+        let adapter = adapter_of(base, &gpt);
+        let of_merged = logits(&merged(&golden(base), &adapter.values), &oracle);
+        let moved = distance(&logits(&gpt, &oracle), &of_merged);
+        assert!(moved > 0.05, "{base}: the adapter moves the logits by {moved} only");
+        let beside = gpt.with_lora(&adapter.values, 0.0, Training::No).unwrap();
+        assert_eq!(beside.lora().unwrap().as_ref(), Some(&adapter.values));
+        let far = distance(&logits(&beside, &oracle), &of_merged);
+        assert!(far < MERGED_TOLERANCE, "{base}: {far} spreads");
+        // The same operations with gradients recorded.
+        let trained = load(base, &Device::flex()).with_lora(&adapter.values, 0.0, Training::Yes).unwrap();
+        let context = hearth_model::attention::AttentionContext::dense(oracle.batch, oracle.seq_len);
+        let ids = oracle.ids(&Device::flex().autodiff());
+        let found = trained.logits(trained.forward(ids, context)).into_data().try_into_vec::<f32>().unwrap();
+        let far = distance(&found, &of_merged);
+        assert!(far < MERGED_TOLERANCE, "{base}, recorded: {far} spreads");
+    }
+}
+
+/// Leaves adapters, their models and the merged models as Hearth saves them in `$HEARTH_SAVE_DIR/adapters`, with the logits
+/// that Hearth computes, for `golden/check_adapters.py` to open with `peft` and `transformers`.
+#[test]
+fn saved_adapters_for_peft() {
+    let Some(out) = std::env::var_os("HEARTH_SAVE_DIR").map(|dir| PathBuf::from(dir).join("adapters")) else {
+        println!("skipped: set HEARTH_SAVE_DIR=DIR to save adapters there for golden/check_adapters.py");
+        return;
+    };
+    for base in BASES {
+        let (gpt, oracle) = (load(base, &Device::flex()), Oracle::read(base));
+        let adapter = adapter_of(base, &gpt);
+        let dir = out.join(base);
+        let as_class = SaveOptions { class: Some(class_of(base).to_owned()), ..SaveOptions::default() };
+        model_dir::save(&dir.join("base"), &gpt, &as_class).unwrap();
+        let config = gpt.config().clone();
+        save(&dir.join("adapter"), &adapter, AdapterModel::new(&config, Some(class_of(base))).unwrap());
+        let merged = merged(&golden(base), &adapter.values);
+        model_dir::save(&dir.join("merged"), &merged, &as_class).unwrap();
+        let beside = gpt.with_lora(&adapter.values, 0.0, Training::No).unwrap();
+        let logits = logits(&beside, &oracle);
+        let shape = [oracle.batch, oracle.seq_len, config.vocab_size];
+        let ids: Vec<u8> = oracle.input_ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        let logits: Vec<u8> = logits.iter().flat_map(|logit| logit.to_le_bytes()).collect();
+        let tensors = [
+            ("input_ids", TensorView::new(StoredDtype::I32, shape[..2].to_vec(), &ids).unwrap()),
+            ("logits", TensorView::new(StoredDtype::F32, shape.to_vec(), &logits).unwrap()),
+        ];
+        fs::write(dir.join("expected-of-adapter.safetensors"), serialize(tensors, None).unwrap()).unwrap();
+    }
+}
+
+#[test]
+fn an_adapter_of_another_model_is_refused() {
+    let open = |dir: &Path, base: &str| {
+        let gpt = load(base, &Device::flex());
+        Adapter::open(dir, AdapterModel::new(gpt.config(), Some(class_of(base))).unwrap()).unwrap_err().to_string()
+    };
+    let adapters = golden("adapters");
+    for (case, base, contains) in [
+        ("separate", "gpt2", "belongs to another model"),
+        ("transposed", "llama", "c_proj"),
+        ("by-key-head", "gpt2", "belongs to another model"),
+    ] {
+        let error = open(&adapters.join(case), base);
+        assert!(error.contains(contains), "{case} on {base}: {error}");
+    }
+    // A rank that its configuration does not have.
+    let dir = tempfile::tempdir().unwrap();
+    for file in ["adapter_config.json", "adapter_model.safetensors"] {
+        fs::copy(adapters.join("separate").join(file), dir.path().join(file)).unwrap();
+    }
+    let path = dir.path().join("adapter_config.json");
+    let config = fs::read_to_string(&path).unwrap();
+    assert!(config.contains("\"r\": 4"));
+    fs::write(&path, config.replace("\"r\": 4", "\"r\": 5")).unwrap();
+    let error = open(dir.path(), "llama");
+    assert!(error.contains("lora_A") && error.contains("has shape [4, ") && error.contains("requires [5, "), "{error}");
+    // A damaged file, and none.
+    fs::write(&path, config).unwrap();
+    fs::write(dir.path().join("adapter_model.safetensors"), b"short").unwrap();
+    assert!(open(dir.path(), "llama").contains("is not a safetensors file"));
+    fs::remove_file(dir.path().join("adapter_model.safetensors")).unwrap();
+    assert!(open(dir.path(), "llama").contains("cannot read"));
+    assert!(open(&dir.path().join("none"), "llama").contains("adapter_config.json"));
+}
+
+#[test]
+fn quantized_matrices_are_not_merged_but_adapted_beside() {
+    let base = "llama";
+    let (gpt, oracle) = (load(base, &Device::flex()), Oracle::read(base));
+    let adapter = adapter_of(base, &gpt);
+    let dir = tempfile::tempdir().unwrap();
+    let quantized = model_dir::load_gpt(&golden(base), &options(Some(Dtype::Q8))).unwrap();
+    model_dir::save(dir.path(), &quantized, &SaveOptions::default()).unwrap();
+    let error = model_dir::load_gpt_merged(dir.path(), &options(None), Some(&adapter.values)).unwrap_err().to_string();
+    assert!(error.contains("is quantized") && error.contains("hint: "), "{error}");
+    assert!(model_dir::is_quantized(dir.path()).unwrap() && !model_dir::is_quantized(&golden(base)).unwrap());
+    let beside = quantized.with_lora(&adapter.values, 0.0, Training::No).unwrap();
+    // Rounding to 8 bits moves the logits, but by far less than the adapter.
+    let expected = logits(&merged(&golden(base), &adapter.values), &oracle);
+    let [far, moved] = [&beside, &gpt].map(|gpt| distance(&logits(gpt, &oracle), &expected));
+    assert!(far < 0.1 * moved, "{far} of {moved}");
+}
