@@ -53,6 +53,13 @@ impl Gpt {
         })
     }
 
+    /// The same model without its adapter; the weights are shared.
+    #[must_use]
+    pub fn without_lora(mut self) -> Self {
+        self.linears_mut().into_iter().for_each(|(_, linear)| linear.set_lora(None));
+        self
+    }
+
     /// The values of the adapter, if the model has one. Reads them off the device.
     ///
     /// # Errors

@@ -16,7 +16,7 @@ use crate::{
     lora::{LoraDropout, MATRICES},
     ops::{
         self, BlockParts, Dropout, Dtype, LinearParts, LossOptions, Losses, NormParts, PartEnds, Targets, Weight, read,
-        to_f32,
+        read_ids, to_f32,
     },
     param_specs::norm_widths,
     params::{ParamList, ParamRef, ParamSource},
@@ -191,6 +191,19 @@ impl Gpt {
     pub fn losses(&self, hidden: Tensor<2>, targets: impl Into<Targets>, z_loss: f64) -> Losses {
         let (weight, bias) = self.output();
         self.losses_by(weight, bias, hidden, targets.into(), z_loss)
+    }
+
+    /// Cross entropy of each row in nats, without gradients: hidden `[n_rows, d_model]` and the ids that follow. The model
+    /// must be without autodiff.
+    ///
+    /// # Errors
+    /// [`Error::Execution`](crate::error::Error::Execution) when the device cannot be read.
+    ///
+    /// # Panics
+    /// When there are not as many ids as rows.
+    pub fn token_losses(&self, hidden: Tensor<2>, ids: Tensor<1, Int>) -> Result<Vec<f32>> {
+        let ids = read_ids(ids)?;
+        ops::token_losses(self.multiplied(hidden), self.output(), self.config.logit_softcap, ids)
     }
 
     /// [`forward`](Self::forward) and [`losses`](Self::losses) in one. Where the output matrix is the embedding, the

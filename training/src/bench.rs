@@ -195,7 +195,7 @@ fn timed_step(
         let batch = batches.next().context("the loader ended")?;
         times.data += part.elapsed();
         let part = Instant::now();
-        let losses = learner.forward(index, micro_step, &batch);
+        let losses = learner.forward(index, micro_step, &batch)?;
         finish()?;
         times.forward += part.elapsed();
         let part = Instant::now();
@@ -225,7 +225,7 @@ fn eval_ms(learner: &Learner, source: &RowSource, config: &TrainConfig) -> Resul
     let mut times = Vec::new();
     for _ in 0..5 {
         let started = Instant::now();
-        score(&gpt, source, windows)?;
+        score(&gpt, source, windows, &config.objective)?;
         times.push(started.elapsed());
     }
     Ok(median(&times, |time| *time))

@@ -13,7 +13,7 @@ use hearth_model::{config::GptConfig, gpt::param_specs, weights::model_dir};
 use crate::{
     adapter::frozen_bytes,
     combine::TreeSum,
-    config::{Algorithm, TrainConfig},
+    config::{Algorithm, Objective, TrainConfig},
     learner::LossGradients,
     optim::matrices_of,
 };
@@ -109,7 +109,8 @@ impl Estimate {
         let bytes = |n_values: usize| 4 * n_values as u64;
         let largest_muon = largest_muon.filter(|_| adapter.is_none()).unwrap_or(0);
         let run = Run { micro_steps, n_partial_sums, n_moments, largest_muon };
-        let n_rows = config.micro_batch_tokens();
+        let answers = if config.objective.kind == Objective::Dpo { 2 } else { 1 };
+        let n_rows = answers * config.micro_batch_tokens();
         let peak_bytes = if *device == Device::flex() {
             let n_values = cpu::Shape::new(gpt, n_rows, seq_len, adapter).peak(&run);
             let n_threads = thread::available_parallelism().map_or(1, usize::from) as u64;

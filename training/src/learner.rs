@@ -12,9 +12,10 @@ use hearth_model::{
 
 use crate::{
     combine::{Sum, TreeSum},
-    config::OptimSettings,
+    config::{ObjectiveSettings, OptimSettings},
     loader::{Batch, mix},
     optim::{Gradients, Optimizer, matrices_of},
+    preference::Preferences,
     schedule::Rates,
 };
 
@@ -25,6 +26,8 @@ pub struct Learner {
     pub gpt: Gpt,
     /// Its optimizer.
     pub optimizer: Optimizer,
+    /// How much a difference to the reference model counts, if batches are pairs.
+    beta: f64,
     /// Seed of the dropout masks, together with step and micro-step.
     seed: u64,
 }
@@ -58,7 +61,14 @@ impl Learner {
     /// A model at the start of training. It must be on an autodiff device.
     pub fn new(gpt: Gpt, optim: OptimSettings, seed: u64) -> Learner {
         let matrices = matrices_of(gpt.config());
-        Learner { gpt, optimizer: Optimizer::new(optim, matrices), seed }
+        let beta = ObjectiveSettings::default().beta;
+        Learner { gpt, optimizer: Optimizer::new(optim, matrices), beta, seed }
+    }
+
+    /// The same with another weight of differences to the reference model.
+    #[must_use]
+    pub fn with_beta(self, beta: f64) -> Learner {
+        Learner { beta, ..self }
     }
 
     /// Values that train.
@@ -86,17 +96,30 @@ impl Learner {
     ) -> Result<Option<LossGradients>> {
         let mut tree = TreeSum::default();
         for (micro_step, batch) in micro_batches {
-            tree.push(self.backward(self.forward(index, micro_step, &batch)));
+            tree.push(self.backward(self.forward(index, micro_step, &batch)?));
         }
         Ok(tree.finish())
     }
 
     /// The losses of one micro-batch: means over its targets, times its share of the step's targets.
-    pub fn forward(&self, index: StepIndex, micro_step: usize, batch: &Batch) -> Losses {
+    ///
+    /// # Errors
+    /// A device that cannot be read, which is only read for pairs.
+    pub fn forward(&self, index: StepIndex, micro_step: usize, batch: &Batch) -> Result<Losses> {
         let device = self.gpt.device().autodiff();
         let dropout_seed = mix(mix(mix(self.seed) ^ index.step as u64) ^ micro_step as u64);
         let (inputs, targets) = batch.to_device(&device);
         let context = batch.context(Some(dropout_seed));
+        if batch.references.is_some() {
+            let hidden = self.gpt.forward(inputs, context);
+            let token_losses = self.gpt.valid().token_losses(hidden.clone().inner(), targets.clone().inner())?;
+            let found = Preferences::new(batch, &token_losses, self.beta);
+            let loss = found.losses.iter().sum::<f64>() / index.total_weight;
+            let weights = Some(found.weights(batch, index.total_weight));
+            let losses = self.gpt.loss(hidden, Targets { ids: targets, weights });
+            let plain = device.inner();
+            return Ok(Losses { objective: losses, cross_entropy: Tensor::from_floats([loss as f32], &plain) });
+        }
         // With weights, each row has its share of the step in its weight; without, the mean over the rows has that of all.
         let (share, weights) = match &batch.weights {
             None => (batch.total_weight() / index.total_weight, None),
@@ -107,7 +130,8 @@ impl Learner {
         };
         let targets = Targets { ids: targets, weights };
         let losses = self.gpt.training_losses(inputs, context, targets, self.optimizer.settings().z_loss);
-        Losses { objective: losses.objective.mul_scalar(share), cross_entropy: losses.cross_entropy.mul_scalar(share) }
+        let Losses { objective, cross_entropy } = losses;
+        Ok(Losses { objective: objective.mul_scalar(share), cross_entropy: cross_entropy.mul_scalar(share) })
     }
 
     /// The gradients of what [`forward`](Self::forward) gave.

@@ -35,6 +35,7 @@ pub mod interrupt;
 pub mod learner;
 pub mod loader;
 pub mod optim;
+mod preference;
 pub mod prepare;
 pub mod progress;
 pub mod run_dir;

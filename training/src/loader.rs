@@ -2,6 +2,7 @@
 //! gets the same batches as an uninterrupted one, and jumping to step 1,000,000 costs no more than step 1.
 
 mod documents;
+mod pairs;
 mod permutation;
 mod prefetch;
 mod source;
@@ -14,6 +15,7 @@ use hearth_model::{TokenId, attention::AttentionContext};
 
 pub use self::{
     documents::{Documents, Packing},
+    pairs::Pairs,
     permutation::Permutation,
     prefetch::Prefetcher,
     source::RowSource,
@@ -70,6 +72,9 @@ pub struct Batch {
     pub weights: Option<Vec<f32>>,
     /// The position of each input in its document, in the same shape, if rows hold documents; `None`: each row is one.
     pub positions: Option<Vec<u32>>,
+    /// If the rows are pairs of a better and a worse answer: the log-probabilities of each pair's answers under the reference
+    /// model.
+    pub references: Option<Vec<[f32; 2]>>,
     /// Epochs completed before the first row of this batch. With random windows, an epoch is as many tokens as the
     /// split has.
     pub epoch: u64,
@@ -88,8 +93,8 @@ impl Loader {
         );
         let tokens = match source {
             RowSource::Stream(tokens) => tokens,
-            RowSource::Documents(documents) => {
-                return Ok(Loader { source: source.clone(), settings, n_rows: documents.n_rows() as u64 });
+            RowSource::Documents(_) | RowSource::Pairs(_) => {
+                return Ok(Loader { source: source.clone(), settings, n_rows: source.n_rows(seq_len) });
             }
         };
         ensure!(
@@ -135,6 +140,10 @@ impl Loader {
                 let numbers: Vec<u64> = rows.map(row_at).collect();
                 return Batch { epoch, ..documents.batch(&numbers) };
             }
+            RowSource::Pairs(pairs) => {
+                let numbers: Vec<u64> = rows.map(row_at).collect();
+                return Batch { epoch, ..pairs.batch(&numbers) };
+            }
         };
         let mut batch = Batch { epoch, ..Batch::empty(seq_len) };
         let n_starts = tokens.len() - seq_len as u64;
@@ -162,6 +171,7 @@ impl Batch {
             targets: Vec::new(),
             weights: None,
             positions: None,
+            references: None,
             epoch: 0,
         }
     }
@@ -180,8 +190,11 @@ impl Batch {
         self.targets.len()
     }
 
-    /// What all its targets together count: the sum of their weights.
+    /// What all its targets together count: the sum of their weights; or its pairs, if it consists of pairs.
     pub fn total_weight(&self) -> f64 {
+        if let Some(references) = &self.references {
+            return references.len() as f64;
+        }
         match &self.weights {
             None => self.n_targets() as f64,
             Some(weights) => weights.iter().map(|&weight| f64::from(weight)).sum(),

@@ -28,13 +28,14 @@ pub use self::speed::StepTime;
 use crate::{
     adapter::{self, Adapted, SavedAdapter},
     checkpoint::{self, Best, Checkpoint, TrainState},
-    config::{Rows, SampleSettings, TrainConfig, differences},
+    config::{Objective, Rows, SampleSettings, TrainConfig, differences},
     digest::Digest,
     eval::{Score, Windows, read_numbers, score},
     guard::Guard,
     interrupt::Interrupt,
     learner::{Learner, LossGradients, StepIndex, with_zero_outputs},
     loader::{Batch, Loader, LoaderSettings, Prefetcher, RowOrder, RowSource, mix},
+    preference::with_references,
     progress::{EvalRecord, Pace, Reporter, StepRecord},
     run_dir::RunDir,
     schedule::{RunSize, Schedule},
@@ -82,6 +83,8 @@ pub struct Outcome {
 pub struct Trainer<'a> {
     config: &'a TrainConfig,
     data: &'a Data,
+    /// The validation split, with what the reference model says of it if there is one.
+    val: RowSource,
     loader: Loader,
     learner: Learner,
     schedule: Schedule,
@@ -131,9 +134,10 @@ impl<'a> Trainer<'a> {
                 (gpt, Saved::Model { class: model_dir::load_class(dir).ok().map(str::to_owned) })
             }
         };
-        let learner = Learner::new(gpt, config.optim.clone(), config.seed);
+        let learner = Learner::new(gpt, config.optim.clone(), config.seed).with_beta(config.objective.beta);
+        let reference = learner.gpt.clone();
         let state = TrainState::new(data.hash, data.tokenizer_hash);
-        Self::with(config, data, learner, state, saved)
+        Self::with(config, (data, reference), learner, state, saved)
     }
 
     /// Continues the run of `checkpoint` with `config`.
@@ -178,7 +182,14 @@ impl<'a> Trainer<'a> {
                 (checkpoint.load_gpt(&device)?, Saved::Model { class })
             }
         };
-        let mut learner = Learner::new(gpt, config.optim.clone(), config.seed);
+        let reference = match (&config.lora, &config.model.init, config.objective.kind) {
+            (None, Some(init), Objective::Dpo) => {
+                let device = device.clone().inner();
+                model_dir::load_gpt(init, &LoadOptions { device, dtype: Some(Dtype::F32) })?
+            }
+            _ => gpt.clone(),
+        };
+        let mut learner = Learner::new(gpt, config.optim.clone(), config.seed).with_beta(config.objective.beta);
         checkpoint.restore(&mut learner.optimizer, &device.clone().inner())?;
         let size = run_size(config, data, &learner);
         let schedule_of = |config: &TrainConfig| Schedule::new(config, size).with_total(state.total_steps);
@@ -188,12 +199,12 @@ impl<'a> Trainer<'a> {
              `constant` rate can be extended, and so can `wsd` before its cooldown",
             state.step
         );
-        Self::with(config, data, learner, state.clone(), saved)
+        Self::with(config, (data, reference), learner, state.clone(), saved)
     }
 
     fn with(
         config: &'a TrainConfig,
-        data: &'a Data,
+        (data, reference): (&'a Data, Gpt),
         learner: Learner,
         state: TrainState,
         saved: Saved,
@@ -222,9 +233,17 @@ impl<'a> Trainer<'a> {
             order,
             n_micro_batches: config.micro_steps(),
         };
-        let loader = Loader::new(&data.train, settings)?;
+        let [train, val] = [&data.train, &data.val].map(|source| match source {
+            RowSource::Pairs(pairs) => {
+                let reference = reference.clone().without_lora();
+                with_references(pairs, &reference, settings.micro_batch_size).map(RowSource::Pairs)
+            }
+            source => Ok(source.clone()),
+        });
+        drop(reference);
+        let (loader, val) = (Loader::new(&train?, settings)?, val?);
         let schedule = Schedule::new(config, run_size(config, data, &learner)).with_total(state.total_steps);
-        Ok(Trainer { config, data, loader, learner, schedule, state, saved })
+        Ok(Trainer { config, data, val, loader, learner, schedule, state, saved })
     }
 
     /// Trained parameters.
@@ -327,7 +346,7 @@ impl<'a> Trainer<'a> {
             step: self.state.step,
             is_complete,
             val: last_val,
-            val_bpb: last_val.map(|val| self.bits_per_byte(&val)),
+            val_bpb: last_val.and_then(|val| self.bits_per_byte(&val)),
             best: self.state.best,
             tok_per_sec: speed.overall(),
         })
@@ -358,8 +377,9 @@ impl<'a> Trainer<'a> {
         reporter.eval(EvalRecord {
             step,
             val_loss: val.loss,
-            val_perplexity: val.perplexity(),
+            val_perplexity: val.accuracy.is_none().then(|| val.perplexity()),
             val_bpb: self.bits_per_byte(&val),
+            val_accuracy: val.accuracy,
             best: is_best,
         })?;
         Ok(val)
@@ -371,25 +391,26 @@ impl<'a> Trainer<'a> {
             seq_len: self.config.model.max_seq_len,
             max_batches: self.config.eval.batches,
         };
-        score(&self.learner.gpt.valid(), &self.data.val, windows)
+        score(&self.learner.gpt.valid(), &self.val, windows, &self.config.objective)
     }
 
-    /// Bits per byte of the text of the targets of `val`.
-    fn bits_per_byte(&self, val: &Score) -> f64 {
+    /// Bits per byte of the text of the targets of `val`; not of preferences.
+    fn bits_per_byte(&self, val: &Score) -> Option<f64> {
         let Data { val: source, tokenizer, .. } = self.data;
         let tokens = match source {
             RowSource::Stream(tokens) => tokens,
             RowSource::Documents(documents) => {
                 let share = val.n_targets as f64 / documents.n_targets() as f64;
-                return val.bits_per_byte(documents.target_bytes() as f64 * share);
+                return Some(val.bits_per_byte(documents.target_bytes() as f64 * share));
             }
+            RowSource::Pairs(_) => return None,
         };
         let mut first = [0];
         tokens.read(0, &mut first);
         // The first token is never predicted.
         let n_bytes = tokens.n_bytes() as f64 - tokenizer.token_bytes(first[0]).len() as f64;
         let share = val.n_targets as f64 / (tokens.len() - 1) as f64;
-        val.bits_per_byte(n_bytes * share)
+        Some(val.bits_per_byte(n_bytes * share))
     }
 
     /// Generates a sample.

@@ -27,7 +27,7 @@ fn batch(first: usize, batch_size: usize) -> Batch {
     let id = |at: usize| ((at * at / 7 + at / 3) % VOCAB_SIZE) as TokenId;
     let places = (first..first + batch_size).flat_map(|row| row * 31..row * 31 + SEQ_LEN);
     let (inputs, targets) = places.map(|at| (id(at), id(at + 1))).unzip();
-    Batch { batch_size, seq_len: SEQ_LEN, inputs, targets, weights: None, positions: None, epoch: 0 }
+    Batch { batch_size, seq_len: SEQ_LEN, inputs, targets, weights: None, positions: None, references: None, epoch: 0 }
 }
 
 /// Micro-batches with these numbers of rows, one row after the other.

@@ -16,3 +16,4 @@ mod resume;
 #[expect(dead_code, reason = "the model's tests use the rest")]
 mod stand_in_hub;
 mod tales;
+mod tuning;

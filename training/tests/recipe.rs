@@ -54,6 +54,7 @@ fn batch(rows: &[Vec<TokenId>]) -> Batch {
         targets: rows.iter().flat_map(|row| row[1..].to_vec()).collect(),
         weights: None,
         positions: None,
+        references: None,
         epoch: 0,
     }
 }

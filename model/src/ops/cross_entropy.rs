@@ -1,12 +1,15 @@
 //! The training loss, from hidden states.
 
+use std::{cell::RefCell, ops::Range};
+
 use burn::tensor::{Bool, DType, Int, Tensor, activation::log_softmax};
 
 use super::{
-    LossOptions, Weight, cpu, linear, records_gradients, soft_cap,
+    LossOptions, Weight, cpu, linear, read, records_gradients, soft_cap, to_f32,
     training::{apply, is_on_cpu},
     weight::Form,
 };
+use crate::error::Result;
 
 /// What is minimised, and what is reported, `[1]` each.
 #[derive(Clone, Debug)]
@@ -69,6 +72,36 @@ pub(crate) fn linear_cross_entropy(
         return Losses { objective: both.clone().slice(0..1), cross_entropy: without_gradient(both.slice(1..2)) };
     }
     linear_cross_entropy_reference(hidden, (weight, bias), options, targets)
+}
+
+/// The cross entropy of each row in nats, without gradients: hidden `[n_rows, d_model]`, targets `[n_rows]`.
+///
+/// # Errors
+/// [`Error::Execution`](crate::error::Error::Execution) if the device cannot be read.
+pub(crate) fn token_losses(
+    hidden: Tensor<2>,
+    (weight, bias): (&Weight, Option<Tensor<1>>),
+    softcap: Option<f64>,
+    ids: Vec<i32>,
+) -> Result<Vec<f32>> {
+    let ([n_rows, d_model], [vocab_size, _]) = (hidden.dims(), weight.dims());
+    assert_eq!(ids.len(), n_rows, "targets, one for each row");
+    let options = LossOptions { softcap, z_loss: 0.0 };
+    let op = cpu::LinearCrossEntropy { targets: ids, weights: None, options, frozen: None };
+    let failed = RefCell::new(None);
+    let logits = |rows: Range<usize>| {
+        let n = rows.len() * vocab_size;
+        let read_back = |logits| read(logits).and_then(to_f32);
+        read_back(linear(hidden.clone().slice([rows, 0..d_model]), weight, bias.clone())).unwrap_or_else(|error| {
+            *failed.borrow_mut() = Some(error);
+            vec![0.0; n]
+        })
+    };
+    let losses = op.row_losses(vocab_size, logits);
+    match failed.into_inner() {
+        Some(error) => Err(error),
+        None => Ok(losses.into_iter().step_by(2).collect()),
+    }
 }
 
 /// [`linear_cross_entropy`] in plain Burn operations, but for [`linear`].

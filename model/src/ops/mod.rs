@@ -50,8 +50,8 @@ pub(crate) use block::{Block, BlockScratch, PagedAttention, block, has_block};
 pub use clip::clip_norm;
 pub(crate) use cpu::{SCAN_BLOCK, all_below_infinity, block_maxima, nearest_q8, relative_weights, sum_of};
 pub use cpu::{give_back_memory, keep_freed_memory, lead_threads, limit_arenas, parallel_for_each};
-pub(crate) use cross_entropy::linear_cross_entropy;
 pub use cross_entropy::{Losses, Targets};
+pub(crate) use cross_entropy::{linear_cross_entropy, token_losses};
 #[cfg(feature = "gpu")]
 pub(crate) use cube::{Address, CapturedGraph, is_cube as is_gpu, top_k_logits};
 pub(crate) use dtype::BlockLayout;
@@ -72,7 +72,7 @@ pub(crate) use operands::{
 };
 pub(crate) use qk_norm::qk_norm;
 pub use quantized_matrix::{QuantizedBlock, QuantizedMatrix};
-pub(crate) use read_back::{read, to_f32};
+pub(crate) use read_back::{read, read_ids, to_f32};
 pub use residual::add_gradients;
 pub(crate) use residual::{add_update, dropout, fork};
 pub(crate) use rope::{Rotation, rope};

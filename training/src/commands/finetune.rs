@@ -1,6 +1,7 @@
 //! `hearth-train finetune`: a model and examples to a tuned model, or to an adapter of it.
 
 use std::{
+    collections::BTreeSet,
     io::{self, IsTerminal, Write},
     path::{Path, PathBuf},
     process::ExitCode,
@@ -14,11 +15,15 @@ use hearth_model::{
     weights::model_dir::{self, LoadedText},
 };
 use hearth_training::{
-    config::{Rows, TrainConfig},
+    config::{Objective, Rows, TrainConfig},
     corpus::Origin,
     digest::{Digest, Digester},
-    examples::{Example, ExampleEncoder, ExampleSettings, Examples, Style, describe, inspect_json, read},
-    loader::{Documents, Packing, Permutation, RowSource},
+    examples::{
+        Example, ExampleEncoder, ExampleSettings, Examples, PreferencePair, Style, describe, inspect_json, read,
+        read_preferences,
+    },
+    loader::{Documents, Packing, Pairs, Permutation, RowSource},
+    shard::Tokens,
     trainer::Data,
 };
 use serde::Serialize;
@@ -100,9 +105,14 @@ pub(crate) fn run(mut args: Args) -> Result<ExitCode> {
     session.config.validate()?;
     let mut status = Status::new();
     fit_context(&mut session.config, &path, &mut status)?;
-    let examples = examples_of(&args.data, &text, &session.config, &mut status)?;
-    status.note(&summary_line(&examples));
-    let data = data_of(examples, &path, text, &session.config)?;
+    let data = if session.config.objective.kind == Objective::Dpo {
+        let pairs = pairs_of(&args.data, &text, &session.config, &mut status)?;
+        data_of_pairs(pairs, &path, text, &session.config)?
+    } else {
+        let examples = examples_of(&args.data, &text, &session.config, &mut status)?;
+        status.note(&summary_line(&examples));
+        data_of(examples, &path, text, &session.config)?
+    };
     session.train(&data)
 }
 
@@ -140,20 +150,24 @@ fn examples_of(
     config: &TrainConfig,
     status: &mut Status,
 ) -> Result<Examples<Example>> {
-    let LoadedText { tokenizer, chat_template, eos_token_ids } = text;
-    let encoder = ExampleEncoder::new(tokenizer, chat_template.as_ref(), eos_token_ids);
-    let settings = ExampleSettings {
-        // The last token of a row is no input.
-        max_len: config.model.max_seq_len + 1,
-        too_long: config.data.too_long,
-        text_field: "text".to_owned(),
-    };
+    let (encoder, settings) = encoder_of(text, config);
     let sources: Vec<Origin> = sources.iter().map(|source| Origin::parse(source)).collect();
     let examples = read(&sources, &encoder, &settings, &mut |download| status.show(|_| download_line(&download)))?;
     status.clear();
     note_not_text(status, &examples.not_text);
     ensure!(!examples.examples.is_empty(), "no example is left to train on: {} were too long", examples.n_dropped);
     Ok(examples)
+}
+
+fn encoder_of(text: &LoadedText, config: &TrainConfig) -> (ExampleEncoder, ExampleSettings) {
+    let LoadedText { tokenizer, chat_template, eos_token_ids } = text;
+    let settings = ExampleSettings {
+        // The last token of a row is no input.
+        max_len: config.model.max_seq_len + 1,
+        too_long: config.data.too_long,
+        text_field: "text".to_owned(),
+    };
+    (ExampleEncoder::new(tokenizer, chat_template.as_ref(), eos_token_ids), settings)
 }
 
 fn summary_line(examples: &Examples<Example>) -> String {
@@ -212,35 +226,88 @@ fn documents_of(examples: &[Example], config: &TrainConfig, text: &LoadedText) -
     Documents::of_examples(pairs, (config.model.max_seq_len, packing), &text.tokenizer)
 }
 
-/// The examples in two splits. Which are held out depends on the seed and their number.
+/// The examples in two splits.
 fn data_of(examples: Examples<Example>, model: &Path, text: LoadedText, config: &TrainConfig) -> Result<Data> {
-    let examples = examples.examples;
+    let hash = hash_of(&examples.examples);
+    let [train, val] = split(examples.examples, config);
+    let rows = |examples: &[Example]| match examples {
+        [] => Ok(RowSource::from(Tokens::from_ids(Vec::new(), 0))),
+        examples => documents_of(examples, config, &text).map(RowSource::from),
+    };
+    let splits = [rows(&train)?, rows(&val)?];
+    data_with(splits, hash, model, text)
+}
+
+/// Preferences in two splits.
+fn data_of_pairs(pairs: Vec<PreferencePair>, model: &Path, text: LoadedText, config: &TrainConfig) -> Result<Data> {
+    let hash = hash_of(pairs.iter().flat_map(|pair| [&pair.chosen, &pair.rejected]));
+    let [train, val] = split(pairs, config);
+    let rows = |pairs: Vec<PreferencePair>| {
+        if pairs.is_empty() {
+            return Ok(RowSource::from(Tokens::from_ids(Vec::new(), 0)));
+        }
+        let both =
+            pairs.into_iter().map(|pair| [pair.chosen, pair.rejected].map(|example| (example.ids, example.trained)));
+        Pairs::new(both, config.model.max_seq_len, &text.tokenizer).map(RowSource::Pairs)
+    };
+    let splits = [rows(train)?, rows(val)?];
+    data_with(splits, hash, model, text)
+}
+
+fn pairs_of(
+    sources: &[String],
+    text: &LoadedText,
+    config: &TrainConfig,
+    status: &mut Status,
+) -> Result<Vec<PreferencePair>> {
+    let (encoder, settings) = encoder_of(text, config);
+    let sources: Vec<Origin> = sources.iter().map(|source| Origin::parse(source)).collect();
+    let found =
+        read_preferences(&sources, &encoder, &settings, &mut |download| status.show(|_| download_line(&download)))?;
+    status.clear();
+    note_not_text(status, &found.not_text);
+    ensure!(!found.examples.is_empty(), "no pair is left to train on: {} were too long", found.n_dropped);
+    status.note(&format!(
+        "{} pairs; {} cut, {} left out as too long",
+        found.examples.len(),
+        found.n_cut,
+        found.n_dropped
+    ));
+    Ok(found.examples)
+}
+
+/// Splits into what is trained on and what is held out, in order; which depends on the seed and the number.
+fn split<T>(all: Vec<T>, config: &TrainConfig) -> [Vec<T>; 2] {
+    let n = all.len();
+    let n_val = ((n as f64 * config.data.val_fraction).round() as usize).clamp(usize::from(n > 1), n - 1);
+    let order = Permutation::new(config.seed, 0, n as u64);
+    let held_out: BTreeSet<usize> = (0..n_val as u64).map(|place| order.at(place) as usize).collect();
+    let (mut train, mut val) = (Vec::new(), Vec::new());
+    for (number, one) in all.into_iter().enumerate() {
+        if held_out.contains(&number) { val.push(one) } else { train.push(one) }
+    }
+    [train, val]
+}
+
+fn hash_of<'a>(examples: impl IntoIterator<Item = &'a Example>) -> Digest {
     let mut hash = Digester::new();
-    for example in &examples {
+    for example in examples {
         hash.update(&(example.ids.len() as u64).to_le_bytes());
         for (id, trained) in example.ids.iter().zip(&example.trained) {
             hash.update(&id.to_le_bytes());
             hash.update(&[u8::from(*trained)]);
         }
     }
-    let n = examples.len();
-    let n_val = ((n as f64 * config.data.val_fraction).round() as usize).clamp(usize::from(n > 1), n - 1);
-    let order = Permutation::new(config.seed, 0, n as u64);
-    let held_out: std::collections::BTreeSet<usize> = (0..n_val as u64).map(|place| order.at(place) as usize).collect();
-    let (mut train, mut val) = (Vec::new(), Vec::new());
-    for (number, example) in examples.into_iter().enumerate() {
-        if held_out.contains(&number) { val.push(example) } else { train.push(example) }
-    }
-    let split = |examples: &[Example]| match examples {
-        [] => Ok(RowSource::from(hearth_training::shard::Tokens::from_ids(Vec::new(), 0))),
-        examples => documents_of(examples, config, &text).map(RowSource::from),
-    };
+    hash.finish()
+}
+
+fn data_with([train, val]: [RowSource; 2], hash: Digest, model: &Path, text: LoadedText) -> Result<Data> {
     let tokenizer_files = model_dir::files_beside_weights(model)?;
     let tokenizer_json = tokenizer_files.iter().find(|(name, _)| name == "tokenizer.json");
     Ok(Data {
-        train: split(&train)?,
-        val: split(&val)?,
-        hash: hash.finish(),
+        train,
+        val,
+        hash,
         tokenizer_hash: Digest::of(tokenizer_json.map_or(&[], |(_, bytes)| bytes)),
         eos_token_ids: text.eos_token_ids,
         tokenizer: text.tokenizer,

@@ -2,10 +2,10 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use hearth_model::{tokenizer::Tokenizer, weights::model_dir};
 use hearth_training::{
-    config::{Rows, TrainConfig},
+    config::{Objective, Rows, TrainConfig},
     loader::{Documents, Packing, RowSource},
     shard::{Dataset, Split},
     trainer::Data,
@@ -47,6 +47,10 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         "no training data: `data.path` is not set\nhint: use `--data DATA` with a folder made by `hearth-train prepare`",
     )?;
     config.validate()?;
+    ensure!(
+        config.objective.kind == Objective::NextToken,
+        "`objective.kind` must be `next-token` in `pretrain`\nhint: `finetune` trains on preferences"
+    );
     let dataset = Dataset::open(path)?;
     let tokenizer = dataset.open_tokenizer()?;
     let [train, val] = [Split::Train, Split::Val].map(|split| rows_of(&dataset, split, &tokenizer, config));

@@ -73,6 +73,9 @@ struct Report {
     val_perplexity: Option<f64>,
     /// Bits per byte there.
     val_bpb: Option<f64>,
+    /// With preferences, the share of pairs there whose better answer is preferred.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    val_accuracy: Option<f64>,
     /// Validation loss of the model in `model/`.
     best_val_loss: Option<f64>,
     /// Completed steps at that evaluation.
@@ -222,7 +225,8 @@ impl Session {
             steps: outcome.step,
             complete: outcome.is_complete,
             val_loss: outcome.val.map(|val| val.loss),
-            val_perplexity: outcome.val.map(|val| val.perplexity()),
+            val_perplexity: outcome.val.filter(|val| val.accuracy.is_none()).map(|val| val.perplexity()),
+            val_accuracy: outcome.val.and_then(|val| val.accuracy),
             val_bpb: outcome.val_bpb,
             best_val_loss: outcome.best.map(|best| best.val_loss),
             best_step: outcome.best.map(|best| best.step),

@@ -30,6 +30,8 @@ pub struct TrainConfig {
     pub model: ModelSettings,
     /// The training data.
     pub data: DataSettings,
+    /// What is learned.
+    pub objective: ObjectiveSettings,
     /// The adapter to train instead of the model; left out: the model itself is trained.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lora: Option<LoraSettings>,
@@ -130,6 +132,33 @@ pub enum Rows {
     Documents,
     /// The same without packing: one document in each row.
     Unpacked,
+}
+
+/// What is learned.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ObjectiveSettings {
+    /// The kind of loss.
+    pub kind: Objective,
+    /// `dpo`: how much a difference to the reference model counts.
+    pub beta: f64,
+}
+
+/// The kind of loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Objective {
+    /// The cross entropy of the next token.
+    NextToken,
+    /// Direct preference optimization ([Rafailov et al., 2023](https://arxiv.org/abs/2305.18290)) on pairs of a better and a
+    /// worse answer, in `finetune` only. Rows of a micro-batch are then pairs, and have twice as many tokens.
+    Dpo,
+}
+
+impl Default for ObjectiveSettings {
+    fn default() -> Self {
+        Self { kind: Objective::NextToken, beta: 0.1 }
+    }
 }
 
 /// A low-rank adapter ([LoRA](https://arxiv.org/abs/2106.09685)).
@@ -344,6 +373,7 @@ impl Default for TrainConfig {
             seed: 1337,
             model: ModelSettings::default(),
             data: DataSettings::default(),
+            objective: ObjectiveSettings::default(),
             lora: None,
             optim: OptimSettings::default(),
             schedule: ScheduleSettings::default(),

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 
-use super::{Algorithm, Arch, MicroBatchSize, ScheduleKind, TrainConfig};
+use super::{Algorithm, Arch, MicroBatchSize, Objective, ScheduleKind, TrainConfig};
 
 /// Far above any useful number of micro-batches per step.
 const MAX_MICRO_STEPS: usize = 1 << 16;
@@ -137,6 +137,13 @@ impl TrainConfig {
     }
 
     fn validate_lora(&self) -> Result<()> {
+        let beta = self.objective.beta;
+        ensure!(beta.is_finite() && beta > 0.0, "`objective.beta` must be above 0, got {beta}");
+        ensure!(
+            self.objective.kind == Objective::NextToken || self.optim.z_loss == 0.0,
+            "`optim.z_loss` must be 0 with `objective.kind=dpo`, got {}",
+            self.optim.z_loss
+        );
         let Some(lora) = &self.lora else { return Ok(()) };
         ensure!(lora.r > 0, "`lora.r` must be at least 1, got 0");
         ensure!(lora.alpha.is_finite() && lora.alpha > 0.0, "`lora.alpha` must be above 0, got {}", lora.alpha);

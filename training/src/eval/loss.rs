@@ -7,7 +7,9 @@ use hearth_model::{gpt::Gpt, ops::Targets};
 use std::f64::consts::LN_2;
 
 use crate::{
+    config::ObjectiveSettings,
     loader::{Batch, RowSource},
+    preference::score_pairs,
     shard::Tokens,
 };
 
@@ -16,8 +18,10 @@ use crate::{
 pub struct Score {
     /// Mean cross entropy in nats per token.
     pub loss: f64,
-    /// Number of predicted tokens: in a whole split all but the first.
+    /// Number of predicted tokens: in a whole split all but the first. Of preferences, the number of pairs.
     pub n_targets: usize,
+    /// Of preferences, the share of pairs whose better answer is preferred more than by the reference model.
+    pub accuracy: Option<f64>,
 }
 
 impl Score {
@@ -51,6 +55,7 @@ impl Windows {
             RowSource::Documents(documents) => {
                 Box::new(documents.batches(self.batch_size).take(self.max_batches.unwrap_or(usize::MAX)))
             }
+            RowSource::Pairs(_) => unreachable!("`score` asks `preference` about pairs"),
         }
     }
 
@@ -77,8 +82,11 @@ impl Windows {
 
 /// The loss of `gpt` over a split; the model must be without autodiff and dropout (`valid()`). Reads back once, at the
 /// end.
-pub fn score(gpt: &Gpt, source: &RowSource, windows: Windows) -> Result<Score> {
+pub fn score(gpt: &Gpt, source: &RowSource, windows: Windows, objective: &ObjectiveSettings) -> Result<Score> {
     ensure!(source.has_targets(), "evaluation needs at least 2 tokens, got {}", source.n_tokens());
+    if let RowSource::Pairs(pairs) = source {
+        return score_pairs(gpt, pairs, objective.beta, (windows.batch_size, windows.max_batches));
+    }
     let device = gpt.device();
     let mut losses: Vec<Tensor<1>> = Vec::new();
     let mut counts = Vec::new();
@@ -96,7 +104,7 @@ pub fn score(gpt: &Gpt, source: &RowSource, windows: Windows) -> Result<Score> {
     let means = read_floats(Tensor::cat(losses, 0))?;
     let n_targets = counts.iter().sum();
     let total: f64 = means.iter().zip(&counts).map(|(&mean, &count)| f64::from(mean) * count as f64).sum();
-    Ok(Score { loss: total / n_targets as f64, n_targets })
+    Ok(Score { loss: total / n_targets as f64, n_targets, accuracy: None })
 }
 
 /// Some numbers, `[1]` each, off the device in one read.
@@ -147,7 +155,7 @@ mod tests {
 
     #[test]
     fn one_bit_a_byte_is_ln_2_nats() {
-        let score = Score { loss: LN_2, n_targets: 100 };
+        let score = Score { loss: LN_2, n_targets: 100, accuracy: None };
         assert!((score.bits_per_byte(100.0) - 1.0).abs() < 1e-12);
         // Tokens of four bytes each: a quarter of the bits fall on each byte.
         assert!((score.bits_per_byte(400.0) - 0.25).abs() < 1e-12);

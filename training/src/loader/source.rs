@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::Documents;
+use super::{Documents, Pairs};
 use crate::shard::Tokens;
 
 /// A split of the data, as a run uses it. Clones share the tokens.
@@ -12,6 +12,8 @@ pub enum RowSource {
     Stream(Tokens),
     /// Documents, placed whole in rows.
     Documents(Arc<Documents>),
+    /// Preferences.
+    Pairs(Pairs),
 }
 
 impl From<Tokens> for RowSource {
@@ -32,14 +34,16 @@ impl RowSource {
         match self {
             Self::Stream(tokens) => tokens.len(),
             Self::Documents(documents) => documents.n_tokens(),
+            Self::Pairs(pairs) => pairs.documents().n_tokens(),
         }
     }
 
-    /// The number of rows of `seq_len` inputs.
+    /// The number of rows of `seq_len` inputs, or of pairs.
     pub fn n_rows(&self, seq_len: usize) -> u64 {
         match self {
             Self::Stream(tokens) => tokens.len().saturating_sub(1) / seq_len.max(1) as u64,
             Self::Documents(documents) => documents.n_rows() as u64,
+            Self::Pairs(pairs) => pairs.n_pairs() as u64,
         }
     }
 
@@ -48,6 +52,7 @@ impl RowSource {
         match self {
             Self::Stream(tokens) => tokens.len() > 1,
             Self::Documents(documents) => documents.n_targets() > 0,
+            Self::Pairs(pairs) => pairs.n_pairs() > 0,
         }
     }
 }

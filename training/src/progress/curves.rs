@@ -96,7 +96,14 @@ mod tests {
             let (lr, grad_norm, tok_per_sec, seconds) = (0.1, 1.0, 1.0, 1.0);
             curves.add(&Record::Step(StepRecord { step, loss, lr, grad_norm, tok_per_sec, seconds }));
         }
-        let val = EvalRecord { step: 10_000, val_loss: 0.5, val_perplexity: 1.0, val_bpb: 1.0, best: true };
+        let val = EvalRecord {
+            step: 10_000,
+            val_loss: 0.5,
+            val_perplexity: None,
+            val_bpb: None,
+            val_accuracy: None,
+            best: true,
+        };
         curves.add(&Record::Eval(val));
         let svg = curves.svg();
         assert!(svg.len() < 20_000 && !svg.contains("NaN") && svg.ends_with("</svg>\n"));

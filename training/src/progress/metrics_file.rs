@@ -81,7 +81,14 @@ mod tests {
         let path = dir.path().join("metrics.jsonl");
         let (mut file, kept) = MetricsFile::open(&path, 0).unwrap();
         assert!(kept.is_empty());
-        let eval = Record::Eval(EvalRecord { step: 2, val_loss: 1.5, val_perplexity: 4.5, val_bpb: 2.0, best: true });
+        let eval = Record::Eval(EvalRecord {
+            step: 2,
+            val_loss: 1.5,
+            val_perplexity: Some(4.5),
+            val_bpb: Some(2.0),
+            val_accuracy: None,
+            best: true,
+        });
         let sample = Record::Sample(SampleRecord { step: 2, sample: "a\nb".to_owned() });
         let skip = Record::Skip(SkipRecord { step: 2, skipped: "NaN".to_owned() });
         let all = [step(1), step(2), eval, sample, skip, step(3)];

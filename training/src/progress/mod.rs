@@ -120,11 +120,18 @@ impl Reporter {
 
     /// Records an evaluation.
     pub fn eval(&mut self, record: EvalRecord) -> Result<()> {
-        let EvalRecord { step, val_loss, val_perplexity, val_bpb, best, .. } = &record;
-        let mark = if *best { ", the best so far" } else { "" };
-        self.note(&format!(
-            "step {step}: val loss {val_loss:.4}, perplexity {val_perplexity:.3}, {val_bpb:.4} bits per byte{mark}"
-        ));
+        let EvalRecord { step, val_loss, val_perplexity, val_bpb, val_accuracy, best } = &record;
+        let mut line = format!("step {step}: val loss {val_loss:.4}");
+        if let Some(perplexity) = val_perplexity {
+            line += &format!(", perplexity {perplexity:.3}");
+        }
+        if let Some(bpb) = val_bpb {
+            line += &format!(", {bpb:.4} bits per byte");
+        }
+        if let Some(accuracy) = val_accuracy {
+            line += &format!(", {:.1} % of pairs right", 100.0 * accuracy);
+        }
+        self.note(&format!("{line}{}", if *best { ", the best so far" } else { "" }));
         self.write_down(&Record::Eval(record))?;
         self.draw()
     }

@@ -50,12 +50,17 @@ pub struct StepRecord {
 pub struct EvalRecord {
     /// Completed optimizer steps.
     pub step: usize,
-    /// Mean cross entropy in nats per token.
+    /// Mean cross entropy in nats per token; with preferences, mean loss of a pair.
     pub val_loss: f64,
-    /// `exp(val_loss)`.
-    pub val_perplexity: f64,
+    /// `exp(val_loss)`, of tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub val_perplexity: Option<f64>,
     /// Bits per byte of the validation text.
-    pub val_bpb: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub val_bpb: Option<f64>,
+    /// With preferences, the share of pairs whose better answer is preferred.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub val_accuracy: Option<f64>,
     /// Whether this is the best evaluation of the run so far.
     pub best: bool,
 }

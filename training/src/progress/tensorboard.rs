@@ -49,8 +49,10 @@ impl EventFile {
                 scalar("train/grad_norm", *grad_norm),
                 scalar("speed/tok_per_sec", *tok_per_sec as f32),
             ],
-            Record::Eval(EvalRecord { val_loss, val_bpb, .. }) => {
-                vec![scalar("val/loss", *val_loss as f32), scalar("val/bits_per_byte", *val_bpb as f32)]
+            Record::Eval(EvalRecord { val_loss, val_bpb, val_accuracy, .. }) => {
+                let others = [("val/bits_per_byte", *val_bpb), ("val/accuracy", *val_accuracy)];
+                let others = others.into_iter().filter_map(|(name, value)| Some(scalar(name, value? as f32)));
+                [scalar("val/loss", *val_loss as f32)].into_iter().chain(others).collect()
             }
             Record::Sample(SampleRecord { sample, .. }) => vec![text("sample", sample)],
             Record::Skip(SkipRecord { skipped, .. }) => vec![text("skipped", skipped)],

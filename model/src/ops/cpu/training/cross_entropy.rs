@@ -1,6 +1,6 @@
 //! The training loss, fused with the output projection.
 
-use std::sync::Arc;
+use std::{ops::Range, sync::Arc};
 
 use burn::backend::flex::FlexTensor;
 
@@ -135,12 +135,18 @@ impl LinearCrossEntropy {
     pub(in crate::ops) fn of_packed(&self, hidden: &[f32], weight: &Panels, bias: Option<&[f32]>) -> [f32; 2] {
         let [vocab_size, d_model] = weight.dims();
         assert_eq!(self.targets.len() * d_model, hidden.len(), "targets, one for each row");
+        let logits = |rows: Range<usize>| cpu::linear(&hidden[rows.start * d_model..rows.end * d_model], weight, bias);
+        self.reduce(&self.row_losses(vocab_size, logits))
+    }
+
+    /// For each row the cross entropy and the logarithm of the denominator, `[n_rows, 2]`; those of rows that count nothing
+    /// are 0. `logits` gives those of some rows, before any soft cap.
+    pub(in crate::ops) fn row_losses(&self, vocab_size: usize, logits: impl Fn(Range<usize>) -> Vec<f32>) -> Vec<f32> {
         let chunk = (LOGITS_AT_ONCE / vocab_size.max(1)).max(MIN_ROWS);
         let mut losses = vec![0.0; 2 * self.targets.len()];
         for (n, losses) in losses.chunks_mut(2 * chunk).enumerate() {
             let rows = n * chunk..n * chunk + losses.len() / 2;
-            let hidden = &hidden[rows.start * d_model..rows.end * d_model];
-            let mut logits = cpu::linear(hidden, weight, bias);
+            let mut logits = logits(rows.clone());
             let losses = thread_pool::SharedMut::new(losses);
             thread_pool::parallel_chunks(&mut logits, vocab_size, |row, logits| {
                 let row_of_all = rows.start + row;
@@ -155,7 +161,7 @@ impl LinearCrossEntropy {
                 loss_row(logits, target, self.options, None, loss);
             });
         }
-        self.reduce(&losses)
+        losses
     }
 
     /// What is minimised, and the cross entropy, from those of each row and the logarithm of its denominator.

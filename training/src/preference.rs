@@ -1,0 +1,128 @@
+//! Direct preference optimization ([Rafailov et al., 2023](https://arxiv.org/abs/2305.18290)): the model learns to prefer the
+//! better of two answers to the worse one, relative to a reference model.
+//!
+//! With `p` the log-probability of an answer under the model, less that under the reference, the loss of a pair is `-ln
+//! sigmoid(beta (p_better - p_worse))`. Its gradient is that of the answers' cross entropies with weights that depend on the
+//! values alone, so it takes the same operation as other training.
+
+use anyhow::Result;
+use burn::module::Module;
+use hearth_model::gpt::Gpt;
+
+use crate::{
+    eval::Score,
+    loader::{Batch, Pairs},
+};
+
+/// What a batch of pairs says of a model.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Preferences {
+    /// The loss of each pair, in nats.
+    pub(crate) losses: Vec<f64>,
+    /// The derivative of each pair's loss with respect to its margin.
+    slopes: Vec<f64>,
+    /// Pairs whose better answer is preferred.
+    pub(crate) n_right: usize,
+}
+
+impl Preferences {
+    /// From the cross entropies of the batch's tokens, `[batch_size * seq_len]` in nats.
+    pub(crate) fn new(batch: &Batch, token_losses: &[f32], beta: f64) -> Preferences {
+        let references = batch.references.as_deref().unwrap_or_default();
+        let log_probs = log_probs(batch, token_losses);
+        let mut found = Preferences { losses: Vec::new(), slopes: Vec::new(), n_right: 0 };
+        for ([better, worse], reference) in log_probs.as_chunks().0.iter().zip(references) {
+            let [of_better, of_worse] = reference.map(f64::from);
+            let margin = beta * ((better - of_better) - (worse - of_worse));
+            // `ln(1 + exp(-margin))`, without overflow.
+            found.losses.push((-margin).max(0.0) + (-margin.abs()).exp().ln_1p());
+            found.slopes.push(-beta / (1.0 + margin.exp()));
+            found.n_right += usize::from(margin > 0.0);
+        }
+        found
+    }
+
+    /// The weights of the tokens' cross entropies whose sum has the gradient of the pairs' losses, divided by `n_pairs`.
+    pub(crate) fn weights(&self, batch: &Batch, n_pairs: f64) -> Vec<f32> {
+        let trained = batch.weights.as_deref().unwrap_or_default();
+        let rows = trained.chunks_exact(batch.seq_len.max(1)).enumerate();
+        // More cross entropy of the better answer is less margin.
+        let of_row = |row: usize| self.slopes[row / 2] / n_pairs * if row.is_multiple_of(2) { -1.0 } else { 1.0 };
+        rows.flat_map(|(row, trained)| trained.iter().map(move |trained| trained * of_row(row) as f32)).collect()
+    }
+}
+
+/// The log-probability of each row's answer, in nats.
+fn log_probs(batch: &Batch, token_losses: &[f32]) -> Vec<f64> {
+    let trained = batch.weights.as_deref().unwrap_or_default();
+    let rows = token_losses.chunks_exact(batch.seq_len.max(1)).zip(trained.chunks_exact(batch.seq_len.max(1)));
+    rows.map(|(losses, trained)| {
+        let answer = losses.iter().zip(trained).filter(|(_, trained)| **trained > 0.0);
+        -answer.map(|(loss, _)| f64::from(*loss)).sum::<f64>()
+    })
+    .collect()
+}
+
+/// The cross entropies of a batch's tokens under `gpt`, which must be without autodiff.
+fn token_losses(gpt: &Gpt, batch: &Batch) -> Result<Vec<f32>> {
+    let (inputs, targets) = batch.to_device(&gpt.device());
+    let hidden = gpt.forward(inputs, batch.context(None));
+    Ok(gpt.token_losses(hidden, targets)?)
+}
+
+/// The pairs with the log-probabilities of the reference model `gpt`.
+pub(crate) fn with_references(pairs: &Pairs, gpt: &Gpt, batch_size: usize) -> Result<Pairs> {
+    let gpt = gpt.valid();
+    let mut references = Vec::with_capacity(pairs.n_pairs());
+    for batch in pairs.batches(batch_size) {
+        let log_probs = log_probs(&batch, &token_losses(&gpt, &batch)?);
+        references.extend(log_probs.as_chunks().0.iter().map(|pair: &[f64; 2]| pair.map(|log_prob| log_prob as f32)));
+    }
+    Ok(pairs.with_references(references))
+}
+
+/// The mean loss of `gpt` over pairs, and the share of them whose better answer it prefers more than the reference does.
+pub(crate) fn score_pairs(gpt: &Gpt, pairs: &Pairs, beta: f64, (size, max): (usize, Option<usize>)) -> Result<Score> {
+    let (mut losses, mut n_right) = (Vec::new(), 0);
+    for batch in pairs.batches(size).take(max.unwrap_or(usize::MAX)) {
+        let found = Preferences::new(&batch, &token_losses(gpt, &batch)?, beta);
+        losses.extend(found.losses);
+        n_right += found.n_right;
+    }
+    let n = losses.len().max(1);
+    let loss = losses.iter().sum::<f64>() / n as f64;
+    Ok(Score { loss, n_targets: losses.len(), accuracy: Some(n_right as f64 / n as f64) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loss_of_a_pair_is_that_of_its_margin() {
+        // Two rows of two tokens; of the first only the second token is the answer's.
+        let batch = Batch {
+            batch_size: 2,
+            weights: Some(vec![0.0, 1.0, 1.0, 1.0]),
+            references: Some(vec![[-1.5, -2.0]]),
+            ..Batch::empty(2)
+        };
+        let found = Preferences::new(&batch, &[9.0, 1.0, 0.5, 2.5], 0.5);
+        // The margin: 0.5 ((-1 + 1.5) - (-3 + 2)) = 0.75.
+        let sigmoid = 1.0 / (1.0 + (-0.75_f64).exp());
+        assert!((found.losses[0] + sigmoid.ln()).abs() < 1e-12);
+        assert_eq!(found.n_right, 1);
+        let slope = 0.5 * (1.0 - sigmoid);
+        let expected = [0.0, slope, -slope, -slope].map(|weight| (weight / 4.0) as f32);
+        for (found, expected) in found.weights(&batch, 4.0).iter().zip(expected) {
+            assert!((found - expected).abs() < 1e-7);
+        }
+        // A margin of which the exponential overflows.
+        let certain = Preferences::new(&batch, &[0.0, 0.0, 3e5, 3e5], 1.0);
+        assert!(
+            certain.losses[0].abs() < 1e-12 && certain.weights(&batch, 1.0).iter().all(|weight| weight.is_finite())
+        );
+        let wrong = Preferences::new(&batch, &[0.0, 3e5, 0.0, 0.0], 1.0);
+        assert!(wrong.losses[0] > 1e5 && wrong.losses[0].is_finite() && wrong.n_right == 0);
+    }
+}

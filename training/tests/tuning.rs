@@ -1,0 +1,220 @@
+//! Fine-tuning against torch (`golden/tuning.py`): masks, packing, accumulation, LoRA and DPO, from the same weights and
+//! examples. And packing against one example in each row.
+
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use burn::tensor::Device;
+use hearth_model::{
+    TokenId,
+    adapted::Training,
+    config::GptConfig,
+    gpt::Gpt,
+    ops::Dtype,
+    tokenizer::Tokenizer,
+    weights::{
+        adapter::{Adapter, AdapterModel},
+        model_dir::{self, LoadOptions, load_gpt},
+    },
+};
+use hearth_training::{
+    config::Layers,
+    learner::{Learner, LossGradients, StepIndex},
+    loader::{Batch, Documents, Loader, LoaderSettings, Packing, Pairs, RowOrder, RowSource},
+    schedule::{RunSize, Schedule},
+    tokenizer_build::BuiltTokenizer,
+};
+use serde::Deserialize;
+
+#[derive(Clone, Deserialize)]
+struct Example {
+    ids: Vec<TokenId>,
+    trained: Vec<bool>,
+}
+
+#[derive(Deserialize)]
+struct Golden {
+    sets: Vec<String>,
+    losses: Vec<f32>,
+    norms: Vec<f32>,
+    steps: Vec<Vec<Example>>,
+}
+
+const SEQ_LEN: usize = 24;
+
+/// Only asked how many bytes tokens have.
+fn tokenizer() -> Tokenizer {
+    BuiltTokenizer::characters("abcdefghijklmnopqrstuvwxyz01234567", SEQ_LEN).unwrap().open().unwrap()
+}
+
+fn dir(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden/tuning").join(name)
+}
+
+fn load(dir: &Path, device: Device) -> Gpt {
+    load_gpt(dir, &LoadOptions { device, dtype: Some(Dtype::F32) }).unwrap()
+}
+
+fn pair(example: &Example) -> (Vec<TokenId>, Vec<bool>) {
+    (example.ids.clone(), example.trained.clone())
+}
+
+fn rows(examples: &[Example], packing: Packing) -> RowSource {
+    Documents::of_examples(examples.iter().map(pair), (SEQ_LEN, packing), &tokenizer()).unwrap().into()
+}
+
+/// All rows once, `size` at a time, in the loader's order.
+fn batches(source: &RowSource, size: usize) -> Vec<Batch> {
+    let n_rows = source.n_rows(SEQ_LEN) as usize;
+    let settings = LoaderSettings {
+        seed: 3,
+        seq_len: SEQ_LEN,
+        micro_batch_size: size,
+        order: RowOrder::Permuted,
+        n_micro_batches: n_rows / size,
+    };
+    let loader = Loader::new(source, settings).unwrap();
+    assert_eq!(n_rows % size, 0);
+    (0..n_rows / size).map(|micro_step| loader.batch(0, micro_step)).collect()
+}
+
+fn gradients(learner: &Learner, step: usize, batches: Vec<Batch>) -> LossGradients {
+    let index = StepIndex { step, total_weight: batches.iter().map(Batch::total_weight).sum() };
+    learner.gradients(index, batches.into_iter().enumerate()).unwrap().unwrap()
+}
+
+/// Runs a golden run; `source` makes the rows of a step.
+fn follow(name: &str, start: Gpt, source: impl Fn(&[Example]) -> RowSource) -> Gpt {
+    let golden: Golden = serde_json::from_slice(&fs::read(dir(name).join("run.json")).unwrap()).unwrap();
+    let config = Layers { sets: golden.sets, ..Layers::default() }.resolve().unwrap();
+    config.validate().unwrap();
+    let schedule = Schedule::new(&config, RunSize { n_params: 0, rows_per_epoch: 0 });
+    let mut learner = Learner::new(start, config.optim.clone(), 0).with_beta(config.objective.beta);
+    for (step, examples) in golden.steps.iter().enumerate() {
+        let mut sums = gradients(&learner, step, batches(&source(examples), 1));
+        let norm = learner.clip(&mut sums.gradients).unwrap().into_scalar::<f32>();
+        let loss = sums.loss.into_scalar::<f32>();
+        for (what, found, expected) in [("loss", loss, golden.losses[step]), ("norm", norm, golden.norms[step])] {
+            assert!(
+                (found - expected).abs() <= 1e-4 * expected,
+                "{name}, step {step}: {what} {found}, torch {expected}"
+            );
+        }
+        learner = learner.update(sums.gradients, schedule.rates(step, &config.optim));
+    }
+    learner.gpt
+}
+
+fn assert_close(name: &str, path: &str, found: &[f32], expected: &[f32]) {
+    let largest = expected.iter().fold(0.0_f32, |max, value| max.max(value.abs()));
+    let difference =
+        found.iter().zip(expected).map(|(found, expected)| (found - expected).abs()).fold(0.0_f32, f32::max);
+    assert!(difference <= 1e-4 * largest, "{name}: `{path}` differs by {difference}, its largest is {largest}");
+}
+
+fn assert_same_weights(name: &str, found: &Gpt, expected: &Gpt) {
+    let mut all = Vec::new();
+    let read = expected.read_params(&mut |path, data| {
+        all.push((path.to_owned(), data.try_to_vec::<f32>().unwrap()));
+        Ok(())
+    });
+    read.unwrap();
+    let mut all = all.into_iter();
+    let compare = found.read_params(&mut |path, data| {
+        let (expected_path, expected) = all.next().unwrap();
+        assert_eq!(path, expected_path);
+        assert_close(name, path, &data.try_to_vec::<f32>().unwrap(), &expected);
+        Ok(())
+    });
+    compare.unwrap();
+}
+
+#[test]
+fn full_fine_tuning_with_masks_packing_and_accumulation_follows_torch() {
+    let start = load(&dir("full/start"), Device::flex().autodiff());
+    let end = follow("full", start, |examples| rows(examples, Packing::BestFit));
+    assert_same_weights("full", &end, &load(&dir("full/end"), Device::flex()));
+}
+
+#[test]
+fn an_adapter_follows_peft() {
+    let base = load(&dir("lora/start"), Device::flex());
+    let config = base.config().clone();
+    let model = AdapterModel::new(&config, Some(model_dir::load_class(&dir("lora/start")).unwrap())).unwrap();
+    let open = |name: &str| Adapter::open(&dir("lora").join(name), model).unwrap();
+    let start = base.with_lora(&open("adapter-start").values, 0.0, Training::Yes).unwrap();
+    let end = follow("lora", start, |examples| rows(examples, Packing::BestFit));
+    let (found, expected) = (end.lora().unwrap().unwrap(), open("adapter-end").values);
+    assert_eq!(found.0.keys().collect::<Vec<_>>(), expected.0.keys().collect::<Vec<_>>());
+    for (path, found) in &found.0 {
+        assert_close("lora", path, &found.values, &expected.0[path].values);
+    }
+}
+
+#[test]
+fn preferences_follow_torch() {
+    let reference = load(&dir("dpo/start"), Device::flex());
+    let log_prob = |example: &Example| {
+        let ids: Vec<i32> = example.ids.iter().map(|&id| id as i32).collect();
+        let (inputs, targets) = (&ids[..ids.len() - 1], &ids[1..]);
+        let tensor = |ids: &[i32]| burn::tensor::Tensor::from_ints(ids, &Device::flex());
+        let context = hearth_model::attention::AttentionContext::dense(1, inputs.len());
+        let hidden = reference.forward(tensor(inputs), context);
+        let losses = reference.token_losses(hidden, tensor(targets)).unwrap();
+        -losses.iter().zip(&example.trained[1..]).filter(|(_, trained)| **trained).map(|(loss, _)| loss).sum::<f32>()
+    };
+    let start = load(&dir("dpo/start"), Device::flex().autodiff());
+    let end = follow("dpo", start, |examples| {
+        let (both, rest) = examples.as_chunks::<2>();
+        assert!(rest.is_empty());
+        let pairs = Pairs::new(both.iter().map(|both| both.each_ref().map(pair)), SEQ_LEN, &tokenizer()).unwrap();
+        RowSource::Pairs(pairs.with_references(both.iter().map(|both| both.each_ref().map(log_prob)).collect()))
+    });
+    assert_same_weights("dpo", &end, &load(&dir("dpo/end"), Device::flex()));
+}
+
+/// Attention does not cross from one example to the next, and positions begin anew: of every architecture that adds, rotates or
+/// biases by position, and with a window.
+#[test]
+fn packed_examples_have_the_loss_and_gradients_of_unpacked_ones() {
+    let golden: Golden = serde_json::from_slice(&fs::read(dir("full").join("run.json")).unwrap()).unwrap();
+    let examples = golden.steps.concat();
+    let models = ["gpt2", "llama", "bloom", "mistral", "gemma3", "nanochat"];
+    for model in models {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/golden").join(model);
+        let gpt = load(&golden, Device::flex().autodiff());
+        let GptConfig { vocab_size, max_seq_len, .. } = *gpt.config();
+        let cut = |example: &Example| {
+            let n = example.ids.len().min(max_seq_len.min(SEQ_LEN) + 1);
+            let ids = example.ids[..n].iter().map(|id| id % vocab_size as TokenId).collect();
+            let mut trained = example.trained[..n].to_vec();
+            trained[n - 1] = true;
+            Example { ids, trained }
+        };
+        let examples: Vec<_> = examples.iter().take(24).map(cut).collect();
+        let learner = Learner::new(gpt, Layers::default().resolve().unwrap().optim, 0);
+        let of = |packing: Packing| {
+            let source = rows(&examples, packing);
+            let n_rows = source.n_rows(SEQ_LEN) as usize;
+            (gradients(&learner, 0, batches(&source, n_rows)), n_rows)
+        };
+        let ((packed, n_packed), (unpacked, n_unpacked)) = (of(Packing::BestFit), of(Packing::Off));
+        assert!(n_packed < n_unpacked && n_unpacked == examples.len(), "{n_packed} of {n_unpacked} rows");
+        let [found, expected] = [&packed, &unpacked].map(|sums| sums.loss.clone().into_scalar::<f32>());
+        assert!((found - expected).abs() <= 1e-6 * expected, "{model}: loss {found}, unpacked {expected}");
+        for path in unpacked.gradients.paths() {
+            let values = |sums: &LossGradients| {
+                sums.gradients.get(path).unwrap().clone().into_data().try_to_vec::<f32>().unwrap()
+            };
+            let (found, expected) = (values(&packed), values(&unpacked));
+            let largest = expected.iter().fold(0.0_f32, |max, value| max.max(value.abs()));
+            for (found, expected) in found.iter().zip(&expected) {
+                assert!((found - expected).abs() <= 1e-5 * largest, "{model}: `{path}` {found}, unpacked {expected}");
+            }
+        }
+    }
+}
