@@ -3,6 +3,7 @@
 mod accumulation;
 mod data;
 mod evaluation;
+mod finetune;
 mod hub;
 mod import;
 mod memory;

@@ -9,6 +9,8 @@ mod generate;
 mod health;
 mod list;
 mod log;
+mod merge;
+mod new_model;
 mod output;
 mod perplexity;
 mod pull;
@@ -54,6 +56,8 @@ enum Command {
     Perplexity(perplexity::PerplexityArgs),
     /// Write a quantized copy of a model
     Quantize(quantize::QuantizeArgs),
+    /// Write a copy of a model with a LoRA adapter added to it
+    Merge(merge::MergeArgs),
     /// Show the machine's hardware and the device that a model would use
     Doctor(doctor::DoctorArgs),
     /// Check that a running server is healthy; takes the same flags and variables as `serve`
@@ -112,6 +116,10 @@ impl Cli {
             Command::Quantize(args) => {
                 log::here("warn")?;
                 quantize::run(args)
+            }
+            Command::Merge(args) => {
+                log::here("warn")?;
+                merge::run(args)
             }
             Command::Doctor(args) => {
                 log::here("error")?;

@@ -1,0 +1,73 @@
+//! New model dirs that commands write: there when they are complete, and not at all if a command is interrupted.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use anyhow::Context;
+use hearth_model::weights::StagedDir;
+
+/// The exit code after SIGINT, as in shells.
+#[cfg(unix)]
+const INTERRUPTED: i32 = 128 + 2;
+
+/// Stages the new model dir `out`. From now on, ctrl-c removes what has been written and ends the process.
+///
+/// # Errors
+/// `out` is not empty, or it cannot be written to.
+pub(super) fn stage(out: &Path) -> anyhow::Result<StagedDir> {
+    let partial = Arc::default();
+    // Locked while the folder is created, so that ctrl-c finds it.
+    let mut path = lock(&partial);
+    remove_when_interrupted(Arc::clone(&partial));
+    let staged = StagedDir::creating(out)?;
+    *path = Some(staged.path().to_owned());
+    Ok(staged)
+}
+
+fn lock(partial: &Mutex<Option<PathBuf>>) -> MutexGuard<'_, Option<PathBuf>> {
+    partial.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// From now on, ctrl-c removes `partial` and then ends the process. If the handler cannot be installed, ctrl-c ends the
+/// process immediately, and the next run removes the folder.
+#[cfg(unix)]
+fn remove_when_interrupted(partial: Arc<Mutex<Option<PathBuf>>>) {
+    use std::{process, thread};
+
+    use tokio::signal::unix::{SignalKind, signal};
+
+    let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() else { return };
+    let interrupt = runtime.block_on(async { signal(SignalKind::interrupt()) });
+    let Ok(mut interrupt) = interrupt else { return };
+    let wait = move || {
+        runtime.block_on(interrupt.recv());
+        let partial = lock(&partial);
+        // Files may still be created meanwhile.
+        for _ in 0..100 {
+            if partial.as_ref().is_none_or(|path| fs::remove_dir_all(path).is_ok() || !path.exists()) {
+                break;
+            }
+        }
+        process::exit(INTERRUPTED);
+    };
+    drop(thread::Builder::new().name("ctrl-c".into()).spawn(wait));
+}
+
+#[cfg(not(unix))]
+fn remove_when_interrupted(_: Arc<Mutex<Option<PathBuf>>>) {}
+
+/// Weights in `dir`, in megabytes.
+pub(super) fn megabytes(dir: &Path) -> anyhow::Result<f64> {
+    Ok(weight_bytes(dir)? as f64 / 1e6)
+}
+
+fn weight_bytes(dir: &Path) -> anyhow::Result<u64> {
+    let entries = fs::read_dir(dir).with_context(|| format!("cannot read `{}`", dir.display()))?;
+    let is_weights = |path: &Path| path.extension().is_some_and(|extension| extension == "safetensors");
+    // Follows links: Hugging Face's cache consists of them.
+    let sizes = entries.flatten().map(|entry| entry.path()).filter(|path| is_weights(path)).map(fs::metadata);
+    sizes.map(|metadata| anyhow::Ok(metadata?.len())).sum()
+}

@@ -1,0 +1,293 @@
+//! `hearth-train finetune` as a command: adapters and whole models that are killed and go on with the same bits, what a run
+//! leaves, and every wrong input by name.
+
+#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+    sync::OnceLock,
+    thread,
+    time::{Duration, Instant},
+};
+
+use burn::tensor::Device;
+use hearth_model::weights::model_dir::{self, LoadOptions};
+use serde_json::{Value, json};
+
+fn hearth_train(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_hearth-train")).args(args).output().unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn succeeded(output: &Output) {
+    assert!(output.status.success(), "{}", stderr(output));
+}
+
+/// A small model that knows conversations, trained for a moment; made once.
+fn model() -> &'static Path {
+    static MODEL: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
+    let (_, run) = MODEL.get_or_init(|| {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+        let text: String = (0..300).map(|n| format!("What is {n}? It is {} and {}.\n", n * 7 % 10, n % 3)).collect();
+        fs::write(path("text.txt"), text).unwrap();
+        let (text, tokenizer, data, run) = (path("text.txt"), path("tokenizer"), path("data"), path("run"));
+        succeeded(&hearth_train(&["tokenizer", &text, "--out", &tokenizer, "--vocab-size", "320", "--chat"]));
+        succeeded(&hearth_train(&["prepare", &text, "--tokenizer", &tokenizer, "--out", &data]));
+        let sets = ["model.arch=qwen3", "model.max_seq_len=96", "schedule.max_steps=4", "schedule.warmup_steps=1"];
+        let sets: Vec<&str> = sets.iter().flat_map(|set| ["--set", set]).collect();
+        let pretrain = ["pretrain", "--data", &data, "--out", &run, "--preset", "tiny", "--device", "cpu"];
+        succeeded(&hearth_train(&[&pretrain[..], &sets].concat()));
+        let run = PathBuf::from(run);
+        (dir, run)
+    });
+    run
+}
+
+struct Case {
+    dir: tempfile::TempDir,
+}
+
+/// Accumulation over rows of several examples, evaluations, and checkpoints between them.
+const SETS: [&str; 8] = [
+    "model.max_seq_len=64",
+    "data.tokens_per_step=192",
+    "schedule.max_steps=24",
+    "schedule.warmup_steps=2",
+    "optim.lr=1e-3",
+    "eval.every=5",
+    "checkpoint.every=3",
+    "data.val_fraction=0.1",
+];
+
+impl Case {
+    fn new() -> Case {
+        let case = Case { dir: tempfile::tempdir().unwrap() };
+        let line = |n: usize| {
+            let messages = json!([
+                { "role": "user", "content": format!("What is {n}?") },
+                { "role": "assistant", "content": format!("It is {}.", n * 7 % 10) },
+            ]);
+            json!({ "messages": messages }).to_string() + "\n"
+        };
+        fs::write(case.path("train.jsonl"), (0..60).map(line).collect::<String>()).unwrap();
+        let pair = |n: usize| {
+            let answer = |text: String| json!([{ "role": "assistant", "content": text }]);
+            let prompt = json!([{ "role": "user", "content": format!("What is {n}?") }]);
+            json!({ "prompt": prompt, "chosen": answer(format!("It is {}.", n % 10)), "rejected": answer("No.".into()) })
+                .to_string()
+                + "\n"
+        };
+        fs::write(case.path("pairs.jsonl"), (0..40).map(pair).collect::<String>()).unwrap();
+        case
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn command(&self, data: &str, out: &str, flags: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hearth-train"));
+        command.arg("finetune").arg(model()).arg("--data").arg(self.path(data)).arg("--out").arg(self.path(out));
+        command.args(["--device", "cpu"]).args(SETS.iter().flat_map(|set| ["--set", set])).args(flags);
+        command
+    }
+
+    fn train(&self, out: &str, flags: &[&str]) -> Output {
+        self.command("train.jsonl", out, flags).output().unwrap()
+    }
+
+    /// Weights or adapter, moments and metrics.
+    fn bits(&self, out: &str, weights: &str) -> BTreeMap<String, Vec<u8>> {
+        let checkpoint = "checkpoints/step-00000024";
+        let names = [
+            format!("model/{weights}"),
+            format!("{checkpoint}/{weights}"),
+            format!("{checkpoint}/train_state/moments.safetensors"),
+        ];
+        let read = |name: String| {
+            let bytes = fs::read(self.path(out).join(&name)).unwrap();
+            (name, bytes)
+        };
+        let mut bits: BTreeMap<_, _> = names.into_iter().map(read).collect();
+        let metrics = fs::read_to_string(self.path(out).join("metrics.jsonl")).unwrap();
+        let without_times = metrics.lines().map(|line| {
+            let mut record: serde_json::Map<String, Value> = serde_json::from_str(line).unwrap();
+            for time in ["tok_per_sec", "seconds"] {
+                record.remove(time);
+            }
+            Value::Object(record).to_string() + "\n"
+        });
+        bits.insert("metrics".to_owned(), without_times.collect::<String>().into_bytes());
+        bits
+    }
+}
+
+/// Killed at moments spread over a run, and resumed until it ends.
+fn is_the_same_after_kills(data: &str, flags: &[&str], weights: &str) {
+    let n_kills: u32 = std::env::var("HEARTH_KILLS").ok().map_or(3, |n| n.parse().unwrap());
+    let case = Case::new();
+    let started = Instant::now();
+    succeeded(&case.command(data, "whole", flags).output().unwrap());
+    let took = started.elapsed();
+    let expected = case.bits("whole", weights);
+    for number in 0..n_kills {
+        let flags = [flags, &["--resume"]].concat();
+        let mut command = case.command(data, "killed", &flags);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let moment = took.mul_f64((f64::from(number) + 0.9) / f64::from(n_kills + 1));
+        let begun = Instant::now();
+        let mut ended = None;
+        while begun.elapsed() < moment && ended.is_none() {
+            ended = child.try_wait().unwrap();
+            thread::sleep(Duration::from_millis(1));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        eprintln!("kill {number} after {moment:?}, ended before: {}", ended.is_some());
+    }
+    succeeded(&case.command(data, "killed", &[flags, &["--resume"]].concat()).output().unwrap());
+    for (name, found) in case.bits("killed", weights) {
+        assert!(found == expected[&name], "{flags:?}: other bits in {name}");
+    }
+}
+
+#[test]
+fn an_adapter_that_is_killed_ends_with_the_bits_of_one_that_is_not() {
+    is_the_same_after_kills("train.jsonl", &["--lora", "r=4,dropout=0.1"], "adapter_model.safetensors");
+}
+
+#[test]
+fn a_model_that_is_killed_ends_with_the_bits_of_one_that_is_not() {
+    is_the_same_after_kills("train.jsonl", &["--set", "model.dropout=0.1"], "model.safetensors");
+}
+
+#[test]
+fn preferences_that_are_killed_end_with_the_bits_of_those_that_are_not() {
+    is_the_same_after_kills("pairs.jsonl", &["--set", "objective.kind=dpo"], "model.safetensors");
+    is_the_same_after_kills("pairs.jsonl", &["--set", "objective.kind=dpo", "--lora"], "adapter_model.safetensors");
+}
+
+/// The loss falls, and what is left opens: an adapter over rounded matrices, beside and merged.
+#[test]
+fn what_is_left_opens_and_has_learned() {
+    let case = Case::new();
+    let long = ["--json", "--set", "schedule.max_steps=60", "--set", "optim.lr=3e-3"];
+    for (out, flags) in [
+        ("full", &[][..]),
+        ("lora", &["--lora", "r=8"]),
+        ("qlora", &["--lora", "r=8,base=q4"]),
+        ("unpacked", &["--lora", "--set", "data.rows=unpacked"]),
+    ] {
+        let output = case.train(out, &[&long[..], flags].concat());
+        succeeded(&output);
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let first: Value = {
+            let metrics = fs::read_to_string(case.path(out).join("metrics.jsonl")).unwrap();
+            serde_json::from_str(metrics.lines().next().unwrap()).unwrap()
+        };
+        let (before, after) = (first["loss"].as_f64().unwrap(), report["best_val_loss"].as_f64().unwrap());
+        assert!(after < 0.7 * before, "{out}: {before} to {after}");
+        let options = LoadOptions { device: Device::flex(), dtype: None };
+        let loaded = model_dir::load(&case.path(out), &options).unwrap();
+        assert!(loaded.chat_template.is_some(), "{out}");
+    }
+    // An adapter cannot be tuned itself.
+    let adapter = case.path("lora");
+    let output = hearth_train(&[
+        "finetune",
+        adapter.to_str().unwrap(),
+        "--data",
+        case.path("train.jsonl").to_str().unwrap(),
+        "--out",
+        case.path("again").to_str().unwrap(),
+    ]);
+    assert!(stderr(&output).contains("is an adapter"), "{}", stderr(&output));
+}
+
+#[test]
+fn examples_are_shown_as_they_are_trained() {
+    let case = Case::new();
+    let data = case.path("train.jsonl");
+    let args = ["finetune", model().to_str().unwrap(), "--data", data.to_str().unwrap(), "--inspect", "2"];
+    let output = hearth_train(&args);
+    succeeded(&output);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("line 1: ") && text.contains("line 2: ") && !text.contains("line 3: "), "{text}");
+    assert!(text.contains("60 examples, ") && text.contains(" rows of up to 96 tokens"), "{text}");
+    let output = hearth_train(&[&args[..], &["--json"]].concat());
+    succeeded(&output);
+    let lines: Vec<Value> =
+        String::from_utf8(output.stdout).unwrap().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((lines.len(), &lines[2]["examples"]), (3, &json!(60)));
+    let trained = lines[0]["trained"].as_array().unwrap().iter().filter(|trained| trained == &&json!(true)).count();
+    assert!(trained > 2 && trained < lines[0]["ids"].as_array().unwrap().len(), "{}", lines[0]);
+    assert!(!case.path("run").exists());
+}
+
+#[test]
+fn what_cannot_be_trained_is_refused_by_name_before_the_first_step() {
+    let case = Case::new();
+    let write = |name: &str, text: &str| fs::write(case.path(name), text).unwrap();
+    write(
+        "broken.jsonl",
+        "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}]}\n{\"messages\": [\n",
+    );
+    write("alone.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}\n");
+    write("long.jsonl", &(json!({ "text": "What is it? ".repeat(200) }).to_string() + "\n"));
+    write("pairs.jsonl", "{\"prompt\": \"a\", \"chosen\": \"b\"}\n");
+    for (data, flags, contains) in [
+        ("missing.jsonl", &[][..], &["missing.jsonl"][..]),
+        ("broken.jsonl", &[], &["broken.jsonl", "line 2"]),
+        ("alone.jsonl", &[], &["alone.jsonl", "line 1"]),
+        ("long.jsonl", &[], &["long.jsonl", "data.too_long=cut"]),
+        ("train.jsonl", &["--lora", "targets=q_proj+w_proj"], &["`lora.targets`", "`w_proj`", "`q_proj`"]),
+        ("train.jsonl", &["--lora", "r=0"], &["`lora.r`"]),
+        ("train.jsonl", &["--lora", "rank=3"], &["`lora.rank`", "did you mean"]),
+        ("train.jsonl", &["--lora", "r"], &["`r` has no `=`"]),
+        ("train.jsonl", &["--lora", "base=q3"], &["q3"]),
+        ("train.jsonl", &["--set", "objective.kind=dpo"], &["train.jsonl", "line 1"]),
+        ("pairs.jsonl", &["--set", "objective.kind=dpo"], &["pairs.jsonl", "rejected"]),
+        ("train.jsonl", &["--set", "objective.kind=kto"], &["kto"]),
+    ] {
+        let output = case.command(data, "refused", flags).output().unwrap();
+        let message = stderr(&output);
+        assert_eq!(output.status.code(), Some(1), "{data} {flags:?}: {message}");
+        for part in contains {
+            assert!(message.contains(part), "{data} {flags:?}: {message}");
+        }
+        assert!(
+            message.contains("\nhint: ") || data == "missing.jsonl" || flags.len() > 1,
+            "{data} {flags:?}: {message}"
+        );
+        assert!(!message.contains("step 1/"), "{data} {flags:?}: {message}");
+    }
+    // A quantized model trains only as an adapter's base.
+    let quantized = case.path("quantized");
+    let gpt =
+        model_dir::load(model(), &LoadOptions { device: Device::flex(), dtype: Some(hearth_model::ops::Dtype::Q8) });
+    let options = model_dir::SaveOptions {
+        extra_files: model_dir::files_beside_weights(model()).unwrap(),
+        ..model_dir::SaveOptions::default()
+    };
+    model_dir::save(&quantized, &gpt.unwrap().gpt, &options).unwrap();
+    let train = |out: &str, flags: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hearth-train"));
+        command.arg("finetune").arg(&quantized).arg("--data").arg(case.path("train.jsonl"));
+        command.arg("--out").arg(case.path(out)).args(["--device", "cpu"]);
+        command.args(SETS.iter().flat_map(|set| ["--set", set])).args(flags).output().unwrap()
+    };
+    let output = train("whole", &[]);
+    assert!(stderr(&output).contains("quantized matrices, which do not train\nhint: "), "{}", stderr(&output));
+    succeeded(&train("adapter", &["--lora"]));
+    // Another adapter's settings, or another text, do not go on with a run.
+    succeeded(&case.train("run", &["--lora", "r=4", "--set", "schedule.max_steps=6"]));
+    let output = case.train("run", &["--lora", "r=8", "--set", "schedule.max_steps=6", "--resume"]);
+    assert!(stderr(&output).contains("`lora.r` was `4` and is now `8`"), "{}", stderr(&output));
+}
