@@ -188,6 +188,19 @@ impl ChatTemplate {
         tokenizer.encode_marked(&text, mark, options)
     }
 
+    /// The special token that ends an assistant's message, if the template writes one: a model that was trained on this
+    /// template ends its answers with it.
+    pub fn end_of_turn(&self, tokenizer: &Tokenizer) -> Option<TokenId> {
+        let messages = [Message::new("user", "a"), Message::new("assistant", "b")];
+        let encode = |ending| {
+            let context = RenderContext { ending, ..RenderContext::new(tokenizer) };
+            self.encode(tokenizer, &messages, &context).ok()
+        };
+        let (closed, open) = (encode(Ending::Closed)?, encode(Ending::OpenMessage)?);
+        let next = *closed.strip_prefix(&open[..])?.first()?;
+        tokenizer.is_special(next).then_some(next)
+    }
+
     /// The source of the default template.
     pub fn source(&self) -> String {
         self.environment.get_template(DEFAULT).map(|template| template.source().to_owned()).unwrap_or_default()

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, Result, ensure};
-use hearth_model::{tokenizer::Tokenizer, weights::model_dir};
+use hearth_model::{TokenId, chat::ChatTemplate, tokenizer::Tokenizer, weights::model_dir};
 use hearth_training::{
     config::{Objective, Rows, TrainConfig},
     loader::{Documents, Packing, RowSource},
@@ -60,10 +60,19 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         val: val?,
         hash: dataset.hash(),
         tokenizer_hash: dataset.tokenizer_hash(),
-        eos_token_ids: tokenizer.eos().map(|eos| eos.id).into_iter().collect(),
+        eos_token_ids: ends_of(&dataset, &tokenizer)?,
         tokenizer,
     };
     session.train(&data)
+}
+
+/// Tokens that end a text, and an answer if the tokenizer has a chat template.
+fn ends_of(dataset: &Dataset, tokenizer: &Tokenizer) -> Result<Vec<TokenId>> {
+    let template = ChatTemplate::from_dir(&dataset.tokenizer_dir())?;
+    let end_of_turn = template.and_then(|template| template.end_of_turn(tokenizer));
+    let mut ids: Vec<TokenId> = tokenizer.eos().map(|eos| eos.id).into_iter().chain(end_of_turn).collect();
+    ids.dedup();
+    Ok(ids)
 }
 
 /// A split in rows as `data.rows` says. An empty one stays a stream.
