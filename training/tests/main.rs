@@ -5,6 +5,7 @@ mod data;
 mod evaluation;
 mod hub;
 mod import;
+mod masks;
 mod memory;
 mod optim;
 mod overfit;
