@@ -78,6 +78,10 @@ const TRAINED_HEADERS: [(&str, &[&str]); 4] = [
 const GEMMA_TOOL_CALL: [&str; 3] =
     ["<|tool_call>call:add{a:1,b:2}<tool_call|><|tool_response>", "<|turn>model\nIt is 3.<turn|>\n", "Bye<turn|>\n"];
 
+/// This family asks whether the content of a message with calls is none. Hearth says that it is, as OpenAI's clients do, and
+/// the template fails on the calls' arguments; transformers drops members that are none.
+const FAILS_ON_NONE: (&str, &str) = ("deepseek_r1_distill", "tool_call");
+
 fn golden_dir() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/masks"))
 }
@@ -132,7 +136,12 @@ fn masks_are_those_of_transformers_with_the_templates_of_trl() {
                     problems.push(format!("{name}, {title}: {what}:\n  {found}\n  {expected}"));
                 }
             };
-            let tagged = encode(&tokenizer, &marked, conversation).unwrap();
+            let tagged = encode(&tokenizer, &marked, conversation);
+            if (name.as_str(), title.as_str()) == FAILS_ON_NONE {
+                check("is rejected", tagged.is_err().to_string(), "true".to_owned());
+                continue;
+            }
+            let tagged = tagged.unwrap();
             assert_eq!(tagged.source, MaskSource::GenerationTags);
             let expected: Vec<Range<usize>> = case.trained.iter().map(|&(start, end)| start..end).collect();
             check("ids", format!("{:?}", tagged.ids), format!("{:?}", case.ids));

@@ -32,12 +32,17 @@ def templates():
     return Path(spec.submodule_search_locations[0]) / "chat_templates"
 
 
+def raw_text(path):
+    """The text with its own line ends."""
+    return path.read_bytes().decode()
+
+
 def families(folder):
     """For each family, its published template and the one with generation tags."""
     for marked in sorted(folder.glob("*_training.jinja")):
         name = marked.name.removesuffix("_training.jinja")
         if name not in LEFT_OUT:
-            yield name, (folder / f"{name}.jinja").read_text(), marked.read_text()
+            yield name, *(raw_text(path) for path in (folder / f"{name}.jinja", marked))
 
 
 def special_tokens(folder):
