@@ -86,6 +86,8 @@ fn lists_of_messages_are_read() {
     for name in ["messages.parquet", "messages-v2.parquet"] {
         assert_eq!(read_messages(&golden(name)).map_err(|error| error.to_string()), Ok(rows.clone()), "{name}");
     }
+    let error = read_messages(&golden("object-of-lists.parquet")).unwrap_err().to_string();
+    assert!(error.contains("column `messages.role.list.element` is not a list of objects with texts"), "{error}");
     let error = read_messages(&golden("snappy.parquet")).unwrap_err().to_string();
     assert!(error.contains("has none of the columns `messages`, `prompt`; it has: `meta`, `id`, `text`"), "{error}");
     let options = RecordOptions { members: &["meta"], text_member: "text", expected: "an object" };

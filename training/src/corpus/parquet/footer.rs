@@ -68,10 +68,18 @@ pub(super) struct Leaf {
     /// The names from the column to the field.
     pub(super) path: Vec<String>,
     pub(super) levels: Levels,
-    /// The definition level from which on the innermost list has an element.
-    pub(super) in_list: u32,
+    /// The innermost list: its index in the path, and the definition level from which on it has an element.
+    pub(super) list: Option<(usize, u32)>,
     /// Its values, if they are text.
     pub(super) column: Option<Column>,
+}
+
+/// A field while the schema is walked.
+#[derive(Clone, Copy, Default)]
+struct Around<'a> {
+    name: &'a str,
+    levels: Levels,
+    list: Option<(usize, u32)>,
 }
 
 /// Levels say which values exist: <https://parquet.apache.org/docs/file-format/nestedencoding/>.
@@ -157,8 +165,7 @@ impl Footer {
         Ok(self.columns()?.iter().any(|(column, element)| *column == name && has_fields(element)))
     }
 
-    /// The fields of a nested column that have no fields themselves: the path to each, and the column of its values if it
-    /// is text. The definition level of the innermost list is given with it.
+    /// The fields of a nested column that have no fields themselves, in order.
     pub(super) fn leaves(&self, name: &str) -> Result<Vec<Leaf>, Problem> {
         let elements = self.elements()?;
         let mut start = 1;
@@ -166,32 +173,33 @@ impl Footer {
             start = end_of(&elements, start);
         }
         let mut leaves = Vec::new();
-        // The fields around the current one: the index behind each, its name, and the levels within it.
-        let mut around: Vec<(usize, &str, Levels, u32)> = Vec::new();
+        // The fields around the current one, and itself, each with the index behind it.
+        let mut around: Vec<(usize, Around<'_>)> = Vec::new();
         for (at, element) in elements.iter().enumerate().take(end_of(&elements, start)).skip(start) {
-            while around.last().is_some_and(|(end, ..)| *end <= at) {
+            while around.last().is_some_and(|(end, _)| *end <= at) {
                 around.pop();
             }
-            let (mut levels, mut in_list) =
-                around.last().map_or_else(Default::default, |&(_, _, levels, in_list)| (levels, in_list));
+            let mut field = around.last().map_or_else(Around::default, |(_, outer)| *outer);
+            field.name = element.text(4).unwrap_or_default();
             let repetition = element.number(3).unwrap_or(0);
-            levels.definition += u32::from(repetition != 0);
+            field.levels.definition += u32::from(repetition != 0);
             if repetition == 2 {
-                levels.repetition += 1;
-                in_list = levels.definition;
+                field.levels.repetition += 1;
+                field.list = Some((around.len(), field.levels.definition));
             }
-            let field = element.text(4).unwrap_or_default();
-            around.push((end_of(&elements, at), field, levels, in_list));
+            around.push((end_of(&elements, at), field));
             if element.number(5).unwrap_or(0) > 0 {
                 continue;
             }
-            let path: Vec<&str> = around.iter().map(|(_, field, ..)| *field).collect();
-            let is_text = element.number(1) == Some(BYTE_ARRAY) && element.number(5).unwrap_or(0) == 0;
-            let column = match is_text {
-                true => Some(Column { name: path.join("."), levels, chunks: self.chunks(&path)? }),
-                false => None,
+            let path: Vec<&str> = around.iter().map(|(_, field)| field.name).collect();
+            let column = match element.number(1) {
+                Some(BYTE_ARRAY) => {
+                    Some(Column { name: path.join("."), levels: field.levels, chunks: self.chunks(&path)? })
+                }
+                _ => None,
             };
-            leaves.push(Leaf { path: path.into_iter().map(str::to_owned).collect(), levels, in_list, column });
+            let path = path.into_iter().map(str::to_owned).collect();
+            leaves.push(Leaf { path, levels: field.levels, list: field.list, column });
         }
         Ok(leaves)
     }

@@ -5,7 +5,11 @@ use std::{fs::File, path::Path};
 use anyhow::{Result, anyhow};
 use serde_json::{Map, Value};
 
-use super::{Problem, footer::Footer, read_values};
+use super::{
+    DAMAGED, Problem,
+    footer::{Footer, Levels},
+    read_values,
+};
 
 /// Reads the lists of a column: for every row an array of objects, or `None`. Fields of objects without a value are left
 /// out, and those that are numbers.
@@ -16,21 +20,21 @@ pub(super) fn read(path: &Path, file: &mut File, footer: &Footer, name: &str) ->
     let mut is_first = true;
     for leaf in leaves {
         // The column, its list, and an element with a field, or directly a field.
-        let (field, is_list) = match leaf.path.as_slice() {
-            [_, _, field] | [_, _, _, field] => (field, leaf.levels.repetition == 1),
-            _ => (&leaf.path[0], false),
+        let (field, in_list) = match (leaf.path.as_slice(), leaf.list) {
+            ([_, _, field] | [_, _, _, field], Some((1, in_list))) if leaf.levels.repetition == 1 => (field, in_list),
+            _ => {
+                return Err(named(format!(
+                    "column `{}` is not a list of objects with texts\nhint: convert the file to jsonl, for example with \
+                     `datasets`: `Dataset.from_parquet(...).to_json(...)`",
+                    leaf.path.join(".")
+                )));
+            }
         };
-        if !is_list {
-            return Err(named(format!(
-                "column `{}` is not a list of objects with texts\nhint: convert the file to jsonl, for example with \
-                 `datasets`: `Dataset.from_parquet(...).to_json(...)`",
-                leaf.path.join(".")
-            )));
-        }
         let Some(column) = &leaf.column else { continue };
+        let differs = || named(format!("the fields of column `{name}` have lists of different lengths; {DAMAGED}"));
         let (mut row, mut element) = (0, 0);
         let mut n_rows = 0;
-        let mut take = |levels: super::Levels, text: Option<&str>| {
+        let mut take = |levels: Levels, text: Option<&str>| {
             if levels.repetition == 0 {
                 row = n_rows;
                 n_rows += 1;
@@ -40,11 +44,9 @@ pub(super) fn read(path: &Path, file: &mut File, footer: &Footer, name: &str) ->
                     rows.push(None);
                 }
             }
-            if levels.definition < leaf.in_list {
+            if levels.definition < in_list {
                 return Ok(());
             }
-            let differs =
-                || anyhow!("`{}`: the fields of column `{name}` have lists of different lengths", path.display());
             let list = rows.get_mut(row).ok_or_else(differs)?;
             if is_first {
                 match list.get_or_insert_with(|| Value::Array(Vec::new())) {
@@ -61,6 +63,9 @@ pub(super) fn read(path: &Path, file: &mut File, footer: &Footer, name: &str) ->
             Ok(())
         };
         read_values(path, file, column, &mut take, &mut |_| {})?;
+        if n_rows != rows.len() {
+            return Err(differs());
+        }
         is_first = false;
     }
     Ok(rows)

@@ -55,5 +55,7 @@ def conversations(path, **options):
     parquet.write_table(pyarrow.table(columns), f"{path}.parquet", **settings)
 
 
+columns = {"messages": [{"role": ["user"], "content": ["Hi"]}]}
+parquet.write_table(pyarrow.table(columns), "object-of-lists.parquet")
 conversations("messages")
 conversations("messages-v2", data_page_version="2.0", compression="zstd", use_dictionary=False)
