@@ -6,6 +6,7 @@ mod evaluation;
 mod finetune;
 mod hub;
 mod import;
+mod masks;
 mod memory;
 mod optim;
 mod overfit;

@@ -8,7 +8,10 @@ use std::{
 };
 
 use anyhow::Result;
-use hearth_training::corpus::{BytesRead, Cutting, Piece, ReadOptions, list_files, read_documents};
+use hearth_training::corpus::{
+    BytesRead, Cutting, Piece, ReadOptions, Record, RecordOptions, list_files, read_documents, read_records,
+};
+use serde_json::{Map, Value, json};
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/parquet").join(name)
@@ -54,6 +57,57 @@ fn what_cannot_be_read_is_refused_with_its_name() {
     ] {
         let error = refuse(name, column);
         assert!(error.contains(message) && error.contains(name) && error.contains("\nhint: "), "{error}");
+    }
+}
+
+fn read_messages(path: &Path) -> Result<Vec<Map<String, Value>>> {
+    let options = RecordOptions { members: &["messages", "prompt"], text_member: "text", expected: "an object" };
+    let mut rows = Vec::new();
+    let mut sink = |record: Record| {
+        assert_eq!(record.place, format!("row {}", rows.len()));
+        rows.push(record.members);
+        Ok(())
+    };
+    read_records(&list_files(path)?[0], options, &BytesRead::default(), &mut sink)?;
+    Ok(rows)
+}
+
+#[test]
+fn lists_of_messages_are_read() {
+    let message = |row: usize, n: usize| match n {
+        2 => json!({ "role": "user" }),
+        _ => json!({ "role": if n == 0 { "user" } else { "assistant" }, "content": format!("{row}.{n}") }),
+    };
+    let rows = (0..60).map(|row: usize| match (row % 4, row % 5) {
+        (0, _) | (_, 4) => Map::new(),
+        (n, _) => Map::from_iter([("messages".to_owned(), (0..n).map(|n| message(row, n)).collect())]),
+    });
+    let rows: Vec<Map<String, Value>> = rows.collect();
+    for name in ["messages.parquet", "messages-v2.parquet"] {
+        assert_eq!(read_messages(&golden(name)).map_err(|error| error.to_string()), Ok(rows.clone()), "{name}");
+    }
+    let error = read_messages(&golden("object-of-lists.parquet")).unwrap_err().to_string();
+    assert!(error.contains("column `messages.role.list.element` is not a list of objects with texts"), "{error}");
+    let error = read_messages(&golden("snappy.parquet")).unwrap_err().to_string();
+    assert!(error.contains("has none of the columns `messages`, `prompt`; it has: `meta`, `id`, `text`"), "{error}");
+    let options = RecordOptions { members: &["meta"], text_member: "text", expected: "an object" };
+    let file = &list_files(&golden("snappy.parquet")).unwrap()[0];
+    let error = read_records(file, options, &BytesRead::default(), &mut |_| Ok(())).unwrap_err().to_string();
+    assert!(error.contains("column `meta.text` is not a list of objects with texts\nhint: "), "{error}");
+}
+
+#[test]
+fn damaged_lists_end_in_errors_that_name_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("damaged.parquet");
+    let bytes = fs::read(golden("messages.parquet")).unwrap();
+    for at in (0..bytes.len()).step_by(7) {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 1 << (at % 8);
+        fs::write(&path, &damaged).unwrap();
+        if let Err(error) = read_messages(&path) {
+            assert!(format!("{error:#}").contains("damaged.parquet"), "byte {at}: {error:#}");
+        }
     }
 }
 

@@ -168,14 +168,15 @@ impl Renderings<'_> {
     fn span(&self, text: &str, index: usize, before: usize) -> Option<Range<usize>> {
         let messages = &self.inputs.messages;
         let (earlier, until) = (messages.get(..index)?, messages.get(..=index)?);
-        let located = self.locate(text, messages, index);
+        // Rarely needed.
+        let located = || self.locate(text, messages, index);
 
         let prompt = self.render(earlier, Ending::GenerationPrompt);
         let prompt = prompt.as_deref().map(without_reasoning_start);
         let start = match prompt {
             Some(prompt) if text.starts_with(prompt) => prompt.len(),
             _ => {
-                let start = located.as_ref()?.start;
+                let start = located()?.start;
                 let closed = self.render(earlier, Ending::Closed);
                 // The header of the assistant's messages.
                 let header = prompt.zip(closed).map_or("", |(prompt, closed)| {
@@ -193,7 +194,7 @@ impl Renderings<'_> {
             return Some(start..closed.len());
         }
         // The end of the turn, as far as it does not depend on the messages that follow.
-        let end = located?.end;
+        let end = located()?.end;
         let rest = text.get(end..)?;
         let turn_end = closed.get(self.locate(&closed, until, index)?.end..)?;
         let n_bytes = match self.common_prefix(rest, turn_end) {

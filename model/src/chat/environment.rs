@@ -62,7 +62,8 @@ pub(super) fn add_template(
     source: &str,
     origin: &Path,
 ) -> Result<bool> {
-    let source = with_generation_marks(source);
+    // Python's Jinja reads all line ends as line feeds.
+    let source = with_generation_marks(&source.replace("\r\n", "\n").replace('\r', "\n"));
     let refuse = |what: String| Error::File { path: origin.to_owned(), what, hint: String::new() };
     if source.len() > MAX_SOURCE_BYTES {
         let n = source.len();
@@ -278,6 +279,14 @@ fn describe(error: &minijinja::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::chat::{ChatTemplate, RenderContext};
+
+    #[test]
+    fn line_ends_are_line_feeds() {
+        let template = ChatTemplate::new("a\r\nb\rc", Path::new("chat_template.jinja"));
+        let rendered = template.and_then(|template| template.render(&[], &RenderContext::default()));
+        assert_eq!(rendered.ok().as_deref(), Some("a\nb\nc"));
+    }
 
     #[test]
     fn generation_tags_become_conditions_that_hold() {

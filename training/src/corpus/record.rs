@@ -86,19 +86,18 @@ fn read_rows(
     sink: &mut dyn FnMut(Record) -> Result<()>,
 ) -> Result<()> {
     let mut columns = parquet::read_columns(path, members, bytes_read)?;
-    let n_rows = columns.iter().map(|(_, texts)| texts.len()).max().unwrap_or(0);
-    for (name, texts) in &columns {
+    let n_rows = columns.iter().map(|(_, values)| values.len()).max().unwrap_or(0);
+    for (name, values) in &columns {
         ensure!(
-            texts.len() == n_rows,
+            values.len() == n_rows,
             "`{}`: column `{name}` has {} rows, another {n_rows}\nhint: the file is damaged; download or copy it again",
             path.display(),
-            texts.len()
+            values.len()
         );
     }
     for row in 0..n_rows {
-        let value = |(name, texts): &mut (String, Vec<Option<String>>)| {
-            let text = texts.get_mut(row).and_then(Option::take)?;
-            Some((name.clone(), text.into()))
+        let value = |(name, values): &mut (String, Vec<Option<Value>>)| {
+            Some((name.clone(), values.get_mut(row).and_then(Option::take)?))
         };
         let members = columns.iter_mut().filter_map(value).collect();
         sink(Record { place: format!("row {row}"), members })?;

@@ -331,6 +331,9 @@ fn files_of_all_kinds_are_read() {
     assert_eq!(texts, ["«a</s>»", "«b</s>»", "«c</s>»"]);
     assert!(found.examples[2].origin.ends_with("b.json`, element 2"), "{}", found.examples[2].origin);
     assert_eq!(marked(&read(dir.path().join("README.md")).unwrap().examples[0]), "«about</s>»");
+    // Rows without messages, and messages without a text.
+    let error = read(golden("messages.parquet")).unwrap_err().to_string();
+    assert!(error.contains("messages.parquet`, row 0: there is no example, only an empty object"), "{error}");
     let error = read(golden("lz4.parquet")).unwrap_err().to_string();
     assert!(error.contains("LZ4"), "{error}");
 }

@@ -52,14 +52,43 @@ pub(super) struct Footer {
     n_bytes: u64,
 }
 
-/// A text column.
+/// A text column, or the text field of a nested column.
 #[derive(Debug)]
 pub(super) struct Column {
     pub(super) name: String,
-    /// Whether values may be missing.
-    pub(super) is_optional: bool,
+    /// Largest levels of its values.
+    pub(super) levels: Levels,
     /// One part per row group.
     pub(super) chunks: Vec<Chunk>,
+}
+
+/// A field of a nested column.
+#[derive(Debug)]
+pub(super) struct Leaf {
+    /// The names from the column to the field.
+    pub(super) path: Vec<String>,
+    pub(super) levels: Levels,
+    /// The innermost list: its index in the path, and the definition level from which on it has an element.
+    pub(super) list: Option<(usize, u32)>,
+    /// Its values, if they are text.
+    pub(super) column: Option<Column>,
+}
+
+/// A field while the schema is walked.
+#[derive(Clone, Copy, Default)]
+struct Around<'a> {
+    name: &'a str,
+    levels: Levels,
+    list: Option<(usize, u32)>,
+}
+
+/// Levels say which values exist: <https://parquet.apache.org/docs/file-format/nestedencoding/>.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Levels {
+    /// Of repetition: the number of lists around a value.
+    pub(super) repetition: u32,
+    /// Of definition: the number of fields around a value, and itself, that may be missing.
+    pub(super) definition: u32,
 }
 
 /// The values of a column in one row group.
@@ -113,8 +142,7 @@ impl Footer {
 
     /// The columns, in order, each with its name. Fields of nested columns are not among them.
     fn columns(&self) -> Result<Vec<(&str, &Struct)>, Problem> {
-        let schema = self.metadata.list(2).ok_or_else(|| format!("has no schema in its metadata: {DAMAGED}"))?;
-        let elements: Vec<&Struct> = schema.iter().filter_map(Value::as_struct).collect();
+        let elements = self.elements()?;
         // The first element is the table; the fields follow depth first.
         let mut columns = Vec::new();
         let mut at = 1;
@@ -125,6 +153,57 @@ impl Footer {
         Ok(columns)
     }
 
+    /// The elements of the schema.
+    fn elements(&self) -> Result<Vec<&Struct>, Problem> {
+        let schema = self.metadata.list(2).ok_or_else(|| format!("has no schema in its metadata: {DAMAGED}"))?;
+        Ok(schema.iter().filter_map(Value::as_struct).collect())
+    }
+
+    /// Whether there is a column of this name that has fields.
+    pub(super) fn is_nested(&self, name: &str) -> Result<bool, Problem> {
+        let has_fields = |element: &Struct| element.number(5).unwrap_or(0) > 0;
+        Ok(self.columns()?.iter().any(|(column, element)| *column == name && has_fields(element)))
+    }
+
+    /// The fields of a nested column that have no fields themselves, in order.
+    pub(super) fn leaves(&self, name: &str) -> Result<Vec<Leaf>, Problem> {
+        let elements = self.elements()?;
+        let mut start = 1;
+        while elements.get(start).is_some_and(|element| element.text(4) != Some(name)) {
+            start = end_of(&elements, start);
+        }
+        let mut leaves = Vec::new();
+        // The fields around the current one, and itself, each with the index behind it.
+        let mut around: Vec<(usize, Around<'_>)> = Vec::new();
+        for (at, element) in elements.iter().enumerate().take(end_of(&elements, start)).skip(start) {
+            while around.last().is_some_and(|(end, _)| *end <= at) {
+                around.pop();
+            }
+            let mut field = around.last().map_or_else(Around::default, |(_, outer)| *outer);
+            field.name = element.text(4).unwrap_or_default();
+            let repetition = element.number(3).unwrap_or(0);
+            field.levels.definition += u32::from(repetition != 0);
+            if repetition == 2 {
+                field.levels.repetition += 1;
+                field.list = Some((around.len(), field.levels.definition));
+            }
+            around.push((end_of(&elements, at), field));
+            if element.number(5).unwrap_or(0) > 0 {
+                continue;
+            }
+            let path: Vec<&str> = around.iter().map(|(_, field)| field.name).collect();
+            let column = match element.number(1) {
+                Some(BYTE_ARRAY) => {
+                    Some(Column { name: path.join("."), levels: field.levels, chunks: self.chunks(&path)? })
+                }
+                _ => None,
+            };
+            let path = path.into_iter().map(str::to_owned).collect();
+            leaves.push(Leaf { path, levels: field.levels, list: field.list, column });
+        }
+        Ok(leaves)
+    }
+
     /// The names of the columns, in order.
     pub(super) fn column_names(&self) -> Result<Vec<&str>, Problem> {
         Ok(self.columns()?.into_iter().map(|(name, _)| name).collect())
@@ -132,7 +211,6 @@ impl Footer {
 
     /// The text column named `name`.
     pub(super) fn find(&self, name: &str) -> Result<Column, Problem> {
-        let damaged = |what: &str| format!("has no {what} in its metadata: {DAMAGED}");
         let columns = self.columns()?;
         let names: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
         let found = columns.iter().rev().find(|(field, _)| *field == name);
@@ -143,9 +221,9 @@ impl Footer {
             ));
         };
         let is_text = element.number(1) == Some(BYTE_ARRAY) && element.number(5).unwrap_or(0) == 0;
-        let is_optional = match element.number(3) {
-            Some(0) => false,
-            Some(1) => true,
+        let levels = match element.number(3) {
+            Some(0) => Levels::default(),
+            Some(1) => Levels { repetition: 0, definition: 1 },
             _ => {
                 return Err(format!(
                     "column `{name}` is repeated, expected one text per row\nhint: set the column of the text with `--text-field`"
@@ -158,18 +236,29 @@ impl Footer {
                 names.join("`, `")
             ));
         }
+        Ok(Column { name: name.to_owned(), levels, chunks: self.chunks(&[name])? })
+    }
+
+    /// The parts of the column with this path.
+    fn chunks(&self, path: &[&str]) -> Result<Vec<Chunk>, Problem> {
+        let damaged = |what: &str| format!("has no {what} in its metadata: {DAMAGED}");
         let groups = self.metadata.list(4).ok_or_else(|| damaged("row groups"))?;
         let mut chunks = Vec::new();
         for group in groups {
             let columns = group.as_struct().and_then(|group| group.list(1)).ok_or_else(|| damaged("columns"))?;
             let metadata = |column: &Value| column.as_struct()?.structure(3).cloned();
             let all: Vec<Struct> = columns.iter().filter_map(metadata).collect();
-            let is_named = |column: &&Struct| matches!(column.list(3), Some([one]) if one.as_text() == Some(name));
-            let column = all.iter().find(is_named).ok_or_else(|| damaged(&format!("part of column `{name}`")))?;
+            let is_named = |column: &&Struct| {
+                column
+                    .list(3)
+                    .is_some_and(|names| names.iter().map(Value::as_text).eq(path.iter().map(|name| Some(*name))))
+            };
+            let column =
+                all.iter().find(is_named).ok_or_else(|| damaged(&format!("part of column `{}`", path.join("."))))?;
             let group_bytes = all.iter().filter_map(|column| column.number(7)).map(|n| n.max(0) as u64).sum();
             chunks.push(self.chunk(column, group_bytes)?);
         }
-        Ok(Column { name: name.to_owned(), is_optional, chunks })
+        Ok(chunks)
     }
 
     fn chunk(&self, column: &Struct, group_bytes: u64) -> Result<Chunk, Problem> {

@@ -1,13 +1,14 @@
 //! Reads text columns of a Parquet file.
 //!
 //! Hand-written instead of the crate `parquet`, of which this is a hundredth: that crate makes cargo compile Burn
-//! again, with other features of shared crates. Unsupported features (nested columns, LZ4, Brotli, LZO, encryption) are
-//! rejected, naming the feature.
+//! again, with other features of shared crates. Unsupported features (nested columns other than lists of texts by name, LZ4,
+//! Brotli, LZO, encryption) are rejected, naming the feature.
 //!
 //! The format: <https://parquet.apache.org/docs/file-format/>.
 
 mod bits;
 mod footer;
+mod lists;
 mod page;
 mod thrift;
 mod values;
@@ -19,10 +20,11 @@ use std::{
 };
 
 use anyhow::{Result, anyhow};
+use serde_json::Value;
 
 use self::{
-    footer::{Column, Footer},
-    page::PageReader,
+    footer::{Column, Footer, Levels},
+    page::{PageReader, Slot},
 };
 use super::open::{BytesRead, open_file};
 
@@ -43,68 +45,66 @@ pub(super) fn read_column(
     let name = |problem: Problem| anyhow!("`{}`: {problem}", path.display());
     let footer = Footer::read(&mut file).map_err(name)?;
     let column = footer.find(column).map_err(name)?;
-    read_values(path, &mut file, &column, &mut |text| text.map_or(Ok(()), &mut *sink), &mut |n| bytes_read.add(n))
+    read_values(path, &mut file, &column, &mut |_, text| text.map_or(Ok(()), &mut *sink), &mut |n| bytes_read.add(n))
 }
 
-/// The texts of those of `wanted` columns that the file has, by name, each with a text or `None` for every row.
+/// Those of `wanted` columns that the file has: for each, a text, a list of objects, or `None` for every row.
 ///
 /// # Errors
-/// The file is damaged or of an unsupported kind; a column is not text; there is none of the columns.
-pub(super) fn read_columns(
-    path: &Path,
-    wanted: &[&str],
-    bytes_read: &BytesRead,
-) -> Result<Vec<(String, Vec<Option<String>>)>> {
+/// The file is damaged or of an unsupported kind; a column is neither text nor a list of objects with texts; there is none of
+/// the columns.
+pub(super) fn read_columns(path: &Path, wanted: &[&str], bytes_read: &BytesRead) -> Result<Vec<ColumnValues>> {
     let mut file = open_file(path)?;
     let name = |problem: Problem| anyhow!("`{}`: {problem}", path.display());
     let footer = Footer::read(&mut file).map_err(name)?;
     let names = footer.column_names().map_err(name)?;
-    let found: Vec<&str> = wanted.iter().copied().filter(|wanted| names.contains(wanted)).collect();
-    if found.is_empty() {
+    let mut columns = Vec::new();
+    for &wanted in wanted.iter().filter(|wanted| names.contains(wanted)) {
+        let values = if footer.is_nested(wanted).map_err(name)? {
+            lists::read(path, &mut file, &footer, wanted)?
+        } else {
+            let column = footer.find(wanted).map_err(name)?;
+            let mut values = Vec::new();
+            let mut push = |text: Option<&str>| {
+                values.push(text.map(Value::from));
+                Ok(())
+            };
+            read_values(path, &mut file, &column, &mut |_, text| push(text), &mut |_| {})?;
+            values
+        };
+        columns.push((wanted.to_owned(), values));
+    }
+    if columns.is_empty() {
         return Err(name(format!(
             "has none of the columns `{}`; it has: `{}`\nhint: rename a column, or convert the file to jsonl",
             wanted.join("`, `"),
             names.join("`, `")
         )));
     }
-    let mut columns = Vec::new();
-    for (index, &wanted) in found.iter().enumerate() {
-        let column = footer.find(wanted).map_err(|problem| {
-            let what = problem.split('\n').next().unwrap_or_default();
-            name(format!(
-                "{what}\nhint: convert the file to jsonl, for example with `datasets`: `Dataset.from_parquet(...).to_json(...)`"
-            ))
-        })?;
-        let mut texts = Vec::new();
-        let mut push = |text: Option<&str>| {
-            texts.push(text.map(str::to_owned));
-            Ok(())
-        };
-        // The size of a row group is that of all columns.
-        let mut add = |n| bytes_read.add(if index == 0 { n } else { 0 });
-        read_values(path, &mut file, &column, &mut push, &mut add)?;
-        columns.push((wanted.to_owned(), texts));
-    }
+    bytes_read.add(file.metadata().map_or(0, |metadata| metadata.len()));
     Ok(columns)
 }
 
-/// Calls `sink` with the value of each row, and `done` with the size of each row group.
+/// A column's name, and its value in each row.
+pub(super) type ColumnValues = (String, Vec<Option<Value>>);
+
+/// Calls `sink` with the levels and the text of each row, and `done` with the size of each row group.
 fn read_values(
     path: &Path,
     file: &mut File,
     column: &Column,
-    sink: &mut dyn FnMut(Option<&str>) -> Result<()>,
+    sink: &mut dyn FnMut(Levels, Option<&str>) -> Result<()>,
     done: &mut dyn FnMut(u64),
 ) -> Result<()> {
     let name = |problem: Problem| anyhow!("`{}`: {problem}", path.display());
     for (group, chunk) in column.chunks.iter().enumerate() {
         let in_group = |problem: Problem| name(format!("row group {group}: {problem}"));
         let source = chunk_source(file, chunk.start, chunk.n_bytes).map_err(in_group)?;
-        let mut pages = PageReader::new(source, chunk, column.is_optional);
+        let mut pages = PageReader::new(source, chunk, column.levels);
         let mut row = 0;
         while let Some(values) = pages.next_page().map_err(in_group)? {
-            for value in values {
-                let value = value.map_err(in_group)?;
+            for slot in values {
+                let Slot { levels, value } = slot.map_err(in_group)?;
                 let text = value.map(std::str::from_utf8).transpose().map_err(|error| {
                     in_group(format!(
                         "row {row}: column `{}` is not UTF-8 text, at byte {}\nhint: if this is not the column of the \
@@ -113,7 +113,7 @@ fn read_values(
                         error.valid_up_to()
                     ))
                 })?;
-                sink(text)?;
+                sink(levels, text)?;
                 row += 1;
             }
         }

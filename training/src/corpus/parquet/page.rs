@@ -8,7 +8,7 @@ use ruzstd::decoding::StreamingDecoder;
 use super::{
     DAMAGED, Problem,
     bits::read_hybrid,
-    footer::{Chunk, Codec},
+    footer::{Chunk, Codec, Levels},
     thrift::Struct,
     values::{Texts, Values},
 };
@@ -17,17 +17,25 @@ use super::{
 pub(super) struct PageReader<'a, R> {
     source: R,
     chunk: &'a Chunk,
-    is_optional: bool,
+    levels: Levels,
     n_read: u64,
     dictionary: Texts,
     page: Page,
 }
 
-/// The values of a page, and which rows have one.
+/// A value, or the place of a missing one.
+pub(super) struct Slot<'a> {
+    pub(super) levels: Levels,
+    pub(super) value: Option<&'a [u8]>,
+}
+
+/// The values of a page, and which rows have one. For a field of a list, a row here is an element of a list.
 #[derive(Default)]
 struct Page {
-    /// 1 for a row with a value; empty if all rows have one.
-    levels: Vec<u32>,
+    /// Levels of repetition; empty if all are 0.
+    repetition: Vec<u32>,
+    /// Levels of definition: the largest for a row with a value; empty if all rows have one.
+    definition: Vec<u32>,
     values: Option<Values>,
     n_rows: usize,
 }
@@ -42,15 +50,12 @@ const DICTIONARY: i64 = 2;
 const DATA_V2: i64 = 3;
 
 impl<'a, R: Read> PageReader<'a, R> {
-    pub(super) fn new(source: R, chunk: &'a Chunk, is_optional: bool) -> Self {
-        PageReader { source, chunk, is_optional, n_read: 0, dictionary: Texts::default(), page: Page::default() }
+    pub(super) fn new(source: R, chunk: &'a Chunk, levels: Levels) -> Self {
+        PageReader { source, chunk, levels, n_read: 0, dictionary: Texts::default(), page: Page::default() }
     }
 
-    /// The values of the next page, in order; `None` after the last. A row without a value is `Ok(None)`.
-    #[expect(clippy::type_complexity, reason = "an iterator of borrowed texts")]
-    pub(super) fn next_page(
-        &mut self,
-    ) -> Result<Option<impl Iterator<Item = Result<Option<&[u8]>, Problem>>>, Problem> {
+    /// The values of the next page, in order; `None` after the last.
+    pub(super) fn next_page(&mut self) -> Result<Option<impl Iterator<Item = Result<Slot<'_>, Problem>>>, Problem> {
         while self.n_read < self.chunk.n_values {
             let header = Struct::read(&mut self.source).map_err(|problem| format!("{problem}: {DAMAGED}"))?;
             if self.read_page(&header).map_err(|problem| format!("{problem}: {DAMAGED}"))? {
@@ -61,15 +66,19 @@ impl<'a, R: Read> PageReader<'a, R> {
         Ok(None)
     }
 
-    fn rows(&self) -> impl Iterator<Item = Result<Option<&[u8]>, Problem>> {
+    fn rows(&self) -> impl Iterator<Item = Result<Slot<'_>, Problem>> {
         let mut n_values = 0;
         (0..self.page.n_rows).map(move |row| {
-            if self.page.levels.get(row) == Some(&0) {
-                return Ok(None);
+            let repetition = self.page.repetition.get(row).copied().unwrap_or(0);
+            let definition = self.page.definition.get(row).copied().unwrap_or(self.levels.definition);
+            let slot = Slot { levels: Levels { repetition, definition }, value: None };
+            match &self.page.values {
+                Some(values) if definition == self.levels.definition => {
+                    n_values += 1;
+                    Ok(Slot { value: Some(values.get(n_values - 1, &self.dictionary)?), ..slot })
+                }
+                _ => Ok(slot),
             }
-            let Some(values) = &self.page.values else { return Ok(None) };
-            n_values += 1;
-            values.get(n_values - 1, &self.dictionary).map(Some)
         })
     }
 
@@ -111,18 +120,22 @@ impl<'a, R: Read> PageReader<'a, R> {
         let (n_rows, encoding) = self.rows_and_encoding(header.number(1), header.number(2))?;
         let plain = decompress(self.chunk.codec, stored, n_plain)?;
         let mut values = plain.as_slice();
-        let mut levels = Vec::new();
-        if self.is_optional {
-            if header.number(3) != Some(3) {
+        let mut read_levels = |largest: u32, encoding: Option<i64>| {
+            if largest == 0 {
+                return Ok(Vec::new());
+            }
+            if encoding != Some(3) {
                 return Err("a page has its levels in an encoding other than RLE".to_owned());
             }
             let (length, rest) = values.split_first_chunk().ok_or("a page ends inside its levels")?;
             let (packed, rest) =
                 rest.split_at_checked(u32::from_le_bytes(*length) as usize).ok_or("a page ends inside its levels")?;
-            levels = read_hybrid(packed, 1, n_rows)?;
             values = rest;
-        }
-        self.set_page(n_rows, levels, encoding, values)
+            read_hybrid(packed, width(largest), n_rows)
+        };
+        let repetition = read_levels(self.levels.repetition, header.number(4))?;
+        let definition = read_levels(self.levels.definition, header.number(3))?;
+        self.set_page(Page { repetition, definition, values: None, n_rows }, encoding, values)
     }
 
     fn data_page_v2(&mut self, header: &Struct, stored: &[u8], n_plain: usize) -> Result<(), Problem> {
@@ -132,11 +145,17 @@ impl<'a, R: Read> PageReader<'a, R> {
         let (n_def, n_rep) = (length(5), length(6));
         let (levels, body) =
             n_rep.checked_add(n_def).and_then(|n| stored.split_at_checked(n)).ok_or("a page ends inside its levels")?;
-        let levels = if self.is_optional { read_hybrid(&levels[n_rep..], 1, n_rows)? } else { Vec::new() };
+        let (repetition, definition) = levels.split_at(n_rep);
+        let read_levels = |packed: &[u8], largest: u32| match largest {
+            0 => Ok(Vec::new()),
+            largest => read_hybrid(packed, width(largest), n_rows),
+        };
+        let repetition = read_levels(repetition, self.levels.repetition)?;
+        let definition = read_levels(definition, self.levels.definition)?;
         let n_plain = n_plain.saturating_sub(n_def + n_rep);
         let codec = if header.boolean(7) == Some(false) { Codec::None } else { self.chunk.codec };
         let plain = decompress(codec, body, n_plain)?;
-        self.set_page(n_rows, levels, encoding, &plain)
+        self.set_page(Page { repetition, definition, values: None, n_rows }, encoding, &plain)
     }
 
     fn rows_and_encoding(&self, n_rows: Option<i64>, encoding: Option<i64>) -> Result<(usize, i64), Problem> {
@@ -150,12 +169,19 @@ impl<'a, R: Read> PageReader<'a, R> {
         Ok((n_rows as usize, encoding.ok_or("a page has no encoding")?))
     }
 
-    fn set_page(&mut self, n_rows: usize, levels: Vec<u32>, encoding: i64, values: &[u8]) -> Result<(), Problem> {
-        let n_values = if self.is_optional { levels.iter().filter(|&&level| level > 0).count() } else { n_rows };
-        let values = Some(Values::decode(encoding, values, n_values)?);
-        self.page = Page { levels, values, n_rows };
+    fn set_page(&mut self, page: Page, encoding: i64, values: &[u8]) -> Result<(), Problem> {
+        let n_values = match self.levels.definition {
+            0 => page.n_rows,
+            largest => page.definition.iter().filter(|&&level| level == largest).count(),
+        };
+        self.page = Page { values: Some(Values::decode(encoding, values, n_values)?), ..page };
         Ok(())
     }
+}
+
+/// Bits of a level.
+fn width(largest: u32) -> u32 {
+    u32::BITS - largest.leading_zeros()
 }
 
 /// Decompresses `stored` to `n_plain` bytes.

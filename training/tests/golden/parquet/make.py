@@ -40,3 +40,22 @@ write("none-checksums", compression="none", write_page_checksum=True)
 for encoding in ["DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"]:
     write(encoding.lower().replace("_", "-"), use_dictionary=False, column_encoding={"text": encoding})
 write("lz4", compression="lz4")
+
+
+def conversations(path, **options):
+    """Row n has n % 4 messages; every fifth row has none at all."""
+    message = pyarrow.struct([("role", pyarrow.string()), ("content", pyarrow.string()), ("name", pyarrow.string())])
+    rows = [
+        None if row % 5 == 4 else
+        [{"role": "user" if n % 2 == 0 else "assistant", "content": f"{row}.{n}" if n != 2 else None, "name": None} for n in range(row % 4)]
+        for row in range(N_ROWS)
+    ]
+    columns = {"messages": pyarrow.array(rows, pyarrow.list_(message)), "id": list(range(N_ROWS))}
+    settings = {"row_group_size": 25, "data_page_size": 100, "write_batch_size": 8, **options}
+    parquet.write_table(pyarrow.table(columns), f"{path}.parquet", **settings)
+
+
+columns = {"messages": [{"role": ["user"], "content": ["Hi"]}]}
+parquet.write_table(pyarrow.table(columns), "object-of-lists.parquet")
+conversations("messages")
+conversations("messages-v2", data_page_version="2.0", compression="zstd", use_dictionary=False)
