@@ -53,6 +53,11 @@ impl Gpt {
         })
     }
 
+    /// Whether the model has an adapter.
+    pub fn has_lora(&self) -> bool {
+        self.linears().into_iter().any(|(_, linear)| linear.lora().is_some())
+    }
+
     /// The same model without its adapter; the weights are shared.
     #[must_use]
     pub fn without_lora(mut self) -> Self {

@@ -5,6 +5,7 @@ mod bf16;
 mod chat;
 mod config_json;
 mod gguf;
+mod gguf_export;
 mod golden;
 mod hub;
 mod hub_models;

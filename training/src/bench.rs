@@ -225,7 +225,7 @@ fn eval_ms(learner: &Learner, source: &RowSource, config: &TrainConfig) -> Resul
     let mut times = Vec::new();
     for _ in 0..5 {
         let started = Instant::now();
-        score(&gpt, source, windows, &config.objective)?;
+        score(&gpt, source, windows)?;
         times.push(started.elapsed());
     }
     Ok(median(&times, |time| *time))

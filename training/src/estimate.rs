@@ -123,7 +123,8 @@ impl Estimate {
         let held = weight_bytes + bytes(n_moments + n_params * n_partial_sums);
         Ok(Estimate {
             n_params,
-            flops_per_token: 6 * (n_products + attention) as u64,
+            // Two for each product, forward; twice as many backward, or as many if the matrices do not train.
+            flops_per_token: if adapter.is_some() { 4 } else { 6 } * (n_products + attention) as u64,
             micro_steps,
             n_partial_sums,
             weight_bytes,

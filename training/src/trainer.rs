@@ -35,7 +35,7 @@ use crate::{
     interrupt::Interrupt,
     learner::{Learner, LossGradients, StepIndex, with_zero_outputs},
     loader::{Batch, Loader, LoaderSettings, Prefetcher, RowOrder, RowSource, mix},
-    preference::with_references,
+    preference::{score_pairs, with_references},
     progress::{EvalRecord, Pace, Reporter, StepRecord},
     run_dir::RunDir,
     schedule::{RunSize, Schedule},
@@ -391,7 +391,14 @@ impl<'a> Trainer<'a> {
             seq_len: self.config.model.max_seq_len,
             max_batches: self.config.eval.batches,
         };
-        score(&self.learner.gpt.valid(), &self.val, windows, &self.config.objective)
+        let gpt = self.learner.gpt.valid();
+        match &self.val {
+            RowSource::Pairs(pairs) => {
+                let size = (windows.batch_size, windows.max_batches);
+                score_pairs(&gpt, pairs, self.config.objective.beta, size)
+            }
+            source => score(&gpt, source, windows),
+        }
     }
 
     /// Bits per byte of the text of the targets of `val`; not of preferences.

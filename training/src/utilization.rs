@@ -16,13 +16,15 @@ pub struct Utilization {
 
 impl Utilization {
     /// Measures for a moment what the device can do in f32. `None` where that cannot be measured. Counted are the products
-    /// of matrices and of attention over half the context; a backward pass takes twice those of a forward pass.
+    /// of matrices and of attention over half the context; a backward pass takes twice those of a forward pass, or as many if
+    /// the matrices themselves do not train.
     ///
     /// # Errors
     /// A device that fails.
     pub fn measure(gpt: &Gpt, seq_len: usize) -> Result<Option<Utilization>> {
         let n_keys = seq_len * (seq_len + 1) / 2;
-        let products_per_token = 3.0 * gpt.n_products(seq_len, seq_len, n_keys) as f64 / seq_len as f64;
+        let passes = if gpt.has_lora() { 2.0 } else { 3.0 };
+        let products_per_token = passes * gpt.n_products(seq_len, seq_len, n_keys) as f64 / seq_len as f64;
         let device = gpt.device();
         let device = if device.is_autodiff() { device.inner() } else { device };
         let products_per_second = ops::multiply_rate(Dtype::F32, &device)?;

@@ -5,7 +5,6 @@
 use burn::tensor::{Device, Int, Tensor};
 use hearth_model::{TokenId, attention::AttentionContext, gpt::Gpt};
 use hearth_training::{
-    config::ObjectiveSettings,
     config::{Layers, TrainConfig},
     eval::{Windows, score},
     shard::Tokens,
@@ -51,7 +50,6 @@ fn the_loss_of_a_split_is_the_mean_over_its_tokens() {
             &gpt,
             &Tokens::from_ids(ids.clone(), 0).into(),
             Windows { batch_size, seq_len: SEQ_LEN, max_batches: None },
-            &ObjectiveSettings::default(),
         )
         .unwrap();
         assert_eq!(found.n_targets, ids.len() - 1);
@@ -63,13 +61,9 @@ fn the_loss_of_a_split_is_the_mean_over_its_tokens() {
 fn a_split_without_a_target_is_refused() {
     let gpt_config = tiny().gpt_config(VOCAB_SIZE).unwrap();
     let gpt = Gpt::init(&gpt_config, 5, &Device::flex()).unwrap();
-    let error = score(
-        &gpt,
-        &Tokens::from_ids(vec![3], 1).into(),
-        Windows { batch_size: 1, seq_len: 8, max_batches: None },
-        &ObjectiveSettings::default(),
-    )
-    .unwrap_err()
-    .to_string();
+    let error =
+        score(&gpt, &Tokens::from_ids(vec![3], 1).into(), Windows { batch_size: 1, seq_len: 8, max_batches: None })
+            .unwrap_err()
+            .to_string();
     assert!(error.contains("at least 2 tokens, got 1"), "{error}");
 }

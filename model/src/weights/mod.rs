@@ -6,7 +6,7 @@ mod element_type;
 mod fields;
 mod files;
 mod generation_config;
-mod gguf;
+pub mod gguf;
 mod hf;
 pub mod import;
 mod layout;

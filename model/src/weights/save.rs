@@ -88,7 +88,7 @@ impl Saved<'_> {
 }
 
 /// A tensor that is made of some of a parameter's rows.
-struct SavedTensor {
+pub(super) struct SavedTensor {
     name: String,
     shape: Vec<usize>,
     rows: Range<usize>,
@@ -97,7 +97,7 @@ struct SavedTensor {
 
 impl SavedTensor {
     /// The tensors of the parameter that `parts` make up.
-    fn of(parts: Vec<Part>, spec: &ParamSpec) -> Vec<Self> {
+    pub(super) fn of(parts: Vec<Part>, spec: &ParamSpec) -> Vec<Self> {
         let mut first_row = 0;
         let tensor = |part: Part| {
             let (shape, first) = (part.shape(spec), first_row);
@@ -107,8 +107,26 @@ impl SavedTensor {
         parts.into_iter().map(tensor).collect()
     }
 
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The tensor's rows of `len` items, from `all` of the parameter's, which are not transposed.
+    pub(super) fn placed<T: Copy + Default>(&self, all: &[T], len: usize) -> Vec<T> {
+        let rows = &all[self.rows.start * len..self.rows.end * len];
+        let mut placed = vec![T::default(); rows.len()];
+        for (n, row) in rows.chunks_exact(len.max(1)).enumerate() {
+            placed[self.order.place(n) * len..][..len].copy_from_slice(row);
+        }
+        placed
+    }
+
     /// The tensor's values, from `all` of the parameter's, which has rows of `width`.
-    fn values<'a>(&self, all: &'a [f32], width: usize) -> Cow<'a, [f32]> {
+    pub(super) fn values<'a>(&self, all: &'a [f32], width: usize) -> Cow<'a, [f32]> {
         let rows = &all[self.rows.start * width..self.rows.end * width];
         match self.order {
             RowOrder::Same => rows.into(),
@@ -142,6 +160,6 @@ fn quantized_dtype(matrix: &Weight, stored_as: Dtype) -> Result<Option<Dtype>> {
 }
 
 /// The values of a parameter, in row order.
-fn values(data: &TensorData) -> Result<&[f32]> {
+pub(super) fn values(data: &TensorData) -> Result<&[f32]> {
     data.as_slice::<f32>().map_err(|error| Error::Execution { what: format!("cannot read a parameter: {error:?}") })
 }

@@ -172,6 +172,15 @@ impl TensorNames {
         row.tensors().iter().map(part).collect()
     }
 
+    /// Whether there are names for the parameter `spec`.
+    pub(super) fn knows(&self, spec: &ParamSpec, config: &GptConfig) -> bool {
+        let (path, _) = split_layer(&spec.path);
+        self.rows.is_none_or(|rows| {
+            let mut of_path = rows.iter().copied().flatten().filter(|row| row.path == path);
+            of_path.any(|row| row.holds.is_none_or(|holds| holds(config)))
+        })
+    }
+
     /// The name of the tensor that holds tied embeddings a second time, in files that have it.
     pub(super) fn tied_copy(&self, config: &GptConfig) -> Option<&'static str> {
         let head = |row: &NameRow| match row.tensors {

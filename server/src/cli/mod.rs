@@ -5,6 +5,7 @@ mod bench_grammars;
 mod chat;
 mod doctor;
 mod download;
+mod export;
 mod generate;
 mod health;
 mod list;
@@ -58,6 +59,8 @@ enum Command {
     Quantize(quantize::QuantizeArgs),
     /// Write a copy of a model with a LoRA adapter added to it
     Merge(merge::MergeArgs),
+    /// Write a model as a GGUF file
+    Export(export::ExportArgs),
     /// Show the machine's hardware and the device that a model would use
     Doctor(doctor::DoctorArgs),
     /// Check that a running server is healthy; takes the same flags and variables as `serve`
@@ -116,6 +119,10 @@ impl Cli {
             Command::Quantize(args) => {
                 log::here("warn")?;
                 quantize::run(args)
+            }
+            Command::Export(args) => {
+                log::here("warn")?;
+                export::run(args)
             }
             Command::Merge(args) => {
                 log::here("warn")?;

@@ -6,8 +6,6 @@ use std::path::PathBuf;
 use hearth_model::ops::Dtype;
 use serde::{Deserialize, Serialize};
 
-use crate::examples::TooLong;
-
 mod layers;
 mod micro_batch;
 mod model;
@@ -132,6 +130,19 @@ pub enum Rows {
     Documents,
     /// The same without packing: one document in each row.
     Unpacked,
+}
+
+/// What happens to an example longer than the limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TooLong {
+    /// It is an error.
+    #[default]
+    Refuse,
+    /// Its end is removed.
+    Cut,
+    /// It is left out.
+    Drop,
 }
 
 /// What is learned.

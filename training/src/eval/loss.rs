@@ -7,9 +7,7 @@ use hearth_model::{gpt::Gpt, ops::Targets};
 use std::f64::consts::LN_2;
 
 use crate::{
-    config::ObjectiveSettings,
     loader::{Batch, RowSource},
-    preference::score_pairs,
     shard::Tokens,
 };
 
@@ -55,7 +53,10 @@ impl Windows {
             RowSource::Documents(documents) => {
                 Box::new(documents.batches(self.batch_size).take(self.max_batches.unwrap_or(usize::MAX)))
             }
-            RowSource::Pairs(_) => unreachable!("`score` asks `preference` about pairs"),
+            // As documents, without what the reference model says of them.
+            RowSource::Pairs(pairs) => {
+                Box::new(pairs.documents().batches(self.batch_size).take(self.max_batches.unwrap_or(usize::MAX)))
+            }
         }
     }
 
@@ -82,11 +83,8 @@ impl Windows {
 
 /// The loss of `gpt` over a split; the model must be without autodiff and dropout (`valid()`). Reads back once, at the
 /// end.
-pub fn score(gpt: &Gpt, source: &RowSource, windows: Windows, objective: &ObjectiveSettings) -> Result<Score> {
+pub fn score(gpt: &Gpt, source: &RowSource, windows: Windows) -> Result<Score> {
     ensure!(source.has_targets(), "evaluation needs at least 2 tokens, got {}", source.n_tokens());
-    if let RowSource::Pairs(pairs) = source {
-        return score_pairs(gpt, pairs, objective.beta, (windows.batch_size, windows.max_batches));
-    }
     let device = gpt.device();
     let mut losses: Vec<Tensor<1>> = Vec::new();
     let mut counts = Vec::new();

@@ -17,7 +17,8 @@ mod tests;
 use std::path::PathBuf;
 
 use hearth_model::TokenId;
-use serde::{Deserialize, Serialize};
+
+pub use crate::config::TooLong;
 
 pub use self::{
     describe::{Style, describe, inspect_json},
@@ -51,19 +52,6 @@ pub struct PreferencePair {
     pub chosen: Example,
     /// The prompt with the worse answer.
     pub rejected: Example,
-}
-
-/// What happens to an example longer than the limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum TooLong {
-    /// It is an error.
-    #[default]
-    Refuse,
-    /// Its end is removed.
-    Cut,
-    /// It is left out.
-    Drop,
 }
 
 /// Settings for reading examples.

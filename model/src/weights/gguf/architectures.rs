@@ -15,6 +15,8 @@ use super::{
     config_rows::{self, GROUPED_HEADS, LAYER_NORM_EPS, PLAIN_HEADS, RMS_EPS, ROPE, SIZES, WINDOW},
     names::{BLOCK, FALCON_NORMS, FUSED_QKV, GATED, INSIDE, INTERLEAVED_QKV, OUTSIDE, SANDWICH, SEPARATE_QKV, UNGATED},
 };
+use serde_json::{Map, Value};
+
 use crate::{
     config::{Activation, GptConfig, NormKind, Positions},
     error::Result,
@@ -60,13 +62,20 @@ impl Gguf {
         TensorNames { class: self.name, rows: Some(self.params), base_prefix: "", ignored: &[] }
     }
 
+    /// What the rows of this architecture write for `config`; rotations and windows have keys of their own.
+    pub(super) fn written(&self, config: &GptConfig) -> Map<String, Value> {
+        let mut written = Map::new();
+        self.config.iter().copied().flatten().for_each(|row| row.write(config, &mut written));
+        written
+    }
+
     fn reads(&self, key: &str) -> bool {
         self.config.iter().copied().flatten().any(|row| row.reads(key))
     }
 }
 
 /// All architectures.
-const ALL: &[Gguf] = &[
+pub(super) const ALL: &[Gguf] = &[
     GPT2, LLAMA, QWEN2, QWEN3, SMOLLM3, GRANITE, OLMO2, PHI3, NEOX, STABLELM, GEMMA, GEMMA2, GEMMA3, PHI2, STARCODER,
     FALCON, COMMAND_R, COHERE2, BLOOM,
 ];

@@ -1,10 +1,12 @@
 //! Models in llama.cpp's format: one GGUF file, or several, with weights, configuration, tokenizer and chat template.
+//! `export` writes them.
 //!
 //! `header` reads metadata and the list of tensors, `architectures` turns metadata into a configuration, `names` says which
 //! tensors make up which parameters, and `weights::loader` loads them.
 
 mod architectures;
 mod config_rows;
+pub mod export;
 mod header;
 mod names;
 mod pre_tokenizers;

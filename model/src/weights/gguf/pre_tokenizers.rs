@@ -21,9 +21,9 @@ pub(super) struct PreTokenizer {
 
 const PLAIN: PreTokenizer = PreTokenizer { names: &[], nfc: false, splits: &[], ignore_merges: false, add_bos: false };
 
-const SINGLE_DIGITS: &str = r"\p{N}";
+pub(super) const SINGLE_DIGITS: &str = r"\p{N}";
 /// Knows English contractions.
-const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+pub(super) const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN2: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
@@ -116,6 +116,14 @@ pub(super) fn find(name: &str) -> Result<&'static PreTokenizer, String> {
         let names: Vec<_> = ALL.iter().flat_map(|known| known.names).copied().collect();
         names.join(", ")
     })
+}
+
+/// A name for texts that are split in this way, if there is one.
+pub(super) fn name_of(splits: &[String], nfc: bool, ignore_merges: bool) -> Option<&'static str> {
+    let is_same = |known: &&PreTokenizer| {
+        known.splits == splits && known.nfc == nfc && known.ignore_merges == ignore_merges && known.names != ["default"]
+    };
+    ALL.iter().find(is_same)?.names.first().copied()
 }
 
 impl PreTokenizer {

@@ -1,0 +1,220 @@
+//! The metadata of a file that is written, and which architecture describes a model.
+
+use std::path::Path;
+
+use serde_json::{Map, Value, json};
+
+use super::super::{
+    super::fields::Fields,
+    architectures::{ALL, Gguf},
+};
+use crate::{
+    config::{GptConfig, Positions, RopeScaling},
+    error::{Error, Result},
+    gpt::param_specs,
+};
+
+/// Architectures by the classes that the converter of llama.cpp turns into them.
+const OF_CLASSES: [(&str, &str); 9] = [
+    ("LlamaForCausalLM", "llama"),
+    ("MistralForCausalLM", "llama"),
+    ("Qwen2ForCausalLM", "qwen2"),
+    ("Qwen3ForCausalLM", "qwen3"),
+    ("GPT2LMHeadModel", "gpt2"),
+    ("GPTNeoXForCausalLM", "gptneox"),
+    ("SmolLM3ForCausalLM", "smollm3"),
+    ("Gemma3ForCausalLM", "gemma3"),
+    ("GraniteForCausalLM", "granite"),
+];
+
+/// A metadata value.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Entry {
+    Unsigned(u32),
+    Float(f32),
+    Flag(bool),
+    Text(String),
+    Flags(Vec<bool>),
+    Ints(Vec<i32>),
+    Floats(Vec<f32>),
+    Texts(Vec<String>),
+}
+
+impl Entry {
+    /// Its number among the types of values, and its bytes.
+    pub(super) fn put(&self, out: &mut Vec<u8>) {
+        const LIST: u32 = 9;
+        let list = |out: &mut Vec<u8>, kind: u32, len: usize| {
+            out.extend(LIST.to_le_bytes());
+            out.extend(kind.to_le_bytes());
+            out.extend((len as u64).to_le_bytes());
+        };
+        match self {
+            Self::Unsigned(number) => {
+                out.extend(4u32.to_le_bytes());
+                out.extend(number.to_le_bytes());
+            }
+            Self::Float(number) => {
+                out.extend(6u32.to_le_bytes());
+                out.extend(number.to_le_bytes());
+            }
+            Self::Flag(flag) => {
+                out.extend(7u32.to_le_bytes());
+                out.push(u8::from(*flag));
+            }
+            Self::Text(text) => {
+                out.extend(8u32.to_le_bytes());
+                put_text(out, text);
+            }
+            Self::Flags(flags) => {
+                list(out, 7, flags.len());
+                out.extend(flags.iter().map(|flag| u8::from(*flag)));
+            }
+            Self::Ints(numbers) => {
+                list(out, 5, numbers.len());
+                out.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+            }
+            Self::Floats(numbers) => {
+                list(out, 6, numbers.len());
+                out.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+            }
+            Self::Texts(texts) => {
+                list(out, 8, texts.len());
+                texts.iter().for_each(|text| put_text(out, text));
+            }
+        }
+    }
+
+    fn of_json(value: &Value) -> Option<Self> {
+        Some(match value {
+            Value::Bool(flag) => Self::Flag(*flag),
+            Value::Number(number) => match number.as_u64().and_then(|number| u32::try_from(number).ok()) {
+                Some(number) => Self::Unsigned(number),
+                None => Self::Float(number.as_f64()? as f32),
+            },
+            Value::String(text) => Self::Text(text.clone()),
+            Value::Array(flags) => Self::Flags(flags.iter().map(Value::as_bool).collect::<Option<_>>()?),
+            Value::Null | Value::Object(_) => return None,
+        })
+    }
+}
+
+/// A length, and as many bytes.
+pub(super) fn put_text(out: &mut Vec<u8>, text: &str) {
+    out.extend((text.len() as u64).to_le_bytes());
+    out.extend(text.as_bytes());
+}
+
+/// What describes `config`: the architecture, the configuration as its files have it (norms without an offset), and the
+/// values of its keys.
+///
+/// # Errors
+/// [`Error::Config`] if none does.
+pub(super) fn described(
+    config: &GptConfig,
+    class: Option<&str>,
+) -> Result<(&'static Gguf, GptConfig, Map<String, Value>)> {
+    let config = GptConfig { norm_weight_offset: 0.0, ..config.clone() };
+    let usual = OF_CLASSES.iter().find(|(of, _)| Some(*of) == class).map(|(_, name)| *name);
+    let is_usual = |gguf: &&Gguf| Some(gguf.name) == usual;
+    let candidates = ALL.iter().filter(is_usual).chain(ALL.iter().filter(|gguf| !is_usual(gguf)));
+    for gguf in candidates {
+        if let Some(own) = written(gguf, &config) {
+            return Ok((gguf, config, own));
+        }
+    }
+    let names: Vec<_> = ALL.iter().map(|gguf| gguf.name).collect();
+    let what = format!(
+        "no architecture of GGUF files describes the model; tried were {}\nhint: rotary scaling `llama3` and architectures of \
+         Hearth's own cannot be exported",
+        names.join(", ")
+    );
+    Err(Error::Config { field: "architecture", what })
+}
+
+/// The keys of `gguf` for `config`, if reading them gives it again.
+fn written(gguf: &Gguf, config: &GptConfig) -> Option<Map<String, Value>> {
+    let names = gguf.names();
+    let specs = param_specs(config);
+    if !specs.iter().all(|spec| names.knows(spec, config)) {
+        return None;
+    }
+    let tensors: Vec<String> =
+        specs.iter().flat_map(|spec| names.parts(spec, config, &|_| false)).map(|part| part.name).collect();
+    let has = |name: &str| tensors.iter().any(|tensor| tensor == name);
+    [false, true].into_iter().find_map(|has_pattern| {
+        let own = keys(gguf, config, has_pattern);
+        let fields = Fields::new(&own, Path::new("metadata"));
+        let read = gguf.read(&fields, &has).ok()?;
+        let read = GptConfig { vocab_size: config.vocab_size, dropout: config.dropout, ..read };
+        (read == *config).then_some(own)
+    })
+}
+
+/// All keys of an architecture. `has_pattern`: with the layers that have the window.
+fn keys(gguf: &Gguf, config: &GptConfig, has_pattern: bool) -> Map<String, Value> {
+    let mut own = gguf.written(config);
+    let mut put = |key: &str, value: Value| drop(own.insert(key.to_owned(), value));
+    if let Positions::Rope(rope) = &config.positions {
+        put("rope.freq_base", json!(rope.theta));
+        put("rope.dimension_count", json!(rope.rotary_dim));
+        match &rope.scaling {
+            RopeScaling::Linear { factor } => {
+                put("rope.scaling.type", json!("linear"));
+                put("rope.scaling.factor", json!(factor));
+            }
+            RopeScaling::Yarn { factor, beta_fast, beta_slow, original_max_seq_len, .. } => {
+                put("rope.scaling.type", json!("yarn"));
+                put("rope.scaling.factor", json!(factor));
+                put("rope.scaling.original_context_length", json!(original_max_seq_len));
+                put("rope.scaling.yarn_beta_fast", json!(beta_fast));
+                put("rope.scaling.yarn_beta_slow", json!(beta_slow));
+            }
+            _ => {}
+        }
+    }
+    if let Some(window_rope) = &config.window_rope {
+        put("rope.freq_base_swa", json!(window_rope.theta));
+    }
+    if let Some(window) = config.sliding_window {
+        put("attention.sliding_window", json!(window));
+        if has_pattern {
+            let windowed: Vec<bool> = (0..config.n_layers).map(|layer| config.window_of(layer).is_some()).collect();
+            put("attention.sliding_window_pattern", json!(windowed));
+        }
+    }
+    if config.head_dim * config.n_heads != config.d_model || own.contains_key("attention.key_length") {
+        own.insert("attention.value_length".to_owned(), json!(config.head_dim));
+    }
+    own
+}
+
+/// The metadata of the model itself.
+pub(super) fn entries(gguf: &Gguf, own: &Map<String, Value>, name: &str) -> Vec<(String, Entry)> {
+    let mut pairs = vec![
+        ("general.architecture".to_owned(), Entry::Text(gguf.name.to_owned())),
+        ("general.name".to_owned(), Entry::Text(name.to_owned())),
+        ("general.quantization_version".to_owned(), Entry::Unsigned(2)),
+    ];
+    let of_own = own.iter().filter_map(|(key, value)| {
+        // Numbers that are whole by chance, such as a base of rotations, are floats in files.
+        let is_float = !value.is_u64() || FLOATS.contains(&key.as_str());
+        let entry = match value {
+            Value::Number(number) if is_float => Entry::Float(number.as_f64()? as f32),
+            value => Entry::of_json(value)?,
+        };
+        Some((format!("{}.{key}", gguf.name), entry))
+    });
+    pairs.extend(of_own);
+    pairs
+}
+
+/// Keys that are floats whatever their value.
+const FLOATS: [&str; 6] = [
+    "rope.freq_base",
+    "rope.freq_base_swa",
+    "rope.scaling.factor",
+    "rope.scaling.yarn_beta_fast",
+    "rope.scaling.yarn_beta_slow",
+    "logit_scale",
+];
