@@ -29,7 +29,9 @@ pub fn target_logprobs(logits: Tensor<2>, targets: &[TokenId]) -> Result<Vec<f32
     };
     match logprobs.iter().position(|logprob| logprob.is_nan()) {
         None => Ok(logprobs),
-        Some(row) => Err(Error::Logits { what: format!("the log-probability of token {} is not a number", targets[row]) }),
+        Some(row) => {
+            Err(Error::Logits { what: format!("the log-probability of token {} is not a number", targets[row]) })
+        }
     }
 }
 

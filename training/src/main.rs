@@ -26,6 +26,7 @@ enum Command {
     Pretrain(commands::pretrain::Args),
     Import(commands::import::Args),
     Sample(commands::sample::Args),
+    Eval(commands::eval::Args),
     Bench(commands::bench::Args),
     Tales(commands::tales::Args),
 }
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         Command::Pretrain(args) => commands::pretrain::run(args),
         Command::Import(args) => commands::import::run(args),
         Command::Sample(args) => commands::sample::run(args),
+        Command::Eval(args) => commands::eval::run(args),
         Command::Bench(args) => commands::bench::run(args),
         Command::Tales(args) => commands::tales::run(args),
     };

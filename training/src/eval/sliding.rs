@@ -45,13 +45,14 @@ impl Sliding {
             0 | 1 => 0,
             _ => 1 + n_tokens.saturating_sub(window).div_ceil(stride),
         };
-        (0..n_windows).map(move |number| {
-            let start = number * stride;
-            let reached = if number == 0 { 0 } else { start - stride + window };
-            Span { start, end: (start + window).min(n_tokens), first_scored: reached.max(start + 1) }
-        })
-        // The only token of a last window.
-        .filter(|span| span.first_scored < span.end)
+        (0..n_windows)
+            .map(move |number| {
+                let start = number * stride;
+                let reached = if number == 0 { 0 } else { start - stride + window };
+                Span { start, end: (start + window).min(n_tokens), first_scored: reached.max(start + 1) }
+            })
+            // The only token of a last window.
+            .filter(|span| span.first_scored < span.end)
     }
 }
 
