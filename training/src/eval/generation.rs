@@ -47,6 +47,8 @@ pub struct GenerationTask {
     pub decoding: Decoding,
     /// Tells texts with the same parameters and prompt apart: each number has random numbers of its own.
     pub number: u32,
+    /// Fewest new tokens: before, the text cannot end.
+    pub min_tokens: usize,
     /// Most new tokens, at least 1.
     pub max_tokens: usize,
 }
@@ -191,7 +193,7 @@ impl Generator {
                     kind,
                     temperature: 0.0,
                     end_ids: self.endings.end_ids.clone(),
-                    min_tokens: 0,
+                    min_tokens: task.min_tokens,
                     max_tokens: task.max_tokens,
                     n_top: None,
                 })))
@@ -214,7 +216,7 @@ impl Generator {
             return Ok(Vec::new());
         }
         let rows: Vec<usize> = wanted.iter().map(|wanted| wanted.row).collect();
-        let needs: Vec<RowNeeds> = wanted.iter().map(|wanted| running[wanted.running].needs()).collect();
+        let needs: Vec<RowNeeds> = wanted.iter().map(|wanted| running[wanted.running].needs(&self.endings)).collect();
         let logits = read_logits(runner.logits(output, &rows), &needs)?;
         // Texts are independent here, and each row is a scan of the vocabulary.
         let mut jobs: Vec<(usize, &mut Running<'_>, Vec<(usize, LogitRow<'_>)>, Result<Option<Generated>>)> =
@@ -277,9 +279,9 @@ fn step(runner: &mut ModelRunner, running: &mut [Running<'_>]) -> Result<(StepOu
 }
 
 impl Running<'_> {
-    fn needs(&self) -> RowNeeds {
+    fn needs(&self, endings: &Endings) -> RowNeeds {
         match &self.state {
-            State::Sampling(sampler) => sampler.needs(&BTreeSet::new(), &[]),
+            State::Sampling(sampler) => sampler.needs(&endings.end_ids, &[]),
             State::Beams(_) => RowNeeds::Whole,
         }
     }
@@ -289,14 +291,19 @@ impl Running<'_> {
         match &mut self.state {
             State::Sampling(sampler) => {
                 let (Some(branch), Some((_, row))) = (self.branches.first_mut(), rows.first()) else { return Ok(None) };
-                let id = sampler.sample(row, self.task.prompt_ids.len() + branch.output.len())?;
+                let position = self.task.prompt_ids.len() + branch.output.len();
+                let may_end = branch.output.len() >= self.task.min_tokens;
+                let id = match may_end {
+                    true => sampler.sample(row, position)?,
+                    false => sampler.sample(&row.without(&endings.end_ids), position)?,
+                };
                 sampler.accept(id);
-                if endings.end_ids.contains(&id) {
+                if may_end && endings.end_ids.contains(&id) {
                     return Ok(Some(Generated { token_ids: std::mem::take(&mut branch.output), is_ended: true }));
                 }
                 branch.output.push(id);
                 branch.pending.push(id);
-                let is_ended = endings.stop.as_ref().is_some_and(|stop| stop.is_in(&branch.output));
+                let is_ended = may_end && endings.stop.as_ref().is_some_and(|stop| stop.is_in(&branch.output));
                 if is_ended || branch.output.len() >= self.task.max_tokens {
                     return Ok(Some(Generated { token_ids: std::mem::take(&mut branch.output), is_ended }));
                 }
@@ -305,7 +312,9 @@ impl Running<'_> {
             State::Beams(search) => {
                 for (branch, row) in rows {
                     let output = &self.branches[*branch].output;
-                    let completes = |id| endings.stop.as_ref().is_some_and(|stop| stop.is_completed(output, id));
+                    let may_stop = output.len() >= self.task.min_tokens;
+                    let stop = endings.stop.as_ref().filter(|_| may_stop);
+                    let completes = |id| stop.is_some_and(|stop| stop.is_completed(output, id));
                     search.expand(*branch, row.whole()?, completes)?;
                 }
                 let parents = search.select();

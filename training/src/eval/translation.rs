@@ -146,7 +146,10 @@ pub fn generate_texts(
 ) -> Result<Vec<String>> {
     let tasks: Vec<GenerationTask> = (0..)
         .zip(prompts)
-        .map(|(number, prompt_ids)| GenerationTask { prompt_ids, decoding: decoding.clone(), number, max_tokens })
+        .map(|(number, prompt_ids)| {
+            let decoding = decoding.clone();
+            GenerationTask { prompt_ids, decoding, number, min_tokens: 0, max_tokens }
+        })
         .collect();
     let generated = generator.generate(&tasks, progress)?;
     let decode = |ids: &[TokenId]| {

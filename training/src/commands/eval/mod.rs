@@ -1,5 +1,6 @@
 //! `hearth-train eval`: measures models. One file per kind of evaluation.
 
+mod decoding;
 mod loss;
 mod model;
 mod multiple_choice;
@@ -26,6 +27,7 @@ enum Kind {
     MultipleChoice(multiple_choice::Args),
     Translation(translation::Args),
     Score(score::Args),
+    Decoding(decoding::Args),
 }
 
 /// Runs the evaluation that was asked for.
@@ -35,5 +37,6 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         Kind::MultipleChoice(args) => multiple_choice::run(args),
         Kind::Translation(args) => translation::run(args),
         Kind::Score(args) => score::run(args),
+        Kind::Decoding(args) => decoding::run(args),
     }
 }
