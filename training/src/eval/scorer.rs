@@ -1,21 +1,20 @@
 //! Log-probabilities of the tokens of texts, on the paged kernels of serving: many texts a step, and a beginning that texts
 //! share is computed once.
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use hearth_model::{
     TokenId,
     gpt::Gpt,
-    kv_cache::{PAGE_SIZE, PageTable, StepPart},
+    kv_cache::PAGE_SIZE,
     model_runner::{ModelRunner, StepOutput},
     ops::KvDtype,
     target_logprobs::target_logprobs,
 };
 
+use super::packed::{self, PackedRows, PackedText, ROWS_PER_STEP};
+
 /// Numbers of logits in memory at once: 64 MiB.
 const LOGITS_AT_ONCE: usize = 1 << 24;
-
-/// Rows of a step: enough for the kernels of matrices to be bound by arithmetic.
-const ROWS_PER_STEP: usize = 1024;
 
 /// Texts with a common beginning.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -76,17 +75,6 @@ pub struct Scorer {
     rows_per_step: usize,
 }
 
-/// A part of a text that is being computed.
-#[derive(Debug)]
-struct Running<'a> {
-    table: PageTable,
-    ids: &'a [TokenId],
-    n_done: usize,
-    /// The tokens from here on are scored; `usize::MAX`: none.
-    first_scored: usize,
-    logprobs: Vec<f32>,
-}
-
 impl Scorer {
     /// A scorer on the model's device. The KV cache has the dtype that serving would choose.
     ///
@@ -111,7 +99,7 @@ impl Scorer {
     /// device fails.
     pub fn logprobs(&self, groups: &[TextGroup], progress: &mut dyn FnMut(usize)) -> Result<Vec<Vec<Vec<f32>>>> {
         groups.iter().try_for_each(|group| self.check(group))?;
-        let batches = self.batches(groups);
+        let batches = packed::batches(groups, self.rows_per_step, TextGroup::n_rows);
         let n_pages = batches.iter().map(|batch| batch.iter().map(TextGroup::n_pages).sum()).max().unwrap_or(0);
         let mut runner = ModelRunner::new(self.gpt.clone(), n_pages.max(1), self.kv_dtype);
         let mut all = Vec::with_capacity(groups.len());
@@ -128,115 +116,63 @@ impl Scorer {
             let n_tokens = group.prefix.len() + branch.ids.len();
             ensure!(n_tokens <= limit, "a text of {n_tokens} tokens does not fit the model's context of {limit}");
             ensure!(branch.first_scored > 0, "the first token of a text has nothing before it that predicts it");
+            let vocab_size = self.gpt.config().vocab_size;
+            if let Some(id) = branch.ids.iter().find(|id| **id as usize >= vocab_size) {
+                bail!("a text has token id {id}, but the vocabulary has {vocab_size}");
+            }
         }
         Ok(())
     }
 
-    /// Consecutive groups that are computed together: as many as fill a step twice, so that the last step of each is the only
-    /// one that may be small.
-    fn batches<'a>(&self, groups: &'a [TextGroup]) -> Vec<&'a [TextGroup]> {
-        let (mut batches, mut start, mut n_rows) = (Vec::new(), 0, 0);
-        for (at, group) in groups.iter().enumerate() {
-            if at > start && n_rows + group.n_rows() > 2 * self.rows_per_step {
-                batches.push(&groups[start..at]);
-                (start, n_rows) = (at, 0);
-            }
-            n_rows += group.n_rows();
-        }
-        if start < groups.len() {
-            batches.push(&groups[start..]);
-        }
-        batches
-    }
-
     fn run_batch(&self, runner: &mut ModelRunner, batch: &[TextGroup]) -> Result<Vec<Vec<Vec<f32>>>> {
-        let prefix = |group: &'_ TextGroup, table: PageTable| table.of_prompt(group.prefix.len());
-        let mut prefixes: Vec<Running<'_>> = batch
+        let mut prefixes: Vec<PackedText<'_>> = batch
             .iter()
-            .map(|group| Running {
-                table: prefix(group, runner.cache().table()),
-                ids: &group.prefix,
-                n_done: 0,
-                first_scored: usize::MAX,
-                logprobs: Vec::new(),
+            .map(|group| PackedText { table: runner.cache().table().of_prompt(group.prefix.len()), ids: &group.prefix })
+            .collect();
+        packed::run(runner, &mut prefixes, self.rows_per_step, &mut |_, _, _| Ok(()))?;
+        let branches = || {
+            batch
+                .iter()
+                .zip(&prefixes)
+                .flat_map(|(group, prefix)| group.branches.iter().map(move |branch| (prefix, branch)))
+        };
+        let mut texts: Vec<PackedText<'_>> = branches()
+            .map(|(prefix, branch)| {
+                let table = prefix.table.fork().of_prompt(prefix.ids.len() + branch.ids.len());
+                PackedText { table, ids: &branch.ids }
             })
             .collect();
-        self.run(runner, &mut prefixes)?;
-        let mut running: Vec<Running<'_>> = batch
-            .iter()
-            .zip(&prefixes)
-            .flat_map(|(group, Running { table, .. })| {
-                group.branches.iter().map(|branch| Running {
-                    table: table.fork().of_prompt(group.prefix.len() + branch.ids.len()),
-                    ids: &branch.ids,
-                    n_done: 0,
-                    first_scored: branch.first_scored,
-                    logprobs: Vec::new(),
-                })
-            })
-            .collect();
-        self.run(runner, &mut running)?;
-        drop(prefixes);
-        let mut logprobs = running.into_iter().map(|running| running.logprobs);
+        let branches: Vec<&Branch> = branches().map(|(_, branch)| branch).collect();
+        let mut logprobs = vec![Vec::new(); branches.len()];
+        packed::run(runner, &mut texts, self.rows_per_step, &mut |runner, output, rows| {
+            self.take(runner, output, (rows, &branches), &mut logprobs)
+        })?;
+        let mut logprobs = logprobs.into_iter();
         Ok(batch.iter().map(|group| logprobs.by_ref().take(group.branches.len()).collect()).collect())
     }
 
-    /// Appends all tokens to their tables, a step of at most `rows_per_step` rows after the other.
-    fn run(&self, runner: &mut ModelRunner, running: &mut [Running<'_>]) -> Result<()> {
-        loop {
-            let (mut token_ids, mut n_new) = (Vec::new(), Vec::with_capacity(running.len()));
-            for text in running.iter() {
-                let n = (text.ids.len() - text.n_done).min(self.rows_per_step - token_ids.len());
-                token_ids.extend_from_slice(&text.ids[text.n_done..][..n]);
-                n_new.push(n);
-            }
-            if token_ids.is_empty() {
-                return Ok(());
-            }
-            let mut parts: Vec<StepPart<'_>> = running
-                .iter_mut()
-                .zip(&n_new)
-                .filter(|(_, n_new)| **n_new > 0)
-                .map(|(text, &n_new)| StepPart { table: &mut text.table, n_new })
-                .collect();
-            let output = runner.step(&token_ids, &mut parts)?;
-            self.take(runner, &output, running, &n_new)?;
-        }
-    }
-
-    /// Takes from a step what is scored, and counts its rows.
+    /// Takes from a step what is scored: the row of one token predicts the next.
     fn take(
         &self,
         runner: &ModelRunner,
         output: &StepOutput,
-        running: &mut [Running<'_>],
-        n_new: &[usize],
+        (packed, branches): (&[PackedRows], &[&Branch]),
+        logprobs: &mut [Vec<f32>],
     ) -> Result<()> {
-        let (mut rows, mut targets, mut owners) = (Vec::new(), Vec::new(), Vec::new());
-        let mut start = 0;
-        for (owner, (text, &n_new)) in running.iter_mut().zip(n_new).enumerate() {
-            for offset in 0..n_new {
-                // The row of one token predicts the next.
-                let predicted = text.n_done + offset + 1;
-                if predicted >= text.first_scored && predicted < text.ids.len() {
-                    rows.push(start + offset);
-                    targets.push(text.ids[predicted]);
-                    owners.push(owner);
-                }
+        let mut wanted = Vec::new();
+        for rows in packed {
+            let Branch { ids, first_scored } = branches[rows.text];
+            let first = first_scored - 1;
+            for at in rows.start.max(first)..(rows.start + rows.n_rows).min(ids.len() - 1) {
+                wanted.push((rows.row + at - rows.start, ids[at + 1], rows.text));
             }
-            text.n_done += n_new;
-            start += n_new;
         }
         let vocab_size = self.gpt.config().vocab_size;
-        let n_at_once = (LOGITS_AT_ONCE / vocab_size).max(1);
-        let chunks = rows.chunks(n_at_once).zip(targets.chunks(n_at_once)).zip(owners.chunks(n_at_once));
-        for ((rows, targets), owners) in chunks {
-            ensure!(
-                targets.iter().all(|&id| (id as usize) < vocab_size),
-                "a text has a token id beyond the vocabulary of {vocab_size}"
-            );
-            let logprobs = target_logprobs(runner.logits(output, rows), targets)?;
-            owners.iter().zip(logprobs).for_each(|(&owner, logprob)| running[owner].logprobs.push(logprob));
+        for wanted in wanted.chunks((LOGITS_AT_ONCE / vocab_size).max(1)) {
+            let rows: Vec<usize> = wanted.iter().map(|(row, _, _)| *row).collect();
+            let targets: Vec<TokenId> = wanted.iter().map(|(_, target, _)| *target).collect();
+            let found = target_logprobs(runner.logits(output, &rows), &targets)?;
+            wanted.iter().zip(found).for_each(|((_, _, text), logprob)| logprobs[*text].push(logprob));
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! `hearth-train eval`: measures models. One file per kind of evaluation.
 
+mod classify;
 mod decoding;
 mod loss;
 mod model;
@@ -28,6 +29,7 @@ enum Kind {
     Translation(translation::Args),
     Score(score::Args),
     Decoding(decoding::Args),
+    Classify(classify::Args),
 }
 
 /// Runs the evaluation that was asked for.
@@ -38,5 +40,6 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         Kind::Translation(args) => translation::run(args),
         Kind::Score(args) => score::run(args),
         Kind::Decoding(args) => decoding::run(args),
+        Kind::Classify(args) => classify::run(args),
     }
 }

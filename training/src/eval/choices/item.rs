@@ -188,8 +188,13 @@ impl Labeling {
                 self.labels.join("`, `")
             )
         })?;
+        Ok(self.of_text(record.place(), text, gold))
+    }
+
+    /// The item that asks for the label of `text`, which is the one with index `gold`.
+    pub fn of_text(&self, place: String, text: &str, gold: usize) -> ChoiceItem {
         let context = self.template.replace("{text}", text);
-        Ok(ChoiceItem { place: record.place(), context, choices: self.labels.clone(), gold })
+        ChoiceItem { place, context, choices: self.labels.clone(), gold }
     }
 }
 
