@@ -2,10 +2,13 @@
 
 mod accumulation;
 mod data;
+mod eval;
 mod evaluation;
 mod hub;
 mod import;
+mod known_model;
 mod memory;
+mod metrics;
 mod optim;
 mod overfit;
 mod parquet;

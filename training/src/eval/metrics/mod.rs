@@ -16,4 +16,3 @@ mod text;
 mod tokenizer_13a;
 
 pub use corpus::{Case, Corpus, Segment, SignedScore};
-pub(crate) use tokenizer_13a::tokenize_13a;
