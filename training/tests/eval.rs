@@ -69,10 +69,11 @@ fn scored_tokens_have_the_log_probabilities_of_whole_texts() {
         TextGroup::of_text(ids(2, 7), 1),
     ];
     assert_eq!(groups[1].prefix.len(), 38, "what all share before the rows that predict");
-    let expected: Vec<Vec<f64>> = [(&ids(100, 6), 1), (&texts[0], 40), (&texts[1], 39), (&texts[2], 40), (&ids(2, 7), 1)]
-        .iter()
-        .map(|(text, first)| direct(&gpt, text)[first - 1..].to_vec())
-        .collect();
+    let expected: Vec<Vec<f64>> =
+        [(&ids(100, 6), 1), (&texts[0], 40), (&texts[1], 39), (&texts[2], 40), (&ids(2, 7), 1)]
+            .iter()
+            .map(|(text, first)| direct(&gpt, text)[first - 1..].to_vec())
+            .collect();
     for rows_per_step in [1, 7, 64, 10_000] {
         let scorer = Scorer::new(&gpt).unwrap().with_rows_per_step(rows_per_step);
         let mut n_done = Vec::new();
@@ -127,12 +128,8 @@ fn texts_side_by_side_are_those_of_one_at_a_time() {
     assert_eq!(n_done, 100);
     for (task, found) in tasks.iter().zip(found) {
         let Decoding::Sampling(sampling) = task.decoding.clone() else { unreachable!() };
-        let options = GenerateOptions {
-            max_tokens: task.max_tokens,
-            kv_dtype: None,
-            sampling,
-            eos_token_ids: end_ids.clone(),
-        };
+        let options =
+            GenerateOptions { max_tokens: task.max_tokens, kv_dtype: None, sampling, eos_token_ids: end_ids.clone() };
         let mut expected = generate(&gpt, &task.prompt_ids, &options, |_| ControlFlow::Continue(())).unwrap();
         let is_ended = expected.last().is_some_and(|id| end_ids.contains(id));
         if is_ended {
@@ -255,7 +252,13 @@ fn truncated_sampling_has_the_perplexity_of_what_it_keeps() {
     let rows = study(&gpt, &names, &passages, 200);
     let n_nucleus = {
         let mut mass = 0.0;
-        1 + probabilities.iter().take_while(|probability| { mass += **probability; mass < 0.95 }).count()
+        1 + probabilities
+            .iter()
+            .take_while(|probability| {
+                mass += **probability;
+                mass < 0.95
+            })
+            .count()
     };
     for (name, n_kept, temperature) in [
         ("top-k 40", 40, 1.0),
@@ -264,9 +267,11 @@ fn truncated_sampling_has_the_perplexity_of_what_it_keeps() {
         ("pure sampling", 1000, 1.0),
         ("top-k 40, temperature 0.7", 40, 0.7),
     ] {
-        let kept: Vec<f64> = probabilities[..n_kept].iter().map(|probability| probability.powf(1.0 / temperature)).collect();
+        let kept: Vec<f64> =
+            probabilities[..n_kept].iter().map(|probability| probability.powf(1.0 / temperature)).collect();
         let mass: f64 = kept.iter().sum();
-        let nats: f64 = kept.iter().zip(&probabilities).map(|(kept, probability)| -kept / mass * probability.ln()).sum();
+        let nats: f64 =
+            kept.iter().zip(&probabilities).map(|(kept, probability)| -kept / mass * probability.ln()).sum();
         let found = rows.iter().find(|row| row.method == name).unwrap();
         let [low, high] = found.perplexity.interval.unwrap();
         let width = high - low;

@@ -73,10 +73,10 @@ fn golden() -> Golden {
 #[test]
 fn scores_and_signatures_are_those_of_sacrebleu() {
     for corpus in golden().corpora {
-        let segments = corpus.segments.iter().map(|(hypothesis, references)| Segment {
-            hypothesis: hypothesis.clone(),
-            references: references.clone(),
-        });
+        let segments = corpus
+            .segments
+            .iter()
+            .map(|(hypothesis, references)| Segment { hypothesis: hypothesis.clone(), references: references.clone() });
         let segments = Corpus::new(segments.collect()).unwrap();
         for (found, expected) in [
             (bleu(&segments, Case::Mixed), &corpus.bleu),

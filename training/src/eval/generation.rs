@@ -24,6 +24,9 @@ const DECODING_ROWS: usize = 64;
 /// Rows of prompts in a step, besides.
 const PREFILL_ROWS: usize = 512;
 
+/// Size of the KV cache, unless one text needs more: 1 GiB, as in serving.
+const CACHE_BYTES: usize = 1 << 30;
+
 /// How tokens are chosen.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Decoding {
@@ -130,9 +133,11 @@ impl Generator {
     /// fails.
     pub fn generate(&self, tasks: &[GenerationTask], progress: &mut dyn FnMut(usize)) -> Result<Vec<Generated>> {
         tasks.iter().try_for_each(|task| self.check(task))?;
-        let most = tasks.iter().map(pages_of).max().unwrap_or(0);
-        let typical = tasks.iter().take(DECODING_ROWS).map(|task| pages_of(task).div_ceil(rows_of(task))).max();
-        let n_pages = most.max(DECODING_ROWS * typical.unwrap_or(0));
+        let page_bytes = PAGE_SIZE * self.gpt.config().kv_bytes_per_token(self.kv_dtype.n_bytes());
+        let largest = tasks.iter().map(pages_of).max().unwrap_or(0);
+        let all: usize = tasks.iter().map(pages_of).sum();
+        // Room for the largest text in any case.
+        let n_pages = all.min((CACHE_BYTES / page_bytes.max(1)).max(largest));
         let mut runner = ModelRunner::new(self.gpt.clone(), n_pages.max(1), self.kv_dtype);
         runner.capture_steps();
         let mut generated = vec![Generated::default(); tasks.len()];
