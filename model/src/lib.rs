@@ -15,6 +15,7 @@
 //! - [`constraint`]: grammars for structured output
 //! - [`hub`]: models and data sets of the Hugging Face hub, by name; [`model_source`]: a model by path or by name
 //! - [`sampling`], [`generate`](mod@generate): sampling and generation
+//! - [`target_logprobs`]: log-probabilities of given tokens; [`pooling`]: hidden states to embeddings
 //! - [`device`]: which device to run on; [`memory`]: how much memory there is; [`byte_size`]: sizes for people
 
 pub mod adapted;
@@ -42,12 +43,14 @@ pub mod ops;
 mod param_specs;
 mod params;
 mod philox;
+pub mod pooling;
 pub mod position;
 pub mod read_logits;
 mod regular_file;
 pub mod sampling;
 #[cfg(all(test, feature = "gpu"))]
 mod software_adapter;
+pub mod target_logprobs;
 pub mod tokenizer;
 pub mod weights;
 

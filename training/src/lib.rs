@@ -13,7 +13,7 @@
 //! - [`optim`]: gradients by parameter path, global-norm clipping, AdamW, Muon
 //! - [`trainer`]: the training loop; [`guard`]: skips bad steps; [`interrupt`]: signals
 //! - [`examples`]: conversations, prompts with completions and texts as examples for fine-tuning; preference pairs; packing
-//! - [`eval`]: the loss over a split
+//! - [`eval`]: measures models: the loss, multiple choice, translation, decoding, classification
 //! - [`progress`]: progress output and metrics files
 //! - [`run_dir`]: the folder of a run; [`checkpoint`]: saves and restores a run
 //! - [`estimate`]: memory and arithmetic of a run; [`fit`]: checks the memory and finds the largest micro-batch

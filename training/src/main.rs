@@ -27,6 +27,7 @@ enum Command {
     Finetune(commands::finetune::Args),
     Import(commands::import::Args),
     Sample(commands::sample::Args),
+    Eval(commands::eval::Args),
     Bench(commands::bench::Args),
     Tales(commands::tales::Args),
 }
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
         Command::Finetune(args) => commands::finetune::run(args),
         Command::Import(args) => commands::import::run(args),
         Command::Sample(args) => commands::sample::run(args),
+        Command::Eval(args) => commands::eval::run(args),
         Command::Bench(args) => commands::bench::run(args),
         Command::Tales(args) => commands::tales::run(args),
     };

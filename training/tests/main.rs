@@ -2,12 +2,15 @@
 
 mod accumulation;
 mod data;
+mod eval;
 mod evaluation;
 mod finetune;
 mod hub;
 mod import;
+mod known_model;
 mod masks;
 mod memory;
+mod metrics;
 mod optim;
 mod overfit;
 mod parquet;

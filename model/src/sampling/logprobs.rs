@@ -30,6 +30,11 @@ pub fn token_logprobs(logits: &[f32], id: TokenId, n_top: usize) -> TokenLogprob
     TokenLogprobs { id, logprob: logprob(id), rank, top }
 }
 
+/// The log-softmax of raw logits at `id`, which must be in the vocabulary.
+pub(crate) fn logprob(logits: &[f32], id: TokenId) -> f32 {
+    (f64::from(logits[id as usize]) - log_sum_exp(logits, Scan::new(logits).largest())) as f32
+}
+
 /// The entropy in nats of the softmax of raw logits.
 pub(crate) fn entropy(logits: &[f32]) -> f64 {
     let largest = Scan::new(logits).largest();

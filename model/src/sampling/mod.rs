@@ -14,7 +14,7 @@ mod row;
 mod sampler;
 mod select;
 
-pub(crate) use logprobs::entropy;
+pub(crate) use logprobs::{entropy, logprob};
 
 pub use self::{
     logprobs::{TokenLogprobs, token_logprobs},

@@ -9,7 +9,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use hearth_model::tokenizer::EncodeOptions;
+use hearth_model::{
+    pooling::{Pooling, VectorScale},
+    tokenizer::EncodeOptions,
+};
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
@@ -29,7 +32,7 @@ use super::{
 use crate::{
     engine::{
         Event, ServedModel,
-        request::{EngineRequest, Pooling, RequestParts, Strategy, VectorScale},
+        request::{EngineRequest, RequestParts, Strategy},
     },
     random::fresh_id,
 };
@@ -160,8 +163,7 @@ impl EmbeddingRequest {
         }
         let formats = [("float", Format::Numbers), ("base64", Format::Base64)];
         let format = fields.one_of_or("encoding_format", &formats, Format::Numbers)?;
-        let poolings = [("mean", Pooling::Mean), ("last", Pooling::Last), ("max", Pooling::Max)];
-        let pooling = fields.one_of_or("pooling", &poolings, Pooling::default())?;
+        let pooling = fields.one_of_or("pooling", &Pooling::ALL, Pooling::default())?;
         let scale = if fields.flag_or("normalize", true)? { VectorScale::Unit } else { VectorScale::AsIs };
         let add_special_tokens = fields.flag_or("add_special_tokens", true)?;
         Ok(Self {

@@ -6,6 +6,7 @@ use std::{collections::BTreeSet, ops::RangeInclusive, sync::Arc, time::Duration}
 use hearth_model::{
     Error, TokenId,
     constraint::Constraint,
+    pooling::{Pooling, VectorScale},
     sampling::{SamplingParams, beam::BeamKind},
 };
 
@@ -55,28 +56,6 @@ pub enum Strategy {
         /// How to scale the vector.
         scale: VectorScale,
     },
-}
-
-/// How to pool the hidden states of a text.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Pooling {
-    /// Their mean.
-    #[default]
-    Mean,
-    /// The last token's, which has attended to all others.
-    Last,
-    /// The maximum of each component.
-    Max,
-}
-
-/// How long a vector is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum VectorScale {
-    /// To Euclidean length 1. A zero vector is unchanged.
-    #[default]
-    Unit,
-    /// Not at all.
-    AsIs,
 }
 
 /// Conditions for ending a generation.

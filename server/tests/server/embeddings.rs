@@ -10,6 +10,7 @@ use hearth_model::{
     gpt::Gpt,
     kv_cache::{KvCache, StepPart},
     ops::KvDtype,
+    pooling::{Pooling, VectorScale},
     sampling::SamplingParams,
     tokenizer::EncodeOptions,
     weights::model_dir::{LoadOptions, LoadedModel, load, load_embedded},
@@ -19,7 +20,7 @@ use hearth_server::{
     bundled,
     engine::{
         Engine, EngineOptions, Event,
-        request::{EngineRequest, Pooling, RequestParts, Strategy, VectorScale},
+        request::{EngineRequest, RequestParts, Strategy},
     },
 };
 use serde_json::{Value, json};

@@ -1,0 +1,218 @@
+//! `hearth-train eval classify`: linear probes on embeddings, beside label-token scoring.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use anyhow::{Result, ensure};
+use hearth_model::pooling::Pooling;
+use hearth_training::eval::{
+    choices::{Accuracy, ChoiceItem, Labeling, accuracies, score_items},
+    classify::{Embedder, LabeledTexts, Probe},
+    scorer::Scorer,
+};
+use serde::Serialize;
+
+use super::{
+    model::{ModelArgs, OpenModel, progress_line},
+    output::write_lines,
+};
+use crate::commands::status::Status;
+
+/// Measures how well texts are classified by a linear probe on their embeddings
+///
+/// Embeddings are those of `/v1/embeddings`: mean, last and max pooling. On each, a logistic regression is fitted to the texts to
+/// train on and tested on the others. Beside it stands what the model says itself: the label that continues the text most likely.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// JSON lines with `text` and `label`
+    #[arg(long, value_name = "FILE")]
+    data: PathBuf,
+
+    /// Texts to test on [default: a share of `--data` that is not trained on]
+    #[arg(long, value_name = "FILE")]
+    test: Option<PathBuf>,
+
+    /// Share of `--data` to test on where there is no `--test`
+    #[arg(long, value_name = "X", default_value_t = 0.2, conflicts_with = "test")]
+    test_fraction: f64,
+
+    /// Chooses the texts to test on
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+
+    /// Inverse strength of L2, as in scikit-learn
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    c: f64,
+
+    /// What a label follows in label-token scoring, behind a space; `{text}` stands for the text, `\n` for a line break
+    #[arg(long, value_name = "TEXT", default_value = "{text}")]
+    template: String,
+
+    /// Write the embeddings to this file, one JSON object per text
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+/// The JSON output of `--json`.
+#[derive(Debug, Serialize)]
+struct Report {
+    model: String,
+    dtype: String,
+    classes: Vec<String>,
+    n_train: usize,
+    n_test: usize,
+    /// The share of the most frequent class of the texts to test on.
+    majority: f64,
+    probes: Vec<ProbeReport>,
+    label_tokens: LabelTokens,
+    seconds: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct ProbeReport {
+    pooling: &'static str,
+    accuracy: Accuracy,
+    train_accuracy: Accuracy,
+    n_steps: usize,
+}
+
+/// Accuracy of the label that is most likely, and most likely per character.
+#[derive(Debug, Serialize)]
+struct LabelTokens {
+    acc: Accuracy,
+    acc_norm: Accuracy,
+}
+
+/// A line of `--out`.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    part: &'static str,
+    label: &'a str,
+    mean: &'a [f32],
+    last: &'a [f32],
+    max: &'a [f32],
+}
+
+/// Reads, embeds, fits, tests, reports.
+pub(crate) fn run(args: Args) -> Result<ExitCode> {
+    let (train, test) = split(&args)?;
+    let classes = train.classes();
+    let (train_classes, test_classes) = (train.class_indices(&classes)?, test.class_indices(&classes)?);
+    let labeling = Labeling::new(classes.clone(), args.template.replace("\\n", "\n"))?;
+    let OpenModel { loaded, name, .. } = args.model.open()?;
+    let limit = loaded.gpt.config().max_seq_len;
+    let mut ids = train.encode(&loaded.tokenizer, limit)?;
+    ids.extend(test.encode(&loaded.tokenizer, limit)?);
+    let mut status = Status::new();
+    let poolings = Pooling::ALL.map(|(_, pooling)| pooling);
+    let embedder = Embedder::new(&loaded.gpt)?;
+    let mut progress = |n_done| progress_line(&mut status, "embeddings", n_done, ids.len());
+    let embedded = embedder.embed(&ids, &poolings, &mut progress)?;
+    let probe = |(number, (pooling, _)): (usize, &(&'static str, Pooling))| {
+        let features: Vec<Vec<f32>> = embedded.iter().map(|vectors| vectors[number].clone()).collect();
+        let (of_train, of_test) = features.split_at(train.texts.len());
+        let (probe, fit) = Probe::fit(of_train, &train_classes, classes.len(), args.c)?;
+        let accuracy = |features: &[Vec<f32>], classes: &[usize]| {
+            let is_right = features.iter().zip(classes).map(|(features, class)| probe.predict(features) == *class);
+            Accuracy::of(&is_right.collect::<Vec<_>>())
+        };
+        Ok(ProbeReport {
+            pooling,
+            accuracy: accuracy(of_test, &test_classes),
+            train_accuracy: accuracy(of_train, &train_classes),
+            n_steps: fit.n_steps,
+        })
+    };
+    let probes = Pooling::ALL.iter().enumerate().map(probe).collect::<Result<Vec<_>>>()?;
+    let items: Vec<ChoiceItem> = test
+        .texts
+        .iter()
+        .zip(&test.places)
+        .zip(&test_classes)
+        .map(|((text, place), &class)| labeling.of_text(place.clone(), text, class))
+        .collect();
+    let scorer = Scorer::new(&loaded.gpt)?;
+    let mut progress = |n_done| progress_line(&mut status, "texts by their labels", n_done, items.len());
+    let scored = accuracies(&score_items(&scorer, &loaded.tokenizer, &items, limit, &mut progress)?);
+    status.clear();
+    if let Some(path) = &args.out {
+        write_lines(path, &lines(&embedded, &train, &test))?;
+    }
+    let of_class = |class: usize| test_classes.iter().filter(|other| **other == class).count();
+    let report = Report {
+        model: name,
+        dtype: loaded.gpt.dtype().to_string(),
+        n_train: train.texts.len(),
+        n_test: test.texts.len(),
+        majority: (0..classes.len()).map(of_class).max().unwrap_or(0) as f64 / test_classes.len() as f64,
+        classes,
+        probes,
+        label_tokens: LabelTokens { acc: scored.acc, acc_norm: scored.acc_norm },
+        seconds: status.elapsed().as_secs_f64(),
+    };
+    args.model.print(&report, &text(&report))
+}
+
+/// The texts to train on, and those to test on.
+fn split(args: &Args) -> Result<(LabeledTexts, LabeledTexts)> {
+    let all = LabeledTexts::read(&args.data)?;
+    if let Some(test) = &args.test {
+        return Ok((all, LabeledTexts::read(test)?));
+    }
+    ensure!(
+        args.test_fraction > 0.0 && args.test_fraction < 1.0,
+        "`--test-fraction` must be above 0 and below 1, got {}",
+        args.test_fraction
+    );
+    let n_texts = all.texts.len();
+    let (train, test) = all.split(args.test_fraction, args.seed);
+    ensure!(
+        !train.texts.is_empty() && !test.texts.is_empty(),
+        "`{}` has {n_texts} texts, too few to put some aside\nhint: use more texts, or `--test FILE`",
+        args.data.display()
+    );
+    Ok((train, test))
+}
+
+fn lines<'a>(embedded: &'a [Vec<Vec<f32>>], train: &'a LabeledTexts, test: &'a LabeledTexts) -> Vec<Line<'a>> {
+    let labels = |texts: &'a LabeledTexts, part: &'static str| texts.labels.iter().map(move |label| (part, label));
+    let labels = labels(train, "train").chain(labels(test, "test"));
+    let vector = |vectors: &'a [Vec<f32>], name: &str| {
+        let number = Pooling::ALL.iter().position(|(known, _)| *known == name);
+        number.and_then(|number| vectors.get(number)).map_or(&[][..], Vec::as_slice)
+    };
+    labels
+        .zip(embedded)
+        .map(|((part, label), vectors)| Line {
+            part,
+            label,
+            mean: vector(vectors, "mean"),
+            last: vector(vectors, "last"),
+            max: vector(vectors, "max"),
+        })
+        .collect()
+}
+
+fn text(report: &Report) -> String {
+    let row = |name: &str, Accuracy { value, stderr }: Accuracy, beside: &str| {
+        format!("{name:<24} {value:.4} ± {stderr:.4}{beside}\n")
+    };
+    let mut text = String::new();
+    for ProbeReport { pooling, accuracy, train_accuracy, .. } in &report.probes {
+        let beside = format!("  (on the texts to train on {:.4})", train_accuracy.value);
+        text += &row(&format!("probe, {pooling} pooling"), *accuracy, &beside);
+    }
+    text += &row("label tokens", report.label_tokens.acc, "");
+    text += &row("label tokens, normalized", report.label_tokens.acc_norm, "");
+    text += &format!("{:<24} {:.4}\n", "most frequent class", report.majority);
+    text += &format!(
+        "{} classes, {} texts to train on, {} to test on, {:.1} s\n",
+        report.classes.len(),
+        report.n_train,
+        report.n_test,
+        report.seconds
+    );
+    text
+}

@@ -1,0 +1,132 @@
+//! `hearth-train eval translation`: generates texts and scores them against references.
+
+use std::{path::PathBuf, process::ExitCode, sync::Arc};
+
+use anyhow::Result;
+use hearth_model::sampling::{
+    SamplingParams,
+    beam::{BeamKind, EarlyStopping},
+};
+use hearth_training::eval::{
+    generation::{Decoding, Endings, Generator},
+    metrics::Case,
+    stop_text::StopText,
+    translation::{CorpusScores, PromptForm, corpus_of, encode_prompts, generate_texts, read_items, scores_of},
+};
+use serde::Serialize;
+
+use super::{
+    model::{ModelArgs, OpenModel, progress_line},
+    output::write_lines,
+};
+use crate::commands::status::Status;
+
+/// Measures generated text against references: BLEU, chrF, TER, exact match, ROUGE-L
+///
+/// Items are JSON objects, one per line, with `source` and `target`, or with `prompt` and `reference`, `references` or `completion`.
+/// Scores are those of sacrebleu and rouge-score.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+
+    /// JSON lines
+    #[arg(long, value_name = "FILE")]
+    data: PathBuf,
+
+    /// The prompt made of a `source`; `{source}` stands for it, `\n` for a line break
+    #[arg(long, value_name = "TEXT", default_value = "{source}")]
+    template: String,
+
+    /// Send each prompt as a user's message, through the model's chat template
+    #[arg(long)]
+    chat: bool,
+
+    /// Search with this many beams instead of taking the most likely token each time
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    beams: Option<u16>,
+
+    /// Exponent of the length by which beam search divides log-probabilities; above 0 favors long texts
+    #[arg(long, value_name = "X", default_value_t = 1.0, requires = "beams", allow_hyphen_values = true)]
+    length_penalty: f32,
+
+    /// Most tokens of a text
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..))]
+    max_tokens: u32,
+
+    /// A string that ends a text, such as `\n`; may be given several times
+    #[arg(long, value_name = "TEXT")]
+    stop: Vec<String>,
+
+    /// Ignore case in BLEU and chrF
+    #[arg(long)]
+    lowercase: bool,
+
+    /// Write prompts, hypotheses and references to this file, one JSON object per line
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+/// The JSON output of `--json`.
+#[derive(Debug, Serialize)]
+struct Report {
+    model: String,
+    dtype: String,
+    n_items: usize,
+    #[serde(flatten)]
+    scores: CorpusScores,
+    seconds: f64,
+}
+
+/// A line of `--out`.
+#[derive(Debug, Serialize)]
+struct Line<'a> {
+    prompt: &'a str,
+    hypothesis: &'a str,
+    references: &'a [String],
+}
+
+/// Reads, generates, scores, reports.
+pub(crate) fn run(args: Args) -> Result<ExitCode> {
+    let unescaped = |text: &String| text.replace("\\n", "\n");
+    let items = read_items(&args.data, &unescaped(&args.template))?;
+    let OpenModel { loaded, name, .. } = args.model.open()?;
+    let form = if args.chat { PromptForm::Chat } else { PromptForm::Text };
+    let prompts = encode_prompts(&items, &loaded, form, args.max_tokens as usize)?;
+    let decoding = match args.beams {
+        None => Decoding::Sampling(SamplingParams::greedy()),
+        Some(width) => Decoding::Beams {
+            width: width.into(),
+            kind: BeamKind::Best { length_penalty: args.length_penalty, early_stopping: EarlyStopping::default() },
+        },
+    };
+    let stop: Vec<String> = args.stop.iter().map(unescaped).collect();
+    let endings = Endings {
+        end_ids: Arc::new(loaded.eos_token_ids.iter().copied().collect()),
+        stop: StopText::new(&loaded.tokenizer, &stop),
+    };
+    let generator = Generator::new(&loaded.gpt, endings.clone())?;
+    let mut status = Status::new();
+    let mut progress = |n_done| progress_line(&mut status, "texts", n_done, items.len());
+    let how = (&decoding, args.max_tokens as usize);
+    let hypotheses = generate_texts(&generator, (&loaded.tokenizer, &endings), prompts, how, &mut progress)?;
+    status.clear();
+    if let Some(path) = &args.out {
+        let lines: Vec<Line<'_>> = items
+            .iter()
+            .zip(&hypotheses)
+            .map(|(item, hypothesis)| Line { prompt: &item.prompt, hypothesis, references: &item.references })
+            .collect();
+        write_lines(path, &lines)?;
+    }
+    let case = if args.lowercase { Case::Lower } else { Case::Mixed };
+    let report = Report {
+        model: name,
+        dtype: loaded.gpt.dtype().to_string(),
+        n_items: items.len(),
+        scores: scores_of(&corpus_of(&hypotheses, &items)?, case),
+        seconds: status.elapsed().as_secs_f64(),
+    };
+    let text = format!("{}items = {}, {:.1} s\n", report.scores.to_text(), report.n_items, report.seconds);
+    args.model.print(&report, &text)
+}

@@ -1,0 +1,87 @@
+//! Confidence intervals by bootstrap: how much a statistic varies over halves of the texts, drawn at random.
+//!
+//! Drawing as many texts as there are, with replacement, would have some of them twice, and duplicates distort counts of different
+//! n-grams. Halves without replacement have no duplicates, and statistics vary over them as much as over new sets of texts
+//! ([Shao and Wu 1989](https://doi.org/10.1214/aos/1176347263)): the variance of a mean of n/2 texts is 2/n of that of a text,
+//! and half of it remains since the texts are drawn from n.
+
+use hearth_model::sampling::{Purpose, RandomStream};
+use serde::Serialize;
+
+/// Share of resampled values outside of the interval, on each side.
+const TAIL: f64 = 0.025;
+
+/// An estimate with its 95 % confidence interval. `None` where it is not defined, such as the perplexity of no tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Estimate {
+    /// The value for the texts as they are.
+    pub value: Option<f64>,
+    /// The ends of the interval.
+    pub interval: Option<[f64; 2]>,
+}
+
+/// Draws halves of texts.
+#[derive(Clone, Debug)]
+pub struct Bootstrap {
+    n_texts: usize,
+    selections: Vec<Vec<usize>>,
+}
+
+impl Bootstrap {
+    /// `n_resamples` halves of `n_texts` texts. Equal seeds draw equal halves, so that methods are compared on the same ones.
+    pub fn new(n_texts: usize, n_resamples: usize, seed: u64) -> Self {
+        let draw = |number: usize| {
+            let random = RandomStream::new(seed, number as u32);
+            let mut keys: Vec<(f64, usize)> =
+                (0..n_texts).map(|text| (random.uniform(text, Purpose::Token), text)).collect();
+            keys.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+            keys.into_iter().take((n_texts / 2).max(1)).map(|(_, text)| text).collect()
+        };
+        Self { n_texts, selections: (0..n_resamples).map(draw).collect() }
+    }
+
+    /// The statistic of all texts, and the interval of its values for the halves. Their mean is moved to the statistic, since some
+    /// statistics depend on the number of texts.
+    pub fn estimate(&self, statistic: impl Fn(&[usize]) -> f64) -> Estimate {
+        let all: Vec<usize> = (0..self.n_texts).collect();
+        let value = Some(statistic(&all)).filter(|value| value.is_finite());
+        let mut drawn: Vec<f64> =
+            self.selections.iter().map(|selection| statistic(selection)).filter(|value| value.is_finite()).collect();
+        drawn.sort_by(f64::total_cmp);
+        let mean = drawn.iter().sum::<f64>() / drawn.len() as f64;
+        let interval = value.filter(|_| drawn.len() > 1).map(|value| {
+            let last = drawn.len() - 1;
+            let cut = (TAIL * drawn.len() as f64) as usize;
+            [drawn[cut], drawn[last - cut]].map(|end| value + end - mean)
+        });
+        Estimate { value, interval }
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    /// The mean of n numbers with deviation s varies by s / root n: the interval is 1.96 of that on each side.
+    #[test]
+    fn the_interval_of_a_mean_is_that_of_the_normal_distribution() {
+        let n = 400;
+        let values: Vec<f64> = (0..n).map(|at| f64::from(at % 2)).collect();
+        let bootstrap = Bootstrap::new(n as usize, 2000, 7);
+        let mean = |selection: &[usize]| selection.iter().map(|&at| values[at]).sum::<f64>() / selection.len() as f64;
+        let Estimate { value, interval } = bootstrap.estimate(mean);
+        let [low, high] = interval.unwrap();
+        assert_eq!(value, Some(0.5));
+        let expected = 1.96 * 0.5 / f64::from(n).sqrt();
+        assert!((high - 0.5 - expected).abs() < 0.1 * expected && (0.5 - low - expected).abs() < 0.1 * expected);
+    }
+
+    #[test]
+    fn what_is_not_defined_has_no_value() {
+        let bootstrap = Bootstrap::new(3, 10, 1);
+        assert_eq!(bootstrap.estimate(|_| f64::NAN), Estimate::default());
+        let same = bootstrap.estimate(|_| 2.0);
+        assert_eq!(same, Estimate { value: Some(2.0), interval: Some([2.0, 2.0]) });
+    }
+}

@@ -1,0 +1,149 @@
+//! Passages of human text: a prompt for every method, and how a person continued it.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result, ensure};
+use hearth_model::{
+    TokenId,
+    tokenizer::{EncodeOptions, Tokenizer},
+};
+
+use crate::eval::jsonl::read_records;
+
+/// A prompt and its human continuation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Passage {
+    /// The prompt's tokens, at least one.
+    pub prompt: Vec<TokenId>,
+    /// The tokens of the continuation, at least one.
+    pub human: Vec<TokenId>,
+}
+
+/// Sizes of passages, in tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PassageSizes {
+    /// Number of passages.
+    pub n_passages: usize,
+    /// Tokens of a prompt that is cut off a text.
+    pub prompt_tokens: usize,
+    /// Most tokens of the continuation.
+    pub max_tokens: usize,
+}
+
+/// Tokens of a text are at most this many bytes on average; rare characters are not that long.
+const BYTES_PER_TOKEN: usize = 32;
+
+/// Reads passages: of JSON lines with `text` (whose first tokens are the prompt) or with `prompt` and `human`, the first of them;
+/// of a text file, from paragraphs at equal distances.
+///
+/// # Errors
+/// The file cannot be read or is empty, a record has another form or is too short, or a text has too few paragraphs.
+pub fn read_passages(path: &Path, tokenizer: &Tokenizer, sizes: PassageSizes) -> Result<Vec<Passage>> {
+    let is_json = path.extension().is_some_and(|extension| extension == "jsonl" || extension == "ndjson");
+    let passages = if is_json { of_records(path, tokenizer, sizes) } else { of_text(path, tokenizer, sizes) }?;
+    ensure!(
+        passages.len() > 1,
+        "`{}` has {} passages, but texts are compared with each other: at least 2 are needed\nhint: use a longer file",
+        path.display(),
+        passages.len()
+    );
+    Ok(passages)
+}
+
+fn of_records(path: &Path, tokenizer: &Tokenizer, sizes: PassageSizes) -> Result<Vec<Passage>> {
+    let records = read_records(path)?;
+    let passages = records.iter().take(sizes.n_passages).map(|record| {
+        if record.has("prompt") {
+            let prompt = record.text("prompt")?;
+            let ids = tokenizer.encode(prompt, EncodeOptions::PROMPT)?;
+            let whole = tokenizer.encode(&format!("{prompt}{}", record.text("human")?), EncodeOptions::PROMPT)?;
+            let human = whole.get(ids.len()..).unwrap_or_default();
+            ensure!(
+                !ids.is_empty() && !human.is_empty(),
+                "{}: `prompt` or `human` is empty\nhint: correct this line",
+                record.place()
+            );
+            return Ok(Passage { prompt: ids, human: human[..human.len().min(sizes.max_tokens)].to_vec() });
+        }
+        let ids = tokenizer.encode(record.text("text")?, EncodeOptions::PROMPT)?;
+        cut(&ids, sizes).with_context(|| {
+            format!(
+                "{}: the text has {} tokens, and its prompt {}\nhint: use longer texts, or a smaller `--prompt-tokens`",
+                record.place(),
+                ids.len(),
+                sizes.prompt_tokens
+            )
+        })
+    });
+    passages.collect()
+}
+
+fn of_text(path: &Path, tokenizer: &Tokenizer, sizes: PassageSizes) -> Result<Vec<Passage>> {
+    let text = fs::read_to_string(path).with_context(|| format!("cannot read `{}`", path.display()))?;
+    let starts: Vec<usize> = paragraphs(&text).collect();
+    let n_tokens = sizes.prompt_tokens + sizes.max_tokens;
+    let mut passages: Vec<Passage> = Vec::new();
+    let (mut next, mut end) = (0, 0);
+    for number in 0..sizes.n_passages {
+        // The next paragraph at its share of the file, but none that overlaps the passage before.
+        next = next.max(starts.len() * number / sizes.n_passages);
+        next += starts[next.min(starts.len())..].iter().take_while(|start| **start < end).count();
+        let Some(&start) = starts.get(next) else { break };
+        let limit = text.floor_char_boundary(text.len().min(start + n_tokens * BYTES_PER_TOKEN));
+        let mut ids = tokenizer.encode(&text[start..limit], EncodeOptions::PROMPT)?;
+        if ids.len() < n_tokens {
+            break;
+        }
+        ids.truncate(n_tokens);
+        let n_bytes: usize = ids.iter().map(|&id| tokenizer.token_bytes(id).len()).sum();
+        end = start + n_bytes;
+        next += 1;
+        passages.extend(cut(&ids, sizes));
+    }
+    ensure!(
+        passages.len() == sizes.n_passages,
+        "`{}` has room for {} passages of {n_tokens} tokens that begin with a paragraph, not for {}\nhint: use a longer text, or a \
+         smaller `--passages`",
+        path.display(),
+        passages.len(),
+        sizes.n_passages
+    );
+    Ok(passages)
+}
+
+/// Where paragraphs begin: the start of the text, and what follows an empty line.
+fn paragraphs(text: &str) -> impl Iterator<Item = usize> {
+    let after_gap = text.match_indices("\n\n").map(|(at, gap)| at + gap.len());
+    [0].into_iter()
+        .chain(after_gap)
+        .filter(|&start| text[start..].chars().next().is_some_and(|first| !first.is_whitespace()))
+}
+
+/// The first tokens as the prompt and those behind them; `None` if there are none.
+fn cut(ids: &[TokenId], sizes: PassageSizes) -> Option<Passage> {
+    let (prompt, rest) = ids.split_at_checked(sizes.prompt_tokens)?;
+    let human = &rest[..rest.len().min(sizes.max_tokens)];
+    (!human.is_empty() && !prompt.is_empty()).then(|| Passage { prompt: prompt.to_vec(), human: human.to_vec() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paragraphs_begin_behind_empty_lines() {
+        let text = "One.\nStill one.\n\nTwo.\n\n\nThree.\n\n";
+        let starts: Vec<&str> = paragraphs(text).map(|start| &text[start..]).collect();
+        assert_eq!(starts.len(), 2, "a third newline is no paragraph: {starts:?}");
+        assert!(starts[1].starts_with("Two."));
+    }
+
+    #[test]
+    fn a_passage_needs_a_continuation() {
+        let sizes = PassageSizes { n_passages: 1, prompt_tokens: 2, max_tokens: 3 };
+        assert_eq!(cut(&[1, 2], sizes), None);
+        assert_eq!(cut(&[1, 2, 3], sizes), Some(Passage { prompt: vec![1, 2], human: vec![3] }));
+        let passage = cut(&[1, 2, 3, 4, 5, 6], sizes);
+        assert_eq!(passage, Some(Passage { prompt: vec![1, 2], human: vec![3, 4, 5] }));
+    }
+}

@@ -1,0 +1,141 @@
+//! Metrics and the probe against sacrebleu, rouge-score, NLTK and scikit-learn: `golden/metrics.py` writes what they say.
+
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::path::Path;
+
+use hearth_training::eval::{
+    classify::Probe,
+    decoding::statistics::self_bleu,
+    metrics::{
+        Case, Corpus, Segment, SignedScore,
+        bleu::bleu,
+        chrf::{ChrfKind, chrf},
+        rouge_l::rouge_l,
+        ter::ter,
+    },
+};
+use serde::Deserialize;
+
+#[derive(Deserialize)]
+struct Golden {
+    corpora: Vec<GoldenCorpus>,
+    self_bleu: Vec<GoldenSelfBleu>,
+    probes: Vec<GoldenProbe>,
+}
+
+#[derive(Deserialize)]
+struct GoldenCorpus {
+    name: String,
+    segments: Vec<(String, Vec<String>)>,
+    bleu: GoldenScore,
+    bleu_lower: GoldenScore,
+    chrf: GoldenScore,
+    chrf_lower: GoldenScore,
+    chrf_words: GoldenScore,
+    ter: GoldenScore,
+    ter_mixed: GoldenScore,
+    rouge_l: [f64; 3],
+}
+
+#[derive(Deserialize)]
+struct GoldenScore {
+    name: String,
+    score: f64,
+    signature: String,
+    details: String,
+}
+
+#[derive(Deserialize)]
+struct GoldenSelfBleu {
+    texts: Vec<Vec<u32>>,
+    order: usize,
+    scores: Vec<f64>,
+}
+
+#[derive(Deserialize)]
+struct GoldenProbe {
+    c: f64,
+    n_classes: usize,
+    features: Vec<Vec<f32>>,
+    classes: Vec<usize>,
+    new: Vec<Vec<f32>>,
+    logits: Vec<Vec<f64>>,
+    predicted: Vec<usize>,
+}
+
+fn golden() -> Golden {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/metrics.json");
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// Scores are the same number, signatures the same but for the version.
+#[test]
+fn scores_and_signatures_are_those_of_sacrebleu() {
+    for corpus in golden().corpora {
+        let segments = corpus
+            .segments
+            .iter()
+            .map(|(hypothesis, references)| Segment { hypothesis: hypothesis.clone(), references: references.clone() });
+        let segments = Corpus::new(segments.collect()).unwrap();
+        for (found, expected) in [
+            (bleu(&segments, Case::Mixed), &corpus.bleu),
+            (bleu(&segments, Case::Lower), &corpus.bleu_lower),
+            (chrf(&segments, ChrfKind::Chars, Case::Mixed), &corpus.chrf),
+            (chrf(&segments, ChrfKind::Chars, Case::Lower), &corpus.chrf_lower),
+            (chrf(&segments, ChrfKind::CharsAndWords, Case::Mixed), &corpus.chrf_words),
+            (ter(&segments, Case::Lower), &corpus.ter),
+            (ter(&segments, Case::Mixed), &corpus.ter_mixed),
+        ] {
+            let SignedScore { name, score, signature, details } = found;
+            let place = format!("{name} of `{}`: {score} is not {}", corpus.name, expected.score);
+            assert_eq!((&name, &details), (&expected.name, &expected.details), "{place}");
+            // The order of the sums is the same; what differs is how the C library rounds exp and ln.
+            assert!((score - expected.score).abs() <= 1e-12 * expected.score.abs(), "{place}");
+            let (settings, version) = signature.rsplit_once('|').unwrap();
+            assert_eq!(settings, expected.signature.rsplit_once('|').unwrap().0, "{place}");
+            assert_eq!(version, format!("version:hearth-{}", env!("CARGO_PKG_VERSION")));
+        }
+        let rouge = rouge_l(&segments);
+        let found = [rouge.precision, rouge.recall, rouge.f_measure];
+        for (found, expected) in found.into_iter().zip(corpus.rouge_l) {
+            assert!((found - expected).abs() < 1e-12, "ROUGE-L of `{}`: {found} is not {expected}", corpus.name);
+        }
+    }
+}
+
+#[test]
+fn self_bleu_is_that_of_nltk() {
+    for GoldenSelfBleu { texts, order, scores } in golden().self_bleu {
+        let found = self_bleu(&texts, order);
+        for (at, (found, expected)) in found.iter().zip(&scores).enumerate() {
+            assert!((found - expected).abs() < 1e-12, "text {at}: {found} is not {expected}");
+        }
+    }
+}
+
+/// Both minimize the same convex function, so that they find the same point.
+#[test]
+fn a_probe_is_that_of_scikit_learn() {
+    for golden in golden().probes {
+        let GoldenProbe { c, n_classes, features, classes, new, logits, predicted } = golden;
+        let (probe, fit) = Probe::fit(&features, &classes, n_classes, c).unwrap();
+        assert!(fit.gradient < 1e-7, "{fit:?}");
+        for (at, features) in new.iter().enumerate() {
+            for (found, expected) in probe.logits(features).iter().zip(&logits[at]) {
+                assert!((found - expected).abs() < 1e-4 * expected.abs().max(1.0), "{found} is not {expected}");
+            }
+            assert_eq!(probe.predict(features), predicted[at]);
+        }
+    }
+}
+
+#[test]
+fn corpora_without_references_are_refused() {
+    assert!(Corpus::new(Vec::new()).unwrap_err().to_string().contains("no segments"));
+    let segments = vec![
+        Segment { hypothesis: "a".into(), references: vec!["b".into()] },
+        Segment { hypothesis: "a".into(), references: Vec::new() },
+    ];
+    assert!(Corpus::new(segments).unwrap_err().to_string().contains("segment 2 has no reference"));
+}
