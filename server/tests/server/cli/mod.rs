@@ -1,6 +1,7 @@
 //! The binary as a user runs it: output, messages and exit codes. One file per subject.
 
 mod chat;
+mod convert;
 mod generate;
 mod health;
 mod hub;

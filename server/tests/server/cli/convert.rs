@@ -1,0 +1,94 @@
+//! `hearth merge` and `hearth export`.
+
+use std::{fs, path::Path};
+
+use hearth_model::weights::{
+    StagedDir,
+    adapter::{Adapter, AdapterConfig, AdapterModel, Targets},
+    model_dir,
+};
+
+use super::{model_dir as tiny_model, path, run, stderr, stdout};
+
+/// An adapter of the model in `base` that changes what it writes.
+fn save_adapter(base: &Path, dir: &Path) {
+    let config = model_dir::load_config(base).unwrap();
+    let model = AdapterModel::new(&config, model_dir::load_class(base).ok()).unwrap();
+    let settings = AdapterConfig {
+        rank: 2,
+        alpha: 8.0,
+        rank_stabilized: false,
+        dropout: 0.0,
+        targets: Targets::AllLinear,
+        layers: None,
+        ranks: Vec::new(),
+        alphas: Vec::new(),
+        base: Some(base.display().to_string()),
+    };
+    let mut adapter = Adapter::new(model, settings, 3).unwrap();
+    for (number, update) in adapter.values.0.values_mut().enumerate() {
+        let n_a = update.shape.total_rank() * update.shape.d_in;
+        let values = update.values[n_a..].iter_mut().enumerate();
+        values.for_each(|(n, value)| *value = ((n * 7 + number) % 11) as f32 / 5.0 - 1.0);
+    }
+    let staged = StagedDir::replacing(dir).unwrap();
+    adapter.write(&staged, model, &[]).unwrap();
+    staged.commit().unwrap();
+}
+
+fn generate(model: &Path) -> String {
+    let output = run(&["generate", "abcab", "--model", path(model), "--device", "cpu", "--temperature", "0"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    stdout(&output).to_owned()
+}
+
+#[test]
+fn a_merged_model_writes_what_the_model_with_its_adapter_writes() {
+    let (base, parent) = (tiny_model(), tempfile::tempdir().unwrap());
+    let (adapter, merged) = (parent.path().join("adapter"), parent.path().join("merged"));
+    save_adapter(base.path(), &adapter);
+    let output = run(&["merge", path(base.path()), path(&adapter), path(&merged)]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stdout(&output).contains("MB of weights; serve it with `hearth serve --model "), "{}", stdout(&output));
+    let [plain, with, as_merged] = [base.path(), &adapter, &merged].map(generate);
+    assert_eq!(with, as_merged);
+    assert_ne!(plain, with, "the adapter changes nothing");
+    // Over rounded matrices it stays beside them.
+    let rounded = parent.path().join("rounded");
+    assert_eq!(run(&["quantize", path(base.path()), path(&rounded)]).status.code(), Some(0));
+    let output = run(&["merge", path(&rounded), path(&adapter), path(&parent.path().join("no"))]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("is quantized") && stderr(&output).contains("hint: "), "{}", stderr(&output));
+    assert!(!parent.path().join("no").exists());
+    let beside = parent.path().join("beside");
+    save_adapter(&rounded, &beside);
+    generate(&beside);
+    // An adapter whose model is gone.
+    let config = adapter.join("adapter_config.json");
+    let text = fs::read_to_string(&config).unwrap();
+    fs::write(&config, text.replace(path(base.path()), "/nowhere/model")).unwrap();
+    let output = run(&["generate", "a", "--model", path(&adapter), "--device", "cpu"]);
+    assert!(
+        stderr(&output).contains("the model that it updates is not on this machine\nhint: "),
+        "{}",
+        stderr(&output)
+    );
+    let output = run(&["merge", path(base.path()), path(base.path()), path(&parent.path().join("other"))]);
+    assert!(stderr(&output).contains("adapter_config.json"), "{}", stderr(&output));
+}
+
+/// Its tokenizer has characters, which GGUF files do not have.
+#[test]
+fn what_a_gguf_file_cannot_hold_is_refused() {
+    let (model, parent) = (tiny_model(), tempfile::tempdir().unwrap());
+    let out = parent.path().join("out.gguf");
+    let output = run(&["export", path(model.path()), path(&out)]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("`tokenizer.json`") && stderr(&output).contains("hint: "), "{}", stderr(&output));
+    assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
+    fs::write(&out, "there already").unwrap();
+    let output = run(&["export", path(model.path()), path(&out)]);
+    assert!(stderr(&output).contains("already exists\nhint: "), "{}", stderr(&output));
+    let both = run(&["export", path(model.path()), path(&out), "--dtype", "f16", "--quantize", "q8"]);
+    assert_eq!(both.status.code(), Some(2));
+}
