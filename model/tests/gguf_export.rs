@@ -131,7 +131,10 @@ fn blocks_are_the_same_numbers() {
         let read = |gpt: &hearth_model::gpt::Gpt| {
             let mut all = Vec::new();
             let visit = gpt.read_params(&mut |path, data| {
-                all.push((path.to_owned(), data.try_to_vec::<f32>().unwrap()));
+                // Outside blocks, the files have K-quants, which are written in 8 bits.
+                if path.starts_with("blocks.") {
+                    all.push((path.to_owned(), data.try_to_vec::<f32>().unwrap()));
+                }
                 Ok(())
             });
             visit.unwrap();
@@ -212,7 +215,9 @@ fn smollm2_is_the_same_model_again() {
     };
     export(&path, &model, &options_of).unwrap();
     let found = model_dir::load(&path, &options(None)).unwrap();
-    assert_eq!((found.gpt.dtype(), &found.eos_token_ids), (Dtype::Q8, &model.eos_token_ids));
+    assert_eq!(found.gpt.dtype(), Dtype::Q8);
+    // The reader adds tokens that are known to end texts.
+    assert!(found.eos_token_ids.starts_with(&model.eos_token_ids), "{:?}", found.eos_token_ids);
     for text in ["Hello, world! 123 4.5", "naïve café\n\n  indented\tλ→∞ 漢字 🙂", "<|im_start|>user\nHi<|im_end|>\n"]
     {
         for options in [EncodeOptions::RENDERED, EncodeOptions::TEXT, EncodeOptions::PROMPT] {

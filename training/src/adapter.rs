@@ -48,6 +48,19 @@ impl LoraSettings {
     }
 }
 
+/// Refuses an adapter where a model is wanted.
+///
+/// # Errors
+/// `dir` is the folder of an adapter, or of its run.
+pub fn require_model(dir: &Path) -> Result<()> {
+    ensure!(
+        !Adapter::is_in(&model_dir::model_of(dir)),
+        "`{}` is an adapter, not a model\nhint: give the model that it updates, or merge them with `hearth merge`",
+        dir.display()
+    );
+    Ok(())
+}
+
 /// A model with an adapter that trains, and how to save the adapter.
 #[derive(Debug)]
 pub(crate) struct Adapted {
@@ -69,11 +82,6 @@ pub(crate) struct SavedAdapter {
 /// The model cannot be opened, or the adapter does not fit it.
 pub(crate) fn load(base: &Path, config: &TrainConfig, device: &Device, trained: Option<&Path>) -> Result<Adapted> {
     let Some(lora) = &config.lora else { unreachable!("the caller trains an adapter") };
-    ensure!(
-        !Adapter::is_in(&model_dir::model_of(base)),
-        "`{}` is an adapter, not a model\nhint: give the model that it updates, or merge them with `hearth merge`",
-        base.display()
-    );
     let is_cpu = *device == Device::flex();
     ensure!(
         is_cpu || lora.base.is_none(),

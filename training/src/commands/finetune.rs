@@ -15,6 +15,7 @@ use hearth_model::{
     weights::model_dir::{self, LoadedText},
 };
 use hearth_training::{
+    adapter::require_model,
     config::{Objective, Rows, TrainConfig},
     corpus::Origin,
     digest::{Digest, Digester},
@@ -86,8 +87,8 @@ pub(crate) fn run(mut args: Args) -> Result<ExitCode> {
         let sets = lora_sets(settings)?;
         args.run.options.sets.splice(0..0, sets);
     }
-    // Of the tokenizer, the template and the architecture, the first to be missing reports it.
     let path = model_files::open(&args.model, ModelPart::Whole)?;
+    require_model(&path)?;
     let text = model_dir::load_text(&path)?;
     if let Some(n) = args.inspect {
         if args.run.options.config.is_none() {

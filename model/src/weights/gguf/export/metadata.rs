@@ -173,6 +173,9 @@ fn keys(gguf: &Gguf, config: &GptConfig, has_pattern: bool) -> Map<String, Value
             _ => {}
         }
     }
+    if gguf.name == "granite" {
+        put("attention.scale", json!(config.score_scale()));
+    }
     if let Some(window_rope) = &config.window_rope {
         put("rope.freq_base_swa", json!(window_rope.theta));
     }
