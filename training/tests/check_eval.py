@@ -53,8 +53,8 @@ def logprobs(ids):
 
 
 def perplexity():
-    """The loop of https://huggingface.co/docs/transformers/perplexity, with exact counts. The documentation takes one token off
-    each window, which it does not score less than it counts; its number differs by the weights of the first and last window."""
+    """The loop of https://huggingface.co/docs/transformers/perplexity. Its windows are weighted by the number of tokens that they
+    score; the documentation counts one token less for each window, also where none is lost."""
     with open(text_file, encoding="utf-8", newline="") as file:
         text = file.read()[:5_000]
     path = work / "text.txt"
@@ -75,39 +75,34 @@ def perplexity():
         expected = torch.tensor(nats / n_scored).exp().item()
         check(f"perplexity with windows of {window} by {stride}", found["perplexity"], expected, relative=1e-4)
         assert found["n_scored"] == n_scored, (found["n_scored"], n_scored)
-        n_bytes = len(text.encode()) if stride < window else found["n_bytes"]
-        first = len(tokenizer.decode(ids[:1], skip_special_tokens=True).encode())
         if stride < window:
-            assert found["n_bytes"] == n_bytes - first, (found["n_bytes"], n_bytes, first)
+            n_bytes = len(text.encode()) - len(tokenizer.decode(ids[:1], skip_special_tokens=True).encode())
+            assert found["n_bytes"] == n_bytes, (found["n_bytes"], n_bytes)
         print(f"perplexity, windows of {window} by {stride}: {found['perplexity']:.6f}, transformers {expected:.6f}")
 
 
-class Scored:
-    """What lm-eval asks a model for."""
+def for_lm_eval():
+    """The model as lm-eval asks it."""
+    from lm_eval.api.model import TemplateLM
 
-    def make(self):
-        from lm_eval.api.model import TemplateLM
+    class Model(TemplateLM):
+        backend = "causal"
+        eot_token_id = tokenizer.eos_token_id
 
-        class Model(TemplateLM):
-            backend = "causal"
-            eot_token_id = tokenizer.eos_token_id
+        def tok_encode(self, string, add_special_tokens=None, **kwargs):
+            extra = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
+            return tokenizer.encode(string, **extra)
 
-            def tok_encode(self, string, add_special_tokens=None, **kwargs):
-                extra = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
-                return tokenizer.encode(string, **extra)
+        def _loglikelihood_tokens(self, requests, **kwargs):
+            return [(logprobs(context_ids + ids)[-len(ids) :].sum().item(), False) for _, context_ids, ids in requests]
 
-            def _loglikelihood_tokens(self, requests, **kwargs):
-                return [
-                    (logprobs(context_ids + ids)[-len(ids) :].sum().item(), False) for _, context_ids, ids in requests
-                ]
+        def loglikelihood_rolling(self, requests, **kwargs):
+            raise NotImplementedError
 
-            def loglikelihood_rolling(self, requests, **kwargs):
-                raise NotImplementedError
+        def generate_until(self, requests, **kwargs):
+            raise NotImplementedError
 
-            def generate_until(self, requests, **kwargs):
-                raise NotImplementedError
-
-        return Model()
+    return Model()
 
 
 def multiple_choice():
@@ -131,7 +126,7 @@ def multiple_choice():
     for name, form in forms.items():
         path = tasks / f"{name}.jsonl"
         task = {"task": f"hearth_{name}", "dataset_kwargs": {"data_files": {"test": str(path)}}, **common, **form}
-        results = lm_eval.simple_evaluate(Scored().make(), tasks=[task], log_samples=True, bootstrap_iters=0)
+        results = lm_eval.simple_evaluate(for_lm_eval(), tasks=[task], log_samples=True, bootstrap_iters=0)
         expected = results["results"][f"hearth_{name}"]
         samples = sorted(results["samples"][f"hearth_{name}"], key=lambda sample: sample["doc_id"])
         found = on_model("multiple-choice", "--data", path)

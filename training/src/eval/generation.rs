@@ -224,22 +224,29 @@ impl Generator {
         let needs: Vec<RowNeeds> = wanted.iter().map(|wanted| running[wanted.running].needs(&self.endings)).collect();
         let logits = read_logits(runner.logits(output, &rows), &needs)?;
         // Texts are independent here, and each row is a scan of the vocabulary.
-        let mut jobs: Vec<(usize, &mut Running<'_>, Vec<(usize, LogitRow<'_>)>, Result<Option<Generated>>)> =
-            running.iter_mut().enumerate().map(|(at, running)| (at, running, Vec::new(), Ok(None))).collect();
+        let mut advances: Vec<Advance<'_, '_>> =
+            running.iter_mut().map(|running| Advance { running, rows: Vec::new(), result: Ok(None) }).collect();
         for (wanted, row) in wanted.iter().zip(logits.iter()) {
-            jobs[wanted.running].2.push((wanted.branch, row));
+            advances[wanted.running].rows.push((wanted.branch, row));
         }
-        ops::parallel_for_each(&mut jobs, |(_, running, rows, result)| {
+        ops::parallel_for_each(&mut advances, |Advance { running, rows, result }| {
             if !rows.is_empty() {
                 *result = running.advance(rows, &self.endings);
             }
         });
         let mut ended = Vec::new();
-        for (at, _, _, result) in jobs {
-            ended.extend(result?.map(|text| (at, text)));
+        for (at, advance) in advances.into_iter().enumerate() {
+            ended.extend(advance.result?.map(|text| (at, text)));
         }
         Ok(ended)
     }
+}
+
+/// A text, the rows of its branches, and what came of them.
+struct Advance<'a, 'task> {
+    running: &'a mut Running<'task>,
+    rows: Vec<(usize, LogitRow<'a>)>,
+    result: Result<Option<Generated>>,
 }
 
 /// Sequences of a text.

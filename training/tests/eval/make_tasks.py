@@ -110,7 +110,9 @@ def topics(rng):
         label = rng.choice(list(TOPICS))
         # A third of the fillers are of another topic.
         fillers = FILLERS[label if rng.random() < 0.67 else rng.choice(list(TOPICS))]
-        yield {"text": rng.choice(TOPICS[label]).format(rng.choice(fillers)) + ".", "label": label}
+        text = rng.choice(TOPICS[label]).format(rng.choice(fillers)) + "."
+        # A tenth of the labels are drawn anew, so that no probe is always right.
+        yield {"text": text, "label": label if rng.random() < 0.9 else rng.choice(list(TOPICS))}
 
 
 rng = random.Random(27)

@@ -159,7 +159,8 @@ fn lines<'a>(written: &'a [MethodTexts], passages: &[Passage], tokenizer: &Token
                 passage: at,
                 prompt: decode(&passages[at].prompt),
                 text: decode(&written.texts[at]),
-                perplexity: (nats / logprobs.len().max(1) as f64).exp(),
+                // Of an empty text NaN, which JSON has as null.
+                perplexity: (nats / logprobs.len() as f64).exp(),
             }
         })
     };

@@ -92,7 +92,9 @@ fn search(
     for _ in 0..MAX_TRIES {
         let there: Vec<f64> = point.iter().zip(direction).map(|(value, moved)| value + step * moved).collect();
         let (next, gradient) = function(&there);
-        if !(next <= value + DECREASE * step * slope) {
+        // False too where the value is not a number.
+        let is_lower = next <= value + DECREASE * step * slope;
+        if !is_lower {
             high = step;
         } else if dot(&gradient, direction) < FLATNESS * slope {
             low = step;

@@ -70,10 +70,11 @@ impl Counts {
     fn plus(mut self, other: Self) -> Self {
         self.hypothesis_len += other.hypothesis_len;
         self.reference_len += other.reference_len;
-        for order in 0..MAX_ORDER {
-            self.correct[order] += other.correct[order];
-            self.total[order] += other.total[order];
-        }
+        let add = |to: &mut [usize; MAX_ORDER], counts: [usize; MAX_ORDER]| {
+            to.iter_mut().zip(counts).for_each(|(to, count)| *to += count);
+        };
+        add(&mut self.correct, other.correct);
+        add(&mut self.total, other.total);
         self
     }
 
