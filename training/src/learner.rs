@@ -2,11 +2,11 @@
 
 use anyhow::{Context, Result};
 use burn::{
-    module::{Module, ModuleMapper, ModuleVisitor, Param},
+    module::{Module, ModuleVisitor, Param},
     tensor::Tensor,
 };
 use hearth_model::{
-    gpt::{Gpt, ParamPath},
+    gpt::Gpt,
     ops::{Losses, Targets},
 };
 
@@ -150,32 +150,4 @@ impl Learner {
     pub fn clip(&self, gradients: &mut Gradients) -> Result<Tensor<1>> {
         gradients.clip(self.optimizer.settings().clip).context("no parameter of the model has a gradient")
     }
-}
-
-/// The model with zeros in the matrices that write to the residual stream, and in an untied `lm_head`, so that each
-/// block starts as the identity.
-pub fn with_zero_outputs(gpt: Gpt) -> Gpt {
-    struct Zero(ParamPath);
-
-    impl ModuleMapper for Zero {
-        fn enter_module(&mut self, name: &str, container: &str) {
-            self.0.enter(name, container);
-        }
-
-        fn exit_module(&mut self, _name: &str, _container: &str) {
-            self.0.exit();
-        }
-
-        fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-            let path = self.0.path();
-            let is_output =
-                ["attn.out.weight", "mlp.down.weight", "lm_head.weight"].iter().any(|end| path.ends_with(end));
-            if !is_output {
-                return param;
-            }
-            param.map(|value| Tensor::from_inner(value.inner().zeros_like()).require_grad())
-        }
-    }
-
-    gpt.map(&mut Zero(ParamPath::default()))
 }

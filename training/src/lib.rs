@@ -31,6 +31,7 @@ pub mod eval;
 pub mod examples;
 pub mod fit;
 pub mod guard;
+mod init;
 pub mod interrupt;
 pub mod learner;
 pub mod loader;

@@ -32,8 +32,9 @@ use crate::{
     digest::Digest,
     eval::{Score, Windows, read_numbers, score},
     guard::Guard,
+    init::initialize,
     interrupt::Interrupt,
-    learner::{Learner, LossGradients, StepIndex, with_zero_outputs},
+    learner::{Learner, LossGradients, StepIndex},
     loader::{Batch, Loader, LoaderSettings, Prefetcher, RowOrder, RowSource, mix},
     preference::{score_pairs, with_references},
     progress::{EvalRecord, Pace, Reporter, StepRecord},
@@ -113,8 +114,7 @@ impl<'a> Trainer<'a> {
         let (gpt, saved) = match &config.model.init {
             None => {
                 let gpt = Gpt::init(&config.gpt_config(data.tokenizer.vocab_size())?, config.seed, &device)?;
-                let gpt = if config.model.zero_init_outputs { with_zero_outputs(gpt) } else { gpt };
-                (gpt, Saved::Model { class: None })
+                (initialize(gpt, &config.model), Saved::Model { class: None })
             }
             Some(dir) if config.lora.is_some() => {
                 let Adapted { gpt, saved } = adapter::load(dir, config, &device, None)?;

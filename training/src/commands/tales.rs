@@ -78,6 +78,8 @@ enum KindArg {
     Requests,
     /// Questions about a story, each with its answer
     Questions,
+    /// Short texts whose words come again, from which a model first learns to copy
+    Drills,
 }
 
 impl KindArg {
@@ -88,6 +90,7 @@ impl KindArg {
             KindArg::Mixed => Kind::Mixed,
             KindArg::Requests => Kind::Requests,
             KindArg::Questions => Kind::Questions,
+            KindArg::Drills => Kind::Drills,
         }
     }
 }

@@ -91,6 +91,9 @@ pub struct ModelSettings {
     /// Initialize the matrices that write to the residual stream, and an untied `lm_head`, with zeros ([Zhang et al.,
     /// 2019](https://arxiv.org/abs/1901.09321)).
     pub zero_init_outputs: bool,
+    /// Standard deviation of fresh token embeddings. Left out: 0.02. Larger values keep tokens distinct, so that a small model
+    /// with tied embeddings learns sooner to copy from its context.
+    pub embedding_std: Option<f64>,
     /// Dropout probability.
     pub dropout: f64,
 }
@@ -410,6 +413,7 @@ impl Default for ModelSettings {
             rope_theta: None,
             tie_embeddings: None,
             zero_init_outputs: false,
+            embedding_std: None,
             dropout: 0.0,
         }
     }

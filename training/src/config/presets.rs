@@ -22,6 +22,7 @@ pub const PRESETS: &[Preset] = presets![
     "shakespeare-char-cpu",
     "shakespeare-char",
     "shakespeare-fast",
+    "tales",
     "gpt2-124m",
     "modern",
     "finetune",

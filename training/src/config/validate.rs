@@ -91,6 +91,11 @@ impl TrainConfig {
             }
         }
         ensure!(
+            model.embedding_std.is_none_or(|std| std > 0.0 && std.is_finite()),
+            "`model.embedding_std` must be above 0, got {}",
+            model.embedding_std.unwrap_or_default()
+        );
+        ensure!(
             (0.0..1.0).contains(&model.dropout),
             "`model.dropout` must be at least 0 and below 1, got {}",
             model.dropout

@@ -34,7 +34,7 @@ use self::{
 };
 
 /// The files of the grammar.
-const SOURCES: [(&str, &str); 22] = [
+const SOURCES: [(&str, &str); 23] = [
     ("words/characters.txt", include_str!("words/characters.txt")),
     ("words/things.txt", include_str!("words/things.txt")),
     ("words/places.txt", include_str!("words/places.txt")),
@@ -57,6 +57,7 @@ const SOURCES: [(&str, &str); 22] = [
     ("plots/truth.txt", include_str!("plots/truth.txt")),
     ("plots/conversation.txt", include_str!("plots/conversation.txt")),
     ("plots/talk.txt", include_str!("plots/talk.txt")),
+    ("plots/drill.txt", include_str!("plots/drill.txt")),
 ];
 
 /// What is made.
@@ -72,11 +73,14 @@ pub enum Kind {
     Requests,
     /// Questions about a story.
     Questions,
+    /// Short texts whose words come again, from which a model first learns to copy.
+    Drills,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Kind; 5] = [Kind::Stories, Kind::Conversations, Kind::Mixed, Kind::Requests, Kind::Questions];
+    pub const ALL: [Kind; 6] =
+        [Kind::Stories, Kind::Conversations, Kind::Mixed, Kind::Requests, Kind::Questions, Kind::Drills];
 
     fn rule(self) -> &'static str {
         match self {
@@ -85,6 +89,7 @@ impl Kind {
             Kind::Mixed => "mixed",
             Kind::Requests => "request",
             Kind::Questions => "question",
+            Kind::Drills => "drill",
         }
     }
 }
