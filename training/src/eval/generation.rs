@@ -307,7 +307,7 @@ impl Running<'_> {
                 let may_end = branch.output.len() >= self.task.min_tokens;
                 let id = match may_end {
                     true => sampler.sample(row, position)?,
-                    false => sampler.sample(&row.without(&endings.end_ids), position)?,
+                    false => sampler.sample(row.without(&endings.end_ids), position)?,
                 };
                 sampler.accept(id);
                 if may_end && endings.end_ids.contains(&id) {

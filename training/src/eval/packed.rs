@@ -31,12 +31,15 @@ pub(super) struct PackedRows {
     pub(super) n_rows: usize,
 }
 
+/// Receives the output of a step, and the rows that it was made of.
+type TakeStep<'a> = dyn FnMut(&ModelRunner, &StepOutput, &[PackedRows]) -> Result<()> + 'a;
+
 /// Appends the tokens of all texts, in steps of at most `rows_per_step` rows, and gives each step to `take`.
 pub(super) fn run(
     runner: &mut ModelRunner,
     texts: &mut [PackedText<'_>],
     rows_per_step: usize,
-    take: &mut dyn FnMut(&ModelRunner, &StepOutput, &[PackedRows]) -> Result<()>,
+    take: &mut TakeStep<'_>,
 ) -> Result<()> {
     let mut n_done = vec![0; texts.len()];
     loop {
