@@ -159,6 +159,7 @@ pub(super) fn capitalized(text: &str) -> String {
 
 /// The indefinite article of a word, by how the word sounds.
 pub(super) fn article(word: &str) -> &'static str {
+    let word = word.to_lowercase();
     let begins = |starts: &[&str]| starts.iter().any(|start| word.starts_with(start));
     let sounds_like_vowel =
         begins(&["a", "e", "i", "o", "u", "hour", "honest"]) && !begins(&["uni", "use", "one", "eu"]);
