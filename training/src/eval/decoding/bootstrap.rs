@@ -1,9 +1,4 @@
-//! Confidence intervals by bootstrap: how much a statistic varies over halves of the texts, drawn at random.
-//!
-//! Drawing as many texts as there are, with replacement, would have some of them twice, and duplicates distort counts of different
-//! n-grams. Halves without replacement have no duplicates, and statistics vary over them as much as over new sets of texts
-//! ([Shao and Wu 1989](https://doi.org/10.1214/aos/1176347263)): the variance of a mean of n/2 texts is 2/n of that of a text,
-//! and half of it remains since the texts are drawn from n.
+//! Confidence intervals by bootstrap: how much a statistic varies over sets of texts drawn with replacement.
 
 use hearth_model::sampling::{Purpose, RandomStream};
 use serde::Serialize;
@@ -20,7 +15,7 @@ pub struct Estimate {
     pub interval: Option<[f64; 2]>,
 }
 
-/// Draws halves of texts.
+/// Draws sets of texts.
 #[derive(Clone, Debug)]
 pub struct Bootstrap {
     n_texts: usize,
@@ -28,20 +23,19 @@ pub struct Bootstrap {
 }
 
 impl Bootstrap {
-    /// `n_resamples` halves of `n_texts` texts. Equal seeds draw equal halves, so that methods are compared on the same ones.
+    /// `n_resamples` sets of as many texts as there are. Equal seeds draw equal sets, so that methods are compared on the same
+    /// ones.
     pub fn new(n_texts: usize, n_resamples: usize, seed: u64) -> Self {
         let draw = |number: usize| {
             let random = RandomStream::new(seed, number as u32);
-            let mut keys: Vec<(f64, usize)> =
-                (0..n_texts).map(|text| (random.uniform(text, Purpose::Token), text)).collect();
-            keys.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-            keys.into_iter().take((n_texts / 2).max(1)).map(|(_, text)| text).collect()
+            let text = |at: usize| (random.uniform(at, Purpose::Token) * n_texts as f64) as usize;
+            (0..n_texts).map(|at| text(at).min(n_texts.saturating_sub(1))).collect()
         };
         Self { n_texts, selections: (0..n_resamples).map(draw).collect() }
     }
 
-    /// The statistic of all texts, and the interval of its values for the halves. Their mean is moved to the statistic, since some
-    /// statistics depend on the number of texts.
+    /// The statistic of all texts, and the interval of its values for the drawn sets. Their mean is moved to the statistic: a drawn
+    /// set has some texts twice, which moves counts of different n-grams, but not how much they vary.
     pub fn estimate(&self, statistic: impl Fn(&[usize]) -> f64) -> Estimate {
         let all: Vec<usize> = (0..self.n_texts).collect();
         let value = Some(statistic(&all)).filter(|value| value.is_finite());

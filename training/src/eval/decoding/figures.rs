@@ -34,9 +34,7 @@ pub fn probabilities_svg(written: &[MethodTexts], passage: usize) -> Option<Stri
     for tick in 0..=5 {
         let share = f64::from(tick) / 5.0;
         line_at(&mut svg, y(share), &format!("{share:.1}"));
-    }
-    for at in (0..longest).step_by((longest - 1).div_ceil(5)) {
-        mark_at(&mut svg, x(at as f64), &at.to_string());
+        mark_at(&mut svg, x(share * (longest - 1) as f64), &format!("{:.0}", share * (longest - 1) as f64));
     }
     for (number, (name, values)) in [(Method::HUMAN, &human), (Method::BEAM, &beam)].into_iter().enumerate() {
         let points = (0..).zip(values).map(|(at, &probability)| (x(f64::from(at)), y(probability)));
