@@ -19,6 +19,7 @@ use serde_json::{Map, Value};
 pub use self::config::{AdapterConfig, Targets};
 use self::modules::{LinearModule, linear_modules};
 use super::{
+    architectures::OWN_CLASS,
     files::TensorFiles,
     hf::HfSchema,
     row_order::RowOrder,
@@ -62,11 +63,13 @@ impl std::fmt::Debug for AdapterModel<'_> {
 }
 
 impl<'a> AdapterModel<'a> {
-    /// Modules are named as in `class`, or if that is not known, as in the first class that can express `config`.
+    /// Modules are named as in `class`, or if that is not known or Hearth's own (a quantized copy of a model), as in the first
+    /// class that can express `config`.
     ///
     /// # Errors
     /// [`Error::Config`] if `class` is not known or cannot express `config`.
     pub fn new(config: &'a GptConfig, class: Option<&str>) -> Result<Self> {
+        let class = class.filter(|class| *class != OWN_CLASS);
         Ok(Self { config, schema: HfSchema::for_config(config, class)?.0 })
     }
 

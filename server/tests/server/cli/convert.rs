@@ -77,18 +77,26 @@ fn a_merged_model_writes_what_the_model_with_its_adapter_writes() {
     assert!(stderr(&output).contains("adapter_config.json"), "{}", stderr(&output));
 }
 
-/// Its tokenizer has characters, which GGUF files do not have.
 #[test]
-fn what_a_gguf_file_cannot_hold_is_refused() {
+fn an_exported_model_writes_the_same_and_what_gguf_cannot_hold_is_refused() {
     let (model, parent) = (tiny_model(), tempfile::tempdir().unwrap());
     let out = parent.path().join("out.gguf");
     let output = run(&["export", path(model.path()), path(&out)]);
-    assert_eq!(output.status.code(), Some(1));
-    assert!(stderr(&output).contains("`tokenizer.json`") && stderr(&output).contains("hint: "), "{}", stderr(&output));
-    assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
-    fs::write(&out, "there already").unwrap();
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stdout(&output).contains("MB; serve it with `hearth serve --model "), "{}", stdout(&output));
+    assert_eq!(generate(&out), generate(model.path()));
     let output = run(&["export", path(model.path()), path(&out)]);
     assert!(stderr(&output).contains("already exists\nhint: "), "{}", stderr(&output));
     let both = run(&["export", path(model.path()), path(&out), "--dtype", "f16", "--quantize", "q8"]);
     assert_eq!(both.status.code(), Some(2));
+    fs::remove_file(&out).unwrap();
+    let tokenizer = model.path().join("tokenizer.json");
+    let text = fs::read_to_string(&tokenizer).unwrap();
+    let mut json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    json["pre_tokenizer"] = serde_json::json!({ "type": "Whitespace" });
+    fs::write(&tokenizer, json.to_string()).unwrap();
+    let output = run(&["export", path(model.path()), path(&out)]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("`tokenizer.json`") && stderr(&output).contains("hint: "), "{}", stderr(&output));
+    assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
 }
