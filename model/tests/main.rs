@@ -1,5 +1,6 @@
 //! Tests of the library from outside, in one program: each program links Burn anew.
 
+mod adapters;
 mod bf16;
 mod chat;
 mod config_json;

@@ -319,7 +319,7 @@ fn frozen_products_are_those_of_the_widened_matrix() {
                 let (x, values) = (leaf(1, [n_rows, d_in], 1.0), leaf(3, [shape.n_values()], 1.0));
                 let bias = has_bias.then(|| Tensor::<1>::from_inner(Tensor::from_floats([0.5; 96], &Device::flex())));
                 let lora = has_lora.then(|| LoraParts { values: values.clone(), shape: shape.clone(), dropout });
-                let part = LinearParts { weight: &packed, bias: bias.clone(), lora };
+                let part = LinearParts { weight: &packed, bias: bias.clone(), lora, by_row: Vec::new() };
                 let of: [GradientOf<'_>; 2] = [&gradient(&x), &gradient(&values)];
                 let of = if has_lora { &of[..] } else { &of[..1] };
                 let found = outcome(linear_with_lora(x.clone(), part), of);
