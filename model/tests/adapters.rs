@@ -204,14 +204,15 @@ fn adapters_beside_the_model_compute_what_merged_ones_do() {
 #[test]
 fn a_gpu_computes_what_the_cpu_does() {
     let Some(device) = gpu() else { return };
-    for name in CASES {
+    // Each compiles kernels of its own, which takes the software adapter long.
+    for name in ["llama", "gpt2"] {
         let (gpt, on_gpu) = (load(name, Dtype::F32, &Device::flex()), load(name, Dtype::F32, &device));
         let class = model_dir::load_class(&golden(name)).unwrap();
         let values = [(2, 5), (16, 6)].map(|(rank, seed)| adapter(gpt.config(), class, rank, seed));
         let on = |device: &Device| {
             values.each_ref().map(|values| Arc::new(LoadedAdapter::new(gpt.config(), values, device).unwrap()))
         };
-        let texts = texts(&gpt, &[20, 9, 30, 1], &[1, 2, 0, 1]);
+        let texts = texts(&gpt, &[9, 4, 12, 1], &[1, 2, 0, 1]);
         let all: Vec<_> = texts.iter().collect();
         let (expected, found) = (run(&gpt, &on(&Device::flex()), &all, 3), run(&on_gpu, &on(&device), &all, 3));
         for (found, expected) in found.iter().zip(&expected) {

@@ -113,7 +113,12 @@ impl Chosen {
             Found::Unknown => Err(unknown_model(state, name)),
             Found::OnDisk => {
                 let (engine, name) = (engine.clone(), name.clone());
-                let work = move || Ok(engine.adapters().load(&name)?);
+                let unknown = unknown_model(state, &name);
+                let work = move || match engine.adapters().load(&name) {
+                    // It has been unloaded meanwhile.
+                    Err(AdapterError::Unknown { .. }) => Err(unknown),
+                    loaded => Ok(loaded?),
+                };
                 state.prepare(Preparation::Adapter, work).await.map(Some)
             }
         }

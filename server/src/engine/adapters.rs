@@ -276,9 +276,14 @@ impl Adapters {
     /// # Errors
     /// There is none, or it cannot be read any more.
     pub fn load(&self, name: &str) -> Result<Arc<ServedAdapter>, AdapterError> {
-        let (id, dir) = match self.lock().entries.get(name) {
-            Some(Entry { served: Some(served), .. }) => return Ok(served.clone()),
-            Some(entry) => (entry.id.clone(), entry.dir.clone()),
+        // In a statement of its own, which ends the lock.
+        let registered = self.lock().entries.get(name).map(|Entry { id, dir, served, .. }| match served {
+            Some(served) => Ok(served.clone()),
+            None => Err((id.clone(), dir.clone())),
+        });
+        let (id, dir) = match registered {
+            Some(Ok(served)) => return Ok(served),
+            Some(Err(on_disk)) => on_disk,
             None => return Err(self.unknown(name)),
         };
         let served = Arc::new(self.read(id, &dir)?);
@@ -326,7 +331,7 @@ impl Adapters {
             AdapterId { number: registered.number, name: name.into() }
         };
         let served = Arc::new(self.read(id.clone(), dir)?);
-        let (n_bytes, n_params) = (served.loaded.n_bytes(), served.id.number);
+        let n_bytes = served.loaded.n_bytes();
         let mut registered = self.lock();
         // Another request may have taken the name meanwhile.
         if if_taken == IfTaken::Refuse && registered.entries.contains_key(name) {
@@ -343,7 +348,7 @@ impl Adapters {
         };
         registered.entries.insert(id.name, entry);
         self.evict(&mut registered);
-        tracing::info!(n_bytes, number = n_params, "loaded the LoRA adapter `{name}` from `{}`", dir.display());
+        tracing::info!(n_bytes, "loaded the LoRA adapter `{name}` from `{}`", dir.display());
         Ok(())
     }
 
