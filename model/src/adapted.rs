@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use burn::module::Module;
 
 use crate::{
-    error::{Error, Result},
+    error::Result,
     gpt::Gpt,
     lora::{Lora, LoraValues},
     ops::is_on_cpu,
@@ -29,23 +29,12 @@ impl Gpt {
     pub fn with_lora(self, adapter: &LoraValues, dropout: f64, trains: Training) -> Result<Self> {
         let device = self.device();
         let mut gpt = self.no_grad();
-        let mut attached = 0;
+        let dims = gpt.linears().into_iter().map(|(path, linear)| (path, linear.weight().dims()));
+        adapter.require_fit(&dims.collect())?;
         for (path, linear) in gpt.linears_mut() {
-            let Some(update) = adapter.0.get(&path) else { continue };
-            let [d_out, d_in] = linear.weight().dims();
-            let fits = update.shape.d_in == d_in && update.shape.pairs.iter().all(|pair| pair.rows.end <= d_out);
-            if !fits || update.values.len() != update.shape.n_values() {
-                let what = format!("does not fit `{path}.weight`, which is [{d_out}, {d_in}]: {:?}", update.shape);
-                return Err(Error::Param { name: "adapter", what });
+            if let Some(update) = adapter.0.get(&path) {
+                linear.set_lora(Some(Lora::new(update, dropout, &device)));
             }
-            linear.set_lora(Some(Lora::new(update, dropout, &device)));
-            attached += 1;
-        }
-        if attached < adapter.0.len() {
-            let known: Vec<_> = gpt.linears_mut().into_iter().map(|(path, _)| path).collect();
-            let unknown = adapter.0.keys().find(|path| !known.contains(path)).cloned().unwrap_or_default();
-            let what = format!("updates `{unknown}`, which the model does not have\nhint: it belongs to another model");
-            return Err(Error::Param { name: "adapter", what });
         }
         Ok(match trains {
             Training::Yes if is_on_cpu(&device) => gpt.train(),

@@ -9,7 +9,7 @@ use crate::ops::Upload;
 use crate::{
     config::{GptConfig, Positions, Rope},
     kv_cache::PagedStep,
-    lora::LoraDropout,
+    lora::{AdapterRows, LoraDropout},
     ops::{self, AttentionOptions, BlockScratch, Dropout, Ints, PagedAttention, Rotation, Rows},
     position::{self, PositionRange},
 };
@@ -309,6 +309,14 @@ impl<'a> ForwardPass<'a> {
     pub(crate) fn lora_dropout(&self, layer: usize) -> Option<LoraDropout> {
         let AttentionContext::Dense(Dense { dropout_seed: Some(seed), .. }) = self.context else { return None };
         Some(LoraDropout { seed, layer })
+    }
+
+    /// The adapters of the step's rows; none if whole sequences are computed.
+    pub(crate) fn adapters(&self) -> Arc<Vec<AdapterRows>> {
+        match &self.context {
+            AttentionContext::Dense(_) => Arc::default(),
+            AttentionContext::Paged(step) => step.adapters.clone(),
+        }
     }
 
     /// What is added to embeddings.

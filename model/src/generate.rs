@@ -74,7 +74,7 @@ pub fn generate(
 pub fn next_logits(gpt: &Gpt, cache: &mut KvCache, table: &mut PageTable, token_ids: &[TokenId]) -> Result<Vec<f32>> {
     let mut last = None;
     for chunk in token_ids.chunks(PREFILL_CHUNK) {
-        let step = cache.step(&mut [StepPart { table, n_new: chunk.len() }]);
+        let step = cache.step(&mut [StepPart::new(table, chunk.len())]);
         let step = step.map_err(|error| Error::Execution { what: error.to_string() })?;
         let hidden = gpt.forward(token_tensor(gpt, chunk), AttentionContext::Paged(step));
         last = Some(hidden.slice(chunk.len() - 1..chunk.len()));

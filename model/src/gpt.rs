@@ -13,10 +13,10 @@ use crate::{
     error::Result,
     forward_pass::{AddedPositions, AttentionContext, DropoutPlace, ForwardPass},
     layers::{Embedding, Linear, LmHead, Norm},
-    lora::{LoraDropout, MATRICES},
+    lora::{LoraDropout, MATRICES, updates_of_layer},
     ops::{
-        self, BlockParts, Dropout, Dtype, LinearParts, LossOptions, Losses, NormParts, PartEnds, Targets, Weight, read,
-        read_ids, to_f32,
+        self, BlockParts, Dropout, Dtype, LinearParts, LossOptions, Losses, NormParts, PartEnds, RowUpdate, Targets,
+        Weight, read, read_ids, to_f32,
     },
     param_specs::norm_widths,
     params::{ParamList, ParamRef, ParamSource},
@@ -389,7 +389,8 @@ impl Block {
     }
 
     fn forward(&self, layer: usize, x: Tensor<2>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
-        let block = self.parts(pass.lora_dropout(layer));
+        let adapters = pass.adapters();
+        let block = self.parts(pass.lora_dropout(layer), updates_of_layer(&adapters, layer));
         if let Some((attention, scratch)) = pass.paged(layer)
             && ops::has_block(&x, &block)
         {
@@ -451,8 +452,9 @@ impl Block {
         normed(sum, after)
     }
 
-    /// What the block is made of. `dropout` is that of adapters.
-    fn parts(&self, dropout: Option<LoraDropout>) -> ops::Block<'_> {
+    /// What the block is made of. `dropout` is that of the model's own adapter; `by_row` has the updates of some rows by
+    /// others, of each matrix.
+    fn parts<'a>(&'a self, dropout: Option<LoraDropout>, by_row: [Vec<RowUpdate<'a>>; 4]) -> ops::Block<'a> {
         let norm = |norm: &Option<Norm>| norm.as_ref().map(Norm::parts);
         let attn_norm = self.attn_norm.parts();
         // If the two parts share a norm, it is the one of attention.
@@ -462,9 +464,9 @@ impl Block {
             true => PartEnds { in_norm: Some(own), out, out_norm: norm(out_norm) },
             false => PartEnds { in_norm: None, out, out_norm: Some(own) },
         };
-        let [qkv, attn_out, up, down] = self.linears();
-        let [qkv, attn_out, up, down] =
-            [(0, qkv), (1, attn_out), (2, up), (3, down)].map(|(number, linear)| linear.parts(number, dropout));
+        let ([qkv, attn_out, up, down], [of_qkv, of_out, of_up, of_down]) = (self.linears(), by_row);
+        let [qkv, attn_out, up, down] = [(0, qkv, of_qkv), (1, attn_out, of_out), (2, up, of_up), (3, down, of_down)]
+            .map(|(number, linear, by_row)| linear.parts(number, dropout, by_row));
         BlockParts {
             attn: ends(attn_norm, attn_out, &self.attn_out_norm),
             qkv,
@@ -519,11 +521,14 @@ impl Mlp {
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 
+    use std::sync::Arc;
+
     use super::*;
     use crate::{
         config::{NormKind, QkNormSpan, Sizes},
         generate::token_tensor,
         kv_cache::{KvCache, StepPart},
+        lora::{LoadedAdapter, LoraPair, LoraShape, LoraValues, MatrixUpdate},
         ops::KvDtype,
         sampling::{Purpose, RandomStream},
     };
@@ -558,6 +563,18 @@ mod tests {
         ]
     }
 
+    /// An adapter of every matrix, of some of its rows.
+    fn random_adapter(gpt: &Gpt, number: &mut dyn FnMut() -> f32) -> LoraValues {
+        let update = |(path, linear): (String, &Linear)| {
+            let [d_out, d_in] = linear.weight().dims();
+            let pair = |rows, rank| LoraPair { rows, rank, scale: 0.5 };
+            let shape = LoraShape { d_in, pairs: vec![pair(0..d_out / 3, 2), pair(d_out / 2..d_out, 5)] };
+            let values = (0..shape.n_values()).map(|_| number()).collect();
+            (path, MatrixUpdate { shape: Arc::new(shape), values })
+        };
+        LoraValues(gpt.linears().into_iter().map(update).collect())
+    }
+
     /// Whole blocks give the bits of their operations one by one: a prompt, and tokens behind it.
     #[test]
     fn whole_blocks_are_their_operations() {
@@ -575,17 +592,21 @@ mod tests {
                     Ok(TensorData::new(values, spec.shape.as_slice()))
                 };
                 let gpt = Gpt::from_params(&config, dtype, &device, &mut param).unwrap();
-                let run = |is_whole: bool| {
+                let adapter =
+                    Arc::new(LoadedAdapter::new(&config, &random_adapter(&gpt, &mut number), &device).unwrap());
+                let run = |is_whole: bool, adapter: Option<&Arc<LoadedAdapter>>| {
                     let mut cache = KvCache::new(&config, 8, KvDtype::F32, &device);
                     let mut table = cache.table();
                     let mut bits = Vec::new();
                     for token_ids in [&[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8][..], &[4], &[6, 2]] {
-                        let parts = &mut [StepPart { table: &mut table, n_new: token_ids.len() }];
+                        let adapter = adapter.cloned();
+                        let parts = &mut [StepPart { table: &mut table, n_new: token_ids.len(), adapter }];
                         let context = AttentionContext::Paged(cache.step(parts).unwrap());
                         let mut pass = ForwardPass::new(&config, context, &device);
                         let mut x = gpt.embed.forward(token_tensor(&gpt, token_ids));
                         for (layer, block) in gpt.blocks.iter().enumerate() {
-                            let parts = block.parts(None);
+                            let adapters = pass.adapters();
+                            let parts = block.parts(None, updates_of_layer(&adapters, layer));
                             assert!(ops::has_block(&x, &parts), "{name}");
                             x = if is_whole {
                                 block.forward(layer, x, &mut pass)
@@ -597,7 +618,11 @@ mod tests {
                     }
                     bits
                 };
-                assert!(run(true) == run(false), "{name} in {dtype:?}: other bits");
+                let without = run(true, None);
+                assert!(without == run(false, None), "{name} in {dtype:?}: other bits");
+                let updated = run(true, Some(&adapter));
+                assert!(updated == run(false, Some(&adapter)), "{name} in {dtype:?}: other bits with an adapter");
+                assert!(updated != without, "{name} in {dtype:?}: the adapter changes nothing");
             }
         }
     }

@@ -23,6 +23,7 @@ use crate::ops::Address;
 pub use crate::ops::PAGE_SIZE;
 use crate::{
     config::GptConfig,
+    lora::{AdapterRows, LoadedAdapter},
     ops::{self, AttentionOptions, KvDtype, PagedRows, PagedSequences, Rotation, Slots},
     position::PositionRange,
 };
@@ -93,6 +94,15 @@ pub struct StepPart<'a> {
     pub table: &'a mut PageTable,
     /// The number of the sequence's rows in the step.
     pub n_new: usize,
+    /// The sequence's adapter, which must be for the model that runs; without one, its rows are the model's own.
+    pub adapter: Option<Arc<LoadedAdapter>>,
+}
+
+impl<'a> StepPart<'a> {
+    /// A part without an adapter.
+    pub fn new(table: &'a mut PageTable, n_new: usize) -> Self {
+        Self { table, n_new, adapter: None }
+    }
 }
 
 /// One step over the cache: the position of each row, the slot of its key and value, and the rows that it may see.
@@ -102,6 +112,7 @@ pub struct PagedStep<'a> {
     pub(crate) sequences: PagedSequences,
     pub(crate) spans: Vec<PositionRange>,
     slots: Slots,
+    pub(crate) adapters: Arc<Vec<AdapterRows>>,
     is_written: &'a mut bool,
 }
 
@@ -155,6 +166,7 @@ impl KvCache {
         let mut row_slots = Vec::new();
         let mut sequences = Vec::with_capacity(parts.len());
         let mut spans = Vec::with_capacity(parts.len());
+        let mut adapters = Vec::new();
         for part in parts {
             if let Some(copied) = part.table.grow(part.n_new) {
                 self.copy_page(copied);
@@ -165,12 +177,16 @@ impl KvCache {
             let first_key = self.sliding_window.map_or(0, |window| (start + 1).saturating_sub(window));
             let key_slots: Vec<i32> = (first_key..part.table.len).map(|at| part.table.slot(at)).collect();
             row_slots.extend_from_slice(&key_slots[start - first_key..]);
+            if let Some(adapter) = &part.adapter {
+                AdapterRows::add(&mut adapters, adapter, rows.clone());
+            }
             spans.extend(PositionRange::of_rows(start..part.table.len, part.table.n_prompt));
             sequences.push(PagedRows { rows, start, first_key, slots: Slots::new(key_slots, &self.device) });
         }
         let sequences = PagedSequences::new(sequences, &self.device);
         let slots = Slots::new(row_slots, &self.device);
-        Ok(PagedStep { layers: &mut self.layers, sequences, spans, slots, is_written: &mut self.is_written })
+        let (layers, adapters, is_written) = (&mut self.layers, Arc::new(adapters), &mut self.is_written);
+        Ok(PagedStep { layers, sequences, spans, slots, adapters, is_written })
     }
 
     /// Clones the pools' tensors, so that they are not changed in place.

@@ -8,7 +8,7 @@ use burn::{
 use crate::{
     error::Result,
     lora::{Lora, LoraDropout},
-    ops::{self, LinearParts, NormOptions, NormParts, Weight},
+    ops::{self, LinearParts, NormOptions, NormParts, RowUpdate, Weight},
     params::{ParamList, ParamRef, ParamSource},
 };
 
@@ -44,11 +44,18 @@ impl Linear {
     }
 
     /// The operands. `number` is the matrix's place in [`MATRICES`](crate::lora::MATRICES).
-    pub(crate) fn parts(&self, number: usize, dropout: Option<LoraDropout>) -> LinearParts<'_> {
+    /// `by_row` are the updates of some rows.
+    pub(crate) fn parts<'a>(
+        &'a self,
+        number: usize,
+        dropout: Option<LoraDropout>,
+        by_row: Vec<RowUpdate<'a>>,
+    ) -> LinearParts<'a> {
         LinearParts {
             weight: &self.weight,
             bias: self.bias.as_ref().map(Param::val),
             lora: self.lora.as_ref().map(|lora| lora.parts(number, dropout)),
+            by_row,
         }
     }
 }

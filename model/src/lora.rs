@@ -3,7 +3,7 @@
 //! Pairs of matrices belong to the model's stacked matrices, one pair for each Hugging Face module within it. How adapters
 //! are stored is the matter of [`weights::adapter`](crate::weights::adapter).
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 use burn::{
     module::{Module, Param},
@@ -12,8 +12,10 @@ use burn::{
 
 pub use crate::ops::{LoraPair, LoraShape};
 use crate::{
-    error::Result,
-    ops::{Dropout, LoraParts, read, to_f32},
+    config::GptConfig,
+    error::{Error, Result},
+    ops::{Dropout, LoraMatrix, LoraParts, RowUpdate, read, to_f32},
+    param_specs::param_specs,
 };
 
 /// First of the places of dropout that belong to adapters; see [`Dropout`].
@@ -21,6 +23,13 @@ const FIRST_PLACE: u32 = 1 << 24;
 
 /// The matrices of a block that adapters can update, in the order in which they are used.
 pub(crate) const MATRICES: [&str; 4] = ["attn.qkv", "attn.out", "mlp.up", "mlp.down"];
+
+/// The path of the matrix with the parameter `param`, and its layer, if adapters can update it.
+pub(crate) fn matrix_of(param: &str) -> Option<(&str, usize)> {
+    let path = param.strip_suffix(".weight")?;
+    let (layer, name) = path.strip_prefix("blocks.")?.split_once('.')?;
+    MATRICES.contains(&name).then_some((path, layer.parse().ok()?))
+}
 
 /// An adapter's values by the path of the matrix that they update, such as `blocks.3.attn.qkv`.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -33,6 +42,34 @@ pub struct MatrixUpdate {
     pub shape: Arc<LoraShape>,
     /// `[shape.n_values()]`.
     pub values: Vec<f32>,
+}
+
+impl LoraValues {
+    /// Checks that the adapter updates only `matrices`, paths with dimensions, and by values of their sizes.
+    ///
+    /// # Errors
+    /// [`Error::Param`], with the matrix.
+    pub(crate) fn require_fit(&self, matrices: &BTreeMap<String, [usize; 2]>) -> Result<()> {
+        let refuse = |what: String| Err(Error::Param { name: "adapter", what });
+        for (path, update) in &self.0 {
+            let Some([d_out, d_in]) = matrices.get(path) else {
+                return refuse(format!(
+                    "updates `{path}`, which the model does not have\nhint: it belongs to another model"
+                ));
+            };
+            let fits = update.shape.d_in == *d_in && update.shape.pairs.iter().all(|pair| pair.rows.end <= *d_out);
+            if !fits || update.values.len() != update.shape.n_values() {
+                return refuse(format!("does not fit `{path}.weight`, which is [{d_out}, {d_in}]: {:?}", update.shape));
+            }
+        }
+        Ok(())
+    }
+
+    /// The largest rank of its pairs.
+    pub fn max_rank(&self) -> usize {
+        let pairs = self.0.values().flat_map(|update| &update.shape.pairs);
+        pairs.map(|pair| pair.rank).max().unwrap_or(0)
+    }
 }
 
 impl MatrixUpdate {
@@ -49,6 +86,67 @@ impl MatrixUpdate {
             }
         }
     }
+}
+
+/// An adapter beside a model, on the model's device. Sequences of one step may each have another.
+#[derive(Debug)]
+pub struct LoadedAdapter {
+    /// By layer, in the order of [`MATRICES`].
+    layers: Vec<[Option<LoraMatrix>; 4]>,
+}
+
+impl LoadedAdapter {
+    /// Prepares an adapter for a model of `config` on `device`. May run on any thread.
+    ///
+    /// # Errors
+    /// [`Error::Param`] if it updates matrices that the model does not have, or that have other sizes.
+    pub fn new(config: &GptConfig, adapter: &LoraValues, device: &Device) -> Result<Self> {
+        let specs = param_specs(config);
+        let matrices = specs.iter().filter_map(|spec| {
+            let (path, _) = matrix_of(&spec.path)?;
+            Some((path.to_owned(), [spec.shape[0], spec.shape[1]]))
+        });
+        adapter.require_fit(&matrices.collect())?;
+        let matrix = |layer: usize, name: &str| {
+            let update = adapter.0.get(&format!("blocks.{layer}.{name}"))?;
+            Some(LoraMatrix::new(&update.values, &update.shape, device))
+        };
+        let layers = (0..config.n_layers).map(|layer| MATRICES.map(|name| matrix(layer, name)));
+        Ok(Self { layers: layers.collect() })
+    }
+
+    /// Bytes of its matrices.
+    pub fn n_bytes(&self) -> usize {
+        self.layers.iter().flatten().flatten().map(LoraMatrix::n_bytes).sum()
+    }
+}
+
+/// The rows of a step whose sequences have the same adapter.
+#[derive(Clone, Debug)]
+pub(crate) struct AdapterRows {
+    adapter: Arc<LoadedAdapter>,
+    /// In ascending order.
+    rows: Vec<usize>,
+}
+
+impl AdapterRows {
+    /// Adds a sequence's rows, which follow all others.
+    pub(crate) fn add(step: &mut Vec<Self>, adapter: &Arc<LoadedAdapter>, rows: Range<usize>) {
+        match step.iter_mut().find(|entry| Arc::ptr_eq(&entry.adapter, adapter)) {
+            Some(entry) => entry.rows.extend(rows),
+            None => step.push(Self { adapter: adapter.clone(), rows: rows.collect() }),
+        }
+    }
+}
+
+/// The updates of a layer's matrices by the adapters of a step, in the order of [`MATRICES`].
+pub(crate) fn updates_of_layer(step: &[AdapterRows], layer: usize) -> [Vec<RowUpdate<'_>>; 4] {
+    std::array::from_fn(|number| {
+        let updates = step.iter().filter_map(|AdapterRows { adapter, rows }| {
+            Some(RowUpdate { rows, matrix: adapter.layers.get(layer)?[number].as_ref()? })
+        });
+        updates.collect()
+    })
 }
 
 /// The updates of one matrix, as part of the model.

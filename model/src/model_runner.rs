@@ -99,6 +99,7 @@ impl ModelRunner {
         let ids = Ints::new(token_ids.iter().map(|&id| id as i32).collect(), &device);
         #[cfg(feature = "gpu")]
         if let Some(graphs) = &mut self.graphs
+            && pass.adapters().is_empty()
             && let Some(output) = graphs.step(gpt, &ids, &mut pass)?
         {
             return Ok(output);
@@ -166,7 +167,7 @@ mod tests {
         let mut runner = ModelRunner::new(gpt, 8, KvDtype::F32);
         let mut table = runner.cache().table();
         let mut refused = |token_ids: &[TokenId], n_new: usize| {
-            let parts = &mut [StepPart { table: &mut table, n_new }];
+            let parts = &mut [StepPart::new(&mut table, n_new)];
             let what = runner.step(token_ids, parts).map(drop).unwrap_err().to_string();
             assert_eq!((table.len(), runner.cache().n_free_pages()), (0, 8));
             what
@@ -194,7 +195,7 @@ mod tests {
         let gpt = Gpt::init(&GptConfig::llama(sizes()), 1, &Device::flex()).unwrap();
         let mut runner = ModelRunner::new(gpt, 8, KvDtype::F32);
         let mut table = runner.cache().table();
-        let output = runner.step(&[1, 2, 3], &mut [StepPart { table: &mut table, n_new: 3 }]).unwrap();
+        let output = runner.step(&[1, 2, 3], &mut [StepPart::new(&mut table, 3)]).unwrap();
         let _ = runner.hidden(&output, &[0, 3]);
     }
 }

@@ -48,7 +48,7 @@ fn logits(gpt: &Gpt) -> [Vec<f32>; 2] {
     let mut cache = KvCache::new(gpt.config(), 3, kv_dtype, &gpt.device());
     let mut table = cache.table();
     let cached = ids.iter().flat_map(|&id| {
-        let step = cache.step(&mut [StepPart { table: &mut table, n_new: 1 }]).unwrap();
+        let step = cache.step(&mut [StepPart::new(&mut table, 1)]).unwrap();
         let hidden = gpt.forward(token_tensor(gpt, &[id]), AttentionContext::Paged(step));
         gpt.logits(hidden).into_data().try_into_vec::<f32>().unwrap()
     });

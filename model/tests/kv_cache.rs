@@ -83,7 +83,7 @@ fn uncached(gpt: &Gpt, ids: &[TokenId]) -> Vec<f32> {
 /// Logits of every row of one step over several sequences.
 fn step(gpt: &Gpt, cache: &mut KvCache, parts: &mut [(&mut PageTable, &[TokenId])]) -> Vec<f32> {
     let ids: Vec<TokenId> = parts.iter().flat_map(|(_, ids)| ids.iter().copied()).collect();
-    let mut parts: Vec<_> = parts.iter_mut().map(|(table, ids)| StepPart { table, n_new: ids.len() }).collect();
+    let mut parts: Vec<_> = parts.iter_mut().map(|(table, ids)| StepPart::new(table, ids.len())).collect();
     let step = cache.step(&mut parts).unwrap();
     let hidden = gpt.forward(token_tensor(gpt, &ids), AttentionContext::Paged(step));
     gpt.logits(hidden).into_data().try_into_vec().unwrap()
@@ -160,7 +160,7 @@ proptest! {
                 1 if !tables.is_empty() => {
                     let (len, free) = (tables[which].len(), cache.n_free_pages());
                     let needed = tables[which].pages_needed(n);
-                    let outcome = cache.step(&mut [StepPart { table: &mut tables[which], n_new: n }]).map(drop);
+                    let outcome = cache.step(&mut [StepPart::new(&mut tables[which], n)]).map(drop);
                     if needed <= free {
                         prop_assert_eq!(outcome, Ok(()));
                         prop_assert_eq!(tables[which].len(), len + n);
@@ -256,7 +256,7 @@ fn a_table_of_another_cache_is_refused() {
     let config = GptConfig { n_layers: 1, ..GptConfig::llama(sizes()) };
     let mut cache = KvCache::new(&config, 2, KvDtype::F32, &Device::flex());
     let mut foreign = PagePool::new(1000).table();
-    let _ = cache.step(&mut [StepPart { table: &mut foreign, n_new: 5 }]);
+    let _ = cache.step(&mut [StepPart::new(&mut foreign, 5)]);
 }
 
 /// Two forks of a half-full page and one free page: only one of them can have its own copy.
@@ -265,14 +265,14 @@ fn all_parts_of_a_step_fit_or_none() {
     let config = GptConfig { n_layers: 1, ..GptConfig::llama(sizes()) };
     let mut cache = KvCache::new(&config, 2, KvDtype::F32, &Device::flex());
     let mut first = cache.table();
-    drop(cache.step(&mut [StepPart { table: &mut first, n_new: PAGE_SIZE - 1 }]).unwrap());
+    drop(cache.step(&mut [StepPart::new(&mut first, PAGE_SIZE - 1)]).unwrap());
     let (mut second, third) = (first.fork(), first.fork());
-    let mut parts = [StepPart { table: &mut first, n_new: 1 }, StepPart { table: &mut second, n_new: 1 }];
+    let mut parts = [StepPart::new(&mut first, 1), StepPart::new(&mut second, 1)];
     assert_eq!(cache.step(&mut parts).map(drop), Err(OutOfPages { needed: 2, free: 1 }));
     assert_eq!((first.len(), second.len(), cache.n_free_pages()), (PAGE_SIZE - 1, PAGE_SIZE - 1, 1));
     drop(third);
     drop(second);
-    drop(cache.step(&mut [StepPart { table: &mut first, n_new: 2 }]).unwrap());
+    drop(cache.step(&mut [StepPart::new(&mut first, 2)]).unwrap());
     assert_eq!(cache.n_free_pages(), 0);
 }
 

@@ -1,6 +1,7 @@
 //! Tests of the library from outside, in one program: each program links Burn anew.
 
 mod adapter;
+mod adapters;
 mod bf16;
 mod chat;
 mod config_json;

@@ -57,7 +57,7 @@ impl Twins {
         let token_ids: Vec<TokenId> = (0..n_tokens).map(|at| (self.n_steps * 31 + at as TokenId * 17) % 97).collect();
         let [captured, eager] = [0, 1].map(|which| {
             let tables = self.tables[which].iter_mut().zip(n_new);
-            let mut parts: Vec<StepPart<'_>> = tables.map(|(table, &n_new)| StepPart { table, n_new }).collect();
+            let mut parts: Vec<StepPart<'_>> = tables.map(|(table, &n_new)| StepPart::new(table, n_new)).collect();
             let output = self.runners[which].step(&token_ids, &mut parts).unwrap();
             let rows: Vec<usize> = (0..n_tokens).rev().collect();
             let hidden = self.runners[which].hidden(&output, &rows);

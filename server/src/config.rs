@@ -22,11 +22,13 @@ use crate::{
     tls,
 };
 
+mod adapters;
 mod http;
 mod model;
 mod traces;
 
 pub use self::{
+    adapters::AdapterConfig,
     http::{HttpConfig, Secret},
     model::{KvCacheDtype, ModelConfig, SamplingConfig, SamplingDefaults},
     traces::TraceConfig,
@@ -77,6 +79,9 @@ pub struct ServerConfig {
     /// Disable GPU graph capture for decoding (slower; works around driver bugs)
     #[arg(long, env = "HEARTH_ENFORCE_EAGER", value_parser = BoolishValueParser::new())]
     pub enforce_eager: bool,
+    /// LoRA adapters.
+    #[command(flatten)]
+    pub adapters: AdapterConfig,
     /// Defaults of sampling parameters.
     #[command(flatten)]
     pub sampling: SamplingConfig,
@@ -122,6 +127,7 @@ impl ServerConfig {
             kv_cache_tokens: self.kv_cache_tokens,
             kv_cache_dtype: self.model.kv_cache_dtype.asked(),
             enforce_eager: self.enforce_eager,
+            adapters: self.adapters.options(),
         }
     }
 
@@ -131,6 +137,7 @@ impl ServerConfig {
     /// Names the setting, its value, and what it requires.
     pub fn check(&self) -> Result<(), StartError> {
         self.engine_options().check()?;
+        self.adapters.check(&self.model.model_id())?;
         let refuse = |flag: &str, what: &str| Err(StartError::Options(format!("`{flag}` requires {what}")));
         let is_off = self.speculative.is_none() && self.draft_model.is_none();
         match self.speculative {
@@ -172,7 +179,7 @@ impl ServerConfig {
             };
             ModelConfig { model: Some(source.clone()), dtype, quantize, ..self.model.clone() }.load(progress)
         });
-        Ok(Models { served, draft: draft.transpose()? })
+        Ok(Models { served, draft: draft.transpose()?, class: self.model.class()? })
     }
 
     /// The listener's settings.
@@ -218,6 +225,7 @@ impl ServerConfig {
                 RequestTemplates::Refused
             },
             max_inspect_tokens: (!http.no_inspect).then_some(http.max_inspect_tokens),
+            has_adapters: self.adapters.options().are_on(),
             prompt_log: if self.log.log_prompts { PromptLog::Whole } else { PromptLog::Never },
             spans: None,
         })
@@ -251,6 +259,7 @@ impl Default for ApiOptions {
             request_templates: RequestTemplates::default(),
             max_inspect_tokens: Some(MAX_INSPECT_TOKENS),
             prompt_log: PromptLog::Never,
+            has_adapters: false,
             spans: None,
         }
     }

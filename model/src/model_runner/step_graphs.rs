@@ -276,7 +276,7 @@ mod tests {
         /// Compares what comes out of a step; gives how many are captured then.
         fn step(&mut self, token_ids: &[TokenId]) -> usize {
             let [captured, eager] = [0, 1].map(|which| {
-                let parts = &mut [StepPart { table: &mut self.tables[which], n_new: token_ids.len() }];
+                let parts = &mut [StepPart::new(&mut self.tables[which], token_ids.len())];
                 let output = self.runners[which].step(token_ids, parts).unwrap();
                 let logits = self.runners[which].logits(&output, &[token_ids.len() - 1]);
                 logits.into_data().try_into_vec::<f32>().unwrap()
@@ -333,7 +333,7 @@ mod tests {
             runner.capture_steps();
             let mut tables: Vec<_> = (0..n_rows).map(|_| runner.cache().table()).collect();
             for id in 0..4 {
-                let mut parts: Vec<_> = tables.iter_mut().map(|table| StepPart { table, n_new: 1 }).collect();
+                let mut parts: Vec<_> = tables.iter_mut().map(|table| StepPart::new(table, 1)).collect();
                 runner.step(&vec![id; n_rows], &mut parts).unwrap();
             }
             assert_eq!(runner.n_graphs(), n_graphs, "{n_rows} rows");

@@ -33,7 +33,7 @@ pub(crate) struct PagedAttention<'a> {
 pub(crate) struct BlockScratch(cpu::Scratch);
 
 /// Whether [`block()`] has a body for this block on `x`'s device: on the CPU, except for post-norm blocks
-/// and those with low-rank updates.
+/// and those with low-rank updates of all rows.
 pub(crate) fn has_block(x: &Tensor<2>, block: &Block<'_>) -> bool {
     let linears = [&block.qkv, &block.attn.out, &block.up, &block.mlp.out];
     let is_packed = |linear: &LinearParts<'_>| matches!(linear.weight.form(), Form::Packed(_)) && linear.lora.is_none();
@@ -47,8 +47,11 @@ pub(crate) fn block(
     attention: PagedAttention<'_>,
     scratch: &mut BlockScratch,
 ) -> Tensor<2> {
-    let block = block.map(cpu::NormMemory::of, |LinearParts { weight, bias, .. }| match weight.form() {
-        Form::Packed(panels) => cpu::LinearMemory::new(panels, bias.clone()),
+    let block = block.map(cpu::NormMemory::of, |LinearParts { weight, bias, by_row, .. }| match weight.form() {
+        Form::Packed(panels) => {
+            let updates = by_row.iter().map(|update| update.packed()).collect();
+            cpu::LinearMemory::new(panels, bias.clone(), updates)
+        }
         _ => unreachable!("`has_block` requires packed weights"),
     });
     match attention.pools[0].dtype() {

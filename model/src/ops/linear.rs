@@ -1,15 +1,16 @@
 //! `x W^T + b`, and low-rank updates of it.
 
-use std::ops::Range;
+use std::mem;
 #[cfg(feature = "gpu")]
 use std::sync::Arc;
 
 use burn::tensor::{DType, Tensor};
 
 use super::{
-    LoraPair, LoraParts, LoraShape, NormParts, Weight,
+    LoraParts, NormParts, Weight,
     cpu::{self, Panels},
     dropout, gated, records_gradients,
+    row_updates::{RowUpdate, add_lora_reference, add_row_updates},
     training::{apply, is_on_cpu},
     weight::Form,
 };
@@ -32,8 +33,17 @@ pub(crate) struct LinearParts<'a> {
     pub(crate) weight: &'a Weight,
     /// `[d_out]`.
     pub(crate) bias: Option<Tensor<1>>,
-    /// If there are any.
+    /// Of all rows, if there are any.
     pub(crate) lora: Option<LoraParts>,
+    /// Of some rows, by adapters beside the model.
+    pub(crate) by_row: Vec<RowUpdate<'a>>,
+}
+
+#[cfg(feature = "gpu")]
+impl LinearParts<'_> {
+    fn has_updates(&self) -> bool {
+        self.lora.is_some() || !self.by_row.is_empty()
+    }
 }
 
 /// Multiplies each row by the weight: `x [n_rows, d_in]` to `[n_rows, d_out]`, in f32.
@@ -61,9 +71,28 @@ pub(crate) fn linear(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>) -> 
     }
 }
 
+/// `multiply` of `x [n_rows, d_in]` and the part without its updates of rows, and then these: `[n_rows, d_out]`.
+fn with_row_updates(
+    x: Tensor<2>,
+    mut part: LinearParts<'_>,
+    multiply: impl FnOnce(Tensor<2>, LinearParts<'_>) -> Tensor<2>,
+) -> Tensor<2> {
+    let updates = mem::take(&mut part.by_row);
+    if updates.is_empty() {
+        return multiply(x, part);
+    }
+    let output = multiply(x.clone(), part);
+    add_row_updates(output, x, &updates)
+}
+
 /// [`linear`] with the updates of `part`, if it has any.
 pub(crate) fn linear_with_lora(x: Tensor<2>, part: LinearParts<'_>) -> Tensor<2> {
-    let LinearParts { weight, bias, lora } = part;
+    with_row_updates(x, part, linear_with_whole_lora)
+}
+
+/// [`linear`] with the updates of all rows, if there are any.
+fn linear_with_whole_lora(x: Tensor<2>, part: LinearParts<'_>) -> Tensor<2> {
+    let LinearParts { weight, bias, lora, .. } = part;
     let Some(lora) = lora else { return linear(x, weight, bias) };
     let LoraParts { values, shape, dropout: dropped } = lora;
     match weight.form() {
@@ -84,13 +113,13 @@ pub(crate) fn linear_with_lora(x: Tensor<2>, part: LinearParts<'_>) -> Tensor<2>
     }
 }
 
-/// [`linear_with_lora`], plus `residual [n_rows, d_out]`.
+/// [`linear_with_lora`], plus `residual [n_rows, d_out]`, which comes before the updates of some rows.
 pub(crate) fn linear_add(x: Tensor<2>, part: LinearParts<'_>, residual: Tensor<2>) -> Tensor<2> {
-    match part.weight.form() {
+    with_row_updates(x, part, |x, part| match part.weight.form() {
         #[cfg(feature = "gpu")]
         Form::OnGpu(matrix) if part.lora.is_none() => cube::linear(x, matrix, part.bias, Some(residual)),
-        _ => super::add_update(residual, linear_with_lora(x, part), 1.0, None),
-    }
+        _ => super::add_update(residual, linear_with_whole_lora(x, part), 1.0, None),
+    })
 }
 
 /// [`linear_with_lora`] of the normalized rows.
@@ -116,7 +145,7 @@ pub(crate) fn normed_gated(x: Tensor<2>, norm: NormParts, part: LinearParts<'_>,
 fn fused_matrix<'a>(x: &Tensor<2>, norm: &NormParts, part: &LinearParts<'a>) -> Option<&'a Arc<Matrix>> {
     let is_simple = norm.options.kind == NormKind::RmsNorm && norm.bias.is_none();
     match part.weight.form() {
-        Form::OnGpu(matrix) if is_simple && part.lora.is_none() && cube::can_fuse(x.dims()[0], matrix) => Some(matrix),
+        Form::OnGpu(matrix) if is_simple && !part.has_updates() && cube::can_fuse(x.dims()[0], matrix) => Some(matrix),
         _ => None,
     }
 }
@@ -145,21 +174,4 @@ fn widened(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
         })
         .collect();
     Tensor::cat(slices, 1)
-}
-
-/// `output [n_rows, d_out]` plus the updates of `x [n_rows, d_in]`, in plain Burn operations.
-pub(crate) fn add_lora_reference(output: Tensor<2>, x: Tensor<2>, values: Tensor<1>, shape: &LoraShape) -> Tensor<2> {
-    let [n_rows, d_out] = output.dims();
-    let places: Vec<_> = shape.places().collect();
-    let add = |output: Tensor<2>, (pair, [of_a, of_b]): (&LoraPair, [Range<usize>; 2])| {
-        let LoraPair { rows, rank, scale } = pair.clone();
-        let a = values.clone().slice([of_a]).reshape([rank, shape.d_in]);
-        let b = values.clone().slice([of_b]).reshape([rows.len(), rank]);
-        let update = x.clone().matmul(a.transpose()).matmul(b.transpose()) * scale;
-        let zeros = |width: usize| Tensor::zeros([n_rows, width], &update.device());
-        let (before, behind) = (zeros(rows.start), zeros(d_out - rows.end));
-        let parts = [before, update, behind].into_iter().filter(|part| part.dims()[1] > 0);
-        output + Tensor::cat(parts.collect(), 1)
-    };
-    shape.pairs.iter().zip(places).fold(output, add)
 }

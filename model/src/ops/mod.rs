@@ -32,6 +32,7 @@ mod quantized_matrix;
 mod read_back;
 mod residual;
 mod rope;
+mod row_updates;
 #[cfg(feature = "gpu")]
 mod staging;
 #[cfg(test)]
@@ -76,6 +77,7 @@ pub(crate) use read_back::{read, read_ids, to_f32};
 pub use residual::add_gradients;
 pub(crate) use residual::{add_update, dropout, fork};
 pub(crate) use rope::{Rotation, rope};
+pub(crate) use row_updates::{LoraMatrix, RowUpdate};
 #[cfg(feature = "gpu")]
 pub(crate) use staging::{StagingBuffer, Upload};
 pub(crate) use training::is_on_cpu;

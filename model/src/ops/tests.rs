@@ -249,7 +249,7 @@ fn rows_are_the_same_bits_in_any_company() {
                         let chunk: Vec<u32> = texts[number][table.len()..].iter().take(cut).copied().collect();
                         if !chunk.is_empty() {
                             lengths.push((number, chunk.len()));
-                            parts.push(StepPart { table, n_new: chunk.len() });
+                            parts.push(StepPart::new(table, chunk.len()));
                             ids.extend(chunk);
                         }
                     }

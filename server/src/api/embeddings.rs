@@ -18,6 +18,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::{
+    adapters,
     endpoint::{Operation, ResponseBody, schema_of},
     error::ApiError,
     fields::{Body, Fields, must_be},
@@ -27,7 +28,6 @@ use super::{
     state::{AppState, Preparation},
     submission::{Submission, Submitted},
     text_input::TextOrIds,
-    tokens,
 };
 use crate::{
     engine::{
@@ -114,8 +114,10 @@ pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<
         Ok((request, ignored_params::of(&fields), fields.n_bytes(), fields.log().clone()))
     };
     let (mut request, ignored, n_bytes, log) = body.read(&state, read).await?;
-    let model = tokens::model(&state, request.model.take())?;
+    let chosen = adapters::choose(&state, request.model.as_deref())?;
     let engine = state.working_engine()?.clone();
+    request.parts.adapter = chosen.adapter(&state, &engine).await?;
+    let model = engine.model().clone();
     let (n_answers, format, truncates) = (request.sources.len(), request.format, request.truncation.is_some());
     let arrived = Instant::now();
     let prepare = move || {
@@ -125,19 +127,19 @@ pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<
         Ok(Submitted { events: engine.submit(requests)?, n_answers, arrived, n_prompt, n_truncated })
     };
     let submitted = state.prepare(Preparation::of_body(n_bytes), prepare).await?;
-    log.work(|work| (work.id, work.model) = (Some(fresh_id("embd-")), Some(state.model_id().to_owned())));
+    let name = chosen.name(&state).to_owned();
+    log.work(|work| (work.id, work.model) = (Some(fresh_id("embd-")), Some(name.clone())));
     let submission = Submission::new(log, submitted);
     let usage = EmbeddingUsage::of(&submission);
     let vectors = collect(submission, n_answers).await?;
     let n_bytes = vectors.iter().map(Vec::len).sum::<usize>() * NUMBER_BYTES;
-    let model = state.model_id().to_owned();
     let write = move || {
         let data = vectors.into_iter().enumerate().map(|(index, vector)| WireEmbedding {
             object: "embedding",
             index,
             embedding: format.write(vector),
         });
-        Json(EmbeddingList { object: "list", data: data.collect(), model, usage }).into_response()
+        Json(EmbeddingList { object: "list", data: data.collect(), model: name, usage }).into_response()
     };
     Ok(ignored_params::add_header(ignored, state.write(n_bytes, write).await?))
 }

@@ -82,7 +82,7 @@ impl Operation {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Request {
     Nothing,
-    /// The path parameter `id`, whose only value is the served model's name.
+    /// The path parameter `id`, whose values are the names of the served model and of adapters.
     ModelInPath,
     Body(DescribeBody),
 }

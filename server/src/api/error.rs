@@ -93,8 +93,8 @@ impl ApiError {
     }
 
     /// 404: the model does not exist.
-    pub fn unknown_model(name: &str, served: &str) -> Self {
-        let message = format!("the model `{name}` does not exist; this server has `{served}`");
+    pub fn unknown_model(name: &str, served: &[String]) -> Self {
+        let message = format!("the model `{name}` does not exist; this server has `{}`", served.join("`, `"));
         let error = Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).with_code("model_not_found");
         Self { param: Some("model".into()), ..error }
     }

@@ -18,7 +18,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
-    beams,
+    adapters, beams,
     error::ApiError,
     fields::{Fields, at_most_strings},
     ignored_params,
@@ -34,6 +34,7 @@ use super::{
 use crate::{
     engine::{
         ServedModel, StopCause,
+        adapters::ServedAdapter,
         prefix_cache::PrefixSalt,
         request::{
             EngineRequest, LogprobsMode, MAX_CHOICES, MAX_LOGPROBS, PRIORITIES, RequestParts, SpecialTokens,
@@ -326,12 +327,15 @@ impl Generation {
     where
         Prepare: FnOnce(&Self, &ServedModel) -> Result<Vec<Prompt>, ApiError> + Send + 'static,
     {
-        if let Some(name) = self.model.as_deref().filter(|name| *name != state.model_id()) {
-            return Err(ApiError::unknown_model(name, state.model_id()));
-        }
+        let chosen = adapters::choose(state, self.model.as_deref())?;
         let arrived = Instant::now();
         let engine = state.working_engine()?.clone();
-        let (tokenizer, fingerprint) = (engine.model().tokenizer.clone(), engine.model().fingerprint.clone());
+        let adapter = chosen.adapter(state, &engine).await?;
+        let tokenizer = engine.model().tokenizer.clone();
+        let fingerprint = match &adapter {
+            Some(adapter) => adapter.fingerprint(&engine.model().fingerprint),
+            None => engine.model().fingerprint.clone(),
+        };
         let generation = self.clone();
         let preparation = match (preparation, &self.structure) {
             (Preparation::Short | Preparation::LongBody, Some(_)) => Preparation::Grammar,
@@ -342,7 +346,7 @@ impl Generation {
             generation.check_repeated(&prompts)?;
             let n_cut = generation.truncation.map(|_| prompts.iter().map(|prompt| prompt.n_cut).sum());
             let openings = generation.openings(&prompts);
-            let events = engine.submit(generation.requests(&prompts, engine.model())?)?;
+            let events = engine.submit(generation.requests(&prompts, engine.model(), adapter)?)?;
             Ok((prompts, n_cut, openings, events))
         };
         let (prompts, n_cut, openings, events) = state.prepare(preparation, prepare).await?;
@@ -350,7 +354,7 @@ impl Generation {
             id: fresh_id(id_prefix),
             object: "",
             created: unix_seconds(),
-            model: state.model_id().to_owned(),
+            model: chosen.name(state).to_owned(),
             system_fingerprint: fingerprint,
         };
         self.log.work(|work| {
@@ -449,7 +453,12 @@ impl Generation {
     }
 
     /// The engine's requests: one per choice, the first prompt's choices first. A beam search is one request.
-    fn requests(self, prompts: &[Prompt], model: &ServedModel) -> Result<Vec<EngineRequest>, ApiError> {
+    fn requests(
+        self,
+        prompts: &[Prompt],
+        model: &ServedModel,
+        adapter: Option<Arc<ServedAdapter>>,
+    ) -> Result<Vec<EngineRequest>, ApiError> {
         let n_requests = if self.strategy == Strategy::Sample { self.best_of } else { 1 };
         let constraint = match &self.structure {
             Some(structure) => {
@@ -485,6 +494,7 @@ impl Generation {
                 constraint: constraint.clone(),
                 priority: self.priority,
                 prefix_salt: self.prefix_salt,
+                adapter: adapter.clone(),
                 deadline: self.deadline,
             };
             let request = EngineRequest::new(parts, &model.limits)?;

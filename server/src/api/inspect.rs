@@ -19,6 +19,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::{
+    adapters::{self, Chosen},
     conversation::Conversation,
     endpoint::{Operation, ResponseBody, schema_of},
     error::ApiError,
@@ -29,7 +30,6 @@ use super::{
     state::{AppState, Preparation},
     stream::{TokenText, finite},
     text_input::TextOrIds,
-    tokens,
 };
 use crate::engine::ServedModel;
 
@@ -162,7 +162,12 @@ pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<
         Ok((request, ignored_params::of(&fields), fields.n_bytes()))
     };
     let (mut request, ignored, n_bytes) = body.read(&state, read).await?;
-    let model = tokens::model(&state, request.model.take())?;
+    if let Chosen::Adapter(name) = adapters::choose(&state, request.model.take().as_deref())? {
+        let served = state.model_id();
+        let message = format!("`/v1/inspect` shows the model `{served}` alone, not the adapter `{name}`");
+        return Err(ApiError::invalid("model", message));
+    }
+    let model = state.working_engine()?.model().clone();
     let preparation = match &request.source {
         Source::Input(..) => Preparation::of_body(n_bytes),
         Source::Conversation(conversation) => conversation.preparation(n_bytes),

@@ -3,6 +3,7 @@
 //! # Layout
 //! - [`router`]: the table of all endpoints; `endpoint`: one row of it
 //! - `completions`, `chat`, `embeddings`, `models`, `health`, `metrics`, `page`: one endpoint each: wire types, handler, conversion
+//! - `adapters`: loads and unloads adapters, and finds what a request's `model` chooses
 //! - `tokens`: text to token ids and back, and what there is to know of the tokenizer
 //! - `generation`: what `completions` and `chat` share; `prompt`: one of its prompts; `ignored_params`: parameters that are ignored, for a response header
 //! - `conversation`: messages to a prompt, by the model's chat template
@@ -21,6 +22,7 @@
 //! - `middleware`: what happens to every request; `http_metrics`: how it is counted; `request_log`: its log line
 //!   and its span; `body_guard`: runs code when a response has ended
 
+mod adapters;
 pub mod api_keys;
 mod beams;
 pub(crate) mod body_guard;

@@ -94,7 +94,7 @@ impl Operation {
         match self.request {
             Request::Nothing => {}
             Request::ModelInPath => {
-                let schema = json!({ "type": "string", "enum": [state.model_id()] });
+                let schema = json!({ "type": "string", "enum": state.model_names() });
                 described["parameters"] = json!([{ "name": "id", "in": "path", "required": true, "schema": schema }]);
             }
             Request::Body(describe) => {
@@ -102,7 +102,8 @@ impl Operation {
                 describe(state, &shape)?;
                 let mut schema = shape.schema();
                 if let Some(model) = schema.pointer_mut("/properties/model") {
-                    *model = json!({ "type": ["string", "null"], "enum": [state.model_id(), null] });
+                    let names = state.model_names().into_iter().map(Value::from).chain([Value::Null]);
+                    *model = json!({ "type": ["string", "null"], "enum": names.collect::<Vec<_>>() });
                 }
                 let content = json!({ "application/json": { "schema": schema } });
                 described["requestBody"] = json!({ "required": true, "content": content });

@@ -10,7 +10,7 @@ use axum::{
 use serde_json::Value;
 
 use super::{
-    chat, completions, embeddings,
+    adapters, chat, completions, embeddings,
     endpoint::{Endpoint, Operation, Policy},
     error::ApiError,
     health, http_metrics, inspect, metrics, middleware, models, openapi, page,
@@ -51,6 +51,8 @@ fn endpoints() -> Vec<Endpoint> {
         endpoint("/v1/chat/completions", post(chat::create), inference("chat"), chat::OPERATION),
         endpoint("/v1/embeddings", post(embeddings::create), inference("embeddings"), embeddings::OPERATION),
         endpoint("/v1/inspect", post(inspect::create), api, inspect::OPERATION),
+        endpoint("/v1/load_lora_adapter", post(adapters::load), api, adapters::LOAD),
+        endpoint("/v1/unload_lora_adapter", post(adapters::unload), api, adapters::UNLOAD),
         endpoint("/v1/models", get(models::list), api, models::LIST),
         endpoint("/v1/models/{*id}", get(models::get), api, models::GET),
         // Also at the root, where lm-eval expects them.

@@ -24,9 +24,10 @@ use crate::{
 /// Tokenizing a larger body takes tens of milliseconds or more.
 const LONG_BODY_BYTES: usize = 1 << 16;
 
-/// Minimum number of threads for [`AppState::prepare`]: one each for a long body, a grammar, a template, an inspection and
-/// short work.
-pub(crate) const MIN_PREPARING_THREADS: usize = 5;
+/// Minimum number of threads for [`AppState::prepare`]: one each for a long body, a grammar, a template, an inspection,
+/// an
+/// adapter and short work.
+pub(crate) const MIN_PREPARING_THREADS: usize = 6;
 
 /// Work before a request can be submitted to the engine, by cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +42,8 @@ pub(crate) enum Preparation {
     Template,
     /// A text to inspect: may run for seconds.
     Inspection,
+    /// An adapter to read: may take seconds.
+    Adapter,
 }
 
 impl Preparation {
@@ -70,6 +73,8 @@ struct Inner {
     template: Arc<Semaphore>,
     /// Lets one inspection at a time through.
     inspection: Arc<Semaphore>,
+    /// Lets one adapter at a time through.
+    adapter: Arc<Semaphore>,
 }
 
 impl AppState {
@@ -91,6 +96,7 @@ impl AppState {
             grammar: Arc::new(Semaphore::new(1)),
             template: Arc::new(Semaphore::new(1)),
             inspection: Arc::new(Semaphore::new(1)),
+            adapter: Arc::new(Semaphore::new(1)),
         };
         Self(Arc::new(inner))
     }
@@ -160,6 +166,7 @@ impl AppState {
             Preparation::Grammar => Some(&self.0.grammar),
             Preparation::Template => Some(&self.0.template),
             Preparation::Inspection => Some(&self.0.inspection),
+            Preparation::Adapter => Some(&self.0.adapter),
         };
         let turn = match turns {
             None => None,
@@ -223,6 +230,12 @@ impl AppState {
         &self.0.model_id
     }
 
+    /// The names that requests may choose by `model`: the served model's, then those of adapters.
+    pub(crate) fn model_names(&self) -> Vec<String> {
+        let adapters = self.engine().map(|engine| engine.adapters().list()).unwrap_or_default();
+        std::iter::once(self.model_id().to_owned()).chain(adapters.into_iter().map(|adapter| adapter.name)).collect()
+    }
+
     /// Start time of the server in seconds since 1970.
     pub fn created(&self) -> u64 {
         self.0.created
@@ -260,8 +273,9 @@ mod tests {
                 Preparation::Grammar,
                 Preparation::Template,
                 Preparation::Inspection,
+                Preparation::Adapter,
             ];
-            let long = kinds.into_iter().cycle().take(12).map(|kind| {
+            let long = kinds.into_iter().cycle().take(15).map(|kind| {
                 let (state, goes) = (state.clone(), Arc::clone(&goes));
                 let work = move || {
                     goes.lock().unwrap().recv().unwrap();

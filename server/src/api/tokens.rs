@@ -14,6 +14,7 @@ use serde::{Serialize, Serializer};
 use serde_json::json;
 
 use super::{
+    adapters,
     conversation::Conversation,
     endpoint::{Link, Operation, ParamIn, ResponseBody, schema_of},
     error::ApiError,
@@ -234,11 +235,9 @@ pub(crate) async fn tokenizer_info(State(state): State<AppState>) -> Result<Json
     }))
 }
 
-/// The served model; an error if `model` names another.
+/// The served model; an error if `model` names neither it nor an adapter, which all have its tokens.
 pub(crate) fn model(state: &AppState, name: Option<String>) -> Result<std::sync::Arc<ServedModel>, ApiError> {
-    if let Some(name) = name.filter(|name| name != state.model_id()) {
-        return Err(ApiError::unknown_model(&name, state.model_id()));
-    }
+    adapters::choose(state, name.as_deref())?;
     Ok(state.working_engine()?.model().clone())
 }
 

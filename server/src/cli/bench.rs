@@ -4,6 +4,7 @@ use std::{
     collections::BTreeSet,
     fmt::Write,
     path::{Path, PathBuf},
+    sync::Arc,
     time::Instant,
 };
 
@@ -13,10 +14,14 @@ use hearth_model::{
     TokenId, device,
     gpt::{Gpt, Init, ParamSpec},
     kv_cache::{PAGE_SIZE, PageTable, StepPart},
+    lora::LoadedAdapter,
     model_runner::ModelRunner,
     ops::{self, KvDtype},
     sampling::{Sampler, SamplingParams},
-    weights::model_dir,
+    weights::{
+        adapter::{Adapter, AdapterModel},
+        model_dir,
+    },
 };
 use serde::Serialize;
 
@@ -52,6 +57,9 @@ pub(crate) struct BenchArgs {
     /// Disable GPU graph capture for decoding
     #[arg(long, env = "HEARTH_ENFORCE_EAGER", value_parser = BoolishValueParser::new())]
     enforce_eager: bool,
+    /// Measure decoding also with the LoRA adapters in these folders, which the sequences take by turns (repeatable)
+    #[arg(long, value_name = "DIR", conflicts_with = "grammars")]
+    lora: Vec<PathBuf>,
     /// Measure structured output instead: the time to compile grammars and to compute token masks
     #[arg(long, conflicts_with_all = ["prefill", "prompt", "steps", "batch", "runs"])]
     grammars: bool,
@@ -132,13 +140,18 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     };
     let before = limits()?;
     let mut results = vec![prefill(&gpt, kv_dtype, n_prefill, args.runs)?];
+    let adapters = adapters(&gpt, &args)?;
+    let mut batches = Vec::new();
     for &batch in &args.batch {
-        results.push(decode(&gpt, kv_dtype, &args, batch)?);
+        for adapters in [&[], adapters.as_slice()].iter().take(if adapters.is_empty() { 1 } else { 2 }) {
+            results.push(decode(&gpt, kv_dtype, &args, (batch, adapters))?);
+            batches.push(batch);
+        }
     }
     // Measured again at the end: the machine may have been busy at the beginning.
     let after = limits()?;
     let [bandwidth, arithmetic] = [before[0].max(after[0]), before[1].max(after[1])];
-    for (result, &batch) in results.iter_mut().skip(1).zip(&args.batch) {
+    for (result, batch) in results.iter_mut().skip(1).zip(batches) {
         let steps_per_sec = result.tok_per_sec / batch as f64;
         result.fraction_of_bandwidth = Some(steps_per_sec * weight_bytes as f64 / bandwidth);
     }
@@ -157,6 +170,17 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
         results,
     };
     print(&report)
+}
+
+/// The adapters in the folders that were given.
+fn adapters(gpt: &Gpt, args: &BenchArgs) -> anyhow::Result<Vec<Arc<LoadedAdapter>>> {
+    let class = args.model.class()?;
+    let open = |dir: &PathBuf| {
+        let model = AdapterModel::new(gpt.config(), class)?;
+        let Adapter { values, .. } = Adapter::open(&model_dir::model_of(dir), model)?;
+        Ok(Arc::new(LoadedAdapter::new(gpt.config(), &values, &gpt.device())?))
+    };
+    args.lora.iter().map(open).collect()
 }
 
 /// Rejects the value of `flag` if the machine has not enough memory for the keys, values and logits of this many
@@ -230,7 +254,7 @@ fn print(report: &Report) -> anyhow::Result<()> {
         let read_back = result.read_back_bytes_per_step.map(|n| format!(", {n} bytes read back"));
         writeln!(
             text,
-            "{job:<24} {tok_per_sec:>9.1} tok/s {bandwidth:>6} of bandwidth {arithmetic:>6} of arithmetic{}",
+            "{job:<36} {tok_per_sec:>9.1} tok/s {bandwidth:>6} of bandwidth {arithmetic:>6} of arithmetic{}",
             [kv, launches, read_back].map(Option::unwrap_or_default).concat()
         )?;
     }
@@ -245,7 +269,7 @@ fn prefill(gpt: &Gpt, kv_dtype: KvDtype, n_tokens: usize, n_runs: usize) -> anyh
         let mut runner = ModelRunner::new(gpt.clone(), n_tokens.div_ceil(PAGE_SIZE), kv_dtype);
         let mut tables = [runner.cache().table()];
         let start = Instant::now();
-        step(&mut runner, &mut tables, &[&prompt])?;
+        step(&mut runner, (&mut tables, &[]), &[&prompt])?;
         best = best.min(start.elapsed().as_secs_f64());
     }
     let job = format!("prefill of {}", n_tokens);
@@ -262,7 +286,13 @@ fn prefill(gpt: &Gpt, kv_dtype: KvDtype, n_tokens: usize, n_runs: usize) -> anyh
     })
 }
 
-fn decode(gpt: &Gpt, kv_dtype: KvDtype, args: &BenchArgs, batch: usize) -> anyhow::Result<Measured> {
+/// Decodes `batch` sequences, which take `adapters` by turns, if there are any.
+fn decode(
+    gpt: &Gpt,
+    kv_dtype: KvDtype,
+    args: &BenchArgs,
+    (batch, adapters): (usize, &[Arc<LoadedAdapter>]),
+) -> anyhow::Result<Measured> {
     let n_pages = batch * (args.prompt + args.steps + 1).div_ceil(PAGE_SIZE);
     let mut runner = ModelRunner::new(gpt.clone(), n_pages, kv_dtype);
     if !args.enforce_eager {
@@ -275,27 +305,30 @@ fn decode(gpt: &Gpt, kv_dtype: KvDtype, args: &BenchArgs, batch: usize) -> anyho
         tables.clear();
         tables.extend((0..batch).map(|_| runner.cache().table()));
         for (number, table) in tables.iter_mut().enumerate() {
-            step(&mut runner, std::slice::from_mut(table), &[&token_ids(gpt, number, args.prompt)])?;
+            step(&mut runner, (std::slice::from_mut(table), &[]), &[&token_ids(gpt, number, args.prompt)])?;
         }
         let start = Instant::now();
         for number in 0..args.steps {
             let ids: Vec<Vec<TokenId>> = (0..batch).map(|sequence| token_ids(gpt, sequence + number, 1)).collect();
-            step(&mut runner, &mut tables, &ids.iter().map(Vec::as_slice).collect::<Vec<_>>())?;
+            step(&mut runner, (&mut tables, adapters), &ids.iter().map(Vec::as_slice).collect::<Vec<_>>())?;
         }
         best = best.min(start.elapsed().as_secs_f64());
     }
     // One more step, to count launches.
     let ids: Vec<Vec<TokenId>> = (0..batch).map(|sequence| token_ids(gpt, sequence, 1)).collect();
     let ids: Vec<&[TokenId]> = ids.iter().map(Vec::as_slice).collect();
-    let (n_read_bytes, n_told) = ops::count_launches(|| step(&mut runner, &mut tables, &ids));
+    let (n_read_bytes, n_told) = ops::count_launches(|| step(&mut runner, (&mut tables, adapters), &ids));
     let n_read_bytes = n_read_bytes?;
     // Once more without graphs, to count all launches.
     runner.stop_capture();
     tables.iter_mut().for_each(|table| table.truncate(table.len() - 1));
-    let (again, n_launches) = ops::count_launches(|| step(&mut runner, &mut tables, &ids));
+    let (again, n_launches) = ops::count_launches(|| step(&mut runner, (&mut tables, adapters), &ids));
     again?;
     let is_gpu = gpt.device() != Device::flex();
-    let job = format!("decode, {batch} sequences");
+    let job = match adapters.len() {
+        0 => format!("decode, {batch} sequences"),
+        n_adapters => format!("decode, {batch} sequences, {n_adapters} adapters"),
+    };
     // Of the step in the middle.
     let n_keys = batch * (args.prompt + args.steps.div_ceil(2));
     Ok(Measured {
@@ -313,9 +346,19 @@ fn decode(gpt: &Gpt, kv_dtype: KvDtype, args: &BenchArgs, batch: usize) -> anyho
 
 /// One forward pass up to the logits of each sequence's last row, reading back what the most likely token needs.
 /// Returns the number of bytes read back.
-fn step(runner: &mut ModelRunner, tables: &mut [PageTable], ids: &[&[TokenId]]) -> anyhow::Result<usize> {
-    let mut parts: Vec<StepPart<'_>> =
-        tables.iter_mut().zip(ids).map(|(table, ids)| StepPart { table, n_new: ids.len() }).collect();
+fn step(
+    runner: &mut ModelRunner,
+    (tables, adapters): (&mut [PageTable], &[Arc<LoadedAdapter>]),
+    ids: &[&[TokenId]],
+) -> anyhow::Result<usize> {
+    let adapter = |number: usize| adapters.get(number % adapters.len().max(1)).cloned();
+    let parts = tables.iter_mut().zip(ids).enumerate();
+    let part = |(number, (table, ids)): (usize, (_, &&[TokenId]))| StepPart {
+        table,
+        n_new: ids.len(),
+        adapter: adapter(number),
+    };
+    let mut parts: Vec<StepPart<'_>> = parts.map(part).collect();
     let output = runner.step(&ids.concat(), &mut parts)?;
     let ends = ids.iter().scan(0, |end, ids| {
         *end += ids.len();

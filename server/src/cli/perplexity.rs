@@ -125,7 +125,7 @@ fn read(path: &Path) -> io::Result<String> {
 fn window_loss(gpt: &Gpt, kv_dtype: KvDtype, window: &[TokenId]) -> anyhow::Result<f64> {
     let mut cache = KvCache::new(gpt.config(), window.len().div_ceil(PAGE_SIZE), kv_dtype, &gpt.device());
     let mut table = cache.table().of_prompt(window.len());
-    let step = cache.step(&mut [StepPart { table: &mut table, n_new: window.len() }])?;
+    let step = cache.step(&mut [StepPart::new(&mut table, window.len())])?;
     let hidden = gpt.forward(token_tensor(gpt, window), AttentionContext::Paged(step));
     let mut loss = 0.0;
     let rows = (window.len() / 2..window.len() - 1).collect::<Vec<_>>();

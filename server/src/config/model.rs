@@ -15,7 +15,10 @@ use hearth_model::{
     model_source::ModelSource,
     ops::{self, Dtype, KvDtype},
     sampling::SamplingParams,
-    weights::model_dir::{self, LoadOptions, LoadedModel},
+    weights::{
+        adapter::Adapter,
+        model_dir::{self, LoadOptions, LoadedModel},
+    },
 };
 
 use crate::{bundled, memory};
@@ -105,6 +108,20 @@ impl ModelConfig {
             }
             None => model_dir::load_embedded(&bundled::DIR, &options),
         }
+    }
+
+    /// The Hugging Face class of the model's files, which names the modules of adapters. `None` for the bundled model and GGUF
+    /// files: then they are named as in the first class that can express the architecture.
+    ///
+    /// # Errors
+    /// The model cannot be downloaded.
+    pub(crate) fn class(&self) -> Result<Option<&'static str>> {
+        let path = self.model.as_ref().map(|source| source.open(ModelPart::Whole, &mut |_| {})).transpose()?;
+        let path = path.map(|path| match Adapter::is_in(&path) {
+            true => model_dir::adapter_base(&path),
+            false => Ok(path),
+        });
+        Ok(path.transpose()?.and_then(|path| model_dir::load_class(&path).ok()))
     }
 
     /// Rejects a model that does not fit into this machine's memory, before loading it. GPU memory is not checked: its

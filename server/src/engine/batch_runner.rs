@@ -1,13 +1,14 @@
 //! Runs the engine's batches on the device: token ids in, logits out. It makes no decisions: the scheduler fills the batches,
 //! and sequences use the logits.
 
-use std::{collections::BTreeSet, ops::Range};
+use std::{collections::BTreeSet, ops::Range, sync::Arc};
 
 use burn::tensor::{DType, Device, Tensor};
 use hearth_model::{
     Error, Result, TokenId,
     gpt::Gpt,
     kv_cache::{PAGE_SIZE, PagePool, PageTable, StepPart},
+    lora::LoadedAdapter,
     model_runner::{ModelRunner, StepOutput},
     read_logits::{LogitRows, read_logits},
     sampling::RowNeeds,
@@ -24,6 +25,14 @@ const WARM_UP_CONTEXT: usize = 160;
 pub(crate) struct Input<'a> {
     pub(crate) table: &'a mut PageTable,
     pub(crate) token_ids: &'a [TokenId],
+    pub(crate) adapter: Option<Arc<LoadedAdapter>>,
+}
+
+impl<'a> Input<'a> {
+    /// Without an adapter.
+    pub(crate) fn new(table: &'a mut PageTable, token_ids: &'a [TokenId]) -> Self {
+        Self { table, token_ids, adapter: None }
+    }
 }
 
 /// Runs the batches of the engine's steps. Rows of a step are its inputs' tokens, one input after the other.
@@ -57,7 +66,7 @@ impl BatchRunner {
         let most = context.saturating_sub(1).min(max_batch_tokens);
         for n_rows in WARM_UP_ROWS.map(|n_rows| n_rows.min(most).max(1)) {
             let mut table = self.pool().table();
-            let hidden = self.run(vec![Input { table: &mut table, token_ids: &vec![0; n_rows] }])?;
+            let hidden = self.run(vec![Input::new(&mut table, &vec![0; n_rows])])?;
             self.warm_up_logits(&hidden, &(0..n_rows.min(9)).collect::<Vec<_>>())?;
             self.warm_up_logits(&hidden, &[n_rows - 1])?;
             self.hidden_rows(&hidden, 0..1)?;
@@ -66,11 +75,11 @@ impl BatchRunner {
         let mut table = self.pool().table();
         while table.len() < context.saturating_sub(PAGE_SIZE).min(WARM_UP_CONTEXT) {
             let token_ids = vec![0; most.min(WARM_UP_CONTEXT + 1 - table.len())];
-            self.run(vec![Input { table: &mut table, token_ids: &token_ids }])?;
+            self.run(vec![Input::new(&mut table, &token_ids)])?;
         }
         let mut fork = table.fork();
         for table in [&mut fork, &mut table] {
-            let hidden = self.run(vec![Input { table, token_ids: &[0] }])?;
+            let hidden = self.run(vec![Input::new(table, &[0])])?;
             // Completes all launches before the logits are read.
             self.warm_up_logits(&hidden, &[0])?;
         }
@@ -92,8 +101,9 @@ impl BatchRunner {
     /// [`Error::Execution`] if there are too few pages; the scheduler ensures that there are enough.
     pub(crate) fn run(&mut self, inputs: Vec<Input<'_>>) -> Result<StepOutput> {
         let token_ids: Vec<TokenId> = inputs.iter().flat_map(|input| input.token_ids).copied().collect();
-        let mut parts: Vec<StepPart<'_>> =
-            inputs.into_iter().map(|Input { table, token_ids }| StepPart { table, n_new: token_ids.len() }).collect();
+        let part =
+            |Input { table, token_ids, adapter }| StepPart { table, n_new: <[TokenId]>::len(token_ids), adapter };
+        let mut parts: Vec<StepPart<'_>> = inputs.into_iter().map(part).collect();
         self.model.step(&token_ids, &mut parts)
     }
 
@@ -179,7 +189,7 @@ mod tests {
         let mut tables: Vec<PageTable> = (0..16).map(|_| runner.pool().table()).collect();
         let mut step = |tables: &mut [PageTable], n_new: &dyn Fn(usize) -> usize| {
             let token_ids: Vec<Vec<TokenId>> = (0..tables.len()).map(|at| vec![at as TokenId; n_new(at)]).collect();
-            let inputs = tables.iter_mut().zip(&token_ids).map(|(table, token_ids)| Input { table, token_ids });
+            let inputs = tables.iter_mut().zip(&token_ids).map(|(table, token_ids)| Input::new(table, token_ids));
             let hidden = runner.run(inputs.collect()).unwrap();
             let ends = token_ids.iter().scan(0, |end, ids| {
                 *end += ids.len();

@@ -2,17 +2,22 @@
 //! since when and until when, and what the scheduler is to know. What is done with the model's rows is one of three: a
 //! sequence that grows, a search with several, or a text that is embedded.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use hearth_model::{
     Result, TokenId,
     kv_cache::PageKey,
+    lora::LoadedAdapter,
     sampling::{LogitRow, RowNeeds},
     tokenizer::Tokenizer,
 };
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
+    adapters::ServedAdapter,
     beams::Beams,
     embedding::TextEmbedding,
     event::{EventSender, Failure},
@@ -67,6 +72,9 @@ impl Job {
         // Up to there, pages do not depend on the prompt's length.
         let length = intake.text_len_matters_beyond.is_some_and(|most| n_prompt > most).then_some(n_prompt);
         let mut chain = PrefixChain::new(parts.prefix_salt, length);
+        if let Some(adapter) = &parts.adapter {
+            chain = chain.of_adapter(adapter.digest());
+        }
         let prompt_keys = match parts.strategy {
             // Its pages are not added to the prefix cache: they would displace those of prompts.
             Strategy::Embed { .. } => Vec::new(),
@@ -150,7 +158,13 @@ impl Job {
             priority: parts.priority,
             keys,
             reads_kept_pages: !wants_all_rows,
+            adapter: parts.adapter_id().cloned(),
         }
+    }
+
+    /// The adapter that computes its rows.
+    pub(crate) fn adapter(&self) -> Option<&Arc<LoadedAdapter>> {
+        self.request().parts().adapter.as_deref().map(ServedAdapter::loaded)
     }
 
     pub(crate) fn token_ids(&self, branch: usize) -> TokenIds<'_> {
@@ -267,5 +281,8 @@ impl Job {
     /// Counts the end of an answer with so many tokens.
     pub(crate) fn count_end(&self, outcome: Outcome, n_tokens: usize, metrics: &EngineMetrics) {
         metrics.ended(&self.replies.timeline, outcome, n_tokens);
+        if let Some(id) = self.request().parts().adapter_id() {
+            metrics.adapter_ended(&id.name, outcome, n_tokens);
+        }
     }
 }

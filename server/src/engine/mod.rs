@@ -7,6 +7,7 @@
 //! - [`request`]: what may be asked; `event`: what comes back; `startup`: options, and what the thread needs
 //! - [`scheduler`]: what the next step computes; pure
 //! - `batch_runner`: steps on the device; no decisions
+//! - [`adapters`]: low-rank adapters beside the model, by name
 //! - [`prefix_cache`]: names for what is in a page
 //! - `job`: a request on its way through, whatever is made of it; `sequence`, `beams` and `embedding`: the three things
 //!   that are; `replies`: what these tell the client and the worker
@@ -17,6 +18,7 @@
 //! - `worker`: the thread, and the loop `schedule -> run -> advance`
 
 mod acceptance;
+pub mod adapters;
 mod batch_runner;
 mod beams;
 mod embedding;
@@ -51,19 +53,20 @@ use hearth_model::{
 };
 use tokio::sync::{Semaphore, watch};
 
-pub use self::{
-    event::{Event, EventStream, Failure, FinishReason, StopCause},
-    speculation::Speculation,
-    startup::{EngineOptions, Models, StartError},
-};
 use self::{
+    adapters::Adapters,
     job::{Intake, Job},
     request::{EngineRequest, ModelLimits},
     scheduler::Scheduler,
     startup::Prepared,
     worker::{Held, Worker},
 };
-use crate::metrics::{EngineMetrics, Snapshot};
+pub use self::{
+    event::{Event, EventStream, Failure, FinishReason, StopCause},
+    speculation::Speculation,
+    startup::{EngineOptions, Models, StartError},
+};
+use crate::metrics::{AdapterSnapshot, EngineMetrics, Snapshot};
 
 /// Why requests were rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -105,6 +108,10 @@ pub struct EngineStats {
     pub n_pages: usize,
     /// The dtype of the KV cache.
     pub kv_dtype: KvDtype,
+    /// Names of the adapters of running requests.
+    pub running_adapters: Vec<Arc<str>>,
+    /// Names of the adapters of requests that have not started.
+    pub waiting_adapters: Vec<Arc<str>>,
 }
 
 /// Whether the engine is working.
@@ -165,6 +172,7 @@ pub struct Engine {
     stats: watch::Receiver<EngineStats>,
     metrics: Arc<EngineMetrics>,
     model: Arc<ServedModel>,
+    adapters: Arc<Adapters>,
     thread: Arc<Mutex<Option<JoinHandle<()>>>>,
 }
 
@@ -191,6 +199,8 @@ impl Engine {
             free_pages: 0,
             n_pages: 0,
             kv_dtype: KvDtype::default(),
+            running_adapters: Vec::new(),
+            waiting_adapters: Vec::new(),
         });
         let (ready, is_ready) = sync_channel(1);
         let metrics = Arc::new(EngineMetrics::new(options.speculation.n_tokens()));
@@ -198,7 +208,7 @@ impl Engine {
         let body = move || {
             let prepared =
                 load().map_err(StartError::from).and_then(|loaded| startup::prepare(loaded.into(), &options));
-            let Prepared { model, runner, kv_dtype, speculator, limits } = match prepared {
+            let Prepared { model, runner, kv_dtype, speculator, limits, adapters } = match prepared {
                 Ok(prepared) => prepared,
                 Err(error) => return drop(ready.send(Err(error))),
             };
@@ -217,7 +227,7 @@ impl Engine {
                 n_accepted: 0,
                 held: Held::default(),
             };
-            if ready.send(Ok(model)).is_ok() {
+            if ready.send(Ok((model, adapters))).is_ok() {
                 worker.run();
             }
         };
@@ -230,10 +240,11 @@ impl Engine {
             };
             return Err(StartError::Thread(what));
         };
-        let model = outcome?;
+        let (model, adapters) = outcome?;
         metrics.serves(&model.device, &model.dtype);
         Ok(Self {
             model: Arc::new(model),
+            adapters: Arc::new(adapters),
             queue: Arc::new(Semaphore::new(max_queue)),
             thread: Arc::new(Mutex::new(Some(thread))),
             commands,
@@ -289,6 +300,11 @@ impl Engine {
         &self.model
     }
 
+    /// The adapters beside it.
+    pub fn adapters(&self) -> &Adapters {
+        &self.adapters
+    }
+
     /// The engine's state after its last step; changes can be awaited.
     pub fn stats(&self) -> watch::Receiver<EngineStats> {
         self.stats.clone()
@@ -299,8 +315,15 @@ impl Engine {
     /// # Errors
     /// See [`EngineMetrics::render`].
     pub fn metrics_text(&self, model_name: &str) -> prometheus::Result<String> {
-        let EngineStats { running, waiting, free_pages, n_pages, kv_dtype, .. } = *self.stats.borrow();
-        let now = Snapshot { running, waiting, used_pages: n_pages - free_pages, n_pages, kv_dtype };
+        let stats = self.stats.borrow().clone();
+        let EngineStats { running, waiting, free_pages, n_pages, kv_dtype, .. } = stats;
+        let options = self.adapters.options();
+        let adapters = options.are_on().then_some(AdapterSnapshot {
+            max_adapters: options.max_loaded,
+            running: stats.running_adapters,
+            waiting: stats.waiting_adapters,
+        });
+        let now = Snapshot { running, waiting, used_pages: n_pages - free_pages, n_pages, kv_dtype, adapters };
         self.metrics.render(model_name, now)
     }
 

@@ -47,6 +47,13 @@ impl PrefixChain {
         Self { last }
     }
 
+    /// The same chain for pages that an adapter computes: they have no key in common with those of the model, or of other
+    /// adapters. `digest` is that of its values.
+    #[must_use]
+    pub fn of_adapter(self, digest: &[u8; 32]) -> Self {
+        Self { last: name(&[&self.last.0, b"adapter:", digest]) }
+    }
+
     /// The key of the next page, which has these tokens.
     pub fn next(&mut self, page: &[TokenId]) -> PageKey {
         let tokens: Vec<u8> = page.iter().flat_map(|id| id.to_le_bytes()).collect();
@@ -100,6 +107,9 @@ mod tests {
         let of_length = |n_prompt| PrefixChain::new(None, n_prompt).extend(&text);
         assert_ne!(of_length(Some(50)), of_length(Some(51)));
         assert_ne!(of_length(Some(50)), keys);
+        let of_adapter = |digest| PrefixChain::new(None, None).of_adapter(&[digest; 32]).extend(&text);
+        assert_ne!(of_adapter(1), of_adapter(2));
+        assert!(of_adapter(1).iter().all(|key| !keys.contains(key)));
     }
 
     #[test]

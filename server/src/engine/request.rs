@@ -10,7 +10,11 @@ use hearth_model::{
     sampling::{SamplingParams, beam::BeamKind},
 };
 
-use super::{prefix_cache::PrefixSalt, scheduler::most_pages};
+use super::{
+    adapters::{AdapterId, ServedAdapter},
+    prefix_cache::PrefixSalt,
+    scheduler::most_pages,
+};
 
 /// Maximum number of alternatives per position.
 pub const MAX_LOGPROBS: usize = 20;
@@ -138,8 +142,17 @@ pub struct RequestParts {
     pub priority: i32,
     /// Pages are only shared with requests that have the same salt.
     pub prefix_salt: Option<PrefixSalt>,
+    /// The adapter to compute with.
+    pub adapter: Option<Arc<ServedAdapter>>,
     /// Maximum duration of the request from its arrival.
     pub deadline: Option<Duration>,
+}
+
+impl RequestParts {
+    /// The number and name of the adapter.
+    pub(crate) fn adapter_id(&self) -> Option<&AdapterId> {
+        self.adapter.as_deref().map(ServedAdapter::id)
+    }
 }
 
 /// A valid request.
@@ -376,6 +389,7 @@ impl EngineRequest {
             && ours.prompt_logprobs == theirs.prompt_logprobs
             && ours.priority == theirs.priority
             && ours.prefix_salt == theirs.prefix_salt
+            && ours.adapter_id() == theirs.adapter_id()
             && ours.prompt_ids == theirs.prompt_ids
     }
 

@@ -9,7 +9,8 @@
 //!   rank never changes.
 //! - A waiting request starts when no better one waits, when the batch has places for all the sequences it may grow
 //!   into, and when every token known so far, its own and those of all who run, finds a page, with one page to spare for
-//!   each running sequence. Nothing is reserved for tokens to come.
+//!   each running sequence. Nothing is reserved for tokens to come. With an adapter, it starts when that is among those of
+//!   running requests, or these are fewer than may be; those behind it wait with it, so that none is passed for ever.
 //! - When the pages do not suffice for a step, the running request with the worst rank gives back all of its pages and
 //!   waits again. What it had is computed anew later; its tokens and their random stream do not notice.
 //! - When a request with several sequences is computed again, the first goes ahead, and the others take from it the full
@@ -33,12 +34,13 @@
 //! priority `p'` is better.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
 use hearth_model::kv_cache::{PAGE_SIZE, PageKey, PagePool, PageTable};
 
+use super::adapters::AdapterId;
 use crate::metrics::Totals;
 
 /// Number of steps of waiting that one priority level is worth.
@@ -64,6 +66,8 @@ pub struct Limits {
     pub max_batch_size: usize,
     /// Maximum number of tokens per step over all sequences; at least `max_batch_size`, or decoding could starve.
     pub max_batch_tokens: usize,
+    /// Maximum number of different adapters among running requests, at least 1.
+    pub max_adapters: usize,
 }
 
 /// A request for the scheduler. The caller ensures that it can run alone: that there are `width` places, and the pages
@@ -80,6 +84,8 @@ pub struct Arrival {
     pub keys: Vec<PageKey>,
     /// Whether it uses the prefix cache. False if every position is needed.
     pub reads_kept_pages: bool,
+    /// Its adapter.
+    pub adapter: Option<AdapterId>,
 }
 
 /// The maximum number of pages of a request's sequences if each has `n_tokens`: full pages of the prompt are shared.
@@ -130,6 +136,7 @@ struct ScheduledRequest {
     width: usize,
     is_held: bool,
     reads_kept_pages: bool,
+    adapter: Option<AdapterId>,
     /// Tokens of the prompt that were in the prefix cache; known after the first start.
     n_cached: Option<usize>,
     sequences: Vec<ScheduledSequence>,
@@ -229,7 +236,7 @@ impl Scheduler {
 
     /// Adds a request to the queue.
     pub fn add(&mut self, id: RequestId, arrival: Arrival) {
-        let Arrival { n_prompt, width, priority, keys, reads_kept_pages } = arrival;
+        let Arrival { n_prompt, width, priority, keys, reads_kept_pages, adapter } = arrival;
         let rank = Rank { due: self.n_steps + i64::from(priority) * AGEING_STEPS, id };
         let sequence = ScheduledSequence {
             table: self.pool.table().of_prompt(n_prompt),
@@ -239,7 +246,14 @@ impl Scheduler {
         self.ranks.insert(id, rank);
         self.waiting.insert(
             rank,
-            ScheduledRequest { width, is_held: false, reads_kept_pages, n_cached: None, sequences: vec![sequence] },
+            ScheduledRequest {
+                width,
+                is_held: false,
+                reads_kept_pages,
+                adapter,
+                n_cached: None,
+                sequences: vec![sequence],
+            },
         );
     }
 
@@ -263,6 +277,7 @@ impl Scheduler {
             width: 1,
             is_held: false,
             reads_kept_pages: true,
+            adapter: request.adapter.clone(),
             n_cached: Some(0),
             sequences: copies.collect(),
         };
@@ -393,6 +408,16 @@ impl Scheduler {
         self.running.len()
     }
 
+    /// The names of the adapters of running and of waiting requests.
+    pub fn adapters(&self) -> [Vec<Arc<str>>; 2] {
+        let names = |requests: &BTreeMap<Rank, ScheduledRequest>| {
+            let adapters = requests.values().filter_map(|request| request.adapter.as_ref());
+            let names: BTreeSet<_> = adapters.map(|adapter| &adapter.name).collect();
+            names.into_iter().cloned().collect()
+        };
+        [names(&self.running), names(&self.waiting)]
+    }
+
     /// Tokens of a request's prompt found in the prefix cache when it started; `None` before.
     pub fn n_cached(&self, id: RequestId) -> Option<usize> {
         let rank = self.ranks.get(&id)?;
@@ -470,6 +495,12 @@ impl Scheduler {
         let Some(next) = self.waiting.first_entry() else { return false };
         if n_taken + next.get().width > self.limits.max_batch_size {
             return false;
+        }
+        if let Some(adapter) = &next.get().adapter {
+            let running: BTreeSet<_> = self.running.values().filter_map(|request| request.adapter.as_ref()).collect();
+            if !running.contains(adapter) && running.len() >= self.limits.max_adapters {
+                return false;
+            }
         }
         let (rank, mut request) = next.remove_entry();
         let (mut n_asked, mut n_shared) = (0, 0);

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const LIMITS: Limits = Limits { max_batch_size: 4, max_batch_tokens: 8 };
+const LIMITS: Limits = Limits { max_batch_size: 4, max_batch_tokens: 8, max_adapters: 2 };
 
 fn id(request: u64) -> SequenceId {
     SequenceId { request: RequestId(request), branch: 0 }
@@ -26,7 +26,11 @@ fn chunk(request: u64, start: usize, n_tokens: usize, predicts: bool) -> Chunk {
 }
 
 fn arrival(n_prompt: usize) -> Arrival {
-    Arrival { n_prompt, width: 1, priority: 0, keys: Vec::new(), reads_kept_pages: true }
+    Arrival { n_prompt, width: 1, priority: 0, keys: Vec::new(), reads_kept_pages: true, adapter: None }
+}
+
+fn adapter(number: u64) -> AdapterId {
+    AdapterId { number, name: format!("adapter-{number}").into() }
 }
 
 /// Computes a step: tables grow, and each sequence that predicts gets a token.
@@ -92,8 +96,28 @@ fn pages_are_taken_as_needed_and_the_newest_gives_its_own_back() {
 }
 
 #[test]
+fn requests_run_with_a_limited_number_of_adapters_and_none_is_passed() {
+    let mut scheduler = Scheduler::new(LIMITS, PagePool::new(100));
+    let with = |number: u64| Arrival { adapter: Some(adapter(number)), ..arrival(1) };
+    scheduler.add(RequestId(1), with(1));
+    scheduler.add(RequestId(2), with(2));
+    scheduler.add(RequestId(3), with(1));
+    scheduler.add(RequestId(4), with(3));
+    scheduler.add(RequestId(5), arrival(1));
+    let ids = |chunks: Vec<Chunk>| chunks.iter().map(|chunk| chunk.id.request.0).collect::<Vec<_>>();
+    assert_eq!(ids(step(&mut scheduler)), [1, 2, 3], "the third adapter waits, and those behind it");
+    let names = |names: &[&str]| names.iter().map(|name| Arc::from(*name)).collect::<Vec<Arc<str>>>();
+    assert_eq!(scheduler.adapters(), [names(&["adapter-1", "adapter-2"]), names(&["adapter-3"])]);
+    scheduler.remove(RequestId(1));
+    assert_eq!(ids(step(&mut scheduler)), [2, 3], "the first adapter is still in use");
+    scheduler.remove(RequestId(3));
+    assert_eq!(ids(step(&mut scheduler)), [2, 4, 5]);
+    assert_eq!(scheduler.adapters(), [names(&["adapter-2", "adapter-3"]), names(&[])]);
+}
+
+#[test]
 fn a_better_priority_starts_first_and_is_preempted_last() {
-    let mut scheduler = Scheduler::new(Limits { max_batch_size: 1, max_batch_tokens: 64 }, PagePool::new(8));
+    let mut scheduler = Scheduler::new(Limits { max_batch_size: 1, max_batch_tokens: 64, ..LIMITS }, PagePool::new(8));
     for (request, priority) in [(1, 0), (2, 0), (3, -1), (4, 1)] {
         scheduler.add(RequestId(request), Arrival { priority, ..arrival(5) });
     }
@@ -112,7 +136,7 @@ fn a_better_priority_starts_first_and_is_preempted_last() {
 /// Ten steps of waiting per request that comes: without ageing the last one would never start.
 #[test]
 fn waiting_makes_up_for_priority() {
-    let mut scheduler = Scheduler::new(Limits { max_batch_size: 1, max_batch_tokens: 8 }, PagePool::new(8));
+    let mut scheduler = Scheduler::new(Limits { max_batch_size: 1, max_batch_tokens: 8, ..LIMITS }, PagePool::new(8));
     scheduler.add(RequestId(0), Arrival { priority: 2, ..arrival(4) });
     let mut started = None;
     for clock in 0..2 * AGEING_STEPS + 10 {
@@ -217,7 +241,7 @@ fn chunk_of(chunks: &[Chunk], request: u64) -> Option<&Chunk> {
 #[test]
 fn a_fork_shares_pages_where_it_can_start_and_joins_the_queue_where_not() {
     let pool = PagePool::new(8);
-    let mut scheduler = Scheduler::new(Limits { max_batch_size: 2, max_batch_tokens: 64 }, pool.clone());
+    let mut scheduler = Scheduler::new(Limits { max_batch_size: 2, max_batch_tokens: 64, ..LIMITS }, pool.clone());
     scheduler.add(RequestId(1), Arrival { keys: vec![page_key(0)], ..arrival(20) });
     let first = scheduler.schedule();
     for (table, chunk) in scheduler.tables(&first).into_iter().zip(&first.chunks) {
@@ -239,7 +263,7 @@ fn a_fork_shares_pages_where_it_can_start_and_joins_the_queue_where_not() {
 #[test]
 fn guesses_take_what_is_left_and_wrong_ones_are_undone() {
     let pool = PagePool::new(4);
-    let mut scheduler = Scheduler::new(Limits { max_batch_size: 4, max_batch_tokens: 32 }, pool.clone());
+    let mut scheduler = Scheduler::new(Limits { max_batch_size: 4, max_batch_tokens: 32, ..LIMITS }, pool.clone());
     scheduler.add(RequestId(1), arrival(14));
     scheduler.add(RequestId(2), arrival(14));
     assert_eq!(step(&mut scheduler).len(), 2);
@@ -261,7 +285,7 @@ fn guesses_take_what_is_left_and_wrong_ones_are_undone() {
     assert_eq!(pool.n_free(), 1);
     assert_eq!(step(&mut scheduler), [chunk(1, 16, 1, true), chunk(2, 15, 1, true)]);
     // The budget: two known tokens, and the rest.
-    scheduler = Scheduler::new(Limits { max_batch_size: 2, max_batch_tokens: 7 }, PagePool::new(20));
+    scheduler = Scheduler::new(Limits { max_batch_size: 2, max_batch_tokens: 7, ..LIMITS }, PagePool::new(20));
     scheduler.add(RequestId(1), arrival(3));
     scheduler.add(RequestId(2), arrival(3));
     assert_eq!(step(&mut scheduler).len(), 2);
@@ -429,6 +453,7 @@ impl Simulation {
                     priority: job.priority,
                     keys: keys.collect(),
                     reads_kept_pages: index % 5 != 0,
+                    adapter: (index % 3 > 0).then(|| adapter(index as u64 % 4)),
                 };
                 let request = RequestId(index as u64);
                 self.scheduler.add(request, arrival);
@@ -628,7 +653,7 @@ proptest! {
         // 9 pages hold the largest job: 89 + 39 tokens.
         n_pages in 9usize..30,
     ) {
-        let limits = Limits { max_batch_size, max_batch_tokens: max_batch_size + extra_tokens };
+        let limits = Limits { max_batch_size, max_batch_tokens: max_batch_size + extra_tokens, max_adapters: 2 };
         let mut simulation = Simulation::new(jobs, limits, n_pages);
         let total: usize = simulation.jobs.iter().map(Job::work).sum();
         let deadline = (100 + total * (1 + 4 * simulation.jobs.len())) * (1 + MOST_HELD);

@@ -16,6 +16,7 @@ use tokio::sync::Semaphore;
 
 use super::{
     ServedModel,
+    adapters::{AdapterError, AdapterOptions, Adapters},
     batch_runner::BatchRunner,
     request::ModelLimits,
     scheduler::Limits,
@@ -47,6 +48,8 @@ pub struct EngineOptions {
     pub enforce_eager: bool,
     /// Speculative decoding.
     pub speculation: Speculation,
+    /// LoRA adapters beside the model.
+    pub adapters: AdapterOptions,
 }
 
 /// The engine's models.
@@ -56,11 +59,13 @@ pub struct Models {
     pub served: LoadedModel,
     /// A smaller model with the same tokens, for [`Speculation::DraftModel`].
     pub draft: Option<LoadedModel>,
+    /// The Hugging Face class of the served model's files, which names the modules of adapters.
+    pub class: Option<&'static str>,
 }
 
 impl From<LoadedModel> for Models {
     fn from(served: LoadedModel) -> Self {
-        Self { served, draft: None }
+        Self { served, draft: None, class: None }
     }
 }
 
@@ -113,6 +118,9 @@ pub enum StartError {
     /// The inference thread could not be started, or panicked while starting.
     #[error("the inference thread failed to start: {0}")]
     Thread(String),
+    /// An adapter cannot be served.
+    #[error("`--lora`: {0}")]
+    Adapter(#[from] AdapterError),
 }
 
 /// Everything that the inference thread needs.
@@ -122,11 +130,12 @@ pub(super) struct Prepared {
     pub(super) kv_dtype: KvDtype,
     pub(super) speculator: Option<Speculator>,
     pub(super) limits: Limits,
+    pub(super) adapters: Adapters,
 }
 
 /// Sizes the cache and creates the state of the inference thread.
 pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepared, StartError> {
-    let Models { served: loaded, draft } = models;
+    let Models { served: loaded, draft, class } = models;
     let config = loaded.gpt.config().clone();
     let available = memory::available_on(&loaded.gpt.device());
     let kv_dtype = kv_dtype(&loaded, options)?;
@@ -145,7 +154,12 @@ pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
         None => default_cache_tokens(&config, bytes_per_token, options.max_batch_size, available),
     };
     let n_pages = n_tokens.div_ceil(PAGE_SIZE);
-    let limits = Limits { max_batch_size: options.max_batch_size, max_batch_tokens: options.max_batch_tokens };
+    let limits = Limits {
+        max_batch_size: options.max_batch_size,
+        max_batch_tokens: options.max_batch_tokens,
+        max_adapters: options.adapters.max_loaded,
+    };
+    let adapters = Adapters::new(options.adapters.clone(), &config, class, &loaded.gpt.device())?;
     let speculator = speculator(&loaded, draft, options, n_pages)?;
     let model = ServedModel {
         fingerprint: fingerprint(&loaded, kv_dtype),
@@ -169,7 +183,7 @@ pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
     runner.warm_up(limits.max_batch_tokens, options.enforce_eager)?;
     // Returns memory that loading used to the system.
     ops::give_back_memory();
-    Ok(Prepared { model, runner, kv_dtype, speculator, limits })
+    Ok(Prepared { model, runner, kv_dtype, speculator, limits, adapters })
 }
 
 fn kv_dtype(loaded: &LoadedModel, options: &EngineOptions) -> Result<KvDtype, StartError> {

@@ -98,6 +98,8 @@ impl Worker {
         }
         self.stats.send_modify(|stats| {
             (stats.running, stats.waiting, stats.free_pages) = (0, 0, self.runner.pool().n_free());
+            stats.running_adapters.clear();
+            stats.waiting_adapters.clear();
         });
     }
 
@@ -230,7 +232,8 @@ impl Worker {
         let inputs = step.chunks.iter().zip(tables).map(|(chunk, table)| {
             let (token_ids, others) = rest.split_at(chunk.n_tokens.min(rest.len()));
             rest = others;
-            Input { table, token_ids }
+            let adapter = self.jobs.get(&chunk.id.request).and_then(|job| job.adapter().cloned());
+            Input { table, token_ids, adapter }
         });
         self.runner.run(inputs.collect())
     }
@@ -389,8 +392,19 @@ impl Worker {
         let running = self.scheduler.n_running();
         let waiting = self.scheduler.n_waiting() + self.jobs.values().map(Job::n_forks).sum::<usize>();
         let free_pages = self.runner.pool().n_free();
+        let [running_adapters, waiting_adapters] = self.scheduler.adapters();
         self.stats.send_if_modified(|stats| {
-            let now = EngineStats { state, running, waiting, free_pages, ..*stats };
+            let (n_pages, kv_dtype) = (stats.n_pages, stats.kv_dtype);
+            let now = EngineStats {
+                state,
+                running,
+                waiting,
+                free_pages,
+                n_pages,
+                kv_dtype,
+                running_adapters,
+                waiting_adapters,
+            };
             let modified = *stats != now;
             *stats = now;
             modified

@@ -1,12 +1,16 @@
 //! Metrics of the engine. They are measured in the engine, not from what is sent to clients, on the inference thread
 //! and the threads of the pool.
 
-use std::{fmt::Write, time::Instant};
+use std::{
+    fmt::Write,
+    sync::Arc,
+    time::{Instant, SystemTime, UNIX_EPOCH},
+};
 
 use hearth_model::{kv_cache::PAGE_SIZE, ops::KvDtype};
 use prometheus::{
-    Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
-    proto::LabelPair,
+    Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    TextEncoder, proto::LabelPair,
 };
 
 use super::{Timeline, registered};
@@ -69,7 +73,7 @@ pub struct Totals {
 }
 
 /// The engine's state, for gauges.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Snapshot {
     /// Sequences in the batch.
     pub running: usize,
@@ -81,6 +85,19 @@ pub struct Snapshot {
     pub n_pages: usize,
     /// The dtype of the KV cache.
     pub kv_dtype: KvDtype,
+    /// If there may be adapters.
+    pub adapters: Option<AdapterSnapshot>,
+}
+
+/// The adapters of requests.
+#[derive(Clone, Debug)]
+pub struct AdapterSnapshot {
+    /// Maximum number of different ones among running requests.
+    pub max_adapters: usize,
+    /// Names of those of running requests.
+    pub running: Vec<Arc<str>>,
+    /// Names of those of waiting requests.
+    pub waiting: Vec<Arc<str>>,
 }
 
 /// All metrics of the engine.
@@ -105,6 +122,9 @@ pub struct EngineMetrics {
     /// Accepted draft tokens by their position in the draft.
     accepted_by_position: Vec<IntCounter>,
     ended: IntCounterVec,
+    adapters: GaugeVec,
+    adapter_ended: IntCounterVec,
+    adapter_tokens: IntCounterVec,
     time_to_first_token: Histogram,
     inter_token_latency: Histogram,
     e2e_latency: Histogram,
@@ -131,6 +151,15 @@ impl EngineMetrics {
             // Present from the start, with 0.
             ended.with_label_values(&[outcome.label()]);
         }
+        let adapters =
+            Opts::new("vllm:lora_requests_info", "Adapters of running and waiting requests; the value is the time.");
+        let adapters = GaugeVec::new(adapters, &["max_lora", "running_lora_adapters", "waiting_lora_adapters"]);
+        let adapter_ended =
+            Opts::new("hearth_lora_requests_total", "Number of answers of an adapter that ended, by reason.");
+        let adapter_ended = IntCounterVec::new(adapter_ended, &["lora", "finished_reason"]);
+        let adapter_tokens =
+            Opts::new("hearth_lora_generation_tokens_total", "Number of tokens that an adapter generated.");
+        let adapter_tokens = IntCounterVec::new(adapter_tokens, &["lora"]);
         let by_position = Opts::new(ACCEPTED_BY_POSITION, ACCEPTED_BY_POSITION_HELP);
         let by_position = registered(&registry, IntCounterVec::new(by_position, &["position"]));
         let positions =
@@ -169,6 +198,9 @@ impl EngineMetrics {
             accepted_tokens: counter("vllm:spec_decode_num_accepted_tokens_total", "Number of accepted draft tokens."),
             accepted_by_position: positions.collect(),
             ended,
+            adapters: registered(&registry, adapters),
+            adapter_ended: registered(&registry, adapter_ended),
+            adapter_tokens: registered(&registry, adapter_tokens),
             time_to_first_token: histogram(
                 "vllm:time_to_first_token_seconds",
                 "Time from arrival to the first token in seconds.",
@@ -256,6 +288,12 @@ impl EngineMetrics {
         self.ended.with_label_values(&[outcome.label()]).inc();
     }
 
+    /// An answer of `n_tokens` tokens by the adapter of this name is complete or was abandoned.
+    pub fn adapter_ended(&self, name: &str, outcome: Outcome, n_tokens: usize) {
+        self.adapter_ended.with_label_values(&[name, outcome.label()]).inc();
+        self.adapter_tokens.with_label_values(&[name]).inc_by(n_tokens as u64);
+    }
+
     /// All metrics as text, labelled with the model's name.
     ///
     /// # Errors
@@ -266,6 +304,13 @@ impl EngineMetrics {
         self.cache_usage.iter().for_each(|gauge| gauge.set(now.used_pages as f64 / now.n_pages.max(1) as f64));
         let layout = [PAGE_SIZE.to_string(), now.kv_dtype.to_string(), now.n_pages.to_string()];
         self.cache_config.with_label_values(&layout).set(1);
+        if let Some(AdapterSnapshot { max_adapters, running, waiting }) = &now.adapters {
+            // The time, as in vLLM: readers take the sample with the latest. One at a time needs no comparing.
+            self.adapters.reset();
+            let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |elapsed| elapsed.as_secs_f64());
+            let labels = [max_adapters.to_string(), running.join(","), waiting.join(",")];
+            self.adapters.with_label_values(&labels).set(time);
+        }
         // The model's name is not known when the counters are created.
         let common = [("model_name", model_name), ("engine", "0")].map(|(name, value)| {
             let mut label = LabelPair::default();
@@ -299,7 +344,8 @@ mod tests {
 
     use super::*;
 
-    const IDLE: Snapshot = Snapshot { running: 0, waiting: 0, used_pages: 0, n_pages: 4, kv_dtype: KvDtype::F32 };
+    const IDLE: Snapshot =
+        Snapshot { running: 0, waiting: 0, used_pages: 0, n_pages: 4, kv_dtype: KvDtype::F32, adapters: None };
 
     fn has(text: &str, line: &str) {
         assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");

@@ -14,7 +14,7 @@ mod timeline;
 use prometheus::{Registry, core::Collector};
 
 pub use self::{
-    engine::{EngineMetrics, Outcome, Snapshot, Totals},
+    engine::{AdapterSnapshot, EngineMetrics, Outcome, Snapshot, Totals},
     http::HttpMetrics,
     timeline::{PhaseTimes, Timeline},
 };

@@ -59,7 +59,7 @@ fn norm(vector: &[f32]) -> f64 {
 fn by_hand(gpt: &Gpt, ids: &[TokenId], pooling: Pooling) -> Vec<f32> {
     let mut cache = KvCache::new(gpt.config(), ids.len().div_ceil(16), KvDtype::F32, &gpt.device());
     let mut table = cache.table();
-    let mut step = [StepPart { table: &mut table, n_new: ids.len() }];
+    let mut step = [StepPart::new(&mut table, ids.len())];
     let hidden = gpt.forward(token_tensor(gpt, ids), AttentionContext::Paged(cache.step(&mut step).unwrap()));
     let rows: Vec<f32> = hidden.into_data().try_to_vec().unwrap();
     let rows: Vec<&[f32]> = rows.chunks_exact(gpt.config().d_model).collect();

@@ -35,7 +35,7 @@ fn engine(speculation: Speculation, options: EngineOptions) -> Option<Engine> {
         let device = choose(DeviceChoice::WgpuSoftware)?.device;
         let served = LoadedModel { gpt: support::gpt_on(&device), ..support::model() };
         let draft = Some(LoadedModel { gpt: support::gpt_of(&support::config(), &device, 0.02), ..support::model() });
-        Ok(Models { served, draft })
+        Ok(Models { draft, ..served.into() })
     };
     Some(Engine::start(load, EngineOptions { speculation, ..options }).unwrap())
 }

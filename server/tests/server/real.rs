@@ -136,7 +136,7 @@ async fn guessing_changes_nothing_of_what_smollm2_says() {
             let models = move || {
                 let is_drafted = matches!(speculation, Speculation::DraftModel { .. });
                 let draft = is_drafted.then(|| load(Some(Dtype::Q4))).transpose()?;
-                Ok(Models { served: load(None)?, draft })
+                Ok(Models { draft, ..load(None)?.into() })
             };
             let options =
                 EngineOptions { kv_cache_tokens: Some(n_pages * 16), max_batch_size: 6, speculation, ..OPTIONS };

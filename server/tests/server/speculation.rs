@@ -31,7 +31,7 @@ pub(crate) const DRAFT: Speculation = Speculation::DraftModel { n_tokens: 4 };
 fn engine(speculation: Speculation, noise: f32, options: EngineOptions) -> Engine {
     let load = move || {
         let draft = LoadedModel { gpt: support::gpt_like(&Device::flex(), noise), ..support::model() };
-        Ok(Models { served: support::model(), draft: Some(draft) })
+        Ok(Models { draft: Some(draft), ..support::model().into() })
     };
     Engine::start(load, EngineOptions { speculation, ..options }).unwrap()
 }
@@ -156,7 +156,7 @@ async fn over_http_too() {
 fn what_cannot_guess_is_refused_at_the_start() {
     let refusal = |speculation, draft: Option<LoadedModel>| {
         let options = EngineOptions { speculation, ..OPTIONS };
-        match Engine::start(move || Ok(Models { served: support::model(), draft }), options) {
+        match Engine::start(move || Ok(Models { draft, ..support::model().into() }), options) {
             Err(StartError::Options(message)) => message,
             other => panic!("{other:?}"),
         }
@@ -179,7 +179,7 @@ async fn a_draft_model_with_a_short_context_guesses_as_far_as_it_goes() {
     let load = || {
         let served = support::model();
         let draft = LoadedModel { gpt: support::short_gpt(64), ..support::model() };
-        Ok(Models { served, draft: Some(draft) })
+        Ok(Models { draft: Some(draft), ..served.into() })
     };
     let engine = Engine::start(load, EngineOptions { speculation: DRAFT, ..OPTIONS }).unwrap();
     let request = parts(prompt(40, 3), 60, SamplingParams::greedy());

@@ -22,7 +22,7 @@ use hearth_server::{
         router::app,
         state::AppState,
     },
-    engine::{Engine, EngineOptions, EngineStats, Speculation},
+    engine::{Engine, EngineOptions, EngineStats, Speculation, adapters::AdapterOptions},
 };
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
@@ -45,6 +45,7 @@ pub(crate) const OPTIONS: EngineOptions = EngineOptions {
     kv_cache_dtype: None,
     enforce_eager: false,
     speculation: Speculation::Off,
+    adapters: AdapterOptions::NONE,
 };
 
 pub(crate) fn gpt() -> Gpt {

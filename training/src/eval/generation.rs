@@ -284,7 +284,7 @@ fn step(runner: &mut ModelRunner, running: &mut [Running<'_>]) -> Result<(StepOu
             if branch.pending.is_empty() {
                 wanted.push(WantedRow { running: at, branch: number, row: token_ids.len() - 1 });
             }
-            parts.push(StepPart { table: &mut branch.table, n_new });
+            parts.push(StepPart { table: &mut branch.table, n_new, adapter: None });
         }
     }
     Ok((runner.step(&token_ids, &mut parts)?, wanted))

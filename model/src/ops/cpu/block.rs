@@ -10,24 +10,34 @@ use super::{
     kv_append::{PagedValues, norm_rope_append},
     matmul::{Store, has_gated, linear_into},
     panels::Panels,
+    row_updates::{RowUpdate, add_row_updates},
     rowwise::{NormMemory, NormValues, activate_rows, add_multiplied, gated_into, norm_in_place, norm_into},
     tensors::{Values, values},
 };
 use crate::ops::{AttentionOptions, BlockParts, PartEnds};
 
-/// A matrix and its bias in memory.
+/// A matrix, its bias, and updates of some rows by adapters, in memory.
 pub(in crate::ops) struct LinearMemory<'a> {
     weight: &'a Panels,
     bias: Option<Values>,
+    updates: Vec<RowUpdate<'a>>,
 }
 
 impl<'a> LinearMemory<'a> {
-    pub(in crate::ops) fn new(weight: &'a Panels, bias: Option<Tensor<1>>) -> Self {
-        Self { weight, bias: bias.map(values) }
+    pub(in crate::ops) fn new(weight: &'a Panels, bias: Option<Tensor<1>>, updates: Vec<RowUpdate<'a>>) -> Self {
+        Self { weight, bias: bias.map(values), updates }
     }
 
     fn multiply(&self, input: &[f32], store: Store, output: &mut [f32]) {
         linear_into(input, self.weight, self.bias.as_ref().map(Values::as_slice), store, output);
+        if !self.updates.is_empty() {
+            add_row_updates(output, self.weight.dims()[0], input, &self.updates);
+        }
+    }
+
+    /// Whether gated values can be stored right away: updates come before the activation.
+    fn can_gate(&self) -> bool {
+        self.updates.is_empty() && has_gated(self.weight)
     }
 }
 
@@ -95,7 +105,7 @@ fn feed_forward(x: &[f32], block: &Block<'_>, scratch: &mut Scratch) {
     }
     let d_ff = d_up / 2;
     resize(inner, input.len() / d_model * d_ff);
-    if has_gated(block.up.weight) {
+    if block.up.can_gate() {
         block.up.multiply(input, Store::Gated(block.activation), inner);
     } else {
         product(input, &block.up, wide);

@@ -48,7 +48,7 @@ fn held(weight: &Weight) -> Tensor<2> {
 }
 
 fn part(weight: &Weight, bias: Option<Tensor<1>>) -> LinearParts<'_> {
-    LinearParts { weight, bias, lora: None }
+    LinearParts { weight, bias, lora: None, by_row: Vec::new() }
 }
 
 fn check_linear(dtype: Dtype, n_rows: usize, [d_out, d_in]: [usize; 2]) -> Result<(), TestCaseError> {

@@ -8,9 +8,9 @@ use super::super::{
     AdamWStep, AttentionOptions, Dropout, Dtype, LinearParts, LoraPair, LoraParts, LoraShape, LossOptions, MuonStep,
     NormOptions, NormParts, Rotation, Targets, Weight, activation, activation::activate_reference, adamw, add_update,
     attention, clip::clip_norm_reference, clip_norm, cpu::dropout_factors,
-    cross_entropy::linear_cross_entropy_reference, fork, linear::add_lora_reference, linear_cross_entropy,
-    linear_with_lora, norm, norm_reference, qk_norm, qk_norm::qk_norm_reference, residual::dropout_reference,
-    rope_and_attend, to_f32,
+    cross_entropy::linear_cross_entropy_reference, fork, linear_cross_entropy, linear_with_lora, norm, norm_reference,
+    qk_norm, qk_norm::qk_norm_reference, residual::dropout_reference, rope_and_attend, row_updates::add_lora_reference,
+    to_f32,
 };
 use crate::{
     config::{Activation, NormKind, QkNormSpan},
@@ -319,7 +319,7 @@ fn frozen_products_are_those_of_the_widened_matrix() {
                 let (x, values) = (leaf(1, [n_rows, d_in], 1.0), leaf(3, [shape.n_values()], 1.0));
                 let bias = has_bias.then(|| Tensor::<1>::from_inner(Tensor::from_floats([0.5; 96], &Device::flex())));
                 let lora = has_lora.then(|| LoraParts { values: values.clone(), shape: shape.clone(), dropout });
-                let part = LinearParts { weight: &packed, bias: bias.clone(), lora };
+                let part = LinearParts { weight: &packed, bias: bias.clone(), lora, by_row: Vec::new() };
                 let of: [GradientOf<'_>; 2] = [&gradient(&x), &gradient(&values)];
                 let of = if has_lora { &of[..] } else { &of[..1] };
                 let found = outcome(linear_with_lora(x.clone(), part), of);

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::super::{hf::HfSchema, row_order::RowOrder};
-use crate::{config::GptConfig, gpt::param_specs, lora::MATRICES};
+use crate::{config::GptConfig, gpt::param_specs, lora::matrix_of};
 
 /// A linear layer of a Hugging Face class.
 #[derive(Clone, Debug)]
@@ -44,11 +44,4 @@ pub(super) fn linear_modules(schema: HfSchema, config: &GptConfig) -> Vec<Linear
         }
     }
     modules
-}
-
-/// The path of a matrix that adapters can update, and its layer.
-fn matrix_of(path: &str) -> Option<(&str, usize)> {
-    let matrix = path.strip_suffix(".weight")?;
-    let (layer, name) = matrix.strip_prefix("blocks.")?.split_once('.')?;
-    MATRICES.contains(&name).then_some((matrix, layer.parse().ok()?))
 }

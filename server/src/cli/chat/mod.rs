@@ -28,7 +28,7 @@ use super::{download::DownloadProgress, sampling::SamplingArgs};
 use crate::{
     api::{router::app, state::AppState},
     config::{ModelConfig, Secret},
-    engine::{Engine, EngineOptions, Speculation},
+    engine::{Engine, EngineOptions, Speculation, adapters::AdapterOptions},
 };
 
 /// The arguments of `hearth chat`.
@@ -110,6 +110,7 @@ fn client(args: &ChatArgs) -> anyhow::Result<Client> {
         kv_cache_dtype: args.model.kv_cache_dtype.asked(),
         enforce_eager: false,
         speculation: Speculation::Off,
+        adapters: AdapterOptions::NONE,
     };
     let load = move || {
         let mut progress = DownloadProgress::new();

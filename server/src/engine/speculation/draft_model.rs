@@ -168,7 +168,7 @@ impl DraftModel {
         if inputs.is_empty() {
             return Ok(false);
         }
-        let inputs = inputs.iter_mut().map(|(table, token_ids)| Input { table, token_ids });
+        let inputs = inputs.iter_mut().map(|(table, token_ids)| Input::new(table, token_ids));
         let hidden = self.runner.run(inputs.collect())?;
         let logits = self.runner.logits(&hidden, &ends, &needs)?;
         for (index, logits) in in_round.into_iter().zip(logits.iter()) {

@@ -1,0 +1,170 @@
+//! `POST /v1/load_lora_adapter` and `POST /v1/unload_lora_adapter`: adapters come and go while the server runs, under
+//! [vLLM's endpoints](https://docs.vllm.ai/en/latest/features/lora.html).
+
+use std::sync::Arc;
+
+use axum::{
+    extract::State,
+    http::{StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use serde_json::json;
+
+use super::{
+    endpoint::{Operation, ResponseBody},
+    error::ApiError,
+    fields::{Body, Fields},
+    ignored_params,
+    schema::Shape,
+    state::{AppState, Preparation},
+};
+use crate::engine::{
+    Engine,
+    adapters::{AdapterError, Found, IfTaken, ServedAdapter},
+};
+
+struct LoadRequest {
+    name: String,
+    path: String,
+    if_taken: IfTaken,
+}
+
+impl LoadRequest {
+    fn from_fields(fields: &mut Fields) -> Result<Self, ApiError> {
+        Ok(Self {
+            name: fields.require("lora_name", Fields::string)?,
+            path: fields.require("lora_path", Fields::string)?,
+            if_taken: if fields.flag_or("load_inplace", false)? { IfTaken::Replace } else { IfTaken::Refuse },
+        })
+    }
+}
+
+/// The entry of `/v1/load_lora_adapter` in `/openapi.json`.
+pub(crate) const LOAD: Operation =
+    Operation::post("Load a LoRA adapter", describe_load, ResponseBody::Text("text/plain"));
+
+/// The entry of `/v1/unload_lora_adapter` in `/openapi.json`.
+pub(crate) const UNLOAD: Operation =
+    Operation::post("Unload a LoRA adapter", describe_unload, ResponseBody::Text("text/plain"));
+
+fn describe_load(_: &AppState, shape: &Shape) -> Result<(), ApiError> {
+    LoadRequest::from_fields(&mut Fields::describing(json!({ "lora_name": "x", "lora_path": "x" }), shape)).map(drop)
+}
+
+fn describe_unload(_: &AppState, shape: &Shape) -> Result<(), ApiError> {
+    unload_request(&mut Fields::describing(json!({ "lora_name": "x" }), shape)).map(drop)
+}
+
+fn unload_request(fields: &mut Fields) -> Result<String, ApiError> {
+    fields.require("lora_name", Fields::string)
+}
+
+/// Loads an adapter.
+pub(crate) async fn load(State(state): State<AppState>, body: Body) -> Result<Response, ApiError> {
+    let read = |mut fields: Fields| Ok((LoadRequest::from_fields(&mut fields)?, ignored_params::of(&fields)));
+    let (request, ignored) = body.read(&state, read).await?;
+    let engine = state.working_engine()?.clone();
+    if request.name == state.model_id() {
+        let message = format!("`lora_name` must not be the name of the model, got `{}`", request.name);
+        return Err(ApiError::invalid("lora_name", message));
+    }
+    let LoadRequest { name, path, if_taken } = request;
+    let done = format!("Success: LoRA adapter '{name}' added successfully.");
+    let work = move || Ok(engine.adapters().register(&name, &path, if_taken)?);
+    state.prepare(Preparation::Adapter, work).await?;
+    Ok(ignored_params::add_header(ignored, text(done)))
+}
+
+/// Unloads an adapter. Requests that are running or waiting still end with it.
+pub(crate) async fn unload(State(state): State<AppState>, body: Body) -> Result<Response, ApiError> {
+    let read = |mut fields: Fields| Ok((unload_request(&mut fields)?, ignored_params::of(&fields)));
+    let (name, ignored) = body.read(&state, read).await?;
+    state.working_engine()?.adapters().unregister(&name)?;
+    let done = format!("Success: LoRA adapter '{name}' removed successfully.");
+    Ok(ignored_params::add_header(ignored, text(done)))
+}
+
+fn text(text: String) -> Response {
+    ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text).into_response()
+}
+
+/// What a request's `model` chooses.
+#[derive(Clone, Debug)]
+pub(crate) enum Chosen {
+    /// The model without an adapter.
+    Model,
+    /// The adapter of this name.
+    Adapter(String),
+}
+
+impl Chosen {
+    /// The adapter, which is read if it is not in memory.
+    ///
+    /// # Errors
+    /// It has been unloaded, or cannot be read any more.
+    pub(crate) async fn adapter(
+        &self,
+        state: &AppState,
+        engine: &Engine,
+    ) -> Result<Option<Arc<ServedAdapter>>, ApiError> {
+        let Self::Adapter(name) = self else { return Ok(None) };
+        match engine.adapters().find(name) {
+            Found::Loaded(adapter) => Ok(Some(adapter)),
+            Found::Unknown => Err(unknown_model(state, name)),
+            Found::OnDisk => {
+                let (engine, name) = (engine.clone(), name.clone());
+                let unknown = unknown_model(state, &name);
+                let work = move || match engine.adapters().load(&name) {
+                    // It has been unloaded meanwhile.
+                    Err(AdapterError::Unknown { .. }) => Err(unknown),
+                    loaded => Ok(loaded?),
+                };
+                state.prepare(Preparation::Adapter, work).await.map(Some)
+            }
+        }
+    }
+
+    /// The name that answers tell.
+    pub(crate) fn name<'a>(&'a self, state: &'a AppState) -> &'a str {
+        match self {
+            Self::Model => state.model_id(),
+            Self::Adapter(name) => name,
+        }
+    }
+}
+
+/// What `name`, the field `model` of a request, chooses.
+///
+/// # Errors
+/// 404 if there is no such model and no such adapter; 503 if nobody can tell yet.
+pub(crate) fn choose(state: &AppState, name: Option<&str>) -> Result<Chosen, ApiError> {
+    let Some(name) = name.filter(|name| *name != state.model_id()) else { return Ok(Chosen::Model) };
+    match state.engine() {
+        Some(engine) if matches!(engine.adapters().find(name), Found::Unknown) => Err(unknown_model(state, name)),
+        Some(_) => Ok(Chosen::Adapter(name.to_owned())),
+        None if state.options().has_adapters => Err(ApiError::unavailable("the model is still loading")),
+        None => Err(unknown_model(state, name)),
+    }
+}
+
+/// 404 for a name, with those that there are.
+pub(crate) fn unknown_model(state: &AppState, name: &str) -> ApiError {
+    ApiError::unknown_model(name, &state.model_names())
+}
+
+impl From<AdapterError> for ApiError {
+    fn from(error: AdapterError) -> Self {
+        let message = error.to_string();
+        match error {
+            AdapterError::Fixed => Self::forbidden("lora_loading_off", message),
+            AdapterError::Name(_) | AdapterError::Taken(_) => Self::invalid("lora_name", message),
+            AdapterError::Unknown { .. } => {
+                Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).with_code("model_not_found")
+            }
+            AdapterError::Outside(_)
+            | AdapterError::Missing(_)
+            | AdapterError::Rank { .. }
+            | AdapterError::Load { .. } => Self::invalid("lora_path", message),
+        }
+    }
+}
