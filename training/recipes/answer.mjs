@@ -29,7 +29,10 @@ async function answer(line) {
 const start = performance.now();
 let next = 0, tokens = 0;
 await Promise.all(Array.from({ length: AT_ONCE }, async () => {
-  while (next < lines.length) tokens += await answer(lines[next++]);
+  while (next < lines.length) {
+    const written = await answer(lines[next++]);
+    tokens += written;
+  }
 }));
 writeFileSync(answers, lines.map((line) => `${JSON.stringify(line)}\n`).join(""));
 const seconds = (performance.now() - start) / 1000;

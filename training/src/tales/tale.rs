@@ -34,7 +34,7 @@ pub struct Message {
 pub struct Expected {
     /// What it is.
     pub task: Task,
-    /// The plot of the story, if one was asked for, or if the generator made it.
+    /// The plot: of a conversation the one that was asked for, if any; of a story its own.
     pub plot: Option<String>,
     /// The elements that a story was asked to have: list and word.
     pub elements: Vec<(String, String)>,
@@ -67,7 +67,7 @@ impl Tale {
         let musts = told.labels.iter().filter(|(key, _)| *key == "must").map(|&(_, value)| value.to_owned());
         let expected = Expected {
             task,
-            plot: label("plot").map(str::to_owned),
+            plot: label(if is_conversation { "asked" } else { "plot" }).map(str::to_owned),
             elements: if task == Task::Story { elements.collect() } else { Vec::new() },
             answer: if task == Task::Story { Vec::new() } else { keys.chain(musts).collect() },
         };
