@@ -12,4 +12,6 @@ pub const DIR: EmbeddedDir = EmbeddedDir {
     weights: include_bytes!("../bundled/model.safetensors"),
     tokenizer: include_bytes!("../bundled/tokenizer.json"),
     tokenizer_config: include_bytes!("../bundled/tokenizer_config.json"),
+    chat_template: include_str!("../bundled/chat_template.jinja"),
+    generation_config: include_bytes!("../bundled/generation_config.json"),
 };

@@ -32,14 +32,13 @@ pub use super::{
 use crate::{
     TokenId,
     adapted::Training,
-    chat::ChatTemplate,
+    chat::{self, ChatTemplate},
     config::GptConfig,
     error::{Error, Result},
     gpt::Gpt,
     lora::LoraValues,
     ops::Dtype,
     regular_file,
-    sampling::SamplingParams,
     tokenizer::{TOKENIZER_FILE, Tokenizer},
 };
 
@@ -128,14 +127,25 @@ fn load_dir(dir: &Path, options: &LoadOptions, merged: Option<&LoraValues>) -> R
     let tokenizer = Tokenizer::from_dir(dir)?;
     let generation_path = dir.join(GENERATION_FILE);
     let generation = if generation_path.exists() { read_object(&generation_path)? } else { Map::new() };
-    let sampling_defaults = sampling_defaults(&generation, &generation_path, gpt.config().vocab_size)?;
-    let files = [(generation_path, generation), (dir.join(CONFIG_FILE), config_json)];
-    let eos_token_ids = eos_token_ids(&files, gpt.config().vocab_size, &tokenizer)?;
     let chat_template = ChatTemplate::from_dir(dir)?;
-    LoadedModel { gpt, tokenizer, chat_template, eos_token_ids, sampling_defaults }.checked(&dir.join(TOKENIZER_FILE))
+    let files = [(generation_path, generation), (dir.join(CONFIG_FILE), config_json)];
+    loaded(gpt, tokenizer, chat_template, &files)?.checked(&dir.join(TOKENIZER_FILE))
 }
 
-/// A model dir embedded in a program: the contents of its files. It has no chat template.
+/// The model with its end-of-sequence tokens and sampling defaults; `files` are `generation_config.json` and `config.json`.
+fn loaded(
+    gpt: Gpt,
+    tokenizer: Tokenizer,
+    chat_template: Option<ChatTemplate>,
+    files: &[(PathBuf, Map<String, Value>); 2],
+) -> Result<LoadedModel> {
+    let (generation_path, generation) = &files[0];
+    let sampling_defaults = sampling_defaults(generation, generation_path, gpt.config().vocab_size)?;
+    let eos_token_ids = eos_token_ids(files, gpt.config().vocab_size, &tokenizer)?;
+    Ok(LoadedModel { gpt, tokenizer, chat_template, eos_token_ids, sampling_defaults })
+}
+
+/// A model dir embedded in a program: the contents of its files.
 #[derive(Clone, Copy, Debug)]
 pub struct EmbeddedDir {
     /// The name in messages.
@@ -148,6 +158,10 @@ pub struct EmbeddedDir {
     pub tokenizer: &'static [u8],
     /// `tokenizer_config.json`.
     pub tokenizer_config: &'static [u8],
+    /// `chat_template.jinja`.
+    pub chat_template: &'static str,
+    /// `generation_config.json`.
+    pub generation_config: &'static [u8],
 }
 
 /// Loads an embedded model dir.
@@ -161,10 +175,11 @@ pub fn load_embedded(dir: &EmbeddedDir, options: &LoadOptions) -> Result<LoadedM
     let files = TensorFiles::embedded(&name.join(WEIGHTS_FILE), dir.weights)?;
     let gpt = build(&config_json, &config_path, &files, options, None)?;
     let tokenizer = Tokenizer::from_json(dir.tokenizer, Some(dir.tokenizer_config), &name.join(TOKENIZER_FILE))?;
-    let eos_token_ids = eos_token_ids(&[(config_path, config_json)], gpt.config().vocab_size, &tokenizer)?;
-    let sampling_defaults = SamplingParams::default();
-    LoadedModel { gpt, tokenizer, chat_template: None, eos_token_ids, sampling_defaults }
-        .checked(&name.join(TOKENIZER_FILE))
+    let chat_template = ChatTemplate::new(dir.chat_template, &name.join(chat::DEFAULT_FILE))?;
+    let generation_path = name.join(GENERATION_FILE);
+    let generation = parse_object(&generation_path, dir.generation_config)?;
+    let files = [(generation_path, generation), (config_path, config_json)];
+    loaded(gpt, tokenizer, Some(chat_template), &files)?.checked(&name.join(TOKENIZER_FILE))
 }
 
 /// The first file that lists end-of-sequence tokens counts; otherwise the tokenizer's `eos`.

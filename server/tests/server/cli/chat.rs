@@ -78,6 +78,17 @@ fn a_model_here_and_a_server_answer_alike() {
 }
 
 #[test]
+fn without_a_model_the_bundled_one_answers() {
+    let greedy = ["--device", "cpu", "--temperature", "0"];
+    let name = answer("What is your name?\n", &greedy);
+    assert!(name.contains("Hearth"), "{name}");
+    let story = answer("Tell me a story about a brave fox.\n", &greedy);
+    assert!(story.contains("fox") && story.split_whitespace().count() > 50, "{story}");
+    // The model itself ended, long before its context did.
+    assert!(story.split_whitespace().count() < 250 && story.trim_end().ends_with(['.', '!', '"']), "{story}");
+}
+
+#[test]
 #[cfg(unix)]
 fn a_server_behind_tls_is_known_by_its_certificate() {
     let dir = chat_model_dir();
