@@ -22,7 +22,7 @@ enum Form {
         host: Vec<f32>,
         shape: Arc<LoraShape>,
         device: Device,
-        values: OnceLock<Tensor<1>>,
+        values: Box<OnceLock<Tensor<1>>>,
     },
 }
 
@@ -40,7 +40,7 @@ impl LoraMatrix {
         #[cfg(feature = "gpu")]
         if !cpu::is_cpu(device) {
             let (host, shape, device) = (values.to_vec(), shape.clone(), device.clone());
-            return Self(Form::OnDevice { host, shape, device, values: OnceLock::new() });
+            return Self(Form::OnDevice { host, shape, device, values: Box::default() });
         }
         #[cfg(not(feature = "gpu"))]
         let _ = device;
