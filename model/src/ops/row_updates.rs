@@ -13,7 +13,6 @@ use super::{LoraPair, LoraShape, cpu};
 pub(crate) struct LoraMatrix(Form);
 
 #[derive(Debug)]
-#[cfg_attr(feature = "gpu", expect(clippy::large_enum_variant, reason = "one for each matrix of an adapter"))]
 enum Form {
     Packed(cpu::LoraPanels),
     /// Uploaded at the first use, by the thread that computes.

@@ -58,7 +58,11 @@ fn a_merged_model_writes_what_the_model_with_its_adapter_writes() {
     assert_eq!(run(&["quantize", path(base.path()), path(&rounded)]).status.code(), Some(0));
     let output = run(&["merge", path(&rounded), path(&adapter), path(&parent.path().join("no"))]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(stderr(&output).contains("is quantized") && stderr(&output).contains("hint: "), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("the weights are stored in `q8`") && stderr(&output).contains("hint: "),
+        "{}",
+        stderr(&output)
+    );
     assert!(!parent.path().join("no").exists());
     let beside = parent.path().join("beside");
     save_adapter(&rounded, &beside);
