@@ -184,7 +184,8 @@ impl Adapter {
                 [Some(one), None] | [None, Some(one)] => return Err(one.error("is half of a pair".to_owned())),
             }
         }
-        if let Some(surplus) = table.iter().find(|tensor| !used.contains(tensor.name)) {
+        let surplus = table.iter().filter(|tensor| !used.contains(tensor.name));
+        if let Some(surplus) = surplus.min_by_key(|tensor| tensor.name) {
             return Err(Error::Tensor {
                 path: path.clone(),
                 tensor: surplus.name.to_owned(),
