@@ -82,6 +82,10 @@ const GEMMA_TOOL_CALL: [&str; 3] =
 /// the template fails on the calls' arguments; transformers drops members that are none.
 const FAILS_ON_NONE: (&str, &str) = ("deepseek_r1_distill", "tool_call");
 
+/// The marked text of this turn ends with `日`, which is three tokens. Transformers looks up the token of the last character,
+/// finds the first of the three, and marks no more; the right answer marks all.
+const CUT_CHARACTER: (&str, &str, [Range<usize>; 3]) = ("diffusion_gemma", "many_turns", [27..44, 71..83, 116..128]);
+
 fn golden_dir() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/masks"))
 }
@@ -143,7 +147,11 @@ fn masks_are_those_of_transformers_with_the_templates_of_trl() {
             }
             let tagged = tagged.unwrap();
             assert_eq!(tagged.source, MaskSource::GenerationTags);
-            let expected: Vec<Range<usize>> = case.trained.iter().map(|&(start, end)| start..end).collect();
+            let mut expected: Vec<Range<usize>> = case.trained.iter().map(|&(start, end)| start..end).collect();
+            if (name.as_str(), title.as_str()) == (CUT_CHARACTER.0, CUT_CHARACTER.1) {
+                assert_eq!(expected[..2], [27..36, 38..44], "what transformers makes of it");
+                expected = CUT_CHARACTER.2.to_vec();
+            }
             check("ids", format!("{:?}", tagged.ids), format!("{:?}", case.ids));
             check("mask", format!("{:?}", ranges(&tagged.is_assistant)), format!("{expected:?}"));
 
