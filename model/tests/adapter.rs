@@ -18,7 +18,7 @@ use hearth_model::{
     ops::Dtype,
     weights::{
         StagedDir,
-        adapter::{Adapter, AdapterConfig, AdapterModel, Targets},
+        adapter::{Adapter, AdapterConfig, AdapterModel},
         model_dir::{self, LoadOptions, SaveOptions},
     },
 };
@@ -93,17 +93,7 @@ fn save(dir: &Path, adapter: &Adapter, model: AdapterModel<'_>) {
 
 /// An adapter of all linear layers of `base`, both of whose matrices have values.
 fn adapter_of(base: &str, gpt: &Gpt) -> Adapter {
-    let config = AdapterConfig {
-        rank: 3,
-        alpha: 4.0,
-        rank_stabilized: false,
-        dropout: 0.0,
-        targets: Targets::AllLinear,
-        layers: None,
-        ranks: Vec::new(),
-        alphas: Vec::new(),
-        base: None,
-    };
+    let config = AdapterConfig::all_linear(3, 4.0);
     let model = AdapterModel::new(gpt.config(), Some(class_of(base))).unwrap();
     let [mut adapter, other] = [1, 2].map(|seed| Adapter::new(model, config.clone(), seed).unwrap());
     for (update, other) in adapter.values.0.values_mut().zip(other.values.0.values()) {

@@ -13,7 +13,7 @@ use hearth_model::{
     model_runner::ModelRunner,
     ops::{Dtype, KvDtype},
     weights::{
-        adapter::{Adapter, AdapterConfig, AdapterModel, Targets},
+        adapter::{Adapter, AdapterConfig, AdapterModel},
         model_dir::{self, LoadOptions},
     },
 };
@@ -36,17 +36,7 @@ fn noise(seed: u64) -> f32 {
 
 /// An adapter of all linear modules, with a `B` that is not 0.
 fn adapter(config: &GptConfig, class: &str, rank: usize, seed: u64) -> LoraValues {
-    let adapter_config = AdapterConfig {
-        rank,
-        alpha: 2.0 * rank as f64,
-        rank_stabilized: false,
-        dropout: 0.0,
-        targets: Targets::AllLinear,
-        layers: None,
-        ranks: Vec::new(),
-        alphas: Vec::new(),
-        base: None,
-    };
+    let adapter_config = AdapterConfig::all_linear(rank, 2.0 * rank as f64);
     let model = AdapterModel::new(config, Some(class)).unwrap();
     let mut values = Adapter::new(model, adapter_config, seed).unwrap().values;
     for update in values.0.values_mut() {

@@ -26,15 +26,12 @@ impl LoraSettings {
     fn adapter(&self, base: &Path) -> AdapterConfig {
         let is_all = self.targets.iter().any(|target| target == ALL_LINEAR);
         AdapterConfig {
-            rank: self.r,
-            alpha: self.alpha,
             rank_stabilized: self.rslora,
             dropout: self.dropout,
             targets: if is_all { Targets::AllLinear } else { Targets::Named(self.targets.clone()) },
             layers: self.layers.clone(),
-            ranks: Vec::new(),
-            alphas: Vec::new(),
             base: Some(base.display().to_string()),
+            ..AdapterConfig::all_linear(self.r, self.alpha)
         }
     }
 

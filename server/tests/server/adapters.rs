@@ -8,7 +8,7 @@ use std::{
 use axum::http::StatusCode;
 use hearth_model::weights::{
     StagedDir,
-    adapter::{Adapter, AdapterConfig, AdapterModel, Targets},
+    adapter::{Adapter, AdapterConfig, AdapterModel},
 };
 use hearth_server::engine::{
     Engine, EngineOptions, Speculation,
@@ -24,17 +24,7 @@ const CLASS: &str = "LlamaForCausalLM";
 
 /// Writes an adapter of all linear modules, with a `B` that is not 0, to `dir`.
 fn write(dir: &Path, rank: usize, seed: u64) {
-    let adapter_config = AdapterConfig {
-        rank,
-        alpha: 2.0 * rank as f64,
-        rank_stabilized: false,
-        dropout: 0.0,
-        targets: Targets::AllLinear,
-        layers: None,
-        ranks: Vec::new(),
-        alphas: Vec::new(),
-        base: None,
-    };
+    let adapter_config = AdapterConfig::all_linear(rank, 2.0 * rank as f64);
     let config = config();
     let model = AdapterModel::new(&config, Some(CLASS)).unwrap();
     let mut adapter = Adapter::new(model, adapter_config, seed).unwrap();

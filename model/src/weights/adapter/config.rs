@@ -9,7 +9,7 @@ use super::modules::LinearModule;
 use crate::error::{Error, Result};
 
 /// Keys that change nothing here: how an adapter began, how it was trained, and who made it.
-const IRRELEVANT: [&str; 15] = [
+const IRRELEVANT: [&str; 14] = [
     "task_type",
     "inference_mode",
     "revision",
@@ -17,7 +17,6 @@ const IRRELEVANT: [&str; 15] = [
     "auto_mapping",
     "lora_dropout",
     "layers_pattern",
-    "exclude_modules",
     "megatron_core",
     "loftq_config",
     "corda_config",
@@ -43,6 +42,8 @@ pub struct AdapterConfig {
     pub dropout: f64,
     /// The modules that have pairs.
     pub targets: Targets,
+    /// Modules that have none, although `targets` has them.
+    pub excludes: Option<Targets>,
     /// The layers that have pairs; `None`: all.
     pub layers: Option<Vec<usize>>,
     /// Other ranks, by a pattern of module names; the first that matches counts.
@@ -64,18 +65,62 @@ pub enum Targets {
     Pattern(String),
 }
 
+impl Targets {
+    fn has(&self, module: &LinearModule) -> Result<bool> {
+        match self {
+            Self::AllLinear => Ok(true),
+            Self::Named(names) => Ok(names.iter().any(|name| ends_with_module(&module.name, name))),
+            Self::Pattern(pattern) => is_match(pattern, &module.name, "^(?:", ")$"),
+        }
+    }
+
+    fn write(&self) -> Value {
+        match self {
+            Self::AllLinear => json!("all-linear"),
+            Self::Named(names) => json!(names),
+            Self::Pattern(pattern) => json!(pattern),
+        }
+    }
+
+    /// Reads a list of names, or a pattern.
+    fn read(value: Value) -> Option<Self> {
+        match value {
+            Value::String(all) if all == "all-linear" => Some(Self::AllLinear),
+            Value::String(pattern) => Some(Self::Pattern(pattern)),
+            Value::Array(names) => {
+                let names = names.iter().map(|name| name.as_str().map(str::to_owned));
+                names.collect::<Option<_>>().map(Self::Named)
+            }
+            _ => None,
+        }
+    }
+}
+
 impl AdapterConfig {
+    /// An adapter of all linear layers, scaled by `alpha / rank`.
+    pub fn all_linear(rank: usize, alpha: f64) -> Self {
+        Self {
+            rank,
+            alpha,
+            rank_stabilized: false,
+            dropout: 0.0,
+            targets: Targets::AllLinear,
+            excludes: None,
+            layers: None,
+            ranks: Vec::new(),
+            alphas: Vec::new(),
+            base: None,
+        }
+    }
+
     /// Whether `module` has a pair.
     ///
     /// # Errors
     /// [`Error::Param`] if a pattern is not a regular expression.
     pub(super) fn targets(&self, module: &LinearModule) -> Result<bool> {
-        let is_named = match &self.targets {
-            Targets::AllLinear => true,
-            Targets::Named(names) => names.iter().any(|name| ends_with_module(&module.name, name)),
-            Targets::Pattern(pattern) => is_match(pattern, &module.name, "^(?:", ")$")?,
-        };
-        Ok(is_named && self.layers.as_ref().is_none_or(|layers| layers.contains(&module.layer)))
+        let is_of_layers = self.layers.as_ref().is_none_or(|layers| layers.contains(&module.layer));
+        let is_excluded = || self.excludes.as_ref().map_or(Ok(false), |excludes| excludes.has(module));
+        Ok(is_of_layers && self.targets.has(module)? && !is_excluded()?)
     }
 
     pub(super) fn rank_of(&self, module: &str) -> Result<usize> {
@@ -120,19 +165,20 @@ impl AdapterConfig {
         let rank = take("r").ok_or_else(|| error("r", "is missing: it is the rank".to_owned(), ""))?;
         let rank = whole("r", &rank)?;
         let alpha = take("lora_alpha").map_or(Ok(8.0), |alpha| number("lora_alpha", &alpha))?;
-        let rank_stabilized = take("use_rslora").is_some_and(|flag| flag == Value::Bool(true));
-        let targets = match take("target_modules") {
-            Some(Value::String(all)) if all == "all-linear" => Targets::AllLinear,
-            Some(Value::String(pattern)) => Targets::Pattern(pattern),
-            Some(Value::Array(names)) if names.iter().all(Value::is_string) => {
-                Targets::Named(names.iter().filter_map(Value::as_str).map(str::to_owned).collect())
-            }
-            other => {
-                let found = other.map_or("nothing".to_owned(), |value| value.to_string());
-                let what = format!("must be a list of names or a pattern, got {found}");
-                return Err(error("target_modules", what, ""));
-            }
+        let rank_stabilized = match take("use_rslora") {
+            None => false,
+            Some(Value::Bool(flag)) => flag,
+            Some(other) => return Err(error("use_rslora", format!("must be true or false, got {other}"), "")),
         };
+        let mut modules = |key: &str| {
+            let Some(value) = take(key) else { return Ok(None) };
+            let found = value.to_string();
+            let what = || format!("must be a list of names or a pattern, got {found}");
+            Targets::read(value).map(Some).ok_or_else(|| error(key, what(), ""))
+        };
+        let targets = modules("target_modules")?;
+        let targets = targets.ok_or_else(|| error("target_modules", "is missing".to_owned(), ""))?;
+        let excludes = modules("exclude_modules")?;
         let layers = match take("layers_to_transform") {
             None => None,
             Some(Value::Number(layer)) => Some(vec![layer.as_u64().unwrap_or(u64::MAX) as usize]),
@@ -144,15 +190,16 @@ impl AdapterConfig {
                 return Err(error("layers_to_transform", what, ""));
             }
         };
-        let object = |value: Option<Value>| match value {
-            Some(Value::Object(map)) => map,
-            _ => Map::new(),
+        let mut patterns = |key: &str| match take(key) {
+            None => Ok(Map::new()),
+            Some(Value::Object(map)) => Ok(map),
+            Some(other) => Err(error(key, format!("must be an object of patterns and numbers, got {other}"), "")),
         };
-        let ranks = object(take("rank_pattern"));
-        let ranks = ranks.into_iter().map(|(pattern, rank)| Ok((pattern, whole("rank_pattern", &rank)?)));
+        let ranks = patterns("rank_pattern")?.into_iter();
+        let ranks = ranks.map(|(pattern, rank)| Ok((pattern, whole("rank_pattern", &rank)?)));
         let ranks = ranks.collect::<Result<Vec<_>>>()?;
-        let alphas = object(take("alpha_pattern"));
-        let alphas = alphas.into_iter().map(|(pattern, alpha)| Ok((pattern, number("alpha_pattern", &alpha)?)));
+        let alphas = patterns("alpha_pattern")?.into_iter();
+        let alphas = alphas.map(|(pattern, alpha)| Ok((pattern, number("alpha_pattern", &alpha)?)));
         let alphas = alphas.collect::<Result<Vec<_>>>()?;
         let dropout = json.get("lora_dropout").and_then(Value::as_f64).unwrap_or(0.0);
         let base = json.get("base_model_name_or_path").and_then(Value::as_str).map(str::to_owned);
@@ -192,7 +239,7 @@ impl AdapterConfig {
             let hint = "supported are plain LoRA and rsLoRA, with patterns of ranks and alphas";
             return Err(error(key, format!("is {value}, which is not supported"), hint));
         }
-        Ok(Self { rank, alpha, rank_stabilized, dropout, targets, layers, ranks, alphas, base })
+        Ok(Self { rank, alpha, rank_stabilized, dropout, targets, excludes, layers, ranks, alphas, base })
     }
 
     /// The object of the file. `targets` are the modules that have pairs, by the last part of their names.
@@ -201,6 +248,7 @@ impl AdapterConfig {
             "alpha_pattern": self.alphas.iter().cloned().collect::<std::collections::BTreeMap<_, _>>(),
             "base_model_name_or_path": self.base,
             "bias": "none",
+            "exclude_modules": self.excludes.as_ref().map(Targets::write),
             "fan_in_fan_out": is_transposed,
             "inference_mode": true,
             "init_lora_weights": true,
@@ -275,6 +323,9 @@ mod tests {
             (r#""target_modules":"all-linear""#, true),
             (r#""target_modules":["q_proj"],"layers_to_transform":[0,1]"#, false),
             (r#""target_modules":["q_proj"],"layers_to_transform":2"#, true),
+            (r#""target_modules":["q_proj"],"exclude_modules":["model.layers.2.self_attn.q_proj"]"#, false),
+            (r#""target_modules":"all-linear","exclude_modules":".*\\.2\\..*""#, false),
+            (r#""target_modules":["q_proj"],"exclude_modules":["k_proj"]"#, true),
         ] {
             assert_eq!(config(targets).targets(&q).unwrap(), expected, "{targets}");
         }
@@ -298,6 +349,9 @@ mod tests {
             ("trainable_token_indices", "[1]"),
             ("layer_replication", "[[0,1]]"),
             ("a_key_of_next_year", "0.5"),
+            ("rank_pattern", "5"),
+            ("use_rslora", r#""yes""#),
+            ("exclude_modules", "[1]"),
         ] {
             let text = format!(r#"{{"peft_type":"LORA","r":8,"target_modules":["q_proj"],"{key}":{value}}}"#);
             let error = read(&text).unwrap_err().to_string();

@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use hearth_model::weights::{
     StagedDir,
-    adapter::{Adapter, AdapterConfig, AdapterModel, Targets},
+    adapter::{Adapter, AdapterConfig, AdapterModel},
     model_dir,
 };
 
@@ -14,17 +14,7 @@ use super::{model_dir as tiny_model, path, run, stderr, stdout};
 fn save_adapter(base: &Path, dir: &Path) {
     let config = model_dir::load_config(base).unwrap();
     let model = AdapterModel::new(&config, model_dir::load_class(base).ok()).unwrap();
-    let settings = AdapterConfig {
-        rank: 2,
-        alpha: 8.0,
-        rank_stabilized: false,
-        dropout: 0.0,
-        targets: Targets::AllLinear,
-        layers: None,
-        ranks: Vec::new(),
-        alphas: Vec::new(),
-        base: Some(base.display().to_string()),
-    };
+    let settings = AdapterConfig { base: Some(base.display().to_string()), ..AdapterConfig::all_linear(2, 8.0) };
     let mut adapter = Adapter::new(model, settings, 3).unwrap();
     for (number, update) in adapter.values.0.values_mut().enumerate() {
         let n_a = update.shape.total_rank() * update.shape.d_in;
