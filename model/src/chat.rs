@@ -17,7 +17,7 @@ mod rendering;
 
 use std::{path::Path, sync::Arc};
 
-use minijinja::{Environment, Template, value::Serde};
+use minijinja::{Environment, value::Serde};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -102,11 +102,13 @@ impl RenderContext {
 #[derive(Clone, Debug)]
 pub struct ChatTemplate {
     environment: Arc<Environment<'static>>,
+    sources: Arc<Sources>,
     takes_tools: bool,
     asks_for_none: bool,
 }
 
-/// The sources of a model's templates.
+/// The sources of a model's templates, as its files have them.
+#[derive(Debug)]
 struct Sources {
     default: String,
     /// Replaces the default if there are tools.
@@ -148,14 +150,14 @@ impl ChatTemplate {
 
     fn from_sources(sources: Sources, origin: &Path) -> Result<Self> {
         let mut environment = environment::like_transformers(origin)?;
-        let named = [(DEFAULT, Some(sources.default)), (TOOL_USE, sources.tool_use)];
+        let named = [(DEFAULT, Some(&sources.default)), (TOOL_USE, sources.tool_use.as_ref())];
         let (mut takes_tools, mut asks_for_none) = (false, false);
         for (name, source) in named.into_iter().filter_map(|(name, source)| Some((name, source?))) {
             // The last template is used with tools.
-            takes_tools = environment::add_template(&mut environment, name, &source, origin)?;
-            asks_for_none |= environment::asks_for_none(&source);
+            takes_tools = environment::add_template(&mut environment, name, source, origin)?;
+            asks_for_none |= environment::asks_for_none(source);
         }
-        Ok(Self { environment: Arc::new(environment), takes_tools, asks_for_none })
+        Ok(Self { environment: Arc::new(environment), sources: Arc::new(sources), takes_tools, asks_for_none })
     }
 
     /// Renders a conversation to text.
@@ -166,7 +168,7 @@ impl ChatTemplate {
     /// reserved name, or if there is no message to continue.
     pub fn render(&self, messages: &[Message], context: &RenderContext) -> Result<String> {
         let inputs = Inputs::new(messages, context, self.asks_for_none)?;
-        let [_, end] = marks::unused(&inputs, &self.sources())?;
+        let [_, end] = marks::unused(&inputs, &self.compiled_sources())?;
         self.render_to_end(inputs, context, end)
     }
 
@@ -181,7 +183,7 @@ impl ChatTemplate {
     /// As [`render`](Self::render) and [`Tokenizer::encode`].
     pub fn encode(&self, tokenizer: &Tokenizer, messages: &[Message], context: &RenderContext) -> Result<Vec<TokenId>> {
         let mut inputs = Inputs::new(messages, context, self.asks_for_none)?;
-        let [mark, end] = marks::unused(&inputs, &self.sources())?;
+        let [mark, end] = marks::unused(&inputs, &self.compiled_sources())?;
         marks::break_up(&mut inputs, &tokenizer.special_tokens(), mark);
         let text = self.render_to_end(inputs, context, end)?;
         let options = EncodeOptions { add_special_tokens: context.add_special_tokens, ..EncodeOptions::RENDERED };
@@ -202,23 +204,18 @@ impl ChatTemplate {
     }
 
     /// The source of the default template.
-    pub fn source(&self) -> String {
-        self.environment.get_template(DEFAULT).map(|template| template.source().to_owned()).unwrap_or_default()
+    pub fn source(&self) -> &str {
+        &self.sources.default
     }
 
     /// The source of the template that is used with tools.
-    pub fn tools_source(&self) -> String {
-        self.with_tools().map(|template| template.source().to_owned()).unwrap_or_default()
+    pub fn tools_source(&self) -> &str {
+        self.sources.tool_use.as_ref().unwrap_or(&self.sources.default)
     }
 
     /// Whether the template for tools uses the variable `tools`.
     pub fn takes_tools(&self) -> bool {
         self.takes_tools
-    }
-
-    fn with_tools(&self) -> Option<Template<'_, '_>> {
-        let template = self.environment.get_template(TOOL_USE);
-        template.or_else(|_| self.environment.get_template(DEFAULT)).ok()
     }
 
     /// Renders up to `context.ending`. `end` is a character that occurs in no input or template.
@@ -252,7 +249,7 @@ impl ChatTemplate {
         rendering::render(&self.environment, name, variables(inputs, context))
     }
 
-    fn sources(&self) -> String {
+    fn compiled_sources(&self) -> String {
         self.environment.templates().map(|(_, template)| template.source().to_owned()).collect()
     }
 }

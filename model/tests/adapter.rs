@@ -18,7 +18,7 @@ use hearth_model::{
     ops::Dtype,
     weights::{
         StagedDir,
-        adapter::{Adapter, AdapterConfig, AdapterModel},
+        adapter::{Adapter, AdapterConfig, AdapterModel, Targets},
         model_dir::{self, LoadOptions, SaveOptions},
     },
 };
@@ -26,6 +26,7 @@ use safetensors::{
     Dtype as StoredDtype, SafeTensors,
     tensor::{TensorView, serialize},
 };
+use serde_json::json;
 
 use crate::golden::{Oracle, distance, f32s, golden, load, logits};
 
@@ -75,7 +76,7 @@ fn adapters_of_peft_compute_what_peft_computes() {
         assert!(far < TOLERANCE, "{case}: logits are {far} spreads away");
         let far = distance(&logits(&merged(&golden(base), &adapter.values), &oracle), &expected);
         assert!(far < TOLERANCE, "{case}, merged: logits are {far} spreads away");
-        // The folder names its model, so it opens as one.
+        // The folder names its model.
         let opened = model_dir::load_gpt(&model_dir::adapter_base(&dir).unwrap(), &options(None)).unwrap();
         assert_eq!(opened.config(), &config, "{case}");
         // Saved again, it is the same.
@@ -180,10 +181,17 @@ fn an_adapter_of_another_model_is_refused() {
     }
     let path = dir.path().join("adapter_config.json");
     let config = fs::read_to_string(&path).unwrap();
-    assert!(config.contains("\"r\": 4"));
+    assert!(config.contains("\"r\": 4") && config.contains("\"lora_alpha\": 6"));
     fs::write(&path, config.replace("\"r\": 4", "\"r\": 5")).unwrap();
     let error = open(dir.path(), "llama");
     assert!(error.contains("lora_A") && error.contains("has shape [4, ") && error.contains("requires [5, "), "{error}");
+    // No memory is taken for what the files do not hold.
+    fs::write(&path, config.replace("\"r\": 4", "\"r\": 4611686018427387904")).unwrap();
+    let error = open(dir.path(), "llama");
+    assert!(error.contains("lora_A") && error.contains("requires [4611686018427387904, "), "{error}");
+    fs::write(&path, config.replace("\"lora_alpha\": 6", "\"lora_alpha\": 1e300")).unwrap();
+    let error = open(dir.path(), "llama");
+    assert!(error.contains("`lora_alpha`"), "{error}");
     // A damaged file, and none.
     fs::write(&path, config).unwrap();
     fs::write(dir.path().join("adapter_model.safetensors"), b"short").unwrap();
@@ -191,6 +199,52 @@ fn an_adapter_of_another_model_is_refused() {
     fs::remove_file(dir.path().join("adapter_model.safetensors")).unwrap();
     assert!(open(dir.path(), "llama").contains("cannot read"));
     assert!(open(&dir.path().join("none"), "llama").contains("adapter_config.json"));
+}
+
+#[test]
+fn modules_named_with_their_layers_are_the_same_when_opened_again() {
+    let gpt = load("llama", &Device::flex());
+    let model = AdapterModel::new(gpt.config(), Some(class_of("llama"))).unwrap();
+    let targets = Targets::Named(vec!["layers.0.self_attn.q_proj".to_owned()]);
+    let config = AdapterConfig { targets, ..AdapterConfig::all_linear(2, 4.0) };
+    let adapter = Adapter::new(model, config, 1).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    save(&dir.path().join("adapter"), &adapter, model);
+    let again = Adapter::open(&dir.path().join("adapter"), model).unwrap();
+    assert_eq!((again.config.targets, again.values), (adapter.config.targets, adapter.values));
+}
+
+/// A folder of an adapter opens as the model that it updates, with the adapter and its own tokenizer.
+#[test]
+fn an_adapter_opens_as_a_model() {
+    let (gpt, oracle) = (load("llama", &Device::flex()), Oracle::read("llama"));
+    let parent = tempfile::tempdir().unwrap();
+    let tokenizer = |n_tokens: usize| {
+        let vocab: serde_json::Map<_, _> = (0..n_tokens).map(|id| (format!("<{id}>"), id.into())).collect();
+        let model = json!({ "type": "WordLevel", "vocab": vocab, "unk_token": "<0>" });
+        json!({ "version": "1.0", "added_tokens": [], "model": model }).to_string()
+    };
+    for dtype in [None, Some(Dtype::Q8)] {
+        let base = parent.path().join(dtype.map_or("base", |_| "quantized"));
+        let stored = model_dir::load_gpt(&golden("llama"), &options(dtype)).unwrap();
+        let class = dtype.is_none().then(|| class_of("llama").to_owned());
+        model_dir::save(&base, &stored, &SaveOptions { class, ..SaveOptions::default() }).unwrap();
+        fs::write(base.join("tokenizer.json"), tokenizer(61)).unwrap();
+        let mut adapter = adapter_of("llama", &gpt);
+        adapter.config.base = Some(base.display().to_string());
+        let dir = parent.path().join(dtype.map_or("adapter", |_| "of-quantized"));
+        save(&dir, &adapter, AdapterModel::new(gpt.config(), Some(class_of("llama"))).unwrap());
+        let found = model_dir::load(&dir, &options(None)).unwrap();
+        assert_eq!(found.tokenizer.vocab_size(), 61);
+        let beside = stored.with_lora(&adapter.values, 0.0, Training::No).unwrap();
+        let far = distance(&logits(&found.gpt, &oracle), &logits(&beside, &oracle));
+        assert!(far < MERGED_TOLERANCE, "{dtype:?}: {far} spreads");
+        fs::write(dir.join("tokenizer.json"), tokenizer(9)).unwrap();
+        assert_eq!(model_dir::load(&dir, &options(None)).unwrap().tokenizer.vocab_size(), 9);
+        fs::write(dir.join("tokenizer.json"), tokenizer(62)).unwrap();
+        let error = model_dir::load(&dir, &options(None)).unwrap_err().to_string();
+        assert!(error.contains("has 62 tokens"), "{error}");
+    }
 }
 
 #[test]

@@ -99,7 +99,7 @@ enum Saved {
     /// Whole, in the Hugging Face class of the initial model.
     Model { class: Option<String> },
     /// Only its adapter.
-    Adapter(SavedAdapter),
+    Adapter(Box<SavedAdapter>),
 }
 
 impl<'a> Trainer<'a> {
@@ -119,7 +119,7 @@ impl<'a> Trainer<'a> {
             Some(dir) if config.lora.is_some() => {
                 let Adapted { gpt, saved } = adapter::load(dir, config, &device, None)?;
                 ensure_same_tokens(dir, &data.tokenizer)?;
-                (gpt, Saved::Adapter(saved))
+                (gpt, Saved::Adapter(Box::new(saved)))
             }
             Some(dir) => {
                 ensure!(
@@ -175,7 +175,7 @@ impl<'a> Trainer<'a> {
         let (gpt, saved) = match (&config.lora, &config.model.init) {
             (Some(_), Some(base)) => {
                 let Adapted { gpt, saved } = adapter::load(base, config, &device, Some(checkpoint.dir()))?;
-                (gpt, Saved::Adapter(saved))
+                (gpt, Saved::Adapter(Box::new(saved)))
             }
             _ => {
                 let class = model_dir::load_class(checkpoint.dir()).ok().map(str::to_owned);

@@ -62,7 +62,7 @@ impl ChatTemplate {
         first: usize,
     ) -> Result<MaskedChat> {
         let mut inputs = Inputs::new(messages, context, self.asks_for_none)?;
-        let [mark, start, end, stand_in] = marks::unused(&inputs, &self.sources())?;
+        let [mark, start, end, stand_in] = marks::unused(&inputs, &self.compiled_sources())?;
         let special_tokens = tokenizer.special_tokens();
         marks::break_up(&mut inputs, &special_tokens, mark);
         let context = RenderContext { ending: Ending::Closed, ..context.clone() };
@@ -122,7 +122,7 @@ impl Renderings<'_> {
 
     /// The text between the template's tags; `None` if it has no tags, or processes what is between them.
     fn tagged_spans(&self, text: &str, [start, end]: [char; 2]) -> Result<Option<Vec<Range<usize>>>> {
-        let sources = self.template.sources();
+        let sources = self.template.compiled_sources();
         if !sources.contains(GENERATION_START) {
             return Ok(None);
         }
@@ -166,6 +166,11 @@ impl Renderings<'_> {
 
     /// What the assistant writes as message `index`. `before` is the end of the previous such span.
     fn span(&self, text: &str, index: usize, before: usize) -> Option<Range<usize>> {
+        let span = self.rendered_span(text, index, before)?;
+        (span.start <= span.end).then_some(span)
+    }
+
+    fn rendered_span(&self, text: &str, index: usize, before: usize) -> Option<Range<usize>> {
         let messages = &self.inputs.messages;
         let (earlier, until) = (messages.get(..index)?, messages.get(..=index)?);
         // Rarely needed.
@@ -223,7 +228,7 @@ impl Renderings<'_> {
         let mut end = a.floor_char_boundary(a.bytes().zip(b.bytes()).take_while(|(a, b)| a == b).count());
         loop {
             let cuts = |text: &str, token: &str| {
-                let first = end.saturating_sub(token.len()) + 1;
+                let first = (end + 1).saturating_sub(token.len());
                 (first..end).find(|&at| text.get(at..).is_some_and(|rest| rest.starts_with(token)))
             };
             let first = self.special_tokens.iter().flat_map(|token| [cuts(a, token), cuts(b, token)]).flatten().min();

@@ -62,13 +62,13 @@ pub(super) fn add_template(
     source: &str,
     origin: &Path,
 ) -> Result<bool> {
-    // Python's Jinja reads all line ends as line feeds.
-    let source = with_generation_marks(&source.replace("\r\n", "\n").replace('\r', "\n"));
     let refuse = |what: String| Error::File { path: origin.to_owned(), what, hint: String::new() };
     if source.len() > MAX_SOURCE_BYTES {
         let n = source.len();
         return Err(refuse(format!("the chat template must be at most {MAX_SOURCE_BYTES} bytes, got {n}")));
     }
+    // Python's Jinja reads all line ends as line feeds.
+    let source = with_generation_marks(&source.replace("\r\n", "\n").replace('\r', "\n"));
     let syntax = environment.syntax().clone();
     check_tags(&source, syntax).map_err(|what| refuse(format!("the chat template {what}")))?;
     thread::scope(|scope| {

@@ -88,6 +88,7 @@ fn load_adapted(dir: &Path, options: &LoadOptions) -> Result<LoadedModel> {
     if dir.join(TOKENIZER_FILE).exists() {
         loaded.tokenizer = Tokenizer::from_dir(dir)?;
         loaded.chat_template = ChatTemplate::from_dir(dir)?.or(loaded.chat_template);
+        return loaded.checked(&dir.join(TOKENIZER_FILE));
     }
     Ok(loaded)
 }

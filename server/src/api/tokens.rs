@@ -231,7 +231,7 @@ pub(crate) async fn tokenizer_info(State(state): State<AppState>) -> Result<Json
         eos_token: content(model.tokenizer.eos()),
         pad_token: content(model.tokenizer.pad()),
         unk_token: content(model.tokenizer.unk()),
-        chat_template: model.chat_template.as_ref().map(|template| template.source()),
+        chat_template: model.chat_template.as_ref().map(|template| template.source().to_owned()),
     }))
 }
 

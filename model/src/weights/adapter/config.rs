@@ -2,20 +2,19 @@
 
 use std::path::Path;
 
-use regex::Regex;
+use regex::{Regex, RegexBuilder};
 use serde_json::{Map, Value, json};
 
 use super::modules::LinearModule;
 use crate::error::{Error, Result};
 
 /// Keys that change nothing here: how an adapter began, how it was trained, and who made it.
-const IRRELEVANT: [&str; 14] = [
+const IRRELEVANT: [&str; 13] = [
     "task_type",
     "inference_mode",
     "revision",
     "peft_version",
     "auto_mapping",
-    "lora_dropout",
     "layers_pattern",
     "megatron_core",
     "loftq_config",
@@ -28,6 +27,12 @@ const IRRELEVANT: [&str; 14] = [
 
 /// Values of `init_lora_weights` that leave the base model as it is.
 const HARMLESS_INITS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
+
+/// Maximum number of patterns of ranks, and of alphas: more than any model has linear modules.
+const MAX_PATTERNS: usize = 4096;
+
+/// Maximum size in bytes of a compiled pattern.
+const MAX_REGEX_BYTES: usize = 1 << 17;
 
 /// What an adapter is.
 #[derive(Clone, Debug, PartialEq)]
@@ -46,10 +51,10 @@ pub struct AdapterConfig {
     pub excludes: Option<Targets>,
     /// The layers that have pairs; `None`: all.
     pub layers: Option<Vec<usize>>,
-    /// Other ranks, by a pattern of module names; the first that matches counts.
-    pub ranks: Vec<(String, usize)>,
+    /// Other ranks, by a pattern of the ends of module names; the first that matches counts.
+    pub ranks: Vec<(NamePattern, usize)>,
     /// Other numerators, likewise.
-    pub alphas: Vec<(String, f64)>,
+    pub alphas: Vec<(NamePattern, f64)>,
     /// The name or path of the model that the adapter updates.
     pub base: Option<String>,
 }
@@ -61,16 +66,48 @@ pub enum Targets {
     AllLinear,
     /// Those with these names, or whose names end with a dot and one of these.
     Named(Vec<String>),
-    /// Those whose whole names match a regular expression.
-    Pattern(String),
+    /// Those whose whole names match.
+    Pattern(NamePattern),
+}
+
+/// A regular expression over module names.
+#[derive(Clone, Debug)]
+pub struct NamePattern {
+    text: String,
+    regex: Regex,
+}
+
+impl PartialEq for NamePattern {
+    fn eq(&self, other: &Self) -> bool {
+        self.regex.as_str() == other.regex.as_str()
+    }
+}
+
+impl NamePattern {
+    /// Matches whole names.
+    fn of_names(text: &str) -> Result<Self, String> {
+        Self::new(text, "^(?:", ")$")
+    }
+
+    /// Matches names, or their ends behind a dot.
+    fn of_ends(text: &str) -> Result<Self, String> {
+        Self::new(text, r"^(?:.*\.)?(?:", ")$")
+    }
+
+    fn new(text: &str, before: &str, behind: &str) -> Result<Self, String> {
+        let regex = RegexBuilder::new(&format!("{before}{text}{behind}")).size_limit(MAX_REGEX_BYTES).build();
+        let regex =
+            regex.map_err(|error| format!("has `{text}`, which is not a usable regular expression: {error}"))?;
+        Ok(Self { text: text.to_owned(), regex })
+    }
 }
 
 impl Targets {
-    fn has(&self, module: &LinearModule) -> Result<bool> {
+    fn has(&self, module: &LinearModule) -> bool {
         match self {
-            Self::AllLinear => Ok(true),
-            Self::Named(names) => Ok(names.iter().any(|name| ends_with_module(&module.name, name))),
-            Self::Pattern(pattern) => is_match(pattern, &module.name, "^(?:", ")$"),
+            Self::AllLinear => true,
+            Self::Named(names) => names.iter().any(|name| ends_with_module(&module.name, name)),
+            Self::Pattern(pattern) => pattern.regex.is_match(&module.name),
         }
     }
 
@@ -78,21 +115,19 @@ impl Targets {
         match self {
             Self::AllLinear => json!("all-linear"),
             Self::Named(names) => json!(names),
-            Self::Pattern(pattern) => json!(pattern),
+            Self::Pattern(pattern) => json!(pattern.text),
         }
     }
 
     /// Reads a list of names, or a pattern.
-    fn read(value: Value) -> Option<Self> {
-        match value {
-            Value::String(all) if all == "all-linear" => Some(Self::AllLinear),
-            Value::String(pattern) => Some(Self::Pattern(pattern)),
-            Value::Array(names) => {
-                let names = names.iter().map(|name| name.as_str().map(str::to_owned));
-                names.collect::<Option<_>>().map(Self::Named)
-            }
+    fn read(value: &Value) -> Result<Self, String> {
+        let names = match value {
+            Value::String(all) if all == "all-linear" => return Ok(Self::AllLinear),
+            Value::String(pattern) => return NamePattern::of_names(pattern).map(Self::Pattern),
+            Value::Array(names) => names.iter().map(|name| name.as_str().map(str::to_owned)).collect(),
             _ => None,
-        }
+        };
+        names.map(Self::Named).ok_or_else(|| format!("must be a list of names or a pattern, got {value}"))
     }
 }
 
@@ -114,24 +149,28 @@ impl AdapterConfig {
     }
 
     /// Whether `module` has a pair.
+    pub(super) fn targets(&self, module: &LinearModule) -> bool {
+        self.layers.as_ref().is_none_or(|layers| layers.contains(&module.layer))
+            && self.targets.has(module)
+            && !self.excludes.as_ref().is_some_and(|excludes| excludes.has(module))
+    }
+
+    pub(super) fn rank_of(&self, module: &str) -> usize {
+        first_match(&self.ranks, module).unwrap_or(self.rank)
+    }
+
+    /// What multiplies the update of `module`, whose pair has the rank `rank`.
     ///
     /// # Errors
-    /// [`Error::Param`] if a pattern is not a regular expression.
-    pub(super) fn targets(&self, module: &LinearModule) -> Result<bool> {
-        let is_of_layers = self.layers.as_ref().is_none_or(|layers| layers.contains(&module.layer));
-        let is_excluded = || self.excludes.as_ref().map_or(Ok(false), |excludes| excludes.has(module));
-        Ok(is_of_layers && self.targets.has(module)? && !is_excluded()?)
-    }
-
-    pub(super) fn rank_of(&self, module: &str) -> Result<usize> {
-        Ok(first_match(&self.ranks, module)?.unwrap_or(self.rank))
-    }
-
-    /// What multiplies the update of `module`.
-    pub(super) fn scale_of(&self, module: &str) -> Result<f32> {
-        let alpha = first_match(&self.alphas, module)?.unwrap_or(self.alpha);
-        let rank = self.rank_of(module)? as f64;
-        Ok((alpha / if self.rank_stabilized { rank.sqrt() } else { rank }) as f32)
+    /// [`Error::Param`] if that is no number of 32 bits.
+    pub(super) fn scale_of(&self, module: &str, rank: usize) -> Result<f32> {
+        let alpha = first_match(&self.alphas, module).unwrap_or(self.alpha);
+        let rank = rank as f64;
+        let scale = (alpha / if self.rank_stabilized { rank.sqrt() } else { rank }) as f32;
+        if scale.is_finite() {
+            return Ok(scale);
+        }
+        Err(Error::Param { name: "lora_alpha", what: format!("is {alpha} for `{module}`, which is too large") })
     }
 
     /// Reads the object of the file `path`. Whatever would change the computation and is not computed here is refused.
@@ -171,28 +210,30 @@ impl AdapterConfig {
             Some(other) => return Err(error("use_rslora", format!("must be true or false, got {other}"), "")),
         };
         let mut modules = |key: &str| {
-            let Some(value) = take(key) else { return Ok(None) };
-            let found = value.to_string();
-            let what = || format!("must be a list of names or a pattern, got {found}");
-            Targets::read(value).map(Some).ok_or_else(|| error(key, what(), ""))
+            let value = take(key);
+            value.map(|value| Targets::read(&value).map_err(|what| error(key, what, ""))).transpose()
         };
         let targets = modules("target_modules")?;
         let targets = targets.ok_or_else(|| error("target_modules", "is missing".to_owned(), ""))?;
         let excludes = modules("exclude_modules")?;
+        let layer = |value: &Value| {
+            let what = || format!("must be a number of a layer, or a list of them, got {value}");
+            value.as_u64().map(|layer| layer as usize).ok_or_else(|| error("layers_to_transform", what(), ""))
+        };
         let layers = match take("layers_to_transform") {
             None => None,
-            Some(Value::Number(layer)) => Some(vec![layer.as_u64().unwrap_or(u64::MAX) as usize]),
-            Some(Value::Array(layers)) => {
-                Some(layers.iter().map(|layer| layer.as_u64().unwrap_or(u64::MAX) as usize).collect())
-            }
-            Some(other) => {
-                let what = format!("must be a list of numbers, got {other}");
-                return Err(error("layers_to_transform", what, ""));
-            }
+            Some(Value::Array(layers)) => Some(layers.iter().map(layer).collect::<Result<_>>()?),
+            Some(one) => Some(vec![layer(&one)?]),
         };
         let mut patterns = |key: &str| match take(key) {
-            None => Ok(Map::new()),
-            Some(Value::Object(map)) => Ok(map),
+            None => Ok(Vec::new()),
+            Some(Value::Object(map)) if map.len() > MAX_PATTERNS => {
+                Err(error(key, format!("must have at most {MAX_PATTERNS} patterns, got {}", map.len()), ""))
+            }
+            Some(Value::Object(map)) => map
+                .into_iter()
+                .map(|(text, value)| Ok((NamePattern::of_ends(&text).map_err(|what| error(key, what, ""))?, value)))
+                .collect::<Result<Vec<_>>>(),
             Some(other) => Err(error(key, format!("must be an object of patterns and numbers, got {other}"), "")),
         };
         let ranks = patterns("rank_pattern")?.into_iter();
@@ -201,7 +242,10 @@ impl AdapterConfig {
         let alphas = patterns("alpha_pattern")?.into_iter();
         let alphas = alphas.map(|(pattern, alpha)| Ok((pattern, number("alpha_pattern", &alpha)?)));
         let alphas = alphas.collect::<Result<Vec<_>>>()?;
-        let dropout = json.get("lora_dropout").and_then(Value::as_f64).unwrap_or(0.0);
+        let dropout = take("lora_dropout").map_or(Ok(0.0), |dropout| number("lora_dropout", &dropout))?;
+        if !(0.0..1.0).contains(&dropout) {
+            return Err(error("lora_dropout", format!("must be from 0 to below 1, got {dropout}"), ""));
+        }
         let base = json.get("base_model_name_or_path").and_then(Value::as_str).map(str::to_owned);
         // Whether a Conv1D's weight is transposed; a pair's are not.
         take("fan_in_fan_out");
@@ -230,7 +274,7 @@ impl AdapterConfig {
             Value::Number(number) => number.as_f64() != Some(0.0),
             _ => true,
         };
-        // Only with DoRA, QALoRA and the like do these have a meaning.
+        // These matter only together with other keys, which are refused.
         let of_others = ["qalora_group_size", "arrow_config", "lora_bias"];
         let unknown = rest.iter().find(|(key, value)| {
             matters(value) && (!of_others.contains(&key.as_str()) || *value == &Value::Bool(true))
@@ -242,10 +286,15 @@ impl AdapterConfig {
         Ok(Self { rank, alpha, rank_stabilized, dropout, targets, excludes, layers, ranks, alphas, base })
     }
 
-    /// The object of the file. `targets` are the modules that have pairs, by the last part of their names.
-    pub(super) fn write(&self, targets: &[String], is_transposed: bool) -> Map<String, Value> {
+    /// The object of the file. `all` are the modules that have pairs, by the last part of their names.
+    pub(super) fn write(&self, all: &[String], is_transposed: bool) -> Map<String, Value> {
+        let patterns = |of: Vec<(&NamePattern, Value)>| -> Map<String, Value> {
+            of.into_iter().map(|(pattern, value)| (pattern.text.clone(), value)).collect()
+        };
+        // PEFT leaves it to each class what all linear modules are, so they are named.
+        let targets = if self.targets == Targets::AllLinear { json!(all) } else { self.targets.write() };
         let fields = json!({
-            "alpha_pattern": self.alphas.iter().cloned().collect::<std::collections::BTreeMap<_, _>>(),
+            "alpha_pattern": patterns(self.alphas.iter().map(|(pattern, alpha)| (pattern, json!(alpha))).collect()),
             "base_model_name_or_path": self.base,
             "bias": "none",
             "exclude_modules": self.excludes.as_ref().map(Targets::write),
@@ -259,7 +308,7 @@ impl AdapterConfig {
             "modules_to_save": null,
             "peft_type": "LORA",
             "r": self.rank,
-            "rank_pattern": self.ranks.iter().cloned().collect::<std::collections::BTreeMap<_, _>>(),
+            "rank_pattern": patterns(self.ranks.iter().map(|(pattern, rank)| (pattern, json!(rank))).collect()),
             "revision": null,
             "target_modules": targets,
             "task_type": "CAUSAL_LM",
@@ -278,22 +327,9 @@ fn ends_with_module(name: &str, target: &str) -> bool {
     name.strip_suffix(target).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
 
-/// The value of the first pattern that matches the whole name, or its end behind a dot.
-fn first_match<T: Copy>(patterns: &[(String, T)], name: &str) -> Result<Option<T>> {
-    for (pattern, value) in patterns {
-        if is_match(pattern, name, r"^(?:.*\.)?(?:", ")$")? {
-            return Ok(Some(*value));
-        }
-    }
-    Ok(None)
-}
-
-fn is_match(pattern: &str, name: &str, before: &str, behind: &str) -> Result<bool> {
-    let regex = Regex::new(&format!("{before}{pattern}{behind}")).map_err(|error| Error::Param {
-        name: "adapter",
-        what: format!("has the pattern `{pattern}`, which is not a regular expression: {error}"),
-    })?;
-    Ok(regex.is_match(name))
+/// The value of the first pattern that matches.
+fn first_match<T: Copy>(patterns: &[(NamePattern, T)], name: &str) -> Option<T> {
+    patterns.iter().find(|(pattern, _)| pattern.regex.is_match(name)).map(|(_, value)| *value)
 }
 
 #[cfg(test)]
@@ -327,15 +363,15 @@ mod tests {
             (r#""target_modules":"all-linear","exclude_modules":".*\\.2\\..*""#, false),
             (r#""target_modules":["q_proj"],"exclude_modules":["k_proj"]"#, true),
         ] {
-            assert_eq!(config(targets).targets(&q).unwrap(), expected, "{targets}");
+            assert_eq!(config(targets).targets(&q), expected, "{targets}");
         }
         let patterns = config(
             r#""lora_alpha":16,"target_modules":["q_proj"],"use_rslora":true,
                "rank_pattern":{"model.layers.2.self_attn.q_proj":4},"alpha_pattern":{"layers\\.[0-9]\\.self_attn\\.q_proj":6}"#,
         );
-        assert_eq!(patterns.rank_of(&q.name).unwrap(), 4);
-        assert_eq!(patterns.scale_of(&q.name).unwrap(), 3.0);
-        assert_eq!(patterns.scale_of("model.layers.12.self_attn.q_proj").unwrap(), (16.0 / 8f64.sqrt()) as f32);
+        assert_eq!(patterns.rank_of(&q.name), 4);
+        assert_eq!(patterns.scale_of(&q.name, 4).unwrap(), 3.0);
+        assert_eq!(patterns.scale_of("model.layers.12.self_attn.q_proj", 8).unwrap(), (16.0 / 8f64.sqrt()) as f32);
     }
 
     #[test]
@@ -352,6 +388,12 @@ mod tests {
             ("rank_pattern", "5"),
             ("use_rslora", r#""yes""#),
             ("exclude_modules", "[1]"),
+            ("rank_pattern", r#"{"(":4}"#),
+            ("exclude_modules", r#""\\w{1000}{1000}""#),
+            ("layers_to_transform", "[-1]"),
+            ("layers_to_transform", "\"x\""),
+            ("lora_dropout", "1.5"),
+            ("lora_dropout", "\"0.5\""),
         ] {
             let text = format!(r#"{{"peft_type":"LORA","r":8,"target_modules":["q_proj"],"{key}":{value}}}"#);
             let error = read(&text).unwrap_err().to_string();

@@ -86,14 +86,10 @@ impl<'a> AdapterModel<'a> {
     }
 
     /// The modules that `config` targets.
-    fn targeted(&self, config: &AdapterConfig) -> Result<Vec<LinearModule>> {
-        let mut targeted = Vec::new();
-        for module in linear_modules(self.schema, self.config) {
-            if config.targets(&module)? {
-                targeted.push(module);
-            }
-        }
-        Ok(targeted)
+    fn targeted(&self, config: &AdapterConfig) -> Vec<LinearModule> {
+        let mut modules = linear_modules(self.schema, self.config);
+        modules.retain(|module| config.targets(module));
+        modules
     }
 }
 
@@ -103,7 +99,7 @@ impl Adapter {
     /// # Errors
     /// [`Error::Param`] if the targets match no module of the model, or one of their names none.
     pub fn new(model: AdapterModel<'_>, config: AdapterConfig, seed: u64) -> Result<Self> {
-        let modules = model.targeted(&config)?;
+        let modules = model.targeted(&config);
         let refuse = |what: String| {
             let known = model.module_names().join("`, `");
             let hint = format!("the model has `{known}`, in layers 0 to {}", model.config.n_layers.saturating_sub(1));
@@ -112,7 +108,7 @@ impl Adapter {
         if let Targets::Named(names) = &config.targets {
             let one = |name: &String| AdapterConfig { targets: Targets::Named(vec![name.clone()]), ..config.clone() };
             for name in names {
-                if model.targeted(&one(name))?.is_empty() {
+                if model.targeted(&one(name)).is_empty() {
                     return refuse(format!("has `{name}`, which is not a linear module of the model"));
                 }
             }
@@ -175,7 +171,7 @@ impl Adapter {
                     used.extend([a.name, b.name]);
                     found.push((module, a, b));
                 }
-                [None, None] if config.targets(&module)? => {
+                [None, None] if config.targets(&module) => {
                     let what = format!("has no pair for `{}`, which `{CONFIG_FILE}` targets", module.name);
                     let hint = "the adapter belongs to another model".to_owned();
                     return Err(Error::File { path: path.clone(), what, hint });
@@ -194,22 +190,29 @@ impl Adapter {
             });
         }
         let mut values = LoraValues::default();
+        for (module, a, b) in &found {
+            // Before memory is taken by the sizes that the configuration claims.
+            let rank = config.rank_of(&module.name);
+            a.require_shape(&[rank, module.d_in])?;
+            b.require_shape(&[module.rows.len(), rank])?;
+        }
         for parts in found.chunk_by(|(one, ..), (next, ..)| one.path == next.path) {
             let modules: Vec<_> = parts.iter().map(|(module, ..)| module.clone()).collect();
             let shape = shape_of(&modules, &config)?;
             let mut update = vec![0.0; shape.n_values()];
             let places: Vec<_> = shape.places().collect();
             for (((module, a, b), pair), [of_a, of_b]) in parts.iter().zip(&shape.pairs).zip(places) {
-                a.require_shape(&[pair.rank, shape.d_in])?;
-                b.require_shape(&[pair.rows.len(), pair.rank])?;
-                update[of_a].copy_from_slice(&a.to_f32()?);
-                let stored = b.to_f32()?;
-                for (n, row) in update[of_b].chunks_exact_mut(pair.rank).enumerate() {
-                    row.copy_from_slice(&stored[place(module.order, n) * pair.rank..][..pair.rank]);
+                let (values_of_a, values_of_b) = (a.to_f32()?, b.to_f32()?);
+                for (tensor, values) in [(a, &values_of_a), (b, &values_of_b)] {
+                    if values.iter().any(|value| !value.is_finite()) {
+                        return Err(tensor.error("has infinite or NaN values".to_owned()));
+                    }
                 }
-            }
-            if update.iter().any(|value| !value.is_finite()) {
-                return Err(parts[0].1.error("has infinite or NaN values, or its pair has".to_owned()));
+                update[of_a].copy_from_slice(&values_of_a);
+                // The pair of a transposed weight is not transposed: only the order of rows is ours.
+                for (n, row) in update[of_b].chunks_exact_mut(pair.rank).enumerate() {
+                    row.copy_from_slice(&values_of_b[module.order.place(n) * pair.rank..][..pair.rank]);
+                }
             }
             values.0.insert(modules[0].path.clone(), MatrixUpdate { shape: Arc::new(shape), values: update });
         }
@@ -236,7 +239,7 @@ impl Adapter {
             }
             let mut b = vec![0.0; of_b.len()];
             for (n, row) in update.values[of_b].chunks_exact(pair.rank).enumerate() {
-                b[place(module.order, n) * pair.rank..][..pair.rank].copy_from_slice(row);
+                b[module.order.place(n) * pair.rank..][..pair.rank].copy_from_slice(row);
             }
             let name = |part: &str| format!("{PREFIX}{}.{part}.weight", module.name);
             let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
@@ -267,7 +270,8 @@ impl Adapter {
 /// The sizes of the pairs of one matrix's modules.
 fn shape_of(modules: &[LinearModule], config: &AdapterConfig) -> Result<LoraShape> {
     let pair = |module: &LinearModule| {
-        let (rank, scale) = (config.rank_of(&module.name)?, config.scale_of(&module.name)?);
+        let rank = config.rank_of(&module.name);
+        let scale = config.scale_of(&module.name, rank)?;
         Ok(LoraPair { rows: module.rows.clone(), rank, scale })
     };
     let pairs = modules.iter().map(pair).collect::<Result<Vec<_>>>()?;
@@ -283,11 +287,6 @@ fn find<'t, 'a>(
 ) -> Option<&'t StoredTensor<'a>> {
     let short = module.strip_prefix(schema.tensor_names().base_prefix).unwrap_or(module);
     [module, short].into_iter().find_map(|name| table.get(&format!("{PREFIX}{name}.{part}.weight")))
-}
-
-/// The row of a stored `B` that is row `n` of ours. A transposed weight's pair is not transposed.
-fn place(order: RowOrder, n: usize) -> usize {
-    order.place(n)
 }
 
 fn last_part(name: &str) -> &str {

@@ -147,7 +147,7 @@ fn plan<'a>(gpt: &'a Gpt, gguf: &Gguf, config: &GptConfig, dtype: Option<Dtype>)
         let parts: Vec<Part> = names.parts(spec, config, &|_| false);
         let is_norm = path.ends_with("norm.weight");
         let offset = if is_norm { gpt.config().norm_weight_offset } else { 0.0 };
-        let form = form_of(param, spec, dtype)?;
+        let form = form_of(param, spec, dtype);
         for tensor in SavedTensor::of(parts, spec) {
             let (name, shape) = (tensor.name().to_owned(), tensor.shape().to_vec());
             planned.push(Planned { name, shape, form, tensor, param, offset });
@@ -157,25 +157,21 @@ fn plan<'a>(gpt: &'a Gpt, gguf: &Gguf, config: &GptConfig, dtype: Option<Dtype>)
 }
 
 /// Only matrices are rounded, and to blocks only where rows are whole blocks. llama.cpp adds learned positions in f32.
-fn form_of(param: ParamRef<'_>, spec: &ParamSpec, dtype: Option<Dtype>) -> Result<Form> {
-    let ParamRef::Matrix(matrix) = param else { return Ok(Form::F32) };
+fn form_of(param: ParamRef<'_>, spec: &ParamSpec, dtype: Option<Dtype>) -> Form {
+    let ParamRef::Matrix(matrix) = param else { return Form::F32 };
     if spec.path == "pos_embed.weight" {
-        return Ok(Form::F32);
+        return Form::F32;
     }
-    let dtype = match dtype {
-        Some(dtype) => dtype,
-        None => match matrix.read_quantized()? {
-            Some(blocks) => blocks.dtype(),
-            None => Dtype::F32,
-        },
-    };
+    let is_embedding = spec.path == "embed.weight";
+    let dtype = dtype.map(|dtype| if is_embedding { dtype.for_embeddings() } else { dtype });
+    let dtype = dtype.or_else(|| matrix.quantized_dtype()).unwrap_or(Dtype::F32);
     let is_whole = spec.shape[1].is_multiple_of(BLOCK_SIZE);
-    Ok(match dtype {
+    match dtype {
         Dtype::F16 => Form::F16,
         Dtype::Bf16 => Form::Bf16,
         _ if dtype.is_quantized() && is_whole => Form::Blocks(dtype),
         _ => Form::F32,
-    })
+    }
 }
 
 fn write_file(path: &Path, pairs: &[(String, Entry)], tensors: &[Planned<'_>]) -> Result<()> {
@@ -227,6 +223,10 @@ fn bytes_of(planned: &Planned<'_>) -> Result<Vec<u8>> {
     let data = param.read()?;
     let all = values(&data)?;
     let values: Vec<f32> = tensor.values(all, width).iter().map(|value| value + offset).collect();
+    if *form == Form::F16 && values.iter().any(|value| value.is_finite() && f16::from_f32(*value).is_infinite()) {
+        let what = format!("is `f16`, but `{}` has numbers above {}\nhint: use `bf16`", planned.name, f16::MAX);
+        return Err(Error::Param { name: "dtype", what });
+    }
     Ok(match form {
         Form::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
         Form::F16 => values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect(),

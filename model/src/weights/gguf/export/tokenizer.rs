@@ -1,7 +1,7 @@
 //! `tokenizer.json` as the metadata of a GGUF file: byte-level BPE with a known way of splitting text, and SentencePiece's BPE.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     path::Path,
 };
 
@@ -30,7 +30,7 @@ pub(super) fn entries(
     tokenizer: &Tokenizer,
     ends: &[TokenId],
     n_tokens: usize,
-    chat_template: Option<String>,
+    chat_template: Option<&str>,
 ) -> Result<Vec<(String, Entry)>> {
     let json = json.ok_or_else(|| refused("is missing".to_owned(), "a GGUF file has its tokenizer in it"))?;
     let json: Value = serde_json::from_slice(json).map_err(|error| refused(format!("is not JSON: {error}"), ""))?;
@@ -50,10 +50,12 @@ pub(super) fn entries(
     if is_sentence_piece {
         put("ggml.model", Entry::Text("llama".to_owned()));
         put("ggml.pre", Entry::Text("default".to_owned()));
-        // The merge that makes a token with the highest score comes first.
+        // llama.cpp first merges the pair whose token has the highest score.
         let ranks: HashMap<String, usize> =
             merges.iter().enumerate().rev().map(|(rank, (left, right))| (format!("{left}{right}"), rank)).collect();
-        let score = |token: &String| ranks.get(token).map_or(0.0, |rank| -(*rank as f32) - 1.0);
+        require_merges(&tokens, &types, &ranks)?;
+        let last = merges.len();
+        let score = |token: &String| -(*ranks.get(token).unwrap_or(&last) as f32) - 1.0;
         put("ggml.scores", Entry::Floats(tokens.iter().map(score).collect()));
         put("ggml.add_space_prefix", Entry::Flag(has_prefix(&json)));
     } else {
@@ -84,9 +86,29 @@ pub(super) fn entries(
     put("ggml.add_bos_token", Entry::Flag(adds_bos));
     put("ggml.add_eos_token", Entry::Flag(adds_eos));
     if let Some(source) = chat_template {
-        put("chat_template", Entry::Text(source));
+        put("chat_template", Entry::Text(source.to_owned()));
     }
     Ok(pairs)
+}
+
+/// llama.cpp merges any two tokens whose texts together are a token, so there may be none that text never becomes.
+fn require_merges(tokens: &[String], types: &[i32], ranks: &HashMap<String, usize>) -> Result<()> {
+    let texts: HashSet<&str> = tokens.iter().map(String::as_str).collect();
+    let normal = tokens.iter().zip(types).filter(|(_, kind)| **kind == NORMAL).map(|(token, _)| token);
+    for token in normal.filter(|token| !ranks.contains_key(*token)) {
+        let splits = token.char_indices().skip(1).map(|(at, _)| token.split_at(at));
+        if let Some((left, right)) =
+            splits.into_iter().find(|(left, right)| texts.contains(left) && texts.contains(right))
+        {
+            return Err(refused(
+                format!(
+                    "has no merge that makes the token `{token}`; from a GGUF file, `{left}` and `{right}` would become it"
+                ),
+                "",
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn refused(what: String, hint: &str) -> Error {
