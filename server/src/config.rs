@@ -179,7 +179,8 @@ impl ServerConfig {
             };
             ModelConfig { model: Some(source.clone()), dtype, quantize, ..self.model.clone() }.load(progress)
         });
-        Ok(Models { served, draft: draft.transpose()?, class: self.model.class()? })
+        let class = if self.adapters.options().are_on() { self.model.class()? } else { None };
+        Ok(Models { served, draft: draft.transpose()?, class })
     }
 
     /// The listener's settings.

@@ -128,7 +128,7 @@ pub(super) fn what_else_it_is(dir: &Path) -> String {
     // For split files, the first.
     let gguf = files.filter(|file| file.extension().is_some_and(|extension| extension == "gguf")).min();
     if dir.join("adapter_config.json").exists() {
-        "this is an adapter without its base model: merge them first (`merge_and_unload` of `peft`)".to_owned()
+        "this is an adapter without its base model: merge them first (`hearth merge MODEL ADAPTER OUT`)".to_owned()
     } else if dir.join("pytorch_model.bin").exists() || dir.join("pytorch_model.bin.index.json").exists() {
         "pickled weights are not supported: load them with `transformers` and save them again (`save_pretrained`)"
             .to_owned()

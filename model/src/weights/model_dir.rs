@@ -183,6 +183,16 @@ pub fn load_embedded(dir: &EmbeddedDir, options: &LoadOptions) -> Result<LoadedM
     loaded(gpt, tokenizer, Some(chat_template), &files)?.checked(&name.join(TOKENIZER_FILE))
 }
 
+/// The configuration of an embedded model dir.
+///
+/// # Errors
+/// As [`load_config`].
+pub fn load_embedded_config(dir: &EmbeddedDir) -> Result<GptConfig> {
+    let path = Path::new(dir.name).join(CONFIG_FILE);
+    let json = parse_object(&path, dir.config)?;
+    HfSchema::of(&json, &path)?.read_config(&json, &path)
+}
+
 /// The first file that lists end-of-sequence tokens counts; otherwise the tokenizer's `eos`.
 ///
 /// Ids outside the model's vocabulary are ignored with a warning: they can never be sampled, and small models are often

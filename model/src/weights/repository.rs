@@ -133,7 +133,7 @@ fn no_model(files: &[RepositoryFile<'_>]) -> NoModel {
     let has = |test: &dyn Fn(&str) -> bool| files.iter().any(|file| test(file.path));
     let what = format!("the repository has neither `{CONFIG_FILE}` with `{WEIGHTS_FILE}` nor a GGUF file");
     let hint = if has(&|path| path == "adapter_config.json") {
-        "it has an adapter without its base model: merge them first (`merge_and_unload` of `peft`)"
+        "it has an adapter without its base model: download it, and merge them (`hearth merge MODEL ADAPTER OUT`)"
     } else if has(&|path| path.starts_with("pytorch_model") || path.ends_with(".pt") || path.ends_with(".pth")) {
         "it has pickled weights, which are not supported: look for a repository with safetensors, or convert them with \
          `transformers` (`save_pretrained`)"

@@ -11,9 +11,10 @@ use axum::{
 use serde_json::json;
 
 use super::{
+    body::Body,
     endpoint::{Operation, ResponseBody},
     error::ApiError,
-    fields::{Body, Fields},
+    fields::Fields,
     ignored_params,
     schema::Shape,
     state::{AppState, Preparation},
@@ -41,11 +42,13 @@ impl LoadRequest {
 
 /// The entry of `/v1/load_lora_adapter` in `/openapi.json`.
 pub(crate) const LOAD: Operation =
-    Operation::post("Load a LoRA adapter", describe_load, ResponseBody::Text("text/plain"));
+    Operation::post("Load a LoRA adapter", describe_load, ResponseBody::Text("text/plain"))
+        .with_errors(&[400, 403, 408, 413, 415, 429, 500, 503]);
 
 /// The entry of `/v1/unload_lora_adapter` in `/openapi.json`.
 pub(crate) const UNLOAD: Operation =
-    Operation::post("Unload a LoRA adapter", describe_unload, ResponseBody::Text("text/plain"));
+    Operation::post("Unload a LoRA adapter", describe_unload, ResponseBody::Text("text/plain"))
+        .with_errors(&[400, 403, 404, 408, 413, 415, 500, 503]);
 
 fn describe_load(_: &AppState, shape: &Shape) -> Result<(), ApiError> {
     LoadRequest::from_fields(&mut Fields::describing(json!({ "lora_name": "x", "lora_path": "x" }), shape)).map(drop)
@@ -69,6 +72,8 @@ pub(crate) async fn load(State(state): State<AppState>, body: Body) -> Result<Re
         return Err(ApiError::invalid("lora_name", message));
     }
     let LoadRequest { name, path, if_taken } = request;
+    // Before waiting for others that are read.
+    engine.adapters().check_new(&name, if_taken)?;
     let done = format!("Success: LoRA adapter '{name}' added successfully.");
     let work = move || Ok(engine.adapters().register(&name, &path, if_taken)?);
     state.prepare(Preparation::Adapter, work).await?;
@@ -101,7 +106,7 @@ impl Chosen {
     /// The adapter, which is read if it is not in memory.
     ///
     /// # Errors
-    /// It has been unloaded, or cannot be read any more.
+    /// It has been unloaded, or cannot be read any more; or it would have to be read while the queue is full.
     pub(crate) async fn adapter(
         &self,
         state: &AppState,
@@ -112,12 +117,17 @@ impl Chosen {
             Found::Loaded(adapter) => Ok(Some(adapter)),
             Found::Unknown => Err(unknown_model(state, name)),
             Found::OnDisk => {
+                engine.require_room()?;
                 let (engine, name) = (engine.clone(), name.clone());
                 let unknown = unknown_model(state, &name);
-                let work = move || match engine.adapters().load(&name) {
-                    // It has been unloaded meanwhile.
-                    Err(AdapterError::Unknown { .. }) => Err(unknown),
-                    loaded => Ok(loaded?),
+                let work = move || {
+                    // Reading takes long, and waiting for other readings longer still.
+                    engine.require_room()?;
+                    match engine.adapters().load(&name) {
+                        // It has been unloaded meanwhile.
+                        Err(AdapterError::Unknown { .. }) => Err(unknown),
+                        loaded => Ok(loaded?),
+                    }
                 };
                 state.prepare(Preparation::Adapter, work).await.map(Some)
             }
@@ -157,10 +167,16 @@ impl From<AdapterError> for ApiError {
         let message = error.to_string();
         match error {
             AdapterError::Fixed => Self::forbidden("lora_loading_off", message),
-            AdapterError::Name(_) | AdapterError::Taken(_) => Self::invalid("lora_name", message),
+            AdapterError::Name(_) | AdapterError::Taken(_) | AdapterError::TooMany => {
+                Self::invalid("lora_name", message)
+            }
             AdapterError::Unknown { .. } => {
                 Self::new(StatusCode::NOT_FOUND, "invalid_request_error", message).with_code("model_not_found")
             }
+            AdapterError::Busy(_) => {
+                Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message).with_code("adapters_busy")
+            }
+            AdapterError::Gone(_) | AdapterError::Changed(_) => Self::unavailable(message),
             AdapterError::Outside(_)
             | AdapterError::Missing(_)
             | AdapterError::Rank { .. }

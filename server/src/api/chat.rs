@@ -14,11 +14,13 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
+    body::Body,
+    chunk::{Head, StreamChunk, UsageReports},
     conversation::Conversation,
     endpoint::{Operation, ResponseBody, schema_of},
     error::ApiError,
-    fields::{Body, Fields},
-    generation::{Generation, Head, Started, StreamChunk, UsageReports, examples},
+    fields::Fields,
+    generation::{Generation, Started, examples},
     options::RequestTemplates,
     prompt::WirePromptLogprobs,
     schema::Shape,

@@ -19,10 +19,12 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::{
+    body::Body,
+    chunk::{Head, StreamChunk, UsageReports},
     endpoint::{Operation, ResponseBody, schema_of},
     error::ApiError,
-    fields::{Body, Fields},
-    generation::{Generation, Head, Started, StreamChunk, UsageReports, examples},
+    fields::Fields,
+    generation::{Generation, Started, examples},
     prompt::{Prompt, WirePromptLogprobs},
     schema::Shape,
     state::{AppState, Preparation},

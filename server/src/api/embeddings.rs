@@ -19,9 +19,10 @@ use serde_json::json;
 
 use super::{
     adapters,
+    body::Body,
     endpoint::{Operation, ResponseBody, schema_of},
     error::ApiError,
-    fields::{Body, Fields, must_be},
+    fields::{Fields, must_be},
     generation, ignored_params,
     prompt::{self, Truncation},
     schema::Shape,

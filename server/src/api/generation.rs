@@ -1,5 +1,5 @@
-//! What both generation endpoints share: all fields but the prompt, submitting requests, and the common parts of
-//! answers. `prompt` handles a single prompt.
+//! What both generation endpoints share: all fields but the prompt, and submitting requests. `prompt` handles a single
+//! prompt.
 
 use std::{
     cmp::Ordering,
@@ -13,12 +13,11 @@ use hearth_model::{
     sampling::SamplingParams,
     tokenizer::{DecodeOptions, Tokenizer},
 };
-use schemars::JsonSchema;
-use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{
     adapters, beams,
+    chunk::{Head, UsageReports},
     error::ApiError,
     fields::{Fields, at_most_strings},
     ignored_params,
@@ -26,22 +25,19 @@ use super::{
     prompt::{Prompt, Truncation, truncation},
     request_log::{Asked, RequestLog},
     sampling::{Sampling, applicable},
-    state::{AppState, Preparation, unix_seconds},
+    state::{AppState, Preparation},
     stream::{Answer, Deltas, Echo, ID_BYTES, MAX_ANSWER_BYTES, Opening, REPORTED_BYTES},
     structured::Structure,
     submission::{Submission, Submitted, Usage},
 };
-use crate::{
-    engine::{
-        ServedModel, StopCause,
-        adapters::ServedAdapter,
-        prefix_cache::PrefixSalt,
-        request::{
-            EngineRequest, LogprobsMode, MAX_CHOICES, MAX_LOGPROBS, PRIORITIES, RequestParts, SpecialTokens,
-            StopConditions, StopText, Strategy, TextOptions, ValidationError,
-        },
+use crate::engine::{
+    ServedModel, StopCause,
+    adapters::ServedAdapter,
+    prefix_cache::PrefixSalt,
+    request::{
+        EngineRequest, LogprobsMode, MAX_CHOICES, MAX_LOGPROBS, PRIORITIES, RequestParts, SpecialTokens,
+        StopConditions, StopText, Strategy, TextOptions, ValidationError,
     },
-    random::fresh_id,
 };
 
 /// Maximum number of answers to one prompt.
@@ -92,26 +88,6 @@ pub(crate) struct Generation {
     log: RequestLog,
 }
 
-/// In which events of a stream to report usage.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum UsageReports {
-    Nowhere,
-    AtTheEnd,
-    /// In every event.
-    Everywhere,
-}
-
-impl UsageReports {
-    /// The member `usage` of an event before the last: absent, `null`, or the usage so far.
-    pub(crate) fn in_delta(self, usage: Usage) -> Option<Option<Usage>> {
-        match self {
-            Self::Nowhere => None,
-            Self::AtTheEnd => Some(None),
-            Self::Everywhere => Some(Some(usage)),
-        }
-    }
-}
-
 /// Whether data about a prompt is reported once or in every choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PromptReports {
@@ -140,56 +116,6 @@ pub(crate) struct Started {
     pub(crate) prompt_ids: Vec<Arc<[TokenId]>>,
 }
 
-/// Members that all parts of an answer repeat.
-#[derive(Clone, Debug, Serialize, JsonSchema)]
-pub(crate) struct Head {
-    pub(crate) id: String,
-    object: &'static str,
-    created: u64,
-    model: String,
-    /// Changes with the model, its dtype or the device.
-    system_fingerprint: String,
-}
-
-impl Head {
-    /// The same head with another `object`.
-    pub(crate) fn with_object(self, object: &'static str) -> Self {
-        Self { object, ..self }
-    }
-}
-
-/// One event of a streamed answer, for both endpoints.
-#[derive(Debug, Serialize, JsonSchema)]
-#[schemars(rename = "{Choice}Event")]
-pub(crate) struct StreamChunk<'a, Choice> {
-    #[serde(flatten)]
-    pub(crate) head: &'a Head,
-    /// Empty in the last event, which has the `usage`.
-    pub(crate) choices: Vec<Choice>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) usage: Option<Option<Usage>>,
-    /// In the first event of each choice, if requested.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) prompt_token_ids: Option<&'a [TokenId]>,
-}
-
-impl<'a, Choice: Serialize> StreamChunk<'a, Choice> {
-    /// An event with more of one choice.
-    pub(crate) fn more(head: &'a Head, choice: Choice, usage: Option<Option<Usage>>) -> Self {
-        Self { head, choices: vec![choice], usage, prompt_token_ids: None }
-    }
-
-    /// The event after all choices, with the usage; `None` if not requested.
-    pub(crate) fn last(head: &'a Head, reports: UsageReports, usage: Usage) -> Option<Self> {
-        let usage = Some(Some(usage));
-        (reports != UsageReports::Nowhere).then_some(Self { head, choices: Vec::new(), usage, prompt_token_ids: None })
-    }
-
-    pub(crate) fn to_json(&self) -> String {
-        json!(self).to_string()
-    }
-}
-
 impl Generation {
     /// Reads the fields that both endpoints share. The endpoint reads its own fields first: all that remain unread are
     /// reported as ignored. `defaults` are the served model's.
@@ -202,7 +128,7 @@ impl Generation {
         let given = &mut fields;
         let n = given.count_or("n", 1..=MAX_N, 1)?;
         let best_of = given.count_or("best_of", 1..=MAX_N, n)?;
-        let stream = stream_options(given)?;
+        let stream = UsageReports::from_fields(given)?;
         let sampling = Sampling::from_fields(given, applicable(defaults, given))?;
         let strategy = beams::strategy(given, [n, best_of])?;
         check_best_of([n, best_of], strategy, stream)?;
@@ -350,13 +276,7 @@ impl Generation {
             Ok((prompts, n_cut, openings, events))
         };
         let (prompts, n_cut, openings, events) = state.prepare(preparation, prepare).await?;
-        let head = Head {
-            id: fresh_id(id_prefix),
-            object: "",
-            created: unix_seconds(),
-            model: chosen.name(state).to_owned(),
-            system_fingerprint: fingerprint,
-        };
+        let head = Head::new(id_prefix, chosen.name(state), fingerprint);
         self.log.work(|work| {
             (work.id, work.model) = (Some(head.id.clone()), Some(head.model.clone()));
             work.asked = Some(self.asked());
@@ -564,26 +484,6 @@ fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
         }
     }
     Ok(())
-}
-
-/// Whether and how to stream. `stream_options` is checked even without `stream`.
-fn stream_options(fields: &mut Fields) -> Result<Option<UsageReports>, ApiError> {
-    let streams = fields.flag_or("stream", false)?;
-    let mut reports = UsageReports::Nowhere;
-    if let Some(mut options) = fields.object("stream_options")? {
-        let usage = options.flag_or("include_usage", false)?;
-        reports = match (usage, options.flag_or("continuous_usage_stats", false)?) {
-            (true, true) => UsageReports::Everywhere,
-            (true, false) => UsageReports::AtTheEnd,
-            (false, true) => {
-                let path = options.path("continuous_usage_stats");
-                let message = format!("`{path}` requires `include_usage`");
-                return Err(ApiError::invalid(path, message));
-            }
-            (false, false) => UsageReports::Nowhere,
-        };
-    }
-    Ok(streams.then_some(reports))
 }
 
 fn check_best_of([n, best_of]: [usize; 2], strategy: Strategy, stream: Option<UsageReports>) -> Result<(), ApiError> {

@@ -20,10 +20,11 @@ use serde_json::json;
 
 use super::{
     adapters::{self, Chosen},
+    body::Body,
     conversation::Conversation,
     endpoint::{Operation, ResponseBody, schema_of},
     error::ApiError,
-    fields::{Body, Fields, must_be},
+    fields::{Fields, must_be},
     ignored_params,
     options::RequestTemplates,
     schema::Shape,

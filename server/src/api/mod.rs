@@ -5,13 +5,13 @@
 //! - `completions`, `chat`, `embeddings`, `models`, `health`, `metrics`, `page`: one endpoint each: wire types, handler, conversion
 //! - `adapters`: loads and unloads adapters, and finds what a request's `model` chooses
 //! - `tokens`: text to token ids and back, and what there is to know of the tokenizer
-//! - `generation`: what `completions` and `chat` share; `prompt`: one of its prompts; `ignored_params`: parameters that are ignored, for a response header
+//! - `generation`: what `completions` and `chat` share of requests, `chunk`: of answers; `prompt`: one of its prompts; `ignored_params`: parameters that are ignored, for a response header
 //! - `conversation`: messages to a prompt, by the model's chat template
 //! - `text_input`: strings or token ids, one or several
 //! - `sampling`: the fields that shape the choice of tokens; `beams`: those that ask for a beam search
 //! - `structured`: the fields that give an answer its form
 //! - `tools`: what may be called, and how a model is told; `tool_parser`: the calls in what it writes; `tool_calls`: on the wire
-//! - `fields`: request bodies, read so that errors name the parameter; `bounded_json`: their JSON; `schema`: what they note while they are read
+//! - `body`: request bodies; `bounded_json`: their JSON; `fields`: read one by one, so that errors name the parameter; `schema`: what they note while they are read
 //! - `openapi`: `/openapi.json`, from the endpoints' own descriptions
 //! - `submission`: the engine's events, counted and logged; `stream`: their text as server-sent events, or folded into one
 //!   answer
@@ -25,9 +25,11 @@
 mod adapters;
 pub mod api_keys;
 mod beams;
+mod body;
 pub(crate) mod body_guard;
 mod bounded_json;
 mod chat;
+mod chunk;
 mod completions;
 mod conversation;
 mod embeddings;

@@ -128,14 +128,14 @@ fn error_response(status: u16, envelope: &Value) -> Value {
     let description = match status {
         400 => "The request, or one of its parameters, is invalid",
         401 => "The API key is missing or incorrect",
-        403 => "`Origin` or `Host` is not allowed",
-        404 => "No such model",
+        403 => "`Origin` or `Host` is not allowed, or the server's settings do not allow the request",
+        404 => "No such model or adapter",
         408 => "The body did not arrive in time",
         413 => "The body is too large",
         415 => "The content type of the body is not JSON",
-        429 => "The queue is full; try again later",
+        429 => "The queue is full, or requests use too many adapters; try again later",
         500 => "Inference failed",
-        503 => "The model is loading, or the server is shutting down; try again later",
+        503 => "The model is loading, its adapter cannot be read, or the server is shutting down; try again later",
         504 => "The request's deadline has passed",
         _ => "",
     };

@@ -24,8 +24,7 @@ use crate::{
 /// Tokenizing a larger body takes tens of milliseconds or more.
 const LONG_BODY_BYTES: usize = 1 << 16;
 
-/// Minimum number of threads for [`AppState::prepare`]: one each for a long body, a grammar, a template, an inspection,
-/// an
+/// Minimum number of threads for [`AppState::prepare`]: one each for a long body, a grammar, a template, an inspection, an
 /// adapter and short work.
 pub(crate) const MIN_PREPARING_THREADS: usize = 6;
 

@@ -15,10 +15,11 @@ use serde_json::json;
 
 use super::{
     adapters,
+    body::Body,
     conversation::Conversation,
     endpoint::{Link, Operation, ParamIn, ResponseBody, schema_of},
     error::ApiError,
-    fields::{Body, Fields, must_be, token_ids},
+    fields::{Fields, must_be, token_ids},
     ignored_params,
     options::RequestTemplates,
     schema::{self, Shape},

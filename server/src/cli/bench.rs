@@ -14,7 +14,7 @@ use hearth_model::{
     TokenId, device,
     gpt::{Gpt, Init, ParamSpec},
     kv_cache::{PAGE_SIZE, PageTable, StepPart},
-    lora::LoadedAdapter,
+    lora::{LoadedAdapter, LoraValues},
     model_runner::ModelRunner,
     ops::{self, KvDtype},
     sampling::{Sampler, SamplingParams},
@@ -57,7 +57,8 @@ pub(crate) struct BenchArgs {
     /// Disable GPU graph capture for decoding
     #[arg(long, env = "HEARTH_ENFORCE_EAGER", value_parser = BoolishValueParser::new())]
     enforce_eager: bool,
-    /// Measure decoding also with the LoRA adapters in these folders, which the sequences take by turns (repeatable)
+    /// Measure decoding also with the LoRA adapters in these folders, which the sequences take by turns; a batch uses at
+    /// most one per sequence (repeatable)
     #[arg(long, value_name = "DIR", conflicts_with = "grammars")]
     lora: Vec<PathBuf>,
     /// Measure structured output instead: the time to compile grammars and to compute token masks
@@ -103,6 +104,8 @@ struct Measured {
 
 /// Prints a table, followed by one line of JSON.
 pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
+    // Before the model, which may take long to load.
+    let adapters = adapter_values(&args)?;
     let gpt = match &args.random {
         Some(dir) => random(dir, &args.model)?,
         None => {
@@ -140,7 +143,8 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     };
     let before = limits()?;
     let mut results = vec![prefill(&gpt, kv_dtype, n_prefill, args.runs)?];
-    let adapters = adapters(&gpt, &args)?;
+    let adapters = adapters.iter().map(|values| LoadedAdapter::new(gpt.config(), values, &gpt.device()).map(Arc::new));
+    let adapters: Vec<Arc<LoadedAdapter>> = adapters.collect::<Result<_, _>>()?;
     let mut batches = Vec::new();
     for &batch in &args.batch {
         for adapters in [&[], adapters.as_slice()].iter().take(if adapters.is_empty() { 1 } else { 2 }) {
@@ -173,14 +177,17 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
 }
 
 /// The adapters in the folders that were given.
-fn adapters(gpt: &Gpt, args: &BenchArgs) -> anyhow::Result<Vec<Arc<LoadedAdapter>>> {
-    let class = args.model.class()?;
-    let open = |dir: &PathBuf| {
-        let model = AdapterModel::new(gpt.config(), class)?;
-        let Adapter { values, .. } = Adapter::open(&model_dir::model_of(dir), model)?;
-        Ok(Arc::new(LoadedAdapter::new(gpt.config(), &values, &gpt.device())?))
+fn adapter_values(args: &BenchArgs) -> anyhow::Result<Vec<LoraValues>> {
+    if args.lora.is_empty() {
+        return Ok(Vec::new());
+    }
+    let (config, class) = match &args.random {
+        Some(dir) => (model_dir::load_config(dir)?, model_dir::load_class(dir).ok()),
+        None => (download::gpt_config(&args.model)?, args.model.class()?),
     };
-    args.lora.iter().map(open).collect()
+    let model = AdapterModel::new(&config, class)?;
+    let values = args.lora.iter().map(|dir| Ok(Adapter::open(&model_dir::model_of(dir), model)?.values));
+    values.collect()
 }
 
 /// Rejects the value of `flag` if the machine has not enough memory for the keys, values and logits of this many
@@ -327,7 +334,7 @@ fn decode(
     let is_gpu = gpt.device() != Device::flex();
     let job = match adapters.len() {
         0 => format!("decode, {batch} sequences"),
-        n_adapters => format!("decode, {batch} sequences, {n_adapters} adapters"),
+        n_adapters => format!("decode, {batch} sequences, {} adapters", n_adapters.min(batch)),
     };
     // Of the step in the middle.
     let n_keys = batch * (args.prompt + args.steps.div_ceil(2));

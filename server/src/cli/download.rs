@@ -8,6 +8,7 @@ use std::{
 
 use hearth_model::{
     byte_size::ByteSize,
+    config::GptConfig,
     hub::{Download, ModelPart},
     model_source::ModelSource,
     weights::model_dir::LoadedModel,
@@ -85,6 +86,12 @@ pub(super) fn open(source: &ModelSource) -> hearth_model::Result<PathBuf> {
 pub(super) fn load(model: &ModelConfig) -> hearth_model::Result<LoadedModel> {
     let mut progress = DownloadProgress::new();
     model.load(&mut |download| progress.show(&download))
+}
+
+/// The architecture of a model, with progress if it is downloaded.
+pub(super) fn gpt_config(model: &ModelConfig) -> hearth_model::Result<GptConfig> {
+    let mut progress = DownloadProgress::new();
+    model.gpt_config(&mut |download| progress.show(&download))
 }
 
 fn line(download: &Download, first: u64, elapsed: Duration) -> String {

@@ -12,12 +12,12 @@ use hearth_model::{
     model_source::ModelSource,
     ops::Dtype,
     weights::{
-        gguf::export::{ExportOptions, export},
+        gguf::export::{ExportOptions, export, partial_of},
         model_dir::{self, LoadOptions},
     },
 };
 
-use super::{download, output};
+use super::{download, new_model, output};
 
 /// The arguments of `hearth export`.
 #[derive(Args, Debug)]
@@ -49,6 +49,7 @@ pub(crate) fn run(args: ExportArgs) -> anyhow::Result<()> {
         class: model_dir::load_class(&model).ok().map(str::to_owned),
         extra_files: model_dir::files_beside_weights(&model)?,
     };
+    new_model::remove_file_when_interrupted(&partial_of(&out));
     export(&out, &loaded, &options)?;
     let size = out.metadata()?.len() as f64 / 1e6;
     output::print(&format!("`{0}`: {size:.1} MB; serve it with `hearth serve --model {0}`\n", out.display()))

@@ -1,4 +1,4 @@
-//! New model dirs that commands write: there when they are complete, and not at all if a command is interrupted.
+//! New models that commands write: there when they are complete, and not at all if a command is interrupted.
 
 use std::{
     fs,
@@ -27,12 +27,17 @@ pub(super) fn stage(out: &Path) -> anyhow::Result<StagedDir> {
     Ok(staged)
 }
 
+/// From now on, ctrl-c removes the file `partial`, whether it exists by then or not, and ends the process.
+pub(super) fn remove_file_when_interrupted(partial: &Path) {
+    remove_when_interrupted(Arc::new(Mutex::new(Some(partial.to_owned()))));
+}
+
 fn lock(partial: &Mutex<Option<PathBuf>>) -> MutexGuard<'_, Option<PathBuf>> {
     partial.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// From now on, ctrl-c removes `partial` and then ends the process. If the handler cannot be installed, ctrl-c ends the
-/// process immediately, and the next run removes the folder.
+/// process immediately, and the next run removes what is left.
 #[cfg(unix)]
 fn remove_when_interrupted(partial: Arc<Mutex<Option<PathBuf>>>) {
     use std::{process, thread};
@@ -47,7 +52,8 @@ fn remove_when_interrupted(partial: Arc<Mutex<Option<PathBuf>>>) {
         let partial = lock(&partial);
         // Files may still be created meanwhile.
         for _ in 0..100 {
-            if partial.as_ref().is_none_or(|path| fs::remove_dir_all(path).is_ok() || !path.exists()) {
+            let remove = |path| fs::remove_dir_all(path).or_else(|_| fs::remove_file(path));
+            if partial.as_ref().is_none_or(|path| remove(path).is_ok() || !path.exists()) {
                 break;
             }
         }

@@ -18,13 +18,14 @@ pub struct AdapterConfig {
     /// NAME: requests choose it by `model` (repeatable or comma-separated)
     #[arg(long, env = "HEARTH_LORA", value_name = "NAME=DIR", value_delimiter = ',', value_parser = named_dir)]
     pub lora: Vec<NamedDir>,
-    /// Maximum number of different adapters among running requests; requests for further ones wait. As many stay in memory
+    /// Maximum number of different adapters among running requests; requests for others wait. Also how many adapters stay
+    /// in memory that no request uses
     #[arg(long, env = "HEARTH_MAX_LORAS", value_name = "ADAPTERS", default_value_t = 8, value_parser = at_least_1)]
     pub max_loras: usize,
     /// Maximum rank of an adapter
     #[arg(long, env = "HEARTH_MAX_LORA_RANK", value_name = "RANK", default_value_t = 64, value_parser = at_least_1)]
     pub max_lora_rank: usize,
-    /// Allow clients to load adapters from below this folder, and to unload adapters, while the server runs
+    /// Allow every client to load adapters from below this folder, and to unload any adapter, while the server runs
     /// (`POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`) [default: not allowed]
     #[arg(long, env = "HEARTH_LORA_ROOT", value_name = "DIR")]
     pub lora_root: Option<PathBuf>,

@@ -1,6 +1,6 @@
 //! Settings of the model: which one, on which device, in which dtypes.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use burn::tensor::Device;
 use clap::{
@@ -9,6 +9,7 @@ use clap::{
 };
 use hearth_model::{
     Error, Result,
+    config::GptConfig,
     device::{self, DeviceChoice},
     gpt::Gpt,
     hub::{Download, ModelPart},
@@ -114,14 +115,28 @@ impl ModelConfig {
     /// files: then they are named as in the first class that can express the architecture.
     ///
     /// # Errors
-    /// The model cannot be downloaded.
+    /// The model cannot be downloaded, or is an adapter whose own model is not on this machine.
     pub(crate) fn class(&self) -> Result<Option<&'static str>> {
-        let path = self.model.as_ref().map(|source| source.open(ModelPart::Whole, &mut |_| {})).transpose()?;
-        let path = path.map(|path| match Adapter::is_in(&path) {
-            true => model_dir::adapter_base(&path),
-            false => Ok(path),
-        });
-        Ok(path.transpose()?.and_then(|path| model_dir::load_class(&path).ok()))
+        Ok(self.without_adapter(&mut |_| {})?.and_then(|path| model_dir::load_class(&path).ok()))
+    }
+
+    /// The architecture, from the configuration alone. The model is downloaded if needed.
+    ///
+    /// # Errors
+    /// As [`class`](Self::class), or the configuration is broken or not supported.
+    pub(crate) fn gpt_config(&self, progress: &mut dyn FnMut(Download)) -> Result<GptConfig> {
+        match self.without_adapter(progress)? {
+            Some(path) => model_dir::load_config(&path),
+            None => model_dir::load_embedded_config(&bundled::DIR),
+        }
+    }
+
+    /// The path of the model, or of the model that an adapter updates. `None` for the bundled model.
+    fn without_adapter(&self, progress: &mut dyn FnMut(Download)) -> Result<Option<PathBuf>> {
+        let Some(source) = &self.model else { return Ok(None) };
+        let path = source.open(ModelPart::Whole, progress)?;
+        let dir = model_dir::model_of(&path);
+        if Adapter::is_in(&dir) { model_dir::adapter_base(&dir).map(Some) } else { Ok(Some(dir.into_owned())) }
     }
 
     /// Rejects a model that does not fit into this machine's memory, before loading it. GPU memory is not checked: its
@@ -207,6 +222,38 @@ mod tests {
 
     use super::*;
 
+    fn config(path: &Path) -> ModelConfig {
+        #[derive(Parser)]
+        struct Flags {
+            #[command(flatten)]
+            model: ModelConfig,
+        }
+        Flags::try_parse_from(["hearth".as_ref(), "--model".as_ref(), path.as_os_str()]).unwrap().model
+    }
+
+    #[test]
+    fn the_class_of_a_run_is_that_of_its_model_or_of_the_model_that_its_adapter_updates() {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/golden/llama");
+        let dir = tempfile::tempdir().unwrap();
+        let folders = ["plain", "adapted"].map(|name| dir.path().join(name).join("model"));
+        for folder in &folders {
+            std::fs::create_dir_all(folder).unwrap();
+            std::fs::write(folder.join("../config.toml"), "").unwrap();
+        }
+        std::fs::copy(model.join("config.json"), folders[0].join("config.json")).unwrap();
+        let adapter = format!(
+            "{{\"base_model_name_or_path\": {:?}, \"peft_type\": \"LORA\", \"r\": 2, \"lora_alpha\": 2, \
+             \"target_modules\": [\"q_proj\"]}}",
+            model.display().to_string()
+        );
+        std::fs::write(folders[1].join("adapter_config.json"), adapter).unwrap();
+        for path in [&model, &dir.path().join("plain"), &dir.path().join("adapted"), &folders[1]] {
+            let config = config(path);
+            assert_eq!(config.class().unwrap(), Some("LlamaForCausalLM"), "{}", path.display());
+            assert_eq!(config.gpt_config(&mut |_| {}).unwrap(), model_dir::load_config(&model).unwrap());
+        }
+    }
+
     #[cfg(unix)]
     #[test]
     fn models_are_named_by_their_path_and_not_by_what_a_link_leads_to() {
@@ -215,14 +262,7 @@ mod tests {
         std::fs::write(&blob, "").unwrap();
         std::os::unix::fs::symlink(&blob, &link).unwrap();
         std::fs::create_dir_all(dir.path().join("my-model/inner")).unwrap();
-        let name = |path: &Path| {
-            #[derive(Parser)]
-            struct Flags {
-                #[command(flatten)]
-                model: ModelConfig,
-            }
-            Flags::try_parse_from(["hearth".as_ref(), "--model".as_ref(), path.as_os_str()]).unwrap().model.model_id()
-        };
+        let name = |path: &Path| config(path).model_id();
         assert_eq!(name(&link), "SmolLM2-Q4_1");
         assert_eq!(name(&dir.path().join("my-model")), "my-model");
         assert_eq!(name(&dir.path().join("my-model/inner/..")), "my-model");

@@ -3,12 +3,15 @@
 //! A name is registered with a folder. The values are read when the first request needs them, and stay in memory: when more
 //! than [`max_loaded`](AdapterOptions::max_loaded) are there, those that no request holds are dropped, the least recently used
 //! first, and read again when the next request comes. A request holds its adapter until it ends, so removing a name takes
-//! nothing away from requests that came before.
+//! nothing away from requests that came before. The number of adapters that requests hold is limited, too: see
+//! [`MAX_HELD_PER_LOADED`].
+
+mod source;
 
 use std::{
     collections::BTreeMap,
     fmt,
-    path::{Component, Path, PathBuf},
+    path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -18,15 +21,21 @@ use hearth_model::{
     Error,
     config::GptConfig,
     lora::{LoadedAdapter, LoraValues},
-    weights::{
-        adapter::{Adapter, AdapterModel},
-        model_dir,
-    },
+    weights::adapter::{Adapter, AdapterModel},
 };
 use ring::digest::{Context, SHA256};
 
+use self::source::Source;
+
 /// Maximum length of a name in bytes.
-const MAX_NAME_BYTES: usize = 256;
+pub const MAX_NAME_BYTES: usize = 256;
+
+/// Maximum number of names.
+pub const MAX_NAMES: usize = 1024;
+
+/// Running and waiting requests hold at most this many times [`max_loaded`](AdapterOptions::max_loaded) different adapters:
+/// further ones are not read until requests have ended.
+pub const MAX_HELD_PER_LOADED: usize = 4;
 
 /// Which adapters may be served.
 #[derive(Clone, Debug)]
@@ -75,6 +84,8 @@ pub struct ServedAdapter {
     id: AdapterId,
     loaded: Arc<LoadedAdapter>,
     digest: [u8; 32],
+    /// Counts the adapters in memory.
+    _counted: Arc<()>,
 }
 
 impl ServedAdapter {
@@ -141,7 +152,9 @@ pub enum AdapterError {
     )]
     Fixed,
     /// The name cannot be used.
-    #[error("`lora_name` must have 1 to {MAX_NAME_BYTES} bytes without control characters or commas, got {0:?}")]
+    #[error(
+        "the name of a LoRA adapter must have 1 to {MAX_NAME_BYTES} bytes without control characters or commas, got {0:?}"
+    )]
     Name(String),
     /// The name is in use.
     #[error(
@@ -149,6 +162,21 @@ pub enum AdapterError {
          hint: unload it first, or send `load_inplace` to replace it"
     )]
     Taken(String),
+    /// There are as many names as there may be.
+    #[error("{MAX_NAMES} LoRA adapters are loaded, which is the maximum\nhint: unload one first")]
+    TooMany,
+    /// Requests hold as many adapters as they may.
+    #[error("running and waiting requests use {0} LoRA adapters, which is the maximum: try again later")]
+    Busy(usize),
+    /// It was dropped from memory, and cannot be read again.
+    #[error("the LoRA adapter `{0}` cannot be read any more; the server's log has the reason")]
+    Gone(String),
+    /// It was dropped from memory, and its files have other values now.
+    #[error(
+        "the files of the LoRA adapter `{0}` have changed since it was loaded\n\
+         hint: load it again with `load_inplace`, or restart the server"
+    )]
+    Changed(String),
     /// There is no adapter of this name.
     #[error("the LoRA adapter `{name}` cannot be found; loaded are {}", listed(known))]
     Unknown {
@@ -197,6 +225,8 @@ pub struct Adapters {
     class: Option<&'static str>,
     device: Device,
     registered: Mutex<Registered>,
+    /// Each adapter in memory has a clone.
+    counted: Arc<()>,
 }
 
 #[derive(Debug, Default)]
@@ -211,13 +241,22 @@ struct Registered {
 #[derive(Debug)]
 struct Entry {
     id: AdapterId,
-    /// Where it is read from.
-    dir: PathBuf,
-    /// As it was given.
-    given: PathBuf,
+    source: Source,
     created: u64,
     last_used: u64,
+    /// That of its values when it was registered.
+    digest: [u8; 32],
     served: Option<Arc<ServedAdapter>>,
+}
+
+impl Registered {
+    fn require_free(&self, name: &str, if_taken: IfTaken) -> Result<(), AdapterError> {
+        match self.entries.contains_key(name) {
+            true if if_taken == IfTaken::Refuse => Err(AdapterError::Taken(name.to_owned())),
+            false if self.entries.len() >= MAX_NAMES => Err(AdapterError::TooMany),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl Adapters {
@@ -233,9 +272,10 @@ impl Adapters {
         device: &Device,
     ) -> Result<Self, AdapterError> {
         let (config, device) = (config.clone(), device.clone());
-        let adapters = Self { options, config, class, device, registered: Mutex::default() };
+        let adapters = Self { options, config, class, device, registered: Mutex::default(), counted: Arc::default() };
         for NamedDir { name, dir } in &adapters.options.given {
-            adapters.add(name, (dir, dir), IfTaken::Refuse)?;
+            adapters.check_name(name, IfTaken::Refuse)?;
+            adapters.add(name, Source::anywhere(dir), IfTaken::Refuse)?;
         }
         Ok(adapters)
     }
@@ -250,7 +290,7 @@ impl Adapters {
         let registered = self.lock();
         let infos = registered.entries.iter().map(|(name, entry)| AdapterInfo {
             name: name.to_string(),
-            dir: entry.given.clone(),
+            dir: entry.source.given.clone(),
             created: entry.created,
         });
         infos.collect()
@@ -268,25 +308,33 @@ impl Adapters {
         let now = registered.clock;
         let Some(entry) = registered.entries.get_mut(name) else { return Found::Unknown };
         entry.last_used = now;
-        entry.served.clone().map_or(Found::OnDisk, Found::Loaded)
+        let found = entry.served.clone().map_or(Found::OnDisk, Found::Loaded);
+        self.evict(&mut registered);
+        found
     }
 
     /// The adapter with this name, read from its folder if it is not in memory. May take seconds.
     ///
     /// # Errors
-    /// There is none, or it cannot be read any more.
+    /// There is none, it cannot be read any more or has changed, or requests hold too many others.
     pub fn load(&self, name: &str) -> Result<Arc<ServedAdapter>, AdapterError> {
         // In a statement of its own, which ends the lock.
-        let registered = self.lock().entries.get(name).map(|Entry { id, dir, served, .. }| match served {
-            Some(served) => Ok(served.clone()),
-            None => Err((id.clone(), dir.clone())),
-        });
-        let (id, dir) = match registered {
-            Some(Ok(served)) => return Ok(served),
-            Some(Err(on_disk)) => on_disk,
-            None => return Err(self.unknown(name)),
+        let on_disk = match self.lock().entries.get(name) {
+            Some(Entry { served: Some(served), .. }) => return Ok(served.clone()),
+            Some(entry) => Some((entry.id.clone(), entry.source.clone(), entry.digest)),
+            None => None,
         };
-        let served = Arc::new(self.read(id, &dir)?);
+        let (id, source, digest) = on_disk.ok_or_else(|| self.unknown(name))?;
+        self.require_room()?;
+        let served = self.read(id, &source).map_err(|error| {
+            tracing::error!("the LoRA adapter `{name}` cannot be read again from `{}`: {error}", source.dir.display());
+            AdapterError::Gone(name.to_owned())
+        })?;
+        if served.digest != digest {
+            tracing::error!("the LoRA adapter `{name}` has changed in `{}` since it was loaded", source.dir.display());
+            return Err(AdapterError::Changed(name.to_owned()));
+        }
+        let served = Arc::new(served);
         let mut registered = self.lock();
         registered.clock += 1;
         let now = registered.clock;
@@ -300,18 +348,30 @@ impl Adapters {
         Ok(served)
     }
 
+    /// Whether a client may register an adapter under this name. Reads nothing.
+    ///
+    /// # Errors
+    /// Adapters cannot be added, or the name cannot be used or is in use.
+    pub fn check_new(&self, name: &str, if_taken: IfTaken) -> Result<(), AdapterError> {
+        if self.options.root.is_none() {
+            return Err(AdapterError::Fixed);
+        }
+        self.check_name(name, if_taken)
+    }
+
     /// Registers the adapter in a folder below the root, and reads it. May take seconds.
     ///
     /// # Errors
-    /// The name is in use, the folder is outside of the root, or the adapter cannot be served.
+    /// The name is in use, the folder is outside of the root, the adapter cannot be served, or requests hold too many others.
     pub fn register(&self, name: &str, path: &str, if_taken: IfTaken) -> Result<(), AdapterError> {
         let root = self.options.root.as_deref().ok_or(AdapterError::Fixed)?;
         self.check_name(name, if_taken)?;
-        let dir = below(root, path)?;
-        self.add(name, (&dir, Path::new(path)), if_taken)
+        let source = Source::below(root, path)?;
+        self.require_room()?;
+        self.add(name, source, if_taken)
     }
 
-    /// Removes a name. Requests that came before keep the adapter until they end.
+    /// Removes a name, also one of the command line. Requests that came before keep the adapter until they end.
     ///
     /// # Errors
     /// There is none with this name, or adapters cannot be removed.
@@ -319,30 +379,36 @@ impl Adapters {
         if self.options.root.is_none() {
             return Err(AdapterError::Fixed);
         }
-        let removed = self.lock().entries.remove(name);
-        removed.map(|_| tracing::info!("unloaded the LoRA adapter `{name}`")).ok_or_else(|| self.unknown(name))
+        let removed = {
+            let mut registered = self.lock();
+            let removed = registered.entries.remove(name).is_some();
+            self.evict(&mut registered);
+            removed
+        };
+        if !removed {
+            return Err(self.unknown(name));
+        }
+        tracing::info!("unloaded the LoRA adapter `{name}`");
+        Ok(())
     }
 
-    fn add(&self, name: &str, (dir, given): (&Path, &Path), if_taken: IfTaken) -> Result<(), AdapterError> {
-        self.check_name(name, if_taken)?;
+    fn add(&self, name: &str, source: Source, if_taken: IfTaken) -> Result<(), AdapterError> {
         let id = {
             let mut registered = self.lock();
             registered.number += 1;
             AdapterId { number: registered.number, name: name.into() }
         };
-        let served = Arc::new(self.read(id.clone(), dir)?);
-        let n_bytes = served.loaded.n_bytes();
+        let served = Arc::new(self.read(id.clone(), &source)?);
+        let (n_bytes, dir) = (served.loaded.n_bytes(), source.dir.clone());
         let mut registered = self.lock();
         // Another request may have taken the name meanwhile.
-        if if_taken == IfTaken::Refuse && registered.entries.contains_key(name) {
-            return Err(AdapterError::Taken(name.to_owned()));
-        }
+        registered.require_free(name, if_taken)?;
         registered.clock += 1;
         let entry = Entry {
-            dir: dir.to_owned(),
-            given: given.to_owned(),
+            source,
             created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs()),
             last_used: registered.clock,
+            digest: served.digest,
             served: Some(served),
             id: id.clone(),
         };
@@ -358,20 +424,29 @@ impl Adapters {
         if !is_possible {
             return Err(AdapterError::Name(name.to_owned()));
         }
-        if if_taken == IfTaken::Refuse && self.lock().entries.contains_key(name) {
-            return Err(AdapterError::Taken(name.to_owned()));
-        }
-        Ok(())
+        self.lock().require_free(name, if_taken)
     }
 
-    fn read(&self, id: AdapterId, dir: &Path) -> Result<ServedAdapter, AdapterError> {
+    /// Adapters in memory: those of entries, and those that requests hold of entries that were removed or replaced.
+    fn n_in_memory(&self) -> usize {
+        Arc::strong_count(&self.counted) - 1
+    }
+
+    /// Rejects reading another adapter while requests hold too many.
+    fn require_room(&self) -> Result<(), AdapterError> {
+        self.evict(&mut self.lock());
+        let allowed = self.options.max_loaded.saturating_mul(MAX_HELD_PER_LOADED);
+        if self.n_in_memory() < allowed { Ok(()) } else { Err(AdapterError::Busy(allowed)) }
+    }
+
+    fn read(&self, id: AdapterId, source: &Source) -> Result<ServedAdapter, AdapterError> {
         let failed = |source| AdapterError::Load { name: id.name.to_string(), source };
         let allowed = self.options.max_rank;
         let require_rank = |given: usize| match given {
             given if given > allowed => Err(AdapterError::Rank { name: id.name.to_string(), given, allowed }),
             _ => Ok(()),
         };
-        let dir = &*model_dir::model_of(dir);
+        let dir = &source.folder().map_err(failed)?;
         // Before its values are read.
         let config = Adapter::open_config(dir).map_err(failed)?;
         require_rank(config.ranks.iter().map(|(_, rank)| *rank).fold(config.rank, usize::max))?;
@@ -379,12 +454,13 @@ impl Adapters {
         let Adapter { values, .. } = Adapter::open(dir, model).map_err(failed)?;
         require_rank(values.max_rank())?;
         let loaded = LoadedAdapter::new(&self.config, &values, &self.device).map_err(failed)?;
-        Ok(ServedAdapter { loaded: Arc::new(loaded), digest: digest(&values), id })
+        Ok(ServedAdapter { loaded: Arc::new(loaded), digest: digest(&values), id, _counted: self.counted.clone() })
     }
 
     /// Drops adapters that no request holds, until as many are in memory as may stay.
     fn evict(&self, registered: &mut Registered) {
-        loop {
+        // Usually there is nothing to do, and nothing to look through.
+        while self.n_in_memory() > self.options.max_loaded {
             let in_memory = registered.entries.values().filter(|entry| entry.served.is_some()).count();
             let idle = registered
                 .entries
@@ -416,27 +492,6 @@ impl fmt::Debug for Adapters {
     }
 }
 
-/// The folder `path`, if it is below `root`; a relative one begins there. Of what is outside, not even the existence is told.
-fn below(root: &Path, path: &str) -> Result<PathBuf, AdapterError> {
-    let outside = || AdapterError::Outside(path.to_owned());
-    let missing = |_| AdapterError::Missing(path.to_owned());
-    let resolved_root = root.canonicalize().map_err(missing)?;
-    let mut plain = PathBuf::new();
-    for part in root.join(path).components() {
-        match part {
-            Component::ParentDir => _ = plain.pop(),
-            Component::CurDir => {}
-            part => plain.push(part),
-        }
-    }
-    if !plain.starts_with(root) && !plain.starts_with(&resolved_root) {
-        return Err(outside());
-    }
-    // Links may lead out of it.
-    let resolved = plain.canonicalize().map_err(missing)?;
-    if resolved.starts_with(&resolved_root) && resolved != resolved_root { Ok(resolved) } else { Err(outside()) }
-}
-
 /// The SHA-256 of paths, shapes and values.
 fn digest(values: &LoraValues) -> [u8; 32] {
     let mut context = Context::new(&SHA256);
@@ -448,36 +503,4 @@ fn digest(values: &LoraValues) -> [u8; 32] {
     }
     let digest = context.finish();
     std::array::from_fn(|index| digest.as_ref().get(index).copied().unwrap_or_default())
-}
-
-#[cfg(test)]
-mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
-
-    use std::fs;
-
-    use super::*;
-
-    #[test]
-    fn folders_are_below_the_root_or_refused() {
-        let outer = tempfile::tempdir().unwrap();
-        let root = outer.path().join("root");
-        fs::create_dir_all(root.join("a/b")).unwrap();
-        fs::create_dir_all(outer.path().join("secret")).unwrap();
-        let resolved = root.canonicalize().unwrap();
-        for (path, expected) in [("a", "a"), ("a/b", "a/b"), ("./a/../a", "a")] {
-            assert_eq!(below(&root, path).unwrap(), resolved.join(expected), "{path}");
-        }
-        assert_eq!(below(&root, root.join("a").to_str().unwrap()).unwrap(), resolved.join("a"));
-        let secret = outer.path().join("secret");
-        for path in ["../secret", "../nothing", "a/../../secret", "/etc", secret.to_str().unwrap(), ".", ""] {
-            assert!(matches!(below(&root, path), Err(AdapterError::Outside(_))), "{path}");
-        }
-        assert!(matches!(below(&root, "nothing"), Err(AdapterError::Missing(_))));
-        #[cfg(unix)]
-        {
-            std::os::unix::fs::symlink(&secret, root.join("link")).unwrap();
-            assert!(matches!(below(&root, "link"), Err(AdapterError::Outside(_))));
-        }
-    }
 }

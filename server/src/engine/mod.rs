@@ -295,6 +295,15 @@ impl Engine {
         Ok(events)
     }
 
+    /// Checks whether the queue has room for a request, which spares preparing one that would be rejected.
+    ///
+    /// # Errors
+    /// The queue is full.
+    pub fn require_room(&self) -> Result<(), SubmitError> {
+        let max_queue = self.max_queue;
+        if self.queue.available_permits() > 0 { Ok(()) } else { Err(SubmitError::QueueFull { max_queue }) }
+    }
+
     /// The served model.
     pub fn model(&self) -> &Arc<ServedModel> {
         &self.model

@@ -216,6 +216,8 @@ pub struct Scheduler {
     ranks: HashMap<RequestId, Rank>,
     waiting: BTreeMap<Rank, ScheduledRequest>,
     running: BTreeMap<Rank, ScheduledRequest>,
+    /// Number of requests with an adapter.
+    n_adapted: usize,
     n_steps: i64,
     totals: Totals,
 }
@@ -229,6 +231,7 @@ impl Scheduler {
             ranks: HashMap::new(),
             waiting: BTreeMap::new(),
             running: BTreeMap::new(),
+            n_adapted: 0,
             n_steps: 0,
             totals: Totals::default(),
         }
@@ -244,6 +247,7 @@ impl Scheduler {
             keys: Arc::new(keys),
         };
         self.ranks.insert(id, rank);
+        self.n_adapted += usize::from(adapter.is_some());
         self.waiting.insert(
             rank,
             ScheduledRequest {
@@ -282,6 +286,7 @@ impl Scheduler {
             sequences: copies.collect(),
         };
         self.ranks.insert(child, rank);
+        self.n_adapted += usize::from(child_request.adapter.is_some());
         if starts { &mut self.running } else { &mut self.waiting }.insert(rank, child_request);
     }
 
@@ -316,10 +321,9 @@ impl Scheduler {
 
     /// Removes a finished or cancelled request, and releases its pages. Ignores unknown ids.
     pub fn remove(&mut self, id: RequestId) {
-        if let Some(rank) = self.ranks.remove(&id) {
-            self.waiting.remove(&rank);
-            self.running.remove(&rank);
-        }
+        let Some(rank) = self.ranks.remove(&id) else { return };
+        let removed = self.waiting.remove(&rank).or_else(|| self.running.remove(&rank));
+        self.n_adapted -= usize::from(removed.is_some_and(|request| request.adapter.is_some()));
     }
 
     /// The next step. Empty if there is nothing to do, or only held requests and such that wait for their pages; then
@@ -410,6 +414,10 @@ impl Scheduler {
 
     /// The names of the adapters of running and of waiting requests.
     pub fn adapters(&self) -> [Vec<Arc<str>>; 2] {
+        if self.n_adapted == 0 {
+            // Called after every step: the queue may be long.
+            return <[_; 2]>::default();
+        }
         let names = |requests: &BTreeMap<Rank, ScheduledRequest>| {
             let adapters = requests.values().filter_map(|request| request.adapter.as_ref());
             let names: BTreeSet<_> = adapters.map(|adapter| &adapter.name).collect();

@@ -514,6 +514,9 @@ impl Simulation {
             self.scheduler.running.values().map(|request| request.sequences.len()).sum::<usize>()
                 <= self.limits.max_batch_size
         );
+        let adapters: BTreeSet<_> =
+            self.scheduler.running.values().filter_map(|request| request.adapter.as_ref()).collect();
+        assert!(adapters.len() <= self.limits.max_adapters, "{adapters:?} run");
         for (sequence_id, sequence) in self.scheduler.running_sequences() {
             let chunk = step.chunks.iter().find(|chunk| chunk.id == sequence_id);
             assert!(
@@ -650,10 +653,11 @@ proptest! {
         jobs in proptest::collection::vec(job(), 1..25),
         max_batch_size in 1usize..6,
         extra_tokens in 0usize..60,
+        max_adapters in 1usize..4,
         // 9 pages hold the largest job: 89 + 39 tokens.
         n_pages in 9usize..30,
     ) {
-        let limits = Limits { max_batch_size, max_batch_tokens: max_batch_size + extra_tokens, max_adapters: 2 };
+        let limits = Limits { max_batch_size, max_batch_tokens: max_batch_size + extra_tokens, max_adapters };
         let mut simulation = Simulation::new(jobs, limits, n_pages);
         let total: usize = simulation.jobs.iter().map(Job::work).sum();
         let deadline = (100 + total * (1 + 4 * simulation.jobs.len())) * (1 + MOST_HELD);
@@ -673,5 +677,6 @@ proptest! {
         prop_assert_eq!(simulation.pool.n_free(), n_pages, "no page leaks");
         prop_assert_eq!(simulation.scheduler.n_running() + simulation.scheduler.n_waiting(), 0);
         prop_assert!(simulation.scheduler.ranks.is_empty());
+        prop_assert_eq!(simulation.scheduler.n_adapted, 0);
     }
 }

@@ -137,6 +137,8 @@ pub(super) struct Prepared {
 pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepared, StartError> {
     let Models { served: loaded, draft, class } = models;
     let config = loaded.gpt.config().clone();
+    // Before free memory is measured, of which the cache takes its share.
+    let adapters = Adapters::new(options.adapters.clone(), &config, class, &loaded.gpt.device())?;
     let available = memory::available_on(&loaded.gpt.device());
     let kv_dtype = kv_dtype(&loaded, options)?;
     let mut bytes_per_token = config.kv_bytes_per_token(kv_dtype.n_bytes());
@@ -159,7 +161,6 @@ pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
         max_batch_tokens: options.max_batch_tokens,
         max_adapters: options.adapters.max_loaded,
     };
-    let adapters = Adapters::new(options.adapters.clone(), &config, class, &loaded.gpt.device())?;
     let speculator = speculator(&loaded, draft, options, n_pages)?;
     let model = ServedModel {
         fingerprint: fingerprint(&loaded, kv_dtype),

@@ -1,19 +1,20 @@
 //! Metrics of the engine. They are measured in the engine, not from what is sent to clients, on the inference thread
 //! and the threads of the pool.
 
-use std::{
-    fmt::Write,
-    sync::Arc,
-    time::{Instant, SystemTime, UNIX_EPOCH},
-};
+use std::{fmt::Write, time::Instant};
 
 use hearth_model::{kv_cache::PAGE_SIZE, ops::KvDtype};
 use prometheus::{
-    Gauge, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-    TextEncoder, proto::LabelPair,
+    Gauge, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    proto::LabelPair,
 };
 
-use super::{Timeline, registered};
+use super::{
+    Timeline,
+    adapters::{AdapterCounters, AdapterSnapshot},
+    outcome::Outcome,
+    registered,
+};
 
 const TTFT_BUCKETS: &[f64] = &[
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
@@ -34,32 +35,6 @@ const STEP_BUCKETS: &[f64] =
 /// A counter with a label. Without speculative decoding it has no samples.
 const ACCEPTED_BY_POSITION: &str = "vllm:spec_decode_num_accepted_tokens_per_pos_total";
 const ACCEPTED_BY_POSITION_HELP: &str = "Number of accepted draft tokens by their position in the draft.";
-
-/// How a request ended: the label `finished_reason`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// By a stop condition.
-    Stop,
-    /// At `max_tokens` or the end of the context.
-    Length,
-    /// The client disconnected, or the deadline passed.
-    Abort,
-    /// An error.
-    Error,
-}
-
-impl Outcome {
-    const ALL: [Self; 4] = [Self::Stop, Self::Length, Self::Abort, Self::Error];
-
-    fn label(self) -> &'static str {
-        match self {
-            Self::Stop => "stop",
-            Self::Length => "length",
-            Self::Abort => "abort",
-            Self::Error => "error",
-        }
-    }
-}
 
 /// Counters of the scheduler.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,17 +64,6 @@ pub struct Snapshot {
     pub adapters: Option<AdapterSnapshot>,
 }
 
-/// The adapters of requests.
-#[derive(Clone, Debug)]
-pub struct AdapterSnapshot {
-    /// Maximum number of different ones among running requests.
-    pub max_adapters: usize,
-    /// Names of those of running requests.
-    pub running: Vec<Arc<str>>,
-    /// Names of those of waiting requests.
-    pub waiting: Vec<Arc<str>>,
-}
-
 /// All metrics of the engine.
 #[derive(Debug)]
 pub struct EngineMetrics {
@@ -122,9 +86,7 @@ pub struct EngineMetrics {
     /// Accepted draft tokens by their position in the draft.
     accepted_by_position: Vec<IntCounter>,
     ended: IntCounterVec,
-    adapters: GaugeVec,
-    adapter_ended: IntCounterVec,
-    adapter_tokens: IntCounterVec,
+    adapters: AdapterCounters,
     time_to_first_token: Histogram,
     inter_token_latency: Histogram,
     e2e_latency: Histogram,
@@ -151,15 +113,6 @@ impl EngineMetrics {
             // Present from the start, with 0.
             ended.with_label_values(&[outcome.label()]);
         }
-        let adapters =
-            Opts::new("vllm:lora_requests_info", "Adapters of running and waiting requests; the value is the time.");
-        let adapters = GaugeVec::new(adapters, &["max_lora", "running_lora_adapters", "waiting_lora_adapters"]);
-        let adapter_ended =
-            Opts::new("hearth_lora_requests_total", "Number of answers of an adapter that ended, by reason.");
-        let adapter_ended = IntCounterVec::new(adapter_ended, &["lora", "finished_reason"]);
-        let adapter_tokens =
-            Opts::new("hearth_lora_generation_tokens_total", "Number of tokens that an adapter generated.");
-        let adapter_tokens = IntCounterVec::new(adapter_tokens, &["lora"]);
         let by_position = Opts::new(ACCEPTED_BY_POSITION, ACCEPTED_BY_POSITION_HELP);
         let by_position = registered(&registry, IntCounterVec::new(by_position, &["position"]));
         let positions =
@@ -198,9 +151,7 @@ impl EngineMetrics {
             accepted_tokens: counter("vllm:spec_decode_num_accepted_tokens_total", "Number of accepted draft tokens."),
             accepted_by_position: positions.collect(),
             ended,
-            adapters: registered(&registry, adapters),
-            adapter_ended: registered(&registry, adapter_ended),
-            adapter_tokens: registered(&registry, adapter_tokens),
+            adapters: AdapterCounters::new(&registry),
             time_to_first_token: histogram(
                 "vllm:time_to_first_token_seconds",
                 "Time from arrival to the first token in seconds.",
@@ -290,8 +241,7 @@ impl EngineMetrics {
 
     /// An answer of `n_tokens` tokens by the adapter of this name is complete or was abandoned.
     pub fn adapter_ended(&self, name: &str, outcome: Outcome, n_tokens: usize) {
-        self.adapter_ended.with_label_values(&[name, outcome.label()]).inc();
-        self.adapter_tokens.with_label_values(&[name]).inc_by(n_tokens as u64);
+        self.adapters.ended(name, outcome, n_tokens);
     }
 
     /// All metrics as text, labelled with the model's name.
@@ -304,13 +254,6 @@ impl EngineMetrics {
         self.cache_usage.iter().for_each(|gauge| gauge.set(now.used_pages as f64 / now.n_pages.max(1) as f64));
         let layout = [PAGE_SIZE.to_string(), now.kv_dtype.to_string(), now.n_pages.to_string()];
         self.cache_config.with_label_values(&layout).set(1);
-        if let Some(AdapterSnapshot { max_adapters, running, waiting }) = &now.adapters {
-            // The time, as in vLLM: readers take the sample with the latest. One at a time needs no comparing.
-            self.adapters.reset();
-            let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |elapsed| elapsed.as_secs_f64());
-            let labels = [max_adapters.to_string(), running.join(","), waiting.join(",")];
-            self.adapters.with_label_values(&labels).set(time);
-        }
         // The model's name is not known when the counters are created.
         let common = [("model_name", model_name), ("engine", "0")].map(|(name, value)| {
             let mut label = LabelPair::default();
@@ -319,6 +262,7 @@ impl EngineMetrics {
             label
         });
         let mut families = self.registry.gather();
+        families.extend(now.adapters.iter().flat_map(AdapterSnapshot::gather));
         for metric in families.iter_mut().flat_map(|family| family.mut_metric()) {
             let own = metric.take_label();
             metric.set_label(common.iter().cloned().chain(own).collect());
@@ -340,7 +284,7 @@ fn seconds(start: Instant, end: Instant) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
+    #![expect(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
     use super::*;
 
@@ -369,6 +313,29 @@ mod tests {
     fn labels_are_escaped() {
         let text = EngineMetrics::new(0).render("a\"b\\c\nd", IDLE).unwrap();
         has(&text, r#"vllm:num_requests_running{model_name="a\"b\\c\nd",engine="0"} 0"#);
+    }
+
+    /// Each finds its own sample of the family whose labels change, and no other.
+    #[test]
+    fn scrapers_at_once_do_not_disturb_each_other() {
+        let metrics = EngineMetrics::new(0);
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let metrics = &metrics;
+                scope.spawn(move || {
+                    let name = format!("adapter-{thread}");
+                    let running = vec![name.as_str().into()];
+                    let adapters = AdapterSnapshot { max_adapters: 2, running, waiting: Vec::new() };
+                    for _ in 0..200 {
+                        let text = metrics.render("m", Snapshot { adapters: Some(adapters.clone()), ..IDLE }).unwrap();
+                        let samples: Vec<&str> =
+                            text.lines().filter(|line| line.starts_with("vllm:lora_requests_info{")).collect();
+                        let [sample] = samples[..] else { panic!("{samples:?}") };
+                        assert!(sample.contains(&format!("running_lora_adapters=\"{name}\"")), "{sample}");
+                    }
+                });
+            }
+        });
     }
 
     #[test]

@@ -4,18 +4,22 @@
 //! depend on this one, and it depends on none of them.
 //!
 //! # Layout
-//! - `engine`: metrics of the engine; `http`: requests by route, method and status
-//! - `timeline`: times of a request's phases
+//! - `engine`: metrics of the engine; `adapters`: those of LoRA adapters; `http`: requests by route, method and status
+//! - `outcome`: how requests end; `timeline`: times of a request's phases
 
+mod adapters;
 mod engine;
 mod http;
+mod outcome;
 mod timeline;
 
 use prometheus::{Registry, core::Collector};
 
 pub use self::{
-    engine::{AdapterSnapshot, EngineMetrics, Outcome, Snapshot, Totals},
+    adapters::AdapterSnapshot,
+    engine::{EngineMetrics, Snapshot, Totals},
     http::HttpMetrics,
+    outcome::Outcome,
     timeline::{PhaseTimes, Timeline},
 };
 

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use axum::http::StatusCode;
@@ -23,7 +24,7 @@ use crate::support::{self, MODEL, OPTIONS, Server, config, is_idle};
 const CLASS: &str = "LlamaForCausalLM";
 
 /// Writes an adapter of all linear modules, with a `B` that is not 0, to `dir`.
-fn write(dir: &Path, rank: usize, seed: u64) {
+pub(crate) fn write(dir: &Path, rank: usize, seed: u64) {
     let adapter_config = AdapterConfig::all_linear(rank, 2.0 * rank as f64);
     let config = config();
     let model = AdapterModel::new(&config, Some(CLASS)).unwrap();
@@ -42,13 +43,13 @@ fn write(dir: &Path, rank: usize, seed: u64) {
 }
 
 /// A folder with adapters `a0`, `a1` and so on.
-fn folder(n: u64) -> TempDir {
+pub(crate) fn folder(n: u64) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     (0..n).for_each(|number| write(&folder.path().join(format!("a{number}")), 4 + number as usize, number + 1));
     folder
 }
 
-fn given(folder: &TempDir, n: u64) -> Vec<NamedDir> {
+pub(crate) fn given(folder: &TempDir, n: u64) -> Vec<NamedDir> {
     let named = |number| {
         let name = format!("a{number}");
         NamedDir { dir: folder.path().join(&name), name }
@@ -56,20 +57,20 @@ fn given(folder: &TempDir, n: u64) -> Vec<NamedDir> {
     (0..n).map(named).collect()
 }
 
-fn options(given: Vec<NamedDir>, max_loaded: usize, root: Option<PathBuf>) -> EngineOptions {
+pub(crate) fn options(given: Vec<NamedDir>, max_loaded: usize, root: Option<PathBuf>) -> EngineOptions {
     EngineOptions { max_batch_size: 16, adapters: AdapterOptions { given, max_loaded, max_rank: 16, root }, ..OPTIONS }
 }
 
-async fn post(server: &Server, path: &str, body: Value) -> (StatusCode, String) {
+pub(crate) async fn post(server: &Server, path: &str, body: Value) -> (StatusCode, String) {
     let answer = server.post_to(path, body.to_string()).await;
     (answer.status, answer.text)
 }
 
-async fn load(server: &Server, name: &str, path: &str) -> (StatusCode, String) {
+pub(crate) async fn load(server: &Server, name: &str, path: &str) -> (StatusCode, String) {
     post(server, "/v1/load_lora_adapter", json!({ "lora_name": name, "lora_path": path })).await
 }
 
-async fn unload(server: &Server, name: &str) -> (StatusCode, String) {
+pub(crate) async fn unload(server: &Server, name: &str) -> (StatusCode, String) {
     post(server, "/v1/unload_lora_adapter", json!({ "lora_name": name })).await
 }
 
@@ -93,7 +94,7 @@ fn request(number: usize, model: &str) -> (&'static str, Value) {
 }
 
 /// What must be equal in two answers to a request.
-async fn answer(server: &Server, number: usize, model: &str) -> Value {
+pub(crate) async fn answer(server: &Server, number: usize, model: &str) -> Value {
     let (path, body) = request(number, model);
     let answer = server.post_to(path, body.to_string()).await;
     assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
@@ -106,7 +107,7 @@ async fn answer(server: &Server, number: usize, model: &str) -> Value {
 }
 
 /// The same server, for a task of its own.
-fn shared(server: &Server) -> Server {
+pub(crate) fn shared(server: &Server) -> Server {
     Server { engine: server.engine.clone(), state: server.state.clone() }
 }
 
@@ -159,34 +160,47 @@ async fn loading_unloading_and_evicting_under_load_lose_nothing() {
         let (server, name) = (shared(&server), name.to_owned());
         requests.spawn(async move {
             let name = name.as_str();
+            let mut n_missed = 0;
             // Those that are removed meanwhile are loaded by whoever misses them.
             loop {
                 let (path, body) = request(number, name);
                 let answer = server.post_to(path, body.to_string()).await;
+                if answer.status == StatusCode::TOO_MANY_REQUESTS {
+                    assert_eq!(answer.json()["error"]["code"], "adapters_busy");
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                    continue;
+                }
                 if answer.status == StatusCode::NOT_FOUND {
                     assert_eq!(answer.json()["error"]["code"], "model_not_found");
+                    n_missed += 1;
                     let (status, text) = load(&server, name, name).await;
-                    assert!(status == StatusCode::OK || text.contains("has already been loaded"), "{text}");
+                    let is_there = text.contains("has already been loaded") || text.contains("adapters_busy");
+                    assert!(status == StatusCode::OK || is_there, "{text}");
                     continue;
                 }
                 assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
                 let answer = answer.json();
                 let part = if path == "/v1/embeddings" { "data" } else { "choices" };
                 assert_eq!(answer[part], expected, "{number} with {name}");
-                return;
+                return n_missed;
             }
         });
     }
     let removals = async {
+        let mut n_removed = 0;
         for round in 0..40 {
             let name = format!("a{}", round % 6);
             let (status, text) = unload(&server, &name).await;
             assert!(status == StatusCode::OK || status == StatusCode::NOT_FOUND, "{text}");
+            n_removed += usize::from(status == StatusCode::OK);
             tokio::task::yield_now().await;
-            tokio::time::sleep(std::time::Duration::from_millis(3)).await;
+            tokio::time::sleep(Duration::from_millis(3)).await;
         }
+        n_removed
     };
-    tokio::join!(requests.join_all(), removals);
+    let (missed, n_removed) = tokio::join!(requests.join_all(), removals);
+    let n_missed: usize = missed.into_iter().sum();
+    assert!(n_missed > 0 && n_removed > 5, "{n_missed} requests found no adapter, {n_removed} were removed");
     server.wait_for(is_idle).await;
     // The next one that is read sends others away.
     for name in ["a0", "a1", "a2"] {
@@ -226,7 +240,10 @@ async fn adapters_are_listed_and_described() {
         let server = &server;
         async move { post(server, "/tokenize", json!({ "model": model, "prompt": "the end" })).await }
     };
-    assert_eq!(ids("a0").await, ids(MODEL).await);
+    let (status, text) = ids("a0").await;
+    assert_eq!(status, StatusCode::OK, "{text}");
+    assert_eq!((status, text), ids(MODEL).await);
+    assert_eq!(ids("late").await.0, StatusCode::NOT_FOUND);
 }
 
 #[tokio::test]
@@ -309,7 +326,7 @@ async fn errors_name_what_is_wrong() {
     for (name, path, status, message) in [
         ("a0", "a0", 400, "the LoRA adapter `a0` has already been loaded\nhint:"),
         (MODEL, "a0", 400, "`lora_name` must not be the name of the model, got `tiny`"),
-        ("x,y", "a0", 400, "`lora_name` must have 1 to 256 bytes without control characters or commas"),
+        ("x,y", "a0", 400, "the name of a LoRA adapter must have 1 to 256 bytes without control characters or commas"),
         (
             "x",
             "high",
@@ -362,5 +379,5 @@ async fn the_folder_of_a_training_run_is_an_adapter() {
     write(&run.path().join("model"), 4, 3);
     let named = vec![NamedDir { name: "run".into(), dir: run.path().to_owned() }];
     let server = Server::with_options(options(named, 8, None));
-    answer(&server, 0, "run").await;
+    assert_ne!(answer(&server, 0, "run").await, answer(&server, 0, MODEL).await);
 }

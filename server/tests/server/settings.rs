@@ -113,6 +113,30 @@ fn an_interrupted_quantize_leaves_nothing_behind() {
 
 #[test]
 #[cfg(unix)]
+fn an_interrupted_export_leaves_nothing_behind() {
+    use std::{thread, time::Duration};
+
+    let (model, parent) = (model_dir(), tempfile::tempdir().unwrap());
+    let (out, partial) = (parent.path().join("out.gguf"), parent.path().join("out.gguf.hearth-partial"));
+    for attempt in 0.. {
+        assert!(attempt < 20, "it is never interrupted while it writes");
+        // It can be written when someone reads it.
+        drop(fs::remove_file(&partial));
+        assert!(std::process::Command::new("mkfifo").arg(&partial).status().unwrap().success());
+        let mut child = hearth(&["export", path(model.path()), path(&out)]).spawn().unwrap();
+        thread::sleep(Duration::from_millis(100 * attempt));
+        let killed = std::process::Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+        let code = child.wait().unwrap().code();
+        assert!(!out.exists(), "exit code {code:?}, kill {killed}");
+        if code == Some(130) {
+            assert!(!partial.exists());
+            return;
+        }
+    }
+}
+
+#[test]
+#[cfg(unix)]
 fn links_that_lead_nowhere_and_devices_are_told_as_what_they_are() {
     use std::os::unix::fs::symlink;
 

@@ -72,6 +72,25 @@ fn a_merged_model_writes_what_the_model_with_its_adapter_writes() {
 }
 
 #[test]
+fn bench_reads_adapters_before_the_model_and_counts_those_in_use() {
+    let (base, parent) = (tiny_model(), tempfile::tempdir().unwrap());
+    let adapters = ["one", "two"].map(|name| parent.path().join(name));
+    adapters.iter().for_each(|dir| save_adapter(base.path(), dir));
+    let bench = ["bench", "--device", "cpu", "--prefill", "8", "--prompt", "8", "--steps", "2", "--runs", "1"];
+    let with = ["--model", path(base.path()), "--batch", "1", "2", "--lora", path(&adapters[0]), "--lora"];
+    let output = run(&[&bench[..], &with, &[path(&adapters[1])]].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    for job in ["decode, 1 sequences ", "decode, 1 sequences, 1 adapters ", "decode, 2 sequences, 2 adapters "] {
+        assert!(stdout(&output).contains(job), "{job} is not in {}", stdout(&output));
+    }
+    let missing = parent.path().join("missing");
+    fs::write(base.path().join("model.safetensors"), "broken").unwrap();
+    let output = run(&[&bench[..], &with, &[path(&missing)]].concat());
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("missing/adapter_config.json"), "{}", stderr(&output));
+}
+
+#[test]
 fn an_exported_model_writes_the_same_and_what_gguf_cannot_hold_is_refused() {
     let (model, parent) = (tiny_model(), tempfile::tempdir().unwrap());
     let out = parent.path().join("out.gguf");

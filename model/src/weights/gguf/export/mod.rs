@@ -73,7 +73,8 @@ pub fn export(path: &Path, model: &LoadedModel, options: &ExportOptions) -> Resu
     written
 }
 
-fn partial_of(path: &Path) -> PathBuf {
+/// The file that [`export`] writes and then renames to `path`.
+pub fn partial_of(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".hearth-partial");
     name.into()

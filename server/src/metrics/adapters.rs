@@ -1,0 +1,114 @@
+//! Metrics of LoRA adapters, by name.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, PoisonError},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use prometheus::{GaugeVec, IntCounterVec, Opts, Registry, proto::MetricFamily};
+
+use super::{outcome::Outcome, registered};
+
+/// Maximum number of names that have samples of their own: clients choose names, and a sample stays for ever.
+const MAX_NAMES: usize = 1024;
+
+/// The name that all further adapters share.
+const OTHER: &str = "other";
+
+/// The adapters of requests.
+#[derive(Clone, Debug)]
+pub struct AdapterSnapshot {
+    /// Maximum number of different ones among running requests.
+    pub max_adapters: usize,
+    /// Names of those of running requests.
+    pub running: Vec<Arc<str>>,
+    /// Names of those of waiting requests.
+    pub waiting: Vec<Arc<str>>,
+}
+
+impl AdapterSnapshot {
+    /// The family `vllm:lora_requests_info`, with one sample. It has a registry of its own: the names are labels, so a shared
+    /// gauge would have to be reset each time, and two scrapers at once would find no sample or two.
+    pub(super) fn gather(&self) -> Vec<MetricFamily> {
+        let registry = Registry::new();
+        let info =
+            Opts::new("vllm:lora_requests_info", "Adapters of running and waiting requests; the value is the time.");
+        let info = GaugeVec::new(info, &["max_lora", "running_lora_adapters", "waiting_lora_adapters"]);
+        // The time, as in vLLM: readers take the sample with the latest.
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |elapsed| elapsed.as_secs_f64());
+        let labels = [self.max_adapters.to_string(), self.running.join(","), self.waiting.join(",")];
+        registered(&registry, info).with_label_values(&labels).set(time);
+        registry.gather()
+    }
+}
+
+/// Counts what adapters generate.
+#[derive(Debug)]
+pub(super) struct AdapterCounters {
+    ended: IntCounterVec,
+    tokens: IntCounterVec,
+    /// Those that have samples.
+    names: Mutex<BTreeSet<Box<str>>>,
+}
+
+impl AdapterCounters {
+    /// Without samples.
+    pub(super) fn new(registry: &Registry) -> Self {
+        let ended = Opts::new("hearth_lora_requests_total", "Number of answers of an adapter that ended, by reason.");
+        let tokens = Opts::new("hearth_lora_generation_tokens_total", "Number of tokens that an adapter generated.");
+        Self {
+            ended: registered(registry, IntCounterVec::new(ended, &["lora", "finished_reason"])),
+            tokens: registered(registry, IntCounterVec::new(tokens, &["lora"])),
+            names: Mutex::default(),
+        }
+    }
+
+    /// An answer of `n_tokens` tokens by the adapter `name` is complete or was abandoned.
+    pub(super) fn ended(&self, name: &str, outcome: Outcome, n_tokens: usize) {
+        let name = self.label(name);
+        self.ended.with_label_values(&[name, outcome.label()]).inc();
+        self.tokens.with_label_values(&[name]).inc_by(n_tokens as u64);
+    }
+
+    fn label<'a>(&self, name: &'a str) -> &'a str {
+        let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        if !names.contains(name) {
+            if names.len() >= MAX_NAMES {
+                return OTHER;
+            }
+            names.insert(name.into());
+        }
+        name
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use prometheus::TextEncoder;
+
+    use super::*;
+
+    #[test]
+    fn names_beyond_the_limit_share_samples() {
+        let registry = Registry::new();
+        let counters = AdapterCounters::new(&registry);
+        for number in 0..MAX_NAMES + 10 {
+            counters.ended(&format!("adapter-{number}"), Outcome::Stop, 2);
+        }
+        // Names that have samples keep them.
+        counters.ended("adapter-7", Outcome::Stop, 2);
+        let text = TextEncoder::new().encode_to_string(&registry.gather()).unwrap();
+        let is_sample = |line: &&str| line.starts_with("hearth_lora_requests_total{");
+        assert_eq!(text.lines().filter(is_sample).count(), MAX_NAMES + 1);
+        for (lora, n_requests) in [("adapter-7", 2), ("adapter-1023", 1), ("other", 10)] {
+            let ended = format!("hearth_lora_requests_total{{finished_reason=\"stop\",lora=\"{lora}\"}} {n_requests}");
+            let tokens = format!("hearth_lora_generation_tokens_total{{lora=\"{lora}\"}} {}", 2 * n_requests);
+            for expected in [ended, tokens] {
+                assert!(text.lines().any(|line| line == expected), "{expected} is not in\n{text}");
+            }
+        }
+    }
+}
