@@ -102,8 +102,11 @@ async fn an_adapter_whose_files_are_gone_or_have_changed_is_not_served() {
     let folder = folder(3);
     let server = Server::with_options(options(given(&folder, 3), 1, Some(folder.path().to_owned())));
     let before = answer(&server, 0, "a1").await;
-    // Reading another one sends it out of memory.
-    let evict = async || drop(answer(&server, 0, "a2").await);
+    // Reading another one sends it out of memory, once no request holds it.
+    let evict = async || {
+        server.wait_for(is_idle).await;
+        answer(&server, 0, "a2").await;
+    };
     evict().await;
     fs::rename(folder.path().join("a1"), folder.path().join("away")).unwrap();
     for _ in 0..2 {
@@ -174,6 +177,7 @@ async fn requests_hold_a_limited_number_of_adapters_in_memory() {
     assert_eq!(unload(&server, "a5").await.0, StatusCode::OK);
     assert_eq!(n_loaded(), 1);
     assert_eq!(short(&server, "a4").await.status, StatusCode::OK);
+    server.wait_for(is_idle).await;
     assert_eq!(load(&server, "new", "a4").await.0, StatusCode::OK);
     assert_eq!(n_loaded(), 1);
 }
