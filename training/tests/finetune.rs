@@ -30,7 +30,7 @@ fn succeeded(output: &Output) {
 }
 
 /// A small model that knows conversations, trained for a moment; made once.
-fn model() -> &'static Path {
+pub(crate) fn model() -> &'static Path {
     static MODEL: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
     let (_, run) = MODEL.get_or_init(|| {
         let dir = tempfile::tempdir().unwrap();
