@@ -3,7 +3,7 @@
 mod inspect;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -219,7 +219,7 @@ fn documents_of(examples: &[Example], config: &TrainConfig, text: &LoadedText) -
 /// The examples in two splits.
 fn data_of(examples: Examples<Example>, model: &Path, text: LoadedText, config: &TrainConfig) -> Result<Data> {
     let hash = hash_of(&examples.examples);
-    let [train, val] = split(examples.examples, config);
+    let [train, val] = split(examples.examples, |_, number| number, config);
     let rows = |examples: &[Example]| match examples {
         [] => Ok(RowSource::from(Tokens::from_ids(Vec::new(), 0))),
         examples => documents_of(examples, config, &text).map(RowSource::from),
@@ -237,7 +237,7 @@ fn data_of_pairs(
 ) -> Result<Data> {
     let pairs = pairs.examples;
     let hash = hash_of(pairs.iter().flat_map(|pair| [&pair.chosen, &pair.rejected]));
-    let [train, val] = split(pairs, config);
+    let [train, val] = split_pairs(pairs, config);
     let rows = |pairs: Vec<PreferencePair>| {
         if pairs.is_empty() {
             return Ok(RowSource::from(Tokens::from_ids(Vec::new(), 0)));
@@ -280,15 +280,35 @@ fn note_commits(status: &mut Status, sources: &[Origin], commits: &[Option<Strin
     }
 }
 
-/// Splits into what is trained on and what is held out, in order; which depends on the seed and the number.
-fn split<T>(all: Vec<T>, config: &TrainConfig) -> [Vec<T>; 2] {
-    let n = all.len();
-    let n_val = ((n as f64 * config.data.val_fraction).round() as usize).clamp(usize::from(n > 1), n - 1);
+/// Splits pairs; those with the same prompt are on one side, unless all have the same.
+fn split_pairs(pairs: Vec<PreferencePair>, config: &TrainConfig) -> [Vec<PreferencePair>; 2] {
+    let prompt = |pair: &PreferencePair| {
+        let Example { ids, trained, .. } = &pair.chosen;
+        let n_prompt = trained.iter().take_while(|trained| !**trained).count();
+        ids[..n_prompt].to_vec()
+    };
+    let mut numbers = BTreeMap::new();
+    for pair in &pairs {
+        let number = numbers.len();
+        numbers.entry(prompt(pair)).or_insert(number);
+    }
+    if numbers.len() == 1 {
+        return split(pairs, |_, number| number, config);
+    }
+    split(pairs, |pair, number| numbers.get(&prompt(pair)).copied().unwrap_or(number), config)
+}
+
+/// Splits into what is trained on and what is held out, in order. `group_of` has the group of each one by its number: groups are
+/// numbered from 0, and not divided. Which are held out depends on the seed and the number of groups.
+fn split<T>(all: Vec<T>, group_of: impl Fn(&T, usize) -> usize, config: &TrainConfig) -> [Vec<T>; 2] {
+    let groups: Vec<usize> = all.iter().enumerate().map(|(number, one)| group_of(one, number)).collect();
+    let n = groups.iter().max().map_or(0, |last| last + 1);
+    let n_val = ((n as f64 * config.data.val_fraction).round() as usize).clamp(usize::from(n > 1), n.saturating_sub(1));
     let order = Permutation::new(config.seed, 0, n as u64);
     let held_out: BTreeSet<usize> = (0..n_val as u64).map(|place| order.at(place) as usize).collect();
     let (mut train, mut val) = (Vec::new(), Vec::new());
-    for (number, one) in all.into_iter().enumerate() {
-        if held_out.contains(&number) { val.push(one) } else { train.push(one) }
+    for (one, group) in all.into_iter().zip(groups) {
+        if held_out.contains(&group) { val.push(one) } else { train.push(one) }
     }
     [train, val]
 }
@@ -317,4 +337,30 @@ fn data_with([train, val]: [RowSource; 2], hash: Digest, model: &Path, text: Loa
         tokenizer: text.tokenizer,
         tokenizer_files,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair(prompt: u32, answer: u32) -> PreferencePair {
+        let example = |ids: Vec<u32>| Example { trained: vec![false, false, true], ids, origin: String::new() };
+        PreferencePair { chosen: example(vec![1, prompt, answer]), rejected: example(vec![1, prompt, answer + 1]) }
+    }
+
+    #[test]
+    fn pairs_with_one_prompt_are_not_divided() {
+        let mut config = TrainConfig::default();
+        config.data.val_fraction = 0.25;
+        let prompts = |pairs: &[PreferencePair]| pairs.iter().map(|pair| pair.chosen.ids[1]).collect::<BTreeSet<_>>();
+        let [train, val] = split_pairs((0..60).map(|n| pair(n % 12, n)).collect(), &config);
+        assert_eq!((prompts(&train).len(), prompts(&val).len(), train.len(), val.len()), (9, 3, 45, 15));
+        assert!(prompts(&train).is_disjoint(&prompts(&val)));
+        assert!(val.iter().map(|pair| pair.chosen.ids[2]).is_sorted(), "in order");
+        // One prompt for all, and one for each.
+        for n_prompts in [1, 60] {
+            let [train, val] = split_pairs((0..60).map(|n| pair(n % n_prompts, n)).collect(), &config);
+            assert_eq!((train.len(), val.len()), (45, 15));
+        }
+    }
 }
