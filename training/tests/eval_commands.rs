@@ -119,7 +119,8 @@ fn classes_are_measured_on_texts_that_were_not_trained_on() {
     fs::write(&data, lines.join("\n")).unwrap();
     let (data, out) = (data.to_str().unwrap(), out.to_str().unwrap());
     let model = model().to_str().unwrap();
-    let args = ["classify", model, "--data", data, "--test-fraction", "0.35", "--device", "cpu", "--json", "--out", out];
+    let args =
+        ["classify", model, "--data", data, "--test-fraction", "0.35", "--device", "cpu", "--json", "--out", out];
     let report = json(&eval(&args));
     // Each of ten texts is there four times, and four of them are tested on.
     assert_eq!((&report["n_train"], &report["n_test"]), (&24.into(), &16.into()));
