@@ -1,6 +1,9 @@
 //! Training an adapter: the model that it updates, loaded for that, and the adapter's own files.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, Result, ensure};
 use burn::tensor::Device;
@@ -16,10 +19,10 @@ use hearth_model::{
     },
 };
 
-use crate::config::{LoraSettings, TrainConfig};
-
-/// The name that stands for all linear layers of the blocks.
-const ALL_LINEAR: &str = "all-linear";
+use crate::{
+    config::{ALL_LINEAR, LoraSettings, Objective, TrainConfig},
+    digest::{Digest, Digester},
+};
 
 impl LoraSettings {
     /// The configuration of an adapter for the model `base`.
@@ -40,8 +43,11 @@ impl LoraSettings {
     /// # Errors
     /// Targets that the model does not have.
     pub fn n_values(&self, gpt: &GptConfig, class: Option<&str>) -> Result<usize> {
-        let adapter = Adapter::new(AdapterModel::new(gpt, class)?, self.adapter(Path::new("")), 0)?;
-        Ok(adapter.values.0.values().map(|update| update.values.len()).sum())
+        // All pairs have the same rank, so this one has a share of the values.
+        let one = AdapterConfig { rank: 1, ..self.adapter(Path::new("")) };
+        let adapter = Adapter::new(AdapterModel::new(gpt, class)?, one, 0)?;
+        let n_values: usize = adapter.values.0.values().map(|update| update.values.len()).sum();
+        Ok(n_values.saturating_mul(self.r))
     }
 }
 
@@ -53,6 +59,20 @@ pub fn require_model(dir: &Path) -> Result<()> {
     ensure!(
         !Adapter::is_in(&model_dir::model_of(dir)),
         "`{}` is an adapter, not a model\nhint: give the model that it updates, or merge them with `hearth merge`",
+        dir.display()
+    );
+    Ok(())
+}
+
+/// Refuses a model whose matrices do not train.
+///
+/// # Errors
+/// The model in `dir` is quantized, or cannot be opened.
+pub fn require_trainable(dir: &Path) -> Result<()> {
+    ensure!(
+        !model_dir::is_quantized(dir)?,
+        "`{}` has quantized matrices, which do not train\nhint: train an adapter (`--lora`), or use the model before \
+         quantization",
         dir.display()
     );
     Ok(())
@@ -77,8 +97,12 @@ pub(crate) struct SavedAdapter {
 ///
 /// # Errors
 /// The model cannot be opened, or the adapter does not fit it.
-pub(crate) fn load(base: &Path, config: &TrainConfig, device: &Device, trained: Option<&Path>) -> Result<Adapted> {
-    let Some(lora) = &config.lora else { unreachable!("the caller trains an adapter") };
+pub(crate) fn load(
+    base: &Path,
+    (lora, seed): (&LoraSettings, u64),
+    device: &Device,
+    trained: Option<&Path>,
+) -> Result<Adapted> {
     let is_cpu = *device == Device::flex();
     ensure!(
         is_cpu || lora.base.is_none(),
@@ -98,7 +122,7 @@ pub(crate) fn load(base: &Path, config: &TrainConfig, device: &Device, trained: 
         fs::canonicalize(model_dir::model_of(base)).with_context(|| format!("cannot read `{}`", base.display()))?;
     let adapter = match trained {
         Some(dir) => Adapter::open(dir, model)?,
-        None => Adapter::new(model, lora.adapter(&absolute), config.seed)?,
+        None => Adapter::new(model, lora.adapter(&absolute), seed)?,
     };
     let gpt = gpt.with_lora(&adapter.values, lora.dropout, Training::Yes)?;
     Ok(Adapted { gpt, saved: SavedAdapter { config: adapter.config, class } })
@@ -113,18 +137,68 @@ impl SavedAdapter {
     }
 }
 
+/// Identifies the model that a run with `config` uses and does not train, by its configuration and weights: the one that an
+/// adapter updates, or the reference of preferences. `None` if there is none.
+///
+/// # Errors
+/// A file cannot be read.
+pub(crate) fn base_digest(config: &TrainConfig) -> Result<Option<Digest>> {
+    let is_used = config.lora.is_some() || config.objective.kind == Objective::Dpo;
+    let Some(base) = config.model.init.as_deref().filter(|_| is_used) else { return Ok(None) };
+    let mut digester = Digester::new();
+    let configuration = model_dir::model_of(base).join("config.json");
+    for path in weight_files(base).into_iter().chain(configuration.is_file().then_some(configuration)) {
+        digester.update(&Digest::of_file(&path)?.0);
+    }
+    Ok(Some(digester.finish()))
+}
+
 /// Bytes that the model in `base` takes while an adapter of it is trained on the CPU.
 pub fn frozen_bytes(base: &Path, gpt: &GptConfig, lora: &LoraSettings) -> u64 {
-    let n_params = gpt.n_params() as u64;
     if let Some(base) = lora.base {
-        return n_params * base.bits() / 8;
+        return gpt.n_params() as u64 * base.bits() / 8;
     }
+    weight_files(base).iter().map(|path| fs::metadata(path).map_or(0, |metadata| metadata.len())).sum()
+}
+
+/// The files with the weights of the model `base`, in order.
+fn weight_files(base: &Path) -> Vec<PathBuf> {
     let dir = model_dir::model_of(base);
-    let is_weights = |path: &Path| path.extension().is_some_and(|ending| ending == "safetensors" || ending == "gguf");
-    let size = |path: &Path| fs::metadata(path).map_or(0, |metadata| metadata.len());
     if dir.is_file() {
-        return size(&dir);
+        return vec![dir.into_owned()];
     }
+    let is_weights =
+        |path: &PathBuf| path.extension().is_some_and(|ending| ending == "safetensors" || ending == "gguf");
     let files = fs::read_dir(&dir).into_iter().flatten().flatten().map(|entry| entry.path());
-    files.filter(|path| is_weights(path)).map(|path| size(&path)).sum()
+    let mut files: Vec<PathBuf> = files.filter(is_weights).collect();
+    files.sort();
+    files
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use hearth_model::config::Sizes;
+
+    use super::*;
+
+    #[test]
+    fn values_are_those_of_the_adapter_that_trains() {
+        let sizes =
+            Sizes { vocab_size: 20, max_seq_len: 16, n_layers: 3, n_heads: 4, n_kv_heads: 2, d_model: 32, d_ff: 48 };
+        let gpt = GptConfig::llama(sizes);
+        let class = Some("LlamaForCausalLM");
+        for (targets, layers) in [("all-linear", None), ("q_proj", None), ("down_proj", Some(vec![1]))] {
+            let lora = LoraSettings { r: 5, targets: vec![targets.to_owned()], layers, ..LoraSettings::default() };
+            let model = AdapterModel::new(&gpt, class).unwrap();
+            let adapter = Adapter::new(model, lora.adapter(Path::new("")), 0).unwrap();
+            let n_values: usize = adapter.values.0.values().map(|update| update.values.len()).sum();
+            assert_eq!(lora.n_values(&gpt, class).unwrap(), n_values, "{targets}");
+        }
+        // The largest rank is counted, not made.
+        let lora = LoraSettings { r: usize::MAX, ..LoraSettings::default() };
+        assert_eq!(lora.n_values(&gpt, class).unwrap(), usize::MAX);
+        let lora = LoraSettings { targets: vec!["w_proj".to_owned()], ..LoraSettings::default() };
+        assert!(lora.n_values(&gpt, class).unwrap_err().to_string().contains("`w_proj`"));
+    }
 }

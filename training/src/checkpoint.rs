@@ -24,12 +24,7 @@ use hearth_model::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    config::TrainConfig,
-    digest::{Digest, Digester},
-    optim::Optimizer,
-    run_dir::RunDir,
-};
+use crate::{config::TrainConfig, digest::Digest, optim::Optimizer, run_dir::RunDir};
 
 mod moments;
 
@@ -68,6 +63,9 @@ pub struct TrainState {
     pub data: Digest,
     /// The tokenizer of the data.
     pub tokenizer: Digest,
+    /// The model that stays as it is: the one that an adapter updates, or the reference of preferences.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub base: Option<Digest>,
 }
 
 /// The evaluation with the lowest loss.
@@ -108,6 +106,7 @@ impl TrainState {
             n_skipped: 0,
             data,
             tokenizer,
+            base: None,
         }
     }
 }
@@ -119,7 +118,7 @@ pub fn write(staged: &StagedDir, optimizer: &Optimizer, state: &TrainState, conf
     moments::write(&staged.path().join(MOMENTS_FILE), optimizer.moments())?;
     let checksums: BTreeMap<String, Digest> = files(staged.path())?
         .into_iter()
-        .map(|name| Ok((name.clone(), digest(&staged.path().join(name))?)))
+        .map(|name| Ok((name.clone(), Digest::of_file(&staged.path().join(name))?)))
         .collect::<Result<_>>()?;
     Ok(staged.write(CHECKSUMS_FILE, &json(&checksums)?)?)
 }
@@ -156,7 +155,7 @@ impl Checkpoint {
             ensure!(checksums.contains_key(name), "`{shown}/{CHECKSUMS_FILE}` is damaged: `{name}` is missing");
         }
         for (name, expected) in &checksums {
-            let found = digest(&dir.join(name))?;
+            let found = Digest::of_file(&dir.join(name))?;
             ensure!(
                 found == *expected,
                 "`{shown}/{name}` is damaged: its checksum is {}, expected {}",
@@ -234,24 +233,6 @@ fn files(dir: &Path) -> Result<Vec<String>> {
     below(dir, "", &mut found).with_context(|| format!("cannot read the folder `{}`", dir.display()))?;
     found.sort();
     Ok(found)
-}
-
-fn digest(path: &Path) -> Result<Digest> {
-    use std::io::Read;
-
-    let mut digester = Digester::new();
-    let mut read = || {
-        let mut file = fs::File::open(path)?;
-        let mut buffer = vec![0; 1 << 20];
-        loop {
-            match file.read(&mut buffer)? {
-                0 => return Ok::<_, std::io::Error>(()),
-                n => digester.update(&buffer[..n]),
-            }
-        }
-    };
-    read().with_context(|| format!("cannot read `{}`", path.display()))?;
-    Ok(digester.finish())
 }
 
 #[cfg(test)]

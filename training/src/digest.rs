@@ -1,7 +1,13 @@
 //! SHA-256 digests, which identify tokenizers, data sets and documents, and verify files.
 
-use std::fmt;
+use std::{
+    fmt,
+    fs::File,
+    io::{self, Read},
+    path::Path,
+};
 
+use anyhow::{Context as _, Result};
 use ring::digest::{Context, SHA256};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
@@ -19,6 +25,26 @@ impl Digest {
         let mut digester = Digester::new();
         digester.update(bytes);
         digester.finish()
+    }
+
+    /// The digest of the file at `path`.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn of_file(path: &Path) -> Result<Digest> {
+        let mut digester = Digester::new();
+        let mut read = || {
+            let mut file = File::open(path)?;
+            let mut buffer = vec![0; 1 << 20];
+            loop {
+                match file.read(&mut buffer)? {
+                    0 => return Ok::<_, io::Error>(()),
+                    n => digester.update(&buffer[..n]),
+                }
+            }
+        };
+        read().with_context(|| format!("cannot read `{}`", path.display()))?;
+        Ok(digester.finish())
     }
 
     /// The first 8 digits, for messages.

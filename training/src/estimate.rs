@@ -63,6 +63,16 @@ struct AdapterSize {
     frozen_bytes: u64,
 }
 
+/// The matrices of a block.
+const MATRICES: [&str; 4] = ["attn.qkv", "attn.out", "mlp.up", "mlp.down"];
+
+impl AdapterSize {
+    /// Its values for one matrix, if they are spread evenly over the blocks' matrices.
+    fn of_matrix(self, gpt: &GptConfig) -> usize {
+        self.n_values / (MATRICES.len() * gpt.n_layers).max(1)
+    }
+}
+
 /// What the CPU takes beside tensors, measured (docs/lab/training.md): pages of the program that training runs through, what
 /// products pack their operands into for each thread, and pages that the allocator cannot use for what is asked for next, as
 /// a share of the rest.
@@ -78,11 +88,12 @@ impl Estimate {
     pub fn new(config: &TrainConfig, gpt: &GptConfig, device: &Device) -> Result<Estimate> {
         let specs = param_specs(gpt);
         let size = |shape: &[usize]| shape.iter().product::<usize>();
+        let is_cpu = *device == Device::flex();
         let adapter = match (&config.lora, &config.model.init) {
             (Some(lora), Some(base)) => {
-                let class = model_dir::load_class(base).ok();
-                let (n_values, bytes) = (lora.n_values(gpt, class)?, frozen_bytes(base, gpt, lora));
-                Some(AdapterSize { n_values, rank: lora.r, frozen_bytes: bytes })
+                let n_values = lora.n_values(gpt, model_dir::load_class(base).ok())?;
+                let frozen_bytes = if is_cpu { frozen_bytes(base, gpt, lora) } else { 4 * gpt.n_params() as u64 };
+                Some(AdapterSize { n_values, rank: lora.r, frozen_bytes })
             }
             _ => None,
         };
@@ -111,13 +122,13 @@ impl Estimate {
         let run = Run { micro_steps, n_partial_sums, n_moments, largest_muon };
         let answers = if config.objective.kind == Objective::Dpo { 2 } else { 1 };
         let n_rows = answers * config.micro_batch_tokens();
-        let peak_bytes = if *device == Device::flex() {
+        let peak_bytes = if is_cpu {
             let n_values = cpu::Shape::new(gpt, n_rows, seq_len, adapter).peak(&run);
             let n_threads = thread::available_parallelism().map_or(1, usize::from) as u64;
             let beside = CODE_BYTES + PACKING_BYTES * n_threads + adapter.map_or(0, |adapter| adapter.frozen_bytes);
             (bytes(n_values) as f64 * (1.0 + UNUSABLE)) as u64 + beside
         } else {
-            bytes(gpu::peak(gpt, n_rows, seq_len, &run))
+            bytes(gpu::peak(gpt, (n_rows, seq_len), adapter, &run))
         };
         let weight_bytes = bytes(n_params) + adapter.map_or(0, |adapter| adapter.frozen_bytes);
         let held = weight_bytes + bytes(n_moments + n_params * n_partial_sums);

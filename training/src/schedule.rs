@@ -3,6 +3,8 @@
 
 use std::f64::consts::PI;
 
+use anyhow::{Result, ensure};
+
 use crate::config::{DecaySchedule, MuonSettings, OptimSettings, ScheduleKind, ScheduleSettings, TrainConfig};
 
 /// The rates of a run. Steps are counted from 0.
@@ -18,8 +20,20 @@ pub struct Schedule {
 pub struct RunSize {
     /// Values that train.
     pub n_params: usize,
-    /// Rows of the training split.
+    /// Rows of the training split, or pairs.
     pub rows_per_epoch: u64,
+}
+
+impl RunSize {
+    /// Passes over the data in `steps` steps of a run with `config`.
+    pub fn passes(self, config: &TrainConfig, steps: usize) -> f64 {
+        steps as f64 * rows_per_step(config) as f64 / self.rows_per_epoch.max(1) as f64
+    }
+}
+
+/// Rows that a step trains on, or pairs.
+fn rows_per_step(config: &TrainConfig) -> usize {
+    (config.micro_steps() * config.data.micro_batch_size.rows()).max(1)
 }
 
 /// The rates of one step.
@@ -39,9 +53,8 @@ impl Schedule {
         let ScheduleSettings { max_steps, epochs, max_tokens, tokens_per_param, .. } = config.schedule;
         let tokens = max_tokens.or(tokens_per_param.map(|per_param| (per_param * size.n_params as f64).ceil() as u64));
         let of_tokens = tokens.map(|tokens| tokens.div_ceil(config.tokens_per_step().max(1) as u64) as usize);
-        let rows_per_step = (config.micro_steps() * config.data.micro_batch_size.rows()).max(1);
-        let of_epochs =
-            epochs.map(|epochs| (epochs * size.rows_per_epoch as f64 / rows_per_step as f64).ceil() as usize);
+        let rows_per_step = rows_per_step(config) as f64;
+        let of_epochs = epochs.map(|epochs| (epochs * size.rows_per_epoch as f64 / rows_per_step).ceil() as usize);
         Schedule { settings: config.schedule.clone(), total: max_steps.or(of_epochs).or(of_tokens) }
     }
 
@@ -53,6 +66,23 @@ impl Schedule {
     /// Steps of the run, if they are known.
     pub fn total(&self) -> Option<usize> {
         self.total
+    }
+
+    /// Rejects a budget of no step, and one whose warmup would not end.
+    ///
+    /// # Errors
+    /// The number of steps is known and too small.
+    pub fn check(&self) -> Result<()> {
+        let warmup_steps = self.settings.warmup_steps;
+        let Some(total) = self.total.filter(|_| self.settings.max_minutes.is_none()) else { return Ok(()) };
+        ensure!(total > 0, "the budget in `schedule` is less than one step\nhint: increase it, or use more data");
+        ensure!(
+            warmup_steps <= total,
+            "`schedule.warmup_steps` must be at most the steps of the run, got {warmup_steps} and {total}\nhint: set \
+             `schedule.warmup_steps={}`, or a larger budget in `schedule`",
+            total.div_ceil(10)
+        );
+        Ok(())
     }
 
     /// Whether all steps are done after `done`.
@@ -203,6 +233,32 @@ mod tests {
         // 100 rows, of which a step takes 12.
         assert_eq!(steps(&["schedule.epochs=1.5"]), Some(13));
         assert_eq!(steps(&["schedule.max_minutes=2", "schedule.kind=wsd"]), None);
+    }
+
+    #[test]
+    fn passes_count_rows_and_do_not_overflow() {
+        let config = config(&["data.tokens_per_step=1536", "schedule.epochs=3"]);
+        let size = RunSize { n_params: 1, rows_per_epoch: 48 };
+        // A step has 24 rows.
+        assert_eq!(Schedule::new(&config, size).total(), Some(6));
+        assert_eq!(size.passes(&config, 6), 3.0);
+        assert!(size.passes(&config, usize::MAX) > 1e18);
+        assert!(RunSize { rows_per_epoch: 0, ..size }.passes(&config, 6).is_finite());
+    }
+
+    #[test]
+    fn a_budget_must_be_longer_than_its_warmup() {
+        let check = |sets: &[&str]| schedule(sets).check().map_err(|error| error.to_string());
+        // 100 rows, of which a step takes 12: 9 steps.
+        check(&["schedule.epochs=1", "schedule.warmup_steps=9"]).unwrap();
+        let error = check(&["schedule.epochs=1", "schedule.warmup_steps=10"]).unwrap_err();
+        assert!(
+            error.contains("`schedule.warmup_steps` must be at most the steps of the run, got 10 and 9"),
+            "{error}"
+        );
+        assert!(error.contains("\nhint: set `schedule.warmup_steps=1`"), "{error}");
+        assert!(check(&["schedule.max_tokens=768"]).unwrap_err().contains("got 100 and 1\n"));
+        check(&["schedule.max_minutes=1", "schedule.kind=constant"]).unwrap();
     }
 
     #[test]

@@ -111,23 +111,18 @@ impl<'a> Trainer<'a> {
         config.validate()?;
         // Autodiff is set first: gradients flow through tensors created on this device, weights and inputs alike.
         let device = device.clone().autodiff();
-        let (gpt, saved) = match &config.model.init {
-            None => {
+        let (gpt, saved) = match (&config.model.init, &config.lora) {
+            (None, _) => {
                 let gpt = Gpt::init(&config.gpt_config(data.tokenizer.vocab_size())?, config.seed, &device)?;
                 (initialize(gpt, &config.model), Saved::Model { class: None })
             }
-            Some(dir) if config.lora.is_some() => {
-                let Adapted { gpt, saved } = adapter::load(dir, config, &device, None)?;
+            (Some(dir), Some(lora)) => {
+                let Adapted { gpt, saved } = adapter::load(dir, (lora, config.seed), &device, None)?;
                 ensure_same_tokens(dir, &data.tokenizer)?;
                 (gpt, Saved::Adapter(Box::new(saved)))
             }
-            Some(dir) => {
-                ensure!(
-                    !model_dir::is_quantized(dir)?,
-                    "`{}` has quantized matrices, which do not train\nhint: train an adapter (`--lora`), or use the model before \
-                     quantization",
-                    dir.display()
-                );
+            (Some(dir), None) => {
+                adapter::require_trainable(dir)?;
                 let options = LoadOptions { device: device.clone(), dtype: Some(Dtype::F32) };
                 let gpt = model_dir::load_gpt(dir, &options)?.with_dropout(config.model.dropout);
                 ensure_same_tokens(dir, &data.tokenizer)?;
@@ -136,7 +131,8 @@ impl<'a> Trainer<'a> {
         };
         let learner = Learner::new(gpt, config.optim.clone(), config.seed).with_beta(config.objective.beta);
         let reference = learner.gpt.clone();
-        let state = TrainState::new(data.hash, data.tokenizer_hash);
+        let base = adapter::base_digest(config)?;
+        let state = TrainState { base, ..TrainState::new(data.hash, data.tokenizer_hash) };
         Self::with(config, (data, reference), learner, state, saved)
     }
 
@@ -171,10 +167,21 @@ impl<'a> Trainer<'a> {
                 now.short()
             );
         }
+        if let (Some(then), Some(now)) = (state.base, adapter::base_digest(config)?) {
+            ensure!(
+                then == now,
+                "the checkpoint `{}` was made with another model than `{}`: it had the hash {}, but this has {}\nhint: use the \
+                 model that the run was started with",
+                checkpoint.dir().display(),
+                config.model.init.as_deref().unwrap_or(Path::new("")).display(),
+                then.short(),
+                now.short()
+            );
+        }
         let device = device.clone().autodiff();
         let (gpt, saved) = match (&config.lora, &config.model.init) {
-            (Some(_), Some(base)) => {
-                let Adapted { gpt, saved } = adapter::load(base, config, &device, Some(checkpoint.dir()))?;
+            (Some(lora), Some(base)) => {
+                let Adapted { gpt, saved } = adapter::load(base, (lora, config.seed), &device, Some(checkpoint.dir()))?;
                 (gpt, Saved::Adapter(Box::new(saved)))
             }
             _ => {
@@ -233,6 +240,8 @@ impl<'a> Trainer<'a> {
             order,
             n_micro_batches: config.micro_steps(),
         };
+        let schedule = Schedule::new(config, run_size(config, data, &learner)).with_total(state.total_steps);
+        schedule.check()?;
         let [train, val] = [&data.train, &data.val].map(|source| match source {
             RowSource::Pairs(pairs) => {
                 let reference = reference.clone().without_lora();
@@ -242,13 +251,17 @@ impl<'a> Trainer<'a> {
         });
         drop(reference);
         let (loader, val) = (Loader::new(&train?, settings)?, val?);
-        let schedule = Schedule::new(config, run_size(config, data, &learner)).with_total(state.total_steps);
         Ok(Trainer { config, data, val, loader, learner, schedule, state, saved })
     }
 
     /// Trained parameters.
     pub fn n_params(&self) -> usize {
         self.learner.n_params()
+    }
+
+    /// What budgets are relative to.
+    pub fn size(&self) -> RunSize {
+        run_size(self.config, self.data, &self.learner)
     }
 
     /// Steps of the run, if known in advance.

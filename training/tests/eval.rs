@@ -80,6 +80,7 @@ fn scored_tokens_have_the_log_probabilities_of_whole_texts() {
         let found = scorer.logprobs(&groups, &mut |n| n_done.push(n)).unwrap();
         assert_eq!(n_done.last(), Some(&3));
         assert_eq!(found.iter().map(Vec::len).collect::<Vec<_>>(), [1, 3, 1]);
+        assert_eq!(found.iter().flatten().count(), expected.len());
         for (found, expected) in found.iter().flatten().zip(&expected) {
             assert_eq!(found.len(), expected.len());
             for (found, expected) in found.iter().zip(expected) {
@@ -126,6 +127,7 @@ fn texts_side_by_side_are_those_of_one_at_a_time() {
     let mut n_done = 0;
     let found = Generator::new(&gpt, endings).unwrap().generate(&tasks, &mut |n| n_done = n).unwrap();
     assert_eq!(n_done, 100);
+    assert_eq!(found.len(), tasks.len());
     for (task, found) in tasks.iter().zip(found) {
         let Decoding::Sampling(sampling) = task.decoding.clone() else { unreachable!() };
         let options =
@@ -161,7 +163,9 @@ fn no_text_ends_before_its_shortest_length() {
             max_tokens: 12,
         };
         let tasks: Vec<_> = (0..20).map(task).collect();
-        for text in generator.generate(&tasks, &mut |_| {}).unwrap() {
+        let texts = generator.generate(&tasks, &mut |_| {}).unwrap();
+        assert_eq!(texts.len(), tasks.len());
+        for text in texts {
             assert!((7..=12).contains(&text.token_ids.len()) && !text.token_ids.contains(&0), "{text:?}");
         }
     }

@@ -95,6 +95,15 @@ fn data_sets_of_the_hub_are_sources() {
         "--split",
         "tail",
     ]);
+
+    // Fine-tuning says which state of the data it is about.
+    let output =
+        case.run(&["finetune", crate::finetune::model().to_str().unwrap(), "--data", "org/lines", "--inspect", "1"]);
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        output.status.success() && message.contains(&format!("data set `org/lines` at commit {COMMIT}")),
+        "{message}"
+    );
 }
 
 #[test]

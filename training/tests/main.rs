@@ -3,6 +3,7 @@
 mod accumulation;
 mod data;
 mod eval;
+mod eval_commands;
 mod evaluation;
 mod finetune;
 mod hub;

@@ -11,6 +11,7 @@ use hearth_training::eval::{
         Case, Corpus, Segment, SignedScore,
         bleu::bleu,
         chrf::{ChrfKind, chrf},
+        exact_match::exact_match,
         rouge_l::rouge_l,
         ter::ter,
     },
@@ -108,6 +109,7 @@ fn scores_and_signatures_are_those_of_sacrebleu() {
 fn self_bleu_is_that_of_nltk() {
     for GoldenSelfBleu { texts, order, scores } in golden().self_bleu {
         let found = self_bleu(&texts, order);
+        assert_eq!(found.len(), scores.len());
         for (at, (found, expected)) in found.iter().zip(&scores).enumerate() {
             assert!((found - expected).abs() < 1e-12, "text {at}: {found} is not {expected}");
         }
@@ -121,13 +123,30 @@ fn a_probe_is_that_of_scikit_learn() {
         let GoldenProbe { c, n_classes, features, classes, new, logits, predicted } = golden;
         let (probe, fit) = Probe::fit(&features, &classes, n_classes, c).unwrap();
         assert!(fit.gradient < 1e-7, "{fit:?}");
+        assert_eq!([logits.len(), predicted.len()], [new.len(); 2]);
         for (at, features) in new.iter().enumerate() {
+            assert_eq!(probe.logits(features).len(), logits[at].len());
             for (found, expected) in probe.logits(features).iter().zip(&logits[at]) {
                 assert!((found - expected).abs() < 1e-4 * expected.abs().max(1.0), "{found} is not {expected}");
             }
             assert_eq!(probe.predict(features), predicted[at]);
         }
     }
+}
+
+#[test]
+fn exact_match_is_the_share_of_texts_that_equal_a_reference() {
+    let of = |segments: &[(&str, &[&str])]| {
+        let segment = |(hypothesis, references): &(&str, &[&str])| Segment {
+            hypothesis: (*hypothesis).to_owned(),
+            references: references.iter().map(|reference| (*reference).to_owned()).collect(),
+        };
+        exact_match(&Corpus::new(segments.iter().map(segment).collect()).unwrap())
+    };
+    assert_eq!(of(&[("a b", &["a b"])]), 100.0);
+    assert_eq!(of(&[("a b", &["a  b"])]), 0.0, "white space inside counts");
+    assert_eq!(of(&[("A", &["a"])]), 0.0, "case counts");
+    assert_eq!(of(&[(" a\n", &["x", "a "]), ("b", &["x", "c"]), ("", &[" "]), ("d", &["dd"])]), 50.0);
 }
 
 #[test]

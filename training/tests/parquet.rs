@@ -87,13 +87,41 @@ fn lists_of_messages_are_read() {
         assert_eq!(read_messages(&golden(name)).map_err(|error| error.to_string()), Ok(rows.clone()), "{name}");
     }
     let error = read_messages(&golden("object-of-lists.parquet")).unwrap_err().to_string();
-    assert!(error.contains("column `messages.role.list.element` is not a list of objects with texts"), "{error}");
+    assert!(
+        error.contains("column `messages.role.list.element` is not a list of texts, or of objects with texts"),
+        "{error}"
+    );
     let error = read_messages(&golden("snappy.parquet")).unwrap_err().to_string();
     assert!(error.contains("has none of the columns `messages`, `prompt`; it has: `meta`, `id`, `text`"), "{error}");
     let options = RecordOptions { members: &["meta"], text_member: "text", expected: "an object" };
     let file = &list_files(&golden("snappy.parquet")).unwrap()[0];
     let error = read_records(file, options, &BytesRead::default(), &mut |_| Ok(())).unwrap_err().to_string();
-    assert!(error.contains("column `meta.text` is not a list of objects with texts\nhint: "), "{error}");
+    assert!(error.contains("column `meta.text` is not a list of texts, or of objects with texts\nhint: "), "{error}");
+}
+
+#[test]
+fn lists_of_texts_are_read_as_texts() {
+    let options = RecordOptions { members: &["messages"], text_member: "text", expected: "an object" };
+    let file = &list_files(&golden("texts.parquet")).unwrap()[0];
+    let mut rows = Vec::new();
+    let mut sink = |record: Record| {
+        rows.push(record.members.get("messages").cloned());
+        Ok(())
+    };
+    read_records(file, options, &BytesRead::default(), &mut sink).unwrap();
+    let text = |row: usize, n: usize| (n != 1 || !row.is_multiple_of(5)).then(|| format!("{row}.{n}"));
+    let list = |row: usize| (0..row % 3).map(|n| json!(text(row, n))).collect::<Value>();
+    // A list without texts is as none.
+    let expected = (0..60).map(|row: usize| (row % 4 != 3 && !row.is_multiple_of(3)).then(|| list(row)));
+    assert_eq!(rows, expected.collect::<Vec<_>>());
+    // Numbers are no texts, and there is no option to choose another column.
+    let options = RecordOptions { members: &["prompt"], ..options };
+    let error = read_records(file, options, &BytesRead::default(), &mut |_| Ok(())).unwrap_err().to_string();
+    assert!(error.contains("column `prompt` is not a list of texts") && !error.contains("--text-field"), "{error}");
+    let options = RecordOptions { members: &["id"], ..options };
+    let file = &list_files(&golden("snappy.parquet")).unwrap()[0];
+    let error = read_records(file, options, &BytesRead::default(), &mut |_| Ok(())).unwrap_err().to_string();
+    assert!(error.contains("column `id` is not text\nhint: convert the file to jsonl"), "{error}");
 }
 
 #[test]

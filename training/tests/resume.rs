@@ -149,8 +149,28 @@ fn a_run_that_is_killed_ends_with_the_bits_of_one_that_is_not() {
             fs::remove_dir_all(case.path("killed")).unwrap();
         }
     }
+    // Once more, behind a checkpoint and before the end, so that there is an interruption whatever the moments were.
+    let has_checkpoint = || {
+        let entries = fs::read_dir(case.path("killed/checkpoints")).into_iter().flatten().flatten();
+        let is_whole = |name: &str| name.strip_prefix("step-").is_some_and(|step| step.parse::<usize>().is_ok());
+        entries.into_iter().any(|entry| entry.file_name().to_str().is_some_and(is_whole))
+    };
+    if case.path("killed/checkpoints/step-00000120").exists() {
+        fs::remove_dir_all(case.path("killed")).unwrap();
+    }
+    let mut child =
+        case.command("killed", &["--resume"]).args(&sets).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut ended = None;
+    while !has_checkpoint() && ended.is_none() {
+        ended = child.try_wait().unwrap();
+        thread::sleep(Duration::from_millis(1));
+    }
+    child.kill().unwrap();
+    assert!(!child.wait().unwrap().success(), "it ended before the signal");
+
     let output = case.train("killed", &SETS, &["--resume"]);
-    assert!(output.status.success(), "{}", stderr(&output));
+    let message = stderr(&output);
+    assert!(output.status.success() && message.contains("resumed after step "), "{message}");
     assert_same(&case.bits("killed", 120), &expected, "after the kills");
 
     // A run that has ended stays as it is.

@@ -87,11 +87,16 @@ fn gradients(learner: &Learner, step: usize, batches: Vec<Batch>) -> LossGradien
     learner.gradients(index, batches.into_iter().enumerate()).unwrap().unwrap()
 }
 
+fn golden(name: &str) -> Golden {
+    serde_json::from_slice(&fs::read(dir(name).join("run.json")).unwrap()).unwrap()
+}
+
 /// Runs a golden run; `source` makes the rows of a step.
 fn follow(name: &str, start: Gpt, source: impl Fn(&[Example]) -> RowSource) -> Gpt {
-    let golden: Golden = serde_json::from_slice(&fs::read(dir(name).join("run.json")).unwrap()).unwrap();
+    let golden = golden(name);
     let config = Layers { sets: golden.sets, ..Layers::default() }.resolve().unwrap();
     config.validate().unwrap();
+    assert_eq!([golden.losses.len(), golden.norms.len()], [golden.steps.len(); 2], "{name}");
     let schedule = Schedule::new(&config, RunSize { n_params: 0, rows_per_epoch: 0 });
     let mut learner = Learner::new(start, config.optim.clone(), 0).with_beta(config.objective.beta);
     for (step, examples) in golden.steps.iter().enumerate() {
@@ -110,6 +115,7 @@ fn follow(name: &str, start: Gpt, source: impl Fn(&[Example]) -> RowSource) -> G
 }
 
 fn assert_close(name: &str, path: &str, found: &[f32], expected: &[f32]) {
+    assert_eq!(found.len(), expected.len(), "{name}: values of `{path}`");
     let largest = expected.iter().fold(0.0_f32, |max, value| max.max(value.abs()));
     let difference =
         found.iter().zip(expected).map(|(found, expected)| (found - expected).abs()).fold(0.0_f32, f32::max);
@@ -131,6 +137,7 @@ fn assert_same_weights(name: &str, found: &Gpt, expected: &Gpt) {
         Ok(())
     });
     compare.unwrap();
+    assert_eq!(all.next().map(|(path, _)| path), None, "{name}: a parameter is missing");
 }
 
 #[test]
@@ -150,6 +157,7 @@ fn an_adapter_follows_peft() {
     let end = follow("lora", start, |examples| rows(examples, Packing::BestFit));
     let (found, expected) = (end.lora().unwrap().unwrap(), open("adapter-end").values);
     assert_eq!(found.0.keys().collect::<Vec<_>>(), expected.0.keys().collect::<Vec<_>>());
+    assert!(!found.0.is_empty());
     for (path, found) in &found.0 {
         assert_close("lora", path, &found.values, &expected.0[path].values);
     }
@@ -174,6 +182,9 @@ fn preferences_follow_torch() {
         let pairs = Pairs::new(both.iter().map(|both| both.each_ref().map(pair)), SEQ_LEN, &tokenizer()).unwrap();
         RowSource::Pairs(pairs.with_references(both.iter().map(|both| both.each_ref().map(log_prob)).collect()))
     });
+    // The model is its reference still, so no answer is better than the other.
+    let first = golden("dpo").losses[0];
+    assert!((first - 2_f32.ln()).abs() < 1e-6, "the first loss is {first}");
     assert_same_weights("dpo", &end, &load(&dir("dpo/end"), Device::flex()));
 }
 
@@ -181,8 +192,7 @@ fn preferences_follow_torch() {
 /// biases by position, and with a window.
 #[test]
 fn packed_examples_have_the_loss_and_gradients_of_unpacked_ones() {
-    let golden: Golden = serde_json::from_slice(&fs::read(dir("full").join("run.json")).unwrap()).unwrap();
-    let examples = golden.steps.concat();
+    let examples = golden("full").steps.concat();
     let models = ["gpt2", "llama", "bloom", "mistral", "gemma3", "nanochat"];
     for model in models {
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/golden").join(model);
@@ -212,6 +222,7 @@ fn packed_examples_have_the_loss_and_gradients_of_unpacked_ones() {
             };
             let (found, expected) = (values(&packed), values(&unpacked));
             let largest = expected.iter().fold(0.0_f32, |max, value| max.max(value.abs()));
+            assert_eq!(found.len(), expected.len(), "{model}: values of `{path}`");
             for (found, expected) in found.iter().zip(&expected) {
                 assert!((found - expected).abs() <= 1e-5 * largest, "{model}: `{path}` {found}, unpacked {expected}");
             }

@@ -1,8 +1,9 @@
 //! `hearth-train finetune`: a model and examples to a tuned model, or to an adapter of it.
 
+mod inspect;
+
 use std::{
-    collections::BTreeSet,
-    io::{self, IsTerminal, Write},
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -15,23 +16,18 @@ use hearth_model::{
     weights::model_dir::{self, LoadedText},
 };
 use hearth_training::{
-    adapter::require_model,
-    config::{Objective, Rows, TrainConfig},
+    adapter::{require_model, require_trainable},
+    config::{Objective, Purpose, Rows, TrainConfig},
     corpus::Origin,
     digest::{Digest, Digester},
-    examples::{
-        Example, ExampleEncoder, ExampleSettings, Examples, PreferencePair, Style, describe, inspect_json, read,
-        read_preferences,
-    },
+    examples::{Example, ExampleEncoder, ExampleSettings, Examples, PreferencePair, read, read_preferences},
     loader::{Documents, Packing, Pairs, Permutation, RowSource},
     shard::Tokens,
     trainer::Data,
 };
-use serde::Serialize;
 
 use super::{
     model_files,
-    options::print_json,
     session::{RunArgs, Session},
     status::{Status, download_line, note_not_text},
 };
@@ -56,7 +52,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "KEY=VALUE,...", num_args = 0..=1, default_missing_value = "", require_equals = false)]
     lora: Option<String>,
 
-    /// Print the first N examples as they would be trained, each token marked as trained or not, and end
+    /// Print the first N examples, or pairs, as they would be trained, each token marked as trained or not, and end
     #[arg(long, value_name = "N")]
     inspect: Option<usize>,
 
@@ -66,18 +62,6 @@ pub(crate) struct Args {
 
     #[command(flatten)]
     run: RunArgs,
-}
-
-/// What `--inspect` says about all examples.
-#[derive(Debug, Serialize)]
-struct Summary {
-    examples: usize,
-    tokens: usize,
-    trained_tokens: usize,
-    cut: usize,
-    dropped: usize,
-    rows: usize,
-    row_length: usize,
 }
 
 /// Reads examples, then trains or shows them.
@@ -96,25 +80,48 @@ pub(crate) fn run(mut args: Args) -> Result<ExitCode> {
         }
         let mut config = args.run.options.resolve(None)?;
         let mut status = Status::new();
-        fit_context(&mut config, &path, &mut status)?;
-        let examples = examples_of(&args.data, &text, &config, &mut status)?;
-        return show(&examples, n, &text, &config, args.run.options.json);
+        settle(&mut config, &path, &mut status)?;
+        let all = match config.objective.kind {
+            Objective::NextToken => Found::Examples(examples_of(&args.data, &text, &config, &mut status)?),
+            Objective::Dpo => Found::Pairs(pairs_of(&args.data, &text, &config, &mut status)?),
+        };
+        return inspect::show(&all, n, &text, &config, args.run.options.json);
     }
     let out = args.out.context("`--out RUN` is missing")?;
     let mut session = Session::new(out, args.run, Some(preset))?;
-    session.config.model.init = Some(path.clone());
-    session.config.validate()?;
     let mut status = Status::new();
-    fit_context(&mut session.config, &path, &mut status)?;
-    let data = if session.config.objective.kind == Objective::Dpo {
-        let pairs = pairs_of(&args.data, &text, &session.config, &mut status)?;
-        data_of_pairs(pairs, &path, text, &session.config)?
-    } else {
-        let examples = examples_of(&args.data, &text, &session.config, &mut status)?;
-        status.note(&summary_line(&examples));
-        data_of(examples, &path, text, &session.config)?
+    settle(&mut session.config, &path, &mut status)?;
+    let data = match session.config.objective.kind {
+        Objective::NextToken => {
+            let examples = examples_of(&args.data, &text, &session.config, &mut status)?;
+            status.note(&summary_line(&examples));
+            data_of(examples, &path, text, &session.config)?
+        }
+        Objective::Dpo => {
+            let pairs = pairs_of(&args.data, &text, &session.config, &mut status)?;
+            status.note(&pairs_line(&pairs));
+            data_of_pairs(pairs, &path, text, &session.config)?
+        }
     };
     session.train(&data)
+}
+
+/// What was read.
+enum Found {
+    Examples(Examples<Example>),
+    Pairs(Examples<PreferencePair>),
+}
+
+/// Completes the settings by the model to tune, and checks what can be checked before the data is read.
+fn settle(config: &mut TrainConfig, model: &Path, status: &mut Status) -> Result<()> {
+    config.model.init = Some(model.to_owned());
+    fit_context(config, model, status)?;
+    config.validate_for(Purpose::Finetune)?;
+    match &config.lora {
+        // Its targets must be modules of the model.
+        Some(lora) => lora.n_values(&model_dir::load_config(model)?, model_dir::load_class(model).ok()).map(|_| ()),
+        None => require_trainable(model),
+    }
 }
 
 /// `--lora r=8,targets=q_proj+v_proj` as `--set lora.r=8` and so on.
@@ -134,13 +141,24 @@ fn lora_sets(settings: &str) -> Result<Vec<String>> {
     Ok(sets)
 }
 
-/// Rows cannot be longer than the model's context.
+/// Rows cannot be longer than the model's context, and a step is as many whole micro-batches as fit in its tokens.
 fn fit_context(config: &mut TrainConfig, model: &Path, status: &mut Status) -> Result<()> {
     let context = model_dir::load_config(model)?.max_seq_len;
+    if config.model.max_seq_len < context {
+        return Ok(());
+    }
     if config.model.max_seq_len > context {
         status
             .note(&format!("rows have {context} tokens, the model's context, instead of {}", config.model.max_seq_len));
         config.model.max_seq_len = context;
+    }
+    let micro = config.micro_batch_tokens();
+    if let Some(tokens) =
+        config.data.tokens_per_step.filter(|tokens| *tokens > 0 && tokens.checked_rem(micro) != Some(0))
+    {
+        let fitting = tokens.checked_div(micro).unwrap_or(0).max(1) * micro;
+        status.note(&format!("a step has {fitting} tokens, a multiple of {micro}, instead of {tokens}"));
+        config.data.tokens_per_step = Some(fitting);
     }
     Ok(())
 }
@@ -155,8 +173,13 @@ fn examples_of(
     let sources: Vec<Origin> = sources.iter().map(|source| Origin::parse(source)).collect();
     let examples = read(&sources, &encoder, &settings, &mut |download| status.show(|_| download_line(&download)))?;
     status.clear();
+    note_commits(status, &sources, &examples.commits);
     note_not_text(status, &examples.not_text);
-    ensure!(!examples.examples.is_empty(), "no example is left to train on: {} were too long", examples.n_dropped);
+    ensure!(
+        !examples.examples.is_empty(),
+        "no example is left to train on: {} were too long\nhint: use shorter ones, or `--set data.too_long=cut`",
+        examples.n_dropped
+    );
     Ok(examples)
 }
 
@@ -183,42 +206,8 @@ fn summary_line(examples: &Examples<Example>) -> String {
     line
 }
 
-/// Shows the first examples.
-fn show(
-    examples: &Examples<Example>,
-    n: usize,
-    text: &LoadedText,
-    config: &TrainConfig,
-    as_json: bool,
-) -> Result<ExitCode> {
-    let mut stdout = io::stdout().lock();
-    let style = if stdout.is_terminal() { Style::Color } else { Style::Brackets };
-    for example in examples.examples.iter().take(n) {
-        let shown = if as_json {
-            format!("{}\n", inspect_json(example, &text.tokenizer))
-        } else {
-            describe(example, &text.tokenizer, style)
-        };
-        stdout.write_all(shown.as_bytes()).context("cannot write to stdout")?;
-    }
-    drop(stdout);
-    let all = &examples.examples;
-    let rows = documents_of(all, config, text)?.n_rows();
-    let summary = Summary {
-        examples: all.len(),
-        tokens: all.iter().map(|example| example.ids.len()).sum(),
-        trained_tokens: all.iter().map(Example::n_trained).sum(),
-        cut: examples.n_cut,
-        dropped: examples.n_dropped,
-        rows,
-        row_length: config.model.max_seq_len,
-    };
-    if as_json {
-        return print_json(&summary);
-    }
-    let line = format!("{}, in {rows} rows of up to {} tokens\n", summary_line(examples), config.model.max_seq_len);
-    io::stdout().write_all(line.as_bytes()).context("cannot write to stdout")?;
-    Ok(ExitCode::SUCCESS)
+fn pairs_line(pairs: &Examples<PreferencePair>) -> String {
+    format!("{} pairs; {} cut, {} left out as too long", pairs.examples.len(), pairs.n_cut, pairs.n_dropped)
 }
 
 fn documents_of(examples: &[Example], config: &TrainConfig, text: &LoadedText) -> Result<Documents> {
@@ -230,7 +219,7 @@ fn documents_of(examples: &[Example], config: &TrainConfig, text: &LoadedText) -
 /// The examples in two splits.
 fn data_of(examples: Examples<Example>, model: &Path, text: LoadedText, config: &TrainConfig) -> Result<Data> {
     let hash = hash_of(&examples.examples);
-    let [train, val] = split(examples.examples, config);
+    let [train, val] = split(examples.examples, |_, number| number, config);
     let rows = |examples: &[Example]| match examples {
         [] => Ok(RowSource::from(Tokens::from_ids(Vec::new(), 0))),
         examples => documents_of(examples, config, &text).map(RowSource::from),
@@ -240,9 +229,15 @@ fn data_of(examples: Examples<Example>, model: &Path, text: LoadedText, config: 
 }
 
 /// Preferences in two splits.
-fn data_of_pairs(pairs: Vec<PreferencePair>, model: &Path, text: LoadedText, config: &TrainConfig) -> Result<Data> {
+fn data_of_pairs(
+    pairs: Examples<PreferencePair>,
+    model: &Path,
+    text: LoadedText,
+    config: &TrainConfig,
+) -> Result<Data> {
+    let pairs = pairs.examples;
     let hash = hash_of(pairs.iter().flat_map(|pair| [&pair.chosen, &pair.rejected]));
-    let [train, val] = split(pairs, config);
+    let [train, val] = split_pairs(pairs, config);
     let rows = |pairs: Vec<PreferencePair>| {
         if pairs.is_empty() {
             return Ok(RowSource::from(Tokens::from_ids(Vec::new(), 0)));
@@ -260,32 +255,60 @@ fn pairs_of(
     text: &LoadedText,
     config: &TrainConfig,
     status: &mut Status,
-) -> Result<Vec<PreferencePair>> {
+) -> Result<Examples<PreferencePair>> {
     let (encoder, settings) = encoder_of(text, config);
     let sources: Vec<Origin> = sources.iter().map(|source| Origin::parse(source)).collect();
     let found =
         read_preferences(&sources, &encoder, &settings, &mut |download| status.show(|_| download_line(&download)))?;
     status.clear();
+    note_commits(status, &sources, &found.commits);
     note_not_text(status, &found.not_text);
-    ensure!(!found.examples.is_empty(), "no pair is left to train on: {} were too long", found.n_dropped);
-    status.note(&format!(
-        "{} pairs; {} cut, {} left out as too long",
-        found.examples.len(),
-        found.n_cut,
+    ensure!(
+        !found.examples.is_empty(),
+        "no pair is left to train on: {} were too long\nhint: use shorter ones, or `--set data.too_long=cut`",
         found.n_dropped
-    ));
-    Ok(found.examples)
+    );
+    Ok(found)
 }
 
-/// Splits into what is trained on and what is held out, in order; which depends on the seed and the number.
-fn split<T>(all: Vec<T>, config: &TrainConfig) -> [Vec<T>; 2] {
-    let n = all.len();
-    let n_val = ((n as f64 * config.data.val_fraction).round() as usize).clamp(usize::from(n > 1), n - 1);
+/// Which state of a data set of the hub is trained on.
+fn note_commits(status: &mut Status, sources: &[Origin], commits: &[Option<String>]) {
+    for (source, commit) in sources.iter().zip(commits) {
+        if let Some(commit) = commit {
+            status.note(&format!("data set `{source}` at commit {commit}"));
+        }
+    }
+}
+
+/// Splits pairs; those with the same prompt are on one side, unless all have the same.
+fn split_pairs(pairs: Vec<PreferencePair>, config: &TrainConfig) -> [Vec<PreferencePair>; 2] {
+    let prompt = |pair: &PreferencePair| {
+        let Example { ids, trained, .. } = &pair.chosen;
+        let n_prompt = trained.iter().take_while(|trained| !**trained).count();
+        ids[..n_prompt].to_vec()
+    };
+    let mut numbers = BTreeMap::new();
+    for pair in &pairs {
+        let number = numbers.len();
+        numbers.entry(prompt(pair)).or_insert(number);
+    }
+    if numbers.len() == 1 {
+        return split(pairs, |_, number| number, config);
+    }
+    split(pairs, |pair, number| numbers.get(&prompt(pair)).copied().unwrap_or(number), config)
+}
+
+/// Splits into what is trained on and what is held out, in order. `group_of` has the group of each one by its number: groups are
+/// numbered from 0, and not divided. Which are held out depends on the seed and the number of groups.
+fn split<T>(all: Vec<T>, group_of: impl Fn(&T, usize) -> usize, config: &TrainConfig) -> [Vec<T>; 2] {
+    let groups: Vec<usize> = all.iter().enumerate().map(|(number, one)| group_of(one, number)).collect();
+    let n = groups.iter().max().map_or(0, |last| last + 1);
+    let n_val = ((n as f64 * config.data.val_fraction).round() as usize).clamp(usize::from(n > 1), n.saturating_sub(1));
     let order = Permutation::new(config.seed, 0, n as u64);
     let held_out: BTreeSet<usize> = (0..n_val as u64).map(|place| order.at(place) as usize).collect();
     let (mut train, mut val) = (Vec::new(), Vec::new());
-    for (number, one) in all.into_iter().enumerate() {
-        if held_out.contains(&number) { val.push(one) } else { train.push(one) }
+    for (one, group) in all.into_iter().zip(groups) {
+        if held_out.contains(&group) { val.push(one) } else { train.push(one) }
     }
     [train, val]
 }
@@ -314,4 +337,30 @@ fn data_with([train, val]: [RowSource; 2], hash: Digest, model: &Path, text: Loa
         tokenizer: text.tokenizer,
         tokenizer_files,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pair(prompt: u32, answer: u32) -> PreferencePair {
+        let example = |ids: Vec<u32>| Example { trained: vec![false, false, true], ids, origin: String::new() };
+        PreferencePair { chosen: example(vec![1, prompt, answer]), rejected: example(vec![1, prompt, answer + 1]) }
+    }
+
+    #[test]
+    fn pairs_with_one_prompt_are_not_divided() {
+        let mut config = TrainConfig::default();
+        config.data.val_fraction = 0.25;
+        let prompts = |pairs: &[PreferencePair]| pairs.iter().map(|pair| pair.chosen.ids[1]).collect::<BTreeSet<_>>();
+        let [train, val] = split_pairs((0..60).map(|n| pair(n % 12, n)).collect(), &config);
+        assert_eq!((prompts(&train).len(), prompts(&val).len(), train.len(), val.len()), (9, 3, 45, 15));
+        assert!(prompts(&train).is_disjoint(&prompts(&val)));
+        assert!(val.iter().map(|pair| pair.chosen.ids[2]).is_sorted(), "in order");
+        // One prompt for all, and one for each.
+        for n_prompts in [1, 60] {
+            let [train, val] = split_pairs((0..60).map(|n| pair(n % n_prompts, n)).collect(), &config);
+            assert_eq!((train.len(), val.len()), (45, 15));
+        }
+    }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::Result;
 use hearth_training::{
-    config::TrainConfig,
+    config::{Objective, TrainConfig},
     estimate::Estimate,
     fit::Limits,
     loader::RowSource,
@@ -73,15 +73,13 @@ pub(crate) fn print_plan(
         return Ok(());
     }
     let megabytes = |bytes: u64| format!("{:.1} MB", bytes as f64 / 1e6);
-    let tokens_per_step = config.tokens_per_step();
     let rows = [
         ("parameters", estimate.n_params.to_string()),
         ("arithmetic", format!("{:.3} MFLOP a token, forward and backward", estimate.flops_per_token as f64 / 1e6)),
         (
             "steps",
             total.map_or("by time".to_owned(), |total| {
-                let passes = (total * tokens_per_step) as f64 / source.n_tokens() as f64;
-                format!("{total} of {tokens_per_step} tokens, {passes:.1} passes over the data")
+                format!("{total} of {}, {:.1} passes over the data", step_size(config), size.passes(config, total))
             }),
         ),
         (
@@ -102,6 +100,14 @@ pub(crate) fn print_plan(
     let text: String = rows.into_iter().map(|(name, value)| format!("{name:<14} {value}\n")).collect();
     io::stdout().write_all(text.as_bytes())?;
     Ok(())
+}
+
+/// What a step trains on.
+pub(crate) fn step_size(config: &TrainConfig) -> String {
+    match config.objective.kind {
+        Objective::NextToken => format!("{} tokens", config.tokens_per_step()),
+        Objective::Dpo => format!("{} pairs", config.micro_steps() * config.data.micro_batch_size.rows()),
+    }
 }
 
 fn time_line(step: Option<StepTime>, expected: Option<f64>) -> String {

@@ -2,10 +2,10 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use hearth_model::{TokenId, chat::ChatTemplate, tokenizer::Tokenizer, weights::model_dir};
 use hearth_training::{
-    config::{Objective, Rows, TrainConfig},
+    config::{Purpose, Rows, TrainConfig},
     loader::{Documents, Packing, RowSource},
     shard::{Dataset, Split},
     trainer::Data,
@@ -46,11 +46,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let path = config.data.path.as_deref().context(
         "no training data: `data.path` is not set\nhint: use `--data DATA` with a folder made by `hearth-train prepare`",
     )?;
-    config.validate()?;
-    ensure!(
-        config.objective.kind == Objective::NextToken,
-        "`objective.kind` must be `next-token` in `pretrain`\nhint: `finetune` trains on preferences"
-    );
+    config.validate_for(Purpose::Pretrain)?;
     let dataset = Dataset::open(path)?;
     let tokenizer = dataset.open_tokenizer()?;
     let [train, val] = [Split::Train, Split::Val].map(|split| rows_of(&dataset, split, &tokenizer, config));

@@ -2,9 +2,9 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use hearth_training::{
-    config::{PRESETS, Rows, TrainConfig},
+    config::{PRESETS, Purpose, TrainConfig},
     corpus::{encode_text, read_text, split_by_chars},
     digest::{Digest, Digester},
     shard::Tokens,
@@ -35,18 +35,13 @@ pub(crate) struct Args {
 /// Reads, trains, saves, reports.
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let session = Session::new(args.out, args.run, Some(PRESETS[0].name))?;
-    session.config.validate()?;
+    session.config.validate_for(Purpose::Quickstart)?;
     let data = data_of(&read_text(&args.text)?, &session.config)?;
     session.train(&data)
 }
 
 /// Tokenizes the text with a tokenizer trained on it.
 fn data_of(text: &str, config: &TrainConfig) -> Result<Data> {
-    ensure!(
-        !matches!(config.data.rows, Rows::Documents | Rows::Unpacked),
-        "`data.rows` must be `epochs` or `windows` in `quickstart`: a text is one document\nhint: `prepare` and \
-         `pretrain` train on documents"
-    );
     let split = split_by_chars(text, config.data.val_fraction)?;
     let context = config.model.max_seq_len;
     let built = match config.data.vocab_size {

@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf, process::ExitCode};
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use burn::tensor::Device;
 use hearth_model::{
     config::GptConfig, device, hub::ModelPart, memory, model_source::ModelSource, ops, weights::model_dir,
@@ -22,7 +22,7 @@ use serde::Serialize;
 use super::{
     model_files,
     options::{Options, print_json},
-    plan::{Prediction, print_plan},
+    plan::{Prediction, print_plan, step_size},
 };
 
 /// The arguments of a training run.
@@ -167,11 +167,6 @@ impl Session {
         let trainer = trainer_of(self.checkpoint.as_ref(), config, data, &chosen.device)?;
         let n_params = trainer.n_params();
         let total = trainer.total_steps();
-        ensure!(
-            total != Some(0),
-            "the budget is less than one step of {} tokens\nhint: increase the budget in `schedule`",
-            config.tokens_per_step()
-        );
         self.run.begin(config)?;
         let interrupt = Interrupt::install()?;
         let first = trainer.steps_done();
@@ -190,15 +185,16 @@ impl Session {
             estimate.peak_bytes / 1_000_000,
             held_before / 1_000_000
         ));
-        let tokens_per_step = config.tokens_per_step();
         reporter.note(&match total {
             Some(total) => format!(
-                "run: {total} steps of {tokens_per_step} tokens, {:.1} passes over the data",
-                (total * tokens_per_step) as f64 / data.train.n_tokens() as f64
+                "run: {total} steps of {}, {:.1} passes over the data",
+                step_size(config),
+                trainer.size().passes(config, total)
             ),
             None => format!(
-                "run: {} minutes of steps of {tokens_per_step} tokens",
-                config.schedule.max_minutes.unwrap_or_default()
+                "run: {} minutes of steps of {}",
+                config.schedule.max_minutes.unwrap_or_default(),
+                step_size(config)
             ),
         });
         if let Some(checkpoint) = &self.checkpoint {

@@ -16,6 +16,8 @@ pub(crate) struct Status {
     is_terminal: bool,
     every: Duration,
     started: Instant,
+    /// When the current part of the work began.
+    phase_started: Instant,
     shown: Option<Instant>,
 }
 
@@ -23,22 +25,34 @@ impl Status {
     pub(crate) fn new() -> Status {
         let is_terminal = io::stderr().is_terminal();
         let every = Duration::from_millis(if is_terminal { 100 } else { 10_000 });
-        Status { is_terminal, every, started: Instant::now(), shown: None }
+        let started = Instant::now();
+        Status { is_terminal, every, started, phase_started: started, shown: None }
+    }
+
+    /// Begins another part of the work: the lines that follow are about its time.
+    pub(crate) fn begin_phase(&mut self) {
+        self.clear();
+        (self.phase_started, self.shown) = (Instant::now(), None);
+    }
+
+    /// Since the current part of the work began.
+    pub(crate) fn phase_elapsed(&self) -> Duration {
+        self.phase_started.elapsed()
     }
 
     pub(crate) fn elapsed(&self) -> Duration {
         self.started.elapsed()
     }
 
-    /// Shows `line` if the last one is old enough. Nothing is shown in the first moments, in which most commands
-    /// finish.
+    /// Shows `line` if the last one is old enough; it is told how long the current part of the work takes. Nothing is shown in
+    /// the first moments, in which most commands finish.
     pub(crate) fn show(&mut self, line: impl FnOnce(Duration) -> String) {
-        let since = self.shown.unwrap_or(self.started);
+        let since = self.shown.unwrap_or(self.phase_started);
         if since.elapsed() < self.every {
             return;
         }
         self.shown = Some(Instant::now());
-        let line = line(self.elapsed());
+        let line = line(self.phase_elapsed());
         self.write(&if self.is_terminal { format!("{CLEAR_LINE}{line}") } else { format!("{line}\n") });
     }
 
@@ -74,5 +88,32 @@ pub(crate) fn note_not_text(status: &mut Status, paths: &[std::path::PathBuf]) {
         let files =
             if paths.len() == 1 { "1 file that is".to_owned() } else { format!("{} files that are", paths.len()) };
         status.note(&format!("left out: {files} not UTF-8 text (`{}`)", first.display()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread::sleep;
+
+    use super::*;
+
+    #[test]
+    fn each_part_of_the_work_has_its_own_time() {
+        let mut status = Status { is_terminal: false, every: Duration::ZERO, ..Status::new() };
+        let pause = Duration::from_millis(30);
+        let mut shown = Vec::new();
+        sleep(pause);
+        status.show(|elapsed| {
+            shown.push(elapsed);
+            "the first part".to_owned()
+        });
+        status.begin_phase();
+        let begun = Instant::now();
+        status.show(|elapsed| {
+            shown.push(elapsed);
+            "the second part".to_owned()
+        });
+        assert!(shown[0] >= pause && shown[1] <= begun.elapsed(), "{shown:?}");
+        assert!(status.elapsed() >= pause && status.phase_elapsed() < status.elapsed());
     }
 }

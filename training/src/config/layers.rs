@@ -104,7 +104,10 @@ fn put(merged: &mut Table, layer: Table, source: &str) -> Result<()> {
                 let key = given.unwrap_or(field);
                 bail!("{source}: unknown key `{key}`\nhint: did you mean `{}`?", nearest(&key));
             }
-            None => bail!("{source}: {error}"),
+            None => bail!(
+                "{source}: {}\nhint: the `config.toml` of a run has all settings as examples",
+                error.to_string().trim_end()
+            ),
         }
     }
     if let Some(Value::Table(schedule)) = layer.get("schedule") {

@@ -10,12 +10,14 @@ mod layers;
 mod micro_batch;
 mod model;
 mod presets;
+mod purpose;
 mod same_past;
 mod validate;
 
 pub use layers::{Layers, known_keys};
 pub use micro_batch::MicroBatchSize;
 pub use presets::{PRESETS, Preset};
+pub use purpose::Purpose;
 pub use same_past::differences;
 
 /// All settings of a run. The run's `config.toml` is this struct, resolved.
@@ -175,11 +177,14 @@ impl Default for ObjectiveSettings {
     }
 }
 
+/// The name among [`LoraSettings::targets`] that stands for all linear layers of the blocks.
+pub(crate) const ALL_LINEAR: &str = "all-linear";
+
 /// A low-rank adapter ([LoRA](https://arxiv.org/abs/2106.09685)).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LoraSettings {
-    /// The rank.
+    /// The rank, at most 65,536.
     pub r: usize,
     /// The update is multiplied by `alpha / r`.
     pub alpha: f64,
@@ -293,7 +298,7 @@ pub struct ScheduleSettings {
     pub kind: ScheduleKind,
     /// Budget in optimizer steps.
     pub max_steps: Option<usize>,
-    /// Budget in passes over the data, rounded up to whole steps.
+    /// Budget in passes over the data, at most a million, rounded up to whole steps.
     pub epochs: Option<f64>,
     /// Budget in tokens, rounded up to whole steps.
     pub max_tokens: Option<u64>,
@@ -438,7 +443,7 @@ impl Default for LoraSettings {
         Self {
             r: 16,
             alpha: 32.0,
-            targets: vec!["all-linear".to_owned()],
+            targets: vec![ALL_LINEAR.to_owned()],
             layers: None,
             dropout: 0.0,
             rslora: false,

@@ -2,10 +2,16 @@
 
 use anyhow::{Result, ensure};
 
-use super::{Algorithm, Arch, MicroBatchSize, Objective, ScheduleKind, TrainConfig};
+use super::{ALL_LINEAR, Algorithm, Arch, MicroBatchSize, Objective, SaveDtype, ScheduleKind, TrainConfig};
 
 /// Far above any useful number of micro-batches per step.
 const MAX_MICRO_STEPS: usize = 1 << 16;
+
+/// The largest rank of an adapter: far above the width of any model's matrices.
+const MAX_RANK: usize = 1 << 16;
+
+/// The most passes over the data.
+const MAX_EPOCHS: f64 = 1e6;
 
 /// Far above what the activations of any model leave memory for.
 const MAX_MICRO_BATCH_TOKENS: usize = 1 << 26;
@@ -150,7 +156,11 @@ impl TrainConfig {
             self.optim.z_loss
         );
         let Some(lora) = &self.lora else { return Ok(()) };
-        ensure!(lora.r > 0, "`lora.r` must be at least 1, got 0");
+        ensure!(
+            (1..=MAX_RANK).contains(&lora.r),
+            "`lora.r` must be from 1 to {MAX_RANK}, got {}\nhint: 8 to 64 are usual",
+            lora.r
+        );
         ensure!(lora.alpha.is_finite() && lora.alpha > 0.0, "`lora.alpha` must be above 0, got {}", lora.alpha);
         ensure!(
             (0.0..1.0).contains(&lora.dropout),
@@ -159,7 +169,13 @@ impl TrainConfig {
         );
         ensure!(
             !lora.targets.is_empty(),
-            "`lora.targets` must name at least one linear layer\nhint: `all-linear` stands for all of them"
+            "`lora.targets` must name at least one linear layer\nhint: `{ALL_LINEAR}` stands for all of them"
+        );
+        ensure!(
+            lora.targets.len() == 1 || lora.targets.iter().all(|target| target != ALL_LINEAR),
+            "`lora.targets` must be `{ALL_LINEAR}` alone or names of linear layers, got `{}`\nhint: `{ALL_LINEAR}` stands for all \
+             of them",
+            lora.targets.join("`, `")
         );
         ensure!(
             self.model.init.is_some(),
@@ -169,6 +185,14 @@ impl TrainConfig {
             self.model.dropout == 0.0,
             "`model.dropout` must be 0 with `lora`, got {}\nhint: `lora.dropout` drops inputs of the adapter",
             self.model.dropout
+        );
+        ensure!(
+            self.optim.matrices == Algorithm::AdamW,
+            "`optim.matrices` must be `adamw` with `lora`\nhint: leave it out; matrices of an adapter always use AdamW"
+        );
+        ensure!(
+            self.checkpoint.save_dtype == SaveDtype::F32,
+            "`checkpoint.save_dtype` must be `f32` with `lora`\nhint: leave it out; an adapter is always saved in f32"
         );
         Ok(())
     }
@@ -227,6 +251,11 @@ impl TrainConfig {
         };
         ensure!(budget.is_finite() && *budget > 0.0, "the budget in `schedule` must be above 0, got {budget}");
         ensure!(
+            schedule.epochs.is_none_or(|epochs| epochs <= MAX_EPOCHS),
+            "`schedule.epochs` must be at most {MAX_EPOCHS}, got {}",
+            schedule.epochs.unwrap_or_default()
+        );
+        ensure!(
             schedule.max_minutes.is_none() || matches!(schedule.kind, ScheduleKind::Constant | ScheduleKind::Wsd),
             "`schedule.max_minutes` requires `schedule.kind` to be `constant` or `wsd`\nhint: other learning rates depend on the \
              number of steps"
@@ -281,6 +310,7 @@ mod tests {
             ("optim.spike_factor", "0.5"),
             ("schedule.warmup_steps", "1000"),
             ("schedule.max_minutes", "3"),
+            ("schedule.epochs", "1e300"),
             ("schedule.min_lr_ratio", "2"),
             ("eval.log_every", "0"),
             ("checkpoint.keep", "0"),
@@ -292,6 +322,30 @@ mod tests {
             };
             let error = layers.resolve().unwrap().validate().unwrap_err().to_string();
             assert!(error.contains(&format!("`{key}`")), "{key}={value}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_bad_setting_of_an_adapter_is_refused_with_its_name_and_value() {
+        let validate = |set: &str| {
+            let sets = ["model.init=model", set].map(str::to_owned).to_vec();
+            let layers = Layers { preset: Some("finetune-lora".to_owned()), sets, ..Layers::default() };
+            layers.resolve().unwrap().validate().map_err(|error| error.to_string())
+        };
+        for set in
+            ["lora.r=1", "lora.r=65536", "lora.targets=[\"q_proj\", \"v_proj\"]", "lora.targets=[\"all-linear\"]"]
+        {
+            validate(set).unwrap();
+        }
+        for (set, message) in [
+            ("lora.r=0", "`lora.r` must be from 1 to 65536, got 0\nhint: "),
+            ("lora.r=65537", "`lora.r` must be from 1 to 65536, got 65537\nhint: "),
+            ("lora.targets=[\"all-linear\", \"q_proj\"]", "got `all-linear`, `q_proj`\nhint: "),
+            ("optim.matrices=muon", "`optim.matrices` must be `adamw` with `lora`\nhint: "),
+            ("checkpoint.save_dtype=bf16", "`checkpoint.save_dtype` must be `f32` with `lora`\nhint: "),
+        ] {
+            let error = validate(set).unwrap_err();
+            assert!(error.contains(message), "{set}: {error}");
         }
     }
 

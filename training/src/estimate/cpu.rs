@@ -9,12 +9,9 @@ use hearth_model::{
 };
 
 use super::{
-    AdapterSize, Run,
+    AdapterSize, MATRICES, Run,
     account::{Account, Op, backward, forward},
 };
-
-/// The matrices of a block.
-const MATRICES: [&str; 4] = ["attn.qkv", "attn.out", "mlp.up", "mlp.down"];
 
 /// Rows whose sums one piece of work adds up.
 const ROWS_AT_ONCE: usize = 32;
@@ -45,12 +42,11 @@ impl<'a> Shape<'a> {
     pub(super) fn new(gpt: &'a GptConfig, n_rows: usize, seq_len: usize, adapter: Option<AdapterSize>) -> Shape<'a> {
         let params: BTreeMap<_, _> = match adapter {
             None => param_specs(gpt).into_iter().map(|spec| (spec.path, spec.shape.iter().product())).collect(),
-            // Spread evenly over the blocks' matrices.
             Some(adapter) => {
                 let matrices =
                     (0..gpt.n_layers).flat_map(|layer| MATRICES.map(|matrix| format!("blocks.{layer}.{matrix}.lora")));
-                let each = adapter.n_values / (MATRICES.len() * gpt.n_layers).max(1);
-                matrices.map(|path| (path, each)).collect()
+                let of_matrix = adapter.of_matrix(gpt);
+                matrices.map(|path| (path, of_matrix)).collect()
             }
         };
         Shape { gpt, n_rows, seq_len, params, adapter }

@@ -7,18 +7,25 @@ use hearth_model::{
 };
 
 use super::{
-    Run,
+    AdapterSize, Run,
     account::{Account, Op, backward, forward},
 };
 
 /// Values that exist at once in a run, with those of the weights.
-pub(super) fn peak(gpt: &GptConfig, n_rows: usize, seq_len: usize, run: &Run) -> usize {
-    let n_params = gpt.n_params();
+pub(super) fn peak(
+    gpt: &GptConfig,
+    (n_rows, seq_len): (usize, usize),
+    adapter: Option<AdapterSize>,
+    run: &Run,
+) -> usize {
+    let n_trained = adapter.map_or(gpt.n_params(), |adapter| adapter.n_values);
+    let n_frozen = adapter.map_or(0, |_| gpt.n_params());
     let (d, logits) = (n_rows * gpt.d_model, n_rows * gpt.vocab_size);
-    let head = gpt.vocab_size * gpt.d_model;
+    // The output matrix and positions have no gradient if they do not train.
+    let head = if adapter.is_some() { 0 } else { gpt.vocab_size * gpt.d_model };
     let mut account = Account::default();
-    account.take(n_params + run.n_moments + (run.n_partial_sums - 1) * n_params);
-    let block = block(gpt, n_rows, seq_len);
+    account.take(n_frozen + n_trained + run.n_moments + (run.n_partial_sums - 1) * n_trained);
+    let block = block(gpt, n_rows, seq_len, adapter);
     for _ in 0..gpt.n_layers {
         block.iter().for_each(|part| forward(&mut account, part));
     }
@@ -38,31 +45,34 @@ pub(super) fn peak(gpt: &GptConfig, n_rows: usize, seq_len: usize, run: &Run) ->
         }
         gradient = d;
     }
-    let positions = if gpt.positions == Positions::Learned { gpt.max_seq_len * gpt.d_model } else { 0 };
-    account.briefly(head + positions);
+    let has_positions = gpt.positions == Positions::Learned && adapter.is_none();
+    account.briefly(head + if has_positions { gpt.max_seq_len * gpt.d_model } else { 0 });
     // Temporary values of clipping, AdamW and Muon, of a parameter at a time.
-    account.briefly(4 * largest_param(gpt) + 6 * run.largest_muon);
+    let largest_trained = adapter.map_or_else(|| largest_param(gpt), |adapter| adapter.of_matrix(gpt));
+    account.briefly(4 * largest_trained + 6 * run.largest_muon);
     account.peak()
 }
 
 /// The operations of one block's attention, and those of its MLP.
-fn block(gpt: &GptConfig, n_rows: usize, seq_len: usize) -> [Vec<Op>; 2] {
+fn block(gpt: &GptConfig, n_rows: usize, seq_len: usize, adapter: Option<AdapterSize>) -> [Vec<Op>; 2] {
     let (d, q, kv) = (n_rows * gpt.d_model, n_rows * gpt.q_width(), n_rows * gpt.kv_width());
     let ff = n_rows * gpt.d_ff;
     let scores = n_rows * gpt.n_heads * seq_len;
     let size = |[d_out, d_in]: [usize; 2]| d_out * d_in;
     // What is normalized, and the normalized values; backward goes through as many.
-    let norm = Op { kept: 2 * d, of_input: d, of_params: gpt.d_model, scratch: 3 * d };
+    let of_vector = |n_values: usize| if adapter.is_some() { 0 } else { n_values };
+    let norm = Op { kept: 2 * d, of_input: d, of_params: of_vector(gpt.d_model), scratch: 3 * d };
     let linear = |d_out: usize, d_in: usize| Op {
-        kept: n_rows * d_in,
+        // With an adapter, also what its first matrix makes of the input.
+        kept: n_rows * (d_in + adapter.map_or(0, |adapter| adapter.rank)),
         of_input: n_rows * d_in,
-        of_params: size([d_out, d_in]),
+        of_params: adapter.map_or(size([d_out, d_in]), |adapter| adapter.of_matrix(gpt)),
         scratch: 0,
     };
     let qk_norm = gpt.qk_norm.then(|| Op {
         kept: 2 * (q + kv),
         of_input: q + 2 * kv,
-        of_params: 2 * gpt.head_dim,
+        of_params: of_vector(2 * gpt.head_dim),
         scratch: 3 * (q + kv),
     });
     // Queries, keys and values; exponentials and probabilities.
@@ -93,4 +103,30 @@ pub(super) fn largest_tensor(gpt: &GptConfig, n_rows: usize, seq_len: usize) -> 
     let up = if gpt.gated_mlp { 2 * gpt.d_ff } else { gpt.d_ff };
     let of_row = gpt.vocab_size.max(gpt.n_heads * seq_len).max(up).max(gpt.q_width() + 2 * gpt.kv_width());
     largest_param(gpt).max(n_rows * of_row)
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+    use crate::config::Layers;
+
+    #[test]
+    fn an_adapter_has_no_gradients_and_moments_of_its_model() {
+        let config = Layers { preset: Some("gpt2-124m".to_owned()), ..Layers::default() }.resolve().unwrap();
+        let gpt = config.gpt_config(50257).unwrap();
+        let size = (1024, 1024);
+        let adapter = AdapterSize { n_values: 960_000, rank: 16, frozen_bytes: 4 * gpt.n_params() as u64 };
+        let peak = |adapter: Option<AdapterSize>, n_partial_sums: usize| {
+            let n_moments = 2 * adapter.map_or(gpt.n_params(), |adapter| adapter.n_values);
+            peak(&gpt, size, adapter, &Run { micro_steps: 40, n_partial_sums, n_moments, largest_muon: 0 })
+        };
+        // A partial sum more takes as much as what trains.
+        assert_eq!(peak(Some(adapter), 2) - peak(Some(adapter), 1), adapter.n_values);
+        assert_eq!(peak(None, 2) - peak(None, 1), gpt.n_params());
+        // The model is held in both cases; its two moments and most of its gradients are not.
+        let saved = peak(None, 1) - peak(Some(adapter), 1);
+        let share = saved as f64 / gpt.n_params() as f64;
+        assert!((1.9..3.0).contains(&share), "{share}");
+    }
 }

@@ -4,13 +4,13 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use hearth_model::{
-    chat::{Ending, RenderContext},
+    chat::{ChatTemplate, Ending, RenderContext},
     hub::Download,
     tokenizer::{EncodeOptions, Tokenizer},
     weights::model_dir::LoadedModel,
 };
 
-use super::text_loss::Document;
+use super::text_loss::{Document, text_bytes};
 use crate::{
     corpus::{BytesRead, Cutting, FileKind, Origin, Piece, ReadOptions, SourceFile, read_documents, read_tokens},
     digest::Digest,
@@ -67,26 +67,26 @@ fn read_file(file: &SourceFile, model: &LoadedModel, options: &DocumentOptions) 
     let mut documents = Vec::new();
     read_documents(file, &read, &BytesRead::default(), &mut |piece| {
         let place = || format!("cannot encode a document of `{}`", file.path.display());
-        documents.push(encode(piece, model).with_context(place)?);
+        documents.push(encode(piece, &model.tokenizer, model.chat_template.as_ref()).with_context(place)?);
         Ok(())
     })?;
     Ok(documents)
 }
 
-fn encode(piece: Piece, model: &LoadedModel) -> Result<Document> {
-    let n_bytes = piece.text.len() as u64;
-    let ids = match (&piece.conversation, &model.chat_template) {
-        (None, _) => model.tokenizer.encode(&piece.text, DOCUMENT)?,
+fn encode(piece: Piece, tokenizer: &Tokenizer, template: Option<&ChatTemplate>) -> Result<Document> {
+    match (&piece.conversation, template) {
+        (None, _) => Ok(Document { ids: tokenizer.encode(&piece.text, DOCUMENT)?, n_bytes: piece.text.len() as u64 }),
         (Some(conversation), Some(template)) => {
-            let context = RenderContext { ending: Ending::Closed, ..RenderContext::new(&model.tokenizer) };
-            template.encode(&model.tokenizer, &conversation.messages, &context)?
+            let context = RenderContext { ending: Ending::Closed, ..RenderContext::new(tokenizer) };
+            let ids = template.encode(tokenizer, &conversation.messages, &context)?;
+            // What the template writes, which only it knows.
+            Ok(Document { n_bytes: text_bytes(tokenizer, &ids), ids })
         }
         (Some(conversation), None) => bail!(
             "{} is a conversation, but the model has no chat template\nhint: evaluate a model with one, or text",
             conversation.place
         ),
-    };
-    Ok(Document { ids, n_bytes })
+    }
 }
 
 /// A split of a prepared data set, as one document.
@@ -127,7 +127,28 @@ fn token_file(path: &Path, tokenizer: &Tokenizer) -> Result<Document> {
         ids.extend_from_slice(read);
         Ok(())
     })?;
-    let bytes_of = |id: &u32| if tokenizer.is_special(*id) { 0 } else { tokenizer.token_bytes(*id).len() as u64 };
-    let n_bytes = ids.iter().map(bytes_of).sum();
-    Ok(Document { ids, n_bytes })
+    Ok(Document { n_bytes: text_bytes(tokenizer, &ids), ids })
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use hearth_model::chat::Message;
+
+    use super::*;
+    use crate::{corpus::Conversation, tokenizer_build::BuiltTokenizer};
+
+    #[test]
+    fn bytes_of_a_conversation_are_those_that_its_template_writes() {
+        let tokenizer = BuiltTokenizer::bpe(&"Be brief. user Hi ".repeat(20), 280, 64).unwrap().open().unwrap();
+        let source = "Be brief.{% for m in messages %}<|endoftext|>[{{ m.content }}]{% endfor %}";
+        let template = ChatTemplate::new(source, Path::new("chat_template.jinja")).unwrap();
+        let conversation = Conversation { messages: vec![Message::new("user", "Hié")], place: "line 1".to_owned() };
+        let text = conversation.text();
+        let piece = Piece { text: text.clone(), is_last: true, conversation: Some(conversation) };
+        let document = encode(piece, &tokenizer, Some(&template)).unwrap();
+        // The special token has no bytes.
+        assert_eq!(document.n_bytes, "Be brief.[Hié]".len() as u64);
+        assert_ne!(document.n_bytes, text.len() as u64);
+    }
 }

@@ -1,6 +1,6 @@
 //! Sliding windows over a text that is longer than a model's context, as
-//! [transformers documents them](https://huggingface.co/docs/transformers/perplexity): every token is scored once, by the first
-//! window that reaches it.
+//! [transformers documents them](https://huggingface.co/docs/transformers/perplexity): a token is scored once, by the first
+//! window that reaches it and has something before it.
 
 use anyhow::{Result, ensure};
 

@@ -32,7 +32,7 @@ pub struct TextScore {
 /// Windows whose log-probabilities are held at once.
 const WINDOWS_AT_ONCE: usize = 256;
 
-/// Scores every token of `documents` once. `progress` is told the numbers of windows that are done and of all windows.
+/// Scores the tokens of `documents` once, see [`Sliding::spans`]. `progress` is told the numbers of windows that are done and of all windows.
 ///
 /// # Errors
 /// The window is longer than the model's context, no document has two tokens, or the device fails.
@@ -77,7 +77,12 @@ fn scored_bytes(document: &Document, sliding: Sliding, tokenizer: &Tokenizer) ->
         next = span.end;
     }
     unscored.extend(next..document.ids.len());
-    let bytes_of = |id: TokenId| if tokenizer.is_special(id) { 0 } else { tokenizer.token_bytes(id).len() as u64 };
-    let n_unscored: u64 = unscored.into_iter().map(|at| bytes_of(document.ids[at])).sum();
-    document.n_bytes.saturating_sub(n_unscored)
+    let unscored: Vec<TokenId> = unscored.into_iter().map(|at| document.ids[at]).collect();
+    document.n_bytes.saturating_sub(text_bytes(tokenizer, &unscored))
+}
+
+/// Bytes of the text of `ids`. Special tokens have none.
+pub(super) fn text_bytes(tokenizer: &Tokenizer, ids: &[TokenId]) -> u64 {
+    let bytes_of = |id: &TokenId| if tokenizer.is_special(*id) { 0 } else { tokenizer.token_bytes(*id).len() as u64 };
+    ids.iter().map(bytes_of).sum()
 }

@@ -71,16 +71,15 @@ pub fn read_items(path: &Path, template: &str) -> Result<Vec<TranslationItem>> {
 }
 
 fn item_of(record: &JsonRecord, template: &str) -> Result<TranslationItem> {
-    let prompt = match record.has("source") {
-        true => template.replace("{source}", record.text("source")?),
-        false if record.has("prompt") => record.text("prompt")?.to_owned(),
-        false => bail!(
+    let prompt = match only_one(record, &["source", "prompt"])? {
+        Some("source") => template.replace("{source}", record.text("source")?),
+        Some(name) => record.text(name)?.to_owned(),
+        None => bail!(
             "{}: there is neither `source` nor `prompt`\nhint: use `source` and `target`, or `prompt` and `reference`",
             record.place()
         ),
     };
-    let names = ["target", "reference", "references", "completion"];
-    let Some(name) = names.into_iter().find(|name| record.has(name)) else {
+    let Some(name) = only_one(record, &["target", "reference", "references", "completion"])? else {
         bail!(
             "{}: there is no reference to compare with\nhint: add `target`, `reference` or `references` to this line",
             record.place()
@@ -91,6 +90,18 @@ fn item_of(record: &JsonRecord, template: &str) -> Result<TranslationItem> {
         false => vec![record.text(name)?.to_owned()],
     };
     Ok(TranslationItem { place: record.place(), prompt, references })
+}
+
+/// The one of `names` that the record has, if it has any.
+fn only_one<'a>(record: &JsonRecord, names: &[&'a str]) -> Result<Option<&'a str>> {
+    let found: Vec<&str> = names.iter().copied().filter(|name| record.has(name)).collect();
+    ensure!(
+        found.len() < 2,
+        "{}: there are both `{}`\nhint: leave one of them out of this line",
+        record.place(),
+        found.join("` and `")
+    );
+    Ok(found.first().copied())
 }
 
 /// Encodes the prompts of `items`.
@@ -232,6 +243,14 @@ mod tests {
             (
                 "{\"prompt\": \"p\", \"references\": []}",
                 "line 1: `references` must be a list of strings with at least one",
+            ),
+            (
+                "{\"prompt\": \"p\", \"reference\": \"r\", \"references\": [\"s\"]}",
+                "line 1: there are both `reference` and `references`",
+            ),
+            (
+                "{\"prompt\": \"p\", \"source\": \"s\", \"target\": \"t\"}",
+                "line 1: there are both `source` and `prompt`",
             ),
             ("{\"target\": \"a\"}", "line 1: there is neither `source` nor `prompt`"),
         ] {

@@ -1,6 +1,11 @@
 //! Shows examples as they are trained, for `--inspect`.
 
-use std::fmt::Write;
+use std::{
+    env,
+    ffi::OsString,
+    fmt::Write,
+    io::{self, IsTerminal},
+};
 
 use hearth_model::{TokenId, tokenizer::Tokenizer};
 use serde_json::{Value, json};
@@ -14,6 +19,17 @@ pub enum Style {
     Color,
     /// By brackets around each trained token.
     Brackets,
+}
+
+impl Style {
+    /// Colors on a terminal, unless `NO_COLOR` is set (<https://no-color.org>).
+    pub fn of_stdout() -> Style {
+        if io::stdout().is_terminal() { Style::of_terminal(env::var_os("NO_COLOR")) } else { Style::Brackets }
+    }
+
+    fn of_terminal(no_color: Option<OsString>) -> Style {
+        if no_color.is_some_and(|value| !value.is_empty()) { Style::Brackets } else { Style::Color }
+    }
 }
 
 /// Two shades of green in turn, so that the borders of tokens are visible.
@@ -110,4 +126,16 @@ fn shown(text: &str) -> String {
         other => other.to_string(),
     };
     text.chars().map(escape).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_color_is_honored_unless_it_is_empty() {
+        for (no_color, style) in [(None, Style::Color), (Some(""), Style::Color), (Some("1"), Style::Brackets)] {
+            assert_eq!(Style::of_terminal(no_color.map(OsString::from)), style, "{no_color:?}");
+        }
+    }
 }

@@ -1,9 +1,9 @@
 //! What a record is: a conversation, a prompt with a completion, a text, or a preference.
 
 use hearth_model::chat::Message;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-use super::message::{ASSISTANT, Problem, messages, parsed_list};
+use super::message::{ASSISTANT, Problem, USER, messages, parsed_list};
 
 /// Members of records.
 pub(super) const MESSAGES: &str = "messages";
@@ -24,8 +24,7 @@ pub(super) enum Form {
     Text(String),
 }
 
-const EXAMPLE_HINT: &str =
-    "an example has `messages`, or `prompt` and `completion`, or a text in the member that `data.text_field` names";
+const EXAMPLE_HINT: &str = "an example has `messages`, or `prompt` and `completion`, or `text`";
 const PREFERENCE_HINT: &str = "a preference has `chosen` and `rejected`, and may have `prompt`";
 const PAIR_HINT: &str = "`prompt` and its answers must be all strings, or all lists of messages";
 
@@ -57,10 +56,16 @@ impl Form {
             None => Err((format!("there is no `{name}`, only {}", names(members)), PREFERENCE_HINT)),
         };
         let answers = [answer(CHOSEN)?, answer(REJECTED)?];
-        if let Some(prompt) = member(members, PROMPT).or_else(|| member(members, MESSAGES)) {
-            let [chosen, rejected] = answers;
-            return Ok([Form::answer(prompt, chosen, tools.clone())?, Form::answer(prompt, rejected, tools)?]);
-        }
+        let text = match member(members, PROMPT) {
+            Some(Value::String(text)) if !is_list_text(text) && answers.iter().all(|(_, value)| is_list(value)) => {
+                Some(text)
+            }
+            Some(prompt) => return Form::answers(prompt, answers, tools),
+            None => match member(members, MESSAGES).filter(|messages| !has_answer(messages)) {
+                Some(prompt) => return Form::answers(prompt, answers, tools),
+                None => None,
+            },
+        };
         if answers.iter().any(|(_, value)| value.is_string() && parsed_list(value).is_none()) {
             return Err((
                 format!("`{CHOSEN}` and `{REJECTED}` are strings, but there is no `{PROMPT}`"),
@@ -69,16 +74,33 @@ impl Form {
         }
         let [chosen, rejected] = answers.map(|(name, value)| messages(name, value));
         let (chosen, rejected) = (chosen?, rejected?);
+        if let Some(text) = text.filter(|_| chosen[0].role == ASSISTANT) {
+            return Form::answers(&json!([{ "role": USER, "content": text }]), answers, tools);
+        }
         let first = chosen.iter().zip(&rejected).take_while(|(chosen, rejected)| chosen == rejected).count();
         // Of two equal conversations, the last message is the answer.
         let first = first.min(chosen.len() - 1).min(rejected.len() - 1);
+        // As in UltraFeedback: the prompt's text beside conversations that begin with it.
+        if let Some(text) = text.filter(|text| chosen[..first].iter().all(|message| message.content != **text)) {
+            let shown: String = text.chars().take(40).collect();
+            return Err((
+                format!("`{CHOSEN}` and `{REJECTED}` do not begin with the `{PROMPT}` {shown:?}"),
+                "beside a text as prompt, they are the answers, or whole conversations that begin with it",
+            ));
+        }
         let conversation = |messages| Form::Conversation { messages, tools: tools.clone(), first };
         Ok([conversation(chosen), conversation(rejected)])
     }
 
-    /// A prompt with an answer: strings, or lists of messages. After a list, the answer may also be one message or its text.
+    /// One prompt with both answers.
+    fn answers(prompt: &Value, answers: [(&str, &Value); 2], tools: Option<Value>) -> Result<[Form; 2], Problem> {
+        let [chosen, rejected] = answers;
+        Ok([Form::answer(prompt, chosen, tools.clone())?, Form::answer(prompt, rejected, tools)?])
+    }
+
+    /// A prompt with an answer: strings, or lists of messages. After a list, the answer may also be one message or its text,
+    /// or a whole conversation that begins with the prompt.
     fn answer(prompt: &Value, (name, value): (&str, &Value), tools: Option<Value>) -> Result<Form, Problem> {
-        let is_list = |value: &Value| value.is_array() || parsed_list(value).is_some_and(|list| is_messages(&list));
         match (prompt, value) {
             (Value::String(prompt), Value::String(completion)) if !(is_list(value) && is_list_text(prompt)) => {
                 if completion.is_empty() {
@@ -89,10 +111,23 @@ impl Form {
             (prompt, answer) if is_list(prompt) => {
                 let mut all = messages(PROMPT, prompt)?;
                 let first = all.len();
-                match answer {
-                    Value::String(text) if !is_list(answer) => all.push(Message::new(ASSISTANT, text)),
-                    Value::Object(_) => all.extend(messages(name, &Value::Array(vec![answer.clone()]))?),
-                    _ => all.extend(messages(name, answer)?),
+                let mut answer = match answer {
+                    Value::String(text) if !is_list(answer) => vec![Message::new(ASSISTANT, text)],
+                    Value::Object(_) => messages(name, &Value::Array(vec![answer.clone()]))?,
+                    _ => messages(name, answer)?,
+                };
+                if answer.starts_with(&all) {
+                    answer.drain(..first);
+                }
+                match answer.first() {
+                    None => return Err((format!("`{name}` has only the messages of `{PROMPT}`"), PAIR_HINT)),
+                    Some(message) if message.role == USER && all.last().is_some_and(|last| last.role == USER) => {
+                        return Err((
+                            format!("`{name}` begins with a message of `{USER}`, but not with those of `{PROMPT}`"),
+                            "after a prompt, an answer begins with the assistant's message, or repeats the whole prompt",
+                        ));
+                    }
+                    Some(_) => all.extend(answer),
                 }
                 Ok(Form::Conversation { messages: all, tools, first })
             }
@@ -104,6 +139,17 @@ impl Form {
 /// A member that is not null: tables have every member in every row.
 fn member<'a>(members: &'a Map<String, Value>, name: &str) -> Option<&'a Value> {
     members.get(name).filter(|value| !value.is_null())
+}
+
+/// Whether the last of `messages` is an answer.
+fn has_answer(messages: &Value) -> bool {
+    let parsed = parsed_list(messages);
+    let last = parsed.as_ref().or(messages.as_array()).and_then(|list| list.last());
+    last.and_then(|message| message.get("role")).is_some_and(|role| role == ASSISTANT)
+}
+
+fn is_list(value: &Value) -> bool {
+    value.is_array() || parsed_list(value).is_some_and(|list| is_messages(&list))
 }
 
 fn is_messages(list: &[Value]) -> bool {

@@ -6,6 +6,9 @@ use serde_json::{Map, Value};
 /// The role of the messages that are trained.
 pub(super) const ASSISTANT: &str = "assistant";
 
+/// The role of messages that ask.
+pub(super) const USER: &str = "user";
+
 /// What is wrong with a record, and a hint.
 pub(super) type Problem = (String, &'static str);
 

@@ -45,7 +45,7 @@ impl Example {
     }
 }
 
-/// Two answers to one prompt, for DPO.
+/// Two answers to one prompt, for DPO. In messages, each is named by its member: "`data.jsonl`, line 3, `chosen`".
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PreferencePair {
     /// The prompt with the better answer.

@@ -57,8 +57,9 @@ pub fn read_preferences(
     };
     let encode = |record: &Record, origin: &str| {
         let forms = Form::pair(&record.members).map_err(|problem| wrong(origin, problem))?;
-        let [chosen, rejected] =
-            forms.map(|form| encoder.encode(&form, origin).and_then(|example| fit(example, settings)));
+        let [chosen, rejected] = [CHOSEN, REJECTED].map(|name| format!("{origin}, `{name}`"));
+        let [chosen, rejected] = [(&forms[0], chosen), (&forms[1], rejected)]
+            .map(|(form, origin)| encoder.encode(form, &origin).and_then(|example| fit(example, settings)));
         Ok(match (chosen?, rejected?) {
             (Fitted::Kept(chosen), Fitted::Kept(rejected)) => Fitted::Kept(PreferencePair { chosen, rejected }),
             (Fitted::Dropped, _) | (_, Fitted::Dropped) => Fitted::Dropped,
@@ -119,8 +120,10 @@ fn read_all<T: Send>(
                     BATCH => encode_batch(&file, &mut batch, encode, &mut found),
                     _ => Ok(()),
                 }
-            })?;
+            });
+            // First what is before a place that cannot be read: it may have an error too.
             encode_batch(&file, &mut batch, encode, &mut found)?;
+            let outcome = outcome?;
             if outcome == Outcome::NotText {
                 found.not_text.push(file.path);
             }

@@ -281,6 +281,10 @@ fn what_would_train_something_else_is_refused_with_its_line() {
     let sources = text_file(dir.path(), "{\"text\": \"a\"}\n\n{\"text\": \"b\n");
     let error = read(&sources, &encoder(CHATML), &settings(), &mut |_| {}).unwrap_err().to_string();
     assert!(error.contains("data.jsonl`, line 3: ") && error.contains("\nhint: each line must be"), "{error}");
+    // An error of an earlier line comes first, although lines are encoded later.
+    let sources = text_file(dir.path(), "{\"text\": \"\"}\n{\"text\": \"b\n");
+    let error = read(&sources, &encoder(CHATML), &settings(), &mut |_| {}).unwrap_err().to_string();
+    assert!(error.contains("data.jsonl`, line 1: `text` is empty"), "{error}");
     let error = read(&text_file(dir.path(), "\n"), &encoder(CHATML), &settings(), &mut |_| {}).unwrap_err().to_string();
     assert!(error.contains("has no examples\nhint: "), "{error}");
 }
@@ -348,12 +352,18 @@ fn preferences_share_their_prompt() {
         json!({ "chosen": [user, says("Yes")], "rejected": [user, says("No")] }),
         json!({ "prompt": [user, says("A"), user], "chosen": [says("Yes")], "rejected": [says("No")] }),
         json!({ "prompt": "Hi", "chosen": " Yes", "rejected": " No" }),
+        // As in UltraFeedback: the prompt also as text, and the better conversation twice.
+        json!({ "prompt": "Hi", "messages": [user, says("Yes")], "chosen": [user, says("Yes")], "rejected": [user, says("No")] }),
+        json!({ "messages": [user, says("Yes")], "chosen": [user, says("Yes")], "rejected": [user, says("No")] }),
+        json!({ "prompt": [user], "chosen": [user, says("Yes")], "rejected": [user, says("No")] }),
+        json!({ "prompt": "Hi", "chosen": [says("Yes")], "rejected": [says("No")] }),
+        json!({ "prompt": [{ "role": "user", "content": "Hi" }], "chosen": [user, says("Yes")], "rejected": says("No") }),
     ];
     let dir = tempfile::tempdir().unwrap();
     let read = |lines: &[Value]| read_preferences(&file(dir.path(), lines), &encoder(CHATML), &settings(), &mut |_| {});
     let found = read(&lines).unwrap().examples;
     let start = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n";
-    for pair in &found[..3] {
+    for pair in found[..3].iter().chain(&found[5..]) {
         assert_eq!(marked(&pair.chosen), format!("{start}«Yes<|im_end|>\n»"));
         assert_eq!(marked(&pair.rejected), format!("{start}«No<|im_end|>\n»"));
     }
@@ -366,9 +376,25 @@ fn preferences_share_their_prompt() {
             json!({ "prompt": "a", "chosen": "b", "rejected": [says("c")] }),
             "`prompt` and `rejected` are of different kinds",
         ),
+        (
+            json!({ "prompt": [user], "chosen": [user], "rejected": [user] }),
+            "`chosen` has only the messages of `prompt`",
+        ),
+        (
+            json!({ "prompt": "Ho", "chosen": [user, says("Yes")], "rejected": [user, says("No")] }),
+            "`chosen` and `rejected` do not begin with the `prompt` \"Ho\"",
+        ),
+        (
+            json!({ "prompt": [says("Ho"), user], "chosen": [user, says("Yes")], "rejected": [user, says("No")] }),
+            "`chosen` begins with a message of `user`, but not with those of `prompt`",
+        ),
+        (
+            json!({ "prompt": [user], "chosen": [says("a")], "rejected": "a".repeat(5000) }),
+            "line 2, `rejected`: it has ",
+        ),
     ] {
         let error = read(&[lines[0].clone(), line]).unwrap_err().to_string();
-        assert!(error.contains(message) && error.contains("line 2: ") && error.contains("\nhint: "), "{error}");
+        assert!(error.contains(message) && error.contains("line 2") && error.contains("\nhint: "), "{error}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! `hearth-train eval classify`: linear probes on embeddings, beside label-token scoring.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{collections::HashSet, path::PathBuf, process::ExitCode};
 
 use anyhow::{Result, ensure};
 use hearth_model::pooling::Pooling;
@@ -12,29 +12,28 @@ use hearth_training::eval::{
 use serde::Serialize;
 
 use super::{
+    data::{DataArgs, unescaped},
     model::{ModelArgs, OpenModel, progress_line},
-    output::write_lines,
 };
 use crate::commands::status::Status;
 
 /// Measures how well texts are classified by a linear probe on their embeddings
 ///
-/// Embeddings are those of `/v1/embeddings`: mean, last and max pooling. On each, a logistic regression is fitted to the texts to
+/// Data are JSON lines with `text` and `label`. Embeddings are those of `/v1/embeddings`: mean, last and max pooling. On each, a logistic regression is fitted to the texts to
 /// train on and tested on the others. Beside it stands what the model says itself: the label that continues the text most likely.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// JSON lines with `text` and `label`
-    #[arg(long, value_name = "FILE")]
-    data: PathBuf,
+    #[command(flatten)]
+    data: DataArgs,
 
     /// Texts to test on [default: a share of `--data` that is not trained on]
     #[arg(long, value_name = "FILE")]
     test: Option<PathBuf>,
 
-    /// Share of `--data` to test on where there is no `--test`
+    /// Share of the different texts of `--data` to test on where there is no `--test`
     #[arg(long, value_name = "X", default_value_t = 0.2, conflicts_with = "test")]
     test_fraction: f64,
 
@@ -43,16 +42,12 @@ pub(crate) struct Args {
     seed: u64,
 
     /// Inverse strength of L2, as in scikit-learn
-    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = parse_strength)]
     c: f64,
 
     /// What a label follows in label-token scoring, behind a space; `{text}` stands for the text, `\n` for a line break
     #[arg(long, value_name = "TEXT", default_value = "{text}")]
     template: String,
-
-    /// Write the embeddings to this file, one JSON object per text
-    #[arg(long, value_name = "FILE")]
-    out: Option<PathBuf>,
 }
 
 /// The JSON output of `--json`.
@@ -76,6 +71,9 @@ struct ProbeReport {
     accuracy: Accuracy,
     train_accuracy: Accuracy,
     n_steps: usize,
+    /// The largest component of the gradient of the mean loss at the end.
+    gradient: f64,
+    converged: bool,
 }
 
 /// Accuracy of the label that is most likely, and most likely per character.
@@ -100,12 +98,17 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let (train, test) = split(&args)?;
     let classes = train.classes();
     let (train_classes, test_classes) = (train.class_indices(&classes)?, test.class_indices(&classes)?);
-    let labeling = Labeling::new(classes.clone(), args.template.replace("\\n", "\n"))?;
+    let labeling = Labeling::new(classes.clone(), unescaped(&args.template))?;
     let OpenModel { loaded, name, .. } = args.model.open()?;
     let limit = loaded.gpt.config().max_seq_len;
     let mut ids = train.encode(&loaded.tokenizer, limit)?;
     ids.extend(test.encode(&loaded.tokenizer, limit)?);
     let mut status = Status::new();
+    let trained: HashSet<&String> = train.texts.iter().collect();
+    let n_known = test.texts.iter().filter(|text| trained.contains(text)).count();
+    if n_known > 0 {
+        status.note(&format!("warning: {n_known} of the texts to test on are also trained on"));
+    }
     let poolings = Pooling::ALL.map(|(_, pooling)| pooling);
     let embedder = Embedder::new(&loaded.gpt)?;
     let mut progress = |n_done| progress_line(&mut status, "embeddings", n_done, ids.len());
@@ -123,6 +126,8 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
             accuracy: accuracy(of_test, &test_classes),
             train_accuracy: accuracy(of_train, &train_classes),
             n_steps: fit.n_steps,
+            gradient: fit.gradient,
+            converged: fit.is_converged(),
         })
     };
     let probes = Pooling::ALL.iter().enumerate().map(probe).collect::<Result<Vec<_>>>()?;
@@ -134,12 +139,11 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         .map(|((text, place), &class)| labeling.of_text(place.clone(), text, class))
         .collect();
     let scorer = Scorer::new(&loaded.gpt)?;
+    status.begin_phase();
     let mut progress = |n_done| progress_line(&mut status, "texts by their labels", n_done, items.len());
     let scored = accuracies(&score_items(&scorer, &loaded.tokenizer, &items, limit, &mut progress)?);
     status.clear();
-    if let Some(path) = &args.out {
-        write_lines(path, &lines(&embedded, &train, &test))?;
-    }
+    args.data.write(&lines(&embedded, &train, &test))?;
     let of_class = |class: usize| test_classes.iter().filter(|other| **other == class).count();
     let report = Report {
         model: name,
@@ -157,7 +161,8 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
 
 /// The texts to train on, and those to test on.
 fn split(args: &Args) -> Result<(LabeledTexts, LabeledTexts)> {
-    let all = LabeledTexts::read(&args.data)?;
+    let path = args.data.path()?;
+    let all = LabeledTexts::read(path)?;
     if let Some(test) = &args.test {
         return Ok((all, LabeledTexts::read(test)?));
     }
@@ -170,8 +175,8 @@ fn split(args: &Args) -> Result<(LabeledTexts, LabeledTexts)> {
     let (train, test) = all.split(args.test_fraction, args.seed);
     ensure!(
         !train.texts.is_empty() && !test.texts.is_empty(),
-        "`{}` has {n_texts} texts, too few to put some aside\nhint: use more texts, or `--test FILE`",
-        args.data.display()
+        "`{}` has too few different texts to put some aside, {n_texts} lines in all\nhint: use more texts, or `--test FILE`",
+        path.display()
     );
     Ok((train, test))
 }
@@ -200,8 +205,11 @@ fn text(report: &Report) -> String {
         format!("{name:<24} {value:.4} ± {stderr:.4}{beside}\n")
     };
     let mut text = String::new();
-    for ProbeReport { pooling, accuracy, train_accuracy, .. } in &report.probes {
-        let beside = format!("  (on the texts to train on {:.4})", train_accuracy.value);
+    for ProbeReport { pooling, accuracy, train_accuracy, n_steps, gradient, converged } in &report.probes {
+        let mut beside = format!("  (on the texts to train on {:.4})", train_accuracy.value);
+        if !converged {
+            beside += &format!("  not converged after {n_steps} steps: the gradient is {gradient:.1e}");
+        }
         text += &row(&format!("probe, {pooling} pooling"), *accuracy, &beside);
     }
     text += &row("label tokens", report.label_tokens.acc, "");
@@ -215,4 +223,45 @@ fn text(report: &Report) -> String {
         report.seconds
     );
     text
+}
+
+fn parse_strength(text: &str) -> Result<f64, String> {
+    let strength: f64 = text.parse().map_err(|_| format!("must be a number, got `{text}`"))?;
+    if strength > 0.0 && strength.is_finite() {
+        Ok(strength)
+    } else {
+        Err(format!("must be a number above 0, got {strength}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_probe_that_did_not_converge_is_told() {
+        let accuracy = Accuracy { value: 0.5, stderr: 0.1 };
+        let probe = |converged: bool| ProbeReport {
+            pooling: "mean",
+            accuracy,
+            train_accuracy: accuracy,
+            n_steps: 2000,
+            gradient: 0.02,
+            converged,
+        };
+        let report = Report {
+            model: String::new(),
+            dtype: String::new(),
+            classes: Vec::new(),
+            n_train: 1,
+            n_test: 1,
+            majority: 0.5,
+            probes: vec![probe(true), probe(false)],
+            label_tokens: LabelTokens { acc: accuracy, acc_norm: accuracy },
+            seconds: 1.0,
+        };
+        let told: Vec<bool> = text(&report).lines().take(2).map(|line| line.contains("not converged")).collect();
+        assert_eq!(told, [false, true]);
+        assert!(text(&report).contains("not converged after 2000 steps: the gradient is 2.0e-2"));
+    }
 }

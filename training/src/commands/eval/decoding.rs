@@ -113,13 +113,12 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let generator = Generator::new(&loaded.gpt, Endings { end_ids, stop: None })?;
     let scorer = Scorer::new(&loaded.gpt)?;
     let end = if args.ignore_eos { TextEnd::AtLength } else { TextEnd::AtEndToken };
-    let started = Status::new();
     let mut status = Status::new();
     let mut current = String::new();
     let written = write_texts((&generator, &scorer), methods, &passages, (sizes.max_tokens, end), &mut |progress| {
         if current != progress.method {
-            status.clear();
-            (status, current) = (Status::new(), progress.method.to_owned());
+            status.begin_phase();
+            current = progress.method.to_owned();
         }
         progress_line(&mut status, &format!("texts of {current}"), progress.n_done, progress.n_all);
     })?;
@@ -133,7 +132,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         n_resamples: args.bootstrap as usize,
         seed: args.seed,
         rows: written.iter().map(|written| measure(written, &bootstrap)).collect(),
-        seconds: started.elapsed().as_secs_f64(),
+        seconds: status.elapsed().as_secs_f64(),
     };
     let table = to_markdown(&report);
     if let Some(out) = &args.out {

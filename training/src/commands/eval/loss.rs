@@ -22,8 +22,9 @@ const DEFAULT_WINDOW: usize = 2048;
 
 /// Measures how well a model predicts text: loss, perplexity, bits per byte
 ///
-/// A window slides over each document and every token is scored once, with at least `window - stride` tokens before it where the
-/// text has them. A small stride gives tokens more context and takes longer.
+/// A window slides over each document and every token but the first is scored once, with at least `window - stride` tokens before
+/// it where the text has them. A small stride gives tokens more context and takes longer. With a stride as long as the window, the
+/// first token of each window is not scored.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -83,8 +84,8 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         window <= limit,
         "a window of {window} tokens does not fit the context of {limit} tokens of `{name}`\nhint: use a smaller `--window`"
     );
-    let sliding = Sliding::new(window, args.stride.unwrap_or(window.div_ceil(2)))?;
     let stride = args.stride.unwrap_or(window.div_ceil(2));
+    let sliding = Sliding::new(window, stride)?;
     let options = DocumentOptions { text_field: args.text_field, separator: args.separator, split: args.split };
     let mut status = Status::new();
     let mut documents = Vec::new();
@@ -94,8 +95,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         });
         documents.extend(read.with_context(|| format!("cannot evaluate on `{source}`"))?);
     }
-    status.clear();
-    let mut status = Status::new();
+    status.begin_phase();
     let scorer = Scorer::new(&loaded.gpt)?;
     let mut progress = |n_done, n_all| progress_line(&mut status, "windows", n_done, n_all);
     let TextScore { score, n_bytes, n_windows } =
@@ -114,7 +114,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         n_windows,
         window,
         stride,
-        seconds: status.elapsed().as_secs_f64(),
+        seconds: status.phase_elapsed().as_secs_f64(),
     };
     args.model.print(&report, &text(&report))
 }

@@ -1,6 +1,7 @@
 //! `hearth-train eval`: measures models. One file per kind of evaluation.
 
 mod classify;
+mod data;
 mod decoding;
 mod loss;
 mod model;

@@ -1,6 +1,6 @@
 //! `hearth-train eval multiple-choice`: the accuracy on multiple-choice items and on labeled texts.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::process::ExitCode;
 
 use anyhow::Result;
 use hearth_training::eval::{
@@ -10,8 +10,8 @@ use hearth_training::eval::{
 use serde::Serialize;
 
 use super::{
+    data::{DataArgs, unescaped},
     model::{ModelArgs, OpenModel, progress_line},
-    output::write_lines,
 };
 use crate::commands::status::Status;
 
@@ -19,15 +19,14 @@ use crate::commands::status::Status;
 ///
 /// Items are JSON objects, one per line: in HellaSwag's form (`ctx`, `endings`, `label`), in ARC's (`question`, `choices`,
 /// `answerKey`), or, with `--labels`, labeled texts (`text`, `label`). Accuracies are those of lm-eval: `acc` by log-likelihood,
-/// `acc_norm` by log-likelihood per character, `acc_bytes` per byte.
+/// `acc_norm` by log-likelihood per character, `acc_bytes` per byte. `--out` has each item's log-likelihoods.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// JSON lines
-    #[arg(long, value_name = "FILE")]
-    data: PathBuf,
+    #[command(flatten)]
+    data: DataArgs,
 
     /// The labels of texts, separated by commas: which of them continues the text most likely
     #[arg(long, value_name = "LABELS", value_delimiter = ',')]
@@ -36,10 +35,6 @@ pub(crate) struct Args {
     /// What a label follows, behind a space; `{text}` stands for the text
     #[arg(long, value_name = "TEXT", default_value = "{text}", requires = "labels")]
     template: String,
-
-    /// Write each item's log-likelihoods to this file, one JSON object per line
-    #[arg(long, value_name = "FILE")]
-    out: Option<PathBuf>,
 }
 
 /// The JSON output of `--json`.
@@ -56,9 +51,9 @@ struct Report {
 
 /// Reads, scores, reports.
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
-    let template = args.template.replace("\\n", "\n");
+    let template = unescaped(&args.template);
     let labeling = (!args.labels.is_empty()).then(|| Labeling::new(args.labels, template)).transpose()?;
-    let items = read_items(&args.data, labeling.as_ref())?;
+    let items = read_items(args.data.path()?, labeling.as_ref())?;
     let OpenModel { loaded, name, .. } = args.model.open()?;
     let mut status = Status::new();
     let scorer = Scorer::new(&loaded.gpt)?;
@@ -66,9 +61,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let mut progress = |n_done| progress_line(&mut status, "items", n_done, items.len());
     let results = score_items(&scorer, &loaded.tokenizer, &items, limit, &mut progress)?;
     status.clear();
-    if let Some(path) = &args.out {
-        write_lines(path, &results)?;
-    }
+    args.data.write(&results)?;
     let report = Report {
         model: name,
         dtype: loaded.gpt.dtype().to_string(),

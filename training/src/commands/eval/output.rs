@@ -17,6 +17,12 @@ pub(super) fn write_lines<T: Serialize>(path: &Path, values: &[T]) -> Result<()>
 
 /// Writes a file.
 pub(super) fn write_file(path: &Path, text: &str) -> Result<()> {
-    fs::write(path, text)
-        .with_context(|| format!("cannot write `{}`\nhint: give a path that this user may write to", path.display()))
+    fs::write(path, text).with_context(|| unwritable(path))
+}
+
+pub(super) fn unwritable(path: &Path) -> String {
+    format!(
+        "cannot write `{}`\nhint: give a path in a folder that exists, which this user may write to",
+        path.display()
+    )
 }

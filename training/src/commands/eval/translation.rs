@@ -1,8 +1,9 @@
 //! `hearth-train eval translation`: generates texts and scores them against references.
 
-use std::{path::PathBuf, process::ExitCode, sync::Arc};
+use std::{process::ExitCode, sync::Arc};
 
 use anyhow::Result;
+use clap::builder::NonEmptyStringValueParser;
 use hearth_model::sampling::{
     SamplingParams,
     beam::{BeamKind, EarlyStopping},
@@ -16,23 +17,22 @@ use hearth_training::eval::{
 use serde::Serialize;
 
 use super::{
+    data::{DataArgs, unescaped},
     model::{ModelArgs, OpenModel, progress_line},
-    output::write_lines,
 };
 use crate::commands::status::Status;
 
 /// Measures generated text against references: BLEU, chrF, TER, exact match, ROUGE-L
 ///
 /// Items are JSON objects, one per line, with `source` and `target`, or with `prompt` and `reference`, `references` or `completion`.
-/// Scores are those of sacrebleu and rouge-score.
+/// Scores are those of sacrebleu and rouge-score. `--out` has prompts, hypotheses and references.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// JSON lines
-    #[arg(long, value_name = "FILE")]
-    data: PathBuf,
+    #[command(flatten)]
+    data: DataArgs,
 
     /// The prompt made of a `source`; `{source}` stands for it, `\n` for a line break
     #[arg(long, value_name = "TEXT", default_value = "{source}")]
@@ -46,8 +46,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     beams: Option<u16>,
 
-    /// Exponent of the length by which beam search divides log-probabilities; above 0 favors long texts
-    #[arg(long, value_name = "X", default_value_t = 1.0, requires = "beams", allow_hyphen_values = true)]
+    /// Exponent of the length by which beam search divides log-probabilities, from -10 to 10; above 0 favors long texts
+    #[arg(long, value_name = "X", default_value_t = 1.0, requires = "beams", allow_hyphen_values = true,
+        value_parser = parse_length_penalty)]
     length_penalty: f32,
 
     /// Most tokens of a text
@@ -55,16 +56,12 @@ pub(crate) struct Args {
     max_tokens: u32,
 
     /// A string that ends a text, such as `\n`; may be given several times
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = NonEmptyStringValueParser::new())]
     stop: Vec<String>,
 
     /// Ignore case in BLEU and chrF
     #[arg(long)]
     lowercase: bool,
-
-    /// Write prompts, hypotheses and references to this file, one JSON object per line
-    #[arg(long, value_name = "FILE")]
-    out: Option<PathBuf>,
 }
 
 /// The JSON output of `--json`.
@@ -88,8 +85,7 @@ struct Line<'a> {
 
 /// Reads, generates, scores, reports.
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
-    let unescaped = |text: &String| text.replace("\\n", "\n");
-    let items = read_items(&args.data, &unescaped(&args.template))?;
+    let items = read_items(args.data.path()?, &unescaped(&args.template))?;
     let OpenModel { loaded, name, .. } = args.model.open()?;
     let form = if args.chat { PromptForm::Chat } else { PromptForm::Text };
     let prompts = encode_prompts(&items, &loaded, form, args.max_tokens as usize)?;
@@ -100,7 +96,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
             kind: BeamKind::Best { length_penalty: args.length_penalty, early_stopping: EarlyStopping::default() },
         },
     };
-    let stop: Vec<String> = args.stop.iter().map(unescaped).collect();
+    let stop: Vec<String> = args.stop.iter().map(|stop| unescaped(stop)).collect();
     let endings = Endings {
         end_ids: Arc::new(loaded.eos_token_ids.iter().copied().collect()),
         stop: StopText::new(&loaded.tokenizer, &stop),
@@ -111,14 +107,12 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let how = (&decoding, args.max_tokens as usize);
     let hypotheses = generate_texts(&generator, (&loaded.tokenizer, &endings), prompts, how, &mut progress)?;
     status.clear();
-    if let Some(path) = &args.out {
-        let lines: Vec<Line<'_>> = items
-            .iter()
-            .zip(&hypotheses)
-            .map(|(item, hypothesis)| Line { prompt: &item.prompt, hypothesis, references: &item.references })
-            .collect();
-        write_lines(path, &lines)?;
-    }
+    let lines: Vec<Line<'_>> = items
+        .iter()
+        .zip(&hypotheses)
+        .map(|(item, hypothesis)| Line { prompt: &item.prompt, hypothesis, references: &item.references })
+        .collect();
+    args.data.write(&lines)?;
     let case = if args.lowercase { Case::Lower } else { Case::Mixed };
     let report = Report {
         model: name,
@@ -129,4 +123,10 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     };
     let text = format!("{}items = {}, {:.1} s\n", report.scores.to_text(), report.n_items, report.seconds);
     args.model.print(&report, &text)
+}
+
+/// Beyond these, lengths alone decide, and powers of them overflow.
+fn parse_length_penalty(text: &str) -> Result<f32, String> {
+    let penalty = text.parse().map_err(|_| format!("must be a number, got `{text}`"))?;
+    if (-10.0..=10.0).contains(&penalty) { Ok(penalty) } else { Err(format!("must be from -10 to 10, got {penalty}")) }
 }

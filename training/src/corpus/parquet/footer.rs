@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    DAMAGED, Problem,
+    DAMAGED, Problem, RECORDS_HINT,
     thrift::{Struct, Value},
 };
 
@@ -60,6 +60,8 @@ pub(super) struct Column {
     pub(super) levels: Levels,
     /// One part per row group.
     pub(super) chunks: Vec<Chunk>,
+    /// What to do if it cannot be read.
+    pub(super) hint: &'static str,
 }
 
 /// A field of a nested column.
@@ -194,7 +196,8 @@ impl Footer {
             let path: Vec<&str> = around.iter().map(|(_, field)| field.name).collect();
             let column = match element.number(1) {
                 Some(BYTE_ARRAY) => {
-                    Some(Column { name: path.join("."), levels: field.levels, chunks: self.chunks(&path)? })
+                    let chunks = self.chunks(&path)?;
+                    Some(Column { name: path.join("."), levels: field.levels, chunks, hint: RECORDS_HINT })
                 }
                 _ => None,
             };
@@ -209,34 +212,26 @@ impl Footer {
         Ok(self.columns()?.into_iter().map(|(name, _)| name).collect())
     }
 
-    /// The text column named `name`.
-    pub(super) fn find(&self, name: &str) -> Result<Column, Problem> {
+    /// The text column named `name`; `hint` is what to do if there is none, or it cannot be read.
+    pub(super) fn find(&self, name: &str, hint: &'static str) -> Result<Column, Problem> {
         let columns = self.columns()?;
         let names: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
         let found = columns.iter().rev().find(|(field, _)| *field == name);
         let Some((_, element)) = found else {
-            return Err(format!(
-                "has no column `{name}`; it has: `{}`\nhint: set the column of the text with `--text-field`",
-                names.join("`, `")
-            ));
+            return Err(format!("has no column `{name}`; it has: `{}`\nhint: {hint}", names.join("`, `")));
         };
         let is_text = element.number(1) == Some(BYTE_ARRAY) && element.number(5).unwrap_or(0) == 0;
         let levels = match element.number(3) {
             Some(0) => Levels::default(),
             Some(1) => Levels { repetition: 0, definition: 1 },
             _ => {
-                return Err(format!(
-                    "column `{name}` is repeated, expected one text per row\nhint: set the column of the text with `--text-field`"
-                ));
+                return Err(format!("column `{name}` is repeated, expected one text per row\nhint: {hint}"));
             }
         };
         if !is_text {
-            return Err(format!(
-                "column `{name}` is not text\nhint: set the column of the text with `--text-field`; the file has: `{}`",
-                names.join("`, `")
-            ));
+            return Err(format!("column `{name}` is not text\nhint: {hint}; the file has: `{}`", names.join("`, `")));
         }
-        Ok(Column { name: name.to_owned(), levels, chunks: self.chunks(&[name])? })
+        Ok(Column { name: name.to_owned(), levels, chunks: self.chunks(&[name])?, hint })
     }
 
     /// The parts of the column with this path.

@@ -1,4 +1,4 @@
-//! Nested columns that are lists of objects with texts, such as the messages of conversations.
+//! Nested columns that are lists: of objects with texts, such as the messages of conversations, or of texts.
 
 use std::{fs::File, path::Path};
 
@@ -6,29 +6,54 @@ use anyhow::{Result, anyhow};
 use serde_json::{Map, Value};
 
 use super::{
-    DAMAGED, Problem,
-    footer::{Footer, Levels},
+    DAMAGED, Problem, RECORDS_HINT,
+    footer::{Footer, Leaf, Levels},
     read_values,
 };
 
-/// Reads the lists of a column: for every row an array of objects, or `None`. Fields of objects without a value are left
-/// out, and those that are numbers.
+/// What a list has a text of.
+enum Part {
+    /// Of each element.
+    Element,
+    /// Of a field of each element.
+    Field(String),
+}
+
+impl Part {
+    /// What the texts of `leaf` are, of a column with `n_leaves`; `None` if it is no text in a list.
+    fn of(leaf: &Leaf, n_leaves: usize) -> Option<Part> {
+        let Some((1, _)) = leaf.list.filter(|_| leaf.levels.repetition == 1) else { return None };
+        let names: Vec<&str> = leaf.path.iter().map(String::as_str).collect();
+        match names.as_slice() {
+            [_, _] => Some(Part::Element),
+            // The column, its list, and its element; the group may also be an element with one field, by the rules of
+            // <https://github.com/apache/parquet-format/blob/master/LogicalTypes.md#lists>.
+            [column, list, _] if n_leaves == 1 && *list != "array" && *list != format!("{column}_tuple") => {
+                Some(Part::Element)
+            }
+            [_, _, field] | [_, _, _, field] => Some(Part::Field((*field).to_owned())),
+            _ => None,
+        }
+    }
+
+    fn empty(&self) -> Value {
+        match self {
+            Part::Element => Value::Null,
+            Part::Field(_) => Map::new().into(),
+        }
+    }
+}
+
+/// Reads the lists of a column: for every row an array of objects or of texts, or `None`. Fields of objects without a value
+/// are left out, and those that are numbers; a text without a value is null.
 pub(super) fn read(path: &Path, file: &mut File, footer: &Footer, name: &str) -> Result<Vec<Option<Value>>> {
     let named = |problem: Problem| anyhow!("`{}`: {problem}", path.display());
     let mut rows: Vec<Option<Value>> = Vec::new();
     let leaves = footer.leaves(name).map_err(named)?;
     let mut is_first = true;
-    for leaf in leaves {
-        // The column, its list, and an element with a field, or directly a field.
-        let (field, in_list) = match (leaf.path.as_slice(), leaf.list) {
-            ([_, _, field] | [_, _, _, field], Some((1, in_list))) if leaf.levels.repetition == 1 => (field, in_list),
-            _ => {
-                return Err(named(format!(
-                    "column `{}` is not a list of objects with texts\nhint: convert the file to jsonl, for example with \
-                     `datasets`: `Dataset.from_parquet(...).to_json(...)`",
-                    leaf.path.join(".")
-                )));
-            }
+    for leaf in &leaves {
+        let (Some(part), Some((_, in_list))) = (Part::of(leaf, leaves.len()), leaf.list) else {
+            return Err(named(no_list(&leaf.path.join("."))));
         };
         let Some(column) = &leaf.column else { continue };
         let differs = || named(format!("the fields of column `{name}` have lists of different lengths; {DAMAGED}"));
@@ -50,14 +75,18 @@ pub(super) fn read(path: &Path, file: &mut File, footer: &Footer, name: &str) ->
             let list = rows.get_mut(row).ok_or_else(differs)?;
             if is_first {
                 match list.get_or_insert_with(|| Value::Array(Vec::new())) {
-                    Value::Array(list) => list.push(Map::new().into()),
+                    Value::Array(list) => list.push(part.empty()),
                     _ => return Err(differs()),
                 }
             }
-            let object = list.as_mut().and_then(|list| list.get_mut(element)).and_then(Value::as_object_mut);
-            let object = object.ok_or_else(differs)?;
-            if let Some(text) = text {
-                object.insert(field.clone(), text.into());
+            let value = list.as_mut().and_then(|list| list.get_mut(element)).ok_or_else(differs)?;
+            match (&part, text, value) {
+                (_, None, _) => {}
+                (Part::Element, Some(text), value) => *value = text.into(),
+                (Part::Field(field), Some(text), Value::Object(object)) => {
+                    object.insert(field.clone(), text.into());
+                }
+                _ => return Err(differs()),
             }
             element += 1;
             Ok(())
@@ -68,5 +97,13 @@ pub(super) fn read(path: &Path, file: &mut File, footer: &Footer, name: &str) ->
         }
         is_first = false;
     }
+    if is_first {
+        // There is no text in it.
+        return Err(named(no_list(name)));
+    }
     Ok(rows)
+}
+
+fn no_list(column: &str) -> Problem {
+    format!("column `{column}` is not a list of texts, or of objects with texts\nhint: {RECORDS_HINT}")
 }

@@ -1,8 +1,8 @@
 //! Reads text columns of a Parquet file.
 //!
 //! Hand-written instead of the crate `parquet`, of which this is a hundredth: that crate makes cargo compile Burn
-//! again, with other features of shared crates. Unsupported features (nested columns other than lists of texts by name, LZ4,
-//! Brotli, LZO, encryption) are rejected, naming the feature.
+//! again, with other features of shared crates. Unsupported features (nested columns other than lists of texts or of objects
+//! with texts, LZ4, Brotli, LZO, encryption) are rejected, naming the feature.
 //!
 //! The format: <https://parquet.apache.org/docs/file-format/>.
 
@@ -44,15 +44,14 @@ pub(super) fn read_column(
     let mut file = open_file(path)?;
     let name = |problem: Problem| anyhow!("`{}`: {problem}", path.display());
     let footer = Footer::read(&mut file).map_err(name)?;
-    let column = footer.find(column).map_err(name)?;
+    let column = footer.find(column, TEXT_HINT).map_err(name)?;
     read_values(path, &mut file, &column, &mut |_, text| text.map_or(Ok(()), &mut *sink), &mut |n| bytes_read.add(n))
 }
 
-/// Those of `wanted` columns that the file has: for each, a text, a list of objects, or `None` for every row.
+/// Those of `wanted` columns that the file has: for each, a text, a list of objects or texts, or `None` for every row.
 ///
 /// # Errors
-/// The file is damaged or of an unsupported kind; a column is neither text nor a list of objects with texts; there is none of
-/// the columns.
+/// The file is damaged or of an unsupported kind; a column is neither text nor a list; there is none of the columns.
 pub(super) fn read_columns(path: &Path, wanted: &[&str], bytes_read: &BytesRead) -> Result<Vec<ColumnValues>> {
     let mut file = open_file(path)?;
     let name = |problem: Problem| anyhow!("`{}`: {problem}", path.display());
@@ -63,7 +62,7 @@ pub(super) fn read_columns(path: &Path, wanted: &[&str], bytes_read: &BytesRead)
         let values = if footer.is_nested(wanted).map_err(name)? {
             lists::read(path, &mut file, &footer, wanted)?
         } else {
-            let column = footer.find(wanted).map_err(name)?;
+            let column = footer.find(wanted, RECORDS_HINT).map_err(name)?;
             let mut values = Vec::new();
             let mut push = |text: Option<&str>| {
                 values.push(text.map(Value::from));
@@ -107,10 +106,10 @@ fn read_values(
                 let Slot { levels, value } = slot.map_err(in_group)?;
                 let text = value.map(std::str::from_utf8).transpose().map_err(|error| {
                     in_group(format!(
-                        "row {row}: column `{}` is not UTF-8 text, at byte {}\nhint: if this is not the column of the \
-                         text, set another one with `--text-field`",
+                        "row {row}: column `{}` is not UTF-8 text, at byte {}\nhint: {}",
                         column.name,
-                        error.valid_up_to()
+                        error.valid_up_to(),
+                        column.hint
                     ))
                 })?;
                 sink(levels, text)?;
@@ -126,6 +125,11 @@ fn chunk_source(file: &mut File, start: u64, n_bytes: u64) -> Result<BufReader<s
     file.seek(SeekFrom::Start(start)).map_err(|error| error.to_string())?;
     Ok(BufReader::with_capacity(1 << 16, file.take(n_bytes)))
 }
+
+/// Hints about a column that cannot be read: of one that the user chose, and of one with a fixed name.
+const TEXT_HINT: &str = "set the column of the text with `--text-field`";
+const RECORDS_HINT: &str =
+    "convert the file to jsonl, for example with `datasets`: `Dataset.from_parquet(...).to_json(...)`";
 
 /// The last part of error messages about truncated files.
 const DAMAGED: &str = "the file is damaged or truncated\nhint: download or copy it again";

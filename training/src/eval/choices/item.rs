@@ -49,6 +49,9 @@ pub fn read_items(path: &Path, labeling: Option<&Labeling>) -> Result<Vec<Choice
             item.place,
             item.choices.len()
         );
+        if let Some(number) = item.choices.iter().position(|choice| choice.trim().is_empty()) {
+            bail!("{}: choice {} is empty\nhint: correct this line", item.place, number + 1);
+        }
         ensure!(
             !item.context.trim().is_empty(),
             "{}: the text before the choices is empty\nhint: correct this line",
@@ -165,12 +168,12 @@ impl Labeling {
     pub fn new(labels: Vec<String>, template: String) -> Result<Self> {
         ensure!(
             labels.len() > 1,
-            "`--labels` must have at least two labels, got {}\nhint: `--labels A,B`",
+            "there must be at least two different labels, got {}\nhint: one of them is chosen for each text: add others",
             labels.len()
         );
         for (at, label) in labels.iter().enumerate() {
-            ensure!(!label.is_empty(), "`--labels` has an empty label\nhint: `--labels A,B`");
-            ensure!(!labels[..at].contains(label), "`--labels` has `{label}` twice\nhint: name each label once");
+            ensure!(!label.trim().is_empty(), "label {} is empty\nhint: give it a name", at + 1);
+            ensure!(!labels[..at].contains(label), "the label `{label}` is there twice\nhint: name each label once");
         }
         ensure!(
             template.contains("{text}"),
@@ -239,6 +242,7 @@ mod tests {
                 "`label` must be the index of one of the 2 endings",
             ),
             (r#"{"ctx": "c", "endings": ["x"], "label": 0}"#, None, "at least two choices, got 1"),
+            (r#"{"ctx": "c", "endings": ["x", " "], "label": 0}"#, None, "choice 2 is empty"),
             (r#"{"ctx": " ", "endings": ["x", "y"], "label": 0}"#, None, "the text before the choices is empty"),
             (
                 r#"{"question": "q", "choices": {"text": ["x", "y"], "label": ["A", "B"]}, "answerKey": "C"}"#,
@@ -270,7 +274,9 @@ mod tests {
             [(vec!["a"], "{text}"), (vec!["a", "a"], "{text}"), (vec!["a", ""], "{text}"), (vec!["a", "b"], "text")]
         {
             let labels = labels.into_iter().map(str::to_owned).collect();
-            assert!(Labeling::new(labels, template.to_owned()).unwrap_err().to_string().contains("\nhint: "));
+            let error = Labeling::new(labels, template.to_owned()).unwrap_err().to_string();
+            // `classify` has no such option.
+            assert!(error.contains("\nhint: ") && !error.contains("--labels"), "{error}");
         }
     }
 }

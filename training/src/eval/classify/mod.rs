@@ -5,7 +5,10 @@ mod embedder;
 mod lbfgs;
 mod probe;
 
-use std::{collections::BTreeSet, path::Path};
+use std::{
+    collections::{BTreeSet, HashMap},
+    path::Path,
+};
 
 use anyhow::{Result, ensure};
 use hearth_model::{
@@ -40,8 +43,10 @@ impl LabeledTexts {
         for record in read_records(path)? {
             let text = record.text("text")?;
             ensure!(!text.trim().is_empty(), "{}: `text` is empty\nhint: correct this line", record.place());
+            let label = record.label("label")?;
+            ensure!(!label.is_empty(), "{}: `label` is empty\nhint: correct this line", record.place());
             read.texts.push(text.to_owned());
-            read.labels.push(record.label("label")?);
+            read.labels.push(label);
             read.places.push(record.place());
         }
         Ok(read)
@@ -52,21 +57,32 @@ impl LabeledTexts {
         self.labels.iter().collect::<BTreeSet<_>>().into_iter().cloned().collect()
     }
 
-    /// Puts a share of the texts aside, at random: the others, and those. Equal seeds choose equal texts.
+    /// Puts a share of the different texts aside, at random: the others, and those. All lines with a text go with it, so that
+    /// no text is on both sides. Equal seeds choose equal texts.
     pub fn split(self, share: f64, seed: u64) -> (Self, Self) {
         let random = RandomStream::new(seed, 0);
-        let mut order: Vec<usize> = (0..self.texts.len()).collect();
+        // The lines of each text.
+        let mut texts: Vec<Vec<usize>> = Vec::new();
+        let mut numbers: HashMap<&str, usize> = HashMap::new();
+        for (line, text) in self.texts.iter().enumerate() {
+            let number = *numbers.entry(text).or_insert(texts.len());
+            if number == texts.len() {
+                texts.push(Vec::new());
+            }
+            texts[number].push(line);
+        }
+        let mut order: Vec<usize> = (0..texts.len()).collect();
         order.sort_by(|a, b| {
             random.uniform(*a, Purpose::Token).total_cmp(&random.uniform(*b, Purpose::Token)).then(a.cmp(b))
         });
-        let n_aside = (share * self.texts.len() as f64).round() as usize;
+        let n_aside = (share * texts.len() as f64).round() as usize;
         let (aside, rest) = order.split_at(n_aside.min(order.len()));
-        (self.chosen(rest), self.chosen(aside))
+        let lines = |numbers: &[usize]| numbers.iter().flat_map(|&number| texts[number].clone()).collect();
+        (self.chosen(lines(rest)), self.chosen(lines(aside)))
     }
 
     /// The texts at these places, in the order of the file.
-    fn chosen(&self, chosen: &[usize]) -> Self {
-        let mut chosen = chosen.to_vec();
+    fn chosen(&self, mut chosen: Vec<usize>) -> Self {
         chosen.sort_unstable();
         let of = |values: &[String]| chosen.iter().map(|&at| values[at].clone()).collect();
         Self { places: of(&self.places), texts: of(&self.texts), labels: of(&self.labels) }
@@ -123,5 +139,21 @@ mod tests {
         assert_eq!(together, names);
         assert_eq!(all.clone().split(0.2, 1).1, test);
         assert_ne!(all.split(0.2, 2).1, test);
+    }
+
+    #[test]
+    fn no_text_is_on_both_sides_of_a_split() {
+        let texts: Vec<String> = (0..90).map(|at| (at % 20).to_string()).collect();
+        let places: Vec<String> = (0..90).map(|at| at.to_string()).collect();
+        let all = LabeledTexts { places, labels: texts.clone(), texts };
+        let (train, test) = all.split(0.25, 3);
+        let different = |texts: &LabeledTexts| texts.texts.iter().cloned().collect::<BTreeSet<_>>();
+        assert_eq!((different(&train).len(), different(&test).len()), (15, 5));
+        assert!(different(&train).is_disjoint(&different(&test)));
+        assert_eq!(train.texts.len() + test.texts.len(), 90);
+        let places: Vec<usize> = test.places.iter().map(|place| place.parse().unwrap_or_default()).collect();
+        assert!(
+            places.is_sorted() && places.iter().zip(&test.texts).all(|(place, text)| (place % 20).to_string() == *text)
+        );
     }
 }

@@ -9,6 +9,9 @@ use super::lbfgs::{Minimum, minimize};
 /// The largest component of the gradient of the mean loss at the end of a fit.
 const TOLERANCE: f64 = 1e-8;
 
+/// The same of a fit that counts as converged: rounding may end it above the tolerance.
+const CONVERGED: f64 = 1e-5;
+
 /// A fitted probe.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Probe {
@@ -26,6 +29,13 @@ pub struct ProbeFit {
     pub n_steps: usize,
     /// The largest component of the gradient of the mean loss.
     pub gradient: f64,
+}
+
+impl ProbeFit {
+    /// Whether the minimum was found, more exactly than scikit-learn asks for by default (1e-4).
+    pub fn is_converged(&self) -> bool {
+        self.gradient <= CONVERGED
+    }
 }
 
 impl Probe {
@@ -146,7 +156,9 @@ mod tests {
             .collect();
         let classes: Vec<usize> = (0..40).map(|at| at % 2).collect();
         let (probe, fit) = Probe::fit(&features, &classes, 2, 1.0).unwrap();
-        assert!(fit.gradient <= TOLERANCE, "{fit:?}");
+        assert!(fit.gradient <= TOLERANCE && fit.is_converged(), "{fit:?}");
+        assert!(!ProbeFit { gradient: 1e-4, ..fit }.is_converged());
+        assert!(!ProbeFit { gradient: f64::NAN, ..fit }.is_converged());
         assert!(features.iter().zip(&classes).all(|(features, class)| probe.predict(features) == *class));
     }
 

@@ -55,6 +55,17 @@ def conversations(path, **options):
     parquet.write_table(pyarrow.table(columns), f"{path}.parquet", **settings)
 
 
+def texts(path, **options):
+    """Row n has n % 3 texts; every fourth row has none at all, and the second text of every fifth is missing."""
+    rows = [
+        None if row % 4 == 3 else [f"{row}.{n}" if n != 1 or row % 5 else None for n in range(row % 3)]
+        for row in range(N_ROWS)
+    ]
+    columns = {"messages": pyarrow.array(rows, pyarrow.list_(pyarrow.string())), "prompt": [[row] for row in range(N_ROWS)]}
+    parquet.write_table(pyarrow.table(columns), f"{path}.parquet", row_group_size=25, data_page_size=100, **options)
+
+
+texts("texts")
 columns = {"messages": [{"role": ["user"], "content": ["Hi"]}]}
 parquet.write_table(pyarrow.table(columns), "object-of-lists.parquet")
 conversations("messages")

@@ -1,0 +1,50 @@
+//! Evaluation data as JSON lines, and the file for what was found of each line: the same options for every kind that has them.
+
+use std::{
+    fs::OpenOptions,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use super::output::{unwritable, write_lines};
+
+/// The data, and where details go.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct DataArgs {
+    /// JSON lines
+    #[arg(long, value_name = "FILE")]
+    data: PathBuf,
+
+    /// Write what was found of each text or item to this file, one JSON object per line
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+impl DataArgs {
+    /// The file with the data. Before the work, it is checked that `--out` can be written.
+    ///
+    /// # Errors
+    /// `--out` cannot be written.
+    pub(super) fn path(&self) -> Result<&Path> {
+        if let Some(out) = &self.out {
+            // What it has stays until there is something else to write.
+            OpenOptions::new().append(true).create(true).open(out).with_context(|| unwritable(out))?;
+        }
+        Ok(&self.data)
+    }
+
+    /// Writes the lines of `--out`, if it was given.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(super) fn write<T: Serialize>(&self, lines: &[T]) -> Result<()> {
+        self.out.as_ref().map_or(Ok(()), |out| write_lines(out, lines))
+    }
+}
+
+/// A text of the command line, in which `\n` stands for a line break.
+pub(super) fn unescaped(text: &str) -> String {
+    text.replace("\\n", "\n")
+}

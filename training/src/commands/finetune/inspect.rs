@@ -1,0 +1,83 @@
+//! `--inspect`: examples as they would be trained, and nothing is trained.
+
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
+
+use anyhow::{Context, Result};
+use hearth_model::weights::model_dir::LoadedText;
+use hearth_training::{
+    config::TrainConfig,
+    examples::{Example, Style, describe, inspect_json},
+};
+use serde::Serialize;
+
+use super::{Found, documents_of, pairs_line, summary_line};
+use crate::commands::options::print_json;
+
+/// What is said about all examples.
+#[derive(Debug, Serialize)]
+struct Summary {
+    /// Examples; of pairs, both answers.
+    examples: usize,
+    /// Pairs of a better and a worse answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pairs: Option<usize>,
+    tokens: usize,
+    trained_tokens: usize,
+    /// Examples, or pairs, of which the end was removed.
+    cut: usize,
+    /// Examples, or pairs, that were left out.
+    dropped: usize,
+    rows: usize,
+    row_length: usize,
+}
+
+/// Shows the first `n` examples or pairs, and what there is in all.
+pub(super) fn show(all: &Found, n: usize, text: &LoadedText, config: &TrainConfig, as_json: bool) -> Result<ExitCode> {
+    let (examples, n_shown): (Vec<&Example>, usize) = match all {
+        Found::Examples(found) => (found.examples.iter().collect(), n),
+        Found::Pairs(found) => {
+            (found.examples.iter().flat_map(|pair| [&pair.chosen, &pair.rejected]).collect(), n.saturating_mul(2))
+        }
+    };
+    let style = Style::of_stdout();
+    let mut stdout = io::stdout().lock();
+    for example in examples.iter().take(n_shown) {
+        let shown = if as_json {
+            format!("{}\n", inspect_json(example, &text.tokenizer))
+        } else {
+            describe(example, &text.tokenizer, style)
+        };
+        stdout.write_all(shown.as_bytes()).context("cannot write to stdout")?;
+    }
+    drop(stdout);
+    let (line, pairs, cut, dropped, rows) = match all {
+        Found::Examples(found) => {
+            let rows = documents_of(&found.examples, config, text)?.n_rows();
+            (summary_line(found), None, found.n_cut, found.n_dropped, rows)
+        }
+        // Each answer is a row.
+        Found::Pairs(found) => {
+            let n_pairs = found.examples.len();
+            (pairs_line(found), Some(n_pairs), found.n_cut, found.n_dropped, 2 * n_pairs)
+        }
+    };
+    let row_length = config.model.max_seq_len;
+    if as_json {
+        return print_json(&Summary {
+            examples: examples.len(),
+            pairs,
+            tokens: examples.iter().map(|example| example.ids.len()).sum(),
+            trained_tokens: examples.iter().map(|example| example.n_trained()).sum(),
+            cut,
+            dropped,
+            rows,
+            row_length,
+        });
+    }
+    let line = format!("{line}, in {rows} rows of up to {row_length} tokens\n");
+    io::stdout().write_all(line.as_bytes()).context("cannot write to stdout")?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,136 @@
+//! `hearth-train eval` as a command: what it prints, what it writes, and what it refuses before the work.
+
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Command, Output},
+};
+
+use serde_json::Value;
+
+use crate::finetune::model;
+
+fn eval(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_hearth-train")).arg("eval").args(args).output().unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn json(output: &Output) -> Value {
+    assert!(output.status.success(), "{}", stderr(output));
+    serde_json::from_str(String::from_utf8_lossy(&output.stdout).lines().last().unwrap()).unwrap()
+}
+
+fn tasks(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/eval").join(name)
+}
+
+#[test]
+fn texts_of_files_are_scored() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let hypotheses = write("hypotheses.txt", "the cat sat on the mat\nA dog\r\n");
+    let first = write("first.txt", "the cat sat on the mat\nno dog\n");
+    let second = write("second.txt", "a cat\na dog\n");
+    let args = ["score", "--hypotheses", &hypotheses, "--references", &first, &second, "--json"];
+    let scores = json(&eval(&args));
+    let names: Vec<&str> = scores["scores"].as_array().unwrap().iter().map(|s| s["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["BLEU", "chrF2", "chrF2++", "TER"]);
+    let signature = scores["scores"][0]["signature"].as_str().unwrap();
+    assert!(signature.starts_with("nrefs:2|case:mixed|eff:no|tok:13a|smooth:exp|version:hearth-"), "{signature}");
+    assert_eq!(scores["exact_match"], 50.0);
+    assert_eq!(scores["scores"][3]["score"], 0.0, "TER ignores case: {scores}");
+    assert_eq!(scores["rouge_l"]["f_measure"], 1.0);
+    let scores = json(&eval(&[&args[..], &["--lowercase"]].concat()));
+    assert!(scores["scores"][0]["signature"].as_str().unwrap().starts_with("nrefs:2|case:lc|"), "{scores}");
+    let output = eval(&["score", "--hypotheses", &hypotheses, "--references", &write("short.txt", "one\n")]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("short.txt` has 1 lines, but"), "{}", stderr(&output));
+}
+
+#[test]
+fn what_cannot_be_measured_is_refused_before_the_model_is_opened() {
+    let topics = tasks("topics.jsonl");
+    let topics = topics.to_str().unwrap();
+    let translation = tasks("translation.jsonl");
+    let translation = translation.to_str().unwrap();
+    let choices = tasks("choices.jsonl");
+    let choices = choices.to_str().unwrap();
+    let nowhere = "/nowhere/at/all.jsonl";
+    for (args, code, message) in [
+        (&["classify", "absent", "--data", topics, "--c", "0"][..], 2, "must be a number above 0, got 0"),
+        (&["classify", "absent", "--data", topics, "--c", "nan"], 2, "must be a number above 0"),
+        (&["classify", "absent", "--data", topics, "--out", nowhere], 1, "cannot write `/nowhere/at/all.jsonl`: "),
+        (
+            &["multiple-choice", "absent", "--data", choices, "--out", nowhere],
+            1,
+            "cannot write `/nowhere/at/all.jsonl`",
+        ),
+        (
+            &["translation", "absent", "--data", translation, "--out", nowhere],
+            1,
+            "cannot write `/nowhere/at/all.jsonl`",
+        ),
+        (&["translation", "absent", "--data", translation, "--stop", ""], 2, "--stop"),
+        (
+            &["translation", "absent", "--data", translation, "--beams", "2", "--length-penalty", "11"],
+            2,
+            "must be from -10 to 10, got 11",
+        ),
+        (
+            &["translation", "absent", "--data", translation, "--beams", "2", "--length-penalty", "-inf"],
+            2,
+            "must be from -10 to 10, got -inf",
+        ),
+        (&["multiple-choice", "absent", "--data", topics, "--labels", "a"], 1, "at least two different labels, got 1"),
+    ] {
+        let output = eval(args);
+        let message_found = stderr(&output);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {message_found}");
+        assert!(message_found.contains(message), "{args:?}: {message_found}");
+        // clap's own errors point to `--help`.
+        assert!(message_found.contains("\nhint: ") || code == 2, "{args:?}: {message_found}");
+    }
+}
+
+/// Equal texts are all trained on, or all tested on.
+#[test]
+fn classes_are_measured_on_texts_that_were_not_trained_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("embeddings.jsonl");
+    let lines: Vec<String> = (0..40)
+        .map(|at| {
+            format!(
+                "{{\"text\": \"What is {}?\", \"label\": \"{}\"}}",
+                at % 10,
+                if at % 2 == 0 { "even" } else { "odd" }
+            )
+        })
+        .collect();
+    let data = dir.path().join("data.jsonl");
+    fs::write(&data, lines.join("\n")).unwrap();
+    let (data, out) = (data.to_str().unwrap(), out.to_str().unwrap());
+    let model = model().to_str().unwrap();
+    let args =
+        ["classify", model, "--data", data, "--test-fraction", "0.35", "--device", "cpu", "--json", "--out", out];
+    let report = json(&eval(&args));
+    // Each of ten texts is there four times, and four of them are tested on.
+    assert_eq!((&report["n_train"], &report["n_test"]), (&24.into(), &16.into()));
+    for probe in report["probes"].as_array().unwrap() {
+        assert_eq!(probe["converged"], true, "{probe}");
+        assert!(probe["gradient"].as_f64().unwrap() < 1e-5, "{probe}");
+    }
+    assert_eq!(fs::read_to_string(out).unwrap().lines().count(), 40);
+    // The same texts to test on are told.
+    let output = eval(&["classify", model, "--data", data, "--test", data, "--device", "cpu"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).contains("warning: 40 of the texts to test on are also trained on"), "{}", stderr(&output));
+}
