@@ -17,7 +17,7 @@ use hearth_model::{
     lora::LoraValues,
     ops::Dtype,
     weights::{
-        StagedDir,
+        DiskDtype, StagedDir,
         adapter::{Adapter, AdapterConfig, AdapterModel, Targets},
         model_dir::{self, LoadOptions, SaveOptions},
     },
@@ -281,4 +281,82 @@ fn quantized_matrices_are_not_merged_but_adapted_beside() {
     let far = distance(&logits(&beside(Training::No), &oracle), &expected);
     let moved = distance(&logits(&gpt, &oracle), &expected);
     assert!(far < 0.2 * moved, "{far} of {moved}");
+}
+
+/// As llama.cpp has them; `golden/check_exported_adapter.py` compares what llama.cpp makes of one.
+#[test]
+fn an_adapter_in_a_gguf_file_is_the_same_adapter() {
+    let dir = tempfile::tempdir().unwrap();
+    for base in ["llama", "gpt2", "gpt-neox-parallel", "qwen3", "phi3"] {
+        let gpt = load(base, &Device::flex());
+        let (config, oracle) = (gpt.config().clone(), Oracle::read(base));
+        let model = AdapterModel::new(&config, Some(class_of(base))).unwrap();
+        let adapter = adapter_of(base, &gpt);
+        let expected = logits(&gpt.with_lora(&adapter.values, 0.0, Training::No).unwrap(), &oracle);
+        for (dtype, tolerance) in [(DiskDtype::F32, 1e-6), (DiskDtype::Bf16, 2e-2)] {
+            let path = dir.path().join(format!("{base}-{dtype:?}.gguf"));
+            adapter.write_gguf(&path, model, dtype).unwrap();
+            let rank = adapter.values.max_rank();
+            assert_eq!(Adapter::open_config(&path).unwrap().rank, rank, "{base}");
+            let found = Adapter::open(&path, model).unwrap();
+            let logits =
+                logits(&load(base, &Device::flex()).with_lora(&found.values, 0.0, Training::No).unwrap(), &oracle);
+            let distance = distance(&logits, &expected);
+            assert!(distance < tolerance, "{base}: {distance}");
+        }
+    }
+}
+
+#[test]
+fn gguf_files_that_are_no_adapters_of_the_model_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let gpt = load("llama", &Device::flex());
+    let config = gpt.config().clone();
+    let model = AdapterModel::new(&config, Some("LlamaForCausalLM")).unwrap();
+    let path = dir.path().join("a.gguf");
+    let adapter = adapter_of("llama", &gpt);
+    adapter.write_gguf(&path, model, DiskDtype::F32).unwrap();
+    let error = model_dir::load(&path, &options(None)).unwrap_err().to_string();
+    assert!(error.contains("is an adapter and not a model") && error.contains("--lora"), "{error}");
+    // Of the same architecture, but of another width; and of another architecture.
+    for (base, contains) in [("gpt2", "requires"), ("gemma2", "of the architecture `llama`")] {
+        let other = load(base, &Device::flex());
+        let model = AdapterModel::new(other.config(), Some(class_of(base))).unwrap();
+        let error = Adapter::open(&path, model).unwrap_err().to_string();
+        assert!(error.contains(contains), "{base}: {error}");
+    }
+    let bytes = fs::read(&path).unwrap();
+    let broken = |name: &str, from: &[u8], to: &[u8]| {
+        let places: Vec<_> = (0..bytes.len()).filter(|at| bytes[*at..].starts_with(from)).collect();
+        assert!(!places.is_empty() && from.len() == to.len());
+        let mut bytes = bytes.clone();
+        places.iter().for_each(|at| bytes[*at..][..from.len()].copy_from_slice(to));
+        let path = dir.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        Adapter::open(&path, model).unwrap_err().to_string()
+    };
+    for (from, to, contains) in [
+        ("lora_a", "lora_x", "has no pairs of matrices"),
+        ("blk.0.attn_q.weight.lora_a", "blk.0.attn_q.weight.lora_x", "is half of a pair"),
+        ("blk.0.attn_q", "blk.9.attn_q", "is not of a linear module of `llama`"),
+        ("adapter.type", "adapter.tipe", "`adapter.type` is missing"),
+        ("adapter.lora.alpha", "adapter.lora.alphx", "`adapter.lora.alpha` is missing"),
+        ("general.type", "general.tipe", "is a model and not an adapter"),
+    ] {
+        let error = broken("broken.gguf", from.as_bytes(), to.as_bytes());
+        assert!(error.contains(contains), "{from}: {error}");
+    }
+    // A number that is none.
+    let not_a_number = |at: usize| {
+        let mut bytes = bytes.clone();
+        let end = bytes.len() - at;
+        bytes[end - 4..end].copy_from_slice(&f32::NAN.to_le_bytes());
+        fs::write(dir.path().join("nan.gguf"), bytes).unwrap();
+        Adapter::open(&dir.path().join("nan.gguf"), model).unwrap_err().to_string()
+    };
+    assert!(not_a_number(64).contains("infinite or NaN"));
+    for n_bytes in [0, 10, bytes.len() / 2, bytes.len() - 40] {
+        fs::write(dir.path().join("short.gguf"), &bytes[..n_bytes]).unwrap();
+        Adapter::open(&dir.path().join("short.gguf"), model).unwrap_err();
+    }
 }

@@ -1,6 +1,6 @@
-//! `hearth export`: writes a model as a GGUF file.
+//! `hearth export`: writes a model or an adapter as a GGUF file.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::ensure;
 use clap::{
@@ -12,6 +12,8 @@ use hearth_model::{
     model_source::ModelSource,
     ops::Dtype,
     weights::{
+        DiskDtype,
+        adapter::{Adapter, AdapterModel},
         gguf::export::{ExportOptions, export, partial_of},
         model_dir::{self, LoadOptions},
     },
@@ -28,29 +30,56 @@ pub(crate) struct ExportArgs {
     /// GGUF file to write; it must not be there. It is created only when it is complete
     #[arg(value_name = "OUT.gguf")]
     out: PathBuf,
-    /// Dtype of weight matrices: `f32`, `f16` or `bf16` [default: blocks as the model has them, else f32]
+    /// Dtype of weight matrices: `f32`, `f16` or `bf16` [default: blocks as the model has them, else f32; adapters in f32]
     #[arg(long, value_name = "DTYPE", conflicts_with = "quantize", value_parser = |name: &str| Dtype::parse(name, |dtype| !dtype.is_quantized()))]
     dtype: Option<Dtype>,
     /// Quantize weight matrices to `q8` (Q8_0), `q5_1`, `q4_1` or `q4` (Q4_0)
     #[arg(long, value_name = "DTYPE", value_parser = |name: &str| Dtype::parse(name, Dtype::is_quantized))]
     quantize: Option<Dtype>,
+    /// Write not the model but this adapter of it: a folder in PEFT's format, or a run of `hearth-train finetune`
+    #[arg(long, value_name = "ADAPTER", conflicts_with = "quantize")]
+    adapter: Option<PathBuf>,
 }
 
 /// Writes the file and prints its size.
 pub(crate) fn run(args: ExportArgs) -> anyhow::Result<()> {
-    let ExportArgs { model, out, dtype, quantize } = args;
+    let ExportArgs { model, out, dtype, quantize, adapter } = args;
     ensure!(!out.exists(), "`{}` already exists\nhint: give the name of a new file", out.display());
     let model = download::open(&model)?;
-    let device = device::choose(DeviceChoice::Cpu)?.device;
-    let loaded = model_dir::load(&model, &LoadOptions { device, dtype: None })?;
-    let options = ExportOptions {
-        dtype: quantize.or(dtype),
-        name: model.file_stem().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned()),
-        class: model_dir::load_class(&model).ok().map(str::to_owned),
-        extra_files: model_dir::files_beside_weights(&model)?,
-    };
     new_model::remove_file_when_interrupted(&partial_of(&out));
-    export(&out, &loaded, &options)?;
+    let use_it = match adapter {
+        Some(adapter) => {
+            export_adapter(&model, &adapter, &out, dtype)?;
+            format!("serve it with `hearth serve --model {} --lora NAME={}`", model.display(), out.display())
+        }
+        None => {
+            export_model(&model, &out, quantize.or(dtype))?;
+            format!("serve it with `hearth serve --model {}`", out.display())
+        }
+    };
     let size = out.metadata()?.len() as f64 / 1e6;
-    output::print(&format!("`{0}`: {size:.1} MB; serve it with `hearth serve --model {0}`\n", out.display()))
+    output::print(&format!("`{}`: {size:.1} MB; {use_it}\n", out.display()))
+}
+
+fn export_model(model: &Path, out: &Path, dtype: Option<Dtype>) -> anyhow::Result<()> {
+    let device = device::choose(DeviceChoice::Cpu)?.device;
+    let loaded = model_dir::load(model, &LoadOptions { device, dtype: None })?;
+    let options = ExportOptions {
+        dtype,
+        name: model.file_stem().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned()),
+        class: model_dir::load_class(model).ok().map(str::to_owned),
+        extra_files: model_dir::files_beside_weights(model)?,
+    };
+    Ok(export(out, &loaded, &options)?)
+}
+
+fn export_adapter(model: &Path, adapter: &Path, out: &Path, dtype: Option<Dtype>) -> anyhow::Result<()> {
+    let (config, class) = (model_dir::load_config(model)?, model_dir::load_class(model).ok());
+    let model = AdapterModel::new(&config, class)?;
+    let dtype = match dtype {
+        Some(Dtype::F16) => DiskDtype::F16,
+        Some(Dtype::Bf16) => DiskDtype::Bf16,
+        _ => DiskDtype::F32,
+    };
+    Ok(Adapter::open(&model_dir::model_of(adapter), model)?.write_gguf(out, model, dtype)?)
 }

@@ -29,7 +29,7 @@ pub(crate) struct MergeArgs {
     /// The model that the adapter updates: model dir, GGUF file with float weights, or name of a model of the Hugging Face hub
     #[arg(value_name = "MODEL", value_parser = OsStringValueParser::new().map(ModelSource::parse))]
     model: ModelSource,
-    /// Folder of the adapter in PEFT's format, or of a run of `hearth-train finetune --lora`
+    /// Adapter: folder in PEFT's format, run of `hearth-train finetune --lora`, or GGUF file
     adapter: PathBuf,
     /// Model dir to write: a new or an empty folder. It is created only when it is complete
     out: PathBuf,

@@ -388,8 +388,6 @@ mod tests {
             ("rank_pattern", "5"),
             ("use_rslora", r#""yes""#),
             ("exclude_modules", "[1]"),
-            ("rank_pattern", r#"{"(":4}"#),
-            ("exclude_modules", r#""\\w{1000}{1000}""#),
             ("layers_to_transform", "[-1]"),
             ("layers_to_transform", "\"x\""),
             ("lora_dropout", "1.5"),
@@ -398,6 +396,13 @@ mod tests {
             let text = format!(r#"{{"peft_type":"LORA","r":8,"target_modules":["q_proj"],"{key}":{value}}}"#);
             let error = read(&text).unwrap_err().to_string();
             assert!(error.contains(&format!("`{key}`")) && error.contains(value), "{error}");
+        }
+        for (key, value, contains) in
+            [("rank_pattern", r#"{"(":4}"#, "`(`"), ("exclude_modules", r#""\\w{1000}{1000}""#, r"`\w{1000}{1000}`")]
+        {
+            let text = format!(r#"{{"peft_type":"LORA","r":8,"target_modules":["q_proj"],"{key}":{value}}}"#);
+            let error = read(&text).unwrap_err().to_string();
+            assert!(error.contains(&format!("`{key}` has {contains}")), "{error}");
         }
         for text in [r#"{"peft_type":"IA3"}"#, r#"{"peft_type":"LORA"}"#, r#"{"peft_type":"LORA","r":0}"#] {
             read(text).unwrap_err();

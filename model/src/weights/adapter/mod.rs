@@ -1,11 +1,13 @@
 //! Low-rank adapters in the format of [PEFT](https://github.com/huggingface/peft): `adapter_config.json` and
-//! `adapter_model.safetensors`, read and written.
+//! `adapter_model.safetensors`; and as GGUF files of llama.cpp. Both are read and written.
 //!
 //! PEFT has a pair of matrices for each linear module of the Hugging Face class. Ours belong to stacked matrices, so a pair is
 //! for a range of rows; where the class orders rows otherwise, those of `B` are moved.
 
 mod config;
+mod gguf_file;
 mod modules;
+mod pairs;
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -17,10 +19,14 @@ use safetensors::{Dtype, tensor::TensorView};
 use serde_json::{Map, Value};
 
 pub use self::config::{AdapterConfig, Targets};
-use self::modules::{LinearModule, linear_modules};
+use self::{
+    modules::{LinearModule, linear_modules},
+    pairs::{ModulePair, StoredPair},
+};
 use super::{
     architectures::OWN_CLASS,
-    files::TensorFiles,
+    files::{DiskDtype, TensorFiles},
+    gguf,
     hf::HfSchema,
     row_order::RowOrder,
     staged_dir::StagedDir,
@@ -39,6 +45,10 @@ const WEIGHTS_FILE: &str = "adapter_model.safetensors";
 
 /// What PEFT puts before the names of modules.
 const PREFIX: &str = "base_model.model.";
+
+/// A hint.
+const OF_ANOTHER_MODEL: &str =
+    "the adapter belongs to another model, or updates embeddings or the output matrix, which is not supported";
 
 /// An adapter, ready for a model of one architecture.
 #[derive(Clone, Debug, PartialEq)]
@@ -76,7 +86,7 @@ impl<'a> AdapterModel<'a> {
     /// The last parts of the names of all linear modules, such as `q_proj`.
     pub fn module_names(&self) -> Vec<String> {
         let mut names = Vec::new();
-        for module in linear_modules(self.schema, self.config) {
+        for module in self.modules() {
             let name = last_part(&module.name).to_owned();
             if !names.contains(&name) {
                 names.push(name);
@@ -85,9 +95,13 @@ impl<'a> AdapterModel<'a> {
         names
     }
 
+    fn modules(&self) -> Vec<LinearModule> {
+        linear_modules(&self.schema.tensor_names(), self.config)
+    }
+
     /// The modules that `config` targets.
     fn targeted(&self, config: &AdapterConfig) -> Vec<LinearModule> {
-        let mut modules = linear_modules(self.schema, self.config);
+        let mut modules = self.modules();
         modules.retain(|module| config.targets(module));
         modules
     }
@@ -136,11 +150,14 @@ impl Adapter {
         dir.join(CONFIG_FILE).is_file() && !dir.join("config.json").exists()
     }
 
-    /// Reads only `adapter_config.json` of the folder `dir`.
+    /// Reads only the configuration of the adapter in the folder or GGUF file `dir`.
     ///
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_config(dir: &Path) -> Result<AdapterConfig> {
+        if gguf::is_gguf(dir) {
+            return gguf_file::open_config(dir);
+        }
         let path = dir.join(CONFIG_FILE);
         let text =
             regular_file::read(&path).map_err(|reason| Error::Io { action: "read", path: path.clone(), reason })?;
@@ -152,24 +169,29 @@ impl Adapter {
         AdapterConfig::read(&json, &path)
     }
 
-    /// Opens the adapter in the folder `dir` for a model.
+    /// Opens the adapter in the folder or GGUF file `dir` for a model.
     ///
     /// # Errors
     /// A file is missing or broken, the adapter is of a kind that is not computed (the error names the key), or it belongs to
     /// another model (the error names the tensor).
     pub fn open(dir: &Path, model: AdapterModel<'_>) -> Result<Self> {
+        if gguf::is_gguf(dir) {
+            return gguf_file::open(dir, model);
+        }
         let config = Self::open_config(dir)?;
         let path = dir.join(WEIGHTS_FILE);
         let files = TensorFiles::single(&path)?;
         let table = files.table()?;
         let mut used = HashSet::new();
         let mut found = Vec::new();
-        for module in linear_modules(model.schema, model.config) {
+        for module in model.modules() {
             let tensors = ["lora_A", "lora_B"].map(|part| find(&table, model.schema, &module.name, part));
             match tensors {
                 [Some(a), Some(b)] => {
                     used.extend([a.name, b.name]);
-                    found.push((module, a, b));
+                    let rank = config.rank_of(&module.name);
+                    let scale = config.scale_of(&module.name, rank)?;
+                    found.push(StoredPair { module, rank, scale, a, b });
                 }
                 [None, None] if config.targets(&module) => {
                     let what = format!("has no pair for `{}`, which `{CONFIG_FILE}` targets", module.name);
@@ -186,37 +208,10 @@ impl Adapter {
                 path: path.clone(),
                 tensor: surplus.name.to_owned(),
                 what: format!("is not of a linear module of `{}`", model.schema.class()),
-                hint: "the adapter belongs to another model, or updates embeddings, which is not supported".to_owned(),
+                hint: OF_ANOTHER_MODEL.to_owned(),
             });
         }
-        let mut values = LoraValues::default();
-        for (module, a, b) in &found {
-            // Before memory is taken by the sizes that the configuration claims.
-            let rank = config.rank_of(&module.name);
-            a.require_shape(&[rank, module.d_in])?;
-            b.require_shape(&[module.rows.len(), rank])?;
-        }
-        for parts in found.chunk_by(|(one, ..), (next, ..)| one.path == next.path) {
-            let modules: Vec<_> = parts.iter().map(|(module, ..)| module.clone()).collect();
-            let shape = shape_of(&modules, &config)?;
-            let mut update = vec![0.0; shape.n_values()];
-            let places: Vec<_> = shape.places().collect();
-            for (((module, a, b), pair), [of_a, of_b]) in parts.iter().zip(&shape.pairs).zip(places) {
-                let (values_of_a, values_of_b) = (a.to_f32()?, b.to_f32()?);
-                for (tensor, values) in [(a, &values_of_a), (b, &values_of_b)] {
-                    if values.iter().any(|value| !value.is_finite()) {
-                        return Err(tensor.error("has infinite or NaN values".to_owned()));
-                    }
-                }
-                update[of_a].copy_from_slice(&values_of_a);
-                // The pair of a transposed weight is not transposed: only the order of rows is ours.
-                for (n, row) in update[of_b].chunks_exact_mut(pair.rank).enumerate() {
-                    row.copy_from_slice(&values_of_b[module.order.place(n) * pair.rank..][..pair.rank]);
-                }
-            }
-            values.0.insert(modules[0].path.clone(), MatrixUpdate { shape: Arc::new(shape), values: update });
-        }
-        Ok(Self { config, values })
+        Ok(Self { config, values: pairs::read(&found)? })
     }
 
     /// Writes the adapter to a staged folder, with further files by name, such as the tokenizer's.
@@ -226,25 +221,16 @@ impl Adapter {
     pub fn write(&self, staged: &StagedDir, model: AdapterModel<'_>, extra: &[(String, Vec<u8>)]) -> Result<()> {
         let mut tensors = BTreeMap::new();
         let (mut targets, mut is_transposed) = (Vec::new(), false);
-        for module in linear_modules(model.schema, model.config) {
-            let Some(update) = self.values.0.get(&module.path) else { continue };
-            let pairs = update.shape.pairs.iter().zip(update.shape.places());
-            let Some((pair, [of_a, of_b])) = pairs.into_iter().find(|(pair, _)| pair.rows == module.rows) else {
-                continue;
-            };
+        for ModulePair { module, rank, a, b, .. } in pairs::of_modules(&self.values, model.modules()) {
             is_transposed |= module.order == RowOrder::Transposed;
             let target = last_part(&module.name).to_owned();
             if !targets.contains(&target) {
                 targets.push(target);
             }
-            let mut b = vec![0.0; of_b.len()];
-            for (n, row) in update.values[of_b].chunks_exact(pair.rank).enumerate() {
-                b[module.order.place(n) * pair.rank..][..pair.rank].copy_from_slice(row);
-            }
             let name = |part: &str| format!("{PREFIX}{}.{part}.weight", module.name);
             let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
-            tensors.insert(name("lora_A"), (bytes(&update.values[of_a]), vec![pair.rank, module.d_in]));
-            tensors.insert(name("lora_B"), (bytes(&b), vec![pair.rows.len(), pair.rank]));
+            tensors.insert(name("lora_A"), (bytes(a), vec![rank, module.d_in]));
+            tensors.insert(name("lora_B"), (bytes(&b), vec![module.rows.len(), rank]));
         }
         let failed = |error: safetensors::SafeTensorError| Error::Execution { what: error.to_string() };
         let views = tensors.iter().map(|(name, (bytes, shape))| {
@@ -257,6 +243,16 @@ impl Adapter {
         extra.iter().try_for_each(|(name, bytes)| staged.write(name, bytes))?;
         let json = Value::Object(self.config.write(&targets, is_transposed));
         staged.write(CONFIG_FILE, format!("{json:#}\n").as_bytes())
+    }
+
+    /// Writes the adapter as a GGUF file, `path`, which is there when it is complete. llama.cpp scales all pairs by one number
+    /// and their rank, so other scales become part of the values.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if no architecture of GGUF files describes the model, or not the modules that the adapter updates;
+    /// [`Error::Io`] if the file cannot be written.
+    pub fn write_gguf(&self, path: &Path, model: AdapterModel<'_>, form: DiskDtype) -> Result<()> {
+        gguf_file::write(&self.values, model, path, form)
     }
 
     /// The folder of the model that an adapter in `dir` updates, if its configuration names one that is on this machine:

@@ -1,14 +1,14 @@
-//! The Hugging Face modules that a model's stacked matrices consist of: adapters have a pair for each.
+//! The linear modules that a model's stacked matrices consist of in files: adapters have a pair for each.
 
 use std::ops::Range;
 
-use super::super::{hf::HfSchema, row_order::RowOrder};
+use super::super::{row_order::RowOrder, tensor_names::TensorNames};
 use crate::{config::GptConfig, gpt::param_specs, lora::matrix_of};
 
-/// A linear layer of a Hugging Face class.
+/// A linear layer of a Hugging Face class, or of an architecture of GGUF files.
 #[derive(Clone, Debug)]
 pub(super) struct LinearModule {
-    /// Its name there, such as `model.layers.3.self_attn.q_proj`.
+    /// Its name there, such as `model.layers.3.self_attn.q_proj` or `blk.3.attn_q`.
     pub(super) name: String,
     /// The path of our matrix, such as `blocks.3.attn.qkv`.
     pub(super) path: String,
@@ -23,8 +23,7 @@ pub(super) struct LinearModule {
 
 /// All linear layers of the blocks, in the order of our parameters. Those of one matrix follow each other, and so do their
 /// rows.
-pub(super) fn linear_modules(schema: HfSchema, config: &GptConfig) -> Vec<LinearModule> {
-    let names = schema.tensor_names();
+pub(super) fn linear_modules(names: &TensorNames, config: &GptConfig) -> Vec<LinearModule> {
     let mut modules = Vec::new();
     for spec in param_specs(config) {
         let Some((path, layer)) = matrix_of(&spec.path) else { continue };

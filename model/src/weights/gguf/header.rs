@@ -207,6 +207,15 @@ impl<'a> Metadata<'a> {
         }
     }
 
+    pub(super) fn number(&self, key: &str) -> Result<Option<f64>> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::F32(number)) => Ok(Some(number.into())),
+            Some(Value::F64(number)) => Ok(Some(number)),
+            Some(other) => Err(self.wrong(key, "a number with a fraction", other)),
+        }
+    }
+
     pub(super) fn flag(&self, key: &str) -> Result<Option<bool>> {
         match self.get(key) {
             None => Ok(None),

@@ -4,6 +4,7 @@
 //! `header` reads metadata and the list of tensors, `architectures` turns metadata into a configuration, `names` says which
 //! tensors make up which parameters, and `weights::loader` loads them.
 
+pub(super) mod adapter_file;
 mod architectures;
 mod config_rows;
 pub mod export;
@@ -12,6 +13,7 @@ mod names;
 mod pre_tokenizers;
 mod rope_factors;
 mod tokenizer;
+mod writer;
 
 use std::{
     fs::File,
@@ -74,7 +76,7 @@ pub(super) fn is_gguf(path: &Path) -> bool {
 
 /// Opens the model in the file `path` as a whole.
 pub(super) fn load(path: &Path, options: &LoadOptions, merged: Option<&LoraValues>) -> Result<LoadedModel> {
-    with_files(path, |metadata, tensors| {
+    with_model(path, |metadata, tensors| {
         let Vocabulary { tokenizer, eos_token_ids } = tokenizer::read(metadata)?;
         let gpt = build(metadata, tensors, options, merged)?;
         let chat_template = chat_template(metadata)?;
@@ -91,7 +93,7 @@ pub(super) fn load_tokenizer(path: &Path) -> Result<Tokenizer> {
 
 /// Opens what the file `path` holds beside the model.
 pub(super) fn load_text(path: &Path) -> Result<LoadedText> {
-    with_files(path, |metadata, _| {
+    with_model(path, |metadata, _| {
         let Vocabulary { tokenizer, eos_token_ids } = tokenizer::read(metadata)?;
         Ok(LoadedText { tokenizer, chat_template: chat_template(metadata)?, eos_token_ids })
     })
@@ -99,7 +101,7 @@ pub(super) fn load_text(path: &Path) -> Result<LoadedText> {
 
 /// Opens only the model in the file `path`; there need not be a tokenizer.
 pub(super) fn load_gpt(path: &Path, options: &LoadOptions, merged: Option<&LoraValues>) -> Result<Gpt> {
-    with_files(path, |metadata, tensors| build(metadata, tensors, options, merged))
+    with_model(path, |metadata, tensors| build(metadata, tensors, options, merged))
 }
 
 /// What the file `path` holds beside configuration and weights, as files of a model dir, by name.
@@ -120,12 +122,12 @@ pub(super) fn files_beside_weights(path: &Path) -> Result<Vec<(String, Vec<u8>)>
 
 /// Reads the architecture of the model in the file `path`.
 pub(super) fn load_config(path: &Path) -> Result<GptConfig> {
-    with_files(path, |metadata, mut tensors| Ok(read_config(metadata, &mut tensors)?.1))
+    with_model(path, |metadata, mut tensors| Ok(read_config(metadata, &mut tensors)?.1))
 }
 
 /// Whether the file `path` has quantized tensors.
 pub(super) fn is_quantized(path: &Path) -> Result<bool> {
-    with_files(path, |_, tensors| {
+    with_model(path, |_, tensors| {
         Ok(tensors.iter().any(|tensor| tensor.element().is_ok_and(|element| element.dtype().is_quantized())))
     })
 }
@@ -146,6 +148,21 @@ fn build(
         merged,
     };
     loader::load(&tensors, &plan)
+}
+
+/// As [`with_files`], for files of models.
+fn with_model<T>(path: &Path, read: impl FnOnce(&Metadata<'_>, TensorTable<'_>) -> Result<T>) -> Result<T> {
+    with_files(path, |metadata, tensors| {
+        if adapter_file::is_adapter(metadata)? {
+            return Err(Error::File {
+                path: metadata.path.to_owned(),
+                what: "is an adapter and not a model".to_owned(),
+                hint: "serve it with the model that it updates: `hearth serve --model MODEL --lora NAME=FILE`"
+                    .to_owned(),
+            });
+        }
+        read(metadata, tensors)
+    })
 }
 
 /// Maps the file at `path`, and the others of its model where it is one of several, for as long as `read` runs.
@@ -202,13 +219,8 @@ fn other_files(metadata: &Metadata<'_>, n_files: u64) -> Result<Vec<PathBuf>> {
 
 /// The configuration and the architecture. Tensors that shape it but are no parameters are taken out of `tensors`.
 fn read_config(metadata: &Metadata<'_>, tensors: &mut TensorTable<'_>) -> Result<(&'static Gguf, GptConfig)> {
-    let name = metadata.text(ARCHITECTURE)?.ok_or_else(|| metadata.missing(ARCHITECTURE))?;
-    let gguf = architectures::named(name).map_err(|known| Error::File {
-        path: metadata.path.to_owned(),
-        what: format!("architecture `{name}` is not supported"),
-        hint: format!("supported are {known}"),
-    })?;
-    let prefix = format!("{name}.");
+    let gguf = architecture(metadata)?;
+    let prefix = format!("{}.", gguf.name);
     let own =
         metadata.keys().filter_map(|key| Some((key.strip_prefix(&prefix)?.to_owned(), json_of(metadata.get(key)?))));
     let own: Map<String, Json> = own.collect();
@@ -218,6 +230,15 @@ fn read_config(metadata: &Metadata<'_>, tensors: &mut TensorTable<'_>) -> Result
     rope_factors::apply(&mut config, tensors)?;
     config.validate().map_err(|error| metadata.error(error.to_string()))?;
     Ok((gguf, config))
+}
+
+fn architecture(metadata: &Metadata<'_>) -> Result<&'static Gguf> {
+    let name = metadata.text(ARCHITECTURE)?.ok_or_else(|| metadata.missing(ARCHITECTURE))?;
+    architectures::named(name).map_err(|known| Error::File {
+        path: metadata.path.to_owned(),
+        what: format!("architecture `{name}` is not supported"),
+        hint: format!("supported are {known}"),
+    })
 }
 
 /// A value as a `config.json` would have it.

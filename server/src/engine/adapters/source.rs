@@ -9,7 +9,7 @@ use hearth_model::{Error, Result, weights::model_dir};
 
 use super::AdapterError;
 
-/// The files that an adapter is read from.
+/// The files that an adapter is read from, unless it is a GGUF file.
 const FILES: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
 
 /// Where an adapter is read from.
@@ -46,7 +46,7 @@ impl Source {
         Ok(Self { dir, given: given.into(), root: Some(resolved) })
     }
 
-    /// The folder with the adapter's files, which is another one for a training run. To be called before each reading:
+    /// The folder with the adapter's files, which is another one for a training run; or the GGUF file. To be called before each reading:
     /// links may have changed since the adapter was registered.
     ///
     /// Between this check and the reading, someone who can write below the root can still replace a file by a link. Clients
@@ -57,7 +57,8 @@ impl Source {
     pub(super) fn folder(&self) -> Result<PathBuf> {
         let dir = model_dir::model_of(&self.dir).into_owned();
         let Some(root) = &self.root else { return Ok(dir) };
-        for path in FILES.map(|file| dir.join(file)) {
+        let files = if dir.is_file() { vec![dir.clone()] } else { FILES.map(|file| dir.join(file)).to_vec() };
+        for path in files {
             // The same error whether or not the file outside exists.
             if !path.canonicalize().is_ok_and(|file| file.starts_with(root)) {
                 return Err(Error::Io { action: "read", path, reason: io::ErrorKind::NotFound.into() });
@@ -161,6 +162,12 @@ mod tests {
 
         let folder = |name: &str| Source::below(&root, name).unwrap().folder();
         assert!(folder("inner").is_ok());
+        // A GGUF file, and a link to one outside.
+        fs::write(root.join("a.gguf"), "GGUF").unwrap();
+        fs::write(secret.join("b.gguf"), "GGUF").unwrap();
+        symlink(secret.join("b.gguf"), root.join("b.gguf")).unwrap();
+        assert_eq!(folder("a.gguf").unwrap(), root.canonicalize().unwrap().join("a.gguf"));
+        assert!(matches!(below(&root, "b.gguf"), Err(AdapterError::Missing(_))));
         // A file that leads out, and one that leads to nothing, are told the same way.
         fs::write(root.join("files").join(FILES[0]), "").unwrap();
         let file = root.join("files").join(FILES[1]);

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 use super::super::{
     super::fields::Fields,
     architectures::{ALL, Gguf},
+    writer::Entry,
 };
 use crate::{
     config::{GptConfig, Positions, RopeScaling},
@@ -15,7 +16,7 @@ use crate::{
 };
 
 /// Architectures by the classes that the converter of llama.cpp turns into them.
-const OF_CLASSES: [(&str, &str); 9] = [
+const OF_CLASSES: [(&str, &str); 21] = [
     ("LlamaForCausalLM", "llama"),
     ("MistralForCausalLM", "llama"),
     ("Qwen2ForCausalLM", "qwen2"),
@@ -25,92 +26,26 @@ const OF_CLASSES: [(&str, &str); 9] = [
     ("SmolLM3ForCausalLM", "smollm3"),
     ("Gemma3ForCausalLM", "gemma3"),
     ("GraniteForCausalLM", "granite"),
+    ("Phi3ForCausalLM", "phi3"),
+    ("PhiForCausalLM", "phi2"),
+    ("GemmaForCausalLM", "gemma"),
+    ("Gemma2ForCausalLM", "gemma2"),
+    ("Olmo2ForCausalLM", "olmo2"),
+    ("Olmo3ForCausalLM", "olmo2"),
+    ("StableLmForCausalLM", "stablelm"),
+    ("GPTBigCodeForCausalLM", "starcoder"),
+    ("FalconForCausalLM", "falcon"),
+    ("CohereForCausalLM", "command-r"),
+    ("Cohere2ForCausalLM", "cohere2"),
+    ("BloomForCausalLM", "bloom"),
 ];
-
-/// A metadata value.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) enum Entry {
-    Unsigned(u32),
-    Float(f32),
-    Flag(bool),
-    Text(String),
-    Flags(Vec<bool>),
-    Ints(Vec<i32>),
-    Floats(Vec<f32>),
-    Texts(Vec<String>),
-}
-
-impl Entry {
-    /// Its number among the types of values, and its bytes.
-    pub(super) fn put(&self, out: &mut Vec<u8>) {
-        const LIST: u32 = 9;
-        let list = |out: &mut Vec<u8>, kind: u32, len: usize| {
-            out.extend(LIST.to_le_bytes());
-            out.extend(kind.to_le_bytes());
-            out.extend((len as u64).to_le_bytes());
-        };
-        match self {
-            Self::Unsigned(number) => {
-                out.extend(4u32.to_le_bytes());
-                out.extend(number.to_le_bytes());
-            }
-            Self::Float(number) => {
-                out.extend(6u32.to_le_bytes());
-                out.extend(number.to_le_bytes());
-            }
-            Self::Flag(flag) => {
-                out.extend(7u32.to_le_bytes());
-                out.push(u8::from(*flag));
-            }
-            Self::Text(text) => {
-                out.extend(8u32.to_le_bytes());
-                put_text(out, text);
-            }
-            Self::Flags(flags) => {
-                list(out, 7, flags.len());
-                out.extend(flags.iter().map(|flag| u8::from(*flag)));
-            }
-            Self::Ints(numbers) => {
-                list(out, 5, numbers.len());
-                out.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
-            }
-            Self::Floats(numbers) => {
-                list(out, 6, numbers.len());
-                out.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
-            }
-            Self::Texts(texts) => {
-                list(out, 8, texts.len());
-                texts.iter().for_each(|text| put_text(out, text));
-            }
-        }
-    }
-
-    fn of_json(value: &Value) -> Option<Self> {
-        Some(match value {
-            Value::Bool(flag) => Self::Flag(*flag),
-            Value::Number(number) => match number.as_u64().and_then(|number| u32::try_from(number).ok()) {
-                Some(number) => Self::Unsigned(number),
-                None => Self::Float(number.as_f64()? as f32),
-            },
-            Value::String(text) => Self::Text(text.clone()),
-            Value::Array(flags) => Self::Flags(flags.iter().map(Value::as_bool).collect::<Option<_>>()?),
-            Value::Null | Value::Object(_) => return None,
-        })
-    }
-}
-
-/// A length, and as many bytes.
-pub(super) fn put_text(out: &mut Vec<u8>, text: &str) {
-    out.extend((text.len() as u64).to_le_bytes());
-    out.extend(text.as_bytes());
-}
 
 /// What describes `config`: the architecture, the configuration as its files have it (norms without an offset), and the
 /// values of its keys.
 ///
 /// # Errors
 /// [`Error::Config`] if none does.
-pub(super) fn described(
+pub(in super::super) fn described(
     config: &GptConfig,
     class: Option<&str>,
 ) -> Result<(&'static Gguf, GptConfig, Map<String, Value>)> {
@@ -204,12 +139,26 @@ pub(super) fn entries(gguf: &Gguf, own: &Map<String, Value>, name: &str) -> Vec<
         let is_float = !value.is_u64() || FLOATS.contains(&key.as_str());
         let entry = match value {
             Value::Number(number) if is_float => Entry::Float(number.as_f64()? as f32),
-            value => Entry::of_json(value)?,
+            value => entry_of_json(value)?,
         };
         Some((format!("{}.{key}", gguf.name), entry))
     });
     pairs.extend(of_own);
     pairs
+}
+
+/// Its value in a file.
+fn entry_of_json(value: &Value) -> Option<Entry> {
+    Some(match value {
+        Value::Bool(flag) => Entry::Flag(*flag),
+        Value::Number(number) => match number.as_u64().and_then(|number| u32::try_from(number).ok()) {
+            Some(number) => Entry::Unsigned(number),
+            None => Entry::Float(number.as_f64()? as f32),
+        },
+        Value::String(text) => Entry::Text(text.clone()),
+        Value::Array(flags) => Entry::Flags(flags.iter().map(Value::as_bool).collect::<Option<_>>()?),
+        Value::Null | Value::Object(_) => return None,
+    })
 }
 
 /// Keys that are floats whatever their value.

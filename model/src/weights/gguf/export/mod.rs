@@ -3,20 +3,13 @@
 //! What is written is read back by the rows of `architectures` and compared, so a model that GGUF cannot describe is refused
 //! and not changed.
 
-mod metadata;
+pub(super) mod metadata;
 mod tokenizer;
 
-use std::{
-    collections::HashMap,
-    fs::{self, File},
-    io::{BufWriter, Write},
-    path::{Path, PathBuf},
-};
+use std::{collections::HashMap, path::Path};
 
-use burn::tensor::{Device, TensorData};
-use half::{bf16, f16};
-
-use self::metadata::{Entry, described, entries};
+use self::metadata::{described, entries};
+pub use super::writer::partial_of;
 use super::{
     super::{
         loaded::LoadedModel,
@@ -24,17 +17,16 @@ use super::{
         tensor_names::Part,
     },
     architectures::Gguf,
+    writer::{self, FileTensor, Form, float_bytes},
 };
 use crate::{
     config::GptConfig,
-    error::{Error, Result},
+    error::Result,
     gpt::{Gpt, ParamSpec, param_specs},
     ops::{BLOCK_SIZE, Dtype, QuantizedBlock, Weight},
     params::ParamRef,
 };
-
-/// Tensors begin at multiples of this.
-const ALIGNMENT: u64 = 32;
+use burn::tensor::{Device, TensorData};
 
 /// How to write a model.
 #[derive(Clone, Debug)]
@@ -62,78 +54,16 @@ pub fn export(path: &Path, model: &LoadedModel, options: &ExportOptions) -> Resu
     let source = chat_template.as_ref().map(|template| template.source());
     pairs.extend(tokenizer::entries(json, tokenizer, eos_token_ids, config.vocab_size, source)?);
     let tensors = plan(gpt, gguf, &config, options.dtype)?;
-    let partial = partial_of(path);
-    let written = write_file(&partial, &pairs, &tensors).and_then(|()| {
-        fs::rename(&partial, path).map_err(|reason| Error::Io { action: "write", path: path.to_owned(), reason })
-    });
-    if written.is_err() {
-        // Nothing is left of a file that could not be written.
-        drop(fs::remove_file(&partial));
-    }
-    written
-}
-
-/// The file that [`export`] writes and then renames to `path`.
-pub fn partial_of(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".hearth-partial");
-    name.into()
+    writer::write(path, &pairs, &tensors)
 }
 
 /// A tensor that is to be written.
 struct Planned<'a> {
-    name: String,
-    /// Outermost dimension first.
-    shape: Vec<usize>,
     form: Form,
     tensor: SavedTensor,
     param: ParamRef<'a>,
     /// Added to all values: norms are stored as they are used.
     offset: f32,
-}
-
-/// How values are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
-    F32,
-    F16,
-    Bf16,
-    /// In blocks of this dtype.
-    Blocks(Dtype),
-}
-
-impl Form {
-    /// GGML's number of the type.
-    fn number(self) -> u32 {
-        match self {
-            Self::F32 => 0,
-            Self::F16 => 1,
-            Self::Bf16 => 30,
-            Self::Blocks(Dtype::Q4) => 2,
-            Self::Blocks(Dtype::Q4_1) => 3,
-            Self::Blocks(Dtype::Q5_1) => 7,
-            Self::Blocks(_) => 8,
-        }
-    }
-
-    fn n_bytes(self, n_values: usize) -> u64 {
-        let of_block = |bits: usize, minimum: bool| 2 + usize::from(minimum) * 2 + bits * BLOCK_SIZE / 8;
-        let bytes = match self {
-            Self::F32 => 4 * n_values,
-            Self::F16 | Self::Bf16 => 2 * n_values,
-            Self::Blocks(Dtype::Q4) => n_values / BLOCK_SIZE * of_block(4, false),
-            Self::Blocks(Dtype::Q4_1) => n_values / BLOCK_SIZE * of_block(4, true),
-            Self::Blocks(Dtype::Q5_1) => n_values / BLOCK_SIZE * of_block(5, true),
-            Self::Blocks(_) => n_values / BLOCK_SIZE * of_block(8, false),
-        };
-        bytes as u64
-    }
-}
-
-impl Planned<'_> {
-    fn n_bytes(&self) -> u64 {
-        self.form.n_bytes(self.shape.iter().product())
-    }
 }
 
 /// All tensors in the order of the parameters.
@@ -150,8 +80,7 @@ fn plan<'a>(gpt: &'a Gpt, gguf: &Gguf, config: &GptConfig, dtype: Option<Dtype>)
         let offset = if is_norm { gpt.config().norm_weight_offset } else { 0.0 };
         let form = form_of(param, spec, dtype);
         for tensor in SavedTensor::of(parts, spec) {
-            let (name, shape) = (tensor.name().to_owned(), tensor.shape().to_vec());
-            planned.push(Planned { name, shape, form, tensor, param, offset });
+            planned.push(Planned { form, tensor, param, offset });
         }
     }
     Ok(planned)
@@ -166,80 +95,48 @@ fn form_of(param: ParamRef<'_>, spec: &ParamSpec, dtype: Option<Dtype>) -> Form 
     let is_embedding = spec.path == "embed.weight";
     let dtype = dtype.map(|dtype| if is_embedding { dtype.for_embeddings() } else { dtype });
     let dtype = dtype.or_else(|| matrix.quantized_dtype()).unwrap_or(Dtype::F32);
-    let is_whole = spec.shape[1].is_multiple_of(BLOCK_SIZE);
-    match dtype {
-        Dtype::F16 => Form::F16,
-        Dtype::Bf16 => Form::Bf16,
-        _ if dtype.is_quantized() && is_whole => Form::Blocks(dtype),
-        _ => Form::F32,
+    match Form::of(dtype) {
+        Form::Blocks(_) if !spec.shape[1].is_multiple_of(BLOCK_SIZE) => Form::F32,
+        form => form,
     }
 }
 
-fn write_file(path: &Path, pairs: &[(String, Entry)], tensors: &[Planned<'_>]) -> Result<()> {
-    let failed = |reason| Error::Io { action: "write", path: path.to_owned(), reason };
-    let mut file = BufWriter::new(File::create(path).map_err(failed)?);
-    let mut header = b"GGUF".to_vec();
-    header.extend(3u32.to_le_bytes());
-    header.extend((tensors.len() as u64).to_le_bytes());
-    header.extend((pairs.len() as u64).to_le_bytes());
-    for (key, entry) in pairs {
-        metadata::put_text(&mut header, key);
-        entry.put(&mut header);
+impl FileTensor for Planned<'_> {
+    fn name(&self) -> &str {
+        self.tensor.name()
     }
-    let mut offset = 0;
-    for tensor in tensors {
-        metadata::put_text(&mut header, &tensor.name);
-        header.extend((tensor.shape.len() as u32).to_le_bytes());
-        for dim in tensor.shape.iter().rev() {
-            header.extend((*dim as u64).to_le_bytes());
-        }
-        header.extend(tensor.form.number().to_le_bytes());
-        header.extend(u64::to_le_bytes(offset));
-        offset = (offset + tensor.n_bytes()).next_multiple_of(ALIGNMENT);
-    }
-    let padding = |n_bytes: u64| vec![0; (n_bytes.next_multiple_of(ALIGNMENT) - n_bytes) as usize];
-    file.write_all(&header).map_err(failed)?;
-    file.write_all(&padding(header.len() as u64)).map_err(failed)?;
-    for tensor in tensors {
-        let bytes = bytes_of(tensor)?;
-        debug_assert_eq!(bytes.len() as u64, tensor.n_bytes(), "{}", tensor.name);
-        file.write_all(&bytes).map_err(failed)?;
-        file.write_all(&padding(bytes.len() as u64)).map_err(failed)?;
-    }
-    let file = file.into_inner().map_err(|error| failed(error.into_error()))?;
-    file.sync_all().map_err(failed)
-}
 
-/// The bytes of a tensor.
-fn bytes_of(planned: &Planned<'_>) -> Result<Vec<u8>> {
-    let Planned { form, tensor, param, offset, .. } = planned;
-    let width = if planned.shape.len() == 2 { planned.shape[1] } else { 1 };
-    if let (Form::Blocks(dtype), ParamRef::Matrix(matrix)) = (form, param)
-        && let Some(blocks) = matrix.read_quantized()?
-        && blocks.dtype() == *dtype
-    {
-        let rows = tensor.placed(blocks.blocks(), width / BLOCK_SIZE);
-        return Ok(rows.iter().flat_map(|block| block_bytes(block, *dtype)).collect());
+    fn shape(&self) -> &[usize] {
+        self.tensor.shape()
     }
-    let data = param.read()?;
-    let all = values(&data)?;
-    let values: Vec<f32> = tensor.values(all, width).iter().map(|value| value + offset).collect();
-    if *form == Form::F16 && values.iter().any(|value| value.is_finite() && f16::from_f32(*value).is_infinite()) {
-        let what = format!("is `f16`, but `{}` has numbers above {}\nhint: use `bf16`", planned.name, f16::MAX);
-        return Err(Error::Param { name: "dtype", what });
+
+    fn form(&self) -> Form {
+        self.form
     }
-    Ok(match form {
-        Form::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
-        Form::F16 => values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect(),
-        Form::Bf16 => values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect(),
-        Form::Blocks(dtype) => {
-            let data = TensorData::new(values, planned.shape.as_slice());
-            let Some(blocks) = Weight::new(data, *dtype, &Device::flex())?.read_quantized()? else {
-                unreachable!("a weight of {dtype} has blocks")
-            };
-            blocks.blocks().iter().flat_map(|block| block_bytes(block, *dtype)).collect()
+
+    fn bytes(&self) -> Result<Vec<u8>> {
+        let Self { form, tensor, param, offset } = self;
+        let width = if tensor.shape().len() == 2 { tensor.shape()[1] } else { 1 };
+        if let (Form::Blocks(dtype), ParamRef::Matrix(matrix)) = (form, param)
+            && let Some(blocks) = matrix.read_quantized()?
+            && blocks.dtype() == *dtype
+        {
+            let rows = tensor.placed(blocks.blocks(), width / BLOCK_SIZE);
+            return Ok(rows.iter().flat_map(|block| block_bytes(block, *dtype)).collect());
         }
-    })
+        let data = param.read()?;
+        let all = values(&data)?;
+        let values: Vec<f32> = tensor.values(all, width).iter().map(|value| value + offset).collect();
+        let dtype = match form {
+            Form::Floats(form) => return float_bytes(tensor.name(), &values, *form),
+            Form::Blocks(dtype) => dtype,
+        };
+        let data = TensorData::new(values, tensor.shape());
+        let Some(blocks) = Weight::new(data, *dtype, &Device::flex())?.read_quantized()? else {
+            unreachable!("a weight of {dtype} has blocks")
+        };
+        Ok(blocks.blocks().iter().flat_map(|block| block_bytes(block, *dtype)).collect())
+    }
 }
 
 /// A block as GGML lays it out: scale, minimum, and numbers: of 4 bits, the first half in the low bits.

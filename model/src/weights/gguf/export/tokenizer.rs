@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::{super::pre_tokenizers, metadata::Entry};
+use super::super::{pre_tokenizers, writer::Entry};
 use crate::{
     TokenId,
     error::{Error, Result},

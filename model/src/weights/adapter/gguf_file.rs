@@ -1,0 +1,101 @@
+//! Adapters as GGUF files.
+
+use std::{collections::HashSet, path::Path};
+
+use super::{
+    super::{
+        files::DiskDtype,
+        gguf::adapter_file::{self, AdapterFile, AdapterTensor},
+    },
+    Adapter, AdapterConfig, AdapterModel,
+    modules::linear_modules,
+    pairs::{self, ModulePair, StoredPair},
+};
+use crate::{
+    error::{Error, Result},
+    lora::LoraValues,
+};
+
+/// What of the configuration a file has.
+pub(super) fn open_config(path: &Path) -> Result<AdapterConfig> {
+    adapter_file::read(path, |file| config_of(&file))
+}
+
+fn config_of(file: &AdapterFile<'_>) -> Result<AdapterConfig> {
+    let mut rank = 0;
+    for a in file.tensors.iter().filter(|tensor| tensor.name.ends_with(".lora_a")) {
+        rank = rank.max(a.shape[0]);
+    }
+    if rank == 0 {
+        let hint = "an adapter has tensors whose names end with `.lora_a` and `.lora_b`".to_owned();
+        return Err(Error::File {
+            path: file.tensors.path().to_owned(),
+            what: "has no pairs of matrices".to_owned(),
+            hint,
+        });
+    }
+    Ok(AdapterConfig::all_linear(rank, file.alpha))
+}
+
+/// Opens the adapter in the file `path` for a model.
+pub(super) fn open(path: &Path, model: AdapterModel<'_>) -> Result<Adapter> {
+    adapter_file::read(path, |file| {
+        let config = config_of(&file)?;
+        let Some(names) = file.names_for(model.config) else {
+            return Err(Error::File {
+                path: path.to_owned(),
+                what: format!("is an adapter for models of the architecture `{}`", file.architecture),
+                hint: "it belongs to another model".to_owned(),
+            });
+        };
+        let mut used = HashSet::new();
+        let mut found = Vec::new();
+        for module in linear_modules(names, model.config) {
+            let [a, b] = ["a", "b"].map(|part| file.tensors.get(&format!("{}.weight.lora_{part}", module.name)));
+            match (a, b) {
+                (Some(a), Some(b)) => {
+                    used.extend([a.name, b.name]);
+                    let rank = a.shape[0];
+                    let scale = if file.alpha == 0.0 { 1.0 } else { (file.alpha / rank as f64) as f32 };
+                    found.push(StoredPair { module, rank, scale, a, b });
+                }
+                (None, None) => {}
+                (Some(one), None) | (None, Some(one)) => return Err(one.error("is half of a pair".to_owned())),
+            }
+        }
+        let surplus = file.tensors.iter().filter(|tensor| !used.contains(tensor.name));
+        if let Some(surplus) = surplus.min_by_key(|tensor| tensor.name) {
+            return Err(Error::Tensor {
+                path: path.to_owned(),
+                tensor: surplus.name.to_owned(),
+                what: format!("is not of a linear module of `{}`", file.architecture),
+                hint: super::OF_ANOTHER_MODEL.to_owned(),
+            });
+        }
+        Ok(Adapter { config, values: pairs::read(&found)? })
+    })
+}
+
+/// Writes the file `path`, which is there when it is complete.
+pub(super) fn write(values: &LoraValues, model: AdapterModel<'_>, path: &Path, form: DiskDtype) -> Result<()> {
+    let (architecture, names) = adapter_file::architecture_of(model.config, Some(model.schema.class()))?;
+    let pairs = pairs::of_modules(values, linear_modules(&names, model.config));
+    let n_updates: usize = values.0.values().map(|update| update.shape.pairs.len()).sum();
+    if pairs.len() != n_updates {
+        let what = format!("stacks matrices in GGUF files of `{architecture}` that the adapter updates one by one");
+        return Err(Error::Config { field: "architecture", what });
+    }
+    // One number for all, from which llama.cpp computes scales by rank. What another pair's scale has beyond it becomes part
+    // of `B`.
+    let alpha = pairs.first().map_or(0.0, |pair| pair.scale * pair.rank as f32);
+    let mut tensors = Vec::new();
+    for ModulePair { module, rank, scale, a, b } in pairs {
+        let factor = scale * rank as f32 / alpha;
+        let b: Vec<f32> = if factor == 1.0 { b } else { b.iter().map(|value| value * factor).collect() };
+        let name = |part: &str| format!("{}.weight.lora_{part}", module.name);
+        tensors.push(AdapterTensor { name: name("a"), shape: [rank, module.d_in], values: a.to_vec(), form });
+        tensors.push(AdapterTensor { name: name("b"), shape: [module.rows.len(), rank], values: b, form });
+    }
+    let name = path.file_stem().map_or_else(|| "adapter".into(), |name| name.to_string_lossy());
+    adapter_file::write(path, (architecture, &name), alpha, &tensors)
+}
