@@ -283,7 +283,7 @@ fn quantized_matrices_are_not_merged_but_adapted_beside() {
     assert!(far < 0.2 * moved, "{far} of {moved}");
 }
 
-/// As llama.cpp has them; `golden/check_exported_adapter.py` compares what llama.cpp makes of one.
+/// As llama.cpp has them; `golden/check_with_llama_cpp.py` shows what llama.cpp makes of one.
 #[test]
 fn an_adapter_in_a_gguf_file_is_the_same_adapter() {
     let dir = tempfile::tempdir().unwrap();

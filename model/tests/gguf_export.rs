@@ -1,5 +1,5 @@
-//! GGUF files that Hearth writes: read again, they are the same model. What llama.cpp makes of them is checked by
-//! `golden/check_exported.py`.
+//! GGUF files that Hearth writes: read again, they are the same model. What others make of them is checked by
+//! `golden/check_exported.py` and `golden/check_with_llama_cpp.py`.
 #![expect(clippy::unwrap_used, reason = "tests")]
 #![expect(clippy::print_stdout, reason = "a skipped test says so")]
 
