@@ -6,7 +6,8 @@
 //! - [`tokenizer_build`]: trains tokenizers: characters or byte-level BPE
 //! - [`prepare`]: converts documents to a prepared data set
 //! - [`shard`]: prepared data: memory-mapped token shards; [`digest`]: SHA-256
-//! - [`tales`]: short stories and conversations made for this project, and the judge of what a model makes of them
+//! - [`tales`]: short stories and conversations made for this project, and the judge of what a model makes of them; [`bilingual`]:
+//!   sentences with translations
 //! - [`loader`]: batches of token ids, each a pure function of seed and step
 //! - [`schedule`]: learning rate, momentum and decay as pure functions of the step
 //! - [`learner`]: gradients and updates; [`combine`]: sums of gradients in a fixed order
@@ -21,6 +22,7 @@
 
 pub mod adapter;
 pub mod bench;
+pub mod bilingual;
 pub mod checkpoint;
 pub mod combine;
 pub mod config;

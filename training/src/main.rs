@@ -30,6 +30,7 @@ enum Command {
     Eval(commands::eval::Args),
     Bench(commands::bench::Args),
     Tales(commands::tales::Args),
+    Bilingual(commands::bilingual::Args),
 }
 
 fn main() -> ExitCode {
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
         Command::Eval(args) => commands::eval::run(args),
         Command::Bench(args) => commands::bench::run(args),
         Command::Tales(args) => commands::tales::run(args),
+        Command::Bilingual(args) => commands::bilingual::run(args),
     };
     match outcome {
         Ok(code) => code,

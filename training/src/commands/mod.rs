@@ -1,6 +1,7 @@
 //! One file per subcommand: its arguments, and `run`.
 
 pub(crate) mod bench;
+pub(crate) mod bilingual;
 pub(crate) mod eval;
 pub(crate) mod finetune;
 pub(crate) mod import;

@@ -23,6 +23,7 @@ pub const PRESETS: &[Preset] = presets![
     "shakespeare-char",
     "shakespeare-fast",
     "tales",
+    "translation",
     "gpt2-124m",
     "modern",
     "finetune",

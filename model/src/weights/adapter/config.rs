@@ -388,7 +388,7 @@ mod tests {
             ("rank_pattern", "5"),
             ("use_rslora", r#""yes""#),
             ("exclude_modules", "[1]"),
-            ("layers_to_transform", "[-1]"),
+            ("layers_to_transform", "-1"),
             ("layers_to_transform", "\"x\""),
             ("lora_dropout", "1.5"),
             ("lora_dropout", "\"0.5\""),

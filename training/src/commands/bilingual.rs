@@ -1,0 +1,82 @@
+//! `hearth-train bilingual`: makes sentences with their translations.
+
+use std::{
+    fs::{self, File},
+    io::{BufWriter, Write},
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::{Context, Result, ensure};
+use clap::value_parser;
+use hearth_training::bilingual::{Pair, Split, pair};
+use serde_json::json;
+
+use super::{options::print_json, status::Status};
+
+/// Makes English sentences with translations into a language invented for Hearth
+///
+/// Writes a folder: `pairs.jsonl` with `prompt` and `completion` for `hearth-train finetune`, `texts.jsonl` with the same as `text`, for
+/// `hearth-train tokenizer` and `prepare`; and, for `hearth-train eval translation`, `combinations.jsonl` with pairs of words that no training
+/// sentence has, and `lengths.jsonl` with longer sentences than any of them. The same seed gives the same sentences. Beside each
+/// of the two, `.references.txt` has the translations and `.word-for-word.txt` what a dictionary makes of the sentences, for
+/// `hearth-train eval score`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Folder to write; it must not be there
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+
+    /// Number of sentences to train on
+    #[arg(long, value_name = "N", default_value_t = 60_000, value_parser = value_parser!(u64).range(1..))]
+    count: u64,
+
+    /// Number of sentences in each of the two held-out sets
+    #[arg(long, value_name = "N", default_value_t = 500, value_parser = value_parser!(u64).range(1..))]
+    test_count: u64,
+
+    /// Seed
+    #[arg(long, value_name = "SEED", default_value_t = 1)]
+    seed: u64,
+
+    /// Print the result on stdout as one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Makes the files.
+pub(crate) fn run(args: Args) -> Result<ExitCode> {
+    let Args { out, count, test_count, seed, json } = args;
+    ensure!(!out.exists(), "`{}` exists already\nhint: remove it, or give another folder as `--out`", out.display());
+    let mut status = Status::new();
+    fs::create_dir_all(&out).with_context(|| format!("cannot make the folder `{}`", out.display()))?;
+    let pairs = |split, count| (0..count).map(move |index| pair(split, seed, index));
+    write(&out.join("pairs.jsonl"), pairs(Split::Training, count), |pair| {
+        json!({ "prompt": format!("{}\n", pair.source), "completion": pair.target }).to_string()
+    })?;
+    write(&out.join("texts.jsonl"), pairs(Split::Training, count), |pair| {
+        json!({ "text": format!("{}\n{}", pair.source, pair.target) }).to_string()
+    })?;
+    for (split, name) in [(Split::Combinations, "combinations"), (Split::Lengths, "lengths")] {
+        let pairs = || pairs(split, test_count);
+        let file = |ending: &str| out.join(format!("{name}.{ending}"));
+        write(&file("jsonl"), pairs(), |pair| json!({ "source": pair.source, "target": pair.target }).to_string())?;
+        write(&file("references.txt"), pairs(), |pair| pair.target)?;
+        write(&file("word-for-word.txt"), pairs(), |pair| pair.word_for_word)?;
+    }
+    status.note(&format!("{count} sentences and twice {test_count} held out are in `{}`", out.display()));
+    if json {
+        return print_json(&json!({ "out": out, "sentences": count, "held_out": 2 * test_count }));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A line for each pair.
+fn write(path: &Path, pairs: impl Iterator<Item = Pair>, line: impl Fn(Pair) -> String) -> Result<()> {
+    let failed = || format!("cannot write `{}`", path.display());
+    let mut file = BufWriter::new(File::create_new(path).with_context(failed)?);
+    for pair in pairs {
+        writeln!(file, "{}", line(pair)).with_context(failed)?;
+    }
+    file.flush().with_context(failed)
+}
