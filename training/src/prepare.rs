@@ -328,7 +328,9 @@ impl Work<'_> {
     fn encode(&mut self, files: &[SourceFile], parts: &[Part], output: &mut Output) -> Result<()> {
         let encode =
             |part: &Part| self.tokenizer.encode(part).with_context(|| format!("`{}`", files[part.file].path.display()));
-        let encoded: Vec<Vec<TokenId>> = parts.par_iter().map(encode).collect::<Result<_>>()?;
+        // Of several errors, the first in the order of the documents is reported, whichever thread is faster.
+        let encoded: Vec<Result<Vec<TokenId>>> = parts.par_iter().map(encode).collect();
+        let encoded = encoded.into_iter().collect::<Result<Vec<_>>>()?;
         for (part, ids) in parts.iter().zip(&encoded) {
             let split = output.split(part.split);
             split.push(ids, part.text.len() as u64)?;

@@ -119,7 +119,9 @@ impl Encoder {
             Cutting::Pieces => pieces(text).collect(),
             Cutting::Whole => vec![text],
         };
-        let ids: Vec<Vec<TokenId>> = parts.into_par_iter().map(|part| self.encode(part)).collect::<Result<_>>()?;
+        // Of several errors, the first in the order of the text is reported, whichever thread is faster.
+        let ids: Vec<Result<Vec<TokenId>>> = parts.into_par_iter().map(|part| self.encode(part)).collect();
+        let ids = ids.into_iter().collect::<Result<Vec<_>>>()?;
         Ok(ids.concat())
     }
 }
