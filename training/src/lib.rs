@@ -28,6 +28,7 @@ pub mod combine;
 pub mod config;
 pub mod corpus;
 pub mod digest;
+mod draw;
 pub mod estimate;
 pub mod eval;
 pub mod examples;

@@ -105,3 +105,22 @@ fn a_conversation_becomes_the_tokens_that_a_server_would_make() {
     let error = fail(dir, &["prepare", "b.jsonl", "--tokenizer", "tokenizer", "--out", "other"]);
     assert!(error.contains("`b.jsonl`, line 2: `messages` is not a conversation"), "{error}");
 }
+
+#[test]
+fn sentences_and_translations_are_files_that_other_commands_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    succeed(dir, &["bilingual", "--out", "data", "--count", "300", "--test-count", "20"]);
+    let lines = |name: &str| fs::read_to_string(dir.join("data").join(name)).unwrap().lines().count();
+    assert_eq!(["pairs.jsonl", "texts.jsonl"].map(lines), [300; 2]);
+    for set in ["combinations", "lengths"] {
+        assert_eq!(
+            ["jsonl", "references.txt", "word-for-word.txt"].map(|ending| lines(&format!("{set}.{ending}"))),
+            [20; 3]
+        );
+    }
+    succeed(dir, &["tokenizer", "data/texts.jsonl", "--out", "tokenizer", "--vocab-size", "400"]);
+    succeed(dir, &["prepare", "data/texts.jsonl", "--tokenizer", "tokenizer", "--out", "tokens"]);
+    let error = fail(dir, &["bilingual", "--out", "data"]);
+    assert!(error.contains("`data` exists already") && error.contains("hint: "), "{error}");
+}

@@ -17,7 +17,7 @@ mod lexicon;
 mod sentence;
 
 use self::sentence::Sentence;
-use crate::loader::mix;
+use crate::draw::Draw;
 
 /// Which sentences are made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +45,7 @@ pub struct Pair {
 /// Sentence `index` of `seed`.
 pub fn pair(split: Split, seed: u64, index: u64) -> Pair {
     // About one sentence in three has a held-out pair, so a few tries do.
-    let mut draw = Draw { key: mix(mix(mix(seed) ^ split as u64) ^ index), n_drawn: 0 };
+    let mut draw = Draw::new(seed, split as u64, index);
     loop {
         let n_clauses = match split {
             Split::Training | Split::Combinations => 1 + draw.below(2),
@@ -59,30 +59,6 @@ pub fn pair(split: Split, seed: u64, index: u64) -> Pair {
                 word_for_word: sentence.word_for_word(),
             };
         }
-    }
-}
-
-/// Numbers at random: each is a pure function of the key and how many came before.
-struct Draw {
-    key: u64,
-    n_drawn: u64,
-}
-
-impl Draw {
-    /// A number below `n`.
-    fn below(&mut self, n: usize) -> usize {
-        let bits = mix(self.key ^ self.n_drawn);
-        self.n_drawn += 1;
-        // The high half of the product maps 64 random bits onto 0..n; the bias, n / 2^64, is negligible.
-        ((u128::from(bits) * n as u128) >> 64) as usize
-    }
-
-    fn one_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
-    }
-
-    fn of<T: Copy>(&mut self, items: &[T]) -> T {
-        items[self.below(items.len())]
     }
 }
 

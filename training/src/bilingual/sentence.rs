@@ -1,10 +1,7 @@
 //! What a sentence says, and how each language says it.
 
-use super::{
-    Draw,
-    lexicon::{ADJECTIVES, ADVERBS, BEINGS, CONJUNCTIONS, NUMBERS, Noun, PLACES, THINGS, VERBS, Verb, Word},
-};
-use crate::loader::mix;
+use super::lexicon::{ADJECTIVES, ADVERBS, BEINGS, CONJUNCTIONS, NUMBERS, Noun, PLACES, THINGS, VERBS, Verb, Word};
+use crate::{draw::Draw, loader::mix};
 
 /// One in so many pairs of words is held out.
 const HELD_OUT: u64 = 8;
@@ -61,7 +58,7 @@ pub(super) struct Sentence {
 }
 
 impl Sentence {
-    pub(super) fn new(n_clauses: usize, draw: &mut Draw) -> Self {
+    pub(super) fn new(n_clauses: u64, draw: &mut Draw) -> Self {
         let first = Clause::new(draw);
         let others = (1..n_clauses).map(|_| (draw.of(&CONJUNCTIONS), Clause::new(draw))).collect();
         Self { first, others }

@@ -44,8 +44,9 @@ pub struct ExportOptions {
 /// Writes `model` to the file `path`, which is there when it is complete.
 ///
 /// # Errors
-/// [`Error::Config`](crate::Error::Config) if no architecture of GGUF files describes the model; [`Error::File`](crate::Error::File) if GGUF has no name for how its
-/// tokenizer splits text; [`Error::Io`](crate::Error::Io) if the file cannot be written.
+/// [`Error::Config`](crate::Error::Config) if no architecture of GGUF files describes the model;
+/// [`Error::File`](crate::Error::File) if GGUF has no name for how its tokenizer splits text;
+/// [`Error::Io`](crate::Error::Io) if the file cannot be written.
 pub fn export(path: &Path, model: &LoadedModel, options: &ExportOptions) -> Result<()> {
     let LoadedModel { gpt, tokenizer, chat_template, eos_token_ids, .. } = model;
     let (gguf, config, own) = described(gpt.config(), options.class.as_deref())?;
