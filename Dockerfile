@@ -1,12 +1,15 @@
-# Hearth in a container: serves over HTTP as a non-root user and writes nothing, so a read-only root file system suits it.
+# Hearth in containers: the server, and with `--target train` the trainer. Both run as a non-root user and write only to what is
+# mounted, so a read-only root file system suits them.
 #
 #   DOCKER_BUILDKIT=1 docker build -t hearth .
 #   docker run --rm --read-only -p 8080:8080 hearth                                       the bundled model
 #   docker run --rm --read-only -p 8080:8080 -v "$PWD/DIR:/data:ro" hearth serve --model /data
-#   docker run --rm --user "$(id -u)" -v "$PWD:/data" --entrypoint hearth-train hearth quickstart FILE.txt --out RUN
+#   docker run --rm --read-only -p 8080:8080 -v hearth-models:/models hearth serve --model ORG/NAME
+#   DOCKER_BUILDKIT=1 docker build -t hearth-train --target train .
+#   docker run --rm --user "$(id -u)" -v "$PWD:/data" hearth-train quickstart FILE.txt --out RUN
 #
-# Without API keys it answers at localhost, at addresses and at the container's own host name. For other names, such as the
-# machine's or a compose service's, add `--hostname NAME` or `-e HEARTH_ALLOWED_HOST=NAME`.
+# Without API keys the server answers at localhost, at addresses and at the container's own host name. For other names, such as
+# the machine's or a compose service's, add `--hostname NAME` or `-e HEARTH_ALLOWED_HOST=NAME`.
 
 FROM rust:1.95-bookworm AS build
 WORKDIR /src
@@ -19,19 +22,32 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry \
     && mkdir /out \
     && for name in hearth hearth-train; do strip -o "/out/$name" "/target/release/$name"; done
 
-FROM debian:bookworm-slim
-LABEL org.opencontainers.image.title="Hearth" \
-      org.opencontainers.image.description="Trains and serves GPT-style language models, on any GPU through Vulkan and on a plain CPU" \
-      org.opencontainers.image.licenses="MIT OR Apache-2.0"
+FROM debian:bookworm-slim AS runtime
 # The Vulkan loader, for a GPU whose driver the container is given. Without one, Hearth runs on the CPU.
 RUN apt-get update \
     && apt-get install -y --no-install-recommends libvulkan1 \
-    && rm -rf /var/lib/apt/lists/* /var/cache/apt /var/log/apt /var/log/dpkg.log
-COPY --from=build /out/ /usr/local/bin/
-ENV HEARTH_HOST=0.0.0.0 HEARTH_PORT=8080
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt /var/log/apt /var/log/dpkg.log \
+    && install -d -o 10001 -g 10001 /models
+# Models of the hub are kept here: a volume keeps them from one container to the next.
+ENV HF_HOME=/models
 # A number, so that an orchestrator can see that it is not root. It has no home, and the working directory is not its to write.
 USER 10001:10001
 WORKDIR /data
+
+FROM runtime AS train
+LABEL org.opencontainers.image.title="Hearth, training" \
+      org.opencontainers.image.description="Trains and fine-tunes GPT-style language models, on any GPU through Vulkan and on a plain CPU" \
+      org.opencontainers.image.licenses="MIT OR Apache-2.0"
+COPY --from=build /out/hearth-train /usr/local/bin/
+ENTRYPOINT ["hearth-train"]
+CMD ["--help"]
+
+FROM runtime
+LABEL org.opencontainers.image.title="Hearth" \
+      org.opencontainers.image.description="Serves GPT-style language models, on any GPU through Vulkan and on a plain CPU" \
+      org.opencontainers.image.licenses="MIT OR Apache-2.0"
+COPY --from=build /out/hearth /usr/local/bin/
+ENV HEARTH_HOST=0.0.0.0 HEARTH_PORT=8080
 EXPOSE 8080
 STOPSIGNAL SIGTERM
 # Reads the server's settings from the same variables, so it follows the port and speaks TLS where the server does.

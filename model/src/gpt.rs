@@ -15,8 +15,8 @@ use crate::{
     layers::{Embedding, Linear, LmHead, Norm},
     lora::{LoraDropout, MATRICES, updates_of_layer},
     ops::{
-        self, BlockParts, Dropout, Dtype, LinearParts, LossOptions, Losses, NormParts, PartEnds, RowUpdate, Targets,
-        Weight, read, read_ids, to_f32,
+        self, BlockParts, Dropout, Dtype, LinearParts, LossOptions, Losses, NormParts, PartEnds, Precision, RowUpdate,
+        Targets, Weight, read, read_ids, to_f32,
     },
     param_specs::norm_widths,
     params::{ParamList, ParamRef, ParamSource},
@@ -100,6 +100,14 @@ impl Gpt {
         self
     }
 
+    /// The same model with another arithmetic of its products with matrices that train, on the CPU; others ignore it.
+    #[must_use]
+    pub fn with_precision(mut self, precision: Precision) -> Self {
+        self.linears_mut().into_iter().for_each(|(_, linear)| linear.set_precision(precision));
+        self.lm_head.weight.as_mut().unwrap_or(&mut self.embed.weight).set_precision(precision);
+        self
+    }
+
     /// The architecture.
     pub fn config(&self) -> &GptConfig {
         &self.config
@@ -125,11 +133,32 @@ impl Gpt {
 
     /// [`forward`](Self::forward).
     pub(crate) fn run(&self, token_ids: Tensor<1, Int>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
-        self.run_embedded(self.embed.forward(token_ids), pass)
+        self.run_embedded(self.embeddings(token_ids), pass)
+    }
+
+    /// Rows of the embedding: `[n_rows, d_model]`.
+    pub(crate) fn embeddings(&self, token_ids: Tensor<1, Int>) -> Tensor<2> {
+        self.embed.forward(token_ids)
+    }
+
+    /// Block `layer` on the residual stream `[n_rows, d_model]`.
+    pub(crate) fn block(&self, layer: usize, x: Tensor<2>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
+        self.blocks[layer].forward(layer, x, pass)
     }
 
     /// Embeddings `[n_rows, d_model]` to hidden states of the same shape.
-    fn run_embedded(&self, mut x: Tensor<2>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
+    fn run_embedded(&self, x: Tensor<2>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
+        let mut x = self.embedded(x, pass);
+        pass.streams(0, &x);
+        for layer in 0..self.blocks.len() {
+            x = self.block(layer, x, pass);
+            pass.streams(layer + 1, &x);
+        }
+        self.normed(x)
+    }
+
+    /// Embeddings `[n_rows, d_model]` to what enters the first block.
+    pub(crate) fn embedded(&self, mut x: Tensor<2>, pass: &mut ForwardPass<'_>) -> Tensor<2> {
         assert_eq!(x.dims()[0], pass.n_rows(), "token ids, and rows that attend");
         if self.config.scale_embeddings {
             x = x * (self.config.d_model as f64).sqrt();
@@ -147,13 +176,7 @@ impl Gpt {
             (_, AddedPositions::Sinusoidal(rows)) => x = x + rows.tensor(),
             _ => {}
         }
-        x = ops::dropout(x, pass.dropout(DropoutPlace::Embeddings));
-        pass.streams(0, &x);
-        for (layer, block) in self.blocks.iter().enumerate() {
-            x = block.forward(layer, x, pass);
-            pass.streams(layer + 1, &x);
-        }
-        self.normed(x)
+        ops::dropout(x, pass.dropout(DropoutPlace::Embeddings))
     }
 
     /// Applies the last norm, if there is one, to the residual stream `[n_rows, d_model]`: final hidden states.

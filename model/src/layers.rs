@@ -8,7 +8,7 @@ use burn::{
 use crate::{
     error::Result,
     lora::{Lora, LoraDropout},
-    ops::{self, LinearParts, NormOptions, NormParts, RowUpdate, Weight},
+    ops::{self, LinearParts, NormOptions, NormParts, Precision, RowUpdate, Weight},
     params::{ParamList, ParamRef, ParamSource},
 };
 
@@ -33,6 +33,10 @@ impl Linear {
     pub(crate) fn list_params<'a>(&'a self, path: &str, list: &mut ParamList<'a>) {
         list.push((format!("{path}.weight"), ParamRef::Matrix(&self.weight)));
         list.extend(self.bias.iter().map(|bias| (format!("{path}.bias"), ParamRef::Vector(bias))));
+    }
+
+    pub(crate) fn set_precision(&mut self, precision: Precision) {
+        self.weight.set_precision(precision);
     }
 
     pub(crate) fn lora(&self) -> Option<&Lora> {

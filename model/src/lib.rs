@@ -8,6 +8,7 @@
 //! - [`config`]: [`GptConfig`](config::GptConfig), the one architecture struct
 //! - [`gpt`]: the model; [`attention`]: attention layers; [`position`]: position encodings
 //! - [`ops`]: operations with fast implementations, one file per operation
+//! - [`recompute`]: training passes that keep only the input of each block
 //! - [`kv_cache`]: pages of keys and values; [`model_runner`]: a model and its pages, step by step
 //! - [`lora`]: low-rank adapters; [`adapted`]: models with one
 //! - [`weights`]: model dirs and adapters in Hugging Face's formats
@@ -46,6 +47,7 @@ mod philox;
 pub mod pooling;
 pub mod position;
 pub mod read_logits;
+pub mod recompute;
 mod regular_file;
 pub mod sampling;
 #[cfg(all(test, feature = "gpu"))]

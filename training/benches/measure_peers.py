@@ -4,8 +4,11 @@
     training/benches/measure_peers.py target/release/hearth-train [--rows NAME ...] [--rounds 3]
 
 Each round runs `hearth-train bench` and then PyTorch on the same shape, on random tokens. PyTorch runs the training step of
-nanoGPT, written anew here: flash attention, fused AdamW, clipping, f32. Prints a Markdown table: the median over the rounds of the
-speed, of the ratio within a round, and of peak memory, each less what the process held before there was a model.
+nanoGPT, written anew here: flash attention, fused AdamW, clipping, f32; in rows named bf16, products under `torch.autocast`.
+Prints a Markdown table: the median over the rounds of the speed, of the ratio within a round, and of peak memory, each less what
+the process held before there was a model.
+
+The row `lora` trains an adapter of a real model beside peft (pip install transformers peft): `--model DIR`.
 """
 
 import argparse
@@ -16,6 +19,9 @@ import statistics
 import subprocess
 import sys
 import time
+
+# The row that needs a model: settings, rows and length. Rank 16 on all matrices.
+LORA = (["--set", "lora.r=16", "--set", "data.micro_batch_size=4", "--set", "model.max_seq_len=256"], [4, 256])
 
 # name: (settings of `hearth-train bench`, [layers, heads, width, rows, length, vocabulary], the class of model)
 ROWS = {
@@ -39,6 +45,9 @@ ROWS = {
         "llama",
     ),
 }
+for name in ["gpt2-124m", "llama-8x512"]:
+    settings, shape, kind = ROWS[name]
+    ROWS[f"{name}-bf16"] = ([*settings, "--set", "optim.precision=bf16"], shape, kind)
 
 
 def model_of(torch, kind, layers, heads, width, length, vocabulary):
@@ -116,7 +125,7 @@ def model_of(torch, kind, layers, heads, width, length, vocabulary):
     return Model()
 
 
-def peer(kind, shape, steps):
+def peer(kind, shape, steps, is_bf16):
     """The training step of nanoGPT. Prints one line of JSON."""
     import torch
 
@@ -125,18 +134,45 @@ def peer(kind, shape, steps):
     torch.set_num_threads(os.cpu_count())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     model = model_of(torch, kind, layers, heads, width, length, vocabulary)
+    forward = torch.autocast("cpu", dtype=torch.bfloat16)(model) if is_bf16 else model
     groups = [
         {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
         {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99), fused=True)
+    loss_of = lambda data: forward(data[:, :-1], data[:, 1:].contiguous())
+    time_steps(torch, model, optimizer, loss_of, (rows, length, vocabulary), steps, before)
+
+
+def peft_peer(model_dir, steps):
+    """A training step of peft's adapter. Prints one line of JSON."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    rows, length = LORA[1]
+    torch.manual_seed(0)
+    torch.set_num_threads(os.cpu_count())
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    vocabulary = model.config.vocab_size
+    model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"))
+    model.train()
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-3, betas=(0.9, 0.99), fused=True)
+    # `transformers` shifts the labels itself.
+    loss_of = lambda data: model(input_ids=data[:, :-1], labels=data[:, :-1]).loss
+    time_steps(torch, model, optimizer, loss_of, (rows, length, vocabulary), steps, before)
+
+
+def time_steps(torch, model, optimizer, loss_of, sizes, steps, before):
+    rows, length, vocabulary = sizes
     times = []
     for _ in range(3 + steps):
         data = torch.randint(0, vocabulary, (rows, length + 1))
         started = time.perf_counter()
-        loss = model(data[:, :-1], data[:, 1:].contiguous())
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        loss_of(data).backward()
+        torch.nn.utils.clip_grad_norm_((p for p in model.parameters() if p.requires_grad), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         times.append(time.perf_counter() - started)
@@ -153,14 +189,19 @@ def last_line(command):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("hearth_train", nargs="?", help="the binary")
-    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS))
+    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=[*ROWS, "lora"])
+    parser.add_argument("--model", help="the model of the row lora, a model dir")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer", help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, default=0, help="steps of a round (by default as many as take some seconds)")
     args = parser.parse_args()
+    if args.peer == "lora":
+        return peft_peer(args.model, args.steps)
     if args.peer:
         _, shape, kind = ROWS[args.peer]
-        return peer(kind, shape, args.steps)
+        return peer(kind, shape, args.steps, args.peer.endswith("bf16"))
+    if "lora" in args.rows and not args.model:
+        parser.error("the row lora needs --model")
     if not args.hearth_train:
         parser.error("name the hearth-train binary")
     import torch
@@ -168,15 +209,19 @@ def main():
     print(f"PyTorch {torch.__version__}, {os.cpu_count()} threads\n")
     print("| Shape | Hearth tok/s | MFU | PyTorch tok/s | ratio | Hearth MB | PyTorch MB | ratio |\n" + "| --- " * 8 + "|")
     for name in args.rows:
-        settings, shape, _ = ROWS[name]
+        if name == "lora":
+            settings = ["--preset", "finetune", "--set", f"model.init={args.model}", *LORA[0]]
+        else:
+            settings, shape, _ = ROWS[name]
+            settings = ["--vocab-size", str(shape[5]), *settings]
         steps = args.steps or {"4x128": 60, "6x384": 8}.get(name, 3)
         rounds = []
         for _ in range(args.rounds):
             ours = last_line(
-                [args.hearth_train, "bench", "--device", "cpu", "--json", "--steps", str(steps)]
-                + ["--vocab-size", str(shape[5])] + settings
+                [args.hearth_train, "bench", "--device", "cpu", "--json", "--steps", str(steps), *settings]
             )
-            theirs = last_line([sys.executable, __file__, "--peer", name, "--steps", str(steps)])
+            model = ["--model", args.model] if name == "lora" else []
+            theirs = last_line([sys.executable, __file__, "--peer", name, "--steps", str(steps), *model])
             rounds.append((ours, theirs))
         middle = lambda of: statistics.median(of(*each) for each in rounds)
         speed, peer_speed = middle(lambda o, t: o["tok_per_sec"]), middle(lambda o, t: t["tok_per_sec"])

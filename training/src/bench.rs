@@ -5,21 +5,21 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use burn::{module::Module, tensor::Device};
 use hearth_model::{
-    TokenId,
-    gpt::Gpt,
-    memory,
-    ops::{self, OpTime},
+    TokenId, memory,
+    ops::{self, OpTime, Precision},
 };
 use serde::Serialize;
 
 use crate::{
     combine::TreeSum,
     config::TrainConfig,
+    device_watch::DeviceWatch,
     eval::{Windows, read_numbers, score},
     learner::{Learner, LossGradients, StepIndex},
     loader::{Loader, LoaderSettings, Prefetcher, RowOrder, RowSource, mix},
     schedule::{Rates, RunSize, Schedule},
     shard::Tokens,
+    trainer::first_model,
     utilization::Utilization,
 };
 
@@ -56,7 +56,8 @@ pub struct BenchReport {
     pub optimizer_ms: f64,
     /// The loss of one micro-batch without gradients, as evaluation computes it.
     pub eval_ms: f64,
-    /// Most memory of the process at once, less what it had before there was a model; where the system tells.
+    /// On a GPU, the most memory that it kept for the process; on the CPU, the most memory of the process, less what it had
+    /// before there was a model, where the system tells.
     pub peak_bytes: Option<u64>,
     /// The same after the last step.
     pub steady_bytes: Option<u64>,
@@ -88,7 +89,7 @@ struct StepTimes {
     total: Duration,
 }
 
-/// Trains a fresh model of `config` for a few steps on `source`, with a vocabulary of `vocab_size`, and forgets it.
+/// Trains the model that a run with `config` begins with for a few steps on `source`, with a vocabulary of `vocab_size`, and forgets it.
 ///
 /// # Errors
 /// Settings that make no model, tokens too few for the context, a device that fails.
@@ -101,10 +102,11 @@ pub fn bench(
 ) -> Result<BenchReport> {
     ensure!(n_steps > 0, "the number of steps must be at least 1, got 0");
     config.validate()?;
-    let device = device.clone().autodiff();
+    config.validate_on(device)?;
     memory::reset_peak();
+    let watch = DeviceWatch::start(device);
     let before = memory::resident_bytes();
-    let gpt = Gpt::init(&config.gpt_config(vocab_size)?, config.seed, &device)?;
+    let gpt = first_model(config, vocab_size, device)?.0;
     let size = RunSize { n_params: gpt.config().n_params(), rows_per_epoch: source.n_rows(config.model.max_seq_len) };
     let schedule = Schedule::new(config, size);
     let mut learner = Learner::new(gpt, config.optim.clone(), config.seed);
@@ -131,7 +133,13 @@ pub fn bench(
         times.push(of_step);
     }
     let since = |bytes: Option<u64>| Some(bytes?.saturating_sub(before?));
-    let (peak_bytes, steady_bytes) = (since(memory::peak_resident_bytes()), since(memory::resident_bytes()));
+    let (peak_bytes, steady_bytes) = match watch {
+        None => (since(memory::peak_resident_bytes()), since(memory::resident_bytes())),
+        Some(watch) => {
+            let now = ops::device_memory(device).map(|memory| memory.reserved);
+            (watch.peak().map(|memory| memory.reserved), now)
+        }
+    };
     let mut ops = Vec::new();
     if with_ops {
         let (profiled, found) = ops::profile_training(|| step(learner, WARMUP_STEPS + n_steps));
@@ -221,7 +229,7 @@ fn eval_ms(learner: &Learner, source: &RowSource, config: &TrainConfig) -> Resul
         seq_len: config.model.max_seq_len,
         max_batches: Some(1),
     };
-    let gpt = learner.gpt.valid();
+    let gpt = learner.gpt.valid().with_precision(Precision::F32);
     let mut times = Vec::new();
     for _ in 0..5 {
         let started = Instant::now();

@@ -51,6 +51,8 @@ struct Run {
     n_moments: usize,
     /// Values of the largest matrix that Muon updates.
     largest_muon: usize,
+    /// Blocks are computed again in the backward pass.
+    recomputes: bool,
 }
 
 /// An adapter that trains instead of its model.
@@ -119,7 +121,8 @@ impl Estimate {
         let n_partial_sums = TreeSum::<LossGradients>::most_at_once(micro_steps);
         let bytes = |n_values: usize| 4 * n_values as u64;
         let largest_muon = largest_muon.filter(|_| adapter.is_none()).unwrap_or(0);
-        let run = Run { micro_steps, n_partial_sums, n_moments, largest_muon };
+        let recomputes = config.optim.recompute;
+        let run = Run { micro_steps, n_partial_sums, n_moments, largest_muon, recomputes };
         let answers = if config.objective.kind == Objective::Dpo { 2 } else { 1 };
         let n_rows = answers * config.micro_batch_tokens();
         let peak_bytes = if is_cpu {

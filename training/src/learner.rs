@@ -1,5 +1,7 @@
 //! A model in training: batches to gradients, gradients to new weights.
 
+use std::mem;
+
 use anyhow::{Context, Result};
 use burn::{
     module::{Module, ModuleVisitor, Param},
@@ -8,6 +10,7 @@ use burn::{
 use hearth_model::{
     gpt::Gpt,
     ops::{Losses, Targets},
+    recompute::RecomputedPass,
 };
 
 use crate::{
@@ -47,6 +50,14 @@ impl Sum for LossGradients {
     }
 }
 
+/// A micro-batch between its passes.
+#[derive(Debug)]
+pub struct ForwardResult<'a> {
+    losses: Losses,
+    /// With [`OptimSettings::recompute`].
+    recomputed: Option<RecomputedPass<'a>>,
+}
+
 /// The step whose gradients are computed; this process may compute part of its micro-steps.
 #[derive(Clone, Copy, Debug)]
 pub struct StepIndex {
@@ -62,7 +73,7 @@ impl Learner {
     pub fn new(gpt: Gpt, optim: OptimSettings, seed: u64) -> Learner {
         let matrices = matrices_of(gpt.config());
         let beta = ObjectiveSettings::default().beta;
-        Learner { gpt, optimizer: Optimizer::new(optim, matrices), beta, seed }
+        Learner { gpt: gpt.with_precision(optim.precision), optimizer: Optimizer::new(optim, matrices), beta, seed }
     }
 
     /// The same with another weight of differences to the reference model.
@@ -105,20 +116,28 @@ impl Learner {
     ///
     /// # Errors
     /// A device that cannot be read, which is only read for pairs.
-    pub fn forward(&self, index: StepIndex, micro_step: usize, batch: &Batch) -> Result<Losses> {
+    pub fn forward(&self, index: StepIndex, micro_step: usize, batch: &Batch) -> Result<ForwardResult<'_>> {
         let device = self.gpt.device().autodiff();
         let dropout_seed = mix(mix(mix(self.seed) ^ index.step as u64) ^ micro_step as u64);
         let (inputs, targets) = batch.to_device(&device);
-        let context = batch.context(Some(dropout_seed));
+        let context = || batch.context(Some(dropout_seed));
+        let recomputes = self.optimizer.settings().recompute;
         if batch.references.is_some() {
-            let hidden = self.gpt.forward(inputs, context);
+            let (hidden, recomputed) = match recomputes {
+                false => (self.gpt.forward(inputs, context()), None),
+                true => {
+                    let (hidden, pass) = self.gpt.forward_recomputed(inputs, context);
+                    (hidden, Some(pass))
+                }
+            };
             let token_losses = self.gpt.valid().token_losses(hidden.clone().inner(), targets.clone().inner())?;
             let found = Preferences::new(batch, &token_losses, self.beta);
             let loss = found.losses.iter().sum::<f64>() / index.total_weight;
             let weights = Some(found.weights(batch, index.total_weight));
             let losses = self.gpt.loss(hidden, Targets { ids: targets, weights });
             let plain = device.inner();
-            return Ok(Losses { objective: losses, cross_entropy: Tensor::from_floats([loss as f32], &plain) });
+            let losses = Losses { objective: losses, cross_entropy: Tensor::from_floats([loss as f32], &plain) };
+            return Ok(ForwardResult { losses, recomputed });
         }
         // With weights, each row has its share of the step in its weight; without, the mean over the rows has that of all.
         let (share, weights) = match &batch.weights {
@@ -129,14 +148,30 @@ impl Learner {
             }
         };
         let targets = Targets { ids: targets, weights };
-        let losses = self.gpt.training_losses(inputs, context, targets, self.optimizer.settings().z_loss);
+        let z_loss = self.optimizer.settings().z_loss;
+        let (losses, recomputed) = match recomputes {
+            false => (self.gpt.training_losses(inputs, context(), targets, z_loss), None),
+            true => {
+                let (hidden, pass) = self.gpt.forward_recomputed(inputs, context);
+                (self.gpt.losses(hidden, targets, z_loss), Some(pass))
+            }
+        };
         let Losses { objective, cross_entropy } = losses;
-        Ok(Losses { objective: objective.mul_scalar(share), cross_entropy: cross_entropy.mul_scalar(share) })
+        let losses = Losses { objective: objective.mul_scalar(share), cross_entropy: cross_entropy.mul_scalar(share) };
+        Ok(ForwardResult { losses, recomputed })
     }
 
     /// The gradients of what [`forward`](Self::forward) gave.
-    pub fn backward(&self, losses: Losses) -> LossGradients {
-        let gradients = Gradients::from_backward(&self.gpt, losses.objective.backward());
+    pub fn backward(&self, ForwardResult { losses, recomputed }: ForwardResult<'_>) -> LossGradients {
+        let taken = |gradients| Gradients::from_backward(&self.gpt, gradients);
+        let gradients = match recomputed {
+            None => taken(losses.objective.backward()),
+            Some(pass) => {
+                let mut all = Gradients::default();
+                pass.backward(losses.objective, &mut |part| all = Gradients::sum(mem::take(&mut all), taken(part)));
+                all
+            }
+        };
         LossGradients { loss: losses.cross_entropy, gradients }
     }
 

@@ -18,6 +18,7 @@
 //! - [`progress`]: progress output and metrics files
 //! - [`run_dir`]: the folder of a run; [`checkpoint`]: saves and restores a run
 //! - [`estimate`]: memory and arithmetic of a run; [`fit`]: checks the memory and finds the largest micro-batch
+//! - [`device_watch`]: the most memory that a run holds on a GPU
 //! - [`utilization`]: which share of the device's arithmetic a run uses; [`mod@bench`]: how fast it is, part by part
 
 pub mod adapter;
@@ -27,6 +28,7 @@ pub mod checkpoint;
 pub mod combine;
 pub mod config;
 pub mod corpus;
+pub mod device_watch;
 pub mod digest;
 mod draw;
 pub mod estimate;

@@ -14,7 +14,7 @@ use hearth_model::{
     TokenId,
     generate::{GenerateOptions, generate},
     gpt::Gpt,
-    ops::Dtype,
+    ops::{Dtype, Precision},
     sampling::SamplingParams,
     tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
     weights::{
@@ -95,11 +95,36 @@ pub struct Trainer<'a> {
 
 /// How the model is saved.
 #[derive(Clone, Debug)]
-enum Saved {
+pub(crate) enum Saved {
     /// Whole, in the Hugging Face class of the initial model.
     Model { class: Option<String> },
     /// Only its adapter.
     Adapter(Box<SavedAdapter>),
+}
+
+/// The model that a run with `config` begins with, for a vocabulary of `vocab_size`.
+///
+/// # Errors
+/// Settings that make no model, or a model that cannot be opened or does not train.
+pub(crate) fn first_model(config: &TrainConfig, vocab_size: usize, device: &Device) -> Result<(Gpt, Saved)> {
+    // Autodiff is set first: gradients flow through tensors created on this device, weights and inputs alike.
+    let device = device.clone().autodiff();
+    match (&config.model.init, &config.lora) {
+        (None, _) => {
+            let gpt = Gpt::init(&config.gpt_config(vocab_size)?, config.seed, &device)?;
+            Ok((initialize(gpt, &config.model), Saved::Model { class: None }))
+        }
+        (Some(dir), Some(lora)) => {
+            let Adapted { gpt, saved } = adapter::load(dir, (lora, config.seed), &device, None)?;
+            Ok((gpt, Saved::Adapter(Box::new(saved))))
+        }
+        (Some(dir), None) => {
+            adapter::require_trainable(dir)?;
+            let options = LoadOptions { device: device.clone(), dtype: Some(Dtype::F32) };
+            let gpt = model_dir::load_gpt(dir, &options)?.with_dropout(config.model.dropout);
+            Ok((gpt, Saved::Model { class: model_dir::load_class(dir).ok().map(str::to_owned) }))
+        }
+    }
 }
 
 impl<'a> Trainer<'a> {
@@ -109,26 +134,11 @@ impl<'a> Trainer<'a> {
     /// Invalid settings, splits too short for the context, or the tokenizer of another model.
     pub fn new(config: &'a TrainConfig, data: &'a Data, device: &Device) -> Result<Trainer<'a>> {
         config.validate()?;
-        // Autodiff is set first: gradients flow through tensors created on this device, weights and inputs alike.
-        let device = device.clone().autodiff();
-        let (gpt, saved) = match (&config.model.init, &config.lora) {
-            (None, _) => {
-                let gpt = Gpt::init(&config.gpt_config(data.tokenizer.vocab_size())?, config.seed, &device)?;
-                (initialize(gpt, &config.model), Saved::Model { class: None })
-            }
-            (Some(dir), Some(lora)) => {
-                let Adapted { gpt, saved } = adapter::load(dir, (lora, config.seed), &device, None)?;
-                ensure_same_tokens(dir, &data.tokenizer)?;
-                (gpt, Saved::Adapter(Box::new(saved)))
-            }
-            (Some(dir), None) => {
-                adapter::require_trainable(dir)?;
-                let options = LoadOptions { device: device.clone(), dtype: Some(Dtype::F32) };
-                let gpt = model_dir::load_gpt(dir, &options)?.with_dropout(config.model.dropout);
-                ensure_same_tokens(dir, &data.tokenizer)?;
-                (gpt, Saved::Model { class: model_dir::load_class(dir).ok().map(str::to_owned) })
-            }
-        };
+        config.validate_on(device)?;
+        let (gpt, saved) = first_model(config, data.tokenizer.vocab_size(), device)?;
+        if let Some(dir) = &config.model.init {
+            ensure_same_tokens(dir, &data.tokenizer)?;
+        }
         let learner = Learner::new(gpt, config.optim.clone(), config.seed).with_beta(config.objective.beta);
         let reference = learner.gpt.clone();
         let base = adapter::base_digest(config)?;
@@ -147,6 +157,7 @@ impl<'a> Trainer<'a> {
         checkpoint: &Checkpoint,
     ) -> Result<Trainer<'a>> {
         config.validate()?;
+        config.validate_on(device)?;
         let Checkpoint { state, config: then, .. } = checkpoint;
         let found = differences(then, config)?;
         ensure!(
@@ -404,7 +415,7 @@ impl<'a> Trainer<'a> {
             seq_len: self.config.model.max_seq_len,
             max_batches: self.config.eval.batches,
         };
-        let gpt = self.learner.gpt.valid();
+        let gpt = self.learner.gpt.valid().with_precision(Precision::F32);
         match &self.val {
             RowSource::Pairs(pairs) => {
                 let size = (windows.batch_size, windows.max_batches);

@@ -152,3 +152,27 @@ fn any_number_of_ranks_has_the_same_bits() {
         }
     }
 }
+
+#[test]
+fn recomputed_blocks_have_the_same_bits() {
+    for sets in [
+        &["model.arch=gpt2", "model.dropout=0.1", "optim.z_loss=0.01"][..],
+        &["model.arch=llama", "model.n_kv_heads=1", "model.tie_embeddings=false"],
+        &["model.arch=qwen3", "model.tie_embeddings=true", "optim.precision=bf16"],
+    ] {
+        let of = |sets: &[&str], batches: Vec<(usize, Batch)>| {
+            let index =
+                StepIndex { step: 3, total_weight: batches.iter().map(|(_, batch)| batch.total_weight()).sum() };
+            values(&learner(sets).gradients(index, batches.into_iter()).unwrap().unwrap())
+        };
+        let mut of_pairs = cut(&[4, 4]);
+        // Each pair of rows is a better and a worse answer.
+        of_pairs.iter_mut().for_each(|(_, batch)| batch.references = Some(vec![[-3.0, -2.0]; batch.batch_size / 2]));
+        for batches in [cut(&[4, 4]), masked(cut(&[1, 5])), masked(of_pairs)] {
+            let kept = of(sets, batches.clone());
+            let recomputed = of(&[sets, &["optim.recompute=true"]].concat(), batches);
+            assert!(!kept.1.is_empty() && kept.1.iter().any(|(_, values)| values.iter().any(|&value| value != 0.0)));
+            assert_eq!(kept, recomputed, "{sets:?}");
+        }
+    }
+}

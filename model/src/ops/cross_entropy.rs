@@ -5,7 +5,7 @@ use std::{cell::RefCell, ops::Range};
 use burn::tensor::{Bool, DType, Int, Tensor, activation::log_softmax};
 
 use super::{
-    LossOptions, Weight, cpu, linear, read, records_gradients, soft_cap, to_f32,
+    LossOptions, Precision, Weight, cpu, linear, read, records_gradients, soft_cap, to_f32,
     training::{apply, is_on_cpu},
     weight::Form,
 };
@@ -43,20 +43,21 @@ pub(crate) fn linear_cross_entropy(
     options: LossOptions,
     targets: Targets,
 ) -> Losses {
+    let precision = weight.precision();
     if let Form::Packed(panels) = weight.form()
         && records_gradients(&hidden.device())
     {
         let bias = bias.map(|bias| cpu::values(bias.inner()).as_slice().to_vec());
         let Targets { ids, weights } = targets;
         let frozen = Some((panels.clone(), bias));
-        let op = cpu::LinearCrossEntropy { targets: cpu::ints(ids), weights, options, frozen };
+        let op = cpu::LinearCrossEntropy { targets: cpu::ints(ids), weights, options, frozen, precision };
         let both = apply(vec![hidden.into()], op);
         return Losses { objective: both.clone().slice(0..1), cross_entropy: without_gradient(both.slice(1..2)) };
     }
     if let Form::Packed(panels) = weight.form() {
         let (hidden, bias) = (cpu::values(hidden), bias.map(cpu::values));
         let (targets, weights) = (cpu::ints(targets.ids), targets.weights);
-        let op = cpu::LinearCrossEntropy { targets, weights, options, frozen: None };
+        let op = cpu::LinearCrossEntropy { targets, weights, options, frozen: None, precision };
         let both = op.of_packed(hidden.as_slice(), panels, bias.as_ref().map(|bias| bias.as_slice()));
         let [objective, cross_entropy] = both.map(|loss| cpu::tensor(vec![loss], [1]));
         return Losses { objective, cross_entropy };
@@ -67,7 +68,7 @@ pub(crate) fn linear_cross_entropy(
     {
         let operands = [hidden.into(), weight.into()].into_iter().chain(bias.map(Into::into));
         let Targets { ids, weights } = targets;
-        let op = cpu::LinearCrossEntropy { targets: cpu::ints(ids), weights, options, frozen: None };
+        let op = cpu::LinearCrossEntropy { targets: cpu::ints(ids), weights, options, frozen: None, precision };
         let both = apply(operands.collect(), op);
         return Losses { objective: both.clone().slice(0..1), cross_entropy: without_gradient(both.slice(1..2)) };
     }
@@ -87,7 +88,8 @@ pub(crate) fn token_losses(
     let ([n_rows, d_model], [vocab_size, _]) = (hidden.dims(), weight.dims());
     assert_eq!(ids.len(), n_rows, "targets, one for each row");
     let options = LossOptions { softcap, z_loss: 0.0 };
-    let op = cpu::LinearCrossEntropy { targets: ids, weights: None, options, frozen: None };
+    let precision = Precision::F32;
+    let op = cpu::LinearCrossEntropy { targets: ids, weights: None, options, frozen: None, precision };
     let failed = RefCell::new(None);
     let logits = |rows: Range<usize>| {
         let n = rows.len() * vocab_size;

@@ -46,6 +46,11 @@ pub fn device_memory(device: &Device) -> Option<DeviceMemory> {
     None
 }
 
+/// Whether this machine's CPU has instructions for [`Precision::Bf16`](super::Precision): without them it is slower than f32.
+pub fn has_bf16_products() -> bool {
+    cpu::has_bf16_products()
+}
+
 /// Calls `run`; returns its result and the number of kernels launched meanwhile, on all GPUs and from all threads.
 pub fn count_launches<T>(run: impl FnOnce() -> T) -> (T, usize) {
     #[cfg(feature = "gpu")]

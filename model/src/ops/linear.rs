@@ -50,6 +50,7 @@ impl LinearParts<'_> {
 ///
 /// `bias` is `[d_out]`.
 pub(crate) fn linear(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>) -> Tensor<2> {
+    let precision = weight.precision();
     let product = match weight.form() {
         Form::Packed(panels) if records_gradients(&x.device()) => {
             let bias = bias.map(|bias| cpu::values(bias.inner()).as_slice().to_vec());
@@ -60,7 +61,7 @@ pub(crate) fn linear(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>) -> 
         Form::OnGpu(matrix) => return cube::linear(x, matrix, bias, None),
         Form::Stored(weight) if weight.dtype() == DType::F32 && is_on_cpu(&x.device()) => {
             let operands = [x.into(), weight.into()].into_iter().chain(bias.map(Into::into));
-            return apply(operands.collect(), cpu::Linear);
+            return apply(operands.collect(), cpu::Linear { precision });
         }
         Form::Stored(weight) if weight.dtype() == DType::F32 => x.matmul(weight.transpose()),
         Form::Stored(weight) => widened(x, weight),

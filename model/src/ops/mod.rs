@@ -60,13 +60,13 @@ pub use dtype::{BLOCK_SIZE, Dtype};
 pub(crate) use embedding::{embedding, take_rows};
 pub(crate) use kv_append::{copy_pages, new_pool, rope_append};
 pub use kv_dtype::KvDtype;
-pub use limits::{count_launches, device_memory, multiply_rate, read_bandwidth};
+pub use limits::{count_launches, device_memory, has_bf16_products, multiply_rate, read_bandwidth};
 pub(crate) use linear::{LinearParts, linear, linear_add, linear_with_lora, normed_gated, normed_linear};
 pub use matrix_rows::MatrixRows;
 pub use muon::muon;
 use norm::norm_reference;
 pub(crate) use norm::{norm, norm_add};
-pub use operands::{AdamWStep, DeviceMemory, LoraPair, LoraShape, MuonStep, PAGE_SIZE};
+pub use operands::{AdamWStep, DeviceMemory, LoraPair, LoraShape, MuonStep, PAGE_SIZE, Precision};
 pub(crate) use operands::{
     AttentionOptions, BlockParts, Dropout, LoraParts, LossOptions, NormOptions, NormParts, PagedRows, PartEnds,
     QkNormParts, Slots,
@@ -80,7 +80,7 @@ pub(crate) use rope::{Rotation, rope};
 pub(crate) use row_updates::{LoraMatrix, RowUpdate};
 #[cfg(feature = "gpu")]
 pub(crate) use staging::{StagingBuffer, Upload};
-pub(crate) use training::is_on_cpu;
+pub use training::is_on_cpu;
 pub use training::{OpTime, profile_training};
 pub(crate) use upload::{Ints, Rows};
 pub use weight::Weight;

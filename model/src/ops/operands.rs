@@ -6,6 +6,7 @@ use std::{
 };
 
 use burn::tensor::{Device, Int, Tensor};
+use serde::{Deserialize, Serialize};
 
 use super::upload::Ints;
 use crate::config::{Activation, NormKind, QkNormSpan};
@@ -184,6 +185,18 @@ pub(crate) struct LossOptions {
     pub(crate) softcap: Option<f64>,
     /// Weight of the mean of `ln(Z)^2`, where `Z` is the softmax's denominator; see [`Gpt::losses`](crate::gpt::Gpt::losses).
     pub(crate) z_loss: f64,
+}
+
+/// The arithmetic of products with the matrices that train. Matrices, gradients and sums are f32 either way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// f32.
+    #[default]
+    F32,
+    /// Both operands are rounded to bf16, as in [Micikevicius et al., 2017](https://arxiv.org/abs/1710.03740), but without
+    /// scaling the loss: bf16 has the exponents of f32.
+    Bf16,
 }
 
 /// What a GPU holds for this process, in bytes, by CubeCL's own account.

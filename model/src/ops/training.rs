@@ -30,7 +30,7 @@ use profile::timed;
 pub use profile::{OpTime, profile_training};
 
 /// Whether the operations of this module run for tensors on `device`: on the CPU, with gradients recorded or not.
-pub(crate) fn is_on_cpu(device: &Device) -> bool {
+pub fn is_on_cpu(device: &Device) -> bool {
     *device == Device::flex()
 }
 

@@ -10,7 +10,7 @@ use burn::{
 #[cfg(feature = "gpu")]
 use super::cube::{self, Matrix};
 use super::{
-    Dtype, MatrixRows, QuantizedBlock, QuantizedMatrix,
+    Dtype, MatrixRows, Precision, QuantizedBlock, QuantizedMatrix,
     cpu::{self, Panels},
     k_quants::KBlock,
     read, to_f32,
@@ -49,6 +49,8 @@ pub enum Weight {
 pub struct StoredWeight {
     // Rows are contiguous along d_in, the direction of the sums.
     values: Param<Tensor<2>>,
+    #[module(skip)]
+    precision: Precision,
 }
 
 #[doc(hidden)]
@@ -83,7 +85,7 @@ impl Weight {
             _ => return Err(not_on_this_device(dtype)),
         };
         let values = Tensor::from_data(data.convert_dtype(stored), (device, stored));
-        Ok(Self::Stored(StoredWeight { values: Param::from_tensor(values) }))
+        Ok(Self::Stored(StoredWeight { values: Param::from_tensor(values), precision: Precision::F32 }))
     }
 
     /// As [`new`](Self::new), from a matrix that is read row by row, possibly more than once.
@@ -230,11 +232,26 @@ impl Weight {
     /// The weight twice, for two uses; see [`fork`](super::fork).
     pub(crate) fn for_two_uses(&self) -> [Self; 2] {
         match self {
-            Self::Stored(StoredWeight { values }) => super::fork(values.val()).map(|used| {
+            Self::Stored(StoredWeight { values, precision }) => super::fork(values.val()).map(|used| {
                 // Not a leaf of the graph, which `Param::from_tensor` would make of it.
-                Self::Stored(StoredWeight { values: Param::initialized(values.id, used) })
+                Self::Stored(StoredWeight { values: Param::initialized(values.id, used), precision: *precision })
             }),
             other => [other.clone(), other.clone()],
+        }
+    }
+
+    /// The arithmetic of its products, if it trains; others ignore it.
+    pub(super) fn precision(&self) -> Precision {
+        match self {
+            Self::Stored(stored) => stored.precision,
+            _ => Precision::F32,
+        }
+    }
+
+    /// Sets the arithmetic of its products, if it trains.
+    pub(crate) fn set_precision(&mut self, precision: Precision) {
+        if let Self::Stored(stored) = self {
+            stored.precision = precision;
         }
     }
 

@@ -7,28 +7,31 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use hearth_model::{device, ops};
+use hearth_model::{device, hub::ModelPart, model_source::ModelSource, ops, weights::model_dir};
 use hearth_training::{
     bench::{BenchReport, bench, random_tokens},
     shard::{Dataset, Split},
 };
 
-use super::options::{Options, print_json};
+use super::{
+    model_files,
+    options::{Options, print_json},
+};
 
 /// What is measured where neither a preset nor a file is named.
 const DEFAULT_PRESET: &str = "shakespeare-char-cpu";
 
 /// Measures the speed of training, part by part
 ///
-/// Trains a fresh model for a few steps as `pretrain` does, on random tokens unless there is data, and writes nothing. Run it
-/// alone on the machine.
+/// Trains a model for a few steps as `pretrain` does (with `--set model.init=MODEL` that one, with `--set lora.r=16` an adapter
+/// of it), on random tokens unless there is data, and writes nothing. Run it alone on the machine.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// A folder that `hearth-train prepare` wrote; without it, tokens are random
     #[arg(long, value_name = "DATA")]
     data: Option<PathBuf>,
 
-    /// Size of the vocabulary of random tokens
+    /// Size of the vocabulary of random tokens, unless `model.init` has one
     #[arg(long, value_name = "N", default_value_t = 65, conflicts_with = "data", value_parser = clap::value_parser!(u32).range(2..=1 << 24))]
     vocab_size: u32,
 
@@ -52,13 +55,22 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     if options.config.is_none() {
         options.preset.get_or_insert_with(|| DEFAULT_PRESET.to_owned());
     }
-    let config = options.resolve(None)?;
+    let mut config = options.resolve(None)?;
+    if let Some(init) = config.model.init.take() {
+        config.model.init = Some(model_files::open(&ModelSource::parse(&init), ModelPart::Whole)?);
+    }
     let (tokens, vocab_size) = match &args.data {
         Some(path) => {
             let dataset = Dataset::open(path)?;
             (dataset.split(Split::Train).clone().into(), dataset.open_tokenizer()?.vocab_size())
         }
-        None => (random_tokens(args.vocab_size, config.model.max_seq_len), args.vocab_size as usize),
+        None => {
+            let vocab_size = match &config.model.init {
+                Some(dir) => u32::try_from(model_dir::load_config(dir)?.vocab_size)?,
+                None => args.vocab_size,
+            };
+            (random_tokens(vocab_size, config.model.max_seq_len), vocab_size as usize)
+        }
     };
     let chosen = device::choose(options.device)?;
     writeln!(io::stderr(), "device: {}", chosen.reason).context("cannot write to stderr")?;
@@ -84,7 +96,7 @@ fn text(report: &BenchReport) -> String {
         ("  backward", ms(report.backward_ms)),
         ("  optimizer", ms(report.optimizer_ms)),
         ("evaluation", format!("{} a micro-batch", ms(report.eval_ms))),
-        ("peak memory", format!("{}, less what the process had before", megabytes(report.peak_bytes))),
+        ("peak memory", format!("{} for training", megabytes(report.peak_bytes))),
         ("steady memory", megabytes(report.steady_bytes)),
     ];
     if let (Some(mfu), Some(rate)) = (report.mfu, report.gmadd_per_sec) {

@@ -5,11 +5,18 @@ use std::{io, path::PathBuf, process::ExitCode};
 use anyhow::Result;
 use burn::tensor::Device;
 use hearth_model::{
-    config::GptConfig, device, hub::ModelPart, memory, model_source::ModelSource, ops, weights::model_dir,
+    config::GptConfig,
+    device,
+    hub::ModelPart,
+    memory,
+    model_source::ModelSource,
+    ops::{self, Precision},
+    weights::model_dir,
 };
 use hearth_training::{
     checkpoint::Checkpoint,
     config::{MicroBatchSize, TrainConfig},
+    device_watch::DeviceWatch,
     estimate::Estimate,
     fit::Limits,
     interrupt::Interrupt,
@@ -88,7 +95,9 @@ struct Report {
     seconds: f64,
     /// The most bytes of the process that were in memory while it trained, if the system tells.
     peak_resident_bytes: Option<u64>,
-    /// Bytes that a GPU keeps for the process, which is the most that it had in use at once, and what its pages hold beside.
+    /// The most bytes of tensors that a GPU held at once.
+    device_peak_bytes: Option<u64>,
+    /// The most bytes that it kept for the process: pages, in which tensors are placed.
     device_reserved_bytes: Option<u64>,
     /// The most that was predicted: on the CPU what the process held before, and the estimate; on a GPU the estimate.
     predicted_peak_bytes: u64,
@@ -146,6 +155,11 @@ impl Session {
             self.notes
                 .push(format!("`data.micro_batch_size=auto` is {rows}, the largest that fits and divides a step"));
         }
+        if self.config.optim.precision == Precision::Bf16 && !ops::has_bf16_products() {
+            self.notes.push(
+                "warning: this CPU has no AVX512_BF16: `optim.precision=bf16` is slower here than f32".to_owned(),
+            );
+        }
         let config = &self.config;
         let prediction = Prediction {
             estimate: Estimate::new(config, &gpt_config, &chosen.device)?,
@@ -164,6 +178,7 @@ impl Session {
         fits?;
         let Prediction { estimate, held_before, .. } = prediction;
         memory::reset_peak();
+        let watch = DeviceWatch::start(&chosen.device);
         let trainer = trainer_of(self.checkpoint.as_ref(), config, data, &chosen.device)?;
         let n_params = trainer.n_params();
         let total = trainer.total_steps();
@@ -216,7 +231,7 @@ impl Session {
             ),
             (None, true) => format!("the model is in `{out}`; serve it with `hearth serve --model {out}`"),
         });
-        let device_memory = ops::device_memory(&chosen.device);
+        let device_memory = watch.and_then(DeviceWatch::peak);
         let report = Report {
             steps: outcome.step,
             complete: outcome.is_complete,
@@ -230,6 +245,7 @@ impl Session {
             tok_per_sec: outcome.tok_per_sec,
             seconds: reporter.elapsed().as_secs_f64(),
             peak_resident_bytes: memory::peak_resident_bytes(),
+            device_peak_bytes: device_memory.map(|memory| memory.in_use),
             device_reserved_bytes: device_memory.map(|memory| memory.reserved),
             predicted_peak_bytes: estimate.peak_bytes + if device_memory.is_none() { held_before } else { 0 },
             out: self.out.clone(),

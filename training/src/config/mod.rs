@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use hearth_model::ops::Dtype;
+use hearth_model::ops::{Dtype, Precision};
 use serde::{Deserialize, Serialize};
 
 mod layers;
@@ -244,6 +244,12 @@ pub struct OptimSettings {
     /// A step whose gradient norm is more than this many times the median of the last 100 is skipped. 0: disabled.
     /// Steps with an infinite or NaN loss or norm are always skipped.
     pub spike_factor: f64,
+    /// The arithmetic of products with the model's matrices, on the CPU: `bf16` rounds both operands, which is faster where
+    /// the CPU has AVX512_BF16 and slower elsewhere. Matrices, gradients and sums are f32, and so is evaluation.
+    pub precision: Precision,
+    /// Keep only the input of each block, and compute the rest again in the backward pass, on the CPU: gradient
+    /// checkpointing. Takes less memory and more time, and changes no bit of the result.
+    pub recompute: bool,
     /// Settings of Muon, if `matrices` is `muon`.
     pub muon: MuonSettings,
 }
@@ -487,6 +493,8 @@ impl Default for OptimSettings {
             clip: 1.0,
             z_loss: 0.0,
             spike_factor: 0.0,
+            precision: Precision::F32,
+            recompute: false,
             muon: MuonSettings::default(),
         }
     }

@@ -8,7 +8,7 @@ use super::TrainConfig;
 /// Keys that do not affect completed steps. `schedule` may change if the past rates stay the same, which
 /// [`Schedule::has_same_past`](crate::schedule::Schedule::has_same_past) checks; data are compared by hash, not by
 /// path.
-const FREE: [&str; 6] = ["schedule.", "eval.", "sample.", "checkpoint.", "data.path", "model.init"];
+const FREE: [&str; 7] = ["schedule.", "eval.", "sample.", "checkpoint.", "data.path", "model.init", "optim.recompute"];
 
 /// The settings in which `now` contradicts the run started as `then`: key, old and new value.
 pub fn differences(then: &TrainConfig, now: &TrainConfig) -> Result<Vec<String>> {

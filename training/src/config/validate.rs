@@ -1,6 +1,8 @@
 //! Validation of settings. Messages name the key, the value found and the values allowed.
 
 use anyhow::{Result, ensure};
+use burn::tensor::Device;
+use hearth_model::ops::{self, Precision};
 
 use super::{ALL_LINEAR, Algorithm, Arch, MicroBatchSize, Objective, SaveDtype, ScheduleKind, TrainConfig};
 
@@ -229,6 +231,31 @@ impl TrainConfig {
             "`optim.muon.iterations` must be from 1 to 100, got {}",
             muon.iterations
         );
+        let (is_bf16, has_lora) = (optim.precision == Precision::Bf16, self.lora.is_some());
+        for (key, other, are_set) in [
+            ("optim.precision=bf16", "lora", is_bf16 && has_lora),
+            ("optim.precision=bf16", "objective.kind=dpo", is_bf16 && self.objective.kind == Objective::Dpo),
+            ("optim.recompute=true", "lora", optim.recompute && has_lora),
+        ] {
+            ensure!(!are_set, "`{key}` is not supported together with `{other}` so far\nhint: leave one of them out");
+        }
+        Ok(())
+    }
+
+    /// Rejects settings that `device` does not support; the message names the key.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn validate_on(&self, device: &Device) -> Result<()> {
+        for (key, is_set) in [
+            ("optim.precision=bf16", self.optim.precision == Precision::Bf16),
+            ("optim.recompute=true", self.optim.recompute),
+        ] {
+            ensure!(
+                !is_set || ops::is_on_cpu(device),
+                "`{key}` is only supported on the CPU so far\nhint: leave it out, or use `--device cpu`"
+            );
+        }
         Ok(())
     }
 

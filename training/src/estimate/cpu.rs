@@ -161,9 +161,9 @@ impl<'a> Shape<'a> {
         n_threads.min(n_pieces) * of_thread
     }
 
-    /// One forward and backward pass, whose gradients stay. The gradient of the loss is multiplied, if the step
-    /// `is_shared` by micro-batches.
-    fn pass(&self, account: &mut Account, is_shared: bool) {
+    /// One forward and backward pass of `run`, whose gradients stay. The gradient of the loss is multiplied, if micro-batches
+    /// share the step.
+    fn pass(&self, account: &mut Account, run: &Run) {
         let gpt = self.gpt;
         let width = self.n_rows * gpt.d_model;
         // The output matrix has no gradient if it does not train.
@@ -173,8 +173,13 @@ impl<'a> Shape<'a> {
             gpt.embed_norm.then(|| self.norm("embed_norm", false)).into_iter().chain(self.dropout()).collect();
         forward(account, &first);
         let block = self.block();
-        for _ in 0..gpt.n_layers {
-            block.iter().for_each(|part| forward(account, part));
+        for layer in 0..gpt.n_layers {
+            if run.recomputes {
+                account.take(width);
+            }
+            if !run.recomputes || layer + 1 == gpt.n_layers {
+                block.iter().for_each(|part| forward(account, part));
+            }
         }
         let last: Vec<Op> = gpt.final_norm.then(|| self.norm("norm", false)).into_iter().collect();
         forward(account, &last);
@@ -185,13 +190,21 @@ impl<'a> Shape<'a> {
         account.take(width + head + bias);
         let chunk = (LOGITS_AT_ONCE / gpt.vocab_size.max(1)).max(MIN_ROWS).min(self.n_rows);
         account.briefly(chunk * gpt.vocab_size);
-        if is_shared {
+        if run.micro_steps > 1 {
             account.briefly(width + head + bias);
         }
         account.free(width);
 
         let mut gradient = backward(account, &last, width, false);
-        for _ in 0..gpt.n_layers {
+        for layer in (0..gpt.n_layers).rev() {
+            if run.recomputes && layer + 1 < gpt.n_layers {
+                block.iter().for_each(|part| forward(account, part));
+                // The product of output and gradient, and its gradient.
+                account.briefly(2 * width);
+            }
+            if run.recomputes {
+                account.free(width);
+            }
             for part in block.iter().rev() {
                 // The gradient goes through the part and past it, and the two are added.
                 let through = backward(account, part, gradient, true);
@@ -220,7 +233,7 @@ impl<'a> Shape<'a> {
         account.take(self.params.values().copied().filter(|&n_values| n_values < LARGEST_IN_HEAP).max().unwrap_or(0));
         // The partial sums before the last.
         account.take((run.n_partial_sums - 1) * n_params);
-        self.pass(&mut account, run.micro_steps > 1);
+        self.pass(&mut account, run);
         // Sums of two gradients, squares for the norm, clipped gradients: each a parameter at a time.
         account.briefly(self.largest_param());
         account.free((run.n_partial_sums - 1) * n_params);
@@ -252,10 +265,15 @@ mod tests {
             let gpt = config.gpt_config(100).unwrap();
             for position in [NormPosition::Pre, NormPosition::Post, NormPosition::Inside] {
                 let gpt = GptConfig { norm_position: position, ..gpt.clone() };
-                let mut account = Account::default();
                 let shape = Shape::new(&gpt, 64, 32, None);
-                shape.pass(&mut account, true);
-                assert_eq!(account.held(), gpt.n_params(), "{gpt:?}");
+                let peaks = [false, true].map(|recomputes| {
+                    let run = Run { micro_steps: 2, n_partial_sums: 1, n_moments: 0, largest_muon: 0, recomputes };
+                    let mut account = Account::default();
+                    shape.pass(&mut account, &run);
+                    assert_eq!(account.held(), gpt.n_params(), "{gpt:?}");
+                    account.peak()
+                });
+                assert!(peaks[1] < peaks[0], "{peaks:?}, {gpt:?}");
             }
         }
     }

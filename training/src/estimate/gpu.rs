@@ -119,7 +119,12 @@ mod tests {
         let adapter = AdapterSize { n_values: 960_000, rank: 16, frozen_bytes: 4 * gpt.n_params() as u64 };
         let peak = |adapter: Option<AdapterSize>, n_partial_sums: usize| {
             let n_moments = 2 * adapter.map_or(gpt.n_params(), |adapter| adapter.n_values);
-            peak(&gpt, size, adapter, &Run { micro_steps: 40, n_partial_sums, n_moments, largest_muon: 0 })
+            peak(
+                &gpt,
+                size,
+                adapter,
+                &Run { micro_steps: 40, n_partial_sums, n_moments, largest_muon: 0, recomputes: false },
+            )
         };
         // A partial sum more takes as much as what trains.
         assert_eq!(peak(Some(adapter), 2) - peak(Some(adapter), 1), adapter.n_values);

@@ -56,7 +56,7 @@ pub(super) use tensors::{changed, ints, is_cpu, pool, pool_of_zeros, tensor, upd
 pub use thread_pool::parallel_for_each;
 pub(super) use training::{
     Activate, AddUpdate, Embed, Fork, FrozenLinear, Linear, LinearCrossEntropy, Normalize, QkNormalize, RopeAttend,
-    adamw, add_gradients, add_lora, clip_norm, dropout_factors, muon,
+    adamw, add_gradients, add_lora, clip_norm, dropout_factors, has_bf16_products, muon,
 };
 
 /// Adds the calling thread to the thread pool, for the life of the process: it then helps with the operations that it

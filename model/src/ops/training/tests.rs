@@ -6,8 +6,8 @@ use burn::tensor::{Device, Gradients, Int, Tensor, TensorData};
 
 use super::super::{
     AdamWStep, AttentionOptions, Dropout, Dtype, LinearParts, LoraPair, LoraParts, LoraShape, LossOptions, MuonStep,
-    NormOptions, NormParts, Rotation, Targets, Weight, activation, activation::activate_reference, adamw, add_update,
-    attention, clip::clip_norm_reference, clip_norm, cpu::dropout_factors,
+    NormOptions, NormParts, Precision, Rotation, Targets, Weight, activation, activation::activate_reference, adamw,
+    add_update, attention, clip::clip_norm_reference, clip_norm, cpu::dropout_factors,
     cross_entropy::linear_cross_entropy_reference, fork, linear_cross_entropy, linear_with_lora, norm, norm_reference,
     qk_norm, qk_norm::qk_norm_reference, residual::dropout_reference, rope_and_attend, row_updates::add_lora_reference,
     to_f32,
@@ -90,6 +90,55 @@ fn linear_is_its_reference() {
             assert_close(&found, &outcome(expected, of), &format!("{n_rows} x {d_in} x {d_out}, bias {has_bias}"));
         }
     }
+}
+
+/// Values with 8 significant bits, and the same weight in bf16.
+fn exact_in_bf16(seed: u64, dims: [usize; 2]) -> TensorData {
+    let values = random(seed, dims[0] * dims[1]);
+    TensorData::new(values.into_iter().map(|value| (value * 128.0).round() / 128.0).collect::<Vec<_>>(), dims)
+}
+
+#[test]
+fn bf16_rounds_the_operands_of_products() {
+    let [n_rows, d_in, d_out] = [70, 40, 90];
+    let weight_of = |data: TensorData, precision: Precision| {
+        let mut held = Weight::new(data, Dtype::F32, &device()).unwrap();
+        held.set_precision(precision);
+        let Form::Stored(leaf) = held.form() else { unreachable!("a weight on an autodiff device is stored as it is") };
+        (held, leaf)
+    };
+    let ids = || Tensor::<1, Int>::from_ints(vec![7; n_rows].as_slice(), &device()).into();
+    let options = LossOptions { softcap: None, z_loss: 0.0 };
+    // Outputs and gradients of a product and of a loss.
+    let both = |x: TensorData, w: TensorData, precision: Precision| {
+        let x = Tensor::<2>::from_data(x, &device()).require_grad();
+        let (held, leaf) = weight_of(w, precision);
+        let of: [GradientOf<'_>; 2] = [&gradient(&x), &gradient(&leaf)];
+        let mut found = outcome(ops::linear(x.clone(), &held, None), &of);
+        found.extend(outcome(linear_cross_entropy(x.clone(), (&held, None), options, ids()).objective, &of));
+        found
+    };
+    let far = |found: &[Vec<f32>], expected: &[Vec<f32>]| -> Vec<f32> {
+        let of_one = |(found, expected): (&Vec<f32>, &Vec<f32>)| {
+            let largest = expected.iter().fold(0.0f32, |largest, value| largest.max(value.abs()));
+            found.iter().zip(expected).map(|(one, other)| (one - other).abs()).fold(0.0f32, f32::max) / largest
+        };
+        found.iter().zip(expected).map(of_one).collect()
+    };
+    let plain = |seed: u64, dims: [usize; 2]| TensorData::new(random(seed, dims[0] * dims[1]), dims);
+    let operands = || (plain(1, [n_rows, d_in]), plain(2, [d_out, d_in]));
+    let in_precision = |precision: Precision| {
+        let (x, w) = operands();
+        both(x, w, precision)
+    };
+    let off = far(&in_precision(Precision::Bf16), &in_precision(Precision::F32));
+    assert!(off.iter().all(|&off| off < 0.01), "{off:?}");
+    assert!([0, 1, 2, 4, 5].iter().all(|&n| off[n] > 1e-5), "nothing was rounded: {off:?}");
+    // Outputs of operands that bf16 has are the same.
+    let exact =
+        |precision: Precision| both(exact_in_bf16(1, [n_rows, d_in]), exact_in_bf16(2, [d_out, d_in]), precision);
+    let off = far(&exact(Precision::Bf16), &exact(Precision::F32));
+    assert!(off[0] < 1e-5 && off[3] < 1e-5, "{off:?}");
 }
 
 #[test]

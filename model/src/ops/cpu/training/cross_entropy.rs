@@ -11,7 +11,7 @@ use super::{
     sum_of_rows, tensor, values,
 };
 use crate::ops::{
-    LossOptions,
+    LossOptions, Precision,
     cpu::{
         self, Panels, for_each_isa,
         math::{exp, tanh},
@@ -41,6 +41,8 @@ pub(in crate::ops) struct LinearCrossEntropy {
     pub(in crate::ops) options: LossOptions,
     /// A weight and a bias that do not train.
     pub(in crate::ops) frozen: Option<(Arc<Panels>, Option<Vec<f32>>)>,
+    /// Of the products with a weight that trains.
+    pub(in crate::ops) precision: Precision,
 }
 
 impl CpuOp for LinearCrossEntropy {
@@ -51,7 +53,7 @@ impl CpuOp for LinearCrossEntropy {
             None => {
                 let [vocab_size, _] = dims(&inputs[1]);
                 let weight = View::new(values(&inputs[1]), [vocab_size, d_model], d_model);
-                (Matrix::Plain(weight), vocab_size, inputs.get(2).map(values))
+                (Matrix::Plain(weight, self.precision), vocab_size, inputs.get(2).map(values))
             }
         };
         let trains_weight = is_recorded && self.frozen.is_none();
@@ -94,7 +96,7 @@ impl CpuOp for LinearCrossEntropy {
             if trains_weight {
                 let of_logits = View::new(logits, [rows.len(), vocab_size], vocab_size);
                 let plus = if n == 0 { Plus::Nothing } else { Plus::Itself };
-                shared_product(&mut of_weight, of_logits.transposed(), hidden, plus);
+                shared_product(&mut of_weight, [of_logits.transposed(), hidden], plus, self.precision);
                 if bias.is_some() {
                     add_rows(&mut of_bias, &sum_of_rows(logits, vocab_size));
                 }

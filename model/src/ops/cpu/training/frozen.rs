@@ -12,7 +12,7 @@ use super::{
     tensor, values,
 };
 use crate::ops::{
-    Dropout, LoraPair, LoraShape,
+    Dropout, LoraPair, LoraShape, Precision,
     cpu::{Panels, thread_pool},
     training::CpuOp,
 };
@@ -22,7 +22,7 @@ const WIDENED: usize = 1 << 20;
 
 /// A matrix that is only read.
 pub(super) enum Matrix<'a> {
-    Plain(View<'a>),
+    Plain(View<'a>, Precision),
     Packed(&'a Panels),
 }
 
@@ -30,15 +30,15 @@ impl Matrix<'_> {
     /// `x [n_rows, d_in]` times the transpose, plus a bias, into `output [n_rows, d_out]`.
     pub(super) fn multiply(&self, x: View<'_>, bias: Option<&[f32]>, output: &mut [f32]) {
         match self {
-            Self::Plain(weight) => {
-                let d_out = weight.n_rows();
-                product_at(output, (0, d_out), x, weight.transposed(), bias.map_or(Plus::Nothing, Plus::Bias));
+            Self::Plain(weight, precision) => {
+                let plus = bias.map_or(Plus::Nothing, Plus::Bias);
+                product_at(output, (0, weight.n_rows()), [x, weight.transposed()], plus, *precision);
             }
             Self::Packed(panels) => {
                 let [d_out, _] = panels.dims();
                 widened(panels, |first, rows| {
                     let plus = bias.map_or(Plus::Nothing, |bias| Plus::Bias(&bias[first..first + rows.n_rows()]));
-                    product_at(output, (first, d_out), x, rows.transposed(), plus);
+                    product_at(output, (first, d_out), [x, rows.transposed()], plus, Precision::F32);
                 });
             }
         }
@@ -47,14 +47,14 @@ impl Matrix<'_> {
     /// The gradient of `x`, from that of the product, `[n_rows, d_out]`, whose rows begin `stride` values apart.
     pub(super) fn multiply_back(&self, gradient: &[f32], [n_rows, stride]: [usize; 2], output: &mut [f32]) {
         match self {
-            Self::Plain(weight) => {
+            Self::Plain(weight, precision) => {
                 let gradient = View::new(gradient, [n_rows, weight.n_rows()], stride);
-                product_at(output, (0, weight.n_cols()), gradient, *weight, Plus::Nothing);
+                product_at(output, (0, weight.n_cols()), [gradient, *weight], Plus::Nothing, *precision);
             }
             Self::Packed(panels) => widened(panels, |first, rows| {
                 let gradient = View::new(&gradient[first..], [n_rows, rows.n_rows()], stride);
                 let plus = if first == 0 { Plus::Nothing } else { Plus::Itself };
-                product_at(output, (0, rows.n_cols()), gradient, rows, plus);
+                product_at(output, (0, rows.n_cols()), [gradient, rows], plus, Precision::F32);
             }),
         }
     }
@@ -131,22 +131,24 @@ impl CpuOp for FrozenLinear {
         for (LoraPair { rows, rank: own, scale }, [_, of_b]) in shape.pairs.iter().zip(shape.places()) {
             let gradient = View::new(&gradient[rows.start..], [n_rows, rows.len()], d_out);
             let b = View::new(&all[of_b.clone()], [rows.len(), *own], *own);
-            product_at(&mut of_reduced, (first, rank), gradient, b, Plus::Nothing);
+            product_at(&mut of_reduced, (first, rank), [gradient, b], Plus::Nothing, Precision::F32);
             of_reduced.chunks_exact_mut(rank).flat_map(|row| &mut row[first..first + own]).for_each(|v| *v *= scale);
             let reduced = View::new(&reduced[first..], [n_rows, *own], rank);
-            product_at(&mut of_values[of_b], (0, *own), gradient.transposed(), reduced, Plus::Nothing);
+            let operands = [gradient.transposed(), reduced];
+            product_at(&mut of_values[of_b], (0, *own), operands, Plus::Nothing, Precision::F32);
             first += own;
         }
         let of_reduced = View::new(&of_reduced, [n_rows, rank], rank);
         let x = dropped_input(values(&inputs[0]), *dropout);
         let x = View::new(&x, [n_rows, d_in], d_in);
-        product_at(&mut of_values[..rank * d_in], (0, d_in), of_reduced.transposed(), x, Plus::Nothing);
+        let operands = [of_reduced.transposed(), x];
+        product_at(&mut of_values[..rank * d_in], (0, d_in), operands, Plus::Nothing, Precision::F32);
         if let Some(of_x) = &mut of_x {
             let a = View::new(&all[..rank * d_in], [rank, d_in], d_in);
             match dropout {
-                None => product_at(of_x, (0, d_in), of_reduced, a, Plus::Itself),
+                None => product_at(of_x, (0, d_in), [of_reduced, a], Plus::Itself, Precision::F32),
                 Some(dropout) => {
-                    let through = dropped(&new_product(of_reduced, a, None), *dropout);
+                    let through = dropped(&new_product([of_reduced, a], None, Precision::F32), *dropout);
                     of_x.iter_mut().zip(&through).for_each(|(of_x, through)| *of_x += through);
                 }
             }
@@ -170,7 +172,8 @@ fn dropped_input(x: &[f32], dropout: Option<Dropout>) -> Cow<'_, [f32]> {
 fn reduce(x: &[f32], values: &[f32], shape: &LoraShape) -> Vec<f32> {
     let (d_in, rank) = (shape.d_in, shape.total_rank());
     let a = View::new(&values[..rank * d_in], [rank, d_in], d_in);
-    let mut reduced = new_product(View::new(x, [x.len() / d_in, d_in], d_in), a.transposed(), None);
+    let x = View::new(x, [x.len() / d_in, d_in], d_in);
+    let mut reduced = new_product([x, a.transposed()], None, Precision::F32);
     let scales: Vec<f32> = shape.pairs.iter().flat_map(|pair| std::iter::repeat_n(pair.scale, pair.rank)).collect();
     for row in reduced.chunks_exact_mut(rank.max(1)) {
         row.iter_mut().zip(&scales).for_each(|(value, scale)| *value *= scale);
@@ -187,7 +190,7 @@ fn expand(output: &mut [f32], reduced: &[f32], values: &[f32], shape: &LoraShape
     for (LoraPair { rows, rank: own, .. }, [_, of_b]) in shape.pairs.iter().zip(shape.places()) {
         let reduced = View::new(&reduced[first..], [n_rows, *own], rank);
         let b = View::new(&values[of_b], [rows.len(), *own], *own);
-        product_at(output, (rows.start, d_out), reduced, b.transposed(), Plus::Itself);
+        product_at(output, (rows.start, d_out), [reduced, b.transposed()], Plus::Itself, Precision::F32);
         first += own;
     }
 }

@@ -7,11 +7,14 @@ use super::{
     product::{View, new_product},
     sum_of_rows, tensor, values,
 };
-use crate::ops::training::CpuOp;
+use crate::ops::{Precision, training::CpuOp};
 
 /// Inputs: `x [n_rows, d_in]`, the weight `[d_out, d_in]` and an optional bias `[d_out]`. Output: `[n_rows, d_out]`.
 #[derive(Debug)]
-pub(in crate::ops) struct Linear;
+pub(in crate::ops) struct Linear {
+    /// Of all its products.
+    pub(in crate::ops) precision: Precision,
+}
 
 impl CpuOp for Linear {
     fn forward(&self, inputs: &[FlexTensor], _is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
@@ -19,7 +22,7 @@ impl CpuOp for Linear {
         let ([n_rows, d_in], [d_out, _]) = (dims(x), dims(weight));
         let x = View::new(values(x), [n_rows, d_in], d_in);
         let weight = View::new(values(weight), [d_out, d_in], d_in);
-        let output = new_product(x, weight.transposed(), inputs.get(2).map(values));
+        let output = new_product([x, weight.transposed()], inputs.get(2).map(values), self.precision);
         (tensor(output, [n_rows, d_out]), Vec::new())
     }
 
@@ -35,8 +38,9 @@ impl CpuOp for Linear {
         let gradient = View::new(values(gradient), [n_rows, d_out], d_out);
         let x = View::new(values(&inputs[0]), [n_rows, d_in], d_in);
         let weight = View::new(values(&inputs[1]), [d_out, d_in], d_in);
-        let of_x = wanted[0].then(|| tensor(new_product(gradient, weight, None), [n_rows, d_in]));
-        let of_weight = wanted[1].then(|| tensor(new_product(gradient.transposed(), x, None), [d_out, d_in]));
+        let product = |operands| new_product(operands, None, self.precision);
+        let of_x = wanted[0].then(|| tensor(product([gradient, weight]), [n_rows, d_in]));
+        let of_weight = wanted[1].then(|| tensor(product([gradient.transposed(), x]), [d_out, d_in]));
         [of_x, of_weight].into_iter().chain(of_bias).collect()
     }
 }

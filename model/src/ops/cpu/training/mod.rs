@@ -24,6 +24,7 @@ pub(in crate::ops) use frozen::{FrozenLinear, add_lora};
 pub(in crate::ops) use linear::Linear;
 pub(in crate::ops) use muon::muon;
 pub(in crate::ops) use norm::Normalize;
+pub(in crate::ops) use product::has_bf16 as has_bf16_products;
 pub(in crate::ops) use qk_norm::QkNormalize;
 pub(in crate::ops) use residual::{AddUpdate, Fork, add_gradients, dropout_factors};
 

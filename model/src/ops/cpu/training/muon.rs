@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 
 use super::product::{Plus, View, shared_product};
 use crate::ops::{
-    MuonStep,
+    MuonStep, Precision,
     cpu::{
         tensors::{changed, values},
         thread_pool::{self, SharedMut},
@@ -70,13 +70,14 @@ fn orthogonalized(matrix: &[f32], [n_rows, n_columns]: [usize; 2], iterations: u
     let mut next = vec![0.0; x.len()];
     for _ in 0..iterations {
         let view = View::new(&x, [short, long], long);
-        shared_product(&mut gram, view, view.transposed(), Plus::Nothing);
+        shared_product(&mut gram, [view, view.transposed()], Plus::Nothing, Precision::F32);
         let square = View::new(&gram, [short, short], short);
         // The Gram matrix is symmetric.
-        shared_product(&mut polynomial, square, square, Plus::Nothing);
+        shared_product(&mut polynomial, [square, square], Plus::Nothing, Precision::F32);
         polynomial.iter_mut().zip(&gram).for_each(|(square, gram)| *square = c * *square + b * gram);
         polynomial.iter_mut().step_by(short + 1).for_each(|diagonal| *diagonal += a);
-        shared_product(&mut next, View::new(&polynomial, [short, short], short), view, Plus::Nothing);
+        let polynomial = View::new(&polynomial, [short, short], short);
+        shared_product(&mut next, [polynomial, view], Plus::Nothing, Precision::F32);
         std::mem::swap(&mut x, &mut next);
     }
     if is_tall { transposed(&x, n_rows) } else { x }

@@ -1,7 +1,8 @@
 //! Products of matrices that lie in slices with any strides.
 //!
 //! Each value is a chain of multiply-adds in the order of the inner dimension, in blocks of [`MAX_DEPTH`], whatever part of
-//! the product a thread computes: results do not depend on how the work is shared. The loops are those of
+//! the product a thread computes: results do not depend on how the work is shared. With [`Precision::Bf16`], operands are
+//! rounded where they are packed, and a link of the chain adds two products. The loops are those of
 //! [BLIS](https://github.com/flame/blis): packed columns stay in a cache while rows go by.
 
 mod pack;
@@ -16,7 +17,12 @@ use self::{
     tile::{Operands, Output, PANEL, ROWS, tile},
 };
 use super::resized;
-use crate::ops::cpu::thread_pool::{self, SharedMut};
+#[cfg(target_arch = "x86_64")]
+use crate::ops::cpu::{Isa, isa};
+use crate::ops::{
+    Precision,
+    cpu::thread_pool::{self, SharedMut},
+};
 
 /// Values that are multiplied for each sum before it is added to the output.
 const MAX_DEPTH: usize = 512;
@@ -126,7 +132,7 @@ impl Target {
 pub(super) unsafe fn product(target: Target, lhs: View<'_>, rhs: View<'_>, plus: Plus<'_>) {
     assert_eq!(lhs.n_cols, rhs.n_rows, "inner dimensions");
     PANELS.with_borrow_mut(|packed| {
-        for columns in Columns::chunks(rhs) {
+        for columns in Columns::chunks(rhs, Precision::F32) {
             let packed = resized(packed, columns.packed_len());
             packed.chunks_exact_mut(columns.panel_len()).enumerate().for_each(|(n, panel)| columns.pack(n, panel));
             // SAFETY: the caller's.
@@ -148,9 +154,10 @@ pub(super) fn product_into(output: &mut [f32], row_stride: usize, lhs: View<'_>,
 }
 
 /// `lhs [m, k]` times `rhs [k, n]` into `output [m, n]`, by all threads.
-pub(super) fn shared_product(output: &mut [f32], lhs: View<'_>, rhs: View<'_>, plus: Plus<'_>) {
+pub(super) fn shared_product(output: &mut [f32], operands: [View<'_>; 2], plus: Plus<'_>, precision: Precision) {
+    let [lhs, rhs] = operands;
     assert_eq!(output.len(), lhs.n_rows * rhs.n_cols, "the output's length");
-    product_at(output, (0, rhs.n_cols), lhs, rhs, plus);
+    product_at(output, (0, rhs.n_cols), operands, plus, precision);
 }
 
 /// `lhs [m, k]` times `rhs [k, n]` by all threads, into `m` rows of `output` that begin `row_stride` values apart, the first
@@ -158,28 +165,28 @@ pub(super) fn shared_product(output: &mut [f32], lhs: View<'_>, rhs: View<'_>, p
 pub(super) fn product_at(
     output: &mut [f32],
     (start, row_stride): (usize, usize),
-    lhs: View<'_>,
-    rhs: View<'_>,
+    [lhs, rhs]: [View<'_>; 2],
     plus: Plus<'_>,
+    precision: Precision,
 ) {
     let target = Target::new(&SharedMut::new(output), start, [lhs.n_rows, rhs.n_cols], row_stride);
     #[expect(unsafe_code, reason = "writes through a pointer")]
     // SAFETY: `output` is borrowed for as long as this runs.
     unsafe {
-        by_all_threads(target, lhs, rhs, plus);
+        by_all_threads(target, [lhs, rhs], plus, precision);
     }
 }
 
 /// `lhs [m, k]` times `rhs [k, n]` plus `bias [n]`, if there is one, in each row, by all threads: `[m, n]`. Faster than
 /// [`shared_product`] into zeros: memory is written once.
-pub(super) fn new_product(lhs: View<'_>, rhs: View<'_>, bias: Option<&[f32]>) -> Vec<f32> {
+pub(super) fn new_product([lhs, rhs]: [View<'_>; 2], bias: Option<&[f32]>, precision: Precision) -> Vec<f32> {
     let (len, n) = (lhs.n_rows * rhs.n_cols, rhs.n_cols);
     let mut output = Vec::with_capacity(len);
     let target = Target { start: output.as_mut_ptr(), row_stride: n };
     #[expect(unsafe_code, reason = "writes memory that has no values yet")]
     // SAFETY: the memory is there for `m` rows of `n` values, and all of them are written without being read.
     unsafe {
-        by_all_threads(target, lhs, rhs, bias.map_or(Plus::Nothing, Plus::Bias));
+        by_all_threads(target, [lhs, rhs], bias.map_or(Plus::Nothing, Plus::Bias), precision);
         output.set_len(len);
     }
     output
@@ -190,11 +197,11 @@ pub(super) fn new_product(lhs: View<'_>, rhs: View<'_>, bias: Option<&[f32]>) ->
 /// # Safety
 /// As for [`product`].
 #[expect(unsafe_code, reason = "threads write disjoint parts of one matrix")]
-unsafe fn by_all_threads(target: Target, lhs: View<'_>, rhs: View<'_>, plus: Plus<'_>) {
+unsafe fn by_all_threads(target: Target, [lhs, rhs]: [View<'_>; 2], plus: Plus<'_>, precision: Precision) {
     let (m, k) = (lhs.n_rows, rhs.n_rows);
     assert_eq!(lhs.n_cols, k, "inner dimensions");
     PANELS.with_borrow_mut(|packed| {
-        for columns in Columns::chunks(rhs) {
+        for columns in Columns::chunks(rhs, precision) {
             let packed = resized(packed, columns.packed_len());
             thread_pool::parallel_chunks(packed, columns.panel_len(), |number, panel| columns.pack(number, panel));
             let packed = &*packed;
@@ -230,10 +237,33 @@ thread_local! {
     static PACKED_ROWS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Columns of a right operand in panels of [`PANEL`]. Whole panels of contiguous rows that lie close together are read where
-/// they are; the others are packed.
+/// Whether the machine has instructions for [`Precision::Bf16`]; without them, products in f32 are faster.
+#[cfg(target_arch = "x86_64")]
+pub(in crate::ops) fn has_bf16() -> bool {
+    isa() == Isa::Avx512 && is_x86_feature_detected!("avx512bf16")
+}
+
+/// Whether the machine has instructions for [`Precision::Bf16`]; without them, products in f32 are faster.
+#[cfg(not(target_arch = "x86_64"))]
+pub(in crate::ops) fn has_bf16() -> bool {
+    false
+}
+
+impl Precision {
+    /// Values of an operand in each 32-bit word of its packed form: neighbours along the inner dimension.
+    const fn per_word(self) -> usize {
+        match self {
+            Self::F32 => 1,
+            Self::Bf16 => 2,
+        }
+    }
+}
+
+/// Columns of a right operand in panels of [`PANEL`]. In f32, whole panels of contiguous rows that lie close together are read
+/// where they are; the others are packed.
 struct Columns<'a> {
     matrix: View<'a>,
+    precision: Precision,
     /// The first column in the whole operand.
     first: usize,
     /// Panels that are not packed; they come first.
@@ -242,12 +272,13 @@ struct Columns<'a> {
 
 impl<'a> Columns<'a> {
     /// All columns of `rhs`, as many at a time as are packed at once.
-    fn chunks(rhs: View<'a>) -> impl Iterator<Item = Columns<'a>> {
-        let width = (MAX_PACKED / rhs.n_rows.max(1)).next_multiple_of(PANEL).max(PANEL);
+    fn chunks(rhs: View<'a>, precision: Precision) -> impl Iterator<Item = Columns<'a>> {
+        let n_words = rhs.n_rows.div_ceil(precision.per_word());
+        let width = (MAX_PACKED / n_words.max(1)).next_multiple_of(PANEL).max(PANEL);
         (0..rhs.n_cols).step_by(width).map(move |first| {
             let matrix = rhs.part(0..rhs.n_rows, first..rhs.n_cols.min(first + width));
-            let is_direct = rhs.col_stride == 1 && rhs.row_stride <= MAX_DIRECT_STRIDE;
-            Columns { matrix, first, n_direct: if is_direct { matrix.n_cols / PANEL } else { 0 } }
+            let is_direct = precision == Precision::F32 && rhs.col_stride == 1 && rhs.row_stride <= MAX_DIRECT_STRIDE;
+            Columns { matrix, precision, first, n_direct: if is_direct { matrix.n_cols / PANEL } else { 0 } }
         })
     }
 
@@ -255,27 +286,30 @@ impl<'a> Columns<'a> {
         self.matrix.n_cols.div_ceil(PANEL)
     }
 
-    /// Values of a packed panel; never 0.
+    /// Words of a packed panel; never 0.
     fn panel_len(&self) -> usize {
-        self.matrix.n_rows.max(1) * PANEL
+        self.matrix.n_rows.div_ceil(self.precision.per_word()).max(1) * PANEL
     }
 
     fn packed_len(&self) -> usize {
         (self.n_panels() - self.n_direct) * self.panel_len()
     }
 
-    /// Packs the panel `number` places behind those that are not packed: `[n_rows, PANEL]`.
+    /// Packs the panel `number` places behind those that are not packed: `[n_words, PANEL]`.
     fn pack(&self, number: usize, panel: &mut [f32]) {
         let first = (self.n_direct + number) * PANEL;
         let cols = first..self.matrix.n_cols.min(first + PANEL);
-        pack_columns(panel, self.matrix.part(0..self.matrix.n_rows, cols));
+        pack_columns(panel, self.matrix.part(0..self.matrix.n_rows, cols), self.precision);
     }
 
     /// Panel `number` from row `start` on, and how far apart its rows are.
     fn panel<'b>(&'b self, packed: &'b [f32], number: usize, start: usize) -> (&'b [f32], usize) {
         match number.checked_sub(self.n_direct) {
             None => (&self.matrix.values[start * self.matrix.row_stride + number * PANEL..], self.matrix.row_stride),
-            Some(number) => (&packed[number * self.panel_len() + start * PANEL..], PANEL),
+            Some(number) => {
+                let start = start / self.precision.per_word();
+                (&packed[number * self.panel_len() + start * PANEL..], PANEL)
+            }
         }
     }
 
@@ -294,22 +328,24 @@ impl<'a> Columns<'a> {
         plus: Plus<'_>,
     ) {
         let k = self.matrix.n_rows;
-        let depth = k.div_ceil(k.div_ceil(MAX_DEPTH).max(1)).max(1);
+        let (precision, per_word) = (self.precision, self.precision.per_word());
+        let depth = k.div_ceil(k.div_ceil(MAX_DEPTH).max(1)).max(1).next_multiple_of(per_word);
         PACKED_ROWS.with_borrow_mut(|packed_rows| {
             for start in (0..k.max(1)).step_by(depth) {
                 let depth = depth.min(k - start);
                 for row in rows.clone().step_by(ROWS) {
                     let n_rows = ROWS.min(rows.end - row);
                     let part = lhs.part(row..row + n_rows, start..start + depth);
-                    let lhs = if panels.len() < MIN_PANELS {
+                    let n_words = depth.div_ceil(per_word);
+                    let lhs = if panels.len() < MIN_PANELS && precision == Precision::F32 {
                         (part.values, part.row_stride, part.col_stride)
                     } else {
-                        let packed_rows = resized(packed_rows, depth * STEP);
-                        pack_rows(packed_rows, part);
+                        let packed_rows = resized(packed_rows, n_words * STEP);
+                        pack_rows(packed_rows, part, precision);
                         (&*packed_rows, 1, STEP)
                     };
                     for panel in panels.clone() {
-                        let operands = Operands::new([n_rows, depth], lhs, self.panel(packed, panel, start));
+                        let operands = Operands::new([n_rows, n_words], lhs, self.panel(packed, panel, start));
                         let n_cols = PANEL.min(self.matrix.n_cols - panel * PANEL);
                         let column = self.first + panel * PANEL;
                         // SAFETY: rows and columns are the caller's, and no panel is wider than what is left of the columns.
@@ -320,7 +356,8 @@ impl<'a> Columns<'a> {
                                 Plus::Nothing if start == 0 => None,
                                 _ => Some((place.cast_const(), target.row_stride)),
                             };
-                            tile(operands, Output { start: place, stride: target.row_stride, added }, n_cols);
+                            let output = Output { start: place, stride: target.row_stride, added };
+                            tile(operands, output, n_cols, precision);
                         }
                     }
                 }

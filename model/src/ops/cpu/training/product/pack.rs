@@ -1,6 +1,8 @@
 //! Operands of a product, copied to where its innermost loops read them one after the other.
 
-use super::{View, tile::PANEL};
+use half::bf16;
+
+use super::{Precision, View, tile::PANEL};
 #[cfg(target_arch = "x86_64")]
 use crate::ops::cpu::{Isa, isa};
 
@@ -12,14 +14,83 @@ pub(super) const STEP: usize = 16;
 #[cfg(target_arch = "x86_64")]
 const BLOCK: usize = 16;
 
-/// Puts the columns of `matrix`, at most [`PANEL`], side by side: `[n_rows, PANEL]`, with zeros behind the last column.
-pub(super) fn pack_columns(panel: &mut [f32], matrix: View<'_>) {
-    pack::<PANEL>(panel, matrix.transposed());
+/// Lines of f32 that are rounded at a time.
+const LINES: usize = 64;
+
+/// Puts the columns of `matrix`, at most [`PANEL`], side by side: `[n_rows, PANEL]`, with zeros behind the last column. With
+/// [`Precision::Bf16`], a word has the values of two rows: `[n_rows / 2, PANEL]`, and 0 behind the last row.
+pub(super) fn pack_columns(panel: &mut [f32], matrix: View<'_>, precision: Precision) {
+    pack_as::<PANEL>(panel, matrix.transposed(), precision);
 }
 
-/// Puts the rows of `matrix`, at most [`STEP`], side by side: `[n_cols, STEP]`. What is behind the last row is not used.
-pub(super) fn pack_rows(packed: &mut [f32], matrix: View<'_>) {
-    pack::<STEP>(packed, matrix);
+/// Puts the rows of `matrix`, at most [`STEP`], side by side: `[n_cols, STEP]`, or with [`Precision::Bf16`] `[n_cols / 2, STEP]`.
+/// What is behind the last row is not used.
+pub(super) fn pack_rows(packed: &mut [f32], matrix: View<'_>, precision: Precision) {
+    pack_as::<STEP>(packed, matrix, precision);
+}
+
+fn pack_as<const WIDTH: usize>(packed: &mut [f32], matrix: View<'_>, precision: Precision) {
+    match precision {
+        Precision::F32 => pack::<WIDTH>(packed, matrix),
+        Precision::Bf16 => pack_pairs::<WIDTH>(packed, matrix),
+    }
+}
+
+/// [`pack`], rounded to bf16: word `[n, row]` has values `2 n` (its lower half) and `2 n + 1` of a row.
+fn pack_pairs<const WIDTH: usize>(packed: &mut [f32], matrix: View<'_>) {
+    let mut lines = [[0.0; WIDTH]; LINES];
+    let words = &mut packed.as_chunks_mut::<WIDTH>().0[..matrix.n_cols.div_ceil(2)];
+    for (n, words) in words.chunks_mut(LINES / 2).enumerate() {
+        let cols = n * LINES..matrix.n_cols.min((n + 1) * LINES);
+        lines[cols.len()..].fill([0.0; WIDTH]);
+        pack::<WIDTH>(lines.as_flattened_mut(), matrix.part(0..matrix.n_rows, cols));
+        for (words, [low, high]) in words.iter_mut().zip(lines.as_chunks::<2>().0) {
+            #[cfg(target_arch = "x86_64")]
+            if super::has_bf16() {
+                #[expect(
+                    unsafe_code,
+                    reason = "calls code compiled for instructions that the machine was found to have"
+                )]
+                // SAFETY: `has_bf16` found the instructions.
+                unsafe {
+                    round_pairs(words, low, high);
+                }
+                continue;
+            }
+            for ((word, &low), &high) in words.iter_mut().zip(low).zip(high) {
+                let [low, high] = [low, high].map(|value| u32::from(bf16::from_f32(value).to_bits()));
+                *word = f32::from_bits(high << 16 | low);
+            }
+        }
+    }
+}
+
+/// Rounds `low` and `high` to bf16, the halves of each word.
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads and stores")]
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+unsafe fn round_pairs<const WIDTH: usize>(words: &mut [f32; WIDTH], low: &[f32; WIDTH], high: &[f32; WIDTH]) {
+    use std::{
+        arch::x86_64::{
+            __m512i, _mm512_cvtne2ps_pbh, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_permutexvar_epi16,
+            _mm512_storeu_si512,
+        },
+        array,
+        mem::transmute,
+    };
+    const { assert!(WIDTH.is_multiple_of(16)) };
+    // The lower half has those of `low`, the upper one those of `high`: each in turn.
+    let turns: [u16; 32] = array::from_fn(|n| (n / 2 + n % 2 * 16) as u16);
+    for first in (0..WIDTH).step_by(16) {
+        // SAFETY: 16 values from `first` on are in each array; vectors of bf16 have no other form than of whole numbers.
+        unsafe {
+            let turns = _mm512_loadu_si512(turns.as_ptr().cast());
+            let (low, high) = (_mm512_loadu_ps(low.as_ptr().add(first)), _mm512_loadu_ps(high.as_ptr().add(first)));
+            let halves: __m512i = transmute(_mm512_cvtne2ps_pbh(high, low));
+            let mixed = _mm512_permutexvar_epi16(turns, halves);
+            _mm512_storeu_si512(words.as_mut_ptr().add(first).cast(), mixed);
+        }
+    }
 }
 
 /// Puts the rows of `matrix`, at most `WIDTH`, side by side: `[n_cols, WIDTH]`, with zeros behind the last row.

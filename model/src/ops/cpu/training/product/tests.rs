@@ -1,3 +1,5 @@
+use half::bf16;
+
 use super::*;
 use crate::ops::cpu::isa::tests::{every_isa, is_fused, noise, with_isa};
 
@@ -66,8 +68,41 @@ fn products(shape: [usize; 3], [lhs_transposed, rhs_transposed, adds, has_gap]: 
     let plus = if adds { Plus::Itself } else { Plus::Nothing };
     let (mut alone, mut shared) = (case.before.clone(), case.before.clone());
     product_into(&mut alone, shape[2], lhs, rhs, plus);
-    shared_product(&mut shared, lhs, rhs, plus);
+    shared_product(&mut shared, [lhs, rhs], plus, Precision::F32);
     [alone, shared]
+}
+
+/// Rounded to bf16.
+fn rounded(value: f32) -> f64 {
+    bf16::from_f32(value).to_f64()
+}
+
+#[test]
+fn products_in_bf16_are_sums_of_products_of_rounded_values() {
+    for level in every_isa() {
+        for &shape in SHAPES {
+            for case in 0..16 {
+                let flags = [1, 2, 4, 8].map(|bit| case & bit != 0);
+                with_isa(level, || check_bf16(shape, flags, &format!("{level:?}, {shape:?}, case {case}")));
+            }
+        }
+    }
+}
+
+fn check_bf16(shape: [usize; 3], [lhs_transposed, rhs_transposed, adds, has_gap]: [bool; 4], what: &str) {
+    let ([_, k, n], gap) = (shape, if has_gap { 7 } else { 0 });
+    let case = Case::new(shape, gap);
+    let operands = case.views(shape, gap, [lhs_transposed, rhs_transposed]);
+    let plus = if adds { Plus::Itself } else { Plus::Nothing };
+    let mut found = case.before.clone();
+    shared_product(&mut found, operands, plus, Precision::Bf16);
+    let of = |view: View<'_>, row, col| rounded(view.values[row * view.row_stride + col * view.col_stride]);
+    for (at, found) in found.iter().enumerate() {
+        let (row, col) = (at / n, at % n);
+        let sum: f64 = (0..k).map(|k| of(operands[0], row, k) * of(operands[1], k, col)).sum();
+        let expected = sum + if adds { f64::from(case.before[at]) } else { 0.0 };
+        assert!((f64::from(*found) - expected).abs() < 1e-4, "{what}, {row} {col}: {found}, not {expected}");
+    }
 }
 
 fn check(shape: [usize; 3], flags: [bool; 4], what: &str) {
@@ -90,7 +125,8 @@ fn check(shape: [usize; 3], flags: [bool; 4], what: &str) {
 fn a_bias_is_added_to_each_row() {
     let (lhs, rhs, bias) = (noise(30 * 20, 1), noise(20 * 70, 2), noise(70, 3));
     let (lhs, rhs) = (View::new(&lhs, [30, 20], 20), View::new(&rhs, [20, 70], 70));
-    let (plain, biased) = (new_product(lhs, rhs, None), new_product(lhs, rhs, Some(&bias)));
+    let product = |bias| new_product([lhs, rhs], bias, Precision::F32);
+    let (plain, biased) = (product(None), product(Some(&bias)));
     for (at, (plain, biased)) in plain.iter().zip(&biased).enumerate() {
         assert_eq!(*biased, bias[at % 70] + plain);
     }

@@ -1,6 +1,17 @@
 //! The innermost loops of a product: some rows of one matrix times [`PANEL`] columns of another.
 
-use crate::ops::cpu::{BASELINE_IS_FUSED, Isa, isa, multiply_add};
+#[cfg(target_arch = "x86_64")]
+use std::{
+    arch::x86_64::{__m512, __m512bh, _mm512_dpbf16_ps},
+    mem::transmute,
+};
+
+#[cfg(target_arch = "x86_64")]
+use super::has_bf16;
+use crate::ops::{
+    Precision,
+    cpu::{BASELINE_IS_FUSED, Isa, isa, multiply_add},
+};
 
 /// Columns of a tile.
 pub(super) const PANEL: usize = 32;
@@ -8,8 +19,8 @@ pub(super) const PANEL: usize = 32;
 /// Rows of the largest tile: at two registers a row, their sums take 24 of the 32 registers of AVX-512.
 pub(super) const ROWS: usize = 12;
 
-/// What a tile multiplies: value `k` of row `r` of the left operand is `lhs[r * lhs_row + k * lhs_step]`, that of column `c`
-/// of the right one `rhs[k * rhs_step + c]`.
+/// What a tile multiplies: word `k` of row `r` of the left operand is `lhs[r * lhs_row + k * lhs_step]`, that of column `c`
+/// of the right one `rhs[k * rhs_step + c]`. A word is a value, or the bits of two that are bf16.
 #[derive(Clone, Copy)]
 pub(super) struct Operands<'a> {
     lhs: &'a [f32],
@@ -22,7 +33,7 @@ pub(super) struct Operands<'a> {
 }
 
 impl<'a> Operands<'a> {
-    /// `n_rows` rows of `depth` values each: the left operand with its two strides, the right one with its own.
+    /// `n_rows` rows of `depth` words each: the left operand with its two strides, the right one with its own.
     ///
     /// # Panics
     /// When a slice ends before its operand does, or for more than [`ROWS`] rows.
@@ -76,14 +87,14 @@ impl Output {
 /// # Safety
 /// The rows and columns of the output can be written, and those of what is added read; nobody else writes them.
 #[expect(unsafe_code, reason = "writes rows that lie between those of other threads")]
-pub(super) unsafe fn tile(operands: Operands<'_>, output: Output, n_cols: usize) {
+pub(super) unsafe fn tile(operands: Operands<'_>, output: Output, n_cols: usize, precision: Precision) {
     if n_cols == PANEL {
         // SAFETY: the caller's.
-        return unsafe { whole_tile(operands, output) };
+        return unsafe { whole_tile(operands, output, precision) };
     }
     let mut sums = [[0.0; PANEL]; ROWS];
     // SAFETY: the output is an array of as many rows and columns.
-    unsafe { whole_tile(operands, Output { start: sums.as_mut_ptr().cast(), stride: PANEL, added: None }) };
+    unsafe { whole_tile(operands, Output { start: sums.as_mut_ptr().cast(), stride: PANEL, added: None }, precision) };
     for (row, sums) in sums.iter().enumerate().take(operands.n_rows) {
         let output = output.from(row, 0);
         for (column, sum) in sums.iter().enumerate().take(n_cols) {
@@ -97,87 +108,124 @@ pub(super) unsafe fn tile(operands: Operands<'_>, output: Output, n_cols: usize)
 }
 
 #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
-unsafe fn whole_tile(operands: Operands<'_>, output: Output) {
-    // SAFETY: `isa` found the instructions; the rest is the caller's.
+unsafe fn whole_tile(operands: Operands<'_>, output: Output, precision: Precision) {
+    // SAFETY: `isa` and `has_bf16` found the instructions; the rest is the caller's.
     unsafe {
-        match isa() {
+        match (isa(), precision) {
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => avx512(operands, output),
+            (_, Precision::Bf16) if has_bf16() => avx512_bf16::tile(operands, output),
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => avx2(operands, output),
-            Isa::Baseline => halves::<BASELINE_IS_FUSED, 4>(operands, output),
+            (Isa::Avx512, Precision::F32) => avx512_f32::tile(operands, output),
+            #[cfg(target_arch = "x86_64")]
+            (Isa::Avx512 | Isa::Avx2, _) => avx2(operands, output, precision),
+            (Isa::Baseline, Precision::F32) => halves::<BASELINE_IS_FUSED, false, 4>(operands, output),
+            (Isa::Baseline, Precision::Bf16) => halves::<BASELINE_IS_FUSED, true, 4>(operands, output),
         }
     }
 }
 
+/// Kernels for AVX-512, one for each number of rows `$n`, so that the compiler keeps all sums in registers. `$step` adds the
+/// products of a row's word, in all lanes, and the words of 16 columns to their sums.
 #[cfg(target_arch = "x86_64")]
-#[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
-#[target_feature(enable = "avx512f")]
-unsafe fn avx512(operands: Operands<'_>, output: Output) {
-    // One kernel per number of rows, so that the compiler keeps all sums in registers.
-    macro_rules! rows {
-        ($($n:literal)*) => {
-            match operands.n_rows {
-                // SAFETY: this function's own target features; the rest is the caller's.
-                $($n => unsafe { avx512_rows::<$n>(operands, output) },)*
-                n => unreachable!("{n} rows of a tile of {ROWS}"),
-            }
-        };
-    }
-    rows!(1 2 3 4 5 6 7 8 9 10 11 12);
-}
+macro_rules! avx512 {
+    ($name:ident, $features:literal, $step:path, $($n:literal)*) => {
+        mod $name {
+            use std::arch::x86_64::{
+                _mm512_add_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
+            };
 
-#[cfg(target_arch = "x86_64")]
-#[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads and stores")]
-#[target_feature(enable = "avx512f")]
-#[inline]
-unsafe fn avx512_rows<const N: usize>(operands: Operands<'_>, output: Output) {
-    use std::arch::x86_64::{
-        _mm512_add_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
+            use super::{Operands, Output, ROWS};
+
+            #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
+            #[target_feature(enable = $features)]
+            pub(super) unsafe fn tile(operands: Operands<'_>, output: Output) {
+                match operands.n_rows {
+                    // SAFETY: this function's own target features; the rest is the caller's.
+                    $($n => unsafe { rows::<$n>(operands, output) },)*
+                    n => unreachable!("{n} rows of a tile of {ROWS}"),
+                }
+            }
+
+            #[expect(
+                unsafe_code,
+                reason = "compiled for instructions beyond the target's baseline, with raw loads and stores"
+            )]
+            #[target_feature(enable = $features)]
+            #[inline]
+            unsafe fn rows<const N: usize>(operands: Operands<'_>, output: Output) {
+                let Operands { lhs, lhs_row, lhs_step, rhs, rhs_step, depth, .. } = operands;
+                let (mut lhs, mut rhs) = (lhs.as_ptr(), rhs.as_ptr());
+                let mut sums = [[_mm512_setzero_ps(); 2]; N];
+                for _ in 0..depth {
+                    // SAFETY: `Operands` has checked its slices.
+                    let columns = unsafe { [_mm512_loadu_ps(rhs), _mm512_loadu_ps(rhs.add(16))] };
+                    for (row, sums) in sums.iter_mut().enumerate() {
+                        // SAFETY: as above.
+                        let value = _mm512_set1_ps(unsafe { *lhs.add(row * lhs_row) });
+                        for (sum, columns) in sums.iter_mut().zip(columns) {
+                            *sum = $step(value, columns, *sum);
+                        }
+                    }
+                    (lhs, rhs) = (lhs.wrapping_add(lhs_step), rhs.wrapping_add(rhs_step));
+                }
+                for (row, sums) in sums.into_iter().enumerate() {
+                    for (half, sum) in sums.into_iter().enumerate() {
+                        // SAFETY: the caller's.
+                        unsafe {
+                            let output = output.from(row, 16 * half);
+                            let sum = match output.added {
+                                Some((added, _)) => _mm512_add_ps(_mm512_loadu_ps(added), sum),
+                                None => sum,
+                            };
+                            _mm512_storeu_ps(output.start, sum);
+                        }
+                    }
+                }
+            }
+        }
     };
-    let Operands { lhs, lhs_row, lhs_step, rhs, rhs_step, depth, .. } = operands;
-    let (mut lhs, mut rhs) = (lhs.as_ptr(), rhs.as_ptr());
-    let mut sums = [[_mm512_setzero_ps(); 2]; N];
-    for _ in 0..depth {
-        // SAFETY: `Operands` has checked its slices.
-        let columns = unsafe { [_mm512_loadu_ps(rhs), _mm512_loadu_ps(rhs.add(16))] };
-        for (row, sums) in sums.iter_mut().enumerate() {
-            // SAFETY: as above.
-            let value = _mm512_set1_ps(unsafe { *lhs.add(row * lhs_row) });
-            for (sum, columns) in sums.iter_mut().zip(columns) {
-                *sum = _mm512_fmadd_ps(value, columns, *sum);
-            }
-        }
-        (lhs, rhs) = (lhs.wrapping_add(lhs_step), rhs.wrapping_add(rhs_step));
-    }
-    for (row, sums) in sums.into_iter().enumerate() {
-        for (half, sum) in sums.into_iter().enumerate() {
-            // SAFETY: the caller's.
-            unsafe {
-                let output = output.from(row, 16 * half);
-                let sum = match output.added {
-                    Some((added, _)) => _mm512_add_ps(_mm512_loadu_ps(added), sum),
-                    None => sum,
-                };
-                _mm512_storeu_ps(output.start, sum);
-            }
-        }
-    }
+}
+
+#[cfg(target_arch = "x86_64")]
+avx512!(avx512_f32, "avx512f", std::arch::x86_64::_mm512_fmadd_ps, 1 2 3 4 5 6 7 8 9 10 11 12);
+#[cfg(target_arch = "x86_64")]
+avx512!(avx512_bf16, "avx512f,avx512bf16", super::add_pairs, 1 2 3 4 5 6 7 8 9 10 11 12);
+
+/// `sums` and the products of the two values in each word.
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "vectors of bf16 have no other form than of other vectors")]
+#[target_feature(enable = "avx512f,avx512bf16")]
+#[inline]
+fn add_pairs(value: __m512, columns: __m512, sums: __m512) -> __m512 {
+    // SAFETY: vectors of 512 bits, all of which have a meaning.
+    let [value, columns] = unsafe { transmute::<[__m512; 2], [__m512bh; 2]>([value, columns]) };
+    _mm512_dpbf16_ps(sums, value, columns)
 }
 
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn avx2(operands: Operands<'_>, output: Output) {
+unsafe fn avx2(operands: Operands<'_>, output: Output, precision: Precision) {
     // SAFETY: the caller's.
-    unsafe { halves::<true, 6>(operands, output) }
+    unsafe {
+        match precision {
+            Precision::F32 => halves::<true, false, 6>(operands, output),
+            Precision::Bf16 => halves::<true, true, 6>(operands, output),
+        }
+    }
+}
+
+/// The two values of a word, the lower half first.
+#[inline(always)]
+fn pair(word: f32) -> (f32, f32) {
+    (f32::from_bits(word.to_bits() << 16), f32::from_bits(word.to_bits() & 0xffff_0000))
 }
 
 /// Half the columns and at most `N` rows at a time, in plain Rust that the compiler vectorizes: the sums take 12 registers of
 /// AVX2 or 16 of NEON.
 #[inline(always)]
 #[expect(unsafe_code, reason = "writes rows that lie between those of other threads")]
-unsafe fn halves<const FUSED: bool, const N: usize>(operands: Operands<'_>, output: Output) {
+unsafe fn halves<const FUSED: bool, const PAIRS: bool, const N: usize>(operands: Operands<'_>, output: Output) {
     for column in [0, PANEL / 2] {
         let mut row = 0;
         while row < operands.n_rows {
@@ -186,9 +234,9 @@ unsafe fn halves<const FUSED: bool, const N: usize>(operands: Operands<'_>, outp
             row += unsafe {
                 let output = output.from(row, column);
                 match rest.n_rows {
-                    n if n >= N => half_tile::<FUSED, N>(rest, output),
-                    n if n >= 2 => half_tile::<FUSED, 2>(rest, output),
-                    _ => half_tile::<FUSED, 1>(rest, output),
+                    n if n >= N => half_tile::<FUSED, PAIRS, N>(rest, output),
+                    n if n >= 2 => half_tile::<FUSED, PAIRS, 2>(rest, output),
+                    _ => half_tile::<FUSED, PAIRS, 1>(rest, output),
                 }
             };
         }
@@ -198,7 +246,10 @@ unsafe fn halves<const FUSED: bool, const N: usize>(operands: Operands<'_>, outp
 /// The first `N` rows and half the columns. Returns `N`.
 #[inline(always)]
 #[expect(unsafe_code, reason = "nothing in the inner loop may panic: otherwise the compiler uses scalar instructions")]
-unsafe fn half_tile<const FUSED: bool, const N: usize>(operands: Operands<'_>, output: Output) -> usize {
+unsafe fn half_tile<const FUSED: bool, const PAIRS: bool, const N: usize>(
+    operands: Operands<'_>,
+    output: Output,
+) -> usize {
     type Half = [f32; PANEL / 2];
     let Operands { lhs, lhs_row, lhs_step, rhs, rhs_step, depth, .. } = operands;
     let (mut lhs, mut rhs) = (lhs.as_ptr(), rhs.as_ptr());
@@ -210,7 +261,14 @@ unsafe fn half_tile<const FUSED: bool, const N: usize>(operands: Operands<'_>, o
             // SAFETY: as above.
             let value = unsafe { *lhs.add(row * lhs_row) };
             for (sum, column) in sums.iter_mut().zip(columns) {
-                *sum = multiply_add::<FUSED>(value, column, *sum);
+                if PAIRS {
+                    // The order of `vdpbf16ps`.
+                    let [(value, other), (column, of_other)] = [value, column].map(pair);
+                    *sum = multiply_add::<FUSED>(value, column, *sum);
+                    *sum = multiply_add::<FUSED>(other, of_other, *sum);
+                } else {
+                    *sum = multiply_add::<FUSED>(value, column, *sum);
+                }
             }
         }
         (lhs, rhs) = (lhs.wrapping_add(lhs_step), rhs.wrapping_add(rhs_step));

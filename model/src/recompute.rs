@@ -1,0 +1,83 @@
+//! Training passes that keep only the input of each block: the rest is computed again in the backward pass
+//! ([Chen et al., 2016](https://arxiv.org/abs/1604.06174)).
+
+use burn::{
+    module::Module,
+    tensor::{Gradients, Int, Tensor},
+};
+
+use crate::{
+    forward_pass::{AttentionContext, ForwardPass},
+    gpt::Gpt,
+};
+
+/// A forward pass whose blocks are computed again in the backward pass, one at a time.
+#[derive(Debug)]
+pub struct RecomputedPass<'a> {
+    gpt: &'a Gpt,
+    pass: ForwardPass<'a>,
+    /// What enters the first block.
+    embedded: Tensor<2>,
+    /// What enters each block but the last, without autodiff.
+    inputs: Vec<Tensor<2>>,
+    /// What enters the last one, which is kept: its backward pass comes first.
+    last_input: Tensor<2>,
+}
+
+impl Gpt {
+    /// [`forward`](Self::forward) on an autodiff device, and what its backward pass needs. `context` is called twice and gives
+    /// the same each time.
+    ///
+    /// # Panics
+    /// Those of [`forward`](Self::forward).
+    pub fn forward_recomputed<'a>(
+        &'a self,
+        token_ids: Tensor<1, Int>,
+        context: impl Fn() -> AttentionContext<'a>,
+    ) -> (Tensor<2>, RecomputedPass<'a>) {
+        let device = token_ids.device();
+        let mut pass = ForwardPass::new(self.config(), context(), &device);
+        let embedded = self.embedded(self.embeddings(token_ids), &mut pass);
+        let (plain, plain_device) = (self.valid(), device.inner());
+        let mut plain_pass = ForwardPass::new(self.config(), context(), &plain_device);
+        // A model has at least one block.
+        let last = self.config().n_layers - 1;
+        let mut inputs = Vec::with_capacity(last);
+        let mut x = embedded.clone().inner();
+        for layer in 0..last {
+            inputs.push(x.clone());
+            x = plain.block(layer, x, &mut plain_pass);
+        }
+        let last_input = Tensor::from_inner(x).require_grad();
+        let hidden = self.normed(self.block(last, last_input.clone(), &mut pass));
+        (hidden, RecomputedPass { gpt: self, pass, embedded, inputs, last_input })
+    }
+}
+
+impl RecomputedPass<'_> {
+    /// The gradients of `objective`, which was computed from the hidden states of this pass: `visit` is called for parts of the
+    /// model, last first. A parameter with several uses has gradients in several parts, which are to be added.
+    pub fn backward(mut self, objective: Tensor<1>, visit: &mut dyn FnMut(Gradients)) {
+        let mut gradients = objective.backward();
+        let mut of_output = self.last_input.grad_remove(&mut gradients);
+        drop(self.last_input);
+        visit(gradients);
+        for (layer, input) in self.inputs.into_iter().enumerate().rev() {
+            let Some(gradient) = of_output else { return };
+            let input = Tensor::from_inner(input).require_grad();
+            let output = self.gpt.block(layer, input.clone(), &mut self.pass);
+            let mut gradients = backward_from(output, gradient);
+            of_output = input.grad_remove(&mut gradients);
+            visit(gradients);
+        }
+        if let Some(gradient) = of_output {
+            visit(backward_from(self.embedded, gradient));
+        }
+    }
+}
+
+/// The backward pass from `output`, whose gradient is known.
+fn backward_from(output: Tensor<2>, gradient: Tensor<2>) -> Gradients {
+    // The derivative of this sum with respect to the output is `gradient` to the bit.
+    (output * Tensor::from_inner(gradient)).sum().backward()
+}
