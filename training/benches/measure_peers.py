@@ -8,20 +8,26 @@ nanoGPT, written anew here: flash attention, fused AdamW, clipping, f32; in rows
 Prints a Markdown table: the median over the rounds of the speed, of the ratio within a round, and of peak memory, each less what
 the process held before there was a model.
 
+With `--to-loss TEXT`, nanoGPT's CPU run (2,000 steps of 12 x 64, an evaluation over the whole validation split every 250) in
+PyTorch, and the presets `shakespeare-char-cpu` and `shakespeare-fast` until they have the same loss, +0.01: times from the first
+step on, evaluations included.
+
 The row `lora` trains an adapter of a real model beside peft (pip install transformers peft): `--model DIR`.
 """
 
 import argparse
 import json
+import math
 import os
 import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 # The row that needs a model: settings, rows and length. Rank 16 on all matrices.
-LORA = (["--set", "lora.r=16", "--set", "data.micro_batch_size=4", "--set", "model.max_seq_len=256"], [4, 256])
+LORA = (["--set", "lora.r=16", "--set", "data.micro_batch_size=4", "--set", "model.max_seq_len=256", "--set", "data.tokens_per_step=1024"], [4, 256])
 
 # name: (settings of `hearth-train bench`, [layers, heads, width, rows, length, vocabulary], the class of model)
 ROWS = {
@@ -181,6 +187,78 @@ def time_steps(torch, model, optimizer, loss_of, sizes, steps, before):
     print(json.dumps(report))
 
 
+def nanogpt_run(text):
+    """nanoGPT's CPU run on characters. Prints one line of JSON: its last loss, and the seconds from the first step on."""
+    import torch
+
+    text = open(text, encoding="utf-8").read()
+    characters = sorted(set(text))
+    number = {c: n for n, c in enumerate(characters)}
+    ids = torch.tensor([number[c] for c in text])
+    train, val = ids[: int(0.9 * len(ids))], ids[int(0.9 * len(ids)) :]
+    torch.manual_seed(1337)
+    torch.set_num_threads(os.cpu_count())
+    rows, length, steps, warmup, peak, least = 12, 64, 2000, 100, 1e-3, 1e-4
+    model = model_of(torch, "gpt2", 4, 4, 128, length, len(characters))
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=peak, betas=(0.9, 0.99), fused=True)
+
+    def val_loss():
+        starts = torch.arange(0, len(val) - length, length)
+        with torch.no_grad():
+            losses = [
+                model(torch.stack([val[s : s + length] for s in part]), torch.stack([val[s + 1 : s + 1 + length] for s in part])).item()
+                * len(part)
+                for part in starts.split(rows)
+            ]
+        return sum(losses) / len(starts)
+
+    started, loss = time.perf_counter(), None
+    for step in range(steps):
+        share = (step - warmup) / (steps - warmup)
+        rate = peak * (step + 1) / (warmup + 1) if step < warmup else least + (peak - least) * 0.5 * (1 + math.cos(math.pi * share))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        starts = torch.randint(len(train) - length, (rows,))
+        x = torch.stack([train[s : s + length] for s in starts])
+        y = torch.stack([train[s + 1 : s + 1 + length] for s in starts])
+        model(x, y).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if (step + 1) % 250 == 0:
+            loss = val_loss()
+    print(json.dumps({"val_loss": loss, "seconds": time.perf_counter() - started}))
+
+
+def seconds_to(loss, hearth_train, preset, text):
+    """Seconds from the first step until an evaluation has at most `loss`, and that evaluation's step and loss."""
+    with tempfile.TemporaryDirectory() as work:
+        out = f"{work}/run"
+        command = [hearth_train, "quickstart", text, "--out", out, "--preset", preset, "--device", "cpu", "--json"]
+        report = last_line([*command, "--set", "eval.every=250", "--set", "sample.every=0"])
+        with open(f"{out}/metrics.jsonl") as lines:
+            records = [json.loads(line) for line in lines]
+    for at, record in enumerate(records):
+        if record.get("val_loss", math.inf) <= loss:
+            later = [r["seconds"] for r in records[at:] if "seconds" in r]
+            return (later or [report["seconds"]])[0], record["step"], record["val_loss"]
+    return math.inf, None, min(record["val_loss"] for record in records if "val_loss" in record)
+
+
+def race(hearth_train, text, rounds):
+    for number in range(rounds):
+        peer = last_line([sys.executable, __file__, "--peer", "nanogpt", "--to-loss", text])
+        print(f"round {number + 1}: nanoGPT's loop {peer['seconds']:.1f} s to {peer['val_loss']:.4f}", flush=True)
+        for preset in ["shakespeare-char-cpu", "shakespeare-fast"]:
+            seconds, step, loss = seconds_to(peer["val_loss"] + 0.01, hearth_train, preset, text)
+            ratio = seconds / peer["seconds"]
+            print(f"  {preset} {seconds:.1f} s to {loss:.4f} after {step} steps: {ratio:.2f} of the time", flush=True)
+
+
 def last_line(command):
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return json.loads(done.stdout.strip().splitlines()[-1])
@@ -190,11 +268,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("hearth_train", nargs="?", help="the binary")
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=[*ROWS, "lora"])
+    parser.add_argument("--to-loss", metavar="TEXT", help="measure the time to nanoGPT's loss on this text (tiny Shakespeare)")
     parser.add_argument("--model", help="the model of the row lora, a model dir")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer", help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, default=0, help="steps of a round (by default as many as take some seconds)")
     args = parser.parse_args()
+    if args.peer == "nanogpt":
+        return nanogpt_run(args.to_loss)
     if args.peer == "lora":
         return peft_peer(args.model, args.steps)
     if args.peer:
@@ -204,13 +285,15 @@ def main():
         parser.error("the row lora needs --model")
     if not args.hearth_train:
         parser.error("name the hearth-train binary")
+    if args.to_loss:
+        return race(args.hearth_train, args.to_loss, args.rounds)
     import torch
 
     print(f"PyTorch {torch.__version__}, {os.cpu_count()} threads\n")
     print("| Shape | Hearth tok/s | MFU | PyTorch tok/s | ratio | Hearth MB | PyTorch MB | ratio |\n" + "| --- " * 8 + "|")
     for name in args.rows:
         if name == "lora":
-            settings = ["--preset", "finetune", "--set", f"model.init={args.model}", *LORA[0]]
+            settings = ["--preset", "finetune-lora", "--set", f"model.init={args.model}", *LORA[0]]
         else:
             settings, shape, _ = ROWS[name]
             settings = ["--vocab-size", str(shape[5]), *settings]
