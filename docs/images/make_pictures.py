@@ -168,7 +168,7 @@ def attention():
         lamp, her = names.index("␣lamp"), names.index("␣her")
         found = f"“her” reads {100 * weights[base + her * n + lamp]:.0f} % from “lamp”"
         what = ("mostly the token before", found)[number]
-        picture.text(left - label, 22, f"Layer {layer + 1}, head {head + 1}: {what}", "ink strong")
+        picture.text(left - label, 22, f"Layer {layer}, head {head}: {what}", "ink strong")
         for row in range(n):
             picture.text(left - 5, top + cell * row + 9.5, names[row], "ink mono small", "end")
             picture.text(left + cell * row + 9.5, top - 5, names[row], "ink mono small", turn=-90)
