@@ -6,6 +6,8 @@ use std::{
     path::Path,
 };
 
+use crate::error::{Error, Result};
+
 /// No configuration, tokenizer or template comes near.
 const MAX_TEXT_BYTES: u64 = 1 << 28;
 
@@ -29,6 +31,18 @@ pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
         return Err(io::Error::new(io::ErrorKind::InvalidData, what));
     }
     Ok(text)
+}
+
+/// Rejects `bytes`, the beginning of the file at `path`, if they stand for a file in Git's storage of large files.
+pub(crate) fn refuse_lfs_pointer(path: &Path, bytes: &[u8]) -> Result<()> {
+    if !bytes.starts_with(b"version https://git-lfs") {
+        return Ok(());
+    }
+    Err(Error::File {
+        path: path.to_owned(),
+        what: "is a Git LFS pointer, not the file itself".to_owned(),
+        hint: "run `git lfs pull` in that folder, or download the file again".to_owned(),
+    })
 }
 
 /// The whole text at `path`, which must be UTF-8.

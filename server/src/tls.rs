@@ -37,8 +37,13 @@ pub enum TlsError {
     #[error("`--tls-cert`: `{path}` has no certificate\nhint: it must have `BEGIN CERTIFICATE` blocks, the server's own first", path = .0.display())]
     NoCertificate(PathBuf),
     /// Certificate and key do not match.
-    #[error("`--tls-cert` and `--tls-key` cannot be used together: {0}")]
-    Config(#[from] rustls::Error),
+    #[error(
+        "`--tls-key` is not the key of the certificate in `--tls-cert`\nhint: the server's own certificate must come first in its file"
+    )]
+    KeyMismatch,
+    /// They cannot be used for another reason.
+    #[error("`--tls-cert` and `--tls-key` cannot be used: {0}")]
+    Config(rustls::Error),
 }
 
 /// Loads the certificate chain and its private key, both PEM.
@@ -55,6 +60,15 @@ pub fn acceptor(certificates: &Path, key: &Path) -> Result<TlsAcceptor, TlsError
     let mut config = config.with_single_cert(chain, key)?;
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+impl From<rustls::Error> for TlsError {
+    fn from(error: rustls::Error) -> Self {
+        match error {
+            rustls::Error::InconsistentKeys(_) => Self::KeyMismatch,
+            other => Self::Config(other),
+        }
+    }
 }
 
 /// A client that connects only to the server with this certificate chain, at any address.

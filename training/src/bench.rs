@@ -56,7 +56,7 @@ pub struct BenchReport {
     pub optimizer_ms: f64,
     /// The loss of one micro-batch without gradients, as evaluation computes it.
     pub eval_ms: f64,
-    /// On a GPU, the most memory that it kept for the process; on the CPU, the most memory of the process, less what it had
+    /// On a GPU, the most memory of tensors at once; on the CPU, the most memory of the process, less what it had
     /// before there was a model, where the system tells.
     pub peak_bytes: Option<u64>,
     /// The same after the last step.
@@ -135,10 +135,7 @@ pub fn bench(
     let since = |bytes: Option<u64>| Some(bytes?.saturating_sub(before?));
     let (peak_bytes, steady_bytes) = match watch {
         None => (since(memory::peak_resident_bytes()), since(memory::resident_bytes())),
-        Some(watch) => {
-            let now = ops::device_memory(device).map(|memory| memory.reserved);
-            (watch.peak().map(|memory| memory.reserved), now)
-        }
+        Some(watch) => (watch.peak(), ops::device_memory(device).map(|memory| memory.in_use)),
     };
     let mut ops = Vec::new();
     if with_ops {

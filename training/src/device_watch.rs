@@ -1,4 +1,4 @@
-//! The most memory that a run holds on a GPU. Its peak lies inside a backward pass, and CubeCL's account only tells what is
+//! The most memory that the tensors of a run take on a GPU. Its peak lies inside a backward pass, and CubeCL's account only tells what is
 //! held now; so a thread asks again and again.
 
 use std::{
@@ -8,7 +8,7 @@ use std::{
 };
 
 use burn::tensor::Device;
-use hearth_model::ops::{self, DeviceMemory};
+use hearth_model::ops;
 
 /// Time between two questions: a backward pass over many layers is longer.
 const INTERVAL: Duration = Duration::from_millis(2);
@@ -17,28 +17,26 @@ const INTERVAL: Duration = Duration::from_millis(2);
 #[derive(Debug)]
 pub struct DeviceWatch {
     stop: Sender<()>,
-    thread: JoinHandle<DeviceMemory>,
+    thread: JoinHandle<u64>,
 }
 
 impl DeviceWatch {
     /// Begins to watch; `None` for the CPU, whose memory is the process's.
     pub fn start(device: &Device) -> Option<DeviceWatch> {
-        let mut peak = ops::device_memory(device)?;
+        let mut peak = ops::device_memory(device)?.in_use;
         let (stop, stopped) = mpsc::channel();
         let device = device.clone();
         let thread = thread::spawn(move || {
             while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                let Some(now) = ops::device_memory(&device) else { break };
-                peak.in_use = peak.in_use.max(now.in_use);
-                peak.reserved = peak.reserved.max(now.reserved);
+                peak = ops::device_memory(&device).map_or(peak, |now| peak.max(now.in_use));
             }
             peak
         });
         Some(DeviceWatch { stop, thread })
     }
 
-    /// The most that was in use at a moment, and the most that was reserved; `None` if the watching thread failed.
-    pub fn peak(self) -> Option<DeviceMemory> {
+    /// The most bytes that were in use at a moment; `None` if the watching thread failed.
+    pub fn peak(self) -> Option<u64> {
         drop(self.stop);
         self.thread.join().ok()
     }

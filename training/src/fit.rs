@@ -66,11 +66,12 @@ impl Limits {
                 false => too_many = middle,
             }
         }
-        let smaller = (fitting > 0).then_some(fitting);
+        // Of those, the most that divide the step.
+        let n_rows = config.tokens_per_step() / config.model.max_seq_len.max(1);
+        let smaller = (1..=fitting).rev().find(|rows| n_rows.is_multiple_of(*rows));
         let hint = match smaller {
             Some(rows) => format!(
-                "`data.micro_batch_size={rows}` fits; `data.tokens_per_step={}` keeps the size of a step, if it is a multiple \
-                 of the micro-batch",
+                "`data.micro_batch_size={rows}` fits; with `data.tokens_per_step={}` a step keeps its size",
                 config.tokens_per_step()
             ),
             None => "not even one row of the micro-batch fits: lower `model.max_seq_len`, `model.d_model` or \

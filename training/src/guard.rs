@@ -54,8 +54,8 @@ impl Guard {
         ensure!(
             self.n_skipped < MAX_SKIPPED,
             "training diverged at step {step}: {MAX_SKIPPED} steps in a row were skipped, the last one with loss {loss} \
-             and gradient norm {grad_norm}\nhint: use a smaller `optim.lr`, a longer `schedule.warmup_steps`, or a smaller \
-             `optim.clip`; the last checkpoint is intact"
+             and gradient norm {grad_norm}\nhint: use a smaller `optim.lr`, a longer `schedule.warmup_steps`, or clip gradients \
+             (`optim.clip=1`)"
         );
         Ok(reason)
     }

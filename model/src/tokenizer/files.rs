@@ -153,14 +153,8 @@ fn build(tokenizer_json: &[u8], config: &ConfigJson, origin: &Path) -> Result<To
 }
 
 fn parse_json<'a, T: Deserialize<'a>>(bytes: &'a [u8], path: &Path) -> Result<T> {
+    regular_file::refuse_lfs_pointer(path, bytes)?;
     serde_json::from_slice(bytes).map_err(|error| {
-        if bytes.starts_with(b"version https://git-lfs") {
-            return Error::File {
-                path: path.to_owned(),
-                what: "is a Git LFS pointer, not the file itself".into(),
-                hint: "run `git lfs pull` in that folder, or download the file again".into(),
-            };
-        }
         if error.is_data() {
             return unsupported(path, error.to_string());
         }

@@ -219,6 +219,7 @@ impl Shard {
     }
 
     fn new(path: &Path, bytes: FileBytes) -> Result<Self> {
+        regular_file::refuse_lfs_pointer(path, &bytes)?;
         check_ends(path, &bytes)?;
         // Checks the header's size, that offsets are in order without gaps or overlaps and fit the shapes, and that the
         // file has exactly this length.

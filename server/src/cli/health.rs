@@ -90,7 +90,11 @@ async fn ask(config: &ServerConfig, address: &Address) -> anyhow::Result<(u16, V
             // The connector accepts one certificate and does not check names.
             let name = ServerName::from(IpAddr::V4(Ipv4Addr::LOCALHOST));
             let stream = connector.connect(name, stream).await;
-            request(stream.context("cannot speak TLS with the certificate of `--tls-cert`")?, address).await
+            request(
+                stream.context("cannot speak TLS: `--tls-cert` must be the certificate that the server uses")?,
+                address,
+            )
+            .await
         }
     }
 }

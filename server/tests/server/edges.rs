@@ -334,7 +334,7 @@ fn tls_files_that_do_not_fit_are_refused() {
     assert!(refusal("nowhere.pem", "key.pem").starts_with("`--tls-cert`: cannot read"));
     assert!(refusal("key.pem", "key.pem").contains("has no certificate"));
     assert!(refusal("cert.pem", "cert.pem").starts_with("`--tls-key`: cannot read"));
-    assert!(refusal("cert.pem", "other-key.pem").contains("cannot be used together"));
+    assert!(refusal("cert.pem", "other-key.pem").contains("`--tls-key` is not the key of the certificate"));
 }
 
 #[tokio::test]

@@ -97,7 +97,7 @@ struct Report {
     peak_resident_bytes: Option<u64>,
     /// The most bytes of tensors that a GPU held at once.
     device_peak_bytes: Option<u64>,
-    /// The most bytes that it kept for the process: pages, in which tensors are placed.
+    /// The bytes that it keeps for the process at the end: pages, in which tensors are placed.
     device_reserved_bytes: Option<u64>,
     /// The most that was predicted: on the CPU what the process held before, and the estimate; on a GPU the estimate.
     predicted_peak_bytes: u64,
@@ -231,7 +231,7 @@ impl Session {
             ),
             (None, true) => format!("the model is in `{out}`; serve it with `hearth serve --model {out}`"),
         });
-        let device_memory = watch.and_then(DeviceWatch::peak);
+        let device_memory = ops::device_memory(&chosen.device);
         let report = Report {
             steps: outcome.step,
             complete: outcome.is_complete,
@@ -245,7 +245,7 @@ impl Session {
             tok_per_sec: outcome.tok_per_sec,
             seconds: reporter.elapsed().as_secs_f64(),
             peak_resident_bytes: memory::peak_resident_bytes(),
-            device_peak_bytes: device_memory.map(|memory| memory.in_use),
+            device_peak_bytes: watch.and_then(DeviceWatch::peak),
             device_reserved_bytes: device_memory.map(|memory| memory.reserved),
             predicted_peak_bytes: estimate.peak_bytes + if device_memory.is_none() { held_before } else { 0 },
             out: self.out.clone(),

@@ -67,7 +67,7 @@ fn health_speaks_tls_where_the_server_does() {
     (variables[2].1, variables[3].1) = (another, its_key);
     let (code, told) = health(&[], &variables);
     assert_eq!(code, Some(1));
-    assert!(told.contains("cannot speak TLS with the certificate of `--tls-cert`"), "{told}");
+    assert!(told.contains("cannot speak TLS: `--tls-cert` must be the certificate that the server uses"), "{told}");
     let (code, told) = health(&["--port", &port], &[]);
     assert_eq!(code, Some(1));
     assert!(told.starts_with(&format!("error: `http://127.0.0.1:{port}/health`: ")), "{told}");

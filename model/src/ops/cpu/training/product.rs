@@ -30,6 +30,9 @@ const MAX_DEPTH: usize = 512;
 /// Values of the right operand that are packed at once.
 const MAX_PACKED: usize = 1 << 19;
 
+/// Columns that are packed together, if there are as many, however long they are.
+const WIDE: usize = 1024;
+
 /// Contiguous rows of the right operand that begin further apart than this many values are packed: each would be in another
 /// page.
 const MAX_DIRECT_STRIDE: usize = 512;
@@ -198,8 +201,8 @@ pub(super) fn new_product([lhs, rhs]: [View<'_>; 2], bias: Option<&[f32]>, preci
 /// As for [`product`].
 #[expect(unsafe_code, reason = "threads write disjoint parts of one matrix")]
 unsafe fn by_all_threads(target: Target, [lhs, rhs]: [View<'_>; 2], plus: Plus<'_>, precision: Precision) {
-    let (m, k) = (lhs.n_rows, rhs.n_rows);
-    assert_eq!(lhs.n_cols, k, "inner dimensions");
+    let m = lhs.n_rows;
+    assert_eq!(lhs.n_cols, rhs.n_rows, "inner dimensions");
     PANELS.with_borrow_mut(|packed| {
         for columns in Columns::chunks(rhs, precision) {
             let packed = resized(packed, columns.packed_len());
@@ -207,7 +210,8 @@ unsafe fn by_all_threads(target: Target, [lhs, rhs]: [View<'_>; 2], plus: Plus<'
             let packed = &*packed;
             let n_panels = columns.n_panels();
             // A few pieces for each thread: the last ones end at about the same time.
-            let wanted = (m * k * columns.matrix.n_cols / MIN_PIECE).clamp(1, 4 * thread_pool::n_threads());
+            let wanted =
+                (m * columns.matrix.n_rows * columns.matrix.n_cols / MIN_PIECE).clamp(1, 4 * thread_pool::n_threads());
             let row_pieces = wanted.min(m.div_ceil(2 * ROWS)).max(1);
             let panel_pieces = wanted.div_ceil(row_pieces).min(n_panels).max(1);
             thread_pool::parallel_for(row_pieces * panel_pieces, |piece| {
@@ -264,21 +268,34 @@ impl Precision {
 struct Columns<'a> {
     matrix: View<'a>,
     precision: Precision,
-    /// The first column in the whole operand.
+    /// The first row and column in the whole operand.
+    first_row: usize,
     first: usize,
+    /// Rows of a block.
+    depth: usize,
     /// Panels that are not packed; they come first.
     n_direct: usize,
 }
 
 impl<'a> Columns<'a> {
-    /// All columns of `rhs`, as many at a time as are packed at once.
+    /// All of `rhs`, as much at a time as is packed at once: some blocks of rows, and of these some columns. Blocks come in
+    /// order, so that sums do not depend on how much is packed.
     fn chunks(rhs: View<'a>, precision: Precision) -> impl Iterator<Item = Columns<'a>> {
-        let n_words = rhs.n_rows.div_ceil(precision.per_word());
-        let width = (MAX_PACKED / n_words.max(1)).next_multiple_of(PANEL).max(PANEL);
-        (0..rhs.n_cols).step_by(width).map(move |first| {
-            let matrix = rhs.part(0..rhs.n_rows, first..rhs.n_cols.min(first + width));
-            let is_direct = precision == Precision::F32 && rhs.col_stride == 1 && rhs.row_stride <= MAX_DIRECT_STRIDE;
-            Columns { matrix, precision, first, n_direct: if is_direct { matrix.n_cols / PANEL } else { 0 } }
+        let (k, per_word) = (rhs.n_rows, precision.per_word());
+        let depth = k.div_ceil(k.div_ceil(MAX_DEPTH).max(1)).max(1).next_multiple_of(per_word);
+        // Rows of which enough columns are packed that all threads have work, and that rows of the left operand are packed
+        // seldom.
+        let wanted = rhs.n_cols.clamp(1, WIDE);
+        let height = (MAX_PACKED * per_word / wanted / depth).max(1) * depth;
+        let width = (MAX_PACKED / height.min(k).div_ceil(per_word).max(1)).next_multiple_of(PANEL).max(PANEL);
+        let is_direct = precision == Precision::F32 && rhs.col_stride == 1 && rhs.row_stride <= MAX_DIRECT_STRIDE;
+        (0..k.max(1)).step_by(height).flat_map(move |first_row| {
+            let rows = first_row..k.min(first_row + height);
+            (0..rhs.n_cols).step_by(width).map(move |first| {
+                let matrix = rhs.part(rows.clone(), first..rhs.n_cols.min(first + width));
+                let n_direct = if is_direct { matrix.n_cols / PANEL } else { 0 };
+                Columns { matrix, precision, first_row, first, depth, n_direct }
+            })
         })
     }
 
@@ -329,13 +346,13 @@ impl<'a> Columns<'a> {
     ) {
         let k = self.matrix.n_rows;
         let (precision, per_word) = (self.precision, self.precision.per_word());
-        let depth = k.div_ceil(k.div_ceil(MAX_DEPTH).max(1)).max(1).next_multiple_of(per_word);
         PACKED_ROWS.with_borrow_mut(|packed_rows| {
-            for start in (0..k.max(1)).step_by(depth) {
-                let depth = depth.min(k - start);
+            for start in (0..k.max(1)).step_by(self.depth) {
+                let depth = self.depth.min(k - start);
+                let first_row = self.first_row + start;
                 for row in rows.clone().step_by(ROWS) {
                     let n_rows = ROWS.min(rows.end - row);
-                    let part = lhs.part(row..row + n_rows, start..start + depth);
+                    let part = lhs.part(row..row + n_rows, first_row..first_row + depth);
                     let n_words = depth.div_ceil(per_word);
                     let lhs = if panels.len() < MIN_PANELS && precision == Precision::F32 {
                         (part.values, part.row_stride, part.col_stride)
@@ -352,8 +369,8 @@ impl<'a> Columns<'a> {
                         unsafe {
                             let place = target.start.add(row * target.row_stride + column);
                             let added = match plus {
-                                Plus::Bias(bias) if start == 0 => Some((bias[column..column + n_cols].as_ptr(), 0)),
-                                Plus::Nothing if start == 0 => None,
+                                Plus::Bias(bias) if first_row == 0 => Some((bias[column..column + n_cols].as_ptr(), 0)),
+                                Plus::Nothing if first_row == 0 => None,
                                 _ => Some((place.cast_const(), target.row_stride)),
                             };
                             let output = Output { start: place, stride: target.row_stride, added };
