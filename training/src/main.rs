@@ -43,7 +43,20 @@ fn main() -> ExitCode {
         )
         .without_time()
         .init();
-    let outcome = match cli.command {
+    // Refuses an instruction set that the machine does not have.
+    let outcome = hearth_model::ops::instruction_set().map_err(anyhow::Error::from).and_then(|_| run(cli.command));
+    match outcome {
+        Ok(code) => code,
+        Err(error) => {
+            // If stderr is closed too, only the exit code remains.
+            let _ = writeln!(io::stderr(), "error: {}", shown(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
         Command::Tokenizer(args) => commands::tokenizer::run(args),
         Command::Prepare(args) => commands::prepare::run(args),
         Command::Quickstart(args) => commands::quickstart::run(args),
@@ -55,14 +68,6 @@ fn main() -> ExitCode {
         Command::Bench(args) => commands::bench::run(args),
         Command::Tales(args) => commands::tales::run(args),
         Command::Bilingual(args) => commands::bilingual::run(args),
-    };
-    match outcome {
-        Ok(code) => code,
-        Err(error) => {
-            // If stderr is closed too, only the exit code remains.
-            let _ = writeln!(io::stderr(), "error: {}", shown(&error));
-            ExitCode::FAILURE
-        }
     }
 }
 

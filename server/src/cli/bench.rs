@@ -70,6 +70,8 @@ pub(crate) struct BenchArgs {
 struct Report {
     model: String,
     device: String,
+    /// The instruction set of the CPU's kernels.
+    kernels: &'static str,
     dtype: String,
     kv_cache_dtype: String,
     n_params: usize,
@@ -165,6 +167,7 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
     let report = Report {
         model: args.random.as_ref().map_or_else(|| args.model.model_id(), |dir| format!("random {}", dir.display())),
         device: device::name(&gpt.device()),
+        kernels: ops::instruction_set()?,
         dtype: gpt.dtype().to_string(),
         kv_cache_dtype: kv_dtype.to_string(),
         n_params: gpt.config().n_params(),
@@ -241,7 +244,11 @@ fn random(dir: &Path, options: &ModelConfig) -> anyhow::Result<Gpt> {
 fn print(report: &Report) -> anyhow::Result<()> {
     let mut text = String::new();
     let n_params = report.n_params as f64 / 1e6;
-    writeln!(text, "{} in {}, {n_params:.1} M parameters, on {}", report.model, report.dtype, report.device)?;
+    writeln!(
+        text,
+        "{} in {}, {n_params:.1} M parameters, on {} ({})",
+        report.model, report.dtype, report.device, report.kernels
+    )?;
     writeln!(
         text,
         "{:.0} MB of weights per step; limits: {:.1} GB/s of memory bandwidth at that size, {:.0} G multiply-adds/s",

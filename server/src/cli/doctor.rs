@@ -10,7 +10,10 @@ use std::{
 use anyhow::Context;
 use burn::tensor::Device;
 use clap::Args;
-use hearth_model::device::{self, DeviceChoice};
+use hearth_model::{
+    device::{self, DeviceChoice},
+    ops,
+};
 use serde::Serialize;
 
 use crate::memory;
@@ -33,6 +36,8 @@ struct Report {
     arch: &'static str,
     cpu: Option<String>,
     cpu_features: Vec<&'static str>,
+    /// The instruction set of the CPU's kernels.
+    kernels: &'static str,
     threads: usize,
     memory_bytes: Option<u64>,
     memory_available_bytes: Option<u64>,
@@ -57,7 +62,7 @@ struct Chosen {
 
 /// Prints the report to standard output; fails if the requested device is not available.
 pub(crate) fn run(args: DoctorArgs) -> anyhow::Result<()> {
-    let report = Report::collect(args.device);
+    let report = Report::collect(args.device)?;
     let text = if args.json { format!("{}\n", serde_json::to_string_pretty(&report)?) } else { report.to_string() };
     io::stdout().write_all(text.as_bytes()).context("cannot write to standard output")?;
     match report.problem {
@@ -67,7 +72,7 @@ pub(crate) fn run(args: DoctorArgs) -> anyhow::Result<()> {
 }
 
 impl Report {
-    fn collect(choice: DeviceChoice) -> Self {
+    fn collect(choice: DeviceChoice) -> anyhow::Result<Self> {
         let adapters = device::adapters();
         let adapters = adapters.into_iter().map(|adapter| Adapter { kind: adapter.kind, software: adapter.software });
         let (chosen, problem) = match device::choose(choice) {
@@ -75,12 +80,13 @@ impl Report {
             Err(error) => (None, Some(error.to_string())),
         };
         let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        Self {
+        Ok(Self {
             version: env!("CARGO_PKG_VERSION"),
             os: std::env::consts::OS,
             arch: std::env::consts::ARCH,
             cpu: field(&cpu, "model name").map(str::to_owned),
             cpu_features: cpu_features(),
+            kernels: ops::instruction_set()?,
             threads: thread::available_parallelism().map_or(1, usize::from),
             memory_bytes: memory::total_bytes(),
             memory_available_bytes: memory::available_bytes(),
@@ -88,7 +94,7 @@ impl Report {
             asked_for: choice.to_string(),
             chosen,
             problem,
-        }
+        })
     }
 }
 
@@ -98,6 +104,7 @@ impl fmt::Display for Report {
         writeln!(f, "hearth    {} on {} {}", self.version, self.os, self.arch)?;
         writeln!(f, "cpu       {}", self.cpu.as_deref().unwrap_or("unknown"))?;
         writeln!(f, "features  {features}")?;
+        writeln!(f, "kernels   {}", self.kernels)?;
         writeln!(f, "threads   {}", self.threads)?;
         let total = self.memory_bytes.map_or("unknown".to_owned(), gibibytes);
         let available = self.memory_available_bytes.map_or("unknown".to_owned(), gibibytes);
@@ -134,6 +141,7 @@ fn cpu_features() -> Vec<&'static str> {
         ("avx2", is_x86_feature_detected!("avx2")),
         ("fma", is_x86_feature_detected!("fma")),
         ("f16c", is_x86_feature_detected!("f16c")),
+        ("avxvnni", is_x86_feature_detected!("avxvnni")),
         ("avx512f", is_x86_feature_detected!("avx512f")),
         ("avx512vnni", is_x86_feature_detected!("avx512vnni")),
         ("avx512bf16", is_x86_feature_detected!("avx512bf16")),

@@ -83,6 +83,8 @@ impl Cli {
     /// # Errors
     /// The command's failure, as text for people.
     pub fn run(self) -> anyhow::Result<()> {
+        // Refuses an instruction set that the machine does not have.
+        hearth_model::ops::instruction_set()?;
         match self.command {
             Command::Serve(args) => {
                 let _written_at_the_end = log::beside("warn,hearth_server=info", args.config.log.log_format)?;

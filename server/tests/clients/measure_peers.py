@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
-"""Hearth beside llama.cpp and PyTorch on one CPU, in turn: measure_peers.py HEARTH MODEL_DIR LLAMA_BIN GGUF_DIR [ROUNDS] [THREADS].
+"""Hearth beside llama.cpp, ik_llama.cpp and PyTorch on one CPU, in turn, in tokens per second.
 
-MODEL_DIR is a model as transformers saves it, LLAMA_BIN the folder with llama-bench and llama-batched-bench, GGUF_DIR holds the same model
-as NAME.F32.gguf, NAME.Q8_0.gguf and NAME.Q4_0.gguf, NAME being MODEL_DIR's last part. PyTorch takes part if this Python has it, with transformers.
-
-For each format and round: prefill of 512 tokens (logits of the last one), decoding of 1 and of 16 sequences after prompts of 128, tokens per
-second. Prints a table of each one's best round, with the median over the rounds of the ratio to the better peer of the same round (a machine's
-memory may change its speed from one round to the next), then one line of JSON. Stop everything else first; figures of one run compare with
+For each format and round: prefill of 512 tokens (logits of the last one), decoding of 1 and of 16 sequences behind prompts of 128 and, with
+--depth, of one sequence behind so many tokens. Prints a table of each one's median, with the median over the rounds of the ratio to the best
+peer of the same round (a machine's memory may change its speed from one round to the next), then one line of JSON. A round of Hearth in which
+a share of the bandwidth, read before and after, is above 100 % does not count. Stop everything else first; figures of one run compare with
 each other, those of two machines or two days do not.
+
+Peers are built for a level of instructions (`LEVEL=avx2` of the scripts that build them); --level makes Hearth and PyTorch keep to it.
 """
-import json, pathlib, statistics, subprocess, sys, time
+import argparse, json, os, pathlib, statistics, subprocess, time
 
 FORMATS = {"F32": ["--dtype", "f32"], "Q8_0": ["--quantize", "q8"], "Q4_0": ["--quantize", "q4"]}
+LEVELS = {"avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}, "avx-vnni": {}, "avx512": {}}
 JOBS = ["prefill 512", "1 sequence", "16 sequences"]
 
 
@@ -20,26 +21,51 @@ def lines_of_json(command):
     return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
 
-def hearth(binary, model, flags):
-    report = lines_of_json([binary, "bench", "--model", model, "--device", "cpu", *flags, "--prefill", 512, "--batch", 1, 16])[-1]
-    rates = [result["tok_per_sec"] for result in report["results"]]
-    shares = [result["fraction_of_bandwidth"] for result in report["results"]]
-    return dict(zip(JOBS, rates)), shares[1]
+def behind(depth):
+    return f"1 behind {depth}"
 
 
-def llama_cpp(folder, file, threads):
-    bench = lines_of_json([folder / "llama-bench", "-m", file, "-t", threads, "-p", 512, "-n", 64, "-r", 3, "-o", "jsonl"])
-    rates = {JOBS[0]: bench[0]["avg_ts"], JOBS[1]: bench[1]["avg_ts"]}
-    batched = lines_of_json([folder / "llama-batched-bench", "-m", file, "-t", threads, "-c", 8192, "-b", 2048, "-ub", 512,
-                             "-npp", 128, "-ntg", 64, "-npl", 16, "--output-format", "jsonl"])
-    return rates | {JOBS[2]: batched[-1]["speed_tg"]}
+def hearth(binary, source, depths, kv_cache):
+    """Rates, and the share of the bandwidth that one sequence used."""
+    cache = ["--kv-cache-dtype", kv_cache] if kv_cache else []
+    report = lines_of_json([binary, "bench", "--device", "cpu", *source, *cache, "--prefill", 512, "--batch", 1, 16])[-1]
+    results = report["results"]
+    for depth in depths:
+        more = lines_of_json([binary, "bench", "--device", "cpu", *source, *cache, "--prefill", 16, "--batch", 1, "--prompt", depth, "--steps", 32])
+        results.append(more[-1]["results"][1])
+    shares = [result["fraction_of_bandwidth"] or 0 for result in results]
+    if max(shares) > 1:
+        return None
+    return dict(zip(JOBS + [behind(depth) for depth in depths], (result["tok_per_sec"] for result in results))), shares[1]
+
+
+def llama(folder, file, threads, depths, is_ik):
+    ik = ["-rtr", 1] if is_ik else []
+    bench = [folder / "llama-bench", "-m", file, "-t", threads, "-r", 3, "-o", "json", *ik]
+
+    def rates(*flags):
+        out = subprocess.run([str(word) for word in [*bench, *flags]], capture_output=True, text=True, check=True).stdout
+        return [test["avg_ts"] for test in json.loads(out[out.index("[\n"):])]
+
+    found = dict(zip(JOBS, rates("-p", 512, "-n", 64)))
+    for depth in depths:
+        # ik_llama.cpp has no depth; a prompt and what follows it are timed together.
+        if not is_ik:
+            found[behind(depth)] = rates("-p", 0, "-n", 32, "-d", depth)[0]
+    # ik_llama.cpp's flash attention stops at an assertion with several sequences.
+    batched = [folder / "llama-batched-bench", "-m", file, "-t", threads, "-c", 8192, "-b", 2048, "-ub", 512, "-npp", 128, "-ntg", 64, "-npl", 16]
+    out = subprocess.run([str(word) for word in [*batched, *(["-fa", "off"] if is_ik else [])]], capture_output=True, text=True, check=True)
+    rows = [line.split("|") for line in (out.stdout + out.stderr).splitlines() if line.startswith("|")]
+    header = next(row for row in rows if any("S_TG" in cell for cell in row))
+    column = next(n for n, cell in enumerate(header) if "S_TG" in cell)
+    found[JOBS[2]] = float(rows[-1][column])
+    return found
 
 
 def pytorch(model):
     import torch
 
     vocab = model.config.vocab_size
-    median = lambda times: sorted(times)[len(times) // 2]
 
     def prefill():
         ids, start = torch.randint(0, vocab, (1, 512)), time.perf_counter()
@@ -55,59 +81,79 @@ def pytorch(model):
             past = out.past_key_values
             out.logits[0, 0, 0].item()
             times.append(time.perf_counter() - start)
-        return batch / median(times)
+        return batch / statistics.median(times)
 
     with torch.inference_mode():
-        return {JOBS[0]: 512 / median([prefill() for _ in range(4)]), JOBS[1]: decode(1), JOBS[2]: decode(16)}
+        return {JOBS[0]: 512 / statistics.median(prefill() for _ in range(4)), JOBS[1]: decode(1), JOBS[2]: decode(16)}
 
 
 def torch_model(folder, threads):
-    try:
-        import torch
-        from transformers import AutoModelForCausalLM
-    except ImportError:
-        return None
+    import torch
+    from transformers import AutoModelForCausalLM
+
     torch.set_num_threads(threads)
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def main():
-    binary, model, llama, ggufs = (pathlib.Path(arg).absolute() for arg in sys.argv[1:5])
-    rounds, threads = [*map(int, sys.argv[5:]), 2, 2][:2] if len(sys.argv) < 7 else map(int, sys.argv[5:7])
-    peer = torch_model(model, threads)
-    best, runs, shares = {}, {}, {}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hearth", required=True, type=pathlib.Path, help="the binary")
+    parser.add_argument("--model", type=pathlib.Path, help="a model dir; without one, only files are measured")
+    parser.add_argument("--gguf", required=True, help="the same model in files, {} standing for the format, such as smollm2.{}.gguf")
+    parser.add_argument("--llama", type=pathlib.Path, help="the folder with llama.cpp's llama-bench and llama-batched-bench")
+    parser.add_argument("--ik", type=pathlib.Path, help="the same of ik_llama.cpp")
+    parser.add_argument("--torch", action="store_true", help="also PyTorch, with the transformers of this Python; needs --model")
+    parser.add_argument("--formats", nargs="+", default=list(FORMATS))
+    parser.add_argument("--level", choices=LEVELS, help="the instructions to keep to")
+    parser.add_argument("--depth", nargs="*", type=int, default=[])
+    parser.add_argument("--kv-cache", help="Hearth's cache; by default its own choice, f32 beside weights in f32, else f16 as the peers have")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    if args.level:
+        os.environ.update(LEVELS[args.level], HEARTH_CPU=args.level)
+    peer = torch_model(args.model, args.threads) if args.torch else None
+    runs, shares = {}, {}
 
-    def note(name, rates):
-        runs.setdefault(name, []).append(rates)
-        of_name = best.setdefault(name, {})
-        of_name.update({job: max(rate, of_name.get(job, 0)) for job, rate in rates.items()})
+    for number in range(args.rounds):
+        for format in args.formats:
+            note = lambda name, rates: runs.setdefault(f"{format} {name}", {}).update({number: rates})
+            file = args.gguf.replace("{}", format)
+            if args.llama:
+                note("llama.cpp", llama(args.llama.absolute(), file, args.threads, args.depth, False))
+            if args.ik:
+                note("ik_llama.cpp", llama(args.ik.absolute(), file, args.threads, args.depth, True))
+            sources = {"Hearth, GGUF": ["--model", file]}
+            if args.model and format in FORMATS:
+                sources["Hearth"] = ["--model", args.model, *FORMATS[format]]
+            for name, source in sources.items():
+                if found := hearth(args.hearth.absolute(), source, args.depth, args.kv_cache):
+                    note(name, found[0])
+                    shares[f"{format} {name}"] = max(found[1], shares.get(f"{format} {name}", 0))
+            if peer and format == "F32":
+                note("PyTorch", pytorch(peer))
 
-    for _ in range(rounds):
-        for format, flags in FORMATS.items():
-            file = ggufs / f"{model.name}.{format}.gguf"
-            note(f"{format} llama.cpp", llama_cpp(llama, file, threads))
-            sources = [(f"{format} Hearth", model, flags), (f"{format} Hearth, GGUF", file, [])]
-            if format == "F32":
-                # Hearth's cache is f32 beside weights in f32, llama.cpp's is f16 beside any.
-                sources.append(("F32 Hearth, f16 cache", model, [*flags, "--kv-cache-dtype", "f16"]))
-            for name, source, how in sources:
-                rates, share = hearth(binary, source, how)
-                note(name, rates)
-                shares[name] = max(share, shares.get(name, 0))
-        if peer:
-            note("F32 PyTorch", pytorch(peer))
-
-    print("| tok/s | " + " | ".join(JOBS) + " | bandwidth, 1 sequence |\n|" + " --- |" * 5)
-    for name in sorted(best, key=lambda name: (list(FORMATS).index(name.split()[0]), "Hearth" in name)):
+    flags = next(line for line in open("/proc/cpuinfo") if line.startswith("flags")).split()
+    known = [flag for flag in ["avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8"] if flag in flags]
+    print(f"CPU with {' '.join(known)}; level {args.level or 'of the machine'}; medians of {args.rounds} rounds\n")
+    jobs = JOBS + [behind(depth) for depth in args.depth]
+    print("| tok/s | " + " | ".join(jobs) + " | bandwidth, 1 sequence |\n|" + " --- |" * (len(jobs) + 2))
+    table = {}
+    for name in sorted(runs, key=lambda name: (args.formats.index(name.split()[0]), "Hearth" in name)):
         peers = [of for other, of in runs.items() if other.split()[0] == name.split()[0] and "Hearth" not in other]
 
-        def ratio(job):
-            of_rounds = [own[job] / max(peer[job] for peer in others) for own, *others in zip(runs[name], *peers)]
-            return f" ({statistics.median(of_rounds):.2f} times)" if "Hearth" in name else ""
+        def cell(job):
+            own = {number: rates[job] for number, rates in runs[name].items() if job in rates}
+            if not own:
+                return ""
+            table.setdefault(name, {})[job] = rate = statistics.median(own.values())
+            best = {number: max((of[number][job] for of in peers if job in of.get(number, {})), default=0) for number in own}
+            if "Hearth" not in name or not all(best.values()):
+                return f"{rate:.0f}"
+            return f"{rate:.0f} ({statistics.median(own[number] / best[number] for number in own):.2f} times)"
 
-        cells = [f"{best[name][job]:.0f}{ratio(job)}" for job in JOBS]
-        print(f"| {name} | " + " | ".join(cells) + f" | {f'{shares[name]:.0%}' if name in shares else ''} |")
-    print(json.dumps({"best": best, "fraction_of_bandwidth": shares}))
+        print(f"| {name} | " + " | ".join(map(cell, jobs)) + f" | {f'{shares[name]:.0%}' if name in shares else ''} |")
+    print(json.dumps({"medians": table, "fraction_of_bandwidth": shares}))
 
 
 if __name__ == "__main__":

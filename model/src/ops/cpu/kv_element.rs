@@ -28,6 +28,14 @@ pub(in crate::ops) trait KvElement: Copy + Default + Send + Sync {
     #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
     unsafe fn load(numbers: *const Self) -> std::arch::x86_64::__m512;
 
+    /// Loads 8 elements as f32.
+    ///
+    /// # Safety
+    /// `numbers` points to 8 of them.
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    unsafe fn load_eight(numbers: *const Self) -> std::arch::x86_64::__m256;
+
     /// Loads those of 16 elements that are in the mask as f32, and zeros for the others.
     ///
     /// # Safety
@@ -66,6 +74,15 @@ impl KvElement for f32 {
 
     #[cfg(target_arch = "x86_64")]
     #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    unsafe fn load_eight(numbers: *const Self) -> std::arch::x86_64::__m256 {
+        // SAFETY: the caller guarantees 8 numbers.
+        unsafe { std::arch::x86_64::_mm256_loadu_ps(numbers) }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
     #[target_feature(enable = "avx512f")]
     #[inline]
     unsafe fn load_masked(mask: u16, numbers: *const Self) -> std::arch::x86_64::__m512 {
@@ -88,10 +105,14 @@ impl KvElement for f16 {
 
     fn store(values: &[f32], places: &mut [Self]) {
         #[cfg(target_arch = "x86_64")]
-        if isa() == Isa::Avx512 {
-            #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
-            // SAFETY: `isa` found the instructions.
-            return unsafe { store_avx512(values, places) };
+        #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
+        // SAFETY: `isa` found the instructions.
+        unsafe {
+            match isa() {
+                Isa::Avx512 => return store_avx512(values, places),
+                Isa::Avx2 | Isa::AvxVnni => return store_avx2(values, places),
+                Isa::Portable => {}
+            }
         }
         let most = f16::MAX.to_f32();
         for (values, places) in values.chunks(CHUNK).zip(places.chunks_mut(CHUNK)) {
@@ -116,6 +137,16 @@ impl KvElement for f16 {
         use std::arch::x86_64::{_mm256_loadu_si256, _mm512_cvtph_ps};
         // SAFETY: the caller guarantees 16 numbers of 2 bytes.
         unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(numbers.cast())) }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    unsafe fn load_eight(numbers: *const Self) -> std::arch::x86_64::__m256 {
+        use std::arch::x86_64::{_mm_loadu_si128, _mm256_cvtph_ps};
+        // SAFETY: the caller guarantees 8 numbers of 2 bytes.
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(numbers.cast())) }
     }
 
     #[cfg(target_arch = "x86_64")]
@@ -149,6 +180,30 @@ unsafe fn store_avx512(values: &[f32], places: &mut [f16]) {
             let within = _mm512_max_ps(_mm512_set1_ps(-most), _mm512_min_ps(_mm512_set1_ps(most), value));
             _mm256_mask_storeu_epi16(places.as_mut_ptr().cast(), mask, _mm512_cvtps_ph::<NEAREST>(within));
         }
+    }
+}
+
+/// The same, 8 at a time.
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn store_avx2(values: &[f32], places: &mut [f16]) {
+    use std::arch::x86_64::{
+        _MM_FROUND_TO_NEAREST_INT, _mm_storeu_si128, _mm256_cvtps_ph, _mm256_loadu_ps, _mm256_max_ps, _mm256_min_ps,
+        _mm256_set1_ps,
+    };
+    const LANES: usize = 8;
+    let most = f16::MAX.to_f32();
+    for (values, places) in values.chunks(LANES).zip(places.chunks_mut(LANES)) {
+        let (mut padded, mut rounded) = ([0.0; LANES], [f16::ZERO; LANES]);
+        padded[..values.len()].copy_from_slice(values);
+        // SAFETY: both arrays have 8 values. Of NaN and a bound, the second operand is taken: NaN.
+        unsafe {
+            let value = _mm256_loadu_ps(padded.as_ptr());
+            let within = _mm256_max_ps(_mm256_set1_ps(-most), _mm256_min_ps(_mm256_set1_ps(most), value));
+            _mm_storeu_si128(rounded.as_mut_ptr().cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(within));
+        }
+        places.copy_from_slice(&rounded[..places.len()]);
     }
 }
 

@@ -49,10 +49,10 @@ fn are_halves(values: &[f32]) -> bool {
     values.iter().all(|value| f16::from_f32(*value).to_f32().to_bits() == value.to_bits())
 }
 
-/// Whether this machine's kernels widen f16 as fast as they load f32. All widen bf16 so: it is a shift.
+/// Whether this machine's kernels widen f16 in registers. All widen bf16 so: it is a shift.
 fn widens_f16() -> bool {
     #[cfg(target_arch = "x86_64")]
-    return isa() == Isa::Avx512;
+    return isa() >= Isa::Avx2;
     #[cfg(not(target_arch = "x86_64"))]
     return false;
 }

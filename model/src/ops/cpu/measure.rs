@@ -4,7 +4,7 @@ use std::{hint::black_box, time::Instant};
 
 use rayon::prelude::*;
 
-use super::{BASELINE_IS_FUSED, Isa, isa, multiply_add, thread_pool};
+use super::{Isa, PORTABLE_IS_FUSED, isa, multiply_add, thread_pool};
 use crate::ops::Dtype;
 
 /// Values that a thread sums at a time.
@@ -49,8 +49,8 @@ pub(in crate::ops) fn multiply_rate(dtype: Dtype) -> f64 {
         #[cfg(target_arch = "x86_64")]
         #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
         // SAFETY: `isa` found the instructions.
-        Isa::Avx2 => rate(CHAINS * 8, || unsafe { avx2() }),
-        Isa::Baseline => rate(CHAINS * 4, chains::<BASELINE_IS_FUSED, 4>),
+        Isa::Avx2 | Isa::AvxVnni => rate(CHAINS * 8, || unsafe { avx2() }),
+        _ => rate(CHAINS * 4, chains::<PORTABLE_IS_FUSED, 4>),
     }
 }
 

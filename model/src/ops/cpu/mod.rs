@@ -6,8 +6,8 @@
 //! - **A row's result does not depend on the other rows.** Every sum has one order, that of the inner dimension or of
 //!   the key positions, for any number of rows.
 //! - **One source for all instruction sets** where it is fast enough: the same code is compiled for AVX-512, for AVX2
-//!   with FMA and for the baseline, and selected at run time. Products, attention and the quantization of inputs also
-//!   have bodies with intrinsics, which give the same bits.
+//!   with FMA and for what every machine has, and selected at run time. Products, attention and the quantization of
+//!   inputs have bodies of their own for AVX-512, AVX2 and AVX-VNNI, which give the same bits.
 
 mod arenas;
 mod attention;
@@ -42,7 +42,8 @@ mod training;
 pub use arenas::{give_back_memory, keep_freed_memory, limit_arenas};
 pub(super) use attention::attention_paged;
 pub(super) use block::{Block, LinearMemory, Scratch, block};
-use isa::{BASELINE_IS_FUSED, Isa, for_each_isa, isa, multiply_add};
+pub use isa::instruction_set;
+use isa::{Isa, PORTABLE_IS_FUSED, for_each_isa, isa, multiply_add};
 pub(super) use kv_append::{PagedValues, append_keys, append_values};
 pub(super) use kv_element::KvElement;
 pub(super) use matmul::linear;

@@ -3,7 +3,7 @@
 use std::{array, ops::Range};
 
 use super::{
-    Isa, for_each_isa, isa,
+    Isa, isa,
     thread_pool::{self, SharedMut},
 };
 use crate::ops::BLOCK_SIZE as BLOCK;
@@ -68,7 +68,13 @@ fn round_rows(x: &[f32], d_in: usize, correction: InputCorrection, blocks: &mut 
         #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
         // SAFETY: `isa` found the instructions.
         Isa::Avx512 => unsafe { round_rows_avx512(x, d_in, correction, blocks) },
-        _ => round_rows_plainly(x, d_in, correction, blocks),
+        #[cfg(target_arch = "x86_64")]
+        #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
+        // SAFETY: `isa` found the instructions.
+        Isa::Avx2 | Isa::AvxVnni => unsafe { round_rows_avx2(x, d_in, correction, blocks) },
+        Isa::Portable => each_block(x, d_in, blocks, |x| RoundedBlock::new(x, correction)),
+        #[cfg(target_arch = "aarch64")]
+        Isa::DotProd => each_block(x, d_in, blocks, |x| RoundedBlock::new(x, correction)),
     }
 }
 
@@ -80,11 +86,12 @@ unsafe fn round_rows_avx512(x: &[f32], d_in: usize, correction: InputCorrection,
     each_block(x, d_in, blocks, |x| unsafe { RoundedBlock::new_avx512(x, correction) });
 }
 
-for_each_isa!(round_rows_plainly(x: &[f32], d_in: usize, correction: InputCorrection, blocks: &mut [RoundedBlock]) = plain_body);
-
-#[inline(always)]
-fn plain_body<const FUSED: bool>(x: &[f32], d_in: usize, correction: InputCorrection, blocks: &mut [RoundedBlock]) {
-    each_block(x, d_in, blocks, |x| RoundedBlock::new(x, correction));
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn round_rows_avx2(x: &[f32], d_in: usize, correction: InputCorrection, blocks: &mut [RoundedBlock]) {
+    // SAFETY: this function's own target features.
+    each_block(x, d_in, blocks, |x| unsafe { RoundedBlock::new_avx2(x, correction) });
 }
 
 #[inline(always)]
@@ -198,6 +205,51 @@ impl RoundedBlock {
             _mm_storeu_si128(values.as_mut_ptr().add(4).cast(), _mm512_cvtepi32_epi8(right));
         }
         Self::of(values, scale, [left, right].map(|half| _mm512_reduce_add_epi32(half)), correction)
+    }
+
+    /// The same bits as [`new`](Self::new), for the same reason.
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads")]
+    #[target_feature(enable = "avx2,fma")]
+    #[inline]
+    unsafe fn new_avx2(block: &[f32; BLOCK], correction: InputCorrection) -> Self {
+        use std::arch::x86_64::{
+            __m256i, _mm_add_epi32, _mm_cvtsi128_si32, _mm_max_epu32, _mm_shuffle_epi32, _mm256_add_epi32,
+            _mm256_add_ps, _mm256_and_si256, _mm256_castps_si256, _mm256_castsi256_si128, _mm256_extracti128_si256,
+            _mm256_loadu_ps, _mm256_max_epu32, _mm256_mul_ps, _mm256_packs_epi16, _mm256_packs_epi32,
+            _mm256_permutevar8x32_epi32, _mm256_set1_epi32, _mm256_set1_ps, _mm256_setr_epi32, _mm256_storeu_si256,
+            _mm256_sub_epi32,
+        };
+        // Of the lanes of a register, the last of four steps.
+        macro_rules! reduce {
+            ($x:expr, $join:ident) => {{
+                let x: __m256i = $x;
+                let four = $join(_mm256_castsi256_si128(x), _mm256_extracti128_si256::<1>(x));
+                let two = $join(four, _mm_shuffle_epi32::<0b01_00_11_10>(four));
+                _mm_cvtsi128_si32($join(two, _mm_shuffle_epi32::<0b10_11_00_01>(two)))
+            }};
+        }
+        // SAFETY: four registers of 8 values are the array of 32.
+        let x: [_; 4] = array::from_fn(|n| unsafe { _mm256_loadu_ps(block.as_ptr().add(8 * n)) });
+        // Positive floats compare like their bits.
+        let bits = x.map(|x| _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(i32::MAX)));
+        let most = _mm256_max_epu32(_mm256_max_epu32(bits[0], bits[1]), _mm256_max_epu32(bits[2], bits[3]));
+        let largest = f32::from_bits(reduce!(most, _mm_max_epu32).cast_unsigned());
+        let (scale, inverse) = Self::scale(largest);
+        let (inverse, round) = (_mm256_set1_ps(inverse), _mm256_set1_ps(ROUND));
+        let whole = x.map(|x| {
+            let sum = _mm256_add_ps(_mm256_mul_ps(x, inverse), round);
+            _mm256_sub_epi32(_mm256_castps_si256(sum), _mm256_castps_si256(round))
+        });
+        let sums =
+            [[0, 1], [2, 3]].map(|[one, other]| reduce!(_mm256_add_epi32(whole[one], whole[other]), _mm_add_epi32));
+        // Packing works on halves of registers: the permutation puts the fours in order.
+        let bytes = _mm256_packs_epi16(_mm256_packs_epi32(whole[0], whole[1]), _mm256_packs_epi32(whole[2], whole[3]));
+        let bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+        let mut values = [0; BLOCK / 4];
+        // SAFETY: a register is the array of 32 bytes.
+        unsafe { _mm256_storeu_si256(values.as_mut_ptr().cast(), bytes) };
+        Self::of(values, scale, sums, correction)
     }
 
     /// The scale that makes `largest` 127, and its inverse.

@@ -9,12 +9,18 @@
 
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
+mod tiled;
 
 use std::{cell::Cell, ops::Range};
 
 use super::{
-    BASELINE_IS_FUSED, Isa, KvElement, isa,
+    Isa, KvElement, PORTABLE_IS_FUSED, isa,
     math::{exp, tanh},
     multiply_add,
     thread_pool::{self, SharedMut},
@@ -212,22 +218,9 @@ fn attend<E: KvElement>(
         #[cfg(target_arch = "x86_64")]
         #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
         // SAFETY: `isa` found the instructions.
-        Isa::Avx2 => unsafe { avx2(queries, kv_heads, task, pools, output) },
-        Isa::Baseline => portable::<E, BASELINE_IS_FUSED>(queries, kv_heads, task, pools, output),
+        Isa::Avx2 | Isa::AvxVnni => unsafe { avx2::attend(queries, kv_heads, task, pools, output) },
+        _ => portable::<E, PORTABLE_IS_FUSED>(queries, kv_heads, task, pools, output),
     }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
-#[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn avx2<E: KvElement>(
-    queries: &[Query<'_>],
-    kv_heads: Range<usize>,
-    task: &Task<'_>,
-    pools: &Pools<'_, E>,
-    output: &SharedMut<'_, f32>,
-) {
-    portable::<E, true>(queries, kv_heads, task, pools, output);
 }
 
 /// The tiles of 16 positions that overlap `sees`.

@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use super::{BASELINE_IS_FUSED, Isa, best_isa};
+use super::{Isa, PORTABLE_IS_FUSED};
 
 thread_local! {
     /// What [`isa`](super::isa) returns on this thread instead of the best; other threads keep the best.
@@ -23,20 +23,12 @@ pub(super) fn forced() -> Option<Isa> {
 
 /// All that this machine has.
 pub(in crate::ops::cpu) fn every_isa() -> impl Iterator<Item = Isa> {
-    let best = best_isa();
-    let all = [
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx512,
-        #[cfg(target_arch = "x86_64")]
-        Isa::Avx2,
-        Isa::Baseline,
-    ];
-    all.into_iter().skip_while(move |level| *level != best)
+    super::here().map(|(_, isa)| *isa)
 }
 
 /// Whether products are added without being rounded first: such bodies agree to the bit.
 pub(in crate::ops::cpu) fn is_fused(level: Isa) -> bool {
-    level != Isa::Baseline || BASELINE_IS_FUSED
+    level != Isa::Portable || PORTABLE_IS_FUSED
 }
 
 /// Numbers in -1..1, the same for equal seeds.

@@ -37,13 +37,13 @@ pub(in crate::ops::cpu) trait Numbers: Copy + Send + Sync + 'static {
     #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
     unsafe fn load(&self, half: usize) -> [[__m512i; 2]; 2];
 
-    /// Inputs `4 group ..`, four of them, of rows 0 to 7, 8 to 15, 16 to 23 and 24 to 31.
+    /// Inputs `4 group ..`, four of them, of rows `8 n ..`, eight of them.
     ///
     /// # Safety
     /// The machine must have AVX2.
     #[cfg(target_arch = "x86_64")]
     #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
-    unsafe fn load_group(&self, group: usize) -> [__m256i; 4];
+    unsafe fn load_eight(&self, group: usize, n: usize) -> __m256i;
 
     /// Inputs `4 group ..`, four of them, of rows 0 to 3, 4 to 7 and so on.
     ///
@@ -101,9 +101,9 @@ impl Numbers for Bytes {
     #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
     #[target_feature(enable = "avx2")]
     #[inline]
-    unsafe fn load_group(&self, group: usize) -> [__m256i; 4] {
+    unsafe fn load_eight(&self, group: usize, n: usize) -> __m256i {
         // SAFETY: a line is 64 bytes, aligned as such: two registers.
-        array::from_fn(|n| unsafe { half_line(&self.0[2 * group + n / 2], n % 2) })
+        unsafe { half_line(&self.0[2 * group + n / 2], n % 2) }
     }
 
     #[cfg(target_arch = "aarch64")]
@@ -163,14 +163,12 @@ impl Numbers for Nibbles {
     #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
     #[target_feature(enable = "avx2")]
     #[inline]
-    unsafe fn load_group(&self, group: usize) -> [__m256i; 4] {
+    unsafe fn load_eight(&self, group: usize, n: usize) -> __m256i {
         use std::arch::x86_64::{_mm256_and_si256, _mm256_set1_epi8, _mm256_srli_epi16};
-        array::from_fn(|n| {
-            // SAFETY: as above.
-            let bytes = unsafe { half_line(&self.0[group / 2 * 2 + n / 2], n % 2) };
-            let bytes = if group.is_multiple_of(2) { bytes } else { _mm256_srli_epi16::<4>(bytes) };
-            _mm256_and_si256(bytes, _mm256_set1_epi8(0x0f))
-        })
+        // SAFETY: as above.
+        let bytes = unsafe { half_line(&self.0[group / 2 * 2 + n / 2], n % 2) };
+        let bytes = if group.is_multiple_of(2) { bytes } else { _mm256_srli_epi16::<4>(bytes) };
+        _mm256_and_si256(bytes, _mm256_set1_epi8(0x0f))
     }
 
     #[cfg(target_arch = "aarch64")]
@@ -239,9 +237,9 @@ impl Numbers for FiveBits {
     #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
     #[target_feature(enable = "avx2")]
     #[inline]
-    unsafe fn load_group(&self, group: usize) -> [__m256i; 4] {
+    unsafe fn load_eight(&self, group: usize, n: usize) -> __m256i {
         // SAFETY: this function's own target features.
-        let low = unsafe { self.low.load_group(group) };
+        let low = unsafe { self.low.load_eight(group, n) };
         use std::arch::x86_64::{
             _mm256_and_si256, _mm256_cmpeq_epi8, _mm256_or_si256, _mm256_set_epi64x, _mm256_set1_epi8,
             _mm256_set1_epi32, _mm256_set1_epi64x, _mm256_shuffle_epi8,
@@ -249,12 +247,10 @@ impl Numbers for FiveBits {
         // Each byte of the 32 bits is copied to eight lanes, each of which tests one bit.
         let spread = _mm256_set_epi64x(0x0303_0303_0303_0303, 0x0202_0202_0202_0202, 0x0101_0101_0101_0101, 0);
         let each = _mm256_set1_epi64x(EACH_BIT.cast_signed());
-        array::from_fn(|n| {
-            let bits = (self.fifth[2 * group + n / 2] >> (n % 2 * 32)) as u32;
-            let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(bits.cast_signed()), spread);
-            let is_set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, each), each);
-            _mm256_or_si256(low[n], _mm256_and_si256(is_set, _mm256_set1_epi8(FIFTH as i8)))
-        })
+        let bits = (self.fifth[2 * group + n / 2] >> (n % 2 * 32)) as u32;
+        let bytes = _mm256_shuffle_epi8(_mm256_set1_epi32(bits.cast_signed()), spread);
+        let is_set = _mm256_cmpeq_epi8(_mm256_and_si256(bytes, each), each);
+        _mm256_or_si256(low, _mm256_and_si256(is_set, _mm256_set1_epi8(FIFTH as i8)))
     }
 
     #[cfg(target_arch = "aarch64")]
@@ -326,23 +322,17 @@ impl Numbers for SixBits {
     #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
     #[target_feature(enable = "avx2")]
     #[inline]
-    unsafe fn load_group(&self, group: usize) -> [__m256i; 4] {
+    unsafe fn load_eight(&self, group: usize, n: usize) -> __m256i {
         use std::arch::x86_64::{
-            _mm256_and_si256, _mm256_or_si256, _mm256_set1_epi8, _mm256_slli_epi16, _mm256_srli_epi16,
+            _mm_cvtsi32_si128, _mm256_and_si256, _mm256_or_si256, _mm256_set1_epi8, _mm256_slli_epi16, _mm256_srl_epi16,
         };
         // SAFETY: this function's own target features.
-        let low = unsafe { self.low.load_group(group) };
-        array::from_fn(|n| {
-            // SAFETY: as above.
-            let high = unsafe { half_line(&self.high[group / 2], n % 2) };
-            let moved = match group % 2 * 2 + n / 2 {
-                0 => _mm256_slli_epi16::<4>(high),
-                1 => _mm256_slli_epi16::<2>(high),
-                2 => high,
-                _ => _mm256_srli_epi16::<2>(high),
-            };
-            _mm256_or_si256(low[n], _mm256_and_si256(moved, _mm256_set1_epi8(HIGH as i8)))
-        })
+        let low = unsafe { self.low.load_eight(group, n) };
+        // SAFETY: as above.
+        let high = unsafe { half_line(&self.high[group / 2], n % 2) };
+        let place = _mm_cvtsi32_si128((group % 2 * 4 + n / 2 * 2) as i32);
+        let two = _mm256_and_si256(_mm256_srl_epi16(high, place), _mm256_set1_epi8(HIGH as i8 >> 4));
+        _mm256_or_si256(low, _mm256_slli_epi16::<4>(two))
     }
 
     #[cfg(target_arch = "aarch64")]

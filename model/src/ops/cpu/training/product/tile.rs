@@ -10,7 +10,7 @@ use std::{
 use super::has_bf16;
 use crate::ops::{
     Precision,
-    cpu::{BASELINE_IS_FUSED, Isa, isa, multiply_add},
+    cpu::{Isa, PORTABLE_IS_FUSED, isa, multiply_add},
 };
 
 /// Columns of a tile.
@@ -117,9 +117,9 @@ unsafe fn whole_tile(operands: Operands<'_>, output: Output, precision: Precisio
             #[cfg(target_arch = "x86_64")]
             (Isa::Avx512, Precision::F32) => avx512_f32::tile(operands, output),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512 | Isa::Avx2, _) => avx2(operands, output, precision),
-            (Isa::Baseline, Precision::F32) => halves::<BASELINE_IS_FUSED, false, 4>(operands, output),
-            (Isa::Baseline, Precision::Bf16) => halves::<BASELINE_IS_FUSED, true, 4>(operands, output),
+            (Isa::Avx512 | Isa::AvxVnni | Isa::Avx2, _) => avx2(operands, output, precision),
+            (_, Precision::F32) => halves::<PORTABLE_IS_FUSED, false, 4>(operands, output),
+            (_, Precision::Bf16) => halves::<PORTABLE_IS_FUSED, true, 4>(operands, output),
         }
     }
 }

@@ -1,0 +1,76 @@
+#[path = "../../../../src/ops/cpu/attention/mod.rs"]
+mod attention;
+#[cfg(target_arch = "aarch64")]
+#[path = "../../../../src/ops/cpu/dot_product.rs"]
+mod dot_product;
+#[path = "../../../../src/ops/cpu/gemm_float/mod.rs"]
+mod gemm_float;
+#[path = "../../../../src/ops/cpu/gemm_quant/mod.rs"]
+mod gemm_quant;
+#[path = "../../../../src/ops/cpu/huge_pages.rs"]
+mod huge_pages;
+#[path = "../../../../src/ops/cpu/isa/mod.rs"]
+mod isa;
+#[path = "../../../../src/ops/cpu/kv_element.rs"]
+mod kv_element;
+#[path = "../../../../src/ops/cpu/lossless.rs"]
+mod lossless;
+#[path = "../../../../src/ops/cpu/kv_append.rs"]
+mod kv_append;
+#[path = "../../../../src/ops/cpu/math.rs"]
+mod math;
+#[path = "../../../../src/ops/cpu/matmul.rs"]
+mod matmul;
+#[path = "../../../../src/ops/cpu/measure.rs"]
+mod measure;
+#[path = "../../../../src/ops/cpu/panel_layout.rs"]
+mod panel_layout;
+#[path = "../../../../src/ops/cpu/panel_values.rs"]
+mod panel_values;
+#[path = "../../../../src/ops/cpu/panels.rs"]
+mod panels;
+#[path = "../../../../src/ops/cpu/prefetch.rs"]
+mod prefetch;
+#[path = "../../../../src/ops/cpu/quant_blocks/mod.rs"]
+mod quant_blocks;
+#[path = "../../../../src/ops/cpu/quant_formats.rs"]
+mod quant_formats;
+#[path = "../../../../src/ops/cpu/quant_rounding.rs"]
+mod quant_rounding;
+#[path = "../../../../src/ops/cpu/quant_rows.rs"]
+mod quant_rows;
+#[path = "../../../../src/ops/cpu/rowwise.rs"]
+mod rowwise;
+#[path = "../../../../src/ops/cpu/thread_pool.rs"]
+mod thread_pool;
+
+use isa::{PORTABLE_IS_FUSED, Isa, for_each_isa, isa, multiply_add};
+pub(super) use kv_element::KvElement;
+pub(super) use kv_append::{append_keys, append_values};
+pub(super) use attention::attention_paged;
+pub use isa::instruction_set;
+pub(super) use rowwise::{activate, gated, norm, soft_cap};
+
+mod tensors {
+    use burn::tensor::Tensor;
+
+    #[derive(Debug)]
+    pub(in crate::ops) struct Values;
+
+    impl Values {
+        pub(in crate::ops) fn as_slice(&self) -> &[f32] {
+            unimplemented!("there are no tensors here")
+        }
+    }
+
+    pub(in crate::ops) fn values<const D: usize>(_: Tensor<D>) -> Values {
+        Values
+    }
+}
+
+/// Prints what products and attention reach on this machine.
+pub fn time() {
+    timing::run();
+}
+
+mod timing;

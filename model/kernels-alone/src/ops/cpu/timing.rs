@@ -1,0 +1,89 @@
+//! Timing of products and attention on shapes of a small model.
+
+use std::time::Instant;
+
+use super::{attention_paged, matmul::linear, measure, panels::Panels, thread_pool};
+use crate::ops::{AttentionOptions, Dtype, PagedRows, Slots};
+
+/// The matrices of a block of SmolLM2-135M: `[d_out, d_in]`.
+const MATRICES: [[usize; 2]; 4] = [[960, 576], [576, 576], [3072, 576], [576, 1536]];
+/// Copies, so that weights come from memory as they do in a model.
+const COPIES: usize = 30;
+
+fn noise(n: usize, seed: u32) -> Vec<f32> {
+    let mut state = seed;
+    (0..n)
+        .map(|_| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (state >> 8) as f32 / (1 << 23) as f32 - 1.0
+        })
+        .collect()
+}
+
+pub(super) fn run() {
+    let only = std::env::args().nth(1);
+    println!("{} threads; f32 {:.1} G multiply-adds/s, 8 bits {:.1}", thread_pool::n_threads(),
+        measure::multiply_rate(Dtype::F32) / 1e9, measure::multiply_rate(Dtype::Q8) / 1e9);
+    for (name, dtype) in Dtype::ALL {
+        if only.as_deref().is_some_and(|only| !only.split(',').any(|only| only == *name)) || name.ends_with('k') {
+            continue;
+        }
+        let values: Vec<Vec<f32>> = MATRICES.iter().map(|[d_out, d_in]| noise(d_out * d_in, 1)).collect();
+        let all: Vec<Panels> = (0..COPIES)
+            .flat_map(|_| MATRICES.iter().zip(&values).map(|(dims, values)| Panels::from_rows(&crate::ops::MatrixRows::of(values, *dims), *dtype)))
+            .collect();
+        let n_bytes: usize = all.iter().map(Panels::n_bytes).sum();
+        let n_weights: usize = COPIES * MATRICES.iter().map(|[d_out, d_in]| d_out * d_in).sum::<usize>();
+        print!("{name:>5}");
+        for n_rows in [1, 2, 4, 8, 16, 64, 512] {
+            let inputs: Vec<Vec<f32>> = MATRICES.iter().map(|[_, d_in]| noise(n_rows * d_in, 2)).collect();
+            let passes = if n_rows > 100 { 4 } else { 12 };
+            let best = (0..passes)
+                .map(|_| {
+                    let start = Instant::now();
+                    for (n, panels) in all.iter().enumerate() {
+                        std::hint::black_box(linear(&inputs[n % MATRICES.len()], panels, None));
+                    }
+                    start.elapsed().as_secs_f64()
+                })
+                .fold(f64::INFINITY, f64::min);
+            print!("  {n_rows}: {:.1} GB/s {:.1} G", n_bytes as f64 / best / 1e9, (n_rows * n_weights) as f64 / best / 1e9);
+        }
+        println!();
+    }
+    if only.is_none_or(|only| only.contains("attention")) {
+        attention::<f32>("f32");
+        attention::<half::f16>("f16");
+    }
+}
+
+/// Attention with the heads of SmolLM2-135M (9 to 3) and of a model of 1B (32 to 8).
+fn attention<E: super::KvElement>(name: &str) {
+    for (n_heads, n_kv_heads, head_dim) in [(9, 3, 64), (32, 8, 64)] {
+        let (scale, softcap, sliding_window, alibi_slopes) = (0.125, None, None, None);
+        let options = AttentionOptions { n_heads, n_kv_heads, head_dim, scale, softcap, sliding_window, alibi_slopes };
+        print!("attention in {name}, {n_heads} to {n_kv_heads} heads:");
+        for (start, n_rows) in [(128usize, 1usize), (2048, 1), (8192, 1), (0, 512), (0, 2048)] {
+            let n_keys = (start + n_rows).next_multiple_of(16);
+            let pools = [1, 2].map(|seed| {
+                let mut pool = vec![E::default(); n_keys * n_kv_heads * head_dim];
+                E::store(&noise(pool.len(), seed), &mut pool);
+                pool
+            });
+            let queries = noise(n_rows * n_heads * head_dim, 3);
+            let slots = Slots::new((0..(start + n_rows) as i32).collect(), &burn::tensor::Device::flex());
+            let sequences = [PagedRows { rows: 0..n_rows, start, first_key: 0, slots }];
+            let best = (0..if n_rows > 1 { 4 } else { 100 })
+                .map(|_| {
+                    let begin = Instant::now();
+                    std::hint::black_box(attention_paged(&queries, [&pools[0], &pools[1]], &sequences, &options));
+                    begin.elapsed().as_secs_f64()
+                })
+                .fold(f64::INFINITY, f64::min);
+            let n_seen: usize = (0..n_rows).map(|row| start + row + 1).sum();
+            let products = 2 * n_seen * n_heads * head_dim;
+            print!("  {n_rows} behind {start}: {:.1} G ({:.0} us)", products as f64 / best / 1e9, best * 1e6);
+        }
+        println!();
+    }
+}

@@ -1,0 +1,234 @@
+//! The innermost loops with AVX2: 16 registers of 8 values, so up to 12 sums.
+
+use std::{
+    arch::x86_64::{__m256, _mm256_fmadd_ps, _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps},
+    array,
+    ops::Range,
+};
+
+use super::{
+    KvElement, LANES, Pools, Query, Task, WeightedSum, key_lines, softmax,
+    tiled::{Kernels, Part, attend_n, for_queries, line},
+    tiles,
+};
+use crate::ops::{
+    AttentionOptions,
+    cpu::{prefetch::prefetch, thread_pool::SharedMut},
+};
+
+/// Registers of a line of keys, or of as many dimensions.
+const HALVES: usize = 2;
+/// Values of a register.
+const EIGHT: usize = LANES / HALVES;
+
+/// Runs `$body` with the number `$n` of the first query and a constant `$P` of queries, for parts of `N` queries whose sums
+/// for a line fit into the registers: up to 6 at once, 7 or 8 in two parts.
+macro_rules! for_parts {
+    ($N:ident, |$n:ident, $P:ident| $body:block) => {
+        for_parts!(@ $N, $n, $P, $body, 1 2 3 4 5 6);
+        if $N > 6 {
+            {
+                let $n = 0;
+                const $P: usize = 4;
+                $body
+            }
+            let $n = 4;
+            if $N == 7 {
+                const $P: usize = 3;
+                $body
+            } else {
+                const $P: usize = 4;
+                $body
+            }
+        }
+    };
+    (@ $N:ident, $n:ident, $P:ident, $body:block, $($count:literal)*) => {
+        $(if $N == $count {
+            let $n = 0;
+            const $P: usize = $count;
+            $body
+        })*
+    };
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn attend<E: KvElement>(
+    queries: &[Query<'_>],
+    kv_heads: Range<usize>,
+    task: &Task<'_>,
+    pools: &Pools<'_, E>,
+    output: &SharedMut<'_, f32>,
+) {
+    for_queries!(attend_n, Avx2, E, (queries, kv_heads, task, pools, output), 1 2 3 4 5 6 7 8);
+}
+
+struct Avx2;
+
+impl Kernels for Avx2 {
+    // 128 positions: the values of a head stay in L1 while its dimensions go by.
+    const VALUE_TILES: usize = 8;
+
+    #[inline(always)]
+    fn tiles_together(n_queries: usize, _is_alone: bool, n_left: usize) -> usize {
+        match n_queries {
+            1 if n_left >= 4 => 4,
+            1..=3 if n_left >= 2 => 2,
+            _ => 1,
+        }
+    }
+
+    #[inline(always)]
+    fn lanes_together(n_queries: usize) -> usize {
+        match n_queries {
+            1 => 4,
+            2 | 3 => 2,
+            _ => 1,
+        }
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn softmax(scores: &mut [f32], first: usize, query: &Query<'_>, scale: f32) -> f32 {
+        softmax::<true>(scores, first, query, scale)
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn add_some_values<E: KvElement>(
+        sum: &mut WeightedSum<'_>,
+        positions: Range<usize>,
+        queries: &[Query<'_>],
+        kv_head: usize,
+        task: &Task<'_>,
+        pools: &Pools<'_, E>,
+    ) {
+        sum.add_values::<E, true, false>(positions, queries, kv_head, task, pools);
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    unsafe fn score_tiles<E: KvElement, const N: usize, const T: usize>(
+        queries: &[Query<'_>; N],
+        kv_head: usize,
+        task: &Task<'_>,
+        pools: &Pools<'_, E>,
+        tile: usize,
+        scores: &mut [f32],
+        width: usize,
+    ) {
+        let head_dim = pools.options.head_dim;
+        // Checks the slices' lengths once.
+        let lines: [&[E]; T] = array::from_fn(|t| key_lines(pools, task.page(tile + t), kv_head));
+        // Prefetched meanwhile; at the end, the last tile again.
+        let last = tiles(&task.sees(pools.options)).end - 1;
+        let next: [&[E]; T] = array::from_fn(|t| key_lines(pools, task.page((tile + T + t).min(last)), kv_head));
+        for_parts!(N, |n, P| {
+            let values: [&[f32]; P] = array::from_fn(|query| &queries[n + query].values[..head_dim]);
+            let mut sums = [[[_mm256_setzero_ps(); HALVES]; T]; P];
+            for dim in 0..head_dim {
+                // SAFETY: `lines` have `head_dim` lines of 16.
+                let keys: [[_; HALVES]; T] = array::from_fn(|t| {
+                    array::from_fn(|half| unsafe { E::load_eight(lines[t].as_ptr().add(dim * LANES + half * EIGHT)) })
+                });
+                if n == 0 && (dim * LANES).is_multiple_of(line::<E>()) {
+                    next.iter().for_each(|next| prefetch(next.as_ptr().wrapping_add(dim * LANES)));
+                }
+                for (sums, values) in sums.iter_mut().zip(&values) {
+                    // SAFETY: `values` have `head_dim` values.
+                    let q = _mm256_set1_ps(unsafe { *values.get_unchecked(dim) });
+                    for (sums, keys) in sums.iter_mut().zip(keys) {
+                        for (sum, keys) in sums.iter_mut().zip(keys) {
+                            *sum = _mm256_fmadd_ps(q, keys, *sum);
+                        }
+                    }
+                }
+            }
+            for (query, sums) in sums.iter().enumerate() {
+                let scores = &mut scores[(n + query) * width..][..T * LANES];
+                for (scores, sum) in scores.chunks_exact_mut(EIGHT).zip(sums.as_flattened()) {
+                    // SAFETY: the chunk has 8 values.
+                    unsafe { _mm256_storeu_ps(scores.as_mut_ptr(), *sum) };
+                }
+            }
+        });
+    }
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    unsafe fn add_weighted_values<E: KvElement, const N: usize, const C: usize>(
+        Part { kv_head, tiles: part, positions, from, ahead }: Part,
+        task: &Task<'_>,
+        pools: &Pools<'_, E>,
+        (scores, width): (&[f32], usize),
+        attn_out: &mut [f32],
+    ) -> usize {
+        let AttentionOptions { n_kv_heads, head_dim, .. } = *pools.options;
+        let n_dims = (head_dim - from).min(C * LANES);
+        let tiles = tiles(&task.sees(pools.options));
+        let (first, last) = (tiles.start * LANES, tiles.end - 1);
+        let page_len = LANES * n_kv_heads * head_dim;
+        let page_values = |page: usize| &pools.values[page * page_len..][..page_len];
+        // Checks the slices' lengths here and once per page.
+        assert!(part.start >= tiles.start && part.end <= tiles.end && attn_out.len() == N * head_dim);
+        let is_whole = n_dims == C * LANES;
+        for_parts!(N, |n, P| {
+            let weights: [&[f32]; P] = array::from_fn(|query| &scores[(n + query) * width..][..tiles.len() * LANES]);
+            let mut sums = [[[_mm256_setzero_ps(); HALVES]; C]; P];
+            for (query, sums) in sums.iter_mut().enumerate() {
+                let attn_out = &attn_out[(n + query) * head_dim + from..][..n_dims];
+                for (c, sum) in sums.as_flattened_mut().iter_mut().enumerate() {
+                    // SAFETY: this function's own target features.
+                    *sum = unsafe { load_some(attn_out, c * EIGHT) };
+                }
+            }
+            for tile in part.clone() {
+                let page = page_values(task.page(tile));
+                let next = page_values(task.page((tile + ahead).min(last)));
+                for position in positions.start.max(tile * LANES)..positions.end.min((tile + 1) * LANES) {
+                    let row = ((position % LANES) * n_kv_heads + kv_head) * head_dim + from;
+                    if n == 0 {
+                        let prefetched = (0..C * LANES).step_by(line::<E>());
+                        prefetched.for_each(|at| prefetch(next.as_ptr().wrapping_add(row + at)));
+                    }
+                    let row = &page[row..][..n_dims];
+                    // SAFETY: this function's own target features; a whole row has the values that are loaded.
+                    // `position - first` is below the number of tiles times their length.
+                    unsafe {
+                        let values: [[__m256; HALVES]; C] = array::from_fn(|c| {
+                            array::from_fn(|half| {
+                                let at = c * LANES + half * EIGHT;
+                                if is_whole { E::load_eight(row.as_ptr().add(at)) } else { load_some(row, at) }
+                            })
+                        });
+                        for (weights, sums) in weights.iter().zip(&mut sums) {
+                            let weight = _mm256_set1_ps(*weights.get_unchecked(position - first));
+                            for (sum, values) in sums.as_flattened_mut().iter_mut().zip(values.as_flattened()) {
+                                *sum = _mm256_fmadd_ps(weight, *values, *sum);
+                            }
+                        }
+                    }
+                }
+            }
+            for (query, sums) in sums.iter().enumerate() {
+                let attn_out = &mut attn_out[(n + query) * head_dim + from..][..n_dims];
+                for (attn_out, sum) in attn_out.chunks_mut(EIGHT).zip(sums.as_flattened()) {
+                    let mut values = [0.0; EIGHT];
+                    // SAFETY: the array has 8 values.
+                    unsafe { _mm256_storeu_ps(values.as_mut_ptr(), *sum) };
+                    attn_out.copy_from_slice(&values[..attn_out.len()]);
+                }
+            }
+        });
+        n_dims
+    }
+}
+
+/// The eight values from `at` on, zeros for those beyond the end.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+unsafe fn load_some<E: KvElement>(values: &[E], at: usize) -> __m256 {
+    let mut some = [E::default(); EIGHT];
+    let values = &values[at.min(values.len())..];
+    let n = values.len().min(EIGHT);
+    some[..n].copy_from_slice(&values[..n]);
+    // SAFETY: this function's own target features; the array has 8 values.
+    unsafe { E::load_eight(some.as_ptr()) }
+}

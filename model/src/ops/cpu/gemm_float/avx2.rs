@@ -1,0 +1,188 @@
+//! Bodies for AVX2: 16 registers of 8 values.
+//!
+//! Up to 3 rows keep the sums of the whole panel in 12 registers. More rows go in tiles of up to 6 rows and half a
+//! panel, which also take 12: every weight that is loaded serves 6 multiply-adds. Some inputs at a time, so that their
+//! weights stay in L1 while all tiles go by.
+
+use std::ops::Range;
+
+use super::{Line, PANEL, PanelLine};
+use crate::ops::cpu::prefetch::{LINE, prefetch};
+
+/// Rows of a tile.
+const TILE: usize = 6;
+/// Rows of a tile whose sums of the whole panel fit into 12 registers.
+const WHOLE: usize = 3;
+/// Rows whose sums are kept between two ranges of inputs: 6 KB.
+const ROWS: usize = 48;
+/// Inputs at a time: 16 KB of weights in f32.
+const CHUNK: usize = 128;
+/// Prefetch distance in bytes of up to 3 rows. At the end of a panel it reaches into the next one.
+const AHEAD: usize = 3 << 11;
+/// Registers of a panel.
+const REGISTERS: usize = PANEL / 8;
+
+/// Multiplies all rows of `x [n_rows, d_in]` by one panel; `store` gets each row's number and sums.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn multiply<L: PanelLine>(
+    x: &[f32],
+    lines: &[L],
+    d_in: usize,
+    mut store: impl FnMut(usize, &[f32; PANEL]),
+) {
+    assert!(lines.len() == L::LINES * d_in);
+    for (number, x) in x.chunks(ROWS * d_in).enumerate() {
+        let n_rows = x.len() / d_in;
+        let sums = &mut [[0.0; PANEL]; ROWS][..n_rows];
+        if n_rows <= WHOLE {
+            let fetched = lines.as_ptr().cast::<u8>().wrapping_add(AHEAD);
+            let ahead = Ahead { start: fetched, step: if number == 0 { L::BYTES } else { 0 } };
+            // SAFETY: this function's own target features; the lines of all inputs are there.
+            unsafe { whole(Rows { x, d_in, inputs: 0..d_in }, lines.as_ptr(), ahead, sums) };
+        } else {
+            // SAFETY: as above.
+            unsafe { tiles(x, lines, d_in, number == 0, sums) };
+        }
+        for (row, sums) in sums.iter().enumerate() {
+            store(number * ROWS + row, sums);
+        }
+    }
+}
+
+/// What a tile prefetches while it computes: at each input, the line `step` bytes further on. Nothing, if that is 0.
+#[derive(Clone, Copy)]
+struct Ahead {
+    start: *const u8,
+    step: usize,
+}
+
+/// More than [`WHOLE`] rows in tiles, a chunk of inputs at a time. If the panel `is_new`, it comes from memory: each
+/// tile then prefetches its share of the next chunk, so that memory is read all the time, not only by the first tile.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn tiles<L: PanelLine>(x: &[f32], lines: &[L], d_in: usize, is_new: bool, sums: &mut [[f32; PANEL]]) {
+    let n_rows = sums.len();
+    let n_tiles = n_rows.div_ceil(TILE);
+    let is_widened = L::BYTES < size_of::<[f32; PANEL]>() && n_tiles > 1;
+    let mut widened = [Line([0.0; 16]); 2 * CHUNK];
+    for start in (0..d_in).step_by(CHUNK) {
+        let inputs = start..d_in.min(start + CHUNK);
+        let chunk = &lines[inputs.start * L::LINES..inputs.end * L::LINES];
+        let next = chunk.as_ptr_range().end.cast::<u8>();
+        let step = if is_new { L::BYTES.div_ceil(2 * n_tiles) } else { 0 };
+        if is_widened {
+            // SAFETY: this function's own target features.
+            unsafe { widen(chunk, &mut widened) };
+        }
+        for number in 0..n_tiles {
+            let of_tile = n_rows * number / n_tiles..n_rows * (number + 1) / n_tiles;
+            let x = &x[of_tile.start * d_in..of_tile.end * d_in];
+            let sums = &mut sums[of_tile];
+            let rows = |half: usize| {
+                let fetched = next.wrapping_add((2 * number + half) * step * inputs.len());
+                (Rows { x, d_in, inputs: inputs.clone() }, Ahead { start: fetched, step })
+            };
+            let ((left, ahead), (right, further)) = (rows(0), rows(1));
+            // SAFETY: as above; the lines of the chunk's inputs are there.
+            unsafe {
+                if is_widened {
+                    half::<_, 0>(left, widened.as_ptr(), ahead, sums);
+                    half::<_, 2>(right, widened.as_ptr(), further, sums);
+                } else {
+                    half::<_, 0>(left, chunk.as_ptr(), ahead, sums);
+                    half::<_, 2>(right, chunk.as_ptr(), further, sums);
+                }
+            }
+        }
+    }
+}
+
+/// Writes some inputs' weights as f32.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn widen<L: PanelLine>(lines: &[L], widened: &mut [Line<f32, 16>]) {
+    use std::arch::x86_64::_mm256_store_ps;
+    for (lines, widened) in lines.chunks_exact(L::LINES).zip(widened.as_chunks_mut::<2>().0) {
+        for register in 0..REGISTERS {
+            let place = &mut widened[register / 2].0[register % 2 * 8..][..8];
+            // SAFETY: this function's own target features; these are the lines of one input; 8 values are half a line.
+            unsafe { _mm256_store_ps(place.as_mut_ptr(), L::load_eight(lines.as_ptr(), register)) };
+        }
+    }
+}
+
+/// Some inputs of some rows.
+struct Rows<'a> {
+    x: &'a [f32],
+    d_in: usize,
+    inputs: Range<usize>,
+}
+
+/// One kernel per number of rows `$n`, so that the compiler keeps all sums in registers.
+macro_rules! kernels {
+    ($rows:ident, $lines:ident, $ahead:ident, $sums:ident, $registers:expr, $from:expr, $($n:literal)*) => {
+        match $sums.len() {
+            // SAFETY: the target features and the lines are the caller's.
+            $($n => unsafe { tile::<L, $n, { $registers }, { $from }>($rows, $lines, $ahead, $sums) },)*
+            n => unreachable!("{n} rows at a time, where {:?} are possible", [$($n),*]),
+        }
+    };
+}
+
+/// Adds the products of up to [`WHOLE`] rows with the panel to `sums`. `lines` are those of the rows' inputs.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn whole<L: PanelLine>(rows: Rows<'_>, lines: *const L, ahead: Ahead, sums: &mut [[f32; PANEL]]) {
+    kernels!(rows, lines, ahead, sums, REGISTERS, 0, 1 2 3);
+}
+
+/// Adds the products of up to [`TILE`] rows with half the panel, from register `FROM` on, to `sums`.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn half<L: PanelLine, const FROM: usize>(
+    rows: Rows<'_>,
+    lines: *const L,
+    ahead: Ahead,
+    sums: &mut [[f32; PANEL]],
+) {
+    kernels!(rows, lines, ahead, sums, REGISTERS / 2, FROM, 3 4 5 6);
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn tile<L: PanelLine, const N: usize, const R: usize, const FROM: usize>(
+    Rows { x, d_in, inputs }: Rows<'_>,
+    lines: *const L,
+    ahead: Ahead,
+    stored: &mut [[f32; PANEL]],
+) {
+    use std::arch::x86_64::{_mm256_fmadd_ps, _mm256_loadu_ps, _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps};
+    assert!(x.len() == N * d_in && inputs.end <= d_in && stored.len() == N && FROM + R <= REGISTERS);
+    let mut sums = [[_mm256_setzero_ps(); R]; N];
+    for (sums, stored) in sums.iter_mut().zip(&*stored) {
+        for (register, sum) in sums.iter_mut().enumerate() {
+            // SAFETY: a panel has 4 registers of 8 values.
+            *sum = unsafe { _mm256_loadu_ps(stored.as_ptr().add(8 * (FROM + register))) };
+        }
+    }
+    let x = x[inputs.start..].as_ptr();
+    let mut fetched = ahead.start;
+    for number in 0..inputs.len() {
+        if ahead.step > 0 {
+            (0..ahead.step).step_by(LINE).for_each(|at| prefetch(fetched.wrapping_add(at)));
+            fetched = fetched.wrapping_add(ahead.step);
+        }
+        // SAFETY: there are `LINES` lines per input.
+        let lines = unsafe { lines.add(number * L::LINES) };
+        // SAFETY: as above.
+        let weights: [_; R] = std::array::from_fn(|register| unsafe { L::load_eight(lines, FROM + register) });
+        for (row, sums) in sums.iter_mut().enumerate() {
+            // SAFETY: there are `d_in` values per row.
+            let x = _mm256_set1_ps(unsafe { *x.add(row * d_in + number) });
+            for (sum, weights) in sums.iter_mut().zip(weights) {
+                *sum = _mm256_fmadd_ps(x, weights, *sum);
+            }
+        }
+    }
+    for (sums, stored) in sums.iter().zip(stored) {
+        for (register, sum) in sums.iter().enumerate() {
+            // SAFETY: as for loading.
+            unsafe { _mm256_storeu_ps(stored.as_mut_ptr().add(8 * (FROM + register)), *sum) };
+        }
+    }
+}

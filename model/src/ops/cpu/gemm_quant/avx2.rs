@@ -1,0 +1,290 @@
+//! Bodies on registers of 256 bits, with AVX2 alone or with AVX-VNNI.
+//!
+//! AVX-VNNI adds four products of bytes to a sum of 32 bits in one instruction. Without it, `vpmaddubsw` adds two products
+//! in 16 bits, which saturate. As many of these sums are added in 16 bits as always fit (all of a block of 4-bit numbers,
+//! two to four of 5 or 6 bits); then they are widened. For 8-bit numbers, whose sums of two unsigned products do not fit,
+//! the sign moves from the weight to the input, and each sum is widened. Every way the sum of a block is exact.
+
+use std::{array, ops::Range};
+
+use super::{MAX_ROWS, Numbers, PANEL, QuantBlock, QuantRows, RoundedBlock, RowFactors};
+use crate::ops::{
+    BLOCK_SIZE as BLOCK,
+    cpu::prefetch::{LINE, prefetch},
+};
+
+/// Rows whose sums are kept between two ranges of blocks: 6 KB.
+const ROWS: usize = 8 * MAX_ROWS;
+/// Bytes of blocks that all rows go through before the next ones: as much again, which is being prefetched, fits into L1.
+const CHUNK_BYTES: usize = 1 << 13;
+/// Registers of a panel.
+const REGISTERS: usize = PANEL / 8;
+/// Groups of four inputs in a block.
+const GROUPS: usize = BLOCK / 4;
+
+/// The product with AVX2.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(super) unsafe fn multiply<B: QuantBlock>(rows: &QuantRows, panel: &[B], store: impl FnMut(usize, &[f32; PANEL])) {
+    // SAFETY: this function's own target features.
+    chunks(rows, panel, store, |tile, totals| unsafe { of_rows::<B>(tile, totals) });
+}
+
+/// The product with AVX-VNNI.
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+pub(super) unsafe fn vnni<B: QuantBlock>(rows: &QuantRows, panel: &[B], store: impl FnMut(usize, &[f32; PANEL])) {
+    // SAFETY: this function's own target features.
+    chunks(rows, panel, store, |tile, totals| unsafe { of_rows_vnni::<B>(tile, totals) });
+}
+
+/// Some blocks of a panel and a group of rows.
+struct Tile<'a, B> {
+    rows: &'a QuantRows,
+    /// The first of the group.
+    first: usize,
+    panel: &'a [B],
+    blocks: Range<usize>,
+    /// What this tile prefetches, evenly while it computes.
+    fetched: Range<*const u8>,
+}
+
+/// Has all groups of rows go through a chunk of blocks, then the next. While a panel comes from memory, each group
+/// prefetches its share of the next chunk, so that memory is read all the time, not only by the first one.
+#[inline(always)]
+fn chunks<B: QuantBlock>(
+    rows: &QuantRows,
+    panel: &[B],
+    mut store: impl FnMut(usize, &[f32; PANEL]),
+    multiply: impl Fn(Tile<'_, B>, &mut [[f32; PANEL]]),
+) {
+    assert!(panel.len() * B::RUNS == rows.n_blocks);
+    let n_together = (CHUNK_BYTES / size_of::<B>()).max(1);
+    for start in (0..rows.n_rows()).step_by(ROWS) {
+        let totals = &mut [[0.0; PANEL]; ROWS][..ROWS.min(rows.n_rows() - start)];
+        let n_groups = totals.len().div_ceil(MAX_ROWS);
+        for block in (0..panel.len()).step_by(n_together) {
+            let blocks = block..panel.len().min(block + n_together);
+            let next = panel.as_ptr().wrapping_add(blocks.end).cast::<u8>();
+            let len = if start == 0 { blocks.len() * size_of::<B>() } else { 0 };
+            for (group, totals) in totals.chunks_mut(MAX_ROWS).enumerate() {
+                let [begin, end] = [group, group + 1].map(|group| next.wrapping_add(group * len / n_groups));
+                let first = start + group * MAX_ROWS;
+                multiply(Tile { rows, first, panel, blocks: blocks.clone(), fetched: begin..end }, totals);
+            }
+        }
+        totals.iter().enumerate().for_each(|(row, totals)| store(start + row, totals));
+    }
+}
+
+/// One kernel per number of rows `$n`, with so many registers of sums to a row that all sums stay in registers.
+macro_rules! kernels {
+    ($kernel:ident, $tile:ident, $totals:ident, $($n:literal: $registers:literal)*) => {
+        match $totals.len() {
+            $($n => {
+                for from in (0..REGISTERS).step_by($registers) {
+                    // SAFETY: the target features are the caller's.
+                    unsafe { $kernel::<B, $n, $registers>(&$tile, from, $totals) };
+                }
+            })*
+            n => unreachable!("{n} rows at a time, where {MAX_ROWS} is the maximum"),
+        }
+    };
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn of_rows<B: QuantBlock>(tile: Tile<'_, B>, totals: &mut [[f32; PANEL]]) {
+    if in_16_bits::<B>() == 0 {
+        kernels!(with_signs, tile, totals, 1:4 2:4 3:2 4:2 5:2 6:2);
+    } else {
+        kernels!(in_pairs, tile, totals, 1:4 2:4 3:4 4:2 5:2 6:2);
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+unsafe fn of_rows_vnni<B: QuantBlock>(tile: Tile<'_, B>, totals: &mut [[f32; PANEL]]) {
+    kernels!(in_fours, tile, totals, 1:4 2:4 3:4 4:2 5:2 6:2);
+}
+
+/// Sums of two products that always fit into 16 bits together.
+const fn in_16_bits<B: QuantBlock>() -> usize {
+    let largest = 2 * B::Numbers::MIDDLE as usize - 1;
+    let fit = i16::MAX as usize / (2 * largest * 128);
+    if fit > GROUPS { GROUPS } else { fit }
+}
+
+/// A kernel: `$sum` returns the exact sums of a block, or of half of it, for `N` rows and `R` registers of outputs, from
+/// register `from` on.
+macro_rules! kernel {
+    ($(#[$doc:meta])* $name:ident, $features:literal, $sum:ident) => {
+        $(#[$doc])*
+        #[target_feature(enable = $features)]
+        unsafe fn $name<B: QuantBlock, const N: usize, const R: usize>(
+            tile: &Tile<'_, B>,
+            from: usize,
+            stored: &mut [[f32; PANEL]],
+        ) {
+            use std::arch::x86_64::{
+                _mm256_cvtepi32_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_mul_ps, _mm256_set1_ps,
+                _mm256_setzero_ps, _mm256_storeu_ps,
+            };
+            assert!(stored.len() == N && from + R <= REGISTERS);
+            let mut totals = [[_mm256_setzero_ps(); R]; N];
+            for (totals, stored) in totals.iter_mut().zip(&*stored) {
+                for (n, total) in totals.iter_mut().enumerate() {
+                    // SAFETY: four registers of 8 values are the array of 32.
+                    *total = unsafe { _mm256_loadu_ps(stored.as_ptr().add(8 * (from + n))) };
+                }
+            }
+            // The passes over the panel's registers divide what the tile prefetches.
+            let len = tile.fetched.end.addr() - tile.fetched.start.addr();
+            let mut fetched = tile.fetched.start.wrapping_add(len * from / REGISTERS);
+            let step = (len * R).div_ceil(REGISTERS * tile.blocks.len() * B::RUNS);
+            for number in tile.blocks.clone() {
+                let block = &tile.panel[number];
+                for run in 0..B::RUNS {
+                    (0..step).step_by(LINE).for_each(|at| prefetch(fetched.wrapping_add(at)));
+                    fetched = fetched.wrapping_add(step);
+                    let inputs = tile.rows.blocks(tile.first, number * B::RUNS + run).as_array::<N>();
+                    let inputs = inputs.unwrap_or_else(|| unreachable!("the caller counted the rows"));
+                    for half in 0..B::SCALES {
+                        // SAFETY: this function's own target features.
+                        let sums = unsafe { $sum::<B, N, R>(block, inputs, run, half, from) };
+                        for n in 0..R {
+                            // SAFETY: as above.
+                            let scale = unsafe { block.scales(run, half).load_eight(from + n) };
+                            for ((totals, sums), input) in totals.iter_mut().zip(&sums).zip(inputs) {
+                                let scale = _mm256_mul_ps(scale, _mm256_set1_ps(input.scale));
+                                totals[n] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[n]), scale, totals[n]);
+                            }
+                        }
+                    }
+                    if let Some(minima) = block.minima(run) {
+                        for n in 0..R {
+                            // SAFETY: as above.
+                            let minimum = unsafe { minima.load_eight(from + n) };
+                            for (totals, input) in totals.iter_mut().zip(inputs) {
+                                totals[n] = _mm256_fmadd_ps(minimum, _mm256_set1_ps(input.sum()), totals[n]);
+                            }
+                        }
+                    }
+                }
+            }
+            for (totals, stored) in totals.iter().zip(stored) {
+                for (n, total) in totals.iter().enumerate() {
+                    // SAFETY: as for loading.
+                    unsafe { _mm256_storeu_ps(stored.as_mut_ptr().add(8 * (from + n)), *total) };
+                }
+            }
+        }
+    };
+}
+
+kernel!(
+    /// Any format with AVX-VNNI.
+    in_fours, "avx2,fma,f16c,avxvnni", sums_of_fours
+);
+kernel!(
+    /// Formats of fewer than 8 bits with AVX2.
+    in_pairs, "avx2,fma,f16c", sums_of_pairs
+);
+kernel!(
+    /// 8 bits with AVX2.
+    with_signs, "avx2,fma,f16c", sums_with_signs
+);
+
+type Sums<const N: usize, const R: usize> = [[std::arch::x86_64::__m256i; R]; N];
+
+/// The groups of half `half` of a run, or of all of it.
+const fn groups<B: QuantBlock>(half: usize) -> Range<usize> {
+    GROUPS * half / B::SCALES..GROUPS * (half + 1) / B::SCALES
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+#[inline]
+unsafe fn sums_of_fours<B: QuantBlock, const N: usize, const R: usize>(
+    block: &B,
+    inputs: &[RoundedBlock; N],
+    run: usize,
+    half: usize,
+    from: usize,
+) -> Sums<N, R> {
+    use std::arch::x86_64::{_mm256_dpbusd_avx_epi32, _mm256_set1_epi32};
+    let mut sums: Sums<N, R> = array::from_fn(|row| [_mm256_set1_epi32(inputs[row].start(B::CORRECTION, half)); R]);
+    for group in groups::<B>(half) {
+        // SAFETY: this function's own target features.
+        let weights: [_; R] = array::from_fn(|n| unsafe { block.numbers(run).load_eight(group, from + n) });
+        for (sums, input) in sums.iter_mut().zip(inputs) {
+            let x = _mm256_set1_epi32(input.values[group]);
+            for (sum, weights) in sums.iter_mut().zip(weights) {
+                *sum = _mm256_dpbusd_avx_epi32(*sum, weights, x);
+            }
+        }
+    }
+    sums
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+unsafe fn sums_of_pairs<B: QuantBlock, const N: usize, const R: usize>(
+    block: &B,
+    inputs: &[RoundedBlock; N],
+    run: usize,
+    half: usize,
+    from: usize,
+) -> Sums<N, R> {
+    use std::arch::x86_64::{
+        _mm256_add_epi16, _mm256_add_epi32, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_set1_epi16,
+        _mm256_set1_epi32, _mm256_setzero_si256,
+    };
+    let mut sums: Sums<N, R> = array::from_fn(|row| [_mm256_set1_epi32(inputs[row].start(B::CORRECTION, half)); R]);
+    let groups = groups::<B>(half);
+    for start in groups.clone().step_by(in_16_bits::<B>()) {
+        let mut narrow: Sums<N, R> = [[_mm256_setzero_si256(); R]; N];
+        for group in start..groups.end.min(start + in_16_bits::<B>()) {
+            // SAFETY: this function's own target features.
+            let weights: [_; R] = array::from_fn(|n| unsafe { block.numbers(run).load_eight(group, from + n) });
+            for (narrow, input) in narrow.iter_mut().zip(inputs) {
+                let x = _mm256_set1_epi32(input.values[group]);
+                for (narrow, weights) in narrow.iter_mut().zip(weights) {
+                    *narrow = _mm256_add_epi16(*narrow, _mm256_maddubs_epi16(weights, x));
+                }
+            }
+        }
+        for (sums, narrow) in sums.iter_mut().zip(narrow) {
+            for (sum, narrow) in sums.iter_mut().zip(narrow) {
+                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(narrow, _mm256_set1_epi16(1)));
+            }
+        }
+    }
+    sums
+}
+
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+unsafe fn sums_with_signs<B: QuantBlock, const N: usize, const R: usize>(
+    block: &B,
+    inputs: &[RoundedBlock; N],
+    run: usize,
+    half: usize,
+    from: usize,
+) -> Sums<N, R> {
+    use std::arch::x86_64::{
+        _mm256_abs_epi8, _mm256_add_epi32, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_set1_epi8,
+        _mm256_set1_epi16, _mm256_set1_epi32, _mm256_setzero_si256, _mm256_sign_epi8, _mm256_xor_si256,
+    };
+    let mut sums: Sums<N, R> = [[_mm256_setzero_si256(); R]; N];
+    for group in groups::<B>(half) {
+        for register in 0..R {
+            // SAFETY: this function's own target features.
+            let weights = unsafe { block.numbers(run).load_eight(group, from + register) };
+            // Subtracting the offset, which is the highest bit.
+            let weights = _mm256_xor_si256(weights, _mm256_set1_epi8(i8::MIN));
+            let sizes = _mm256_abs_epi8(weights);
+            for (sums, input) in sums.iter_mut().zip(inputs) {
+                let x = _mm256_sign_epi8(_mm256_set1_epi32(input.values[group]), weights);
+                let pairs = _mm256_maddubs_epi16(sizes, x);
+                sums[register] = _mm256_add_epi32(sums[register], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+            }
+        }
+    }
+    sums
+}
