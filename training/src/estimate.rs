@@ -4,11 +4,9 @@ mod account;
 mod cpu;
 mod gpu;
 
-use std::thread;
-
 use anyhow::Result;
 use burn::tensor::Device;
-use hearth_model::{config::GptConfig, gpt::param_specs, weights::model_dir};
+use hearth_model::{config::GptConfig, gpt::param_specs, ops, weights::model_dir};
 
 use crate::{
     adapter::frozen_bytes,
@@ -127,7 +125,7 @@ impl Estimate {
         let n_rows = answers * config.micro_batch_tokens();
         let peak_bytes = if is_cpu {
             let n_values = cpu::Shape::new(gpt, n_rows, seq_len, adapter).peak(&run);
-            let n_threads = thread::available_parallelism().map_or(1, usize::from) as u64;
+            let n_threads = ops::n_threads() as u64;
             let beside = CODE_BYTES + PACKING_BYTES * n_threads + adapter.map_or(0, |adapter| adapter.frozen_bytes);
             (bytes(n_values) as f64 * (1.0 + UNUSABLE)) as u64 + beside
         } else {

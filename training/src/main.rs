@@ -5,15 +5,20 @@ mod commands;
 
 use std::{
     io::{self, Write},
+    num::NonZeroUsize,
     process::ExitCode,
 };
 
 use clap::{Parser, Subcommand};
+use hearth_model::ops;
 
 /// Trains language models that Hearth serves.
 #[derive(Debug, Parser)]
 #[command(name = "hearth-train", version, arg_required_else_help = true)]
 struct Cli {
+    /// Number of threads that compute on the CPU [default: one per core that may be used]
+    #[arg(long, env = "HEARTH_THREADS", global = true, value_name = "N")]
+    threads: Option<NonZeroUsize>,
     #[command(subcommand)]
     command: Command,
 }
@@ -43,8 +48,13 @@ fn main() -> ExitCode {
         )
         .without_time()
         .init();
+    if let Some(n) = cli.threads {
+        ops::use_threads(n);
+    }
+    // Before anything is computed: every command computes on this thread.
+    ops::lead_threads();
     // Refuses an instruction set that the machine does not have.
-    let outcome = hearth_model::ops::instruction_set().map_err(anyhow::Error::from).and_then(|_| run(cli.command));
+    let outcome = ops::instruction_set().map_err(anyhow::Error::from).and_then(|_| run(cli.command));
     match outcome {
         Ok(code) => code,
         Err(error) => {

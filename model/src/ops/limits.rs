@@ -23,7 +23,7 @@ pub fn read_bandwidth(n_bytes: usize, device: &Device) -> Result<f64> {
 }
 
 /// Multiply-adds per second of all of `device` with operands in registers, in the arithmetic of products with weights
-/// of `dtype`: f32, or 8 bits with 32-bit sums if the weights are quantized and the CPU has instructions for it.
+/// of `dtype`: f32, or on a CPU 8 bits with 32-bit sums if the weights are quantized.
 ///
 /// # Errors
 /// [`Error::Execution`](crate::Error::Execution) when the device fails.

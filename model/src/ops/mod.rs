@@ -50,7 +50,10 @@ pub(crate) use attention::{
 pub(crate) use block::{Block, BlockScratch, PagedAttention, block, has_block};
 pub use clip::clip_norm;
 pub(crate) use cpu::{SCAN_BLOCK, all_below_infinity, block_maxima, nearest_q8, relative_weights, sum_of};
-pub use cpu::{give_back_memory, instruction_set, keep_freed_memory, lead_threads, limit_arenas, parallel_for_each};
+pub use cpu::{
+    give_back_memory, instruction_set, keep_freed_memory, lead_threads, limit_arenas, n_threads, parallel_for_each,
+    use_threads,
+};
 pub use cross_entropy::{Losses, Targets};
 pub(crate) use cross_entropy::{linear_cross_entropy, token_losses};
 #[cfg(feature = "gpu")]

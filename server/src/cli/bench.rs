@@ -72,6 +72,8 @@ struct Report {
     device: String,
     /// The instruction set of the CPU's kernels.
     kernels: &'static str,
+    /// Threads that compute on the CPU.
+    threads: usize,
     dtype: String,
     kv_cache_dtype: String,
     n_params: usize,
@@ -168,6 +170,7 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
         model: args.random.as_ref().map_or_else(|| args.model.model_id(), |dir| format!("random {}", dir.display())),
         device: device::name(&gpt.device()),
         kernels: ops::instruction_set()?,
+        threads: ops::n_threads(),
         dtype: gpt.dtype().to_string(),
         kv_cache_dtype: kv_dtype.to_string(),
         n_params: gpt.config().n_params(),

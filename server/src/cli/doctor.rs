@@ -4,7 +4,6 @@ use std::{
     fmt::{self, Write as _},
     fs,
     io::{self, Write as _},
-    thread,
 };
 
 use anyhow::Context;
@@ -87,7 +86,7 @@ impl Report {
             cpu: field(&cpu, "model name").map(str::to_owned),
             cpu_features: cpu_features(),
             kernels: ops::instruction_set()?,
-            threads: thread::available_parallelism().map_or(1, usize::from),
+            threads: ops::n_threads(),
             memory_bytes: memory::total_bytes(),
             memory_available_bytes: memory::available_bytes(),
             adapters: adapters.collect(),

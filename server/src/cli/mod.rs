@@ -21,9 +21,10 @@ mod sampling;
 mod serve;
 mod variables;
 
-use std::ffi::OsString;
+use std::{ffi::OsString, num::NonZeroUsize};
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use hearth_model::ops;
 
 pub use self::output::print_error;
 
@@ -33,6 +34,9 @@ pub use self::output::print_error;
 #[derive(Debug, Parser)]
 #[command(name = "hearth", version, subcommand_required = true)]
 pub struct Cli {
+    /// Number of threads that compute on the CPU [default: one per core that may be used]
+    #[arg(long, env = "HEARTH_THREADS", global = true, value_name = "N")]
+    threads: Option<NonZeroUsize>,
     #[command(subcommand)]
     command: Command,
 }
@@ -84,7 +88,10 @@ impl Cli {
     /// The command's failure, as text for people.
     pub fn run(self) -> anyhow::Result<()> {
         // Refuses an instruction set that the machine does not have.
-        hearth_model::ops::instruction_set()?;
+        ops::instruction_set()?;
+        if let Some(n) = self.threads {
+            ops::use_threads(n);
+        }
         match self.command {
             Command::Serve(args) => {
                 let _written_at_the_end = log::beside("warn,hearth_server=info", args.config.log.log_format)?;

@@ -49,7 +49,6 @@ pub(crate) struct Args {
 
 /// Measures and prints.
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
-    ops::lead_threads();
     ops::keep_freed_memory();
     let mut options = args.options;
     if options.config.is_none() {

@@ -15,7 +15,6 @@ use hearth_model::{
     generate::{GenerateOptions, generate},
     hub::ModelPart,
     model_source::ModelSource,
-    ops,
     sampling::SamplingParams,
     tokenizer::{DecodeOptions, Detokenizer, EncodeOptions},
     weights::model_dir::{self, LoadOptions},
@@ -59,7 +58,6 @@ struct Report {
 
 /// Writes the text as it is generated.
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
-    ops::lead_threads();
     let config = args.options.resolve(None)?;
     let mut file = match &args.out {
         Some(path) => {

@@ -133,8 +133,6 @@ impl Session {
     /// Trains, or prints the estimate of `--dry-run`.
     pub(crate) fn train(mut self, data: &Data) -> Result<ExitCode> {
         self.config.validate()?;
-        // Before the thread pool starts: this thread is part of it.
-        ops::lead_threads();
         ops::keep_freed_memory();
         if let Some(init) = self.config.model.init.take() {
             let path = model_files::open(&ModelSource::parse(&init), ModelPart::Whole)?;

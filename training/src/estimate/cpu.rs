@@ -1,11 +1,12 @@
 //! What the operations of a training step hold on the CPU: `hearth_model`'s own, each of which says which of its inputs
 //! and results it keeps for its backward pass.
 
-use std::{collections::BTreeMap, thread};
+use std::collections::BTreeMap;
 
 use hearth_model::{
     config::{GptConfig, NormPosition, Positions},
     gpt::param_specs,
+    ops,
 };
 
 use super::{
@@ -155,7 +156,7 @@ impl<'a> Shape<'a> {
     /// What threads keep for attention, from piece to piece.
     fn attention_scratch(&self) -> usize {
         let GptConfig { n_heads, n_kv_heads, head_dim, .. } = *self.gpt;
-        let n_threads = thread::available_parallelism().map_or(1, usize::from);
+        let n_threads = ops::n_threads();
         let n_pieces = self.n_rows / self.seq_len.max(1) * n_kv_heads;
         let of_thread = (n_heads / n_kv_heads + 4) * self.seq_len * head_dim + 2 * QUERIES * self.seq_len;
         n_threads.min(n_pieces) * of_thread

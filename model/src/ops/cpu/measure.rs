@@ -30,28 +30,27 @@ pub(in crate::ops) fn read_bandwidth(n_bytes: usize) -> f64 {
     (values.len() * 8) as f64 / best
 }
 
-/// Multiply-adds per second of all threads, with operands in registers: of 8-bit integers if `dtype` is multiplied in 8
-/// bits and the machine has instructions that add up four products, else of f32.
+/// Multiply-adds per second of all threads, with operands in registers, as products of this dtype are computed: in 8 bits
+/// with sums in 32 bits if it is quantized, else in f32.
 pub(in crate::ops) fn multiply_rate(dtype: Dtype) -> f64 {
     let is_narrow = dtype.is_quantized();
     #[cfg(target_arch = "x86_64")]
-    if is_narrow && isa() == Isa::Avx512 && is_x86_feature_detected!("avx512vnni") {
-        #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
-        // SAFETY: both instruction sets were found.
-        return rate(CHAINS * 64, || unsafe { vnni() });
+    #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
+    // SAFETY: `isa` and the macro found the instructions.
+    unsafe {
+        match isa() {
+            Isa::Avx512 if is_narrow && is_x86_feature_detected!("avx512vnni") => {
+                return rate(CHAINS * 64, || vnni());
+            }
+            Isa::Avx512 if !is_narrow => return rate(CHAINS * 16, || avx512()),
+            Isa::AvxVnni if is_narrow => return rate(CHAINS * 32, || avx_vnni()),
+            Isa::Avx512 | Isa::AvxVnni | Isa::Avx2 if is_narrow => return rate(CHAINS * 32, || avx2_pairs()),
+            Isa::Avx512 | Isa::AvxVnni | Isa::Avx2 => return rate(CHAINS * 8, || avx2()),
+            Isa::Portable => {}
+        }
     }
     let _ = is_narrow;
-    match isa() {
-        #[cfg(target_arch = "x86_64")]
-        #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
-        // SAFETY: `isa` found the instructions.
-        Isa::Avx512 => rate(CHAINS * 16, || unsafe { avx512() }),
-        #[cfg(target_arch = "x86_64")]
-        #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
-        // SAFETY: `isa` found the instructions.
-        Isa::Avx2 | Isa::AvxVnni => rate(CHAINS * 8, || unsafe { avx2() }),
-        _ => rate(CHAINS * 4, chains::<PORTABLE_IS_FUSED, 4>),
-    }
+    rate(CHAINS * 4, chains::<PORTABLE_IS_FUSED, 4>)
 }
 
 /// `n_products` times the number of turns per second of all threads; `piece` does [`TURNS`].
@@ -98,6 +97,39 @@ fn avx512() {
 #[target_feature(enable = "avx2,fma")]
 fn avx2() {
     chains::<true, 8>();
+}
+
+/// As 8-bit numbers are multiplied with AVX2: sums of two products, widened and added.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn avx2_pairs() {
+    use std::arch::x86_64::{
+        _mm256_add_epi32, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_set1_epi16, _mm256_set1_epi32,
+    };
+    let (weights, ones) = (_mm256_set1_epi32(black_box(0x0101_0101)), _mm256_set1_epi16(black_box(1)));
+    let mut sums = [_mm256_set1_epi32(0); CHAINS];
+    for _ in 0..TURNS {
+        for sum in &mut sums {
+            // Multiplied with the sum, so that it is not computed once for all turns.
+            let pairs = _mm256_maddubs_epi16(weights, *sum);
+            *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(pairs, ones));
+        }
+    }
+    black_box(sums);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,avxvnni")]
+fn avx_vnni() {
+    use std::arch::x86_64::{_mm256_dpbusd_avx_epi32, _mm256_set1_epi32};
+    let (weights, x) = (_mm256_set1_epi32(black_box(0x0101_0101)), _mm256_set1_epi32(black_box(1)));
+    let mut sums = [_mm256_set1_epi32(0); CHAINS];
+    for _ in 0..TURNS {
+        for sum in &mut sums {
+            *sum = _mm256_dpbusd_avx_epi32(*sum, weights, x);
+        }
+    }
+    black_box(sums);
 }
 
 #[cfg(target_arch = "x86_64")]

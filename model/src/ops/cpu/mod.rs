@@ -37,6 +37,7 @@ mod rowwise;
 mod scan;
 mod tensors;
 mod thread_pool;
+mod threads;
 mod training;
 
 pub use arenas::{give_back_memory, keep_freed_memory, limit_arenas};
@@ -55,18 +56,8 @@ pub(super) use rowwise::{NormMemory, NormValues, activate, gated, norm, qk_norm,
 pub(crate) use scan::{SCAN_BLOCK, all_below_infinity, block_maxima, relative_weights, sum_of};
 pub(super) use tensors::{changed, ints, is_cpu, pool, pool_of_zeros, tensor, update, values};
 pub use thread_pool::parallel_for_each;
+pub use threads::{lead_threads, n_threads, use_threads};
 pub(super) use training::{
     Activate, AddUpdate, Embed, Fork, FrozenLinear, Linear, LinearCrossEntropy, Normalize, QkNormalize, RopeAttend,
     adamw, add_gradients, add_lora, clip_norm, dropout_factors, has_bf16_products, muon,
 };
-
-/// Adds the calling thread to the thread pool, for the life of the process: it then helps with the operations that it
-/// calls, instead of sleeping until they are done. No effect on one core, or once the pool has been used.
-pub fn lead_threads() {
-    let n_threads = std::thread::available_parallelism().map_or(1, usize::from);
-    if n_threads > 1
-        && let Err(error) = rayon::ThreadPoolBuilder::new().use_current_thread().build_global()
-    {
-        tracing::debug!("cannot lead the thread pool from this thread: {error}");
-    }
-}

@@ -62,6 +62,26 @@ fn doctor_reports_and_fails_for_a_device_that_is_not_there() {
 }
 
 #[test]
+fn threads_and_instructions_are_chosen_or_refused() {
+    let doctor = |(name, value): (&str, &str), args: &[&str]| {
+        hearth(&["doctor", "--json", "--device", "cpu"]).args(args).env(name, value).output().unwrap()
+    };
+    let report = |variable, args: &[&str]| -> Value {
+        let output = doctor(variable, args);
+        assert!(output.status.success(), "{}", stderr(&output));
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    assert_eq!(report(("HEARTH_CPU", "portable"), &[])["kernels"], "portable");
+    assert_eq!(report(("HEARTH_CPU", ""), &["--threads", "3"])["threads"], 3);
+    assert_eq!(report(("HEARTH_THREADS", "2"), &[])["threads"], 2);
+    let refused = stderr(&doctor(("HEARTH_CPU", "mmx"), &[]));
+    assert!(refused.contains("`HEARTH_CPU` is `mmx`, and this machine can use `portable`"), "{refused}");
+    for (variable, args) in [(("HEARTH_THREADS", "0"), &[][..]), (("HEARTH_THREADS", ""), &["--threads", "-1"])] {
+        assert_eq!(doctor(variable, args).status.code(), Some(2));
+    }
+}
+
+#[test]
 fn settings_that_make_no_sense_are_refused_without_telling_keys() {
     let dir = tempfile::tempdir().unwrap();
     let empty = dir.path().join("keys");

@@ -52,7 +52,6 @@ pub(super) struct OpenModel {
 impl ModelArgs {
     /// Opens the device and the model, which is downloaded if needed.
     pub(super) fn open(&self) -> Result<OpenModel> {
-        ops::lead_threads();
         ops::keep_freed_memory();
         let path = model_files::open(&self.model, ModelPart::Whole)?;
         let chosen = device::choose(self.device)?;

@@ -11,12 +11,12 @@ mod gemm_quant;
 mod huge_pages;
 #[path = "../../../../src/ops/cpu/isa/mod.rs"]
 mod isa;
+#[path = "../../../../src/ops/cpu/kv_append.rs"]
+mod kv_append;
 #[path = "../../../../src/ops/cpu/kv_element.rs"]
 mod kv_element;
 #[path = "../../../../src/ops/cpu/lossless.rs"]
 mod lossless;
-#[path = "../../../../src/ops/cpu/kv_append.rs"]
-mod kv_append;
 #[path = "../../../../src/ops/cpu/math.rs"]
 mod math;
 #[path = "../../../../src/ops/cpu/matmul.rs"]
@@ -44,11 +44,11 @@ mod rowwise;
 #[path = "../../../../src/ops/cpu/thread_pool.rs"]
 mod thread_pool;
 
-use isa::{PORTABLE_IS_FUSED, Isa, for_each_isa, isa, multiply_add};
-pub(super) use kv_element::KvElement;
-pub(super) use kv_append::{append_keys, append_values};
 pub(super) use attention::attention_paged;
 pub use isa::instruction_set;
+use isa::{Isa, PORTABLE_IS_FUSED, for_each_isa, isa, multiply_add};
+pub(super) use kv_append::{append_keys, append_values};
+pub(super) use kv_element::KvElement;
 pub(super) use rowwise::{activate, gated, norm, soft_cap};
 
 mod tensors {

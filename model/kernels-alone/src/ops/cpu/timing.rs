@@ -22,15 +22,24 @@ fn noise(n: usize, seed: u32) -> Vec<f32> {
 
 pub(super) fn run() {
     let only = std::env::args().nth(1);
-    println!("{} threads; f32 {:.1} G multiply-adds/s, 8 bits {:.1}", thread_pool::n_threads(),
-        measure::multiply_rate(Dtype::F32) / 1e9, measure::multiply_rate(Dtype::Q8) / 1e9);
+    println!(
+        "{} threads; f32 {:.1} G multiply-adds/s, 8 bits {:.1}",
+        thread_pool::n_threads(),
+        measure::multiply_rate(Dtype::F32) / 1e9,
+        measure::multiply_rate(Dtype::Q8) / 1e9
+    );
     for (name, dtype) in Dtype::ALL {
         if only.as_deref().is_some_and(|only| !only.split(',').any(|only| only == *name)) || name.ends_with('k') {
             continue;
         }
         let values: Vec<Vec<f32>> = MATRICES.iter().map(|[d_out, d_in]| noise(d_out * d_in, 1)).collect();
         let all: Vec<Panels> = (0..COPIES)
-            .flat_map(|_| MATRICES.iter().zip(&values).map(|(dims, values)| Panels::from_rows(&crate::ops::MatrixRows::of(values, *dims), *dtype)))
+            .flat_map(|_| {
+                MATRICES
+                    .iter()
+                    .zip(&values)
+                    .map(|(dims, values)| Panels::from_rows(&crate::ops::MatrixRows::of(values, *dims), *dtype))
+            })
             .collect();
         let n_bytes: usize = all.iter().map(Panels::n_bytes).sum();
         let n_weights: usize = COPIES * MATRICES.iter().map(|[d_out, d_in]| d_out * d_in).sum::<usize>();
@@ -47,7 +56,11 @@ pub(super) fn run() {
                     start.elapsed().as_secs_f64()
                 })
                 .fold(f64::INFINITY, f64::min);
-            print!("  {n_rows}: {:.1} GB/s {:.1} G", n_bytes as f64 / best / 1e9, (n_rows * n_weights) as f64 / best / 1e9);
+            print!(
+                "  {n_rows}: {:.1} GB/s {:.1} G",
+                n_bytes as f64 / best / 1e9,
+                (n_rows * n_weights) as f64 / best / 1e9
+            );
         }
         println!();
     }

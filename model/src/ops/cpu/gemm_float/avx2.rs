@@ -4,7 +4,7 @@
 //! panel, which also take 12: every weight that is loaded serves 6 multiply-adds. Some inputs at a time, so that their
 //! weights stay in L1 while all tiles go by.
 
-use std::ops::Range;
+use std::{cell::RefCell, ops::Range};
 
 use super::{Line, PANEL, PanelLine};
 use crate::ops::cpu::prefetch::{LINE, prefetch};
@@ -15,8 +15,8 @@ const TILE: usize = 6;
 const WHOLE: usize = 3;
 /// Rows whose sums are kept between two ranges of inputs: 6 KB.
 const ROWS: usize = 48;
-/// Inputs at a time: 16 KB of weights in f32.
-const CHUNK: usize = 128;
+/// Inputs at a time: 24 KB of weights in f32, of which a tile reads half.
+const CHUNK: usize = 192;
 /// Prefetch distance in bytes of up to 3 rows. At the end of a panel it reaches into the next one.
 const AHEAD: usize = 3 << 11;
 /// Registers of a panel.
@@ -31,21 +31,24 @@ pub(super) unsafe fn multiply<L: PanelLine>(
     mut store: impl FnMut(usize, &[f32; PANEL]),
 ) {
     assert!(lines.len() == L::LINES * d_in);
-    for (number, x) in x.chunks(ROWS * d_in).enumerate() {
-        let n_rows = x.len() / d_in;
-        let sums = &mut [[0.0; PANEL]; ROWS][..n_rows];
-        if n_rows <= WHOLE {
-            let fetched = lines.as_ptr().cast::<u8>().wrapping_add(AHEAD);
-            let ahead = Ahead { start: fetched, step: if number == 0 { L::BYTES } else { 0 } };
-            // SAFETY: this function's own target features; the lines of all inputs are there.
-            unsafe { whole(Rows { x, d_in, inputs: 0..d_in }, lines.as_ptr(), ahead, sums) };
-        } else {
-            // SAFETY: as above.
-            unsafe { tiles(x, lines, d_in, number == 0, sums) };
-        }
-        for (row, sums) in sums.iter().enumerate() {
-            store(number * ROWS + row, sums);
-        }
+    let n_rows = x.len() / d_in;
+    if n_rows == 0 {
+        return;
+    }
+    if n_rows <= WHOLE {
+        let sums = &mut [[0.0; PANEL]; WHOLE][..n_rows];
+        let ahead = Ahead { start: lines.as_ptr().cast::<u8>().wrapping_add(AHEAD), step: L::BYTES };
+        // SAFETY: this function's own target features; the lines of all inputs are there.
+        unsafe { whole(Rows { x, d_in, inputs: 0..d_in }, lines.as_ptr(), ahead, sums) };
+        return sums.iter().enumerate().for_each(|(row, sums)| store(row, sums));
+    }
+    let n_parts = n_rows.div_ceil(ROWS);
+    for part in 0..n_parts {
+        let rows = n_rows * part / n_parts..n_rows * (part + 1) / n_parts;
+        let sums = &mut [[0.0; PANEL]; ROWS][..rows.len()];
+        // SAFETY: as above.
+        unsafe { tiles(&x[rows.start * d_in..rows.end * d_in], lines, d_in, part == 0, sums) };
+        sums.iter().zip(rows).for_each(|(sums, row)| store(row, sums));
     }
 }
 
@@ -57,49 +60,82 @@ struct Ahead {
 }
 
 /// More than [`WHOLE`] rows in tiles, a chunk of inputs at a time. If the panel `is_new`, it comes from memory: each
-/// tile then prefetches its share of the next chunk, so that memory is read all the time, not only by the first tile.
+/// pass over the chunk then prefetches its share of the next one, so that memory is read all the time, not only by the
+/// first pass. Weights in 16 bits are widened once if several tiles read them.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn tiles<L: PanelLine>(x: &[f32], lines: &[L], d_in: usize, is_new: bool, sums: &mut [[f32; PANEL]]) {
-    let n_rows = sums.len();
-    let n_tiles = n_rows.div_ceil(TILE);
-    let is_widened = L::BYTES < size_of::<[f32; PANEL]>() && n_tiles > 1;
-    let mut widened = [Line([0.0; 16]); 2 * CHUNK];
+    let is_widened = is_narrow::<L>() && sums.len() > TILE;
+    let n_passes = if is_widened { n_passes::<Line<f32, 16>>(sums.len()) } else { n_passes::<L>(sums.len()) };
     for start in (0..d_in).step_by(CHUNK) {
         let inputs = start..d_in.min(start + CHUNK);
         let chunk = &lines[inputs.start * L::LINES..inputs.end * L::LINES];
         let next = chunk.as_ptr_range().end.cast::<u8>();
-        let step = if is_new { L::BYTES.div_ceil(2 * n_tiles) } else { 0 };
+        let fetched = Ahead { start: next, step: if is_new { L::BYTES.div_ceil(n_passes) } else { 0 } };
         if is_widened {
-            // SAFETY: this function's own target features.
-            unsafe { widen(chunk, &mut widened) };
-        }
-        for number in 0..n_tiles {
-            let of_tile = n_rows * number / n_tiles..n_rows * (number + 1) / n_tiles;
-            let x = &x[of_tile.start * d_in..of_tile.end * d_in];
-            let sums = &mut sums[of_tile];
-            let rows = |half: usize| {
-                let fetched = next.wrapping_add((2 * number + half) * step * inputs.len());
-                (Rows { x, d_in, inputs: inputs.clone() }, Ahead { start: fetched, step })
-            };
-            let ((left, ahead), (right, further)) = (rows(0), rows(1));
-            // SAFETY: as above; the lines of the chunk's inputs are there.
-            unsafe {
-                if is_widened {
-                    half::<_, 0>(left, widened.as_ptr(), ahead, sums);
-                    half::<_, 2>(right, widened.as_ptr(), further, sums);
-                } else {
-                    half::<_, 0>(left, chunk.as_ptr(), ahead, sums);
-                    half::<_, 2>(right, chunk.as_ptr(), further, sums);
+            WIDENED.with_borrow_mut(|widened| {
+                // SAFETY: this function's own target features; a line of f32 is written for each half an input.
+                unsafe {
+                    widen(chunk, widened);
+                    each_tile(x, d_in, inputs, &*widened, fetched, sums);
                 }
+            });
+        } else {
+            // SAFETY: this function's own target features.
+            unsafe { each_tile(x, d_in, inputs, chunk, fetched, sums) };
+        }
+    }
+}
+
+thread_local! {
+    /// The weights of some inputs in f32.
+    static WIDENED: RefCell<Vec<Line<f32, 16>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// All tiles of the rows of `x [n_rows, d_in]`, at some of the inputs, whose weights are `chunk`.
+#[target_feature(enable = "avx2,fma,f16c")]
+unsafe fn each_tile<L: PanelLine>(
+    x: &[f32],
+    d_in: usize,
+    inputs: Range<usize>,
+    chunk: &[L],
+    Ahead { start, step }: Ahead,
+    sums: &mut [[f32; PANEL]],
+) {
+    let n_rows = sums.len();
+    let n_tiles = n_rows.div_ceil(if is_narrow::<L>() { WHOLE } else { TILE });
+    for number in 0..n_tiles {
+        let of_tile = n_rows * number / n_tiles..n_rows * (number + 1) / n_tiles;
+        let x = &x[of_tile.start * d_in..of_tile.end * d_in];
+        let sums = &mut sums[of_tile];
+        let ahead = |pass: usize| Ahead { start: start.wrapping_add(pass * step * inputs.len()), step };
+        let rows = || Rows { x, d_in, inputs: inputs.clone() };
+        // SAFETY: this function's own target features; the chunk has the lines of its inputs.
+        unsafe {
+            if is_narrow::<L>() {
+                whole(rows(), chunk.as_ptr(), ahead(number), sums);
+            } else {
+                half::<_, 0>(rows(), chunk.as_ptr(), ahead(2 * number), sums);
+                half::<_, 2>(rows(), chunk.as_ptr(), ahead(2 * number + 1), sums);
             }
         }
     }
 }
 
+/// Whether weights are widened as they are loaded, so that a tile of the whole panel is better than one of half of it.
+const fn is_narrow<L: PanelLine>() -> bool {
+    L::BYTES < size_of::<[f32; PANEL]>()
+}
+
+/// Passes of [`each_tile`] over a chunk.
+fn n_passes<L: PanelLine>(n_rows: usize) -> usize {
+    if is_narrow::<L>() { n_rows.div_ceil(WHOLE) } else { 2 * n_rows.div_ceil(TILE) }
+}
+
 /// Writes some inputs' weights as f32.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn widen<L: PanelLine>(lines: &[L], widened: &mut [Line<f32, 16>]) {
+unsafe fn widen<L: PanelLine>(lines: &[L], widened: &mut Vec<Line<f32, 16>>) {
     use std::arch::x86_64::_mm256_store_ps;
+    widened.resize(2 * lines.len() / L::LINES, Line([0.0; 16]));
     for (lines, widened) in lines.chunks_exact(L::LINES).zip(widened.as_chunks_mut::<2>().0) {
         for register in 0..REGISTERS {
             let place = &mut widened[register / 2].0[register % 2 * 8..][..8];

@@ -59,7 +59,16 @@ fn chunks<B: QuantBlock>(
     assert!(panel.len() * B::RUNS == rows.n_blocks);
     let n_together = (CHUNK_BYTES / size_of::<B>()).max(1);
     for start in (0..rows.n_rows()).step_by(ROWS) {
-        let totals = &mut [[0.0; PANEL]; ROWS][..ROWS.min(rows.n_rows() - start)];
+        let n_rows = ROWS.min(rows.n_rows() - start);
+        // A single group clears no more than it needs.
+        let (mut few, mut many);
+        let totals: &mut [[f32; PANEL]] = if n_rows <= MAX_ROWS {
+            few = [[0.0; PANEL]; MAX_ROWS];
+            &mut few[..n_rows]
+        } else {
+            many = [[0.0; PANEL]; ROWS];
+            &mut many[..n_rows]
+        };
         let n_groups = totals.len().div_ceil(MAX_ROWS);
         for block in (0..panel.len()).step_by(n_together) {
             let blocks = block..panel.len().min(block + n_together);
@@ -141,13 +150,13 @@ macro_rules! kernel {
             for number in tile.blocks.clone() {
                 let block = &tile.panel[number];
                 for run in 0..B::RUNS {
-                    (0..step).step_by(LINE).for_each(|at| prefetch(fetched.wrapping_add(at)));
+                    let ahead = Ahead { start: fetched, n_lines: step.div_ceil(LINE) };
                     fetched = fetched.wrapping_add(step);
                     let inputs = tile.rows.blocks(tile.first, number * B::RUNS + run).as_array::<N>();
                     let inputs = inputs.unwrap_or_else(|| unreachable!("the caller counted the rows"));
                     for half in 0..B::SCALES {
                         // SAFETY: this function's own target features.
-                        let sums = unsafe { $sum::<B, N, R>(block, inputs, run, half, from) };
+                        let sums = unsafe { $sum::<B, N, R>(block, inputs, (run, half), from, ahead) };
                         for n in 0..R {
                             // SAFETY: as above.
                             let scale = unsafe { block.scales(run, half).load_eight(from + n) };
@@ -191,6 +200,30 @@ kernel!(
     with_signs, "avx2,fma,f16c", sums_with_signs
 );
 
+/// Lines to prefetch during a run.
+#[derive(Clone, Copy)]
+struct Ahead {
+    start: *const u8,
+    n_lines: usize,
+}
+
+impl Ahead {
+    /// All at once, at the beginning of a run.
+    #[inline(always)]
+    fn prefetch_all(self, half: usize) {
+        let n_lines = if half == 0 { self.n_lines } else { 0 };
+        (0..n_lines).for_each(|line| prefetch(self.start.wrapping_add(line * LINE)));
+    }
+
+    /// A group's share: 8-bit numbers are slow enough for prefetches between the multiplications, and all lines at once would
+    /// delay the ones that are needed first.
+    #[inline(always)]
+    fn prefetch(self, group: usize) {
+        let lines = group * self.n_lines / GROUPS..(group + 1) * self.n_lines / GROUPS;
+        lines.for_each(|line| prefetch(self.start.wrapping_add(line * LINE)));
+    }
+}
+
 type Sums<const N: usize, const R: usize> = [[std::arch::x86_64::__m256i; R]; N];
 
 /// The groups of half `half` of a run, or of all of it.
@@ -203,11 +236,12 @@ const fn groups<B: QuantBlock>(half: usize) -> Range<usize> {
 unsafe fn sums_of_fours<B: QuantBlock, const N: usize, const R: usize>(
     block: &B,
     inputs: &[RoundedBlock; N],
-    run: usize,
-    half: usize,
+    (run, half): (usize, usize),
     from: usize,
+    ahead: Ahead,
 ) -> Sums<N, R> {
     use std::arch::x86_64::{_mm256_dpbusd_avx_epi32, _mm256_set1_epi32};
+    ahead.prefetch_all(half);
     let mut sums: Sums<N, R> = array::from_fn(|row| [_mm256_set1_epi32(inputs[row].start(B::CORRECTION, half)); R]);
     for group in groups::<B>(half) {
         // SAFETY: this function's own target features.
@@ -227,14 +261,15 @@ unsafe fn sums_of_fours<B: QuantBlock, const N: usize, const R: usize>(
 unsafe fn sums_of_pairs<B: QuantBlock, const N: usize, const R: usize>(
     block: &B,
     inputs: &[RoundedBlock; N],
-    run: usize,
-    half: usize,
+    (run, half): (usize, usize),
     from: usize,
+    ahead: Ahead,
 ) -> Sums<N, R> {
     use std::arch::x86_64::{
         _mm256_add_epi16, _mm256_add_epi32, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_set1_epi16,
         _mm256_set1_epi32, _mm256_setzero_si256,
     };
+    ahead.prefetch_all(half);
     let mut sums: Sums<N, R> = array::from_fn(|row| [_mm256_set1_epi32(inputs[row].start(B::CORRECTION, half)); R]);
     let groups = groups::<B>(half);
     for start in groups.clone().step_by(in_16_bits::<B>()) {
@@ -263,9 +298,9 @@ unsafe fn sums_of_pairs<B: QuantBlock, const N: usize, const R: usize>(
 unsafe fn sums_with_signs<B: QuantBlock, const N: usize, const R: usize>(
     block: &B,
     inputs: &[RoundedBlock; N],
-    run: usize,
-    half: usize,
+    (run, half): (usize, usize),
     from: usize,
+    ahead: Ahead,
 ) -> Sums<N, R> {
     use std::arch::x86_64::{
         _mm256_abs_epi8, _mm256_add_epi32, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_set1_epi8,
@@ -273,6 +308,7 @@ unsafe fn sums_with_signs<B: QuantBlock, const N: usize, const R: usize>(
     };
     let mut sums: Sums<N, R> = [[_mm256_setzero_si256(); R]; N];
     for group in groups::<B>(half) {
+        ahead.prefetch(group);
         for register in 0..R {
             // SAFETY: this function's own target features.
             let weights = unsafe { block.numbers(run).load_eight(group, from + register) };

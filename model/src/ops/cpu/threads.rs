@@ -1,0 +1,85 @@
+//! How many threads compute.
+
+use std::{num::NonZeroUsize, sync::OnceLock, thread};
+
+/// What the user asked for.
+static ASKED: OnceLock<NonZeroUsize> = OnceLock::new();
+
+/// Sets the number of threads that compute on the CPU, for the life of the process. Call it before anything is computed; of
+/// several calls the first counts.
+pub fn use_threads(n: NonZeroUsize) {
+    if ASKED.set(n).is_err() {
+        tracing::debug!("the number of threads is set already");
+    }
+}
+
+/// The number of threads that compute on the CPU: what [`use_threads`] set, else what the variable `RAYON_NUM_THREADS` says,
+/// else one for each core that the process may use, and no more than its share of processor time allows. Two threads on one
+/// core share what products need most: its multipliers and its way to memory.
+pub fn n_threads() -> usize {
+    let asked = ASKED.get().copied();
+    let of_rayon = || std::env::var("RAYON_NUM_THREADS").ok()?.parse().ok();
+    asked.or_else(of_rayon).map_or_else(|| available().min(cores().unwrap_or(usize::MAX)), NonZeroUsize::get)
+}
+
+/// Processors that the process may use, within the quota of its container.
+fn available() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Cores that the processors belong to which the process may use; `None` where that is not known.
+#[cfg(target_os = "linux")]
+fn cores() -> Option<usize> {
+    #[expect(unsafe_code, reason = "a system call")]
+    // SAFETY: a set of processors is plain bits, of which zeros are the empty set, and the call writes as many as it is told.
+    let allowed = unsafe {
+        let mut allowed: libc::cpu_set_t = std::mem::zeroed();
+        let status = libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &raw mut allowed);
+        (status == 0).then_some(allowed)?
+    };
+    #[expect(unsafe_code, reason = "reads a bit of a set")]
+    // SAFETY: the number is below the size of the set.
+    let is_allowed = |cpu: &usize| unsafe { libc::CPU_ISSET(*cpu, &allowed) };
+    let siblings = (0..libc::CPU_SETSIZE as usize).filter(is_allowed).map(|cpu| {
+        std::fs::read_to_string(format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")).ok()
+    });
+    count_cores(siblings)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn cores() -> Option<usize> {
+    None
+}
+
+/// Different lists of siblings, of which each processor has one.
+#[cfg(any(target_os = "linux", test))]
+fn count_cores(siblings: impl Iterator<Item = Option<String>>) -> Option<usize> {
+    let mut lists = siblings.collect::<Option<Vec<_>>>()?;
+    lists.sort_unstable();
+    lists.dedup();
+    (!lists.is_empty()).then_some(lists.len())
+}
+
+/// Adds the calling thread to the thread pool, for the life of the process: it then helps with the operations that it
+/// calls, instead of sleeping until they are done. Call it before anything is computed: later it has no effect.
+pub fn lead_threads() {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(n_threads()).use_current_thread();
+    if let Err(error) = pool.build_global() {
+        tracing::debug!("cannot lead the thread pool from this thread: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_of_a_core_count_once() {
+        let count = |lists: &[&str]| count_cores(lists.iter().map(|list| Some((*list).to_owned())));
+        assert_eq!(count(&["0-1\n", "0-1\n", "2-3\n", "2-3\n"]), Some(2));
+        assert_eq!(count(&["0,4\n", "1,5\n", "2\n"]), Some(3));
+        assert_eq!(count(&[]), None);
+        assert_eq!(count_cores([Some("0".to_owned()), None].into_iter()), None);
+        assert!((1..=available()).contains(&n_threads()));
+    }
+}
