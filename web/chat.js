@@ -12,7 +12,7 @@ import { notice } from "./notice.js";
 import { keep, setting } from "./settings.js";
 import * as store from "./store.js";
 
-const SUGGESTIONS = ["Tell me a story about a brave fox who lost her lamp.", "What can you do?", "Write a short poem about rain."];
+const SUGGESTIONS = ["Tell me a story about a brave fox who lost her lamp.", "What can you do?", "Tell me a story that ends well."];
 /** How often a growing answer is stored, so that closing the tab loses little. */
 const STORE_MS = 1500;
 

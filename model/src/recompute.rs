@@ -59,21 +59,23 @@ impl RecomputedPass<'_> {
     /// model, last first. A parameter with several uses has gradients in several parts, which are to be added.
     pub fn backward(mut self, objective: Tensor<1>, visit: &mut dyn FnMut(Gradients)) {
         let mut gradients = objective.backward();
-        let mut of_output = self.last_input.grad_remove(&mut gradients);
+        let mut of_output = gradient_of(&self.last_input, &mut gradients);
         drop(self.last_input);
         visit(gradients);
         for (layer, input) in self.inputs.into_iter().enumerate().rev() {
-            let Some(gradient) = of_output else { return };
             let input = Tensor::from_inner(input).require_grad();
             let output = self.gpt.block(layer, input.clone(), &mut self.pass);
-            let mut gradients = backward_from(output, gradient);
-            of_output = input.grad_remove(&mut gradients);
+            let mut gradients = backward_from(output, of_output);
+            of_output = gradient_of(&input, &mut gradients);
             visit(gradients);
         }
-        if let Some(gradient) = of_output {
-            visit(backward_from(self.embedded, gradient));
-        }
+        visit(backward_from(self.embedded, of_output));
     }
+}
+
+/// The gradient of what enters a block: it requires one, and the block adds to it.
+fn gradient_of(input: &Tensor<2>, gradients: &mut Gradients) -> Tensor<2> {
+    input.grad_remove(gradients).unwrap_or_else(|| unreachable!("the input of a block without a gradient"))
 }
 
 /// The backward pass from `output`, whose gradient is known.
