@@ -182,29 +182,44 @@ impl Kernels for Avx2 {
             for tile in part.clone() {
                 let page = page_values(task.page(tile));
                 let next = page_values(task.page((tile + ahead).min(last)));
-                for position in positions.start.max(tile * LANES)..positions.end.min((tile + 1) * LANES) {
-                    let row = ((position % LANES) * n_kv_heads + kv_head) * head_dim + from;
+                let here = positions.start.max(tile * LANES)..positions.end.min((tile + 1) * LANES);
+                if here.is_empty() {
+                    continue;
+                }
+                let row = |position: usize| ((position % LANES) * n_kv_heads + kv_head) * head_dim + from;
+                // Checks all rows of the page, and their weights.
+                let rows = &page[row(here.start)..row(here.end - 1) + n_dims];
+                let mut prefetched = next.as_ptr().wrapping_add(row(here.start));
+                let at = here.start - first;
+                assert!(at + here.len() <= tiles.len() * LANES);
+                let mut row = rows.as_ptr();
+                for position in at..at + here.len() {
                     if n == 0 {
-                        let prefetched = (0..C * LANES).step_by(line::<E>());
-                        prefetched.for_each(|at| prefetch(next.as_ptr().wrapping_add(row + at)));
+                        let lines = (0..C * LANES).step_by(line::<E>());
+                        lines.for_each(|at| prefetch(prefetched.wrapping_add(at)));
                     }
-                    let row = &page[row..][..n_dims];
-                    // SAFETY: this function's own target features; a whole row has the values that are loaded.
-                    // `position - first` is below the number of tiles times their length.
+                    // SAFETY: this function's own target features; a row has `n_dims` values, a whole one those that are
+                    // loaded, and there is a weight for each position.
                     unsafe {
                         let values: [[__m256; HALVES]; C] = array::from_fn(|c| {
                             array::from_fn(|half| {
                                 let at = c * LANES + half * EIGHT;
-                                if is_whole { E::load_eight(row.as_ptr().add(at)) } else { load_some(row, at) }
+                                if is_whole {
+                                    E::load_eight(row.add(at))
+                                } else {
+                                    load_some(std::slice::from_raw_parts(row, n_dims), at)
+                                }
                             })
                         });
                         for (weights, sums) in weights.iter().zip(&mut sums) {
-                            let weight = _mm256_set1_ps(*weights.get_unchecked(position - first));
+                            let weight = _mm256_set1_ps(*weights.get_unchecked(position));
                             for (sum, values) in sums.as_flattened_mut().iter_mut().zip(values.as_flattened()) {
                                 *sum = _mm256_fmadd_ps(weight, *values, *sum);
                             }
                         }
                     }
+                    row = row.wrapping_add(n_kv_heads * head_dim);
+                    prefetched = prefetched.wrapping_add(n_kv_heads * head_dim);
                 }
             }
             for (query, sums) in sums.iter().enumerate() {
