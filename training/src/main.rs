@@ -9,7 +9,7 @@ use std::{
     process::ExitCode,
 };
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, value_parser};
 use hearth_model::ops;
 
 /// Trains language models that Hearth serves.
@@ -17,8 +17,8 @@ use hearth_model::ops;
 #[command(name = "hearth-train", version, arg_required_else_help = true)]
 struct Cli {
     /// Number of threads that compute on the CPU [default: one per core that may be used]
-    #[arg(long, env = "HEARTH_THREADS", global = true, value_name = "N")]
-    threads: Option<NonZeroUsize>,
+    #[arg(long, env = "HEARTH_THREADS", global = true, value_name = "N", value_parser = value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
     #[command(subcommand)]
     command: Command,
 }
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
         )
         .without_time()
         .init();
-    if let Some(n) = cli.threads {
+    if let Some(n) = cli.threads.map(usize::from).and_then(NonZeroUsize::new) {
         ops::use_threads(n);
     }
     // Before anything is computed: every command computes on this thread.

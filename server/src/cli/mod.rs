@@ -23,7 +23,7 @@ mod variables;
 
 use std::{ffi::OsString, num::NonZeroUsize};
 
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, value_parser};
 use hearth_model::ops;
 
 pub use self::output::print_error;
@@ -35,8 +35,8 @@ pub use self::output::print_error;
 #[command(name = "hearth", version, subcommand_required = true)]
 pub struct Cli {
     /// Number of threads that compute on the CPU [default: one per core that may be used]
-    #[arg(long, env = "HEARTH_THREADS", global = true, value_name = "N")]
-    threads: Option<NonZeroUsize>,
+    #[arg(long, env = "HEARTH_THREADS", global = true, value_name = "N", value_parser = value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
     #[command(subcommand)]
     command: Command,
 }
@@ -89,7 +89,7 @@ impl Cli {
     pub fn run(self) -> anyhow::Result<()> {
         // Refuses an instruction set that the machine does not have.
         ops::instruction_set()?;
-        if let Some(n) = self.threads {
+        if let Some(n) = self.threads.map(usize::from).and_then(NonZeroUsize::new) {
             ops::use_threads(n);
         }
         match self.command {

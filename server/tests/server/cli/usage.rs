@@ -77,7 +77,7 @@ fn threads_and_instructions_are_chosen_or_refused() {
     let refused = doctor(("HEARTH_CPU", "mmx"), &[]);
     let expected = "`HEARTH_CPU` is `mmx`, and this machine can use `portable`";
     assert!(stderr(&refused).contains(expected), "{}", stderr(&refused));
-    for (variable, args) in [(("HEARTH_THREADS", "0"), &[][..]), (("HEARTH_THREADS", ""), &["--threads", "-1"])] {
+    for (variable, args) in [(("HEARTH_THREADS", "0"), &[][..]), (("HEARTH_THREADS", ""), &["--threads", "1025"])] {
         assert_eq!(doctor(variable, args).status.code(), Some(2));
     }
 }

@@ -306,6 +306,7 @@ unsafe fn sums_with_signs<B: QuantBlock, const N: usize, const R: usize>(
         _mm256_abs_epi8, _mm256_add_epi32, _mm256_madd_epi16, _mm256_maddubs_epi16, _mm256_set1_epi8,
         _mm256_set1_epi16, _mm256_set1_epi32, _mm256_setzero_si256, _mm256_sign_epi8, _mm256_xor_si256,
     };
+    assert!(B::OFFSET == 128, "numbers of 8 bits around zero");
     let mut sums: Sums<N, R> = [[_mm256_setzero_si256(); R]; N];
     for group in groups::<B>(half) {
         ahead.prefetch(group);

@@ -197,6 +197,44 @@ mod tests {
         check_k::<Q6KBlock>(Dtype::Q6K, -32, 64);
     }
 
+    /// The largest numbers of either sign times the largest inputs: sums in 16 bits must not saturate.
+    fn check_extremes<B: QuantBlock>(rows: impl Fn(i8) -> B::Row, numbers: [i8; 2]) {
+        let (d_in, n_rows) = (B::RUNS * BLOCK, 7);
+        for number in numbers {
+            let blocks = [B::pack(&[rows(number); PANEL])];
+            for x in [1.0, -1.0] {
+                let input = QuantRows::new(&vec![x; n_rows * d_in], d_in, B::CORRECTION);
+                let expected = f64::from(number) * f64::from(x) * d_in as f64;
+                for level in every_isa() {
+                    let found = with_isa(level, || outputs(&input, &blocks));
+                    let is_close = |sum: &f32| (f64::from(*sum) - expected).abs() <= 1e-6 * expected.abs();
+                    assert!(found.iter().flatten().flatten().all(is_close), "{number} times {x} with {level:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_largest_products_do_not_saturate() {
+        let small = |number| QuantizedBlock { scale: f16::ONE, minimum: f16::ZERO, values: [number; BLOCK] };
+        check_extremes::<Q8Block>(small, [-128, 127]);
+        check_extremes::<Q4Block>(small, [-8, 7]);
+        check_extremes::<Q4_1Block>(small, [0, 15]);
+        check_extremes::<Q5_1Block>(small, [0, 31]);
+        let of_k = |scales| {
+            move |number| KBlock {
+                scale: f16::ONE,
+                minimum: f16::ZERO,
+                scales,
+                minima: array::from_fn(|_| 0),
+                values: [number; K_BLOCK],
+            }
+        };
+        check_extremes::<Q4KBlock>(of_k(array::from_fn(|_| 1)), [0, 15]);
+        check_extremes::<Q5KBlock>(of_k(array::from_fn(|_| 1)), [0, 31]);
+        check_extremes::<Q6KBlock>(of_k(array::from_fn(|_| 1)), [-32, 31]);
+    }
+
     #[test]
     fn rounding_is_as_good_as_its_bits() {
         let weights = noise(32 * 32, 3);
