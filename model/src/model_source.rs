@@ -36,18 +36,30 @@ impl ModelSource {
         }
     }
 
+    /// Refuses a path that does not exist, without opening anything.
+    ///
+    /// # Errors
+    /// As above; a model of the hub is never refused.
+    pub fn require_path(&self) -> Result<()> {
+        match self {
+            ModelSource::Path(path) => match path.symlink_metadata() {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Err(absent(path)),
+                // Whoever opens it reports other errors.
+                _ => Ok(()),
+            },
+            ModelSource::Hub(_) => Ok(()),
+        }
+    }
+
     /// The path of the model. A model of the hub is downloaded if the cache does not have it; the settings are those of
     /// the environment.
     ///
     /// # Errors
     /// A path does not exist; or as [`HubModel::open`].
     pub fn open(&self, part: ModelPart, progress: &mut dyn FnMut(Download)) -> Result<PathBuf> {
+        self.require_path()?;
         match self {
-            ModelSource::Path(path) => match path.symlink_metadata() {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Err(absent(path)),
-                // Whoever opens it reports other errors.
-                _ => Ok(path.clone()),
-            },
+            ModelSource::Path(path) => Ok(path.clone()),
             ModelSource::Hub(model) => model.open(&Hub::new(HubOptions::from_env()?)?, part, progress),
         }
     }

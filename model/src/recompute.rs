@@ -38,15 +38,16 @@ impl Gpt {
         let device = token_ids.device();
         let mut pass = ForwardPass::new(self.config(), context(), &device);
         let embedded = self.embedded(self.embeddings(token_ids), &mut pass);
-        let (plain, plain_device) = (self.valid(), device.inner());
-        let mut plain_pass = ForwardPass::new(self.config(), context(), &plain_device);
+        // On the same device, so that the same operations run, but nothing is recorded.
+        let unrecorded = self.clone().no_grad();
+        let mut unrecorded_pass = ForwardPass::new(self.config(), context(), &device);
         // A model has at least one block.
         let last = self.config().n_layers - 1;
         let mut inputs = Vec::with_capacity(last);
         let mut x = embedded.clone().inner();
         for layer in 0..last {
             inputs.push(x.clone());
-            x = plain.block(layer, x, &mut plain_pass);
+            x = unrecorded.block(layer, Tensor::from_inner(x), &mut unrecorded_pass).inner();
         }
         let last_input = Tensor::from_inner(x).require_grad();
         let hidden = self.normed(self.block(last, last_input.clone(), &mut pass));
@@ -69,7 +70,10 @@ impl RecomputedPass<'_> {
             of_output = gradient_of(&input, &mut gradients);
             visit(gradients);
         }
-        visit(backward_from(self.embedded, of_output));
+        // Embeddings do not train beside an adapter.
+        if self.embedded.is_tracked() {
+            visit(backward_from(self.embedded, of_output));
+        }
     }
 }
 

@@ -3,11 +3,22 @@
 
 #![expect(clippy::unwrap_used, reason = "tests")]
 
+use std::path::Path;
+
 use burn::tensor::Device;
-use hearth_model::{TokenId, gpt::Gpt};
+use hearth_model::{
+    TokenId,
+    adapted::Training,
+    gpt::Gpt,
+    ops::Dtype,
+    weights::{
+        adapter::{Adapter, AdapterModel},
+        model_dir::{self, LoadOptions, load_gpt},
+    },
+};
 use hearth_training::{
     combine::{across_ranks, of_rank},
-    config::Layers,
+    config::{Layers, OptimSettings},
     learner::{Learner, LossGradients, StepIndex},
     loader::Batch,
 };
@@ -153,6 +164,37 @@ fn any_number_of_ranks_has_the_same_bits() {
     }
 }
 
+/// Micro-batches in which each pair of rows is a better and a worse answer.
+fn pairs() -> Vec<(usize, Batch)> {
+    let mut pairs = cut(&[4, 4]);
+    pairs.iter_mut().for_each(|(_, batch)| batch.references = Some(vec![[-3.0, -2.0]; batch.batch_size / 2]));
+    pairs
+}
+
+#[test]
+fn an_adapter_has_the_same_bits_if_blocks_are_recomputed() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/tuning/lora");
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        let of = |recompute: bool, batches: Vec<(usize, Batch)>| {
+            let start = dir.join("start");
+            let base = load_gpt(&start, &LoadOptions { device: Device::flex(), dtype: Some(dtype) }).unwrap();
+            let config = base.config().clone();
+            let model = AdapterModel::new(&config, Some(model_dir::load_class(&start).unwrap())).unwrap();
+            let adapter = Adapter::open(&dir.join("adapter-start"), model).unwrap();
+            let gpt = base.with_lora(&adapter.values, 0.1, Training::Yes).unwrap();
+            let index =
+                StepIndex { step: 3, total_weight: batches.iter().map(|(_, batch)| batch.total_weight()).sum() };
+            let learner = Learner::new(gpt, OptimSettings { recompute, ..OptimSettings::default() }, 1);
+            values(&learner.gradients(index, batches.into_iter()).unwrap().unwrap())
+        };
+        for batches in [cut(&[4, 4]), masked(cut(&[1, 5])), masked(pairs())] {
+            let kept = of(false, batches.clone());
+            assert!(kept.1.len() > 4 && kept.1.iter().all(|(_, values)| values.iter().any(|&value| value != 0.0)));
+            assert_eq!(kept, of(true, batches), "{dtype:?}");
+        }
+    }
+}
+
 #[test]
 fn recomputed_blocks_have_the_same_bits() {
     for sets in [
@@ -165,10 +207,7 @@ fn recomputed_blocks_have_the_same_bits() {
                 StepIndex { step: 3, total_weight: batches.iter().map(|(_, batch)| batch.total_weight()).sum() };
             values(&learner(sets).gradients(index, batches.into_iter()).unwrap().unwrap())
         };
-        let mut of_pairs = cut(&[4, 4]);
-        // Each pair of rows is a better and a worse answer.
-        of_pairs.iter_mut().for_each(|(_, batch)| batch.references = Some(vec![[-3.0, -2.0]; batch.batch_size / 2]));
-        for batches in [cut(&[4, 4]), masked(cut(&[1, 5])), masked(of_pairs)] {
+        for batches in [cut(&[4, 4]), masked(cut(&[1, 5])), masked(pairs())] {
             let kept = of(sets, batches.clone());
             let recomputed = of(&[sets, &["optim.recompute=true"]].concat(), batches);
             assert!(!kept.1.is_empty() && kept.1.iter().any(|(_, values)| values.iter().any(|&value| value != 0.0)));

@@ -288,6 +288,7 @@ fn what_is_left_opens_and_has_learned() {
         ("full", &[][..], 0.7),
         ("lora", &["--lora", "r=8"], 0.95),
         ("qlora", &["--lora", "r=8,base=q4"], 0.95),
+        ("kept", &["--lora", "r=8,base=q4", "--set", "optim.recompute=false"], 0.95),
         ("unpacked", &["--lora", "--set", "data.rows=unpacked"], 0.95),
     ] {
         let output = case.train(out, &[&long[..], flags].concat());
@@ -303,6 +304,13 @@ fn what_is_left_opens_and_has_learned() {
         let loaded = model_dir::load(&case.path(out), &options).unwrap();
         assert!(loaded.chat_template.is_some(), "{out}");
     }
+    // Over rounded matrices, blocks are recomputed unless told otherwise, which changes no bit.
+    let [values, kept] = ["qlora", "kept"].map(|out| {
+        let config = fs::read_to_string(case.path(out).join("config.toml")).unwrap();
+        assert!(config.contains(&format!("recompute = {}", out == "qlora")), "{config}");
+        fs::read(case.path(out).join("model/adapter_model.safetensors")).unwrap()
+    });
+    assert_eq!(values, kept);
     // An adapter cannot be tuned itself.
     let adapter = case.path("lora");
     let output = hearth_train(&[

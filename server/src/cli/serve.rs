@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::{Context, anyhow};
 use clap::Args;
-use hearth_model::ops;
+use hearth_model::{model_source::ModelSource, ops};
 use tokio::{net::TcpListener, runtime, sync::mpsc, task::spawn_blocking};
 
 use super::download;
@@ -52,6 +52,7 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
 async fn run_async(config: &ServerConfig, spans: Option<SpanSender>) -> anyhow::Result<()> {
     // Before loading the model, so that a port that is in use is reported immediately.
     config.check()?;
+    config.model.model.as_ref().map_or(Ok(()), ModelSource::require_path)?;
     let serve_options = config.serve_options()?;
     let listener = bind(&config.host, config.port).await?;
     let address = listener.local_addr().context("cannot get the listening address")?;

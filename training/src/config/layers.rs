@@ -7,7 +7,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::Deserialize;
 use toml::{Table, Value};
 
-use super::{Preset, TrainConfig};
+use super::{LoraSettings, Preset, TrainConfig};
 
 /// Keys of `schedule`; a layer that sets one of them replaces those of earlier layers.
 const BUDGETS: [&str; 5] = ["max_steps", "epochs", "max_tokens", "tokens_per_param", "max_minutes"];
@@ -55,7 +55,12 @@ impl Layers {
         for set in &self.sets {
             put(&mut merged, table_of_set(set)?, &format!("`--set {set}`"))?;
         }
-        deserialize(merged).map_err(|error| anyhow!("{error}"))
+        let has_choice = merged.get("optim").is_some_and(|optim| optim.get("recompute").is_some());
+        let mut config = deserialize(merged).map_err(|error| anyhow!("{error}"))?;
+        if !has_choice {
+            config.optim.recompute = config.lora.as_ref().is_some_and(LoraSettings::rounds_base);
+        }
+        Ok(config)
     }
 }
 
@@ -241,6 +246,18 @@ mod tests {
         assert_eq!((config.model.arch, config.model.d_model), (Arch::Llama, 32), "the preset's width stays");
         assert_eq!((config.schedule.max_steps, config.schedule.max_tokens), (None, Some(9000)));
         assert_eq!(config.sample.prompt, "a b");
+    }
+
+    #[test]
+    fn a_rounded_base_recomputes_unless_told_otherwise() {
+        let recomputes = |given: &[&str]| sets(given).resolve().unwrap().optim.recompute;
+        assert!(!recomputes(&["lora.r=8"]) && !recomputes(&["lora.base=bf16"]));
+        assert!(recomputes(&["lora.base=q4"]) && recomputes(&["lora.base=q8"]));
+        assert!(!recomputes(&["lora.base=q4", "optim.recompute=false"]));
+        // A run goes on as it began.
+        let base = Some(sets(&["lora.r=8"]).resolve().unwrap());
+        let layers = Layers { base, sets: vec!["lora.base=q4".to_owned()], ..Layers::default() };
+        assert!(!layers.resolve().unwrap().optim.recompute);
     }
 
     #[test]

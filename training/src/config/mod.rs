@@ -203,6 +203,13 @@ pub struct LoraSettings {
     pub base: Option<BaseDtype>,
 }
 
+impl LoraSettings {
+    /// Whether the model's own matrices are rounded to 8 bits or fewer.
+    pub(crate) fn rounds_base(&self) -> bool {
+        matches!(self.base, Some(BaseDtype::Q8 | BaseDtype::Q4))
+    }
+}
+
 /// How matrices that do not train are held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -248,7 +255,8 @@ pub struct OptimSettings {
     /// the CPU has AVX512_BF16 and slower elsewhere. Matrices, gradients and sums are f32, and so is evaluation.
     pub precision: Precision,
     /// Keep only the input of each block, and compute the rest again in the backward pass, on the CPU: gradient
-    /// checkpointing. Takes less memory and more time, and changes no bit of the result.
+    /// checkpointing. Takes less memory and more time, and changes no bit of the result. Left out: if `lora.base` is `q8` or
+    /// `q4`, which is chosen for the sake of memory.
     pub recompute: bool,
     /// Settings of Muon, if `matrices` is `muon`.
     pub muon: MuonSettings,

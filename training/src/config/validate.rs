@@ -235,7 +235,6 @@ impl TrainConfig {
         for (key, other, are_set) in [
             ("optim.precision=bf16", "lora", is_bf16 && has_lora),
             ("optim.precision=bf16", "objective.kind=dpo", is_bf16 && self.objective.kind == Objective::Dpo),
-            ("optim.recompute=true", "lora", optim.recompute && has_lora),
         ] {
             ensure!(!are_set, "`{key}` is not supported together with `{other}` so far\nhint: leave one of them out");
         }

@@ -59,9 +59,17 @@ impl Client {
         }
     }
 
-    /// The first model that the server has.
-    pub(super) async fn model(&self) -> anyhow::Result<String> {
-        Ok(self.models().await?.into_iter().next().unwrap_or_default())
+    /// The model that was `asked` for, if the server has it; else its first one.
+    pub(super) async fn model(&self, asked: Option<String>) -> anyhow::Result<String> {
+        let models = self.models().await?;
+        match asked {
+            None => Ok(models.into_iter().next().unwrap_or_default()),
+            Some(asked) if models.contains(&asked) => Ok(asked),
+            Some(asked) => bail!(
+                "the server has no model `{asked}`, only {}\nhint: without `--model-name`, its first one answers",
+                models.iter().map(|model| format!("`{model}`")).collect::<Vec<_>>().join(", ")
+            ),
+        }
     }
 
     /// The models that the server has.

@@ -43,6 +43,9 @@ pub(crate) struct ChatArgs {
     /// process
     #[arg(long, value_name = "URL", conflicts_with_all = ["model", "device", "dtype", "quantize", "kv_cache_dtype", "kv_cache_tokens"])]
     url: Option<String>,
+    /// Which of that server's models or adapters answers [default: its first one]
+    #[arg(long, value_name = "NAME", requires = "url")]
+    model_name: Option<String>,
     /// API key of that server
     #[arg(long, env = "HEARTH_API_KEY", hide_env_values = true, value_name = "KEY")]
     api_key: Option<Secret>,
@@ -68,13 +71,15 @@ pub(crate) fn run(args: ChatArgs) -> anyhow::Result<()> {
     let message = if is_interactive { None } else { Some(piped()?) };
     let mut conversation = Conversation::new(args.system.clone());
     conversation.settings = args.sampling.fields();
-    for setting in args.max_tokens.map(|n| Setting::of("max_tokens", n.into())).into_iter().chain(args.set.clone()) {
+    for setting in
+        args.max_tokens.map(|n| Setting::of("max_tokens", n.into())).into_iter().chain(args.set.iter().cloned())
+    {
         setting.apply(&mut conversation.settings);
     }
     let runtime = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.context("cannot start the runtime")?;
     let client = client(&args)?;
-    let model = runtime.block_on(client.model())?;
+    let model = runtime.block_on(client.model(args.model_name))?;
     let mut session = Session { runtime, client, model, conversation };
     let ended = match message {
         Some(message) => session.answer_once(message),

@@ -65,8 +65,12 @@ fn a_model_here_and_a_server_answer_alike() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), expected, "{}", stderr(&output));
     let ignored = ask("x", &["--url", &url, "--api-key", "sk-chat", "--max-tokens", "1", "--set", "nonsense=1"], &[]);
     assert!(stderr(&ignored).contains("warning: the server ignores `nonsense`"), "{}", stderr(&ignored));
+    let name = dir.path().file_name().unwrap().to_str().unwrap();
+    let named = ["--url", &url, "--api-key", "sk-chat", "--model-name", name];
+    assert_eq!(answer("the hand", &[&named[..], &how].concat()), expected);
     for (args, message) in [
         (&["--api-key", "sk-wrong"][..], "error: Incorrect API key provided."),
+        (&["--api-key", "sk-chat", "--model-name", "gpt-9"], "error: the server has no model `gpt-9`, only `"),
         (&[], "error: an API key is required"),
         (&["--api-key", "sk-chat", "--temperature", "9"], "error: `temperature` must be"),
     ] {
@@ -116,6 +120,7 @@ fn what_cannot_be_is_told_before_the_conversation() {
         (&["--url", "localhost:80"], "`--url` must be the address of a server, got `localhost:80`", 1),
         (&["--url", "http://x", "--tls-cert", "y"], "`--tls-cert` requires a `--url` with https", 1),
         (&["--url", "http://x", "--model", "y"], "'--url <URL>' cannot be used with '--model", 2),
+        (&["--model-name", "x"], "--url <URL>", 2),
         (&["--set", "messages=1"], "`messages` cannot be set", 2),
         (&["--set", "="], "must be `NAME VALUE`", 2),
     ] {

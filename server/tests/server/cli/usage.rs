@@ -17,6 +17,7 @@ fn bad_usage_is_exit_code_2_and_failure_is_1() {
     let output = run(&["--port", "0", "--model", "/nowhere/at/all"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stderr(&output).contains("error: `/nowhere/at/all`: does not exist\nhint: "), "{}", stderr(&output));
+    assert!(!stderr(&output).contains("listening"), "{}", stderr(&output));
     let help = run(&["--help"]);
     assert_eq!(help.status.code(), Some(0));
     assert!(stdout(&help).contains("doctor"));

@@ -114,125 +114,167 @@ impl Kernels for Avx2 {
         scores: &mut [f32],
         width: usize,
     ) {
-        let head_dim = pools.options.head_dim;
-        // Checks the slices' lengths once.
-        let lines: [&[E]; T] = array::from_fn(|t| key_lines(pools, task.page(tile + t), kv_head));
-        // Prefetched meanwhile; at the end, the last tile again.
-        let last = tiles(&task.sees(pools.options)).end - 1;
-        let next: [&[E]; T] = array::from_fn(|t| key_lines(pools, task.page((tile + T + t).min(last)), kv_head));
         for_parts!(N, |n, P| {
-            let values: [&[f32]; P] = array::from_fn(|query| &queries[n + query].values[..head_dim]);
-            let mut sums = [[[_mm256_setzero_ps(); HALVES]; T]; P];
-            for dim in 0..head_dim {
-                // SAFETY: `lines` have `head_dim` lines of 16.
-                let keys: [[_; HALVES]; T] = array::from_fn(|t| {
-                    array::from_fn(|half| unsafe { E::load_eight(lines[t].as_ptr().add(dim * LANES + half * EIGHT)) })
-                });
-                if n == 0 && (dim * LANES).is_multiple_of(line::<E>()) {
-                    next.iter().for_each(|next| prefetch(next.as_ptr().wrapping_add(dim * LANES)));
-                }
-                for (sums, values) in sums.iter_mut().zip(&values) {
-                    // SAFETY: `values` have `head_dim` values.
-                    let q = _mm256_set1_ps(unsafe { *values.get_unchecked(dim) });
-                    for (sums, keys) in sums.iter_mut().zip(keys) {
-                        for (sum, keys) in sums.iter_mut().zip(keys) {
-                            *sum = _mm256_fmadd_ps(q, keys, *sum);
-                        }
-                    }
-                }
-            }
-            for (query, sums) in sums.iter().enumerate() {
-                let scores = &mut scores[(n + query) * width..][..T * LANES];
-                for (scores, sum) in scores.chunks_exact_mut(EIGHT).zip(sums.as_flattened()) {
-                    // SAFETY: the chunk has 8 values.
-                    unsafe { _mm256_storeu_ps(scores.as_mut_ptr(), *sum) };
-                }
-            }
+            let (queries, scores) = (&queries[n..], &mut scores[n * width..]);
+            // SAFETY: this function's own target features.
+            unsafe { score_part::<E, P, T>(queries, kv_head, task, pools, tile, (scores, width)) };
         });
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
     #[inline]
     unsafe fn add_weighted_values<E: KvElement, const N: usize, const C: usize>(
-        Part { kv_head, tiles: part, positions, from, ahead }: Part,
+        part: Part,
         task: &Task<'_>,
         pools: &Pools<'_, E>,
         (scores, width): (&[f32], usize),
         attn_out: &mut [f32],
     ) -> usize {
-        let AttentionOptions { n_kv_heads, head_dim, .. } = *pools.options;
-        let n_dims = (head_dim - from).min(C * LANES);
-        let tiles = tiles(&task.sees(pools.options));
-        let (first, last) = (tiles.start * LANES, tiles.end - 1);
-        let page_len = LANES * n_kv_heads * head_dim;
-        let page_values = |page: usize| &pools.values[page * page_len..][..page_len];
-        // Checks the slices' lengths here and once per page.
-        assert!(part.start >= tiles.start && part.end <= tiles.end && attn_out.len() == N * head_dim);
-        let is_whole = n_dims == C * LANES;
+        let head_dim = pools.options.head_dim;
+        assert!(attn_out.len() == N * head_dim);
         for_parts!(N, |n, P| {
-            let weights: [&[f32]; P] = array::from_fn(|query| &scores[(n + query) * width..][..tiles.len() * LANES]);
-            let mut sums = [[[_mm256_setzero_ps(); HALVES]; C]; P];
-            for (query, sums) in sums.iter_mut().enumerate() {
-                let attn_out = &attn_out[(n + query) * head_dim + from..][..n_dims];
-                for (c, sum) in sums.as_flattened_mut().iter_mut().enumerate() {
-                    // SAFETY: this function's own target features.
-                    *sum = unsafe { load_some(attn_out, c * EIGHT) };
-                }
-            }
-            for tile in part.clone() {
-                let page = page_values(task.page(tile));
-                let next = page_values(task.page((tile + ahead).min(last)));
-                let here = positions.start.max(tile * LANES)..positions.end.min((tile + 1) * LANES);
-                if here.is_empty() {
-                    continue;
-                }
-                let row = |position: usize| ((position % LANES) * n_kv_heads + kv_head) * head_dim + from;
-                // Checks all rows of the page, and their weights.
-                let rows = &page[row(here.start)..row(here.end - 1) + n_dims];
-                let mut prefetched = next.as_ptr().wrapping_add(row(here.start));
-                let at = here.start - first;
-                assert!(at + here.len() <= tiles.len() * LANES);
-                let mut row = rows.as_ptr();
-                for position in at..at + here.len() {
-                    if n == 0 {
-                        let lines = (0..C * LANES).step_by(line::<E>());
-                        lines.for_each(|at| prefetch(prefetched.wrapping_add(at)));
-                    }
-                    // SAFETY: this function's own target features; a row has `n_dims` values, a whole one those that are
-                    // loaded, and there is a weight for each position.
-                    unsafe {
-                        let values: [[__m256; HALVES]; C] = array::from_fn(|c| {
-                            array::from_fn(|half| {
-                                let at = c * LANES + half * EIGHT;
-                                if is_whole {
-                                    E::load_eight(row.add(at))
-                                } else {
-                                    load_some(std::slice::from_raw_parts(row, n_dims), at)
-                                }
-                            })
-                        });
-                        for (weights, sums) in weights.iter().zip(&mut sums) {
-                            let weight = _mm256_set1_ps(*weights.get_unchecked(position));
-                            for (sum, values) in sums.as_flattened_mut().iter_mut().zip(values.as_flattened()) {
-                                *sum = _mm256_fmadd_ps(weight, *values, *sum);
-                            }
-                        }
-                    }
-                    row = row.wrapping_add(n_kv_heads * head_dim);
-                    prefetched = prefetched.wrapping_add(n_kv_heads * head_dim);
-                }
-            }
-            for (query, sums) in sums.iter().enumerate() {
-                let attn_out = &mut attn_out[(n + query) * head_dim + from..][..n_dims];
-                for (attn_out, sum) in attn_out.chunks_mut(EIGHT).zip(sums.as_flattened()) {
-                    let mut values = [0.0; EIGHT];
-                    // SAFETY: the array has 8 values.
-                    unsafe { _mm256_storeu_ps(values.as_mut_ptr(), *sum) };
-                    attn_out.copy_from_slice(&values[..attn_out.len()]);
-                }
-            }
+            let (scores, attn_out) = (&scores[n * width..], &mut attn_out[n * head_dim..]);
+            // SAFETY: this function's own target features.
+            unsafe { add_part::<E, P, C>(&part, task, pools, (scores, width), attn_out) };
         });
-        n_dims
+        (head_dim - part.from).min(C * LANES)
+    }
+}
+
+/// [`score_tiles`](Kernels::score_tiles) of the first `P` of `queries`.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+unsafe fn score_part<E: KvElement, const P: usize, const T: usize>(
+    queries: &[Query<'_>],
+    kv_head: usize,
+    task: &Task<'_>,
+    pools: &Pools<'_, E>,
+    tile: usize,
+    (scores, width): (&mut [f32], usize),
+) {
+    let head_dim = pools.options.head_dim;
+    // Checks the slices' lengths once.
+    let lines: [&[E]; T] = array::from_fn(|t| key_lines(pools, task.page(tile + t), kv_head));
+    // Prefetched meanwhile; at the end, the last tile again.
+    let last = tiles(&task.sees(pools.options)).end - 1;
+    let next: [&[E]; T] = array::from_fn(|t| key_lines(pools, task.page((tile + T + t).min(last)), kv_head));
+    let values: [&[f32]; P] = array::from_fn(|query| &queries[query].values[..head_dim]);
+    let mut sums = [[[_mm256_setzero_ps(); HALVES]; T]; P];
+    for dim in 0..head_dim {
+        // SAFETY: `lines` have `head_dim` lines of 16.
+        let keys: [[_; HALVES]; T] = array::from_fn(|t| {
+            array::from_fn(|half| unsafe { E::load_eight(lines[t].as_ptr().add(dim * LANES + half * EIGHT)) })
+        });
+        if (dim * LANES).is_multiple_of(line::<E>()) {
+            next.iter().for_each(|next| prefetch(next.as_ptr().wrapping_add(dim * LANES)));
+        }
+        for (sums, values) in sums.iter_mut().zip(&values) {
+            // SAFETY: `values` have `head_dim` values.
+            let q = _mm256_set1_ps(unsafe { *values.get_unchecked(dim) });
+            for (sums, keys) in sums.iter_mut().zip(keys) {
+                for (sum, keys) in sums.iter_mut().zip(keys) {
+                    *sum = _mm256_fmadd_ps(q, keys, *sum);
+                }
+            }
+        }
+    }
+    for (query, sums) in sums.iter().enumerate() {
+        let scores = &mut scores[query * width..][..T * LANES];
+        for (scores, sum) in scores.chunks_exact_mut(EIGHT).zip(sums.as_flattened()) {
+            // SAFETY: the chunk has 8 values.
+            unsafe { _mm256_storeu_ps(scores.as_mut_ptr(), *sum) };
+        }
+    }
+}
+
+/// [`add_weighted_values`](Kernels::add_weighted_values) for the first `P` queries of `attn_out`.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+unsafe fn add_part<E: KvElement, const P: usize, const C: usize>(
+    Part { kv_head, tiles: part, positions, from, ahead }: &Part,
+    task: &Task<'_>,
+    pools: &Pools<'_, E>,
+    (scores, width): (&[f32], usize),
+    attn_out: &mut [f32],
+) {
+    let AttentionOptions { n_kv_heads, head_dim, .. } = *pools.options;
+    let n_dims = (head_dim - from).min(C * LANES);
+    let tiles = tiles(&task.sees(pools.options));
+    let (first, last) = (tiles.start * LANES, tiles.end - 1);
+    let page_len = LANES * n_kv_heads * head_dim;
+    let page_values = |page: usize| &pools.values[page * page_len..][..page_len];
+    // Checks the slices' lengths here and once per page.
+    assert!(part.start >= tiles.start && part.end <= tiles.end);
+    let is_whole = n_dims == C * LANES;
+    let weights: [&[f32]; P] = array::from_fn(|query| &scores[query * width..][..tiles.len() * LANES]);
+    let mut sums = [[[_mm256_setzero_ps(); HALVES]; C]; P];
+    for (query, sums) in sums.iter_mut().enumerate() {
+        let attn_out = &attn_out[query * head_dim + from..][..n_dims];
+        for (c, sum) in sums.as_flattened_mut().iter_mut().enumerate() {
+            // SAFETY: this function's own target features.
+            *sum = unsafe { load_some(attn_out, c * EIGHT) };
+        }
+    }
+    for tile in part.clone() {
+        let page = page_values(task.page(tile));
+        let next = page_values(task.page((tile + ahead).min(last)));
+        let here = positions.start.max(tile * LANES)..positions.end.min((tile + 1) * LANES);
+        if here.is_empty() {
+            continue;
+        }
+        let row = |position: usize| ((position % LANES) * n_kv_heads + kv_head) * head_dim + from;
+        // Checks all rows of the page, and their weights.
+        let rows = &page[row(here.start)..row(here.end - 1) + n_dims];
+        let prefetched = next.as_ptr().wrapping_add(row(here.start));
+        let at = here.start - first;
+        assert!(at + here.len() <= tiles.len() * LANES);
+        let (rows, stride) = ((rows.as_ptr(), prefetched), n_kv_heads * head_dim);
+        // SAFETY: this function's own target features; a row has `n_dims` values, a whole one those that are loaded, and there is a
+        // weight for each position.
+        unsafe {
+            if is_whole {
+                add_rows(rows, stride, at..at + here.len(), &weights, &mut sums, |row, at| E::load_eight(row.add(at)));
+            } else {
+                let load = |row: *const E, at: usize| load_some(std::slice::from_raw_parts(row, n_dims), at);
+                add_rows(rows, stride, at..at + here.len(), &weights, &mut sums, load);
+            }
+        }
+    }
+    for (query, sums) in sums.iter().enumerate() {
+        let attn_out = &mut attn_out[query * head_dim + from..][..n_dims];
+        for (attn_out, sum) in attn_out.chunks_mut(EIGHT).zip(sums.as_flattened()) {
+            let mut values = [0.0; EIGHT];
+            // SAFETY: the array has 8 values.
+            unsafe { _mm256_storeu_ps(values.as_mut_ptr(), *sum) };
+            attn_out.copy_from_slice(&values[..attn_out.len()]);
+        }
+    }
+}
+
+/// Adds the rows from two addresses on, of which the second is prefetched, at the positions `at`; `load` takes eight values of a row.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+unsafe fn add_rows<E: KvElement, const P: usize, const C: usize>(
+    (mut row, mut prefetched): (*const E, *const E),
+    stride: usize,
+    at: Range<usize>,
+    weights: &[&[f32]; P],
+    sums: &mut [[[__m256; HALVES]; C]; P],
+    load: impl Fn(*const E, usize) -> __m256,
+) {
+    for position in at {
+        (0..C * LANES).step_by(line::<E>()).for_each(|at| prefetch(prefetched.wrapping_add(at)));
+        let values: [[__m256; HALVES]; C] =
+            array::from_fn(|c| array::from_fn(|half| load(row, c * LANES + half * EIGHT)));
+        for (weights, sums) in weights.iter().zip(&mut *sums) {
+            // SAFETY: there is a weight for each position.
+            let weight = _mm256_set1_ps(unsafe { *weights.get_unchecked(position) });
+            for (sum, values) in sums.as_flattened_mut().iter_mut().zip(values.as_flattened()) {
+                *sum = _mm256_fmadd_ps(weight, *values, *sum);
+            }
+        }
+        row = row.wrapping_add(stride);
+        prefetched = prefetched.wrapping_add(stride);
     }
 }
 
