@@ -216,6 +216,16 @@ impl Gpt {
         self.losses_by(weight, bias, hidden, targets.into(), z_loss)
     }
 
+    /// How far what is predicted from `hidden` is from what is predicted from `former`, both `[n_rows, d_model]`, the latter
+    /// without autodiff: the sum of the rows' Kullback-Leibler divergences in nats times `shares`, `[1]`.
+    ///
+    /// # Panics
+    /// When there are not as many shares as rows.
+    pub fn divergence(&self, hidden: Tensor<2>, former: Tensor<2>, shares: Vec<f32>) -> Tensor<1> {
+        let [hidden, former] = [hidden, former].map(|hidden| self.multiplied(hidden));
+        ops::linear_divergence(hidden, former, self.output(), self.config.logit_softcap, shares)
+    }
+
     /// Cross entropy of each row in nats, without gradients: hidden `[n_rows, d_model]` and the ids that follow. The model
     /// must be without autodiff.
     ///

@@ -51,6 +51,8 @@ struct Run {
     largest_muon: usize,
     /// Blocks are computed again in the backward pass.
     recomputes: bool,
+    /// Predictions are compared with those of the model without its adapter.
+    keeps: bool,
 }
 
 /// An adapter that trains instead of its model.
@@ -120,7 +122,8 @@ impl Estimate {
         let bytes = |n_values: usize| 4 * n_values as u64;
         let largest_muon = largest_muon.filter(|_| adapter.is_none()).unwrap_or(0);
         let recomputes = config.optim.recompute;
-        let run = Run { micro_steps, n_partial_sums, n_moments, largest_muon, recomputes };
+        let keeps = config.objective.keep > 0.0;
+        let run = Run { micro_steps, n_partial_sums, n_moments, largest_muon, recomputes, keeps };
         let answers = if config.objective.kind == Objective::Dpo { 2 } else { 1 };
         let n_rows = answers * config.micro_batch_tokens();
         let peak_bytes = if is_cpu {

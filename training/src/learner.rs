@@ -5,7 +5,7 @@ use std::mem;
 use anyhow::{Context, Result};
 use burn::{
     module::{Module, ModuleVisitor, Param},
-    tensor::Tensor,
+    tensor::{Int, Tensor},
 };
 use hearth_model::{
     gpt::Gpt,
@@ -29,8 +29,7 @@ pub struct Learner {
     pub gpt: Gpt,
     /// Its optimizer.
     pub optimizer: Optimizer,
-    /// How much a difference to the reference model counts, if batches are pairs.
-    beta: f64,
+    objective: ObjectiveSettings,
     /// Seed of the dropout masks, together with step and micro-step.
     seed: u64,
 }
@@ -66,20 +65,40 @@ pub struct StepIndex {
     /// Total weight of the targets in all micro-batches of the step ([`Batch::total_weight`]), by which the losses are
     /// divided.
     pub total_weight: f64,
+    /// Tokens in all of them that are only read ([`Batch::n_only_read`]), by which the divergence from the former model is
+    /// divided.
+    pub n_only_read: usize,
+}
+
+impl StepIndex {
+    /// Of these micro-batches.
+    pub fn of<'a>(step: usize, micro_batches: impl Iterator<Item = &'a Batch>) -> StepIndex {
+        let empty = StepIndex { step, total_weight: 0.0, n_only_read: 0 };
+        micro_batches.fold(empty, |index, batch| StepIndex {
+            total_weight: index.total_weight + batch.total_weight(),
+            n_only_read: index.n_only_read + batch.n_only_read(),
+            step,
+        })
+    }
 }
 
 impl Learner {
     /// A model at the start of training. It must be on an autodiff device.
     pub fn new(gpt: Gpt, optim: OptimSettings, seed: u64) -> Learner {
         let matrices = matrices_of(gpt.config());
-        let beta = ObjectiveSettings::default().beta;
-        Learner { gpt: gpt.with_precision(optim.precision), optimizer: Optimizer::new(optim, matrices), beta, seed }
+        let objective = ObjectiveSettings::default();
+        Learner {
+            gpt: gpt.with_precision(optim.precision),
+            optimizer: Optimizer::new(optim, matrices),
+            objective,
+            seed,
+        }
     }
 
-    /// The same with another weight of differences to the reference model.
+    /// The same with another objective.
     #[must_use]
-    pub fn with_beta(self, beta: f64) -> Learner {
-        Learner { beta, ..self }
+    pub fn with_objective(self, objective: ObjectiveSettings) -> Learner {
+        Learner { objective, ..self }
     }
 
     /// Values that train.
@@ -131,7 +150,7 @@ impl Learner {
                 }
             };
             let token_losses = self.gpt.valid().token_losses(hidden.clone().inner(), targets.clone().inner())?;
-            let found = Preferences::new(batch, &token_losses, self.beta);
+            let found = Preferences::new(batch, &token_losses, self.objective.beta);
             let loss = found.losses.iter().sum::<f64>() / index.total_weight;
             let weights = Some(found.weights(batch, index.total_weight));
             let losses = self.gpt.loss(hidden, Targets { ids: targets, weights });
@@ -143,22 +162,41 @@ impl Learner {
         let (share, weights) = match &batch.weights {
             None => (batch.total_weight() / index.total_weight, None),
             Some(weights) => {
-                let shares = weights.iter().map(|&weight| (f64::from(weight) / index.total_weight) as f32);
+                // A step may have nothing but texts that are only read.
+                let total = if index.total_weight == 0.0 { 1.0 } else { index.total_weight };
+                let shares = weights.iter().map(|&weight| (f64::from(weight) / total) as f32);
                 (1.0, Some(shares.collect()))
             }
         };
         let targets = Targets { ids: targets, weights };
         let z_loss = self.optimizer.settings().z_loss;
-        let (losses, recomputed) = match recomputes {
-            false => (self.gpt.training_losses(inputs, context(), targets, z_loss), None),
+        let keeps = self.objective.keep > 0.0 && batch.n_only_read() > 0;
+        if !recomputes && !keeps {
+            let losses = self.gpt.training_losses(inputs, context(), targets, z_loss);
+            return Ok(ForwardResult { losses: multiplied(losses, share), recomputed: None });
+        }
+        let (hidden, recomputed) = match recomputes {
+            false => (self.gpt.forward(inputs.clone(), context()), None),
             true => {
-                let (hidden, pass) = self.gpt.forward_recomputed(inputs, context);
-                (self.gpt.losses(hidden, targets, z_loss), Some(pass))
+                let (hidden, pass) = self.gpt.forward_recomputed(inputs.clone(), context);
+                (hidden, Some(pass))
             }
         };
-        let Losses { objective, cross_entropy } = losses;
-        let losses = Losses { objective: objective.mul_scalar(share), cross_entropy: cross_entropy.mul_scalar(share) };
+        let mut losses = multiplied(self.gpt.losses(hidden.clone(), targets, z_loss), share);
+        if keeps {
+            losses.objective = losses.objective + self.divergence(hidden, inputs, index, batch);
+        }
         Ok(ForwardResult { losses, recomputed })
+    }
+
+    /// `objective.keep` times the mean divergence from the model without its adapter, over the tokens of the step that are only
+    /// read.
+    fn divergence(&self, hidden: Tensor<2>, inputs: Tensor<1, Int>, index: StepIndex, batch: &Batch) -> Tensor<1> {
+        // On the same device, so that the same operations run.
+        let former = self.gpt.clone().without_lora().no_grad().forward(inputs, batch.context(None)).inner();
+        let share = (self.objective.keep / index.n_only_read as f64) as f32;
+        let shares = batch.only_read.iter().flatten().map(|is_read| if *is_read { share } else { 0.0 });
+        self.gpt.divergence(hidden, former, shares.collect())
     }
 
     /// The gradients of what [`forward`](Self::forward) gave.
@@ -185,4 +223,8 @@ impl Learner {
     pub fn clip(&self, gradients: &mut Gradients) -> Result<Tensor<1>> {
         gradients.clip(self.optimizer.settings().clip).context("no parameter of the model has a gradient")
     }
+}
+
+fn multiplied(Losses { objective, cross_entropy }: Losses, share: f64) -> Losses {
+    Losses { objective: objective.mul_scalar(share), cross_entropy: cross_entropy.mul_scalar(share) }
 }

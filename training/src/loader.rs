@@ -70,6 +70,9 @@ pub struct Batch {
     pub targets: Vec<TokenId>,
     /// The weight of each target in the loss, in the same shape, 0 for targets that are ignored; `None`: all are 1.
     pub weights: Option<Vec<f32>>,
+    /// Whether each token that is no target is part of an example, in the same shape, if rows hold examples; otherwise it
+    /// only fills a row.
+    pub only_read: Option<Vec<bool>>,
     /// The position of each input in its document, in the same shape, if rows hold documents; `None`: each row is one.
     pub positions: Option<Vec<u32>>,
     /// If the rows are pairs of a better and a worse answer: the log-probabilities of each pair's answers under the reference
@@ -170,6 +173,7 @@ impl Batch {
             inputs: Vec::new(),
             targets: Vec::new(),
             weights: None,
+            only_read: None,
             positions: None,
             references: None,
             epoch: 0,
@@ -199,6 +203,11 @@ impl Batch {
             None => self.n_targets() as f64,
             Some(weights) => weights.iter().map(|&weight| f64::from(weight)).sum(),
         }
+    }
+
+    /// Tokens of examples that are no targets.
+    pub fn n_only_read(&self) -> usize {
+        self.only_read.iter().flatten().filter(|is_read| **is_read).count()
     }
 
     /// The context of a forward pass over the inputs; with a seed, values are dropped.

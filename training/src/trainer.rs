@@ -139,7 +139,7 @@ impl<'a> Trainer<'a> {
         if let Some(dir) = &config.model.init {
             ensure_same_tokens(dir, &data.tokenizer)?;
         }
-        let learner = Learner::new(gpt, config.optim.clone(), config.seed).with_beta(config.objective.beta);
+        let learner = Learner::new(gpt, config.optim.clone(), config.seed).with_objective(config.objective);
         let reference = learner.gpt.clone();
         let base = adapter::base_digest(config)?;
         let state = TrainState { base, ..TrainState::new(data.hash, data.tokenizer_hash) };
@@ -207,7 +207,7 @@ impl<'a> Trainer<'a> {
             }
             _ => gpt.clone(),
         };
-        let mut learner = Learner::new(gpt, config.optim.clone(), config.seed).with_beta(config.objective.beta);
+        let mut learner = Learner::new(gpt, config.optim.clone(), config.seed).with_objective(config.objective);
         checkpoint.restore(&mut learner.optimizer, &device.clone().inner())?;
         let size = run_size(config, data, &learner);
         let schedule_of = |config: &TrainConfig| Schedule::new(config, size).with_total(state.total_steps);
@@ -306,8 +306,7 @@ impl<'a> Trainer<'a> {
             let rates = self.schedule.rates(step, &self.config.optim);
             let n_micro = self.config.micro_steps();
             let micro_batches: Vec<Batch> = batches.by_ref().take(n_micro).collect();
-            let total_weight = micro_batches.iter().map(Batch::total_weight).sum();
-            let index = StepIndex { step, total_weight };
+            let index = StepIndex::of(step, micro_batches.iter());
             let sums = self.learner.gradients(index, micro_batches.into_iter().enumerate())?;
             let LossGradients { loss, mut gradients } =
                 sums.context("the data loader stopped before the end of the run")?;

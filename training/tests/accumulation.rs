@@ -18,7 +18,7 @@ use hearth_model::{
 };
 use hearth_training::{
     combine::{across_ranks, of_rank},
-    config::{Layers, OptimSettings},
+    config::{Layers, ObjectiveSettings, OptimSettings},
     learner::{Learner, LossGradients, StepIndex},
     loader::Batch,
 };
@@ -38,7 +38,17 @@ fn batch(first: usize, batch_size: usize) -> Batch {
     let id = |at: usize| ((at * at / 7 + at / 3) % VOCAB_SIZE) as TokenId;
     let places = (first..first + batch_size).flat_map(|row| row * 31..row * 31 + SEQ_LEN);
     let (inputs, targets) = places.map(|at| (id(at), id(at + 1))).unzip();
-    Batch { batch_size, seq_len: SEQ_LEN, inputs, targets, weights: None, positions: None, references: None, epoch: 0 }
+    Batch {
+        batch_size,
+        seq_len: SEQ_LEN,
+        inputs,
+        targets,
+        weights: None,
+        only_read: None,
+        positions: None,
+        references: None,
+        epoch: 0,
+    }
 }
 
 /// Micro-batches with these numbers of rows, one row after the other.
@@ -61,7 +71,7 @@ fn values(sums: &LossGradients) -> (f32, Vec<(String, Vec<f32>)>) {
 }
 
 fn index(n_rows: usize) -> StepIndex {
-    StepIndex { step: 3, total_weight: (n_rows * SEQ_LEN) as f64 }
+    StepIndex { step: 3, total_weight: (n_rows * SEQ_LEN) as f64, n_only_read: 0 }
 }
 
 #[test]
@@ -106,8 +116,7 @@ fn micro_batches_with_unequal_masks_have_the_loss_and_gradients_of_the_whole() {
         let learner = learner(sets);
         let of = |sizes: &[usize]| {
             let batches = masked(cut(sizes));
-            let index =
-                StepIndex { step: 3, total_weight: batches.iter().map(|(_, batch)| batch.total_weight()).sum() };
+            let index = StepIndex::of(3, batches.iter().map(|(_, batch)| batch));
             values(&learner.gradients(index, batches.into_iter()).unwrap().unwrap())
         };
         let (loss, gradients) = of(&[8]);
@@ -138,7 +147,7 @@ fn targets_that_count_nothing_change_nothing() {
                 }
             }
         }
-        let index = StepIndex { step: 3, total_weight: batches.iter().map(|(_, batch)| batch.total_weight()).sum() };
+        let index = StepIndex::of(3, batches.iter().map(|(_, batch)| batch));
         values(&learner.gradients(index, batches.into_iter()).unwrap().unwrap())
     };
     assert!(of(true) == of(false));
@@ -171,20 +180,65 @@ fn pairs() -> Vec<(usize, Batch)> {
     pairs
 }
 
+/// Of the model in `golden/tuning/lora/start` with its adapter.
+fn adapted(dtype: Dtype, dropout: f64) -> Gpt {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/tuning/lora");
+    let start = dir.join("start");
+    let base = load_gpt(&start, &LoadOptions { device: Device::flex(), dtype: Some(dtype) }).unwrap();
+    let config = base.config().clone();
+    let model = AdapterModel::new(&config, Some(model_dir::load_class(&start).unwrap())).unwrap();
+    let adapter = Adapter::open(&dir.join("adapter-start"), model).unwrap();
+    base.with_lora(&adapter.values, dropout, Training::Yes).unwrap()
+}
+
+/// Targets that do not count are part of examples.
+fn only_read(mut batches: Vec<(usize, Batch)>) -> Vec<(usize, Batch)> {
+    for (_, batch) in &mut batches {
+        batch.only_read = batch.weights.as_ref().map(|weights| weights.iter().map(|&weight| weight == 0.0).collect());
+    }
+    batches
+}
+
+#[test]
+fn what_is_only_read_keeps_its_predictions() {
+    let of = |keep: f64, recompute: bool, batches: Vec<(usize, Batch)>| {
+        let objective = ObjectiveSettings { keep, ..ObjectiveSettings::default() };
+        let optim = OptimSettings { recompute, ..OptimSettings::default() };
+        let learner = Learner::new(adapted(Dtype::F32, 0.0), optim, 1).with_objective(objective);
+        let index = StepIndex::of(3, batches.iter().map(|(_, batch)| batch));
+        values(&learner.gradients(index, batches.into_iter()).unwrap().unwrap())
+    };
+    let batches = || only_read(masked(cut(&[2, 3])));
+    let [without, one, two] = [0.0, 1.0, 2.0].map(|keep| of(keep, false, batches()));
+    // The loss that is reported is that of the targets; gradients are the sum of both.
+    assert_eq!((without.0, one.0), (one.0, two.0));
+    let mut differ = false;
+    for (((path, none), (_, one)), (_, two)) in without.1.iter().zip(&one.1).zip(&two.1) {
+        let largest = two.iter().fold(0.0_f32, |max, value| max.max(value.abs()));
+        for ((none, one), two) in none.iter().zip(one).zip(two) {
+            differ |= none != one;
+            assert!((2.0 * one - none - two).abs() <= 1e-5 * largest, "{path}: {none}, {one}, {two}");
+        }
+    }
+    assert!(differ);
+    assert_eq!(of(2.0, true, batches()), two, "recomputed blocks");
+    // However a step is cut, and also if nothing of it is trained.
+    let mut read = batches();
+    read.iter_mut().for_each(|(_, batch)| {
+        batch.only_read = batch.weights.as_ref().map(|weights| vec![true; weights.len()]);
+        batch.weights = batch.weights.as_ref().map(|weights| vec![0.0; weights.len()]);
+    });
+    let (loss, gradients) = of(1.0, false, read);
+    assert!(loss == 0.0 && gradients.iter().flat_map(|(_, values)| values).all(|value| value.is_finite()));
+    assert!(gradients.iter().flat_map(|(_, values)| values).any(|value| *value != 0.0));
+}
+
 #[test]
 fn an_adapter_has_the_same_bits_if_blocks_are_recomputed() {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/tuning/lora");
     for dtype in [Dtype::F32, Dtype::Bf16] {
         let of = |recompute: bool, batches: Vec<(usize, Batch)>| {
-            let start = dir.join("start");
-            let base = load_gpt(&start, &LoadOptions { device: Device::flex(), dtype: Some(dtype) }).unwrap();
-            let config = base.config().clone();
-            let model = AdapterModel::new(&config, Some(model_dir::load_class(&start).unwrap())).unwrap();
-            let adapter = Adapter::open(&dir.join("adapter-start"), model).unwrap();
-            let gpt = base.with_lora(&adapter.values, 0.1, Training::Yes).unwrap();
-            let index =
-                StepIndex { step: 3, total_weight: batches.iter().map(|(_, batch)| batch.total_weight()).sum() };
-            let learner = Learner::new(gpt, OptimSettings { recompute, ..OptimSettings::default() }, 1);
+            let index = StepIndex::of(3, batches.iter().map(|(_, batch)| batch));
+            let learner = Learner::new(adapted(dtype, 0.1), OptimSettings { recompute, ..OptimSettings::default() }, 1);
             values(&learner.gradients(index, batches.into_iter()).unwrap().unwrap())
         };
         for batches in [cut(&[4, 4]), masked(cut(&[1, 5])), masked(pairs())] {
@@ -203,8 +257,7 @@ fn recomputed_blocks_have_the_same_bits() {
         &["model.arch=qwen3", "model.tie_embeddings=true", "optim.precision=bf16"],
     ] {
         let of = |sets: &[&str], batches: Vec<(usize, Batch)>| {
-            let index =
-                StepIndex { step: 3, total_weight: batches.iter().map(|(_, batch)| batch.total_weight()).sum() };
+            let index = StepIndex::of(3, batches.iter().map(|(_, batch)| batch));
             values(&learner(sets).gradients(index, batches.into_iter()).unwrap().unwrap())
         };
         for batches in [cut(&[4, 4]), masked(cut(&[1, 5])), masked(pairs())] {

@@ -170,7 +170,11 @@ fn is_the_same_after_kills(data: &str, flags: &[&str], weights: &str) {
 
 #[test]
 fn an_adapter_that_is_killed_ends_with_the_bits_of_one_that_is_not() {
-    is_the_same_after_kills("train.jsonl", &["--lora", "r=4,dropout=0.1"], "adapter_model.safetensors");
+    is_the_same_after_kills(
+        "train.jsonl",
+        &["--lora", "r=4,dropout=0.1", "--set", "objective.keep=2"],
+        "adapter_model.safetensors",
+    );
 }
 
 #[test]
@@ -369,6 +373,7 @@ fn what_cannot_be_trained_is_refused_by_name_before_the_first_step() {
     write("alone.jsonl", "{\"messages\": [{\"role\": \"user\", \"content\": \"a\"}]}\n");
     write("long.jsonl", &(json!({ "text": "What is it? ".repeat(200) }).to_string() + "\n"));
     write("pairs.jsonl", "{\"prompt\": \"a\", \"chosen\": \"b\"}\n");
+    write("kept.jsonl", "{\"keep\": \"What is it?\"}\n");
     for (data, flags, contains) in [
         ("missing.jsonl", &[][..], &["missing.jsonl"][..]),
         ("broken.jsonl", &[], &["broken.jsonl", "line 2"]),
@@ -382,6 +387,10 @@ fn what_cannot_be_trained_is_refused_by_name_before_the_first_step() {
         ("train.jsonl", &["--set", "objective.kind=dpo"], &["train.jsonl", "line 1"]),
         ("pairs.jsonl", &["--set", "objective.kind=dpo"], &["pairs.jsonl", "rejected"]),
         ("train.jsonl", &["--set", "objective.kind=kto"], &["kto"]),
+        ("train.jsonl", &["--set", "objective.keep=1"], &["`objective.keep`", "--lora"]),
+        ("train.jsonl", &["--lora", "--set", "objective.keep=-1"], &["`objective.keep`", "-1"]),
+        ("kept.jsonl", &["--lora"], &["kept.jsonl", "line 1", "--set objective.keep=1"]),
+        ("kept.jsonl", &["--lora", "--set", "objective.keep=1"], &["no example is trained"]),
     ] {
         let output = case.command(data, "refused", flags).output().unwrap();
         let message = stderr(&output);

@@ -69,7 +69,7 @@ fn follows_torch(name: &str) {
     let mut learner = Learner::new(start, config.optim.clone(), 0);
     for (step, rows) in golden.batches.iter().enumerate() {
         let batch = batch(rows);
-        let index = StepIndex { step, total_weight: batch.total_weight() };
+        let index = StepIndex::of(step, [&batch].into_iter());
         let mut sums = learner.gradients(index, std::iter::once((0, batch))).unwrap().unwrap();
         let norm = learner.clip(&mut sums.gradients).unwrap().into_scalar::<f32>();
         let loss = sums.loss.into_scalar::<f32>();

@@ -83,7 +83,7 @@ fn batches(source: &RowSource, size: usize) -> Vec<Batch> {
 }
 
 fn gradients(learner: &Learner, step: usize, batches: Vec<Batch>) -> LossGradients {
-    let index = StepIndex { step, total_weight: batches.iter().map(Batch::total_weight).sum() };
+    let index = StepIndex::of(step, batches.iter());
     learner.gradients(index, batches.into_iter().enumerate()).unwrap().unwrap()
 }
 
@@ -98,7 +98,7 @@ fn follow(name: &str, start: Gpt, source: impl Fn(&[Example]) -> RowSource) -> G
     config.validate().unwrap();
     assert_eq!([golden.losses.len(), golden.norms.len()], [golden.steps.len(); 2], "{name}");
     let schedule = Schedule::new(&config, RunSize { n_params: 0, rows_per_epoch: 0 });
-    let mut learner = Learner::new(start, config.optim.clone(), 0).with_beta(config.objective.beta);
+    let mut learner = Learner::new(start, config.optim.clone(), 0).with_objective(config.objective);
     for (step, examples) in golden.steps.iter().enumerate() {
         let mut sums = gradients(&learner, step, batches(&source(examples), 1));
         let norm = learner.clip(&mut sums.gradients).unwrap().into_scalar::<f32>();

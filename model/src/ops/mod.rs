@@ -16,6 +16,7 @@ mod cpu;
 mod cross_entropy;
 #[cfg(feature = "gpu")]
 mod cube;
+mod divergence;
 mod dtype;
 mod embedding;
 pub(crate) mod k_quants;
@@ -58,6 +59,7 @@ pub use cross_entropy::{Losses, Targets};
 pub(crate) use cross_entropy::{linear_cross_entropy, token_losses};
 #[cfg(feature = "gpu")]
 pub(crate) use cube::{Address, CapturedGraph, is_cube as is_gpu, top_k_logits};
+pub(crate) use divergence::linear_divergence;
 pub(crate) use dtype::BlockLayout;
 pub use dtype::{BLOCK_SIZE, Dtype};
 pub(crate) use embedding::{embedding, take_rows};

@@ -8,7 +8,7 @@ use std::{
     process::ExitCode,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use hearth_model::{
     hub::ModelPart,
@@ -175,6 +175,18 @@ fn examples_of(
     status.clear();
     note_commits(status, &sources, &examples.commits);
     note_not_text(status, &examples.not_text);
+    if let Some(example) =
+        examples.examples.iter().find(|example| example.n_trained() == 0 && config.objective.keep == 0.0)
+    {
+        bail!(
+            "{}: it has `keep`, but `objective.keep` is 0\nhint: `--set objective.keep=1`, or remove it",
+            example.origin
+        );
+    }
+    ensure!(
+        examples.examples.iter().any(|example| example.n_trained() > 0) || examples.examples.is_empty(),
+        "no example is trained, all of them have `keep`\nhint: add examples with `messages`, `prompt` and `completion`, or `text`"
+    );
     ensure!(
         !examples.examples.is_empty(),
         "no example is left to train on: {} were too long\nhint: use shorter ones, or `--set data.too_long=cut`",

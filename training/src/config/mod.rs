@@ -151,13 +151,17 @@ pub enum TooLong {
 }
 
 /// What is learned.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ObjectiveSettings {
     /// The kind of loss.
     pub kind: Objective,
     /// `dpo`: how much a difference to the reference model counts.
     pub beta: f64,
+    /// Keeps what the model knows while an adapter trains: this times the mean divergence of its predictions from those of the
+    /// model without the adapter, over all tokens that are read but not trained ([Li and Hoiem, 2016](https://arxiv.org/abs/1606.09282)).
+    /// 0: off.
+    pub keep: f64,
 }
 
 /// The kind of loss.
@@ -173,7 +177,7 @@ pub enum Objective {
 
 impl Default for ObjectiveSettings {
     fn default() -> Self {
-        Self { kind: Objective::NextToken, beta: 0.1 }
+        Self { kind: Objective::NextToken, beta: 0.1, keep: 0.0 }
     }
 }
 

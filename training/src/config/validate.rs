@@ -4,7 +4,9 @@ use anyhow::{Result, ensure};
 use burn::tensor::Device;
 use hearth_model::ops::{self, Precision};
 
-use super::{ALL_LINEAR, Algorithm, Arch, MicroBatchSize, Objective, SaveDtype, ScheduleKind, TrainConfig};
+use super::{
+    ALL_LINEAR, Algorithm, Arch, MicroBatchSize, Objective, ObjectiveSettings, SaveDtype, ScheduleKind, TrainConfig,
+};
 
 /// Far above any useful number of micro-batches per step.
 const MAX_MICRO_STEPS: usize = 1 << 16;
@@ -150,8 +152,16 @@ impl TrainConfig {
     }
 
     fn validate_lora(&self) -> Result<()> {
-        let beta = self.objective.beta;
+        let ObjectiveSettings { kind, beta, keep } = self.objective;
         ensure!(beta.is_finite() && beta > 0.0, "`objective.beta` must be above 0, got {beta}");
+        ensure!(
+            keep.is_finite() && keep >= 0.0,
+            "`objective.keep` must be 0 or more, got {keep}\nhint: 1 to 10 is usual"
+        );
+        ensure!(
+            keep == 0.0 || self.lora.is_some() && kind == Objective::NextToken,
+            "`objective.keep` needs an adapter and `objective.kind=next-token`\nhint: train an adapter (`--lora`), or leave it out"
+        );
         ensure!(
             self.objective.kind == Objective::NextToken || self.optim.z_loss == 0.0,
             "`optim.z_loss` must be 0 with `objective.kind=dpo`, got {}",

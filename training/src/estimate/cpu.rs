@@ -191,6 +191,10 @@ impl<'a> Shape<'a> {
         account.take(width + head + bias);
         let chunk = (LOGITS_AT_ONCE / gpt.vocab_size.max(1)).max(MIN_ROWS).min(self.n_rows);
         account.briefly(chunk * gpt.vocab_size);
+        if run.keeps {
+            // Logits of both models, hidden states of the former and their gradients.
+            account.briefly(2 * chunk * gpt.vocab_size + 4 * width);
+        }
         if run.micro_steps > 1 {
             account.briefly(width + head + bias);
         }
@@ -268,7 +272,14 @@ mod tests {
                 let gpt = GptConfig { norm_position: position, ..gpt.clone() };
                 let shape = Shape::new(&gpt, 64, 32, None);
                 let peaks = [false, true].map(|recomputes| {
-                    let run = Run { micro_steps: 2, n_partial_sums: 1, n_moments: 0, largest_muon: 0, recomputes };
+                    let run = Run {
+                        micro_steps: 2,
+                        n_partial_sums: 1,
+                        n_moments: 0,
+                        largest_muon: 0,
+                        recomputes,
+                        keeps: false,
+                    };
                     let mut account = Account::default();
                     shape.pass(&mut account, &run);
                     assert_eq!(account.held(), gpt.n_params(), "{gpt:?}");

@@ -123,7 +123,7 @@ mod tests {
                 &gpt,
                 size,
                 adapter,
-                &Run { micro_steps: 40, n_partial_sums, n_moments, largest_muon: 0, recomputes: false },
+                &Run { micro_steps: 40, n_partial_sums, n_moments, largest_muon: 0, recomputes: false, keeps: false },
             )
         };
         // A partial sum more takes as much as what trains.

@@ -58,6 +58,11 @@ impl ExampleEncoder {
                 let trained = vec![true; ids.len()];
                 (ids, trained)
             }
+            Form::Keep(text) => {
+                let options = EncodeOptions { add_special_tokens: true, ..EncodeOptions::TEXT };
+                let ids = self.tokenizer.encode(text, options).map_err(named)?;
+                return Ok(Example { trained: vec![false; ids.len()], ids, origin: origin.to_owned() });
+            }
         };
         let example = Example { ids, trained, origin: origin.to_owned() };
         self.check(&example).map_err(|problem| wrong(origin, problem))?;

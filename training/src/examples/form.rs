@@ -1,4 +1,4 @@
-//! What a record is: a conversation, a prompt with a completion, a text, or a preference.
+//! What a record is: a conversation, a prompt with a completion, a text, a text on which predictions are kept, or a preference.
 
 use hearth_model::chat::Message;
 use serde_json::{Map, Value, json};
@@ -12,6 +12,7 @@ pub(super) const COMPLETION: &str = "completion";
 pub(super) const CHOSEN: &str = "chosen";
 pub(super) const REJECTED: &str = "rejected";
 pub(super) const TOOLS: &str = "tools";
+pub(super) const KEEP: &str = "keep";
 
 /// What is encoded as one example.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,9 +23,11 @@ pub(super) enum Form {
     Completion { prompt: String, completion: String },
     /// A text, which is trained.
     Text(String),
+    /// A text that is only read: what is predicted there is to stay.
+    Keep(String),
 }
 
-const EXAMPLE_HINT: &str = "an example has `messages`, or `prompt` and `completion`, or `text`";
+const EXAMPLE_HINT: &str = "an example has `messages`, or `prompt` and `completion`, or `text`, or `keep`";
 const PREFERENCE_HINT: &str = "a preference has `chosen` and `rejected`, and may have `prompt`";
 const PAIR_HINT: &str = "`prompt` and its answers must be all strings, or all lists of messages";
 
@@ -34,6 +37,11 @@ impl Form {
         let tools = tools(members)?;
         if let Some(value) = member(members, MESSAGES) {
             return Ok(Form::Conversation { messages: messages(MESSAGES, value)?, tools, first: 0 });
+        }
+        match member(members, KEEP) {
+            Some(Value::String(text)) if !text.is_empty() => return Ok(Form::Keep(text.clone())),
+            Some(_) => return Err((format!("`{KEEP}` is not a text"), EXAMPLE_HINT)),
+            None => {}
         }
         match (member(members, PROMPT), member(members, COMPLETION), member(members, text_field)) {
             (Some(prompt), Some(completion), _) => Form::answer(prompt, (COMPLETION, completion), tools),

@@ -93,9 +93,10 @@ fn fit(mut example: Example, settings: &ExampleSettings) -> Result<Fitted<Exampl
         )),
         TooLong::Drop => Ok(Fitted::Dropped),
         TooLong::Cut => {
+            let trains = example.n_trained() > 0;
             example.ids.truncate(max_len);
             example.trained.truncate(max_len);
-            Ok(if example.n_trained() == 0 { Fitted::Dropped } else { Fitted::Cut(example) })
+            Ok(if trains && example.n_trained() == 0 { Fitted::Dropped } else { Fitted::Cut(example) })
         }
     }
 }

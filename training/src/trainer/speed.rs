@@ -41,7 +41,7 @@ impl Trainer<'_> {
                 break;
             }
             let batch = self.loader.batch(0, number % n_micro);
-            let index = StepIndex { step: 0, total_weight: batch.total_weight() };
+            let index = StepIndex::of(0, [&batch].into_iter());
             let began = Instant::now();
             let sums = self.learner.gradients(index, [(0, batch)].into_iter())?;
             let LossGradients { loss, mut gradients } = sums.context("a micro-batch has gradients")?;

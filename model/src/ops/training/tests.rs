@@ -8,9 +8,9 @@ use super::super::{
     AdamWStep, AttentionOptions, Dropout, Dtype, LinearParts, LoraPair, LoraParts, LoraShape, LossOptions, MuonStep,
     NormOptions, NormParts, Precision, Rotation, Targets, Weight, activation, activation::activate_reference, adamw,
     add_update, attention, clip::clip_norm_reference, clip_norm, cpu::dropout_factors,
-    cross_entropy::linear_cross_entropy_reference, fork, linear_cross_entropy, linear_with_lora, norm, norm_reference,
-    qk_norm, qk_norm::qk_norm_reference, residual::dropout_reference, rope_and_attend, row_updates::add_lora_reference,
-    to_f32,
+    cross_entropy::linear_cross_entropy_reference, divergence::linear_divergence_reference, fork, linear_cross_entropy,
+    linear_divergence, linear_with_lora, norm, norm_reference, qk_norm, qk_norm::qk_norm_reference,
+    residual::dropout_reference, rope_and_attend, row_updates::add_lora_reference, to_f32,
 };
 use crate::{
     config::{Activation, NormKind, QkNormSpan},
@@ -341,6 +341,37 @@ fn cross_entropy_of_a_packed_weight_is_that_of_the_plain_one() {
             [values(losses.objective), values(losses.cross_entropy)]
         };
         assert_close(&losses(&packed, &Device::flex()), &losses(&held, &device()), &format!("{options:?}"));
+    }
+}
+
+#[test]
+fn a_divergence_is_that_of_the_definition() {
+    for (n_rows, d_model, vocab_size, factor) in
+        [(1, 8, 3, 1.0), (37, 24, 101, 1.0), (200, 16, 100_000, 0.3), (5, 8, 50, 40.0)]
+    {
+        let data = TensorData::new(random(2, vocab_size * d_model), [vocab_size, d_model]);
+        let weight = Weight::new(data, Dtype::F32, &Device::flex()).unwrap();
+        let former =
+            Tensor::from_data(TensorData::new(random(3, n_rows * d_model), [n_rows, d_model]), &Device::flex());
+        let former = former.mul_scalar(factor);
+        // Every third row counts nothing; a single row counts.
+        let shares: Vec<_> = (0..n_rows).map(|row| ((row + 1) % 3) as f32 / n_rows as f32).collect();
+        for (softcap, has_bias) in [(None, false), (Some(2.0), true)] {
+            let hidden = leaf(1, [n_rows, d_model], factor);
+            let bias = || has_bias.then(|| Tensor::from_data(random(4, vocab_size).as_slice(), &device()));
+            let found = linear_divergence(hidden.clone(), former.clone(), (&weight, bias()), softcap, shares.clone());
+            let expected =
+                linear_divergence_reference(hidden.clone(), former.clone(), (&weight, bias()), softcap, shares.clone());
+            let case = format!("{n_rows} rows of {d_model}, {vocab_size} tokens, soft cap {softcap:?}");
+            assert!(values(found.clone()).iter().all(|loss| *loss > 0.0), "{case}");
+            let of: [GradientOf<'_>; 1] = [&gradient(&hidden)];
+            assert_close(&outcome(found, &of), &outcome(expected, &of), &case);
+            // From itself nothing diverges, to the bit.
+            let same =
+                linear_divergence(hidden.clone(), hidden.clone().inner(), (&weight, bias()), softcap, shares.clone());
+            let of_hidden = hidden.grad(&same.backward()).unwrap();
+            assert!(values(of_hidden).iter().all(|value| *value == 0.0), "{case}");
+        }
     }
 }
 

@@ -26,6 +26,11 @@ const LOGITS_AT_ONCE: usize = 1 << 24;
 /// Rows per pass over the weight's gradient with a large vocabulary: with fewer, memory bandwidth would be the limit.
 const MIN_ROWS: usize = 128;
 
+/// Rows whose logits are in memory together.
+pub(super) fn rows_at_once(vocab_size: usize) -> usize {
+    (LOGITS_AT_ONCE / vocab_size.max(1)).max(MIN_ROWS)
+}
+
 /// Inputs: hidden states `[n_rows, d_model]`, and unless they are frozen, the weight `[vocab_size, d_model]` and, if there is
 /// one, the bias `[vocab_size]`. Output: what is minimised and the cross entropy, `[2]`, as means or weighted sums
 /// ([`Targets`](crate::ops::Targets)); only the first has gradients.
@@ -67,7 +72,7 @@ impl CpuOp for LinearCrossEntropy {
         let mut of_bias = vec![0.0; if trains_weight && bias.is_some() { vocab_size } else { 0 }];
         // Of each row: the cross entropy, and the logarithm of the denominator.
         let mut losses = vec![0.0; 2 * n_rows];
-        let chunk = (LOGITS_AT_ONCE / vocab_size.max(1)).max(MIN_ROWS).min(n_rows.max(1));
+        let chunk = rows_at_once(vocab_size).min(n_rows.max(1));
         let mut logits = vec![0.0; chunk * vocab_size];
         for (n, targets) in self.targets.chunks(chunk).enumerate() {
             let rows = n * chunk..n * chunk + targets.len();
@@ -144,7 +149,7 @@ impl LinearCrossEntropy {
     /// For each row the cross entropy and the logarithm of the denominator, `[n_rows, 2]`; those of rows that count nothing
     /// are 0. `logits` gives those of some rows, before any soft cap.
     pub(in crate::ops) fn row_losses(&self, vocab_size: usize, logits: impl Fn(Range<usize>) -> Vec<f32>) -> Vec<f32> {
-        let chunk = (LOGITS_AT_ONCE / vocab_size.max(1)).max(MIN_ROWS);
+        let chunk = rows_at_once(vocab_size);
         let mut losses = vec![0.0; 2 * self.targets.len()];
         for (n, losses) in losses.chunks_mut(2 * chunk).enumerate() {
             let rows = n * chunk..n * chunk + losses.len() / 2;

@@ -1,0 +1,48 @@
+//! How far a model's predictions have moved from those it made before.
+
+use burn::tensor::{Tensor, activation::log_softmax};
+
+use super::{Weight, cpu, linear, soft_cap, training::apply, weight::Form};
+use crate::ops::{is_on_cpu, records_gradients};
+
+/// The sum of the rows' Kullback-Leibler divergences times `shares [n_rows]`, `[1]`: of what `hidden` predicts from what `former`
+/// does, both `[n_rows, d_model]`, in nats. `former` is without autodiff. Rows that count 0 are left out.
+///
+/// # Panics
+/// When there are not as many shares as rows.
+pub(crate) fn linear_divergence(
+    hidden: Tensor<2>,
+    former: Tensor<2>,
+    (weight, bias): (&Weight, Option<Tensor<1>>),
+    softcap: Option<f64>,
+    shares: Vec<f32>,
+) -> Tensor<1> {
+    match weight.form() {
+        Form::Packed(panels) if records_gradients(&hidden.device()) && is_on_cpu(&hidden.device()) => {
+            let bias = bias.map(|bias| cpu::values(bias.inner()).as_slice().to_vec());
+            let former = cpu::values(former).as_slice().to_vec();
+            let op = cpu::LinearDivergence { output: (panels.clone(), bias), former, shares, softcap };
+            apply(vec![hidden.into()], op)
+        }
+        _ => linear_divergence_reference(hidden, former, (weight, bias), softcap, shares),
+    }
+}
+
+/// [`linear_divergence`] in plain Burn operations, but for [`linear`].
+pub(crate) fn linear_divergence_reference(
+    hidden: Tensor<2>,
+    former: Tensor<2>,
+    (weight, bias): (&Weight, Option<Tensor<1>>),
+    softcap: Option<f64>,
+    shares: Vec<f32>,
+) -> Tensor<1> {
+    let (n_rows, device) = (hidden.dims()[0], hidden.device());
+    let former = if records_gradients(&device) { Tensor::from_inner(former) } else { former };
+    let log_probs = |hidden: Tensor<2>| {
+        let logits = linear(hidden, weight, bias.clone());
+        log_softmax(softcap.map_or(logits.clone(), |cap| soft_cap(logits, cap)), 1)
+    };
+    let (now, before) = (log_probs(hidden), log_probs(former).detach());
+    let of_rows = (before.clone().exp() * (before - now)).sum_dim(1).reshape([n_rows]);
+    (of_rows * Tensor::from_data(shares.as_slice(), &device)).sum()
+}
