@@ -227,6 +227,7 @@ impl Ahead {
 /// The same blocks, as far as the compiler knows others: else it may load the inputs of four groups at once and take them apart
 /// by shuffles, which leaves no registers for the sums (0.8 of the speed). Costs no instruction.
 #[inline(always)]
+#[expect(clippy::pointers_in_nomem_asm_block, reason = "nothing is read there")]
 fn unmerged<const N: usize>(inputs: &[RoundedBlock; N]) -> &[RoundedBlock; N] {
     let mut blocks: *const _ = inputs;
     // SAFETY: no instruction; the pointer stays what it is.
