@@ -52,9 +52,9 @@ pub(crate) fn run(args: &ServeArgs) -> anyhow::Result<()> {
 async fn run_async(config: &ServerConfig, spans: Option<SpanSender>) -> anyhow::Result<()> {
     // Before loading the model, so that a port that is in use is reported immediately.
     config.check()?;
-    config.model.model.as_ref().map_or(Ok(()), ModelSource::require_path)?;
     let serve_options = config.serve_options()?;
     let listener = bind(&config.host, config.port).await?;
+    config.model.model.as_ref().map_or(Ok(()), ModelSource::require_path)?;
     let address = listener.local_addr().context("cannot get the listening address")?;
     let api_options = ApiOptions { spans, ..config.api_options(address.ip())? };
     tracing::info!("listening on {}://{address}", api_options.scheme);
