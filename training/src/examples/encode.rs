@@ -61,6 +61,10 @@ impl ExampleEncoder {
             Form::Keep(text) => {
                 let options = EncodeOptions { add_special_tokens: true, ..EncodeOptions::TEXT };
                 let ids = self.tokenizer.encode(text, options).map_err(named)?;
+                if ids.len() < 2 {
+                    let what = "its `keep` is a single token, so nothing is predicted there".to_owned();
+                    return Err(wrong(origin, (what, "use a longer text, or remove it")));
+                }
                 return Ok(Example { trained: vec![false; ids.len()], ids, origin: origin.to_owned() });
             }
         };
