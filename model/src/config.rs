@@ -397,10 +397,6 @@ impl GptConfig {
         self.n_kv_heads * self.head_dim
     }
 
-    /// Bytes of KV cache per token over all layers, at `bytes_per_value` (4 for f32).
-    pub fn kv_bytes_per_token(&self, bytes_per_value: usize) -> usize {
-        2 * self.n_layers * self.kv_width() * bytes_per_value
-    }
 }
 
 /// Default for files without multipliers.

@@ -11,7 +11,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// The system could not read or write a file.
-    #[error("cannot {action} `{path}`: {reason}")]
+    #[error("cannot {action} `{path}`: {reason}{}", permission_hint(reason))]
     Io {
         /// The failed action: `read`, `write`, `create`, ...
         action: &'static str,
@@ -109,6 +109,15 @@ pub enum Error {
         /// The device's message.
         what: String,
     },
+}
+
+fn permission_hint(reason: &io::Error) -> &'static str {
+    match reason.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "\nhint: the user that this program runs as needs access to it; in Hearth's container that is user 10001"
+        }
+        _ => "",
+    }
 }
 
 fn hint_line(hint: &str) -> String {

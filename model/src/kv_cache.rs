@@ -119,7 +119,8 @@ pub struct PagedStep<'a> {
 impl KvCache {
     /// A cache of `n_pages` pages of `dtype` for the model of `config`.
     pub fn new(config: &GptConfig, n_pages: usize, dtype: KvDtype, device: &Device) -> Self {
-        let pool = || ops::new_pool([n_pages * PAGE_SIZE, config.kv_width()], dtype, device);
+        let heads = [config.n_kv_heads, config.head_dim];
+        let pool = || ops::new_pool(n_pages * PAGE_SIZE, heads, dtype, device);
         let layers = (0..config.n_layers).map(|_| LayerPool { keys: pool(), values: pool() }).collect();
         // If some layers have no window, all keys are needed.
         let sliding_window = config.sliding_window.filter(|_| config.full_layers.is_empty());

@@ -110,7 +110,7 @@ pub(crate) fn rope_and_attend(
 
 /// Attention of a step's rows over the pages of the KV cache, for decoding rows and chunks of prefill together.
 ///
-/// `q [n_rows, n_heads * head_dim]`; `keys` and `values` are whole pools `[n_slots, n_kv_heads * head_dim]` that
+/// `q [n_rows, n_heads * head_dim]`; `keys` and `values` are whole pools ([`new_pool`](super::new_pool)) that
 /// contain the step's own rows already. Returns `[n_rows, n_heads * head_dim]`.
 pub(crate) fn attention_paged(
     q: Tensor<2>,
@@ -134,6 +134,10 @@ pub(crate) fn attention_paged(
         let output = match keys.dtype() {
             DType::F16 => {
                 let pools = [keys_pool.as_slice::<f16>(), values_pool.as_slice()];
+                cpu::attention_paged(q.as_slice(), pools, sequences, options)
+            }
+            DType::I8 => {
+                let pools = [keys_pool.as_slice::<i8>(), values_pool.as_slice()];
                 cpu::attention_paged(q.as_slice(), pools, sequences, options)
             }
             _ => {

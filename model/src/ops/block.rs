@@ -16,7 +16,7 @@ pub(crate) type Block<'a> = BlockParts<NormParts, LinearParts<'a>>;
 /// Attention over the pages of the KV cache, to which the step's rows are appended first.
 #[derive(Debug)]
 pub(crate) struct PagedAttention<'a> {
-    /// Keys and values of the layer: whole pools `[n_slots, n_kv_heads * head_dim]`.
+    /// Keys and values of the layer: whole pools ([`new_pool`](super::new_pool)).
     pub(crate) pools: [&'a mut Tensor<2>; 2],
     /// Slots of the step's keys and values.
     pub(crate) slots: &'a Slots,
@@ -56,6 +56,7 @@ pub(crate) fn block(
     });
     match attention.pools[0].dtype() {
         DType::F16 => over_pools::<f16>(x, &block, attention, scratch),
+        DType::I8 => over_pools::<i8>(x, &block, attention, scratch),
         _ => over_pools::<f32>(x, &block, attention, scratch),
     }
 }

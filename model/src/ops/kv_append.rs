@@ -1,7 +1,8 @@
 //! Storing new keys and values in the pools of the KV cache.
 //!
-//! Pools are `[n_slots, kv_width]`, in pages of [`PAGE_SIZE`](super::PAGE_SIZE) slots. The layout of keys within a page
-//! depends on the device, and is that of [`attention_paged`](super::attention_paged) there.
+//! Pools are `[n_slots, row_len]`, in pages of [`PAGE_SIZE`](super::PAGE_SIZE) slots, with
+//! [`row_len`](super::KvDtype::row_len) of their dtype. The layout within a page depends on the device, and is that of
+//! [`attention_paged`](super::attention_paged) there.
 
 use std::ops::Range;
 
@@ -12,38 +13,41 @@ use half::f16;
 use super::cube::{self, HeadLayout};
 use super::{AttentionOptions, KvDtype, Rotation, Slots, cpu, rope};
 
-/// A pool of zeros, `[n_slots, width]`, whose memory is committed: otherwise the system would provide it as slots are
-/// written, and might have none left by then.
-pub(crate) fn new_pool([n_slots, width]: [usize; 2], dtype: KvDtype, device: &Device) -> Tensor<2> {
-    let shape = [n_slots, width];
+/// A pool of zeros for `heads`, `[n_kv_heads, head_dim]`, whose memory is committed: otherwise the system would provide it as
+/// slots are written, and might have none left by then.
+pub(crate) fn new_pool(n_slots: usize, heads: [usize; 2], dtype: KvDtype, device: &Device) -> Tensor<2> {
+    let shape = [n_slots, dtype.row_len(heads)];
     match dtype {
         _ if !cpu::is_cpu(device) => Tensor::zeros(shape, (device, dtype.of_tensors())),
         KvDtype::F32 => cpu::pool_of_zeros::<f32>(shape),
         KvDtype::F16 => cpu::pool_of_zeros::<f16>(shape),
+        KvDtype::Q8 => cpu::pool_of_zeros::<i8>(shape),
     }
 }
 
-/// Stores keys `rows [n_rows, kv_width]` at `slots`, in place. Slots must differ.
-pub(crate) fn append_keys(pool: &mut Tensor<2>, rows: Tensor<2>, slots: &Slots) {
+/// Stores keys `rows [n_rows, n_kv_heads * head_dim]` at `slots`, in place. Slots must differ.
+pub(crate) fn append_keys(pool: &mut Tensor<2>, rows: Tensor<2>, slots: &Slots, heads: [usize; 2]) {
     if !cpu::is_cpu(&pool.device()) {
         return append_rows(pool, rows, slots);
     }
     let (rows, slots) = (cpu::values(rows), slots.host());
     match pool.dtype() {
-        DType::F16 => cpu::update::<f16>(pool, |pool| cpu::append_keys(pool, rows.as_slice(), slots)),
-        _ => cpu::update::<f32>(pool, |pool| cpu::append_keys(pool, rows.as_slice(), slots)),
+        DType::F16 => cpu::update::<f16>(pool, |pool| cpu::append_keys(pool, rows.as_slice(), slots, heads)),
+        DType::I8 => cpu::update::<i8>(pool, |pool| cpu::append_keys(pool, rows.as_slice(), slots, heads)),
+        _ => cpu::update::<f32>(pool, |pool| cpu::append_keys(pool, rows.as_slice(), slots, heads)),
     }
 }
 
-/// Stores values `rows [n_rows, kv_width]` at `slots`, in place. Slots must differ.
-pub(crate) fn append_values(pool: &mut Tensor<2>, rows: Tensor<2>, slots: &Slots) {
+/// Stores values `rows [n_rows, n_kv_heads * head_dim]` at `slots`, in place. Slots must differ.
+pub(crate) fn append_values(pool: &mut Tensor<2>, rows: Tensor<2>, slots: &Slots, heads: [usize; 2]) {
     if !cpu::is_cpu(&pool.device()) {
         return append_rows(pool, rows, slots);
     }
     let (rows, slots) = (cpu::values(rows), slots.host());
     match pool.dtype() {
-        DType::F16 => cpu::update::<f16>(pool, |pool| cpu::append_values(pool, rows.as_slice(), slots)),
-        _ => cpu::update::<f32>(pool, |pool| cpu::append_values(pool, rows.as_slice(), slots)),
+        DType::F16 => cpu::update::<f16>(pool, |pool| cpu::append_values(pool, rows.as_slice(), slots, heads)),
+        DType::I8 => cpu::update::<i8>(pool, |pool| cpu::append_values(pool, rows.as_slice(), slots, heads)),
+        _ => cpu::update::<f32>(pool, |pool| cpu::append_values(pool, rows.as_slice(), slots, heads)),
     }
 }
 
@@ -57,12 +61,27 @@ fn append_rows(pool: &mut Tensor<2>, rows: Tensor<2>, slots: &Slots) {
     pool.inplace(|pool| pool.select_assign(0, slots.tensor(), rows, IndexingUpdateOp::Assign));
 }
 
-/// Copies the pages `from` of `pool [n_slots, width]` to the pages `to`, given as slots, in place.
+/// Copies the pages `from` of `pool` to the pages `to`, given as all of their slots, in place.
 pub(crate) fn copy_pages(pool: &mut Tensor<2>, from: &Slots, to: &Slots) {
+    if cpu::is_cpu(&pool.device()) {
+        let ([_, row_len], slots) = (pool.dims(), [from.host(), to.host()]);
+        return match pool.dtype() {
+            DType::F16 => cpu::update::<f16>(pool, |pool| copy_rows(pool, slots, row_len)),
+            DType::I8 => cpu::update::<i8>(pool, |pool| copy_rows(pool, slots, row_len)),
+            _ => cpu::update::<f32>(pool, |pool| copy_rows(pool, slots, row_len)),
+        };
+    }
     pool.inplace(|pool| {
         let rows = pool.clone().select(0, from.tensor());
         pool.select_assign(0, to.tensor(), rows, IndexingUpdateOp::Assign)
     });
+}
+
+/// Whatever the layout within a page is, its rows together are the page.
+fn copy_rows<E: Copy>(pool: &mut [E], [from, to]: [&[i32]; 2], row_len: usize) {
+    for (from, to) in from.iter().zip(to).map(|(from, to)| (*from as usize, *to as usize)) {
+        pool.copy_within(from * row_len..(from + 1) * row_len, to * row_len);
+    }
 }
 
 /// Rotates the queries and keys in `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]`, if there is a rotation, and
@@ -99,7 +118,7 @@ pub(crate) fn rope_append(
         Some(rotation) => rope(qk, rotation),
         None => qk,
     };
-    append_keys(keys, part(&qk, n_heads..n_turning), slots);
-    append_values(values, part(&qkv, n_turning..n_turning + n_kv_heads), slots);
+    append_keys(keys, part(&qk, n_heads..n_turning), slots, [n_kv_heads, head_dim]);
+    append_values(values, part(&qkv, n_turning..n_turning + n_kv_heads), slots, [n_kv_heads, head_dim]);
     part(&qk, 0..n_heads)
 }

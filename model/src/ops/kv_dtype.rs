@@ -4,8 +4,11 @@ use std::fmt;
 
 use burn::tensor::{DType, Device};
 
-use super::Dtype;
-use crate::error::{Error, Result};
+use super::{Dtype, cpu};
+use crate::{
+    config::GptConfig,
+    error::{Error, Result},
+};
 
 /// How the KV cache stores keys and values. All computation with them is in f32.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,11 +18,13 @@ pub enum KvDtype {
     F32,
     /// 2 bytes a value: IEEE half precision. Values out of range become the largest, 65504.
     F16,
+    /// 1 byte a value: whole numbers from -127 to 127, multiplied by an f32 for each token and head. On the CPU only.
+    Q8,
 }
 
 impl KvDtype {
     /// Every dtype, with its name.
-    pub const ALL: &'static [(&'static str, Self)] = &[("f32", Self::F32), ("f16", Self::F16)];
+    pub const ALL: &'static [(&'static str, Self)] = &[("f32", Self::F32), ("f16", Self::F16), ("q8", Self::Q8)];
 
     /// The dtype that was asked for; by default f32 for models on `device` whose matrices are f32 or bf16 (which should
     /// give the results of f32), else f16.
@@ -27,25 +32,33 @@ impl KvDtype {
     /// # Errors [`Error::Device`] if the device does not support the dtype.
     pub fn choose(asked: Option<Self>, weights: Dtype, device: &Device) -> Result<Self> {
         match asked {
-            Some(asked) if !asked.is_for(device) => Err(Error::Device {
-                name: crate::device::name(device),
-                what: format!("does not support 16-bit numbers, which the KV cache dtype `{asked}` requires"),
-                hint: "all devices support `f32`".to_owned(),
-            }),
+            Some(asked) if !asked.is_for(device) => {
+                let supported = Self::ALL.iter().filter(|(_, dtype)| dtype.is_for(device));
+                let names: Vec<String> = supported.map(|(name, _)| format!("`{name}`")).collect();
+                Err(Error::Device {
+                    name: crate::device::name(device),
+                    what: format!("does not support the KV cache dtype `{asked}`"),
+                    hint: format!("this device supports {}", names.join(", ")),
+                })
+            }
             Some(asked) => Ok(asked),
             None if !matches!(weights, Dtype::F32 | Dtype::Bf16) && Self::F16.is_for(device) => Ok(Self::F16),
             None => Ok(Self::F32),
         }
     }
 
-    /// Bytes of a value.
-    pub fn n_bytes(self) -> usize {
-        self.of_tensors().size()
+    /// Bytes of a token's keys and values in all layers of the model of `config`.
+    pub fn bytes_per_token(self, config: &GptConfig) -> usize {
+        2 * config.n_layers * self.row_len([config.n_kv_heads, config.head_dim]) * self.of_tensors().size()
     }
 
     /// Whether `device` supports it.
     pub fn is_for(self, device: &Device) -> bool {
-        self == Self::F32 || device.supports_dtype(self.of_tensors())
+        match self {
+            Self::F32 => true,
+            Self::F16 => device.supports_dtype(self.of_tensors()),
+            Self::Q8 => cpu::is_cpu(device),
+        }
     }
 
     /// The dtype of a pool's tensor.
@@ -53,7 +66,13 @@ impl KvDtype {
         match self {
             Self::F32 => DType::F32,
             Self::F16 => DType::F16,
+            Self::Q8 => DType::I8,
         }
+    }
+
+    /// Elements of a token's row in a pool, where it has so many heads of so many dimensions.
+    pub(super) fn row_len(self, [n_kv_heads, head_dim]: [usize; 2]) -> usize {
+        n_kv_heads * (head_dim + if self == Self::Q8 { cpu::Q8_SCALE_LEN } else { 0 })
     }
 }
 

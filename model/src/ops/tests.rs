@@ -26,6 +26,8 @@ use crate::{
 const TOLERANCE: f32 = 2e-6;
 /// The same, where keys and values are rounded to 11 bits on their way into the cache.
 const TOLERANCE_F16: f32 = 5e-3;
+/// The same in 8 bits.
+const TOLERANCE_Q8: f32 = 5e-2;
 
 /// What more is allowed where sums of so many products are the exponents of what is compared: the sum of `n` products of
 /// numbers around 1 is around `sqrt(n)`, and `n` roundings of it, half up and half down, add up to another `sqrt(n)` of
@@ -135,11 +137,12 @@ proptest! {
         let rows = || random(dims, 1.0);
         let (key_rows, value_rows) = (rows(), rows());
         // As the CPU keeps them, and row by row as the reference takes them.
-        let pool = || new_pool(dims, dtype, &Device::flex());
+        let heads = [options.n_kv_heads, options.head_dim];
+        let pool = || new_pool(n_slots, heads, dtype, &Device::flex());
         let (mut keys, mut values_pool) = (pool(), pool());
         let all_slots = Slots::new((0..n_slots as i32).collect(), &Device::flex());
-        append_keys(&mut keys, key_rows.clone(), &all_slots);
-        append_values(&mut values_pool, value_rows.clone(), &all_slots);
+        append_keys(&mut keys, key_rows.clone(), &all_slots, heads);
+        append_values(&mut values_pool, value_rows.clone(), &all_slots, heads);
         let (mut n_rows, mut sequences) = (0, Vec::new());
         for (number, &(start, len)) in shapes.iter().enumerate() {
             let first_key = options.sliding_window.map_or(0, |window| (start + 1).saturating_sub(window));
@@ -157,15 +160,23 @@ proptest! {
             attention_paged_reference(q.clone(), [keys, values], sequences.as_slice(), &options)
         };
         let tolerance = tolerance_of_weights(options.head_dim);
-        if dtype == KvDtype::F16 {
-            // The very numbers that were rounded, and not far from those that were not.
-            let [keys, values] = [&key_rows, &value_rows].map(|rows| rows.clone().cast(DType::F16));
-            assert_within(tolerance, found.clone(), expected(&keys, &values));
-            assert_within(TOLERANCE_F16, found, expected(&key_rows, &value_rows));
-        } else {
-            assert_within(tolerance, found, expected(&key_rows, &value_rows));
-        }
+        // The very numbers that were rounded, and not far from those that were not.
+        let (rounded, within) = match dtype {
+            KvDtype::F32 => ([key_rows.clone(), value_rows.clone()], tolerance),
+            KvDtype::F16 => ([&key_rows, &value_rows].map(|rows| rows.clone().cast(DType::F16)), TOLERANCE_F16),
+            KvDtype::Q8 => ([&key_rows, &value_rows].map(|rows| in_8_bits(rows, options.head_dim)), TOLERANCE_Q8),
+        };
+        assert_within(tolerance, found.clone(), expected(&rounded[0], &rounded[1]));
+        assert_within(within, found, expected(&key_rows, &value_rows));
     }
+}
+
+/// Each head of a row as whole numbers of at most 127 times one factor.
+fn in_8_bits(rows: &Tensor<2>, head_dim: usize) -> Tensor<2> {
+    let [n_rows, width] = rows.dims();
+    let heads = rows.clone().reshape([n_rows * width / head_dim, head_dim]);
+    let scale = heads.clone().abs().max_dim(1) / 127.0;
+    ((heads / scale.clone()).round() * scale).reshape([n_rows, width])
 }
 
 /// What a file says is what is computed with: every number of a block, at any place, multiplied by its scale.

@@ -206,7 +206,7 @@ fn require_memory(
     n_tokens: usize,
 ) -> anyhow::Result<()> {
     let config = gpt.config();
-    let kv_bytes = n_tokens.next_multiple_of(PAGE_SIZE) as u128 * config.kv_bytes_per_token(kv_dtype.n_bytes()) as u128;
+    let kv_bytes = n_tokens.next_multiple_of(PAGE_SIZE) as u128 * kv_dtype.bytes_per_token(config) as u128;
     let logit_bytes = (config.vocab_size * size_of::<f32>()) as u128;
     let n_bytes = n_sequences as u128 * (kv_bytes + logit_bytes);
     let required = memory::require(n_bytes, memory::available_on(&gpt.device()));
@@ -351,7 +351,7 @@ fn decode(
     Ok(Measured {
         job,
         tok_per_sec: (args.steps * batch) as f64 / best,
-        kv_bytes_per_step: Some(n_keys * gpt.config().kv_bytes_per_token(kv_dtype.n_bytes())),
+        kv_bytes_per_step: Some(n_keys * kv_dtype.bytes_per_token(gpt.config())),
         launches_per_step: is_gpu.then_some(n_launches),
         recorded_launches_per_step: is_gpu.then_some(n_launches.saturating_sub(n_told)),
         read_back_bytes_per_step: is_gpu.then_some(n_read_bytes),

@@ -43,8 +43,8 @@ pub struct ModelConfig {
     #[arg(long, env = "HEARTH_QUANTIZE", value_name = "DTYPE", conflicts_with = "dtype",
         value_parser = |name: &str| dtype_of(name, true))]
     pub quantize: Option<Dtype>,
-    /// Dtype of the KV cache: `f32`, `f16` (half the memory), or `auto`: `f16` if weight matrices are f16 or quantized and
-    /// the device supports it, else `f32`
+    /// Dtype of the KV cache: `f32`, `f16` (half the memory), `q8` (8 bits, on the CPU), or `auto`: `f16` if weight matrices are
+    /// f16 or quantized and the device supports it, else `f32`
     #[arg(long, env = "HEARTH_KV_CACHE_DTYPE", value_name = "DTYPE", value_enum, default_value_t = KvCacheDtype::Auto, hide_possible_values = true)]
     pub kv_cache_dtype: KvCacheDtype,
 }
@@ -67,6 +67,8 @@ pub enum KvCacheDtype {
     F32,
     /// 16-bit floats.
     F16,
+    /// 8-bit numbers with a scale for each token and head.
+    Q8,
 }
 
 impl KvCacheDtype {
@@ -76,6 +78,7 @@ impl KvCacheDtype {
             Self::Auto => None,
             Self::F32 => Some(KvDtype::F32),
             Self::F16 => Some(KvDtype::F16),
+            Self::Q8 => Some(KvDtype::Q8),
         }
     }
 }

@@ -141,10 +141,10 @@ pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
     let adapters = Adapters::new(options.adapters.clone(), &config, class, &loaded.gpt.device())?;
     let available = memory::available_on(&loaded.gpt.device());
     let kv_dtype = kv_dtype(&loaded, options)?;
-    let mut bytes_per_token = config.kv_bytes_per_token(kv_dtype.n_bytes());
+    let mut bytes_per_token = kv_dtype.bytes_per_token(config);
     if let (Speculation::DraftModel { .. }, Some(draft)) = (options.speculation, &draft) {
         // Its cache has room for the same tokens.
-        bytes_per_token += draft.gpt.config().kv_bytes_per_token(self::kv_dtype(draft, options)?.n_bytes());
+        bytes_per_token += self::kv_dtype(draft, options)?.bytes_per_token(draft.gpt.config());
     }
     let n_tokens = match options.kv_cache_tokens {
         Some(n_tokens) => {
@@ -262,7 +262,7 @@ mod tests {
             Sizes { vocab_size: 8, max_seq_len: 1000, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 256, d_ff: 64 };
         // Two layers of keys and values of 128 numbers, 4 bytes each: 2 KiB per token.
         let config = GptConfig::llama(sizes);
-        assert_eq!(config.kv_bytes_per_token(4), 2048);
+        assert_eq!(KvDtype::F32.bytes_per_token(&config), 2048);
         let gib = 1 << 30;
         assert_eq!(default_cache_tokens(&config, 2048, 4, Some(16 * gib)), 4000, "no more than can be used");
         assert_eq!(default_cache_tokens(&config, 2048, 4000, Some(16 * gib)), 524_288, "1 GiB");

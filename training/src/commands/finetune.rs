@@ -43,8 +43,8 @@ pub(crate) struct Args {
     #[arg(value_name = "MODEL", value_parser = OsStringValueParser::new().map(ModelSource::parse))]
     model: ModelSource,
 
-    /// Examples: jsonl or Parquet files with `messages` (and `tools`), `prompt` and `completion`, or `text`; text files; folders
-    /// of them; data sets of the Hugging Face hub
+    /// Examples: jsonl or Parquet files with `messages` (and `tools`), `prompt` and `completion`, or `text`, or with `keep` (texts
+    /// about which an adapter shall change nothing); text files; folders of them; data sets of the Hugging Face hub
     #[arg(long, value_name = "FILES", required = true, num_args = 1..)]
     data: Vec<String>,
 
@@ -209,7 +209,9 @@ fn encoder_of(text: &LoadedText, config: &TrainConfig) -> (ExampleEncoder, Examp
 fn summary_line(examples: &Examples<Example>) -> String {
     let n_tokens: usize = examples.examples.iter().map(|example| example.ids.len()).sum();
     let n_trained: usize = examples.examples.iter().map(Example::n_trained).sum();
-    let mut line = format!("{} examples, {n_tokens} tokens, of which {n_trained} are trained", examples.examples.len());
+    let n_examples = examples.examples.len();
+    let mut line =
+        format!("{}, {n_tokens} tokens, of which {n_trained} are trained", counted(n_examples, "example"));
     for (n, what) in [(examples.n_cut, "cut"), (examples.n_dropped, "left out as too long")] {
         if n > 0 {
             line += &format!("; {n} {what}");
@@ -219,7 +221,11 @@ fn summary_line(examples: &Examples<Example>) -> String {
 }
 
 fn pairs_line(pairs: &Examples<PreferencePair>) -> String {
-    format!("{} pairs; {} cut, {} left out as too long", pairs.examples.len(), pairs.n_cut, pairs.n_dropped)
+    format!("{}; {} cut, {} left out as too long", counted(pairs.examples.len(), "pair"), pairs.n_cut, pairs.n_dropped)
+}
+
+fn counted(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }
 
 fn documents_of(examples: &[Example], config: &TrainConfig, text: &LoadedText) -> Result<Documents> {

@@ -30,6 +30,7 @@ use super::{
     model_files,
     options::{Options, print_json},
     plan::{Prediction, print_plan, step_size},
+    status::Status,
 };
 
 /// The arguments of a training run.
@@ -166,6 +167,9 @@ impl Session {
         };
         let fits = limits.require(config, &gpt_config, &chosen.device);
         if self.args.dry_run {
+            if fits.is_ok() {
+                Status::new().note("measuring a few steps");
+            }
             let step = match &fits {
                 Ok(()) => trainer_of(self.checkpoint.as_ref(), config, data, &chosen.device)?.time_step().map(Some)?,
                 Err(_) => None,

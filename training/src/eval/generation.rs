@@ -133,7 +133,7 @@ impl Generator {
     /// fails.
     pub fn generate(&self, tasks: &[GenerationTask], progress: &mut dyn FnMut(usize)) -> Result<Vec<Generated>> {
         tasks.iter().try_for_each(|task| self.check(task))?;
-        let page_bytes = PAGE_SIZE * self.gpt.config().kv_bytes_per_token(self.kv_dtype.n_bytes());
+        let page_bytes = PAGE_SIZE * self.kv_dtype.bytes_per_token(self.gpt.config());
         let largest = tasks.iter().map(pages_of).max().unwrap_or(0);
         let all: usize = tasks.iter().map(pages_of).sum();
         // Room for the largest text in any case.

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::{
     KvElement,
+    page_layout::PageLayout,
     rowwise::{NormValues, qk_norm_row, rope_row},
     thread_pool::{self, SharedMut},
 };
@@ -33,24 +34,28 @@ pub(in crate::ops) struct PagedValues<'a, E> {
     pub(in crate::ops) rotation: Option<[&'a [f32]; 2]>,
 }
 
-/// Stores keys `rows [n, width]` at `slots` of `pool [n_slots, width]`. A page holds one dimension after the other,
-/// each with the values of its 16 tokens side by side.
-pub(in crate::ops) fn append_keys<E: KvElement>(pool: &mut [E], rows: &[f32], slots: &[i32]) {
-    let (pool, width) = (SharedMut::new(pool), (rows.len() / slots.len().max(1)).max(1));
-    for (row, &slot) in rows.chunks_exact(width).zip(slots) {
+/// Stores keys `rows [n, n_kv_heads * head_dim]` at `slots` of `pool`. A page holds one dimension after the other, each with the
+/// values of its 16 tokens side by side.
+pub(in crate::ops) fn append_keys<E: KvElement>(pool: &mut [E], rows: &[f32], slots: &[i32], heads: [usize; 2]) {
+    let pool = SharedMut::new(pool);
+    for (row, &slot) in rows.chunks_exact(heads.iter().product()).zip(slots) {
         #[expect(unsafe_code, reason = "the same code stores rows of several threads")]
         // SAFETY: no other thread has the pool.
         unsafe {
-            append_key(&pool, row, slot);
+            append_key(&pool, row, slot, heads);
         }
     }
 }
 
-/// Stores values `rows [n, width]` at `slots` of `pool [n_slots, width]`.
-pub(in crate::ops) fn append_values<E: KvElement>(pool: &mut [E], rows: &[f32], slots: &[i32]) {
-    let width = (rows.len() / slots.len().max(1)).max(1);
-    for (row, &slot) in rows.chunks_exact(width).zip(slots) {
-        E::store(row, &mut pool[slot as usize * width..][..width]);
+/// Stores values `rows [n, n_kv_heads * head_dim]` at `slots` of `pool`.
+pub(in crate::ops) fn append_values<E: KvElement>(pool: &mut [E], rows: &[f32], slots: &[i32], heads: [usize; 2]) {
+    let pool = SharedMut::new(pool);
+    for (row, &slot) in rows.chunks_exact(heads.iter().product()).zip(slots) {
+        #[expect(unsafe_code, reason = "the same code stores rows of several threads")]
+        // SAFETY: no other thread has the pool.
+        unsafe {
+            append_value(&pool, row, slot, heads);
+        }
     }
 }
 
@@ -59,20 +64,58 @@ pub(in crate::ops) fn append_values<E: KvElement>(pool: &mut [E], rows: &[f32], 
 /// # Safety
 /// No other thread reads or stores the key at `slot` meanwhile.
 #[expect(unsafe_code, reason = "threads write disjoint parts of one pool")]
-unsafe fn append_key<E: KvElement>(pool: &SharedMut<'_, E>, row: &[f32], slot: i32) {
+unsafe fn append_key<E: KvElement>(pool: &SharedMut<'_, E>, row: &[f32], slot: i32, heads: [usize; 2]) {
     let (page, lane) = (slot as usize / LANES, slot as usize % LANES);
-    let page = pool.places(page * LANES * row.len()..(page + 1) * LANES * row.len());
-    for (first, values) in row.chunks(LANES).enumerate() {
-        let mut stored = [E::default(); LANES];
-        let stored = &mut stored[..values.len()];
-        E::store(values, stored);
-        for (dim, value) in stored.iter().enumerate() {
-            // SAFETY: within the page, whose lines are as many as the row has values; a slot has its lane to itself.
-            unsafe {
-                page.add((first * LANES + dim) * LANES + lane).write(*value);
+    let layout = PageLayout::of::<E>(heads);
+    for (kv_head, values) in row.chunks_exact(heads[1]).enumerate() {
+        let scale = E::scale_of(values);
+        let lines = pool.places(layout.key_lines(page, kv_head));
+        for (first, values) in values.chunks(LANES).enumerate() {
+            let mut stored = [E::default(); LANES];
+            let stored = &mut stored[..values.len()];
+            E::store(values, scale, stored);
+            for (dim, value) in stored.iter().enumerate() {
+                // SAFETY: a head has as many lines as dimensions; a slot has its lane to itself.
+                unsafe {
+                    lines.add((first * LANES + dim) * LANES + lane).write(*value);
+                }
             }
         }
+        // SAFETY: the caller's.
+        unsafe {
+            write_scale(pool, layout.scales(page, kv_head), lane, scale);
+        }
     }
+}
+
+/// Stores one row of values.
+///
+/// # Safety
+/// No other thread reads or stores the value at `slot` meanwhile.
+#[expect(unsafe_code, reason = "threads write disjoint parts of one pool")]
+unsafe fn append_value<E: KvElement>(pool: &SharedMut<'_, E>, row: &[f32], slot: i32, heads: [usize; 2]) {
+    let slot = slot as usize;
+    let layout = PageLayout::of::<E>(heads);
+    for (kv_head, values) in row.chunks_exact(heads[1]).enumerate() {
+        let scale = E::scale_of(values);
+        // SAFETY: the caller's.
+        unsafe {
+            E::store(values, scale, pool.part(layout.value(slot, kv_head)));
+            write_scale(pool, layout.scales(slot / LANES, kv_head), slot % LANES, scale);
+        }
+    }
+}
+
+/// Stores the scale of a token of a page and head, whose scales are at `scales`.
+///
+/// # Safety
+/// No other thread reads or stores that token's meanwhile.
+#[expect(unsafe_code, reason = "threads write disjoint parts of one pool")]
+unsafe fn write_scale<E: KvElement>(pool: &SharedMut<'_, E>, scales: Range<usize>, token: usize, scale: f32) {
+    let first = scales.start + token * E::SCALE_LEN;
+    // SAFETY: a token has its scale to itself.
+    let places = unsafe { pool.part(first..first + E::SCALE_LEN) };
+    places.iter_mut().zip(E::scale_elements(scale)).for_each(|(place, element)| *place = element);
 }
 
 /// Everything between the projection to `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]` and attention: norms of
@@ -109,9 +152,8 @@ pub(super) fn norm_rope_append<E: KvElement>(
                     rope_row(&mut qkv[..q_width + kv_width], head_dim, cos, sin);
                 }
                 let (k, v) = qkv[q_width..].split_at(kv_width);
-                append_key(&keys, k, slot);
-                let first = slot as usize * kv_width;
-                E::store(v, values.part(first..first + kv_width));
+                append_key(&keys, k, slot, [n_kv_heads, head_dim]);
+                append_value(&values, v, slot, [n_kv_heads, head_dim]);
             }
         }
     };
@@ -160,7 +202,7 @@ mod tests {
         let mut qkv = noise(slots.len() * width, 2);
         let [cos, sin] = [3, 4].map(|seed| noise(slots.len() * half, seed));
         let n_places = (1 + slots.iter().max().map_or(0, |slot| *slot as usize)).next_multiple_of(LANES);
-        let mut pools = [0, 1].map(|_| vec![E::default(); n_places * n_kv_heads * head_dim]);
+        let mut pools = [0, 1].map(|_| vec![E::default(); n_places * n_kv_heads * (head_dim + E::SCALE_LEN)]);
         let rows = qkv.chunks_mut(at_once * width).zip(slots.chunks(at_once));
         for ((qkv, slots), (cos, sin)) in rows.zip(cos.chunks(at_once * half).zip(sin.chunks(at_once * half))) {
             let mut paged = PagedValues {
@@ -183,6 +225,7 @@ mod tests {
         assert!(together.1.iter().flatten().any(|value| *value != 0.0));
         assert_eq!(together, appended(&slots, 1));
         assert_eq!(appended::<f16>(&slots, slots.len()), appended(&slots, 1));
+        assert_eq!(appended::<i8>(&slots, slots.len()), appended(&slots, 1));
         // Two rows with one slot: the last one is stored, as when they come one by one.
         let same = [&slots[..], &slots[..50]].concat();
         assert_eq!(appended::<f32>(&same, same.len()), appended(&same, 1));

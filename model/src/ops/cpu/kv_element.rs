@@ -1,4 +1,4 @@
-//! Elements of the KV cache: f32, or f16 that is widened in registers as it is read.
+//! Elements of the KV cache: f32, or f16 and 8-bit numbers that are widened in registers as they are read.
 
 use burn::backend::flex::FlexTensor;
 use half::{f16, slice::HalfFloatSliceExt};
@@ -14,10 +14,31 @@ pub(in crate::ops) trait KvElement: Copy + Default + Send + Sync {
     /// The same, mutable; copied first if another tensor shares them.
     fn stored_mut(tensor: &mut FlexTensor) -> &mut [Self];
 
-    /// Rounds `values` to the nearest elements, and out-of-range values to the largest; lengths must match.
-    fn store(values: &[f32], places: &mut [Self]);
+    /// Elements that hold the scale of a token's head; none where numbers are stored as they are.
+    const SCALE_LEN: usize = 0;
 
-    /// Elements as f32: themselves, or widened into `buffer`, which is at least as long.
+    /// What the elements of a head that has these `values` are multiplied by.
+    fn scale_of(values: &[f32]) -> f32 {
+        let _ = values;
+        1.0
+    }
+
+    /// The elements that hold a scale.
+    fn scale_elements(scale: f32) -> impl Iterator<Item = Self> {
+        let _ = scale;
+        std::iter::empty()
+    }
+
+    /// The scale that these elements hold.
+    fn scale(elements: &[Self]) -> f32 {
+        let _ = elements;
+        1.0
+    }
+
+    /// Rounds `values` to the nearest elements of this scale, and out-of-range values to the largest; lengths must match.
+    fn store(values: &[f32], scale: f32, places: &mut [Self]);
+
+    /// Elements as f32, without their scale: themselves, or widened into `buffer`, which is at least as long.
     fn widen<'a>(numbers: &'a [Self], buffer: &'a mut [f32]) -> &'a [f32];
 
     /// Loads 16 elements as f32.
@@ -54,7 +75,7 @@ impl KvElement for f32 {
         tensor.storage_mut()
     }
 
-    fn store(values: &[f32], places: &mut [Self]) {
+    fn store(values: &[f32], _: f32, places: &mut [Self]) {
         places.copy_from_slice(values);
     }
 
@@ -103,7 +124,7 @@ impl KvElement for f16 {
         tensor.storage_mut()
     }
 
-    fn store(values: &[f32], places: &mut [Self]) {
+    fn store(values: &[f32], _: f32, places: &mut [Self]) {
         #[cfg(target_arch = "x86_64")]
         #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
         // SAFETY: `isa` found the instructions.
@@ -157,6 +178,86 @@ impl KvElement for f16 {
         use std::arch::x86_64::{_mm256_maskz_loadu_epi16, _mm512_cvtph_ps};
         // SAFETY: the caller guarantees the elements in the mask.
         unsafe { _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, numbers.cast())) }
+    }
+}
+
+/// Elements of [`KvDtype::Q8`](crate::ops::KvDtype::Q8) that hold a scale: the bytes of an f32.
+pub(in crate::ops) const Q8_SCALE_LEN: usize = size_of::<f32>();
+/// The largest number of [`KvDtype::Q8`](crate::ops::KvDtype::Q8).
+const Q8_MAX: f32 = 127.0;
+/// Where all of a head's values are smaller, they are stored as 0: what multiplies them would not be finite.
+const Q8_LEAST: f32 = 1e-30;
+
+impl KvElement for i8 {
+    const SCALE_LEN: usize = Q8_SCALE_LEN;
+
+    fn stored(tensor: &FlexTensor) -> &[Self] {
+        tensor.storage()
+    }
+
+    fn stored_mut(tensor: &mut FlexTensor) -> &mut [Self] {
+        tensor.storage_mut()
+    }
+
+    fn scale_of(values: &[f32]) -> f32 {
+        // As whole numbers, the bits of magnitudes have their order, and those of NaN are above all others.
+        let largest = values.iter().map(|value| value.abs().to_bits()).max().map_or(0.0, f32::from_bits);
+        if largest < Q8_LEAST { 0.0 } else { largest / Q8_MAX }
+    }
+
+    fn scale_elements(scale: f32) -> impl Iterator<Item = Self> {
+        scale.to_ne_bytes().into_iter().map(u8::cast_signed)
+    }
+
+    #[inline(always)]
+    fn scale(elements: &[Self]) -> f32 {
+        f32::from_ne_bytes(std::array::from_fn(|n| elements[n].cast_unsigned()))
+    }
+
+    fn store(values: &[f32], scale: f32, places: &mut [Self]) {
+        /// Added to a small number, rounds it to a whole one, which is then in the lowest bits.
+        const ROUNDING: f32 = 1.5 * (1 << 23) as f32;
+        let factor = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+        for (value, place) in values.iter().zip(places) {
+            *place = (value * factor + ROUNDING).to_bits() as Self;
+        }
+    }
+
+    #[inline(always)]
+    fn widen<'a>(numbers: &'a [Self], buffer: &'a mut [f32]) -> &'a [f32] {
+        let buffer = &mut buffer[..numbers.len()];
+        buffer.iter_mut().zip(numbers).for_each(|(wide, number)| *wide = f32::from(*number));
+        buffer
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "avx512f")]
+    #[inline]
+    unsafe fn load(numbers: *const Self) -> std::arch::x86_64::__m512 {
+        use std::arch::x86_64::{_mm_loadu_si128, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps};
+        // SAFETY: the caller guarantees 16 numbers of a byte.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(numbers.cast()))) }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    #[inline]
+    unsafe fn load_eight(numbers: *const Self) -> std::arch::x86_64::__m256 {
+        use std::arch::x86_64::{_mm_loadl_epi64, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps};
+        // SAFETY: the caller guarantees 8 numbers of a byte.
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(numbers.cast()))) }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    #[inline]
+    unsafe fn load_masked(mask: u16, numbers: *const Self) -> std::arch::x86_64::__m512 {
+        use std::arch::x86_64::{_mm_maskz_loadu_epi8, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps};
+        // SAFETY: the caller guarantees the elements in the mask.
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(mask, numbers))) }
     }
 }
 
@@ -219,19 +320,45 @@ mod tests {
             let expected: Vec<f16> = values.iter().map(|value| f16::from_f32(value.clamp(-65504.0, 65504.0))).collect();
             for level in every_isa() {
                 let mut places = vec![f16::ONE; n];
-                with_isa(level, || f16::store(&values, &mut places));
+                with_isa(level, || f16::store(&values, 1.0, &mut places));
                 assert_eq!(places, expected, "{n} of {scale} with {level:?}");
             }
         }
     }
 
     #[test]
+    fn eight_bits_keep_what_a_head_has() {
+        for (n, factor) in [(1, 1.0), (20, 1e-20), (64, 1.0), (128, 1e20)] {
+            let values: Vec<f32> = noise(n, 7).iter().map(|value| value * factor).collect();
+            let largest = values.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+            let scale = i8::scale_of(&values);
+            let mut places = vec![0; n];
+            i8::store(&values, scale, &mut places);
+            assert!(places.iter().any(|place| place.abs() == 127));
+            for (value, place) in values.iter().zip(&places) {
+                assert_eq!(f32::from(*place), (value / largest * 127.0).round(), "{value} of {largest}");
+            }
+            let elements: Vec<i8> = i8::scale_elements(scale).collect();
+            assert_eq!((elements.len(), i8::scale(&elements)), (i8::SCALE_LEN, scale));
+        }
+        // Ties go to the even number; what is too small for any scale is 0; what is no number stays none.
+        let mut places = [0; 4];
+        i8::store(&[0.5, 1.5, -2.5, 127.0], 1.0, &mut places);
+        assert_eq!(places, [0, 2, -2, 127]);
+        let tiny = [f32::MIN_POSITIVE, -1e-38, 0.0];
+        assert_eq!(i8::scale_of(&tiny), 0.0);
+        i8::store(&tiny, 0.0, &mut places[..3]);
+        assert_eq!(places[..3], [0, 0, 0]);
+        assert!(i8::scale_of(&[1.0, f32::NAN, 2.0]).is_nan() && i8::scale_of(&[1.0, f32::INFINITY]).is_infinite());
+    }
+
+    #[test]
     fn what_is_beyond_half_precision_stays_finite() {
         let values = [1e30, -1e30, 65504.0, 65519.9, f32::INFINITY, 1.0 + 1.0 / 4096.0, 1e-12];
         let mut places = [f16::ONE; 7];
-        f16::store(&values, &mut places);
+        f16::store(&values, 1.0, &mut places);
         assert_eq!(places.map(f16::to_f32), [65504.0, -65504.0, 65504.0, 65504.0, 65504.0, 1.0, 0.0]);
-        f16::store(&[f32::NAN], &mut places[..1]);
+        f16::store(&[f32::NAN], 1.0, &mut places[..1]);
         assert!(places[0].is_nan(), "what is no number stays none");
     }
 }

@@ -35,7 +35,7 @@ fn assert_close<const D: usize>(found: Tensor<D>, expected: Tensor<D>) {
 }
 
 fn kv_dtype() -> impl Strategy<Value = KvDtype> {
-    prop::sample::select(KvDtype::ALL.iter().map(|(_, dtype)| *dtype).collect::<Vec<_>>())
+    prop::sample::select(vec![KvDtype::F32, KvDtype::F16])
 }
 
 fn dtype() -> impl Strategy<Value = Dtype> {
@@ -208,7 +208,7 @@ proptest! {
         let slots: Vec<i32> = (0..n_rows as i32).map(|row| (row * 7 + 3) % 32).collect();
         let run = |device: &Device| {
             // Anything but the plain CPU has the rows of a pool in order.
-            let pool = || ops::new_pool([32, n_kv_heads * head_dim], dtype, device);
+            let pool = || ops::new_pool(32, [n_kv_heads, head_dim], dtype, device);
             let (mut keys, mut stored) = (pool(), pool());
             let rotation = (half > 0).then(|| Rotation::new(&angles, n_rows, device));
             let slots = Slots::new(slots.clone(), device);

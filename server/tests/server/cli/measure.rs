@@ -33,12 +33,19 @@ fn the_cache_is_held_as_asked_for() {
         (&["--dtype", "bf16"], "f32"),
         (&["--quantize", "q8", "--kv-cache-dtype", "f32"], "f32"),
         (&["--kv-cache-dtype", "f16"], "f16"),
+        (&["--kv-cache-dtype", "q8"], "q8"),
     ] {
         let report = last_line(&[&bench[..], more].concat());
         assert_eq!(report["kv_cache_dtype"], expected, "{more:?}");
         // Two sequences of 24 + 8 tokens in the middle of the run.
-        let n_values = 2 * 32 * gpt().config().kv_bytes_per_token(1);
-        let n_bytes = n_values * if expected == "f32" { 4 } else { 2 };
+        let gpt = gpt();
+        let config = gpt.config();
+        let n_heads = 2 * 32 * 2 * config.n_layers * config.n_kv_heads;
+        let n_bytes = match expected {
+            "f32" => n_heads * config.head_dim * 4,
+            "f16" => n_heads * config.head_dim * 2,
+            _ => n_heads * (config.head_dim + 4),
+        };
         assert_eq!(report["results"][1]["kv_bytes_per_step"], n_bytes, "{more:?}");
         assert_eq!(last_line(&[&perplexity[..], more].concat())["kv_cache_dtype"], expected, "{more:?}");
     }
@@ -55,10 +62,10 @@ fn the_cache_is_held_as_asked_for() {
         assert_eq!(output.status.code(), Some(2));
         assert!(stderr(&output).contains("must be") && stderr(&output).contains(hint), "{}", stderr(&output));
     }
-    let wrong = run(&["generate", "a", "--kv-cache-dtype", "q8"]);
+    let wrong = run(&["generate", "a", "--kv-cache-dtype", "q4"]);
     assert_eq!(wrong.status.code(), Some(2));
     let message = stderr(&wrong);
-    assert!(message.contains("'q8' for '--kv-cache-dtype") && message.contains("auto, f32, f16"), "{message}");
+    assert!(message.contains("'q4' for '--kv-cache-dtype") && message.contains("auto, f32, f16, q8"), "{message}");
 }
 
 /// The definition by hand: the second half of each window but its first token, by the log-probabilities of the API.

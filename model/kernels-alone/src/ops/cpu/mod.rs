@@ -27,6 +27,8 @@ mod measure;
 mod panel_layout;
 #[path = "../../../../src/ops/cpu/panel_values.rs"]
 mod panel_values;
+#[path = "../../../../src/ops/cpu/page_layout.rs"]
+mod page_layout;
 #[path = "../../../../src/ops/cpu/panels.rs"]
 mod panels;
 #[path = "../../../../src/ops/cpu/prefetch.rs"]

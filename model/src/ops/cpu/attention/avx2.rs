@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    KvElement, LANES, Pools, Query, Task, WeightedSum, key_lines, softmax,
+    KvElement, LANES, Pools, Query, Task, WeightedSum, softmax,
     tiled::{Kernels, Part, attend_n, for_queries, line},
     tiles,
 };
@@ -154,10 +154,10 @@ unsafe fn score_part<E: KvElement, const P: usize, const T: usize>(
 ) {
     let head_dim = pools.options.head_dim;
     // Checks the slices' lengths once.
-    let lines: [&[E]; T] = array::from_fn(|t| key_lines(pools, task.page(tile + t), kv_head));
+    let lines: [&[E]; T] = array::from_fn(|t| pools.key_lines(task.page(tile + t), kv_head));
     // Prefetched meanwhile; at the end, the last tile again.
     let last = tiles(&task.sees(pools.options)).end - 1;
-    let next: [&[E]; T] = array::from_fn(|t| key_lines(pools, task.page((tile + T + t).min(last)), kv_head));
+    let next: [&[E]; T] = array::from_fn(|t| pools.key_lines(task.page((tile + T + t).min(last)), kv_head));
     let values: [&[f32]; P] = array::from_fn(|query| &queries[query].values[..head_dim]);
     let mut sums = [[[_mm256_setzero_ps(); HALVES]; T]; P];
     for dim in 0..head_dim {
@@ -201,8 +201,6 @@ unsafe fn add_part<E: KvElement, const P: usize, const C: usize>(
     let n_dims = (head_dim - from).min(C * LANES);
     let tiles = tiles(&task.sees(pools.options));
     let (first, last) = (tiles.start * LANES, tiles.end - 1);
-    let page_len = LANES * n_kv_heads * head_dim;
-    let page_values = |page: usize| &pools.values[page * page_len..][..page_len];
     // Checks the slices' lengths here and once per page.
     assert!(part.start >= tiles.start && part.end <= tiles.end);
     let is_whole = n_dims == C * LANES;
@@ -216,13 +214,13 @@ unsafe fn add_part<E: KvElement, const P: usize, const C: usize>(
         }
     }
     for tile in part.clone() {
-        let page = page_values(task.page(tile));
-        let next = page_values(task.page((tile + ahead).min(last)));
+        let page = pools.page_of_values(task.page(tile));
+        let next = pools.page_of_values(task.page((tile + ahead).min(last)));
         let here = positions.start.max(tile * LANES)..positions.end.min((tile + 1) * LANES);
         if here.is_empty() {
             continue;
         }
-        let row = |position: usize| ((position % LANES) * n_kv_heads + kv_head) * head_dim + from;
+        let row = |position: usize| pools.layout().value_in_page(position % LANES, *kv_head) + from;
         // Checks all rows of the page, and their weights.
         let rows = &page[row(here.start)..row(here.end - 1) + n_dims];
         let prefetched = next.as_ptr().wrapping_add(row(here.start));

@@ -10,14 +10,11 @@ use std::{
 };
 
 use super::{
-    KvElement, LANES, Pools, Query, Task, WeightedSum, key_lines, softmax,
+    KvElement, LANES, Pools, Query, Task, WeightedSum, softmax,
     tiled::{Kernels, Part, attend_n, for_queries, line},
     tiles,
 };
-use crate::ops::{
-    AttentionOptions,
-    cpu::{prefetch::prefetch, thread_pool::SharedMut},
-};
+use crate::ops::cpu::{prefetch::prefetch, thread_pool::SharedMut};
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
 pub(super) unsafe fn attend<E: KvElement>(
@@ -79,11 +76,11 @@ impl Kernels for Avx512 {
     ) {
         let head_dim = pools.options.head_dim;
         // Checks the slices' lengths once.
-        let lines: [&[E]; T] = array::from_fn(|t| key_lines(pools, task.page(tile + t), kv_head));
+        let lines: [&[E]; T] = array::from_fn(|t| pools.key_lines(task.page(tile + t), kv_head));
         let values: [&[f32]; N] = array::from_fn(|n| &queries[n].values[..head_dim]);
         // Prefetched meanwhile; at the end, the last tile again.
         let last = tiles(&task.sees(pools.options)).end - 1;
-        let next: [&[E]; T] = array::from_fn(|t| key_lines(pools, task.page((tile + T + t).min(last)), kv_head));
+        let next: [&[E]; T] = array::from_fn(|t| pools.key_lines(task.page((tile + T + t).min(last)), kv_head));
         let mut sums = [[_mm512_setzero_ps(); T]; N];
         for dim in 0..head_dim {
             // SAFETY: `lines` have `head_dim` lines of 16, and `values` have `head_dim` values.
@@ -117,7 +114,7 @@ impl Kernels for Avx512 {
         (scores, width): (&[f32], usize),
         attn_out: &mut [f32],
     ) -> usize {
-        let AttentionOptions { n_kv_heads, head_dim, .. } = *pools.options;
+        let (head_dim, layout) = (pools.options.head_dim, pools.layout());
         let n_dims = (head_dim - from).min(C * LANES);
         let mask = |c: usize| -> __mmask16 {
             let n = n_dims - (c * LANES).min(n_dims);
@@ -125,8 +122,6 @@ impl Kernels for Avx512 {
         };
         let tiles = tiles(&task.sees(pools.options));
         let (first, last) = (tiles.start * LANES, tiles.end - 1);
-        let page_len = LANES * n_kv_heads * head_dim;
-        let page_values = |page: usize| &pools.values[page * page_len..][..page_len];
         // Checks the slices' lengths here and once per page.
         assert!(part.start >= tiles.start && part.end <= tiles.end && attn_out.len() == N * head_dim);
         let weights: [&[f32]; N] = array::from_fn(|n| &scores[n * width..][..tiles.len() * LANES]);
@@ -140,10 +135,10 @@ impl Kernels for Avx512 {
             }
         }
         for tile in part {
-            let page = page_values(task.page(tile));
-            let next = page_values(task.page((tile + ahead).min(last)));
+            let page = pools.page_of_values(task.page(tile));
+            let next = pools.page_of_values(task.page((tile + ahead).min(last)));
             for position in positions.start.max(tile * LANES)..positions.end.min((tile + 1) * LANES) {
-                let row = ((position % LANES) * n_kv_heads + kv_head) * head_dim + from;
+                let row = layout.value_in_page(position % LANES, kv_head) + from;
                 (0..C * LANES).step_by(line::<E>()).for_each(|at| prefetch(next.as_ptr().wrapping_add(row + at)));
                 // SAFETY: `row` and the `n_dims` values behind it are within the page; the mask leaves out what is
                 // beyond them. `position - first` is below the number of tiles times their length.

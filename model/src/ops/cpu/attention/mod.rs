@@ -4,8 +4,8 @@
 //! one chain of multiply-adds over the head's dimensions, without sums across lanes. Values are stored row by row, and
 //! a row of the output is one chain over the keys in the order of their positions. Several rows are computed together,
 //! and a row leaves out the values of keys that it must not see, so its bits do not depend on whether it is decoded
-//! alone or in a chunk of prefill. Pages in f16 are widened in registers, and a row reads its own key and value back as
-//! rounded, as later rows will.
+//! alone or in a chunk of prefill. Pages in f16 or 8 bits are widened in registers, and a row reads its own key and value
+//! back as rounded, as later rows will. The scales of 8-bit numbers multiply whole scores, and weights.
 
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads")]
@@ -23,6 +23,7 @@ use super::{
     Isa, KvElement, PORTABLE_IS_FUSED, isa,
     math::{exp, tanh},
     multiply_add,
+    page_layout::PageLayout,
     thread_pool::{self, SharedMut},
 };
 use crate::ops::{AttentionOptions, PAGE_SIZE, PagedRows};
@@ -39,7 +40,7 @@ const MAX_SCORES: usize = 1 << 15;
 /// Multiply-adds below which one thread is faster.
 const PARALLEL_WORK: usize = 1 << 17;
 
-/// Queries `[n_rows, n_heads * head_dim]` over pools `[n_slots, n_kv_heads * head_dim]`: `[n_rows, n_heads * head_dim]`.
+/// Queries `[n_rows, n_heads * head_dim]` over pools of keys and values: `[n_rows, n_heads * head_dim]`.
 pub(in crate::ops) fn attention_paged<E: KvElement>(
     queries: &[f32],
     pools: [&[E]; 2],
@@ -63,7 +64,7 @@ pub(super) fn attention_paged_into<E: KvElement>(
     assert!(sequences.is_sorted_by(|one, next| one.rows.end <= next.rows.start), "sequences share rows");
     let output = SharedMut::new(output);
     let pools = Pools { queries, stride, keys, values, options };
-    let page_bytes = options.head_dim * LANES * size_of::<E>();
+    let page_bytes = (options.head_dim + E::SCALE_LEN) * LANES * size_of::<E>();
     let n_together = heads_together(sequences.len(), thread_pool::n_threads(), page_bytes);
     let n_heads = |sequence: &PagedRows| {
         let n_scores = sequence.slots.host().len() * options.n_heads / options.n_kv_heads;
@@ -228,16 +229,56 @@ fn tiles(sees: &Range<usize>) -> Range<usize> {
     sees.start / LANES..sees.end.div_ceil(LANES)
 }
 
-/// The keys of a page and head: `[head_dim]` lines of 16.
-fn key_lines<'a, E>(pools: &Pools<'a, E>, page: usize, kv_head: usize) -> &'a [E] {
-    let AttentionOptions { n_kv_heads, head_dim, .. } = *pools.options;
-    &pools.keys[(page * n_kv_heads + kv_head) * head_dim * LANES..][..head_dim * LANES]
+impl<'a, E: KvElement> Pools<'a, E> {
+    #[inline(always)]
+    fn layout(&self) -> PageLayout {
+        PageLayout::of::<E>([self.options.n_kv_heads, self.options.head_dim])
+    }
+
+    /// The keys of a page and head: `[head_dim]` lines of 16.
+    #[inline(always)]
+    fn key_lines(&self, page: usize, kv_head: usize) -> &'a [E] {
+        &self.keys[self.layout().key_lines(page, kv_head)]
+    }
+
+    /// The values of a page.
+    #[inline(always)]
+    fn page_of_values(&self, page: usize) -> &'a [E] {
+        &self.values[self.layout().page(page)]
+    }
+
+    /// The value of a slot and head: `[head_dim]`.
+    #[inline(always)]
+    fn value_row(&self, slot: usize, kv_head: usize) -> &'a [E] {
+        &self.values[self.layout().value(slot, kv_head)]
+    }
+
+    /// Multiplies the scores of a page's keys, in rows of `width`, by the scales of the keys.
+    #[inline(always)]
+    fn scale_scores(&self, page: usize, kv_head: usize, scores: &mut [f32], width: usize) {
+        multiply_by_scales(&self.keys[self.layout().scales(page, kv_head)], scores, width);
+    }
+
+    /// Multiplies the weights of a page's values, in rows of `width`, by the scales of the values.
+    #[inline(always)]
+    fn scale_weights(&self, page: usize, kv_head: usize, weights: &mut [f32], width: usize) {
+        multiply_by_scales(&self.values[self.layout().scales(page, kv_head)], weights, width);
+    }
 }
 
-/// The value of a slot and head: `[head_dim]`.
-fn value_row<'a, E>(pools: &Pools<'a, E>, slot: usize, kv_head: usize) -> &'a [E] {
-    let AttentionOptions { n_kv_heads, head_dim, .. } = *pools.options;
-    &pools.values[(slot * n_kv_heads + kv_head) * head_dim..][..head_dim]
+/// Multiplies the first numbers of each row of `width` by the scales of a page's tokens, if its elements have scales.
+#[inline(always)]
+fn multiply_by_scales<E: KvElement>(scales: &[E], rows: &mut [f32], width: usize) {
+    if E::SCALE_LEN == 0 {
+        return;
+    }
+    let mut factors = [0.0; LANES];
+    for (factor, scale) in factors.iter_mut().zip(scales.chunks_exact(E::SCALE_LEN)) {
+        *factor = E::scale(scale);
+    }
+    for row in rows.chunks_mut(width) {
+        row[..LANES].iter_mut().zip(&factors).for_each(|(number, factor)| *number *= factor);
+    }
 }
 
 /// Replaces a query's scores, from position `first`, with weights; returns their sum.
@@ -348,8 +389,9 @@ fn portable_head<E: KvElement, const FUSED: bool>(
     let mut buffers = Buffers::take(queries.len(), width, head_dim);
     let Buffers { scores, totals, attn_out, widened } = &mut buffers;
     widened.resize(head_dim * LANES, 0.0);
-    for tile in tiles {
-        let lines = E::widen(key_lines(pools, task.page(tile), kv_head), widened);
+    for tile in tiles.clone() {
+        let page = task.page(tile);
+        let lines = E::widen(pools.key_lines(page, kv_head), widened);
         for (query, scores) in queries.iter().zip(scores.chunks_exact_mut(width)) {
             let mut sums = [0.0; LANES];
             for (line, &q) in lines.as_chunks::<LANES>().0.iter().zip(query.values) {
@@ -359,10 +401,14 @@ fn portable_head<E: KvElement, const FUSED: bool>(
             }
             scores[tile * LANES - first..][..LANES].copy_from_slice(&sums);
         }
+        pools.scale_scores(page, kv_head, &mut scores[tile * LANES - first..], width);
     }
     let scale = pools.options.scale as f32;
     let rows = queries.iter().zip(scores.chunks_exact_mut(width));
     totals.extend(rows.map(|(query, scores)| softmax::<FUSED>(scores, first, query, scale)));
+    for tile in tiles {
+        pools.scale_weights(task.page(tile), kv_head, &mut scores[tile * LANES - first..], width);
+    }
     let [before, all_see, behind] = task.seen(pools.options);
     let mut sum = WeightedSum { weights: scores, width, first, attn_out, widened };
     sum.add_values::<E, FUSED, false>(before, queries, kv_head, task, pools);
@@ -398,7 +444,7 @@ impl WeightedSum<'_> {
     ) {
         let head_dim = pools.options.head_dim;
         for position in positions {
-            let values = E::widen(value_row(pools, task.slot(position), kv_head), self.widened);
+            let values = E::widen(pools.value_row(task.slot(position), kv_head), self.widened);
             let sums = self.attn_out.chunks_exact_mut(head_dim);
             for ((query, weights), attn_out) in queries.iter().zip(self.weights.chunks_exact(self.width)).zip(sums) {
                 if ALL_SEE || query.sees.contains(&position) {
@@ -507,9 +553,9 @@ mod tests {
                     rows
                 });
                 let slots: Vec<i32> = (0..48).collect();
-                let mut pools = [0, 1].map(|_| vec![E::default(); 48 * width]);
-                append_keys(&mut pools[0], &keys, &slots);
-                append_values(&mut pools[1], &values, &slots);
+                let mut pools = [0, 1].map(|_| vec![E::default(); 48 * (width + n_kv_heads * E::SCALE_LEN)]);
+                append_keys(&mut pools[0], &keys, &slots, [n_kv_heads, head_dim]);
+                append_values(&mut pools[1], &values, &slots, [n_kv_heads, head_dim]);
                 let rows = queries.chunks(at_once * n_heads * head_dim).enumerate().flat_map(|(number, queries)| {
                     let sequence = sequence(number * at_once, queries.len() / (n_heads * head_dim));
                     attention_paged(queries, [&pools[0], &pools[1]], &[sequence], &options)
@@ -545,6 +591,8 @@ mod tests {
         check_hidden::<f32>(f32::NAN);
         // Infinity is stored as the largest f16.
         check_hidden::<f16>(f32::NAN);
+        check_hidden::<i8>(f32::INFINITY);
+        check_hidden::<i8>(f32::NAN);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Buffers, KvElement, LANES, Pools, Query, Task, WeightedSum, store, tiles, value_row};
+use super::{Buffers, KvElement, LANES, Pools, Query, Task, WeightedSum, store, tiles};
 use crate::ops::cpu::{prefetch::prefetch, thread_pool::SharedMut};
 
 /// The innermost loops for an instruction set.
@@ -122,20 +122,26 @@ pub(super) unsafe fn attend_n<K: Kernels, E: KvElement, const N: usize>(
         let together = K::tiles_together(N, is_alone, n_left);
         let heads = kv_heads.clone().zip(queries).zip(scores.chunks_exact_mut(N * width));
         for ((kv_head, queries), scores) in heads {
-            let scores = &mut scores[tile * LANES - first..];
+            let from = tile * LANES - first;
             // SAFETY: the caller's.
             unsafe {
                 match together {
-                    4 => K::score_tiles::<E, N, 4>(queries, kv_head, task, pools, tile, scores, width),
-                    2 => K::score_tiles::<E, N, 2>(queries, kv_head, task, pools, tile, scores, width),
-                    _ => K::score_tiles::<E, N, 1>(queries, kv_head, task, pools, tile, scores, width),
+                    4 => K::score_tiles::<E, N, 4>(queries, kv_head, task, pools, tile, &mut scores[from..], width),
+                    2 => K::score_tiles::<E, N, 2>(queries, kv_head, task, pools, tile, &mut scores[from..], width),
+                    _ => K::score_tiles::<E, N, 1>(queries, kv_head, task, pools, tile, &mut scores[from..], width),
+                }
+            }
+            if E::SCALE_LEN > 0 {
+                for tile in tile..tile + together {
+                    let scores = &mut scores[tile * LANES - first..];
+                    pools.scale_scores(task.page(tile), kv_head, scores, width);
                 }
             }
             if together == n_left {
                 // Prefetch the first values while the weights are computed from the scores.
                 for tile in tiles.clone().take(ahead) {
                     for lane in 0..LANES {
-                        let row = value_row(pools, task.page(tile) * LANES + lane, kv_head);
+                        let row = pools.value_row(task.page(tile) * LANES + lane, kv_head);
                         row.iter().step_by(line::<E>()).for_each(|value| prefetch(value));
                     }
                 }
@@ -147,6 +153,13 @@ pub(super) unsafe fn attend_n<K: Kernels, E: KvElement, const N: usize>(
     let scale = pools.options.scale as f32;
     // SAFETY: the caller's.
     totals.extend(rows.map(|(query, scores)| unsafe { K::softmax(scores, first, query, scale) }));
+    if E::SCALE_LEN > 0 {
+        for (kv_head, weights) in kv_heads.clone().zip(scores.chunks_exact_mut(N * width)) {
+            for tile in tiles.clone() {
+                pools.scale_weights(task.page(tile), kv_head, &mut weights[tile * LANES - first..], width);
+            }
+        }
+    }
     let [before, all_see, behind] = task.seen(pools.options);
     // Positions that only some rows see are at both ends; they are added query by query.
     let mut add_edge = |positions: Range<usize>, attn_out: &mut [f32]| {

@@ -1,0 +1,65 @@
+//! Where numbers are in a page of the KV cache on the CPU.
+
+use std::ops::Range;
+
+use super::KvElement;
+use crate::ops::PAGE_SIZE;
+
+/// The pages of a layer's pool of keys, or of values. All ranges are in elements of the pool.
+///
+/// A page has its tokens' keys or values, and behind them their scales if its dtype has scales: for each head, those of the
+/// page's tokens side by side.
+#[derive(Clone, Copy)]
+pub(super) struct PageLayout {
+    n_kv_heads: usize,
+    head_dim: usize,
+    scale_len: usize,
+}
+
+impl PageLayout {
+    /// For pools of `E`.
+    pub(super) fn of<E: KvElement>([n_kv_heads, head_dim]: [usize; 2]) -> Self {
+        Self { n_kv_heads, head_dim, scale_len: E::SCALE_LEN }
+    }
+
+    /// Elements of a page.
+    #[inline(always)]
+    pub(super) fn page_len(self) -> usize {
+        PAGE_SIZE * self.n_kv_heads * (self.head_dim + self.scale_len)
+    }
+
+    /// A page.
+    #[inline(always)]
+    pub(super) fn page(self, page: usize) -> Range<usize> {
+        page * self.page_len()..(page + 1) * self.page_len()
+    }
+
+    /// The keys of a page and head: `[head_dim]` lines of the page's tokens.
+    #[inline(always)]
+    pub(super) fn key_lines(self, page: usize, kv_head: usize) -> Range<usize> {
+        let len = PAGE_SIZE * self.head_dim;
+        let start = page * self.page_len() + kv_head * len;
+        start..start + len
+    }
+
+    /// The value of a slot and head, `[head_dim]`.
+    #[inline(always)]
+    pub(super) fn value(self, slot: usize, kv_head: usize) -> Range<usize> {
+        let start = slot / PAGE_SIZE * self.page_len() + self.value_in_page(slot % PAGE_SIZE, kv_head);
+        start..start + self.head_dim
+    }
+
+    /// Where in a page the value of a token and head begins.
+    #[inline(always)]
+    pub(super) fn value_in_page(self, token: usize, kv_head: usize) -> usize {
+        (token * self.n_kv_heads + kv_head) * self.head_dim
+    }
+
+    /// The scales of a page and head, one for each token.
+    #[inline(always)]
+    pub(super) fn scales(self, page: usize, kv_head: usize) -> Range<usize> {
+        let len = PAGE_SIZE * self.scale_len;
+        let start = page * self.page_len() + PAGE_SIZE * self.n_kv_heads * self.head_dim + kv_head * len;
+        start..start + len
+    }
+}
