@@ -396,7 +396,6 @@ impl GptConfig {
     pub fn kv_width(&self) -> usize {
         self.n_kv_heads * self.head_dim
     }
-
 }
 
 /// Default for files without multipliers.

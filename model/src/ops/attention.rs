@@ -11,7 +11,7 @@ use half::f16;
 #[cfg(feature = "gpu")]
 use super::cube;
 use super::{
-    AttentionOptions, PagedRows, Rotation, Slots, cpu, records_gradients, rope_append, soft_cap_reference,
+    AttentionOptions, KvDtype, PagedRows, Rotation, Slots, cpu, records_gradients, rope_append, soft_cap_reference,
     training::apply,
 };
 
@@ -131,16 +131,16 @@ pub(crate) fn attention_paged(
         let dims = q.dims();
         let (q, pools) = (cpu::values(q), [keys, values].map(cpu::pool));
         let [keys_pool, values_pool] = &pools;
-        let output = match keys.dtype() {
-            DType::F16 => {
+        let output = match KvDtype::of(keys) {
+            KvDtype::F16 => {
                 let pools = [keys_pool.as_slice::<f16>(), values_pool.as_slice()];
                 cpu::attention_paged(q.as_slice(), pools, sequences, options)
             }
-            DType::I8 => {
+            KvDtype::Q8 => {
                 let pools = [keys_pool.as_slice::<i8>(), values_pool.as_slice()];
                 cpu::attention_paged(q.as_slice(), pools, sequences, options)
             }
-            _ => {
+            KvDtype::F32 => {
                 let pools = [keys_pool.as_slice::<f32>(), values_pool.as_slice()];
                 cpu::attention_paged(q.as_slice(), pools, sequences, options)
             }

@@ -1,11 +1,11 @@
 //! A whole transformer block as one operation, on devices that have a body for it. Its reference is the block's
 //! operations one by one.
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::Tensor;
 use half::f16;
 
 use super::{
-    AttentionOptions, BlockParts, LinearParts, NormParts, PagedRows, Rotation, Slots,
+    AttentionOptions, BlockParts, KvDtype, LinearParts, NormParts, PagedRows, Rotation, Slots,
     cpu::{self, KvElement},
     weight::Form,
 };
@@ -54,10 +54,10 @@ pub(crate) fn block(
         }
         _ => unreachable!("`has_block` requires packed weights"),
     });
-    match attention.pools[0].dtype() {
-        DType::F16 => over_pools::<f16>(x, &block, attention, scratch),
-        DType::I8 => over_pools::<i8>(x, &block, attention, scratch),
-        _ => over_pools::<f32>(x, &block, attention, scratch),
+    match KvDtype::of(attention.pools[0]) {
+        KvDtype::F16 => over_pools::<f16>(x, &block, attention, scratch),
+        KvDtype::Q8 => over_pools::<i8>(x, &block, attention, scratch),
+        KvDtype::F32 => over_pools::<f32>(x, &block, attention, scratch),
     }
 }
 

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use burn::tensor::{DType, Device, IndexingUpdateOp, Tensor};
-use half::f16;
+use half::{bf16, f16};
 
 #[cfg(feature = "gpu")]
 use super::cube::{self, HeadLayout};
@@ -21,7 +21,7 @@ pub(crate) fn new_pool(n_slots: usize, heads: [usize; 2], dtype: KvDtype, device
         _ if !cpu::is_cpu(device) => Tensor::zeros(shape, (device, dtype.of_tensors())),
         KvDtype::F32 => cpu::pool_of_zeros::<f32>(shape),
         KvDtype::F16 => cpu::pool_of_zeros::<f16>(shape),
-        KvDtype::Q8 => cpu::pool_of_zeros::<i8>(shape),
+        KvDtype::Q8 => cpu::pool_of_zeros::<bf16>(shape),
     }
 }
 
@@ -31,10 +31,10 @@ pub(crate) fn append_keys(pool: &mut Tensor<2>, rows: Tensor<2>, slots: &Slots, 
         return append_rows(pool, rows, slots);
     }
     let (rows, slots) = (cpu::values(rows), slots.host());
-    match pool.dtype() {
-        DType::F16 => cpu::update::<f16>(pool, |pool| cpu::append_keys(pool, rows.as_slice(), slots, heads)),
-        DType::I8 => cpu::update::<i8>(pool, |pool| cpu::append_keys(pool, rows.as_slice(), slots, heads)),
-        _ => cpu::update::<f32>(pool, |pool| cpu::append_keys(pool, rows.as_slice(), slots, heads)),
+    match KvDtype::of(pool) {
+        KvDtype::F16 => cpu::update::<f16>(pool, |pool| cpu::append_keys(pool, rows.as_slice(), slots, heads)),
+        KvDtype::Q8 => cpu::update::<i8>(pool, |pool| cpu::append_keys(pool, rows.as_slice(), slots, heads)),
+        KvDtype::F32 => cpu::update::<f32>(pool, |pool| cpu::append_keys(pool, rows.as_slice(), slots, heads)),
     }
 }
 
@@ -44,10 +44,10 @@ pub(crate) fn append_values(pool: &mut Tensor<2>, rows: Tensor<2>, slots: &Slots
         return append_rows(pool, rows, slots);
     }
     let (rows, slots) = (cpu::values(rows), slots.host());
-    match pool.dtype() {
-        DType::F16 => cpu::update::<f16>(pool, |pool| cpu::append_values(pool, rows.as_slice(), slots, heads)),
-        DType::I8 => cpu::update::<i8>(pool, |pool| cpu::append_values(pool, rows.as_slice(), slots, heads)),
-        _ => cpu::update::<f32>(pool, |pool| cpu::append_values(pool, rows.as_slice(), slots, heads)),
+    match KvDtype::of(pool) {
+        KvDtype::F16 => cpu::update::<f16>(pool, |pool| cpu::append_values(pool, rows.as_slice(), slots, heads)),
+        KvDtype::Q8 => cpu::update::<i8>(pool, |pool| cpu::append_values(pool, rows.as_slice(), slots, heads)),
+        KvDtype::F32 => cpu::update::<f32>(pool, |pool| cpu::append_values(pool, rows.as_slice(), slots, heads)),
     }
 }
 
@@ -65,10 +65,10 @@ fn append_rows(pool: &mut Tensor<2>, rows: Tensor<2>, slots: &Slots) {
 pub(crate) fn copy_pages(pool: &mut Tensor<2>, from: &Slots, to: &Slots) {
     if cpu::is_cpu(&pool.device()) {
         let ([_, row_len], slots) = (pool.dims(), [from.host(), to.host()]);
-        return match pool.dtype() {
-            DType::F16 => cpu::update::<f16>(pool, |pool| copy_rows(pool, slots, row_len)),
-            DType::I8 => cpu::update::<i8>(pool, |pool| copy_rows(pool, slots, row_len)),
-            _ => cpu::update::<f32>(pool, |pool| copy_rows(pool, slots, row_len)),
+        return match KvDtype::of(pool) {
+            KvDtype::F16 => cpu::update::<f16>(pool, |pool| copy_rows(pool, slots, row_len)),
+            KvDtype::Q8 => cpu::update::<i8>(pool, |pool| copy_rows(pool, slots, row_len)),
+            KvDtype::F32 => cpu::update::<f32>(pool, |pool| copy_rows(pool, slots, row_len)),
         };
     }
     pool.inplace(|pool| {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use burn::tensor::{DType, Device};
+use burn::tensor::{DType, Device, Tensor};
 
 use super::{Dtype, cpu};
 use crate::{
@@ -61,18 +61,31 @@ impl KvDtype {
         }
     }
 
-    /// The dtype of a pool's tensor.
+    /// The dtype of a pool's tensor. Burn has no tensors of floats in 8 bits, so those of bf16 numbers, which are no dtype of the
+    /// cache, are the pools of 8-bit numbers: two of them in each.
     pub(super) fn of_tensors(self) -> DType {
         match self {
             Self::F32 => DType::F32,
             Self::F16 => DType::F16,
-            Self::Q8 => DType::I8,
+            Self::Q8 => DType::BF16,
         }
     }
 
-    /// Elements of a token's row in a pool, where it has so many heads of so many dimensions.
-    pub(super) fn row_len(self, [n_kv_heads, head_dim]: [usize; 2]) -> usize {
-        n_kv_heads * (head_dim + if self == Self::Q8 { cpu::Q8_SCALE_LEN } else { 0 })
+    /// The dtype of a pool.
+    pub(super) fn of(pool: &Tensor<2>) -> Self {
+        match pool.dtype() {
+            DType::F16 => Self::F16,
+            DType::BF16 => Self::Q8,
+            _ => Self::F32,
+        }
+    }
+
+    /// Elements of a token's row in the tensor of a pool, where there are so many heads of so many dimensions.
+    pub(super) fn row_len(self, heads: [usize; 2]) -> usize {
+        match self {
+            Self::F32 | Self::F16 => heads.iter().product(),
+            Self::Q8 => cpu::q8_row_len(heads) / 2,
+        }
     }
 }
 

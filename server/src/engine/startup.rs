@@ -141,7 +141,7 @@ pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
     let adapters = Adapters::new(options.adapters.clone(), &config, class, &loaded.gpt.device())?;
     let available = memory::available_on(&loaded.gpt.device());
     let kv_dtype = kv_dtype(&loaded, options)?;
-    let mut bytes_per_token = kv_dtype.bytes_per_token(config);
+    let mut bytes_per_token = kv_dtype.bytes_per_token(&config);
     if let (Speculation::DraftModel { .. }, Some(draft)) = (options.speculation, &draft) {
         // Its cache has room for the same tokens.
         bytes_per_token += self::kv_dtype(draft, options)?.bytes_per_token(draft.gpt.config());

@@ -210,8 +210,7 @@ fn summary_line(examples: &Examples<Example>) -> String {
     let n_tokens: usize = examples.examples.iter().map(|example| example.ids.len()).sum();
     let n_trained: usize = examples.examples.iter().map(Example::n_trained).sum();
     let n_examples = examples.examples.len();
-    let mut line =
-        format!("{}, {n_tokens} tokens, of which {n_trained} are trained", counted(n_examples, "example"));
+    let mut line = format!("{}, {n_tokens} tokens, of which {n_trained} are trained", counted(n_examples, "example"));
     for (n, what) in [(examples.n_cut, "cut"), (examples.n_dropped, "left out as too long")] {
         if n > 0 {
             line += &format!("; {n} {what}");

@@ -1,7 +1,7 @@
 //! Elements of the KV cache: f32, or f16 and 8-bit numbers that are widened in registers as they are read.
 
 use burn::backend::flex::FlexTensor;
-use half::{f16, slice::HalfFloatSliceExt};
+use half::{bf16, f16, slice::HalfFloatSliceExt};
 
 #[cfg(target_arch = "x86_64")]
 use super::{Isa, isa};
@@ -181,22 +181,21 @@ impl KvElement for f16 {
     }
 }
 
-/// Elements of [`KvDtype::Q8`](crate::ops::KvDtype::Q8) that hold a scale: the bytes of an f32.
-pub(in crate::ops) const Q8_SCALE_LEN: usize = size_of::<f32>();
 /// The largest number of [`KvDtype::Q8`](crate::ops::KvDtype::Q8).
 const Q8_MAX: f32 = 127.0;
 /// Where all of a head's values are smaller, they are stored as 0: what multiplies them would not be finite.
 const Q8_LEAST: f32 = 1e-30;
 
 impl KvElement for i8 {
-    const SCALE_LEN: usize = Q8_SCALE_LEN;
+    // The bytes of an f32.
+    const SCALE_LEN: usize = size_of::<f32>();
 
     fn stored(tensor: &FlexTensor) -> &[Self] {
-        tensor.storage()
+        bytemuck::cast_slice(tensor.storage::<bf16>())
     }
 
     fn stored_mut(tensor: &mut FlexTensor) -> &mut [Self] {
-        tensor.storage_mut()
+        bytemuck::cast_slice_mut(tensor.storage_mut::<bf16>())
     }
 
     fn scale_of(values: &[f32]) -> f32 {

@@ -16,6 +16,11 @@ pub(super) struct PageLayout {
     scale_len: usize,
 }
 
+/// Bytes of a token in a pool of 8-bit numbers: an even number, since the tensor of such a pool has elements of 2 bytes.
+pub(in crate::ops) fn q8_row_len(heads: [usize; 2]) -> usize {
+    PageLayout::of::<i8>(heads).page_len() / PAGE_SIZE
+}
+
 impl PageLayout {
     /// For pools of `E`.
     pub(super) fn of<E: KvElement>([n_kv_heads, head_dim]: [usize; 2]) -> Self {
@@ -25,7 +30,8 @@ impl PageLayout {
     /// Elements of a page.
     #[inline(always)]
     pub(super) fn page_len(self) -> usize {
-        PAGE_SIZE * self.n_kv_heads * (self.head_dim + self.scale_len)
+        let row_len = self.n_kv_heads * (self.head_dim + self.scale_len);
+        PAGE_SIZE * if self.scale_len == 0 { row_len } else { row_len.next_multiple_of(2) }
     }
 
     /// A page.

@@ -32,7 +32,7 @@ impl Pool {
 }
 
 /// A pool of zeros with committed memory, in huge pages if the system has them.
-pub(in crate::ops) fn pool_of_zeros<E: KvElement + Element>(dims: [usize; 2]) -> Tensor<2> {
+pub(in crate::ops) fn pool_of_zeros<E: Element + Default + Sync>(dims: [usize; 2]) -> Tensor<2> {
     let values = zeros::<E>(dims.iter().product());
     Tensor::from_primitive::<Flex>(FlexTensor::from_data(TensorData::new(values, dims)))
 }

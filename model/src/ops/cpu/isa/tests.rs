@@ -104,12 +104,13 @@ mod bodies {
             };
             let width = n_kv_heads * head_dim;
             let (keys, values) = (noise(96 * width, 1), noise(96 * width, 2));
-            let eight_bits = [(&keys, cpu::append_keys as fn(&mut [i8], &[f32], &[i32], [usize; 2])), (&values, cpu::append_values)]
-                .map(|(rows, append)| {
-                    let mut pool = vec![0; 96 * (width + n_kv_heads * i8::SCALE_LEN)];
-                    append(&mut pool, rows, &(0..96).collect::<Vec<i32>>(), [n_kv_heads, head_dim]);
-                    pool
-                });
+            let eight_bits =
+                [(&keys, cpu::append_keys as fn(&mut [i8], &[f32], &[i32], [usize; 2])), (&values, cpu::append_values)]
+                    .map(|(rows, append)| {
+                        let mut pool = vec![0; 96 * (width + n_kv_heads * i8::SCALE_LEN)];
+                        append(&mut pool, rows, &(0..96).collect::<Vec<i32>>(), [n_kv_heads, head_dim]);
+                        pool
+                    });
             let [half_keys, half_values] = [&keys, &values].map(|pool| {
                 let mut half = vec![f16::ZERO; pool.len()];
                 f16::store(pool, 1.0, &mut half);
