@@ -1,6 +1,9 @@
 //! The architecture, from token ids to logits, and every parameter it has.
 
-use std::sync::{Mutex, PoisonError};
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+};
 
 use burn::{
     module::{Module, Param},
@@ -91,6 +94,19 @@ impl Gpt {
             lm_head: LmHead::new("lm_head", params)?,
             config: config.clone(),
         })
+    }
+
+    /// A copy of a model that has been training as it is served: its matrices laid out for the device's kernels, which record no
+    /// gradients. What an adapter trains over is laid out so already.
+    ///
+    /// # Errors
+    /// [`Error::Execution`](crate::error::Error::Execution) when the device cannot be read.
+    pub fn packed(&self) -> Result<Self> {
+        if self.linears().into_iter().any(|(_, linear)| linear.lora().is_some()) {
+            return Ok(self.clone());
+        }
+        let params: HashMap<String, ParamRef<'_>> = self.params().into_iter().collect();
+        Self::from_params(&self.config, self.dtype(), &self.device(), &mut |spec| params[&spec.path].read())
     }
 
     /// The same model with another share of activations dropped while training: files may not say it.

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, ensure};
 use burn::{module::Module, tensor::Device};
 use hearth_model::{
     TokenId, memory,
-    ops::{self, OpTime, Precision},
+    ops::{self, OpTime},
 };
 use serde::Serialize;
 
@@ -226,7 +226,7 @@ fn eval_ms(learner: &Learner, source: &RowSource, config: &TrainConfig) -> Resul
         seq_len: config.model.max_seq_len,
         max_batches: Some(1),
     };
-    let gpt = learner.gpt.valid().with_precision(Precision::F32);
+    let gpt = learner.gpt.valid().packed()?;
     let mut times = Vec::new();
     for _ in 0..5 {
         let started = Instant::now();

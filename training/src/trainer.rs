@@ -14,7 +14,7 @@ use hearth_model::{
     TokenId,
     generate::{GenerateOptions, generate},
     gpt::Gpt,
-    ops::{Dtype, Precision},
+    ops::Dtype,
     sampling::SamplingParams,
     tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
     weights::{
@@ -414,7 +414,7 @@ impl<'a> Trainer<'a> {
             seq_len: self.config.model.max_seq_len,
             max_batches: self.config.eval.batches,
         };
-        let gpt = self.learner.gpt.valid().with_precision(Precision::F32);
+        let gpt = self.learner.gpt.valid().packed()?;
         match &self.val {
             RowSource::Pairs(pairs) => {
                 let size = (windows.batch_size, windows.max_batches);
@@ -445,7 +445,7 @@ impl<'a> Trainer<'a> {
 
     /// Generates a sample.
     fn sample(&self, settings: &SampleSettings) -> Result<String> {
-        let (gpt, tokenizer) = (self.learner.gpt.valid(), &self.data.tokenizer);
+        let (gpt, tokenizer) = (self.learner.gpt.valid().packed()?, &self.data.tokenizer);
         let prompt_ids = tokenizer.encode(&settings.prompt, EncodeOptions::TEXT).unwrap_or_default();
         // A prompt with characters outside the vocabulary must not end the run.
         let prompt_ids = if prompt_ids.is_empty() { vec![0] } else { prompt_ids };

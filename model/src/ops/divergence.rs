@@ -1,6 +1,6 @@
 //! How far a model's predictions have moved from those it made before.
 
-use burn::tensor::{Tensor, activation::log_softmax};
+use burn::tensor::{Int, Tensor, activation::log_softmax};
 
 use super::{Weight, cpu, linear, soft_cap, training::apply, weight::Form};
 use crate::ops::{is_on_cpu, records_gradients};
@@ -36,13 +36,19 @@ pub(crate) fn linear_divergence_reference(
     softcap: Option<f64>,
     shares: Vec<f32>,
 ) -> Tensor<1> {
-    let (n_rows, device) = (hidden.dims()[0], hidden.device());
+    let device = hidden.device();
+    let counted: Vec<i32> = (0..shares.len() as i32).filter(|row| shares[*row as usize] != 0.0).collect();
+    if counted.is_empty() {
+        return Tensor::zeros([1], &device);
+    }
     let former = if records_gradients(&device) { Tensor::from_inner(former) } else { former };
+    let rows = Tensor::<1, Int>::from_data(counted.as_slice(), &device);
     let log_probs = |hidden: Tensor<2>| {
-        let logits = linear(hidden, weight, bias.clone());
+        let logits = linear(hidden.select(0, rows.clone()), weight, bias.clone());
         log_softmax(softcap.map_or(logits.clone(), |cap| soft_cap(logits, cap)), 1)
     };
     let (now, before) = (log_probs(hidden), log_probs(former).detach());
-    let of_rows = (before.clone().exp() * (before - now)).sum_dim(1).reshape([n_rows]);
+    let of_rows = (before.clone().exp() * (before - now)).sum_dim(1).reshape([counted.len()]);
+    let shares: Vec<f32> = counted.iter().map(|row| shares[*row as usize]).collect();
     (of_rows * Tensor::from_data(shares.as_slice(), &device)).sum()
 }
