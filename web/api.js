@@ -61,7 +61,7 @@ async function fetchOk(endpoint, { body, signal } = {}) {
     const response = await reaching(() => fetch(PATHS[endpoint], request));
     if (response.ok) return response;
     const error = errorOf(response.status, await reaching(() => response.text()));
-    const isNewKey = response.status === 401 && (keys.current() !== key || (await keys.ask(error.message)) !== null);
+    const isNewKey = response.status === 401 && (keys.current() !== key || (await keys.ask(key === null ? "This server requires an API key." : "The server does not accept this API key.")) !== null);
     if (!isNewKey) throw error;
   }
 }

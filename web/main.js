@@ -15,17 +15,29 @@ const LOAD = {
   server: () => import("./server.js"),
 };
 const started = new Map();
+/** Tabs whose module could not be loaded. Browsers remember that of an address, so the next attempt has another one. */
+const failed = new Set();
 let current;
+
+function load(name) {
+  return failed.has(name) ? import(`./${name}.js?again=${Date.now()}`) : LOAD[name]();
+}
 
 async function shown(name) {
   const before = current;
   current = name;
   document.title = `${byId(`tab-${name}`).textContent} · Hearth`;
   if (location.hash.slice(1).split("/")[0] !== name) history.replaceState(null, "", `#${name}`);
-  if (!started.has(name)) started.set(name, LOAD[name]().then((module) => module.start({ open })));
-  if (before !== name) (await started.get(before))?.hidden?.();
-  const tab = await started.get(name);
-  if (current === name) tab?.shown?.();
+  if (!started.has(name)) started.set(name, load(name).then((module) => module.start({ open })));
+  if (before !== name) (await started.get(before)?.catch(() => undefined))?.hidden?.();
+  try {
+    const tab = await started.get(name);
+    if (current === name) tab?.shown?.();
+  } catch (error) {
+    started.delete(name);
+    failed.add(name);
+    notice(`This tab could not be loaded: ${error.message}. Is the server running? Click the tab to try again.`);
+  }
 }
 
 const show = tabs(document.querySelector(".tabs"), shown);
@@ -33,7 +45,7 @@ const show = tabs(document.querySelector(".tabs"), shown);
 /** Shows a tab and gives it something to work on: `open("inspect", { text })`. */
 async function open(name, what) {
   show(name);
-  const tab = await started.get(name);
+  const tab = await started.get(name)?.catch(() => undefined);
   tab?.receive?.(what);
 }
 

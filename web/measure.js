@@ -31,11 +31,14 @@ export class Stopwatch {
     return { elapsed, first: this.#first, prompt, tokens, cached: details?.cached_tokens, rate: this.#rate(tokens, elapsed) };
   }
 
-  /** Tokens per second. The first token includes the prompt's time, so only the tokens after it count, unless all came at once. */
+  /**
+   * Tokens per second. The first token includes the prompt's time, so only the tokens after it count, unless they came too close
+   * together to tell: several may arrive at once.
+   */
   #rate(tokens, elapsed) {
     if (!tokens || this.#first === undefined) return undefined;
     const decoding = this.#last - this.#first;
-    if (tokens > 1 && decoding > 0.02 * elapsed) return ((tokens - 1) / decoding) * 1000;
+    if (tokens > 1 && (decoding > 100 || decoding > 0.3 * elapsed)) return ((tokens - 1) / decoding) * 1000;
     return (tokens / elapsed) * 1000;
   }
 }

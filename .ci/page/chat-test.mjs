@@ -258,7 +258,7 @@ pageTest("asks for a key, and keeps it as chosen", { prepare: (server) => { serv
   seen.expectErrors(FAILED_REQUEST);
   const dialog = page.getByRole("dialog", { name: "API key" });
   await dialog.waitFor();
-  assert.equal(await page.locator("#key-reason").innerText(), "an API key is required");
+  assert.equal(await page.locator("#key-reason").innerText(), "This server requires an API key.");
   await shoot("key");
   await dialog.getByLabel("API key").fill("sk-wrong");
   await dialog.getByLabel("API key").press("Enter");

@@ -12,7 +12,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use hearth_model::{
     gpt::Gpt,
     ops::Dtype,
@@ -175,16 +175,29 @@ impl Checkpoint {
         Ok(Checkpoint { dir: dir.to_owned(), state, config })
     }
 
-    /// The last intact checkpoint of `run`; calls `report` for later ones that are damaged.
+    /// The last intact checkpoint of `run`, if it has any; calls `report` for later ones that are damaged.
+    ///
+    /// # Errors
+    /// All of them are damaged: to begin anew would replace them.
     pub fn latest(run: &RunDir, report: &mut dyn FnMut(&str)) -> Result<Option<Checkpoint>> {
+        let mut damage = None;
         for step in run.checkpoints()?.into_iter().rev() {
             let dir = run.checkpoint_dir(step);
             match Checkpoint::open(&dir) {
                 Ok(checkpoint) => return Ok(Some(checkpoint)),
-                Err(error) => report(&format!("{error:#}; ignoring the checkpoint `{}`", dir.display())),
+                Err(error) => {
+                    report(&format!("{error:#}; ignoring the checkpoint `{}`", dir.display()));
+                    damage.get_or_insert(error);
+                }
             }
         }
-        Ok(None)
+        match damage {
+            Some(error) => bail!(
+                "{error:#}; no checkpoint of the run is whole, so it cannot be resumed\nhint: begin again in another folder, or \
+                 remove the damaged checkpoints to begin again in this one"
+            ),
+            None => Ok(None),
+        }
     }
 
     /// The checkpoint's folder.

@@ -334,9 +334,15 @@ impl<'a> Trainer<'a> {
                 None => {
                     let (lr, tok_per_sec) = (self.config.optim.lr * rates.lr, speed.recent());
                     let seconds = reporter.elapsed().as_secs_f64();
+                    let loss = (index.total_weight > 0.0).then_some(loss);
                     unreported.push(StepRecord { step: done, loss, lr, grad_norm, tok_per_sec, seconds });
                 }
             }
+            ensure!(
+                !is_last || self.state.n_updates > 0,
+                "no step of the run was applied: each was skipped, so nothing is learned\nhint: lower `optim.lr`, `objective.keep` or \
+                 `lora.alpha`, or look for broken data"
+            );
             if stops || evaluates || samples || saves || is_due(eval.log_every) {
                 let pace = Pace {
                     total: self.schedule.total(),

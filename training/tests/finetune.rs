@@ -374,6 +374,13 @@ fn what_cannot_be_trained_is_refused_by_name_before_the_first_step() {
     write("long.jsonl", &(json!({ "text": "What is it? ".repeat(200) }).to_string() + "\n"));
     write("pairs.jsonl", "{\"prompt\": \"a\", \"chosen\": \"b\"}\n");
     write("kept.jsonl", "{\"keep\": \"What is it?\"}\n");
+    write("two.jsonl", "{\"text\": \"What is it?\"}\n{\"text\": \"What\", \"keep\": \"is it?\"}\n");
+    write("mixed.jsonl", "{\"text\": \"What is it?\"}\n{\"keep\": \"What is it?\"}\n");
+    write(
+        "apart.jsonl",
+        "{\"chosen\": [{\"role\": \"user\", \"content\": \"a\"}, {\"role\": \"assistant\", \"content\": \"b\"}], \"rejected\": \
+         [{\"role\": \"user\", \"content\": \"c\"}, {\"role\": \"assistant\", \"content\": \"d\"}]}\n",
+    );
     for (data, flags, contains) in [
         ("missing.jsonl", &[][..], &["missing.jsonl"][..]),
         ("broken.jsonl", &[], &["broken.jsonl", "line 2"]),
@@ -391,6 +398,17 @@ fn what_cannot_be_trained_is_refused_by_name_before_the_first_step() {
         ("train.jsonl", &["--lora", "--set", "objective.keep=-1"], &["`objective.keep`", "-1"]),
         ("kept.jsonl", &["--lora"], &["kept.jsonl", "line 1", "--set objective.keep=1"]),
         ("kept.jsonl", &["--lora", "--set", "objective.keep=1"], &["no example is trained"]),
+        ("two.jsonl", &["--lora", "--set", "objective.keep=1"], &["two.jsonl", "line 2", "both `keep` and `text`"]),
+        ("mixed.jsonl", &["--lora", "--set", "objective.keep=1"], &["all have `keep`", "data.val_fraction"]),
+        (
+            "apart.jsonl",
+            &["--set", "objective.kind=dpo"],
+            &["apart.jsonl", "line 1", "do not begin with the same message"],
+        ),
+        ("train.jsonl", &["--lora", "--set", "objective.keep=1e300"], &["`objective.keep`", "1000000"]),
+        ("train.jsonl", &["--lora", "alpha=1e38"], &["`lora.alpha`", "1000000"]),
+        ("train.jsonl", &["--set", "model.n_layers=1"], &["`model.n_layers=1`"]),
+        ("train.jsonl", &["--set", "lora.r=8"], &["`--set lora.r=8`", "--lora"]),
     ] {
         let output = case.command(data, "refused", flags).output().unwrap();
         let message = stderr(&output);

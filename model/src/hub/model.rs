@@ -87,9 +87,13 @@ impl HubModel {
     /// does not say which; the disk is full; or, offline, it was not downloaded before.
     pub fn pull(&self, hub: &Hub, part: ModelPart, progress: &mut dyn FnMut(Download)) -> Result<PulledModel> {
         let snapshot = hub.snapshot(&self.repo)?;
-        let files = self.choose(&snapshot, part).map_err(|NoModel { what, mut hint }| {
+        let files = self.choose(&snapshot, part).map_err(|NoModel { what, hint }| {
             if hub.is_offline() {
-                hint += "\nhint: the hub is off (`HF_HUB_OFFLINE`): only what was downloaded before is known";
+                return hub_error(
+                    &self.repo.to_string(),
+                    "no whole model of it was downloaded before, and the hub is off (`HF_HUB_OFFLINE`)",
+                    "without this variable, what is missing is downloaded",
+                );
             }
             hub_error(&self.repo.to_string(), &what, &hint)
         })?;

@@ -64,11 +64,11 @@ fn append_rows(pool: &mut Tensor<2>, rows: Tensor<2>, slots: &Slots) {
 /// Copies the pages `from` of `pool` to the pages `to`, given as all of their slots, in place.
 pub(crate) fn copy_pages(pool: &mut Tensor<2>, from: &Slots, to: &Slots) {
     if cpu::is_cpu(&pool.device()) {
-        let ([_, row_len], slots) = (pool.dims(), [from.host(), to.host()]);
+        let ([n_slots, _], slots) = (pool.dims(), [from.host(), to.host()]);
         return match KvDtype::of(pool) {
-            KvDtype::F16 => cpu::update::<f16>(pool, |pool| copy_rows(pool, slots, row_len)),
-            KvDtype::Q8 => cpu::update::<i8>(pool, |pool| copy_rows(pool, slots, row_len)),
-            KvDtype::F32 => cpu::update::<f32>(pool, |pool| copy_rows(pool, slots, row_len)),
+            KvDtype::F16 => cpu::update::<f16>(pool, |pool| copy_rows(pool, slots, n_slots)),
+            KvDtype::Q8 => cpu::update::<i8>(pool, |pool| copy_rows(pool, slots, n_slots)),
+            KvDtype::F32 => cpu::update::<f32>(pool, |pool| copy_rows(pool, slots, n_slots)),
         };
     }
     pool.inplace(|pool| {
@@ -78,7 +78,9 @@ pub(crate) fn copy_pages(pool: &mut Tensor<2>, from: &Slots, to: &Slots) {
 }
 
 /// Whatever the layout within a page is, its rows together are the page.
-fn copy_rows<E: Copy>(pool: &mut [E], [from, to]: [&[i32]; 2], row_len: usize) {
+fn copy_rows<E: Copy>(pool: &mut [E], [from, to]: [&[i32]; 2], n_slots: usize) {
+    // Not that of the tensor, whose elements may be others.
+    let row_len = pool.len() / n_slots.max(1);
     for (from, to) in from.iter().zip(to).map(|(from, to)| (*from as usize, *to as usize)) {
         pool.copy_within(from * row_len..(from + 1) * row_len, to * row_len);
     }

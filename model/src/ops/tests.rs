@@ -11,7 +11,7 @@ use super::{
     activation::{activate_reference, gated_reference},
     attention::{attention_paged, attention_paged_reference},
     gated,
-    kv_append::{append_keys, append_values},
+    kv_append::{append_keys, append_values, copy_pages},
     new_pool, norm, norm_reference, rope,
     rope::rope_reference,
     soft_cap, soft_cap_reference,
@@ -219,6 +219,51 @@ fn blocks_are_taken_as_they_are() {
                 // What the minimum adds is another rounding.
                 let error = (product - 127.0 * values[row * d_in + input]).abs();
                 assert!(error <= if dtype.has_minima() { 1e-4 } else { 1e-6 * product.abs() }, "{dtype}: {error}");
+            }
+        }
+    }
+}
+
+/// What is attended over a page and over its copy, and over the pages around both, before and after.
+#[test]
+fn a_copied_page_is_the_same_and_others_stay() {
+    let device = Device::flex();
+    for (n_kv_heads, head_dim) in [(2, 20), (3, 7)] {
+        let options = AttentionOptions {
+            n_heads: 2 * n_kv_heads,
+            n_kv_heads,
+            head_dim,
+            scale: 0.3,
+            softcap: None,
+            sliding_window: None,
+            alibi_slopes: None,
+        };
+        let heads = [n_kv_heads, head_dim];
+        let q = random([1, options.n_heads * head_dim], 1.0);
+        for (name, dtype) in KvDtype::ALL {
+            let mut pools = [0, 1].map(|_| new_pool(6 * PAGE_SIZE, heads, *dtype, &device));
+            let slots_of = |page: usize| {
+                let first = (page * PAGE_SIZE) as i32;
+                Slots::new((first..first + PAGE_SIZE as i32).collect(), &device)
+            };
+            for page in 0..6 {
+                let rows = || random([PAGE_SIZE, n_kv_heads * head_dim], 1.0);
+                append_keys(&mut pools[0], rows(), &slots_of(page), heads);
+                append_values(&mut pools[1], rows(), &slots_of(page), heads);
+            }
+            let attended = |pools: &[Tensor<2>; 2]| {
+                [0, 1, 2, 3, 4, 5].map(|page| {
+                    let rows = PagedRows { rows: 0..1, start: PAGE_SIZE - 1, first_key: 0, slots: slots_of(page) };
+                    let sequences = PagedSequences::new(vec![rows], &device);
+                    values(attention_paged(q.clone(), pools.each_ref(), &sequences, &options))
+                })
+            };
+            let before = attended(&pools);
+            pools.iter_mut().for_each(|pool| copy_pages(pool, &slots_of(4), &slots_of(1)));
+            let after = attended(&pools);
+            assert_ne!(before[1], before[4]);
+            for page in 0..6 {
+                assert_eq!(after[page], before[if page == 1 { 4 } else { page }], "page {page} in {name}");
             }
         }
     }

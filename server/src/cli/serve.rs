@@ -94,7 +94,10 @@ async fn bind(host: &str, port: u16) -> anyhow::Result<TcpListener> {
             std::io::ErrorKind::PermissionDenied => {
                 "\nhint: ports below 1024 need privileges; choose another with `--port`"
             }
-            _ => "",
+            _ => {
+                "\nhint: `--host` must be an address or a name of this machine, such as `127.0.0.1`, `::1`, `localhost`, or \
+                 `0.0.0.0` for all of its addresses"
+            }
         };
         anyhow!("cannot listen on `{host}:{port}`: {error}{hint}")
     })

@@ -205,12 +205,12 @@ pub enum AdapterError {
         allowed: usize,
     },
     /// It cannot be read, or belongs to another model.
-    #[error("cannot load the LoRA adapter `{name}`: {source}")]
+    #[error("cannot load the LoRA adapter `{name}`: {reason}")]
     Load {
         /// The adapter's name.
         name: String,
-        /// What is wrong with it.
-        source: Error,
+        /// What is wrong with it. Part of the message, so it is not a `source`, which would be printed twice.
+        reason: Error,
     },
 }
 
@@ -440,7 +440,7 @@ impl Adapters {
     }
 
     fn read(&self, id: AdapterId, source: &Source) -> Result<ServedAdapter, AdapterError> {
-        let failed = |source| AdapterError::Load { name: id.name.to_string(), source };
+        let failed = |reason| AdapterError::Load { name: id.name.to_string(), reason };
         let allowed = self.options.max_rank;
         let require_rank = |given: usize| match given {
             given if given > allowed => Err(AdapterError::Rank { name: id.name.to_string(), given, allowed }),

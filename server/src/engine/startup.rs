@@ -120,7 +120,14 @@ pub enum StartError {
     Thread(String),
     /// An adapter cannot be served.
     #[error("`--lora`: {0}")]
-    Adapter(#[from] AdapterError),
+    Adapter(AdapterError),
+}
+
+// Not as a source: it is part of the message.
+impl From<AdapterError> for StartError {
+    fn from(error: AdapterError) -> Self {
+        Self::Adapter(error)
+    }
 }
 
 /// Everything that the inference thread needs.

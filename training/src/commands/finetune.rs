@@ -71,6 +71,12 @@ pub(crate) fn run(mut args: Args) -> Result<ExitCode> {
         let sets = lora_sets(settings)?;
         args.run.options.sets.splice(0..0, sets);
     }
+    if args.lora.is_none()
+        && args.run.begins_by_itself()
+        && let Some(set) = args.run.options.sets.iter().find(|set| set.starts_with("lora"))
+    {
+        bail!("`--set {set}` is a setting of an adapter, but all weights are trained\nhint: add `--lora`");
+    }
     let path = model_files::open(&args.model, ModelPart::Whole)?;
     require_model(&path)?;
     let text = model_dir::load_text(&path)?;
@@ -189,10 +195,19 @@ fn examples_of(
     );
     ensure!(
         !examples.examples.is_empty(),
-        "no example is left to train on: {} were too long\nhint: use shorter ones, or `--set data.too_long=cut`",
-        examples.n_dropped
+        "no example is left to train on: {} were too long\nhint: {}",
+        examples.n_dropped,
+        shorter(config)
     );
     Ok(examples)
+}
+
+/// What helps if all examples were left out.
+fn shorter(config: &TrainConfig) -> &'static str {
+    match config.data.too_long {
+        TooLong::Cut => "use examples whose answers begin within the model's context",
+        _ => "use shorter ones, or `--set data.too_long=cut`",
+    }
 }
 
 fn encoder_of(text: &LoadedText, config: &TrainConfig) -> (ExampleEncoder, ExampleSettings) {
@@ -237,6 +252,14 @@ fn documents_of(examples: &[Example], config: &TrainConfig, text: &LoadedText) -
 fn data_of(examples: Examples<Example>, model: &Path, text: LoadedText, config: &TrainConfig) -> Result<Data> {
     let hash = hash_of(&examples.examples);
     let [train, val] = split(examples.examples, |_, number| number, config);
+    for (part, name) in [(&train, "trained"), (&val, "held out")] {
+        ensure!(
+            part.is_empty() || part.iter().any(|example| example.n_trained() > 0),
+            "of the examples that are {name}, all have `keep`\nhint: add examples, or change `data.val_fraction` (it is {}) or \
+             `seed`",
+            config.data.val_fraction
+        );
+    }
     let rows = |examples: &[Example]| match examples {
         [] => Ok(RowSource::from(Tokens::from_ids(Vec::new(), 0))),
         examples => documents_of(examples, config, &text).map(RowSource::from),
@@ -282,8 +305,9 @@ fn pairs_of(
     note_not_text(status, &found.not_text);
     ensure!(
         !found.examples.is_empty(),
-        "no pair is left to train on: {} were too long\nhint: use shorter ones, or `--set data.too_long=cut`",
-        found.n_dropped
+        "no pair is left to train on: {} were too long\nhint: {}",
+        found.n_dropped,
+        shorter(config)
     );
     Ok(found)
 }

@@ -104,6 +104,13 @@ struct Report {
     predicted_peak_bytes: u64,
 }
 
+impl RunArgs {
+    /// Whether a run begins with the settings of a preset alone and those of `--set`.
+    pub(crate) fn begins_by_itself(&self) -> bool {
+        !self.resume && self.from.is_none() && self.options.preset.is_none() && self.options.config.is_none()
+    }
+}
+
 impl Session {
     /// Resolves the settings: for a resumed run, on top of its own.
     pub(crate) fn new(out: PathBuf, mut args: RunArgs, default_preset: Option<&str>) -> Result<Session> {

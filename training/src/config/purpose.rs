@@ -1,8 +1,8 @@
 //! Settings that only some commands use: the others refuse them, so that none is ignored silently.
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 
-use super::{Objective, Rows, TooLong, TrainConfig};
+use super::{ModelSettings, Objective, Rows, TooLong, TrainConfig};
 
 /// What settings are for: the command that trains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +23,9 @@ impl TrainConfig {
     pub fn validate_for(&self, purpose: Purpose) -> Result<()> {
         self.validate()?;
         let data = &self.data;
+        if purpose == Purpose::Finetune {
+            self.require_no_architecture()?;
+        }
         match purpose {
             Purpose::Quickstart => ensure!(
                 matches!(data.rows, Rows::Epochs | Rows::Windows),
@@ -47,6 +50,22 @@ impl TrainConfig {
                 "`{key}` is for `{}`, not for `{}`\nhint: leave it out, or use that command",
                 user.command(),
                 purpose.command()
+            );
+        }
+        Ok(())
+    }
+
+    /// The architecture is that of the model to tune.
+    fn require_no_architecture(&self) -> Result<()> {
+        let ModelSettings { init, max_seq_len, dropout, .. } = &self.model;
+        let plain =
+            ModelSettings { init: init.clone(), max_seq_len: *max_seq_len, dropout: *dropout, ..Default::default() };
+        let [now, plain] = [&self.model, &plain].map(toml::Table::try_from);
+        let (now, plain) = (now?, plain?);
+        if let Some((key, value)) = now.iter().find(|(key, value)| plain.get(*key) != Some(*value)) {
+            bail!(
+                "`model.{key}={value}` is for fresh models: `finetune` tunes the model that it is given\nhint: leave it out; of \
+                 `model`, `max_seq_len` and `dropout` can be set"
             );
         }
         Ok(())
@@ -91,6 +110,8 @@ mod tests {
         for (preset, set, purpose, message) in [
             ("tiny", "objective.kind=dpo", quickstart, "`objective.kind=dpo` is for `finetune`, not for `quickstart`"),
             ("tiny", "objective.kind=dpo", pretrain, "`objective.kind=dpo` is for `finetune`, not for `pretrain`"),
+            ("finetune", "model.n_layers=2", finetune, "`model.n_layers=2` is for fresh models"),
+            ("finetune-lora", "model.arch=llama", finetune, "`model.arch=\"llama\"` is for fresh models"),
             ("tiny", "data.rows=documents", quickstart, "`data.rows` must be `epochs` or `windows` in `quickstart`"),
             ("tiny", "data.too_long=cut", pretrain, "`data.too_long` is for `finetune`"),
             ("tiny", "data.vocab_size=300", pretrain, "`data.vocab_size` is for `quickstart`, not for `pretrain`"),

@@ -13,6 +13,8 @@ const MAX_MICRO_STEPS: usize = 1 << 16;
 
 /// The largest rank of an adapter: far above the width of any model's matrices.
 const MAX_RANK: usize = 1 << 16;
+/// What multiplies a loss or an update, at most: beyond it numbers are not finite before anything is learned.
+const MAX_FACTOR: f64 = 1e6;
 
 /// The most passes over the data.
 const MAX_EPOCHS: f64 = 1e6;
@@ -155,8 +157,8 @@ impl TrainConfig {
         let ObjectiveSettings { kind, beta, keep } = self.objective;
         ensure!(beta.is_finite() && beta > 0.0, "`objective.beta` must be above 0, got {beta}");
         ensure!(
-            keep.is_finite() && keep >= 0.0,
-            "`objective.keep` must be 0 or more, got {keep}\nhint: 1 to 10 is usual"
+            (0.0..=MAX_FACTOR).contains(&keep),
+            "`objective.keep` must be from 0 to {MAX_FACTOR}, got {keep}\nhint: 1 to 10 is usual"
         );
         ensure!(
             keep == 0.0 || self.lora.is_some() && kind == Objective::NextToken,
@@ -173,7 +175,11 @@ impl TrainConfig {
             "`lora.r` must be from 1 to {MAX_RANK}, got {}\nhint: 8 to 64 are usual",
             lora.r
         );
-        ensure!(lora.alpha.is_finite() && lora.alpha > 0.0, "`lora.alpha` must be above 0, got {}", lora.alpha);
+        ensure!(
+            lora.alpha > 0.0 && lora.alpha <= MAX_FACTOR,
+            "`lora.alpha` must be above 0 and at most {MAX_FACTOR}, got {}\nhint: one or two times `lora.r` is usual",
+            lora.alpha
+        );
         ensure!(
             (0.0..1.0).contains(&lora.dropout),
             "`lora.dropout` must be at least 0 and below 1, got {}",
@@ -221,7 +227,7 @@ impl TrainConfig {
             ensure!((0.0..1.0).contains(&value), "`{name}` must be at least 0 and below 1, got {value}");
         }
         for (name, value) in [("optim.eps", optim.eps), ("optim.lr", optim.lr), ("optim.muon.lr", muon.lr)] {
-            ensure!(value.is_finite() && value > 0.0, "`{name}` must be above 0, got {value}");
+            ensure!(value.is_finite() && value > 0.0, "`{name}` must be above 0 and finite, got {value}");
         }
         for (name, value) in [
             ("optim.weight_decay", optim.weight_decay),
@@ -229,7 +235,7 @@ impl TrainConfig {
             ("optim.z_loss", optim.z_loss),
             ("optim.muon.weight_decay", muon.weight_decay),
         ] {
-            ensure!(value.is_finite() && value >= 0.0, "`{name}` must be 0 or more, got {value}");
+            ensure!(value.is_finite() && value >= 0.0, "`{name}` must be 0 or more and finite, got {value}");
         }
         ensure!(
             optim.spike_factor == 0.0 || optim.spike_factor.is_finite() && optim.spike_factor > 1.0,

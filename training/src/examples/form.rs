@@ -35,12 +35,20 @@ impl Form {
     /// The example of a record.
     pub(super) fn of(members: &Map<String, Value>, text_field: &str) -> Result<Form, Problem> {
         let tools = tools(members)?;
+        let forms: Vec<&str> = [MESSAGES, KEEP, COMPLETION, text_field]
+            .into_iter()
+            .filter(|name| member(members, name).is_some())
+            .collect();
+        if let [first, second, ..] = forms[..] {
+            return Err((format!("there is both `{first}` and `{second}`"), EXAMPLE_HINT));
+        }
         if let Some(value) = member(members, MESSAGES) {
             return Ok(Form::Conversation { messages: messages(MESSAGES, value)?, tools, first: 0 });
         }
         match member(members, KEEP) {
             Some(Value::String(text)) if !text.is_empty() => return Ok(Form::Keep(text.clone())),
-            Some(_) => return Err((format!("`{KEEP}` is not a text"), EXAMPLE_HINT)),
+            Some(Value::String(_)) => return Err((format!("`{KEEP}` is empty"), "remove the line, or add a text")),
+            Some(_) => return Err((format!("`{KEEP}` is not a string"), EXAMPLE_HINT)),
             None => {}
         }
         match (member(members, PROMPT), member(members, COMPLETION), member(members, text_field)) {
@@ -86,6 +94,12 @@ impl Form {
             return Form::answers(&json!([{ "role": USER, "content": text }]), answers, tools);
         }
         let first = chosen.iter().zip(&rejected).take_while(|(chosen, rejected)| chosen == rejected).count();
+        if first == 0 && chosen[0].role != ASSISTANT {
+            return Err((
+                format!("`{CHOSEN}` and `{REJECTED}` do not begin with the same message, and there is no `{PROMPT}`"),
+                "both must answer the same prompt",
+            ));
+        }
         // Of two equal conversations, the last message is the answer.
         let first = first.min(chosen.len() - 1).min(rejected.len() - 1);
         // As in UltraFeedback: the prompt's text beside conversations that begin with it.

@@ -21,7 +21,7 @@ pub(super) struct Curves {
 impl Curves {
     pub(super) fn add(&mut self, record: &Record) {
         match record {
-            Record::Step(step) => self.train.push((step.step as f64, f64::from(step.loss))),
+            Record::Step(step) => self.train.extend(step.loss.map(|loss| (step.step as f64, f64::from(loss)))),
             Record::Eval(eval) => self.val.push((eval.step as f64, eval.val_loss)),
             Record::Sample(_) | Record::Skip(_) => {}
         }
@@ -92,7 +92,7 @@ mod tests {
         let mut curves = Curves::default();
         assert!(curves.svg().contains("<svg"), "also of nothing");
         for step in 1..=10_000 {
-            let loss = 4.0 / (step as f32).sqrt();
+            let loss = Some(4.0 / (step as f32).sqrt());
             let (lr, grad_norm, tok_per_sec, seconds) = (0.1, 1.0, 1.0, 1.0);
             curves.add(&Record::Step(StepRecord { step, loss, lr, grad_norm, tok_per_sec, seconds }));
         }

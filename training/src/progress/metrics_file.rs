@@ -67,7 +67,7 @@ mod tests {
     fn step(step: usize) -> Record {
         Record::Step(StepRecord {
             step,
-            loss: 0.1 * step as f32,
+            loss: (step % 2 == 1).then_some(0.1 * step as f32),
             lr: 0.1,
             grad_norm: 2.0,
             tok_per_sec: 9.5,

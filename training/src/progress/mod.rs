@@ -177,8 +177,9 @@ impl Reporter {
     fn step_line(&self, record: &StepRecord, pace: Pace) -> String {
         let StepRecord { step, loss, lr, grad_norm, tok_per_sec, seconds } = record;
         let of_total = pace.total.map(|total| format!("/{total}")).unwrap_or_default();
+        let loss = loss.map_or("none".to_owned(), |loss| format!("{loss:.4}"));
         let mut line = format!(
-            "step {step}{of_total}  loss {loss:.4}  lr {lr:.2e}  grad norm {grad_norm:.2}  {tok_per_sec:.0} tok/s"
+            "step {step}{of_total}  loss {loss}  lr {lr:.2e}  grad norm {grad_norm:.2}  {tok_per_sec:.0} tok/s"
         );
         if let Some(mfu) = pace.mfu {
             line += &format!("  mfu {:.1}%", 100.0 * mfu);
@@ -219,8 +220,14 @@ mod tests {
     #[test]
     fn a_step_shows_loss_rate_speed_and_time_left() {
         let reporter = Reporter::new(Box::new(io::sink()), Style::Plain);
-        let record =
-            StepRecord { step: 500, loss: 2.345678, lr: 9.5e-4, grad_norm: 1.234, tok_per_sec: 6123.4, seconds: 60.0 };
+        let record = StepRecord {
+            step: 500,
+            loss: Some(2.345678),
+            lr: 9.5e-4,
+            grad_norm: 1.234,
+            tok_per_sec: 6123.4,
+            seconds: 60.0,
+        };
         let pace = Pace { total: Some(2000), mfu: Some(0.123), ..Pace::default() };
         let line = reporter.step_line(&record, pace);
         assert!(
@@ -229,6 +236,8 @@ mod tests {
         );
         assert!(line.ends_with("  eta 3:00"), "{line}");
         assert_eq!(clock(3723), "1:02:03");
+        let only_kept = reporter.step_line(&StepRecord { loss: None, ..record.clone() }, pace);
+        assert!(only_kept.starts_with("step 500/2000  loss none  lr "), "{only_kept}");
         let by_time = reporter.step_line(&record, Pace { max_minutes: Some(3.0), ..Pace::default() });
         assert!(by_time.starts_with("step 500  ") && by_time.ends_with("  eta 2:00"), "{by_time}");
     }

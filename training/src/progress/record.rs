@@ -33,8 +33,10 @@ impl Record {
 pub struct StepRecord {
     /// Completed optimizer steps, including this one.
     pub step: usize,
-    /// Mean cross entropy over the step's targets, in nats per token.
-    pub loss: f32,
+    /// Mean cross entropy over the step's targets, in nats per token; of preferences, the mean loss of a pair. A step that has only
+    /// texts to keep has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss: Option<f32>,
     /// AdamW's learning rate of the step.
     pub lr: f64,
     /// Norm of all gradients together, before clipping.

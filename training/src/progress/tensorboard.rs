@@ -43,12 +43,14 @@ impl EventFile {
     pub(super) fn write(&mut self, record: &Record) -> Result<()> {
         let step = record.step();
         let values = match record {
-            Record::Step(StepRecord { loss, lr, grad_norm, tok_per_sec, .. }) => vec![
-                scalar("train/loss", *loss),
-                scalar("train/lr", *lr as f32),
-                scalar("train/grad_norm", *grad_norm),
-                scalar("speed/tok_per_sec", *tok_per_sec as f32),
-            ],
+            Record::Step(StepRecord { loss, lr, grad_norm, tok_per_sec, .. }) => {
+                let others = [
+                    scalar("train/lr", *lr as f32),
+                    scalar("train/grad_norm", *grad_norm),
+                    scalar("speed/tok_per_sec", *tok_per_sec as f32),
+                ];
+                loss.map(|loss| scalar("train/loss", loss)).into_iter().chain(others).collect()
+            }
             Record::Eval(EvalRecord { val_loss, val_bpb, val_accuracy, .. }) => {
                 let others = [("val/bits_per_byte", *val_bpb), ("val/accuracy", *val_accuracy)];
                 let others = others.into_iter().filter_map(|(name, value)| Some(scalar(name, value? as f32)));

@@ -76,7 +76,9 @@ impl Client {
     pub(super) async fn models(&self) -> anyhow::Result<Vec<String>> {
         let response = accepted(self.send(Method::GET, "/v1/models", None).await?).await?;
         let body = to_bytes(response.into_body(), MAX_BODY_BYTES).await.context("cannot read the list of models")?;
-        let list: Value = serde_json::from_slice(&body).context("the list of models is not JSON")?;
+        let list: Value = serde_json::from_slice(&body).map_err(|error| {
+            anyhow!("the list of models is not JSON: {error}\nhint: `--url` must be a server with OpenAI's API")
+        })?;
         let ids = list["data"].as_array().into_iter().flatten().filter_map(|model| model["id"].as_str());
         Ok(ids.map(str::to_owned).collect())
     }
@@ -116,6 +118,11 @@ async fn accepted(response: Response<Body>) -> anyhow::Result<Response<Body>> {
     let body = to_bytes(response.into_body(), MAX_BODY_BYTES).await.unwrap_or_default();
     let message = serde_json::from_slice::<Value>(&body).ok().and_then(|body| message(&body));
     match message {
+        Some(message) if status == StatusCode::UNAUTHORIZED => {
+            // Its hint is for programs.
+            let what = message.split("\nhint: ").next().unwrap_or_default();
+            bail!("{what}\nhint: give a key that the server accepts with `--api-key` or in `HEARTH_API_KEY`")
+        }
         Some(message) => bail!("{message}"),
         None => bail!("the server answered {status}\nhint: `--url` must be a server with OpenAI's API"),
     }

@@ -139,6 +139,15 @@ impl Setting {
         Ok(Self { name: name.to_owned(), value })
     }
 
+    /// Parses `NAME=VALUE` of the command line.
+    pub(super) fn parse_flag(text: &str) -> anyhow::Result<Self> {
+        ensure!(
+            text.contains('='),
+            "a parameter must be `NAME=VALUE`, got `{text}`\nhint: for example `temperature=0.7`"
+        );
+        Self::parse(text)
+    }
+
     pub(super) fn apply(self, settings: &mut Map<String, Value>) {
         match self.value {
             Some(value) => drop(settings.insert(self.name, value)),

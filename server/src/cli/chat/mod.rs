@@ -59,7 +59,7 @@ pub(crate) struct ChatArgs {
     #[arg(long, value_name = "TOKENS")]
     max_tokens: Option<usize>,
     /// Any other parameter of `/v1/chat/completions`, as in `/set`; repeatable
-    #[arg(long, value_name = "NAME=VALUE", value_parser = Setting::parse)]
+    #[arg(long, value_name = "NAME=VALUE", value_parser = Setting::parse_flag)]
     set: Vec<Setting>,
     #[command(flatten)]
     sampling: SamplingArgs,
@@ -103,6 +103,11 @@ fn piped() -> anyhow::Result<String> {
 }
 
 fn client(args: &ChatArgs) -> anyhow::Result<Client> {
+    // One in the environment may be meant for other commands.
+    ensure!(
+        args.url.is_some() || args.api_key.is_none() || std::env::var_os("HEARTH_API_KEY").is_some(),
+        "`--api-key` is for a running server\nhint: add its address, `--url`"
+    );
     if let Some(url) = &args.url {
         return Ok(Client::There(Remote::new(url, args.api_key.as_ref(), args.tls_cert.as_deref())?));
     }

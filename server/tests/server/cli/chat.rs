@@ -71,7 +71,7 @@ fn a_model_here_and_a_server_answer_alike() {
     for (args, message) in [
         (&["--api-key", "sk-wrong"][..], "error: Incorrect API key provided."),
         (&["--api-key", "sk-chat", "--model-name", "gpt-9"], "error: the server has no model `gpt-9`, only `"),
-        (&[], "error: an API key is required"),
+        (&[], "error: an API key is required\nhint: give a key that the server accepts with `--api-key`"),
         (&["--api-key", "sk-chat", "--temperature", "9"], "error: `temperature` must be"),
     ] {
         let output = ask("the hand", &[&["--url", &url], args].concat(), &[]);

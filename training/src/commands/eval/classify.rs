@@ -143,7 +143,6 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let mut progress = |n_done| progress_line(&mut status, "texts by their labels", n_done, items.len());
     let scored = accuracies(&score_items(&scorer, &loaded.tokenizer, &items, limit, &mut progress)?);
     status.clear();
-    args.data.write(&lines(&embedded, &train, &test))?;
     let of_class = |class: usize| test_classes.iter().filter(|other| **other == class).count();
     let report = Report {
         model: name,
@@ -156,12 +155,14 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         label_tokens: LabelTokens { acc: scored.acc, acc_norm: scored.acc_norm },
         seconds: status.elapsed().as_secs_f64(),
     };
-    args.model.print(&report, &text(&report))
+    let code = args.model.print(&report, &text(&report))?;
+    args.data.write(&lines(&embedded, &train, &test))?;
+    Ok(code)
 }
 
 /// The texts to train on, and those to test on.
 fn split(args: &Args) -> Result<(LabeledTexts, LabeledTexts)> {
-    let path = args.data.path()?;
+    let path = args.data.path(&args.test.iter().collect::<Vec<_>>())?;
     let all = LabeledTexts::read(path)?;
     if let Some(test) = &args.test {
         return Ok((all, LabeledTexts::read(test)?));

@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Result, ensure};
 use serde::Serialize;
 
 use super::output::{unwritable, write_lines};
@@ -23,14 +23,24 @@ pub(super) struct DataArgs {
 }
 
 impl DataArgs {
-    /// The file with the data. Before the work, it is checked that `--out` can be written.
+    /// The file with the data. Before the work, it is checked that `--out` can be written, and is none of what is read: that and
+    /// `others`.
     ///
     /// # Errors
-    /// `--out` cannot be written.
-    pub(super) fn path(&self) -> Result<&Path> {
+    /// `--out` cannot be written, or is read.
+    pub(super) fn path(&self, others: &[&PathBuf]) -> Result<&Path> {
         if let Some(out) = &self.out {
+            for read in others.iter().copied().chain([&self.data]) {
+                ensure!(
+                    !is_same_file(read, out),
+                    "`--out {}` would replace what is read, `{}`\nhint: write to another file",
+                    out.display(),
+                    read.display()
+                );
+            }
             // What it has stays until there is something else to write.
-            OpenOptions::new().append(true).create(true).open(out).with_context(|| unwritable(out))?;
+            let opened = OpenOptions::new().append(true).create(true).open(out);
+            opened.map_err(|error| unwritable(out, &error))?;
         }
         Ok(&self.data)
     }
@@ -42,6 +52,10 @@ impl DataArgs {
     pub(super) fn write<T: Serialize>(&self, lines: &[T]) -> Result<()> {
         self.out.as_ref().map_or(Ok(()), |out| write_lines(out, lines))
     }
+}
+
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
 }
 
 /// A text of the command line, in which `\n` stands for a line break.

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use hearth_training::{
+    corpus::check_separator,
     eval::{
         documents::{DocumentOptions, read_source},
         scorer::Scorer,
@@ -77,6 +78,7 @@ struct Report {
 
 /// Reads, scores, reports.
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
+    check_separator(args.separator.as_deref())?;
     let OpenModel { loaded, path, name } = args.model.open()?;
     let limit = loaded.gpt.config().max_seq_len;
     let window = args.window.unwrap_or(DEFAULT_WINDOW.min(limit));

@@ -53,7 +53,7 @@ struct Report {
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let template = unescaped(&args.template);
     let labeling = (!args.labels.is_empty()).then(|| Labeling::new(args.labels, template)).transpose()?;
-    let items = read_items(args.data.path()?, labeling.as_ref())?;
+    let items = read_items(args.data.path(&[])?, labeling.as_ref())?;
     let OpenModel { loaded, name, .. } = args.model.open()?;
     let mut status = Status::new();
     let scorer = Scorer::new(&loaded.gpt)?;
@@ -61,7 +61,6 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let mut progress = |n_done| progress_line(&mut status, "items", n_done, items.len());
     let results = score_items(&scorer, &loaded.tokenizer, &items, limit, &mut progress)?;
     status.clear();
-    args.data.write(&results)?;
     let report = Report {
         model: name,
         dtype: loaded.gpt.dtype().to_string(),
@@ -70,7 +69,9 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         seconds: status.elapsed().as_secs_f64(),
         items: results,
     };
-    args.model.print(&report, &text(&report))
+    let code = args.model.print(&report, &text(&report))?;
+    args.data.write(&report.items)?;
+    Ok(code)
 }
 
 fn text(report: &Report) -> String {

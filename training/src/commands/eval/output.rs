@@ -1,8 +1,8 @@
 //! Files that evaluations write beside their report.
 
-use std::{fs, path::Path};
+use std::{fs, io, path::Path};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::Serialize;
 
 /// Writes values to a file, one JSON object per line.
@@ -15,14 +15,21 @@ pub(super) fn write_lines<T: Serialize>(path: &Path, values: &[T]) -> Result<()>
     write_file(path, &text)
 }
 
-/// Writes a file.
+/// Writes a file; what it had before stays until it is written whole.
 pub(super) fn write_file(path: &Path, text: &str) -> Result<()> {
-    fs::write(path, text).with_context(|| unwritable(path))
+    let mut partial = path.as_os_str().to_owned();
+    partial.push(".partial");
+    let written = fs::write(&partial, text).and_then(|()| fs::rename(&partial, path));
+    written.map_err(|error| {
+        let _ = fs::remove_file(&partial);
+        unwritable(path, &error)
+    })
 }
 
-pub(super) fn unwritable(path: &Path) -> String {
-    format!(
-        "cannot write `{}`\nhint: give a path in a folder that exists, which this user may write to",
-        path.display()
-    )
+pub(super) fn unwritable(path: &Path, error: &io::Error) -> anyhow::Error {
+    let hint = match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "make room, or write elsewhere",
+        _ => "give a path in a folder that exists, which this user may write to",
+    };
+    anyhow::anyhow!("cannot write `{}`: {error}\nhint: {hint}", path.display())
 }

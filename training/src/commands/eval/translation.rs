@@ -85,7 +85,7 @@ struct Line<'a> {
 
 /// Reads, generates, scores, reports.
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
-    let items = read_items(args.data.path()?, &unescaped(&args.template))?;
+    let items = read_items(args.data.path(&[])?, &unescaped(&args.template))?;
     let OpenModel { loaded, name, .. } = args.model.open()?;
     let form = if args.chat { PromptForm::Chat } else { PromptForm::Text };
     let prompts = encode_prompts(&items, &loaded, form, args.max_tokens as usize)?;
@@ -112,7 +112,6 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         .zip(&hypotheses)
         .map(|(item, hypothesis)| Line { prompt: &item.prompt, hypothesis, references: &item.references })
         .collect();
-    args.data.write(&lines)?;
     let case = if args.lowercase { Case::Lower } else { Case::Mixed };
     let report = Report {
         model: name,
@@ -122,7 +121,9 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         seconds: status.elapsed().as_secs_f64(),
     };
     let text = format!("{}items = {}, {:.1} s\n", report.scores.to_text(), report.n_items, report.seconds);
-    args.model.print(&report, &text)
+    let code = args.model.print(&report, &text)?;
+    args.data.write(&lines)?;
+    Ok(code)
 }
 
 /// Beyond these, lengths alone decide, and powers of them overflow.

@@ -7,6 +7,7 @@ use burn::backend::flex::FlexTensor;
 use super::{
     add_rows, dims,
     frozen::Matrix,
+    multiplied,
     product::{Plus, View, shared_product},
     sum_of_rows, tensor, values,
 };
@@ -123,17 +124,7 @@ impl CpuOp for LinearCrossEntropy {
         gradient: &FlexTensor,
         _wanted: &[bool],
     ) -> Vec<Option<FlexTensor>> {
-        let factor = values(gradient)[0];
-        let multiplied = |saved: &FlexTensor| {
-            let mut saved = saved.clone();
-            if factor != 1.0 {
-                thread_pool::parallel_chunks(saved.storage_mut(), 1 << 14, |_, values| {
-                    values.iter_mut().for_each(|value| *value *= factor);
-                });
-            }
-            Some(saved)
-        };
-        saved.iter().map(multiplied).collect()
+        saved.iter().map(|saved| Some(multiplied(saved, values(gradient)[0]))).collect()
     }
 }
 

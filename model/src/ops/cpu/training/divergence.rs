@@ -8,6 +8,7 @@ use super::{
     cross_entropy::{largest, rows_at_once},
     dims,
     frozen::Matrix,
+    multiplied,
     product::View,
     tensor, values,
 };
@@ -91,10 +92,7 @@ impl CpuOp for LinearDivergence {
         gradient: &FlexTensor,
         _wanted: &[bool],
     ) -> Vec<Option<FlexTensor>> {
-        let factor = values(gradient)[0];
-        let mut of_hidden = saved[0].clone();
-        of_hidden.storage_mut::<f32>().iter_mut().for_each(|value| *value *= factor);
-        vec![Some(of_hidden)]
+        vec![Some(multiplied(&saved[0], values(gradient)[0]))]
     }
 }
 

@@ -44,6 +44,17 @@ fn tensor<const D: usize>(values: Vec<f32>, dims: [usize; D]) -> FlexTensor {
     FlexTensor::from_data(TensorData::new(values, dims))
 }
 
+/// A tensor's values times `factor`.
+fn multiplied(tensor: &FlexTensor, factor: f32) -> FlexTensor {
+    let mut tensor = tensor.clone();
+    if factor != 1.0 {
+        super::thread_pool::parallel_chunks(tensor.storage_mut(), 1 << 14, |_, values| {
+            values.iter_mut().for_each(|value| *value *= factor);
+        });
+    }
+    tensor
+}
+
 /// The dimensions of a matrix.
 fn dims(tensor: &FlexTensor) -> [usize; 2] {
     tensor.layout().shape().dims::<2>()
