@@ -17,7 +17,7 @@ use hearth_model::{
 };
 use hearth_training::{
     adapter::{require_model, require_trainable},
-    config::{Objective, Purpose, Rows, TrainConfig},
+    config::{Objective, Purpose, Rows, TooLong, TrainConfig},
     corpus::Origin,
     digest::{Digest, Digester},
     examples::{Example, ExampleEncoder, ExampleSettings, Examples, PreferencePair, read, read_preferences},

@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, pin::Pin};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use axum::{
     Router,
     body::{Body, BodyDataStream, to_bytes},
