@@ -262,7 +262,7 @@ pageTest("asks for a key, and keeps it as chosen", { prepare: (server) => { serv
   await shoot("key");
   await dialog.getByLabel("API key").fill("sk-wrong");
   await dialog.getByLabel("API key").press("Enter");
-  await page.getByText("Incorrect API key provided.").waitFor();
+  await page.getByText("The server does not accept this API key.").waitFor();
   await dialog.getByLabel("API key").fill("sk-right");
   await dialog.getByRole("button", { name: "Use key" }).click();
   await page.locator("#model", { hasText: "stand-in" }).waitFor();
