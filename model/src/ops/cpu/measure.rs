@@ -4,7 +4,9 @@ use std::{hint::black_box, time::Instant};
 
 use rayon::prelude::*;
 
-use super::{Isa, PORTABLE_IS_FUSED, isa, multiply_add, thread_pool};
+#[cfg(target_arch = "x86_64")]
+use super::{Isa, isa};
+use super::{PORTABLE_IS_FUSED, multiply_add, thread_pool};
 use crate::ops::Dtype;
 
 /// Values that a thread sums at a time.

@@ -115,6 +115,8 @@ pub(super) fn sync_dir(dir: &Path) -> Result<()> {
 
 /// Whether the folder `dir` is a mount point.
 pub(super) fn is_mount_point(dir: &Path) -> bool {
+    // Windows has no use for it.
+    let _ = dir;
     #[cfg(target_os = "linux")]
     {
         use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags, statx};

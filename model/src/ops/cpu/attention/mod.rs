@@ -19,8 +19,10 @@ mod tiled;
 
 use std::{cell::Cell, ops::Range};
 
+#[cfg(target_arch = "x86_64")]
+use super::Isa;
 use super::{
-    Isa, KvElement, PORTABLE_IS_FUSED, isa,
+    KvElement, PORTABLE_IS_FUSED, isa,
     math::{exp, tanh},
     multiply_add,
     page_layout::PageLayout,
@@ -242,6 +244,7 @@ impl<'a, E: KvElement> Pools<'a, E> {
     }
 
     /// The values of a page.
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     fn page_of_values(&self, page: usize) -> &'a [E] {
         &self.values[self.layout().page(page)]

@@ -12,8 +12,10 @@ mod avx512;
 
 use half::{bf16, f16};
 
+#[cfg(target_arch = "x86_64")]
+use super::Isa;
 use super::{
-    Isa, PORTABLE_IS_FUSED, isa, multiply_add,
+    PORTABLE_IS_FUSED, isa, multiply_add,
     panel_layout::{Line, PANEL},
 };
 

@@ -19,11 +19,13 @@ mod avx512;
 
 #[cfg(target_arch = "aarch64")]
 use super::dot_product;
+#[cfg(target_arch = "x86_64")]
+use super::{Isa, quant_rows::RoundedBlock};
 use super::{
-    Isa, PORTABLE_IS_FUSED, isa, multiply_add,
+    PORTABLE_IS_FUSED, isa, multiply_add,
     panel_layout::PANEL,
     quant_blocks::{Numbers, QuantBlock, RowFactors},
-    quant_rows::{MAX_ROWS, QuantRows, RoundedBlock},
+    quant_rows::{MAX_ROWS, QuantRows},
 };
 
 /// Multiplies all rows by one panel; `store` gets each row's number and sums.

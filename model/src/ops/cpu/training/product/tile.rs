@@ -8,9 +8,11 @@ use std::{
 
 #[cfg(target_arch = "x86_64")]
 use super::has_bf16;
+#[cfg(target_arch = "x86_64")]
+use crate::ops::cpu::Isa;
 use crate::ops::{
     Precision,
-    cpu::{Isa, PORTABLE_IS_FUSED, isa, multiply_add},
+    cpu::{PORTABLE_IS_FUSED, isa, multiply_add},
 };
 
 /// Columns of a tile.
