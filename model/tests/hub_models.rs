@@ -202,6 +202,11 @@ fn what_another_program_has_downloaded_is_used() {
     // Without a tokenizer it is not whole, and the hub does not have it.
     let error = case.open("org/foreign").unwrap_err();
     assert!(error.contains("`org/foreign`: the hub has no such model"), "{error}");
+    // As another program leaves it that asked for the tokenizer alone.
+    case.place("part", COMMIT, &[("config.json", b"{}"), ("tokenizer.json", b"{}")]);
+    case.set_ref("part", "main", COMMIT);
+    let error = case.offline("org/part").unwrap_err();
+    assert!(error.contains("what was downloaded of it has neither") && error.contains("the hub is off"), "{error}");
     case.place("foreign", COMMIT, &[("tokenizer.json", b"{}")]);
     case.server.requests();
     for open in [Case::open, Case::offline] {

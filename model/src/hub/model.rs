@@ -87,13 +87,15 @@ impl HubModel {
     /// does not say which; the disk is full; or, offline, it was not downloaded before.
     pub fn pull(&self, hub: &Hub, part: ModelPart, progress: &mut dyn FnMut(Download)) -> Result<PulledModel> {
         let snapshot = hub.snapshot(&self.repo)?;
-        let files = self.choose(&snapshot, part).map_err(|NoModel { what, hint }| {
+        let files = self.choose(&snapshot, part).map_err(|NoModel { mut what, mut hint }| {
             if hub.is_offline() {
-                return hub_error(
-                    &self.repo.to_string(),
-                    "no whole model of it was downloaded before, and the hub is off (`HF_HUB_OFFLINE`)",
-                    "without this variable, what is missing is downloaded",
-                );
+                let off = "the hub is off (`HF_HUB_OFFLINE`): only what was downloaded before is known";
+                match what.strip_prefix("the repository has neither") {
+                    Some(rest) => {
+                        (what, hint) = (format!("what was downloaded of it has neither{rest}"), off.to_owned())
+                    }
+                    None => hint += &format!("\nhint: {off}"),
+                }
             }
             hub_error(&self.repo.to_string(), &what, &hint)
         })?;
