@@ -111,7 +111,7 @@ mod tests {
             ("tiny", "objective.kind=dpo", quickstart, "`objective.kind=dpo` is for `finetune`, not for `quickstart`"),
             ("tiny", "objective.kind=dpo", pretrain, "`objective.kind=dpo` is for `finetune`, not for `pretrain`"),
             ("finetune", "model.n_layers=2", finetune, "`model.n_layers=2` is for fresh models"),
-            ("finetune-lora", "model.arch=llama", finetune, "`model.arch=\"llama\"` is for fresh models"),
+            ("finetune", "model.arch=llama", finetune, "`model.arch=\"llama\"` is for fresh models"),
             ("tiny", "data.rows=documents", quickstart, "`data.rows` must be `epochs` or `windows` in `quickstart`"),
             ("tiny", "data.too_long=cut", pretrain, "`data.too_long` is for `finetune`"),
             ("tiny", "data.vocab_size=300", pretrain, "`data.vocab_size` is for `quickstart`, not for `pretrain`"),
