@@ -260,8 +260,10 @@ impl Hub {
             (None, Some(known)) => return Ok(known.snapshot),
             (Some(_), Some(Known { snapshot, is_listed: true })) if is_fixed => return Ok(snapshot),
             (None, None) => {
-                let what =
-                    format!("the {} was not downloaded before, and the hub is off (`HF_HUB_OFFLINE`)", repo.kind);
+                let what = format!(
+                    "the {} was not downloaded before, and downloads are disabled (`HF_HUB_OFFLINE`)",
+                    repo.kind
+                );
                 return Err(hub_error(&repo.to_string(), &what, "unset `HF_HUB_OFFLINE` to download it"));
             }
             (Some(client), _) => {
@@ -372,7 +374,7 @@ impl Hub {
         }
         let name = format!("{}:{}", snapshot.repo, file.path);
         let Some(client) = &self.client else {
-            let what = "the file was not downloaded before, and the hub is off (`HF_HUB_OFFLINE`)";
+            let what = "the file was not downloaded before, and downloads are disabled (`HF_HUB_OFFLINE`)";
             return Err(hub_error(&name, what, "unset `HF_HUB_OFFLINE` to download it"));
         };
         let _lock = cache.lock(file)?;

@@ -206,7 +206,10 @@ fn what_another_program_has_downloaded_is_used() {
     case.place("part", COMMIT, &[("config.json", b"{}"), ("tokenizer.json", b"{}")]);
     case.set_ref("part", "main", COMMIT);
     let error = case.offline("org/part").unwrap_err();
-    assert!(error.contains("what was downloaded of it has neither") && error.contains("the hub is off"), "{error}");
+    assert!(
+        error.contains("what was downloaded of it has neither") && error.contains("downloads are disabled"),
+        "{error}"
+    );
     case.place("foreign", COMMIT, &[("tokenizer.json", b"{}")]);
     case.server.requests();
     for open in [Case::open, Case::offline] {
@@ -218,7 +221,7 @@ fn what_another_program_has_downloaded_is_used() {
     assert!(case.offline("org/files:Q4_0").unwrap().ends_with("m-Q4_0.gguf"));
     let error = case.offline("org/files:Q8_0").unwrap_err();
     assert!(
-        error.contains("is in 2 parts, of which the repository has 1") && error.contains("the hub is off"),
+        error.contains("is in 2 parts, of which the repository has 1") && error.contains("downloads are disabled"),
         "{error}"
     );
 }

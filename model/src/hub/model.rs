@@ -89,7 +89,7 @@ impl HubModel {
         let snapshot = hub.snapshot(&self.repo)?;
         let files = self.choose(&snapshot, part).map_err(|NoModel { mut what, mut hint }| {
             if hub.is_offline() {
-                let off = "the hub is off (`HF_HUB_OFFLINE`): only what was downloaded before is known";
+                let off = "downloads are disabled (`HF_HUB_OFFLINE`): only what was downloaded before is known";
                 match what.strip_prefix("the repository has neither") {
                     Some(rest) => {
                         (what, hint) = (format!("what was downloaded of it has neither{rest}"), off.to_owned())

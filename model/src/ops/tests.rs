@@ -176,7 +176,8 @@ fn in_8_bits(rows: &Tensor<2>, head_dim: usize) -> Tensor<2> {
     let [n_rows, width] = rows.dims();
     let heads = rows.clone().reshape([n_rows * width / head_dim, head_dim]);
     let scale = heads.clone().abs().max_dim(1) / 127.0;
-    ((heads / scale.clone()).round() * scale).reshape([n_rows, width])
+    // Multiplied by the inverse, as where they are stored: a quotient may lie on the other side of a half.
+    ((heads * scale.clone().recip()).round() * scale).reshape([n_rows, width])
 }
 
 /// What a file says is what is computed with: every number of a block, at any place, multiplied by its scale.

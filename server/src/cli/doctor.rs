@@ -7,7 +7,6 @@ use std::{
 };
 
 use anyhow::Context;
-use burn::tensor::Device;
 use clap::Args;
 use hearth_model::{
     device::{self, DeviceChoice},
@@ -75,7 +74,7 @@ impl Report {
         let adapters = device::adapters();
         let adapters = adapters.into_iter().map(|adapter| Adapter { kind: adapter.kind, software: adapter.software });
         let (chosen, problem) = match device::choose(choice) {
-            Ok(chosen) => (Some(Chosen { device: device_name(&chosen.device), reason: chosen.reason }), None),
+            Ok(chosen) => (Some(Chosen { device: device::name(&chosen.device), reason: chosen.reason }), None),
             Err(error) => (None, Some(error.to_string())),
         };
         let cpu = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -115,7 +114,7 @@ impl fmt::Display for Report {
             let _ = write!(line, "{separator}{}{software}", adapter.kind);
             line
         });
-        writeln!(f, "adapters  {}", if adapters.is_empty() { "none" } else { &adapters })?;
+        writeln!(f, "GPUs      {}", if adapters.is_empty() { "none" } else { &adapters })?;
         match (&self.chosen, &self.problem) {
             (Some(chosen), _) => {
                 writeln!(f, "device    {} (`--device {}`: {})", chosen.device, self.asked_for, chosen.reason)
@@ -124,13 +123,6 @@ impl fmt::Display for Report {
             (None, None) => Ok(()),
         }
     }
-}
-
-/// Burn formats a device as `Device<Flex(Cpu)>`.
-fn device_name(device: &Device) -> String {
-    let name = format!("{device:?}");
-    let inner = name.strip_prefix("Device<").and_then(|name| name.strip_suffix('>'));
-    inner.unwrap_or(&name).to_owned()
 }
 
 /// The instruction sets that the CPU kernels use, as far as this CPU has them.

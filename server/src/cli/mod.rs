@@ -67,7 +67,7 @@ enum Command {
     Export(export::ExportArgs),
     /// Show the machine's hardware and the device that a model would use
     Doctor(doctor::DoctorArgs),
-    /// Check that a running server is healthy; takes the same flags and variables as `serve`
+    /// Check that a running server is healthy; accepts all flags and variables of `serve`, and uses those below
     Health(Box<health::HealthArgs>),
 }
 

@@ -109,12 +109,15 @@ impl HttpConfig {
 
 fn keys_in(path: &Path) -> anyhow::Result<ApiKeys> {
     let text = std::fs::read_to_string(path).context("cannot read the file")?;
-    let keys: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    if keys.is_empty() {
+    let lines = (1..).zip(text.lines().map(str::trim));
+    let mut keys = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')).peekable();
+    if keys.peek().is_none() {
         // Without this check, an empty key file would open the API to everybody.
         bail!("the file has no key\nhint: it must have one key per line");
     }
-    Ok(ApiKeys::new(keys)?)
+    keys.try_fold(ApiKeys::default(), |keys, (number, key)| {
+        Ok(keys.and(ApiKeys::new([key]).with_context(|| format!("line {number}"))?))
+    })
 }
 
 /// Parses an origin as browsers write it.

@@ -2,7 +2,7 @@
 """Hearth beside llama.cpp, ik_llama.cpp and PyTorch on one CPU, in turn, in tokens per second.
 
 For each format and round: prefill of 512 tokens (logits of the last one), decoding of 1 and of 16 sequences behind prompts of 128 and, with
---depth, of one sequence behind so many tokens. Prints a table of each one's median, with the median over the rounds of the ratio to the best
+--depth, a prompt of so many tokens and decoding of one and of four sequences (--sequences) behind prompts of their own that long. Prints a table of each one's median, with the median over the rounds of the ratio to the best
 peer of the same round (a machine's memory may change its speed from one round to the next), then one line of JSON. A round of Hearth in which
 a share of the bandwidth, read before and after, is above 100 % does not count. Stop everything else first; figures of one run compare with
 each other, those of two machines or two days do not.
@@ -21,44 +21,60 @@ def lines_of_json(command):
     return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
 
-def behind(depth):
-    return f"1 behind {depth}"
+def deep_jobs(args):
+    """Names of what is measured with --depth, in the table's order."""
+    return [name for depth in args.depth for name in [f"prompt of {depth}", *(f"{n} behind {depth}" for n in args.sequences)]]
 
 
-def hearth(binary, source, depths, kv_cache):
+def hearth(binary, source, args):
     """Rates, and the share of the bandwidth that one sequence used."""
+    kv_cache = args.kv_cache and {"f32": "f32", "f16": "f16", "q8_0": "q8"}[args.kv_cache]
     cache = ["--kv-cache-dtype", kv_cache] if kv_cache else []
-    report = lines_of_json([binary, "bench", "--device", "cpu", *source, *cache, "--prefill", 512, "--batch", 1, 16])[-1]
-    results = report["results"]
-    for depth in depths:
-        more = lines_of_json([binary, "bench", "--device", "cpu", *source, *cache, "--prefill", 16, "--batch", 1, "--prompt", depth, "--steps", 32])
-        results.append(more[-1]["results"][1])
+    bench = [binary, "bench", "--device", "cpu", *source, *cache]
+    results = [] if args.depth_only else lines_of_json([*bench, "--prefill", 512, "--batch", 1, 16])[-1]["results"]
+    for depth in args.depth:
+        deep = [*bench, "--prefill", depth, "--batch", *args.sequences, "--prompt", depth, "--steps", 32, "--runs", 1]
+        results += lines_of_json(deep)[-1]["results"]
     shares = [result["fraction_of_bandwidth"] or 0 for result in results]
     if max(shares) > 1:
         return None
-    return dict(zip(JOBS + [behind(depth) for depth in depths], (result["tok_per_sec"] for result in results))), shares[1]
+    return dict(zip(args.jobs, (result["tok_per_sec"] for result in results))), shares[1]
 
 
-def llama(folder, file, threads, depths, is_ik):
+def llama(folder, file, args, is_ik):
     ik = ["-rtr", 1] if is_ik else []
-    bench = [folder / "llama-bench", "-m", file, "-t", threads, "-r", 3, "-o", "json", *ik]
+    found = {}
 
-    def rates(*flags):
-        out = subprocess.run([str(word) for word in [*bench, *flags]], capture_output=True, text=True, check=True).stdout
-        return [test["avg_ts"] for test in json.loads(out[out.index("[\n"):])]
+    def batched(tokens, steps, counts, *flags):
+        """Rates of reading prompts of so many tokens and of writing behind them, by the number of sequences."""
+        context = max(8192, (tokens + steps) * max(counts))
+        sizes = ["-c", context, "-b", 2048, "-ub", 512, "-npp", tokens, "-ntg", steps, "-npl", ",".join(map(str, counts))]
+        command = [folder / "llama-batched-bench", "-m", file, "-t", args.threads, *sizes, *flags]
+        out = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=True)
+        rows = [[cell.strip() for cell in line.split("|")] for line in (out.stdout + out.stderr).splitlines() if line.startswith("|")]
+        header = next(row for row in rows if any("S_TG" in cell for cell in row))
+        columns = [next(n for n, cell in enumerate(header) if name in cell) for name in ["S_PP", "S_TG"]]
+        rows = [row for row in rows if row[1].isdigit()]
+        return [[float(row[column]) for row in rows] for column in columns]
 
-    found = dict(zip(JOBS, rates("-p", 512, "-n", 64)))
-    for depth in depths:
-        # ik_llama.cpp has no depth; a prompt and what follows it are timed together.
-        if not is_ik:
-            found[behind(depth)] = rates("-p", 0, "-n", 32, "-d", depth)[0]
-    # ik_llama.cpp's flash attention stops at an assertion with several sequences.
-    batched = [folder / "llama-batched-bench", "-m", file, "-t", threads, "-c", 8192, "-b", 2048, "-ub", 512, "-npp", 128, "-ntg", 64, "-npl", 16]
-    out = subprocess.run([str(word) for word in [*batched, *(["-fa", "off"] if is_ik else [])]], capture_output=True, text=True, check=True)
-    rows = [line.split("|") for line in (out.stdout + out.stderr).splitlines() if line.startswith("|")]
-    header = next(row for row in rows if any("S_TG" in cell for cell in row))
-    column = next(n for n, cell in enumerate(header) if "S_TG" in cell)
-    found[JOBS[2]] = float(rows[-1][column])
+    if not args.depth_only:
+        bench = [folder / "llama-bench", "-m", file, "-t", args.threads, "-r", 3, "-o", "json", *ik, "-p", 512, "-n", 64]
+        out = subprocess.run([str(word) for word in bench], capture_output=True, text=True, check=True).stdout
+        found = dict(zip(JOBS, [test["avg_ts"] for test in json.loads(out[out.index("[\n"):])]))
+        # ik_llama.cpp's flash attention stops at an assertion with several sequences.
+        [found[JOBS[2]]] = batched(128, 64, [16], *(["-fa", "off"] if is_ik else []))[1]
+    cache = ["-ctk", args.kv_cache, "-ctv", args.kv_cache] if args.kv_cache else []
+    attention = ["-fa", "on", *cache]
+    for depth in args.depth:
+        for n in args.sequences:
+            if is_ik and n > 1:
+                if args.kv_cache == "q8_0":
+                    continue
+                attention = ["-fa", "off"]
+            [read], [write] = batched(depth, 32, [n], *attention, *(["-rtr"] if is_ik else []))
+            if n == 1:
+                found[f"prompt of {depth}"] = read
+            found[f"{n} behind {depth}"] = write
     return found
 
 
@@ -106,10 +122,13 @@ def main():
     parser.add_argument("--formats", nargs="+", default=list(FORMATS))
     parser.add_argument("--level", choices=LEVELS, help="the instructions to keep to")
     parser.add_argument("--depth", nargs="*", type=int, default=[])
-    parser.add_argument("--kv-cache", help="Hearth's cache; by default its own choice, f32 beside weights in f32, else f16 as the peers have")
+    parser.add_argument("--sequences", nargs="+", type=int, default=[1, 4], help="how many sequences decode at each --depth")
+    parser.add_argument("--depth-only", action="store_true")
+    parser.add_argument("--kv-cache", choices=["f32", "f16", "q8_0"], help="the cache behind --depth, and Hearth's elsewhere; by default each one's choice")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
+    args.jobs = ([] if args.depth_only else JOBS) + deep_jobs(args)
     if args.level:
         os.environ.update(LEVELS[args.level], HEARTH_CPU=args.level)
     peer = torch_model(args.model, args.threads) if args.torch else None
@@ -120,14 +139,14 @@ def main():
             note = lambda name, rates: runs.setdefault(f"{format} {name}", {}).update({number: rates})
             file = args.gguf.replace("{}", format)
             if args.llama:
-                note("llama.cpp", llama(args.llama.absolute(), file, args.threads, args.depth, False))
+                note("llama.cpp", llama(args.llama.absolute(), file, args, False))
             if args.ik:
-                note("ik_llama.cpp", llama(args.ik.absolute(), file, args.threads, args.depth, True))
+                note("ik_llama.cpp", llama(args.ik.absolute(), file, args, True))
             sources = {"Hearth, GGUF": ["--model", file]}
             if args.model and format in FORMATS:
                 sources["Hearth"] = ["--model", args.model, *FORMATS[format]]
             for name, source in sources.items():
-                if found := hearth(args.hearth.absolute(), source, args.depth, args.kv_cache):
+                if found := hearth(args.hearth.absolute(), source, args):
                     note(name, found[0])
                     shares[f"{format} {name}"] = max(found[1], shares.get(f"{format} {name}", 0))
             if peer and format == "F32":
@@ -136,7 +155,7 @@ def main():
     flags = next(line for line in open("/proc/cpuinfo") if line.startswith("flags")).split()
     known = [flag for flag in ["avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8"] if flag in flags]
     print(f"CPU with {' '.join(known)}; level {args.level or 'of the machine'}; medians of {args.rounds} rounds\n")
-    jobs = JOBS + [behind(depth) for depth in args.depth]
+    jobs = args.jobs
     print("| tok/s | " + " | ".join(jobs) + " | bandwidth, 1 sequence |\n|" + " --- |" * (len(jobs) + 2))
     table = {}
     for name in sorted(runs, key=lambda name: (args.formats.index(name.split()[0]), "Hearth" in name)):

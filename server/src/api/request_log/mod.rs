@@ -156,7 +156,7 @@ impl Drop for LogOnEnd {
     fn drop(&mut self) {
         let line = &*self.0.line();
         let Line { request_id, method, path, policy, arrived, status, work, trace } = line;
-        let ms = |time: Duration| time.as_secs_f64() * 1e3;
+        let ms = |time: Duration| time.as_micros() as f64 / 1e3;
         let spans = work.spans;
         macro_rules! line {
             ($level:ident) => {

@@ -245,7 +245,7 @@ fn what_cannot_be_pulled_is_told_in_plain_words() {
     assert_eq!(offline.status.code(), Some(1));
     let told = stderr(&offline);
     assert!(
-        told.contains("the model was not downloaded before, and the hub is off (`HF_HUB_OFFLINE`)\nhint: "),
+        told.contains("the model was not downloaded before, and downloads are disabled (`HF_HUB_OFFLINE`)\nhint: "),
         "{told}"
     );
 }

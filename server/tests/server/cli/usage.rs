@@ -87,10 +87,13 @@ fn threads_and_instructions_are_chosen_or_refused() {
 fn settings_that_make_no_sense_are_refused_without_telling_keys() {
     let dir = tempfile::tempdir().unwrap();
     let empty = dir.path().join("keys");
-    std::fs::write(&empty, "\n").unwrap();
+    std::fs::write(&empty, "\n# sk-one\n").unwrap();
+    let spaced = dir.path().join("spaced");
+    std::fs::write(&spaced, "# Alice\nsk-one\nsk two\n").unwrap();
     for (args, message) in [
         (&["--api-key", "sk two"][..], "`--api-key`: an API key must consist of visible ASCII"),
         (&["--api-key-file", path(&empty)], "the file has no key"),
+        (&["--api-key-file", path(&spaced)], "line 3: an API key must consist of visible ASCII"),
         (&["--api-key-file", "/nowhere/at/all"], "cannot read the file"),
         (&["--cors-origin", "example.org"], "`--cors-origin` must be `*`, `none` or origins"),
         (&["--cors-origin", "https://example.org/"], "trailing slash"),

@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     KvElement, LANES, Pools, Query, Task, WeightedSum, softmax,
-    tiled::{Kernels, Part, attend_n, for_queries, line},
+    tiled::{self, Kernels, Part, line, with_constants},
     tiles,
 };
 use crate::ops::{
@@ -21,34 +21,9 @@ const HALVES: usize = 2;
 /// Values of a register.
 const EIGHT: usize = LANES / HALVES;
 
-/// Runs `$body` with the number `$n` of the first query and a constant `$P` of queries, for parts of `N` queries whose sums
-/// for a line fit into the registers: up to 6 at once, 7 or 8 in two parts.
-macro_rules! for_parts {
-    ($N:ident, |$n:ident, $P:ident| $body:block) => {
-        for_parts!(@ $N, $n, $P, $body, 1 2 3 4 5 6);
-        if $N > 6 {
-            {
-                let $n = 0;
-                const $P: usize = 4;
-                $body
-            }
-            let $n = 4;
-            if $N == 7 {
-                const $P: usize = 3;
-                $body
-            } else {
-                const $P: usize = 4;
-                $body
-            }
-        }
-    };
-    (@ $N:ident, $n:ident, $P:ident, $body:block, $($count:literal)*) => {
-        $(if $N == $count {
-            let $n = 0;
-            const $P: usize = $count;
-            $body
-        })*
-    };
+/// The queries that go together of so many that are left: their sums for a line fit into the registers.
+fn part_of(n_queries: usize) -> usize {
+    if n_queries <= 6 { n_queries } else { 4 }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -59,7 +34,8 @@ pub(super) unsafe fn attend<E: KvElement>(
     pools: &Pools<'_, E>,
     output: &SharedMut<'_, f32>,
 ) {
-    for_queries!(attend_n, Avx2, E, (queries, kv_heads, task, pools, output), 1 2 3 4 5 6 7 8);
+    // SAFETY: this function's own target features.
+    unsafe { tiled::attend::<Avx2, E>(queries, kv_heads, task, pools, output) };
 }
 
 struct Avx2;
@@ -104,46 +80,52 @@ impl Kernels for Avx2 {
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
-    #[inline]
-    unsafe fn score_tiles<E: KvElement, const N: usize, const T: usize>(
-        queries: &[Query<'_>; N],
+    unsafe fn score_tiles<E: KvElement>(
+        queries: &[Query<'_>],
         kv_head: usize,
         task: &Task<'_>,
         pools: &Pools<'_, E>,
-        tile: usize,
-        scores: &mut [f32],
-        width: usize,
+        tiles: Range<usize>,
+        (scores, width): (&mut [f32], usize),
     ) {
-        for_parts!(N, |n, P| {
-            let (queries, scores) = (&queries[n..], &mut scores[n * width..]);
-            // SAFETY: this function's own target features.
-            unsafe { score_part::<E, P, T>(queries, kv_head, task, pools, tile, (scores, width)) };
-        });
+        let mut from = 0;
+        while from < queries.len() {
+            let n = part_of(queries.len() - from);
+            let (queries, scores) = (&queries[from..], &mut scores[from * width..]);
+            with_constants!(
+                score_part::<E>, (n, tiles.len()), (queries, kv_head, task, pools, tiles.start, (scores, width)),
+                4: 1; 2: 1 2 3; 1: 1 2 3 4 5 6;
+            );
+            from += n;
+        }
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
-    #[inline]
-    unsafe fn add_weighted_values<E: KvElement, const N: usize, const C: usize>(
-        part: Part,
+    unsafe fn add_weighted_values<E: KvElement>(
+        part: &Part,
+        n_lanes: usize,
         task: &Task<'_>,
         pools: &Pools<'_, E>,
         (scores, width): (&[f32], usize),
         attn_out: &mut [f32],
-    ) -> usize {
+    ) {
         let head_dim = pools.options.head_dim;
-        assert!(attn_out.len() == N * head_dim);
-        for_parts!(N, |n, P| {
-            let (scores, attn_out) = (&scores[n * width..], &mut attn_out[n * head_dim..]);
-            // SAFETY: this function's own target features.
-            unsafe { add_part::<E, P, C>(&part, task, pools, (scores, width), attn_out) };
-        });
-        (head_dim - part.from).min(C * LANES)
+        let n_queries = attn_out.len() / head_dim;
+        let mut from = 0;
+        while from < n_queries {
+            let n = part_of(n_queries - from);
+            let (scores, attn_out) = (&scores[from * width..], &mut attn_out[from * head_dim..]);
+            with_constants!(
+                add_part::<E>, (n, n_lanes), (part, task, pools, (scores, width), attn_out),
+                4: 1; 2: 1 2 3; 1: 1 2 3 4 5 6;
+            );
+            from += n;
+        }
     }
 }
 
-/// [`score_tiles`](Kernels::score_tiles) of the first `P` of `queries`.
+/// [`Kernels::score_tiles`] for the first `P` of `queries`.
 #[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
 unsafe fn score_part<E: KvElement, const P: usize, const T: usize>(
     queries: &[Query<'_>],
     kv_head: usize,
@@ -187,9 +169,8 @@ unsafe fn score_part<E: KvElement, const P: usize, const T: usize>(
     }
 }
 
-/// [`add_weighted_values`](Kernels::add_weighted_values) for the first `P` queries of `attn_out`.
+/// [`Kernels::add_weighted_values`] for the first `P` queries of `attn_out`.
 #[target_feature(enable = "avx2,fma,f16c")]
-#[inline]
 unsafe fn add_part<E: KvElement, const P: usize, const C: usize>(
     Part { kv_head, tiles: part, positions, from, ahead }: &Part,
     task: &Task<'_>,

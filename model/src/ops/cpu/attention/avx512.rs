@@ -11,7 +11,7 @@ use std::{
 
 use super::{
     KvElement, LANES, Pools, Query, Task, WeightedSum, softmax,
-    tiled::{Kernels, Part, attend_n, for_queries, line},
+    tiled::{self, Kernels, Part, line, with_constants},
     tiles,
 };
 use crate::ops::cpu::{prefetch::prefetch, thread_pool::SharedMut};
@@ -24,7 +24,8 @@ pub(super) unsafe fn attend<E: KvElement>(
     pools: &Pools<'_, E>,
     output: &SharedMut<'_, f32>,
 ) {
-    for_queries!(attend_n, Avx512, E, (queries, kv_heads, task, pools, output), 1 2 3 4 5 6 7 8);
+    // SAFETY: this function's own target features.
+    unsafe { tiled::attend::<Avx512, E>(queries, kv_heads, task, pools, output) };
 }
 
 struct Avx512;
@@ -64,104 +65,131 @@ impl Kernels for Avx512 {
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    #[inline]
-    unsafe fn score_tiles<E: KvElement, const N: usize, const T: usize>(
-        queries: &[Query<'_>; N],
+    unsafe fn score_tiles<E: KvElement>(
+        queries: &[Query<'_>],
         kv_head: usize,
         task: &Task<'_>,
         pools: &Pools<'_, E>,
-        tile: usize,
-        scores: &mut [f32],
-        width: usize,
+        tiles: Range<usize>,
+        scores: (&mut [f32], usize),
     ) {
-        let head_dim = pools.options.head_dim;
-        // Checks the slices' lengths once.
-        let lines: [&[E]; T] = array::from_fn(|t| pools.key_lines(task.page(tile + t), kv_head));
-        let values: [&[f32]; N] = array::from_fn(|n| &queries[n].values[..head_dim]);
-        // Prefetched meanwhile; at the end, the last tile again.
-        let last = tiles(&task.sees(pools.options)).end - 1;
-        let next: [&[E]; T] = array::from_fn(|t| pools.key_lines(task.page((tile + T + t).min(last)), kv_head));
-        let mut sums = [[_mm512_setzero_ps(); T]; N];
-        for dim in 0..head_dim {
-            // SAFETY: `lines` have `head_dim` lines of 16, and `values` have `head_dim` values.
-            let keys: [_; T] = array::from_fn(|t| unsafe { E::load(lines[t].as_ptr().add(dim * LANES)) });
-            if (dim * LANES).is_multiple_of(line::<E>()) {
-                next.iter().for_each(|next| prefetch(next.as_ptr().wrapping_add(dim * LANES)));
-            }
-            for (sums, values) in sums.iter_mut().zip(&values) {
-                // SAFETY: as above.
-                let q = _mm512_set1_ps(unsafe { *values.get_unchecked(dim) });
-                for (sum, keys) in sums.iter_mut().zip(keys) {
-                    *sum = _mm512_fmadd_ps(q, keys, *sum);
-                }
-            }
-        }
-        for (n, sums) in sums.iter().enumerate() {
-            let scores = &mut scores[n * width..][..T * LANES];
-            for (scores, sum) in scores.chunks_exact_mut(LANES).zip(sums) {
-                // SAFETY: the chunk has 16 values.
-                unsafe { _mm512_storeu_ps(scores.as_mut_ptr(), *sum) };
-            }
-        }
+        with_constants!(
+            score_tiles::<E>, (queries.len(), tiles.len()), (queries, kv_head, task, pools, tiles.start, scores),
+            4: 1 2; 2: 1 2 3 4 5 6 7 8; 1: 1 2 3 4 5 6 7 8;
+        );
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    #[inline]
-    unsafe fn add_weighted_values<E: KvElement, const N: usize, const C: usize>(
-        Part { kv_head, tiles: part, positions, from, ahead }: Part,
+    unsafe fn add_weighted_values<E: KvElement>(
+        part: &Part,
+        n_lanes: usize,
         task: &Task<'_>,
         pools: &Pools<'_, E>,
-        (scores, width): (&[f32], usize),
+        scores: (&[f32], usize),
         attn_out: &mut [f32],
-    ) -> usize {
-        let (head_dim, layout) = (pools.options.head_dim, pools.layout());
-        let n_dims = (head_dim - from).min(C * LANES);
-        let mask = |c: usize| -> __mmask16 {
-            let n = n_dims - (c * LANES).min(n_dims);
-            if n >= LANES { !0 } else { (1 << n) - 1 }
-        };
-        let tiles = tiles(&task.sees(pools.options));
-        let (first, last) = (tiles.start * LANES, tiles.end - 1);
-        // Checks the slices' lengths here and once per page.
-        assert!(part.start >= tiles.start && part.end <= tiles.end && attn_out.len() == N * head_dim);
-        let weights: [&[f32]; N] = array::from_fn(|n| &scores[n * width..][..tiles.len() * LANES]);
-        let attn_out = attn_out.as_mut_ptr();
-        let mut sums = [[_mm512_setzero_ps(); C]; N];
-        for (n, sums) in sums.iter_mut().enumerate() {
-            for (c, sum) in sums.iter_mut().enumerate() {
-                // SAFETY: `attn_out` has `N` rows of `head_dim`; the mask leaves out what is beyond the row.
-                *sum =
-                    unsafe { _mm512_maskz_loadu_ps(mask(c), attn_out.wrapping_add(n * head_dim + from + c * LANES)) };
+    ) {
+        with_constants!(
+            add_weighted_values::<E>, (attn_out.len() / pools.options.head_dim, n_lanes), (part, task, pools, scores, attn_out),
+            4: 1 2 3 4 5 6; 2: 1 2 3 4 5 6 7 8; 1: 1 2 3 4 5 6 7 8;
+        );
+    }
+}
+
+/// [`Kernels::score_tiles`] for `N` queries and `T` tiles.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn score_tiles<E: KvElement, const N: usize, const T: usize>(
+    queries: &[Query<'_>],
+    kv_head: usize,
+    task: &Task<'_>,
+    pools: &Pools<'_, E>,
+    tile: usize,
+    (scores, width): (&mut [f32], usize),
+) {
+    let head_dim = pools.options.head_dim;
+    // Checks the slices' lengths once.
+    let lines: [&[E]; T] = array::from_fn(|t| pools.key_lines(task.page(tile + t), kv_head));
+    let values: [&[f32]; N] = array::from_fn(|n| &queries[n].values[..head_dim]);
+    // Prefetched meanwhile; at the end, the last tile again.
+    let last = tiles(&task.sees(pools.options)).end - 1;
+    let next: [&[E]; T] = array::from_fn(|t| pools.key_lines(task.page((tile + T + t).min(last)), kv_head));
+    let mut sums = [[_mm512_setzero_ps(); T]; N];
+    for dim in 0..head_dim {
+        // SAFETY: `lines` have `head_dim` lines of 16, and `values` have `head_dim` values.
+        let keys: [_; T] = array::from_fn(|t| unsafe { E::load(lines[t].as_ptr().add(dim * LANES)) });
+        if (dim * LANES).is_multiple_of(line::<E>()) {
+            next.iter().for_each(|next| prefetch(next.as_ptr().wrapping_add(dim * LANES)));
+        }
+        for (sums, values) in sums.iter_mut().zip(&values) {
+            // SAFETY: as above.
+            let q = _mm512_set1_ps(unsafe { *values.get_unchecked(dim) });
+            for (sum, keys) in sums.iter_mut().zip(keys) {
+                *sum = _mm512_fmadd_ps(q, keys, *sum);
             }
         }
-        for tile in part {
-            let page = pools.page_of_values(task.page(tile));
-            let next = pools.page_of_values(task.page((tile + ahead).min(last)));
-            for position in positions.start.max(tile * LANES)..positions.end.min((tile + 1) * LANES) {
-                let row = layout.value_in_page(position % LANES, kv_head) + from;
-                (0..C * LANES).step_by(line::<E>()).for_each(|at| prefetch(next.as_ptr().wrapping_add(row + at)));
-                // SAFETY: `row` and the `n_dims` values behind it are within the page; the mask leaves out what is
-                // beyond them. `position - first` is below the number of tiles times their length.
-                unsafe {
-                    let row = page.as_ptr().add(row);
-                    let values: [_; C] = array::from_fn(|c| E::load_masked(mask(c), row.wrapping_add(c * LANES)));
-                    for (sums, weights) in sums.iter_mut().zip(&weights) {
-                        let weight = _mm512_set1_ps(*weights.get_unchecked(position - first));
-                        for (sum, values) in sums.iter_mut().zip(values) {
-                            *sum = _mm512_fmadd_ps(weight, values, *sum);
-                        }
+    }
+    for (n, sums) in sums.iter().enumerate() {
+        let scores = &mut scores[n * width..][..T * LANES];
+        for (scores, sum) in scores.chunks_exact_mut(LANES).zip(sums) {
+            // SAFETY: the chunk has 16 values.
+            unsafe { _mm512_storeu_ps(scores.as_mut_ptr(), *sum) };
+        }
+    }
+}
+
+/// [`Kernels::add_weighted_values`] for `N` queries and `C` lanes.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn add_weighted_values<E: KvElement, const N: usize, const C: usize>(
+    &Part { kv_head, tiles: ref part, ref positions, from, ahead }: &Part,
+    task: &Task<'_>,
+    pools: &Pools<'_, E>,
+    (scores, width): (&[f32], usize),
+    attn_out: &mut [f32],
+) {
+    let (head_dim, layout) = (pools.options.head_dim, pools.layout());
+    let n_dims = (head_dim - from).min(C * LANES);
+    let mask = |c: usize| -> __mmask16 {
+        let n = n_dims - (c * LANES).min(n_dims);
+        if n >= LANES { !0 } else { (1 << n) - 1 }
+    };
+    let tiles = tiles(&task.sees(pools.options));
+    let (first, last) = (tiles.start * LANES, tiles.end - 1);
+    // Checks the slices' lengths here and once per page.
+    assert!(part.start >= tiles.start && part.end <= tiles.end && attn_out.len() == N * head_dim);
+    let weights: [&[f32]; N] = array::from_fn(|n| &scores[n * width..][..tiles.len() * LANES]);
+    let attn_out = attn_out.as_mut_ptr();
+    let mut sums = [[_mm512_setzero_ps(); C]; N];
+    for (n, sums) in sums.iter_mut().enumerate() {
+        for (c, sum) in sums.iter_mut().enumerate() {
+            // SAFETY: `attn_out` has `N` rows of `head_dim`; the mask leaves out what is beyond the row.
+            *sum = unsafe { _mm512_maskz_loadu_ps(mask(c), attn_out.wrapping_add(n * head_dim + from + c * LANES)) };
+        }
+    }
+    for tile in part.clone() {
+        let page = pools.page_of_values(task.page(tile));
+        let next = pools.page_of_values(task.page((tile + ahead).min(last)));
+        for position in positions.start.max(tile * LANES)..positions.end.min((tile + 1) * LANES) {
+            let row = layout.value_in_page(position % LANES, kv_head) + from;
+            (0..C * LANES).step_by(line::<E>()).for_each(|at| prefetch(next.as_ptr().wrapping_add(row + at)));
+            // SAFETY: `row` and the `n_dims` values behind it are within the page; the mask leaves out what is
+            // beyond them. `position - first` is below the number of tiles times their length.
+            unsafe {
+                let row = page.as_ptr().add(row);
+                let values: [_; C] = array::from_fn(|c| E::load_masked(mask(c), row.wrapping_add(c * LANES)));
+                for (sums, weights) in sums.iter_mut().zip(&weights) {
+                    let weight = _mm512_set1_ps(*weights.get_unchecked(position - first));
+                    for (sum, values) in sums.iter_mut().zip(values) {
+                        *sum = _mm512_fmadd_ps(weight, values, *sum);
                     }
                 }
             }
         }
-        for (n, sums) in sums.iter().enumerate() {
-            for (c, sum) in sums.iter().enumerate() {
-                // SAFETY: as for loading.
-                unsafe {
-                    _mm512_mask_storeu_ps(attn_out.wrapping_add(n * head_dim + from + c * LANES), mask(c), *sum);
-                }
+    }
+    for (n, sums) in sums.iter().enumerate() {
+        for (c, sum) in sums.iter().enumerate() {
+            // SAFETY: as for loading.
+            unsafe {
+                _mm512_mask_storeu_ps(attn_out.wrapping_add(n * head_dim + from + c * LANES), mask(c), *sum);
             }
         }
-        n_dims
     }
 }

@@ -36,32 +36,32 @@ pub(super) trait Kernels {
         pools: &Pools<'_, E>,
     );
 
-    /// Writes the products of a head's queries and the keys of `T` tiles to `scores`, rows of `width`.
+    /// Writes the products of a head's queries and the keys of `n_tiles` tiles to `scores`, rows of `width`.
     ///
     /// # Safety
     /// The machine has the instructions.
-    unsafe fn score_tiles<E: KvElement, const N: usize, const T: usize>(
-        queries: &[Query<'_>; N],
+    unsafe fn score_tiles<E: KvElement>(
+        queries: &[Query<'_>],
         kv_head: usize,
         task: &Task<'_>,
         pools: &Pools<'_, E>,
-        tile: usize,
-        scores: &mut [f32],
-        width: usize,
+        tiles: Range<usize>,
+        scores: (&mut [f32], usize),
     );
 
-    /// Adds the part's weighted values to `attn_out`, `[N, head_dim]`: `C` lanes of dimensions from the part's first.
-    /// Returns the number of dimensions.
+    /// Adds the part's weighted values to `attn_out`, `[n_queries, head_dim]`: `n_lanes` lanes of dimensions from the
+    /// part's first, or what is left of them.
     ///
     /// # Safety
     /// The machine has the instructions.
-    unsafe fn add_weighted_values<E: KvElement, const N: usize, const C: usize>(
-        part: Part,
+    unsafe fn add_weighted_values<E: KvElement>(
+        part: &Part,
+        n_lanes: usize,
         task: &Task<'_>,
         pools: &Pools<'_, E>,
         scores: (&[f32], usize),
         attn_out: &mut [f32],
-    ) -> usize;
+    );
 }
 
 /// A part of a task's values.
@@ -81,32 +81,35 @@ pub(super) const fn line<E>() -> usize {
     64 / size_of::<E>()
 }
 
-/// Calls `$attend` with the number of queries per head as a constant.
-macro_rules! for_queries {
-    ($attend:ident, $kernels:ty, $E:ty, ($queries:ident, $kv_heads:ident, $task:ident, $pools:ident, $output:ident), $($n:literal)*) => {{
-        const _: () = assert!([$($n),*].len() == $crate::ops::cpu::attention::MAX_QUERIES, "one kernel per number of queries");
-        match $queries.len() / $kv_heads.len() {
+/// Calls `$kernel` for elements of the type `$E` with constants for a number of queries and of registers: those of the pairs that
+/// such numbers are.
+macro_rules! with_constants {
+    ($kernel:ident::<$E:ty>, ($n:expr, $m:expr), $arguments:tt, $($m_is:literal: $($n_is:literal)*;)*) => {
+        match ($n, $m) {
             // SAFETY: the caller's.
-            $($n => unsafe { $attend::<$kernels, $E, $n>($queries.as_chunks().0, $kv_heads, $task, $pools, $output) },)*
-            n => unreachable!("{n} queries to a key head, where there are 1 to {}", $crate::ops::cpu::attention::MAX_QUERIES),
+            $($(($n_is, $m_is) => unsafe { $kernel::<$E, $n_is, $m_is> $arguments },)*)*
+            counts => unreachable!("no kernel for {counts:?} queries and registers"),
         }
-    }};
+    };
 }
-pub(super) use for_queries;
+pub(super) use with_constants;
 
-/// `N` queries per head. Several heads go through the pages together, page by page, since they are adjacent in memory:
-/// that takes a seventh less time by itself, and a twentieth to a ninth less in a step.
+/// The queries of several heads go through the pages together, page by page, since they are adjacent in memory: that takes
+/// a seventh less time by itself, and a twentieth to a ninth less in a step.
 ///
 /// # Safety
 /// The machine has the instructions of `K`.
 #[inline(always)]
-pub(super) unsafe fn attend_n<K: Kernels, E: KvElement, const N: usize>(
-    queries: &[[Query<'_>; N]],
+pub(super) unsafe fn attend<K: Kernels, E: KvElement>(
+    queries: &[Query<'_>],
     kv_heads: Range<usize>,
     task: &Task<'_>,
     pools: &Pools<'_, E>,
     output: &SharedMut<'_, f32>,
 ) {
+    // Queries of a head.
+    let n_queries = queries.len() / kv_heads.len();
+    let heads = kv_heads.clone().zip(queries.chunks_exact(n_queries));
     let head_dim = pools.options.head_dim;
     let tiles = tiles(&task.sees(pools.options));
     let first = tiles.start * LANES;
@@ -114,23 +117,17 @@ pub(super) unsafe fn attend_n<K: Kernels, E: KvElement, const N: usize>(
     let is_alone = kv_heads.len() == 1;
     // Pages between the values being added and those being prefetched.
     let ahead = if is_alone { 2 } else { 1 };
-    let mut buffers = Buffers::take(kv_heads.len() * N, width, head_dim);
+    let mut buffers = Buffers::take(queries.len(), width, head_dim);
     let Buffers { scores, totals, attn_out, widened } = &mut buffers;
     let mut tile = tiles.start;
     while tile < tiles.end {
         let n_left = tiles.end - tile;
-        let together = K::tiles_together(N, is_alone, n_left);
-        let heads = kv_heads.clone().zip(queries).zip(scores.chunks_exact_mut(N * width));
-        for ((kv_head, queries), scores) in heads {
-            let from = tile * LANES - first;
+        let together = K::tiles_together(n_queries, is_alone, n_left);
+        for ((kv_head, queries), scores) in heads.clone().zip(scores.chunks_exact_mut(n_queries * width)) {
+            let tiles_now = tile..tile + together;
+            let scores_now = (&mut scores[tile * LANES - first..], width);
             // SAFETY: the caller's.
-            unsafe {
-                match together {
-                    4 => K::score_tiles::<E, N, 4>(queries, kv_head, task, pools, tile, &mut scores[from..], width),
-                    2 => K::score_tiles::<E, N, 2>(queries, kv_head, task, pools, tile, &mut scores[from..], width),
-                    _ => K::score_tiles::<E, N, 1>(queries, kv_head, task, pools, tile, &mut scores[from..], width),
-                }
-            }
+            unsafe { K::score_tiles(queries, kv_head, task, pools, tiles_now, scores_now) };
             if E::SCALE_LEN > 0 {
                 for tile in tile..tile + together {
                     let scores = &mut scores[tile * LANES - first..];
@@ -149,12 +146,12 @@ pub(super) unsafe fn attend_n<K: Kernels, E: KvElement, const N: usize>(
         }
         tile += together;
     }
-    let rows = queries.as_flattened().iter().zip(scores.chunks_exact_mut(width));
+    let rows = queries.iter().zip(scores.chunks_exact_mut(width));
     let scale = pools.options.scale as f32;
     // SAFETY: the caller's.
     totals.extend(rows.map(|(query, scores)| unsafe { K::softmax(scores, first, query, scale) }));
     if E::SCALE_LEN > 0 {
-        for (kv_head, weights) in kv_heads.clone().zip(scores.chunks_exact_mut(N * width)) {
+        for (kv_head, weights) in kv_heads.clone().zip(scores.chunks_exact_mut(n_queries * width)) {
             for tile in tiles.clone() {
                 pools.scale_weights(task.page(tile), kv_head, &mut weights[tile * LANES - first..], width);
             }
@@ -167,8 +164,8 @@ pub(super) unsafe fn attend_n<K: Kernels, E: KvElement, const N: usize>(
             return;
         }
         widened.resize(head_dim, 0.0);
-        let heads = kv_heads.clone().zip(queries).zip(scores.chunks_exact(N * width));
-        for (((kv_head, queries), weights), attn_out) in heads.zip(attn_out.chunks_exact_mut(N * head_dim)) {
+        let heads = heads.clone().zip(scores.chunks_exact(n_queries * width));
+        for (((kv_head, queries), weights), attn_out) in heads.zip(attn_out.chunks_exact_mut(n_queries * head_dim)) {
             let mut sum = WeightedSum { weights, width, first, attn_out, widened };
             // SAFETY: the caller's.
             unsafe { K::add_some_values(&mut sum, positions.clone(), queries, kv_head, task, pools) };
@@ -178,25 +175,23 @@ pub(super) unsafe fn attend_n<K: Kernels, E: KvElement, const N: usize>(
     let n_together = if is_alone { K::VALUE_TILES.min(tiles.len()) } else { 1 };
     for start in tiles.clone().step_by(n_together) {
         let part = start..tiles.end.min(start + n_together);
-        let heads = kv_heads.clone().zip(scores.chunks_exact(N * width)).zip(attn_out.chunks_exact_mut(N * head_dim));
-        for ((kv_head, scores), attn_out) in heads {
+        let heads = kv_heads.clone().zip(scores.chunks_exact(n_queries * width));
+        for ((kv_head, scores), attn_out) in heads.zip(attn_out.chunks_exact_mut(n_queries * head_dim)) {
             let mut from = 0;
             while from < head_dim {
+                let n_lanes = match K::lanes_together(n_queries) {
+                    n if from + n * LANES <= head_dim => n,
+                    4 if from + 2 * LANES <= head_dim => 2,
+                    _ => 1,
+                };
                 let part = Part { kv_head, tiles: part.clone(), positions: all_see.clone(), from, ahead };
                 // SAFETY: the caller's.
-                from += unsafe {
-                    if K::lanes_together(N) >= 4 && from + 4 * LANES <= head_dim {
-                        K::add_weighted_values::<E, N, 4>(part, task, pools, (scores, width), attn_out)
-                    } else if K::lanes_together(N) >= 2 && from + 2 * LANES <= head_dim {
-                        K::add_weighted_values::<E, N, 2>(part, task, pools, (scores, width), attn_out)
-                    } else {
-                        K::add_weighted_values::<E, N, 1>(part, task, pools, (scores, width), attn_out)
-                    }
-                };
+                unsafe { K::add_weighted_values(&part, n_lanes, task, pools, (scores, width), attn_out) };
+                from += n_lanes * LANES;
             }
         }
     }
     add_edge(behind, attn_out);
-    store(queries.as_flattened(), attn_out, totals, head_dim, output);
+    store(queries, attn_out, totals, head_dim, output);
     buffers.give_back();
 }

@@ -31,7 +31,7 @@ pub(super) unsafe fn multiply<B: QuantBlock>(
         // SAFETY: this function's own target features.
         unsafe { block::<B, 1>(rows, 0, (panel, 0..panel.len()), sums) };
         store_all(0, sums);
-    } else {
+    } else if const { B::TOGETHER > 1 } {
         let sums = &mut [[0.0; PANEL]; MOST_TOGETHER * MAX_ROWS][..n_first];
         for start in (0..panel.len()).step_by(CHUNK) {
             let blocks = start..panel.len().min(start + CHUNK);
