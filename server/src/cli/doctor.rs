@@ -109,12 +109,12 @@ impl fmt::Display for Report {
         writeln!(f, "memory    {total}, {available} available")?;
         let adapters = self.adapters.iter().fold(String::new(), |mut line, adapter| {
             let separator = if line.is_empty() { "" } else { ", " };
-            let software = if adapter.software { " (software)" } else { "" };
+            let name = if adapter.software { "emulated on the CPU" } else { &adapter.kind };
             // Writing to a string cannot fail.
-            let _ = write!(line, "{separator}{}{software}", adapter.kind);
+            let _ = write!(line, "{separator}{name}");
             line
         });
-        writeln!(f, "GPUs      {}", if adapters.is_empty() { "none" } else { &adapters })?;
+        writeln!(f, "gpus      {}", if adapters.is_empty() { "none" } else { &adapters })?;
         match (&self.chosen, &self.problem) {
             (Some(chosen), _) => {
                 writeln!(f, "device    {} (`--device {}`: {})", chosen.device, self.asked_for, chosen.reason)

@@ -2,8 +2,9 @@
 """Hearth beside llama.cpp, ik_llama.cpp and PyTorch on one CPU, in turn, in tokens per second.
 
 For each format and round: prefill of 512 tokens (logits of the last one), decoding of 1 and of 16 sequences behind prompts of 128 and, with
---depth, a prompt of so many tokens and decoding of one and of four sequences (--sequences) behind prompts of their own that long. Prints a table of each one's median, with the median over the rounds of the ratio to the best
-peer of the same round (a machine's memory may change its speed from one round to the next), then one line of JSON. A round of Hearth in which
+--depth, a prompt of so many tokens and decoding of one and of four sequences (--sequences) behind prompts of their own that long.
+
+Prints a table of each one's median, with the median over the rounds of the ratio to the best peer of the same round (a machine's memory may change its speed from one round to the next), then one line of JSON. A round of Hearth in which
 a share of the bandwidth, read before and after, is above 100 % does not count. Stop everything else first; figures of one run compare with
 each other, those of two machines or two days do not.
 
@@ -64,14 +65,13 @@ def llama(folder, file, args, is_ik):
         # ik_llama.cpp's flash attention stops at an assertion with several sequences.
         [found[JOBS[2]]] = batched(128, 64, [16], *(["-fa", "off"] if is_ik else []))[1]
     cache = ["-ctk", args.kv_cache, "-ctv", args.kv_cache] if args.kv_cache else []
-    attention = ["-fa", "on", *cache]
     for depth in args.depth:
         for n in args.sequences:
-            if is_ik and n > 1:
-                if args.kv_cache == "q8_0":
-                    continue
-                attention = ["-fa", "off"]
-            [read], [write] = batched(depth, 32, [n], *attention, *(["-rtr"] if is_ik else []))
+            has_flash = not is_ik or n == 1
+            # Values in 8 bits need flash attention.
+            if not has_flash and args.kv_cache == "q8_0":
+                continue
+            [read], [write] = batched(depth, 32, [n], "-fa", "on" if has_flash else "off", *cache, *(["-rtr"] if is_ik else []))
             if n == 1:
                 found[f"prompt of {depth}"] = read
             found[f"{n} behind {depth}"] = write
@@ -155,8 +155,7 @@ def main():
     flags = next(line for line in open("/proc/cpuinfo") if line.startswith("flags")).split()
     known = [flag for flag in ["avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8"] if flag in flags]
     print(f"CPU with {' '.join(known)}; level {args.level or 'of the machine'}; medians of {args.rounds} rounds\n")
-    jobs = args.jobs
-    print("| tok/s | " + " | ".join(jobs) + " | bandwidth, 1 sequence |\n|" + " --- |" * (len(jobs) + 2))
+    print("| tok/s | " + " | ".join(args.jobs) + " | bandwidth, 1 sequence |\n|" + " --- |" * (len(args.jobs) + 2))
     table = {}
     for name in sorted(runs, key=lambda name: (args.formats.index(name.split()[0]), "Hearth" in name)):
         peers = [of for other, of in runs.items() if other.split()[0] == name.split()[0] and "Hearth" not in other]
@@ -171,7 +170,7 @@ def main():
                 return f"{rate:.0f}"
             return f"{rate:.0f} ({statistics.median(own[number] / best[number] for number in own):.2f} times)"
 
-        print(f"| {name} | " + " | ".join(map(cell, jobs)) + f" | {f'{shares[name]:.0%}' if name in shares else ''} |")
+        print(f"| {name} | " + " | ".join(map(cell, args.jobs)) + f" | {f'{shares[name]:.0%}' if name in shares else ''} |")
     print(json.dumps({"medians": table, "fraction_of_bandwidth": shares}))
 
 

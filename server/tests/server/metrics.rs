@@ -63,6 +63,14 @@ async fn metrics_tell_what_happened() {
             line.rsplit(' ').next().unwrap().parse::<f64>().unwrap();
         }
     }
+    // The guide lists them, and nothing else but what only adapters bring.
+    let (_, list) = include_str!("../../../docs/serving.md").split_once("### List of metrics").unwrap();
+    let (list, _) = list.split_once("\n## ").unwrap();
+    let is_metric = |word: &&str| ["http_", "vllm:", "hearth_"].iter().any(|start| word.starts_with(start));
+    let documented: BTreeSet<&str> = list.split('`').filter(is_metric).collect();
+    assert!(families.is_subset(&documented), "not in docs/serving.md: {:?}", families.difference(&documented));
+    let unknown: Vec<_> = documented.difference(&families).filter(|name| !name.contains("lora_")).collect();
+    assert!(unknown.is_empty(), "only in docs/serving.md: {unknown:?}");
 }
 
 #[tokio::test]
