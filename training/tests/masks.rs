@@ -66,10 +66,9 @@ fn present<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<O
 
 /// What the marked templates of these families train besides what the assistant writes: headers that a generation prompt
 /// already has. By rendering, they are not trained.
-const TRAINED_HEADERS: [(&str, &[&str]); 4] = [
+const TRAINED_HEADERS: [(&str, &[&str]); 3] = [
     ("deepseek_r1_distill", &["<｜Assistant｜>", "<｜tool▁outputs▁end｜>"]),
     ("deepseekv3", &["<｜Assistant｜>", "<｜tool▁outputs▁end｜>"]),
-    ("muse_glimmer", &["<|start|>assistant"]),
     ("qwen2_5", &["\n"]),
 ];
 

@@ -51,15 +51,8 @@ fn parameters(schema: &Value, within: &str) -> Vec<(String, Value, bool)> {
 /// What a parameter may be, as the page says it.
 fn in_words(schema: &Value) -> String {
     if let Some(kinds) = schema["anyOf"].as_array() {
-        let mut words: Vec<String> = kinds.iter().filter(|kind| kind["type"] != "null").map(in_words).collect();
-        let mut seen = Vec::new();
-        words.retain(|word| {
-            !seen.contains(word) && {
-                seen.push(word.clone());
-                true
-            }
-        });
-        return words.join(" or ");
+        let words = kinds.iter().filter(|kind| kind["type"] != "null").map(in_words);
+        return any_of(&each_once(words));
     }
     if let Some(choices) = schema["enum"].as_array() {
         let choices = choices.iter().filter(|choice| !choice.is_null());
@@ -67,8 +60,9 @@ fn in_words(schema: &Value) -> String {
     }
     let kind = match &schema["type"] {
         Value::Array(kinds) => {
-            let kinds: Vec<&str> = kinds.iter().filter_map(Value::as_str).filter(|kind| *kind != "null").collect();
-            let [kind] = kinds[..] else { return kinds.join(" or ") };
+            let kinds = kinds.iter().filter_map(Value::as_str).filter(|kind| *kind != "null");
+            let kinds: Vec<String> = kinds.map(str::to_owned).collect();
+            let [kind] = &kinds[..] else { return any_of(&kinds) };
             json!(kind)
         }
         kind => kind.clone(),
@@ -76,7 +70,7 @@ fn in_words(schema: &Value) -> String {
     let bound = |name: &str| schema[name].as_f64();
     match kind.as_str() {
         None => "anything".into(),
-        Some("array") => format!("array of {}", in_words(&schema["items"])),
+        Some("array") => format!("array of {}", plural(&schema["items"])),
         Some("integer" | "number") if schema["format"] == "token-id" => "token id".into(),
         Some("integer") if bound("minimum").is_some_and(|start| start < -1e18) => "64-bit integer".into(),
         Some(kind @ ("integer" | "number")) => {
@@ -91,6 +85,48 @@ fn in_words(schema: &Value) -> String {
         }
         Some(kind) => kind.into(),
     }
+}
+
+fn each_once(words: impl Iterator<Item = String>) -> Vec<String> {
+    let mut seen = Vec::new();
+    words.for_each(|word| {
+        if !seen.contains(&word) {
+            seen.push(word);
+        }
+    });
+    seen
+}
+
+/// `a`, `a or b`, or `a, b, or c`.
+fn any_of(words: &[String]) -> String {
+    match words {
+        [first, second] => format!("{first} or {second}"),
+        [first @ .., last] if !first.is_empty() => format!("{}, or {last}", first.join(", ")),
+        _ => words.concat(),
+    }
+}
+
+/// [`in_words`] for several values.
+fn plural(items: &Value) -> String {
+    if let Some(alternatives) = items["anyOf"].as_array() {
+        let words = each_once(alternatives.iter().map(plural));
+        return if words.len() == 1 { words.concat() } else { format!("({})", any_of(&words)) };
+    }
+    let words = in_words(items);
+    for (one, several) in [
+        ("array", "arrays"),
+        ("boolean", "booleans"),
+        ("integer", "integers"),
+        ("number", "numbers"),
+        ("object", "objects"),
+        ("string", "strings"),
+        ("token id", "token ids"),
+    ] {
+        if let Some(rest) = words.strip_prefix(one) {
+            return format!("{several}{rest}");
+        }
+    }
+    words
 }
 
 /// The cells of the page's tables, by the path in the heading and the parameter in the first cell.

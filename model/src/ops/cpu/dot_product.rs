@@ -98,7 +98,7 @@ fn multiply<B: QuantBlock, const N: usize>(
 /// Adds four products of signed bytes to each lane of `sum`.
 #[expect(unsafe_code, reason = "an instruction without a stable name")]
 #[target_feature(enable = "dotprod")]
-fn dot(mut sum: int32x4_t, weights: int8x16_t, x: int8x16_t) -> int32x4_t {
+pub(super) fn dot(mut sum: int32x4_t, weights: int8x16_t, x: int8x16_t) -> int32x4_t {
     // SAFETY: works on registers alone, and this function's own target feature has it.
     unsafe {
         asm!(

@@ -34,8 +34,7 @@ pub(in crate::ops) struct PagedValues<'a, E> {
     pub(in crate::ops) rotation: Option<[&'a [f32]; 2]>,
 }
 
-/// Stores keys `rows [n, n_kv_heads * head_dim]` at `slots` of `pool`. A page holds one dimension after the other, each with the
-/// values of its 16 tokens side by side.
+/// Stores keys `rows [n, n_kv_heads * head_dim]` at `slots` of `pool`.
 pub(in crate::ops) fn append_keys<E: KvElement>(pool: &mut [E], rows: &[f32], slots: &[i32], heads: [usize; 2]) {
     let pool = SharedMut::new(pool);
     for (row, &slot) in rows.chunks_exact(heads.iter().product()).zip(slots) {
@@ -69,15 +68,15 @@ unsafe fn append_key<E: KvElement>(pool: &SharedMut<'_, E>, row: &[f32], slot: i
     let layout = PageLayout::of::<E>(heads);
     for (kv_head, values) in row.chunks_exact(heads[1]).enumerate() {
         let scale = E::scale_of(values);
-        let lines = pool.places(layout.key_lines(page, kv_head));
+        let lines = pool.places(layout.block(page, kv_head));
         for (first, values) in values.chunks(LANES).enumerate() {
             let mut stored = [E::default(); LANES];
             let stored = &mut stored[..values.len()];
             E::store(values, scale, stored);
             for (dim, value) in stored.iter().enumerate() {
-                // SAFETY: a head has as many lines as dimensions; a slot has its lane to itself.
+                // SAFETY: a head has a place for each of its dimensions and tokens; a slot has its own to itself.
                 unsafe {
-                    lines.add((first * LANES + dim) * LANES + lane).write(*value);
+                    lines.add(E::key_place(first * LANES + dim, lane)).write(*value);
                 }
             }
         }
@@ -94,14 +93,30 @@ unsafe fn append_key<E: KvElement>(pool: &SharedMut<'_, E>, row: &[f32], slot: i
 /// No other thread reads or stores the value at `slot` meanwhile.
 #[expect(unsafe_code, reason = "threads write disjoint parts of one pool")]
 unsafe fn append_value<E: KvElement>(pool: &SharedMut<'_, E>, row: &[f32], slot: i32, heads: [usize; 2]) {
-    let slot = slot as usize;
+    let (page, token) = (slot as usize / LANES, slot as usize % LANES);
     let layout = PageLayout::of::<E>(heads);
     for (kv_head, values) in row.chunks_exact(heads[1]).enumerate() {
+        if E::SCALE_LEN == 0 {
+            // SAFETY: the caller's.
+            E::store(values, 1.0, unsafe { pool.part(layout.value(slot as usize, kv_head)) });
+            continue;
+        }
         let scale = E::scale_of(values);
+        let places = pool.places(layout.block(page, kv_head));
+        for (first, values) in values.chunks(LANES).enumerate() {
+            let mut stored = [E::default(); LANES];
+            let stored = &mut stored[..values.len()];
+            E::store(values, scale, stored);
+            for (dim, value) in stored.iter().enumerate() {
+                // SAFETY: a head has a place for each of its dimensions and tokens; a slot has its own to itself.
+                unsafe {
+                    places.add(layout.value_place(first * LANES + dim, token)).write(*value);
+                }
+            }
+        }
         // SAFETY: the caller's.
         unsafe {
-            E::store(values, scale, pool.part(layout.value(slot, kv_head)));
-            write_scale(pool, layout.scales(slot / LANES, kv_head), slot % LANES, scale);
+            write_scale(pool, layout.scales(page, kv_head), token, scale);
         }
     }
 }
@@ -202,7 +217,8 @@ mod tests {
         let mut qkv = noise(slots.len() * width, 2);
         let [cos, sin] = [3, 4].map(|seed| noise(slots.len() * half, seed));
         let n_places = (1 + slots.iter().max().map_or(0, |slot| *slot as usize)).next_multiple_of(LANES);
-        let mut pools = [0, 1].map(|_| vec![E::default(); n_places * n_kv_heads * (head_dim + E::SCALE_LEN)]);
+        let mut pools = [0, 1]
+            .map(|_| vec![E::default(); PageLayout::of::<E>([n_kv_heads, head_dim]).page_len() * n_places / LANES]);
         let rows = qkv.chunks_mut(at_once * width).zip(slots.chunks(at_once));
         for ((qkv, slots), (cos, sin)) in rows.zip(cos.chunks(at_once * half).zip(sin.chunks(at_once * half))) {
             let mut paged = PagedValues {

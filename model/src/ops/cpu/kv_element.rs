@@ -1,18 +1,23 @@
-//! Elements of the KV cache: f32, or f16 and 8-bit numbers that are widened in registers as they are read.
+//! Elements of the KV cache: f32, f16, and whole numbers of 8 bits.
 
 use burn::backend::flex::FlexTensor;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 
+use super::attention::{Outputs, Pools, Query, Task, eight_bit, float};
 #[cfg(target_arch = "x86_64")]
 use super::{Isa, isa};
+use crate::ops::PAGE_SIZE;
 
 /// An element of a pool of keys or values.
-pub(in crate::ops) trait KvElement: Copy + Default + Send + Sync {
+pub(in crate::ops) trait KvElement: Copy + Default + Send + Sync + Sized {
     /// The elements of a contiguous tensor of this type.
     fn stored(tensor: &FlexTensor) -> &[Self];
 
     /// The same, mutable; copied first if another tensor shares them.
     fn stored_mut(tensor: &mut FlexTensor) -> &mut [Self];
+
+    /// The dimensions of a head are stored as a multiple of so many; those beyond the head's own are 0.
+    const DIM_UNIT: usize = 1;
 
     /// Elements that hold the scale of a token's head; none where numbers are stored as they are.
     const SCALE_LEN: usize = 0;
@@ -29,16 +34,21 @@ pub(in crate::ops) trait KvElement: Copy + Default + Send + Sync {
         std::iter::empty()
     }
 
-    /// The scale that these elements hold.
-    fn scale(elements: &[Self]) -> f32 {
-        let _ = elements;
-        1.0
-    }
-
     /// Rounds `values` to the nearest elements of this scale, and out-of-range values to the largest; lengths must match.
     fn store(values: &[f32], scale: f32, places: &mut [Self]);
 
-    /// Elements as f32, without their scale: themselves, or widened into `buffer`, which is at least as long.
+    /// Where a dimension of a token's key is among the keys of its page and head.
+    fn key_place(dim: usize, token: usize) -> usize {
+        dim * PAGE_SIZE + token
+    }
+
+    /// Attends with `queries` over the pages of `pools`, see [`attention`](super::attention).
+    fn attend(queries: &[Query<'_>], task: &Task<'_>, pools: &Pools<'_, Self>, outputs: &Outputs<'_>);
+}
+
+/// A floating-point element, which is widened to f32 in registers as it is read.
+pub(in crate::ops) trait FloatElement: KvElement {
+    /// Elements as f32: themselves, or widened into `buffer`, which is at least as long.
     fn widen<'a>(numbers: &'a [Self], buffer: &'a mut [f32]) -> &'a [f32];
 
     /// Loads 16 elements as f32.
@@ -79,6 +89,12 @@ impl KvElement for f32 {
         places.copy_from_slice(values);
     }
 
+    fn attend(queries: &[Query<'_>], task: &Task<'_>, pools: &Pools<'_, Self>, outputs: &Outputs<'_>) {
+        float::attend(queries, task, pools, outputs);
+    }
+}
+
+impl FloatElement for f32 {
     #[inline(always)]
     fn widen<'a>(numbers: &'a [Self], _: &'a mut [f32]) -> &'a [f32] {
         numbers
@@ -143,6 +159,12 @@ impl KvElement for f16 {
         }
     }
 
+    fn attend(queries: &[Query<'_>], task: &Task<'_>, pools: &Pools<'_, Self>, outputs: &Outputs<'_>) {
+        float::attend(queries, task, pools, outputs);
+    }
+}
+
+impl FloatElement for f16 {
     #[inline(always)]
     fn widen<'a>(numbers: &'a [Self], buffer: &'a mut [f32]) -> &'a [f32] {
         let buffer = &mut buffer[..numbers.len()];
@@ -182,11 +204,22 @@ impl KvElement for f16 {
 }
 
 /// The largest number of [`KvDtype::Q8`](crate::ops::KvDtype::Q8).
-const Q8_MAX: f32 = 127.0;
+pub(super) const Q8_MAX: f32 = 127.0;
+/// Products of bytes that are added at a time: numbers that are multiplied together are side by side.
+pub(super) const FOUR: usize = 4;
+/// Added to a small number, rounds it to a whole one, which is then in the lowest bits.
+pub(super) const ROUNDING: f32 = 1.5 * (1 << 23) as f32;
 /// Where all of a head's values are smaller, they are stored as 0: what multiplies them would not be finite.
 const Q8_LEAST: f32 = 1e-30;
 
+/// [`KvElement::scale_of`] of numbers of 8 bits, where the largest magnitude is `largest`.
+pub(super) fn scale_of_largest(largest: f32) -> f32 {
+    if largest < Q8_LEAST { 0.0 } else { largest / Q8_MAX }
+}
+
 impl KvElement for i8 {
+    // What one instruction of the narrowest registers multiplies.
+    const DIM_UNIT: usize = 16;
     // The bytes of an f32.
     const SCALE_LEN: usize = size_of::<f32>();
 
@@ -200,63 +233,26 @@ impl KvElement for i8 {
 
     fn scale_of(values: &[f32]) -> f32 {
         // As whole numbers, the bits of magnitudes have their order, and those of NaN are above all others.
-        let largest = values.iter().map(|value| value.abs().to_bits()).max().map_or(0.0, f32::from_bits);
-        if largest < Q8_LEAST { 0.0 } else { largest / Q8_MAX }
+        scale_of_largest(values.iter().map(|value| value.abs().to_bits()).max().map_or(0.0, f32::from_bits))
     }
 
     fn scale_elements(scale: f32) -> impl Iterator<Item = Self> {
         scale.to_ne_bytes().into_iter().map(u8::cast_signed)
     }
 
-    #[inline(always)]
-    fn scale(elements: &[Self]) -> f32 {
-        f32::from_ne_bytes(std::array::from_fn(|n| elements[n].cast_unsigned()))
-    }
-
     fn store(values: &[f32], scale: f32, places: &mut [Self]) {
-        /// Added to a small number, rounds it to a whole one, which is then in the lowest bits.
-        const ROUNDING: f32 = 1.5 * (1 << 23) as f32;
         let factor = if scale == 0.0 { 0.0 } else { 1.0 / scale };
         for (value, place) in values.iter().zip(places) {
             *place = (value * factor + ROUNDING).to_bits() as Self;
         }
     }
 
-    #[inline(always)]
-    fn widen<'a>(numbers: &'a [Self], buffer: &'a mut [f32]) -> &'a [f32] {
-        let buffer = &mut buffer[..numbers.len()];
-        buffer.iter_mut().zip(numbers).for_each(|(wide, number)| *wide = f32::from(*number));
-        buffer
+    fn key_place(dim: usize, token: usize) -> usize {
+        (dim / FOUR * PAGE_SIZE + token) * FOUR + dim % FOUR
     }
 
-    #[cfg(target_arch = "x86_64")]
-    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
-    #[target_feature(enable = "avx512f")]
-    #[inline]
-    unsafe fn load(numbers: *const Self) -> std::arch::x86_64::__m512 {
-        use std::arch::x86_64::{_mm_loadu_si128, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps};
-        // SAFETY: the caller guarantees 16 numbers of a byte.
-        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(numbers.cast()))) }
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
-    #[target_feature(enable = "avx2,fma,f16c")]
-    #[inline]
-    unsafe fn load_eight(numbers: *const Self) -> std::arch::x86_64::__m256 {
-        use std::arch::x86_64::{_mm_loadl_epi64, _mm256_cvtepi8_epi32, _mm256_cvtepi32_ps};
-        // SAFETY: the caller guarantees 8 numbers of a byte.
-        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(numbers.cast()))) }
-    }
-
-    #[cfg(target_arch = "x86_64")]
-    #[expect(unsafe_code, reason = "raw loads in the innermost loop")]
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    #[inline]
-    unsafe fn load_masked(mask: u16, numbers: *const Self) -> std::arch::x86_64::__m512 {
-        use std::arch::x86_64::{_mm_maskz_loadu_epi8, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps};
-        // SAFETY: the caller guarantees the elements in the mask.
-        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(mask, numbers))) }
+    fn attend(queries: &[Query<'_>], task: &Task<'_>, pools: &Pools<'_, Self>, outputs: &Outputs<'_>) {
+        eight_bit::attend(queries, task, pools, outputs);
     }
 }
 
@@ -337,8 +333,8 @@ mod tests {
             for (value, place) in values.iter().zip(&places) {
                 assert_eq!(f32::from(*place), (value / largest * 127.0).round(), "{value} of {largest}");
             }
-            let elements: Vec<i8> = i8::scale_elements(scale).collect();
-            assert_eq!((elements.len(), i8::scale(&elements)), (i8::SCALE_LEN, scale));
+            let elements: Vec<u8> = i8::scale_elements(scale).map(i8::cast_unsigned).collect();
+            assert_eq!(elements, scale.to_ne_bytes());
         }
         // Ties go to the even number; what is too small for any scale is 0; what is no number stays none.
         let mut places = [0; 4];

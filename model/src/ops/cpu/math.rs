@@ -26,6 +26,27 @@ pub(super) fn exp<const FUSED: bool>(x: f32) -> f32 {
     if x < -87.3 { 0.0 } else { series * power }
 }
 
+/// `2^x` for `x` of at most 0, to within 3 units in the last place for results from 2^-126; 0 below.
+///
+/// `x = n + r` with `|r| <= 1/2`; `2^r` by its series to the sixth power, and `2^n` by building the exponent.
+#[inline(always)]
+pub(super) fn exp2_below_one<const FUSED: bool>(x: f32) -> f32 {
+    use std::f32::consts::LN_2;
+    // As in `exp`.
+    const ROUND: f32 = 12_582_912.0;
+    let rounded = x + ROUND;
+    let r = x - (rounded - ROUND);
+    let square = LN_2 * LN_2;
+    let mut series = square * square * square / 720.0;
+    for coefficient in
+        [square * square * LN_2 / 120.0, square * square / 24.0, square * LN_2 / 6.0, square / 2.0, LN_2, 1.0]
+    {
+        series = multiply_add::<FUSED>(series, r, coefficient);
+    }
+    let power = f32::from_bits(rounded.to_bits().wrapping_add(127) << 23);
+    if x < -126.0 { 0.0 } else { series * power }
+}
+
 /// `tanh x`, with a relative error below `5e-7`: by its series if `|x| < 0.35`, where the other formula loses digits,
 /// else as `1 - 2 / (e^2x + 1)`.
 #[inline(always)]
@@ -111,6 +132,21 @@ mod tests {
         }
         assert_eq!((gelu::<true>(0.0), gelu::<true>(-30.0), gelu::<true>(1e20)), (0.0, 0.0, 1e20));
         assert!(gelu::<true>(f32::NAN).is_nan() && gelu::<false>(-1e30) == 0.0);
+    }
+
+    #[test]
+    fn exp2_is_exp2() {
+        for n in -1_260_000..=0 {
+            let x = n as f32 * 1e-4;
+            let expected = f64::from(x).exp2();
+            for found in [exp2_below_one::<true>(x), exp2_below_one::<false>(x)] {
+                let far = (f64::from(found) / expected - 1.0).abs();
+                assert!(far < 3.5e-7, "2^{x} is {found}, expected {expected}");
+            }
+        }
+        let found = [0.0, -1.0, -126.5, -1e9, -1e30, f32::NEG_INFINITY].map(exp2_below_one::<true>);
+        assert_eq!(found, [1.0, 0.5, 0.0, 0.0, 0.0, 0.0]);
+        assert!(exp2_below_one::<true>(f32::NAN).is_nan());
     }
 
     #[test]

@@ -2,16 +2,19 @@
 
 use std::ops::Range;
 
-use super::KvElement;
+use super::{KvElement, kv_element::FOUR};
 use crate::ops::PAGE_SIZE;
 
 /// The pages of a layer's pool of keys, or of values. All ranges are in elements of the pool.
 ///
 /// A page has its tokens' keys or values, and behind them their scales if its dtype has scales: for each head, those of the
-/// page's tokens side by side.
+/// page's tokens side by side. Keys are `[n_kv_heads, head_dim, 16 tokens]`, and values `[16 tokens, n_kv_heads, head_dim]`.
+/// In 8 bits, four numbers that are multiplied at a time are side by side: keys are `[n_kv_heads, head_dim / 4, 16 tokens, 4
+/// dims]` and values `[n_kv_heads, 4, head_dim, 4 tokens]`.
 #[derive(Clone, Copy)]
 pub(super) struct PageLayout {
     n_kv_heads: usize,
+    /// As stored.
     head_dim: usize,
     scale_len: usize,
 }
@@ -24,14 +27,13 @@ pub(in crate::ops) fn q8_row_len(heads: [usize; 2]) -> usize {
 impl PageLayout {
     /// For pools of `E`.
     pub(super) fn of<E: KvElement>([n_kv_heads, head_dim]: [usize; 2]) -> Self {
-        Self { n_kv_heads, head_dim, scale_len: E::SCALE_LEN }
+        Self { n_kv_heads, head_dim: head_dim.next_multiple_of(E::DIM_UNIT), scale_len: E::SCALE_LEN }
     }
 
     /// Elements of a page.
     #[inline(always)]
     pub(super) fn page_len(self) -> usize {
-        let row_len = self.n_kv_heads * (self.head_dim + self.scale_len);
-        PAGE_SIZE * if self.scale_len == 0 { row_len } else { row_len.next_multiple_of(2) }
+        PAGE_SIZE * self.n_kv_heads * (self.head_dim + self.scale_len)
     }
 
     /// A page.
@@ -41,9 +43,9 @@ impl PageLayout {
         page * self.page_len()..(page + 1) * self.page_len()
     }
 
-    /// The keys of a page and head: `[head_dim]` lines of the page's tokens.
+    /// The keys of a page and head, or in 8 bits its values.
     #[inline(always)]
-    pub(super) fn key_lines(self, page: usize, kv_head: usize) -> Range<usize> {
+    pub(super) fn block(self, page: usize, kv_head: usize) -> Range<usize> {
         let len = PAGE_SIZE * self.head_dim;
         let start = page * self.page_len() + kv_head * len;
         start..start + len
@@ -60,6 +62,12 @@ impl PageLayout {
     #[inline(always)]
     pub(super) fn value_in_page(self, token: usize, kv_head: usize) -> usize {
         (token * self.n_kv_heads + kv_head) * self.head_dim
+    }
+
+    /// Where a dimension of a token's value is in a [`block`](Self::block) of 8-bit numbers.
+    #[inline(always)]
+    pub(super) fn value_place(self, dim: usize, token: usize) -> usize {
+        (token / FOUR * self.head_dim + dim) * FOUR + token % FOUR
     }
 
     /// The scales of a page and head, one for each token.

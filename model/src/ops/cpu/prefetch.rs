@@ -16,9 +16,11 @@ use std::ptr;
 pub(super) const LINE: usize = 64;
 
 /// Prefetches the cache line at `address`, which may be any address.
-#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(super) fn prefetch<T>(address: *const T) {
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+    #[cfg(target_arch = "x86_64")]
     #[expect(unsafe_code, reason = "a hint to the processor")]
     // SAFETY: reads nothing, and an address that is not ours is ignored.
     unsafe {
@@ -26,16 +28,21 @@ pub(super) fn prefetch<T>(address: *const T) {
     }
 }
 
+/// The same into L2.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(super) fn prefetch_l2<T>(address: *const T) {
+    #[expect(unsafe_code, reason = "a hint to the processor")]
+    // SAFETY: reads nothing, and an address that is not ours is ignored.
+    unsafe {
+        _mm_prefetch::<_MM_HINT_T1>(address.cast());
+    }
+}
+
 /// Prefetches `len` bytes from `address`, which may be any address, into L2: L1 is in use by other work.
 fn prefetch_far(address: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
-    for line in (0..len).step_by(LINE) {
-        #[expect(unsafe_code, reason = "a hint to the processor")]
-        // SAFETY: reads nothing, and an address that is not ours is ignored.
-        unsafe {
-            _mm_prefetch::<_MM_HINT_T1>(address.wrapping_add(line).cast());
-        }
-    }
+    (0..len).step_by(LINE).for_each(|line| prefetch_l2(address.wrapping_add(line)));
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (address, len);
 }

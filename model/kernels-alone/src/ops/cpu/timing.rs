@@ -2,7 +2,9 @@
 
 use std::time::Instant;
 
-use super::{append_values, attention_paged, matmul::linear, measure, panels::Panels, thread_pool};
+use super::{
+    append_values, attention_paged, matmul::linear, measure, page_layout::PageLayout, panels::Panels, thread_pool,
+};
 use crate::ops::{AttentionOptions, Dtype, PagedRows, Slots};
 
 /// The matrices of a block of SmolLM2-135M: `[d_out, d_in]`.
@@ -80,7 +82,7 @@ fn attention<E: super::KvElement>(name: &str) {
         for (start, n_rows) in [(128usize, 1usize), (2048, 1), (8192, 1), (0, 512), (0, 2048)] {
             let n_keys = (start + n_rows).next_multiple_of(16);
             let pools = [1, 2].map(|seed| {
-                let mut pool = vec![E::default(); n_keys * n_kv_heads * (head_dim + E::SCALE_LEN)];
+                let mut pool = vec![E::default(); n_keys / 16 * PageLayout::of::<E>([n_kv_heads, head_dim]).page_len()];
                 let (rows, slots) = (noise(n_keys * n_kv_heads * head_dim, seed), (0..n_keys as i32).collect::<Vec<_>>());
                 // Where the numbers are does not matter here.
                 append_values(&mut pool, &rows, &slots, [n_kv_heads, head_dim]);

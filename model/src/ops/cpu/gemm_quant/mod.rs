@@ -17,10 +17,12 @@ mod avx2;
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads and stores")]
 mod avx512;
 
+#[cfg(any(target_arch = "aarch64", target_arch = "x86_64"))]
+use super::Isa;
 #[cfg(target_arch = "aarch64")]
 use super::dot_product;
 #[cfg(target_arch = "x86_64")]
-use super::{Isa, quant_rows::RoundedBlock};
+use super::quant_rows::RoundedBlock;
 use super::{
     PORTABLE_IS_FUSED, isa, multiply_add,
     panel_layout::PANEL,

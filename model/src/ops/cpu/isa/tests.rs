@@ -50,19 +50,24 @@ mod bodies {
         config::{Activation, NormKind},
         ops::{
             AttentionOptions, NormOptions, PagedRows, Slots,
-            cpu::{self, KvElement},
+            cpu::{self, KvElement, page_layout::PageLayout},
         },
     };
 
     /// What every level computes, beside what the best one does.
     fn check(what: &str, run: impl Fn() -> Vec<f32>) {
+        check_within(2e-6, what, run);
+    }
+
+    /// The same where levels without fused multiply-add may be farther away.
+    fn check_within(tolerance: f32, what: &str, run: impl Fn() -> Vec<f32>) {
         let expected = run();
         let largest = expected.iter().fold(0.0f32, |most, value| most.max(value.abs()));
         for level in every_isa() {
             let found = with_isa(level, &run);
             let is_equal = found.iter().zip(&expected).all(|(found, expected)| found.to_bits() == expected.to_bits());
             assert!(is_equal || !is_fused(level), "{what} with {level:?}: other bits");
-            let is_close = found.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= 2e-6 * largest);
+            let is_close = found.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= tolerance * largest);
             assert!(is_close && found.len() == expected.len(), "{what} with {level:?}");
         }
     }
@@ -107,7 +112,7 @@ mod bodies {
             let eight_bits =
                 [(&keys, cpu::append_keys as fn(&mut [i8], &[f32], &[i32], [usize; 2])), (&values, cpu::append_values)]
                     .map(|(rows, append)| {
-                        let mut pool = vec![0; 96 * (width + n_kv_heads * i8::SCALE_LEN)];
+                        let mut pool = vec![0; 6 * PageLayout::of::<i8>([n_kv_heads, head_dim]).page_len()];
                         append(&mut pool, rows, &(0..96).collect::<Vec<i32>>(), [n_kv_heads, head_dim]);
                         pool
                     });
@@ -127,7 +132,8 @@ mod bodies {
             check("attention in f16", || {
                 cpu::attention_paged::<f16>(&queries, [&half_keys, &half_values], &sequences, &options)
             });
-            check("attention in 8 bits", || {
+            // A weight that is almost halfway between two whole numbers may become the other one.
+            check_within(2e-3, "attention in 8 bits", || {
                 cpu::attention_paged::<i8>(&queries, eight_bits.each_ref().map(Vec::as_slice), &sequences, &options)
             });
         }

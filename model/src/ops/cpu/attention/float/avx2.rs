@@ -3,17 +3,20 @@
 use std::{
     arch::x86_64::{__m256, _mm256_fmadd_ps, _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps},
     array,
+    marker::PhantomData,
     ops::Range,
 };
 
 use super::{
-    KvElement, LANES, Pools, Query, Task, WeightedSum, softmax,
-    tiled::{self, Kernels, Part, line, with_constants},
-    tiles,
+    Buffers, CHUNK, FloatElement, LANES, Outputs, Pools, Query, Task, WeightedSum, softmax,
+    tiled::{self, Part, Tiles, line, with_constants},
 };
 use crate::ops::{
     AttentionOptions,
-    cpu::{prefetch::prefetch, thread_pool::SharedMut},
+    cpu::{
+        attention::{self, Kernels, softmax::State},
+        prefetch::prefetch,
+    },
 };
 
 /// Registers of a line of keys, or of as many dimensions.
@@ -27,20 +30,35 @@ fn part_of(n_queries: usize) -> usize {
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-pub(super) unsafe fn attend<E: KvElement>(
+pub(super) unsafe fn attend<E: FloatElement>(
     queries: &[Query<'_>],
-    kv_heads: Range<usize>,
     task: &Task<'_>,
     pools: &Pools<'_, E>,
-    output: &SharedMut<'_, f32>,
+    outputs: &Outputs<'_>,
 ) {
     // SAFETY: this function's own target features.
-    unsafe { tiled::attend::<Avx2, E>(queries, kv_heads, task, pools, output) };
+    unsafe { attention::attend::<Avx2<E>>(queries, task, pools, outputs) };
 }
 
-struct Avx2;
+struct Avx2<E>(PhantomData<E>);
 
-impl Kernels for Avx2 {
+impl<E: FloatElement> Kernels for Avx2<E> {
+    type Element = E;
+
+    #[target_feature(enable = "avx2,fma,f16c")]
+    unsafe fn attend_chunk(
+        queries: &[Query<'_>],
+        tiles: Range<usize>,
+        task: &Task<'_>,
+        pools: &Pools<'_, E>,
+        buffers: &mut Buffers,
+    ) {
+        // SAFETY: this function's own target features.
+        unsafe { tiled::attend_chunk::<Self, E>(queries, tiles, task, pools, buffers) };
+    }
+}
+
+impl<E: FloatElement> Tiles<E> for Avx2<E> {
     // 128 positions: the values of a head stay in L1 while its dimensions go by.
     const VALUE_TILES: usize = 8;
 
@@ -63,12 +81,12 @@ impl Kernels for Avx2 {
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn softmax(scores: &mut [f32], first: usize, query: &Query<'_>, scale: f32) -> f32 {
-        softmax::<true>(scores, first, query, scale)
+    unsafe fn softmax(scores: &mut [f32], first: usize, query: &Query<'_>, scale: f32) -> State {
+        softmax::<true>(scores, first, query, Some(scale))
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn add_some_values<E: KvElement>(
+    unsafe fn add_some_values(
         sum: &mut WeightedSum<'_>,
         positions: Range<usize>,
         queries: &[Query<'_>],
@@ -80,20 +98,20 @@ impl Kernels for Avx2 {
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn score_tiles<E: KvElement>(
+    unsafe fn score_tiles(
         queries: &[Query<'_>],
         kv_head: usize,
         task: &Task<'_>,
         pools: &Pools<'_, E>,
         tiles: Range<usize>,
-        (scores, width): (&mut [f32], usize),
+        scores: &mut [f32],
     ) {
         let mut from = 0;
         while from < queries.len() {
             let n = part_of(queries.len() - from);
-            let (queries, scores) = (&queries[from..], &mut scores[from * width..]);
+            let (queries, scores) = (&queries[from..], &mut scores[from * CHUNK..]);
             with_constants!(
-                score_part::<E>, (n, tiles.len()), (queries, kv_head, task, pools, tiles.start, (scores, width)),
+                score_part::<E>, (n, tiles.len()), (queries, kv_head, task, pools, tiles.start, scores),
                 4: 1; 2: 1 2 3; 1: 1 2 3 4 5 6;
             );
             from += n;
@@ -101,12 +119,12 @@ impl Kernels for Avx2 {
     }
 
     #[target_feature(enable = "avx2,fma,f16c")]
-    unsafe fn add_weighted_values<E: KvElement>(
+    unsafe fn add_weighted_values(
         part: &Part,
         n_lanes: usize,
         task: &Task<'_>,
         pools: &Pools<'_, E>,
-        (scores, width): (&[f32], usize),
+        scores: &[f32],
         attn_out: &mut [f32],
     ) {
         let head_dim = pools.options.head_dim;
@@ -114,9 +132,9 @@ impl Kernels for Avx2 {
         let mut from = 0;
         while from < n_queries {
             let n = part_of(n_queries - from);
-            let (scores, attn_out) = (&scores[from * width..], &mut attn_out[from * head_dim..]);
+            let (scores, attn_out) = (&scores[from * CHUNK..], &mut attn_out[from * head_dim..]);
             with_constants!(
-                add_part::<E>, (n, n_lanes), (part, task, pools, (scores, width), attn_out),
+                add_part::<E>, (n, n_lanes), (part, task, pools, scores, attn_out),
                 4: 1; 2: 1 2 3; 1: 1 2 3 4 5 6;
             );
             from += n;
@@ -124,22 +142,22 @@ impl Kernels for Avx2 {
     }
 }
 
-/// [`Kernels::score_tiles`] for the first `P` of `queries`.
+/// [`Tiles::score_tiles`] for the first `P` of `queries`.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn score_part<E: KvElement, const P: usize, const T: usize>(
+unsafe fn score_part<E: FloatElement, const P: usize, const T: usize>(
     queries: &[Query<'_>],
     kv_head: usize,
     task: &Task<'_>,
     pools: &Pools<'_, E>,
     tile: usize,
-    (scores, width): (&mut [f32], usize),
+    scores: &mut [f32],
 ) {
     let head_dim = pools.options.head_dim;
     // Checks the slices' lengths once.
-    let lines: [&[E]; T] = array::from_fn(|t| pools.key_lines(task.page(tile + t), kv_head));
+    let lines: [&[E]; T] = array::from_fn(|t| pools.key_block(task.page(tile + t), kv_head));
     // Prefetched meanwhile; at the end, the last tile again.
-    let last = tiles(&task.sees(pools.options)).end - 1;
-    let next: [&[E]; T] = array::from_fn(|t| pools.key_lines(task.page((tile + T + t).min(last)), kv_head));
+    let last = task.last_tile();
+    let next: [&[E]; T] = array::from_fn(|t| pools.key_block(task.page((tile + T + t).min(last)), kv_head));
     let values: [&[f32]; P] = array::from_fn(|query| &queries[query].values[..head_dim]);
     let mut sums = [[[_mm256_setzero_ps(); HALVES]; T]; P];
     for dim in 0..head_dim {
@@ -161,7 +179,7 @@ unsafe fn score_part<E: KvElement, const P: usize, const T: usize>(
         }
     }
     for (query, sums) in sums.iter().enumerate() {
-        let scores = &mut scores[query * width..][..T * LANES];
+        let scores = &mut scores[query * CHUNK..][..T * LANES];
         for (scores, sum) in scores.chunks_exact_mut(EIGHT).zip(sums.as_flattened()) {
             // SAFETY: the chunk has 8 values.
             unsafe { _mm256_storeu_ps(scores.as_mut_ptr(), *sum) };
@@ -169,23 +187,22 @@ unsafe fn score_part<E: KvElement, const P: usize, const T: usize>(
     }
 }
 
-/// [`Kernels::add_weighted_values`] for the first `P` queries of `attn_out`.
+/// [`Tiles::add_weighted_values`] for the first `P` queries of `attn_out`.
 #[target_feature(enable = "avx2,fma,f16c")]
-unsafe fn add_part<E: KvElement, const P: usize, const C: usize>(
-    Part { kv_head, tiles: part, positions, from, ahead }: &Part,
+unsafe fn add_part<E: FloatElement, const P: usize, const C: usize>(
+    &Part { kv_head, first, tiles: ref part, ref positions, from, ahead }: &Part,
     task: &Task<'_>,
     pools: &Pools<'_, E>,
-    (scores, width): (&[f32], usize),
+    scores: &[f32],
     attn_out: &mut [f32],
 ) {
     let AttentionOptions { n_kv_heads, head_dim, .. } = *pools.options;
     let n_dims = (head_dim - from).min(C * LANES);
-    let tiles = tiles(&task.sees(pools.options));
-    let (first, last) = (tiles.start * LANES, tiles.end - 1);
+    let (first, last) = (first * LANES, task.last_tile());
     // Checks the slices' lengths here and once per page.
-    assert!(part.start >= tiles.start && part.end <= tiles.end);
+    assert!(part.start * LANES >= first && part.end * LANES <= first + CHUNK);
     let is_whole = n_dims == C * LANES;
-    let weights: [&[f32]; P] = array::from_fn(|query| &scores[query * width..][..tiles.len() * LANES]);
+    let weights: [&[f32]; P] = array::from_fn(|query| &scores[query * CHUNK..][..CHUNK]);
     let mut sums = [[[_mm256_setzero_ps(); HALVES]; C]; P];
     for (query, sums) in sums.iter_mut().enumerate() {
         let attn_out = &attn_out[query * head_dim + from..][..n_dims];
@@ -201,12 +218,12 @@ unsafe fn add_part<E: KvElement, const P: usize, const C: usize>(
         if here.is_empty() {
             continue;
         }
-        let row = |position: usize| pools.layout().value_in_page(position % LANES, *kv_head) + from;
+        let row = |position: usize| pools.layout().value_in_page(position % LANES, kv_head) + from;
         // Checks all rows of the page, and their weights.
         let rows = &page[row(here.start)..row(here.end - 1) + n_dims];
         let prefetched = next.as_ptr().wrapping_add(row(here.start));
         let at = here.start - first;
-        assert!(at + here.len() <= tiles.len() * LANES);
+        assert!(at + here.len() <= CHUNK);
         let (rows, stride) = ((rows.as_ptr(), prefetched), n_kv_heads * head_dim);
         // SAFETY: this function's own target features; a row has `n_dims` values, a whole one those that are loaded, and there is a
         // weight for each position.
@@ -233,7 +250,7 @@ unsafe fn add_part<E: KvElement, const P: usize, const C: usize>(
 /// Adds the rows from two addresses on, of which the second is prefetched, at the positions `at`; `load` takes eight values of a row.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-unsafe fn add_rows<E: KvElement, const P: usize, const C: usize>(
+unsafe fn add_rows<E: FloatElement, const P: usize, const C: usize>(
     (mut row, mut prefetched): (*const E, *const E),
     stride: usize,
     at: Range<usize>,
@@ -260,7 +277,7 @@ unsafe fn add_rows<E: KvElement, const P: usize, const C: usize>(
 /// The eight values from `at` on, zeros for those beyond the end.
 #[target_feature(enable = "avx2,fma,f16c")]
 #[inline]
-unsafe fn load_some<E: KvElement>(values: &[E], at: usize) -> __m256 {
+unsafe fn load_some<E: FloatElement>(values: &[E], at: usize) -> __m256 {
     let mut some = [E::default(); EIGHT];
     let values = &values[at.min(values.len())..];
     let n = values.len().min(EIGHT);

@@ -6,31 +6,49 @@ use std::{
         _mm512_storeu_ps,
     },
     array,
+    marker::PhantomData,
     ops::Range,
 };
 
 use super::{
-    KvElement, LANES, Pools, Query, Task, WeightedSum, softmax,
-    tiled::{self, Kernels, Part, line, with_constants},
-    tiles,
+    Buffers, CHUNK, FloatElement, LANES, Outputs, Pools, Query, Task, WeightedSum, softmax,
+    tiled::{self, Part, Tiles, line, with_constants},
 };
-use crate::ops::cpu::{prefetch::prefetch, thread_pool::SharedMut};
+use crate::ops::cpu::{
+    attention::{self, Kernels, softmax::State},
+    prefetch::prefetch,
+};
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
-pub(super) unsafe fn attend<E: KvElement>(
+pub(super) unsafe fn attend<E: FloatElement>(
     queries: &[Query<'_>],
-    kv_heads: Range<usize>,
     task: &Task<'_>,
     pools: &Pools<'_, E>,
-    output: &SharedMut<'_, f32>,
+    outputs: &Outputs<'_>,
 ) {
     // SAFETY: this function's own target features.
-    unsafe { tiled::attend::<Avx512, E>(queries, kv_heads, task, pools, output) };
+    unsafe { attention::attend::<Avx512<E>>(queries, task, pools, outputs) };
 }
 
-struct Avx512;
+struct Avx512<E>(PhantomData<E>);
 
-impl Kernels for Avx512 {
+impl<E: FloatElement> Kernels for Avx512<E> {
+    type Element = E;
+
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
+    unsafe fn attend_chunk(
+        queries: &[Query<'_>],
+        tiles: Range<usize>,
+        task: &Task<'_>,
+        pools: &Pools<'_, E>,
+        buffers: &mut Buffers,
+    ) {
+        // SAFETY: this function's own target features.
+        unsafe { tiled::attend_chunk::<Self, E>(queries, tiles, task, pools, buffers) };
+    }
+}
+
+impl<E: FloatElement> Tiles<E> for Avx512<E> {
     const VALUE_TILES: usize = usize::MAX;
 
     #[inline(always)]
@@ -48,12 +66,12 @@ impl Kernels for Avx512 {
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
-    unsafe fn softmax(scores: &mut [f32], first: usize, query: &Query<'_>, scale: f32) -> f32 {
-        softmax::<true>(scores, first, query, scale)
+    unsafe fn softmax(scores: &mut [f32], first: usize, query: &Query<'_>, scale: f32) -> State {
+        softmax::<true>(scores, first, query, Some(scale))
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
-    unsafe fn add_some_values<E: KvElement>(
+    unsafe fn add_some_values(
         sum: &mut WeightedSum<'_>,
         positions: Range<usize>,
         queries: &[Query<'_>],
@@ -65,13 +83,13 @@ impl Kernels for Avx512 {
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn score_tiles<E: KvElement>(
+    unsafe fn score_tiles(
         queries: &[Query<'_>],
         kv_head: usize,
         task: &Task<'_>,
         pools: &Pools<'_, E>,
         tiles: Range<usize>,
-        scores: (&mut [f32], usize),
+        scores: &mut [f32],
     ) {
         with_constants!(
             score_tiles::<E>, (queries.len(), tiles.len()), (queries, kv_head, task, pools, tiles.start, scores),
@@ -80,12 +98,12 @@ impl Kernels for Avx512 {
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn add_weighted_values<E: KvElement>(
+    unsafe fn add_weighted_values(
         part: &Part,
         n_lanes: usize,
         task: &Task<'_>,
         pools: &Pools<'_, E>,
-        scores: (&[f32], usize),
+        scores: &[f32],
         attn_out: &mut [f32],
     ) {
         with_constants!(
@@ -95,23 +113,23 @@ impl Kernels for Avx512 {
     }
 }
 
-/// [`Kernels::score_tiles`] for `N` queries and `T` tiles.
+/// [`Tiles::score_tiles`] for `N` queries and `T` tiles.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn score_tiles<E: KvElement, const N: usize, const T: usize>(
+unsafe fn score_tiles<E: FloatElement, const N: usize, const T: usize>(
     queries: &[Query<'_>],
     kv_head: usize,
     task: &Task<'_>,
     pools: &Pools<'_, E>,
     tile: usize,
-    (scores, width): (&mut [f32], usize),
+    scores: &mut [f32],
 ) {
     let head_dim = pools.options.head_dim;
     // Checks the slices' lengths once.
-    let lines: [&[E]; T] = array::from_fn(|t| pools.key_lines(task.page(tile + t), kv_head));
+    let lines: [&[E]; T] = array::from_fn(|t| pools.key_block(task.page(tile + t), kv_head));
     let values: [&[f32]; N] = array::from_fn(|n| &queries[n].values[..head_dim]);
     // Prefetched meanwhile; at the end, the last tile again.
-    let last = tiles(&task.sees(pools.options)).end - 1;
-    let next: [&[E]; T] = array::from_fn(|t| pools.key_lines(task.page((tile + T + t).min(last)), kv_head));
+    let last = task.last_tile();
+    let next: [&[E]; T] = array::from_fn(|t| pools.key_block(task.page((tile + T + t).min(last)), kv_head));
     let mut sums = [[_mm512_setzero_ps(); T]; N];
     for dim in 0..head_dim {
         // SAFETY: `lines` have `head_dim` lines of 16, and `values` have `head_dim` values.
@@ -128,7 +146,7 @@ unsafe fn score_tiles<E: KvElement, const N: usize, const T: usize>(
         }
     }
     for (n, sums) in sums.iter().enumerate() {
-        let scores = &mut scores[n * width..][..T * LANES];
+        let scores = &mut scores[n * CHUNK..][..T * LANES];
         for (scores, sum) in scores.chunks_exact_mut(LANES).zip(sums) {
             // SAFETY: the chunk has 16 values.
             unsafe { _mm512_storeu_ps(scores.as_mut_ptr(), *sum) };
@@ -136,13 +154,13 @@ unsafe fn score_tiles<E: KvElement, const N: usize, const T: usize>(
     }
 }
 
-/// [`Kernels::add_weighted_values`] for `N` queries and `C` lanes.
+/// [`Tiles::add_weighted_values`] for `N` queries and `C` lanes.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn add_weighted_values<E: KvElement, const N: usize, const C: usize>(
-    &Part { kv_head, tiles: ref part, ref positions, from, ahead }: &Part,
+unsafe fn add_weighted_values<E: FloatElement, const N: usize, const C: usize>(
+    &Part { kv_head, first, tiles: ref part, ref positions, from, ahead }: &Part,
     task: &Task<'_>,
     pools: &Pools<'_, E>,
-    (scores, width): (&[f32], usize),
+    scores: &[f32],
     attn_out: &mut [f32],
 ) {
     let (head_dim, layout) = (pools.options.head_dim, pools.layout());
@@ -151,11 +169,10 @@ unsafe fn add_weighted_values<E: KvElement, const N: usize, const C: usize>(
         let n = n_dims - (c * LANES).min(n_dims);
         if n >= LANES { !0 } else { (1 << n) - 1 }
     };
-    let tiles = tiles(&task.sees(pools.options));
-    let (first, last) = (tiles.start * LANES, tiles.end - 1);
+    let (first, last) = (first * LANES, task.last_tile());
     // Checks the slices' lengths here and once per page.
-    assert!(part.start >= tiles.start && part.end <= tiles.end && attn_out.len() == N * head_dim);
-    let weights: [&[f32]; N] = array::from_fn(|n| &scores[n * width..][..tiles.len() * LANES]);
+    assert!(part.start * LANES >= first && part.end * LANES <= first + CHUNK && attn_out.len() == N * head_dim);
+    let weights: [&[f32]; N] = array::from_fn(|n| &scores[n * CHUNK..][..CHUNK]);
     let attn_out = attn_out.as_mut_ptr();
     let mut sums = [[_mm512_setzero_ps(); C]; N];
     for (n, sums) in sums.iter_mut().enumerate() {

@@ -1,0 +1,166 @@
+//! Attention over keys and values in whole numbers of 8 bits, which are multiplied as they are: a fifth of the instructions of
+//! widening them to f32 first.
+//!
+//! A query is rounded like a key, to whole numbers from -127 to 127 times one factor, so its scores are whole numbers times
+//! two factors. The weights of a page, each times the factor of its value, are rounded to whole numbers from 0 to 127 times
+//! one factor. Four numbers that are multiplied at a time are side by side (see
+//! [`PageLayout`](crate::ops::cpu::page_layout::PageLayout)). Whole numbers are added without error, in any order, so all
+//! instruction sets with fused multiply-add give the same bits.
+
+mod dot;
+mod tiles;
+
+use std::f32::consts::LOG2_E;
+
+use dot::Dot;
+
+use super::{
+    Buffers, CHUNK, CHUNK_TILES, LANES, Outputs, Pools, Query, Task,
+    softmax::{State, softmax},
+};
+use crate::ops::{
+    AttentionOptions,
+    cpu::{
+        Isa, KvElement, PORTABLE_IS_FUSED, isa,
+        kv_element::{FOUR, ROUNDING, scale_of_largest},
+        prefetch::prefetch,
+    },
+};
+
+/// Weights below this, for all of a page, are 0: what multiplies them would not be finite.
+const LEAST: f32 = 1e-30;
+
+/// Attends with the instructions of this machine.
+pub(in crate::ops::cpu) fn attend(
+    queries: &[Query<'_>],
+    task: &Task<'_>,
+    pools: &Pools<'_, i8>,
+    outputs: &Outputs<'_>,
+) {
+    // SAFETY: `isa` found the instructions, or they are looked for here.
+    unsafe {
+        match isa() {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 if is_x86_feature_detected!("avx512vnni") => {
+                tiles::avx512::attend(queries, task, pools, outputs)
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => tiles::avx_vnni::attend(queries, task, pools, outputs),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 | Isa::Avx2 => tiles::avx2::attend(queries, task, pools, outputs),
+            #[cfg(target_arch = "aarch64")]
+            Isa::DotProd => tiles::dot_prod::attend(queries, task, pools, outputs),
+            Isa::Portable => tiles::portable::attend(queries, task, pools, outputs),
+        }
+    }
+}
+
+/// Queries and weights in 8 bits.
+#[derive(Default)]
+pub(super) struct Rounded {
+    /// Four numbers of a query in each: `[n_queries, stored_dim / 4]`.
+    queries: Vec<i32>,
+    factors: Vec<QueryFactor>,
+    /// Four weights of a chunk in each: `[n_queries, CHUNK / 4]`.
+    weights: Vec<i32>,
+    /// What they are multiplied by: `[n_queries, CHUNK_TILES]`.
+    weight_factors: Vec<f32>,
+}
+
+/// What a query's numbers are multiplied by.
+#[derive(Clone, Copy, Default)]
+struct QueryFactor {
+    /// Includes the factor of scores, if it can.
+    factor: f32,
+    /// The sum of its numbers.
+    sum: i32,
+}
+
+impl Rounded {
+    pub(super) const fn new() -> Self {
+        Self { queries: Vec::new(), factors: Vec::new(), weights: Vec::new(), weight_factors: Vec::new() }
+    }
+}
+
+/// Rounds the queries.
+#[inline(always)]
+fn begin(queries: &[Query<'_>], pools: &Pools<'_, i8>, buffers: &mut Buffers) {
+    let n_words = pools.options.head_dim.next_multiple_of(i8::DIM_UNIT) / FOUR;
+    let Rounded { queries: words, factors, weights, weight_factors } = &mut buffers.rounded;
+    words.resize(queries.len() * n_words, 0);
+    factors.clear();
+    weights.resize(queries.len() * CHUNK / FOUR, 0);
+    weight_factors.resize(queries.len() * CHUNK_TILES, 0.0);
+    for (query, words) in queries.iter().zip(words.chunks_exact_mut(n_words)) {
+        let QueryFactor { factor, sum } = round_query(query.values, bytemuck::cast_slice_mut(words));
+        factors
+            .push(QueryFactor { factor: scale_in_queries(pools.options).map_or(factor, |scale| factor * scale), sum });
+    }
+}
+
+/// What scores are multiplied by together with the factors of their queries: what they are multiplied by before their softmax,
+/// unless they have a cap.
+fn scale_in_queries(options: &AttentionOptions) -> Option<f32> {
+    options.softcap.is_none().then_some(options.scale as f32 * LOG2_E)
+}
+
+/// Rounds a query as keys are rounded, with zeros behind it. In loops over 16 numbers, which the compiler vectorizes.
+#[inline(always)]
+fn round_query(values: &[f32], numbers: &mut [i8]) -> QueryFactor {
+    let (whole, rest) = values.as_chunks::<LANES>();
+    let mut last = [0.0; LANES];
+    last[..rest.len()].copy_from_slice(rest);
+    // As in `scale_of`.
+    let mut bits = [0; LANES];
+    for values in whole.iter().chain([&last]) {
+        for (bits, value) in bits.iter_mut().zip(values) {
+            let other = value.abs().to_bits();
+            *bits = if other > *bits { other } else { *bits };
+        }
+    }
+    let largest = bits.into_iter().fold(0, u32::max);
+    let scale = scale_of_largest(f32::from_bits(largest));
+    let factor = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+    let mut sums = [0; LANES];
+    let places = numbers.as_chunks_mut::<LANES>().0.iter_mut();
+    for (values, places) in whole.iter().chain([&last]).zip(places) {
+        for ((value, place), sum) in values.iter().zip(places).zip(&mut sums) {
+            *place = (value * factor + ROUNDING).to_bits() as i8;
+            *sum += i32::from(*place);
+        }
+    }
+    QueryFactor { factor: scale, sum: sums.into_iter().sum() }
+}
+
+/// The weights of a query's scores from position `first`, rounded. `scales` has the factors of the values of [`CHUNK_TILES`]
+/// tiles, of which only as many matter as there are scores.
+///
+/// # Safety
+/// The machine has the instructions of `D`.
+#[inline(always)]
+unsafe fn round_weights<D: Dot, const FUSED: bool>(
+    (scores, n_scores): (&mut [f32], usize),
+    first: usize,
+    (query, scale): (&Query<'_>, Option<f32>),
+    scales: &[*const f32; CHUNK_TILES],
+    weights: &mut [i32],
+    weight_factors: &mut [f32],
+) -> State {
+    let state = softmax::<FUSED>(&mut scores[..n_scores], first, query, scale);
+    let weights: &mut [u8] = bytemuck::cast_slice_mut(weights);
+    assert!(scores.len() == CHUNK && weights.len() == CHUNK && weight_factors.len() == CHUNK_TILES);
+    for tile in (0..n_scores / LANES).step_by(TOGETHER) {
+        let at = tile * LANES;
+        // SAFETY: the caller's; a tile has 16 weights, and as many factors.
+        let factors = unsafe {
+            let scales = scales[tile..].first_chunk().unwrap_or_else(|| unreachable!("a multiple of `TOGETHER`"));
+            D::round_weights(scores.as_ptr().add(at), scales, weights.as_mut_ptr().add(at))
+        };
+        weight_factors[tile..tile + TOGETHER].copy_from_slice(&factors);
+    }
+    state
+}
+
+/// Tiles whose weights are rounded together.
+const TOGETHER: usize = 4;
+const _: () = assert!(CHUNK_TILES.is_multiple_of(TOGETHER));

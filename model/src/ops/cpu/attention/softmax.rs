@@ -1,0 +1,119 @@
+//! Weights from the scores of a chunk, and sums over chunks. Scores are multiplied by `log2 e`, so that a weight is a power of
+//! two.
+
+use std::{f32::consts::LOG2_E, ops::Range};
+
+use super::{LANES, Query};
+use crate::ops::cpu::math::{exp2_below_one, tanh};
+
+/// The largest score of some positions, and the sum of their weights, which are relative to it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct State {
+    pub(super) most: f32,
+    pub(super) total: f32,
+}
+
+impl Default for State {
+    /// Of no positions.
+    fn default() -> Self {
+        Self { most: f32::NEG_INFINITY, total: 0.0 }
+    }
+}
+
+impl State {
+    /// Adds the weighted values of the next chunk to those of the chunks before. Of no positions, `sum` may be anything.
+    #[inline(always)]
+    pub(super) fn add(&mut self, sum: &mut [f32], of_chunk: &[f32], chunk: State) {
+        if self.most == f32::NEG_INFINITY && self.total == 0.0 {
+            sum.copy_from_slice(of_chunk);
+            *self = chunk;
+            return;
+        }
+        // In operations that every instruction set has: one may compute a chunk, and another add it.
+        if chunk.most > self.most {
+            let factor = exp2_below_one::<false>(self.most - chunk.most);
+            sum.iter_mut().zip(of_chunk).for_each(|(sum, of_chunk)| *sum = *sum * factor + of_chunk);
+            *self = Self { most: chunk.most, total: self.total * factor + chunk.total };
+        } else {
+            let factor = exp2_below_one::<false>(chunk.most - self.most);
+            sum.iter_mut().zip(of_chunk).for_each(|(sum, of_chunk)| *sum += of_chunk * factor);
+            self.total += chunk.total * factor;
+        }
+    }
+}
+
+/// Multiplies and biases a query's scores, from position `first`, and hides those that it must not see. Returns the largest, and
+/// which are seen. Without a `scale`, they are multiplied already, by `log2 e` too.
+#[inline(always)]
+fn finish_scores<const FUSED: bool>(
+    scores: &mut [f32],
+    first: usize,
+    query: &Query<'_>,
+    scale: Option<f32>,
+) -> (f32, Range<usize>) {
+    let visible = query.sees.start.saturating_sub(first).min(scores.len())
+        ..query.sees.end.saturating_sub(first).min(scores.len());
+    scores[..visible.start].fill(f32::NEG_INFINITY);
+    scores[visible.end..].fill(f32::NEG_INFINITY);
+    let factor = match (query.softcap, scale) {
+        (Some(cap), scale) => {
+            let within = scale.unwrap_or(1.0) / cap;
+            for score in &mut scores[visible.clone()] {
+                *score = LOG2_E * cap * tanh::<FUSED>(*score * within);
+            }
+            1.0
+        }
+        (None, Some(scale)) => LOG2_E * scale,
+        (None, None) => 1.0,
+    };
+    if let Some(slope) = query.slope {
+        let slope = LOG2_E * slope;
+        let to_first = query.sees.end as f32 - 1.0 - first as f32;
+        for (n, score) in scores.iter_mut().enumerate().take(visible.end).skip(visible.start) {
+            *score = *score * factor - slope * (to_first - n as f32);
+        }
+    } else if factor != 1.0 {
+        scores[visible.clone()].iter_mut().for_each(|score| *score *= factor);
+    }
+    let mut most = [f32::NEG_INFINITY; LANES];
+    for scores in scores.as_chunks::<LANES>().0 {
+        for (most, score) in most.iter_mut().zip(scores) {
+            *most = if score > most { *score } else { *most };
+        }
+    }
+    (most.into_iter().fold(f32::NEG_INFINITY, f32::max), visible)
+}
+
+/// Replaces a query's scores, from position `first`, with weights: 0 for what it must not see.
+#[inline(always)]
+pub(super) fn softmax<const FUSED: bool>(
+    scores: &mut [f32],
+    first: usize,
+    query: &Query<'_>,
+    scale: Option<f32>,
+) -> State {
+    let (most, visible) = finish_scores::<FUSED>(scores, first, query, scale);
+    if visible.is_empty() {
+        scores.fill(0.0);
+        return State::default();
+    }
+    // Lanes are those of absolute positions, so the order of the sum does not depend on where the keys begin.
+    let mut sums = [0.0; LANES];
+    for scores in scores.as_chunks_mut::<LANES>().0 {
+        for (sum, score) in sums.iter_mut().zip(scores) {
+            *score = exp2_below_one::<FUSED>(*score - most);
+            *sum += *score;
+        }
+    }
+    State { most, total: sum_of_lanes(&sums) }
+}
+
+/// In four chains, which overlap.
+#[inline(always)]
+fn sum_of_lanes(lanes: &[f32; LANES]) -> f32 {
+    let mut chains = [0.0; 4];
+    for (n, chain) in chains.iter_mut().enumerate() {
+        *chain = (lanes[n] + lanes[n + 4]) + (lanes[n + 8] + lanes[n + 12]);
+    }
+    (chains[0] + chains[1]) + (chains[2] + chains[3])
+}

@@ -1,0 +1,205 @@
+use half::f16;
+
+use super::{
+    super::{
+        append_keys, append_values,
+        isa::tests::{every_isa, noise, with_isa},
+    },
+    *,
+};
+use crate::ops::Slots;
+
+/// Pools with noise of `E` in pages of another order than positions, and the slot of each position.
+fn pools_of<E: KvElement>(n_pages: usize, heads: [usize; 2]) -> ([Vec<E>; 2], Vec<i32>) {
+    let page_len = PageLayout::of::<E>(heads).page_len();
+    let slots: Vec<i32> = (0..n_pages)
+        .flat_map(|page| {
+            let first = (page * 7 + 2) % n_pages * LANES;
+            first as i32..(first + LANES) as i32
+        })
+        .collect();
+    let mut pools = [0, 1].map(|_| vec![E::default(); n_pages * page_len]);
+    let [keys, values] = [1, 2].map(|seed| noise(n_pages * LANES * heads[0] * heads[1], seed));
+    append_keys(&mut pools[0], &keys, &slots, heads);
+    append_values(&mut pools[1], &values, &slots, heads);
+    (pools, slots)
+}
+
+/// For any number of key heads per task and every instruction set: decoding, a window that begins within a page, a
+/// prompt; and however many chunks a task has.
+fn check_tasks<E: KvElement>() {
+    let (n_kv_heads, group, n_pages) = (5, 2, 41);
+    for (head_dim, sliding_window) in [(20, None), (64, Some(21)), (64, Some(300)), (128, None)] {
+        let n_heads = n_kv_heads * group;
+        let (scale, softcap, alibi_slopes) = (0.2, None, None);
+        let options = AttentionOptions { n_heads, n_kv_heads, head_dim, scale, softcap, sliding_window, alibi_slopes };
+        let ([keys, values], slots) = pools_of::<E>(n_pages, [n_kv_heads, head_dim]);
+        for (start, n_rows) in
+            [(0, 1), (15, 1), (16, 1), (50, 1), (30, 4), (650, 1), (CHUNK - 1, 1), (CHUNK, 1), (CHUNK - 2, 4)]
+        {
+            let queries = noise(n_rows * n_heads * head_dim, 3);
+            let attended = |rows: Range<usize>, heads_per_task: usize, chunks_per_task: usize| {
+                let row_len = n_heads * head_dim;
+                let queries = &queries[rows.start * row_len..rows.end * row_len];
+                let pools = Pools { queries, stride: row_len, keys: &keys, values: &values, options: &options };
+                let first_key = window_start(start + rows.start, &options);
+                let slots = slots[first_key..start + rows.end].to_vec();
+                let slots = Slots::new(slots, &burn::tensor::Device::flex());
+                let sequence = PagedRows { rows: 0..rows.len(), start: start + rows.start, first_key, slots };
+                let mut output = vec![f32::NAN; queries.len()];
+                let mut tasks = Tasks { heads_per_task, chunks_per_task, ..Tasks::default() };
+                tasks.add(&sequence, &options);
+                let mut parts = vec![f32::NAN; tasks.parts_len];
+                let outputs = Outputs { whole: SharedMut::new(&mut output), parts: SharedMut::new(&mut parts) };
+                tasks.all.iter().for_each(|task| task.run(&pools, &outputs));
+                for row in &tasks.split {
+                    (0..n_heads).for_each(|head| row.add_up(head, &options, &outputs));
+                }
+                output
+            };
+            for level in every_isa() {
+                let alone = with_isa(level, || attended(0..n_rows, 1, usize::MAX));
+                assert!(alone.iter().all(|value| value.is_finite()));
+                for (heads_per_task, chunks_per_task) in
+                    (2..=n_kv_heads).map(|heads| (heads, usize::MAX)).chain([(1, 1), (2, 1), (1, 2)])
+                {
+                    assert_eq!(
+                        with_isa(level, || attended(0..n_rows, heads_per_task, chunks_per_task)),
+                        alone,
+                        "{heads_per_task} heads, {chunks_per_task} chunks with {level:?}"
+                    );
+                }
+                let by_rows = (0..n_rows).flat_map(|row| with_isa(level, || attended(row..row + 1, 1, 1)));
+                assert_eq!(by_rows.collect::<Vec<f32>>(), alone, "rows by themselves with {level:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn work_that_is_cut_in_other_ways_has_the_same_bits() {
+    check_tasks::<f32>();
+    check_tasks::<f16>();
+    check_tasks::<i8>();
+}
+
+/// Beside sums in f64 over all positions at once.
+fn check_sums<E: KvElement>(within: f64) {
+    let (n_heads, n_kv_heads, head_dim, n_keys) = (4, 2, 24, 700);
+    let ([keys, values], slots) = pools_of::<E>(44, [n_kv_heads, head_dim]);
+    let [key_rows, value_rows] = [1, 2].map(|seed| noise(44 * LANES * n_kv_heads * head_dim, seed));
+    let queries = noise(n_heads * head_dim, 3);
+    for scale in [0.2, 3.0] {
+        let (softcap, sliding_window, alibi_slopes) = (None, None, None);
+        let options = AttentionOptions { n_heads, n_kv_heads, head_dim, scale, softcap, sliding_window, alibi_slopes };
+        let slots = Slots::new(slots[..n_keys].to_vec(), &burn::tensor::Device::flex());
+        let sequence = PagedRows { rows: 0..1, start: n_keys - 1, first_key: 0, slots };
+        for level in every_isa() {
+            let found = with_isa(level, || {
+                attention_paged(&queries, [&keys, &values], std::slice::from_ref(&sequence), &options)
+            });
+            for head in 0..n_heads {
+                let row = |rows: &[f32], position: usize| -> Vec<f64> {
+                    let first = (position * n_kv_heads + head / 2) * head_dim;
+                    rows[first..first + head_dim].iter().map(|value| f64::from(*value)).collect()
+                };
+                let query = &queries[head * head_dim..][..head_dim];
+                let weights: Vec<f64> = (0..n_keys)
+                    .map(|position| {
+                        let products =
+                            row(&key_rows, position).iter().zip(query).map(|(k, q)| k * f64::from(*q)).sum::<f64>();
+                        (products * scale).exp()
+                    })
+                    .collect();
+                let total: f64 = weights.iter().sum();
+                for dim in 0..head_dim {
+                    let sum: f64 =
+                        weights.iter().enumerate().map(|(n, weight)| weight * row(&value_rows, n)[dim]).sum();
+                    let (found, expected) = (f64::from(found[head * head_dim + dim]), sum / total);
+                    assert!((found - expected).abs() < within, "{found} for {expected}, {scale} with {level:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_over_chunks_are_those_of_all_positions() {
+    check_sums::<f32>(1e-5);
+    check_sums::<f16>(2e-3);
+    check_sums::<i8>(2e-2);
+}
+
+/// Infinite or NaN keys and values change only rows that see them, at any position in a chunk of a prompt.
+fn check_hidden<E: KvElement + PartialEq>(broken: f32) {
+    let (n_heads, n_kv_heads, head_dim, n_rows, start) = (4, 2, 20, 9, 30);
+    let (n_keys, width) = (start + n_rows, n_kv_heads * head_dim);
+    for sliding_window in [None, Some(1), Some(5), Some(21)] {
+        let (scale, softcap, alibi_slopes) = (0.2, None, None);
+        let options = AttentionOptions { n_heads, n_kv_heads, head_dim, scale, softcap, sliding_window, alibi_slopes };
+        let queries = noise(n_rows * n_heads * head_dim, 3);
+        let device = burn::tensor::Device::flex();
+        let sequence = |first: usize, n_rows: usize| {
+            let first_key = window_start(start + first, &options);
+            let slots = Slots::new((first_key as i32..(start + first + n_rows) as i32).collect(), &device);
+            PagedRows { rows: 0..n_rows, start: start + first, first_key, slots }
+        };
+        // `at_once` rows at a time, with `broken` keys and values at `position`.
+        let attended = |position: Option<usize>, at_once: usize| {
+            let [keys, values] = [1, 2].map(|seed| {
+                let mut rows = noise(48 * width, seed);
+                if let Some(position) = position {
+                    rows[position * width..][..width].fill(broken);
+                }
+                rows
+            });
+            let slots: Vec<i32> = (0..48).collect();
+            let mut pools =
+                [0, 1].map(|_| vec![E::default(); 3 * PageLayout::of::<E>([n_kv_heads, head_dim]).page_len()]);
+            append_keys(&mut pools[0], &keys, &slots, [n_kv_heads, head_dim]);
+            append_values(&mut pools[1], &values, &slots, [n_kv_heads, head_dim]);
+            let rows = queries.chunks(at_once * n_heads * head_dim).enumerate().flat_map(|(number, queries)| {
+                let sequence = sequence(number * at_once, queries.len() / (n_heads * head_dim));
+                attention_paged(queries, [&pools[0], &pools[1]], &[sequence], &options)
+            });
+            rows.collect::<Vec<f32>>()
+        };
+        for level in every_isa() {
+            let whole = with_isa(level, || attended(None, n_rows));
+            for position in 0..n_keys {
+                let found = with_isa(level, || attended(Some(position), n_rows));
+                let alone = with_isa(level, || attended(Some(position), 1));
+                for row in 0..n_rows {
+                    let values = row * n_heads * head_dim..(row + 1) * n_heads * head_dim;
+                    let what = format!("row {row}, {broken} at {position}, {sliding_window:?} with {level:?}");
+                    let sees = window_start(start + row, &options)..start + row + 1;
+                    if sees.contains(&position) {
+                        assert!(found[values.clone()].iter().any(|value| !value.is_finite()), "{what}");
+                    } else {
+                        assert_eq!(found[values.clone()], whole[values.clone()], "{what}");
+                    }
+                    let mut pairs = found[values.clone()].iter().zip(&alone[values]);
+                    let are_equal = pairs.all(|(a, b)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan());
+                    assert!(are_equal, "{what}: other bits alone");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_not_finite_changes_no_row_that_does_not_see_it() {
+    check_hidden::<f32>(f32::INFINITY);
+    check_hidden::<f32>(f32::NAN);
+    // Infinity is stored as the largest f16.
+    check_hidden::<f16>(f32::NAN);
+    check_hidden::<i8>(f32::INFINITY);
+    check_hidden::<i8>(f32::NAN);
+}
+
+#[test]
+fn heads_go_together_only_where_there_are_sequences_for_all_threads() {
+    assert_eq!([1, 3, 4, 16].map(|n| heads_together(n, 2, 4096)), [1, 1, 4, 4]);
+    assert_eq!(heads_together(16, 16, 4096), 1);
+    assert_eq!(heads_together(64, 2, 1 << 20), 1);
+}
