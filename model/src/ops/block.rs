@@ -6,7 +6,7 @@ use half::f16;
 
 use super::{
     AttentionOptions, BlockParts, KvDtype, LinearParts, NormParts, PagedRows, Rotation, Slots,
-    cpu::{self, KvElement},
+    cpu::{self, PagedElement},
     weight::Form,
 };
 
@@ -61,7 +61,7 @@ pub(crate) fn block(
     }
 }
 
-fn over_pools<E: KvElement>(
+fn over_pools<E: PagedElement>(
     x: Tensor<2>,
     block: &cpu::Block<'_>,
     attention: PagedAttention<'_>,

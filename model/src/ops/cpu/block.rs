@@ -5,8 +5,7 @@
 use burn::tensor::Tensor;
 
 use super::{
-    KvElement,
-    attention::attention_paged_into,
+    attention::{PagedElement, attention_paged_into},
     kv_append::{PagedValues, norm_rope_append},
     matmul::{Store, has_gated, linear_into},
     panels::Panels,
@@ -59,7 +58,7 @@ pub(in crate::ops) struct Scratch {
 }
 
 /// Runs a block on `x [n_rows, d_model]`, in place.
-pub(in crate::ops) fn block<E: KvElement>(
+pub(in crate::ops) fn block<E: PagedElement>(
     x: &mut [f32],
     block: &Block<'_>,
     paged: PagedValues<'_, E>,
@@ -80,7 +79,7 @@ pub(in crate::ops) fn block<E: KvElement>(
 }
 
 /// Writes the attention output of `x`, before its projection, to `attn_out`.
-fn attend_heads<E: KvElement>(x: &[f32], block: &Block<'_>, mut paged: PagedValues<'_, E>, scratch: &mut Scratch) {
+fn attend_heads<E: PagedElement>(x: &[f32], block: &Block<'_>, mut paged: PagedValues<'_, E>, scratch: &mut Scratch) {
     let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *paged.options;
     let (q_width, kv_width) = (n_heads * head_dim, n_kv_heads * head_dim);
     let width = q_width + 2 * kv_width;

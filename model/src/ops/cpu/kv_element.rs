@@ -3,7 +3,6 @@
 use burn::backend::flex::FlexTensor;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 
-use super::attention::{Outputs, Pools, Query, Task, eight_bit, float};
 #[cfg(target_arch = "x86_64")]
 use super::{Isa, isa};
 use crate::ops::PAGE_SIZE;
@@ -41,9 +40,6 @@ pub(in crate::ops) trait KvElement: Copy + Default + Send + Sync + Sized {
     fn key_place(dim: usize, token: usize) -> usize {
         dim * PAGE_SIZE + token
     }
-
-    /// Attends with `queries` over the pages of `pools`, see [`attention`](super::attention).
-    fn attend(queries: &[Query<'_>], task: &Task<'_>, pools: &Pools<'_, Self>, outputs: &Outputs<'_>);
 }
 
 /// A floating-point element, which is widened to f32 in registers as it is read.
@@ -87,10 +83,6 @@ impl KvElement for f32 {
 
     fn store(values: &[f32], _: f32, places: &mut [Self]) {
         places.copy_from_slice(values);
-    }
-
-    fn attend(queries: &[Query<'_>], task: &Task<'_>, pools: &Pools<'_, Self>, outputs: &Outputs<'_>) {
-        float::attend(queries, task, pools, outputs);
     }
 }
 
@@ -157,10 +149,6 @@ impl KvElement for f16 {
             within.iter_mut().zip(values).for_each(|(within, value)| *within = value.clamp(-most, most));
             places.convert_from_f32_slice(&within[..values.len()]);
         }
-    }
-
-    fn attend(queries: &[Query<'_>], task: &Task<'_>, pools: &Pools<'_, Self>, outputs: &Outputs<'_>) {
-        float::attend(queries, task, pools, outputs);
     }
 }
 
@@ -249,10 +237,6 @@ impl KvElement for i8 {
 
     fn key_place(dim: usize, token: usize) -> usize {
         (dim / FOUR * PAGE_SIZE + token) * FOUR + dim % FOUR
-    }
-
-    fn attend(queries: &[Query<'_>], task: &Task<'_>, pools: &Pools<'_, Self>, outputs: &Outputs<'_>) {
-        eight_bit::attend(queries, task, pools, outputs);
     }
 }
 

@@ -42,7 +42,7 @@ mod threads;
 mod training;
 
 pub use arenas::{give_back_memory, keep_freed_memory, limit_arenas};
-pub(super) use attention::attention_paged;
+pub(super) use attention::{PagedElement, attention_paged};
 pub(super) use block::{Block, LinearMemory, Scratch, block};
 pub use isa::instruction_set;
 use isa::{Isa, PORTABLE_IS_FUSED, for_each_isa, isa, multiply_add};

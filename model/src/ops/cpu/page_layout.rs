@@ -37,7 +37,6 @@ impl PageLayout {
     }
 
     /// A page.
-    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(super) fn page(self, page: usize) -> Range<usize> {
         page * self.page_len()..(page + 1) * self.page_len()

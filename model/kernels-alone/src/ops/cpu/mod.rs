@@ -46,7 +46,7 @@ mod rowwise;
 #[path = "../../../../src/ops/cpu/thread_pool.rs"]
 mod thread_pool;
 
-pub(super) use attention::attention_paged;
+pub(super) use attention::{PagedElement, attention_paged};
 pub use isa::instruction_set;
 use isa::{Isa, PORTABLE_IS_FUSED, for_each_isa, isa, multiply_add};
 pub(super) use kv_append::{append_keys, append_values};

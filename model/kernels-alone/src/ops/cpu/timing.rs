@@ -74,7 +74,7 @@ pub(super) fn run() {
 }
 
 /// Attention with the heads of SmolLM2-135M (9 to 3) and of a model of 1B (32 to 8).
-fn attention<E: super::KvElement>(name: &str) {
+fn attention<E: super::PagedElement>(name: &str) {
     for (n_heads, n_kv_heads, head_dim) in [(9, 3, 64), (32, 8, 64)] {
         let (scale, softcap, sliding_window, alibi_slopes) = (0.125, None, None, None);
         let options = AttentionOptions { n_heads, n_kv_heads, head_dim, scale, softcap, sliding_window, alibi_slopes };

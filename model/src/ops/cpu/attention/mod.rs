@@ -9,15 +9,16 @@
 //! Floats ([`float`]) are widened in registers; whole numbers of 8 bits ([`eight_bit`]) are multiplied as they are.
 
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads")]
-pub(super) mod eight_bit;
+mod eight_bit;
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads")]
-pub(super) mod float;
+mod float;
 mod softmax;
 #[cfg(test)]
 mod tests;
 
 use std::{cell::Cell, ops::Range};
 
+use half::f16;
 use softmax::State;
 
 use super::{
@@ -44,7 +45,7 @@ const PARALLEL_WORK: usize = 1 << 17;
 const FEW_TASKS: usize = 4;
 
 /// Queries `[n_rows, n_heads * head_dim]` over pools of keys and values: `[n_rows, n_heads * head_dim]`.
-pub(in crate::ops) fn attention_paged<E: KvElement>(
+pub(in crate::ops) fn attention_paged<E: PagedElement>(
     queries: &[f32],
     pools: [&[E]; 2],
     sequences: &[PagedRows],
@@ -56,7 +57,7 @@ pub(in crate::ops) fn attention_paged<E: KvElement>(
 }
 
 /// The same, written to `output`; a row of queries begins every `stride` values.
-pub(super) fn attention_paged_into<E: KvElement>(
+pub(super) fn attention_paged_into<E: PagedElement>(
     queries: &[f32],
     stride: usize,
     [keys, values]: [&[E]; 2],
@@ -113,6 +114,30 @@ fn chunks_per_task(sequences: &[PagedRows], n_threads: usize, options: &Attentio
 
 fn n_keys(sequence: &PagedRows) -> usize {
     sequence.start + sequence.rows.len() - sequence.first_key
+}
+
+/// An element of pools over which rows attend.
+pub(in crate::ops) trait PagedElement: KvElement {
+    /// Attends with the queries of a task, at most [`MAX_QUERIES`] for each key head.
+    fn attend(queries: &[Query<'_>], task: &Task<'_>, pools: &Pools<'_, Self>, outputs: &Outputs<'_>);
+}
+
+impl PagedElement for f32 {
+    fn attend(queries: &[Query<'_>], task: &Task<'_>, pools: &Pools<'_, Self>, outputs: &Outputs<'_>) {
+        float::attend(queries, task, pools, outputs);
+    }
+}
+
+impl PagedElement for f16 {
+    fn attend(queries: &[Query<'_>], task: &Task<'_>, pools: &Pools<'_, Self>, outputs: &Outputs<'_>) {
+        float::attend(queries, task, pools, outputs);
+    }
+}
+
+impl PagedElement for i8 {
+    fn attend(queries: &[Query<'_>], task: &Task<'_>, pools: &Pools<'_, Self>, outputs: &Outputs<'_>) {
+        eight_bit::attend(queries, task, pools, outputs);
+    }
 }
 
 /// The input of all tasks.
@@ -231,7 +256,7 @@ pub(in crate::ops) struct Query<'a> {
 }
 
 impl Task<'_> {
-    fn run<E: KvElement>(&self, pools: &Pools<'_, E>, outputs: &Outputs<'_>) {
+    fn run<E: PagedElement>(&self, pools: &Pools<'_, E>, outputs: &Outputs<'_>) {
         let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *pools.options;
         let group = n_heads / n_kv_heads;
         // Not collected: without a known length, the vector would grow step by step.

@@ -1,5 +1,3 @@
-use half::f16;
-
 use super::{
     super::{
         append_keys, append_values,
@@ -10,7 +8,7 @@ use super::{
 use crate::ops::Slots;
 
 /// Pools with noise of `E` in pages of another order than positions, and the slot of each position.
-fn pools_of<E: KvElement>(n_pages: usize, heads: [usize; 2]) -> ([Vec<E>; 2], Vec<i32>) {
+fn pools_of<E: PagedElement>(n_pages: usize, heads: [usize; 2]) -> ([Vec<E>; 2], Vec<i32>) {
     let page_len = PageLayout::of::<E>(heads).page_len();
     let slots: Vec<i32> = (0..n_pages)
         .flat_map(|page| {
@@ -27,7 +25,7 @@ fn pools_of<E: KvElement>(n_pages: usize, heads: [usize; 2]) -> ([Vec<E>; 2], Ve
 
 /// For any number of key heads per task and every instruction set: decoding, a window that begins within a page, a
 /// prompt; and however many chunks a task has.
-fn check_tasks<E: KvElement>() {
+fn check_tasks<E: PagedElement>() {
     let (n_kv_heads, group, n_pages) = (5, 2, 41);
     for (head_dim, sliding_window) in [(20, None), (64, Some(21)), (64, Some(300)), (128, None)] {
         let n_heads = n_kv_heads * group;
@@ -84,7 +82,7 @@ fn work_that_is_cut_in_other_ways_has_the_same_bits() {
 }
 
 /// Beside sums in f64 over all positions at once.
-fn check_sums<E: KvElement>(within: f64) {
+fn check_sums<E: PagedElement>(within: f64) {
     let (n_heads, n_kv_heads, head_dim, n_keys) = (4, 2, 24, 700);
     let ([keys, values], slots) = pools_of::<E>(44, [n_kv_heads, head_dim]);
     let [key_rows, value_rows] = [1, 2].map(|seed| noise(44 * LANES * n_kv_heads * head_dim, seed));
@@ -131,7 +129,7 @@ fn sums_over_chunks_are_those_of_all_positions() {
 }
 
 /// Infinite or NaN keys and values change only rows that see them, at any position in a chunk of a prompt.
-fn check_hidden<E: KvElement + PartialEq>(broken: f32) {
+fn check_hidden<E: PagedElement + PartialEq>(broken: f32) {
     let (n_heads, n_kv_heads, head_dim, n_rows, start) = (4, 2, 20, 9, 30);
     let (n_keys, width) = (start + n_rows, n_kv_heads * head_dim);
     for sliding_window in [None, Some(1), Some(5), Some(21)] {
