@@ -64,27 +64,8 @@ pub(in crate::ops) fn append_values<E: KvElement>(pool: &mut [E], rows: &[f32], 
 /// No other thread reads or stores the key at `slot` meanwhile.
 #[expect(unsafe_code, reason = "threads write disjoint parts of one pool")]
 unsafe fn append_key<E: KvElement>(pool: &SharedMut<'_, E>, row: &[f32], slot: i32, heads: [usize; 2]) {
-    let (page, lane) = (slot as usize / LANES, slot as usize % LANES);
-    let layout = PageLayout::of::<E>(heads);
-    for (kv_head, values) in row.chunks_exact(heads[1]).enumerate() {
-        let scale = E::scale_of(values);
-        let lines = pool.places(layout.block(page, kv_head));
-        for (first, values) in values.chunks(LANES).enumerate() {
-            let mut stored = [E::default(); LANES];
-            let stored = &mut stored[..values.len()];
-            E::store(values, scale, stored);
-            for (dim, value) in stored.iter().enumerate() {
-                // SAFETY: a head has a place for each of its dimensions and tokens; a slot has its own to itself.
-                unsafe {
-                    lines.add(E::key_place(first * LANES + dim, lane)).write(*value);
-                }
-            }
-        }
-        // SAFETY: the caller's.
-        unsafe {
-            write_scale(pool, layout.scales(page, kv_head), lane, scale);
-        }
-    }
+    // SAFETY: the caller's; a head has a place for each of its dimensions and tokens.
+    unsafe { append_to_block(pool, row, slot, heads, |_, dim, token| E::key_place(dim, token)) };
 }
 
 /// Stores one row of values.
@@ -93,24 +74,43 @@ unsafe fn append_key<E: KvElement>(pool: &SharedMut<'_, E>, row: &[f32], slot: i
 /// No other thread reads or stores the value at `slot` meanwhile.
 #[expect(unsafe_code, reason = "threads write disjoint parts of one pool")]
 unsafe fn append_value<E: KvElement>(pool: &SharedMut<'_, E>, row: &[f32], slot: i32, heads: [usize; 2]) {
+    if E::SCALE_LEN > 0 {
+        // SAFETY: as for keys.
+        return unsafe { append_to_block(pool, row, slot, heads, PageLayout::value_place) };
+    }
+    let layout = PageLayout::of::<E>(heads);
+    for (kv_head, values) in row.chunks_exact(heads[1]).enumerate() {
+        // SAFETY: the caller's.
+        E::store(values, 1.0, unsafe { pool.part(layout.value(slot as usize, kv_head)) });
+    }
+}
+
+/// Stores one row in blocks of a page and head, each dimension of a token at its `place`.
+///
+/// # Safety
+/// No other thread reads or stores the row at `slot` meanwhile, and places differ and are within the block.
+#[expect(unsafe_code, reason = "threads write disjoint parts of one pool")]
+#[inline(always)]
+unsafe fn append_to_block<E: KvElement>(
+    pool: &SharedMut<'_, E>,
+    row: &[f32],
+    slot: i32,
+    heads: [usize; 2],
+    place: impl Fn(PageLayout, usize, usize) -> usize,
+) {
     let (page, token) = (slot as usize / LANES, slot as usize % LANES);
     let layout = PageLayout::of::<E>(heads);
     for (kv_head, values) in row.chunks_exact(heads[1]).enumerate() {
-        if E::SCALE_LEN == 0 {
-            // SAFETY: the caller's.
-            E::store(values, 1.0, unsafe { pool.part(layout.value(slot as usize, kv_head)) });
-            continue;
-        }
         let scale = E::scale_of(values);
-        let places = pool.places(layout.block(page, kv_head));
+        let block = pool.places(layout.block(page, kv_head));
         for (first, values) in values.chunks(LANES).enumerate() {
             let mut stored = [E::default(); LANES];
             let stored = &mut stored[..values.len()];
             E::store(values, scale, stored);
             for (dim, value) in stored.iter().enumerate() {
-                // SAFETY: a head has a place for each of its dimensions and tokens; a slot has its own to itself.
+                // SAFETY: the caller's.
                 unsafe {
-                    places.add(layout.value_place(first * LANES + dim, token)).write(*value);
+                    block.add(place(layout, first * LANES + dim, token)).write(*value);
                 }
             }
         }

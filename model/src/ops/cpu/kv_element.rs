@@ -197,8 +197,8 @@ pub(super) const Q8_MAX: f32 = 127.0;
 pub(super) const FOUR: usize = 4;
 /// Added to a small number, rounds it to a whole one, which is then in the lowest bits.
 pub(super) const ROUNDING: f32 = 1.5 * (1 << 23) as f32;
-/// Where all of a head's values are smaller, they are stored as 0: what multiplies them would not be finite.
-const Q8_LEAST: f32 = 1e-30;
+/// Where all of a head's values are smaller, or all weights of a page, they are 0: what multiplies them would not be finite.
+pub(super) const Q8_LEAST: f32 = 1e-30;
 
 /// [`KvElement::scale_of`] of numbers of 8 bits, where the largest magnitude is `largest`.
 pub(super) fn scale_of_largest(largest: f32) -> f32 {

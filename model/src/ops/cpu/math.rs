@@ -30,7 +30,7 @@ pub(super) fn exp<const FUSED: bool>(x: f32) -> f32 {
 ///
 /// `x = n + r` with `|r| <= 1/2`; `2^r` by its series to the sixth power, and `2^n` by building the exponent.
 #[inline(always)]
-pub(super) fn exp2_below_one<const FUSED: bool>(x: f32) -> f32 {
+pub(super) fn exp2_nonpositive<const FUSED: bool>(x: f32) -> f32 {
     use std::f32::consts::LN_2;
     // As in `exp`.
     const ROUND: f32 = 12_582_912.0;
@@ -139,14 +139,14 @@ mod tests {
         for n in -1_260_000..=0 {
             let x = n as f32 * 1e-4;
             let expected = f64::from(x).exp2();
-            for found in [exp2_below_one::<true>(x), exp2_below_one::<false>(x)] {
+            for found in [exp2_nonpositive::<true>(x), exp2_nonpositive::<false>(x)] {
                 let far = (f64::from(found) / expected - 1.0).abs();
                 assert!(far < 3.5e-7, "2^{x} is {found}, expected {expected}");
             }
         }
-        let found = [0.0, -1.0, -126.5, -1e9, -1e30, f32::NEG_INFINITY].map(exp2_below_one::<true>);
+        let found = [0.0, -1.0, -126.5, -1e9, -1e30, f32::NEG_INFINITY].map(exp2_nonpositive::<true>);
         assert_eq!(found, [1.0, 0.5, 0.0, 0.0, 0.0, 0.0]);
-        assert!(exp2_below_one::<true>(f32::NAN).is_nan());
+        assert!(exp2_nonpositive::<true>(f32::NAN).is_nan());
     }
 
     #[test]

@@ -41,7 +41,7 @@ const MAX_QUERIES: usize = 8;
 const RUN_BYTES: usize = 1 << 14;
 /// Multiply-adds below which one thread is faster.
 const PARALLEL_WORK: usize = 1 << 17;
-/// Tasks per thread below which the chunks of a text are shared out, and about how many there are then.
+/// Tasks per thread that are enough. If there are fewer, the chunks of a text are shared out, so that there are about as many.
 const FEW_TASKS: usize = 4;
 
 /// Queries `[n_rows, n_heads * head_dim]` over pools of keys and values: `[n_rows, n_heads * head_dim]`.
@@ -82,9 +82,11 @@ pub(super) fn attention_paged_into<E: PagedElement>(
     if is_parallel {
         // The last tasks of a prompt have the most keys: they run first, so that no long task is left for the end.
         thread_pool::parallel_for(all.len(), |n| all[all.len() - 1 - n].run(&pools, &outputs));
-        thread_pool::parallel_for(tasks.split.len() * options.n_heads, |n| {
-            tasks.split[n / options.n_heads].add_up(n % options.n_heads, options, &outputs);
-        });
+        if !tasks.split.is_empty() {
+            thread_pool::parallel_for(tasks.split.len() * options.n_heads, |n| {
+                tasks.split[n / options.n_heads].add_up(n % options.n_heads, options, &outputs);
+            });
+        }
     } else {
         all.iter().for_each(|task| task.run(&pools, &outputs));
     }
@@ -186,16 +188,20 @@ impl SplitRow {
     /// Adds up the results of a head's chunks.
     fn add_up(&self, head: usize, options: &AttentionOptions, outputs: &Outputs<'_>) {
         let (head_dim, part_len) = (options.head_dim, part_len(options));
-        let (mut sum, mut state) = (vec![0.0; head_dim], State::default());
+        let output = (self.row * options.n_heads + head) * head_dim;
+        #[expect(unsafe_code, reason = "threads write disjoint parts of one matrix")]
+        // SAFETY: only this call has this row's head.
+        let sum = unsafe { outputs.whole.part(output..output + head_dim) };
+        let mut state = State::default();
         for n in 0..self.chunks.len() {
             let start = self.parts + (n * options.n_heads + head) * part_len;
             #[expect(unsafe_code, reason = "threads wrote disjoint parts of one slice")]
             // SAFETY: all tasks have ended, and only this call reads this head's.
             let part = unsafe { outputs.parts.part(start..start + part_len) };
             let (part, state_of_part) = part.split_at(head_dim);
-            state.add(&mut sum, part, State { most: state_of_part[0], total: state_of_part[1] });
+            state.add(sum, part, State { most: state_of_part[0], total: state_of_part[1] });
         }
-        store(&sum, state, (self.row * options.n_heads + head) * head_dim, outputs);
+        sum.iter_mut().for_each(|sum| *sum /= state.total);
     }
 }
 
@@ -400,8 +406,7 @@ unsafe fn attend<K: Kernels>(
             buffers.chunk_sums.fill(0.0);
         }
         // SAFETY: the caller's.
-        unsafe { K::attend_chunk(queries, tiles.clone(), task, pools, &mut buffers) };
-        let positions = tiles.start * LANES..tiles.end * LANES;
+        unsafe { K::attend_chunk(queries, tiles, task, pools, &mut buffers) };
         for (number, query) in queries.iter().enumerate() {
             let sum = &buffers.chunk_sums[number * stored_dim..][..stored_dim];
             let state = buffers.chunk_states[number];
@@ -412,7 +417,8 @@ unsafe fn attend<K: Kernels>(
                 let part = unsafe { outputs.parts.part(start..start + part_len) };
                 part[..options.head_dim].copy_from_slice(&sum[..options.head_dim]);
                 part[options.head_dim..].copy_from_slice(&[state.most, state.total]);
-            } else if query.sees.start < positions.end && positions.start < query.sees.end {
+            } else {
+                // Of a chunk that the query does not see, both are zeros.
                 let (sums, states) = (&mut buffers.sums, &mut buffers.states);
                 states[number].add(&mut sums[number * stored_dim..][..stored_dim], sum, state);
             }
@@ -420,19 +426,12 @@ unsafe fn attend<K: Kernels>(
     }
     if task.parts.is_none() {
         for ((query, sum), state) in queries.iter().zip(buffers.sums.chunks_exact(stored_dim)).zip(&buffers.states) {
-            store(&sum[..options.head_dim], *state, query.output, outputs);
+            // SAFETY: a row's head belongs to one task, since sequences have rows of their own, and is stored once.
+            let output = unsafe { outputs.whole.part(query.output..query.output + options.head_dim) };
+            output.iter_mut().zip(sum).for_each(|(output, sum)| *output = sum / state.total);
         }
     }
     BUFFERS.set(buffers);
-}
-
-/// Stores a head's weighted values, divided by the sum of the weights.
-#[inline(always)]
-fn store(sum: &[f32], state: State, output: usize, outputs: &Outputs<'_>) {
-    #[expect(unsafe_code, reason = "threads write disjoint parts of one matrix")]
-    // SAFETY: a row's head belongs to one task, since sequences have rows of their own, and is stored once.
-    let output = unsafe { outputs.whole.part(output..output + sum.len()) };
-    output.iter_mut().zip(sum).for_each(|(output, sum)| *output = sum / state.total);
 }
 
 thread_local! {

@@ -4,7 +4,7 @@
 use std::{f32::consts::LOG2_E, ops::Range};
 
 use super::{LANES, Query};
-use crate::ops::cpu::math::{exp2_below_one, tanh};
+use crate::ops::cpu::math::{exp2_nonpositive, tanh};
 
 /// The largest score of some positions, and the sum of their weights, which are relative to it.
 #[derive(Clone, Copy, Debug)]
@@ -31,11 +31,11 @@ impl State {
         }
         // In operations that every instruction set has: one may compute a chunk, and another add it.
         if chunk.most > self.most {
-            let factor = exp2_below_one::<false>(self.most - chunk.most);
+            let factor = exp2_nonpositive::<false>(self.most - chunk.most);
             sum.iter_mut().zip(of_chunk).for_each(|(sum, of_chunk)| *sum = *sum * factor + of_chunk);
             *self = Self { most: chunk.most, total: self.total * factor + chunk.total };
         } else {
-            let factor = exp2_below_one::<false>(chunk.most - self.most);
+            let factor = exp2_nonpositive::<false>(chunk.most - self.most);
             sum.iter_mut().zip(of_chunk).for_each(|(sum, of_chunk)| *sum += of_chunk * factor);
             self.total += chunk.total * factor;
         }
@@ -101,7 +101,7 @@ pub(super) fn softmax<const FUSED: bool>(
     let mut sums = [0.0; LANES];
     for scores in scores.as_chunks_mut::<LANES>().0 {
         for (sum, score) in sums.iter_mut().zip(scores) {
-            *score = exp2_below_one::<FUSED>(*score - most);
+            *score = exp2_nonpositive::<FUSED>(*score - most);
             *sum += *score;
         }
     }

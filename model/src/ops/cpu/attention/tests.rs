@@ -27,7 +27,7 @@ fn pools_of<E: PagedElement>(n_pages: usize, heads: [usize; 2]) -> ([Vec<E>; 2],
 /// prompt; and however many chunks a task has.
 fn check_tasks<E: PagedElement>() {
     let (n_kv_heads, group, n_pages) = (5, 2, 41);
-    for (head_dim, sliding_window) in [(20, None), (64, Some(21)), (64, Some(300)), (128, None)] {
+    for (head_dim, sliding_window) in [(20, None), (64, Some(2)), (64, Some(21)), (64, Some(300)), (128, None)] {
         let n_heads = n_kv_heads * group;
         let (scale, softcap, alibi_slopes) = (0.2, None, None);
         let options = AttentionOptions { n_heads, n_kv_heads, head_dim, scale, softcap, sliding_window, alibi_slopes };
@@ -87,8 +87,15 @@ fn check_sums<E: PagedElement>(within: f64) {
     let ([keys, values], slots) = pools_of::<E>(44, [n_kv_heads, head_dim]);
     let [key_rows, value_rows] = [1, 2].map(|seed| noise(44 * LANES * n_kv_heads * head_dim, seed));
     let queries = noise(n_heads * head_dim, 3);
-    for scale in [0.2, 3.0] {
-        let (softcap, sliding_window, alibi_slopes) = (None, None, None);
+    let slopes = || Some(vec![0.5, 0.25, 0.125, 0.004]);
+    for (scale, softcap, alibi_slopes) in [
+        (0.2, None, None),
+        (3.0, None, None),
+        (0.5, Some(2.0), None),
+        (0.2, None, slopes()),
+        (0.5, Some(2.0), slopes()),
+    ] {
+        let sliding_window = None;
         let options = AttentionOptions { n_heads, n_kv_heads, head_dim, scale, softcap, sliding_window, alibi_slopes };
         let slots = Slots::new(slots[..n_keys].to_vec(), &burn::tensor::Device::flex());
         let sequence = PagedRows { rows: 0..1, start: n_keys - 1, first_key: 0, slots };
@@ -106,7 +113,10 @@ fn check_sums<E: PagedElement>(within: f64) {
                     .map(|position| {
                         let products =
                             row(&key_rows, position).iter().zip(query).map(|(k, q)| k * f64::from(*q)).sum::<f64>();
-                        (products * scale).exp()
+                        let score = products * scale;
+                        let score = softcap.map_or(score, |cap: f64| cap * (score / cap).tanh());
+                        let slope = options.alibi_slopes.as_ref().map_or(0.0, |slopes| f64::from(slopes[head]));
+                        (score - slope * (n_keys - 1 - position) as f64).exp()
                     })
                     .collect();
                 let total: f64 = weights.iter().sum();
@@ -114,7 +124,7 @@ fn check_sums<E: PagedElement>(within: f64) {
                     let sum: f64 =
                         weights.iter().enumerate().map(|(n, weight)| weight * row(&value_rows, n)[dim]).sum();
                     let (found, expected) = (f64::from(found[head * head_dim + dim]), sum / total);
-                    assert!((found - expected).abs() < within, "{found} for {expected}, {scale} with {level:?}");
+                    assert!((found - expected).abs() < within, "{found} for {expected}, {options:?} with {level:?}");
                 }
             }
         }

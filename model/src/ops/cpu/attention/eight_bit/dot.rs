@@ -1,6 +1,6 @@
 //! Sums of four products of bytes, with each instruction set.
 //!
-//! Functions are inlined into those that have the target features.
+//! Functions are inlined into those that have the target features. Their unsafe blocks rely on the contract of [`Dot`] alone.
 
 #[cfg(target_arch = "aarch64")]
 use std::arch::aarch64::{
@@ -23,7 +23,7 @@ use std::arch::x86_64::{
     _mm512_storeu_ps, _mm512_xor_si512,
 };
 
-use super::{LANES, LEAST, TOGETHER};
+use super::{LANES, Q8_LEAST, TOGETHER};
 #[cfg(target_arch = "aarch64")]
 use crate::ops::cpu::dot_product;
 use crate::ops::cpu::{
@@ -99,7 +99,7 @@ unsafe fn factors_of([a, b, c, d]: [__m128i; TOGETHER]) -> [[f32; TOGETHER]; 2] 
         let ab = _mm_max_epu32(_mm_unpacklo_epi32(a, b), _mm_unpackhi_epi32(a, b));
         let cd = _mm_max_epu32(_mm_unpacklo_epi32(c, d), _mm_unpackhi_epi32(c, d));
         let largest = _mm_castsi128_ps(_mm_max_epu32(_mm_unpacklo_epi64(ab, cd), _mm_unpackhi_epi64(ab, cd)));
-        let is_some = _mm_cmpnlt_ps(largest, _mm_set1_ps(LEAST));
+        let is_some = _mm_cmpnlt_ps(largest, _mm_set1_ps(Q8_LEAST));
         let mut factors = [[0.0; TOGETHER]; 2];
         _mm_storeu_ps(factors[0].as_mut_ptr(), _mm_and_ps(is_some, _mm_div_ps(_mm_set1_ps(Q8_MAX), largest)));
         _mm_storeu_ps(factors[1].as_mut_ptr(), _mm_mul_ps(largest, _mm_set1_ps(1.0 / Q8_MAX)));
@@ -126,7 +126,7 @@ unsafe fn round_weights(weights: *const f32, scales: &[*const f32; TOGETHER], to
             largest = weighted.to_bits().max(largest);
         }
         let largest = f32::from_bits(largest);
-        let factor = if largest < LEAST { 0.0 } else { Q8_MAX / largest };
+        let factor = if largest < Q8_LEAST { 0.0 } else { Q8_MAX / largest };
         *back = largest * (1.0 / Q8_MAX);
         for (n, weight) in weighted.into_iter().enumerate() {
             // SAFETY: the caller's.

@@ -22,13 +22,10 @@ use crate::ops::{
     AttentionOptions,
     cpu::{
         Isa, KvElement, PORTABLE_IS_FUSED, isa,
-        kv_element::{FOUR, ROUNDING, scale_of_largest},
+        kv_element::{FOUR, Q8_LEAST, ROUNDING, scale_of_largest},
         prefetch::prefetch,
     },
 };
-
-/// Weights below this, for all of a page, are 0: what multiplies them would not be finite.
-const LEAST: f32 = 1e-30;
 
 /// Attends with the instructions of this machine.
 pub(in crate::ops::cpu) fn attend(
