@@ -26,10 +26,11 @@ use crate::{
 const TOLERANCE: f32 = 2e-6;
 /// The same, where keys and values are rounded to 11 bits on their way into the cache.
 const TOLERANCE_F16: f32 = 5e-3;
-/// The same in 8 bits.
-const TOLERANCE_Q8: f32 = 5e-2;
-/// The same where queries, keys and values are rounded already, and only weights are not.
-const TOLERANCE_WEIGHTS_Q8: f32 = 1.5e-2;
+/// The same in 8 bits, and of the root mean square of the differences in that of the reference. Of 4,000 random cases the
+/// largest were 0.042 and 0.024.
+const TOLERANCE_Q8: (f32, f64) = (8e-2, 4e-2);
+/// The same where queries, keys and values are rounded already, and only weights are not: 0.019 and 0.012 in the same cases.
+const TOLERANCE_WEIGHTS_Q8: (f32, f64) = (4e-2, 2e-2);
 
 /// What more is allowed where sums of so many products are the exponents of what is compared: the sum of `n` products of
 /// numbers around 1 is around `sqrt(n)`, and `n` roundings of it, half up and half down, add up to another `sqrt(n)` of
@@ -58,6 +59,18 @@ pub(super) fn assert_within<const D: usize>(tolerance: f32, found: Tensor<D>, ex
     for (found, expected) in found.iter().zip(&expected) {
         assert!((found - expected).abs() <= tolerance * largest, "{found}, expected {expected}, largest {largest}");
     }
+}
+
+/// The same, and that the root mean square of the differences is within `mean_tolerance` times that of the expected values:
+/// for roundings that add up at random, whose largest sum says little.
+fn assert_within_mean((tolerance, mean_tolerance): (f32, f64), found: Tensor<2>, expected: Tensor<2>) {
+    let mean = |tensor: Tensor<2>| {
+        let values = values(tensor);
+        (values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>() / values.len() as f64).sqrt()
+    };
+    let (error, size) = (mean(found.clone() - expected.clone()), mean(expected.clone()));
+    assert!(error <= mean_tolerance * size, "the root mean square of the differences is {error}, of the values {size}");
+    assert_within(tolerance, found, expected);
 }
 
 fn attention_options() -> impl Strategy<Value = AttentionOptions> {
@@ -164,16 +177,19 @@ proptest! {
         let tolerance = tolerance_of_weights(options.head_dim);
         let given = [&q, &key_rows, &value_rows];
         // The very numbers that were rounded, and not far from those that were not. In 8 bits weights are rounded too.
-        let (rounded, of_rounded, of_given) = match dtype {
-            KvDtype::F32 => (given.map(Clone::clone), tolerance, tolerance),
+        match dtype {
+            KvDtype::F32 => assert_within(tolerance, found, expected(given)),
             KvDtype::F16 => {
                 let [keys, values] = [&key_rows, &value_rows].map(|rows| rows.clone().cast(DType::F16));
-                ([q.clone(), keys, values], tolerance, TOLERANCE_F16)
+                assert_within(tolerance, found.clone(), expected([&q, &keys, &values]));
+                assert_within(TOLERANCE_F16, found, expected(given));
             }
-            KvDtype::Q8 => (given.map(|rows| in_8_bits(rows, options.head_dim)), TOLERANCE_WEIGHTS_Q8, TOLERANCE_Q8),
-        };
-        assert_within(of_rounded, found.clone(), expected(rounded.each_ref()));
-        assert_within(of_given, found, expected(given));
+            KvDtype::Q8 => {
+                let rounded = given.map(|rows| in_8_bits(rows, options.head_dim));
+                assert_within_mean(TOLERANCE_WEIGHTS_Q8, found.clone(), expected(rounded.each_ref()));
+                assert_within_mean(TOLERANCE_Q8, found, expected(given));
+            }
+        }
     }
 }
 
