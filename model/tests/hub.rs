@@ -215,11 +215,11 @@ fn refusals_say_what_to_do() {
     get(&hub, &model("org/model"), "vocab.txt").unwrap();
     server.fail(&[Fault::Status(503); 5]);
     let error = refused("org/model");
-    assert!(error.contains("could not be reached in 5 attempts: it answered 503"), "{error}");
+    assert!(error.contains("5 requests to the hub failed; the last: the hub answered 503"), "{error}");
 
     let unreachable = HubOptions { endpoint: "http://127.0.0.1:1".to_owned(), ..options(&server, cache.path()) };
     let error = Hub::new(unreachable.clone()).unwrap().snapshot(&model("org/model")).unwrap_err().to_string();
-    assert!(error.contains("could not be reached") && error.contains("HF_HUB_OFFLINE=1"), "{error}");
+    assert!(error.contains("5 requests to the hub failed") && error.contains("HF_HUB_OFFLINE=1"), "{error}");
     let error = Hub::new(HubOptions { endpoint: "hub".to_owned(), ..unreachable }).unwrap_err().to_string();
     assert!(error.contains("`HF_ENDPOINT`: must be a URL with http or https, got `hub`"), "{error}");
 }

@@ -280,6 +280,12 @@ fn the_cache_is_listed_by_what_can_be_opened() {
     fs::remove_file(case.snapshot("sharded").join("model-00001-of-00002.safetensors")).unwrap();
     fs::remove_file(case.dir("sharded").join("blobs").join(checksum(&bytes(1)))).unwrap();
     assert!(!case.list()[2].4);
+    // All of its weights.
+    for name in names(&case.snapshot("sharded")).iter().filter(|name| name.ends_with(".safetensors")) {
+        fs::remove_file(case.snapshot("sharded").join(name)).unwrap();
+    }
+    let row = &case.list()[2];
+    assert_eq!((row.0.as_str(), row.1, row.4), ("org/sharded", ModelDir, false));
 }
 
 #[test]

@@ -259,7 +259,7 @@ impl Client {
         let (what, hint) = match (status.as_u16(), text("x-error-code")) {
             (429 | 500 | 502 | 503 | 504, _) => {
                 let delay = text("retry-after").and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
-                return Failure::Transient(format!("it answered {status}{says}"), delay);
+                return Failure::Transient(format!("the hub answered {status}{says}"), delay);
             }
             (404, Some("RevisionNotFound")) => {
                 (format!("the {kind} has no such revision{says}"), "use a branch, a tag or a commit".to_owned())
@@ -341,7 +341,7 @@ impl Retries<'_> {
         };
         self.n_tries += 1;
         if self.n_tries == MAX_TRIES {
-            let what = format!("the hub could not be reached in {MAX_TRIES} attempts: {what}");
+            let what = format!("{MAX_TRIES} requests to the hub failed; the last: {what}");
             return Err(hub_error(
                 self.name,
                 &what,

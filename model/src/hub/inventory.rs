@@ -101,9 +101,11 @@ fn models_at(cache: &Path, repo: &Repo, commit: &str) -> Vec<CachedModel> {
     let folder = RepoCache::new(cache, repo);
     let dir = folder.snapshot_dir(commit);
     let files = folder.found_files(commit);
-    let as_listed: Vec<_> =
-        files.iter().map(|file| RepositoryFile { path: &file.path, n_bytes: file.n_bytes }).collect();
-    let choices = repository::choices(&as_listed);
+    let as_found = repository_files(&files);
+    // What the repository has, if it was asked: the cache may have less.
+    let listed = folder.listing(commit).unwrap_or_default();
+    let as_listed = repository_files(&listed);
+    let choices = repository::choices(&as_found);
     let offline = Hub { client: None, cache: cache.to_owned() };
     let entry = |choice: Option<&str>, format, of_it: Vec<&HubFile>, path| {
         let model = HubModel::of(repo, choice);
@@ -124,8 +126,8 @@ fn models_at(cache: &Path, repo: &Repo, commit: &str) -> Vec<CachedModel> {
     let mut found = Vec::new();
     let rest: Vec<_> =
         files.iter().filter(|file| !choices.iter().any(|(_, parts)| parts.contains(&file.path.as_str()))).collect();
-    let is_dir = matches!(repository::choose("", &as_listed, None), Ok(ModelFiles::Dir { .. }));
-    if is_dir {
+    let is_dir = |files: &[RepositoryFile<'_>]| matches!(repository::choose("", files, None), Ok(ModelFiles::Dir { .. }));
+    if is_dir(&as_found) || is_dir(&as_listed) && !rest.is_empty() {
         found.push(entry(None, CachedFormat::ModelDir, rest, dir.clone()));
     } else if choices.is_empty() && !rest.is_empty() {
         found.push(entry(None, CachedFormat::Other, rest, dir.clone()));
@@ -133,14 +135,14 @@ fn models_at(cache: &Path, repo: &Repo, commit: &str) -> Vec<CachedModel> {
     for (name, parts) in &choices {
         let of_it = files.iter().filter(|file| parts.contains(&file.path.as_str())).collect();
         let first = parts.first().copied().unwrap_or_default();
-        // The name must also fit where the repository has more files than the cache.
-        let listed = folder.listing(commit).unwrap_or_default();
-        let listed: Vec<_> =
-            listed.iter().map(|file| RepositoryFile { path: &file.path, n_bytes: file.n_bytes }).collect();
-        let is_clear = repository::choose("", &listed, Some(name)).is_ok() || listed.is_empty();
+        let is_clear = repository::choose("", &as_listed, Some(name)).is_ok() || as_listed.is_empty();
         found.push(entry(Some(if is_clear { name } else { first }), CachedFormat::Gguf, of_it, dir.join(first)));
     }
     found
+}
+
+fn repository_files(files: &[HubFile]) -> Vec<RepositoryFile<'_>> {
+    files.iter().map(|file| RepositoryFile { path: &file.path, n_bytes: file.n_bytes }).collect()
 }
 
 fn last_used<'a>(paths: impl Iterator<Item = &'a Path>) -> Option<SystemTime> {

@@ -1,59 +1,31 @@
 #!/usr/bin/env python3
-"""A Llama with random weights, as a model dir: make_random_model.py docs/shapes/llama-1b MODEL_DIR OUT
+"""A model with random weights, as a model dir: make_random_model.py docs/shapes/llama-1b MODEL_DIR OUT [CONTEXT]
 
-To measure speed at sizes and depths that no small model has (measure_peers.py --depth). The shape is that of the first folder's config.json,
-with a context of 131,072 tokens; tokenizer and vocabulary are those of MODEL_DIR. Then, for the same file on all sides:
+To measure speed at the shapes of larger models (measure_peers.py). The shape is that of the config.json in the first folder, with a context
+of CONTEXT tokens if one is given; the tokenizer is that of MODEL_DIR, and further ids of the vocabulary stand for no text. Then, for the
+same file on all sides:
 
-    hearth export OUT shape.BF16.gguf
-    llama-quantize shape.BF16.gguf shape.Q8_0.gguf Q8_0
+    hearth quantize OUT OUT-q8 --dtype q8
+    hearth export OUT-q8 shape.Q8_0.gguf
 
-Needs numpy.
+or `hearth export OUT shape.BF16.gguf` and llama-quantize for other types. Needs transformers and torch.
 """
-import json, pathlib, shutil, struct, sys
-import numpy
-
-
-def tensors(config):
-    width, hidden, head_dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    queries, keys = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
-    yield "model.embed_tokens.weight", [config["vocab_size"], width]
-    for layer in range(config["num_hidden_layers"]):
-        name = f"model.layers.{layer}"
-        for matrix, rows in [("q", queries), ("k", keys), ("v", keys)]:
-            yield f"{name}.self_attn.{matrix}_proj.weight", [rows, width]
-        yield f"{name}.self_attn.o_proj.weight", [width, queries]
-        for matrix, dims in [("gate", [hidden, width]), ("up", [hidden, width]), ("down", [width, hidden])]:
-            yield f"{name}.mlp.{matrix}_proj.weight", dims
-        for norm in ["input_layernorm", "post_attention_layernorm"]:
-            yield f"{name}.{norm}.weight", [width]
-    yield "model.norm.weight", [width]
+import pathlib, shutil, sys
+import torch, transformers
 
 
 def main():
-    if len(sys.argv) != 4:
+    if len(sys.argv) not in [4, 5]:
         sys.exit(__doc__)
-    shape, model, out = map(pathlib.Path, sys.argv[1:])
-    config, other = [json.loads((folder / "config.json").read_text()) for folder in [shape, model]]
-    config |= {key: value for key, value in other.items() if key in ["vocab_size", "bos_token_id", "eos_token_id"]}
-    config["max_position_embeddings"] = 131072
-    out.mkdir()
-    (out / "config.json").write_text(json.dumps(config, indent=2))
-    for name in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]:
+    shape, model, out = map(pathlib.Path, sys.argv[1:4])
+    config = transformers.AutoConfig.from_pretrained(shape)
+    if len(sys.argv) == 5:
+        config.max_position_embeddings = int(sys.argv[4])
+    config.bos_token_id = config.eos_token_id = 0
+    torch.manual_seed(1)
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(out)
+    for name in ["tokenizer.json", "tokenizer_config.json"]:
         shutil.copy(model / name, out)
-    header, offset = {}, 0
-    for name, dims in tensors(config):
-        size = 2 * int(numpy.prod(dims))
-        header[name] = {"dtype": "BF16", "shape": dims, "data_offsets": [offset, offset + size]}
-        offset += size
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    random = numpy.random.default_rng(1)
-    with open(out / "model.safetensors", "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for name, dims in tensors(config):
-            values = numpy.ones(dims, "f4") if len(dims) == 1 else random.standard_normal(dims, "f4") * numpy.float32(0.02)
-            # The upper halves are bf16.
-            file.write((values.view("u4") >> 16).astype("u2").tobytes())
 
 
 main()
