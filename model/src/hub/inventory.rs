@@ -126,7 +126,8 @@ fn models_at(cache: &Path, repo: &Repo, commit: &str) -> Vec<CachedModel> {
     let mut found = Vec::new();
     let rest: Vec<_> =
         files.iter().filter(|file| !choices.iter().any(|(_, parts)| parts.contains(&file.path.as_str()))).collect();
-    let is_dir = |files: &[RepositoryFile<'_>]| matches!(repository::choose("", files, None), Ok(ModelFiles::Dir { .. }));
+    let is_dir =
+        |files: &[RepositoryFile<'_>]| matches!(repository::choose("", files, None), Ok(ModelFiles::Dir { .. }));
     if is_dir(&as_found) || is_dir(&as_listed) && !rest.is_empty() {
         found.push(entry(None, CachedFormat::ModelDir, rest, dir.clone()));
     } else if choices.is_empty() && !rest.is_empty() {
