@@ -39,7 +39,7 @@ pub struct CachedModel {
 /// What something in the cache is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CachedFormat {
-    /// A model dir.
+    /// A model dir, or a part of one.
     ModelDir,
     /// A GGUF file.
     Gguf,

@@ -5,8 +5,7 @@ To measure speed at the shapes of larger models (measure_peers.py). The shape is
 of CONTEXT tokens if one is given; the tokenizer is that of MODEL_DIR, and further ids of the vocabulary stand for no text. Then, for the
 same file on all sides:
 
-    hearth quantize OUT OUT-q8 --dtype q8
-    hearth export OUT-q8 shape.Q8_0.gguf
+    hearth export --quantize q8 OUT shape.Q8_0.gguf
 
 or `hearth export OUT shape.BF16.gguf` and llama-quantize for other types. Needs transformers and torch.
 """
