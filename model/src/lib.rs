@@ -19,6 +19,10 @@
 //! - [`target_logprobs`]: log-probabilities of given tokens; [`pooling`]: hidden states to embeddings
 //! - [`device`]: which device to run on; [`memory`]: how much memory there is; [`byte_size`]: sizes for people
 
+// As tests outside this crate name it, for a file that both share.
+#[cfg(all(test, feature = "gpu"))]
+extern crate self as hearth_model;
+
 pub mod adapted;
 pub mod attention;
 pub mod byte_size;
@@ -50,9 +54,10 @@ pub mod read_logits;
 pub mod recompute;
 mod regular_file;
 pub mod sampling;
-#[cfg(all(test, feature = "gpu"))]
-mod software_adapter;
 pub mod target_logprobs;
+#[cfg(all(test, feature = "gpu"))]
+#[path = "../tests/test_gpu.rs"]
+mod test_gpu;
 pub mod tokenizer;
 pub mod weights;
 

@@ -19,7 +19,7 @@ use hearth_model::{
 };
 use proptest::prelude::*;
 
-use crate::software_adapter::gpu;
+use crate::test_gpu::gpu;
 
 const CASES: [&str; 6] = ["llama", "gpt2", "gpt-neox-parallel", "gpt-neox-serial", "gemma2", "openai-gpt"];
 

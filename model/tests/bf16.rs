@@ -1,5 +1,5 @@
 //! Matrices that files have in bf16 stay so, with the very results of f32 in half the memory.
-#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
+#![expect(clippy::unwrap_used, reason = "tests")]
 
 use std::{
     collections::HashMap,
@@ -11,7 +11,6 @@ use half::bf16;
 use hearth_model::{
     TokenId,
     attention::AttentionContext,
-    device::{DeviceChoice, choose},
     generate::token_tensor,
     gpt::Gpt,
     kv_cache::{KvCache, StepPart},
@@ -22,6 +21,8 @@ use hearth_model::{
     },
 };
 use safetensors::{SafeTensors, tensor::TensorView};
+
+use crate::test_gpu::gpu;
 
 fn tests() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")
@@ -89,11 +90,7 @@ fn bf16_is_f32_in_half_the_memory() {
 
 #[test]
 fn bf16_is_f32_on_wgpu() {
-    if std::env::var_os("HEARTH_TEST_WGPU").is_none() {
-        println!("skipped: set HEARTH_TEST_WGPU=1 to run on the software wgpu adapter");
-        return;
-    }
-    let gpu = choose(DeviceChoice::WgpuSoftware).unwrap().device;
+    let Some(gpu) = gpu() else { return };
     let [held, widened] = [None, Some(Dtype::F32)].map(|dtype| load(&files()[0], dtype, &gpu).unwrap());
     assert_eq!(held.dtype(), Dtype::Bf16);
     assert_eq!(params(&held), params(&widened));

@@ -18,7 +18,6 @@ use hearth_model::{
     TokenId,
     attention::AttentionContext,
     config::{Activation, GptConfig, NormKind, NormPosition, Positions, Rope, RopeScaling},
-    device::{DeviceChoice, choose},
     generate::{GenerateOptions, generate},
     gpt::{Gpt, ParamPath},
     ops::Dtype,
@@ -26,6 +25,8 @@ use hearth_model::{
     weights::model_dir::{self, LoadOptions, SaveOptions},
 };
 use safetensors::SafeTensors;
+
+use crate::test_gpu::gpu;
 
 /// Full oracles: logits, loss and gradients.
 const CASES: &[&str] = &[
@@ -208,11 +209,7 @@ fn logits_and_loss_are_those_of_transformers() {
 
 #[test]
 fn logits_on_wgpu_are_those_of_transformers() {
-    if std::env::var_os("HEARTH_TEST_WGPU").is_none() {
-        println!("skipped: set HEARTH_TEST_WGPU=1 to run on the software wgpu adapter");
-        return;
-    }
-    let device = choose(DeviceChoice::WgpuSoftware).unwrap().device;
+    let Some(device) = gpu() else { return };
     for case in CASES {
         let (gpt, oracle) = (load(case, &device), Oracle::read(case));
         let far = distance(&logits(&gpt, &oracle), &oracle.logits);

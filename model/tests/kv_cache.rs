@@ -1,12 +1,11 @@
 //! The cache: what comes out of it is what an uncached pass computes, whatever the split, and no page is ever lost.
-#![expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
+#![expect(clippy::unwrap_used, reason = "tests")]
 
 use burn::tensor::Device;
 use hearth_model::{
     TokenId,
     attention::AttentionContext,
     config::{GptConfig, NormPosition, Positions, Rope, Sizes},
-    device::{DeviceChoice, choose},
     generate::token_tensor,
     gpt::Gpt,
     kv_cache::{KvCache, OutOfPages, PAGE_SIZE, PageKey, PagePool, PageTable, StepPart},
@@ -14,6 +13,8 @@ use hearth_model::{
     weights::model_dir::{self, LoadOptions},
 };
 use proptest::prelude::*;
+
+use crate::test_gpu::gpu;
 
 /// A name for each number.
 fn page_key(n: u128) -> PageKey {
@@ -226,11 +227,7 @@ fn cached_is_what_transformers_computes_uncached() {
 /// On a GPU too, layers that see all and layers that see a window go by tables of their own.
 #[test]
 fn layers_with_and_without_windows_on_wgpu() {
-    if std::env::var_os("HEARTH_TEST_WGPU").is_none() {
-        println!("skipped: set HEARTH_TEST_WGPU=1 to run on the software wgpu adapter");
-        return;
-    }
-    let gpu = choose(DeviceChoice::WgpuSoftware).unwrap().device;
+    let Some(gpu) = gpu() else { return };
     let config = GptConfig {
         sliding_window: Some(19),
         full_layers: vec![1],

@@ -16,6 +16,6 @@ mod quantized;
 mod sampling;
 mod sampling_vocabulary;
 mod smollm2;
-mod software_adapter;
 mod stand_in_hub;
+mod test_gpu;
 mod tokenizer;

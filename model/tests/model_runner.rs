@@ -11,7 +11,7 @@ use hearth_model::{
     ops::KvDtype,
 };
 
-use crate::software_adapter::gpu;
+use crate::test_gpu::gpu;
 
 /// The same sequences in two runners: one records, one does not.
 struct Twins {

@@ -25,4 +25,7 @@ pub mod metrics;
 mod random;
 pub mod serve;
 pub mod telemetry;
+#[cfg(all(test, feature = "gpu"))]
+#[path = "../../model/tests/test_gpu.rs"]
+mod test_gpu;
 pub mod tls;

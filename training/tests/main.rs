@@ -22,4 +22,6 @@ mod resume;
 #[expect(dead_code, reason = "the model's tests use the rest")]
 mod stand_in_hub;
 mod tales;
+#[path = "../../model/tests/test_gpu.rs"]
+mod test_gpu;
 mod tuning;

@@ -1,14 +1,9 @@
 //! The smoke test of the whole training path: a small model learns one batch by heart, in seconds.
 
-#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "tests")]
+#![expect(clippy::unwrap_used, reason = "tests")]
 
 use burn::tensor::Device;
-use hearth_model::{
-    TokenId,
-    config::GptConfig,
-    device::{self, DeviceChoice},
-    gpt::Gpt,
-};
+use hearth_model::{TokenId, config::GptConfig, gpt::Gpt};
 use hearth_training::{
     config::{Arch, Layers, TrainConfig},
     learner::{Learner, StepIndex},
@@ -16,6 +11,8 @@ use hearth_training::{
     schedule::Rates,
     shard::Tokens,
 };
+
+use crate::test_gpu::gpu;
 
 const VOCAB_SIZE: usize = 16;
 
@@ -73,11 +70,7 @@ fn a_batch_is_learned_by_heart_on_the_cpu() {
 
 #[test]
 fn a_batch_is_learned_by_heart_on_wgpu() {
-    if std::env::var("HEARTH_TEST_WGPU").is_err() {
-        eprintln!("skipped: set HEARTH_TEST_WGPU=1 to run on a wgpu adapter, a software one too");
-        return;
-    }
-    let chosen = device::choose(DeviceChoice::Gpu).or_else(|_| device::choose(DeviceChoice::WgpuSoftware)).unwrap();
-    let (steps, loss) = overfit(Arch::Llama, &chosen.device);
-    assert!(loss < 0.05, "loss {loss} after {steps} steps on {}", chosen.reason);
+    let Some(gpu) = gpu() else { return };
+    let (steps, loss) = overfit(Arch::Llama, &gpu);
+    assert!(loss < 0.05, "loss {loss} after {steps} steps");
 }

@@ -213,7 +213,7 @@ mod tests {
         kv_cache::{PageTable, StepPart},
         model_runner::ModelRunner,
         ops::KvDtype,
-        software_adapter::gpu,
+        test_gpu::gpu,
     };
 
     thread_local! {

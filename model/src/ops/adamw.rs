@@ -2,12 +2,14 @@
 
 use burn::tensor::Tensor;
 
+#[cfg(feature = "gpu")]
+use super::cube;
 use super::{AdamWStep, cpu};
 
 /// One update by AdamW ([Loshchilov and Hutter, 2017](https://arxiv.org/abs/1711.05101), algorithm 2): the new value and
 /// averages of gradients and of squared gradients, `[n_values]` each. Without `moments` these begin at 0.
 ///
-/// On the CPU one pass over memory, in place where nothing else shares the tensors.
+/// One pass over memory, in place where nothing else shares the tensors.
 ///
 /// # Panics
 /// When the tensors differ in length, or gradients are recorded.
@@ -27,6 +29,10 @@ pub fn adamw(
             [step.lr / step.corrections()[0], step.corrections()[1].sqrt()],
             step,
         );
+    }
+    #[cfg(feature = "gpu")]
+    if cube::is_cube(&value.device()) {
+        return cube::adamw(value, gradient, moments, step);
     }
     adamw_reference(value, gradient, moments, step)
 }

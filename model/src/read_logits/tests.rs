@@ -14,7 +14,7 @@ use proptest::{prelude::*, test_runner::TestRunner};
 use super::*;
 use crate::{
     sampling::{ChainStep, Dry, Sampler, SamplingParams, Xtc},
-    software_adapter::gpu,
+    test_gpu::gpu,
 };
 
 /// [`read_logits`] by sorting whole rows: of each row exactly what is needed, on any device.

@@ -331,7 +331,8 @@ fn decode(
         }
         best = best.min(start.elapsed().as_secs_f64());
     }
-    // One more step, to count launches.
+    // The last step again, whose shape has been captured, to count launches.
+    tables.iter_mut().for_each(|table| table.truncate(table.len() - 1));
     let ids: Vec<Vec<TokenId>> = (0..batch).map(|sequence| token_ids(gpt, sequence, 1)).collect();
     let ids: Vec<&[TokenId]> = ids.iter().map(Vec::as_slice).collect();
     let (n_read_bytes, n_told) = ops::count_launches(|| step(&mut runner, (&mut tables, adapters), &ids));

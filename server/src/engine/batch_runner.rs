@@ -149,27 +149,23 @@ fn read(tensor: Tensor<2>) -> Result<Vec<f32>> {
 }
 
 #[cfg(all(test, feature = "gpu"))]
-#[expect(clippy::unwrap_used, clippy::print_stdout, reason = "tests")]
+#[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
     use cubecl_runtime::launched::LaunchedKernels;
     use hearth_model::{
         config::{GptConfig, Sizes},
-        device::{DeviceChoice, choose},
         ops::KvDtype,
         sampling::LogitRow,
     };
 
     use super::*;
+    use crate::test_gpu::gpu;
 
     /// Every batch up to 16, chunks of many lengths beside decoding, forks: nothing of it launches a kernel that was not
     /// compiled before.
     #[test]
     fn after_warming_up_no_step_needs_another_kernel() {
-        if std::env::var_os("HEARTH_TEST_WGPU").is_none() {
-            println!("skipped: set HEARTH_TEST_WGPU=1 to run on the software wgpu adapter");
-            return;
-        }
-        let device = choose(DeviceChoice::WgpuSoftware).unwrap().device;
+        let Some(device) = gpu() else { return };
         // One pass over the vocabulary, and several.
         for (vocab_size, (_, kv_dtype)) in [300, 5000].into_iter().zip(KvDtype::ALL) {
             let sizes =

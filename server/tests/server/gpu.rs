@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use hearth_model::{
-    device::{DeviceChoice, choose},
     sampling::{ChainStep, SamplingParams},
     weights::model_dir::LoadedModel,
 };
@@ -24,17 +23,14 @@ use crate::{
     soak::bodies,
     speculation::{DRAFT, LOOKUP, repetitive},
     support::{self, EOS, MODEL, OPTIONS, Server, is_idle, metric, wait_for},
+    test_gpu::gpu,
 };
 
 fn engine(speculation: Speculation, options: EngineOptions) -> Option<Engine> {
-    if std::env::var_os("HEARTH_TEST_WGPU").is_none() {
-        println!("skipped: set HEARTH_TEST_WGPU=1 to run on the software wgpu adapter");
-        return None;
-    }
-    let load = || {
-        let device = choose(DeviceChoice::WgpuSoftware)?.device;
-        let served = LoadedModel { gpt: support::gpt_on(&device), ..support::model() };
-        let draft = Some(LoadedModel { gpt: support::gpt_of(&support::config(), &device, 0.02), ..support::model() });
+    let gpu = gpu()?;
+    let load = move || {
+        let served = LoadedModel { gpt: support::gpt_on(&gpu), ..support::model() };
+        let draft = Some(LoadedModel { gpt: support::gpt_of(&support::config(), &gpu, 0.02), ..support::model() });
         Ok(Models { draft, ..served.into() })
     };
     Some(Engine::start(load, EngineOptions { speculation, ..options }).unwrap())

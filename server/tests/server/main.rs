@@ -38,6 +38,8 @@ mod strategies;
 mod streaming;
 mod structured;
 mod support;
+#[path = "../../../model/tests/test_gpu.rs"]
+mod test_gpu;
 mod tokens;
 mod tools;
 mod traces;

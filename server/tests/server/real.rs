@@ -24,6 +24,7 @@ use crate::{
     engine::{alone, collect, mixed, parts, run},
     sharing::choices,
     support::{self, MODEL, OPTIONS, Server, is_idle, metric, wait_for},
+    test_gpu::gpu,
 };
 
 const TEXT: &str = "Once upon a time a small ship sailed out of a quiet harbour. Its captain, who had never been further \
@@ -174,20 +175,15 @@ fn is_near_tie(gpt: &Gpt, parts: &RequestParts, found: &[TokenId], expected: &[T
 
 #[tokio::test]
 async fn wgpu_gives_each_of_sixteen_the_tokens_it_gives_it_alone_and_streams() {
-    if std::env::var_os("HEARTH_TEST_WGPU").is_none() {
-        println!("skipped: set HEARTH_TEST_WGPU=1 to run on the software wgpu adapter");
-        return;
-    }
-    let load = || {
-        let device = choose(DeviceChoice::WgpuSoftware)?.device;
-        Ok(LoadedModel { gpt: support::gpt_on(&device), ..support::model() })
-    };
+    let Some(gpu) = gpu() else { return };
+    let load = move || Ok(LoadedModel { gpt: support::gpt_on(&gpu), ..support::model() });
     let gpt = load().unwrap().gpt;
     // Prompts cut into chunks, three of them forks, and a second round from the prefix cache.
     let forks = choices(3, None).into_iter().map(|parts| RequestParts { sampling: SamplingParams::greedy(), ..parts });
     let requests: Vec<RequestParts> = mixed().into_iter().chain(forks).collect();
     let engine =
-        Engine::start(load, EngineOptions { max_batch_size: 16, kv_cache_tokens: Some(16 * 24), ..OPTIONS }).unwrap();
+        Engine::start(load.clone(), EngineOptions { max_batch_size: 16, kv_cache_tokens: Some(16 * 24), ..OPTIONS })
+            .unwrap();
     for _ in 0..2 {
         near_ties_are_all_that_differs(&gpt, &engine, &requests).await;
     }

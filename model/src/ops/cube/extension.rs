@@ -5,7 +5,6 @@ use std::sync::Arc;
 use burn::{
     backend::{
         Backend, Dispatch, ExtensionType, backend_extension,
-        fusion::custom::TensorSpec,
         tensor::{FloatTensor, IntTensor},
     },
     tensor::{DType, Int, Shape, Tensor},
@@ -18,18 +17,18 @@ use super::{
     launch::check,
     linear as kernels,
     matrix::Matrix,
+    optimizer,
     qk_norm::{self, QkNorm},
     rope::{self, HeadLayout},
     rowwise, top_k,
 };
 use crate::{
     config::Activation,
-    ops::{NormOptions, NormParts},
+    ops::{AdamWStep, NormOptions, NormParts},
 };
 
 /// An operand that may be absent.
 #[derive(ExtensionType)]
-#[extension_type(fusion)]
 pub(super) enum Maybe<B: Backend> {
     Absent,
     Present { tensor: FloatTensor<B> },
@@ -50,7 +49,6 @@ fn maybe<const D: usize>(tensor: Option<Tensor<D>>) -> Maybe<Dispatch> {
 
 /// What a kernel fuses with a product; see [`LinearOptions`].
 #[derive(ExtensionType)]
-#[extension_type(fusion)]
 pub(super) struct Operands<B: Backend> {
     #[extension_type]
     bias: Maybe<B>,
@@ -60,12 +58,8 @@ pub(super) struct Operands<B: Backend> {
     norm: Maybe<B>,
 }
 
-#[backend_extension(Cube, Fusion)]
+#[backend_extension(Cube)]
 pub(super) trait CubeOps: Backend {
-    #[fusion(meta = |x, _operands, matrix, options| TensorSpec::new(
-        Shape::new([x.shape[0], if options.gate.is_some() { matrix.dims()[0] / 2 } else { matrix.dims()[0] }]),
-        DType::F32,
-    ))]
     fn linear(
         x: FloatTensor<Self>,
         #[extension_type] operands: Operands<Self>,
@@ -73,13 +67,10 @@ pub(super) trait CubeOps: Backend {
         options: LinearOptions,
     ) -> FloatTensor<Self>;
 
-    #[fusion(meta = |ids, matrix| TensorSpec::new(Shape::new([ids.shape[0], matrix.dims()[1]]), DType::F32))]
     fn embedding(ids: IntTensor<Self>, matrix: Arc<Matrix>) -> FloatTensor<Self>;
 
-    #[fusion(meta = |x, rows| TensorSpec::new(Shape::new([rows.shape[0], x.shape[1]]), DType::F32))]
     fn take_rows(x: FloatTensor<Self>, rows: IntTensor<Self>) -> FloatTensor<Self>;
 
-    #[fusion(meta = |x, _weight, _bias, _residual, _options| x.clone())]
     fn norm(
         x: FloatTensor<Self>,
         weight: FloatTensor<Self>,
@@ -88,7 +79,6 @@ pub(super) trait CubeOps: Backend {
         options: NormOptions,
     ) -> FloatTensor<Self>;
 
-    #[fusion(meta = |qkv, _q_weight, _k_weight, _heads, _options| qkv.clone())]
     fn qk_norm(
         qkv: FloatTensor<Self>,
         q_weight: FloatTensor<Self>,
@@ -97,17 +87,8 @@ pub(super) trait CubeOps: Backend {
         options: NormOptions,
     ) -> FloatTensor<Self>;
 
-    #[fusion(meta = |x, _kind, is_gated| TensorSpec::new(
-        Shape::new([x.shape[0], if *is_gated { x.shape[1] / 2 } else { x.shape[1] }]),
-        DType::F32,
-    ))]
     fn activate(x: FloatTensor<Self>, kind: Activation, is_gated: bool) -> FloatTensor<Self>;
 
-    #[fusion(meta = |qkv, _angles, _slots, keys, values, heads| (
-        TensorSpec::new(Shape::new([qkv.shape[0], heads.n_heads * heads.head_dim]), DType::F32),
-        keys.clone(),
-        values.clone(),
-    ))]
     fn rope_append(
         qkv: FloatTensor<Self>,
         angles: FloatTensor<Self>,
@@ -117,7 +98,6 @@ pub(super) trait CubeOps: Backend {
         heads: HeadLayout,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
-    #[fusion(meta = |q, _keys, _values, _table, _step| q.clone())]
     fn attention(
         q: FloatTensor<Self>,
         keys: FloatTensor<Self>,
@@ -126,11 +106,6 @@ pub(super) trait CubeOps: Backend {
         step: AttentionStep,
     ) -> FloatTensor<Self>;
 
-    #[fusion(meta = |qkv, _angles, keys, values, _table, step, _half| (
-        TensorSpec::new(Shape::new([qkv.shape[0], step.plan.n_heads * step.plan.head_dim]), DType::F32),
-        keys.clone(),
-        values.clone(),
-    ))]
     fn append_and_attend(
         qkv: FloatTensor<Self>,
         angles: FloatTensor<Self>,
@@ -141,16 +116,22 @@ pub(super) trait CubeOps: Backend {
         half: usize,
     ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
 
-    #[fusion(meta = |_logits, _table, sizes| TensorSpec::new(Shape::new([sizes[0], 2 * sizes[1] + sizes[2]]), DType::I32))]
     fn top_k_logits(logits: FloatTensor<Self>, table: IntTensor<Self>, sizes: [usize; 3]) -> IntTensor<Self>;
 
-    #[fusion(meta = |place, _values| place.clone())]
+    fn adamw(
+        value: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+        step: AdamWStep,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>);
+
+    fn square_sums(sums: FloatTensor<Self>, values: FloatTensor<Self>, start: usize) -> FloatTensor<Self>;
+
     fn overwrite(place: IntTensor<Self>, values: Arc<Vec<i32>>) -> IntTensor<Self>;
 
-    #[fusion(meta = |_all, at| TensorSpec::new(Shape::new([at[1]]), DType::I32))]
     fn part_of_ints(all: IntTensor<Self>, at: [usize; 2]) -> IntTensor<Self>;
 
-    #[fusion(meta = |_all, _start, dims| TensorSpec::new(Shape::new(*dims), DType::F32))]
     fn rows_in_ints(all: IntTensor<Self>, start: usize, dims: [usize; 2]) -> FloatTensor<Self>;
 }
 
@@ -232,6 +213,20 @@ impl CubeOps for CubeBackend {
 
     fn top_k_logits(logits: FloatTensor<Self>, table: IntTensor<Self>, sizes: [usize; 3]) -> IntTensor<Self> {
         top_k::top_k(logits, table, sizes)
+    }
+
+    fn adamw(
+        value: FloatTensor<Self>,
+        gradient: FloatTensor<Self>,
+        first: FloatTensor<Self>,
+        second: FloatTensor<Self>,
+        step: AdamWStep,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, FloatTensor<Self>) {
+        optimizer::adamw([value, gradient, first, second], step).into()
+    }
+
+    fn square_sums(sums: FloatTensor<Self>, values: FloatTensor<Self>, start: usize) -> FloatTensor<Self> {
+        optimizer::square_sums(sums, values, start)
     }
 
     fn overwrite(place: IntTensor<Self>, values: Arc<Vec<i32>>) -> IntTensor<Self> {
@@ -432,6 +427,38 @@ pub(in crate::ops) fn attention(
 pub(crate) fn top_k_logits(logits: Tensor<2>, table: Tensor<1, Int>, sizes: [usize; 3]) -> Tensor<2, Int> {
     check("logits", &logits, logits.dims());
     Tensor::from_dispatch(Dispatch::top_k_logits(logits.into_dispatch(), table.into_dispatch(), sizes))
+}
+
+/// [`adamw`](crate::ops::adamw), in place where nothing else shares the tensors, `[n_values]` each.
+pub(in crate::ops) fn adamw(
+    value: Tensor<1>,
+    gradient: Tensor<1>,
+    moments: [Tensor<1>; 2],
+    step: AdamWStep,
+) -> (Tensor<1>, [Tensor<1>; 2]) {
+    let dims = value.dims();
+    check("the value", &value, dims);
+    check("the gradient", &gradient, dims);
+    moments.iter().for_each(|moment| check("a moment", moment, dims));
+    let [first, second] = moments.map(Tensor::into_dispatch);
+    let (value, first, second) = Dispatch::adamw(value.into_dispatch(), gradient.into_dispatch(), first, second, step);
+    (Tensor::from_dispatch(value), [first, second].map(Tensor::from_dispatch))
+}
+
+/// Sums of squares of all `gradients`, `[n_values]` each, by parts: `[n_sums]`, to be added.
+pub(in crate::ops) fn square_sums(gradients: &[Tensor<1>]) -> Tensor<1> {
+    let lens = gradients.iter().map(|gradient| gradient.dims()[0]);
+    let n_sums: usize = lens.map(optimizer::n_square_sums).sum();
+    let sums = Tensor::<1>::empty([n_sums], &gradients[0].device());
+    let mut start = 0;
+    let sums = gradients.iter().fold(sums.into_dispatch(), |sums, gradient| {
+        let [len] = gradient.dims();
+        check("a gradient", gradient, [len]);
+        let sums = Dispatch::square_sums(sums, gradient.clone().into_dispatch(), start);
+        start += optimizer::n_square_sums(len);
+        sums
+    });
+    Tensor::from_dispatch(sums)
 }
 
 /// Overwrites the memory of `place` with `values`, of the same number.

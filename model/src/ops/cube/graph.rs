@@ -9,7 +9,7 @@ use burn::{
     backend::{Backend, BackendTypes, Cube, Dispatch},
     tensor::{Device, Tensor},
 };
-use burn_cubecl::{CubeBackend, cubecl::server::Handle};
+use burn_cubecl::cubecl::server::Handle;
 
 use super::cube_device;
 use crate::error::{Error, Result};
@@ -82,9 +82,7 @@ pub(crate) struct Address {
 impl Address {
     /// The address of `tensor` after all queued operations, which this launches. `None` if it is not on a GPU.
     pub(crate) fn of(tensor: &Tensor<2>) -> Option<Self> {
-        let fused = tensor.clone().try_into_primitive::<Cube>().ok()?;
-        let client = fused.client.clone();
-        let handle = client.resolve_tensor_float::<CubeBackend>(fused).handle;
+        let handle = tensor.clone().try_into_primitive::<Cube>().ok()?.handle;
         Some(Self { allocation: handle.memory.descriptor().id.value, offset: handle.offset_start })
     }
 }
@@ -107,7 +105,7 @@ mod tests {
     use super::*;
     use crate::{
         ops::{Ints, StagingBuffer, Upload},
-        software_adapter::gpu,
+        test_gpu::gpu,
     };
 
     #[test]

@@ -328,7 +328,7 @@ mod tests {
     use burn::tensor::{Int, Tensor, TensorData};
 
     use super::*;
-    use crate::{ops::cube, software_adapter::gpu};
+    use crate::{ops::cube, test_gpu::gpu};
 
     fn floats(tensor: Tensor<2>) -> Vec<f32> {
         tensor.into_data().try_to_vec().unwrap()

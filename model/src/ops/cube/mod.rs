@@ -1,8 +1,10 @@
 //! Bodies for GPUs, in CubeCL: one source for WGSL, SPIR-V, CUDA, ROCm and Metal.
 //!
-//! They run for tensors on a GPU if no gradients are recorded. Each is a backend extension of Burn: lazy under its
-//! fusion, which orders operations and determines which buffers may be written in place. Weights travel with the
+//! They run for tensors on a GPU if no gradients are recorded. Each is a backend extension of Burn. Weights travel with the
 //! operation; they are not Burn tensors.
+//!
+//! Burn's fusion and autotune are not built in: nothing is left to fuse here, and both cost more time than they saved in
+//! training (`docs/lab/gpu-launches.md`).
 //!
 //! Kernels use no subgroup operations, which not all WGSL devices have, and f16 only if the device has it.
 
@@ -15,6 +17,7 @@ pub(super) mod launch;
 mod linear;
 mod matrix;
 mod measure;
+mod optimizer;
 mod qk_norm;
 mod rope;
 mod rowwise;
@@ -31,8 +34,8 @@ pub(crate) use device::is_cube;
 pub(super) use epilogue::LinearOptions;
 pub(crate) use extension::top_k_logits;
 pub(super) use extension::{
-    activate, append_and_attend, attention, embedding, gated, linear, norm, normed_linear, overwrite, part_of_ints,
-    qk_norm, rope_append, rows_in_ints, take_rows,
+    activate, adamw, append_and_attend, attention, embedding, gated, linear, norm, normed_linear, overwrite,
+    part_of_ints, qk_norm, rope_append, rows_in_ints, square_sums, take_rows,
 };
 pub(crate) use graph::{Address, CapturedGraph};
 pub(super) use linear::can_fuse;

@@ -246,7 +246,7 @@ mod tests {
     use super::{super::device::cube_device, *};
     use crate::{
         ops::{Dtype, Weight, weight::Form},
-        software_adapter::gpu,
+        test_gpu::gpu,
     };
 
     fn upload(values: &[f32], dims: [usize; 2], device: &CubeDevice) -> CubeTensor {

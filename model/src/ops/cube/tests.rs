@@ -9,16 +9,18 @@ use crate::{
     config::{Activation, NormKind, QkNormSpan},
     kv_cache::PAGE_SIZE,
     ops::{
-        self, AttentionOptions, Dtype, KvDtype, LinearParts, NormOptions, NormParts, PagedRows, PagedSequences,
-        Rotation, Slots, Weight,
+        self, AdamWStep, AttentionOptions, Dtype, KvDtype, LinearParts, NormOptions, NormParts, PagedRows,
+        PagedSequences, Rotation, Slots, Weight,
         activation::{activate_reference, gated_reference},
+        adamw::adamw_reference,
         attention::{attention_paged, attention_paged_reference},
+        clip::clip_norm_reference,
         norm_reference,
         qk_norm::qk_norm_reference,
         tests::{assert_within, random, values},
     },
     position,
-    software_adapter::gpu,
+    test_gpu::gpu,
 };
 
 /// Of the largest value of the reference.
@@ -111,7 +113,7 @@ proptest! {
 
     // So many rows that tiles are used.
     #[test]
-    fn linear_in_tiles(dtype in dtype(), n_rows in 256..330usize, d_in in 1..80usize, d_out in 1..200usize) {
+    fn linear_in_tiles(dtype in dtype(), n_rows in 128..330usize, d_in in 1..80usize, d_out in 1..200usize) {
         check_linear(dtype, n_rows, [d_out, d_in])?;
     }
 
@@ -136,6 +138,34 @@ proptest! {
         prop_assert_eq!(values(ops::embedding(&table, ints(&ids, &gpu))), values(expected.clone()));
         let rows: Vec<usize> = ids.iter().map(|&id| id as usize).collect();
         prop_assert_eq!(values(ops::take_rows(held(&table).to_device(&gpu), &rows)), values(expected));
+    }
+
+    #[test]
+    fn updates_of_parameters(n in prop_oneof![3 => 1..600usize, 1 => 8000..20_000usize], n_updates in 1..9usize, decays in any::<bool>(), is_shared in any::<bool>()) {
+        let Some(gpu) = gpu() else { return Ok(()) };
+        let weight_decay = if decays { 0.1 } else { 0.0 };
+        let step = AdamWStep { lr: 0.01, beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay, n_updates };
+        let (value, gradient) = (random([n], 1.0), random([n], 1.0));
+        let moments = [random([n], 1.0), random([n], 1.0).square()];
+        let (expected, expected_moments) = adamw_reference(value.clone(), gradient.clone(), moments.clone(), step);
+        let (value, moments) = (value.to_device(&gpu), moments.map(|moment| moment.to_device(&gpu)));
+        let kept = is_shared.then(|| (value.clone(), values(value.clone())));
+        let (found, found_moments) = ops::adamw(value, gradient.to_device(&gpu), Some(moments), step);
+        assert_close(found, expected);
+        found_moments.into_iter().zip(expected_moments).for_each(|(found, expected)| assert_close(found, expected));
+        if let Some((value, before)) = kept {
+            prop_assert_eq!(values(value), before);
+        }
+    }
+
+    #[test]
+    fn clipping(lens in prop::collection::vec(prop_oneof![3 => 1..600usize, 1 => 8000..40_000usize], 1..6), max_norm in prop::sample::select(vec![0.0, 0.5, 1e4])) {
+        let Some(gpu) = gpu() else { return Ok(()) };
+        let gradients: Vec<Tensor<1>> = lens.iter().map(|&n| random([n], 1.0)).collect();
+        let (expected_norm, expected) = clip_norm_reference(gradients.clone(), max_norm);
+        let (norm, clipped) = ops::clip_norm(gradients.into_iter().map(|gradient| gradient.to_device(&gpu)).collect(), max_norm);
+        assert_close(norm, expected_norm);
+        clipped.into_iter().zip(expected).for_each(|(found, expected)| assert_close(found, expected));
     }
 
     #[test]
