@@ -88,10 +88,10 @@ impl Trace {
 }
 
 impl Dense<'_> {
-    /// Whether one fused operation rotates and attends: on the CPU, unless attention weights are requested.
+    /// Whether one fused operation rotates and attends: where there is one, unless attention weights are requested.
     pub(crate) fn is_one_operation(&self, device: &Device) -> bool {
         let has_maps = self.trace.as_ref().is_some_and(|trace| !trace.attention_layers.is_empty());
-        !has_maps && ops::is_on_cpu(device)
+        !has_maps && ops::can_rope_and_attend(device)
     }
 }
 

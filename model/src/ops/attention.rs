@@ -8,11 +8,14 @@ use std::{ops::Range, sync::Arc};
 use burn::tensor::{DType, Device, Tensor, TensorData, activation::softmax};
 use half::f16;
 
-#[cfg(feature = "gpu")]
-use super::cube;
 use super::{
     AttentionOptions, KvDtype, PagedRows, Rotation, Slots, cpu, records_gradients, rope_append, soft_cap_reference,
-    training::apply,
+    training::{apply, is_on_cpu},
+};
+#[cfg(feature = "gpu")]
+use super::{
+    cube,
+    training::{apply_on_gpu, trains_on_gpu},
 };
 
 #[cfg(feature = "gpu")]
@@ -94,8 +97,8 @@ pub(crate) fn attention_dense(
     (join_heads(output), probs)
 }
 
-/// [`rope`](super::rope) of queries and keys and [`attention_dense`] without its probabilities, on the CPU: `qkv [batch *
-/// seq_len, (n_heads + 2 n_kv_heads) * head_dim]` to `[batch * seq_len, n_heads * head_dim]`. Rows with `positions` see
+/// [`rope`](super::rope) of queries and keys and [`attention_dense`] without its probabilities, where
+/// [`can_rope_and_attend`]: `qkv [batch * seq_len, (n_heads + 2 n_kv_heads) * head_dim]` to `[batch * seq_len, n_heads * head_dim]`. Rows with `positions` see
 /// their own document only, as with [`document_bias`].
 pub(crate) fn rope_and_attend(
     qkv: Tensor<2>,
@@ -104,8 +107,24 @@ pub(crate) fn rope_and_attend(
     positions: Option<Arc<Vec<u32>>>,
     options: &AttentionOptions,
 ) -> Tensor<2> {
+    #[cfg(feature = "gpu")]
+    if trains_on_gpu(&qkv.device()) {
+        let positions = positions.as_ref().map(|positions| positions.as_slice());
+        let angles = rotation.map(|rotation| rotation.table().tensor());
+        let op = cube::training::RopeAttend::new(options, batch, angles, positions, &qkv);
+        return apply_on_gpu(vec![qkv.into()], op);
+    }
     let rotation = rotation.map(Rotation::shared).unwrap_or_default();
     apply(vec![qkv.into()], cpu::RopeAttend { options: options.clone(), batch, positions, rotation })
+}
+
+/// Whether [`rope_and_attend`] has a body for `device`.
+pub(crate) fn can_rope_and_attend(device: &Device) -> bool {
+    #[cfg(feature = "gpu")]
+    if trains_on_gpu(device) {
+        return true;
+    }
+    is_on_cpu(device)
 }
 
 /// Attention of a step's rows over the pages of the KV cache, for decoding rows and chunks of prefill together.

@@ -9,6 +9,11 @@ use super::{
     training::{apply, is_on_cpu},
     weight::Form,
 };
+#[cfg(feature = "gpu")]
+use super::{
+    cube,
+    training::{apply_on_gpu, trains_on_gpu},
+};
 use crate::error::Result;
 
 /// What is minimised, and what is reported, `[1]` each.
@@ -70,6 +75,16 @@ pub(crate) fn linear_cross_entropy(
         let Targets { ids, weights } = targets;
         let op = cpu::LinearCrossEntropy { targets: cpu::ints(ids), weights, options, frozen: None, precision };
         let both = apply(operands.collect(), op);
+        return Losses { objective: both.clone().slice(0..1), cross_entropy: without_gradient(both.slice(1..2)) };
+    }
+    #[cfg(feature = "gpu")]
+    if let Form::Stored(weight) = weight.form()
+        && weight.dtype() == DType::F32
+        && trains_on_gpu(&hidden.device())
+    {
+        let op = cube::training::LinearCrossEntropy::new(targets.ids, targets.weights, options, &hidden);
+        let operands = [hidden.into(), weight.into()].into_iter().chain(bias.map(Into::into));
+        let both = apply_on_gpu(operands.collect(), op);
         return Losses { objective: both.clone().slice(0..1), cross_entropy: without_gradient(both.slice(1..2)) };
     }
     linear_cross_entropy_reference(hidden, (weight, bias), options, targets)

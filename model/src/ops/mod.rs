@@ -46,7 +46,8 @@ use activation::soft_cap_reference;
 pub(crate) use activation::{activate, gated, soft_cap};
 pub use adamw::adamw;
 pub(crate) use attention::{
-    PagedSequences, append_and_attend, attention_dense, causal_bias, document_bias, rope_and_attend,
+    PagedSequences, append_and_attend, attention_dense, can_rope_and_attend, causal_bias, document_bias,
+    rope_and_attend,
 };
 pub(crate) use block::{Block, BlockScratch, PagedAttention, block, has_block};
 pub use clip::clip_norm;

@@ -1,10 +1,12 @@
-//! Operations with a hand-written backward pass, for training on the CPU.
+//! Operations with a hand-written backward pass, for training.
 //!
-//! Each is a [`CpuOp`]: plain functions of slices, forward and backward. One backend extension adds them to Burn's
-//! autodiff graph. They run for plain tensors on the CPU, with gradients recorded or not; elsewhere the reference
-//! bodies run, against which they are tested. The order of every sum depends only on shapes, so results do not depend
-//! on the number of threads.
+//! Each is a [`TrainingOp`]: plain functions, forward and backward, of slices on the CPU and of tensors on a GPU. Backend
+//! extensions add them to Burn's autodiff graph. On the CPU they run for all plain tensors, with gradients recorded or not;
+//! on a GPU, some do where gradients are recorded. Elsewhere the reference bodies run, against which they are tested. On the
+//! CPU the order of every sum depends only on shapes, so results do not depend on the number of threads.
 
+#[cfg(feature = "gpu")]
+mod gpu;
 mod profile;
 #[cfg(test)]
 mod tests;
@@ -26,6 +28,8 @@ use burn::{
     tensor::{DType, Device, Tensor},
 };
 
+#[cfg(feature = "gpu")]
+pub(super) use gpu::{apply_on_gpu, trains_on_gpu};
 use profile::timed;
 pub use profile::{OpTime, profile_training};
 
@@ -34,8 +38,8 @@ pub fn is_on_cpu(device: &Device) -> bool {
     *device == Device::flex()
 }
 
-/// An operation on contiguous f32 tensors in CPU memory, with its gradients.
-pub(super) trait CpuOp: Debug + Send + Sync {
+/// An operation on contiguous f32 tensors `T` in the memory of one kind of device, with its gradients.
+pub(super) trait TrainingOp<T>: Debug + Send + Sync {
     /// What a profile calls it.
     fn name(&self) -> &'static str {
         type_name::<Self>()
@@ -43,7 +47,7 @@ pub(super) trait CpuOp: Debug + Send + Sync {
 
     /// Returns the output, and data for [`backward`](Self::backward) besides the inputs (may be empty unless
     /// `is_recorded`).
-    fn forward(&self, inputs: &[FlexTensor], is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>);
+    fn forward(&self, inputs: &[T], is_recorded: bool) -> (T, Vec<T>);
 
     /// Whether [`backward`](Self::backward) reads the inputs; if not, it gets none.
     fn keeps_inputs(&self) -> bool {
@@ -52,20 +56,14 @@ pub(super) trait CpuOp: Debug + Send + Sync {
 
     /// The gradient of each input, in its shape, from that of the output. For an input whose gradient is not `wanted`,
     /// or comes from another operation, it may be `None`.
-    fn backward(
-        &self,
-        inputs: &[FlexTensor],
-        saved: &[FlexTensor],
-        gradient: &FlexTensor,
-        wanted: &[bool],
-    ) -> Vec<Option<FlexTensor>>;
+    fn backward(&self, inputs: &[T], saved: &[T], gradient: &T, wanted: &[bool]) -> Vec<Option<T>>;
 }
 
 /// Runs `op` on one to three `inputs`, recorded in Burn's graph.
 ///
 /// # Panics
 /// If [`is_on_cpu`] is false.
-pub(super) fn apply<const D: usize>(inputs: Vec<Input>, op: impl CpuOp + 'static) -> Tensor<D> {
+pub(super) fn apply<const D: usize>(inputs: Vec<Input>, op: impl TrainingOp<FlexTensor> + 'static) -> Tensor<D> {
     let op = Arc::new(op);
     let mut inputs = inputs.into_iter().map(|Input(input)| input);
     Tensor::from_dispatch(match (inputs.next(), inputs.next(), inputs.next(), inputs.next()) {
@@ -87,58 +85,90 @@ impl<const D: usize> From<Tensor<D>> for Input {
 
 /// One method per number of inputs: backend extensions do not take lists.
 #[backend_extension(Flex, Autodiff)]
-trait TrainingOps: Backend {
-    fn of_one(one: FloatTensor<Self>, op: Arc<dyn CpuOp>) -> FloatTensor<Self>;
+trait CpuTraining: Backend {
+    fn of_one(one: FloatTensor<Self>, op: Arc<dyn TrainingOp<FlexTensor>>) -> FloatTensor<Self>;
 
-    fn of_two(one: FloatTensor<Self>, two: FloatTensor<Self>, op: Arc<dyn CpuOp>) -> FloatTensor<Self>;
+    fn of_two(one: FloatTensor<Self>, two: FloatTensor<Self>, op: Arc<dyn TrainingOp<FlexTensor>>)
+    -> FloatTensor<Self>;
 
     fn of_three(
         one: FloatTensor<Self>,
         two: FloatTensor<Self>,
         three: FloatTensor<Self>,
-        op: Arc<dyn CpuOp>,
+        op: Arc<dyn TrainingOp<FlexTensor>>,
     ) -> FloatTensor<Self>;
 }
 
-impl TrainingOps for Flex {
-    fn of_one(one: FlexTensor, op: Arc<dyn CpuOp>) -> FlexTensor {
-        forward(&*op, &[one].map(|input| contiguous(&input)), false).0
+impl CpuTraining for Flex {
+    fn of_one(one: FlexTensor, op: Arc<dyn TrainingOp<FlexTensor>>) -> FlexTensor {
+        plain::<Flex, 1>([one], &*op)
     }
 
-    fn of_two(one: FlexTensor, two: FlexTensor, op: Arc<dyn CpuOp>) -> FlexTensor {
-        forward(&*op, &[one, two].map(|input| contiguous(&input)), false).0
+    fn of_two(one: FlexTensor, two: FlexTensor, op: Arc<dyn TrainingOp<FlexTensor>>) -> FlexTensor {
+        plain::<Flex, 2>([one, two], &*op)
     }
 
-    fn of_three(one: FlexTensor, two: FlexTensor, three: FlexTensor, op: Arc<dyn CpuOp>) -> FlexTensor {
-        forward(&*op, &[one, two, three].map(|input| contiguous(&input)), false).0
+    fn of_three(
+        one: FlexTensor,
+        two: FlexTensor,
+        three: FlexTensor,
+        op: Arc<dyn TrainingOp<FlexTensor>>,
+    ) -> FlexTensor {
+        plain::<Flex, 3>([one, two, three], &*op)
     }
 }
 
-impl<C: CheckpointStrategy> TrainingOps for Autodiff<Flex, C> {
-    fn of_one(one: FloatTensor<Self>, op: Arc<dyn CpuOp>) -> FloatTensor<Self> {
-        record::<1, C>([one], op)
+impl<C: CheckpointStrategy> CpuTraining for Autodiff<Flex, C> {
+    fn of_one(one: FloatTensor<Self>, op: Arc<dyn TrainingOp<FlexTensor>>) -> FloatTensor<Self> {
+        record::<Flex, 1, C>([one], op)
     }
 
-    fn of_two(one: FloatTensor<Self>, two: FloatTensor<Self>, op: Arc<dyn CpuOp>) -> FloatTensor<Self> {
-        record::<2, C>([one, two], op)
+    fn of_two(
+        one: FloatTensor<Self>,
+        two: FloatTensor<Self>,
+        op: Arc<dyn TrainingOp<FlexTensor>>,
+    ) -> FloatTensor<Self> {
+        record::<Flex, 2, C>([one, two], op)
     }
 
     fn of_three(
         one: FloatTensor<Self>,
         two: FloatTensor<Self>,
         three: FloatTensor<Self>,
-        op: Arc<dyn CpuOp>,
+        op: Arc<dyn TrainingOp<FlexTensor>>,
     ) -> FloatTensor<Self> {
-        record::<3, C>([one, two, three], op)
+        record::<Flex, 3, C>([one, two, three], op)
     }
 }
 
-fn record<const N: usize, C: CheckpointStrategy>(
-    inputs: [FloatTensor<Autodiff<Flex, C>>; N],
-    op: Arc<dyn CpuOp>,
-) -> FloatTensor<Autodiff<Flex, C>> {
-    let values: Vec<_> = inputs.iter().map(|input| contiguous(input.primitive())).collect();
-    match Recorded.prepare::<C>(inputs.each_ref().map(|input| input.node())).compute_bound().stateful() {
+/// A backend with operations of this kind.
+trait Bodies: Backend {
+    /// The same values in the order of the shape.
+    fn contiguous(tensor: &FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+impl Bodies for Flex {
+    fn contiguous(tensor: &FlexTensor) -> FlexTensor {
+        debug_assert_eq!(tensor.dtype(), DType::F32);
+        tensor.to_contiguous()
+    }
+}
+
+/// Runs `op` without recording it.
+fn plain<B: Bodies, const N: usize>(
+    inputs: [FloatTensor<B>; N],
+    op: &dyn TrainingOp<FloatTensor<B>>,
+) -> FloatTensor<B> {
+    forward(op, &inputs.map(|input| B::contiguous(&input)), false).0
+}
+
+fn record<B: Bodies, const N: usize, C: CheckpointStrategy>(
+    inputs: [FloatTensor<Autodiff<B, C>>; N],
+    op: Arc<dyn TrainingOp<FloatTensor<B>>>,
+) -> FloatTensor<Autodiff<B, C>> {
+    let values: Vec<_> = inputs.iter().map(|input| B::contiguous(input.primitive())).collect();
+    let nodes = inputs.each_ref().map(|input| input.node());
+    match Backward::<B, N>::prepare::<C>(Recorded, nodes).compute_bound().stateful() {
         OpsKind::Tracked(prepared) => {
             let (output, saved) = forward(&*op, &values, true);
             let inputs = if op.keeps_inputs() { values } else { Vec::new() };
@@ -150,36 +180,31 @@ fn record<const N: usize, C: CheckpointStrategy>(
 
 /// Data for the backward pass of one operation.
 #[derive(Clone, Debug)]
-struct Step {
-    op: Arc<dyn CpuOp>,
-    inputs: Vec<FlexTensor>,
-    saved: Vec<FlexTensor>,
+struct Step<T> {
+    op: Arc<dyn TrainingOp<T>>,
+    inputs: Vec<T>,
+    saved: Vec<T>,
 }
 
 #[derive(Debug)]
 struct Recorded;
 
-impl<const N: usize> Backward<Flex, N> for Recorded {
-    type State = Step;
+impl<B: Bodies, const N: usize> Backward<B, N> for Recorded {
+    type State = Step<FloatTensor<B>>;
 
-    fn backward(self, ops: Ops<Step, N>, gradients: &mut Gradients, _checkpointer: &mut Checkpointer) {
+    fn backward(self, ops: Ops<Self::State, N>, gradients: &mut Gradients, _checkpointer: &mut Checkpointer) {
         let Step { op, inputs, saved } = ops.state;
-        let gradient = contiguous(&gradients.consume::<Flex>(&ops.node));
+        let gradient = B::contiguous(&gradients.consume::<B>(&ops.node));
         let wanted = ops.parents.each_ref().map(Option::is_some);
         let of_inputs = timed(op.name(), true, || op.backward(&inputs, &saved, &gradient, &wanted));
         for (parent, gradient) in ops.parents.into_iter().zip(of_inputs) {
             if let (Some(parent), Some(gradient)) = (parent, gradient) {
-                gradients.register::<Flex>(parent.id, gradient);
+                gradients.register::<B>(parent.id, gradient);
             }
         }
     }
 }
 
-fn forward(op: &dyn CpuOp, inputs: &[FlexTensor], is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
+fn forward<T>(op: &dyn TrainingOp<T>, inputs: &[T], is_recorded: bool) -> (T, Vec<T>) {
     timed(op.name(), false, || op.forward(inputs, is_recorded))
-}
-
-fn contiguous(tensor: &FlexTensor) -> FlexTensor {
-    debug_assert_eq!(tensor.dtype(), DType::F32);
-    tensor.to_contiguous()
 }

@@ -1,4 +1,4 @@
-//! What the operations of a training step hold on a GPU, where they are Burn's: each keeps the inputs and results that its
+//! What the operations of a training step hold on a GPU, where most are Burn's: each keeps the inputs and results that its
 //! derivative needs.
 
 use hearth_model::{
@@ -11,6 +11,9 @@ use super::{
     account::{Account, Op, backward, forward},
 };
 
+/// Maximum number of logits at a time, unless a row has more.
+const LOGITS_AT_ONCE: usize = 1 << 24;
+
 /// Values that exist at once in a run, with those of the weights.
 pub(super) fn peak(
     gpt: &GptConfig,
@@ -20,23 +23,26 @@ pub(super) fn peak(
 ) -> usize {
     let n_trained = adapter.map_or(gpt.n_params(), |adapter| adapter.n_values);
     let n_frozen = adapter.map_or(0, |_| gpt.n_params());
-    let (d, logits) = (n_rows * gpt.d_model, n_rows * gpt.vocab_size);
-    // The output matrix and positions have no gradient if they do not train.
-    let head = if adapter.is_some() { 0 } else { gpt.vocab_size * gpt.d_model };
+    let d = n_rows * gpt.d_model;
+    let head = gpt.vocab_size * gpt.d_model;
+    let logits = (LOGITS_AT_ONCE / gpt.vocab_size.max(1)).clamp(1, n_rows.max(1)) * gpt.vocab_size;
     let mut account = Account::default();
     account.take(n_frozen + n_trained + run.n_moments + (run.n_partial_sums - 1) * n_trained);
     let block = block(gpt, n_rows, seq_len, adapter);
     for _ in 0..gpt.n_layers {
         block.iter().for_each(|part| forward(&mut account, part));
     }
-    // The last norm and the hidden states; then logits, their differences to the largest, exponentials and the result.
+    // The last norm and the hidden states; then the logits of some rows at a time, and the gradients of the hidden states and
+    // of the output matrix, which are sums of parts.
     account.take(3 * d);
-    account.take(logits);
-    account.briefly(3 * logits);
-    // Backward: the gradient of the logits in three forms, and that of the head.
-    account.briefly(3 * logits);
+    account.briefly(logits + 2 * d + 3 * head);
     account.take(d + head);
-    account.free(logits + 3 * d);
+    // Backward multiplies both.
+    account.briefly(d + head);
+    account.free(3 * d);
+    if adapter.is_some() {
+        account.free(head);
+    }
     let mut gradient = d;
     for _ in 0..gpt.n_layers {
         for part in block.iter().rev() {
@@ -46,7 +52,8 @@ pub(super) fn peak(
         gradient = d;
     }
     let has_positions = gpt.positions == Positions::Learned && adapter.is_none();
-    account.briefly(head + if has_positions { gpt.max_seq_len * gpt.d_model } else { 0 });
+    let of_embedding = if adapter.is_some() { 0 } else { head };
+    account.briefly(of_embedding + if has_positions { gpt.max_seq_len * gpt.d_model } else { 0 });
     // Temporary values of clipping, AdamW and Muon, of a parameter at a time.
     let largest_trained = adapter.map_or_else(|| largest_param(gpt), |adapter| adapter.of_matrix(gpt));
     account.briefly(4 * largest_trained + 6 * run.largest_muon);
@@ -75,9 +82,13 @@ fn block(gpt: &GptConfig, n_rows: usize, seq_len: usize, adapter: Option<Adapter
         of_params: of_vector(2 * gpt.head_dim),
         scratch: 3 * (q + kv),
     });
-    // Queries, keys and values; exponentials and probabilities.
-    let attend =
-        Op { kept: q + 2 * kv + 2 * scores, of_input: q + 2 * kv, of_params: 0, scratch: 3 * scores + q + 2 * kv };
+    // Queries, keys and values, and the logarithms of sums; in backward, probabilities and their gradients.
+    let attend = Op {
+        kept: q + 2 * kv + n_rows * gpt.n_heads,
+        of_input: q + 2 * kv,
+        of_params: 0,
+        scratch: 2 * scores + 3 * q + 4 * kv,
+    };
     let (kept, up) = match (gpt.gated_mlp, gpt.activation) {
         // The gate, its activation and what it multiplies.
         (true, _) => (4 * ff, 2 * ff),
@@ -98,11 +109,11 @@ fn largest_param(gpt: &GptConfig) -> usize {
     param_specs(gpt).into_iter().map(|spec| spec.shape.iter().product()).max().unwrap_or(0)
 }
 
-/// Values of the largest tensor: a parameter, the logits, the scores of attention or the inside of the MLP.
+/// Values of the largest tensor: a parameter, some logits, the scores of attention or the inside of the MLP.
 pub(super) fn largest_tensor(gpt: &GptConfig, n_rows: usize, seq_len: usize) -> usize {
     let up = if gpt.gated_mlp { 2 * gpt.d_ff } else { gpt.d_ff };
-    let of_row = gpt.vocab_size.max(gpt.n_heads * seq_len).max(up).max(gpt.q_width() + 2 * gpt.kv_width());
-    largest_param(gpt).max(n_rows * of_row)
+    let of_row = (gpt.n_heads * seq_len).max(up).max(gpt.q_width() + 2 * gpt.kv_width());
+    largest_param(gpt).max(n_rows * of_row).max(LOGITS_AT_ONCE.min(n_rows * gpt.vocab_size))
 }
 
 #[cfg(test)]

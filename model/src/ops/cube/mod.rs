@@ -1,6 +1,6 @@
 //! Bodies for GPUs, in CubeCL: one source for WGSL, SPIR-V, CUDA, ROCm and Metal.
 //!
-//! They run for tensors on a GPU if no gradients are recorded. Each is a backend extension of Burn. Weights travel with the
+//! They run for tensors on a GPU if no gradients are recorded, except for those in `training`. Each is a backend extension of Burn. Weights travel with the
 //! operation; they are not Burn tensors.
 //!
 //! Burn's fusion and autotune are not built in: nothing is left to fuse here, and both cost more time than they saved in
@@ -26,6 +26,7 @@ mod split_f16;
 mod tests;
 mod tiled;
 mod top_k;
+pub(super) mod training;
 mod unpack;
 
 pub(super) use attention::{AttentionPlan, AttentionStep, BLOCK_LEN, TILE};

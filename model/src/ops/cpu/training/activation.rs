@@ -11,7 +11,7 @@ use crate::{
             math::{exp, upper_tail},
             thread_pool,
         },
-        training::CpuOp,
+        training::TrainingOp,
     },
 };
 
@@ -23,7 +23,7 @@ pub(in crate::ops) struct Activate {
     pub(in crate::ops) is_gated: bool,
 }
 
-impl CpuOp for Activate {
+impl TrainingOp<FlexTensor> for Activate {
     fn forward(&self, inputs: &[FlexTensor], _is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
         let [n_rows, width] = dims(&inputs[0]);
         let d_ff = if self.is_gated { width / 2 } else { width };

@@ -20,7 +20,7 @@ use crate::ops::{
         math::{exp, tanh},
         thread_pool::{self, SharedMut},
     },
-    training::CpuOp,
+    training::TrainingOp,
 };
 
 /// Number of queries whose probabilities exist at the same time.
@@ -72,7 +72,7 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-impl CpuOp for RopeAttend {
+impl TrainingOp<FlexTensor> for RopeAttend {
     fn forward(&self, inputs: &[FlexTensor], is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
         let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = self.options;
         let [n_rows, width] = dims(&inputs[0]);

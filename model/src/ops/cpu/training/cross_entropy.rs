@@ -18,7 +18,7 @@ use crate::ops::{
         math::{exp, tanh},
         thread_pool,
     },
-    training::CpuOp,
+    training::TrainingOp,
 };
 
 /// Maximum number of logits in memory; the logits of a whole batch never exist.
@@ -51,7 +51,7 @@ pub(in crate::ops) struct LinearCrossEntropy {
     pub(in crate::ops) precision: Precision,
 }
 
-impl CpuOp for LinearCrossEntropy {
+impl TrainingOp<FlexTensor> for LinearCrossEntropy {
     fn forward(&self, inputs: &[FlexTensor], is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
         let [n_rows, d_model] = dims(&inputs[0]);
         let (weight, vocab_size, bias) = match &self.frozen {

@@ -18,7 +18,7 @@ use crate::ops::{
         math::{exp, tanh},
         thread_pool,
     },
-    training::CpuOp,
+    training::TrainingOp,
 };
 
 /// Input: hidden states `[n_rows, d_model]`. Output: the sum of the rows' divergences times their shares, `[1]`.
@@ -35,7 +35,7 @@ pub(in crate::ops) struct LinearDivergence {
     pub(in crate::ops) softcap: Option<f64>,
 }
 
-impl CpuOp for LinearDivergence {
+impl TrainingOp<FlexTensor> for LinearDivergence {
     fn forward(&self, inputs: &[FlexTensor], is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
         let [n_rows, d_model] = dims(&inputs[0]);
         let ((panels, bias), hidden) = (&self.output, values(&inputs[0]));

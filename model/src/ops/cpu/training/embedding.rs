@@ -3,7 +3,7 @@
 use burn::backend::flex::FlexTensor;
 
 use super::{dims, tensor, values};
-use crate::ops::{cpu::thread_pool, training::CpuOp};
+use crate::ops::{cpu::thread_pool, training::TrainingOp};
 
 /// Columns of the table per task.
 const COLUMNS: usize = 64;
@@ -21,7 +21,7 @@ impl Embed {
     }
 }
 
-impl CpuOp for Embed {
+impl TrainingOp<FlexTensor> for Embed {
     fn forward(&self, inputs: &[FlexTensor], _is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
         let [n_entries, width] = dims(&inputs[0]);
         let table = values(&inputs[0]);

@@ -14,7 +14,7 @@ use super::{
 use crate::ops::{
     Dropout, LoraPair, LoraShape, Precision,
     cpu::{Panels, thread_pool},
-    training::CpuOp,
+    training::TrainingOp,
 };
 
 /// Values of the matrix that exist as f32 at a time: the matrix is never widened whole.
@@ -84,7 +84,7 @@ pub(in crate::ops) struct FrozenLinear {
     pub(in crate::ops) lora: Option<(Arc<LoraShape>, Option<Dropout>)>,
 }
 
-impl CpuOp for FrozenLinear {
+impl TrainingOp<FlexTensor> for FrozenLinear {
     fn forward(&self, inputs: &[FlexTensor], is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
         let ([n_rows, d_in], [d_out, _]) = (dims(&inputs[0]), self.weight.dims());
         let x = values(&inputs[0]);

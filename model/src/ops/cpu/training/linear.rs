@@ -7,7 +7,7 @@ use super::{
     product::{View, new_product},
     sum_of_rows, tensor, values,
 };
-use crate::ops::{Precision, training::CpuOp};
+use crate::ops::{Precision, training::TrainingOp};
 
 /// Inputs: `x [n_rows, d_in]`, the weight `[d_out, d_in]` and an optional bias `[d_out]`. Output: `[n_rows, d_out]`.
 #[derive(Debug)]
@@ -16,7 +16,7 @@ pub(in crate::ops) struct Linear {
     pub(in crate::ops) precision: Precision,
 }
 
-impl CpuOp for Linear {
+impl TrainingOp<FlexTensor> for Linear {
     fn forward(&self, inputs: &[FlexTensor], _is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
         let (x, weight) = (&inputs[0], &inputs[1]);
         let ([n_rows, d_in], [d_out, _]) = (dims(x), dims(weight));

@@ -1,4 +1,4 @@
-//! Training operations on the CPU, forward and backward, as implementations of [`CpuOp`](crate::ops::training::CpuOp).
+//! Training operations on the CPU, forward and backward, as implementations of [`TrainingOp`](crate::ops::training::TrainingOp).
 
 mod activation;
 mod adamw;

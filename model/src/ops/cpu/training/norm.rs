@@ -13,7 +13,7 @@ use crate::{
             self, for_each_isa,
             thread_pool::{self, SharedMut},
         },
-        training::CpuOp,
+        training::TrainingOp,
     },
 };
 
@@ -21,7 +21,7 @@ use crate::{
 #[derive(Debug)]
 pub(in crate::ops) struct Normalize(pub(in crate::ops) NormOptions);
 
-impl CpuOp for Normalize {
+impl TrainingOp<FlexTensor> for Normalize {
     fn forward(&self, inputs: &[FlexTensor], _is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
         let bias = inputs.get(2).map(values);
         let output = cpu::norm(values(&inputs[0]), values(&inputs[1]), bias, self.0);

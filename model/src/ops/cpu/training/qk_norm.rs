@@ -12,7 +12,7 @@ use crate::{
     ops::{
         AttentionOptions, NormOptions,
         cpu::{self, NormValues},
-        training::CpuOp,
+        training::TrainingOp,
     },
 };
 
@@ -26,7 +26,7 @@ pub(in crate::ops) struct QkNormalize {
     pub(in crate::ops) norms: [NormOptions; 2],
 }
 
-impl CpuOp for QkNormalize {
+impl TrainingOp<FlexTensor> for QkNormalize {
     fn forward(&self, inputs: &[FlexTensor], _is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
         let mut output = values(&inputs[0]).to_vec();
         let norm = |n: usize| NormValues { weight: values(&inputs[1 + n]), bias: None, options: self.norms[n] };

@@ -16,7 +16,7 @@ use crate::{
             tensors::{self, changed},
             thread_pool,
         },
-        training::CpuOp,
+        training::TrainingOp,
     },
     philox::{halves, philox},
 };
@@ -36,7 +36,7 @@ pub(in crate::ops) struct AddUpdate {
     pub(in crate::ops) dropout: Option<Dropout>,
 }
 
-impl CpuOp for AddUpdate {
+impl TrainingOp<FlexTensor> for AddUpdate {
     fn forward(&self, inputs: &[FlexTensor], _is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
         (scaled(&inputs[0], inputs.get(1), self.multiplier, self.dropout), Vec::new())
     }
@@ -67,7 +67,7 @@ pub(in crate::ops) struct Fork {
     pub(in crate::ops) first_gradient: Arc<Mutex<Option<FlexTensor>>>,
 }
 
-impl CpuOp for Fork {
+impl TrainingOp<FlexTensor> for Fork {
     fn forward(&self, inputs: &[FlexTensor], _is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
         (inputs[0].clone(), Vec::new())
     }

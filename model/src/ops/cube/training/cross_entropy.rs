@@ -1,0 +1,277 @@
+//! The training loss, fused with the output projection.
+
+use burn::{
+    backend::Cube,
+    tensor::{DType, Int, Tensor, TensorData},
+};
+use burn_cubecl::{
+    cubecl::{self, prelude::*},
+    kernel::into_contiguous,
+    tensor::CubeTensor,
+};
+
+use super::{LANES, largest_of_lanes, plain, soft_capped, sum_of_lanes, wrap};
+use crate::ops::{
+    LossOptions,
+    cube::launch::{empty, grid, workgroup},
+    records_gradients,
+    training::TrainingOp,
+};
+
+/// Maximum number of logits in memory, unless a row has more; the logits of a whole batch never exist.
+const LOGITS_AT_ONCE: usize = 1 << 24;
+/// Smaller than any logit; WGSL guarantees nothing about infinities.
+const LOWEST: f32 = -3e38;
+
+/// Inputs: hidden states `[n_rows, d_model]`, the weight `[vocab_size, d_model]` and, if there is one, the bias
+/// `[vocab_size]`. Output: what is minimised and the cross entropy, `[2]`; only the first has gradients.
+///
+/// As on the CPU, the forward pass computes the gradients too, chunk by chunk of rows.
+#[derive(Debug)]
+pub(in crate::ops) struct LinearCrossEntropy {
+    ids: CubeTensor,
+    /// What each row counts, `[n_rows]`.
+    shares: CubeTensor,
+    options: LossOptions,
+}
+
+/// Options of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Parts {
+    has_bias: bool,
+    has_softcap: bool,
+    is_recorded: bool,
+}
+
+impl LinearCrossEntropy {
+    /// For the rows of `hidden`, with the token to predict from each and what each counts; see
+    /// [`Targets`](crate::ops::Targets).
+    ///
+    /// # Panics
+    /// When there are not as many targets or weights as rows.
+    pub(in crate::ops) fn new(
+        ids: Tensor<1, Int>,
+        weights: Option<Vec<f32>>,
+        options: LossOptions,
+        hidden: &Tensor<2>,
+    ) -> Self {
+        let n_rows = hidden.dims()[0];
+        assert_eq!(ids.dims(), [n_rows], "targets, one for each row");
+        let shares = weights.unwrap_or_else(|| vec![1.0 / n_rows as f32; n_rows]);
+        assert_eq!(shares.len(), n_rows, "weights, one for each row");
+        let ids: Tensor<1, Int> = if records_gradients(&ids.device()) { ids.inner() } else { ids };
+        let ids = if ids.dtype() == DType::I32 { ids } else { ids.cast(DType::I32) };
+        let ids = ids.try_into_primitive::<Cube>().unwrap_or_else(|_| unreachable!("targets on another device"));
+        let device = hidden.device().inner();
+        let shares = plain(Tensor::<1>::from_data(TensorData::new(shares, [n_rows]), &device));
+        Self { ids: into_contiguous(ids), shares, options }
+    }
+
+    /// Puts the loss of each row of `logits`, the rows from `first` on, into `losses`, and replaces them by their gradients.
+    fn rows(
+        &self,
+        logits: &CubeTensor,
+        bias: Option<&CubeTensor>,
+        losses: &CubeTensor,
+        first: usize,
+        is_recorded: bool,
+    ) {
+        let [n_rows, vocab_size] = logits.meta.shape().dims::<2>();
+        #[expect(unsafe_code, reason = "a kernel without bounds checks")]
+        // SAFETY: a workgroup has a row of its own; ids are kept below the vocabulary; an absent bias is not read.
+        unsafe {
+            loss_rows::launch_unchecked(
+                &logits.client,
+                grid(n_rows, 1),
+                CubeDim::new_1d(LANES as u32),
+                logits.clone().into_buffer_arg(),
+                losses.clone().into_buffer_arg(),
+                self.ids.clone().into_buffer_arg(),
+                self.shares.clone().into_buffer_arg(),
+                bias.unwrap_or(&self.shares).clone().into_buffer_arg(),
+                n_rows,
+                first,
+                vocab_size,
+                self.options.softcap.unwrap_or(1.0) as f32,
+                self.options.z_loss as f32,
+                Parts { has_bias: bias.is_some(), has_softcap: self.options.softcap.is_some(), is_recorded },
+            );
+        }
+    }
+}
+
+impl TrainingOp<CubeTensor> for LinearCrossEntropy {
+    fn forward(&self, inputs: &[CubeTensor], is_recorded: bool) -> (CubeTensor, Vec<CubeTensor>) {
+        let (hidden, weight) = (wrap::<2>(&inputs[0]), wrap::<2>(&inputs[1]));
+        let ([n_rows, d_model], [vocab_size, _]) = (hidden.dims(), weight.dims());
+        let bias = inputs.get(2);
+        let losses = empty(&inputs[0], [n_rows, 2]);
+        let chunk = (LOGITS_AT_ONCE / vocab_size.max(1)).clamp(1, n_rows.max(1));
+        let mut of_hidden = Vec::new();
+        let (mut of_weight, mut of_bias) = (None::<Tensor<2>>, None::<Tensor<2>>);
+        let plus =
+            |sum: Option<Tensor<2>>, part: Tensor<2>| Some(sum.map_or_else(|| part.clone(), |sum| sum + part.clone()));
+        for first in (0..n_rows).step_by(chunk) {
+            let rows = hidden.clone().slice([first..n_rows.min(first + chunk), 0..d_model]);
+            let logits = plain(rows.clone().matmul(weight.clone().transpose()));
+            self.rows(&logits, bias, &losses, first, is_recorded);
+            if is_recorded {
+                let of_logits = wrap::<2>(&logits);
+                of_hidden.push(of_logits.clone().matmul(weight.clone()));
+                if bias.is_some() {
+                    of_bias = plus(of_bias, of_logits.clone().sum_dim(0));
+                }
+                of_weight = plus(of_weight, of_logits.transpose().matmul(rows));
+            }
+        }
+        let output = empty(&losses, [2]);
+        #[expect(unsafe_code, reason = "a kernel without bounds checks")]
+        // SAFETY: the lanes of one workgroup read the losses and shares of all rows, and one writes both sums.
+        unsafe {
+            add_losses::launch_unchecked(
+                &output.client,
+                grid(1, 1),
+                CubeDim::new_1d(LANES as u32),
+                losses.into_buffer_arg(),
+                self.shares.clone().into_buffer_arg(),
+                output.clone().into_buffer_arg(),
+                n_rows,
+                self.options.z_loss as f32,
+            );
+        }
+        let of_hidden = is_recorded.then(|| Tensor::cat(of_hidden, 0));
+        let of_bias = of_bias.map(|sum| plain(sum.reshape([vocab_size])));
+        let saved = [of_hidden.map(plain), of_weight.map(plain), of_bias];
+        (output, saved.into_iter().flatten().collect())
+    }
+
+    fn keeps_inputs(&self) -> bool {
+        false
+    }
+
+    fn backward(
+        &self,
+        _inputs: &[CubeTensor],
+        saved: &[CubeTensor],
+        gradient: &CubeTensor,
+        _wanted: &[bool],
+    ) -> Vec<Option<CubeTensor>> {
+        let factor = wrap::<1>(gradient).slice(0..1);
+        let scaled = |saved: &CubeTensor| match saved.meta.shape().num_dims() {
+            1 => plain(wrap::<1>(saved) * factor.clone()),
+            _ => plain(wrap::<2>(saved) * factor.clone().reshape([1, 1])),
+        };
+        saved.iter().map(|saved| Some(scaled(saved))).collect()
+    }
+}
+
+/// Of a row of logits the cross entropy and the logarithm of the denominator; the logits become gradients. The formulas are
+/// those of the CPU.
+#[cube(launch_unchecked)]
+#[expect(clippy::too_many_arguments, reason = "the buffers and sizes of a kernel")]
+fn loss_rows(
+    logits: &mut [f32],
+    losses: &mut [f32],
+    ids: &[i32],
+    shares: &[f32],
+    bias: &[f32],
+    n_rows: usize,
+    first: usize,
+    vocab_size: usize,
+    softcap: f32,
+    z_loss: f32,
+    #[comptime] parts: Parts,
+) {
+    let row = workgroup();
+    if row >= n_rows {
+        terminate!();
+    }
+    let lane = UNIT_POS_X as usize;
+    let start = row * vocab_size;
+    let of_all = first + row;
+    let share = shares[of_all];
+    // A negative id is a very large number.
+    let target = clamp_max(usize::cast_from(ids[of_all]), vocab_size - 1);
+    let mut shared = Shared::<[f32]>::new_slice(LANES);
+
+    // A lane has the same columns in all loops, so it reads only what it wrote itself.
+    let mut largest = f32::new(LOWEST);
+    let mut column = lane;
+    while column < vocab_size {
+        let mut logit = logits[start + column];
+        if comptime!(parts.has_bias) {
+            logit += bias[column];
+        }
+        if comptime!(parts.has_softcap) {
+            logit = soft_capped(logit, softcap);
+        }
+        logits[start + column] = logit;
+        largest = max(largest, logit);
+        column += LANES;
+    }
+    shared[lane] = largest;
+    let largest = largest_of_lanes(&mut shared);
+
+    let mut sum = f32::new(0.0);
+    let mut of_target = f32::new(0.0);
+    column = lane;
+    while column < vocab_size {
+        let difference = logits[start + column] - largest;
+        sum += difference.exp();
+        if column == target {
+            of_target = difference;
+        }
+        column += LANES;
+    }
+    shared[lane] = sum;
+    let sum = sum_of_lanes(&mut shared);
+    shared[lane] = of_target;
+    let of_target = sum_of_lanes(&mut shared);
+    let log_sum = sum.ln();
+    if lane == 0 {
+        // A row that counts nothing may have any target, and its loss may be no number.
+        losses[2 * of_all] = select(share == 0.0f32, 0.0f32, log_sum - of_target);
+        losses[2 * of_all + 1] = select(share == 0.0f32, 0.0f32, largest + log_sum);
+    }
+
+    if comptime!(parts.is_recorded) {
+        let factor = share / sum * (1.0f32 + 2.0f32 * z_loss * (largest + log_sum));
+        column = lane;
+        while column < vocab_size {
+            let logit = logits[start + column];
+            let mut gradient = (logit - largest).exp() * factor;
+            if column == target {
+                gradient -= share;
+            }
+            if comptime!(parts.has_softcap) {
+                let capped = logit / softcap;
+                gradient *= 1.0f32 - capped * capped;
+            }
+            logits[start + column] = select(share == 0.0f32, 0.0f32, gradient);
+            column += LANES;
+        }
+    }
+}
+
+#[cube(launch_unchecked)]
+fn add_losses(losses: &[f32], shares: &[f32], output: &mut [f32], n_rows: usize, z_loss: f32) {
+    let lane = UNIT_POS_X as usize;
+    let mut loss = f32::new(0.0);
+    let mut square = f32::new(0.0);
+    let mut row = lane;
+    while row < n_rows {
+        let log_z = losses[2 * row + 1];
+        loss = fma(losses[2 * row], shares[row], loss);
+        square = fma(log_z * log_z, shares[row], square);
+        row += LANES;
+    }
+    let mut shared = Shared::<[f32]>::new_slice(LANES);
+    shared[lane] = loss;
+    let loss = sum_of_lanes(&mut shared);
+    shared[lane] = square;
+    let square = sum_of_lanes(&mut shared);
+    if lane == 0 {
+        output[0] = loss + z_loss * square;
+        output[1] = loss;
+    }
+}

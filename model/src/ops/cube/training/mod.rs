@@ -1,0 +1,71 @@
+//! Operations with a backward pass.
+
+mod attention;
+mod cross_entropy;
+
+use burn::{backend::Cube, tensor::Tensor};
+use burn_cubecl::{
+    cubecl::{self, prelude::*},
+    kernel::into_contiguous,
+    tensor::CubeTensor,
+};
+
+use super::launch::add_lanes;
+use crate::ops::records_gradients;
+
+pub(in crate::ops) use attention::RopeAttend;
+pub(in crate::ops) use cross_entropy::LinearCrossEntropy;
+
+/// Lanes of a workgroup.
+const LANES: usize = 256;
+
+/// The memory of `tensor`, without its gradients.
+fn plain<const D: usize>(tensor: Tensor<D>) -> CubeTensor {
+    let tensor = if records_gradients(&tensor.device()) { tensor.inner() } else { tensor };
+    let found = tensor.try_into_primitive::<Cube>();
+    into_contiguous(found.unwrap_or_else(|_| unreachable!("a tensor on another device")))
+}
+
+fn wrap<const D: usize>(tensor: &CubeTensor) -> Tensor<D> {
+    Tensor::from_primitive::<Cube>(tensor.clone())
+}
+
+/// The largest of the values of all lanes, for all of them. `values` has one for each lane.
+#[cube]
+fn largest_of_lanes(values: &mut Shared<[f32]>) -> f32 {
+    let lane = UNIT_POS_X as usize;
+    sync_cube();
+    #[unroll]
+    for step in 0..comptime!(LANES.ilog2() as usize) {
+        let half = comptime!(LANES >> (step + 1));
+        if lane < half {
+            values[lane] = max(values[lane], values[lane + half]);
+        }
+        sync_cube();
+    }
+    let largest = values[0];
+    // All lanes have read it before it is overwritten.
+    sync_cube();
+    largest
+}
+
+/// The sum of the values of all lanes, for all of them.
+#[cube]
+fn sum_of_lanes(values: &mut Shared<[f32]>) -> f32 {
+    add_lanes(values, 1usize, LANES, LANES);
+    let sum = values[0];
+    sync_cube();
+    sum
+}
+
+/// `cap * tanh(x / cap)`.
+#[cube]
+fn soft_capped(x: f32, cap: f32) -> f32 {
+    cap * bounded_tanh(x / cap)
+}
+
+#[cube]
+fn bounded_tanh(x: f32) -> f32 {
+    // Beyond 10 it is 1 in f32; some drivers compute infinity divided by itself.
+    clamp(x, -10.0f32, 10.0f32).tanh()
+}
