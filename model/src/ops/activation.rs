@@ -5,8 +5,8 @@ use burn::tensor::{Tensor, activation};
 #[cfg(feature = "gpu")]
 use super::cube;
 use super::{
-    cpu, records_gradients,
-    training::{apply, is_on_cpu},
+    cpu,
+    training::{Activate, apply_anywhere, trains_on},
 };
 use crate::config::Activation;
 
@@ -16,8 +16,8 @@ pub(crate) fn activate(x: Tensor<2>, kind: Activation) -> Tensor<2> {
     if cube::is_cube(&x.device()) {
         return cube::activate(x, kind);
     }
-    if is_on_cpu(&x.device()) && records_gradients(&x.device()) {
-        return apply(vec![x.into()], cpu::Activate { kind, is_gated: false });
+    if trains_on(&x.device()) {
+        return apply_anywhere(&x.device(), vec![x.into()], Activate { kind, is_gated: false });
     }
     if !cpu::is_cpu(&x.device()) {
         return activate_reference(x, kind);
@@ -58,8 +58,8 @@ pub(crate) fn gated(gate_up: Tensor<2>, kind: Activation) -> Tensor<2> {
     if cube::is_cube(&gate_up.device()) {
         return cube::gated(gate_up, kind);
     }
-    if is_on_cpu(&gate_up.device()) && records_gradients(&gate_up.device()) {
-        return apply(vec![gate_up.into()], cpu::Activate { kind, is_gated: true });
+    if trains_on(&gate_up.device()) {
+        return apply_anywhere(&gate_up.device(), vec![gate_up.into()], Activate { kind, is_gated: true });
     }
     if !cpu::is_cpu(&gate_up.device()) {
         return gated_reference(gate_up, kind);

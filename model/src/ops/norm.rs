@@ -5,8 +5,8 @@ use burn::tensor::Tensor;
 #[cfg(feature = "gpu")]
 use super::cube;
 use super::{
-    NormOptions, NormParts, cpu, records_gradients,
-    training::{apply, is_on_cpu},
+    NormOptions, NormParts, cpu,
+    training::{Normalize, apply_anywhere, trains_on},
 };
 use crate::config::NormKind;
 
@@ -19,9 +19,9 @@ pub(crate) fn norm(x: Tensor<2>, weight: Tensor<1>, bias: Option<Tensor<1>>, opt
     if cube::is_cube(&device) {
         return cube::norm(x, NormParts { weight, bias, options }, None);
     }
-    if is_on_cpu(&device) && records_gradients(&device) {
+    if trains_on(&device) {
         let operands = [x.into(), weight.into()].into_iter().chain(bias.map(Into::into));
-        return apply(operands.collect(), cpu::Normalize(options));
+        return apply_anywhere(&device, operands.collect(), Normalize(options));
     }
     if !cpu::is_cpu(&device) {
         return norm_reference(x, weight, bias, options);

@@ -258,6 +258,18 @@ pub(crate) struct Dropout {
     pub(crate) place: u32,
 }
 
+impl Dropout {
+    /// Values whose random words are made together: the words of a call of Philox are a quarter of it apart.
+    pub(super) const BLOCK: usize = 64;
+    /// The last number of Philox's counter, which keeps these words apart from other uses.
+    pub(super) const PURPOSE: u32 = u32::from_le_bytes(*b"drop");
+
+    /// Random words below it drop their value: `probability` of all.
+    pub(super) fn threshold(self) -> u32 {
+        (self.probability * 2f64.powi(32)) as u32
+    }
+}
+
 /// Added to the norm of gradients before dividing by it; torch's.
 pub(super) const CLIP_EPS: f64 = 1e-6;
 

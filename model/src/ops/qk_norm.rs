@@ -5,8 +5,8 @@ use burn::tensor::Tensor;
 #[cfg(feature = "gpu")]
 use super::cube::{self, QkNorm};
 use super::{
-    AttentionOptions, NormParts, cpu, norm_reference, records_gradients,
-    training::{apply, is_on_cpu},
+    AttentionOptions, NormParts, cpu, norm_reference,
+    training::{QkNormalize, apply_anywhere, trains_on},
 };
 use crate::config::QkNormSpan;
 
@@ -31,10 +31,10 @@ pub(crate) fn qk_norm(
         return cube::qk_norm(qkv, norms.map(|norm| norm.weight), heads, norm_options);
     }
     let has_biases = norms.iter().any(|norm| norm.bias.is_some());
-    if is_on_cpu(&qkv.device()) && records_gradients(&qkv.device()) && !has_biases {
-        let op = cpu::QkNormalize { span, options: options.clone(), norms: norms.each_ref().map(|norm| norm.options) };
+    if trains_on(&qkv.device()) && !has_biases {
+        let op = QkNormalize { span, options: options.clone(), norms: norms.each_ref().map(|norm| norm.options) };
         let [queries, keys] = norms.map(|norm| norm.weight);
-        return apply(vec![qkv.into(), queries.into(), keys.into()], op);
+        return apply_anywhere(&qkv.device(), vec![qkv.into(), queries.into(), keys.into()], op);
     }
     if !cpu::is_cpu(&qkv.device()) {
         return qk_norm_reference(qkv, norms, span, options);

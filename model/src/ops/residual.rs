@@ -6,7 +6,7 @@ use burn::tensor::{Tensor, TensorData};
 
 use super::{
     Dropout, cpu,
-    training::{apply, is_on_cpu},
+    training::{AddUpdate, apply, apply_anywhere, is_on_cpu, trains_on},
 };
 
 /// `residual + multiplier * dropout(update)`, all `[n_rows, width]`.
@@ -16,8 +16,9 @@ pub(crate) fn add_update(
     multiplier: f64,
     dropout: Option<Dropout>,
 ) -> Tensor<2> {
-    if is_on_cpu(&residual.device()) {
-        return apply(vec![update.into(), residual.into()], cpu::AddUpdate { multiplier, dropout });
+    let device = residual.device();
+    if is_on_cpu(&device) || trains_on(&device) {
+        return apply_anywhere(&device, vec![update.into(), residual.into()], AddUpdate { multiplier, dropout });
     }
     let update = self::dropout(update, dropout);
     residual + if multiplier == 1.0 { update } else { update * multiplier }
@@ -27,8 +28,9 @@ pub(crate) fn add_update(
 /// dropout.
 pub(crate) fn dropout(x: Tensor<2>, dropout: Option<Dropout>) -> Tensor<2> {
     let Some(dropout) = dropout else { return x };
-    if is_on_cpu(&x.device()) {
-        return apply(vec![x.into()], cpu::AddUpdate { multiplier: 1.0, dropout: Some(dropout) });
+    let device = x.device();
+    if is_on_cpu(&device) || trains_on(&device) {
+        return apply_anywhere(&device, vec![x.into()], AddUpdate { multiplier: 1.0, dropout: Some(dropout) });
     }
     dropout_reference(x, dropout)
 }

@@ -2,11 +2,12 @@
 //!
 //! Each is a [`TrainingOp`]: plain functions, forward and backward, of slices on the CPU and of tensors on a GPU. Backend
 //! extensions add them to Burn's autodiff graph. On the CPU they run for all plain tensors, with gradients recorded or not;
-//! on a GPU, some do where gradients are recorded. Elsewhere the reference bodies run, against which they are tested. On the
-//! CPU the order of every sum depends only on shapes, so results do not depend on the number of threads.
+//! on a GPU, most do where gradients are recorded. Elsewhere the reference bodies run, against which they are tested. The
+//! order of every sum on the CPU depends only on shapes, so results do not depend on the number of threads.
 
 #[cfg(feature = "gpu")]
 mod gpu;
+mod operations;
 mod profile;
 #[cfg(test)]
 mod tests;
@@ -29,9 +30,14 @@ use burn::{
 };
 
 #[cfg(feature = "gpu")]
+use gpu::OnGpu;
+#[cfg(feature = "gpu")]
 pub(super) use gpu::{apply_on_gpu, trains_on_gpu};
+pub(super) use operations::{Activate, AddUpdate, Normalize, QkNormalize};
 use profile::timed;
 pub use profile::{OpTime, profile_training};
+
+use super::records_gradients;
 
 /// Whether the operations of this module run for tensors on `device`: on the CPU, with gradients recorded or not.
 pub fn is_on_cpu(device: &Device) -> bool {
@@ -45,9 +51,9 @@ pub(super) trait TrainingOp<T>: Debug + Send + Sync {
         type_name::<Self>()
     }
 
-    /// Returns the output, and data for [`backward`](Self::backward) besides the inputs (may be empty unless
-    /// `is_recorded`).
-    fn forward(&self, inputs: &[T], is_recorded: bool) -> (T, Vec<T>);
+    /// Returns the output, and data for [`backward`](Self::backward) besides the inputs. Of each input the gradient is
+    /// `wanted` or not; if none is, backward will not be called and there need not be any data.
+    fn forward(&self, inputs: &[T], wanted: &[bool]) -> (T, Vec<T>);
 
     /// Whether [`backward`](Self::backward) reads the inputs; if not, it gets none.
     fn keeps_inputs(&self) -> bool {
@@ -57,6 +63,36 @@ pub(super) trait TrainingOp<T>: Debug + Send + Sync {
     /// The gradient of each input, in its shape, from that of the output. For an input whose gradient is not `wanted`,
     /// or comes from another operation, it may be `None`.
     fn backward(&self, inputs: &[T], saved: &[T], gradient: &T, wanted: &[bool]) -> Vec<Option<T>>;
+}
+
+/// An operation with a body for GPUs, in builds that have them.
+#[cfg(not(feature = "gpu"))]
+pub(super) trait OnGpu {}
+
+#[cfg(not(feature = "gpu"))]
+impl<T> OnGpu for T {}
+
+/// Whether gradients are recorded on `device`, for which [`apply_anywhere`] has bodies.
+pub(super) fn trains_on(device: &Device) -> bool {
+    #[cfg(feature = "gpu")]
+    if trains_on_gpu(device) {
+        return true;
+    }
+    records_gradients(device) && is_on_cpu(device)
+}
+
+/// [`apply`] for `inputs` on the CPU or, with gradients recorded, on a GPU.
+pub(super) fn apply_anywhere<const D: usize>(
+    device: &Device,
+    inputs: Vec<Input>,
+    op: impl TrainingOp<FlexTensor> + OnGpu + 'static,
+) -> Tensor<D> {
+    #[cfg(feature = "gpu")]
+    if trains_on_gpu(device) {
+        return apply_on_gpu(inputs, op);
+    }
+    debug_assert!(is_on_cpu(device), "{device:?}");
+    apply(inputs, op)
 }
 
 /// Runs `op` on one to three `inputs`, recorded in Burn's graph.
@@ -159,7 +195,7 @@ fn plain<B: Bodies, const N: usize>(
     inputs: [FloatTensor<B>; N],
     op: &dyn TrainingOp<FloatTensor<B>>,
 ) -> FloatTensor<B> {
-    forward(op, &inputs.map(|input| B::contiguous(&input)), false).0
+    forward(op, &inputs.map(|input| B::contiguous(&input)), &[false; N]).0
 }
 
 fn record<B: Bodies, const N: usize, C: CheckpointStrategy>(
@@ -168,13 +204,14 @@ fn record<B: Bodies, const N: usize, C: CheckpointStrategy>(
 ) -> FloatTensor<Autodiff<B, C>> {
     let values: Vec<_> = inputs.iter().map(|input| B::contiguous(input.primitive())).collect();
     let nodes = inputs.each_ref().map(|input| input.node());
+    let wanted = inputs.each_ref().map(|input| input.is_tracked());
     match Backward::<B, N>::prepare::<C>(Recorded, nodes).compute_bound().stateful() {
         OpsKind::Tracked(prepared) => {
-            let (output, saved) = forward(&*op, &values, true);
+            let (output, saved) = forward(&*op, &values, &wanted);
             let inputs = if op.keeps_inputs() { values } else { Vec::new() };
             prepared.finish(Step { op, inputs, saved }, output)
         }
-        OpsKind::UnTracked(prepared) => prepared.finish(forward(&*op, &values, false).0),
+        OpsKind::UnTracked(prepared) => prepared.finish(forward(&*op, &values, &wanted).0),
     }
 }
 
@@ -205,6 +242,6 @@ impl<B: Bodies, const N: usize> Backward<B, N> for Recorded {
     }
 }
 
-fn forward<T>(op: &dyn TrainingOp<T>, inputs: &[T], is_recorded: bool) -> (T, Vec<T>) {
-    timed(op.name(), false, || op.forward(inputs, is_recorded))
+fn forward<T>(op: &dyn TrainingOp<T>, inputs: &[T], wanted: &[bool]) -> (T, Vec<T>) {
+    timed(op.name(), false, || op.forward(inputs, wanted))
 }

@@ -1,8 +1,7 @@
-//! What the operations of a training step hold on a GPU, where most are Burn's: each keeps the inputs and results that its
-//! derivative needs.
+//! What the operations of a training step hold on a GPU.
 
 use hearth_model::{
-    config::{Activation, GptConfig, Positions},
+    config::{GptConfig, Positions},
     gpt::param_specs,
 };
 
@@ -32,17 +31,15 @@ pub(super) fn peak(
     for _ in 0..gpt.n_layers {
         block.iter().for_each(|part| forward(&mut account, part));
     }
-    // The last norm and the hidden states; then the logits of some rows at a time, and the gradients of the hidden states and
-    // of the output matrix, which are sums of parts.
-    account.take(3 * d);
-    account.briefly(logits + 2 * d + 3 * head);
-    account.take(d + head);
+    // The input of the last norm and the hidden states; then the logits of some rows at a time, and the gradients of the
+    // hidden states and of the output matrix, which are sums of parts.
+    let of_head = if adapter.is_some() { 0 } else { head };
+    account.take(2 * d);
+    account.briefly(logits + 2 * d + 3 * of_head);
+    account.take(d + of_head);
     // Backward multiplies both.
-    account.briefly(d + head);
-    account.free(3 * d);
-    if adapter.is_some() {
-        account.free(head);
-    }
+    account.briefly(d + of_head);
+    account.free(2 * d);
     let mut gradient = d;
     for _ in 0..gpt.n_layers {
         for part in block.iter().rev() {
@@ -52,8 +49,7 @@ pub(super) fn peak(
         gradient = d;
     }
     let has_positions = gpt.positions == Positions::Learned && adapter.is_none();
-    let of_embedding = if adapter.is_some() { 0 } else { head };
-    account.briefly(of_embedding + if has_positions { gpt.max_seq_len * gpt.d_model } else { 0 });
+    account.briefly(of_head + if has_positions { gpt.max_seq_len * gpt.d_model } else { 0 });
     // Temporary values of clipping, AdamW and Muon, of a parameter at a time.
     let largest_trained = adapter.map_or_else(|| largest_param(gpt), |adapter| adapter.of_matrix(gpt));
     account.briefly(4 * largest_trained + 6 * run.largest_muon);
@@ -63,12 +59,10 @@ pub(super) fn peak(
 /// The operations of one block's attention, and those of its MLP.
 fn block(gpt: &GptConfig, n_rows: usize, seq_len: usize, adapter: Option<AdapterSize>) -> [Vec<Op>; 2] {
     let (d, q, kv) = (n_rows * gpt.d_model, n_rows * gpt.q_width(), n_rows * gpt.kv_width());
-    let ff = n_rows * gpt.d_ff;
     let scores = n_rows * gpt.n_heads * seq_len;
     let size = |[d_out, d_in]: [usize; 2]| d_out * d_in;
-    // What is normalized, and the normalized values; backward goes through as many.
     let of_vector = |n_values: usize| if adapter.is_some() { 0 } else { n_values };
-    let norm = Op { kept: 2 * d, of_input: d, of_params: of_vector(gpt.d_model), scratch: 3 * d };
+    let norm = Op { kept: d, of_input: d, of_params: of_vector(gpt.d_model), scratch: 2 * n_rows };
     let linear = |d_out: usize, d_in: usize| Op {
         // With an adapter, also what its first matrix makes of the input.
         kept: n_rows * (d_in + adapter.map_or(0, |adapter| adapter.rank)),
@@ -77,10 +71,10 @@ fn block(gpt: &GptConfig, n_rows: usize, seq_len: usize, adapter: Option<Adapter
         scratch: 0,
     };
     let qk_norm = gpt.qk_norm.then(|| Op {
-        kept: 2 * (q + kv),
+        kept: q + 2 * kv,
         of_input: q + 2 * kv,
         of_params: of_vector(2 * gpt.head_dim),
-        scratch: 3 * (q + kv),
+        scratch: 2 * n_rows * (gpt.n_heads + gpt.n_kv_heads),
     });
     // Queries, keys and values, and the logarithms of sums; in backward, probabilities and their gradients.
     let attend = Op {
@@ -89,16 +83,10 @@ fn block(gpt: &GptConfig, n_rows: usize, seq_len: usize, adapter: Option<Adapter
         of_params: 0,
         scratch: 2 * scores + 3 * q + 4 * kv,
     };
-    let (kept, up) = match (gpt.gated_mlp, gpt.activation) {
-        // The gate, its activation and what it multiplies.
-        (true, _) => (4 * ff, 2 * ff),
-        (false, Activation::GeluTanh) => (3 * ff, ff),
-        (false, _) => (ff, ff),
-    };
-    let activate = Op { kept, of_input: up, of_params: 0, scratch: 3 * ff };
-    let dropout = (gpt.dropout > 0.0).then(|| Op { kept: d, of_input: d, ..Op::default() });
-    let widths = gpt.q_width() + 2 * gpt.kv_width();
     let up = if gpt.gated_mlp { 2 * gpt.d_ff } else { gpt.d_ff };
+    let activate = Op { kept: n_rows * up, of_input: n_rows * up, ..Op::default() };
+    let dropout = (gpt.dropout > 0.0).then(|| Op { of_input: d, ..Op::default() });
+    let widths = gpt.q_width() + 2 * gpt.kv_width();
     let attention = [norm, linear(widths, gpt.d_model)].into_iter().chain(qk_norm);
     let attention = attention.chain([attend, linear(gpt.d_model, gpt.q_width())]).chain(dropout);
     let mlp = [norm, linear(up, gpt.d_model), activate, linear(gpt.d_model, gpt.d_ff)].into_iter().chain(dropout);

@@ -60,6 +60,6 @@ pub(super) use tensors::{changed, ints, is_cpu, pool, pool_of_zeros, tensor, upd
 pub use thread_pool::parallel_for_each;
 pub use threads::{lead_threads, n_threads, use_threads};
 pub(super) use training::{
-    Activate, AddUpdate, Embed, Fork, FrozenLinear, Linear, LinearCrossEntropy, LinearDivergence, Normalize,
-    QkNormalize, RopeAttend, adamw, add_gradients, add_lora, clip_norm, dropout_factors, has_bf16_products, muon,
+    Embed, Fork, FrozenLinear, Linear, LinearCrossEntropy, LinearDivergence, RopeAttend, adamw, add_gradients,
+    add_lora, clip_norm, dropout_factors, has_bf16_products, muon,
 };

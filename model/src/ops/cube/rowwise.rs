@@ -272,7 +272,7 @@ pub(super) fn nonlinear(x: f32, #[comptime] kind: Activation) -> f32 {
 }
 
 #[cube]
-fn sigmoid(x: f32) -> f32 {
+pub(super) fn sigmoid(x: f32) -> f32 {
     // WGSL guarantees nothing about infinities.
     1.0f32 / (1.0f32 + min(-x, 80.0f32).exp())
 }

@@ -14,6 +14,11 @@ use burn_cubecl::{CubeBackend, kernel::into_contiguous, tensor::CubeTensor};
 use super::{Bodies, Input, TrainingOp, plain, record};
 use crate::ops::records_gradients;
 
+/// An operation with a body for GPUs, in builds that have them.
+pub(in crate::ops) trait OnGpu: TrainingOp<CubeTensor> {}
+
+impl<T: TrainingOp<CubeTensor>> OnGpu for T {}
+
 /// Whether gradients are recorded on `device`, a GPU.
 pub(in crate::ops) fn trains_on_gpu(device: &Device) -> bool {
     records_gradients(device) && matches!(device.clone().inner().as_dispatch(), DispatchDevice::Cube(_))
@@ -23,10 +28,7 @@ pub(in crate::ops) fn trains_on_gpu(device: &Device) -> bool {
 ///
 /// # Panics
 /// Unless [`trains_on_gpu`].
-pub(in crate::ops) fn apply_on_gpu<const D: usize>(
-    inputs: Vec<Input>,
-    op: impl TrainingOp<CubeTensor> + 'static,
-) -> Tensor<D> {
+pub(in crate::ops) fn apply_on_gpu<const D: usize>(inputs: Vec<Input>, op: impl OnGpu + 'static) -> Tensor<D> {
     let op = Arc::new(op);
     let mut inputs = inputs.into_iter().map(|Input(input)| input);
     Tensor::from_dispatch(match (inputs.next(), inputs.next(), inputs.next(), inputs.next()) {

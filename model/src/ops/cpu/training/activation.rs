@@ -11,20 +11,12 @@ use crate::{
             math::{exp, upper_tail},
             thread_pool,
         },
-        training::TrainingOp,
+        training::{Activate, TrainingOp},
     },
 };
 
-/// Input: `x [n_rows, d_ff]`, or `[n_rows, 2 * d_ff]` if the left half gates the right; output: `[n_rows, d_ff]`. See
-/// [`activate`](crate::ops::activate) and [`gated`](crate::ops::gated).
-#[derive(Debug)]
-pub(in crate::ops) struct Activate {
-    pub(in crate::ops) kind: Activation,
-    pub(in crate::ops) is_gated: bool,
-}
-
 impl TrainingOp<FlexTensor> for Activate {
-    fn forward(&self, inputs: &[FlexTensor], _is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
+    fn forward(&self, inputs: &[FlexTensor], _wanted: &[bool]) -> (FlexTensor, Vec<FlexTensor>) {
         let [n_rows, width] = dims(&inputs[0]);
         let d_ff = if self.is_gated { width / 2 } else { width };
         let forward = if self.is_gated { cpu::gated } else { cpu::activate };

@@ -73,7 +73,8 @@ thread_local! {
 }
 
 impl TrainingOp<FlexTensor> for RopeAttend {
-    fn forward(&self, inputs: &[FlexTensor], is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
+    fn forward(&self, inputs: &[FlexTensor], wanted: &[bool]) -> (FlexTensor, Vec<FlexTensor>) {
+        let is_recorded = wanted.contains(&true);
         let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = self.options;
         let [n_rows, width] = dims(&inputs[0]);
         assert_eq!(width, (n_heads + 2 * n_kv_heads) * head_dim, "the width of queries, keys and values");

@@ -52,7 +52,8 @@ pub(in crate::ops) struct LinearCrossEntropy {
 }
 
 impl TrainingOp<FlexTensor> for LinearCrossEntropy {
-    fn forward(&self, inputs: &[FlexTensor], is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
+    fn forward(&self, inputs: &[FlexTensor], wanted: &[bool]) -> (FlexTensor, Vec<FlexTensor>) {
+        let is_recorded = wanted.contains(&true);
         let [n_rows, d_model] = dims(&inputs[0]);
         let (weight, vocab_size, bias) = match &self.frozen {
             Some((panels, bias)) => (Matrix::Packed(panels), panels.dims()[0], bias.as_deref()),
@@ -62,7 +63,7 @@ impl TrainingOp<FlexTensor> for LinearCrossEntropy {
                 (Matrix::Plain(weight, self.precision), vocab_size, inputs.get(2).map(values))
             }
         };
-        let trains_weight = is_recorded && self.frozen.is_none();
+        let trains_weight = wanted[1..].contains(&true);
         assert_eq!(self.targets.len(), n_rows, "targets, one for each row");
         let weights = self.weights.as_deref();
         assert!(weights.is_none_or(|weights| weights.len() == n_rows), "weights, one for each row");

@@ -36,7 +36,8 @@ pub(in crate::ops) struct LinearDivergence {
 }
 
 impl TrainingOp<FlexTensor> for LinearDivergence {
-    fn forward(&self, inputs: &[FlexTensor], is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
+    fn forward(&self, inputs: &[FlexTensor], wanted: &[bool]) -> (FlexTensor, Vec<FlexTensor>) {
+        let is_recorded = wanted.contains(&true);
         let [n_rows, d_model] = dims(&inputs[0]);
         let ((panels, bias), hidden) = (&self.output, values(&inputs[0]));
         let vocab_size = panels.dims()[0];

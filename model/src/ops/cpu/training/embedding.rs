@@ -22,7 +22,7 @@ impl Embed {
 }
 
 impl TrainingOp<FlexTensor> for Embed {
-    fn forward(&self, inputs: &[FlexTensor], _is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
+    fn forward(&self, inputs: &[FlexTensor], _wanted: &[bool]) -> (FlexTensor, Vec<FlexTensor>) {
         let [n_entries, width] = dims(&inputs[0]);
         let table = values(&inputs[0]);
         let mut output = Vec::with_capacity(self.ids.len() * width);

@@ -85,7 +85,8 @@ pub(in crate::ops) struct FrozenLinear {
 }
 
 impl TrainingOp<FlexTensor> for FrozenLinear {
-    fn forward(&self, inputs: &[FlexTensor], is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
+    fn forward(&self, inputs: &[FlexTensor], wanted: &[bool]) -> (FlexTensor, Vec<FlexTensor>) {
+        let is_recorded = wanted.contains(&true);
         let ([n_rows, d_in], [d_out, _]) = (dims(&inputs[0]), self.weight.dims());
         let x = values(&inputs[0]);
         let mut output = vec![0.0; n_rows * d_out];

@@ -17,7 +17,7 @@ pub(in crate::ops) struct Linear {
 }
 
 impl TrainingOp<FlexTensor> for Linear {
-    fn forward(&self, inputs: &[FlexTensor], _is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
+    fn forward(&self, inputs: &[FlexTensor], _wanted: &[bool]) -> (FlexTensor, Vec<FlexTensor>) {
         let (x, weight) = (&inputs[0], &inputs[1]);
         let ([n_rows, d_in], [d_out, _]) = (dims(x), dims(weight));
         let x = View::new(values(x), [n_rows, d_in], d_in);

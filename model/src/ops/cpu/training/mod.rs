@@ -15,7 +15,6 @@ mod product;
 mod qk_norm;
 mod residual;
 
-pub(in crate::ops) use activation::Activate;
 pub(in crate::ops) use adamw::adamw;
 pub(in crate::ops) use attention::RopeAttend;
 pub(in crate::ops) use clip::clip_norm;
@@ -25,10 +24,8 @@ pub(in crate::ops) use embedding::Embed;
 pub(in crate::ops) use frozen::{FrozenLinear, add_lora};
 pub(in crate::ops) use linear::Linear;
 pub(in crate::ops) use muon::muon;
-pub(in crate::ops) use norm::Normalize;
 pub(in crate::ops) use product::has_bf16 as has_bf16_products;
-pub(in crate::ops) use qk_norm::QkNormalize;
-pub(in crate::ops) use residual::{AddUpdate, Fork, add_gradients, dropout_factors};
+pub(in crate::ops) use residual::{Fork, add_gradients, dropout_factors};
 
 use burn::{backend::flex::FlexTensor, tensor::TensorData};
 

@@ -13,16 +13,12 @@ use crate::{
             self, for_each_isa,
             thread_pool::{self, SharedMut},
         },
-        training::TrainingOp,
+        training::{Normalize, TrainingOp},
     },
 };
 
-/// Inputs: `x [n_rows, width]`, the weight `[width]` and an optional bias `[width]`; see [`norm`](crate::ops::norm).
-#[derive(Debug)]
-pub(in crate::ops) struct Normalize(pub(in crate::ops) NormOptions);
-
 impl TrainingOp<FlexTensor> for Normalize {
-    fn forward(&self, inputs: &[FlexTensor], _is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
+    fn forward(&self, inputs: &[FlexTensor], _wanted: &[bool]) -> (FlexTensor, Vec<FlexTensor>) {
         let bias = inputs.get(2).map(values);
         let output = cpu::norm(values(&inputs[0]), values(&inputs[1]), bias, self.0);
         (tensor(output, dims(&inputs[0])), Vec::new())

@@ -7,27 +7,14 @@ use super::{
     norm::{NormedPart, norm_gradients},
     tensor, values,
 };
-use crate::{
-    config::QkNormSpan,
-    ops::{
-        AttentionOptions, NormOptions,
-        cpu::{self, NormValues},
-        training::TrainingOp,
-    },
+use crate::ops::{
+    AttentionOptions,
+    cpu::{self, NormValues},
+    training::{QkNormalize, TrainingOp},
 };
 
-/// Inputs: `qkv [n_rows, (n_heads + 2 n_kv_heads) * head_dim]`, and the weights of queries and of keys; there are no
-/// biases. See [`qk_norm`](crate::ops::qk_norm).
-#[derive(Debug)]
-pub(in crate::ops) struct QkNormalize {
-    pub(in crate::ops) span: QkNormSpan,
-    pub(in crate::ops) options: AttentionOptions,
-    /// Of queries, and of keys.
-    pub(in crate::ops) norms: [NormOptions; 2],
-}
-
 impl TrainingOp<FlexTensor> for QkNormalize {
-    fn forward(&self, inputs: &[FlexTensor], _is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
+    fn forward(&self, inputs: &[FlexTensor], _wanted: &[bool]) -> (FlexTensor, Vec<FlexTensor>) {
         let mut output = values(&inputs[0]).to_vec();
         let norm = |n: usize| NormValues { weight: values(&inputs[1 + n]), bias: None, options: self.norms[n] };
         cpu::qk_norm(&mut output, &[norm(0), norm(1)], self.span, &self.options);

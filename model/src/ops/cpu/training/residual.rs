@@ -16,28 +16,20 @@ use crate::{
             tensors::{self, changed},
             thread_pool,
         },
-        training::TrainingOp,
+        training::{AddUpdate, TrainingOp},
     },
     philox::{halves, philox},
 };
 
 /// Values per task: a multiple of [`BLOCK`], and all of them stay in the first-level cache.
 const AT_ONCE: usize = 4096;
-/// Random numbers made in one register: one of AVX-512, of 32 bits each.
-const LANES: usize = 16;
 /// Values whose random numbers are made together: a call of Philox makes four.
-const BLOCK: usize = 4 * LANES;
-
-/// Inputs: an update, and the residual stream that it is added to, if there is one; see
-/// [`add_update`](crate::ops::add_update) and [`dropout`](crate::ops::dropout).
-#[derive(Debug)]
-pub(in crate::ops) struct AddUpdate {
-    pub(in crate::ops) multiplier: f64,
-    pub(in crate::ops) dropout: Option<Dropout>,
-}
+const BLOCK: usize = Dropout::BLOCK;
+/// Random numbers made in one register: one of AVX-512, of 32 bits each.
+const LANES: usize = BLOCK / 4;
 
 impl TrainingOp<FlexTensor> for AddUpdate {
-    fn forward(&self, inputs: &[FlexTensor], _is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
+    fn forward(&self, inputs: &[FlexTensor], _wanted: &[bool]) -> (FlexTensor, Vec<FlexTensor>) {
         (scaled(&inputs[0], inputs.get(1), self.multiplier, self.dropout), Vec::new())
     }
 
@@ -68,7 +60,7 @@ pub(in crate::ops) struct Fork {
 }
 
 impl TrainingOp<FlexTensor> for Fork {
-    fn forward(&self, inputs: &[FlexTensor], _is_recorded: bool) -> (FlexTensor, Vec<FlexTensor>) {
+    fn forward(&self, inputs: &[FlexTensor], _wanted: &[bool]) -> (FlexTensor, Vec<FlexTensor>) {
         (inputs[0].clone(), Vec::new())
     }
 
@@ -167,9 +159,8 @@ fn scale_part_body<const FUSED: bool>(
 ) {
     match dropout {
         None => update.iter_mut().for_each(|value| *value *= factor),
-        Some(Dropout { probability, seed, place }) => {
-            // Words below it are dropped: `probability` of all.
-            let threshold = (probability * 2f64.powi(32)) as u32;
+        Some(dropout @ Dropout { seed, place, .. }) => {
+            let threshold = dropout.threshold();
             for (block, values) in update.chunks_mut(BLOCK).enumerate() {
                 let words = random_words(seed, place, first_block + block as u64);
                 for (value, word) in values.iter_mut().zip(words.as_flattened()) {
@@ -183,15 +174,13 @@ fn scale_part_body<const FUSED: bool>(
     }
 }
 
-/// The random words of a block of values. `place` keeps the tensors of a pass apart; the last number of the counter keeps
-/// these apart from other uses of Philox.
+/// The random words of a block of values. `place` keeps the tensors of a pass apart.
 #[inline(always)]
 fn random_words(seed: u64, place: u32, block: u64) -> [[u32; LANES]; 4] {
-    const DROPOUT: u32 = u32::from_le_bytes(*b"drop");
     let mut words = [[0; LANES]; 4];
     for lane in 0..LANES {
         let [low, high] = halves(block * LANES as u64 + lane as u64);
-        let made = philox(halves(seed), [low, high, place, DROPOUT]);
+        let made = philox(halves(seed), [low, high, place, Dropout::PURPOSE]);
         for (words, made) in words.iter_mut().zip(made) {
             words[lane] = made;
         }

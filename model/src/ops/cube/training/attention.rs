@@ -207,7 +207,8 @@ impl RopeAttend {
 }
 
 impl TrainingOp<CubeTensor> for RopeAttend {
-    fn forward(&self, inputs: &[CubeTensor], is_recorded: bool) -> (CubeTensor, Vec<CubeTensor>) {
+    fn forward(&self, inputs: &[CubeTensor], wanted: &[bool]) -> (CubeTensor, Vec<CubeTensor>) {
+        let is_recorded = wanted.contains(&true);
         let [q, k, v] = self.split(&inputs[0], false);
         let scores = plain(q.matmul(k.clone().swap_dims(2, 3)));
         let log_sums = self.softmax(&scores);

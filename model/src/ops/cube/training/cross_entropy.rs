@@ -78,7 +78,7 @@ impl LinearCrossEntropy {
     ) {
         let [n_rows, vocab_size] = logits.meta.shape().dims::<2>();
         #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: a workgroup has a row of its own; ids are kept below the vocabulary; an absent bias is not read.
+        // SAFETY: a workgroup has a row of its own; ids are only compared with columns; an absent bias is not read.
         unsafe {
             loss_rows::launch_unchecked(
                 &logits.client,
@@ -101,7 +101,8 @@ impl LinearCrossEntropy {
 }
 
 impl TrainingOp<CubeTensor> for LinearCrossEntropy {
-    fn forward(&self, inputs: &[CubeTensor], is_recorded: bool) -> (CubeTensor, Vec<CubeTensor>) {
+    fn forward(&self, inputs: &[CubeTensor], wanted: &[bool]) -> (CubeTensor, Vec<CubeTensor>) {
+        let (is_recorded, trains_weight) = (wanted.contains(&true), wanted[1..].contains(&true));
         let (hidden, weight) = (wrap::<2>(&inputs[0]), wrap::<2>(&inputs[1]));
         let ([n_rows, d_model], [vocab_size, _]) = (hidden.dims(), weight.dims());
         let bias = inputs.get(2);
@@ -118,10 +119,12 @@ impl TrainingOp<CubeTensor> for LinearCrossEntropy {
             if is_recorded {
                 let of_logits = wrap::<2>(&logits);
                 of_hidden.push(of_logits.clone().matmul(weight.clone()));
-                if bias.is_some() {
-                    of_bias = plus(of_bias, of_logits.clone().sum_dim(0));
+                if trains_weight {
+                    if bias.is_some() {
+                        of_bias = plus(of_bias, of_logits.clone().sum_dim(0));
+                    }
+                    of_weight = plus(of_weight, of_logits.transpose().matmul(rows));
                 }
-                of_weight = plus(of_weight, of_logits.transpose().matmul(rows));
             }
         }
         let output = empty(&losses, [2]);
@@ -191,7 +194,7 @@ fn loss_rows(
     let of_all = first + row;
     let share = shares[of_all];
     // A negative id is a very large number.
-    let target = clamp_max(usize::cast_from(ids[of_all]), vocab_size - 1);
+    let target = usize::cast_from(ids[of_all]);
     let mut shared = Shared::<[f32]>::new_slice(LANES);
 
     // A lane has the same columns in all loops, so it reads only what it wrote itself.
@@ -229,8 +232,10 @@ fn loss_rows(
     let of_target = sum_of_lanes(&mut shared);
     let log_sum = sum.ln();
     if lane == 0 {
-        // A row that counts nothing may have any target, and its loss may be no number.
-        losses[2 * of_all] = select(share == 0.0f32, 0.0f32, log_sum - of_target);
+        // A row that counts nothing may have any target, and its loss may be no number. The loss of a token that does not
+        // exist is beyond any other: a kernel cannot refuse it.
+        let loss = select(target < vocab_size, log_sum - of_target, 3e38f32);
+        losses[2 * of_all] = select(share == 0.0f32, 0.0f32, loss);
         losses[2 * of_all + 1] = select(share == 0.0f32, 0.0f32, largest + log_sum);
     }
 

@@ -1,7 +1,10 @@
 //! Operations with a backward pass.
 
+mod activation;
 mod attention;
 mod cross_entropy;
+mod norm;
+mod residual;
 
 use burn::{backend::Cube, tensor::Tensor};
 use burn_cubecl::{
