@@ -102,7 +102,7 @@ macro_rules! kernels {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn of_rows<B: QuantBlock>(tile: Tile<'_, B>, totals: &mut [[f32; PANEL]]) {
     if in_16_bits::<B>() == 0 {
-        kernels!(with_signs, tile, totals, 1:4 2:4 3:2 4:2 5:2 6:2);
+        kernels!(with_signs, tile, totals, 1:4 2:4 3:2 4:2 5:1 6:1);
     } else {
         kernels!(in_pairs, tile, totals, 1:4 2:4 3:4 4:2 5:2 6:2);
     }
@@ -154,24 +154,22 @@ macro_rules! kernel {
                     fetched = fetched.wrapping_add(step);
                     let inputs = tile.rows.blocks(tile.first, number * B::RUNS + run).as_array::<N>();
                     let inputs = inputs.unwrap_or_else(|| unreachable!("the caller counted the rows"));
+                    let minima = block.minima(run);
                     for half in 0..B::SCALES {
                         // SAFETY: this function's own target features.
                         let sums = unsafe { $sum::<B, N, R>(block, inputs, (run, half), from, ahead) };
+                        let minima = minima.filter(|_| half == B::SCALES - 1);
                         for n in 0..R {
                             // SAFETY: as above.
                             let scale = unsafe { block.scales(run, half).load_eight(from + n) };
+                            let minimum = minima.map(|minima| unsafe { minima.load_eight(from + n) });
                             for ((totals, sums), input) in totals.iter_mut().zip(&sums).zip(inputs) {
                                 let scale = _mm256_mul_ps(scale, _mm256_set1_ps(input.scale));
-                                totals[n] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[n]), scale, totals[n]);
-                            }
-                        }
-                    }
-                    if let Some(minima) = block.minima(run) {
-                        for n in 0..R {
-                            // SAFETY: as above.
-                            let minimum = unsafe { minima.load_eight(from + n) };
-                            for (totals, input) in totals.iter_mut().zip(inputs) {
-                                totals[n] = _mm256_fmadd_ps(minimum, _mm256_set1_ps(input.sum()), totals[n]);
+                                let mut total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sums[n]), scale, totals[n]);
+                                if let Some(minimum) = minimum {
+                                    total = _mm256_fmadd_ps(minimum, _mm256_set1_ps(input.sum()), total);
+                                }
+                                totals[n] = total;
                             }
                         }
                     }
@@ -310,7 +308,7 @@ unsafe fn sums_of_pairs<B: QuantBlock, const N: usize, const R: usize>(
 #[inline]
 unsafe fn sums_with_signs<B: QuantBlock, const N: usize, const R: usize>(
     block: &B,
-    inputs: &[RoundedBlock; N],
+    mut inputs: &[RoundedBlock; N],
     (run, half): (usize, usize),
     from: usize,
     ahead: Ahead,
@@ -321,14 +319,20 @@ unsafe fn sums_with_signs<B: QuantBlock, const N: usize, const R: usize>(
     };
     assert!(B::OFFSET == 128, "numbers of 8 bits around zero");
     let mut sums: Sums<N, R> = [[_mm256_setzero_si256(); R]; N];
+    if N > 2 {
+        ahead.prefetch_all(half);
+    }
     for group in groups::<B>(half) {
-        ahead.prefetch(group);
+        if N <= 2 {
+            ahead.prefetch(group);
+        }
         for register in 0..R {
             // SAFETY: this function's own target features.
             let weights = unsafe { block.numbers(run).load_eight(group, from + register) };
             // Subtracting the offset, which is the highest bit.
             let weights = _mm256_xor_si256(weights, _mm256_set1_epi8(i8::MIN));
             let sizes = _mm256_abs_epi8(weights);
+            inputs = unmerged(inputs);
             for (sums, input) in sums.iter_mut().zip(inputs) {
                 let x = _mm256_sign_epi8(_mm256_set1_epi32(input.values[group]), weights);
                 let pairs = _mm256_maddubs_epi16(sizes, x);
