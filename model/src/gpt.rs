@@ -116,12 +116,21 @@ impl Gpt {
         self
     }
 
-    /// The same model with another arithmetic of its products with matrices that train, on the CPU; others ignore it.
+    /// The same model with another arithmetic of its products, on the CPU: with matrices that train, or that are held in bf16;
+    /// others ignore it.
+    ///
+    /// # Panics
+    /// If a clone of the model shares its matrices.
     #[must_use]
     pub fn with_precision(mut self, precision: Precision) -> Self {
         self.linears_mut().into_iter().for_each(|(_, linear)| linear.set_precision(precision));
         self.lm_head.weight.as_mut().unwrap_or(&mut self.embed.weight).set_precision(precision);
         self
+    }
+
+    /// The arithmetic of its products, on the CPU.
+    pub fn precision(&self) -> Precision {
+        self.lm_head.weight.as_ref().unwrap_or(&self.embed.weight).precision()
     }
 
     /// The architecture.

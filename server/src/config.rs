@@ -30,7 +30,7 @@ mod traces;
 pub use self::{
     adapters::AdapterConfig,
     http::{HttpConfig, Secret},
-    model::{KvCacheDtype, ModelConfig, SamplingConfig, SamplingDefaults},
+    model::{KvCacheDtype, ModelConfig, ProductPrecision, SamplingConfig, SamplingDefaults},
     traces::TraceConfig,
 };
 
@@ -177,7 +177,8 @@ impl ServerConfig {
                 Some(dtype) => (Some(dtype), None),
                 None => (self.model.dtype, self.model.quantize),
             };
-            ModelConfig { model: Some(source.clone()), dtype, quantize, ..self.model.clone() }.load(progress)
+            let precision = ProductPrecision::F32;
+            ModelConfig { model: Some(source.clone()), dtype, quantize, precision, ..self.model.clone() }.load(progress)
         });
         let class = if self.adapters.options().are_on() { self.model.class()? } else { None };
         Ok(Models { served, draft: draft.transpose()?, class })

@@ -18,21 +18,17 @@ pub(crate) fn qk_norm(
     span: QkNormSpan,
     options: &AttentionOptions,
 ) -> Tensor<2> {
+    let [q_norm, k_norm] = &norms;
+    let are_alike = q_norm.options == k_norm.options && q_norm.bias.is_none() && k_norm.bias.is_none();
     #[cfg(feature = "gpu")]
-    if let [q_norm, k_norm] = &norms
-        && cube::is_cube(&qkv.device())
-        && q_norm.options == k_norm.options
-        && q_norm.bias.is_none()
-        && k_norm.bias.is_none()
-    {
+    if cube::is_cube(&qkv.device()) && are_alike {
         let norm_options = q_norm.options;
         let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = *options;
         let heads = QkNorm { n_heads, n_kv_heads, head_dim, span };
         return cube::qk_norm(qkv, norms.map(|norm| norm.weight), heads, norm_options);
     }
-    let has_biases = norms.iter().any(|norm| norm.bias.is_some());
-    if trains_on(&qkv.device()) && !has_biases {
-        let op = QkNormalize { span, options: options.clone(), norms: norms.each_ref().map(|norm| norm.options) };
+    if trains_on(&qkv.device()) && are_alike {
+        let op = QkNormalize { span, options: options.clone(), norm: q_norm.options };
         let [queries, keys] = norms.map(|norm| norm.weight);
         return apply_anywhere(&qkv.device(), vec![qkv.into(), queries.into(), keys.into()], op);
     }

@@ -241,17 +241,30 @@ impl Weight {
     }
 
     /// The arithmetic of its products, if it trains; others ignore it.
-    pub(super) fn precision(&self) -> Precision {
+    pub(crate) fn precision(&self) -> Precision {
         match self {
             Self::Stored(stored) => stored.precision,
-            _ => Precision::F32,
+            Self::Packed(packed) => packed.panels.precision(),
+            #[cfg(feature = "gpu")]
+            Self::OnGpu(_) => Precision::F32,
         }
     }
 
-    /// Sets the arithmetic of its products, if it trains.
+    /// Sets the arithmetic of its products, if it trains or is packed in bf16.
+    ///
+    /// # Panics
+    /// If it is packed and another model shares it.
     pub(crate) fn set_precision(&mut self, precision: Precision) {
-        if let Self::Stored(stored) = self {
-            stored.precision = precision;
+        match self {
+            Self::Stored(stored) => stored.precision = precision,
+            Self::Packed(packed) => {
+                if packed.panels.precision() != precision {
+                    let panels = Arc::get_mut(&mut packed.panels);
+                    panels.unwrap_or_else(|| unreachable!("two models share a matrix")).set_precision(precision);
+                }
+            }
+            #[cfg(feature = "gpu")]
+            Self::OnGpu(_) => {}
         }
     }
 

@@ -14,7 +14,7 @@ use hearth_model::{
     gpt::Gpt,
     hub::{Download, ModelPart},
     model_source::ModelSource,
-    ops::{self, Dtype, KvDtype},
+    ops::{self, Dtype, KvDtype, Precision},
     sampling::SamplingParams,
     weights::{
         adapter::Adapter,
@@ -47,6 +47,19 @@ pub struct ModelConfig {
     /// f16 or quantized and the device supports it, else `f32`
     #[arg(long, env = "HEARTH_KV_CACHE_DTYPE", value_name = "DTYPE", value_enum, default_value_t = KvCacheDtype::Auto, hide_possible_values = true)]
     pub kv_cache_dtype: KvCacheDtype,
+    /// Arithmetic of matrix products: `f32`, or for weights in bf16 `bf16`, which rounds activations, too: prompts are read up to
+    /// twice as fast, on CPUs with AVX512_BF16
+    #[arg(long, env = "HEARTH_PRECISION", value_name = "PRECISION", value_enum, default_value_t = ProductPrecision::F32, hide_possible_values = true)]
+    pub precision: ProductPrecision,
+}
+
+/// The arithmetic of matrix products.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ProductPrecision {
+    /// Activations in f32.
+    F32,
+    /// Weights and activations in bf16, sums in f32.
+    Bf16,
 }
 
 /// Parses a value of `--quantize` or `--dtype`. The error has a hint if it is a value of the other flag.
@@ -105,12 +118,16 @@ impl ModelConfig {
     pub fn load(&self, progress: &mut dyn FnMut(Download)) -> Result<LoadedModel> {
         let path = self.model.as_ref().map(|source| source.open(ModelPart::Whole, progress)).transpose()?;
         let options = LoadOptions { device: self.device()?, dtype: self.held_as() };
-        match path {
+        let loaded = match path {
             Some(path) => {
                 self.require_memory(&path, &options.device)?;
-                model_dir::load(&path, &options)
+                model_dir::load(&path, &options)?
             }
-            None => model_dir::load_embedded(&bundled::DIR, &options),
+            None => model_dir::load_embedded(&bundled::DIR, &options)?,
+        };
+        match self.precision {
+            ProductPrecision::F32 => Ok(loaded),
+            ProductPrecision::Bf16 => with_bf16_products(loaded),
         }
     }
 
@@ -188,6 +205,24 @@ impl ModelConfig {
         tracing::info!("device: {} ({})", device::name(&chosen.device), chosen.reason);
         Ok(chosen.device)
     }
+}
+
+/// The model with [`ProductPrecision::Bf16`].
+fn with_bf16_products(loaded: LoadedModel) -> Result<LoadedModel> {
+    let refuse = |what: String| Err(Error::Param { name: "--precision", what });
+    let (device, dtype) = (loaded.gpt.device(), loaded.gpt.dtype());
+    if device != Device::flex() {
+        return refuse(format!("is `bf16`, which is for the CPU; the device is {}", device::name(&device)));
+    }
+    if !ops::has_bf16_products() {
+        return refuse("is `bf16`, for which this CPU has no instructions (AVX512_BF16)\nhint: use `f32`".to_owned());
+    }
+    if dtype != Dtype::Bf16 {
+        return refuse(format!(
+            "is `bf16`, which is for weights in bf16; they are in {dtype}\nhint: add `--dtype bf16`"
+        ));
+    }
+    Ok(LoadedModel { gpt: loaded.gpt.with_precision(Precision::Bf16), ..loaded })
 }
 
 /// Defaults of sampling parameters.

@@ -198,12 +198,14 @@ fn kv_dtype(loaded: &LoadedModel, options: &EngineOptions) -> Result<KvDtype, St
     Ok(KvDtype::choose(options.kv_cache_dtype, loaded.gpt.dtype(), &loaded.gpt.device())?)
 }
 
-/// A fingerprint of the program's version, the architecture, the dtypes and the device. Hashing all weights would take
+/// A fingerprint of the program's version, the architecture, the dtypes, the precision and the device. Hashing all weights would take
 /// too long; the model's name represents them.
 fn fingerprint(loaded: &LoadedModel, kv_dtype: KvDtype) -> String {
     let gpt = &loaded.gpt;
     let (version, dtype, device) = (env!("CARGO_PKG_VERSION"), gpt.dtype(), gpt.device());
-    let digest = digest(&SHA256, format!("{version} {dtype} {kv_dtype} {device:?} {:?}", gpt.config()).as_bytes());
+    let (precision, config) = (gpt.precision(), gpt.config());
+    let all = format!("{version} {dtype} {kv_dtype} {precision:?} {device:?} {config:?}");
+    let digest = digest(&SHA256, all.as_bytes());
     let hex: String = digest.as_ref().iter().take(5).map(|byte| format!("{byte:02x}")).collect();
     format!("fp_{hex}")
 }

@@ -31,7 +31,8 @@ def hearth(binary, source, args):
     """Rates, and the share of the bandwidth that one sequence used."""
     kv_cache = args.kv_cache and {"f32": "f32", "f16": "f16", "q8_0": "q8"}[args.kv_cache]
     cache = ["--kv-cache-dtype", kv_cache] if kv_cache else []
-    bench = [binary, "bench", "--device", "cpu", *source, *cache]
+    rounded = ["--precision", "bf16"] if args.rounded and "BF16" in str(source[1]) else []
+    bench = [binary, "bench", "--device", "cpu", *source, *cache, *rounded]
     results = [] if args.depth_only else lines_of_json([*bench, "--prefill", 512, "--batch", 1, 16])[-1]["results"]
     for depth in args.depth:
         deep = [*bench, "--prefill", depth, "--batch", *args.sequences, "--prompt", depth, "--steps", 32, "--runs", 1]
@@ -125,6 +126,7 @@ def main():
     parser.add_argument("--sequences", nargs="+", type=int, default=[1, 4], help="how many sequences decode at each --depth")
     parser.add_argument("--depth-only", action="store_true")
     parser.add_argument("--kv-cache", choices=["f32", "f16", "q8_0"], help="the cache behind --depth, and Hearth's elsewhere; by default each one's choice")
+    parser.add_argument("--rounded", action="store_true", help="Hearth rounds activations to bf16 for BF16, as the peers do")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()

@@ -33,7 +33,7 @@ mod upload {
 pub(crate) use dtype::BlockLayout;
 pub use dtype::{BLOCK_SIZE, Dtype};
 pub use matrix_rows::MatrixRows;
-pub use operands::PAGE_SIZE;
+pub use operands::{PAGE_SIZE, Precision};
 pub(crate) use operands::{AttentionOptions, NormOptions, NormParts, PagedRows, Slots};
 pub use quantized_matrix::QuantizedBlock;
 

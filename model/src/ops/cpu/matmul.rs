@@ -109,9 +109,9 @@ fn change(output: &mut [f32], sums: &[f32; PANEL], bias: Option<&[f32]>, change:
 mod tests {
     use super::*;
     use crate::ops::{
-        Dtype,
+        Dtype, Precision,
         cpu::{
-            isa,
+            has_bf16_products, isa,
             isa::tests::{every_isa, is_fused, noise, with_isa},
         },
     };
@@ -182,6 +182,36 @@ mod tests {
                 for (found, expected) in found.iter().zip(&expected) {
                     assert!((found - expected).abs() < 1e-4, "{dtype} with {level:?}: {found}, {expected}");
                 }
+            }
+        }
+    }
+
+    /// Sums of products of operands in bf16, for any number of rows the same bits; without the instructions, and for an odd
+    /// number of inputs, those of f32.
+    #[test]
+    fn products_in_bf16_are_those_of_rounded_rows() {
+        let n_all = 90;
+        for [d_out, d_in] in [[1, 2], [33, 8], [95, 64], [400, 330], [37, 77]] {
+            let mut panels = Panels::new(&noise(d_out * d_in, 1), [d_out, d_in], Dtype::Bf16);
+            let x = noise(n_all * d_in, 3);
+            let in_f32 = linear(&x, &panels, None);
+            panels.set_precision(Precision::Bf16);
+            let found = linear(&x, &panels, None);
+            if !has_bf16_products() || d_in % 2 == 1 {
+                assert!(found == in_f32, "{d_out}x{d_in}");
+                continue;
+            }
+            for row in 0..n_all {
+                for (output, weights) in (0..d_out).map(|output| (output, panels.row(output))) {
+                    let x = x[row * d_in..].iter().map(|x| half::bf16::from_f32(*x).to_f64());
+                    let expected: f64 = weights.iter().zip(x).map(|(w, x)| f64::from(*w) * x).sum();
+                    let found = f64::from(found[row * d_out + output]);
+                    assert!((found - expected).abs() < 1e-4, "{d_out}x{d_in}, row {row}: {found}, {expected}");
+                }
+            }
+            for n_rows in [1, 2, 11, 12, 13, 24, 25, 40, 61, 72] {
+                let last = &x[(n_all - n_rows) * d_in..];
+                assert!(linear(last, &panels, None) == found[(n_all - n_rows) * d_out..], "{d_out}x{d_in}, {n_rows}");
             }
         }
     }

@@ -44,6 +44,7 @@ mod training;
 pub use arenas::{give_back_memory, keep_freed_memory, limit_arenas};
 pub(super) use attention::{PagedElement, attention_paged};
 pub(super) use block::{Block, LinearMemory, Scratch, block};
+pub(super) use isa::has_bf16_products;
 pub use isa::instruction_set;
 use isa::{Isa, PORTABLE_IS_FUSED, for_each_isa, isa, multiply_add};
 pub(super) use kv_append::{PagedValues, append_keys, append_values};
@@ -61,5 +62,5 @@ pub use thread_pool::parallel_for_each;
 pub use threads::{lead_threads, n_threads, use_threads};
 pub(super) use training::{
     Embed, Fork, FrozenLinear, Linear, LinearCrossEntropy, LinearDivergence, RopeAttend, adamw, add_gradients,
-    add_lora, clip_norm, dropout_factors, has_bf16_products, muon,
+    add_lora, clip_norm, dropout_factors, muon,
 };

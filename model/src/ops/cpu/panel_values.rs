@@ -4,14 +4,14 @@ use std::{array, fmt};
 
 use super::{
     gemm_float::{self, PanelLine},
-    gemm_quant,
+    gemm_quant, has_bf16_products,
     huge_pages::Stored,
     panel_layout::{Line, PANEL, each_panel},
     prefetch::ReadRange,
     quant_blocks::{QuantBlock, RowBlock},
     quant_rows::QuantRows,
 };
-use crate::ops::{BLOCK_SIZE as BLOCK, Dtype, MatrixRows, QuantizedBlock};
+use crate::ops::{BLOCK_SIZE as BLOCK, Dtype, MatrixRows, Precision, QuantizedBlock};
 
 /// The values of all panels, one panel after the other.
 pub(super) trait PanelValues: fmt::Debug + Send + Sync {
@@ -20,8 +20,8 @@ pub(super) trait PanelValues: fmt::Debug + Send + Sync {
     /// All of it, in `n_parts` parts that are read side by side.
     fn read_range(&self, n_parts: usize) -> ReadRange;
 
-    /// Prepares `x [n_rows, d_in]` for [`multiply`](Self::multiply): quantizes it once, not once per panel.
-    fn input<'a>(&self, x: &'a [f32]) -> Input<'a>;
+    /// Prepares `x [n_rows, d_in]` for [`multiply`](Self::multiply): rounds it once, not once per panel.
+    fn input<'a>(&self, x: &'a [f32], precision: Precision) -> Input<'a>;
 
     /// Multiplies all rows by panel `panel`; `store` gets each row's number and sums.
     fn multiply(&self, input: &Input<'_>, panel: usize, store: &mut dyn FnMut(usize, &[f32; PANEL]));
@@ -36,6 +36,8 @@ pub(super) trait PanelValues: fmt::Debug + Send + Sync {
 /// The rows of the input, in the form that the weight's kernels take.
 pub(super) enum Input<'a> {
     Float(&'a [f32]),
+    /// Rounded to bf16, two values to a word.
+    Bf16(Vec<f32>),
     Quantized(QuantRows),
     /// For each of the parts of a stacked matrix.
     Stacked(Vec<Input<'a>>),
@@ -86,14 +88,19 @@ impl<L: PanelLine> PanelValues for FloatPanels<L> {
         ReadRange::of(&self.lines, n_parts)
     }
 
-    fn input<'a>(&self, x: &'a [f32]) -> Input<'a> {
-        Input::Float(x)
+    fn input<'a>(&self, x: &'a [f32], precision: Precision) -> Input<'a> {
+        let is_rounded = precision == Precision::Bf16 && L::IS_BF16 && self.d_in.is_multiple_of(2);
+        if is_rounded && has_bf16_products() { Input::Bf16(gemm_float::rounded(x)) } else { Input::Float(x) }
     }
 
     fn multiply(&self, input: &Input<'_>, panel: usize, store: &mut dyn FnMut(usize, &[f32; PANEL])) {
-        let Input::Float(x) = input else { unreachable!("`input` made it") };
         let n_lines = self.d_in * L::LINES;
-        gemm_float::multiply_rows(x, &self.lines[panel * n_lines..][..n_lines], self.d_in, store);
+        let lines = &self.lines[panel * n_lines..][..n_lines];
+        match input {
+            Input::Float(x) => gemm_float::multiply_rows(x, lines, self.d_in, store),
+            Input::Bf16(words) => gemm_float::multiply_rounded(words, lines, self.d_in, store),
+            _ => unreachable!("`input` made it"),
+        }
     }
 
     fn row(&self, row: usize) -> Vec<f32> {
@@ -173,7 +180,7 @@ impl<B: QuantBlock> PanelValues for QuantPanels<B> {
         ReadRange::of(&self.blocks, n_parts)
     }
 
-    fn input<'a>(&self, x: &'a [f32]) -> Input<'a> {
+    fn input<'a>(&self, x: &'a [f32], _: Precision) -> Input<'a> {
         Input::Quantized(QuantRows::new(x, self.d_in, B::CORRECTION))
     }
 

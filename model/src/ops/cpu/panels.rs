@@ -8,7 +8,7 @@ use super::{
     quant_formats,
     quant_rounding::nearest_q8,
 };
-use crate::ops::{Dtype, MatrixRows, QuantizedBlock, k_quants::KBlock};
+use crate::ops::{Dtype, MatrixRows, Precision, QuantizedBlock, k_quants::KBlock};
 
 /// A matrix `[d_out, d_in]` in panels of [`PANEL`] rows: within a panel, the values of all its rows at the first input, then
 /// at the second, and so on. A kernel reads it in order, 32 outputs at a time, without sums across lanes. The last panel is
@@ -19,12 +19,13 @@ pub(in crate::ops) struct Panels {
     pub(super) d_in: usize,
     dtype: Dtype,
     stored_as: Dtype,
+    precision: Precision,
     values: Box<dyn PanelValues>,
 }
 
 impl Panels {
     fn of([d_out, d_in]: [usize; 2], dtype: Dtype, values: Box<dyn PanelValues>) -> Self {
-        Self { d_out, d_in, dtype, stored_as: dtype.stored_as(), values }
+        Self { d_out, d_in, dtype, stored_as: dtype.stored_as(), precision: Precision::F32, values }
     }
 
     /// Lays out `values`, `[d_out, d_in]` in row order, as [`from_rows`](Self::from_rows) does.
@@ -68,7 +69,8 @@ impl Panels {
         let largest = parts.iter().max_by_key(|part| part.d_out);
         let (dtype, d_in) = largest.map_or_else(Default::default, |largest| (largest.dtype, largest.d_in));
         let d_out = parts.iter().map(|part| part.d_out).sum();
-        Self { d_out, d_in, dtype, stored_as: Dtype::Q8, values: Box::new(Stacked(parts)) }
+        let values = Box::new(Stacked(parts));
+        Self { d_out, d_in, dtype, stored_as: Dtype::Q8, precision: Precision::F32, values }
     }
 
     /// The blocks of row `row`, if the matrix is quantized; those of [`stored_as`](Self::stored_as), rounded to it if the
@@ -110,7 +112,18 @@ impl Panels {
 
     /// Prepares rows of the input for [`multiply`](Self::multiply).
     pub(super) fn input<'a>(&self, x: &'a [f32]) -> Input<'a> {
-        self.values.input(x)
+        self.values.input(x, self.precision)
+    }
+
+    /// The arithmetic of products.
+    pub(in crate::ops) fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// Sets the arithmetic of products. [`Precision::Bf16`] is for matrices in bf16; others, and machines without
+    /// instructions for it, ignore it.
+    pub(in crate::ops) fn set_precision(&mut self, precision: Precision) {
+        self.precision = if self.dtype == Dtype::Bf16 { precision } else { Precision::F32 };
     }
 
     /// Multiplies all rows by panel `panel`; `store` gets each row's number and sums.
@@ -147,7 +160,7 @@ impl PanelValues for Stacked {
         largest.map_or_else(ReadRange::default, |part| part.read_range(n_parts))
     }
 
-    fn input<'a>(&self, x: &'a [f32]) -> Input<'a> {
+    fn input<'a>(&self, x: &'a [f32], _: Precision) -> Input<'a> {
         Input::Stacked(self.0.iter().map(|part| part.input(x)).collect())
     }
 

@@ -15,8 +15,8 @@ pub(in crate::ops) struct Normalize(pub(in crate::ops) NormOptions);
 pub(in crate::ops) struct QkNormalize {
     pub(in crate::ops) span: QkNormSpan,
     pub(in crate::ops) options: AttentionOptions,
-    /// Of queries, and of keys.
-    pub(in crate::ops) norms: [NormOptions; 2],
+    /// Of both norms.
+    pub(in crate::ops) norm: NormOptions,
 }
 
 /// Input: `x [n_rows, d_ff]`, or `[n_rows, 2 * d_ff]` if the left half gates the right; output: `[n_rows, d_ff]`. See

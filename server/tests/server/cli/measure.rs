@@ -5,7 +5,7 @@ use std::fs;
 use hearth_model::{
     generate::next_logits,
     kv_cache::KvCache,
-    ops::KvDtype,
+    ops::{KvDtype, has_bf16_products},
     tokenizer::{EncodeOptions, Tokenizer},
 };
 use serde_json::{Value, json};
@@ -132,4 +132,32 @@ fn bench_measures_the_masks_of_grammars() {
         assert!(number("n_tokens") > 0.0 && number("mean_mask_us") > 0.0 && number("compile_ms") > 0.0, "{measured}");
         assert!(number("mean_mask_us") <= number("worst_mask_us") && number("mean_step_us") > 0.0, "{measured}");
     }
+}
+
+/// Products in bf16 are for weights in bf16, on processors that have them.
+#[test]
+fn precision_is_for_weights_in_bf16() {
+    let (model, parent) = (model_dir(), tempfile::tempdir().unwrap());
+    let text = parent.path().join("text");
+    fs::write(&text, "abcabcaabbcc".repeat(8)).unwrap();
+    let run = |more: &[&str]| {
+        let args = ["perplexity", path(&text), "--context", "32", "--model", path(model.path()), "--device", "cpu"];
+        run(&[&args[..], more].concat())
+    };
+    let loss = |more: &[&str]| {
+        let output = run(more);
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let report: Value = serde_json::from_str(stdout(&output).lines().last().unwrap()).unwrap();
+        report["perplexity"].as_f64().unwrap().ln()
+    };
+    let refused = run(&["--precision", "bf16", "--dtype", "bf16"]);
+    if !has_bf16_products() {
+        assert!(stderr(&refused).contains("`--precision` is `bf16`, for which this CPU has no instructions"));
+        return;
+    }
+    let (exact, rounded) = (loss(&["--dtype", "bf16"]), loss(&["--dtype", "bf16", "--precision", "bf16"]));
+    assert!(exact != rounded && (exact - rounded).abs() < 0.01, "{exact}, {rounded}");
+    let refused = run(&["--precision", "bf16", "--dtype", "f32"]);
+    let message = "`--precision` is `bf16`, which is for weights in bf16; they are in f32\nhint: add `--dtype bf16`";
+    assert!(refused.status.code() == Some(1) && stderr(&refused).contains(message), "{}", stderr(&refused));
 }

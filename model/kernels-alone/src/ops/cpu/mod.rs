@@ -47,6 +47,7 @@ mod rowwise;
 mod thread_pool;
 
 pub(super) use attention::{PagedElement, attention_paged};
+use isa::has_bf16_products;
 pub use isa::instruction_set;
 use isa::{Isa, PORTABLE_IS_FUSED, for_each_isa, isa, multiply_add};
 pub(super) use kv_append::{append_keys, append_values};

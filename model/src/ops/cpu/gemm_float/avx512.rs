@@ -1,8 +1,17 @@
 //! Bodies for AVX-512: 32 registers of 16 values.
 
-use std::{cell::RefCell, ops::Range};
+use std::{
+    arch::x86_64::{
+        __m512, __m512bh, _mm512_castsi512_ps, _mm512_dpbf16_ps, _mm512_fmadd_ps, _mm512_load_ps, _mm512_load_si512,
+        _mm512_mask_blend_epi16, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_store_ps,
+    },
+    cell::RefCell,
+    marker::PhantomData,
+    mem::transmute,
+    ops::Range,
+};
 
-use super::{Line, PANEL, PanelLine};
+use super::{Bf16Pair, Line, PANEL, PanelLine};
 use crate::ops::cpu::prefetch::{LINE, prefetch};
 
 /// Rows of the input per kernel call: 12 rows of 2 registers leave 8 of the 32.
@@ -11,160 +20,333 @@ const MAX_ROWS: usize = 12;
 const AHEAD: usize = 3 << 11;
 /// Prefetch distance for the two-pass kernel; must exceed one chunk.
 const AHEAD_IN_TURNS: usize = 3 << 12;
-/// Inputs per pass of the two-pass kernel: their weights, 12 KB in f32, and as much that is being prefetched fit into
-/// L1, and sums are seldom stored and loaded again.
-const CHUNK: usize = 96;
-/// Blocks of rows after the first ones from which a 16-bit panel is widened to f32 once, instead of once per block.
-const WIDENED_FROM: usize = 4;
+/// Bytes of weights per pass of the two-pass kernel, as registers hold them: they and as much that is being prefetched fit
+/// into L1, and sums are seldom stored and loaded again.
+const CHUNK: usize = 96 * 128;
+/// Blocks of rows after the first ones from which a panel is [prepared](Step::prepare) once, instead of once per block.
+const PREPARED_FROM: usize = 4;
 
-/// The first rows load the panel from memory, the others find it in a cache. If the first ones are too many for one
-/// kernel call, they go in two halves, [`CHUNK`] inputs at a time: memory is then read continuously, not only while the
-/// first half computes.
-#[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn multiply<L: PanelLine>(
-    x: &[f32],
-    lines: &[L],
-    d_in: usize,
-    mut store: impl FnMut(usize, &[f32; PANEL]),
-) {
-    let n_rows = x.len() / d_in;
-    let mut n_stored = 0;
-    let mut store_all = |sums: &[[f32; PANEL]]| {
-        sums.iter().for_each(|sums| {
-            store(n_stored, sums);
-            n_stored += 1;
-        });
-    };
-    let first = &x[..n_rows.min(2 * MAX_ROWS) * d_in];
-    let n_first = first.len() / d_in;
-    if n_first <= MAX_ROWS {
-        let sums = &mut [[0.0; PANEL]; MAX_ROWS][..n_first];
-        // SAFETY: this function's own target features.
-        unsafe { block::<L, 1>(Rows { x: first, d_in, inputs: 0..d_in }, lines, 0, sums) };
-        store_all(sums);
-    } else {
-        let sums = &mut [[0.0; PANEL]; 2 * MAX_ROWS][..n_first];
-        let half = n_first.div_ceil(2);
-        for start in (0..d_in).step_by(CHUNK) {
-            let inputs = start..d_in.min(start + CHUNK);
-            for (part, (x, sums)) in first.chunks(half * d_in).zip(sums.chunks_mut(half)).enumerate() {
-                // SAFETY: as above.
-                unsafe { block::<L, 2>(Rows { x, d_in, inputs: inputs.clone() }, lines, part, sums) };
-            }
+/// A step along the inner dimension: one value of a row, or one word of two.
+pub(super) trait Step {
+    type Line: Copy;
+    /// Lines of the panel.
+    const LINES: usize;
+    const BYTES: usize = Self::LINES * size_of::<Self::Line>();
+    /// The same weights as registers hold them.
+    type Prepared: Step;
+    /// Whether [`prepare`](Self::prepare) saves work.
+    const IS_PREPARED_ONCE: bool;
+
+    /// The weights of rows 0 to 15 of the panel, and of 16 to 31.
+    ///
+    /// # Safety
+    /// The machine must have AVX-512, and `lines` points to [`Self::LINES`] lines.
+    unsafe fn load(lines: *const Self::Line) -> [__m512; 2];
+
+    /// `sums` and the products of a row's value, in all lanes, and the weights.
+    ///
+    /// # Safety
+    /// The machine must have AVX-512, and for words [AVX512_BF16](Pairs).
+    unsafe fn add(value: __m512, weights: __m512, sums: __m512) -> __m512;
+
+    /// Calls `run` with the panel as registers hold it.
+    fn prepare(lines: &[Self::Line], run: impl FnOnce(&[<Self::Prepared as Step>::Line]));
+}
+
+/// One value, in f32.
+pub(super) struct Singles<L>(PhantomData<L>);
+
+impl<L: PanelLine> Step for Singles<L> {
+    type Line = L;
+    const LINES: usize = L::LINES;
+    type Prepared = Singles<Line<f32, 16>>;
+    const IS_PREPARED_ONCE: bool = Self::BYTES < size_of::<[f32; PANEL]>();
+
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    unsafe fn load(lines: *const L) -> [__m512; 2] {
+        // SAFETY: the caller's.
+        unsafe { L::load(lines) }
+    }
+
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    unsafe fn add(value: __m512, weights: __m512, sums: __m512) -> __m512 {
+        _mm512_fmadd_ps(value, weights, sums)
+    }
+
+    fn prepare(lines: &[L], run: impl FnOnce(&[Line<f32, 16>])) {
+        prepare::<Self>(lines, run);
+    }
+}
+
+/// Two values in bf16, the first in the lower half of a word, multiplied by AVX512_BF16.
+pub(super) struct Pairs;
+
+impl Step for Pairs {
+    type Line = Line<Bf16Pair, 16>;
+    const LINES: usize = 2;
+    type Prepared = PreparedPairs;
+    const IS_PREPARED_ONCE: bool = true;
+
+    /// Lines have two rows of one input in a word; registers have one row of two inputs.
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    unsafe fn load(lines: *const Self::Line) -> [__m512; 2] {
+        const UPPER: u32 = 0xaaaa_aaaa;
+        // SAFETY: the caller guarantees two lines of 64 bytes, aligned as such.
+        let [one, two] = unsafe { [_mm512_load_si512(lines.cast()), _mm512_load_si512(lines.add(1).cast())] };
+        let left = _mm512_mask_blend_epi16(UPPER, one, _mm512_slli_epi32::<16>(two));
+        let right = _mm512_mask_blend_epi16(UPPER, _mm512_srli_epi32::<16>(one), two);
+        [_mm512_castsi512_ps(left), _mm512_castsi512_ps(right)]
+    }
+
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    #[inline]
+    unsafe fn add(value: __m512, weights: __m512, sums: __m512) -> __m512 {
+        // SAFETY: vectors of 512 bits, all of which have a meaning.
+        let [value, weights] = unsafe { transmute::<[__m512; 2], [__m512bh; 2]>([value, weights]) };
+        _mm512_dpbf16_ps(sums, value, weights)
+    }
+
+    fn prepare(lines: &[Self::Line], run: impl FnOnce(&[Line<f32, 16>])) {
+        prepare::<Self>(lines, run);
+    }
+}
+
+/// [`Pairs`] in words as registers hold them.
+pub(super) struct PreparedPairs;
+
+impl Step for PreparedPairs {
+    type Line = Line<f32, 16>;
+    const LINES: usize = 2;
+    type Prepared = Self;
+    const IS_PREPARED_ONCE: bool = false;
+
+    #[target_feature(enable = "avx512f,avx512bw")]
+    #[inline]
+    unsafe fn load(lines: *const Self::Line) -> [__m512; 2] {
+        // SAFETY: the caller guarantees two lines, aligned to 64 bytes.
+        unsafe { [_mm512_load_ps(lines.cast()), _mm512_load_ps(lines.add(1).cast())] }
+    }
+
+    #[target_feature(enable = "avx512f,avx512bf16")]
+    #[inline]
+    unsafe fn add(value: __m512, weights: __m512, sums: __m512) -> __m512 {
+        // SAFETY: the caller's.
+        unsafe { Pairs::add(value, weights, sums) }
+    }
+
+    fn prepare(lines: &[Self::Line], run: impl FnOnce(&[Line<f32, 16>])) {
+        run(lines);
+    }
+}
+
+/// Rounds `x` to bf16, to the nearest, ties to even: words of two values, the first in the lower half.
+#[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
+pub(super) unsafe fn round(x: &[f32], words: &mut [f32]) {
+    use std::arch::x86_64::{_mm512_cvtne2ps_pbh, _mm512_loadu_ps, _mm512_storeu_ps};
+    let (values, rest) = x.as_chunks::<32>();
+    let (whole, part) = words.as_chunks_mut::<16>();
+    let round = |values: &[f32; 32], words: &mut [f32; 16]| {
+        // SAFETY: 32 values are two registers, and their words one; vectors of bf16 have no other form than of others.
+        unsafe {
+            let (low, high) = (_mm512_loadu_ps(values.as_ptr()), _mm512_loadu_ps(values.as_ptr().add(16)));
+            _mm512_storeu_ps(words.as_mut_ptr(), transmute::<__m512bh, __m512>(_mm512_cvtne2ps_pbh(high, low)));
         }
-        store_all(sums);
-    }
-    let rest = x[first.len()..].chunks(MAX_ROWS * d_in);
-    if L::BYTES < size_of::<[f32; PANEL]>() && rest.len() >= WIDENED_FROM {
-        return WIDENED.with_borrow_mut(|widened| {
-            // SAFETY: as above.
-            unsafe { widen(lines, widened) };
-            for x in rest {
-                let sums = &mut [[0.0; PANEL]; MAX_ROWS][..x.len() / d_in];
-                // SAFETY: as above.
-                unsafe { block::<_, 0>(Rows { x, d_in, inputs: 0..d_in }, widened, 0, sums) };
-                store_all(sums);
-            }
-        });
-    }
-    for x in rest {
-        let sums = &mut [[0.0; PANEL]; MAX_ROWS][..x.len() / d_in];
-        // SAFETY: as above.
-        unsafe { block::<L, 0>(Rows { x, d_in, inputs: 0..d_in }, lines, 0, sums) };
-        store_all(sums);
+    };
+    values.iter().zip(whole).for_each(|(values, words)| round(values, words));
+    if !part.is_empty() {
+        let (mut padded, mut words) = ([0.0; 32], [0.0; 16]);
+        padded[..rest.len()].copy_from_slice(rest);
+        round(&padded, &mut words);
+        part.copy_from_slice(&words[..part.len()]);
     }
 }
 
 thread_local! {
-    /// A panel in f32.
-    static WIDENED: RefCell<Vec<Line<f32, 16>>> = const { RefCell::new(Vec::new()) };
+    /// A prepared panel.
+    static PREPARED: RefCell<Vec<Line<f32, 16>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Replaces the contents of `widened` with the panel in f32.
+fn prepare<S: Step>(lines: &[S::Line], run: impl FnOnce(&[Line<f32, 16>])) {
+    PREPARED.with_borrow_mut(|prepared| {
+        prepared.resize(2 * lines.len() / S::LINES, Line([0.0; 16]));
+        // SAFETY: bodies for AVX-512 call this.
+        unsafe { fill::<S>(lines, prepared) };
+        run(prepared);
+    });
+}
+
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn widen<L: PanelLine>(lines: &[L], widened: &mut Vec<Line<f32, 16>>) {
-    use std::arch::x86_64::_mm512_store_ps;
-    widened.resize(2 * lines.len() / L::LINES, Line([0.0; 16]));
-    for (lines, widened) in lines.chunks_exact(L::LINES).zip(widened.as_chunks_mut::<2>().0) {
-        // SAFETY: this function's own target features, and these are the lines of one input.
-        let values = unsafe { L::load(lines.as_ptr()) };
-        for (widened, values) in widened.iter_mut().zip(values) {
+unsafe fn fill<S: Step>(lines: &[S::Line], prepared: &mut [Line<f32, 16>]) {
+    for (lines, prepared) in lines.chunks_exact(S::LINES).zip(prepared.as_chunks_mut::<2>().0) {
+        // SAFETY: this function's own target features, and these are the lines of one step.
+        let registers = unsafe { S::load(lines.as_ptr()) };
+        for (line, register) in prepared.iter_mut().zip(registers) {
             // SAFETY: a line is 16 values, aligned to 64 bytes.
-            unsafe { _mm512_store_ps(widened.0.as_mut_ptr(), values) };
+            unsafe { _mm512_store_ps(line.0.as_mut_ptr(), register) };
         }
     }
 }
 
-/// Some inputs of some rows.
+/// Some steps of some rows.
 struct Rows<'a> {
     x: &'a [f32],
-    d_in: usize,
-    inputs: Range<usize>,
+    n_steps: usize,
+    steps: Range<usize>,
 }
 
-/// Adds the products of up to [`MAX_ROWS`] rows to `sums`, and prefetches the `part`th of `N_PARTS` parts of the
-/// weights ahead (nothing if `N_PARTS` is 0).
-#[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn block<L: PanelLine, const N_PARTS: usize>(
-    rows: Rows<'_>,
-    lines: &[L],
-    part: usize,
-    sums: &mut [[f32; PANEL]],
-) {
-    // One kernel per number of rows, so that the compiler keeps all sums in registers.
-    macro_rules! rows {
-        ($($n:literal)*) => {{
-            const _: () = assert!([$($n),*].len() == MAX_ROWS, "one kernel per number of rows");
-            match sums.len() {
-                0 => {}
-                // SAFETY: this function's own target features, and the lengths are checked within.
-                $($n => unsafe { block_of::<L, $n, N_PARTS>(rows, lines, part, sums) },)*
-                n => unreachable!("{n} rows at a time, where {MAX_ROWS} is the maximum"),
+/// The product of rows and a panel, compiled for the instructions of some [`Step`]s.
+macro_rules! product {
+    ($(#[$doc:meta])* $name:ident, $features:literal) => {
+        $(#[$doc])*
+        pub(super) mod $name {
+            use std::arch::x86_64::{_mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps};
+
+            use super::{
+                AHEAD, AHEAD_IN_TURNS, CHUNK, LINE, MAX_ROWS, PANEL, PREPARED_FROM, Rows, Step, prefetch,
+            };
+
+            /// `x [n_rows, n_steps]` times the panel. The first rows load it from memory, the others find it in a cache. If the
+            /// first ones are too many for one kernel call, they go in two halves, [`CHUNK`] bytes at a time: memory is then
+            /// read continuously, not only while the first half computes.
+            #[target_feature(enable = $features)]
+            pub(in super::super) unsafe fn multiply<S: Step>(
+                x: &[f32],
+                lines: &[S::Line],
+                n_steps: usize,
+                mut store: impl FnMut(usize, &[f32; PANEL]),
+            ) {
+                let n_rows = x.len() / n_steps;
+                let mut n_stored = 0;
+                let mut store_all = |sums: &[[f32; PANEL]]| {
+                    sums.iter().for_each(|sums| {
+                        store(n_stored, sums);
+                        n_stored += 1;
+                    });
+                };
+                let first = &x[..n_rows.min(2 * MAX_ROWS) * n_steps];
+                let n_first = first.len() / n_steps;
+                if n_first <= MAX_ROWS {
+                    let sums = &mut [[0.0; PANEL]; MAX_ROWS][..n_first];
+                    // SAFETY: this function's own target features.
+                    unsafe { block::<S, 1>(Rows { x: first, n_steps, steps: 0..n_steps }, lines, 0, sums) };
+                    store_all(sums);
+                } else {
+                    let sums = &mut [[0.0; PANEL]; 2 * MAX_ROWS][..n_first];
+                    let half = n_first.div_ceil(2);
+                    for start in (0..n_steps).step_by(CHUNK / size_of::<[f32; PANEL]>()) {
+                        let steps = start..n_steps.min(start + CHUNK / size_of::<[f32; PANEL]>());
+                        for (part, (x, sums)) in first.chunks(half * n_steps).zip(sums.chunks_mut(half)).enumerate() {
+                            // SAFETY: as above.
+                            unsafe { block::<S, 2>(Rows { x, n_steps, steps: steps.clone() }, lines, part, sums) };
+                        }
+                    }
+                    store_all(sums);
+                }
+                let rest = x[first.len()..].chunks(MAX_ROWS * n_steps);
+                if S::IS_PREPARED_ONCE && rest.len() >= PREPARED_FROM {
+                    return S::prepare(lines, |prepared| {
+                        for x in rest {
+                            let sums = &mut [[0.0; PANEL]; MAX_ROWS][..x.len() / n_steps];
+                            // SAFETY: as above.
+                            unsafe { block::<S::Prepared, 0>(Rows { x, n_steps, steps: 0..n_steps }, prepared, 0, sums) };
+                            store_all(sums);
+                        }
+                    });
+                }
+                for x in rest {
+                    let sums = &mut [[0.0; PANEL]; MAX_ROWS][..x.len() / n_steps];
+                    // SAFETY: as above.
+                    unsafe { block::<S, 0>(Rows { x, n_steps, steps: 0..n_steps }, lines, 0, sums) };
+                    store_all(sums);
+                }
             }
-        }};
-    }
-    rows!(1 2 3 4 5 6 7 8 9 10 11 12);
+
+            /// Adds the products of up to [`MAX_ROWS`] rows to `sums`, and prefetches the `part`th of `N_PARTS` parts of the
+            /// weights ahead (nothing if `N_PARTS` is 0).
+            #[target_feature(enable = $features)]
+            unsafe fn block<S: Step, const N_PARTS: usize>(
+                rows: Rows<'_>,
+                lines: &[S::Line],
+                part: usize,
+                sums: &mut [[f32; PANEL]],
+            ) {
+                // One kernel per number of rows, so that the compiler keeps all sums in registers.
+                // SAFETY: this function's own target features, and the lengths are checked within.
+                unsafe {
+                    match sums.len() {
+                        0 => {}
+                        1 => block_of::<S, 1, N_PARTS>(rows, lines, part, sums),
+                        2 => block_of::<S, 2, N_PARTS>(rows, lines, part, sums),
+                        3 => block_of::<S, 3, N_PARTS>(rows, lines, part, sums),
+                        4 => block_of::<S, 4, N_PARTS>(rows, lines, part, sums),
+                        5 => block_of::<S, 5, N_PARTS>(rows, lines, part, sums),
+                        6 => block_of::<S, 6, N_PARTS>(rows, lines, part, sums),
+                        7 => block_of::<S, 7, N_PARTS>(rows, lines, part, sums),
+                        8 => block_of::<S, 8, N_PARTS>(rows, lines, part, sums),
+                        9 => block_of::<S, 9, N_PARTS>(rows, lines, part, sums),
+                        10 => block_of::<S, 10, N_PARTS>(rows, lines, part, sums),
+                        11 => block_of::<S, 11, N_PARTS>(rows, lines, part, sums),
+                        MAX_ROWS => block_of::<S, MAX_ROWS, N_PARTS>(rows, lines, part, sums),
+                        n => unreachable!("{n} rows at a time, where {MAX_ROWS} is the maximum"),
+                    }
+                }
+            }
+
+            #[target_feature(enable = $features)]
+            unsafe fn block_of<S: Step, const N: usize, const N_PARTS: usize>(
+                Rows { x, n_steps, steps }: Rows<'_>,
+                lines: &[S::Line],
+                part: usize,
+                stored: &mut [[f32; PANEL]],
+            ) {
+                assert!(x.len() == N * n_steps && lines.len() == S::LINES * n_steps && steps.end <= n_steps && stored.len() == N);
+                let mut sums = [[_mm512_setzero_ps(); 2]; N];
+                for (sums, stored) in sums.iter_mut().zip(&*stored) {
+                    // SAFETY: two registers of 16 values are the array of 32.
+                    *sums = unsafe { [_mm512_loadu_ps(stored.as_ptr()), _mm512_loadu_ps(stored.as_ptr().add(16))] };
+                }
+                let lines = lines.as_ptr();
+                // Each part of the rows prefetches its part of the next steps' lines.
+                let skipped = part * steps.len() * S::BYTES / N_PARTS.max(1);
+                let ahead = if N_PARTS == 1 { AHEAD } else { AHEAD_IN_TURNS };
+                let fetched = lines.wrapping_byte_add(steps.start * S::BYTES + skipped + ahead);
+                for (number, step) in steps.enumerate() {
+                    // SAFETY: there are `LINES` lines for each step and `n_steps` values in each row: asserted above.
+                    let [left, right] = unsafe { S::load(lines.add(step * S::LINES)) };
+                    match N_PARTS {
+                        0 => {}
+                        1 => (0..S::BYTES).step_by(LINE).for_each(|at| prefetch(fetched.wrapping_byte_add(number * S::BYTES + at))),
+                        _ => prefetch(fetched.wrapping_byte_add(number * S::BYTES / N_PARTS)),
+                    }
+                    for (row, sums) in sums.iter_mut().enumerate() {
+                        // SAFETY: as above.
+                        unsafe {
+                            let value = _mm512_set1_ps(*x.get_unchecked(row * n_steps + step));
+                            sums[0] = S::add(value, left, sums[0]);
+                            sums[1] = S::add(value, right, sums[1]);
+                        }
+                    }
+                }
+                for (sums, stored) in sums.iter().zip(stored) {
+                    // SAFETY: as for loading.
+                    unsafe {
+                        _mm512_storeu_ps(stored.as_mut_ptr(), sums[0]);
+                        _mm512_storeu_ps(stored.as_mut_ptr().add(16), sums[1]);
+                    }
+                }
+            }
+        }
+    };
 }
 
-#[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn block_of<L: PanelLine, const N: usize, const N_PARTS: usize>(
-    Rows { x, d_in, inputs }: Rows<'_>,
-    lines: &[L],
-    part: usize,
-    stored: &mut [[f32; PANEL]],
-) {
-    use std::arch::x86_64::{_mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps};
-    assert!(x.len() == N * d_in && lines.len() == L::LINES * d_in && inputs.end <= d_in && stored.len() == N);
-    let mut sums = [[_mm512_setzero_ps(); 2]; N];
-    for (sums, stored) in sums.iter_mut().zip(&*stored) {
-        // SAFETY: two registers of 16 values are the array of 32.
-        *sums = unsafe { [_mm512_loadu_ps(stored.as_ptr()), _mm512_loadu_ps(stored.as_ptr().add(16))] };
-    }
-    let lines = lines.as_ptr();
-    // Each part of the rows prefetches its part of the next inputs' lines.
-    let skipped = part * inputs.len() * L::BYTES / N_PARTS.max(1);
-    let ahead = if N_PARTS == 1 { AHEAD } else { AHEAD_IN_TURNS };
-    let fetched = lines.wrapping_byte_add(inputs.start * L::BYTES + skipped + ahead);
-    for (number, input) in inputs.enumerate() {
-        // SAFETY: there are `LINES` lines per input and `d_in` values per row: asserted above.
-        let [left, right] = unsafe { L::load(lines.add(input * L::LINES)) };
-        match N_PARTS {
-            0 => {}
-            1 => (0..L::BYTES).step_by(LINE).for_each(|at| prefetch(fetched.wrapping_byte_add(number * L::BYTES + at))),
-            _ => prefetch(fetched.wrapping_byte_add(number * L::BYTES / N_PARTS)),
-        }
-        for (row, sums) in sums.iter_mut().enumerate() {
-            // SAFETY: as above.
-            let x = _mm512_set1_ps(unsafe { *x.get_unchecked(row * d_in + input) });
-            sums[0] = _mm512_fmadd_ps(x, left, sums[0]);
-            sums[1] = _mm512_fmadd_ps(x, right, sums[1]);
-        }
-    }
-    for (sums, stored) in sums.iter().zip(stored) {
-        // SAFETY: as for loading.
-        unsafe {
-            _mm512_storeu_ps(stored.as_mut_ptr(), sums[0]);
-            _mm512_storeu_ps(stored.as_mut_ptr().add(16), sums[1]);
-        }
-    }
-}
+product!(
+    /// In f32.
+    singles, "avx512f,avx512bw"
+);
+product!(
+    /// In words of two values in bf16.
+    pairs, "avx512f,avx512bw,avx512bf16"
+);

@@ -1,7 +1,7 @@
 //! Rows times one panel of f32, f16 or bf16.
 //!
 //! Every output is one chain of multiply-adds (fused where the machine has that) along the inner dimension, in order,
-//! starting from zero.
+//! starting from zero. Products in bf16 add two at a time.
 
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline, with raw loads and stores")]
@@ -14,8 +14,10 @@ use half::{bf16, f16};
 
 #[cfg(target_arch = "x86_64")]
 use super::Isa;
+#[cfg(target_arch = "x86_64")]
+use super::thread_pool;
 use super::{
-    PORTABLE_IS_FUSED, isa, multiply_add,
+    PORTABLE_IS_FUSED, has_bf16_products, isa, multiply_add,
     panel_layout::{Line, PANEL},
 };
 
@@ -33,6 +35,9 @@ pub(super) trait PanelLine: Copy + Send + Sync + 'static {
     /// Bytes per input.
     #[cfg(target_arch = "x86_64")]
     const BYTES: usize = Self::LINES * size_of::<Self>();
+
+    /// Whether [`multiply_rounded`] takes them.
+    const IS_BF16: bool = false;
 
     /// Stores the value of row `row` at one input, rounded to the nearest, in lines that hold [`ZERO`](Self::ZERO) at
     /// that row.
@@ -131,6 +136,7 @@ impl PanelLine for Line<f16, 32> {
 impl PanelLine for Line<Bf16Pair, 16> {
     const LINES: usize = 1;
     const ZERO: Self = Line([Bf16Pair(0); 16]);
+    const IS_BF16: bool = true;
 
     #[inline(always)]
     fn store(lines: &mut [Self], row: usize, value: f32) {
@@ -188,13 +194,66 @@ pub(super) fn multiply_rows<L: PanelLine>(
         #[cfg(target_arch = "x86_64")]
         #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
         // SAFETY: `isa` found the instructions.
-        Isa::Avx512 => unsafe { avx512::multiply(x, lines, d_in, store) },
+        Isa::Avx512 => unsafe { avx512::singles::multiply::<avx512::Singles<L>>(x, lines, d_in, store) },
         #[cfg(target_arch = "x86_64")]
         #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
         // SAFETY: `isa` found the instructions.
         Isa::Avx2 | Isa::AvxVnni => unsafe { avx2::multiply(x, lines, d_in, store) },
         _ => portable::<L, PORTABLE_IS_FUSED>(x, lines, d_in, store),
     }
+}
+
+/// Multiplies rows that are rounded to bf16, words of two values each, by one panel in bf16; `store` gets each row's number
+/// and sums.
+///
+/// # Panics
+/// If the machine has no instructions for that, or the panel is not in bf16.
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
+pub(super) fn multiply_rounded<L: PanelLine>(
+    words: &[f32],
+    lines: &[L],
+    d_in: usize,
+    store: impl FnMut(usize, &[f32; PANEL]),
+) {
+    assert!(L::IS_BF16 && d_in.is_multiple_of(2) && has_bf16_products());
+    // SAFETY: of all types of lines, this one alone is bf16; the instructions were found.
+    unsafe {
+        let lines = std::slice::from_raw_parts(lines.as_ptr().cast(), lines.len());
+        avx512::pairs::multiply::<avx512::Pairs>(words, lines, d_in / 2, store);
+    }
+}
+
+/// Rounds `x` to bf16, to words of two values.
+#[cfg(target_arch = "x86_64")]
+#[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
+pub(super) fn rounded(x: &[f32]) -> Vec<f32> {
+    /// Words that a thread rounds at a time.
+    const TOGETHER: usize = 1 << 13;
+    assert!(has_bf16_products());
+    let mut words = vec![0.0; x.len() / 2];
+    let round = |part: usize, words: &mut [f32]| {
+        let x = &x[2 * part * TOGETHER..][..2 * words.len()];
+        // SAFETY: the instructions were found.
+        unsafe { avx512::round(x, words) };
+    };
+    match words.len() {
+        n if n <= TOGETHER => round(0, &mut words),
+        _ => thread_pool::parallel_chunks(&mut words, TOGETHER, round),
+    }
+    words
+}
+
+/// No other machines have instructions for that.
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) fn multiply_rounded<L: PanelLine>(_: &[f32], _: &[L], _: usize, _: impl FnMut(usize, &[f32; PANEL])) {
+    unreachable!("{}", has_bf16_products());
+}
+
+/// No other machines have instructions for that.
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) fn rounded(_: &[f32]) -> Vec<f32> {
+    unreachable!("{}", has_bf16_products());
 }
 
 /// Plain Rust, which the compiler vectorizes: two rows at a time.

@@ -24,7 +24,6 @@ pub(in crate::ops) use embedding::Embed;
 pub(in crate::ops) use frozen::{FrozenLinear, add_lora};
 pub(in crate::ops) use linear::Linear;
 pub(in crate::ops) use muon::muon;
-pub(in crate::ops) use product::has_bf16 as has_bf16_products;
 pub(in crate::ops) use residual::{Fork, add_gradients, dropout_factors};
 
 use burn::{backend::flex::FlexTensor, tensor::TensorData};

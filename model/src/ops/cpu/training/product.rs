@@ -17,8 +17,6 @@ use self::{
     tile::{Operands, Output, PANEL, ROWS, tile},
 };
 use super::resized;
-#[cfg(target_arch = "x86_64")]
-use crate::ops::cpu::{Isa, isa};
 use crate::ops::{
     Precision,
     cpu::thread_pool::{self, SharedMut},
@@ -239,18 +237,6 @@ thread_local! {
     static PANELS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
     /// Rows that this thread has packed.
     static PACKED_ROWS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
-}
-
-/// Whether the machine has instructions for [`Precision::Bf16`]; without them, products in f32 are faster.
-#[cfg(target_arch = "x86_64")]
-pub(in crate::ops) fn has_bf16() -> bool {
-    isa() == Isa::Avx512 && is_x86_feature_detected!("avx512bf16")
-}
-
-/// Whether the machine has instructions for [`Precision::Bf16`]; without them, products in f32 are faster.
-#[cfg(not(target_arch = "x86_64"))]
-pub(in crate::ops) fn has_bf16() -> bool {
-    false
 }
 
 impl Precision {

@@ -16,7 +16,7 @@ use crate::ops::{
 impl TrainingOp<FlexTensor> for QkNormalize {
     fn forward(&self, inputs: &[FlexTensor], _wanted: &[bool]) -> (FlexTensor, Vec<FlexTensor>) {
         let mut output = values(&inputs[0]).to_vec();
-        let norm = |n: usize| NormValues { weight: values(&inputs[1 + n]), bias: None, options: self.norms[n] };
+        let norm = |n: usize| NormValues { weight: values(&inputs[1 + n]), bias: None, options: self.norm };
         cpu::qk_norm(&mut output, &[norm(0), norm(1)], self.span, &self.options);
         (tensor(output, dims(&inputs[0])), Vec::new())
     }
@@ -30,7 +30,7 @@ impl TrainingOp<FlexTensor> for QkNormalize {
     ) -> Vec<Option<FlexTensor>> {
         let [n_rows, width] = dims(&inputs[0]);
         let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = self.options;
-        let part = |columns, n: usize| NormedPart { columns, weight: values(&inputs[1 + n]), options: self.norms[n] };
+        let part = |columns, n: usize| NormedPart { columns, weight: values(&inputs[1 + n]), options: self.norm };
         let parts = [part(0..n_heads * head_dim, 0), part(n_heads * head_dim..(n_heads + n_kv_heads) * head_dim, 1)];
         // Values are not normalized.
         let mut of_qkv = values(gradient).to_vec();

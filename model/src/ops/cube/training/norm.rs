@@ -134,10 +134,8 @@ impl TrainingOp<CubeTensor> for QkNormalize {
     fn forward(&self, inputs: &[CubeTensor], _wanted: &[bool]) -> (CubeTensor, Vec<CubeTensor>) {
         let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = self.options;
         let heads = QkNorm { n_heads, n_kv_heads, head_dim, span: self.span };
-        // `qk_norm` takes one kernel for both only if their options are the same.
-        debug_assert_eq!(self.norms[0], self.norms[1]);
         let weights = [inputs[1].clone(), inputs[2].clone()];
-        (qk_norm(inputs[0].clone(), weights, heads, self.norms[0]), Vec::new())
+        (qk_norm(inputs[0].clone(), weights, heads, self.norm), Vec::new())
     }
 
     fn backward(
@@ -159,7 +157,7 @@ impl TrainingOp<CubeTensor> for QkNormalize {
             };
             let parts = NormedParts { n: n_rows * per_row, per_row, row_width, start, width };
             let operands = [&inputs[0], &inputs[1 + norm], gradient, &of_qkv];
-            parts.backward(operands, self.norms[norm], wanted[1 + norm]).map(|[of_weight, _]| of_weight)
+            parts.backward(operands, self.norm, wanted[1 + norm]).map(|[of_weight, _]| of_weight)
         });
         let of_weights: Vec<_> = of_weights.collect();
         [Some(of_qkv)].into_iter().chain(of_weights).collect()

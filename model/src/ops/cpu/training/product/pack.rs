@@ -4,7 +4,7 @@ use half::bf16;
 
 use super::{Precision, View, tile::PANEL};
 #[cfg(target_arch = "x86_64")]
-use crate::ops::cpu::{Isa, isa};
+use crate::ops::cpu::{Isa, has_bf16_products, isa};
 
 /// Values that packed rows have for each step of the inner dimension: a cache line, of which
 /// [`ROWS`](super::tile::ROWS) are used.
@@ -46,12 +46,12 @@ fn pack_pairs<const WIDTH: usize>(packed: &mut [f32], matrix: View<'_>) {
         pack::<WIDTH>(lines.as_flattened_mut(), matrix.part(0..matrix.n_rows, cols));
         for (words, [low, high]) in words.iter_mut().zip(lines.as_chunks::<2>().0) {
             #[cfg(target_arch = "x86_64")]
-            if super::has_bf16() {
+            if has_bf16_products() {
                 #[expect(
                     unsafe_code,
                     reason = "calls code compiled for instructions that the machine was found to have"
                 )]
-                // SAFETY: `has_bf16` found the instructions.
+                // SAFETY: `has_bf16_products` found the instructions.
                 unsafe {
                     round_pairs(words, low, high);
                 }

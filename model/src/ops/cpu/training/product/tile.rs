@@ -7,9 +7,7 @@ use std::{
 };
 
 #[cfg(target_arch = "x86_64")]
-use super::has_bf16;
-#[cfg(target_arch = "x86_64")]
-use crate::ops::cpu::Isa;
+use crate::ops::cpu::{Isa, has_bf16_products};
 use crate::ops::{
     Precision,
     cpu::{PORTABLE_IS_FUSED, isa, multiply_add},
@@ -111,11 +109,11 @@ pub(super) unsafe fn tile(operands: Operands<'_>, output: Output, n_cols: usize,
 
 #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
 unsafe fn whole_tile(operands: Operands<'_>, output: Output, precision: Precision) {
-    // SAFETY: `isa` and `has_bf16` found the instructions; the rest is the caller's.
+    // SAFETY: `isa` and `has_bf16_products` found the instructions; the rest is the caller's.
     unsafe {
         match (isa(), precision) {
             #[cfg(target_arch = "x86_64")]
-            (_, Precision::Bf16) if has_bf16() => avx512_bf16::tile(operands, output),
+            (_, Precision::Bf16) if has_bf16_products() => avx512_bf16::tile(operands, output),
             #[cfg(target_arch = "x86_64")]
             (Isa::Avx512, Precision::F32) => avx512_f32::tile(operands, output),
             #[cfg(target_arch = "x86_64")]
