@@ -167,12 +167,13 @@ impl ExampleEncoder {
         if !ids.iter().zip(trained).any(is_end) {
             let tokens =
                 self.eos_token_ids.iter().map(|&id| self.tokenizer.token(id).unwrap_or_else(|| id.to_string()));
-            let tokens: Vec<String> = tokens.collect();
+            let tokens: Vec<_> = tokens.map(|token| format!("`{token}`")).collect();
+            let expected = match tokens[..] {
+                [] => "the model has no token for it".to_owned(),
+                _ => format!("expected one of {}", tokens.join(", ")),
+            };
             return Err((
-                format!(
-                    "no end of turn is trained, so the model would not learn to stop: expected one of `{}`",
-                    tokens.join("`, `")
-                ),
+                format!("no end of turn is trained, so the model would not learn to stop: {expected}"),
                 "list the token that ends a turn in `eos_token_id` of `generation_config.json`, or use a chat template that \
                  ends the assistant's messages with it",
             ));
