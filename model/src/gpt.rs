@@ -265,7 +265,7 @@ impl Gpt {
     }
 
     /// [`forward`](Self::forward) and [`losses`](Self::losses) in one. Where the output matrix is the embedding, the
-    /// gradients of its two uses are added by an operation of our own.
+    /// gradients of its two uses are added in one place on the CPU.
     ///
     /// # Panics
     /// Those of both.
@@ -281,7 +281,10 @@ impl Gpt {
         let (output, bias) = self.output();
         let (table, output) = match &self.lm_head.weight {
             Some(_) => (self.embed.weight.clone(), output.clone()),
-            None => self.embed.weight.for_two_uses().into(),
+            None => {
+                let table = self.embed.weight.for_both_uses();
+                (table.clone(), table)
+            }
         };
         let hidden = self.run_embedded(ops::embedding(&table, token_ids), pass);
         self.losses_by(&output, bias, hidden, targets.into(), z_loss)

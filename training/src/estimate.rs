@@ -44,7 +44,6 @@ pub struct Estimate {
 
 /// What the memory of a run depends on beside the model and the micro-batch.
 struct Run {
-    micro_steps: usize,
     n_partial_sums: usize,
     n_moments: usize,
     /// Values of the largest matrix that Muon updates.
@@ -123,7 +122,7 @@ impl Estimate {
         let largest_muon = largest_muon.filter(|_| adapter.is_none()).unwrap_or(0);
         let recomputes = config.optim.recompute;
         let keeps = config.objective.keep > 0.0;
-        let run = Run { micro_steps, n_partial_sums, n_moments, largest_muon, recomputes, keeps };
+        let run = Run { n_partial_sums, n_moments, largest_muon, recomputes, keeps };
         let answers = if config.objective.kind == Objective::Dpo { 2 } else { 1 };
         let n_rows = answers * config.micro_batch_tokens();
         let peak_bytes = if is_cpu {

@@ -14,7 +14,7 @@ use hearth_model::{
     TokenId,
     generate::{GenerateOptions, generate},
     gpt::Gpt,
-    ops::Dtype,
+    ops::{self, Dtype},
     sampling::SamplingParams,
     tokenizer::{DecodeOptions, EncodeOptions, Tokenizer},
     weights::{
@@ -414,13 +414,19 @@ impl<'a> Trainer<'a> {
         Ok(val)
     }
 
+    /// A copy of the model as it is served, for evaluation and samples. What the steps have freed makes room for it.
+    fn packed(&self) -> Result<Gpt> {
+        ops::give_back_memory();
+        Ok(self.learner.gpt.valid().packed()?)
+    }
+
     fn score(&self) -> Result<Score> {
         let windows = Windows {
             batch_size: self.config.data.micro_batch_size.rows(),
             seq_len: self.config.model.max_seq_len,
             max_batches: self.config.eval.batches,
         };
-        let gpt = self.learner.gpt.valid().packed()?;
+        let gpt = self.packed()?;
         match &self.val {
             RowSource::Pairs(pairs) => {
                 let size = (windows.batch_size, windows.max_batches);
@@ -451,7 +457,7 @@ impl<'a> Trainer<'a> {
 
     /// Generates a sample.
     fn sample(&self, settings: &SampleSettings) -> Result<String> {
-        let (gpt, tokenizer) = (self.learner.gpt.valid().packed()?, &self.data.tokenizer);
+        let (gpt, tokenizer) = (self.packed()?, &self.data.tokenizer);
         let prompt_ids = tokenizer.encode(&settings.prompt, EncodeOptions::TEXT).unwrap_or_default();
         // A prompt with characters outside the vocabulary must not end the run.
         let prompt_ids = if prompt_ids.is_empty() { vec![0] } else { prompt_ids };

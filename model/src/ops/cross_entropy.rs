@@ -48,21 +48,28 @@ pub(crate) fn linear_cross_entropy(
     options: LossOptions,
     targets: Targets,
 ) -> Losses {
-    let precision = weight.precision();
+    let (precision, of_both_uses) = (weight.precision(), weight.of_both_uses());
     if let Form::Packed(panels) = weight.form()
         && records_gradients(&hidden.device())
     {
         let bias = bias.map(|bias| cpu::values(bias.inner()).as_slice().to_vec());
         let Targets { ids, weights } = targets;
         let frozen = Some((panels.clone(), bias));
-        let op = cpu::LinearCrossEntropy { targets: cpu::ints(ids), weights, options, frozen, precision };
+        let op = cpu::LinearCrossEntropy {
+            targets: cpu::ints(ids),
+            weights,
+            options,
+            frozen,
+            precision,
+            of_both_uses: None,
+        };
         let both = apply(vec![hidden.into()], op);
         return Losses { objective: both.clone().slice(0..1), cross_entropy: without_gradient(both.slice(1..2)) };
     }
     if let Form::Packed(panels) = weight.form() {
         let (hidden, bias) = (cpu::values(hidden), bias.map(cpu::values));
         let (targets, weights) = (cpu::ints(targets.ids), targets.weights);
-        let op = cpu::LinearCrossEntropy { targets, weights, options, frozen: None, precision };
+        let op = cpu::LinearCrossEntropy { targets, weights, options, frozen: None, precision, of_both_uses: None };
         let both = op.of_packed(hidden.as_slice(), panels, bias.as_ref().map(|bias| bias.as_slice()));
         let [objective, cross_entropy] = both.map(|loss| cpu::tensor(vec![loss], [1]));
         return Losses { objective, cross_entropy };
@@ -73,7 +80,14 @@ pub(crate) fn linear_cross_entropy(
     {
         let operands = [hidden.into(), weight.into()].into_iter().chain(bias.map(Into::into));
         let Targets { ids, weights } = targets;
-        let op = cpu::LinearCrossEntropy { targets: cpu::ints(ids), weights, options, frozen: None, precision };
+        let op = cpu::LinearCrossEntropy {
+            targets: cpu::ints(ids),
+            weights,
+            options,
+            frozen: None,
+            precision,
+            of_both_uses,
+        };
         let both = apply(operands.collect(), op);
         return Losses { objective: both.clone().slice(0..1), cross_entropy: without_gradient(both.slice(1..2)) };
     }
@@ -104,7 +118,8 @@ pub(crate) fn token_losses(
     assert_eq!(ids.len(), n_rows, "targets, one for each row");
     let options = LossOptions { softcap, z_loss: 0.0 };
     let precision = Precision::F32;
-    let op = cpu::LinearCrossEntropy { targets: ids, weights: None, options, frozen: None, precision };
+    let op =
+        cpu::LinearCrossEntropy { targets: ids, weights: None, options, frozen: None, precision, of_both_uses: None };
     let failed = RefCell::new(None);
     let logits = |rows: Range<usize>| {
         let n = rows.len() * vocab_size;

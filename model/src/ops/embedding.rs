@@ -15,9 +15,10 @@ use super::{
 ///
 /// # Panics Except on a GPU, if an id is not below `n_entries`.
 pub(crate) fn embedding(table: &Weight, ids: Tensor<1, Int>) -> Tensor<2> {
+    let of_both_uses = table.of_both_uses();
     match table.form() {
         Form::Stored(table) if table.dtype() == DType::F32 && is_on_cpu(&table.device()) => {
-            apply(vec![table.into()], cpu::Embed { ids: cpu::ints(ids) })
+            apply(vec![table.into()], cpu::Embed { ids: cpu::ints(ids), of_both_uses })
         }
         Form::Stored(table) => table.select(0, ids).cast(DType::F32),
         #[cfg(feature = "gpu")]

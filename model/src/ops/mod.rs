@@ -87,7 +87,7 @@ pub(crate) use row_updates::{LoraMatrix, RowUpdate};
 #[cfg(feature = "gpu")]
 pub(crate) use staging::{StagingBuffer, Upload};
 pub use training::is_on_cpu;
-pub use training::{OpTime, profile_training};
+pub use training::{OpTime, RECOMPUTED_FROM, profile_training};
 pub(crate) use upload::{Ints, Rows};
 pub use weight::Weight;
 

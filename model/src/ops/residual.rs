@@ -1,7 +1,5 @@
 //! The residual stream: updates that are added to it, dropout, and tensors that are used twice.
 
-use std::sync::{Arc, Mutex};
-
 use burn::tensor::{Tensor, TensorData};
 
 use super::{
@@ -50,8 +48,8 @@ pub(crate) fn fork<const D: usize>(x: Tensor<D>) -> [Tensor<D>; 2] {
     if !(is_on_cpu(&device) && super::records_gradients(&device)) {
         return [x.clone(), x];
     }
-    let first_gradient = Arc::new(Mutex::new(None));
-    [x.clone(), x].map(|x| apply(vec![x.into()], cpu::Fork { first_gradient: first_gradient.clone() }))
+    let of_both_uses = cpu::SharedGradient::default();
+    [x.clone(), x].map(|x| apply(vec![x.into()], cpu::Fork { of_both_uses: of_both_uses.clone() }))
 }
 
 /// `left + right`, `[n_values]` each: sums of gradients. On the CPU in place, unless something else shares `left`.

@@ -16,9 +16,15 @@ use std::{any::type_name, fmt::Debug, sync::Arc};
 
 use burn::{
     backend::{
-        Autodiff, Backend, Dispatch, Flex,
+        Autodiff, Backend, Dispatch, Flex, TensorMetadata,
         autodiff::{
-            checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+            NodeId,
+            checkpoint::{
+                base::Checkpointer,
+                retro_forward::RetroForward,
+                state::BackwardStates,
+                strategy::{BalancedCheckpointing, CheckpointStrategy},
+            },
             grads::Gradients,
             ops::{Backward, Ops, OpsKind},
         },
@@ -55,6 +61,11 @@ pub(super) trait TrainingOp<T>: Debug + Send + Sync {
     /// `wanted` or not; if none is, backward will not be called and there need not be any data.
     fn forward(&self, inputs: &[T], wanted: &[bool]) -> (T, Vec<T>);
 
+    /// Whether a large output is computed again in the backward pass instead of being kept for it.
+    fn is_cheap(&self) -> bool {
+        false
+    }
+
     /// Whether [`backward`](Self::backward) reads the inputs; if not, it gets none.
     fn keeps_inputs(&self) -> bool {
         true
@@ -62,7 +73,7 @@ pub(super) trait TrainingOp<T>: Debug + Send + Sync {
 
     /// The gradient of each input, in its shape, from that of the output. For an input whose gradient is not `wanted`,
     /// or comes from another operation, it may be `None`.
-    fn backward(&self, inputs: &[T], saved: &[T], gradient: &T, wanted: &[bool]) -> Vec<Option<T>>;
+    fn backward(&self, inputs: &[T], saved: Vec<T>, gradient: &T, wanted: &[bool]) -> Vec<Option<T>>;
 }
 
 /// An operation with a body for GPUs, in builds that have them.
@@ -198,6 +209,12 @@ fn plain<B: Bodies, const N: usize>(
     forward(op, &inputs.map(|input| B::contiguous(&input)), &[false; N]).0
 }
 
+/// If the input of a norm or an activation has at least as many values, its output is computed again in the backward pass.
+/// For smaller ones, the time is worth more than the memory.
+pub const RECOMPUTED_FROM: usize = 1 << 19;
+
+/// Runs `op` and records it. Outputs of cheap operations are not kept for the operations that read them, if they are large:
+/// Burn's checkpointer computes them again when the first of these needs its input.
 fn record<B: Bodies, const N: usize, C: CheckpointStrategy>(
     inputs: [FloatTensor<Autodiff<B, C>>; N],
     op: Arc<dyn TrainingOp<FloatTensor<B>>>,
@@ -205,13 +222,61 @@ fn record<B: Bodies, const N: usize, C: CheckpointStrategy>(
     let values: Vec<_> = inputs.iter().map(|input| B::contiguous(input.primitive())).collect();
     let nodes = inputs.each_ref().map(|input| input.node());
     let wanted = inputs.each_ref().map(|input| input.is_tracked());
-    match Backward::<B, N>::prepare::<C>(Recorded, nodes).compute_bound().stateful() {
-        OpsKind::Tracked(prepared) => {
+    // Whatever the strategy of the device: with this one, operations are what they are marked as.
+    let prepared = Backward::<B, N>::prepare::<BalancedCheckpointing>(Recorded, nodes);
+    // Burn holds what is not tracked until the next backward pass, with all that belongs to it.
+    let is_tracked = wanted.contains(&true);
+    let prepared = if is_tracked && op.is_cheap() && inputs[0].shape().num_elements() >= RECOMPUTED_FROM {
+        let again = Again::<B, N> { op: op.clone(), inputs: inputs.each_ref().map(Kept::new) };
+        prepared.memory_bound().retro_forward(again).parents(inputs.iter().filter(|input| input.is_tracked()))
+    } else {
+        prepared.compute_bound()
+    };
+    match prepared.stateful() {
+        OpsKind::Tracked(mut prepared) => {
             let (output, saved) = forward(&*op, &values, &wanted);
-            let inputs = if op.keeps_inputs() { values } else { Vec::new() };
+            let kept = if op.keeps_inputs() { &inputs[..] } else { &[] };
+            for input in kept.iter().filter(|input| input.is_tracked()) {
+                prepared.checkpoint(input);
+            }
+            let inputs = kept.iter().map(Kept::new).collect();
             prepared.finish(Step { op, inputs, saved }, output)
         }
         OpsKind::UnTracked(prepared) => prepared.finish(forward(&*op, &values, &wanted).0),
+    }
+}
+
+/// An operand of a recorded operation.
+#[derive(Clone, Debug)]
+enum Kept<T> {
+    /// The output of this node, which the checkpointer has or computes again.
+    Node(NodeId),
+    /// What needs no gradient.
+    Value(T),
+}
+
+impl<T: Clone> Kept<T> {
+    fn new<B: Bodies<FloatTensorPrimitive = T>>(tensor: &FloatTensor<Autodiff<B>>) -> Self {
+        if tensor.is_tracked() { Self::Node(tensor.id()) } else { Self::Value(tensor.primitive().clone()) }
+    }
+}
+
+/// How the output of an operation is computed again.
+#[derive(Debug)]
+struct Again<B: Backend, const N: usize> {
+    op: Arc<dyn TrainingOp<FloatTensor<B>>>,
+    inputs: [Kept<FloatTensor<B>>; N],
+}
+
+impl<B: Bodies, const N: usize> RetroForward for Again<B, N> {
+    fn forward(&self, states: &mut BackwardStates, node: NodeId) {
+        let inputs = self.inputs.each_ref().map(|input| {
+            B::contiguous(&match input {
+                Kept::Node(id) => states.get_state(id),
+                Kept::Value(value) => value.clone(),
+            })
+        });
+        states.save(node, forward(&*self.op, &inputs, &[false; N]).0);
     }
 }
 
@@ -219,7 +284,7 @@ fn record<B: Bodies, const N: usize, C: CheckpointStrategy>(
 #[derive(Clone, Debug)]
 struct Step<T> {
     op: Arc<dyn TrainingOp<T>>,
-    inputs: Vec<T>,
+    inputs: Vec<Kept<T>>,
     saved: Vec<T>,
 }
 
@@ -229,11 +294,18 @@ struct Recorded;
 impl<B: Bodies, const N: usize> Backward<B, N> for Recorded {
     type State = Step<FloatTensor<B>>;
 
-    fn backward(self, ops: Ops<Self::State, N>, gradients: &mut Gradients, _checkpointer: &mut Checkpointer) {
+    fn backward(self, ops: Ops<Self::State, N>, gradients: &mut Gradients, checkpointer: &mut Checkpointer) {
         let Step { op, inputs, saved } = ops.state;
+        let of_kept = |kept| {
+            B::contiguous(&match kept {
+                Kept::Node(id) => checkpointer.retrieve_node_output(id),
+                Kept::Value(value) => value,
+            })
+        };
+        let inputs: Vec<_> = inputs.into_iter().map(of_kept).collect();
         let gradient = B::contiguous(&gradients.consume::<B>(&ops.node));
         let wanted = ops.parents.each_ref().map(Option::is_some);
-        let of_inputs = timed(op.name(), true, || op.backward(&inputs, &saved, &gradient, &wanted));
+        let of_inputs = timed(op.name(), true, || op.backward(&inputs, saved, &gradient, &wanted));
         for (parent, gradient) in ops.parents.into_iter().zip(of_inputs) {
             if let (Some(parent), Some(gradient)) = (parent, gradient) {
                 gradients.register::<B>(parent.id, gradient);

@@ -11,7 +11,7 @@ use burn::{
 use super::cube::{self, Matrix};
 use super::{
     Dtype, MatrixRows, Precision, QuantizedBlock, QuantizedMatrix,
-    cpu::{self, Panels},
+    cpu::{self, Panels, SharedGradient},
     k_quants::KBlock,
     read, to_f32,
 };
@@ -51,6 +51,15 @@ pub struct StoredWeight {
     values: Param<Tensor<2>>,
     #[module(skip)]
     precision: Precision,
+    // In a pass that uses it as embeddings and as output matrix.
+    #[module(skip)]
+    of_both_uses: Option<SharedGradient>,
+}
+
+impl StoredWeight {
+    fn new(values: Tensor<2>) -> Self {
+        Self { values: Param::from_tensor(values), precision: Precision::F32, of_both_uses: None }
+    }
 }
 
 #[doc(hidden)]
@@ -85,7 +94,7 @@ impl Weight {
             _ => return Err(not_on_this_device(dtype)),
         };
         let values = Tensor::from_data(data.convert_dtype(stored), (device, stored));
-        Ok(Self::Stored(StoredWeight { values: Param::from_tensor(values), precision: Precision::F32 }))
+        Ok(Self::Stored(StoredWeight::new(values)))
     }
 
     /// As [`new`](Self::new), from a matrix that is read row by row, possibly more than once.
@@ -229,14 +238,21 @@ impl Weight {
         dtype.filter(|dtype| dtype.is_quantized())
     }
 
-    /// The weight twice, for two uses; see [`fork`](super::fork).
-    pub(crate) fn for_two_uses(&self) -> [Self; 2] {
+    /// The weight for a pass in which it is the table of embeddings and then the matrix of a loss, once each: on the CPU, the
+    /// gradients of both uses are then added in one place.
+    pub(crate) fn for_both_uses(&self) -> Self {
+        let mut weight = self.clone();
+        if let Self::Stored(stored) = &mut weight {
+            stored.of_both_uses = Some(SharedGradient::default());
+        }
+        weight
+    }
+
+    /// Where the gradient of its use in the loss waits for that of its use as embeddings.
+    pub(super) fn of_both_uses(&self) -> Option<SharedGradient> {
         match self {
-            Self::Stored(StoredWeight { values, precision }) => super::fork(values.val()).map(|used| {
-                // Not a leaf of the graph, which `Param::from_tensor` would make of it.
-                Self::Stored(StoredWeight { values: Param::initialized(values.id, used), precision: *precision })
-            }),
-            other => [other.clone(), other.clone()],
+            Self::Stored(stored) => stored.of_both_uses.clone(),
+            _ => None,
         }
     }
 

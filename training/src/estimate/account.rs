@@ -1,6 +1,8 @@
 //! A step's memory, followed from operation to operation: what is held, and the most that ever was. Numbers are of f32
 //! values.
 
+use hearth_model::ops::RECOMPUTED_FROM;
+
 /// What is held, and the most that ever was.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Account {
@@ -46,6 +48,15 @@ pub(super) struct Op {
     pub(super) of_params: usize,
     /// Memory that backward uses and frees.
     pub(super) scratch: usize,
+}
+
+/// `op`, which reads an input of so many values. It keeps it, unless it comes from a norm or an activation of
+/// `recomputed_from` values and these are many: then it is computed again.
+pub(super) fn keeping(op: Op, input: usize, recomputed_from: Option<usize>) -> Op {
+    match recomputed_from {
+        Some(n_values) if n_values >= RECOMPUTED_FROM => Op { scratch: op.scratch + input, ..op },
+        _ => Op { kept: op.kept + input, ..op },
+    }
 }
 
 /// The forward pass of operations one after the other: what they keep.

@@ -11,7 +11,7 @@ use hearth_model::{
 
 use super::{
     AdapterSize, MATRICES, Run,
-    account::{Account, Op, backward, forward},
+    account::{Account, Op, backward, forward, keeping},
 };
 
 /// Rows whose sums one piece of work adds up.
@@ -83,12 +83,13 @@ impl<'a> Shape<'a> {
         }
     }
 
-    /// A product with `[d_out, d_in]`; it keeps its input.
-    fn linear(&self, path: &str, [d_out, d_in]: [usize; 2]) -> Op {
+    /// A product with `[d_out, d_in]`; it keeps its input, or computes it again from one of `recomputed_from` values.
+    fn linear(&self, path: &str, [d_out, d_in]: [usize; 2], recomputed_from: Option<usize>) -> Op {
         let input = self.n_rows * d_in;
         // With an adapter, also what its first matrix makes of the input.
         let reduced = self.adapter.map_or(0, |adapter| self.n_rows * adapter.rank);
-        Op { kept: input + reduced, of_input: input, of_params: self.params(path), scratch: self.n_groups() * d_out }
+        let op = Op { kept: reduced, of_input: input, of_params: self.params(path), scratch: self.n_groups() * d_out };
+        keeping(op, input, recomputed_from)
     }
 
     /// Dropout keeps nothing: it computes again what it dropped.
@@ -116,8 +117,10 @@ impl<'a> Shape<'a> {
         let up = if gpt.gated_mlp { 2 * ff } else { ff };
         let is_pre = matches!(gpt.norm_position, NormPosition::Pre | NormPosition::Sandwich);
         let path = |part: &str| format!("blocks.0.{part}");
+        let qkv = n_rows * (q + 2 * kv);
         // It keeps queries, keys and values, and the logarithm of each row's sum; its output is kept by the product.
-        let attend = Op { kept: n_rows * (q + 2 * kv + gpt.n_heads), of_input: n_rows * (q + 2 * kv), ..Op::default() };
+        let attend = Op { kept: n_rows * gpt.n_heads, of_input: qkv, ..Op::default() };
+        let attend = keeping(attend, qkv, gpt.qk_norm.then_some(qkv));
         let activate = Op { kept: n_rows * up, of_input: n_rows * up, ..Op::default() };
         let part = |name: &str, inner: Vec<Op>, input: Op, output: Op| {
             let own = path(&format!("{name}_norm"));
@@ -134,14 +137,20 @@ impl<'a> Shape<'a> {
             before.into_iter().chain([input]).chain(inner).chain(ends).collect()
         };
         let attention = self.qk_norm(&path("attn")).into_iter().chain([attend]).collect();
+        let normed = is_pre.then_some(n_rows * d);
         [
             part(
                 "attn",
                 attention,
-                self.linear(&path("attn.qkv"), [q + 2 * kv, d]),
-                self.linear(&path("attn.out"), [d, q]),
+                self.linear(&path("attn.qkv"), [q + 2 * kv, d], normed),
+                self.linear(&path("attn.out"), [d, q], None),
             ),
-            part("mlp", vec![activate], self.linear(&path("mlp.up"), [up, d]), self.linear(&path("mlp.down"), [d, ff])),
+            part(
+                "mlp",
+                vec![activate],
+                self.linear(&path("mlp.up"), [up, d], normed),
+                self.linear(&path("mlp.down"), [d, ff], Some(n_rows * up)),
+            ),
         ]
     }
 
@@ -185,7 +194,7 @@ impl<'a> Shape<'a> {
         let last: Vec<Op> = gpt.final_norm.then(|| self.norm("norm", false)).into_iter().collect();
         forward(account, &last);
 
-        // Cross entropy keeps the hidden states; the gradients of its inputs are computed with it.
+        // The gradients of the hidden states and of the output matrix are computed with the cross entropy.
         let bias = if gpt.lm_head_bias { gpt.vocab_size } else { 0 };
         account.take(width);
         account.take(width + head + bias);
@@ -194,9 +203,6 @@ impl<'a> Shape<'a> {
         if run.keeps {
             // Logits of both models, hidden states of the former and their gradients.
             account.briefly(2 * chunk * gpt.vocab_size + 4 * width);
-        }
-        if run.micro_steps > 1 {
-            account.briefly(width + head + bias);
         }
         account.free(width);
 
@@ -221,12 +227,13 @@ impl<'a> Shape<'a> {
         if gpt.positions == Positions::Learned {
             account.take(self.params("pos_embed"));
         }
-        account.take(head);
-        account.free(width + self.angles());
-        if gpt.tie_embeddings {
-            // Both gradients of the one matrix are added.
-            account.free(head);
+        if !gpt.tie_embeddings {
+            account.take(head);
+        } else if run.recomputes {
+            // Otherwise, embeddings add theirs to the gradient of the output matrix.
+            account.briefly(head);
         }
+        account.free(width + self.angles());
     }
 
     /// Values that exist at once in a run, with those of the weights.
@@ -272,14 +279,7 @@ mod tests {
                 let gpt = GptConfig { norm_position: position, ..gpt.clone() };
                 let shape = Shape::new(&gpt, 64, 32, None);
                 let peaks = [false, true].map(|recomputes| {
-                    let run = Run {
-                        micro_steps: 2,
-                        n_partial_sums: 1,
-                        n_moments: 0,
-                        largest_muon: 0,
-                        recomputes,
-                        keeps: false,
-                    };
+                    let run = Run { n_partial_sums: 1, n_moments: 0, largest_muon: 0, recomputes, keeps: false };
                     let mut account = Account::default();
                     shape.pass(&mut account, &run);
                     assert_eq!(account.held(), gpt.n_params(), "{gpt:?}");

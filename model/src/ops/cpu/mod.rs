@@ -61,6 +61,6 @@ pub(super) use tensors::{changed, ints, is_cpu, pool, pool_of_zeros, tensor, upd
 pub use thread_pool::parallel_for_each;
 pub use threads::{lead_threads, n_threads, use_threads};
 pub(super) use training::{
-    Embed, Fork, FrozenLinear, Linear, LinearCrossEntropy, LinearDivergence, RopeAttend, adamw, add_gradients,
-    add_lora, clip_norm, dropout_factors, muon,
+    Embed, Fork, FrozenLinear, Linear, LinearCrossEntropy, LinearDivergence, RopeAttend, SharedGradient, adamw,
+    add_gradients, add_lora, clip_norm, dropout_factors, muon,
 };

@@ -55,11 +55,24 @@ fn for_rows(output: &mut [f32], width: usize, run: impl Fn(usize, &mut [f32]) + 
     }
 }
 
+/// The same into a new slice of `len` values.
+fn new_rows(len: usize, width: usize, run: impl Fn(usize, &mut [f32]) + Sync) -> Vec<f32> {
+    if len < PARALLEL_WORK {
+        let mut output = vec![0.0; len];
+        for_rows(&mut output, width, run);
+        output
+    } else {
+        thread_pool::new_chunks(len, width, run)
+    }
+}
+
 /// [`norm`](crate::ops::norm) of `x [n_rows, width]`.
 pub(in crate::ops) fn norm(x: &[f32], weight: &[f32], bias: Option<&[f32]>, options: NormOptions) -> Vec<f32> {
-    let mut output = vec![0.0; x.len()];
-    norm_into(x, weight, bias, options, &mut output);
-    output
+    let width = weight.len();
+    new_rows(x.len(), width, |row, output| {
+        output.copy_from_slice(&x[row * width..][..width]);
+        norm_row(output, weight, bias, options);
+    })
 }
 
 /// The same into `output`.
@@ -166,19 +179,20 @@ fn rope_row_body<const FUSED: bool>(row: &mut [f32], head_dim: usize, cos: &[f32
 
 /// [`gated`](crate::ops::gated) of `gate_up [n_rows, 2 * d_ff]`: `[n_rows, d_ff]`.
 pub(in crate::ops) fn gated(gate_up: &[f32], d_ff: usize, kind: Activation) -> Vec<f32> {
-    let mut output = vec![0.0; gate_up.len() / 2];
-    gated_into(gate_up, d_ff, kind, &mut output);
-    output
+    new_rows(gate_up.len() / 2, d_ff, |row, output| gated_row(gate_up, row, kind, output))
 }
 
 /// The same into `output`.
 pub(super) fn gated_into(gate_up: &[f32], d_ff: usize, kind: Activation, output: &mut [f32]) {
-    for_rows(output, d_ff, |row, output| {
-        let (gate, up) = gate_up[row * 2 * d_ff..][..2 * d_ff].split_at(d_ff);
-        output.copy_from_slice(gate);
-        activate_row(output, kind);
-        output.iter_mut().zip(up).for_each(|(output, up)| *output *= up);
-    });
+    for_rows(output, d_ff, |row, output| gated_row(gate_up, row, kind, output));
+}
+
+fn gated_row(gate_up: &[f32], row: usize, kind: Activation, output: &mut [f32]) {
+    let d_ff = output.len();
+    let (gate, up) = gate_up[row * 2 * d_ff..][..2 * d_ff].split_at(d_ff);
+    output.copy_from_slice(gate);
+    activate_row(output, kind);
+    output.iter_mut().zip(up).for_each(|(output, up)| *output *= up);
 }
 
 /// [`soft_cap`](crate::ops::soft_cap) of `x`, in place.
@@ -195,9 +209,10 @@ fn soft_cap_body<const FUSED: bool>(values: &mut [f32], cap: f32) {
 
 /// [`activate`](crate::ops::activate) of `x [n_rows, d_ff]`.
 pub(in crate::ops) fn activate(x: &[f32], d_ff: usize, kind: Activation) -> Vec<f32> {
-    let mut output = x.to_vec();
-    activate_rows(&mut output, d_ff, kind);
-    output
+    new_rows(x.len(), d_ff, |row, output| {
+        output.copy_from_slice(&x[row * d_ff..][..d_ff]);
+        activate_row(output, kind);
+    })
 }
 
 /// The same in place.

@@ -76,17 +76,23 @@ pub(in crate::ops) fn tensor<const D: usize>(values: Vec<f32>, dims: [usize; D])
 pub(in crate::ops) fn changed<const D: usize>(tensor: Tensor<D>, change: impl FnOnce(&mut [f32])) -> Tensor<D> {
     match tensor.try_into_primitive::<Flex>() {
         Ok(flex) => {
-            // A view of a larger tensor, or one with other strides, is copied first.
-            let mut flex = if flex.is_contiguous() { flex } else { flex.to_contiguous() };
-            if flex.storage::<f32>().len() != flex.layout().num_elements() {
-                let values = flex.as_slice::<f32>().unwrap_or_default().to_vec();
-                flex = FlexTensor::from_data(TensorData::new(values, flex.layout().shape().clone()));
-            }
+            let mut flex = owning(flex);
             change(flex.storage_mut());
             Tensor::from_primitive::<Flex>(flex)
         }
         Err(error) => unreachable!("an operand of a CPU operation is not on the CPU: {error:?}"),
     }
+}
+
+/// An f32 tensor whose memory has its values in row order and nothing else: a view of a larger one, or one with other strides,
+/// is copied.
+pub(in crate::ops) fn owning(tensor: FlexTensor) -> FlexTensor {
+    let tensor = if tensor.is_contiguous() { tensor } else { tensor.to_contiguous() };
+    if tensor.storage::<f32>().len() == tensor.layout().num_elements() {
+        return tensor;
+    }
+    let values = tensor.as_slice::<f32>().unwrap_or_default().to_vec();
+    FlexTensor::from_data(TensorData::new(values, tensor.layout().shape().clone()))
 }
 
 /// Changes the values of a pool on the CPU in place; copies them first only if another tensor shares them.

@@ -15,6 +15,7 @@ use std::{
     any::Any,
     hint::spin_loop,
     marker::PhantomData,
+    mem::MaybeUninit,
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     ptr, slice,
@@ -35,6 +36,8 @@ use std::{
 const PATIENCE: Duration = Duration::from_micros(60);
 /// Checks of the board between two checks of the clock.
 const LOOKS: usize = 32;
+/// Values that a thread sets to 0 at a time.
+const ZEROS_AT_ONCE: usize = 1 << 14;
 /// Checks of the leader for a piece that another thread is working on, before it yields its core.
 const LEADER_LOOKS: usize = 2000;
 
@@ -114,6 +117,35 @@ pub(super) fn parallel_chunks(output: &mut [f32], width: usize, run: impl Fn(usi
         // SAFETY: chunks do not overlap, and each number is given once.
         run(chunk, unsafe { shared.part(start..shared.len().min(start + width)) });
     });
+}
+
+/// [`parallel_chunks`] of `len` new values. Each chunk is set to 0 by the thread that is about to fill it: one thread alone would
+/// take longer to write zeros than all of them take for many an operation.
+pub(super) fn new_chunks(len: usize, width: usize, run: impl Fn(usize, &mut [f32]) + Sync) -> Vec<f32> {
+    let mut output = Vec::with_capacity(len);
+    let shared = SharedMut::new(&mut output.spare_capacity_mut()[..len]);
+    parallel_for(len.div_ceil(width.max(1)), |chunk| {
+        let start = chunk * width;
+        #[expect(unsafe_code, reason = "threads write disjoint parts of new memory")]
+        // SAFETY: chunks do not overlap, and each number is given once; the values are there once they are 0.
+        let chunk_values = unsafe {
+            let places = shared.part(start..len.min(start + width));
+            places.fill(MaybeUninit::new(0.0));
+            slice::from_raw_parts_mut(places.as_mut_ptr().cast(), places.len())
+        };
+        run(chunk, chunk_values);
+    });
+    #[expect(unsafe_code, reason = "all values were written")]
+    // SAFETY: the chunks are the whole length.
+    unsafe {
+        output.set_len(len);
+    }
+    output
+}
+
+/// As many zeros.
+pub(super) fn new_zeros(len: usize) -> Vec<f32> {
+    new_chunks(len, ZEROS_AT_ONCE, |_, _| ())
 }
 
 /// [`parallel_for`] over ranges of columns of `output`, a matrix with rows of `width`, cut as `pieces` says. `run` gets

@@ -23,18 +23,21 @@ impl TrainingOp<FlexTensor> for Activate {
         (tensor(forward(values(&inputs[0]), d_ff, self.kind), [n_rows, d_ff]), Vec::new())
     }
 
+    fn is_cheap(&self) -> bool {
+        true
+    }
+
     fn backward(
         &self,
         inputs: &[FlexTensor],
-        _saved: &[FlexTensor],
+        _saved: Vec<FlexTensor>,
         gradient: &FlexTensor,
         _wanted: &[bool],
     ) -> Vec<Option<FlexTensor>> {
         let [n_rows, width] = dims(&inputs[0]);
         let (x, gradient) = (values(&inputs[0]), values(gradient));
-        let mut output = vec![0.0; x.len()];
         let d_ff = if self.is_gated { width / 2 } else { width };
-        thread_pool::parallel_chunks(&mut output, width, |row, output| {
+        let output = thread_pool::new_chunks(x.len(), width, |row, output| {
             let (x, gradient) = (&x[row * width..][..width], &gradient[row * d_ff..][..d_ff]);
             let (gate, up) = x.split_at(d_ff);
             let (of_gate, of_up) = output.split_at_mut(d_ff);

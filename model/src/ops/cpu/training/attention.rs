@@ -79,7 +79,7 @@ impl TrainingOp<FlexTensor> for RopeAttend {
         let [n_rows, width] = dims(&inputs[0]);
         assert_eq!(width, (n_heads + 2 * n_kv_heads) * head_dim, "the width of queries, keys and values");
         let seq_len = n_rows / self.batch.max(1);
-        let mut output = vec![0.0; n_rows * n_heads * head_dim];
+        let mut output = thread_pool::new_zeros(n_rows * n_heads * head_dim);
         // The logarithm of the sum of exponentials for each head and row.
         let mut log_sums = vec![0.0; n_rows * n_heads];
         let (out, sums) = (SharedMut::new(&mut output), SharedMut::new(&mut log_sums));
@@ -94,13 +94,13 @@ impl TrainingOp<FlexTensor> for RopeAttend {
     fn backward(
         &self,
         inputs: &[FlexTensor],
-        saved: &[FlexTensor],
+        saved: Vec<FlexTensor>,
         gradient: &FlexTensor,
         _wanted: &[bool],
     ) -> Vec<Option<FlexTensor>> {
         let [n_rows, width] = dims(&inputs[0]);
         let seq_len = n_rows / self.batch.max(1);
-        let mut of_qkv = vec![0.0; n_rows * width];
+        let mut of_qkv = thread_pool::new_zeros(n_rows * width);
         let shared = SharedMut::new(&mut of_qkv);
         let (output, log_sums, gradient) = (values(&saved[0]), values(&saved[1]), values(gradient));
         thread_pool::parallel_for(self.batch * self.options.n_kv_heads, |number| {

@@ -9,6 +9,7 @@ use super::{
     frozen::Matrix,
     multiplied,
     product::{Plus, View, shared_product},
+    shared_gradient::SharedGradient,
     sum_of_rows, tensor, values,
 };
 use crate::ops::{
@@ -49,6 +50,8 @@ pub(in crate::ops) struct LinearCrossEntropy {
     pub(in crate::ops) frozen: Option<(Arc<Panels>, Option<Vec<f32>>)>,
     /// Of the products with a weight that trains.
     pub(in crate::ops) precision: Precision,
+    /// Where the weight's gradient waits for that of its use as embeddings.
+    pub(in crate::ops) of_both_uses: Option<SharedGradient>,
 }
 
 impl TrainingOp<FlexTensor> for LinearCrossEntropy {
@@ -118,14 +121,23 @@ impl TrainingOp<FlexTensor> for LinearCrossEntropy {
         (tensor(output.to_vec(), [2]), saved.into_iter().flatten().collect())
     }
 
+    fn keeps_inputs(&self) -> bool {
+        false
+    }
+
     fn backward(
         &self,
         _inputs: &[FlexTensor],
-        saved: &[FlexTensor],
+        saved: Vec<FlexTensor>,
         gradient: &FlexTensor,
         _wanted: &[bool],
     ) -> Vec<Option<FlexTensor>> {
-        saved.iter().map(|saved| Some(multiplied(saved, values(gradient)[0]))).collect()
+        let mut gradients: Vec<_> =
+            saved.into_iter().map(|saved| Some(multiplied(saved, values(gradient)[0]))).collect();
+        if let (Some(of_both_uses), [_, of_weight, ..]) = (&self.of_both_uses, &mut gradients[..]) {
+            of_both_uses.leave(of_weight.take());
+        }
+        gradients
     }
 }
 

@@ -89,11 +89,11 @@ impl TrainingOp<FlexTensor> for LinearDivergence {
     fn backward(
         &self,
         _inputs: &[FlexTensor],
-        saved: &[FlexTensor],
+        saved: Vec<FlexTensor>,
         gradient: &FlexTensor,
         _wanted: &[bool],
     ) -> Vec<Option<FlexTensor>> {
-        vec![Some(multiplied(&saved[0], values(gradient)[0]))]
+        saved.into_iter().map(|saved| Some(multiplied(saved, values(gradient)[0]))).collect()
     }
 }
 

@@ -1,9 +1,17 @@
 //! Embedding lookup.
 
+use std::collections::HashMap;
+
 use burn::backend::flex::FlexTensor;
 
-use super::{dims, tensor, values};
-use crate::ops::{cpu::thread_pool, training::TrainingOp};
+use super::{dims, shared_gradient::SharedGradient, tensor, values};
+use crate::ops::{
+    cpu::{
+        tensors,
+        thread_pool::{self, SharedMut},
+    },
+    training::TrainingOp,
+};
 
 /// Columns of the table per task.
 const COLUMNS: usize = 64;
@@ -13,6 +21,8 @@ const COLUMNS: usize = 64;
 pub(in crate::ops) struct Embed {
     /// Each is below `n_entries`.
     pub(in crate::ops) ids: Vec<i32>,
+    /// Where the gradient of the table waits, if it is the output matrix too, whose backward pass comes earlier.
+    pub(in crate::ops) of_both_uses: Option<SharedGradient>,
 }
 
 impl Embed {
@@ -36,25 +46,41 @@ impl TrainingOp<FlexTensor> for Embed {
     fn backward(
         &self,
         inputs: &[FlexTensor],
-        _saved: &[FlexTensor],
+        _saved: Vec<FlexTensor>,
         gradient: &FlexTensor,
         _wanted: &[bool],
     ) -> Vec<Option<FlexTensor>> {
         let [n_entries, width] = dims(&inputs[0]);
         let gradient = values(gradient);
-        let mut output = vec![0.0; n_entries * width];
-        let shared = thread_pool::SharedMut::new(&mut output);
+        // Rows of one entry are added up before anything else is added to them, so that bits do not depend on what was left.
+        let mut entries = Vec::new();
+        let mut numbers = HashMap::new();
+        let mut number = |entry: usize| {
+            *numbers.entry(entry).or_insert_with(|| {
+                entries.push(entry);
+                entries.len() - 1
+            })
+        };
+        let row_numbers: Vec<usize> = self.rows().map(&mut number).collect();
+        let mut sums = vec![0.0; entries.len() * width];
+        let shared = SharedMut::new(&mut sums);
         // Each task has its own columns and visits all rows in order.
         thread_pool::parallel_for(width.div_ceil(COLUMNS), |piece| {
             let columns = piece * COLUMNS..width.min((piece + 1) * COLUMNS);
-            for (n, row) in self.rows().enumerate() {
+            for (n, number) in row_numbers.iter().enumerate() {
                 #[expect(unsafe_code, reason = "threads write disjoint columns of one matrix")]
                 // SAFETY: no other task has these columns.
-                let sum = unsafe { shared.part(row * width + columns.start..row * width + columns.end) };
+                let sum = unsafe { shared.part(number * width + columns.start..number * width + columns.end) };
                 let added = &gradient[n * width + columns.start..][..columns.len()];
                 sum.iter_mut().zip(added).for_each(|(sum, value)| *sum += value);
             }
         });
-        vec![Some(tensor(output, [n_entries, width]))]
+        let left = self.of_both_uses.as_ref().and_then(SharedGradient::take);
+        let mut output = left.map_or_else(|| tensor(vec![0.0; n_entries * width], [n_entries, width]), tensors::owning);
+        let values = output.storage_mut::<f32>();
+        for (entry, sum) in entries.into_iter().zip(sums.chunks_exact(width)) {
+            values[entry * width..][..width].iter_mut().zip(sum).for_each(|(value, sum)| *value += sum);
+        }
+        vec![Some(output)]
     }
 }

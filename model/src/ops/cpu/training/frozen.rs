@@ -89,7 +89,7 @@ impl TrainingOp<FlexTensor> for FrozenLinear {
         let is_recorded = wanted.contains(&true);
         let ([n_rows, d_in], [d_out, _]) = (dims(&inputs[0]), self.weight.dims());
         let x = values(&inputs[0]);
-        let mut output = vec![0.0; n_rows * d_out];
+        let mut output = thread_pool::new_zeros(n_rows * d_out);
         let matrix = Matrix::Packed(&self.weight);
         matrix.multiply(View::new(x, [n_rows, d_in], d_in), self.bias.as_deref(), &mut output);
         let mut saved = Vec::new();
@@ -110,14 +110,14 @@ impl TrainingOp<FlexTensor> for FrozenLinear {
     fn backward(
         &self,
         inputs: &[FlexTensor],
-        saved: &[FlexTensor],
+        saved: Vec<FlexTensor>,
         gradient: &FlexTensor,
         wanted: &[bool],
     ) -> Vec<Option<FlexTensor>> {
         let ([n_rows, d_out], d_in) = (dims(gradient), self.weight.dims()[1]);
         let gradient = values(gradient);
         let mut of_x = wanted[0].then(|| {
-            let mut of_x = vec![0.0; n_rows * d_in];
+            let mut of_x = thread_pool::new_zeros(n_rows * d_in);
             Matrix::Packed(&self.weight).multiply_back(gradient, [n_rows, d_out], &mut of_x);
             of_x
         });

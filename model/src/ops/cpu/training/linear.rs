@@ -29,7 +29,7 @@ impl TrainingOp<FlexTensor> for Linear {
     fn backward(
         &self,
         inputs: &[FlexTensor],
-        _saved: &[FlexTensor],
+        _saved: Vec<FlexTensor>,
         gradient: &FlexTensor,
         wanted: &[bool],
     ) -> Vec<Option<FlexTensor>> {

@@ -14,6 +14,7 @@ mod norm;
 mod product;
 mod qk_norm;
 mod residual;
+mod shared_gradient;
 
 pub(in crate::ops) use adamw::adamw;
 pub(in crate::ops) use attention::RopeAttend;
@@ -25,6 +26,7 @@ pub(in crate::ops) use frozen::{FrozenLinear, add_lora};
 pub(in crate::ops) use linear::Linear;
 pub(in crate::ops) use muon::muon;
 pub(in crate::ops) use residual::{Fork, add_gradients, dropout_factors};
+pub(in crate::ops) use shared_gradient::SharedGradient;
 
 use burn::{backend::flex::FlexTensor, tensor::TensorData};
 
@@ -40,9 +42,8 @@ fn tensor<const D: usize>(values: Vec<f32>, dims: [usize; D]) -> FlexTensor {
     FlexTensor::from_data(TensorData::new(values, dims))
 }
 
-/// A tensor's values times `factor`.
-fn multiplied(tensor: &FlexTensor, factor: f32) -> FlexTensor {
-    let mut tensor = tensor.clone();
+/// A tensor's values times `factor`, in place if no other tensor shares them.
+fn multiplied(mut tensor: FlexTensor, factor: f32) -> FlexTensor {
     if factor != 1.0 {
         super::thread_pool::parallel_chunks(tensor.storage_mut(), 1 << 14, |_, values| {
             values.iter_mut().for_each(|value| *value *= factor);

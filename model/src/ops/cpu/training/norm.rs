@@ -24,16 +24,20 @@ impl TrainingOp<FlexTensor> for Normalize {
         (tensor(output, dims(&inputs[0])), Vec::new())
     }
 
+    fn is_cheap(&self) -> bool {
+        true
+    }
+
     fn backward(
         &self,
         inputs: &[FlexTensor],
-        _saved: &[FlexTensor],
+        _saved: Vec<FlexTensor>,
         gradient: &FlexTensor,
         _wanted: &[bool],
     ) -> Vec<Option<FlexTensor>> {
         let [n_rows, width] = dims(&inputs[0]);
         let part = NormedPart { columns: 0..width, weight: values(&inputs[1]), options: self.0 };
-        let mut of_x = vec![0.0; n_rows * width];
+        let mut of_x = thread_pool::new_zeros(n_rows * width);
         let [of_weight, of_bias] = norm_gradients(values(&inputs[0]), values(gradient), &[part], &mut of_x, width);
         let of_bias = inputs.get(2).map(|_| Some(tensor(of_bias, [width])));
         let of_weight = Some(tensor(of_weight, [width]));

@@ -21,10 +21,14 @@ impl TrainingOp<FlexTensor> for QkNormalize {
         (tensor(output, dims(&inputs[0])), Vec::new())
     }
 
+    fn is_cheap(&self) -> bool {
+        true
+    }
+
     fn backward(
         &self,
         inputs: &[FlexTensor],
-        _saved: &[FlexTensor],
+        _saved: Vec<FlexTensor>,
         gradient: &FlexTensor,
         _wanted: &[bool],
     ) -> Vec<Option<FlexTensor>> {

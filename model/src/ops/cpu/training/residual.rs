@@ -1,13 +1,11 @@
 //! The residual stream: updates added to it, dropout, and tensors that are used twice.
 
-use std::sync::{Arc, Mutex, PoisonError};
-
 use burn::{
     backend::flex::FlexTensor,
     tensor::{Tensor, TensorData},
 };
 
-use super::values;
+use super::{shared_gradient::SharedGradient, values};
 use crate::{
     ops::{
         Dropout,
@@ -40,7 +38,7 @@ impl TrainingOp<FlexTensor> for AddUpdate {
     fn backward(
         &self,
         _inputs: &[FlexTensor],
-        _saved: &[FlexTensor],
+        _saved: Vec<FlexTensor>,
         gradient: &FlexTensor,
         wanted: &[bool],
     ) -> Vec<Option<FlexTensor>> {
@@ -55,8 +53,7 @@ impl TrainingOp<FlexTensor> for AddUpdate {
 /// One of two uses of its input; see [`fork`](crate::ops::fork).
 #[derive(Debug)]
 pub(in crate::ops) struct Fork {
-    /// Of the use whose backward pass came first.
-    pub(in crate::ops) first_gradient: Arc<Mutex<Option<FlexTensor>>>,
+    pub(in crate::ops) of_both_uses: SharedGradient,
 }
 
 impl TrainingOp<FlexTensor> for Fork {
@@ -71,18 +68,17 @@ impl TrainingOp<FlexTensor> for Fork {
     fn backward(
         &self,
         _inputs: &[FlexTensor],
-        _saved: &[FlexTensor],
+        _saved: Vec<FlexTensor>,
         gradient: &FlexTensor,
         _wanted: &[bool],
     ) -> Vec<Option<FlexTensor>> {
-        let mut first = self.first_gradient.lock().unwrap_or_else(PoisonError::into_inner);
-        match first.take() {
-            None => {
-                *first = Some(gradient.clone());
-                vec![None]
-            }
-            Some(first) => vec![Some(scaled(gradient, Some(&first), 1.0, None))],
-        }
+        let Some(first) = self.of_both_uses.take() else {
+            self.of_both_uses.leave(Some(gradient.clone()));
+            return vec![None];
+        };
+        let mut sum = tensors::owning(first);
+        add(sum.storage_mut(), values(gradient));
+        vec![Some(sum)]
     }
 }
 
@@ -90,46 +86,43 @@ impl TrainingOp<FlexTensor> for Fork {
 pub(in crate::ops) fn add_gradients(left: Tensor<1>, right: Tensor<1>) -> Tensor<1> {
     let right = tensors::values(right);
     let right = right.as_slice();
-    changed(left, |left| {
-        thread_pool::parallel_chunks(left, AT_ONCE, |chunk, left| {
-            let right = &right[chunk * AT_ONCE..];
-            left.iter_mut().zip(right).for_each(|(left, right)| *left += right);
-        });
-    })
+    changed(left, |left| add(left, right))
+}
+
+fn add(left: &mut [f32], right: &[f32]) {
+    thread_pool::parallel_chunks(left, AT_ONCE, |chunk, left| {
+        let right = &right[chunk * AT_ONCE..];
+        left.iter_mut().zip(right).for_each(|(left, right)| *left += right);
+    });
 }
 
 /// `n_values` factors: 0 for what is dropped, else 1 divided by the share that is kept.
 pub(in crate::ops) fn dropout_factors(n_values: usize, dropout: Dropout) -> Vec<f32> {
-    let mut factors = vec![0.0; n_values];
-    scale_into(&mut factors, None, None, 1.0, Some(dropout));
-    factors
+    scaled_values(n_values, None, None, 1.0, Some(dropout))
 }
 
 /// `x` with some of its values dropped.
 pub(super) fn dropped(x: &[f32], dropout: Dropout) -> Vec<f32> {
-    let mut output = vec![0.0; x.len()];
-    scale_into(&mut output, Some(x), None, 1.0, Some(dropout));
-    output
+    scaled_values(x.len(), Some(x), None, 1.0, Some(dropout))
 }
 
 /// `residual + multiplier * dropout(update)`, in the shape of `update`.
 fn scaled(update: &FlexTensor, residual: Option<&FlexTensor>, multiplier: f64, dropout: Option<Dropout>) -> FlexTensor {
-    let mut output = vec![0.0; values(update).len()];
-    scale_into(&mut output, Some(values(update)), residual.map(values), multiplier, dropout);
+    let output = scaled_values(values(update).len(), Some(values(update)), residual.map(values), multiplier, dropout);
     FlexTensor::from_data(TensorData::new(output, update.layout().shape().clone()))
 }
 
-/// The same into `output`. Without `update`, as if all its values were 1.
-fn scale_into(
-    output: &mut [f32],
+/// The same of slices of `len` values. Without `update`, as if all its values were 1.
+fn scaled_values(
+    len: usize,
     update: Option<&[f32]>,
     residual: Option<&[f32]>,
     multiplier: f64,
     dropout: Option<Dropout>,
-) {
+) -> Vec<f32> {
     let kept = 1.0 - dropout.map_or(0.0, |dropout| dropout.probability);
     let factor = (multiplier / kept) as f32;
-    thread_pool::parallel_chunks(output, AT_ONCE, |chunk, output| {
+    thread_pool::new_chunks(len, AT_ONCE, |chunk, output| {
         let range = chunk * AT_ONCE..chunk * AT_ONCE + output.len();
         let first_block = (chunk * AT_ONCE / BLOCK) as u64;
         match update {
@@ -137,7 +130,7 @@ fn scale_into(
             None => output.fill(1.0),
         }
         scale_part(output, residual.map(|residual| &residual[range.clone()]), factor, dropout, first_block);
-    });
+    })
 }
 
 for_each_isa!(scale_part(

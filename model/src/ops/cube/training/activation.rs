@@ -22,10 +22,14 @@ impl TrainingOp<CubeTensor> for Activate {
         (rowwise::activate(inputs[0].clone(), self.kind, self.is_gated), Vec::new())
     }
 
+    fn is_cheap(&self) -> bool {
+        true
+    }
+
     fn backward(
         &self,
         inputs: &[CubeTensor],
-        _saved: &[CubeTensor],
+        _saved: Vec<CubeTensor>,
         gradient: &CubeTensor,
         _wanted: &[bool],
     ) -> Vec<Option<CubeTensor>> {

@@ -219,7 +219,7 @@ impl TrainingOp<CubeTensor> for RopeAttend {
     fn backward(
         &self,
         inputs: &[CubeTensor],
-        saved: &[CubeTensor],
+        saved: Vec<CubeTensor>,
         gradient: &CubeTensor,
         _wanted: &[bool],
     ) -> Vec<Option<CubeTensor>> {

@@ -155,7 +155,7 @@ impl TrainingOp<CubeTensor> for LinearCrossEntropy {
     fn backward(
         &self,
         _inputs: &[CubeTensor],
-        saved: &[CubeTensor],
+        saved: Vec<CubeTensor>,
         gradient: &CubeTensor,
         _wanted: &[bool],
     ) -> Vec<Option<CubeTensor>> {

@@ -113,10 +113,14 @@ impl TrainingOp<CubeTensor> for Normalize {
         (rowwise::norm(inputs[0].clone(), inputs[1].clone(), [bias, None], self.0), Vec::new())
     }
 
+    fn is_cheap(&self) -> bool {
+        true
+    }
+
     fn backward(
         &self,
         inputs: &[CubeTensor],
-        _saved: &[CubeTensor],
+        _saved: Vec<CubeTensor>,
         gradient: &CubeTensor,
         wanted: &[bool],
     ) -> Vec<Option<CubeTensor>> {
@@ -138,10 +142,14 @@ impl TrainingOp<CubeTensor> for QkNormalize {
         (qk_norm(inputs[0].clone(), weights, heads, self.norm), Vec::new())
     }
 
+    fn is_cheap(&self) -> bool {
+        true
+    }
+
     fn backward(
         &self,
         inputs: &[CubeTensor],
-        _saved: &[CubeTensor],
+        _saved: Vec<CubeTensor>,
         gradient: &CubeTensor,
         wanted: &[bool],
     ) -> Vec<Option<CubeTensor>> {

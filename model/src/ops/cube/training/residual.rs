@@ -62,7 +62,7 @@ impl TrainingOp<CubeTensor> for AddUpdate {
     fn backward(
         &self,
         _inputs: &[CubeTensor],
-        _saved: &[CubeTensor],
+        _saved: Vec<CubeTensor>,
         gradient: &CubeTensor,
         wanted: &[bool],
     ) -> Vec<Option<CubeTensor>> {
