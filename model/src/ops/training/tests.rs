@@ -562,6 +562,22 @@ fn cross_entropy_on_a_gpu_is_its_reference() {
     on_gpu(a_row_that_counts_nothing_leaves_no_trace);
 }
 
+/// A kernel cannot report it, and must not take another token for it.
+#[cfg(feature = "gpu")]
+#[test]
+fn a_target_beyond_the_vocabulary_has_an_absurd_loss_on_a_gpu() {
+    on_gpu(|| {
+        let (hidden, (held, _)) = (leaf(1, [3, 4], 1.0), weight(2, [5, 4]));
+        let options = LossOptions { softcap: None, z_loss: 0.0 };
+        let loss = |ids: [i32; 3]| {
+            let ids = Tensor::<1, Int>::from_ints(ids, &device());
+            values(linear_cross_entropy(hidden.clone(), (&held, None), options, ids.into()).cross_entropy)[0]
+        };
+        assert!(loss([0, 4, 1]) < 10.0);
+        assert!(loss([0, 5, 1]) > 1e37);
+    });
+}
+
 #[test]
 fn adamw_is_its_reference() {
     let plain = |seed: u64, n: usize| Tensor::<1>::from_data(random(seed, n).as_slice(), &Device::flex());

@@ -120,6 +120,7 @@ fn what_cannot_be_is_told_before_the_conversation() {
         (&["--url", "localhost:80"], "`--url` must be the address of a server, got `localhost:80`", 1),
         (&["--url", "http://x", "--tls-cert", "y"], "`--tls-cert` requires a `--url` with https", 1),
         (&["--url", "http://x", "--model", "y"], "'--url <URL>' cannot be used with '--model", 2),
+        (&["--url", "http://x", "--precision", "bf16"], "'--url <URL>' cannot be used with '--precision", 2),
         (&["--model-name", "x"], "--url <URL>", 2),
         (&["--set", "messages=1"], "`messages` cannot be set", 2),
         (&["--set", "="], "must be `NAME VALUE`", 2),
