@@ -119,8 +119,8 @@ pub(super) fn parallel_chunks(output: &mut [f32], width: usize, run: impl Fn(usi
     });
 }
 
-/// [`parallel_chunks`] of `len` new values. Each chunk is set to 0 by the thread that is about to fill it: one thread alone would
-/// take longer to write zeros than all of them take for many an operation.
+/// [`parallel_chunks`] of `len` new values. Each chunk is set to 0 by the thread that is about to fill it: `vec![0.0; len]` would
+/// leave that to one thread.
 pub(super) fn new_chunks(len: usize, width: usize, run: impl Fn(usize, &mut [f32]) + Sync) -> Vec<f32> {
     let mut output = Vec::with_capacity(len);
     let shared = SharedMut::new(&mut output.spare_capacity_mut()[..len]);
@@ -143,7 +143,7 @@ pub(super) fn new_chunks(len: usize, width: usize, run: impl Fn(usize, &mut [f32
     output
 }
 
-/// As many zeros.
+/// `len` zeros, written by all threads.
 pub(super) fn new_zeros(len: usize) -> Vec<f32> {
     new_chunks(len, ZEROS_AT_ONCE, |_, _| ())
 }

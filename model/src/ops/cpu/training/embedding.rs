@@ -52,7 +52,8 @@ impl TrainingOp<FlexTensor> for Embed {
     ) -> Vec<Option<FlexTensor>> {
         let [n_entries, width] = dims(&inputs[0]);
         let gradient = values(gradient);
-        // Rows of one entry are added up before anything else is added to them, so that bits do not depend on what was left.
+        // The rows of an entry are added up first, and their sum to the other gradient: the same bits as of two gradients that
+        // are added, which `optim.recompute` has.
         let mut entries = Vec::new();
         let mut numbers = HashMap::new();
         let mut number = |entry: usize| {
