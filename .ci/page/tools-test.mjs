@@ -112,7 +112,10 @@ pageTest("compares four strategies side by side", { at: "#compare" }, async ({ p
   assert.equal(await cards.nth(3).locator(".error").innerText(), "`use_beam_search` cannot be combined with `seed`");
   const bodies = server.sent("/v1/completions").map(({ prompt, seed, max_tokens, logprobs, temperature, top_p, min_p, use_beam_search, best_of }) => ({ prompt, seed, max_tokens, logprobs, temperature, top_p, min_p, use_beam_search, best_of }));
   const shared = { prompt: "Count", seed: 1, max_tokens: 60, logprobs: 0, temperature: undefined, top_p: undefined, min_p: undefined, use_beam_search: undefined, best_of: undefined };
-  assert.deepEqual(bodies, [{ ...shared, temperature: 0 }, { ...shared, temperature: 1, top_p: 0.9 }, { ...shared, temperature: 1.2, min_p: 0.1 }, { ...shared, use_beam_search: true, best_of: 4 }]);
+  const expected = [{ ...shared, temperature: 0 }, { ...shared, temperature: 1, top_p: 0.9 }, { ...shared, temperature: 1.2, min_p: 0.1 }, { ...shared, use_beam_search: true, best_of: 4 }];
+  // The four requests are sent at once, so they arrive in any order.
+  const sorted = (all) => all.toSorted((a, b) => JSON.stringify(a) < JSON.stringify(b) ? -1 : 1);
+  assert.deepEqual(sorted(bodies), sorted(expected));
   await shoot("compare");
 
   await cards.nth(3).getByRole("button", { name: "Remove strategy" }).click();
