@@ -46,9 +46,9 @@ pub fn device_memory(device: &Device) -> Option<DeviceMemory> {
     None
 }
 
-/// Whether this machine's CPU has instructions for [`Precision::Bf16`](super::Precision): without them it is slower than f32.
-pub fn has_bf16_products() -> bool {
-    cpu::has_bf16_products()
+/// Whether [`Precision::Bf16`](super::Precision) is faster than f32 on this machine's CPU: AMD's with AVX512_BF16.
+pub fn has_fast_bf16_products() -> bool {
+    cpu::has_fast_bf16_products()
 }
 
 /// Calls `run`; returns its result and the number of kernels launched meanwhile, on all GPUs and from all threads.

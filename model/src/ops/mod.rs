@@ -66,7 +66,7 @@ pub use dtype::{BLOCK_SIZE, Dtype};
 pub(crate) use embedding::{embedding, take_rows};
 pub(crate) use kv_append::{copy_pages, new_pool, rope_append};
 pub use kv_dtype::KvDtype;
-pub use limits::{count_launches, device_memory, has_bf16_products, multiply_rate, read_bandwidth};
+pub use limits::{count_launches, device_memory, has_fast_bf16_products, multiply_rate, read_bandwidth};
 pub(crate) use linear::{LinearParts, linear, linear_add, linear_with_lora, normed_gated, normed_linear};
 pub use matrix_rows::MatrixRows;
 pub use muon::muon;

@@ -33,8 +33,8 @@ mod upload {
 pub(crate) use dtype::BlockLayout;
 pub use dtype::{BLOCK_SIZE, Dtype};
 pub use matrix_rows::MatrixRows;
-pub use operands::{PAGE_SIZE, Precision};
 pub(crate) use operands::{AttentionOptions, NormOptions, NormParts, PagedRows, Slots};
+pub use operands::{PAGE_SIZE, Precision};
 pub use quantized_matrix::QuantizedBlock;
 
 pub mod cpu;

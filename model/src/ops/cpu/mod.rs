@@ -44,7 +44,7 @@ mod training;
 pub use arenas::{give_back_memory, keep_freed_memory, limit_arenas};
 pub(super) use attention::{PagedElement, attention_paged};
 pub(super) use block::{Block, LinearMemory, Scratch, block};
-pub(super) use isa::has_bf16_products;
+pub(super) use isa::has_fast_bf16_products;
 pub use isa::instruction_set;
 use isa::{Isa, PORTABLE_IS_FUSED, for_each_isa, isa, multiply_add};
 pub(super) use kv_append::{PagedValues, append_keys, append_values};

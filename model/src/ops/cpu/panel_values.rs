@@ -4,7 +4,7 @@ use std::{array, fmt};
 
 use super::{
     gemm_float::{self, PanelLine},
-    gemm_quant, has_bf16_products,
+    gemm_quant, has_fast_bf16_products,
     huge_pages::Stored,
     panel_layout::{Line, PANEL, each_panel},
     prefetch::ReadRange,
@@ -90,7 +90,7 @@ impl<L: PanelLine> PanelValues for FloatPanels<L> {
 
     fn input<'a>(&self, x: &'a [f32], precision: Precision) -> Input<'a> {
         let is_rounded = precision == Precision::Bf16 && L::IS_BF16 && self.d_in.is_multiple_of(2);
-        if is_rounded && has_bf16_products() { Input::Bf16(gemm_float::rounded(x)) } else { Input::Float(x) }
+        if is_rounded && has_fast_bf16_products() { Input::Bf16(gemm_float::rounded(x)) } else { Input::Float(x) }
     }
 
     fn multiply(&self, input: &Input<'_>, panel: usize, store: &mut dyn FnMut(usize, &[f32; PANEL])) {

@@ -23,12 +23,12 @@ mod math;
 mod matmul;
 #[path = "../../../../src/ops/cpu/measure.rs"]
 mod measure;
+#[path = "../../../../src/ops/cpu/page_layout.rs"]
+mod page_layout;
 #[path = "../../../../src/ops/cpu/panel_layout.rs"]
 mod panel_layout;
 #[path = "../../../../src/ops/cpu/panel_values.rs"]
 mod panel_values;
-#[path = "../../../../src/ops/cpu/page_layout.rs"]
-mod page_layout;
 #[path = "../../../../src/ops/cpu/panels.rs"]
 mod panels;
 #[path = "../../../../src/ops/cpu/prefetch.rs"]
@@ -47,7 +47,7 @@ mod rowwise;
 mod thread_pool;
 
 pub(super) use attention::{PagedElement, attention_paged};
-use isa::has_bf16_products;
+use isa::has_fast_bf16_products;
 pub use isa::instruction_set;
 use isa::{Isa, PORTABLE_IS_FUSED, for_each_isa, isa, multiply_add};
 pub(super) use kv_append::{append_keys, append_values};
@@ -77,3 +77,4 @@ pub fn time() {
 }
 
 mod timing;
+mod training;

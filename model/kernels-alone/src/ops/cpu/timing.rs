@@ -4,15 +4,16 @@ use std::time::Instant;
 
 use super::{
     append_values, attention_paged, matmul::linear, measure, page_layout::PageLayout, panels::Panels, thread_pool,
+    training,
 };
-use crate::ops::{AttentionOptions, Dtype, PagedRows, Slots};
+use crate::ops::{AttentionOptions, Dtype, PagedRows, Precision, Slots};
 
 /// The matrices of a block of SmolLM2-135M: `[d_out, d_in]`.
 const MATRICES: [[usize; 2]; 4] = [[960, 576], [576, 576], [3072, 576], [576, 1536]];
 /// Copies, so that weights come from memory as they do in a model.
 const COPIES: usize = 30;
 
-fn noise(n: usize, seed: u32) -> Vec<f32> {
+pub(super) fn noise(n: usize, seed: u32) -> Vec<f32> {
     let mut state = seed;
     (0..n)
         .map(|_| {
@@ -66,10 +67,15 @@ pub(super) fn run() {
         }
         println!();
     }
-    if only.is_none_or(|only| only.contains("attention")) {
+    if only.as_deref().is_none_or(|only| only.contains("attention")) {
         attention::<f32>("f32");
         attention::<half::f16>("f16");
         attention::<i8>("q8");
+    }
+    for (name, precision) in [("training-f32", Precision::F32), ("training-bf16", Precision::Bf16)] {
+        if only.as_deref().is_none_or(|only| only.contains(name)) {
+            training::time(precision);
+        }
     }
 }
 
@@ -83,7 +89,8 @@ fn attention<E: super::PagedElement>(name: &str) {
             let n_keys = (start + n_rows).next_multiple_of(16);
             let pools = [1, 2].map(|seed| {
                 let mut pool = vec![E::default(); n_keys / 16 * PageLayout::of::<E>([n_kv_heads, head_dim]).page_len()];
-                let (rows, slots) = (noise(n_keys * n_kv_heads * head_dim, seed), (0..n_keys as i32).collect::<Vec<_>>());
+                let (rows, slots) =
+                    (noise(n_keys * n_kv_heads * head_dim, seed), (0..n_keys as i32).collect::<Vec<_>>());
                 // Where the numbers are does not matter here.
                 append_values(&mut pool, &rows, &slots, [n_kv_heads, head_dim]);
                 pool

@@ -17,7 +17,7 @@ use super::Isa;
 #[cfg(target_arch = "x86_64")]
 use super::thread_pool;
 use super::{
-    PORTABLE_IS_FUSED, has_bf16_products, isa, multiply_add,
+    PORTABLE_IS_FUSED, has_fast_bf16_products, isa, multiply_add,
     panel_layout::{Line, PANEL},
 };
 
@@ -216,7 +216,7 @@ pub(super) fn multiply_rounded<L: PanelLine>(
     d_in: usize,
     store: impl FnMut(usize, &[f32; PANEL]),
 ) {
-    assert!(L::IS_BF16 && d_in.is_multiple_of(2) && has_bf16_products());
+    assert!(L::IS_BF16 && d_in.is_multiple_of(2) && has_fast_bf16_products());
     // SAFETY: of all types of lines, this one alone is bf16; the instructions were found.
     unsafe {
         let lines = std::slice::from_raw_parts(lines.as_ptr().cast(), lines.len());
@@ -230,7 +230,7 @@ pub(super) fn multiply_rounded<L: PanelLine>(
 pub(super) fn rounded(x: &[f32]) -> Vec<f32> {
     /// Words that a thread rounds at a time.
     const TOGETHER: usize = 1 << 13;
-    assert!(has_bf16_products());
+    assert!(has_fast_bf16_products());
     let mut words = vec![0.0; x.len() / 2];
     let round = |part: usize, words: &mut [f32]| {
         let x = &x[2 * part * TOGETHER..][..2 * words.len()];
@@ -247,13 +247,13 @@ pub(super) fn rounded(x: &[f32]) -> Vec<f32> {
 /// No other machines have instructions for that.
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) fn multiply_rounded<L: PanelLine>(_: &[f32], _: &[L], _: usize, _: impl FnMut(usize, &[f32; PANEL])) {
-    unreachable!("{}", has_bf16_products());
+    unreachable!("{}", has_fast_bf16_products());
 }
 
 /// No other machines have instructions for that.
 #[cfg(not(target_arch = "x86_64"))]
 pub(super) fn rounded(_: &[f32]) -> Vec<f32> {
-    unreachable!("{}", has_bf16_products());
+    unreachable!("{}", has_fast_bf16_products());
 }
 
 /// Plain Rust, which the compiler vectorizes: two rows at a time.

@@ -3,6 +3,8 @@
 #[cfg(test)]
 pub(super) mod tests;
 
+#[cfg(target_arch = "x86_64")]
+use std::sync::LazyLock;
 use std::sync::OnceLock;
 
 use crate::error::{Error, Result};
@@ -88,12 +90,21 @@ pub fn instruction_set() -> Result<&'static str> {
     Ok(Isa::ALL.iter().find(|(_, isa)| *isa == chosen).map_or("portable", |(name, _)| name))
 }
 
-/// Whether the machine has instructions for products in bf16; without them, those in f32 are faster.
-pub(in crate::ops) fn has_bf16_products() -> bool {
+/// Whether products in bf16 are faster than those in f32. Intel's cores take more than four times as long for `vdpbf16ps` as
+/// for a multiply-add of half as many products (docs/lab/cpu-products.md), so only tests use it there.
+pub(in crate::ops) fn has_fast_bf16_products() -> bool {
     #[cfg(target_arch = "x86_64")]
-    return isa() == Isa::Avx512 && is_x86_feature_detected!("avx512bf16");
+    return isa() == Isa::Avx512 && is_x86_feature_detected!("avx512bf16") && (cfg!(test) || !is_intel());
     #[cfg(not(target_arch = "x86_64"))]
     false
+}
+
+/// Whether the processor says that Intel made it.
+#[cfg(target_arch = "x86_64")]
+fn is_intel() -> bool {
+    static IS_INTEL: LazyLock<bool> =
+        LazyLock::new(|| std::arch::x86_64::__cpuid(0).ebx == u32::from_le_bytes(*b"Genu"));
+    *IS_INTEL
 }
 
 fn here() -> impl DoubleEndedIterator<Item = &'static (&'static str, Isa)> {

@@ -11,7 +11,8 @@ use super::{
     cross_entropy::largest,
     dims,
     product::{Plus, Target, View, product, product_into},
-    resized, tensor, values,
+    scratch::resized,
+    tensor, values,
 };
 use crate::ops::{
     AttentionOptions,

@@ -14,6 +14,7 @@ mod norm;
 mod product;
 mod qk_norm;
 mod residual;
+mod scratch;
 mod shared_gradient;
 
 pub(in crate::ops) use adamw::adamw;
@@ -55,14 +56,6 @@ fn multiplied(mut tensor: FlexTensor, factor: f32) -> FlexTensor {
 /// The dimensions of a matrix.
 fn dims(tensor: &FlexTensor) -> [usize; 2] {
     tensor.layout().shape().dims::<2>()
-}
-
-/// `len` values of `scratch`, whatever they are.
-fn resized(scratch: &mut Vec<f32>, len: usize) -> &mut [f32] {
-    if scratch.len() < len {
-        scratch.resize(len, 0.0);
-    }
-    &mut scratch[..len]
 }
 
 /// Adds the rows of `rows [n, width]`, in order, to `sum [width]`.

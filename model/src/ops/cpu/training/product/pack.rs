@@ -1,10 +1,9 @@
 //! Operands of a product, copied to where its innermost loops read them one after the other.
 
-use half::bf16;
-
-use super::{Precision, View, tile::PANEL};
+use super::{Form, View, tile::PANEL};
 #[cfg(target_arch = "x86_64")]
-use crate::ops::cpu::{Isa, has_bf16_products, isa};
+use crate::ops::cpu::{Isa, isa};
+use crate::ops::cpu::{for_each_isa, has_fast_bf16_products};
 
 /// Values that packed rows have for each step of the inner dimension: a cache line, of which
 /// [`ROWS`](super::tile::ROWS) are used.
@@ -17,27 +16,44 @@ const BLOCK: usize = 16;
 /// Lines of f32 that are rounded at a time.
 const LINES: usize = 64;
 
-/// Puts the columns of `matrix`, at most [`PANEL`], side by side: `[n_rows, PANEL]`, with zeros behind the last column. With
-/// [`Precision::Bf16`], a word has the values of two rows: `[n_rows / 2, PANEL]`, and 0 behind the last row.
-pub(super) fn pack_columns(panel: &mut [f32], matrix: View<'_>, precision: Precision) {
-    pack_as::<PANEL>(panel, matrix.transposed(), precision);
+/// Puts the columns of `matrix`, at most [`PANEL`], side by side: `[n_rows, PANEL]`, with anything behind the last
+/// column. As [`Form::Pairs`], a word has the values of two rows: `[n_rows / 2, PANEL]`, and 0 behind the last row.
+pub(super) fn pack_columns(panel: &mut [f32], matrix: View<'_>, form: Form) {
+    pack_as::<PANEL>(panel, matrix.transposed(), form);
 }
 
-/// Puts the rows of `matrix`, at most [`STEP`], side by side: `[n_cols, STEP]`, or with [`Precision::Bf16`] `[n_cols / 2, STEP]`.
+/// Puts the rows of `matrix`, at most [`STEP`], side by side: `[n_cols, STEP]`, or as [`Form::Pairs`] `[n_cols / 2, STEP]`.
 /// What is behind the last row is not used.
-pub(super) fn pack_rows(packed: &mut [f32], matrix: View<'_>, precision: Precision) {
-    pack_as::<STEP>(packed, matrix, precision);
+pub(super) fn pack_rows(packed: &mut [f32], matrix: View<'_>, form: Form) {
+    pack_as::<STEP>(packed, matrix, form);
 }
 
-fn pack_as<const WIDTH: usize>(packed: &mut [f32], matrix: View<'_>, precision: Precision) {
-    match precision {
-        Precision::F32 => pack::<WIDTH>(packed, matrix),
-        Precision::Bf16 => pack_pairs::<WIDTH>(packed, matrix),
+fn pack_as<const WIDTH: usize>(packed: &mut [f32], matrix: View<'_>, form: Form) {
+    match form {
+        Form::Plain => pack::<WIDTH>(packed, matrix),
+        Form::Rounded => {
+            pack::<WIDTH>(packed, matrix);
+            round(&mut packed[..matrix.n_cols * WIDTH]);
+        }
+        Form::Pairs => pack_pairs::<WIDTH>(packed, matrix),
+    }
+}
+
+for_each_isa!(round(values: &mut [f32]) = round_body);
+
+/// Rounds values to the nearest bf16, of two that are equally near to the even one.
+#[inline(always)]
+fn round_body<const FUSED: bool>(values: &mut [f32]) {
+    for value in values {
+        let bits = value.to_bits();
+        let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) & 0xffff_0000;
+        *value = if value.is_nan() { *value } else { f32::from_bits(rounded) };
     }
 }
 
 /// [`pack`], rounded to bf16: word `[n, row]` has values `2 n` (its lower half) and `2 n + 1` of a row.
 fn pack_pairs<const WIDTH: usize>(packed: &mut [f32], matrix: View<'_>) {
+    assert!(has_fast_bf16_products());
     let mut lines = [[0.0; WIDTH]; LINES];
     let words = &mut packed.as_chunks_mut::<WIDTH>().0[..matrix.n_cols.div_ceil(2)];
     for (n, words) in words.chunks_mut(LINES / 2).enumerate() {
@@ -46,21 +62,13 @@ fn pack_pairs<const WIDTH: usize>(packed: &mut [f32], matrix: View<'_>) {
         pack::<WIDTH>(lines.as_flattened_mut(), matrix.part(0..matrix.n_rows, cols));
         for (words, [low, high]) in words.iter_mut().zip(lines.as_chunks::<2>().0) {
             #[cfg(target_arch = "x86_64")]
-            if has_bf16_products() {
-                #[expect(
-                    unsafe_code,
-                    reason = "calls code compiled for instructions that the machine was found to have"
-                )]
-                // SAFETY: `has_bf16_products` found the instructions.
-                unsafe {
-                    round_pairs(words, low, high);
-                }
-                continue;
+            #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
+            // SAFETY: the caller has asserted that there are such instructions.
+            unsafe {
+                round_pairs(words, low, high);
             }
-            for ((word, &low), &high) in words.iter_mut().zip(low).zip(high) {
-                let [low, high] = [low, high].map(|value| u32::from(bf16::from_f32(value).to_bits()));
-                *word = f32::from_bits(high << 16 | low);
-            }
+            #[cfg(not(target_arch = "x86_64"))]
+            let _ = (words, low, high);
         }
     }
 }
@@ -93,17 +101,18 @@ unsafe fn round_pairs<const WIDTH: usize>(words: &mut [f32; WIDTH], low: &[f32; 
     }
 }
 
-/// Puts the rows of `matrix`, at most `WIDTH`, side by side: `[n_cols, WIDTH]`, with zeros behind the last row.
+/// Puts the rows of `matrix`, at most `WIDTH`, side by side: `[n_cols, WIDTH]`, with anything behind the last row.
 fn pack<const WIDTH: usize>(packed: &mut [f32], matrix: View<'_>) {
     let View { values, n_rows, n_cols, row_stride, col_stride } = matrix;
     let lines = &mut packed.as_chunks_mut::<WIDTH>().0[..n_cols];
     if row_stride == 1 {
         for (n, line) in lines.iter_mut().enumerate() {
-            let from = &values[n * col_stride..][..n_rows];
-            match from.as_array::<WIDTH>() {
+            let from = &values[n * col_stride..];
+            // A whole line is one copy, also if what is behind the last row is not of this matrix.
+            match from.first_chunk::<WIDTH>() {
                 Some(from) => *line = *from,
                 None => {
-                    line[..n_rows].copy_from_slice(from);
+                    line[..n_rows].copy_from_slice(&from[..n_rows]);
                     line[n_rows..].fill(0.0);
                 }
             }

@@ -7,11 +7,8 @@ use std::{
 };
 
 #[cfg(target_arch = "x86_64")]
-use crate::ops::cpu::{Isa, has_bf16_products};
-use crate::ops::{
-    Precision,
-    cpu::{PORTABLE_IS_FUSED, isa, multiply_add},
-};
+use crate::ops::cpu::{Isa, has_fast_bf16_products};
+use crate::ops::cpu::{PORTABLE_IS_FUSED, isa, multiply_add};
 
 /// Columns of a tile.
 pub(super) const PANEL: usize = 32;
@@ -19,8 +16,13 @@ pub(super) const PANEL: usize = 32;
 /// Rows of the largest tile: at two registers a row, their sums take 24 of the 32 registers of AVX-512.
 pub(super) const ROWS: usize = 12;
 
+/// Steps of the inner dimension that columns are prefetched ahead.
+#[cfg(target_arch = "x86_64")]
+const AHEAD: usize = 16;
+
 /// What a tile multiplies: word `k` of row `r` of the left operand is `lhs[r * lhs_row + k * lhs_step]`, that of column `c`
-/// of the right one `rhs[k * rhs_step + c]`. A word is a value, or the bits of two that are bf16.
+/// of the right one `rhs[k * rhs_step + c]`. A word is a value, or
+/// the bits of two that are bf16.
 #[derive(Clone, Copy)]
 pub(super) struct Operands<'a> {
     lhs: &'a [f32],
@@ -30,6 +32,8 @@ pub(super) struct Operands<'a> {
     rhs_step: usize,
     n_rows: usize,
     depth: usize,
+    /// Two bf16 to a word. Only for machines with such products.
+    are_pairs: bool,
 }
 
 impl<'a> Operands<'a> {
@@ -41,13 +45,14 @@ impl<'a> Operands<'a> {
         [n_rows, depth]: [usize; 2],
         (lhs, lhs_row, lhs_step): (&'a [f32], usize, usize),
         (rhs, rhs_step): (&'a [f32], usize),
+        are_pairs: bool,
     ) -> Self {
         assert!((1..=ROWS).contains(&n_rows), "{n_rows} rows of a tile of {ROWS}");
         if let Some(last) = depth.checked_sub(1) {
             assert!((n_rows - 1) * lhs_row + last * lhs_step < lhs.len(), "a left operand beyond its slice");
             assert!(last * rhs_step + PANEL <= rhs.len(), "a right operand beyond its slice");
         }
-        Self { lhs, lhs_row, lhs_step, rhs, rhs_step, n_rows, depth }
+        Self { lhs, lhs_row, lhs_step, rhs, rhs_step, n_rows, depth, are_pairs }
     }
 
     /// From row `row` and column `column` on.
@@ -87,14 +92,14 @@ impl Output {
 /// # Safety
 /// The rows and columns of the output can be written, and those of what is added read; nobody else writes them.
 #[expect(unsafe_code, reason = "writes rows that lie between those of other threads")]
-pub(super) unsafe fn tile(operands: Operands<'_>, output: Output, n_cols: usize, precision: Precision) {
+pub(super) unsafe fn tile(operands: Operands<'_>, output: Output, n_cols: usize) {
     if n_cols == PANEL {
         // SAFETY: the caller's.
-        return unsafe { whole_tile(operands, output, precision) };
+        return unsafe { whole_tile(operands, output) };
     }
     let mut sums = [[0.0; PANEL]; ROWS];
     // SAFETY: the output is an array of as many rows and columns.
-    unsafe { whole_tile(operands, Output { start: sums.as_mut_ptr().cast(), stride: PANEL, added: None }, precision) };
+    unsafe { whole_tile(operands, Output { start: sums.as_mut_ptr().cast(), stride: PANEL, added: None }) };
     for (row, sums) in sums.iter().enumerate().take(operands.n_rows) {
         let output = output.from(row, 0);
         for (column, sum) in sums.iter().enumerate().take(n_cols) {
@@ -108,18 +113,20 @@ pub(super) unsafe fn tile(operands: Operands<'_>, output: Output, n_cols: usize,
 }
 
 #[expect(unsafe_code, reason = "calls code compiled for instructions that the machine was found to have")]
-unsafe fn whole_tile(operands: Operands<'_>, output: Output, precision: Precision) {
-    // SAFETY: `isa` and `has_bf16_products` found the instructions; the rest is the caller's.
+unsafe fn whole_tile(operands: Operands<'_>, output: Output) {
+    // SAFETY: `isa` and `has_fast_bf16_products` found the instructions; the rest is the caller's.
     unsafe {
-        match (isa(), precision) {
+        match isa() {
             #[cfg(target_arch = "x86_64")]
-            (_, Precision::Bf16) if has_bf16_products() => avx512_bf16::tile(operands, output),
+            _ if operands.are_pairs => {
+                assert!(has_fast_bf16_products());
+                avx512_bf16::tile(operands, output);
+            }
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512, Precision::F32) => avx512_f32::tile(operands, output),
+            Isa::Avx512 => avx512_f32::tile(operands, output),
             #[cfg(target_arch = "x86_64")]
-            (Isa::Avx512 | Isa::AvxVnni | Isa::Avx2, _) => avx2(operands, output, precision),
-            (_, Precision::F32) => halves::<PORTABLE_IS_FUSED, false, 4>(operands, output),
-            (_, Precision::Bf16) => halves::<PORTABLE_IS_FUSED, true, 4>(operands, output),
+            Isa::AvxVnni | Isa::Avx2 => avx2(operands, output),
+            _ => halves::<PORTABLE_IS_FUSED, 4>(operands, output),
         }
     }
 }
@@ -134,29 +141,38 @@ macro_rules! avx512 {
                 _mm512_add_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
             };
 
-            use super::{Operands, Output, ROWS};
+            use super::{AHEAD, Operands, Output, ROWS};
+            use crate::ops::cpu::{prefetch::prefetch, training::product::pack::STEP};
 
             #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
             #[target_feature(enable = $features)]
             pub(super) unsafe fn tile(operands: Operands<'_>, output: Output) {
+                let is_packed = (operands.lhs_row, operands.lhs_step) == (1, STEP);
                 match operands.n_rows {
                     // SAFETY: this function's own target features; the rest is the caller's.
-                    $($n => unsafe { rows::<$n>(operands, output) },)*
+                    $($n => unsafe {
+                        if is_packed { rows::<$n, true>(operands, output) } else { rows::<$n, false>(operands, output) }
+                    },)*
                     n => unreachable!("{n} rows of a tile of {ROWS}"),
                 }
             }
 
+            /// If the rows are packed, the compiler knows where their words are, and computes no addresses.
             #[expect(
                 unsafe_code,
                 reason = "compiled for instructions beyond the target's baseline, with raw loads and stores"
             )]
             #[target_feature(enable = $features)]
             #[inline]
-            unsafe fn rows<const N: usize>(operands: Operands<'_>, output: Output) {
+            unsafe fn rows<const N: usize, const PACKED: bool>(operands: Operands<'_>, output: Output) {
                 let Operands { lhs, lhs_row, lhs_step, rhs, rhs_step, depth, .. } = operands;
+                let (lhs_row, lhs_step) = if PACKED { (1, STEP) } else { (lhs_row, lhs_step) };
                 let (mut lhs, mut rhs) = (lhs.as_ptr(), rhs.as_ptr());
                 let mut sums = [[_mm512_setzero_ps(); 2]; N];
                 for _ in 0..depth {
+                    for half in [0, 16] {
+                        prefetch(rhs.wrapping_add(AHEAD * rhs_step + half));
+                    }
                     // SAFETY: `Operands` has checked its slices.
                     let columns = unsafe { [_mm512_loadu_ps(rhs), _mm512_loadu_ps(rhs.add(16))] };
                     for (row, sums) in sums.iter_mut().enumerate() {
@@ -205,27 +221,16 @@ fn add_pairs(value: __m512, columns: __m512, sums: __m512) -> __m512 {
 #[cfg(target_arch = "x86_64")]
 #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
 #[target_feature(enable = "avx2,fma")]
-unsafe fn avx2(operands: Operands<'_>, output: Output, precision: Precision) {
+unsafe fn avx2(operands: Operands<'_>, output: Output) {
     // SAFETY: the caller's.
-    unsafe {
-        match precision {
-            Precision::F32 => halves::<true, false, 6>(operands, output),
-            Precision::Bf16 => halves::<true, true, 6>(operands, output),
-        }
-    }
-}
-
-/// The two values of a word, the lower half first.
-#[inline(always)]
-fn pair(word: f32) -> (f32, f32) {
-    (f32::from_bits(word.to_bits() << 16), f32::from_bits(word.to_bits() & 0xffff_0000))
+    unsafe { halves::<true, 6>(operands, output) }
 }
 
 /// Half the columns and at most `N` rows at a time, in plain Rust that the compiler vectorizes: the sums take 12 registers of
 /// AVX2 or 16 of NEON.
 #[inline(always)]
 #[expect(unsafe_code, reason = "writes rows that lie between those of other threads")]
-unsafe fn halves<const FUSED: bool, const PAIRS: bool, const N: usize>(operands: Operands<'_>, output: Output) {
+unsafe fn halves<const FUSED: bool, const N: usize>(operands: Operands<'_>, output: Output) {
     for column in [0, PANEL / 2] {
         let mut row = 0;
         while row < operands.n_rows {
@@ -234,9 +239,9 @@ unsafe fn halves<const FUSED: bool, const PAIRS: bool, const N: usize>(operands:
             row += unsafe {
                 let output = output.from(row, column);
                 match rest.n_rows {
-                    n if n >= N => half_tile::<FUSED, PAIRS, N>(rest, output),
-                    n if n >= 2 => half_tile::<FUSED, PAIRS, 2>(rest, output),
-                    _ => half_tile::<FUSED, PAIRS, 1>(rest, output),
+                    n if n >= N => half_tile::<FUSED, N>(rest, output),
+                    n if n >= 2 => half_tile::<FUSED, 2>(rest, output),
+                    _ => half_tile::<FUSED, 1>(rest, output),
                 }
             };
         }
@@ -246,10 +251,7 @@ unsafe fn halves<const FUSED: bool, const PAIRS: bool, const N: usize>(operands:
 /// The first `N` rows and half the columns. Returns `N`.
 #[inline(always)]
 #[expect(unsafe_code, reason = "nothing in the inner loop may panic: otherwise the compiler uses scalar instructions")]
-unsafe fn half_tile<const FUSED: bool, const PAIRS: bool, const N: usize>(
-    operands: Operands<'_>,
-    output: Output,
-) -> usize {
+unsafe fn half_tile<const FUSED: bool, const N: usize>(operands: Operands<'_>, output: Output) -> usize {
     type Half = [f32; PANEL / 2];
     let Operands { lhs, lhs_row, lhs_step, rhs, rhs_step, depth, .. } = operands;
     let (mut lhs, mut rhs) = (lhs.as_ptr(), rhs.as_ptr());
@@ -261,14 +263,7 @@ unsafe fn half_tile<const FUSED: bool, const PAIRS: bool, const N: usize>(
             // SAFETY: as above.
             let value = unsafe { *lhs.add(row * lhs_row) };
             for (sum, column) in sums.iter_mut().zip(columns) {
-                if PAIRS {
-                    // The order of `vdpbf16ps`.
-                    let [(value, other), (column, of_other)] = [value, column].map(pair);
-                    *sum = multiply_add::<FUSED>(value, column, *sum);
-                    *sum = multiply_add::<FUSED>(other, of_other, *sum);
-                } else {
-                    *sum = multiply_add::<FUSED>(value, column, *sum);
-                }
+                *sum = multiply_add::<FUSED>(value, column, *sum);
             }
         }
         (lhs, rhs) = (lhs.wrapping_add(lhs_step), rhs.wrapping_add(rhs_step));

@@ -2,7 +2,7 @@
 //!
 //! Each value is a chain of multiply-adds in the order of the inner dimension, in blocks of [`MAX_DEPTH`], whatever part of
 //! the product a thread computes: results do not depend on how the work is shared. With [`Precision::Bf16`], operands are
-//! rounded where they are packed, and a link of the chain adds two products. The loops are those of
+//! rounded where they are packed. The loops are those of
 //! [BLIS](https://github.com/flame/blis): packed columns stay in a cache while rows go by.
 
 mod pack;
@@ -16,10 +16,13 @@ use self::{
     pack::{STEP, pack_columns, pack_rows},
     tile::{Operands, Output, PANEL, ROWS, tile},
 };
-use super::resized;
+use super::scratch::resized;
 use crate::ops::{
     Precision,
-    cpu::thread_pool::{self, SharedMut},
+    cpu::{
+        has_fast_bf16_products,
+        thread_pool::{self, SharedMut},
+    },
 };
 
 /// Values that are multiplied for each sum before it is added to the output.
@@ -133,7 +136,7 @@ impl Target {
 pub(super) unsafe fn product(target: Target, lhs: View<'_>, rhs: View<'_>, plus: Plus<'_>) {
     assert_eq!(lhs.n_cols, rhs.n_rows, "inner dimensions");
     PANELS.with_borrow_mut(|packed| {
-        for columns in Columns::chunks(rhs, Precision::F32) {
+        for columns in Columns::chunks(rhs, Form::Plain) {
             let packed = resized(packed, columns.packed_len());
             packed.chunks_exact_mut(columns.panel_len()).enumerate().for_each(|(n, panel)| columns.pack(n, panel));
             // SAFETY: the caller's.
@@ -202,7 +205,7 @@ unsafe fn by_all_threads(target: Target, [lhs, rhs]: [View<'_>; 2], plus: Plus<'
     let m = lhs.n_rows;
     assert_eq!(lhs.n_cols, rhs.n_rows, "inner dimensions");
     PANELS.with_borrow_mut(|packed| {
-        for columns in Columns::chunks(rhs, precision) {
+        for columns in Columns::chunks(rhs, Form::of(precision)) {
             let packed = resized(packed, columns.packed_len());
             thread_pool::parallel_chunks(packed, columns.panel_len(), |number, panel| columns.pack(number, panel));
             let packed = &*packed;
@@ -239,21 +242,40 @@ thread_local! {
     static PACKED_ROWS: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
 }
 
-impl Precision {
-    /// Values of an operand in each 32-bit word of its packed form: neighbours along the inner dimension.
+/// How operands are packed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Form {
+    /// As they are.
+    Plain,
+    /// Rounded to bf16.
+    Rounded,
+    /// Rounded to bf16, two in each 32-bit word: neighbours along the inner dimension.
+    Pairs,
+}
+
+impl Form {
+    fn of(precision: Precision) -> Self {
+        match precision {
+            Precision::F32 => Self::Plain,
+            Precision::Bf16 if has_fast_bf16_products() => Self::Pairs,
+            Precision::Bf16 => Self::Rounded,
+        }
+    }
+
+    /// Values in a word.
     const fn per_word(self) -> usize {
         match self {
-            Self::F32 => 1,
-            Self::Bf16 => 2,
+            Self::Plain | Self::Rounded => 1,
+            Self::Pairs => 2,
         }
     }
 }
 
-/// Columns of a right operand in panels of [`PANEL`]. In f32, whole panels of contiguous rows that lie close together are read
+/// Columns of a right operand in panels of [`PANEL`]. Without rounding, whole panels of contiguous rows that lie close together are read
 /// where they are; the others are packed.
 struct Columns<'a> {
     matrix: View<'a>,
-    precision: Precision,
+    form: Form,
     /// The first row and column in the whole operand.
     first_row: usize,
     first: usize,
@@ -266,21 +288,21 @@ struct Columns<'a> {
 impl<'a> Columns<'a> {
     /// All of `rhs`, as much at a time as is packed at once: some blocks of rows, and of these some columns. Blocks come in
     /// order, so that sums do not depend on how much is packed.
-    fn chunks(rhs: View<'a>, precision: Precision) -> impl Iterator<Item = Columns<'a>> {
-        let (k, per_word) = (rhs.n_rows, precision.per_word());
+    fn chunks(rhs: View<'a>, form: Form) -> impl Iterator<Item = Columns<'a>> {
+        let (k, per_word) = (rhs.n_rows, form.per_word());
         let depth = k.div_ceil(k.div_ceil(MAX_DEPTH).max(1)).max(1).next_multiple_of(per_word);
         // Rows of which enough columns are packed that all threads have work, and that rows of the left operand are packed
         // seldom.
         let wanted = rhs.n_cols.clamp(1, WIDE);
         let height = (MAX_PACKED * per_word / wanted / depth).max(1) * depth;
         let width = (MAX_PACKED / height.min(k).div_ceil(per_word).max(1)).next_multiple_of(PANEL).max(PANEL);
-        let is_direct = precision == Precision::F32 && rhs.col_stride == 1 && rhs.row_stride <= MAX_DIRECT_STRIDE;
+        let is_direct = form == Form::Plain && rhs.col_stride == 1 && rhs.row_stride <= MAX_DIRECT_STRIDE;
         (0..k.max(1)).step_by(height).flat_map(move |first_row| {
             let rows = first_row..k.min(first_row + height);
             (0..rhs.n_cols).step_by(width).map(move |first| {
                 let matrix = rhs.part(rows.clone(), first..rhs.n_cols.min(first + width));
                 let n_direct = if is_direct { matrix.n_cols / PANEL } else { 0 };
-                Columns { matrix, precision, first_row, first, depth, n_direct }
+                Columns { matrix, form, first_row, first, depth, n_direct }
             })
         })
     }
@@ -291,7 +313,7 @@ impl<'a> Columns<'a> {
 
     /// Words of a packed panel; never 0.
     fn panel_len(&self) -> usize {
-        self.matrix.n_rows.div_ceil(self.precision.per_word()).max(1) * PANEL
+        self.matrix.n_rows.div_ceil(self.form.per_word()).max(1) * PANEL
     }
 
     fn packed_len(&self) -> usize {
@@ -302,7 +324,7 @@ impl<'a> Columns<'a> {
     fn pack(&self, number: usize, panel: &mut [f32]) {
         let first = (self.n_direct + number) * PANEL;
         let cols = first..self.matrix.n_cols.min(first + PANEL);
-        pack_columns(panel, self.matrix.part(0..self.matrix.n_rows, cols), self.precision);
+        pack_columns(panel, self.matrix.part(0..self.matrix.n_rows, cols), self.form);
     }
 
     /// Panel `number` from row `start` on, and how far apart its rows are.
@@ -310,7 +332,7 @@ impl<'a> Columns<'a> {
         match number.checked_sub(self.n_direct) {
             None => (&self.matrix.values[start * self.matrix.row_stride + number * PANEL..], self.matrix.row_stride),
             Some(number) => {
-                let start = start / self.precision.per_word();
+                let start = start / self.form.per_word();
                 (&packed[number * self.panel_len() + start * PANEL..], PANEL)
             }
         }
@@ -331,7 +353,7 @@ impl<'a> Columns<'a> {
         plus: Plus<'_>,
     ) {
         let k = self.matrix.n_rows;
-        let (precision, per_word) = (self.precision, self.precision.per_word());
+        let form = self.form;
         PACKED_ROWS.with_borrow_mut(|packed_rows| {
             for start in (0..k.max(1)).step_by(self.depth) {
                 let depth = self.depth.min(k - start);
@@ -339,16 +361,17 @@ impl<'a> Columns<'a> {
                 for row in rows.clone().step_by(ROWS) {
                     let n_rows = ROWS.min(rows.end - row);
                     let part = lhs.part(row..row + n_rows, first_row..first_row + depth);
-                    let n_words = depth.div_ceil(per_word);
-                    let lhs = if panels.len() < MIN_PANELS && precision == Precision::F32 {
+                    let n_words = depth.div_ceil(form.per_word());
+                    let lhs = if panels.len() < MIN_PANELS && form == Form::Plain {
                         (part.values, part.row_stride, part.col_stride)
                     } else {
                         let packed_rows = resized(packed_rows, n_words * STEP);
-                        pack_rows(packed_rows, part, precision);
+                        pack_rows(packed_rows, part, form);
                         (&*packed_rows, 1, STEP)
                     };
                     for panel in panels.clone() {
-                        let operands = Operands::new([n_rows, n_words], lhs, self.panel(packed, panel, start));
+                        let rhs = self.panel(packed, panel, start);
+                        let operands = Operands::new([n_rows, n_words], lhs, rhs, form == Form::Pairs);
                         let n_cols = PANEL.min(self.matrix.n_cols - panel * PANEL);
                         let column = self.first + panel * PANEL;
                         // SAFETY: rows and columns are the caller's, and no panel is wider than what is left of the columns.
@@ -360,7 +383,7 @@ impl<'a> Columns<'a> {
                                 _ => Some((place.cast_const(), target.row_stride)),
                             };
                             let output = Output { start: place, stride: target.row_stride, added };
-                            tile(operands, output, n_cols, precision);
+                            tile(operands, output, n_cols);
                         }
                     }
                 }
