@@ -1,3 +1,5 @@
+#[path = "../../../../src/ops/cpu/arenas.rs"]
+mod arenas;
 #[path = "../../../../src/ops/cpu/attention/mod.rs"]
 mod attention;
 #[cfg(target_arch = "aarch64")]

@@ -36,7 +36,7 @@ const WIDE: usize = 1024;
 
 /// Contiguous rows of the right operand that begin further apart than this many values are packed: each would be in another
 /// page.
-const MAX_DIRECT_STRIDE: usize = 512;
+const MAX_DIRECT_STRIDE: usize = 256;
 
 /// Panels from which on packing rows of the left operand pays.
 const MIN_PANELS: usize = 4;

@@ -168,6 +168,9 @@ macro_rules! avx512 {
                 let Operands { lhs, lhs_row, lhs_step, rhs, rhs_step, depth, .. } = operands;
                 let (lhs_row, lhs_step) = if PACKED { (1, STEP) } else { (lhs_row, lhs_step) };
                 let (mut lhs, mut rhs) = (lhs.as_ptr(), rhs.as_ptr());
+                for row in 0..N {
+                    [0, 31].map(|column| prefetch(output.from(row, column).start));
+                }
                 let mut sums = [[_mm512_setzero_ps(); 2]; N];
                 for _ in 0..depth {
                     for half in [0, 16] {
