@@ -240,6 +240,24 @@ mod tests {
         }
     }
 
+    #[test]
+    fn rows_of_a_panel_are_its_rows() {
+        for [d_out, d_in] in SHAPES {
+            let matrix = noise(d_out * d_in, 8);
+            for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::Q8, Dtype::Q4] {
+                let panels = Panels::new(&matrix, [d_out, d_in], dtype);
+                let mut found = vec![0.0; d_out * d_in];
+                for (panel, rows) in found.chunks_mut(PANEL * d_in).enumerate() {
+                    panels.rows_of_panel(panel, rows);
+                }
+                assert!(
+                    found == (0..d_out).flat_map(|row| panels.row(row)).collect::<Vec<_>>(),
+                    "{dtype}, {d_out}x{d_in}"
+                );
+            }
+        }
+    }
+
     /// A matrix in f32 may be stored in fewer bytes, but its dtype is f32.
     #[test]
     fn f32_takes_no_more_bytes_than_its_numbers() {

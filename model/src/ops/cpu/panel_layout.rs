@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use crate::ops::MatrixRows;
 
 /// Rows of the matrix (outputs) that are stored side by side.
-pub(super) const PANEL: usize = 32;
+pub(in crate::ops::cpu) const PANEL: usize = 32;
 
 /// A cache line.
 #[derive(Clone, Copy, Debug)]

@@ -29,6 +29,13 @@ pub(super) trait PanelValues: fmt::Debug + Send + Sync {
     /// Row `row` of the matrix: `[d_in]`.
     fn row(&self, row: usize) -> Vec<f32>;
 
+    /// Fills `rows [n_rows, d_in]` with the first rows of panel `panel`.
+    fn rows_of_panel(&self, panel: usize, d_in: usize, rows: &mut [f32]) {
+        for (row, values) in rows.chunks_exact_mut(d_in).enumerate() {
+            values.copy_from_slice(&self.row(panel * PANEL + row));
+        }
+    }
+
     /// The same in blocks of 32 with a scale each, if the format has them.
     fn blocks(&self, row: usize) -> Option<Vec<QuantizedBlock>>;
 }
@@ -107,6 +114,23 @@ impl<L: PanelLine> PanelValues for FloatPanels<L> {
         let n_lines = self.d_in * L::LINES;
         let lines = &self.lines[row / PANEL * n_lines..][..n_lines];
         lines.chunks_exact(L::LINES).map(|lines| L::widen(lines)[row % PANEL]).collect()
+    }
+
+    /// Each line is widened once, for all rows.
+    fn rows_of_panel(&self, panel: usize, d_in: usize, rows: &mut [f32]) {
+        /// Inputs that all rows get before the next: a cache line of each.
+        const INPUTS: usize = 16;
+        let n_lines = d_in * L::LINES;
+        let lines = &self.lines[panel * n_lines..][..n_lines];
+        for (number, lines) in lines.chunks(INPUTS * L::LINES).enumerate() {
+            let mut widened = [[0.0; PANEL]; INPUTS];
+            let lines = lines.chunks_exact(L::LINES);
+            let inputs = number * INPUTS..number * INPUTS + lines.len();
+            widened.iter_mut().zip(lines).for_each(|(widened, lines)| *widened = L::widen(lines));
+            for (row, values) in rows.chunks_exact_mut(d_in).enumerate() {
+                values[inputs.clone()].iter_mut().zip(&widened).for_each(|(value, widened)| *value = widened[row]);
+            }
+        }
     }
 
     fn blocks(&self, _: usize) -> Option<Vec<QuantizedBlock>> {

@@ -110,6 +110,11 @@ impl Panels {
         self.values.row(row)
     }
 
+    /// Fills `rows [n_rows, d_in]` with the first rows of panel `panel`, which has [`PANEL`] of them, the last one maybe fewer.
+    pub(super) fn rows_of_panel(&self, panel: usize, rows: &mut [f32]) {
+        self.values.rows_of_panel(panel, self.d_in, rows);
+    }
+
     /// Prepares rows of the input for [`multiply`](Self::multiply).
     pub(super) fn input<'a>(&self, x: &'a [f32]) -> Input<'a> {
         self.values.input(x, self.precision)
@@ -173,6 +178,11 @@ impl PanelValues for Stacked {
     fn row(&self, row: usize) -> Vec<f32> {
         let (_, part, row) = self.part(row);
         part.row(row)
+    }
+
+    fn rows_of_panel(&self, panel: usize, _: usize, rows: &mut [f32]) {
+        let (_, part, row) = self.part(panel * PANEL);
+        part.rows_of_panel(row / PANEL, rows);
     }
 
     fn blocks(&self, _: usize) -> Option<Vec<QuantizedBlock>> {

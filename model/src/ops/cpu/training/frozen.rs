@@ -13,7 +13,7 @@ use super::{
 };
 use crate::ops::{
     Dropout, LoraPair, LoraShape, Precision,
-    cpu::{Panels, thread_pool},
+    cpu::{Panels, panel_layout::PANEL, thread_pool},
     training::TrainingOp,
 };
 
@@ -63,12 +63,14 @@ impl Matrix<'_> {
 /// Calls `visit` with some rows after the other as f32, and the number of the first.
 fn widened(panels: &Panels, mut visit: impl FnMut(usize, View<'_>)) {
     let [d_out, d_in] = panels.dims();
-    let n_rows = (WIDENED / d_in.max(1)).clamp(1, d_out.max(1));
+    let n_rows = (WIDENED / d_in.max(1)).max(1).next_multiple_of(PANEL).min(d_out.max(1));
     let mut scratch = vec![0.0; n_rows * d_in];
     for first in (0..d_out).step_by(n_rows) {
         let n_rows = n_rows.min(d_out - first);
         let rows = &mut scratch[..n_rows * d_in];
-        thread_pool::parallel_chunks(rows, d_in, |row, out| out.copy_from_slice(&panels.row(first + row)));
+        thread_pool::parallel_chunks(rows, PANEL * d_in, |panel, rows| {
+            panels.rows_of_panel(first / PANEL + panel, rows)
+        });
         visit(first, View::new(rows, [n_rows, d_in], d_in));
     }
 }

@@ -141,7 +141,7 @@ macro_rules! avx512 {
                 _mm512_add_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
             };
 
-            use super::{AHEAD, Operands, Output, ROWS};
+            use super::{AHEAD, Operands, Output, PANEL, ROWS};
             use crate::ops::cpu::{prefetch::prefetch, training::product::pack::STEP};
 
             #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
@@ -169,7 +169,7 @@ macro_rules! avx512 {
                 let (lhs_row, lhs_step) = if PACKED { (1, STEP) } else { (lhs_row, lhs_step) };
                 let (mut lhs, mut rhs) = (lhs.as_ptr(), rhs.as_ptr());
                 for row in 0..N {
-                    [0, 31].map(|column| prefetch(output.from(row, column).start));
+                    [0, PANEL - 1].into_iter().for_each(|column| prefetch(output.from(row, column).start));
                 }
                 let mut sums = [[_mm512_setzero_ps(); 2]; N];
                 for _ in 0..depth {
