@@ -48,7 +48,7 @@ pub struct ModelConfig {
     #[arg(long, env = "HEARTH_KV_CACHE_DTYPE", value_name = "DTYPE", value_enum, default_value_t = KvCacheDtype::Auto, hide_possible_values = true)]
     pub kv_cache_dtype: KvCacheDtype,
     /// Arithmetic of matrix products: `f32`, or for weights in bf16 `bf16`, which rounds activations, too: prompts are read up to
-    /// twice as fast, on CPUs with AVX512_BF16
+    /// twice as fast, on CPUs of AMD with AVX512_BF16
     #[arg(long, env = "HEARTH_PRECISION", value_name = "PRECISION", value_enum, default_value_t = ProductPrecision::F32, hide_possible_values = true)]
     pub precision: ProductPrecision,
 }

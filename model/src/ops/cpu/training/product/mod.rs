@@ -13,8 +13,8 @@ mod tile;
 use std::{cell::RefCell, ops::Range};
 
 use self::{
-    pack::{STEP, pack_columns, pack_rows},
-    tile::{Operands, Output, PANEL, ROWS, tile},
+    pack::{pack_columns, pack_rows},
+    tile::{Operands, Output, PANEL, ROWS, STEP, tile},
 };
 use super::scratch::resized;
 use crate::ops::{

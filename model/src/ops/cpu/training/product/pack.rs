@@ -1,13 +1,12 @@
 //! Operands of a product, copied to where its innermost loops read them one after the other.
 
-use super::{Form, View, tile::PANEL};
+use super::{
+    Form, View,
+    tile::{PANEL, STEP},
+};
 #[cfg(target_arch = "x86_64")]
 use crate::ops::cpu::{Isa, isa};
 use crate::ops::cpu::{for_each_isa, has_fast_bf16_products};
-
-/// Values that packed rows have for each step of the inner dimension: a cache line, of which
-/// [`ROWS`](super::tile::ROWS) are used.
-pub(super) const STEP: usize = 16;
 
 /// Rows of a block that is transposed in registers.
 #[cfg(target_arch = "x86_64")]

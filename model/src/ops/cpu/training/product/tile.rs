@@ -16,6 +16,9 @@ pub(super) const PANEL: usize = 32;
 /// Rows of the largest tile: at two registers a row, their sums take 24 of the 32 registers of AVX-512.
 pub(super) const ROWS: usize = 12;
 
+/// Words that packed rows have for each step of the inner dimension: a cache line, of which [`ROWS`] are used.
+pub(super) const STEP: usize = 16;
+
 /// Steps of the inner dimension that columns are prefetched ahead.
 #[cfg(target_arch = "x86_64")]
 const AHEAD: usize = 16;
@@ -141,8 +144,8 @@ macro_rules! avx512 {
                 _mm512_add_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
             };
 
-            use super::{AHEAD, Operands, Output, PANEL, ROWS};
-            use crate::ops::cpu::{prefetch::prefetch, training::product::pack::STEP};
+            use super::{AHEAD, Operands, Output, PANEL, ROWS, STEP};
+            use crate::ops::cpu::prefetch::prefetch;
 
             #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
             #[target_feature(enable = $features)]
