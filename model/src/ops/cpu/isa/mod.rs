@@ -90,8 +90,8 @@ pub fn instruction_set() -> Result<&'static str> {
     Ok(Isa::ALL.iter().find(|(_, isa)| *isa == chosen).map_or("portable", |(name, _)| name))
 }
 
-/// Whether products in bf16 are faster than those in f32. Intel's cores take more than four times as long for `vdpbf16ps` as
-/// for a multiply-add of half as many products (docs/lab/cpu-products.md), so only tests use it there.
+/// Whether products in bf16 are faster than those in f32. On Intel's cores `vdpbf16ps` gives less than half as many products
+/// in a second as multiply-adds in f32 (docs/lab/training.md), so only unit tests use it there.
 pub(in crate::ops) fn has_fast_bf16_products() -> bool {
     #[cfg(target_arch = "x86_64")]
     return isa() == Isa::Avx512 && is_x86_feature_detected!("avx512bf16") && (cfg!(test) || !is_intel());

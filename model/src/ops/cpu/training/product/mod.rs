@@ -34,8 +34,8 @@ const MAX_PACKED: usize = 1 << 19;
 /// Columns that are packed together, if there are as many, however long they are.
 const WIDE: usize = 1024;
 
-/// Contiguous rows of the right operand that begin further apart than this many values are packed: each would be in another
-/// page.
+/// Contiguous rows of the right operand that begin further apart than this many values are packed: they would lie in many
+/// pages, and their lines in few sets of a cache.
 const MAX_DIRECT_STRIDE: usize = 256;
 
 /// Panels from which on packing rows of the left operand pays.
@@ -271,8 +271,8 @@ impl Form {
     }
 }
 
-/// Columns of a right operand in panels of [`PANEL`]. Without rounding, whole panels of contiguous rows that lie close together are read
-/// where they are; the others are packed.
+/// Columns of a right operand in panels of [`PANEL`]. Without rounding, whole panels of contiguous rows that lie close
+/// together are read where they are; the others are packed.
 struct Columns<'a> {
     matrix: View<'a>,
     form: Form,
