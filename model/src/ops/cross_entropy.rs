@@ -129,7 +129,7 @@ pub(crate) fn token_losses(
             vec![0.0; n]
         })
     };
-    let losses = op.row_losses(vocab_size, logits);
+    let losses = op.row_losses(vocab_size, None, logits);
     match failed.into_inner() {
         Some(error) => Err(error),
         None => Ok(losses.into_iter().step_by(2).collect()),

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Hearth beside llama.cpp, ik_llama.cpp and PyTorch on one CPU, in turn, in tokens per second.
+"""Hearth beside llama.cpp, ik_llama.cpp, mistral.rs, OpenVINO and PyTorch on one CPU, in turn, in tokens per second.
 
 For each format and round: prefill of 512 tokens (logits of the last one), decoding of 1 and of 16 sequences behind prompts of 128 and, with
 --depth, a prompt of so many tokens and decoding of one and of four sequences (--sequences) behind prompts of their own that long.
@@ -10,7 +10,7 @@ each other, those of two machines or two days do not.
 
 Peers are built for a level of instructions (`LEVEL=avx2` of the scripts that build them); --level makes Hearth and PyTorch keep to it.
 """
-import argparse, json, os, pathlib, statistics, subprocess, time
+import argparse, json, os, pathlib, statistics, subprocess, sys, time
 
 FORMATS = {"F32": ["--dtype", "f32"], "Q8_0": ["--quantize", "q8"], "Q4_0": ["--quantize", "q4"]}
 LEVELS = {"avx2": {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}, "avx-vnni": {}, "avx512": {}}
@@ -79,6 +79,17 @@ def llama(folder, file, args, is_ik):
     return found
 
 
+def python_peer(engine, file, args):
+    """An engine of `python_peers.py`. An empty answer if it cannot read the file."""
+    deep = ["--depth", *args.depth, "--sequences", *args.sequences, *(["--depth-only"] if args.depth_only else [])]
+    command = [args.python, pathlib.Path(__file__).with_name("python_peers.py"), engine, file, "--threads", args.threads, *deep]
+    out = subprocess.run([str(word) for word in command], capture_output=True, text=True)
+    found = [json.loads(line) for line in out.stdout.splitlines() if line.startswith('{"p')]
+    if not found:
+        print(f"{engine} does not run {file}: {out.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
+    return found[0] if found else {}
+
+
 def pytorch(model):
     import torch
 
@@ -119,6 +130,8 @@ def main():
     parser.add_argument("--gguf", required=True, help="the same model in files, {} standing for the format, such as smollm2.{}.gguf")
     parser.add_argument("--llama", type=pathlib.Path, help="the folder with llama.cpp's llama-bench and llama-batched-bench")
     parser.add_argument("--ik", type=pathlib.Path, help="the same of ik_llama.cpp")
+    parser.add_argument("--engines", nargs="+", default=[], choices=["mistralrs", "openvino"], help="engines of python_peers.py")
+    parser.add_argument("--python", default=sys.executable, help="the Python that has them")
     parser.add_argument("--torch", action="store_true", help="also PyTorch, with the transformers of this Python; needs --model")
     parser.add_argument("--formats", nargs="+", default=list(FORMATS))
     parser.add_argument("--level", choices=LEVELS, help="the instructions to keep to")
@@ -144,6 +157,8 @@ def main():
                 note("llama.cpp", llama(args.llama.absolute(), file, args, False))
             if args.ik:
                 note("ik_llama.cpp", llama(args.ik.absolute(), file, args, True))
+            for engine in args.engines:
+                note(engine, python_peer(engine, file, args))
             sources = {"Hearth, GGUF": ["--model", file]}
             if args.model and format in FORMATS:
                 sources["Hearth"] = ["--model", args.model, *FORMATS[format]]

@@ -8,6 +8,9 @@
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const N_ARENAS: i32 = 2;
 
+/// Bytes of the largest tensor whose memory the allocator can keep when it is freed.
+pub(super) const MAX_KEPT_BYTES: usize = 32 << 20;
+
 /// Limits the allocator's arenas, if it has arenas. Call it before threads are started: those that have an arena keep
 /// it.
 pub fn limit_arenas() {
@@ -31,7 +34,8 @@ pub fn keep_freed_memory() {
         #[expect(unsafe_code, reason = "a setting of the C library has no other way in")]
         // SAFETY: takes two numbers and touches nothing but the allocator's own settings, under its own lock.
         let are_set = unsafe {
-            libc::mallopt(libc::M_MMAP_THRESHOLD, 32 << 20) != 0 && libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX) != 0
+            libc::mallopt(libc::M_MMAP_THRESHOLD, MAX_KEPT_BYTES as i32) != 0
+                && libc::mallopt(libc::M_TRIM_THRESHOLD, i32::MAX) != 0
         };
         if !are_set {
             tracing::debug!("cannot make the allocator keep freed memory");

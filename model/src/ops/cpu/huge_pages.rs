@@ -15,6 +15,8 @@ use std::{
 use memmap2::{MmapOptions, MmapRaw};
 use rayon::prelude::*;
 
+use super::arenas::MAX_KEPT_BYTES;
+
 const HUGE_PAGE: usize = 1 << 21;
 /// Bytes of a chunk, which the system provides as they are written to. A matrix larger than half of one has a map of its own.
 const CHUNK: usize = 1 << 28;
@@ -33,6 +35,17 @@ pub(in crate::ops) fn zeros<T: Copy + Default + Send + Sync>(len: usize) -> Vec<
     // SAFETY: as many values as there is room for are written now.
     unsafe {
         values.set_len(len);
+    }
+    values
+}
+
+/// An empty vector with room for `len` values: in huge pages if it is so large that the allocator asks the system for it and
+/// gives it back, as [`keep_freed_memory`](super::keep_freed_memory) says. Each small page would cost a fault.
+pub(super) fn with_room_for<T>(len: usize) -> Vec<T> {
+    let mut values: Vec<T> = Vec::with_capacity(len);
+    let places = values.spare_capacity_mut();
+    if size_of_val(places) >= MAX_KEPT_BYTES {
+        prefer(places.as_mut_ptr().cast(), size_of_val(places));
     }
     values
 }

@@ -107,13 +107,16 @@ fn change(output: &mut [f32], sums: &[f32; PANEL], bias: Option<&[f32]>, change:
 
 #[cfg(test)]
 mod tests {
+    use std::array;
+
     use super::*;
     use crate::ops::{
-        Dtype, Precision,
+        Dtype, MatrixRows, Precision,
         cpu::{
             has_fast_bf16_products, isa,
             isa::tests::{every_isa, is_fused, noise, with_isa},
         },
+        k_quants::{K_BLOCK, KBlock},
     };
 
     /// Sizes around every boundary: part of a panel, whole panels, enough work for threads.
@@ -241,19 +244,40 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_a_panel_are_its_rows() {
-        for [d_out, d_in] in SHAPES {
+    fn widened_inputs_are_those_of_the_rows() {
+        for dims @ [d_out, d_in] in SHAPES {
             let matrix = noise(d_out * d_in, 8);
-            for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::Q8, Dtype::Q4] {
-                let panels = Panels::new(&matrix, [d_out, d_in], dtype);
-                let mut found = vec![0.0; d_out * d_in];
-                for (panel, rows) in found.chunks_mut(PANEL * d_in).enumerate() {
-                    panels.rows_of_panel(panel, rows);
+            for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::Q8, Dtype::Q5_1, Dtype::Q4_1, Dtype::Q4] {
+                check_widened(&Panels::new(&matrix, dims, dtype));
+            }
+        }
+        let block = |n: usize| KBlock {
+            scale: half::f16::from_f32(n as f32 - 20.0),
+            values: array::from_fn(|at| ((at + n) % 16) as i8),
+            scales: array::from_fn(|at| (at / 2 + n % 7) as i8),
+            ..KBlock::default()
+        };
+        let [above, below]: [Vec<_>; 2] = [64, 32].map(|n_rows| (0..2 * n_rows).map(block).collect());
+        let stacked = [
+            (Dtype::Q4K, MatrixRows::of(&above, [64, 2 * K_BLOCK])),
+            (Dtype::Q6K, MatrixRows::of(&below, [32, 2 * K_BLOCK])),
+        ];
+        check_widened(&Panels::from_k_quants(&stacked));
+    }
+
+    fn check_widened(panels: &Panels) {
+        let [d_out, d_in] = panels.dims();
+        let rows: Vec<Vec<f32>> = (0..d_out).map(|row| panels.row(row)).collect();
+        for first in [0, d_in / 3, d_in - 1] {
+            for n in [1, d_in - first] {
+                for panel in 0..d_out.div_ceil(PANEL) {
+                    let mut lines = vec![[f32::NAN; PANEL]; n];
+                    panels.widen(panel, first, &mut lines);
+                    for (input, line) in lines.iter().enumerate() {
+                        let value = |lane: usize| rows.get(panel * PANEL + lane).map_or(0.0, |row| row[first + input]);
+                        assert_eq!(*line, array::from_fn(value), "{panels:?}");
+                    }
                 }
-                assert!(
-                    found == (0..d_out).flat_map(|row| panels.row(row)).collect::<Vec<_>>(),
-                    "{dtype}, {d_out}x{d_in}"
-                );
             }
         }
     }

@@ -29,12 +29,8 @@ pub(super) trait PanelValues: fmt::Debug + Send + Sync {
     /// Row `row` of the matrix: `[d_in]`.
     fn row(&self, row: usize) -> Vec<f32>;
 
-    /// Fills `rows [n_rows, d_in]` with the first rows of panel `panel`.
-    fn rows_of_panel(&self, panel: usize, d_in: usize, rows: &mut [f32]) {
-        for (row, values) in rows.chunks_exact_mut(d_in).enumerate() {
-            values.copy_from_slice(&self.row(panel * PANEL + row));
-        }
-    }
+    /// Fills `lines` with the values of the 32 rows of panel `panel` at input `first`, at the next one, and so on.
+    fn widen(&self, panel: usize, first: usize, lines: &mut [[f32; PANEL]]);
 
     /// The same in blocks of 32 with a scale each, if the format has them.
     fn blocks(&self, row: usize) -> Option<Vec<QuantizedBlock>>;
@@ -116,20 +112,10 @@ impl<L: PanelLine> PanelValues for FloatPanels<L> {
         lines.chunks_exact(L::LINES).map(|lines| L::widen(lines)[row % PANEL]).collect()
     }
 
-    /// Each line is widened once, for all rows.
-    fn rows_of_panel(&self, panel: usize, d_in: usize, rows: &mut [f32]) {
-        /// Inputs that all rows get before the next: a cache line of each.
-        const INPUTS: usize = 16;
-        let n_lines = d_in * L::LINES;
-        let lines = &self.lines[panel * n_lines..][..n_lines];
-        for (number, lines) in lines.chunks(INPUTS * L::LINES).enumerate() {
-            let mut widened = [[0.0; PANEL]; INPUTS];
-            let lines = lines.chunks_exact(L::LINES);
-            let inputs = number * INPUTS..number * INPUTS + lines.len();
-            widened.iter_mut().zip(lines).for_each(|(widened, lines)| *widened = L::widen(lines));
-            for (row, values) in rows.chunks_exact_mut(d_in).enumerate() {
-                values[inputs.clone()].iter_mut().zip(&widened).for_each(|(value, widened)| *value = widened[row]);
-            }
+    fn widen(&self, panel: usize, first: usize, lines: &mut [[f32; PANEL]]) {
+        let stored = &self.lines[(panel * self.d_in + first) * L::LINES..];
+        for (line, stored) in lines.iter_mut().zip(stored.chunks_exact(L::LINES)) {
+            *line = L::widen(stored);
         }
     }
 
@@ -215,6 +201,18 @@ impl<B: QuantBlock> PanelValues for QuantPanels<B> {
 
     fn row(&self, row: usize) -> Vec<f32> {
         self.row_blocks(row).flat_map(RowBlock::weights).take(self.d_in).collect()
+    }
+
+    fn widen(&self, panel: usize, mut first: usize, mut lines: &mut [[f32; PANEL]]) {
+        let blocks = &self.blocks[panel * self.n_blocks..][..self.n_blocks];
+        let mut widened = [[0.0; PANEL]; BLOCK];
+        while !lines.is_empty() {
+            let (run, skipped) = (first / BLOCK, first % BLOCK);
+            let (next, rest) = lines.split_at_mut(lines.len().min(BLOCK - skipped));
+            blocks[run / B::RUNS].widen(run % B::RUNS, &mut widened);
+            next.copy_from_slice(&widened[skipped..][..next.len()]);
+            (first, lines) = (first + next.len(), rest);
+        }
     }
 
     fn blocks(&self, row: usize) -> Option<Vec<QuantizedBlock>> {

@@ -110,9 +110,10 @@ impl Panels {
         self.values.row(row)
     }
 
-    /// Fills `rows [n_rows, d_in]` with the first rows of panel `panel`, which has [`PANEL`] of them, the last one maybe fewer.
-    pub(super) fn rows_of_panel(&self, panel: usize, rows: &mut [f32]) {
-        self.values.rows_of_panel(panel, self.d_in, rows);
+    /// Fills `lines` with the values of the 32 rows of panel `panel` at input `first`, at the next one, and so on; those
+    /// behind the last row of the matrix are 0.
+    pub(super) fn widen(&self, panel: usize, first: usize, lines: &mut [[f32; PANEL]]) {
+        self.values.widen(panel, first, lines);
     }
 
     /// Prepares rows of the input for [`multiply`](Self::multiply).
@@ -180,9 +181,9 @@ impl PanelValues for Stacked {
         part.row(row)
     }
 
-    fn rows_of_panel(&self, panel: usize, _: usize, rows: &mut [f32]) {
+    fn widen(&self, panel: usize, first: usize, lines: &mut [[f32; PANEL]]) {
         let (_, part, row) = self.part(panel * PANEL);
-        part.rows_of_panel(row / PANEL, rows);
+        part.widen(row / PANEL, first, lines);
     }
 
     fn blocks(&self, _: usize) -> Option<Vec<QuantizedBlock>> {

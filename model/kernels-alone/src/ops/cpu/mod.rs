@@ -54,6 +54,7 @@ pub use isa::instruction_set;
 use isa::{Isa, PORTABLE_IS_FUSED, for_each_isa, isa, multiply_add};
 pub(super) use kv_append::{append_keys, append_values};
 pub(super) use kv_element::KvElement;
+use panels::Panels;
 pub(super) use rowwise::{activate, gated, norm, soft_cap};
 
 mod tensors {

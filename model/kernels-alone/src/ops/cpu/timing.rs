@@ -72,6 +72,10 @@ pub(super) fn run() {
         attention::<half::f16>("f16");
         attention::<i8>("q8");
     }
+    if only.as_deref().is_some_and(|only| only.contains("low-rank")) {
+        training::time_frozen();
+        training::time_low_rank();
+    }
     for (name, precision) in [("training-f32", Precision::F32), ("training-bf16", Precision::Bf16)] {
         if only.as_deref().is_none_or(|only| only.contains(name)) {
             training::time(precision);

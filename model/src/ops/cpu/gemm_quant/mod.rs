@@ -184,6 +184,11 @@ mod tests {
                     let stored = &blocks[row / PANEL * n_blocks + number];
                     let weights: [f32; K_BLOCK] = array::from_fn(|input| stored.weight(row % PANEL, input));
                     assert_eq!(weights, block.weights());
+                    for (run, weights) in weights.as_chunks::<BLOCK>().0.iter().enumerate() {
+                        let mut lines = [[f32::NAN; PANEL]; BLOCK];
+                        stored.widen(run, &mut lines);
+                        assert_eq!(lines.map(|line| line[row % PANEL]), *weights);
+                    }
                 }
             }
             check_blocks(blocks, dims, n_rows);

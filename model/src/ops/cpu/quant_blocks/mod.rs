@@ -1,6 +1,8 @@
 //! Blocks of quantized weights as the CPU stores them: the rows' numbers (`numbers.rs`) and what multiplies them
 //! (`factors.rs`).
 
+use std::array;
+
 use super::{panel_layout::PANEL, quant_rows::InputCorrection};
 use crate::ops::{BLOCK_SIZE as BLOCK, QuantizedBlock, k_quants::KBlock};
 
@@ -47,6 +49,24 @@ pub(super) trait QuantBlock: Copy + Send + Sync + 'static {
 
     /// What is added to a run's weights after scaling, if the format has minima.
     fn minima(&self, run: usize) -> Option<Self::Factors<'_>>;
+
+    /// The weights of a run: for each input, those of all rows.
+    fn widen(&self, run: usize, lines: &mut [[f32; PANEL]; BLOCK]) {
+        let minima = self.minima(run).map_or([0.0; PANEL], |minima| array::from_fn(|row| minima.get(row)));
+        for (part, lines) in lines.chunks_exact_mut(BLOCK / Self::SCALES).enumerate() {
+            let scales = self.scales(run, part);
+            let scales: [f32; PANEL] = array::from_fn(|row| scales.get(row));
+            for (n, lines) in lines.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+                let numbers = self.numbers(run).group(part * BLOCK / Self::SCALES / 4 + n);
+                for (input, line) in lines.iter_mut().enumerate() {
+                    *line = array::from_fn(|row| {
+                        let number = i32::from(numbers[row][input]) - Self::OFFSET;
+                        number as f32 * scales[row] + minima[row]
+                    });
+                }
+            }
+        }
+    }
 
     /// Quantizes one row's 32 weights.
     fn quantize(_weights: &[f32; BLOCK]) -> Self::Row {

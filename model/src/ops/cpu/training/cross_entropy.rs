@@ -1,6 +1,6 @@
 //! The training loss, fused with the output projection.
 
-use std::{ops::Range, sync::Arc};
+use std::{borrow::Cow, ops::Range, sync::Arc};
 
 use burn::backend::flex::FlexTensor;
 
@@ -8,7 +8,7 @@ use super::{
     add_rows, dims,
     frozen::Matrix,
     multiplied,
-    product::{Plus, View, shared_product},
+    product::{Plus, View, new_product, shared_product},
     shared_gradient::SharedGradient,
     sum_of_rows, tensor, values,
 };
@@ -68,51 +68,56 @@ impl TrainingOp<FlexTensor> for LinearCrossEntropy {
         };
         let trains_weight = wanted[1..].contains(&true);
         assert_eq!(self.targets.len(), n_rows, "targets, one for each row");
-        let weights = self.weights.as_deref();
-        assert!(weights.is_none_or(|weights| weights.len() == n_rows), "weights, one for each row");
-        // What each row counts in the gradients.
-        let share = |row: usize| weights.map_or(1.0 / n_rows as f32, |weights| weights[row]);
-        let mut of_hidden = vec![0.0; if is_recorded { n_rows * d_model } else { 0 }];
-        let mut of_weight = vec![0.0; if trains_weight { vocab_size * d_model } else { 0 }];
+        let (hidden, counted) = (values(&inputs[0]), self.counted_rows());
+        // The rows that count, with what each counts in the gradients.
+        let n_counted = counted.as_ref().map_or(n_rows, Vec::len);
+        let row_of = |n: usize| counted.as_ref().map_or(n, |counted| counted[n]);
+        let share = |n: usize| self.weights.as_ref().map_or(1.0 / n_rows as f32, |weights| weights[row_of(n)]);
+        let hidden = counted.as_deref().map_or(Cow::from(hidden), |counted| rows_of(hidden, counted, d_model).into());
+        let mut of_hidden = Vec::with_capacity(if is_recorded { n_counted * d_model } else { 0 });
+        let mut of_weight = Vec::new();
         let mut of_bias = vec![0.0; if trains_weight && bias.is_some() { vocab_size } else { 0 }];
         // Of each row: the cross entropy, and the logarithm of the denominator.
-        let mut losses = vec![0.0; 2 * n_rows];
-        let chunk = rows_at_once(vocab_size).min(n_rows.max(1));
-        let mut logits = vec![0.0; chunk * vocab_size];
-        for (n, targets) in self.targets.chunks(chunk).enumerate() {
-            let rows = n * chunk..n * chunk + targets.len();
-            let hidden = &values(&inputs[0])[rows.start * d_model..rows.end * d_model];
+        let mut losses = vec![0.0; 2 * n_counted];
+        let chunk = rows_at_once(vocab_size);
+        for first in (0..n_counted).step_by(chunk) {
+            let rows = first..n_counted.min(first + chunk);
+            let hidden = &hidden[rows.start * d_model..rows.end * d_model];
             let hidden = View::new(hidden, [rows.len(), d_model], d_model);
-            let logits = &mut logits[..rows.len() * vocab_size];
-            weight.multiply(hidden, bias, logits);
+            let mut logits = weight.multiply(hidden, bias);
             let losses = thread_pool::SharedMut::new(&mut losses[2 * rows.start..2 * rows.end]);
-            thread_pool::parallel_chunks(logits, vocab_size, |row, logits| {
-                let share = share(rows.start + row);
-                if share == 0.0 {
-                    logits.fill(0.0);
-                    return;
-                }
-                let target = usize::try_from(targets[row]).unwrap_or(usize::MAX);
-                assert!(target < vocab_size, "target {target} of a vocabulary of {vocab_size}");
+            thread_pool::parallel_chunks(&mut logits, vocab_size, |row, logits| {
+                let n = rows.start + row;
                 #[expect(unsafe_code, reason = "threads write disjoint values of one slice")]
                 // SAFETY: each row is claimed once.
                 let loss = unsafe { losses.part(2 * row..2 * row + 2) };
-                loss_row(logits, target, self.options, is_recorded.then_some(share), loss);
+                let target = self.target(row_of(n), vocab_size);
+                loss_row(logits, target, self.options, is_recorded.then(|| share(n)), loss);
             });
+            let of_logits = View::new(&logits, [rows.len(), vocab_size], vocab_size);
             if is_recorded {
-                let of_hidden = &mut of_hidden[rows.start * d_model..rows.end * d_model];
-                weight.multiply_back(logits, [rows.len(), vocab_size], of_hidden);
+                of_hidden.extend(weight.multiply_back(of_logits));
             }
             if trains_weight {
-                let of_logits = View::new(logits, [rows.len(), vocab_size], vocab_size);
-                let plus = if n == 0 { Plus::Nothing } else { Plus::Itself };
-                shared_product(&mut of_weight, [of_logits.transposed(), hidden], plus, self.precision);
+                let operands = [of_logits.transposed(), hidden];
+                if first == 0 {
+                    of_weight = new_product(operands, None, self.precision);
+                } else {
+                    shared_product(&mut of_weight, operands, Plus::Itself, self.precision);
+                }
                 if bias.is_some() {
-                    add_rows(&mut of_bias, &sum_of_rows(logits, vocab_size));
+                    add_rows(&mut of_bias, &sum_of_rows(&logits, vocab_size));
                 }
             }
         }
-        let output = self.reduce(&losses);
+        if trains_weight && n_counted == 0 {
+            of_weight = vec![0.0; vocab_size * d_model];
+        }
+        let output = self.reduce(&losses, counted.as_deref());
+        let of_hidden = match &counted {
+            Some(counted) if is_recorded => at_rows(&of_hidden, counted, [n_rows, d_model]),
+            _ => of_hidden,
+        };
         let saved = [
             is_recorded.then(|| tensor(of_hidden, [n_rows, d_model])),
             trains_weight.then(|| tensor(of_weight, [vocab_size, d_model])),
@@ -146,48 +151,79 @@ impl LinearCrossEntropy {
     pub(in crate::ops) fn of_packed(&self, hidden: &[f32], weight: &Panels, bias: Option<&[f32]>) -> [f32; 2] {
         let [vocab_size, d_model] = weight.dims();
         assert_eq!(self.targets.len() * d_model, hidden.len(), "targets, one for each row");
+        let counted = self.counted_rows();
+        let hidden = counted.as_deref().map_or(Cow::from(hidden), |counted| rows_of(hidden, counted, d_model).into());
         let logits = |rows: Range<usize>| cpu::linear(&hidden[rows.start * d_model..rows.end * d_model], weight, bias);
-        self.reduce(&self.row_losses(vocab_size, logits))
+        self.reduce(&self.row_losses(vocab_size, counted.as_deref(), logits), counted.as_deref())
     }
 
-    /// For each row the cross entropy and the logarithm of the denominator, `[n_rows, 2]`; those of rows that count nothing
-    /// are 0. `logits` gives those of some rows, before any soft cap.
-    pub(in crate::ops) fn row_losses(&self, vocab_size: usize, logits: impl Fn(Range<usize>) -> Vec<f32>) -> Vec<f32> {
+    /// For each of the rows that count (all, if there is no list of them) the cross entropy and the logarithm of the
+    /// denominator, `[n_counted, 2]`. `logits` gives those of some of these rows, before any soft cap.
+    pub(in crate::ops) fn row_losses(
+        &self,
+        vocab_size: usize,
+        counted: Option<&[usize]>,
+        logits: impl Fn(Range<usize>) -> Vec<f32>,
+    ) -> Vec<f32> {
         let chunk = rows_at_once(vocab_size);
-        let mut losses = vec![0.0; 2 * self.targets.len()];
+        let mut losses = vec![0.0; 2 * counted.map_or(self.targets.len(), <[usize]>::len)];
         for (n, losses) in losses.chunks_mut(2 * chunk).enumerate() {
             let rows = n * chunk..n * chunk + losses.len() / 2;
             let mut logits = logits(rows.clone());
             let losses = thread_pool::SharedMut::new(losses);
             thread_pool::parallel_chunks(&mut logits, vocab_size, |row, logits| {
-                let row_of_all = rows.start + row;
-                if self.weights.as_ref().is_some_and(|weights| weights[row_of_all] == 0.0) {
-                    return;
-                }
-                let target = usize::try_from(self.targets[row_of_all]).unwrap_or(usize::MAX);
-                assert!(target < vocab_size, "target {target} of a vocabulary of {vocab_size}");
                 #[expect(unsafe_code, reason = "threads write disjoint values of one slice")]
                 // SAFETY: each row is claimed once.
                 let loss = unsafe { losses.part(2 * row..2 * row + 2) };
+                let n = rows.start + row;
+                let target = self.target(counted.map_or(n, |counted| counted[n]), vocab_size);
                 loss_row(logits, target, self.options, None, loss);
             });
         }
         losses
     }
 
-    /// What is minimised, and the cross entropy, from those of each row and the logarithm of its denominator.
-    fn reduce(&self, losses: &[f32]) -> [f32; 2] {
-        let weights = self.weights.as_deref();
+    /// The rows that count, unless all do. The others cost nothing: in fine-tuning, those of prompts and padding.
+    fn counted_rows(&self) -> Option<Vec<usize>> {
+        let weights = self.weights.as_ref()?;
+        assert_eq!(weights.len(), self.targets.len(), "weights, one for each row");
+        let counted: Vec<usize> = (0..weights.len()).filter(|&row| weights[row] != 0.0).collect();
+        (counted.len() < weights.len()).then_some(counted)
+    }
+
+    fn target(&self, row: usize, vocab_size: usize) -> usize {
+        let target = usize::try_from(self.targets[row]).unwrap_or(usize::MAX);
+        assert!(target < vocab_size, "target {target} of a vocabulary of {vocab_size}");
+        target
+    }
+
+    /// What is minimised, and the cross entropy, from those of each row that counts and the logarithm of its denominator.
+    fn reduce(&self, losses: &[f32], counted: Option<&[usize]>) -> [f32; 2] {
         let (mut loss, mut square) = (0.0, 0.0);
-        for (row, [of_row, log_z]) in losses.as_chunks::<2>().0.iter().enumerate() {
-            let weight = weights.map_or(1.0, |weights| f64::from(weights[row]));
+        for (n, [of_row, log_z]) in losses.as_chunks::<2>().0.iter().enumerate() {
+            let row = counted.map_or(n, |counted| counted[n]);
+            let weight = self.weights.as_ref().map_or(1.0, |weights| f64::from(weights[row]));
             loss += f64::from(*of_row) * weight;
             square += f64::from(*log_z).powi(2) * weight;
         }
-        let n_counted = if weights.is_some() { 1.0 } else { self.targets.len() as f64 };
-        let loss = loss / n_counted;
-        [(loss + self.options.z_loss * square / n_counted) as f32, loss as f32]
+        let total = if self.weights.is_some() { 1.0 } else { self.targets.len() as f64 };
+        let loss = loss / total;
+        [(loss + self.options.z_loss * square / total) as f32, loss as f32]
     }
+}
+
+/// Some rows of a matrix with rows of `width` values.
+pub(super) fn rows_of(matrix: &[f32], rows: &[usize], width: usize) -> Vec<f32> {
+    rows.iter().flat_map(|row| &matrix[row * width..(row + 1) * width]).copied().collect()
+}
+
+/// A matrix `[n_rows, width]` with these values in some of its rows, and 0 in the others.
+fn at_rows(values: &[f32], rows: &[usize], [n_rows, width]: [usize; 2]) -> Vec<f32> {
+    let mut matrix = vec![0.0; n_rows * width];
+    for (values, row) in values.chunks_exact(width).zip(rows) {
+        matrix[row * width..(row + 1) * width].copy_from_slice(values);
+    }
+    matrix
 }
 
 for_each_isa!(loss_row(

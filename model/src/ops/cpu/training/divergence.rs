@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::backend::flex::FlexTensor;
 
 use super::{
-    cross_entropy::{largest, rows_at_once},
+    cross_entropy::{largest, rows_at_once, rows_of},
     dims,
     frozen::Matrix,
     multiplied,
@@ -48,17 +48,12 @@ impl TrainingOp<FlexTensor> for LinearDivergence {
         let counted: Vec<usize> = (0..n_rows).filter(|&row| self.shares[row] != 0.0).collect();
         let mut of_hidden = vec![0.0; if is_recorded { n_rows * d_model } else { 0 }];
         let mut losses = vec![0.0; counted.len()];
-        let chunk = rows_at_once(vocab_size).min(counted.len().max(1));
-        let mut logits = vec![0.0; 2 * chunk * vocab_size];
+        let chunk = rows_at_once(vocab_size);
         let weight = Matrix::Packed(panels);
         for (rows, losses) in counted.chunks(chunk).zip(losses.chunks_mut(chunk)) {
-            let gathered = |all: &[f32]| -> Vec<f32> {
-                rows.iter().flat_map(|&row| &all[row * d_model..][..d_model]).copied().collect()
-            };
             // The rows of now, then those of before.
-            let both = [gathered(hidden), gathered(&self.former)].concat();
-            let logits = &mut logits[..2 * rows.len() * vocab_size];
-            weight.multiply(View::new(&both, [2 * rows.len(), d_model], d_model), bias.as_deref(), logits);
+            let both = [hidden, &self.former].map(|all| rows_of(all, rows, d_model)).concat();
+            let mut logits = weight.multiply(View::new(&both, [2 * rows.len(), d_model], d_model), bias.as_deref());
             let (now, before) = logits.split_at_mut(rows.len() * vocab_size);
             let losses = thread_pool::SharedMut::new(losses);
             thread_pool::parallel_chunks(now, vocab_size, |row, now| {
@@ -69,8 +64,7 @@ impl TrainingOp<FlexTensor> for LinearDivergence {
                 divergence_row(now, before, self.softcap, self.shares[rows[row]], loss);
             });
             if is_recorded {
-                let mut of_rows = vec![0.0; rows.len() * d_model];
-                weight.multiply_back(now, [rows.len(), vocab_size], &mut of_rows);
+                let of_rows = weight.multiply_back(View::new(now, [rows.len(), vocab_size], vocab_size));
                 for (&row, of_row) in rows.iter().zip(of_rows.chunks_exact(d_model)) {
                     of_hidden[row * d_model..][..d_model].copy_from_slice(of_row);
                 }

@@ -7,18 +7,11 @@ use burn::backend::flex::FlexTensor;
 
 use super::{
     dims,
-    product::{Plus, View, new_product, product_at},
+    product::{Plus, Rhs, View, new_product, new_product_with, product_at},
     residual::dropped,
     tensor, values,
 };
-use crate::ops::{
-    Dropout, LoraPair, LoraShape, Precision,
-    cpu::{Panels, panel_layout::PANEL, thread_pool},
-    training::TrainingOp,
-};
-
-/// Values of the matrix that exist as f32 at a time: the matrix is never widened whole.
-const WIDENED: usize = 1 << 20;
+use crate::ops::{Dropout, LoraPair, LoraShape, Precision, cpu::Panels, training::TrainingOp};
 
 /// A matrix that is only read.
 pub(super) enum Matrix<'a> {
@@ -27,51 +20,20 @@ pub(super) enum Matrix<'a> {
 }
 
 impl Matrix<'_> {
-    /// `x [n_rows, d_in]` times the transpose, plus a bias, into `output [n_rows, d_out]`.
-    pub(super) fn multiply(&self, x: View<'_>, bias: Option<&[f32]>, output: &mut [f32]) {
+    /// `x [n_rows, d_in]` times the transpose, plus a bias: `[n_rows, d_out]`.
+    pub(super) fn multiply(&self, x: View<'_>, bias: Option<&[f32]>) -> Vec<f32> {
         match self {
-            Self::Plain(weight, precision) => {
-                let plus = bias.map_or(Plus::Nothing, Plus::Bias);
-                product_at(output, (0, weight.n_rows()), [x, weight.transposed()], plus, *precision);
-            }
-            Self::Packed(panels) => {
-                let [d_out, _] = panels.dims();
-                widened(panels, |first, rows| {
-                    let plus = bias.map_or(Plus::Nothing, |bias| Plus::Bias(&bias[first..first + rows.n_rows()]));
-                    product_at(output, (first, d_out), [x, rows.transposed()], plus, Precision::F32);
-                });
-            }
+            Self::Plain(weight, precision) => new_product([x, weight.transposed()], bias, *precision),
+            Self::Packed(panels) => new_product_with(x, Rhs::StoredTransposed(panels), bias, Precision::F32),
         }
     }
 
-    /// The gradient of `x`, from that of the product, `[n_rows, d_out]`, whose rows begin `stride` values apart.
-    pub(super) fn multiply_back(&self, gradient: &[f32], [n_rows, stride]: [usize; 2], output: &mut [f32]) {
+    /// The gradient of `x`, `[n_rows, d_in]`, from that of the product, `[n_rows, d_out]`.
+    pub(super) fn multiply_back(&self, gradient: View<'_>) -> Vec<f32> {
         match self {
-            Self::Plain(weight, precision) => {
-                let gradient = View::new(gradient, [n_rows, weight.n_rows()], stride);
-                product_at(output, (0, weight.n_cols()), [gradient, *weight], Plus::Nothing, *precision);
-            }
-            Self::Packed(panels) => widened(panels, |first, rows| {
-                let gradient = View::new(&gradient[first..], [n_rows, rows.n_rows()], stride);
-                let plus = if first == 0 { Plus::Nothing } else { Plus::Itself };
-                product_at(output, (0, rows.n_cols()), [gradient, rows], plus, Precision::F32);
-            }),
+            Self::Plain(weight, precision) => new_product([gradient, *weight], None, *precision),
+            Self::Packed(panels) => new_product_with(gradient, Rhs::Stored(panels), None, Precision::F32),
         }
-    }
-}
-
-/// Calls `visit` with some rows after the other as f32, and the number of the first.
-fn widened(panels: &Panels, mut visit: impl FnMut(usize, View<'_>)) {
-    let [d_out, d_in] = panels.dims();
-    let n_rows = (WIDENED / d_in.max(1)).max(1).next_multiple_of(PANEL).min(d_out.max(1));
-    let mut scratch = vec![0.0; n_rows * d_in];
-    for first in (0..d_out).step_by(n_rows) {
-        let n_rows = n_rows.min(d_out - first);
-        let rows = &mut scratch[..n_rows * d_in];
-        thread_pool::parallel_chunks(rows, PANEL * d_in, |panel, rows| {
-            panels.rows_of_panel(first / PANEL + panel, rows)
-        });
-        visit(first, View::new(rows, [n_rows, d_in], d_in));
     }
 }
 
@@ -91,9 +53,8 @@ impl TrainingOp<FlexTensor> for FrozenLinear {
         let is_recorded = wanted.contains(&true);
         let ([n_rows, d_in], [d_out, _]) = (dims(&inputs[0]), self.weight.dims());
         let x = values(&inputs[0]);
-        let mut output = thread_pool::new_zeros(n_rows * d_out);
         let matrix = Matrix::Packed(&self.weight);
-        matrix.multiply(View::new(x, [n_rows, d_in], d_in), self.bias.as_deref(), &mut output);
+        let mut output = matrix.multiply(View::new(x, [n_rows, d_in], d_in), self.bias.as_deref());
         let mut saved = Vec::new();
         if let Some((shape, dropout)) = &self.lora {
             let reduced = reduce(&dropped_input(x, *dropout), values(&inputs[1]), shape);
@@ -118,11 +79,8 @@ impl TrainingOp<FlexTensor> for FrozenLinear {
     ) -> Vec<Option<FlexTensor>> {
         let ([n_rows, d_out], d_in) = (dims(gradient), self.weight.dims()[1]);
         let gradient = values(gradient);
-        let mut of_x = wanted[0].then(|| {
-            let mut of_x = thread_pool::new_zeros(n_rows * d_in);
-            Matrix::Packed(&self.weight).multiply_back(gradient, [n_rows, d_out], &mut of_x);
-            of_x
-        });
+        let mut of_x =
+            wanted[0].then(|| Matrix::Packed(&self.weight).multiply_back(View::new(gradient, [n_rows, d_out], d_out)));
         let Some((shape, dropout)) = &self.lora else {
             return vec![of_x.map(|of_x| tensor(of_x, [n_rows, d_in]))];
         };
@@ -137,8 +95,11 @@ impl TrainingOp<FlexTensor> for FrozenLinear {
             product_at(&mut of_reduced, (first, rank), [gradient, b], Plus::Nothing, Precision::F32);
             of_reduced.chunks_exact_mut(rank).flat_map(|row| &mut row[first..first + own]).for_each(|v| *v *= scale);
             let reduced = View::new(&reduced[first..], [n_rows, *own], rank);
-            let operands = [gradient.transposed(), reduced];
-            product_at(&mut of_values[of_b], (0, *own), operands, Plus::Nothing, Precision::F32);
+            // The transpose, so that the gradient is read in its rows' order.
+            let transposed = new_product([reduced.transposed(), gradient], None, Precision::F32);
+            for (row, of_b) in of_values[of_b].chunks_exact_mut(*own).enumerate() {
+                of_b.iter_mut().enumerate().for_each(|(n, value)| *value = transposed[n * rows.len() + row]);
+            }
             first += own;
         }
         let of_reduced = View::new(&of_reduced, [n_rows, rank], rank);

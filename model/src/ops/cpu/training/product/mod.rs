@@ -13,14 +13,14 @@ mod tile;
 use std::{cell::RefCell, ops::Range};
 
 use self::{
-    pack::{pack_columns, pack_rows},
+    pack::{pack_columns, pack_rows, pack_stored_columns, pack_stored_rows},
     tile::{Operands, Output, PANEL, ROWS, STEP, tile},
 };
 use super::scratch::resized;
 use crate::ops::{
     Precision,
     cpu::{
-        has_fast_bf16_products,
+        Panels, has_fast_bf16_products, huge_pages,
         thread_pool::{self, SharedMut},
     },
 };
@@ -37,6 +37,9 @@ const WIDE: usize = 1024;
 /// Contiguous rows of the right operand that begin further apart than this many values are packed: they would lie in many
 /// pages, and their lines in few sets of a cache.
 const MAX_DIRECT_STRIDE: usize = 256;
+
+/// Rows of the left operand up to which the right one is read where it is: it is read too seldom for packing to pay.
+const FEW_ROWS: usize = 48;
 
 /// Panels from which on packing rows of the left operand pays.
 const MIN_PANELS: usize = 4;
@@ -64,14 +67,6 @@ impl<'a> View<'a> {
         Self { values, n_rows, n_cols, row_stride, col_stride: 1 }
     }
 
-    pub(super) fn n_rows(&self) -> usize {
-        self.n_rows
-    }
-
-    pub(super) fn n_cols(&self) -> usize {
-        self.n_cols
-    }
-
     /// The transpose.
     pub(super) fn transposed(self) -> Self {
         Self {
@@ -87,6 +82,37 @@ impl<'a> View<'a> {
         assert!(rows.end <= self.n_rows && cols.end <= self.n_cols, "a part beyond its matrix");
         let start = rows.start * self.row_stride + cols.start * self.col_stride;
         Self { values: &self.values[start.min(self.values.len())..], n_rows: rows.len(), n_cols: cols.len(), ..self }
+    }
+}
+
+/// The right operand of a product.
+#[derive(Clone, Copy)]
+pub(super) enum Rhs<'a> {
+    View(View<'a>),
+    /// A matrix in the layout of inference, in whatever format. It is widened to f32 where it is packed, so never whole.
+    Stored(&'a Panels),
+    /// The transpose of such a matrix.
+    StoredTransposed(&'a Panels),
+}
+
+impl Rhs<'_> {
+    fn dims(&self) -> [usize; 2] {
+        match self {
+            Self::View(view) => [view.n_rows, view.n_cols],
+            Self::Stored(panels) => panels.dims(),
+            Self::StoredTransposed(panels) => {
+                let [d_out, d_in] = panels.dims();
+                [d_in, d_out]
+            }
+        }
+    }
+
+    /// Whether products with `n_rows` rows read it where it is.
+    fn is_direct(&self, n_rows: usize) -> bool {
+        match self {
+            Self::View(view) => view.col_stride == 1 && (view.row_stride <= MAX_DIRECT_STRIDE || n_rows <= FEW_ROWS),
+            Self::Stored(_) | Self::StoredTransposed(_) => false,
+        }
     }
 }
 
@@ -136,7 +162,7 @@ impl Target {
 pub(super) unsafe fn product(target: Target, lhs: View<'_>, rhs: View<'_>, plus: Plus<'_>) {
     assert_eq!(lhs.n_cols, rhs.n_rows, "inner dimensions");
     PANELS.with_borrow_mut(|packed| {
-        for columns in Columns::chunks(rhs, Form::Plain) {
+        for columns in Columns::chunks(Rhs::View(rhs), lhs.n_rows, Form::Plain) {
             let packed = resized(packed, columns.packed_len());
             packed.chunks_exact_mut(columns.panel_len()).enumerate().for_each(|(n, panel)| columns.pack(n, panel));
             // SAFETY: the caller's.
@@ -177,20 +203,26 @@ pub(super) fn product_at(
     #[expect(unsafe_code, reason = "writes through a pointer")]
     // SAFETY: `output` is borrowed for as long as this runs.
     unsafe {
-        by_all_threads(target, [lhs, rhs], plus, precision);
+        by_all_threads(target, lhs, Rhs::View(rhs), plus, precision);
     }
 }
 
 /// `lhs [m, k]` times `rhs [k, n]` plus `bias [n]`, if there is one, in each row, by all threads: `[m, n]`. Faster than
 /// [`shared_product`] into zeros: memory is written once.
 pub(super) fn new_product([lhs, rhs]: [View<'_>; 2], bias: Option<&[f32]>, precision: Precision) -> Vec<f32> {
-    let (len, n) = (lhs.n_rows * rhs.n_cols, rhs.n_cols);
-    let mut output = Vec::with_capacity(len);
+    new_product_with(lhs, Rhs::View(rhs), bias, precision)
+}
+
+/// [`new_product`] of any right operand.
+pub(super) fn new_product_with(lhs: View<'_>, rhs: Rhs<'_>, bias: Option<&[f32]>, precision: Precision) -> Vec<f32> {
+    let [_, n] = rhs.dims();
+    let len = lhs.n_rows * n;
+    let mut output = huge_pages::with_room_for(len);
     let target = Target { start: output.as_mut_ptr(), row_stride: n };
     #[expect(unsafe_code, reason = "writes memory that has no values yet")]
     // SAFETY: the memory is there for `m` rows of `n` values, and all of them are written without being read.
     unsafe {
-        by_all_threads(target, [lhs, rhs], bias.map_or(Plus::Nothing, Plus::Bias), precision);
+        by_all_threads(target, lhs, rhs, bias.map_or(Plus::Nothing, Plus::Bias), precision);
         output.set_len(len);
     }
     output
@@ -201,18 +233,18 @@ pub(super) fn new_product([lhs, rhs]: [View<'_>; 2], bias: Option<&[f32]>, preci
 /// # Safety
 /// As for [`product`].
 #[expect(unsafe_code, reason = "threads write disjoint parts of one matrix")]
-unsafe fn by_all_threads(target: Target, [lhs, rhs]: [View<'_>; 2], plus: Plus<'_>, precision: Precision) {
+unsafe fn by_all_threads(target: Target, lhs: View<'_>, rhs: Rhs<'_>, plus: Plus<'_>, precision: Precision) {
     let m = lhs.n_rows;
-    assert_eq!(lhs.n_cols, rhs.n_rows, "inner dimensions");
+    assert_eq!(lhs.n_cols, rhs.dims()[0], "inner dimensions");
     PANELS.with_borrow_mut(|packed| {
-        for columns in Columns::chunks(rhs, Form::of(precision)) {
+        for columns in Columns::chunks(rhs, m, Form::of(precision)) {
             let packed = resized(packed, columns.packed_len());
             thread_pool::parallel_chunks(packed, columns.panel_len(), |number, panel| columns.pack(number, panel));
             let packed = &*packed;
             let n_panels = columns.n_panels();
             // A few pieces for each thread: the last ones end at about the same time.
             let wanted =
-                (m * columns.matrix.n_rows * columns.matrix.n_cols / MIN_PIECE).clamp(1, 4 * thread_pool::n_threads());
+                (m * columns.rows.len() * columns.cols.len() / MIN_PIECE).clamp(1, 4 * thread_pool::n_threads());
             let row_pieces = wanted.min(m.div_ceil(2 * ROWS)).max(1);
             let panel_pieces = wanted.div_ceil(row_pieces).min(n_panels).max(1);
             thread_pool::parallel_for(row_pieces * panel_pieces, |piece| {
@@ -274,11 +306,10 @@ impl Form {
 /// Columns of a right operand in panels of [`PANEL`]. Without rounding, whole panels of contiguous rows that lie close
 /// together are read where they are; the others are packed.
 struct Columns<'a> {
-    matrix: View<'a>,
+    rhs: Rhs<'a>,
     form: Form,
-    /// The first row and column in the whole operand.
-    first_row: usize,
-    first: usize,
+    rows: Range<usize>,
+    cols: Range<usize>,
     /// Rows of a block.
     depth: usize,
     /// Panels that are not packed; they come first.
@@ -286,34 +317,39 @@ struct Columns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    /// All of `rhs`, as much at a time as is packed at once: some blocks of rows, and of these some columns. Blocks come in
-    /// order, so that sums do not depend on how much is packed.
-    fn chunks(rhs: View<'a>, form: Form) -> impl Iterator<Item = Columns<'a>> {
-        let (k, per_word) = (rhs.n_rows, form.per_word());
-        let depth = k.div_ceil(k.div_ceil(MAX_DEPTH).max(1)).max(1).next_multiple_of(per_word);
+    /// All of `rhs`, as much at a time as is packed at once for `m` rows: some blocks of rows, and of these some columns.
+    /// Blocks come in order, so that sums do not depend on how much is packed.
+    fn chunks(rhs: Rhs<'a>, m: usize, form: Form) -> impl Iterator<Item = Columns<'a>> {
+        let ([k, n], per_word) = (rhs.dims(), form.per_word());
+        let unit = match rhs {
+            // Rows are stored in panels.
+            Rhs::Stored(_) => PANEL,
+            Rhs::View(_) | Rhs::StoredTransposed(_) => per_word,
+        };
+        let depth = k.div_ceil(k.div_ceil(MAX_DEPTH).max(1)).max(1).next_multiple_of(unit);
         // Rows of which enough columns are packed that all threads have work, and that rows of the left operand are packed
         // seldom.
-        let wanted = rhs.n_cols.clamp(1, WIDE);
+        let wanted = n.clamp(1, WIDE);
         let height = (MAX_PACKED * per_word / wanted / depth).max(1) * depth;
         let width = (MAX_PACKED / height.min(k).div_ceil(per_word).max(1)).next_multiple_of(PANEL).max(PANEL);
-        let is_direct = form == Form::Plain && rhs.col_stride == 1 && rhs.row_stride <= MAX_DIRECT_STRIDE;
+        let is_direct = form == Form::Plain && rhs.is_direct(m);
         (0..k.max(1)).step_by(height).flat_map(move |first_row| {
             let rows = first_row..k.min(first_row + height);
-            (0..rhs.n_cols).step_by(width).map(move |first| {
-                let matrix = rhs.part(rows.clone(), first..rhs.n_cols.min(first + width));
-                let n_direct = if is_direct { matrix.n_cols / PANEL } else { 0 };
-                Columns { matrix, form, first_row, first, depth, n_direct }
+            (0..n).step_by(width).map(move |first| {
+                let cols = first..n.min(first + width);
+                let n_direct = if is_direct { cols.len() / PANEL } else { 0 };
+                Columns { rhs, form, rows: rows.clone(), cols, depth, n_direct }
             })
         })
     }
 
     fn n_panels(&self) -> usize {
-        self.matrix.n_cols.div_ceil(PANEL)
+        self.cols.len().div_ceil(PANEL)
     }
 
     /// Words of a packed panel; never 0.
     fn panel_len(&self) -> usize {
-        self.matrix.n_rows.div_ceil(self.form.per_word()).max(1) * PANEL
+        self.rows.len().div_ceil(self.form.per_word()).max(1) * PANEL
     }
 
     fn packed_len(&self) -> usize {
@@ -322,16 +358,24 @@ impl<'a> Columns<'a> {
 
     /// Packs the panel `number` places behind those that are not packed: `[n_words, PANEL]`.
     fn pack(&self, number: usize, panel: &mut [f32]) {
-        let first = (self.n_direct + number) * PANEL;
-        let cols = first..self.matrix.n_cols.min(first + PANEL);
-        pack_columns(panel, self.matrix.part(0..self.matrix.n_rows, cols), self.form);
+        let first = self.cols.start + (self.n_direct + number) * PANEL;
+        let (rows, cols) = (self.rows.clone(), first..self.cols.end.min(first + PANEL));
+        match self.rhs {
+            Rhs::View(view) => pack_columns(panel, view.part(rows, cols), self.form),
+            Rhs::Stored(panels) => pack_stored_columns(panel, panels, rows, cols, self.form),
+            Rhs::StoredTransposed(panels) => pack_stored_rows(panel, panels, cols.start / PANEL, rows, self.form),
+        }
     }
 
-    /// Panel `number` from row `start` on, and how far apart its rows are.
+    /// Panel `number` from row `start` of these on, and how far apart its rows are.
     fn panel<'b>(&'b self, packed: &'b [f32], number: usize, start: usize) -> (&'b [f32], usize) {
-        match number.checked_sub(self.n_direct) {
-            None => (&self.matrix.values[start * self.matrix.row_stride + number * PANEL..], self.matrix.row_stride),
-            Some(number) => {
+        match (number.checked_sub(self.n_direct), self.rhs) {
+            (None, Rhs::View(view)) => {
+                let place = (self.rows.start + start) * view.row_stride + self.cols.start + number * PANEL;
+                (&view.values[place.min(view.values.len())..], view.row_stride)
+            }
+            (None, _) => unreachable!("stored matrices are packed"),
+            (Some(number), _) => {
                 let start = start / self.form.per_word();
                 (&packed[number * self.panel_len() + start * PANEL..], PANEL)
             }
@@ -352,12 +396,12 @@ impl<'a> Columns<'a> {
         [rows, panels]: [Range<usize>; 2],
         plus: Plus<'_>,
     ) {
-        let k = self.matrix.n_rows;
+        let k = self.rows.len();
         let form = self.form;
         PACKED_ROWS.with_borrow_mut(|packed_rows| {
             for start in (0..k.max(1)).step_by(self.depth) {
                 let depth = self.depth.min(k - start);
-                let first_row = self.first_row + start;
+                let first_row = self.rows.start + start;
                 for row in rows.clone().step_by(ROWS) {
                     let n_rows = ROWS.min(rows.end - row);
                     let part = lhs.part(row..row + n_rows, first_row..first_row + depth);
@@ -372,8 +416,8 @@ impl<'a> Columns<'a> {
                     for panel in panels.clone() {
                         let rhs = self.panel(packed, panel, start);
                         let operands = Operands::new([n_rows, n_words], lhs, rhs, form == Form::Pairs);
-                        let n_cols = PANEL.min(self.matrix.n_cols - panel * PANEL);
-                        let column = self.first + panel * PANEL;
+                        let n_cols = PANEL.min(self.cols.len() - panel * PANEL);
+                        let column = self.cols.start + panel * PANEL;
                         // SAFETY: rows and columns are the caller's, and no panel is wider than what is left of the columns.
                         unsafe {
                             let place = target.start.add(row * target.row_stride + column);

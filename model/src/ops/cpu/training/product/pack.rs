@@ -1,12 +1,14 @@
 //! Operands of a product, copied to where its innermost loops read them one after the other.
 
+use std::ops::Range;
+
 use super::{
     Form, View,
     tile::{PANEL, STEP},
 };
 #[cfg(target_arch = "x86_64")]
 use crate::ops::cpu::{Isa, isa};
-use crate::ops::cpu::{for_each_isa, has_fast_bf16_products};
+use crate::ops::cpu::{Panels, for_each_isa, has_fast_bf16_products};
 
 /// Rows of a block that is transposed in registers.
 #[cfg(target_arch = "x86_64")]
@@ -19,6 +21,38 @@ const LINES: usize = 64;
 /// column. As [`Form::Pairs`], a word has the values of two rows: `[n_rows / 2, PANEL]`, and 0 behind the last row.
 pub(super) fn pack_columns(panel: &mut [f32], matrix: View<'_>, form: Form) {
     pack_as::<PANEL>(panel, matrix.transposed(), form);
+}
+
+/// [`pack_columns`] of some rows of a stored matrix, from the first of a panel on, and some of its columns.
+pub(super) fn pack_stored_columns(
+    packed: &mut [f32],
+    matrix: &Panels,
+    rows: Range<usize>,
+    cols: Range<usize>,
+    form: Form,
+) {
+    let mut lines = [[0.0; PANEL]; PANEL];
+    let lines = &mut lines[..cols.len()];
+    for row in rows.clone().step_by(PANEL) {
+        matrix.widen(row / PANEL, cols.start, lines);
+        let n_rows = PANEL.min(rows.end - row);
+        let widened = View::new(lines.as_flattened(), [cols.len(), n_rows], PANEL).transposed();
+        pack_columns(&mut packed[(row - rows.start) / form.per_word() * PANEL..], widened, form);
+    }
+}
+
+/// [`pack_columns`] of the transpose of a stored matrix: panel `panel`, and some of its inputs.
+pub(super) fn pack_stored_rows(packed: &mut [f32], matrix: &Panels, panel: usize, inputs: Range<usize>, form: Form) {
+    if form == Form::Plain {
+        return matrix.widen(panel, inputs.start, &mut packed.as_chunks_mut().0[..inputs.len()]);
+    }
+    let mut lines = [[0.0; PANEL]; LINES];
+    for first in inputs.clone().step_by(LINES) {
+        let lines = &mut lines[..LINES.min(inputs.end - first)];
+        matrix.widen(panel, first, lines);
+        let widened = View::new(lines.as_flattened(), [lines.len(), PANEL], PANEL);
+        pack_columns(&mut packed[(first - inputs.start) / form.per_word() * PANEL..], widened, form);
+    }
 }
 
 /// Puts the rows of `matrix`, at most [`STEP`], side by side: `[n_cols, STEP]`, or as [`Form::Pairs`] `[n_cols / 2, STEP]`.

@@ -1,7 +1,10 @@
 use half::bf16;
 
 use super::*;
-use crate::ops::cpu::isa::tests::{every_isa, is_fused, noise, with_isa};
+use crate::ops::{
+    Dtype,
+    cpu::isa::tests::{every_isa, is_fused, noise, with_isa},
+};
 
 /// A matrix as it lies there, or transposed, in rows that are `gap` values longer.
 fn view(values: &[f32], [n_rows, n_cols]: [usize; 2], gap: usize, is_transposed: bool) -> View<'_> {
@@ -156,5 +159,42 @@ fn a_product_keeps_to_its_columns() {
     for (row, alone) in output.chunks_exact(100).zip(alone.chunks_exact(40)) {
         assert_eq!(&row[30..70], alone);
         assert!(row[..30].iter().chain(&row[70..]).all(|&value| value == 7.0));
+    }
+}
+
+/// In all formats, as `[k, n]`, both as it is stored and transposed, with the sums of the same matrix in f32.
+#[test]
+fn products_with_a_stored_matrix_are_those_with_its_values() {
+    for level in every_isa() {
+        for shape @ [m, k, n] in [[1, 1, 1], [5, 33, 40], [13, 600, 70], [90, 64, 96], [40, 1300, 33]] {
+            for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::Q8, Dtype::Q4_1] {
+                for is_transposed in [false, true] {
+                    for precision in [Precision::F32, Precision::Bf16] {
+                        let case = Case::new(shape, 0);
+                        let dims = if is_transposed { [n, k] } else { [k, n] };
+                        let panels = Panels::new(&case.rhs[..k * n], dims, dtype);
+                        let values: Vec<f32> = (0..dims[0]).flat_map(|row| panels.row(row)).collect();
+                        let plain = View::new(&values, dims, dims[1]);
+                        let lhs = view(&case.lhs, [m, k], 0, false);
+                        let bias = &case.before[..n];
+                        let (plain, stored) = match is_transposed {
+                            false => (plain, Rhs::Stored(&panels)),
+                            true => (plain.transposed(), Rhs::StoredTransposed(&panels)),
+                        };
+                        let (found, expected) = with_isa(level, || {
+                            let expected = new_product([lhs, plain], Some(bias), precision);
+                            (new_product_with(lhs, stored, Some(bias), precision), expected)
+                        });
+                        for (found, expected) in found.iter().zip(&expected) {
+                            let error = (found - expected).abs();
+                            assert!(
+                                error < 1e-4,
+                                "{level:?}, {shape:?} {dtype} {is_transposed} {precision:?}: {found}, not {expected}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
     }
 }
