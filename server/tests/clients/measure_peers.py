@@ -4,8 +4,8 @@
 For each format and round: prefill of 512 tokens (logits of the last one), decoding of 1 and of 16 sequences behind prompts of 128 and, with
 --depth, a prompt of so many tokens and decoding of one and of four sequences (--sequences) behind prompts of their own that long.
 
-Prints a table of each one's median, with the median over the rounds of the ratio to the best peer of the same round (a machine's memory may change its speed from one round to the next), then one line of JSON. A round of Hearth in which
-a share of the bandwidth, read before and after, is above 100 % does not count. Stop everything else first; figures of one run compare with
+Prints a table of each one's median, with the median over the rounds of the ratio to the best peer of the same round (a machine's memory may change its speed from one round to the next), then one line of JSON. A measurement of
+Hearth in which a share of the bandwidth, read before and after, is above 100 % does not count, and is repeated up to twice. Stop everything else first; figures of one run compare with
 each other, those of two machines or two days do not.
 
 Peers are built for a level of instructions (`LEVEL=avx2` of the scripts that build them); --level makes Hearth and PyTorch keep to it.
@@ -163,7 +163,9 @@ def main():
             if args.model and format in FORMATS:
                 sources["Hearth"] = ["--model", args.model, *FORMATS[format]]
             for name, source in sources.items():
-                if found := hearth(args.hearth.absolute(), source, args):
+                # Where the machine's memory changes its speed from second to second, many measurements do not count.
+                attempts = (hearth(args.hearth.absolute(), source, args) for _ in range(3))
+                if found := next(filter(None, attempts), None):
                     note(name, found[0])
                     shares[f"{format} {name}"] = max(found[1], shares.get(f"{format} {name}", 0))
             if peer and format == "F32":

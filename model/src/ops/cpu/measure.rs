@@ -6,11 +6,17 @@ use rayon::prelude::*;
 
 #[cfg(target_arch = "x86_64")]
 use super::{Isa, isa};
-use super::{PORTABLE_IS_FUSED, multiply_add, thread_pool};
+use super::{
+    PORTABLE_IS_FUSED, huge_pages, multiply_add,
+    prefetch::{LINE, prefetch},
+    thread_pool,
+};
 use crate::ops::Dtype;
 
 /// Values that a thread sums at a time.
 const CHUNK: usize = 1 << 16;
+/// Bytes that are prefetched ahead, as products do.
+const AHEAD: usize = 3 << 11;
 /// Passes, of which the fastest counts: disturbances only make passes slower.
 const PASSES: usize = 12;
 /// Independent sums of a thread: enough to hide the latency of multiply-adds, and they fit into 16 registers.
@@ -19,13 +25,21 @@ const CHAINS: usize = 12;
 const TURNS: usize = 1 << 16;
 
 /// Bytes per second at which all threads together read a buffer of `n_bytes` repeatedly. A small buffer may stay in a
-/// cache, as small weights do.
+/// cache, as small weights do. Like them, it lies in huge pages and is prefetched: otherwise, weights would be read at more
+/// than this on some machines.
 pub(in crate::ops) fn read_bandwidth(n_bytes: usize) -> f64 {
-    let values = vec![1u64; n_bytes / 8];
+    let values = huge_pages::zeros::<u64>(n_bytes / 8);
+    let read = |chunk: &[u64]| {
+        let mut sums = [0; LINE / 8];
+        for line in chunk.as_chunks::<{ LINE / 8 }>().0 {
+            prefetch(line.as_ptr().wrapping_byte_add(AHEAD));
+            sums.iter_mut().zip(line).for_each(|(sum, value)| *sum ^= value);
+        }
+        sums.iter().fold(0, |sum, value| sum ^ value)
+    };
     let pass = || {
         let start = Instant::now();
-        let sum: u64 = values.par_chunks(CHUNK).map(|chunk| chunk.iter().fold(0u64, |sum, value| sum ^ value)).sum();
-        black_box(sum);
+        black_box(values.par_chunks(CHUNK).map(read).sum::<u64>());
         start.elapsed().as_secs_f64()
     };
     let best = (0..PASSES).map(|_| pass()).fold(f64::INFINITY, f64::min);

@@ -26,8 +26,9 @@ pub(super) fn noise(n: usize, seed: u32) -> Vec<f32> {
 pub(super) fn run() {
     let only = std::env::args().nth(1);
     println!(
-        "{} threads; f32 {:.1} G multiply-adds/s, 8 bits {:.1}",
+        "{} threads; {:.1} GB/s; f32 {:.1} G multiply-adds/s, 8 bits {:.1}",
         thread_pool::n_threads(),
+        measure::read_bandwidth(1 << 29) / 1e9,
         measure::multiply_rate(Dtype::F32) / 1e9,
         measure::multiply_rate(Dtype::Q8) / 1e9
     );

@@ -10,7 +10,7 @@ use burn::backend::flex::FlexTensor;
 use super::{
     cross_entropy::largest,
     dims,
-    product::{Plus, Target, View, product, product_into},
+    product::{Packed, Plus, Target, View, product, product_into},
     scratch::resized,
     tensor, values,
 };
@@ -19,6 +19,7 @@ use crate::ops::{
     cpu::{
         for_each_isa,
         math::{exp, tanh},
+        panel_layout::PANEL,
         thread_pool::{self, SharedMut},
     },
     training::TrainingOp,
@@ -57,6 +58,9 @@ struct Scratch {
     queries: Vec<f32>,
     /// `[seq_len, head_dim]`.
     keys: Vec<f32>,
+    /// Columns of keys and, for the backward pass, of values: `[head_dim, seq_len]`.
+    key_columns: Packed,
+    value_columns: Packed,
     /// `[QUERIES, n_keys]`.
     probs: Vec<f32>,
     /// Gradients of `probs`.
@@ -172,14 +176,16 @@ impl Piece<'_> {
     }
 
     /// Computes rotated queries, times the scale, and rotated keys.
-    fn rotate(&self, queries: &mut Vec<f32>, keys: &mut Vec<f32>) {
+    fn rotate(&self, Scratch { queries, keys, key_columns, .. }: &mut Scratch) {
         let AttentionOptions { head_dim, scale, .. } = self.op.options;
         let size = self.seq_len * head_dim;
         let queries = resized(queries, self.heads().len() * size);
         for (head, rotated) in self.heads().zip(queries.chunks_exact_mut(size)) {
             self.rotate_head(head, scale as f32, rotated);
         }
-        self.rotate_head(self.key_head(), 1.0, resized(keys, size));
+        let keys = resized(keys, size);
+        self.rotate_head(self.key_head(), 1.0, keys);
+        key_columns.pack(View::new(keys, [self.seq_len, head_dim], head_dim).transposed());
     }
 
     fn rotate_head(&self, head: usize, scale: f32, rotated: &mut [f32]) {
@@ -200,11 +206,11 @@ impl Piece<'_> {
         document.max((query + 1).saturating_sub(self.op.options.sliding_window.unwrap_or(usize::MAX)))
     }
 
-    /// The blocks of queries, each with the range of keys that any of its rows sees.
+    /// The blocks of queries, each with a range of keys, whole panels but for the last, that has all that its rows see.
     fn blocks(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
         (0..self.seq_len).step_by(QUERIES).map(|first| {
             let end = self.seq_len.min(first + QUERIES);
-            (first..end, self.first_key(first)..end)
+            (first..end, self.first_key(first) / PANEL * PANEL..end)
         })
     }
 
@@ -221,12 +227,13 @@ impl Piece<'_> {
     fn forward(&self, output: &SharedMut<'_, f32>, log_sums: &SharedMut<'_, f32>, scratch: &mut Scratch) {
         let AttentionOptions { n_heads, head_dim, .. } = self.op.options;
         let n_rows = self.op.batch * self.seq_len;
-        self.rotate(&mut scratch.queries, &mut scratch.keys);
+        self.rotate(scratch);
         let size = self.seq_len * head_dim;
         for (head, queries) in self.heads().zip(scratch.queries.chunks_exact(size)) {
             for (rows, keys) in self.blocks() {
                 let probs = resized(&mut scratch.probs, rows.len() * keys.len());
-                scores(probs, queries, &scratch.keys, [&rows, &keys], head_dim);
+                let of_rows = View::new(&queries[rows.start * head_dim..], [rows.len(), head_dim], head_dim);
+                product_into(probs, keys.len(), of_rows, scratch.key_columns.columns(keys.clone()), Plus::Nothing);
                 let sums = head * n_rows + self.start + rows.start..head * n_rows + self.start + rows.end;
                 #[expect(unsafe_code, reason = "threads write disjoint parts of one slice")]
                 // SAFETY: no other task has this head of this sequence.
@@ -242,7 +249,7 @@ impl Piece<'_> {
                     #[expect(unsafe_code, reason = "threads write disjoint columns of one matrix")]
                     // SAFETY: no other task has this head of this sequence.
                     unsafe {
-                        product(target, probs, self.values(keys), Plus::Nothing);
+                        product(target, probs, self.values(keys).into(), Plus::Nothing);
                     }
                 };
                 if self.are_finite(&keys) {
@@ -270,7 +277,8 @@ impl Piece<'_> {
         let AttentionOptions { n_heads, head_dim, scale, .. } = self.op.options;
         let n_rows = self.op.batch * self.seq_len;
         let size = self.seq_len * head_dim;
-        self.rotate(&mut scratch.queries, &mut scratch.keys);
+        self.rotate(scratch);
+        scratch.value_columns.pack(self.values(0..self.seq_len).transposed());
         let of_keys = resized(&mut scratch.of_keys, size);
         let of_values = resized(&mut scratch.of_values, size);
         of_keys.fill(0.0);
@@ -282,11 +290,13 @@ impl Piece<'_> {
                 let probs = resized(&mut scratch.probs, n_probs);
                 let of_probs = resized(&mut scratch.of_probs, n_probs);
                 let of_cap = resized(&mut scratch.of_cap, keys.len());
-                scores(probs, queries, &scratch.keys, [&rows, &keys], head_dim);
+                let of_rows = View::new(&queries[rows.start * head_dim..], [rows.len(), head_dim], head_dim);
+                product_into(probs, keys.len(), of_rows, scratch.key_columns.columns(keys.clone()), Plus::Nothing);
                 let row_stride = n_heads * head_dim;
                 let at = (self.start + rows.start) * row_stride + head * head_dim;
                 let of_output = View::new(&gradient[at..], [rows.len(), head_dim], row_stride);
-                product_into(of_probs, keys.len(), of_output, self.values(keys.clone()).transposed(), Plus::Nothing);
+                let values = scratch.value_columns.columns(keys.clone());
+                product_into(of_probs, keys.len(), of_output, values, Plus::Nothing);
                 for (n, query) in rows.clone().enumerate() {
                     let at = (self.start + query) * row_stride + head * head_dim;
                     let log_sum = log_sums[head * n_rows + self.start + query];
@@ -305,10 +315,16 @@ impl Piece<'_> {
                 let of_rows = rows.start * head_dim..rows.end * head_dim;
                 let of_seen = keys.start * head_dim..keys.end * head_dim;
                 let keys = View::new(&scratch.keys[of_seen.clone()], [keys.len(), head_dim], head_dim);
-                product_into(&mut of_values[of_seen.clone()], head_dim, probs.transposed(), of_output, Plus::Itself);
-                product_into(&mut of_queries[of_rows.clone()], head_dim, of_probs, keys, Plus::Nothing);
+                product_into(
+                    &mut of_values[of_seen.clone()],
+                    head_dim,
+                    probs.transposed(),
+                    of_output.into(),
+                    Plus::Itself,
+                );
+                product_into(&mut of_queries[of_rows.clone()], head_dim, of_probs, keys.into(), Plus::Nothing);
                 let queries = view(&queries[of_rows], head_dim);
-                product_into(&mut of_keys[of_seen], head_dim, of_probs.transposed(), queries, Plus::Itself);
+                product_into(&mut of_keys[of_seen], head_dim, of_probs.transposed(), queries.into(), Plus::Itself);
             }
             self.store(of_queries, head, scale as f32, of_qkv);
         }
@@ -333,13 +349,6 @@ impl Piece<'_> {
             rotate_back(stored, of_head, scale, cos, sin);
         }
     }
-}
-
-/// `queries [rows]` times `keys [keys]`, `[rows.len(), keys.len()]`.
-fn scores(probs: &mut [f32], queries: &[f32], all_keys: &[f32], [rows, keys]: [&Range<usize>; 2], head_dim: usize) {
-    let queries = View::new(&queries[rows.start * head_dim..], [rows.len(), head_dim], head_dim);
-    let seen = View::new(&all_keys[keys.start * head_dim..], [keys.len(), head_dim], head_dim);
-    product_into(probs, keys.len(), queries, seen.transposed(), Plus::Nothing);
 }
 
 /// How to compute the probabilities of one row.

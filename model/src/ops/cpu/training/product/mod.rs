@@ -1,4 +1,4 @@
-//! Products of matrices that lie in slices with any strides.
+//! Products of matrices that lie in slices with any strides, or are stored for inference.
 //!
 //! Each value is a chain of multiply-adds in the order of the inner dimension, in blocks of [`MAX_DEPTH`], whatever part of
 //! the product a thread computes: results do not depend on how the work is shared. With [`Precision::Bf16`], operands are
@@ -14,13 +14,14 @@ use std::{cell::RefCell, ops::Range};
 
 use self::{
     pack::{pack_columns, pack_rows, pack_stored_columns, pack_stored_rows},
-    tile::{Operands, Output, PANEL, ROWS, STEP, tile},
+    tile::{Operands, Output, ROWS, STEP, tile},
 };
 use super::scratch::resized;
 use crate::ops::{
     Precision,
     cpu::{
         Panels, has_fast_bf16_products, huge_pages,
+        panel_layout::PANEL,
         thread_pool::{self, SharedMut},
     },
 };
@@ -39,7 +40,7 @@ const WIDE: usize = 1024;
 const MAX_DIRECT_STRIDE: usize = 256;
 
 /// Rows of the left operand up to which the right one is read where it is: it is read too seldom for packing to pay.
-const FEW_ROWS: usize = 48;
+const FEW_ROWS: usize = 64;
 
 /// Panels from which on packing rows of the left operand pays.
 const MIN_PANELS: usize = 4;
@@ -93,6 +94,40 @@ pub(super) enum Rhs<'a> {
     Stored(&'a Panels),
     /// The transpose of such a matrix.
     StoredTransposed(&'a Panels),
+    /// What [`Packed`] has.
+    Packed(&'a [f32], [usize; 2]),
+}
+
+/// Columns that are packed once for several products, in f32: `[n_panels, n_rows, PANEL]`.
+#[derive(Default)]
+pub(super) struct Packed {
+    panels: Vec<f32>,
+    dims: [usize; 2],
+}
+
+impl Packed {
+    /// Replaces what it has by the columns of `matrix`.
+    pub(super) fn pack(&mut self, matrix: View<'_>) {
+        let View { n_rows, n_cols, .. } = matrix;
+        self.dims = [n_rows, n_cols];
+        let panels = resized(&mut self.panels, n_cols.div_ceil(PANEL) * n_rows * PANEL);
+        for (number, panel) in panels.chunks_exact_mut((n_rows * PANEL).max(1)).enumerate() {
+            let cols = number * PANEL..n_cols.min((number + 1) * PANEL);
+            pack_columns(panel, matrix.part(0..n_rows, cols), Form::Plain);
+        }
+    }
+
+    /// Some columns, the first of which is the first of a panel.
+    pub(super) fn columns(&self, cols: Range<usize>) -> Rhs<'_> {
+        assert!(cols.start.is_multiple_of(PANEL) && cols.end <= self.dims[1], "columns {cols:?} of {:?}", self.dims);
+        Rhs::Packed(&self.panels[cols.start * self.dims[0]..], [self.dims[0], cols.len()])
+    }
+}
+
+impl<'a> From<View<'a>> for Rhs<'a> {
+    fn from(view: View<'a>) -> Self {
+        Self::View(view)
+    }
 }
 
 impl Rhs<'_> {
@@ -104,14 +139,18 @@ impl Rhs<'_> {
                 let [d_out, d_in] = panels.dims();
                 [d_in, d_out]
             }
+            Self::Packed(_, dims) => *dims,
         }
     }
 
-    /// Whether products with `n_rows` rows read it where it is.
-    fn is_direct(&self, n_rows: usize) -> bool {
+    /// Of `n_cols` of its columns, the panels that products with `n_rows` rows read where they are.
+    fn n_direct(&self, n_rows: usize, n_cols: usize) -> usize {
         match self {
-            Self::View(view) => view.col_stride == 1 && (view.row_stride <= MAX_DIRECT_STRIDE || n_rows <= FEW_ROWS),
-            Self::Stored(_) | Self::StoredTransposed(_) => false,
+            Self::View(view) if view.col_stride != 1 => 0,
+            Self::View(view) if view.row_stride > MAX_DIRECT_STRIDE && n_rows > FEW_ROWS => 0,
+            Self::View(_) => n_cols / PANEL,
+            Self::Stored(_) | Self::StoredTransposed(_) => 0,
+            Self::Packed(..) => n_cols.div_ceil(PANEL),
         }
     }
 }
@@ -159,10 +198,10 @@ impl Target {
 /// # Safety
 /// `target` must be for `m` rows of `n` values in a slice that is still borrowed, and no other thread may access them.
 #[expect(unsafe_code, reason = "writes rows that lie between those of other threads")]
-pub(super) unsafe fn product(target: Target, lhs: View<'_>, rhs: View<'_>, plus: Plus<'_>) {
-    assert_eq!(lhs.n_cols, rhs.n_rows, "inner dimensions");
+pub(super) unsafe fn product(target: Target, lhs: View<'_>, rhs: Rhs<'_>, plus: Plus<'_>) {
+    assert_eq!(lhs.n_cols, rhs.dims()[0], "inner dimensions");
     PANELS.with_borrow_mut(|packed| {
-        for columns in Columns::chunks(Rhs::View(rhs), lhs.n_rows, Form::Plain) {
+        for columns in Columns::chunks(rhs, lhs.n_rows, Form::Plain) {
             let packed = resized(packed, columns.packed_len());
             packed.chunks_exact_mut(columns.panel_len()).enumerate().for_each(|(n, panel)| columns.pack(n, panel));
             // SAFETY: the caller's.
@@ -174,8 +213,8 @@ pub(super) unsafe fn product(target: Target, lhs: View<'_>, rhs: View<'_>, plus:
 }
 
 /// [`product`] into a slice of the caller's own.
-pub(super) fn product_into(output: &mut [f32], row_stride: usize, lhs: View<'_>, rhs: View<'_>, plus: Plus<'_>) {
-    let target = Target::new(&SharedMut::new(output), 0, [lhs.n_rows, rhs.n_cols], row_stride);
+pub(super) fn product_into(output: &mut [f32], row_stride: usize, lhs: View<'_>, rhs: Rhs<'_>, plus: Plus<'_>) {
+    let target = Target::new(&SharedMut::new(output), 0, [lhs.n_rows, rhs.dims()[1]], row_stride);
     #[expect(unsafe_code, reason = "writes through a pointer")]
     // SAFETY: `output` is borrowed for as long as this runs.
     unsafe {
@@ -324,7 +363,7 @@ impl<'a> Columns<'a> {
         let unit = match rhs {
             // Rows are stored in panels.
             Rhs::Stored(_) => PANEL,
-            Rhs::View(_) | Rhs::StoredTransposed(_) => per_word,
+            Rhs::View(_) | Rhs::StoredTransposed(_) | Rhs::Packed(..) => per_word,
         };
         let depth = k.div_ceil(k.div_ceil(MAX_DEPTH).max(1)).max(1).next_multiple_of(unit);
         // Rows of which enough columns are packed that all threads have work, and that rows of the left operand are packed
@@ -332,12 +371,11 @@ impl<'a> Columns<'a> {
         let wanted = n.clamp(1, WIDE);
         let height = (MAX_PACKED * per_word / wanted / depth).max(1) * depth;
         let width = (MAX_PACKED / height.min(k).div_ceil(per_word).max(1)).next_multiple_of(PANEL).max(PANEL);
-        let is_direct = form == Form::Plain && rhs.is_direct(m);
         (0..k.max(1)).step_by(height).flat_map(move |first_row| {
             let rows = first_row..k.min(first_row + height);
             (0..n).step_by(width).map(move |first| {
                 let cols = first..n.min(first + width);
-                let n_direct = if is_direct { cols.len() / PANEL } else { 0 };
+                let n_direct = if form == Form::Plain { rhs.n_direct(m, cols.len()) } else { 0 };
                 Columns { rhs, form, rows: rows.clone(), cols, depth, n_direct }
             })
         })
@@ -364,6 +402,7 @@ impl<'a> Columns<'a> {
             Rhs::View(view) => pack_columns(panel, view.part(rows, cols), self.form),
             Rhs::Stored(panels) => pack_stored_columns(panel, panels, rows, cols, self.form),
             Rhs::StoredTransposed(panels) => pack_stored_rows(panel, panels, cols.start / PANEL, rows, self.form),
+            Rhs::Packed(..) => unreachable!("it is packed"),
         }
     }
 
@@ -373,6 +412,10 @@ impl<'a> Columns<'a> {
             (None, Rhs::View(view)) => {
                 let place = (self.rows.start + start) * view.row_stride + self.cols.start + number * PANEL;
                 (&view.values[place.min(view.values.len())..], view.row_stride)
+            }
+            (None, Rhs::Packed(panels, [k, _])) => {
+                let panel = self.cols.start / PANEL + number;
+                (&panels[(panel * k + self.rows.start + start) * PANEL..], PANEL)
             }
             (None, _) => unreachable!("stored matrices are packed"),
             (Some(number), _) => {

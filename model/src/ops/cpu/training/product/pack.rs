@@ -2,13 +2,10 @@
 
 use std::ops::Range;
 
-use super::{
-    Form, View,
-    tile::{PANEL, STEP},
-};
+use super::{Form, View, tile::STEP};
 #[cfg(target_arch = "x86_64")]
 use crate::ops::cpu::{Isa, isa};
-use crate::ops::cpu::{Panels, for_each_isa, has_fast_bf16_products};
+use crate::ops::cpu::{Panels, for_each_isa, has_fast_bf16_products, panel_layout::PANEL};
 
 /// Rows of a block that is transposed in registers.
 #[cfg(target_arch = "x86_64")]

@@ -72,7 +72,7 @@ fn products(shape: [usize; 3], [lhs_transposed, rhs_transposed, adds, has_gap]: 
     let [lhs, rhs] = case.views(shape, gap, [lhs_transposed, rhs_transposed]);
     let plus = if adds { Plus::Itself } else { Plus::Nothing };
     let (mut alone, mut shared) = (case.before.clone(), case.before.clone());
-    product_into(&mut alone, shape[2], lhs, rhs, plus);
+    product_into(&mut alone, shape[2], lhs, rhs.into(), plus);
     shared_product(&mut shared, [lhs, rhs], plus, Precision::F32);
     [alone, shared]
 }

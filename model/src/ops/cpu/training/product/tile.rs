@@ -8,10 +8,7 @@ use std::{
 
 #[cfg(target_arch = "x86_64")]
 use crate::ops::cpu::{Isa, has_fast_bf16_products};
-use crate::ops::cpu::{PORTABLE_IS_FUSED, isa, multiply_add};
-
-/// Columns of a tile.
-pub(super) const PANEL: usize = 32;
+use crate::ops::cpu::{PORTABLE_IS_FUSED, isa, multiply_add, panel_layout::PANEL};
 
 /// Rows of the largest tile: at two registers a row, their sums take 24 of the 32 registers of AVX-512.
 pub(super) const ROWS: usize = 12;
@@ -144,8 +141,8 @@ macro_rules! avx512 {
                 _mm512_add_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps,
             };
 
-            use super::{AHEAD, Operands, Output, PANEL, ROWS, STEP};
-            use crate::ops::cpu::prefetch::prefetch;
+            use super::{AHEAD, Operands, Output, ROWS, STEP};
+            use crate::ops::cpu::{panel_layout::PANEL, prefetch::prefetch};
 
             #[expect(unsafe_code, reason = "compiled for instructions beyond the target's baseline")]
             #[target_feature(enable = $features)]
