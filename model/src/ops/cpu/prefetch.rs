@@ -12,7 +12,6 @@ use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
 use std::ptr;
 
 /// Bytes of a cache line.
-#[cfg(target_arch = "x86_64")]
 pub(super) const LINE: usize = 64;
 
 /// Prefetches the cache line at `address`, which may be any address.

@@ -56,9 +56,8 @@ pub(super) fn time_frozen() {
         for dtype in [Dtype::F32, Dtype::Bf16, Dtype::Q8, Dtype::Q4] {
             // As many layers, so that operands come from memory.
             let n_layers = (1 << 22) / weight.len() + 1;
-            let layers: Vec<_> = (0..n_layers)
-                .map(|_| Panels::from_rows(&MatrixRows::of(&weight, [d_out, d_in]), dtype))
-                .collect();
+            let layers: Vec<_> =
+                (0..n_layers).map(|_| Panels::from_rows(&MatrixRows::of(&weight, [d_out, d_in]), dtype)).collect();
             print!("frozen in {dtype}, {n_rows} rows of {d_in} to {d_out}:");
             for (name, lhs, n_cols) in [("forward", &x, d_in), ("of x", &gradient, d_out)] {
                 let lhs = View::new(lhs, [n_rows, n_cols], n_cols);
@@ -66,7 +65,8 @@ pub(super) fn time_frozen() {
                     .map(|_| {
                         let start = Instant::now();
                         for panels in &layers {
-                            let rhs = if name == "forward" { Rhs::StoredTransposed(panels) } else { Rhs::Stored(panels) };
+                            let rhs =
+                                if name == "forward" { Rhs::StoredTransposed(panels) } else { Rhs::Stored(panels) };
                             std::hint::black_box(new_product_with(lhs, rhs, None, Precision::F32));
                         }
                         start.elapsed().as_secs_f64()
@@ -110,7 +110,9 @@ pub(super) fn time_low_rank() {
                     n += n_rows * rank * d_in;
                     match name {
                         "x A^T" => drop(std::hint::black_box(new_product([x, a.transposed()], None, p32))),
-                        "r^T x" => product::product_at(&mut of_a, (0, d_in), [whole_r.transposed(), x], Plus::Nothing, p32),
+                        "r^T x" => {
+                            product::product_at(&mut of_a, (0, d_in), [whole_r.transposed(), x], Plus::Nothing, p32)
+                        }
                         "+ r A" => product::product_at(of_x, (0, d_in), [whole_r, a], Plus::Itself, p32),
                         _ => {
                             n += n_rows * d_out * 16 - n_rows * rank * d_in;
