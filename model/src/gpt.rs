@@ -102,7 +102,7 @@ impl Gpt {
     /// # Errors
     /// [`Error::Execution`](crate::error::Error::Execution) when the device cannot be read.
     pub fn packed(&self) -> Result<Self> {
-        if self.linears().into_iter().any(|(_, linear)| linear.lora().is_some()) {
+        if self.linears().into_iter().any(|(_, linear)| linear.lora().is_some() || linear.weight().is_packed()) {
             return Ok(self.clone());
         }
         let params: HashMap<String, ParamRef<'_>> = self.params().into_iter().collect();
@@ -116,8 +116,8 @@ impl Gpt {
         self
     }
 
-    /// The same model with another arithmetic of its products, on the CPU: with matrices that train, or that are held in bf16;
-    /// others ignore it.
+    /// The same model with another arithmetic of its products, on the CPU: when training, with all matrices; otherwise
+    /// with those that are held in bf16.
     ///
     /// # Panics
     /// If a clone of the model shares its matrices.
@@ -251,17 +251,18 @@ impl Gpt {
         ops::linear_divergence(hidden, former, self.output(), self.config.logit_softcap, shares)
     }
 
-    /// Cross entropy of each row in nats, without gradients: hidden `[n_rows, d_model]` and the ids that follow. The model
-    /// must be without autodiff.
+    /// Cross entropy of each row of hidden `[n_rows, d_model]` in nats, without gradients, and 0 where a row counts nothing.
+    /// The model must be without autodiff.
     ///
     /// # Errors
     /// [`Error::Execution`](crate::error::Error::Execution) when the device cannot be read.
     ///
     /// # Panics
-    /// When there are not as many ids as rows.
-    pub fn token_losses(&self, hidden: Tensor<2>, ids: Tensor<1, Int>) -> Result<Vec<f32>> {
-        let ids = read_ids(ids)?;
-        ops::token_losses(self.multiplied(hidden), self.output(), self.config.logit_softcap, ids)
+    /// When there are not as many targets as rows.
+    pub fn token_losses(&self, hidden: Tensor<2>, targets: impl Into<Targets>) -> Result<Vec<f32>> {
+        let Targets { ids, weights } = targets.into();
+        let targets = (read_ids(ids)?, weights);
+        ops::token_losses(self.multiplied(hidden), self.output(), self.config.logit_softcap, targets)
     }
 
     /// [`forward`](Self::forward) and [`losses`](Self::losses) in one. Where the output matrix is the embedding, the

@@ -149,7 +149,8 @@ impl Learner {
                     (hidden, Some(pass))
                 }
             };
-            let token_losses = self.gpt.valid().token_losses(hidden.clone().inner(), targets.clone().inner())?;
+            let answers = Targets { ids: targets.clone().inner(), weights: batch.weights.clone() };
+            let token_losses = self.gpt.valid().token_losses(hidden.clone().inner(), answers)?;
             let found = Preferences::new(batch, &token_losses, self.objective.beta);
             let loss = found.losses.iter().sum::<f64>() / index.total_weight;
             let weights = Some(found.weights(batch, index.total_weight));

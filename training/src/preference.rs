@@ -7,11 +7,11 @@
 
 use anyhow::Result;
 use burn::module::Module;
-use hearth_model::gpt::Gpt;
+use hearth_model::{gpt::Gpt, ops::Targets};
 
 use crate::{
     eval::Score,
-    loader::{Batch, Pairs},
+    loader::{Batch, Pairs, RowSource},
 };
 
 /// What a batch of pairs says of a model.
@@ -26,7 +26,7 @@ pub(crate) struct Preferences {
 }
 
 impl Preferences {
-    /// From the cross entropies of the batch's tokens, `[batch_size * seq_len]` in nats.
+    /// From the cross entropies of the batch's tokens, `[batch_size * seq_len]` in nats; only those of answers matter.
     pub(crate) fn new(batch: &Batch, token_losses: &[f32], beta: f64) -> Preferences {
         let references = batch.references.as_deref().unwrap_or_default();
         let log_probs = log_probs(batch, token_losses);
@@ -64,21 +64,33 @@ fn log_probs(batch: &Batch, token_losses: &[f32]) -> Vec<f64> {
 }
 
 /// The cross entropies of a batch's tokens under `gpt`, which must be without autodiff.
-fn token_losses(gpt: &Gpt, batch: &Batch) -> Result<Vec<f32>> {
+pub(crate) fn token_losses(gpt: &Gpt, batch: &Batch) -> Result<Vec<f32>> {
     let (inputs, targets) = batch.to_device(&gpt.device());
     let hidden = gpt.forward(inputs, batch.context(None));
-    Ok(gpt.token_losses(hidden, targets)?)
+    Ok(gpt.token_losses(hidden, Targets { ids: targets, weights: batch.weights.clone() })?)
 }
 
-/// The pairs with the log-probabilities of the reference model `gpt`.
-pub(crate) fn with_references(pairs: &Pairs, gpt: &Gpt, batch_size: usize) -> Result<Pairs> {
-    let gpt = gpt.valid();
+/// The same of a model with autodiff, by the operations of training.
+pub(crate) fn token_losses_in_training(gpt: &Gpt, batch: &Batch) -> Result<Vec<f32>> {
+    let (inputs, targets) = batch.to_device(&gpt.device().autodiff());
+    let hidden = gpt.clone().no_grad().forward(inputs, batch.context(None)).inner();
+    let targets = Targets { ids: targets.inner(), weights: batch.weights.clone() };
+    Ok(gpt.valid().token_losses(hidden, targets)?)
+}
+
+/// `source`, its pairs with the log-probabilities of a reference model, by what this gives for a batch's tokens.
+pub(crate) fn with_references(
+    source: &RowSource,
+    batch_size: usize,
+    token_losses: impl Fn(&Batch) -> Result<Vec<f32>>,
+) -> Result<RowSource> {
+    let RowSource::Pairs(pairs) = source else { return Ok(source.clone()) };
     let mut references = Vec::with_capacity(pairs.n_pairs());
     for batch in pairs.batches(batch_size) {
-        let log_probs = log_probs(&batch, &token_losses(&gpt, &batch)?);
+        let log_probs = log_probs(&batch, &token_losses(&batch)?);
         references.extend(log_probs.as_chunks().0.iter().map(|pair: &[f64; 2]| pair.map(|log_prob| log_prob as f32)));
     }
-    Ok(pairs.with_references(references))
+    Ok(RowSource::Pairs(pairs.with_references(references)))
 }
 
 /// The mean loss of `gpt` over pairs, and the share of them whose better answer it prefers more than the reference does.

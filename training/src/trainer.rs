@@ -36,7 +36,7 @@ use crate::{
     interrupt::Interrupt,
     learner::{Learner, LossGradients, StepIndex},
     loader::{Batch, Loader, LoaderSettings, Prefetcher, RowOrder, RowSource, mix},
-    preference::{score_pairs, with_references},
+    preference::{score_pairs, token_losses, token_losses_in_training, with_references},
     progress::{EvalRecord, Pace, Reporter, StepRecord},
     run_dir::RunDir,
     schedule::{RunSize, Schedule},
@@ -200,14 +200,14 @@ impl<'a> Trainer<'a> {
                 (checkpoint.load_gpt(&device)?, Saved::Model { class })
             }
         };
-        let reference = match (&config.lora, &config.model.init, config.objective.kind) {
-            (None, Some(init), Objective::Dpo) => {
-                let device = device.clone().inner();
-                model_dir::load_gpt(init, &LoadOptions { device, dtype: Some(Dtype::F32) })?
-            }
-            _ => gpt.clone(),
-        };
         let mut learner = Learner::new(gpt, config.optim.clone(), config.seed).with_objective(config.objective);
+        let reference = match (&config.lora, config.objective.kind) {
+            (None, Objective::Dpo) => {
+                let (reference, _) = first_model(config, data.tokenizer.vocab_size(), &device)?;
+                reference.with_precision(config.optim.precision)
+            }
+            _ => learner.gpt.clone(),
+        };
         checkpoint.restore(&mut learner.optimizer, &device.clone().inner())?;
         let size = run_size(config, data, &learner);
         let schedule_of = |config: &TrainConfig| Schedule::new(config, size).with_total(state.total_steps);
@@ -253,15 +253,17 @@ impl<'a> Trainer<'a> {
         };
         let schedule = Schedule::new(config, run_size(config, data, &learner)).with_total(state.total_steps);
         schedule.check()?;
-        let [train, val] = [&data.train, &data.val].map(|source| match source {
-            RowSource::Pairs(pairs) => {
-                let reference = reference.clone().without_lora();
-                with_references(pairs, &reference, settings.micro_batch_size).map(RowSource::Pairs)
+        let (train, val) = match config.objective.kind {
+            Objective::Dpo => {
+                let (reference, size) = (reference.without_lora(), settings.micro_batch_size);
+                let evaluated = reference.valid().packed()?;
+                let val = with_references(&data.val, size, |batch| token_losses(&evaluated, batch))?;
+                drop(evaluated);
+                (with_references(&data.train, size, |batch| token_losses_in_training(&reference, batch))?, val)
             }
-            source => Ok(source.clone()),
-        });
-        drop(reference);
-        let (loader, val) = (Loader::new(&train?, settings)?, val?);
+            Objective::NextToken => (data.train.clone(), data.val.clone()),
+        };
+        let loader = Loader::new(&train, settings)?;
         Ok(Trainer { config, data, val, loader, learner, schedule, state, saved })
     }
 

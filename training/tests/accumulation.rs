@@ -10,7 +10,7 @@ use hearth_model::{
     TokenId,
     adapted::Training,
     gpt::Gpt,
-    ops::Dtype,
+    ops::{Dtype, Precision},
     weights::{
         adapter::{Adapter, AdapterModel},
         model_dir::{self, LoadOptions, load_gpt},
@@ -231,6 +231,27 @@ fn what_is_only_read_keeps_its_predictions() {
     let (loss, gradients) = of(1.0, false, read);
     assert!(loss == 0.0 && gradients.iter().flat_map(|(_, values)| values).all(|value| value.is_finite()));
     assert!(gradients.iter().flat_map(|(_, values)| values).any(|value| *value != 0.0));
+}
+
+#[test]
+fn an_adapter_in_bf16_learns_what_it_learns_in_f32() {
+    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::Q8] {
+        let of = |precision: Precision| {
+            let learner = Learner::new(adapted(dtype, 0.0), OptimSettings { precision, ..OptimSettings::default() }, 1);
+            let batches = masked(cut(&[2, 3]));
+            let index = StepIndex::of(3, batches.iter().map(|(_, batch)| batch));
+            values(&learner.gradients(index, batches.into_iter()).unwrap().unwrap())
+        };
+        let [f32, bf16] = [Precision::F32, Precision::Bf16].map(of);
+        assert!(f32.0 != bf16.0 && (f32.0 - bf16.0).abs() < 1e-3 * f32.0.abs(), "{dtype}: {} and {}", f32.0, bf16.0);
+        assert!(!f32.1.is_empty());
+        for ((path, f32), (_, bf16)) in f32.1.iter().zip(&bf16.1) {
+            let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|value| value * value).sum::<f32>().sqrt();
+            let off = norm(&mut f32.iter().zip(bf16).map(|(f32, bf16)| f32 - bf16));
+            let whole = norm(&mut f32.iter().copied());
+            assert!(off > 0.0 && off < 0.03 * whole, "{dtype}, {path}: {off} of {whole}");
+        }
+    }
 }
 
 #[test]

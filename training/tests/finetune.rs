@@ -188,11 +188,17 @@ fn preferences_that_are_killed_end_with_the_bits_of_those_that_are_not() {
     is_the_same_after_kills("pairs.jsonl", &["--set", "objective.kind=dpo", "--lora"], "adapter_model.safetensors");
 }
 
-/// The first loss of preferences is `ln 2`: the model is its reference still.
+/// The first loss of preferences is `ln 2`, however products are computed: the model is its reference still.
 #[test]
 fn preferences_begin_without_a_preference() {
     let case = Case::new();
-    for (out, flags) in [("full", &[][..]), ("lora", &["--lora"])] {
+    for (out, flags) in [
+        ("full", &[][..]),
+        ("lora", &["--lora"]),
+        ("full-bf16", &["--set", "optim.precision=bf16"]),
+        ("lora-bf16", &["--lora", "--set", "optim.precision=bf16"]),
+        ("lora-q8", &["--lora", "base=q8"]),
+    ] {
         let steps = ["--set", "objective.kind=dpo", "--set", "schedule.max_steps=4"];
         succeeded(&case.command("pairs.jsonl", out, &[&steps, flags].concat()).output().unwrap());
         let metrics = fs::read_to_string(case.path(out).join("metrics.jsonl")).unwrap();

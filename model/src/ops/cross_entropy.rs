@@ -104,7 +104,8 @@ pub(crate) fn linear_cross_entropy(
     linear_cross_entropy_reference(hidden, (weight, bias), options, targets)
 }
 
-/// The cross entropy of each row in nats, without gradients: hidden `[n_rows, d_model]`, targets `[n_rows]`.
+/// The cross entropy of each row in nats, without gradients: hidden `[n_rows, d_model]`, targets `[n_rows]`, and weights if
+/// rows do not all count. Rows that count 0 have 0.
 ///
 /// # Errors
 /// [`Error::Execution`](crate::error::Error::Execution) if the device cannot be read.
@@ -112,14 +113,23 @@ pub(crate) fn token_losses(
     hidden: Tensor<2>,
     (weight, bias): (&Weight, Option<Tensor<1>>),
     softcap: Option<f64>,
-    ids: Vec<i32>,
+    (targets, weights): (Vec<i32>, Option<Vec<f32>>),
 ) -> Result<Vec<f32>> {
     let ([n_rows, d_model], [vocab_size, _]) = (hidden.dims(), weight.dims());
-    assert_eq!(ids.len(), n_rows, "targets, one for each row");
+    assert_eq!(targets.len(), n_rows, "targets, one for each row");
     let options = LossOptions { softcap, z_loss: 0.0 };
     let precision = Precision::F32;
-    let op =
-        cpu::LinearCrossEntropy { targets: ids, weights: None, options, frozen: None, precision, of_both_uses: None };
+    let op = cpu::LinearCrossEntropy { targets, weights, options, frozen: None, precision, of_both_uses: None };
+    let counted = op.counted_rows();
+    let hidden = match &counted {
+        None => hidden,
+        Some(counted) if counted.is_empty() => return Ok(vec![0.0; n_rows]),
+        Some(counted) => {
+            let counted: Vec<i32> = counted.iter().map(|&row| row as i32).collect();
+            let counted = Tensor::from_data(counted.as_slice(), &hidden.device());
+            hidden.select(0, counted)
+        }
+    };
     let failed = RefCell::new(None);
     let logits = |rows: Range<usize>| {
         let n = rows.len() * vocab_size;
@@ -129,11 +139,15 @@ pub(crate) fn token_losses(
             vec![0.0; n]
         })
     };
-    let losses = op.row_losses(vocab_size, None, logits);
-    match failed.into_inner() {
-        Some(error) => Err(error),
-        None => Ok(losses.into_iter().step_by(2).collect()),
+    let of_counted = op.row_losses(vocab_size, counted.as_deref(), logits);
+    if let Some(error) = failed.into_inner() {
+        return Err(error);
     }
+    let mut losses = vec![0.0; n_rows];
+    for (n, &loss) in of_counted.iter().step_by(2).enumerate() {
+        losses[counted.as_ref().map_or(n, |counted| counted[n])] = loss;
+    }
+    Ok(losses)
 }
 
 /// [`linear_cross_entropy`] in plain Burn operations, but for [`linear`].

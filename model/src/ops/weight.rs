@@ -256,7 +256,12 @@ impl Weight {
         }
     }
 
-    /// The arithmetic of its products, if it trains; others ignore it.
+    /// Whether it has a layout for inference, and so does not train.
+    pub(crate) fn is_packed(&self) -> bool {
+        !matches!(self, Self::Stored(_))
+    }
+
+    /// The arithmetic of its products.
     pub(crate) fn precision(&self) -> Precision {
         match self {
             Self::Stored(stored) => stored.precision,
@@ -266,7 +271,7 @@ impl Weight {
         }
     }
 
-    /// Sets the arithmetic of its products, if it trains or is packed in bf16.
+    /// Sets the arithmetic of its products, on the CPU: when training; otherwise only if it is packed in bf16.
     ///
     /// # Panics
     /// If it is packed and another model shares it.

@@ -247,13 +247,6 @@ impl TrainConfig {
             "`optim.muon.iterations` must be from 1 to 100, got {}",
             muon.iterations
         );
-        let (is_bf16, has_lora) = (optim.precision == Precision::Bf16, self.lora.is_some());
-        for (key, other, are_set) in [
-            ("optim.precision=bf16", "lora", is_bf16 && has_lora),
-            ("optim.precision=bf16", "objective.kind=dpo", is_bf16 && self.objective.kind == Objective::Dpo),
-        ] {
-            ensure!(!are_set, "`{key}` is not supported together with `{other}` so far\nhint: leave one of them out");
-        }
         Ok(())
     }
 

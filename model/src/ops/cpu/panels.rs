@@ -126,10 +126,10 @@ impl Panels {
         self.precision
     }
 
-    /// Sets the arithmetic of products. [`Precision::Bf16`] is for matrices in bf16; others, and machines without
-    /// instructions for it, ignore it.
+    /// Sets the arithmetic of products. In inference, [`Precision::Bf16`] is for matrices in bf16; others, and machines
+    /// without instructions for it, ignore it.
     pub(in crate::ops) fn set_precision(&mut self, precision: Precision) {
-        self.precision = if self.dtype == Dtype::Bf16 { precision } else { Precision::F32 };
+        self.precision = precision;
     }
 
     /// Multiplies all rows by panel `panel`; `store` gets each row's number and sums.

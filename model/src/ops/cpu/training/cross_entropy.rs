@@ -184,7 +184,7 @@ impl LinearCrossEntropy {
     }
 
     /// The rows that count, unless all do. The others cost nothing: in fine-tuning, those of prompts and padding.
-    fn counted_rows(&self) -> Option<Vec<usize>> {
+    pub(in crate::ops) fn counted_rows(&self) -> Option<Vec<usize>> {
         let weights = self.weights.as_ref()?;
         assert_eq!(weights.len(), self.targets.len(), "weights, one for each row");
         let counted: Vec<usize> = (0..weights.len()).filter(|&row| weights[row] != 0.0).collect();

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::ops::{Dropout, LoraPair, LoraShape, Precision, cpu::Panels, training::TrainingOp};
 
-/// A matrix that is only read.
+/// A matrix that is only read, with the arithmetic of its products.
 pub(super) enum Matrix<'a> {
     Plain(View<'a>, Precision),
     Packed(&'a Panels),
@@ -24,7 +24,7 @@ impl Matrix<'_> {
     pub(super) fn multiply(&self, x: View<'_>, bias: Option<&[f32]>) -> Vec<f32> {
         match self {
             Self::Plain(weight, precision) => new_product([x, weight.transposed()], bias, *precision),
-            Self::Packed(panels) => new_product_with(x, Rhs::StoredTransposed(panels), bias, Precision::F32),
+            Self::Packed(panels) => new_product_with(x, Rhs::StoredTransposed(panels), bias, panels.precision()),
         }
     }
 
@@ -32,7 +32,7 @@ impl Matrix<'_> {
     pub(super) fn multiply_back(&self, gradient: View<'_>) -> Vec<f32> {
         match self {
             Self::Plain(weight, precision) => new_product([gradient, *weight], None, *precision),
-            Self::Packed(panels) => new_product_with(gradient, Rhs::Stored(panels), None, Precision::F32),
+            Self::Packed(panels) => new_product_with(gradient, Rhs::Stored(panels), None, panels.precision()),
         }
     }
 }
