@@ -1,5 +1,9 @@
 //! The architecture, from token ids to logits, and every parameter it has.
 
+mod losses;
+#[cfg(test)]
+mod tests;
+
 use std::{
     collections::HashMap,
     sync::{Mutex, PoisonError},
@@ -18,8 +22,7 @@ use crate::{
     layers::{Embedding, Linear, LmHead, Norm},
     lora::{LoraDropout, MATRICES, updates_of_layer},
     ops::{
-        self, BlockParts, Dropout, Dtype, LinearParts, LossOptions, Losses, NormParts, PartEnds, Precision, RowUpdate,
-        Targets, Weight, read, read_ids, to_f32,
+        self, BlockParts, Dropout, Dtype, LinearParts, NormParts, PartEnds, Precision, RowUpdate, Weight, read, to_f32,
     },
     param_specs::norm_widths,
     params::{ParamList, ParamRef, ParamSource},
@@ -220,87 +223,6 @@ impl Gpt {
             Some(cap) => ops::soft_cap(logits, cap),
             None => logits,
         }
-    }
-
-    /// Cross entropy in nats: hidden `[n_rows, d_model]` and the ids that follow, `[n_rows]`, to `[1]`. The mean over the
-    /// rows, or a sum by weights where the targets have some.
-    ///
-    /// # Panics
-    /// When there are not as many targets, or weights, as rows.
-    pub fn loss(&self, hidden: Tensor<2>, targets: impl Into<Targets>) -> Tensor<1> {
-        self.losses(hidden, targets, 0.0).objective
-    }
-
-    /// The same for training: what is minimised adds `z_loss` times the mean (or the weighted sum) of `ln(Z)^2`, where `Z` is
-    /// the denominator of the softmax, which keeps logits from drifting ([PaLM](https://arxiv.org/abs/2204.02311), 5).
-    ///
-    /// # Panics
-    /// Those of [`loss`](Self::loss).
-    pub fn losses(&self, hidden: Tensor<2>, targets: impl Into<Targets>, z_loss: f64) -> Losses {
-        let (weight, bias) = self.output();
-        self.losses_by(weight, bias, hidden, targets.into(), z_loss)
-    }
-
-    /// How far what is predicted from `hidden` is from what is predicted from `former`, both `[n_rows, d_model]`, the latter
-    /// without autodiff: the sum of the rows' Kullback-Leibler divergences in nats times `shares`, `[1]`.
-    ///
-    /// # Panics
-    /// When there are not as many shares as rows.
-    pub fn divergence(&self, hidden: Tensor<2>, former: Tensor<2>, shares: Vec<f32>) -> Tensor<1> {
-        let [hidden, former] = [hidden, former].map(|hidden| self.multiplied(hidden));
-        ops::linear_divergence(hidden, former, self.output(), self.config.logit_softcap, shares)
-    }
-
-    /// Cross entropy of each row of hidden `[n_rows, d_model]` in nats, without gradients, and 0 where a row counts nothing.
-    /// The model must be without autodiff.
-    ///
-    /// # Errors
-    /// [`Error::Execution`](crate::error::Error::Execution) when the device cannot be read.
-    ///
-    /// # Panics
-    /// When there are not as many targets as rows.
-    pub fn token_losses(&self, hidden: Tensor<2>, targets: impl Into<Targets>) -> Result<Vec<f32>> {
-        let Targets { ids, weights } = targets.into();
-        let targets = (read_ids(ids)?, weights);
-        ops::token_losses(self.multiplied(hidden), self.output(), self.config.logit_softcap, targets)
-    }
-
-    /// [`forward`](Self::forward) and [`losses`](Self::losses) in one. Where the output matrix is the embedding, the
-    /// gradients of its two uses are added in one place on the CPU.
-    ///
-    /// # Panics
-    /// Those of both.
-    pub fn training_losses(
-        &self,
-        token_ids: Tensor<1, Int>,
-        context: AttentionContext<'_>,
-        targets: impl Into<Targets>,
-        z_loss: f64,
-    ) -> Losses {
-        let device = token_ids.device();
-        let pass = &mut ForwardPass::new(&self.config, context, &device);
-        let (output, bias) = self.output();
-        let (table, output) = match &self.lm_head.weight {
-            Some(_) => (self.embed.weight.clone(), output.clone()),
-            None => {
-                let table = self.embed.weight.for_both_uses();
-                (table.clone(), table)
-            }
-        };
-        let hidden = self.run_embedded(ops::embedding(&table, token_ids), pass);
-        self.losses_by(&output, bias, hidden, targets.into(), z_loss)
-    }
-
-    fn losses_by(
-        &self,
-        output: &Weight,
-        bias: Option<Tensor<1>>,
-        hidden: Tensor<2>,
-        targets: Targets,
-        z_loss: f64,
-    ) -> Losses {
-        let options = LossOptions { softcap: self.config.logit_softcap, z_loss };
-        ops::linear_cross_entropy(self.multiplied(hidden), (output, bias), options, targets)
     }
 
     /// Bytes of matrices that one decoding step reads: all but embeddings of which it takes single rows.
@@ -576,116 +498,5 @@ impl Mlp {
             None => ops::linear_with_lora(x, up),
         };
         if block.gated { ops::gated(x, block.activation) } else { ops::activate(x, block.activation) }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    #![expect(clippy::unwrap_used, reason = "tests")]
-
-    use std::sync::Arc;
-
-    use super::*;
-    use crate::{
-        config::{NormKind, QkNormSpan, Sizes},
-        generate::token_tensor,
-        kv_cache::{KvCache, StepPart},
-        lora::{LoadedAdapter, LoraPair, LoraShape, LoraValues, MatrixUpdate},
-        ops::KvDtype,
-        sampling::{Purpose, RandomStream},
-    };
-
-    fn configs() -> Vec<(&'static str, GptConfig)> {
-        let sizes =
-            Sizes { vocab_size: 50, max_seq_len: 64, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 64, d_ff: 96 };
-        let llama = GptConfig::llama(sizes);
-        let gpt2 = GptConfig::gpt2(Sizes { n_kv_heads: 4, ..sizes });
-        let with = |position| GptConfig { norm_position: position, ..llama.clone() };
-        let heads = |span| GptConfig { qk_norm: true, qk_norm_span: span, ..llama.clone() };
-        vec![
-            ("as Qwen 3", heads(QkNormSpan::Head)),
-            ("as OLMo 2", GptConfig { norm_position: NormPosition::Inside, ..heads(QkNormSpan::AllHeads) }),
-            (
-                "as Gemma 3",
-                GptConfig {
-                    norm_position: NormPosition::Sandwich,
-                    norm_weight_offset: 1.0,
-                    activation: Activation::GeluTanh,
-                    ..heads(QkNormSpan::Head)
-                },
-            ),
-            ("as Gemma 2", GptConfig { attention_softcap: Some(3.0), ..with(NormPosition::Sandwich) }),
-            ("as Granite", GptConfig { residual_multiplier: 0.22, ..llama.clone() }),
-            ("as GPT-NeoX", GptConfig { parallel_residual: true, activation: Activation::Gelu, ..gpt2.clone() }),
-            ("as Phi", GptConfig { parallel_residual: true, shared_norm: true, ..gpt2.clone() }),
-            ("as Cohere", GptConfig { parallel_residual: true, norm: NormKind::LayerNorm, ..llama.clone() }),
-            ("gated, in halves of no whole panels", GptConfig { d_ff: 40, ..heads(QkNormSpan::Head) }),
-            ("as GPT-2", gpt2),
-            ("as Llama", llama),
-        ]
-    }
-
-    /// An adapter of every matrix, of some of its rows.
-    fn random_adapter(gpt: &Gpt, number: &mut dyn FnMut() -> f32) -> LoraValues {
-        let update = |(path, linear): (String, &Linear)| {
-            let [d_out, d_in] = linear.weight().dims();
-            let pair = |rows, rank| LoraPair { rows, rank, scale: 0.5 };
-            let shape = LoraShape { d_in, pairs: vec![pair(0..d_out / 3, 2), pair(d_out / 2..d_out, 5)] };
-            let values = (0..shape.n_values()).map(|_| number()).collect();
-            (path, MatrixUpdate { shape: Arc::new(shape), values })
-        };
-        LoraValues(gpt.linears().into_iter().map(update).collect())
-    }
-
-    /// Whole blocks give the bits of their operations one by one: a prompt, and tokens behind it.
-    #[test]
-    fn whole_blocks_are_their_operations() {
-        let device = Device::flex();
-        for (name, config) in configs() {
-            for dtype in [Dtype::F32, Dtype::Q8] {
-                let random = RandomStream::new(5, 0);
-                let mut n_read = 0;
-                let mut number = || {
-                    n_read += 1;
-                    random.uniform(n_read, Purpose::Token) as f32 - 0.5
-                };
-                let mut param = |spec: &ParamSpec| {
-                    let values: Vec<f32> = (0..spec.shape.iter().product()).map(|_| number()).collect();
-                    Ok(TensorData::new(values, spec.shape.as_slice()))
-                };
-                let gpt = Gpt::from_params(&config, dtype, &device, &mut param).unwrap();
-                let adapter =
-                    Arc::new(LoadedAdapter::new(&config, &random_adapter(&gpt, &mut number), &device).unwrap());
-                let run = |is_whole: bool, adapter: Option<&Arc<LoadedAdapter>>| {
-                    let mut cache = KvCache::new(&config, 8, KvDtype::F32, &device);
-                    let mut table = cache.table();
-                    let mut bits = Vec::new();
-                    for token_ids in [&[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8][..], &[4], &[6, 2]] {
-                        let adapter = adapter.cloned();
-                        let parts = &mut [StepPart { table: &mut table, n_new: token_ids.len(), adapter }];
-                        let context = AttentionContext::Paged(cache.step(parts).unwrap());
-                        let mut pass = ForwardPass::new(&config, context, &device);
-                        let mut x = gpt.embed.forward(token_tensor(&gpt, token_ids));
-                        for (layer, block) in gpt.blocks.iter().enumerate() {
-                            let adapters = pass.adapters();
-                            let parts = block.parts(None, updates_of_layer(&adapters, layer));
-                            assert!(ops::has_block(&x, &parts), "{name}");
-                            x = if is_whole {
-                                block.forward(layer, x, &mut pass)
-                            } else {
-                                block.forward_by_operations(&parts, layer, x, &mut pass)
-                            };
-                        }
-                        bits.extend(ops::to_f32(ops::read(x).unwrap()).unwrap().into_iter().map(f32::to_bits));
-                    }
-                    bits
-                };
-                let without = run(true, None);
-                assert!(without == run(false, None), "{name} in {dtype:?}: other bits");
-                let updated = run(true, Some(&adapter));
-                assert!(updated == run(false, Some(&adapter)), "{name} in {dtype:?}: other bits with an adapter");
-                assert!(updated != without, "{name} in {dtype:?}: the adapter changes nothing");
-            }
-        }
     }
 }

@@ -35,13 +35,16 @@ const _: () = assert!(LANES == PAGE_SIZE);
 const CHUNK: usize = 512;
 /// Pages of a chunk.
 const CHUNK_TILES: usize = CHUNK / LANES;
-/// Queries (rows times heads that share a key head) that read the keys together.
-const MAX_QUERIES: usize = 8;
+/// Queries (rows times heads that share a key head) that read the keys together: of a prompt as many as possible, since its keys
+/// and values come from L2 or beyond, while the scores of so many stay in L2.
+const MAX_QUERIES: usize = 32;
+/// At least so many, if a sequence has them, even where that makes few tasks: registers hold their sums.
+const FEW_QUERIES: usize = 8;
 /// Bytes of a page that a task reads in one run, if it can choose.
 const RUN_BYTES: usize = 1 << 14;
 /// Multiply-adds below which one thread is faster.
 const PARALLEL_WORK: usize = 1 << 17;
-/// Tasks per thread that are enough. If there are fewer, the chunks of a text are shared out, so that there are about as many.
+/// Tasks per thread that are enough. If there are fewer, they have fewer rows, or the chunks of a text are shared out.
 const FEW_TASKS: usize = 4;
 
 /// Queries `[n_rows, n_heads * head_dim]` over pools of keys and values: `[n_rows, n_heads * head_dim]`.
@@ -73,7 +76,8 @@ pub(super) fn attention_paged_into<E: PagedElement>(
     let work: usize = sequences.iter().map(|sequence| n_keys(sequence) * sequence.rows.len()).sum();
     let is_parallel = 2 * work * options.n_heads * options.head_dim >= PARALLEL_WORK;
     let chunks_per_task = if is_parallel { chunks_per_task(sequences, n_threads, options) } else { usize::MAX };
-    let mut tasks = Tasks { heads_per_task, chunks_per_task, ..Tasks::default() };
+    let rows_per_task = rows_per_task(sequences, n_threads, options);
+    let mut tasks = Tasks { heads_per_task, rows_per_task, chunks_per_task, ..Tasks::default() };
     sequences.iter().for_each(|sequence| tasks.add(sequence, options));
     let mut parts = PARTS.take();
     parts.resize(tasks.parts_len, 0.0);
@@ -102,6 +106,14 @@ thread_local! {
 /// are enough sequences to occupy all threads.
 fn heads_together(n_sequences: usize, n_threads: usize, page_bytes: usize) -> usize {
     if n_sequences < 2 * n_threads { 1 } else { (RUN_BYTES / page_bytes.max(1)).max(1) }
+}
+
+/// Rows per task: as many as read the keys together, unless there would be too few tasks.
+fn rows_per_task(sequences: &[PagedRows], n_threads: usize, options: &AttentionOptions) -> usize {
+    let n_rows: usize = sequences.iter().map(|sequence| sequence.rows.len()).sum();
+    let enough = n_rows * options.n_kv_heads / (FEW_TASKS * n_threads);
+    let [few, most] = [FEW_QUERIES, MAX_QUERIES].map(|n| (n * options.n_kv_heads / options.n_heads).max(1));
+    enough.clamp(few, most)
 }
 
 /// Chunks per task of a single row and key head: all of them, unless there are too few heads to occupy all threads.
@@ -209,6 +221,7 @@ impl SplitRow {
 #[derive(Default)]
 struct Tasks<'a> {
     heads_per_task: usize,
+    rows_per_task: usize,
     chunks_per_task: usize,
     all: Vec<Task<'a>>,
     split: Vec<SplitRow>,
@@ -218,7 +231,7 @@ struct Tasks<'a> {
 impl<'a> Tasks<'a> {
     fn add(&mut self, sequence: &'a PagedRows, options: &AttentionOptions) {
         let n_kv_heads = options.n_kv_heads;
-        let rows_per_task = (MAX_QUERIES * n_kv_heads / options.n_heads).max(1);
+        let rows_per_task = self.rows_per_task;
         let n_rows = sequence.rows.len();
         let heads_per_task = if n_rows == 1 { self.heads_per_task } else { 1 };
         for row in (0..n_rows).step_by(rows_per_task) {
@@ -354,6 +367,16 @@ impl<'a, E: KvElement> Pools<'a, E> {
     fn key_block(&self, page: usize, kv_head: usize) -> &'a [E] {
         &self.keys[self.layout().block(page, kv_head)]
     }
+}
+
+/// The parts in which so many queries of a key head are computed, `most` of them at a time: the first of each and their number.
+/// As few parts as possible, of about the same size.
+fn parts(n_queries: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
+    let n_parts = n_queries.div_ceil(most);
+    (0..n_parts).map(move |part| {
+        let [from, end] = [part, part + 1].map(|part| n_queries * part / n_parts);
+        (from, end - from)
+    })
 }
 
 /// The innermost loops for an instruction set and elements of one type.

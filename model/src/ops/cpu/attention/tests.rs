@@ -32,11 +32,20 @@ fn check_tasks<E: PagedElement>() {
         let (scale, softcap, alibi_slopes) = (0.2, None, None);
         let options = AttentionOptions { n_heads, n_kv_heads, head_dim, scale, softcap, sliding_window, alibi_slopes };
         let ([keys, values], slots) = pools_of::<E>(n_pages, [n_kv_heads, head_dim]);
-        for (start, n_rows) in
-            [(0, 1), (15, 1), (16, 1), (50, 1), (30, 4), (650, 1), (CHUNK - 1, 1), (CHUNK, 1), (CHUNK - 2, 4)]
-        {
+        for (start, n_rows) in [
+            (0, 1),
+            (15, 1),
+            (16, 1),
+            (50, 1),
+            (30, 4),
+            (650, 1),
+            (CHUNK - 1, 1),
+            (CHUNK, 1),
+            (CHUNK - 2, 4),
+            (CHUNK - 9, 21),
+        ] {
             let queries = noise(n_rows * n_heads * head_dim, 3);
-            let attended = |rows: Range<usize>, heads_per_task: usize, chunks_per_task: usize| {
+            let attended = |rows: Range<usize>, [heads_per_task, rows_per_task, chunks_per_task]: [usize; 3]| {
                 let row_len = n_heads * head_dim;
                 let queries = &queries[rows.start * row_len..rows.end * row_len];
                 let pools = Pools { queries, stride: row_len, keys: &keys, values: &values, options: &options };
@@ -45,7 +54,7 @@ fn check_tasks<E: PagedElement>() {
                 let slots = Slots::new(slots, &burn::tensor::Device::flex());
                 let sequence = PagedRows { rows: 0..rows.len(), start: start + rows.start, first_key, slots };
                 let mut output = vec![f32::NAN; queries.len()];
-                let mut tasks = Tasks { heads_per_task, chunks_per_task, ..Tasks::default() };
+                let mut tasks = Tasks { heads_per_task, rows_per_task, chunks_per_task, ..Tasks::default() };
                 tasks.add(&sequence, &options);
                 let mut parts = vec![f32::NAN; tasks.parts_len];
                 let outputs = Outputs { whole: SharedMut::new(&mut output), parts: SharedMut::new(&mut parts) };
@@ -56,18 +65,18 @@ fn check_tasks<E: PagedElement>() {
                 output
             };
             for level in every_isa() {
-                let alone = with_isa(level, || attended(0..n_rows, 1, usize::MAX));
+                let alone = with_isa(level, || attended(0..n_rows, [1, 1, usize::MAX]));
                 assert!(alone.iter().all(|value| value.is_finite()));
-                for (heads_per_task, chunks_per_task) in
-                    (2..=n_kv_heads).map(|heads| (heads, usize::MAX)).chain([(1, 1), (2, 1), (1, 2)])
-                {
+                let heads = (2..=n_kv_heads).map(|heads| [heads, 2, usize::MAX]);
+                let rows = [2, 3, 5, 7, MAX_QUERIES / group].map(|rows| [1, rows, usize::MAX]);
+                for cut @ [heads, rows, chunks] in heads.chain(rows).chain([[1, 1, 1], [2, 2, 1], [1, 4, 2]]) {
                     assert_eq!(
-                        with_isa(level, || attended(0..n_rows, heads_per_task, chunks_per_task)),
+                        with_isa(level, || attended(0..n_rows, cut)),
                         alone,
-                        "{heads_per_task} heads, {chunks_per_task} chunks with {level:?}"
+                        "{heads} heads, {rows} rows, {chunks} chunks with {level:?}"
                     );
                 }
-                let by_rows = (0..n_rows).flat_map(|row| with_isa(level, || attended(row..row + 1, 1, 1)));
+                let by_rows = (0..n_rows).flat_map(|row| with_isa(level, || attended(row..row + 1, [1, 1, 1])));
                 assert_eq!(by_rows.collect::<Vec<f32>>(), alone, "rows by themselves with {level:?}");
             }
         }

@@ -19,6 +19,8 @@ const ROWS: usize = 48;
 const CHUNK: usize = 192;
 /// Prefetch distance in bytes of up to 3 rows. At the end of a panel it reaches into the next one.
 const AHEAD: usize = 3 << 11;
+/// Inputs for which addresses are computed once.
+const UNROLLED: usize = 4;
 /// Registers of a panel.
 const REGISTERS: usize = PANEL / 8;
 
@@ -187,7 +189,7 @@ unsafe fn tile<L: PanelLine, const N: usize, const R: usize, const FROM: usize>(
     ahead: Ahead,
     stored: &mut [[f32; PANEL]],
 ) {
-    use std::arch::x86_64::{_mm256_fmadd_ps, _mm256_loadu_ps, _mm256_set1_ps, _mm256_setzero_ps, _mm256_storeu_ps};
+    use std::arch::x86_64::{_mm256_loadu_ps, _mm256_setzero_ps, _mm256_storeu_ps};
     assert!(x.len() == N * d_in && inputs.end <= d_in && stored.len() == N && FROM + R <= REGISTERS);
     let mut sums = [[_mm256_setzero_ps(); R]; N];
     for (sums, stored) in sums.iter_mut().zip(&*stored) {
@@ -196,29 +198,56 @@ unsafe fn tile<L: PanelLine, const N: usize, const R: usize, const FROM: usize>(
             *sum = unsafe { _mm256_loadu_ps(stored.as_ptr().add(8 * (FROM + register))) };
         }
     }
-    let x = x[inputs.start..].as_ptr();
+    let first = x[inputs.start..].as_ptr();
+    // Rows from the fourth on are addressed from it: no address needs more than one register and one multiple of another.
+    let (mut x, mut lines) = ([first, first.wrapping_add(3 * d_in)], lines);
     let mut fetched = ahead.start;
-    for number in 0..inputs.len() {
+    for _ in 0..inputs.len() / UNROLLED {
         if ahead.step > 0 {
-            (0..ahead.step).step_by(LINE).for_each(|at| prefetch(fetched.wrapping_add(at)));
-            fetched = fetched.wrapping_add(ahead.step);
+            (0..UNROLLED * ahead.step).step_by(LINE).for_each(|at| prefetch(fetched.wrapping_add(at)));
+            fetched = fetched.wrapping_add(UNROLLED * ahead.step);
         }
-        // SAFETY: there are `LINES` lines per input.
-        let lines = unsafe { lines.add(number * L::LINES) };
+        for number in 0..UNROLLED {
+            // SAFETY: this function's own target features; each row has this input, and there are lines for it.
+            unsafe { add_products::<L, N, R, FROM>(&mut sums, x, d_in, lines, number) };
+        }
+        x = x.map(|x| x.wrapping_add(UNROLLED));
+        lines = lines.wrapping_add(UNROLLED * L::LINES);
+    }
+    for number in 0..inputs.len() % UNROLLED {
         // SAFETY: as above.
-        let weights: [_; R] = std::array::from_fn(|register| unsafe { L::load_eight(lines, FROM + register) });
-        for (row, sums) in sums.iter_mut().enumerate() {
-            // SAFETY: there are `d_in` values per row.
-            let x = _mm256_set1_ps(unsafe { *x.add(row * d_in + number) });
-            for (sum, weights) in sums.iter_mut().zip(weights) {
-                *sum = _mm256_fmadd_ps(x, weights, *sum);
-            }
-        }
+        unsafe { add_products::<L, N, R, FROM>(&mut sums, x, d_in, lines, number) };
     }
     for (sums, stored) in sums.iter().zip(stored) {
         for (register, sum) in sums.iter().enumerate() {
             // SAFETY: as for loading.
             unsafe { _mm256_storeu_ps(stored.as_mut_ptr().add(8 * (FROM + register)), *sum) };
+        }
+    }
+}
+
+/// Adds the products with the weights of the input `number` places further on. `x` are its places in the first row and in the
+/// fourth.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+unsafe fn add_products<L: PanelLine, const N: usize, const R: usize, const FROM: usize>(
+    sums: &mut [[std::arch::x86_64::__m256; R]; N],
+    x: [*const f32; 2],
+    d_in: usize,
+    lines: *const L,
+    number: usize,
+) {
+    use std::arch::x86_64::{_mm256_fmadd_ps, _mm256_set1_ps};
+    // SAFETY: there are `LINES` lines per input.
+    let lines = unsafe { lines.add(number * L::LINES) };
+    // SAFETY: as above.
+    let weights: [_; R] = std::array::from_fn(|register| unsafe { L::load_eight(lines, FROM + register) });
+    for (row, sums) in sums.iter_mut().enumerate() {
+        let x = x[row / 3].wrapping_add(row % 3 * d_in + number);
+        // SAFETY: each row has this input.
+        let x = _mm256_set1_ps(unsafe { *x });
+        for (sum, weights) in sums.iter_mut().zip(weights) {
+            *sum = _mm256_fmadd_ps(x, weights, *sum);
         }
     }
 }

@@ -16,6 +16,8 @@ use crate::ops::cpu::prefetch::{LINE, prefetch};
 
 /// Rows of the input per kernel call: 12 rows of 2 registers leave 8 of the 32.
 const MAX_ROWS: usize = 12;
+/// Steps for which addresses are computed once.
+const UNROLLED: usize = 4;
 /// Prefetch distance in bytes. At the end of a panel it reaches into the next one.
 const AHEAD: usize = 3 << 11;
 /// Prefetch distance for the two-pass kernel; must exceed one chunk.
@@ -202,10 +204,13 @@ macro_rules! product {
     ($(#[$doc:meta])* $name:ident, $features:literal) => {
         $(#[$doc])*
         pub(super) mod $name {
-            use std::arch::x86_64::{_mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps};
+            use std::{
+                arch::x86_64::{__m512, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps, _mm512_storeu_ps},
+                array,
+            };
 
             use super::{
-                AHEAD, AHEAD_IN_TURNS, CHUNK, LINE, MAX_ROWS, PANEL, PREPARED_FROM, Rows, Step, prefetch,
+                AHEAD, AHEAD_IN_TURNS, CHUNK, LINE, MAX_ROWS, PANEL, PREPARED_FROM, Rows, Step, UNROLLED, prefetch,
             };
 
             /// `x [n_rows, n_steps]` times the panel. The first rows load it from memory, the others find it in a cache. If the
@@ -308,33 +313,60 @@ macro_rules! product {
                     // SAFETY: two registers of 16 values are the array of 32.
                     *sums = unsafe { [_mm512_loadu_ps(stored.as_ptr()), _mm512_loadu_ps(stored.as_ptr().add(16))] };
                 }
-                let lines = lines.as_ptr();
+                // Every third row has an address of its own, the two behind it are multiples of a register away.
+                let first = x[steps.start..].as_ptr();
+                let mut x: [_; MAX_ROWS / 3] = array::from_fn(|third| first.wrapping_add(3 * third * n_steps));
+                let mut lines = lines[steps.start * S::LINES..].as_ptr();
                 // Each part of the rows prefetches its part of the next steps' lines.
                 let skipped = part * steps.len() * S::BYTES / N_PARTS.max(1);
                 let ahead = if N_PARTS == 1 { AHEAD } else { AHEAD_IN_TURNS };
-                let fetched = lines.wrapping_byte_add(steps.start * S::BYTES + skipped + ahead);
-                for (number, step) in steps.enumerate() {
-                    // SAFETY: there are `LINES` lines for each step and `n_steps` values in each row: asserted above.
-                    let [left, right] = unsafe { S::load(lines.add(step * S::LINES)) };
-                    match N_PARTS {
-                        0 => {}
-                        1 => (0..S::BYTES).step_by(LINE).for_each(|at| prefetch(fetched.wrapping_byte_add(number * S::BYTES + at))),
-                        _ => prefetch(fetched.wrapping_byte_add(number * S::BYTES / N_PARTS)),
-                    }
-                    for (row, sums) in sums.iter_mut().enumerate() {
-                        // SAFETY: as above.
-                        unsafe {
-                            let value = _mm512_set1_ps(*x.get_unchecked(row * n_steps + step));
-                            sums[0] = S::add(value, left, sums[0]);
-                            sums[1] = S::add(value, right, sums[1]);
+                let mut fetched = lines.wrapping_byte_add(skipped + ahead);
+                for _ in 0..steps.len() / UNROLLED {
+                    for number in 0..UNROLLED {
+                        let at = number * S::BYTES / N_PARTS.max(1);
+                        match N_PARTS {
+                            0 => {}
+                            1 => (at..at + S::BYTES).step_by(LINE).for_each(|at| prefetch(fetched.wrapping_byte_add(at))),
+                            _ => prefetch(fetched.wrapping_byte_add(at)),
                         }
+                        // SAFETY: this function's own target features; there are `LINES` lines for each step and `n_steps` values in
+                        // each row: asserted above.
+                        unsafe { add_products::<S, N>(&mut sums, x, n_steps, lines, number) };
                     }
+                    fetched = fetched.wrapping_byte_add(UNROLLED * S::BYTES / N_PARTS.max(1));
+                    x = x.map(|x| x.wrapping_add(UNROLLED));
+                    lines = lines.wrapping_add(UNROLLED * S::LINES);
+                }
+                for number in 0..steps.len() % UNROLLED {
+                    // SAFETY: as above.
+                    unsafe { add_products::<S, N>(&mut sums, x, n_steps, lines, number) };
                 }
                 for (sums, stored) in sums.iter().zip(stored) {
                     // SAFETY: as for loading.
                     unsafe {
                         _mm512_storeu_ps(stored.as_mut_ptr(), sums[0]);
                         _mm512_storeu_ps(stored.as_mut_ptr().add(16), sums[1]);
+                    }
+                }
+            }
+
+            /// Adds the products with the weights of the step `number` places further on. `x` are its places in every third row.
+            #[target_feature(enable = $features)]
+            #[inline]
+            unsafe fn add_products<S: Step, const N: usize>(
+                sums: &mut [[__m512; 2]; N],
+                x: [*const f32; MAX_ROWS / 3],
+                n_steps: usize,
+                lines: *const S::Line,
+                number: usize,
+            ) {
+                // SAFETY: the caller's, who has these lines and places.
+                unsafe {
+                    let [left, right] = S::load(lines.add(number * S::LINES));
+                    for (row, sums) in sums.iter_mut().enumerate() {
+                        let value = _mm512_set1_ps(*x[row / 3].wrapping_add(row % 3 * n_steps + number));
+                        sums[0] = S::add(value, left, sums[0]);
+                        sums[1] = S::add(value, right, sums[1]);
                     }
                 }
             }

@@ -6,7 +6,7 @@ use super::{
     Buffers, CHUNK, CHUNK_TILES, Dot, FOUR, KvElement, LANES, PORTABLE_IS_FUSED, Pools, Query, QueryFactor, Rounded,
     TOGETHER, Task, begin, dot, prefetch, round_weights, scale_in_queries,
 };
-use crate::ops::cpu::attention::{self, Kernels, Outputs};
+use crate::ops::cpu::attention::{self, Kernels, Outputs, parts};
 
 /// Bytes of a token's four dimensions of keys in a page, or of 16 dimensions of four values.
 const UNIT: usize = LANES * FOUR;
@@ -90,8 +90,6 @@ unsafe fn attend_chunk<L: Loops, const FUSED: bool>(
     for (n, page) in pages.iter_mut().enumerate() {
         *page = layout.page(task.page((tiles.start + n).min(tiles.end - 1))).start;
     }
-    // Queries of the heads, from one on.
-    let parts = || (0..n_queries).step_by(L::QUERIES).map(|from| (from, (n_queries - from).min(L::QUERIES)));
     let n_together = L::pages(n_queries.min(L::QUERIES));
     let mut tile = 0;
     while tile < n_pages {
@@ -104,7 +102,7 @@ unsafe fn attend_chunk<L: Loops, const FUSED: bool>(
                 next[n] = pages[tile + together + n] + block;
                 key_factors[n] = pages[tile + n] + scales;
             }
-            for (from, n) in parts() {
+            for (from, n) in parts(n_queries, L::QUERIES) {
                 let at = head * n_queries + from;
                 let query_factors = &factors[at..at + n];
                 let keys = Keys { pool: pools.keys, blocks, next, factors: key_factors, query_factors };
@@ -138,7 +136,7 @@ unsafe fn attend_chunk<L: Loops, const FUSED: bool>(
                 round_weights::<L::Dot, FUSED>(scores, first, (&queries[at], scale), &scales, weights, weight_factors)
             };
         }
-        for (from, n) in parts() {
+        for (from, n) in parts(n_queries, L::QUERIES) {
             let at = head * n_queries + from;
             let sums = &mut chunk_sums[at * stored_dim..][..n * stored_dim];
             let (weights, factors) = (&weights[at * CHUNK / FOUR..], &weight_factors[at * CHUNK_TILES..]);

@@ -14,7 +14,7 @@ use super::{
 use crate::ops::{
     AttentionOptions,
     cpu::{
-        attention::{self, Kernels, softmax::State},
+        attention::{self, Kernels, parts, softmax::State},
         prefetch::prefetch,
     },
 };
@@ -24,10 +24,8 @@ const HALVES: usize = 2;
 /// Values of a register.
 const EIGHT: usize = LANES / HALVES;
 
-/// The queries that go together of so many that are left: their sums for a line fit into the registers.
-fn part_of(n_queries: usize) -> usize {
-    if n_queries <= 6 { n_queries } else { 4 }
-}
+/// Queries whose sums for a line fit into the registers.
+const QUERIES: usize = 6;
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn attend<E: FloatElement>(
@@ -59,8 +57,10 @@ impl<E: FloatElement> Kernels for Avx2<E> {
 }
 
 impl<E: FloatElement> Tiles<E> for Avx2<E> {
-    // 128 positions: the values of a head stay in L1 while its dimensions go by.
-    const VALUE_TILES: usize = 8;
+    #[inline(always)]
+    fn value_tiles(_n_queries: usize) -> usize {
+        8
+    }
 
     #[inline(always)]
     fn tiles_together(n_queries: usize, _is_alone: bool, n_left: usize) -> usize {
@@ -106,15 +106,12 @@ impl<E: FloatElement> Tiles<E> for Avx2<E> {
         tiles: Range<usize>,
         scores: &mut [f32],
     ) {
-        let mut from = 0;
-        while from < queries.len() {
-            let n = part_of(queries.len() - from);
+        for (from, n) in parts(queries.len(), QUERIES) {
             let (queries, scores) = (&queries[from..], &mut scores[from * CHUNK..]);
             with_constants!(
                 score_part::<E>, (n, tiles.len()), (queries, kv_head, task, pools, tiles.start, scores),
                 4: 1; 2: 1 2 3; 1: 1 2 3 4 5 6;
             );
-            from += n;
         }
     }
 
@@ -129,15 +126,12 @@ impl<E: FloatElement> Tiles<E> for Avx2<E> {
     ) {
         let head_dim = pools.options.head_dim;
         let n_queries = attn_out.len() / head_dim;
-        let mut from = 0;
-        while from < n_queries {
-            let n = part_of(n_queries - from);
+        for (from, n) in parts(n_queries, QUERIES) {
             let (scores, attn_out) = (&scores[from * CHUNK..], &mut attn_out[from * head_dim..]);
             with_constants!(
                 add_part::<E>, (n, n_lanes), (part, task, pools, scores, attn_out),
                 4: 1; 2: 1 2 3; 1: 1 2 3 4 5 6;
             );
-            from += n;
         }
     }
 }

@@ -15,7 +15,7 @@ use super::{
     tiled::{self, Part, Tiles, line, with_constants},
 };
 use crate::ops::cpu::{
-    attention::{self, Kernels, softmax::State},
+    attention::{self, Kernels, parts, softmax::State},
     prefetch::prefetch,
 };
 
@@ -31,6 +31,9 @@ pub(super) unsafe fn attend<E: FloatElement>(
 }
 
 struct Avx512<E>(PhantomData<E>);
+
+/// Queries whose sums for a few lines fit into the registers.
+const QUERIES: usize = 6;
 
 impl<E: FloatElement> Kernels for Avx512<E> {
     type Element = E;
@@ -49,20 +52,23 @@ impl<E: FloatElement> Kernels for Avx512<E> {
 }
 
 impl<E: FloatElement> Tiles<E> for Avx512<E> {
-    const VALUE_TILES: usize = usize::MAX;
+    #[inline(always)]
+    fn value_tiles(n_queries: usize) -> usize {
+        if n_queries <= QUERIES { usize::MAX } else { 8 }
+    }
 
     #[inline(always)]
     fn tiles_together(n_queries: usize, is_alone: bool, n_left: usize) -> usize {
         match n_queries {
-            1 | 2 if is_alone && n_left >= 4 => 4,
+            _ if is_alone && n_left >= 4 => 4,
             _ if (is_alone || n_queries <= 2) && n_left >= 2 => 2,
             _ => 1,
         }
     }
 
     #[inline(always)]
-    fn lanes_together(n_queries: usize) -> usize {
-        if n_queries <= 6 { 4 } else { 2 }
+    fn lanes_together(_n_queries: usize) -> usize {
+        4
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
@@ -91,10 +97,13 @@ impl<E: FloatElement> Tiles<E> for Avx512<E> {
         tiles: Range<usize>,
         scores: &mut [f32],
     ) {
-        with_constants!(
-            score_tiles::<E>, (queries.len(), tiles.len()), (queries, kv_head, task, pools, tiles.start, scores),
-            4: 1 2; 2: 1 2 3 4 5 6 7 8; 1: 1 2 3 4 5 6 7 8;
-        );
+        for (from, n) in parts(queries.len(), QUERIES) {
+            let (queries, scores) = (&queries[from..from + n], &mut scores[from * CHUNK..]);
+            with_constants!(
+                score_part::<E>, (n, tiles.len()), (queries, kv_head, task, pools, tiles.start, scores),
+                4: 1 2 3 4 5 6; 2: 1 2 3 4 5 6; 1: 1 2 3 4 5 6;
+            );
+        }
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
@@ -106,16 +115,21 @@ impl<E: FloatElement> Tiles<E> for Avx512<E> {
         scores: &[f32],
         attn_out: &mut [f32],
     ) {
-        with_constants!(
-            add_weighted_values::<E>, (attn_out.len() / pools.options.head_dim, n_lanes), (part, task, pools, scores, attn_out),
-            4: 1 2 3 4 5 6; 2: 1 2 3 4 5 6 7 8; 1: 1 2 3 4 5 6 7 8;
-        );
+        let head_dim = pools.options.head_dim;
+        let n_queries = attn_out.len() / head_dim;
+        for (from, n) in parts(n_queries, QUERIES) {
+            let (scores, attn_out) = (&scores[from * CHUNK..], &mut attn_out[from * head_dim..][..n * head_dim]);
+            with_constants!(
+                add_part::<E>, (n, n_lanes), (part, task, pools, scores, attn_out),
+                4: 1 2 3 4 5 6; 2: 1 2 3 4 5 6; 1: 1 2 3 4 5 6;
+            );
+        }
     }
 }
 
 /// [`Tiles::score_tiles`] for `N` queries and `T` tiles.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn score_tiles<E: FloatElement, const N: usize, const T: usize>(
+unsafe fn score_part<E: FloatElement, const N: usize, const T: usize>(
     queries: &[Query<'_>],
     kv_head: usize,
     task: &Task<'_>,
@@ -156,7 +170,7 @@ unsafe fn score_tiles<E: FloatElement, const N: usize, const T: usize>(
 
 /// [`Tiles::add_weighted_values`] for `N` queries and `C` lanes.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn add_weighted_values<E: FloatElement, const N: usize, const C: usize>(
+unsafe fn add_part<E: FloatElement, const N: usize, const C: usize>(
     &Part { kv_head, first, tiles: ref part, ref positions, from, ahead }: &Part,
     task: &Task<'_>,
     pools: &Pools<'_, E>,

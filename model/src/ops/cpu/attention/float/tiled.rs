@@ -7,8 +7,9 @@ use crate::ops::cpu::{attention::softmax::State, prefetch::prefetch};
 
 /// The innermost loops for an instruction set.
 pub(super) trait Tiles<E: FloatElement> {
-    /// Tiles whose values go by at a time where a head is alone: fewer where dimensions take several passes over them.
-    const VALUE_TILES: usize;
+    /// Tiles whose values go by at a time where a head is alone. The values of 8 tiles, 128 positions, stay in L1 while several
+    /// passes over them compute all dimensions and queries.
+    fn value_tiles(n_queries: usize) -> usize;
 
     /// Tiles of keys at a time for so many queries: enough for all sums to stay in registers, and for 8 or more
     /// independent chains of multiply-adds; the chains of several heads overlap.
@@ -159,7 +160,7 @@ pub(super) unsafe fn attend_chunk<T: Tiles<E>, E: FloatElement>(
         }
     };
     add_edge(before, chunk_sums);
-    let n_together = if is_alone { T::VALUE_TILES.min(tiles.len()) } else { 1 };
+    let n_together = if is_alone { T::value_tiles(n_queries).min(tiles.len()) } else { 1 };
     for start in tiles.clone().step_by(n_together) {
         let part = start..tiles.end.min(start + n_together);
         let heads = task.kv_heads.clone().zip(scores.chunks_exact(n_queries * CHUNK));

@@ -1,0 +1,93 @@
+//! Losses, from hidden states: for training, evaluation and comparing models.
+
+use burn::tensor::{Int, Tensor};
+
+use super::Gpt;
+use crate::{
+    error::Result,
+    forward_pass::{AttentionContext, ForwardPass},
+    ops::{self, LossOptions, Losses, Targets, Weight, read_ids},
+};
+
+impl Gpt {
+    /// Cross entropy in nats: hidden `[n_rows, d_model]` and the ids that follow, `[n_rows]`, to `[1]`. The mean over the
+    /// rows, or a sum by weights where the targets have some.
+    ///
+    /// # Panics
+    /// When there are not as many targets, or weights, as rows.
+    pub fn loss(&self, hidden: Tensor<2>, targets: impl Into<Targets>) -> Tensor<1> {
+        self.losses(hidden, targets, 0.0).objective
+    }
+
+    /// The same for training: what is minimised adds `z_loss` times the mean (or the weighted sum) of `ln(Z)^2`, where `Z` is
+    /// the denominator of the softmax, which keeps logits from drifting ([PaLM](https://arxiv.org/abs/2204.02311), 5).
+    ///
+    /// # Panics
+    /// Those of [`loss`](Self::loss).
+    pub fn losses(&self, hidden: Tensor<2>, targets: impl Into<Targets>, z_loss: f64) -> Losses {
+        let (weight, bias) = self.output();
+        self.losses_by(weight, bias, hidden, targets.into(), z_loss)
+    }
+
+    /// How far what is predicted from `hidden` is from what is predicted from `former`, both `[n_rows, d_model]`, the latter
+    /// without autodiff: the sum of the rows' Kullback-Leibler divergences in nats times `shares`, `[1]`.
+    ///
+    /// # Panics
+    /// When there are not as many shares as rows.
+    pub fn divergence(&self, hidden: Tensor<2>, former: Tensor<2>, shares: Vec<f32>) -> Tensor<1> {
+        let [hidden, former] = [hidden, former].map(|hidden| self.multiplied(hidden));
+        ops::linear_divergence(hidden, former, self.output(), self.config.logit_softcap, shares)
+    }
+
+    /// Cross entropy of each row of hidden `[n_rows, d_model]` in nats, without gradients, and 0 where a row counts nothing.
+    /// The model must be without autodiff.
+    ///
+    /// # Errors
+    /// [`Error::Execution`](crate::error::Error::Execution) when the device cannot be read.
+    ///
+    /// # Panics
+    /// When there are not as many targets as rows.
+    pub fn token_losses(&self, hidden: Tensor<2>, targets: impl Into<Targets>) -> Result<Vec<f32>> {
+        let Targets { ids, weights } = targets.into();
+        let targets = (read_ids(ids)?, weights);
+        ops::token_losses(self.multiplied(hidden), self.output(), self.config.logit_softcap, targets)
+    }
+
+    /// [`forward`](Self::forward) and [`losses`](Self::losses) in one. Where the output matrix is the embedding, the
+    /// gradients of its two uses are added in one place on the CPU.
+    ///
+    /// # Panics
+    /// Those of both.
+    pub fn training_losses(
+        &self,
+        token_ids: Tensor<1, Int>,
+        context: AttentionContext<'_>,
+        targets: impl Into<Targets>,
+        z_loss: f64,
+    ) -> Losses {
+        let device = token_ids.device();
+        let pass = &mut ForwardPass::new(&self.config, context, &device);
+        let (output, bias) = self.output();
+        let (table, output) = match &self.lm_head.weight {
+            Some(_) => (self.embed.weight.clone(), output.clone()),
+            None => {
+                let table = self.embed.weight.for_both_uses();
+                (table.clone(), table)
+            }
+        };
+        let hidden = self.run_embedded(ops::embedding(&table, token_ids), pass);
+        self.losses_by(&output, bias, hidden, targets.into(), z_loss)
+    }
+
+    fn losses_by(
+        &self,
+        output: &Weight,
+        bias: Option<Tensor<1>>,
+        hidden: Tensor<2>,
+        targets: Targets,
+        z_loss: f64,
+    ) -> Losses {
+        let options = LossOptions { softcap: self.config.logit_softcap, z_loss };
+        ops::linear_cross_entropy(self.multiplied(hidden), (output, bias), options, targets)
+    }
+}

@@ -1,0 +1,106 @@
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::sync::Arc;
+
+use super::*;
+use crate::{
+    config::{NormKind, QkNormSpan, Sizes},
+    generate::token_tensor,
+    kv_cache::{KvCache, StepPart},
+    lora::{LoadedAdapter, LoraPair, LoraShape, LoraValues, MatrixUpdate},
+    ops::KvDtype,
+    sampling::{Purpose, RandomStream},
+};
+
+fn configs() -> Vec<(&'static str, GptConfig)> {
+    let sizes =
+        Sizes { vocab_size: 50, max_seq_len: 64, n_layers: 2, n_heads: 4, n_kv_heads: 2, d_model: 64, d_ff: 96 };
+    let llama = GptConfig::llama(sizes);
+    let gpt2 = GptConfig::gpt2(Sizes { n_kv_heads: 4, ..sizes });
+    let with = |position| GptConfig { norm_position: position, ..llama.clone() };
+    let heads = |span| GptConfig { qk_norm: true, qk_norm_span: span, ..llama.clone() };
+    vec![
+        ("as Qwen 3", heads(QkNormSpan::Head)),
+        ("as OLMo 2", GptConfig { norm_position: NormPosition::Inside, ..heads(QkNormSpan::AllHeads) }),
+        (
+            "as Gemma 3",
+            GptConfig {
+                norm_position: NormPosition::Sandwich,
+                norm_weight_offset: 1.0,
+                activation: Activation::GeluTanh,
+                ..heads(QkNormSpan::Head)
+            },
+        ),
+        ("as Gemma 2", GptConfig { attention_softcap: Some(3.0), ..with(NormPosition::Sandwich) }),
+        ("as Granite", GptConfig { residual_multiplier: 0.22, ..llama.clone() }),
+        ("as GPT-NeoX", GptConfig { parallel_residual: true, activation: Activation::Gelu, ..gpt2.clone() }),
+        ("as Phi", GptConfig { parallel_residual: true, shared_norm: true, ..gpt2.clone() }),
+        ("as Cohere", GptConfig { parallel_residual: true, norm: NormKind::LayerNorm, ..llama.clone() }),
+        ("gated, in halves of no whole panels", GptConfig { d_ff: 40, ..heads(QkNormSpan::Head) }),
+        ("as GPT-2", gpt2),
+        ("as Llama", llama),
+    ]
+}
+
+/// An adapter of every matrix, of some of its rows.
+fn random_adapter(gpt: &Gpt, number: &mut dyn FnMut() -> f32) -> LoraValues {
+    let update = |(path, linear): (String, &Linear)| {
+        let [d_out, d_in] = linear.weight().dims();
+        let pair = |rows, rank| LoraPair { rows, rank, scale: 0.5 };
+        let shape = LoraShape { d_in, pairs: vec![pair(0..d_out / 3, 2), pair(d_out / 2..d_out, 5)] };
+        let values = (0..shape.n_values()).map(|_| number()).collect();
+        (path, MatrixUpdate { shape: Arc::new(shape), values })
+    };
+    LoraValues(gpt.linears().into_iter().map(update).collect())
+}
+
+/// Whole blocks give the bits of their operations one by one: a prompt, and tokens behind it.
+#[test]
+fn whole_blocks_are_their_operations() {
+    let device = Device::flex();
+    for (name, config) in configs() {
+        for dtype in [Dtype::F32, Dtype::Q8] {
+            let random = RandomStream::new(5, 0);
+            let mut n_read = 0;
+            let mut number = || {
+                n_read += 1;
+                random.uniform(n_read, Purpose::Token) as f32 - 0.5
+            };
+            let mut param = |spec: &ParamSpec| {
+                let values: Vec<f32> = (0..spec.shape.iter().product()).map(|_| number()).collect();
+                Ok(TensorData::new(values, spec.shape.as_slice()))
+            };
+            let gpt = Gpt::from_params(&config, dtype, &device, &mut param).unwrap();
+            let adapter = Arc::new(LoadedAdapter::new(&config, &random_adapter(&gpt, &mut number), &device).unwrap());
+            let run = |is_whole: bool, adapter: Option<&Arc<LoadedAdapter>>| {
+                let mut cache = KvCache::new(&config, 8, KvDtype::F32, &device);
+                let mut table = cache.table();
+                let mut bits = Vec::new();
+                for token_ids in [&[3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8][..], &[4], &[6, 2]] {
+                    let adapter = adapter.cloned();
+                    let parts = &mut [StepPart { table: &mut table, n_new: token_ids.len(), adapter }];
+                    let context = AttentionContext::Paged(cache.step(parts).unwrap());
+                    let mut pass = ForwardPass::new(&config, context, &device);
+                    let mut x = gpt.embed.forward(token_tensor(&gpt, token_ids));
+                    for (layer, block) in gpt.blocks.iter().enumerate() {
+                        let adapters = pass.adapters();
+                        let parts = block.parts(None, updates_of_layer(&adapters, layer));
+                        assert!(ops::has_block(&x, &parts), "{name}");
+                        x = if is_whole {
+                            block.forward(layer, x, &mut pass)
+                        } else {
+                            block.forward_by_operations(&parts, layer, x, &mut pass)
+                        };
+                    }
+                    bits.extend(ops::to_f32(ops::read(x).unwrap()).unwrap().into_iter().map(f32::to_bits));
+                }
+                bits
+            };
+            let without = run(true, None);
+            assert!(without == run(false, None), "{name} in {dtype:?}: other bits");
+            let updated = run(true, Some(&adapter));
+            assert!(updated == run(false, Some(&adapter)), "{name} in {dtype:?}: other bits with an adapter");
+            assert!(updated != without, "{name} in {dtype:?}: the adapter changes nothing");
+        }
+    }
+}
