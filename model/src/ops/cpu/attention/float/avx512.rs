@@ -59,10 +59,12 @@ impl<E: FloatElement> Tiles<E> for Avx512<E> {
 
     #[inline(always)]
     fn tiles_together(n_queries: usize, is_alone: bool, n_left: usize) -> usize {
-        match n_queries {
-            _ if is_alone && n_left >= 4 => 4,
-            _ if (is_alone || n_queries <= 2) && n_left >= 2 => 2,
-            _ => 1,
+        if is_alone && n_left >= 4 {
+            4
+        } else if (is_alone || n_queries <= 2) && n_left >= 2 {
+            2
+        } else {
+            1
         }
     }
 
