@@ -88,7 +88,8 @@ impl CausalSelfAttention {
         };
         match context {
             AttentionContext::Dense(dense) if dense.is_one_operation(&qkv.device()) => {
-                ops::rope_and_attend(qkv, rotation, dense.batch, dense.positions.clone(), options)
+                let precision = block.qkv.weight.precision();
+                ops::rope_and_attend(qkv, rotation, dense.batch, dense.positions.clone(), options, precision)
             }
             AttentionContext::Dense(dense) => {
                 let [q, k, v] = split(qkv);

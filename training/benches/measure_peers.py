@@ -12,6 +12,8 @@ With `--to-loss TEXT`, nanoGPT's CPU run (2,000 steps of 12 x 64, an evaluation 
 PyTorch, and the presets `shakespeare-char-cpu` and `shakespeare-fast` until they have the same loss, +0.01: times from the first
 step on, evaluations included.
 
+With `--device gpu`, the rows named gpu: on a card that PyTorch reaches through CUDA. In bf16 PyTorch's model is compiled.
+
 The row `lora` trains an adapter of a real model beside peft (pip install transformers peft): `--model DIR`.
 """
 
@@ -51,9 +53,16 @@ ROWS = {
         "llama",
     ),
 }
-for name in ["gpt2-124m", "llama-8x512"]:
-    settings, shape, kind = ROWS[name]
-    ROWS[f"{name}-bf16"] = ([*settings, "--set", "optim.precision=bf16"], shape, kind)
+GPU_ROWS = {
+    "gpt2-124m-gpu": (
+        ["--preset", "gpt2-124m", "--set", "data.micro_batch_size=8", "--set", "data.tokens_per_step=8192"],
+        [12, 12, 768, 8, 1024, 50257],
+        "gpt2",
+    ),
+}
+for rows, name in [(ROWS, "gpt2-124m"), (ROWS, "llama-8x512"), (GPU_ROWS, "gpt2-124m-gpu")]:
+    settings, shape, kind = rows[name]
+    rows[f"{name}-bf16"] = ([*settings, "--set", "optim.precision=bf16"], shape, kind)
 
 
 def model_of(torch, kind, layers, heads, width, length, vocabulary):
@@ -122,7 +131,7 @@ def model_of(torch, kind, layers, heads, width, length, vocabulary):
         def forward(self, ids, targets):
             x = self.tokens(ids)
             if self.places is not None:
-                x = x + self.places(torch.arange(length))
+                x = x + self.places(torch.arange(length, device=ids.device))
             for block in self.blocks:
                 x = block(x, self.angles)
             logits = self.head(self.norm(x))
@@ -131,7 +140,7 @@ def model_of(torch, kind, layers, heads, width, length, vocabulary):
     return Model()
 
 
-def peer(kind, shape, steps, is_bf16):
+def peer(kind, shape, steps, is_bf16, device):
     """The training step of nanoGPT. Prints one line of JSON."""
     import torch
 
@@ -139,8 +148,10 @@ def peer(kind, shape, steps, is_bf16):
     torch.manual_seed(0)
     torch.set_num_threads(os.cpu_count())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    model = model_of(torch, kind, layers, heads, width, length, vocabulary)
-    forward = torch.autocast("cpu", dtype=torch.bfloat16)(model) if is_bf16 else model
+    with torch.device(device):
+        model = model_of(torch, kind, layers, heads, width, length, vocabulary)
+    forward = torch.compile(model) if is_bf16 and device == "cuda" else model
+    forward = torch.autocast(device, dtype=torch.bfloat16)(forward) if is_bf16 else forward
     groups = [
         {"params": [p for p in model.parameters() if p.dim() >= 2], "weight_decay": 0.1},
         {"params": [p for p in model.parameters() if p.dim() < 2], "weight_decay": 0.0},
@@ -173,17 +184,23 @@ def peft_peer(model_dir, steps):
 
 def time_steps(torch, model, optimizer, loss_of, sizes, steps, before):
     rows, length, vocabulary = sizes
+    device = next(model.parameters()).device
+    on_gpu = device.type == "cuda"
+    wait = torch.cuda.synchronize if on_gpu else lambda: None
     times = []
     for _ in range(3 + steps):
-        data = torch.randint(0, vocabulary, (rows, length + 1))
+        data = torch.randint(0, vocabulary, (rows, length + 1), device=device)
+        wait()
         started = time.perf_counter()
         loss_of(data).backward()
         torch.nn.utils.clip_grad_norm_((p for p in model.parameters() if p.requires_grad), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        wait()
         times.append(time.perf_counter() - started)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    report = {"tok_per_sec": rows * length / statistics.median(times[3:]), "peak_bytes": (peak - before) * 1024}
+    peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    peak = torch.cuda.max_memory_allocated() if on_gpu else peak
+    report = {"tok_per_sec": rows * length / statistics.median(times[3:]), "peak_bytes": peak}
     print(json.dumps(report))
 
 
@@ -260,14 +277,17 @@ def race(hearth_train, text, rounds):
 
 
 def last_line(command):
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        sys.exit(f"failed: {' '.join(command)}")
     return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("hearth_train", nargs="?", help="the binary")
-    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=[*ROWS, "lora"])
+    parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu")
+    parser.add_argument("--rows", nargs="+", choices=[*ROWS, "lora", *GPU_ROWS], help="all of the device by default")
     parser.add_argument("--to-loss", metavar="TEXT", help="measure the time to nanoGPT's loss on this text (tiny Shakespeare)")
     parser.add_argument("--model", help="the model of the row lora, a model dir")
     parser.add_argument("--rounds", type=int, default=3)
@@ -278,9 +298,14 @@ def main():
         return nanogpt_run(args.to_loss)
     if args.peer == "lora":
         return peft_peer(args.model, args.steps)
+    on_gpu = args.device == "gpu"
+    table = GPU_ROWS if on_gpu else ROWS
+    args.rows = args.rows or list(table)
     if args.peer:
-        _, shape, kind = ROWS[args.peer]
-        return peer(kind, shape, args.steps, args.peer.endswith("bf16"))
+        _, shape, kind = table[args.peer]
+        return peer(kind, shape, args.steps, args.peer.endswith("bf16"), "cuda" if on_gpu else "cpu")
+    if not on_gpu and set(args.rows) & set(GPU_ROWS) or on_gpu and set(args.rows) - set(GPU_ROWS):
+        parser.error(f"rows of `--device {args.device}` are {', '.join(table)}")
     if "lora" in args.rows and not args.model:
         parser.error("the row lora needs --model")
     if not args.hearth_train:
@@ -289,22 +314,25 @@ def main():
         return race(args.hearth_train, args.to_loss, args.rounds)
     import torch
 
-    print(f"PyTorch {torch.__version__}, {os.cpu_count()} threads\n")
+    where = torch.cuda.get_device_name() if on_gpu else f"{os.cpu_count()} threads"
+    print(f"PyTorch {torch.__version__}, {where}\n")
     print("| Shape | Hearth tok/s | MFU | PyTorch tok/s | ratio | Hearth MB | PyTorch MB | ratio |\n" + "| --- " * 8 + "|")
     for name in args.rows:
         if name == "lora":
             settings = ["--preset", "finetune-lora", "--set", f"model.init={args.model}", *LORA[0]]
         else:
-            settings, shape, _ = ROWS[name]
+            settings, shape, _ = table[name]
             settings = ["--vocab-size", str(shape[5]), *settings]
-        steps = args.steps or {"4x128": 60, "6x384": 8}.get(name, 3)
+        steps = args.steps or {"4x128": 60, "6x384": 8}.get(name, 20 if on_gpu else 3)
         rounds = []
         for _ in range(args.rounds):
             ours = last_line(
-                [args.hearth_train, "bench", "--device", "cpu", "--json", "--steps", str(steps), *settings]
+                [args.hearth_train, "bench", "--device", args.device, "--json", "--steps", str(steps), *settings]
             )
             model = ["--model", args.model] if name == "lora" else []
-            theirs = last_line([sys.executable, __file__, "--peer", name, "--steps", str(steps), *model])
+            theirs = last_line(
+                [sys.executable, __file__, "--device", args.device, "--peer", name, "--steps", str(steps), *model]
+            )
             rounds.append((ours, theirs))
         middle = lambda of: statistics.median(of(*each) for each in rounds)
         speed, peer_speed = middle(lambda o, t: o["tok_per_sec"]), middle(lambda o, t: t["tok_per_sec"])

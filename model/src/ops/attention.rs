@@ -9,13 +9,14 @@ use burn::tensor::{DType, Device, Tensor, TensorData, activation::softmax};
 use half::f16;
 
 use super::{
-    AttentionOptions, KvDtype, PagedRows, Rotation, Slots, cpu, records_gradients, rope_append, soft_cap_reference,
+    AttentionOptions, KvDtype, PagedRows, Precision, Rotation, Slots, cpu, records_gradients, rope_append,
+    soft_cap_reference,
     training::{apply, is_on_cpu},
 };
 #[cfg(feature = "gpu")]
 use super::{
     cube,
-    training::{apply_on_gpu, trains_on_gpu},
+    training::{apply_on_gpu, is_on_gpu},
 };
 
 #[cfg(feature = "gpu")]
@@ -106,12 +107,13 @@ pub(crate) fn rope_and_attend(
     batch: usize,
     positions: Option<Arc<Vec<u32>>>,
     options: &AttentionOptions,
+    #[cfg_attr(not(feature = "gpu"), expect(unused_variables, reason = "the CPU attends in f32"))] precision: Precision,
 ) -> Tensor<2> {
     #[cfg(feature = "gpu")]
-    if trains_on_gpu(&qkv.device()) {
+    if is_on_gpu(&qkv.device()) {
         let positions = positions.as_ref().map(|positions| positions.as_slice());
         let angles = rotation.map(|rotation| rotation.table().tensor());
-        let op = cube::training::RopeAttend::new(options, batch, angles, positions, &qkv);
+        let op = cube::training::RopeAttend::new(options, batch, angles, positions, precision, &qkv);
         return apply_on_gpu(vec![qkv.into()], op);
     }
     let rotation = rotation.map(Rotation::shared).unwrap_or_default();
@@ -121,7 +123,7 @@ pub(crate) fn rope_and_attend(
 /// Whether [`rope_and_attend`] has a body for `device`.
 pub(crate) fn can_rope_and_attend(device: &Device) -> bool {
     #[cfg(feature = "gpu")]
-    if trains_on_gpu(device) {
+    if is_on_gpu(device) {
         return true;
     }
     is_on_cpu(device)

@@ -96,7 +96,7 @@ pub(crate) fn linear_cross_entropy(
         && weight.dtype() == DType::F32
         && trains_on_gpu(&hidden.device())
     {
-        let op = cube::training::LinearCrossEntropy::new(targets.ids, targets.weights, options, &hidden);
+        let op = cube::training::LinearCrossEntropy::new((targets.ids, targets.weights), options, precision, &hidden);
         let operands = [hidden.into(), weight.into()].into_iter().chain(bias.map(Into::into));
         let both = apply_on_gpu(operands.collect(), op);
         return Losses { objective: both.clone().slice(0..1), cross_entropy: without_gradient(both.slice(1..2)) };

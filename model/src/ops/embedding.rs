@@ -2,12 +2,15 @@
 
 use burn::tensor::{DType, Int, Tensor};
 
-#[cfg(feature = "gpu")]
-use super::cube;
 use super::{
     Weight, cpu, records_gradients,
     training::{apply, is_on_cpu},
     weight::Form,
+};
+#[cfg(feature = "gpu")]
+use super::{
+    cube,
+    training::{apply_on_gpu, trains_on_gpu},
 };
 
 /// Looks up `ids [n]` in `table [n_entries, d_model]`: `[n, d_model]` in f32. Ids must be below `n_entries`; a GPU
@@ -19,6 +22,10 @@ pub(crate) fn embedding(table: &Weight, ids: Tensor<1, Int>) -> Tensor<2> {
     match table.form() {
         Form::Stored(table) if table.dtype() == DType::F32 && is_on_cpu(&table.device()) => {
             apply(vec![table.into()], cpu::Embed { ids: cpu::ints(ids), of_both_uses })
+        }
+        #[cfg(feature = "gpu")]
+        Form::Stored(table) if table.dtype() == DType::F32 && trains_on_gpu(&table.device()) => {
+            apply_on_gpu(vec![table.into()], cube::training::Embed::new(ids))
         }
         Form::Stored(table) => table.select(0, ids).cast(DType::F32),
         #[cfg(feature = "gpu")]

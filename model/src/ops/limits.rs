@@ -5,7 +5,7 @@ use burn::tensor::Device;
 
 #[cfg(feature = "gpu")]
 use super::cube;
-use super::{DeviceMemory, Dtype, cpu};
+use super::{DeviceMemory, Dtype, cpu, records_gradients};
 use crate::error::Result;
 
 /// Bytes per second at which all of `device` reads `n_bytes` repeatedly. A small buffer may stay in a cache, as small
@@ -46,8 +46,15 @@ pub fn device_memory(device: &Device) -> Option<DeviceMemory> {
     None
 }
 
-/// Whether [`Precision::Bf16`](super::Precision) is faster than f32 on this machine's CPU: AMD's with AVX512_BF16.
-pub fn has_fast_bf16_products() -> bool {
+/// Whether [`Precision::Bf16`](super::Precision) is faster than f32 on `device`: on a CPU of AMD's with AVX512_BF16, and on a
+/// GPU with matrix instructions for bf16. Other GPUs compute in f32 instead.
+pub fn has_fast_bf16_products(device: &Device) -> bool {
+    let device = if records_gradients(device) { device.clone().inner() } else { device.clone() };
+    #[cfg(feature = "gpu")]
+    if let Some(cube) = cube::cube_device(&device) {
+        return cube::has_bf16_products(cube);
+    }
+    debug_assert!(cpu::is_cpu(&device), "a device of no kind");
     cpu::has_fast_bf16_products()
 }
 

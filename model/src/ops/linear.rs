@@ -18,6 +18,7 @@ use super::{
 use super::{
     NormOptions,
     cube::{self, LinearOptions, Matrix},
+    training::{apply_on_gpu, trains_on_gpu},
 };
 use crate::config::Activation;
 #[cfg(feature = "gpu")]
@@ -62,6 +63,11 @@ pub(crate) fn linear(x: Tensor<2>, weight: &Weight, bias: Option<Tensor<1>>) -> 
         Form::Stored(weight) if weight.dtype() == DType::F32 && is_on_cpu(&x.device()) => {
             let operands = [x.into(), weight.into()].into_iter().chain(bias.map(Into::into));
             return apply(operands.collect(), cpu::Linear { precision });
+        }
+        #[cfg(feature = "gpu")]
+        Form::Stored(weight) if weight.dtype() == DType::F32 && trains_on_gpu(&x.device()) => {
+            let operands = [x.into(), weight.into()].into_iter().chain(bias.map(Into::into));
+            return apply_on_gpu(operands.collect(), cube::training::Linear { precision });
         }
         Form::Stored(weight) if weight.dtype() == DType::F32 => x.matmul(weight.transpose()),
         Form::Stored(weight) => widened(x, weight),

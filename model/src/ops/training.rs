@@ -38,7 +38,7 @@ use burn::{
 #[cfg(feature = "gpu")]
 use gpu::OnGpu;
 #[cfg(feature = "gpu")]
-pub(super) use gpu::{apply_on_gpu, trains_on_gpu};
+pub(super) use gpu::{apply_on_gpu, is_on_gpu, trains_on_gpu};
 pub(super) use operations::{Activate, AddUpdate, Normalize, QkNormalize};
 use profile::timed;
 pub use profile::{OpTime, profile_training};

@@ -214,7 +214,7 @@ fn with_bf16_products(loaded: LoadedModel) -> Result<LoadedModel> {
     if device != Device::flex() {
         return refuse(format!("is `bf16`, which is for the CPU; the device is {}", device::name(&device)));
     }
-    if !ops::has_fast_bf16_products() {
+    if !ops::has_fast_bf16_products(&device) {
         let what =
             "is `bf16`, which this CPU multiplies no faster than f32 (AMD's with AVX512_BF16 do)\nhint: use `f32`";
         return refuse(what.to_owned());

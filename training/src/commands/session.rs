@@ -161,7 +161,7 @@ impl Session {
             self.notes
                 .push(format!("`data.micro_batch_size=auto` is {rows}, the largest that fits and divides a step"));
         }
-        if self.config.optim.precision == Precision::Bf16 && !ops::has_fast_bf16_products() {
+        if self.config.optim.precision == Precision::Bf16 && !ops::has_fast_bf16_products(&chosen.device) {
             self.notes.push(
                 "warning: `optim.precision=bf16` is no faster than f32 on this CPU (it is on AMD's with AVX512_BF16)"
                     .to_owned(),

@@ -255,15 +255,15 @@ impl TrainConfig {
     /// # Errors
     /// As above.
     pub fn validate_on(&self, device: &Device) -> Result<()> {
-        for (key, is_set) in [
-            ("optim.precision=bf16", self.optim.precision == Precision::Bf16),
-            ("optim.recompute=true", self.optim.recompute),
-        ] {
-            ensure!(
-                !is_set || ops::is_on_cpu(device),
-                "`{key}` is only supported on the CPU so far\nhint: leave it out, or use `--device cpu`"
-            );
-        }
+        ensure!(
+            !self.optim.recompute || ops::is_on_cpu(device),
+            "`optim.recompute=true` is only supported on the CPU so far\nhint: leave it out, or use `--device cpu`"
+        );
+        ensure!(
+            self.optim.precision == Precision::F32 || ops::is_on_cpu(device) || ops::has_fast_bf16_products(device),
+            "`optim.precision=bf16` needs a GPU whose driver offers matrix instructions for bf16, and a build with \
+             `--features vulkan`\nhint: leave it out, or use `--device cpu`"
+        );
         Ok(())
     }
 

@@ -11,7 +11,7 @@ use super::{
 };
 
 /// Maximum number of logits at a time, unless a row has more.
-const LOGITS_AT_ONCE: usize = 1 << 24;
+const LOGITS_AT_ONCE: usize = 1 << 26;
 
 /// Values that exist at once in a run, with those of the weights.
 pub(super) fn peak(
@@ -98,11 +98,12 @@ fn largest_param(gpt: &GptConfig) -> usize {
     param_specs(gpt).into_iter().map(|spec| spec.shape.iter().product()).max().unwrap_or(0)
 }
 
-/// Values of the largest tensor: a parameter, some logits, the scores of attention or the inside of the MLP.
+/// Values of the largest tensor: a parameter, the logits of a row (of more if the device takes them), the scores of attention
+/// or the inside of the MLP.
 pub(super) fn largest_tensor(gpt: &GptConfig, n_rows: usize, seq_len: usize) -> usize {
     let up = if gpt.gated_mlp { 2 * gpt.d_ff } else { gpt.d_ff };
     let of_row = (gpt.n_heads * seq_len).max(up).max(gpt.q_width() + 2 * gpt.kv_width());
-    largest_param(gpt).max(n_rows * of_row).max(LOGITS_AT_ONCE.min(n_rows * gpt.vocab_size))
+    largest_param(gpt).max(n_rows * of_row).max(gpt.vocab_size)
 }
 
 #[cfg(test)]

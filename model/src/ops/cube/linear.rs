@@ -15,8 +15,9 @@ use super::{
     launch::{add_lanes, empty, grid, workgroup},
     matrix::{Format, Matrix},
     rowwise::nonlinear,
-    split_f16, tiled,
+    tiled,
     unpack::{high_bits_of, minimum_of, scale_of, weight},
+    widened,
 };
 use crate::config::Activation;
 
@@ -35,7 +36,7 @@ const LANE_BYTES: usize = 128;
 const TILED_FROM: usize = 128;
 /// Rows from which matrix instructions are used, if the device has them. With fewer rows than both limits, a row's bits
 /// do not depend on the other rows.
-const SPLIT_FROM: usize = 128;
+const WIDENED_FROM: usize = 128;
 
 /// The compile-time parameters of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -63,13 +64,14 @@ enum Body {
     /// Several lanes share an output.
     Few,
     Tiled,
-    SplitF16,
+    /// By matrix instructions.
+    Widened,
 }
 
 impl Body {
     fn of(n_rows: usize, matrix: &Matrix) -> Self {
         match n_rows {
-            SPLIT_FROM.. if split_f16::has_body(matrix) => Self::SplitF16,
+            WIDENED_FROM.. if widened::has_body(matrix) => Self::Widened,
             TILED_FROM.. => Self::Tiled,
             _ => Self::Few,
         }
@@ -86,17 +88,20 @@ pub(super) fn linear(x: CubeTensor, matrix: &Matrix, epilogue: Epilogue, options
     let x = into_contiguous(x);
     let n_rows = x.meta.shape()[0];
     let width = if options.gate.is_some() { matrix.d_out / 2 } else { matrix.d_out };
-    let output = empty(&x, [n_rows, width]);
     let epilogue = Epilogue {
         bias: epilogue.bias.map(into_contiguous),
         residual: epilogue.residual.map(into_contiguous),
         norm: epilogue.norm.map(into_contiguous),
     };
-    match Body::of(n_rows, matrix) {
+    let body = Body::of(n_rows, matrix);
+    if body == Body::Widened {
+        return widened::launch(&x, matrix, &epilogue);
+    }
+    let output = empty(&x, [n_rows, width]);
+    match body {
         _ if n_rows == 0 => (),
-        Body::Few => launch(x, matrix, epilogue, options, &output),
-        Body::SplitF16 if split_f16::launch(&x, matrix, &epilogue, &output) => (),
-        Body::SplitF16 | Body::Tiled => tiled::launch(x, matrix, epilogue, &output),
+        Body::Tiled => tiled::launch(x, matrix, epilogue, &output),
+        _ => launch(x, matrix, epilogue, options, &output),
     }
     output
 }

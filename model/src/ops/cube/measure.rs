@@ -121,6 +121,7 @@ pub(in crate::ops) fn multiply_rate(device: &CubeDevice) -> Result<f64> {
         Ok(start.elapsed().as_secs_f64())
     };
     // Compiles the kernel and wakes the device.
+    pass(FIRST_BLOCKS)?;
     let mut n_blocks = FIRST_BLOCKS;
     while pass(n_blocks)? < LONG_PASS && n_blocks < MAX_BLOCKS {
         n_blocks *= 4;

@@ -18,16 +18,17 @@ mod linear;
 mod matrix;
 mod measure;
 mod optimizer;
+mod product;
 mod qk_norm;
 mod rope;
 mod rowwise;
-mod split_f16;
 #[cfg(test)]
 mod tests;
 mod tiled;
 mod top_k;
 pub(super) mod training;
 mod unpack;
+mod widened;
 
 pub(super) use attention::{AttentionPlan, AttentionStep, BLOCK_LEN, TILE};
 pub(super) use device::cube_device;
@@ -42,5 +43,8 @@ pub(crate) use graph::{Address, CapturedGraph};
 pub(super) use linear::can_fuse;
 pub(super) use matrix::Matrix;
 pub(super) use measure::{count_launches, device_memory, multiply_rate, read_bandwidth};
+pub(super) use product::has_bf16_products;
+#[cfg(test)]
+pub(super) use product::take_f16;
 pub(super) use qk_norm::QkNorm;
 pub(super) use rope::HeadLayout;

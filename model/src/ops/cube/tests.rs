@@ -98,6 +98,16 @@ fn half_a_block_fused_with_norm_and_gate() {
     }
 }
 
+/// By matrix instructions, if the device has them for f16 or bf16. Without the second half of an operand, or with another
+/// matrix, it would be off by 1e-3 and more.
+#[test]
+fn linear_of_widened_weights() {
+    super::product::take_f16();
+    for dtype in [Dtype::F32, Dtype::F16, Dtype::Bf16, Dtype::Q8, Dtype::Q5_1, Dtype::Q4_1, Dtype::Q4] {
+        check_linear(dtype, 130, [70, 44]).unwrap();
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 

@@ -21,13 +21,19 @@ impl<T: TrainingOp<CubeTensor>> OnGpu for T {}
 
 /// Whether gradients are recorded on `device`, a GPU.
 pub(in crate::ops) fn trains_on_gpu(device: &Device) -> bool {
-    records_gradients(device) && matches!(device.clone().inner().as_dispatch(), DispatchDevice::Cube(_))
+    records_gradients(device) && is_on_gpu(device)
 }
 
-/// Runs `op` on one to three `inputs`, recorded in Burn's graph.
+/// Whether `device` is a GPU, with gradients recorded or not.
+pub(in crate::ops) fn is_on_gpu(device: &Device) -> bool {
+    let device = if records_gradients(device) { device.clone().inner() } else { device.clone() };
+    matches!(device.as_dispatch(), DispatchDevice::Cube(_))
+}
+
+/// Runs `op` on one to three `inputs`, recorded in Burn's graph if gradients are.
 ///
 /// # Panics
-/// Unless [`trains_on_gpu`].
+/// Unless [`is_on_gpu`].
 pub(in crate::ops) fn apply_on_gpu<const D: usize>(inputs: Vec<Input>, op: impl OnGpu + 'static) -> Tensor<D> {
     let op = Arc::new(op);
     let mut inputs = inputs.into_iter().map(|Input(input)| input);

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use burn::tensor::Device;
 use hearth_model::{
     generate::next_logits,
     kv_cache::KvCache,
@@ -151,7 +152,7 @@ fn precision_is_for_weights_in_bf16() {
         report["perplexity"].as_f64().unwrap().ln()
     };
     let refused = run(&["--precision", "bf16", "--dtype", "bf16"]);
-    if !has_fast_bf16_products() {
+    if !has_fast_bf16_products(&Device::flex()) {
         assert!(stderr(&refused).contains("`--precision` is `bf16`, which this CPU multiplies no faster than f32"));
         return;
     }

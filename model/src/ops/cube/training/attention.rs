@@ -4,14 +4,16 @@
 use burn::tensor::{Tensor, TensorData};
 use burn_cubecl::{
     cubecl::{self, prelude::*},
-    kernel::into_contiguous,
     tensor::CubeTensor,
 };
 
-use super::{LANES, bounded_tanh, largest_of_lanes, plain, soft_capped, sum_of_lanes, wrap};
+use super::{LANES, bounded_tanh, largest_of_lanes, linear::multiply, plain, soft_capped, sum_of_lanes};
 use crate::ops::{
-    AttentionOptions,
-    cube::launch::{empty, grid, workgroup},
+    AttentionOptions, Precision,
+    cube::{
+        launch::{empty, grid, workgroup},
+        product::{Causal, Operand, Product},
+    },
     training::TrainingOp,
 };
 
@@ -32,6 +34,7 @@ pub(in crate::ops) struct RopeAttend {
     positions: Option<CubeTensor>,
     /// `[n_heads]`.
     slopes: Option<CubeTensor>,
+    precision: Precision,
 }
 
 /// Which operands the kernels have.
@@ -50,6 +53,7 @@ impl RopeAttend {
         batch: usize,
         angles: Option<Tensor<2>>,
         positions: Option<&[u32]>,
+        precision: Precision,
         like: &Tensor<2>,
     ) -> Self {
         let device = like.device().inner();
@@ -64,6 +68,7 @@ impl RopeAttend {
             half,
             positions: positions.map(|positions| upload(positions.iter().map(|&position| position as f32).collect())),
             slopes: options.alibi_slopes.clone().map(upload),
+            precision,
         }
     }
 
@@ -71,9 +76,16 @@ impl RopeAttend {
         n_rows / self.batch.max(1)
     }
 
+    /// Queries of a key head, keys, and the width of both.
+    fn dims(&self, rows: &CubeTensor) -> [usize; 3] {
+        let AttentionOptions { n_heads, n_kv_heads, head_dim, .. } = self.options;
+        let seq_len = self.seq_len(rows.meta.shape()[0]);
+        [n_heads / n_kv_heads.max(1) * seq_len, seq_len, head_dim]
+    }
+
     /// `rows [n_rows, ..]` by head: the queries, rotated and scaled, the keys, rotated, and the values. Where rows are
     /// `n_heads` alone, these, as they are.
-    fn split(&self, rows: &CubeTensor, is_output: bool) -> [Tensor<4>; 3] {
+    fn split(&self, rows: &CubeTensor, is_output: bool) -> [CubeTensor; 3] {
         let AttentionOptions { n_heads, n_kv_heads, head_dim, scale, .. } = self.options;
         let [n_rows, width] = rows.meta.shape().dims::<2>();
         let seq_len = self.seq_len(n_rows);
@@ -101,16 +113,13 @@ impl RopeAttend {
                 if is_output { 1.0 } else { scale as f32 },
             );
         }
-        // The query heads that share a key head are stacked like more queries.
-        let stacked = [self.batch, n_kv_heads, n_heads / n_kv_heads * seq_len, head_dim];
-        [wrap::<4>(&q).reshape(stacked), wrap(&k), wrap(&v)]
+        [q, k, v]
     }
 
     /// The reverse of [`split`](Self::split).
-    fn join(&self, [q, k, v]: [Tensor<4>; 3], is_output: bool) -> CubeTensor {
+    fn join(&self, [q, k, v]: [CubeTensor; 3], is_output: bool) -> CubeTensor {
         let AttentionOptions { n_heads, n_kv_heads, head_dim, scale, .. } = self.options;
         let (n_keys, half) = if is_output { (0, 0) } else { (n_kv_heads, self.half) };
-        let [q, k, v] = [q, k, v].map(plain);
         let n_rows = q.meta.shape().num_elements() / (n_heads * head_dim).max(1);
         let width = (n_heads + 2 * n_keys) * head_dim;
         let rows = empty(&q, [n_rows, width]);
@@ -147,10 +156,9 @@ impl RopeAttend {
         }
     }
 
-    /// Replaces `scores [batch, n_kv_heads, heads of a key * seq_len, seq_len]` by their probabilities, and returns the
+    /// Replaces `scores [batch * n_kv_heads * heads of a key * seq_len, seq_len]` by their probabilities, and returns the
     /// logarithm of each row's sum.
-    fn softmax(&self, scores: &CubeTensor) -> CubeTensor {
-        let seq_len = scores.meta.shape()[3];
+    fn softmax(&self, scores: &CubeTensor, seq_len: usize) -> CubeTensor {
         let n_rows = self.batch * self.options.n_heads * seq_len;
         let log_sums = empty(scores, [n_rows]);
         let absent = empty(scores, [1]);
@@ -178,8 +186,7 @@ impl RopeAttend {
     }
 
     /// Replaces `scores` by their probabilities, and the gradients `of_probs` by those of the scores.
-    fn softmax_back(&self, scores: &CubeTensor, of_probs: &CubeTensor, log_sums: &CubeTensor) {
-        let seq_len = scores.meta.shape()[3];
+    fn softmax_back(&self, [scores, of_probs]: [&CubeTensor; 2], log_sums: &CubeTensor, seq_len: usize) {
         let n_rows = self.batch * self.options.n_heads * seq_len;
         let absent = empty(scores, [1]);
         let or_absent = |tensor: &Option<CubeTensor>| tensor.as_ref().unwrap_or(&absent).clone().into_buffer_arg();
@@ -206,13 +213,26 @@ impl RopeAttend {
     }
 }
 
+impl RopeAttend {
+    /// The product of `a` and `b` for each key head of each sequence. The query heads that share a key head are stacked like
+    /// more queries.
+    fn multiply(&self, causal: (Causal, usize), a: Operand<'_>, b: Operand<'_>, dims: [usize; 3]) -> CubeTensor {
+        let batch = self.batch * self.options.n_kv_heads;
+        multiply(Product { a, b, dims, batch, causal, bias: None, precision: self.precision })
+    }
+}
+
 impl TrainingOp<CubeTensor> for RopeAttend {
     fn forward(&self, inputs: &[CubeTensor], wanted: &[bool]) -> (CubeTensor, Vec<CubeTensor>) {
         let is_recorded = wanted.contains(&true);
         let [q, k, v] = self.split(&inputs[0], false);
-        let scores = plain(q.matmul(k.clone().swap_dims(2, 3)));
-        let log_sums = self.softmax(&scores);
-        let output = self.join([wrap::<4>(&scores).matmul(v.clone()), k, v], true);
+        let [n_queries, seq_len, width] = self.dims(&inputs[0]);
+        let [of_q, of_k, of_v] = [&q, &k, &v].map(|rows| Operand::new(rows, width));
+        let scores = self.multiply((Causal::Scores, seq_len), of_q, of_k.transposed(), [n_queries, seq_len, width]);
+        let log_sums = self.softmax(&scores, seq_len);
+        let probs = Operand::new(&scores, seq_len);
+        let values = self.multiply((Causal::Queries, seq_len), probs, of_v, [n_queries, width, seq_len]);
+        let output = self.join([values, k, v], true);
         (output, if is_recorded { vec![log_sums] } else { Vec::new() })
     }
 
@@ -225,14 +245,22 @@ impl TrainingOp<CubeTensor> for RopeAttend {
     ) -> Vec<Option<CubeTensor>> {
         let [q, k, v] = self.split(&inputs[0], false);
         let [of_output, ..] = self.split(gradient, true);
-        let scores = plain(q.clone().matmul(k.clone().swap_dims(2, 3)));
-        let of_probs = plain(of_output.clone().matmul(v.swap_dims(2, 3)));
-        self.softmax_back(&scores, &of_probs, &saved[0]);
-        let (probs, of_scores) = (wrap::<4>(&scores), wrap::<4>(&of_probs));
-        let of_v = probs.swap_dims(2, 3).matmul(of_output);
-        let of_k = of_scores.clone().swap_dims(2, 3).matmul(q);
-        let of_q = of_scores.matmul(k);
-        vec![Some(into_contiguous(self.join([of_q, of_k, of_v], false)))]
+        let [n_queries, seq_len, width] = self.dims(&inputs[0]);
+        let [of_q, of_k, of_v, of_output] = [&q, &k, &v, &of_output].map(|rows| Operand::new(rows, width));
+        let each = |a, b: Operand<'_>| {
+            self.multiply((Causal::Scores, seq_len), a, b.transposed(), [n_queries, seq_len, width])
+        };
+        let (scores, of_probs) = (each(of_q, of_k), each(of_output, of_v));
+        self.softmax_back([&scores, &of_probs], &saved[0], seq_len);
+        let (probs, of_scores) = (Operand::new(&scores, seq_len), Operand::new(&of_probs, seq_len));
+        let of_keys =
+            |a: Operand<'_>, b| self.multiply((Causal::Keys, seq_len), a.transposed(), b, [seq_len, width, n_queries]);
+        let of_inputs = [
+            self.multiply((Causal::Queries, seq_len), of_scores, of_k, [n_queries, width, seq_len]),
+            of_keys(of_scores, of_q),
+            of_keys(probs, of_output),
+        ];
+        vec![Some(self.join(of_inputs, false))]
     }
 }
 

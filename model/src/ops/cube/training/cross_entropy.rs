@@ -1,25 +1,32 @@
 //! The training loss, fused with the output projection.
 
-use burn::{
-    backend::Cube,
-    tensor::{DType, Int, Tensor, TensorData},
-};
+use burn::tensor::{Int, Tensor, TensorData};
 use burn_cubecl::{
     cubecl::{self, prelude::*},
-    kernel::into_contiguous,
     tensor::CubeTensor,
 };
 
-use super::{LANES, largest_of_lanes, plain, soft_capped, sum_of_lanes, wrap};
+use super::{
+    LANES,
+    embedding::plain_ids,
+    largest_of_lanes,
+    linear::{multiply, multiply_onto, multiply_padded, sums_of_columns},
+    plain, soft_capped, sum_of_lanes, wrap,
+};
 use crate::ops::{
-    LossOptions,
-    cube::launch::{empty, grid, workgroup},
-    records_gradients,
+    LossOptions, Precision,
+    cube::{
+        launch::{empty, grid, workgroup},
+        product::{Causal, Operand, Product},
+    },
     training::TrainingOp,
 };
 
-/// Maximum number of logits in memory, unless a row has more; the logits of a whole batch never exist.
-const LOGITS_AT_ONCE: usize = 1 << 24;
+/// Maximum number of logits in memory, unless a row has more: 256 MB, or what the device takes in a buffer. The logits of a
+/// whole batch never exist.
+const LOGITS_AT_ONCE: usize = 1 << 26;
+/// Rows of logits begin at a multiple of this, for products that read several numbers at a time.
+const ALIGNED: usize = 4;
 /// Smaller than any logit; WGSL guarantees nothing about infinities.
 const LOWEST: f32 = -3e38;
 
@@ -33,6 +40,7 @@ pub(in crate::ops) struct LinearCrossEntropy {
     /// What each row counts, `[n_rows]`.
     shares: CubeTensor,
     options: LossOptions,
+    precision: Precision,
 }
 
 /// Options of a kernel.
@@ -50,33 +58,31 @@ impl LinearCrossEntropy {
     /// # Panics
     /// When there are not as many targets or weights as rows.
     pub(in crate::ops) fn new(
-        ids: Tensor<1, Int>,
-        weights: Option<Vec<f32>>,
+        (ids, weights): (Tensor<1, Int>, Option<Vec<f32>>),
         options: LossOptions,
+        precision: Precision,
         hidden: &Tensor<2>,
     ) -> Self {
         let n_rows = hidden.dims()[0];
         assert_eq!(ids.dims(), [n_rows], "targets, one for each row");
         let shares = weights.unwrap_or_else(|| vec![1.0 / n_rows as f32; n_rows]);
         assert_eq!(shares.len(), n_rows, "weights, one for each row");
-        let ids: Tensor<1, Int> = if records_gradients(&ids.device()) { ids.inner() } else { ids };
-        let ids = if ids.dtype() == DType::I32 { ids } else { ids.cast(DType::I32) };
-        let ids = ids.try_into_primitive::<Cube>().unwrap_or_else(|_| unreachable!("targets on another device"));
         let device = hidden.device().inner();
         let shares = plain(Tensor::<1>::from_data(TensorData::new(shares, [n_rows]), &device));
-        Self { ids: into_contiguous(ids), shares, options }
+        Self { ids: plain_ids(ids), shares, options, precision }
     }
 
-    /// Puts the loss of each row of `logits`, the rows from `first` on, into `losses`, and replaces them by their gradients.
+    /// Puts the loss of each row of `logits [n_rows, stride]`, the rows from `first` on, into `losses`, and replaces them by
+    /// their gradients, and what is behind the last logit by 0.
     fn rows(
         &self,
-        logits: &CubeTensor,
+        (logits, vocab_size): (&CubeTensor, usize),
         bias: Option<&CubeTensor>,
         losses: &CubeTensor,
         first: usize,
         is_recorded: bool,
     ) {
-        let [n_rows, vocab_size] = logits.meta.shape().dims::<2>();
+        let [n_rows, stride] = logits.meta.shape().dims::<2>();
         #[expect(unsafe_code, reason = "a kernel without bounds checks")]
         // SAFETY: a workgroup has a row of its own; ids are only compared with columns; an absent bias is not read.
         unsafe {
@@ -92,6 +98,7 @@ impl LinearCrossEntropy {
                 n_rows,
                 first,
                 vocab_size,
+                stride,
                 self.options.softcap.unwrap_or(1.0) as f32,
                 self.options.z_loss as f32,
                 Parts { has_bias: bias.is_some(), has_softcap: self.options.softcap.is_some(), is_recorded },
@@ -103,27 +110,41 @@ impl LinearCrossEntropy {
 impl TrainingOp<CubeTensor> for LinearCrossEntropy {
     fn forward(&self, inputs: &[CubeTensor], wanted: &[bool]) -> (CubeTensor, Vec<CubeTensor>) {
         let (is_recorded, trains_weight) = (wanted.contains(&true), wanted[1..].contains(&true));
-        let (hidden, weight) = (wrap::<2>(&inputs[0]), wrap::<2>(&inputs[1]));
-        let ([n_rows, d_model], [vocab_size, _]) = (hidden.dims(), weight.dims());
+        let hidden = wrap::<2>(&inputs[0]);
+        let ([n_rows, d_model], [vocab_size, _]) = (hidden.dims(), inputs[1].meta.shape().dims::<2>());
         let bias = inputs.get(2);
         let losses = empty(&inputs[0], [n_rows, 2]);
-        let chunk = (LOGITS_AT_ONCE / vocab_size.max(1)).clamp(1, n_rows.max(1));
+        let stride = vocab_size.next_multiple_of(ALIGNED);
+        let in_a_buffer = inputs[0].client.properties().memory.max_page_size as usize / size_of::<f32>();
+        let chunk = (LOGITS_AT_ONCE.min(in_a_buffer) / stride.max(1)).clamp(1, n_rows.max(1));
         let mut of_hidden = Vec::new();
-        let (mut of_weight, mut of_bias) = (None::<Tensor<2>>, None::<Tensor<2>>);
-        let plus =
-            |sum: Option<Tensor<2>>, part: Tensor<2>| Some(sum.map_or_else(|| part.clone(), |sum| sum + part.clone()));
+        let (mut of_weight, mut of_bias) = (None::<CubeTensor>, None::<Tensor<1>>);
         for first in (0..n_rows).step_by(chunk) {
-            let rows = hidden.clone().slice([first..n_rows.min(first + chunk), 0..d_model]);
-            let logits = plain(rows.clone().matmul(weight.clone().transpose()));
-            self.rows(&logits, bias, &losses, first, is_recorded);
+            let rows = plain(hidden.clone().slice([first..n_rows.min(first + chunk), 0..d_model]));
+            let n = rows.meta.shape()[0];
+            let product = |a, b, dims| Product {
+                a,
+                b,
+                dims,
+                batch: 1,
+                causal: (Causal::No, 0),
+                bias: None,
+                precision: self.precision,
+            };
+            let (rows_operand, weight_operand) = (Operand::new(&rows, d_model), Operand::new(&inputs[1], d_model));
+            let to_logits = product(rows_operand, weight_operand.transposed(), [n, vocab_size, d_model]);
+            let logits = multiply_padded(to_logits, stride);
+            self.rows((&logits, vocab_size), bias, &losses, first, is_recorded);
             if is_recorded {
-                let of_logits = wrap::<2>(&logits);
-                of_hidden.push(of_logits.clone().matmul(weight.clone()));
+                let of_logits = Operand::new(&logits, stride);
+                of_hidden.push(wrap::<2>(&multiply(product(of_logits, weight_operand, [n, d_model, vocab_size]))));
                 if trains_weight {
                     if bias.is_some() {
-                        of_bias = plus(of_bias, of_logits.clone().sum_dim(0));
+                        let sums = wrap::<1>(&sums_of_columns(&logits)).slice(0..vocab_size);
+                        of_bias = Some(of_bias.map_or_else(|| sums.clone(), |sum| sum + sums.clone()));
                     }
-                    of_weight = plus(of_weight, of_logits.transpose().matmul(rows));
+                    let part = product(of_logits.transposed(), rows_operand, [vocab_size, d_model, n]);
+                    of_weight = Some(multiply_onto(of_weight, part));
                 }
             }
         }
@@ -143,8 +164,7 @@ impl TrainingOp<CubeTensor> for LinearCrossEntropy {
             );
         }
         let of_hidden = is_recorded.then(|| Tensor::cat(of_hidden, 0));
-        let of_bias = of_bias.map(|sum| plain(sum.reshape([vocab_size])));
-        let saved = [of_hidden.map(plain), of_weight.map(plain), of_bias];
+        let saved = [of_hidden.map(plain), of_weight, of_bias.map(plain)];
         (output, saved.into_iter().flatten().collect())
     }
 
@@ -181,6 +201,7 @@ fn loss_rows(
     n_rows: usize,
     first: usize,
     vocab_size: usize,
+    stride: usize,
     softcap: f32,
     z_loss: f32,
     #[comptime] parts: Parts,
@@ -190,7 +211,7 @@ fn loss_rows(
         terminate!();
     }
     let lane = UNIT_POS_X as usize;
-    let start = row * vocab_size;
+    let start = row * stride;
     let of_all = first + row;
     let share = shares[of_all];
     // A negative id is a very large number.
@@ -254,6 +275,9 @@ fn loss_rows(
             }
             logits[start + column] = select(share == 0.0f32, 0.0f32, gradient);
             column += LANES;
+        }
+        if vocab_size + lane < stride {
+            logits[start + vocab_size + lane] = 0.0f32;
         }
     }
 }

@@ -3,6 +3,8 @@
 mod activation;
 mod attention;
 mod cross_entropy;
+mod embedding;
+mod linear;
 mod norm;
 mod residual;
 
@@ -18,6 +20,8 @@ use crate::ops::records_gradients;
 
 pub(in crate::ops) use attention::RopeAttend;
 pub(in crate::ops) use cross_entropy::LinearCrossEntropy;
+pub(in crate::ops) use embedding::Embed;
+pub(in crate::ops) use linear::Linear;
 
 /// Lanes of a workgroup.
 const LANES: usize = 256;

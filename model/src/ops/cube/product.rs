@@ -1,0 +1,216 @@
+//! Products of f32 matrices by the device's matrix instructions, which multiply numbers of 16 bits and add in f32.
+//!
+//! An operand is rounded to bf16, or, for the exactness of f32, it is taken apart into two numbers of bf16, of which three
+//! products are added (the product of both remainders is as small as what they leave out). That is known as bf16x3
+//! ([Henry, Tang and Heinecke](https://arxiv.org/abs/1904.06376)); an error is at most some 2^-16 of the sum of the
+//! magnitudes. bf16 has the range of f32, so nothing is scaled.
+
+mod kernel;
+#[cfg(test)]
+mod tests;
+
+use burn::backend::CubeDevice;
+use burn_cubecl::{
+    cubecl::{
+        client::Client,
+        ir::{ElemType, FloatKind},
+        prelude::*,
+    },
+    tensor::CubeTensor,
+};
+
+use super::launch::{empty, grid};
+use crate::ops::Precision;
+pub(super) use kernel::Causal;
+use kernel::{Plan, add_parts, product};
+
+/// Numbers that are read at a time.
+const TOGETHER: usize = 4;
+/// Workgroups that keep a large device busy.
+const ENOUGH: usize = 256;
+/// Least terms of a sum that is divided among workgroups.
+const LEAST_DEPTH: usize = 512;
+
+/// An operand: a matrix, or one for each of a batch, row by row in memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Operand<'a> {
+    pub(super) tensor: &'a CubeTensor,
+    /// Numbers from one row to the next. Where rows consist of terms, those behind the last are 0.
+    pub(super) stride: usize,
+    /// Whether the matrix in memory is the operand's transpose.
+    pub(super) is_transposed: bool,
+}
+
+impl<'a> Operand<'a> {
+    /// A matrix whose rows, of `width`, lie one behind another.
+    pub(super) fn new(tensor: &'a CubeTensor, width: usize) -> Self {
+        Self { tensor, stride: width, is_transposed: false }
+    }
+
+    pub(super) fn transposed(self) -> Self {
+        Self { is_transposed: !self.is_transposed, ..self }
+    }
+}
+
+/// What to multiply: `[m, k]` by `[k, n]`, for each of a batch.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Product<'a> {
+    pub(super) a: Operand<'a>,
+    pub(super) b: Operand<'a>,
+    /// `[m, n, k]`.
+    pub(super) dims: [usize; 3],
+    pub(super) batch: usize,
+    /// With the number of keys.
+    pub(super) causal: (Causal, usize),
+    /// Added to each row, `[n]`.
+    pub(super) bias: Option<&'a CubeTensor>,
+    pub(super) precision: Precision,
+}
+
+impl Product<'_> {
+    /// Whether [`write`](Self::write) has a kernel for these operands.
+    pub(super) fn has_kernel(&self) -> bool {
+        let is_read_together = [self.a, self.b].iter().all(|side| side.stride.is_multiple_of(TOGETHER));
+        is_read_together && self.dims.iter().all(|&dim| dim > 0) && self.plan().is_some()
+    }
+
+    /// The products, `[batch * m, n]`.
+    ///
+    /// # Panics
+    /// Unless [`has_kernel`](Self::has_kernel).
+    pub(super) fn to_tensor(self) -> CubeTensor {
+        let [m, n, _] = self.dims;
+        let output = empty(self.a.tensor, [self.batch * m, n]);
+        self.write(&output, n, false);
+        output
+    }
+
+    /// Writes the products to `output`, whose rows have `stride` numbers, or adds them to it.
+    ///
+    /// # Panics
+    /// Unless [`has_kernel`](Self::has_kernel).
+    pub(super) fn write(&self, output: &CubeTensor, stride: usize, is_added: bool) {
+        let [m, n, k] = self.dims;
+        let Some(mut plan) = self.plan() else { unreachable!("`has_kernel` was not asked") };
+        plan.has_bias = self.bias.is_some();
+        plan.is_added = is_added;
+        let (causal, seq_len) = self.causal;
+        let leaves_out = match causal {
+            Causal::No => false,
+            Causal::Scores | Causal::Queries => seq_len.is_multiple_of(plan.m),
+            Causal::Keys => seq_len == k,
+        };
+        plan.causal = if leaves_out { causal } else { Causal::No };
+        // Rows of the output that begin at any place are written number by number.
+        plan.is_aligned = stride.is_multiple_of(TOGETHER);
+        let [row_tiles, column_tiles] = [m.div_ceil(plan.m), n.div_ceil(plan.n)];
+        let n_tiles = row_tiles * column_tiles * self.batch;
+        // Few tiles with long sums: some workgroups for each tile. How many depends on the dimensions only.
+        let n_splits = match plan.has_bias || is_added || stride != n || plan.causal != Causal::No {
+            true => 1,
+            false => (ENOUGH / n_tiles.max(1)).min(k / LEAST_DEPTH).max(1),
+        };
+        let depth = k.div_ceil(n_splits).next_multiple_of(plan.k);
+        let n_splits = k.div_ceil(depth);
+        let partial = (n_splits > 1).then(|| empty(output, [n_splits * self.batch * m, n]));
+        let target = partial.as_ref().unwrap_or(output);
+        #[expect(unsafe_code, reason = "a kernel without bounds checks")]
+        // SAFETY: rows, columns and terms are kept below the sizes of what they index; an absent bias is not read.
+        unsafe {
+            product::launch_unchecked(
+                &output.client,
+                grid(n_tiles * n_splits, 1),
+                CubeDim::new_2d(plan.plane as u32, plan.planes() as u32),
+                TOGETHER,
+                self.a.tensor.clone().into_buffer_arg(),
+                self.b.tensor.clone().into_buffer_arg(),
+                self.bias.unwrap_or(self.a.tensor).clone().into_buffer_arg(),
+                target.clone().into_buffer_arg(),
+                m,
+                n,
+                k,
+                self.a.stride,
+                self.b.stride,
+                stride,
+                depth,
+                row_tiles,
+                column_tiles,
+                self.batch,
+                n_splits,
+                seq_len,
+                plan,
+                plan.element,
+            );
+        }
+        if let Some(partial) = partial {
+            let n_values = self.batch * m * n;
+            #[expect(unsafe_code, reason = "a kernel without bounds checks")]
+            // SAFETY: a lane has one of the output's values, and adds as many as there are parts.
+            unsafe {
+                add_parts::launch_unchecked(
+                    &output.client,
+                    grid(n_values.div_ceil(kernel::LANES), 1),
+                    CubeDim::new_1d(kernel::LANES as u32),
+                    partial.into_buffer_arg(),
+                    output.clone().into_buffer_arg(),
+                    n_values,
+                    n_splits,
+                );
+            }
+        }
+    }
+
+    /// How the device multiplies; `None` if it cannot.
+    fn plan(&self) -> Option<Plan> {
+        let client = &self.a.tensor.client;
+        let hardware = &client.properties().hardware;
+        let (element, fragment) = instructions(client)?;
+        let n_parts = if self.precision == Precision::Bf16 { 1 } else { 2 };
+        let plane = hardware.plane_size_max as usize;
+        let mut plan = Plan::new(element, fragment, n_parts, plane, self.dims[1]);
+        (plan.a_transposed, plan.b_transposed) = (self.a.is_transposed, self.b.is_transposed);
+        let fits = hardware.plane_size_min == hardware.plane_size_max
+            && plan.shared_bytes() <= hardware.max_shared_memory_size
+            && plan.lanes() <= hardware.max_units_per_cube as usize;
+        fits.then_some(plan)
+    }
+}
+
+/// Whether `device` multiplies numbers of bf16.
+pub(in crate::ops) fn has_bf16_products(device: &CubeDevice) -> bool {
+    has_instructions(&device.client())
+}
+
+/// Whether the device has instructions for these products.
+pub(super) fn has_instructions(client: &Client) -> bool {
+    instructions(client).is_some()
+}
+
+/// The numbers of 16 bits, and how many rows, columns and terms an instruction has.
+fn instructions(client: &Client) -> Option<(ElemType, usize)> {
+    let properties = client.properties();
+    let has = |element, size| {
+        properties.supports_type(element)
+            && properties.features.matmul.cmma.iter().any(|found| {
+                let types = [found.a_type, found.b_type, found.cd_type];
+                types == [element, element, F32] && [found.m, found.n, found.k] == [size; 3]
+            })
+    };
+    let mut kinds = [(BF16, 16), (F16, 8)].into_iter().filter(|&(element, _)| element == BF16 || takes_f16());
+    kinds.find(|&(element, size)| has(element, size as u32))
+}
+
+/// Whether f16 will do, whose range is smaller: Mesa's software adapter has no bf16, and a test compares values that f16 has.
+#[cfg(not(test))]
+fn takes_f16() -> bool {
+    false
+}
+
+#[cfg(test)]
+pub(in crate::ops) use tests::take_f16;
+#[cfg(test)]
+use tests::takes_f16;
+
+const F16: ElemType = ElemType::Float(FloatKind::F16);
+const BF16: ElemType = ElemType::Float(FloatKind::BF16);
+const F32: ElemType = ElemType::Float(FloatKind::F32);
