@@ -72,6 +72,10 @@ impl LinearCrossEntropy {
         Self { ids: plain_ids(ids), shares, options, precision }
     }
 
+    fn product<'a>(&self, a: Operand<'a>, b: Operand<'a>, dims: [usize; 3]) -> Product<'a> {
+        Product { a, b, dims, batch: 1, causal: (Causal::No, 0), bias: None, precision: self.precision }
+    }
+
     /// Puts the loss of each row of `logits [n_rows, stride]`, the rows from `first` on, into `losses`, and replaces them by
     /// their gradients, and what is behind the last logit by 0.
     fn rows(
@@ -114,7 +118,10 @@ impl TrainingOp<CubeTensor> for LinearCrossEntropy {
         let ([n_rows, d_model], [vocab_size, _]) = (hidden.dims(), inputs[1].meta.shape().dims::<2>());
         let bias = inputs.get(2);
         let losses = empty(&inputs[0], [n_rows, 2]);
-        let stride = vocab_size.next_multiple_of(ALIGNED);
+        let weight = Operand::new(&inputs[1], d_model);
+        let of_all =
+            self.product(Operand::new(&inputs[0], d_model), weight.transposed(), [n_rows, vocab_size, d_model]);
+        let stride = if of_all.has_kernel() { vocab_size.next_multiple_of(ALIGNED) } else { vocab_size };
         let in_a_buffer = inputs[0].client.properties().memory.max_page_size as usize / size_of::<f32>();
         let chunk = (LOGITS_AT_ONCE.min(in_a_buffer) / stride.max(1)).clamp(1, n_rows.max(1));
         let mut of_hidden = Vec::new();
@@ -122,28 +129,19 @@ impl TrainingOp<CubeTensor> for LinearCrossEntropy {
         for first in (0..n_rows).step_by(chunk) {
             let rows = plain(hidden.clone().slice([first..n_rows.min(first + chunk), 0..d_model]));
             let n = rows.meta.shape()[0];
-            let product = |a, b, dims| Product {
-                a,
-                b,
-                dims,
-                batch: 1,
-                causal: (Causal::No, 0),
-                bias: None,
-                precision: self.precision,
-            };
-            let (rows_operand, weight_operand) = (Operand::new(&rows, d_model), Operand::new(&inputs[1], d_model));
-            let to_logits = product(rows_operand, weight_operand.transposed(), [n, vocab_size, d_model]);
+            let these = Operand::new(&rows, d_model);
+            let to_logits = self.product(these, weight.transposed(), [n, vocab_size, d_model]);
             let logits = multiply_padded(to_logits, stride);
             self.rows((&logits, vocab_size), bias, &losses, first, is_recorded);
             if is_recorded {
                 let of_logits = Operand::new(&logits, stride);
-                of_hidden.push(wrap::<2>(&multiply(product(of_logits, weight_operand, [n, d_model, vocab_size]))));
+                of_hidden.push(wrap::<2>(&multiply(self.product(of_logits, weight, [n, d_model, vocab_size]))));
                 if trains_weight {
                     if bias.is_some() {
                         let sums = wrap::<1>(&sums_of_columns(&logits)).slice(0..vocab_size);
                         of_bias = Some(of_bias.map_or_else(|| sums.clone(), |sum| sum + sums.clone()));
                     }
-                    let part = product(of_logits.transposed(), rows_operand, [vocab_size, d_model, n]);
+                    let part = self.product(of_logits.transposed(), these, [vocab_size, d_model, n]);
                     of_weight = Some(multiply_onto(of_weight, part));
                 }
             }

@@ -1,6 +1,5 @@
 //! `x W^T + b` and its gradients.
 
-use burn::tensor::Tensor;
 use burn_cubecl::{
     cubecl::{self, prelude::*},
     tensor::CubeTensor,
@@ -77,8 +76,8 @@ pub(super) fn multiply(product: Product<'_>) -> CubeTensor {
     let [m, n, k] = product.dims;
     let side = |operand: Operand<'_>, [rows, columns]: [usize; 2]| {
         let [rows, columns] = if operand.is_transposed { [columns, rows] } else { [rows, columns] };
-        let matrices = wrap::<2>(operand.tensor).reshape([product.batch, rows, operand.stride]);
-        let matrices = matrices.slice([0..product.batch, 0..rows, 0..columns]);
+        assert_eq!(operand.stride, columns, "rows without padding");
+        let matrices = wrap::<2>(operand.tensor).reshape([product.batch, rows, columns]);
         if operand.is_transposed { matrices.swap_dims(1, 2) } else { matrices }
     };
     let products = side(product.a, [m, k]).matmul(side(product.b, [k, n])).reshape([product.batch * m, n]);
@@ -88,20 +87,14 @@ pub(super) fn multiply(product: Product<'_>) -> CubeTensor {
     })
 }
 
-/// [`multiply`] of one pair, with rows of `stride` numbers, of which those behind the `n`th are undefined.
+/// [`multiply`] of one pair, with rows of `stride` numbers, of which those behind the `n`th are undefined; the library's have none.
 pub(super) fn multiply_padded(product: Product<'_>, stride: usize) -> CubeTensor {
-    let [m, n, _] = product.dims;
-    if product.has_kernel() {
-        let output = empty(product.a.tensor, [m, stride]);
-        product.write(&output, stride, false);
-        return output;
+    if !product.has_kernel() {
+        return multiply(product);
     }
-    let products = wrap::<2>(&multiply(product));
-    if stride == n {
-        return plain(products);
-    }
-    let padding = Tensor::zeros([m, stride - n], &products.device());
-    plain(Tensor::cat(vec![products, padding], 1))
+    let output = empty(product.a.tensor, [product.dims[0], stride]);
+    product.write(&output, stride, false);
+    output
 }
 
 /// The sum of `sum [m, n]`, if there is one, and the product of one pair.
