@@ -255,8 +255,9 @@ pub struct OptimSettings {
     /// A step whose gradient norm is more than this many times the median of the last 100 is skipped. 0: disabled.
     /// Steps with an infinite or NaN loss or norm are always skipped.
     pub spike_factor: f64,
-    /// The arithmetic of products with the model's matrices, on the CPU: `bf16` rounds both operands, which is faster where
-    /// the CPU has AVX512_BF16 and slower elsewhere. Matrices, gradients and sums are f32, and so is evaluation.
+    /// The arithmetic of products with the model's matrices: `bf16` rounds both operands, which is faster on CPUs of AMD's with
+    /// AVX512_BF16 and on GPUs with matrix instructions for bf16 (there attention's products are rounded, too), and no faster
+    /// on other CPUs. Matrices, gradients and sums are f32, and so is evaluation.
     pub precision: Precision,
     /// Keep only the input of each block, and compute the rest again in the backward pass, on the CPU: gradient
     /// checkpointing. Takes less memory and more time, and changes no bit of the result. Left out: if `lora.base` is `q8` or
