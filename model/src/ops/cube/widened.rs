@@ -20,8 +20,8 @@ use crate::ops::Precision;
 const LANES: usize = 256;
 /// Numbers that a lane writes at a time.
 const TOGETHER: usize = 4;
-/// Numbers of the widened weight in memory, at most: 256 MB.
-const MAX_WEIGHTS: usize = 64 << 20;
+/// Numbers of the widened weight in memory, at most: 256 MB. Fewer in tests, whose matrices take several slices.
+const MAX_WEIGHTS: usize = if cfg!(test) { 1 << 10 } else { 64 << 20 };
 /// Rows of a slice of the weight are a multiple of this, so that slices of the bias and the output begin where a buffer may.
 const OUTPUTS: usize = 128;
 

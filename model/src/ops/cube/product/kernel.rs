@@ -200,13 +200,18 @@ fn store_tile<S: Numeric, V: Size>(
 }
 
 /// The nearest numbers whose last `n_bits` are 0. In integers: a driver may cut bits off where it makes bf16 of an f32 (NVIDIA's
-/// does), and leave out that an f32 is rounded to 16 bits and back.
+/// does), and leave out that an f32 is rounded to 16 bits and back. What is no number stays none: with all bits set it would
+/// overflow into the sign.
 #[cube]
 fn rounded<V: Size>(values: Vector<f32, V>, #[comptime] n_bits: u32) -> Vector<f32, V> {
     let bits = Vector::<u32, V>::reinterpret(values);
+    let sign = bits & Vector::<u32, V>::new(0x8000_0000u32);
     let odd = (bits >> Vector::<u32, V>::new(n_bits)) & Vector::<u32, V>::new(1u32);
     let half = Vector::<u32, V>::new(comptime!((1u32 << (n_bits - 1)) - 1));
-    Vector::<f32, V>::reinterpret((bits + half + odd) & Vector::<u32, V>::new(comptime!(u32::MAX << n_bits)))
+    let magnitude = (bits & Vector::<u32, V>::new(0x7fff_ffffu32)) + half + odd;
+    let kept = magnitude & Vector::<u32, V>::new(comptime!(u32::MAX << n_bits));
+    let most = Vector::<u32, V>::new(comptime!(0x7fff_ffffu32 >> n_bits << n_bits));
+    Vector::<f32, V>::reinterpret(min(kept, most) | sign)
 }
 
 /// The fragments of one plane along one side of a tile, part after part.

@@ -86,6 +86,32 @@ fn largest_error(found: &[f32], expected: &[(f64, f64)]) -> f64 {
     errors.fold(0.0, f64::max)
 }
 
+/// Not even where all its bits are set, which is what NVIDIA's GPUs write: rounded up, that would be 0.
+#[test]
+fn what_is_no_number_stays_none() {
+    let Some(device) = gpu() else { return };
+    take_f16();
+    let cube = cube_device(&device).unwrap();
+    let upload = |values: &[f32], dims: [usize; 2]| {
+        let handle = cube.client().create_from_slice(f32::as_bytes(values));
+        CubeTensor::new_contiguous(cube.client(), cube.clone(), Shape::new(dims), handle, DType::F32)
+    };
+    let weights = upload(&[1.0; 20 * 32], [20, 32]);
+    for broken in [f32::NAN, f32::from_bits(0x7fff_ffff), f32::from_bits(0xffff_ffff), f32::INFINITY] {
+        let mut x = vec![0.5; 3 * 32];
+        x[32 + 7] = broken;
+        let x = upload(&x, [3, 32]);
+        let (a, b) = (Operand::new(&x, 32), Operand::new(&weights, 32).transposed());
+        for precision in [Precision::F32, Precision::Bf16] {
+            let product = Product { a, b, dims: [3, 20, 32], batch: 1, causal: (Causal::No, 0), bias: None, precision };
+            if product.has_kernel() {
+                let finite: Vec<bool> = read(&product.to_tensor()).iter().map(|value| value.is_finite()).collect();
+                assert_eq!(finite, [[true; 20], [false; 20], [true; 20]].concat(), "{:x}", broken.to_bits());
+            }
+        }
+    }
+}
+
 #[test]
 fn products_of_16_bits_are_exact_enough() {
     let Some(device) = gpu() else { return };
