@@ -1,7 +1,7 @@
 //! Chat templates: converts messages to the text, and the token ids, that a model was tuned on.
 //!
-//! Scope: reading templates from a model dir, rendering them as `transformers` does, and tokenizing the result. Serving
-//! and fine-tuning share this code, so they cannot differ.
+//! Scope: reading messages and templates, rendering them as `transformers` does, and tokenizing the result. Serving and
+//! training share this code, so they cannot differ.
 //!
 //! A template is a Jinja program that comes with the model. It has access only to its arguments, and its size,
 //! instructions, time and memory are limited (`environment` and `budget`), because clients may send their own.
@@ -13,40 +13,22 @@ mod files;
 mod instructions;
 mod json;
 mod marks;
+mod messages;
 mod rendering;
 
 use std::{path::Path, sync::Arc};
 
 use minijinja::{Environment, value::Serde};
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub use self::assistant_mask::{MaskSource, MaskedChat};
 pub(crate) use self::files::{DEFAULT_FILE, TOOL_USE_FILE};
+pub use self::messages::{Message, MessageError};
 use crate::{
     TokenId,
     error::{Error, Result},
     tokenizer::{EncodeOptions, Tokenizer},
 };
-
-/// A message of a conversation.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Message {
-    /// The role: `system`, `user`, `assistant`, `tool`, or another that the template supports.
-    pub role: String,
-    /// The text.
-    pub content: String,
-    /// Other members that the template uses, such as `name` or `tool_calls`.
-    #[serde(flatten)]
-    pub extra: Map<String, Value>,
-}
-
-impl Message {
-    /// A message with text only.
-    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
-        Self { role: role.into(), content: content.into(), extra: Map::new() }
-    }
-}
 
 /// The inputs of a template besides the messages.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -160,7 +142,7 @@ impl ChatTemplate {
         Ok(Self { environment: Arc::new(environment), sources: Arc::new(sources), takes_tools, asks_for_none })
     }
 
-    /// Renders a conversation to text.
+    /// Renders a conversation to text, with the messages as given.
     ///
     /// # Errors
     /// [`Error::Template`] if the template rejects the messages, fails or exceeds a limit, or if the last message
@@ -172,7 +154,9 @@ impl ChatTemplate {
         self.render_to_end(inputs, context, end)
     }
 
-    /// Renders and tokenizes a conversation.
+    /// Renders and tokenizes a conversation. The messages are given to the template in the form that it supports:
+    /// `developer` messages as `system` if it does not know that role, and arguments of tool calls that are JSON objects
+    /// in strings as objects, unless it rejects these.
     ///
     /// Special-token strings that the template writes become tokens. The same strings in inputs (the messages, the
     /// tools, the further variables) stay text, so that nobody can end their own message and write another role's. To
@@ -182,6 +166,15 @@ impl ChatTemplate {
     /// # Errors
     /// As [`render`](Self::render) and [`Tokenizer::encode`].
     pub fn encode(&self, tokenizer: &Tokenizer, messages: &[Message], context: &RenderContext) -> Result<Vec<TokenId>> {
+        self.in_supported_form(messages, context, |messages| self.encode_as_given(tokenizer, messages, context))
+    }
+
+    fn encode_as_given(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Message],
+        context: &RenderContext,
+    ) -> Result<Vec<TokenId>> {
         let mut inputs = Inputs::new(messages, context, self.asks_for_none)?;
         let [mark, end] = marks::unused(&inputs, &self.compiled_sources())?;
         marks::break_up(&mut inputs, &tokenizer.special_tokens(), mark);

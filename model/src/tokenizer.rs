@@ -12,7 +12,7 @@ mod files;
 mod pieces;
 mod windows;
 
-use std::{collections::BTreeMap, ops::Range, path::Path, sync::Arc};
+use std::{collections::BTreeMap, iter, ops::Range, path::Path, sync::Arc};
 
 use tokenizers::{
     AddedVocabulary, Encoding, Model, NormalizedString, PostProcessor, PreTokenizedString, PreTokenizer, Token,
@@ -270,18 +270,45 @@ impl Tokenizer {
         })
     }
 
-    /// Runs the library's model on one word. The result has no special tokens: some models have their strings as
-    /// ordinary tokens, so such a word is split after its first character.
+    /// Tokenizes one word. The result has no special tokens: some models have their strings as ordinary tokens. A word
+    /// with such tokens is split after the first character of each, and its parts are tokenized again.
     fn tokenize_text(&self, text: &str) -> Result<Vec<Token>, Lack> {
+        let mut tokens = Vec::new();
+        // Start and end of the parts that are left, in reverse.
+        let mut parts = vec![(0, text.len())];
+        while let Some((start, end)) = parts.pop() {
+            let found = self.tokenize_part(&text[start..end]).map_err(|lack| lack.shifted(start))?;
+            let found = found.into_iter().map(|token| {
+                let offsets = (token.offsets.0 + start, token.offsets.1 + start);
+                Token { offsets, ..token }
+            });
+            let found: Vec<Token> = found.collect();
+            let specials = || found.iter().filter(|token| self.is_injected(token.id)).map(|token| token.offsets.0);
+            let Some(first) = specials().next() else {
+                tokens.extend(found);
+                continue;
+            };
+            let cuts = specials().map(|at| at + text[at..].chars().next().map_or(0, char::len_utf8));
+            let cuts = cuts.filter(|&cut| cut < end);
+            let mut bounds: Vec<usize> = iter::once(start).chain(cuts).chain([end]).collect();
+            bounds.dedup();
+            if bounds.len() == 2 {
+                // A single character that is itself the special token: it has no other spelling.
+                return Err(Lack::Character(first));
+            }
+            parts.extend(bounds.windows(2).rev().map(|bounds| (bounds[0], bounds[1])));
+        }
+        Ok(tokens)
+    }
+
+    /// Runs the library's model.
+    fn tokenize_part(&self, text: &str) -> Result<Vec<Token>, Lack> {
         let tokens = match self.inner.library.get_model().tokenize(text) {
             Ok(tokens) => tokens,
             Err(error) => {
                 return Err(self.first_lack(text).unwrap_or_else(|| Lack::Library(error.to_string())));
             }
         };
-        if let Some(special) = tokens.iter().find(|token| self.is_injected(token.id)) {
-            return self.tokenize_cut(text, special.offsets.0);
-        }
         // Models without an unknown token skip missing characters; the offsets then end early.
         let covered = tokens.last().map_or(0, |token| token.offsets.1);
         if covered < text.len()
@@ -289,24 +316,6 @@ impl Tokenizer {
         {
             return Err(lack);
         }
-        Ok(tokens)
-    }
-
-    fn tokenize_cut(&self, text: &str, special_start: usize) -> Result<Vec<Token>, Lack> {
-        let first_len = text[special_start..].chars().next().map_or(0, char::len_utf8);
-        let cut = special_start + first_len;
-        if cut == text.len() {
-            // A single character that is itself the special token: it has no other spelling.
-            return Err(Lack::Character(special_start));
-        }
-        let (left, right) = text.split_at(cut);
-        let mut tokens = self.tokenize_text(left)?;
-        let right_tokens = self.tokenize_text(right).map_err(|lack| lack.shifted(cut))?;
-        tokens.extend(
-            right_tokens
-                .into_iter()
-                .map(|token| Token { offsets: (token.offsets.0 + cut, token.offsets.1 + cut), ..token }),
-        );
         Ok(tokens)
     }
 
@@ -402,5 +411,51 @@ fn from_library(error: tokenizers::Error) -> Error {
     match error.downcast::<Error>() {
         Ok(ours) => *ours,
         Err(theirs) => Error::Tokenizer { what: theirs.to_string(), hint: String::new() },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use serde_json::json;
+
+    use super::*;
+
+    /// A Unigram model, which has its special tokens `</s>` and `$` as pieces.
+    fn unigram() -> Tokenizer {
+        let special = |id: TokenId, content: &str| {
+            json!({
+                "id": id, "content": content, "special": true,
+                "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+            })
+        };
+        let pieces = ["<unk>", "</s>", "$", "<", "/", "s", ">", "s>"].map(|piece| match piece {
+            "<unk>" | "</s>" | "$" => json!([piece, 0.0]),
+            _ => json!([piece, -2.0]),
+        });
+        let json = json!({
+            "added_tokens": [special(0, "<unk>"), special(1, "</s>"), special(2, "$")],
+            "decoder": { "type": "Fuse" },
+            "model": { "type": "Unigram", "unk_id": 0, "vocab": pieces },
+        });
+        Tokenizer::from_json(json.to_string().as_bytes(), None, Path::new("tokenizer.json")).unwrap()
+    }
+
+    /// One word with many strings of special tokens takes neither a deep stack nor quadratic time.
+    #[test]
+    fn any_number_of_special_strings_fits_on_a_small_stack() {
+        const N: usize = 100_000;
+        let tokenizer = unigram();
+        let encode = move || tokenizer.encode(&"</s>".repeat(N), EncodeOptions::TEXT);
+        let thread = std::thread::Builder::new().stack_size(256 << 10).spawn(encode).unwrap();
+        let ids = thread.join().unwrap().unwrap();
+        assert_eq!(ids, [3, 4, 7].repeat(N), "`<`, `/`, `s>`");
+    }
+
+    #[test]
+    fn a_special_token_of_one_character_is_named() {
+        let error = unigram().encode("</s></s>s$", EncodeOptions::TEXT).unwrap_err().to_string();
+        assert!(error.contains("the character `$` (U+0024)"), "{error}");
     }
 }

@@ -107,7 +107,7 @@ pub fn bench(
     let watch = DeviceWatch::start(device);
     let before = memory::resident_bytes();
     let gpt = first_model(config, vocab_size, device)?.0;
-    let size = RunSize { n_params: gpt.config().n_params(), rows_per_epoch: source.n_rows(config.model.max_seq_len) };
+    let size = RunSize::new(gpt.config().n_params(), source, config.model.max_seq_len);
     let schedule = Schedule::new(config, size);
     let mut learner = Learner::new(gpt, config.optim.clone(), config.seed);
     let settings = LoaderSettings {

@@ -1,6 +1,7 @@
 //! The folder of a run:
 //!
 //! - `config.toml`: the resolved configuration;
+//! - `.lock`: locked while a process writes to the folder;
 //! - `metrics.jsonl`: every step, evaluation and sample, one JSON object per line;
 //! - `curves.svg` and `tensorboard/`: the same as plots;
 //! - `model/`: the best model so far, a model dir to serve;
@@ -15,12 +16,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use hearth_model::{Error, weights::StagedDir};
 
 use crate::config::TrainConfig;
 
 const CONFIG_FILE: &str = "config.toml";
+const LOCK_FILE: &str = ".lock";
 const METRICS_FILE: &str = "metrics.jsonl";
 const CURVES_FILE: &str = "curves.svg";
 const TENSORBOARD_DIR: &str = "tensorboard";
@@ -57,6 +59,7 @@ fn unwritable(path: &Path) -> String {
 #[derive(Debug)]
 pub struct RunDir {
     path: PathBuf,
+    start: Start,
     /// Locked while a process writes to the folder.
     lock: Option<File>,
 }
@@ -68,25 +71,30 @@ impl RunDir {
     /// The folder has other contents than a run, or has a run although a new one should start.
     pub fn new(path: &Path, start: Start) -> Result<RunDir> {
         let shown = path.display();
-        let run = RunDir { path: path.to_owned(), lock: None };
+        let run = RunDir { path: path.to_owned(), start, lock: None };
         if path.exists() {
             let entries = fs::read_dir(path)
                 .with_context(|| format!("cannot read the folder `{shown}`\nhint: give a new folder as `--out`"))?;
-            // A process that crashed at the beginning may have left temporary files.
-            let partial = format!("{CONFIG_FILE}{PARTIAL}");
-            let is_empty = entries.flatten().all(|entry| entry.file_name() == *partial);
-            match start {
-                _ if is_empty => {}
-                _ if !run.holds_run() => {
-                    bail!("`{shown}` is not a training run and not empty\nhint: use a new folder as `--out`")
-                }
-                Start::New => {
-                    bail!("`{shown}` has an earlier run\nhint: use a new folder as `--out`, or add `--resume`")
-                }
-                Start::Resume => {}
-            }
+            // A process that crashed at the beginning may have left these.
+            let leftovers = [LOCK_FILE.to_owned(), format!("{CONFIG_FILE}{PARTIAL}")];
+            let is_empty = entries.flatten().all(|entry| leftovers.iter().any(|name| entry.file_name() == **name));
+            ensure!(
+                is_empty || run.holds_run(),
+                "`{shown}` is not a training run and not empty\nhint: use a new folder as `--out`"
+            );
+            run.ensure_new()?;
         }
         Ok(run)
+    }
+
+    /// Rejects a folder with a run, unless it is to be continued.
+    fn ensure_new(&self) -> Result<()> {
+        ensure!(
+            self.start == Start::Resume || !self.holds_run(),
+            "`{}` has an earlier run\nhint: use a new folder as `--out`, or add `--resume`",
+            self.path.display()
+        );
+        Ok(())
     }
 
     /// The folder itself.
@@ -106,31 +114,33 @@ impl RunDir {
         TrainConfig::from_toml(&text).with_context(|| format!("cannot read `{}`", path.display()))
     }
 
-    /// Creates and locks the folder, and writes the configuration, which marks the folder as a run.
+    /// Creates and locks the folder, writes the configuration, which marks the folder as a run, and removes what an earlier
+    /// process left that ended while it saved.
     ///
     /// # Errors
-    /// The folder cannot be written to, or another process is training in it.
+    /// The folder cannot be written to, or another process is training in it or has begun a run there since
+    /// [`new`](Self::new).
     pub fn begin(&mut self, config: &TrainConfig) -> Result<()> {
         let unwritable = || unwritable(&self.path);
         fs::create_dir_all(&self.path).with_context(unwritable)?;
+        self.lock = Some(self.locked()?);
+        self.ensure_new()?;
         let path = self.path.join(CONFIG_FILE);
         let text = config.to_toml()?;
         if fs::read_to_string(&path).ok().as_deref() != Some(&text) {
-            if path.exists() {
-                // Another process may still be training with the old configuration.
-                drop(self.locked(&path)?);
-            }
             write_whole(&path, text.as_bytes())?;
         }
-        self.lock = Some(self.locked(&path)?);
-        for dir in [self.path.join(CHECKPOINTS_DIR), self.tensorboard_dir()] {
-            fs::create_dir_all(&dir).with_context(unwritable)?;
+        let checkpoints = self.path.join(CHECKPOINTS_DIR);
+        for dir in [&checkpoints, &self.tensorboard_dir()] {
+            fs::create_dir_all(dir).with_context(unwritable)?;
         }
-        Ok(())
+        Ok(StagedDir::remove_leftovers(&checkpoints)?)
     }
 
-    fn locked(&self, path: &Path) -> Result<File> {
-        let file = File::open(path).with_context(|| format!("cannot read `{}`", path.display()))?;
+    fn locked(&self) -> Result<File> {
+        let path = self.path.join(LOCK_FILE);
+        let file = File::options().create(true).truncate(false).write(true).open(&path);
+        let file = file.with_context(|| unwritable(&self.path))?;
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => bail!(
                 "another process is training in `{}`\nhint: wait for it to end, or use another folder as `--out`",
@@ -189,9 +199,11 @@ impl RunDir {
         Ok(steps)
     }
 
-    /// Removes all checkpoints except the last `keep` and those of `keep_steps`.
-    pub fn prune_checkpoints(&self, keep: usize, keep_steps: &[usize]) -> Result<()> {
-        let steps = self.checkpoints()?;
+    /// Removes the checkpoints up to `step` except the last `keep` and those of `keep_steps`. Later ones stay: they are damaged,
+    /// or the run would have continued from them.
+    pub fn prune_checkpoints(&self, step: usize, keep: usize, keep_steps: &[usize]) -> Result<()> {
+        let mut steps = self.checkpoints()?;
+        steps.retain(|found| *found <= step);
         let n_old = steps.len().saturating_sub(keep);
         for step in steps[..n_old].iter().filter(|step| !keep_steps.contains(step)) {
             let dir = self.checkpoint_dir(*step);
@@ -202,7 +214,10 @@ impl RunDir {
 }
 
 /// Writes a file under a temporary name and renames it, so that readers find the old or the new contents.
-pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+///
+/// # Errors
+/// The file cannot be written; what was written of it is removed.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     let mut partial = path.as_os_str().to_owned();
     partial.push(PARTIAL);
     let partial = PathBuf::from(partial);
@@ -212,7 +227,11 @@ pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
         file.sync_all()?;
         fs::rename(&partial, path)
     };
-    write().with_context(|| format!("cannot write `{}`", path.display()))
+    write()
+        .inspect_err(|_| {
+            let _ = fs::remove_file(&partial);
+        })
+        .with_context(|| format!("cannot write `{}`", path.display()))
 }
 
 #[cfg(test)]
@@ -237,8 +256,18 @@ mod tests {
         let error = again.begin(&config).unwrap_err().to_string();
         assert!(error.contains("another process"), "{error}");
         drop(run);
-        again.begin(&TrainConfig { seed: 3, ..config }).unwrap();
+        fs::create_dir(out.join("checkpoints/step-00000777.hearth-partial")).unwrap();
+        again.begin(&TrainConfig { seed: 3, ..config.clone() }).unwrap();
         assert_eq!(again.config().unwrap().seed, 3);
+        assert_eq!(fs::read_dir(out.join("checkpoints")).unwrap().count(), 0, "of a save that was ended");
+
+        // Both find an empty folder, and only one begins there.
+        let raced = dir.path().join("raced");
+        let [mut first, mut second] = [(); 2].map(|()| RunDir::new(&raced, Start::New).unwrap());
+        first.begin(&config).unwrap();
+        assert!(second.begin(&config).unwrap_err().to_string().contains("another process"));
+        drop(first);
+        assert!(second.begin(&config).unwrap_err().to_string().contains("earlier run"));
 
         let other = dir.path().join("photos");
         fs::create_dir(&other).unwrap();
@@ -269,10 +298,14 @@ mod tests {
             run.save_checkpoint(step, |staged| Ok(staged.write("model.safetensors", b"")?)).unwrap();
         }
         fs::create_dir(dir.path().join("checkpoints/step-00000050.hearth-partial")).unwrap();
-        run.prune_checkpoints(2, &[10]).unwrap();
+        run.prune_checkpoints(40, 2, &[10]).unwrap();
         assert_eq!(run.checkpoints().unwrap(), [10, 30, 40]);
+        // The run went on from step 30, since the checkpoint of step 40 is damaged.
+        run.save_checkpoint(35, |staged| Ok(staged.write("model.safetensors", b"")?)).unwrap();
+        run.prune_checkpoints(35, 1, &[]).unwrap();
+        assert_eq!(run.checkpoints().unwrap(), [35, 40]);
         // A save that fails leaves nothing.
         assert!(run.save_checkpoint(60, |_| bail!("a full disk")).is_err());
-        assert_eq!(run.checkpoints().unwrap(), [10, 30, 40]);
+        assert_eq!(run.checkpoints().unwrap(), [35, 40]);
     }
 }

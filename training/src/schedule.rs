@@ -5,7 +5,10 @@ use std::f64::consts::PI;
 
 use anyhow::{Result, ensure};
 
-use crate::config::{DecaySchedule, MuonSettings, OptimSettings, ScheduleKind, ScheduleSettings, TrainConfig};
+use crate::{
+    config::{DecaySchedule, MuonSettings, OptimSettings, ScheduleKind, ScheduleSettings, TrainConfig},
+    loader::RowSource,
+};
 
 /// The rates of a run. Steps are counted from 0.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,9 +25,29 @@ pub struct RunSize {
     pub n_params: usize,
     /// Rows of the training split, or pairs.
     pub rows_per_epoch: u64,
+    /// Tokens of these rows.
+    pub tokens_per_epoch: u64,
 }
 
 impl RunSize {
+    /// A run over `source` in rows of `seq_len` tokens, which trains `n_params` values.
+    pub fn new(n_params: usize, source: &RowSource, seq_len: usize) -> RunSize {
+        let rows_per_epoch = source.n_rows(seq_len);
+        let tokens_per_epoch = match source {
+            RowSource::Stream(_) => rows_per_epoch * seq_len as u64,
+            // Rows may be shorter.
+            RowSource::Documents(_) | RowSource::Pairs(_) => source.n_tokens(),
+        };
+        RunSize { n_params, rows_per_epoch, tokens_per_epoch }
+    }
+
+    /// Steps of a run with `config` until so many tokens were trained on.
+    fn steps_of_tokens(self, config: &TrainConfig, tokens: u64) -> usize {
+        let tokens_per_rows = u128::from(self.tokens_per_epoch) * rows_per_step(config) as u128;
+        let steps = (u128::from(tokens) * u128::from(self.rows_per_epoch)).div_ceil(tokens_per_rows.max(1));
+        usize::try_from(steps).unwrap_or(usize::MAX)
+    }
+
     /// Passes over the data in `steps` steps of a run with `config`.
     pub fn passes(self, config: &TrainConfig, steps: usize) -> f64 {
         steps as f64 * rows_per_step(config) as f64 / self.rows_per_epoch.max(1) as f64
@@ -52,7 +75,7 @@ impl Schedule {
     pub fn new(config: &TrainConfig, size: RunSize) -> Schedule {
         let ScheduleSettings { max_steps, epochs, max_tokens, tokens_per_param, .. } = config.schedule;
         let tokens = max_tokens.or(tokens_per_param.map(|per_param| (per_param * size.n_params as f64).ceil() as u64));
-        let of_tokens = tokens.map(|tokens| tokens.div_ceil(config.tokens_per_step().max(1) as u64) as usize);
+        let of_tokens = tokens.map(|tokens| size.steps_of_tokens(config, tokens));
         let rows_per_step = rows_per_step(config) as f64;
         let of_epochs = epochs.map(|epochs| (epochs * size.rows_per_epoch as f64 / rows_per_step).ceil() as usize);
         Schedule { settings: config.schedule.clone(), total: max_steps.or(of_epochs).or(of_tokens) }
@@ -188,7 +211,7 @@ mod tests {
     }
 
     fn schedule(sets: &[&str]) -> Schedule {
-        Schedule::new(&config(sets), RunSize { n_params: 1000, rows_per_epoch: 100 })
+        Schedule::new(&config(sets), RunSize { n_params: 1000, rows_per_epoch: 100, tokens_per_epoch: 6400 })
     }
 
     fn assert_close(found: f64, expected: f64) {
@@ -233,12 +256,16 @@ mod tests {
         // 100 rows, of which a step takes 12.
         assert_eq!(steps(&["schedule.epochs=1.5"]), Some(13));
         assert_eq!(steps(&["schedule.max_minutes=2", "schedule.kind=wsd"]), None);
+        // Rows of documents, of which the average has 40 tokens.
+        let size = RunSize { n_params: 1000, rows_per_epoch: 100, tokens_per_epoch: 4000 };
+        assert_eq!(Schedule::new(&config(&["schedule.max_tokens=4800"]), size).total(), Some(10));
+        assert_eq!(Schedule::new(&config(&["schedule.max_tokens=4801"]), size).total(), Some(11));
     }
 
     #[test]
     fn passes_count_rows_and_do_not_overflow() {
         let config = config(&["data.tokens_per_step=1536", "schedule.epochs=3"]);
-        let size = RunSize { n_params: 1, rows_per_epoch: 48 };
+        let size = RunSize { n_params: 1, rows_per_epoch: 48, tokens_per_epoch: 3072 };
         // A step has 24 rows.
         assert_eq!(Schedule::new(&config, size).total(), Some(6));
         assert_eq!(size.passes(&config, 6), 3.0);

@@ -28,7 +28,7 @@ pub use self::speed::StepTime;
 use crate::{
     adapter::{self, Adapted, SavedAdapter},
     checkpoint::{self, Best, Checkpoint, TrainState},
-    config::{Objective, Rows, SampleSettings, TrainConfig, differences},
+    config::{Objective, Rows, SampleSettings, ScheduleKind, TrainConfig, differences},
     digest::Digest,
     eval::{Score, Windows, read_numbers, score},
     guard::Guard,
@@ -210,6 +210,18 @@ impl<'a> Trainer<'a> {
         };
         checkpoint.restore(&mut learner.optimizer, &device.clone().inner())?;
         let size = run_size(config, data, &learner);
+        let mut state = state.clone();
+        if let (Some(_), Some(minutes)) = (state.total_steps, config.schedule.max_minutes)
+            && then.schedule.max_minutes != Some(minutes)
+        {
+            ensure!(
+                config.schedule.kind == ScheduleKind::Constant,
+                "`schedule.max_minutes` cannot change any more: the cooldown has begun\nhint: extend a run before its cooldown, or \
+                 begin a new run with `--from` and an earlier checkpoint"
+            );
+            // The former budget ended with these steps.
+            state.total_steps = state.total_steps.filter(|_| minutes <= state.minutes);
+        }
         let schedule_of = |config: &TrainConfig| Schedule::new(config, size).with_total(state.total_steps);
         ensure!(
             schedule_of(then).has_same_past(&schedule_of(config), state.step, &config.optim),
@@ -217,7 +229,7 @@ impl<'a> Trainer<'a> {
              `constant` rate can be extended, and so can `wsd` before its cooldown",
             state.step
         );
-        Self::with(config, (data, reference), learner, state.clone(), saved)
+        Self::with(config, (data, reference), learner, state, saved)
     }
 
     fn with(
@@ -236,7 +248,7 @@ impl<'a> Trainer<'a> {
         );
         ensure!(
             config.model.max_seq_len <= gpt.max_seq_len,
-            "`model.max_seq_len` must be at most the model's context of {}, got {}",
+            "`model.max_seq_len` must be at most the model's context of {0}, got {1}\nhint: `--set model.max_seq_len={0}`",
             gpt.max_seq_len,
             config.model.max_seq_len
         );
@@ -297,10 +309,14 @@ impl<'a> Trainer<'a> {
         let mut batches = Prefetcher::new(&self.loader, first..u64::MAX)?;
         let guard_state = (self.state.recent_norms.clone(), self.state.n_skipped);
         let mut guard = Guard::new(self.config.optim.spike_factor, guard_state);
-        let mut speed = Speed::new(self.config.tokens_per_step());
+        let mut speed = Speed::default();
         let utilization = Utilization::measure(&self.learner.gpt, self.config.model.max_seq_len)?;
-        let mut unreported = Vec::new();
+        let mut latest = None;
         let mut last_val = None;
+        if first > 0 && run.checkpoints()?.is_empty() {
+            // It began with the checkpoint of another run, which `--resume` would not find.
+            self.save(run, reporter)?;
+        }
 
         while !self.schedule.is_over(self.state.step) {
             let started = Instant::now();
@@ -308,10 +324,11 @@ impl<'a> Trainer<'a> {
             let rates = self.schedule.rates(step, &self.config.optim);
             let n_micro = self.config.micro_steps();
             let micro_batches: Vec<Batch> = batches.by_ref().take(n_micro).collect();
+            ensure!(micro_batches.len() == n_micro, "the data loader stopped before the end of the run");
+            let n_tokens = micro_batches.iter().map(|batch| batch.inputs.len()).sum();
             let index = StepIndex::of(step, micro_batches.iter());
             let sums = self.learner.gradients(index, micro_batches.into_iter().enumerate())?;
-            let LossGradients { loss, mut gradients } =
-                sums.context("the data loader stopped before the end of the run")?;
+            let LossGradients { loss, mut gradients } = sums.context("a step has micro-batches")?;
             let grad_norm = self.learner.clip(&mut gradients)?;
             // Read before the update: a NaN must not reach the weights.
             let [loss, grad_norm] = read_numbers([loss, grad_norm])?;
@@ -320,9 +337,9 @@ impl<'a> Trainer<'a> {
                 self.learner = self.learner.update(gradients, rates);
             }
             let took = started.elapsed();
-            speed.add_step(took);
+            speed.add_step(n_tokens, took);
             let done = step + 1;
-            self.advance(&guard, took);
+            self.advance(&guard, n_tokens, took);
 
             let is_last = self.schedule.is_over(done);
             // Checked once per step: a later signal ends the next step.
@@ -337,7 +354,9 @@ impl<'a> Trainer<'a> {
                     let (lr, tok_per_sec) = (self.config.optim.lr * rates.lr, speed.recent());
                     let seconds = reporter.elapsed().as_secs_f64();
                     let loss = (index.total_weight > 0.0).then_some(loss);
-                    unreported.push(StepRecord { step: done, loss, lr, grad_norm, tok_per_sec, seconds });
+                    let record = StepRecord { step: done, loss, lr, grad_norm, tok_per_sec, seconds };
+                    reporter.step(&record)?;
+                    latest = Some(record);
                 }
             }
             ensure!(
@@ -348,10 +367,12 @@ impl<'a> Trainer<'a> {
             if stops || evaluates || samples || saves || is_due(eval.log_every) {
                 let pace = Pace {
                     total: self.schedule.total(),
-                    max_minutes: self.config.schedule.max_minutes,
+                    minutes_left: self.config.schedule.max_minutes.map(|minutes| minutes - self.state.minutes),
                     mfu: utilization.map(|utilization| utilization.at(speed.recent())),
                 };
-                reporter.steps(std::mem::take(&mut unreported), pace)?;
+                if let Some(record) = latest.take() {
+                    reporter.show_step(&record, pace);
+                }
                 speed.lap();
             }
             if evaluates && self.data.val.has_targets() {
@@ -384,10 +405,10 @@ impl<'a> Trainer<'a> {
     }
 
     /// The state after another step.
-    fn advance(&mut self, guard: &Guard, took: Duration) {
+    fn advance(&mut self, guard: &Guard, n_tokens: usize, took: Duration) {
         let state = &mut self.state;
         state.step += 1;
-        state.tokens += self.config.tokens_per_step() as u64;
+        state.tokens += n_tokens as u64;
         state.n_updates = self.learner.optimizer.n_updates();
         (state.recent_norms, state.n_skipped) = guard.state();
         state.minutes += took.as_secs_f64() / 60.0;
@@ -461,8 +482,9 @@ impl<'a> Trainer<'a> {
     fn sample(&self, settings: &SampleSettings) -> Result<String> {
         let (gpt, tokenizer) = (self.packed()?, &self.data.tokenizer);
         let prompt_ids = tokenizer.encode(&settings.prompt, EncodeOptions::TEXT).unwrap_or_default();
-        // A prompt with characters outside the vocabulary must not end the run.
+        // Neither a prompt with characters outside the vocabulary nor a long one may end the run.
         let prompt_ids = if prompt_ids.is_empty() { vec![0] } else { prompt_ids };
+        let prompt_ids = &prompt_ids[(prompt_ids.len() + 1).saturating_sub(gpt.config().max_seq_len)..];
         let room = gpt.config().max_seq_len.saturating_sub(prompt_ids.len());
         let options = GenerateOptions {
             max_tokens: settings.max_tokens.min(room),
@@ -473,7 +495,7 @@ impl<'a> Trainer<'a> {
             },
             eos_token_ids: self.data.eos_token_ids.clone(),
         };
-        let token_ids = generate(&gpt, &prompt_ids, &options, |_| ControlFlow::Continue(()))?;
+        let token_ids = generate(&gpt, prompt_ids, &options, |_| ControlFlow::Continue(()))?;
         Ok(tokenizer.decode(&token_ids, DecodeOptions { skip_special_tokens: true }))
     }
 
@@ -489,7 +511,7 @@ impl<'a> Trainer<'a> {
             checkpoint::write(staged, &self.learner.optimizer, &self.state, self.config)
         })
         .with_context(|| format!("cannot save the checkpoint of step {}; earlier ones are intact", self.state.step))?;
-        run.prune_checkpoints(self.config.checkpoint.keep, &self.config.checkpoint.keep_steps)
+        run.prune_checkpoints(self.state.step, self.config.checkpoint.keep, &self.config.checkpoint.keep_steps)
     }
 
     fn save_model(&self, run: &RunDir) -> Result<()> {
@@ -518,7 +540,7 @@ impl<'a> Trainer<'a> {
 }
 
 fn run_size(config: &TrainConfig, data: &Data, learner: &Learner) -> RunSize {
-    RunSize { n_params: learner.n_params(), rows_per_epoch: data.train.n_rows(config.model.max_seq_len) }
+    RunSize::new(learner.n_params(), &data.train, config.model.max_seq_len)
 }
 
 impl SampleSettings {

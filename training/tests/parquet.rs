@@ -8,8 +8,12 @@ use std::{
 };
 
 use anyhow::Result;
-use hearth_training::corpus::{
-    BytesRead, Cutting, Piece, ReadOptions, Record, RecordOptions, list_files, read_documents, read_records,
+use hearth_model::tokenizer::Tokenizer;
+use hearth_training::{
+    corpus::{
+        BytesRead, Cutting, Origin, Piece, ReadOptions, Record, RecordOptions, list_files, read_documents, read_records,
+    },
+    examples::{self, ExampleEncoder, ExampleSettings, TooLong},
 };
 use serde_json::{Map, Value, json};
 
@@ -122,6 +126,24 @@ fn lists_of_texts_are_read_as_texts() {
     let file = &list_files(&golden("snappy.parquet")).unwrap()[0];
     let error = read_records(file, options, &BytesRead::default(), &mut |_| Ok(())).unwrap_err().to_string();
     assert!(error.contains("column `id` is not text\nhint: convert the file to jsonl"), "{error}");
+}
+
+#[test]
+fn examples_of_tables_are_those_of_lines() {
+    let tokenizer = golden("../masks/tokenizer");
+    let tokenizer = Tokenizer::from_dir(&tokenizer).unwrap();
+    let encoder = ExampleEncoder::new(&tokenizer, None, &[tokenizer.eos().unwrap().id]);
+    let settings = ExampleSettings { max_len: 100, too_long: TooLong::Refuse, text_field: "text".into() };
+    let read = |path: PathBuf| {
+        let found = examples::read(&[Origin::Path(path)], &encoder, &settings, &mut |_| {}).unwrap();
+        found.examples.into_iter().map(|example| (example.ids, example.trained)).collect::<Vec<_>>()
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("keep.jsonl");
+    fs::write(&path, "{\"text\": \"What is it?\"}\n{\"keep\": \"It is a lamp.\"}\n").unwrap();
+    let found = read(golden("keep.parquet"));
+    assert_eq!(found, read(path));
+    assert!(found[0].1.contains(&true) && !found[1].1.contains(&true), "{found:?}");
 }
 
 #[test]

@@ -66,7 +66,8 @@ fn follows_torch(name: &str) {
     let config = Layers { sets: golden.sets, ..Layers::default() }.resolve().unwrap();
     config.validate().unwrap();
     let start = gpt(&dir.join("start"), Device::flex().autodiff());
-    let schedule = Schedule::new(&config, RunSize { n_params: start.config().n_params(), rows_per_epoch: 0 });
+    let schedule =
+        Schedule::new(&config, RunSize { n_params: start.config().n_params(), rows_per_epoch: 0, tokens_per_epoch: 0 });
     let mut learner = Learner::new(start, config.optim.clone(), 0);
     for (step, rows) in golden.batches.iter().enumerate() {
         let batch = batch(rows);

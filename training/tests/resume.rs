@@ -222,6 +222,41 @@ fn a_damaged_checkpoint_is_named_and_the_one_before_it_used() {
 }
 
 #[test]
+fn a_budget_in_minutes_is_extended_until_the_cooldown_begins() {
+    let case = Case::new();
+    let steps = |out: &str, kind: &str, minutes: &str, flags: &[&str]| -> Result<u64, String> {
+        let sets = [format!("schedule.kind={kind}"), format!("schedule.max_minutes={minutes}")];
+        let sets = [&SETS[..5], &sets.each_ref().map(String::as_str), &["eval.every=0", "sample.every=0"]].concat();
+        let output = case.train(out, &sets, &[&["--json"], flags].concat());
+        if !output.status.success() {
+            return Err(stderr(&output));
+        }
+        let last = String::from_utf8_lossy(&output.stdout).lines().last().unwrap().to_owned();
+        let report: Value = serde_json::from_str(&last).unwrap();
+        assert_eq!(report["complete"], true);
+        Ok(report["steps"].as_u64().unwrap())
+    };
+    let first = steps("constant", "constant", "0.001", &[]).unwrap();
+    assert_eq!(steps("constant", "constant", "0.001", &["--resume"]).unwrap(), first);
+    assert!(steps("constant", "constant", "0.003", &["--resume"]).unwrap() > first);
+    steps("wsd", "wsd", "0.001", &[]).unwrap();
+    let error = steps("wsd", "wsd", "0.003", &["--resume"]).unwrap_err();
+    assert!(error.contains("the cooldown has begun\nhint: "), "{error}");
+}
+
+#[test]
+fn a_prompt_longer_than_the_context_ends_no_run() {
+    let case = Case::new();
+    let prompt = format!("sample.prompt={}", "the house ".repeat(50));
+    let output = case.train(
+        "run",
+        &[&SETS[..5], &["schedule.max_steps=4", "schedule.warmup_steps=1", "sample.every=2", &prompt]].concat(),
+        &[],
+    );
+    assert!(output.status.success() && stderr(&output).contains("step 2, sample:"), "{}", stderr(&output));
+}
+
+#[test]
 fn another_configuration_or_text_is_refused_and_a_longer_budget_is_not() {
     let case = Case::new();
     let stable = [
@@ -254,6 +289,15 @@ fn another_configuration_or_text_is_refused_and_a_longer_budget_is_not() {
     assert!(whole.status.success());
     let weights = |run: &str| fs::read(case.path(run).join("checkpoints/step-00000020/model.safetensors")).unwrap();
     assert!(weights("branch") == weights("straight"), "a branch is the run that would have been");
+    // One that ended before its first own checkpoint goes on from the one that it began with.
+    let output = case.train("early", &[&sets[..], &["checkpoint.keep=3"]].concat(), &from);
+    assert!(output.status.success(), "{}", stderr(&output));
+    for step in [15, 20] {
+        fs::remove_dir_all(case.path(&format!("early/checkpoints/step-{step:08}"))).unwrap();
+    }
+    let output = case.train("early", &sets, &["--resume"]);
+    assert!(output.status.success() && stderr(&output).contains("resumed after step 10"), "{}", stderr(&output));
+    assert!(weights("early") == weights("straight"));
 
     fs::write(case.path("text.txt"), text() + "another line\n").unwrap();
     refused(&[], &["other data"]);

@@ -97,7 +97,7 @@ fn follow(name: &str, start: Gpt, source: impl Fn(&[Example]) -> RowSource) -> G
     let config = Layers { sets: golden.sets, ..Layers::default() }.resolve().unwrap();
     config.validate().unwrap();
     assert_eq!([golden.losses.len(), golden.norms.len()], [golden.steps.len(); 2], "{name}");
-    let schedule = Schedule::new(&config, RunSize { n_params: 0, rows_per_epoch: 0 });
+    let schedule = Schedule::new(&config, RunSize { n_params: 0, rows_per_epoch: 0, tokens_per_epoch: 0 });
     let mut learner = Learner::new(start, config.optim.clone(), 0).with_objective(config.objective);
     for (step, examples) in golden.steps.iter().enumerate() {
         let mut sums = gradients(&learner, step, batches(&source(examples), 1));

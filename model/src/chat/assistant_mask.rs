@@ -49,12 +49,23 @@ const REASONING_END: &str = "</think>";
 
 impl ChatTemplate {
     /// Renders and tokenizes a complete conversation, and marks the tokens that the assistant writes in the messages from
-    /// index `first` on, each with the end of its turn. `context.ending` is ignored.
+    /// index `first` on, each with the end of its turn. `context.ending` is ignored. The template gets the messages in the
+    /// form that it supports, as in [`encode`](Self::encode).
     ///
     /// # Errors
     /// As [`encode`](Self::encode); [`Error::Template`] if the template has no `{% generation %}` tags and writes a message
     /// in a way in which it cannot be located.
     pub fn encode_with_mask(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Message],
+        context: &RenderContext,
+        first: usize,
+    ) -> Result<MaskedChat> {
+        self.in_supported_form(messages, context, |messages| self.mask_as_given(tokenizer, messages, context, first))
+    }
+
+    fn mask_as_given(
         &self,
         tokenizer: &Tokenizer,
         messages: &[Message],

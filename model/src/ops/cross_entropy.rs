@@ -56,20 +56,15 @@ pub(crate) fn linear_cross_entropy(
         let Targets { ids, weights } = targets;
         let frozen = Some((panels.clone(), bias));
         let op = cpu::LinearCrossEntropy {
-            targets: cpu::ints(ids),
-            weights,
-            options,
             frozen,
-            precision,
-            of_both_uses: None,
+            ..cpu::LinearCrossEntropy::new(cpu::ints(ids), weights, options, precision)
         };
         let both = apply(vec![hidden.into()], op);
         return Losses { objective: both.clone().slice(0..1), cross_entropy: without_gradient(both.slice(1..2)) };
     }
     if let Form::Packed(panels) = weight.form() {
         let (hidden, bias) = (cpu::values(hidden), bias.map(cpu::values));
-        let (targets, weights) = (cpu::ints(targets.ids), targets.weights);
-        let op = cpu::LinearCrossEntropy { targets, weights, options, frozen: None, precision, of_both_uses: None };
+        let op = cpu::LinearCrossEntropy::new(cpu::ints(targets.ids), targets.weights, options, precision);
         let both = op.of_packed(hidden.as_slice(), panels, bias.as_ref().map(|bias| bias.as_slice()));
         let [objective, cross_entropy] = both.map(|loss| cpu::tensor(vec![loss], [1]));
         return Losses { objective, cross_entropy };
@@ -81,12 +76,8 @@ pub(crate) fn linear_cross_entropy(
         let operands = [hidden.into(), weight.into()].into_iter().chain(bias.map(Into::into));
         let Targets { ids, weights } = targets;
         let op = cpu::LinearCrossEntropy {
-            targets: cpu::ints(ids),
-            weights,
-            options,
-            frozen: None,
-            precision,
             of_both_uses,
+            ..cpu::LinearCrossEntropy::new(cpu::ints(ids), weights, options, precision)
         };
         let both = apply(operands.collect(), op);
         return Losses { objective: both.clone().slice(0..1), cross_entropy: without_gradient(both.slice(1..2)) };
@@ -100,6 +91,16 @@ pub(crate) fn linear_cross_entropy(
         let operands = [hidden.into(), weight.into()].into_iter().chain(bias.map(Into::into));
         let both = apply_on_gpu(operands.collect(), op);
         return Losses { objective: both.clone().slice(0..1), cross_entropy: without_gradient(both.slice(1..2)) };
+    }
+    #[cfg(feature = "gpu")]
+    if let Form::OnGpu(_) = weight.form()
+        && !records_gradients(&hidden.device())
+    {
+        let op = cube::training::LinearCrossEntropy::new((targets.ids, targets.weights), options, precision, &hidden);
+        let ([_, d_model], [vocab_size, _]) = (hidden.dims(), weight.dims());
+        let both =
+            op.of_logits(vocab_size, bias, |rows| linear(hidden.clone().slice([rows, 0..d_model]), weight, None));
+        return Losses { objective: both.clone().slice(0..1), cross_entropy: both.slice(1..2) };
     }
     linear_cross_entropy_reference(hidden, (weight, bias), options, targets)
 }
@@ -118,8 +119,7 @@ pub(crate) fn token_losses(
     let ([n_rows, d_model], [vocab_size, _]) = (hidden.dims(), weight.dims());
     assert_eq!(targets.len(), n_rows, "targets, one for each row");
     let options = LossOptions { softcap, z_loss: 0.0 };
-    let precision = Precision::F32;
-    let op = cpu::LinearCrossEntropy { targets, weights, options, frozen: None, precision, of_both_uses: None };
+    let op = cpu::LinearCrossEntropy::new(targets, weights, options, Precision::F32);
     let counted = op.counted_rows();
     let hidden = match &counted {
         None => hidden,

@@ -130,16 +130,16 @@ impl Sampler {
     pub fn sample<'a>(&mut self, row: impl Into<LogitRow<'a>>, position: usize) -> Result<TokenId> {
         let row = row.into();
         if self.is_plain_greedy {
-            return Candidates::new(&row)?.best().ok_or_else(ruled_out);
+            return Candidates::new(&row)?.best().ok_or_else(|| self.ruled_out());
         }
         let uniform = self.random.uniform(position, Purpose::Token);
         let mut shaped = self.shaped(&row, self.xtc_coin(position))?;
         let Some(mirostat) = self.params.mirostat else {
-            return shaped.draw(uniform).ok_or_else(ruled_out);
+            return shaped.draw(uniform).ok_or_else(|| self.ruled_out());
         };
         let mut kept = shaped.clone();
         kept.keep_unsurprising(mirostat, self.bound);
-        let id = kept.draw(uniform).ok_or_else(ruled_out)?;
+        let id = kept.draw(uniform).ok_or_else(|| self.ruled_out())?;
         // Of the distribution before the cut, as in the paper.
         self.surprise = Some(-shaped.probability(id).log2() as f32);
         Ok(id)
@@ -245,7 +245,7 @@ impl Sampler {
         if !banned.is_empty() {
             candidates.ban(&banned);
         }
-        if candidates.is_nothing_left() { Err(ruled_out()) } else { Ok(()) }
+        if candidates.is_nothing_left() { Err(self.ruled_out()) } else { Ok(()) }
     }
 
     fn penalize(&self, candidates: &mut Candidates<'_>) {
@@ -293,8 +293,33 @@ impl Sampler {
             candidates.change(id, |logit| logit - dry.multiplier * dry.base.powf(excess));
         }
     }
+
+    /// The error if no token is left. Names the parameter that excludes tokens: `allowed_token_ids` or `bad_words`, which
+    /// cannot be combined.
+    fn ruled_out(&self) -> Error {
+        let name = match &self.params {
+            SamplingParams { allowed_token_ids: Some(_), .. } => "allowed_token_ids",
+            SamplingParams { bad_words, .. } if !bad_words.is_empty() => "bad_words",
+            _ => return Error::Logits { what: "no token is left to sample".into() },
+        };
+        Error::Param { name, what: "leaves no token that could come next".into() }
+    }
 }
 
-fn ruled_out() -> Error {
-    Error::Param { name: "bad_words", what: "and other parameters together exclude all tokens".into() }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dead_end_names_the_parameter_that_leads_to_it() {
+        let logits = [0.0, f32::NEG_INFINITY, 0.0];
+        let allows = SamplingParams { allowed_token_ids: Some(Arc::new([1].into())), ..SamplingParams::default() };
+        let bans = SamplingParams { bad_words: [vec![0], vec![2]].into(), ..SamplingParams::default() };
+        for (params, expected) in [(allows, "allowed_token_ids"), (bans, "bad_words")] {
+            let logit_bias = Arc::new([(0, 1.0)].into());
+            let mut sampler = Sampler::new(SamplingParams { logit_bias, ..params }, 0, &[]);
+            let error = sampler.sample(&logits, 0);
+            assert!(matches!(error, Err(Error::Param { name, .. }) if name == expected), "{error:?}");
+        }
+    }
 }

@@ -100,6 +100,26 @@ impl StagedDir {
         }
     }
 
+    /// Removes what writers that crashed have left beside the folders in `parent`, where nobody else may be writing. A folder
+    /// that they had moved aside takes its place again.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if a folder cannot be read or removed.
+    pub fn remove_leftovers(parent: &Path) -> Result<()> {
+        let entries = fs::read_dir(parent).map_err(|reason| io_error("read", parent, reason))?;
+        for entry in entries.flatten() {
+            let (path, name) = (entry.path(), entry.file_name());
+            let name = name.to_string_lossy();
+            if let Some(of) = name.strip_suffix(ASIDE) {
+                mend(&parent.join(of))?;
+            }
+            if (name.ends_with(ASIDE) || name.ends_with(PARTIAL)) && path.is_dir() {
+                fs::remove_dir_all(&path).map_err(|reason| io_error("remove", &path, reason))?;
+            }
+        }
+        Ok(())
+    }
+
     /// A new folder that will become `dir`, which must be missing or empty. An empty folder that cannot be replaced (a
     /// mount point, the working directory) is filled.
     ///

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use hearth_model::{
     Error, TokenId,
-    chat::{ChatTemplate, Ending, Message, RenderContext},
+    chat::{ChatTemplate, Ending, Message, MessageError, RenderContext},
 };
 use serde_json::{Map, Value, json};
 
@@ -42,14 +42,6 @@ pub(crate) struct Conversation {
 
 /// Members of OpenAI's messages. They are not reported as ignored, even if the template does not use them.
 const MEMBERS: [&str; 4] = ["name", "tool_calls", "tool_call_id", "refusal"];
-
-/// The form of tool-call arguments. OpenAI sends JSON in a string.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Arguments {
-    /// Parsed JSON, as most templates expect.
-    Objects,
-    AsSent,
-}
 
 /// Whether the tokenizer adds special tokens to those of the template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,40 +117,22 @@ impl Conversation {
 
     /// Renders and tokenizes the prompt. Strings in messages that look like special tokens stay plain text.
     pub(crate) fn encode(self, template: &ChatTemplate, model: &ServedModel) -> Result<Vec<TokenId>, ApiError> {
-        let style = ToolStyle::of(template);
-        let knows_developer = template.source().contains("developer");
-        let told = |place, arguments| {
-            let mut messages = self.messages.clone();
-            if arguments == Arguments::Objects {
-                messages.iter_mut().for_each(parse_arguments);
-            }
-            let messages = style.messages(messages, self.tools.as_ref(), place);
-            let messages = messages.into_iter().map(|message| match message.role.as_str() {
-                // OpenAI's newer name for `system`.
-                "developer" if !knows_developer => Message { role: "system".into(), ..message },
-                _ => message,
-            });
-            messages.collect::<Vec<_>>()
-        };
+        let (style, tools) = (ToolStyle::of(template), self.tools.as_ref());
         let context = RenderContext {
             ending: self.ending,
             kwargs: self.kwargs.clone(),
-            tools: style.template_tools(self.tools.as_ref()),
+            tools: style.template_tools(tools),
             add_special_tokens: self.special_tokens == AddedTokens::TheTokenizers,
             ..RenderContext::new(&model.tokenizer)
         };
-        let encode = |place, arguments| template.encode(&model.tokenizer, &told(place, arguments), &context);
-        let is_told_by_messages = self.tools.is_some() && style.is_by_messages();
-        let calls = self.messages.iter().any(|message| message.extra.contains_key("tool_calls"));
-        // Tries the form that most templates support first. If all forms fail, the error of the first is returned.
-        let others =
-            [(ToolsIn::First, Arguments::Objects, is_told_by_messages), (ToolsIn::System, Arguments::AsSent, calls)];
-        let mut ids = encode(ToolsIn::System, Arguments::Objects);
-        for (place, arguments, _) in others.into_iter().filter(|(_, _, is_other)| *is_other) {
-            if !matches!(ids, Err(Error::Template { .. })) {
-                break;
-            }
-            ids = encode(place, arguments).or(ids);
+        let encode = |place| {
+            let rendered_messages = style.messages(self.messages.clone(), tools, place);
+            template.encode(&model.tokenizer, &rendered_messages, &context)
+        };
+        let mut ids = encode(ToolsIn::System);
+        // Some templates reject system messages. If both places fail, the error of the first is returned.
+        if tools.is_some() && style.is_by_messages() && matches!(ids, Err(Error::Template { .. })) {
+            ids = encode(ToolsIn::First).or(ids);
         }
         ids.map_err(|error| match error {
             Error::Param { name, .. } => ApiError::invalid(name, error.to_string()),
@@ -208,43 +182,31 @@ fn message_schema() -> Value {
 
 fn message(index: usize, item: Value, fields: &Fields) -> Result<Message, ApiError> {
     let at = format!("`messages[{index}]`");
-    let Value::Object(mut extra) = item else {
+    let Value::Object(members) = item else {
         return Err(invalid(format!("{at} must be an object with `role` and `content`, got {}", shown(&item))));
     };
-    let role = match extra.shift_remove("role") {
-        Some(Value::String(role)) if ROLES.contains(&role.as_str()) => role,
-        other => {
-            let roles = ROLES.map(|role| format!("`{role}`")).join(", ");
-            let given = shown(&other.unwrap_or_default());
-            return Err(invalid(format!("{at} must have a `role`, one of {roles}, got {given}")));
-        }
-    };
-    let content = match extra.shift_remove("content").unwrap_or_default() {
-        Value::String(text) => text,
-        Value::Array(parts) => {
-            for (at, part) in parts.iter().enumerate() {
-                let names = part.as_object().into_iter().flat_map(Map::keys);
-                let unread = names.filter(|name| !["type", "text"].contains(&name.as_str()));
-                unread.for_each(|name| fields.note_unread(format!("messages[{index}].content[{at}].{name}")));
-            }
-            text_of(&parts, &at)?
-        }
-        // A message that only calls tools may have no content.
-        Value::Null if role == ASSISTANT => String::new(),
-        other => {
-            let given = shown(&other);
-            return Err(invalid(format!("{at} must have a `content`: a string or an array of parts, got {given}")));
-        }
-    };
+    let role = members.get("role").unwrap_or(&Value::Null);
+    if !role.as_str().is_some_and(|role| ROLES.contains(&role)) {
+        let roles = ROLES.map(|role| format!("`{role}`")).join(", ");
+        return Err(invalid(format!("{at} must have a `role`, one of {roles}, got {}", shown(role))));
+    }
+    for (at, part) in members.get("content").and_then(Value::as_array).into_iter().flatten().enumerate() {
+        let names = part.as_object().into_iter().flat_map(Map::keys);
+        let unread = names.filter(|name| !["type", "text"].contains(&name.as_str()));
+        unread.for_each(|name| fields.note_unread(format!("messages[{index}].content[{at}].{name}")));
+    }
+    let message = Message::try_from(members).map_err(|error| {
+        invalid(match &error {
+            MessageError::Missing(name) => format!("{at} must have a `{name}`"),
+            MessageError::Invalid { given, .. } => format!("{at}: {error}, got {}", shown(given)),
+        })
+    })?;
     let path = |name: &str| format!("messages[{index}].{name}");
-    if role == "tool" && !extra.get("tool_call_id").is_some_and(Value::is_string) {
+    if message.role == "tool" && !message.extra.get("tool_call_id").is_some_and(Value::is_string) {
         return Err(missing(path("tool_call_id")));
     }
-    match extra.get("tool_calls") {
+    match message.extra.get("tool_calls") {
         None => {}
-        Some(Value::Null) => {
-            extra.shift_remove("tool_calls");
-        }
         Some(Value::Array(calls)) => {
             let is_named = |call: &Value| call.pointer("/function/name").is_some_and(Value::is_string);
             if let Some(at) = calls.iter().position(|call| !is_named(call)) {
@@ -257,33 +219,7 @@ fn message(index: usize, item: Value, fields: &Fields) -> Result<Message, ApiErr
             return Err(ApiError::invalid(path, message));
         }
     }
-    Ok(Message { role, content, extra })
-}
-
-/// The text parts, joined by newlines.
-fn text_of(parts: &[Value], at: &str) -> Result<String, ApiError> {
-    let texts = parts.iter().enumerate().map(|(index, part)| {
-        let field = |name: &str| part.get(name).unwrap_or(&Value::Null);
-        let at = format!("{at}: `content[{index}]`");
-        match (field("type"), field("text")) {
-            (Value::String(kind), Value::String(text)) if kind == "text" => Ok(text.as_str()),
-            (Value::String(kind), _) if kind != "text" => {
-                Err(invalid(format!("{at} has the type `{kind}`, but only `text` is supported")))
-            }
-            _ => Err(invalid(format!("{at} must be an object with `type` and `text`, got {}", shown(part)))),
-        }
-    });
-    Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
-}
-
-/// Parses the arguments of tool calls that are JSON objects in strings.
-fn parse_arguments(message: &mut Message) {
-    let calls = message.extra.get_mut("tool_calls").and_then(Value::as_array_mut);
-    for arguments in calls.into_iter().flatten().filter_map(|call| call.pointer_mut("/function/arguments")) {
-        if let Some(parsed) = arguments.as_str().and_then(|text| serde_json::from_str::<Map<_, _>>(text).ok()) {
-            *arguments = Value::Object(parsed);
-        }
-    }
+    Ok(message)
 }
 
 fn invalid(message: String) -> ApiError {

@@ -1,5 +1,5 @@
-//! Reads a JSON object field by field, so that whatever is wrong with one is said with its name, what it is and what it
-//! may be. `null` is the same as absent. Fields that nobody asks for are ignored: clients send new ones all the time.
+//! Reads a JSON object field by field, so that every error names the field, the given and the allowed value. `null` is
+//! the same as absent. Fields that nobody asks for are ignored: clients send new ones all the time.
 
 use std::{
     borrow::Cow,
@@ -87,7 +87,7 @@ impl Fields {
         value.ok_or_else(|| ApiError::invalid(name, format!("`{name}` is required: {allowed}")))
     }
 
-    /// Takes out a field that does nothing here.
+    /// Removes a field that is accepted and has no effect.
     pub(crate) fn ignore(&mut self, name: &'static str) {
         self.take_as(name, || json!({}));
     }

@@ -387,7 +387,7 @@ impl Generation {
             }
             None => None,
         };
-        let sampling = self.sampling.clone().resolve(&model.tokenizer)?;
+        let sampling = self.sampling.resolve(&model.tokenizer, &model.default_breakers)?;
         // The best answers are chosen by log-probability.
         let logprobs = self.logprobs.or((n_requests > self.n).then_some(0));
         let mut requests = Vec::with_capacity(prompts.len() * n_requests);

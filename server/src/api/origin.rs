@@ -10,8 +10,8 @@
 //!   allowed one ([`AllowedHosts`]).
 //!
 //! Programs send no `Origin`, and in `Host` the address that they were given. A third rule is checked where bodies
-//! are read (`fields`): a body must have a JSON content type. Otherwise a page could send one in a simple request,
-//! for which browsers do not ask the server first.
+//! are read (`require_json` in `body`): a body must have a JSON content type. Otherwise a page could send one in a
+//! simple request, for which browsers do not ask the server first.
 
 use std::{net::IpAddr, str::FromStr};
 

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 use hearth_model::{
@@ -104,12 +104,25 @@ impl Sampling {
         self.seed.unwrap_or_else(random_u64)
     }
 
-    /// The parameters with texts converted to token ids; shared by all answers to a request.
-    pub(crate) fn resolve(&self, tokenizer: &Tokenizer) -> Result<SamplingParams, ApiError> {
+    /// The parameters with texts converted to token ids; shared by all answers to a request. `default_breakers` keeps the
+    /// tokens of the default sequence breakers, since finding them takes a scan of the vocabulary.
+    pub(crate) fn resolve(
+        &self,
+        tokenizer: &Tokenizer,
+        default_breakers: &OnceLock<Arc<BTreeSet<TokenId>>>,
+    ) -> Result<SamplingParams, ApiError> {
         let mut params = self.params.clone();
         params.bad_words = resolve_bad_words(&self.bad_words, tokenizer)?.into();
         if params.dry.multiplier > 0.0 {
-            params.dry.sequence_breakers = Arc::new(resolve_breakers(&self.dry_sequence_breakers, tokenizer)?);
+            let breakers = &self.dry_sequence_breakers;
+            if breakers.iter().any(String::is_empty) {
+                let message = "`dry_sequence_breakers` must not contain an empty string";
+                return Err(ApiError::invalid("dry_sequence_breakers", message));
+            }
+            let find = || Arc::new(tokens_with(breakers, tokenizer));
+            let is_default = *breakers == DRY_SEQUENCE_BREAKERS;
+            params.dry.sequence_breakers =
+                if is_default { Arc::clone(default_breakers.get_or_init(find)) } else { find() };
         }
         Ok(params)
     }
@@ -234,11 +247,7 @@ fn resolve_bad_words(words: &[String], tokenizer: &Tokenizer) -> Result<Vec<Vec<
 }
 
 /// All tokens whose text contains a breaker; if no token contains it, the last of its own tokens.
-fn resolve_breakers(breakers: &[String], tokenizer: &Tokenizer) -> Result<BTreeSet<TokenId>, ApiError> {
-    if breakers.iter().any(String::is_empty) {
-        let message = "`dry_sequence_breakers` must not contain an empty string";
-        return Err(ApiError::invalid("dry_sequence_breakers", message));
-    }
+fn tokens_with(breakers: &[String], tokenizer: &Tokenizer) -> BTreeSet<TokenId> {
     let (mut ids, mut is_held) = (BTreeSet::new(), vec![false; breakers.len()]);
     for id in 0..tokenizer.vocab_size() as TokenId {
         let bytes = tokenizer.token_bytes(id);
@@ -251,9 +260,41 @@ fn resolve_breakers(breakers: &[String], tokenizer: &Tokenizer) -> Result<BTreeS
     }
     let others = breakers.iter().zip(is_held).filter(|(_, is_held)| !is_held);
     ids.extend(others.filter_map(|(breaker, _)| tokenizer.encode(breaker, EncodeOptions::TEXT).ok()?.last().copied()));
-    Ok(ids)
+    ids
 }
 
 fn contains(bytes: &[u8], part: &[u8]) -> bool {
     bytes.windows(part.len()).any(|window| window == part)
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use std::path::Path;
+
+    use super::{super::request_log::RequestLog, *};
+
+    #[test]
+    fn default_breakers_are_looked_up_once() {
+        let tokenizer = json!({
+            "decoder": { "type": "Fuse" },
+            "model": { "type": "WordLevel", "vocab": { "a": 0, "b:": 1, "*": 2 }, "unk_token": "a" },
+        });
+        let tokenizer =
+            Tokenizer::from_json(tokenizer.to_string().as_bytes(), None, Path::new("tokenizer.json")).unwrap();
+        let kept = OnceLock::new();
+        let breakers = |body: Value| {
+            let entries = body.as_object().unwrap().clone();
+            let mut fields = Fields::of_body(entries, RequestLog::default(), 0, None);
+            let sampling = Sampling::from_fields(&mut fields, SamplingParams::default()).unwrap();
+            sampling.resolve(&tokenizer, &kept).unwrap().dry.sequence_breakers
+        };
+        let default = breakers(json!({ "dry_multiplier": 1 }));
+        let named = breakers(json!({ "dry_multiplier": 2, "dry_sequence_breakers": DRY_SEQUENCE_BREAKERS }));
+        assert!(Arc::ptr_eq(&default, &named), "one set");
+        assert_eq!(*default, [0, 1, 2].into(), "`a` is the unknown token, which stands for the others");
+        let own = breakers(json!({ "dry_multiplier": 1, "dry_sequence_breakers": ["b"] }));
+        assert_eq!(*own, [1].into());
+    }
 }

@@ -1,5 +1,5 @@
-//! What requests look like, as JSON Schema. Nobody writes it down: an endpoint's parser reads an example body, and each
-//! field that it asks for is noted with its type, range and default. So parsing and description cannot differ.
+//! The JSON Schema of requests. The schema is recorded while the endpoint's parser reads an example: each field that it
+//! asks for is noted with its type, range and default. So parsing and description cannot differ.
 
 use std::{
     fmt,

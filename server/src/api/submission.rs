@@ -1,5 +1,5 @@
-//! The events of a submission on their way to a client, whatever was asked of the engine: counted, timed, and told to the
-//! request's line in the log when the last answer ends, by a failure too.
+//! Wraps the event stream of one HTTP request: counts tokens, measures times, and fills in the request's log line when
+//! it ends.
 
 use std::{
     task::{Context, Poll, ready},

@@ -126,6 +126,7 @@ fn as_text(mut message: Message) -> Message {
     if message.role == "tool" {
         return Message::new("user", format!("<tool_response>\n{}\n</tool_response>", message.content));
     }
+    message.parse_arguments();
     let Some(Value::Array(calls)) = message.extra.shift_remove("tool_calls") else { return message };
     for call in &calls {
         let part = |name: &str| call.pointer(name).cloned().unwrap_or_default();

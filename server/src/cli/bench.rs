@@ -16,7 +16,7 @@ use hearth_model::{
     kv_cache::{PAGE_SIZE, PageTable, StepPart},
     lora::{LoadedAdapter, LoraValues},
     model_runner::ModelRunner,
-    ops::{self, KvDtype},
+    ops::{self, KvDtype, Precision},
     sampling::{Sampler, SamplingParams},
     weights::{
         adapter::{Adapter, AdapterModel},
@@ -75,6 +75,8 @@ struct Report {
     /// Threads that compute on the CPU.
     threads: usize,
     dtype: String,
+    /// The arithmetic of matrix products (`--precision`).
+    precision: Precision,
     kv_cache_dtype: String,
     n_params: usize,
     weight_bytes_per_step: usize,
@@ -172,6 +174,7 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<()> {
         kernels: ops::instruction_set()?,
         threads: ops::n_threads(),
         dtype: gpt.dtype().to_string(),
+        precision: gpt.precision(),
         kv_cache_dtype: kv_dtype.to_string(),
         n_params: gpt.config().n_params(),
         weight_bytes_per_step: weight_bytes,

@@ -93,10 +93,10 @@ impl Beams {
     /// The logits are not what a working model gives; the search cannot go on.
     pub(crate) fn advance(&mut self, replies: &Replies, branch: usize, logits: &LogitRow<'_>) -> Result<Progress> {
         let Some(Branch { text, output, is_expanded, .. }) = self.branches.get_mut(branch) else {
-            return Ok(Progress::Waits);
+            return Ok(Progress::Nothing);
         };
         if std::mem::replace(is_expanded, true) {
-            return Ok(Progress::Waits);
+            return Ok(Progress::Nothing);
         }
         let parts = self.request.parts();
         let may_stop = output.len() + 1 > parts.stop.min_tokens;
@@ -104,7 +104,7 @@ impl Beams {
         let completes = |id| looks && matches!(text.clone().push(id), Matched::Stopped(_));
         self.search.expand(branch, logits.whole()?, completes)?;
         if !self.branches.iter().all(|branch| branch.is_expanded) {
-            return Ok(Progress::Waits);
+            return Ok(Progress::Nothing);
         }
         let parents = self.search.select();
         if parents.is_empty() {

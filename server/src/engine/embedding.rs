@@ -45,7 +45,7 @@ impl TextEmbedding {
     ) -> Result<Progress> {
         self.pool.add_from(start, hidden, d_model)?;
         if self.pool.n_rows() < self.request.parts().prompt_ids.len() {
-            return Ok(Progress::Waits);
+            return Ok(Progress::Nothing);
         }
         let Self { pool, scale, .. } = self;
         let pooled = std::mem::replace(pool, Pool::new(Pooling::default()));

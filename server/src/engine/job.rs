@@ -1,8 +1,8 @@
-//! A request on its way through the engine. A [`Job`] is what all requests are to the worker: who waits for the answers,
-//! since when and until when, and what the scheduler is to know. What is done with the model's rows is one of three: a
-//! sequence that grows, a search with several, or a text that is embedded.
+//! A [`Job`] is one request in the engine: its receivers, arrival time, deadline, and scheduling parameters. What it does
+//! with the model's rows is one of three tasks: a growing sequence, a beam search, or an embedding.
 
 use std::{
+    iter,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -246,7 +246,7 @@ impl Job {
         let progress = match &mut self.task {
             Task::Sequence(sequence) => sequence.advance(&self.replies, position, logits),
             Task::Beams(beams) => beams.advance(&self.replies, branch, logits),
-            Task::Embedding(_) => Ok(Progress::Waits),
+            Task::Embedding(_) => Ok(Progress::Nothing),
         };
         (n_before..self.n_completion()).for_each(|_| metrics.token(&mut self.replies.timeline));
         progress
@@ -259,7 +259,7 @@ impl Job {
     pub(crate) fn pool(&mut self, start: usize, hidden: &[f32], d_model: usize) -> Result<Progress> {
         match &mut self.task {
             Task::Embedding(embedding) => embedding.advance(&self.replies, start, hidden, d_model),
-            Task::Sequence(_) | Task::Beams(_) => Ok(Progress::Waits),
+            Task::Sequence(_) | Task::Beams(_) => Ok(Progress::Nothing),
         }
     }
 
@@ -276,6 +276,12 @@ impl Job {
     pub(crate) fn fail(&self, failure: &Failure) {
         self.replies.fail(failure);
         self.forks.iter().for_each(|fork| fork.fail(failure));
+    }
+
+    /// The number of tokens of each answer that is not complete, with those that wait for its prompt to be computed.
+    pub(crate) fn n_tokens_by_answer(&self) -> Vec<usize> {
+        let own = iter::once(self.n_completion()).chain(iter::repeat(0)).take(self.replies.n_answers());
+        own.chain(self.forks.iter().flat_map(Self::n_tokens_by_answer)).collect()
     }
 
     /// Counts the end of an answer with so many tokens.

@@ -37,7 +37,7 @@ mod token_ids;
 mod worker;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
@@ -151,6 +151,8 @@ pub struct ServedModel {
     pub dtype: String,
     /// The grammar compiler for structured output, created on first use.
     grammars: OnceLock<hearth_model::Result<GrammarCompiler>>,
+    /// The tokens of DRY's default sequence breakers, found on first use.
+    pub(crate) default_breakers: OnceLock<Arc<BTreeSet<TokenId>>>,
 }
 
 impl ServedModel {

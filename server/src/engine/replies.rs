@@ -52,8 +52,8 @@ impl Replies {
 /// What a row of a step led to in its request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// Nothing to compute that is not known already: it belonged to the prompt, or others are to come first.
-    Waits,
+    /// No effect on the request: the row belonged to the prompt, or the request waits for other rows.
+    Nothing,
     /// Another token; the key of the last page, if it is now full.
     Token(Option<PageKey>),
     /// The same, but whether anything follows is still being found out: see `Job::settle`.

@@ -95,7 +95,7 @@ impl JobRows<'_> {
             });
             let forks = forks.collect();
             // Otherwise it has ended, or something is to be found out first.
-            let goes_on = matches!(progress, Ok(Progress::Waits | Progress::Token(_) | Progress::Branches(_)));
+            let goes_on = matches!(progress, Ok(Progress::Nothing | Progress::Token(_) | Progress::Branches(_)));
             self.results.push(RowResult { is_guess: wanted.is_guess, progress, forks });
             if !goes_on {
                 return;

@@ -85,8 +85,8 @@ impl Sequence {
         self.output.len()
     }
 
-    /// Maximum number of draft tokens: as many as it can use besides the token of the next step. `None` before the
-    /// first token, at which others may fork.
+    /// Maximum number of draft tokens: as many as it can use besides the token of the next step. 0 before the first
+    /// token, at which other answers may fork.
     pub(crate) fn n_guessable(&self) -> usize {
         match self.n_completion() {
             0 => 0,
@@ -161,7 +161,7 @@ impl Sequence {
             let logits = logits.whole()?;
             let logprobs = id.map(|id| token_logprobs(logits, id, n_top));
             Arc::make_mut(&mut self.prompt_logprobs).push(logprobs);
-            return Ok(Progress::Waits);
+            return Ok(Progress::Nothing);
         }
         if self.request.parts().prompt_logprobs.is_some() && self.n_completion() == 0 {
             let logprobs = std::mem::take(&mut self.prompt_logprobs);

@@ -185,6 +185,7 @@ pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
         chat_template: loaded.chat_template,
         eos_token_ids: loaded.eos_token_ids,
         grammars: OnceLock::new(),
+        default_breakers: OnceLock::new(),
         sampling_defaults: loaded.sampling_defaults,
     };
     let mut runner = BatchRunner::new(ModelRunner::new(loaded.gpt, n_pages, kv_dtype));

@@ -151,7 +151,7 @@ impl Worker {
             let Some(job) = self.jobs.get(&id) else { continue };
             if job.is_cancelled() {
                 tracing::debug!(request = id.0, "cancelled: the client has gone");
-                self.end(id, [(Outcome::Abort, job.n_completion())]);
+                self.abandon(id, Outcome::Abort);
             } else if let Some(deadline) = job.missed_deadline(now) {
                 self.fail(id, &Failure::TimedOut(deadline));
             }
@@ -351,7 +351,7 @@ impl Worker {
     /// Records the effect of a row on its request.
     fn record(&mut self, id: RequestId, progress: Result<Progress>) {
         match progress {
-            Ok(Progress::Waits) => {}
+            Ok(Progress::Nothing) => {}
             Ok(Progress::Token(key)) => self.scheduler.push_token(SequenceId { request: id, branch: 0 }, key),
             Ok(Progress::Held(key)) => {
                 self.scheduler.push_token(SequenceId { request: id, branch: 0 }, key);
@@ -372,8 +372,14 @@ impl Worker {
     fn fail(&mut self, id: RequestId, failure: &Failure) {
         if let Some(job) = self.jobs.get(&id) {
             job.fail(failure);
-            self.end(id, [(failure.into(), job.n_completion())]);
+            self.abandon(id, failure.into());
         }
+    }
+
+    /// Ends a request whose answers are not complete.
+    fn abandon(&mut self, id: RequestId, outcome: Outcome) {
+        let n_tokens = self.jobs.get(&id).map(Job::n_tokens_by_answer).unwrap_or_default();
+        self.end(id, n_tokens.into_iter().map(|n_tokens| (outcome, n_tokens)));
     }
 
     /// Counts the ends of a request's answers, each by its number of tokens, and forgets the request.

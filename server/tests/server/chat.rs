@@ -190,7 +190,7 @@ async fn refusals_name_the_parameter_of_a_chat() {
         (json!({ "messages": [{ "content": "x" }] }), "messages", "must have a `role`"),
         (json!({ "messages": [{ "role": "user" }] }), "messages", "must have a `content`"),
         (json!({ "messages": [{ "role": "user", "content": 3 }] }), "messages", "got `3`"),
-        (json!({ "messages": image }), "messages", "`messages[0]`: `content[0]` has the type `image_url`"),
+        (json!({ "messages": image }), "messages", "`messages[0]`: `content[0].type` must be `text`"),
         (json!({ "modalities": ["audio"] }), "modalities", "got `[\"audio\"]`"),
         (json!({ "max_tokens": 0 }), "max_tokens", "from 1 up"),
         (json!({ "max_tokens": 2, "max_completion_tokens": 3 }), "max_completion_tokens", "`max_tokens`"),

@@ -89,6 +89,23 @@ async fn clients_that_leave_are_counted() {
     assert_eq!(loading.get("/metrics").await.status, StatusCode::SERVICE_UNAVAILABLE);
 }
 
+/// Also those that were to fork from it at the end of the prompt.
+#[tokio::test]
+async fn every_answer_of_a_request_that_ends_in_its_prompt_is_counted() {
+    let server = Server::start();
+    let late = json!({ "prompt": vec![97; 8000], "n": 3, "deadline_ms": 1 });
+    assert_eq!(server.post(late.to_string()).await.status, StatusCode::GATEWAY_TIMEOUT);
+    server.wait_for(is_idle).await;
+    let left = json!({ "prompt": vec![98; 8000], "n": 4, "max_tokens": 100, "ignore_eos": true });
+    tokio::select! {
+        _ = server.complete(left) => panic!("not so fast"),
+        () = server.wait_for(|stats| stats.running > 0) => {}
+    }
+    server.wait_for(is_idle).await;
+    let text = server.get("/metrics").await.text;
+    assert!(text.contains("finished_reason=\"abort\"} 7"), "{text}");
+}
+
 /// Each metric family of a scrape: its type, its labels but those that all have, and its buckets.
 fn families(text: &str) -> Vec<String> {
     let mut families: BTreeMap<&str, (&str, BTreeSet<&str>, Vec<&str>)> = BTreeMap::new();

@@ -51,8 +51,7 @@ pub(crate) fn print_json(report: &impl Serialize) -> Result<ExitCode> {
 fn presets_help() -> String {
     let rows: Vec<_> = PRESETS.iter().map(|preset| format!("  {:<22}{}", preset.name, preset.about())).collect();
     format!(
-        "Presets:\n{}\n\nAll settings, with their defaults, are in the `config.toml` that a run writes; `docs/training.md` \
-         explains them.",
+        "Presets:\n{}\n\nAll settings, with their defaults: docs/settings.md. The `config.toml` of a run has those that it used.",
         rows.join("\n")
     )
 }

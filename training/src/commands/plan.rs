@@ -55,7 +55,7 @@ pub(crate) fn print_plan(
     as_json: bool,
 ) -> Result<()> {
     let Prediction { estimate, held_before, limits } = *prediction;
-    let size = RunSize { n_params: estimate.n_params, rows_per_epoch: source.n_rows(config.model.max_seq_len) };
+    let size = RunSize::new(estimate.n_params, source, config.model.max_seq_len);
     let total = Schedule::new(config, size).total();
     let expected = step.zip(total).map(|(time, total)| time.step.as_secs_f64() * total as f64);
     let micro_batch_size = config.data.micro_batch_size.rows();

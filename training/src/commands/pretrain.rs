@@ -86,5 +86,6 @@ fn rows_of(dataset: &Dataset, split: Split, tokenizer: &Tokenizer, config: &Trai
         "`data.rows=documents` and `unpacked` need a token that ends each document, but the tokenizer has no end-of-text token\nhint: \
          `data.rows=epochs` cuts rows anywhere",
     )?;
-    Ok(Documents::of_stream(tokens, end.id, (config.model.max_seq_len, packing), tokenizer)?.into())
+    let documents = Documents::of_stream(tokens, end.id, (config.model.max_seq_len, packing), tokenizer);
+    Ok(documents.with_context(|| format!("cannot use the split `{}`", split.name()))?.into())
 }

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use hearth_training::{
     config::{PRESETS, Purpose, TrainConfig},
     corpus::{encode_text, read_text, split_by_chars},
@@ -36,7 +36,8 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let session = Session::new(args.out, args.run, Some(PRESETS[0].name))?;
     session.config.validate_for(Purpose::Quickstart)?;
-    let data = data_of(&read_text(&args.text)?, &session.config)?;
+    let data = data_of(&read_text(&args.text)?, &session.config)
+        .with_context(|| format!("cannot train on `{}`", args.text.display()))?;
     session.train(&data)
 }
 

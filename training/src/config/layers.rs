@@ -109,10 +109,7 @@ fn put(merged: &mut Table, layer: Table, source: &str) -> Result<()> {
                 let key = given.unwrap_or(field);
                 bail!("{source}: unknown key `{key}`\nhint: did you mean `{}`?", nearest(&key));
             }
-            None => bail!(
-                "{source}: {}\nhint: the `config.toml` of a run has all settings as examples",
-                error.to_string().trim_end()
-            ),
+            None => bail!("{source}: {}\nhint: docs/settings.md lists all settings", error.to_string().trim_end()),
         }
     }
     if let Some(Value::Table(schedule)) = layer.get("schedule") {
@@ -292,6 +289,30 @@ mod tests {
         }
         let error = Layers { preset: Some("gpt5".into()), ..Layers::default() }.resolve().unwrap_err().to_string();
         assert!(error.contains("`gpt5`") && error.contains("`shakespeare-char-cpu`"), "{error}");
+    }
+
+    #[test]
+    fn the_page_of_settings_has_them_all_with_their_defaults() {
+        let page = include_str!("../../../docs/settings.md");
+        let defaults =
+            TrainConfig { lora: Some(LoraSettings::default()), ..TrainConfig::default() }.to_table().unwrap();
+        let mut listed: Vec<String> = Vec::new();
+        for row in page.lines().filter(|line| line.starts_with("| `")) {
+            let cells: Vec<&str> = row.split(" | ").collect();
+            let [key, default, _] = cells[..] else { unreachable!("{row}") };
+            let key = key.trim_start_matches("| ").trim_matches('`');
+            let found =
+                key.split('.').try_fold(&Value::Table(defaults.clone()), |value, part| value.get(part)).cloned();
+            let expected = match default {
+                "–" => None,
+                default => {
+                    toml::from_str::<Table>(&format!("value = {}", default.trim_matches('`'))).unwrap().remove("value")
+                }
+            };
+            assert_eq!(found, expected, "the default of `{key}`");
+            listed.push(key.to_owned());
+        }
+        assert_eq!(listed, known_keys());
     }
 
     #[test]

@@ -1,8 +1,12 @@
 //! Validation of settings. Messages name the key, the value found and the values allowed.
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, ensure};
 use burn::tensor::Device;
-use hearth_model::ops::{self, Precision};
+use hearth_model::{
+    Error,
+    ops::{self, Precision},
+    sampling::SamplingParams,
+};
 
 use super::{
     ALL_LINEAR, Algorithm, Arch, MicroBatchSize, Objective, ObjectiveSettings, SaveDtype, ScheduleKind, TrainConfig,
@@ -46,6 +50,11 @@ impl TrainConfig {
         self.validate_lora()?;
         self.validate_optim()?;
         self.validate_schedule()?;
+        // Any number of tokens: the settings name none.
+        self.sample.params(SamplingParams::default()).validate(usize::MAX).map_err(|error| match error {
+            Error::Param { name, what } => anyhow!("`sample.{name}` {what}"),
+            error => error.into(),
+        })?;
         ensure!(self.eval.log_every > 0, "`eval.log_every` must be at least 1, got 0");
         ensure!(self.eval.batches != Some(0), "`eval.batches` must be at least 1, got 0");
         ensure!(self.checkpoint.keep > 0, "`checkpoint.keep` must be at least 1, got 0");
@@ -348,6 +357,8 @@ mod tests {
             ("schedule.epochs", "1e300"),
             ("schedule.min_lr_ratio", "2"),
             ("eval.log_every", "0"),
+            ("sample.temperature", "-1"),
+            ("sample.top_p", "0"),
             ("checkpoint.keep", "0"),
         ] {
             let layers = Layers {

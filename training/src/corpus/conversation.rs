@@ -53,3 +53,34 @@ impl ConversationEncoder {
         self.template.encode(&self.tokenizer, messages, &self.context).context("cannot encode the conversation")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::tokenizer_build::BuiltTokenizer;
+
+    #[test]
+    fn messages_get_the_form_that_a_server_gives_them() {
+        let tokenizer = BuiltTokenizer::bpe(&"[system]a[assistant]b ".repeat(20), 280, 64).unwrap().open().unwrap();
+        let source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for call in m.tool_calls or [] %}\
+            {{ call.function.arguments | tojson }}{% endfor %}{% endfor %}";
+        let template = ChatTemplate::new(source, Path::new("chat_template.jinja")).unwrap();
+        let encoder =
+            ConversationEncoder { context: RenderContext::new(&tokenizer), tokenizer: tokenizer.clone(), template };
+        let encode = |role: &str, content: Value, arguments: Value| {
+            let call = json!({ "function": { "name": "f", "arguments": arguments } });
+            let messages = json!([
+                { "role": role, "content": content }, { "role": "assistant", "content": null, "tool_calls": [call] },
+            ]);
+            encoder.encode(&serde_json::from_value::<Vec<Message>>(messages).unwrap()).unwrap()
+        };
+        let parts = json!([{ "type": "text", "text": "a" }]);
+        let expected = encode("system", json!("a"), json!({ "x": 1 }));
+        assert_eq!(tokenizer.decode(&expected, Default::default()), "[system]a[assistant]{\"x\": 1}");
+        assert_eq!(encode("developer", parts, json!("{\"x\": 1}")), expected);
+    }
+}

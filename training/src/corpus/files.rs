@@ -7,6 +7,8 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
+use crate::shard::Split;
+
 /// The contents of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileKind {
@@ -43,13 +45,22 @@ pub fn list_files(path: &Path) -> Result<Vec<SourceFile>> {
         format!("cannot read the source `{}`\nhint: use files or folders on this machine, or the id of a data set of the hub (`org/name`)", path.display())
     })?;
     if !metadata.is_dir() {
-        let kind = kind_of(path).unwrap_or(FileKind::Text);
+        let kind = kind_of(path).with_context(|| {
+            format!(
+                "the name of `{}` does not say whether it has tokens for training or for validation\nhint: rename it, as in \
+                 `{TOKEN_NAMES}`; give text another extension than `.bin`",
+                path.display()
+            )
+        })?;
         return Ok(vec![SourceFile { path: path.to_owned(), kind, n_bytes: metadata.len(), is_found: false }]);
     }
     let mut files = Vec::new();
     list_folder(path, &mut files)?;
     if files.is_empty() {
-        bail!("the folder `{}` has no files\nhint: hidden files are ignored", path.display());
+        bail!(
+            "the folder `{}` has no files\nhint: ignored are hidden files, and `.bin` files with other names than `{TOKEN_NAMES}`",
+            path.display()
+        );
     }
     Ok(files)
 }
@@ -79,15 +90,45 @@ fn list_folder(dir: &Path, files: &mut Vec<SourceFile>) -> Result<()> {
     Ok(())
 }
 
-/// The contents of a file, by its name. `None` for a `.bin` file without `train` or `val` in its name.
+/// Names of token files, for messages.
+const TOKEN_NAMES: &str = "train.bin` or `news_val_0.bin";
+
+/// The words of paths that name the split for training.
+pub(super) const TRAIN_WORDS: [&str; 2] = ["train", "training"];
+/// The words of paths that name the split for validation.
+pub(super) const VAL_WORDS: [&str; 3] = ["val", "valid", "validation"];
+
+/// Whether one of `words` occurs in `path` without letters around it. So `datasets` finds splits by name.
+pub(super) fn has_word(path: &str, words: &[&str]) -> bool {
+    let path = path.to_lowercase();
+    let is_letter = |c: Option<char>| c.is_some_and(char::is_alphabetic);
+    words.iter().flat_map(|word| path.match_indices(word)).any(|(start, found)| {
+        !is_letter(path[..start].chars().next_back()) && !is_letter(path[start + found.len()..].chars().next())
+    })
+}
+
+/// The split of a file of tokens, by its name: `val.bin`, `fineweb_val_000000.bin`.
+pub fn split_of(path: &Path) -> Split {
+    named_split(path).unwrap_or(Split::Train)
+}
+
+fn named_split(path: &Path) -> Option<Split> {
+    let name = path.file_name()?.to_string_lossy();
+    let is_for = |words: &[&str]| has_word(&name, words);
+    is_for(&TRAIN_WORDS).then_some(Split::Train).or_else(|| is_for(&VAL_WORDS).then_some(Split::Val))
+}
+
+/// The contents of a file, by its name. `None` for a `.bin` file without a split in its name.
 pub(super) fn kind_of(path: &Path) -> Option<FileKind> {
     let name = path.file_name()?.to_string_lossy().to_lowercase();
     let name = [".gz", ".zst", ".zstd"].iter().find_map(|extension| name.strip_suffix(extension)).unwrap_or(&name);
     Some(match name.rsplit_once('.').map(|(_, extension)| extension) {
         Some("jsonl" | "ndjson" | "json") => FileKind::Json,
         Some("parquet") => FileKind::Parquet,
-        Some("bin") if name.contains("train") || name.contains("val") => FileKind::Tokens,
-        Some("bin") => return None,
+        Some("bin") => {
+            named_split(path)?;
+            FileKind::Tokens
+        }
         _ => FileKind::Text,
     })
 }
@@ -120,7 +161,28 @@ mod tests {
             ("train.bin", FileKind::Tokens),
         ];
         assert_eq!(found, expected);
-        let error = format!("{:#}", list_files(&dir.path().join("missing")).unwrap_err());
-        assert!(error.contains("missing") && error.contains("hint: "), "{error}");
+        for (name, message) in [("missing", "missing"), ("model.bin", "does not say")] {
+            let error = format!("{:#}", list_files(&dir.path().join(name)).unwrap_err());
+            assert!(error.contains(name) && error.contains(message) && error.contains("hint: "), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_split_of_tokens_is_a_word_of_the_name() {
+        for (name, split) in [
+            ("val.bin", Some(Split::Val)),
+            ("train.bin", Some(Split::Train)),
+            ("fineweb_val_000000.bin", Some(Split::Val)),
+            ("fineweb_train_000001.bin", Some(Split::Train)),
+            ("wiki2Validation.bin", Some(Split::Val)),
+            ("retrieval_train.bin", Some(Split::Train)),
+            ("medieval-train.bin", Some(Split::Train)),
+            ("val/train.bin", Some(Split::Train)),
+            ("interval_000.bin", None),
+        ] {
+            let path = Path::new(name);
+            assert_eq!(kind_of(path), split.map(|_| FileKind::Tokens), "{name}");
+            assert!(split.is_none_or(|split| split_of(path) == split), "{name}");
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fmt};
 use anyhow::{Result, bail};
 use hearth_model::hub::{Download, Hub, HubFile, Repo, RepoKind};
 
-use super::files::{FileKind, SourceFile, kind_of};
+use super::files::{FileKind, SourceFile, TRAIN_WORDS, VAL_WORDS, has_word, kind_of};
 
 /// `org/name`, `org/name@revision`, each also with `:PATH` for one file or folder of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,15 +80,14 @@ impl HubDataset {
         for kind in [FileKind::Parquet, FileKind::Json, FileKind::Text] {
             let files: Vec<_> = typed.iter().copied().filter(|&(_, found)| found == kind).collect();
             let of = |words: &[&str]| {
-                let has_word = |path: &str| words.iter().any(|word| has_word(path, word));
-                files.iter().copied().filter(|(file, _)| has_word(&file.path)).collect::<Vec<_>>()
+                files.iter().copied().filter(|(file, _)| has_word(&file.path, words)).collect::<Vec<_>>()
             };
-            let train = of(&["train", "training"]);
+            let train = of(&TRAIN_WORDS);
             if !train.is_empty() {
                 return Ok(train);
             }
             if !files.is_empty() {
-                let held_out = of(&["test", "testing", "eval", "evaluation", "validation", "valid", "val", "dev"]);
+                let held_out = of(&[&["test", "testing", "eval", "evaluation", "dev"][..], &VAL_WORDS].concat());
                 let rest: Vec<_> = files.iter().copied().filter(|file| !held_out.contains(file)).collect();
                 return Ok(if rest.is_empty() { files } else { rest });
             }
@@ -133,15 +132,6 @@ fn kind_of_documents(path: &str) -> Option<FileKind> {
         kind @ (FileKind::Json | FileKind::Parquet) => Some(kind),
         FileKind::Tokens => None,
     }
-}
-
-/// Whether `word` occurs in `path` without letters around it. So `datasets` finds splits by name.
-fn has_word(path: &str, word: &str) -> bool {
-    let path = path.to_lowercase();
-    let is_letter = |c: Option<char>| c.is_some_and(char::is_alphabetic);
-    path.match_indices(word).any(|(start, found)| {
-        !is_letter(path[..start].chars().next_back()) && !is_letter(path[start + found.len()..].chars().next())
-    })
 }
 
 #[cfg(test)]

@@ -21,8 +21,9 @@ const MESSAGES: &str = "messages";
 /// What each object of a corpus must be, for messages.
 const TEXT_OBJECT: &str = "a JSON object with the text in a field, such as {\"text\": \"...\"}";
 
-/// Reads the field `field` of each object, or `messages` if it has no such field, one object in memory at a time: the elements of an array if the text begins with
-/// `[`, else the lines. Empty lines and documents that are empty or null are skipped.
+/// Reads the field `field` of each object, or `messages` if that field is missing or null, one object in memory at a time: the
+/// elements of an array if the text begins with `[`, else the lines. Empty lines and documents that are empty or null are
+/// skipped.
 pub(super) fn read_json(
     path: &Path,
     reader: impl BufRead,
@@ -201,7 +202,7 @@ fn broken_line(place: &Place<'_>, error: &serde_json::Error, expected: &str) -> 
 /// The value of the field in an object.
 enum Found {
     Text(String),
-    /// A conversation, in an object without the field.
+    /// A conversation, in an object without a text.
     Messages(Value),
     Null,
     /// The keys of the object.
@@ -245,7 +246,11 @@ impl<'de> Visitor<'de> for TextField<'_> {
             }
         }
         let messages = messages.filter(Value::is_array).map(Found::Messages);
-        Ok(found.or(messages).unwrap_or(Found::Missing(keys)))
+        Ok(match found {
+            // Tables have every field in every row.
+            None | Some(Found::Null) => messages.or(found).unwrap_or(Found::Missing(keys)),
+            Some(found) => found,
+        })
     }
 }
 
@@ -281,17 +286,21 @@ mod tests {
     fn conversations_are_documents_unless_there_is_a_text() {
         let mut pieces = Vec::new();
         let text = "{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}, {\"role\": \"assistant\", \"content\": \"Yes?\"}]}\n\
-                    {\"messages\": []}\n{\"messages\": [1], \"text\": \"t\"}";
+                    {\"messages\": []}\n{\"messages\": [1], \"text\": \"t\"}\n{\"text\": \"u\", \"messages\": null}\n\
+                    {\"text\": null, \"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}\n{\"messages\": null, \"text\": null}";
         read_json(Path::new("a.jsonl"), text.as_bytes(), "text", Cutting::Whole, &mut |piece| {
             pieces.push(piece);
             Ok(())
         })
         .unwrap();
-        let messages = vec![Message::new("user", "Hi"), Message::new("assistant", "Yes?")];
-        let conversation = Conversation { messages, place: "line 1".into() };
-        let text = "user\nHi\nassistant\nYes?\n".to_owned();
-        let expected = Piece { text, is_last: true, conversation: Some(conversation) };
-        assert_eq!(pieces, [expected, Piece { text: "t".into(), is_last: true, conversation: None }]);
+        let conversation = |place: &str, messages: &[Message], text: &str| {
+            let conversation = Conversation { messages: messages.to_vec(), place: place.into() };
+            Piece { text: text.into(), is_last: true, conversation: Some(conversation) }
+        };
+        let text = |text: &str| Piece { text: text.into(), is_last: true, conversation: None };
+        let messages = [Message::new("user", "Hi"), Message::new("assistant", "Yes?")];
+        let first = conversation("line 1", &messages, "user\nHi\nassistant\nYes?\n");
+        assert_eq!(pieces, [first, text("t"), text("u"), conversation("line 5", &messages[..1], "user\nHi\n")]);
         let error = documents("\n{\"messages\": [{\"role\": \"user\"}]}", "text").unwrap_err().to_string();
         assert!(
             error.contains("`a.jsonl`, line 2: `messages` is not a conversation: missing field `content`"),

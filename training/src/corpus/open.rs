@@ -17,6 +17,11 @@ use ruzstd::decoding::{
     errors::{FrameDecoderError, ReadFrameHeaderError},
 };
 
+use super::text::damaged;
+
+/// What some editors write before UTF-8 text. It is not part of the text.
+pub(crate) const BYTE_ORDER_MARK: &str = "\u{feff}";
+
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 const XZ_MAGIC: [u8; 6] = [0xfd, b'7', b'z', b'X', b'Z', 0];
@@ -53,19 +58,20 @@ pub(super) fn open_file(path: &Path) -> Result<File> {
     open().with_context(|| format!("cannot read `{}`", path.display()))
 }
 
-/// The bytes of the file at `path`, decompressed if its first bytes are those of gzip or zstd.
+/// The bytes of the text file at `path`, decompressed if its first bytes are those of gzip or zstd, without a byte order
+/// mark.
 ///
 /// # Errors
-/// The file cannot be opened or uses another compression. Damage is reported while reading.
+/// The file cannot be opened, is damaged at its start or uses another compression. Other damage is reported while reading.
 pub(super) fn open_stream(path: &Path, bytes_read: &BytesRead) -> Result<Box<dyn BufRead + Send>> {
     let counted = Counted { file: open_file(path)?, bytes_read: bytes_read.clone() };
     let mut reader = BufReader::with_capacity(1 << 16, counted);
     let start = reader.fill_buf().with_context(|| format!("cannot read `{}`", path.display()))?;
     if start.starts_with(&GZIP_MAGIC) {
-        return Ok(Box::new(BufReader::with_capacity(1 << 16, MultiGzDecoder::new(reader))));
+        return without_mark(path, BufReader::with_capacity(1 << 16, MultiGzDecoder::new(reader)));
     }
     if start.starts_with(&ZSTD_MAGIC) {
-        return Ok(Box::new(BufReader::with_capacity(1 << 16, ZstdReader::new(reader))));
+        return without_mark(path, BufReader::with_capacity(1 << 16, ZstdReader::new(reader)));
     }
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     let named = |extension: &str| name.ends_with(extension);
@@ -91,8 +97,16 @@ pub(super) fn open_stream(path: &Path, bytes_read: &BytesRead) -> Result<Box<dyn
              not compressed: then rename it",
             path.display()
         ),
-        None => Ok(Box::new(reader)),
+        None => without_mark(path, reader),
     }
+}
+
+fn without_mark(path: &Path, mut reader: impl BufRead + Send + 'static) -> Result<Box<dyn BufRead + Send>> {
+    let start = reader.fill_buf().with_context(|| damaged(path, 0))?;
+    if start.starts_with(BYTE_ORDER_MARK.as_bytes()) {
+        reader.consume(BYTE_ORDER_MARK.len());
+    }
+    Ok(Box::new(reader))
 }
 
 /// Counts what is read.
@@ -217,6 +231,15 @@ mod tests {
         let skippable = [&[0x50, 0x2a, 0x4d, 0x18, 3, 0, 0, 0][..], b"xyz"].concat();
         assert_eq!(read("a.zst", &[zstd(&one), skippable, zstd(b""), zstd(&two)].concat()).unwrap(), both);
         assert_eq!(read("nothing", b"").unwrap(), b"");
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_not_part_of_the_text() {
+        let marked = "\u{feff}a\u{feff}\n".as_bytes();
+        for (name, bytes) in [("plain", marked.to_vec()), ("a.gz", gzip(marked)), ("a.zst", zstd(marked))] {
+            assert_eq!(read(name, &bytes).unwrap(), "a\u{feff}\n".as_bytes(), "{name}");
+        }
+        assert_eq!(read("mark", BYTE_ORDER_MARK.as_bytes()).unwrap(), b"");
     }
 
     #[test]

@@ -18,7 +18,8 @@ pub fn split_by_chars(text: &str, val_fraction: f64) -> Result<SplitText<'_>> {
     let n_train = (n_chars as f64 * (1.0 - val_fraction)) as usize;
     ensure!(
         n_train > 0 && n_train < n_chars,
-        "the text is too short for a validation split: {n_chars} characters, of which {n_train} would be for training"
+        "the text is too short for a validation split: {n_chars} characters, of which {n_train} would be for training\nhint: \
+         use a longer text, or another share for validation, such as `--set data.val_fraction=0.5`"
     );
     let at = text.char_indices().nth(n_train).map_or(text.len(), |(at, _)| at);
     let (train, val) = text.split_at(at);
@@ -41,6 +42,9 @@ mod tests {
 
     #[test]
     fn a_text_too_short_to_split_is_refused() {
-        assert!(split_by_chars("a", 0.1).unwrap_err().to_string().contains("too short"));
+        for (text, val_fraction) in [("a", 0.1), ("abcdefghi", 0.99)] {
+            let error = split_by_chars(text, val_fraction).unwrap_err().to_string();
+            assert!(error.contains("too short") && error.contains("\nhint: use a longer text"), "{error}");
+        }
     }
 }

@@ -9,7 +9,6 @@ use anyhow::{Context, Result, ensure};
 use hearth_model::TokenId;
 
 use super::open::{BytesRead, open_file};
-use crate::shard::Split;
 
 /// llm.c's header: 256 numbers of 4 bytes.
 const LLM_C_HEADER: usize = 256 * 4;
@@ -20,12 +19,6 @@ const LLM_C_LLAMA3: (u32, u32) = (20_240_801, 7);
 
 /// Tokens read at a time.
 const BLOCK: usize = 1 << 16;
-
-/// The split of a file, by its name: `val.bin`, `fineweb_val_000000.bin`.
-pub fn split_of(path: &Path) -> Split {
-    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
-    if name.contains("val") { Split::Val } else { Split::Train }
-}
 
 /// Reads the tokens of a file, block by block.
 ///
@@ -144,18 +137,6 @@ mod tests {
         for (bytes, message) in cases {
             let error = read(&bytes, 10).unwrap_err().to_string();
             assert!(error.contains(message) && error.contains("train.bin") && error.contains("\nhint: "), "{error}");
-        }
-    }
-
-    #[test]
-    fn the_split_is_in_the_name() {
-        for (name, split) in [
-            ("val.bin", Split::Val),
-            ("train.bin", Split::Train),
-            ("fineweb_val_000000.bin", Split::Val),
-            ("fineweb_train_000001.bin", Split::Train),
-        ] {
-            assert_eq!(split_of(Path::new(name)), split, "{name}");
         }
     }
 }

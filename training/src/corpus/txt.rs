@@ -4,12 +4,15 @@ use std::{fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
 
-/// The text of a UTF-8 file. Bytes that are not UTF-8 are rejected with their offset; empty files are rejected.
+use super::open::BYTE_ORDER_MARK;
+
+/// The text of a UTF-8 file, without a byte order mark. Bytes that are not UTF-8 are rejected with their offset; empty files
+/// are rejected.
 pub fn read_text(path: &Path) -> Result<String> {
     let bytes = fs::read(path).with_context(|| {
         format!("cannot read the text `{}`\nhint: give a text file that is on this machine", path.display())
     })?;
-    let text = String::from_utf8(bytes).map_err(|error| {
+    let mut text = String::from_utf8(bytes).map_err(|error| {
         let offset = error.utf8_error().valid_up_to();
         let byte = error.as_bytes().get(offset).copied().unwrap_or_default();
         anyhow::anyhow!(
@@ -18,6 +21,9 @@ pub fn read_text(path: &Path) -> Result<String> {
             path.display()
         )
     })?;
+    if text.starts_with(BYTE_ORDER_MARK) {
+        text.drain(..BYTE_ORDER_MARK.len());
+    }
     ensure!(!text.is_empty(), "the text `{}` is empty\nhint: give a file with text in it", path.display());
     Ok(text)
 }
@@ -34,6 +40,14 @@ mod tests {
         fs::write(&path, b"caf\xe9 noir").unwrap();
         let error = read_text(&path).unwrap_err().to_string();
         assert!(error.contains("0xe9 at offset 3") && error.contains("latin1.txt"), "{error}");
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_not_part_of_the_text() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("windows.txt");
+        fs::write(&path, "\u{feff}caf\u{e9}").unwrap();
+        assert_eq!(read_text(&path).unwrap(), "caf\u{e9}");
     }
 
     #[test]

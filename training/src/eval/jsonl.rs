@@ -8,6 +8,8 @@ use std::{
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Map, Value};
 
+use crate::corpus::BYTE_ORDER_MARK;
+
 /// An object and where it is.
 #[derive(Clone, Debug)]
 pub struct JsonRecord {
@@ -16,13 +18,14 @@ pub struct JsonRecord {
     fields: Map<String, Value>,
 }
 
-/// Reads the records of a file. Empty lines are skipped.
+/// Reads the records of a file. Empty lines and a byte order mark are skipped.
 ///
 /// # Errors
 /// The file cannot be read, is not UTF-8, has a line that is not a JSON object, or has no record.
 pub fn read_records(path: &Path) -> Result<Vec<JsonRecord>> {
     let shown = path.display();
     let text = fs::read_to_string(path).with_context(|| format!("cannot read `{shown}`"))?;
+    let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&text);
     let mut records = Vec::new();
     for (line, text) in (1..).zip(text.lines()) {
         if text.trim().is_empty() {
@@ -134,7 +137,8 @@ mod tests {
             let error = read(text).unwrap_err().to_string();
             assert!(error.contains(message) && error.contains("a.jsonl") && error.contains("\nhint: "), "{error}");
         }
-        let records = read("{\"a\": 1, \"b\": null, \"c\": [\"x\"], \"d\": [], \"e\": \"text\"}").unwrap();
+        // Some editors write a byte order mark at the start.
+        let records = read("\u{feff}{\"a\": 1, \"b\": null, \"c\": [\"x\"], \"d\": [], \"e\": \"text\"}").unwrap();
         let record = &records[0];
         assert_eq!((record.label("a").unwrap(), record.text("e").unwrap()), ("1".to_owned(), "text"));
         assert_eq!(record.texts("c").unwrap(), ["x"]);

@@ -7,7 +7,7 @@ use hearth_model::{gpt::Gpt, ops::Targets};
 use std::f64::consts::LN_2;
 
 use crate::{
-    loader::{Batch, RowSource},
+    loader::{Batch, Documents, RowSource},
     shard::Tokens,
 };
 
@@ -50,14 +50,16 @@ impl Windows {
     fn batches(self, source: &RowSource) -> Box<dyn Iterator<Item = Batch> + '_> {
         match source {
             RowSource::Stream(tokens) => Box::new(self.batches_of_stream(tokens)),
-            RowSource::Documents(documents) => {
-                Box::new(documents.batches(self.batch_size).take(self.max_batches.unwrap_or(usize::MAX)))
-            }
+            RowSource::Documents(documents) => Box::new(self.batches_of_documents(documents)),
             // As documents, without what the reference model says of them.
-            RowSource::Pairs(pairs) => {
-                Box::new(pairs.documents().batches(self.batch_size).take(self.max_batches.unwrap_or(usize::MAX)))
-            }
+            RowSource::Pairs(pairs) => Box::new(self.batches_of_documents(pairs.documents())),
         }
+    }
+
+    /// The batches of `documents` that have targets.
+    fn batches_of_documents(self, documents: &Documents) -> impl Iterator<Item = Batch> {
+        let batches = documents.batches(self.batch_size).filter(|batch| batch.total_weight() > 0.0);
+        batches.take(self.max_batches.unwrap_or(usize::MAX))
     }
 
     /// The batches that cover `tokens`: each token except the first is a target once, in order.
@@ -92,9 +94,6 @@ pub fn score(gpt: &Gpt, source: &RowSource, windows: Windows) -> Result<Score> {
         let (inputs, ids) = batch.to_device(&device);
         let hidden = gpt.forward(inputs, batch.context(None));
         let total = batch.total_weight();
-        if total == 0.0 {
-            continue;
-        }
         let weights = batch.weights.map(|weights| weights.iter().map(|weight| weight / total as f32).collect());
         losses.push(gpt.loss(hidden, Targets { ids, weights }));
         counts.push(total as usize);
@@ -128,9 +127,11 @@ pub(crate) fn read_floats(values: Tensor<1>) -> Result<Vec<f32>> {
 
 #[cfg(test)]
 mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
     use hearth_model::TokenId;
 
     use super::*;
+    use crate::{loader::Packing, tokenizer_build::BuiltTokenizer};
 
     #[test]
     fn every_token_but_the_first_is_a_target_once_in_order() {
@@ -149,6 +150,17 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn batches_without_a_target_do_not_count() {
+        let tokenizer = BuiltTokenizer::characters("abcdefgh", 4).unwrap().open().unwrap();
+        let examples = [false, false, true, true].map(|is_target| (vec![1, 2, 3], vec![false, is_target, is_target]));
+        let documents = Documents::of_examples(examples, (4, Packing::Off), &tokenizer).unwrap();
+        let windows = Windows { batch_size: 1, seq_len: 4, max_batches: Some(1) };
+        let batches: Vec<Batch> = windows.batches_of_documents(&documents).collect();
+        assert_eq!(batches.len(), 1);
+        assert_eq!(batches[0].total_weight(), 2.0);
     }
 
     #[test]

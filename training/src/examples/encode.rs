@@ -8,11 +8,7 @@ use hearth_model::{
 };
 use serde_json::Value;
 
-use super::{
-    Example,
-    form::Form,
-    message::{Problem, with_parsed_arguments},
-};
+use super::{Example, form::Form, message::Problem};
 
 /// Encodes examples for a model.
 #[derive(Clone, Debug)]
@@ -100,14 +96,7 @@ impl ExampleEncoder {
             )));
         }
         let context = RenderContext { tools: tools.cloned(), ..self.context.clone() };
-        let encode = |messages: &[Message]| template.encode_with_mask(&self.tokenizer, messages, &context, first);
-        // As when serving: the form that most templates support first.
-        let parsed = with_parsed_arguments(messages);
-        let mut masked = encode(&parsed);
-        if calls && matches!(masked, Err(Error::Template { .. })) {
-            masked = encode(messages).or(masked);
-        }
-        let masked = masked.map_err(Lack::Model)?;
+        let masked = template.encode_with_mask(&self.tokenizer, messages, &context, first).map_err(Lack::Model)?;
         Ok((masked.ids, masked.is_assistant))
     }
 
@@ -191,4 +180,41 @@ enum Lack {
 /// The error for a record.
 pub(super) fn wrong(origin: &str, (what, hint): Problem) -> anyhow::Error {
     anyhow!("{origin}: {what}\nhint: {hint}")
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use std::path::Path;
+
+    use serde_json::json;
+
+    use super::{super::message::messages, *};
+    use crate::tokenizer_build::BuiltTokenizer;
+
+    #[test]
+    fn messages_get_the_form_that_a_server_gives_them() {
+        let tokenizer = BuiltTokenizer::bpe(&"[system]a[user]b[assistant]c ".repeat(20), 280, 64).unwrap();
+        let tokenizer = tokenizer.open().unwrap();
+        let source = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% for call in m.tool_calls or [] %}\
+            {{ call.function.arguments | tojson }}{% endfor %}<|endoftext|>{% endfor %}\
+            {% if add_generation_prompt %}[assistant]{% endif %}";
+        let template = ChatTemplate::new(source, Path::new("chat_template.jinja")).unwrap();
+        let end = tokenizer.token_id("<|endoftext|>").unwrap();
+        let encoder = ExampleEncoder::new(&tokenizer, Some(&template), &[end]);
+        let read = |role: &str, arguments: Value| {
+            let call = json!({ "function": { "name": "f", "arguments": arguments } });
+            let list = json!([
+                { "role": role, "content": "a" }, { "role": "user", "content": [{ "type": "text", "text": "b" }] },
+                { "role": "assistant", "content": null, "tool_calls": [call] },
+            ]);
+            messages("messages", &list).unwrap()
+        };
+        let encode = |messages| encoder.encode(&Form::Conversation { messages, tools: None, first: 0 }, "").unwrap();
+        let as_sent = read("developer", json!("{\"x\": 1}"));
+        let context = RenderContext { ending: Ending::Closed, ..RenderContext::new(&tokenizer) };
+        assert_eq!(encode(as_sent.clone()).ids, template.encode(&tokenizer, &as_sent, &context).unwrap());
+        assert_eq!(encode(as_sent), encode(read("system", json!({ "x": 1 }))));
+    }
 }

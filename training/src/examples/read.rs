@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use super::{
     Example, ExampleEncoder, ExampleSettings, Examples, PreferencePair, TooLong,
     encode::wrong,
-    form::{CHOSEN, COMPLETION, Form, MESSAGES, PROMPT, REJECTED, TOOLS},
+    form::{CHOSEN, COMPLETION, Form, KEEP, MESSAGES, PROMPT, REJECTED, TOOLS},
 };
 use crate::corpus::{BytesRead, FileKind, Origin, Outcome, Record, RecordOptions, SourceFile, read_records};
 
@@ -15,8 +15,8 @@ use crate::corpus::{BytesRead, FileKind, Origin, Outcome, Record, RecordOptions,
 const BATCH: usize = 4096;
 
 /// Reads examples: conversations (`messages`, and `tools`), prompts with completions (`prompt` and `completion`, strings or
-/// lists of messages), and texts, from jsonl, JSON arrays, Parquet with text columns, and text files. Of a folder with
-/// jsonl or Parquet files, text files are not read.
+/// lists of messages), texts, and texts on which predictions are kept (`keep`), from jsonl, JSON arrays, Parquet with text
+/// columns, and text files. Of a folder with jsonl or Parquet files, text files are not read.
 ///
 /// # Errors
 /// A source cannot be read, has no examples, or an example would train something else than is meant; the message has its
@@ -27,7 +27,7 @@ pub fn read(
     settings: &ExampleSettings,
     progress: &mut dyn FnMut(Download),
 ) -> Result<Examples<Example>> {
-    let members = [MESSAGES, PROMPT, COMPLETION, TOOLS, &settings.text_field];
+    let members = [MESSAGES, PROMPT, COMPLETION, TOOLS, KEEP, &settings.text_field];
     let options = RecordOptions {
         members: &members,
         text_member: &settings.text_field,

@@ -44,7 +44,7 @@ impl Documents {
     /// into pieces; all tokens but the first of each document are targets.
     ///
     /// # Errors
-    /// No document has two tokens.
+    /// No document has two tokens or more.
     pub fn of_stream(
         tokens: &Tokens,
         end: TokenId,
@@ -72,6 +72,12 @@ impl Documents {
             }
         }
         close(start, tokens.len());
+        ensure!(
+            !documents.is_empty(),
+            "no document has two tokens or more (the split has {} tokens)\nhint: use `data.rows=epochs`, or longer documents; \
+             for validation, hold out more with `hearth-train prepare --val-fraction`",
+            tokens.len()
+        );
         Self::new(tokens.clone(), None, documents, (seq_len, packing), tokenizer)
     }
 
@@ -96,6 +102,7 @@ impl Documents {
             ids.extend(of_example);
             trained.extend(is_trained);
         }
+        ensure!(!documents.is_empty(), "there is no example");
         Self::new(Tokens::from_ids(ids, 0), Some(trained), documents, (seq_len, packing), tokenizer)
     }
 
@@ -106,7 +113,6 @@ impl Documents {
         (seq_len, packing): (usize, Packing),
         tokenizer: &Tokenizer,
     ) -> Result<Documents> {
-        ensure!(!documents.is_empty(), "the split has no document of at least two tokens");
         let lengths: Vec<usize> = documents.iter().map(|document| document.len as usize).collect();
         let rows = match packing {
             Packing::BestFit => pack(&lengths, seq_len),
@@ -233,6 +239,16 @@ mod tests {
         assert_eq!(batch.positions.as_deref().unwrap(), [0, 1, 0, 1, 2, 0, 1, 2, 3, 4, 0, 0, 1, 2, 3]);
         assert_eq!(batch.weights.as_deref().unwrap().iter().sum::<f32>(), 11.0);
         assert_eq!((documents.n_documents(), documents.n_targets(), documents.n_tokens()), (4, 11, 11));
+    }
+
+    #[test]
+    fn documents_in_which_nothing_is_predicted_are_refused() {
+        let tokens = Tokens::from_ids(vec![0, 0, 0], 0);
+        let error = Documents::of_stream(&tokens, 0, (5, Packing::BestFit), &tokenizer()).unwrap_err().to_string();
+        assert!(error.contains("(the split has 3 tokens)\nhint: use `data.rows=epochs`"), "{error}");
+        let none: [(Vec<TokenId>, Vec<bool>); 0] = [];
+        let error = Documents::of_examples(none, (4, Packing::Off), &tokenizer()).unwrap_err().to_string();
+        assert!(error.contains("there is no example"), "{error}");
     }
 
     #[test]

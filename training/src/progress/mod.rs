@@ -42,8 +42,8 @@ impl Style {
 pub struct Pace {
     /// Steps of the run, if known.
     pub total: Option<usize>,
-    /// Minutes of the run, if they are the budget.
-    pub max_minutes: Option<f64>,
+    /// Minutes that are left, if they are the budget.
+    pub minutes_left: Option<f64>,
     /// Fraction of the device's arithmetic rate in use, if measured.
     pub mfu: Option<f64>,
 }
@@ -100,16 +100,18 @@ impl Reporter {
         self.show(&format!("{clear}{line}\n"));
     }
 
-    /// Records steps in order, and shows the last.
-    pub fn steps(&mut self, records: Vec<StepRecord>, pace: Pace) -> Result<()> {
-        if let Some(latest) = records.last() {
-            let line = self.step_line(latest, pace);
-            match self.style {
-                Style::Plain => self.show(&format!("{line}\n")),
-                Style::Terminal => self.show(&format!("{CLEAR_LINE}{line}")),
-            }
+    /// Records a step.
+    pub fn step(&mut self, record: &StepRecord) -> Result<()> {
+        self.write_down(&Record::Step(record.clone()))
+    }
+
+    /// Shows a step.
+    pub fn show_step(&mut self, record: &StepRecord, pace: Pace) {
+        let line = self.step_line(record, pace);
+        match self.style {
+            Style::Plain => self.show(&format!("{line}\n")),
+            Style::Terminal => self.show(&format!("{CLEAR_LINE}{line}")),
         }
-        records.into_iter().try_for_each(|record| self.write_down(&Record::Step(record)))
     }
 
     /// Records a skipped step.
@@ -189,9 +191,9 @@ impl Reporter {
         }
         // Based on this process's run so far, so that evaluations and samples are included.
         let n_done = step.saturating_sub(self.first_step).max(1) as f64;
-        let left = match (pace.total, pace.max_minutes) {
+        let left = match (pace.total, pace.minutes_left) {
             (Some(total), _) => Some(seconds / n_done * total.saturating_sub(*step) as f64),
-            (None, Some(minutes)) => Some((60.0 * minutes - seconds).max(0.0)),
+            (None, Some(minutes)) => Some((60.0 * minutes).max(0.0)),
             (None, None) => None,
         };
         if let Some(left) = left.filter(|left| left.is_finite()) {
@@ -238,7 +240,7 @@ mod tests {
         assert_eq!(clock(3723), "1:02:03");
         let only_kept = reporter.step_line(&StepRecord { loss: None, ..record.clone() }, pace);
         assert!(only_kept.starts_with("step 500/2000  loss none  lr "), "{only_kept}");
-        let by_time = reporter.step_line(&record, Pace { max_minutes: Some(3.0), ..Pace::default() });
+        let by_time = reporter.step_line(&record, Pace { minutes_left: Some(2.0), ..Pace::default() });
         assert!(by_time.starts_with("step 500  ") && by_time.ends_with("  eta 2:00"), "{by_time}");
     }
 }

@@ -68,42 +68,45 @@ impl Trainer<'_> {
 }
 
 /// Tokens per second of training alone.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Speed {
-    tokens_per_step: usize,
-    n_steps: usize,
+    all: Work,
+    /// Since the last lap.
+    recent: Work,
+}
+
+/// Tokens, padding included, and how long they took.
+#[derive(Clone, Copy, Debug, Default)]
+struct Work {
+    n_tokens: usize,
     time: Duration,
-    n_recent: usize,
-    recent_time: Duration,
 }
 
 impl Speed {
-    pub(super) fn new(tokens_per_step: usize) -> Speed {
-        Speed { tokens_per_step, n_steps: 0, time: Duration::ZERO, n_recent: 0, recent_time: Duration::ZERO }
-    }
-
-    pub(super) fn add_step(&mut self, took: Duration) {
-        self.n_steps += 1;
-        self.time += took;
-        self.n_recent += 1;
-        self.recent_time += took;
+    pub(super) fn add_step(&mut self, n_tokens: usize, took: Duration) {
+        for work in [&mut self.all, &mut self.recent] {
+            work.n_tokens += n_tokens;
+            work.time += took;
+        }
     }
 
     /// The speed since the last lap.
     pub(super) fn recent(&self) -> f64 {
-        self.rate(self.n_recent, self.recent_time)
+        self.recent.rate()
     }
 
     /// Counts from here.
     pub(super) fn lap(&mut self) {
-        (self.n_recent, self.recent_time) = (0, Duration::ZERO);
+        self.recent = Work::default();
     }
 
     pub(super) fn overall(&self) -> f64 {
-        self.rate(self.n_steps, self.time)
+        self.all.rate()
     }
+}
 
-    fn rate(&self, n_steps: usize, time: Duration) -> f64 {
-        (n_steps * self.tokens_per_step) as f64 / time.as_secs_f64().max(f64::MIN_POSITIVE)
+impl Work {
+    fn rate(self) -> f64 {
+        self.n_tokens as f64 / self.time.as_secs_f64().max(f64::MIN_POSITIVE)
     }
 }

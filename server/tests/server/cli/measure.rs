@@ -38,6 +38,7 @@ fn the_cache_is_held_as_asked_for() {
     ] {
         let report = last_line(&[&bench[..], more].concat());
         assert_eq!(report["kv_cache_dtype"], expected, "{more:?}");
+        assert_eq!(report["precision"], "f32", "{more:?}");
         // Two sequences of 24 + 8 tokens in the middle of the run.
         let gpt = gpt();
         let config = gpt.config();

@@ -1,8 +1,9 @@
 //! Files that evaluations write beside their report.
 
-use std::{fs, io, path::Path};
+use std::{io, path::Path};
 
 use anyhow::Result;
+use hearth_training::run_dir::write_whole;
 use serde::Serialize;
 
 /// Writes values to a file, one JSON object per line.
@@ -17,12 +18,9 @@ pub(super) fn write_lines<T: Serialize>(path: &Path, values: &[T]) -> Result<()>
 
 /// Writes a file; what it had before stays until it is written whole.
 pub(super) fn write_file(path: &Path, text: &str) -> Result<()> {
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(".partial");
-    let written = fs::write(&partial, text).and_then(|()| fs::rename(&partial, path));
-    written.map_err(|error| {
-        let _ = fs::remove_file(&partial);
-        unwritable(path, &error)
+    write_whole(path, text.as_bytes()).map_err(|error| match error.downcast_ref() {
+        Some(reason) => unwritable(path, reason),
+        None => error,
     })
 }
 
@@ -32,4 +30,28 @@ pub(super) fn unwritable(path: &Path, error: &io::Error) -> anyhow::Error {
         _ => "give a path in a folder that exists, which this user may write to",
     };
     anyhow::anyhow!("cannot write `{}`: {error}\nhint: {hint}", path.display())
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_written_is_named_and_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("report.json");
+        write_file(&path, "old").unwrap();
+        write_file(&path, "new").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+        // A folder is not replaced by a file.
+        let folder = dir.path().join("folder");
+        fs::create_dir(&folder).unwrap();
+        let error = write_file(&folder, "text").unwrap_err().to_string();
+        assert!(error.starts_with(&format!("cannot write `{}`: ", folder.display())), "{error}");
+        assert!(error.contains("\nhint: give a path in a folder"), "{error}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2, "the report and the folder");
+    }
 }

@@ -48,11 +48,16 @@ fn unpack(bytes: &[u8], index: usize, width: u32) -> Result<u64, Problem> {
     Ok((value >> (start % 8) & ((1 << width) - 1)) as u64)
 }
 
-/// Decodes all numbers of packed deltas (DELTA_BINARY_PACKED), and advances `bytes` beyond them.
-pub(super) fn read_deltas(bytes: &mut &[u8]) -> Result<Vec<i64>, Problem> {
+/// Decodes all numbers of packed deltas (DELTA_BINARY_PACKED), of which there may be `most`, and advances `bytes` beyond
+/// them.
+pub(super) fn read_deltas(bytes: &mut &[u8], most: usize) -> Result<Vec<i64>, Problem> {
     let block = read_varint(bytes)? as usize;
     let n_mini = read_varint(bytes)? as usize;
     let n = read_varint(bytes)? as usize;
+    if n > most {
+        // Deltas of 0 bits take no bytes, so a page may say that there are any number of them.
+        return Err(format!("a page has {n} packed numbers, expected at most {most}"));
+    }
     let mut value = read_zigzag(bytes)?;
     let per_mini =
         block.checked_div(n_mini).filter(|&per| per > 0 && per % 8 == 0 && per <= 1 << 20 && n_mini <= 1 << 16);
@@ -127,17 +132,26 @@ mod tests {
     }
 
     #[test]
+    fn more_deltas_than_values_are_refused() {
+        // 1,000 equal numbers, in 8 bytes.
+        let bytes = [128, 8, 1, 232, 7, 2, 0, 0];
+        assert_eq!(read_deltas(&mut &bytes[..], 1000).unwrap(), [1; 1000]);
+        let error = read_deltas(&mut &bytes[..], 999).unwrap_err();
+        assert_eq!(error, "a page has 1000 packed numbers, expected at most 999");
+    }
+
+    #[test]
     fn deltas_are_those_of_the_specification() {
         // 1, 2, 3, 4, 5: differences of 1, in no bits. 7, 5, 3, 1, 2, 3, 4, 5: least difference -2.
         let mut bytes = &[8, 1, 5, 2, 2, 0][..];
-        assert_eq!(read_deltas(&mut bytes).unwrap(), [1, 2, 3, 4, 5]);
+        assert_eq!(read_deltas(&mut bytes, 5).unwrap(), [1, 2, 3, 4, 5]);
         // 2 bits each: 0, 0, 0, 3, 3, 3, 3.
         let mut bytes = &[8, 1, 8, 14, 3, 2, 0b1100_0000, 0b0011_1111, 9][..];
-        assert_eq!(read_deltas(&mut bytes).unwrap(), [7, 5, 3, 1, 2, 3, 4, 5]);
+        assert_eq!(read_deltas(&mut bytes, 8).unwrap(), [7, 5, 3, 1, 2, 3, 4, 5]);
         assert_eq!(bytes, [9]);
         for bytes in [&[8, 0, 5, 2][..], &[8, 1, 5, 2, 2, 200], &[7, 1, 5, 2], &[8, 1, 200, 1, 2, 0, 0]] {
             let mut left = bytes;
-            assert!(read_deltas(&mut left).is_err(), "{bytes:?}");
+            assert!(read_deltas(&mut left, 200).is_err(), "{bytes:?}");
         }
     }
 }

@@ -44,10 +44,10 @@ impl Texts {
         Ok(texts)
     }
 
-    /// Lengths, then texts (DELTA_LENGTH_BYTE_ARRAY).
-    fn delta_length(mut bytes: &[u8]) -> Result<Texts, Problem> {
+    /// At most `n` lengths, then texts (DELTA_LENGTH_BYTE_ARRAY).
+    fn delta_length(mut bytes: &[u8], n: usize) -> Result<Texts, Problem> {
         let mut texts = Texts::default();
-        for length in read_deltas(&mut bytes)? {
+        for length in read_deltas(&mut bytes, n)? {
             let (text, rest) = split(bytes, length)?;
             texts.push([text, &[]]);
             bytes = rest;
@@ -55,10 +55,10 @@ impl Texts {
         Ok(texts)
     }
 
-    /// Lengths of the prefix shared with the previous text, then the remaining suffixes (DELTA_BYTE_ARRAY).
-    fn delta(mut bytes: &[u8]) -> Result<Texts, Problem> {
-        let prefixes = read_deltas(&mut bytes)?;
-        let suffixes = Texts::delta_length(bytes)?;
+    /// At most `n` lengths of the prefix shared with the previous text, then the remaining suffixes (DELTA_BYTE_ARRAY).
+    fn delta(mut bytes: &[u8], n: usize) -> Result<Texts, Problem> {
+        let prefixes = read_deltas(&mut bytes, n)?;
+        let suffixes = Texts::delta_length(bytes, n)?;
         if prefixes.len() != suffixes.len() {
             return Err(format!("a page has {} prefixes and {} suffixes of texts", prefixes.len(), suffixes.len()));
         }
@@ -98,8 +98,8 @@ impl Values {
                 };
                 Values::Indices(read_hybrid(packed, width.into(), n)?)
             }
-            6 => Values::Texts(Texts::delta_length(bytes)?),
-            7 => Values::Texts(Texts::delta(bytes)?),
+            6 => Values::Texts(Texts::delta_length(bytes, n)?),
+            7 => Values::Texts(Texts::delta(bytes, n)?),
             other => {
                 return Err(format!(
                     "a page has the encoding {other}\nhint: write the file again with the encoding PLAIN"

@@ -65,6 +65,13 @@ def texts(path, **options):
     parquet.write_table(pyarrow.table(columns), f"{path}.parquet", row_group_size=25, data_page_size=100, **options)
 
 
+def kept(path):
+    """The first row is a text, the second a text to keep; both columns are in every row."""
+    rows = {"text": ["What is it?", None], "keep": [None, "It is a lamp."]}
+    parquet.write_table(pyarrow.table(rows), f"{path}.parquet")
+
+
+kept("keep")
 texts("texts")
 columns = {"messages": [{"role": ["user"], "content": ["Hi"]}]}
 parquet.write_table(pyarrow.table(columns), "object-of-lists.parquet")

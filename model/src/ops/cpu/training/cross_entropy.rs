@@ -147,6 +147,16 @@ impl TrainingOp<FlexTensor> for LinearCrossEntropy {
 }
 
 impl LinearCrossEntropy {
+    /// With a weight that is an input, and whose gradient nothing else adds to.
+    pub(in crate::ops) fn new(
+        targets: Vec<i32>,
+        weights: Option<Vec<f32>>,
+        options: LossOptions,
+        precision: Precision,
+    ) -> Self {
+        Self { targets, weights, options, precision, frozen: None, of_both_uses: None }
+    }
+
     /// The same for a weight that does not train, `[vocab_size, d_model]`, and hidden states `[n_rows, d_model]`.
     pub(in crate::ops) fn of_packed(&self, hidden: &[f32], weight: &Panels, bias: Option<&[f32]>) -> [f32; 2] {
         let [vocab_size, d_model] = weight.dims();

@@ -1,5 +1,7 @@
 //! The training loss, fused with the output projection.
 
+use std::ops::Range;
+
 use burn::tensor::{Int, Tensor, TensorData};
 use burn_cubecl::{
     cubecl::{self, prelude::*},
@@ -72,6 +74,24 @@ impl LinearCrossEntropy {
         Self { ids: plain_ids(ids), shares, options, precision }
     }
 
+    /// The output without gradients, for a weight of any layout: `to_logits` returns the logits of some rows without the bias,
+    /// `[n, vocab_size]`.
+    pub(in crate::ops) fn of_logits(
+        &self,
+        vocab_size: usize,
+        bias: Option<Tensor<1>>,
+        to_logits: impl Fn(Range<usize>) -> Tensor<2>,
+    ) -> Tensor<1> {
+        let n_rows = self.shares.meta.shape()[0];
+        let (losses, bias) = (empty(&self.shares, [n_rows, 2]), bias.map(plain));
+        let chunk = rows_at_once(&self.shares, vocab_size);
+        for first in (0..n_rows).step_by(chunk) {
+            let logits = plain(to_logits(first..n_rows.min(first + chunk)));
+            self.rows((&logits, vocab_size), bias.as_ref(), &losses, first, false);
+        }
+        wrap(&self.add(losses))
+    }
+
     fn product<'a>(&self, a: Operand<'a>, b: Operand<'a>, dims: [usize; 3]) -> Product<'a> {
         Product { a, b, dims, batch: 1, causal: (Causal::No, 0), bias: None, precision: self.precision }
     }
@@ -109,6 +129,33 @@ impl LinearCrossEntropy {
             );
         }
     }
+
+    /// The output, of the `losses [n_rows, 2]` of all rows.
+    fn add(&self, losses: CubeTensor) -> CubeTensor {
+        let n_rows = losses.meta.shape()[0];
+        let output = empty(&losses, [2]);
+        #[expect(unsafe_code, reason = "a kernel without bounds checks")]
+        // SAFETY: the lanes of one workgroup read the losses and shares of all rows, and one writes both sums.
+        unsafe {
+            add_losses::launch_unchecked(
+                &output.client,
+                grid(1, 1),
+                CubeDim::new_1d(LANES as u32),
+                losses.into_buffer_arg(),
+                self.shares.clone().into_buffer_arg(),
+                output.clone().into_buffer_arg(),
+                n_rows,
+                self.options.z_loss as f32,
+            );
+        }
+        output
+    }
+}
+
+/// Rows of `stride` logits that are in memory together.
+fn rows_at_once(like: &CubeTensor, stride: usize) -> usize {
+    let in_a_buffer = like.client.properties().memory.max_page_size as usize / size_of::<f32>();
+    (LOGITS_AT_ONCE.min(in_a_buffer) / stride.max(1)).max(1)
 }
 
 impl TrainingOp<CubeTensor> for LinearCrossEntropy {
@@ -122,8 +169,7 @@ impl TrainingOp<CubeTensor> for LinearCrossEntropy {
         let of_all =
             self.product(Operand::new(&inputs[0], d_model), weight.transposed(), [n_rows, vocab_size, d_model]);
         let stride = if of_all.has_kernel() { vocab_size.next_multiple_of(ALIGNED) } else { vocab_size };
-        let in_a_buffer = inputs[0].client.properties().memory.max_page_size as usize / size_of::<f32>();
-        let chunk = (LOGITS_AT_ONCE.min(in_a_buffer) / stride.max(1)).clamp(1, n_rows.max(1));
+        let chunk = rows_at_once(&inputs[0], stride);
         let mut of_hidden = Vec::new();
         let (mut of_weight, mut of_bias) = (None::<CubeTensor>, None::<Tensor<1>>);
         for first in (0..n_rows).step_by(chunk) {
@@ -146,24 +192,9 @@ impl TrainingOp<CubeTensor> for LinearCrossEntropy {
                 }
             }
         }
-        let output = empty(&losses, [2]);
-        #[expect(unsafe_code, reason = "a kernel without bounds checks")]
-        // SAFETY: the lanes of one workgroup read the losses and shares of all rows, and one writes both sums.
-        unsafe {
-            add_losses::launch_unchecked(
-                &output.client,
-                grid(1, 1),
-                CubeDim::new_1d(LANES as u32),
-                losses.into_buffer_arg(),
-                self.shares.clone().into_buffer_arg(),
-                output.clone().into_buffer_arg(),
-                n_rows,
-                self.options.z_loss as f32,
-            );
-        }
         let of_hidden = is_recorded.then(|| Tensor::cat(of_hidden, 0));
         let saved = [of_hidden.map(plain), of_weight, of_bias.map(plain)];
-        (output, saved.into_iter().flatten().collect())
+        (self.add(losses), saved.into_iter().flatten().collect())
     }
 
     fn keeps_inputs(&self) -> bool {

@@ -1,0 +1,224 @@
+//! Messages: how they are read, and the forms in which templates take them.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::{ChatTemplate, RenderContext};
+use crate::error::{Error, Result};
+
+/// The role whose messages may have no content.
+const ASSISTANT: &str = "assistant";
+
+/// OpenAI's newer name for [`SYSTEM`].
+const DEVELOPER: &str = "developer";
+const SYSTEM: &str = "system";
+
+/// A message of a conversation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Map<String, Value>")]
+pub struct Message {
+    /// The role: `system`, `user`, `assistant`, `tool`, or another that the template supports.
+    pub role: String,
+    /// The text.
+    pub content: String,
+    /// Other members that the template uses, such as `name` or `tool_calls`.
+    #[serde(flatten)]
+    pub extra: Map<String, Value>,
+}
+
+/// Why a message cannot be read.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum MessageError {
+    /// A member is missing or null.
+    #[error("missing field `{0}`")]
+    Missing(&'static str),
+    /// A member is not what it must be.
+    #[error("`{path}` must be {allowed}")]
+    Invalid {
+        /// The member's path in the message, such as `content[0].type`.
+        path: String,
+        /// What it must be.
+        allowed: &'static str,
+        /// What it is.
+        given: Value,
+    },
+}
+
+impl Message {
+    /// A message with text only.
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
+        Self { role: role.into(), content: content.into(), extra: Map::new() }
+    }
+
+    /// Parses the arguments of tool calls that are JSON objects in strings, as OpenAI sends them.
+    pub fn parse_arguments(&mut self) {
+        let calls = self.extra.get_mut("tool_calls").and_then(Value::as_array_mut);
+        for arguments in calls.into_iter().flatten().filter_map(|call| call.pointer_mut("/function/arguments")) {
+            if let Some(parsed) = arguments.as_str().and_then(|text| serde_json::from_str::<Map<_, _>>(text).ok()) {
+                *arguments = Value::Object(parsed);
+            }
+        }
+    }
+}
+
+/// Reads a message in OpenAI's format, as in requests and data sets. `content` is a string, or an array of text parts,
+/// which are joined by newlines; an assistant's message may have none. Members that are null are left out: rows of
+/// tables have every member.
+impl TryFrom<Map<String, Value>> for Message {
+    type Error = MessageError;
+
+    fn try_from(mut members: Map<String, Value>) -> Result<Self, MessageError> {
+        members.retain(|_, value| !value.is_null());
+        let role = match members.shift_remove("role") {
+            Some(Value::String(role)) => role,
+            Some(given) => return Err(invalid("role", "a string", given)),
+            None => return Err(MessageError::Missing("role")),
+        };
+        let content = match members.shift_remove("content") {
+            Some(Value::String(text)) => text,
+            Some(Value::Array(parts)) => text_of(&parts)?,
+            Some(given) => return Err(invalid("content", "a string or an array of parts", given)),
+            // A message that only calls tools.
+            None if role == ASSISTANT => String::new(),
+            None => return Err(MessageError::Missing("content")),
+        };
+        Ok(Self { role, content, extra: members })
+    }
+}
+
+fn text_of(parts: &[Value]) -> Result<String, MessageError> {
+    let texts = parts.iter().enumerate().map(|(index, part)| match (part.get("type"), part.get("text")) {
+        (Some(Value::String(kind)), Some(Value::String(text))) if kind == "text" => Ok(text.as_str()),
+        (Some(kind @ Value::String(name)), _) if name != "text" => {
+            Err(invalid(format!("content[{index}].type"), "`text`, the only supported type", kind.clone()))
+        }
+        _ => Err(invalid(format!("content[{index}]"), "an object with `type` and `text`", part.clone())),
+    });
+    Ok(texts.collect::<Result<Vec<_>, _>>()?.join("\n"))
+}
+
+fn invalid(path: impl Into<String>, allowed: &'static str, given: Value) -> MessageError {
+    MessageError::Invalid { path: path.into(), allowed, given }
+}
+
+impl ChatTemplate {
+    /// Calls `encode` with the messages in the form that most templates support: `system` instead of `developer` (unless
+    /// the template knows that role), and arguments of tool calls as objects. If the template rejects it, `encode` is
+    /// called with the arguments as given. If that fails too, the first error is returned.
+    pub(super) fn in_supported_form<T>(
+        &self,
+        messages: &[Message],
+        context: &RenderContext,
+        encode: impl Fn(&[Message]) -> Result<T>,
+    ) -> Result<T> {
+        let has_tools = context.tools.as_ref().is_some_and(|tools| !tools.is_null());
+        let source = if has_tools { self.tools_source() } else { self.source() };
+        let mut given = messages.to_vec();
+        if !source.contains(DEVELOPER) {
+            given
+                .iter_mut()
+                .filter(|message| message.role == DEVELOPER)
+                .for_each(|message| message.role = SYSTEM.into());
+        }
+        let mut parsed = given.clone();
+        parsed.iter_mut().for_each(Message::parse_arguments);
+        let encoded = encode(&parsed);
+        if matches!(encoded, Err(Error::Template { .. })) && parsed != given {
+            encode(&given).or(encoded)
+        } else {
+            encoded
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use std::path::Path;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::tokenizer::{DecodeOptions, Tokenizer};
+
+    const ROLES: &str = "{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}";
+
+    /// A token for each of these characters.
+    fn tokenizer() -> Tokenizer {
+        let characters = ('a'..='z').chain("[]{}\":1 ".chars());
+        let vocab: Map<String, Value> = characters.zip(0..).map(|(token, id)| (token.into(), id.into())).collect();
+        let split = json!({ "type": "Split", "pattern": { "Regex": "." }, "behavior": "Isolated", "invert": false });
+        let json = json!({
+            "pre_tokenizer": split, "decoder": { "type": "Fuse" },
+            "model": { "type": "WordLevel", "vocab": vocab, "unk_token": "" },
+        });
+        Tokenizer::from_json(json.to_string().as_bytes(), None, Path::new("tokenizer.json")).unwrap()
+    }
+
+    /// The text of the conversation's tokens, which both ways of encoding it must give.
+    fn encoded(template: &str, messages: Value) -> Result<String> {
+        let messages: Vec<Message> = serde_json::from_value(messages).unwrap();
+        let template = ChatTemplate::new(template, Path::new("chat_template.jinja")).unwrap();
+        let (tokenizer, context) = (tokenizer(), RenderContext::default());
+        let ids = template.encode(&tokenizer, &messages, &context)?;
+        assert_eq!(template.encode_with_mask(&tokenizer, &messages, &context, 0).unwrap().ids, ids);
+        Ok(tokenizer.decode(&ids, DecodeOptions::default()))
+    }
+
+    #[test]
+    fn developer_is_system_to_templates_that_do_not_know_it() {
+        let messages = json!([{ "role": "developer", "content": "a" }, { "role": "user", "content": "b" }]);
+        assert_eq!(encoded(ROLES, messages.clone()).unwrap(), "[system]a[user]b");
+        let knows = format!("{{% if messages[0].role == 'developer' %}}x{{% endif %}}{ROLES}");
+        assert_eq!(encoded(&knows, messages).unwrap(), "x[developer]a[user]b");
+    }
+
+    #[test]
+    fn arguments_are_objects_unless_the_template_wants_strings() {
+        let with = |written: &str, arguments: Value| {
+            let template = format!(
+                "{{% for message in messages %}}[{{{{ message.role }}}}]{{{{ message.content }}}}{{% for call in \
+                 message.tool_calls or [] %}}{written}{{% endfor %}}{{% endfor %}}{{% if add_generation_prompt %}}\
+                 [assistant]{{% endif %}}"
+            );
+            let calls = json!([{ "name": "f", "function": { "arguments": arguments } }]);
+            let user = json!({ "role": "user", "content": "b" });
+            encoded(&template, json!([user, { "role": "assistant", "content": null, "tool_calls": calls }]))
+        };
+        for arguments in [json!({ "a": 1 }), json!("{\"a\": 1}")] {
+            let text = with("{{ call.function.arguments | tojson }}", arguments).unwrap();
+            assert_eq!(text, "[user]b[assistant]{\"a\": 1}");
+        }
+        let text = with("{{ call.name + call.function.arguments }}", json!("{\"a\":1}")).unwrap();
+        assert_eq!(text, "[user]b[assistant]f{\"a\":1}");
+        let text = with("{{ call.function.arguments }}", json!("a 1")).unwrap();
+        assert_eq!(text, "[user]b[assistant]a 1", "not JSON");
+        let refuse = "{{ raise_exception('a string' if call.function.arguments is string else 'an object') }}";
+        let error = with(refuse, json!("{}")).unwrap_err().to_string();
+        assert!(error.contains("an object"), "of the first form: {error}");
+    }
+
+    #[test]
+    fn messages_have_text_and_no_null_members() {
+        let read = serde_json::from_value::<Message>;
+        let parts = json!([{ "type": "text", "text": "a" }, { "type": "text", "text": "b", "cache_control": {} }]);
+        let message = read(json!({ "role": "user", "content": parts, "name": "n", "tool_calls": null })).unwrap();
+        let extra: Map<String, Value> = [("name".to_owned(), json!("n"))].into_iter().collect();
+        assert_eq!(message, Message { role: "user".into(), content: "a\nb".into(), extra });
+        for silent in [json!({ "role": "assistant" }), json!({ "role": "assistant", "content": null })] {
+            assert_eq!(read(silent).unwrap(), Message::new("assistant", ""));
+        }
+        for (value, expected) in [
+            (json!({ "content": "a" }), "missing field `role`"),
+            (json!({ "role": 1, "content": "a" }), "`role` must be a string"),
+            (json!({ "role": "user", "content": null }), "missing field `content`"),
+            (json!({ "role": "user", "content": 1 }), "`content` must be a string or an array of parts"),
+            (json!({ "role": "user", "content": [{ "type": "image_url" }] }), "`content[0].type` must be `text`"),
+            (json!({ "role": "user", "content": [{ "type": "text" }] }), "`content[0]` must be an object"),
+        ] {
+            let error = read(value).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error}");
+        }
+    }
+}
