@@ -1,9 +1,6 @@
 //! Training an adapter: the model that it updates, loaded for that, and the adapter's own files.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::Path};
 
 use anyhow::{Context, Result, ensure};
 use burn::tensor::Device;
@@ -147,40 +144,92 @@ pub(crate) fn base_digest(config: &TrainConfig) -> Result<Option<Digest>> {
     let Some(base) = config.model.init.as_deref().filter(|_| is_used) else { return Ok(None) };
     let mut digester = Digester::new();
     let configuration = model_dir::model_of(base).join("config.json");
-    for path in weight_files(base).into_iter().chain(configuration.is_file().then_some(configuration)) {
+    for path in model_dir::weight_files(base)?.into_iter().chain(configuration.is_file().then_some(configuration)) {
         digester.update(&Digest::of_file(&path)?.0);
     }
     Ok(Some(digester.finish()))
 }
 
 /// Bytes that the model in `base` takes while an adapter of it is trained on the CPU.
-pub fn frozen_bytes(base: &Path, gpt: &GptConfig, lora: &LoraSettings) -> u64 {
+///
+/// # Errors
+/// A file cannot be read.
+pub fn frozen_bytes(base: &Path, gpt: &GptConfig, lora: &LoraSettings) -> Result<u64> {
     if let Some(base) = lora.base {
-        return gpt.n_params() as u64 * base.bits() / 8;
+        return Ok(gpt.n_params() as u64 * base.bits() / 8);
     }
-    weight_files(base).iter().map(|path| fs::metadata(path).map_or(0, |metadata| metadata.len())).sum()
-}
-
-/// The files with the weights of the model `base`, in order.
-fn weight_files(base: &Path) -> Vec<PathBuf> {
-    let dir = model_dir::model_of(base);
-    if dir.is_file() {
-        return vec![dir.into_owned()];
+    let mut n_bytes = 0;
+    for path in model_dir::weight_files(base)? {
+        n_bytes += fs::metadata(&path).with_context(|| format!("cannot read `{}`", path.display()))?.len();
     }
-    let is_weights =
-        |path: &PathBuf| path.extension().is_some_and(|ending| ending == "safetensors" || ending == "gguf");
-    let files = fs::read_dir(&dir).into_iter().flatten().flatten().map(|entry| entry.path());
-    let mut files: Vec<PathBuf> = files.filter(is_weights).collect();
-    files.sort();
-    files
+    Ok(n_bytes)
 }
 
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
+    use std::path::PathBuf;
+
     use hearth_model::config::Sizes;
 
     use super::*;
+
+    fn golden(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests").join(name)
+    }
+
+    fn n_bytes(path: &Path) -> u64 {
+        fs::metadata(path).unwrap().len()
+    }
+
+    /// The digest of `base` and its size, as a run that trains an adapter of it sees them.
+    fn digest_and_size(base: &Path) -> Result<(Option<Digest>, u64)> {
+        let mut config = TrainConfig { lora: Some(LoraSettings::default()), ..TrainConfig::default() };
+        config.model.init = Some(base.to_owned());
+        // Of a base that is held as it is stored, the size follows from the files alone.
+        let sizes =
+            Sizes { vocab_size: 1, max_seq_len: 1, n_layers: 1, n_heads: 1, n_kv_heads: 1, d_model: 2, d_ff: 1 };
+        let size = frozen_bytes(base, &GptConfig::llama(sizes), &LoraSettings::default())?;
+        Ok((base_digest(&config)?, size))
+    }
+
+    #[test]
+    fn the_files_of_a_base_are_those_that_loading_reads() {
+        let dir = tempfile::tempdir().unwrap();
+        // Shards with an index, beside another copy of the weights.
+        let source = golden("golden/llama-sharded");
+        for number in 1..=5 {
+            let name = format!("model-{number:05}-of-00005.safetensors");
+            fs::copy(source.join(&name), dir.path().join(name)).unwrap();
+        }
+        for name in ["config.json", "model.safetensors.index.json"] {
+            fs::copy(source.join(name), dir.path().join(name)).unwrap();
+        }
+        let expected = digest_and_size(dir.path()).unwrap();
+        let shards = (1..=5).map(|number| n_bytes(&source.join(format!("model-{number:05}-of-00005.safetensors"))));
+        assert_eq!(expected.1, shards.sum());
+        fs::write(dir.path().join("consolidated.safetensors"), b"another copy").unwrap();
+        assert_eq!(digest_and_size(dir.path()).unwrap(), expected);
+
+        // A GGUF model of several files.
+        let parts = [1, 2, 3].map(|number| format!("split-{number:05}-of-00003.gguf"));
+        for name in &parts {
+            fs::copy(golden("gguf").join(name), dir.path().join(name)).unwrap();
+        }
+        let [first, _, last] = parts.map(|name| dir.path().join(name));
+        let (digest, size) = digest_and_size(&first).unwrap();
+        let names = [1, 2, 3].map(|number| golden("gguf").join(format!("split-{number:05}-of-00003.gguf")));
+        assert_eq!(size, names.iter().map(|path| n_bytes(path)).sum());
+        let mut bytes = fs::read(&last).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        fs::write(&last, bytes).unwrap();
+        assert_ne!(digest_and_size(&first).unwrap().0, digest);
+
+        // What cannot be read is an error.
+        fs::remove_file(&last).unwrap();
+        assert!(digest_and_size(&first).is_err());
+        assert!(digest_and_size(&dir.path().join("missing")).is_err());
+    }
 
     #[test]
     fn values_are_those_of_the_adapter_that_trains() {

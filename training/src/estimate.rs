@@ -85,7 +85,7 @@ impl Estimate {
     /// The estimate for a run with `config` and a model of `gpt` on `device`.
     ///
     /// # Errors
-    /// An adapter whose targets the model does not have.
+    /// An adapter whose targets the model does not have, or whose model's files cannot be read.
     pub fn new(config: &TrainConfig, gpt: &GptConfig, device: &Device) -> Result<Estimate> {
         let specs = param_specs(gpt);
         let size = |shape: &[usize]| shape.iter().product::<usize>();
@@ -93,7 +93,7 @@ impl Estimate {
         let adapter = match (&config.lora, &config.model.init) {
             (Some(lora), Some(base)) => {
                 let n_values = lora.n_values(gpt, model_dir::load_class(base).ok())?;
-                let frozen_bytes = if is_cpu { frozen_bytes(base, gpt, lora) } else { 4 * gpt.n_params() as u64 };
+                let frozen_bytes = if is_cpu { frozen_bytes(base, gpt, lora)? } else { 4 * gpt.n_params() as u64 };
                 Some(AdapterSize { n_values, rank: lora.r, frozen_bytes })
             }
             _ => None,

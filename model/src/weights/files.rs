@@ -142,19 +142,20 @@ pub(super) fn what_else_it_is(dir: &Path) -> String {
 impl TensorFiles {
     /// Opens the weights of the model dir `dir`.
     pub(super) fn open(dir: &Path) -> Result<Self> {
-        let index = dir.join(INDEX_FILE);
-        let single = dir.join(WEIGHTS_FILE);
-        if single.exists() {
-            return Ok(Self { shards: vec![Shard::open(&single)?] });
+        let files = listed_files(dir)?;
+        let shards = files.keys().map(|file| Shard::open(&dir.join(file))).collect::<Result<_>>()?;
+        let opened = Self { shards };
+        let table = opened.table()?;
+        for (file, tensors) in files {
+            if let Some(missing) = tensors.iter().find(|tensor| table.get(tensor).is_none()) {
+                return Err(Error::File {
+                    path: dir.join(INDEX_FILE),
+                    what: format!("maps tensor `{missing}` to `{file}`, which does not have it"),
+                    hint: String::new(),
+                });
+            }
         }
-        if index.exists() {
-            return Self::open_sharded(dir, &index);
-        }
-        Err(Error::File {
-            path: dir.to_owned(),
-            what: format!("has neither `{WEIGHTS_FILE}` nor `{INDEX_FILE}`"),
-            hint: what_else_it_is(dir),
-        })
+        Ok(opened)
     }
 
     /// Opens one safetensors file.
@@ -165,20 +166,6 @@ impl TensorFiles {
     /// Embedded weights; `path` is for messages.
     pub(super) fn embedded(path: &Path, bytes: &'static [u8]) -> Result<Self> {
         Ok(Self { shards: vec![Shard::new(path, FileBytes::Embedded(bytes))?] })
-    }
-
-    fn open_sharded(dir: &Path, index: &Path) -> Result<Self> {
-        let files = read_index(index)?;
-        let broken = |what: String| Error::File { path: index.to_owned(), what, hint: String::new() };
-        let shards = files.keys().map(|file| Shard::open(&dir.join(file))).collect::<Result<_>>()?;
-        let opened = Self { shards };
-        let table = opened.table()?;
-        for (file, tensors) in files {
-            if let Some(missing) = tensors.iter().find(|tensor| table.get(tensor).is_none()) {
-                return Err(broken(format!("maps tensor `{missing}` to `{file}`, which does not have it")));
-            }
-        }
-        Ok(opened)
     }
 
     /// All tensors by name.
@@ -192,6 +179,27 @@ impl TensorFiles {
             FileBytes::Embedded(_) => None,
         });
         TensorTable::new(path, maps.collect(), ASKED_BY, self.shards.iter().flat_map(Shard::tensors))
+    }
+}
+
+/// The weights files of the model dir `dir`, sorted by name: those that [`TensorFiles::open`] reads.
+pub(super) fn weight_files(dir: &Path) -> Result<Vec<PathBuf>> {
+    Ok(listed_files(dir)?.into_keys().map(|file| dir.join(file)).collect())
+}
+
+/// The names of the weights files of the model dir `dir`, each with the tensors that the index maps to it, if there is one.
+fn listed_files(dir: &Path) -> Result<BTreeMap<String, Vec<String>>> {
+    let index = dir.join(INDEX_FILE);
+    if dir.join(WEIGHTS_FILE).exists() {
+        Ok([(WEIGHTS_FILE.to_owned(), Vec::new())].into())
+    } else if index.exists() {
+        read_index(&index)
+    } else {
+        Err(Error::File {
+            path: dir.to_owned(),
+            what: format!("has neither `{WEIGHTS_FILE}` nor `{INDEX_FILE}`"),
+            hint: what_else_it_is(dir),
+        })
     }
 }
 

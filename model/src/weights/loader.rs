@@ -60,7 +60,7 @@ pub(super) fn load(table: &TensorTable<'_>, plan: &LoadPlan<'_>) -> Result<Gpt> 
     }
     let is_surplus =
         |tensor: &&StoredTensor<'_>| !loader.used.contains(tensor.name) && !names.is_ignored(tensor.name, config);
-    match table.iter().find(is_surplus) {
+    match table.iter().filter(is_surplus).min_by_key(|tensor| tensor.name) {
         None => Ok(gpt),
         Some(surplus) => Err(Error::Tensor {
             path: surplus.path.to_owned(),

@@ -16,7 +16,7 @@ use super::{
     adapter::{Adapter, AdapterModel},
     architectures::OWN_CLASS,
     fields::Fields,
-    files::{DiskDtype, TensorFiles, what_else_it_is},
+    files::{self, DiskDtype, TensorFiles, what_else_it_is},
     generation_config::sampling_defaults,
     gguf,
     hf::{self, HfSchema},
@@ -389,6 +389,16 @@ fn load_config_json(dir: &Path) -> Result<(Map<String, Value>, PathBuf)> {
     mend(dir)?;
     let path = dir.join(CONFIG_FILE);
     Ok((read_object(&path)?, path))
+}
+
+/// The weights files of the model dir `dir`, sorted by name; or the GGUF file, and the other files of its model. These are
+/// the files that [`load`] reads.
+///
+/// # Errors
+/// As [`load`].
+pub fn weight_files(dir: &Path) -> Result<Vec<PathBuf>> {
+    let dir = &*model_of(dir);
+    if gguf::is_gguf(dir) { gguf::weight_files(dir) } else { read_whole(dir, || files::weight_files(dir)) }
 }
 
 /// The files of the model dir `dir` besides configuration and weights, by name: tokenizer, chat templates, sampling

@@ -3,10 +3,8 @@
 use std::{
     fmt::{self, Write as _},
     fs,
-    io::{self, Write as _},
 };
 
-use anyhow::Context;
 use clap::Args;
 use hearth_model::{
     device::{self, DeviceChoice},
@@ -14,6 +12,7 @@ use hearth_model::{
 };
 use serde::Serialize;
 
+use super::output;
 use crate::memory;
 
 /// The arguments of `hearth doctor`.
@@ -62,7 +61,7 @@ struct Chosen {
 pub(crate) fn run(args: DoctorArgs) -> anyhow::Result<()> {
     let report = Report::collect(args.device)?;
     let text = if args.json { format!("{}\n", serde_json::to_string_pretty(&report)?) } else { report.to_string() };
-    io::stdout().write_all(text.as_bytes()).context("cannot write to standard output")?;
+    output::print(&text)?;
     match report.problem {
         Some(problem) => Err(anyhow::anyhow!(problem)),
         None => Ok(()),

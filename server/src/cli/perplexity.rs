@@ -18,7 +18,7 @@ use hearth_model::{
     gpt::Gpt,
     kv_cache::{KvCache, PAGE_SIZE, StepPart},
     ops::KvDtype,
-    tokenizer::EncodeOptions,
+    tokenizer::{EncodeOptions, Tokenizer},
 };
 use serde::Serialize;
 
@@ -64,7 +64,7 @@ pub(crate) fn run(args: PerplexityArgs) -> anyhow::Result<()> {
     let limit = model.gpt.config().max_seq_len;
     let context = args.context.unwrap_or(DEFAULT_CONTEXT.min(limit));
     anyhow::ensure!((4..=limit).contains(&context), "`--context` must be in 4..={limit} for this model, got {context}");
-    let ids = model.tokenizer.encode(&text, EncodeOptions::TEXT)?;
+    let (ids, bos) = tokens(&model.tokenizer, &text)?;
     let windows = ids.chunks_exact(context);
     anyhow::ensure!(
         windows.len() > 0,
@@ -76,7 +76,10 @@ pub(crate) fn run(args: PerplexityArgs) -> anyhow::Result<()> {
     let (n_windows, mut total) = (windows.len(), 0.0);
     let kv_dtype = args.model.kv_dtype(&model.gpt)?;
     for window in windows {
-        total += window_loss(&model.gpt, kv_dtype, window)?;
+        let mut window = window.to_vec();
+        // In the place of a token that is not predicted.
+        window[0] = bos.unwrap_or(window[0]);
+        total += window_loss(&model.gpt, kv_dtype, &window)?;
     }
     let n_predicted = n_windows * (context - context / 2 - 1);
     let loss = total / n_predicted as f64;
@@ -104,6 +107,14 @@ pub(crate) fn run(args: PerplexityArgs) -> anyhow::Result<()> {
         report.loss,
         serde_json::to_string(&report)?
     ))
+}
+
+/// The tokens of `text`, and the one that prompts of this tokenizer begin with, if any: it is the first, as in llama.cpp.
+fn tokens(tokenizer: &Tokenizer, text: &str) -> hearth_model::Result<(Vec<TokenId>, Option<TokenId>)> {
+    let first = tokenizer.encode("", EncodeOptions::PROMPT)?.first().copied();
+    let bos = tokenizer.bos().map(|bos| bos.id).filter(|id| first == Some(*id));
+    let ids = bos.into_iter().chain(tokenizer.encode(text, EncodeOptions::TEXT)?).collect();
+    Ok((ids, bos))
 }
 
 /// Reads the whole text. Devices are rejected because they may never end; a pipe ends with its writer.

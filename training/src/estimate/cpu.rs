@@ -110,7 +110,7 @@ impl<'a> Shape<'a> {
     }
 
     /// The operations of one block's attention, and those of its MLP.
-    fn block(&self) -> [Vec<Op>; 2] {
+    pub(super) fn block(&self) -> [Vec<Op>; 2] {
         let gpt = self.gpt;
         let (n_rows, d, ff) = (self.n_rows, gpt.d_model, gpt.d_ff);
         let (q, kv) = (gpt.q_width(), gpt.kv_width());
@@ -176,7 +176,7 @@ impl<'a> Shape<'a> {
     fn pass(&self, account: &mut Account, run: &Run) {
         let gpt = self.gpt;
         let width = self.n_rows * gpt.d_model;
-        // The output matrix has no gradient if it does not train.
+        // The output matrix and its bias have no gradients if they do not train.
         let head = if self.adapter.is_some() { 0 } else { gpt.vocab_size * gpt.d_model };
         account.take(self.angles());
         let first: Vec<Op> =
@@ -195,7 +195,7 @@ impl<'a> Shape<'a> {
         forward(account, &last);
 
         // The gradients of the hidden states and of the output matrix are computed with the cross entropy.
-        let bias = if gpt.lm_head_bias { gpt.vocab_size } else { 0 };
+        let bias = if gpt.lm_head_bias && self.adapter.is_none() { gpt.vocab_size } else { 0 };
         account.take(width);
         account.take(width + head + bias);
         let chunk = (LOGITS_AT_ONCE / gpt.vocab_size.max(1)).max(MIN_ROWS).min(self.n_rows);
@@ -279,14 +279,29 @@ mod tests {
                 let gpt = GptConfig { norm_position: position, ..gpt.clone() };
                 let shape = Shape::new(&gpt, 64, 32, None);
                 let peaks = [false, true].map(|recomputes| {
-                    let run = Run { n_partial_sums: 1, n_moments: 0, largest_muon: 0, recomputes, keeps: false };
-                    let mut account = Account::default();
-                    shape.pass(&mut account, &run);
+                    let account = pass(&shape, recomputes);
                     assert_eq!(account.held(), gpt.n_params(), "{gpt:?}");
                     account.peak()
                 });
                 assert!(peaks[1] < peaks[0], "{peaks:?}, {gpt:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_pass_of_an_adapter_leaves_only_its_own_gradients() {
+        let sets = ["model.arch=gpt2", "model.tie_embeddings=false"].map(str::to_owned).to_vec();
+        let config = Layers { preset: Some("tiny".to_owned()), sets, ..Layers::default() }.resolve().unwrap();
+        let gpt = GptConfig { lm_head_bias: true, ..config.gpt_config(100).unwrap() };
+        let n_values = 80 * MATRICES.len() * gpt.n_layers;
+        let shape = Shape::new(&gpt, 64, 32, Some(AdapterSize { n_values, rank: 4, frozen_bytes: 0 }));
+        assert_eq!(pass(&shape, false).held(), n_values);
+    }
+
+    fn pass(shape: &Shape<'_>, recomputes: bool) -> Account {
+        let run = Run { n_partial_sums: 1, n_moments: 0, largest_muon: 0, recomputes, keeps: false };
+        let mut account = Account::default();
+        shape.pass(&mut account, &run);
+        account
     }
 }

@@ -1,7 +1,7 @@
 //! What the operations of a training step hold on a GPU.
 
 use hearth_model::{
-    config::{GptConfig, NormPosition, Positions},
+    config::{GptConfig, NormPosition, Positions, QkNormSpan},
     gpt::param_specs,
 };
 
@@ -27,6 +27,8 @@ pub(super) fn peak(
     let logits = (LOGITS_AT_ONCE / gpt.vocab_size.max(1)).clamp(1, n_rows.max(1)) * gpt.vocab_size;
     let mut account = Account::default();
     account.take(n_frozen + n_trained + run.n_moments + (run.n_partial_sums - 1) * n_trained);
+    let first: Vec<Op> = gpt.embed_norm.then(|| norm(gpt, n_rows, adapter)).into_iter().collect();
+    forward(&mut account, &first);
     let block = block(gpt, n_rows, seq_len, adapter);
     for _ in 0..gpt.n_layers {
         block.iter().for_each(|part| forward(&mut account, part));
@@ -48,6 +50,7 @@ pub(super) fn peak(
         }
         gradient = d;
     }
+    backward(&mut account, &first, gradient, false);
     let has_positions = gpt.positions == Positions::Learned && adapter.is_none();
     account.briefly(of_head + if has_positions { gpt.max_seq_len * gpt.d_model } else { 0 });
     // Temporary values of clipping, AdamW and Muon, of a parameter at a time.
@@ -56,13 +59,20 @@ pub(super) fn peak(
     account.peak()
 }
 
+/// A norm of activations.
+fn norm(gpt: &GptConfig, n_rows: usize, adapter: Option<AdapterSize>) -> Op {
+    let d = n_rows * gpt.d_model;
+    Op { kept: d, of_input: d, of_params: if adapter.is_some() { 0 } else { gpt.d_model }, scratch: 2 * n_rows }
+}
+
 /// The operations of one block's attention, and those of its MLP.
 fn block(gpt: &GptConfig, n_rows: usize, seq_len: usize, adapter: Option<AdapterSize>) -> [Vec<Op>; 2] {
     let (d, q, kv) = (n_rows * gpt.d_model, n_rows * gpt.q_width(), n_rows * gpt.kv_width());
     let scores = n_rows * gpt.n_heads * seq_len;
     let size = |[d_out, d_in]: [usize; 2]| d_out * d_in;
-    let of_vector = |n_values: usize| if adapter.is_some() { 0 } else { n_values };
-    let norm = Op { kept: d, of_input: d, of_params: of_vector(gpt.d_model), scratch: 2 * n_rows };
+    let norm = norm(gpt, n_rows, adapter);
+    // Sandwich blocks have another norm behind each part.
+    let after = (gpt.norm_position == NormPosition::Sandwich).then_some(norm);
     let linear = |d_out: usize, d_in: usize, recomputed_from: Option<usize>| {
         let op = Op {
             // With an adapter, also what its first matrix makes of the input.
@@ -76,7 +86,11 @@ fn block(gpt: &GptConfig, n_rows: usize, seq_len: usize, adapter: Option<Adapter
     let qk_norm = gpt.qk_norm.then(|| Op {
         kept: q + 2 * kv,
         of_input: q + 2 * kv,
-        of_params: of_vector(2 * gpt.head_dim),
+        of_params: match gpt.qk_norm_span {
+            _ if adapter.is_some() => 0,
+            QkNormSpan::Head => 2 * gpt.head_dim,
+            QkNormSpan::AllHeads => gpt.q_width() + gpt.kv_width(),
+        },
         scratch: 2 * n_rows * (gpt.n_heads + gpt.n_kv_heads),
     });
     // Queries, keys and values, and the logarithms of sums; in backward, probabilities and their gradients.
@@ -89,9 +103,9 @@ fn block(gpt: &GptConfig, n_rows: usize, seq_len: usize, adapter: Option<Adapter
     let widths = gpt.q_width() + 2 * gpt.kv_width();
     let normed = matches!(gpt.norm_position, NormPosition::Pre | NormPosition::Sandwich).then_some(d);
     let attention = [norm, linear(widths, gpt.d_model, normed)].into_iter().chain(qk_norm);
-    let attention = attention.chain([attend, linear(gpt.d_model, gpt.q_width(), None)]).chain(dropout);
+    let attention = attention.chain([attend, linear(gpt.d_model, gpt.q_width(), None)]).chain(after).chain(dropout);
     let mlp = [norm, linear(up, gpt.d_model, normed), activate, linear(gpt.d_model, gpt.d_ff, Some(n_rows * up))];
-    [attention.collect(), mlp.into_iter().chain(dropout).collect()]
+    [attention.collect(), mlp.into_iter().chain(after).chain(dropout).collect()]
 }
 
 fn largest_param(gpt: &GptConfig) -> usize {
@@ -109,8 +123,49 @@ pub(super) fn largest_tensor(gpt: &GptConfig, n_rows: usize, seq_len: usize) -> 
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
-    use super::*;
+    use hearth_model::config::Sizes;
+
+    use super::{super::cpu::Shape, *};
     use crate::config::Layers;
+
+    const SIZES: Sizes =
+        Sizes { vocab_size: 5000, max_seq_len: 64, n_layers: 3, n_heads: 4, n_kv_heads: 2, d_model: 32, d_ff: 48 };
+
+    #[test]
+    fn a_block_keeps_as_much_as_on_the_cpu() {
+        for norm_position in [NormPosition::Pre, NormPosition::Sandwich, NormPosition::Inside, NormPosition::Post] {
+            for qk_norm in [None, Some(QkNormSpan::Head), Some(QkNormSpan::AllHeads)] {
+                let gpt = GptConfig {
+                    norm_position,
+                    qk_norm: qk_norm.is_some(),
+                    qk_norm_span: qk_norm.unwrap_or_default(),
+                    ..GptConfig::llama(SIZES)
+                };
+                for adapter in [None, Some(AdapterSize { n_values: 1200, rank: 5, frozen_bytes: 0 })] {
+                    let sums = |block: [Vec<Op>; 2]| {
+                        block.map(|part| {
+                            let sum = |of: fn(&Op) -> usize| part.iter().map(of).sum::<usize>();
+                            [sum(|op| op.kept), sum(|op| op.of_input), sum(|op| op.of_params)]
+                        })
+                    };
+                    let on_cpu = sums(Shape::new(&gpt, 128, 64, adapter).block());
+                    assert_eq!(sums(block(&gpt, 128, 64, adapter)), on_cpu, "{gpt:?}, {adapter:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_norm_behind_embeddings_is_counted() {
+        let (n_rows, d_model) = (512, SIZES.d_model);
+        let peak = |embed_norm: bool| {
+            let gpt = GptConfig { embed_norm, ..GptConfig::llama(SIZES) };
+            let run = Run { n_partial_sums: 1, n_moments: 0, largest_muon: 0, recomputes: false, keeps: false };
+            peak(&gpt, (n_rows, 64), None, &run)
+        };
+        // At the peak, its input is kept beside its weight.
+        assert_eq!(peak(true) - peak(false), n_rows * d_model + d_model);
+    }
 
     #[test]
     fn an_adapter_has_no_gradients_and_moments_of_its_model() {

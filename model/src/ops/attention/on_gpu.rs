@@ -55,7 +55,8 @@ impl PagedSequences {
             n_heads,
             n_kv_heads,
             head_dim,
-            sliding_window: options.sliding_window,
+            // Positions and windows are added in 32 bits there.
+            sliding_window: options.sliding_window.map(|window| window.min(1 << 30)),
             has_slopes: options.alibi_slopes.is_some(),
             softcap_bits: options.softcap.map(|cap| (cap as f32).to_bits()),
             block_rows: 1,

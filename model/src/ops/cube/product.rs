@@ -162,18 +162,23 @@ impl Product<'_> {
 
     /// How the device multiplies; `None` if it cannot.
     fn plan(&self) -> Option<Plan> {
-        let client = &self.a.tensor.client;
-        let hardware = &client.properties().hardware;
-        let (element, fragment) = instructions(client)?;
-        let n_parts = if self.precision == Precision::Bf16 { 1 } else { 2 };
-        let plane = hardware.plane_size_max as usize;
-        let mut plan = Plan::new(element, fragment, n_parts, plane, self.dims[1]);
-        (plan.a_transposed, plan.b_transposed) = (self.a.is_transposed, self.b.is_transposed);
-        let fits = hardware.plane_size_min == hardware.plane_size_max
-            && plan.shared_bytes() <= hardware.max_shared_memory_size
-            && plan.lanes() <= hardware.max_units_per_cube as usize;
-        fits.then_some(plan)
+        let transposed = [self.a.is_transposed, self.b.is_transposed];
+        plan(&self.a.tensor.client, self.precision, self.dims[1], transposed)
     }
+}
+
+/// How the device of `client` makes products of `n` columns; `None` if it cannot.
+fn plan(client: &Client, precision: Precision, n: usize, transposed: [bool; 2]) -> Option<Plan> {
+    let hardware = &client.properties().hardware;
+    let (element, fragment) = instructions(client)?;
+    let n_parts = if precision == Precision::Bf16 { 1 } else { 2 };
+    let plane = hardware.plane_size_max as usize;
+    let mut plan = Plan::new(element, fragment, n_parts, plane, n);
+    [plan.a_transposed, plan.b_transposed] = transposed;
+    let fits = hardware.plane_size_min == hardware.plane_size_max
+        && plan.shared_bytes() <= hardware.max_shared_memory_size
+        && plan.lanes() <= hardware.max_units_per_cube as usize;
+    fits.then_some(plan)
 }
 
 /// Whether `device` multiplies numbers of bf16.
@@ -181,9 +186,11 @@ pub(in crate::ops) fn has_bf16_products(device: &CubeDevice) -> bool {
     has_instructions(&device.client())
 }
 
-/// Whether the device has instructions for these products.
+/// Whether the device makes all these products by its matrix instructions.
 pub(super) fn has_instructions(client: &Client) -> bool {
-    instructions(client).is_some()
+    // Products of fewer columns need less.
+    let fits = |precision| [false, true].map(|a| [false, true].map(|b| plan(client, precision, usize::MAX, [a, b])));
+    [Precision::F32, Precision::Bf16].map(fits).iter().flatten().flatten().all(Option::is_some)
 }
 
 /// The numbers of 16 bits, and how many rows, columns and terms an instruction has.

@@ -268,7 +268,7 @@ proptest! {
     fn paged_attention(
         heads in prop::sample::select(vec![(1usize, 1usize), (4, 2), (6, 2), (3, 3), (16, 1), (9, 3)]),
         head_dim in prop::sample::select(vec![4usize, 6, 12, 16, 64, 80]),
-        sliding_window in prop::option::of(prop_oneof![1..40usize, 100..200usize]),
+        sliding_window in prop::option::of(prop_oneof![1..40usize, 100..200usize, Just(u32::MAX as usize)]),
         alibi in any::<bool>(),
         softcap in prop::option::of(0.5..50.0f64),
         shapes in prop::collection::vec((prop_oneof![0..40usize, 100..300usize], prop_oneof![Just(1usize), 1..20usize]), 1..4),

@@ -25,7 +25,7 @@ const MAX_WEIGHTS: usize = if cfg!(test) { 1 << 10 } else { 64 << 20 };
 /// Rows of a slice of the weight are a multiple of this, so that slices of the bias and the output begin where a buffer may.
 const OUTPUTS: usize = 128;
 
-/// Whether the matrix's device has such instructions.
+/// Whether [`launch`] can multiply by the matrix on its device.
 pub(super) fn has_body(matrix: &Matrix) -> bool {
     matrix.d_in.is_multiple_of(TOGETHER) && product::has_instructions(&matrix.words.client)
 }

@@ -86,11 +86,12 @@ pub(super) fn write(values: &LoraValues, model: AdapterModel<'_>, path: &Path, f
         return Err(Error::Config { field: "architecture", what });
     }
     // One number for all, from which llama.cpp computes scales by rank. What another pair's scale has beyond it becomes part
-    // of `B`.
-    let alpha = pairs.first().map_or(0.0, |pair| pair.scale * pair.rank as f32);
+    // of `B`. It cannot be negative, and 0 stands for a scale of 1.
+    let alphas = pairs.iter().map(|pair| pair.scale * pair.rank as f32);
+    let alpha = alphas.filter(|alpha| *alpha > 0.0).next().unwrap_or(0.0);
     let mut tensors = Vec::new();
     for ModulePair { module, rank, scale, a, b } in pairs {
-        let factor = scale * rank as f32 / alpha;
+        let factor = if alpha == 0.0 { scale } else { scale * rank as f32 / alpha };
         let b: Vec<f32> = if factor == 1.0 { b } else { b.iter().map(|value| value * factor).collect() };
         let name = |part: &str| format!("{}.weight.lora_{part}", module.name);
         tensors.push(AdapterTensor { name: name("a"), shape: [rank, module.d_in], values: a.to_vec(), form });

@@ -182,7 +182,7 @@ const SMOLLM3: Gguf = Gguf {
     params: &[OUTSIDE, INTERLEAVED_QKV, BLOCK, GATED],
 };
 
-/// The same.
+/// Its converter lays queries and keys out as Llama's does.
 const GRANITE: Gguf = Gguf {
     name: "granite",
     base: llama,

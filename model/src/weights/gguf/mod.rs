@@ -165,14 +165,18 @@ fn with_model<T>(path: &Path, read: impl FnOnce(&Metadata<'_>, TensorTable<'_>) 
     })
 }
 
+/// The files of the model in the file `path`: this one, and the others where it is one of several.
+pub(super) fn weight_files(path: &Path) -> Result<Vec<PathBuf>> {
+    let first = Mmap::open(path)?;
+    let others = other_files(&Header::parse(&first, path)?.metadata)?;
+    Ok([vec![path.to_owned()], others].concat())
+}
+
 /// Maps the file at `path`, and the others of its model where it is one of several, for as long as `read` runs.
 fn with_files<T>(path: &Path, read: impl FnOnce(&Metadata<'_>, TensorTable<'_>) -> Result<T>) -> Result<T> {
     let first = Mmap::open(path)?;
     let Header { metadata, mut tensors } = Header::parse(&first, path)?;
-    let others = match metadata.unsigned(SPLIT_COUNT)? {
-        None | Some(0 | 1) => Vec::new(),
-        Some(n_files) => other_files(&metadata, n_files)?,
-    };
+    let others = other_files(&metadata)?;
     let maps = others.iter().map(|path| Ok((path, Mmap::open(path)?))).collect::<Result<Vec<_>>>()?;
     for (number, (path, map)) in maps.iter().enumerate() {
         let other = Header::parse(map, path)?;
@@ -194,8 +198,12 @@ fn with_files<T>(path: &Path, read: impl FnOnce(&Metadata<'_>, TensorTable<'_>) 
     }
 }
 
-/// The paths of the files that belong to the first of `n_files`: `NAME-00001-of-00003.gguf` has two more.
-fn other_files(metadata: &Metadata<'_>, n_files: u64) -> Result<Vec<PathBuf>> {
+/// The paths of the other files of the model: `NAME-00001-of-00003.gguf` has two more.
+fn other_files(metadata: &Metadata<'_>) -> Result<Vec<PathBuf>> {
+    let n_files = match metadata.unsigned(SPLIT_COUNT)? {
+        None | Some(0 | 1) => return Ok(Vec::new()),
+        Some(n_files) => n_files,
+    };
     let refuse =
         |what: String, hint: &str| Err(Error::File { path: metadata.path.to_owned(), what, hint: hint.to_owned() });
     if n_files > MAX_FILES {

@@ -131,7 +131,8 @@ impl Setting {
     pub(super) fn parse(text: &str) -> anyhow::Result<Self> {
         let text = text.trim();
         let end = text.find(|c: char| c == '=' || c.is_whitespace()).unwrap_or(text.len());
-        let (name, value) = (text[..end].trim(), text[end..].trim_start_matches(['=', ' ', '\t']).trim());
+        let (name, value) = (text[..end].trim(), text[end..].trim_start());
+        let value = value.strip_prefix('=').unwrap_or(value).trim();
         let is_name = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
         ensure!(is_name, "a parameter must be `NAME VALUE`, got `{text}`\nhint: for example `temperature 0.7`");
         ensure!(!OWN.contains(&name), "`{name}` cannot be set: `hearth chat` sets it itself");
@@ -210,6 +211,8 @@ mod tests {
         assert_eq!(parse("temperature=0.7").unwrap(), json!({ "seed": 1, "temperature": 0.7 }));
         assert_eq!(parse(r#"stop ["a", "b"]"#).unwrap()["stop"], json!(["a", "b"]));
         assert_eq!(parse("stop a b").unwrap()["stop"], "a b");
+        assert_eq!(parse("stop===").unwrap()["stop"], "==");
+        assert_eq!(parse("stop = =x").unwrap()["stop"], "=x");
         assert_eq!(parse("seed").unwrap(), json!({}));
         assert!(parse("messages []").unwrap_err().contains("`messages` cannot be set"));
         assert!(parse("=1").unwrap_err().contains("must be `NAME VALUE`"));

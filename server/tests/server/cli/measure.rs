@@ -4,6 +4,7 @@ use std::fs;
 
 use burn::tensor::Device;
 use hearth_model::{
+    TokenId,
     generate::next_logits,
     kv_cache::KvCache,
     ops::{KvDtype, has_fast_bf16_products},
@@ -12,7 +13,7 @@ use hearth_model::{
 use serde_json::{Value, json};
 
 use super::{model_dir, path, run, stderr, stdout};
-use crate::support::gpt;
+use crate::support::{EOS, gpt};
 
 /// Every command that has a cache takes the flag, and says what its cache was.
 #[test]
@@ -84,24 +85,40 @@ fn perplexity_is_what_its_definition_says() {
         let json = stdout(&output).lines().last().unwrap().to_owned();
         serde_json::from_str::<Value>(&json).unwrap()
     };
-    let report = perplexity("16");
     let gpt = gpt();
     let tokenizer = Tokenizer::from_dir(model.path()).unwrap();
     let ids = tokenizer.encode(&"abcabcaabbcc".repeat(5), EncodeOptions::TEXT).unwrap();
-    let (mut loss, mut n) = (0.0, 0);
-    for window in ids.chunks_exact(16) {
-        for end in 9..16 {
-            let mut cache = KvCache::new(gpt.config(), 1, KvDtype::F32, &gpt.device());
-            let mut table = cache.table();
-            let logits = next_logits(&gpt, &mut cache, &mut table, &window[..end]).unwrap();
-            let total: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
-            loss += total.ln() - f64::from(logits[window[end] as usize]);
-            n += 1;
+    let check = |bos: Option<TokenId>| {
+        let report = perplexity("16");
+        let ids: Vec<TokenId> = bos.into_iter().chain(ids.clone()).collect();
+        let (mut loss, mut n) = (0.0, 0);
+        for window in ids.chunks_exact(16) {
+            let window = [&[bos.unwrap_or(window[0])], &window[1..]].concat();
+            for end in 9..16 {
+                let mut cache = KvCache::new(gpt.config(), 1, KvDtype::F32, &gpt.device());
+                let mut table = cache.table();
+                let logits = next_logits(&gpt, &mut cache, &mut table, &window[..end]).unwrap();
+                let total: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
+                loss += total.ln() - f64::from(logits[window[end] as usize]);
+                n += 1;
+            }
         }
-    }
-    assert_eq!(report["n_predicted"], n);
-    let found = report["perplexity"].as_f64().unwrap();
-    assert!((found / (loss / f64::from(n)).exp() - 1.0).abs() < 1e-4, "{report}");
+        assert_eq!(report["n_predicted"], n);
+        let found = report["perplexity"].as_f64().unwrap();
+        assert!((found / (loss / f64::from(n)).exp() - 1.0).abs() < 1e-4, "{report}");
+    };
+    check(None);
+    // As llama.cpp does, a tokenizer that begins prompts with a token has it at the beginning of each window.
+    let write = |name: &str, json: &Value| std::fs::write(model.path().join(name), json.to_string()).unwrap();
+    let mut json: Value = serde_json::from_slice(&std::fs::read(model.path().join("tokenizer.json")).unwrap()).unwrap();
+    json["post_processor"] = json!({
+        "type": "TemplateProcessing", "pair": [],
+        "single": [{ "SpecialToken": { "id": "<|end|>", "type_id": 0 } }, { "Sequence": { "id": "A", "type_id": 0 } }],
+        "special_tokens": { "<|end|>": { "id": "<|end|>", "ids": [EOS], "tokens": ["<|end|>"] } },
+    });
+    write("tokenizer.json", &json);
+    write("tokenizer_config.json", &json!({ "bos_token": "<|end|>", "eos_token": "<|end|>" }));
+    check(Some(EOS));
 }
 
 #[test]

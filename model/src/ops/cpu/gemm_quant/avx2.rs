@@ -2,8 +2,10 @@
 //!
 //! AVX-VNNI adds four products of bytes to a sum of 32 bits in one instruction. Without it, `vpmaddubsw` adds two products
 //! in 16 bits, which saturate. As many of these sums are added in 16 bits as always fit (all of a block of 4-bit numbers,
-//! two to four of 5 or 6 bits); then they are widened. For 8-bit numbers, whose sums of two unsigned products do not fit,
-//! the sign moves from the weight to the input, and each sum is widened. Every way the sum of a block is exact.
+//! two to four of 5 or 6 bits); then they are widened. Of 8-bit numbers even the sum of two unsigned products does not fit.
+//! So several rows move the sign from the weight to the input, and widen each sum, in 4 instructions for 32 products and 2 for
+//! all rows together. A single row is taken apart into two digits instead, whose products with unsigned weights fit: 4.4
+//! instructions. Every way the sum of a block is exact.
 
 use std::{array, ops::Range};
 
@@ -102,7 +104,10 @@ macro_rules! kernels {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn of_rows<B: QuantBlock>(tile: Tile<'_, B>, totals: &mut [[f32; PANEL]]) {
     if in_16_bits::<B>() == 0 {
-        kernels!(with_signs, tile, totals, 1:4 2:4 3:2 4:2 5:1 6:1);
+        match totals.len() {
+            1 => kernels!(in_digits, tile, totals, 1:4),
+            _ => kernels!(with_signs, tile, totals, 2:4 3:2 4:2 5:1 6:1),
+        }
     } else {
         kernels!(in_pairs, tile, totals, 1:4 2:4 3:4 4:2 5:2 6:2);
     }
@@ -194,8 +199,13 @@ kernel!(
     in_pairs, "avx2,fma,f16c", sums_of_pairs
 );
 kernel!(
-    /// 8 bits with AVX2.
+    /// 8 bits with AVX2, several rows.
     with_signs, "avx2,fma,f16c", sums_with_signs
+);
+
+kernel!(
+    /// 8 bits with AVX2, one row.
+    in_digits, "avx2,fma,f16c", sums_of_digits
 );
 
 /// Lines to prefetch during a run.
@@ -338,6 +348,67 @@ unsafe fn sums_with_signs<B: QuantBlock, const N: usize, const R: usize>(
                 let pairs = _mm256_maddubs_epi16(sizes, x);
                 sums[register] = _mm256_add_epi32(sums[register], _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
             }
+        }
+    }
+    sums
+}
+
+/// Groups of the high digits whose products with any weights fit into 16 bits: 2 times 255 times -16 for each.
+const HIGHS_IN_16_BITS: usize = 4;
+
+/// An input is `8 high + low`, with `high` from -16 to 15 and `low` from 0 to 7. Sums of products of `low` and unsigned weights
+/// fit into 16 bits for all groups of a block: 2 times 255 times 7 for each.
+#[target_feature(enable = "avx2,fma,f16c")]
+#[inline]
+unsafe fn sums_of_digits<B: QuantBlock, const N: usize, const R: usize>(
+    block: &B,
+    inputs: &[RoundedBlock; N],
+    (run, half): (usize, usize),
+    from: usize,
+    ahead: Ahead,
+) -> Sums<N, R> {
+    use std::arch::x86_64::{
+        _mm256_add_epi16, _mm256_add_epi32, _mm256_and_si256, _mm256_loadu_si256, _mm256_madd_epi16,
+        _mm256_maddubs_epi16, _mm256_set1_epi8, _mm256_set1_epi16, _mm256_set1_epi32, _mm256_setzero_si256,
+        _mm256_srli_epi16, _mm256_storeu_si256, _mm256_sub_epi8, _mm256_xor_si256,
+    };
+    let mut digits = [[[0_i32; GROUPS]; 2]; N];
+    for (digits, input) in digits.iter_mut().zip(inputs) {
+        // SAFETY: a block of inputs has 32 bytes.
+        unsafe {
+            let x = _mm256_loadu_si256(input.values.as_ptr().cast());
+            let above = _mm256_xor_si256(x, _mm256_set1_epi8(i8::MIN));
+            let high = _mm256_and_si256(_mm256_srli_epi16::<3>(above), _mm256_set1_epi8(31));
+            _mm256_storeu_si256(digits[0].as_mut_ptr().cast(), _mm256_sub_epi8(high, _mm256_set1_epi8(16)));
+            _mm256_storeu_si256(digits[1].as_mut_ptr().cast(), _mm256_and_si256(x, _mm256_set1_epi8(7)));
+        }
+    }
+    let mut sums: Sums<N, R> = array::from_fn(|row| [_mm256_set1_epi32(inputs[row].start(B::CORRECTION, half)); R]);
+    let mut lows: Sums<N, R> = [[_mm256_setzero_si256(); R]; N];
+    let groups = groups::<B>(half);
+    for start in groups.clone().step_by(HIGHS_IN_16_BITS) {
+        let mut highs: Sums<N, R> = [[_mm256_setzero_si256(); R]; N];
+        for group in start..groups.end.min(start + HIGHS_IN_16_BITS) {
+            ahead.prefetch(group);
+            for n in 0..R {
+                // SAFETY: this function's own target features.
+                let weights = unsafe { block.numbers(run).load_eight(group, from + n) };
+                for ((highs, lows), digits) in highs.iter_mut().zip(&mut lows).zip(&digits) {
+                    let [high, low] = digits.map(|digits| _mm256_set1_epi32(digits[group]));
+                    highs[n] = _mm256_add_epi16(highs[n], _mm256_maddubs_epi16(weights, high));
+                    lows[n] = _mm256_add_epi16(lows[n], _mm256_maddubs_epi16(weights, low));
+                }
+            }
+        }
+        for (sums, highs) in sums.iter_mut().zip(highs) {
+            for (sum, high) in sums.iter_mut().zip(highs) {
+                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(high, _mm256_set1_epi16(8)));
+            }
+        }
+    }
+    for (sums, lows) in sums.iter_mut().zip(lows) {
+        for (sum, low) in sums.iter_mut().zip(lows) {
+            *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(low, _mm256_set1_epi16(1)));
         }
     }
     sums
