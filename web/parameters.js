@@ -47,7 +47,7 @@ export const GROUPS = [
   ] },
   { title: "Single tokens and words", parameters: [
     json("logit_bias", "Logit bias", "Added to the logits of tokens: a JSON object of token ids and values; 100 forces, -100 bans.", { placeholder: '{"42": -100}' }),
-    lines("bad_words", "Bad words", "Strings that the answer must not contain: one per line."),
+    lines("bad_words", "Bad words", "Words to ban: one per line. They can still occur inside other words, or made of other tokens."),
     ids("allowed_token_ids", "Allowed token ids", "Only these tokens can be generated. Separate ids by commas."),
     ids("stop_token_ids", "Stop token ids", "Tokens that end the answer, in addition to the model's own. Separate ids by commas."),
     number("min_tokens", "Min tokens", "Minimum number of tokens before the answer may end."),

@@ -40,8 +40,12 @@ fn limits() -> ParserLimits {
     ParserLimits { max_lexer_states: 50_000, verbose_errors: false, ..ParserLimits::default() }
 }
 
-/// Stack size for compiling, which is recursive, especially for schemas.
-const STACK_BYTES: usize = 32 << 20;
+/// Stack size for compiling, which is recursive: along chains of names and of references, too. Twice what the longest need
+/// that the limits below and those of schemas admit.
+const STACK_BYTES: usize = 128 << 20;
+
+/// Maximum number of rules and terminals in a grammar.
+const MAX_DEFINITIONS: usize = 4_000;
 
 /// Maximum number of operators in a grammar that intersect expressions: the library tracks every combination of their
 /// states.
@@ -208,6 +212,11 @@ fn check_size(grammar: &Grammar) -> Result<(), GrammarError> {
     }
     if let Grammar::Lark(source) = grammar {
         schema::check_in_lark(source)?;
+        let n_definitions = source.lines().filter(|line| is_definition(line)).count();
+        if n_definitions > MAX_DEFINITIONS {
+            let what = format!("must have at most {MAX_DEFINITIONS} rules and terminals, got {n_definitions}");
+            return Err(GrammarError::whole(what));
+        }
         let n_joints = source.matches('&').count();
         if n_joints > MAX_JOINTS {
             return Err(GrammarError::whole(format!("must have at most {MAX_JOINTS} `&`, got {n_joints}")));
@@ -226,6 +235,13 @@ fn check_size(grammar: &Grammar) -> Result<(), GrammarError> {
         return Err(GrammarError::whole("must have at least one text, and no empty ones"));
     }
     Ok(())
+}
+
+/// Whether a line of a Lark grammar begins a rule or a terminal: `name:`, also with attributes, a priority or parameters.
+fn is_definition(line: &str) -> bool {
+    let line = line.trim_start().trim_start_matches(['?', '!']);
+    let rest = line.trim_start_matches(|c: char| c.is_alphanumeric() || c == '_');
+    rest.len() < line.len() && rest.trim_start().starts_with([':', '.', '[', '{'])
 }
 
 /// Removes anchors at both ends, which the library does not support: the whole text is matched anyway.

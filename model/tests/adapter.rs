@@ -207,6 +207,9 @@ fn modules_named_with_their_layers_are_the_same_when_opened_again() {
     let model = AdapterModel::new(gpt.config(), Some(class_of("llama"))).unwrap();
     let targets = Targets::Named(vec!["layers.0.self_attn.q_proj".to_owned()]);
     let config = AdapterConfig { targets, ..AdapterConfig::all_linear(2, 4.0) };
+    let lacks = AdapterConfig { layers: Some(vec![0, 9]), ..config.clone() };
+    let error = Adapter::new(model, lacks, 1).unwrap_err().to_string();
+    assert!(error.contains("`lora.layers` has 9, but the model has the layers 0 to"), "{error}");
     let adapter = Adapter::new(model, config, 1).unwrap();
     let dir = tempfile::tempdir().unwrap();
     save(&dir.path().join("adapter"), &adapter, model);

@@ -196,30 +196,25 @@ mod tests {
     #[test]
     fn the_files_of_a_base_are_those_that_loading_reads() {
         let dir = tempfile::tempdir().unwrap();
+        let copy = |name: String| {
+            let to = dir.path().join(Path::new(&name).file_name().unwrap());
+            fs::copy(golden(&name), &to).unwrap();
+            to
+        };
         // Shards with an index, beside another copy of the weights.
-        let source = golden("golden/llama-sharded");
-        for number in 1..=5 {
-            let name = format!("model-{number:05}-of-00005.safetensors");
-            fs::copy(source.join(&name), dir.path().join(name)).unwrap();
-        }
-        for name in ["config.json", "model.safetensors.index.json"] {
-            fs::copy(source.join(name), dir.path().join(name)).unwrap();
-        }
+        let shards = [1, 2, 3, 4, 5].map(|n| copy(format!("golden/llama-sharded/model-{n:05}-of-00005.safetensors")));
+        copy("golden/llama-sharded/config.json".to_owned());
+        copy("golden/llama-sharded/model.safetensors.index.json".to_owned());
         let expected = digest_and_size(dir.path()).unwrap();
-        let shards = (1..=5).map(|number| n_bytes(&source.join(format!("model-{number:05}-of-00005.safetensors"))));
-        assert_eq!(expected.1, shards.sum());
+        assert_eq!(expected.1, shards.iter().map(|path| n_bytes(path)).sum::<u64>());
         fs::write(dir.path().join("consolidated.safetensors"), b"another copy").unwrap();
         assert_eq!(digest_and_size(dir.path()).unwrap(), expected);
 
         // A GGUF model of several files.
-        let parts = [1, 2, 3].map(|number| format!("split-{number:05}-of-00003.gguf"));
-        for name in &parts {
-            fs::copy(golden("gguf").join(name), dir.path().join(name)).unwrap();
-        }
-        let [first, _, last] = parts.map(|name| dir.path().join(name));
-        let (digest, size) = digest_and_size(&first).unwrap();
-        let names = [1, 2, 3].map(|number| golden("gguf").join(format!("split-{number:05}-of-00003.gguf")));
-        assert_eq!(size, names.iter().map(|path| n_bytes(path)).sum());
+        let parts = [1, 2, 3].map(|n| copy(format!("gguf/split-{n:05}-of-00003.gguf")));
+        let (digest, size) = digest_and_size(&parts[0]).unwrap();
+        assert_eq!(size, parts.iter().map(|path| n_bytes(path)).sum::<u64>());
+        let [first, _, last] = parts;
         let mut bytes = fs::read(&last).unwrap();
         *bytes.last_mut().unwrap() ^= 1;
         fs::write(&last, bytes).unwrap();

@@ -145,7 +145,7 @@ impl Estimate {
             moment_bytes: bytes(n_moments),
             gradient_bytes: bytes(n_params * n_partial_sums),
             activation_bytes: peak_bytes.saturating_sub(held),
-            largest_tensor_bytes: bytes(gpu::largest_tensor(gpt, n_rows, seq_len)),
+            largest_tensor_bytes: bytes(gpu::largest_tensor(gpt, n_rows, seq_len, !is_cpu && keeps)),
             peak_bytes,
         })
     }

@@ -202,9 +202,12 @@ mod tests {
     use crate::config::Layers;
 
     fn config(sets: &[&str]) -> TrainConfig {
-        let mut all = vec!["schedule.max_steps=2000", "schedule.warmup_steps=100", "schedule.min_lr_ratio=0.1"];
+        let mut base = TrainConfig::default();
+        base.schedule.max_steps = Some(2000);
+        let mut all = vec!["schedule.warmup_steps=100", "schedule.min_lr_ratio=0.1"];
         all.extend(sets);
-        let layers = Layers { sets: all.into_iter().map(str::to_owned).collect(), ..Layers::default() };
+        let layers =
+            Layers { base: Some(base), sets: all.into_iter().map(str::to_owned).collect(), ..Layers::default() };
         let config = layers.resolve().unwrap();
         config.validate().unwrap();
         config

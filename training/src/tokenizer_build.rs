@@ -9,7 +9,7 @@ mod word_counts;
 
 use std::{collections::BTreeSet, path::Path};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use hearth_model::tokenizer::Tokenizer;
 use serde_json::{Map, Value, json};
 
@@ -52,6 +52,12 @@ impl BuiltTokenizer {
     ) -> Result<BuiltTokenizer> {
         special.check()?;
         let vocab: Map<String, Value> = chars.enumerate().map(|(id, char)| (char.to_string(), id.into())).collect();
+        if let Some(token) = special.all().find(|token| vocab.contains_key(*token)) {
+            bail!(
+                "the special token `{token}` is also a character of the text\nhint: use a string that is longer than a character, \
+                 such as `{END_OF_TEXT}`"
+            );
+        }
         let added = special.all().enumerate().map(|(index, token)| {
             json!({
                 "id": vocab.len() + index, "content": token, "special": true,

@@ -163,7 +163,7 @@ impl<'a> Trainer<'a> {
         ensure!(
             found.is_empty(),
             "the checkpoint `{}` was made with another configuration: {}\nhint: use the settings of the run; only `schedule`, \
-             `eval`, `sample` and `checkpoint` may change",
+             `eval`, `sample`, `checkpoint` and `optim.recompute` may change",
             checkpoint.dir().display(),
             found.join("; ")
         );
@@ -420,7 +420,11 @@ impl<'a> Trainer<'a> {
     fn evaluate(&mut self, run: &RunDir, reporter: &mut Reporter) -> Result<Score> {
         let step = self.state.step;
         let val = self.score()?;
-        ensure!(val.loss.is_finite(), "the model of step {step} has a validation loss of {}", val.loss);
+        ensure!(
+            val.loss.is_finite(),
+            "the model of step {step} has a validation loss of {}\nhint: use a lower `optim.lr` or `optim.weight_decay`",
+            val.loss
+        );
         let is_best = self.state.best.is_none_or(|best| val.loss < best.val_loss);
         if is_best {
             self.save_model(run)?;

@@ -396,6 +396,7 @@ fn bad_input_is_refused_with_its_name_and_touches_nothing() {
     let tokenizer = files.tokenizer();
     let text = files.write("text.txt", (0..50).map(document).collect::<String>());
     let latin1 = files.write("latin1.txt", b"caf\xe9");
+    let latin1_line = files.write("latin1.jsonl", b"{\"text\": \"caf\xe9\"}\n");
     let empty = files.write("empty.txt", "");
     let line = files.write("lines.jsonl", "{\"text\": \"a\"}\n{\"text\": \n");
     let gzip = files.write("lines.jsonl.gz", b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\x03\xab");
@@ -406,11 +407,16 @@ fn bad_input_is_refused_with_its_name_and_touches_nothing() {
     files.write("hidden/.only", "x");
     let hidden = files.name("hidden");
     let weighted = format!("{text}=0");
+    let (rare, common) = (format!("{text}=5e-5"), format!("{text}=1"));
+    let pipe = files.name("pipe.txt");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let folder = Path::new(&full).parent().unwrap().to_str().unwrap().to_owned();
 
-    let prepare_cases: [(&[&str], &str); 15] = [
+    let prepare_cases: [(&[&str], &str); 19] = [
         (&[&missing], "missing.txt"),
+        (&[&pipe], "pipe.txt`: it is not a regular file"),
         (&[&latin1], "latin1.txt` is not UTF-8 text: byte 0xe9 at offset 3"),
+        (&[&latin1_line], "latin1.jsonl`, line 1: it is not UTF-8 text"),
         (&[&empty], "empty.txt` has no text"),
         (&[&line], "lines.jsonl`, line 2"),
         (&[&line, "--text-field", "body"], "line 1: there is no field `body`"),
@@ -419,8 +425,13 @@ fn bad_input_is_refused_with_its_name_and_touches_nothing() {
         (&[&hidden], "has no files"),
         (&[&text, "--separator", ""], "separator"),
         (&[&text, "--val-fraction", "1.5"], "above 0 and below 1, got 1.5"),
+        (&[&text, "--val-fraction", "-0.1"], "above 0 and below 1, got -0.1"),
         (&[&text, "--split", "hash"], "the val split has 0 tokens"),
         (&[&weighted], "text.txt` must be positive, got 0"),
+        (
+            &[&rare, &common, "--separator", "\n", "--stopping-strategy", "all_exhausted"],
+            "text.txt` would be repeated more than 10000 times",
+        ),
         (&[&format!("{text}=1"), &latin1], "latin1.txt` has no weight"),
         (&[&text, "--tokenizer", &folder], "tokenizer.json"),
         (&[&text, "--out", &folder], "full"),
@@ -437,12 +448,15 @@ fn bad_input_is_refused_with_its_name_and_touches_nothing() {
         assert!(error.contains(message), "{args:?}: {error}");
         assert!(!Path::new(&out).exists(), "{args:?} wrote something");
     }
-    let tokenizer_cases: [(&[&str], &str); 7] = [
+    let tokenizer_cases: [(&[&str], &str); 10] = [
         (&[&missing], "missing.txt"),
+        (&[&pipe], "pipe.txt`: it is not a regular file"),
         (&[&latin1], "0xe9 at offset 3"),
         (&[&empty], "no text"),
         (&[&line], "line 2"),
         (&[&text, "--vocab-size", "256"], "from 257 tokens"),
+        (&[&text, "--vocab-size", "4000000000"], "hint: use a smaller vocabulary"),
+        (&[&text, "--chars", "--eos", "h"], "the special token `h` is also a character of the text"),
         (&[&text, "--pad=<|endoftext|>"], "cannot be both the end-of-text token and the padding token"),
         (&[&text, "--out", &folder], "full"),
     ];

@@ -65,6 +65,11 @@ fn what_cannot_be_measured_is_refused_before_the_model_is_opened() {
     let choices = tasks("choices.jsonl");
     let choices = choices.to_str().unwrap();
     let nowhere = "/nowhere/at/all.jsonl";
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (pipe, latin1) = (path("pipe"), path("latin1.txt"));
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    fs::write(&latin1, b"one\ncaf\xe9\n").unwrap();
     for (args, code, message) in [
         (&["classify", "absent", "--data", topics, "--c", "0"][..], 2, "must be a number above 0, got 0"),
         (&["classify", "absent", "--data", topics, "--c", "nan"], 2, "must be a number above 0"),
@@ -80,6 +85,9 @@ fn what_cannot_be_measured_is_refused_before_the_model_is_opened() {
             "cannot write `/nowhere/at/all.jsonl`",
         ),
         (&["translation", "absent", "--data", translation, "--stop", ""], 2, "--stop"),
+        (&["translation", "absent", "--data", &pipe], 1, "pipe`: it is not a regular file"),
+        (&["score", "--hypotheses", &pipe, "--references", topics], 1, "pipe`: it is not a regular file"),
+        (&["score", "--hypotheses", &latin1, "--references", topics], 1, "latin1.txt`, line 2: it is not UTF-8 text"),
         (
             &["translation", "absent", "--data", translation, "--beams", "2", "--length-penalty", "11"],
             2,
@@ -132,5 +140,6 @@ fn classes_are_measured_on_texts_that_were_not_trained_on() {
     // The same texts to test on are told.
     let output = eval(&["classify", model, "--data", data, "--test", data, "--device", "cpu"]);
     assert!(output.status.success(), "{}", stderr(&output));
+    assert!(stderr(&output).contains("device: CPU (requested)"), "{}", stderr(&output));
     assert!(stderr(&output).contains("warning: 40 of the texts to test on are also trained on"), "{}", stderr(&output));
 }

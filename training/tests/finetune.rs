@@ -332,6 +332,19 @@ fn what_is_left_opens_and_has_learned() {
         case.path("again").to_str().unwrap(),
     ]);
     assert!(stderr(&output).contains("is an adapter"), "{}", stderr(&output));
+    let init = format!("model.init={}", adapter.display());
+    let bench = ["bench", "--preset", "tiny", "--device", "cpu", "--steps", "1"];
+    let output = hearth_train(&bench);
+    succeeded(&output);
+    assert!(stderr(&output).contains("device: CPU (requested)"), "{}", stderr(&output));
+    let output = hearth_train(&[&bench[..], &["--set", &init]].concat());
+    assert!(stderr(&output).contains("is an adapter, not a model\nhint: "), "{}", stderr(&output));
+    let text = case.path("text.txt");
+    fs::write(&text, "What is it? It is a lamp.\n".repeat(100)).unwrap();
+    let (text, again) = (text.to_str().unwrap(), case.path("again"));
+    let quickstart = ["quickstart", text, "--out", again.to_str().unwrap(), "--preset", "tiny", "--device", "cpu"];
+    let output = hearth_train(&[&quickstart[..], &["--set", &init]].concat());
+    assert!(stderr(&output).contains("is an adapter, not a model\nhint: "), "{}", stderr(&output));
 }
 
 #[test]

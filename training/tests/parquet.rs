@@ -144,6 +144,11 @@ fn examples_of_tables_are_those_of_lines() {
     let found = read(golden("keep.parquet"));
     assert_eq!(found, read(path));
     assert!(found[0].1.contains(&true) && !found[1].1.contains(&true), "{found:?}");
+    // Columns that are null in all rows.
+    let path = dir.path().join("nulls.jsonl");
+    fs::write(&path, "{\"text\": \"What is it?\", \"keep\": null}\n{\"text\": \"It is a lamp.\", \"tools\": null}\n")
+        .unwrap();
+    assert_eq!(read(golden("nulls.parquet")), read(path));
 }
 
 #[test]

@@ -226,7 +226,7 @@ fn a_budget_in_minutes_is_extended_until_the_cooldown_begins() {
     let case = Case::new();
     let steps = |out: &str, kind: &str, minutes: &str, flags: &[&str]| -> Result<u64, String> {
         let sets = [format!("schedule.kind={kind}"), format!("schedule.max_minutes={minutes}")];
-        let sets = [&SETS[..5], &sets.each_ref().map(String::as_str), &["eval.every=0", "sample.every=0"]].concat();
+        let sets = [&SETS[..4], &sets.each_ref().map(String::as_str), &["eval.every=0", "sample.every=0"]].concat();
         let output = case.train(out, &sets, &[&["--json"], flags].concat());
         if !output.status.success() {
             return Err(stderr(&output));

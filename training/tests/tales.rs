@@ -68,6 +68,9 @@ fn tales_are_written_measured_and_judged() {
         fail(dir, &["tales", "--judge", "p.jsonl"])
             .contains("`p.jsonl`, line 1: the last message is not the assistant's")
     );
+    fs::write(dir.join("text.jsonl"), "Once\n").unwrap();
+    let error = fail(dir, &["tales", "--judge", "text.jsonl"]);
+    assert!(error.contains("`text.jsonl`, line 1: expected value at column 1\nhint: "), "{error}");
 }
 
 #[test]
@@ -104,6 +107,24 @@ fn a_conversation_becomes_the_tokens_that_a_server_would_make() {
     fs::write(dir.join("b.jsonl"), format!("{line}\n{{\"messages\": [{{\"role\": 1}}]}}\n")).unwrap();
     let error = fail(dir, &["prepare", "b.jsonl", "--tokenizer", "tokenizer", "--out", "other"]);
     assert!(error.contains("`b.jsonl`, line 2: `messages` is not a conversation"), "{error}");
+}
+
+/// Nothing is left that would be in the way of another try, or be taken for the whole.
+#[test]
+fn what_cannot_be_written_to_its_end_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    for args in [["tales", "--out", "a.jsonl"], ["bilingual", "--out", "data"]] {
+        // Files of at most a few kilobytes.
+        let mut command = Command::new("sh");
+        command.args(["-c", "trap '' XFSZ; ulimit -f 8; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_hearth-train")]);
+        let output = command.args(args).current_dir(dir).output().unwrap();
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{args:?}: {message}");
+        assert!(message.contains("cannot write `"), "{message}");
+        let left: Vec<_> = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
 }
 
 #[test]

@@ -47,8 +47,8 @@ impl PagedSequences {
     /// The sequences of a step over pools on `device`. All layers of the step have the same [`AttentionOptions`],
     /// except that some may have a sliding window and others none.
     ///
-    /// # Panics Unless the sequences' rows are consecutive from 0, and each sequence has as many slots as keys: kernels
-    /// rely on both.
+    /// # Panics
+    /// Unless the sequences' rows are consecutive from 0, and each sequence has as many slots as keys: kernels rely on
     /// both.
     pub(crate) fn new(sequences: Vec<PagedRows>, device: &Device) -> Self {
         #[cfg(not(feature = "gpu"))]

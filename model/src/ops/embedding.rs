@@ -16,7 +16,8 @@ use super::{
 /// Looks up `ids [n]` in `table [n_entries, d_model]`: `[n, d_model]` in f32. Ids must be below `n_entries`; a GPU
 /// cannot report others, and takes the last entry for them.
 ///
-/// # Panics Except on a GPU, if an id is not below `n_entries`.
+/// # Panics
+/// Except on a GPU, if an id is not below `n_entries`.
 pub(crate) fn embedding(table: &Weight, ids: Tensor<1, Int>) -> Tensor<2> {
     let of_both_uses = table.of_both_uses();
     match table.form() {

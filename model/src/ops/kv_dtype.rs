@@ -29,7 +29,8 @@ impl KvDtype {
     /// The dtype that was asked for; by default f32 for models on `device` whose matrices are f32 or bf16 (which should
     /// give the results of f32), else f16.
     ///
-    /// # Errors [`Error::Device`] if the device does not support the dtype.
+    /// # Errors
+    /// [`Error::Device`] if the device does not support the dtype.
     pub fn choose(asked: Option<Self>, weights: Dtype, device: &Device) -> Result<Self> {
         match asked {
             Some(asked) if !asked.is_for(device) => {

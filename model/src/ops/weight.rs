@@ -80,8 +80,9 @@ pub struct GpuWeight {
 impl Weight {
     /// Stores `data`, `[d_out, d_in]` in f32, on `device` as `dtype`, rounded to the nearest (ties to even).
     ///
-    /// # Errors [`Error::Execution`] if `data` is not f32; [`Error::Param`] if the device does not compute with
-    /// `dtype`, or values cannot be rounded to it.
+    /// # Errors
+    /// [`Error::Execution`] if `data` is not f32; [`Error::Param`] if the device does not compute with `dtype`, or
+    /// values cannot be rounded to it.
     pub fn new(data: TensorData, dtype: Dtype, device: &Device) -> Result<Self> {
         let dims = data.shape().dims();
         if has_kernels(device) {
@@ -120,7 +121,8 @@ impl Weight {
 
     /// Stores a quantized matrix on `device`, with the same numbers.
     ///
-    /// # Errors [`Error::Param`] if the device does not compute with its dtype.
+    /// # Errors
+    /// [`Error::Param`] if the device does not compute with its dtype.
     pub fn from_quantized(matrix: &QuantizedMatrix, device: &Device) -> Result<Self> {
         if cpu::is_cpu(device) {
             return Self::from_blocks(&MatrixRows::of(matrix.blocks(), matrix.dims()), matrix.dtype(), device);
@@ -214,7 +216,8 @@ impl Weight {
     /// Reads the quantized blocks off the device; `None` if the weight is not quantized. K-quants are converted: see
     /// [`Dtype::stored_as`].
     ///
-    /// # Errors [`Error::Execution`](crate::Error::Execution) if the device cannot be read.
+    /// # Errors
+    /// [`Error::Execution`](crate::Error::Execution) if the device cannot be read.
     pub fn read_quantized(&self) -> Result<Option<QuantizedMatrix>> {
         if !self.dtype().is_quantized() {
             return Ok(None);

@@ -314,3 +314,27 @@ impl StoredPart<'_, '_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use std::{fs, path::Path};
+
+    use crate::weights::model_dir::{self, LoadOptions};
+
+    #[test]
+    fn of_several_surplus_tensors_the_first_by_name_is_named() {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/llama");
+        let dir = tempfile::tempdir().unwrap();
+        fs::copy(source.join("model.safetensors"), dir.path().join("model.safetensors")).unwrap();
+        let config = fs::read_to_string(source.join("config.json")).unwrap();
+        let one_layer = config.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1");
+        assert_ne!(one_layer, config);
+        fs::write(dir.path().join("config.json"), one_layer).unwrap();
+        let options = LoadOptions { device: burn::tensor::Device::flex(), dtype: None };
+        for _ in 0..8 {
+            let error = model_dir::load_gpt(dir.path(), &options).unwrap_err().to_string();
+            assert!(error.contains("`model.layers.1.input_layernorm.weight`"), "{error}");
+        }
+    }
+}

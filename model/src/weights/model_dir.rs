@@ -337,13 +337,30 @@ pub fn load_text(dir: &Path) -> Result<LoadedText> {
     let vocab_size = load_config(dir)?.vocab_size;
     read_whole(dir, || {
         let tokenizer = Tokenizer::from_dir(dir)?;
-        let generation_path = dir.join(GENERATION_FILE);
-        let generation = if generation_path.exists() { read_object(&generation_path)? } else { Map::new() };
-        let (config, config_path) = load_config_json(dir)?;
-        let files = [(generation_path, generation), (config_path, config)];
-        let eos_token_ids = eos_token_ids(&files, vocab_size, &tokenizer)?;
+        let eos_token_ids = read_eos_token_ids(dir, vocab_size, &tokenizer)?;
         Ok(LoadedText { chat_template: ChatTemplate::from_dir(dir)?, tokenizer, eos_token_ids })
     })
+}
+
+/// The tokens that end a text of the model in `dir`, or in a GGUF file, if `tokenizer` is its tokenizer: its own, or one that
+/// an adapter was trained with.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_eos_token_ids(dir: &Path, tokenizer: &Tokenizer) -> Result<Vec<TokenId>> {
+    let dir = &*model_of(dir);
+    if gguf::is_gguf(dir) {
+        return Ok(gguf::load_text(dir)?.eos_token_ids);
+    }
+    let vocab_size = load_config(dir)?.vocab_size;
+    read_whole(dir, || read_eos_token_ids(dir, vocab_size, tokenizer))
+}
+
+fn read_eos_token_ids(dir: &Path, vocab_size: usize, tokenizer: &Tokenizer) -> Result<Vec<TokenId>> {
+    let generation_path = dir.join(GENERATION_FILE);
+    let generation = if generation_path.exists() { read_object(&generation_path)? } else { Map::new() };
+    let (config, config_path) = load_config_json(dir)?;
+    eos_token_ids(&[(generation_path, generation), (config_path, config)], vocab_size, tokenizer)
 }
 
 /// Reads the architecture of the model dir `dir`, or of a GGUF file, without its weights.

@@ -79,7 +79,13 @@ impl Body {
             Ok(Value::Object(entries)) => Ok(Fields::of_body(entries, log, bytes.len(), key_salt)),
             Ok(other) => Err(ApiError::bad_request(format!("the body must be a JSON object, got {}", shown(&other)))),
             Err(BadJson::Malformed(error)) => {
-                Err(ApiError::bad_request(format!("the body must be a JSON object: {error}")))
+                let error = error.to_string();
+                // The text is all that tells these errors from others.
+                let hint = match error.contains("hex escape") {
+                    true => "\nhint: a string has half of a surrogate pair, as when text is cut within an emoji",
+                    false => "",
+                };
+                Err(ApiError::bad_request(format!("the body must be a JSON object: {error}{hint}")))
             }
             Err(BadJson::TooManyValues(most)) => Err(ApiError::bad_request(format!(
                 "the body has too many values: its {} bytes would take more than {most} in memory\n\
@@ -121,5 +127,13 @@ mod tests {
             assert!(parse(body.to_owned()).is_err(), "{body:.20}");
         }
         assert!(parse(&b"{\"a\": \"\xff\"}"[..]).is_err());
+    }
+
+    #[test]
+    fn half_of_a_surrogate_pair_is_explained() {
+        for text in [r"cut \ud83d", r"\ud83d and", r"\ud83d\u0041", r"\ude00"] {
+            let error = parse(format!("{{\"a\": \"{text}\"}}")).err();
+            assert!(error.is_some_and(|error| error.message().contains("half of a surrogate pair")), "{text}");
+        }
     }
 }

@@ -115,8 +115,13 @@ impl Fields {
             name,
             || schema::number(range),
             |value| {
-                let number = value.as_f64().filter(|number| range.contains(*number)).map(|number| number as f32);
-                number.ok_or_else(|| range.to_string())
+                let given = value.as_f64();
+                let number = given.filter(|number| range.contains(*number)).map(|number| number as f32);
+                let fits = |given: f64| given == 0.0 || given as f32 != 0.0 && (given as f32).is_finite();
+                number.ok_or_else(|| match given.is_none_or(fits) {
+                    true => range.to_string(),
+                    false => format!("{range} that a 32-bit float can hold"),
+                })
             },
         )
     }
@@ -508,6 +513,12 @@ mod tests {
             |error: ApiError| error.envelope().pointer("/error/message").unwrap().as_str().unwrap().to_owned();
         let error = fields(r#"{"temperature": "hot"}"#).number("temperature", 0.0..=2.0).unwrap_err();
         assert_eq!(message(error), r#"`temperature` must be a number from 0 to 2, got `"hot"`"#);
+        for given in ["1e-300", "1e+300"] {
+            let error =
+                fields(&format!(r#"{{"dry_base": {given}}}"#)).number("dry_base", 0.0..=f32::INFINITY).unwrap_err();
+            let expected = format!("`dry_base` must be a number from 0 up that a 32-bit float can hold, got `{given}`");
+            assert_eq!(message(error), expected);
+        }
         let error = fields(r#"{"n": 1.5}"#).count("n", 1..=128).unwrap_err();
         assert_eq!(message(error), "`n` must be a whole number from 1 to 128, got `1.5`");
         for given in ["9223372036854775808", "1e30"] {

@@ -49,8 +49,14 @@ const MAX_STOP_STRINGS: usize = 128;
 /// Maximum length of `cache_salt`, as in vLLM.
 const MAX_SALT_CHARS: usize = 1024;
 
-/// Fields that would change the answer and are not supported: rejected instead of ignored.
-const UNSUPPORTED: [&str; 5] = ["grammar", "json_schema", "functions", "function_call", "logits_processors"];
+/// Fields that would change the answer and are not supported: rejected instead of ignored. The second ones replace them.
+const UNSUPPORTED: [(&str, Option<&str>); 5] = [
+    ("grammar", Some("structured_outputs.grammar")),
+    ("json_schema", Some("structured_outputs.json")),
+    ("functions", Some("tools")),
+    ("function_call", Some("tool_choice")),
+    ("logits_processors", None),
+];
 
 /// A parsed request without the prompt; types and ranges are checked.
 #[derive(Clone, Debug)]
@@ -478,9 +484,10 @@ pub(crate) fn examples(smallest: &Value) -> Vec<Value> {
 }
 
 fn refuse_unsupported(fields: &mut Fields) -> Result<(), ApiError> {
-    for name in UNSUPPORTED {
+    for (name, replacement) in UNSUPPORTED {
         if fields.take(name).is_some() {
-            return Err(ApiError::invalid(name, format!("`{name}` is not supported")));
+            let hint = replacement.map_or_else(String::new, |other| format!("\nhint: use `{other}`"));
+            return Err(ApiError::invalid(name, format!("`{name}` is not supported{hint}")));
         }
     }
     Ok(())

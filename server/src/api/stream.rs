@@ -11,7 +11,7 @@ use std::{
 };
 
 use axum::{
-    http::{HeaderName, HeaderValue},
+    http::{HeaderName, HeaderValue, header},
     response::{
         IntoResponse, Response,
         sse::{self, KeepAlive, Sse},
@@ -294,6 +294,9 @@ where
 {
     let body = SseBody { deltas, write, stage: Stage::Deltas, written: VecDeque::new() };
     let mut response = Sse::new(body).keep_alive(KeepAlive::new().interval(options.keep_alive)).into_response();
+    // Some clients take text without a charset for ISO-8859-1.
+    let content_type = HeaderValue::from_static("text/event-stream; charset=utf-8");
+    response.headers_mut().insert(header::CONTENT_TYPE, content_type);
     // Disables nginx's response buffering.
     let no_buffering = (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
     response.headers_mut().extend([no_buffering]);

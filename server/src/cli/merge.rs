@@ -1,15 +1,17 @@
 //! `hearth merge`: writes a model with a LoRA adapter added to its matrices.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{
     Args,
     builder::{OsStringValueParser, TypedValueParser},
 };
 use hearth_model::{
+    TokenId,
     device::{self, DeviceChoice},
     model_source::ModelSource,
     ops::Dtype,
+    tokenizer::Tokenizer,
     weights::{
         DiskDtype,
         adapter::{Adapter, AdapterModel},
@@ -51,16 +53,8 @@ pub(crate) fn run(args: MergeArgs) -> anyhow::Result<()> {
     let device = device::choose(DeviceChoice::Cpu)?.device;
     let options = LoadOptions { device, dtype: Some(Dtype::F32) };
     let gpt = model_dir::load_gpt_merged(&model, &options, Some(&adapter.values))?;
-    // The tokenizer and the chat template that the adapter was trained with, where they were saved.
-    let has_own_text = adapter_dir.join("tokenizer.json").exists();
-    let text = if has_own_text { &*adapter_dir } else { &*model };
-    let options = SaveOptions {
-        dtype,
-        class,
-        eos_token_ids: model_dir::load_text(&model)?.eos_token_ids,
-        extra_files: model_dir::files_beside_weights(text)?,
-        ..SaveOptions::default()
-    };
+    let (eos_token_ids, extra_files) = text_of(&model, &adapter_dir)?;
+    let options = SaveOptions { dtype, class, eos_token_ids, extra_files, ..SaveOptions::default() };
     model_dir::write(&staged, &gpt, &options)?;
     staged.commit()?;
     output::print(&format!(
@@ -68,4 +62,51 @@ pub(crate) fn run(args: MergeArgs) -> anyhow::Result<()> {
         out.display(),
         megabytes(&out)?
     ))
+}
+
+/// Names and contents.
+type TextFiles = Vec<(String, Vec<u8>)>;
+
+/// The end-of-sequence tokens of the merged model, and its files beside the weights. Tokenizer and chat template are
+/// those that were saved with the adapter, if any; then the base need not have its own. PEFT saves no
+/// `generation_config.json` with an adapter, so the base's is used.
+fn text_of(model: &Path, adapter: &Path) -> anyhow::Result<(Vec<TokenId>, TextFiles)> {
+    if !adapter.join("tokenizer.json").exists() {
+        return Ok((model_dir::load_text(model)?.eos_token_ids, model_dir::files_beside_weights(model)?));
+    }
+    let eos_token_ids = model_dir::load_eos_token_ids(model, &Tokenizer::from_dir(adapter)?)?;
+    let mut files = model_dir::files_beside_weights(adapter)?;
+    let is_generation_config = |(name, _): &(String, Vec<u8>)| name == "generation_config.json";
+    if !files.iter().any(is_generation_config) {
+        files.extend(model_dir::files_beside_weights(model)?.into_iter().filter(is_generation_config));
+    }
+    Ok((eos_token_ids, files))
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn an_adapter_with_a_tokenizer_needs_none_of_its_base() {
+        // It has `config.json` and `generation_config.json`, and no tokenizer.
+        let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/tests/golden/llama");
+        let adapter = tempfile::tempdir().unwrap();
+        assert!(text_of(&base, adapter.path()).is_err());
+        let tokenizer = r#"{"version": "1.0", "added_tokens": [],
+            "pre_tokenizer": {"type": "Split", "pattern": {"Regex": "."}, "behavior": "Isolated", "invert": false},
+            "decoder": {"type": "Fuse"}, "model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}}"#;
+        fs::write(adapter.path().join("tokenizer.json"), tokenizer).unwrap();
+        let (eos_token_ids, files) = text_of(&base, adapter.path()).unwrap();
+        assert_eq!(eos_token_ids, [2]);
+        let generation = ("generation_config.json".to_owned(), fs::read(base.join("generation_config.json")).unwrap());
+        assert_eq!(files, [("tokenizer.json".to_owned(), tokenizer.as_bytes().to_vec()), generation.clone()]);
+        // The adapter's own counts.
+        fs::write(adapter.path().join("generation_config.json"), "{}").unwrap();
+        let (_, files) = text_of(&base, adapter.path()).unwrap();
+        assert!(files.contains(&("generation_config.json".to_owned(), b"{}".to_vec())) && !files.contains(&generation));
+    }
 }

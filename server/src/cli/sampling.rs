@@ -50,7 +50,8 @@ impl SamplingArgs {
         SamplingParams {
             temperature: self.temperature.unwrap_or(defaults.temperature),
             top_k: self.top_k.unwrap_or(defaults.top_k),
-            top_p: self.top_p.unwrap_or(defaults.top_p),
+            // As in the API, 0 keeps only the most likely token.
+            top_p: self.top_p.map_or(defaults.top_p, |top_p| if top_p == 0.0 { f32::MIN_POSITIVE } else { top_p }),
             min_p: self.min_p.unwrap_or(defaults.min_p),
             repetition_penalty: self.repetition_penalty.unwrap_or(defaults.repetition_penalty),
             seed: self.seed.unwrap_or_else(random_u64),

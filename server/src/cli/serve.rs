@@ -1,6 +1,8 @@
 //! `hearth serve`: the HTTP server.
 
 use std::{
+    io,
+    net::SocketAddr,
     thread,
     time::{Duration, Instant},
 };
@@ -8,7 +10,12 @@ use std::{
 use anyhow::{Context, anyhow};
 use clap::Args;
 use hearth_model::{model_source::ModelSource, ops};
-use tokio::{net::TcpListener, runtime, sync::mpsc, task::spawn_blocking};
+use tokio::{
+    net::{TcpListener, TcpSocket, lookup_host},
+    runtime,
+    sync::mpsc,
+    task::spawn_blocking,
+};
 
 use super::download;
 use crate::{
@@ -24,6 +31,10 @@ use crate::{
 
 /// Timeout for exporting the last spans.
 const LAST_SPANS: Duration = Duration::from_secs(3);
+
+/// Connections that may wait to be accepted; the kernel may allow fewer. `TcpListener::bind` allows only 128: in larger
+/// bursts, clients wait for seconds until they try again.
+const BACKLOG: u32 = 4096;
 
 /// The arguments of `hearth serve`.
 #[derive(Args, Debug)]
@@ -88,10 +99,10 @@ async fn run_async(config: &ServerConfig, spans: Option<SpanSender>) -> anyhow::
 }
 
 async fn bind(host: &str, port: u16) -> anyhow::Result<TcpListener> {
-    TcpListener::bind((host, port)).await.map_err(|error| {
+    listen(host, port).await.map_err(|error| {
         let hint = match error.kind() {
-            std::io::ErrorKind::AddrInUse => "\nhint: another program uses this port; choose another with `--port`",
-            std::io::ErrorKind::PermissionDenied => {
+            io::ErrorKind::AddrInUse => "\nhint: another program uses this port; choose another with `--port`",
+            io::ErrorKind::PermissionDenied => {
                 "\nhint: ports below 1024 need privileges; choose another with `--port`"
             }
             _ => {
@@ -101,6 +112,27 @@ async fn bind(host: &str, port: u16) -> anyhow::Result<TcpListener> {
         };
         anyhow!("cannot listen on `{host}:{port}`: {error}{hint}")
     })
+}
+
+/// Listens on the first address of the host that allows it.
+async fn listen(host: &str, port: u16) -> io::Result<TcpListener> {
+    let mut outcome = Err(io::Error::new(io::ErrorKind::InvalidInput, "could not resolve to any address"));
+    for address in lookup_host((host, port)).await? {
+        outcome = listen_on(address);
+        if outcome.is_ok() {
+            break;
+        }
+    }
+    outcome
+}
+
+fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    // So that a restarted server need not wait for old connections. On Windows, the port of a running server could be taken.
+    #[cfg(not(windows))]
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 fn log_ready(state: &AppState, engine: &Engine, elapsed: Duration) {
@@ -140,4 +172,24 @@ fn signals() -> anyhow::Result<mpsc::Receiver<()>> {
         }
     });
     Ok(receiver)
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use std::net::TcpStream;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn many_connections_can_wait_to_be_accepted() {
+        const N: usize = 300;
+        let most: usize = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap().trim().parse().unwrap();
+        let listener = bind("127.0.0.1", 0).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let waiting: Result<Vec<_>, _> =
+            (0..N.min(most)).map(|_| TcpStream::connect_timeout(&address, Duration::from_secs(5))).collect();
+        assert!(waiting.is_ok(), "{waiting:?}");
+    }
 }

@@ -7,7 +7,7 @@ use hearth_model::{
     Error, TokenId,
     constraint::Constraint,
     pooling::{Pooling, VectorScale},
-    sampling::{SamplingParams, beam::BeamKind},
+    sampling::{Dry, SamplingParams, Xtc, beam::BeamKind},
 };
 
 use super::{
@@ -181,7 +181,7 @@ pub enum ValidationError {
     /// Prompt and answer do not fit into the context.
     #[error(
         "This model's maximum context length is {max_seq_len} tokens, of prompt and answer together, but the prompt has \
-         {n_prompt} and an answer needs at least one"
+         {n_prompt} and an answer needs at least one\nhint: `truncate_prompt_tokens` cuts the prompt"
     )]
     ContextLength {
         /// Tokens in the prompt.
@@ -432,30 +432,51 @@ fn check_beams(parts: &RequestParts, limits: &ModelLimits) -> Result<(), Validat
     if width > max_batch_size || n_best > width || n_best == 0 {
         return Err(ValidationError::BeamWidth { width, n_best, max_batch_size });
     }
-    // All except the temperature and the seed. The last entry covers fields that are not listed.
-    let neutral = SamplingParams { temperature: 1.0, seed: 0, ..SamplingParams::default() };
-    let sampling = &parts.sampling;
+    let neutral = SamplingParams::default();
+    // Names all fields, so that a new one is not forgotten.
+    let SamplingParams {
+        temperature: _,
+        seed: _,
+        logit_bias,
+        repetition_penalty,
+        // Has no effect without a penalty. The same holds for the other ignored fields and their switches.
+        repeat_last_n: _,
+        presence_penalty,
+        frequency_penalty,
+        top_k,
+        top_p,
+        min_p,
+        typical_p,
+        top_n_sigma,
+        xtc: Xtc { probability: xtc_probability, threshold: _ },
+        dynatemp_range,
+        dynatemp_exponent: _,
+        mirostat,
+        dry: Dry { multiplier: dry_multiplier, base: _, allowed_length: _, penalty_last_n: _, sequence_breakers: _ },
+        allowed_token_ids,
+        bad_words,
+        samplers,
+    } = &parts.sampling;
     let unsupported = [
         ("prompt_logprobs", parts.prompt_logprobs.is_some()),
         ("max_tokens", parts.stop.max_tokens == 0),
-        ("logit_bias", sampling.logit_bias != neutral.logit_bias),
-        ("repetition_penalty", sampling.repetition_penalty != neutral.repetition_penalty),
-        ("presence_penalty", sampling.presence_penalty != neutral.presence_penalty),
-        ("frequency_penalty", sampling.frequency_penalty != neutral.frequency_penalty),
-        ("top_k", sampling.top_k != neutral.top_k),
-        ("top_p", sampling.top_p != neutral.top_p),
-        ("min_p", sampling.min_p != neutral.min_p),
-        ("typical_p", sampling.typical_p != neutral.typical_p),
-        ("top_n_sigma", sampling.top_n_sigma != neutral.top_n_sigma),
-        ("xtc_probability", sampling.xtc.probability != neutral.xtc.probability),
-        ("dynatemp_range", sampling.dynatemp_range != neutral.dynatemp_range),
-        ("mirostat", sampling.mirostat.is_some()),
-        ("dry_multiplier", sampling.dry.multiplier != neutral.dry.multiplier),
-        ("allowed_token_ids", sampling.allowed_token_ids.is_some()),
-        ("bad_words", !sampling.bad_words.is_empty()),
-        ("samplers", sampling.samplers != neutral.samplers),
+        ("logit_bias", *logit_bias != neutral.logit_bias),
+        ("repetition_penalty", *repetition_penalty != neutral.repetition_penalty),
+        ("presence_penalty", *presence_penalty != neutral.presence_penalty),
+        ("frequency_penalty", *frequency_penalty != neutral.frequency_penalty),
+        ("top_k", *top_k != neutral.top_k),
+        ("top_p", *top_p != neutral.top_p),
+        ("min_p", *min_p != neutral.min_p),
+        ("typical_p", *typical_p != neutral.typical_p),
+        ("top_n_sigma", *top_n_sigma != neutral.top_n_sigma),
+        ("xtc_probability", *xtc_probability != neutral.xtc.probability),
+        ("dynatemp_range", *dynatemp_range != neutral.dynatemp_range),
+        ("mirostat", mirostat.is_some()),
+        ("dry_multiplier", *dry_multiplier != neutral.dry.multiplier),
+        ("allowed_token_ids", allowed_token_ids.is_some()),
+        ("bad_words", !bad_words.is_empty()),
+        ("samplers", *samplers != neutral.samplers),
         ("logprobs_mode", parts.logprobs_mode != LogprobsMode::default()),
-        ("sampling", SamplingParams { temperature: 1.0, seed: 0, ..sampling.clone() } != neutral),
     ];
     if let Some((param, _)) = unsupported.into_iter().find(|(_, is_given)| *is_given) {
         return Err(ValidationError::NotWithBeams { param, kind });

@@ -304,6 +304,7 @@ async fn a_prompt_beyond_the_context_is_refused_with_both_counts() {
     let error = &answer.json()["error"];
     assert_eq!(error["code"], "context_length_exceeded");
     assert_eq!((&error["n_prompt_tokens"], &error["n_ctx"]), (&json!(MAX_SEQ_LEN), &json!(MAX_SEQ_LEN)));
+    assert!(answer.error().ends_with("hint: `truncate_prompt_tokens` cuts the prompt"), "{}", answer.error());
     // One less leaves room for one token.
     let small = Server::with_options(EngineOptions { kv_cache_tokens: Some(32), ..OPTIONS });
     let fits = small.complete(json!({ "prompt": vec![1; 31], "ignore_eos": true })).await;

@@ -282,3 +282,35 @@ async fn beams_need_their_prompt_once() {
     let refused = with_pages(109).post(body.to_string()).await;
     assert!(refused.error().contains("needs 110 pages of the KV cache, which has 109"), "{}", refused.text);
 }
+
+#[tokio::test]
+async fn what_beams_do_not_support_is_refused_by_its_own_name() {
+    let server = Server::start();
+    let refused = json!({
+        "dynatemp_range": 0.5, "top_k": 5, "top_p": 0.5, "min_p": 0.1, "typical_p": 0.5, "top_n_sigma": 1,
+        "xtc_probability": 0.5, "mirostat": 2, "repetition_penalty": 2, "presence_penalty": 1, "frequency_penalty": 1,
+        "dry_multiplier": 1, "logit_bias": { "97": 1 }, "allowed_token_ids": [97], "bad_words": ["x"],
+        "samplers": ["temperature"], "prompt_logprobs": 1, "logprobs_mode": "processed_logprobs",
+    });
+    // Those after `seed` have no effect without one of the others.
+    let accepted = json!({
+        "temperature": 0.5, "seed": 3, "dynatemp_exponent": 2, "xtc_threshold": 0.2, "mirostat_tau": 3,
+        "mirostat_eta": 0.2, "repeat_last_n": 8, "dry_base": 2, "dry_allowed_length": 3, "dry_penalty_last_n": 8,
+        "dry_sequence_breakers": ["x"],
+    });
+    for strategy in ["use_beam_search", "stochastic_beam_search"] {
+        let body = |name: &str, value: &serde_json::Value| {
+            let mut body = json!({ "prompt": "x", "max_tokens": 2, "best_of": 2, "n": 2, strategy: true });
+            body[name] = value.clone();
+            body
+        };
+        for (name, value) in refused.as_object().unwrap() {
+            let answer = server.post(body(name, value).to_string()).await;
+            assert_eq!(answer.error(), format!("`{name}` does not go with `{strategy}`"));
+            assert_eq!(answer.json()["error"]["param"], *name);
+        }
+        for (name, value) in accepted.as_object().unwrap() {
+            server.complete(body(name, value)).await;
+        }
+    }
+}

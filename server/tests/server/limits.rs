@@ -48,7 +48,7 @@ async fn more_answers_than_the_queue_holds_are_a_mistake_of_the_request() {
     let server = Server::with_options(EngineOptions { max_queue: 4, ..OPTIONS });
     let answer = server.post(json!({ "prompt": ["x", "y", "z"], "n": 2, "max_tokens": 1 }).to_string()).await;
     assert_eq!(answer.status, StatusCode::BAD_REQUEST);
-    let expected = "the request asks for 6 answers, but at most 4 may wait at once\nhint: ";
+    let expected = "the request asks for 6 answers, but at most 4 may wait at once\nhint: send fewer prompts, a smaller `n` or `best_of`,";
     assert!(answer.error().starts_with(expected), "{}", answer.error());
     server.complete(json!({ "prompt": ["x", "y"], "n": 2, "max_tokens": 1 })).await;
 }

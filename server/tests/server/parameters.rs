@@ -219,7 +219,9 @@ async fn parameters_that_contradict_each_other_name_both() {
             "`include_usage`",
         ),
         (json!({ "use_beam_search": true, "typical_p": 0.5 }), "typical_p", "`use_beam_search`"),
-        (json!({ "json_schema": {} }), "json_schema", "not supported"),
+        (json!({ "json_schema": {} }), "json_schema", "not supported\nhint: use `structured_outputs.json`"),
+        (json!({ "functions": [] }), "functions", "not supported\nhint: use `tools`"),
+        (json!({ "logits_processors": [] }), "logits_processors", "not supported"),
     ];
     for (fields, param, message) in cases {
         let answer = server.post(with(&json!({ "prompt": "x" }), fields.clone()).to_string()).await;

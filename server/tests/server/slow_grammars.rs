@@ -194,3 +194,48 @@ fn a_grammar_is_slow_when_its_tokens_are() {
         assert!(Instant::now() < end, "quick tokens are taken for slow ones");
     }
 }
+
+/// Compiling recurses along chains of names, in a thread of its own whose stack must hold the longest that is not refused.
+#[test]
+fn the_longest_chains_of_names_do_not_overflow_the_stack() {
+    let compiler = GrammarCompiler::new(&tokenizer()).unwrap();
+    let compile = |grammar: Grammar| compiler.compile(&grammar, "grammar").map(drop).map_err(|error| error.to_string());
+    let chain = |n: usize, each: &dyn Fn(usize) -> String| (0..n).map(|i| each(i) + "\n").collect::<String>();
+    let rule = |i: usize| format!("r{i}: \"x\" r{}", i + 1);
+    let unit = |i: usize| format!("r{i}: r{}", i + 1);
+    let circle = |i: usize| format!("r{i}: \"x\" r{}?", (i + 1) % 3_999);
+    let terminal = |i: usize| format!("T{i}: \"x\" T{}", i + 1);
+    // The first and the last are definitions, too.
+    for n in [3_998, 3_999] {
+        for source in [
+            format!("start: r0\n{}r{n}: \"z\"", chain(n, &rule)),
+            format!("start: r0\n{}r{n}: \"z\"", chain(n, &unit)),
+            format!("start: r0\n{}", chain(n + 1, &circle)),
+            format!("start: T0\n{}T{n}: \"z\"", chain(n, &terminal)),
+        ] {
+            let refused = compile(Grammar::Lark(source)).is_err_and(|error| error.contains("4000 rules"));
+            assert_eq!(refused, n == 3_999);
+        }
+    }
+    // As long as the limit on values admits.
+    type Link = fn(Value) -> Value;
+    let links: [(usize, Link); 9] = [
+        (2, |next| next),
+        (4, |next| json!({ "allOf": [next] })),
+        (4, |next| json!({ "anyOf": [next] })),
+        (4, |next| json!({ "oneOf": [next] })),
+        (3, |next| json!({ "items": next })),
+        (4, |next| json!({ "prefixItems": [next] })),
+        (3, |next| json!({ "additionalProperties": next })),
+        (4, |next| json!({ "properties": { "a": next } })),
+        (4, |next| json!({ "patternProperties": { "a": next } })),
+    ];
+    for (values, link) in links {
+        let n = 19_900 / values;
+        let named = |i: usize| (format!("d{i}"), link(json!({ "$ref": format!("#/$defs/d{}", i + 1) })));
+        let mut names: serde_json::Map<String, Value> = (0..n).map(named).collect();
+        names.insert(format!("d{n}"), json!({ "type": "integer" }));
+        let compiled = compile(Grammar::Json(json!({ "$ref": "#/$defs/d0", "$defs": names })));
+        assert!(!compiled.is_err_and(|error| error.contains("values")), "{values}");
+    }
+}

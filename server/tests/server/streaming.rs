@@ -71,7 +71,7 @@ async fn a_stream_has_openais_shape() {
 async fn headers_of_a_stream() {
     let server = Server::start();
     let answer = server.post(json!({ "prompt": "x", "stream": true }).to_string()).await;
-    assert_eq!(answer.header("content-type"), "text/event-stream");
+    assert_eq!(answer.header("content-type"), "text/event-stream; charset=utf-8");
     assert_eq!(answer.header("cache-control"), "no-cache");
     assert_eq!(answer.header("x-accel-buffering"), "no");
     events(&answer.text);

@@ -9,6 +9,7 @@ use std::{
 use anyhow::{Context, Result};
 use hearth_model::{device, hub::ModelPart, model_source::ModelSource, ops, weights::model_dir};
 use hearth_training::{
+    adapter::require_model,
     bench::{BenchReport, bench, random_tokens},
     shard::{Dataset, Split},
 };
@@ -56,7 +57,9 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     }
     let mut config = options.resolve(None)?;
     if let Some(init) = config.model.init.take() {
-        config.model.init = Some(model_files::open(&ModelSource::parse(&init), ModelPart::Whole)?);
+        let path = model_files::open(&ModelSource::parse(&init), ModelPart::Whole)?;
+        require_model(&path)?;
+        config.model.init = Some(path);
     }
     let (tokens, vocab_size) = match &args.data {
         Some(path) => {
@@ -72,7 +75,8 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         }
     };
     let chosen = device::choose(options.device)?;
-    writeln!(io::stderr(), "device: {}", chosen.reason).context("cannot write to stderr")?;
+    writeln!(io::stderr(), "device: {} ({})", device::name(&chosen.device), chosen.reason)
+        .context("cannot write to stderr")?;
     let report = bench(&config, (&tokens, vocab_size), &chosen.device, args.steps as usize, args.profile)?;
     if options.json {
         return print_json(&report);

@@ -1,7 +1,7 @@
 //! `hearth-train bilingual`: makes sentences with their translations.
 
 use std::{
-    fs::{self, File},
+    fs::File,
     io::{BufWriter, Write},
     path::{Path, PathBuf},
     process::ExitCode,
@@ -9,7 +9,10 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use clap::value_parser;
-use hearth_training::bilingual::{Pair, Split, pair};
+use hearth_training::{
+    bilingual::{Pair, Split, pair},
+    run_dir,
+};
 use serde_json::json;
 
 use super::{options::print_json, status::Status};
@@ -49,21 +52,23 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let Args { out, count, test_count, seed, json } = args;
     ensure!(!out.exists(), "`{}` exists already\nhint: remove it, or give another folder as `--out`", out.display());
     let mut status = Status::new();
-    fs::create_dir_all(&out).with_context(|| format!("cannot make the folder `{}`", out.display()))?;
+    let staged = run_dir::stage(&out)?;
+    let folder = staged.path();
     let pairs = |split, count| (0..count).map(move |index| pair(split, seed, index));
-    write(&out.join("pairs.jsonl"), pairs(Split::Training, count), |pair| {
+    write(&folder.join("pairs.jsonl"), pairs(Split::Training, count), |pair| {
         json!({ "prompt": format!("{}\n", pair.source), "completion": pair.target }).to_string()
     })?;
-    write(&out.join("texts.jsonl"), pairs(Split::Training, count), |pair| {
+    write(&folder.join("texts.jsonl"), pairs(Split::Training, count), |pair| {
         json!({ "text": format!("{}\n{}", pair.source, pair.target) }).to_string()
     })?;
     for (split, name) in [(Split::Combinations, "combinations"), (Split::Lengths, "lengths")] {
         let pairs = || pairs(split, test_count);
-        let file = |ending: &str| out.join(format!("{name}.{ending}"));
+        let file = |ending: &str| folder.join(format!("{name}.{ending}"));
         write(&file("jsonl"), pairs(), |pair| json!({ "source": pair.source, "target": pair.target }).to_string())?;
         write(&file("references.txt"), pairs(), |pair| pair.target)?;
         write(&file("word-for-word.txt"), pairs(), |pair| pair.word_for_word)?;
     }
+    staged.commit()?;
     status.note(&format!("{count} sentences and twice {test_count} held out are in `{}`", out.display()));
     if json {
         return print_json(&json!({ "out": out, "sentences": count, "held_out": 2 * test_count }));

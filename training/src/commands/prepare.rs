@@ -51,7 +51,7 @@ pub(crate) struct Args {
     split: Option<SplitArg>,
 
     /// Share held out for validation [default: 0.01 of the documents by hash, 0.1 of the text by tail]
-    #[arg(long, value_name = "SHARE")]
+    #[arg(long, value_name = "SHARE", allow_negative_numbers = true)]
     val_fraction: Option<f64>,
 
     /// Field or column of the text, in jsonl and Parquet

@@ -8,7 +8,7 @@ use std::{
     process::ExitCode,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use hearth_model::{
     device,
@@ -70,6 +70,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let chosen = device::choose(args.options.device)?;
     let model = model_dir::load(&path, &LoadOptions { device: chosen.device, dtype: None })?;
     let prompt_ids = model.tokenizer.encode(&args.prompt, EncodeOptions::PROMPT)?;
+    ensure!(!prompt_ids.is_empty(), "the prompt is empty\nhint: give a text to continue, such as `\\n`");
     let options = GenerateOptions {
         max_tokens: config.sample.max_tokens,
         kv_dtype: None,

@@ -14,6 +14,7 @@ use hearth_model::{
     weights::model_dir,
 };
 use hearth_training::{
+    adapter::require_model,
     checkpoint::Checkpoint,
     config::{MicroBatchSize, TrainConfig},
     device_watch::DeviceWatch,
@@ -144,6 +145,7 @@ impl Session {
         ops::keep_freed_memory();
         if let Some(init) = self.config.model.init.take() {
             let path = model_files::open(&ModelSource::parse(&init), ModelPart::Whole)?;
+            require_model(&path)?;
             self.config.model.init = Some(path);
         }
         let gpt_config = match &self.config.model.init {

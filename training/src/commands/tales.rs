@@ -2,16 +2,16 @@
 
 use std::{
     fs::{self, File},
-    io::{self, BufWriter, Write},
+    io::{BufWriter, Write},
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::ValueEnum;
 use hearth_model::{chat::Message, tokenizer::Tokenizer};
 use hearth_training::{
-    corpus::{ConversationEncoder, encode_text},
+    corpus::{ConversationEncoder, encode_text, read_to_string},
     tales::{
         Kind, Speaker, Tale, Tales,
         judge::{Judge, Judged, Scores, shuffle_names},
@@ -111,7 +111,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
 
 /// Makes tales, and writes or measures them.
 fn make(tales: &Tales, args: &Args, status: &mut Status) -> Result<Value> {
-    let mut out = args.out.as_deref().map(create).transpose()?;
+    let mut out = args.out.as_deref().map(NewFile::create).transpose()?;
     let floor = args.floor.as_deref().map(FloorTokenizer::open).transpose()?;
     let mut sums = Sums::default();
     let mut first = 0;
@@ -125,9 +125,9 @@ fn make(tales: &Tales, args: &Args, status: &mut Status) -> Result<Value> {
         let made: Vec<(Tale, u64)> = (first..end).into_par_iter().map(make).collect::<Result<_>>()?;
         for (tale, n_tokens) in &made {
             sums.add(tale, *n_tokens);
-            if let Some((path, file)) = &mut out {
+            if let Some(out) = &mut out {
                 let line = line(tale, args.prompts).to_string();
-                writeln!(file, "{line}").with_context(|| format!("cannot write `{}`", path.display()))?;
+                writeln!(out.file, "{line}").with_context(|| out.failed())?;
             }
         }
         first = end;
@@ -135,22 +135,51 @@ fn make(tales: &Tales, args: &Args, status: &mut Status) -> Result<Value> {
             format!("{first} of {} tales, {:.0} tales/s", args.count, first as f64 / elapsed.as_secs_f64())
         });
     }
-    if let Some((path, mut file)) = out {
-        file.flush().with_context(|| format!("cannot write `{}`", path.display()))?;
+    if let Some(out) = out {
+        let path = out.finish()?;
         status.note(&format!("{} tales are in `{}`", args.count, path.display()));
     }
     sums.report(args, status)
 }
 
-/// Creates a file that is not there yet.
-fn create(path: &Path) -> Result<(&Path, BufWriter<File>)> {
-    let file = File::create_new(path).map_err(|error| match error.kind() {
-        io::ErrorKind::AlreadyExists => {
-            anyhow::anyhow!("`{}` exists already\nhint: remove it, or give another file as `--out`", path.display())
-        }
-        _ => anyhow::Error::from(error).context(format!("cannot write `{}`", path.display())),
-    })?;
-    Ok((path, BufWriter::new(file)))
+/// A file that is written under a temporary name beside `path`, and removed if it is not finished.
+struct NewFile<'a> {
+    path: &'a Path,
+    partial: PathBuf,
+    file: BufWriter<File>,
+}
+
+impl NewFile<'_> {
+    /// Begins the file at `path`, which must not be there yet.
+    fn create(path: &Path) -> Result<NewFile<'_>> {
+        ensure!(
+            !path.exists(),
+            "`{}` exists already\nhint: remove it, or give another file as `--out`",
+            path.display()
+        );
+        let mut partial = path.as_os_str().to_owned();
+        partial.push(".hearth-partial");
+        let partial = PathBuf::from(partial);
+        let file = File::create(&partial).with_context(|| format!("cannot write `{}`", path.display()))?;
+        Ok(NewFile { path, partial, file: BufWriter::new(file) })
+    }
+
+    fn failed(&self) -> String {
+        format!("cannot write `{}`", self.path.display())
+    }
+
+    /// Gives the file its name, and returns it.
+    fn finish(mut self) -> Result<PathBuf> {
+        self.file.flush().and_then(|()| fs::rename(&self.partial, self.path)).with_context(|| self.failed())?;
+        Ok(self.path.to_owned())
+    }
+}
+
+impl Drop for NewFile<'_> {
+    fn drop(&mut self) {
+        // Only there if the file is not finished.
+        let _ = fs::remove_file(&self.partial);
+    }
 }
 
 /// The line of a tale, without the last message if it is to be answered.
@@ -258,7 +287,7 @@ impl FloorTokenizer {
 
 /// Judges the lines of a file.
 fn judge(tales: &Tales, path: &Path, args: &Args, status: &mut Status) -> Result<Value> {
-    let text = fs::read_to_string(path).with_context(|| format!("cannot read `{}`", path.display()))?;
+    let text = read_to_string(path)?;
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let parse = |(index, line): (usize, &str)| {
         Judged::parse(line).with_context(|| format!("`{}`, line {}", path.display(), index + 1))

@@ -7,13 +7,16 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::Deserialize;
 use toml::{Table, Value};
 
-use super::{LoraSettings, Preset, TrainConfig};
+use super::{LoraSettings, Preset, ScheduleSettings, TrainConfig};
 
 /// Keys of `schedule`; a layer that sets one of them replaces those of earlier layers.
 const BUDGETS: [&str; 5] = ["max_steps", "epochs", "max_tokens", "tokens_per_param", "max_minutes"];
 
 /// The same for the length of the cooldown.
 const COOLDOWNS: [&str; 2] = ["cooldown_ratio", "cooldown_steps"];
+
+/// Groups of keys of `schedule` of which a layer may set one.
+const GROUPS: [&[&str]; 2] = [&BUDGETS, &COOLDOWNS];
 
 /// The sources of settings, in order.
 #[derive(Clone, Debug, Default)]
@@ -24,7 +27,7 @@ pub struct Layers {
     pub preset: Option<String>,
     /// A TOML file.
     pub file: Option<PathBuf>,
-    /// `dotted.key=value`; the last value of a key counts.
+    /// `dotted.key=value`, all of them one layer; the last value of a key counts.
     pub sets: Vec<String>,
 }
 
@@ -46,15 +49,27 @@ impl Layers {
             let text = fs::read_to_string(path).with_context(|| {
                 format!("cannot read the configuration `{shown}`\nhint: give a TOML file, such as the `config.toml` of a run")
             })?;
-            let table = toml::from_str(&text).map_err(|error| {
+            let mut table: Table = toml::from_str(&text).map_err(|error| {
                 let error = error.to_string();
                 anyhow!("`{shown}` is not TOML: {}\nhint: the `config.toml` of a run is an example", error.trim_end())
             })?;
+            // The `config.toml` of a run has both, the ratio with its default.
+            let default_ratio = Value::Float(ScheduleSettings::default().cooldown_ratio);
+            if let Some(Value::Table(schedule)) = table.get_mut("schedule")
+                && schedule.contains_key("cooldown_steps")
+                && schedule.get("cooldown_ratio") == Some(&default_ratio)
+            {
+                schedule.remove("cooldown_ratio");
+            }
             put(&mut merged, table, &format!("`{shown}`"))?;
         }
+        let mut given = Table::new();
         for set in &self.sets {
-            put(&mut merged, table_of_set(set)?, &format!("`--set {set}`"))?;
+            let set_table = table_of_set(set)?;
+            put(&mut merged, set_table.clone(), &format!("`--set {set}`"))?;
+            merge(&mut given, set_table);
         }
+        refuse_contradictions(&given, "`--set`")?;
         let has_choice = merged.get("optim").is_some_and(|optim| optim.get("recompute").is_some());
         let mut config = deserialize(merged).map_err(|error| anyhow!("{error}"))?;
         if !has_choice {
@@ -107,26 +122,43 @@ fn put(merged: &mut Table, layer: Table, source: &str) -> Result<()> {
             Some((field, _)) => {
                 let given = dotted_keys(&layer).into_iter().find(|key| key.split('.').any(|part| part == field));
                 let key = given.unwrap_or(field);
-                bail!("{source}: unknown key `{key}`\nhint: did you mean `{}`?", nearest(&key));
+                match nearest(&key) {
+                    Some(known) => bail!("{source}: unknown key `{key}`\nhint: did you mean `{known}`?"),
+                    None => bail!("{source}: unknown key `{key}`\nhint: docs/settings.md lists all settings"),
+                }
             }
             None => bail!("{source}: {}\nhint: docs/settings.md lists all settings", error.to_string().trim_end()),
         }
     }
-    if let Some(Value::Table(schedule)) = layer.get("schedule") {
-        for group in [&BUDGETS[..], &COOLDOWNS[..]] {
-            let given: Vec<_> = group.iter().filter(|key| schedule.contains_key(**key)).collect();
-            ensure!(
-                given.len() <= 1,
-                "{source}: only one of {} may be set",
-                group.iter().map(|key| format!("`schedule.{key}`")).collect::<Vec<_>>().join(", ")
-            );
-            if let ([_], Some(Value::Table(before))) = (given.as_slice(), merged.get_mut("schedule")) {
-                before.retain(|key, _| group.iter().all(|name| key != *name));
-            }
+    refuse_contradictions(&layer, source)?;
+    for group in GROUPS {
+        if !given_of(group, &layer).is_empty()
+            && let Some(Value::Table(before)) = merged.get_mut("schedule")
+        {
+            before.retain(|key, _| group.iter().all(|name| key != *name));
         }
     }
     merge(merged, layer);
     Ok(())
+}
+
+/// Rejects a layer that sets several keys of a group.
+fn refuse_contradictions(layer: &Table, source: &str) -> Result<()> {
+    for group in GROUPS {
+        let given = given_of(group, layer);
+        ensure!(
+            given.len() <= 1,
+            "{source}: only one of {} may be set\nhint: leave out all but one",
+            given.iter().map(|key| format!("`schedule.{key}`")).collect::<Vec<_>>().join(" and ")
+        );
+    }
+    Ok(())
+}
+
+/// The keys of a group that a layer sets.
+fn given_of<'a>(group: &[&'a str], layer: &Table) -> Vec<&'a str> {
+    let schedule = layer.get("schedule").and_then(Value::as_table);
+    group.iter().copied().filter(|key| schedule.is_some_and(|schedule| schedule.contains_key(*key))).collect()
 }
 
 fn merge(into: &mut Table, from: Table) {
@@ -180,14 +212,15 @@ fn dotted_keys(table: &Table) -> Vec<String> {
     keys.flatten().collect()
 }
 
-/// The known key with the smallest edit distance; ties are resolved by the last part of the key.
-fn nearest(key: &str) -> String {
+/// The known key with the smallest edit distance, which is at most half of the key; ties are resolved by the last part of the
+/// key.
+fn nearest(key: &str) -> Option<String> {
     let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_owned();
     let distance = |known: &String| {
         let by_name = 1 + edits(&last(known), &last(key));
         edits(known, key).min(by_name)
     };
-    known_keys().into_iter().min_by_key(distance).unwrap_or_default()
+    known_keys().into_iter().min_by_key(distance).filter(|known| distance(known) <= key.chars().count() / 2)
 }
 
 /// The Levenshtein distance: insertions, deletions and replacements that turn `from` into `to`.
@@ -246,6 +279,31 @@ mod tests {
     }
 
     #[test]
+    fn budgets_that_contradict_in_one_layer_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("mine.toml");
+        fs::write(&file, "[schedule]\nmax_steps = 5\nepochs = 1\n").unwrap();
+        let of_file = Layers { file: Some(file), ..Layers::default() };
+        for (layers, keys) in [
+            (of_file, "`schedule.max_steps` and `schedule.epochs`"),
+            (sets(&["schedule.epochs=1", "schedule.max_steps=12"]), "`schedule.max_steps` and `schedule.epochs`"),
+            (
+                sets(&["schedule.cooldown_steps=3", "schedule.cooldown_ratio=0.1"]),
+                "`schedule.cooldown_ratio` and `schedule.cooldown_steps`",
+            ),
+        ] {
+            let error = layers.resolve().unwrap_err().to_string();
+            assert!(error.contains(&format!("only one of {keys} may be set\nhint: ")), "{error}");
+        }
+        let config = sets(&["schedule.cooldown_steps=3"]).resolve().unwrap();
+        let of_run = dir.path().join("config.toml");
+        fs::write(&of_run, config.to_toml().unwrap()).unwrap();
+        assert_eq!(Layers { file: Some(of_run), ..Layers::default() }.resolve().unwrap(), config);
+        let config = sets(&["schedule.epochs=1", "schedule.epochs=2"]).resolve().unwrap();
+        assert_eq!((config.schedule.epochs, config.schedule.max_steps), (Some(2.0), None));
+    }
+
+    #[test]
     fn a_rounded_base_recomputes_unless_told_otherwise() {
         let recomputes = |given: &[&str]| sets(given).resolve().unwrap().optim.recompute;
         assert!(!recomputes(&["lora.r=8"]) && !recomputes(&["lora.base=bf16"]));
@@ -261,7 +319,7 @@ mod tests {
     fn an_unknown_key_is_refused_with_the_nearest_one() {
         for (set, nearest) in [
             ("optim.lrr=1", "`optim.lr`"),
-            ("steps=3", "`eval.batches`"),
+            ("foo=1", "hint: docs/settings.md lists all settings"),
             ("max_step=3", "`schedule.max_steps`"),
             ("optim.muon.momentun=0.9", "`optim.muon.momentum`"),
             ("modle.n_layers=2", "`model.n_layers`"),
@@ -269,9 +327,7 @@ mod tests {
             let error = sets(&[set]).resolve().unwrap_err().to_string();
             let key = set.split('=').next().unwrap();
             assert!(error.contains(&format!("unknown key `{key}`")), "{error}");
-            if key != "steps" {
-                assert!(error.contains(nearest), "{error}");
-            }
+            assert!(error.contains(nearest), "{error}");
         }
     }
 

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail, ensure};
 
-use super::{ModelSettings, Objective, Rows, TooLong, TrainConfig};
+use super::{DataSettings, ModelSettings, Objective, ObjectiveSettings, Rows, TooLong, TrainConfig};
 
 /// What settings are for: the command that trains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +52,15 @@ impl TrainConfig {
                 purpose.command()
             );
         }
+        ensure!(
+            purpose != Purpose::Pretrain || data.val_fraction == DataSettings::default().val_fraction,
+            "`data.val_fraction` is for `quickstart` and `finetune`, not for `pretrain`\nhint: leave it out; `prepare \
+             --val-fraction` holds out data for `pretrain`"
+        );
+        ensure!(
+            self.objective.kind == Objective::Dpo || self.objective.beta == ObjectiveSettings::default().beta,
+            "`objective.beta` is for `objective.kind=dpo`\nhint: leave it out, or set `objective.kind=dpo` too"
+        );
         Ok(())
     }
 
@@ -104,6 +113,8 @@ mod tests {
             ("finetune", "objective.kind=dpo", finetune),
             ("finetune", "data.rows=unpacked", finetune),
             ("finetune", "data.too_long=cut", finetune),
+            ("finetune", "data.val_fraction=0.2", finetune),
+            ("tiny", "data.val_fraction=0.2", quickstart),
         ] {
             validate(preset, set, purpose).unwrap();
         }
@@ -113,6 +124,9 @@ mod tests {
             ("finetune", "model.n_layers=2", finetune, "`model.n_layers=2` is for fresh models"),
             ("finetune", "model.arch=llama", finetune, "`model.arch=\"llama\"` is for fresh models"),
             ("tiny", "data.rows=documents", quickstart, "`data.rows` must be `epochs` or `windows` in `quickstart`"),
+            ("tiny", "data.val_fraction=0.2", pretrain, "`data.val_fraction` is for `quickstart` and `finetune`"),
+            ("tiny", "objective.beta=1", pretrain, "`objective.beta` is for `objective.kind=dpo`"),
+            ("finetune", "objective.beta=1", finetune, "`objective.beta` is for `objective.kind=dpo`"),
             ("tiny", "data.too_long=cut", pretrain, "`data.too_long` is for `finetune`"),
             ("tiny", "data.vocab_size=300", pretrain, "`data.vocab_size` is for `quickstart`, not for `pretrain`"),
             ("finetune", "data.rows=windows", finetune, "`data.rows` must be `documents` or `unpacked` in `finetune`"),

@@ -183,20 +183,26 @@ where
         if line.trim_ascii().is_empty() {
             continue;
         }
-        let mut json = serde_json::Deserializer::from_slice(&line);
+        // Without the line break: serde would report the end of the line as a second line.
+        let mut json = serde_json::Deserializer::from_slice(line.trim_ascii_end());
         let found = seed.deserialize(&mut json).and_then(|found| json.end().map(|()| found));
         let place = Place { path, what: "line", number };
-        let found = found.map_err(|error| broken_line(&place, &error, expected))?;
+        let found = found.map_err(|error| broken_line(&place, &line, &error, expected))?;
         each(place, found)?;
     }
     Ok(())
 }
 
-fn broken_line(place: &Place<'_>, error: &serde_json::Error, expected: &str) -> anyhow::Error {
+fn broken_line(place: &Place<'_>, line: &[u8], error: &serde_json::Error, expected: &str) -> anyhow::Error {
+    if std::str::from_utf8(line).is_err() {
+        return anyhow!(
+            "{place}: it is not UTF-8 text\nhint: convert the file first, for example with `iconv -f LATIN1 -t UTF-8`"
+        );
+    }
     let what = error.to_string();
     // Line numbers in serde's message refer to this line alone.
     let what = what.replace(" at line 1 column ", " at column ");
-    anyhow!("{place}: {what}\nhint: each line must be {expected}")
+    anyhow!("{place}: {what}\nhint: each line must be {expected}; the file may also be one array of them")
 }
 
 /// The value of the field in an object.
@@ -322,7 +328,11 @@ mod tests {
     #[test]
     fn a_broken_line_is_named_by_its_number() {
         let cases = [
-            ("{\"text\": \"a\"}\n{\"text\": \"b\n", "line 2"),
+            (
+                "{\"text\": \"a\"}\n{\"text\": \"b\n",
+                "line 2: field `text` is not a string: EOF while parsing a string at column 11\n",
+            ),
+            ("{\n  \"text\": \"a\"\n}\n", "line 1: EOF while parsing an object at column 1\n"),
             (
                 "{\"text\": \"a\"}\n{\"body\": \"b\", \"id\": 1}\n",
                 "line 2: there is no field `text`, only: `body`, `id`",

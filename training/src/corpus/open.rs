@@ -1,7 +1,7 @@
 //! Files as streams of bytes, decompressed as they are read.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io::{self, BufRead, BufReader, Read},
     path::Path,
     sync::{
@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use flate2::bufread::MultiGzDecoder;
 use ruzstd::decoding::{
     BlockDecodingStrategy, FrameDecoder,
@@ -26,6 +26,11 @@ const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 const XZ_MAGIC: [u8; 6] = [0xfd, b'7', b'z', b'X', b'Z', 0];
 const BZIP2_MAGIC: [u8; 3] = *b"BZh";
+
+/// Whether a file that begins with `bytes` is compressed in a form that [`open_stream`] reads.
+pub(super) fn is_compressed(bytes: &[u8]) -> bool {
+    bytes.starts_with(&GZIP_MAGIC) || bytes.starts_with(&ZSTD_MAGIC)
+}
 
 /// Bytes read from disk so far, before decompression: the measure of progress.
 #[derive(Clone, Debug, Default)]
@@ -48,14 +53,39 @@ impl BytesRead {
 /// # Errors
 /// The file is missing, or is a folder, a pipe or a device.
 pub(super) fn open_file(path: &Path) -> Result<File> {
-    let open = || {
-        let file = File::open(path)?;
-        if !file.metadata()?.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
-        }
-        Ok(file)
-    };
-    open().with_context(|| format!("cannot read `{}`", path.display()))
+    open_regular(path).with_context(|| format!("cannot read `{}`", path.display()))
+}
+
+fn open_regular(path: &Path) -> io::Result<File> {
+    // Before it is opened: a named pipe would wait for its writer.
+    if !fs::metadata(path)?.is_file() {
+        let what = "it is not a regular file\nhint: give a file; write the output of another program to one first";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    }
+    File::open(path)
+}
+
+/// The bytes of the regular file at `path`.
+pub(super) fn read_bytes(path: &Path) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    open_regular(path)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The text of the regular file at `path`.
+///
+/// # Errors
+/// The file cannot be read, or is not UTF-8: the message has the line.
+pub fn read_to_string(path: &Path) -> Result<String> {
+    let bytes = read_bytes(path).with_context(|| format!("cannot read `{}`", path.display()))?;
+    String::from_utf8(bytes).map_err(|error| {
+        let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        let line = 1 + valid.iter().filter(|&&byte| byte == b'\n').count();
+        anyhow!(
+            "`{}`, line {line}: it is not UTF-8 text\nhint: convert the file first, for example with `iconv -f LATIN1 -t UTF-8`",
+            path.display()
+        )
+    })
 }
 
 /// The bytes of the text file at `path`, decompressed if its first bytes are those of gzip or zstd, without a byte order
@@ -193,7 +223,7 @@ impl<R: BufRead> Read for ZstdReader<R> {
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
-    use std::{fs, io::Write};
+    use std::io::Write;
 
     use flate2::{Compression, write::GzEncoder};
     use ruzstd::encoding::{CompressionLevel, compress_to_vec};
@@ -231,6 +261,17 @@ mod tests {
         let skippable = [&[0x50, 0x2a, 0x4d, 0x18, 3, 0, 0, 0][..], b"xyz"].concat();
         assert_eq!(read("a.zst", &[zstd(&one), skippable, zstd(b""), zstd(&two)].concat()).unwrap(), both);
         assert_eq!(read("nothing", b"").unwrap(), b"");
+    }
+
+    #[test]
+    fn a_line_that_is_not_utf8_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("latin1.txt");
+        fs::write(&path, b"a\nb\ncaf\xe9\n").unwrap();
+        let error = read_to_string(&path).unwrap_err().to_string();
+        assert!(error.contains("latin1.txt`, line 3: ") && error.contains("\nhint: "), "{error}");
+        fs::write(&path, "a\ncaf\u{e9}\n").unwrap();
+        assert_eq!(read_to_string(&path).unwrap(), "a\ncaf\u{e9}\n");
     }
 
     #[test]

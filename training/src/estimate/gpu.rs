@@ -37,7 +37,9 @@ pub(super) fn peak(
     // hidden states and of the output matrix, which are sums of parts.
     let of_head = if adapter.is_some() { 0 } else { head };
     account.take(2 * d);
-    account.briefly(logits + 2 * d + 3 * of_head);
+    // For a divergence, logits, their logarithms of probabilities and products, of all rows and both models.
+    let compared = if run.keeps { 5 * n_rows * gpt.vocab_size } else { 0 };
+    account.briefly(compared + logits + 2 * d + 3 * of_head);
     account.take(d + of_head);
     // Backward multiplies both.
     account.briefly(d + of_head);
@@ -112,12 +114,12 @@ fn largest_param(gpt: &GptConfig) -> usize {
     param_specs(gpt).into_iter().map(|spec| spec.shape.iter().product()).max().unwrap_or(0)
 }
 
-/// Values of the largest tensor: a parameter, the logits of a row (of more if the device takes them), the scores of attention
-/// or the inside of the MLP.
-pub(super) fn largest_tensor(gpt: &GptConfig, n_rows: usize, seq_len: usize) -> usize {
+/// Values of the largest tensor: a parameter, the logits of a row (of more if the device takes them; of all rows for a
+/// divergence, if `keeps`), the scores of attention or the inside of the MLP.
+pub(super) fn largest_tensor(gpt: &GptConfig, n_rows: usize, seq_len: usize, keeps: bool) -> usize {
     let up = if gpt.gated_mlp { 2 * gpt.d_ff } else { gpt.d_ff };
     let of_row = (gpt.n_heads * seq_len).max(up).max(gpt.q_width() + 2 * gpt.kv_width());
-    largest_param(gpt).max(n_rows * of_row).max(gpt.vocab_size)
+    largest_param(gpt).max(n_rows * of_row).max(if keeps { n_rows } else { 1 } * gpt.vocab_size)
 }
 
 #[cfg(test)]
@@ -182,6 +184,11 @@ mod tests {
                 &Run { n_partial_sums, n_moments, largest_muon: 0, recomputes: false, keeps: false },
             )
         };
+        let keeping = Run { n_partial_sums: 1, n_moments: 1_920_000, largest_muon: 0, recomputes: false, keeps: true };
+        // Of 1,024 rows and 50,257 tokens.
+        let of_divergence = super::peak(&gpt, size, Some(adapter), &keeping) - peak(Some(adapter), 1);
+        assert!(of_divergence > 200_000_000, "{of_divergence}");
+        assert_eq!(largest_tensor(&gpt, 1024, 1024, true), 1024 * 50257);
         // A partial sum more takes as much as what trains.
         assert_eq!(peak(Some(adapter), 2) - peak(Some(adapter), 1), adapter.n_values);
         assert_eq!(peak(None, 2) - peak(None, 1), gpt.n_params());

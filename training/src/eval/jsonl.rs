@@ -1,14 +1,11 @@
 //! Records of evaluation data: one JSON object per line. Errors name the file and the line.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Result, anyhow, ensure};
 use serde_json::{Map, Value};
 
-use crate::corpus::BYTE_ORDER_MARK;
+use crate::corpus::{BYTE_ORDER_MARK, read_to_string};
 
 /// An object and where it is.
 #[derive(Clone, Debug)]
@@ -24,7 +21,7 @@ pub struct JsonRecord {
 /// The file cannot be read, is not UTF-8, has a line that is not a JSON object, or has no record.
 pub fn read_records(path: &Path) -> Result<Vec<JsonRecord>> {
     let shown = path.display();
-    let text = fs::read_to_string(path).with_context(|| format!("cannot read `{shown}`"))?;
+    let text = read_to_string(path)?;
     let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&text);
     let mut records = Vec::new();
     for (line, text) in (1..).zip(text.lines()) {
@@ -117,6 +114,8 @@ impl JsonRecord {
 #[cfg(test)]
 #[expect(clippy::unwrap_used, reason = "tests")]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn read(text: &str) -> Result<Vec<JsonRecord>> {

@@ -9,6 +9,9 @@ use crate::{corpus::SourceSpec, shard::Split};
 /// Tokens copied at a time.
 const BLOCK: usize = 1 << 16;
 
+/// The most often that a source is repeated. More is a mistake in the weights, and may fill the disk.
+const MAX_EPOCHS: u64 = 10_000;
+
 /// When a mixture is complete; the names are those of the Python library `datasets`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StoppingStrategy {
@@ -22,6 +25,7 @@ pub enum StoppingStrategy {
 /// The weights of all sources.
 #[derive(Clone, Debug)]
 pub(super) struct Mixture {
+    names: Vec<String>,
     weights: Vec<f64>,
     stopping: StoppingStrategy,
 }
@@ -40,7 +44,8 @@ impl Mixture {
                 source.origin
             );
         }
-        Ok(Some(Mixture { weights, stopping }))
+        let names = sources.iter().map(|source| source.origin.to_string()).collect();
+        Ok(Some(Mixture { names, weights, stopping }))
     }
 
     /// Number of training tokens from each source, given what it has.
@@ -59,6 +64,19 @@ impl Mixture {
         }
     }
 
+    /// Rejects `targets` that repeat a source too often, given the tokens that each has.
+    fn check_epochs(&self, targets: &[u64], available: &[u64]) -> Result<()> {
+        let is_too_often = |(&target, &n): (&u64, &u64)| target > n.saturating_mul(MAX_EPOCHS);
+        if let Some(index) = targets.iter().zip(available).position(is_too_often) {
+            bail!(
+                "the source `{}` would be repeated more than {MAX_EPOCHS} times, until another one is exhausted\nhint: correct \
+                 the weights, or use `--stopping-strategy first_exhausted`",
+                self.names[index]
+            );
+        }
+        Ok(())
+    }
+
     /// Writes the mixture. Validation documents are reduced in the same proportion as training documents, never
     /// repeated.
     pub(super) fn compose(
@@ -70,13 +88,14 @@ impl Mixture {
         let available: Vec<u64> = sources.iter().map(|[train, _]| train.tokens.len()).collect();
         if let Some(index) = available.iter().position(|&n| n == 0) {
             bail!(
-                "source {} of the mixture has no training documents: all were held out\nhint: hold out less with \
-                 `--val-fraction`",
-                index + 1
+                "the source `{}` has no training documents: all were held out\nhint: hold out less with `--val-fraction`",
+                self.names[index]
             );
         }
+        let targets = self.targets(&available);
+        self.check_epochs(&targets, &available)?;
         let mut counts = Vec::new();
-        for (([train, val], &n), target) in sources.iter().zip(&available).zip(self.targets(&available)) {
+        for (([train, val], &n), target) in sources.iter().zip(&available).zip(targets) {
             let before = output.counts();
             for _ in 0..target / n {
                 copy(train, n, text, output, Split::Train)?;
@@ -157,7 +176,8 @@ mod tests {
     use crate::corpus::Origin;
 
     fn mixture(weights: &[f64], stopping: StoppingStrategy) -> Mixture {
-        Mixture { weights: weights.to_vec(), stopping }
+        let names = (0..weights.len()).map(|index| format!("source-{index}")).collect();
+        Mixture { names, weights: weights.to_vec(), stopping }
     }
 
     #[test]
@@ -183,6 +203,28 @@ mod tests {
                         assert!(covers.all(|(target, n)| target + 1 >= *n), "{targets:?}")
                     }
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn a_source_that_would_be_repeated_too_often_is_named() {
+        for (weights, available, refused) in [
+            ([1.0, 1.0], [10_000, 1], None),
+            ([1.0, 1.0], [10_001, 1], Some("source-1")),
+            ([1.0, 1e-12], [1, 1], Some("source-0")),
+            ([1e-300, 1.0], [1_000_000, 1_000_000], Some("source-1")),
+        ] {
+            let mixture = mixture(&weights, StoppingStrategy::AllExhausted);
+            let checked = mixture.check_epochs(&mixture.targets(&available), &available);
+            match (checked, refused) {
+                (Ok(()), None) => {}
+                (Err(error), Some(name)) => {
+                    let error = error.to_string();
+                    let what = format!("`{name}` would be repeated more than 10000 times");
+                    assert!(error.contains(&what) && error.contains("\nhint: "), "{error}");
+                }
+                (checked, _) => unreachable!("{weights:?} {available:?}: {checked:?}"),
             }
         }
     }

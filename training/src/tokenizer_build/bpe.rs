@@ -71,9 +71,10 @@ pub(super) fn check_vocab_size(vocab_size: usize, special: &SpecialTokens) -> Re
     ensure!(
         (smallest..=LARGEST).contains(&vocab_size),
         "the vocabulary must have from {smallest} tokens (256 bytes and {} special tokens: {}) to {LARGEST}, got \
-         {vocab_size}\nhint: use a larger vocabulary, or a character tokenizer",
+         {vocab_size}\nhint: use a {} vocabulary, or a character tokenizer",
         special.all().count(),
-        special.all().map(|token| format!("`{token}`")).collect::<Vec<_>>().join(", ")
+        special.all().map(|token| format!("`{token}`")).collect::<Vec<_>>().join(", "),
+        if vocab_size > LARGEST { "smaller" } else { "larger" }
     );
     Ok(())
 }

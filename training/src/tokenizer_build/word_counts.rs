@@ -17,6 +17,11 @@ const LONGEST_WORD: usize = 256;
 /// Counts words. When there are too many different ones, the rarest are dropped: all that have been seen at most once, then
 /// all seen at most twice, and so on. A word that is dropped and seen again begins at one. What is dropped depends on the
 /// text alone, in the order in which it is added.
+///
+/// The bar only rises. After all words seen at most `n` times were dropped, a new word has to be seen `n + 2` times before
+/// there are too many words again, or it is dropped; the first words need 2. So of two words that are equally frequent, one
+/// that appears only late in a corpus may be dropped, and one from its beginning kept: mix languages, do not put one behind
+/// the other.
 #[derive(Clone, Debug)]
 pub struct WordCounts {
     split: WordSplit,
@@ -34,8 +39,8 @@ impl WordCounts {
         WordCounts { split, counts: AHashMap::new(), max_words: MAX_WORDS, n_bytes: 0, n_dropped: 0, floor: 0 }
     }
 
-    /// The same for a part of a text that is small by itself: it drops nothing, so that what is dropped does not depend on
-    /// how a text is shared out among threads.
+    /// No words so far, for a part of a text that is small by itself: drops nothing, so that what is dropped does not depend
+    /// on how a text is shared out among threads.
     pub fn of_part(split: WordSplit) -> WordCounts {
         WordCounts { max_words: usize::MAX, ..WordCounts::new(split) }
     }

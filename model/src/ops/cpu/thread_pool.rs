@@ -189,7 +189,8 @@ pub(super) struct Columns<'a> {
 impl Columns<'_> {
     /// The part of `row` in `columns`, clipped to the matrix.
     ///
-    /// # Panics If they belong to another piece of work.
+    /// # Panics
+    /// If they belong to another piece of work.
     #[inline(always)]
     pub(super) fn row(&mut self, row: usize, columns: Range<usize>) -> &mut [f32] {
         let columns = columns.start..columns.end.min(self.width);
@@ -501,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_reaches_the_leader_and_the_crew_lives_on() {
+    fn a_panic_reaches_the_caller_and_the_threads_keep_working() {
         let outcome = catch_unwind(|| parallel_for(100, |piece| assert!(piece != 57, "piece 57")));
         let panic = outcome.err().and_then(|panic| panic.downcast::<&str>().ok());
         assert!(panic.is_some_and(|panic| panic.contains("piece 57")));

@@ -34,8 +34,9 @@ impl CapturedGraph {
     /// [`replay`](Self::replay). `run` must launch the same each time and must not upload anything. `sizes` are those
     /// of the buffers that it allocates, in bytes; spare ones are provided.
     ///
-    /// # Errors [`Error::Execution`] if the device cannot capture, or ran out of memory. Capture has then ended, but
-    /// tensors that the run would have written cannot be read until something else writes them.
+    /// # Errors
+    /// [`Error::Execution`] if the device cannot capture, or ran out of memory. Capture has then ended, but tensors
+    /// that the run would have written cannot be read until something else writes them.
     pub(crate) fn new<T>(device: &Device, sizes: &[usize], mut run: impl FnMut() -> T) -> Result<(Self, T)> {
         let dispatch = device.as_dispatch();
         Dispatch::graph_prepare(dispatch).map_err(failed)?;
@@ -61,11 +62,13 @@ impl CapturedGraph {
     /// Replays the graph on the present contents of the memory that it reads, after the operations that were queued
     /// before.
     ///
-    /// # Errors [`Error::Execution`] if the device fails.
+    /// # Errors
+    /// [`Error::Execution`] if the device fails.
     ///
-    /// # Safety Every tensor that the captured run used and did not create must still be at the same address, and only
-    /// this thread may use it meanwhile.
-    #[expect(unsafe_code, reason = "the recording knows addresses, not tensors")]
+    /// # Safety
+    /// Every tensor that the captured run used and did not create must still be at the same address, and only this
+    /// thread may use it meanwhile.
+    #[expect(unsafe_code, reason = "the graph knows addresses, not tensors")]
     pub(crate) unsafe fn replay(&self) -> Result<()> {
         // SAFETY: the caller's.
         unsafe { Dispatch::graph_replay(self.device.as_dispatch(), &self.graph) }.map_err(failed)
@@ -118,7 +121,7 @@ mod tests {
         assert_ne!(Address::of(&Tensor::zeros([4, 4], &gpu)), address);
         let held = tensor.clone();
         tensor = tensor + 1.0;
-        assert_ne!(Address::of(&tensor), address, "somebody else has the memory");
+        assert_ne!(Address::of(&tensor), address, "the memory is reused");
         assert_eq!(Address::of(&held), address);
         assert_eq!(Address::of(&Tensor::zeros([4, 4], &Device::flex())), None);
     }
@@ -128,15 +131,15 @@ mod tests {
     }
 
     #[test]
-    fn what_is_recorded_reads_what_is_there_when_it_is_done_again() {
+    fn a_replayed_graph_reads_the_current_inputs() {
         let Some(gpu) = gpu() else { return };
         let input = Ints::new(vec![1, 2, 3], &gpu);
-        let mut places = StagingBuffer::new(&[Upload::Ints(&input)], &gpu);
-        let (recording, output) = CapturedGraph::new(&gpu, &[], || input.tensor().float() * 2.0).unwrap();
+        let mut staging = StagingBuffer::new(&[Upload::Ints(&input)], &gpu);
+        let (graph, output) = CapturedGraph::new(&gpu, &[], || input.tensor().float() * 2.0).unwrap();
         for n in [5, 7] {
-            places.overwrite(&[Upload::Ints(&Ints::new(vec![n, 2 * n, 3 * n], &gpu))]);
+            staging.overwrite(&[Upload::Ints(&Ints::new(vec![n, 2 * n, 3 * n], &gpu))]);
             // SAFETY: input and output are here.
-            unsafe { recording.replay() }.unwrap();
+            unsafe { graph.replay() }.unwrap();
             let n = 2.0 * n as f32;
             assert_eq!(values(&output), [n, 2.0 * n, 3.0 * n]);
         }
@@ -144,20 +147,20 @@ mod tests {
 
     /// If the captured run needs memory that the runs before did not, capture fails.
     #[test]
-    fn what_cannot_be_recorded_is_an_error_and_the_device_goes_on() {
+    fn capture_fails_if_memory_must_be_allocated() {
         let Some(gpu) = gpu() else { return };
         let ones = Tensor::<1>::ones([64], &gpu);
         let mut n_runs = 0;
-        let recorded = CapturedGraph::new(&gpu, &[], || {
+        let captured = CapturedGraph::new(&gpu, &[], || {
             n_runs += 1;
             let more = (n_runs > WARM_UPS).then(|| Tensor::<2>::ones([3000, 1001], &gpu) * 2.0);
             (ones.clone() + 1.0, more)
         });
-        let what = recorded.map(drop).unwrap_err().to_string();
+        let what = captured.map(drop).unwrap_err().to_string();
         assert!(what.contains("capture"), "{what}");
-        let (recording, sums) = CapturedGraph::new(&gpu, &[256], || ones.clone() + 2.0).unwrap();
+        let (graph, sums) = CapturedGraph::new(&gpu, &[256], || ones.clone() + 2.0).unwrap();
         // SAFETY: both tensors are here.
-        unsafe { recording.replay() }.unwrap();
+        unsafe { graph.replay() }.unwrap();
         assert_eq!(values(&sums), vec![3.0; 64]);
     }
 }

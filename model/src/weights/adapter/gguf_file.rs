@@ -87,8 +87,7 @@ pub(super) fn write(values: &LoraValues, model: AdapterModel<'_>, path: &Path, f
     }
     // One number for all, from which llama.cpp computes scales by rank. What another pair's scale has beyond it becomes part
     // of `B`. It cannot be negative, and 0 stands for a scale of 1.
-    let alphas = pairs.iter().map(|pair| pair.scale * pair.rank as f32);
-    let alpha = alphas.filter(|alpha| *alpha > 0.0).next().unwrap_or(0.0);
+    let alpha = pairs.iter().map(|pair| pair.scale * pair.rank as f32).find(|alpha| *alpha > 0.0).unwrap_or(0.0);
     let mut tensors = Vec::new();
     for ModulePair { module, rank, scale, a, b } in pairs {
         let factor = if alpha == 0.0 { scale } else { scale * rank as f32 / alpha };
@@ -99,4 +98,59 @@ pub(super) fn write(values: &LoraValues, model: AdapterModel<'_>, path: &Path, f
     }
     let name = path.file_stem().map_or_else(|| "adapter".into(), |name| name.to_string_lossy());
     adapter_file::write(path, (architecture, &name), alpha, &tensors)
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::config::{GptConfig, Sizes};
+
+    /// What each row of each matrix gets.
+    fn updates(values: &LoraValues) -> Vec<f32> {
+        let of_row = |update: &crate::lora::MatrixUpdate, row: usize| {
+            let mut out = vec![0.0; update.shape.d_in];
+            update.add_to_row(row, &mut out);
+            out
+        };
+        let rows = values.0.values().flat_map(|update| {
+            let n_rows = update.shape.pairs.iter().map(|pair| pair.rows.end).max().unwrap();
+            (0..n_rows).flat_map(move |row| of_row(update, row))
+        });
+        rows.collect()
+    }
+
+    #[test]
+    fn scales_of_zero_and_below_are_written() {
+        let sizes =
+            Sizes { vocab_size: 20, max_seq_len: 16, n_layers: 1, n_heads: 4, n_kv_heads: 2, d_model: 32, d_ff: 48 };
+        let config = GptConfig::llama(sizes);
+        let model = AdapterModel::new(&config, Some("LlamaForCausalLM")).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.gguf");
+        for (alpha, patterns) in [
+            (0, json!({})),
+            (-8, json!({})),
+            (6, json!({"q_proj": 0, "k_proj": -4})),
+            (-6, json!({"q_proj": 0, "o_proj": 4})),
+        ] {
+            let json = json!({
+                "peft_type": "LORA", "r": 2, "lora_alpha": alpha, "alpha_pattern": patterns, "target_modules": "all-linear",
+            });
+            let Value::Object(json) = json else { unreachable!() };
+            let mut adapter = Adapter::new(model, AdapterConfig::read(&json, &path).unwrap(), 0).unwrap();
+            for update in adapter.values.0.values_mut() {
+                update.values.iter_mut().enumerate().for_each(|(n, value)| *value = (n % 7) as f32 - 3.0);
+            }
+            write(&adapter.values, model, &path, DiskDtype::F32).unwrap();
+            let found = updates(&open(&path, model).unwrap().values);
+            let expected = updates(&adapter.values);
+            assert_eq!(found.len(), expected.len());
+            for (found, expected) in found.iter().zip(&expected) {
+                assert!((found - expected).abs() <= 1e-4 * expected.abs().max(1.0), "{alpha}: {found}, {expected}");
+            }
+        }
+    }
 }

@@ -111,12 +111,18 @@ impl Adapter {
     /// A new adapter, which changes nothing yet: `B` is 0, and `A` uniform within `1 / sqrt(d_in)`, as PEFT begins.
     ///
     /// # Errors
-    /// [`Error::Param`] if the targets match no module of the model, or one of their names none.
+    /// [`Error::Param`] if the targets match no module of the model, or one of their names none, or if the model lacks one of
+    /// the layers.
     pub fn new(model: AdapterModel<'_>, config: AdapterConfig, seed: u64) -> Result<Self> {
+        let n_layers = model.config.n_layers;
+        if let Some(layer) = config.layers.iter().flatten().find(|layer| **layer >= n_layers) {
+            let what = format!("has {layer}, but the model has the layers 0 to {}", n_layers.saturating_sub(1));
+            return Err(Error::Param { name: "lora.layers", what });
+        }
         let modules = model.targeted(&config);
         let refuse = |what: String| {
             let known = model.module_names().join("`, `");
-            let hint = format!("the model has `{known}`, in layers 0 to {}", model.config.n_layers.saturating_sub(1));
+            let hint = format!("the model has `{known}`, in layers 0 to {}", n_layers.saturating_sub(1));
             Err(Error::Param { name: "lora.targets", what: format!("{what}\nhint: {hint}") })
         };
         if let Targets::Named(names) = &config.targets {

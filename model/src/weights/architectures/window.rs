@@ -101,7 +101,7 @@ impl WindowKeys {
         Ok((0..n_layers).filter(|&layer| list[layer] == FULL).collect())
     }
 
-    /// The same where the file has no list.
+    /// The layers that see everything, where the file has no list.
     fn usual(&self, fields: &Fields<'_>, config: &GptConfig) -> Result<Vec<usize>> {
         // A size of the file that is not checked yet: no list is made of what `validate` will refuse.
         let layers = 0..config.n_layers.min(crate::config::MAX_LAYERS + 1);

@@ -8,7 +8,7 @@ use serde_json::{Map, Number, Value};
 
 /// Pickles beyond this many bytes are refused. Those of checkpoints have a few hundred bytes for each tensor.
 const MAX_BYTES: usize = 1 << 26;
-/// Values that a pickle may have. A tokenizer has two for each token.
+/// Values that a pickle may have, with the sizes and strides of its tensors. A tokenizer has two values for each token.
 const MAX_VALUES: usize = 1 << 22;
 
 /// What is wrong with a pickle, and where.
@@ -170,6 +170,7 @@ impl<'a> Pickle<'a> {
             stack: Vec::new(),
             marks: Vec::new(),
             memo: HashMap::new(),
+            n_sizes: 0,
         };
         let root = reader.run()?;
         Ok(Self { values: reader.values, root })
@@ -281,6 +282,8 @@ struct Reader<'a> {
     /// Lengths of the stack.
     marks: Vec<usize>,
     memo: HashMap<usize, Id>,
+    /// Sizes and strides of all tensors.
+    n_sizes: usize,
 }
 
 impl<'a> Reader<'a> {
@@ -427,7 +430,11 @@ impl<'a> Reader<'a> {
     }
 
     fn push(&mut self, value: Node<'a>) -> Result<()> {
-        if self.values.len() >= MAX_VALUES {
+        // Each tensor has its own, even if the pickle uses one tuple for many.
+        if let Node::Tensor(tensor) = &value {
+            self.n_sizes += tensor.shape.len() + tensor.strides.len();
+        }
+        if self.values.len() + self.n_sizes >= MAX_VALUES {
             return Err(self.error(format!("has more than {MAX_VALUES} values")));
         }
         self.stack.push(self.values.len());
@@ -541,11 +548,14 @@ impl<'a> Reader<'a> {
             (Global::RebuildTensor, &[storage, offset, shape, strides, ..]) => {
                 self.rebuilt(storage, offset, shape, strides).map(Node::Tensor)
             }
-            (Global::RebuildParameter, &[tensor, ..]) => match &self.values[tensor] {
-                Node::Tensor(tensor) => Some(Node::Tensor(tensor.clone())),
-                _ => None,
-            },
-            (Global::Size, &[sizes]) => self.sizes(sizes).map(|_| Node::List(self.list(sizes).to_vec())),
+            (Global::RebuildParameter, &[tensor, ..]) if matches!(self.values[tensor], Node::Tensor(_)) => {
+                self.stack.push(tensor);
+                return Ok(());
+            }
+            (Global::Size, &[sizes]) if self.sizes(sizes).is_some() => {
+                self.stack.push(sizes);
+                return Ok(());
+            }
             _ => None,
         };
         match made {

@@ -130,6 +130,30 @@ fn broken_pickles_are_errors() {
     }
 }
 
+/// The call is memoized, so each takes 6 bytes of the file.
+#[test]
+fn calls_over_and_over_take_little_memory() {
+    let repeated = |call: &[&[u8]], n: usize| {
+        let [callee, arguments] = call else { unreachable!() };
+        let calls = b"h\x00h\x01R0".repeat(n);
+        pickle(&[callee, b"q\x00", arguments, b"q\x01", &calls, b"h\x00h\x01R"])
+    };
+    // Neither a parameter nor its sizes are copied.
+    let view = tensor(("FloatStorage", "0", 6), 0, &[6], &[1]);
+    let parameter: [&[u8]; 2] = [b"ctorch._utils\n_rebuild_parameter\n", &[b"(", &view[..], b"\x89Nt"].concat()];
+    let read = repeated(&parameter, 1 << 22);
+    assert_eq!(Pickle::read(&read).unwrap().root().tensor().unwrap().shape, [6]);
+    let size: [&[u8]; 2] = [b"ctorch\nSize\n", &[&tuple(&[6])[..], b"\x85"].concat()];
+    assert_eq!(Pickle::read(&repeated(&size, 1 << 22)).unwrap().root().kind(), "a list");
+    // Sizes of tensors count.
+    let view = tensor(("FloatStorage", "0", 6), 0, &[1; 64], &[1; 64]);
+    let (callee, arguments) = view.split_at(b"ctorch._utils\n_rebuild_tensor_v2\n".len());
+    let call = [callee, &arguments[..arguments.len() - 1]];
+    Pickle::read(&repeated(&call, 1 << 10)).unwrap();
+    let what = Pickle::read(&repeated(&call, 1 << 15)).unwrap_err().what;
+    assert!(what.contains("more than 4194304 values"), "{what}");
+}
+
 #[test]
 fn plain_values_are_read_and_others_named() {
     let map = |bytes: &[u8]| Pickle::read(bytes).map_err(|problem| problem.what).and_then(|read| read.root().to_map());

@@ -76,6 +76,8 @@ async fn generate_follows_the_models_advice_as_the_server_does() {
     assert_eq!(generate(&["--top-k", "1"]), generate(&["--top-k", "1", "--temperature", "0.9"]));
     // And all advice can be left out, by flag or variable.
     assert_eq!(generate(&["--sampling-defaults", "openai"]), unadvised);
+    let openai = |flag, value| generate(&["--sampling-defaults", "openai", flag, value]);
+    assert_eq!(openai("--top-p", "0"), openai("--top-k", "1"));
     let by_variable = hearth(&plain).env("HEARTH_SAMPLING_DEFAULTS", "openai").output().unwrap();
     assert_eq!(stdout(&by_variable), format!("{unadvised}\n"));
 }

@@ -55,7 +55,8 @@ impl ModelArgs {
         ops::keep_freed_memory();
         let path = model_files::open(&self.model, ModelPart::Whole)?;
         let chosen = device::choose(self.device)?;
-        writeln!(io::stderr(), "device: {}", chosen.reason).context("cannot write to stderr")?;
+        writeln!(io::stderr(), "device: {} ({})", device::name(&chosen.device), chosen.reason)
+            .context("cannot write to stderr")?;
         let loaded = model_dir::load(&path, &LoadOptions { device: chosen.device, dtype: self.dtype })?;
         Ok(OpenModel { loaded, path, name: self.model.to_string() })
     }

@@ -1,16 +1,18 @@
 //! `hearth-train eval score`: scores texts that were generated elsewhere.
 
 use std::{
-    fs,
     io::{self, Write},
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
 use anyhow::{Context, Result, ensure};
-use hearth_training::eval::{
-    metrics::{Case, Corpus, Segment},
-    translation::scores_of,
+use hearth_training::{
+    corpus::read_to_string,
+    eval::{
+        metrics::{Case, Corpus, Segment},
+        translation::scores_of,
+    },
 };
 
 use crate::commands::options::print_json;
@@ -64,7 +66,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
 
 /// The lines of a file, which must have some.
 fn lines(path: &Path) -> Result<Vec<String>> {
-    let text = fs::read_to_string(path).with_context(|| format!("cannot read `{}`", path.display()))?;
+    let text = read_to_string(path)?;
     let lines: Vec<String> = text.split_terminator('\n').map(|line| line.trim_end_matches('\r').to_owned()).collect();
     ensure!(!lines.is_empty(), "`{}` is empty\nhint: it must have one text per line", path.display());
     Ok(lines)

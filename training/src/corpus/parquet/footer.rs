@@ -16,6 +16,9 @@ const ENCRYPTED_MAGIC: &[u8; 4] = b"PARE";
 /// Parquet's physical type for byte arrays.
 const BYTE_ARRAY: i64 = 6;
 
+/// The field of Parquet's union of logical types for values that are all null.
+const NULL_TYPE: i16 = 11;
+
 /// Compression of pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Codec {
@@ -142,14 +145,18 @@ impl Footer {
         Ok(Footer { metadata, n_bytes })
     }
 
-    /// The columns, in order, each with its name. Fields of nested columns are not among them.
+    /// The columns, in order, each with its name. Fields of nested columns are not among them, nor are columns of the null type,
+    /// which Arrow writes if no row has a value.
     fn columns(&self) -> Result<Vec<(&str, &Struct)>, Problem> {
         let elements = self.elements()?;
         // The first element is the table; the fields follow depth first.
         let mut columns = Vec::new();
         let mut at = 1;
         while let Some(element) = elements.get(at) {
-            columns.push((element.text(4).unwrap_or_default(), *element));
+            let logical_type = element.structure(10);
+            if logical_type.is_none_or(|kind| kind.structure(NULL_TYPE).is_none()) {
+                columns.push((element.text(4).unwrap_or_default(), *element));
+            }
             at = end_of(&elements, at);
         }
         Ok(columns)

@@ -1,6 +1,6 @@
 //! Passages of human text: a prompt for every method, and how a person continued it.
 
-use std::{fs, path::Path};
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use hearth_model::{
@@ -8,7 +8,7 @@ use hearth_model::{
     tokenizer::{EncodeOptions, Tokenizer},
 };
 
-use crate::eval::jsonl::read_records;
+use crate::{corpus::read_to_string, eval::jsonl::read_records};
 
 /// A prompt and its human continuation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,7 +77,7 @@ fn of_records(path: &Path, tokenizer: &Tokenizer, sizes: PassageSizes) -> Result
 }
 
 fn of_text(path: &Path, tokenizer: &Tokenizer, sizes: PassageSizes) -> Result<Vec<Passage>> {
-    let text = fs::read_to_string(path).with_context(|| format!("cannot read `{}`", path.display()))?;
+    let text = read_to_string(path)?;
     let starts: Vec<usize> = paragraphs(&text).collect();
     let n_tokens = sizes.prompt_tokens + sizes.max_tokens;
     let mut passages: Vec<Passage> = Vec::new();

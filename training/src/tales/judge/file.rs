@@ -1,6 +1,6 @@
 //! What is judged, as it is in a file.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use serde_json::Value;
 
 use super::super::tale::{Expected, Task};
@@ -23,7 +23,10 @@ impl Judged {
     /// # Errors
     /// The line has neither, or has not the form that `hearth-train tales` writes.
     pub fn parse(line: &str) -> Result<Judged> {
-        let json: Value = serde_json::from_str(line)?;
+        let json: Value = serde_json::from_str(line).map_err(|error| {
+            let what = error.to_string().replace(" at line 1 column ", " at column ");
+            anyhow!("{what}\nhint: each line must be a JSON object with `text` or `messages`")
+        })?;
         let expected = match &json["expected"] {
             Value::Null => Expected::default(),
             expected => Expected::parse(expected)?,

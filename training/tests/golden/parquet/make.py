@@ -71,7 +71,14 @@ def kept(path):
     parquet.write_table(pyarrow.table(rows), f"{path}.parquet")
 
 
+def nulls(path):
+    """Columns that are null in all rows, which pyarrow gives the null type."""
+    rows = [{"text": "What is it?", "keep": None, "tools": None}, {"text": "It is a lamp.", "keep": None, "tools": None}]
+    parquet.write_table(pyarrow.Table.from_pylist(rows), f"{path}.parquet")
+
+
 kept("keep")
+nulls("nulls")
 texts("texts")
 columns = {"messages": [{"role": ["user"], "content": ["Hi"]}]}
 parquet.write_table(pyarrow.table(columns), "object-of-lists.parquet")
