@@ -51,6 +51,10 @@ const MAX_DEFINITIONS: usize = 4_000;
 /// states.
 const MAX_JOINTS: usize = 16;
 
+/// Maximum number of parts that texts may leave out, as in `a?b*`, in a regular expression, a grammar, or the patterns of a
+/// schema: the library takes a second for so many in a row, and four times that for twice as many.
+const MAX_OPTIONAL: usize = 5_000;
+
 /// Longer tokens are excluded: the trie does not support them.
 const MAX_TOKEN_BYTES: usize = 512;
 
@@ -229,6 +233,15 @@ fn check_size(grammar: &Grammar) -> Result<(), GrammarError> {
             return Err(GrammarError::whole(what));
         }
     }
+    let n_optional = match grammar {
+        Grammar::Lark(source) | Grammar::Regex(source) => n_optional(source),
+        Grammar::Json(value) => schema::patterns(value).map(n_optional).sum(),
+        Grammar::Choice(_) => 0,
+    };
+    if n_optional > MAX_OPTIONAL {
+        let what = format!("must have at most {MAX_OPTIONAL} optional parts, such as `a?` and `a*`, got {n_optional}");
+        return Err(GrammarError::whole(what));
+    }
     if let Grammar::Choice(choices) = grammar
         && (choices.is_empty() || choices.iter().any(String::is_empty))
     {
@@ -267,6 +280,19 @@ fn with_plain_digits(regex: &str) -> String {
         }
     }
     plain
+}
+
+/// Operators after which a part may be missing, and empty alternatives. Those that are escaped do not count; those in quotes
+/// do, which is few.
+fn n_optional(source: &str) -> usize {
+    let (mut n, mut before, mut is_escaped) = (0, '(', false);
+    for character in source.chars() {
+        let is_empty = matches!((before, character), ('(' | '|', '|') | ('|', ')'));
+        n += usize::from(!is_escaped && (matches!(character, '?' | '*' | '{') || is_empty));
+        is_escaped = character == '\\' && !is_escaped;
+        before = character;
+    }
+    n
 }
 
 /// The nesting depth of brackets, without those that are escaped or in double quotes.

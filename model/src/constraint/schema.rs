@@ -107,6 +107,25 @@ pub(super) fn check_in_lark(source: &str) -> Result<(), GrammarError> {
     )
 }
 
+/// The regular expressions in a schema.
+pub(super) fn patterns(schema: &Value) -> impl Iterator<Item = &str> {
+    let mut found = Vec::new();
+    let mut left = vec![schema];
+    while let Some(value) = left.pop() {
+        match value {
+            Value::Array(items) => left.extend(items),
+            Value::Object(members) => {
+                found.extend(members.get("pattern").and_then(Value::as_str));
+                let named = members.get("patternProperties").and_then(Value::as_object);
+                found.extend(named.into_iter().flatten().map(|(pattern, _)| pattern.as_str()));
+                left.extend(members.values());
+            }
+            _ => {}
+        }
+    }
+    found.into_iter()
+}
+
 /// Calls `visitor` for a schema and all schemas inside it.
 fn visit(schema: &Value, visitor: &mut impl FnMut(&Map<String, Value>)) {
     if let Some(members) = schema.as_object() {

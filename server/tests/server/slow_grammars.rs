@@ -239,3 +239,24 @@ fn the_longest_chains_of_names_do_not_overflow_the_stack() {
         assert!(!compiled.is_err_and(|error| error.contains("values")), "{values}");
     }
 }
+
+/// Each more would take longer than the one before.
+#[test]
+fn many_optional_parts_are_refused() {
+    let compiler = GrammarCompiler::new(&tokenizer()).unwrap();
+    let refusal =
+        |grammar: Grammar| compiler.compile(&grammar, "grammar").map(drop).err().map(|error| error.to_string());
+    let many = |part: &str| part.repeat(6_000);
+    for part in ["a?", "a*", "a{0,1}", "(a|)", "(|a)"] {
+        for grammar in [
+            Grammar::Regex(many(part)),
+            Grammar::Lark(format!("start: /{}/", many(part))),
+            Grammar::Json(json!({ "items": { "type": "string", "pattern": many(part) } })),
+            Grammar::Json(json!({ "patternProperties": { many(part): true } })),
+        ] {
+            let error = refusal(grammar).unwrap_or_default();
+            assert!(error.contains("at most 5000 optional parts") && error.contains("got 6000"), "{part}: {error}");
+        }
+    }
+    assert_eq!(refusal(Grammar::Regex(format!("{}b?", "[ab]\\?\\*".repeat(6_000)))), None);
+}
