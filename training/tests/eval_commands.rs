@@ -87,7 +87,11 @@ fn what_cannot_be_measured_is_refused_before_the_model_is_opened() {
         (&["translation", "absent", "--data", translation, "--stop", ""], 2, "--stop"),
         (&["translation", "absent", "--data", &pipe], 1, "pipe`: it is not a regular file"),
         (&["score", "--hypotheses", &pipe, "--references", topics], 1, "pipe`: it is not a regular file"),
-        (&["score", "--hypotheses", &latin1, "--references", topics], 1, "latin1.txt`, line 2: it is not UTF-8 text"),
+        (
+            &["score", "--hypotheses", &latin1, "--references", topics],
+            1,
+            "latin1.txt` is not UTF-8 text: byte 0xe9 at offset 7, in line 2",
+        ),
         (
             &["translation", "absent", "--data", translation, "--beams", "2", "--length-penalty", "11"],
             2,

@@ -22,7 +22,6 @@ pub(crate) use encode::ANY_CHARACTER;
 pub use encode::{Encoder, encode_text};
 pub use files::{FileKind, SourceFile, list_files, split_of};
 pub use hub_dataset::{Downloaded, HubDataset};
-pub(crate) use open::BYTE_ORDER_MARK;
 pub use open::{BytesRead, read_to_string};
 pub use piece::{Cutting, PIECE_BYTES, Piece, pieces};
 pub use pipeline::{FilePiece, ReadReport, read_in_batches};

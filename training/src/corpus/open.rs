@@ -20,17 +20,12 @@ use ruzstd::decoding::{
 use super::text::damaged;
 
 /// What some editors write before UTF-8 text. It is not part of the text.
-pub(crate) const BYTE_ORDER_MARK: &str = "\u{feff}";
+const BYTE_ORDER_MARK: &str = "\u{feff}";
 
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 const XZ_MAGIC: [u8; 6] = [0xfd, b'7', b'z', b'X', b'Z', 0];
 const BZIP2_MAGIC: [u8; 3] = *b"BZh";
-
-/// Whether a file that begins with `bytes` is compressed in a form that [`open_stream`] reads.
-pub(super) fn is_compressed(bytes: &[u8]) -> bool {
-    bytes.starts_with(&GZIP_MAGIC) || bytes.starts_with(&ZSTD_MAGIC)
-}
 
 /// Bytes read from disk so far, before decompression: the measure of progress.
 #[derive(Clone, Debug, Default)]
@@ -65,27 +60,37 @@ fn open_regular(path: &Path) -> io::Result<File> {
     File::open(path)
 }
 
-/// The bytes of the regular file at `path`.
-pub(super) fn read_bytes(path: &Path) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    open_regular(path)?.read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
-/// The text of the regular file at `path`.
+/// The text of the regular file at `path`, without a byte order mark.
 ///
 /// # Errors
-/// The file cannot be read, or is not UTF-8: the message has the line.
+/// The file cannot be read, or is not UTF-8: the message has the byte, its offset and its line.
 pub fn read_to_string(path: &Path) -> Result<String> {
-    let bytes = read_bytes(path).with_context(|| format!("cannot read `{}`", path.display()))?;
-    String::from_utf8(bytes).map_err(|error| {
-        let valid = &error.as_bytes()[..error.utf8_error().valid_up_to()];
-        let line = 1 + valid.iter().filter(|&&byte| byte == b'\n').count();
+    let mut bytes = Vec::new();
+    let read = open_regular(path).and_then(|mut file| file.read_to_end(&mut bytes));
+    read.map_err(|error| {
+        let hint = match error.kind() {
+            io::ErrorKind::NotFound => "\nhint: give a file that is on this machine",
+            _ => "",
+        };
+        anyhow::Error::from(error).context(format!("cannot read `{}`{hint}", path.display()))
+    })?;
+    let mut text = String::from_utf8(bytes).map_err(|error| {
+        let (bytes, offset) = (error.as_bytes(), error.utf8_error().valid_up_to());
+        let line = 1 + bytes[..offset].iter().filter(|&&byte| byte == b'\n').count();
+        let hint = match bytes.starts_with(&GZIP_MAGIC) || bytes.starts_with(&ZSTD_MAGIC) {
+            true => "decompress it first; `prepare` reads compressed files too",
+            false => "convert it first, for example with `iconv -f LATIN1 -t UTF-8`",
+        };
+        let byte = bytes.get(offset).copied().unwrap_or_default();
         anyhow!(
-            "`{}`, line {line}: it is not UTF-8 text\nhint: convert the file first, for example with `iconv -f LATIN1 -t UTF-8`",
+            "`{}` is not UTF-8 text: byte 0x{byte:02x} at offset {offset}, in line {line}\nhint: {hint}",
             path.display()
         )
-    })
+    })?;
+    if text.starts_with(BYTE_ORDER_MARK) {
+        text.drain(..BYTE_ORDER_MARK.len());
+    }
+    Ok(text)
 }
 
 /// The bytes of the text file at `path`, decompressed if its first bytes are those of gzip or zstd, without a byte order
@@ -269,7 +274,10 @@ mod tests {
         let path = dir.path().join("latin1.txt");
         fs::write(&path, b"a\nb\ncaf\xe9\n").unwrap();
         let error = read_to_string(&path).unwrap_err().to_string();
-        assert!(error.contains("latin1.txt`, line 3: ") && error.contains("\nhint: "), "{error}");
+        assert!(
+            error.contains("latin1.txt` is not UTF-8") && error.contains(", in line 3\n") && error.contains("\nhint: "),
+            "{error}"
+        );
         fs::write(&path, "a\ncaf\u{e9}\n").unwrap();
         assert_eq!(read_to_string(&path).unwrap(), "a\ncaf\u{e9}\n");
     }

@@ -2,28 +2,14 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Result, ensure};
 
-use super::open::{BYTE_ORDER_MARK, is_compressed, read_bytes};
+use super::open::read_to_string;
 
 /// The text of a UTF-8 file, without a byte order mark. Bytes that are not UTF-8 are rejected with their offset; empty files
 /// are rejected.
 pub fn read_text(path: &Path) -> Result<String> {
-    let bytes = read_bytes(path).with_context(|| {
-        format!("cannot read the text `{}`\nhint: give a text file that is on this machine", path.display())
-    })?;
-    let mut text = String::from_utf8(bytes).map_err(|error| {
-        let offset = error.utf8_error().valid_up_to();
-        let byte = error.as_bytes().get(offset).copied().unwrap_or_default();
-        let hint = match error.as_bytes() {
-            bytes if is_compressed(bytes) => "decompress it first; `prepare` reads compressed files too",
-            _ => "convert it first, for example with `iconv -f LATIN1 -t UTF-8`",
-        };
-        anyhow!("`{}` is not UTF-8 text: byte 0x{byte:02x} at offset {offset}\nhint: {hint}", path.display())
-    })?;
-    if text.starts_with(BYTE_ORDER_MARK) {
-        text.drain(..BYTE_ORDER_MARK.len());
-    }
+    let text = read_to_string(path)?;
     ensure!(!text.is_empty(), "the text `{}` is empty\nhint: give a file with text in it", path.display());
     Ok(text)
 }
@@ -61,9 +47,12 @@ mod tests {
         assert!(read_text(&path).unwrap_err().to_string().contains("nothing.txt"));
         fs::write(&path, "").unwrap();
         assert!(read_text(&path).unwrap_err().to_string().contains("is empty"));
-        let pipe = dir.path().join("pipe.txt");
-        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
-        let error = format!("{:#}", read_text(&pipe).unwrap_err());
-        assert!(error.contains("pipe.txt") && error.contains("it is not a regular file"), "{error}");
+        #[cfg(unix)]
+        {
+            let pipe = dir.path().join("pipe.txt");
+            assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+            let error = format!("{:#}", read_text(&pipe).unwrap_err());
+            assert!(error.contains("pipe.txt") && error.contains("it is not a regular file"), "{error}");
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, anyhow, ensure};
 use serde_json::{Map, Value};
 
-use crate::corpus::{BYTE_ORDER_MARK, read_to_string};
+use crate::corpus::read_to_string;
 
 /// An object and where it is.
 #[derive(Clone, Debug)]
@@ -22,7 +22,6 @@ pub struct JsonRecord {
 pub fn read_records(path: &Path) -> Result<Vec<JsonRecord>> {
     let shown = path.display();
     let text = read_to_string(path)?;
-    let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&text);
     let mut records = Vec::new();
     for (line, text) in (1..).zip(text.lines()) {
         if text.trim().is_empty() {
