@@ -224,8 +224,7 @@ impl ChatTemplate {
         content.extend([end, ' ']);
         let mut text = self.render_inputs(&inputs, context)?;
         let Some(at) = text.rfind(end) else {
-            let what = "does not output the last message's text, so it cannot be continued".into();
-            return Err(Error::Template { what, hint: String::new() });
+            return Err(Error::template("does not output the last message's text, so it cannot be continued"));
         };
         let is_trimmed = text.split_at(at).1.chars().nth(1) != Some(' ');
         text.truncate(at);

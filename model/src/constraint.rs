@@ -312,3 +312,43 @@ fn bracket_depth(source: &str) -> usize {
     }
     deepest
 }
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use std::{
+        path::Path,
+        time::{Duration, Instant},
+    };
+
+    use serde_json::{Map, json};
+
+    use super::*;
+
+    /// For a vocabulary of the printable ASCII characters.
+    fn compiler() -> GrammarCompiler {
+        let vocab: Map<String, Value> = (' '..='~').zip(0..).map(|(token, id)| (token.into(), id.into())).collect();
+        let split = json!({ "type": "Split", "pattern": { "Regex": "." }, "behavior": "Isolated", "invert": false });
+        let json = json!({
+            "pre_tokenizer": split, "decoder": { "type": "Fuse" },
+            "model": { "type": "WordLevel", "vocab": vocab, "unk_token": "" },
+        });
+        let tokenizer = Tokenizer::from_json(json.to_string().as_bytes(), None, Path::new("tokenizer.json"));
+        GrammarCompiler::new(&tokenizer.unwrap()).unwrap()
+    }
+
+    /// Compiling every part to find the one that is not supported would take two minutes.
+    #[test]
+    fn locating_an_error_among_slow_parts_takes_seconds() {
+        let mut properties: Map<String, Value> =
+            (0..99).map(|at| (format!("p{at}"), json!({ "$ref": "#/$defs/slow" }))).collect();
+        properties.insert("last".into(), json!({ "not": { "type": "null" } }));
+        let slow = json!({ "type": "string", "pattern": "a?".repeat(MAX_OPTIONAL) });
+        let schema = json!({ "properties": properties, "$defs": { "slow": slow } });
+        let start = Instant::now();
+        let error = compiler().compile(&Grammar::Json(schema), "response_format").map(drop).unwrap_err();
+        assert!(error.what.contains("\"not\""), "the library's reason: {error}");
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    }
+}

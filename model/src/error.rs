@@ -1,7 +1,10 @@
 //! The errors of the model crate. Each message names the subject in backticks, the value found and what is allowed, and
 //! ends with a hint if there is one.
 
-use std::{io, path::PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -109,6 +112,43 @@ pub enum Error {
         /// The device's message.
         what: String,
     },
+}
+
+impl Error {
+    /// For `map_err`: an [`Error::Io`] of the action `action` on the file or folder `path`.
+    pub fn io(action: &'static str, path: &Path) -> impl Fn(io::Error) -> Self + Copy {
+        move |reason| Self::Io { action, path: path.to_owned(), reason }
+    }
+
+    /// An [`Error::File`] without a hint.
+    pub fn file(path: impl Into<PathBuf>, what: impl Into<String>) -> Self {
+        Self::File { path: path.into(), what: what.into(), hint: String::new() }
+    }
+
+    /// An [`Error::Tensor`] without a hint.
+    pub fn tensor(path: impl Into<PathBuf>, tensor: impl Into<String>, what: impl Into<String>) -> Self {
+        Self::Tensor { path: path.into(), tensor: tensor.into(), what: what.into(), hint: String::new() }
+    }
+
+    /// An [`Error::Template`] without a hint.
+    pub fn template(what: impl Into<String>) -> Self {
+        Self::Template { what: what.into(), hint: String::new() }
+    }
+
+    /// The same error with this hint; variants without hints are returned unchanged.
+    #[must_use]
+    pub fn with_hint(mut self, text: impl Into<String>) -> Self {
+        match &mut self {
+            Self::File { hint, .. }
+            | Self::Tensor { hint, .. }
+            | Self::Device { hint, .. }
+            | Self::Tokenizer { hint, .. }
+            | Self::Template { hint, .. }
+            | Self::Hub { hint, .. } => *hint = text.into(),
+            _ => {}
+        }
+        self
+    }
 }
 
 fn permission_hint(reason: &io::Error) -> &'static str {

@@ -204,7 +204,7 @@ impl HubOptions {
             (None, Some(path)) => match fs::read_to_string(&path) {
                 Ok(token) => Some(token.trim().to_owned()),
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-                Err(reason) => return Err(Error::Io { action: "read", path, reason }),
+                Err(reason) => return Err(Error::io("read", &path)(reason)),
             },
             (None, None) => None,
         };

@@ -17,7 +17,7 @@ impl Mmap {
     /// # Errors
     /// [`Error::Io`] when it cannot be opened or mapped.
     pub fn open(path: &Path) -> Result<Self> {
-        let io = |source| Error::Io { action: "read", path: path.to_owned(), reason: source };
+        let io = Error::io("read", path);
         let file = regular_file::open(path).map_err(io)?;
         // SAFETY: the map is only read, as bytes, which any content makes valid. What cannot be ruled out is another
         // process that cuts the file short while it is mapped: then the system ends this one, as it does every

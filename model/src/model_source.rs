@@ -101,7 +101,7 @@ fn absent(path: &Path) -> Error {
                 .to_owned()
         }
     };
-    Error::File { path: path.to_owned(), what: "does not exist".to_owned(), hint }
+    Error::file(path, "does not exist").with_hint(hint)
 }
 
 #[cfg(test)]

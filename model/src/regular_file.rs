@@ -4,7 +4,10 @@ use std::{
     fs::{self, File},
     io::{self, Read},
     path::Path,
+    string::FromUtf8Error,
 };
+
+use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
 
@@ -22,7 +25,11 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
 }
 
 /// The whole text at `path`.
-pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>> {
+    read_limited(path).map_err(Error::io("read", path))
+}
+
+fn read_limited(path: &Path) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     // One byte more than allowed, so that a file that grows while it is read is noticed too.
     open(path)?.take(MAX_TEXT_BYTES + 1).read_to_end(&mut text)?;
@@ -33,19 +40,27 @@ pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
+/// The whole text at `path`, which must be UTF-8.
+pub(crate) fn read_to_string(path: &Path) -> Result<String> {
+    let invalid = |error: FromUtf8Error| io::Error::new(io::ErrorKind::InvalidData, error.utf8_error());
+    String::from_utf8(read(path)?).map_err(invalid).map_err(Error::io("read", path))
+}
+
+/// The JSON object in the file at `path`.
+pub(crate) fn read_json_object(path: &Path) -> Result<Map<String, Value>> {
+    parse_json_object(path, &read(path)?)
+}
+
+/// The JSON object `text`, the content of the file at `path`.
+pub(crate) fn parse_json_object(path: &Path, text: &[u8]) -> Result<Map<String, Value>> {
+    serde_json::from_slice(text).map_err(|error| Error::file(path, format!("is not a JSON object: {error}")))
+}
+
 /// Rejects `bytes`, the beginning of the file at `path`, if they stand for a file in Git's storage of large files.
 pub(crate) fn refuse_lfs_pointer(path: &Path, bytes: &[u8]) -> Result<()> {
     if !bytes.starts_with(b"version https://git-lfs") {
         return Ok(());
     }
-    Err(Error::File {
-        path: path.to_owned(),
-        what: "is a Git LFS pointer, not the file itself".to_owned(),
-        hint: "run `git lfs pull` in that folder, or download the file again".to_owned(),
-    })
-}
-
-/// The whole text at `path`, which must be UTF-8.
-pub(crate) fn read_to_string(path: &Path) -> io::Result<String> {
-    String::from_utf8(read(path)?).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.utf8_error()))
+    Err(Error::file(path, "is a Git LFS pointer, not the file itself")
+        .with_hint("run `git lfs pull` in that folder, or download the file again"))
 }

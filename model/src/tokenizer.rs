@@ -220,6 +220,18 @@ impl Tokenizer {
         self.inner.pieces.bytes(id).to_vec()
     }
 
+    /// Bytes of the text of `ids`. Special tokens are no text.
+    pub fn text_bytes(&self, ids: &[TokenId]) -> u64 {
+        let bytes_of = |&id: &TokenId| if self.is_special(id) { 0 } else { self.inner.pieces.bytes(id).len() as u64 };
+        ids.iter().map(bytes_of).sum()
+    }
+
+    /// The first id, of those that both have, whose tokens differ.
+    pub fn first_difference(&self, other: &Tokenizer) -> Option<TokenId> {
+        let n_ids = self.vocab_size().min(other.vocab_size()) as TokenId;
+        (0..n_ids).find(|&id| self.inner.pieces.bytes(id) != other.inner.pieces.bytes(id))
+    }
+
     /// The largest id plus 1, including added tokens: the minimum `vocab_size` of a model.
     pub fn vocab_size(&self) -> usize {
         self.inner.pieces.len()

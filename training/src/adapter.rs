@@ -117,9 +117,11 @@ pub(crate) fn load(
     let model = AdapterModel::new(&gpt_config, class.as_deref())?;
     let absolute =
         fs::canonicalize(model_dir::model_of(base)).with_context(|| format!("cannot read `{}`", base.display()))?;
+    let config = lora.adapter(&absolute);
     let adapter = match trained {
-        Some(dir) => Adapter::open(dir, model)?,
-        None => Adapter::new(model, lora.adapter(&absolute), seed)?,
+        // The settings are those of the run, but the model may have moved since.
+        Some(dir) => Adapter { config, ..Adapter::open(dir, model)? },
+        None => Adapter::new(model, config, seed)?,
     };
     let gpt = gpt.with_lora(&adapter.values, lora.dropout, Training::Yes)?;
     Ok(Adapted { gpt, saved: SavedAdapter { config: adapter.config, class } })

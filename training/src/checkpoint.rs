@@ -13,6 +13,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use burn::{module::Module, tensor::Device};
 use hearth_model::{
     gpt::Gpt,
     ops::Dtype,
@@ -206,18 +207,21 @@ impl Checkpoint {
     }
 
     /// The model, for training: `device` must support autodiff.
-    pub fn load_gpt(&self, device: &burn::tensor::Device) -> Result<Gpt> {
+    pub fn load_gpt(&self, device: &Device) -> Result<Gpt> {
         let options = LoadOptions { device: device.clone(), dtype: Some(Dtype::F32) };
         let gpt = model_dir::load_gpt(&self.dir, &options)?;
         Ok(gpt.with_dropout(self.config.model.dropout))
     }
 
-    /// Restores the moments of the model's optimizer.
-    pub fn restore(&self, optimizer: &mut Optimizer, device: &burn::tensor::Device) -> Result<()> {
+    /// Restores the moments of the optimizer of `module`.
+    ///
+    /// # Errors
+    /// They cannot be read, or are not those of the parameters that train.
+    pub fn restore<M: Module>(&self, optimizer: &mut Optimizer, module: &M, device: &Device) -> Result<()> {
         let path = self.dir.join(MOMENTS_FILE);
         let moments = moments::read(&path, device)?;
         optimizer
-            .restore(self.state.n_updates, moments)
+            .restore(self.state.n_updates, moments, module)
             .with_context(|| format!("`{}` does not match the configuration", path.display()))
     }
 }

@@ -3,6 +3,7 @@
 mod account;
 mod cpu;
 mod gpu;
+mod shape;
 
 use anyhow::Result;
 use burn::tensor::Device;
@@ -126,7 +127,7 @@ impl Estimate {
         let answers = if config.objective.kind == Objective::Dpo { 2 } else { 1 };
         let n_rows = answers * config.micro_batch_tokens();
         let peak_bytes = if is_cpu {
-            let n_values = cpu::Shape::new(gpt, n_rows, seq_len, adapter).peak(&run);
+            let n_values = cpu::peak(gpt, (n_rows, seq_len), adapter, &run);
             let n_threads = ops::n_threads() as u64;
             let beside = CODE_BYTES + PACKING_BYTES * n_threads + adapter.map_or(0, |adapter| adapter.frozen_bytes);
             (bytes(n_values) as f64 * (1.0 + UNUSABLE)) as u64 + beside

@@ -47,6 +47,7 @@ pub mod progress;
 pub mod run_dir;
 pub mod schedule;
 pub mod shard;
+mod svg_plot;
 pub mod tales;
 pub mod tokenizer_build;
 pub mod trainer;

@@ -194,6 +194,14 @@ impl Batch {
         self.targets.len()
     }
 
+    /// Inputs of documents and examples; others only fill rows.
+    pub fn n_tokens(&self) -> usize {
+        match &self.weights {
+            None => self.inputs.len(),
+            Some(weights) => weights.iter().filter(|weight| **weight > 0.0).count() + self.n_only_read(),
+        }
+    }
+
     /// What all its targets together count: the sum of their weights; or its pairs, if it consists of pairs.
     pub fn total_weight(&self) -> f64 {
         if let Some(references) = &self.references {

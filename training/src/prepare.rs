@@ -10,7 +10,11 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use hearth_model::{TokenId, hub::Download, tokenizer::Tokenizer};
+use hearth_model::{
+    TokenId,
+    hub::Download,
+    tokenizer::{EncodeOptions, Tokenizer},
+};
 use rayon::prelude::*;
 
 use self::{
@@ -151,6 +155,7 @@ pub fn prepare(settings: &PrepareSettings, progress: &mut dyn FnMut(Progress)) -
         bytes_read: BytesRead::default(),
         bytes_total: n_bytes * n_passes,
         tokens: 0,
+        conversations: 0,
         not_text: Vec::new(),
         progress,
     };
@@ -181,8 +186,8 @@ pub fn prepare(settings: &PrepareSettings, progress: &mut dyn FnMut(Progress)) -
             (counts, output.finish()?)
         }
     };
-    let not_text = work.not_text;
-    let manifest = manifest(settings, &files, &tokenizer, rule, counts, splits);
+    let Work { not_text, conversations, .. } = work;
+    let manifest = manifest(settings, (&files, conversations), &tokenizer, rule, counts, splits);
     check_splits(&manifest)?;
     staged.write(DATA_FILE, (serde_json::to_string_pretty(&manifest)? + "\n").as_bytes())?;
     staged.commit()?;
@@ -208,6 +213,8 @@ struct OpenTokenizer {
     hash: Digest,
     vocab_size: usize,
     eos_id: Option<TokenId>,
+    /// The tokens that begin a document.
+    beginning: Vec<TokenId>,
 }
 
 impl OpenTokenizer {
@@ -229,7 +236,14 @@ impl OpenTokenizer {
         let conversations = ConversationEncoder::from_dir(dir, &tokenizer)?;
         let (hash, vocab_size) = (Digest::of(json), tokenizer.vocab_size());
         let eos_id = tokenizer.eos().map(|eos| eos.id);
-        Ok(OpenTokenizer { tokenizer, encoder, conversations, files, hash, vocab_size, eos_id })
+        let beginning = beginning_of(&tokenizer)?;
+        Ok(OpenTokenizer { tokenizer, encoder, conversations, files, hash, vocab_size, eos_id, beginning })
+    }
+
+    /// Whether nothing but white space follows the last end-of-text token: some chat templates end a conversation with it.
+    fn is_ended(&self, ids: &[TokenId]) -> bool {
+        let Some(last) = ids.iter().rposition(|&id| Some(id) == self.eos_id) else { return false };
+        ids[last + 1..].iter().all(|&id| self.tokenizer.token_bytes(id).iter().all(u8::is_ascii_whitespace))
     }
 
     /// The ids of a part of a document.
@@ -247,9 +261,17 @@ impl OpenTokenizer {
 
     /// Bytes of text per token id.
     fn token_bytes(&self) -> Vec<u32> {
-        let n_bytes = |id| if self.tokenizer.is_special(id) { 0 } else { self.tokenizer.token_bytes(id).len() as u32 };
-        (0..self.vocab_size as TokenId).map(n_bytes).collect()
+        (0..self.vocab_size as TokenId).map(|id| self.tokenizer.text_bytes(&[id]) as u32).collect()
     }
+}
+
+/// The tokens that begin a document, as the tokenizer adds them in front of a text. None if they are also its end.
+fn beginning_of(tokenizer: &Tokenizer) -> Result<Vec<TokenId>> {
+    let Some(bos) = tokenizer.bos().filter(|bos| tokenizer.eos().is_none_or(|eos| eos.id != bos.id)) else {
+        return Ok(Vec::new());
+    };
+    let added = tokenizer.encode("", EncodeOptions { add_special_tokens: true, ..EncodeOptions::TEXT })?;
+    Ok(added.into_iter().take_while(|&id| id == bos.id).collect())
 }
 
 fn with_tokenizer_hint(error: anyhow::Error) -> anyhow::Error {
@@ -264,6 +286,7 @@ struct Work<'a> {
     bytes_read: BytesRead,
     bytes_total: u64,
     tokens: u64,
+    conversations: u64,
     not_text: Vec<PathBuf>,
     progress: &'a mut dyn FnMut(Progress),
 }
@@ -333,11 +356,21 @@ impl Work<'_> {
         let encoded = encoded.into_iter().collect::<Result<Vec<_>>>()?;
         for (part, ids) in parts.iter().zip(&encoded) {
             let split = output.split(part.split);
-            split.push(ids, part.text.len() as u64)?;
+            let n_bytes = match part.conversation {
+                // What the chat template writes.
+                Some(_) => self.tokenizer.tokenizer.text_bytes(ids),
+                None => {
+                    if split.is_between_documents() && !ids.is_empty() {
+                        split.push(&self.tokenizer.beginning, 0)?;
+                    }
+                    part.text.len() as u64
+                }
+            };
+            self.conversations += u64::from(part.conversation.is_some());
+            split.push(ids, n_bytes)?;
             match part.end {
-                // Some chat templates end a conversation with the end-of-text token.
                 Some(End::Document) => {
-                    let is_ended = part.conversation.is_some() && ids.last().copied() == self.tokenizer.eos_id;
+                    let is_ended = part.conversation.is_some() && self.tokenizer.is_ended(ids);
                     split.end_document(self.tokenizer.eos_id.filter(|_| !is_ended))?;
                 }
                 Some(End::Cut) => split.end_document(None)?,
@@ -375,7 +408,7 @@ impl Work<'_> {
 
 fn manifest(
     settings: &PrepareSettings,
-    files: &[Files],
+    (files, conversations): (&[Files], u64),
     tokenizer: &OpenTokenizer,
     split: SplitRule,
     counts: Vec<Counts>,
@@ -398,6 +431,7 @@ fn manifest(
         tokenizer_hash: tokenizer.hash,
         vocab_size: tokenizer.vocab_size,
         eos_id: tokenizer.eos_id,
+        conversations,
         split,
         train,
         val,

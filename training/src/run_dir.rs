@@ -121,9 +121,8 @@ impl RunDir {
     /// The folder cannot be written to, or another process is training in it or has begun a run there since
     /// [`new`](Self::new).
     pub fn begin(&mut self, config: &TrainConfig) -> Result<()> {
+        self.lock()?;
         let unwritable = || unwritable(&self.path);
-        fs::create_dir_all(&self.path).with_context(unwritable)?;
-        self.lock = Some(self.locked()?);
         self.ensure_new()?;
         let path = self.path.join(CONFIG_FILE);
         let text = config.to_toml()?;
@@ -137,18 +136,27 @@ impl RunDir {
         Ok(StagedDir::remove_leftovers(&checkpoints)?)
     }
 
-    fn locked(&self) -> Result<File> {
-        let path = self.path.join(LOCK_FILE);
-        let file = File::options().create(true).truncate(false).write(true).open(&path);
-        let file = file.with_context(|| unwritable(&self.path))?;
+    /// Creates and locks the folder, unless it is locked already. Until then, another process may write to it.
+    ///
+    /// # Errors
+    /// The folder cannot be written to, or another process is training in it.
+    pub fn lock(&mut self) -> Result<()> {
+        if self.lock.is_some() {
+            return Ok(());
+        }
+        let unwritable = || unwritable(&self.path);
+        fs::create_dir_all(&self.path).with_context(unwritable)?;
+        let file = File::options().create(true).truncate(false).write(true).open(self.path.join(LOCK_FILE));
+        let file = file.with_context(unwritable)?;
         match file.try_lock() {
             Err(TryLockError::WouldBlock) => bail!(
                 "another process is training in `{}`\nhint: wait for it to end, or use another folder as `--out`",
                 self.path.display()
             ),
             // Without file locks, a second process is not detected.
-            Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
+            Ok(()) | Err(TryLockError::Error(_)) => self.lock = Some(file),
         }
+        Ok(())
     }
 
     /// The path of the metrics.

@@ -105,6 +105,13 @@ impl Schedule {
              `schedule.warmup_steps={}`, or a larger budget in `schedule`",
             total.div_ceil(10)
         );
+        let cooldown_steps = self.settings.cooldown_steps.unwrap_or(0);
+        ensure!(
+            cooldown_steps <= total - warmup_steps,
+            "`schedule.cooldown_steps` must be at most the {} steps behind the warmup, got {cooldown_steps}\nhint: set fewer, or a \
+             larger budget in `schedule`",
+            total - warmup_steps
+        );
         Ok(())
     }
 
@@ -113,18 +120,19 @@ impl Schedule {
         self.total.is_some_and(|total| done >= total)
     }
 
-    /// Records that `done` steps took `minutes` so far. If this uses up a budget in minutes, it ends the run, or its
-    /// stable part: the cooldown then takes its fraction of the steps.
+    /// Records that `done` steps, at least one, took `minutes` so far. If this uses up a budget in minutes, it ends the run; or
+    /// its stable part, if the cooldown will take what is left.
     pub fn use_up(&mut self, minutes: f64, done: usize) {
         let Some(budget) = self.settings.max_minutes.filter(|_| self.total.is_none()) else { return };
         let ScheduleSettings { kind, cooldown_ratio, cooldown_steps, .. } = self.settings;
-        let share = if kind == ScheduleKind::Wsd && cooldown_steps.is_none() { cooldown_ratio } else { 0.0 };
-        if minutes >= budget * (1.0 - share) {
-            let rest = match cooldown_steps.filter(|_| kind == ScheduleKind::Wsd) {
-                Some(steps) => steps,
-                None => (done as f64 * share / (1.0 - share)).round() as usize,
-            };
-            self.total = Some(done + rest);
+        let cooldown = match (kind, cooldown_steps) {
+            (ScheduleKind::Wsd, Some(steps)) => steps as f64,
+            (ScheduleKind::Wsd, None) => done as f64 * cooldown_ratio / (1.0 - cooldown_ratio),
+            _ => 0.0,
+        };
+        // The cooldown's steps take as long as those before.
+        if minutes * (1.0 + cooldown / done as f64) >= budget {
+            self.total = Some(done + cooldown.round() as usize);
         }
     }
 
@@ -289,6 +297,9 @@ mod tests {
         assert!(error.contains("\nhint: set `schedule.warmup_steps=1`"), "{error}");
         assert!(check(&["schedule.max_tokens=768"]).unwrap_err().contains("got 100 and 1\n"));
         check(&["schedule.max_minutes=1", "schedule.kind=constant"]).unwrap();
+        check(&["schedule.kind=wsd", "schedule.cooldown_steps=1900"]).unwrap();
+        let error = check(&["schedule.kind=wsd", "schedule.cooldown_steps=1901"]).unwrap_err();
+        assert!(error.contains("at most the 1900 steps behind the warmup, got 1901\nhint: "), "{error}");
     }
 
     #[test]
@@ -300,6 +311,11 @@ mod tests {
         assert_eq!(wsd.total(), Some(1000));
         wsd.use_up(9.0, 900);
         assert_eq!(wsd.total(), Some(1000), "it is decided once");
+        let mut steps = schedule(&["schedule.max_minutes=10", "schedule.kind=wsd", "schedule.cooldown_steps=300"]);
+        steps.use_up(6.9, 690);
+        assert_eq!(steps.total(), None);
+        steps.use_up(7.0, 700);
+        assert_eq!(steps.total(), Some(1000), "so that all of it takes ten minutes");
         let mut constant = schedule(&["schedule.max_minutes=10", "schedule.kind=constant"]);
         constant.use_up(10.0, 77);
         assert!(constant.is_over(77));

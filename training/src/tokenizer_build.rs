@@ -124,6 +124,10 @@ impl BuiltTokenizer {
     }
 
     fn new(tokenizer_json: String, special: &SpecialTokens, max_length: Option<usize>) -> Result<BuiltTokenizer> {
+        let tokenizer_json = match &special.bos {
+            Some(bos) => with_beginning(&tokenizer_json, bos)?,
+            None => tokenizer_json,
+        };
         Ok(BuiltTokenizer {
             tokenizer_json,
             tokenizer_config_json: tokenizer_config(special, max_length)?,
@@ -157,6 +161,15 @@ impl BuiltTokenizer {
         )
         .context("cannot open the new tokenizer")
     }
+}
+
+/// The same `tokenizer.json`, with `bos` in front of every text.
+fn with_beginning(tokenizer_json: &str, bos: &str) -> Result<String> {
+    let mut tokenizer: Value = serde_json::from_str(tokenizer_json).context("the new tokenizer is not JSON")?;
+    let added = tokenizer["added_tokens"].as_array().into_iter().flatten();
+    let id = added.filter(|token| token["content"] == bos).find_map(|token| token["id"].as_u64());
+    tokenizer["post_processor"] = special::begins_with(bos, id.context("the token that begins a document is missing")?);
+    Ok(serde_json::to_string_pretty(&tokenizer)?)
 }
 
 /// `tokenizer_config.json`: what `AutoTokenizer` reads beside `tokenizer.json`.
@@ -252,7 +265,7 @@ mod tests {
             let roles = [tokenizer.eos(), tokenizer.bos(), tokenizer.pad()].map(|token| token.unwrap().id);
             assert_eq!(roles, [first, first + 1, first + 2]);
             let ids = tokenizer.encode("a<e>", EncodeOptions::PROMPT).unwrap();
-            assert_eq!(ids[1..], [first]);
+            assert_eq!((ids.len(), ids[0], ids[2]), (3, first + 1, first));
             assert_eq!(tokenizer.encode("a<e>", EncodeOptions::TEXT).unwrap().len(), 4);
             assert_eq!(tokenizer.special_tokens().len(), 5);
             assert_eq!(built.files().len(), 3);

@@ -84,8 +84,10 @@ pub struct Outcome {
 pub struct Trainer<'a> {
     config: &'a TrainConfig,
     data: &'a Data,
-    /// The validation split, with what the reference model says of it if there is one.
+    /// The validation split.
     val: RowSource,
+    /// The reference model of preferences, until the splits have their log-probabilities under it.
+    reference: Option<Gpt>,
     loader: Loader,
     learner: Learner,
     schedule: Schedule,
@@ -208,7 +210,7 @@ impl<'a> Trainer<'a> {
             }
             _ => learner.gpt.clone(),
         };
-        checkpoint.restore(&mut learner.optimizer, &device.clone().inner())?;
+        checkpoint.restore(&mut learner.optimizer, &learner.gpt, &device.clone().inner())?;
         let size = run_size(config, data, &learner);
         let mut state = state.clone();
         if let (Some(_), Some(minutes)) = (state.total_steps, config.schedule.max_minutes)
@@ -225,8 +227,8 @@ impl<'a> Trainer<'a> {
         let schedule_of = |config: &TrainConfig| Schedule::new(config, size).with_total(state.total_steps);
         ensure!(
             schedule_of(then).has_same_past(&schedule_of(config), state.step, &config.optim),
-            "`schedule` contradicts the {} completed steps: their learning rates would have been different\nhint: a \
-             `constant` rate can be extended, and so can `wsd` before its cooldown",
+            "`schedule` contradicts the {} completed steps: their learning rates or weight decays would have been \
+             different\nhint: `constant` ones can be extended, and so can `wsd` before its cooldown",
             state.step
         );
         Self::with(config, (data, reference), learner, state, saved)
@@ -265,18 +267,23 @@ impl<'a> Trainer<'a> {
         };
         let schedule = Schedule::new(config, run_size(config, data, &learner)).with_total(state.total_steps);
         schedule.check()?;
-        let (train, val) = match config.objective.kind {
-            Objective::Dpo => {
-                let (reference, size) = (reference.without_lora(), settings.micro_batch_size);
-                let evaluated = reference.valid().packed()?;
-                let val = with_references(&data.val, size, |batch| token_losses(&evaluated, batch))?;
-                drop(evaluated);
-                (with_references(&data.train, size, |batch| token_losses_in_training(&reference, batch))?, val)
-            }
-            Objective::NextToken => (data.train.clone(), data.val.clone()),
-        };
-        let loader = Loader::new(&train, settings)?;
-        Ok(Trainer { config, data, val, loader, learner, schedule, state, saved })
+        let reference = (config.objective.kind == Objective::Dpo).then(|| reference.without_lora());
+        let loader = Loader::new(&data.train, settings)?;
+        Ok(Trainer { config, data, val: data.val.clone(), reference, loader, learner, schedule, state, saved })
+    }
+
+    /// Computes the log-probabilities of the answers of all pairs under the reference model, if there is one.
+    fn add_references(&mut self, reporter: &mut Reporter) -> Result<()> {
+        let Some(reference) = self.reference.take() else { return Ok(()) };
+        reporter.note("computing the log-probabilities of all answers under the reference model");
+        let settings = *self.loader.settings();
+        let evaluated = reference.valid().packed()?;
+        let size = settings.micro_batch_size;
+        self.val = with_references(&self.data.val, size, |batch| token_losses(&evaluated, batch))?;
+        drop(evaluated);
+        let train = with_references(&self.data.train, size, |batch| token_losses_in_training(&reference, batch))?;
+        self.loader = Loader::new(&train, settings)?;
+        Ok(())
     }
 
     /// Trained parameters.
@@ -305,6 +312,7 @@ impl<'a> Trainer<'a> {
     /// The device fails, the run diverges, or the folder cannot be written. Earlier checkpoints stay.
     pub fn run(mut self, run: &RunDir, reporter: &mut Reporter, interrupt: &Interrupt) -> Result<Outcome> {
         let TrainConfig { eval, sample, checkpoint, .. } = self.config;
+        self.add_references(reporter)?;
         let first = self.state.step as u64;
         let mut batches = Prefetcher::new(&self.loader, first..u64::MAX)?;
         let guard_state = (self.state.recent_norms.clone(), self.state.n_skipped);
@@ -325,7 +333,7 @@ impl<'a> Trainer<'a> {
             let n_micro = self.config.micro_steps();
             let micro_batches: Vec<Batch> = batches.by_ref().take(n_micro).collect();
             ensure!(micro_batches.len() == n_micro, "the data loader stopped before the end of the run");
-            let n_tokens = micro_batches.iter().map(|batch| batch.inputs.len()).sum();
+            let n_tokens = micro_batches.iter().map(Batch::n_tokens).sum();
             let index = StepIndex::of(step, micro_batches.iter());
             let sums = self.learner.gradients(index, micro_batches.into_iter().enumerate())?;
             let LossGradients { loss, mut gradients } = sums.context("a step has micro-batches")?;
@@ -477,7 +485,7 @@ impl<'a> Trainer<'a> {
         let mut first = [0];
         tokens.read(0, &mut first);
         // The first token is never predicted.
-        let n_bytes = tokens.n_bytes() as f64 - tokenizer.token_bytes(first[0]).len() as f64;
+        let n_bytes = (tokens.n_bytes() - tokenizer.text_bytes(&first)) as f64;
         let share = val.n_targets as f64 / (tokens.len() - 1) as f64;
         Some(val.bits_per_byte(n_bytes * share))
     }
@@ -556,9 +564,11 @@ impl SampleSettings {
 
 /// Refuses data whose tokens mean something else to the model in `dir`, if its tokenizer is there to compare with.
 fn ensure_same_tokens(dir: &Path, of_data: &Tokenizer) -> Result<()> {
-    let Ok(of_model) = model_dir::load_tokenizer(dir) else { return Ok(()) };
-    let n_tokens = of_data.vocab_size().min(of_model.vocab_size()) as TokenId;
-    if let Some(id) = (0..n_tokens).find(|&id| of_data.token_bytes(id) != of_model.token_bytes(id)) {
+    if dir.is_dir() && !model_dir::model_of(dir).join("tokenizer.json").exists() {
+        return Ok(());
+    }
+    let of_model = model_dir::load_tokenizer(dir)?;
+    if let Some(id) = of_data.first_difference(&of_model) {
         let text = |tokenizer: &Tokenizer| String::from_utf8_lossy(&tokenizer.token_bytes(id)).into_owned();
         bail!(
             "the data has another tokenizer than the model `{}`: token {id} is {:?} in the data and {:?} in the model\nhint: \

@@ -156,6 +156,58 @@ fn a_tokenizer_for_chats_renders_them() {
 }
 
 #[test]
+fn documents_begin_as_texts_do_and_conversations_as_their_template() {
+    let files = Files::new();
+    let text = files.write("text.txt", document(1).repeat(9));
+    let tokenizer = files.name("tok");
+    succeed(&["tokenizer", &text, "--out", &tokenizer, "--vocab-size", "280", "--chat", "--bos"]);
+    let line = |n: usize| match n % 2 {
+        0 => serde_json::json!({ "text": document(n) }),
+        _ => {
+            serde_json::json!({ "messages": [{ "role": "user", "content": "Hi" }, { "role": "assistant", "content": "Ho" }] })
+        }
+    };
+    let lines = files.write("all.jsonl", (0..40).map(|n| line(n).to_string() + "\n").collect::<String>());
+    let out = files.name("data");
+    let report = succeed(&["prepare", &lines, "--tokenizer", &tokenizer, "--out", &out, "--val-fraction", "0.3"]);
+    let data = Dataset::open(Path::new(&out)).unwrap();
+    let opened = data.open_tokenizer().unwrap();
+    let shown = |split: Split| opened.decode(&data.split(split).to_vec(), DecodeOptions { skip_special_tokens: false });
+    let all = Split::ALL.map(shown).concat();
+    let conversation = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHo<|im_end|>\n";
+    for n in 0..40 {
+        let expected = if n % 2 == 0 {
+            format!("<|bos|>{}<|endoftext|>", document(n))
+        } else {
+            format!("{conversation}<|endoftext|>")
+        };
+        assert!(all.contains(&expected), "{expected} is not in {all}");
+    }
+    assert_eq!(report["data"]["conversations"], 20);
+    // Special tokens are no bytes of text.
+    let n_bytes: usize = (0..40).step_by(2).map(|n| document(n).len()).sum();
+    let of_conversation = "user\nHi\nassistant\nHo\n".len();
+    let found: u64 = Split::ALL.iter().map(|split| data.split(*split).n_bytes()).sum();
+    assert_eq!(found as usize, n_bytes + 20 * of_conversation);
+
+    // Where the end of a turn is the end of a text, documents cannot be told apart.
+    let turns = files.name("turns");
+    succeed(&["tokenizer", &text, "--out", &turns, "--vocab-size", "280", "--chat", "--eos=<|im_end|>"]);
+    let out = files.name("cut");
+    succeed(&["prepare", &lines, "--tokenizer", &turns, "--out", &out, "--val-fraction", "0.3"]);
+    let data = Dataset::open(Path::new(&out)).unwrap();
+    let ends = data.split(Split::Train).to_vec();
+    assert!(
+        !ends.windows(3).any(|ids| ids[0] == ids[2] && ids[0] == data.manifest().eos_id.unwrap()),
+        "no end follows an end"
+    );
+    let run = files.name("run");
+    let pretrain = ["pretrain", "--data", &out, "--out", &run, "--preset", "tiny", "--device", "cpu"];
+    let message = fail(&[&pretrain[..], &["--set", "data.rows=documents"]].concat());
+    assert!(message.contains("cut the data behind each `<|im_end|>`, which ends every turn"), "{message}");
+}
+
+#[test]
 fn sources_of_every_kind_give_their_documents() {
     let files = Files::new();
     let tokenizer = files.tokenizer();

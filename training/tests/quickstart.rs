@@ -104,6 +104,15 @@ fn a_text_becomes_a_model_that_opens_and_has_learned_it() {
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&report["text"], &report["n_tokens"]), (&"the höuse\nli".into(), &12.into()));
 
+    let written = dir.path().join("written.txt");
+    let to_file = [&greedy[..], &["--out", written.to_str().unwrap()]].concat();
+    assert!(sample(&to_file).status.success());
+    assert_eq!(fs::read_to_string(&written).unwrap(), "the höuse\nli\n");
+    // What a file had is not lost to a command that fails.
+    let failed = sample(&[&to_file[..], &["--set", "sample.temperature=-1"]].concat());
+    assert_eq!(failed.status.code(), Some(1), "{}", stderr(&failed));
+    assert_eq!(fs::read_to_string(&written).unwrap(), "the höuse\nli\n");
+
     // The same command again must not touch what is there.
     let again = quickstart(&file, &out, &[]);
     assert_eq!(again.status.code(), Some(1));
@@ -191,7 +200,10 @@ fn bad_input_is_refused_with_its_name_and_touches_nothing() {
     let short = dir.path().join("short.txt");
     fs::write(&short, "only a few words").unwrap();
     let missing = dir.path().join("missing.txt");
-    let cases: [(&Path, &[&str], i32, &str); 12] = [
+    let documents = dir.path().join("documents.jsonl");
+    fs::write(&documents, format!("{{\"text\": {:?}}}\n", text())).unwrap();
+    let cases: [(&Path, &[&str], i32, &str); 13] = [
+        (&documents, &[], 1, "is a file of documents"),
         (&missing, &[], 1, "missing.txt"),
         (&latin1, &[], 1, "offset 3"),
         (&short, &[], 1, "requires at least 33"),

@@ -11,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use hearth_training::digest::Digest;
 use serde_json::Value;
 
 /// Dropout, accumulation, evaluations, samples and checkpoints between them.
@@ -298,6 +299,26 @@ fn another_configuration_or_text_is_refused_and_a_longer_budget_is_not() {
     let output = case.train("early", &sets, &["--resume"]);
     assert!(output.status.success() && stderr(&output).contains("resumed after step 10"), "{}", stderr(&output));
     assert!(weights("early") == weights("straight"));
+    // Its best model is its own, however good the one before was.
+    let trained = stable_checkpoint.join("train_state");
+    let json = |name: &str| serde_json::from_slice::<Value>(&fs::read(trained.join(name)).unwrap()).unwrap();
+    let mut state = json("state.json");
+    state["best"] = serde_json::json!({ "step": 5, "val_loss": "0.001" });
+    fs::write(trained.join("state.json"), state.to_string()).unwrap();
+    let mut checksums = json("checksums.json");
+    checksums["train_state/state.json"] = Digest::of(state.to_string().as_bytes()).to_string().into();
+    fs::write(trained.join("checksums.json"), checksums.to_string()).unwrap();
+    let output = case.train("own", &sets, &[&from[..], &["--json"]].concat());
+    assert!(output.status.success(), "{}", stderr(&output));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(report["best_val_loss"].as_f64().unwrap() > 0.001, "{report}");
+    assert!(case.path("own/model/model.safetensors").is_file());
+    // What is left of a run is less than all of it.
+    let output = case.train("left", &sets, &[&from[..], &["--json", "--dry-run"]].concat());
+    let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!((&plan["steps"], &plan["steps_done"]), (&20.into(), &10.into()));
+    let (expected, step) = (plan["expected_seconds"].as_f64().unwrap(), plan["seconds_per_step"].as_f64().unwrap());
+    assert!((expected / step - 10.0).abs() < 1e-6, "{plan}");
 
     fs::write(case.path("text.txt"), text() + "another line\n").unwrap();
     refused(&[], &["other data"]);

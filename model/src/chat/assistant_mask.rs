@@ -265,8 +265,7 @@ fn without_reasoning_start(prompt: &str) -> &str {
 }
 
 fn cannot_locate(index: usize) -> Error {
-    Error::Template {
-        what: format!("does not show what the assistant writes in message {}, of role `{ASSISTANT}`", index + 1),
-        hint: "mark it with `{% generation %}` and `{% endgeneration %}` in the template".into(),
-    }
+    let n = index + 1;
+    Error::template(format!("does not show what the assistant writes in message {n}, of role `{ASSISTANT}`"))
+        .with_hint("mark it with `{% generation %}` and `{% endgeneration %}` in the template")
 }

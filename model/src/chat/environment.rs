@@ -62,7 +62,7 @@ pub(super) fn add_template(
     source: &str,
     origin: &Path,
 ) -> Result<bool> {
-    let refuse = |what: String| Error::File { path: origin.to_owned(), what, hint: String::new() };
+    let refuse = |what: String| Error::file(origin, what);
     if source.len() > MAX_SOURCE_BYTES {
         let n = source.len();
         return Err(refuse(format!("the chat template must be at most {MAX_SOURCE_BYTES} bytes, got {n}")));
@@ -227,33 +227,23 @@ fn strftime_now(format: &str) -> Result<String, minijinja::Error> {
 }
 
 pub(super) fn compile_error(error: &minijinja::Error, origin: &Path) -> Error {
-    Error::File {
-        path: origin.to_owned(),
-        what: format!("cannot parse the chat template: {}", describe(error)),
-        hint: String::new(),
-    }
+    Error::file(origin, format!("cannot parse the chat template: {}", describe(error)))
 }
 
 pub(super) fn render_error(error: &minijinja::Error) -> Error {
     if let Some(refusal) = find::<Refusal>(error) {
-        return Error::Template {
-            what: format!("rejects these messages: {refusal}"),
-            hint: "change the messages as the template requires".into(),
-        };
+        return Error::template(format!("rejects these messages: {refusal}"))
+            .with_hint("change the messages as the template requires");
     }
     if let Some(exceeded) = find::<Exceeded>(error) {
-        return Error::Template {
-            what: exceeded.to_string(),
-            hint: "use a template that creates less text and fewer lists".into(),
-        };
+        return Error::template(exceeded.to_string())
+            .with_hint("use a template that creates less text and fewer lists");
     }
     if error.kind() == ErrorKind::OutOfFuel {
-        return Error::Template {
-            what: format!("did not finish within {MAX_INSTRUCTIONS} instructions"),
-            hint: "the template has too long a loop; use a corrected template".into(),
-        };
+        return Error::template(format!("did not finish within {MAX_INSTRUCTIONS} instructions"))
+            .with_hint("the template has too long a loop; use a corrected template");
     }
-    Error::Template { what: describe(error), hint: String::new() }
+    Error::template(describe(error))
 }
 
 /// The cause of this type in the error's chain.

@@ -47,10 +47,9 @@ pub(super) fn find(dir: &Path) -> Result<Option<(Sources, PathBuf)>> {
     }
     let path = dir.join(TOKENIZER_CONFIG_FILE);
     let Some(json) = read(&path)? else { return Ok(None) };
-    let config: ConfigJson = serde_json::from_str(&json).map_err(|error| Error::File {
-        path: path.clone(),
-        what: format!("has an invalid chat template: {error}"),
-        hint: "`chat_template` must be a string or a list of objects with `name` and `template`".into(),
+    let config: ConfigJson = serde_json::from_str(&json).map_err(|error| {
+        Error::file(&path, format!("has an invalid chat template: {error}"))
+            .with_hint("`chat_template` must be a string or a list of objects with `name` and `template`")
     })?;
     let sources = match config.chat_template {
         None => return Ok(None),
@@ -64,19 +63,17 @@ fn choose(named: Vec<NamedTemplate>, path: &Path) -> Result<Sources> {
     let source = |name| named.iter().find(|named| named.name == name).map(|named| named.template.clone());
     let Some(default) = source(DEFAULT) else {
         let names: Vec<String> = named.iter().map(|named| format!("`{}`", named.name)).collect();
-        return Err(Error::File {
-            path: path.to_owned(),
-            what: format!("has no chat template named `{DEFAULT}`, only: {}", names.join(", ")),
-            hint: "save the template to use as `chat_template.jinja` in the same folder".into(),
-        });
+        let what = format!("has no chat template named `{DEFAULT}`, only: {}", names.join(", "));
+        return Err(
+            Error::file(path, what).with_hint("save the template to use as `chat_template.jinja` in the same folder")
+        );
     };
     Ok(Sources { default, tool_use: source(TOOL_USE) })
 }
 
 fn read(path: &Path) -> Result<Option<String>> {
     match regular_file::read_to_string(path) {
-        Ok(text) => Ok(Some(text)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(source) => Err(Error::Io { action: "read", path: path.to_owned(), reason: source }),
+        Err(Error::Io { reason, .. }) if reason.kind() == io::ErrorKind::NotFound => Ok(None),
+        read => read.map(Some),
     }
 }

@@ -18,10 +18,9 @@ pub(super) fn unused<const N: usize>(inputs: &Inputs, template_sources: &str) ->
     let mut used: HashSet<char> = template_sources.chars().filter(|character| is_private(*character)).collect();
     for_each_input(inputs, &mut |text| used.extend(text.chars().filter(|character| is_private(*character))));
     let free: Vec<char> = ('\u{E000}'..='\u{F8FF}').filter(|character| !used.contains(character)).take(N).collect();
-    free.try_into().map_err(|_| Error::Template {
-        what: format!("the messages use every private-use character of Unicode, U+E000 to U+F8FF; {N} must be free"),
-        hint: String::new(),
-    })
+    let range = "U+E000 to U+F8FF";
+    let what = || format!("the messages use every private-use character of Unicode, {range}; {N} must be free");
+    free.try_into().map_err(|_| Error::template(what()))
 }
 
 fn is_private(character: char) -> bool {

@@ -1,8 +1,11 @@
 //! Messages: how they are read, and the forms in which templates take them.
 
+mod arguments;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use self::arguments::ArgumentParser;
 use super::{ChatTemplate, RenderContext};
 use crate::error::{Error, Result};
 
@@ -50,12 +53,20 @@ impl Message {
         Self { role: role.into(), content: content.into(), extra: Map::new() }
     }
 
-    /// Parses the arguments of tool calls that are JSON objects in strings, as OpenAI sends them.
+    /// Parses the arguments of tool calls that are JSON objects in strings, as OpenAI sends them: templates expect objects.
+    ///
+    /// Arguments stay strings if they are not a JSON object, or if parsing them would bring the message to more than
+    /// 50,000 parsed values (members and items at any depth). An integer beyond 64 bits becomes a string of its digits,
+    /// since JSON values here have no such numbers.
     pub fn parse_arguments(&mut self) {
+        self.parse_arguments_with(&ArgumentParser::new());
+    }
+
+    fn parse_arguments_with(&mut self, parser: &ArgumentParser) {
         let calls = self.extra.get_mut("tool_calls").and_then(Value::as_array_mut);
         for arguments in calls.into_iter().flatten().filter_map(|call| call.pointer_mut("/function/arguments")) {
-            if let Some(parsed) = arguments.as_str().and_then(|text| serde_json::from_str::<Map<_, _>>(text).ok()) {
-                *arguments = Value::Object(parsed);
+            if let Some(object) = arguments.as_str().and_then(|text| parser.parse(text)) {
+                *arguments = object;
             }
         }
     }
@@ -103,8 +114,9 @@ fn invalid(path: impl Into<String>, allowed: &'static str, given: Value) -> Mess
 
 impl ChatTemplate {
     /// Calls `encode` with the messages in the form that most templates support: `system` instead of `developer` (unless
-    /// the template knows that role), and arguments of tool calls as objects. If the template rejects it, `encode` is
-    /// called with the arguments as given. If that fails too, the first error is returned.
+    /// the template knows that role), and arguments of tool calls as objects. They are parsed as by
+    /// [`Message::parse_arguments`], but the limit on values is for the whole conversation. If the template rejects it,
+    /// `encode` is called with the arguments as given. If that fails too, the first error is returned.
     pub(super) fn in_supported_form<T>(
         &self,
         messages: &[Message],
@@ -121,7 +133,8 @@ impl ChatTemplate {
                 .for_each(|message| message.role = SYSTEM.into());
         }
         let mut parsed = given.clone();
-        parsed.iter_mut().for_each(Message::parse_arguments);
+        let parser = ArgumentParser::new();
+        parsed.iter_mut().for_each(|message| message.parse_arguments_with(&parser));
         let encoded = encode(&parsed);
         if matches!(encoded, Err(Error::Template { .. })) && parsed != given {
             encode(&given).or(encoded)
@@ -197,6 +210,27 @@ mod tests {
         let refuse = "{{ raise_exception('a string' if call.function.arguments is string else 'an object') }}";
         let error = with(refuse, json!("{}")).unwrap_err().to_string();
         assert!(error.contains("an object"), "of the first form: {error}");
+    }
+
+    #[test]
+    fn values_of_arguments_are_limited_for_the_whole_conversation() {
+        let half = json!({ "a": vec![0; arguments::MAX_VALUES / 2] }).to_string();
+        let call = json!({ "function": { "arguments": half } });
+        let message = json!({ "role": "assistant", "tool_calls": [call, call] });
+        let mut messages: Vec<Message> = serde_json::from_value(json!([message, message])).unwrap();
+        let n_objects = |message: &Message| {
+            let calls = message.extra["tool_calls"].as_array().unwrap().iter();
+            calls.filter(|call| call.pointer("/function/arguments").is_some_and(Value::is_object)).count()
+        };
+        let template = ChatTemplate::new(ROLES, Path::new("chat_template.jinja")).unwrap();
+        let encode = |messages: &[Message]| Ok(messages.iter().map(n_objects).collect::<Vec<_>>());
+        let in_conversation = template.in_supported_form(&messages, &RenderContext::default(), encode).unwrap();
+        // With the list itself, the second half is one value too many.
+        assert_eq!(in_conversation, [1, 0]);
+        for message in &mut messages {
+            message.parse_arguments();
+            assert_eq!(n_objects(message), 1, "by itself, each message has the whole limit");
+        }
     }
 
     #[test]

@@ -23,9 +23,7 @@ pub(super) fn render(environment: &Environment<'_>, name: &str, variables: Value
     match rendered {
         Ok(Ok(())) => Ok(text),
         Ok(Err(error)) => Err(environment::render_error(&error)),
-        Err(_) => {
-            let what = "has an expression that makes the template engine fail".to_owned();
-            Err(Error::Template { what, hint: "use a corrected template".to_owned() })
-        }
+        Err(_) => Err(Error::template("has an expression that makes the template engine fail")
+            .with_hint("use a corrected template")),
     }
 }

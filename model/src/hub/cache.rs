@@ -358,6 +358,6 @@ pub(super) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Err
             let what = format!("there is no room left: cannot {action} it: {reason}");
             hub_error(&path.display().to_string(), &what, NO_ROOM_HINT)
         }
-        _ => Error::Io { action, path: path.to_owned(), reason },
+        _ => Error::io(action, path)(reason),
     }
 }

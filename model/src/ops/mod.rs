@@ -51,11 +51,11 @@ pub(crate) use attention::{
 };
 pub(crate) use block::{Block, BlockScratch, PagedAttention, block, has_block};
 pub use clip::clip_norm;
-pub(crate) use cpu::{SCAN_BLOCK, all_below_infinity, block_maxima, nearest_q8, relative_weights, sum_of};
 pub use cpu::{
-    give_back_memory, instruction_set, keep_freed_memory, lead_threads, limit_arenas, n_threads, parallel_for_each,
-    use_threads,
+    ATTENTION_QUERIES, MAX_KEPT_BYTES, ROWS_AT_ONCE, give_back_memory, instruction_set, keep_freed_memory,
+    lead_threads, limit_arenas, loss_rows_at_once, n_threads, parallel_for_each, use_threads,
 };
+pub(crate) use cpu::{SCAN_BLOCK, all_below_infinity, block_maxima, nearest_q8, relative_weights, sum_of};
 pub use cross_entropy::{Losses, Targets};
 pub(crate) use cross_entropy::{linear_cross_entropy, token_losses};
 #[cfg(feature = "gpu")]
@@ -87,7 +87,7 @@ pub(crate) use row_updates::{LoraMatrix, RowUpdate};
 #[cfg(feature = "gpu")]
 pub(crate) use staging::{StagingBuffer, Upload};
 pub use training::is_on_cpu;
-pub use training::{OpTime, RECOMPUTED_FROM, profile_training};
+pub use training::{GPU_LOGITS_AT_ONCE, OpTime, RECOMPUTED_FROM, profile_training};
 pub(crate) use upload::{Ints, Rows};
 pub use weight::Weight;
 

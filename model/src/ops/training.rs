@@ -213,6 +213,10 @@ fn plain<B: Bodies, const N: usize>(
 /// For smaller ones, the time is worth more than the memory.
 pub const RECOMPUTED_FROM: usize = 1 << 19;
 
+/// Maximum number of logits in a GPU's memory, unless a row has more: 256 MB, or what the device takes in a buffer. The
+/// logits of a whole batch never exist.
+pub const GPU_LOGITS_AT_ONCE: usize = 1 << 26;
+
 /// Runs `op` and records it. Outputs of cheap operations are not kept for the operations that read them, if they are large:
 /// Burn's checkpointer computes them again when the first of these needs its input.
 fn record<B: Bodies, const N: usize, C: CheckpointStrategy>(

@@ -166,24 +166,119 @@ fn k_of_surprise(s: f64, n: usize, bound: f64) -> usize {
     n_effective.powf(1.0 / s).round() as usize
 }
 
+/// Longer repetitions have the same penalty, which already exceeds all logits.
+const MAX_REPETITION: usize = 50;
+
 /// For each token that would continue a repetition, the length of the longest one: the end of `tokens` occurs earlier
 /// in it, followed by that token.
 ///
 /// A repetition does not extend across a breaker.
 pub(super) fn repetitions(tokens: &[TokenId], dry: &Dry) -> Vec<(TokenId, usize)> {
-    /// Longer repetitions have the same penalty, which already exceeds all logits.
-    const MAX_LENGTH: usize = 50;
     let is_breaker = |id: &TokenId| dry.sequence_breakers.contains(id);
+    let max_length = tokens.iter().rev().take(MAX_REPETITION).take_while(|id| !is_breaker(id)).count();
+    if max_length < dry.allowed_length {
+        return Vec::new();
+    }
+    // The Z-function of the reversed tokens, in linear time: `lengths[at]` is how many of them from `at` equal the first
+    // ones, at most `max_length`. Only this many are looked up again.
+    let n = tokens.len();
+    let reversed = |at: usize| tokens[n - 1 - at];
+    let mut lengths = [0; MAX_REPETITION];
+    // The known match that reaches farthest: `start..end` equals the first tokens.
+    let (mut start, mut end) = (0, 0);
     let mut found: Vec<(TokenId, usize)> = Vec::new();
-    for (before, next) in tokens.iter().enumerate().skip(1) {
-        let pairs = tokens[..before].iter().rev().zip(tokens.iter().rev());
-        let length = pairs.take(MAX_LENGTH).take_while(|(a, b)| a == b && !is_breaker(b)).count();
-        if length >= dry.allowed_length && !is_breaker(next) {
-            found.push((*next, length));
+    for at in 1..n {
+        let mut length = if at < end { lengths[at - start].min(end - at) } else { 0 };
+        while length < max_length && at + length < n && reversed(length) == reversed(at + length) {
+            length += 1;
+        }
+        if at + length > end {
+            (start, end) = (at, at + length);
+        }
+        if let Some(known) = lengths.get_mut(at) {
+            *known = length;
+        }
+        if length >= dry.allowed_length {
+            found.push((reversed(at - 1), length));
         }
     }
     // Sorted so that the longest one of each token remains.
     found.sort_unstable_by(|a, b| (a.0, b.1).cmp(&(b.0, a.1)));
     found.dedup_by_key(|(id, _)| *id);
+    // Last, so that each token is looked up once.
+    found.retain(|(id, _)| !is_breaker(id));
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        collections::{BTreeMap, BTreeSet},
+        iter::repeat_n,
+        sync::Arc,
+    };
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// [`repetitions`] by its definition, in quadratic time.
+    fn defined(tokens: &[TokenId], dry: &Dry) -> Vec<(TokenId, usize)> {
+        let is_breaker = |id: &TokenId| dry.sequence_breakers.contains(id);
+        let mut longest = BTreeMap::new();
+        for (at, next) in tokens.iter().enumerate().skip(1).filter(|(_, next)| !is_breaker(next)) {
+            let pairs = tokens[..at].iter().rev().zip(tokens.iter().rev()).take(50);
+            let length = pairs.take_while(|(a, b)| a == b && !is_breaker(b)).count();
+            if length >= dry.allowed_length {
+                let longest = longest.entry(*next).or_insert(length);
+                *longest = length.max(*longest);
+            }
+        }
+        longest.into_iter().collect()
+    }
+
+    /// Few different tokens, in a period with some changes: repetitions of all lengths, that overlap.
+    fn tokens() -> impl Strategy<Value = Vec<TokenId>> {
+        let period = prop::collection::vec(0..4_u32, 1..8);
+        let changes = prop::collection::vec((0..160_usize, 0..4_u32), 0..6);
+        (period, 0..160_usize, changes).prop_map(|(period, n, changes)| {
+            let mut tokens: Vec<TokenId> = period.into_iter().cycle().take(n).collect();
+            for (at, id) in changes {
+                if let Some(token) = tokens.get_mut(at) {
+                    *token = id;
+                }
+            }
+            tokens
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4000))]
+        #[test]
+        fn repetitions_are_as_defined(
+            tokens in tokens(),
+            penalty_last_n in 0..200_usize,
+            allowed_length in prop_oneof![1..4_usize, 1..60_usize],
+            breakers in prop_oneof![Just(BTreeSet::new()), prop::collection::btree_set(0..5_u32, 0..3)],
+        ) {
+            let tokens = &tokens[tokens.len().saturating_sub(penalty_last_n)..];
+            let dry = Dry { allowed_length, sequence_breakers: Arc::new(breakers), ..Dry::default() };
+            prop_assert_eq!(repetitions(tokens, &dry), defined(tokens, &dry));
+        }
+    }
+
+    #[test]
+    fn repetitions_at_the_edges() {
+        let found =
+            |tokens: &[TokenId], allowed_length: usize| repetitions(tokens, &Dry { allowed_length, ..Dry::default() });
+        assert_eq!(found(&[], 1), []);
+        assert_eq!(found(&[7], 1), []);
+        assert_eq!(found(&[7, 7], 1), [(7, 1)]);
+        assert_eq!(found(&[7, 7], 2), []);
+        let same: Vec<TokenId> = repeat_n(7, 10_000).collect();
+        assert_eq!(found(&same[..50], 1), [(7, 49)]);
+        assert_eq!(found(&same[..51], 50), [(7, 50)]);
+        assert_eq!(found(&same, 50), [(7, 50)]);
+        assert_eq!(found(&same, 51), []);
+    }
 }

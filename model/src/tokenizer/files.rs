@@ -88,38 +88,35 @@ impl TokenJson {
 
 pub(super) fn read_dir(dir: &Path) -> Result<Tokenizer> {
     let path = dir.join(TOKENIZER_FILE);
-    let tokenizer_json = regular_file::read(&path).map_err(|source| unreadable(dir, &path, source))?;
+    let tokenizer_json = regular_file::read(&path).map_err(|error| unreadable(dir, error))?;
     let config = |name: &str| {
         let path = dir.join(name);
         match regular_file::read(&path) {
             Ok(bytes) => parse_json(&bytes, &path),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(ConfigJson::default()),
-            Err(source) => Err(Error::Io { action: "read", path, reason: source }),
+            Err(Error::Io { reason, .. }) if reason.kind() == io::ErrorKind::NotFound => Ok(ConfigJson::default()),
+            Err(error) => Err(error),
         }
     };
     let config = config(TOKENIZER_CONFIG_FILE)?.or(config(SPECIAL_TOKENS_MAP_FILE)?);
     build(&tokenizer_json, &config, &path)
 }
 
-/// The error for a missing file, with a hint: older model dirs have the vocabulary in another format.
-fn unreadable(dir: &Path, path: &Path, source: io::Error) -> Error {
-    let older = ["tokenizer.model", "vocab.json", "vocab.txt"].into_iter().find(|name| dir.join(name).exists());
-    let source = match (source.kind(), older) {
-        (io::ErrorKind::NotFound, Some(older)) => io::Error::new(
-            source.kind(),
-            format!(
-                "{source}; the folder has `{older}` instead: create `{TOKENIZER_FILE}` with \
-                 `AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)` of transformers (not possible for the few \
-                 models with a Python-only tokenizer, such as CTRL)"
-            ),
-        ),
-        (io::ErrorKind::NotFound, None) => io::Error::new(
-            source.kind(),
-            format!("{source}; a model dir has `config.json`, `model.safetensors` and `{TOKENIZER_FILE}`"),
-        ),
-        _ => source,
+/// Adds to the error for a missing file what the folder has instead: older model dirs have the vocabulary in another format.
+fn unreadable(dir: &Path, error: Error) -> Error {
+    let (path, reason) = match error {
+        Error::Io { path, reason, .. } if reason.kind() == io::ErrorKind::NotFound => (path, reason),
+        other => return other,
     };
-    Error::Io { action: "read", path: path.to_owned(), reason: source }
+    let older = ["tokenizer.model", "vocab.json", "vocab.txt"].into_iter().find(|name| dir.join(name).exists());
+    let what = match older {
+        Some(older) => format!(
+            "{reason}; the folder has `{older}` instead: create `{TOKENIZER_FILE}` with \
+             `AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)` of transformers (not possible for the few \
+             models with a Python-only tokenizer, such as CTRL)"
+        ),
+        None => format!("{reason}; a model dir has `config.json`, `model.safetensors` and `{TOKENIZER_FILE}`"),
+    };
+    Error::io("read", &path)(io::Error::new(reason.kind(), what))
 }
 
 pub(super) fn parse(tokenizer_json: &[u8], config_json: Option<&[u8]>, origin: &Path) -> Result<Tokenizer> {

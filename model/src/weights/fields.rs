@@ -155,21 +155,23 @@ impl<'a> Fields<'a> {
 
     /// The error for an unsupported value.
     pub(super) fn unsupported(&self, key: &str, found: &Value, supported: &str) -> Error {
-        let what = format!("field `{}{key}` is {found}, which is not supported; supported: {supported}", self.prefix);
-        self.error(what, "with another value the model would give wrong results, so it is rejected")
+        self.invalid(key, format!("is {found}, which is not supported; supported: {supported}"))
+            .with_hint("with another value the model would give wrong results, so it is rejected")
     }
 
     /// The error for a missing field, which has one of these names.
     pub(super) fn missing(&self, keys: &[&str]) -> Error {
         let keys: Vec<_> = keys.iter().map(|key| format!("`{}{key}`", self.prefix)).collect();
-        self.error(format!("field {} is missing", keys.join(" or ")), "")
+        Error::file(self.path, format!("field {} is missing", keys.join(" or ")))
     }
 
-    fn wrong(&self, key: &str, expected: &str, found: &Value) -> Error {
-        self.error(format!("field `{}{key}` must be {expected}, got {found}", self.prefix), "")
+    /// The error for a value that is not `expected`.
+    pub(super) fn wrong(&self, key: &str, expected: &str, found: &Value) -> Error {
+        self.invalid(key, format!("must be {expected}, got {found}"))
     }
 
-    fn error(&self, what: String, hint: &str) -> Error {
-        Error::File { path: self.path.to_owned(), what, hint: hint.to_owned() }
+    /// The error for an invalid value; `what` continues the sentence that begins with the field.
+    pub(super) fn invalid(&self, key: &str, what: impl fmt::Display) -> Error {
+        Error::file(self.path, format!("field `{}{key}` {what}", self.prefix))
     }
 }

@@ -31,6 +31,9 @@ pub(super) use writer::{TensorPlan, TensorWriter};
 /// The library's limit on the size of a header.
 const MAX_HEADER_BYTES: usize = 100_000_000;
 
+/// The hint for a file that is shorter than it says.
+pub(super) const TRUNCATED: &str = "the file may be truncated or still downloading";
+
 /// See [`StoredTensor`].
 const ASKED_BY: &str = "`config.json`";
 
@@ -148,11 +151,8 @@ impl TensorFiles {
         let table = opened.table()?;
         for (file, tensors) in files {
             if let Some(missing) = tensors.iter().find(|tensor| table.get(tensor).is_none()) {
-                return Err(Error::File {
-                    path: dir.join(INDEX_FILE),
-                    what: format!("maps tensor `{missing}` to `{file}`, which does not have it"),
-                    hint: String::new(),
-                });
+                let what = format!("maps tensor `{missing}` to `{file}`, which does not have it");
+                return Err(Error::file(dir.join(INDEX_FILE), what));
             }
         }
         Ok(opened)
@@ -195,27 +195,22 @@ fn listed_files(dir: &Path) -> Result<BTreeMap<String, Vec<String>>> {
     } else if index.exists() {
         read_index(&index)
     } else {
-        Err(Error::File {
-            path: dir.to_owned(),
-            what: format!("has neither `{WEIGHTS_FILE}` nor `{INDEX_FILE}`"),
-            hint: what_else_it_is(dir),
-        })
+        let what = format!("has neither `{WEIGHTS_FILE}` nor `{INDEX_FILE}`");
+        Err(Error::file(dir, what).with_hint(what_else_it_is(dir)))
     }
 }
 
 /// The index of sharded weights at `path`: the tensors of each file.
 pub(super) fn read_index(path: &Path) -> Result<BTreeMap<String, Vec<String>>> {
-    let broken = |what: String| Error::File { path: path.to_owned(), what, hint: String::new() };
-    let text =
-        regular_file::read(path).map_err(|reason| Error::Io { action: "read", path: path.to_owned(), reason })?;
-    let json: Value = serde_json::from_slice(&text).map_err(|error| broken(format!("is not JSON: {error}")))?;
-    let weight_map = json["weight_map"].as_object().ok_or_else(|| broken("has no object `weight_map`".to_owned()))?;
+    let json: Value = serde_json::from_slice(&regular_file::read(path)?)
+        .map_err(|error| Error::file(path, format!("is not JSON: {error}")))?;
+    let weight_map = json["weight_map"].as_object().ok_or_else(|| Error::file(path, "has no object `weight_map`"))?;
     let mut files: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (tensor, file) in weight_map {
         let name = file.as_str().map(|name| name.strip_prefix("./").unwrap_or(name));
-        let file = name
-            .filter(|name| is_plain_name(name))
-            .ok_or_else(|| broken(format!("maps tensor `{tensor}` to {file}, which is not a plain file name")))?;
+        let file = name.filter(|name| is_plain_name(name)).ok_or_else(|| {
+            Error::file(path, format!("maps tensor `{tensor}` to {file}, which is not a plain file name"))
+        })?;
         files.entry(file.to_owned()).or_default().push(tensor.clone());
     }
     Ok(files)
@@ -231,11 +226,8 @@ impl Shard {
         check_ends(path, &bytes)?;
         // Checks the header's size, that offsets are in order without gaps or overlaps and fit the shapes, and that the
         // file has exactly this length.
-        let (header_len, metadata) = SafeTensors::read_metadata(&bytes).map_err(|error| Error::File {
-            path: path.to_owned(),
-            what: format!("is not a safetensors file: {error}"),
-            hint: "the file may be truncated or still downloading".to_owned(),
-        })?;
+        let (header_len, metadata) = SafeTensors::read_metadata(&bytes)
+            .map_err(|error| Error::file(path, format!("is not a safetensors file: {error}")).with_hint(TRUNCATED))?;
         let names = metadata.offset_keys();
         Ok(Self { path: path.to_owned(), bytes, metadata, names, data_start: 8 + header_len })
     }
@@ -266,12 +258,8 @@ fn check_ends(path: &Path, bytes: &[u8]) -> Result<()> {
     for (tensor, info) in header {
         match info["data_offsets"][1].as_u64() {
             Some(end) if end > data.len() as u64 => {
-                return Err(Error::Tensor {
-                    path: path.to_owned(),
-                    tensor,
-                    what: format!("ends at byte {end}, but the file has {} bytes of values", data.len()),
-                    hint: "the file may be truncated or still downloading".to_owned(),
-                });
+                let what = format!("ends at byte {end}, but the file has {} bytes of values", data.len());
+                return Err(Error::tensor(path, tensor, what).with_hint(TRUNCATED));
             }
             _ => {}
         }

@@ -38,20 +38,14 @@ pub(super) fn sampling_defaults(json: &Map<String, Value>, path: &Path, vocab_si
         repetition_penalty: number("repetition_penalty")?.unwrap_or(default.repetition_penalty),
         ..default
     };
-    params.validate(vocab_size).map_err(|error| Error::File {
-        path: path.to_owned(),
-        what: error.to_string(),
-        hint: "remove the field to use the default".to_owned(),
-    })?;
+    params
+        .validate(vocab_size)
+        .map_err(|error| Error::file(path, error.to_string()).with_hint("remove the field to use the default"))?;
     Ok(params)
 }
 
 fn wrong(path: &Path, name: &str, value: &Value) -> Error {
-    Error::File {
-        path: path.to_owned(),
-        what: format!("`{name}` must be a number, got `{value}`"),
-        hint: String::new(),
-    }
+    Error::file(path, format!("`{name}` must be a number, got `{value}`"))
 }
 
 #[cfg(test)]

@@ -37,14 +37,13 @@ impl HfSchema {
             Some(class) => known.class == class,
             None => model_type == Some(known.model_type),
         });
-        known.map(Self::Class).ok_or_else(|| Error::File {
-            path: path.to_owned(),
-            what: match (class, model_type) {
+        known.map(Self::Class).ok_or_else(|| {
+            let what = match (class, model_type) {
                 (Some(class), _) => format!("architecture `{class}` is not supported"),
                 (None, Some(model_type)) => format!("model type `{model_type}` is not supported"),
                 (None, None) => "has neither `architectures` nor `model_type`".to_owned(),
-            },
-            hint: format!("supported are {}", known_architectures().join(", ")),
+            };
+            Error::file(path, what).with_hint(format!("supported are {}", known_architectures().join(", ")))
         })
     }
 
@@ -88,18 +87,11 @@ impl HfSchema {
             Self::Own => {
                 let own = config.iter().filter(|(key, _)| !SHARED_KEYS.contains(&key.as_str()));
                 let own: Map<_, _> = own.map(|(key, value)| (key.clone(), value.clone())).collect();
-                serde_json::from_value(Value::Object(own)).map_err(|error| Error::File {
-                    path: path.to_owned(),
-                    what: error.to_string(),
-                    hint: String::new(),
-                })?
+                serde_json::from_value(Value::Object(own)).map_err(|error| Error::file(path, error.to_string()))?
             }
         };
-        read.validate().map_err(|error| Error::File {
-            path: path.to_owned(),
-            what: error.to_string(),
-            hint: self.name_of(&error, &read, config),
-        })?;
+        read.validate()
+            .map_err(|error| Error::file(path, error.to_string()).with_hint(self.name_of(&error, &read, config)))?;
         Ok(read)
     }
 
@@ -136,7 +128,7 @@ pub(super) fn stored_dtype(config: &Map<String, Value>, path: &Path) -> Result<O
         let dtypes = Dtype::names(Dtype::is_quantized);
         let hint =
             format!("supported is the method `{OWN_METHOD}`, which `hearth quantize` writes, with the dtype {dtypes}");
-        Err(Error::File { path: path.to_owned(), what, hint })
+        Err(Error::file(path, what).with_hint(hint))
     };
     if quantization["quant_method"] != OWN_METHOD {
         return refuse(format!("`{QUANTIZATION}` has method {}, which is not supported", quantization["quant_method"]));

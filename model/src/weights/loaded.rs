@@ -59,10 +59,7 @@ impl LoadedModel {
         if n_tokens <= vocab_size {
             return Ok(self);
         }
-        Err(Error::File {
-            path: path.to_owned(),
-            what: format!("has {n_tokens} tokens, but the model's `vocab_size` is {vocab_size}"),
-            hint: "tokenizer and weights belong to different models".to_owned(),
-        })
+        Err(Error::file(path, format!("has {n_tokens} tokens, but the model's `vocab_size` is {vocab_size}"))
+            .with_hint("tokenizer and weights belong to different models"))
     }
 }

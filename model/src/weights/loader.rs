@@ -62,12 +62,9 @@ pub(super) fn load(table: &TensorTable<'_>, plan: &LoadPlan<'_>) -> Result<Gpt> 
         |tensor: &&StoredTensor<'_>| !loader.used.contains(tensor.name) && !names.is_ignored(tensor.name, config);
     match table.iter().filter(is_surplus).min_by_key(|tensor| tensor.name) {
         None => Ok(gpt),
-        Some(surplus) => Err(Error::Tensor {
-            path: surplus.path.to_owned(),
-            tensor: surplus.name.to_owned(),
-            what: format!("is not part of `{}` as {} describes it", names.class, table.asked_by()),
-            hint: "without this tensor the model would give wrong results, so it is rejected".to_owned(),
-        }),
+        Some(surplus) => Err(surplus
+            .error(format!("is not part of `{}` as {} describes it", names.class, table.asked_by()))
+            .with_hint("without this tensor the model would give wrong results, so it is rejected")),
     }
 }
 
@@ -155,12 +152,9 @@ impl<'t, 'a> Loader<'t, 'a> {
     fn check_tied_copy(&self, embed: &StoredTensor<'_>) -> Result<()> {
         let copy = self.plan.names.tied_copy(self.plan.config).and_then(|name| self.table.get(name));
         match copy {
-            Some(copy) if !copy.has_values_of(embed)? => Err(Error::Tensor {
-                path: copy.path.to_owned(),
-                tensor: copy.name.to_owned(),
-                what: format!("differs from `{}`, but `config.json` has `tie_word_embeddings`", embed.name),
-                hint: "if the model has two separate matrices, set `\"tie_word_embeddings\": false`".to_owned(),
-            }),
+            Some(copy) if !copy.has_values_of(embed)? => Err(copy
+                .error(format!("differs from `{}`, but `config.json` has `tie_word_embeddings`", embed.name))
+                .with_hint("if the model has two separate matrices, set `\"tie_word_embeddings\": false`")),
             _ => Ok(()),
         }
     }
@@ -276,14 +270,9 @@ impl<'t, 'a> StoredParam<'t, 'a> {
 }
 
 fn cannot_merge(tensor: &StoredTensor<'_>) -> Error {
-    Error::Tensor {
-        path: tensor.path.to_owned(),
-        tensor: tensor.name.to_owned(),
-        what: "is quantized, so an adapter cannot be added to it".to_owned(),
-        hint:
-            "merge the adapter with the model before quantization, or use it beside the model (`--lora NAME=ADAPTER`)"
-                .to_owned(),
-    }
+    tensor.error("is quantized, so an adapter cannot be added to it").with_hint(
+        "merge the adapter with the model before quantization, or use it beside the model (`--lora NAME=ADAPTER`)",
+    )
 }
 
 /// The part that row `row` of the parameter is from, and the row's place in its tensor.

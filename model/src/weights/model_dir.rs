@@ -38,7 +38,7 @@ use crate::{
     gpt::Gpt,
     lora::LoraValues,
     ops::Dtype,
-    regular_file,
+    regular_file::{self, parse_json_object, read_json_object},
     tokenizer::{TOKENIZER_FILE, Tokenizer},
 };
 
@@ -98,10 +98,9 @@ fn load_adapted(dir: &Path, options: &LoadOptions) -> Result<LoadedModel> {
 /// # Errors
 /// [`Error::File`] if its configuration names none that is on this machine.
 pub fn adapter_base(dir: &Path) -> Result<PathBuf> {
-    Adapter::base_dir(dir)?.ok_or_else(|| Error::File {
-        path: dir.to_owned(),
-        what: "is an adapter, and the model that it updates is not on this machine".to_owned(),
-        hint: "merge them: `hearth merge MODEL ADAPTER OUT`".to_owned(),
+    Adapter::base_dir(dir)?.ok_or_else(|| {
+        Error::file(dir, "is an adapter, and the model that it updates is not on this machine")
+            .with_hint("merge them: `hearth merge MODEL ADAPTER OUT`")
     })
 }
 
@@ -127,7 +126,7 @@ fn load_dir(dir: &Path, options: &LoadOptions, merged: Option<&LoraValues>) -> R
     let (gpt, config_json) = load_gpt_and_config(dir, options, merged)?;
     let tokenizer = Tokenizer::from_dir(dir)?;
     let generation_path = dir.join(GENERATION_FILE);
-    let generation = if generation_path.exists() { read_object(&generation_path)? } else { Map::new() };
+    let generation = if generation_path.exists() { read_json_object(&generation_path)? } else { Map::new() };
     let chat_template = ChatTemplate::from_dir(dir)?;
     let files = [(generation_path, generation), (dir.join(CONFIG_FILE), config_json)];
     loaded(gpt, tokenizer, chat_template, &files)?.checked(&dir.join(TOKENIZER_FILE))
@@ -172,13 +171,13 @@ pub struct EmbeddedDir {
 pub fn load_embedded(dir: &EmbeddedDir, options: &LoadOptions) -> Result<LoadedModel> {
     let name = Path::new(dir.name);
     let config_path = name.join(CONFIG_FILE);
-    let config_json = parse_object(&config_path, dir.config)?;
+    let config_json = parse_json_object(&config_path, dir.config)?;
     let files = TensorFiles::embedded(&name.join(WEIGHTS_FILE), dir.weights)?;
     let gpt = build(&config_json, &config_path, &files, options, None)?;
     let tokenizer = Tokenizer::from_json(dir.tokenizer, Some(dir.tokenizer_config), &name.join(TOKENIZER_FILE))?;
     let chat_template = ChatTemplate::new(dir.chat_template, &name.join(chat::DEFAULT_FILE))?;
     let generation_path = name.join(GENERATION_FILE);
-    let generation = parse_object(&generation_path, dir.generation_config)?;
+    let generation = parse_json_object(&generation_path, dir.generation_config)?;
     let files = [(generation_path, generation), (config_path, config_json)];
     loaded(gpt, tokenizer, Some(chat_template), &files)?.checked(&name.join(TOKENIZER_FILE))
 }
@@ -189,7 +188,7 @@ pub fn load_embedded(dir: &EmbeddedDir, options: &LoadOptions) -> Result<LoadedM
 /// As [`load_config`].
 pub fn load_embedded_config(dir: &EmbeddedDir) -> Result<GptConfig> {
     let path = Path::new(dir.name).join(CONFIG_FILE);
-    let json = parse_object(&path, dir.config)?;
+    let json = parse_json_object(&path, dir.config)?;
     HfSchema::of(&json, &path)?.read_config(&json, &path)
 }
 
@@ -245,21 +244,18 @@ fn load_gpt_and_config(
     merged: Option<&LoraValues>,
 ) -> Result<(Gpt, Map<String, Value>)> {
     let path = dir.join(CONFIG_FILE);
-    let refuse =
-        |what: &str, hint: &str| Err(Error::File { path: dir.to_owned(), what: what.into(), hint: hint.into() });
     if !is_there(dir)? {
-        return refuse("does not exist", "use a model dir or a GGUF file on this machine");
+        return Err(Error::file(dir, "does not exist").with_hint("use a model dir or a GGUF file on this machine"));
     }
     if !dir.is_dir() {
-        return refuse(
-            "is neither a folder nor a GGUF file",
+        return Err(Error::file(dir, "is neither a folder nor a GGUF file").with_hint(
             "use a model dir (a folder with `config.json`, `model.safetensors` and `tokenizer.json`) or a GGUF file",
-        );
+        ));
     }
     if !is_there(&path)? {
-        return refuse(&format!("has no `{CONFIG_FILE}`"), &what_else_it_is(dir));
+        return Err(Error::file(dir, format!("has no `{CONFIG_FILE}`")).with_hint(what_else_it_is(dir)));
     }
-    let json = read_object(&path)?;
+    let json = read_json_object(&path)?;
     let gpt = build(&json, &path, &TensorFiles::open(dir)?, options, merged)?;
     Ok((gpt, json))
 }
@@ -270,13 +266,12 @@ fn load_gpt_and_config(
 /// `path` cannot be checked, or is a link to nothing.
 fn is_there(path: &Path) -> Result<bool> {
     match (path.try_exists(), fs::read_link(path)) {
-        (Ok(false), Ok(target)) => Err(Error::File {
-            path: path.to_owned(),
-            what: format!("is a link to `{}`, which does not exist", target.display()),
-            hint: "the model was copied without the targets of its links: copy these, too".to_owned(),
-        }),
+        (Ok(false), Ok(target)) => {
+            Err(Error::file(path, format!("is a link to `{}`, which does not exist", target.display()))
+                .with_hint("the model was copied without the targets of its links: copy these, too"))
+        }
         (Ok(is_there), _) => Ok(is_there),
-        (Err(reason), _) => Err(Error::Io { action: "read", path: path.to_owned(), reason }),
+        (Err(reason), _) => Err(Error::io("read", path)(reason)),
     }
 }
 
@@ -358,7 +353,7 @@ pub fn load_eos_token_ids(dir: &Path, tokenizer: &Tokenizer) -> Result<Vec<Token
 
 fn read_eos_token_ids(dir: &Path, vocab_size: usize, tokenizer: &Tokenizer) -> Result<Vec<TokenId>> {
     let generation_path = dir.join(GENERATION_FILE);
-    let generation = if generation_path.exists() { read_object(&generation_path)? } else { Map::new() };
+    let generation = if generation_path.exists() { read_json_object(&generation_path)? } else { Map::new() };
     let (config, config_path) = load_config_json(dir)?;
     eos_token_ids(&[(generation_path, generation), (config_path, config)], vocab_size, tokenizer)
 }
@@ -405,7 +400,7 @@ pub fn load_class(dir: &Path) -> Result<&'static str> {
 fn load_config_json(dir: &Path) -> Result<(Map<String, Value>, PathBuf)> {
     mend(dir)?;
     let path = dir.join(CONFIG_FILE);
-    Ok((read_object(&path)?, path))
+    Ok((read_json_object(&path)?, path))
 }
 
 /// The weights files of the model dir `dir`, sorted by name; or the GGUF file, and the other files of its model. These are
@@ -433,12 +428,7 @@ pub fn files_beside_weights(dir: &Path) -> Result<Vec<(String, Vec<u8>)>> {
 
 fn read_beside_weights(dir: &Path) -> Result<Vec<(String, Vec<u8>)>> {
     let there = BESIDE_WEIGHTS.iter().map(|name| (*name, dir.join(name))).filter(|(_, path)| path.is_file());
-    there
-        .map(|(name, path)| match regular_file::read(&path) {
-            Ok(bytes) => Ok((name.to_owned(), bytes)),
-            Err(reason) => Err(Error::Io { action: "read", path, reason }),
-        })
-        .collect()
+    there.map(|(name, path)| Ok((name.to_owned(), regular_file::read(&path)?))).collect()
 }
 
 /// How to save a model, and further files.
@@ -526,21 +516,4 @@ fn eos_json(ids: &[TokenId]) -> Value {
         [id] => Value::from(*id),
         ids => Value::from(ids),
     }
-}
-
-fn read_object(path: &Path) -> Result<Map<String, Value>> {
-    let text = regular_file::read(path).map_err(|source| Error::Io {
-        action: "read",
-        path: path.to_owned(),
-        reason: source,
-    })?;
-    parse_object(path, &text)
-}
-
-fn parse_object(path: &Path, text: &[u8]) -> Result<Map<String, Value>> {
-    serde_json::from_slice(text).map_err(|error| Error::File {
-        path: path.to_owned(),
-        what: format!("is not a JSON object: {error}"),
-        hint: String::new(),
-    })
 }

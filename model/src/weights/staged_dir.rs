@@ -87,7 +87,7 @@ impl StagedDir {
     /// [`Error::Io`] if the new folder cannot be created.
     pub fn replacing(dir: &Path) -> Result<Self> {
         mend(dir)?;
-        let target = resolve(dir).map_err(|reason| io_error("write", dir, reason))?;
+        let target = resolve(dir).map_err(Error::io("write", dir))?;
         if !is_there(&target)? {
             return Self::beside(target, Mode::Replace);
         }
@@ -106,7 +106,7 @@ impl StagedDir {
     /// # Errors
     /// [`Error::Io`] if a folder cannot be read or removed.
     pub fn remove_leftovers(parent: &Path) -> Result<()> {
-        let entries = fs::read_dir(parent).map_err(|reason| io_error("read", parent, reason))?;
+        let entries = fs::read_dir(parent).map_err(Error::io("read", parent))?;
         for entry in entries.flatten() {
             let (path, name) = (entry.path(), entry.file_name());
             let name = name.to_string_lossy();
@@ -114,7 +114,7 @@ impl StagedDir {
                 mend(&parent.join(of))?;
             }
             if (name.ends_with(ASIDE) || name.ends_with(PARTIAL)) && path.is_dir() {
-                fs::remove_dir_all(&path).map_err(|reason| io_error("remove", &path, reason))?;
+                fs::remove_dir_all(&path).map_err(Error::io("remove", &path))?;
             }
         }
         Ok(())
@@ -127,7 +127,7 @@ impl StagedDir {
     /// Those of [`replacing`](Self::replacing); [`Error::File`] if `dir` is not empty.
     pub fn creating(dir: &Path) -> Result<Self> {
         mend(dir)?;
-        let target = resolve(dir).map_err(|reason| io_error("write", dir, reason))?;
+        let target = resolve(dir).map_err(Error::io("write", dir))?;
         if !is_there(&target)? {
             return Self::beside(target, Mode::Create);
         }
@@ -148,7 +148,7 @@ impl StagedDir {
         let parent = parent_of(&target);
         let missing = parent.ancestors().take_while(|folder| !folder.as_os_str().is_empty() && !folder.exists());
         let new_parents: Vec<_> = missing.map(Path::to_owned).collect();
-        disk::create_dir_all(parent).map_err(|reason| io_error("create", parent, reason))?;
+        disk::create_dir_all(parent).map_err(Error::io("create", parent))?;
         let lock = stage(&path).inspect_err(|_| remove_empty(&new_parents))?;
         let staged = Self { target, path, mode, is_placed: false, new_parents, _lock: lock };
         staged.remove_aside()?;
@@ -161,9 +161,7 @@ impl StagedDir {
         if !aside.is_dir() {
             return Ok(());
         }
-        disk::rename(&aside, &old)
-            .and_then(|()| disk::remove_dir_all(&old))
-            .map_err(|reason| io_error("remove", &aside, reason))
+        disk::rename(&aside, &old).and_then(|()| disk::remove_dir_all(&old)).map_err(Error::io("remove", &aside))
     }
 
     /// The path of the staged folder.
@@ -186,7 +184,7 @@ impl StagedDir {
         let path = self.path.join(name);
         let parent = parent_of(&path);
         if parent != self.path {
-            disk::create_dir_all(parent).map_err(|reason| io_error("create", parent, reason))?;
+            disk::create_dir_all(parent).map_err(Error::io("create", parent))?;
         }
         NewFile::create(path)
     }
@@ -209,7 +207,7 @@ impl StagedDir {
     /// Renames the folder to a path that is missing or an empty folder; otherwise the system returns an error.
     fn create_target(&mut self) -> Result<()> {
         let target = &self.target;
-        let io = |reason| io_error("create", target, reason);
+        let io = Error::io("create", target);
         if is_there(target)? {
             disk::like(target, &self.path).map_err(io)?;
         }
@@ -221,7 +219,7 @@ impl StagedDir {
 
     fn replace(&mut self) -> Result<()> {
         let target = &self.target;
-        let io = |reason| io_error("replace", target, reason);
+        let io = Error::io("replace", target);
         keep_others(target, &self.path, Path::new(""))?;
         disk::like(target, &self.path).map_err(io)?;
         sync_tree(&self.path)?;
@@ -233,7 +231,7 @@ impl StagedDir {
         // Again, for files that were created in the old folder meanwhile. The new folder is in place, so later errors
         // do not mean that saving failed.
         let removed = keep_others(old, target, Path::new(""))
-            .and_then(|()| disk::remove_dir_all(old).map_err(|reason| io_error("remove", old, reason)));
+            .and_then(|()| disk::remove_dir_all(old).map_err(Error::io("remove", old)));
         if let Err(error) = removed {
             tracing::warn!("cannot remove the replaced model; the next save removes it: {error}");
         }
@@ -244,7 +242,7 @@ impl StagedDir {
     fn swap_in_steps(&self) -> Result<()> {
         let target = &self.target;
         let aside = beside(target, ASIDE);
-        let io = |reason| io_error("replace", target, reason);
+        let io = Error::io("replace", target);
         disk::rename(target, &aside).map_err(io)?;
         if let Err(reason) = disk::rename(&self.path, target) {
             disk::rename(&aside, target).map_err(io)?;
@@ -262,7 +260,7 @@ impl StagedDir {
         names.sort_by_key(|name| name == CONFIG_FILE);
         for name in names {
             let place = self.target.join(&name);
-            disk::rename(&self.path.join(&name), &place).map_err(|reason| io_error("create", &place, reason))?;
+            disk::rename(&self.path.join(&name), &place).map_err(Error::io("create", &place))?;
         }
         disk::sync_dir(&self.target)
     }
@@ -294,7 +292,7 @@ pub fn mend(dir: &Path) -> Result<()> {
     if is_there(&target)? || !aside.is_dir() {
         return Ok(());
     }
-    disk::rename(&aside, &target).map_err(|reason| io_error("restore", &target, reason))?;
+    disk::rename(&aside, &target).map_err(Error::io("restore", &target))?;
     disk::sync_dir(parent_of(&target))
 }
 
@@ -317,19 +315,13 @@ pub(super) fn read_whole<T>(dir: &Path, mut read: impl FnMut() -> Result<T>) -> 
             return result;
         }
     }
-    Err(Error::File {
-        path: dir.to_owned(),
-        what: format!("was replaced {MAX_READS} times while it was being read"),
-        hint: "another process is saving models to it: try again".to_owned(),
-    })
+    Err(Error::file(dir, format!("was replaced {MAX_READS} times while it was being read"))
+        .with_hint("another process is saving models to it: try again"))
 }
 
 /// Creates the folder `path`, or empties a leftover, and locks it.
 fn stage(path: &Path) -> Result<DirLock> {
-    let io = |reason| io_error("create", path, reason);
-    let refuse = |what: &str, hint: &str| {
-        Err(Error::File { path: path.to_owned(), what: what.to_owned(), hint: hint.to_owned() })
-    };
+    let io = Error::io("create", path);
     let _lock = DirLock::wait_for(parent_of(path));
     match disk::create_dir(path) {
         Err(reason) if reason.kind() != io::ErrorKind::AlreadyExists => return Err(io(reason)),
@@ -337,10 +329,11 @@ fn stage(path: &Path) -> Result<DirLock> {
     }
     // Links are not followed: their target does not belong to this save.
     if !fs::symlink_metadata(path).map_err(io)?.is_dir() {
-        return refuse("exists and is not a folder", "remove it");
+        return Err(Error::file(path, "exists and is not a folder").with_hint("remove it"));
     }
     let Some(lock) = DirLock::try_on(path).map_err(io)? else {
-        return refuse("another process is writing it", "wait for that process to end, or write to another folder");
+        return Err(Error::file(path, "another process is writing it")
+            .with_hint("wait for that process to end, or write to another folder"));
     };
     for name in entries(path)? {
         disk::remove(&path.join(name)).map_err(io)?;
@@ -352,11 +345,7 @@ fn stage(path: &Path) -> Result<DirLock> {
 fn check_replaceable(target: &Path) -> Result<()> {
     let refuse = |path: &Path, what: &str| Err(not_replaceable(target, path, what.to_owned()));
     if !target.is_dir() {
-        return Err(Error::File {
-            path: target.to_owned(),
-            what: "is not a folder".to_owned(),
-            hint: "use a folder, or a path that does not exist".to_owned(),
-        });
+        return Err(Error::file(target, "is not a folder").with_hint("use a folder, or a path that does not exist"));
     }
     if target.file_name().is_none() || disk::is_mount_point(target) {
         return refuse(target, "is a mount point");
@@ -373,7 +362,7 @@ fn check_replaceable(target: &Path) -> Result<()> {
 fn not_replaceable(target: &Path, path: &Path, what: String) -> Error {
     let below = target.join("model");
     let hint = format!("a model dir is replaced as a whole: use a folder inside it, such as `{}`", below.display());
-    Error::File { path: path.to_owned(), what, hint }
+    Error::file(path, what).with_hint(hint)
 }
 
 /// A mount point anywhere in `dir`: its contents would be removed with the old folder.
@@ -399,7 +388,7 @@ fn keep_others(from: &Path, to: &Path, within: &Path) -> Result<()> {
     for name in entries(&from.join(within))? {
         let relative = within.join(name);
         let (source, place) = (from.join(&relative), to.join(&relative));
-        let io = |reason| io_error("keep", &source, reason);
+        let io = Error::io("keep", &source);
         let is_dir = fs::symlink_metadata(&source).map_err(io)?.is_dir();
         let is_free = fs::symlink_metadata(&place).is_err();
         if is_dir {
@@ -425,11 +414,7 @@ fn require_empty(dir: &Path) -> Result<bool> {
     match entries.as_slice() {
         [] => Ok(false),
         [name] if name == PARTIAL => Ok(true),
-        _ => Err(Error::File {
-            path: dir.to_owned(),
-            what: "already exists and is not empty".to_owned(),
-            hint: "use a folder that does not exist".to_owned(),
-        }),
+        _ => Err(Error::file(dir, "already exists and is not empty").with_hint("use a folder that does not exist")),
     }
 }
 
@@ -450,7 +435,7 @@ fn sync_tree(dir: &Path) -> Result<()> {
 
 fn entries(dir: &Path) -> Result<Vec<OsString>> {
     let names = fs::read_dir(dir).and_then(|entries| entries.map(|entry| Ok(entry?.file_name())).collect());
-    names.map_err(|reason| io_error("read", dir, reason))
+    names.map_err(Error::io("read", dir))
 }
 
 /// Removes empty folders, the deepest first.
@@ -477,7 +462,7 @@ fn resolve(dir: &Path) -> io::Result<PathBuf> {
 
 /// Whether there is anything at `path`.
 fn is_there(path: &Path) -> Result<bool> {
-    path.try_exists().map_err(|reason| io_error("read", path, reason))
+    path.try_exists().map_err(Error::io("read", path))
 }
 
 fn parent_of(path: &Path) -> &Path {
@@ -491,10 +476,6 @@ fn beside(target: &Path, suffix: &str) -> PathBuf {
     let mut path = target.as_os_str().to_owned();
     path.push(suffix);
     path.into()
-}
-
-fn io_error(action: &'static str, path: &Path, reason: io::Error) -> Error {
-    Error::Io { action, path: path.to_owned(), reason }
 }
 
 /// An open folder, to detect that another one has taken its name.

@@ -63,8 +63,8 @@ impl StoredTensor<'_> {
         Ok(self.shape == other.shape && (stored_alike || self.to_f32()? == other.to_f32()?))
     }
 
-    pub(super) fn error(&self, what: String) -> Error {
-        Error::Tensor { path: self.path.to_owned(), tensor: self.name.to_owned(), what, hint: String::new() }
+    pub(super) fn error(&self, what: impl Into<String>) -> Error {
+        Error::tensor(self.path, self.name, what)
     }
 }
 
@@ -124,12 +124,7 @@ impl<'a> TensorTable<'a> {
     }
 
     pub(super) fn missing(&self, name: &str) -> Error {
-        Error::Tensor {
-            path: self.path.to_owned(),
-            tensor: name.to_owned(),
-            what: format!("is missing, but {} requires it", self.asked_by),
-            hint: String::new(),
-        }
+        Error::tensor(self.path, name, format!("is missing, but {} requires it", self.asked_by))
     }
 
     /// See [`StoredTensor`].

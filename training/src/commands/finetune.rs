@@ -251,7 +251,7 @@ fn documents_of(examples: &[Example], config: &TrainConfig, text: &LoadedText) -
 /// The examples in two splits.
 fn data_of(examples: Examples<Example>, model: &Path, text: LoadedText, config: &TrainConfig) -> Result<Data> {
     let hash = hash_of(&examples.examples);
-    let [train, val] = split(examples.examples, |_, number| number, config);
+    let [train, val] = split_by_prompt(examples.examples, |example| example, config);
     for (part, name) in [(&train, "trained"), (&val, "held out")] {
         ensure!(
             part.is_empty() || part.iter().any(|example| example.n_trained() > 0),
@@ -277,7 +277,7 @@ fn data_of_pairs(
 ) -> Result<Data> {
     let pairs = pairs.examples;
     let hash = hash_of(pairs.iter().flat_map(|pair| [&pair.chosen, &pair.rejected]));
-    let [train, val] = split_pairs(pairs, config);
+    let [train, val] = split_by_prompt(pairs, |pair| &pair.chosen, config);
     let rows = |pairs: Vec<PreferencePair>| {
         if pairs.is_empty() {
             return Ok(RowSource::from(Tokens::from_ids(Vec::new(), 0)));
@@ -321,22 +321,23 @@ fn note_commits(status: &mut Status, sources: &[Origin], commits: &[Option<Strin
     }
 }
 
-/// Splits pairs; those with the same prompt are on one side, unless all have the same.
-fn split_pairs(pairs: Vec<PreferencePair>, config: &TrainConfig) -> [Vec<PreferencePair>; 2] {
-    let prompt = |pair: &PreferencePair| {
-        let Example { ids, trained, .. } = &pair.chosen;
+/// Splits examples; those with the same prompt, or with the same text, are on one side, unless all have the same prompt.
+fn split_by_prompt<T>(all: Vec<T>, example: impl Fn(&T) -> &Example, config: &TrainConfig) -> [Vec<T>; 2] {
+    let prompt = |one: &T| {
+        let Example { ids, trained, .. } = example(one);
         let n_prompt = trained.iter().take_while(|trained| !**trained).count();
-        ids[..n_prompt].to_vec()
+        // The first token of a text is never trained.
+        if n_prompt > 1 { ids[..n_prompt].to_vec() } else { ids.clone() }
     };
     let mut numbers = BTreeMap::new();
-    for pair in &pairs {
+    for one in &all {
         let number = numbers.len();
-        numbers.entry(prompt(pair)).or_insert(number);
+        numbers.entry(prompt(one)).or_insert(number);
     }
     if numbers.len() == 1 {
-        return split(pairs, |_, number| number, config);
+        return split(all, |_, number| number, config);
     }
-    split(pairs, |pair, number| numbers.get(&prompt(pair)).copied().unwrap_or(number), config)
+    split(all, |one, number| numbers.get(&prompt(one)).copied().unwrap_or(number), config)
 }
 
 /// Splits into what is trained on and what is held out, in order. `group_of` has the group of each one by its number: groups are
@@ -390,17 +391,35 @@ mod tests {
     }
 
     #[test]
+    fn examples_with_one_prompt_and_equal_texts_are_not_divided() {
+        let mut config = TrainConfig::default();
+        config.data.val_fraction = 0.25;
+        let example = |ids: Vec<u32>, n_prompt: usize| Example {
+            trained: (0..ids.len()).map(|at| at >= n_prompt).collect(),
+            ids,
+            origin: String::new(),
+        };
+        let answers = (0..40).map(|n| example(vec![1, n % 8, n], 2));
+        let texts = (0..40).map(|n| example(vec![1, 100 + n % 8], 0));
+        let [train, val] = split_by_prompt(answers.chain(texts).collect(), |example| example, &config);
+        let starts = |examples: &[Example]| examples.iter().map(|example| example.ids[1]).collect::<BTreeSet<_>>();
+        assert_eq!((train.len(), val.len()), (60, 20));
+        assert!(starts(&train).is_disjoint(&starts(&val)));
+    }
+
+    #[test]
     fn pairs_with_one_prompt_are_not_divided() {
         let mut config = TrainConfig::default();
         config.data.val_fraction = 0.25;
         let prompts = |pairs: &[PreferencePair]| pairs.iter().map(|pair| pair.chosen.ids[1]).collect::<BTreeSet<_>>();
-        let [train, val] = split_pairs((0..60).map(|n| pair(n % 12, n)).collect(), &config);
+        let [train, val] = split_by_prompt((0..60).map(|n| pair(n % 12, n)).collect(), |pair| &pair.chosen, &config);
         assert_eq!((prompts(&train).len(), prompts(&val).len(), train.len(), val.len()), (9, 3, 45, 15));
         assert!(prompts(&train).is_disjoint(&prompts(&val)));
         assert!(val.iter().map(|pair| pair.chosen.ids[2]).is_sorted(), "in order");
         // One prompt for all, and one for each.
         for n_prompts in [1, 60] {
-            let [train, val] = split_pairs((0..60).map(|n| pair(n % n_prompts, n)).collect(), &config);
+            let [train, val] =
+                split_by_prompt((0..60).map(|n| pair(n % n_prompts, n)).collect(), |pair| &pair.chosen, &config);
             assert_eq!((train.len(), val.len()), (45, 15));
         }
     }

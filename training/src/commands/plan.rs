@@ -27,6 +27,16 @@ pub(crate) struct Prediction {
     pub(crate) limits: Limits,
 }
 
+/// The run as it would start or go on, tried.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Trial {
+    /// Steps completed before.
+    pub(crate) steps_done: usize,
+    /// Steps of the run, unless it ends by time.
+    pub(crate) total_steps: Option<usize>,
+    pub(crate) time: StepTime,
+}
+
 /// The plan as JSON.
 #[derive(Debug, Serialize)]
 struct Plan {
@@ -40,9 +50,11 @@ struct Plan {
     available_bytes: Option<u64>,
     /// Steps of the run, unless it ends by time.
     steps: Option<usize>,
+    /// Steps completed before.
+    steps_done: usize,
     /// Wall clock of a step as it was measured; absent if the run does not fit.
     seconds_per_step: Option<f64>,
-    /// Wall clock of all steps, without evaluations, samples and checkpoints.
+    /// Wall clock of the remaining steps, without evaluations, samples and checkpoints.
     expected_seconds: Option<f64>,
 }
 
@@ -50,14 +62,16 @@ struct Plan {
 pub(crate) fn print_plan(
     config: &TrainConfig,
     prediction: &Prediction,
-    step: Option<StepTime>,
+    trial: Option<Trial>,
     source: &RowSource,
     as_json: bool,
 ) -> Result<()> {
     let Prediction { estimate, held_before, limits } = *prediction;
     let size = RunSize::new(estimate.n_params, source, config.model.max_seq_len);
-    let total = Schedule::new(config, size).total();
-    let expected = step.zip(total).map(|(time, total)| time.step.as_secs_f64() * total as f64);
+    let (step, done) = (trial.map(|trial| trial.time), trial.map_or(0, |trial| trial.steps_done));
+    let total = trial.map_or_else(|| Schedule::new(config, size).total(), |trial| trial.total_steps);
+    let left = total.map(|total| total.saturating_sub(done));
+    let expected = step.zip(left).map(|(time, left)| time.step.as_secs_f64() * left as f64);
     let micro_batch_size = config.data.micro_batch_size.rows();
     if as_json {
         let plan = Plan {
@@ -66,6 +80,7 @@ pub(crate) fn print_plan(
             held_before_bytes: held_before,
             available_bytes: limits.available,
             steps: total,
+            steps_done: done,
             seconds_per_step: step.map(|time| time.step.as_secs_f64()),
             expected_seconds: expected,
         };
@@ -79,7 +94,9 @@ pub(crate) fn print_plan(
         (
             "steps",
             total.map_or("by time".to_owned(), |total| {
-                format!("{total} of {}, {:.1} passes over the data", step_size(config), size.passes(config, total))
+                let passes = size.passes(config, total);
+                let behind = if done > 0 { format!("; {done} are done") } else { String::new() };
+                format!("{total} of {}, {passes:.1} passes over the data{behind}", step_size(config))
             }),
         ),
         (

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use hearth_model::{TokenId, chat::ChatTemplate, tokenizer::Tokenizer, weights::model_dir};
 use hearth_training::{
     config::{Purpose, Rows, TrainConfig},
@@ -86,6 +86,14 @@ fn rows_of(dataset: &Dataset, split: Split, tokenizer: &Tokenizer, config: &Trai
         "`data.rows=documents` and `unpacked` need a token that ends each document, but the tokenizer has no end-of-text token\nhint: \
          `data.rows=epochs` cuts rows anywhere",
     )?;
+    let template = ChatTemplate::from_dir(&dataset.tokenizer_dir())?;
+    ensure!(
+        dataset.manifest().conversations == 0
+            || template.and_then(|template| template.end_of_turn(tokenizer)) != Some(end.id),
+        "`data.rows=documents` and `unpacked` cut the data behind each `{}`, which ends every turn of its conversations\nhint: use \
+         `data.rows=epochs`, or `hearth-train finetune`",
+        end.content
+    );
     let documents = Documents::of_stream(tokens, end.id, (config.model.max_seq_len, packing), tokenizer);
     Ok(documents.with_context(|| format!("cannot use the split `{}`", split.name()))?.into())
 }

@@ -2,10 +2,10 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use hearth_training::{
     config::{PRESETS, Purpose, TrainConfig},
-    corpus::{encode_text, read_text, split_by_chars},
+    corpus::{FileKind, encode_text, kind_of, read_text, split_by_chars},
     digest::{Digest, Digester},
     shard::Tokens,
     tokenizer_build::BuiltTokenizer,
@@ -34,6 +34,12 @@ pub(crate) struct Args {
 
 /// Reads, trains, saves, reports.
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
+    ensure!(
+        !matches!(kind_of(&args.text), Some(FileKind::Json | FileKind::Parquet)),
+        "`{}` is a file of documents by its name, and `quickstart` trains on one text\nhint: use `hearth-train tokenizer`, \
+         `prepare` and `pretrain`; if it is a text all the same, rename it to `.txt`",
+        args.text.display()
+    );
     let session = Session::new(args.out, args.run, Some(PRESETS[0].name))?;
     session.config.validate_for(Purpose::Quickstart)?;
     let data = data_of(&read_text(&args.text)?, &session.config)

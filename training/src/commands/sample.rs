@@ -19,6 +19,7 @@ use hearth_model::{
     tokenizer::{DecodeOptions, Detokenizer, EncodeOptions},
     weights::model_dir::{self, LoadOptions},
 };
+use hearth_training::run_dir::write_whole;
 use serde::Serialize;
 
 use super::{
@@ -59,13 +60,6 @@ struct Report {
 /// Writes the text as it is generated.
 pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let config = args.options.resolve(None)?;
-    let mut file = match &args.out {
-        Some(path) => {
-            let file = std::fs::File::create(path).with_context(|| format!("cannot write `{}`", path.display()))?;
-            Some(file)
-        }
-        None => None,
-    };
     let path = model_files::open(&args.model, ModelPart::Whole)?;
     let chosen = device::choose(args.options.device)?;
     let model = model_dir::load(&path, &LoadOptions { device: chosen.device, dtype: None })?;
@@ -81,10 +75,10 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         Detokenizer::new(&model.tokenizer, DecodeOptions { skip_special_tokens: true }).with_prefix(&prompt_ids);
     let (mut text, mut n_tokens) = (String::new(), 0);
     let mut written = Ok(());
-    let mut write = |delta: &str| match &mut file {
-        Some(file) => file.write_all(delta.as_bytes()),
-        None if args.options.json => Ok(()),
-        None => io::stdout().write_all(delta.as_bytes()).and_then(|()| io::stdout().flush()),
+    let is_shown = args.out.is_none() && !args.options.json;
+    let write = |delta: &str| match is_shown {
+        true => io::stdout().write_all(delta.as_bytes()).and_then(|()| io::stdout().flush()),
+        false => Ok(()),
     };
     generate(&model.gpt, &prompt_ids, &options, |id| {
         if options.eos_token_ids.contains(&id) {
@@ -99,6 +93,9 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
     let tail = detokenizer.finish();
     text += &tail;
     written.and_then(|()| write(&tail)).and_then(|()| write("\n")).context("cannot write the text")?;
+    if let Some(path) = &args.out {
+        write_whole(path, format!("{text}\n").as_bytes())?;
+    }
     if args.options.json {
         return print_json(&Report { text, n_tokens });
     }

@@ -30,7 +30,7 @@ use serde::Serialize;
 use super::{
     model_files,
     options::{Options, print_json},
-    plan::{Prediction, print_plan, step_size},
+    plan::{Prediction, Trial, print_plan, step_size},
     status::Status,
 };
 
@@ -116,8 +116,12 @@ impl Session {
     /// Resolves the settings: for a resumed run, on top of its own.
     pub(crate) fn new(out: PathBuf, mut args: RunArgs, default_preset: Option<&str>) -> Result<Session> {
         let mut notes = Vec::new();
-        let run = RunDir::new(&out, if args.resume { Start::Resume } else { Start::New })?;
-        let checkpoint = match &args.from {
+        let mut run = RunDir::new(&out, if args.resume { Start::Resume } else { Start::New })?;
+        if run.holds_run() && !args.dry_run {
+            // A process that is still training would save later checkpoints.
+            run.lock()?;
+        }
+        let mut checkpoint = match &args.from {
             Some(dir) => Some(Checkpoint::open(dir)?),
             None if args.resume => Checkpoint::latest(&run, &mut |note| notes.push(format!("warning: {note}")))?,
             None => None,
@@ -135,6 +139,12 @@ impl Session {
         if let (MicroBatchSize::Auto, Some(found)) = (config.data.micro_batch_size, earlier) {
             // It was found when the run began.
             config.data.micro_batch_size = found;
+        }
+        if let Some(checkpoint) = &mut checkpoint
+            && (args.from.is_some() || checkpoint.config.eval.batches != config.eval.batches)
+        {
+            // The losses of another run, or of other rows, do not compare with those to come.
+            checkpoint.state.best = None;
         }
         Ok(Session { args, out, run, checkpoint, config, notes })
     }
@@ -180,11 +190,15 @@ impl Session {
             if fits.is_ok() {
                 Status::new().note("measuring a few steps");
             }
-            let step = match &fits {
-                Ok(()) => trainer_of(self.checkpoint.as_ref(), config, data, &chosen.device)?.time_step().map(Some)?,
+            let trial = match &fits {
+                Ok(()) => {
+                    let trainer = trainer_of(self.checkpoint.as_ref(), config, data, &chosen.device)?;
+                    let (steps_done, total_steps) = (trainer.steps_done(), trainer.total_steps());
+                    Some(Trial { steps_done, total_steps, time: trainer.time_step()? })
+                }
                 Err(_) => None,
             };
-            print_plan(config, &prediction, step, &data.train, self.args.options.json)?;
+            print_plan(config, &prediction, trial, &data.train, self.args.options.json)?;
             return fits.map(|()| ExitCode::SUCCESS);
         }
         fits?;

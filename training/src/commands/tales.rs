@@ -170,7 +170,8 @@ impl NewFile<'_> {
 
     /// Gives the file its name, and returns it.
     fn finish(mut self) -> Result<PathBuf> {
-        self.file.flush().and_then(|()| fs::rename(&self.partial, self.path)).with_context(|| self.failed())?;
+        let flushed = self.file.flush().and_then(|()| self.file.get_ref().sync_all());
+        flushed.and_then(|()| fs::rename(&self.partial, self.path)).with_context(|| self.failed())?;
         Ok(self.path.to_owned())
     }
 }

@@ -9,7 +9,8 @@ use hearth_model::{
 };
 
 use super::{
-    ALL_LINEAR, Algorithm, Arch, MicroBatchSize, Objective, ObjectiveSettings, SaveDtype, ScheduleKind, TrainConfig,
+    ALL_LINEAR, Algorithm, Arch, DecaySchedule, MicroBatchSize, Objective, ObjectiveSettings, SaveDtype, ScheduleKind,
+    TrainConfig,
 };
 
 /// Far above any useful number of micro-batches per step.
@@ -305,6 +306,11 @@ impl TrainConfig {
              number of steps"
         );
         ensure!(
+            schedule.max_minutes.is_none() || self.optim.decay_schedule == DecaySchedule::Constant,
+            "`schedule.max_minutes` requires `optim.decay_schedule=constant`\nhint: other weight decays depend on the number of \
+             steps"
+        );
+        ensure!(
             (0.0..=1.0).contains(&schedule.min_lr_ratio),
             "`schedule.min_lr_ratio` must be from 0 to 1, got {}",
             schedule.min_lr_ratio
@@ -318,6 +324,10 @@ impl TrainConfig {
             schedule.max_minutes.is_none() || schedule.cooldown_ratio < 1.0,
             "`schedule.cooldown_ratio` must be below 1 with `schedule.max_minutes`, got {}",
             schedule.cooldown_ratio
+        );
+        ensure!(
+            schedule.cooldown_steps.is_none() || schedule.kind == ScheduleKind::Wsd,
+            "`schedule.cooldown_steps` is for `schedule.kind=wsd`\nhint: set `schedule.kind=wsd`, or leave it out"
         );
         if let Some(max_steps) = schedule.max_steps {
             ensure!(
@@ -356,6 +366,7 @@ mod tests {
             ("schedule.max_minutes", "3"),
             ("schedule.epochs", "1e300"),
             ("schedule.min_lr_ratio", "2"),
+            ("schedule.cooldown_steps", "5"),
             ("eval.log_every", "0"),
             ("sample.temperature", "-1"),
             ("sample.top_p", "0"),

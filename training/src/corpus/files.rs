@@ -119,7 +119,7 @@ fn named_split(path: &Path) -> Option<Split> {
 }
 
 /// The contents of a file, by its name. `None` for a `.bin` file without a split in its name.
-pub(super) fn kind_of(path: &Path) -> Option<FileKind> {
+pub fn kind_of(path: &Path) -> Option<FileKind> {
     let name = path.file_name()?.to_string_lossy().to_lowercase();
     let name = [".gz", ".zst", ".zstd"].iter().find_map(|extension| name.strip_suffix(extension)).unwrap_or(&name);
     Some(match name.rsplit_once('.').map(|(_, extension)| extension) {

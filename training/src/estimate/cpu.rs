@@ -1,174 +1,53 @@
-//! What the operations of a training step hold on the CPU: `hearth_model`'s own, each of which says which of its inputs
-//! and results it keeps for its backward pass.
-
-use std::collections::BTreeMap;
+//! What the operations of a training step hold on the CPU.
 
 use hearth_model::{
-    config::{GptConfig, NormPosition, Positions},
-    gpt::param_specs,
-    ops,
+    config::{GptConfig, Positions},
+    ops::{ATTENTION_QUERIES, MAX_KEPT_BYTES, ROWS_AT_ONCE, loss_rows_at_once, n_threads},
 };
 
 use super::{
-    AdapterSize, MATRICES, Run,
-    account::{Account, Op, backward, forward, keeping},
+    AdapterSize, Run,
+    account::{Account, Op, backward, forward},
+    shape::{Shape, backward_block, trained_params},
 };
-
-/// Rows whose sums one piece of work adds up.
-const ROWS_AT_ONCE: usize = 32;
-
-/// Logits that exist at once, and rows that share a pass over them at least.
-const LOGITS_AT_ONCE: usize = 1 << 24;
-const MIN_ROWS: usize = 128;
-
-/// Queries whose probabilities exist at once, for each thread.
-const QUERIES: usize = 64;
 
 /// Tensors of fewer values come from the allocator's heap, which keeps what is freed (`ops::keep_freed_memory`); larger ones
 /// go back to the system.
-const LARGEST_IN_HEAP: usize = (32 << 20) / 4;
+const LARGEST_IN_HEAP: usize = MAX_KEPT_BYTES / 4;
 
-/// Sizes of one micro-batch, in values.
-pub(super) struct Shape<'a> {
-    gpt: &'a GptConfig,
-    n_rows: usize,
-    seq_len: usize,
-    /// Values of each parameter that trains, by path.
-    params: BTreeMap<String, usize>,
-    /// The adapter that trains instead of the model.
-    adapter: Option<AdapterSize>,
+/// Sizes of one micro-batch on the CPU.
+fn shape(gpt: &GptConfig, n_rows: usize, adapter: Option<AdapterSize>) -> Shape<'_> {
+    // Groups of rows, each with sums of its own.
+    let n_groups = n_rows.div_ceil(ROWS_AT_ONCE);
+    Shape {
+        gpt,
+        n_rows,
+        adapter,
+        params: trained_params(gpt, adapter),
+        norm_scratch: n_groups * 2 * gpt.d_model,
+        qk_norm_scratch: n_groups * 4 * gpt.head_dim,
+        // Threads keep theirs.
+        attention_scratch: 0,
+        product_scratch: n_groups,
+        norms_first: false,
+    }
 }
 
-impl<'a> Shape<'a> {
-    pub(super) fn new(gpt: &'a GptConfig, n_rows: usize, seq_len: usize, adapter: Option<AdapterSize>) -> Shape<'a> {
-        let params: BTreeMap<_, _> = match adapter {
-            None => param_specs(gpt).into_iter().map(|spec| (spec.path, spec.shape.iter().product())).collect(),
-            Some(adapter) => {
-                let matrices =
-                    (0..gpt.n_layers).flat_map(|layer| MATRICES.map(|matrix| format!("blocks.{layer}.{matrix}.lora")));
-                let of_matrix = adapter.of_matrix(gpt);
-                matrices.map(|path| (path, of_matrix)).collect()
-            }
-        };
-        Shape { gpt, n_rows, seq_len, params, adapter }
-    }
+/// What threads keep for attention, from piece to piece.
+fn kept_by_threads(gpt: &GptConfig, n_rows: usize, seq_len: usize) -> usize {
+    let GptConfig { n_heads, n_kv_heads, head_dim, .. } = *gpt;
+    let n_pieces = n_rows / seq_len.max(1) * n_kv_heads;
+    let of_thread = (n_heads / n_kv_heads + 4) * seq_len * head_dim + 2 * ATTENTION_QUERIES * seq_len;
+    n_threads().min(n_pieces) * of_thread
+}
 
-    /// Values of the parameters below a path.
-    fn params(&self, prefix: &str) -> usize {
-        let below = |path: &str| path.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('.'));
-        self.params.iter().filter(|(path, _)| below(path)).map(|(_, n_values)| n_values).sum()
-    }
-
-    fn n_params(&self) -> usize {
-        self.params.values().sum()
-    }
-
-    fn largest_param(&self) -> usize {
-        self.params.values().copied().max().unwrap_or(0)
-    }
-
-    /// Groups of rows, each with sums of its own.
-    fn n_groups(&self) -> usize {
-        self.n_rows.div_ceil(ROWS_AT_ONCE)
-    }
-
-    /// It keeps its input, which is computed for it alone, unless the input is `kept` by another operation.
-    fn norm(&self, path: &str, kept: bool) -> Op {
-        let width = self.n_rows * self.gpt.d_model;
-        Op {
-            kept: if kept { 0 } else { width },
-            of_input: width,
-            of_params: self.params(path),
-            scratch: self.n_groups() * 2 * self.gpt.d_model,
-        }
-    }
-
-    /// A product with `[d_out, d_in]`; it keeps its input, or computes it again from one of `recomputed_from` values.
-    fn linear(&self, path: &str, [d_out, d_in]: [usize; 2], recomputed_from: Option<usize>) -> Op {
-        let input = self.n_rows * d_in;
-        // With an adapter, also what its first matrix makes of the input.
-        let reduced = self.adapter.map_or(0, |adapter| self.n_rows * adapter.rank);
-        let op = Op { kept: reduced, of_input: input, of_params: self.params(path), scratch: self.n_groups() * d_out };
-        keeping(op, input, recomputed_from)
-    }
-
-    /// Dropout keeps nothing: it computes again what it dropped.
-    fn dropout(&self) -> Option<Op> {
-        (self.gpt.dropout > 0.0).then(|| Op { of_input: self.n_rows * self.gpt.d_model, ..Op::default() })
-    }
-
-    /// Norms of queries and keys keep their input.
-    fn qk_norm(&self, path: &str) -> Option<Op> {
-        let gpt = self.gpt;
-        let qkv = self.n_rows * (gpt.q_width() + 2 * gpt.kv_width());
-        gpt.qk_norm.then(|| Op {
-            kept: qkv,
-            of_input: qkv,
-            of_params: self.params(&format!("{path}.q_norm")) + self.params(&format!("{path}.k_norm")),
-            scratch: self.n_groups() * 4 * gpt.head_dim,
-        })
-    }
-
-    /// The operations of one block's attention, and those of its MLP.
-    pub(super) fn block(&self) -> [Vec<Op>; 2] {
-        let gpt = self.gpt;
-        let (n_rows, d, ff) = (self.n_rows, gpt.d_model, gpt.d_ff);
-        let (q, kv) = (gpt.q_width(), gpt.kv_width());
-        let up = if gpt.gated_mlp { 2 * ff } else { ff };
-        let is_pre = matches!(gpt.norm_position, NormPosition::Pre | NormPosition::Sandwich);
-        let path = |part: &str| format!("blocks.0.{part}");
-        let qkv = n_rows * (q + 2 * kv);
-        // It keeps queries, keys and values, and the logarithm of each row's sum; its output is kept by the product.
-        let attend = Op { kept: n_rows * gpt.n_heads, of_input: qkv, ..Op::default() };
-        let attend = keeping(attend, qkv, gpt.qk_norm.then_some(qkv));
-        let activate = Op { kept: n_rows * up, of_input: n_rows * up, ..Op::default() };
-        let part = |name: &str, inner: Vec<Op>, input: Op, output: Op| {
-            let own = path(&format!("{name}_norm"));
-            let out = path(&format!("{name}_out_norm"));
-            // Parallel parts have one input, which attention's norm keeps.
-            let is_kept = gpt.parallel_residual && name == "mlp";
-            let before = is_pre.then(|| self.norm(&own, is_kept));
-            let after = match gpt.norm_position {
-                NormPosition::Pre => None,
-                NormPosition::Sandwich => Some(self.norm(&out, false)),
-                NormPosition::Inside | NormPosition::Post => Some(self.norm(&own, false)),
-            };
-            let ends = [output].into_iter().chain(after).chain(self.dropout());
-            before.into_iter().chain([input]).chain(inner).chain(ends).collect()
-        };
-        let attention = self.qk_norm(&path("attn")).into_iter().chain([attend]).collect();
-        let normed = is_pre.then_some(n_rows * d);
-        [
-            part(
-                "attn",
-                attention,
-                self.linear(&path("attn.qkv"), [q + 2 * kv, d], normed),
-                self.linear(&path("attn.out"), [d, q], None),
-            ),
-            part(
-                "mlp",
-                vec![activate],
-                self.linear(&path("mlp.up"), [up, d], normed),
-                self.linear(&path("mlp.down"), [d, ff], Some(n_rows * up)),
-            ),
-        ]
-    }
-
+impl Shape<'_> {
     /// Cosines and sines, where queries and keys are rotated.
     fn angles(&self) -> usize {
         match &self.gpt.positions {
             Positions::Rope(rope) => self.n_rows * rope.rotary_dim,
             _ => 0,
         }
-    }
-
-    /// What threads keep for attention, from piece to piece.
-    fn attention_scratch(&self) -> usize {
-        let GptConfig { n_heads, n_kv_heads, head_dim, .. } = *self.gpt;
-        let n_threads = ops::n_threads();
-        let n_pieces = self.n_rows / self.seq_len.max(1) * n_kv_heads;
-        let of_thread = (n_heads / n_kv_heads + 4) * self.seq_len * head_dim + 2 * QUERIES * self.seq_len;
-        n_threads.min(n_pieces) * of_thread
     }
 
     /// One forward and backward pass of `run`, whose gradients stay. The gradient of the loss is multiplied, if micro-batches
@@ -198,7 +77,7 @@ impl<'a> Shape<'a> {
         let bias = if gpt.lm_head_bias && self.adapter.is_none() { gpt.vocab_size } else { 0 };
         account.take(width);
         account.take(width + head + bias);
-        let chunk = (LOGITS_AT_ONCE / gpt.vocab_size.max(1)).max(MIN_ROWS).min(self.n_rows);
+        let chunk = loss_rows_at_once(gpt.vocab_size).min(self.n_rows);
         account.briefly(chunk * gpt.vocab_size);
         if run.keeps {
             // Logits of both models, hidden states of the former and their gradients.
@@ -216,11 +95,7 @@ impl<'a> Shape<'a> {
             if run.recomputes {
                 account.free(width);
             }
-            for part in block.iter().rev() {
-                // The gradient goes through the part and past it, and the two are added.
-                let through = backward(account, part, gradient, true);
-                account.free(through);
-            }
+            backward_block(account, &block, gradient);
             gradient = width;
         }
         backward(account, &first, gradient, false);
@@ -235,33 +110,42 @@ impl<'a> Shape<'a> {
         }
         account.free(width + self.angles());
     }
+}
 
-    /// Values that exist at once in a run, with those of the weights.
-    pub(super) fn peak(&self, run: &Run) -> usize {
-        let n_params = self.n_params();
-        let mut account = Account::default();
-        account.take(n_params + run.n_moments + self.attention_scratch());
-        // Measured: where a gradient was freed, smaller tensors are placed, so that the next one needs another place.
-        account.take(self.params.values().copied().filter(|&n_values| n_values < LARGEST_IN_HEAP).max().unwrap_or(0));
-        // The partial sums before the last.
-        account.take((run.n_partial_sums - 1) * n_params);
-        self.pass(&mut account, run);
-        // Sums of two gradients, squares for the norm, clipped gradients: each a parameter at a time.
-        account.briefly(self.largest_param());
-        account.free((run.n_partial_sums - 1) * n_params);
-        // Momentum, direction and its parts, of a matrix at a time.
-        account.briefly(6 * run.largest_muon);
-        account.free(n_params);
-        // A parameter is saved as values and as bytes.
-        account.briefly(3 * self.largest_param());
-        account.peak()
-    }
+/// Values that exist at once in a run, with those of the weights.
+pub(super) fn peak(
+    gpt: &GptConfig,
+    (n_rows, seq_len): (usize, usize),
+    adapter: Option<AdapterSize>,
+    run: &Run,
+) -> usize {
+    let shape = shape(gpt, n_rows, adapter);
+    let sizes = || shape.params.values().copied();
+    let (n_params, largest_param) = (sizes().sum::<usize>(), sizes().max().unwrap_or(0));
+    let mut account = Account::default();
+    account.take(n_params + run.n_moments + kept_by_threads(gpt, n_rows, seq_len));
+    // Measured: where a gradient was freed, smaller tensors are placed, so that the next one needs another place.
+    account.take(sizes().filter(|&n_values| n_values < LARGEST_IN_HEAP).max().unwrap_or(0));
+    // The partial sums before the last.
+    account.take((run.n_partial_sums - 1) * n_params);
+    shape.pass(&mut account, run);
+    // Sums of two gradients, squares for the norm, clipped gradients: each a parameter at a time.
+    account.briefly(largest_param);
+    account.free((run.n_partial_sums - 1) * n_params);
+    // Momentum, direction and its parts, of a matrix at a time.
+    account.briefly(6 * run.largest_muon);
+    account.free(n_params);
+    // A parameter is saved as values and as bytes.
+    account.briefly(3 * largest_param);
+    account.peak()
 }
 
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
-    use super::*;
+    use hearth_model::config::NormPosition;
+
+    use super::{super::MATRICES, *};
     use crate::config::Layers;
 
     #[test]
@@ -277,7 +161,7 @@ mod tests {
             let gpt = config.gpt_config(100).unwrap();
             for position in [NormPosition::Pre, NormPosition::Post, NormPosition::Inside] {
                 let gpt = GptConfig { norm_position: position, ..gpt.clone() };
-                let shape = Shape::new(&gpt, 64, 32, None);
+                let shape = shape(&gpt, 64, None);
                 let peaks = [false, true].map(|recomputes| {
                     let account = pass(&shape, recomputes);
                     assert_eq!(account.held(), gpt.n_params(), "{gpt:?}");
@@ -294,7 +178,7 @@ mod tests {
         let config = Layers { preset: Some("tiny".to_owned()), sets, ..Layers::default() }.resolve().unwrap();
         let gpt = GptConfig { lm_head_bias: true, ..config.gpt_config(100).unwrap() };
         let n_values = 80 * MATRICES.len() * gpt.n_layers;
-        let shape = Shape::new(&gpt, 64, 32, Some(AdapterSize { n_values, rank: 4, frozen_bytes: 0 }));
+        let shape = shape(&gpt, 64, Some(AdapterSize { n_values, rank: 4, frozen_bytes: 0 }));
         assert_eq!(pass(&shape, false).held(), n_values);
     }
 

@@ -1,17 +1,16 @@
 //! What the operations of a training step hold on a GPU.
 
 use hearth_model::{
-    config::{GptConfig, NormPosition, Positions, QkNormSpan},
+    config::{GptConfig, Positions},
     gpt::param_specs,
+    ops::GPU_LOGITS_AT_ONCE,
 };
 
 use super::{
     AdapterSize, Run,
-    account::{Account, Op, backward, forward, keeping},
+    account::{Account, Op, backward, forward},
+    shape::{Shape, backward_block, trained_params},
 };
-
-/// Maximum number of logits at a time, unless a row has more.
-const LOGITS_AT_ONCE: usize = 1 << 26;
 
 /// Values that exist at once in a run, with those of the weights.
 pub(super) fn peak(
@@ -24,12 +23,35 @@ pub(super) fn peak(
     let n_frozen = adapter.map_or(0, |_| gpt.n_params());
     let d = n_rows * gpt.d_model;
     let head = gpt.vocab_size * gpt.d_model;
-    let logits = (LOGITS_AT_ONCE / gpt.vocab_size.max(1)).clamp(1, n_rows.max(1)) * gpt.vocab_size;
+    let logits = (GPU_LOGITS_AT_ONCE / gpt.vocab_size.max(1)).clamp(1, n_rows.max(1)) * gpt.vocab_size;
+    // Biases are not counted, and norms as if each had weights and an input of its own.
+    let counted = GptConfig {
+        norm_weight: true,
+        norm_bias: false,
+        qkv_bias: false,
+        attn_out_bias: false,
+        mlp_bias: false,
+        parallel_residual: false,
+        shared_norm: false,
+        ..gpt.clone()
+    };
+    let shape = Shape {
+        gpt: &counted,
+        n_rows,
+        adapter,
+        params: trained_params(&counted, adapter),
+        norm_scratch: 2 * n_rows,
+        qk_norm_scratch: 2 * n_rows * (gpt.n_heads + gpt.n_kv_heads),
+        // Probabilities and their gradients; queries, keys and values.
+        attention_scratch: n_rows * (2 * gpt.n_heads * seq_len + 3 * gpt.q_width() + 4 * gpt.kv_width()),
+        product_scratch: 0,
+        norms_first: true,
+    };
     let mut account = Account::default();
     account.take(n_frozen + n_trained + run.n_moments + (run.n_partial_sums - 1) * n_trained);
-    let first: Vec<Op> = gpt.embed_norm.then(|| norm(gpt, n_rows, adapter)).into_iter().collect();
+    let first: Vec<Op> = gpt.embed_norm.then(|| shape.norm("embed_norm", false)).into_iter().collect();
     forward(&mut account, &first);
-    let block = block(gpt, n_rows, seq_len, adapter);
+    let block = shape.block();
     for _ in 0..gpt.n_layers {
         block.iter().for_each(|part| forward(&mut account, part));
     }
@@ -46,10 +68,7 @@ pub(super) fn peak(
     account.free(2 * d);
     let mut gradient = d;
     for _ in 0..gpt.n_layers {
-        for part in block.iter().rev() {
-            let through = backward(&mut account, part, gradient, true);
-            account.free(through);
-        }
+        backward_block(&mut account, &block, gradient);
         gradient = d;
     }
     backward(&mut account, &first, gradient, false);
@@ -59,55 +78,6 @@ pub(super) fn peak(
     let largest_trained = adapter.map_or_else(|| largest_param(gpt), |adapter| adapter.of_matrix(gpt));
     account.briefly(4 * largest_trained + 6 * run.largest_muon);
     account.peak()
-}
-
-/// A norm of activations.
-fn norm(gpt: &GptConfig, n_rows: usize, adapter: Option<AdapterSize>) -> Op {
-    let d = n_rows * gpt.d_model;
-    Op { kept: d, of_input: d, of_params: if adapter.is_some() { 0 } else { gpt.d_model }, scratch: 2 * n_rows }
-}
-
-/// The operations of one block's attention, and those of its MLP.
-fn block(gpt: &GptConfig, n_rows: usize, seq_len: usize, adapter: Option<AdapterSize>) -> [Vec<Op>; 2] {
-    let (d, q, kv) = (n_rows * gpt.d_model, n_rows * gpt.q_width(), n_rows * gpt.kv_width());
-    let scores = n_rows * gpt.n_heads * seq_len;
-    let size = |[d_out, d_in]: [usize; 2]| d_out * d_in;
-    let norm = norm(gpt, n_rows, adapter);
-    // Sandwich blocks have another norm behind each part.
-    let after = (gpt.norm_position == NormPosition::Sandwich).then_some(norm);
-    let linear = |d_out: usize, d_in: usize, recomputed_from: Option<usize>| {
-        let op = Op {
-            // With an adapter, also what its first matrix makes of the input.
-            kept: adapter.map_or(0, |adapter| n_rows * adapter.rank),
-            of_input: n_rows * d_in,
-            of_params: adapter.map_or(size([d_out, d_in]), |adapter| adapter.of_matrix(gpt)),
-            scratch: 0,
-        };
-        keeping(op, n_rows * d_in, recomputed_from)
-    };
-    let qk_norm = gpt.qk_norm.then(|| Op {
-        kept: q + 2 * kv,
-        of_input: q + 2 * kv,
-        of_params: match gpt.qk_norm_span {
-            _ if adapter.is_some() => 0,
-            QkNormSpan::Head => 2 * gpt.head_dim,
-            QkNormSpan::AllHeads => gpt.q_width() + gpt.kv_width(),
-        },
-        scratch: 2 * n_rows * (gpt.n_heads + gpt.n_kv_heads),
-    });
-    // Queries, keys and values, and the logarithms of sums; in backward, probabilities and their gradients.
-    let attend =
-        Op { kept: n_rows * gpt.n_heads, of_input: q + 2 * kv, of_params: 0, scratch: 2 * scores + 3 * q + 4 * kv };
-    let attend = keeping(attend, q + 2 * kv, gpt.qk_norm.then_some(q + 2 * kv));
-    let up = if gpt.gated_mlp { 2 * gpt.d_ff } else { gpt.d_ff };
-    let activate = Op { kept: n_rows * up, of_input: n_rows * up, ..Op::default() };
-    let dropout = (gpt.dropout > 0.0).then(|| Op { of_input: d, ..Op::default() });
-    let widths = gpt.q_width() + 2 * gpt.kv_width();
-    let normed = matches!(gpt.norm_position, NormPosition::Pre | NormPosition::Sandwich).then_some(d);
-    let attention = [norm, linear(widths, gpt.d_model, normed)].into_iter().chain(qk_norm);
-    let attention = attention.chain([attend, linear(gpt.d_model, gpt.q_width(), None)]).chain(after).chain(dropout);
-    let mlp = [norm, linear(up, gpt.d_model, normed), activate, linear(gpt.d_model, gpt.d_ff, Some(n_rows * up))];
-    [attention.collect(), mlp.into_iter().chain(after).chain(dropout).collect()]
 }
 
 fn largest_param(gpt: &GptConfig) -> usize {
@@ -127,35 +97,11 @@ mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
     use hearth_model::config::Sizes;
 
-    use super::{super::cpu::Shape, *};
+    use super::*;
     use crate::config::Layers;
 
     const SIZES: Sizes =
         Sizes { vocab_size: 5000, max_seq_len: 64, n_layers: 3, n_heads: 4, n_kv_heads: 2, d_model: 32, d_ff: 48 };
-
-    #[test]
-    fn a_block_keeps_as_much_as_on_the_cpu() {
-        for norm_position in [NormPosition::Pre, NormPosition::Sandwich, NormPosition::Inside, NormPosition::Post] {
-            for qk_norm in [None, Some(QkNormSpan::Head), Some(QkNormSpan::AllHeads)] {
-                let gpt = GptConfig {
-                    norm_position,
-                    qk_norm: qk_norm.is_some(),
-                    qk_norm_span: qk_norm.unwrap_or_default(),
-                    ..GptConfig::llama(SIZES)
-                };
-                for adapter in [None, Some(AdapterSize { n_values: 1200, rank: 5, frozen_bytes: 0 })] {
-                    let sums = |block: [Vec<Op>; 2]| {
-                        block.map(|part| {
-                            let sum = |of: fn(&Op) -> usize| part.iter().map(of).sum::<usize>();
-                            [sum(|op| op.kept), sum(|op| op.of_input), sum(|op| op.of_params)]
-                        })
-                    };
-                    let on_cpu = sums(Shape::new(&gpt, 128, 64, adapter).block());
-                    assert_eq!(sums(block(&gpt, 128, 64, adapter)), on_cpu, "{gpt:?}, {adapter:?}");
-                }
-            }
-        }
-    }
 
     #[test]
     fn the_norm_behind_embeddings_is_counted() {

@@ -4,17 +4,17 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use hearth_model::{
+    TokenId,
     chat::{ChatTemplate, Ending, RenderContext},
     hub::Download,
     tokenizer::{EncodeOptions, Tokenizer},
     weights::model_dir::LoadedModel,
 };
 
-use super::text_loss::{Document, text_bytes};
 use crate::{
     corpus::{BytesRead, Cutting, FileKind, Origin, Piece, ReadOptions, SourceFile, read_documents, read_tokens},
     digest::Digest,
-    shard::{DATA_FILE, Dataset, Split},
+    shard::{DATA_FILE, Dataset, Split, Tokens},
 };
 
 /// How documents become tokens: special tokens are added in front as the tokenizer wants it, and strings like theirs in the text
@@ -42,7 +42,7 @@ pub fn read_source(
     (model, model_path): (&LoadedModel, &Path),
     options: &DocumentOptions,
     progress: &mut dyn FnMut(Download),
-) -> Result<Vec<Document>> {
+) -> Result<Vec<Tokens>> {
     let path = Path::new(source);
     let documents = if path.join(DATA_FILE).is_file() {
         vec![split_of(path, (model, model_path), options.split)?]
@@ -61,7 +61,7 @@ pub fn read_source(
     Ok(documents)
 }
 
-fn read_file(file: &SourceFile, model: &LoadedModel, options: &DocumentOptions) -> Result<Vec<Document>> {
+fn read_file(file: &SourceFile, model: &LoadedModel, options: &DocumentOptions) -> Result<Vec<Tokens>> {
     let DocumentOptions { text_field, separator, .. } = options;
     let read = ReadOptions { text_field: text_field.clone(), separator: separator.clone(), cutting: Cutting::Whole };
     let mut documents = Vec::new();
@@ -73,14 +73,14 @@ fn read_file(file: &SourceFile, model: &LoadedModel, options: &DocumentOptions) 
     Ok(documents)
 }
 
-fn encode(piece: Piece, tokenizer: &Tokenizer, template: Option<&ChatTemplate>) -> Result<Document> {
+fn encode(piece: Piece, tokenizer: &Tokenizer, template: Option<&ChatTemplate>) -> Result<Tokens> {
     match (&piece.conversation, template) {
-        (None, _) => Ok(Document { ids: tokenizer.encode(&piece.text, DOCUMENT)?, n_bytes: piece.text.len() as u64 }),
+        (None, _) => Ok(Tokens::from_ids(tokenizer.encode(&piece.text, DOCUMENT)?, piece.text.len() as u64)),
         (Some(conversation), Some(template)) => {
             let context = RenderContext { ending: Ending::Closed, ..RenderContext::new(tokenizer) };
             let ids = template.encode(tokenizer, &conversation.messages, &context)?;
             // What the template writes, which only it knows.
-            Ok(Document { n_bytes: text_bytes(tokenizer, &ids), ids })
+            Ok(of_ids(ids, tokenizer))
         }
         (Some(conversation), None) => bail!(
             "{} is a conversation, but the model has no chat template\nhint: evaluate a model with one, or text",
@@ -90,13 +90,16 @@ fn encode(piece: Piece, tokenizer: &Tokenizer, template: Option<&ChatTemplate>) 
 }
 
 /// A split of a prepared data set, as one document.
-fn split_of(dir: &Path, (model, model_path): (&LoadedModel, &Path), split: Split) -> Result<Document> {
+fn split_of(dir: &Path, (model, model_path): (&LoadedModel, &Path), split: Split) -> Result<Tokens> {
     let dataset = Dataset::open(dir)?;
     let tokenizer_file = tokenizer_file(model_path);
-    let is_other = match std::fs::read(&tokenizer_file) {
-        Ok(json) => Digest::of(&json) != dataset.tokenizer_hash(),
-        // A GGUF file has no such file.
-        Err(_) => dataset.manifest().vocab_size != model.tokenizer.vocab_size(),
+    let is_other = match tokenizer_file.exists() {
+        true => Digest::of_file(&tokenizer_file)? != dataset.tokenizer_hash(),
+        // A GGUF file has its tokenizer within.
+        false => {
+            let of_data = dataset.open_tokenizer()?;
+            of_data.vocab_size() != model.tokenizer.vocab_size() || of_data.first_difference(&model.tokenizer).is_some()
+        }
     };
     ensure!(
         !is_other,
@@ -113,7 +116,7 @@ fn split_of(dir: &Path, (model, model_path): (&LoadedModel, &Path), split: Split
         dir.display(),
         tokens.len()
     );
-    Ok(Document { ids: tokens.to_vec(), n_bytes: tokens.n_bytes() })
+    Ok(tokens.clone())
 }
 
 fn tokenizer_file(model_path: &Path) -> PathBuf {
@@ -121,13 +124,18 @@ fn tokenizer_file(model_path: &Path) -> PathBuf {
 }
 
 /// A token file of nanoGPT or llm.c, as one document.
-fn token_file(path: &Path, tokenizer: &Tokenizer) -> Result<Document> {
+fn token_file(path: &Path, tokenizer: &Tokenizer) -> Result<Tokens> {
     let mut ids = Vec::new();
     read_tokens(path, tokenizer.vocab_size(), &BytesRead::default(), &mut |read| {
         ids.extend_from_slice(read);
         Ok(())
     })?;
-    Ok(Document { n_bytes: text_bytes(tokenizer, &ids), ids })
+    Ok(of_ids(ids, tokenizer))
+}
+
+fn of_ids(ids: Vec<TokenId>, tokenizer: &Tokenizer) -> Tokens {
+    let n_bytes = tokenizer.text_bytes(&ids);
+    Tokens::from_ids(ids, n_bytes)
 }
 
 #[cfg(test)]
@@ -148,7 +156,7 @@ mod tests {
         let piece = Piece { text: text.clone(), is_last: true, conversation: Some(conversation) };
         let document = encode(piece, &tokenizer, Some(&template)).unwrap();
         // The special token has no bytes.
-        assert_eq!(document.n_bytes, "Be brief.[Hié]".len() as u64);
-        assert_ne!(document.n_bytes, text.len() as u64);
+        assert_eq!(document.n_bytes(), "Be brief.[Hié]".len() as u64);
+        assert_ne!(document.n_bytes(), text.len() as u64);
     }
 }

@@ -1,39 +1,34 @@
-//! Records of evaluation data: one JSON object per line. Errors name the file and the line.
+//! Records of evaluation data: JSON objects, one per line or in an array. Errors name the file and the line.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Result, anyhow, ensure};
 use serde_json::{Map, Value};
 
-use crate::corpus::read_to_string;
+use crate::corpus::{self, BytesRead, FileKind, RecordOptions, SourceFile};
 
 /// An object and where it is.
 #[derive(Clone, Debug)]
 pub struct JsonRecord {
-    path: PathBuf,
-    line: usize,
+    place: String,
     fields: Map<String, Value>,
 }
 
-/// Reads the records of a file. Empty lines and a byte order mark are skipped.
+/// Reads the records of a file, decompressed if it is compressed. Empty lines and a byte order mark are skipped.
 ///
 /// # Errors
-/// The file cannot be read, is not UTF-8, has a line that is not a JSON object, or has no record.
+/// The file cannot be read, is not UTF-8, has a line or an element that is not a JSON object, or has no record.
 pub fn read_records(path: &Path) -> Result<Vec<JsonRecord>> {
     let shown = path.display();
-    let text = read_to_string(path)?;
+    let is_missing = path.try_exists().is_ok_and(|exists| !exists);
+    ensure!(!is_missing, "cannot read `{shown}`: no such file\nhint: give a file that is on this machine");
+    let file = SourceFile { path: path.to_owned(), kind: FileKind::Json, n_bytes: 0, is_found: false };
+    let options = RecordOptions { members: &[], text_member: "", expected: "one JSON object" };
     let mut records = Vec::new();
-    for (line, text) in (1..).zip(text.lines()) {
-        if text.trim().is_empty() {
-            continue;
-        }
-        let fields = serde_json::from_str(text).map_err(|error| {
-            // The line in serde's message is of this text alone.
-            let what = error.to_string().replace(" at line 1 column ", " at column ");
-            anyhow!("`{shown}`, line {line}: {what}\nhint: each line must be one JSON object")
-        })?;
-        records.push(JsonRecord { path: path.to_owned(), line, fields });
-    }
+    corpus::read_records(&file, options, &BytesRead::default(), &mut |record| {
+        records.push(JsonRecord { place: format!("`{shown}`, {}", record.place), fields: record.members });
+        Ok(())
+    })?;
     ensure!(!records.is_empty(), "`{shown}` is empty\nhint: it must have one JSON object per line");
     Ok(records)
 }
@@ -41,12 +36,7 @@ pub fn read_records(path: &Path) -> Result<Vec<JsonRecord>> {
 impl JsonRecord {
     /// Where it is, for messages.
     pub fn place(&self) -> String {
-        format!("`{}`, line {}", self.path.display(), self.line)
-    }
-
-    /// Its line, from 1.
-    pub fn line(&self) -> usize {
-        self.line
+        self.place.clone()
     }
 
     /// Whether it has a field that is not null.
@@ -98,7 +88,7 @@ impl JsonRecord {
             let names: Vec<&str> = self.fields.keys().map(String::as_str).collect();
             anyhow!(
                 "{}: there is no field `{name}`, only: `{}`\nhint: see `docs/evaluation.md` for the forms of data",
-                self.place(),
+                self.place,
                 names.join("`, `")
             )
         })
@@ -106,7 +96,7 @@ impl JsonRecord {
 
     fn wrong(&self, name: &str, expected: &str, value: &Value) -> anyhow::Error {
         let shown: String = value.to_string().chars().take(60).collect();
-        anyhow!("{}: `{name}` must be {expected}, got `{shown}`\nhint: correct this line", self.place())
+        anyhow!("{}: `{name}` must be {expected}, got `{shown}`\nhint: correct this line", self.place)
     }
 }
 
@@ -128,7 +118,9 @@ mod tests {
     fn broken_lines_and_fields_are_named() {
         for (text, message) in [
             ("{\"a\": 1}\n\n{\"a\": \n", "line 3: EOF"),
-            ("[1]\n", "line 1: invalid type"),
+            ("1\n", "line 1: invalid type"),
+            ("[1]\n", "behind element 0 of the array: invalid type"),
+            ("[]\n", "is empty"),
             ("", "is empty"),
             ("\n \n", "is empty"),
         ] {

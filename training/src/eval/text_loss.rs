@@ -1,22 +1,14 @@
 //! The loss over texts: sliding windows over each document, many windows a step.
 
 use anyhow::{Result, ensure};
-use hearth_model::{TokenId, tokenizer::Tokenizer};
+use hearth_model::tokenizer::Tokenizer;
 
 use super::{
     loss::Score,
     scorer::{Scorer, TextGroup},
     sliding::Sliding,
 };
-
-/// A text to score.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Document {
-    /// Its tokens, with those that the tokenizer adds.
-    pub ids: Vec<TokenId>,
-    /// Bytes of its text. Special tokens have none.
-    pub n_bytes: u64,
-}
+use crate::shard::Tokens;
 
 /// The loss over documents.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,20 +24,20 @@ pub struct TextScore {
 /// Windows whose log-probabilities are held at once.
 const WINDOWS_AT_ONCE: usize = 256;
 
-/// Scores the tokens of `documents` once, see [`Sliding::spans`]. `progress` is told the numbers of windows that are done and of all windows.
+/// Scores the tokens of `documents`, each with those that the tokenizer adds, once, see [`Sliding::spans`]. `progress` is told the numbers of windows that are done and of all windows.
 ///
 /// # Errors
 /// The window is longer than the model's context, no document has two tokens, or the device fails.
 pub fn text_loss(
     scorer: &Scorer,
     tokenizer: &Tokenizer,
-    documents: &[Document],
+    documents: &[Tokens],
     sliding: Sliding,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<TextScore> {
     let windows: Vec<_> = documents
         .iter()
-        .flat_map(|document| sliding.spans(document.ids.len()).map(move |span| (document, span)))
+        .flat_map(|document| sliding.spans(document.len() as usize).map(move |span| (document, span)))
         .collect();
     let n_windows = windows.len();
     ensure!(n_windows > 0, "evaluation needs a text of at least 2 tokens");
@@ -54,7 +46,9 @@ pub fn text_loss(
         let groups: Vec<TextGroup> = windows
             .iter()
             .map(|(document, span)| {
-                TextGroup::of_text(document.ids[span.start..span.end].to_vec(), span.first_scored - span.start)
+                let mut ids = vec![0; span.end - span.start];
+                document.read(span.start as u64, &mut ids);
+                TextGroup::of_text(ids, span.first_scored - span.start)
             })
             .collect();
         let logprobs = scorer.logprobs(&groups, &mut |n| progress(n_done + n, n_windows))?;
@@ -69,20 +63,19 @@ pub fn text_loss(
 }
 
 /// Bytes of the tokens that some window scores.
-fn scored_bytes(document: &Document, sliding: Sliding, tokenizer: &Tokenizer) -> u64 {
+fn scored_bytes(document: &Tokens, sliding: Sliding, tokenizer: &Tokenizer) -> u64 {
+    let n_tokens = document.len() as usize;
     let mut next = 0;
     let mut unscored = Vec::new();
-    for span in sliding.spans(document.ids.len()) {
+    for span in sliding.spans(n_tokens) {
         unscored.extend(next..span.first_scored);
         next = span.end;
     }
-    unscored.extend(next..document.ids.len());
-    let unscored: Vec<TokenId> = unscored.into_iter().map(|at| document.ids[at]).collect();
-    document.n_bytes.saturating_sub(text_bytes(tokenizer, &unscored))
-}
-
-/// Bytes of the text of `ids`. Special tokens have none.
-pub(super) fn text_bytes(tokenizer: &Tokenizer, ids: &[TokenId]) -> u64 {
-    let bytes_of = |id: &TokenId| if tokenizer.is_special(*id) { 0 } else { tokenizer.token_bytes(*id).len() as u64 };
-    ids.iter().map(bytes_of).sum()
+    unscored.extend(next..n_tokens);
+    let bytes_at = |at: usize| {
+        let mut id = [0];
+        document.read(at as u64, &mut id);
+        tokenizer.text_bytes(&id)
+    };
+    document.n_bytes().saturating_sub(unscored.into_iter().map(bytes_at).sum())
 }

@@ -204,7 +204,7 @@ fn completions_continue_the_tokens_of_their_prompts() {
     ];
     let found = examples(CHATML, &lines).unwrap();
     let texts: Vec<String> = found.iter().map(marked).collect();
-    assert_eq!(texts[..3], ["Say the« user</s>»", "Say the«m</s>»", "«x</s>»"]);
+    assert_eq!(texts[..3], ["<s>Say the« user</s>»", "<s>Say the«m</s>»", "<s>«x</s>»"]);
     assert!(
         texts[3]
             .ends_with("assistant\nA<|im_end|>\n<|im_start|>user\nB<|im_end|>\n<|im_start|>assistant\n«C<|im_end|>\n»")
@@ -220,7 +220,7 @@ fn completions_continue_the_tokens_of_their_prompts() {
 #[test]
 fn texts_are_trained_whole_and_end() {
     let found = examples(CHATML, &[json!({ "text": "One <s> two", "id": 7 })]).unwrap();
-    assert_eq!(marked(&found[0]), "«One <s> two</s>»");
+    assert_eq!(marked(&found[0]), "«<s>One <s> two</s>»");
     assert_eq!(found[0].n_trained(), found[0].ids.len() - 1);
 }
 
@@ -332,9 +332,9 @@ fn files_of_all_kinds_are_read() {
     fs::remove_file(dir.path().join("c.parquet")).unwrap();
     let found = read(dir.path().into()).unwrap();
     let texts: Vec<String> = found.examples.iter().map(marked).collect();
-    assert_eq!(texts, ["«a</s>»", "«b</s>»", "«c</s>»"]);
+    assert_eq!(texts, ["«<s>a</s>»", "«<s>b</s>»", "«<s>c</s>»"]);
     assert!(found.examples[2].origin.ends_with("b.json`, element 2"), "{}", found.examples[2].origin);
-    assert_eq!(marked(&read(dir.path().join("README.md")).unwrap().examples[0]), "«about</s>»");
+    assert_eq!(marked(&read(dir.path().join("README.md")).unwrap().examples[0]), "«<s>about</s>»");
     // Rows without messages, and messages without a text.
     let error = read(golden("messages.parquet")).unwrap_err().to_string();
     assert!(error.contains("messages.parquet`, row 0: there is no example, only an empty object"), "{error}");
@@ -368,7 +368,10 @@ fn preferences_share_their_prompt() {
         assert_eq!(marked(&pair.rejected), format!("{start}«No<|im_end|>\n»"));
     }
     assert_eq!(marked(&found[3].chosen), format!("{start}A<|im_end|>\n{start}«Yes<|im_end|>\n»"));
-    assert_eq!((marked(&found[4].chosen), marked(&found[4].rejected)), ("Hi« Yes</s>»".into(), "Hi« No</s>»".into()));
+    assert_eq!(
+        (marked(&found[4].chosen), marked(&found[4].rejected)),
+        ("<s>Hi« Yes</s>»".into(), "<s>Hi« No</s>»".into())
+    );
     for (line, message) in [
         (json!({ "chosen": "a", "rejected": "b" }), "but there is no `prompt`"),
         (json!({ "prompt": "a", "chosen": "b" }), "there is no `rejected`, only `prompt`, `chosen`"),

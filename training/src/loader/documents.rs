@@ -119,8 +119,7 @@ impl Documents {
             Packing::Off => (0..documents.len()).map(|number| vec![number]).collect(),
         };
         let mut all = Documents { tokens, trained, documents, rows, n_targets: 0, target_bytes: 0 };
-        let bytes: Vec<u64> =
-            (0..tokenizer.vocab_size() as TokenId).map(|id| tokenizer.token_bytes(id).len() as u64).collect();
+        let bytes: Vec<u64> = (0..tokenizer.vocab_size() as TokenId).map(|id| tokenizer.text_bytes(&[id])).collect();
         let (mut n_targets, mut target_bytes) = (0, 0);
         for number in 0..all.documents.len() {
             for (id, is_target) in all.targets(number) {

@@ -10,9 +10,9 @@ mod muon;
 
 use std::collections::BTreeMap;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use burn::{
-    module::{Module, ModuleMapper, Param},
+    module::{Module, ModuleMapper, ModuleVisitor, Param},
     tensor::Tensor,
 };
 use hearth_model::gpt::ParamPath;
@@ -89,11 +89,16 @@ impl Optimizer {
         self.moments.iter().flat_map(of_param).collect()
     }
 
-    /// Restores the result of [`moments`](Self::moments) after `n_updates` updates.
+    /// Restores the result of [`moments`](Self::moments) after `n_updates` updates of `module`.
     ///
     /// # Errors
-    /// A name is not that of a moment, or its second moment is missing.
-    pub fn restore(&mut self, n_updates: usize, moments: BTreeMap<String, Tensor<1>>) -> Result<()> {
+    /// A name is not that of a moment of a parameter that trains, a moment is missing, or has not the parameter's size.
+    pub fn restore<M: Module>(
+        &mut self,
+        n_updates: usize,
+        moments: BTreeMap<String, Tensor<1>>,
+        module: &M,
+    ) -> Result<()> {
         let mut moments = moments;
         let mut restored = BTreeMap::new();
         while let Some((name, values)) = moments.pop_first() {
@@ -113,6 +118,23 @@ impl Optimizer {
                 "`{name}` belongs to another optimizer than that of `{path}`"
             );
             restored.insert(path.to_owned(), of_param);
+        }
+        let mut sizes = Sizes::default();
+        module.visit(&mut sizes);
+        for (path, moments) in &restored {
+            let n_values = sizes.found.remove(path).with_context(|| format!("`{path}` is no parameter that trains"))?;
+            let of_param = match moments {
+                Moments::AdamW { first, second } => vec![first, second],
+                Moments::Muon { momentum } => vec![momentum],
+            };
+            let found: Vec<usize> = of_param.into_iter().map(|values| values.dims()[0]).collect();
+            ensure!(
+                found.iter().all(|found| *found == n_values),
+                "the moments of `{path}` have {found:?} values, and the parameter {n_values}"
+            );
+        }
+        if let Some((path, _)) = sizes.found.first_key_value() {
+            ensure!(n_updates == 0, "the moments of `{path}` are missing");
         }
         self.n_updates = n_updates;
         self.moments = restored;
@@ -154,6 +176,29 @@ impl Optimizer {
         };
         self.moments.insert(path, moments);
         value
+    }
+}
+
+/// The numbers of values of the parameters that train, by path.
+#[derive(Default)]
+struct Sizes {
+    path: ParamPath,
+    found: BTreeMap<String, usize>,
+}
+
+impl ModuleVisitor for Sizes {
+    fn enter_module(&mut self, name: &str, container: &str) {
+        self.path.enter(name, container);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container: &str) {
+        self.path.exit();
+    }
+
+    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
+        if param.val().is_require_grad() {
+            self.found.insert(self.path.path(), param.val().shape().num_elements());
+        }
     }
 }
 

@@ -134,6 +134,11 @@ impl SplitOutput {
         Ok(())
     }
 
+    /// Whether the next token begins a document.
+    pub(super) fn is_between_documents(&self) -> bool {
+        self.document == Length::default()
+    }
+
     /// Ends the current document, with an end-of-text token if the tokenizer has one.
     pub(super) fn end_document(&mut self, eos: Option<TokenId>) -> Result<()> {
         if let Some(eos) = eos {

@@ -1,12 +1,7 @@
 //! `curves.svg`: the losses over the steps.
 
-use std::fmt::Write;
-
 use super::Record;
-
-const WIDTH: f64 = 800.0;
-const HEIGHT: f64 = 400.0;
-const MARGIN: f64 = 50.0;
+use crate::svg_plot::Plot;
 
 /// Maximum number of points per curve; more cannot be distinguished.
 const MAX_POINTS: usize = 800;
@@ -35,39 +30,19 @@ impl Curves {
         let low = points().map(|(_, loss)| *loss).fold(f64::INFINITY, f64::min);
         let high = points().map(|(_, loss)| *loss).fold(f64::NEG_INFINITY, f64::max);
         let (low, high) = if low < high { (low, high) } else { (0.0, 1.0) };
-        let x = |step: f64| MARGIN + step / last * (WIDTH - 2.0 * MARGIN);
-        let y = |loss: f64| HEIGHT - MARGIN - (loss - low) / (high - low) * (HEIGHT - 2.0 * MARGIN);
-        let mut svg = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" \
-             font-size=\"12\">\n<rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n"
-        );
+        let mut plot = Plot::new([800.0, 400.0], [50.0, 750.0], [50.0, 350.0]);
         for tick in 0..=4 {
             let share = f64::from(tick) / 4.0;
-            let (loss, step) = (low + share * (high - low), share * last);
-            let (at, left, right) = (y(loss), MARGIN, WIDTH - MARGIN);
-            let _ = writeln!(
-                svg,
-                "<path d=\"M{left} {at:.1}H{right}\" stroke=\"#ddd\"/><text x=\"{:.1}\" y=\"{:.1}\" \
-                 text-anchor=\"end\">{loss:.2}</text><text x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"middle\">{step:.0}</text>",
-                left - 6.0,
-                at + 4.0,
-                x(step),
-                HEIGHT - MARGIN + 18.0
-            );
+            plot.grid_line(share, format_args!("{:.2}", low + share * (high - low)));
+            plot.mark(share, format_args!("{:.0}", share * last));
         }
-        let mut curve = |points: &[(f64, f64)], color: &str, name: &str, at: f64| {
+        let curves = [(&train, "#4477aa", "training loss", 540.0), (&self.val, "#cc3311", "validation loss", 650.0)];
+        for (points, color, name, at) in curves {
             let shown = points.iter().filter(|(_, loss)| loss.is_finite());
-            let places: Vec<_> = shown.map(|(step, loss)| format!("{:.1},{:.1}", x(*step), y(*loss))).collect();
-            let _ = writeln!(
-                svg,
-                "<polyline fill=\"none\" stroke=\"{color}\" stroke-width=\"1.5\" points=\"{}\"/><text x=\"{at}\" \
-                 y=\"30\" fill=\"{color}\">{name}</text>",
-                places.join(" ")
-            );
-        };
-        curve(&train, "#4477aa", "training loss", WIDTH - 260.0);
-        curve(&self.val, "#cc3311", "validation loss", WIDTH - 150.0);
-        svg + "</svg>\n"
+            plot.curve(shown.map(|(step, loss)| (step / last, (loss - low) / (high - low))), color);
+            plot.text((at, 30.0), &format!("fill=\"{color}\""), name);
+        }
+        plot.finish()
     }
 }
 
@@ -108,6 +83,6 @@ mod tests {
         let svg = curves.svg();
         assert!(svg.len() < 20_000 && !svg.contains("NaN") && svg.ends_with("</svg>\n"));
         // The end of the validation curve stands at the right, above the foot.
-        assert!(svg.contains(&format!("points=\"{:.1},", WIDTH - MARGIN)));
+        assert!(svg.contains("points=\"750.0,"));
     }
 }

@@ -7,9 +7,16 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use serde::Deserialize;
 
 use super::Record;
 use crate::run_dir::write_whole;
+
+/// What every record has.
+#[derive(Deserialize)]
+struct OfStep {
+    step: usize,
+}
 
 #[derive(Debug)]
 pub(super) struct MetricsFile {
@@ -29,9 +36,10 @@ impl MetricsFile {
         let mut kept = Vec::new();
         let mut kept_lines = String::new();
         for line in text.lines() {
-            let Ok(record) = serde_json::from_str::<Record>(line) else { continue };
-            if record.step() <= step {
-                kept.push(record);
+            let Ok(OfStep { step: of_line }) = serde_json::from_str(line) else { continue };
+            if of_line <= step {
+                // Another version of Hearth may have written other records, which stay in the file.
+                kept.extend(serde_json::from_str::<Record>(line));
                 // Unparsed, so that numbers keep their digits.
                 kept_lines += line;
                 kept_lines.push('\n');
@@ -79,7 +87,7 @@ mod tests {
     fn records_survive_and_those_of_later_steps_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("metrics.jsonl");
-        let (mut file, kept) = MetricsFile::open(&path, 0).unwrap();
+        let (_, kept) = MetricsFile::open(&path, 0).unwrap();
         assert!(kept.is_empty());
         let eval = Record::Eval(EvalRecord {
             step: 2,
@@ -92,6 +100,10 @@ mod tests {
         let sample = Record::Sample(SampleRecord { step: 2, sample: "a\nb".to_owned() });
         let skip = Record::Skip(SkipRecord { step: 2, skipped: "NaN".to_owned() });
         let all = [step(1), step(2), eval, sample, skip, step(3)];
+        // Another version of Hearth wrote it.
+        fs::write(&path, "{\"step\":1,\"energy\":2.50}\n{\"step\":9,\"energy\":2}\n").unwrap();
+        let (mut file, kept) = MetricsFile::open(&path, 2).unwrap();
+        assert!(kept.is_empty());
         all.iter().for_each(|record| file.write(record).unwrap());
         file.sync().unwrap();
         let whole = fs::read_to_string(&path).unwrap();
@@ -99,7 +111,8 @@ mod tests {
 
         let (_, kept) = MetricsFile::open(&path, 2).unwrap();
         assert_eq!(kept, all[..5]);
-        let expected: String = whole.lines().take(5).flat_map(|line| [line, "\n"]).collect();
+        assert!(whole.starts_with("{\"step\":1,\"energy\":2.50}\n{\"step\":1,"));
+        let expected: String = whole.lines().take(6).flat_map(|line| [line, "\n"]).collect();
         assert_eq!(fs::read_to_string(&path).unwrap(), expected);
     }
 }

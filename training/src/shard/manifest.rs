@@ -58,6 +58,9 @@ pub struct Manifest {
     pub vocab_size: usize,
     /// The token that ends each document, if the tokenizer has one.
     pub eos_id: Option<TokenId>,
+    /// Documents that are conversations, in both splits and before any is repeated.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub conversations: u64,
     /// How the validation split was chosen.
     pub split: SplitRule,
     /// The training split.
@@ -66,6 +69,11 @@ pub struct Manifest {
     pub val: SplitInfo,
     /// Where the documents came from.
     pub sources: Vec<SourceInfo>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde wants it")]
+fn is_zero(n: &u64) -> bool {
+    *n == 0
 }
 
 /// How documents were split into training and validation.

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
+use serde_json::{Value, json};
 
 /// The default end-of-text token: GPT-2's.
 pub const END_OF_TEXT: &str = "<|endoftext|>";
@@ -75,6 +76,18 @@ impl SpecialTokens {
         }
         Ok(())
     }
+}
+
+/// A post-processor that adds the token `bos` in front of a text.
+pub(super) fn begins_with(bos: &str, id: u64) -> Value {
+    let token = json!({ "SpecialToken": { "id": bos, "type_id": 0 } });
+    let text = |id: &str, type_id: usize| json!({ "Sequence": { "id": id, "type_id": type_id } });
+    json!({
+        "type": "TemplateProcessing",
+        "single": [token.clone(), text("A", 0)],
+        "pair": [token, text("A", 0), text("B", 1)],
+        "special_tokens": { bos: { "id": bos, "ids": [id], "tokens": [bos] } },
+    })
 }
 
 #[cfg(test)]

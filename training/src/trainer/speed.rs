@@ -32,6 +32,8 @@ impl Trainer<'_> {
     /// # Errors
     /// A device that fails.
     pub fn time_step(mut self) -> Result<StepTime> {
+        // Its log-probabilities change no step's time.
+        self.reference = None;
         let n_micro = self.config.micro_steps();
         let rates = self.schedule.rates(0, &self.config.optim);
         let (mut passes, mut updates) = (Vec::new(), Vec::new());
@@ -75,7 +77,7 @@ pub(super) struct Speed {
     recent: Work,
 }
 
-/// Tokens, padding included, and how long they took.
+/// Tokens, and how long they took.
 #[derive(Clone, Copy, Debug, Default)]
 struct Work {
     n_tokens: usize,

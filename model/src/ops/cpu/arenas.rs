@@ -9,7 +9,7 @@
 const N_ARENAS: i32 = 2;
 
 /// Bytes of the largest tensor whose memory the allocator can keep when it is freed.
-pub(super) const MAX_KEPT_BYTES: usize = 32 << 20;
+pub const MAX_KEPT_BYTES: usize = 32 << 20;
 
 /// Limits the allocator's arenas, if it has arenas. Call it before threads are started: those that have an arena keep
 /// it.

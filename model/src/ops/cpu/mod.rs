@@ -41,7 +41,7 @@ mod thread_pool;
 mod threads;
 mod training;
 
-pub use arenas::{give_back_memory, keep_freed_memory, limit_arenas};
+pub use arenas::{MAX_KEPT_BYTES, give_back_memory, keep_freed_memory, limit_arenas};
 pub(super) use attention::{PagedElement, attention_paged};
 pub(super) use block::{Block, LinearMemory, Scratch, block};
 pub(super) use isa::has_fast_bf16_products;
@@ -60,6 +60,7 @@ pub(crate) use scan::{SCAN_BLOCK, all_below_infinity, block_maxima, relative_wei
 pub(super) use tensors::{changed, ints, is_cpu, pool, pool_of_zeros, tensor, update, values};
 pub use thread_pool::parallel_for_each;
 pub use threads::{lead_threads, n_threads, use_threads};
+pub use training::{ATTENTION_QUERIES, ROWS_AT_ONCE, loss_rows_at_once};
 pub(super) use training::{
     Embed, Fork, FrozenLinear, Linear, LinearCrossEntropy, LinearDivergence, RopeAttend, SharedGradient, adamw,
     add_gradients, add_lora, clip_norm, dropout_factors, muon,

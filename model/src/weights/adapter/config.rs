@@ -1,15 +1,34 @@
 //! `adapter_config.json`, as [PEFT](https://github.com/huggingface/peft) writes it.
 
-use std::path::Path;
+use std::{path::Path, slice};
 
 use regex::{Regex, RegexBuilder};
 use serde_json::{Map, Value, json};
 
-use super::modules::LinearModule;
+use super::{
+    super::fields::{Fields, Fixed},
+    modules::LinearModule,
+};
 use crate::error::{Error, Result};
 
+/// Keys whose values are read or checked.
+const READ: [&str; 12] = [
+    "peft_type",
+    "r",
+    "lora_alpha",
+    "use_rslora",
+    "lora_dropout",
+    "target_modules",
+    "exclude_modules",
+    "layers_to_transform",
+    "rank_pattern",
+    "alpha_pattern",
+    "bias",
+    "init_lora_weights",
+];
+
 /// Keys that change nothing here: how an adapter began, how it was trained, and who made it.
-const IRRELEVANT: [&str; 13] = [
+const IRRELEVANT: [&str; 14] = [
     "task_type",
     "inference_mode",
     "revision",
@@ -23,7 +42,12 @@ const IRRELEVANT: [&str; 13] = [
     "runtime_config",
     "ensure_weight_tying",
     "base_model_name_or_path",
+    // Whether a Conv1D's weight is transposed; a pair's are not.
+    "fan_in_fan_out",
 ];
+
+/// Keys that matter only together with other keys, which are rejected.
+const DEPENDENT: [&str; 3] = ["qalora_group_size", "arrow_config", "lora_bias"];
 
 /// Values of `init_lora_weights` that leave the base model as it is.
 const HARMLESS_INITS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
@@ -173,117 +197,31 @@ impl AdapterConfig {
         Err(Error::Param { name: "lora_alpha", what: format!("is {alpha} for `{module}`, which is too large") })
     }
 
-    /// Reads the object of the file `path`. Whatever would change the computation and is not computed here is refused.
+    /// Reads the object of the file `path`. Rejects everything that would change the computation and is not supported.
     pub(super) fn read(json: &Map<String, Value>, path: &Path) -> Result<Self> {
-        let error = |key: &str, what: String, hint: &str| Error::File {
-            path: path.to_owned(),
-            what: format!("`{key}` {what}"),
-            hint: hint.to_owned(),
-        };
-        let mut rest = json.clone();
-        let mut take = |key: &str| rest.remove(key).filter(|value| !value.is_null());
-        match take("peft_type") {
-            Some(Value::String(kind)) if kind == "LORA" => {}
-            other => {
-                let found = other.map_or("nothing".to_owned(), |value| value.to_string());
-                return Err(error(
-                    "peft_type",
-                    format!("must be \"LORA\", got {found}"),
-                    "other adapters are not supported",
-                ));
-            }
-        }
-        let whole = |key: &str, value: &Value| match value.as_u64() {
-            Some(number) if number > 0 => Ok(number as usize),
-            _ => Err(error(key, format!("must be a whole number above 0, got {value}"), "")),
-        };
-        let number = |key: &str, value: &Value| match value.as_f64() {
-            Some(number) if number.is_finite() => Ok(number),
-            _ => Err(error(key, format!("must be a number, got {value}"), "")),
-        };
-        let rank = take("r").ok_or_else(|| error("r", "is missing: it is the rank".to_owned(), ""))?;
-        let rank = whole("r", &rank)?;
-        let alpha = take("lora_alpha").map_or(Ok(8.0), |alpha| number("lora_alpha", &alpha))?;
-        let rank_stabilized = match take("use_rslora") {
-            None => false,
-            Some(Value::Bool(flag)) => flag,
-            Some(other) => return Err(error("use_rslora", format!("must be true or false, got {other}"), "")),
-        };
-        let mut modules = |key: &str| {
-            let value = take(key);
-            value.map(|value| Targets::read(&value).map_err(|what| error(key, what, ""))).transpose()
-        };
-        let targets = modules("target_modules")?;
-        let targets = targets.ok_or_else(|| error("target_modules", "is missing".to_owned(), ""))?;
-        let excludes = modules("exclude_modules")?;
-        let layer = |value: &Value| {
-            let what = || format!("must be a number of a layer, or a list of them, got {value}");
-            value.as_u64().map(|layer| layer as usize).ok_or_else(|| error("layers_to_transform", what(), ""))
-        };
-        let layers = match take("layers_to_transform") {
-            None => None,
-            Some(Value::Array(layers)) => Some(layers.iter().map(layer).collect::<Result<_>>()?),
-            Some(one) => Some(vec![layer(&one)?]),
-        };
-        let mut patterns = |key: &str| match take(key) {
-            None => Ok(Vec::new()),
-            Some(Value::Object(map)) if map.len() > MAX_PATTERNS => {
-                Err(error(key, format!("must have at most {MAX_PATTERNS} patterns, got {}", map.len()), ""))
-            }
-            Some(Value::Object(map)) => map
-                .into_iter()
-                .map(|(text, value)| Ok((NamePattern::of_ends(&text).map_err(|what| error(key, what, ""))?, value)))
-                .collect::<Result<Vec<_>>>(),
-            Some(other) => Err(error(key, format!("must be an object of patterns and numbers, got {other}"), "")),
-        };
-        let ranks = patterns("rank_pattern")?.into_iter();
-        let ranks = ranks.map(|(pattern, rank)| Ok((pattern, whole("rank_pattern", &rank)?)));
-        let ranks = ranks.collect::<Result<Vec<_>>>()?;
-        let alphas = patterns("alpha_pattern")?.into_iter();
-        let alphas = alphas.map(|(pattern, alpha)| Ok((pattern, number("alpha_pattern", &alpha)?)));
-        let alphas = alphas.collect::<Result<Vec<_>>>()?;
-        let dropout = take("lora_dropout").map_or(Ok(0.0), |dropout| number("lora_dropout", &dropout))?;
+        let fields = Fields::new(json, path);
+        let required = |key: &str| fields.get(key).ok_or_else(|| fields.missing(&[key]));
+        required("peft_type")?;
+        fields.only("peft_type", Fixed::Text("LORA"))?;
+        reject_unsupported(&fields)?;
+        let rank = required("r")?;
+        let dropout = fields.number_or("lora_dropout", 0.0)?;
         if !(0.0..1.0).contains(&dropout) {
-            return Err(error("lora_dropout", format!("must be from 0 to below 1, got {dropout}"), ""));
+            return Err(fields.invalid("lora_dropout", format!("must be from 0 to below 1, got {dropout}")));
         }
-        let base = json.get("base_model_name_or_path").and_then(Value::as_str).map(str::to_owned);
-        // Whether a Conv1D's weight is transposed; a pair's are not.
-        take("fan_in_fan_out");
-        match take("bias") {
-            None => {}
-            Some(Value::String(bias)) if bias == "none" => {}
-            Some(other) => {
-                let hint = "train an adapter with `bias=\"none\"`";
-                return Err(error("bias", format!("is {other}: biases of an adapter are not supported"), hint));
-            }
-        }
-        match take("init_lora_weights") {
-            None | Some(Value::Bool(_)) => {}
-            Some(Value::String(init)) if HARMLESS_INITS.contains(&init.as_str()) => {}
-            Some(other) => {
-                let what = format!("is {other}, which changes the base model, too");
-                let hint = "convert it to a plain adapter with `peft` (`path_initial_model_for_weight_conversion`)";
-                return Err(error("init_lora_weights", what, hint));
-            }
-        }
-        IRRELEVANT.iter().for_each(|key| drop(take(key)));
-        let matters = |value: &Value| match value {
-            Value::Null | Value::Bool(false) => false,
-            Value::Array(list) => !list.is_empty(),
-            Value::Object(map) => !map.is_empty(),
-            Value::Number(number) => number.as_f64() != Some(0.0),
-            _ => true,
-        };
-        // These matter only together with other keys, which are refused.
-        let of_others = ["qalora_group_size", "arrow_config", "lora_bias"];
-        let unknown = rest.iter().find(|(key, value)| {
-            matters(value) && (!of_others.contains(&key.as_str()) || *value == &Value::Bool(true))
-        });
-        if let Some((key, value)) = unknown {
-            let hint = "supported are plain LoRA and rsLoRA, with patterns of ranks and alphas";
-            return Err(error(key, format!("is {value}, which is not supported"), hint));
-        }
-        Ok(Self { rank, alpha, rank_stabilized, dropout, targets, excludes, layers, ranks, alphas, base })
+        let targets = read_targets(&fields, "target_modules")?;
+        Ok(Self {
+            rank: positive(rank).ok_or_else(|| fields.wrong("r", POSITIVE, rank))?,
+            alpha: fields.number_or("lora_alpha", 8.0)?,
+            rank_stabilized: fields.flag_or("use_rslora", false)?,
+            dropout,
+            targets: targets.ok_or_else(|| fields.missing(&["target_modules"]))?,
+            excludes: read_targets(&fields, "exclude_modules")?,
+            layers: read_layers(&fields)?,
+            ranks: read_patterns(&fields, "rank_pattern", positive, POSITIVE)?,
+            alphas: read_patterns(&fields, "alpha_pattern", Value::as_f64, "a number")?,
+            base: fields.get("base_model_name_or_path").and_then(Value::as_str).map(str::to_owned),
+        })
     }
 
     /// The object of the file. `all` are the modules that have pairs, by the last part of their names.
@@ -320,6 +258,66 @@ impl AdapterConfig {
             _ => unreachable!("it was written as an object"),
         }
     }
+}
+
+/// What [`positive`] reads, for messages.
+const POSITIVE: &str = "a whole number above 0";
+
+fn positive(value: &Value) -> Option<usize> {
+    value.as_u64().filter(|number| *number > 0).map(|number| number as usize)
+}
+
+fn read_targets(fields: &Fields<'_>, key: &str) -> Result<Option<Targets>> {
+    fields.get(key).map(Targets::read).transpose().map_err(|what| fields.invalid(key, what))
+}
+
+/// One layer or a list of layers.
+fn read_layers(fields: &Fields<'_>) -> Result<Option<Vec<usize>>> {
+    let key = "layers_to_transform";
+    let Some(value) = fields.get(key) else { return Ok(None) };
+    let list = value.as_array().map_or(slice::from_ref(value), Vec::as_slice);
+    let layers = list.iter().map(|layer| Some(layer.as_u64()? as usize)).collect::<Option<_>>();
+    layers.map(Some).ok_or_else(|| fields.wrong(key, "a number of a layer, or a list of them", value))
+}
+
+/// Numbers by patterns of the ends of module names. `number` reads one, which must be `expected`.
+fn read_patterns<T>(
+    fields: &Fields<'_>,
+    key: &str,
+    number: impl Fn(&Value) -> Option<T>,
+    expected: &str,
+) -> Result<Vec<(NamePattern, T)>> {
+    let Some(value) = fields.get(key) else { return Ok(Vec::new()) };
+    let map = value.as_object().ok_or_else(|| fields.wrong(key, "an object of patterns and numbers", value))?;
+    if map.len() > MAX_PATTERNS {
+        return Err(fields.invalid(key, format!("must have at most {MAX_PATTERNS} patterns, got {}", map.len())));
+    }
+    let entry = |(text, value): (&String, &Value)| {
+        let pattern = NamePattern::of_ends(text).map_err(|what| fields.invalid(key, what))?;
+        Ok((pattern, number(value).ok_or_else(|| fields.wrong(key, expected, value))?))
+    };
+    map.iter().map(entry).collect()
+}
+
+/// Rejects what would change the computation and is not supported.
+fn reject_unsupported(fields: &Fields<'_>) -> Result<()> {
+    fields.only("bias", Fixed::Text("none"))?;
+    match fields.get("init_lora_weights") {
+        None | Some(Value::Bool(_)) => {}
+        Some(Value::String(init)) if HARMLESS_INITS.contains(&init.as_str()) => {}
+        Some(other) => {
+            let what = format!("is {other}, which changes the base model, too");
+            let hint = "convert it to a plain adapter with `peft` (`path_initial_model_for_weight_conversion`)";
+            return Err(fields.invalid("init_lora_weights", what).with_hint(hint));
+        }
+    }
+    for key in fields.keys().filter(|key| !READ.contains(key) && !IRRELEVANT.contains(key)) {
+        if !DEPENDENT.contains(&key) || fields.get(key) == Some(&Value::Bool(true)) {
+            let hint = "supported are plain LoRA and rsLoRA, with patterns of ranks and alphas";
+            fields.only(key, Fixed::Nothing).map_err(|error| error.with_hint(hint))?;
+        }
+    }
+    Ok(())
 }
 
 /// Whether `name` is `target`, or ends with a dot and `target`.

@@ -27,12 +27,8 @@ fn config_of(file: &AdapterFile<'_>) -> Result<AdapterConfig> {
         rank = rank.max(a.shape[0]);
     }
     if rank == 0 {
-        let hint = "an adapter has tensors whose names end with `.lora_a` and `.lora_b`".to_owned();
-        return Err(Error::File {
-            path: file.tensors.path().to_owned(),
-            what: "has no pairs of matrices".to_owned(),
-            hint,
-        });
+        return Err(Error::file(file.tensors.path(), "has no pairs of matrices")
+            .with_hint("an adapter has tensors whose names end with `.lora_a` and `.lora_b`"));
     }
     Ok(AdapterConfig::all_linear(rank, file.alpha))
 }
@@ -42,11 +38,8 @@ pub(super) fn open(path: &Path, model: AdapterModel<'_>) -> Result<Adapter> {
     adapter_file::read(path, |file| {
         let config = config_of(&file)?;
         let Some(names) = file.names_for(model.config) else {
-            return Err(Error::File {
-                path: path.to_owned(),
-                what: format!("is an adapter for models of the architecture `{}`", file.architecture),
-                hint: "it belongs to another model".to_owned(),
-            });
+            let what = format!("is an adapter for models of the architecture `{}`", file.architecture);
+            return Err(Error::file(path, what).with_hint("it belongs to another model"));
         };
         let mut used = HashSet::new();
         let mut found = Vec::new();
@@ -60,17 +53,13 @@ pub(super) fn open(path: &Path, model: AdapterModel<'_>) -> Result<Adapter> {
                     found.push(StoredPair { module, rank, scale, a, b });
                 }
                 (None, None) => {}
-                (Some(one), None) | (None, Some(one)) => return Err(one.error("is half of a pair".to_owned())),
+                (Some(one), None) | (None, Some(one)) => return Err(one.error("is half of a pair")),
             }
         }
         let surplus = file.tensors.iter().filter(|tensor| !used.contains(tensor.name));
         if let Some(surplus) = surplus.min_by_key(|tensor| tensor.name) {
-            return Err(Error::Tensor {
-                path: path.to_owned(),
-                tensor: surplus.name.to_owned(),
-                what: format!("is not of a linear module of `{}`", file.architecture),
-                hint: super::OF_ANOTHER_MODEL.to_owned(),
-            });
+            let what = format!("is not of a linear module of `{}`", file.architecture);
+            return Err(Error::tensor(path, surplus.name, what).with_hint(super::OF_ANOTHER_MODEL));
         }
         Ok(Adapter { config, values: pairs::read(&found)? })
     })

@@ -16,7 +16,7 @@ use std::{
 };
 
 use safetensors::{Dtype, tensor::TensorView};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 pub use self::config::{AdapterConfig, Targets};
 use self::{
@@ -165,14 +165,7 @@ impl Adapter {
             return gguf_file::open_config(dir);
         }
         let path = dir.join(CONFIG_FILE);
-        let text =
-            regular_file::read(&path).map_err(|reason| Error::Io { action: "read", path: path.clone(), reason })?;
-        let json: Map<String, Value> = serde_json::from_slice(&text).map_err(|error| Error::File {
-            path: path.clone(),
-            what: format!("is not a JSON object: {error}"),
-            hint: String::new(),
-        })?;
-        AdapterConfig::read(&json, &path)
+        AdapterConfig::read(&regular_file::read_json_object(&path)?, &path)
     }
 
     /// Opens the adapter in the folder or GGUF file `dir` for a model.
@@ -201,21 +194,16 @@ impl Adapter {
                 }
                 [None, None] if config.targets(&module) => {
                     let what = format!("has no pair for `{}`, which `{CONFIG_FILE}` targets", module.name);
-                    let hint = "the adapter belongs to another model".to_owned();
-                    return Err(Error::File { path: path.clone(), what, hint });
+                    return Err(Error::file(path, what).with_hint("the adapter belongs to another model"));
                 }
                 [None, None] => {}
-                [Some(one), None] | [None, Some(one)] => return Err(one.error("is half of a pair".to_owned())),
+                [Some(one), None] | [None, Some(one)] => return Err(one.error("is half of a pair")),
             }
         }
         let surplus = table.iter().filter(|tensor| !used.contains(tensor.name));
         if let Some(surplus) = surplus.min_by_key(|tensor| tensor.name) {
-            return Err(Error::Tensor {
-                path: path.clone(),
-                tensor: surplus.name.to_owned(),
-                what: format!("is not of a linear module of `{}`", model.schema.class()),
-                hint: OF_ANOTHER_MODEL.to_owned(),
-            });
+            let what = format!("is not of a linear module of `{}`", model.schema.class());
+            return Err(surplus.error(what).with_hint(OF_ANOTHER_MODEL));
         }
         Ok(Self { config, values: pairs::read(&found)? })
     }

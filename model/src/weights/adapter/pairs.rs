@@ -56,7 +56,7 @@ pub(super) fn read(pairs: &[StoredPair<'_, '_>]) -> Result<LoraValues> {
 fn finite(tensor: &StoredTensor<'_>) -> Result<Vec<f32>> {
     let values = tensor.to_f32()?;
     if values.iter().any(|value| !value.is_finite()) {
-        return Err(tensor.error("has infinite or NaN values".to_owned()));
+        return Err(tensor.error("has infinite or NaN values"));
     }
     Ok(values)
 }

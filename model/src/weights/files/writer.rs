@@ -105,7 +105,7 @@ impl<'a> TensorWriter<'a> {
     /// plan, or the tensor is not in it.
     pub(super) fn write(&mut self, name: &str, pieces: impl Iterator<Item = Vec<u8>>) -> Result<()> {
         let Some(&TensorLocation { shard, start, n_bytes }) = self.places.get(name) else {
-            return Err(self.error(0, name, "is not in the file's plan".to_owned()));
+            return Err(self.error(0, name, "is not in the file's plan"));
         };
         if self.open.as_ref().is_none_or(|(number, _)| *number != shard) {
             self.close()?;
@@ -145,9 +145,9 @@ impl<'a> TensorWriter<'a> {
         self.open.take().map_or(Ok(()), |(_, file)| file.finish())
     }
 
-    fn error(&self, shard: usize, name: &str, what: String) -> Error {
+    fn error(&self, shard: usize, name: &str, what: impl Into<String>) -> Error {
         let path = self.shards.get(shard).map(|shard| self.folder.path().join(&shard.file)).unwrap_or_default();
-        Error::Tensor { path, tensor: name.to_owned(), what, hint: String::new() }
+        Error::tensor(path, name, what)
     }
 }
 
@@ -174,11 +174,7 @@ type Offsets = Vec<(String, (usize, usize))>;
 
 /// The header of a file and the positions of its tensors: as the library `safetensors` writes them.
 fn lay_out(mut tensors: Vec<TensorPlan>, file: &str) -> Result<(Vec<u8>, Offsets)> {
-    let error = |what: String| Error::File {
-        path: file.into(),
-        what: format!("cannot be created: {what}"),
-        hint: String::new(),
-    };
+    let error = |what: String| Error::file(file, format!("cannot be created: {what}"));
     // The widest types first, so that all are aligned.
     tensors.sort_by(|left, right| right.dtype.cmp(&left.dtype).then_with(|| left.name.cmp(&right.name)));
     let mut end = 0;

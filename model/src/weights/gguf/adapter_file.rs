@@ -52,8 +52,8 @@ pub(super) fn is_adapter(metadata: &Metadata<'_>) -> Result<bool> {
 pub(in super::super) fn read<T>(path: &Path, read: impl FnOnce(AdapterFile<'_>) -> Result<T>) -> Result<T> {
     with_files(path, |metadata, tensors| {
         if !is_adapter(metadata)? {
-            let hint = "use the file that `convert_lora_to_gguf.py` or `hearth export --adapter` wrote".to_owned();
-            return Err(Error::File { path: path.to_owned(), what: "is a model and not an adapter".to_owned(), hint });
+            return Err(Error::file(path, "is a model and not an adapter")
+                .with_hint("use the file that `convert_lora_to_gguf.py` or `hearth export --adapter` wrote"));
         }
         match metadata.text(ADAPTER_TYPE)? {
             Some(LORA) => {}

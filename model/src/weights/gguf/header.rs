@@ -10,6 +10,7 @@ use std::{
 
 use super::super::{
     element_type::ElementType,
+    files::TRUNCATED,
     tensor_table::{StoredTensor, ValueKind},
 };
 use crate::error::{Error, Result};
@@ -112,10 +113,6 @@ const KINDS: [Kind; 13] = [
     Kind::F64,
 ];
 
-fn tensor_error(path: &Path, name: &str, what: String) -> Error {
-    Error::Tensor { path: path.to_owned(), tensor: name.to_owned(), what, hint: String::new() }
-}
-
 impl<'a> Header<'a> {
     /// Parses the header of the file with these `bytes`. `path` is for messages.
     ///
@@ -155,32 +152,25 @@ fn place<'a>(entries: Vec<Entry<'a>>, data: &'a [u8], alignment: u64, path: &'a 
     let mut names = HashSet::with_capacity(entries.len());
     for entry in &entries {
         if !names.insert(entry.name) {
-            return Err(tensor_error(path, entry.name, "occurs twice".to_owned()));
+            return Err(Error::tensor(path, entry.name, "occurs twice"));
         }
         let end = entry.offset.checked_add(entry.n_bytes).filter(|&end| end <= data.len() as u64);
         if end.is_none() {
-            return Err(Error::Tensor {
-                path: path.to_owned(),
-                tensor: entry.name.to_owned(),
-                what: format!(
-                    "has {} bytes from byte {} on, but the file has {} bytes of values",
-                    entry.n_bytes,
-                    entry.offset,
-                    data.len()
-                ),
-                hint: "the file may be truncated or still downloading".to_owned(),
-            });
+            let Entry { n_bytes, offset, .. } = entry;
+            let left = data.len();
+            let what = format!("has {n_bytes} bytes from byte {offset} on, but the file has {left} bytes of values");
+            return Err(Error::tensor(path, entry.name, what).with_hint(TRUNCATED));
         }
         if !entry.offset.is_multiple_of(alignment) {
             let what = format!("starts at byte {}, which is not a multiple of {alignment}", entry.offset);
-            return Err(tensor_error(path, entry.name, what));
+            return Err(Error::tensor(path, entry.name, what));
         }
     }
     let mut in_order: Vec<&Entry<'_>> = entries.iter().collect();
     in_order.sort_unstable_by_key(|entry| entry.offset);
     if let Some([before, entry]) = in_order.array_windows().find(|[a, b]| a.offset + a.n_bytes > b.offset) {
         let what = format!("starts at byte {}, inside `{}`", entry.offset, before.name);
-        return Err(tensor_error(path, entry.name, what));
+        return Err(Error::tensor(path, entry.name, what));
     }
     let stored = |Entry { name, shape, element, offset, n_bytes }| {
         let bytes = &data[offset as usize..][..n_bytes as usize];
@@ -274,8 +264,8 @@ impl<'a> Metadata<'a> {
         self.error(format!("`{key}` must be {expected}, got {found}"))
     }
 
-    pub(super) fn error(&self, what: String) -> Error {
-        Error::File { path: self.path.to_owned(), what, hint: String::new() }
+    pub(super) fn error(&self, what: impl Into<String>) -> Error {
+        Error::file(self.path, what)
     }
 }
 
@@ -304,10 +294,10 @@ struct Reader<'a> {
 impl<'a> Reader<'a> {
     /// Magic, version and the two counts.
     fn counts(&mut self) -> Result<(u64, u64)> {
-        let hint = || "use a GGUF file, or a model dir: a folder with `config.json`".to_owned();
         if self.bytes.get(..4) != Some(MAGIC) {
-            let what = "is not a GGUF file: it does not start with `GGUF`".to_owned();
-            return Err(Error::File { path: self.path.to_owned(), what, hint: hint() });
+            return Err(self
+                .error("is not a GGUF file: it does not start with `GGUF`")
+                .with_hint("use a GGUF file, or a model dir: a folder with `config.json`"));
         }
         self.at = 4;
         let version = self.u32()?;
@@ -318,8 +308,8 @@ impl<'a> Reader<'a> {
             } else {
                 format!("has GGUF version {version}; supported are 2 and 3")
             };
-            let hint = "convert the model again with a current version of llama.cpp".to_owned();
-            return Err(Error::File { path: self.path.to_owned(), what, hint });
+            let hint = "convert the model again with a current version of llama.cpp";
+            return Err(self.error(what).with_hint(hint));
         }
         let (n_tensors, n_pairs) = (self.u64()?, self.u64()?);
         let left = (self.bytes.len() - self.at) as u64;
@@ -346,7 +336,7 @@ impl<'a> Reader<'a> {
 
     fn tensor(&mut self) -> Result<Entry<'a>> {
         let (path, name) = (self.path, self.text()?);
-        let refuse = |what: String| tensor_error(path, name, what);
+        let refuse = |what: String| Error::tensor(path, name, what);
         if name.is_empty() || name.len() > MAX_NAME_BYTES {
             return Err(self.error(format!("a tensor's name has {} bytes; 1 to 64 are allowed", name.len())));
         }
@@ -425,7 +415,7 @@ impl<'a> Reader<'a> {
         let len = self.u64()?;
         let len = usize::try_from(len).ok().filter(|&len| len <= self.bytes.len() - self.at);
         let Some(len) = len else {
-            return Err(self.cut_short("has a string that extends beyond the end of the file".to_owned()));
+            return Err(self.cut_short("has a string that extends beyond the end of the file"));
         };
         let bytes = self.take(len)?;
         std::str::from_utf8(bytes).map_err(|_| {
@@ -448,23 +438,22 @@ impl<'a> Reader<'a> {
                 self.at += N;
                 Ok(from_bytes(bytes))
             }
-            None => Err(self.cut_short("ends inside its header".to_owned())),
+            None => Err(self.cut_short("ends inside its header")),
         }
     }
 
     fn take(&mut self, n: usize) -> Result<&'a [u8]> {
         let taken = self.bytes[self.at..].get(..n);
         self.at += n;
-        taken.ok_or_else(|| self.cut_short("ends inside its header".to_owned()))
+        taken.ok_or_else(|| self.cut_short("ends inside its header"))
     }
 
-    fn error(&self, what: String) -> Error {
-        Error::File { path: self.path.to_owned(), what, hint: String::new() }
+    fn error(&self, what: impl Into<String>) -> Error {
+        Error::file(self.path, what)
     }
 
-    fn cut_short(&self, what: String) -> Error {
-        let hint = "the file may be truncated or still downloading".to_owned();
-        Error::File { path: self.path.to_owned(), what, hint }
+    fn cut_short(&self, what: impl Into<String>) -> Error {
+        self.error(what).with_hint(TRUNCATED)
     }
 }
 

@@ -39,7 +39,7 @@ use super::{
 use crate::{
     chat::{self, ChatTemplate},
     config::{GptConfig, MAX_LAYERS},
-    error::{Error, Result},
+    error::Result,
     gpt::Gpt,
     lora::LoraValues,
     mmap::Mmap,
@@ -154,12 +154,9 @@ fn build(
 fn with_model<T>(path: &Path, read: impl FnOnce(&Metadata<'_>, TensorTable<'_>) -> Result<T>) -> Result<T> {
     with_files(path, |metadata, tensors| {
         if adapter_file::is_adapter(metadata)? {
-            return Err(Error::File {
-                path: metadata.path.to_owned(),
-                what: "is an adapter and not a model".to_owned(),
-                hint: "serve it with the model that it updates: `hearth serve --model MODEL --lora NAME=FILE`"
-                    .to_owned(),
-            });
+            return Err(metadata
+                .error("is an adapter and not a model")
+                .with_hint("serve it with the model that it updates: `hearth serve --model MODEL --lora NAME=FILE`"));
         }
         read(metadata, tensors)
     })
@@ -204,13 +201,12 @@ fn other_files(metadata: &Metadata<'_>) -> Result<Vec<PathBuf>> {
         None | Some(0 | 1) => return Ok(Vec::new()),
         Some(n_files) => n_files,
     };
-    let refuse =
-        |what: String, hint: &str| Err(Error::File { path: metadata.path.to_owned(), what, hint: hint.to_owned() });
     if n_files > MAX_FILES {
-        return refuse(format!("`{SPLIT_COUNT}` is {n_files}; at most {MAX_FILES} are allowed"), "");
+        return Err(metadata.error(format!("`{SPLIT_COUNT}` is {n_files}; at most {MAX_FILES} are allowed")));
     }
     if metadata.unsigned(SPLIT_NUMBER)? != Some(0) {
-        return refuse(format!("is not the first of its model's {n_files} files"), "use the first one");
+        let what = format!("is not the first of its model's {n_files} files");
+        return Err(metadata.error(what).with_hint("use the first one"));
     }
     let ending = |number: u64| format!("-{number:05}-of-{n_files:05}.gguf");
     let name = metadata.path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
@@ -218,10 +214,9 @@ fn other_files(metadata: &Metadata<'_>) -> Result<Vec<PathBuf>> {
         Some(stem) => {
             Ok((2..=n_files).map(|number| metadata.path.with_file_name(format!("{stem}{}", ending(number)))).collect())
         }
-        None => refuse(
-            format!("is the first of {n_files} files, but its name does not end in `{}`", ending(1)),
-            "split files are found by name: restore their original names",
-        ),
+        None => Err(metadata
+            .error(format!("is the first of {n_files} files, but its name does not end in `{}`", ending(1)))
+            .with_hint("split files are found by name: restore their original names")),
     }
 }
 
@@ -242,10 +237,8 @@ fn read_config(metadata: &Metadata<'_>, tensors: &mut TensorTable<'_>) -> Result
 
 fn architecture(metadata: &Metadata<'_>) -> Result<&'static Gguf> {
     let name = metadata.text(ARCHITECTURE)?.ok_or_else(|| metadata.missing(ARCHITECTURE))?;
-    architectures::named(name).map_err(|known| Error::File {
-        path: metadata.path.to_owned(),
-        what: format!("architecture `{name}` is not supported"),
-        hint: format!("supported are {known}"),
+    architectures::named(name).map_err(|known| {
+        metadata.error(format!("architecture `{name}` is not supported")).with_hint(format!("supported are {known}"))
     })
 }
 

@@ -25,7 +25,7 @@ pub(super) fn apply(config: &mut GptConfig, tensors: &mut TensorTable<'_>) -> Re
         return Ok(());
     }
     if rope.scaling != RopeScaling::None {
-        return Err(tensor.error("cannot be combined with another scaling of the positions".to_owned()));
+        return Err(tensor.error("cannot be combined with another scaling of the positions"));
     }
     let plain = rope_frequencies(rope, 1);
     let same = |scaling: &RopeScaling| {
@@ -36,8 +36,7 @@ pub(super) fn apply(config: &mut GptConfig, tensors: &mut TensorTable<'_>) -> Re
     match fit(&plain, &factors).into_iter().find(same) {
         Some(scaling) => rope.scaling = scaling,
         None => {
-            let what = "has factors other than those of Llama 3.1's scaling, which are not supported";
-            return Err(tensor.error(what.to_owned()));
+            return Err(tensor.error("has factors other than those of Llama 3.1's scaling, which are not supported"));
         }
     }
     Ok(())

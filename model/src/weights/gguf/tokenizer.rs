@@ -150,10 +150,9 @@ impl<'a> Tokens<'a> {
             );
         }
         let name = name.unwrap_or("default");
-        let pre = pre_tokenizers::find(name).map_err(|names| Error::File {
-            path: self.metadata.path.to_owned(),
-            what: format!("`{PRE}` is `{name}`, which is not supported"),
-            hint: format!("supported are {names}"),
+        let pre = pre_tokenizers::find(name).map_err(|names| {
+            let what = format!("`{PRE}` is `{name}`, which is not supported");
+            self.metadata.error(what).with_hint(format!("supported are {names}"))
         })?;
         let merges = self.metadata.texts(MERGES)?.ok_or_else(|| self.metadata.missing(MERGES))?;
         // A token may start with a space, but none contains one.

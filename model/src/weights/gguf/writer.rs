@@ -162,9 +162,8 @@ pub(in super::super) trait FileTensor {
 /// [`Error::Io`] if it cannot be written.
 pub(in super::super) fn write(path: &Path, pairs: &[(String, Entry)], tensors: &[impl FileTensor]) -> Result<()> {
     let partial = partial_of(path);
-    let written = write_file(&partial, pairs, tensors).and_then(|()| {
-        fs::rename(&partial, path).map_err(|reason| Error::Io { action: "write", path: path.to_owned(), reason })
-    });
+    let written = write_file(&partial, pairs, tensors)
+        .and_then(|()| fs::rename(&partial, path).map_err(Error::io("write", path)));
     if written.is_err() {
         // Nothing is left of a file that could not be written.
         drop(fs::remove_file(&partial));
@@ -180,7 +179,7 @@ pub fn partial_of(path: &Path) -> PathBuf {
 }
 
 fn write_file(path: &Path, pairs: &[(String, Entry)], tensors: &[impl FileTensor]) -> Result<()> {
-    let failed = |reason| Error::Io { action: "write", path: path.to_owned(), reason };
+    let failed = Error::io("write", path);
     let mut file = BufWriter::new(File::create(path).map_err(failed)?);
     let mut header = b"GGUF".to_vec();
     header.extend(3u32.to_le_bytes());

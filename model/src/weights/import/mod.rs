@@ -98,16 +98,12 @@ pub fn load(path: &Path, device: &Device) -> Result<Imported> {
     } else if settings.exists() {
         litgpt::load(&checkpoint, &settings)
     } else {
-        Err(Error::File {
-            path: path.clone(),
-            what: "is of no known program".to_owned(),
-            hint: format!(
-                "nanoGPT's checkpoints have `{}` in them, LitGPT's a `{}` beside them, nanochat's, `model_NNNNNN.pt`, a \
-                 `meta_NNNNNN.json`",
-                nanogpt::MODEL_ARGS,
-                litgpt::CONFIG_FILE
-            ),
-        })
+        Err(Error::file(&path, "is of no known program").with_hint(format!(
+            "nanoGPT's checkpoints have `{}` in them, LitGPT's a `{}` beside them, nanochat's, `model_NNNNNN.pt`, a \
+             `meta_NNNNNN.json`",
+            nanogpt::MODEL_ARGS,
+            litgpt::CONFIG_FILE
+        )))
     }?;
     Ok(Imported { path: path.clone(), ..imported })
 }
@@ -118,13 +114,13 @@ fn find(path: &Path) -> Result<PathBuf> {
         return Ok(path.to_owned());
     }
     let known = [nanogpt::FILE, litgpt::FILE].map(|name| path.join(name));
-    let entries = fs::read_dir(path).map_err(|reason| Error::Io { action: "read", path: path.to_owned(), reason })?;
+    let entries = fs::read_dir(path).map_err(Error::io("read", path))?;
     let steps = entries.flatten().filter_map(|entry| Some((nanochat::step_of(&entry.path())?, entry.path())));
     let found = known.into_iter().find(|file| file.exists()).or_else(|| steps.max().map(|(_, file)| file));
-    found.ok_or_else(|| Error::File {
-        path: path.to_owned(),
-        what: format!("has no checkpoint: neither `{}` nor `{}` nor `model_NNNNNN.pt`", nanogpt::FILE, litgpt::FILE),
-        hint: "give the file of the checkpoint".to_owned(),
+    found.ok_or_else(|| {
+        let (nanogpt, litgpt) = (nanogpt::FILE, litgpt::FILE);
+        Error::file(path, format!("has no checkpoint: neither `{nanogpt}` nor `{litgpt}` nor `model_NNNNNN.pt`"))
+            .with_hint("give the file of the checkpoint")
     })
 }
 
@@ -194,11 +190,8 @@ fn zero_biases(names: &TensorNames, config: &GptConfig) -> Vec<ReadTensor<'stati
 fn only_known(fields: &Fields<'_>, path: &Path, known: &[&str]) -> Result<()> {
     match fields.keys().find(|key| !known.contains(key)) {
         None => Ok(()),
-        Some(key) => Err(Error::File {
-            path: path.to_owned(),
-            what: format!("has the setting `{key}`, which is not known"),
-            hint: format!("it may change what the model computes; known are `{}`", known.join("`, `")),
-        }),
+        Some(key) => Err(Error::file(path, format!("has the setting `{key}`, which is not known"))
+            .with_hint(format!("it may change what the model computes; known are `{}`", known.join("`, `")))),
     }
 }
 

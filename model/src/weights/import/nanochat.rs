@@ -6,8 +6,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde_json::{Map, Value};
-
 use super::{Checkpoint, Imported, Program, names, only_known, required};
 use crate::{
     config::{Activation, GptConfig, Positions, Rope, Sizes},
@@ -38,25 +36,17 @@ pub(super) fn meta_path(path: &Path) -> Option<PathBuf> {
 }
 
 pub(super) fn load(checkpoint: &Checkpoint<'_, '_>, meta: &Path) -> Result<Imported> {
-    let refuse = |what: String| Error::File { path: meta.to_owned(), what, hint: String::new() };
-    let text =
-        regular_file::read(meta).map_err(|reason| Error::Io { action: "read", path: meta.to_owned(), reason })?;
-    let json: Map<String, Value> =
-        serde_json::from_slice(&text).map_err(|error| refuse(format!("is not a JSON object: {error}")))?;
-    let Some(fields) = Fields::new(&json, meta).object("model_config")? else {
-        return Err(refuse("field `model_config` is missing".to_owned()));
-    };
+    let json = regular_file::read_json_object(meta)?;
+    let root = Fields::new(&json, meta);
+    let fields = root.object("model_config")?.ok_or_else(|| root.missing(&["model_config"]))?;
     let fields = fields.with_prefix("model_config.");
 
     let mut tensors = checkpoint.tensors()?;
     let is_later = |name: &str| LATER.iter().any(|part| name.contains(part));
     if let Some(later) = tensors.iter().find(|tensor| is_later(&tensor.name)) {
-        return Err(Error::Tensor {
-            path: checkpoint.path.to_owned(),
-            tensor: later.name.clone(),
-            what: "is of a later form of nanochat than the one that `transformers` has a class for".to_owned(),
-            hint: format!("models with `{}` are not supported", LATER.join("`, `")),
-        });
+        let what = "is of a later form of nanochat than the one that `transformers` has a class for";
+        return Err(Error::tensor(checkpoint.path, &later.name, what)
+            .with_hint(format!("models with `{}` are not supported", LATER.join("`, `"))));
     }
     only_known(&fields, meta, KNOWN)?;
     let windows = fields.text_or("window_pattern", "L")?;

@@ -35,10 +35,7 @@ pub struct Encoding {
 /// # Errors
 /// [`Error::Io`] when it cannot be read; [`Error::File`] with what is not as expected.
 pub fn read_tokenizer(path: &Path) -> Result<PickledTokenizer> {
-    let refuse = |what: String| Error::File { path: path.to_owned(), what, hint: String::new() };
-    let bytes =
-        regular_file::read(path).map_err(|reason| Error::Io { action: "read", path: path.to_owned(), reason })?;
-    parse_tokenizer(&bytes).map_err(refuse)
+    parse_tokenizer(&regular_file::read(path)?).map_err(|what| Error::file(path, what))
 }
 
 /// [`read_tokenizer`] of a file's contents.

@@ -41,24 +41,24 @@ impl<'a> TorchFile<'a> {
     /// # Errors
     /// [`Error::File`] with what is broken or not supported, and where.
     pub(super) fn read(bytes: &'a [u8], path: &'a Path) -> Result<Self> {
-        let refuse = |what: String, hint: &str| Error::File { path: path.to_owned(), what, hint: hint.to_owned() };
         if bytes.first() == Some(&0x80) {
-            let hint = "it may be from before PyTorch 1.6: open it with `torch.load` and save it again";
-            return Err(refuse("is a bare pickle, not an archive of `torch.save`".to_owned(), hint));
+            return Err(Error::file(path, "is a bare pickle, not an archive of `torch.save`")
+                .with_hint("it may be from before PyTorch 1.6: open it with `torch.load` and save it again"));
         }
         let mut records = records(bytes, path)?;
         let is_root = |name: &&String| name.strip_suffix("/data.pkl").is_some_and(|root| !root.contains('/'));
         let Some(pickle_name) = records.keys().find(is_root).cloned() else {
-            return Err(refuse("is an archive without `data.pkl`".to_owned(), "give a file of `torch.save`"));
+            return Err(Error::file(path, "is an archive without `data.pkl`").with_hint("give a file of `torch.save`"));
         };
         let root = pickle_name.trim_end_matches("data.pkl").to_owned();
         let pickle = records.remove(&pickle_name).unwrap_or_default();
         if let Some(order) = records.get(&format!("{root}byteorder")).filter(|order| **order != b"little") {
             let what = format!("has numbers in byte order `{}`, supported is `little`", String::from_utf8_lossy(order));
-            return Err(refuse(what, ""));
+            return Err(Error::file(path, what));
         }
         let pickle = Pickle::read(pickle).map_err(|Problem { at, what }| {
-            refuse(format!("at byte {at} of `{pickle_name}`: {what}"), "only tensors and plain values are read")
+            Error::file(path, format!("at byte {at} of `{pickle_name}`: {what}"))
+                .with_hint("only tensors and plain values are read")
         })?;
         let within = format!("{root}data/");
         let storages =
@@ -94,18 +94,12 @@ impl<'a> TorchFile<'a> {
     }
 
     fn tensor(&self, name: &str, tensor: &PickledTensor<'a>, allowed: &mut usize) -> Result<ReadTensor<'a>> {
-        let error = |what: String, hint: &str| Error::Tensor {
-            path: self.path.to_owned(),
-            tensor: name.to_owned(),
-            what,
-            hint: hint.to_owned(),
-        };
+        let error = |what: String| Error::tensor(self.path, name, what);
         let PickledTensor { storage, offset, shape, strides } = tensor;
         let width = storage.kind.n_bytes();
-        let data = *self
-            .storages
-            .get(&storage.key.to_string())
-            .ok_or_else(|| error(format!("is in `data/{}`, which the file does not have", storage.key), CUT_SHORT))?;
+        let data = *self.storages.get(&storage.key.to_string()).ok_or_else(|| {
+            error(format!("is in `data/{}`, which the file does not have", storage.key)).with_hint(CUT_SHORT)
+        })?;
         if storage.len.checked_mul(width) != Some(data.len()) {
             let what = format!(
                 "is in `data/{}`, which should have {} numbers of {width} bytes and has {} bytes",
@@ -113,7 +107,7 @@ impl<'a> TorchFile<'a> {
                 storage.len,
                 data.len()
             );
-            return Err(error(what, CUT_SHORT));
+            return Err(error(what).with_hint(CUT_SHORT));
         }
         let len = shape.iter().try_fold(1usize, |len, &size| len.checked_mul(size));
         // The last number, from the offset on.
@@ -130,15 +124,15 @@ impl<'a> TorchFile<'a> {
                     "has shape {shape:?} with strides {strides:?} from number {offset} on, its storage has {} numbers",
                     storage.len
                 );
-                return Err(error(what, ""));
+                return Err(error(what));
             }
         };
         let bytes = if is_in_order(shape, strides) || len == 0 {
             Cow::Borrowed(&data[offset * width * usize::from(len > 0)..][..len * width])
         } else {
-            *allowed = allowed.checked_sub(len * width).ok_or_else(|| {
-                error("and other views of the same numbers are more than the whole file".to_owned(), "")
-            })?;
+            *allowed = allowed
+                .checked_sub(len * width)
+                .ok_or_else(|| error("and other views of the same numbers are more than the whole file".to_owned()))?;
             Cow::Owned(gather(data, tensor, width, len))
         };
         Ok(ReadTensor { name: name.to_owned(), shape: shape.clone(), kind: value_kind(storage.kind), bytes })
@@ -146,33 +140,35 @@ impl<'a> TorchFile<'a> {
 
     /// Something is wrong with what the file holds.
     pub(super) fn error(&self, what: String) -> Error {
-        Error::File { path: self.path.to_owned(), what, hint: String::new() }
+        Error::file(self.path, what)
     }
 }
 
 /// The files of an archive by name.
 fn records<'a>(bytes: &'a [u8], path: &Path) -> Result<HashMap<String, &'a [u8]>> {
-    let refuse = |what: String, hint: &str| Error::File { path: path.to_owned(), what, hint: hint.to_owned() };
-    let broken = |reason: rawzip::Error| refuse(format!("is not an archive of `torch.save`: {reason}"), CUT_SHORT);
+    let refuse = |what: String| Error::file(path, what);
+    let broken =
+        |reason: rawzip::Error| refuse(format!("is not an archive of `torch.save`: {reason}")).with_hint(CUT_SHORT);
     let archive = rawzip::ZipArchive::from_slice(bytes).map_err(broken)?;
     let mut records = HashMap::new();
     let mut entries = archive.entries();
     while let Some(entry) = entries.next_entry().map_err(broken)? {
         let name = String::from_utf8_lossy(entry.file_path().as_bytes()).into_owned();
         if records.len() == MAX_RECORDS {
-            return Err(refuse(format!("has more than {MAX_RECORDS} files in it"), ""));
+            return Err(refuse(format!("has more than {MAX_RECORDS} files in it")));
         }
         if entry.compression_method() != rawzip::CompressionMethod::STORE {
             let hint = "`torch.save` compresses nothing: open it with `torch.load` and save it again";
-            return Err(refuse(format!("has `{name}` in it, which is compressed"), hint));
+            return Err(refuse(format!("has `{name}` in it, which is compressed")).with_hint(hint));
         }
         let (start, end) = archive.get_entry(entry.wayfinder()).map_err(broken)?.compressed_data_range();
         let range = usize::try_from(start).ok().zip(usize::try_from(end).ok());
         let Some(data) = range.and_then(|(start, end)| bytes.get(start..end)) else {
-            return Err(refuse(format!("has `{name}` in it, which ends behind the end of the file"), CUT_SHORT));
+            let what = format!("has `{name}` in it, which ends behind the end of the file");
+            return Err(refuse(what).with_hint(CUT_SHORT));
         };
         if records.insert(name.clone(), data).is_some() {
-            return Err(refuse(format!("has `{name}` in it twice"), ""));
+            return Err(refuse(format!("has `{name}` in it twice")));
         }
     }
     Ok(records)

@@ -20,14 +20,12 @@ const MAX_DEPTH: usize = 16;
 /// # Errors
 /// [`Error::Io`] when it cannot be read; [`Error::File`] with what is not supported, and its line.
 pub(super) fn read(path: &Path) -> Result<Map<String, Value>> {
-    let bytes =
-        regular_file::read(path).map_err(|reason| Error::Io { action: "read", path: path.to_owned(), reason })?;
-    let refuse = |what: String| Error::File { path: path.to_owned(), what, hint: String::new() };
+    let bytes = regular_file::read(path)?;
     if bytes.len() > MAX_BYTES {
-        return Err(refuse(format!("has {} bytes, allowed are {MAX_BYTES}", bytes.len())));
+        return Err(Error::file(path, format!("has {} bytes, allowed are {MAX_BYTES}", bytes.len())));
     }
-    let text = String::from_utf8(bytes).map_err(|_| refuse("is not UTF-8".to_owned()))?;
-    parse(&text).map_err(refuse)
+    let text = String::from_utf8(bytes).map_err(|_| Error::file(path, "is not UTF-8"))?;
+    parse(&text).map_err(|what| Error::file(path, what))
 }
 
 /// A list or a map that is being read.

@@ -7,8 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::io_error;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// A file that is being written.
 #[derive(Debug)]
@@ -20,7 +19,7 @@ pub(in super::super) struct NewFile {
 impl NewFile {
     pub(super) fn create(path: PathBuf) -> Result<Self> {
         let created = step("create", &path).and_then(|()| File::create(&path));
-        created.map_err(|reason| io_error("create", &path, reason)).map(|file| Self { file, path: path.clone() })
+        created.map_err(Error::io("create", &path)).map(|file| Self { file, path: path.clone() })
     }
 
     /// Writes `bytes` at byte `offset` of the file.
@@ -29,13 +28,13 @@ impl NewFile {
             self.file.seek(SeekFrom::Start(offset))?;
             self.file.write_all(bytes)
         });
-        written.map_err(|reason| io_error("write", &self.path, reason))
+        written.map_err(Error::io("write", &self.path))
     }
 
     /// Flushes the file to the disk.
     pub(in super::super) fn finish(self) -> Result<()> {
         let flushed = step("flush", &self.path).and_then(|()| self.file.sync_all());
-        flushed.map_err(|reason| io_error("write", &self.path, reason))
+        flushed.map_err(Error::io("write", &self.path))
     }
 }
 
@@ -110,7 +109,7 @@ pub(super) fn remove_dir_all(path: &Path) -> io::Result<()> {
 /// Flushes the entries of `dir`. Only Unix can open folders as files; other systems flush entries themselves.
 pub(super) fn sync_dir(dir: &Path) -> Result<()> {
     let flush = || if cfg!(unix) { File::open(dir)?.sync_all() } else { Ok(()) };
-    step("flush", dir).and_then(|()| flush()).map_err(|reason| io_error("write", dir, reason))
+    step("flush", dir).and_then(|()| flush()).map_err(Error::io("write", dir))
 }
 
 /// Whether the folder `dir` is a mount point.

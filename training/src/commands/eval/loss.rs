@@ -67,7 +67,7 @@ struct Report {
     bits_per_byte: f64,
     n_documents: usize,
     /// Tokens of all documents.
-    n_tokens: usize,
+    n_tokens: u64,
     n_scored: usize,
     n_bytes: u64,
     n_windows: usize,
@@ -110,7 +110,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
         perplexity: score.perplexity(),
         bits_per_byte: score.bits_per_byte(n_bytes as f64),
         n_documents: documents.len(),
-        n_tokens: documents.iter().map(|document| document.ids.len()).sum(),
+        n_tokens: documents.iter().map(|document| document.len()).sum(),
         n_scored: score.n_targets,
         n_bytes,
         n_windows,

@@ -194,7 +194,14 @@ fn decompress(codec: Codec, stored: &[u8], n_plain: usize) -> Result<Vec<u8>, Pr
         Codec::None => plain.extend_from_slice(stored),
         // Empty pages are not decompressed: some writers omit even snappy's length.
         _ if stored.is_empty() => {}
-        Codec::Snappy => plain = snap::raw::Decoder::new().decompress_vec(stored).map_err(|error| broken(&error))?,
+        Codec::Snappy => {
+            // This takes as much memory at once as the page claims.
+            let n_claimed = snap::raw::decompress_len(stored).map_err(|error| broken(&error))?;
+            if n_claimed != n_plain {
+                return Err(format!("a page has {n_claimed} bytes, expected {n_plain}"));
+            }
+            plain = snap::raw::Decoder::new().decompress_vec(stored).map_err(|error| broken(&error))?;
+        }
         Codec::Gzip => {
             MultiGzDecoder::new(stored).take(limit).read_to_end(&mut plain).map_err(|error| broken(&error))?;
         }

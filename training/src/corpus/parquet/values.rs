@@ -5,6 +5,10 @@ use super::{
     bits::{read_deltas, read_hybrid},
 };
 
+/// Bytes of text that a page may have: more than any writer's, and no machine's memory. A few bytes can repeat the whole
+/// text before them (DELTA_BYTE_ARRAY).
+const MAX_PAGE_TEXT: usize = 1 << 30;
+
 /// Concatenated texts.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Texts {
@@ -67,6 +71,9 @@ impl Texts {
             let before = index.checked_sub(1).and_then(|before| texts.get(before)).unwrap_or_default();
             let prefix = split(before, length)?.0.to_vec();
             texts.push([&prefix, suffixes.get(index).unwrap_or_default()]);
+            if texts.bytes.len() > MAX_PAGE_TEXT {
+                return Err(format!("the texts of a page have over {MAX_PAGE_TEXT} bytes"));
+            }
         }
         Ok(texts)
     }

@@ -1,17 +1,8 @@
 //! The paper's figures as SVG: the probability of each token that beam search writes, beside that of human text; and the
 //! distribution of tokens by rank.
 
-use std::fmt::Write;
-
 use super::{Method, MethodTexts, statistics::NgramTable};
-
-const WIDTH: f64 = 860.0;
-const HEIGHT: f64 = 460.0;
-const LEFT: f64 = 60.0;
-const TOP: f64 = 50.0;
-/// Of the plot: the rest is for the legend.
-const RIGHT: f64 = 640.0;
-const BOTTOM: f64 = 410.0;
+use crate::svg_plot::Plot;
 
 /// Colors that are told apart on white; the first is for human text.
 const COLORS: [&str; 13] = [
@@ -27,20 +18,18 @@ pub fn probabilities_svg(written: &[MethodTexts], passage: usize) -> Option<Stri
         Some(logprobs.iter().map(|logprob| f64::from(logprob.exp())).collect::<Vec<f64>>())
     };
     let (beam, human) = (of(Method::BEAM)?, of(Method::HUMAN)?);
-    let longest = beam.len().max(human.len()).max(2);
-    let x = |at: f64| LEFT + at / (longest - 1) as f64 * (RIGHT - LEFT);
-    let y = |probability: f64| BOTTOM - probability * (BOTTOM - TOP);
-    let mut svg = start("Probability of each token under the model", "token", "probability");
+    let last = (beam.len().max(human.len()).max(2) - 1) as f64;
+    let mut plot = start("Probability of each token under the model", "token", "probability");
     for tick in 0..=5 {
         let share = f64::from(tick) / 5.0;
-        line_at(&mut svg, y(share), &format!("{share:.1}"));
-        mark_at(&mut svg, x(share * (longest - 1) as f64), &format!("{:.0}", share * (longest - 1) as f64));
+        plot.grid_line(share, format_args!("{share:.1}"));
+        plot.mark(share, format_args!("{:.0}", share * last));
     }
     for (number, (name, values)) in [(Method::HUMAN, &human), (Method::BEAM, &beam)].into_iter().enumerate() {
-        let points = (0..).zip(values).map(|(at, &probability)| (x(f64::from(at)), y(probability)));
-        curve(&mut svg, points, COLORS[number], name, number);
+        let points = (0..).zip(values).map(|(at, &probability)| (f64::from(at) / last, probability));
+        named_curve(&mut plot, points, COLORS[number], name, number);
     }
-    Some(svg + "</svg>\n")
+    Some(plot.finish())
 }
 
 /// Figure 7 of the paper: how often the token of each rank occurs, of every method, on logarithmic axes.
@@ -57,72 +46,44 @@ pub fn distributions_svg(written: &[MethodTexts]) -> String {
     let longest = frequencies.iter().map(Vec::len).max().unwrap_or(0).max(10) as f64;
     let lowest = frequencies.iter().flatten().copied().fold(0.1, f64::min);
     let decades = (longest.log10().ceil(), (-lowest.log10()).ceil());
-    let x = |rank: f64| LEFT + rank.log10() / decades.0 * (RIGHT - LEFT);
-    let y = |share: f64| TOP - share.log10() / decades.1 * (BOTTOM - TOP);
-    let mut svg = start("How often the token of each rank occurs", "rank", "share of all tokens");
+    let x = |rank: f64| rank.log10() / decades.0;
+    let y = |share: f64| 1.0 + share.log10() / decades.1;
+    let mut plot = start("How often the token of each rank occurs", "rank", "share of all tokens");
     for decade in 0..=decades.1 as i32 {
         let share = 10_f64.powi(-decade);
-        line_at(&mut svg, y(share), &format!("{share}"));
+        plot.grid_line(y(share), share);
     }
     for decade in 0..=decades.0 as i32 {
         let rank = 10_f64.powi(decade);
-        mark_at(&mut svg, x(rank), &format!("{rank:.0}"));
+        plot.mark(x(rank), format_args!("{rank:.0}"));
     }
     for (number, (written, frequencies)) in written.iter().zip(&frequencies).enumerate() {
-        let points = (1..).zip(frequencies).map(|(rank, &share)| (x(f64::from(rank)), y(share)));
+        let mut points: Vec<_> = (1..).zip(frequencies).map(|(rank, &share)| (x(f64::from(rank)), y(share))).collect();
         // Points that fall together are one.
-        let mut thinned: Vec<(f64, f64)> = Vec::new();
-        for point in points {
-            if thinned.last().is_none_or(|last| (last.0 - point.0).abs() + (last.1 - point.1).abs() > 0.8) {
-                thinned.push(point);
-            }
-        }
-        curve(&mut svg, thinned.into_iter(), COLORS[number % COLORS.len()], &written.method.name, number);
+        points.dedup_by(|point, last| {
+            let (point, last) = (plot.pixel(*point), plot.pixel(*last));
+            (last.0 - point.0).abs() + (last.1 - point.1).abs() <= 0.8
+        });
+        named_curve(&mut plot, points, COLORS[number % COLORS.len()], &written.method.name, number);
     }
-    svg + "</svg>\n"
+    plot.finish()
 }
 
-/// Canvas, title and axes.
-fn start(title: &str, x_label: &str, y_label: &str) -> String {
-    let (middle_x, middle_y) = ((LEFT + RIGHT) / 2.0, (TOP + BOTTOM) / 2.0);
-    format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" \
-         font-size=\"12\">\n<rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n<text x=\"{middle_x}\" y=\"28\" \
-         text-anchor=\"middle\" font-size=\"15\">{title}</text>\n<text x=\"{middle_x}\" y=\"{}\" \
-         text-anchor=\"middle\">{x_label}</text>\n<text x=\"16\" y=\"{middle_y}\" text-anchor=\"middle\" \
-         transform=\"rotate(-90 16 {middle_y})\">{y_label}</text>\n",
-        BOTTOM + 40.0
-    )
-}
-
-/// A horizontal line with its value.
-fn line_at(svg: &mut String, y: f64, label: &str) {
-    let _ = writeln!(
-        svg,
-        "<path d=\"M{LEFT} {y:.1}H{RIGHT}\" stroke=\"#ddd\"/><text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>",
-        LEFT - 6.0,
-        y + 4.0
-    );
-}
-
-/// A value below the plot.
-fn mark_at(svg: &mut String, x: f64, label: &str) {
-    let _ = writeln!(svg, "<text x=\"{x:.1}\" y=\"{}\" text-anchor=\"middle\">{label}</text>", BOTTOM + 18.0);
+/// Canvas, title and axes. Right of the plot is room for the legend.
+fn start(title: &str, x_label: &str, y_label: &str) -> Plot {
+    let mut plot = Plot::new([860.0, 460.0], [60.0, 640.0], [50.0, 410.0]);
+    plot.text((350.0, 28.0), "text-anchor=\"middle\" font-size=\"15\"", title);
+    plot.text((350.0, 450.0), "text-anchor=\"middle\"", x_label);
+    plot.text((16.0, 230.0), "text-anchor=\"middle\" transform=\"rotate(-90 16 230)\"", y_label);
+    plot
 }
 
 /// A curve, and its name in the legend.
-fn curve(svg: &mut String, points: impl Iterator<Item = (f64, f64)>, color: &str, name: &str, number: usize) {
-    let points: Vec<String> = points.map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
-    let at = TOP + 10.0 + 22.0 * number as f64;
-    let _ = writeln!(
-        svg,
-        "<polyline fill=\"none\" stroke=\"{color}\" stroke-width=\"1.5\" points=\"{}\"/><path d=\"M{} {at}h20\" \
-         stroke=\"{color}\" stroke-width=\"3\"/><text x=\"{}\" y=\"{}\">{name}</text>",
-        points.join(" "),
-        RIGHT + 20.0,
-        RIGHT + 48.0,
-        at + 4.0
-    );
+fn named_curve(plot: &mut Plot, points: impl IntoIterator<Item = (f64, f64)>, color: &str, name: &str, number: usize) {
+    plot.curve(points, color);
+    let y = 60.0 + 22.0 * number as f64;
+    plot.line((660.0, y), 20.0, color, 3.0);
+    plot.text((688.0, y + 4.0), "", name);
 }
 
 #[cfg(test)]
@@ -140,14 +101,7 @@ mod tests {
         let all = [written(Method::HUMAN, vec![0.5_f32.ln(), 1_f32.ln()]), written(Method::BEAM, vec![0.0, 0.0, 0.0])];
         let svg = probabilities_svg(&all, 0).unwrap_or_default();
         // A probability of one half is half way up, one is at the top; the human text ends half way.
-        assert!(
-            svg.contains(&format!(
-                "points=\"{LEFT:.1},{:.1} {:.1},{TOP:.1}\"",
-                (TOP + BOTTOM) / 2.0,
-                (LEFT + RIGHT) / 2.0
-            )),
-            "{svg}"
-        );
+        assert!(svg.contains("points=\"60.0,230.0 350.0,50.0\""), "{svg}");
         assert_eq!(probabilities_svg(&all[..1], 0), None);
         let svg = distributions_svg(&all);
         assert!(svg.contains("beam 16") && svg.ends_with("</svg>\n") && !svg.contains("NaN") && !svg.contains("inf"));

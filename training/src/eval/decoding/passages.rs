@@ -93,8 +93,7 @@ fn of_text(path: &Path, tokenizer: &Tokenizer, sizes: PassageSizes) -> Result<Ve
             break;
         }
         ids.truncate(n_tokens);
-        let n_bytes: usize = ids.iter().map(|&id| tokenizer.token_bytes(id).len()).sum();
-        end = start + n_bytes;
+        end = start + tokenizer.text_bytes(&ids) as usize;
         next += 1;
         passages.extend(cut(&ids, sizes));
     }

@@ -26,7 +26,7 @@ use crate::ops::{
 };
 
 /// Number of queries whose probabilities exist at the same time.
-const QUERIES: usize = 64;
+pub const QUERIES: usize = 64;
 
 /// Input: queries, keys and values side by side, `[batch * seq_len, (n_heads + 2 n_kv_heads) * head_dim]`. Rotates queries
 /// and keys, and attends. Output: `[batch * seq_len, n_heads * head_dim]`. See [`rope`](crate::ops::rope) and

@@ -29,7 +29,7 @@ const LOGITS_AT_ONCE: usize = 1 << 24;
 const MIN_ROWS: usize = 128;
 
 /// Rows whose logits are in memory together.
-pub(super) fn rows_at_once(vocab_size: usize) -> usize {
+pub fn rows_at_once(vocab_size: usize) -> usize {
     (LOGITS_AT_ONCE / vocab_size.max(1)).max(MIN_ROWS)
 }
 

@@ -18,9 +18,11 @@ mod scratch;
 mod shared_gradient;
 
 pub(in crate::ops) use adamw::adamw;
+pub use attention::QUERIES as ATTENTION_QUERIES;
 pub(in crate::ops) use attention::RopeAttend;
 pub(in crate::ops) use clip::clip_norm;
 pub(in crate::ops) use cross_entropy::LinearCrossEntropy;
+pub use cross_entropy::rows_at_once as loss_rows_at_once;
 pub(in crate::ops) use divergence::LinearDivergence;
 pub(in crate::ops) use embedding::Embed;
 pub(in crate::ops) use frozen::{FrozenLinear, add_lora};
@@ -32,7 +34,7 @@ pub(in crate::ops) use shared_gradient::SharedGradient;
 use burn::{backend::flex::FlexTensor, tensor::TensorData};
 
 /// Rows are summed in groups of this size, whose sums are then added: the only parameter of the order of summation.
-const ROWS_AT_ONCE: usize = 32;
+pub const ROWS_AT_ONCE: usize = 32;
 
 /// The values of a contiguous f32 tensor.
 fn values(tensor: &FlexTensor) -> &[f32] {

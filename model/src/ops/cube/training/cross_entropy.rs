@@ -21,12 +21,9 @@ use crate::ops::{
         launch::{empty, grid, workgroup},
         product::{Causal, Operand, Product},
     },
-    training::TrainingOp,
+    training::{GPU_LOGITS_AT_ONCE, TrainingOp},
 };
 
-/// Maximum number of logits in memory, unless a row has more: 256 MB, or what the device takes in a buffer. The logits of a
-/// whole batch never exist.
-const LOGITS_AT_ONCE: usize = 1 << 26;
 /// Rows of logits begin at a multiple of this, for products that read several numbers at a time.
 const ALIGNED: usize = 4;
 /// Smaller than any logit; WGSL guarantees nothing about infinities.
@@ -155,7 +152,7 @@ impl LinearCrossEntropy {
 /// Rows of `stride` logits that are in memory together.
 fn rows_at_once(like: &CubeTensor, stride: usize) -> usize {
     let in_a_buffer = like.client.properties().memory.max_page_size as usize / size_of::<f32>();
-    (LOGITS_AT_ONCE.min(in_a_buffer) / stride.max(1)).max(1)
+    (GPU_LOGITS_AT_ONCE.min(in_a_buffer) / stride.max(1)).max(1)
 }
 
 impl TrainingOp<CubeTensor> for LinearCrossEntropy {

@@ -1,9 +1,6 @@
 //! `tokenizer.json` as the metadata of a GGUF file: byte-level BPE with a known way of splitting text, and SentencePiece's BPE.
 
-use std::{
-    collections::{BTreeMap, HashMap, HashSet},
-    path::Path,
-};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde_json::Value;
 
@@ -112,7 +109,7 @@ fn require_merges(tokens: &[String], types: &[i32], ranks: &HashMap<String, usiz
 }
 
 fn refused(what: String, hint: &str) -> Error {
-    Error::File { path: Path::new(TOKENIZER_FILE).to_owned(), what, hint: hint.to_owned() }
+    Error::file(TOKENIZER_FILE, what).with_hint(hint)
 }
 
 /// Every token by id, as spelled in the vocabulary; ids without one get a name that is never text.

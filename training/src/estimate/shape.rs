@@ -1,0 +1,119 @@
+//! The operations of one micro-batch and what they hold. `hearth_model`'s own operations say which of their inputs and results
+//! they keep for their backward pass.
+
+use std::collections::BTreeMap;
+
+use hearth_model::{
+    config::{GptConfig, NormPosition},
+    gpt::param_specs,
+};
+
+use super::{
+    AdapterSize, MATRICES,
+    account::{Account, Op, backward, keeping},
+};
+
+/// Sizes of one micro-batch on a device, in values.
+pub(super) struct Shape<'a> {
+    pub(super) gpt: &'a GptConfig,
+    pub(super) n_rows: usize,
+    /// The adapter that trains instead of the model.
+    pub(super) adapter: Option<AdapterSize>,
+    /// Values of each parameter that trains, by path.
+    pub(super) params: BTreeMap<String, usize>,
+    /// Memory that the backward passes of operations use and free: of products, for each column of the output.
+    pub(super) norm_scratch: usize,
+    pub(super) qk_norm_scratch: usize,
+    pub(super) attention_scratch: usize,
+    pub(super) product_scratch: usize,
+    /// A part's norm is counted before the part even if it comes after it.
+    pub(super) norms_first: bool,
+}
+
+/// Values of each parameter that trains, by path.
+pub(super) fn trained_params(gpt: &GptConfig, adapter: Option<AdapterSize>) -> BTreeMap<String, usize> {
+    let Some(adapter) = adapter else {
+        return param_specs(gpt).into_iter().map(|spec| (spec.path, spec.shape.iter().product())).collect();
+    };
+    let matrices = (0..gpt.n_layers).flat_map(|layer| MATRICES.map(|matrix| format!("blocks.{layer}.{matrix}.lora")));
+    matrices.map(|path| (path, adapter.of_matrix(gpt))).collect()
+}
+
+impl Shape<'_> {
+    /// Values of the parameters below a path.
+    pub(super) fn params(&self, prefix: &str) -> usize {
+        let below = |path: &str| path.strip_prefix(prefix).is_some_and(|rest| rest.starts_with('.'));
+        self.params.iter().filter(|(path, _)| below(path)).map(|(_, n_values)| n_values).sum()
+    }
+
+    /// It keeps its input, which is computed for it alone, unless the input is `kept` by another operation.
+    pub(super) fn norm(&self, path: &str, kept: bool) -> Op {
+        let width = self.n_rows * self.gpt.d_model;
+        let of_params = self.params(path);
+        Op { kept: if kept { 0 } else { width }, of_input: width, of_params, scratch: self.norm_scratch }
+    }
+
+    /// A product with `[d_out, d_in]`; it keeps its input, or computes it again from one of `recomputed_from` values.
+    fn linear(&self, path: &str, [d_out, d_in]: [usize; 2], recomputed_from: Option<usize>) -> Op {
+        let of_input = self.n_rows * d_in;
+        // With an adapter, also what its first matrix makes of the input.
+        let kept = self.adapter.map_or(0, |adapter| self.n_rows * adapter.rank);
+        let of_params = self.params(&format!("blocks.0.{path}"));
+        keeping(Op { kept, of_input, of_params, scratch: self.product_scratch * d_out }, of_input, recomputed_from)
+    }
+
+    /// Dropout keeps nothing: it computes again what it dropped.
+    pub(super) fn dropout(&self) -> Option<Op> {
+        (self.gpt.dropout > 0.0).then(|| Op { of_input: self.n_rows * self.gpt.d_model, ..Op::default() })
+    }
+
+    /// The operations of one block's attention, and those of its MLP.
+    pub(super) fn block(&self) -> [Vec<Op>; 2] {
+        let gpt = self.gpt;
+        let (d, ff, q, q_k_v) = (gpt.d_model, gpt.d_ff, gpt.q_width(), gpt.q_width() + 2 * gpt.kv_width());
+        let up = if gpt.gated_mlp { 2 * ff } else { ff };
+        let is_pre = matches!(gpt.norm_position, NormPosition::Pre | NormPosition::Sandwich);
+        let normed = is_pre.then_some(self.n_rows * d);
+        let (of_qkv, of_up) = (self.n_rows * q_k_v, self.n_rows * up);
+        // Norms of queries and keys keep their input.
+        let qk_norm = gpt.qk_norm.then(|| Op {
+            kept: of_qkv,
+            of_input: of_qkv,
+            of_params: self.params("blocks.0.attn.q_norm") + self.params("blocks.0.attn.k_norm"),
+            scratch: self.qk_norm_scratch,
+        });
+        // It keeps queries, keys and values, and the logarithm of each row's sum; its output is kept by the product.
+        let kept = self.n_rows * gpt.n_heads;
+        let attend = Op { kept, of_input: of_qkv, of_params: 0, scratch: self.attention_scratch };
+        let attend = keeping(attend, of_qkv, gpt.qk_norm.then_some(of_qkv));
+        let activate = Op { kept: of_up, of_input: of_up, ..Op::default() };
+        let input = self.linear("attn.qkv", [q_k_v, d], normed);
+        let output = self.linear("attn.out", [d, q], None);
+        let attention = [input].into_iter().chain(qk_norm).chain([attend, output]).collect();
+        let input = self.linear("mlp.up", [up, d], normed);
+        let output = self.linear("mlp.down", [d, ff], Some(of_up));
+        [self.part("attn", attention), self.part("mlp", vec![input, activate, output])]
+    }
+
+    /// A part with its norms and dropout.
+    fn part(&self, name: &str, inner: Vec<Op>) -> Vec<Op> {
+        let gpt = self.gpt;
+        // Parallel parts have one input, which attention's norm keeps.
+        let own = self.norm(&format!("blocks.0.{name}_norm"), gpt.parallel_residual && name == "mlp");
+        let (before, after) = match gpt.norm_position {
+            NormPosition::Sandwich => (Some(own), Some(self.norm(&format!("blocks.0.{name}_out_norm"), false))),
+            NormPosition::Inside | NormPosition::Post if !self.norms_first => (None, Some(own)),
+            _ => (Some(own), None),
+        };
+        before.into_iter().chain(inner).chain(after).chain(self.dropout()).collect()
+    }
+}
+
+/// The backward pass of a block. The gradient of its output, of so many values, goes through each part and past it, and the
+/// two are added.
+pub(super) fn backward_block(account: &mut Account, block: &[Vec<Op>; 2], gradient: usize) {
+    for part in block.iter().rev() {
+        let through = backward(account, part, gradient, true);
+        account.free(through);
+    }
+}
