@@ -44,6 +44,7 @@ pub mod memory;
 pub mod mmap;
 pub mod model_runner;
 pub mod model_source;
+pub mod open_files;
 pub mod ops;
 mod param_specs;
 mod params;

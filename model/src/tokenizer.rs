@@ -220,6 +220,21 @@ impl Tokenizer {
         self.inner.pieces.bytes(id).to_vec()
     }
 
+    /// The most bytes of a text of `n_tokens`. `None` if that is not known, because the tokenizer may drop characters or
+    /// turn any number of them into one token.
+    pub fn max_text_bytes(&self, n_tokens: usize) -> Option<usize> {
+        let Inner { library, pieces, model_unk, may_go_on, .. } = &*self.inner;
+        let added = library.get_added_vocabulary().get_added_tokens_decoder();
+        let takes_spaces = added.values().any(|token| token.lstrip || token.rstrip);
+        if !may_go_on || model_unk.is_some() || takes_spaces {
+            return None;
+        }
+        let longest = (0..pieces.len() as TokenId).map(|id| pieces.bytes(id).len()).max()?;
+        // NFC, the only normalizer that goes with `may_go_on`, shortens a text to a third at most.
+        let factor = if library.get_normalizer().is_some() { 4 } else { 1 };
+        n_tokens.checked_mul(longest)?.checked_mul(factor)
+    }
+
     /// Bytes of the text of `ids`. Special tokens are no text.
     pub fn text_bytes(&self, ids: &[TokenId]) -> u64 {
         let bytes_of = |&id: &TokenId| if self.is_special(id) { 0 } else { self.inner.pieces.bytes(id).len() as u64 };
@@ -463,6 +478,33 @@ mod tests {
         let thread = std::thread::Builder::new().stack_size(256 << 10).spawn(encode).unwrap();
         let ids = thread.join().unwrap().unwrap();
         assert_eq!(ids, [3, 4, 7].repeat(N), "`<`, `/`, `s>`");
+    }
+
+    #[test]
+    fn the_most_bytes_of_a_text_are_known_if_no_character_is_lost() {
+        let tokenizer = |normalizer: serde_json::Value, rstrip: bool| {
+            let json = json!({
+                "added_tokens": [{
+                    "id": 2, "content": "<end>", "special": true,
+                    "single_word": false, "lstrip": false, "rstrip": rstrip, "normalized": false,
+                }],
+                "normalizer": normalizer,
+                "pre_tokenizer": {
+                    "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true,
+                },
+                "decoder": { "type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true },
+                "model": { "type": "BPE", "vocab": { "a": 0, "aa": 1 }, "merges": [["a", "a"]] },
+            });
+            Tokenizer::from_json(json.to_string().as_bytes(), None, Path::new("tokenizer.json")).unwrap()
+        };
+        assert_eq!(tokenizer(json!(null), false).max_text_bytes(10), Some(50));
+        assert_eq!(tokenizer(json!({ "type": "NFC" }), false).max_text_bytes(10), Some(200));
+        assert_eq!(
+            tokenizer(json!({ "type": "Strip" , "strip_left": true, "strip_right": true }), false).max_text_bytes(10),
+            None
+        );
+        assert_eq!(tokenizer(json!(null), true).max_text_bytes(10), None);
+        assert_eq!(unigram().max_text_bytes(10), None);
     }
 
     #[test]

@@ -86,7 +86,7 @@ pub struct ServerConfig {
     #[command(flatten)]
     pub sampling: SamplingConfig,
     /// Time for running requests to finish after SIGTERM or ctrl-c, in seconds; a second signal ends them immediately
-    #[arg(long, env = "HEARTH_DRAIN_TIMEOUT", value_name = "SECONDS", default_value_t = 30)]
+    #[arg(long, env = "HEARTH_DRAIN_TIMEOUT", value_name = "SECONDS", default_value_t = 25)]
     pub drain_timeout: u64,
     /// HTTP settings.
     #[command(flatten)]
@@ -162,6 +162,25 @@ impl ServerConfig {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Settings that work, but not well together, for a process that may open `max_files` files.
+    pub(crate) fn warnings(&self, max_files: Option<u64>) -> Vec<String> {
+        let (n_connections, n_queue, n_batch) = (self.http.max_connections, self.max_queue, self.max_batch_size);
+        let mut warnings = Vec::new();
+        if n_connections < n_queue.saturating_add(n_batch) {
+            warnings.push(format!(
+                "`--max-connections` should be at least `--max-queue` plus `--max-batch-size`, got {n_connections}, \
+                 {n_queue} and {n_batch}: before the queue is full, new connections wait, health checks too"
+            ));
+        }
+        if let Some(max_files) = max_files.filter(|max_files| *max_files < n_connections as u64 + OTHER_FILES) {
+            warnings.push(format!(
+                "the process may open {max_files} files, too few for {n_connections} connections\n\
+                 hint: raise the limit (`ulimit -n`, or `LimitNOFILE=` of systemd), or lower `--max-connections`"
+            ));
+        }
+        warnings
     }
 
     /// Opens the device and loads the models, which are downloaded if needed. Must run on the thread that computes with them.
@@ -242,6 +261,9 @@ impl ServerConfig {
     }
 }
 
+/// Files that a server opens besides its connections: the model's, the devices', and those of the runtime.
+const OTHER_FILES: u64 = 128;
+
 const MAX_BODY_BYTES: usize = 8 << 20;
 const BODY_TIMEOUT: u64 = 60;
 const MAX_INSPECT_TOKENS: usize = 512;
@@ -291,4 +313,32 @@ pub enum LogFormat {
 fn at_least_1(text: &str) -> Result<usize, String> {
     let number = text.parse().ok().filter(|number| *number >= 1);
     number.ok_or_else(|| "it must be a whole number, at least 1".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        config: ServerConfig,
+    }
+
+    fn warnings(args: &[&str], max_files: u64) -> Vec<String> {
+        let args = [&["hearth"], args].concat();
+        Command::try_parse_from(args).unwrap().config.warnings(Some(max_files))
+    }
+
+    #[test]
+    fn too_few_connections_and_files_are_reported_with_their_numbers() {
+        assert_eq!(warnings(&[], 1 << 20), Vec::<String>::new());
+        let few = ["--max-connections", "100", "--max-queue", "99", "--max-batch-size", "2"];
+        assert!(warnings(&few, 1 << 20).concat().contains("got 100, 99 and 2"));
+        assert!(warnings(&[], 1024).concat().contains("may open 1024 files, too few for 4096 connections"));
+    }
 }

@@ -17,9 +17,11 @@
 pub mod api;
 pub mod bundled;
 pub mod cli;
+mod clock;
 pub mod config;
 pub mod connection;
 pub mod engine;
+mod hex;
 mod memory;
 pub mod metrics;
 mod random;

@@ -1,14 +1,14 @@
 //! The training loop, from top to bottom: batch, loss, backward, combine, clip, step, log, evaluate, save.
 
+mod same_run;
 mod speed;
 
 use std::{
     ops::ControlFlow,
-    path::Path,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use burn::{module::Module, tensor::Device};
 use hearth_model::{
     TokenId,
@@ -23,12 +23,15 @@ use hearth_model::{
     },
 };
 
-use self::speed::Speed;
 pub use self::speed::StepTime;
+use self::{
+    same_run::{require_same_run, require_same_tokens},
+    speed::Speed,
+};
 use crate::{
     adapter::{self, Adapted, SavedAdapter},
     checkpoint::{self, Best, Checkpoint, TrainState},
-    config::{Objective, Rows, SampleSettings, ScheduleKind, TrainConfig, differences},
+    config::{Objective, Rows, SampleSettings, ScheduleKind, TrainConfig},
     digest::Digest,
     eval::{Score, Windows, read_numbers, score},
     guard::Guard,
@@ -139,7 +142,7 @@ impl<'a> Trainer<'a> {
         config.validate_on(device)?;
         let (gpt, saved) = first_model(config, data.tokenizer.vocab_size(), device)?;
         if let Some(dir) = &config.model.init {
-            ensure_same_tokens(dir, &data.tokenizer)?;
+            require_same_tokens(dir, &data.tokenizer)?;
         }
         let learner = Learner::new(gpt, config.optim.clone(), config.seed).with_objective(config.objective);
         let reference = learner.gpt.clone();
@@ -160,37 +163,8 @@ impl<'a> Trainer<'a> {
     ) -> Result<Trainer<'a>> {
         config.validate()?;
         config.validate_on(device)?;
+        require_same_run(checkpoint, config, data)?;
         let Checkpoint { state, config: then, .. } = checkpoint;
-        let found = differences(then, config)?;
-        ensure!(
-            found.is_empty(),
-            "the checkpoint `{}` was made with another configuration: {}\nhint: use the settings of the run; only `schedule`, \
-             `eval`, `sample`, `checkpoint` and `optim.recompute` may change",
-            checkpoint.dir().display(),
-            found.join("; ")
-        );
-        for (what, then, now) in [("tokenizer", state.tokenizer, data.tokenizer_hash), ("data", state.data, data.hash)]
-        {
-            ensure!(
-                then == now,
-                "the checkpoint `{}` was made with other data: the {what} had the hash {}, but this has {}\nhint: use the data \
-                 that the run was started with",
-                checkpoint.dir().display(),
-                then.short(),
-                now.short()
-            );
-        }
-        if let (Some(then), Some(now)) = (state.base, adapter::base_digest(config)?) {
-            ensure!(
-                then == now,
-                "the checkpoint `{}` was made with another model than `{}`: it had the hash {}, but this has {}\nhint: use the \
-                 model that the run was started with",
-                checkpoint.dir().display(),
-                config.model.init.as_deref().unwrap_or(Path::new("")).display(),
-                then.short(),
-                now.short()
-            );
-        }
         let device = device.clone().autodiff();
         let (gpt, saved) = match (&config.lora, &config.model.init) {
             (Some(lora), Some(base)) => {
@@ -311,7 +285,6 @@ impl<'a> Trainer<'a> {
     /// # Errors
     /// The device fails, the run diverges, or the folder cannot be written. Earlier checkpoints stay.
     pub fn run(mut self, run: &RunDir, reporter: &mut Reporter, interrupt: &Interrupt) -> Result<Outcome> {
-        let TrainConfig { eval, sample, checkpoint, .. } = self.config;
         self.add_references(reporter)?;
         let first = self.state.step as u64;
         let mut batches = Prefetcher::new(&self.loader, first..u64::MAX)?;
@@ -351,11 +324,7 @@ impl<'a> Trainer<'a> {
 
             let is_last = self.schedule.is_over(done);
             // Checked once per step: a later signal ends the next step.
-            let stops = is_last || interrupt.exit_code().is_some();
-            let is_due = |every: usize| every > 0 && done.is_multiple_of(every);
-            let evaluates = is_last || is_due(eval.every);
-            let samples = sample.every > 0 && (is_last || is_due(sample.every));
-            let saves = stops || is_due(checkpoint.every) || checkpoint.keep_steps.contains(&done);
+            let due = Due::after(done, self.config, is_last, interrupt.exit_code().is_some());
             match skipped {
                 Some(reason) => reporter.skipped(done, reason)?,
                 None => {
@@ -372,7 +341,7 @@ impl<'a> Trainer<'a> {
                 "no step of the run was applied: each was skipped, so nothing is learned\nhint: lower `optim.lr`, `objective.keep` or \
                  `lora.alpha`, or look for broken data"
             );
-            if stops || evaluates || samples || saves || is_due(eval.log_every) {
+            if due.shows {
                 let pace = Pace {
                     total: self.schedule.total(),
                     minutes_left: self.config.schedule.max_minutes.map(|minutes| minutes - self.state.minutes),
@@ -383,16 +352,16 @@ impl<'a> Trainer<'a> {
                 }
                 speed.lap();
             }
-            if evaluates && self.data.val.has_targets() {
+            if due.evaluates && self.data.val.has_targets() {
                 last_val = Some(self.evaluate(run, reporter)?);
             }
-            if samples {
-                reporter.sample(done, self.sample(sample)?)?;
+            if due.samples {
+                reporter.sample(done, self.sample(&self.config.sample)?)?;
             }
-            if saves {
+            if due.saves {
                 self.save(run, reporter)?;
             }
-            if stops {
+            if due.stops {
                 break;
             }
         }
@@ -551,6 +520,37 @@ impl<'a> Trainer<'a> {
     }
 }
 
+/// What follows a step.
+#[expect(clippy::struct_excessive_bools, reason = "each by itself")]
+struct Due {
+    /// The step is shown.
+    shows: bool,
+    evaluates: bool,
+    samples: bool,
+    saves: bool,
+    /// The process ends.
+    stops: bool,
+}
+
+impl Due {
+    /// After `done` steps, which are all if `is_last`.
+    fn after(done: usize, config: &TrainConfig, is_last: bool, is_interrupted: bool) -> Due {
+        let TrainConfig { eval, sample, checkpoint, .. } = config;
+        let is_due = |every: usize| every > 0 && done.is_multiple_of(every);
+        let stops = is_last || is_interrupted;
+        let evaluates = is_last || is_due(eval.every);
+        let samples = sample.every > 0 && (is_last || is_due(sample.every));
+        let saves = stops || is_due(checkpoint.every) || checkpoint.keep_steps.contains(&done);
+        Due {
+            shows: stops || evaluates || samples || saves || is_due(eval.log_every),
+            evaluates,
+            samples,
+            saves,
+            stops,
+        }
+    }
+}
+
 fn run_size(config: &TrainConfig, data: &Data, learner: &Learner) -> RunSize {
     RunSize::new(learner.n_params(), &data.train, config.model.max_seq_len)
 }
@@ -560,24 +560,4 @@ impl SampleSettings {
     pub fn params(&self, defaults: SamplingParams) -> SamplingParams {
         SamplingParams { temperature: self.temperature, top_k: self.top_k, top_p: self.top_p, ..defaults }
     }
-}
-
-/// Refuses data whose tokens mean something else to the model in `dir`, if its tokenizer is there to compare with.
-fn ensure_same_tokens(dir: &Path, of_data: &Tokenizer) -> Result<()> {
-    if dir.is_dir() && !model_dir::model_of(dir).join("tokenizer.json").exists() {
-        return Ok(());
-    }
-    let of_model = model_dir::load_tokenizer(dir)?;
-    if let Some(id) = of_data.first_difference(&of_model) {
-        let text = |tokenizer: &Tokenizer| String::from_utf8_lossy(&tokenizer.token_bytes(id)).into_owned();
-        bail!(
-            "the data has another tokenizer than the model `{}`: token {id} is {:?} in the data and {:?} in the model\nhint: \
-             prepare the data with `--tokenizer {}`",
-            dir.display(),
-            text(of_data),
-            text(&of_model),
-            model_dir::model_of(dir).display()
-        );
-    }
-    Ok(())
 }

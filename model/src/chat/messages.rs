@@ -56,8 +56,7 @@ impl Message {
     /// Parses the arguments of tool calls that are JSON objects in strings, as OpenAI sends them: templates expect objects.
     ///
     /// Arguments stay strings if they are not a JSON object, or if parsing them would bring the message to more than
-    /// 50,000 parsed values (members and items at any depth). An integer beyond 64 bits becomes a string of its digits,
-    /// since JSON values here have no such numbers.
+    /// 50,000 parsed values (members and items at any depth). Integers beyond 64 bits become floats.
     pub fn parse_arguments(&mut self) {
         self.parse_arguments_with(&ArgumentParser::new());
     }

@@ -59,12 +59,20 @@ impl DiskDtype {
         }
     }
 
-    fn encode(self, values: &[f32]) -> Vec<u8> {
-        match self {
+    /// The bytes of `values`, which are part of the tensor `name`.
+    ///
+    /// # Errors
+    /// [`Error::Param`] if a value is too large for f16.
+    pub(super) fn encode(self, name: &str, values: &[f32]) -> Result<Vec<u8>> {
+        if self == Self::F16 && values.iter().any(|value| value.is_finite() && f16::from_f32(*value).is_infinite()) {
+            let what = format!("is `f16`, but `{name}` has numbers above {}\nhint: use `bf16`", f16::MAX);
+            return Err(Error::Param { name: "dtype", what });
+        }
+        Ok(match self {
             Self::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
             Self::F16 => values.iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect(),
             Self::Bf16 => values.iter().flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect(),
-        }
+        })
     }
 
     fn safetensors(self) -> Dtype {

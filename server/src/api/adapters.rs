@@ -1,5 +1,5 @@
-//! `POST /v1/load_lora_adapter` and `POST /v1/unload_lora_adapter`: adapters come and go while the server runs, under
-//! [vLLM's endpoints](https://docs.vllm.ai/en/latest/features/lora.html).
+//! `POST /v1/load_lora_adapter` and `POST /v1/unload_lora_adapter`, [vLLM's
+//! endpoints](https://docs.vllm.ai/en/latest/features/lora.html), and the choice of an adapter by a request's `model`.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use super::{
     fields::Fields,
     ignored_params,
     schema::Shape,
-    state::{AppState, Preparation},
+    state::{AppState, Preparation, TurnWait},
 };
 use crate::engine::{
     Engine,
@@ -48,7 +48,7 @@ pub(crate) const LOAD: Operation =
 /// The entry of `/v1/unload_lora_adapter` in `/openapi.json`.
 pub(crate) const UNLOAD: Operation =
     Operation::post("Unload a LoRA adapter", describe_unload, ResponseBody::Text("text/plain"))
-        .with_errors(&[400, 403, 404, 408, 413, 415, 500, 503]);
+        .with_errors(&[400, 403, 404, 408, 413, 415, 429, 500, 503]);
 
 fn describe_load(_: &AppState, shape: &Shape) -> Result<(), ApiError> {
     LoadRequest::from_fields(&mut Fields::describing(json!({ "lora_name": "x", "lora_path": "x" }), shape)).map(drop)
@@ -72,15 +72,15 @@ pub(crate) async fn load(State(state): State<AppState>, body: Body) -> Result<Re
         return Err(ApiError::invalid("lora_name", message));
     }
     let LoadRequest { name, path, if_taken } = request;
-    // Before waiting for others that are read.
+    // Checked before waiting for other adapters to be read.
     engine.adapters().check_new(&name, if_taken)?;
     let done = format!("Success: LoRA adapter '{name}' added successfully.");
     let work = move || Ok(engine.adapters().register(&name, &path, if_taken)?);
-    state.prepare(Preparation::Adapter, work).await?;
+    state.prepare(Preparation::Adapter, TurnWait::default(), work).await?;
     Ok(ignored_params::add_header(ignored, text(done)))
 }
 
-/// Unloads an adapter. Requests that are running or waiting still end with it.
+/// Unloads an adapter. Running and waiting requests still use it.
 pub(crate) async fn unload(State(state): State<AppState>, body: Body) -> Result<Response, ApiError> {
     let read = |mut fields: Fields| Ok((unload_request(&mut fields)?, ignored_params::of(&fields)));
     let (name, ignored) = body.read(&state, read).await?;
@@ -93,12 +93,12 @@ fn text(text: String) -> Response {
     ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text).into_response()
 }
 
-/// What a request's `model` chooses.
+/// The model or adapter that a request's `model` names.
 #[derive(Clone, Debug)]
 pub(crate) enum Chosen {
     /// The model without an adapter.
     Model,
-    /// The adapter of this name.
+    /// The adapter with this name.
     Adapter(String),
 }
 
@@ -106,11 +106,13 @@ impl Chosen {
     /// The adapter, which is read if it is not in memory.
     ///
     /// # Errors
-    /// It has been unloaded, or cannot be read any more; or it would have to be read while the queue is full.
+    /// It has been unloaded, cannot be read any more, or must be read while the queue is full; errors of waiting for
+    /// other adapters to be read.
     pub(crate) async fn adapter(
         &self,
         state: &AppState,
         engine: &Engine,
+        wait: TurnWait,
     ) -> Result<Option<Arc<ServedAdapter>>, ApiError> {
         let Self::Adapter(name) = self else { return Ok(None) };
         match engine.adapters().find(name) {
@@ -120,21 +122,17 @@ impl Chosen {
                 engine.require_room()?;
                 let (engine, name) = (engine.clone(), name.clone());
                 let unknown = unknown_model(state, &name);
-                let work = move || {
-                    // Reading takes long, and waiting for other readings longer still.
-                    engine.require_room()?;
-                    match engine.adapters().load(&name) {
-                        // It has been unloaded meanwhile.
-                        Err(AdapterError::Unknown { .. }) => Err(unknown),
-                        loaded => Ok(loaded?),
-                    }
+                let work = move || match engine.adapters().load(&name) {
+                    // Unloaded meanwhile.
+                    Err(AdapterError::Unknown { .. }) => Err(unknown),
+                    loaded => Ok(loaded?),
                 };
-                state.prepare(Preparation::Adapter, work).await.map(Some)
+                state.prepare(Preparation::Adapter, wait, work).await.map(Some)
             }
         }
     }
 
-    /// The name that answers tell.
+    /// The name in answers.
     pub(crate) fn name<'a>(&'a self, state: &'a AppState) -> &'a str {
         match self {
             Self::Model => state.model_id(),
@@ -143,10 +141,10 @@ impl Chosen {
     }
 }
 
-/// What `name`, the field `model` of a request, chooses.
+/// The model or adapter `name`, the field `model` of a request.
 ///
 /// # Errors
-/// 404 if there is no such model and no such adapter; 503 if nobody can tell yet.
+/// 404 if neither exists; 503 if adapters are not known yet because the model is loading.
 pub(crate) fn choose(state: &AppState, name: Option<&str>) -> Result<Chosen, ApiError> {
     let Some(name) = name.filter(|name| *name != state.model_id()) else { return Ok(Chosen::Model) };
     match state.engine() {
@@ -157,7 +155,7 @@ pub(crate) fn choose(state: &AppState, name: Option<&str>) -> Result<Chosen, Api
     }
 }
 
-/// 404 for a name, with those that there are.
+/// 404 for an unknown name; lists the known ones.
 pub(crate) fn unknown_model(state: &AppState, name: &str) -> ApiError {
     ApiError::unknown_model(name, &state.model_names())
 }

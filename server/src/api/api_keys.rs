@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_open_for_themselves_alone_and_show_nothing() {
+    fn only_exact_keys_are_accepted_and_debug_shows_none() {
         let keys = ApiKeys::new(["sk-one", "sk-two"]).unwrap();
         assert!(keys.contain(b"sk-one") && keys.contain(b"sk-two"));
         for wrong in [&b"sk-on"[..], b"sk-one ", b"SK-ONE", b""] {

@@ -1,19 +1,24 @@
 //! The bodies of requests: JSON objects, limited in size and in the time that they may take to arrive.
 
+use std::time::Duration;
+
 use axum::{
+    RequestExt,
     body::Bytes,
     extract::{FromRequest, Request},
     http::{HeaderMap, StatusCode, header},
 };
 use serde_json::Value;
 use tokio::time::timeout;
+use tokio_stream::StreamExt;
 
 use super::{
     bounded_json::{self, BadJson},
+    endpoint::Policy,
     error::ApiError,
     fields::{Fields, shown},
     request_log::RequestLog,
-    state::{AppState, Preparation},
+    state::{AppState, Preparation, TurnWait},
 };
 use crate::engine::prefix_cache::PrefixSalt;
 
@@ -24,6 +29,8 @@ pub(crate) struct Body {
     max_bytes: usize,
     log: RequestLog,
     key_salt: Option<PrefixSalt>,
+    /// Whether the request will be submitted to the engine.
+    submits: bool,
 }
 
 impl FromRequest<AppState> for Body {
@@ -33,6 +40,7 @@ impl FromRequest<AppState> for Body {
         let options = state.options();
         let log = request.extensions().get().cloned().unwrap_or_default();
         let key_salt = request.extensions().get().copied();
+        let submits = matches!(request.extensions().get(), Some(Policy::Inference(_)));
         require_json(request.headers())?;
         if let Some(given) = request.headers().get(header::CONTENT_ENCODING).filter(|given| *given != "identity") {
             let given = String::from_utf8_lossy(given.as_bytes());
@@ -40,10 +48,14 @@ impl FromRequest<AppState> for Body {
             return Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", message));
         }
         let too_large = || format!("the body must be at most {} bytes", options.max_body_bytes);
-        // Said before it is sent, where the client tells.
+        // Rejected before the body is sent, if the client sends its length.
         let length = request.headers().get(header::CONTENT_LENGTH).and_then(|given| given.to_str().ok()?.parse().ok());
         if length.is_some_and(|length: u64| length > options.max_body_bytes as u64) {
             return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", too_large()));
+        }
+        if submits && let Err(full) = state.require_room() {
+            discard(request, options.body_timeout).await;
+            return Err(full);
         }
         let body = timeout(options.body_timeout, Bytes::from_request(request, state)).await.map_err(|_| {
             let message = format!("the body must arrive within {} s", options.body_timeout.as_secs_f64());
@@ -56,31 +68,33 @@ impl FromRequest<AppState> for Body {
             };
             ApiError::new(rejection.status(), "invalid_request_error", message)
         })?;
-        Ok(Self { bytes: body, max_bytes: options.max_body_bytes, log, key_salt })
+        Ok(Self { bytes: body, max_bytes: options.max_body_bytes, log, key_salt, submits })
     }
 }
 
 impl Body {
-    /// Parses the body and reads its fields; a long one where it keeps nobody waiting.
+    /// Parses the body and reads its fields. Long bodies are parsed on a blocking thread.
     ///
     /// # Errors
-    /// 400 for what is no JSON object, or too many values, and what `read` reports.
+    /// 400 if the body is not a JSON object or has too many values, 429 if too many long bodies wait to be parsed, and
+    /// errors of `read`.
     pub(crate) async fn read<Read, T>(self, state: &AppState, read: Read) -> Result<T, ApiError>
     where
         Read: FnOnce(Fields) -> Result<T, ApiError> + Send + 'static,
         T: Send + 'static,
     {
-        state.prepare_long(Preparation::of_body(self.bytes.len()), move || read(self.parse()?)).await
+        let wait = TurnWait { submits: self.submits, deadline: None };
+        state.prepare_long(Preparation::of_body(self.bytes.len()), wait, move || read(self.parse()?)).await
     }
 
     fn parse(self) -> Result<Fields, ApiError> {
-        let Self { bytes, max_bytes, log, key_salt } = self;
+        let Self { bytes, max_bytes, log, key_salt, submits: _ } = self;
         match bounded_json::parse(&bytes, max_bytes) {
             Ok(Value::Object(entries)) => Ok(Fields::of_body(entries, log, bytes.len(), key_salt)),
             Ok(other) => Err(ApiError::bad_request(format!("the body must be a JSON object, got {}", shown(&other)))),
             Err(BadJson::Malformed(error)) => {
                 let error = error.to_string();
-                // The text is all that tells these errors from others.
+                // Only the text distinguishes these errors from others.
                 let hint = match error.contains("hex escape") {
                     true => "\nhint: a string has half of a surrogate pair, as when text is cut within an emoji",
                     false => "",
@@ -96,8 +110,19 @@ impl Body {
     }
 }
 
-/// Refuses a body that is not JSON by its content type. Bodies without one too: a web page can send these, and text and
-/// forms, to any server, while browsers ask the server first whether a page may send JSON.
+/// Receives the body of a rejected request without storing it: if the connection were closed while the client still
+/// sends, the client could lose the response. Not needed if the client waits for permission to send (`Expect`).
+async fn discard(request: Request, time_limit: Duration) {
+    if request.headers().contains_key(header::EXPECT) {
+        return;
+    }
+    let mut body = request.with_limited_body().into_body().into_data_stream();
+    let received = async { while let Some(Ok(_)) = body.next().await {} };
+    let _ = timeout(time_limit, received).await;
+}
+
+/// Rejects a body whose content type is missing or not JSON: a web page can send such bodies to any server, while
+/// browsers ask the server first whether a page may send JSON (CORS preflight).
 fn require_json(headers: &HeaderMap) -> Result<(), ApiError> {
     let given = headers.get(header::CONTENT_TYPE).map(|given| String::from_utf8_lossy(given.as_bytes()));
     let media_type = given.map(|given| given.split(';').next().unwrap_or_default().trim().to_ascii_lowercase());
@@ -118,7 +143,8 @@ mod tests {
     use super::*;
 
     fn parse(bytes: impl Into<Bytes>) -> Result<Fields, ApiError> {
-        Body { bytes: bytes.into(), max_bytes: 1 << 20, log: RequestLog::default(), key_salt: None }.parse()
+        let (bytes, log) = (bytes.into(), RequestLog::default());
+        Body { bytes, max_bytes: 1 << 20, log, key_salt: None, submits: false }.parse()
     }
 
     #[test]

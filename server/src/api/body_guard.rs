@@ -1,5 +1,4 @@
-//! A response body that owns a guard: the guard is dropped once the body is sent completely or the client has
-//! disconnected.
+//! A response body that owns a guard, which is dropped once the body is sent completely or the client has disconnected.
 
 use std::{
     pin::Pin,
@@ -14,12 +13,26 @@ use hyper::body::{Frame, SizeHint};
 
 /// `body`, with `guard` dropped together with it.
 pub(crate) fn drop_with_body<Guard: Send + Unpin + 'static>(body: Body, guard: Guard) -> Body {
-    Body::new(Guarded { body, _guard: guard })
+    drop_with_sent_body(body, guard, |_| {})
+}
+
+/// The same. `sent` is called before that if the whole body has been taken, not if the client has disconnected.
+pub(crate) fn drop_with_sent_body<Guard: Send + Unpin + 'static>(
+    body: Body,
+    mut guard: Guard,
+    sent: fn(&mut Guard),
+) -> Body {
+    // An empty body is not polled.
+    if body.is_end_stream() {
+        sent(&mut guard);
+    }
+    Body::new(Guarded { body, guard, sent })
 }
 
 struct Guarded<Guard> {
     body: Body,
-    _guard: Guard,
+    guard: Guard,
+    sent: fn(&mut Guard),
 }
 
 impl<Guard: Unpin> HttpBody for Guarded<Guard> {
@@ -30,7 +43,13 @@ impl<Guard: Unpin> HttpBody for Guarded<Guard> {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
+        let polled = Pin::new(&mut self.body).poll_frame(context);
+        // A body whose last frame is known is not polled again.
+        if matches!(polled, Poll::Ready(None | Some(Err(_)))) || self.body.is_end_stream() {
+            let Self { guard, sent, .. } = &mut *self;
+            sent(guard);
+        }
+        polled
     }
 
     fn is_end_stream(&self) -> bool {

@@ -16,11 +16,14 @@ const TOKEN_FIELDS: [&str; 3] = ["prompt", "input", "tokens"];
 /// to a quarter more than its values.
 const TOKEN_BYTES_PER_BYTE: usize = 48;
 
-/// The same for all other fields together, not counting text.
+/// The same for all other fields together, not counting strings.
 const OTHER_BYTES_PER_BYTE: usize = 8;
 
 /// An object member: name, value, and entry in a hash table that may be half empty.
 const MEMBER_BYTES: usize = 2 * (size_of::<String>() + size_of::<Value>() + 2 * size_of::<usize>()) + 16;
+
+/// Capacity of the shortest list.
+const MIN_ITEMS: usize = 4;
 
 /// Why parsing failed.
 #[derive(Debug)]
@@ -42,6 +45,18 @@ pub(super) fn parse(body: &[u8], max_body_bytes: usize) -> Result<Value, BadJson
     parsed.map_err(|error| match [&rooms.tokens, &rooms.others].into_iter().find(|room| room.is_exhausted.get()) {
         Some(room) => BadJson::TooManyValues(room.total),
         None => BadJson::Malformed(error),
+    })
+}
+
+/// Parses a text inside a body, with a limit that at least `max_values` values (members and items at any depth) fit
+/// into, whatever their form.
+pub(super) fn parse_text(text: &str, max_values: usize) -> Result<Value, BadJson> {
+    let room = Room::new(max_values.saturating_mul(MEMBER_BYTES.max(MIN_ITEMS * size_of::<Value>())));
+    let mut deserializer = Deserializer::from_str(text);
+    let parsed = Within(&room).deserialize(&mut deserializer);
+    parsed.and_then(|value| deserializer.end().map(|()| value)).map_err(|error| match room.is_exhausted.get() {
+        true => BadJson::TooManyValues(room.total),
+        false => BadJson::Malformed(error),
     })
 }
 
@@ -146,8 +161,8 @@ impl<'de> Visitor<'de> for Within<'_> {
         let mut list = Vec::new();
         while let Some(item) = items.next_element_seed(self)? {
             if list.len() == list.capacity() {
-                // Not twice as many, as a list would take by itself.
-                let n_more = (list.len() / 4).max(4);
+                // Grows by less than the doubling of `Vec`, to save memory.
+                let n_more = (list.len() / 4).max(MIN_ITEMS);
                 self.0.take(n_more * size_of::<Value>())?;
                 list.reserve_exact(n_more);
             }
@@ -207,5 +222,22 @@ mod tests {
             let is_told = matches!(refused, Err(BadJson::TooManyValues(n)) if n == bytes_per_byte * max_body_bytes);
             assert!(is_told, "{bomb:.40}");
         }
+    }
+
+    #[test]
+    fn as_many_values_as_allowed_fit_in_any_form() {
+        const N: usize = 1000;
+        for text in [
+            format!("{{{}}}", vec!["\"a\":0"; N].join(",")),
+            format!("[{}]", vec!["0"; N].join(",")),
+            format!("[{}]", vec!["[0]"; N / 2].join(",")),
+            format!("{{{}}}", vec!["\"a\":[0]"; N / 2].join(",")),
+            format!("[{}]", vec!["{\"a\":0}"; N / 2].join(",")),
+            format!("[{}]", vec!["[0,0,0,0,0]"; N / 6].join(",")),
+        ] {
+            assert_eq!(parse_text(&text, N).unwrap(), serde_json::from_str::<Value>(&text).unwrap(), "{text:.40}");
+        }
+        assert!(matches!(parse_text(&format!("[{}0]", "[0],".repeat(10 * N)), N), Err(BadJson::TooManyValues(_))));
+        assert!(matches!(parse_text("[0] 1", N), Err(BadJson::Malformed(_))));
     }
 }

@@ -145,14 +145,19 @@ pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<
     let request = body.read(&state, move |fields| ChatRequest::from_fields(fields, templates, defaults)).await?;
     let preparation = request.conversation.preparation(request.generation.n_bytes());
     let model = Arc::clone(state.working_engine()?.model());
-    let (request, parser, template) = state.prepare_long(preparation, move || request.with_template(&model)).await?;
+    let wait = request.generation.turn_wait();
+    let with_template = move || request.with_template(&model);
+    let (request, parser, template) = state.prepare_long(preparation, wait, with_template).await?;
     let ChatRequest { conversation, generation } = request;
     let prepare = move |generation: &Generation, model: &ServedModel| {
+        if generation.keeps_whole_prompt() {
+            conversation.check_length(&template, model)?;
+        }
         Ok(vec![generation.prompt(conversation.encode(&template, model)?, model)])
     };
     let started = generation.start(&state, "chatcmpl-", (preparation, prepare)).await?;
     let Started { head, deltas, tokenizer, prompt_ids } = started;
-    let prompt_token_ids = generation.token_ids.and_then(|_| Some(prompt_ids.first()?.to_vec()));
+    let prompt_token_ids = prompt_ids.first().filter(|_| generation.returns_token_ids).map(|ids| ids.to_vec());
     let response = if let Some(reports) = generation.stream {
         let writer = ChunkWriter {
             head: head.with_object("chat.completion.chunk"),
@@ -168,7 +173,7 @@ pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<
         let asked = generation.clone();
         let write = move || {
             let rest = Rest { usage, prompt_token_ids, parser, generation: &asked, tokenizer: &tokenizer };
-            Json(whole(head, answers, rest)).into_response()
+            Json(complete_response(head, answers, rest)).into_response()
         };
         state.write(n_bytes, write).await?
     };
@@ -191,12 +196,12 @@ impl ChatRequest {
         let logprobs = logprobs(&mut fields)?;
         let max_tokens = max_tokens(&mut fields)?;
         let generation = Generation::from_fields(fields, max_tokens, defaults)?.with_logprobs(logprobs);
-        let generation = generation.telling_prompt_once();
+        let generation = generation.with_prompt_param("messages").with_prompt_reported_once();
         Ok(Self { conversation, generation })
     }
 
-    /// Applies the template and the tools to the request: fields that the template ignores, the structure of the
-    /// answer, and the parser for tool calls.
+    /// Applies the template and the tools to the request: determines the fields that the template ignores, the
+    /// structure of the answer, and the parser for tool calls.
     fn with_template(self, model: &ServedModel) -> Result<(Self, Option<ToolParser>, ChatTemplate), ApiError> {
         let Self { conversation, generation } = self;
         let template = conversation.template(model)?;
@@ -239,7 +244,7 @@ fn max_tokens(fields: &mut Fields) -> Result<usize, ApiError> {
     }
 }
 
-/// What the answer contains besides the choices and `Head`.
+/// The data for an answer besides the choices and `Head`.
 struct Rest<'a> {
     usage: Usage,
     prompt_token_ids: Option<Vec<TokenId>>,
@@ -248,7 +253,7 @@ struct Rest<'a> {
     tokenizer: &'a Tokenizer,
 }
 
-fn whole(head: Head, mut answers: Vec<Answer>, rest: Rest<'_>) -> ChatCompletion {
+fn complete_response(head: Head, mut answers: Vec<Answer>, rest: Rest<'_>) -> ChatCompletion {
     let Rest { usage, prompt_token_ids, parser, generation, tokenizer } = rest;
     // All choices share the prompt.
     let prompt_logprobs = answers.first_mut().and_then(|answer| answer.prompt_logprobs.take());
@@ -262,9 +267,9 @@ fn whole(head: Head, mut answers: Vec<Answer>, rest: Rest<'_>) -> ChatCompletion
             finish_reason: tool_calls::finish_reason(answer.finish_reason, &answer.stop_cause, !tool_calls.is_empty()),
             message: WireMessage { role: ASSISTANT, content, tool_calls, refusal: None },
             stop_reason: generation.stop_reason(answer.stop_cause),
-            // Requested, but no token was sampled: an empty list, not null.
+            // If requested, an empty list, not null, even if no token was sampled.
             logprobs: generation.logprobs.map(|_| Logprobs::new(answer.logprobs.unwrap_or_default())),
-            token_ids: generation.token_ids.map(|_| answer.token_ids),
+            token_ids: generation.returns_token_ids.then_some(answer.token_ids),
         }
     });
     ChatCompletion {
@@ -333,12 +338,12 @@ impl ChunkWriter {
         let choices = pieces.into_iter().map(|(content, call)| ChatChunkChoice {
             index: delta.index,
             delta: WireDelta { role: None, content, tool_calls: call.map(|call| [call]) },
-            token_ids: self.generation.token_ids.map(|_| Vec::new()),
+            token_ids: self.generation.returns_token_ids.then(Vec::new),
             ..ChatChunkChoice::default()
         });
         let mut events: Vec<String> = choices.map(|choice| self.event(choice, usage)).collect();
         // Token ids and log-probabilities are sent in an event of their own, if requested.
-        let is_sent = delta.finish_reason.is_none() && delta.logprobs.is_none() && self.generation.token_ids.is_none();
+        let is_sent = delta.finish_reason.is_none() && delta.logprobs.is_none() && !self.generation.returns_token_ids;
         if !is_sent {
             events.push(self.token_event(delta, None, usage));
         }
@@ -353,7 +358,7 @@ impl ChunkWriter {
             logprobs: delta.logprobs.map(Logprobs::new),
             finish_reason: delta.finish_reason,
             stop_reason: self.generation.stop_reason(delta.stop_cause),
-            token_ids: self.generation.token_ids.map(|_| delta.token_ids),
+            token_ids: self.generation.returns_token_ids.then_some(delta.token_ids),
         };
         self.event(choice, usage)
     }

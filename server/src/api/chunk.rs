@@ -1,13 +1,13 @@
-//! The common parts of answers of completions and chat: the members that all repeat, the events of a stream, and which of
-//! these report usage.
+//! Common parts of the answers of completions and chat: repeated members, the events of a stream, and their usage
+//! reports.
 
 use hearth_model::TokenId;
 use schemars::JsonSchema;
 use serde::Serialize;
 use serde_json::json;
 
-use super::{error::ApiError, fields::Fields, state::unix_seconds, submission::Usage};
-use crate::random::fresh_id;
+use super::{error::ApiError, fields::Fields, submission::Usage};
+use crate::{clock::unix_time, random::fresh_id};
 
 /// In which events of a stream to report usage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,10 +19,10 @@ pub(crate) enum UsageReports {
 }
 
 impl UsageReports {
-    /// Whether and how to stream: `None` if not. `stream_options` is checked even without `stream`.
+    /// Reads `stream` and `stream_options`; `None`: not streamed. The options are checked even without `stream`.
     ///
     /// # Errors
-    /// 400 for what is not a flag, or contradicts another one.
+    /// 400 for values that are not flags, or that contradict each other.
     pub(super) fn from_fields(fields: &mut Fields) -> Result<Option<Self>, ApiError> {
         let streams = fields.flag_or("stream", false)?;
         let mut reports = Self::Nowhere;
@@ -69,7 +69,7 @@ impl Head {
         Self {
             id: fresh_id(id_prefix),
             object: "",
-            created: unix_seconds(),
+            created: unix_time().as_secs(),
             model: model.to_owned(),
             system_fingerprint,
         }
@@ -97,7 +97,7 @@ pub(crate) struct StreamChunk<'a, Choice> {
 }
 
 impl<'a, Choice: Serialize> StreamChunk<'a, Choice> {
-    /// An event with more of one choice.
+    /// An event with a piece of one choice.
     pub(crate) fn more(head: &'a Head, choice: Choice, usage: Option<Option<Usage>>) -> Self {
         Self { head, choices: vec![choice], usage, prompt_token_ids: None }
     }

@@ -136,7 +136,8 @@ pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<
         let (answers, usage) = generation.fold(deltas).await?;
         let n_bytes = answers.iter().map(Answer::n_bytes).sum();
         let write = move || {
-            let choices = answers.into_iter().enumerate().map(|(index, answer)| writer.whole(index, answer)).collect();
+            let choices =
+                answers.into_iter().enumerate().map(|(index, answer)| writer.complete_choice(index, answer)).collect();
             Json(Completion { head: writer.head, choices, usage }).into_response()
         };
         state.write(n_bytes, write).await?
@@ -168,13 +169,16 @@ impl Prompts {
             return self.with_gap(suffix, generation, model);
         }
         let prompts = self.sources.into_iter().map(|source| {
+            if generation.keeps_whole_prompt() {
+                source.check_length("prompt", model)?;
+            }
             let ids = source.encode("prompt", &model.tokenizer, self.encode)?;
             let prompt = generation.prompt(ids, model);
             let text = match source {
                 TextOrIds::Text(text) => Some(text),
                 TextOrIds::Ids(_) => None,
             };
-            // A longer prompt is rejected later, so its text is not needed.
+            // A longer prompt is rejected later, so it is not decoded.
             let is_possible = prompt.ids.len() <= model.limits.max_seq_len;
             let echoes = self.start == Start::Echo && is_possible;
             Ok(if echoes { prompt.echoed(text, &model.tokenizer) } else { prompt })
@@ -191,6 +195,8 @@ impl Prompts {
             return Err(ApiError::invalid("suffix", message));
         };
         let prompts = self.sources.iter().map(|source| {
+            source.check_length("prompt", model)?;
+            model.check_text_length("suffix", suffix.len())?;
             let before = source.encode("prompt", tokenizer, self.encode)?;
             let refusal = |error| ApiError::invalid("suffix", format!("`suffix` cannot be encoded: {error}"));
             let ids = infill.prompt(tokenizer, &before, suffix).map_err(refusal)?;
@@ -233,7 +239,7 @@ struct Writer {
 }
 
 impl Writer {
-    fn whole(&self, index: usize, answer: Answer) -> CompletionChoice {
+    fn complete_choice(&self, index: usize, answer: Answer) -> CompletionChoice {
         let Answer { text, token_ids, logprobs, prompt_logprobs, finish_reason, stop_cause, .. } = answer;
         CompletionChoice {
             text,
@@ -241,7 +247,7 @@ impl Writer {
             logprobs: logprobs.map(Logprobs::new),
             finish_reason,
             stop_reason: self.generation.stop_reason(stop_cause),
-            token_ids: self.generation.token_ids.map(|_| token_ids),
+            token_ids: self.generation.returns_token_ids.then_some(token_ids),
             prompt_token_ids: self.prompt_token_ids(index),
             prompt_logprobs: prompt_logprobs
                 .map(|logprobs| WirePromptLogprobs { logprobs, tokenizer: self.tokenizer.clone() }),
@@ -263,7 +269,7 @@ impl Writer {
             logprobs: logprobs.map(Logprobs::new),
             finish_reason,
             stop_reason: self.generation.stop_reason(stop_cause),
-            token_ids: self.generation.token_ids.map(|_| token_ids),
+            token_ids: self.generation.returns_token_ids.then_some(token_ids),
             prompt_token_ids: self.prompt_token_ids(index).filter(|_| is_first),
             prompt_logprobs: None,
         };
@@ -271,7 +277,8 @@ impl Writer {
     }
 
     fn prompt_token_ids(&self, index: usize) -> Option<Vec<TokenId>> {
-        self.generation.token_ids.and_then(|_| Some(self.prompt_ids.get(index / self.generation.n)?.to_vec()))
+        let ids = self.prompt_ids.get(index / self.generation.n);
+        ids.filter(|_| self.generation.returns_token_ids).map(|ids| ids.to_vec())
     }
 }
 
@@ -293,7 +300,7 @@ impl Logprobs {
     }
 }
 
-/// Alternatives by their text. Of tokens with the same text only the most likely is kept; it comes first.
+/// Alternatives by their text. Of tokens with the same text, only the first, which is the most likely, is kept.
 fn top_object(top: impl Iterator<Item = (String, f32)>) -> Map<String, Value> {
     let mut object = Map::new();
     for (token, logprob) in top {

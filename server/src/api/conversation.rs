@@ -24,7 +24,7 @@ const TEMPLATE: &str = "chat_template";
 /// The allowed roles, as at OpenAI.
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
-/// The role whose `content` may be empty.
+/// The role whose `content` may be missing.
 const ASSISTANT: &str = "assistant";
 
 /// A conversation, and the settings for converting it to a prompt.
@@ -115,16 +115,34 @@ impl Conversation {
         unread.collect()
     }
 
+    fn context(&self, style: ToolStyle, model: &ServedModel) -> RenderContext {
+        RenderContext {
+            ending: self.ending,
+            kwargs: self.kwargs.clone(),
+            tools: style.template_tools(self.tools.as_ref()),
+            add_special_tokens: self.special_tokens == AddedTokens::TheTokenizers,
+            ..RenderContext::new(&model.tokenizer)
+        }
+    }
+
+    /// Rejects messages whose prompt has so many bytes that it cannot fit into the context, before it is tokenized.
+    pub(crate) fn check_length(&self, template: &ChatTemplate, model: &ServedModel) -> Result<(), ApiError> {
+        let n_bytes = self.messages.iter().map(|message| message.content.len()).sum();
+        if model.check_text_length("messages", n_bytes).is_ok() {
+            return Ok(());
+        }
+        // The template may omit text. Rendering takes far less time than tokenizing.
+        match template.render(&self.messages, &self.context(ToolStyle::of(template), model)) {
+            Ok(text) => Ok(model.check_text_length("messages", text.len())?),
+            // `encode` returns the error.
+            Err(_) => Ok(()),
+        }
+    }
+
     /// Renders and tokenizes the prompt. Strings in messages that look like special tokens stay plain text.
     pub(crate) fn encode(self, template: &ChatTemplate, model: &ServedModel) -> Result<Vec<TokenId>, ApiError> {
         let (style, tools) = (ToolStyle::of(template), self.tools.as_ref());
-        let context = RenderContext {
-            ending: self.ending,
-            kwargs: self.kwargs.clone(),
-            tools: style.template_tools(tools),
-            add_special_tokens: self.special_tokens == AddedTokens::TheTokenizers,
-            ..RenderContext::new(&model.tokenizer)
-        };
+        let context = self.context(style, model);
         let encode = |place| {
             let rendered_messages = style.messages(self.messages.clone(), tools, place);
             template.encode(&model.tokenizer, &rendered_messages, &context)

@@ -1,7 +1,7 @@
 //! `POST /v1/embeddings`: [OpenAI's endpoint](https://platform.openai.com/docs/api-reference/embeddings), with
 //! selectable pooling.
 
-use std::{future::poll_fn, time::Instant};
+use std::future::poll_fn;
 
 use axum::{
     Json,
@@ -24,9 +24,9 @@ use super::{
     error::ApiError,
     fields::{Fields, must_be},
     generation, ignored_params,
-    prompt::{self, Truncation},
+    prompt::{self, Prompt, Truncation},
     schema::Shape,
-    state::{AppState, Preparation},
+    state::{AppState, Deadline, Preparation, TurnWait},
     submission::{Submission, Submitted},
     text_input::TextOrIds,
 };
@@ -49,7 +49,7 @@ struct EmbeddingRequest {
     model: Option<String>,
     sources: Vec<TextOrIds>,
     encode: EncodeOptions,
-    /// Settings that all texts share; its `token_ids` are empty.
+    /// Settings that all texts share; `prompt_ids` is empty.
     parts: RequestParts,
     truncation: Option<Truncation>,
     format: Format,
@@ -117,17 +117,19 @@ pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<
     let (mut request, ignored, n_bytes, log) = body.read(&state, read).await?;
     let chosen = adapters::choose(&state, request.model.as_deref())?;
     let engine = state.working_engine()?.clone();
-    request.parts.adapter = chosen.adapter(&state, &engine).await?;
+    let arrived = log.arrived();
+    let deadline = request.parts.deadline.and_then(|limit| Deadline::new(arrived, limit));
+    let wait = TurnWait { submits: true, deadline };
+    request.parts.adapter = chosen.adapter(&state, &engine, wait).await?;
     let model = engine.model().clone();
     let (n_answers, format, truncates) = (request.sources.len(), request.format, request.truncation.is_some());
-    let arrived = Instant::now();
     let prepare = move || {
         let (requests, n_cut) = request.prepare(&model)?;
         let n_prompt = requests.iter().map(|request| request.parts().prompt_ids.len()).sum();
         let n_truncated = truncates.then_some(n_cut);
-        Ok(Submitted { events: engine.submit(requests)?, n_answers, arrived, n_prompt, n_truncated })
+        Ok(Submitted { events: engine.submit_at(requests, arrived)?, n_answers, arrived, n_prompt, n_truncated })
     };
-    let submitted = state.prepare(Preparation::of_body(n_bytes), prepare).await?;
+    let submitted = state.prepare(Preparation::of_body(n_bytes), wait, prepare).await?;
     let name = chosen.name(&state).to_owned();
     log.work(|work| (work.id, work.model) = (Some(fresh_id("embd-")), Some(name.clone())));
     let submission = Submission::new(log, submitted);
@@ -193,19 +195,15 @@ impl EmbeddingRequest {
             let allowed = format!("{d_model}, the length of the model's vectors");
             return Err(must_be("dimensions", &allowed, &json!(dimensions)));
         }
-        let max_seq_len = model.limits.max_seq_len;
-        let n_kept = match self.truncation {
-            None => usize::MAX,
-            Some(Truncation::Fitting) => max_seq_len,
-            Some(Truncation::Last(n)) => n,
-        };
         let mut n_cut = 0;
         let requests = self.sources.into_iter().map(|source| {
-            let mut token_ids = source.encode("input", &model.tokenizer, self.encode)?;
-            let n_beyond = token_ids.len().saturating_sub(n_kept);
-            token_ids.drain(..n_beyond);
-            n_cut += n_beyond;
-            let parts = RequestParts { prompt_ids: token_ids.into(), ..self.parts.clone() };
+            if self.truncation.is_none() {
+                source.check_length("input", model)?;
+            }
+            let token_ids = source.encode("input", &model.tokenizer, self.encode)?;
+            let prompt = Prompt::cut(token_ids, self.truncation, [0, model.limits.max_seq_len]);
+            n_cut += prompt.n_cut;
+            let parts = RequestParts { prompt_ids: prompt.ids, ..self.parts.clone() };
             Ok(EngineRequest::new(parts, &model.limits)?)
         });
         let requests = requests.collect::<Result<_, ApiError>>()?;

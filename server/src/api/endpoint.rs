@@ -1,5 +1,5 @@
-//! An endpoint: its path and handler, what the middleware does for it, and its entry in `/openapi.json`. `router` has the
-//! table of all endpoints.
+//! An endpoint: its path, its handler, its middleware policy, and its entry in `/openapi.json`. `router` has the table
+//! of all endpoints.
 
 use axum::routing::MethodRouter;
 use schemars::{JsonSchema, SchemaGenerator};
@@ -16,13 +16,13 @@ pub(crate) struct Endpoint {
     pub(crate) operation: Option<Operation>,
 }
 
-/// What the middleware does with requests to an endpoint.
+/// How the middleware treats requests to an endpoint.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Policy {
     /// A file of the web page: needs no API key.
     Page,
-    /// For health checks and scrapers: needs no API key, may come from any origin and to any host, is logged at the level
-    /// `debug`, and is not traced. It must change nothing and reveal nothing about requests.
+    /// For health checks and scrapers: needs no API key, may come from any origin and to any host, is logged at the
+    /// level `debug`, and is not traced. It must change nothing and reveal nothing about requests.
     Probe,
     /// Needs an API key, if keys are set. Also the policy of paths that do not exist.
     #[default]
@@ -46,7 +46,7 @@ pub(crate) struct Operation {
     pub(crate) response: ResponseBody,
     /// Error statuses that it may return.
     pub(crate) errors: &'static [u16],
-    /// Requests that take a value of the response as a parameter.
+    /// Other endpoints that take a value of the response as a parameter.
     pub(crate) links: &'static [Link],
 }
 
@@ -62,7 +62,8 @@ impl Operation {
         Self { summary, request: Request::Nothing, response, errors: GET_ERRORS, links: &[] }
     }
 
-    /// A `POST` of a JSON object. `describe` runs the endpoint's parser on examples, which records the schema of the body.
+    /// A `POST` of a JSON object. `describe` runs the endpoint's parser on examples, which records the schema of the
+    /// body.
     pub(crate) const fn post(summary: &'static str, describe: DescribeBody, response: ResponseBody) -> Self {
         Self { summary, request: Request::Body(describe), response, errors: POST_ERRORS, links: &[] }
     }
@@ -78,7 +79,7 @@ impl Operation {
     }
 }
 
-/// What a request consists of.
+/// The input of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Request {
     Nothing,

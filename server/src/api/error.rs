@@ -1,11 +1,11 @@
-//! Errors as clients see them: OpenAI's envelope, `{"error": {"message", "type", "param", "code"}}`, with the status
-//! that tells OpenAI's libraries whether to retry.
+//! Errors for clients: OpenAI's envelope, `{"error": {"message", "type", "param", "code"}}`, with the status that tells
+//! OpenAI's libraries whether to retry.
 
 use std::{borrow::Cow, time::Duration};
 
 use axum::{
     Json,
-    http::{HeaderValue, StatusCode, header},
+    http::{HeaderName, HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use schemars::JsonSchema;
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::engine::{Failure, SubmitError, request::ValidationError};
 
-/// An error on its way to a client.
+/// An error for the client.
 #[derive(Clone, Debug)]
 pub struct ApiError {
     status: StatusCode,
@@ -43,7 +43,7 @@ struct ErrorBody {
     param: Option<Cow<'static, str>>,
     /// Error code for programs.
     code: Option<&'static str>,
-    /// Tokens of the prompt that exceed the context.
+    /// Number of tokens of the prompt, which exceeds the context; a lower bound if the prompt was not tokenized.
     #[serde(skip_serializing_if = "Option::is_none")]
     n_prompt_tokens: Option<usize>,
     /// Context length in tokens.
@@ -58,8 +58,14 @@ struct ContextSizes {
     n_ctx: usize,
 }
 
-/// Seconds until a client may retry: each request that starts frees a place in the queue.
-const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
+/// Seconds until a client may retry after a 429: each request that starts frees a place in the queue.
+const RETRY_AFTER_QUEUE: HeaderValue = HeaderValue::from_static("2");
+
+/// The same after a 503: a model is loading, or the server restarts.
+const RETRY_AFTER_LOADING: HeaderValue = HeaderValue::from_static("5");
+
+/// Tells OpenAI's libraries whether to retry, whatever the status is.
+const X_SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
 impl ApiError {
     /// 400: the parameter `param` is invalid. `message` names it, the value given and the values allowed.
@@ -107,6 +113,11 @@ impl ApiError {
     /// 503: the server shuts down before the request has finished.
     pub fn shutting_down() -> Self {
         Self::unavailable("the server is shutting down")
+    }
+
+    /// 429: the queue is full.
+    pub(crate) fn queue_full(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message).with_code("queue_full")
     }
 
     /// 504: the request's own deadline has passed.
@@ -159,15 +170,16 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let status = self.status;
-        let may_retry = matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
-        let mut response = (status, Json(self.envelope())).into_response();
-        if may_retry {
-            response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
-        }
-        if status == StatusCode::UNAUTHORIZED {
-            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-        }
+        let header = match self.status {
+            StatusCode::TOO_MANY_REQUESTS => Some((header::RETRY_AFTER, RETRY_AFTER_QUEUE)),
+            StatusCode::SERVICE_UNAVAILABLE => Some((header::RETRY_AFTER, RETRY_AFTER_LOADING)),
+            // The client does not want the answer any more.
+            StatusCode::GATEWAY_TIMEOUT => Some((X_SHOULD_RETRY, HeaderValue::from_static("false"))),
+            StatusCode::UNAUTHORIZED => Some((header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))),
+            _ => None,
+        };
+        let mut response = (self.status, Json(self.envelope())).into_response();
+        response.headers_mut().extend(header);
         response
     }
 }
@@ -188,8 +200,9 @@ impl From<ValidationError> for ApiError {
     fn from(error: ValidationError) -> Self {
         let refusal = Self { param: error.param().map(Cow::Borrowed), ..Self::bad_request(error.to_string()) };
         match error {
-            ValidationError::ContextLength { n_prompt, max_seq_len }
-            | ValidationError::InputLength { n_tokens: n_prompt, max_seq_len } => {
+            ValidationError::ContextLength { n_prompt, max_seq_len, .. }
+            | ValidationError::InputLength { n_tokens: n_prompt, max_seq_len }
+            | ValidationError::TextLength { n_tokens: n_prompt, max_seq_len, .. } => {
                 let context = Some(ContextSizes { n_prompt_tokens: n_prompt, n_ctx: max_seq_len });
                 Self { context, ..refusal.with_code("context_length_exceeded") }
             }
@@ -202,9 +215,7 @@ impl From<SubmitError> for ApiError {
     fn from(error: SubmitError) -> Self {
         let message = error.to_string();
         match error {
-            SubmitError::QueueFull { .. } => {
-                Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message).with_code("queue_full")
-            }
+            SubmitError::QueueFull { .. } => Self::queue_full(message),
             SubmitError::TooManyAnswers { .. } => Self::bad_request(message),
             SubmitError::Stopped => Self::unavailable(message),
         }
@@ -216,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_end_without_an_answer_is_told_as_what_it_is() {
+    fn failures_have_their_own_status_and_message() {
         let refused = Failure::Refused { param: "input", message: "`input` is wrong".into() };
         for (failure, status, message) in [
             (refused, StatusCode::BAD_REQUEST, "`input` is wrong"),

@@ -1,5 +1,5 @@
 //! Reads a JSON object field by field, so that every error names the field, the given and the allowed value. `null` is
-//! the same as absent. Fields that nobody asks for are ignored: clients send new ones all the time.
+//! the same as absent. Unknown fields are ignored: clients send new ones all the time.
 
 use std::{
     borrow::Cow,
@@ -18,36 +18,37 @@ use super::{
 };
 use crate::engine::prefix_cache::PrefixSalt;
 
-/// Longest name of a function or a schema; OpenAI's, as is what it may consist of.
+/// Maximum length of the name of a function or a schema, as at OpenAI.
 const MAX_NAME_CHARS: usize = 64;
+/// The characters of such names, as at OpenAI.
 const NAME_PATTERN: &str = "^[a-zA-Z0-9_-]+$";
 
-/// Most bytes in a list of strings that are looked for in every answer.
+/// Maximum size in bytes of a list of strings that are searched for in every answer.
 const MAX_LISTED_BYTES: usize = 1 << 16;
 
 /// The fields of a request's body, or of an object in it.
 #[derive(Debug)]
 pub(crate) struct Fields {
     entries: Map<String, Value>,
-    /// Where the object is in the body, with a dot behind; empty at the top.
+    /// The object's path in the body, followed by a dot; empty for the body itself.
     place: String,
-    /// The fields of such objects that nobody has read, by their paths.
+    /// Paths of the unread fields of nested objects.
     unread: Arc<Mutex<Vec<String>>>,
     log: RequestLog,
-    /// Bytes of the whole body.
+    /// Size of the whole body in bytes.
     n_bytes: usize,
     key_salt: Option<PrefixSalt>,
-    /// Where there is one, the parser is being watched: it says what it reads.
+    /// Set while `/openapi.json` is generated: records each field that is read.
     shape: Option<Shape>,
 }
 
 impl Fields {
-    /// The salt of the key that the request came with, where pages are not shared between keys.
+    /// The prefix-cache salt of the request's API key, if keys do not share pages.
     pub(crate) fn key_salt(&self) -> Option<PrefixSalt> {
         self.key_salt
     }
 
-    /// An example whose parser is to note in `shape` what it reads.
+    /// The fields of an example, which records in `shape` the fields that are read.
     pub(crate) fn describing(example: Value, shape: &Shape) -> Self {
         let Value::Object(entries) = example else { return Self::describing(json!({}), shape) };
         let mut fields = Self::of_body(entries, RequestLog::default(), 0, None);
@@ -65,7 +66,7 @@ impl Fields {
         Self { entries, place: String::new(), unread: Arc::default(), log, n_bytes, key_salt, shape: None }
     }
 
-    /// The field as it is, for a caller who checks that it is what `schema` says.
+    /// Takes a field unparsed. The caller must validate it against `schema`.
     pub(crate) fn take_as(&mut self, name: &'static str, schema: impl FnOnce() -> Value) -> Option<Value> {
         if let Some(shape) = &self.shape {
             shape.note(name, schema());
@@ -73,7 +74,7 @@ impl Fields {
         self.take(name)
     }
 
-    /// The same of a field that must be there; `allowed` says in words what it may be.
+    /// The same for a required field; `allowed` describes the allowed values for error messages.
     pub(crate) fn require_as(
         &mut self,
         name: &'static str,
@@ -87,17 +88,17 @@ impl Fields {
         value.ok_or_else(|| ApiError::invalid(name, format!("`{name}` is required: {allowed}")))
     }
 
-    /// Removes a field that is accepted and has no effect.
+    /// Removes a field that has no effect.
     pub(crate) fn ignore(&mut self, name: &'static str) {
         self.take_as(name, || json!({}));
     }
 
-    /// The field as it is; it is in no description.
+    /// Takes a field unparsed, without recording it in the schema.
     pub(crate) fn take(&mut self, name: &str) -> Option<Value> {
         self.entries.remove(name).filter(|value| !value.is_null())
     }
 
-    /// Tells what an absent field means, if the parser is being watched.
+    /// Records the default in the schema.
     pub(crate) fn note_default<T: Serialize>(&self, name: &str, default: &T) {
         if let Some(shape) = &self.shape {
             shape.note_default(name, json!(default));
@@ -215,7 +216,7 @@ impl Fields {
         self.read(name, schema::string, |value| value.as_str().map(str::to_owned).ok_or_else(|| "a string".into()))
     }
 
-    /// A name as OpenAI allows them.
+    /// A name that OpenAI allows.
     pub(crate) fn name(&mut self, name: &'static str) -> Result<Option<String>, ApiError> {
         let schema =
             || json!({ "type": "string", "minLength": 1, "maxLength": MAX_NAME_CHARS, "pattern": NAME_PATTERN });
@@ -230,7 +231,7 @@ impl Fields {
         self.read(name, schema, |value| value.as_object().cloned().ok_or_else(|| "an object".into()))
     }
 
-    /// A string or an array of strings; that none is empty is for the caller to check.
+    /// A string or an array of strings. The caller must reject empty ones.
     pub(crate) fn strings(&mut self, name: &'static str) -> Result<Vec<String>, ApiError> {
         let one = || json!({ "type": "string", "minLength": 1 });
         let schema = || schema::any_of([one(), schema::array(one(), 0)]);
@@ -260,7 +261,7 @@ impl Fields {
         })
     }
 
-    /// One of some strings; the one that means `default` if it is absent.
+    /// The meaning of one of these strings; `default` if it is absent.
     pub(crate) fn one_of_or<T: Copy + PartialEq>(
         &mut self,
         name: &'static str,
@@ -274,7 +275,7 @@ impl Fields {
         Ok(chosen.unwrap_or(default))
     }
 
-    /// One of some strings.
+    /// The meaning of one of these strings.
     pub(crate) fn one_of<T: Copy>(
         &mut self,
         name: &'static str,
@@ -294,33 +295,33 @@ impl Fields {
         self.read(name, schema, |value| token_ids(value).ok_or_else(|| "an array of token ids".into()))
     }
 
-    /// Bytes of the whole body.
+    /// Size of the whole body in bytes.
     pub(crate) fn n_bytes(&self) -> usize {
         self.n_bytes
     }
 
-    /// The request's line in the log.
+    /// The request's log line.
     pub(crate) fn log(&self) -> &RequestLog {
         &self.log
     }
 
-    /// The field, left where it is.
+    /// The field, without reading it.
     pub(crate) fn get(&self, name: &str) -> Option<&Value> {
         self.entries.get(name).filter(|value| !value.is_null())
     }
 
-    /// Whether the field is there and says something.
+    /// Whether the field is present and not `null`.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.get(name).is_some()
     }
 
-    /// An object, whose own fields are read in turn.
+    /// An object, as [`Fields`].
     pub(crate) fn object(&mut self, name: &'static str) -> Result<Option<Self>, ApiError> {
         let shape = self.shape.as_ref().map(|shape| shape.note_object(name));
         self.take(name).map(|value| self.within(self.path(name).into(), value, shape)).transpose()
     }
 
-    /// An array of objects, whose own fields are read in turn.
+    /// An array of objects, as [`Fields`].
     pub(crate) fn objects(&mut self, name: &'static str) -> Result<Option<Vec<Self>>, ApiError> {
         let shape = self.shape.as_ref().map(|shape| shape.note_objects(name));
         let (path, items) = match self.take(name) {
@@ -348,7 +349,7 @@ impl Fields {
         })
     }
 
-    /// What `read` makes of a field that must be there.
+    /// Reads a required field with `read`.
     pub(crate) fn require<T>(
         &mut self,
         name: &'static str,
@@ -361,33 +362,38 @@ impl Fields {
         value.ok_or_else(|| missing(self.path(name)))
     }
 
-    /// The place of a field in the body.
+    /// The path of a field in the body.
     pub(crate) fn path(&self, name: &'static str) -> Cow<'static, str> {
         if self.place.is_empty() { name.into() } else { format!("{}{name}", self.place).into() }
     }
 
-    /// All that is left, as it is.
+    /// The unread fields as a JSON object.
     pub(crate) fn to_value(&self) -> Value {
         Value::Object(self.entries.clone())
     }
 
-    /// The entries that are left, in the order of the text.
+    /// Reads all remaining entries, in the order of the body.
     pub(crate) fn into_entries(mut self) -> impl Iterator<Item = (String, Value)> {
         std::mem::take(&mut self.entries).into_iter()
     }
 
-    /// What was found within that nobody reads, by its path.
+    /// Removes all remaining fields, so that they are not reported as unread.
+    pub(crate) fn ignore_rest(mut self) {
+        self.entries.clear();
+    }
+
+    /// Records the path of an unread field within a value.
     pub(crate) fn note_unread(&self, path: String) {
         self.unread.lock().unwrap_or_else(PoisonError::into_inner).push(path);
     }
 
-    /// The paths of what nobody has read: of the object's own fields, and of those of objects in it that are read by now.
+    /// The paths of all unread fields: the object's own, and those of nested objects whose [`Fields`] are dropped.
     pub(crate) fn all_unread(&self) -> Vec<String> {
         let within = self.unread.lock().unwrap_or_else(PoisonError::into_inner).clone();
         self.names().map(str::to_owned).chain(within).collect()
     }
 
-    /// The names of the fields that nobody has asked for.
+    /// The names of the unread fields.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)
     }
@@ -404,7 +410,7 @@ impl Fields {
 }
 
 impl Drop for Fields {
-    /// Who has read an object forgets it; what is left in it was not read.
+    /// Reports fields that nobody read, for `x-ignored-params`.
     fn drop(&mut self) {
         if !self.place.is_empty() {
             self.entries.keys().for_each(|name| self.note_unread(format!("{}{name}", self.place)));
@@ -412,14 +418,14 @@ impl Drop for Fields {
     }
 }
 
-/// The refusal of a parameter: its name, what it may be and what it is.
+/// The error for an invalid parameter: its name, the allowed and the given value.
 pub(crate) fn must_be(name: impl Into<Cow<'static, str>>, allowed: &str, given: &Value) -> ApiError {
     let name = name.into();
     let message = format!("`{name}` must be {allowed}, got {}", shown(given));
     ApiError::invalid(name, message)
 }
 
-/// The refusal of a parameter that is not there.
+/// The error for a missing parameter.
 pub(crate) fn missing(name: impl Into<Cow<'static, str>>) -> ApiError {
     let name = name.into();
     let message = format!("Missing required parameter: `{name}`.");
@@ -448,7 +454,7 @@ fn check_name(path: Cow<'static, str>, name: &str) -> Result<(), ApiError> {
     Err(ApiError::invalid(path, message))
 }
 
-/// Strings, if there are at most `limit` and they are no longer than [`MAX_LISTED_BYTES`] together.
+/// Limits a list of strings to `limit` entries and [`MAX_LISTED_BYTES`] in total.
 pub(crate) fn at_most_strings(limit: usize, name: &'static str, list: Vec<String>) -> Result<Vec<String>, ApiError> {
     if list.len() > limit {
         let message = format!("`{name}` must hold at most {limit} entries, got {}", list.len());
@@ -462,26 +468,26 @@ pub(crate) fn at_most_strings(limit: usize, name: &'static str, list: Vec<String
     Ok(list)
 }
 
-/// Strings, if that is what the value holds.
+/// The strings of an array, if it has nothing else.
 pub(crate) fn string_list(value: &Value) -> Option<Vec<String>> {
     value.as_array()?.iter().map(|item| item.as_str().map(str::to_owned)).collect()
 }
 
-/// Token ids, if that is what the value holds.
+/// The token ids of an array, if it has nothing else.
 pub(crate) fn token_ids(value: &Value) -> Option<Vec<TokenId>> {
     let ids = value.as_array()?.iter().map(|id| TokenId::try_from(whole(id)?).ok());
     ids.collect()
 }
 
 fn whole(value: &Value) -> Option<i64> {
-    // Some clients write whole numbers as 16.0, or as 1e18.
+    // Some clients write integers as 16.0, or as 1e18.
     const BEYOND: f64 = 9_223_372_036_854_775_808.0;
     let is_whole = |number: &f64| number.fract() == 0.0 && number.abs() < BEYOND;
     let from_float = || value.as_f64().filter(is_whole).map(|number| number as i64);
     value.as_i64().or_else(from_float)
 }
 
-/// The value as JSON, cut where it gets long.
+/// The value as JSON for error messages, truncated.
 pub(crate) fn shown(value: &Value) -> String {
     const MAX_CHARS: usize = 60;
     let text = value.to_string();

@@ -1,11 +1,7 @@
-//! What both generation endpoints share: all fields but the prompt, and submitting requests. `prompt` handles a single
-//! prompt.
+//! The common part of both generation endpoints: all fields but the prompt, and submitting requests. `prompt` handles a
+//! single prompt.
 
-use std::{
-    cmp::Ordering,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{cmp::Ordering, sync::Arc, time::Duration};
 
 use axum::response::Response;
 use hearth_model::{
@@ -25,7 +21,7 @@ use super::{
     prompt::{Prompt, Truncation, truncation},
     request_log::{Asked, RequestLog},
     sampling::{Sampling, applicable},
-    state::{AppState, Preparation},
+    state::{AppState, Deadline, Preparation, TurnWait},
     stream::{Answer, Deltas, Echo, ID_BYTES, MAX_ANSWER_BYTES, Opening, REPORTED_BYTES},
     structured::Structure,
     submission::{Submission, Submitted, Usage},
@@ -49,7 +45,7 @@ const MAX_STOP_STRINGS: usize = 128;
 /// Maximum length of `cache_salt`, as in vLLM.
 const MAX_SALT_CHARS: usize = 1024;
 
-/// Fields that would change the answer and are not supported: rejected instead of ignored. The second ones replace them.
+/// Fields that would change the answer and are not supported: rejected instead of ignored. With their replacements.
 const UNSUPPORTED: [(&str, Option<&str>); 5] = [
     ("grammar", Some("structured_outputs.grammar")),
     ("json_schema", Some("structured_outputs.json")),
@@ -68,8 +64,8 @@ pub(crate) struct Generation {
     pub(crate) logprobs: Option<usize>,
     /// The same for the prompt (`prompt_logprobs`).
     pub(crate) prompt_logprobs: Option<usize>,
-    /// Whether to report token ids.
-    pub(crate) token_ids: Option<WithTokenIds>,
+    /// Whether to report token ids (`return_token_ids`).
+    pub(crate) returns_token_ids: bool,
     model: Option<String>,
     /// Number of candidates per prompt, of which the best `n` are returned.
     best_of: usize,
@@ -77,15 +73,19 @@ pub(crate) struct Generation {
     structure: Option<Arc<Structure>>,
     sampling: Sampling,
     stop: StopConditions,
-    ends_on: EndsOn,
+    /// Whether only the request's own stop tokens end the answer (`ignore_eos`).
+    ignores_eos: bool,
     text: TextOptions,
     logprobs_mode: LogprobsMode,
     truncation: Option<Truncation>,
-    prompt_reports: PromptReports,
+    /// The parameter that has the prompt, for error messages.
+    prompt_param: &'static str,
+    /// Whether data about the prompt is reported once, not in each choice.
+    reports_prompt_once: bool,
     priority: i32,
     prefix_salt: Option<PrefixSalt>,
     deadline: Option<Duration>,
-    /// Number of answer tokens that `truncation` must leave room for.
+    /// Number of answer tokens that [`Truncation::Fitting`] leaves room for.
     wanted_tokens: usize,
     /// Paths of the fields that were not read.
     ignored: Vec<String>,
@@ -94,26 +94,7 @@ pub(crate) struct Generation {
     log: RequestLog,
 }
 
-/// Whether data about a prompt is reported once or in every choice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PromptReports {
-    InEachChoice,
-    Once,
-}
-
-/// `return_token_ids` is set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct WithTokenIds;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum EndsOn {
-    /// The model's end-of-sequence tokens and those of the request.
-    EosToo,
-    /// Only those of the request (`ignore_eos`).
-    StopTokens,
-}
-
-/// A submitted request, with what is needed to write its answer.
+/// A submitted request, with the data for writing its answer.
 #[derive(Debug)]
 pub(crate) struct Started {
     pub(crate) head: Head,
@@ -154,14 +135,14 @@ impl Generation {
             stream,
             logprobs: None,
             prompt_logprobs,
-            token_ids: given.flag_or("return_token_ids", false)?.then_some(WithTokenIds),
+            returns_token_ids: given.flag_or("return_token_ids", false)?,
             model: given.string("model")?,
             best_of,
             strategy,
             structure: Structure::from_fields(given)?.map(Arc::new),
             sampling,
             stop,
-            ends_on: if given.flag_or("ignore_eos", false)? { EndsOn::StopTokens } else { EndsOn::EosToo },
+            ignores_eos: given.flag_or("ignore_eos", false)?,
             text: text_options(given)?,
             logprobs_mode: given.one_of_or(
                 "logprobs_mode",
@@ -169,7 +150,8 @@ impl Generation {
                 LogprobsMode::default(),
             )?,
             truncation: truncation(given)?,
-            prompt_reports: PromptReports::InEachChoice,
+            prompt_param: "prompt",
+            reports_prompt_once: false,
             priority: priority(given)?,
             prefix_salt: prefix_salt(given)?,
             deadline: deadline(given)?,
@@ -189,9 +171,14 @@ impl Generation {
         Self { logprobs, ..self }
     }
 
+    /// Names the parameter that has the prompt.
+    pub(crate) fn with_prompt_param(self, prompt_param: &'static str) -> Self {
+        Self { prompt_param, ..self }
+    }
+
     /// Reports data about the prompt once, not in each choice.
-    pub(crate) fn telling_prompt_once(self) -> Self {
-        Self { prompt_reports: PromptReports::Once, ..self }
+    pub(crate) fn with_prompt_reported_once(self) -> Self {
+        Self { reports_prompt_once: true, ..self }
     }
 
     /// The structure that constrains the answer.
@@ -241,6 +228,17 @@ impl Generation {
         Prompt::cut(ids, self.truncation, [self.wanted_tokens, model.limits.max_seq_len])
     }
 
+    /// Whether a prompt that does not fit into the context is rejected, not truncated.
+    pub(crate) fn keeps_whole_prompt(&self) -> bool {
+        self.truncation.is_none()
+    }
+
+    /// How the request waits for its turn to be prepared.
+    pub(crate) fn turn_wait(&self) -> TurnWait {
+        let deadline = self.deadline.and_then(|limit| Deadline::new(self.log.arrived(), limit));
+        TurnWait { submits: true, deadline }
+    }
+
     /// Size of the request's body in bytes.
     pub(crate) fn n_bytes(&self) -> usize {
         self.n_bytes
@@ -249,7 +247,8 @@ impl Generation {
     /// Checks the model's name, prepares the prompts and submits them.
     ///
     /// # Errors
-    /// 404 for another model, 400 for what the model does not support, 429 and 503 if the engine does not accept work.
+    /// 404 for an unknown model, 400 for unsupported requests, 429 and 503 if the engine does not accept work, 504 if the
+    /// deadline passes while the request waits for its turn.
     pub(crate) async fn start<Prepare>(
         &self,
         state: &AppState,
@@ -260,9 +259,9 @@ impl Generation {
         Prepare: FnOnce(&Self, &ServedModel) -> Result<Vec<Prompt>, ApiError> + Send + 'static,
     {
         let chosen = adapters::choose(state, self.model.as_deref())?;
-        let arrived = Instant::now();
+        let (arrived, wait) = (self.log.arrived(), self.turn_wait());
         let engine = state.working_engine()?.clone();
-        let adapter = chosen.adapter(state, &engine).await?;
+        let adapter = chosen.adapter(state, &engine, wait).await?;
         let tokenizer = engine.model().tokenizer.clone();
         let fingerprint = match &adapter {
             Some(adapter) => adapter.fingerprint(&engine.model().fingerprint),
@@ -278,10 +277,11 @@ impl Generation {
             generation.check_repeated(&prompts)?;
             let n_cut = generation.truncation.map(|_| prompts.iter().map(|prompt| prompt.n_cut).sum());
             let openings = generation.openings(&prompts);
-            let events = engine.submit(generation.requests(&prompts, engine.model(), adapter)?)?;
+            let requests = generation.requests(&prompts, engine.model(), adapter)?;
+            let events = engine.submit_at(requests, arrived)?;
             Ok((prompts, n_cut, openings, events))
         };
-        let (prompts, n_cut, openings, events) = state.prepare(preparation, prepare).await?;
+        let (prompts, n_cut, openings, events) = state.prepare(preparation, wait, prepare).await?;
         let head = Head::new(id_prefix, chosen.name(state), fingerprint);
         self.log.work(|work| {
             (work.id, work.model) = (Some(head.id.clone()), Some(head.model.clone()));
@@ -302,8 +302,11 @@ impl Generation {
     /// Collects the `n` best answers to each prompt.
     pub(crate) async fn fold(&self, deltas: Deltas) -> Result<(Vec<Answer>, Usage), ApiError> {
         let (mut answers, usage) = deltas.fold().await?;
-        if self.n_answers() > self.n {
-            answers = answers.chunks(self.n_answers()).flat_map(|of_one_prompt| best(of_one_prompt, self.n)).collect();
+        let n_answers = self.n_answers();
+        if n_answers > self.n {
+            answers.chunks_mut(n_answers).for_each(sort_best_first);
+            let ranked = answers.into_iter().enumerate();
+            answers = ranked.filter(|(index, _)| index % n_answers < self.n).map(|(_, answer)| answer).collect();
             if self.logprobs.is_none() {
                 answers.iter_mut().for_each(|answer| answer.logprobs = None);
             }
@@ -311,8 +314,8 @@ impl Generation {
         Ok((answers, usage))
     }
 
-    /// What stopped a choice, as vLLM reports it: the stop string, or the request's own stop token. `None` for the
-    /// model's end-of-sequence token.
+    /// The stop string or the request's own stop token that ended a choice, as vLLM reports it. `None` for the model's
+    /// end-of-sequence token.
     pub(crate) fn stop_reason(&self, cause: Option<StopCause>) -> Option<Value> {
         match cause? {
             StopCause::Text(text) => Some(json!(text)),
@@ -347,14 +350,14 @@ impl Generation {
     fn n_answers(&self) -> usize {
         match self.strategy {
             Strategy::Sample => self.best_of,
-            // A beam search returns only its best.
+            // A beam search returns only the `n` best.
             Strategy::Beams { .. } | Strategy::Embed { .. } => self.n,
         }
     }
 
     /// A structured answer ends where the structure is complete, so other end conditions are rejected.
     fn check_ends(&self, structure: &Structure) -> Result<(), ApiError> {
-        let param = if self.ends_on == EndsOn::StopTokens {
+        let param = if self.ignores_eos {
             "ignore_eos"
         } else if !self.stop.stop_token_ids.is_empty() {
             "stop_token_ids"
@@ -423,7 +426,8 @@ impl Generation {
                 adapter: adapter.clone(),
                 deadline: self.deadline,
             };
-            let request = EngineRequest::new(parts, &model.limits)?;
+            let request =
+                EngineRequest::new(parts, &model.limits).map_err(|error| error.with_prompt_param(self.prompt_param))?;
             requests.extend((0..n_requests).map(|choice| request.for_choice(choice as u32)));
         }
         Ok(requests)
@@ -432,7 +436,7 @@ impl Generation {
     /// The stop conditions, with `end_ids` unless the request has `ignore_eos`.
     fn stop_with<'a>(&self, end_ids: impl Iterator<Item = &'a TokenId>) -> StopConditions {
         let mut stop = self.stop.clone();
-        if self.ends_on == EndsOn::EosToo {
+        if !self.ignores_eos {
             Arc::make_mut(&mut stop.stop_token_ids).extend(end_ids);
         }
         stop
@@ -440,15 +444,12 @@ impl Generation {
 
     /// Rejects requests whose answers would repeat too much of their prompts.
     fn check_repeated(&self, prompts: &[Prompt]) -> Result<(), ApiError> {
-        let n_times = match self.prompt_reports {
-            PromptReports::InEachChoice => self.n_answers(),
-            PromptReports::Once => 1,
-        };
+        let n_times = if self.reports_prompt_once { 1 } else { self.n_answers() };
         let reported = |n_top: usize| (1 + n_top) * REPORTED_BYTES;
         let n_bytes: usize = prompts
             .iter()
             .map(|prompt| {
-                let per_token = self.token_ids.map_or(0, |_| ID_BYTES)
+                let per_token = usize::from(self.returns_token_ids) * ID_BYTES
                     + self.logprobs.filter(|_| prompt.echo.is_some()).map_or(0, reported)
                     + self.prompt_logprobs.map_or(0, reported);
                 n_times * (2 * prompt.echo.as_ref().map_or(0, |text| text.len()) + per_token * prompt.ids.len())
@@ -538,10 +539,7 @@ pub(crate) fn deadline(fields: &mut Fields) -> Result<Option<Duration>, ApiError
     Ok(fields.count("deadline_ms", 1..=usize::MAX)?.map(|ms| Duration::from_millis(ms as u64)))
 }
 
-/// The `n` answers with the largest mean log-probability per token, best first.
-fn best(answers: &[Answer], n: usize) -> Vec<Answer> {
-    let mut ranked = answers.to_vec();
-    ranked.sort_by(|a, b| b.mean_logprob().partial_cmp(&a.mean_logprob()).unwrap_or(Ordering::Equal));
-    ranked.truncate(n);
-    ranked
+/// Sorts by the mean log-probability per token, largest first.
+fn sort_best_first(answers: &mut [Answer]) {
+    answers.sort_by(|a, b| b.mean_logprob().partial_cmp(&a.mean_logprob()).unwrap_or(Ordering::Equal));
 }

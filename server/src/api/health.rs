@@ -28,7 +28,7 @@ pub(crate) struct Health {
 /// 200 from the start, through loading and draining; 503 once inference has failed and only a restart helps.
 pub(crate) async fn health(State(state): State<AppState>) -> Result<Json<Health>, ApiError> {
     if let Some(engine) = state.engine()
-        && let EngineState::Failed(what) = &engine.stats().borrow().state
+        && let EngineState::Failed(what) = engine.state()
     {
         return Err(ApiError::unavailable(format!("inference failed: {what}")));
     }

@@ -9,7 +9,7 @@ use axum::{
     response::Response,
 };
 
-use super::{body_guard::drop_with_body, state::AppState};
+use super::{body_guard::drop_with_sent_body, state::AppState};
 use crate::metrics::HttpMetrics;
 
 /// Counts the request once the response has been sent completely or the client has disconnected.
@@ -20,11 +20,13 @@ pub(crate) async fn count(State(state): State<AppState>, request: Request, next:
         route: request.extensions().get().cloned(),
         method: request.method().clone(),
         status: None,
+        // The body of an answer to `HEAD` is never sent.
+        is_sent: request.method() == Method::HEAD,
         started: Instant::now(),
     };
     let response = next.run(request).await;
     counting.status = Some(response.status());
-    response.map(|body| drop_with_body(body, counting))
+    response.map(|body| drop_with_sent_body(body, counting, |counting| counting.is_sent = true))
 }
 
 /// Counts its request when dropped.
@@ -33,12 +35,15 @@ struct Counting {
     route: Option<MatchedPath>,
     method: Method,
     status: Option<StatusCode>,
+    /// Whether the response has been sent completely.
+    is_sent: bool,
     started: Instant,
 }
 
 impl Drop for Counting {
     fn drop(&mut self) {
         let route = self.route.as_ref().map(MatchedPath::as_str);
-        self.metrics.ended(route, &self.method, self.status, self.started.elapsed());
+        let status = self.status.filter(|_| self.is_sent);
+        self.metrics.ended(route, &self.method, status, self.started.elapsed());
     }
 }

@@ -1,6 +1,7 @@
-//! `POST /v1/inspect`: what the model expects after each token of a text, attention maps, and what each layer would predict.
+//! `POST /v1/inspect`: the model's predictions after each token of a text, its attention maps, and the predictions of
+//! each layer.
 //!
-//! It runs beside the engine, on the same weights and without the KV cache; one text at a time.
+//! Runs outside the engine, with the same weights and without the KV cache; one text at a time.
 
 use axum::{
     Json,
@@ -28,17 +29,17 @@ use super::{
     ignored_params,
     options::RequestTemplates,
     schema::Shape,
-    state::{AppState, Preparation},
+    state::{AppState, Preparation, TurnWait},
     stream::{TokenText, finite},
     text_input::TextOrIds,
 };
 use crate::engine::ServedModel;
 
-/// Maximum number of alternatives for a position.
+/// Maximum number of alternatives per position.
 const MAX_TOP: usize = 20;
 /// Maximum number of attention weights in an answer: 8 MiB.
 const MAX_ATTENTION: usize = 1 << 22;
-/// Maximum number of predictions of layers in an answer, alternatives counted.
+/// Maximum number of predictions of layers in an answer, counting alternatives.
 const MAX_LENS: usize = 1 << 17;
 /// Maximum number of multiply-adds for the logits of layers: a few seconds on two cores.
 const MAX_LENS_PRODUCTS: usize = 1 << 38;
@@ -57,13 +58,13 @@ enum Source {
     Conversation(Box<Conversation>),
 }
 
-/// Which maps; `None`: all.
+/// The requested attention maps; `None`: all.
 struct AttentionChoice {
     layers: Option<Vec<usize>>,
     heads: Option<Vec<usize>>,
 }
 
-/// What which layers predict; `None`: all.
+/// The layers whose predictions are requested; `None`: all.
 struct LensChoice {
     layers: Option<Vec<usize>>,
     n_top: usize,
@@ -145,7 +146,7 @@ fn describe(state: &AppState, shape: &Shape) -> Result<(), ApiError> {
     for example in [json!({ "input": "x", "attention": {}, "logit_lens": {} }), json!({ "messages": [message] })] {
         InspectRequest::from_fields(&mut Fields::describing(example, shape), state.options().request_templates)?;
     }
-    // One of them is needed.
+    // Either one is required.
     shape.note_optional("messages");
     shape.note_optional("input");
     Ok(())
@@ -181,7 +182,7 @@ pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<
             Ok((ids, options))
         }
     };
-    let (ids, options) = state.prepare(preparation, encode).await?;
+    let (ids, options) = state.prepare(preparation, TurnWait::default(), encode).await?;
     let name = state.model_id().to_owned();
     let inspect = move || {
         let found = model.inspector.inspect(&ids, &options).map_err(|error| match error {
@@ -190,7 +191,8 @@ pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<
         })?;
         Ok(Json(WireInspection::new(name, &model, &ids, options, found)).into_response())
     };
-    Ok(ignored_params::add_header(ignored, state.prepare(Preparation::Inspection, inspect).await?))
+    let response = state.prepare(Preparation::Inspection, TurnWait::default(), inspect).await?;
+    Ok(ignored_params::add_header(ignored, response))
 }
 
 impl InspectRequest {
@@ -237,7 +239,7 @@ impl Source {
     }
 }
 
-/// What the model is asked for. Answers are bounded: they come in one piece.
+/// Resolves the choices of layers and heads. Limits the answer, which is not streamed.
 fn options(
     model: &ServedModel,
     ids: &[TokenId],
@@ -270,7 +272,7 @@ fn options(
         );
         Err(ApiError::invalid(param, message))
     };
-    // Lists may be as long as bodies are.
+    // Saturating: the lists may be long.
     let product = |factors: &[usize]| factors.iter().fold(1, |product: usize, &factor| product.saturating_mul(factor));
     let n_weights = product(&[attention_layers.len(), attention_heads.len(), n_tokens, n_tokens]);
     at_most("attention", n_weights, MAX_ATTENTION, "attention weights")?;

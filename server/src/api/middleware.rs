@@ -1,4 +1,4 @@
-//! Runs for every request: assigns an id, logs it, checks origin and host, and checks the API key if keys are set.
+//! Runs for every request: assigns an id, logs the request, and checks origin, host and, if keys are set, the API key.
 
 use axum::{
     extract::{Request, State},
@@ -114,7 +114,7 @@ pub(crate) async fn check_origin(State(state): State<AppState>, request: Request
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, permitted);
         headers.insert(
             header::ACCESS_CONTROL_EXPOSE_HEADERS,
-            HeaderValue::from_static("x-request-id, retry-after, x-ignored-params"),
+            HeaderValue::from_static("x-request-id, retry-after, x-should-retry, x-ignored-params"),
         );
     }
     response

@@ -2,25 +2,28 @@
 //!
 //! # Layout
 //! - [`router`]: the table of all endpoints; `endpoint`: one row of it
-//! - `completions`, `chat`, `embeddings`, `models`, `health`, `metrics`, `page`: one endpoint each: wire types, handler, conversion
-//! - `adapters`: loads and unloads adapters, and finds what a request's `model` chooses
-//! - `tokens`: text to token ids and back, and what there is to know of the tokenizer
-//! - `generation`: what `completions` and `chat` share of requests, `chunk`: of answers; `prompt`: one of its prompts; `ignored_params`: parameters that are ignored, for a response header
+//! - `completions`, `chat`, `embeddings`, `inspect`, `models`, `health`, `metrics`, `page`: endpoints: wire types,
+//!   handler, conversion
+//! - `adapters`: loads and unloads LoRA adapters, and selects the model or adapter of a request
+//! - `tokens`: tokenizes, detokenizes, and describes the tokenizer
+//! - `generation`: common fields of `completions` and `chat`; `chunk`: common parts of their answers; `prompt`: one
+//!   prompt; `ignored_params`: the response header that lists ignored parameters
 //! - `conversation`: messages to a prompt, by the model's chat template
 //! - `text_input`: strings or token ids, one or several
-//! - `sampling`: the fields that shape the choice of tokens; `beams`: those that ask for a beam search
-//! - `structured`: the fields that give an answer its form
-//! - `tools`: what may be called, and how a model is told; `tool_parser`: the calls in what it writes; `tool_calls`: on the wire
-//! - `body`: request bodies; `bounded_json`: their JSON; `fields`: read one by one, so that errors name the parameter; `schema`: what they note while they are read
+//! - `sampling`: sampling parameters; `beams`: those of beam search
+//! - `structured`: structured output
+//! - `tools`: tools of a request; `tool_parser`: calls in the model's text; `tool_calls`: calls on the wire
+//! - `body`: request bodies; `bounded_json`: parses them; `fields`: reads their fields one by one, so that errors name
+//!   the parameter; `schema`: records the fields that are read
 //! - `openapi`: `/openapi.json`, from the endpoints' own descriptions
-//! - `submission`: the engine's events, counted and logged; `stream`: their text as server-sent events, or folded into one
+//! - `submission`: counts and logs the engine's events; `stream`: sends their text as server-sent events or as one
 //!   answer
-//! - [`error`]: what clients are told when something is wrong
-//! - [`state`]: what all endpoints share
-//! - [`options`]: settings; [`api_keys`]: keys
-//! - [`origin`]: which web pages may use the server
-//! - `middleware`: what happens to every request; `http_metrics`: how it is counted; `request_log`: its log line
-//!   and its span; `body_guard`: runs code when a response has ended
+//! - [`error`]: errors for clients
+//! - [`state`]: state that all endpoints share
+//! - [`options`]: settings; [`api_keys`]: API keys
+//! - [`origin`]: allowed origins and hosts
+//! - `middleware`: runs for every request; `http_metrics`: counts requests; `request_log`: their log lines and spans;
+//!   `body_guard`: runs code when a response has ended
 
 mod adapters;
 pub mod api_keys;

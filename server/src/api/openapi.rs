@@ -1,15 +1,24 @@
-//! `GET /openapi.json`: the API in OpenAPI 3.1. The schemas of requests come from their parsers ([`schema`](super::schema)),
-//! those of responses from their types (schemars), and descriptions of parameters from the reference page,
-//! `docs/parameters.md`.
+//! `GET /openapi.json`: the API in OpenAPI 3.1. The schemas of requests come from their parsers
+//! ([`schema`](super::schema)), those of responses from their types (schemars), and descriptions of parameters from the
+//! reference page, `docs/parameters.md`.
 
-use std::collections::BTreeMap;
+use std::{
+    collections::BTreeMap,
+    sync::{Mutex, PoisonError},
+};
 
+use axum::{
+    body::Bytes,
+    http::{HeaderMap, header},
+    response::{IntoResponse, Response},
+};
 use schemars::{SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 
 use super::{
     endpoint::{Endpoint, Link, Operation, ParamIn, Request, ResponseBody, schema_of},
     error::{ApiError, Envelope},
+    page::{entity_tag, revalidated},
     schema::{Shape, resolve_token_ids},
     state::AppState,
 };
@@ -17,11 +26,46 @@ use super::{
 /// The reference page, whose tables describe each parameter.
 const PARAMETERS: &str = include_str!("../../../docs/parameters.md");
 
+/// The document of one server, as text. It is built again only after a change.
+#[derive(Debug, Default)]
+pub(crate) struct Document(Mutex<Option<Built>>);
+
+#[derive(Clone, Debug)]
+struct Built {
+    /// Whether the model was loaded, and the names of models: everything that can change in the document.
+    made_of: (bool, Vec<String>),
+    text: Bytes,
+    tag: String,
+}
+
+impl Document {
+    /// The response to a request with these headers: the document, or 304 if the client has it.
+    ///
+    /// # Errors
+    /// An example is rejected by its own endpoint's parser.
+    pub(crate) fn response(
+        &self,
+        state: &AppState,
+        endpoints: fn() -> Vec<Endpoint>,
+        headers: &HeaderMap,
+    ) -> Result<Response, ApiError> {
+        let made_of = (state.engine().is_some(), state.model_names());
+        let mut built = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let current = match built.take().filter(|built| built.made_of == made_of) {
+            Some(current) => current,
+            None => {
+                let text = Bytes::from(document(state, &endpoints())?.to_string());
+                Built { made_of, tag: entity_tag(&text), text }
+            }
+        };
+        let Built { text, tag, .. } = built.insert(current).clone();
+        drop(built);
+        Ok(([(header::CONTENT_TYPE, "application/json")], revalidated(headers, &tag, text)).into_response())
+    }
+}
+
 /// The whole document, for these endpoints.
-///
-/// # Errors
-/// An example is rejected by its own endpoint's parser.
-pub(crate) fn document(state: &AppState, endpoints: &[Endpoint]) -> Result<Value, ApiError> {
+fn document(state: &AppState, endpoints: &[Endpoint]) -> Result<Value, ApiError> {
     let needs_keys = !state.options().keys.is_open();
     let settings = SchemaSettings::draft2020_12().for_serialize();
     let settings = settings.with(|settings| settings.definitions_path = "/components/schemas".into());
@@ -38,7 +82,7 @@ pub(crate) fn document(state: &AppState, endpoints: &[Endpoint]) -> Result<Value
             described["responses"]["401"] = error_response(401, &envelope);
         }
         if let Some(properties) = described.pointer_mut("/requestBody/content/application~1json/schema/properties") {
-            // The endpoints at the root are also under `/v1`, where the page has them.
+            // The reference page lists endpoints at the root by their path under `/v1`.
             let path = format!("/v1{}", endpoint.path.trim_start_matches("/v1"));
             add_descriptions(properties, &descriptions, (&path, ""));
         }
@@ -148,8 +192,8 @@ fn operation_id(path: &str) -> String {
     words.collect::<Vec<_>>().join("_")
 }
 
-/// Adds the description of each parameter. `path` is the endpoint's, `within` the object that the parameters are in, with a
-/// dot, or empty.
+/// Adds the description of each parameter. `path` is the endpoint's, `within` the object that the parameters are in,
+/// with a dot, or empty.
 fn add_descriptions(properties: &mut Value, all: &Descriptions, (path, within): (&str, &str)) {
     let Some(properties) = properties.as_object_mut() else { return };
     for (name, schema) in properties {
@@ -166,8 +210,8 @@ fn add_descriptions(properties: &mut Value, all: &Descriptions, (path, within): 
 /// Descriptions of parameters, by the endpoint's path and the parameter's name.
 type Descriptions = BTreeMap<(String, String), String>;
 
-/// Reads the reference page: below a heading that names endpoints, each table row has the name in its first cell and the
-/// description in its last.
+/// Reads the reference page: below a heading that names endpoints, each table row has the name in its first cell and
+/// the description in its last.
 fn descriptions() -> Descriptions {
     let mut descriptions = BTreeMap::new();
     let mut paths: Vec<&str> = Vec::new();

@@ -35,7 +35,7 @@ pub struct ApiOptions {
     pub max_inspect_tokens: Option<usize>,
     /// Whether to log prompts.
     pub prompt_log: PromptLog,
-    /// Whether the engine may have adapters: until it is loaded, nobody knows whether a name is one.
+    /// Whether the engine may have adapters, whose names are unknown until it is loaded.
     pub has_adapters: bool,
     /// Exports spans. `None`: tracing is off.
     pub spans: Option<SpanSender>,

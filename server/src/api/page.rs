@@ -1,13 +1,17 @@
 //! The web page at `/` and the API reference at `/docs`: the files of `web/`, embedded in the binary.
 
+use std::sync::{LazyLock, OnceLock};
+
 use axum::{
     http::{HeaderMap, HeaderName, StatusCode, header},
     response::{IntoResponse, Response},
 };
 use ring::digest::{SHA256, digest};
 
-/// The pages load everything from this server, run and style nothing that is inline, and send no forms. Other pages must
-/// not frame them: they could trick users into clicking on them. Text becomes HTML in the sanitizer alone.
+use crate::hex::hex;
+
+/// The pages load everything from this server, have no inline scripts or styles, and send no forms. Other pages must
+/// not frame them (clickjacking). Only the sanitizer may turn text into HTML.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
     connect-src 'self'; form-action 'none'; base-uri 'none'; frame-ancestors 'none'; \
     require-trusted-types-for 'script'; trusted-types dompurify";
@@ -18,21 +22,24 @@ pub(crate) struct File {
     pub(crate) path: &'static str,
     content_type: &'static str,
     bytes: &'static [u8],
+    /// Computed on first use.
+    tag: OnceLock<String>,
 }
 
 /// Files of `web/`, each with the path that it is served at, by content type.
 macro_rules! files {
     ($($content_type:literal { $($path:literal: $name:literal,)* })*) => {
-        &[$($(File {
+        LazyLock::new(|| vec![$($(File {
             path: $path,
             content_type: concat!($content_type, "; charset=utf-8"),
             bytes: include_bytes!(concat!("../../../web/", $name)),
-        },)*)*]
+            tag: OnceLock::new(),
+        },)*)*])
     };
 }
 
 /// All files.
-pub(crate) const FILES: &[File] = files! {
+pub(crate) static FILES: LazyLock<Vec<File>> = files! {
     "text/html" {
         "/": "index.html",
         "/docs": "docs.html",
@@ -117,25 +124,26 @@ pub(crate) const FILES: &[File] = files! {
 impl File {
     /// The response to a request with these headers: the file, or 304 if the browser has it.
     pub(crate) fn response(&self, headers: &HeaderMap) -> Response {
-        let tag = self.tag();
-        let has_it = headers.get(header::IF_NONE_MATCH).is_some_and(|given| given.as_bytes() == tag.as_bytes());
-        let own: [(HeaderName, &str); 5] = [
+        let own: [(HeaderName, &str); 3] = [
             (header::CONTENT_TYPE, self.content_type),
             (header::CONTENT_SECURITY_POLICY, CONTENT_SECURITY_POLICY),
             (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-            // A new binary may have a new page, so browsers ask each time whether theirs is the current one.
-            (header::CACHE_CONTROL, "no-cache"),
-            (header::ETAG, &tag),
         ];
-        if has_it { (StatusCode::NOT_MODIFIED, own).into_response() } else { (own, self.bytes).into_response() }
+        (own, revalidated(headers, self.tag.get_or_init(|| entity_tag(self.bytes)), self.bytes)).into_response()
     }
+}
 
-    /// The file's entity tag.
-    fn tag(&self) -> String {
-        let hash = digest(&SHA256, self.bytes);
-        let hex: String = hash.as_ref().iter().take(12).map(|byte| format!("{byte:02x}")).collect();
-        format!("\"{hex}\"")
-    }
+/// The entity tag of a response body.
+pub(super) fn entity_tag(bytes: &[u8]) -> String {
+    format!("\"{}\"", hex(&digest(&SHA256, bytes).as_ref()[..12]))
+}
+
+/// The response to a request with these headers: `body`, or 304 if the browser has the body with this entity tag.
+pub(super) fn revalidated(headers: &HeaderMap, tag: &str, body: impl IntoResponse) -> Response {
+    let has_it = headers.get(header::IF_NONE_MATCH).is_some_and(|given| given.as_bytes() == tag.as_bytes());
+    // The body changes with the binary and the server's state, so browsers must revalidate.
+    let own = [(header::CACHE_CONTROL, "no-cache"), (header::ETAG, tag)];
+    if has_it { (StatusCode::NOT_MODIFIED, own).into_response() } else { (own, body).into_response() }
 }
 
 #[cfg(test)]
@@ -172,7 +180,7 @@ mod tests {
             })
             .collect();
         assert_eq!(served, there);
-        for file in FILES {
+        for file in FILES.iter() {
             let name = file.path.trim_start_matches('/');
             let on_disk = fs::read(root.join(match file.path {
                 "/" => "index.html",

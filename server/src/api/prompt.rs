@@ -38,7 +38,8 @@ pub(crate) struct Prompt {
 }
 
 impl Prompt {
-    /// The end of `ids` that `truncation` keeps, for an answer of `wanted` tokens in a context of `max_seq_len`.
+    /// Truncates `ids` to the end that `truncation` keeps, for an answer of `wanted` tokens in a context of
+    /// `max_seq_len`.
     pub(super) fn cut(
         mut ids: Vec<TokenId>,
         truncation: Option<Truncation>,

@@ -1,13 +1,14 @@
 //! The table of all endpoints, and the middleware around them.
 
+use std::sync::Arc;
+
 use axum::{
-    Extension, Json, Router,
+    Extension, Router,
     extract::{DefaultBodyLimit, State},
     http::{HeaderMap, Method, StatusCode, Uri},
     middleware::from_fn_with_state,
     routing::{get, post},
 };
-use serde_json::Value;
 
 use super::{
     adapters, chat, completions, embeddings,
@@ -45,8 +46,11 @@ fn endpoints() -> Vec<Endpoint> {
     let endpoint =
         |path, handler, policy, operation: Operation| Endpoint { path, handler, policy, operation: Some(operation) };
     let (api, probe, inference) = (Policy::Api, Policy::Probe, Policy::Inference);
-    let endpoints = vec![
-        page("/openapi.json", get(openapi_document)),
+    let document = Arc::new(openapi::Document::default());
+    let openapi =
+        async move |State(state): State<AppState>, headers: HeaderMap| document.response(&state, endpoints, &headers);
+    let all = vec![
+        page("/openapi.json", get(openapi)),
         endpoint("/v1/completions", post(completions::create), inference("text_completion"), completions::OPERATION),
         endpoint("/v1/chat/completions", post(chat::create), inference("chat"), chat::OPERATION),
         endpoint("/v1/embeddings", post(embeddings::create), inference("embeddings"), embeddings::OPERATION),
@@ -66,12 +70,7 @@ fn endpoints() -> Vec<Endpoint> {
         endpoint("/ready", get(health::ready), probe, health::READY),
         endpoint("/metrics", get(metrics::metrics), probe, metrics::METRICS),
     ];
-    page::FILES.iter().map(file).chain(endpoints).collect()
-}
-
-/// `GET /openapi.json`.
-async fn openapi_document(State(state): State<AppState>) -> Result<Json<Value>, ApiError> {
-    openapi::document(&state, &endpoints()).map(Json)
+    page::FILES.iter().map(file).chain(all).collect()
 }
 
 async fn unknown_path(uri: Uri) -> ApiError {

@@ -1,4 +1,4 @@
-//! The sampling parameters of a request, as both generation endpoints take them.
+//! The sampling parameters of a request, for both generation endpoints.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -104,8 +104,8 @@ impl Sampling {
         self.seed.unwrap_or_else(random_u64)
     }
 
-    /// The parameters with texts converted to token ids; shared by all answers to a request. `default_breakers` keeps the
-    /// tokens of the default sequence breakers, since finding them takes a scan of the vocabulary.
+    /// The parameters with texts converted to token ids; shared by all answers to a request. `default_breakers` keeps
+    /// the tokens of the default sequence breakers, since finding them takes a scan of the vocabulary.
     pub(crate) fn resolve(
         &self,
         tokenizer: &Tokenizer,

@@ -1,5 +1,5 @@
-//! The JSON Schema of requests. The schema is recorded while the endpoint's parser reads an example: each field that it
-//! asks for is noted with its type, range and default. So parsing and description cannot differ.
+//! The JSON Schema of requests. It is recorded while the endpoint's parser reads an example: each field that is read,
+//! with its type, range and default. So parser and schema cannot differ.
 
 use std::{
     fmt,
@@ -9,10 +9,10 @@ use std::{
 
 use serde_json::{Map, Value, json};
 
-/// Stands for the largest token id in a schema, until the served model's vocabulary is known.
+/// The `format` of token ids in schemas, whose maximum is set once the vocabulary is known.
 const TOKEN_ID: &str = "token-id";
 
-/// The fields that a parser has asked for; clones are the same.
+/// The fields that a parser has read; clones share them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Shape(Arc<Mutex<Vec<Property>>>);
 
@@ -32,17 +32,17 @@ enum Kind {
 }
 
 impl Shape {
-    /// A field of this schema.
+    /// Records a field with this schema.
     pub(crate) fn note(&self, name: &'static str, schema: Value) {
         self.add(name, Kind::Schema(schema));
     }
 
-    /// A field that is an object; its own fields are noted in what is returned.
+    /// Records a field that is an object; returns the shape for its fields.
     pub(crate) fn note_object(&self, name: &'static str) -> Self {
         self.note_nested(name, Kind::Object)
     }
 
-    /// The same of an array of objects.
+    /// The same for an array of objects.
     pub(crate) fn note_objects(&self, name: &'static str) -> Self {
         self.note_nested(name, Kind::Objects)
     }
@@ -59,23 +59,23 @@ impl Shape {
         })
     }
 
-    /// What an absent field means.
+    /// Records the default of a field.
     pub(crate) fn note_default(&self, name: &str, default: Value) {
-        // Of several examples, the first is the usual one.
+        // The first example counts.
         self.change(name, |property| _ = property.default.get_or_insert(default));
     }
 
-    /// That a field must not be absent.
+    /// Records that a field is required.
     pub(crate) fn note_required(&self, name: &str) {
         self.change(name, |property| property.is_required = true);
     }
 
-    /// That a field may be absent after all.
+    /// Records that a field is optional after all.
     pub(crate) fn note_optional(&self, name: &str) {
         self.change(name, |property| property.is_required = false);
     }
 
-    /// The schema of the whole object. Fields that nobody has asked for are allowed: they are ignored.
+    /// The schema of the object. Other fields are allowed, because they are ignored.
     pub(crate) fn schema(&self) -> Value {
         let properties = self.properties();
         let required: Vec<&str> =
@@ -90,7 +90,7 @@ impl Shape {
 
     fn add(&self, name: &'static str, kind: Kind) {
         let mut properties = self.properties();
-        // Two examples of one endpoint have most fields in common.
+        // The examples of an endpoint have most fields in common.
         if properties.iter().all(|property| property.name != name) {
             properties.push(Property { name, kind, default: None, is_required: false });
         }
@@ -124,12 +124,12 @@ impl Property {
     }
 }
 
-/// Which numbers a field may be.
+/// The range of a number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NumberRange {
     start: f32,
     start_belongs: bool,
-    /// Infinite: as large as a float can be.
+    /// Infinity: the largest finite `f32`.
     end: f32,
 }
 
@@ -139,11 +139,11 @@ impl NumberRange {
         Self { start, start_belongs: false, end }
     }
 
-    /// Compares in double precision: what is beyond a bound by less than a float can tell is beyond it all the same.
+    /// Compares in double precision, so that numbers that round to a bound in `f32` are still outside.
     pub(crate) fn contains(self, number: f64) -> bool {
         let start = f64::from(self.start);
         let is_above = number > start || (self.start_belongs && number == start);
-        // A number too small for a float would be 0.
+        // A number too small for `f32` would become 0.
         is_above && number <= f64::from(self.end.min(f32::MAX)) && (number == 0.0 || number as f32 != 0.0)
     }
 }
@@ -171,7 +171,7 @@ pub(crate) fn number(range: NumberRange) -> Value {
     json!({ "type": "number", start: exact(range.start), "maximum": exact(range.end.min(f32::MAX)) })
 }
 
-/// The number as it is written, which is not what its single precision is in double.
+/// The `f64` with the shortest decimal form of `number`: 0.1, not 0.10000000149.
 pub(crate) fn exact(number: f32) -> f64 {
     number.to_string().parse().unwrap_or_default()
 }
@@ -196,7 +196,7 @@ pub(crate) fn string() -> Value {
     json!({ "type": "string" })
 }
 
-/// At least `n` of what `items` says.
+/// An array of at least `n` items.
 pub(crate) fn array(items: Value, n: usize) -> Value {
     let mut schema = json!({ "type": "array", "items": items });
     if n > 0 {
@@ -205,7 +205,7 @@ pub(crate) fn array(items: Value, n: usize) -> Value {
     schema
 }
 
-/// One of several kinds.
+/// A value of one of several schemas.
 pub(crate) fn any_of(kinds: impl IntoIterator<Item = Value>) -> Value {
     json!({ "anyOf": kinds.into_iter().collect::<Vec<_>>() })
 }
@@ -228,7 +228,7 @@ pub(crate) fn nullable(mut schema: Value) -> Value {
     schema
 }
 
-/// Writes the vocabulary's size wherever token ids are.
+/// Sets the maximum of all token ids.
 pub(crate) fn resolve_token_ids(schema: &mut Value, vocab_size: usize) {
     match schema {
         Value::Object(object) => {

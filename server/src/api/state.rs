@@ -1,38 +1,41 @@
 //! State that all endpoints share: the engine, once it is loaded, and whether the server is draining.
 
 use std::{
+    array,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use axum::response::Response;
 use hearth_model::sampling::SamplingParams;
 use tokio::{
-    sync::{Semaphore, SetOnce},
+    sync::{AcquireError, OwnedSemaphorePermit, Semaphore, SetOnce},
     task::spawn_blocking,
+    time::timeout_at,
 };
 
 use super::{error::ApiError, options::ApiOptions};
 use crate::{
-    engine::{Engine, EngineState},
+    clock::unix_time,
+    engine::{Engine, EngineState, request::MAX_CHOICES},
     metrics::HttpMetrics,
 };
 
 /// Tokenizing a larger body takes tens of milliseconds or more.
 const LONG_BODY_BYTES: usize = 1 << 16;
 
-/// Minimum number of threads for [`AppState::prepare`]: one each for a long body, a grammar, a template, an inspection, an
-/// adapter and short work.
-pub(crate) const MIN_PREPARING_THREADS: usize = 6;
+/// Number of kinds of long [`Preparation`].
+const N_LONG: usize = Preparation::Short as usize;
+
+/// Minimum number of threads for [`AppState::prepare`]: one for each kind of long work, and one for short work.
+pub(crate) const MIN_PREPARING_THREADS: usize = N_LONG + 1;
 
 /// Work before a request can be submitted to the engine, by cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Preparation {
-    /// Takes milliseconds.
-    Short,
     /// A body that takes long to parse, or text that takes long to tokenize.
     LongBody,
     /// A grammar to compile: usually milliseconds, sometimes a hundred times that.
@@ -43,12 +46,84 @@ pub(crate) enum Preparation {
     Inspection,
     /// An adapter to read: may take seconds.
     Adapter,
+    /// Takes milliseconds. The last kind: see [`N_LONG`].
+    Short,
 }
 
 impl Preparation {
     /// The class of a body of `n_bytes` without grammar or template.
     pub(crate) fn of_body(n_bytes: usize) -> Self {
         if n_bytes > LONG_BODY_BYTES { Self::LongBody } else { Self::Short }
+    }
+}
+
+/// How a request waits for its turn of a long [`Preparation`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct TurnWait {
+    /// Whether the request will be submitted to the engine, whose queue must then have room.
+    pub(crate) submits: bool,
+    /// The wait ends with an error at this time.
+    pub(crate) deadline: Option<Deadline>,
+}
+
+/// The end of a request's time limit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline {
+    limit: Duration,
+    at: Instant,
+}
+
+impl Deadline {
+    /// The deadline of a request with the time limit `limit`. `None` if it is further away than the clock can express.
+    pub(crate) fn new(arrived: Instant, limit: Duration) -> Option<Self> {
+        Some(Self { limit, at: arrived.checked_add(limit)? })
+    }
+}
+
+/// Allows one long [`Preparation`] of a kind at a time.
+#[derive(Debug)]
+struct Turn {
+    permit: Arc<Semaphore>,
+    n_waiting: AtomicUsize,
+}
+
+/// Counts a request that waits for its turn, until dropped.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Turn {
+    fn new() -> Self {
+        Self { permit: Arc::new(Semaphore::new(1)), n_waiting: AtomicUsize::new(0) }
+    }
+
+    /// Waits for the turn, together with at most `max_waiting` requests.
+    ///
+    /// # Errors
+    /// 429 if as many wait already; 504 if the deadline passes.
+    async fn acquire(&self, max_waiting: usize, deadline: Option<Deadline>) -> Result<OwnedSemaphorePermit, ApiError> {
+        if let Ok(permit) = Arc::clone(&self.permit).try_acquire_owned() {
+            return Ok(permit);
+        }
+        let n_before = self.n_waiting.fetch_add(1, Ordering::Relaxed);
+        let _waiting = Waiting(&self.n_waiting);
+        if n_before >= max_waiting {
+            let message = format!("the queue is full: at most {max_waiting} requests may wait to be prepared");
+            return Err(ApiError::queue_full(message));
+        }
+        let permit = Arc::clone(&self.permit).acquire_owned();
+        let permit = match deadline {
+            None => permit.await,
+            Some(Deadline { limit, at }) => {
+                timeout_at(at.into(), permit).await.map_err(|_| ApiError::timed_out(limit))?
+            }
+        };
+        // Never closed.
+        permit.map_err(|closed: AcquireError| ApiError::internal(closed.to_string()))
     }
 }
 
@@ -64,16 +139,8 @@ struct Inner {
     engine: SetOnce<Engine>,
     http_metrics: HttpMetrics,
     draining: AtomicBool,
-    /// Lets one request with a long body at a time through.
-    long_body: Arc<Semaphore>,
-    /// Lets one request with a grammar at a time through.
-    grammar: Arc<Semaphore>,
-    /// Lets one request with its own chat template at a time through.
-    template: Arc<Semaphore>,
-    /// Lets one inspection at a time through.
-    inspection: Arc<Semaphore>,
-    /// Lets one adapter at a time through.
-    adapter: Arc<Semaphore>,
+    /// One for each long kind of [`Preparation`].
+    turns: [Turn; N_LONG],
 }
 
 impl AppState {
@@ -82,20 +149,16 @@ impl AppState {
         Self::loading_with(model_id, ApiOptions::default())
     }
 
-    /// The same with other settings.
+    /// The same with these settings.
     pub fn loading_with(model_id: impl Into<String>, options: ApiOptions) -> Self {
         let inner = Inner {
             model_id: model_id.into(),
             options,
-            created: unix_seconds(),
+            created: unix_time().as_secs(),
             engine: SetOnce::new(),
             http_metrics: HttpMetrics::new(),
             draining: AtomicBool::new(false),
-            long_body: Arc::new(Semaphore::new(1)),
-            grammar: Arc::new(Semaphore::new(1)),
-            template: Arc::new(Semaphore::new(1)),
-            inspection: Arc::new(Semaphore::new(1)),
-            adapter: Arc::new(Semaphore::new(1)),
+            turns: array::from_fn(|_| Turn::new()),
         };
         Self(Arc::new(inner))
     }
@@ -124,12 +187,13 @@ impl AppState {
 
     /// Waits until inference fails and returns the error; waits for ever if it does not.
     pub async fn inference_failure(&self) -> String {
-        let mut stats = self.0.engine.wait().await.stats();
-        let failed = stats.wait_for(|stats| matches!(stats.state, EngineState::Failed(_))).await;
-        match failed.map(|stats| stats.state.clone()) {
-            Ok(EngineState::Failed(what)) => what,
+        let engine = self.0.engine.wait().await;
+        // An error means that the inference thread has ended.
+        let _ = engine.stats().wait_for(|stats| matches!(stats.state, EngineState::Failed(_))).await;
+        match engine.state() {
+            EngineState::Failed(what) => what,
             // The engine was stopped, so it can no longer fail.
-            _ => std::future::pending().await,
+            EngineState::Running | EngineState::Stopped => std::future::pending().await,
         }
     }
 
@@ -142,36 +206,48 @@ impl AppState {
             return Err(ApiError::shutting_down());
         }
         let engine = self.engine().ok_or_else(|| ApiError::unavailable("the model is still loading"))?;
-        match &engine.stats().borrow().state {
+        match engine.state() {
             EngineState::Running => Ok(engine),
             EngineState::Stopped => Err(ApiError::shutting_down()),
             EngineState::Failed(what) => Err(ApiError::unavailable(format!("inference failed: {what}"))),
         }
     }
 
-    /// Runs `work`, such as tokenizing a prompt, on a blocking thread. Of each kind of long work only one runs at a
-    /// time, so that a thread is always free for the rest.
+    /// Checks whether the engine's queue has room, before a request is read or prepared in vain.
     ///
     /// # Errors
-    /// Those of `work`; 500 if it panics.
-    pub(crate) async fn prepare<Work, T>(&self, preparation: Preparation, work: Work) -> Result<T, ApiError>
+    /// 429 if the queue is full.
+    pub(crate) fn require_room(&self) -> Result<(), ApiError> {
+        // Invalid requests get a 400 also while the model is loading.
+        self.engine().map_or(Ok(()), |engine| Ok(engine.require_room()?))
+    }
+
+    /// Runs `work`, such as tokenizing a prompt, on a blocking thread. Long work runs one at a time for each kind, so
+    /// that a thread is always free for short work. As many requests may wait for each kind as for the engine.
+    ///
+    /// # Errors
+    /// Those of `work`; 429 and 504 if it does not get its turn; 500 if it panics.
+    pub(crate) async fn prepare<Work, T>(
+        &self,
+        preparation: Preparation,
+        wait: TurnWait,
+        work: Work,
+    ) -> Result<T, ApiError>
     where
         Work: FnOnce() -> Result<T, ApiError> + Send + 'static,
         T: Send + 'static,
     {
-        let turns = match preparation {
-            Preparation::Short => None,
-            Preparation::LongBody => Some(&self.0.long_body),
-            Preparation::Grammar => Some(&self.0.grammar),
-            Preparation::Template => Some(&self.0.template),
-            Preparation::Inspection => Some(&self.0.inspection),
-            Preparation::Adapter => Some(&self.0.adapter),
-        };
-        let turn = match turns {
+        let turn = match self.0.turns.get(preparation as usize) {
             None => None,
-            // The semaphores are never closed.
-            Some(turns) => Arc::clone(turns).acquire_owned().await.ok(),
+            Some(turn) => {
+                let max_waiting = self.engine().map_or(MAX_CHOICES, Engine::max_queue);
+                Some(turn.acquire(max_waiting, wait.deadline).await?)
+            }
         };
+        if wait.submits {
+            // The queue may have filled up during the wait.
+            self.require_room()?;
+        }
         let done = spawn_blocking(move || {
             // Held until the work is done, even if the client disconnects.
             let _turn = turn;
@@ -185,22 +261,27 @@ impl AppState {
         &self.0.http_metrics
     }
 
-    /// Runs short `work` here, and long work as [`prepare`](Self::prepare) does.
+    /// Runs short `work` on this thread, and long work as [`prepare`](Self::prepare) does.
     ///
     /// # Errors
     /// As `prepare`.
-    pub(crate) async fn prepare_long<Work, T>(&self, preparation: Preparation, work: Work) -> Result<T, ApiError>
+    pub(crate) async fn prepare_long<Work, T>(
+        &self,
+        preparation: Preparation,
+        wait: TurnWait,
+        work: Work,
+    ) -> Result<T, ApiError>
     where
         Work: FnOnce() -> Result<T, ApiError> + Send + 'static,
         T: Send + 'static,
     {
         match preparation {
             Preparation::Short => work(),
-            preparation => self.prepare(preparation, work).await,
+            preparation => self.prepare(preparation, wait, work).await,
         }
     }
 
-    /// Serializes an answer of about `n_bytes`; long ones as [`prepare`](Self::prepare) does.
+    /// Serializes an answer of about `n_bytes`; long ones on a blocking thread.
     ///
     /// # Errors
     /// 500 if it panics.
@@ -211,7 +292,7 @@ impl AppState {
         if n_bytes <= LONG_BODY_BYTES {
             return Ok(write());
         }
-        self.prepare(Preparation::Short, move || Ok(write())).await
+        self.prepare(Preparation::Short, TurnWait::default(), move || Ok(write())).await
     }
 
     /// The API's settings.
@@ -241,23 +322,19 @@ impl AppState {
     }
 }
 
-/// The current time in seconds since 1970.
-pub(crate) fn unix_seconds() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs())
-}
-
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 
-    use std::{sync::mpsc, time::Duration};
+    use std::sync::mpsc;
 
-    use tokio::runtime;
+    use axum::{http::StatusCode, response::IntoResponse};
+    use tokio::{runtime, task::yield_now};
 
     use super::*;
 
     #[test]
-    fn however_much_takes_long_what_is_short_finds_a_thread() {
+    fn short_work_runs_however_much_long_work_waits() {
         let runtime = runtime::Builder::new_multi_thread()
             .enable_all()
             .max_blocking_threads(MIN_PREPARING_THREADS)
@@ -280,10 +357,10 @@ mod tests {
                     goes.lock().unwrap().recv().unwrap();
                     Ok(())
                 };
-                tokio::spawn(async move { state.prepare(kind, work).await })
+                tokio::spawn(async move { state.prepare(kind, TurnWait::default(), work).await })
             });
             let long: Vec<_> = long.collect();
-            let short = state.prepare(Preparation::of_body(LONG_BODY_BYTES), || Ok(7));
+            let short = state.prepare(Preparation::of_body(LONG_BODY_BYTES), TurnWait::default(), || Ok(7));
             assert_eq!(tokio::time::timeout(Duration::from_secs(30), short).await.unwrap().unwrap(), 7);
             // The order depends on the scheduler: all start before any is awaited.
             long.iter().for_each(|_| go.send(()).unwrap());
@@ -291,5 +368,30 @@ mod tests {
                 done.await.unwrap().unwrap();
             }
         });
+    }
+
+    #[tokio::test]
+    async fn waiting_for_a_turn_is_limited_in_number_and_time() {
+        let status = |error: ApiError| error.into_response().status();
+        let turn = Turn::new();
+        let held = turn.acquire(0, None).await.unwrap();
+        {
+            let waiting = turn.acquire(1, None);
+            tokio::pin!(waiting);
+            tokio::select! {
+                biased;
+                _ = &mut waiting => panic!("two have the turn"),
+                () = yield_now() => {}
+            }
+            let refused = turn.acquire(1, None).await.unwrap_err();
+            assert_eq!(refused.message(), "the queue is full: at most 1 requests may wait to be prepared");
+            assert_eq!(status(refused), StatusCode::TOO_MANY_REQUESTS);
+        }
+        // The one that waited has left.
+        let deadline = Deadline::new(Instant::now(), Duration::from_millis(5));
+        assert_eq!(status(turn.acquire(1, deadline).await.unwrap_err()), StatusCode::GATEWAY_TIMEOUT);
+        drop(held);
+        assert!(turn.acquire(0, deadline).await.is_ok());
+        assert!(Deadline::new(Instant::now(), Duration::MAX).is_none());
     }
 }

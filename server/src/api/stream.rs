@@ -31,8 +31,8 @@ use super::{
 };
 use crate::engine::{Event, StopCause};
 
-/// Limit in bytes of JSON, approximately, for the answers to one request that is not streamed, and for what the answers
-/// repeat of their prompts. Memory use is up to eight times as much.
+/// Approximate limit in bytes of JSON for the answers to one request that is not streamed, and for data of the prompts
+/// that answers repeat. Memory use is up to eight times as much.
 pub(crate) const MAX_ANSWER_BYTES: usize = 64 << 20;
 
 /// Approximate size of a token id as JSON in bytes.
@@ -114,11 +114,11 @@ pub(crate) struct Echo {
     /// As the client sent it, or decoded.
     pub(crate) text: Arc<str>,
     pub(crate) prompt_ids: Arc<[TokenId]>,
-    /// Wait for the prompt's log-probabilities from the engine and report this many alternatives.
+    /// Report the prompt's log-probabilities, with this many alternatives. The echo waits for them.
     pub(crate) logprobs: Option<usize>,
 }
 
-/// What the answers of a submission grow by. Dropping it cancels what is not finished.
+/// The answers of a submission, piece by piece. Dropping it cancels unfinished requests.
 #[derive(Debug)]
 pub(crate) struct Deltas {
     submission: Submission,
@@ -227,8 +227,8 @@ impl Deltas {
                 self.n_bytes += 2 * text.len() + ID_BYTES + n_reported * REPORTED_BYTES;
                 let logprob_sum = logprobs.as_ref().map_or(0.0, |logprobs| f64::from(logprobs.logprob));
                 let entry = logprobs.map(|logprobs| vec![entry(&self.tokenizer, &logprobs, text_start + offset)]);
-                let says_something = !text.is_empty() || entry.is_some();
-                says_something.then(|| Delta {
+                let has_content = !text.is_empty() || entry.is_some();
+                has_content.then(|| Delta {
                     index,
                     text,
                     token_ids: std::mem::take(&mut choice.silent),
@@ -242,7 +242,7 @@ impl Deltas {
                 let finish_reason = Some(wire_reason(reason));
                 Some(Delta { index, text, token_ids, finish_reason, stop_cause: cause, ..Delta::default() })
             }
-            // Has no deltas.
+            // Embeddings have no deltas.
             Event::Embedding(_) => None,
         };
         self.pending.extend(delta);
@@ -294,7 +294,7 @@ where
 {
     let body = SseBody { deltas, write, stage: Stage::Deltas, written: VecDeque::new() };
     let mut response = Sse::new(body).keep_alive(KeepAlive::new().interval(options.keep_alive)).into_response();
-    // Some clients take text without a charset for ISO-8859-1.
+    // Some clients interpret text without a charset as ISO-8859-1.
     let content_type = HeaderValue::from_static("text/event-stream; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, content_type);
     // Disables nginx's response buffering.

@@ -4,11 +4,16 @@ use hearth_model::constraint::{Constraint, Grammar, GrammarError, check_schema, 
 use serde_json::{Value, json};
 
 use super::{
+    bounded_json::{BadJson, parse_text},
     error::ApiError,
     fields::{Fields, missing, must_be, string_list},
     schema,
 };
 use crate::engine::ServedModel;
+
+/// Maximum number of values in a schema: the limit of [`check_schema`]. Here it limits the memory of schemas given as
+/// text, which wait until it is their turn to be checked and compiled.
+const MAX_SCHEMA_VALUES: usize = 20_000;
 
 /// The structure of an answer, and the parameter that requests it.
 #[derive(Clone, Debug)]
@@ -32,7 +37,7 @@ const MEMBERS: [(&str, &str, &str); 5] = [
 ];
 
 impl Structure {
-    /// Only tool calls: a Lark grammar, and its schemas with their paths.
+    /// Only tool calls, by a Lark grammar and its schemas with their paths.
     pub(crate) fn calls(lark: String, schemas: Vec<(String, Value)>) -> Self {
         const PARAM: &str = "tool_choice";
         Self { grammar: Grammar::Lark(lark), param: PARAM, path: PARAM, schemas }
@@ -163,10 +168,16 @@ fn schema(path: &'static str, value: Value) -> Result<Value, ApiError> {
     const ALLOWED: &str = "a JSON Schema: an object, or its text";
     match value {
         Value::Object(_) | Value::Bool(_) => Ok(value),
-        Value::String(text) => match serde_json::from_str(&text) {
+        Value::String(text) => match parse_text(&text, MAX_SCHEMA_VALUES) {
             Ok(parsed @ (Value::Object(_) | Value::Bool(_))) => Ok(parsed),
             Ok(other) => Err(must_be(path, ALLOWED, &other)),
-            Err(error) => Err(ApiError::invalid(path, format!("`{path}` must be {ALLOWED}: {error}"))),
+            Err(BadJson::Malformed(error)) => {
+                Err(ApiError::invalid(path, format!("`{path}` must be {ALLOWED}: {error}")))
+            }
+            Err(BadJson::TooManyValues(_)) => {
+                let message = format!("`{path}` must have at most {MAX_SCHEMA_VALUES} values, got more");
+                Err(ApiError::invalid(path, message))
+            }
         },
         other => Err(must_be(path, ALLOWED, &other)),
     }
@@ -192,7 +203,7 @@ fn response_format(fields: &mut Fields) -> Result<Option<Structure>, ApiError> {
             let Some(mut described) = format.object("json_schema")? else {
                 return Err(missing("response_format.json_schema"));
             };
-            // The schema is kept to in any case, `strict` or not.
+            // The schema is always enforced, `strict` or not.
             described.string("description")?;
             described.flag("strict")?;
             described.require("name", Fields::name)?;

@@ -37,7 +37,7 @@ pub(crate) struct PromptDetails {
     pub(crate) truncated_tokens: Option<usize>,
 }
 
-/// The events of the requests submitted together. Dropping it cancels what is not finished.
+/// The events of requests that were submitted together. Dropping it cancels unfinished requests.
 #[derive(Debug)]
 pub(crate) struct Submission {
     log: RequestLog,
@@ -46,26 +46,26 @@ pub(crate) struct Submission {
     usage: Usage,
     arrived: Instant,
     first_token_after: Option<Duration>,
-    /// Of the answer that took longest.
+    /// Times of the slowest answer.
     spans: Option<PhaseTimes>,
     finish_reasons: Vec<&'static str>,
 }
 
-/// What is known when requests are submitted.
+/// The data of submitted requests.
 #[derive(Debug)]
 pub(crate) struct Submitted {
     pub(crate) events: EventStream,
     pub(crate) n_answers: usize,
-    /// When the request came: when the first event is looked at, it may have been there for long.
+    /// When the HTTP request arrived. The first event may be read long after it was sent.
     pub(crate) arrived: Instant,
-    /// Tokens of the prompts, each counted once however many answers it has.
+    /// Number of tokens of the prompts, each counted once however many answers it has.
     pub(crate) n_prompt: usize,
-    /// Tokens that were cut off the prompts, if that was asked for.
+    /// Number of tokens removed from the prompts, if truncation was requested.
     pub(crate) n_truncated: Option<usize>,
 }
 
 impl Submission {
-    /// `log` is told the counts and times.
+    /// Counts and times are recorded in `log`.
     pub(crate) fn new(log: RequestLog, submitted: Submitted) -> Self {
         let Submitted { events, n_answers, arrived, n_prompt, n_truncated } = submitted;
         let prompt_tokens_details = PromptDetails { cached_tokens: 0, truncated_tokens: n_truncated };
@@ -75,7 +75,7 @@ impl Submission {
         Self { log, events, n_open: n_answers, usage, arrived, first_token_after, spans, finish_reasons }
     }
 
-    /// The tokens so far.
+    /// The token counts so far.
     pub(crate) fn usage(&self) -> Usage {
         self.usage
     }
@@ -150,7 +150,7 @@ impl Drop for Submission {
     }
 }
 
-/// The reason as clients are told it.
+/// The finish reason in answers.
 pub(crate) fn wire_reason(reason: FinishReason) -> &'static str {
     match reason {
         FinishReason::Stop => "stop",

@@ -11,8 +11,9 @@ use super::{
     fields::{Fields, must_be, token_ids},
     schema,
 };
+use crate::engine::ServedModel;
 
-/// One input.
+/// An input text, or its token ids.
 #[derive(Clone, Debug)]
 pub(crate) enum TextOrIds {
     Text(String),
@@ -39,6 +40,14 @@ impl TextOrIds {
             single => one(single).map(|source| vec![source]),
         };
         sources.ok_or_else(|| must_be(name, ALLOWED, &value))
+    }
+
+    /// Rejects a text that has so many bytes that it cannot fit into the context, before it is tokenized.
+    pub(crate) fn check_length(&self, name: &'static str, model: &ServedModel) -> Result<(), ApiError> {
+        match self {
+            Self::Ids(_) => Ok(()),
+            Self::Text(text) => Ok(model.check_text_length(name, text.len())?),
+        }
     }
 
     /// Tokenizes the text of the field `name`; token ids are returned unchanged.

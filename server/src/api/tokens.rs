@@ -23,7 +23,7 @@ use super::{
     ignored_params,
     options::RequestTemplates,
     schema::{self, Shape},
-    state::{AppState, Preparation},
+    state::{AppState, Preparation, TurnWait},
     stream::MAX_ANSWER_BYTES,
 };
 use crate::engine::ServedModel;
@@ -192,7 +192,7 @@ pub(crate) async fn tokenize(State(state): State<AppState>, body: Body) -> Resul
         };
         Ok(Json(encoded).into_response())
     };
-    Ok(ignored_params::add_header(ignored, state.prepare(preparation, encode).await?))
+    Ok(ignored_params::add_header(ignored, state.prepare(preparation, TurnWait::default(), encode).await?))
 }
 
 /// Converts token ids to text, with special tokens.
@@ -217,7 +217,8 @@ pub(crate) async fn detokenize(State(state): State<AppState>, body: Body) -> Res
         }
         Ok(Json(Text { prompt: model.tokenizer.decode(&ids, options) }).into_response())
     };
-    Ok(ignored_params::add_header(ignored, state.prepare_long(Preparation::of_body(n_bytes), decode).await?))
+    let preparation = Preparation::of_body(n_bytes);
+    Ok(ignored_params::add_header(ignored, state.prepare_long(preparation, TurnWait::default(), decode).await?))
 }
 
 /// The special tokens and the chat template.
@@ -236,7 +237,7 @@ pub(crate) async fn tokenizer_info(State(state): State<AppState>) -> Result<Json
     }))
 }
 
-/// The served model; an error if `model` names neither it nor an adapter, which all have its tokens.
+/// The served model; an error if `name` is neither the model nor an adapter. Adapters have the same vocabulary.
 pub(crate) fn model(state: &AppState, name: Option<String>) -> Result<std::sync::Arc<ServedModel>, ApiError> {
     adapters::choose(state, name.as_deref())?;
     Ok(state.working_engine()?.model().clone())

@@ -1,10 +1,10 @@
-//! Parses tool calls in the text that a model writes. The result does not depend on where the text is split into
-//! pieces.
+//! Parses tool calls in the text that a model writes. The result does not depend on how the text is split into pieces.
 //!
 //! If generation was unconstrained, a call is returned once it is complete and well formed; all other text is content,
 //! except whitespace around calls. If generation followed a grammar, arguments are returned as they come.
 
-use serde_json::{Map, Value};
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde_json::{Deserializer, Map, Value};
 
 /// The format in which a model writes calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,7 +67,7 @@ pub(crate) enum Piece {
     Content(String),
     /// The start of a call, with the function's name.
     Call(String),
-    /// More of the last call's arguments, as JSON.
+    /// More of the last call's arguments: JSON, as the model wrote it.
     Arguments(String),
 }
 
@@ -154,7 +154,7 @@ enum TextEnded {
     Yes,
 }
 
-/// What the held text starts with.
+/// The start of the held text.
 enum Found {
     /// This many bytes of content.
     Content(usize),
@@ -176,7 +176,7 @@ impl Search {
                 Found::Content(n_bytes) => {
                     let rest = held.split_off(n_bytes);
                     let text = std::mem::replace(held, rest);
-                    self.say(&text, pieces);
+                    self.emit_content(&text, pieces);
                 }
                 Found::Call { n_bytes, name, arguments } => {
                     held.drain(..n_bytes);
@@ -187,7 +187,7 @@ impl Search {
     }
 
     /// Emits content, except trailing whitespace, which waits for what follows.
-    fn say(&mut self, text: &str, pieces: &mut Vec<Piece>) {
+    fn emit_content(&mut self, text: &str, pieces: &mut Vec<Piece>) {
         let line = text.rsplit('\n').next().unwrap_or_default();
         self.is_line_blank = line.trim().is_empty() && (self.is_line_blank || line.len() < text.len());
         self.blanks.push_str(text);
@@ -278,7 +278,7 @@ impl Search {
         if json.is_empty() && ended == TextEnded::NotYet {
             return Found::Open;
         }
-        // What cannot become a call is content immediately.
+        // Text that cannot become a call is content immediately.
         if !may_become_call(json) {
             return Found::Content(n_before + json.chars().next().map_or(0, char::len_utf8));
         }
@@ -297,18 +297,47 @@ impl Search {
     fn read(&self, json: &str) -> Option<(String, String)> {
         let call: Map<String, Value> = serde_json::from_str(json).ok()?;
         let name = call.get("name")?.as_str()?;
-        let arguments = match call.get("arguments").or_else(|| call.get("parameters"))? {
-            Value::Object(arguments) => arguments.clone(),
+        let key = if call.contains_key("arguments") { "arguments" } else { "parameters" };
+        // Not written anew from the parsed value: numbers would lose digits.
+        let arguments = match call.get(key)? {
+            Value::Object(_) => member_text(json, key)?,
             // Some models write the arguments as a string, the form in which clients receive them.
-            Value::String(text) => serde_json::from_str(text).ok()?,
+            Value::String(text) => {
+                let _: Map<String, Value> = serde_json::from_str(text).ok()?;
+                text.trim()
+            }
             _ => return None,
         };
         let is_known = self.names.iter().any(|known| known == name);
-        is_known.then(|| (name.to_owned(), Value::Object(arguments).to_string()))
+        is_known.then(|| (name.to_owned(), arguments.to_owned()))
     }
 }
 
-/// This much content, if any is complete.
+/// The text of a member's value in `json`, a valid object. If several members have the name, the last one counts.
+fn member_text<'a>(json: &'a str, key: &str) -> Option<&'a str> {
+    let mut found = None;
+    let mut rest = json.trim_start().strip_prefix('{')?.trim_start();
+    while !rest.starts_with('}') {
+        let (name, _, after_name) = first_value::<String>(rest)?;
+        let (_, text, after_value) = first_value::<IgnoredAny>(after_name.trim_start().strip_prefix(':')?)?;
+        if name == key {
+            found = Some(text);
+        }
+        rest = after_value.trim_start();
+        rest = rest.strip_prefix(',').unwrap_or(rest).trim_start();
+    }
+    found
+}
+
+/// The JSON value that `text` starts with, its text, and the text after it.
+fn first_value<T: DeserializeOwned>(text: &str) -> Option<(T, &str, &str)> {
+    let mut values = Deserializer::from_str(text).into_iter();
+    let value = values.next()?.ok()?;
+    let (own, rest) = text.split_at_checked(values.byte_offset())?;
+    Some((value, own.trim_start(), rest))
+}
+
+/// `n_bytes` of content; if 0, the text may become a call.
 fn settled(n_bytes: usize) -> Found {
     if n_bytes == 0 { Found::Open } else { Found::Content(n_bytes) }
 }
@@ -358,7 +387,8 @@ impl Scan {
     }
 }
 
-/// `key` is the text between a call's name and its arguments. Names need no escapes.
+/// Parses text that follows a grammar. `key` is the text between a call's name and its arguments. Names need no
+/// escapes.
 fn follow(held: &mut String, key: &str, scan: &mut Option<Scan>, pieces: &mut Vec<Piece>) {
     const NAME: &str = "{\"name\": \"";
     loop {
@@ -390,7 +420,7 @@ fn follow(held: &mut String, key: &str, scan: &mut Option<Scan>, pieces: &mut Ve
 mod tests {
     use super::*;
 
-    /// Content, and the calls with their arguments, of a text that comes in these pieces.
+    /// The content, and the calls with their arguments, of a text in these pieces.
     fn read(mut parser: ToolParser, pieces: &[&str]) -> (String, Vec<(String, String)>) {
         let mut all: Vec<Piece> = pieces.iter().flat_map(|piece| parser.push(piece)).collect();
         all.extend(parser.finish());
@@ -432,7 +462,7 @@ mod tests {
     }
 
     const CALL: &str = r#"{"name": "f", "arguments": {"x": "}{\"</b>é日", "y": [1, 2.0, null]}}"#;
-    const ARGUMENTS: &str = r#"{"x":"}{\"</b>é日","y":[1,2.0,null]}"#;
+    const ARGUMENTS: &str = r#"{"x": "}{\"</b>é日", "y": [1, 2.0, null]}"#;
 
     #[test]
     fn hermes_calls_are_found_wherever_the_text_is_cut() {
@@ -445,7 +475,26 @@ mod tests {
         // Without its end, as models that stop there write it; with text for arguments.
         check(&parser, &format!("<tool_call>{CALL}"), "", &[("f", ARGUMENTS)]);
         let text = r#"<tool_call>{"name": "f", "arguments": "{\"a\": 1}"}</tool_call>"#;
-        check(&parser, text, "", &[("f", r#"{"a":1}"#)]);
+        check(&parser, text, "", &[("f", r#"{"a": 1}"#)]);
+    }
+
+    #[test]
+    fn arguments_are_as_the_model_wrote_them() {
+        let parser = searching(CallFormat::Hermes, Calls::Several);
+        for arguments in
+            [r#"{"id": 123456789012345678901234, "x": 1.10, "y": 1E2}"#, "{ \"a\" :\n[ ] ,\"a\":\"\\u00e9\\/\" }", "{}"]
+        {
+            for call in [
+                format!("{{\"name\": \"f\", \"arguments\": {arguments}}}"),
+                format!(" {{\"id\":7 ,\"arguments\":{arguments} ,\n\"name\":\"f\", \"x\": [null, true]}} "),
+                format!(
+                    r#"{{"arguments": {{"first": 1}}, "parameters": {{}}, "arguments": {arguments}, "name": "f"}}"#
+                ),
+                format!("{{\"name\": \"f\", \"arguments\": {}}}", Value::from(arguments)),
+            ] {
+                check(&parser, &format!("<tool_call>{call}</tool_call>"), "", &[("f", arguments)]);
+            }
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Tools: the functions that a client offers, which of them the model should call, and the format of calls.
+//! Tools: the functions that a client offers, the choice among them, and the format of calls.
 //!
 //! A model writes calls in the format of its chat template. If the template does not support tools, they are described
 //! in a section of the system message, in Hermes' format, and earlier calls and results are given as text.
@@ -10,6 +10,7 @@ use hearth_model::{
     constraint::in_lark,
     tokenizer::Tokenizer,
 };
+use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -53,7 +54,7 @@ enum ToolChoice {
     Named(String),
 }
 
-/// Where to describe the tools if the template does not.
+/// The message that describes the tools if the template does not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ToolsIn {
     /// In the system message, which is added if there is none.
@@ -71,7 +72,7 @@ pub(crate) struct ToolStyle {
     is_in_template: bool,
     /// Whether the template writes earlier calls itself.
     has_history: bool,
-    /// If the template does not write the tools: whether it writes earlier calls in the format that new calls use.
+    /// Whether the template writes earlier calls in the format of new ones.
     is_alike: bool,
 }
 
@@ -100,7 +101,7 @@ impl ToolStyle {
         tools.filter(|_| self.is_in_template).map(|tools| tools.list.iter().map(|tool| tool.json.clone()).collect())
     }
 
-    /// The messages, with additions for what the template does not write itself.
+    /// The messages, with additions for tools and calls that the template does not write itself.
     pub(crate) fn messages(self, mut messages: Vec<Message>, tools: Option<&Tools>, place: ToolsIn) -> Vec<Message> {
         // With tools, earlier calls should have the format of new ones.
         let is_written = if tools.is_some() { self.is_alike } else { self.has_history };
@@ -126,16 +127,24 @@ fn as_text(mut message: Message) -> Message {
     if message.role == "tool" {
         return Message::new("user", format!("<tool_response>\n{}\n</tool_response>", message.content));
     }
-    message.parse_arguments();
     let Some(Value::Array(calls)) = message.extra.shift_remove("tool_calls") else { return message };
     for call in &calls {
-        let part = |name: &str| call.pointer(name).cloned().unwrap_or_default();
-        let (name, arguments) = (part("/function/name"), part("/function/arguments"));
+        let part = |name: &str| call.pointer(name).unwrap_or(&Value::Null);
+        let name = part("/function/name");
+        let arguments = match part("/function/arguments") {
+            Value::String(text) if is_object(text) => text.trim().to_owned(),
+            other => other.to_string(),
+        };
         let separator = if message.content.is_empty() { "" } else { "\n" };
         let call = format!("<tool_call>\n{{\"name\": {name}, \"arguments\": {arguments}}}\n</tool_call>");
         message.content.push_str(&format!("{separator}{call}"));
     }
     message
+}
+
+/// Whether a text is a JSON object. It is not kept: it may be long.
+fn is_object(text: &str) -> bool {
+    text.trim_start().starts_with('{') && serde_json::from_str::<IgnoredAny>(text).is_ok()
 }
 
 /// Merges consecutive results into one message: some templates require alternating roles.
@@ -311,8 +320,9 @@ fn tool(mut item: Fields) -> Result<Tool, ApiError> {
         None => json!({ "type": "object", "properties": {}, "additionalProperties": false }),
         Some(schema) => object_schema(schema, &name, || function.path("parameters"))?,
     };
-    // The template gets all of it, and may read more.
-    drop((item.into_entries(), function.into_entries()));
+    // The template receives all fields and may read them.
+    item.ignore_rest();
+    function.ignore_rest();
     Ok(Tool { name, parameters, json })
 }
 

@@ -77,7 +77,7 @@ impl Cli {
     pub fn from_env() -> Self {
         let args = with_subcommand(std::env::args_os().collect());
         let command = Self::command().mut_subcommand("health", health::hide_irrelevant);
-        let command = variables::settle(command, &args).unwrap_or_else(|error| error.exit());
+        let command = variables::apply_environment(command, &args).unwrap_or_else(|error| error.exit());
         let matches = command.get_matches_from(args);
         Self::from_arg_matches(&matches).unwrap_or_else(|error| error.exit())
     }

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, anyhow};
 use clap::Args;
-use hearth_model::{model_source::ModelSource, ops};
+use hearth_model::{model_source::ModelSource, open_files, ops};
 use tokio::{
     net::{TcpListener, TcpSocket, lookup_host},
     runtime,
@@ -74,6 +74,9 @@ async fn run_async(config: &ServerConfig, spans: Option<SpanSender>) -> anyhow::
             "no API key is set: anyone who can reach {address} can use this server; set `--api-key-file`, or listen on \
              127.0.0.1 (`--host`)"
         );
+    }
+    for warning in config.warnings(open_files::raise_limit()) {
+        tracing::warn!("{warning}");
     }
     let state = AppState::loading_with(config.model.model_id(), api_options);
     let serving = serve(listener, state.clone(), signals()?, serve_options);

@@ -11,7 +11,7 @@ use clap::{Arg, Command, builder::Resettable, error::ErrorKind, parser::ValueSou
 ///
 /// # Errors
 /// Two variables exclude each other.
-pub(super) fn settle(command: Command, args: &[OsString]) -> Result<Command, clap::Error> {
+pub(super) fn apply_environment(command: Command, args: &[OsString]) -> Result<Command, clap::Error> {
     // Empty variables, as compose files set them, count as unset.
     let command = without_variables(command, &|_, name| std::env::var_os(name).is_some_and(|value| value.is_empty()));
     // Other errors on the command line are reported when it is parsed again with its variables.

@@ -53,8 +53,9 @@ pub struct HttpConfig {
     /// Maximum size of a request body in bytes; larger ones are rejected with 413
     #[arg(long, env = "HEARTH_MAX_BODY_BYTES", value_name = "BYTES", default_value_t = MAX_BODY_BYTES)]
     pub max_body_bytes: usize,
-    /// Maximum number of open connections; further ones wait
-    #[arg(long, env = "HEARTH_MAX_CONNECTIONS", value_name = "CONNECTIONS", default_value_t = 1024, value_parser = at_least_1)]
+    /// Maximum number of open connections; further ones wait, health checks too. Should be more than `--max-queue` plus
+    /// `--max-batch-size`
+    #[arg(long, env = "HEARTH_MAX_CONNECTIONS", value_name = "CONNECTIONS", default_value_t = 4096, value_parser = at_least_1)]
     pub max_connections: usize,
     /// Timeout for receiving the head of a request, and for the TLS handshake, in seconds
     #[arg(long, env = "HEARTH_HEADER_TIMEOUT", value_name = "SECONDS", default_value_t = 10, value_parser = value_parser!(u64).range(1..))]

@@ -1,9 +1,9 @@
-//! Low-rank adapters that are served beside the model, each under a name of its own.
+//! LoRA adapters by name.
 //!
-//! A name is registered with a folder. The values are read when the first request needs them, and stay in memory: when more
-//! than [`max_loaded`](AdapterOptions::max_loaded) are there, those that no request holds are dropped, the least recently used
-//! first, and read again when the next request comes. A request holds its adapter until it ends, so removing a name takes
-//! nothing away from requests that came before. The number of adapters that requests hold is limited, too: see
+//! A name is registered with a folder, whose values are read and kept in memory. If more than
+//! [`max_loaded`](AdapterOptions::max_loaded) adapters are in memory, those that no request holds are evicted, the
+//! least recently used first, and read again for the next request. A request holds its adapter until it ends, so
+//! removing a name does not affect earlier requests. The number of adapters that requests hold is limited by
 //! [`MAX_HELD_PER_LOADED`].
 
 mod source;
@@ -13,7 +13,6 @@ use std::{
     fmt,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{SystemTime, UNIX_EPOCH},
 };
 
 use burn::tensor::Device;
@@ -26,6 +25,7 @@ use hearth_model::{
 use ring::digest::{Context, SHA256};
 
 use self::source::Source;
+use crate::{clock::unix_time, hex::hex};
 
 /// Maximum length of a name in bytes.
 pub const MAX_NAME_BYTES: usize = 256;
@@ -33,28 +33,28 @@ pub const MAX_NAME_BYTES: usize = 256;
 /// Maximum number of names.
 pub const MAX_NAMES: usize = 1024;
 
-/// Running and waiting requests hold at most this many times [`max_loaded`](AdapterOptions::max_loaded) different adapters:
-/// further ones are not read until requests have ended.
+/// Running and waiting requests hold at most this many times [`max_loaded`](AdapterOptions::max_loaded) different
+/// adapters; no more are read until requests have ended.
 pub const MAX_HELD_PER_LOADED: usize = 4;
 
 /// Which adapters may be served.
 #[derive(Clone, Debug)]
 pub struct AdapterOptions {
-    /// Served from the start: names and folders.
+    /// Adapters to serve from the start: names and folders.
     pub given: Vec<NamedDir>,
-    /// Maximum number of different adapters among the running requests, and of those that stay in memory without one.
+    /// Maximum number of different adapters among running requests, and of unused adapters in memory.
     pub max_loaded: usize,
     /// Maximum rank.
     pub max_rank: usize,
-    /// Adapters may be added and removed while the server runs, from below this folder. `None`: not at all.
+    /// Clients may add adapters from below this folder, and remove adapters. `None`: they may not.
     pub root: Option<PathBuf>,
 }
 
 impl AdapterOptions {
-    /// Limits for servers that have no adapters.
+    /// Options of servers without adapters.
     pub const NONE: Self = Self { given: Vec::new(), max_loaded: 1, max_rank: 1, root: None };
 
-    /// Whether there may be any.
+    /// Whether there may be adapters.
     pub fn are_on(&self) -> bool {
         !self.given.is_empty() || self.root.is_some()
     }
@@ -69,7 +69,7 @@ pub struct NamedDir {
     pub dir: PathBuf,
 }
 
-/// Identifies a registered adapter; a name that is registered again has another number.
+/// Identifies a registered adapter; a name that is registered again gets another number.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AdapterId {
     /// Unique while the engine runs.
@@ -84,7 +84,7 @@ pub struct ServedAdapter {
     id: AdapterId,
     loaded: Arc<LoadedAdapter>,
     digest: [u8; 32],
-    /// Counts the adapters in memory.
+    /// A reference that counts this adapter: see [`Adapters::n_in_memory`].
     _counted: Arc<()>,
 }
 
@@ -94,20 +94,19 @@ impl ServedAdapter {
         &self.id
     }
 
-    /// What the model computes with.
+    /// The adapter's weights on the device.
     pub(crate) fn loaded(&self) -> &Arc<LoadedAdapter> {
         &self.loaded
     }
 
-    /// The SHA-256 of its values: pages of the prefix cache belong to them, not to the name.
+    /// The SHA-256 of its values, which identifies its pages in the prefix cache.
     pub(crate) fn digest(&self) -> &[u8; 32] {
         &self.digest
     }
 
-    /// The fingerprint of answers, from that of the model.
+    /// The fingerprint of answers, from the model's fingerprint.
     pub fn fingerprint(&self, model: &str) -> String {
-        let hex: String = self.digest.iter().take(5).map(|byte| format!("{byte:02x}")).collect();
-        format!("{model}_{hex}")
+        format!("{model}_{}", hex(&self.digest[..5]))
     }
 }
 
@@ -122,7 +121,7 @@ pub struct AdapterInfo {
     pub created: u64,
 }
 
-/// An adapter by name.
+/// The result of finding an adapter by name.
 #[derive(Clone, Debug)]
 pub enum Found {
     /// In memory.
@@ -133,12 +132,12 @@ pub enum Found {
     Unknown,
 }
 
-/// What to do if a name is in use.
+/// What to do if a name is already registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IfTaken {
-    /// An error.
+    /// Return an error.
     Refuse,
-    /// The new adapter takes its place.
+    /// Replace the adapter.
     Replace,
 }
 
@@ -162,16 +161,16 @@ pub enum AdapterError {
          hint: unload it first, or send `load_inplace` to replace it"
     )]
     Taken(String),
-    /// There are as many names as there may be.
+    /// The maximum number of names is registered.
     #[error("{MAX_NAMES} LoRA adapters are loaded, which is the maximum\nhint: unload one first")]
     TooMany,
-    /// Requests hold as many adapters as they may.
+    /// Requests hold the maximum number of adapters.
     #[error("running and waiting requests use {0} LoRA adapters, which is the maximum: try again later")]
     Busy(usize),
-    /// It was dropped from memory, and cannot be read again.
+    /// It was evicted from memory, and cannot be read again.
     #[error("the LoRA adapter `{0}` cannot be read any more; the server's log has the reason")]
     Gone(String),
-    /// It was dropped from memory, and its files have other values now.
+    /// It was evicted from memory, and its files have changed.
     #[error(
         "the files of the LoRA adapter `{0}` have changed since it was loaded\n\
          hint: load it again with `load_inplace`, or restart the server"
@@ -182,7 +181,7 @@ pub enum AdapterError {
     Unknown {
         /// As given.
         name: String,
-        /// All that there are.
+        /// All registered names.
         known: Vec<String>,
     },
     /// The folder is not below the root.
@@ -209,7 +208,7 @@ pub enum AdapterError {
     Load {
         /// The adapter's name.
         name: String,
-        /// What is wrong with it. Part of the message, so it is not a `source`, which would be printed twice.
+        /// The error. Part of the message, so it is not a `source`, which would be printed twice.
         reason: Error,
     },
 }
@@ -225,15 +224,15 @@ pub struct Adapters {
     class: Option<&'static str>,
     device: Device,
     registered: Mutex<Registered>,
-    /// Each adapter in memory has a clone.
+    /// Each adapter in memory has a clone, so its reference count is their number.
     counted: Arc<()>,
 }
 
 #[derive(Debug, Default)]
 struct Registered {
-    /// The number of the last one.
+    /// The number of the last adapter.
     number: u64,
-    /// Counts uses.
+    /// Counts uses, to order them.
     clock: u64,
     entries: BTreeMap<Arc<str>, Entry>,
 }
@@ -244,7 +243,7 @@ struct Entry {
     source: Source,
     created: u64,
     last_used: u64,
-    /// That of its values when it was registered.
+    /// The digest of its values when it was registered.
     digest: [u8; 32],
     served: Option<Arc<ServedAdapter>>,
 }
@@ -260,11 +259,11 @@ impl Registered {
 }
 
 impl Adapters {
-    /// For the model of `config` on `device`, whose files are those of the Hugging Face class `class`, if that is known. Reads
-    /// the adapters that are given.
+    /// Adapters for the model of `config` on `device`; `class` is the Hugging Face class of its files, if known. Reads
+    /// the adapters in `options`.
     ///
     /// # Errors
-    /// One of them cannot be served.
+    /// An adapter cannot be served.
     pub(crate) fn new(
         options: AdapterOptions,
         config: &GptConfig,
@@ -301,7 +300,7 @@ impl Adapters {
         self.lock().entries.values().filter(|entry| entry.served.is_some()).count()
     }
 
-    /// The adapter with this name. Reads nothing.
+    /// Finds the adapter with this name, without reading it.
     pub fn find(&self, name: &str) -> Found {
         let mut registered = self.lock();
         registered.clock += 1;
@@ -316,9 +315,10 @@ impl Adapters {
     /// The adapter with this name, read from its folder if it is not in memory. May take seconds.
     ///
     /// # Errors
-    /// There is none, it cannot be read any more or has changed, or requests hold too many others.
+    /// The name is not registered, the adapter cannot be read any more or has changed, or requests hold too many
+    /// others.
     pub fn load(&self, name: &str) -> Result<Arc<ServedAdapter>, AdapterError> {
-        // In a statement of its own, which ends the lock.
+        // The lock ends with this statement.
         let on_disk = match self.lock().entries.get(name) {
             Some(Entry { served: Some(served), .. }) => return Ok(served.clone()),
             Some(entry) => Some((entry.id.clone(), entry.source.clone(), entry.digest)),
@@ -338,7 +338,7 @@ impl Adapters {
         let mut registered = self.lock();
         registered.clock += 1;
         let now = registered.clock;
-        // It may have been removed, replaced or loaded meanwhile. This request came before.
+        // It may have been removed, replaced or loaded meanwhile. This request uses what it has read.
         if let Some(entry) = registered.entries.get_mut(name).filter(|entry| entry.id == *served.id()) {
             entry.last_used = now;
             let kept = entry.served.get_or_insert(served).clone();
@@ -348,10 +348,10 @@ impl Adapters {
         Ok(served)
     }
 
-    /// Whether a client may register an adapter under this name. Reads nothing.
+    /// Checks whether a client may register an adapter under this name. Does not read it.
     ///
     /// # Errors
-    /// Adapters cannot be added, or the name cannot be used or is in use.
+    /// Adapters cannot be added, or the name is invalid or in use.
     pub fn check_new(&self, name: &str, if_taken: IfTaken) -> Result<(), AdapterError> {
         if self.options.root.is_none() {
             return Err(AdapterError::Fixed);
@@ -362,7 +362,8 @@ impl Adapters {
     /// Registers the adapter in a folder below the root, and reads it. May take seconds.
     ///
     /// # Errors
-    /// The name is in use, the folder is outside of the root, the adapter cannot be served, or requests hold too many others.
+    /// The name is in use, the folder is outside of the root, the adapter cannot be served, or requests hold too many
+    /// others.
     pub fn register(&self, name: &str, path: &str, if_taken: IfTaken) -> Result<(), AdapterError> {
         let root = self.options.root.as_deref().ok_or(AdapterError::Fixed)?;
         self.check_name(name, if_taken)?;
@@ -371,10 +372,10 @@ impl Adapters {
         self.add(name, source, if_taken)
     }
 
-    /// Removes a name, also one of the command line. Requests that came before keep the adapter until they end.
+    /// Removes a name, also one from the command line. Earlier requests keep the adapter until they end.
     ///
     /// # Errors
-    /// There is none with this name, or adapters cannot be removed.
+    /// The name is not registered, or adapters cannot be removed.
     pub fn unregister(&self, name: &str) -> Result<(), AdapterError> {
         if self.options.root.is_none() {
             return Err(AdapterError::Fixed);
@@ -406,7 +407,7 @@ impl Adapters {
         registered.clock += 1;
         let entry = Entry {
             source,
-            created: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs()),
+            created: unix_time().as_secs(),
             last_used: registered.clock,
             digest: served.digest,
             served: Some(served),
@@ -427,7 +428,7 @@ impl Adapters {
         self.lock().require_free(name, if_taken)
     }
 
-    /// Adapters in memory: those of entries, and those that requests hold of entries that were removed or replaced.
+    /// Number of adapters in memory, including removed and replaced ones that requests still hold.
     fn n_in_memory(&self) -> usize {
         Arc::strong_count(&self.counted) - 1
     }
@@ -457,9 +458,9 @@ impl Adapters {
         Ok(ServedAdapter { loaded: Arc::new(loaded), digest: digest(&values), id, _counted: self.counted.clone() })
     }
 
-    /// Drops adapters that no request holds, until as many are in memory as may stay.
+    /// Evicts adapters that no request holds while more than the maximum are in memory.
     fn evict(&self, registered: &mut Registered) {
-        // Usually there is nothing to do, and nothing to look through.
+        // Usually false, so the entries are not searched.
         while self.n_in_memory() > self.options.max_loaded {
             let in_memory = registered.entries.values().filter(|entry| entry.served.is_some()).count();
             let idle = registered
@@ -480,7 +481,7 @@ impl Adapters {
         AdapterError::Unknown { name: name.to_owned(), known }
     }
 
-    /// No call panics with the lock held and the entries inconsistent.
+    /// Ignores poisoning: no call panics while the entries are inconsistent.
     fn lock(&self) -> MutexGuard<'_, Registered> {
         self.registered.lock().unwrap_or_else(PoisonError::into_inner)
     }

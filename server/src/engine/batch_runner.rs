@@ -1,5 +1,5 @@
-//! Runs the engine's batches on the device: token ids in, logits out. It makes no decisions: the scheduler fills the batches,
-//! and sequences use the logits.
+//! Runs the engine's batches on the device: token ids in, logits out. It makes no decisions: the scheduler fills the
+//! batches, and sequences use the logits.
 
 use std::{collections::BTreeSet, ops::Range, sync::Arc};
 
@@ -17,7 +17,7 @@ use hearth_model::{
 /// Numbers of rows that together use every kernel. A GPU has kernels for 1, 2, 4, 8, other, and many rows: 128 (with
 /// matrix instructions) or 256 and more.
 const WARM_UP_ROWS: [usize; 5] = [1, 2, 4, 8, 256];
-/// This many tokens fill more than one tile of attention, which uses further kernels.
+/// Number of tokens that fill more than one attention tile, which uses further kernels.
 const WARM_UP_CONTEXT: usize = 160;
 
 /// The tokens of one sequence that a step appends to its cache.
@@ -86,7 +86,7 @@ impl BatchRunner {
         Ok(())
     }
 
-    /// Whole rows, and parts of rows in every number of passes.
+    /// Reads whole rows, and parts of rows with one pass and with several.
     fn warm_up_logits(&self, hidden: &StepOutput, rows: &[usize]) -> Result<()> {
         let best = |n| RowNeeds::Best { n, also: BTreeSet::new() };
         for needs in [RowNeeds::Whole, best(1), best(RowNeeds::MAX_BEST)] {
@@ -161,8 +161,7 @@ mod tests {
     use super::*;
     use crate::test_gpu::gpu;
 
-    /// Every batch up to 16, chunks of many lengths beside decoding, forks: nothing of it launches a kernel that was not
-    /// compiled before.
+    /// No batch up to 16, prefill chunk beside decoding, or fork launches a kernel that was not compiled before.
     #[test]
     fn after_warming_up_no_step_needs_another_kernel() {
         let Some(device) = gpu() else { return };

@@ -13,8 +13,8 @@ use hearth_model::{
 
 use super::{
     event::{Event, FinishReason, StopCause},
+    event_senders::{EventSenders, Progress},
     prefix_cache::PrefixChain,
-    replies::{Progress, Replies},
     request::{EngineRequest, StopConditions, StopText},
     sequence::assembler,
     text::{Matched, TextAssembler},
@@ -28,7 +28,7 @@ pub(crate) struct Beams {
     search: BeamSearch,
     branches: Vec<Branch>,
     tokenizer: Tokenizer,
-    /// Tokens of the answers: none until the search is over.
+    /// Number of tokens of all answers; 0 until the search is over.
     n_completion: usize,
 }
 
@@ -39,12 +39,12 @@ struct Branch {
     chain: PrefixChain,
     /// Detokenizes the generated text and searches it for stop strings.
     text: TextAssembler,
-    /// Whether its logits have been processed in this round: a step may have room for only some branches.
+    /// Whether its logits have been processed since the last selection: a step may have room for only some branches.
     is_expanded: bool,
 }
 
 impl Beams {
-    /// A search that has one beam, the prompt, whose pages `chain` has named.
+    /// A search with one beam, the prompt. `chain` is at its end.
     pub(crate) fn new(
         request: EngineRequest,
         (width, kind): (usize, BeamKind),
@@ -87,11 +87,12 @@ impl Beams {
         TokenIds { prompt: &self.request.parts().prompt_ids, output }
     }
 
-    /// Takes the raw logits of a beam's last row, all of them. After a preemption they may come a second time.
+    /// Processes the raw logits of a beam's last row, over the whole vocabulary. After a preemption, a row may be
+    /// passed again.
     ///
     /// # Errors
-    /// The logits are not what a working model gives; the search cannot go on.
-    pub(crate) fn advance(&mut self, replies: &Replies, branch: usize, logits: &LogitRow<'_>) -> Result<Progress> {
+    /// The logits are invalid; the search cannot continue.
+    pub(crate) fn advance(&mut self, senders: &EventSenders, branch: usize, logits: &LogitRow<'_>) -> Result<Progress> {
         let Some(Branch { text, output, is_expanded, .. }) = self.branches.get_mut(branch) else {
             return Ok(Progress::Nothing);
         };
@@ -100,15 +101,15 @@ impl Beams {
         }
         let parts = self.request.parts();
         let may_stop = output.len() + 1 > parts.stop.min_tokens;
-        let looks = may_stop && !parts.stop.stop_strings.is_empty();
-        let completes = |id| looks && matches!(text.clone().push(id), Matched::Stopped(_));
+        let searches_stops = may_stop && !parts.stop.stop_strings.is_empty();
+        let completes = |id| searches_stops && matches!(text.clone().push(id), Matched::Stopped(_));
         self.search.expand(branch, logits.whole()?, completes)?;
         if !self.branches.iter().all(|branch| branch.is_expanded) {
             return Ok(Progress::Nothing);
         }
         let parents = self.search.select();
         if parents.is_empty() {
-            return Ok(Progress::Ended(self.finish(replies)));
+            return Ok(Progress::Ended(self.finish(senders)));
         }
         let grown = parents.iter().zip(self.search.beams()).filter_map(|(&parent, beam)| {
             let Branch { mut output, mut chain, mut text, .. } = self.branches.get(parent)?.clone();
@@ -123,16 +124,16 @@ impl Beams {
         Ok(Progress::Branches(steps))
     }
 
-    fn finish(&mut self, replies: &Replies) -> Vec<(FinishReason, usize)> {
-        // The search is over: its remaining state is not used again.
+    fn finish(&mut self, senders: &EventSenders) -> Vec<(FinishReason, usize)> {
+        // The replaced search is not used again.
         let nothing = BeamSearch::new(BeamParams { width: 1, ..self.search.params().clone() });
-        let best = std::mem::replace(&mut self.search, nothing).into_best(replies.n_answers());
+        let best = std::mem::replace(&mut self.search, nothing).into_best(senders.n_answers());
         let mut best = best.into_iter();
-        let ends = (0..replies.n_answers()).map(|answer| match best.next() {
-            Some(hypothesis) => self.tell(replies, answer, hypothesis),
+        let ends = (0..senders.n_answers()).map(|answer| match best.next() {
+            Some(hypothesis) => self.send(senders, answer, hypothesis),
             // There are fewer answers than requested.
             None => {
-                replies.finish(answer, FinishReason::Stop, None, String::new());
+                senders.finish(answer, FinishReason::Stop, None, String::new());
                 (FinishReason::Stop, 0)
             }
         });
@@ -141,7 +142,8 @@ impl Beams {
         ends
     }
 
-    fn tell(&self, replies: &Replies, answer: usize, hypothesis: Hypothesis) -> (FinishReason, usize) {
+    /// Sends all events of an answer.
+    fn send(&self, senders: &EventSenders, answer: usize, hypothesis: Hypothesis) -> (FinishReason, usize) {
         let Hypothesis { token_ids, logprobs, is_ended, .. } = hypothesis;
         let StopConditions { min_tokens, stop_token_ids, .. } = &self.request.parts().stop;
         let cuts = self.request.parts().text.stop_text == StopText::Cut;
@@ -153,16 +155,16 @@ impl Beams {
             let offset = text.n_chars();
             let is_cut = end_id.is_some() && n == n_tokens && cuts;
             let text = if is_cut { String::new() } else { push(&mut text, id, n, *min_tokens) };
-            replies.send(answer, Event::Token { id, text, offset, logprobs: logprobs.next() });
+            senders.send(answer, Event::Token { id, text, offset, logprobs: logprobs.next() });
         }
         let is_stopped = text.stop_string().is_some();
-        // The held-back text may contain a stop string once it is complete.
+        // The held-back text may turn out to contain a stop string.
         let (Matched::Text(rest) | Matched::Stopped(rest)) =
             if is_stopped { Matched::Text(String::new()) } else { text.finish() };
         let stop_string = text.stop_string().map(|stop| StopCause::Text(stop.to_owned()));
         let cause = stop_string.or(end_id.map(StopCause::Token));
         let reason = if cause.is_some() { FinishReason::Stop } else { FinishReason::Length };
-        replies.finish(answer, reason, cause, rest);
+        senders.finish(answer, reason, cause, rest);
         (reason, n_tokens)
     }
 }

@@ -10,11 +10,11 @@ use hearth_model::{
 
 use super::{
     event::{Event, FinishReason},
-    replies::{Progress, Replies},
+    event_senders::{EventSenders, Progress},
     request::EngineRequest,
 };
 
-/// A text on its way to a vector.
+/// A text that is being embedded.
 #[derive(Debug)]
 pub(crate) struct TextEmbedding {
     request: EngineRequest,
@@ -31,14 +31,14 @@ impl TextEmbedding {
         &self.request
     }
 
-    /// Takes the final hidden states from position `start` on, row by row, each `[d_model]`. After a preemption they may
-    /// come a second time.
+    /// Pools the final hidden states from position `start` on, row by row, each `[d_model]`. After a preemption, rows
+    /// may be passed again.
     ///
     /// # Errors
     /// A hidden state is not a number.
     pub(crate) fn advance(
         &mut self,
-        replies: &Replies,
+        senders: &EventSenders,
         start: usize,
         hidden: &[f32],
         d_model: usize,
@@ -49,8 +49,8 @@ impl TextEmbedding {
         }
         let Self { pool, scale, .. } = self;
         let pooled = std::mem::replace(pool, Pool::new(Pooling::default()));
-        replies.send(0, Event::Embedding(pooled.into_vector(*scale)));
-        replies.finish(0, FinishReason::Stop, None, String::new());
+        senders.send(0, Event::Embedding(pooled.into_vector(*scale)));
+        senders.finish(0, FinishReason::Stop, None, String::new());
         Ok(Progress::Ended(vec![(FinishReason::Stop, 0)]))
     }
 }

@@ -17,10 +17,10 @@ use tokio::sync::mpsc;
 
 use crate::metrics::{Outcome, PhaseTimes};
 
-/// What happens to a request, in this order: prompt log-probabilities if asked for, tokens or a vector, then one end.
+/// An event of a request, in this order: prompt log-probabilities if requested, tokens or a vector, then `Finished`.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// One entry per prompt token; the first has no log-probability, because nothing predicts it.
+    /// One entry per prompt token; the first token has no log-probability.
     PromptLogprobs(Arc<Vec<Option<TokenLogprobs>>>),
     /// A token was generated.
     Token {
@@ -46,7 +46,7 @@ pub enum Event {
         /// Durations of the phases.
         spans: PhaseTimes,
     },
-    /// The vector that was asked for, `[d_model]`.
+    /// The requested vector, `[d_model]`.
     Embedding(Vec<f32>),
 }
 
@@ -124,7 +124,7 @@ fn n_bytes(outgoing: &Result<Event, Failure>) -> usize {
 }
 
 impl Event {
-    /// What it takes besides its own size.
+    /// Approximate size of its allocations in bytes.
     fn n_bytes(&self) -> usize {
         let reported = |logprobs: &TokenLogprobs| size_of_val(logprobs.top.as_slice()) + size_of::<TokenLogprobs>();
         match self {
@@ -188,7 +188,7 @@ impl EventStream {
     }
 }
 
-/// Where the events of one answer go. Never blocks: a slow client's events pile up here, up to a bound.
+/// Sends the events of one answer. Never blocks: events for a slow client wait, up to [`MAX_BACKLOG_BYTES`].
 #[derive(Debug)]
 pub(crate) struct EventSender {
     index: usize,
@@ -197,7 +197,7 @@ pub(crate) struct EventSender {
 }
 
 impl EventSender {
-    /// Disconnected or too slow clients are detected before the next step.
+    /// Sends an event, or drops it if the client has disconnected or is too slow.
     pub(super) fn send(&self, outgoing: Result<Event, Failure>) {
         let before = self.backlog.n_bytes.fetch_add(n_bytes(&outgoing), Ordering::Relaxed);
         if before > MAX_BACKLOG_BYTES {
@@ -218,13 +218,13 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn whoever_falls_too_far_behind_is_cancelled_and_told() {
+    async fn slow_clients_are_cancelled_and_told() {
         let (source, mut stream) = channel();
         let senders = [source.sender(0), source.sender(1)];
         drop(source);
         let text = "x".repeat(1 << 20);
         let event = || Ok(Event::Token { id: 1, text: text.clone(), offset: 0, logprobs: None });
-        // Whoever keeps up gets any number of them.
+        // A client that keeps up receives any number of events.
         for _ in 0..200 {
             senders[0].send(event());
             assert!(matches!(stream.recv().await, Some((0, Ok(Event::Token { .. })))));

@@ -1,5 +1,5 @@
-//! A [`Job`] is one request in the engine: its receivers, arrival time, deadline, and scheduling parameters. What it does
-//! with the model's rows is one of three tasks: a growing sequence, a beam search, or an embedding.
+//! A [`Job`] is one request in the engine: its event senders, arrival time, deadline, and scheduling parameters. It
+//! processes the model's rows as one of three tasks: a growing sequence, a beam search, or an embedding.
 
 use std::{
     iter,
@@ -21,8 +21,8 @@ use super::{
     beams::Beams,
     embedding::TextEmbedding,
     event::{EventSender, Failure},
+    event_senders::{EventSenders, Progress},
     prefix_cache::PrefixChain,
-    replies::{Progress, Replies},
     request::{EngineRequest, Strategy},
     scheduler::Arrival,
     sequence::Sequence,
@@ -32,7 +32,7 @@ use crate::metrics::{EngineMetrics, Outcome};
 
 /// Data that all requests of a submission share.
 #[derive(Debug)]
-pub(crate) struct Intake<'a> {
+pub(crate) struct SubmissionContext<'a> {
     pub(crate) tokenizer: &'a Tokenizer,
     /// See [`GptConfig::text_len_matters_beyond`](hearth_model::config::GptConfig::text_len_matters_beyond).
     pub(crate) text_len_matters_beyond: Option<usize>,
@@ -44,8 +44,8 @@ pub(crate) struct Intake<'a> {
 /// The engine's state of a request.
 #[derive(Debug)]
 pub(crate) struct Job {
-    replies: Replies,
-    /// Held while the request waits; given back when it starts.
+    senders: EventSenders,
+    /// Held while the request waits; released when it starts.
     queue_place: Option<OwnedSemaphorePermit>,
     /// Keys of the prompt's pages, until they are passed to the scheduler.
     prompt_keys: Vec<PageKey>,
@@ -66,36 +66,36 @@ enum Task {
 
 impl Job {
     /// `senders` has one entry per answer.
-    pub(crate) fn new(request: EngineRequest, senders: Vec<EventSender>, intake: &mut Intake<'_>) -> Self {
+    pub(crate) fn new(request: EngineRequest, senders: Vec<EventSender>, context: &mut SubmissionContext<'_>) -> Self {
         let parts = request.parts();
         let n_prompt = parts.prompt_ids.len();
-        // Up to there, pages do not depend on the prompt's length.
-        let length = intake.text_len_matters_beyond.is_some_and(|most| n_prompt > most).then_some(n_prompt);
+        // Pages of shorter prompts do not depend on the prompt's length.
+        let length = context.text_len_matters_beyond.is_some_and(|most| n_prompt > most).then_some(n_prompt);
         let mut chain = PrefixChain::new(parts.prefix_salt, length);
         if let Some(adapter) = &parts.adapter {
             chain = chain.of_adapter(adapter.digest());
         }
         let prompt_keys = match parts.strategy {
-            // Its pages are not added to the prefix cache: they would displace those of prompts.
+            // Not added to the prefix cache: they would evict pages of prompts.
             Strategy::Embed { .. } => Vec::new(),
             Strategy::Sample | Strategy::Beams { .. } => chain.extend(&parts.prompt_ids),
         };
         let task = match parts.strategy {
-            Strategy::Sample => Task::Sequence(Box::new(Sequence::new(request, chain, intake.tokenizer))),
+            Strategy::Sample => Task::Sequence(Box::new(Sequence::new(request, chain, context.tokenizer))),
             Strategy::Beams { width, kind, .. } => {
-                Task::Beams(Box::new(Beams::new(request, (width, kind), chain, intake.tokenizer)))
+                Task::Beams(Box::new(Beams::new(request, (width, kind), chain, context.tokenizer)))
             }
             Strategy::Embed { pooling, scale } => {
                 Task::Embedding(Box::new(TextEmbedding::new(request, pooling, scale)))
             }
         };
-        Self { prompt_keys, ..Self::with(task, senders, intake) }
+        Self { prompt_keys, ..Self::with(task, senders, context) }
     }
 
-    fn with(task: Task, senders: Vec<EventSender>, intake: &mut Intake<'_>) -> Self {
+    fn with(task: Task, senders: Vec<EventSender>, context: &mut SubmissionContext<'_>) -> Self {
         Self {
-            queue_place: intake.queue_places.split(senders.len()),
-            replies: Replies::new(senders, intake.arrived),
+            queue_place: context.queue_places.split(senders.len()),
+            senders: EventSenders::new(senders, context.arrived),
             prompt_keys: Vec::new(),
             forks: Vec::new(),
             task,
@@ -108,21 +108,27 @@ impl Job {
     }
 
     /// Adds another answer to the same prompt, which is computed once.
-    pub(crate) fn add_fork(&mut self, request: EngineRequest, senders: Vec<EventSender>, intake: &mut Intake<'_>) {
+    pub(crate) fn add_fork(
+        &mut self,
+        request: EngineRequest,
+        senders: Vec<EventSender>,
+        context: &mut SubmissionContext<'_>,
+    ) {
         if let Task::Sequence(first) = &self.task {
-            let fork = Task::Sequence(Box::new(first.fork(request, intake.tokenizer)));
-            self.forks.push(Self::with(fork, senders, intake));
+            let fork = Task::Sequence(Box::new(first.fork(request, context.tokenizer)));
+            self.senders.timeline.add_answers(senders.len());
+            self.forks.push(Self::with(fork, senders, context));
         }
     }
 
-    /// At the last row of the prompt: the other answers, with this sequence's state of the prompt.
+    /// At the last row of the prompt, takes the other answers, with this one's prompt log-probabilities and times.
     pub(crate) fn take_forks(&mut self, position: usize) -> Vec<Self> {
         if position + 1 != self.n_prompt() {
             return Vec::new();
         }
         let mut forks = std::mem::take(&mut self.forks);
         for fork in &mut forks {
-            fork.replies.timeline = self.replies.timeline.clone();
+            fork.senders.timeline = self.senders.timeline.clone();
             if let (Task::Sequence(fork), Task::Sequence(first)) = (&mut fork.task, &self.task) {
                 fork.share_prompt_logprobs(first);
             }
@@ -130,7 +136,7 @@ impl Job {
         forks
     }
 
-    /// Answers that wait for its prompt to be computed.
+    /// Number of other answers that wait for its prompt to be computed.
     pub(crate) fn n_forks(&self) -> usize {
         self.forks.len()
     }
@@ -185,24 +191,24 @@ impl Job {
 
     /// Whether the client has disconnected.
     pub(crate) fn is_cancelled(&self) -> bool {
-        self.replies.is_closed()
+        self.senders.is_closed()
     }
 
-    /// How long it may take, from its arrival on, if that is over.
+    /// Its deadline, if that has passed.
     pub(crate) fn missed_deadline(&self, now: Instant) -> Option<Duration> {
-        let age = now.saturating_duration_since(self.replies.timeline.arrived());
+        let age = now.saturating_duration_since(self.senders.timeline.arrived());
         self.request().parts().deadline.filter(|deadline| age > *deadline)
     }
 
-    /// A step computes something of it. Of its prompt, `n_cached` tokens were computed before.
+    /// Records that a step computes some of its tokens. `n_cached` prompt tokens were in the prefix cache.
     pub(crate) fn started(&mut self, n_cached: usize, metrics: &EngineMetrics) {
         self.queue_place = None;
-        self.replies.n_cached = n_cached;
+        self.senders.n_cached = n_cached;
         let n_prompt = self.n_prompt();
-        metrics.started(&mut self.replies.timeline, n_prompt);
+        metrics.started(&mut self.senders.timeline, n_prompt);
     }
 
-    /// Tokens of the answers so far; none of a search that goes on.
+    /// Number of generated tokens; 0 until a beam search is over.
     pub(crate) fn n_completion(&self) -> usize {
         match &self.task {
             Task::Sequence(sequence) => sequence.n_completion(),
@@ -211,7 +217,7 @@ impl Job {
         }
     }
 
-    /// The part of the row of logits at `position` that is needed, if the text is extended by `ahead` up to there.
+    /// The part that is needed of the logits at `position`, if the tokens `ahead` extend the sequence up to there.
     pub(crate) fn needs(&self, position: usize, ahead: &[TokenId]) -> RowNeeds {
         let own = match &self.task {
             Task::Sequence(sequence) => sequence.needs(position, ahead),
@@ -220,7 +226,7 @@ impl Job {
         self.forks.iter().map(|fork| fork.needs(position, ahead)).fold(own, RowNeeds::and)
     }
 
-    /// Whether it wants the hidden states of all rows, and no logits.
+    /// Whether it needs the hidden states of all rows, and no logits.
     pub(crate) fn wants_hidden(&self) -> bool {
         matches!(self.task, Task::Embedding(_))
     }
@@ -230,64 +236,72 @@ impl Job {
         matches!(&self.task, Task::Sequence(sequence) if sequence.wants_prompt_row(position))
     }
 
-    /// Takes the raw logits of the row at `position` of a branch, as far as it [needs](Self::needs) them. After a
-    /// preemption they may come a second time.
+    /// Processes the raw logits of the row at `position` of a branch, at least the part that it [needs](Self::needs).
+    /// After a preemption, a row may be passed again.
     ///
     /// # Errors
-    /// The logits are not what a working model gives; the request cannot go on.
+    /// The logits are invalid; the request cannot continue.
     pub(crate) fn advance(
         &mut self,
         (branch, position): (usize, usize),
         logits: &LogitRow<'_>,
         metrics: &EngineMetrics,
     ) -> Result<Progress> {
-        self.replies.timeline.has_logits();
+        self.senders.timeline.has_logits();
         let n_before = self.n_completion();
         let progress = match &mut self.task {
-            Task::Sequence(sequence) => sequence.advance(&self.replies, position, logits),
-            Task::Beams(beams) => beams.advance(&self.replies, branch, logits),
+            Task::Sequence(sequence) => sequence.advance(&self.senders, position, logits),
+            Task::Beams(beams) => {
+                self.senders.timeline.has_first_beams();
+                beams.advance(&self.senders, branch, logits)
+            }
             Task::Embedding(_) => Ok(Progress::Nothing),
         };
-        (n_before..self.n_completion()).for_each(|_| metrics.token(&mut self.replies.timeline));
+        let new_tokens = n_before..self.n_completion();
+        match self.task {
+            Task::Beams(_) => metrics.beam_tokens(new_tokens.len()),
+            _ => new_tokens.for_each(|_| metrics.token(&mut self.senders.timeline)),
+        }
         progress
     }
 
-    /// Takes the final hidden states from position `start` on, row by row, each `[d_model]`.
+    /// Pools the final hidden states from position `start` on, row by row, each `[d_model]`.
     ///
     /// # Errors
-    /// A hidden state is no number.
+    /// A hidden state is not a number.
     pub(crate) fn pool(&mut self, start: usize, hidden: &[f32], d_model: usize) -> Result<Progress> {
         match &mut self.task {
-            Task::Embedding(embedding) => embedding.advance(&self.replies, start, hidden, d_model),
+            Task::Embedding(embedding) => embedding.advance(&self.senders, start, hidden, d_model),
             Task::Sequence(_) | Task::Beams(_) => Ok(Progress::Nothing),
         }
     }
 
-    /// What became of a request that was held: it [goes on](Progress::GoesOn) or has ended. `None` while that is still
-    /// being found out.
-    pub(crate) fn settle(&mut self) -> Option<Result<Progress>> {
+    /// The result of a held request: it [continues](Progress::Resumed) or has ended. `None` while its grammar is still
+    /// processing the last token.
+    pub(crate) fn poll_held(&mut self) -> Option<Result<Progress>> {
         match &mut self.task {
-            Task::Sequence(sequence) => sequence.settle(&self.replies),
+            Task::Sequence(sequence) => sequence.poll_held(&self.senders),
             Task::Beams(_) | Task::Embedding(_) => None,
         }
     }
 
-    /// Ends all its answers, of which none is complete.
+    /// Ends all its answers with a failure.
     pub(crate) fn fail(&self, failure: &Failure) {
-        self.replies.fail(failure);
+        self.senders.fail(failure);
         self.forks.iter().for_each(|fork| fork.fail(failure));
     }
 
-    /// The number of tokens of each answer that is not complete, with those that wait for its prompt to be computed.
+    /// The number of tokens of each unfinished answer, including those that wait for the prompt.
     pub(crate) fn n_tokens_by_answer(&self) -> Vec<usize> {
-        let own = iter::once(self.n_completion()).chain(iter::repeat(0)).take(self.replies.n_answers());
+        let own = iter::once(self.n_completion()).chain(iter::repeat(0)).take(self.senders.n_answers());
         own.chain(self.forks.iter().flat_map(Self::n_tokens_by_answer)).collect()
     }
 
-    /// Counts the end of an answer with so many tokens.
+    /// Counts an answer that has ended with `n_tokens` tokens.
     pub(crate) fn count_end(&self, outcome: Outcome, n_tokens: usize, metrics: &EngineMetrics) {
-        metrics.ended(&self.replies.timeline, outcome, n_tokens);
-        if let Some(id) = self.request().parts().adapter_id() {
+        let parts = self.request().parts();
+        metrics.ended(&self.senders.timeline, outcome, n_tokens, parts.stop.max_tokens);
+        if let Some(id) = parts.adapter_id() {
             metrics.adapter_ended(&id.name, outcome, n_tokens);
         }
     }

@@ -4,17 +4,17 @@
 //! stream of events; dropping the stream cancels them. Token ids and sampling belong here, HTTP and JSON do not.
 //!
 //! # Layout
-//! - [`request`]: what may be asked; `event`: what comes back; `startup`: options, and what the thread needs
-//! - [`scheduler`]: what the next step computes; pure
-//! - `batch_runner`: steps on the device; no decisions
-//! - [`adapters`]: low-rank adapters beside the model, by name
-//! - [`prefix_cache`]: names for what is in a page
-//! - `job`: a request on its way through, whatever is made of it; `sequence`, `beams` and `embedding`: the three things
-//!   that are; `replies`: what these tell the client and the worker
-//! - `speculation`: guesses at the tokens to come
-//! - `sample_step`: samples a step's logits, each request by itself, on all threads
+//! - [`request`]: validated requests; `event`: their output; `startup`: options, and the state of the inference thread
+//! - [`scheduler`]: selects the tokens of the next step; pure
+//! - `batch_runner`: runs steps on the device; no decisions
+//! - [`adapters`]: LoRA adapters by name
+//! - [`prefix_cache`]: keys of pages
+//! - `job`: a request in the engine, of one of three kinds: `sequence`, `beams` or `embedding`; `event_senders`: their
+//!   output for the client and the worker
+//! - `speculation`: drafts the next tokens; `acceptance`: decides how many pay
+//! - `sample_step`: samples a step's logits for each request, on all threads
 //! - [`text`]: token ids to text deltas and stop strings; pure
-//! - `token_ids`: the tokens of a text
+//! - `token_ids`: the tokens of a prompt and its answer
 //! - `worker`: the thread, and the loop `schedule -> run -> advance`
 
 mod acceptance;
@@ -23,9 +23,9 @@ mod batch_runner;
 mod beams;
 mod embedding;
 mod event;
+mod event_senders;
 mod job;
 pub mod prefix_cache;
-mod replies;
 pub mod request;
 mod sample_step;
 pub mod scheduler;
@@ -41,7 +41,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
-        mpsc::{SyncSender, sync_channel},
+        mpsc::{Sender, channel},
     },
     thread::{self, JoinHandle},
     time::Instant,
@@ -55,8 +55,8 @@ use tokio::sync::{Semaphore, watch};
 
 use self::{
     adapters::Adapters,
-    job::{Intake, Job},
-    request::{EngineRequest, ModelLimits},
+    job::{Job, SubmissionContext},
+    request::{EngineRequest, ModelLimits, ValidationError},
     scheduler::Scheduler,
     startup::Prepared,
     worker::{Held, Worker},
@@ -71,7 +71,7 @@ use crate::metrics::{AdapterSnapshot, EngineMetrics, Snapshot};
 /// Why requests were rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubmitError {
-    /// The queue is full, or has too little room.
+    /// The queue has too few free places.
     #[error("the queue is full: at most {max_queue} answers may wait, counting each answer of a request")]
     QueueFull {
         /// The engine's limit.
@@ -96,9 +96,9 @@ pub enum SubmitError {
 /// The engine's state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineStats {
-    /// Whether it is working.
+    /// Whether it accepts requests.
     pub state: EngineState,
-    /// Sequences in the batch.
+    /// Sequences in the batch. A beam search counts as its width.
     pub running: usize,
     /// Sequences on the inference thread that have not started.
     pub waiting: usize,
@@ -114,7 +114,23 @@ pub struct EngineStats {
     pub waiting_adapters: Vec<Arc<str>>,
 }
 
-/// Whether the engine is working.
+impl EngineStats {
+    /// An engine without requests, whose model is not loaded yet.
+    fn starting() -> Self {
+        Self {
+            state: EngineState::Running,
+            running: 0,
+            waiting: 0,
+            free_pages: 0,
+            n_pages: 0,
+            kv_dtype: KvDtype::default(),
+            running_adapters: Vec::new(),
+            waiting_adapters: Vec::new(),
+        }
+    }
+}
+
+/// Whether the engine accepts requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EngineState {
     /// It accepts requests.
@@ -132,6 +148,8 @@ pub struct ServedModel {
     pub config: GptConfig,
     /// Limits for requests.
     pub limits: ModelLimits,
+    /// The most bytes of a text that may fit into the context; `None` if that is not known.
+    pub max_text_bytes: Option<usize>,
     /// The tokenizer.
     pub tokenizer: Tokenizer,
     /// The chat template, if the model has one.
@@ -143,7 +161,7 @@ pub struct ServedModel {
     /// A fingerprint of everything that affects answers, for clients: if it changes, the same seeds may give other
     /// answers.
     pub fingerprint: String,
-    /// Shows what the model computes.
+    /// Computes attention maps and the predictions of layers.
     pub inspector: Inspector,
     /// The name of the device that computes.
     pub device: String,
@@ -156,19 +174,34 @@ pub struct ServedModel {
 }
 
 impl ServedModel {
-    /// The grammar compiler for structured output. The first call takes a moment.
+    /// The grammar compiler for structured output. The first call creates it.
     ///
     /// # Errors
-    /// The vocabulary cannot be used for it.
+    /// The vocabulary does not support grammars.
     pub fn grammars(&self) -> Result<&GrammarCompiler, &hearth_model::Error> {
         self.grammars.get_or_init(|| GrammarCompiler::new(&self.tokenizer)).as_ref()
+    }
+
+    /// Checks whether a text of `n_bytes`, the parameter `param`, may fit into the context, before it is tokenized.
+    ///
+    /// # Errors
+    /// It has too many bytes.
+    pub fn check_text_length(&self, param: &'static str, n_bytes: usize) -> Result<(), ValidationError> {
+        let max_seq_len = self.limits.max_seq_len;
+        match self.max_text_bytes {
+            Some(most) if n_bytes > most => {
+                let n_tokens = (n_bytes as u128 * max_seq_len as u128).div_ceil(most.max(1) as u128) as usize;
+                Err(ValidationError::TextLength { param, n_bytes, n_tokens, max_seq_len })
+            }
+            _ => Ok(()),
+        }
     }
 }
 
 /// A handle to the engine; clones share it. The thread ends when the last one is dropped.
 #[derive(Clone)]
 pub struct Engine {
-    commands: SyncSender<Command>,
+    commands: Sender<Command>,
     queue: Arc<Semaphore>,
     max_queue: usize,
     stats: watch::Receiver<EngineStats>,
@@ -192,19 +225,10 @@ impl Engine {
     {
         options.check()?;
         let max_queue = options.max_queue;
-        // Each queued request holds at least one place, so the channel always has room; one more for `Stop`.
-        let (commands, inbox) = sync_channel(max_queue + 1);
-        let (stats_sender, stats) = watch::channel(EngineStats {
-            state: EngineState::Running,
-            running: 0,
-            waiting: 0,
-            free_pages: 0,
-            n_pages: 0,
-            kv_dtype: KvDtype::default(),
-            running_adapters: Vec::new(),
-            waiting_adapters: Vec::new(),
-        });
-        let (ready, is_ready) = sync_channel(1);
+        // Bounded by the semaphore: each queued request holds at least one place.
+        let (commands, inbox) = channel();
+        let (stats_sender, stats) = watch::channel(EngineStats::starting());
+        let (ready, is_ready) = channel();
         let metrics = Arc::new(EngineMetrics::new(options.speculation.n_tokens()));
         let workers_metrics = Arc::clone(&metrics);
         let body = move || {
@@ -236,11 +260,11 @@ impl Engine {
         let thread = thread::Builder::new().name("inference".into()).spawn(body);
         let thread = thread.map_err(|error| StartError::Thread(error.to_string()))?;
         let Ok(outcome) = is_ready.recv() else {
-            let what = match thread.join() {
+            let reason = match thread.join() {
                 Err(panic) => worker::panic_message(panic.as_ref()).to_owned(),
                 Ok(()) => "it ended without a reason".to_owned(),
             };
-            return Err(StartError::Thread(what));
+            return Err(StartError::Thread(reason));
         };
         let (model, adapters) = outcome?;
         metrics.serves(&model.device, &model.dtype);
@@ -263,6 +287,14 @@ impl Engine {
     /// # Errors
     /// The queue is full or too small, or the engine has stopped.
     pub fn submit(&self, requests: Vec<EngineRequest>) -> Result<EventStream, SubmitError> {
+        self.submit_at(requests, Instant::now())
+    }
+
+    /// The same for requests that arrived at `arrived`: deadlines and latencies count from there.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit).
+    pub fn submit_at(&self, requests: Vec<EngineRequest>, arrived: Instant) -> Result<EventStream, SubmitError> {
         if self.stats.borrow().state != EngineState::Running {
             return Err(SubmitError::Stopped);
         }
@@ -271,33 +303,30 @@ impl Engine {
         if n_answers > max_queue {
             return Err(SubmitError::TooManyAnswers { n_answers, max_queue });
         }
-        let full = SubmitError::QueueFull { max_queue };
-        let asked = u32::try_from(n_answers).map_err(|_| full.clone())?;
-        let queue_places = Arc::clone(&self.queue).try_acquire_many_owned(asked).map_err(|_| full.clone())?;
+        let full = || SubmitError::QueueFull { max_queue };
+        let n_places = u32::try_from(n_answers).map_err(|_| full())?;
+        let queue_places = Arc::clone(&self.queue).try_acquire_many_owned(n_places).map_err(|_| full())?;
         let (source, events) = event::channel();
-        let mut intake = Intake {
+        let mut context = SubmissionContext {
             tokenizer: &self.model.tokenizer,
             text_len_matters_beyond: self.model.config.text_len_matters_beyond(),
             queue_places,
-            arrived: Instant::now(),
+            arrived,
         };
         let mut indices = 0..n_answers;
         let mut jobs: Vec<Job> = Vec::new();
         for request in requests {
             let senders = indices.by_ref().take(request.n_answers()).map(|index| source.sender(index)).collect();
             match jobs.last_mut().filter(|first| first.shares_prompt(&request)) {
-                Some(first) => first.add_fork(request, senders, &mut intake),
-                None => jobs.push(Job::new(request, senders, &mut intake)),
+                Some(first) => first.add_fork(request, senders, &mut context),
+                None => jobs.push(Job::new(request, senders, &mut context)),
             }
         }
-        self.commands.try_send(Command::Run(jobs)).map_err(|error| match error {
-            std::sync::mpsc::TrySendError::Full(_) => full,
-            std::sync::mpsc::TrySendError::Disconnected(_) => SubmitError::Stopped,
-        })?;
+        self.commands.send(Command::Run(jobs)).map_err(|_| SubmitError::Stopped)?;
         Ok(events)
     }
 
-    /// Checks whether the queue has room for a request, which spares preparing one that would be rejected.
+    /// Checks whether the queue has room, before a request is prepared in vain.
     ///
     /// # Errors
     /// The queue is full.
@@ -306,14 +335,24 @@ impl Engine {
         if self.queue.available_permits() > 0 { Ok(()) } else { Err(SubmitError::QueueFull { max_queue }) }
     }
 
+    /// Maximum number of answers in the queue.
+    pub fn max_queue(&self) -> usize {
+        self.max_queue
+    }
+
     /// The served model.
     pub fn model(&self) -> &Arc<ServedModel> {
         &self.model
     }
 
-    /// The adapters beside it.
+    /// The LoRA adapters.
     pub fn adapters(&self) -> &Adapters {
         &self.adapters
+    }
+
+    /// Whether the engine accepts requests.
+    pub fn state(&self) -> EngineState {
+        state_of(&self.stats)
     }
 
     /// The engine's state after its last step; changes can be awaited.
@@ -340,13 +379,23 @@ impl Engine {
 
     /// Ends all requests in flight with an error, and waits for the thread to finish its step and end.
     pub fn stop(&self) {
-        // A full channel already has a `Stop`.
-        let _ = self.commands.try_send(Command::Stop);
+        // Fails if the thread has already ended.
+        let _ = self.commands.send(Command::Stop);
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
             // The thread catches and reports its own panics.
             let _ = thread.join();
         }
+    }
+}
+
+/// The state in `stats`. If the inference thread has ended without setting it, the engine has failed.
+fn state_of(stats: &watch::Receiver<EngineStats>) -> EngineState {
+    // Checked first: the thread sets the state before it ends.
+    let has_ended = stats.has_changed().is_err();
+    match stats.borrow().state.clone() {
+        EngineState::Running if has_ended => EngineState::Failed("the inference thread has ended".to_owned()),
+        state => state,
     }
 }
 
@@ -361,4 +410,23 @@ impl fmt::Debug for Engine {
 enum Command {
     Run(Vec<Job>),
     Stop,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_that_ends_without_a_reason_has_failed() {
+        let ending_in = |last: EngineState| {
+            let (sender, stats) = watch::channel(EngineStats::starting());
+            assert_eq!(state_of(&stats), EngineState::Running);
+            sender.send_modify(|stats| stats.state = last);
+            drop(sender);
+            state_of(&stats)
+        };
+        assert_eq!(ending_in(EngineState::Running), EngineState::Failed("the inference thread has ended".into()));
+        assert_eq!(ending_in(EngineState::Stopped), EngineState::Stopped);
+        assert_eq!(ending_in(EngineState::Failed("x".into())), EngineState::Failed("x".into()));
+    }
 }

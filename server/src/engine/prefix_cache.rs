@@ -1,4 +1,4 @@
-//! Keys of pages, so that prompts with a common beginning are computed once.
+//! Keys of pages, so that the common beginning of prompts is computed once.
 //!
 //! A page's key is the SHA-256 of the previous page's key and of its own tokens, so it identifies the whole text from
 //! the start. The first page is chained to the request's [`PrefixSalt`]: requests with different salts never share a
@@ -23,12 +23,12 @@ pub struct PrefixSalt(PageKey);
 impl PrefixSalt {
     /// The salt of an API key: the SHA-256 of `key:` and the key.
     pub fn of_key(key: &[u8]) -> Self {
-        Self(name(&[b"key:", key]))
+        Self(hash(&[b"key:", key]))
     }
 
     /// The salt of a request's `cache_salt`: the SHA-256 of `cache_salt:` and the text.
     pub fn of_request(cache_salt: &str) -> Self {
-        Self(name(&[b"cache_salt:", cache_salt.as_bytes()]))
+        Self(hash(&[b"cache_salt:", cache_salt.as_bytes()]))
     }
 }
 
@@ -39,25 +39,25 @@ pub struct PrefixChain {
 }
 
 impl PrefixChain {
-    /// A chain before the first page. Chains with different salts have no key in common, nor have those of prompts with
-    /// different lengths, if lengths are given because the pages depend on them.
+    /// A chain before the first page. Chains with different salts or different `n_prompt` have no keys in common;
+    /// `n_prompt` is given if the pages depend on the prompt's length.
     pub fn new(salt: Option<PrefixSalt>, n_prompt: Option<usize>) -> Self {
         let root = salt.map_or(NO_SALT, |salt| salt.0);
-        let last = n_prompt.map_or(root, |n_prompt| name(&[&root.0, &(n_prompt as u64).to_le_bytes()]));
+        let last = n_prompt.map_or(root, |n_prompt| hash(&[&root.0, &(n_prompt as u64).to_le_bytes()]));
         Self { last }
     }
 
-    /// The same chain for pages that an adapter computes: they have no key in common with those of the model, or of other
-    /// adapters. `digest` is that of its values.
+    /// The same chain for pages that an adapter computes, which have no keys in common with those of the model or of
+    /// other adapters. `digest` identifies the adapter's values.
     #[must_use]
     pub fn of_adapter(self, digest: &[u8; 32]) -> Self {
-        Self { last: name(&[&self.last.0, b"adapter:", digest]) }
+        Self { last: hash(&[&self.last.0, b"adapter:", digest]) }
     }
 
     /// The key of the next page, which has these tokens.
     pub fn next(&mut self, page: &[TokenId]) -> PageKey {
         let tokens: Vec<u8> = page.iter().flat_map(|id| id.to_le_bytes()).collect();
-        self.last = name(&[&self.last.0, &tokens]);
+        self.last = hash(&[&self.last.0, &tokens]);
         self.last
     }
 
@@ -75,7 +75,7 @@ impl PrefixChain {
 }
 
 /// The SHA-256 of the concatenated bytes.
-fn name(parts: &[&[u8]]) -> PageKey {
+fn hash(parts: &[&[u8]]) -> PageKey {
     let mut context = Context::new(&SHA256);
     parts.iter().for_each(|part| context.update(part));
     let digest = context.finish();
@@ -87,20 +87,21 @@ mod tests {
     #![expect(clippy::unwrap_used, reason = "tests")]
 
     use super::*;
+    use crate::hex::hex;
 
-    fn names(salt: Option<PrefixSalt>, ids: &[TokenId]) -> Vec<PageKey> {
+    fn keys_of(salt: Option<PrefixSalt>, ids: &[TokenId]) -> Vec<PageKey> {
         PrefixChain::new(salt, None).extend(ids)
     }
 
     #[test]
-    fn a_name_stands_for_everything_from_the_start() {
+    fn a_key_depends_on_everything_from_the_start() {
         let text: Vec<TokenId> = (0..50).collect();
-        let keys = names(None, &text);
+        let keys = keys_of(None, &text);
         assert_eq!(keys.len(), 3);
-        assert_eq!(names(None, &text[..33]), keys[..2]);
+        assert_eq!(keys_of(None, &text[..33]), keys[..2]);
         let mut other = text.clone();
         other[20] = 99;
-        let others = names(None, &other);
+        let others = keys_of(None, &other);
         assert_eq!(others[0], keys[0]);
         assert_ne!(others[1], keys[1]);
         assert_ne!(others[2], keys[2], "the third page is alike, but not what is before it");
@@ -113,29 +114,28 @@ mod tests {
     }
 
     #[test]
-    fn different_salts_have_no_name_in_common() {
+    fn different_salts_have_no_key_in_common() {
         let text: Vec<TokenId> = (0..50).collect();
         let mut salts = vec![None];
         salts.extend(["", "a", "b", "key:a"].map(|salt| Some(PrefixSalt::of_request(salt))));
         salts.extend(["a", "b", "cache_salt:a"].map(|key| Some(PrefixSalt::of_key(key.as_bytes()))));
         let all: std::collections::BTreeSet<[u8; 32]> =
-            salts.iter().flat_map(|salt| names(*salt, &text)).map(|key| key.0).collect();
+            salts.iter().flat_map(|salt| keys_of(*salt, &text)).map(|key| key.0).collect();
         assert_eq!(all.len(), 3 * salts.len());
     }
 
     #[test]
-    fn growing_by_tokens_names_the_same_pages() {
+    fn growing_by_tokens_gives_the_same_keys() {
         let text: Vec<TokenId> = (7..60).collect();
         let mut chain = PrefixChain::new(None, None);
         let mut keys = chain.extend(&text[..20]);
         keys.extend((21..=text.len()).filter_map(|end| chain.grown(TokenIds::of(&text[..end]))));
-        assert_eq!(keys, names(None, &text));
+        assert_eq!(keys, keys_of(None, &text));
     }
 
-    /// The names in `docs/serving.md` are those that the engine goes by.
+    /// The keys in `docs/serving.md` are those that the engine computes.
     #[test]
     fn the_worked_example_of_the_documentation_holds() {
-        let hex = |key: &PageKey| key.0.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         let text: Vec<TokenId> = (1..=32).collect();
         let documented = include_str!("../../../docs/serving.md");
         let salts = [
@@ -145,7 +145,7 @@ mod tests {
         ];
         for (salt, root) in salts {
             let row = documented.lines().find(|line| line.starts_with(&format!("| {salt} |"))).unwrap();
-            let expected: Vec<String> = names(root, &text).iter().map(|key| format!("`{}`", hex(key))).collect();
+            let expected: Vec<String> = keys_of(root, &text).iter().map(|key| format!("`{}`", hex(&key.0))).collect();
             let cells: Vec<&str> = row.split('|').map(str::trim).filter(|cell| !cell.is_empty()).skip(1).collect();
             assert_eq!(cells, expected, "{salt}");
         }

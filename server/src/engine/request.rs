@@ -1,5 +1,4 @@
-//! What a client may ask of the engine. A [`EngineRequest`] that exists can be served: everything is checked here,
-//! once, and nothing behind this point checks again.
+//! Requests to the engine. An [`EngineRequest`] is validated when it is created, once: the engine can serve it.
 
 use std::{collections::BTreeSet, ops::RangeInclusive, sync::Arc, time::Duration};
 
@@ -38,24 +37,24 @@ pub struct ModelLimits {
     pub n_pages: usize,
 }
 
-/// What is made of a prompt.
+/// How to process a prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Strategy {
-    /// Token by token.
+    /// Sample an answer token by token.
     #[default]
     Sample,
     /// Beam search; of the sampling parameters, only the temperature and the seed apply.
     Beams {
         /// Number of partial answers.
         width: usize,
-        /// Number of answers to return, at most `width`. They use as many indices in the stream of events.
+        /// Number of answers to return, at most `width`. Each has an index in the stream of events.
         n_best: usize,
         /// How they are ranked.
         kind: BeamKind,
     },
-    /// A vector, by one pass over the prompt. Of the other parts of a request, only the priority and the deadline apply.
+    /// Compute a vector in one pass over the prompt. Only the priority, the deadline and the adapter apply.
     Embed {
-        /// How the hidden states of the prompt become one.
+        /// How the hidden states of the prompt are combined.
         pooling: Pooling,
         /// How to scale the vector.
         scale: VectorScale,
@@ -67,7 +66,7 @@ pub enum Strategy {
 pub struct StopConditions {
     /// Maximum number of tokens to generate. 0 only computes the prompt.
     pub max_tokens: usize,
-    /// Minimum number of tokens: before it, neither end-of-sequence or stop tokens are sampled, nor stop strings found.
+    /// Minimum number of tokens. Until then, end-of-sequence and stop tokens are not sampled, and stop strings ignored.
     pub min_tokens: usize,
     /// Strings that end the text, and are removed from it.
     pub stop_strings: Arc<[String]>,
@@ -79,7 +78,7 @@ pub struct StopConditions {
 /// How to convert tokens to text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TextOptions {
-    /// Text of special tokens.
+    /// Whether special tokens have text.
     pub special_tokens: SpecialTokens,
     /// Treatment of the stop string or stop token that ends the text.
     pub stop_text: StopText,
@@ -108,17 +107,17 @@ pub enum StopText {
 /// The distribution of reported log-probabilities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogprobsMode {
-    /// The model's own.
+    /// The model's own distribution.
     #[default]
     Raw,
-    /// The one that tokens are sampled from, after all sampling parameters.
+    /// The distribution that tokens are sampled from, after all sampling parameters.
     Processed,
 }
 
 /// The parts of a request before validation. Clones are cheap: answers to a prompt share long data.
 #[derive(Clone, Debug, Default)]
 pub struct RequestParts {
-    /// What to continue or embed.
+    /// The prompt to continue or embed.
     pub prompt_ids: Arc<[TokenId]>,
     /// Sampling parameters.
     pub sampling: SamplingParams,
@@ -134,15 +133,15 @@ pub struct RequestParts {
     pub prompt_logprobs: Option<usize>,
     /// How to convert tokens to text.
     pub text: TextOptions,
-    /// What is made of the prompt.
+    /// How to process the prompt.
     pub strategy: Strategy,
     /// The grammar that constrains the answer.
     pub constraint: Option<Constraint>,
     /// Lower values are scheduled first, within [`PRIORITIES`]; see [`scheduler`](super::scheduler).
     pub priority: i32,
-    /// Pages are only shared with requests that have the same salt.
+    /// Prefix-cache pages are only shared with requests that have the same salt.
     pub prefix_salt: Option<PrefixSalt>,
-    /// The adapter to compute with.
+    /// The LoRA adapter.
     pub adapter: Option<Arc<ServedAdapter>>,
     /// Maximum duration of the request from its arrival.
     pub deadline: Option<Duration>,
@@ -162,7 +161,7 @@ pub struct EngineRequest(RequestParts);
 /// Why a request is invalid. Messages use the names of parameters in requests.
 #[derive(Debug, thiserror::Error)]
 pub enum ValidationError {
-    /// There are no tokens to start from.
+    /// The prompt has no tokens.
     #[error("`{param}` must hold at least one token, got none")]
     Empty {
         /// The parameter that should hold them.
@@ -184,6 +183,8 @@ pub enum ValidationError {
          {n_prompt} and an answer needs at least one\nhint: `truncate_prompt_tokens` cuts the prompt"
     )]
     ContextLength {
+        /// The parameter that has the prompt.
+        param: &'static str,
         /// Tokens in the prompt.
         n_prompt: usize,
         /// Context length in tokens.
@@ -195,6 +196,21 @@ pub enum ValidationError {
     )]
     InputLength {
         /// Tokens in the text.
+        n_tokens: usize,
+        /// Context length in tokens.
+        max_seq_len: usize,
+    },
+    /// A text has so many bytes that it cannot fit into the context.
+    #[error(
+        "This model's maximum context length is {max_seq_len} tokens, but `{param}` has {n_bytes} bytes of text, which are \
+         at least {n_tokens} tokens\nhint: `truncate_prompt_tokens` cuts it"
+    )]
+    TextLength {
+        /// The parameter that has the text.
+        param: &'static str,
+        /// Bytes of the text.
+        n_bytes: usize,
+        /// A lower bound of its tokens.
         n_tokens: usize,
         /// Context length in tokens.
         max_seq_len: usize,
@@ -237,7 +253,7 @@ pub enum ValidationError {
         /// Sequences that run at once.
         max_batch_size: usize,
     },
-    /// The beams do not fit into the KV cache even when nothing else runs.
+    /// The beams do not fit into the KV cache even if no other request runs.
     #[error(
         "`best_of` of {width} beams with up to {n_tokens} tokens each needs {needed} pages of the KV cache, which has \
          {n_pages}\nhint: lower `best_of` or `max_tokens`"
@@ -270,10 +286,10 @@ pub enum ValidationError {
         /// The reason.
         why: &'static str,
     },
-    /// No allowed token remains while the answer is too short to end.
+    /// All allowed tokens are stop tokens, which are excluded until `min_tokens`.
     #[error("`allowed_token_ids` must hold a token that does not end the answer while `min_tokens` is above 0")]
     OnlyStopTokens,
-    /// All tokens end the answer, but it must not end yet.
+    /// All tokens are stop tokens, which are excluded until `min_tokens`.
     #[error("`stop_token_ids` must leave a token of the vocabulary while `min_tokens` is above 0")]
     AllStopTokens,
     /// A sampling parameter is out of range.
@@ -285,8 +301,8 @@ impl ValidationError {
     /// The parameter that caused the error, by its name in requests.
     pub fn param(&self) -> Option<&'static str> {
         match self {
-            Self::ContextLength { .. } => Some("prompt"),
             Self::InputLength { .. } => Some("input"),
+            Self::ContextLength { param, .. } | Self::TextLength { param, .. } => Some(param),
             Self::Empty { param } | Self::TokenId { param, .. } | Self::Logprobs { param, .. } => Some(param),
             Self::EmptyStopString => Some("stop"),
             Self::MinTokens { .. } => Some("min_tokens"),
@@ -298,6 +314,17 @@ impl ValidationError {
             Self::Sampling(Error::Param { name, .. }) => Some(name),
             Self::Sampling(_) => None,
         }
+    }
+
+    /// The error with `name` in place of `prompt`, for endpoints that read the prompt from another parameter.
+    #[must_use]
+    pub(crate) fn with_prompt_param(mut self, name: &'static str) -> Self {
+        if let Self::ContextLength { param, .. } | Self::Empty { param } | Self::TokenId { param, .. } = &mut self
+            && *param == "prompt"
+        {
+            *param = name;
+        }
+        self
     }
 }
 
@@ -318,7 +345,7 @@ impl EngineRequest {
         if n_prompt + usize::from(parts.stop.max_tokens > 0) > max_seq_len {
             return Err(match embeds {
                 true => ValidationError::InputLength { n_tokens: n_prompt, max_seq_len },
-                false => ValidationError::ContextLength { n_prompt, max_seq_len },
+                false => ValidationError::ContextLength { param, n_prompt, max_seq_len },
             });
         }
         let outside = |id: &&TokenId| **id as usize >= vocab_size;
@@ -373,7 +400,7 @@ impl EngineRequest {
         }
     }
 
-    /// Sequences that it may grow into.
+    /// Maximum number of its sequences.
     pub(crate) fn width(&self) -> usize {
         match self.0.strategy {
             Strategy::Sample | Strategy::Embed { .. } => 1,
@@ -433,13 +460,13 @@ fn check_beams(parts: &RequestParts, limits: &ModelLimits) -> Result<(), Validat
         return Err(ValidationError::BeamWidth { width, n_best, max_batch_size });
     }
     let neutral = SamplingParams::default();
-    // Names all fields, so that a new one is not forgotten.
+    // Lists all fields, so that a new one is not forgotten.
     let SamplingParams {
         temperature: _,
         seed: _,
         logit_bias,
         repetition_penalty,
-        // Has no effect without a penalty. The same holds for the other ignored fields and their switches.
+        // Ignored without a penalty; the other ignored fields depend on other parameters in the same way.
         repeat_last_n: _,
         presence_penalty,
         frequency_penalty,

@@ -1,20 +1,20 @@
-//! Processes the logits of a step for each request. Requests are independent here, so they run on all threads at once:
-//! each row scans a whole vocabulary, which on one thread would take as long as a small model's step.
+//! Samples a step's logits for each request. Requests are independent, so they run on all threads: each row scans a
+//! whole vocabulary, which on one thread would take as long as a small model's step.
 
 use std::collections::BTreeMap;
 
 use hearth_model::{Result, TokenId, ops, sampling::LogitRow};
 
 use super::{
+    event_senders::Progress,
     job::Job,
-    replies::Progress,
     scheduler::{RequestId, SequenceId},
 };
 use crate::metrics::EngineMetrics;
 
-/// Number of logits below which waking other threads takes longer than scanning: the tokens selected by a GPU, or a
-/// small vocabulary.
-const SHARED_FROM: usize = 1 << 15;
+/// Minimum number of logits to use all threads. For fewer (tokens selected by a GPU, a small vocabulary), waking
+/// threads takes longer than scanning.
+const MIN_PARALLEL_LOGITS: usize = 1 << 15;
 
 /// A row of a step whose logits are needed.
 #[derive(Clone, Copy, Debug)]
@@ -24,8 +24,8 @@ pub(crate) struct WantedRow {
     pub(crate) id: SequenceId,
     /// Its position in its sequence.
     pub(crate) position: usize,
-    /// Whether its token is a draft token.
-    pub(crate) is_guess: bool,
+    /// Whether the row's input token is a draft token.
+    pub(crate) is_draft: bool,
 }
 
 /// The rows of one request, in order.
@@ -40,15 +40,15 @@ struct JobRows<'a> {
 /// The result of one row.
 #[derive(Debug)]
 pub(crate) struct RowResult {
-    /// Whether this was a draft token that was accepted.
-    pub(crate) is_guess: bool,
+    /// Whether the row's input token is an accepted draft token.
+    pub(crate) is_draft: bool,
     pub(crate) progress: Result<Progress>,
-    /// Those that fork here, and what the same row led to in them.
+    /// Answers that fork at this row, and the row's effect on them.
     pub(crate) forks: Vec<(Job, Result<Progress>)>,
 }
 
 /// Passes each row's logits to its request, and returns the results by request in the order of their first rows.
-/// `token_ids` are those of all rows of the step.
+/// `token_ids` has the input token of each row of the step.
 pub(crate) fn sample_step<'a>(
     jobs: &'a mut BTreeMap<RequestId, Job>,
     rows: impl Iterator<Item = (WantedRow, LogitRow<'a>)>,
@@ -70,7 +70,7 @@ pub(crate) fn sample_step<'a>(
     let take = |job_rows: &mut JobRows<'a>| job_rows.take(token_ids, metrics);
     let n_logits: usize =
         all_rows.iter().flat_map(|job_rows| &job_rows.rows).map(|(_, logits)| logits.n_logits()).sum();
-    if n_logits < SHARED_FROM {
+    if n_logits < MIN_PARALLEL_LOGITS {
         all_rows.iter_mut().for_each(take)
     } else {
         ops::parallel_for_each(&mut all_rows, take)
@@ -81,7 +81,7 @@ pub(crate) fn sample_step<'a>(
 impl JobRows<'_> {
     fn take(&mut self, token_ids: &[TokenId], metrics: &EngineMetrics) {
         for (wanted, logits) in &self.rows {
-            // A row whose token differs from the sampled one, or that follows such a row, is a rejected draft.
+            // A row whose token differs from the sampled one, or that follows such a row, belongs to a rejected draft.
             let known = self.job.token_ids(wanted.id.branch).get(wanted.position);
             if known.is_none() || known != token_ids.get(wanted.row).copied() {
                 continue;
@@ -94,10 +94,10 @@ impl JobRows<'_> {
                 (fork, progress)
             });
             let forks = forks.collect();
-            // Otherwise it has ended, or something is to be found out first.
-            let goes_on = matches!(progress, Ok(Progress::Nothing | Progress::Token(_) | Progress::Branches(_)));
-            self.results.push(RowResult { is_guess: wanted.is_guess, progress, forks });
-            if !goes_on {
+            // Otherwise it has ended or is held.
+            let continues = matches!(progress, Ok(Progress::Nothing | Progress::Token(_) | Progress::Branches(_)));
+            self.results.push(RowResult { is_draft: wanted.is_draft, progress, forks });
+            if !continues {
                 return;
             }
         }

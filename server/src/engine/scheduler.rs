@@ -1,37 +1,36 @@
 //! Schedules steps: which requests run, how many tokens of each sequence are computed, and which request is preempted.
 //!
-//! Without tensors, clock, channels and token ids: the input is counts and page tables, the output a [`Step`], so that
-//! tests can simulate whole workloads. Its only time is the number of steps.
+//! It uses no tensors, clock, channels or token ids: the input is counts and page tables, the output a [`Step`], so
+//! that tests can simulate whole workloads. Time is measured in steps.
 //!
 //! The rules:
-//! - Requests are ranked by the step they arrived at plus [`AGEING_STEPS`] per level of `priority`, then by their
-//!   number: first come, first served among equals, and one level of priority is worth so many steps of waiting. The
-//!   rank never changes.
-//! - A waiting request starts when no better one waits, when the batch has places for all the sequences it may grow
-//!   into, and when every token known so far, its own and those of all who run, finds a page, with one page to spare for
-//!   each running sequence. Nothing is reserved for tokens to come. With an adapter, it starts when that is among those of
-//!   running requests, or these are fewer than may be; those behind it wait with it, so that none is passed for ever.
-//! - When the pages do not suffice for a step, the running request with the worst rank gives back all of its pages and
-//!   waits again. What it had is computed anew later; its tokens and their random stream do not notice.
-//! - When a request with several sequences is computed again, the first goes ahead, and the others take from it the full
-//!   pages that they have in common, of the prompt at least: they take no more pages than before.
-//! - A step serves decoding sequences first, then prefills in order of rank with what is left of the token budget. A
-//!   prefill leaves half of that to those behind it, as far as they need it, so that a short prompt need not wait for the
-//!   end of a long one.
-//! - A held request, which waits for a result, keeps its rank, its place and its pages, unless a better one needs them,
-//!   and takes no part in steps.
+//! - Requests are ranked by their step of arrival plus [`AGEING_STEPS`] per level of `priority`, then by number: first
+//!   come, first served within a priority, and one level is worth that many steps of waiting. The rank never changes.
+//! - A waiting request starts if no better one waits, if the batch has places for all the sequences it may grow into,
+//!   and if there are pages for all known tokens of all running requests including it, plus one page per running
+//!   sequence. No pages are reserved for future tokens. A request with an adapter also waits while running requests use
+//!   the maximum number of other adapters; requests behind it wait too, so that it is not overtaken for ever.
+//! - If there are too few pages for a step, the running request with the worst rank is preempted: it releases its pages
+//!   and waits again. Its tokens are kept and recomputed later.
+//! - When a request with several sequences is recomputed, the first sequence is computed first, and the others share
+//!   the full pages that they have in common with it, at least those of the prompt: they need no more pages than
+//!   before.
+//! - A step computes decoding sequences first, then prefills in order of rank with the rest of the token budget. A
+//!   prefill leaves half of the rest to those behind it, as far as they need it, so that a short prompt does not wait
+//!   for the end of a long one.
+//! - A held request, which waits for its grammar, takes no part in steps. It keeps its rank, its place and, unless a
+//!   better request needs them, its pages.
 //! - The remaining room may be used for draft tokens of decoding sequences. They do not affect the rules above, and
-//!   their pages are free again after the step.
+//!   pages of rejected ones are free again after the step.
 //!
 //! # Nothing starves
 //! The running request with the best rank, if it is not held, computes at least one token in every step and is never
-//! preempted (a request that could not run alone is refused before it gets here). So the best request of all, once it
-//! runs, ends after at most as many steps as it has tokens, `n_prompt + max_tokens`; and a request starts at the latest
-//! after the tokens of all requests that are ranked before it or came before it, each counted once more for every
-//! request that is ranked before it but came after it and so may have preempted it. Among requests of equal
-//! priority there is none of those: the wait is at most the tokens of the requests that came before, in steps.
-//! Requests of priority `p` that come more than `AGEING_STEPS * (p - p')` steps later do not count even if their
-//! priority `p'` is better.
+//! preempted (a request that could not run alone is rejected earlier). So the best request, once it runs, ends after at
+//! most `n_prompt + max_tokens` steps, its number of tokens. A request waits at most as many steps as all requests that
+//! are ranked before it or arrived before it have tokens, each counted once more for every request that may have
+//! preempted it: one that is ranked before it but arrived after it. Among requests of equal priority there are none:
+//! the wait in steps is at most the number of tokens of earlier requests. Requests of priority `p'` that arrive more
+//! than `AGEING_STEPS * (p - p')` steps after one of priority `p` do not delay it, even if `p'` is better.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -74,7 +73,7 @@ pub struct Limits {
 /// of [`most_pages`].
 #[derive(Clone, Debug)]
 pub struct Arrival {
-    /// Tokens of the prompt, at least 1.
+    /// Number of prompt tokens, at least 1.
     pub n_prompt: usize,
     /// Maximum number of its sequences, at least 1.
     pub width: usize,
@@ -82,7 +81,8 @@ pub struct Arrival {
     pub priority: i32,
     /// Keys of the prompt's full pages, in order.
     pub keys: Vec<PageKey>,
-    /// Whether it uses the prefix cache. False if every position is needed.
+    /// Whether it uses the prefix cache when it starts. False if every position of the prompt is needed. After its first
+    /// token, it uses the prefix cache in any case.
     pub reads_kept_pages: bool,
     /// Its adapter.
     pub adapter: Option<AdapterId>,
@@ -105,12 +105,12 @@ pub struct Chunk {
     pub n_tokens: usize,
     /// Number of draft tokens at its end: see [`Scheduler::add_drafts`].
     pub n_drafts: usize,
-    /// Whether the chunk includes the last known token, whose row predicts a new one.
+    /// Whether the chunk includes the sequence's last known token, whose row predicts a new one.
     pub predicts: bool,
 }
 
 impl Chunk {
-    /// Position after the last known token.
+    /// Position after the last token that is not a draft token.
     pub fn known_end(&self) -> usize {
         self.start + self.n_tokens - self.n_drafts
     }
@@ -137,25 +137,25 @@ struct ScheduledRequest {
     is_held: bool,
     reads_kept_pages: bool,
     adapter: Option<AdapterId>,
-    /// Tokens of the prompt that were in the prefix cache; known after the first start.
+    /// Number of prompt tokens found in the prefix cache at the first start; `None` before.
     n_cached: Option<usize>,
     sequences: Vec<ScheduledSequence>,
 }
 
-/// The computed tokens; empty while the request waits.
 #[derive(Debug)]
 struct ScheduledSequence {
+    /// The computed tokens; empty while the request waits.
     table: PageTable,
-    /// Known tokens: prompt and generated.
+    /// Number of known tokens: prompt and generated.
     n_tokens: usize,
-    /// Keys of its full pages; shared with sequences of the same past.
+    /// Keys of its full pages; forks share them until they add their own.
     keys: Arc<Vec<PageKey>>,
 }
 
 impl ScheduledRequest {
-    /// When recomputing, the number of tokens that a sequence can share with the first one: their common full pages.
-    /// `None` once they are shared.
-    fn n_to_take(&self, branch: usize) -> usize {
+    /// When recomputing, the number of tokens that a sequence can share with the first one: their common full pages. 0
+    /// once they are shared.
+    fn n_shareable(&self, branch: usize) -> usize {
         let (Some(first), Some(sequence)) = (self.sequences.first(), self.sequences.get(branch)) else { return 0 };
         if branch == 0 || !sequence.table.is_empty() {
             return 0;
@@ -167,10 +167,10 @@ impl ScheduledRequest {
         common.count() * PAGE_SIZE
     }
 
-    /// Shares pages with those sequences that can take them now.
+    /// Shares the first sequence's pages with those that can use them now.
     fn share_within(&mut self) {
         for branch in 1..self.sequences.len() {
-            let n_tokens = self.n_to_take(branch);
+            let n_tokens = self.n_shareable(branch);
             if let [first, others @ ..] = self.sequences.as_mut_slice()
                 && let Some(sequence) = others.get_mut(branch - 1)
                 && (1..=first.table.len()).contains(&n_tokens)
@@ -192,14 +192,14 @@ impl ScheduledSequence {
         self.n_tokens - self.table.len()
     }
 
-    /// Adds the name of its next full page, if there is one. From here on the names are its own.
-    fn name_page(&mut self, key: Option<PageKey>) {
+    /// Adds the key of its next full page, if any.
+    fn add_page_key(&mut self, key: Option<PageKey>) {
         if let Some(key) = key {
             Arc::make_mut(&mut self.keys).push(key);
         }
     }
 
-    /// Keeps the pages that are full, from the one on that holds position `start`.
+    /// Adds its full pages to the prefix cache, from the one with position `start` on.
     fn keep_from(&self, start: usize) {
         let keys = self.keys.iter().enumerate().take(self.table.len() / PAGE_SIZE);
         for (index, &key) in keys.skip(start / PAGE_SIZE) {
@@ -223,7 +223,7 @@ pub struct Scheduler {
 }
 
 impl Scheduler {
-    /// An empty scheduler. `pool` is that of the cache on which steps run.
+    /// A scheduler without requests. `pool` has the pages of the KV cache.
     pub fn new(limits: Limits, pool: PagePool) -> Self {
         Self {
             limits,
@@ -276,7 +276,7 @@ impl Scheduler {
             }
             ScheduledSequence { table, n_tokens: sequence.n_tokens, keys: Arc::clone(&sequence.keys) }
         });
-        // Tokens that the child did not compute are reported by its parent.
+        // The parent reports cached tokens of the common prompt.
         let child_request = ScheduledRequest {
             width: 1,
             is_held: false,
@@ -290,11 +290,14 @@ impl Scheduler {
         if starts { &mut self.running } else { &mut self.waiting }.insert(rank, child_request);
     }
 
-    /// A sequence has another token. `key` is that of its last page, if the token fills it.
+    /// Adds a token to a sequence. `key` is the key of its last page, if the token fills it.
     pub fn push_token(&mut self, id: SequenceId, key: Option<PageKey>) {
+        if let Some(request) = self.request_mut(id.request) {
+            request.reads_kept_pages = true;
+        }
         if let Some(sequence) = self.sequence_mut(id) {
             sequence.n_tokens += 1;
-            sequence.name_page(key);
+            sequence.add_page_key(key);
         }
     }
 
@@ -306,13 +309,13 @@ impl Scheduler {
             let sequence = request.sequences.get(parent)?;
             let (table, keys) = (sequence.table.fork(), Arc::clone(&sequence.keys));
             let mut branch = ScheduledSequence { table, n_tokens: sequence.n_tokens + 1, keys };
-            branch.name_page(key);
+            branch.add_page_key(key);
             Some(branch)
         });
         request.sequences = branches.collect();
     }
 
-    /// Excludes a request from steps until it is released.
+    /// Excludes a request from steps while `is_held`.
     pub fn hold(&mut self, id: RequestId, is_held: bool) {
         if let Some(request) = self.request_mut(id) {
             request.is_held = is_held;
@@ -326,8 +329,7 @@ impl Scheduler {
         self.n_adapted -= usize::from(removed.is_some_and(|request| request.adapter.is_some()));
     }
 
-    /// The next step. Empty if there is nothing to do, or only held requests and such that wait for their pages; then
-    /// the step is not counted.
+    /// The next step. Empty, and not counted, if no request can run.
     pub fn schedule(&mut self) -> Step {
         let step = self.next_step();
         self.n_steps += i64::from(!step.chunks.is_empty());
@@ -362,7 +364,7 @@ impl Scheduler {
         let mut free = self.pool.n_free().saturating_sub(needed);
         for chunk in step.chunks.iter_mut().filter(|chunk| chunk.predicts && chunk.n_tokens == 1) {
             let end = chunk.start + chunk.n_tokens;
-            // The rest of the last page is free.
+            // The rest of the last page is available too.
             let room_in_pages = end.next_multiple_of(PAGE_SIZE) - end + free * PAGE_SIZE;
             let n_drafts = offered(chunk.id).min(room).min(room_in_pages);
             room -= n_drafts;
@@ -393,29 +395,30 @@ impl Scheduler {
         }
     }
 
-    /// Removes rejected drafts of a step, once its tokens are known. A sequence's last token has not been computed.
+    /// Removes rejected drafts of a step, once its tokens are known.
     pub fn roll_back(&mut self, step: &Step) {
         for chunk in step.chunks.iter().filter(|chunk| chunk.n_drafts > 0) {
             let Some(sequence) = self.sequence_mut(chunk.id) else { continue };
+            // The last token has not been computed yet.
             sequence.table.truncate(sequence.n_tokens - 1);
             sequence.keep_from(chunk.start);
         }
     }
 
-    /// Requests in the queue.
+    /// Number of requests in the queue.
     pub fn n_waiting(&self) -> usize {
         self.waiting.len()
     }
 
-    /// Requests that have started.
-    pub fn n_running(&self) -> usize {
-        self.running.len()
+    /// Number of places in the batch that running requests take: the maximum number of their sequences.
+    pub fn n_places_taken(&self) -> usize {
+        self.running.values().map(|request| request.width).sum()
     }
 
     /// The names of the adapters of running and of waiting requests.
     pub fn adapters(&self) -> [Vec<Arc<str>>; 2] {
         if self.n_adapted == 0 {
-            // Called after every step: the queue may be long.
+            // Called after every step, and the queue may be long.
             return <[_; 2]>::default();
         }
         let names = |requests: &BTreeMap<Rank, ScheduledRequest>| {
@@ -426,13 +429,13 @@ impl Scheduler {
         [names(&self.running), names(&self.waiting)]
     }
 
-    /// Tokens of a request's prompt found in the prefix cache when it started; `None` before.
+    /// Number of a request's prompt tokens found in the prefix cache when it started; `None` before.
     pub fn n_cached(&self, id: RequestId) -> Option<usize> {
         let rank = self.ranks.get(&id)?;
         self.running.get(rank).or_else(|| self.waiting.get(rank))?.n_cached
     }
 
-    /// The totals so far.
+    /// Counts of preemptions and prefix-cache hits so far.
     pub fn totals(&self) -> Totals {
         self.totals
     }
@@ -446,19 +449,15 @@ impl Scheduler {
         self.running.get_mut(rank).or_else(|| self.waiting.get_mut(rank))
     }
 
-    fn n_places_taken(&self) -> usize {
-        self.running.values().map(|request| request.width).sum()
-    }
-
     fn running_sequences(&self) -> impl Iterator<Item = (SequenceId, &ScheduledSequence)> {
         self.running.iter().flat_map(|(rank, request)| request.named_sequences(rank))
     }
 
-    /// The running sequences that may take part in a step.
+    /// The running sequences that can take part in a step.
     fn free_sequences(&self) -> impl Iterator<Item = (SequenceId, &ScheduledSequence)> {
         let free = self.running.iter().filter(|(_, request)| !request.is_held);
         free.flat_map(|(rank, request)| {
-            request.named_sequences(rank).filter(|(id, _)| request.n_to_take(id.branch) == 0)
+            request.named_sequences(rank).filter(|(id, _)| request.n_shareable(id.branch) == 0)
         })
     }
 
@@ -515,7 +514,7 @@ impl Scheduler {
         if request.reads_kept_pages
             && let Some(first) = request.sequences.first_mut()
         {
-            // One token at least has to be computed, for something to come out.
+            // At least one token must be computed, to get logits.
             let usable = first.n_tokens.saturating_sub(1) / PAGE_SIZE;
             n_asked = first.n_tokens;
             n_shared = first.table.share_kept(first.keys.get(..usable).unwrap_or(&first.keys));
@@ -538,7 +537,7 @@ impl Scheduler {
     fn pages_wanted(&self) -> usize {
         let known = self.running.values().flat_map(|request| {
             let sequences = request.sequences.iter().enumerate();
-            sequences.map(|(branch, sequence)| (&sequence.table, sequence.remaining() - request.n_to_take(branch)))
+            sequences.map(|(branch, sequence)| (&sequence.table, sequence.remaining() - request.n_shareable(branch)))
         });
         self.pool.pages_needed(known) + self.running_sequences().count()
     }

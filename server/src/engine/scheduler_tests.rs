@@ -1,4 +1,4 @@
-//! Whole workloads against the scheduler, with page tables but without a model, and a step for a clock.
+//! Simulates whole workloads, with page tables but without a model. Time is measured in steps.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
@@ -14,7 +14,7 @@ fn id(request: u64) -> SequenceId {
     SequenceId { request: RequestId(request), branch: 0 }
 }
 
-/// A name for each number.
+/// A key for each number.
 fn page_key(n: u128) -> PageKey {
     let mut bytes = [0; 32];
     bytes[..16].copy_from_slice(&n.to_le_bytes());
@@ -33,7 +33,7 @@ fn adapter(number: u64) -> AdapterId {
     AdapterId { number, name: format!("adapter-{number}").into() }
 }
 
-/// Computes a step: tables grow, and each sequence that predicts gets a token.
+/// Computes a step: tables grow, and each sequence that predicts receives a token.
 fn run(scheduler: &mut Scheduler, step: &Step) {
     for (table, chunk) in scheduler.tables(step).into_iter().zip(&step.chunks) {
         assert_eq!(table.len(), chunk.start);
@@ -69,7 +69,7 @@ fn a_short_prompt_does_not_wait_for_the_end_of_a_long_one() {
     assert_eq!(step(&mut scheduler), [chunk(1, 0, 8, false)]);
     scheduler.add(RequestId(2), arrival(2));
     scheduler.add(RequestId(3), arrival(9));
-    // The long one leaves half of the budget to those behind it, and the second what it does not need to the third.
+    // The first prompt leaves half of the budget to those behind it, and the second leaves its rest to the third.
     assert_eq!(step(&mut scheduler), [chunk(1, 8, 4, false), chunk(2, 0, 2, true), chunk(3, 0, 2, false)]);
     assert_eq!(step(&mut scheduler), [chunk(2, 2, 1, true), chunk(1, 12, 4, false), chunk(3, 2, 3, false)]);
 }
@@ -88,10 +88,10 @@ fn pages_are_taken_as_needed_and_the_newest_gives_its_own_back() {
     assert_eq!(scheduler.totals().n_preemptions, 0);
     // At 33 tokens the first one needs a third page: the second one goes back into the queue, for it does not fit.
     assert_eq!(step(&mut scheduler), [chunk(1, 32, 1, true)]);
-    assert_eq!((scheduler.n_running(), scheduler.n_waiting(), scheduler.totals().n_preemptions), (1, 1, 1));
+    assert_eq!((scheduler.n_places_taken(), scheduler.n_waiting(), scheduler.totals().n_preemptions), (1, 1, 1));
     assert_eq!(step(&mut scheduler), [chunk(1, 33, 1, true)]);
     scheduler.remove(RequestId(1));
-    // All 33 tokens that it had, prompt and generated, are computed anew.
+    // All its 33 tokens, prompt and generated, are recomputed.
     assert_eq!(step(&mut scheduler), [chunk(2, 0, 33, true)]);
 }
 
@@ -133,7 +133,7 @@ fn a_better_priority_starts_first_and_is_preempted_last() {
     assert_eq!(step(&mut scheduler), [chunk(1, 0, 32, true)]);
 }
 
-/// Ten steps of waiting per request that comes: without ageing the last one would never start.
+/// Better requests keep arriving: without ageing the waiting one would never start.
 #[test]
 fn waiting_makes_up_for_priority() {
     let mut scheduler = Scheduler::new(Limits { max_batch_size: 1, max_batch_tokens: 8, ..LIMITS }, PagePool::new(8));
@@ -166,9 +166,12 @@ fn a_kept_prefix_is_not_computed_again_but_its_last_token_is() {
     assert_eq!(scheduler.n_cached(RequestId(2)), Some(32));
     let totals = Totals { n_preemptions: 0, prefix_queries: 35 + 40 + 32, prefix_hits: 32 + 16 };
     assert_eq!(scheduler.totals(), totals);
-    // Whoever needs every position computes every position.
+    // A request that needs every position computes every position.
     scheduler.add(RequestId(4), Arrival { reads_kept_pages: false, ..known(33) });
     assert!(step(&mut scheduler).contains(&chunk(4, 0, 33, true)));
+    // Once it has a token, it has had every position.
+    scheduler.preempt();
+    assert!(step(&mut scheduler).contains(&chunk(4, 32, 2, true)));
 }
 
 #[test]
@@ -184,7 +187,7 @@ fn beams_that_are_computed_again_share_their_prompt_again() {
     while !step(&mut scheduler)[0].predicts {}
     scheduler.branch(RequestId(1), &[(0, None); 4]);
     assert_eq!(step(&mut scheduler).len(), 4);
-    // Another takes all pages, and writes over what was kept.
+    // Another request takes all pages, and evicts those in the prefix cache.
     scheduler.add(RequestId(2), Arrival { reads_kept_pages: false, ..arrival(7 * PAGE_SIZE - 1) });
     scheduler.hold(RequestId(1), true);
     scheduler.preempt();
@@ -193,7 +196,7 @@ fn beams_that_are_computed_again_share_their_prompt_again() {
     scheduler.hold(RequestId(1), false);
     let (mut n_computed, mut n_done) = (0, 0);
     while n_done < 4 {
-        // They go on when all are there: no token is pushed.
+        // They continue once all are recomputed: no token is pushed.
         let planned = scheduler.schedule();
         for (table, chunk) in scheduler.tables(&planned).into_iter().zip(&planned.chunks) {
             table.append(chunk.n_tokens).expect("the scheduler counts pages");
@@ -202,7 +205,7 @@ fn beams_that_are_computed_again_share_their_prompt_again() {
         n_computed += planned.chunks.iter().map(|chunk| chunk.n_tokens).sum::<usize>();
         n_done += planned.chunks.iter().filter(|chunk| chunk.predicts).count();
     }
-    // The first computes everything, the others what is behind the prompt's full pages. There are three more tokens.
+    // The first sequence computes everything, the others what follows the prompt's full pages, with three more tokens.
     assert_eq!(n_computed, (N_PROMPT + 3) + 3 * (5 + 3));
 }
 
@@ -222,7 +225,7 @@ fn who_is_held_sits_out_until_it_is_let_go() {
     assert_eq!(scheduler.totals().n_preemptions, 0);
     scheduler.hold(RequestId(1), false);
     assert_eq!(step(&mut scheduler), [chunk(1, 2, 1, true)]);
-    // A better one takes the pages of one that is held, which is computed again when it is let go, not before.
+    // A better request takes the pages of a held one, which is recomputed once it is released.
     for start in 3..=2 * PAGE_SIZE {
         assert_eq!(step(&mut scheduler), [chunk(1, start, 1, true)]);
     }
@@ -251,9 +254,9 @@ fn a_fork_shares_pages_where_it_can_start_and_joins_the_queue_where_not() {
     scheduler.fork(RequestId(1), RequestId(2));
     scheduler.fork(RequestId(1), RequestId(3));
     (1..=3).for_each(|request| scheduler.push_token(id(request), None));
-    assert_eq!((scheduler.n_running(), scheduler.n_waiting(), pool.n_free()), (2, 1, 6));
+    assert_eq!((scheduler.n_places_taken(), scheduler.n_waiting(), pool.n_free()), (2, 1, 6));
     assert_eq!(step(&mut scheduler), [chunk(1, 20, 1, true), chunk(2, 20, 1, true)]);
-    // The first to write into the shared page has a copy of its own.
+    // The first sequence to write into the shared page copies it.
     assert_eq!(pool.n_free(), 5);
     scheduler.remove(RequestId(1));
     let chunks = step(&mut scheduler);
@@ -261,7 +264,7 @@ fn a_fork_shares_pages_where_it_can_start_and_joins_the_queue_where_not() {
 }
 
 #[test]
-fn guesses_take_what_is_left_and_wrong_ones_are_undone() {
+fn drafts_take_what_is_left_and_rejected_ones_are_removed() {
     let pool = PagePool::new(4);
     let mut scheduler = Scheduler::new(Limits { max_batch_size: 4, max_batch_tokens: 32, ..LIMITS }, pool.clone());
     scheduler.add(RequestId(1), arrival(14));
@@ -269,19 +272,19 @@ fn guesses_take_what_is_left_and_wrong_ones_are_undone() {
     assert_eq!(step(&mut scheduler).len(), 2);
     let mut others = pool.table();
     others.append(1).unwrap();
-    let mut guessing = scheduler.schedule();
-    scheduler.add_drafts(&mut guessing, |_| 10);
-    // 15 tokens are to be in the pages of each, so one more costs nothing; the last page is for the first alone.
+    let mut with_drafts = scheduler.schedule();
+    scheduler.add_drafts(&mut with_drafts, |_| 10);
+    // Each has 15 tokens in its page, so one more needs no page; the last free page goes to the first.
     let with = |request, n_drafts| Chunk { n_tokens: 1 + n_drafts, n_drafts, ..chunk(request, 14, 1, true) };
-    assert_eq!(guessing.chunks, [with(1, 10), with(2, 1)]);
-    for (table, chunk) in scheduler.tables(&guessing).into_iter().zip(&guessing.chunks) {
+    assert_eq!(with_drafts.chunks, [with(1, 10), with(2, 1)]);
+    for (table, chunk) in scheduler.tables(&with_drafts).into_iter().zip(&with_drafts.chunks) {
         table.append(chunk.n_tokens).unwrap();
     }
     assert_eq!(pool.n_free(), 0);
-    scheduler.advance(&guessing);
-    // Of the first one's, one comes true, of the other one's none.
+    scheduler.advance(&with_drafts);
+    // The first request's first draft is accepted, the second one's is not.
     [1, 1, 2].into_iter().for_each(|request| scheduler.push_token(id(request), None));
-    scheduler.roll_back(&guessing);
+    scheduler.roll_back(&with_drafts);
     assert_eq!(pool.n_free(), 1);
     assert_eq!(step(&mut scheduler), [chunk(1, 16, 1, true), chunk(2, 15, 1, true)]);
     // The budget: two known tokens, and the rest.
@@ -289,27 +292,27 @@ fn guesses_take_what_is_left_and_wrong_ones_are_undone() {
     scheduler.add(RequestId(1), arrival(3));
     scheduler.add(RequestId(2), arrival(3));
     assert_eq!(step(&mut scheduler).len(), 2);
-    let mut guessing = scheduler.schedule();
-    assert_eq!(scheduler.room(&guessing), 5);
-    scheduler.add_drafts(&mut guessing, |_| 4);
-    assert_eq!(guessing.chunks.iter().map(|chunk| chunk.n_drafts).collect::<Vec<_>>(), [4, 1]);
+    let mut with_drafts = scheduler.schedule();
+    assert_eq!(scheduler.room(&with_drafts), 5);
+    scheduler.add_drafts(&mut with_drafts, |_| 4);
+    assert_eq!(with_drafts.chunks.iter().map(|chunk| chunk.n_drafts).collect::<Vec<_>>(), [4, 1]);
 }
 
 #[test]
-fn pages_that_guesses_filled_are_kept_once_they_are_true() {
+fn pages_that_drafts_filled_are_kept_once_accepted() {
     let key = page_key(7);
     let mut scheduler = Scheduler::new(Limits { max_batch_tokens: 64, ..LIMITS }, PagePool::new(16));
     scheduler.add(RequestId(1), arrival(10));
     step(&mut scheduler);
-    let mut guessing = scheduler.schedule();
-    scheduler.add_drafts(&mut guessing, |_| 9);
-    for (table, chunk) in scheduler.tables(&guessing).into_iter().zip(&guessing.chunks) {
+    let mut with_drafts = scheduler.schedule();
+    scheduler.add_drafts(&mut with_drafts, |_| 9);
+    for (table, chunk) in scheduler.tables(&with_drafts).into_iter().zip(&with_drafts.chunks) {
         table.append(chunk.n_tokens).unwrap();
     }
-    scheduler.advance(&guessing);
-    // Five are known to be followed by seven more; the fifth of these fills the page.
+    scheduler.advance(&with_drafts);
+    // Seven new tokens, the fifth of which fills the page.
     (12..=18).for_each(|n_tokens| scheduler.push_token(id(1), (n_tokens == 16).then_some(key)));
-    scheduler.roll_back(&guessing);
+    scheduler.roll_back(&with_drafts);
     scheduler.add(RequestId(2), Arrival { keys: vec![key], ..arrival(17) });
     assert_eq!(chunk_of(&step(&mut scheduler), 2), Some(&chunk(2, 16, 1, true)));
 }
@@ -322,20 +325,20 @@ struct Job {
     stops_after: usize,
     max_tokens: usize,
     priority: i32,
-    /// Steps after its arrival at which its client goes away.
+    /// Number of steps after its arrival at which its client disconnects.
     cancelled_after: Option<usize>,
-    /// Prompts of the same text start alike.
+    /// Prompts with the same number have a common prefix.
     text: u128,
     n_forks: usize,
     width: usize,
-    /// Tokens that are guessed ahead, and how many of them come true at most.
-    guesses: [usize; 2],
-    /// Steps that it is held for behind every third token of a sequence.
+    /// Number of drafted tokens, and the maximum number of accepted ones.
+    drafts: [usize; 2],
+    /// Number of steps that it is held for after every third token of a sequence.
     held_for: usize,
 }
 
 impl Job {
-    /// Steps that it takes if each computes one token of it.
+    /// Number of steps that it takes at one token per step.
     fn work(&self) -> usize {
         (self.n_prompt + self.max_tokens) * self.width * (1 + self.n_forks)
     }
@@ -356,13 +359,13 @@ fn job() -> impl Strategy<Value = Job> {
         prop_oneof![4 => Just((0, 1)), 1 => (1usize..4).prop_map(|n| (n, 1)), 1 => (1usize..4).prop_map(|n| (0, n))],
     );
     let priority = prop_oneof![3 => Just(0), 1 => -1..=1];
-    let guesses = prop_oneof![Just([0, 0]), [0usize..20, 0usize..20]];
+    let drafts = prop_oneof![Just([0, 0]), [0usize..20, 0usize..20]];
     let held_for = prop_oneof![9 => Just(0), 1 => 1..=MOST_HELD];
-    (0usize..60, sizes, (priority, guesses, held_for), proptest::option::weighted(0.2, 0usize..30), shape).prop_map(
+    (0usize..60, sizes, (priority, drafts, held_for), proptest::option::weighted(0.2, 0usize..30), shape).prop_map(
         |(
             arrives,
             (n_prompt, stops_after, max_tokens),
-            (priority, guesses, held_for),
+            (priority, drafts, held_for),
             cancelled_after,
             (text, (n_forks, width)),
         )| Job {
@@ -375,7 +378,7 @@ fn job() -> impl Strategy<Value = Job> {
             text,
             n_forks,
             width,
-            guesses,
+            drafts,
             held_for: if width == 1 { held_for } else { 0 },
         },
     )
@@ -383,14 +386,14 @@ fn job() -> impl Strategy<Value = Job> {
 
 const MOST_HELD: usize = 12;
 
-/// What is known of a request in the simulation.
+/// A request in the simulation.
 struct Live {
     job: usize,
     /// Tokens generated by each of its sequences.
     n_generated: usize,
-    /// Beams of this length that have reported.
+    /// Beams that have been computed since the last branching.
     reported: BTreeSet<usize>,
-    /// When it is let go.
+    /// The step at which it is released.
     held_until: Option<usize>,
 }
 
@@ -406,7 +409,7 @@ struct Simulation {
     pool: PagePool,
     scheduler: Scheduler,
     live: BTreeMap<RequestId, Live>,
-    /// Ends of each job's answers.
+    /// Number of each job's answers that have ended.
     n_ended: Vec<usize>,
     forked: BTreeSet<usize>,
     first_step: Vec<Option<usize>>,
@@ -417,7 +420,7 @@ impl Simulation {
     fn new(mut jobs: Vec<Job>, limits: Limits, n_pages: usize) -> Self {
         jobs.sort_by_key(|job| job.arrives);
         for job in &mut jobs {
-            // As requests are checked before they get here.
+            // Requests are validated before they are scheduled.
             job.width = job.width.min(limits.max_batch_size);
             if job.n_pages() > n_pages {
                 job.width = 1;
@@ -442,7 +445,7 @@ impl Simulation {
         1 + self.jobs[job].n_forks
     }
 
-    /// Requests are numbered by their job, the forks of one after all jobs.
+    /// Adds and cancels requests. They are numbered by their job; forks have numbers after those of all jobs.
     fn arrive_and_leave(&mut self) {
         for (index, job) in self.jobs.iter().enumerate() {
             if job.arrives == self.clock {
@@ -466,7 +469,7 @@ impl Simulation {
                 for request in gone {
                     self.scheduler.remove(request);
                     self.live.remove(&request);
-                    // Answers that have not forked yet go with the one that they would fork from.
+                    // Answers that have not forked yet end with their parent.
                     self.n_ended[index] += if was_forked { 1 } else { 1 + job.n_forks };
                 }
             }
@@ -495,9 +498,9 @@ impl Simulation {
         let before = Self::ranks(&self.scheduler.running);
         let planned = self.scheduler.schedule();
         let mut step = planned.clone();
-        self.scheduler.add_drafts(&mut step, |id| self.n_guesses(id));
+        self.scheduler.add_drafts(&mut step, |id| self.n_drafts_of(id));
         let known = |chunk: &Chunk| Chunk { n_tokens: chunk.n_tokens - chunk.n_drafts, n_drafts: 0, ..*chunk };
-        assert!(step.chunks.iter().map(known).eq(planned.chunks), "guesses change nothing else");
+        assert!(step.chunks.iter().map(known).eq(planned.chunks), "drafts change nothing else");
         let (running, waiting) = (Self::ranks(&self.scheduler.running), Self::ranks(&self.scheduler.waiting));
         if let Some(best) = before.first() {
             assert!(running.contains(best), "the best is never preempted");
@@ -541,9 +544,9 @@ impl Simulation {
             }
         }
         for chunk in step.chunks.iter().filter(|chunk| chunk.predicts) {
-            let n_right = self.jobs.get(chunk.id.request.0 as usize).map_or(0, |job| job.guesses[1]);
-            for _ in 0..=n_right.min(chunk.n_drafts) {
-                // It may have ended with a guess that came true, or be held.
+            let n_accepted = self.jobs.get(chunk.id.request.0 as usize).map_or(0, |job| job.drafts[1]);
+            for _ in 0..=n_accepted.min(chunk.n_drafts) {
+                // It may have ended with an accepted draft, or be held.
                 if self.live.contains_key(&chunk.id.request) && !self.is_held(chunk.id.request) {
                     self.predicted(chunk.id);
                 }
@@ -556,13 +559,13 @@ impl Simulation {
         self.clock += 1;
     }
 
-    fn n_guesses(&self, id: SequenceId) -> usize {
+    fn n_drafts_of(&self, id: SequenceId) -> usize {
         let Some(live) = self.live.get(&id.request) else { return 0 };
         let job = &self.jobs[live.job];
         if live.n_generated == 0 || job.width > 1 {
             0
         } else {
-            job.guesses[0].min(job.max_tokens - live.n_generated - 1)
+            job.drafts[0].min(job.max_tokens - live.n_generated - 1)
         }
     }
 
@@ -668,14 +671,14 @@ proptest! {
         }
         for job in 0..simulation.jobs.len() {
             prop_assert_eq!(simulation.n_ended[job], simulation.n_answers(job), "every answer ends exactly once");
-            // How long others are held is not the scheduler's.
+            // The bound does not include times for which requests are held.
             if let Some(first) = simulation.first_step[job].filter(|_| !is_held) {
                 let (waited, bound) = (first - simulation.jobs[job].arrives, simulation.longest_wait(job));
                 prop_assert!(waited <= bound, "waited {waited} steps, the bound is {bound}");
             }
         }
         prop_assert_eq!(simulation.pool.n_free(), n_pages, "no page leaks");
-        prop_assert_eq!(simulation.scheduler.n_running() + simulation.scheduler.n_waiting(), 0);
+        prop_assert_eq!(simulation.scheduler.n_places_taken() + simulation.scheduler.n_waiting(), 0);
         prop_assert!(simulation.scheduler.ranks.is_empty());
         prop_assert_eq!(simulation.scheduler.n_adapted, 0);
     }

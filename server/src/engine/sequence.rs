@@ -1,12 +1,12 @@
-//! One growing sequence of tokens: what it was asked for, and what it has so far.
+//! One growing sequence of tokens: its request, its sampler, and its output so far.
 
 use std::{collections::BTreeSet, sync::Arc};
 
 use super::{
     acceptance::Acceptance,
     event::{Event, FinishReason, StopCause},
+    event_senders::{EventSenders, Progress},
     prefix_cache::PrefixChain,
-    replies::{Progress, Replies},
     request::{EngineRequest, LogprobsMode, RequestParts, SpecialTokens, StopConditions, StopText},
     text::{Matched, TextAssembler},
     token_ids::TokenIds,
@@ -38,7 +38,7 @@ pub(crate) struct Sequence {
 }
 
 impl Sequence {
-    /// At the end of its prompt, whose pages `chain` has named.
+    /// A sequence without output. `chain` is at the end of the prompt.
     pub(crate) fn new(request: EngineRequest, chain: PrefixChain, tokenizer: &Tokenizer) -> Self {
         let text = assembler(&request, tokenizer);
         Self::with_text(request, chain, text)
@@ -59,7 +59,7 @@ impl Sequence {
             sampler: Sampler::sharing(parts.sampling.clone(), parts.choice, Arc::clone(&parts.prompt_ids)),
             text,
             output: Vec::new(),
-            // Nothing predicts the first token of a prompt.
+            // The first token of a prompt has no log-probability.
             prompt_logprobs: Arc::new(vec![None]),
             chain,
             acceptance: Acceptance::default(),
@@ -71,7 +71,7 @@ impl Sequence {
         &self.request
     }
 
-    /// Takes over what a sequence with the same prompt has learned of it.
+    /// Copies the prompt's log-probabilities from a sequence with the same prompt.
     pub(crate) fn share_prompt_logprobs(&mut self, other: &Self) {
         self.prompt_logprobs = Arc::clone(&other.prompt_logprobs);
     }
@@ -85,12 +85,12 @@ impl Sequence {
         self.output.len()
     }
 
-    /// Maximum number of draft tokens: as many as it can use besides the token of the next step. 0 before the first
-    /// token, at which other answers may fork.
-    pub(crate) fn n_guessable(&self) -> usize {
+    /// Maximum number of draft tokens that it can use besides the token of the next step. 0 before the first token,
+    /// where other answers may fork.
+    pub(crate) fn max_drafts(&self) -> usize {
         match self.n_completion() {
             0 => 0,
-            // A draft token is only used after the previous one was accepted.
+            // The sequence is held after each token, so drafts would be rejected.
             _ if self.constraint.as_ref().is_some_and(Constraint::is_slow) => 0,
             n_completion => self.request.parts().stop.max_tokens.saturating_sub(n_completion + 1),
         }
@@ -103,19 +103,19 @@ impl Sequence {
 
     /// The token that would be sampled from these logits after `n_ahead` more tokens, which `sampler`, a copy, has
     /// accepted. `None` if no token can be sampled.
-    pub(crate) fn guess(&self, sampler: &mut Sampler, n_ahead: usize, logits: &LogitRow<'_>) -> Option<TokenId> {
+    pub(crate) fn sample_draft(&self, sampler: &mut Sampler, n_ahead: usize, logits: &LogitRow<'_>) -> Option<TokenId> {
         let id = sampler.sample(self.allowed(n_ahead, logits), self.token_ids().len() + n_ahead).ok()?;
         sampler.accept(id);
         Some(id)
     }
 
-    /// The part of a row that [`guess`](Self::guess) needs.
-    pub(crate) fn guess_needs(&self, sampler: &Sampler, n_ahead: usize) -> RowNeeds {
+    /// The part of a row that [`sample_draft`](Self::sample_draft) needs.
+    pub(crate) fn draft_needs(&self, sampler: &Sampler, n_ahead: usize) -> RowNeeds {
         sampler.needs(self.barred(n_ahead), &[])
     }
 
-    /// The part of the row at `position` that [`advance`](Self::advance) needs, if the sequence is extended by `ahead`
-    /// up to there.
+    /// The part of the row at `position` that [`advance`](Self::advance) needs, if the tokens `ahead` extend the
+    /// sequence up to there.
     pub(crate) fn needs(&self, position: usize, ahead: &[TokenId]) -> RowNeeds {
         let RequestParts { logprobs, logprobs_mode, .. } = self.request.parts();
         let is_of_prompt = position + 1 < self.n_prompt();
@@ -123,7 +123,7 @@ impl Sequence {
         if is_of_prompt || reports_raw || self.constraint.is_some() {
             return RowNeeds::Whole;
         }
-        // Tokens that are excluded now may be allowed by then.
+        // Tokens that are barred now may be allowed at `position`.
         self.sampler.needs(self.barred(0), ahead)
     }
 
@@ -142,10 +142,10 @@ impl Sequence {
         }
     }
 
-    /// Whether the row at `position` is needed for requested data besides the next token: the log-probability of the
-    /// prompt token after it.
+    /// Whether the row at `position` is needed for the requested log-probability of the prompt token after it. No row
+    /// is needed after a preemption once they are sent, which is before the first token.
     pub(crate) fn wants_prompt_row(&self, position: usize) -> bool {
-        let is_new = position + 1 >= self.prompt_logprobs.len();
+        let is_new = self.n_completion() == 0 && position + 1 >= self.prompt_logprobs.len();
         self.request.parts().prompt_logprobs.is_some() && position + 1 < self.n_prompt() && is_new
     }
 
@@ -154,7 +154,12 @@ impl Sequence {
     ///
     /// # Errors
     /// The logits are invalid; the sequence cannot continue.
-    pub(crate) fn advance(&mut self, replies: &Replies, position: usize, logits: &LogitRow<'_>) -> Result<Progress> {
+    pub(crate) fn advance(
+        &mut self,
+        senders: &EventSenders,
+        position: usize,
+        logits: &LogitRow<'_>,
+    ) -> Result<Progress> {
         if position + 1 < self.n_prompt() {
             let n_top = self.request.parts().prompt_logprobs.unwrap_or(0);
             let id = self.token_ids().get(position + 1);
@@ -165,24 +170,24 @@ impl Sequence {
         }
         if self.request.parts().prompt_logprobs.is_some() && self.n_completion() == 0 {
             let logprobs = std::mem::take(&mut self.prompt_logprobs);
-            replies.send(0, Event::PromptLogprobs(logprobs));
+            senders.send(0, Event::PromptLogprobs(logprobs));
         }
         if self.request.parts().stop.max_tokens == 0 {
-            return Ok(self.end(replies, FinishReason::Length, None));
+            return Ok(self.end(senders, FinishReason::Length, None));
         }
-        self.draw(replies, logits)
+        self.draw(senders, logits)
     }
 
-    /// The result of a held sequence: it [continues](Progress::GoesOn) or has ended. `None` while the result is not
+    /// The result of a held sequence: it [continues](Progress::Resumed) or has ended. `None` while the result is not
     /// ready.
-    pub(crate) fn settle(&mut self, replies: &Replies) -> Option<Result<Progress>> {
+    pub(crate) fn poll_held(&mut self, senders: &EventSenders) -> Option<Result<Progress>> {
         let accepted = self.constraint.as_mut()?.accepted()?;
         Some(accepted.map(|is_complete| match is_complete {
-            true => self.end(replies, FinishReason::Stop, None),
+            true => self.end(senders, FinishReason::Stop, None),
             false if self.n_completion() >= self.request.parts().stop.max_tokens => {
-                self.end(replies, FinishReason::Length, None)
+                self.end(senders, FinishReason::Length, None)
             }
-            false => Progress::GoesOn,
+            false => Progress::Resumed,
         }))
     }
 
@@ -190,7 +195,7 @@ impl Sequence {
         self.request.parts().prompt_ids.len()
     }
 
-    fn draw(&mut self, replies: &Replies, logits: &LogitRow<'_>) -> Result<Progress> {
+    fn draw(&mut self, senders: &EventSenders, logits: &LogitRow<'_>) -> Result<Progress> {
         let StopConditions { min_tokens, max_tokens, stop_token_ids, .. } = &self.request.parts().stop;
         let may_stop = self.n_completion() + 1 > *min_tokens;
         let allowed = match &self.constraint {
@@ -227,15 +232,15 @@ impl Sequence {
             Matched::Text(text) => (text, false),
             Matched::Stopped(text) => (text, true),
         };
-        replies.send(0, Event::Token { id, text, offset, logprobs });
+        senders.send(0, Event::Token { id, text, offset, logprobs });
         Ok(if is_stopped {
-            self.finished(replies, FinishReason::Stop, self.stop_string(), String::new())
+            self.finished(senders, FinishReason::Stop, self.stop_string(), String::new())
         } else if is_complete || is_stop_token && may_stop {
-            self.end(replies, FinishReason::Stop, is_stop_token.then_some(StopCause::Token(id)))
+            self.end(senders, FinishReason::Stop, is_stop_token.then_some(StopCause::Token(id)))
         } else if is_held {
             Progress::Held(self.page_key())
         } else if is_last {
-            self.end(replies, FinishReason::Length, None)
+            self.end(senders, FinishReason::Length, None)
         } else {
             if let Some(constraint) = &self.constraint {
                 constraint.prepare();
@@ -249,16 +254,22 @@ impl Sequence {
         self.chain.grown(TokenIds { prompt: &self.request.parts().prompt_ids, output: &self.output })
     }
 
-    /// Returns held-back text, which may contain a stop string once it is complete.
-    fn end(&mut self, replies: &Replies, reason: FinishReason, cause: Option<StopCause>) -> Progress {
+    /// Ends the answer with the held-back text, which may turn out to contain a stop string.
+    fn end(&mut self, senders: &EventSenders, reason: FinishReason, cause: Option<StopCause>) -> Progress {
         match self.text.finish() {
-            Matched::Text(text) => self.finished(replies, reason, cause, text),
-            Matched::Stopped(text) => self.finished(replies, FinishReason::Stop, self.stop_string(), text),
+            Matched::Text(text) => self.finished(senders, reason, cause, text),
+            Matched::Stopped(text) => self.finished(senders, FinishReason::Stop, self.stop_string(), text),
         }
     }
 
-    fn finished(&self, replies: &Replies, reason: FinishReason, cause: Option<StopCause>, text: String) -> Progress {
-        replies.finish(0, reason, cause, text);
+    fn finished(
+        &self,
+        senders: &EventSenders,
+        reason: FinishReason,
+        cause: Option<StopCause>,
+        text: String,
+    ) -> Progress {
+        senders.finish(0, reason, cause, text);
         Progress::Ended(vec![(reason, self.n_completion())])
     }
 
@@ -267,7 +278,7 @@ impl Sequence {
     }
 }
 
-/// The state at the start of the answer.
+/// A text assembler at the start of the answer.
 pub(super) fn assembler(request: &EngineRequest, tokenizer: &Tokenizer) -> TextAssembler {
     let parts = request.parts();
     let options = DecodeOptions { skip_special_tokens: parts.text.special_tokens == SpecialTokens::Skip };

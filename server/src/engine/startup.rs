@@ -20,9 +20,9 @@ use super::{
     batch_runner::BatchRunner,
     request::ModelLimits,
     scheduler::Limits,
-    speculation::{self, MAX_SPECULATIVE_TOKENS, Speculation, Speculator},
+    speculation::{self, MAX_DRAFT_TOKENS, Speculation, Speculator},
 };
-use crate::memory;
+use crate::{hex::hex, memory};
 
 /// Maximum size of the KV cache in bytes if not set.
 const DEFAULT_CACHE_BYTES: usize = 1 << 30;
@@ -48,7 +48,7 @@ pub struct EngineOptions {
     pub enforce_eager: bool,
     /// Speculative decoding.
     pub speculation: Speculation,
-    /// LoRA adapters beside the model.
+    /// LoRA adapters.
     pub adapters: AdapterOptions,
 }
 
@@ -57,9 +57,9 @@ pub struct EngineOptions {
 pub struct Models {
     /// The served model.
     pub served: LoadedModel,
-    /// A smaller model with the same tokens, for [`Speculation::DraftModel`].
+    /// A smaller model with the same vocabulary, for [`Speculation::DraftModel`].
     pub draft: Option<LoadedModel>,
-    /// The Hugging Face class of the served model's files, which names the modules of adapters.
+    /// The Hugging Face class of the served model's files, which determines the names of modules in adapters.
     pub class: Option<&'static str>,
 }
 
@@ -76,9 +76,9 @@ impl EngineOptions {
     /// The flag, its value, and what is allowed.
     pub fn check(&self) -> Result<(), StartError> {
         let EngineOptions { max_queue, max_batch_size, max_batch_tokens, kv_cache_tokens, speculation, .. } = *self;
-        if speculation != Speculation::Off && !(1..=MAX_SPECULATIVE_TOKENS).contains(&speculation.n_tokens()) {
+        if speculation != Speculation::Off && !(1..=MAX_DRAFT_TOKENS).contains(&speculation.n_tokens()) {
             return Err(StartError::Options(format!(
-                "`--num-speculative-tokens` must be from 1 to {MAX_SPECULATIVE_TOKENS}, got {}",
+                "`--num-speculative-tokens` must be from 1 to {MAX_DRAFT_TOKENS}, got {}",
                 speculation.n_tokens()
             )));
         }
@@ -123,7 +123,7 @@ pub enum StartError {
     Adapter(AdapterError),
 }
 
-// Not as a source: it is part of the message.
+// Not a `#[source]`: it is already part of the message.
 impl From<AdapterError> for StartError {
     fn from(error: AdapterError) -> Self {
         Self::Adapter(error)
@@ -144,7 +144,7 @@ pub(super) struct Prepared {
 pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepared, StartError> {
     let Models { served: loaded, draft, class } = models;
     let config = loaded.gpt.config().clone();
-    // Before free memory is measured, of which the cache takes its share.
+    // Before free memory is measured for the cache.
     let adapters = Adapters::new(options.adapters.clone(), &config, class, &loaded.gpt.device())?;
     let available = memory::available_on(&loaded.gpt.device());
     let kv_dtype = kv_dtype(&loaded, options)?;
@@ -156,7 +156,7 @@ pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
     let n_tokens = match options.kv_cache_tokens {
         Some(n_tokens) => {
             let n_bytes = n_tokens as u128 * bytes_per_token as u128;
-            let refuse = |what| StartError::Options(format!("`--kv-cache-tokens` {n_tokens} {what}"));
+            let refuse = |reason| StartError::Options(format!("`--kv-cache-tokens` {n_tokens} {reason}"));
             memory::require(n_bytes, available).map_err(refuse)?;
             n_tokens
         }
@@ -169,16 +169,18 @@ pub(super) fn prepare(models: Models, options: &EngineOptions) -> Result<Prepare
         max_adapters: options.adapters.max_loaded,
     };
     let speculator = speculator(&loaded, draft, options, n_pages)?;
+    let max_seq_len = config.max_seq_len.min(n_pages * PAGE_SIZE);
     let model = ServedModel {
         fingerprint: fingerprint(&loaded, kv_dtype),
         device: device::name(&loaded.gpt.device()),
         dtype: loaded.gpt.dtype().to_string(),
         limits: ModelLimits {
             vocab_size: config.vocab_size,
-            max_seq_len: config.max_seq_len.min(n_pages * PAGE_SIZE),
+            max_seq_len,
             max_batch_size: options.max_batch_size,
             n_pages,
         },
+        max_text_bytes: loaded.tokenizer.max_text_bytes(max_seq_len),
         config,
         inspector: Inspector::new(&loaded.gpt),
         tokenizer: loaded.tokenizer.with_longest_word(MAX_WORD_BYTES),
@@ -199,16 +201,14 @@ fn kv_dtype(loaded: &LoadedModel, options: &EngineOptions) -> Result<KvDtype, St
     Ok(KvDtype::choose(options.kv_cache_dtype, loaded.gpt.dtype(), &loaded.gpt.device())?)
 }
 
-/// A fingerprint of the program's version, the architecture, the dtypes, the precision and the device. Hashing all weights would take
-/// too long; the model's name represents them.
+/// A fingerprint of the program's version, the architecture, the dtypes, the precision and the device. Weights are not
+/// included, because hashing them takes too long.
 fn fingerprint(loaded: &LoadedModel, kv_dtype: KvDtype) -> String {
     let gpt = &loaded.gpt;
     let (version, dtype, device) = (env!("CARGO_PKG_VERSION"), gpt.dtype(), gpt.device());
     let (precision, config) = (gpt.precision(), gpt.config());
     let all = format!("{version} {dtype} {kv_dtype} {precision:?} {device:?} {config:?}");
-    let digest = digest(&SHA256, all.as_bytes());
-    let hex: String = digest.as_ref().iter().take(5).map(|byte| format!("{byte:02x}")).collect();
-    format!("fp_{hex}")
+    format!("fp_{}", hex(&digest(&SHA256, all.as_bytes()).as_ref()[..5]))
 }
 
 fn speculator(

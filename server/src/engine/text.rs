@@ -1,8 +1,7 @@
 //! Converts token ids to text for clients: incomplete characters are held back, and so is text that may become a stop
 //! string.
 //!
-//! The deltas concatenate to the text of an unstreamed answer, wherever tokens end: up to the first stop string, or all
-//! of it.
+//! The deltas concatenate to the text of an unstreamed answer, wherever tokens end.
 
 use std::sync::Arc;
 
@@ -42,7 +41,8 @@ impl StopMatcher {
         Self { stop_text, ..self }
     }
 
-    /// Adds text and returns what is settled. Must not be called after [`Matched::Stopped`].
+    /// Adds text and returns the part that cannot belong to a stop string. Must not be called after
+    /// [`Matched::Stopped`].
     pub fn push(&mut self, text: &str) -> Matched {
         self.held.push_str(text);
         // The stop string that is complete first wins, then the one that starts first, so that the result does not
@@ -75,14 +75,14 @@ impl StopMatcher {
         self.found.as_deref()
     }
 
-    /// Adds text without searching it, or the held-back text, for stop strings, and returns all of it.
+    /// Adds text and returns it with all held-back text, without searching them for stop strings.
     pub fn pass(&mut self, text: &str) -> String {
         self.held.push_str(text);
         std::mem::take(&mut self.held)
     }
 }
 
-/// Detokenizes, then looks for stop strings.
+/// Detokenizes, then searches for stop strings.
 #[derive(Clone, Debug)]
 pub struct TextAssembler {
     detokenizer: Detokenizer,
@@ -124,7 +124,7 @@ impl TextAssembler {
         self.matcher.pass(&text)
     }
 
-    /// Ends the text: returns what was held back.
+    /// Ends the text and returns the held-back text.
     pub fn finish(&mut self) -> Matched {
         let text = self.detokenizer.finish();
         self.n_chars += text.chars().count();

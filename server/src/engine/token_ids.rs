@@ -1,4 +1,4 @@
-//! The tokens of a text in two parts: the prompt, which other answers share, and the generated tokens.
+//! The tokens of a sequence in two parts: the prompt, which other answers share, and the generated tokens.
 
 use std::ops::Range;
 

@@ -1,7 +1,7 @@
 //! The inference thread. It owns the device, the model and the cache; other threads use its channel.
 //!
-//! Its main function is [`Worker::step`]: `schedule` decides, `run` computes, `advance` converts logits to tokens and
-//! events.
+//! Its main function is [`Worker::step`]: `schedule` selects the tokens, `compute` runs the model, `advance` converts
+//! logits to tokens and events.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -21,8 +21,8 @@ use super::{
     Command, EngineState, EngineStats,
     batch_runner::{BatchRunner, Input},
     event::Failure,
+    event_senders::Progress,
     job::Job,
-    replies::Progress,
     sample_step::{RowResult, WantedRow, sample_step},
     scheduler::{RequestId, Scheduler, SequenceId, Step},
     speculation::{Decoding, DraftResult, Drafts, Speculator},
@@ -33,10 +33,10 @@ use crate::metrics::{EngineMetrics, Outcome};
 /// requests for the log-probabilities of a long prompt.
 const LOGIT_ROWS: usize = 64;
 
-/// Maximum time that a step waits for held requests, which may become ready just in time.
+/// Maximum time that a step waits for held requests.
 const GRACE: Duration = Duration::from_millis(1);
-/// Interval for polling them.
-const LOOK: Duration = Duration::from_micros(50);
+/// Interval for polling held requests.
+const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 #[derive(Debug)]
 pub(crate) struct Worker {
@@ -51,13 +51,13 @@ pub(crate) struct Worker {
     pub(crate) held: Held,
 }
 
-/// Requests that wait for their grammar, which takes longer than a step may wait.
+/// Requests that wait for their grammar to process a token, which may take longer than a step.
 #[derive(Debug, Default)]
 pub(crate) struct Held {
     requests: BTreeSet<RequestId>,
-    /// The next step waits until then.
+    /// The next step waits for them until then.
     grace: Option<Instant>,
-    /// Whether there was nothing else to do.
+    /// Whether no other request could run in the last step.
     is_all: bool,
 }
 
@@ -65,15 +65,10 @@ impl Worker {
     /// Serves until the engine is stopped or a step fails, then ends all requests.
     pub(crate) fn run(mut self) {
         let state = loop {
-            if let Err(state) = self.receive() {
-                break state;
-            }
-            self.drop_cancelled();
-            // A panic in an operation must not leave clients waiting.
-            match catch_unwind(AssertUnwindSafe(|| self.step())) {
-                Ok(Ok(())) => self.publish(EngineState::Running),
-                // Nobody can tell what state the device is in.
-                Ok(Err(error)) => break EngineState::Failed(error.to_string()),
+            // A panic must not leave clients waiting.
+            match catch_unwind(AssertUnwindSafe(|| self.serve_step())) {
+                Ok(Ok(())) => {}
+                Ok(Err(state)) => break state,
                 Err(panic) => {
                     break EngineState::Failed(format!("inference panicked: {}", panic_message(panic.as_ref())));
                 }
@@ -86,8 +81,9 @@ impl Worker {
             }
             EngineState::Running | EngineState::Stopped => Failure::Stopped,
         };
-        // The state first: a request that arrives now is either rejected, or is in the channel and ended below.
-        self.publish(state);
+        // Before the channel is emptied: later requests are rejected, earlier ones are ended below. And before anything
+        // that may panic after a failure.
+        self.stats.send_modify(|stats| stats.state = state);
         for id in self.jobs.keys().copied().collect::<Vec<_>>() {
             self.fail(id, &failure);
         }
@@ -103,8 +99,18 @@ impl Worker {
         });
     }
 
-    /// Takes in what has arrived; waits for something while there is nothing to do. The error: that there is nobody to
-    /// work for any more.
+    /// Serves one step. Errors with the engine's new state when it ends.
+    fn serve_step(&mut self) -> std::result::Result<(), EngineState> {
+        self.receive()?;
+        self.drop_cancelled();
+        // After an error, the device's state is unknown.
+        self.step().map_err(|error| EngineState::Failed(error.to_string()))?;
+        self.publish();
+        Ok(())
+    }
+
+    /// Accepts all commands that have arrived; waits for one while no request can run. Errors when all engine handles
+    /// are gone or stop was requested.
     fn receive(&mut self) -> std::result::Result<(), EngineState> {
         if self.jobs.is_empty() {
             let command = self.commands.recv().map_err(|_| EngineState::Stopped)?;
@@ -159,7 +165,7 @@ impl Worker {
     }
 
     fn step(&mut self) -> Result<()> {
-        self.settle();
+        self.poll_held();
         let mut step = self.scheduler.schedule();
         self.held.is_all = step.chunks.is_empty();
         if step.chunks.is_empty() {
@@ -171,15 +177,15 @@ impl Worker {
         let hidden = self.compute(&step, &token_ids)?;
         let n_accepted = self.advance(&step, &token_ids, &hidden)?;
         self.scheduler.roll_back(&step);
-        self.learn(&step, &drafts, &n_accepted, started);
+        self.record_drafts(&step, &drafts, &n_accepted, started);
         Ok(())
     }
 
-    /// Releases held requests whose grammar is ready. Waits for them for a moment after they were held.
-    fn settle(&mut self) {
+    /// Releases held requests whose grammar is ready. Waits up to [`GRACE`] for those that were just held.
+    fn poll_held(&mut self) {
         loop {
-            let settled = self.held.requests.iter().filter_map(|&id| Some((id, self.jobs.get_mut(&id)?.settle()?)));
-            for (id, progress) in settled.collect::<Vec<_>>() {
+            let ready = self.held.requests.iter().filter_map(|&id| Some((id, self.jobs.get_mut(&id)?.poll_held()?)));
+            for (id, progress) in ready.collect::<Vec<_>>() {
                 self.held.requests.remove(&id);
                 self.record(id, progress);
             }
@@ -187,7 +193,7 @@ impl Worker {
                 self.held.grace = None;
                 return;
             }
-            thread::sleep(LOOK);
+            thread::sleep(POLL_INTERVAL);
         }
     }
 
@@ -256,11 +262,11 @@ impl Worker {
             let logits = self.runner.logits(hidden, &indices, &needs)?;
             let rows = rows.iter().copied().zip(logits.iter());
             for (id, outcomes) in sample_step(&mut self.jobs, rows, token_ids, &self.metrics) {
-                for RowResult { is_guess, progress, forks } in outcomes {
-                    if is_guess {
+                for RowResult { is_draft, progress, forks } in outcomes {
+                    if is_draft {
                         *n_accepted.entry(id).or_default() += 1;
                     }
-                    // Before the parent ends, as its pages are theirs.
+                    // Before the parent ends, because they share its pages.
                     let forks: Vec<_> =
                         forks.into_iter().map(|(fork, progress)| (self.fork(id, fork), progress)).collect();
                     self.record(id, progress);
@@ -283,7 +289,13 @@ impl Worker {
     }
 
     /// Passes the acceptance and the duration of drafts to the speculator.
-    fn learn(&mut self, step: &Step, drafts: &Drafts, n_accepted: &HashMap<RequestId, usize>, started: Instant) {
+    fn record_drafts(
+        &mut self,
+        step: &Step,
+        drafts: &Drafts,
+        n_accepted: &HashMap<RequestId, usize>,
+        started: Instant,
+    ) {
         let Some(speculator) = &mut self.speculator else { return };
         for chunk in step.chunks.iter().filter(|chunk| chunk.predicts && chunk.n_tokens - chunk.n_drafts == 1) {
             let id = chunk.id.request;
@@ -295,12 +307,12 @@ impl Worker {
                 n_accepted: n_accepted.get(&id).copied().unwrap_or(0),
             };
             let sequence = self.jobs.get_mut(&id).and_then(Job::sequence_mut);
-            speculator.learn(sequence, draft, &outcome);
+            speculator.record_acceptance(sequence, draft, &outcome);
             self.metrics.drafted(outcome.n_verified, outcome.n_accepted);
         }
-        let n_guesses: usize = step.chunks.iter().map(|chunk| chunk.n_drafts).sum();
+        let n_drafts: usize = step.chunks.iter().map(|chunk| chunk.n_drafts).sum();
         if speculator.is_steady() && step.chunks.iter().all(|chunk| chunk.n_tokens - chunk.n_drafts == 1) {
-            speculator.took(started.elapsed(), n_guesses);
+            speculator.record_step_time(started.elapsed(), n_drafts);
         }
     }
 
@@ -319,28 +331,29 @@ impl Worker {
         Ok(())
     }
 
+    /// The rows whose logits are needed.
     fn wanted_rows(&self, step: &Step) -> Vec<WantedRow> {
         let mut wanted = Vec::new();
         let mut first_row = 0;
         for chunk in &step.chunks {
             let start = first_row;
             first_row += chunk.n_tokens;
-            // An embedding that this step has completed is gone.
+            // An embedding that this step has completed is already removed.
             let Some(job) = self.jobs.get(&chunk.id.request) else { continue };
             let predicts = chunk.predicts && !job.wants_hidden();
             for offset in 0..chunk.n_tokens {
                 let position = chunk.start + offset;
                 let predicts = predicts && position + 1 >= chunk.known_end();
                 if predicts || job.wants_prompt_row(position) {
-                    let is_guess = position >= chunk.known_end();
-                    wanted.push(WantedRow { row: start + offset, id: chunk.id, position, is_guess });
+                    let is_draft = position >= chunk.known_end();
+                    wanted.push(WantedRow { row: start + offset, id: chunk.id, position, is_draft });
                 }
             }
         }
         wanted
     }
 
-    /// Takes in another answer to the prompt of `parent`.
+    /// Adds another answer to the prompt of `parent`.
     fn fork(&mut self, parent: RequestId, fork: Job) -> RequestId {
         let id = self.next_id();
         self.scheduler.fork(parent, id);
@@ -359,7 +372,7 @@ impl Worker {
                 self.held.requests.insert(id);
                 self.held.grace = Instant::now().checked_add(GRACE);
             }
-            Ok(Progress::GoesOn) => self.scheduler.hold(id, false),
+            Ok(Progress::Resumed) => self.scheduler.hold(id, false),
             Ok(Progress::Branches(parents)) => self.scheduler.branch(id, &parents),
             Ok(Progress::Ended(answers)) => {
                 self.end(id, answers.into_iter().map(|(reason, n_tokens)| (reason.into(), n_tokens)));
@@ -368,7 +381,7 @@ impl Worker {
         }
     }
 
-    /// Ends a request with a failure that its client gets to see.
+    /// Ends a request with a failure, which its client receives.
     fn fail(&mut self, id: RequestId, failure: &Failure) {
         if let Some(job) = self.jobs.get(&id) {
             job.fail(failure);
@@ -376,13 +389,13 @@ impl Worker {
         }
     }
 
-    /// Ends a request whose answers are not complete.
+    /// Ends a request with unfinished answers.
     fn abandon(&mut self, id: RequestId, outcome: Outcome) {
         let n_tokens = self.jobs.get(&id).map(Job::n_tokens_by_answer).unwrap_or_default();
         self.end(id, n_tokens.into_iter().map(|n_tokens| (outcome, n_tokens)));
     }
 
-    /// Counts the ends of a request's answers, each by its number of tokens, and forgets the request.
+    /// Counts the ends of a request's answers, each with its number of tokens, and removes the request.
     fn end(&mut self, id: RequestId, ends: impl IntoIterator<Item = (Outcome, usize)>) {
         if let Some(job) = self.jobs.remove(&id) {
             ends.into_iter().for_each(|(outcome, n_tokens)| job.count_end(outcome, n_tokens, &self.metrics));
@@ -394,15 +407,15 @@ impl Worker {
         }
     }
 
-    fn publish(&self, state: EngineState) {
-        let running = self.scheduler.n_running();
+    fn publish(&self) {
+        let running = self.scheduler.n_places_taken();
         let waiting = self.scheduler.n_waiting() + self.jobs.values().map(Job::n_forks).sum::<usize>();
         let free_pages = self.runner.pool().n_free();
         let [running_adapters, waiting_adapters] = self.scheduler.adapters();
         self.stats.send_if_modified(|stats| {
             let (n_pages, kv_dtype) = (stats.n_pages, stats.kv_dtype);
             let now = EngineStats {
-                state,
+                state: EngineState::Running,
                 running,
                 waiting,
                 free_pages,

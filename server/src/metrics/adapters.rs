@@ -3,12 +3,12 @@
 use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex, PoisonError},
-    time::{SystemTime, UNIX_EPOCH},
 };
 
 use prometheus::{GaugeVec, IntCounterVec, Opts, Registry, proto::MetricFamily};
 
 use super::{outcome::Outcome, registered};
+use crate::clock::unix_time;
 
 /// Maximum number of names that have samples of their own: clients choose names, and a sample stays for ever.
 const MAX_NAMES: usize = 1024;
@@ -35,10 +35,9 @@ impl AdapterSnapshot {
         let info =
             Opts::new("vllm:lora_requests_info", "Adapters of running and waiting requests; the value is the time.");
         let info = GaugeVec::new(info, &["max_lora", "running_lora_adapters", "waiting_lora_adapters"]);
-        // The time, as in vLLM: readers take the sample with the latest.
-        let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |elapsed| elapsed.as_secs_f64());
         let labels = [self.max_adapters.to_string(), self.running.join(","), self.waiting.join(",")];
-        registered(&registry, info).with_label_values(&labels).set(time);
+        // The value is the time, as in vLLM: readers use the latest sample.
+        registered(&registry, info).with_label_values(&labels).set(unix_time().as_secs_f64());
         registry.gather()
     }
 }

@@ -10,7 +10,7 @@ use prometheus::{
 };
 
 use super::{
-    Timeline,
+    PhaseTimes, Timeline,
     adapters::{AdapterCounters, AdapterSnapshot},
     outcome::Outcome,
     registered,
@@ -29,6 +29,7 @@ const REQUEST_BUCKETS: &[f64] = &[
 const COUNT_BUCKETS: &[f64] = &[
     1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10000.0, 20000.0, 50000.0, 100000.0,
 ];
+const ANSWER_BUCKETS: &[f64] = &[1.0, 2.0, 5.0, 10.0, 20.0];
 const STEP_BUCKETS: &[f64] =
     &[1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0];
 
@@ -91,8 +92,15 @@ pub struct EngineMetrics {
     inter_token_latency: Histogram,
     e2e_latency: Histogram,
     queue_time: Histogram,
+    prefill_time: Histogram,
+    decode_time: Histogram,
+    inference_time: Histogram,
+    time_per_output_token: Histogram,
     request_prompt_tokens: Histogram,
     request_generation_tokens: Histogram,
+    max_generation_tokens: Histogram,
+    params_max_tokens: Histogram,
+    params_n: Histogram,
     step_tokens: Histogram,
 }
 
@@ -172,12 +180,43 @@ impl EngineMetrics {
                 "Time from arrival to the first step in seconds.",
                 REQUEST_BUCKETS,
             ),
+            prefill_time: histogram(
+                "vllm:request_prefill_time_seconds",
+                "Time from the first step to the first token in seconds.",
+                REQUEST_BUCKETS,
+            ),
+            decode_time: histogram(
+                "vllm:request_decode_time_seconds",
+                "Time from the first token to the end of the request in seconds.",
+                REQUEST_BUCKETS,
+            ),
+            inference_time: histogram(
+                "vllm:request_inference_time_seconds",
+                "Time from the first step to the end of the request in seconds.",
+                REQUEST_BUCKETS,
+            ),
+            time_per_output_token: histogram(
+                "vllm:request_time_per_output_token_seconds",
+                "Mean time between two tokens of an answer in seconds, one sample per answer.",
+                TOKEN_BUCKETS,
+            ),
             request_prompt_tokens: histogram("vllm:request_prompt_tokens", "Prompt length in tokens.", COUNT_BUCKETS),
             request_generation_tokens: histogram(
                 "vllm:request_generation_tokens",
                 "Answer length in tokens.",
                 COUNT_BUCKETS,
             ),
+            max_generation_tokens: histogram(
+                "vllm:request_max_num_generation_tokens",
+                "Length in tokens of the longest answer to a prompt.",
+                COUNT_BUCKETS,
+            ),
+            params_max_tokens: histogram(
+                "vllm:request_params_max_tokens",
+                "Maximum answer length in tokens: max_tokens, or the rest of the context.",
+                COUNT_BUCKETS,
+            ),
+            params_n: histogram("vllm:request_params_n", "Number of answers to a prompt.", ANSWER_BUCKETS),
             step_tokens: histogram("vllm:iteration_tokens_total", "Tokens computed per step.", STEP_BUCKETS),
             registry,
         }
@@ -232,10 +271,32 @@ impl EngineMetrics {
         }
     }
 
-    /// An answer of `n_tokens` tokens is complete or was abandoned.
-    pub fn ended(&self, timeline: &Timeline, outcome: Outcome, n_tokens: usize) {
+    /// Counts `n_tokens` tokens of a beam search. They are known at its end, all at once, so they have no latencies.
+    pub fn beam_tokens(&self, n_tokens: usize) {
+        self.generation_tokens.inc_by(n_tokens as u64);
+    }
+
+    /// An answer of `n_tokens` tokens, at most `max_tokens`, is complete or was abandoned.
+    pub fn ended(&self, timeline: &Timeline, outcome: Outcome, n_tokens: usize, max_tokens: usize) {
         self.e2e_latency.observe(seconds(timeline.arrived, Instant::now()));
+        if timeline.started.is_some() {
+            let PhaseTimes { prefill, decode, .. } = timeline.spans();
+            self.prefill_time.observe(prefill.as_secs_f64());
+            self.decode_time.observe(decode.as_secs_f64());
+            self.inference_time.observe((prefill + decode).as_secs_f64());
+        }
+        if let (Some(first), Some(last), 2..) = (timeline.first_token, timeline.last_token, n_tokens) {
+            self.time_per_output_token.observe(seconds(first, last) / (n_tokens - 1) as f64);
+        }
         self.request_generation_tokens.observe(n_tokens as f64);
+        // Embeddings generate nothing.
+        if max_tokens > 0 {
+            self.params_max_tokens.observe(max_tokens as f64);
+        }
+        if let Some((n_answers, longest)) = timeline.answers.ended(n_tokens) {
+            self.params_n.observe(n_answers as f64);
+            self.max_generation_tokens.observe(longest as f64);
+        }
         self.ended.with_label_values(&[outcome.label()]).inc();
     }
 
@@ -298,8 +359,8 @@ mod tests {
     #[test]
     fn buckets_are_cumulative_and_include_their_bound() {
         let metrics = EngineMetrics::new(0);
-        let timeline = Timeline::new(Instant::now());
-        [0, 1, 2, 1_000_000].into_iter().for_each(|n_tokens| metrics.ended(&timeline, Outcome::Stop, n_tokens));
+        let timeline = Timeline::new(Instant::now(), 4);
+        [0, 1, 2, 1_000_000].into_iter().for_each(|n_tokens| metrics.ended(&timeline, Outcome::Stop, n_tokens, 100));
         let text = metrics.render("m", IDLE).unwrap();
         for (bound, count) in [("1", 2), ("2", 3), ("5", 3), ("100000", 3), ("+Inf", 4)] {
             let labels = format!("model_name=\"m\",engine=\"0\",le=\"{bound}\"");
@@ -307,6 +368,25 @@ mod tests {
         }
         has(&text, "vllm:request_generation_tokens_sum{model_name=\"m\",engine=\"0\"} 1000003");
         has(&text, "vllm:request_generation_tokens_count{model_name=\"m\",engine=\"0\"} 4");
+    }
+
+    #[test]
+    fn answers_to_a_prompt_are_counted_together_once_all_have_ended() {
+        let metrics = EngineMetrics::new(0);
+        let first = Timeline::new(Instant::now(), 1);
+        first.add_answers(2);
+        let labels = "model_name=\"m\",engine=\"0\"";
+        for (timeline, n_tokens, n_counted) in [(first.clone(), 3, 0), (first.clone(), 7, 0), (first, 5, 1)] {
+            metrics.ended(&timeline, Outcome::Stop, n_tokens, 10);
+            let text = metrics.render("m", IDLE).unwrap();
+            has(&text, &format!("vllm:request_params_n_count{{{labels}}} {n_counted}"));
+            has(&text, &format!("vllm:request_max_num_generation_tokens_sum{{{labels}}} {}", 7 * n_counted));
+        }
+        let text = metrics.render("m", IDLE).unwrap();
+        has(&text, &format!("vllm:request_params_n_sum{{{labels}}} 3"));
+        has(&text, &format!("vllm:request_params_max_tokens_sum{{{labels}}} 30"));
+        // They never started.
+        has(&text, &format!("vllm:request_prefill_time_seconds_count{{{labels}}} 0"));
     }
 
     #[test]
@@ -346,8 +426,8 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..N_THREADS {
                 scope.spawn(|| {
-                    let timeline = Timeline::new(Instant::now());
-                    (0..N_EACH).for_each(|_| metrics.ended(&timeline, Outcome::Length, 3));
+                    let timeline = Timeline::new(Instant::now(), 1);
+                    (0..N_EACH).for_each(|_| metrics.ended(&timeline, Outcome::Length, 3, 3));
                 });
             }
         });

@@ -14,7 +14,7 @@ use super::registered;
 /// The label `handler` of a path that does not exist.
 const NO_HANDLER: &str = "none";
 
-/// The status of a request whose client disconnected before the response: nginx's 499.
+/// The status of a request whose client disconnected before it had the whole response: nginx's 499.
 const CLIENT_CLOSED: &str = "499";
 
 /// vLLM has 0.1, 0.5 and 1. Rejections are faster than that, and answers slower.
@@ -47,7 +47,7 @@ impl HttpMetrics {
     }
 
     /// Counts a request that has ended. `route` is its route template, `None` for a path that does not exist; `status`
-    /// is `None` if the client disconnected first.
+    /// is `None` if the client disconnected before the end of the response.
     pub fn ended(&self, route: Option<&str>, method: &Method, status: Option<StatusCode>, duration: Duration) {
         let handler = route.unwrap_or(NO_HANDLER);
         let method = method_label(method);

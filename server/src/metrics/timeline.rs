@@ -1,15 +1,41 @@
 //! Timestamps of a request, and the duration of each phase.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
-/// Timestamps of a request.
+/// Timestamps of a request. Answers to the same prompt have clones, which count their ends together.
 #[derive(Clone, Debug)]
 pub struct Timeline {
+    pub(super) answers: Arc<Answers>,
     pub(super) arrived: Instant,
     pub(super) started: Option<Instant>,
     pub(super) logits: Option<Instant>,
     pub(super) first_token: Option<Instant>,
     pub(super) last_token: Option<Instant>,
+}
+
+/// The answers to one prompt.
+#[derive(Debug)]
+pub(super) struct Answers {
+    n_answers: AtomicUsize,
+    n_ended: AtomicUsize,
+    /// Tokens of the longest one.
+    longest: AtomicUsize,
+}
+
+impl Answers {
+    /// Records the end of an answer with `n_tokens`. After the last one, returns the number of answers and the length
+    /// of the longest.
+    pub(super) fn ended(&self, n_tokens: usize) -> Option<(usize, usize)> {
+        let longest = self.longest.fetch_max(n_tokens, Ordering::Relaxed).max(n_tokens);
+        let n_answers = self.n_answers.load(Ordering::Relaxed);
+        (self.n_ended.fetch_add(1, Ordering::Relaxed) + 1 == n_answers).then_some((n_answers, longest))
+    }
 }
 
 /// Durations of a request's phases.
@@ -36,9 +62,15 @@ impl PhaseTimes {
 }
 
 impl Timeline {
-    /// A request that has just arrived.
-    pub fn new(arrived: Instant) -> Self {
-        Self { arrived, started: None, logits: None, first_token: None, last_token: None }
+    /// A request for `n_answers` answers that has just arrived.
+    pub fn new(arrived: Instant, n_answers: usize) -> Self {
+        let answers = Answers { n_answers: n_answers.into(), n_ended: 0.into(), longest: 0.into() };
+        Self { answers: answers.into(), arrived, started: None, logits: None, first_token: None, last_token: None }
+    }
+
+    /// Adds `n_answers` to the same prompt.
+    pub fn add_answers(&self, n_answers: usize) {
+        self.answers.n_answers.fetch_add(n_answers, Ordering::Relaxed);
     }
 
     /// The time of arrival.
@@ -50,6 +82,11 @@ impl Timeline {
     /// else is recorded.
     pub fn has_logits(&mut self) {
         self.logits = Some(Instant::now());
+    }
+
+    /// Records that the logits of a beam search's first token are ready. The token itself is only known at the end.
+    pub fn has_first_beams(&mut self) {
+        self.first_token = self.first_token.or(self.logits);
     }
 
     /// Phase durations of a request that ends now.

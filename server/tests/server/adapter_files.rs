@@ -167,7 +167,7 @@ async fn requests_hold_a_limited_number_of_adapters_in_memory() {
     assert_eq!(unload(&server, "a3").await.0, StatusCode::OK);
     let busy = short(&server, "a4").await;
     assert_eq!((busy.status, code(&busy)), (StatusCode::TOO_MANY_REQUESTS, json!("adapters_busy")), "{}", busy.text);
-    assert_eq!(busy.header("retry-after"), "1");
+    assert_eq!(busy.header("retry-after"), "2");
     assert!(busy.error().contains("use 4 LoRA adapters, which is the maximum"), "{}", busy.text);
     let (status, text) = load(&server, "new", "a4").await;
     assert_eq!(status, StatusCode::TOO_MANY_REQUESTS, "{text}");

@@ -368,7 +368,7 @@ async fn models_health_and_readiness() {
     {
         assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
         assert_eq!(answer.error(), "the model is still loading");
-        assert_eq!(answer.header("retry-after"), "1");
+        assert_eq!(answer.header("retry-after"), "5");
     }
 
     server.state.start_draining();
@@ -409,7 +409,7 @@ async fn a_full_queue_is_429_with_retry_after() {
     }
     let answer = refusal.unwrap();
     assert_eq!(answer.status, StatusCode::TOO_MANY_REQUESTS);
-    assert_eq!(answer.header("retry-after"), "1");
+    assert_eq!(answer.header("retry-after"), "2");
     assert_eq!(answer.json()["error"]["code"], "queue_full");
     assert_eq!(answer.error(), "the queue is full: at most 1 answers may wait, counting each answer of a request");
 }

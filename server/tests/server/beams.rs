@@ -273,7 +273,7 @@ async fn beams_need_their_prompt_once() {
     let exact = with_pages(110);
     assert_eq!(exact.complete(body.clone()).await["choices"], expected);
     let (answer, ()) = tokio::join!(exact.complete(body.clone()), async {
-        exact.wait_for(|stats| stats.running == 1 && stats.free_pages < 103).await;
+        exact.wait_for(|stats| stats.running == 4 && stats.free_pages < 103).await;
         exact.complete(urgent).await;
     });
     assert_eq!(answer["choices"], expected);

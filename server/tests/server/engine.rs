@@ -1,6 +1,10 @@
 //! The engine alone: its tokens are those of the plain loop, whatever else runs; refusals, cancellation and failure.
 
-use std::{ops::ControlFlow, sync::Arc, time::Duration};
+use std::{
+    ops::ControlFlow,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use hearth_model::{
     TokenId,
@@ -122,6 +126,23 @@ async fn preempted_requests_end_with_the_tokens_of_the_plain_loop() {
 }
 
 #[tokio::test]
+async fn prompt_logprobs_are_sent_once_also_by_preempted_requests() {
+    let options = EngineOptions { kv_cache_tokens: Some(192), max_batch_size: 16, max_batch_tokens: 16, ..OPTIONS };
+    let engine = engine(options);
+    let requests: Vec<_> =
+        mixed().into_iter().map(|parts| RequestParts { prompt_logprobs: Some(0), ..parts }).collect();
+    let mut events = engine.submit(requests.iter().cloned().map(request).collect()).unwrap();
+    let mut n_reported = vec![0; requests.len()];
+    while let Some((index, event)) = events.recv().await {
+        if let Event::PromptLogprobs(logprobs) = event.unwrap() {
+            n_reported[index] += logprobs.len();
+        }
+    }
+    assert_eq!(n_reported, requests.iter().map(|parts| parts.prompt_ids.len()).collect::<Vec<_>>());
+    assert!(metric(&engine, "num_preemptions_total") > 0.0, "the test shows nothing");
+}
+
+#[tokio::test]
 async fn a_short_prompt_is_answered_before_a_long_one_that_came_first() {
     let engine = engine(OPTIONS);
     // 32 steps of 64 tokens alone.
@@ -155,6 +176,16 @@ async fn a_deadline_ends_a_request_wherever_it_is() {
     }
     assert_eq!(ended.len(), 2);
     wait_for(&engine, is_idle).await;
+}
+
+#[tokio::test]
+async fn a_deadline_counts_from_the_arrival_of_the_request() {
+    let engine = engine(OPTIONS);
+    let deadline = Some(Duration::from_secs(5));
+    let late = RequestParts { deadline, ..parts(prompt(4, 1), MAX_SEQ_LEN, SamplingParams::greedy()) };
+    let arrived = Instant::now().checked_sub(Duration::from_secs(6)).unwrap();
+    let mut events = engine.submit_at(vec![request(late)], arrived).unwrap();
+    assert!(matches!(events.recv().await, Some((0, Err(Failure::TimedOut(_))))));
 }
 
 #[tokio::test]

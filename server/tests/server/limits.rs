@@ -10,6 +10,7 @@ use tokio::{runtime, task::spawn_blocking};
 
 use crate::{
     engine::{parts, prompt, request},
+    live::Live,
     support::{CHAT, MAX_SEQ_LEN, OPTIONS, Server, engine, is_idle, wait_for},
 };
 
@@ -41,6 +42,76 @@ async fn the_queue_counts_answers() {
     drop((waiting, last, next));
     wait_for(&engine, is_idle).await;
     drop(engine.submit(endless(4)).unwrap());
+}
+
+#[tokio::test]
+async fn a_full_queue_refuses_requests_before_their_bodies_are_read() {
+    let engine = engine(EngineOptions { max_queue: 1, max_batch_size: 1, ..OPTIONS });
+    let live = Live::over(engine.clone(), |_, _| {}).await;
+    let endless = || vec![request(parts(prompt(4, 1), MAX_SEQ_LEN, SamplingParams::greedy()))];
+    let running = engine.submit(endless()).unwrap();
+    wait_for(&engine, |stats| stats.running == 1).await;
+    let waiting = engine.submit(endless()).unwrap();
+    wait_for(&engine, |stats| stats.waiting == 1).await;
+    // The client waits for permission to send the body.
+    let mut client = live.connect().await;
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: application/json\r\n\
+                expect: 100-continue\r\ncontent-length: 1000\r\n\r\n";
+    client.send(head.as_bytes()).await;
+    let answer = client.all().await;
+    assert!(answer.starts_with("HTTP/1.1 429") && answer.contains("retry-after: 2"), "{answer}");
+    for path in ["/v1/completions", CHAT, "/v1/embeddings"] {
+        let answer = live.server.post_to(path, "not JSON").await;
+        assert_eq!(answer.status, StatusCode::TOO_MANY_REQUESTS, "{path}");
+        assert_eq!(answer.json()["error"]["code"], "queue_full", "{path}");
+    }
+    assert_eq!(live.server.post_to("/tokenize", "not JSON").await.status, StatusCode::BAD_REQUEST);
+    drop((running, waiting));
+    wait_for(&engine, is_idle).await;
+    live.answers().await;
+}
+
+/// By the number of tokens, and before that by the number of bytes: the longest token of the vocabulary has 7.
+#[tokio::test]
+async fn texts_beyond_the_context_are_refused_by_the_parameter_that_has_them() {
+    let server = Server::start();
+    let too_many_bytes = "x".repeat(7 * MAX_SEQ_LEN + 1);
+    for (text, n_tokens) in [("x".repeat(MAX_SEQ_LEN + 100), None), (too_many_bytes.clone(), Some(MAX_SEQ_LEN + 1))] {
+        for (path, param, body) in [
+            ("/v1/completions", "prompt", json!({ "prompt": text })),
+            ("/v1/embeddings", "input", json!({ "input": ["x", text] })),
+            (CHAT, "messages", json!({ "messages": [{ "role": "user", "content": text }] })),
+        ] {
+            let answer = server.post_to(path, body.to_string()).await;
+            assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{path}");
+            let error = &answer.json()["error"];
+            assert_eq!((&error["code"], &error["param"]), (&json!("context_length_exceeded"), &json!(param)));
+            let n_told = error["n_prompt_tokens"].as_u64().unwrap() as usize;
+            // A template adds a few bytes.
+            assert!(n_tokens.is_none_or(|n_tokens| (n_tokens..n_tokens + 10).contains(&n_told)), "{error}");
+            assert_eq!(answer.error().contains("bytes of text"), n_tokens.is_some(), "{error}");
+        }
+    }
+    server.complete(json!({ "prompt": too_many_bytes, "truncate_prompt_tokens": 4, "max_tokens": 1 })).await;
+}
+
+#[tokio::test]
+async fn clients_need_not_repeat_requests_whose_deadline_has_passed() {
+    let server = Server::start();
+    let answer = server.post(json!({ "prompt": vec![97; 8000], "deadline_ms": 1 }).to_string()).await;
+    assert_eq!(answer.status, StatusCode::GATEWAY_TIMEOUT);
+    assert_eq!(answer.header("x-should-retry"), "false");
+}
+
+#[tokio::test]
+async fn a_beam_search_runs_as_many_sequences_as_it_is_wide() {
+    let server = Server::start();
+    let body = json!({ "prompt": "x", "use_beam_search": true, "best_of": 4, "max_tokens": 8000, "ignore_eos": true });
+    tokio::select! {
+        _ = server.complete(body) => panic!("not so fast"),
+        () = server.wait_for(|stats| stats.running == 4) => {}
+    }
+    server.wait_for(is_idle).await;
 }
 
 #[tokio::test]

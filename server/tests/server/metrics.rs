@@ -10,10 +10,11 @@ use hearth_server::{
     api::{router::app, state::AppState},
     engine::{EngineOptions, Speculation},
 };
+use http_body_util::BodyExt;
 use serde_json::json;
 use tower::ServiceExt;
 
-use crate::support::{Answer, MODEL, OPTIONS, Server, engine, is_idle, metric};
+use crate::support::{Answer, MODEL, OPTIONS, Server, engine, is_idle, metric, request_to};
 
 #[tokio::test]
 async fn metrics_tell_what_happened() {
@@ -41,6 +42,13 @@ async fn metrics_tell_what_happened() {
         "vllm:inter_token_latency_seconds_count{L} 9",
         "vllm:e2e_request_latency_seconds_count{L} 3",
         "vllm:request_queue_time_seconds_count{L} 3",
+        "vllm:request_prefill_time_seconds_count{L} 3",
+        "vllm:request_decode_time_seconds_count{L} 3",
+        "vllm:request_inference_time_seconds_count{L} 3",
+        "vllm:request_time_per_output_token_seconds_count{L} 3",
+        "vllm:request_params_max_tokens_sum{L} 19",
+        "vllm:request_params_n_bucket{L,le=\"1\"} 3",
+        "vllm:request_max_num_generation_tokens_sum{L} 12",
         "vllm:request_prompt_tokens_sum{L} 4",
         "vllm:request_generation_tokens_bucket{L,le=\"2\"} 1",
         "vllm:num_preemptions_total{L} 0",
@@ -71,6 +79,30 @@ async fn metrics_tell_what_happened() {
     assert!(families.is_subset(&documented), "not in docs/serving.md: {:?}", families.difference(&documented));
     let unknown: Vec<_> = documented.difference(&families).filter(|name| !name.contains("lora_")).collect();
     assert!(unknown.is_empty(), "only in docs/serving.md: {unknown:?}");
+}
+
+/// The tokens of a beam search are known at its end, all at once: they have no latencies.
+#[tokio::test]
+async fn answers_to_a_prompt_are_counted_together_and_beams_without_latencies() {
+    let server = Server::start();
+    let get = |name: &str| metric(&server.engine, name);
+    let several = json!({ "prompt": "x", "n": 3, "max_tokens": 4, "ignore_eos": true });
+    let beams =
+        json!({ "prompt": "y", "n": 2, "best_of": 3, "max_tokens": 5, "ignore_eos": true, "use_beam_search": true });
+    for (body, [n_tokens, n_first, n_later, n_answers]) in [(several, [12, 3, 9, 3]), (beams, [22, 3, 9, 5])] {
+        server.complete(body).await;
+        server.wait_for(is_idle).await;
+        assert_eq!(get("generation_tokens_total"), f64::from(n_tokens));
+        assert_eq!(get("time_to_first_token_seconds_count"), f64::from(n_first));
+        assert_eq!(get("inter_token_latency_seconds_count"), f64::from(n_later));
+        assert_eq!(get("request_time_per_output_token_seconds_count"), f64::from(n_first));
+        assert_eq!(get("request_decode_time_seconds_count"), f64::from(n_answers));
+        assert_eq!(get("request_params_n_sum"), f64::from(n_answers));
+    }
+    assert_eq!(get("request_params_n_count"), 2.0);
+    assert_eq!(get("request_max_num_generation_tokens_sum"), 4.0 + 5.0);
+    assert_eq!(get("request_params_max_tokens_sum"), 3.0 * 4.0 + 2.0 * 5.0);
+    assert!(get("request_decode_time_seconds_sum") > 0.0);
 }
 
 #[tokio::test]
@@ -215,22 +247,26 @@ async fn every_request_is_counted_by_route_method_and_status() {
 }
 
 #[tokio::test]
-async fn a_stream_is_counted_when_it_ends_and_a_client_that_leaves_as_what_it_is() {
+async fn clients_that_leave_before_or_during_the_response_are_counted_as_499() {
     let server = Server::start();
     let body = json!({ "prompt": "x", "max_tokens": 8000, "ignore_eos": true });
     tokio::select! {
-        _ = server.complete(body.clone()) => panic!("not so fast"),
+        _ = server.complete(body) => panic!("not so fast"),
         () = server.wait_for(|stats| stats.running == 1) => {}
     }
-    let scrape = server.get("/metrics").await;
-    assert_eq!(n_requests(&scrape, "/v1/completions", "POST", "499"), 1.0, "{}", scrape.text);
-    let mut streamed = body;
-    streamed["stream"] = json!(true);
-    let request =
-        Request::post("/v1/completions").header("host", "localhost").header("content-type", "application/json");
-    let request = request.body(Body::from(streamed.to_string())).unwrap();
-    let response = app(server.state.clone()).oneshot(request).await.unwrap();
-    assert_eq!(n_requests(&server.get("/metrics").await, "/v1/completions", "POST", "200"), 0.0);
+    let counted = async || {
+        let scrape = server.get("/metrics").await;
+        ["499", "200"].map(|code| n_requests(&scrape, "/v1/completions", "POST", code))
+    };
+    let streamed = |max_tokens: usize| {
+        let body = json!({ "prompt": "x", "max_tokens": max_tokens, "ignore_eos": true, "stream": true });
+        app(server.state.clone()).oneshot(request_to("/v1/completions").body(Body::from(body.to_string())).unwrap())
+    };
+    let mut response = streamed(8000).await.unwrap();
+    assert!(response.body_mut().frame().await.unwrap().is_ok());
+    assert_eq!(counted().await, [1.0, 0.0], "counted at the end");
     drop(response);
-    assert_eq!(n_requests(&server.get("/metrics").await, "/v1/completions", "POST", "200"), 1.0);
+    assert_eq!(counted().await, [2.0, 0.0]);
+    streamed(3).await.unwrap().into_body().collect().await.unwrap();
+    assert_eq!(counted().await, [2.0, 1.0]);
 }

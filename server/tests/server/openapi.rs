@@ -2,10 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use axum::http::StatusCode;
+use axum::{
+    body::Body,
+    http::{Request, StatusCode},
+};
+use hearth_server::api::{router::app, state::AppState};
+use http_body_util::BodyExt;
 use serde_json::{Value, json};
+use tower::ServiceExt;
 
-use crate::support::{MODEL, Server, VOCAB_SIZE};
+use crate::support::{MODEL, OPTIONS, Server, VOCAB_SIZE, engine};
 
 const PAGE: &str = include_str!("../../../docs/parameters.md");
 
@@ -228,6 +234,30 @@ async fn the_document_is_whole() {
     for path in ["/docs", "/docs.js"] {
         assert_eq!(server.get(path).await.status, StatusCode::OK);
     }
+}
+
+#[tokio::test]
+async fn the_document_is_sent_again_only_after_a_change() {
+    let state = AppState::loading(MODEL);
+    let router = app(state.clone());
+    let get = async |tag: &str| {
+        let request = Request::get("/openapi.json").header("host", "localhost").header("if-none-match", tag);
+        let response = router.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+        let (head, body) = response.into_parts();
+        let tag = head.headers["etag"].to_str().unwrap().to_owned();
+        (head.status, tag, body.collect().await.unwrap().to_bytes())
+    };
+    let (status, before, text) = get("").await;
+    assert_eq!(status, StatusCode::OK);
+    assert!(serde_json::from_slice::<Value>(&text).unwrap()["paths"].is_object());
+    let (status, tag, text) = get(&before).await;
+    assert_eq!((status, &tag, text.len()), (StatusCode::NOT_MODIFIED, &before, 0));
+    // The size of the vocabulary is known now.
+    state.set_engine(engine(OPTIONS));
+    let (status, after, _) = get(&before).await;
+    assert_eq!(status, StatusCode::OK);
+    assert_ne!(after, before);
+    assert_eq!(get(&after).await.0, StatusCode::NOT_MODIFIED);
 }
 
 #[tokio::test]

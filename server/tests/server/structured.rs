@@ -417,6 +417,17 @@ async fn refusals_say_where_the_mistake_is() {
         (json!({ "structured_outputs": { "json": "{" } }), "structured_outputs.json", "JSON Schema"),
         (json!({ "structured_outputs": { "grammar": "start: (" } }), "structured_outputs.grammar", "1("),
         (json!({ "guided_json": { "type": "thing" } }), "guided_json", "thing"),
+        // Too large, as JSON and as its text, which is not parsed to the end.
+        (
+            json!({ "structured_outputs": { "json": { "enum": vec![0; 20_000] } } }),
+            "structured_outputs.json",
+            "`structured_outputs.json` must have at most 20000 values, got more",
+        ),
+        (
+            json!({ "structured_outputs": { "json": json!({ "enum": vec![[0]; 40_000] }).to_string() } }),
+            "structured_outputs.json",
+            "`structured_outputs.json` must have at most 20000 values, got more",
+        ),
         // One form only.
         (
             json!({ "structured_outputs": { "json": {}, "regex": "a" } }),

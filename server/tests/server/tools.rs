@@ -198,11 +198,25 @@ async fn templates_get_tools_calls_and_results() {
     assert!(text.starts_with("[system]You can call the functions"), "{text}");
     assert!(text.contains("<tools>\n{\"type\":\"function\","), "{text}");
     let said =
-        "[user]q<|end|>[assistant]<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\":1}}\n</tool_call>\n<tool_call>";
+        "[user]q<|end|>[assistant]<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>\n<tool_call>";
     assert!(text.contains(said), "{text}");
     let results =
         "[user]<tool_response>\nr1\n</tool_response>\n<tool_response>\nr2\n</tool_response><|end|>[assistant]";
     assert!(text.ends_with(results), "{text}");
+    // Arguments as text are the client's own; what is not a JSON object is a string.
+    for (arguments, written) in [
+        ("{\"b\":  123456789012345678901234}", "{\"b\":  123456789012345678901234}"),
+        ("{\"b\": ", "\"{\\\"b\\\": \""),
+        ("7", "\"7\""),
+    ] {
+        let history = json!([
+            { "role": "assistant", "content": null, "tool_calls": [call(arguments)] },
+            { "role": "user", "content": "q" },
+        ]);
+        let text = prompt(crate::support::CHAT_TEMPLATE, history, one.clone()).await;
+        let said = format!("<tool_call>\n{{\"name\": \"f\", \"arguments\": {written}}}\n</tool_call>");
+        assert!(text.contains(&said), "{text}");
+    }
     let system = json!([{ "role": "system", "content": "s" }, { "role": "user", "content": "q" }]);
     let text = prompt(crate::support::CHAT_TEMPLATE, system, one).await;
     assert!(text.starts_with("[system]s\n\nYou can call"), "{text}");

@@ -23,7 +23,7 @@ use hearth_training::{
     interrupt::Interrupt,
     progress::{Reporter, Style},
     run_dir::{RunDir, Start},
-    trainer::{Data, Trainer},
+    trainer::{Data, Outcome, Trainer},
 };
 use serde::Serialize;
 
@@ -149,19 +149,24 @@ impl Session {
         Ok(Session { args, out, run, checkpoint, config, notes })
     }
 
-    /// Trains, or prints the estimate of `--dry-run`.
-    pub(crate) fn train(mut self, data: &Data) -> Result<ExitCode> {
-        self.config.validate()?;
-        ops::keep_freed_memory();
+    /// Opens the model to start from, if there is one, and returns the configuration of the model that trains.
+    fn open_model(&mut self, data: &Data) -> Result<GptConfig> {
         if let Some(init) = self.config.model.init.take() {
             let path = model_files::open(&ModelSource::parse(&init), ModelPart::Whole)?;
             require_model(&path)?;
             self.config.model.init = Some(path);
         }
-        let gpt_config = match &self.config.model.init {
+        Ok(match &self.config.model.init {
             Some(dir) => GptConfig { dropout: self.config.model.dropout, ..model_dir::load_config(dir)? },
             None => self.config.gpt_config(data.tokenizer.vocab_size())?,
-        };
+        })
+    }
+
+    /// Trains, or prints the estimate of `--dry-run`.
+    pub(crate) fn train(mut self, data: &Data) -> Result<ExitCode> {
+        self.config.validate()?;
+        ops::keep_freed_memory();
+        let gpt_config = self.open_model(data)?;
         let chosen = device::choose(self.args.options.device)?;
         // What reading the data has left free would count as taken.
         ops::give_back_memory();
@@ -202,61 +207,19 @@ impl Session {
             return fits.map(|()| ExitCode::SUCCESS);
         }
         fits?;
-        let Prediction { estimate, held_before, .. } = prediction;
         memory::reset_peak();
         let watch = DeviceWatch::start(&chosen.device);
         let trainer = trainer_of(self.checkpoint.as_ref(), config, data, &chosen.device)?;
         let n_params = trainer.n_params();
-        let total = trainer.total_steps();
         self.run.begin(config)?;
         let interrupt = Interrupt::install()?;
         let first = trainer.steps_done();
         let mut reporter = Reporter::new(Box::new(io::stderr()), Style::of_stderr()).with_files(&self.run, first)?;
         self.notes.iter().for_each(|note| reporter.note(note));
         reporter.note(&format!("device: {} ({})", device::name(&chosen.device), chosen.reason));
-        reporter.note(&format!(
-            "data: {} tokens to train on, {} held out, a vocabulary of {}",
-            data.train.n_tokens(),
-            data.val.n_tokens(),
-            data.tokenizer.vocab_size()
-        ));
-        reporter.note(&format!(
-            "model: {n_params} parameters, about {} GFLOP a step, about {} MB of memory, and the process has {} MB",
-            estimate.flops_per_token * config.tokens_per_step() as u64 / 1_000_000_000,
-            estimate.peak_bytes / 1_000_000,
-            held_before / 1_000_000
-        ));
-        reporter.note(&match total {
-            Some(total) => format!(
-                "run: {total} steps of {}, {:.1} passes over the data",
-                step_size(config),
-                trainer.size().passes(config, total)
-            ),
-            None => format!(
-                "run: {} minutes of steps of {}",
-                config.schedule.max_minutes.unwrap_or_default(),
-                step_size(config)
-            ),
-        });
-        if let Some(checkpoint) = &self.checkpoint {
-            reporter.note(&format!("resumed after step {first} from `{}`", checkpoint.dir().display()));
-        } else if self.args.resume {
-            reporter.note("no checkpoint found: starting at step 0");
-        }
+        self.announce(&mut reporter, data, &trainer, &prediction);
         let outcome = trainer.run(&self.run, &mut reporter, &interrupt)?;
-
-        let out = self.out.display();
-        reporter.note(&match (outcome.best, outcome.is_complete) {
-            (_, false) => format!(
-                "stopped by a signal after step {}; checkpoint saved. To continue, run the same command with `--resume`",
-                outcome.step
-            ),
-            (Some(best), true) => format!(
-                "the model of step {} (val loss {:.4}) is in `{out}`; serve it with `hearth serve --model {out}`",
-                best.step, best.val_loss
-            ),
-            (None, true) => format!("the model is in `{out}`; serve it with `hearth serve --model {out}`"),
-        });
+        reporter.note(&self.result(&outcome));
         let device_memory = ops::device_memory(&chosen.device);
         let report = Report {
             steps: outcome.step,
@@ -273,7 +236,8 @@ impl Session {
             peak_resident_bytes: memory::peak_resident_bytes(),
             device_peak_bytes: watch.and_then(DeviceWatch::peak),
             device_reserved_bytes: device_memory.map(|memory| memory.reserved),
-            predicted_peak_bytes: estimate.peak_bytes + if device_memory.is_none() { held_before } else { 0 },
+            predicted_peak_bytes: prediction.estimate.peak_bytes
+                + if device_memory.is_none() { prediction.held_before } else { 0 },
             out: self.out.clone(),
         };
         if self.args.options.json {
@@ -281,6 +245,61 @@ impl Session {
         }
         let stopped = interrupt.exit_code().filter(|_| !outcome.is_complete);
         Ok(stopped.map_or(ExitCode::SUCCESS, ExitCode::from))
+    }
+}
+
+impl Session {
+    /// Says what the run is about to do.
+    fn announce(&self, reporter: &mut Reporter, data: &Data, trainer: &Trainer<'_>, prediction: &Prediction) {
+        let (config, Prediction { estimate, held_before, .. }) = (&self.config, prediction);
+        reporter.note(&format!(
+            "data: {} tokens to train on, {} held out, a vocabulary of {}",
+            data.train.n_tokens(),
+            data.val.n_tokens(),
+            data.tokenizer.vocab_size()
+        ));
+        reporter.note(&format!(
+            "model: {} parameters, about {} GFLOP a step, about {} MB of memory, and the process has {} MB",
+            trainer.n_params(),
+            estimate.flops_per_token * config.tokens_per_step() as u64 / 1_000_000_000,
+            estimate.peak_bytes / 1_000_000,
+            held_before / 1_000_000
+        ));
+        let step = step_size(config);
+        reporter.note(&match trainer.total_steps() {
+            Some(total) => {
+                format!(
+                    "run: {total} steps of {step}, {:.1} passes over the data",
+                    trainer.size().passes(config, total)
+                )
+            }
+            None => format!("run: {} minutes of steps of {step}", config.schedule.max_minutes.unwrap_or_default()),
+        });
+        match &self.checkpoint {
+            Some(checkpoint) => reporter.note(&format!(
+                "resumed after step {} from `{}`",
+                trainer.steps_done(),
+                checkpoint.dir().display()
+            )),
+            None if self.args.resume => reporter.note("no checkpoint found: starting at step 0"),
+            None => {}
+        }
+    }
+
+    /// The line that ends a run.
+    fn result(&self, outcome: &Outcome) -> String {
+        let out = self.out.display();
+        match (outcome.best, outcome.is_complete) {
+            (_, false) => format!(
+                "stopped by a signal after step {}; checkpoint saved. To continue, run the same command with `--resume`",
+                outcome.step
+            ),
+            (Some(best), true) => format!(
+                "the model of step {} (val loss {:.4}) is in `{out}`; serve it with `hearth serve --model {out}`",
+                best.step, best.val_loss
+            ),
+            (None, true) => format!("the model is in `{out}`; serve it with `hearth serve --model {out}`"),
+        }
     }
 }
 

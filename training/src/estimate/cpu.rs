@@ -29,7 +29,6 @@ fn shape(gpt: &GptConfig, n_rows: usize, adapter: Option<AdapterSize>) -> Shape<
         // Threads keep theirs.
         attention_scratch: 0,
         product_scratch: n_groups,
-        norms_first: false,
     }
 }
 

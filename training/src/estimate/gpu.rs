@@ -24,28 +24,16 @@ pub(super) fn peak(
     let d = n_rows * gpt.d_model;
     let head = gpt.vocab_size * gpt.d_model;
     let logits = (GPU_LOGITS_AT_ONCE / gpt.vocab_size.max(1)).clamp(1, n_rows.max(1)) * gpt.vocab_size;
-    // Biases are not counted, and norms as if each had weights and an input of its own.
-    let counted = GptConfig {
-        norm_weight: true,
-        norm_bias: false,
-        qkv_bias: false,
-        attn_out_bias: false,
-        mlp_bias: false,
-        parallel_residual: false,
-        shared_norm: false,
-        ..gpt.clone()
-    };
     let shape = Shape {
-        gpt: &counted,
+        gpt,
         n_rows,
         adapter,
-        params: trained_params(&counted, adapter),
+        params: trained_params(gpt, adapter),
         norm_scratch: 2 * n_rows,
         qk_norm_scratch: 2 * n_rows * (gpt.n_heads + gpt.n_kv_heads),
         // Probabilities and their gradients; queries, keys and values.
         attention_scratch: n_rows * (2 * gpt.n_heads * seq_len + 3 * gpt.q_width() + 4 * gpt.kv_width()),
         product_scratch: 0,
-        norms_first: true,
     };
     let mut account = Account::default();
     account.take(n_frozen + n_trained + run.n_moments + (run.n_partial_sums - 1) * n_trained);

@@ -26,8 +26,6 @@ pub(super) struct Shape<'a> {
     pub(super) qk_norm_scratch: usize,
     pub(super) attention_scratch: usize,
     pub(super) product_scratch: usize,
-    /// A part's norm is counted before the part even if it comes after it.
-    pub(super) norms_first: bool,
 }
 
 /// Values of each parameter that trains, by path.
@@ -102,8 +100,8 @@ impl Shape<'_> {
         let own = self.norm(&format!("blocks.0.{name}_norm"), gpt.parallel_residual && name == "mlp");
         let (before, after) = match gpt.norm_position {
             NormPosition::Sandwich => (Some(own), Some(self.norm(&format!("blocks.0.{name}_out_norm"), false))),
-            NormPosition::Inside | NormPosition::Post if !self.norms_first => (None, Some(own)),
-            _ => (Some(own), None),
+            NormPosition::Inside | NormPosition::Post => (None, Some(own)),
+            NormPosition::Pre => (Some(own), None),
         };
         before.into_iter().chain(inner).chain(after).chain(self.dropout()).collect()
     }

@@ -390,29 +390,15 @@ fn attend_tile<E: Numeric, V: Size>(
     #[unroll]
     for n in 0..n_queries {
         let row_position = position + comptime!(n / heads);
-        let mut visible = known && key <= row_position;
-        if comptime!(plan.sliding_window.is_some()) {
-            visible = visible && key + comptime!(plan.sliding_window.unwrap_or(0)) > row_position;
-        }
         let mut score = scores[n];
         if comptime!(plan.softcap_bits.is_some()) {
-            let cap = comptime!(f32::from_bits(plan.softcap_bits.unwrap_or(0)));
-            // As on the CPU; the clamp keeps the exponential finite.
-            let x = score / cap;
-            let square = x * x;
-            let mut series = square * comptime!(-1382.0f32 / 155_925.0) + comptime!(62.0f32 / 2835.0);
-            series = series * square + comptime!(-17.0f32 / 315.0);
-            series = series * square + comptime!(2.0f32 / 15.0);
-            series = series * square + comptime!(-1.0f32 / 3.0);
-            series = series * square + 1.0f32;
-            let far = 1.0f32 - 2.0f32 / (clamp(2.0f32 * x, -80.0f32, 80.0f32).exp() + 1.0f32);
-            score = cap * select(square < 0.1225f32, x * series, far);
+            score = softcapped(score, plan);
         }
         if comptime!(plan.has_slopes) {
             let slope = f32::reinterpret(table[slopes + first_head + comptime!(n % heads)]);
             score += slope * (f32::cast_from(key) - f32::cast_from(row_position));
         }
-        probs[n * TILE + lane] = select(visible, score, HIDDEN);
+        probs[n * TILE + lane] = select(known && sees(row_position, key, plan), score, HIDDEN);
     }
     sync_cube();
 
@@ -528,12 +514,7 @@ fn attend_tile<E: Numeric, V: Size>(
                         let weight = Vector::new(probs[n * TILE + at + i * spread]);
                         if comptime!(is_checked) {
                             let row_position = position + comptime!(n / heads);
-                            let key = tile_start + at + i * spread;
-                            let mut is_seen = key <= row_position;
-                            if comptime!(plan.sliding_window.is_some()) {
-                                is_seen = is_seen && key + comptime!(plan.sliding_window.unwrap_or(0)) > row_position;
-                            }
-                            if is_seen {
+                            if sees(row_position, tile_start + at + i * spread, plan) {
                                 attn_out[n] = fma(weight, value, attn_out[n]);
                             }
                         } else {
@@ -577,6 +558,32 @@ fn attend_tile<E: Numeric, V: Size>(
         }
         sync_cube();
     }
+}
+
+/// Whether the row at `row_position` sees the key at `key`.
+#[cube]
+fn sees(row_position: usize, key: usize, #[comptime] plan: AttentionPlan) -> bool {
+    let mut is_seen = key <= row_position;
+    if comptime!(plan.sliding_window.is_some()) {
+        is_seen = is_seen && key + comptime!(plan.sliding_window.unwrap_or(0)) > row_position;
+    }
+    is_seen
+}
+
+/// `cap * tanh(score / cap)`, as on the CPU.
+#[cube]
+fn softcapped(score: f32, #[comptime] plan: AttentionPlan) -> f32 {
+    let cap = comptime!(f32::from_bits(plan.softcap_bits.unwrap_or(0)));
+    let x = score / cap;
+    let square = x * x;
+    let mut series = square * comptime!(-1382.0f32 / 155_925.0) + comptime!(62.0f32 / 2835.0);
+    series = series * square + comptime!(-17.0f32 / 315.0);
+    series = series * square + comptime!(2.0f32 / 15.0);
+    series = series * square + comptime!(-1.0f32 / 3.0);
+    series = series * square + 1.0f32;
+    // The clamp keeps the exponential finite.
+    let far = 1.0f32 - 2.0f32 / (clamp(2.0f32 * x, -80.0f32, 80.0f32).exp() + 1.0f32);
+    cap * select(square < 0.1225f32, x * series, far)
 }
 
 #[cube(launch_unchecked)]

@@ -108,13 +108,14 @@ impl TensorWriter<'_> {
         let Some(layout) = matrix.dtype().layout() else { unreachable!("a quantized matrix has blocks") };
         let blocks = || matrix.blocks().chunks(BLOCKS_AT_ONCE);
         let halves = |half: fn(&QuantizedBlock) -> f16| {
-            blocks().map(move |blocks| blocks.iter().flat_map(|block| half(block).to_le_bytes()).collect())
+            blocks().map(move |blocks| Ok(blocks.iter().flat_map(|block| half(block).to_le_bytes()).collect()))
         };
         self.write(&scales_of(name), halves(|block| block.scale))?;
         if layout.has_minimum {
             self.write(&minima_of(name), halves(|block| block.minimum))?;
         }
-        let numbers = |blocks: &[QuantizedBlock]| blocks.iter().flat_map(|block| pack(&block.values, layout)).collect();
+        let numbers =
+            |blocks: &[QuantizedBlock]| Ok(blocks.iter().flat_map(|block| pack(&block.values, layout)).collect());
         self.write(name, blocks().map(numbers))
     }
 }

@@ -93,9 +93,12 @@ impl<'a> TensorWriter<'a> {
     }
 
     /// Writes a tensor of plain values.
+    ///
+    /// # Errors
+    /// Those of [`write`](Self::write); [`Error::Param`] if a value is too large for the dtype.
     pub(in super::super) fn write_values(&mut self, name: &str, values: &[f32]) -> Result<()> {
         let dtype = self.dtype;
-        self.write(name, values.chunks(VALUES_AT_ONCE).map(|values| dtype.encode(values)))
+        self.write(name, values.chunks(VALUES_AT_ONCE).map(|values| dtype.encode(name, values)))
     }
 
     /// Writes the bytes of a tensor in pieces.
@@ -103,7 +106,7 @@ impl<'a> TensorWriter<'a> {
     /// # Errors
     /// [`Error::Io`] with the file that cannot be written; [`Error::Tensor`] if the number of bytes differs from the
     /// plan, or the tensor is not in it.
-    pub(super) fn write(&mut self, name: &str, pieces: impl Iterator<Item = Vec<u8>>) -> Result<()> {
+    pub(super) fn write(&mut self, name: &str, pieces: impl Iterator<Item = Result<Vec<u8>>>) -> Result<()> {
         let Some(&TensorLocation { shard, start, n_bytes }) = self.places.get(name) else {
             return Err(self.error(0, name, "is not in the file's plan"));
         };
@@ -116,6 +119,7 @@ impl<'a> TensorWriter<'a> {
         let mut written = 0;
         if let Some((_, file)) = &mut self.open {
             for bytes in pieces {
+                let bytes = bytes?;
                 file.write_at(start + written as u64, &bytes)?;
                 written += bytes.len();
             }
@@ -235,7 +239,7 @@ mod tests {
             let mut writer = TensorWriter::new(&staged, DiskDtype::F32, max_shard_bytes, plan.clone()).unwrap();
             for tensor in &plan {
                 let bytes = bytes_of(tensor);
-                writer.write(&tensor.name, bytes.chunks(6).map(<[u8]>::to_vec)).unwrap();
+                writer.write(&tensor.name, bytes.chunks(6).map(|bytes| Ok(bytes.to_vec()))).unwrap();
             }
             writer.finish().unwrap();
             let shards = split(plan.clone(), max_shard_bytes);
@@ -263,5 +267,9 @@ mod tests {
         assert!(error.contains("`a`: has 16 bytes, but its shape requires 12"), "{error}");
         let error = writer.write_values("b", &[0.0]).unwrap_err().to_string();
         assert!(error.contains("`b`: is not in the file's plan"), "{error}");
+        let plan = vec![TensorPlan::plain("a".into(), DiskDtype::F16, vec![2])];
+        let mut writer = TensorWriter::new(&staged, DiskDtype::F16, usize::MAX, plan).unwrap();
+        let error = writer.write_values("a", &[1.0, 7e4]).unwrap_err().to_string();
+        assert!(error.contains("`a` has numbers above 65504"), "{error}");
     }
 }

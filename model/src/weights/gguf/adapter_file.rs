@@ -8,7 +8,7 @@ use super::{
     export::metadata::described,
     header::Metadata,
     with_files,
-    writer::{self, Entry, FileTensor, Form, float_bytes},
+    writer::{self, Entry, FileTensor, Form},
 };
 use crate::{
     config::GptConfig,
@@ -104,7 +104,7 @@ impl FileTensor for AdapterTensor {
     }
 
     fn bytes(&self) -> Result<Vec<u8>> {
-        float_bytes(&self.name, &self.values, self.form)
+        self.form.encode(&self.name, &self.values)
     }
 }
 

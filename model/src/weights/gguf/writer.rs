@@ -6,8 +6,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use half::{bf16, f16};
-
 use super::super::files::DiskDtype;
 use crate::{
     error::{Error, Result},
@@ -128,22 +126,6 @@ impl Form {
         };
         bytes as u64
     }
-}
-
-/// The bytes of the tensor `name`.
-///
-/// # Errors
-/// [`Error::Param`] if a value is too large for f16.
-pub(in super::super) fn float_bytes(name: &str, values: &[f32], form: DiskDtype) -> Result<Vec<u8>> {
-    if form == DiskDtype::F16 && values.iter().any(|value| value.is_finite() && f16::from_f32(*value).is_infinite()) {
-        let what = format!("is `f16`, but `{name}` has numbers above {}\nhint: use `bf16`", f16::MAX);
-        return Err(Error::Param { name: "dtype", what });
-    }
-    Ok(match form {
-        DiskDtype::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
-        DiskDtype::F16 => values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect(),
-        DiskDtype::Bf16 => values.iter().flat_map(|value| bf16::from_f32(*value).to_le_bytes()).collect(),
-    })
 }
 
 /// A tensor that is to be written.

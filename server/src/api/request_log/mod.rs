@@ -56,7 +56,7 @@ pub(crate) enum End {
     Cancelled,
 }
 
-/// What the model did for a request.
+/// The model's work for a request.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Work {
     /// The answer's own id.
@@ -68,7 +68,7 @@ pub(crate) struct Work {
     pub(crate) completion_tokens: Option<usize>,
     /// Time to the first token.
     pub(crate) ttft: Option<Duration>,
-    /// Of the answer that took longest.
+    /// Times of the slowest answer.
     pub(crate) spans: Option<PhaseTimes>,
     pub(crate) end: Option<End>,
     /// The prompts as JSON, if prompts are logged.
@@ -128,14 +128,19 @@ impl RequestLog {
         })))
     }
 
+    /// When the request arrived.
+    pub(crate) fn arrived(&self) -> Instant {
+        self.line().arrived
+    }
+
     /// Records the status of the response.
     pub(crate) fn answered(&self, status: StatusCode) {
         self.line().status = Some(status);
     }
 
-    /// Updates what the model did.
-    pub(crate) fn work(&self, tell: impl FnOnce(&mut Work)) {
-        tell(&mut self.line().work);
+    /// Updates the model's work.
+    pub(crate) fn work(&self, update: impl FnOnce(&mut Work)) {
+        update(&mut self.line().work);
     }
 
     /// Writes the log line when dropped.

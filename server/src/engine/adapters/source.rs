@@ -1,4 +1,4 @@
-//! The folders that adapters are read from, and the root that those of clients must be below.
+//! The folders that adapters are read from. Folders that clients name must be below a root.
 
 use std::{
     io,
@@ -16,20 +16,20 @@ const FILES: [&str; 2] = ["adapter_config.json", "adapter_model.safetensors"];
 #[derive(Clone, Debug)]
 pub(super) struct Source {
     pub(super) dir: PathBuf,
-    /// As it was given.
+    /// The folder as given.
     pub(super) given: PathBuf,
-    /// Its files must be below this folder, which has no links: a client named it.
+    /// If a client named the folder: the root that its files must be below, with links resolved.
     root: Option<PathBuf>,
 }
 
 impl Source {
-    /// A folder of the command line, which may be anywhere.
+    /// A folder from the command line, which may be anywhere.
     pub(super) fn anywhere(dir: &Path) -> Self {
         Self { dir: dir.to_owned(), given: dir.to_owned(), root: None }
     }
 
-    /// The folder `given`, if it is below `root`; a relative path begins there. Does not report whether paths outside of
-    /// `root` exist: a link that leads out of it is reported like a missing folder.
+    /// The folder `given`, if it is below `root`; a relative path starts there. Does not reveal whether paths outside
+    /// of `root` exist: a link that leads out of it is reported like a missing folder.
     pub(super) fn below(root: &Path, given: &str) -> Result<Self, AdapterError> {
         let outside = || AdapterError::Outside(given.to_owned());
         let missing = |_| AdapterError::Missing(given.to_owned());
@@ -46,11 +46,11 @@ impl Source {
         Ok(Self { dir, given: given.into(), root: Some(resolved) })
     }
 
-    /// The folder with the adapter's files, which is another one for a training run; or the GGUF file. To be called before each reading:
-    /// links may have changed since the adapter was registered.
+    /// The folder with the adapter's files, which for a training run is a folder in `dir`; or the GGUF file. Call it
+    /// before each read: links may have changed since the adapter was registered.
     ///
-    /// Between this check and the reading, someone who can write below the root can still replace a file by a link. Clients
-    /// cannot.
+    /// Between this check and the read, a process that can write below the root can still replace a file by a link.
+    /// Clients cannot.
     ///
     /// # Errors
     /// A file is missing, or a link leads to it from below the root to outside.
@@ -168,7 +168,7 @@ mod tests {
         symlink(secret.join("b.gguf"), root.join("b.gguf")).unwrap();
         assert_eq!(folder("a.gguf").unwrap(), root.canonicalize().unwrap().join("a.gguf"));
         assert!(matches!(below(&root, "b.gguf"), Err(AdapterError::Missing(_))));
-        // A file that leads out, and one that leads to nothing, are told the same way.
+        // A link to a file outside and a broken link give the same error.
         fs::write(root.join("files").join(FILES[0]), "").unwrap();
         let file = root.join("files").join(FILES[1]);
         let missing = folder("files").unwrap_err().to_string();
@@ -181,7 +181,7 @@ mod tests {
         fs::write(root.join("run/config.toml"), "").unwrap();
         symlink(&secret, root.join("run/model")).unwrap();
         assert!(folder("run").is_err());
-        // After it was registered.
+        // Links that change after registration.
         let source = Source::below(&root, "own").unwrap();
         assert!(source.folder().is_ok());
         fs::remove_dir_all(root.join("own")).unwrap();

@@ -1,4 +1,4 @@
-//! Drafts by a smaller model with the same tokens. It samples with a copy of the sequence's own sampler and random
+//! Drafts by a smaller model with the same vocabulary. It samples with a copy of the sequence's own sampler and random
 //! stream: if both models have similar distributions, the same random number gives the same token.
 
 use std::collections::HashMap;
@@ -18,7 +18,7 @@ use crate::engine::{
 /// Maximum number of rows per pass when catching up with a prompt.
 const MAX_ROWS: usize = 512;
 
-/// Number of tokens that take about as long to catch up with as one.
+/// Number of missing tokens that take about as long to compute as one.
 const SHORT_LAG: usize = 4;
 
 /// A sequence to draft for.
@@ -42,7 +42,7 @@ pub(super) struct DraftModel {
 }
 
 /// The drafting state of a sequence.
-struct Guessing<'a> {
+struct DraftState<'a> {
     job: DraftJob<'a>,
     table: PageTable,
     sampler: Sampler,
@@ -50,7 +50,7 @@ struct Guessing<'a> {
     is_done: bool,
 }
 
-impl Guessing<'_> {
+impl DraftState<'_> {
     /// Its next input: missing tokens of the text, or the last draft token.
     fn input(&self, room: usize) -> Vec<TokenId> {
         let (known, start) = (self.job.sequence.token_ids(), self.table.len());
@@ -82,7 +82,7 @@ impl DraftModel {
     /// The device failed.
     pub(super) fn draft(&mut self, jobs: Vec<DraftJob<'_>>, mut room: usize) -> Result<Vec<(RequestId, Vec<TokenId>)>> {
         self.is_steady = true;
-        let mut guessing = Vec::new();
+        let mut states = Vec::new();
         for mut job in jobs {
             let n_known = job.sequence.token_ids().len();
             // The last draft token is not computed.
@@ -95,12 +95,12 @@ impl DraftModel {
             let table = self.tables.remove(&job.id).unwrap_or_else(fresh);
             self.is_steady &= n_known - table.len() <= SHORT_LAG;
             let (sampler, token_ids) = (job.sequence.sampler().clone(), Vec::new());
-            guessing.push(Guessing { job, table, sampler, token_ids, is_done: false });
+            states.push(DraftState { job, table, sampler, token_ids, is_done: false });
         }
-        self.make_room(&mut guessing);
-        while self.round(&mut guessing)? {}
+        self.make_room(&mut states);
+        while self.round(&mut states)? {}
         let mut drafted = Vec::new();
-        for Guessing { job, table, token_ids, .. } in guessing {
+        for DraftState { job, table, token_ids, .. } in states {
             self.tables.insert(job.id, table);
             drafted.push((job.id, token_ids));
         }
@@ -108,7 +108,7 @@ impl DraftModel {
         Ok(drafted)
     }
 
-    /// Keeps the first `n_known` computed tokens, which are the sequence's own.
+    /// Removes rejected drafts: keeps the first `n_known` computed tokens.
     pub(super) fn roll_back(&mut self, id: RequestId, n_known: usize) {
         if let Some(table) = self.tables.get_mut(&id) {
             table.truncate(n_known);
@@ -123,35 +123,35 @@ impl DraftModel {
         (id as usize) < self.runner.vocab_size()
     }
 
-    /// Frees pages for all inputs, and skips sequences for which there are none.
-    fn make_room(&mut self, guessing: &mut [Guessing<'_>]) {
-        let pages_needed = |one: &Guessing<'_>| {
-            let n_tokens = one.job.sequence.token_ids().len() + one.job.n_tokens - 1;
-            one.table.pages_needed(n_tokens.saturating_sub(one.table.len()))
+    /// Frees pages for all drafts, and skips sequences for which there are too few.
+    fn make_room(&mut self, states: &mut [DraftState<'_>]) {
+        let pages_needed = |state: &DraftState<'_>| {
+            let n_tokens = state.job.sequence.token_ids().len() + state.job.n_tokens - 1;
+            state.table.pages_needed(n_tokens.saturating_sub(state.table.len()))
         };
         let pool = self.runner.pool().clone();
-        if guessing.iter().map(&pages_needed).sum::<usize>() > pool.n_free() {
-            // Sequences outside this step can be recomputed.
+        if states.iter().map(&pages_needed).sum::<usize>() > pool.n_free() {
+            // Drops sequences outside this step, which can be recomputed.
             self.tables.clear();
         }
         let mut free = pool.n_free();
-        for one in guessing {
-            let needed = pages_needed(one);
-            one.is_done = needed > free;
-            free = free.saturating_sub(if one.is_done { 0 } else { needed });
+        for state in states {
+            let needed = pages_needed(state);
+            state.is_done = needed > free;
+            free = free.saturating_sub(if state.is_done { 0 } else { needed });
         }
     }
 
     /// Runs one forward pass for all sequences that need it; `false` if none does.
-    fn round(&mut self, guessing: &mut [Guessing<'_>]) -> Result<bool> {
+    fn round(&mut self, states: &mut [DraftState<'_>]) -> Result<bool> {
         let mut room = MAX_ROWS;
         let (mut inputs, mut ends, mut in_round, mut needs) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let mut n_rows = 0;
-        for (index, one) in guessing.iter_mut().enumerate().filter(|(_, one)| !one.is_done) {
-            let token_ids = one.input(room);
+        for (index, state) in states.iter_mut().enumerate().filter(|(_, state)| !state.is_done) {
+            let token_ids = state.input(room);
             if token_ids.is_empty() {
-                // Others must catch up first.
-                one.is_done = true;
+                // Sequences before it use all rows of this pass.
+                state.is_done = true;
                 continue;
             }
             room -= token_ids.len();
@@ -159,11 +159,11 @@ impl DraftModel {
             ends.push(n_rows - 1);
             in_round.push(index);
             needs.push(if self.runner.reads_parts() {
-                one.job.sequence.guess_needs(&one.sampler, one.token_ids.len())
+                state.job.sequence.draft_needs(&state.sampler, state.token_ids.len())
             } else {
                 RowNeeds::Whole
             });
-            inputs.push((&mut one.table, token_ids));
+            inputs.push((&mut state.table, token_ids));
         }
         if inputs.is_empty() {
             return Ok(false);
@@ -172,18 +172,18 @@ impl DraftModel {
         let hidden = self.runner.run(inputs.collect())?;
         let logits = self.runner.logits(&hidden, &ends, &needs)?;
         for (index, logits) in in_round.into_iter().zip(logits.iter()) {
-            let Some(one) = guessing.get_mut(index) else { continue };
-            if !one.is_caught_up() {
+            let Some(state) = states.get_mut(index) else { continue };
+            if !state.is_caught_up() {
                 // The rest of a long text is computed in the next step.
-                one.is_done = true;
+                state.is_done = true;
                 continue;
             }
-            match one.job.sequence.guess(&mut one.sampler, one.token_ids.len(), &logits) {
+            match state.job.sequence.sample_draft(&mut state.sampler, state.token_ids.len(), &logits) {
                 Some(id) => {
-                    one.token_ids.push(id);
-                    one.is_done = one.token_ids.len() == one.job.n_tokens || !self.knows(id);
+                    state.token_ids.push(id);
+                    state.is_done = state.token_ids.len() == state.job.n_tokens || !self.knows(id);
                 }
-                None => one.is_done = true,
+                None => state.is_done = true,
             }
         }
         Ok(true)

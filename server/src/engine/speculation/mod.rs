@@ -1,10 +1,10 @@
 //! Speculative decoding: drafts the next tokens of a sequence cheaply, computes them all in one step, and keeps those
 //! that are accepted ([Leviathan et al. 2022](https://arxiv.org/abs/2211.17192)).
 //!
-//! Drafts do not change the generated text. The sequence receives the model's logits for every draft token as if they
-//! had come from separate steps, and samples from them as usual, with its own parameters and random stream; a draft
-//! token is accepted exactly if it equals the sampled token. The tokens after the first rejected one are discarded. So
-//! this module affects only the speed of an answer, and may depend on measured times.
+//! Drafts do not change the generated text. The sequence samples from the model's logits of every draft token as if
+//! they came from separate steps, with its own parameters and random stream; a draft token is accepted if it equals the
+//! sampled token. The tokens after the first rejected one are discarded. So this module affects only the speed of an
+//! answer, and may depend on measured times.
 //!
 //! It may use sequences and, for the draft model, tensors; the scheduler decides how many draft tokens fit into a step.
 
@@ -17,14 +17,15 @@ use hearth_model::{Result, TokenId, tokenizer::Tokenizer};
 
 use self::draft_model::DraftModel;
 use super::{
-    acceptance::{Costs, Evidence},
+    acceptance::{Costs, DraftSource},
     batch_runner::BatchRunner,
     scheduler::RequestId,
     sequence::Sequence,
 };
 
-/// Maximum number of draft tokens per step: more never pay, because one rejected token invalidates all after it.
-pub(super) const MAX_SPECULATIVE_TOKENS: usize = 16;
+/// Maximum number of draft tokens per sequence and step: more never pay, because one rejected token invalidates all
+/// after it.
+pub(super) const MAX_DRAFT_TOKENS: usize = 16;
 
 /// The source of drafts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,7 +38,7 @@ pub enum Speculation {
         /// Maximum number of draft tokens, from 1 to 16.
         n_tokens: usize,
     },
-    /// A smaller model with the same tokens.
+    /// A smaller model with the same vocabulary.
     DraftModel {
         /// As above.
         n_tokens: usize,
@@ -71,7 +72,7 @@ pub(crate) type Drafts = HashMap<RequestId, Draft>;
 #[derive(Clone, Debug)]
 pub(crate) struct Draft {
     pub(crate) token_ids: Vec<TokenId>,
-    evidence: Evidence,
+    source: DraftSource,
 }
 
 /// A sequence that decodes in this step.
@@ -81,7 +82,7 @@ pub(crate) struct Decoding<'a> {
     pub(crate) sequence: &'a mut Sequence,
 }
 
-/// Drafts tokens and learns from their acceptance.
+/// Drafts tokens, and tracks acceptance and costs.
 #[derive(Debug)]
 pub(crate) struct Speculator {
     drafter: Drafter,
@@ -106,33 +107,33 @@ impl Speculator {
         Self { drafter: Drafter::DraftModel(model), n_tokens, costs: Costs::default() }
     }
 
-    /// Drafts tokens for sequences for which it is likely to pay. `room` is the number of further tokens in the step.
+    /// Drafts tokens for sequences where that is likely to pay. `room` is the number of further tokens in the step.
     ///
     /// # Errors
     /// The device failed.
     pub(crate) fn draft(&mut self, decoding: Vec<Decoding<'_>>, room: usize) -> Result<Drafts> {
         let price = self.costs.price(decoding.len());
-        let n_tokens = |sequence: &mut Sequence, evidence| {
-            sequence.acceptance.worthwhile(evidence, price, self.n_tokens.min(room).min(sequence.n_guessable()))
+        let n_tokens = |sequence: &mut Sequence, source| {
+            sequence.acceptance.n_drafts_that_pay(source, price, self.n_tokens.min(room).min(sequence.max_drafts()))
         };
         match &mut self.drafter {
             Drafter::PromptLookup => {
                 let found = decoding.into_iter().filter_map(|Decoding { id, sequence }| {
                     let found = prompt_lookup::look_up(sequence.token_ids(), self.n_tokens)?;
-                    let evidence = Evidence::of_match(found.n_matched);
+                    let source = DraftSource::of_match(found.n_matched);
                     let mut token_ids = found.token_ids;
-                    token_ids.truncate(n_tokens(sequence, evidence));
-                    (!token_ids.is_empty()).then_some((id, Draft { token_ids, evidence }))
+                    token_ids.truncate(n_tokens(sequence, source));
+                    (!token_ids.is_empty()).then_some((id, Draft { token_ids, source }))
                 });
                 Ok(found.collect())
             }
             Drafter::DraftModel(model) => {
                 let jobs = decoding.into_iter().filter_map(|Decoding { id, sequence }| {
-                    let n_tokens = n_tokens(sequence, Evidence::Model);
+                    let n_tokens = n_tokens(sequence, DraftSource::Model);
                     (n_tokens > 0).then_some(draft_model::DraftJob { id, sequence, n_tokens })
                 });
                 let drafted = model.draft(jobs.collect(), room)?;
-                let named = |(id, token_ids)| (id, Draft { token_ids, evidence: Evidence::Model });
+                let named = |(id, token_ids)| (id, Draft { token_ids, source: DraftSource::Model });
                 Ok(drafted.into_iter().map(named).collect())
             }
         }
@@ -147,23 +148,22 @@ impl Speculator {
     }
 
     /// Records the duration of a step that only decoded, including drafting.
-    pub(crate) fn took(&mut self, time: Duration, n_guesses: usize) {
-        self.costs.observe(time, n_guesses);
+    pub(crate) fn record_step_time(&mut self, time: Duration, n_drafts: usize) {
+        self.costs.record_step_time(time, n_drafts);
     }
 
-    /// Records that the first `n_accepted` of `n_verified` draft tokens after the first `n_known` tokens of a sequence
-    /// were accepted. `sequence` is `None` if it has ended with them.
-    pub(crate) fn learn(&mut self, sequence: Option<&mut Sequence>, draft: &Draft, outcome: &DraftResult) {
+    /// Records which tokens of a draft were accepted. `sequence` is `None` if it has ended.
+    pub(crate) fn record_acceptance(&mut self, sequence: Option<&mut Sequence>, draft: &Draft, outcome: &DraftResult) {
         let DraftResult { id, n_known, n_verified, n_accepted } = *outcome;
         if let Some(sequence) = sequence {
-            sequence.acceptance.learn(draft.evidence, n_verified, n_accepted);
+            sequence.acceptance.record_acceptance(draft.source, n_verified, n_accepted);
         }
         if let Drafter::DraftModel(model) = &mut self.drafter {
             model.roll_back(id, n_known + n_accepted);
         }
     }
 
-    /// The request has ended.
+    /// Removes the state of a request that has ended.
     pub(crate) fn forget(&mut self, id: RequestId) {
         if let Drafter::DraftModel(model) = &mut self.drafter {
             model.forget(id);
@@ -175,9 +175,9 @@ impl Speculator {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DraftResult {
     pub(crate) id: RequestId,
-    /// Number of tokens known before.
+    /// Number of tokens known before the step.
     pub(crate) n_known: usize,
-    /// Number of draft tokens computed.
+    /// Number of draft tokens that the served model verified.
     pub(crate) n_verified: usize,
     /// Number of accepted draft tokens.
     pub(crate) n_accepted: usize,

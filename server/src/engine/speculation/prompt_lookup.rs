@@ -1,6 +1,6 @@
 //! Drafts by prompt lookup: if the last tokens of a text occurred before, what followed them may follow again. Works
 //! well for answers that quote, edit or repeat ([Saxena 2023](https://github.com/apoorvumang/prompt-lookup-decoding)).
-//! Without tensors or state.
+//! Pure: no tensors, no state.
 
 use hearth_model::TokenId;
 
@@ -46,25 +46,25 @@ pub(super) fn look_up(text: TokenIds<'_>, n: usize) -> Option<Found> {
 mod tests {
     use super::*;
 
-    fn guess(text: &str, n: usize) -> Option<String> {
+    fn draft(text: &str, n: usize) -> Option<String> {
         let ids: Vec<TokenId> = text.bytes().map(TokenId::from).collect();
         look_up(TokenIds::of(&ids), n).map(|found| found.token_ids.iter().map(|&id| id as u8 as char).collect())
     }
 
     #[test]
-    fn what_followed_before_is_guessed() {
-        assert_eq!(guess("the cat sat; the ca", 4).as_deref(), Some("t sa"));
-        assert_eq!(guess("ab1 ab2 ab", 1).as_deref(), Some("2"), "the latest of two that are as long");
-        assert_eq!(guess("xab1 ab2 xab", 1).as_deref(), Some("1"), "a longer match goes before a later one");
-        assert_eq!(guess("abcde", 3), None);
-        assert_eq!(guess("a", 3), None);
-        assert_eq!(guess("", 3), None);
-        assert_eq!(guess("a b", 3), None, "one token in common is not enough");
+    fn what_followed_before_is_drafted() {
+        assert_eq!(draft("the cat sat; the ca", 4).as_deref(), Some("t sa"));
+        assert_eq!(draft("ab1 ab2 ab", 1).as_deref(), Some("2"), "the latest of two that are as long");
+        assert_eq!(draft("xab1 ab2 xab", 1).as_deref(), Some("1"), "a longer match goes before a later one");
+        assert_eq!(draft("abcde", 3), None);
+        assert_eq!(draft("a", 3), None);
+        assert_eq!(draft("", 3), None);
+        assert_eq!(draft("a b", 3), None, "one token in common is not enough");
     }
 
     #[test]
-    fn a_repetition_is_guessed_to_go_on() {
-        assert_eq!(guess("xyzabab", 5).as_deref(), Some("ababa"));
-        assert_eq!(guess("aaa", 4).as_deref(), Some("aaaa"));
+    fn a_repetition_is_drafted_to_continue() {
+        assert_eq!(draft("xyzabab", 5).as_deref(), Some("ababa"));
+        assert_eq!(draft("aaa", 4).as_deref(), Some("aaaa"));
     }
 }

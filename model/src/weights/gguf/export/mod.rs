@@ -17,7 +17,7 @@ use super::{
         tensor_names::Part,
     },
     architectures::Gguf,
-    writer::{self, FileTensor, Form, float_bytes},
+    writer::{self, FileTensor, Form},
 };
 use crate::{
     config::GptConfig,
@@ -129,7 +129,7 @@ impl FileTensor for Planned<'_> {
         let all = values(&data)?;
         let values: Vec<f32> = tensor.values(all, width).iter().map(|value| value + offset).collect();
         let dtype = match form {
-            Form::Floats(form) => return float_bytes(tensor.name(), &values, *form),
+            Form::Floats(form) => return form.encode(tensor.name(), &values),
             Form::Blocks(dtype) => dtype,
         };
         let data = TensorData::new(values, tensor.shape());

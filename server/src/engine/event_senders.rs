@@ -1,4 +1,4 @@
-//! What the work on a request leads to: events for whoever asked, and progress for the worker.
+//! The results of a request's work: events for the client, and [`Progress`] for the worker.
 
 use std::time::Instant;
 
@@ -7,25 +7,26 @@ use hearth_model::kv_cache::PageKey;
 use super::event::{Event, EventSender, Failure, FinishReason, StopCause};
 use crate::metrics::Timeline;
 
-/// The way back to whoever asked: where the events of each of its answers go, and what all their ends tell.
+/// Event senders of a request's answers, and data for their final events.
 #[derive(Debug)]
-pub(crate) struct Replies {
+pub(crate) struct EventSenders {
     senders: Vec<EventSender>,
-    /// Tokens of the prompt that were found in the cache.
+    /// Number of prompt tokens found in the prefix cache.
     pub(super) n_cached: usize,
     pub(super) timeline: Timeline,
 }
 
-impl Replies {
+impl EventSenders {
     pub(super) fn new(senders: Vec<EventSender>, arrived: Instant) -> Self {
-        Self { senders, n_cached: 0, timeline: Timeline::new(arrived) }
+        let timeline = Timeline::new(arrived, senders.len());
+        Self { senders, n_cached: 0, timeline }
     }
 
     pub(super) fn n_answers(&self) -> usize {
         self.senders.len()
     }
 
-    /// Whether nobody waits for any of the answers.
+    /// Whether the client has disconnected from all answers.
     pub(super) fn is_closed(&self) -> bool {
         self.senders.iter().all(EventSender::is_closed)
     }
@@ -37,7 +38,7 @@ impl Replies {
         }
     }
 
-    /// Sends the end of one of the answers, with the `text` that was held back until now.
+    /// Sends the final event of one of the answers, with the `text` that was held back until now.
     pub(super) fn finish(&self, answer: usize, reason: FinishReason, cause: Option<StopCause>, text: String) {
         let cached_tokens = if answer == 0 { self.n_cached } else { 0 };
         self.send(answer, Event::Finished { reason, cause, text, cached_tokens, spans: self.timeline.spans() });
@@ -49,20 +50,20 @@ impl Replies {
     }
 }
 
-/// What a row of a step led to in its request.
+/// The effect of a step's row on its request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     /// No effect on the request: the row belonged to the prompt, or the request waits for other rows.
     Nothing,
-    /// Another token; the key of the last page, if it is now full.
+    /// Another token, and the key of the last page if the token fills it.
     Token(Option<PageKey>),
-    /// The same, but whether anything follows is still being found out: see `Job::settle`.
+    /// The same, but the grammar is still processing this token: see `Job::poll_held`.
     Held(Option<PageKey>),
-    /// Something follows the token that the request was held with.
-    GoesOn,
-    /// Other sequences: the index of each one's parent, which it continues by a token, and the name of its last page if
-    /// that is full now.
+    /// The grammar of a held request allows more tokens.
+    Resumed,
+    /// New sequences: for each, the index of the sequence that it extends by a token, and the key of its last page if
+    /// the token fills it.
     Branches(Vec<(usize, Option<PageKey>)>),
-    /// The request has ended: each answer's reason and number of tokens. Its events are out.
+    /// The request has ended, and its events are sent: each answer's reason and number of tokens.
     Ended(Vec<(FinishReason, usize)>),
 }
