@@ -414,10 +414,6 @@ impl PageTable {
             pool.release(page);
         }
         self.len = len;
-        if len == 0 {
-            // Keeps its last page, if others have it too.
-            self.pages = Vec::new();
-        }
     }
 
     /// The last page, if it has room and is shared.

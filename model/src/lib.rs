@@ -48,6 +48,7 @@ pub mod open_files;
 pub mod ops;
 mod param_specs;
 mod params;
+pub mod partial_file;
 mod philox;
 pub mod pooling;
 pub mod position;

@@ -310,7 +310,8 @@ impl Tokenizer {
                 Token { offsets, ..token }
             });
             let found: Vec<Token> = found.collect();
-            let specials = || found.iter().filter(|token| self.is_injected(token.id)).map(|token| token.offsets.0);
+            let is_injected = |token: &&Token| self.is_injected(token, text);
+            let specials = || found.iter().filter(is_injected).map(|token| token.offsets.0);
             let Some(first) = specials().next() else {
                 tokens.extend(found);
                 continue;
@@ -346,8 +347,11 @@ impl Tokenizer {
         Ok(tokens)
     }
 
-    fn is_injected(&self, id: TokenId) -> bool {
-        self.is_special(id) && self.inner.model_unk != Some(id)
+    /// Whether `text` has the string of a special token where `token` is. Tokens of single bytes may be special too.
+    fn is_injected(&self, token: &Token, text: &str) -> bool {
+        self.is_special(token.id)
+            && self.inner.model_unk != Some(token.id)
+            && text.get(token.offsets.0..token.offsets.1) == Some(&*token.value)
     }
 
     /// The first character that the model cannot encode.

@@ -247,6 +247,37 @@ proptest! {
     }
 }
 
+/// A tokenizer that has a token for each byte of characters that it lacks, all of them special.
+#[test]
+fn special_tokens_of_bytes_stand_for_characters() {
+    let byte = |number: u32| format!("<0x{number:02X}>");
+    let mut vocab: Map<String, Value> = (0..256).map(|number| (byte(number), number.into())).collect();
+    vocab.insert("a".to_owned(), 256.into());
+    let added: Vec<Value> = (0..256)
+        .map(|number| {
+            json!({
+                "id": number, "content": byte(number), "special": true,
+                "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+            })
+        })
+        .collect();
+    let json = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": added, "normalizer": null,
+        "pre_tokenizer": null, "post_processor": null,
+        "decoder": { "type": "Sequence", "decoders": [{ "type": "ByteFallback" }, { "type": "Fuse" }] },
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": true, "vocab": vocab, "merges": [],
+        },
+    });
+    let Pair { ours, library } = Pair::from_json(&json.to_string());
+    for text in ["aéa", "\n", "🙂\u{0}é", ""] {
+        let ids = ours.encode(text, EncodeOptions::TEXT).unwrap();
+        assert_eq!(ids, library.encode(text, false).unwrap().get_ids(), "{text:?}");
+        assert_eq!(ids.len(), text.len(), "{text:?}");
+    }
+}
+
 #[test]
 fn a_character_level_tokenizer_names_what_it_lacks() {
     let tokenizer = from_json(&character_json("abc\n ", None)).unwrap();

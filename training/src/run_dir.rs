@@ -17,7 +17,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use hearth_model::{Error, weights::StagedDir};
+use hearth_model::{Error, partial_file::PartialFile, weights::StagedDir};
 
 use crate::config::TrainConfig;
 
@@ -28,8 +28,6 @@ const CURVES_FILE: &str = "curves.svg";
 const TENSORBOARD_DIR: &str = "tensorboard";
 const MODEL_DIR: &str = "model";
 const CHECKPOINTS_DIR: &str = "checkpoints";
-/// Suffix of a file that is being written.
-const PARTIAL: &str = ".partial";
 
 /// What to do about an existing run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,8 +74,8 @@ impl RunDir {
             let entries = fs::read_dir(path)
                 .with_context(|| format!("cannot read the folder `{shown}`\nhint: give a new folder as `--out`"))?;
             // A process that crashed at the beginning may have left these.
-            let leftovers = [LOCK_FILE.to_owned(), format!("{CONFIG_FILE}{PARTIAL}")];
-            let is_empty = entries.flatten().all(|entry| leftovers.iter().any(|name| entry.file_name() == **name));
+            let leftovers = [path.join(LOCK_FILE), PartialFile::partial_path(&path.join(CONFIG_FILE))];
+            let is_empty = entries.flatten().all(|entry| leftovers.contains(&entry.path()));
             ensure!(
                 is_empty || run.holds_run(),
                 "`{shown}` is not a training run and not empty\nhint: use a new folder as `--out`"
@@ -226,20 +224,12 @@ impl RunDir {
 /// # Errors
 /// The file cannot be written; what was written of it is removed.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
-    let mut partial = path.as_os_str().to_owned();
-    partial.push(PARTIAL);
-    let partial = PathBuf::from(partial);
     let write = || {
-        let mut file = File::create(&partial)?;
+        let mut file = PartialFile::create(path)?;
         file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&partial, path)
+        file.finish()
     };
-    write()
-        .inspect_err(|_| {
-            let _ = fs::remove_file(&partial);
-        })
-        .with_context(|| format!("cannot write `{}`", path.display()))
+    write().with_context(|| format!("cannot write `{}`", path.display()))
 }
 
 #[cfg(test)]

@@ -130,9 +130,10 @@ impl Schedule {
             (ScheduleKind::Wsd, None) => done as f64 * cooldown_ratio / (1.0 - cooldown_ratio),
             _ => 0.0,
         };
-        // The cooldown's steps take as long as those before.
-        if minutes * (1.0 + cooldown / done as f64) >= budget {
-            self.total = Some(done + cooldown.round() as usize);
+        // Further steps take as long as those before.
+        let left = (budget - minutes).max(0.0) * done as f64 / minutes.max(f64::MIN_POSITIVE);
+        if left <= cooldown {
+            self.total = Some(done + left.round() as usize);
         }
     }
 
@@ -316,6 +317,9 @@ mod tests {
         assert_eq!(steps.total(), None);
         steps.use_up(7.0, 700);
         assert_eq!(steps.total(), Some(1000), "so that all of it takes ten minutes");
+        let mut long = schedule(&["schedule.max_minutes=10", "schedule.kind=wsd", "schedule.cooldown_steps=5000"]);
+        long.use_up(0.01, 1);
+        assert_eq!(long.total(), Some(1000), "no longer than the budget");
         let mut constant = schedule(&["schedule.max_minutes=10", "schedule.kind=constant"]);
         constant.use_up(10.0, 77);
         assert!(constant.is_over(77));

@@ -200,7 +200,7 @@ mod tests {
     use hearth_model::tokenizer::{DecodeOptions, EncodeOptions};
 
     use super::*;
-    use crate::corpus::encode_text;
+    use crate::corpus::Encoder;
 
     const DECODE: DecodeOptions = DecodeOptions { skip_special_tokens: false };
 
@@ -248,7 +248,8 @@ mod tests {
         for built in [BuiltTokenizer::characters(&text, 8).unwrap(), BuiltTokenizer::bpe(&text, 280, 8).unwrap()] {
             let tokenizer = built.open().unwrap();
             let whole = tokenizer.encode(&text, EncodeOptions::TEXT).unwrap();
-            assert_eq!(encode_text(&tokenizer, &text).unwrap(), whole);
+            let encoder = Encoder::new(&tokenizer, built.tokenizer_json.as_bytes()).unwrap();
+            assert_eq!(encoder.encode_all(&text).unwrap(), whole);
         }
     }
 

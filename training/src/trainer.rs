@@ -294,6 +294,12 @@ impl<'a> Trainer<'a> {
         let utilization = Utilization::measure(&self.learner.gpt, self.config.model.max_seq_len)?;
         let mut latest = None;
         let mut last_val = None;
+        if let Some(best) = self.state.best.take_if(|_| !run.model_dir().exists()) {
+            reporter.note(&format!(
+                "warning: the model of step {} is gone: the next evaluation is the best so far",
+                best.step
+            ));
+        }
         if first > 0 && run.checkpoints()?.is_empty() {
             // It began with the checkpoint of another run, which `--resume` would not find.
             self.save(run, reporter)?;
@@ -368,7 +374,10 @@ impl<'a> Trainer<'a> {
 
         let is_complete = self.schedule.is_over(self.state.step);
         if is_complete && last_val.is_none() && self.data.val.has_targets() {
-            last_val = Some(self.score()?);
+            last_val = Some(match self.state.best {
+                Some(_) => self.score()?,
+                None => self.evaluate(run, reporter)?,
+            });
         }
         reporter.draw()?;
         Ok(Outcome {

@@ -251,7 +251,13 @@ fn joins_others(members: &Map<String, Value>) -> bool {
     several || n_joints > 1 || n_joints == 1 && JOINED.iter().any(|name| members.contains_key(*name))
 }
 
-/// Removes annotations, limits the digits of times, and closes objects.
+/// Bounds of numbers that the library cannot compile. Integers of 64 bits have no others, and generated schemas list these.
+const VAST_BOUNDS: [([&str; 2], fn(f64) -> bool); 2] = [
+    (["minimum", "exclusiveMinimum"], |bound| bound <= i64::MIN as f64),
+    (["maximum", "exclusiveMaximum"], |bound| bound > u64::MAX as f64),
+];
+
+/// Removes annotations and vast bounds, limits the digits of times, and closes objects.
 fn rewrite(schema: &mut Value, objects: Objects) {
     let Some(members) = schema.as_object_mut() else { return };
     let names = members.get("propertyNames");
@@ -268,6 +274,13 @@ fn rewrite(schema: &mut Value, objects: Objects) {
     if is_remark || pattern.is_some() && !members.contains_key("pattern") {
         members.shift_remove("format");
         members.extend(pattern.map(|pattern| ("pattern".to_owned(), pattern.into())));
+    }
+    for (names, is_vast) in VAST_BOUNDS {
+        for name in names {
+            if members.get(name).and_then(Value::as_f64).is_some_and(is_vast) {
+                members.shift_remove(name);
+            }
+        }
     }
     let names_all = members.get("properties").and_then(Value::as_object).is_some_and(|named| {
         let required = members.get("required").and_then(Value::as_array).into_iter().flatten();
@@ -391,6 +404,14 @@ mod tests {
         let mut rewritten = with_settings(schema);
         rewritten.as_object_mut().map(|members| members.shift_remove(SETTINGS));
         rewritten
+    }
+
+    #[test]
+    fn bounds_beyond_integers_of_64_bits_are_left_out() {
+        let integer = json!({ "type": "integer", "minimum": i64::MIN, "maximum": u64::MAX });
+        assert_eq!(rewritten(integer), json!({ "type": "integer", "maximum": u64::MAX }));
+        let number = json!({ "type": "number", "exclusiveMinimum": -1e300, "maximum": 1e300, "minimum": -5 });
+        assert_eq!(rewritten(number), json!({ "type": "number", "minimum": -5 }));
     }
 
     #[test]

@@ -144,7 +144,7 @@ pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<
     let (defaults, templates) = (state.sampling_defaults(), state.options().request_templates);
     let request = body.read(&state, move |fields| ChatRequest::from_fields(fields, templates, defaults)).await?;
     let preparation = request.conversation.preparation(request.generation.n_bytes());
-    let model = Arc::clone(state.working_engine()?.model());
+    let model = Arc::clone(state.engine_for(request.generation.arrived())?.model());
     let wait = request.generation.turn_wait();
     let with_template = move || request.with_template(&model);
     let (request, parser, template) = state.prepare_long(preparation, wait, with_template).await?;

@@ -116,8 +116,8 @@ pub(crate) async fn create(State(state): State<AppState>, body: Body) -> Result<
     };
     let (mut request, ignored, n_bytes, log) = body.read(&state, read).await?;
     let chosen = adapters::choose(&state, request.model.as_deref())?;
-    let engine = state.working_engine()?.clone();
     let arrived = log.arrived();
+    let engine = state.engine_for(arrived)?.clone();
     let deadline = request.parts.deadline.and_then(|limit| Deadline::new(arrived, limit));
     let wait = TurnWait { submits: true, deadline };
     request.parts.adapter = chosen.adapter(&state, &engine, wait).await?;

@@ -1,7 +1,11 @@
 //! The common part of both generation endpoints: all fields but the prompt, and submitting requests. `prompt` handles a
 //! single prompt.
 
-use std::{cmp::Ordering, sync::Arc, time::Duration};
+use std::{
+    cmp::Ordering,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use axum::response::Response;
 use hearth_model::{
@@ -239,6 +243,11 @@ impl Generation {
         TurnWait { submits: true, deadline }
     }
 
+    /// When the request arrived.
+    pub(crate) fn arrived(&self) -> Instant {
+        self.log.arrived()
+    }
+
     /// Size of the request's body in bytes.
     pub(crate) fn n_bytes(&self) -> usize {
         self.n_bytes
@@ -260,7 +269,7 @@ impl Generation {
     {
         let chosen = adapters::choose(state, self.model.as_deref())?;
         let (arrived, wait) = (self.log.arrived(), self.turn_wait());
-        let engine = state.working_engine()?.clone();
+        let engine = state.engine_for(arrived)?.clone();
         let adapter = chosen.adapter(state, &engine, wait).await?;
         let tokenizer = engine.model().tokenizer.clone();
         let fingerprint = match &adapter {

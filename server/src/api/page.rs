@@ -140,7 +140,10 @@ pub(super) fn entity_tag(bytes: &[u8]) -> String {
 
 /// The response to a request with these headers: `body`, or 304 if the browser has the body with this entity tag.
 pub(super) fn revalidated(headers: &HeaderMap, tag: &str, body: impl IntoResponse) -> Response {
-    let has_it = headers.get(header::IF_NONE_MATCH).is_some_and(|given| given.as_bytes() == tag.as_bytes());
+    let given = headers.get_all(header::IF_NONE_MATCH).iter().filter_map(|given| given.to_str().ok());
+    let mut known = given.flat_map(|given| given.split(',')).map(str::trim);
+    // Proxies that compress make tags weak.
+    let has_it = known.any(|known| known == "*" || known.strip_prefix("W/").unwrap_or(known) == tag);
     // The body changes with the binary and the server's state, so browsers must revalidate.
     let own = [(header::CACHE_CONTROL, "no-cache"), (header::ETAG, tag)];
     if has_it { (StatusCode::NOT_MODIFIED, own).into_response() } else { (own, body).into_response() }

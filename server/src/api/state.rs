@@ -3,8 +3,8 @@
 use std::{
     array,
     sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        Arc, OnceLock,
+        atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -138,7 +138,7 @@ struct Inner {
     created: u64,
     engine: SetOnce<Engine>,
     http_metrics: HttpMetrics,
-    draining: AtomicBool,
+    draining_since: OnceLock<Instant>,
     /// One for each long kind of [`Preparation`].
     turns: [Turn; N_LONG],
 }
@@ -157,7 +157,7 @@ impl AppState {
             created: unix_time().as_secs(),
             engine: SetOnce::new(),
             http_metrics: HttpMetrics::new(),
-            draining: AtomicBool::new(false),
+            draining_since: OnceLock::new(),
             turns: array::from_fn(|_| Turn::new()),
         };
         Self(Arc::new(inner))
@@ -177,7 +177,7 @@ impl AppState {
 
     /// Stops accepting new work.
     pub fn start_draining(&self) {
-        self.0.draining.store(true, Ordering::Relaxed);
+        let _ = self.0.draining_since.set(Instant::now());
     }
 
     /// The engine, if the model is loaded.
@@ -202,7 +202,15 @@ impl AppState {
     /// # Errors
     /// 503 while the model is loading, while the server drains, and after the engine has failed.
     pub fn working_engine(&self) -> Result<&Engine, ApiError> {
-        if self.0.draining.load(Ordering::Relaxed) {
+        self.engine_for(Instant::now())
+    }
+
+    /// The same for a request that arrived at that time: it may have been read and prepared since the server drains.
+    ///
+    /// # Errors
+    /// As above.
+    pub(crate) fn engine_for(&self, arrived: Instant) -> Result<&Engine, ApiError> {
+        if self.0.draining_since.get().is_some_and(|since| *since <= arrived) {
             return Err(ApiError::shutting_down());
         }
         let engine = self.engine().ok_or_else(|| ApiError::unavailable("the model is still loading"))?;

@@ -11,10 +11,11 @@ use hearth_model::{
     device::{self, DeviceChoice},
     model_source::ModelSource,
     ops::Dtype,
+    partial_file::PartialFile,
     weights::{
         DiskDtype,
         adapter::{Adapter, AdapterModel},
-        gguf::export::{ExportOptions, export, partial_of},
+        gguf::export::{ExportOptions, export},
         model_dir::{self, LoadOptions},
     },
 };
@@ -47,7 +48,7 @@ pub(crate) fn run(args: ExportArgs) -> anyhow::Result<()> {
     let ExportArgs { model, out, dtype, quantize, adapter } = args;
     ensure!(!out.exists(), "`{}` already exists\nhint: give the name of a new file", out.display());
     let model = download::open(&model)?;
-    new_model::remove_file_when_interrupted(&partial_of(&out));
+    new_model::remove_file_when_interrupted(&PartialFile::partial_path(&out));
     let use_it = match adapter {
         Some(adapter) => {
             export_adapter(&model, &adapter, &out, dtype)?;

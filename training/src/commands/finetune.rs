@@ -11,6 +11,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use hearth_model::{
+    TokenId,
     hub::ModelPart,
     model_source::ModelSource,
     weights::model_dir::{self, LoadedText},
@@ -251,7 +252,7 @@ fn documents_of(examples: &[Example], config: &TrainConfig, text: &LoadedText) -
 /// The examples in two splits.
 fn data_of(examples: Examples<Example>, model: &Path, text: LoadedText, config: &TrainConfig) -> Result<Data> {
     let hash = hash_of(&examples.examples);
-    let [train, val] = split_by_prompt(examples.examples, |example| example, config);
+    let [train, val] = split_by_prompt(examples.examples, |example| example, bos_of(&text), config);
     for (part, name) in [(&train, "trained"), (&val, "held out")] {
         ensure!(
             part.is_empty() || part.iter().any(|example| example.n_trained() > 0),
@@ -277,7 +278,7 @@ fn data_of_pairs(
 ) -> Result<Data> {
     let pairs = pairs.examples;
     let hash = hash_of(pairs.iter().flat_map(|pair| [&pair.chosen, &pair.rejected]));
-    let [train, val] = split_by_prompt(pairs, |pair| &pair.chosen, config);
+    let [train, val] = split_by_prompt(pairs, |pair| &pair.chosen, bos_of(&text), config);
     let rows = |pairs: Vec<PreferencePair>| {
         if pairs.is_empty() {
             return Ok(RowSource::from(Tokens::from_ids(Vec::new(), 0)));
@@ -321,13 +322,23 @@ fn note_commits(status: &mut Status, sources: &[Origin], commits: &[Option<Strin
     }
 }
 
-/// Splits examples; those with the same prompt, or with the same text, are on one side, unless all have the same prompt.
-fn split_by_prompt<T>(all: Vec<T>, example: impl Fn(&T) -> &Example, config: &TrainConfig) -> [Vec<T>; 2] {
+fn bos_of(text: &LoadedText) -> Option<TokenId> {
+    text.tokenizer.bos().map(|bos| bos.id)
+}
+
+/// Splits examples; those with the same prompt, or without one and with the same text, are on one side, unless all have the
+/// same prompt. `bos` is no prompt.
+fn split_by_prompt<T>(
+    all: Vec<T>,
+    example: impl Fn(&T) -> &Example,
+    bos: Option<TokenId>,
+    config: &TrainConfig,
+) -> [Vec<T>; 2] {
     let prompt = |one: &T| {
         let Example { ids, trained, .. } = example(one);
-        let n_prompt = trained.iter().take_while(|trained| !**trained).count();
-        // The first token of a text is never trained.
-        if n_prompt > 1 { ids[..n_prompt].to_vec() } else { ids.clone() }
+        let n_read = trained.iter().take_while(|trained| !**trained).count();
+        let is_prompt = ids[..n_read].iter().any(|&id| Some(id) != bos);
+        if is_prompt { ids[..n_read].to_vec() } else { ids.clone() }
     };
     let mut numbers = BTreeMap::new();
     for one in &all {
@@ -341,13 +352,25 @@ fn split_by_prompt<T>(all: Vec<T>, example: impl Fn(&T) -> &Example, config: &Tr
 }
 
 /// Splits into what is trained on and what is held out, in order. `group_of` has the group of each one by its number: groups are
-/// numbered from 0, and not divided. Which are held out depends on the seed and the number of groups.
+/// numbered from 0, and not divided. Which are held out depends on the seed and the groups; their sizes add up to the share
+/// or less, but at least one is held out.
 fn split<T>(all: Vec<T>, group_of: impl Fn(&T, usize) -> usize, config: &TrainConfig) -> [Vec<T>; 2] {
     let groups: Vec<usize> = all.iter().enumerate().map(|(number, one)| group_of(one, number)).collect();
-    let n = groups.iter().max().map_or(0, |last| last + 1);
-    let n_val = ((n as f64 * config.data.val_fraction).round() as usize).clamp(usize::from(n > 1), n.saturating_sub(1));
-    let order = Permutation::new(config.seed, 0, n as u64);
-    let held_out: BTreeSet<usize> = (0..n_val as u64).map(|place| order.at(place) as usize).collect();
+    let mut sizes = vec![0; groups.iter().max().map_or(0, |last| last + 1)];
+    groups.iter().for_each(|&group| sizes[group] += 1);
+    let n_val = (all.len() as f64 * config.data.val_fraction).round() as usize;
+    let order = Permutation::new(config.seed, 0, sizes.len() as u64);
+    let (mut held_out, mut n_held_out) = (BTreeSet::new(), 0);
+    let shuffled = || (0..sizes.len() as u64).map(|place| order.at(place) as usize);
+    for group in shuffled() {
+        if n_held_out + sizes[group] <= n_val && held_out.len() + 1 < sizes.len() {
+            held_out.insert(group);
+            n_held_out += sizes[group];
+        }
+    }
+    if held_out.is_empty() && sizes.len() > 1 {
+        held_out.extend(shuffled().min_by_key(|&group| sizes[group]));
+    }
     let (mut train, mut val) = (Vec::new(), Vec::new());
     for (one, group) in all.into_iter().zip(groups) {
         if held_out.contains(&group) { val.push(one) } else { train.push(one) }
@@ -400,11 +423,16 @@ mod tests {
             origin: String::new(),
         };
         let answers = (0..40).map(|n| example(vec![1, n % 8, n], 2));
-        let texts = (0..40).map(|n| example(vec![1, 100 + n % 8], 0));
-        let [train, val] = split_by_prompt(answers.chain(texts).collect(), |example| example, &config);
+        let texts = (0..40).map(|n| example(vec![1, 100 + n % 8], n as usize % 2));
+        let [train, val] = split_by_prompt(answers.chain(texts).collect(), |example| example, Some(1), &config);
         let starts = |examples: &[Example]| examples.iter().map(|example| example.ids[1]).collect::<BTreeSet<_>>();
         assert_eq!((train.len(), val.len()), (60, 20));
         assert!(starts(&train).is_disjoint(&starts(&val)));
+        // A large group is not held out for a small share.
+        let sizes = [20, 3, 7].into_iter().enumerate();
+        let all = sizes.flat_map(|(prompt, size)| (0..size).map(move |n| example(vec![prompt as u32 + 5, n], 1)));
+        let [_, val] = split_by_prompt(all.collect(), |example| example, None, &config);
+        assert!([3, 7].contains(&val.len()), "{}", val.len());
     }
 
     #[test]
@@ -412,14 +440,19 @@ mod tests {
         let mut config = TrainConfig::default();
         config.data.val_fraction = 0.25;
         let prompts = |pairs: &[PreferencePair]| pairs.iter().map(|pair| pair.chosen.ids[1]).collect::<BTreeSet<_>>();
-        let [train, val] = split_by_prompt((0..60).map(|n| pair(n % 12, n)).collect(), |pair| &pair.chosen, &config);
+        let [train, val] =
+            split_by_prompt((0..60).map(|n| pair(n % 12, n)).collect(), |pair| &pair.chosen, Some(1), &config);
         assert_eq!((prompts(&train).len(), prompts(&val).len(), train.len(), val.len()), (9, 3, 45, 15));
         assert!(prompts(&train).is_disjoint(&prompts(&val)));
         assert!(val.iter().map(|pair| pair.chosen.ids[2]).is_sorted(), "in order");
         // One prompt for all, and one for each.
         for n_prompts in [1, 60] {
-            let [train, val] =
-                split_by_prompt((0..60).map(|n| pair(n % n_prompts, n)).collect(), |pair| &pair.chosen, &config);
+            let [train, val] = split_by_prompt(
+                (0..60).map(|n| pair(n % n_prompts, n)).collect(),
+                |pair| &pair.chosen,
+                Some(1),
+                &config,
+            );
             assert_eq!((train.len(), val.len()), (45, 15));
         }
     }

@@ -5,7 +5,7 @@ use std::{path::PathBuf, process::ExitCode};
 use anyhow::{Context, Result, ensure};
 use hearth_training::{
     config::{PRESETS, Purpose, TrainConfig},
-    corpus::{FileKind, encode_text, kind_of, read_text, split_by_chars},
+    corpus::{Encoder, FileKind, kind_of, read_text, split_by_chars},
     digest::{Digest, Digester},
     shard::Tokens,
     tokenizer_build::BuiltTokenizer,
@@ -57,8 +57,8 @@ fn data_of(text: &str, config: &TrainConfig) -> Result<Data> {
         Some(vocab_size) => BuiltTokenizer::bpe(split.train, vocab_size, context)?,
     };
     let tokenizer = built.open()?;
-    let train_ids = encode_text(&tokenizer, split.train)?;
-    let val_ids = encode_text(&tokenizer, split.val)?;
+    let encoder = Encoder::new(&tokenizer, built.tokenizer_json.as_bytes())?;
+    let (train_ids, val_ids) = (encoder.encode_all(split.train)?, encoder.encode_all(split.val)?);
     let eos = tokenizer.eos().map(|eos| eos.id).into_iter().collect();
     let tokenizer_hash = Digest::of(built.tokenizer_json.as_bytes());
     let mut hash = Digester::new();

@@ -142,9 +142,15 @@ impl Session {
         }
         if let Some(checkpoint) = &mut checkpoint
             && (args.from.is_some() || checkpoint.config.eval.batches != config.eval.batches)
+            && let Some(best) = checkpoint.state.best.take()
+            && args.resume
         {
             // The losses of another run, or of other rows, do not compare with those to come.
-            checkpoint.state.best = None;
+            notes.push(format!(
+                "warning: `eval.batches` has changed, so losses no longer compare: the next evaluation replaces the model of \
+                 step {} (val loss {:.4})",
+                best.step, best.val_loss
+            ));
         }
         Ok(Session { args, out, run, checkpoint, config, notes })
     }

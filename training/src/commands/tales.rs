@@ -1,17 +1,20 @@
 //! `hearth-train tales`: makes stories and conversations, measures how much is in them, and judges what a model wrote.
 
 use std::{
-    fs::{self, File},
-    io::{BufWriter, Write},
+    io::Write,
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Error, Result, bail, ensure};
 use clap::ValueEnum;
-use hearth_model::{chat::Message, tokenizer::Tokenizer};
+use hearth_model::{
+    chat::Message,
+    partial_file::PartialFile,
+    tokenizer::{EncodeOptions, Tokenizer},
+};
 use hearth_training::{
-    corpus::{ConversationEncoder, encode_text, read_to_string},
+    corpus::{ConversationEncoder, read_to_string},
     tales::{
         Kind, Speaker, Tale, Tales,
         judge::{Judge, Judged, Scores, shuffle_names},
@@ -111,7 +114,7 @@ pub(crate) fn run(args: Args) -> Result<ExitCode> {
 
 /// Makes tales, and writes or measures them.
 fn make(tales: &Tales, args: &Args, status: &mut Status) -> Result<Value> {
-    let mut out = args.out.as_deref().map(NewFile::create).transpose()?;
+    let mut out = args.out.as_deref().map(|path| Ok::<_, Error>((path, new_file(path)?))).transpose()?;
     let floor = args.floor.as_deref().map(FloorTokenizer::open).transpose()?;
     let mut sums = Sums::default();
     let mut first = 0;
@@ -125,9 +128,8 @@ fn make(tales: &Tales, args: &Args, status: &mut Status) -> Result<Value> {
         let made: Vec<(Tale, u64)> = (first..end).into_par_iter().map(make).collect::<Result<_>>()?;
         for (tale, n_tokens) in &made {
             sums.add(tale, *n_tokens);
-            if let Some(out) = &mut out {
-                let line = line(tale, args.prompts).to_string();
-                writeln!(out.file, "{line}").with_context(|| out.failed())?;
+            if let Some((path, file)) = &mut out {
+                writeln!(file, "{}", line(tale, args.prompts)).with_context(|| unwritable(path))?;
             }
         }
         first = end;
@@ -135,52 +137,21 @@ fn make(tales: &Tales, args: &Args, status: &mut Status) -> Result<Value> {
             format!("{first} of {} tales, {:.0} tales/s", args.count, first as f64 / elapsed.as_secs_f64())
         });
     }
-    if let Some(out) = out {
-        let path = out.finish()?;
+    if let Some((path, file)) = out {
+        file.finish().with_context(|| unwritable(path))?;
         status.note(&format!("{} tales are in `{}`", args.count, path.display()));
     }
     sums.report(args, status)
 }
 
-/// A file that is written under a temporary name beside `path`, and removed if it is not finished.
-struct NewFile<'a> {
-    path: &'a Path,
-    partial: PathBuf,
-    file: BufWriter<File>,
+/// Begins the file at `path`, which must not be there yet.
+fn new_file(path: &Path) -> Result<PartialFile> {
+    ensure!(!path.exists(), "`{}` exists already\nhint: remove it, or give another file as `--out`", path.display());
+    PartialFile::create(path).with_context(|| unwritable(path))
 }
 
-impl NewFile<'_> {
-    /// Begins the file at `path`, which must not be there yet.
-    fn create(path: &Path) -> Result<NewFile<'_>> {
-        ensure!(
-            !path.exists(),
-            "`{}` exists already\nhint: remove it, or give another file as `--out`",
-            path.display()
-        );
-        let mut partial = path.as_os_str().to_owned();
-        partial.push(".hearth-partial");
-        let partial = PathBuf::from(partial);
-        let file = File::create(&partial).with_context(|| format!("cannot write `{}`", path.display()))?;
-        Ok(NewFile { path, partial, file: BufWriter::new(file) })
-    }
-
-    fn failed(&self) -> String {
-        format!("cannot write `{}`", self.path.display())
-    }
-
-    /// Gives the file its name, and returns it.
-    fn finish(mut self) -> Result<PathBuf> {
-        let flushed = self.file.flush().and_then(|()| self.file.get_ref().sync_all());
-        flushed.and_then(|()| fs::rename(&self.partial, self.path)).with_context(|| self.failed())?;
-        Ok(self.path.to_owned())
-    }
-}
-
-impl Drop for NewFile<'_> {
-    fn drop(&mut self) {
-        // Only there if the file is not finished.
-        let _ = fs::remove_file(&self.partial);
-    }
+fn unwritable(path: &Path) -> String {
+    format!("cannot write `{}`", path.display())
 }
 
 /// The line of a tale, without the last message if it is to be answered.
@@ -277,7 +248,7 @@ impl FloorTokenizer {
             encoder.encode(&tale.messages.iter().map(message).collect::<Vec<_>>())?
         } else {
             tale.messages.iter().try_fold(Vec::new(), |mut ids, message| {
-                ids.extend(encode_text(&self.tokenizer, &message.content)?);
+                ids.extend(self.tokenizer.encode(&message.content, EncodeOptions::TEXT)?);
                 anyhow::Ok(ids)
             })?
         };

@@ -157,16 +157,3 @@ fn splitting_of(pre_tokenizer: &Value) -> Option<Splitting> {
         _ => None,
     }
 }
-
-/// The token ids of `text`, equal to those of the whole text encoded at once, for tokenizers built by
-/// [`tokenizer_build`](crate::tokenizer_build). Special-token strings in it stay text.
-///
-/// # Errors
-/// A character is not in the vocabulary.
-pub fn encode_text(tokenizer: &Tokenizer, text: &str) -> Result<Vec<TokenId>> {
-    let mut ids = Vec::new();
-    for piece in pieces(text) {
-        ids.extend(tokenizer.encode(piece, EncodeOptions::TEXT).context("cannot encode the text")?);
-    }
-    Ok(ids)
-}

@@ -19,7 +19,7 @@ mod words;
 
 pub use conversation::{Conversation, ConversationEncoder};
 pub(crate) use encode::ANY_CHARACTER;
-pub use encode::{Encoder, encode_text};
+pub use encode::Encoder;
 pub use files::{FileKind, SourceFile, kind_of, list_files, split_of};
 pub use hub_dataset::{Downloaded, HubDataset};
 pub use open::{BytesRead, read_to_string};

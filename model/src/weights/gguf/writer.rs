@@ -1,15 +1,12 @@
 //! Writes GGUF files: a header with metadata and the list of tensors, then the tensors.
 
-use std::{
-    fs::{self, File},
-    io::{BufWriter, Write},
-    path::{Path, PathBuf},
-};
+use std::{io::Write, path::Path};
 
 use super::super::files::DiskDtype;
 use crate::{
     error::{Error, Result},
     ops::{BLOCK_SIZE, Dtype},
+    partial_file::PartialFile,
 };
 
 /// Tensors begin at multiples of this.
@@ -143,26 +140,8 @@ pub(in super::super) trait FileTensor {
 /// # Errors
 /// [`Error::Io`] if it cannot be written.
 pub(in super::super) fn write(path: &Path, pairs: &[(String, Entry)], tensors: &[impl FileTensor]) -> Result<()> {
-    let partial = partial_of(path);
-    let written = write_file(&partial, pairs, tensors)
-        .and_then(|()| fs::rename(&partial, path).map_err(Error::io("write", path)));
-    if written.is_err() {
-        // Nothing is left of a file that could not be written.
-        drop(fs::remove_file(&partial));
-    }
-    written
-}
-
-/// The file that is written and then renamed to `path`.
-pub fn partial_of(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".hearth-partial");
-    name.into()
-}
-
-fn write_file(path: &Path, pairs: &[(String, Entry)], tensors: &[impl FileTensor]) -> Result<()> {
     let failed = Error::io("write", path);
-    let mut file = BufWriter::new(File::create(path).map_err(failed)?);
+    let mut file = PartialFile::create(path).map_err(failed)?;
     let mut header = b"GGUF".to_vec();
     header.extend(3u32.to_le_bytes());
     header.extend((tensors.len() as u64).to_le_bytes());
@@ -191,8 +170,7 @@ fn write_file(path: &Path, pairs: &[(String, Entry)], tensors: &[impl FileTensor
         file.write_all(&bytes).map_err(failed)?;
         file.write_all(&padding(bytes.len() as u64)).map_err(failed)?;
     }
-    let file = file.into_inner().map_err(|error| failed(error.into_error()))?;
-    file.sync_all().map_err(failed)
+    file.finish().map_err(failed)
 }
 
 fn n_bytes(tensor: &impl FileTensor) -> u64 {

@@ -9,7 +9,6 @@ mod tokenizer;
 use std::{collections::HashMap, path::Path};
 
 use self::metadata::{described, entries};
-pub use super::writer::partial_of;
 use super::{
     super::{
         loaded::LoadedModel,

@@ -1,0 +1,130 @@
+//! Files that are there when they are complete.
+
+use std::{
+    fs::{self, File},
+    io::{self, BufWriter, Write},
+    path::{Path, PathBuf},
+};
+
+/// A file that is written beside its place, with `.hearth-partial` behind its name, and moved there when it is complete.
+/// Dropped before, it is removed, and what its place had stays. A link is followed, and permissions stay. A place that is
+/// no file, such as `/dev/stdout` or a named pipe, is written to at once.
+#[derive(Debug)]
+pub struct PartialFile {
+    file: BufWriter<File>,
+    /// Where the file is, and its place.
+    moves: Option<(PathBuf, PathBuf)>,
+}
+
+impl PartialFile {
+    /// Begins the file `path`.
+    ///
+    /// # Errors
+    /// The folder cannot be written to, or the place is a folder.
+    pub fn create(path: &Path) -> io::Result<Self> {
+        let place = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let permissions = match fs::metadata(&place) {
+            Ok(found) if !found.is_file() => {
+                let file = BufWriter::new(File::options().write(true).open(&place)?);
+                return Ok(Self { file, moves: None });
+            }
+            Ok(found) => Some(found.permissions()),
+            Err(_) => None,
+        };
+        let partial = Self::partial_path(&place);
+        let file = File::create(&partial)?;
+        let partial = Self { file: BufWriter::new(file), moves: Some((partial, place)) };
+        if let Some(permissions) = permissions {
+            partial.file.get_ref().set_permissions(permissions)?;
+        }
+        Ok(partial)
+    }
+
+    /// Where the file `path` is while it is written, unless it is a link.
+    pub fn partial_path(path: &Path) -> PathBuf {
+        let mut name = path.as_os_str().to_owned();
+        name.push(".hearth-partial");
+        name.into()
+    }
+
+    /// Flushes the file to disk, and moves it to its place.
+    ///
+    /// # Errors
+    /// The disk is full, or the file cannot be moved.
+    pub fn finish(mut self) -> io::Result<()> {
+        self.file.flush()?;
+        let Some((partial, place)) = &self.moves else { return Ok(()) };
+        self.file.get_ref().sync_all()?;
+        fs::rename(partial, place)
+    }
+}
+
+impl Write for PartialFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Drop for PartialFile {
+    fn drop(&mut self) {
+        if let Some((partial, _)) = &self.moves {
+            // Not there any more if the file is finished.
+            let _ = fs::remove_file(partial);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "tests")]
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_when_it_is_complete() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("report.txt");
+        fs::write(&path, "old").unwrap();
+        let mut file = PartialFile::create(&path).unwrap();
+        file.write_all(b"half").unwrap();
+        drop(file);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "old");
+        let mut file = PartialFile::create(&path).unwrap();
+        file.write_all(b"new").unwrap();
+        file.finish().unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new");
+        // A folder is not replaced.
+        let folder = dir.path().join("folder");
+        fs::create_dir(&folder).unwrap();
+        assert!(PartialFile::create(&folder).is_err());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_devices_and_permissions_stay() {
+        use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
+        let dir = tempfile::tempdir().unwrap();
+        let (target, link) = (dir.path().join("target"), dir.path().join("link"));
+        fs::write(&target, "old").unwrap();
+        fs::set_permissions(&target, fs::Permissions::from_mode(0o600)).unwrap();
+        symlink("target", &link).unwrap();
+        let write = |path: &Path| {
+            let mut file = PartialFile::create(path).unwrap();
+            file.write_all(b"new").unwrap();
+            file.finish().unwrap();
+        };
+        write(&link);
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read_to_string(&target).unwrap(), "new");
+        assert_eq!(fs::metadata(&target).unwrap().permissions().mode() & 0o777, 0o600);
+        let null = dir.path().join("null");
+        symlink("/dev/null", &null).unwrap();
+        write(&null);
+        assert!(fs::metadata("/dev/null").unwrap().file_type().is_char_device());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3);
+    }
+}
