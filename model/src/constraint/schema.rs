@@ -251,11 +251,15 @@ fn joins_others(members: &Map<String, Value>) -> bool {
     several || n_joints > 1 || n_joints == 1 && JOINED.iter().any(|name| members.contains_key(*name))
 }
 
-/// Bounds of numbers that the library cannot compile. Integers of 64 bits have no others, and generated schemas list these.
-const VAST_BOUNDS: [([&str; 2], fn(f64) -> bool); 2] = [
-    (["minimum", "exclusiveMinimum"], |bound| bound <= i64::MIN as f64),
-    (["maximum", "exclusiveMaximum"], |bound| bound > u64::MAX as f64),
-];
+/// Whether a bound of a number is one that the library cannot compile. Integers of 64 bits have no others, and generated
+/// schemas list these.
+fn is_vast(name: &str, bound: f64) -> bool {
+    match name {
+        "minimum" | "exclusiveMinimum" => bound <= i64::MIN as f64,
+        "maximum" | "exclusiveMaximum" => bound > u64::MAX as f64,
+        _ => false,
+    }
+}
 
 /// Removes annotations and vast bounds, limits the digits of times, and closes objects.
 fn rewrite(schema: &mut Value, objects: Objects) {
@@ -275,13 +279,7 @@ fn rewrite(schema: &mut Value, objects: Objects) {
         members.shift_remove("format");
         members.extend(pattern.map(|pattern| ("pattern".to_owned(), pattern.into())));
     }
-    for (names, is_vast) in VAST_BOUNDS {
-        for name in names {
-            if members.get(name).and_then(Value::as_f64).is_some_and(is_vast) {
-                members.shift_remove(name);
-            }
-        }
-    }
+    members.retain(|name, value| !value.as_f64().is_some_and(|bound| is_vast(name, bound)));
     let names_all = members.get("properties").and_then(Value::as_object).is_some_and(|named| {
         let required = members.get("required").and_then(Value::as_array).into_iter().flatten();
         !named.is_empty() && required.filter_map(Value::as_str).all(|name| named.contains_key(name))
