@@ -463,7 +463,7 @@ impl<'a> Trainer<'a> {
         let mut first = [0];
         tokens.read(0, &mut first);
         // The first token is never predicted.
-        let n_bytes = (tokens.n_bytes() - tokenizer.text_bytes(&first)) as f64;
+        let n_bytes = tokens.n_bytes().saturating_sub(tokenizer.text_bytes(&first)) as f64;
         let share = val.n_targets as f64 / (tokens.len() - 1) as f64;
         Some(val.bits_per_byte(n_bytes * share))
     }
